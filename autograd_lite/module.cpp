@@ -1,0 +1,1 @@
+#include "autograd_lite/module.h"

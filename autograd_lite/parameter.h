@@ -1,0 +1,26 @@
+#pragma once
+/// A named tensor that is trained.
+
+#include <string>
+
+#include "tensor/tensor.h"
+
+namespace rz {
+
+/// Strategies move the memory behind a parameter: `value` may be undefined outside of the scopes that use it
+/// (ZeRO-3), and `grad` may be a view of a bucket. Code that runs in backward reads `value` then, and keeps
+/// no copy of it.
+struct Parameter {
+  std::string name;  ///< "transformer.h.0.attn.c_attn.weight"
+  Shape shape;
+  bool requires_grad = true;
+  Tensor value;
+  Tensor grad;
+  /// True after zero_grad() until the first accumulation, which then overwrites: gradients are never filled
+  /// with zeros.
+  bool grad_is_fresh = true;
+
+  std::size_t count() const { return shape.count(); }
+};
+
+}  // namespace rz

@@ -1,0 +1,52 @@
+# The floors and the programs on them. Sources are globbed, so that a new file of a room needs no line here.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+if(PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+  find_program(CCACHE_PROGRAM ccache)
+  if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  endif()
+endif()
+set(RZ_SANITIZE "" CACHE STRING "Sanitizers, e.g. address,undefined")
+find_package(Threads REQUIRED)
+
+# Flags for everything of ours, never for who links it.
+add_library(rz_flags INTERFACE)
+target_compile_options(rz_flags INTERFACE -Wall -Wextra -Wno-missing-field-initializers)
+if(RZ_SANITIZE)
+  target_compile_options(rz_flags INTERFACE -fsanitize=${RZ_SANITIZE} -fno-omit-frame-pointer -g1)
+  target_link_options(rz_flags INTERFACE -fsanitize=${RZ_SANITIZE})
+endif()
+
+# rz_floor(name globs… ): library ringzero_<name>, alias ringzero::<name>, out of the folder's sources.
+function(rz_floor name)
+  file(GLOB sources CONFIGURE_DEPENDS ${ARGN})
+  add_library(ringzero_${name} ${sources})
+  add_library(ringzero::${name} ALIAS ringzero_${name})
+  set_target_properties(ringzero_${name} PROPERTIES EXPORT_NAME ${name} VERSION ${PROJECT_VERSION}
+                        SOVERSION ${PROJECT_VERSION_MAJOR})
+  target_include_directories(ringzero_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+                             $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/ringzero>)
+  target_compile_features(ringzero_${name} PUBLIC cxx_std_20)
+  target_link_libraries(ringzero_${name} PUBLIC Threads::Threads PRIVATE $<BUILD_INTERFACE:rz_flags>)
+  set_property(GLOBAL APPEND PROPERTY RZ_FLOORS ringzero_${name})
+endfunction()
+
+# rz_program(name sources… [LINK targets…]): an executable in bin/ that is installed.
+function(rz_program name)
+  cmake_parse_arguments(P "" "" "LINK" ${ARGN})
+  add_executable(${name} ${P_UNPARSED_ARGUMENTS})
+  target_link_libraries(${name} PRIVATE ${P_LINK} rz_flags)
+  install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endfunction()
+
+# Needed by every build (Debian: libhwy-dev libopenblas-pthread-dev).
+include(FindPkgConfig)
+pkg_check_modules(HWY REQUIRED IMPORTED_TARGET GLOBAL libhwy)
+pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET GLOBAL openblas)

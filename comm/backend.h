@@ -1,0 +1,28 @@
+#pragma once
+/// The seam for whole collectives: ours (scheduled), and later NCCL, MPI and CUDA peers.
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "comm/collective.h"
+#include "comm/work.h"
+
+namespace rz {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  /// Starts the operations as one: they may run in any order and together, and the Work ends when all have.
+  /// The arguments have been checked. Thread-safe: calls of several threads are put in one order.
+  virtual Work submit(std::span<const Operation> group) = 0;
+  /// Ends every operation in flight, here and on the other ranks, with Errc::aborted. Any thread, idempotent,
+  /// bounded.
+  virtual void abort(const std::string& reason) noexcept = 0;
+  /// Memory that this backend moves without copying.
+  virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
+  /// "scheduled over shm", for reports.
+  virtual std::string describe() const = 0;
+};
+
+}  // namespace rz

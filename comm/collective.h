@@ -1,0 +1,42 @@
+#pragma once
+/// The collectives by name, and one call of one of them as plain data: what the communicator hands to a
+/// backend.
+
+#include <cstdint>
+#include <vector>
+
+#include "comm/core/stream.h"
+#include "comm/core/types.h"
+
+namespace rz {
+
+enum class Collective : std::uint8_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  all_to_all_v,
+  send,
+  recv,
+  barrier
+};
+inline constexpr int collective_count = 12;
+const char* name(Collective);
+
+/// One call, already checked. Counts are elements of `in.dtype` / `out.dtype`.
+struct Operation {
+  Collective kind = Collective::barrier;
+  ConstBuffer in;
+  Buffer out;
+  ReduceOp op;
+  int root = 0;  ///< of a rooted collective; the peer of send and recv
+  /// all_to_all_v only: one entry a rank.
+  std::vector<std::size_t> send_counts, send_offsets, recv_counts, recv_offsets;
+  Stream stream;
+};
+
+}  // namespace rz

@@ -1,0 +1,146 @@
+#pragma once
+/// A group of ranks and the collectives among them: the public face of ringzero::comm. Raw pointers in; no
+/// global state.
+///
+/// Every collective is called by every rank of the group, in the same order, with matching arguments; a rank
+/// that calls something else is named on every rank (Errc::mismatch). Operations are asynchronous: memory
+/// passed in must stay alive and untouched until Work::wait(). Any count is fine, 0 too. In place means the
+/// same pointer where a collective has one buffer a rank; for all_gather `in` is the rank's own part of
+/// `out`, for reduce_scatter `out` its own part of `in`, for gather and scatter likewise at the root;
+/// all_to_all may have in == out. Other overlaps are refused.
+///
+/// Thread safety: several threads may call one communicator; their calls are put into one order, which must
+/// be the same on every rank. Errors are rz::Error; the first failure poisons the communicator, whose later
+/// calls throw it again.
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/core/environment.h"
+#include "comm/core/types.h"
+#include "comm/store.h"
+#include "comm/work.h"
+
+namespace rz {
+
+class Backend;
+class Group;
+
+struct CommOptions {
+  Device device{};
+  std::chrono::milliseconds rendezvous_timeout{static_cast<long>(environment().rendezvous_timeout_s * 1e3)};
+  std::chrono::milliseconds timeout{static_cast<long>(environment().timeout_s * 1e3)};  ///< of one operation
+  std::string transport = environment().transport;  ///< "auto", "shm", "tcp"
+  std::string interface = environment().interface;  ///< of TCP; empty: by the route
+  int sockets = environment().sockets;              ///< a TCP link
+  std::string host_id = environment().host_id;      ///< what counts as one host; empty: this machine
+  std::string algorithm = environment().algorithm;  ///< forces all_reduce's; empty: the tuning table
+  /// Sums in rank order, so that results do not depend on how gradients are cut into buckets, nor on the
+  /// strategy.
+  bool deterministic = true;
+};
+
+class Communicator {
+ public:
+  /// Joins a group of `size` ranks that meet in `store`. Every rank calls it, with the same options; the
+  /// store may be used for other groups under other prefixes (prefix_store). Errc::rendezvous or timeout
+  /// names who is missing.
+  static Communicator connect(int rank, int size, std::shared_ptr<Store> store, CommOptions options = {});
+
+  Communicator(Communicator&&) noexcept;
+  Communicator& operator=(Communicator&&) noexcept;
+  /// Waits for nothing: operations still in flight end with peer_lost on the other ranks.
+  ~Communicator();
+
+  int rank() const;
+  int size() const;
+  const CommOptions& options() const;
+
+  Work all_reduce(Buffer in_out, ReduceOp op = ReduceOp::sum, const Stream& = {});
+  Work all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const Stream& = {});
+  /// in.count = size · out.count; rank r gets part r.
+  Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op = ReduceOp::sum, const Stream& = {});
+  /// out.count = size · in.count; part r comes from rank r.
+  Work all_gather(ConstBuffer in, Buffer out, const Stream& = {});
+  Work broadcast(Buffer in_out, int root, const Stream& = {});
+  /// The root reads `in`, every rank (the root too) gets `out`; elsewhere `in` is not looked at.
+  Work broadcast(ConstBuffer in, Buffer out, int root, const Stream& = {});
+  /// `out` is written at the root only; elsewhere it may be empty.
+  Work reduce(ConstBuffer in, Buffer out, int root, ReduceOp op = ReduceOp::sum, const Stream& = {});
+  /// out.count = size · in.count at the root; elsewhere `out` may be empty.
+  Work gather(ConstBuffer in, Buffer out, int root, const Stream& = {});
+  /// in.count = size · out.count at the root; elsewhere `in` may be empty.
+  Work scatter(ConstBuffer in, Buffer out, int root, const Stream& = {});
+  /// Both counts are size · n; part d of `in` goes to rank d, part s of `out` comes from rank s.
+  Work all_to_all(ConstBuffer in, Buffer out, const Stream& = {});
+  /// Counts and offsets in elements, one a rank; send_counts[d] here equals recv_counts[this rank] on d.
+  Work all_to_all_v(ConstBuffer in, std::span<const std::size_t> send_counts,
+                    std::span<const std::size_t> send_offsets, Buffer out,
+                    std::span<const std::size_t> recv_counts, std::span<const std::size_t> recv_offsets,
+                    const Stream& = {});
+  /// Messages between two ranks arrive in the order they were sent. A send may wait for its receive.
+  Work send(ConstBuffer, int to, const Stream& = {});
+  Work recv(Buffer, int from, const Stream& = {});
+  Work barrier();
+
+  /// Collects calls and starts them as one, e.g. a send to and a receive from every neighbour.
+  Group group();
+
+  /// Ranks that pass the same color form a new group, ordered by key, then by rank. Every rank calls it; with
+  /// no color (nullopt) a rank takes part in the call and gets nothing.
+  std::optional<Communicator> split(std::optional<int> color, int key);
+
+  /// Memory that peers on this host read where it lies, so that collectives on it copy nothing; aligned to
+  /// 256 bytes, zeroed. It may outlive the communicator. Errc::system states need and have.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  template <class T>
+  std::shared_ptr<T> allocate_array(std::size_t count) {
+    return std::reinterpret_pointer_cast<T>(allocate(count * sizeof(T)));
+  }
+  /// allocate() as a value, for floors that know no communicator. Holds the backend alive.
+  Allocator allocator();
+
+  /// Ends every operation in flight on every rank with Errc::aborted and this rank as culprit. Any thread;
+  /// idempotent; returns within a second.
+  void abort(const std::string& reason = "abort() was called") noexcept;
+
+  /// What carries this group, e.g. "scheduled over shm+tcp".
+  std::string describe() const;
+
+ private:
+  friend class Group;
+  struct State;
+  explicit Communicator(std::unique_ptr<State>);
+  Work submit(std::span<const struct Operation>);
+  std::unique_ptr<State> state_;
+};
+
+/// Calls that start together. Not thread-safe; launch() once.
+class Group {
+ public:
+  Group& all_reduce(Buffer in_out, ReduceOp op = ReduceOp::sum);
+  Group& broadcast(Buffer in_out, int root);
+  Group& reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op = ReduceOp::sum);
+  Group& all_gather(ConstBuffer in, Buffer out);
+  Group& send(ConstBuffer, int to);
+  Group& recv(Buffer, int from);
+  /// The Work ends when all of the group's operations have.
+  Work launch();
+
+  Group(Group&&) noexcept;
+  ~Group();
+
+ private:
+  friend class Communicator;
+  explicit Group(Communicator&);
+  Communicator* communicator_;
+  std::vector<struct Operation> operations_;
+};
+
+}  // namespace rz

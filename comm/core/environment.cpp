@@ -1,0 +1,50 @@
+#include "comm/core/environment.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "comm/core/error.h"
+
+namespace rz {
+
+namespace {
+
+template <class T>
+void read_number(const char* variable, T least, T most, T& value) {
+  const char* text = std::getenv(variable);
+  if (!text) return;
+  T parsed{};
+  const char* end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, parsed);
+  require(error == std::errc{} && stop == end && parsed >= least && parsed <= most, Errc::config, variable,
+          "='", text, "' is not a number from ", least, " to ", most);
+  value = parsed;
+}
+
+void read_text(const char* variable, std::string& value) {
+  if (const char* text = std::getenv(variable)) value = text;
+}
+
+}  // namespace
+
+Environment Environment::read() {
+  Environment e;
+  read_text("RZ_TRANSPORT", e.transport);
+  require(e.transport == "auto" || e.transport == "shm" || e.transport == "tcp", Errc::config,
+          "RZ_TRANSPORT='", e.transport, "' is not one of auto, shm, tcp");
+  read_text("RZ_INTERFACE", e.interface);
+  read_number("RZ_SOCKETS", 1, 16, e.sockets);
+  read_text("RZ_ALGORITHM", e.algorithm);
+  read_number("RZ_TIMEOUT_S", 0.001, 1e9, e.timeout_s);
+  read_number("RZ_RENDEZVOUS_TIMEOUT_S", 0.001, 1e9, e.rendezvous_timeout_s);
+  read_text("RZ_HOST_ID", e.host_id);
+  return e;
+}
+
+const Environment& environment() {
+  static const Environment e = Environment::read();
+  return e;
+}
+
+}  // namespace rz

@@ -1,0 +1,34 @@
+#pragma once
+/// Every environment variable that the library reads, in one place. Explicit options beat them. They are read
+/// once, on the first call of environment(); values that cannot be used are an error that names the variable.
+
+#include <optional>
+#include <string>
+
+namespace rz {
+
+struct Environment {
+  /// RZ_TRANSPORT: "auto" (default: shared memory within a host, TCP between hosts), "shm" or "tcp".
+  std::string transport = "auto";
+  /// RZ_INTERFACE: name or address prefix of the network interface for TCP; default: by the route to rank 0.
+  std::string interface;
+  /// RZ_SOCKETS: TCP sockets a link, 1 to 16; default 2.
+  int sockets = 2;
+  /// RZ_ALGORITHM: forces an algorithm of all_reduce by name ("ring", …); default: the tuning table.
+  std::string algorithm;
+  /// RZ_TIMEOUT_S: deadline of an operation in seconds; default 600.
+  double timeout_s = 600;
+  /// RZ_RENDEZVOUS_TIMEOUT_S: deadline of the rendezvous in seconds; default 30.
+  double rendezvous_timeout_s = 30;
+  /// RZ_HOST_ID: what counts as one host; default the kernel's boot id and host name. Tests split a machine
+  /// with it.
+  std::string host_id;
+
+  /// Reads the process's environment now. Errc::config names a malformed variable.
+  static Environment read();
+};
+
+/// The process's environment as it was on the first call.
+const Environment& environment();
+
+}  // namespace rz

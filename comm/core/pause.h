@@ -1,0 +1,28 @@
+#pragma once
+/// Waiting for a value of this process to change: spin briefly, then sleep.
+
+#include <atomic>
+
+namespace rz {
+
+/// Tells the processor that this is a spin loop.
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Returns once `value` no longer holds `old`. Spins for a few tens of microseconds, the length of a gap
+/// between two kernels, before it sleeps.
+template <class T>
+void spin_then_wait(const std::atomic<T>& value, T old) {
+  for (int i = 0; i < 4000; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    cpu_pause();
+  }
+  value.wait(old, std::memory_order_acquire);
+}
+
+}  // namespace rz

@@ -1,0 +1,50 @@
+#pragma once
+/// Text assembly for error messages and reports: `str("rank ", 3, " of ", 8)`. No stream, no locale.
+
+#include <charconv>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+namespace rz {
+
+namespace detail {
+inline void append(std::string& out, std::string_view s) { out += s; }
+inline void append(std::string& out, char c) { out += c; }
+inline void append_bool(std::string& out, bool b) { out += b ? "true" : "false"; }
+template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
+void append(std::string& out, T value) {
+  if constexpr (std::is_same_v<T, bool>) return append_bool(out, value);
+  char text[64];
+  if constexpr (!std::is_same_v<T, bool>)
+    out.append(text, std::to_chars(text, text + sizeof text, value).ptr);
+}
+}  // namespace detail
+
+/// Joins its arguments: strings, characters, and numbers in their shortest exact form.
+template <class... T>
+std::string str(const T&... parts) {
+  std::string out;
+  (detail::append(out, parts), ...);
+  return out;
+}
+
+/// "512 B", "1.5 MiB": at most one decimal, binary units.
+std::string human_bytes(unsigned long long bytes);
+
+/// The candidate closest to `word` by edit distance, or empty if none is near: for "did you mean …".
+template <class Names>
+std::string nearest_name(std::string_view word, const Names& names);
+
+int edit_distance(std::string_view a, std::string_view b);
+
+template <class Names>
+std::string nearest_name(std::string_view word, const Names& names) {
+  std::string best;
+  int least = static_cast<int>(word.size()) / 2 + 1;
+  for (const auto& name : names)
+    if (const int d = edit_distance(word, name); d < least) least = d, best = std::string(name);
+  return best;
+}
+
+}  // namespace rz

@@ -1,0 +1,77 @@
+#include "comm/core/types.h"
+
+#include <cstdlib>
+#include <iterator>
+#include <new>
+
+#include "comm/core/error.h"
+
+namespace rz {
+
+namespace {
+
+struct DTypeNames {
+  DType dtype;
+  const char* name;
+  const char* nccl_tests_name;
+};
+constexpr DTypeNames dtypes[] = {
+    {DType::f32, "f32", "float"},        {DType::f64, "f64", "double"},
+    {DType::f16, "f16", "half"},         {DType::bf16, "bf16", "bfloat16"},
+    {DType::f8e4m3, "f8e4m3", "f8e4m3"}, {DType::f8e5m2, "f8e5m2", "f8e5m2"},
+    {DType::i8, "i8", "int8"},           {DType::u8, "u8", "uint8"},
+    {DType::i32, "i32", "int32"},        {DType::u32, "u32", "uint32"},
+    {DType::i64, "i64", "int64"},        {DType::u64, "u64", "uint64"},
+};
+static_assert(std::size(dtypes) == dtype_count);
+
+struct OpName {
+  ReduceOp::Kind kind;
+  const char* name;
+};
+constexpr OpName ops[] = {{ReduceOp::sum, "sum"}, {ReduceOp::prod, "prod"}, {ReduceOp::max, "max"},
+                          {ReduceOp::min, "min"}, {ReduceOp::avg, "avg"},   {ReduceOp::premul_sum, "mulsum"}};
+
+}  // namespace
+
+std::string name(Device d) { return d.kind == Device::host ? "host" : str("cuda:", d.index); }
+
+const char* name(DType t) {
+  for (const auto& d : dtypes)
+    if (d.dtype == t) return d.name;
+  return "?";
+}
+
+DType dtype_from_name(std::string_view text) {
+  std::string choices;
+  for (const auto& d : dtypes) {
+    if (text == d.name || text == d.nccl_tests_name) return d.dtype;
+    choices += str(choices.empty() ? "" : ", ", d.nccl_tests_name);
+  }
+  fail(Errc::config, "unknown dtype '", text, "'; choose one of ", choices);
+}
+
+const char* name(ReduceOp op) {
+  for (const auto& o : ops)
+    if (o.kind == op.kind) return o.name;
+  return "?";
+}
+
+ReduceOp op_from_name(std::string_view text) {
+  std::string choices;
+  for (const auto& o : ops) {
+    if (text == o.name) return ReduceOp(o.kind);
+    choices += str(choices.empty() ? "" : ", ", o.name);
+  }
+  fail(Errc::config, "unknown reduction '", text, "'; choose one of ", choices);
+}
+
+std::shared_ptr<std::byte> allocate_host(std::size_t bytes) {
+  constexpr std::size_t alignment = 256;
+  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  void* memory = std::aligned_alloc(alignment, rounded ? rounded : alignment);
+  require(memory != nullptr, Errc::system, "cannot allocate ", human_bytes(bytes), " of host memory");
+  return {static_cast<std::byte*>(memory), [](std::byte* p) { std::free(p); }};
+}
+
+}  // namespace rz

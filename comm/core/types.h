@@ -1,0 +1,146 @@
+#pragma once
+/// The words every floor shares: Device, DType, ReduceOp, and memory that is borrowed, never owned.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace rz {
+
+struct Device {
+  enum Kind : std::uint8_t { host, cuda };
+  Kind kind = host;
+  int index = 0;
+  bool operator==(const Device&) const = default;
+};
+std::string name(Device);  ///< "host", "cuda:1"
+
+enum class DType : std::uint8_t { f32, f64, f16, bf16, f8e4m3, f8e5m2, i8, u8, i32, u32, i64, u64 };
+inline constexpr int dtype_count = 12;
+
+constexpr std::size_t size_of(DType t) {
+  switch (t) {
+    case DType::f64:
+    case DType::i64:
+    case DType::u64:
+      return 8;
+    case DType::f32:
+    case DType::i32:
+    case DType::u32:
+      return 4;
+    case DType::f16:
+    case DType::bf16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+const char* name(DType);  ///< "f32", "bf16", …
+DType dtype_from_name(
+    std::string_view);  ///< Also "float", "half", "bfloat16", "int8", …; else Errc::config with the choices.
+
+// Bit patterns of the small floats: storage types without arithmetic. comm/core/math.h converts them.
+struct f16 {
+  std::uint16_t bits;
+  bool operator==(const f16&) const = default;
+};
+struct bf16 {
+  std::uint16_t bits;
+  bool operator==(const bf16&) const = default;
+};
+struct f8e4m3 {
+  std::uint8_t bits;
+  bool operator==(const f8e4m3&) const = default;
+};
+struct f8e5m2 {
+  std::uint8_t bits;
+  bool operator==(const f8e5m2&) const = default;
+};
+
+template <class T>
+inline constexpr DType dtype_of = [] {
+  static_assert(sizeof(T) == 0, "not an element type of ringzero");
+  return DType::f32;
+}();
+template <>
+inline constexpr DType dtype_of<float> = DType::f32;
+template <>
+inline constexpr DType dtype_of<double> = DType::f64;
+template <>
+inline constexpr DType dtype_of<f16> = DType::f16;
+template <>
+inline constexpr DType dtype_of<bf16> = DType::bf16;
+template <>
+inline constexpr DType dtype_of<f8e4m3> = DType::f8e4m3;
+template <>
+inline constexpr DType dtype_of<f8e5m2> = DType::f8e5m2;
+template <>
+inline constexpr DType dtype_of<std::int8_t> = DType::i8;
+template <>
+inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
+template <>
+inline constexpr DType dtype_of<std::int32_t> = DType::i32;
+template <>
+inline constexpr DType dtype_of<std::uint32_t> = DType::u32;
+template <>
+inline constexpr DType dtype_of<std::int64_t> = DType::i64;
+template <>
+inline constexpr DType dtype_of<std::uint64_t> = DType::u64;
+
+/// How contributions are combined. `avg` divides the sum by the group's size (integers: towards zero);
+/// `premul_sum` multiplies each rank's input by that rank's own factor before the sum. Sums and products of
+/// 16- and 8-bit floats are made in f32 and rounded once a combining step.
+struct ReduceOp {
+  enum Kind : std::uint8_t { sum, avg, prod, min, max, premul_sum };
+  Kind kind = sum;
+  double factor = 1;
+  constexpr ReduceOp(Kind k = sum, double f = 1) : kind(k), factor(f) {}
+  static constexpr ReduceOp premul(double factor) { return {premul_sum, factor}; }
+};
+const char* name(ReduceOp);
+ReduceOp op_from_name(
+    std::string_view);  ///< sum prod max min avg mulsum; else Errc::config with the choices.
+
+/// Borrowed memory of `count` elements. The caller keeps it alive until the work on it is done.
+struct Buffer {
+  void* data = nullptr;
+  std::size_t count = 0;
+  DType dtype = DType::f32;
+  Device device{};
+
+  Buffer() = default;
+  Buffer(void* d, std::size_t n, DType t, Device dev = {}) : data(d), count(n), dtype(t), device(dev) {}
+  template <class T>
+  Buffer(T* d, std::size_t n, Device dev = {}) : Buffer(static_cast<void*>(d), n, dtype_of<T>, dev) {}
+  std::size_t bytes() const { return count * size_of(dtype); }
+};
+
+/// Borrowed memory that is only read.
+struct ConstBuffer {
+  const void* data = nullptr;
+  std::size_t count = 0;
+  DType dtype = DType::f32;
+  Device device{};
+
+  ConstBuffer() = default;
+  ConstBuffer(const void* d, std::size_t n, DType t, Device dev = {})
+      : data(d), count(n), dtype(t), device(dev) {}
+  ConstBuffer(const Buffer& b) : ConstBuffer(b.data, b.count, b.dtype, b.device) {}
+  template <class T>
+  ConstBuffer(const T* d, std::size_t n, Device dev = {})
+      : ConstBuffer(static_cast<const void*>(d), n, dtype_of<T>, dev) {}
+  std::size_t bytes() const { return count * size_of(dtype); }
+};
+
+/// Gives memory aligned to 256 bytes, not initialised, freed with the last copy of the pointer; throws
+/// Errc::system with need and have when there is none. Passing one down is how a floor uses memory of a
+/// sibling (tensors in communicator memory) without including it.
+using Allocator = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
+
+/// Plain process memory, aligned to 256 bytes.
+std::shared_ptr<std::byte> allocate_host(std::size_t bytes);
+
+}  // namespace rz

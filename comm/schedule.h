@@ -1,0 +1,101 @@
+#pragma once
+/// Algorithms as data. A Schedule is what one rank does in one collective: sends, and combinations of what it
+/// holds with what arrives. It knows nothing of bytes, types or wires; one executor (comm/backends/scheduled)
+/// runs any Schedule on any Transport, and one verifier proves it before it ships.
+///
+/// Steps are in program order. Each waits for exactly what it needs: a step that reads a slot follows the
+/// last step that wrote it, one that writes a slot follows the steps that read or wrote it, and messages
+/// between two ranks are sent and received in program order. All else may overlap, slice by slice within a
+/// chunk, so a ring is pipelined without saying so.
+
+#include <string>
+#include <vector>
+
+#include "comm/collective.h"
+
+namespace rz {
+
+/// Where a rank stands in its group, and the root of a rooted collective (0 for others).
+struct Seat {
+  int rank = 0;
+  int size = 1;
+  int root = 0;
+};
+
+/// `input` is never written. In an in-place call a slot of `input` and the slot of `output` with the same
+/// chunk are the same memory. `scratch` belongs to the call; a cell holds one chunk of any size.
+enum class Region : unsigned char { input, output, scratch };
+
+/// One chunk's place in a region. Logical chunks, by collective:
+///   all_reduce, broadcast, reduce: 0 … Schedule::chunks-1, an even cut of the buffer (sizes may differ by
+///   one
+///     element, or be 0); input and output hold all of them (broadcast: input only at the root, output
+///     elsewhere too; reduce: output only at the root).
+///   reduce_scatter, scatter: chunk r is rank r's part. Input holds all (scatter: at the root), output its
+///   own. all_gather, gather: chunk r is rank r's part. Input holds its own, output all (gather: at the
+///   root). all_to_all, all_to_all_v: chunk s·size + d goes from s to d. Input holds those it sends, output
+///   those it receives. barrier: one chunk of one byte, scratch only.
+struct Slot {
+  Region region = Region::input;
+  int chunk = 0;
+  int cell = 0;  ///< scratch only
+  bool operator==(const Slot&) const = default;
+};
+
+/// One summand of a combination: the next message from `peer`, or, with peer = -1, a slot of this rank.
+struct Term {
+  int peer = -1;
+  Slot slot{};
+};
+
+struct Step {
+  enum Kind : unsigned char { send, combine };
+  Kind kind = combine;
+  int peer = -1;            ///< send: to whom
+  Slot slot{};              ///< send: what; combine: where to
+  std::vector<Term> terms;  ///< combine: folded from the left, ((t0 + t1) + t2) + …; one term is a plain copy
+  /// Combine: the result is the reduction over every rank, so `avg` divides here. Every element of an output
+  /// that is reduced passes exactly one such step, on the rank that finishes it.
+  bool final = false;
+};
+
+struct Schedule {
+  int chunks = 1;
+  int cells = 0;  ///< scratch cells
+  std::vector<Step> steps;
+};
+
+// The usual steps, in words.
+inline Slot input(int chunk) { return {Region::input, chunk, 0}; }
+inline Slot output(int chunk) { return {Region::output, chunk, 0}; }
+inline Slot scratch(int cell, int chunk) { return {Region::scratch, chunk, cell}; }
+inline Term from(int peer) { return {peer, {}}; }
+inline Term local(Slot slot) { return {-1, slot}; }
+inline Step send(int peer, Slot what) { return {Step::send, peer, what, {}, false}; }
+inline Step combine(Slot to, std::vector<Term> terms, bool final = false) {
+  return {Step::combine, -1, to, std::move(terms), final};
+}
+inline Step recv(Slot to, int peer) { return combine(to, {from(peer)}); }
+inline Step copy(Slot to, Slot what) { return combine(to, {local(what)}); }
+
+/// A pure function: the same seat gives the same schedule.
+using ScheduleFunction = Schedule (*)(Seat);
+
+/// What the verifier found out about an algorithm beyond its being right.
+struct Proof {
+  std::string error;  ///< empty: proved
+  /// Reductions only: every element is ((x0 + x1) + x2) + … in rank order, whatever its chunk, so that
+  /// results do not depend on how a buffer is cut.
+  bool rank_order = false;
+  int rounds = 0;  ///< longest chain of dependent messages
+  explicit operator bool() const { return error.empty(); }
+};
+
+/// Proves, for one group size and root: every slot of the output ends as the collective says; sent and
+/// received chunks match; every reduced element holds every rank's contribution exactly once, and has passed
+/// one final step; all ranks that hold a result hold the same expression (a + b counts as b + a), so the same
+/// bits; no deadlock even if no message is ever buffered; nothing is written while it may still be read;
+/// `input` is never written (out of place). The error names rank, step and chunk.
+Proof verify(ScheduleFunction, Collective, int size, int root, bool in_place);
+
+}  // namespace rz

@@ -1,0 +1,26 @@
+#pragma once
+/// The machine as hwloc sees it: packages, cores, caches, NUMA nodes, and what this process may use of it.
+
+#include <string>
+#include <vector>
+
+namespace rz {
+
+struct Topology {
+  std::string processor;  ///< model name
+  int packages = 1, cores = 1, threads = 1, numa_nodes = 1;
+  int usable = 1;  ///< processors of this process's affinity mask, at most the cgroup's CPU quota
+  unsigned long long l2_bytes = 0, l3_bytes = 0, memory_bytes = 0;
+};
+
+/// Read once a call; without hwloc in the build, from /proc and sysfs.
+Topology read_topology();
+/// A few lines for people: what tools/run.sh prints first.
+std::string describe(const Topology&);
+/// The processors that local rank `rank` of `size` should be bound to: whole cores dealt out evenly,
+/// neighbours together; all of them if there are more ranks than cores.
+std::vector<int> processors_for(int rank, int size);
+/// Binds the calling process. False if the system refuses.
+bool bind_process(const std::vector<int>& processors);
+
+}  // namespace rz

@@ -1,0 +1,85 @@
+#pragma once
+/// The seam for bytes between two ranks. A transport moves ordered streams of bytes, one a peer, lane and
+/// direction; it never blocks but in wait(), and it is driven by one thread at a time.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "comm/collective.h"
+
+namespace rz {
+
+/// Collectives and point-to-point messages never wait for each other.
+enum class Lane : std::uint8_t { collective, point_to_point };
+inline constexpr int lane_count = 2;
+
+/// Travels with every piece of a message, so that two ranks that called different things find out.
+struct Signature {
+  std::uint32_t sequence = 0;  ///< number of the call in its lane
+  std::int32_t root = 0;
+  std::uint64_t count = 0;  ///< elements of the call (all_to_all_v: of this pair)
+  Collective kind = Collective::barrier;
+  DType dtype = DType::u8;
+  ReduceOp::Kind op = ReduceOp::sum;
+  std::uint8_t step = 0;
+  std::uint32_t algorithm = 0;
+  bool operator==(const Signature&) const = default;
+};
+
+/// Why a group can go no further. The first one wins and every rank learns it.
+struct Failure {
+  int culprit = -1;         ///< rank, or -1
+  bool deliberate = false;  ///< somebody called abort()
+  std::string reason;
+};
+
+/// Bytes that have arrived and can be read where they lie, until consume().
+struct Incoming {
+  Signature signature;
+  std::span<const std::byte> bytes;  ///< empty: nothing there yet
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  /// Offers bytes to a peer's stream and returns how many were taken, from the front; 0 is normal. Bytes
+  /// taken may still be read from the caller's memory until released() has passed them. Never waits.
+  virtual std::size_t post(int peer, Lane, const Signature&, std::span<const std::byte>) = 0;
+  /// How many bytes of all that were ever taken for this peer and lane need their memory no longer.
+  virtual std::uint64_t released(int peer, Lane) = 0;
+
+  /// A contiguous piece of the peer's stream, of one signature; may be shorter than what has arrived. The
+  /// same piece until some of it is consumed.
+  virtual Incoming peek(int peer, Lane) = 0;
+  virtual void consume(int peer, Lane, std::size_t bytes) = 0;
+  /// Takes bytes of the stream straight into place, and returns how many; all of them of the signature that
+  /// peek() would show. A wire that would else copy twice overrides it.
+  virtual std::size_t receive(int peer, Lane, std::span<std::byte> into);
+
+  /// Moves what can be moved and looks for failures. Throws Error(peer_lost / aborted) once there is one.
+  virtual void progress() = 0;
+  /// Sleeps until something may have changed, at most `most`. Spurious returns are normal.
+  virtual void wait(std::chrono::microseconds most) = 0;
+  /// May be called from any thread while another waits or makes progress: makes wait() return.
+  virtual void wake() noexcept = 0;
+
+  /// Poisons the group: every rank's progress() throws within bounded time. Any thread; idempotent; never
+  /// waits long.
+  virtual void abort(const Failure&) noexcept = 0;
+
+  /// Memory that peers of this host can read where it lies; elsewhere plain memory. Freed with the last copy.
+  virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
+
+  /// True if every pair of ranks shares memory.
+  virtual bool one_host() const = 0;
+  /// "shm", "tcp", "shm+tcp", for reports.
+  virtual std::string describe() const = 0;
+};
+
+}  // namespace rz

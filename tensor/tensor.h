@@ -1,0 +1,80 @@
+#pragma once
+/// Contiguous tensors: an element type, a shape, and a place in memory that is owned, borrowed, or the
+/// communicator's. Copying a Tensor shares the memory.
+
+#include <array>
+#include <cstddef>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "comm/core/error.h"
+#include "comm/core/types.h"
+
+namespace rz {
+
+/// Up to four extents; the last one varies fastest. A scalar has none.
+class Shape {
+ public:
+  Shape() = default;
+  Shape(std::initializer_list<std::size_t> extents);
+  explicit Shape(std::span<const std::size_t> extents);
+
+  int dims() const { return dims_; }
+  /// Negative indices count from the back.
+  std::size_t operator[](int i) const { return extents_[static_cast<std::size_t>(i < 0 ? i + dims_ : i)]; }
+  std::size_t count() const;
+  bool operator==(const Shape&) const = default;
+
+ private:
+  std::array<std::size_t, 4> extents_{};
+  int dims_ = 0;
+};
+std::string name(const Shape&);  ///< "[4, 64, 768]"
+
+class Tensor {
+ public:
+  /// No memory; defined() is false.
+  Tensor() = default;
+  /// New memory, not initialised.
+  static Tensor empty(Shape, DType = DType::f32, const Allocator& = allocate_host);
+  static Tensor zeros(Shape, DType = DType::f32, const Allocator& = allocate_host);
+  /// The caller's memory, which must outlive every copy.
+  static Tensor borrow(void* data, Shape, DType = DType::f32, Device = {});
+  /// Memory that somebody else's pointer keeps alive, from `offset` elements on.
+  static Tensor share(std::shared_ptr<std::byte> memory, std::size_t offset, Shape, DType = DType::f32,
+                      Device = {});
+
+  bool defined() const { return data_ != nullptr; }
+  const Shape& shape() const { return shape_; }
+  std::size_t count() const { return shape_.count(); }
+  std::size_t bytes() const { return count() * size_of(dtype_); }
+  DType dtype() const { return dtype_; }
+  Device device() const { return device_; }
+
+  /// Errc::invalid_argument unless T is the element type.
+  template <class T>
+  T* data() const {
+    require(dtype_ == dtype_of<T>, Errc::invalid_argument, "a tensor of ", name(dtype_), " was read as ",
+            name(dtype_of<T>));
+    return reinterpret_cast<T*>(data_);
+  }
+  std::byte* raw() const { return data_; }
+
+  /// The same memory in another shape of as many elements.
+  Tensor reshape(Shape) const;
+  /// Elements [begin, begin + shape.count()) of the flat memory.
+  Tensor view(std::size_t begin, Shape) const;
+  /// The bridge to comm.
+  Buffer buffer() const { return {data_, count(), dtype_, device_}; }
+
+ private:
+  std::shared_ptr<std::byte> owner_;
+  std::byte* data_ = nullptr;
+  Shape shape_;
+  DType dtype_ = DType::f32;
+  Device device_{};
+};
+
+}  // namespace rz

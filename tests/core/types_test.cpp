@@ -1,0 +1,58 @@
+#include "comm/core/types.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <vector>
+
+#include "comm/core/error.h"
+#include "comm/core/stream.h"
+
+namespace rz {
+namespace {
+
+TEST(Types, EveryDtypeIsFoundByItsName) {
+  for (int i = 0; i < dtype_count; ++i) EXPECT_EQ(dtype_from_name(name(DType(i))), DType(i));
+  EXPECT_EQ(dtype_from_name("bfloat16"), DType::bf16);
+}
+
+TEST(Types, AnUnknownDtypeListsTheChoices) {
+  try {
+    dtype_from_name("float23");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_NE(std::string(e.what()).find("bfloat16"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Text, NearestNameSuggestsAndHoldsBack) {
+  const std::vector<std::string> names{"gradient_clipping", "optimizer"};
+  EXPECT_EQ(nearest_name("gradient_cliping", names), "gradient_clipping");
+  EXPECT_EQ(nearest_name("zebra", names), "");
+}
+
+TEST(Text, HumanBytes) {
+  EXPECT_EQ(human_bytes(512), "512 B");
+  EXPECT_EQ(human_bytes(1536), "1.5 KiB");
+  EXPECT_EQ(human_bytes(25ull << 20), "25 MiB");
+}
+
+TEST(Stream, ParallelForCoversEveryIndexOnce) {
+  for (int threads : {1, 2, 5}) {
+    const Stream s = Stream::host(threads);
+    for (std::size_t n : {0, 1, 3, 64, 1000}) {
+      for (std::size_t grain : {1, 16}) {
+        std::vector<int> hits(n);
+        s.parallel_for(n, grain, [&](std::size_t b, std::size_t e) {
+          for (auto i = b; i < e; ++i) ++hits[i];
+        });
+        EXPECT_EQ(std::accumulate(hits.begin(), hits.end(), 0), static_cast<int>(n));
+        EXPECT_TRUE(std::all_of(hits.begin(), hits.end(), [](int h) { return h == 1; }));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rz
