@@ -1,44 +1,32 @@
 #pragma once
-/// The fixture gpt2_tiny: 4 layers, 4 heads, 128 channels, 64 positions, vocabulary 256; and PyTorch's losses
-/// from the weights that start() makes.
+/// The initial weights of tests/data/gpt2_tiny, by the formula in its make_expected.py.
 
-#include <string>
-#include <vector>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
 
-#include "tests/support/reference_gpt2.h"
+namespace rz::test {
 
-namespace rz::test::gpt2_tiny {
+inline std::uint64_t fnv1a64(std::string_view text) {
+  std::uint64_t h = 0xcbf29ce484222325;
+  for (const unsigned char c : text) h = (h ^ c) * 0x100000001b3;
+  return h;
+}
 
-inline constexpr int sequence_length = 64;
+inline std::uint64_t splitmix64(std::uint64_t x) {
+  std::uint64_t z = x + 0x9e3779b97f4a7c15;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
 
-/// The fixture's folder, or empty where it is not beside the sources.
-std::string folder();
+/// Element `i` of the parameter `name` of a GPT-2 with `n_layer` layers; `dims` is the number of its extents.
+inline float gpt2_tiny_weight(std::string_view name, int dims, int n_layer, std::size_t i) {
+  if (dims == 1) return name.ends_with(".weight") ? 1.0f : 0.0f;
+  const double std = name.ends_with("c_proj.weight") ? 0.02 / std::sqrt(2.0 * n_layer) : 0.02;
+  const double u = static_cast<double>(splitmix64(fnv1a64(name) + i) >> 40) / (1 << 24);
+  return static_cast<float>(std * (2 * u - 1) * std::sqrt(3.0));
+}
 
-ReferenceConfig config();
-
-/// The weights that the fixture's losses start from, rounded to f32: in the order of the names, torch's
-/// normal draws in double after manual_seed(1), with deviation 0.02, but 0.05 around 1 for the weights of
-/// norms and 0.02/√8 for c_proj.weight. (The fixture's model.safetensors holds the weights after the last
-/// update of the f32 run: their norms are its param_norm_final.)
-struct NamedTensor {
-  std::string name;
-  std::vector<std::uint64_t> shape;
-  std::vector<float> values;
-};
-std::vector<NamedTensor> start();
-ReferenceParameters as_reference(const std::vector<NamedTensor>&);
-/// Writes start() as a checkpoint.
-void write_start(const std::string& path);
-
-struct Expected {
-  std::vector<double> loss, grad_norm;
-};
-/// PyTorch's, in float64, at a batch of 8: from expected.json.
-Expected expected();
-/// Of the double-precision reference, at a batch of 12, 13 updates: tests/data/gpt2_tiny_batch12.json.
-Expected expected_batch12();
-
-/// Samples of T + 1 tokens: i = first … first + count - 1.
-std::vector<std::vector<int>> samples(int first, int count);
-
-}  // namespace rz::test::gpt2_tiny
+}  // namespace rz::test

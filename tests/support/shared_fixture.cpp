@@ -1,4 +1,4 @@
-#include "tests/support/gpt2_tiny.h"
+#include "tests/support/shared_fixture.h"
 
 #include <cmath>
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "sharding/json.h"
 #include "sharding/safetensors.h"
 
-namespace rz::test::gpt2_tiny {
+namespace rz::test::shared_fixture {
 namespace {
 
 /// torch.Tensor.normal_ of doubles on the CPU: uniform draws of 53 bits, turned into normal ones by Box and
@@ -113,11 +113,6 @@ Expected expected() {
   return read_expected(parse_json(read_text_file(path), path, JsonDialect::strict).at("float64"));
 }
 
-Expected expected_batch12() {
-  const std::string path = RZ_SOURCE_DIR "/tests/data/gpt2_tiny_batch12.json";
-  return read_expected(parse_json(read_text_file(path), path, JsonDialect::strict));
-}
-
 std::vector<std::vector<int>> samples(int first, int count) {
   const std::string bytes = read_text_file(folder() + "/tokens.bin");
   std::vector<std::vector<int>> out(static_cast<std::size_t>(count));
@@ -130,4 +125,4 @@ std::vector<std::vector<int>> samples(int first, int count) {
   return out;
 }
 
-}  // namespace rz::test::gpt2_tiny
+}  // namespace rz::test::shared_fixture
