@@ -122,7 +122,7 @@ class GroupTransport final : public Transport {
   }
 
   [[noreturn]] void throw_failure() const {
-    throw Error(failure_.deliberate ? Errc::aborted : Errc::peer_lost, failure_.reason, failure_.culprit);
+    throw Error(failure_.code, failure_.reason, failure_.culprit);
   }
 
   int rank_, size_;
