@@ -27,9 +27,6 @@ template <class... T>
   throw Refused{str(parts...)};
 }
 
-bool reduces(Collective c) {
-  return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::reduce;
-}
 bool all_to_all(Collective c) { return c == Collective::all_to_all || c == Collective::all_to_all_v; }
 
 /// Some of the chunks: first, first + stride, …

@@ -18,9 +18,6 @@ bool rooted(Collective c) {
 bool may_be_in_place(Collective c) {
   return c != Collective::all_to_all && c != Collective::all_to_all_v && c != Collective::barrier;
 }
-bool reduces(Collective c) {
-  return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::reduce;
-}
 std::set<int> roots(Collective c, int size) {
   if (!rooted(c)) return {0};
   return {0, size > 1 ? 1 : 0, size - 1};
