@@ -1,0 +1,110 @@
+#include "comm/store.h"
+
+#include <charconv>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "comm/core/error.h"
+#include "comm/store_detail.h"
+
+namespace rz {
+
+namespace {
+
+class MemoryStore final : public Store {
+ public:
+  void set(std::string_view key, std::string_view value) override { table_.set(key, value); }
+  std::string get(std::string_view key, Deadline deadline) override {
+    if (auto value = table_.wait(key, deadline)) return *std::move(value);
+    fail(Errc::timeout, missing_key(key, "the store of this process"));
+  }
+  std::int64_t add(std::string_view key, std::int64_t amount) override { return table_.add(key, amount); }
+
+ private:
+  KeyTable table_;
+};
+
+class PrefixStore final : public Store {
+ public:
+  PrefixStore(std::shared_ptr<Store> store, std::string prefix)
+      : store_(std::move(store)), prefix_(std::move(prefix)) {}
+  void set(std::string_view key, std::string_view value) override { store_->set(str(prefix_, key), value); }
+  std::string get(std::string_view key, Deadline deadline) override {
+    return store_->get(str(prefix_, key), deadline);
+  }
+  std::int64_t add(std::string_view key, std::int64_t amount) override {
+    return store_->add(str(prefix_, key), amount);
+  }
+  const Store& inner() const { return *store_; }
+
+ private:
+  std::shared_ptr<Store> store_;
+  std::string prefix_;
+};
+
+}  // namespace
+
+std::int64_t parse_counter(std::string_view key, std::string_view text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  require(error == std::errc{} && end == text.data() + text.size(), Errc::rendezvous, "the value of key '",
+          key, "' is not an integer, so nothing can be added to it");
+  return value;
+}
+
+std::string missing_key(std::string_view key, std::string_view where) {
+  return str("key '", key, "' did not appear in ", where,
+             " before the deadline; is every rank running, with the same rendezvous?");
+}
+
+void KeyTable::set(std::string_view key, std::string_view value) {
+  {
+    const std::lock_guard lock(mutex_);
+    values_[std::string(key)] = value;
+  }
+  changed_.notify_all();
+}
+
+std::int64_t KeyTable::add(std::string_view key, std::int64_t amount) {
+  std::int64_t sum = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    std::string& value = values_[std::string(key)];
+    sum = (value.empty() ? 0 : parse_counter(key, value)) + amount;
+    value = str(sum);
+  }
+  changed_.notify_all();
+  return sum;
+}
+
+std::optional<std::string> KeyTable::wait(std::string_view key, Deadline deadline) {
+  const std::string name(key);
+  std::unique_lock lock(mutex_);
+  const auto there = [&] { return values_.count(name) > 0; };
+  // system_clock: waiting on the steady clock is unknown to thread sanitizers of this age.
+  while (!there() && !deadline.expired())
+    changed_.wait_until(lock, std::chrono::system_clock::now() + deadline.remaining());
+  if (!there()) return std::nullopt;
+  return values_[name];
+}
+
+std::optional<std::string> KeyTable::find(std::string_view key) {
+  const std::lock_guard lock(mutex_);
+  const auto it = values_.find(std::string(key));
+  if (it == values_.end()) return std::nullopt;
+  return it->second;
+}
+
+const Store& innermost(const Store& store) {
+  const auto* prefix = dynamic_cast<const PrefixStore*>(&store);
+  return prefix ? innermost(prefix->inner()) : store;
+}
+
+std::shared_ptr<Store> memory_store() { return std::make_shared<MemoryStore>(); }
+
+std::shared_ptr<Store> prefix_store(std::shared_ptr<Store> store, std::string prefix) {
+  return std::make_shared<PrefixStore>(std::move(store), std::move(prefix));
+}
+
+}  // namespace rz
