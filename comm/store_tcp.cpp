@@ -190,11 +190,13 @@ class Server {
 
 class TcpStore final : public Store {
  public:
-  TcpStore(const std::string& address, bool serve, Deadline deadline) : address_(address) {
-    HostPort where = parse_host_port(address);
-    require(serve || where.port != 0, Errc::config, "address '", address, "': port 0 is for the server only");
-    if (serve) start_server(where);
-    socket_ = connect(where, deadline);
+  TcpStore(const std::string& address, bool serve, Deadline deadline)
+      : address_(address), where_(parse_host_port(address)) {
+    require(serve || where_.port != 0, Errc::config, "address '", address,
+            "': port 0 is for the server only");
+    if (serve) start_server();
+    idle_.push_back(connect(where_, deadline));
+    local_address_ = rz::local_address(idle_.back().get()).host();
   }
 
   void set(std::string_view key, std::string_view value) override {
@@ -212,16 +214,20 @@ class TcpStore final : public Store {
   }
 
   int port() const { return port_; }
-  std::string local_address() const { return rz::local_address(socket_.get()).host(); }
+  const std::string& local_address() const { return local_address_; }
 
  private:
   /// For the server to answer what it can answer at once.
   static constexpr auto patience = std::chrono::seconds(30);
 
-  void start_server(HostPort& where) {
+  /// On the first address of the name that other hosts can reach, if it has one.
+  void start_server() {
     try {
-      Descriptor listener = listen_tcp(resolve(where).front());
-      where.port = port_ = rz::local_address(listener.get()).port();
+      const auto addresses = resolve(where_);
+      auto at = std::find_if(addresses.begin(), addresses.end(), [](auto& a) { return !a.loopback(); });
+      if (at == addresses.end()) at = addresses.begin();
+      Descriptor listener = listen_tcp(*at);
+      where_.port = port_ = rz::local_address(listener.get()).port();
       server_ = std::make_unique<Server>(std::move(listener));
     } catch (const Error& e) {
       fail(Errc::rendezvous, "cannot serve a store at ", address_, ": ", e.what());
@@ -257,57 +263,75 @@ class TcpStore final : public Store {
     request.value_bytes = static_cast<std::uint32_t>(value.size());
     std::string bytes(reinterpret_cast<const char*>(&request), sizeof request);
     bytes.append(key).append(value);
-    const std::lock_guard lock(mutex_);
-    require(static_cast<bool>(socket_), Errc::rendezvous, "the connection to the store at ", address_,
-            " was lost before");
-    send_all(bytes, key, deadline);
+    Descriptor socket = take(deadline);
+    send_all(socket, bytes, key, deadline);
     Answer answer;
-    receive_all(&answer, sizeof answer, key, deadline);
+    receive_all(socket, &answer, sizeof answer, key, deadline);
     if (answer.magic != answer_magic || answer.value_bytes > longest_value)
       broken(key, "it is no store of ringzero");
     std::string text(answer.value_bytes, '\0');
-    receive_all(text.data(), text.size(), key, deadline);
+    receive_all(socket, text.data(), text.size(), key, deadline);
+    give_back(std::move(socket));
     if (answer.status == Answer::timeout) fail(Errc::timeout, missing_key(key, "the store at " + address_));
     if (answer.status == Answer::refused) fail(Errc::rendezvous, text);
     return {answer.number, std::move(text)};
   }
 
-  void send_all(std::string_view bytes, std::string_view key, Deadline deadline) {
+  /// A connection that no other call is using: a get that waits must not keep a set from being heard.
+  Descriptor take(Deadline deadline) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        Descriptor socket = std::move(idle_.back());
+        idle_.pop_back();
+        return socket;
+      }
+    }
+    return connect(where_, deadline);
+  }
+  void give_back(Descriptor socket) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(socket));
+  }
+
+  void send_all(const Descriptor& socket, std::string_view bytes, std::string_view key, Deadline deadline) {
     while (!bytes.empty()) {
-      const ssize_t n = send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      const ssize_t n = send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (n > 0) bytes.remove_prefix(static_cast<std::size_t>(n));
-      if (n < 0) await(POLLOUT, key, deadline);
+      if (n < 0) await(socket, POLLOUT, key, deadline);
     }
   }
 
-  void receive_all(void* to, std::size_t size, std::string_view key, Deadline deadline) {
+  void receive_all(const Descriptor& socket, void* to, std::size_t size, std::string_view key,
+                   Deadline deadline) {
     auto* at = static_cast<char*>(to);
     while (size) {
-      const ssize_t n = recv(socket_.get(), at, size, 0);
+      const ssize_t n = recv(socket.get(), at, size, 0);
       if (n == 0) broken(key, "it hung up; did rank 0 end?");
-      if (n < 0) await(POLLIN, key, deadline);
+      if (n < 0) await(socket, POLLIN, key, deadline);
       if (n > 0) at += n, size -= static_cast<std::size_t>(n);
     }
   }
 
   /// After a call that returned -1.
-  void await(short events, std::string_view key, Deadline deadline) {
+  void await(const Descriptor& socket, short events, std::string_view key, Deadline deadline) {
     if (errno != EAGAIN && errno != EINTR) broken(key, std::strerror(errno));
     if (deadline.expired()) broken(key, "it does not answer");
-    pollfd p{socket_.get(), events, 0};
+    pollfd p{socket.get(), events, 0};
     poll(&p, 1, deadline.poll_ms(1000));
   }
 
-  [[noreturn]] void broken(std::string_view key, const std::string& why) {
-    socket_.close();
+  [[noreturn]] void broken(std::string_view key, const std::string& why) const {
     fail(Errc::rendezvous, "the store at ", address_, " failed at key '", key, "': ", why);
   }
 
   std::string address_;
+  HostPort where_;
   int port_ = 0;
   std::unique_ptr<Server> server_;
+  std::string local_address_;
   std::mutex mutex_;
-  Descriptor socket_;
+  std::vector<Descriptor> idle_;
 };
 
 }  // namespace
