@@ -300,34 +300,29 @@ Incoming ShmLinks::peek(int peer, Lane lane) {
       return {};
     }
     in.at = resolve(l, in, frame);
+    if (!in.at) return damaged(l, frame), Incoming{};
     in.left = frame.length;
   }
   return {frame.signature, {in.at, in.left}};
 }
 
-/// Where the frame's bytes lie in this process, checked against the bounds of what was mapped.
+/// Where the frame's bytes lie in this process; null if they are not within what was mapped.
 const std::byte* ShmLinks::resolve(Link& l, const Inbound& in, const Frame& frame) {
   const auto within = [&](std::uint64_t size) {
     return frame.length <= size && frame.offset <= size - frame.length;
   };
-  const auto damaged = [&] {
-    fail(Errc::peer_lost, "rank ", l.rank, " sent a damaged frame: length ", frame.length, ", place ",
-         frame.where, ", offset ", frame.offset);
-  };
   if (frame.where == in_frame) {
-    if (frame.length > inline_bytes) damaged();
-    return frame.payload;
+    return frame.length <= inline_bytes ? frame.payload : nullptr;
   }
   if (frame.where == in_ring) {
-    if (!within(in.ring_bytes)) damaged();
-    return in.ring + frame.offset;
+    return within(in.ring_bytes) ? in.ring + frame.offset : nullptr;
   }
   auto it = l.segments.find(frame.where);
   if (it == l.segments.end()) {
     read_messages(l);  // its descriptor was sent before the frame
     it = l.segments.find(frame.where);
   }
-  if (it == l.segments.end() || !within(it->second.size())) damaged();
+  if (it == l.segments.end() || !within(it->second.size())) return nullptr;
   return it->second.data() + frame.offset;
 }
 
@@ -425,6 +420,13 @@ void ShmLinks::want(const Link& l) {
   if (!wanted_)
     wanted_ =
         Failure{l.rank, Errc::peer_lost, str("rank ", l.rank, " left the group, and rank ", rank_, " still needs it")};
+}
+
+void ShmLinks::damaged(const Link& l, const Frame& frame) {
+  if (!wanted_)
+    wanted_ = Failure{l.rank, false,
+                      str("rank ", l.rank, " sent a damaged frame: length ", frame.length, ", place ",
+                          frame.where, ", offset ", frame.offset)};
 }
 
 std::optional<Failure> ShmLinks::verdict() const {
