@@ -21,7 +21,8 @@ namespace rz {
 
 namespace {
 
-/// Keys are any bytes, file names are not: all but letters, digits, '-' and '_' becomes %XX. Names of keys end in
+/// Keys are any bytes, file names are not: all but letters, digits, '-' and '_' becomes %XX. Names of keys
+/// end in
 /// "=", so that no key is mistaken for a temporary name or the lock.
 std::string file_name(std::string_view key) {
   static constexpr char hex[] = "0123456789abcdef";

@@ -13,6 +13,8 @@ struct Topology {
   unsigned long long l2_bytes = 0, l3_bytes = 0, memory_bytes = 0;
 };
 
+/// Topology::usable alone, without looking at the machine: cheap.
+int usable_processors();
 /// Read once a call; without hwloc in the build, from /proc and sysfs.
 Topology read_topology();
 /// A few lines for people: what tools/run.sh prints first.

@@ -30,6 +30,7 @@ struct Ending {
 std::vector<Ending> run_processes(int size, const RankFunction&,
                                   std::chrono::seconds deadline = std::chrono::seconds(60));
 /// As run_processes, and a test failure for every rank that did not end with 0.
-void expect_processes(int size, const RankFunction&, std::chrono::seconds deadline = std::chrono::seconds(60));
+void expect_processes(int size, const RankFunction&,
+                      std::chrono::seconds deadline = std::chrono::seconds(60));
 
 }  // namespace rz::test

@@ -1,0 +1,265 @@
+#include "comm/topology.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "comm/core/error.h"
+#include "comm/core/text.h"
+
+#ifdef RZ_HAVE_HWLOC
+#include <hwloc.h>
+#endif
+
+namespace rz {
+
+namespace {
+
+/// A core: its processors (hardware threads), by the system's numbers.
+using Core = std::vector<int>;
+
+struct Machine {
+  Topology topology;
+  std::vector<Core> cores;  ///< those this process may use, neighbours together
+};
+
+std::vector<int> affinity() {
+  std::vector<int> processors;
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0)
+    for (int i = 0; i < CPU_SETSIZE; ++i)
+      if (CPU_ISSET(i, &set)) processors.push_back(i);
+  if (processors.empty()) processors.push_back(0);
+  return processors;
+}
+
+double number(const std::string& text) {
+  try {
+    return std::stod(text);
+  } catch (const std::exception&) {  // "max", or nothing
+    return -1;
+  }
+}
+
+std::string first_line(const std::string& file) {
+  std::string line;
+  std::ifstream in(file);
+  std::getline(in, line);
+  return line;
+}
+
+/// Processors' worth of time in a cgroup v2 cpu.max ("quota period"), or -1.
+double quota_v2(const std::string& folder) {
+  const std::string line = first_line(folder + "/cpu.max");
+  const auto space = line.find(' ');
+  if (space == std::string::npos) return -1;
+  const double quota = number(line.substr(0, space)), period = number(line.substr(space));
+  return quota > 0 && period > 0 ? quota / period : -1;
+}
+
+double quota_v1(const std::string& folder) {
+  const double quota = number(first_line(folder + "/cpu.cfs_quota_us"));
+  const double period = number(first_line(folder + "/cpu.cfs_period_us"));
+  return quota > 0 && period > 0 ? quota / period : -1;
+}
+
+/// The least quota from this process's cgroup up to the root, as both versions of cgroups mount them.
+double cpu_quota() {
+  double least = -1;
+  const auto take = [&](double quota) {
+    if (quota > 0 && (least < 0 || quota < least)) least = quota;
+  };
+  std::ifstream in("/proc/self/cgroup");
+  for (std::string line; std::getline(in, line);) {
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    std::string path = line.substr(second + 1);
+    const bool v2 = controllers.empty();
+    if (!v2 && controllers != "cpu" && controllers.rfind("cpu,", 0) != 0 && controllers != "cpuacct,cpu")
+      continue;
+    const std::string root = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
+    for (;; path.erase(path.rfind('/'))) {
+      take(v2 ? quota_v2(root + path) : quota_v1(root + path));
+      if (path.empty() || path.rfind('/') == std::string::npos) break;
+    }
+  }
+  return least;
+}
+
+std::string processor_name() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);)
+    if (line.rfind("model name", 0) == 0 || line.rfind("Model", 0) == 0)
+      if (const auto colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
+  return "unknown processor";
+}
+
+unsigned long long physical_memory() {
+  return static_cast<unsigned long long>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<unsigned long long>(sysconf(_SC_PAGE_SIZE));
+}
+
+#ifdef RZ_HAVE_HWLOC
+
+class Hwloc {
+ public:
+  Hwloc() {
+    if (hwloc_topology_init(&topology_) != 0) fail(Errc::system, "hwloc_topology_init failed");
+    if (hwloc_topology_load(topology_) != 0) {
+      hwloc_topology_destroy(topology_);
+      fail(Errc::system, "hwloc_topology_load failed");
+    }
+  }
+  ~Hwloc() { hwloc_topology_destroy(topology_); }
+  Hwloc(const Hwloc&) = delete;
+  Hwloc& operator=(const Hwloc&) = delete;
+  int count(hwloc_obj_type_t type) const { return std::max(1, hwloc_get_nbobjs_by_type(topology_, type)); }
+  unsigned long long cache(hwloc_obj_type_t type) const {
+    const hwloc_obj_t cache = hwloc_get_obj_by_type(topology_, type, 0);
+    return cache ? cache->attr->cache.size : 0;
+  }
+  std::vector<Core> cores() const {
+    std::vector<Core> cores;
+    for (hwloc_obj_t core = nullptr; (core = hwloc_get_next_obj_by_type(topology_, HWLOC_OBJ_CORE, core));) {
+      cores.emplace_back();
+      for (int pu = hwloc_bitmap_first(core->cpuset); pu >= 0; pu = hwloc_bitmap_next(core->cpuset, pu))
+        cores.back().push_back(pu);
+    }
+    return cores;
+  }
+
+ private:
+  hwloc_topology_t topology_;
+};
+
+Machine look_at_machine() {
+  const Hwloc hwloc;
+  Machine m;
+  m.topology.packages = hwloc.count(HWLOC_OBJ_PACKAGE);
+  m.topology.cores = hwloc.count(HWLOC_OBJ_CORE);
+  m.topology.threads = hwloc.count(HWLOC_OBJ_PU);
+  m.topology.numa_nodes = hwloc.count(HWLOC_OBJ_NUMANODE);
+  m.topology.l2_bytes = hwloc.cache(HWLOC_OBJ_L2CACHE);
+  m.topology.l3_bytes = hwloc.cache(HWLOC_OBJ_L3CACHE);
+  m.cores = hwloc.cores();
+  return m;
+}
+
+#else
+
+/// "0-3,8" as numbers.
+std::vector<int> parse_list(const std::string& text) {
+  std::vector<int> numbers;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto comma = std::min(text.find(',', at), text.size());
+    const std::string part = text.substr(at, comma - at);
+    const auto dash = part.find('-');
+    const int low = static_cast<int>(number(part));
+    const int high = dash == std::string::npos ? low : static_cast<int>(number(part.substr(dash + 1)));
+    for (int i = low; i >= 0 && i <= high; ++i) numbers.push_back(i);
+    at = comma + 1;
+  }
+  return numbers;
+}
+
+unsigned long long cache_bytes(const std::string& level) {
+  for (int i = 0; i < 8; ++i) {
+    const std::string folder = str("/sys/devices/system/cpu/cpu0/cache/index", i);
+    if (first_line(folder + "/level") == level)
+      return static_cast<unsigned long long>(std::max(0.0, number(first_line(folder + "/size")))) * 1024;
+  }
+  return 0;
+}
+
+Machine look_at_machine() {
+  Machine m;
+  std::set<std::string> packages;
+  std::map<std::string, Core> cores;  // by the lowest processor, so that neighbours stay together
+  auto online = parse_list(first_line("/sys/devices/system/cpu/online"));
+  if (online.empty()) online = affinity();
+  for (const int cpu : online) {
+    const std::string folder = str("/sys/devices/system/cpu/cpu", cpu, "/topology");
+    const std::string package = first_line(folder + "/physical_package_id");
+    packages.insert(package);
+    std::string core = first_line(folder + "/core_id");
+    if (core.empty()) core = str(cpu);
+    cores[str(package, '/', std::string(8 - std::min<std::size_t>(8, core.size()), '0'), core)].push_back(
+        cpu);
+  }
+  for (auto& [key, core] : cores) m.cores.push_back(core);
+  m.topology.packages = static_cast<int>(packages.size());
+  m.topology.cores = static_cast<int>(cores.size());
+  m.topology.threads = static_cast<int>(online.size());
+  m.topology.numa_nodes =
+      std::max<int>(1, static_cast<int>(parse_list(first_line("/sys/devices/system/node/online")).size()));
+  m.topology.l2_bytes = cache_bytes("2");
+  m.topology.l3_bytes = cache_bytes("3");
+  return m;
+}
+
+#endif
+
+/// Leaves of each core what this process may use.
+std::vector<Core> usable_cores() {
+  const auto allowed = affinity();
+  std::vector<Core> cores;
+  for (const Core& core : look_at_machine().cores) {
+    Core kept;
+    std::set_intersection(core.begin(), core.end(), allowed.begin(), allowed.end(), std::back_inserter(kept));
+    if (!kept.empty()) cores.push_back(kept);
+  }
+  if (cores.empty()) cores.push_back(allowed);
+  return cores;
+}
+
+}  // namespace
+
+int usable_processors() {
+  const int allowed = static_cast<int>(affinity().size());
+  const double quota = cpu_quota();
+  return quota > 0 ? std::clamp(static_cast<int>(std::ceil(quota - 0.01)), 1, allowed) : allowed;
+}
+
+Topology read_topology() {
+  Topology t = look_at_machine().topology;
+  t.processor = processor_name();
+  t.memory_bytes = physical_memory();
+  t.usable = usable_processors();
+  return t;
+}
+
+std::string describe(const Topology& t) {
+  const auto many = [](int n, const char* what) { return str(n, ' ', what, n == 1 ? "" : "s"); };
+  return str(t.processor, "\n", many(t.packages, "package"), ", ", many(t.cores, "core"), ", ",
+             many(t.threads, "hardware thread"), ", ", many(t.numa_nodes, "NUMA node"),
+             "; this process may use ", many(t.usable, "processor"), "\nL2 ", human_bytes(t.l2_bytes),
+             ", L3 ", human_bytes(t.l3_bytes), ", memory ", human_bytes(t.memory_bytes), "\n");
+}
+
+std::vector<int> processors_for(int rank, int size) {
+  require(size >= 1 && rank >= 0 && rank < size, Errc::invalid_argument, "processors_for: local rank ", rank,
+          " of ", size);
+  const auto cores = usable_cores();
+  const auto n = cores.size(), r = static_cast<std::size_t>(rank), of = static_cast<std::size_t>(size);
+  const std::size_t begin = of > n ? 0 : n * r / of, end = of > n ? n : n * (r + 1) / of;
+  std::vector<int> processors;
+  for (auto i = begin; i < end; ++i) processors.insert(processors.end(), cores[i].begin(), cores[i].end());
+  std::sort(processors.begin(), processors.end());
+  return processors;
+}
+
+bool bind_process(const std::vector<int>& processors) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int p : processors)
+    if (p >= 0 && p < CPU_SETSIZE) CPU_SET(p, &set);
+  return sched_setaffinity(0, sizeof set, &set) == 0;
+}
+
+}  // namespace rz

@@ -1,0 +1,123 @@
+#include "comm/transports/arena.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+namespace rz {
+
+namespace {
+constexpr std::size_t alignment = 256;
+constexpr std::size_t page = 4096;
+constexpr std::size_t slab_bytes = std::size_t{2} << 20;
+constexpr std::size_t largest_in_slab = slab_bytes / 4;
+
+constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
+}  // namespace
+
+/// A piece of a slab; its memory goes back with it.
+struct Arena::Block {
+  std::shared_ptr<Arena> arena;
+  std::shared_ptr<Segment> segment;
+  std::size_t offset, bytes;
+  ~Block() { arena->give_back(segment.get(), offset, bytes); }
+};
+
+std::shared_ptr<Segment> SegmentMap::find(const std::byte* at, std::size_t bytes) const {
+  const std::less<const std::byte*> before;
+  auto it = std::upper_bound(entries.begin(), entries.end(), at,
+                             [&](const std::byte* a, const Entry& e) { return before(a, e.begin); });
+  if (it == entries.begin()) return nullptr;
+  --it;
+  if (!before(at, it->end) || bytes > static_cast<std::size_t>(it->end - at)) return nullptr;
+  return it->segment.lock();
+}
+
+std::shared_ptr<std::byte> Arena::allocate(std::size_t bytes) {
+  const std::size_t need = round_up(std::max<std::size_t>(bytes, 1), alignment);
+  if (bytes > largest_in_slab) {
+    const auto segment = new_segment(round_up(bytes, page));
+    return {segment, segment->memory.data()};
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& slab : slabs_)
+      if (auto block = from_slab(*slab, need)) return block;
+  }
+  auto slab = std::make_unique<Slab>();
+  slab->segment = new_segment(slab_bytes);
+  slab->free[0] = slab_bytes;
+  const std::lock_guard lock(mutex_);
+  slabs_.push_back(std::move(slab));
+  return from_slab(*slabs_.back(), need);
+}
+
+/// First fit.
+std::shared_ptr<std::byte> Arena::from_slab(Slab& slab, std::size_t bytes) {
+  const auto it =
+      std::find_if(slab.free.begin(), slab.free.end(), [&](auto& f) { return f.second >= bytes; });
+  if (it == slab.free.end()) return nullptr;
+  const auto [offset, size] = *it;
+  slab.free.erase(it);
+  if (size > bytes) slab.free[offset + bytes] = size - bytes;
+  std::byte* at = slab.segment->memory.data() + offset;
+  std::memset(at, 0, bytes);
+  return {std::shared_ptr<Block>(new Block{shared_from_this(), slab.segment, offset, bytes}), at};
+}
+
+void Arena::give_back(Segment* segment, std::size_t offset, std::size_t bytes) noexcept {
+  std::shared_ptr<Segment> last;  // dies after the lock is released
+  const std::lock_guard lock(mutex_);
+  const auto slab =
+      std::find_if(slabs_.begin(), slabs_.end(), [&](const auto& s) { return s->segment.get() == segment; });
+  auto& free = (*slab)->free;
+  auto it = free.emplace(offset, bytes).first;
+  if (const auto next = std::next(it); next != free.end() && it->first + it->second == next->first)
+    it->second += next->second, free.erase(next);
+  if (it != free.begin())
+    if (const auto previous = std::prev(it); previous->first + previous->second == it->first)
+      previous->second += it->second, free.erase(it), it = previous;
+  // The last slab stays, so that a lone small block does not cost a memfd each time.
+  if (it->second != slab_bytes || slabs_.size() == 1) return;
+  last = std::move((*slab)->segment);
+  slabs_.erase(slab);
+}
+
+std::shared_ptr<Segment> Arena::new_segment(std::size_t bytes) {
+  auto* made = new Segment{next_number_.fetch_add(1), SharedMemory::create(bytes)};
+  const std::shared_ptr<Segment> segment(made, [arena = weak_from_this()](Segment* s) {
+    if (const auto a = arena.lock()) a->forget(s);
+    delete s;
+  });
+  const std::byte* begin = made->memory.data();
+  const std::lock_guard lock(mutex_);
+  const auto at =
+      std::upper_bound(entries_.begin(), entries_.end(), begin, [](auto* a, auto& e) { return a < e.begin; });
+  entries_.insert(at, {begin, begin + made->memory.size(), segment});
+  version_.fetch_add(1, std::memory_order_release);
+  return segment;
+}
+
+void Arena::forget(Segment* segment) noexcept {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(entries_, [&](auto& e) { return e.begin == segment->memory.data(); });
+  dropped_.push_back(segment->number);
+  has_dropped_.store(true, std::memory_order_relaxed);
+  version_.fetch_add(1, std::memory_order_release);
+}
+
+void Arena::refresh(SegmentMap& map) {
+  if (map.version == version_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(mutex_);
+  map.entries = entries_;
+  map.version = version_.load(std::memory_order_relaxed);
+}
+
+void Arena::take_dropped(std::vector<std::uint32_t>& numbers) {
+  const std::lock_guard lock(mutex_);
+  numbers.insert(numbers.end(), dropped_.begin(), dropped_.end());
+  dropped_.clear();
+  has_dropped_.store(false, std::memory_order_relaxed);
+}
+
+}  // namespace rz

@@ -1,0 +1,65 @@
+#pragma once
+/// Memory that peers of this host may read where it lies. Small blocks share segments; large ones have their
+/// own. Thread-safe.
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "comm/transports/shared_memory.h"
+
+namespace rz {
+
+/// One memfd, known to peers by its number. Numbers are never used twice.
+struct Segment {
+  std::uint32_t number = 0;
+  SharedMemory memory;
+};
+
+/// Where memory of segments lies, as it was when `version` was current.
+struct SegmentMap {
+  struct Entry {
+    const std::byte* begin;
+    const std::byte* end;
+    std::weak_ptr<Segment> segment;
+  };
+  std::uint64_t version = 0;
+  std::vector<Entry> entries;  ///< by address
+  /// The segment that holds all of [at, at + bytes), or none.
+  std::shared_ptr<Segment> find(const std::byte* at, std::size_t bytes) const;
+};
+
+class Arena : public std::enable_shared_from_this<Arena> {
+ public:
+  /// Zeroed, aligned to 256 bytes; may outlive the arena's other holders. Errc::system states need and have.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  /// Brings the map up to date, if anything changed; without a lock if not.
+  void refresh(SegmentMap&);
+  /// Appends the numbers of segments that are gone since the last call.
+  void take_dropped(std::vector<std::uint32_t>&);
+  bool has_dropped() const { return has_dropped_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Block;
+  struct Slab {
+    std::shared_ptr<Segment> segment;
+    std::map<std::size_t, std::size_t> free;  ///< offset, size
+  };
+  std::shared_ptr<Segment> new_segment(std::size_t bytes);
+  std::shared_ptr<std::byte> from_slab(Slab&, std::size_t bytes);
+  void give_back(Segment*, std::size_t offset, std::size_t bytes) noexcept;
+  void forget(Segment*) noexcept;
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Slab>> slabs_;
+  std::vector<SegmentMap::Entry> entries_;
+  std::vector<std::uint32_t> dropped_;
+  std::atomic<bool> has_dropped_{false};
+  std::atomic<std::uint64_t> version_{0};
+  std::atomic<std::uint32_t> next_number_{0};
+};
+
+}  // namespace rz

@@ -1,0 +1,33 @@
+#pragma once
+/// Makes the transport of a group: shared memory within a host, TCP between hosts.
+
+#include <memory>
+#include <string>
+
+#include "comm/core/deadline.h"
+#include "comm/store.h"
+#include "comm/transports/transport.h"
+
+namespace rz {
+
+struct TransportOptions {
+  /// "auto": ranks with the same host id share memory, others use TCP. "shm": ranks of several hosts are an
+  /// error that names them. "tcp": TCP for every pair.
+  std::string kind = "auto";
+  std::string interface;  ///< name or address prefix of the network interface; empty: by the route to rank 0
+  int sockets = 2;        ///< TCP sockets a link for collectives
+  std::string host_id;    ///< what counts as one host; empty: this machine
+};
+
+/// Every rank calls it, with the same kind and number of sockets; the store must be fresh for the group
+/// (prefix_store). When it returns, this rank is connected with every other and needs the store no longer.
+/// Errc::timeout names the ranks that did not come.
+///
+/// Failures. progress() throws once any rank has died (peer_lost) or called abort() (aborted); every rank
+/// throws the same culprit. A rank whose transport is destroyed in order leaves the group: what it posted can
+/// still be read, and nobody is disturbed who needs it no longer. Who posts to it, finds its stream empty in
+/// peek(), or waits for it to consume, fails with peer_lost at the next progress(), and then the group with
+/// it.
+std::unique_ptr<Transport> connect_transport(int rank, int size, Store&, const TransportOptions&, Deadline);
+
+}  // namespace rz

@@ -1,0 +1,87 @@
+#include "comm/transports/roster.h"
+
+#include <unistd.h>
+
+#include <fstream>
+
+#include "comm/core/error.h"
+#include "comm/transports/meet.h"
+
+namespace rz {
+
+namespace {
+
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines(1);
+  for (const char c : text)
+    if (c == '\n')
+      lines.emplace_back();
+    else
+      lines.back() += c;
+  return lines;
+}
+
+/// The ranks from `first` on that have not published yet, without waiting.
+std::vector<int> absent(int first, int size, Store& store, const std::string& what) {
+  std::vector<int> ranks;
+  for (int r = first; r < size; ++r) try {
+      store.get(str(what, '/', r), Deadline::after(std::chrono::milliseconds(r == first ? 0 : 1)));
+    } catch (const Error&) {
+      ranks.push_back(r);
+    }
+  return ranks;
+}
+
+}  // namespace
+
+std::vector<std::string> exchange(int rank, int size, Store& store, const std::string& what,
+                                  const std::string& value, Deadline deadline) {
+  store.set(str(what, '/', rank), value);
+  std::vector<std::string> values;
+  for (int r = 0; r < size; ++r) try {
+      values.push_back(store.get(str(what, '/', r), deadline));
+    } catch (const Error& e) {
+      if (e.code() != Errc::timeout) throw;
+      const auto missing = absent(r, size, store, what);
+      throw Error(
+          Errc::timeout,
+          str("rank ", rank, " of ", size, ": rank ", list_ranks(missing.empty() ? std::vector{r} : missing),
+              " did not come to the rendezvous before the deadline (", e.what(), ")"),
+          r);
+    }
+  return values;
+}
+
+Roster exchange_roster(int rank, int size, Store& store, const TransportOptions& options, Deadline deadline) {
+  const std::string machine = machine_id();
+  const std::string host = options.host_id.empty() ? machine : options.host_id;
+  require(host.find('\n') == std::string::npos, Errc::config, "the host id holds a line break");
+  const std::string setup = str("transport=", options.kind, " sockets=", options.sockets);
+  const auto entries =
+      exchange(rank, size, store, "who",
+               str(host, '\n', machine, '\n', setup, '\n', rank == 0 ? random_hex() : ""), deadline);
+  Roster roster;
+  for (int r = 0; r < size; ++r) {
+    const auto lines = split_lines(entries[static_cast<std::size_t>(r)]);
+    require(lines.size() == 4, Errc::rendezvous, "rank ", r, " published '",
+            entries[static_cast<std::size_t>(r)],
+            "', which is no entry of a group; is another job using this store?");
+    require(lines[2] == setup, Errc::mismatch, "rank ", r, " has ", lines[2], ", but rank ", rank, " has ",
+            setup, "; RZ_TRANSPORT and RZ_SOCKETS must be the same everywhere");
+    roster.hosts.push_back(lines[0]);
+    roster.machines.push_back(lines[1]);
+    if (r == 0) roster.job = from_hex(lines[3]);
+  }
+  return roster;
+}
+
+std::string machine_id() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char host[256] = {}, space[64] = {};
+  gethostname(host, sizeof host - 1);
+  if (readlink("/proc/self/ns/net", space, sizeof space - 1) < 0) space[0] = 0;
+  return str(boot, '/', host, '/', space);
+}
+
+}  // namespace rz

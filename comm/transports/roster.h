@@ -1,0 +1,31 @@
+#pragma once
+/// Who belongs to the group and where each rank runs, as all ranks told each other through the store.
+
+#include <string>
+#include <vector>
+
+#include "comm/core/deadline.h"
+#include "comm/store.h"
+#include "comm/transports/connect.h"
+#include "comm/transports/random.h"
+
+namespace rz {
+
+struct Roster {
+  JobId job{};                        ///< random, made by rank 0
+  std::vector<std::string> hosts;     ///< each rank's host id
+  std::vector<std::string> machines;  ///< each rank's real machine, whatever its host id
+};
+
+/// Publishes this rank's entry and reads all others. Errc::timeout names the ranks that did not come,
+/// Errc::mismatch the first whose options differ.
+Roster exchange_roster(int rank, int size, Store&, const TransportOptions&, Deadline);
+
+/// A second round: every rank's value under `what`.
+std::vector<std::string> exchange(int rank, int size, Store&, const std::string& what,
+                                  const std::string& value, Deadline);
+
+/// The kernel's boot id, the host's name and the network namespace: ranks that agree on it can share memory.
+std::string machine_id();
+
+}  // namespace rz

@@ -1,0 +1,46 @@
+#pragma once
+/// Memory that processes share by passing a file descriptor: a memfd, sealed so that no holder can shrink it
+/// under another's feet, and fully backed from the start, so that lack of memory is an error, never a SIGBUS.
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "comm/transports/descriptor.h"
+
+namespace rz {
+
+class SharedMemory {
+ public:
+  SharedMemory() = default;
+  /// Zeroed. Errc::system states need and have.
+  static SharedMemory create(std::size_t bytes);
+  /// Maps memory that a peer made. Errc::system if it is not sealed, i.e. could shrink.
+  static SharedMemory map(Descriptor fd, bool writable);
+
+  SharedMemory(SharedMemory&& other) noexcept { swap(other); }
+  SharedMemory& operator=(SharedMemory&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~SharedMemory();
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  int fd() const { return fd_.get(); }
+  /// The mapping stays; nobody can be given it any more.
+  void close_fd() { fd_.close(); }
+
+ private:
+  void swap(SharedMemory& other) {
+    std::swap(fd_, other.fd_), std::swap(data_, other.data_), std::swap(size_, other.size_);
+  }
+  Descriptor fd_;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// What can still be had of memory: the kernel's estimate, at most what the cgroup leaves.
+unsigned long long available_memory();
+
+}  // namespace rz

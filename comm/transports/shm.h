@@ -1,0 +1,134 @@
+#pragma once
+/// The links between ranks of one host, through shared memory: the shm part of the transport that
+/// connect_transport() makes.
+///
+/// Every rank owns a memfd that holds the channels *to* it, one a peer and lane: a ring of frames, one cache
+/// line each, and a ring of bytes. One rank writes a channel, one reads it; there is no lock. A frame's bytes
+/// lie in the frame itself (tiny ones), in the ring of bytes (a copy), or in the sender's own segment
+/// (by reference: memory from allocate(), nothing copied). A unix socket a pair carries the segments'
+/// descriptors; it breaks when a process dies.
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "comm/core/deadline.h"
+#include "comm/transports/arena.h"
+#include "comm/transports/meet.h"
+#include "comm/transports/poller.h"
+#include "comm/transports/shared_memory.h"
+#include "comm/transports/transport.h"
+
+namespace rz {
+
+namespace shm {
+struct Header;
+struct Frame;
+struct Counters;
+}  // namespace shm
+
+class ShmLinks {
+ public:
+  /// `ranks`: those of this host, this one among them, ascending.
+  ShmLinks(int rank, std::vector<int> ranks, Poller&);
+  /// Says goodbye: what was posted stays readable, what was promised by reference too.
+  ~ShmLinks();
+
+  /// Where this rank listens: a name in the abstract namespace that nobody can guess.
+  const std::string& address() const { return address_; }
+  /// addresses[r] is rank r's address(); `introduction` without gifts.
+  void connect(Introduction, const std::vector<std::string>& addresses, Deadline);
+
+  std::size_t post(int peer, Lane, const Signature&, std::span<const std::byte>);
+  std::uint64_t released(int peer, Lane);
+  Incoming peek(int peer, Lane);
+  void consume(int peer, Lane, std::size_t bytes);
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) { return arena_->allocate(bytes); }
+
+  /// Has a peer posted or consumed anything since the last call that said so?
+  bool changed();
+  /// While asleep, peers ring the poller's doorbell when they post or consume.
+  void set_asleep(bool);
+
+  /// Reads the sockets that the poller has flagged and sends what is due on them. Returns a failure if a peer
+  /// died, or if this rank wants something from one that left.
+  std::optional<Failure> look();
+  /// What the ranks of this host have agreed on as the group's first failure.
+  std::optional<Failure> verdict() const;
+  /// Proposes the first failure and returns the one that won; wakes every rank of the host. Once, any thread.
+  Failure agree(const Failure&);
+
+ private:
+  struct Reference {
+    std::uint64_t begin, end;  ///< positions in the stream
+    std::shared_ptr<Segment> segment;
+  };
+  struct Outbound {
+    shm::Frame* frames = nullptr;
+    shm::Counters* counters = nullptr;
+    std::byte* ring = nullptr;
+    std::uint64_t frame_count = 0, ring_bytes = 0;
+    std::uint64_t posted = 0, ring_posted = 0, taken = 0;
+    std::uint64_t frames_done = 0, ring_done = 0;  ///< as last read from the counters
+    std::uint64_t seen = 0;                        ///< bytes consumed, as changed() saw them
+    std::deque<Reference> references;              ///< not yet consumed
+  };
+  struct Inbound {
+    shm::Frame* frames = nullptr;
+    shm::Counters* counters = nullptr;
+    const std::byte* ring = nullptr;
+    std::uint64_t frame_count = 0, ring_bytes = 0;
+    std::uint64_t next = 0;  ///< frame
+    std::uint64_t seen = 0;  ///< frames, as changed() saw them
+    std::uint64_t consumed = 0, ring_done = 0;
+    const std::byte* at = nullptr;  ///< the rest of the front frame, if it was looked at
+    std::size_t left = 0;
+  };
+  struct Link {
+    int rank = -1;
+    Descriptor socket, doorbell;
+    Watched watched;
+    SharedMemory memory;  ///< the peer's
+    shm::Header* header = nullptr;
+    std::array<Outbound, lane_count> out;
+    std::array<Inbound, lane_count> in;
+    std::unordered_set<std::uint32_t> announced;               ///< my segments that it knows
+    std::unordered_map<std::uint32_t, SharedMemory> segments;  ///< its segments that I have mapped
+    std::vector<std::uint32_t> to_drop;                        ///< my segments that it should forget
+    bool gone = false;
+  };
+
+  Link& link(int peer) { return *by_rank_[static_cast<std::size_t>(peer)]; }
+  void attach(Connection);
+  std::size_t post_by_reference(Link&, Outbound&, const Signature&, std::span<const std::byte>,
+                                std::shared_ptr<Segment>);
+  std::size_t post_copy(Outbound&, const Signature&, std::span<const std::byte>);
+  bool announce(Link&, const Segment&);
+  const std::byte* resolve(Link&, const Inbound&, const shm::Frame&);
+  void read_messages(Link&);
+  void send_drops();
+  void collect(Link&, Outbound&);
+  static void ring_if_asleep(Link&);
+  void want(const Link&);
+
+  int rank_;
+  std::vector<int> ranks_;
+  Poller& poller_;
+  std::string address_;
+  Descriptor listener_;
+  std::shared_ptr<Arena> arena_ = std::make_shared<Arena>();
+  SegmentMap map_;
+  SharedMemory memory_;
+  shm::Header* header_ = nullptr;
+  shm::Header* leader_ = nullptr;  ///< of the lowest rank of the host: its word decides who failed first
+  std::vector<std::unique_ptr<Link>> links_;
+  std::vector<Link*> by_rank_;  ///< null: not of this host
+  std::optional<Failure> wanted_;
+};
+
+}  // namespace rz
