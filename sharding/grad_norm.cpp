@@ -6,20 +6,14 @@
 #include <limits>
 #include <vector>
 
+#include "sharding/update_kernels.h"
+
 namespace rz {
 
 namespace {
 
 constexpr std::int64_t low_half = 0xffffffff;
 constexpr std::int64_t additions_before_carry = std::int64_t{1} << 29;
-
-/// The squares of one block: products of floats are exact in double; eight sums, then these in a fixed tree.
-double squares_of_block(const float* x) {
-  double lane[8] = {};
-  for (std::size_t i = 0; i < norm_block; i += 8)
-    for (std::size_t k = 0; k < 8; ++k) lane[k] += static_cast<double>(x[i + k]) * x[i + k];
-  return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
-}
 
 }  // namespace
 
@@ -103,7 +97,7 @@ void add_squares(ExactSum& sum, const float* x, std::size_t count, const Stream&
   for (std::size_t first = 0; first < count / norm_block; first += squares.size()) {
     const std::size_t n = std::min(squares.size(), count / norm_block - first);
     stream.parallel_for(n, 64, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t i = begin; i < end; ++i) squares[i] = squares_of_block(x + (first + i) * norm_block);
+      kernels::sums_of_squares(x + (first + begin) * norm_block, end - begin, squares.data() + begin);
     });
     for (std::size_t i = 0; i < n; ++i) sum.add(squares[i]);
   }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "comm/core/error.h"
+#include "sharding/update_kernels.h"
 
 namespace rz {
 
@@ -28,20 +29,11 @@ class Sgd final : public Optimizer {
   int state_count() const override { return o_.momentum > 0 ? 1 : 0; }
 
   void update(const UpdateSpan& s, float grad_scale, const Stream& stream) const override {
-    const auto rate = static_cast<float>(learning_rate());
-    const auto momentum = static_cast<float>(o_.momentum);
-    const auto decay = static_cast<float>(s.decay ? o_.weight_decay : 0);
-    float* const p = s.value;
-    float* const m = s.state[0];
+    const kernels::SgdFactors f{static_cast<float>(learning_rate()), static_cast<float>(o_.momentum),
+                                static_cast<float>(s.decay ? o_.weight_decay : 0), grad_scale, o_.nesterov};
     stream.parallel_for(s.count, grain, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t i = begin; i < end; ++i) {
-        float g = s.gradient[i] * grad_scale + decay * p[i];
-        if (m) {
-          m[i] = momentum * m[i] + g;
-          g = o_.nesterov ? g + momentum * m[i] : m[i];
-        }
-        p[i] -= rate * g;
-      }
+      kernels::sgd(s.value + begin, s.gradient + begin, s.state[0] ? s.state[0] + begin : nullptr,
+                   end - begin, f);
     });
   }
 
@@ -57,9 +49,8 @@ class Adam final : public Optimizer {
     require_not_negative(name(), "learning_rate", o.learning_rate);
     require_not_negative(name(), "weight_decay", o.weight_decay);
     require_not_negative(name(), "epsilon", o.epsilon);
-    for (const double beta : {o.beta1, o.beta2})
-      require(beta >= 0 && beta < 1, Errc::invalid_argument, name(), ": beta = ", beta,
-              " must lie in [0, 1)");
+    require_moment("beta1", o.beta1);
+    require_moment("beta2", o.beta2);
   }
 
   const char* name() const override { return decay_ == Decay::l2 ? "adam" : "adamw"; }
@@ -68,27 +59,28 @@ class Adam final : public Optimizer {
   void update(const UpdateSpan& s, float grad_scale, const Stream& stream) const override {
     const auto t = static_cast<double>(updates());
     const double decay = s.decay ? o_.weight_decay : 0;
-    const auto rate = static_cast<float>(learning_rate() / (1 - std::pow(o_.beta1, t)));
-    const auto inverse_correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(o_.beta2, t)));
-    const auto keep = static_cast<float>(decay_ == Decay::decoupled ? 1 - learning_rate() * decay : 1);
-    const auto l2 = static_cast<float>(decay_ == Decay::l2 ? decay : 0);
-    const auto beta1 = static_cast<float>(o_.beta1), beta2 = static_cast<float>(o_.beta2);
-    const auto rest1 = static_cast<float>(1 - o_.beta1), rest2 = static_cast<float>(1 - o_.beta2);
-    const auto epsilon = static_cast<float>(o_.epsilon);
-    float* const p = s.value;
-    float* const m = s.state[0];
-    float* const v = s.state[1];
+    const bool decoupled = decay_ == Decay::decoupled;
+    kernels::AdamFactors f;
+    f.rate = static_cast<float>(learning_rate() / (1 - std::pow(o_.beta1, t)));
+    f.inverse_correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(o_.beta2, t)));
+    f.beta1 = static_cast<float>(o_.beta1), f.rest1 = static_cast<float>(1 - o_.beta1);
+    f.beta2 = static_cast<float>(o_.beta2), f.rest2 = static_cast<float>(1 - o_.beta2);
+    f.epsilon = static_cast<float>(o_.epsilon);
+    f.keep = static_cast<float>(decoupled ? 1 - learning_rate() * decay : 1);
+    f.l2 = static_cast<float>(decoupled ? 0 : decay);
+    f.grad_scale = grad_scale;
     stream.parallel_for(s.count, grain, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t i = begin; i < end; ++i) {
-        const float g = s.gradient[i] * grad_scale + l2 * p[i];
-        m[i] = beta1 * m[i] + rest1 * g;
-        v[i] = beta2 * v[i] + rest2 * g * g;
-        p[i] = p[i] * keep - rate * m[i] / (std::sqrt(v[i]) * inverse_correction2 + epsilon);
-      }
+      kernels::adam(s.value + begin, s.gradient + begin, s.state[0] + begin, s.state[1] + begin, end - begin,
+                    f);
     });
   }
 
  private:
+  void require_moment(const char* option, double beta) const {
+    require(beta >= 0 && beta < 1, Errc::invalid_argument, name(), ": ", option, " = ", beta,
+            " must lie in [0, 1)");
+  }
+
   const AdamOptions o_;
   const Decay decay_;
 };
