@@ -18,27 +18,28 @@ struct TransientMemory::State {
 
   Block take(std::size_t bytes) {
     const std::lock_guard lock(mutex);
-    Block block = best_free(bytes);
-    if (!block.memory) {
-      for (const Block& b : free) held -= b.bytes;
-      free.clear();
-      block = {upstream(bytes), bytes};
-      held += bytes;
-      ++allocations;
-    }
     in_use += bytes;
     peak = std::max(peak, in_use);
-    return block;
+    const bool room = held + bytes <= peak;
+    if (const auto best = best_free(bytes); best != free.end() && (best->bytes <= 2 * bytes || !room)) {
+      const Block block = std::move(*best);
+      free.erase(best);
+      return block;
+    }
+    if (!room) {
+      for (const Block& b : free) held -= b.bytes;
+      free.clear();
+    }
+    held += bytes;
+    ++allocations;
+    return {upstream(bytes), bytes};
   }
 
-  Block best_free(std::size_t bytes) {
+  std::vector<Block>::iterator best_free(std::size_t bytes) {
     auto best = free.end();
     for (auto b = free.begin(); b != free.end(); ++b)
       if (b->bytes >= bytes && (best == free.end() || b->bytes < best->bytes)) best = b;
-    if (best == free.end()) return {};
-    const Block block = *best;
-    free.erase(best);
-    return block;
+    return best;
   }
 
   void give_back(Block block, std::size_t bytes) {

@@ -8,10 +8,10 @@
 
 namespace rz {
 
-/// Blocks from `upstream`, used again as they come back: the smallest that is large enough, whole. If none
-/// is, those that are free (hence too small) go back to upstream before a new one is made; so it never holds
-/// more blocks than were once in use together, and after the first steps asks for nothing any more.
-/// Thread-safe.
+/// Blocks from `upstream`, whole, used again as they come back: the smallest that is large enough, unless
+/// that wastes more than half of it and there is room for a new one. Room is what was once in use together:
+/// beyond it, free blocks that are too small go back to upstream before a new one is made. After the first
+/// steps nothing is asked of upstream any more. Thread-safe.
 class TransientMemory {
  public:
   explicit TransientMemory(Allocator upstream);
