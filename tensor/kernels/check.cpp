@@ -33,7 +33,8 @@ void check_indices(const char* op, const Argument& a, std::size_t count, std::si
   for (std::size_t i = 0; i < count; ++i)
     if ((indices[i] < 0 && (ignored >= 0 || indices[i] != ignored)) ||
         (indices[i] >= 0 && static_cast<std::size_t>(indices[i]) >= limit))
-      fail(Errc::invalid_argument, op, ": ", a.name, "[", i, "] = ", indices[i], " is not in [0, ", limit, ")");
+      fail(Errc::invalid_argument, op, ": ", a.name, "[", i, "] = ", indices[i], " is not in [0, ", limit,
+           ")");
 }
 
 }  // namespace rz::ops

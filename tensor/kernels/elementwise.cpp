@@ -17,9 +17,7 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-void add(float* out, const float* a, const float* b, std::size_t n) {
-  RZ_EACH(i, 0, n) out[i] = a[i] + b[i];
-}
+void add(float* out, const float* a, const float* b, std::size_t n) { RZ_EACH(i, 0, n) out[i] = a[i] + b[i]; }
 void multiply(float* out, const float* a, const float* b, std::size_t n) {
   RZ_EACH(i, 0, n) out[i] = a[i] * b[i];
 }
@@ -39,7 +37,8 @@ void relu_backward(float* d_in, const float* d_out, const float* in, bool accumu
     RZ_EACH(i, 0, n) d_in[i] = in[i] > 0 ? d_out[i] : 0;
 }
 void tanh(float* out, const float* in, std::size_t n) {
-  map(out, n, [](auto x) HWY_ATTR { return hyperbolic_tangent(x); }, in);
+  map(
+      out, n, [](auto x) HWY_ATTR { return hyperbolic_tangent(x); }, in);
 }
 void tanh_backward(float* d_in, const float* d_out, const float* out, bool accumulate, std::size_t n) {
   if (accumulate)

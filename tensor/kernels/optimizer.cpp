@@ -32,11 +32,11 @@ namespace HWY_NAMESPACE {
 void adam_all(float* HWY_RESTRICT p, const float* HWY_RESTRICT g, float* HWY_RESTRICT m,
               float* HWY_RESTRICT v, std::size_t n, kernels::AdamFactors f) {
   const Floats d;
-  const auto update = [&](FloatVector& w, FloatVector grad, FloatVector& first, FloatVector& second) HWY_ATTR {
+  const auto update = [&](FloatVector& w, FloatVector grad, FloatVector& first,
+                          FloatVector& second) HWY_ATTR {
     grad = hn::Add(hn::Mul(grad, hn::Set(d, f.scale)), hn::Mul(hn::Set(d, f.l2), w));
     first = hn::Add(hn::Mul(hn::Set(d, f.beta1), first), hn::Mul(hn::Set(d, f.rest1), grad));
-    second = hn::Add(hn::Mul(hn::Set(d, f.beta2), second),
-                     hn::Mul(hn::Mul(hn::Set(d, f.rest2), grad), grad));
+    second = hn::Add(hn::Mul(hn::Set(d, f.beta2), second), hn::Mul(hn::Mul(hn::Set(d, f.rest2), grad), grad));
     const auto root = hn::Add(hn::Mul(hn::Sqrt(second), hn::Set(d, f.correction)), hn::Set(d, f.eps));
     w = hn::Sub(hn::Mul(w, hn::Set(d, f.keep)), hn::Div(hn::Mul(hn::Set(d, f.rate), first), root));
   };

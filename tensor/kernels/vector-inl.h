@@ -101,7 +101,8 @@ HWY_INLINE Reduced reduce_exponent(FloatVector x) {
   FloatVector r = hn::NegMulAdd(whole, hn::Set(d, 0.693145751953125f), x);
   r = hn::NegMulAdd(whole, hn::Set(d, 1.42860682030941723e-6f), r);
   FloatVector p = hn::Set(d, 1.0f / 5040);
-  for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f}) p = hn::MulAdd(p, r, hn::Set(d, c));
+  for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f})
+    p = hn::MulAdd(p, r, hn::Set(d, c));
   return {n, hn::MulAdd(hn::Mul(p, r), r, r)};
 }
 
