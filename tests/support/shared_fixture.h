@@ -1,6 +1,6 @@
 #pragma once
-/// The shared fixture gpt2_tiny, beside the sources where it is there: 4 layers, 4 heads, 128 channels, 64 positions, vocabulary 256; and PyTorch's losses
-/// from the weights that start() makes.
+/// The shared fixture gpt2_tiny, beside the sources where it is there: 4 layers, 4 heads, 128 channels, 64
+/// positions, vocabulary 256; and PyTorch's losses from the weights that start() makes.
 
 #include <string>
 #include <vector>

@@ -316,26 +316,5 @@ TEST_F(TrainGptCheckpoint, ATiedHeadMustEqualTheEmbedding) {
   EXPECT_EQ(complaint([&] { Checkpoint(SafetensorsFile::open(path("m.safetensors")), parameters_); }), "");
 }
 
-TEST(TrainGptInitialise, DoesNotDependOnHowItIsCut) {
-  Parameter p;
-  p.name = "transformer.h.0.mlp.c_proj.weight";
-  p.shape = {100, 101};
-  std::vector<float> whole(p.count()), cut(p.count());
-  initialise(p, {0, p.count()}, whole.data(), 8, 3);
-  for (std::size_t at = 0; at < p.count(); at += 37)
-    initialise(p, {at, std::min(at + 37, p.count())}, &cut[at], 8, 3);
-  EXPECT_EQ(whole, cut);
-  double sum = 0, squares = 0;
-  for (const float x : whole) sum += x, squares += double(x) * x;
-  EXPECT_NEAR(sum / 10100, 0, 5 * 0.005 / 100);
-  EXPECT_NEAR(std::sqrt(squares / 10100), 0.005, 0.005 * 0.03);
-  std::vector<float> other(p.count());
-  initialise(p, {0, p.count()}, other.data(), 8, 4);
-  EXPECT_NE(whole, other);
-  p.name = "transformer.ln_f.weight", p.shape = {3};
-  initialise(p, {0, 3}, whole.data(), 8, 3);
-  EXPECT_EQ(whole[2], 1);
-}
-
 }  // namespace
 }  // namespace rz::train_gpt

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "comm/core/error.h"
+
 namespace rz::train_gpt {
 
 Batches::Batches(BatchPlan plan) : plan_(plan) {
@@ -12,6 +14,8 @@ Batches::Batches(BatchPlan plan) : plan_(plan) {
                                     .shuffle = true,
                                     .drop_last = plan.drop_last,
                                     .seed = plan.seed});
+  require(!sampler_ || sampler_->per_rank() > 0, Errc::config, plan.samples, " samples are too few for ",
+          plan.ranks, " ranks; give more data, or set dataloader_drop_last to false");
 }
 
 std::vector<std::uint64_t> Batches::indices(std::uint64_t update, std::uint64_t micro_batch) const {

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <numbers>
+#include <memory>
 #include <set>
 
 #include "comm/core/error.h"
@@ -96,48 +95,6 @@ void Checkpoint::check_tied_head(const Parameter& wte) const {
 
 void Checkpoint::read(const Parameter& p, Range elements, float* out) const {
   file_.read_f32(*entries_.at(&p), elements.begin, {out, elements.count()});
-}
-
-// ---- fresh weights
-
-namespace {
-
-/// The finaliser of SplitMix64 (Steele et al., 2014, doi:10.1145/2660193.2660195).
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-std::uint64_t key_of(const std::string& name, std::uint64_t seed) {
-  std::uint64_t key = mix(seed);
-  for (const unsigned char c : name) key = mix(key ^ c);
-  return key;
-}
-
-/// Elements 2i and 2i + 1 of a row of normal deviates (Box and Muller, 1958, doi:10.1214/aoms/1177706645).
-std::array<float, 2> normal_pair(std::uint64_t key, std::uint64_t i) {
-  const std::uint64_t bits = mix(key ^ mix(i));
-  const double u = (static_cast<double>(bits >> 32) + 1) * 0x1p-32,
-               v = static_cast<double>(bits & 0xffffffffu) * 0x1p-32;
-  const double radius = std::sqrt(-2 * std::log(u)), angle = 2 * std::numbers::pi * v;
-  return {static_cast<float>(radius * std::cos(angle)), static_cast<float>(radius * std::sin(angle))};
-}
-
-}  // namespace
-
-void initialise(const Parameter& p, Range elements, float* out, int layers, std::uint64_t seed) {
-  if (p.shape.dims() < 2)
-    return void(std::fill_n(out, elements.count(), p.name.ends_with(".weight") ? 1.0f : 0.0f));
-  const bool scaled = p.name.ends_with("c_proj.weight");
-  const auto deviation = static_cast<float>(scaled ? 0.02 / std::sqrt(2.0 * layers) : 0.02);
-  const std::uint64_t key = key_of(p.name, seed);
-  for (std::size_t i = elements.begin; i < elements.end; ++i) {
-    const auto pair = normal_pair(key, i / 2);
-    *out++ = deviation * pair[i % 2];
-    if (i % 2 == 0 && i + 1 < elements.end) *out++ = deviation * pair[1], ++i;
-  }
 }
 
 // ---- saving

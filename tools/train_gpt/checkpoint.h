@@ -32,11 +32,6 @@ class Checkpoint {
   std::unordered_map<const Parameter*, const SafetensorsEntry*> entries_;
 };
 
-/// GPT-2's fresh weights: normal with deviation 0.02, that of c_proj.weight divided by sqrt(2 layers), norms
-/// 1, biases 0 (Radford et al., 2019). Each element is a pure function of seed, name and index, so that ranks
-/// agree on what they store, however it is cut.
-void initialise(const Parameter&, Range elements, float* out, int layers, std::uint64_t seed);
-
 /// Writes path, one tensor at a time; rank 0 does, every rank calls it.
 void save_model(const std::string& path, std::span<Parameter* const> parameters, Strategy&, int rank,
                 const Stream&);
