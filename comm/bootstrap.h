@@ -2,7 +2,9 @@
 /// Who am I: rank, size and rendezvous, from the environment that torchrun, Open MPI, MPICH, PMIx and Slurm
 /// set.
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/store.h"
@@ -14,7 +16,9 @@ struct Place {
   int size = 1;
   int local_rank = 0;
   int local_size = 1;
-  std::string master;  ///< "host:port" of rank 0's store; empty for a group of one
+  /// "host:port" of rank 0's store; "job:<id>" where all ranks are on this host and meet under the job's id;
+  /// empty for a group of one.
+  std::string master;
   std::string
       launcher;  ///< which environment it was: "torchrun", "openmpi", "pmix", "mpich", "slurm", "none"
 };
@@ -22,11 +26,22 @@ struct Place {
 /// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or the equivalents of an
 /// MPI or Slurm launcher (OMPI_COMM_WORLD_*, PMIX_*, PMI_*, MPI_LOCAL*, SLURM_*). With none of them: a group
 /// of one. Errc::config names each variable that is missing or malformed, and the launcher whose it is.
+///
+/// MASTER_ADDR and MASTER_PORT count under every launcher. Without them, ranks of an MPI launcher must all be
+/// on this host; Slurm's use its first node, at port 20000 + job id modulo 20000. Where torchrun's agent
+/// itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE), the store is at the port after it.
 Place place_from_environment();
 
+/// A variable's value, or none.
+using Variables = std::function<std::optional<std::string>(const std::string& name)>;
+/// The same with variables from elsewhere than the process's environment.
+Place place_from(const Variables&);
+
 /// The store that belongs to the place: rank 0 serves, all connect. Where an MPI launcher gives no
-/// MASTER_ADDR and all ranks are on this host, the ranks meet through a private socket directory derived from
-/// the job's id.
+/// MASTER_ADDR and all ranks are on this host, the ranks meet in a private directory (0700, under
+/// XDG_RUNTIME_DIR or the temporary directory) derived from the job's id. Then rank 0 waits for all, which
+/// Errc::timeout names if they do not come, and removes the directory with its store; what an earlier job has
+/// left there is not taken for this one's.
 std::shared_ptr<Store> store_for(const Place&, std::chrono::milliseconds timeout = std::chrono::seconds(30));
 
 }  // namespace rz

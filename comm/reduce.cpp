@@ -10,13 +10,14 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "comm/reduce.cpp"
+// AVX-512, AVX2 and the portable target remain.
 #ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS \
-  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)  // leaves AVX-512, AVX2 and the portable one
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #endif
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -25,15 +26,22 @@
 #include "comm/core/error.h"
 #include "comm/core/math.h"
 
+// dst may be one of the sources: each element is then read before it is written, which is no dependence
+// between iterations.
+#ifndef RZ_EACH
+#ifdef __clang__
+#define RZ_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define RZ_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+#define RZ_EACH(i, count) RZ_INDEPENDENT for (std::size_t i = 0; i < (count); ++i)
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
 using Sources = std::span<const void* const>;
-
-// dst may be one of the sources: then each element is read before it is written, which is no dependence
-// between iterations.
-#define RZ_EACH(i, count) _Pragma("GCC ivdep") for (std::size_t i = 0; i < (count); ++i)
 
 struct Sum {
   template <class T>

@@ -27,9 +27,6 @@ template <class... T>
   throw Refused{str(parts...)};
 }
 
-bool reduces(Collective c) {
-  return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::reduce;
-}
 bool all_to_all(Collective c) { return c == Collective::all_to_all || c == Collective::all_to_all_v; }
 
 /// Some of the chunks: first, first + stride, …
@@ -260,7 +257,7 @@ class Verifier {
       if (nodes_[id].step->kind != Step::combine) continue;
       nodes_[id].partner = static_cast<int>(messages_.size());
       for (const Term& term : nodes_[id].step->terms) {
-        int& head = first[static_cast<std::size_t>(std::max(0, term.peer) * size_ + nodes_[id].rank)];
+        int& head = first[std::max(0, term.peer) * size_ + nodes_[id].rank];
         messages_.push_back(term.peer < 0 ? -1 : head);
         if (term.peer < 0) continue;
         match(head, id, term.peer);

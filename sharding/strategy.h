@@ -149,6 +149,10 @@ class Strategy {
   virtual void provide_gradients(int bucket) = 0;
   /// Starts the reduction of a bucket, whose gradients are complete and whose padding is zero.
   virtual Work reduce(int bucket, const Stream&) = 0;
+  /// A pass begins, after what begin_backward() decides.
+  virtual void pass_begins() {}
+  /// A member's gradient is about to be written for the first time in a pass.
+  virtual void gradient_begins(int member);
   /// A member's gradient is complete in a pass that synchronises.
   virtual void gradient_ready(int member, const Stream&);
   /// All reductions have ended.
@@ -179,7 +183,8 @@ class Strategy {
   BucketOptions bucket_options() const;
   /// Waits, and counts the time as exposed.
   void wait_exposed(const Work&, const Stream&);
-  Stream stream() const { return tape_ ? tape_->stream() : Stream(); }
+  /// The tape's.
+  const Stream& stream() const { return stream_; }
   /// Puts members into other buckets; optimizer state moves along. Only while updated() names whole buckets.
   void change_layout(BucketLayout);
 
@@ -194,7 +199,7 @@ class Strategy {
   StrategyKind kind_;
   Communicator& communicator_;
   StrategyOptions options_;
-  Tape* tape_ = nullptr;
+  Stream stream_;
   std::vector<Parameter*> members_, frozen_;
   std::unordered_map<const Parameter*, int> member_of_;
   std::unique_ptr<BucketScheduler> scheduler_;

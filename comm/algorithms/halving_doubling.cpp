@@ -29,6 +29,7 @@ std::vector<Round> halvings(int size) {
 template <class Partial>
 void halve(Seat seat, std::vector<Step>& steps, Partial partial) {
   std::vector<Slot> held;
+  held.reserve(static_cast<std::size_t>(seat.size));
   for (int i = 0; i < seat.size; ++i) held.push_back(input(around(seat, i)));
   for (const auto [near, far] : halvings(seat.size)) {
     for (int i = near; i < far; ++i) steps.push_back(send(around(seat, near), held[i]));

@@ -7,14 +7,17 @@
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <utility>
 
 #include "comm/core/error.h"
 #include "comm/core/pause.h"
 #include "comm/core/types.h"
+#include "comm/store_detail.h"
 #include "comm/topology.h"
 #include "comm/transports/poller.h"
 #include "comm/transports/roster.h"
 #include "comm/transports/shm.h"
+#include "comm/transports/tcp.h"
 
 namespace rz {
 
@@ -33,44 +36,67 @@ constexpr auto longest_sleep = std::chrono::milliseconds(100);
 /// Routes each peer to its link, and is the one place for waiting and for failures.
 class GroupTransport final : public Transport {
  public:
-  GroupTransport(int rank, int size, const Roster& roster)
+  GroupTransport(int rank, int size, const Roster& roster, const TransportOptions& options,
+                 const Store& store)
       : rank_(rank),
         size_(size),
         crowded_(std::count(roster.machines.begin(), roster.machines.end(), roster.machines[at(rank)]) >
                  usable_processors()),
-        shm_(rank, neighbours(rank, roster), poller_) {}
+        near_(neighbours(rank, roster, options.kind)),
+        shm_(rank, near_, poller_),
+        tcp_(rank, others(size, near_), options.sockets, listen_address(roster, options, store), poller_) {}
 
   void connect(Store& store, const Roster& roster, Deadline deadline) {
-    const auto addresses = exchange(rank_, size_, store, "at", shm_.address(), deadline);
-    shm_.connect({roster.job, rank_, size_, {}}, addresses, deadline);
+    const auto entries =
+        exchange(rank_, size_, store, "at", str(shm_.address(), ' ', tcp_.address()), deadline);
+    std::vector<std::string> shm, tcp;
+    for (const auto& entry : entries) {
+      const auto space = std::min(entry.find(' '), entry.size());
+      shm.push_back(entry.substr(0, space));
+      tcp.push_back(entry.substr(std::min(space + 1, entry.size())));
+    }
+    const Introduction me{roster.job, rank_, size_, {}};
+    shm_.connect(me, shm, deadline);
+    tcp_.connect(me, tcp, deadline);
   }
 
   std::size_t post(int peer, Lane lane, const Signature& signature,
                    std::span<const std::byte> bytes) override {
-    return shm_.post(peer, lane, signature, bytes);
+    return shm_.has(peer) ? shm_.post(peer, lane, signature, bytes) : tcp_.post(peer, lane, signature, bytes);
   }
-  std::uint64_t released(int peer, Lane lane) override { return shm_.released(peer, lane); }
-  Incoming peek(int peer, Lane lane) override { return shm_.peek(peer, lane); }
-  void consume(int peer, Lane lane, std::size_t bytes) override { shm_.consume(peer, lane, bytes); }
+  std::uint64_t released(int peer, Lane lane) override {
+    return shm_.has(peer) ? shm_.released(peer, lane) : tcp_.released(peer, lane);
+  }
+  Incoming peek(int peer, Lane lane) override {
+    return shm_.has(peer) ? shm_.peek(peer, lane) : tcp_.peek(peer, lane);
+  }
+  void consume(int peer, Lane lane, std::size_t bytes) override {
+    return shm_.has(peer) ? shm_.consume(peer, lane, bytes) : tcp_.consume(peer, lane, bytes);
+  }
+  std::size_t receive(int peer, Lane lane, std::span<std::byte> into) override {
+    return shm_.has(peer) ? Transport::receive(peer, lane, into) : tcp_.receive(peer, lane, into);
+  }
 
   void progress() override {
     check();
-    const auto now = Deadline::Clock::now();
-    if (now < next_look_) return;
-    next_look_ = now + look_interval;
-    poller_.poll(microseconds(0));
+    if (tcp_.empty()) {  // then there is nothing to move, only to see who died
+      const auto now = Deadline::Clock::now();
+      if (now < next_look_) return;
+      next_look_ = now + look_interval;
+    }
+    fresh_ |= poller_.poll(microseconds(0));
     look();
   }
 
   void wait(microseconds most) override {
-    if (stirred()) return;
+    if (std::exchange(fresh_, false) || stirred()) return;
     for (int i = crowded_ ? spins : 0; i < spins; ++i) {
-      if (stirred()) return;
+      if (stirred() || (!tcp_.empty() && i % 64 == 63 && poller_.poll(microseconds(0)))) return;
       cpu_pause();
     }
     for (int i = crowded_ ? 0 : yields; i < yields; ++i) {
       sched_yield();
-      if (stirred()) return;
+      if (stirred() || (!tcp_.empty() && poller_.poll(microseconds(0)))) return;
     }
     shm_.set_asleep(true);
     if (!stirred()) poller_.poll(std::min<microseconds>(most, longest_sleep));
@@ -85,17 +111,41 @@ class GroupTransport final : public Transport {
 
   void abort(const Failure& failure) noexcept override { poison(failure); }
 
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return shm_.allocate(bytes); }
-  bool one_host() const override { return true; }
-  std::string describe() const override { return "shm"; }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
+    if (near_.size() > 1) return shm_.allocate(bytes);
+    auto memory = allocate_host(bytes);
+    if (bytes) std::memset(memory.get(), 0, bytes);
+    return memory;
+  }
+  bool one_host() const override { return tcp_.empty(); }
+  std::string describe() const override {
+    return tcp_.empty() ? "shm" : near_.size() > 1 ? "shm+tcp" : "tcp";
+  }
 
  private:
   static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
-  static std::vector<int> neighbours(int rank, const Roster& roster) {
-    std::vector<int> ranks;
-    for (std::size_t r = 0; r < roster.hosts.size(); ++r)
-      if (roster.hosts[r] == roster.hosts[at(rank)]) ranks.push_back(static_cast<int>(r));
-    return ranks;
+  /// The ranks that share memory with this one, itself among them.
+  static std::vector<int> neighbours(int rank, const Roster& roster, const std::string& kind) {
+    std::vector<int> near, far;
+    for (int r = 0; r < static_cast<int>(roster.hosts.size()); ++r)
+      (roster.hosts[at(r)] == roster.hosts[at(rank)] ? near : far).push_back(r);
+    require(kind != "shm" || far.empty(), Errc::config, "transport 'shm', but rank ", list_ranks(far),
+            " is not on the host of rank ", rank, "; use 'auto' or 'tcp'");
+    return kind == "tcp" ? std::vector{rank} : near;
+  }
+  static std::vector<int> others(int size, const std::vector<int>& near) {
+    std::vector<int> far;
+    for (int r = 0; r < size; ++r)
+      if (!std::binary_search(near.begin(), near.end(), r)) far.push_back(r);
+    return far;
+  }
+  static SocketAddress listen_address(const Roster& roster, const TransportOptions& options,
+                                      const Store& store) {
+    const bool one_machine = std::set(roster.machines.begin(), roster.machines.end()).size() == 1;
+    const bool needed =
+        options.kind == "tcp" || std::set(roster.hosts.begin(), roster.hosts.end()).size() > 1;
+    if (!needed) return {};
+    return choose_address(options.interface, one_machine, tcp_store_local_address(store));
   }
 
   /// Something that a caller of wait() wants to see.
@@ -108,6 +158,7 @@ class GroupTransport final : public Transport {
   }
 
   void look() {
+    if (const auto failure = tcp_.look()) poison(*failure);
     if (const auto failure = shm_.look()) poison(*failure);
     check();
   }
@@ -117,18 +168,22 @@ class GroupTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     if (failed_.load()) return;
     failure_ = shm_.agree(failure);
+    tcp_.announce(failure_);
     failed_.store(true, std::memory_order_release);
     Poller::ring(poller_.doorbell());
   }
 
   [[noreturn]] void throw_failure() const {
-    throw Error(failure_.deliberate ? Errc::aborted : Errc::peer_lost, failure_.reason, failure_.culprit);
+    throw Error(failure_.code, failure_.reason, failure_.culprit);
   }
 
   int rank_, size_;
   bool crowded_;  ///< more ranks than processors on this machine: spinning would take them from each other
+  std::vector<int> near_;
   Poller poller_;
   ShmLinks shm_;
+  TcpLinks tcp_;
+  bool fresh_ = false;  ///< progress() saw something that wait() must not sleep over
   Deadline::Clock::time_point next_look_{};
   std::atomic<bool> woken_{false};
   std::mutex mutex_;
@@ -150,7 +205,7 @@ std::unique_ptr<Transport> connect_transport(int rank, int size, Store& store,
                                              const TransportOptions& options, Deadline deadline) {
   check_arguments(rank, size, options);
   const Roster roster = exchange_roster(rank, size, store, options, deadline);
-  auto transport = std::make_unique<GroupTransport>(rank, size, roster);
+  auto transport = std::make_unique<GroupTransport>(rank, size, roster, options, store);
   transport->connect(store, roster, deadline);
   return transport;
 }

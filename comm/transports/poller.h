@@ -15,7 +15,7 @@ namespace rz {
 struct Watched {
   std::uint32_t events = 0;
   bool readable() const { return events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR); }
-  bool writable() const { return events & (EPOLLOUT | EPOLLHUP | EPOLLERR); }
+  bool writable() const { return events & EPOLLOUT; }
   bool hung_up() const { return events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); }
 };
 

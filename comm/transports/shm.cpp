@@ -33,7 +33,7 @@ struct Header {
   /// The leader's decides for the host: 1 + the rank whose record holds the group's first failure.
   std::atomic<std::uint32_t> verdict{0};
   std::int32_t culprit = -1;
-  std::uint32_t deliberate = 0;
+  std::uint32_t code = 0;
   char reason[488] = {};
 };
 
@@ -300,34 +300,29 @@ Incoming ShmLinks::peek(int peer, Lane lane) {
       return {};
     }
     in.at = resolve(l, in, frame);
+    if (!in.at) return damaged(l, frame), Incoming{};
     in.left = frame.length;
   }
   return {frame.signature, {in.at, in.left}};
 }
 
-/// Where the frame's bytes lie in this process, checked against the bounds of what was mapped.
+/// Where the frame's bytes lie in this process; null if they are not within what was mapped.
 const std::byte* ShmLinks::resolve(Link& l, const Inbound& in, const Frame& frame) {
   const auto within = [&](std::uint64_t size) {
     return frame.length <= size && frame.offset <= size - frame.length;
   };
-  const auto damaged = [&] {
-    fail(Errc::peer_lost, "rank ", l.rank, " sent a damaged frame: length ", frame.length, ", place ",
-         frame.where, ", offset ", frame.offset);
-  };
   if (frame.where == in_frame) {
-    if (frame.length > inline_bytes) damaged();
-    return frame.payload;
+    return frame.length <= inline_bytes ? frame.payload : nullptr;
   }
   if (frame.where == in_ring) {
-    if (!within(in.ring_bytes)) damaged();
-    return in.ring + frame.offset;
+    return within(in.ring_bytes) ? in.ring + frame.offset : nullptr;
   }
   auto it = l.segments.find(frame.where);
   if (it == l.segments.end()) {
     read_messages(l);  // its descriptor was sent before the frame
     it = l.segments.find(frame.where);
   }
-  if (it == l.segments.end() || !within(it->second.size())) damaged();
+  if (it == l.segments.end() || !within(it->second.size())) return nullptr;
   return it->second.data() + frame.offset;
 }
 
@@ -401,7 +396,7 @@ std::optional<Failure> ShmLinks::look() {
     l->gone = true;
     poller_.remove(l->socket.get());
     if (l->header->state.load(std::memory_order_seq_cst) != State::left && !lost)
-      lost = Failure{l->rank, false,
+      lost = Failure{l->rank, Errc::peer_lost,
                      str("rank ", l->rank, " died: its process ended without leaving the group")};
   }
   return lost ? lost : wanted_;
@@ -424,7 +419,14 @@ void ShmLinks::send_drops() {
 void ShmLinks::want(const Link& l) {
   if (!wanted_)
     wanted_ =
-        Failure{l.rank, false, str("rank ", l.rank, " left the group, and rank ", rank_, " still needs it")};
+        Failure{l.rank, Errc::peer_lost, str("rank ", l.rank, " left the group, and rank ", rank_, " still needs it")};
+}
+
+void ShmLinks::damaged(const Link& l, const Frame& frame) {
+  if (!wanted_)
+    wanted_ = Failure{l.rank, false,
+                      str("rank ", l.rank, " sent a damaged frame: length ", frame.length, ", place ",
+                          frame.where, ", offset ", frame.offset)};
 }
 
 std::optional<Failure> ShmLinks::verdict() const {
@@ -432,7 +434,7 @@ std::optional<Failure> ShmLinks::verdict() const {
   if (!word) return std::nullopt;
   const int author = static_cast<int>(word) - 1;
   const Header* h = author == rank_ ? header_ : by_rank_[static_cast<std::size_t>(author)]->header;
-  return Failure{h->culprit, h->deliberate != 0,
+  return Failure{h->culprit, static_cast<Errc>(h->code),
                  std::string(h->reason, strnlen(h->reason, sizeof h->reason))};
 }
 
@@ -441,7 +443,7 @@ std::optional<Failure> ShmLinks::verdict() const {
 Failure ShmLinks::agree(const Failure& failure) {
   if (!leader_) return failure;
   header_->culprit = failure.culprit;
-  header_->deliberate = failure.deliberate;
+  header_->code = static_cast<std::uint32_t>(failure.code);
   const std::size_t n = failure.reason.copy(header_->reason, sizeof header_->reason - 1);
   header_->reason[n] = 0;
   std::uint32_t nobody = 0;

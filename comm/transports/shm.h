@@ -44,6 +44,7 @@ class ShmLinks {
   /// addresses[r] is rank r's address(); `introduction` without gifts.
   void connect(Introduction, const std::vector<std::string>& addresses, Deadline);
 
+  bool has(int peer) const { return by_rank_[static_cast<std::size_t>(peer)] != nullptr; }
   std::size_t post(int peer, Lane, const Signature&, std::span<const std::byte>);
   std::uint64_t released(int peer, Lane);
   Incoming peek(int peer, Lane);
@@ -115,6 +116,7 @@ class ShmLinks {
   void collect(Link&, Outbound&);
   static void ring_if_asleep(Link&);
   void want(const Link&);
+  void damaged(const Link&, const shm::Frame&);
 
   int rank_;
   std::vector<int> ranks_;

@@ -6,10 +6,13 @@
 namespace rz {
 
 std::size_t Transport::receive(int peer, Lane lane, std::span<std::byte> into) {
-  const Incoming first = peek(peer, lane);
   std::size_t done = 0;
-  for (Incoming next = first; done < into.size() && !next.bytes.empty() && next.signature == first.signature;
-       next = peek(peer, lane)) {
+  Signature signature;
+  // Peeks only for what is wanted: to look for more in the stream of a rank that left is a failure.
+  while (done < into.size()) {
+    const Incoming next = peek(peer, lane);
+    if (next.bytes.empty() || (done && next.signature != signature)) break;
+    signature = next.signature;
     const std::size_t n = std::min(next.bytes.size(), into.size() - done);
     std::memcpy(into.data() + done, next.bytes.data(), n);
     consume(peer, lane, n);

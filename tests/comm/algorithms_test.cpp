@@ -18,9 +18,6 @@ bool rooted(Collective c) {
 bool may_be_in_place(Collective c) {
   return c != Collective::all_to_all && c != Collective::all_to_all_v && c != Collective::barrier;
 }
-bool reduces(Collective c) {
-  return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::reduce;
-}
 std::set<int> roots(Collective c, int size) {
   if (!rooted(c)) return {0};
   return {0, size > 1 ? 1 : 0, size - 1};
@@ -41,6 +38,39 @@ TEST_P(EveryAlgorithm, IsProved) {
         rank_order &= proof.rank_order;
       }
   EXPECT_EQ(rank_order, a.rank_order);
+}
+
+/// A schedule function has no state of its own, so what to break stands beside it.
+struct Mutant {
+  const Algorithm* algorithm;
+  int rank, step;
+} mutant;
+Schedule without_a_step(Seat seat) {
+  Schedule s = mutant.algorithm->schedule(seat);
+  if (seat.rank == mutant.rank) s.steps.erase(s.steps.begin() + mutant.step);
+  return s;
+}
+Schedule with_a_step_twice(Seat seat) {
+  Schedule s = mutant.algorithm->schedule(seat);
+  if (seat.rank == mutant.rank) s.steps.insert(s.steps.begin() + mutant.step, s.steps[mutant.step]);
+  return s;
+}
+
+TEST_P(EveryAlgorithm, NeedsEachOfItsSteps) {
+  const Algorithm& a = GetParam();
+  for (int size : {2, 3, 6})
+    for (int rank = 0; rank < size; ++rank) {
+      const Schedule whole = a.schedule({rank, size, 0});
+      for (int step = 0; step < static_cast<int>(whole.steps.size()); ++step) {
+        mutant = {&a, rank, step};
+        ASSERT_FALSE(verify(without_a_step, a.collective, size, 0, false)) << rank << ' ' << step;
+        const bool talks = std::any_of(whole.steps[step].terms.begin(), whole.steps[step].terms.end(),
+                                       [](const Term& t) { return t.peer >= 0; });
+        if (talks || whole.steps[step].kind == Step::send) {
+          ASSERT_FALSE(verify(with_a_step_twice, a.collective, size, 0, false)) << rank << ' ' << step;
+        }
+      }
+    }
 }
 
 std::string title(const testing::TestParamInfo<Algorithm>& info) {

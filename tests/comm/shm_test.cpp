@@ -1,33 +1,304 @@
+// What only shared memory promises: nothing is copied, and what that needs.
+
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include <cstring>
-#include <deque>
-#include <random>
+#include <fstream>
+#include <thread>
 #include <vector>
 
 #include "comm/core/error.h"
-#include "comm/transports/connect.h"
+#include "comm/transports/arena.h"
+#include "comm/transports/meet.h"
+#include "comm/transports/unix_socket.h"
 #include "tests/support/ranks.h"
+#include "tests/support/streams.h"
 
 namespace rz {
 namespace {
-TEST(Shm, First) {
-  test::run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
-    auto t = connect_transport(rank, 3, *store, {}, Deadline::after(std::chrono::seconds(10)));
-    EXPECT_EQ(t->describe(), "shm");
-    const int to = (rank + 1) % 3, from = (rank + 2) % 3;
-    auto mem = t->allocate(100000);
-    std::memset(mem.get(), rank + 1, 100000);
-    ASSERT_EQ(t->post(to, Lane::collective, {}, {mem.get(), 100000}), 100000u);
-    EXPECT_EQ(t->released(to, Lane::collective), 0u);
-    while (t->peek(from, Lane::collective).bytes.empty())
-      t->progress(), t->wait(std::chrono::milliseconds(10));
-    auto in = t->peek(from, Lane::collective);
-    EXPECT_EQ(in.bytes.size(), 100000u);
-    EXPECT_EQ(in.bytes[777], std::byte(from + 1));
-    t->consume(from, Lane::collective, 100000);
-    while (t->released(to, Lane::collective) < 100000) t->progress(), t->wait(std::chrono::milliseconds(10));
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+std::span<const std::byte> view(const std::shared_ptr<std::byte>& memory, std::size_t bytes) {
+  return {memory.get(), bytes};
+}
+
+Incoming await_piece(Transport& t, int peer, Lane lane) {
+  test::drive(t, [&] { return !t.peek(peer, lane).bytes.empty(); });
+  return t.peek(peer, lane);
+}
+
+void tell(Transport& t, int peer) {
+  const std::byte b{1};
+  test::post_all(t, peer, Lane::point_to_point, {}, {&b, 1});
+}
+void hear(Transport& t, int peer) {
+  std::byte b;
+  test::receive_all(t, peer, Lane::point_to_point, {&b, 1});
+}
+
+// The receiver sees what the sender writes after it has posted: it reads the same memory.
+void see_later_writes(int rank, std::shared_ptr<Store> store) {
+  const auto t = test::connect(rank, 2, *store);
+  constexpr std::size_t size = 3 << 20;
+  if (rank == 0) {
+    const auto memory = t->allocate(size);
+    std::memset(memory.get(), 1, size);
+    EXPECT_EQ(t->post(1, Lane::collective, {}, view(memory, size)), size) << "one frame, whatever its length";
+    hear(*t, 1);
+    memory.get()[size - 1] = std::byte{2};
+    tell(*t, 1);
+    hear(*t, 1);
+    EXPECT_EQ(t->released(1, Lane::collective), 0u) << "not before it was consumed";
+    tell(*t, 1);
+    test::drive(*t, [&] { return t->released(1, Lane::collective) >= 1000; });
+    EXPECT_EQ(t->released(1, Lane::collective), 1000u) << "as far as it was consumed";
+    tell(*t, 1);
+    test::drive(*t, [&] { return t->released(1, Lane::collective) == size; });
+    tell(*t, 1);
+    return;
+  }
+  const Incoming in = await_piece(*t, 0, Lane::collective);
+  ASSERT_EQ(in.bytes.size(), size);
+  EXPECT_EQ(in.bytes.back(), std::byte{1});
+  tell(*t, 0);
+  hear(*t, 0);
+  EXPECT_EQ(in.bytes.back(), std::byte{2});
+  tell(*t, 0);
+  hear(*t, 0);
+  t->consume(0, Lane::collective, 1000);
+  hear(*t, 0);
+  t->consume(0, Lane::collective, size - 1000);
+  hear(*t, 0);
+}
+
+TEST(Shm, ByReferenceIsTheSendersOwnMemoryBetweenThreads) { test::run_ranks(2, see_later_writes); }
+TEST(Shm, ByReferenceIsTheSendersOwnMemoryBetweenProcesses) { test::expect_processes(2, see_later_writes); }
+
+TEST(Shm, OtherMemoryIsReleasedAtOnce) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    const auto t = test::connect(rank, 2, *store);
+    if (rank == 0) {
+      std::vector<std::byte> plain(20'000, std::byte{5});
+      const auto shared = t->allocate(200'000);
+      EXPECT_EQ(t->post(1, Lane::collective, {}, plain), plain.size());
+      EXPECT_EQ(t->released(1, Lane::collective), plain.size());
+      std::fill(plain.begin(), plain.end(), std::byte{6});
+      EXPECT_EQ(t->post(1, Lane::collective, {}, view(shared, 100)), 100u);  // too short to be worth it
+      EXPECT_EQ(t->released(1, Lane::collective), plain.size() + 100);
+      EXPECT_EQ(t->post(1, Lane::collective, {}, view(shared, 5000)), 5000u);
+      EXPECT_EQ(t->post(1, Lane::collective, {}, plain), plain.size());
+      EXPECT_EQ(t->released(1, Lane::collective), plain.size() + 100) << "what lies behind waits";
+      tell(*t, 1);
+      test::drive(*t, [&] { return t->released(1, Lane::collective) == 2 * plain.size() + 5100; });
+    } else {
+      hear(*t, 0);
+      std::vector<std::byte> all(45'100);
+      test::receive_all(*t, 0, Lane::collective, all);
+      EXPECT_EQ(all[19'999], std::byte{5});
+      EXPECT_EQ(all.back(), std::byte{6});
+    }
+    test::meet_all(*t, rank, 2);
   });
 }
+
+// Pieces of a copied message end at whole cache lines, so that no element is cut.
+TEST(Shm, PiecesCutNoElement) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    const auto t = test::connect(rank, 2, *store);
+    constexpr std::size_t size = 1'000'004;
+    if (rank == 0) {
+      const std::vector<std::byte> plain(size);
+      for (int i = 0; i < 3; ++i) test::post_all(*t, 1, Lane::collective, {}, plain);
+    } else {
+      for (int i = 0; i < 3; ++i)
+        for (std::size_t at = 0; at < size;) {
+          const std::size_t n = await_piece(*t, 0, Lane::collective).bytes.size();
+          at += n;
+          EXPECT_TRUE(n % 64 == 0 || at == size) << n << " at " << at;
+          t->consume(0, Lane::collective, n);
+        }
+    }
+    test::meet_all(*t, rank, 2);
+  });
+}
+
+std::size_t mappings() {
+  std::ifstream in("/proc/self/maps");
+  std::size_t n = 0;
+  for (std::string line; std::getline(in, line);) n += line.find("memfd:ringzero") != std::string::npos;
+  return n;
+}
+
+// Memory that was given back is given back by the peers too.
+TEST(Shm, PeersForgetMemoryThatWasFreed) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    const auto t = test::connect(rank, 2, *store);
+    test::meet_all(*t, rank, 2);
+    const std::size_t before = mappings();
+    for (int i = 0; i < 20; ++i) {
+      constexpr std::size_t size = 1 << 20;
+      if (rank == 0) {
+        const auto memory = t->allocate(size);
+        *memory = std::byte(i);
+        EXPECT_EQ(t->post(1, Lane::collective, {}, view(memory, size)), size);
+        test::drive(*t, [&] { return t->released(1, Lane::collective) == (i + 1) * size; });
+      } else {
+        EXPECT_EQ(await_piece(*t, 0, Lane::collective).bytes.front(), std::byte(i));
+        t->consume(0, Lane::collective, size);
+      }
+    }
+    test::drive(*t, [&] { return mappings() <= before + 2; });
+    test::meet_all(*t, rank, 2);
+  });
+}
+
+// Memory that is freed while a peer still reads it stays readable.
+TEST(Shm, FreedTooEarlyIsNoCrash) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    const auto t = test::connect(rank, 2, *store);
+    if (rank == 0) {
+      auto memory = t->allocate(1 << 20);
+      *memory = std::byte{9};
+      EXPECT_EQ(t->post(1, Lane::collective, {}, view(memory, 1 << 20)), 1u << 20);
+      memory.reset();
+      t->progress();
+      tell(*t, 1);
+    } else {
+      hear(*t, 0);
+      EXPECT_EQ(await_piece(*t, 0, Lane::collective).bytes.front(), std::byte{9});
+      t->consume(0, Lane::collective, 1 << 20);
+    }
+    test::meet_all(*t, rank, 2);
+  });
+}
+
+TEST(Shm, ManyFramesFillTheRingAndGoOn) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    const auto t = test::connect(rank, 2, *store);
+    std::vector<std::byte> bytes(8);
+    int posted = 0;
+    while (rank == 0 &&
+           t->post(1, Lane::collective, {.sequence = static_cast<std::uint32_t>(posted)}, bytes) == 8)
+      ++posted;
+    if (rank == 0) {
+      EXPECT_GE(posted, 64);
+      EXPECT_LT(posted, 10'000);
+      tell(*t, 1);
+      for (; posted < 20'000; ++posted)
+        test::post_all(*t, 1, Lane::collective, {.sequence = static_cast<std::uint32_t>(posted)}, bytes);
+    } else {
+      hear(*t, 0);
+      for (std::uint32_t i = 0; i < 20'000; ++i) {
+        ASSERT_EQ(await_piece(*t, 0, Lane::collective).signature.sequence, i);
+        t->consume(0, Lane::collective, 8);
+      }
+    }
+    test::meet_all(*t, rank, 2);
+  });
+}
+
+TEST(Shm, ConsumingMoreThanWasShownIsRefused) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    const auto t = test::connect(rank, 2, *store);
+    tell(*t, 1 - rank);
+    EXPECT_EQ(await_piece(*t, 1 - rank, Lane::point_to_point).bytes.size(), 1u);
+    EXPECT_THROW(t->consume(1 - rank, Lane::point_to_point, 2), Error);
+    t->consume(1 - rank, Lane::point_to_point, 1);
+    test::meet_all(*t, rank, 2);
+  });
+}
+
+TEST(Shm, LackOfMemoryStatesNeedAndHave) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    const auto t = test::connect(rank, 2, *store);
+    for (const std::size_t size : {std::size_t{1} << 50, ~std::size_t{0} / 2}) try {
+        t->allocate(size);
+        ADD_FAILURE() << size;
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Errc::system);
+        EXPECT_NE(std::string(e.what()).find("need"), std::string::npos) << e.what();
+        EXPECT_NE(std::string(e.what()).find("have"), std::string::npos) << e.what();
+      }
+    test::meet_all(*t, rank, 2);
+  });
+}
+
+TEST(Arena, SmallBlocksShareASegmentAndComeBack) {
+  const auto arena = std::make_shared<Arena>();
+  SegmentMap map;
+  auto a = arena->allocate(1000), b = arena->allocate(5000);
+  arena->refresh(map);
+  EXPECT_EQ(map.find(a.get(), 1000), map.find(b.get(), 5000));
+  EXPECT_NE(map.find(a.get(), 1000), nullptr);
+  EXPECT_EQ(map.find(a.get(), 1 << 24), nullptr) << "not all of it is in the segment";
+  const std::byte* at = a.get();
+  a.reset();
+  EXPECT_EQ(arena->allocate(1000).get(), at) << "first fit";
+  b.reset();
+  std::byte plain;
+  EXPECT_EQ(map.find(&plain, 1), nullptr);
+}
+
+TEST(Arena, ASegmentThatIsGoneIsNotFound) {
+  const auto arena = std::make_shared<Arena>();
+  SegmentMap map;
+  auto a = arena->allocate(10 << 20);
+  const std::byte* at = a.get();
+  arena->refresh(map);
+  const auto number = map.find(at, 100)->number;
+  a.reset();
+  EXPECT_EQ(map.find(at, 100), nullptr) << "even before the map is refreshed";
+  EXPECT_TRUE(arena->has_dropped());
+  std::vector<std::uint32_t> dropped;
+  arena->take_dropped(dropped);
+  EXPECT_EQ(dropped, std::vector{number});
+}
+
+TEST(Arena, ManyThreadsAllocateAndFree) {
+  const auto arena = std::make_shared<Arena>();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      std::vector<std::shared_ptr<std::byte>> held(8);
+      for (int i = 0; i < 400; ++i) {
+        const std::size_t size = static_cast<std::size_t>((i * 7919 + t * 104729) % 60'000);
+        auto& slot = held[static_cast<std::size_t>(i) % held.size()];
+        slot = arena->allocate(size);
+        for (std::size_t k = 0; k < size; k += 97) ASSERT_EQ(slot.get()[k], std::byte{0});
+        std::memset(slot.get(), t + 1, size);
+      }
+    });
+  for (auto& t : threads) t.join();
+}
+
+// Strangers on the listening socket of a handshake are dropped.
+TEST(Meet, StrangersOnTheUnixSocketDisturbNobody) {
+  const std::string name = "ringzero-test-" + random_hex();
+  const JobId job = random_id();
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    const Introduction me{job, rank, 2, {}};
+    if (rank == 1) {
+      store->get("listening", Deadline::after(seconds(10)));
+      Descriptor mute = connect_unix(name, Deadline::after(seconds(1)));
+      Descriptor liar = connect_unix(name, Deadline::after(seconds(1)));
+      const std::string nonsense(40, 'x');
+      EXPECT_EQ(send(liar.get(), nonsense.data(), nonsense.size(), MSG_NOSIGNAL), 40);
+      std::vector<Connection> calls;
+      calls.push_back({0, 0, connect_unix(name, Deadline::after(seconds(1))), {}, name});
+      EXPECT_EQ(meet(me, -1, std::move(calls), {}, 1, Deadline::after(seconds(10))).size(), 1u);
+      return;
+    }
+    const Descriptor listener = listen_unix(name);
+    store->set("listening", "");
+    const auto met = meet(me, listener.get(), {}, {1}, 1, Deadline::after(seconds(10)));
+    ASSERT_EQ(met.size(), 1u);
+    EXPECT_EQ(met[0].rank, 1);
+  });
+}
+
 }  // namespace
 }  // namespace rz

@@ -1,0 +1,210 @@
+#include "comm/bootstrap.h"
+
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <vector>
+
+#include "comm/core/error.h"
+#include "comm/rendezvous_directory.h"
+#include "comm/transports/socket.h"
+
+namespace rz {
+
+namespace {
+
+/// What one launcher calls things; any of several names.
+struct Names {
+  const char* launcher;
+  std::vector<const char*> rank, size, local_rank, local_size;
+};
+
+const std::vector<Names>& launchers() {
+  static const std::vector<Names> all = {
+      {"torchrun", {"RANK"}, {"WORLD_SIZE"}, {"LOCAL_RANK"}, {"LOCAL_WORLD_SIZE"}},
+      {"openmpi",
+       {"OMPI_COMM_WORLD_RANK"},
+       {"OMPI_COMM_WORLD_SIZE"},
+       {"OMPI_COMM_WORLD_LOCAL_RANK"},
+       {"OMPI_COMM_WORLD_LOCAL_SIZE"}},
+      {"pmix",
+       {"PMIX_RANK"},
+       {"PMIX_SIZE", "PRTE_COMM_WORLD_SIZE", "SLURM_NTASKS"},
+       {"PMIX_LOCAL_RANK", "PRTE_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"},
+       {"PMIX_LOCAL_SIZE", "PRTE_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE",
+        "SLURM_NTASKS_PER_NODE"}},
+      {"mpich", {"PMI_RANK"}, {"PMI_SIZE"}, {"MPI_LOCALRANKID"}, {"MPI_LOCALNRANKS"}},
+      {"slurm",
+       {"SLURM_PROCID"},
+       {"SLURM_NTASKS", "SLURM_NPROCS"},
+       {"SLURM_LOCALID"},
+       {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"}}};
+  return all;
+}
+
+std::optional<int> parse_int(std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+/// Slurm's "2(x3),1": tasks of each node in turn; which node this is, SLURM_NODEID says.
+std::optional<int> tasks_of_node(std::string_view list, int node) {
+  for (std::size_t at = 0; at < list.size();) {
+    const auto comma = std::min(list.find(',', at), list.size());
+    std::string_view part = list.substr(at, comma - at);
+    int times = 1;
+    if (const auto open = part.find("(x"); open != std::string_view::npos && part.back() == ')') {
+      const auto n = parse_int(part.substr(open + 2, part.size() - open - 3));
+      if (!n) return std::nullopt;
+      times = *n;
+      part = part.substr(0, open);
+    }
+    const auto tasks = parse_int(part);
+    if (!tasks || node < times) return tasks;
+    node -= times;
+    at = comma + 1;
+  }
+  return std::nullopt;
+}
+
+/// Collects what is wrong, so that one message names it all.
+class Reader {
+ public:
+  Reader(const Variables& variables, const Names& names) : variables_(variables), names_(names) {}
+
+  int number(const std::vector<const char*>& any, int least) {
+    for (const char* name : any) {
+      const auto text = variables_(name);
+      if (!text) continue;
+      const std::string_view n = name;
+      const auto value = n.find("_TASKS_PER_NODE") != n.npos ? tasks_of_node(*text, node()) : parse_int(*text);
+      if (!value || *value < least) complain(str(name, "='", *text, "' is not a number from ", least, " on"));
+      return value.value_or(least);
+    }
+    std::string list;
+    for (const char* name : any) list += str(list.empty() ? "" : " or ", name);
+    complain(list + " is missing");
+    return least;
+  }
+
+  void check(bool ok, const std::string& problem) {
+    if (!ok && problems_.empty()) complain(problem);
+  }
+  void complain(const std::string& problem) { problems_ += (problems_.empty() ? "" : "; ") + problem; }
+  void finish() const {
+    require(problems_.empty(), Errc::config, "the environment of ", names_.launcher, ": ", problems_,
+            "; start through the launcher, or set them all");
+  }
+
+ private:
+  int node() const { return parse_int(variables_("SLURM_NODEID").value_or("0")).value_or(0); }
+  const Variables& variables_;
+  const Names& names_;
+  std::string problems_;
+};
+
+/// "node[01-03,07],gpu1": its first host.
+std::string first_host(const std::string& list) {
+  const auto open = list.find_first_of("[,");
+  if (open == std::string::npos || list[open] == ',') return list.substr(0, open);
+  const auto end = list.find_first_of("-,]", open);
+  const auto close = list.find(']', open);
+  if (end == std::string::npos || close == std::string::npos) return "";
+  const auto comma = std::min(list.find(',', close), list.size());
+  return list.substr(0, open) + list.substr(open + 1, end - open - 1) +
+         list.substr(close + 1, comma - close - 1);
+}
+
+std::string slurm_master(const Variables& variables, Reader& reader) {
+  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
+    const auto list = variables(name);
+    if (!list) continue;
+    const std::string host = first_host(*list);
+    if (host.empty()) reader.complain(str(name, "='", *list, "' is no list of hosts"));
+    const auto job = parse_int(variables("SLURM_JOB_ID").value_or("0"));
+    return join_host_port(host, 20000 + job.value_or(0) % 20000);
+  }
+  reader.complain("MASTER_ADDR and MASTER_PORT, or SLURM_NODELIST, are missing");
+  return "";
+}
+
+/// What tells this job of an MPI launcher from every other on this host.
+std::string job_id(const Variables& variables, const std::string& launcher) {
+  for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_jobid"})
+    if (const auto value = variables(name)) return str(launcher, '/', *value);
+  return str(launcher, '/', launcher_process());
+}
+
+std::string master_of(const Variables& variables, const Place& place, Reader& reader) {
+  const auto host = variables("MASTER_ADDR"), port = variables("MASTER_PORT");
+  if (host || port || place.launcher == "torchrun") {
+    if (!host || host->empty()) reader.complain("MASTER_ADDR is missing");
+    if (!port) reader.complain("MASTER_PORT is missing");
+    if (!host || !port) return "";
+    const auto number = parse_int(*port);
+    if (!number || *number < 1 || *number > 65535)
+      reader.complain(str("MASTER_PORT='", *port, "' is not a number from 1 to 65535"));
+    const bool agent = variables("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+    return join_host_port(*host, number.value_or(0) + agent);
+  }
+  if (variables("SLURM_PROCID") && place.local_size < place.size) return slurm_master(variables, reader);
+  if (place.launcher == "slurm")
+    return str("job:slurm/", variables("SLURM_JOB_ID").value_or("0"), '.',
+               variables("SLURM_STEP_ID").value_or("0"));
+  if (place.local_size < place.size)
+    reader.complain(str("MASTER_ADDR and MASTER_PORT are missing, and only ", place.local_size, " of ",
+                        place.size, " ranks are on this host"));
+  return "job:" + job_id(variables, place.launcher);
+}
+
+}  // namespace
+
+Place place_from(const Variables& variables) {
+  for (const Names& names : launchers()) {
+    // torchrun is recognised by either variable, so that half a set is an error and not another launcher.
+    const bool is_torchrun = variables("RANK") || variables("WORLD_SIZE");
+    if (&names == &launchers().front() ? !is_torchrun : !variables(names.rank.front())) continue;
+    Reader reader(variables, names);
+    Place place;
+    place.launcher = names.launcher;
+    place.rank = reader.number(names.rank, 0);
+    place.size = reader.number(names.size, 1);
+    place.local_rank = reader.number(names.local_rank, 0);
+    place.local_size = reader.number(names.local_size, 1);
+    reader.check(place.rank < place.size,
+                 str(names.rank.front(), "=", place.rank, " is not below the size, ", place.size));
+    reader.check(place.local_size <= place.size, str(names.local_size.front(), "=", place.local_size,
+                                                     " is more than the size, ", place.size));
+    reader.check(place.local_rank < place.local_size,
+                 str(names.local_rank.front(), "=", place.local_rank, " is not below the local size, ",
+                     place.local_size));
+    reader.finish();
+    if (place.size > 1) place.master = master_of(variables, place, reader);
+    reader.finish();
+    return place;
+  }
+  Place alone;
+  alone.launcher = "none";
+  return alone;
+}
+
+Place place_from_environment() {
+  return place_from([](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  });
+}
+
+std::shared_ptr<Store> store_for(const Place& place, std::chrono::milliseconds timeout) {
+  if (place.size == 1) return memory_store();
+  require(!place.master.empty(), Errc::config, "a group of ", place.size, " ranks without a master");
+  if (place.master.rfind("job:", 0) == 0)
+    return private_store(place.master.substr(4), place.rank, place.size, Deadline::after(timeout));
+  return tcp_store(place.master, place.rank == 0, timeout);
+}
+
+}  // namespace rz

@@ -1,0 +1,183 @@
+#include "comm/rendezvous_directory.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "comm/core/error.h"
+#include "comm/transports/descriptor.h"
+#include "comm/transports/meet.h"
+#include "comm/transports/random.h"
+
+namespace rz {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Process {
+  std::string command, start;
+  int parent = 0;
+};
+
+/// From /proc/<pid>/stat: "pid (command) state parent … start …".
+std::optional<Process> find_process(int pid) {
+  std::ifstream in(str("/proc/", pid, "/stat"));
+  std::string line;
+  if (!std::getline(in, line)) return std::nullopt;
+  const auto open = line.find('('), close = line.rfind(')');
+  if (open == std::string::npos || close == std::string::npos) return std::nullopt;
+  Process p{line.substr(open + 1, close - open - 1), "", 0};
+  std::istringstream rest(line.substr(close + 1));
+  std::string field;
+  for (int i = 3; rest >> field; ++i) {
+    if (i == 4) p.parent = std::atoi(field.c_str());
+    if (i == 22) p.start = field;
+  }
+  return p;
+}
+
+/// 64-bit FNV-1a: ids hold characters that file names cannot.
+std::string hash(const std::string& text) {
+  std::uint64_t h = 0xcbf29ce484222325;
+  for (const unsigned char c : text) h = (h ^ c) * 0x100000001b3;
+  return str(h);
+}
+
+bool is_ours(const fs::path& directory) {
+  struct stat s {};
+  return lstat(directory.c_str(), &s) == 0 && S_ISDIR(s.st_mode) && s.st_uid == geteuid() &&
+         !(s.st_mode & 077);
+}
+
+fs::path job_directory(const std::string& job) {
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  const fs::path base = runtime && is_ours(runtime) ? fs::path(runtime) : fs::temp_directory_path();
+  return base / str("ringzero-", geteuid(), '-', hash(job));
+}
+
+void make_private(const fs::path& directory) {
+  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) fail_errno("mkdir", directory);
+  require(is_ours(directory), Errc::rendezvous, directory.string(),
+          " belongs to someone else or is open to others; remove it, or set XDG_RUNTIME_DIR or MASTER_ADDR");
+}
+
+/// What "current" says.
+struct Current {
+  int pid = 0;
+  std::string start, name;
+};
+
+std::optional<Current> read_current(const fs::path& directory) {
+  Current c;
+  std::ifstream in(directory / "current");
+  if (!(in >> c.pid >> c.start >> c.name)) return std::nullopt;
+  const auto process = find_process(c.pid);
+  if (!process || process->start != c.start) return std::nullopt;  // its writer is dead
+  return c;
+}
+
+void write_current(const fs::path& directory, const std::string& name) {
+  const fs::path temporary = directory / ("new-" + name);
+  std::ofstream out(temporary);
+  out << getpid() << ' ' << find_process(getpid()).value_or(Process{}).start << ' ' << name << '\n';
+  out.close();
+  require(static_cast<bool>(out), Errc::rendezvous, "cannot write ", temporary.string());
+  fs::rename(temporary, directory / "current");
+}
+
+fs::path seat(const fs::path& place, int rank) { return place / str("seat-", rank); }
+
+bool take_seat(const fs::path& place, int rank) {
+  const Descriptor fd(open(seat(place, rank).c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
+  return static_cast<bool>(fd);
+}
+
+/// Calls `f` until it is true; false at the deadline.
+template <class F>
+bool poll_until(Deadline deadline, const F& f) {
+  for (auto pause = std::chrono::milliseconds(1);;
+       pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
+    if (f()) return true;
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+void remove_place(const fs::path& directory, const std::string& name) noexcept {
+  std::error_code ignored;
+  const auto current = read_current(directory);
+  if (current && current->name == name) fs::remove(directory / "current", ignored);
+  fs::remove_all(directory / name, ignored);
+  fs::remove(directory, ignored);  // only if it is empty
+}
+
+std::shared_ptr<Store> host_store(const fs::path& directory, const std::string& job, int size,
+                                  Deadline deadline) {
+  make_private(directory);
+  if (!read_current(directory)) {  // what a dead job left
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator(directory, ignored))
+      fs::remove_all(entry.path(), ignored);
+  }
+  const std::string name = random_hex();
+  make_private(directory / name);
+  // The store's end removes the place, whatever happens from here on.
+  const auto files = file_store((directory / name).string());
+  const std::shared_ptr<Store> store(files.get(),
+                                     [files, directory, name](Store*) { remove_place(directory, name); });
+  take_seat(directory / name, 0);
+  write_current(directory, name);
+  std::vector<int> missing;
+  const bool complete = poll_until(deadline, [&] {
+    missing.clear();
+    for (int r = 1; r < size; ++r)
+      if (!fs::exists(seat(directory / name, r))) missing.push_back(r);
+    return missing.empty();
+  });
+  require(complete, Errc::timeout, "rank ", list_ranks(missing), " of ", size, " did not come to ",
+          directory.string(), ", the rendezvous of job '", job, "', before the deadline");
+  return store;
+}
+
+std::shared_ptr<Store> guest_store(const fs::path& directory, const std::string& job, int rank,
+                                   Deadline deadline) {
+  fs::path place;
+  const bool found = poll_until(deadline, [&] {
+    const auto current = read_current(directory);
+    if (!current || !is_ours(directory)) return false;
+    place = directory / current->name;
+    return take_seat(place, rank);
+  });
+  require(found, Errc::timeout, "rank 0 did not open ", directory.string(), ", the rendezvous of job '", job,
+          "', before the deadline");
+  return file_store(place.string());
+}
+
+}  // namespace
+
+std::shared_ptr<Store> private_store(const std::string& job, int rank, int size, Deadline deadline) {
+  const fs::path directory = job_directory(job);
+  return rank == 0 ? host_store(directory, job, size, deadline) : guest_store(directory, job, rank, deadline);
+}
+
+std::string launcher_process() {
+  for (int pid = getppid(); pid > 1;) {
+    const auto process = find_process(pid);
+    if (!process) break;
+    if (process->command.rfind("hydra_pmi_prox", 0) == 0) return str(pid, '/', process->start);
+    pid = process->parent;
+  }
+  const auto parent = find_process(getppid());
+  return str(getppid(), '/', parent ? parent->start : "");
+}
+
+}  // namespace rz

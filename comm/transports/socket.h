@@ -1,0 +1,56 @@
+#pragma once
+/// TCP addresses and sockets, IPv4 and IPv6.
+
+#include <sys/socket.h>
+
+#include <string>
+#include <vector>
+
+#include "comm/core/deadline.h"
+#include "comm/transports/descriptor.h"
+
+namespace rz {
+
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
+/// "host:port", "1.2.3.4:port" or "[::1]:port". Errc::config says what is wrong with the text.
+HostPort parse_host_port(const std::string&);
+/// The inverse: brackets around IPv6.
+std::string join_host_port(const std::string& host, int port);
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  std::string host() const;  ///< numeric, with the scope of a link-local IPv6 address
+  int port() const;
+  void set_port(int);
+  std::string text() const { return join_host_port(host(), port()); }
+  bool loopback() const;
+};
+
+/// Every address of a name or number. Errc::rendezvous names the host and the resolver's reason.
+std::vector<SocketAddress> resolve(const HostPort&);
+
+struct Interface {
+  std::string name;
+  SocketAddress address;
+};
+/// Those that are up and have an address, IPv4 first.
+std::vector<Interface> interfaces();
+
+/// Bound to exactly this address, never to all; port 0 takes a free one. Non-blocking.
+Descriptor listen_tcp(const SocketAddress&);
+/// Non-blocking, still connecting; TCP_NODELAY.
+Descriptor start_connect(const SocketAddress&);
+/// Connected or empty, with errno set.
+Descriptor connect_tcp(const SocketAddress&, Deadline);
+SocketAddress local_address(int socket);
+/// TCP_NODELAY, and keep-alive probes that find a dead host within about ten seconds of silence.
+void set_tcp_options(int socket);
+
+}  // namespace rz

@@ -1,0 +1,217 @@
+// What only TCP promises: where it listens, and that nobody who does not belong to the group gets in.
+
+#include "comm/transports/tcp.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "comm/core/error.h"
+#include "comm/transports/roster.h"
+#include "tests/support/ranks.h"
+#include "tests/support/streams.h"
+
+namespace rz {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+Deadline soon() { return Deadline::after(seconds(10)); }
+
+/// A store that does something before it publishes where this rank listens.
+class HookStore final : public Store {
+ public:
+  HookStore(std::shared_ptr<Store> inner, std::function<void(Store&)> hook)
+      : inner_(std::move(inner)), hook_(std::move(hook)) {}
+  void set(std::string_view key, std::string_view value) override {
+    if (key.rfind("at/", 0) == 0) hook_(*inner_);
+    inner_->set(key, value);
+  }
+  std::string get(std::string_view key, Deadline d) override { return inner_->get(key, d); }
+  std::int64_t add(std::string_view key, std::int64_t n) override { return inner_->add(key, n); }
+
+ private:
+  std::shared_ptr<Store> inner_;
+  std::function<void(Store&)> hook_;
+};
+
+std::string tcp_address(const std::string& entry) { return entry.substr(entry.find(' ') + 1); }
+
+TEST(Tcp, StrangersDisturbNobody) {
+  test::run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
+    std::vector<Descriptor> strangers;
+    const auto attack = [&](Store& s) {
+      if (rank != 2) return;
+      const auto address = resolve(parse_host_port(tcp_address(s.get("at/0", soon())))).front();
+      struct {
+        char magic[8] = {'r', 'i', 'n', 'g', 'z', 'e', 'r', 'o'};
+        std::uint32_t version = 1, rank = 2, size = 3, index = 0;
+        JobId job{};  // not this job's
+      } hello;
+      const std::string wrong_job(reinterpret_cast<const char*>(&hello), sizeof hello);
+      for (const auto& bytes : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100'000, '\xff'),
+                                wrong_job, wrong_job.substr(0, 20), std::string()}) {
+        strangers.push_back(connect_tcp(address, soon()));
+        ASSERT_TRUE(strangers.back());
+        send(strangers.back().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      }
+      for (int i = 0; i < 100; ++i) strangers.push_back(connect_tcp(address, soon()));  // a scan
+    };
+    HookStore hooked(store, attack);
+    const auto t = test::connect(rank, 3, hooked, {"tcp"});
+    test::exchange_streams(*t, rank, 3, {5, 50'000, 3});
+  });
+}
+
+/// Plays rank 1 of 2 by hand up to the handshake; returns its sockets in order of index.
+std::vector<Connection> play_rank_1(Store& store) {
+  const Roster roster = exchange_roster(1, 2, store, {"tcp", "", 1}, soon());
+  const auto entries = exchange(1, 2, store, "at", " ", soon());
+  const std::string address = tcp_address(entries[0]);
+  std::vector<Connection> calls;
+  for (int i = 0; i < 3; ++i)
+    calls.push_back({0, i, start_connect(resolve(parse_host_port(address)).front()), {}, address});
+  auto met = meet({roster.job, 1, 2, {}}, -1, std::move(calls), {}, 1, soon());
+  std::sort(met.begin(), met.end(), [](auto& a, auto& b) { return a.index < b.index; });
+  return met;
+}
+
+TEST(Tcp, DamagedFramesNameTheirSender) {
+  std::mt19937 random(7);
+  for (int variant = 0; variant < 8; ++variant) {
+    tcp::FrameHeader header;
+    header.length = 4;
+    std::string bytes;
+    if (variant == 0) header.magic ^= 1;
+    if (variant == 1) header.length = 0;
+    if (variant == 2) header.length = tcp::block + 1;
+    if (variant == 3) header.length = 0xffffffff;
+    if (variant == 4) header.offset = 99;
+    bytes.assign(reinterpret_cast<const char*>(&header), sizeof header);
+    if (variant > 4)
+      for (int i = 0; i < 1000; ++i) bytes += static_cast<char>(random());
+    if (variant > 4) bytes.erase(0, sizeof header);
+    test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+      if (rank == 1) {
+        const auto sockets = play_rank_1(*store);
+        send(sockets[2].socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+        store->get("seen", soon());
+        return;
+      }
+      const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
+      try {
+        test::drive(*t, [&] { return !t->peek(1, Lane::collective).bytes.empty(); });
+        ADD_FAILURE() << "variant " << variant << " was taken for a frame";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
+        EXPECT_EQ(e.culprit(), 1);
+        EXPECT_NE(std::string(e.what()).find("damaged frame"), std::string::npos) << e.what();
+      }
+      store->set("seen", "");
+    });
+  }
+}
+
+// A link of which one socket breaks is lost, even though the process lives.
+TEST(Tcp, ABrokenSocketIsALostPeer) {
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    if (rank == 1) {
+      auto sockets = play_rank_1(*store);
+      sockets[2].socket.close();
+      store->get("seen", soon());
+      return;
+    }
+    const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
+    try {
+      test::drive(
+          *t, [&] { return !t->peek(1, Lane::collective).bytes.empty(); }, 5);
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.culprit(), 1) << e.what();
+    }
+    store->set("seen", "");
+  });
+}
+
+TEST(Tcp, ASilentRankIsNamedAtTheDeadline) {
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    const TransportOptions options{"tcp", "", 1};
+    if (rank == 1) {  // comes to the rendezvous, but never connects
+      exchange_roster(1, 2, *store, options, soon());
+      exchange(1, 2, *store, "at", " ", soon());
+      return;
+    }
+    try {
+      connect_transport(0, 2, *store, options, Deadline::after(milliseconds(300)));
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::timeout);
+      EXPECT_NE(std::string(e.what()).find("no connection with rank 1"), std::string::npos) << e.what();
+    }
+  });
+}
+
+TEST(Tcp, ListensOnTheChosenInterfaceOnly) {
+  EXPECT_TRUE(choose_address("", true, "").loopback());
+  EXPECT_TRUE(choose_address("lo", true, "").loopback());
+  EXPECT_EQ(choose_address("127.", true, "").host(), "127.0.0.1");
+  const auto all = interfaces();
+  for (const auto& i : all) {
+    if (i.address.loopback()) continue;
+    EXPECT_FALSE(choose_address("", false, "").loopback());
+    EXPECT_EQ(choose_address("", false, i.address.host()).host(), i.address.host()) << "the way to the store";
+    EXPECT_EQ(choose_address(i.address.host(), false, "").host(), i.address.host());
+  }
+  try {
+    choose_address("eth77", true, "");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_NE(std::string(e.what()).find("lo (127.0.0.1)"), std::string::npos) << e.what();
+  }
+  EXPECT_THROW(choose_address("lo", false, ""), Error) << "loopback between machines";
+  const Descriptor listener = listen_tcp(choose_address("", true, ""));
+  EXPECT_EQ(local_address(listener.get()).host(), "127.0.0.1");
+}
+
+TEST(Tcp, RunsOverIpv6) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    const auto t = test::connect(rank, 2, *store, {"tcp", "::1"});
+    test::exchange_streams(*t, rank, 2, {5, 50'000, 4});
+  });
+}
+
+TEST(Tcp, TooFewFilesIsSaidBeforeItHurts) {
+  test::expect_processes(2, [](int rank, std::shared_ptr<Store> store) {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 32;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    try {
+      test::connect(rank, 2, *store, {"tcp", "", 16});
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::system);
+      EXPECT_NE(std::string(e.what()).find("ulimit"), std::string::npos) << e.what();
+      return;
+    }
+    ADD_FAILURE() << "18 sockets within 32 files";
+  });
+}
+
+TEST(Address, ParsesAndJoins) {
+  EXPECT_EQ(parse_host_port("host:1").host, "host");
+  EXPECT_EQ(parse_host_port("[::1]:29500").host, "::1");
+  EXPECT_EQ(parse_host_port("[::1]:29500").port, 29500);
+  EXPECT_EQ(join_host_port("fe80::1%eth0", 5), "[fe80::1%eth0]:5");
+  EXPECT_EQ(resolve({"::1", 80}).front().text(), "[::1]:80");
+  for (const char* bad : {"", "host", "host:", ":5", "::1:5", "host:-1", "host:65536", "host:5x"})
+    EXPECT_THROW(parse_host_port(bad), Error) << bad;
+}
+
+}  // namespace
+}  // namespace rz

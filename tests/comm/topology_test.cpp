@@ -1,0 +1,74 @@
+#include "comm/topology.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "comm/core/error.h"
+
+namespace rz {
+namespace {
+
+TEST(Topology, NumbersAreConsistent) {
+  const Topology t = read_topology();
+  EXPECT_GE(t.packages, 1);
+  EXPECT_GE(t.cores, t.packages);
+  EXPECT_GE(t.threads, t.cores);
+  EXPECT_GE(t.numa_nodes, 1);
+  EXPECT_GE(t.usable, 1);
+  EXPECT_LE(t.usable, t.threads);
+  EXPECT_EQ(t.usable, usable_processors());
+  EXPECT_GT(t.memory_bytes, 1ull << 28);
+  EXPECT_FALSE(t.processor.empty());
+  const std::string text = describe(t);
+  EXPECT_NE(text.find(t.processor), std::string::npos);
+  EXPECT_NE(text.find("this process may use"), std::string::npos);
+}
+
+TEST(Topology, RanksShareOutTheCores) {
+  const auto all = processors_for(0, 1);
+  EXPECT_EQ(static_cast<int>(all.size()), [] {
+    cpu_set_t set;
+    sched_getaffinity(0, sizeof set, &set);
+    return CPU_COUNT(&set);
+  }());
+  for (int size = 1; size <= 8; ++size) {
+    std::multiset<int> given;
+    bool shared = false;
+    for (int rank = 0; rank < size; ++rank) {
+      const auto mine = processors_for(rank, size);
+      EXPECT_FALSE(mine.empty());
+      EXPECT_TRUE(std::is_sorted(mine.begin(), mine.end()));
+      shared |= mine == all && size > 1;
+      given.insert(mine.begin(), mine.end());
+    }
+    if (shared)
+      EXPECT_EQ(given.size(), all.size() * static_cast<std::size_t>(size))
+          << "more ranks than cores: all for each";
+    else
+      EXPECT_EQ(std::vector<int>(given.begin(), given.end()), all) << "each processor once";
+  }
+  EXPECT_THROW(processors_for(2, 2), Error);
+  EXPECT_THROW(processors_for(-1, 2), Error);
+}
+
+TEST(Topology, BindingLimitsWhatIsUsable) {
+  const int first = processors_for(0, 1).front();
+  const pid_t child = fork();
+  if (child == 0)
+    _exit(bind_process({first}) && usable_processors() == 1 && processors_for(0, 1) == std::vector{first}
+              ? 0
+              : 1);
+  int status = 1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_FALSE(bind_process({})) << "no processor at all";
+}
+
+}  // namespace
+}  // namespace rz

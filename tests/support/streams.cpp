@@ -1,0 +1,207 @@
+#include "tests/support/streams.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <list>
+#include <random>
+#include <vector>
+
+namespace rz::test {
+
+namespace {
+
+struct Message {
+  Signature signature;
+  std::uint64_t begin, end;  ///< in the stream
+  bool by_reference;
+};
+
+/// What `from` sends `to` on `lane`: both know it.
+std::vector<Message> plan(int from, int to, int lane, const Traffic& traffic) {
+  std::mt19937 random(traffic.seed + static_cast<unsigned>(from * 1009 + to * 31 + lane));
+  std::vector<Message> messages;
+  std::uint64_t at = 0;
+  for (int i = 0; i < traffic.messages; ++i) {
+    // Sizes of every magnitude: tiny, small, around the bounds, long.
+    const std::size_t most = random() % 2 ? traffic.longest : std::size_t{1} << random() % 14;
+    const std::size_t size = 1 + random() % std::min(most, traffic.longest);
+    Signature s;
+    s.sequence = static_cast<std::uint32_t>(i);
+    s.root = from;
+    s.count = size;
+    s.step = static_cast<std::uint8_t>(lane);
+    messages.push_back({s, at, at + size, random() % 2 == 0});
+    at += size;
+  }
+  return messages;
+}
+
+std::byte byte_at(int from, int to, int lane, std::uint64_t position) {
+  const std::uint64_t mixed =
+      (position + 1) * 0x9e3779b97f4a7c15u + static_cast<unsigned>(from * 7 + to * 3 + lane);
+  return static_cast<std::byte>(mixed >> 32);
+}
+
+class Sender {
+ public:
+  Sender(Transport& t, int rank, int peer, int lane, const Traffic& traffic)
+      : t_(t), rank_(rank), peer_(peer), lane_(lane), messages_(plan(rank, peer, lane, traffic)) {}
+
+  /// True while there is something left to do.
+  bool step() {
+    const auto released = t_.released(peer_, Lane(lane_));
+    EXPECT_LE(released, posted_);
+    EXPECT_GE(released, released_) << "released() went back";
+    released_ = released;
+    // Memory that was released is written over: whoever still reads it finds out.
+    while (!held_.empty() && held_.front().end <= released) {
+      std::memset(held_.front().memory.get(), 0xee, held_.front().size);
+      held_.pop_front();
+    }
+    if (next_ == messages_.size()) return released < posted_;
+    const Message& m = messages_[next_];
+    const std::size_t size = m.end - m.begin;
+    if (!offered_) {
+      held_.push_back({m.by_reference ? t_.allocate(size)
+                                      : std::shared_ptr<std::byte>(new std::byte[size],
+                                                                   std::default_delete<std::byte[]>()),
+                       size, m.end});
+      for (std::size_t i = 0; i < size; ++i)
+        held_.back().memory.get()[i] = byte_at(rank_, peer_, lane_, m.begin + i);
+      offered_ = true;
+    }
+    const std::size_t done = posted_ - m.begin;
+    posted_ += t_.post(peer_, Lane(lane_), m.signature, {held_.back().memory.get() + done, size - done});
+    if (posted_ == m.end) ++next_, offered_ = false;
+    return true;
+  }
+
+ private:
+  struct Held {
+    std::shared_ptr<std::byte> memory;
+    std::size_t size;
+    std::uint64_t end;
+  };
+  Transport& t_;
+  int rank_, peer_, lane_;
+  std::vector<Message> messages_;
+  std::size_t next_ = 0;
+  bool offered_ = false;
+  std::uint64_t posted_ = 0, released_ = 0;
+  std::list<Held> held_;
+};
+
+class Receiver {
+ public:
+  Receiver(Transport& t, int rank, int peer, int lane, const Traffic& traffic)
+      : t_(t),
+        rank_(rank),
+        peer_(peer),
+        lane_(lane),
+        messages_(plan(peer, rank, lane, traffic)),
+        random_(traffic.seed) {}
+
+  bool step() {
+    if (next_ == messages_.size()) return false;
+    const Message& m = messages_[next_];
+    if (random_() % 3 == 0) {
+      into_.resize(std::min<std::size_t>(m.end - at_, 1 + random_() % 100'000));
+      const std::size_t n = t_.receive(peer_, Lane(lane_), into_);
+      check({into_.data(), n});
+    } else {
+      const Incoming in = t_.peek(peer_, Lane(lane_));
+      if (in.bytes.empty()) return true;
+      EXPECT_EQ(in.signature, m.signature) << where();
+      EXPECT_LE(in.bytes.size(), m.end - at_) << where();
+      const Incoming again = t_.peek(peer_, Lane(lane_));
+      EXPECT_EQ(again.bytes.data(), in.bytes.data()) << where();
+      // Now and then a part only.
+      const std::size_t n =
+          random_() % 4 ? in.bytes.size() : std::max<std::size_t>(1, in.bytes.size() / 128 * 64);
+      check(in.bytes.first(n));
+      t_.consume(peer_, Lane(lane_), n);
+    }
+    if (at_ == m.end) ++next_;
+    return true;
+  }
+
+ private:
+  void check(std::span<const std::byte> bytes) {
+    for (const std::byte b : bytes)
+      if (b != byte_at(peer_, rank_, lane_, at_++) && !failed_) {
+        failed_ = true;
+        ADD_FAILURE() << "wrong byte " << where();
+      }
+  }
+  std::string where() const {
+    return str("at ", at_, " of lane ", lane_, " from rank ", peer_, " to rank ", rank_);
+  }
+  Transport& t_;
+  int rank_, peer_, lane_;
+  std::vector<Message> messages_;
+  std::mt19937 random_;
+  std::size_t next_ = 0;
+  std::uint64_t at_ = 0;
+  bool failed_ = false;
+  std::vector<std::byte> into_;
+};
+
+}  // namespace
+
+void exchange_streams(Transport& t, int rank, int size, const Traffic& traffic) {
+  std::list<Sender> senders;
+  std::list<Receiver> receivers;
+  for (int peer = 0; peer < size; ++peer)
+    for (int lane = 0; lane < lane_count; ++lane) {
+      if (peer == rank) continue;
+      senders.emplace_back(t, rank, peer, lane, traffic);
+      receivers.emplace_back(t, rank, peer, lane, traffic);
+    }
+  drive(
+      t,
+      [&] {
+        bool busy = false;
+        for (int i = 0; i < 16; ++i) {
+          busy = false;
+          for (auto& s : senders) busy |= s.step();
+          for (auto& r : receivers) busy |= r.step();
+        }
+        return !busy;
+      },
+      120);
+}
+
+std::unique_ptr<Transport> connect(int rank, int size, Store& store, const TransportOptions& options) {
+  return connect_transport(rank, size, store, options, Deadline::after(std::chrono::seconds(20)));
+}
+
+void post_all(Transport& t, int peer, Lane lane, const Signature& signature,
+              std::span<const std::byte> bytes) {
+  drive(t, [&] {
+    bytes = bytes.subspan(t.post(peer, lane, signature, bytes));
+    return bytes.empty();
+  });
+}
+
+void receive_all(Transport& t, int peer, Lane lane, std::span<std::byte> into) {
+  drive(t, [&] {
+    into = into.subspan(t.receive(peer, lane, into));
+    return into.empty();
+  });
+}
+
+void meet_all(Transport& t, int rank, int size) {
+  std::byte b{1};
+  for (int peer = 0; peer < size; ++peer)
+    if (peer != rank) post_all(t, peer, Lane::point_to_point, {}, {&b, 1});
+  for (int peer = 0; peer < size; ++peer)
+    if (peer != rank) receive_all(t, peer, Lane::point_to_point, {&b, 1});
+  drive(t, [&] {
+    bool all = true;
+    for (int peer = 0; peer < size; ++peer) all &= peer == rank || t.released(peer, Lane::point_to_point) > 0;
+    return all;
+  });
+}
+
+}  // namespace rz::test

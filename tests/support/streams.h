@@ -1,0 +1,44 @@
+#pragma once
+/// Traffic for transports: every rank sends every other a stream of messages of random sizes on both lanes,
+/// and checks each byte and each signature of what it gets.
+
+#include <cstdint>
+
+#include "comm/core/error.h"
+#include "comm/transports/connect.h"
+
+namespace rz::test {
+
+struct Traffic {
+  int messages = 40;              ///< a peer and lane
+  std::size_t longest = 300'000;  ///< bytes
+  std::uint32_t seed = 1;
+};
+
+/// Returns when this rank has sent and received everything, and all its memory was released. Failed
+/// expectations name peer, lane and place.
+void exchange_streams(Transport&, int rank, int size, const Traffic& = {});
+
+/// connect_transport with a deadline of 20 s.
+std::unique_ptr<Transport> connect(int rank, int size, Store&, const TransportOptions& = {});
+
+/// Drives the transport until `done()`; fails the test after `seconds`.
+template <class F>
+void drive(Transport& transport, const F& done, double seconds = 20) {
+  const auto deadline = Deadline::after(std::chrono::microseconds(static_cast<long>(seconds * 1e6)));
+  while (!done()) {
+    require(!deadline.expired(), Errc::timeout, "the transport did not get there in time");
+    transport.progress();
+    transport.wait(std::chrono::milliseconds(5));
+  }
+}
+
+/// Posts all of it; drives the transport meanwhile.
+void post_all(Transport&, int peer, Lane, const Signature&, std::span<const std::byte>);
+/// Receives exactly as much.
+void receive_all(Transport&, int peer, Lane, std::span<std::byte>);
+
+/// Every rank has reached this point: a byte to and from everyone on the point_to_point lane.
+void meet_all(Transport&, int rank, int size);
+
+}  // namespace rz::test
