@@ -6,7 +6,7 @@
 #include <limits>
 #include <mutex>
 
-#include "sharding/update_kernels.h"
+#include "tensor/kernels/optimizer.h"
 
 namespace rz {
 
@@ -99,7 +99,7 @@ void add_squares(ExactSum& sum, const float* x, std::size_t count, const Stream&
     std::array<double, 256> squares;
     for (std::size_t first = begin; first < end; first += squares.size()) {
       const std::size_t n = std::min(squares.size(), end - first);
-      kernels::sums_of_squares(x + first * norm_block, n, squares.data());
+      kernels::sum_of_squares(x + first * norm_block, n, squares.data());
       for (std::size_t i = 0; i < n; ++i) own.add(squares[i]);
     }
     const std::lock_guard lock(joining);
