@@ -7,6 +7,14 @@
 
 namespace rz {
 
+/// How a parameter's elements are drawn before training: see autograd_lite/initialise.h.
+struct Initial {
+  enum Kind { constant, normal, uniform };
+  Kind kind = constant;
+  /// The constant, the standard deviation around 0, or the bound of [-scale, scale).
+  float scale = 0;
+};
+
 /// Strategies move the memory behind a parameter: `value` may be undefined outside of the scopes that use it
 /// (ZeRO-3), and `grad` may be a view of a bucket. Code that runs in backward reads `value` then, and keeps
 /// no copy of it.
@@ -19,6 +27,7 @@ struct Parameter {
   /// True after zero_grad() until the first accumulation, which then overwrites: gradients are never filled
   /// with zeros.
   bool grad_is_fresh = true;
+  Initial initial{};
 
   std::size_t count() const { return shape.count(); }
 };

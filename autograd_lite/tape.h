@@ -2,13 +2,15 @@
 /// Reverse-mode differentiation over a recorded list of operators.
 ///
 /// A tape is used for one forward and one backward pass, then reset; its memory is kept, so that from the
-/// third pass on nothing is allocated. One thread at a time.
+/// third identical pass on nothing is allocated. One thread at a time.
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "autograd_lite/parameter.h"
@@ -18,9 +20,12 @@
 
 namespace rz {
 
-/// A value on a tape. A plain handle: cheap to copy, valid until Tape::reset().
+/// A value on a tape. A plain handle: cheap to copy, valid until Tape::reset(). A default one stands for
+/// "none" (a layer without bias).
 struct Var {
   int index = -1;
+  std::uint32_t pass = 0;  ///< the recording it belongs to
+  bool defined() const { return index >= 0; }
 };
 
 /// Parameters that are used together, e.g. a transformer block: the unit that ZeRO-3 gathers. Lives as long
@@ -35,7 +40,9 @@ enum class Pass : bool { forward, backward };
 /// What a strategy wants to be told.
 struct TapeHooks {
   /// Before the first operator of a scope runs (or runs backward), and after the last one.
-  /// `parameters[i]->value` must be defined between the two. Scopes nest and may share parameters.
+  /// `parameters[i]->value` must be defined between the two. Scopes nest and may share parameters. A scope
+  /// that recorded nothing that needs a gradient is not entered in backward. When an operator throws, the
+  /// scopes it stood in are not left.
   std::function<void(const Scope&, Pass)> enter, leave;
   /// Before a gradient is first written in this backward pass: `grad` must be defined on return.
   std::function<void(Parameter&)> before_grad;
@@ -63,19 +70,20 @@ class Tape {
   Var variable(Tensor);
   Var parameter(Parameter&);
 
-  /// A parameter's current value, or the recorded tensor.
+  /// A parameter's current value, or the recorded tensor; the reference holds until the next value is made.
+  /// Backward frees what operators recorded, except for the loss; reading it then is Errc::invalid_argument.
   const Tensor& value(Var) const;
   bool needs_grad(Var) const;
 
   // ---- recording, for operators
   /// Appends an operator. `backward(tape, d_out)` runs once, if a gradient reaches the output; it captures
   /// what it needs by value (it is stored in the tape's own memory: no heap allocation) and hands gradients
-  /// on with the calls below.
+  /// on with the calls below. d_out may be shared with others: it is only read.
   template <class F>
   Var record(Tensor output, std::initializer_list<Var> inputs, F backward);
 
   /// In backward: where an input's gradient is to be written, and whether to overwrite or to add. For a
-  /// parameter it is Parameter::grad. Each place must be written before the next call.
+  /// parameter it is Parameter::grad. Each place must be written before the next call for the same input.
   struct GradTarget {
     Tensor tensor;  ///< undefined: not wanted
     bool accumulate = false;
@@ -83,13 +91,21 @@ class Tape {
   GradTarget grad_target(Var);
   /// In backward: takes over a gradient that was computed anyway, or adds it to what is there.
   void give_grad(Var, Tensor);
+  /// In backward: true if the input is an operator's output whose memory nobody but the tape and the calling
+  /// operator's one captured copy holds, so that a gradient may be written over it.
+  bool may_overwrite(Var) const;
 
   // ---- structure
-  /// Runs body() with the scope's parameters in place, now and again around the backward of what it recorded.
-  Var scope(const Scope&, const std::function<Var()>& body);
-  /// Like scope(), but keeps only `input`: body is run a second time in backward (Chen et al.,
-  /// arXiv:1604.06174).
-  Var recompute(const Scope&, Var input, const std::function<Var(Var)>& body);
+  /// Runs body() -> Var with the scope's parameters in place, now and again around the backward of what it
+  /// recorded.
+  template <class F>
+  Var scope(const Scope&, const F& body);
+  /// Like scope(), but keeps only `input`: body(input) -> Var is run a second time in backward, as if its
+  /// scopes inside were entered in forward (Chen et al., arXiv:1604.06174). `body` is stored in the tape's
+  /// own memory and must capture by value what does not outlive backward(); apart from its result, handles
+  /// made in it end with it.
+  template <class F>
+  Var recompute(const Scope&, Var input, F body);
   /// While it lives nothing is recorded.
   class NoGrad {
    public:
@@ -119,7 +135,83 @@ class Tape {
 
  private:
   struct State;
+  /// A captured backward function, type-erased.
+  struct Captured {
+    void* object;
+    void (*run)(void*, Tape&, const Tensor&);
+    void (*destroy)(void*);
+  };
+  /// A recomputed scope's first run.
+  struct Rehearsal {
+    const Scope* scope;
+    std::size_t values, parameters;
+    std::uint64_t random;
+  };
+  /// Its second run, in backward.
+  struct Rerun {
+    const Scope* scope;
+    std::size_t values, nodes;
+    std::uint64_t random;
+  };
+
+  void* allocate(std::size_t bytes, std::size_t alignment);
+  template <class F>
+  Captured capture(F);
+  bool wants_node(std::span<const Var>) const;
+  Var add_value(Tensor output);
+  Var add_node(Tensor output, std::span<const Var> inputs, const Captured&);
+  void open_scope(const Scope&);
+  void close_scope(const Scope&);
+  Rehearsal begin_rehearsal(const Scope&);
+  /// Ends the first run and gives the result, which alone is kept, and the parameters that it used.
+  Tensor end_rehearsal(const Rehearsal&, Var result, Var input, std::vector<Var>& inputs);
+  std::vector<Var>& inputs_of_rehearsal();
+  Rerun begin_rerun(const Scope&, std::uint64_t random);
+  void end_rerun(const Rerun&, Var result, const Tensor& d_out);
+  void run_backward(std::size_t down_to);
+  void run_node(int output, const Captured&);
+
   std::unique_ptr<State> state_;
 };
+
+// ---- the templates
+
+template <class F>
+Tape::Captured Tape::capture(F f) {
+  return {new (allocate(sizeof(F), alignof(F))) F(std::move(f)),
+          [](void* object, Tape& tape, const Tensor& d_out) { (*static_cast<F*>(object))(tape, d_out); },
+          [](void* object) { static_cast<F*>(object)->~F(); }};
+}
+
+template <class F>
+Var Tape::record(Tensor output, std::initializer_list<Var> inputs, F backward) {
+  const std::span<const Var> all(inputs.begin(), inputs.size());
+  if (!wants_node(all)) return add_value(std::move(output));
+  return add_node(std::move(output), all, capture(std::move(backward)));
+}
+
+template <class F>
+Var Tape::scope(const Scope& scope, const F& body) {
+  open_scope(scope);
+  const Var result = body();
+  close_scope(scope);
+  return result;
+}
+
+template <class F>
+Var Tape::recompute(const Scope& scope, Var input, F body) {
+  const Rehearsal rehearsal = begin_rehearsal(scope);
+  const Var result = body(input);
+  std::vector<Var>& inputs = inputs_of_rehearsal();
+  Tensor output = end_rehearsal(rehearsal, result, input, inputs);
+  if (!wants_node(inputs)) return add_value(std::move(output));
+  auto again = [&scope, input, random = rehearsal.random, body = std::move(body)](
+                   Tape& tape, const Tensor& d_out) mutable {
+    const Rerun rerun = tape.begin_rerun(scope, random);
+    const Var second = body(input);
+    tape.end_rerun(rerun, second, d_out);
+  };
+  return add_node(std::move(output), inputs, capture(std::move(again)));
+}
 
 }  // namespace rz

@@ -10,4 +10,8 @@ const char* name(Collective c) {
   return names[static_cast<int>(c)];
 }
 
+bool reduces(Collective c) {
+  return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::reduce;
+}
+
 }  // namespace rz

@@ -26,6 +26,8 @@ enum class Collective : std::uint8_t {
 };
 inline constexpr int collective_count = 12;
 const char* name(Collective);
+/// all_reduce, reduce_scatter and reduce: what combines contributions.
+bool reduces(Collective);
 
 /// One call, already checked. Counts are elements of `in.dtype` / `out.dtype`.
 struct Operation {

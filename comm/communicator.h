@@ -118,6 +118,7 @@ class Communicator {
   struct State;
   explicit Communicator(std::unique_ptr<State>);
   Work submit(std::span<const struct Operation>);
+  Work submit_one(const struct Operation&);
   std::unique_ptr<State> state_;
 };
 

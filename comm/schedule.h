@@ -28,13 +28,15 @@ enum class Region : unsigned char { input, output, scratch };
 
 /// One chunk's place in a region. Logical chunks, by collective:
 ///   all_reduce, broadcast, reduce: 0 … Schedule::chunks-1, an even cut of the buffer (sizes may differ by
-///   one
-///     element, or be 0); input and output hold all of them (broadcast: input only at the root, output
+///     one element, or be 0); input and output hold all of them (broadcast: input only at the root, output
 ///     elsewhere too; reduce: output only at the root).
 ///   reduce_scatter, scatter: chunk r is rank r's part. Input holds all (scatter: at the root), output its
-///   own. all_gather, gather: chunk r is rank r's part. Input holds its own, output all (gather: at the
-///   root). all_to_all, all_to_all_v: chunk s·size + d goes from s to d. Input holds those it sends, output
-///   those it receives. barrier: one chunk of one byte, scratch only.
+///     own.
+///   all_gather, gather: chunk r is rank r's part. Input holds its own, output all (gather: at the root).
+///   all_to_all, all_to_all_v: chunk s·size + d goes from s to d. Input holds those it sends, output those it
+///     receives. There is no in-place form: whoever runs one with in == out first copies the input aside.
+///   barrier: one chunk of one byte, scratch only. Its cells may be read before they are written, and its
+///     sums mean nothing: what counts is who waits for whom.
 struct Slot {
   Region region = Region::input;
   int chunk = 0;

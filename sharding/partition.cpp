@@ -1,5 +1,7 @@
 #include "sharding/partition.h"
 
+#include <algorithm>
+
 #include "comm/core/error.h"
 
 namespace rz {
@@ -9,6 +11,47 @@ Range part(std::size_t count, int rank, int size) {
           " elements cannot be shared out evenly over ", size, " ranks");
   const std::size_t each = count / static_cast<std::size_t>(size);
   return {each * static_cast<std::size_t>(rank), each * (static_cast<std::size_t>(rank) + 1)};
+}
+
+Range intersect(Range a, Range b) {
+  const std::size_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+std::vector<Piece> pieces(const BucketLayout& layout, std::span<Parameter* const> members, int bucket,
+                          Range range) {
+  std::vector<Piece> out;
+  for (const int m : layout.buckets[static_cast<std::size_t>(bucket)].members) {
+    const std::size_t offset = layout.places[static_cast<std::size_t>(m)].offset;
+    const Range here = intersect({offset, offset + members[static_cast<std::size_t>(m)]->count()}, range);
+    if (here.count()) out.push_back({m, {here.begin - offset, here.end - offset}, here.begin});
+  }
+  return out;
+}
+
+std::vector<Range> padded_extents(const BucketLayout& layout, int bucket) {
+  const auto& b = layout.buckets[static_cast<std::size_t>(bucket)];
+  std::vector<Range> out;
+  for (const int m : b.members) out.push_back({layout.places[static_cast<std::size_t>(m)].offset, b.count});
+  for (std::size_t i = 0; i + 1 < out.size(); ++i) out[i].end = out[i + 1].begin;
+  return out;
+}
+
+std::vector<DecayRun> decay_runs(const BucketLayout& layout, std::span<Parameter* const> members, int bucket,
+                                 Range range, const std::function<bool(const Parameter&)>& decays) {
+  std::vector<DecayRun> out;
+  const auto extents = padded_extents(layout, bucket);
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    const int m = layout.buckets[static_cast<std::size_t>(bucket)].members[i];
+    const Range here = intersect(extents[i], range);
+    const bool decay = decays(*members[static_cast<std::size_t>(m)]);
+    if (!here.count()) continue;
+    if (!out.empty() && out.back().decay == decay)
+      out.back().range.end = here.end;
+    else
+      out.push_back({here, decay});
+  }
+  return out;
 }
 
 }  // namespace rz

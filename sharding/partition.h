@@ -2,6 +2,12 @@
 /// Who owns which elements.
 
 #include <cstddef>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "autograd_lite/parameter.h"
+#include "comm/bucket_scheduler.h"
 
 namespace rz {
 
@@ -13,5 +19,29 @@ struct Range {
 
 /// Part `rank` of `size` of `count` elements, which `size` divides.
 Range part(std::size_t count, int rank, int size);
+
+/// What two ranges have in common; empty (begin == end) if nothing.
+Range intersect(Range, Range);
+
+/// A run of a parameter's elements that lies in some range of a bucket.
+struct Piece {
+  int member;
+  Range elements;      ///< of the flat parameter
+  std::size_t offset;  ///< of elements.begin, from the bucket's start
+};
+/// The pieces in elements `range` of a bucket, in the order of their offsets.
+std::vector<Piece> pieces(const BucketLayout&, std::span<Parameter* const> members, int bucket, Range range);
+
+/// Where each member of a bucket ends if the padding behind it is taken along: members in the bucket's order.
+std::vector<Range> padded_extents(const BucketLayout&, int bucket);
+
+/// A bucket's range, cut where `decays` changes. Padding goes with the member before it.
+struct DecayRun {
+  Range range;
+  bool decay;
+  bool operator==(const DecayRun&) const = default;
+};
+std::vector<DecayRun> decay_runs(const BucketLayout&, std::span<Parameter* const> members, int bucket,
+                                 Range range, const std::function<bool(const Parameter&)>& decays);
 
 }  // namespace rz

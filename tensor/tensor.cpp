@@ -52,16 +52,17 @@ Tensor Tensor::share(std::shared_ptr<std::byte> memory, std::size_t offset, Shap
 }
 
 Tensor Tensor::reshape(Shape shape) const {
-  require(shape.count() == count(), Errc::invalid_argument, "cannot reshape ", rz::name(shape_), " to ",
-          rz::name(shape));
+  if (shape.count() != count())
+    fail(Errc::invalid_argument, "cannot reshape ", rz::name(shape_), " to ", rz::name(shape));
   Tensor t = *this;
   t.shape_ = shape;
   return t;
 }
 
 Tensor Tensor::view(std::size_t begin, Shape shape) const {
-  require(begin + shape.count() <= count(), Errc::invalid_argument, "a view of ", rz::name(shape),
-          " from element ", begin, " does not fit into ", rz::name(shape_));
+  if (begin + shape.count() > count())
+    fail(Errc::invalid_argument, "a view of ", rz::name(shape), " from element ", begin,
+         " does not fit into ", rz::name(shape_));
   Tensor t = *this;
   t.data_ += begin * size_of(dtype_);
   t.shape_ = shape;

@@ -61,6 +61,8 @@ class Tensor {
     return reinterpret_cast<T*>(data_);
   }
   std::byte* raw() const { return data_; }
+  /// How many tensors keep this memory alive; 0 if it is borrowed.
+  long use_count() const { return owner_.use_count(); }
 
   /// The same memory in another shape of as many elements.
   Tensor reshape(Shape) const;

@@ -33,7 +33,7 @@ struct Header {
   /// The leader's decides for the host: 1 + the rank whose record holds the group's first failure.
   std::atomic<std::uint32_t> verdict{0};
   std::int32_t culprit = -1;
-  std::uint32_t deliberate = 0;
+  std::uint32_t code = 0;
   char reason[488] = {};
 };
 
@@ -396,7 +396,7 @@ std::optional<Failure> ShmLinks::look() {
     l->gone = true;
     poller_.remove(l->socket.get());
     if (l->header->state.load(std::memory_order_seq_cst) != State::left && !lost)
-      lost = Failure{l->rank, false,
+      lost = Failure{l->rank, Errc::peer_lost,
                      str("rank ", l->rank, " died: its process ended without leaving the group")};
   }
   return lost ? lost : wanted_;
@@ -418,13 +418,13 @@ void ShmLinks::send_drops() {
 
 void ShmLinks::want(const Link& l) {
   if (!wanted_)
-    wanted_ =
-        Failure{l.rank, false, str("rank ", l.rank, " left the group, and rank ", rank_, " still needs it")};
+    wanted_ = Failure{l.rank, Errc::peer_lost,
+                      str("rank ", l.rank, " left the group, and rank ", rank_, " still needs it")};
 }
 
 void ShmLinks::damaged(const Link& l, const Frame& frame) {
   if (!wanted_)
-    wanted_ = Failure{l.rank, false,
+    wanted_ = Failure{l.rank, Errc::peer_lost,
                       str("rank ", l.rank, " sent a damaged frame: length ", frame.length, ", place ",
                           frame.where, ", offset ", frame.offset)};
 }
@@ -434,7 +434,7 @@ std::optional<Failure> ShmLinks::verdict() const {
   if (!word) return std::nullopt;
   const int author = static_cast<int>(word) - 1;
   const Header* h = author == rank_ ? header_ : by_rank_[static_cast<std::size_t>(author)]->header;
-  return Failure{h->culprit, h->deliberate != 0,
+  return Failure{h->culprit, static_cast<Errc>(h->code),
                  std::string(h->reason, strnlen(h->reason, sizeof h->reason))};
 }
 
@@ -443,7 +443,7 @@ std::optional<Failure> ShmLinks::verdict() const {
 Failure ShmLinks::agree(const Failure& failure) {
   if (!leader_) return failure;
   header_->culprit = failure.culprit;
-  header_->deliberate = failure.deliberate;
+  header_->code = static_cast<std::uint32_t>(failure.code);
   const std::size_t n = failure.reason.copy(header_->reason, sizeof header_->reason - 1);
   header_->reason[n] = 0;
   std::uint32_t nobody = 0;

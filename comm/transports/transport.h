@@ -11,6 +11,7 @@
 #include <string>
 
 #include "comm/collective.h"
+#include "comm/core/error.h"
 
 namespace rz {
 
@@ -34,7 +35,7 @@ struct Signature {
 /// Why a group can go no further. The first one wins and every rank learns it.
 struct Failure {
   int culprit = -1;         ///< rank, or -1
-  bool deliberate = false;  ///< somebody called abort()
+  Errc code = Errc::peer_lost;  ///< what every rank throws: peer_lost, aborted, timeout or mismatch
   std::string reason;
 };
 

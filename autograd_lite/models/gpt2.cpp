@@ -1,0 +1,244 @@
+#include "autograd_lite/models/gpt2.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "autograd_lite/initialise.h"
+
+namespace rz {
+namespace {
+
+constexpr float deviation = 0.02f;
+
+/// GPT-2's Conv1D: weight [in, out].
+nn::Linear conv1d(const std::string& name, std::size_t in, std::size_t out, float weight_deviation) {
+  nn::Linear layer(name, in, out, ops::WeightLayout::in_out);
+  layer.weight.initial = {Initial::normal, weight_deviation};
+  layer.bias.initial = {Initial::constant, 0};
+  return layer;
+}
+
+void require_probability(const char* key, double p) {
+  require(p >= 0 && p < 1, Errc::config, key, " is ", p, ", expected 0 <= ", key, " < 1");
+}
+
+}  // namespace
+
+void check(const Gpt2Config& c) {
+  const auto positive = [](const char* key, std::size_t value) {
+    require(value > 0, Errc::config, key, " is 0, expected at least 1");
+  };
+  positive("n_layer", c.n_layer);
+  positive("n_head", c.n_head);
+  positive("n_embd", c.n_embd);
+  positive("n_positions", c.n_positions);
+  positive("vocab_size", c.vocab_size);
+  require(c.vocab_size < (std::size_t{1} << 31), Errc::config, "vocab_size is ", c.vocab_size,
+          ", expected less than 2^31");
+  require(c.n_embd % c.n_head == 0, Errc::config, "n_embd is ", c.n_embd, ", which n_head ", c.n_head,
+          " does not divide");
+  require(c.layer_norm_epsilon > 0 && std::isfinite(c.layer_norm_epsilon), Errc::config,
+          "layer_norm_epsilon is ", c.layer_norm_epsilon, ", expected more than 0");
+  require_probability("embd_pdrop", c.embd_pdrop);
+  require_probability("resid_pdrop", c.resid_pdrop);
+  require(c.attn_pdrop == 0, Errc::config, "attn_pdrop is ", c.attn_pdrop,
+          ": dropout of attention probabilities is not available; set attn_pdrop to 0");
+}
+
+struct Gpt2::Block {
+  Block(const Gpt2Config& c, const std::string& name)
+      : ln_1(name + ".ln_1", c.n_embd, static_cast<float>(c.layer_norm_epsilon)),
+        c_attn(conv1d(name + ".attn.c_attn", c.n_embd, 3 * c.n_embd, deviation)),
+        attn_proj(conv1d(name + ".attn.c_proj", c.n_embd, c.n_embd, residual_deviation(c))),
+        ln_2(name + ".ln_2", c.n_embd, static_cast<float>(c.layer_norm_epsilon)),
+        c_fc(conv1d(name + ".mlp.c_fc", c.n_embd, 4 * c.n_embd, deviation)),
+        mlp_proj(conv1d(name + ".mlp.c_proj", 4 * c.n_embd, c.n_embd, residual_deviation(c))) {
+    scope.name = name;
+    ln_1.list(scope.parameters);
+    c_attn.list(scope.parameters);
+    attn_proj.list(scope.parameters);
+    ln_2.list(scope.parameters);
+    c_fc.list(scope.parameters);
+    mlp_proj.list(scope.parameters);
+  }
+
+  /// Every block adds twice to the residual stream.
+  static float residual_deviation(const Gpt2Config& c) {
+    return deviation / std::sqrt(2 * static_cast<float>(c.n_layer));
+  }
+
+  nn::LayerNorm ln_1;
+  nn::Linear c_attn, attn_proj;
+  nn::LayerNorm ln_2;
+  nn::Linear c_fc, mlp_proj;
+  nn::Dropout dropout{0};
+  Scope scope;
+};
+
+Gpt2::Gpt2(const Gpt2Config& c)
+    : config_((check(c), c)),
+      wte_("transformer.wte", c.vocab_size, c.n_embd, deviation),
+      wpe_("transformer.wpe", c.n_positions, c.n_embd, deviation),
+      dropout_(static_cast<float>(c.embd_pdrop)),
+      ln_f_("transformer.ln_f", c.n_embd, static_cast<float>(c.layer_norm_epsilon)) {
+  for (std::size_t i = 0; i < c.n_layer; ++i) {
+    blocks_.push_back(std::make_unique<Block>(c, str("transformer.h.", i)));
+    blocks_.back()->dropout.p = static_cast<float>(c.resid_pdrop);
+  }
+  embeddings_scope_.name = "transformer.embeddings";
+  wte_.list(embeddings_scope_.parameters);
+  wpe_.list(embeddings_scope_.parameters);
+  head_scope_.name = "transformer.head";
+  ln_f_.list(head_scope_.parameters);
+  if (c.tie_word_embeddings) {
+    wte_.list(head_scope_.parameters);
+    return;
+  }
+  lm_head_ = std::make_unique<nn::Linear>("lm_head", c.n_embd, c.vocab_size, ops::WeightLayout::out_in,
+                                          /*with_bias=*/false);
+  lm_head_->weight.initial = {Initial::normal, deviation};
+  lm_head_->list(head_scope_.parameters);
+}
+
+Gpt2::~Gpt2() = default;
+
+std::vector<Parameter*> Gpt2::parameters() {
+  std::vector<Parameter*> all;
+  for (const Scope* scope : scopes()) {
+    for (Parameter* p : scope->parameters) {
+      if (std::find(all.begin(), all.end(), p) == all.end()) all.push_back(p);
+    }
+  }
+  return all;
+}
+
+std::vector<const Scope*> Gpt2::scopes() {
+  std::vector<const Scope*> all{&embeddings_scope_};
+  for (const auto& block : blocks_) all.push_back(&block->scope);
+  all.push_back(&head_scope_);
+  return all;
+}
+
+void Gpt2::set_training(bool training) {
+  dropout_.training = training;
+  for (const auto& block : blocks_) block->dropout.training = training;
+}
+
+Var Gpt2::block(Tape& tape, Block& b, Var x) {
+  Var y = nn::causal_attention(tape, b.c_attn(tape, b.ln_1(tape, x)), static_cast<int>(config_.n_head));
+  y = b.dropout(tape, b.attn_proj(tape, y));
+  const auto [residual, norm] = b.ln_2.of_sum(tape, x, y);
+  y = nn::gelu(tape, b.c_fc(tape, norm));
+  y = b.dropout(tape, b.mlp_proj(tape, y));
+  return nn::add(tape, residual, y);
+}
+
+Var Gpt2::hidden(Tape& tape, const Tensor& tokens) {
+  if (tokens.shape().dims() != 2 || tokens.shape()[1] > config_.n_positions)
+    fail(Errc::invalid_argument, "GPT-2: tokens are ", name(tokens.shape()), ", expected [batch, at most ",
+         config_.n_positions, "], as n_positions says");
+  Var x = tape.scope(embeddings_scope_, [&] {
+    const Var table = tape.parameter(wte_.weight);
+    return dropout_(tape, nn::embedding_with_positions(tape, tokens, table, tape.parameter(wpe_.weight)));
+  });
+  for (const auto& b : blocks_) {
+    const auto body = [this, &tape, b = b.get()](Var in) { return block(tape, *b, in); };
+    x = recompute_blocks ? tape.recompute(b->scope, x, body) : tape.scope(b->scope, [&] { return body(x); });
+  }
+  return x;
+}
+
+template <class F>
+Var Gpt2::head(Tape& tape, const F& use_logits, Var x) {
+  return tape.scope(head_scope_, [&] {
+    const Var norm = ln_f_(tape, x);
+    if (lm_head_) return use_logits((*lm_head_)(tape, norm));
+    return use_logits(nn::linear(tape, norm, tape.parameter(wte_.weight), Var(), ops::WeightLayout::out_in));
+  });
+}
+
+Gpt2::Output Gpt2::forward(Tape& tape, const Tensor& tokens, const Tensor& targets) {
+  Output output;
+  const auto use_logits = [&](Var logits) {
+    output.logits = logits;
+    if (!targets.defined()) return logits;
+    output.loss = nn::cross_entropy(tape, logits, targets);
+    return output.loss.loss;
+  };
+  head(tape, use_logits, hidden(tape, tokens));
+  return output;
+}
+
+Var Gpt2::logits_at(Tape& tape, const Tensor& tokens, std::size_t position) {
+  const Tensor x = tape.value(hidden(tape, tokens));
+  const std::size_t batch = x.shape()[0], length = x.shape()[1], channels = x.shape()[2];
+  require(position < length, Errc::invalid_argument, "GPT-2: no position ", position, " in ", length,
+          " tokens");
+  const Tensor rows = tape.empty({batch, 1, channels});
+  for (std::size_t b = 0; b < batch; ++b) {
+    ops::copy(rows.view(b * channels, {channels}), x.view((b * length + position) * channels, {channels}),
+              tape.stream());
+  }
+  return head(
+      tape, [](Var logits) { return logits; }, tape.constant(rows));
+}
+
+namespace {
+
+/// The token at which the cumulated probability, in double, first exceeds u.
+std::int32_t pick(std::span<const float> logits, double temperature, double u) {
+  const auto likeliest = std::max_element(logits.begin(), logits.end());
+  if (temperature == 0) return static_cast<std::int32_t>(likeliest - logits.begin());
+  const auto weight = [&](float logit) { return std::exp((double{logit} - *likeliest) / temperature); };
+  double total = 0;
+  for (const float logit : logits) total += weight(logit);
+  double left = u * total;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if ((left -= weight(logits[i])) < 0) return static_cast<std::int32_t>(i);
+  }
+  return static_cast<std::int32_t>(likeliest - logits.begin());
+}
+
+/// Without dropout while it lives.
+class Evaluating {
+ public:
+  explicit Evaluating(Gpt2& model) : model_(model), before_(model.training()) { model.set_training(false); }
+  ~Evaluating() { model_.set_training(before_); }
+  Evaluating(const Evaluating&) = delete;
+
+ private:
+  Gpt2& model_;
+  bool before_;
+};
+
+}  // namespace
+
+std::vector<std::int32_t> generate(Gpt2& model, Tape& tape, std::span<const std::int32_t> prompt,
+                                   std::size_t n, double temperature, std::uint64_t seed) {
+  require(!prompt.empty(), Errc::invalid_argument,
+          "generate: the prompt is empty, expected a token at least");
+  require(temperature >= 0, Errc::invalid_argument, "generate: temperature is ", temperature,
+          ", expected 0 or more");
+  // Windows are filled up behind the last token, which attention does not see, to a multiple of `grain`: few
+  // sizes, so that the pool's blocks are used again.
+  constexpr std::size_t grain = 32;
+  const std::size_t most = model.config().n_positions;
+  std::vector<std::int32_t> text(prompt.begin(), prompt.end());
+  const Tape::NoGrad no_grad(tape);
+  const Evaluating evaluating(model);
+  for (std::size_t i = 0; i < n; ++i) {
+    tape.reset();
+    const std::size_t used = std::min(text.size(), most);
+    const std::size_t padded = std::min((used + grain - 1) / grain * grain, most);
+    const Tensor tokens = tape.empty({1, padded}, DType::i32);
+    std::fill_n(tokens.data<std::int32_t>(), padded, 0);
+    std::copy(text.end() - static_cast<std::ptrdiff_t>(used), text.end(), tokens.data<std::int32_t>());
+    const Tensor logits = tape.value(model.logits_at(tape, tokens, used - 1));
+    text.push_back(
+        pick({logits.data<float>(), logits.count()}, temperature, random_uniform(seed, "generate", i)));
+  }
+  tape.reset();
+  return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};
+}
+
+}  // namespace rz

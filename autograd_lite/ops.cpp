@@ -1,0 +1,316 @@
+#include "autograd_lite/ops.h"
+
+namespace rz::nn {
+namespace {
+
+ops::Into into(const Tape::GradTarget& target) {
+  return target.accumulate ? ops::Into::accumulate : ops::Into::overwrite;
+}
+
+Shape with_last(const Shape& shape, std::size_t last) {
+  std::array<std::size_t, 4> extents{};
+  for (int i = 0; i < shape.dims(); ++i) extents[static_cast<std::size_t>(i)] = shape[i];
+  extents[static_cast<std::size_t>(shape.dims() - 1)] = last;
+  return Shape(std::span(extents.data(), static_cast<std::size_t>(shape.dims())));
+}
+
+Shape with_appended(const Shape& shape, std::size_t last) {
+  if (shape.dims() == 4)
+    fail(Errc::invalid_argument, "embedding: tokens ", name(shape), " have no room for another extent");
+  std::array<std::size_t, 4> extents{};
+  for (int i = 0; i < shape.dims(); ++i) extents[static_cast<std::size_t>(i)] = shape[i];
+  extents[static_cast<std::size_t>(shape.dims())] = last;
+  return Shape(std::span(extents.data(), static_cast<std::size_t>(shape.dims() + 1)));
+}
+
+void require_dims(const char* op, const char* what, const Tensor& t, int at_least, int at_most) {
+  if (t.shape().dims() < at_least || t.shape().dims() > at_most)
+    fail(Errc::invalid_argument, op, ": ", what, " ", name(t.shape()), " has ", t.shape().dims(),
+         " extents, expected ", at_least, at_least == at_most ? "" : str(" to ", at_most));
+}
+
+/// An element-wise operator whose backward needs its input.
+template <auto forward, auto backward>
+Var unary_of_input(Tape& tape, Var x) {
+  const Tensor in = tape.value(x);
+  const Tensor out = tape.empty(in.shape());
+  forward(out, in, tape.stream());
+  return tape.record(out, {x}, [x, in](Tape& tape, const Tensor& d_out) {
+    const auto d_x = tape.grad_target(x);
+    backward(d_x.tensor, d_out, in, into(d_x), tape.stream());
+  });
+}
+
+/// One whose backward needs its output.
+template <auto forward, auto backward>
+Var unary_of_output(Tape& tape, Var x) {
+  const Tensor in = tape.value(x);
+  const Tensor out = tape.empty(in.shape());
+  forward(out, in, tape.stream());
+  return tape.record(out, {x}, [x, out](Tape& tape, const Tensor& d_out) {
+    const auto d_x = tape.grad_target(x);
+    backward(d_x.tensor, d_out, out, into(d_x), tape.stream());
+  });
+}
+
+/// What two layers' backward share: the parameters' gradients in one call, or in two when one of them is
+/// overwritten and the other one added to.
+template <class F>
+void both_parameters(Tape& tape, Var weight, Var bias, F&& backward) {
+  const auto d_weight = tape.grad_target(weight);
+  const auto d_bias = tape.grad_target(bias);
+  const bool alike =
+      !d_weight.tensor.defined() || !d_bias.tensor.defined() || d_weight.accumulate == d_bias.accumulate;
+  if (alike) {
+    backward(d_weight.tensor, d_bias.tensor, d_weight.tensor.defined() ? into(d_weight) : into(d_bias));
+  } else {
+    backward(d_weight.tensor, Tensor(), into(d_weight));
+    backward(Tensor(), d_bias.tensor, into(d_bias));
+  }
+}
+
+/// The backward of a layer norm of x, whose statistics the forward kept.
+auto layer_norm_backward(Var x_var, Var weight, Var bias, const Tensor& x, const Tensor& mean,
+                         const Tensor& inverse_deviation) {
+  return [=](Tape& tape, const Tensor& d_out) {
+    auto d_x = tape.grad_target(x_var);
+    if (!d_x.tensor.defined()) d_x.tensor = tape.empty(x.shape());
+    both_parameters(
+        tape, weight, bias,
+        [&, first = true](const Tensor& d_w, const Tensor& d_b, ops::Into into_parameters) mutable {
+          const Tensor to = std::exchange(first, false) ? d_x.tensor : tape.empty(x.shape());
+          ops::layer_norm_backward(to, d_w, d_b, d_out, x, tape.value(weight), mean, inverse_deviation,
+                                   into(d_x), into_parameters, tape.stream());
+        });
+  };
+}
+
+}  // namespace
+
+// ---- element-wise
+
+Var add(Tape& tape, Var a, Var b) {
+  const Tensor out = tape.empty(tape.value(a).shape());
+  ops::add(out, tape.value(a), tape.value(b), tape.stream());
+  return tape.record(out, {a, b}, [a, b](Tape& tape, const Tensor& d_out) {
+    tape.give_grad(a, d_out);
+    tape.give_grad(b, d_out);
+  });
+}
+
+Var multiply(Tape& tape, Var a, Var b) {
+  const Tensor x = tape.value(a), y = tape.value(b);
+  const Tensor out = tape.empty(x.shape());
+  ops::multiply(out, x, y, tape.stream());
+  return tape.record(out, {a, b}, [a, b, x, y](Tape& tape, const Tensor& d_out) {
+    const auto give = [&](Var to, const Tensor& factor) {
+      if (!tape.needs_grad(to)) return;
+      const Tensor d = tape.empty(d_out.shape());
+      ops::multiply(d, d_out, factor, tape.stream());
+      tape.give_grad(to, d);
+    };
+    give(a, y);
+    give(b, x);
+  });
+}
+
+Var scale(Tape& tape, Var x, float factor) {
+  const Tensor out = tape.empty(tape.value(x).shape());
+  ops::scale(out, tape.value(x), factor, tape.stream());
+  return tape.record(out, {x}, [x, factor](Tape& tape, const Tensor& d_out) {
+    const Tensor d = tape.empty(d_out.shape());
+    ops::scale(d, d_out, factor, tape.stream());
+    tape.give_grad(x, d);
+  });
+}
+
+Var gelu(Tape& tape, Var x) { return unary_of_input<ops::gelu, ops::gelu_backward>(tape, x); }
+Var relu(Tape& tape, Var x) { return unary_of_input<ops::relu, ops::relu_backward>(tape, x); }
+Var tanh(Tape& tape, Var x) { return unary_of_output<ops::tanh, ops::tanh_backward>(tape, x); }
+Var softmax(Tape& tape, Var x) { return unary_of_output<ops::softmax, ops::softmax_backward>(tape, x); }
+
+Var dropout(Tape& tape, Var x, float p) {
+  require(p >= 0 && p < 1, Errc::invalid_argument, "dropout: p is ", p, ", expected 0 <= p < 1");
+  if (p == 0) return x;
+  const Tensor in = tape.value(x);
+  const Tensor out = tape.empty(in.shape());
+  const std::uint64_t seed = tape.seed(), offset = tape.take_random(in.count());
+  ops::dropout(out, in, p, seed, offset, tape.stream());
+  return tape.record(out, {x}, [x, p, seed, offset](Tape& tape, const Tensor& d_out) {
+    const Tensor d = tape.empty(d_out.shape());
+    ops::dropout(d, d_out, p, seed, offset, tape.stream());
+    tape.give_grad(x, d);
+  });
+}
+
+Var reshape(Tape& tape, Var x, const Shape& shape) {
+  const Shape before = tape.value(x).shape();
+  return tape.record(tape.value(x).reshape(shape), {x}, [x, before](Tape& tape, const Tensor& d_out) {
+    tape.give_grad(x, d_out.reshape(before));
+  });
+}
+
+// ---- linear
+
+Var linear(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
+  const Tensor x = tape.value(x_var);
+  const Tensor& w = tape.value(weight);
+  require_dims("linear", "the input", x, 1, 4);
+  require_dims("linear", "the weight", w, 2, 2);
+  const Tensor out = tape.empty(with_last(x.shape(), w.shape()[layout == WeightLayout::in_out ? 1 : 0]));
+  ops::linear(out, x, w, bias.defined() ? tape.value(bias) : Tensor(), layout, tape.stream());
+  return tape.record(
+      out, {x_var, weight, bias}, [x_var, weight, bias, x, layout](Tape& tape, const Tensor& d_out) {
+        Tape::GradTarget d_x = tape.grad_target(x_var);
+        both_parameters(
+            tape, weight, bias, [&](const Tensor& d_w, const Tensor& d_b, ops::Into into_parameters) {
+              ops::linear_backward(std::exchange(d_x.tensor, {}), d_w, d_b, d_out, x, tape.value(weight),
+                                   layout, into(d_x), into_parameters, tape.stream());
+            });
+      });
+}
+
+Var matmul(Tape& tape, Var a_var, bool transpose_a, Var b_var, bool transpose_b) {
+  const Tensor a = tape.value(a_var), b = tape.value(b_var);
+  require_dims("matmul", "the left factor", a, 2, 2);
+  require_dims("matmul", "the right factor", b, 2, 2);
+  const Tensor out = tape.empty({a.shape()[transpose_a ? 1 : 0], b.shape()[transpose_b ? 0 : 1]});
+  ops::matmul(out, a, transpose_a, b, transpose_b, ops::Into::overwrite, tape.stream());
+  return tape.record(out, {a_var, b_var}, [=](Tape& tape, const Tensor& d_out) {
+    if (const auto d_a = tape.grad_target(a_var); d_a.tensor.defined()) {
+      // out = A·B: dA = dOut·Bᵀ, and its transpose is B·dOutᵀ.
+      if (transpose_a) {
+        ops::matmul(d_a.tensor, b, transpose_b, d_out, true, into(d_a), tape.stream());
+      } else {
+        ops::matmul(d_a.tensor, d_out, false, b, !transpose_b, into(d_a), tape.stream());
+      }
+    }
+    if (const auto d_b = tape.grad_target(b_var); d_b.tensor.defined()) {
+      if (transpose_b) {
+        ops::matmul(d_b.tensor, d_out, true, a, transpose_a, into(d_b), tape.stream());
+      } else {
+        ops::matmul(d_b.tensor, a, !transpose_a, d_out, false, into(d_b), tape.stream());
+      }
+    }
+  });
+}
+
+// ---- layer norm
+
+Var layer_norm(Tape& tape, Var x_var, Var weight, Var bias, float epsilon) {
+  const Tensor x = tape.value(x_var);
+  require_dims("layer_norm", "the input", x, 1, 4);
+  const Shape rows{x.count() / std::max<std::size_t>(1, x.shape()[-1])};
+  const Tensor out = tape.empty(x.shape()), mean = tape.empty(rows), inverse_deviation = tape.empty(rows);
+  ops::layer_norm(out, mean, inverse_deviation, x, tape.value(weight), tape.value(bias), epsilon,
+                  tape.stream());
+  return tape.record(out, {x_var, weight, bias},
+                     layer_norm_backward(x_var, weight, bias, x, mean, inverse_deviation));
+}
+
+SumAndNorm add_layer_norm(Tape& tape, Var a, Var b, Var weight, Var bias, float epsilon) {
+  const Shape shape = tape.value(a).shape();
+  require_dims("add_layer_norm", "the input", tape.value(a), 1, 4);
+  const Shape rows{shape.count() / std::max<std::size_t>(1, shape[-1])};
+  const Tensor sum = tape.empty(shape), out = tape.empty(shape);
+  const Tensor mean = tape.empty(rows), inverse_deviation = tape.empty(rows);
+  ops::add_layer_norm(sum, out, mean, inverse_deviation, tape.value(a), tape.value(b), tape.value(weight),
+                      tape.value(bias), epsilon, tape.stream());
+  // Two operators in backward: the norm adds to what the residual stream's later users left for the sum,
+  // and the sum hands that on.
+  SumAndNorm result;
+  result.sum = tape.record(sum, {a, b}, [a, b](Tape& tape, const Tensor& d_sum) {
+    tape.give_grad(a, d_sum);
+    tape.give_grad(b, d_sum);
+  });
+  result.norm = tape.record(out, {result.sum, weight, bias},
+                            layer_norm_backward(result.sum, weight, bias, sum, mean, inverse_deviation));
+  return result;
+}
+
+// ---- transformer
+
+Var embedding(Tape& tape, const Tensor& tokens, Var table) {
+  const Tensor& rows = tape.value(table);
+  require_dims("embedding", "the table", rows, 2, 2);
+  const Tensor out = tape.empty(with_appended(tokens.shape(), rows.shape()[1]));
+  ops::embedding(out, tokens, rows, tape.stream());
+  return tape.record(out, {table}, [table, tokens](Tape& tape, const Tensor& d_out) {
+    const auto d_table = tape.grad_target(table);
+    ops::embedding_backward(d_table.tensor, d_out, tokens, into(d_table), tape.stream());
+  });
+}
+
+Var embedding_with_positions(Tape& tape, const Tensor& tokens, Var table, Var positions) {
+  require_dims("embedding_with_positions", "the table", tape.value(table), 2, 2);
+  require_dims("embedding_with_positions", "the tokens", tokens, 2, 2);
+  const Tensor out = tape.empty(with_appended(tokens.shape(), tape.value(table).shape()[1]));
+  ops::embedding_with_positions(out, tokens, tape.value(table), tape.value(positions), tape.stream());
+  return tape.record(out, {table, positions}, [table, positions, tokens](Tape& tape, const Tensor& d_out) {
+    if (const auto d = tape.grad_target(table); d.tensor.defined())
+      ops::embedding_backward(d.tensor, d_out, tokens, into(d), tape.stream());
+    if (const auto d = tape.grad_target(positions); d.tensor.defined())
+      ops::positions_backward(d.tensor, d_out, into(d), tape.stream());
+  });
+}
+
+Var causal_attention(Tape& tape, Var qkv_var, int heads) {
+  const Tensor qkv = tape.value(qkv_var);
+  require_dims("causal_attention", "the input", qkv, 3, 3);
+  require(heads > 0, Errc::invalid_argument, "causal_attention: ", heads, " heads");
+  const std::size_t batch = qkv.shape()[0], tokens = qkv.shape()[1];
+  const Tensor out = tape.empty(with_last(qkv.shape(), qkv.shape()[2] / 3));
+  const Tensor log_sum = tape.empty({batch, static_cast<std::size_t>(heads), tokens});
+  ops::causal_attention(out, log_sum, qkv, heads, tape.stream());
+  return tape.record(out, {qkv_var}, [qkv_var, heads, qkv, out, log_sum](Tape& tape, const Tensor& d_out) {
+    const Tensor d_qkv = tape.empty(qkv.shape());
+    ops::causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, tape.stream());
+    tape.give_grad(qkv_var, d_qkv);
+  });
+}
+
+// ---- losses
+
+CrossEntropy cross_entropy(Tape& tape, Var logits_var, const Tensor& targets) {
+  require_dims("cross_entropy", "the logits", tape.value(logits_var), 2, 4);
+  const Shape shape = tape.value(logits_var).shape();
+  const Shape rows{shape.count() / std::max<std::size_t>(1, shape[-1])};
+  const Tensor logits = tape.value(logits_var).reshape({rows[0], shape[-1]});
+  const Tensor losses = tape.empty(rows), log_sum = tape.empty(rows), target_rows = targets.reshape(rows);
+  const auto [sum, count] = ops::cross_entropy(losses, log_sum, logits, target_rows, tape.stream());
+
+  const Tensor loss = tape.empty({});
+  ops::fill(loss, count ? static_cast<float>(sum / static_cast<double>(count)) : 0, tape.stream());
+  const double per_row = count ? 1 / static_cast<double>(count) : 0;
+  const Var result = tape.record(
+      loss, {logits_var},
+      [logits_var, shape, per_row, logits, log_sum, target_rows](Tape& tape, const Tensor& d_loss) {
+        const auto factor = static_cast<float>(d_loss.data<float>()[0] * per_row);
+        const Tensor d = tape.may_overwrite(logits_var) ? logits : tape.empty(logits.shape());
+        ops::cross_entropy_backward(d, logits, log_sum, target_rows, factor, tape.stream());
+        tape.give_grad(logits_var, d.reshape(shape));
+      });
+  return {result, sum, count};
+}
+
+Var mse(Tape& tape, Var prediction_var, const Tensor& target) {
+  const Tensor prediction = tape.value(prediction_var);
+  if (prediction.shape() != target.shape())
+    fail(Errc::invalid_argument, "mse: the prediction is ", name(prediction.shape()), ", the target ",
+         name(target.shape()));
+  const double count = static_cast<double>(std::max<std::size_t>(1, prediction.count()));
+  const Tensor loss = tape.empty({});
+  ops::fill(loss, static_cast<float>(ops::squared_error(prediction, target, tape.stream()) / count),
+            tape.stream());
+  return tape.record(
+      loss, {prediction_var}, [prediction_var, prediction, target, count](Tape& tape, const Tensor& d_loss) {
+        const auto factor = static_cast<float>(2.0 * d_loss.data<float>()[0] / count);
+        const Tensor difference = tape.empty(prediction.shape()), d = tape.empty(prediction.shape());
+        ops::copy(difference, prediction, tape.stream());
+        ops::add_scaled(difference, target, -1, tape.stream());
+        ops::scale(d, difference, factor, tape.stream());
+        tape.give_grad(prediction_var, d);
+      });
+}
+
+}  // namespace rz::nn

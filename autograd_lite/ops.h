@@ -1,0 +1,61 @@
+#pragma once
+/// The operators of tensor/ops.h on a tape: each runs forward and records its backward. Shapes as there; what
+/// does not fit is Errc::invalid_argument. A default Var stands for "no bias".
+
+#include <cstddef>
+
+#include "autograd_lite/tape.h"
+#include "tensor/ops.h"
+
+namespace rz::nn {
+
+using ops::WeightLayout;
+
+// ---- element-wise
+Var add(Tape&, Var a, Var b);
+Var multiply(Tape&, Var a, Var b);
+Var scale(Tape&, Var x, float factor);
+Var gelu(Tape&, Var x);  ///< tanh approximation
+Var relu(Tape&, Var x);
+Var tanh(Tape&, Var x);
+Var softmax(Tape&, Var x);  ///< over the last extent
+/// Takes a range of the tape's random numbers; x itself if p is 0.
+Var dropout(Tape&, Var x, float p);
+/// The same memory in another shape.
+Var reshape(Tape&, Var x, const Shape&);
+
+// ---- linear
+/// x[…, in] → […, out]
+Var linear(Tape&, Var x, Var weight, Var bias, WeightLayout);
+/// Two dimensions each, optionally transposed.
+Var matmul(Tape&, Var a, bool transpose_a, Var b, bool transpose_b);
+
+// ---- layer norm, over the last extent
+Var layer_norm(Tape&, Var x, Var weight, Var bias, float epsilon);
+struct SumAndNorm {
+  Var sum, norm;
+};
+/// sum = a + b and its layer norm, in one pass over memory.
+SumAndNorm add_layer_norm(Tape&, Var a, Var b, Var weight, Var bias, float epsilon);
+
+// ---- transformer
+/// tokens: i32 of any shape → [that shape, C]
+Var embedding(Tape&, const Tensor& tokens, Var table);
+/// tokens: i32 [B, T] → [B, T, C]; row t of `positions` is added to every sequence's token t.
+Var embedding_with_positions(Tape&, const Tensor& tokens, Var table, Var positions);
+/// qkv[B, T, 3C] → [B, T, C]
+Var causal_attention(Tape&, Var qkv, int heads);
+
+// ---- losses
+/// Mean negative log-likelihood over the rows whose target (i32) is not -100, and what it is the mean of: a
+/// global mean is the ranks' sums over their counts. 0 if there is no such row.
+struct CrossEntropy {
+  Var loss;
+  double sum = 0;
+  std::size_t count = 0;
+};
+CrossEntropy cross_entropy(Tape&, Var logits, const Tensor& targets);
+/// Mean of squared differences.
+Var mse(Tape&, Var prediction, const Tensor& target);
+
+}  // namespace rz::nn

@@ -1,0 +1,416 @@
+#include "autograd_lite/tape.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "tensor/ops.h"
+
+namespace rz {
+namespace {
+
+/// Bump memory that grows in chunks, is taken back in the reverse order, and keeps its chunks.
+class Arena {
+ public:
+  struct Position {
+    std::size_t chunk = 0, offset = 0;
+  };
+
+  void* allocate(std::size_t bytes, std::size_t alignment) {
+    for (;; at_ = {at_.chunk + 1, 0}) {
+      if (at_.chunk == chunks_.size()) chunks_.emplace_back(std::max(chunk_bytes, bytes + alignment));
+      Chunk& chunk = chunks_[at_.chunk];
+      void* place = chunk.memory.get() + at_.offset;
+      std::size_t room = chunk.bytes - at_.offset;
+      if (!std::align(alignment, bytes, place, room)) continue;
+      at_.offset = chunk.bytes - room + bytes;
+      return place;
+    }
+  }
+  Position position() const { return at_; }
+  void rewind(Position p) { at_ = p; }
+
+ private:
+  static constexpr std::size_t chunk_bytes = 1 << 16;
+  struct Chunk {
+    explicit Chunk(std::size_t n) : memory(std::make_unique<std::byte[]>(n)), bytes(n) {}
+    std::unique_ptr<std::byte[]> memory;
+    std::size_t bytes;
+  };
+  std::vector<Chunk> chunks_;
+  Position at_;
+};
+
+/// What one pass knows of a parameter. Kept between passes, so that the table stops growing.
+struct Use {
+  Parameter* parameter = nullptr;
+  std::uint32_t pass = 0;
+  int pending = 0;     ///< recorded uses that have not run backward
+  bool begun = false;  ///< a gradient was written in this pass
+};
+
+enum class Kind : std::uint8_t { constant, variable, parameter, output };
+
+struct Value {
+  Kind kind = Kind::constant;
+  bool needs_grad = false;
+  Use* use = nullptr;
+  Tensor tensor, grad;
+};
+
+}  // namespace
+
+struct Tape::State {
+  State(Stream s, BufferPool p) : stream(std::move(s)), pool(std::move(p)) {}
+
+  /// An operator, or where a scope begins or ends.
+  struct Node {
+    enum Type : std::uint8_t { op, scope_begin, scope_end } type = op;
+    int output = -1;
+    const Scope* scope = nullptr;
+    Captured backward{};
+    std::span<const Var> inputs;
+    Arena::Position begin;  ///< of its memory
+  };
+
+  Stream stream;
+  BufferPool pool;
+  TapeHooks hooks;
+
+  std::vector<Value> values;
+  std::vector<Node> nodes;
+  Arena arena;
+  Arena::Position recorded;  ///< end of the last node's memory
+  std::unordered_map<const Parameter*, Use> uses;
+  std::vector<const Scope*> open;  ///< innermost last
+  /// Parameters that the rehearsals under way have used, and how many of these nest.
+  std::vector<Parameter*> rehearsed;
+  int rehearsals = 0;
+  std::vector<Var> rehearsal_inputs;
+
+  std::uint32_t pass = 1;
+  bool no_grad = false;
+  bool ran_backward = false;
+  int loss = -1;
+  Node* running = nullptr;
+  std::uint64_t seed = 0, next_random = 0;
+
+  bool recording() const { return !no_grad && rehearsals == 0; }
+
+  const Value& at(Var v) const { return const_cast<State*>(this)->at(v); }
+  Value& at(Var v) {
+    require(v.defined(), Errc::invalid_argument, "an operator was given a Var that stands for no value");
+    require(v.pass == pass && static_cast<std::size_t>(v.index) < values.size(), Errc::invalid_argument,
+            "a Var of another pass or tape was used: handles end with Tape::reset()");
+    return values[static_cast<std::size_t>(v.index)];
+  }
+  Var add(Value value) {
+    values.push_back(std::move(value));
+    return {static_cast<int>(values.size()) - 1, pass};
+  }
+
+  Use& use_of(Parameter& p) {
+    Use& use = uses[&p];
+    if (use.pass != pass) use = {&p, pass, 0, false};
+    return use;
+  }
+
+  void enter(const Scope& scope, Pass direction) {
+    if (hooks.enter) hooks.enter(scope, direction);
+    open.push_back(&scope);
+  }
+  void leave(const Scope& scope, Pass direction) {
+    open.pop_back();
+    if (hooks.leave) hooks.leave(scope, direction);
+  }
+
+  /// The node's uses of parameters are over; those without any left have their whole gradient.
+  void finish_uses(Node& node) {
+    for (Var v : std::exchange(node.inputs, {})) {
+      if (!v.defined() || !at(v).use || !at(v).needs_grad) continue;
+      Use& use = *at(v).use;
+      if (--use.pending == 0 && use.begun && hooks.grad_ready) hooks.grad_ready(*use.parameter, stream);
+    }
+  }
+
+  void destroy(const Node& node) {
+    if (node.type == Node::op) node.backward.destroy(node.backward.object);
+  }
+  void give_memory_back(const Node& node) {
+    arena.rewind(node.begin);
+    recorded = node.begin;
+  }
+};
+
+Tape::Tape(Stream stream, BufferPool pool)
+    : state_(std::make_unique<State>(std::move(stream), std::move(pool))) {
+  // Handles of different tapes should differ too: start counting from somewhere else in each.
+  state_->pass = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(state_.get()) >> 4) | 1u;
+}
+
+Tape::~Tape() {
+  for (const auto& node : state_->nodes) state_->destroy(node);
+}
+
+const Stream& Tape::stream() const { return state_->stream; }
+BufferPool& Tape::pool() { return state_->pool; }
+void Tape::set_hooks(TapeHooks hooks) { state_->hooks = std::move(hooks); }
+Tensor Tape::empty(const Shape& shape, DType dtype) { return state_->pool.empty(shape, dtype); }
+
+// ---- leaves
+
+Var Tape::constant(Tensor t) { return state_->add({Kind::constant, false, nullptr, std::move(t), {}}); }
+
+Var Tape::variable(Tensor t) {
+  return state_->add({Kind::variable, state_->recording(), nullptr, std::move(t), {}});
+}
+
+Var Tape::parameter(Parameter& p) {
+  Use& use = state_->use_of(p);
+  if (state_->rehearsals > 0 && p.requires_grad) state_->rehearsed.push_back(&p);
+  return state_->add({Kind::parameter, p.requires_grad && state_->recording(), &use, {}, {}});
+}
+
+const Tensor& Tape::value(Var v) const {
+  const Value& value = state_->at(v);
+  if (value.kind != Kind::parameter) {
+    require(value.tensor.defined(), Errc::invalid_argument, "a value was read after backward() had freed it");
+    return value.tensor;
+  }
+  const Parameter& p = *value.use->parameter;
+  if (p.value.defined()) return p.value;
+  const Scope* scope = state_->open.empty() ? nullptr : state_->open.back();
+  const bool listed =
+      scope && std::find(scope->parameters.begin(), scope->parameters.end(), &p) != scope->parameters.end();
+  fail(Errc::invalid_argument, "parameter ", p.name, " has no value ",
+       scope ? str("in scope ", scope->name) : "outside of any scope",
+       listed ? ": no memory was given to it" : ": the scope that uses a parameter must list it");
+}
+
+bool Tape::needs_grad(Var v) const { return v.defined() && state_->at(v).needs_grad; }
+
+// ---- recording
+
+void* Tape::allocate(std::size_t bytes, std::size_t alignment) {
+  return state_->arena.allocate(bytes, alignment);
+}
+
+bool Tape::wants_node(std::span<const Var> inputs) const {
+  return state_->recording() &&
+         std::any_of(inputs.begin(), inputs.end(), [this](Var v) { return needs_grad(v); });
+}
+
+Var Tape::add_value(Tensor output) {
+  return state_->add({Kind::output, false, nullptr, std::move(output), {}});
+}
+
+Var Tape::add_node(Tensor output, std::span<const Var> inputs, const Captured& backward) {
+  State& s = *state_;
+  auto* kept = static_cast<Var*>(allocate(inputs.size_bytes(), alignof(Var)));
+  std::uninitialized_copy(inputs.begin(), inputs.end(), kept);
+  for (Var v : inputs) {
+    if (needs_grad(v) && s.at(v).use) ++s.at(v).use->pending;
+  }
+  const Var result = s.add({Kind::output, true, nullptr, std::move(output), {}});
+  s.nodes.push_back({State::Node::op, result.index, nullptr, backward, {kept, inputs.size()}, s.recorded});
+  s.recorded = s.arena.position();
+  return result;
+}
+
+// ---- gradients
+
+Tape::GradTarget Tape::grad_target(Var v) {
+  if (!needs_grad(v)) return {};
+  State& s = *state_;
+  if (Use* use = s.at(v).use) {
+    Parameter& p = *use->parameter;
+    if (!std::exchange(use->begun, true)) {
+      if (s.hooks.before_grad) s.hooks.before_grad(p);
+      if (!p.grad.defined()) {
+        require(!s.hooks.before_grad, Errc::invalid_argument, "parameter ", p.name,
+                " has no gradient memory: before_grad must give it some");
+        p.grad = empty(p.shape);
+        p.grad_is_fresh = true;
+      }
+    }
+    return {p.grad, !std::exchange(p.grad_is_fresh, false)};
+  }
+  Value& value = s.at(v);
+  if (!value.grad.defined()) {
+    value.grad = empty(value.tensor.shape());
+    return {value.grad, false};
+  }
+  if (value.grad.use_count() != 1) {
+    // The memory was taken over from an operator that gave it to others too.
+    Tensor own = empty(value.grad.shape());
+    ops::copy(own, value.grad, s.stream);
+    value.grad = std::move(own);
+  }
+  return {value.grad, true};
+}
+
+void Tape::give_grad(Var v, Tensor d) {
+  if (!needs_grad(v)) return;
+  Value& value = state_->at(v);
+  if (!value.use && !value.grad.defined()) {
+    value.grad = std::move(d);
+    return;
+  }
+  if (!value.use && value.grad.use_count() != 1) {
+    Tensor sum = empty(d.shape());
+    ops::add(sum, value.grad, d, state_->stream);
+    value.grad = std::move(sum);
+    return;
+  }
+  const GradTarget target = grad_target(v);
+  if (target.accumulate) {
+    ops::add_scaled(target.tensor, d, 1, state_->stream);
+  } else {
+    ops::copy(target.tensor, d, state_->stream);
+  }
+}
+
+bool Tape::may_overwrite(Var v) const {
+  const Value& value = state_->at(v);
+  return value.kind == Kind::output && value.tensor.use_count() == 2;
+}
+
+// ---- structure
+
+void Tape::open_scope(const Scope& scope) {
+  state_->enter(scope, Pass::forward);
+  state_->nodes.push_back({State::Node::scope_begin, -1, &scope, {}, {}, state_->recorded});
+}
+
+void Tape::close_scope(const Scope& scope) {
+  auto& nodes = state_->nodes;
+  if (nodes.back().type == State::Node::scope_begin && nodes.back().scope == &scope) {
+    nodes.pop_back();  // nothing to run backward
+  } else {
+    nodes.push_back({State::Node::scope_end, -1, &scope, {}, {}, state_->recorded});
+  }
+  state_->leave(scope, Pass::forward);
+}
+
+Tape::Rehearsal Tape::begin_rehearsal(const Scope& scope) {
+  State& s = *state_;
+  s.enter(scope, Pass::forward);
+  ++s.rehearsals;
+  return {&scope, s.values.size(), s.rehearsed.size(), s.next_random};
+}
+
+std::vector<Var>& Tape::inputs_of_rehearsal() { return state_->rehearsal_inputs; }
+
+Tensor Tape::end_rehearsal(const Rehearsal& r, Var result, Var input, std::vector<Var>& inputs) {
+  State& s = *state_;
+  Tensor output = value(result);
+  s.values.resize(r.values);
+  --s.rehearsals;
+  s.leave(*r.scope, Pass::forward);
+
+  inputs.assign(1, input);
+  if (s.rehearsals > 0) return output;  // the outer rehearsal collects its parameters
+  const auto first = s.rehearsed.begin() + static_cast<std::ptrdiff_t>(r.parameters);
+  for (auto p = first; p != s.rehearsed.end(); ++p) {
+    if (std::find(first, p, *p) == p) inputs.push_back(parameter(**p));
+  }
+  s.rehearsed.resize(r.parameters);
+  return output;
+}
+
+Tape::Rerun Tape::begin_rerun(const Scope& scope, std::uint64_t random) {
+  State& s = *state_;
+  s.enter(scope, Pass::backward);
+  return {&scope, s.values.size(), s.nodes.size(), std::exchange(s.next_random, random)};
+}
+
+void Tape::end_rerun(const Rerun& r, Var result, const Tensor& d_out) {
+  State& s = *state_;
+  s.next_random = r.random;
+  s.finish_uses(*s.running);  // from here on the operators of the second run count
+  give_grad(result, d_out);
+  run_backward(r.nodes);
+  s.values.resize(r.values);
+  s.leave(*r.scope, Pass::backward);
+}
+
+Tape::NoGrad::NoGrad(Tape& tape) : tape_(tape), before_(std::exchange(tape.state_->no_grad, true)) {}
+Tape::NoGrad::~NoGrad() { tape_.state_->no_grad = before_; }
+
+// ---- running
+
+void Tape::run_backward(std::size_t down_to) {
+  State& s = *state_;
+  State::Node* const outer = s.running;
+  while (s.nodes.size() > down_to) {
+    State::Node node = s.nodes.back();
+    s.nodes.pop_back();
+    if (node.type == State::Node::scope_end) {
+      s.enter(*node.scope, Pass::backward);
+    } else if (node.type == State::Node::scope_begin) {
+      s.leave(*node.scope, Pass::backward);
+    } else {
+      s.running = &node;
+      run_node(node.output, node.backward);
+      s.finish_uses(node);
+    }
+    s.running = outer;
+    s.give_memory_back(node);
+  }
+}
+
+void Tape::run_node(int output, const Captured& backward) {
+  // Whatever happens, what was captured ends here, before the gradients that become complete are sent off.
+  const std::unique_ptr<void, void (*)(void*)> captured(backward.object, backward.destroy);
+  Value& value = state_->values[static_cast<std::size_t>(output)];
+  const Tensor d_out = std::exchange(value.grad, {});
+  if (output != state_->loss) value.tensor = {};
+  if (d_out.defined()) backward.run(backward.object, *this, d_out);
+}
+
+void Tape::backward(Var loss, float factor) {
+  State& s = *state_;
+  require(!s.ran_backward, Errc::invalid_argument, "backward() ran twice on one recording: reset() the tape");
+  const Value& value = s.at(loss);
+  if (value.tensor.defined() && value.tensor.count() != 1)
+    fail(Errc::invalid_argument, "backward() starts from a scalar, not from ", name(value.tensor.shape()));
+  require(value.needs_grad && value.kind == Kind::output, Errc::invalid_argument,
+          "backward() was given a loss that depends on nothing that requires a gradient");
+  s.ran_backward = true;
+  s.loss = loss.index;
+  Tensor d_loss = empty(value.tensor.shape());
+  ops::fill(d_loss, factor, s.stream);
+  give_grad(loss, std::move(d_loss));
+  const bool no_grad = std::exchange(s.no_grad, false);
+  run_backward(0);
+  s.no_grad = no_grad;
+}
+
+Tensor Tape::grad(Var v) const {
+  const Value& value = state_->at(v);
+  return value.kind == Kind::variable ? value.grad : Tensor();
+}
+
+void Tape::reset() {
+  State& s = *state_;
+  for (const auto& node : s.nodes) s.destroy(node);
+  s.nodes.clear();
+  s.values.clear();
+  s.arena.rewind({});
+  s.recorded = {};
+  s.open.clear();
+  s.rehearsed.clear();
+  s.rehearsals = 0;
+  s.running = nullptr;
+  s.ran_backward = false;
+  s.loss = -1;
+  s.next_random = 0;
+  ++s.pass;
+}
+
+void Tape::seed(std::uint64_t seed) { state_->seed = seed; }
+std::uint64_t Tape::seed() const { return state_->seed; }
+std::uint64_t Tape::take_random(std::uint64_t count) {
+  return std::exchange(state_->next_random, state_->next_random + count);
+}
+
+}  // namespace rz

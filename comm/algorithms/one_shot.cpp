@@ -1,0 +1,21 @@
+// One-shot all-reduce: everybody sends everything to everybody, and everybody sums it all in rank order: one
+// round, (n-1) times the traffic of one buffer, for small buffers. Each rank must start from rank 0's data
+// and not from its own, or ranks would disagree in the last bit.
+//
+// The sum is made in scratch: in place, it would overwrite a contribution that peers have yet to take, and
+// they would wait for each other's sums for ever.
+
+#include "comm/algorithms/peers.h"
+
+namespace rz {
+
+Schedule one_shot_all_reduce(Seat seat) {
+  if (seat.size == 1) return {.steps = {combine(output(0), {local(input(0))}, true)}};
+  Schedule s{.cells = 1};
+  for (int d = 1; d < seat.size; ++d) s.steps.push_back(send(around(seat, d), input(0)));
+  s.steps.push_back(combine(scratch(0, 0), in_rank_order(seat, input(0)), true));
+  s.steps.push_back(copy(output(0), scratch(0, 0)));
+  return s;
+}
+
+}  // namespace rz

@@ -1,0 +1,337 @@
+#include "comm/backends/driver.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "comm/core/error.h"
+#include "comm/reduce.h"
+
+namespace rz {
+
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t wakes_the_thread = 64 << 10;  // bytes: below, a wake-up costs more than it gains
+constexpr auto in_use = 1s;  // after the last call, the thread looks once a millisecond
+constexpr auto light_sleep = 1ms;
+constexpr auto longest_wait = 10ms;
+
+bool is_message(const Operation& op) { return op.kind == Collective::send || op.kind == Collective::recv; }
+
+bool wants_thread(std::span<const Operation> group) {
+  std::size_t bytes = 0;
+  for (const Operation& op : group) bytes += std::max(op.in.bytes(), op.out.bytes());
+  return bytes >= wakes_the_thread;
+}
+
+// What select() goes by: the whole buffer, the same on every rank.
+std::size_t whole_bytes(const Operation& op, int size) {
+  const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
+  const std::size_t bytes = Layout::common_count(op, size) * size_of(dtype);
+  switch (op.kind) {
+    case Collective::all_reduce:
+    case Collective::reduce:
+    case Collective::broadcast:
+      return bytes;
+    default:
+      return bytes * static_cast<std::size_t>(size);
+  }
+}
+
+}  // namespace
+
+void Job::wait() {
+  driver_->wait(*this);
+  if (error_) std::rethrow_exception(error_);
+}
+
+Driver::Driver(int rank, int size, std::unique_ptr<Transport> transport, ScheduledOptions options)
+    : rank_(rank),
+      size_(size),
+      options_(std::move(options)),
+      transport_(std::move(transport)),
+      execution_(*transport_, rank, size),
+      messages_(*transport_, rank, size) {}
+
+Driver::~Driver() { stop(); }
+
+void Driver::start_thread() {
+  thread_ = std::thread([this] { progress_thread(); });
+}
+
+std::shared_ptr<std::byte> Driver::allocate(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  require(transport_ != nullptr, Errc::aborted, "the communicator of rank ", rank_, " was destroyed");
+  return transport_->allocate(bytes);
+}
+
+std::string Driver::describe() const { return "scheduled over " + transport_->describe(); }
+
+std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
+  const auto now = Clock::now();
+  auto job = std::make_shared<Job>(shared_from_this(), group, now + options_.timeout);
+  const std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+  if (group.empty()) {
+    job->end(nullptr);
+    return job;
+  }
+  incoming_.push_back(job);
+  ++unfinished_;
+  last_use_ = now;
+  attention_.store(true, std::memory_order_release);
+  if (driven_) {
+    if (std::any_of(group.begin(), group.end(), is_message)) transport_->wake();
+  } else if (asleep_ || wants_thread(group)) {
+    work_arrived_.notify_one();
+  }
+  return job;
+}
+
+void Driver::wait(Job& job) {
+  if (job.done()) return;
+  std::unique_lock lock(mutex_);
+  while (!job.done()) {
+    if (driven_) {
+      ++waiters_;
+      changed_.wait(lock);
+      --waiters_;
+      continue;
+    }
+    driven_ = true;
+    lock.unlock();
+    drive(&job);
+    lock.lock();
+    driven_ = false;
+    if (waiters_ > 0 || stopping_) changed_.notify_all();
+    if (unfinished_ > 0) work_arrived_.notify_one();
+  }
+}
+
+void Driver::progress_thread() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    if (unfinished_ > 0 && !driven_) {
+      driven_ = true;
+      lock.unlock();
+      drive(nullptr);
+      lock.lock();
+      driven_ = false;
+      changed_.notify_all();
+    } else if (Clock::now() - last_use_ < in_use) {
+      work_arrived_.wait_for(lock, light_sleep);
+    } else {
+      asleep_ = true;
+      work_arrived_.wait(lock, [&] { return stopping_ || unfinished_ > 0; });
+      asleep_ = false;
+    }
+  }
+}
+
+void Driver::abort(const std::string& reason) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!transport_) return;
+  transport_->abort({rank_, Errc::aborted, reason});
+  transport_->wake();
+  if (failure_) return;
+  failure_ = std::make_exception_ptr(Error(Errc::aborted, reason, rank_));
+  attention_.store(true);
+  work_arrived_.notify_one();
+}
+
+void Driver::stop() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!transport_) return;
+    stopping_ = true;
+    attention_.store(true);
+    transport_->wake();
+    work_arrived_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+  std::unique_lock lock(mutex_);
+  // Another thread may still drive: it has been woken, and sees stopping_ in its next step.
+  if (!changed_.wait_for(lock, 5s, [&] { return !driven_; })) return;
+  lock.unlock();
+  poison(std::make_exception_ptr(
+      Error(Errc::aborted, str("the communicator of rank ", rank_, " was destroyed"), rank_)));
+  lock.lock();
+  transport_.reset();
+}
+
+void Driver::drive(const Job* until) {
+  while (until ? !until->done() : !nothing_left()) {
+    try {
+      step();
+    } catch (...) {
+      poison(std::current_exception());
+      return;
+    }
+  }
+}
+
+void Driver::step() {
+  if (attention_.load(std::memory_order_acquire)) accept();
+  if (!current_.job && !queue_.empty()) {
+    current_ = std::move(queue_.front());
+    queue_.pop_front();
+    start(current_);
+  }
+  bool moved = false;
+  if (current_.job) {
+    moved = execution_.advance();
+    if (execution_.complete()) {
+      const auto job = std::exchange(current_, {}).job;
+      operation_ended(*job);
+      moved = true;
+    }
+  }
+  moved |= messages_.advance();
+  finish_messages();
+  if (!moved) return idle();
+  if (++rounds_ % 64 == 0) transport_->progress();
+}
+
+void Driver::accept() {
+  const std::lock_guard lock(mutex_);
+  attention_.store(false, std::memory_order_relaxed);
+  require(!stopping_, Errc::aborted, "the communicator of rank ", rank_, " was destroyed");
+  if (failure_) std::rethrow_exception(failure_);
+  for (auto& job : incoming_) {
+    bool messages = false;
+    for (std::size_t i = 0; i < job->operations.size(); ++i) {
+      if (is_message(job->operations[i]))
+        messages_.add(job->operations[i], job.get()), messages = true;
+      else
+        queue_.push_back({job, i});
+    }
+    if (messages) messaging_.push_back(job);
+  }
+  incoming_.clear();
+}
+
+void Driver::start(Queued next) {
+  Operation& op = next.job->operations[next.operation];
+  prepare_input(op, *next.job);
+  const std::size_t bytes = whole_bytes(op, size_);
+  const Algorithm& algorithm =
+      select({.collective = op.kind,
+              .bytes = bytes,
+              .size = size_,
+              .one_host = transport_->one_host(),
+              .deterministic = options_.deterministic,
+              .forced = op.kind == Collective::all_reduce ? options_.algorithm : std::string()});
+  const Plan& plan = plan_for(algorithm, op.root, Layout::in_place(op, rank_, size_));
+  const Signature signature{.sequence = sequence_++,
+                            .root = op.root,
+                            .count = Layout::common_count(op, size_),
+                            .kind = op.kind,
+                            .dtype = op.out.data ? op.out.dtype : op.in.dtype,
+                            .op = op.op.kind,
+                            .algorithm = static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1};
+  execution_.start(op, plan, signature);
+}
+
+// Where a schedule cannot read the input where it lies, it gets a copy: a factor before the sum, and an
+// all_to_all in place, whose parts change places.
+void Driver::prepare_input(Operation& op, Job& job) {
+  const bool scaled = op.op.kind == ReduceOp::premul_sum && op.in.count > 0;
+  const bool swapped = op.kind == Collective::all_to_all && op.in.data == op.out.data;
+  if (!scaled && !swapped) return;
+  if (scaled && op.kind == Collective::all_reduce) {
+    scale(op.out.data, op.in.data, op.in.count, op.in.dtype, op.op.factor);
+    op.in = op.out;
+    return;
+  }
+  job.temporary = transport_->allocate(op.in.bytes());
+  if (scaled)
+    scale(job.temporary.get(), op.in.data, op.in.count, op.in.dtype, op.op.factor);
+  else if (op.in.bytes() > 0)
+    std::memcpy(job.temporary.get(), op.in.data, op.in.bytes());
+  op.in.data = job.temporary.get();
+}
+
+const Plan& Driver::plan_for(const Algorithm& algorithm, int root, bool in_place) {
+  for (const CachedPlan& c : plans_)
+    if (c.algorithm == &algorithm && c.root == root && c.in_place == in_place) return *c.plan;
+  auto plan = std::make_unique<Plan>(make_plan(algorithm.schedule({rank_, size_, root}), size_, in_place));
+  plans_.push_back({&algorithm, root, in_place, std::move(plan)});
+  return *plans_.back().plan;
+}
+
+void Driver::finish_messages() {
+  for (void* tag : messages_.finished()) {
+    Job& job = *static_cast<Job*>(tag);
+    const auto keep =
+        std::find_if(messaging_.begin(), messaging_.end(), [&](const auto& j) { return j.get() == &job; });
+    const auto held = *keep;
+    operation_ended(job);
+    if (job.done()) messaging_.erase(keep);
+  }
+  messages_.finished().clear();
+}
+
+void Driver::operation_ended(Job& job) {
+  if (--job.left > 0) return;
+  job.temporary.reset();
+  const std::lock_guard lock(mutex_);
+  job.end(nullptr);
+  --unfinished_;
+  if (waiters_ > 0) changed_.notify_all();
+}
+
+void Driver::idle() {
+  transport_->progress();
+  transport_->wait(longest_wait);
+  check_deadlines();
+}
+
+void Driver::check_deadlines() {
+  const auto now = Clock::now();
+  const auto late = [&](const Job* job, int culprit, const std::string& waiting) {
+    if (!job || now < job->deadline) return;
+    const double seconds = std::chrono::duration<double>(options_.timeout).count();
+    const Error error(
+        Errc::timeout,
+        str(name(job->operations[0].kind), " did not end within ", seconds, " s on rank ", rank_,
+            ": it waits for ", waiting, "; a rank may be stuck, or slower than the timeout allows"),
+        culprit);
+    transport_->abort({culprit, Errc::timeout, error.what()});
+    throw error;
+  };
+  late(current_.job.get(), current_.job ? execution_.culprit() : -1,
+       current_.job ? execution_.waiting_for() : "");
+  if (!messaging_.empty()) late(messaging_.front().get(), messages_.culprit(), messages_.waiting_for());
+}
+
+void Driver::poison(std::exception_ptr error) noexcept {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    // What only this rank has seen, the others have to learn.
+    if (e.code() == Errc::mismatch) transport_->abort({e.culprit(), e.code(), e.what()});
+  } catch (const std::exception& e) {
+    transport_->abort({rank_, Errc::aborted, str("rank ", rank_, ": ", e.what())});
+  }
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = error;
+  const auto end = [&](const std::shared_ptr<Job>& job) {
+    if (job && !job->done()) job->end(failure_);
+  };
+  end(current_.job);
+  for (const Queued& q : queue_) end(q.job);
+  std::for_each(messaging_.begin(), messaging_.end(), end);
+  std::for_each(incoming_.begin(), incoming_.end(), end);
+  current_ = {};
+  queue_.clear();
+  messaging_.clear();
+  incoming_.clear();
+  messages_.clear();
+  unfinished_ = 0;
+  changed_.notify_all();
+}
+
+}  // namespace rz

@@ -1,0 +1,100 @@
+#pragma once
+/// Who moves a communicator's operations: a progress thread, and whoever waits for one of them. At any time
+/// one of them drives, all others sleep.
+///
+/// Small operations do not wake the progress thread: their caller mostly waits for them at once, and then
+/// drives them itself. While the communicator is in use the thread looks for such leftovers once a
+/// millisecond.
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "comm/backends/execution.h"
+#include "comm/backends/job.h"
+#include "comm/backends/messages.h"
+#include "comm/backends/scheduled.h"
+#include "comm/select.h"
+
+namespace rz {
+
+class Driver : public std::enable_shared_from_this<Driver> {
+ public:
+  Driver(int rank, int size, std::unique_ptr<Transport>, ScheduledOptions);
+  ~Driver();
+
+  void start_thread();
+  /// Ends what is pending with an error, and the thread. Bounded.
+  void stop() noexcept;
+
+  /// Throws the failure that poisoned the group, if there is one.
+  std::shared_ptr<Job> submit(std::span<const Operation> group);
+  void wait(Job&);
+  void abort(const std::string& reason) noexcept;
+  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  std::string describe() const;
+
+ private:
+  struct Queued {
+    std::shared_ptr<Job> job;
+    std::size_t operation;
+  };
+  struct CachedPlan {
+    const Algorithm* algorithm;
+    int root;
+    bool in_place;
+    std::unique_ptr<Plan> plan;
+  };
+
+  void progress_thread();
+  // All of these are called by the one that drives.
+  void drive(const Job* until);
+  void step();
+  void accept();
+  void start(Queued);
+  void prepare_input(Operation&, Job&);
+  const Plan& plan_for(const Algorithm&, int root, bool in_place);
+  void finish_messages();
+  void operation_ended(Job&);
+  void idle();
+  void check_deadlines();
+  void poison(std::exception_ptr) noexcept;
+  bool nothing_left() const {
+    return !current_.job && queue_.empty() && messages_.idle() && !attention_.load();
+  }
+
+  const int rank_, size_;
+  const ScheduledOptions options_;
+  std::unique_ptr<Transport> transport_;  // gone after stop()
+
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  std::condition_variable changed_;       // for waiters: a job ended, or nobody drives any more
+  std::condition_variable work_arrived_;  // for the progress thread
+  std::deque<std::shared_ptr<Job>> incoming_;
+  std::size_t unfinished_ = 0;
+  bool driven_ = false, stopping_ = false, asleep_ = false;
+  int waiters_ = 0;
+  std::exception_ptr failure_;
+  std::chrono::steady_clock::time_point last_use_{};
+
+  std::atomic<bool> attention_{false};  // incoming_ or stopping_ changed
+
+  // Belongs to whoever drives.
+  Execution execution_;
+  Messages messages_;
+  std::deque<Queued> queue_;
+  Queued current_{};
+  std::deque<std::shared_ptr<Job>> messaging_;  // jobs with messages in flight
+  std::uint32_t sequence_ = 0;
+  std::vector<CachedPlan> plans_;
+  unsigned rounds_ = 0;
+
+  std::thread thread_;
+};
+
+}  // namespace rz

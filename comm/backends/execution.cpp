@@ -1,0 +1,250 @@
+#include "comm/backends/execution.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/core/error.h"
+#include "comm/reduce.h"
+
+namespace rz {
+
+namespace {
+
+// What is combined before dependent sends get their turn: large enough to amortise, small enough to stay in
+// cache.
+constexpr std::size_t slice_bytes = 128 << 10;
+
+std::size_t index(int i) { return static_cast<std::size_t>(i); }
+
+}  // namespace
+
+std::string describe(const Signature& s) {
+  const bool reducing = s.kind == Collective::all_reduce || s.kind == Collective::reduce_scatter ||
+                        s.kind == Collective::reduce;
+  const bool rooted = s.kind == Collective::broadcast || s.kind == Collective::reduce ||
+                      s.kind == Collective::gather || s.kind == Collective::scatter;
+  return str(name(s.kind), " #", s.sequence, " (", s.count, " ", name(s.dtype),
+             reducing ? str(", ", name(ReduceOp(s.op))) : "", rooted ? str(", root ", s.root) : "",
+             s.algorithm ? str(", algorithm ", s.algorithm) : "", ")");
+}
+
+void Execution::start(const Operation& op, const Plan& plan, const Signature& signature) {
+  op_ = &op;
+  plan_ = &plan;
+  signature_ = signature;
+  element_ = op.kind == Collective::barrier ? 1 : size_of(op.out.data ? op.out.dtype : op.in.dtype);
+  layout_.emplace(op, rank_, size_, plan.schedule.chunks);
+  cell_bytes_ = (layout_->largest() + 255) / 256 * 256;
+  if (const std::size_t need = cell_bytes_ * index(plan.schedule.cells); need > scratch_bytes_) {
+    scratch_ = transport_.allocate(need);
+    scratch_bytes_ = need;
+  }
+  progress_.assign(plan.steps.size(), {});
+  send_head_.assign(index(size_), 0);
+  receive_head_.assign(index(size_), 0);
+  carry_.assign(index(size_), {});
+  greeted_.assign(index(size_), false);
+  first_ = 0;
+  remaining_ = plan.steps.size();
+  for (std::size_t i = 0; i < plan.steps.size(); ++i) {
+    progress_[i].size = layout_->bytes(plan.steps[i].step.slot.chunk);
+  }
+}
+
+const std::byte* Execution::read(Slot slot) const {
+  return slot.region == Region::input ? layout_->input(slot.chunk) : write(slot);
+}
+
+std::byte* Execution::write(Slot slot) const {
+  return slot.region == Region::scratch ? scratch_.get() + cell_bytes_ * index(slot.cell)
+                                        : layout_->output(slot.chunk);
+}
+
+// How far a step lets those that depend on it go.
+std::size_t Execution::passed(int step) const {
+  const Progress& p = progress_[index(step)];
+  const Step& s = plan_->steps[index(step)].step;
+  if (s.kind == Step::combine || p.done == 0) return p.done;
+  const std::uint64_t released = transport_.released(s.peer, Lane::collective);
+  if (released <= p.stream_begin) return 0;
+  return static_cast<std::size_t>(std::min<std::uint64_t>(p.done, released - p.stream_begin));
+}
+
+std::size_t Execution::limit(int step) const {
+  const bool sends = plan_->steps[index(step)].step.kind == Step::send;
+  std::size_t most = progress_[index(step)].size;
+  for (const auto [earlier, whole] : plan_->steps[index(step)].after) {
+    // A read after a read never makes a dependency, so for a send all of them are writers.
+    const std::size_t got = sends ? progress_[index(earlier)].done : passed(earlier);
+    if (whole && !(got == progress_[index(earlier)].size)) return 0;
+    if (!whole) most = std::min(most, got);
+  }
+  return most;
+}
+
+bool Execution::at_head(int step) const {
+  const auto& terms = plan_->steps[index(step)].step.terms;
+  return std::all_of(terms.begin(), terms.end(), [&](const Term& t) {
+    return t.peer < 0 || plan_->receives[index(t.peer)][receive_head_[index(t.peer)]] == step;
+  });
+}
+
+bool Execution::matches(int peer) {
+  if (greeted_[index(peer)]) return true;
+  const Incoming incoming = transport_.peek(peer, Lane::collective);
+  if (incoming.bytes.empty()) return false;
+  Signature mine = signature_;
+  if (op_->kind == Collective::all_to_all_v) mine.count = op_->recv_counts[index(peer)];
+  require(incoming.signature == mine, Errc::mismatch, "mismatched collectives: rank ", peer, " called ",
+          describe(incoming.signature), " while rank ", rank_, " called ", describe(mine),
+          "; every rank must make the same calls in the same order");
+  greeted_[index(peer)] = true;
+  return true;
+}
+
+void Execution::finish(int step) {
+  Progress& p = progress_[index(step)];
+  p.finished = true;
+  --remaining_;
+  while (first_ < progress_.size() && progress_[first_].finished) ++first_;
+}
+
+bool Execution::advance() {
+  bool moved = false;
+  for (std::size_t i = first_; i < progress_.size(); ++i) {
+    if (progress_[i].finished) continue;
+    const int step = static_cast<int>(i);
+    moved |= plan_->steps[i].step.kind == Step::send ? advance_send(step) : advance_combine(step);
+  }
+  return moved;
+}
+
+bool Execution::advance_send(int step) {
+  const Step& s = plan_->steps[index(step)].step;
+  Progress& p = progress_[index(step)];
+  const std::size_t peer = index(s.peer);
+  bool moved = false;
+  if (p.done < p.size || p.size == 0) {
+    if (plan_->sends[peer].size() <= send_head_[peer] || plan_->sends[peer][send_head_[peer]] != step)
+      return false;
+    if (const std::size_t most = limit(step); most > p.done) {
+      Signature signature = signature_;
+      if (op_->kind == Collective::all_to_all_v) signature.count = op_->send_counts[peer];
+      if (p.done == 0) p.stream_begin = posted_[peer];
+      const std::size_t taken =
+          transport_.post(s.peer, Lane::collective, signature, {read(s.slot) + p.done, most - p.done});
+      p.done += taken;
+      posted_[peer] += taken;
+      moved = taken > 0;
+    }
+    if (p.done < p.size) return moved;
+    ++send_head_[peer];
+    if (p.size == 0) {
+      finish(step);
+      return true;
+    }
+  }
+  if (passed(step) < p.size) return moved;
+  finish(step);
+  return true;
+}
+
+bool Execution::advance_combine(int step) {
+  const Plan::PlannedStep& planned = plan_->steps[index(step)];
+  Progress& p = progress_[index(step)];
+  if (planned.remote && !at_head(step)) return false;
+  bool moved = false;
+  if (p.size > 0) {
+    const std::size_t most = std::min(limit(step) - p.done, slice_bytes);
+    if (most == 0) return false;
+    const auto& terms = planned.step.terms;
+    if (terms.size() == 1 && terms[0].peer >= 0) {
+      moved = advance_receive(step, terms[0].peer, most);
+    } else {
+      moved = advance_reduce(step, most);
+    }
+    if (p.done < p.size) return moved;
+  }
+  for (const Term& t : planned.step.terms)
+    if (t.peer >= 0) ++receive_head_[index(t.peer)];
+  finish(step);
+  return true;
+}
+
+bool Execution::advance_receive(int step, int peer, std::size_t most) {
+  if (!matches(peer)) return false;
+  Progress& p = progress_[index(step)];
+  std::byte* to = write(plan_->steps[index(step)].step.slot) + p.done;
+  const std::size_t taken = transport_.receive(peer, Lane::collective, {to, most});
+  p.done += taken;
+  return taken > 0;
+}
+
+Execution::Piece Execution::remote_piece(int peer) {
+  Carry& carry = carry_[index(peer)];
+  if (carry.have == 0) {
+    const Incoming incoming = transport_.peek(peer, Lane::collective);
+    if (incoming.bytes.size() >= element_ || incoming.bytes.empty())
+      return {incoming.bytes.data(), incoming.bytes.size() / element_ * element_, false};
+  }
+  carry.have += transport_.receive(peer, Lane::collective, {carry.bytes + carry.have, element_ - carry.have});
+  return {carry.bytes, carry.have == element_ ? element_ : 0, true};
+}
+
+void Execution::take(int peer, const Piece& piece, std::size_t bytes) {
+  if (piece.carried)
+    carry_[index(peer)].have = 0;
+  else
+    transport_.consume(peer, Lane::collective, bytes);
+}
+
+// All terms at once, as far as the least of them goes: each byte of memory is touched once.
+bool Execution::advance_reduce(int step, std::size_t most) {
+  const Step& s = plan_->steps[index(step)].step;
+  Progress& p = progress_[index(step)];
+  for (const Term& t : s.terms)
+    if (t.peer >= 0 && !matches(t.peer)) return false;
+  pieces_.clear();
+  sources_.clear();
+  for (const Term& t : s.terms) {
+    pieces_.push_back(t.peer < 0 ? Piece{read(t.slot) + p.done, most} : remote_piece(t.peer));
+    most = std::min(most, pieces_.back().bytes);
+    sources_.push_back(pieces_.back().data);
+  }
+  if (most == 0) return false;
+  std::byte* to = write(s.slot) + p.done;
+  if (s.terms.size() > 1) {
+    reduce(to, sources_, most / element_, op_->out.data ? op_->out.dtype : op_->in.dtype, op_->op.kind,
+           s.final && op_->op.kind == ReduceOp::avg ? size_ : 1);
+  } else if (to != sources_[0]) {
+    std::memcpy(to, sources_[0], most);
+  }
+  for (std::size_t i = 0; i < s.terms.size(); ++i)
+    if (s.terms[i].peer >= 0) take(s.terms[i].peer, pieces_[i], most);
+  p.done += most;
+  return true;
+}
+
+std::string Execution::waiting_for() const {
+  std::string out;
+  for (int peer = 0; peer < size_; ++peer) {
+    const bool receiving = receive_head_[index(peer)] < plan_->receives[index(peer)].size();
+    const bool sending = send_head_[index(peer)] < plan_->sends[index(peer)].size();
+    if (!receiving && !sending) continue;
+    out += str(out.empty() ? "" : ", ", "rank ", peer,
+               receiving && sending ? ""
+               : receiving          ? " to send"
+                                    : " to receive");
+  }
+  return out.empty() ? "peers to read what was sent" : out;
+}
+
+int Execution::culprit() const {
+  for (int peer = 0; peer < size_; ++peer)
+    if (receive_head_[index(peer)] < plan_->receives[index(peer)].size()) return peer;
+  for (int peer = 0; peer < size_; ++peer)
+    if (send_head_[index(peer)] < plan_->sends[index(peer)].size()) return peer;
+  return -1;
+}
+
+}  // namespace rz

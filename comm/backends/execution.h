@@ -1,0 +1,88 @@
+#pragma once
+/// One collective on its way: a dataflow machine over the byte streams of a transport.
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/backends/layout.h"
+#include "comm/backends/plan.h"
+#include "comm/transports/transport.h"
+
+namespace rz {
+
+/// Bytes that were ever posted to each peer in a lane, against which Transport::released counts.
+using Posted = std::vector<std::uint64_t>;
+
+/// Reused from call to call: in the steady state nothing is allocated.
+class Execution {
+ public:
+  Execution(Transport& transport, int rank, int size)
+      : transport_(transport), rank_(rank), size_(size), posted_(static_cast<std::size_t>(size)) {}
+
+  /// Begins a call. Operation and plan must outlive it.
+  void start(const Operation&, const Plan&, const Signature&);
+  /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
+  bool advance();
+  bool complete() const { return remaining_ == 0; }
+  /// The peers whose bytes the call waits for, for messages: "rank 2 (to send), rank 3 (to receive)".
+  std::string waiting_for() const;
+  /// The first of them, or -1.
+  int culprit() const;
+
+ private:
+  struct Progress {
+    std::size_t size = 0, done = 0;
+    std::uint64_t stream_begin = 0;  // of a send
+    bool finished = false;
+  };
+  // A peer's bytes that end within an element wait here for the rest of it.
+  struct Carry {
+    std::size_t have = 0;
+    std::byte bytes[8];
+  };
+  struct Piece {
+    const std::byte* data = nullptr;
+    std::size_t bytes = 0;
+    bool carried = false;
+  };
+
+  const std::byte* read(Slot) const;
+  std::byte* write(Slot) const;
+  std::size_t passed(int step) const;
+  std::size_t limit(int step) const;
+  bool advance_send(int step);
+  bool advance_combine(int step);
+  bool advance_receive(int step, int peer, std::size_t most);
+  bool advance_reduce(int step, std::size_t most);
+  Piece remote_piece(int peer);
+  void take(int peer, const Piece&, std::size_t bytes);
+  bool at_head(int step) const;
+  bool matches(int peer);
+  void finish(int step);
+
+  Transport& transport_;
+  const int rank_, size_;
+  const Operation* op_ = nullptr;
+  const Plan* plan_ = nullptr;
+  std::optional<Layout> layout_;
+  Signature signature_;
+  std::size_t element_ = 1, cell_bytes_ = 0;
+  std::vector<Progress> progress_;
+  std::vector<std::size_t> send_head_, receive_head_;  // positions in Plan::sends and receives
+  std::vector<Carry> carry_;
+  std::vector<bool> greeted_;  // the peer's signature was compared in this call
+  std::size_t first_ = 0, remaining_ = 0;
+  std::shared_ptr<std::byte> scratch_;
+  std::size_t scratch_bytes_ = 0;
+  Posted posted_;
+  std::vector<const void*> sources_;
+  std::vector<Piece> pieces_;
+};
+
+/// "all_reduce #17 (1024 f32, sum)": what a signature says, for messages.
+std::string describe(const Signature&);
+
+}  // namespace rz

@@ -1,0 +1,48 @@
+#pragma once
+/// What the scheduled backend keeps of a submission: one operation, or a group that ends as one.
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "comm/collective.h"
+#include "comm/work.h"
+
+namespace rz {
+
+class Driver;
+
+/// `left` operations have to end before the job has. Written by whoever drives; done() by anybody.
+class Job final : public WorkState {
+ public:
+  Job(std::shared_ptr<Driver> driver, std::span<const Operation> group,
+      std::chrono::steady_clock::time_point deadline)
+      : operations(group.begin(), group.end()),
+        deadline(deadline),
+        left(group.size()),
+        driver_(std::move(driver)) {}
+
+  bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
+  void wait() override;
+  /// Only once, by whoever drives.
+  void end(std::exception_ptr error) {
+    error_ = std::move(error);
+    done_.store(true, std::memory_order_release);
+  }
+  /// After done().
+  const std::exception_ptr& error() const { return error_; }
+
+  std::vector<Operation> operations;
+  const std::chrono::steady_clock::time_point deadline;
+  std::size_t left;
+  std::shared_ptr<std::byte> temporary;  // a scaled or copied input
+
+ private:
+  std::shared_ptr<Driver> driver_;
+  std::atomic<bool> done_{false};
+  std::exception_ptr error_;
+};
+
+}  // namespace rz

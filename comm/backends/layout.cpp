@@ -1,0 +1,131 @@
+#include "comm/backends/layout.h"
+
+#include <algorithm>
+
+namespace rz {
+
+namespace {
+
+bool is_split_evenly(Collective c) {
+  return c == Collective::all_reduce || c == Collective::broadcast || c == Collective::reduce;
+}
+
+}  // namespace
+
+std::size_t Layout::common_count(const Operation& op, int size) {
+  const auto n = static_cast<std::size_t>(size);
+  switch (op.kind) {
+    case Collective::all_reduce:
+    case Collective::broadcast:
+    case Collective::reduce_scatter:
+    case Collective::scatter:
+      return op.out.count;
+    case Collective::reduce:
+    case Collective::all_gather:
+    case Collective::gather:
+      return op.in.count;
+    case Collective::all_to_all:
+      return op.in.count / n;
+    default:
+      return 0;
+  }
+}
+
+bool Layout::in_place(const Operation& op, int rank, int size) {
+  const auto* in = static_cast<const std::byte*>(op.in.data);
+  const auto* out = static_cast<const std::byte*>(op.out.data);
+  if (!in || !out) return false;
+  const std::size_t part = common_count(op, size) * size_of(op.out.dtype) * static_cast<std::size_t>(rank);
+  switch (op.kind) {
+    case Collective::all_reduce:
+    case Collective::broadcast:
+    case Collective::reduce:
+      return in == out;
+    case Collective::all_gather:
+    case Collective::gather:
+      return in == out + part;
+    case Collective::reduce_scatter:
+    case Collective::scatter:
+      return in + part == out;
+    default:
+      return false;
+  }
+}
+
+Layout::Layout(const Operation& op, int rank, int size, int chunks)
+    : op_(&op),
+      rank_(static_cast<std::size_t>(rank)),
+      size_(static_cast<std::size_t>(size)),
+      chunks_(static_cast<std::size_t>(chunks)),
+      element_(op.kind == Collective::barrier ? 1 : size_of(op.out.data ? op.out.dtype : op.in.dtype)),
+      each_(op.kind == Collective::barrier ? 1 : common_count(op, size) * element_) {}
+
+// Cuts lie on cache lines where there is enough to cut.
+Layout::Extent Layout::even_cut(int chunk) const {
+  const std::size_t count = each_ / element_;
+  const std::size_t line = count >= chunks_ * 64 ? 64 / element_ : 1;
+  const auto cut = [&](std::size_t c) { return c == chunks_ ? count : count / line * c / chunks_ * line; };
+  const auto c = static_cast<std::size_t>(chunk);
+  return {cut(c) * element_, cut(c + 1) * element_};
+}
+
+std::size_t Layout::bytes(int chunk) const {
+  if (is_split_evenly(op_->kind)) {
+    const Extent e = even_cut(chunk);
+    return e.end - e.begin;
+  }
+  if (op_->kind == Collective::all_to_all_v) {
+    const std::size_t from = static_cast<std::size_t>(chunk) / size_,
+                      to = static_cast<std::size_t>(chunk) % size_;
+    return element_ * (from == rank_ ? op_->send_counts[to] : op_->recv_counts[from]);
+  }
+  return each_;
+}
+
+const std::byte* Layout::input(int chunk) const {
+  const auto* base = static_cast<const std::byte*>(op_->in.data);
+  const auto c = static_cast<std::size_t>(chunk);
+  switch (op_->kind) {
+    case Collective::all_gather:
+    case Collective::gather:
+      return base;
+    case Collective::reduce_scatter:
+    case Collective::scatter:
+      return base + c * each_;
+    case Collective::all_to_all:
+      return base + c % size_ * each_;
+    case Collective::all_to_all_v:
+      return base + op_->send_offsets[c % size_] * element_;
+    default:
+      return base + even_cut(chunk).begin;
+  }
+}
+
+std::byte* Layout::output(int chunk) const {
+  auto* base = static_cast<std::byte*>(op_->out.data);
+  const auto c = static_cast<std::size_t>(chunk);
+  switch (op_->kind) {
+    case Collective::all_gather:
+    case Collective::gather:
+      return base + c * each_;
+    case Collective::reduce_scatter:
+    case Collective::scatter:
+      return base;
+    case Collective::all_to_all:
+      return base + c / size_ * each_;
+    case Collective::all_to_all_v:
+      return base + op_->recv_offsets[c / size_] * element_;
+    default:
+      return base + even_cut(chunk).begin;
+  }
+}
+
+std::size_t Layout::largest() const {
+  if (op_->kind == Collective::all_to_all_v) return 0;
+  std::size_t most = 0;
+  if (!is_split_evenly(op_->kind)) return each_;
+  for (std::size_t c = 0; c < chunks_; ++c) most = std::max(most, bytes(static_cast<int>(c)));
+  return most;
+}
+
+}  // namespace rz

@@ -1,0 +1,30 @@
+#include "comm/backends/scheduled.h"
+
+#include "comm/backends/driver.h"
+
+namespace rz {
+
+namespace {
+
+class Scheduled final : public Backend {
+ public:
+  explicit Scheduled(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) { driver_->start_thread(); }
+  ~Scheduled() override { driver_->stop(); }
+
+  Work submit(std::span<const Operation> group) override { return Work(driver_->submit(group)); }
+  void abort(const std::string& reason) noexcept override { driver_->abort(reason); }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return driver_->allocate(bytes); }
+  std::string describe() const override { return driver_->describe(); }
+
+ private:
+  std::shared_ptr<Driver> driver_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> scheduled_backend(int rank, int size, std::unique_ptr<Transport> transport,
+                                           const ScheduledOptions& options) {
+  return std::make_unique<Scheduled>(std::make_shared<Driver>(rank, size, std::move(transport), options));
+}
+
+}  // namespace rz

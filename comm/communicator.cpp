@@ -1,0 +1,361 @@
+#include "comm/communicator.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "comm/backends/scheduled.h"
+#include "comm/collective.h"
+#include "comm/core/error.h"
+#include "comm/transports/connect.h"
+
+namespace rz {
+
+struct Communicator::State {
+  int rank, size;
+  CommOptions options;
+  std::shared_ptr<Store> store;
+  std::shared_ptr<Backend> backend;
+  int splits = 0;
+};
+
+namespace {
+
+// Checks of one call, each a line that names the call and the rank.
+class Checks {
+ public:
+  Checks(Collective kind, int rank, int size) : kind_(kind), rank_(rank), size_(size) {}
+
+  template <class... T>
+  void that(bool ok, const T&... parts) const {
+    require(ok, Errc::invalid_argument, name(kind_), " on rank ", rank_, ": ", parts...);
+  }
+  void buffer(const char* which, const ConstBuffer& b) const {
+    that(b.data != nullptr || b.count == 0, "'", which, "' is null but has ", b.count, " elements");
+    that(b.device.kind == Device::host, "'", which, "' is on ", name(b.device),
+         ", but this communicator moves host memory");
+  }
+  void buffers(const ConstBuffer& in, const ConstBuffer& out) const {
+    buffer("in", in);
+    buffer("out", out);
+    that(in.dtype == out.dtype, "'in' holds ", name(in.dtype), " and 'out' ", name(out.dtype));
+  }
+  void root(int root) const {
+    that(root >= 0 && root < size_, "root ", root, " is not a rank of 0 to ", size_ - 1);
+  }
+  void peer(int peer) const {
+    that(peer >= 0 && peer < size_, "peer ", peer, " is not a rank of 0 to ", size_ - 1);
+  }
+  /// `whole` has `size` times as many elements as `part`.
+  void parts(const char* whole_name, std::size_t whole, const char* part_name, std::size_t part) const {
+    that(whole == part * static_cast<std::size_t>(size_), "'", whole_name, "' must have ", size_, " x ", part,
+         " elements, as many parts as ranks of '", part_name, "', but has ", whole);
+  }
+  /// Buffers may be the same from `offset` bytes on, or apart.
+  void overlap(const void* in, std::size_t in_bytes, const void* out, std::size_t out_bytes,
+               const void* allowed_in, const void* allowed_out) const {
+    const auto* a = static_cast<const std::byte*>(in);
+    const auto* b = static_cast<const std::byte*>(out);
+    if (in_bytes == 0 || out_bytes == 0 || a + in_bytes <= b || b + out_bytes <= a) return;
+    that(allowed_in == allowed_out,
+         "'in' and 'out' overlap, but are not the in-place form of this collective");
+  }
+
+ private:
+  Collective kind_;
+  int rank_, size_;
+};
+
+const std::byte* at(const void* base, std::size_t bytes) {
+  return static_cast<const std::byte*>(base) + bytes;
+}
+
+}  // namespace
+
+Communicator::Communicator(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Communicator::Communicator(Communicator&&) noexcept = default;
+Communicator& Communicator::operator=(Communicator&&) noexcept = default;
+Communicator::~Communicator() = default;
+
+Communicator Communicator::connect(int rank, int size, std::shared_ptr<Store> store, CommOptions options) {
+  require(size >= 1, Errc::invalid_argument, "a group needs at least 1 rank, got ", size);
+  require(rank >= 0 && rank < size, Errc::invalid_argument, "rank ", rank, " is not within 0 to ", size - 1);
+  require(store != nullptr || size == 1, Errc::invalid_argument, "rank ", rank, " of ", size,
+          " has no store");
+  require(options.device.kind == Device::host, Errc::unsupported, "a communicator on ", name(options.device),
+          " is not available in this build; use host memory");
+  if (!store) store = memory_store();
+  const TransportOptions transport{.kind = options.transport,
+                                   .interface = options.interface,
+                                   .sockets = options.sockets,
+                                   .host_id = options.host_id};
+  auto wire = connect_transport(rank, size, *store, transport, Deadline::after(options.rendezvous_timeout));
+  const ScheduledOptions scheduled{
+      .timeout = options.timeout, .deterministic = options.deterministic, .algorithm = options.algorithm};
+  auto state = std::make_unique<State>(State{rank, size, options, store, nullptr});
+  state->backend = scheduled_backend(rank, size, std::move(wire), scheduled);
+  return Communicator(std::move(state));
+}
+
+int Communicator::rank() const { return state_->rank; }
+int Communicator::size() const { return state_->size; }
+const CommOptions& Communicator::options() const { return state_->options; }
+std::string Communicator::describe() const { return state_->backend->describe(); }
+Work Communicator::submit(std::span<const Operation> group) { return state_->backend->submit(group); }
+Work Communicator::submit_one(const Operation& operation) { return submit({&operation, 1}); }
+void Communicator::abort(const std::string& reason) noexcept { state_->backend->abort(reason); }
+std::shared_ptr<std::byte> Communicator::allocate(std::size_t bytes) {
+  return state_->backend->allocate(bytes);
+}
+Allocator Communicator::allocator() {
+  return [backend = state_->backend](std::size_t bytes) { return backend->allocate(bytes); };
+}
+
+namespace {
+
+// One checked operation each: what Communicator and Group share.
+
+Operation checked_all_reduce(const Checks& check, ConstBuffer in, Buffer out, ReduceOp op,
+                             const Stream& stream) {
+  check.buffers(in, out);
+  check.that(in.count == out.count, "'in' has ", in.count, " elements and 'out' ", out.count);
+  check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data, out.data);
+  return {.kind = Collective::all_reduce, .in = in, .out = out, .op = op, .stream = stream};
+}
+
+Operation checked_reduce_scatter(const Checks& check, int rank, ConstBuffer in, Buffer out, ReduceOp op,
+                                 const Stream& stream) {
+  check.buffers(in, out);
+  check.parts("in", in.count, "out", out.count);
+  check.overlap(in.data, in.bytes(), out.data, out.bytes(),
+                at(in.data, out.bytes() * static_cast<std::size_t>(rank)), out.data);
+  return {.kind = Collective::reduce_scatter, .in = in, .out = out, .op = op, .stream = stream};
+}
+
+Operation checked_all_gather(const Checks& check, int rank, ConstBuffer in, Buffer out,
+                             const Stream& stream) {
+  check.buffers(in, out);
+  check.parts("out", out.count, "in", in.count);
+  check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data,
+                at(out.data, in.bytes() * static_cast<std::size_t>(rank)));
+  return {.kind = Collective::all_gather, .in = in, .out = out, .stream = stream};
+}
+
+Operation checked_broadcast(const Checks& check, bool is_root, ConstBuffer in, Buffer out, int root,
+                            const Stream& stream) {
+  check.root(root);
+  check.buffer("out", out);
+  if (is_root) {
+    check.buffers(in, out);
+    check.that(in.count == out.count, "'in' has ", in.count, " elements and 'out' ", out.count);
+    check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data, out.data);
+  }
+  return {.kind = Collective::broadcast,
+          .in = is_root ? in : ConstBuffer(out),
+          .out = out,
+          .root = root,
+          .stream = stream};
+}
+
+Operation checked_message(const Checks& check, Collective kind, const Buffer& buffer, int peer,
+                          const Stream& stream) {
+  check.peer(peer);
+  check.buffer("buffer", buffer);
+  Operation op{.kind = kind, .root = peer, .stream = stream};
+  (kind == Collective::send ? op.in = ConstBuffer(buffer), void() : void(op.out = buffer));
+  return op;
+}
+
+Buffer without_const(const ConstBuffer& b) { return {const_cast<void*>(b.data), b.count, b.dtype, b.device}; }
+
+}  // namespace
+
+Work Communicator::all_reduce(Buffer in_out, ReduceOp op, const Stream& stream) {
+  return all_reduce(in_out, in_out, op, stream);
+}
+
+Work Communicator::all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const Stream& stream) {
+  return submit_one(checked_all_reduce({Collective::all_reduce, rank(), size()}, in, out, op, stream));
+}
+
+Work Communicator::reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, const Stream& stream) {
+  return submit_one(
+      checked_reduce_scatter({Collective::reduce_scatter, rank(), size()}, rank(), in, out, op, stream));
+}
+
+Work Communicator::all_gather(ConstBuffer in, Buffer out, const Stream& stream) {
+  return submit_one(checked_all_gather({Collective::all_gather, rank(), size()}, rank(), in, out, stream));
+}
+
+Work Communicator::broadcast(Buffer in_out, int root, const Stream& stream) {
+  return broadcast(in_out, in_out, root, stream);
+}
+
+Work Communicator::broadcast(ConstBuffer in, Buffer out, int root, const Stream& stream) {
+  return submit_one(
+      checked_broadcast({Collective::broadcast, rank(), size()}, rank() == root, in, out, root, stream));
+}
+
+Work Communicator::reduce(ConstBuffer in, Buffer out, int root, ReduceOp op, const Stream& stream) {
+  const Checks check(Collective::reduce, rank(), size());
+  check.root(root);
+  check.buffer("in", in);
+  if (rank() == root) {
+    check.buffers(in, out);
+    check.that(in.count == out.count, "'in' has ", in.count, " elements and 'out' ", out.count);
+    check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data, out.data);
+  } else {
+    out = Buffer(nullptr, 0, in.dtype);
+  }
+  return submit_one(
+      Operation{.kind = Collective::reduce, .in = in, .out = out, .op = op, .root = root, .stream = stream});
+}
+
+Work Communicator::gather(ConstBuffer in, Buffer out, int root, const Stream& stream) {
+  const Checks check(Collective::gather, rank(), size());
+  check.root(root);
+  check.buffer("in", in);
+  if (rank() == root) {
+    check.buffers(in, out);
+    check.parts("out", out.count, "in", in.count);
+    check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data,
+                  at(out.data, in.bytes() * static_cast<std::size_t>(rank())));
+  } else {
+    out = Buffer(nullptr, 0, in.dtype);
+  }
+  return submit_one(
+      Operation{.kind = Collective::gather, .in = in, .out = out, .root = root, .stream = stream});
+}
+
+Work Communicator::scatter(ConstBuffer in, Buffer out, int root, const Stream& stream) {
+  const Checks check(Collective::scatter, rank(), size());
+  check.root(root);
+  check.buffer("out", out);
+  if (rank() == root) {
+    check.buffers(in, out);
+    check.parts("in", in.count, "out", out.count);
+    check.overlap(in.data, in.bytes(), out.data, out.bytes(),
+                  at(in.data, out.bytes() * static_cast<std::size_t>(rank())), out.data);
+  } else {
+    in = ConstBuffer(nullptr, 0, out.dtype);
+  }
+  return submit_one(
+      Operation{.kind = Collective::scatter, .in = in, .out = out, .root = root, .stream = stream});
+}
+
+Work Communicator::all_to_all(ConstBuffer in, Buffer out, const Stream& stream) {
+  const Checks check(Collective::all_to_all, rank(), size());
+  check.buffers(in, out);
+  check.that(in.count == out.count && in.count % static_cast<std::size_t>(size()) == 0,
+             "'in' and 'out' must have as many elements, a multiple of ", size(), ", but have ", in.count,
+             " and ", out.count);
+  check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data, out.data);
+  return submit_one(Operation{.kind = Collective::all_to_all, .in = in, .out = out, .stream = stream});
+}
+
+Work Communicator::all_to_all_v(ConstBuffer in, std::span<const std::size_t> send_counts,
+                                std::span<const std::size_t> send_offsets, Buffer out,
+                                std::span<const std::size_t> recv_counts,
+                                std::span<const std::size_t> recv_offsets, const Stream& stream) {
+  const Checks check(Collective::all_to_all_v, rank(), size());
+  check.buffers(in, out);
+  check.overlap(in.data, in.bytes(), out.data, out.bytes(), nullptr, &check);
+  const auto ranks = static_cast<std::size_t>(size());
+  for (const auto& list : {send_counts, send_offsets, recv_counts, recv_offsets})
+    check.that(list.size() == ranks, "counts and offsets need ", ranks, " entries, one a rank, got ",
+               list.size());
+  for (std::size_t r = 0; r < ranks; ++r) {
+    check.that(send_offsets[r] + send_counts[r] <= in.count, "the part for rank ", r, " ends beyond 'in'");
+    check.that(recv_offsets[r] + recv_counts[r] <= out.count, "the part of rank ", r, " ends beyond 'out'");
+  }
+  const auto own = static_cast<std::size_t>(rank());
+  check.that(send_counts[own] == recv_counts[own], "it sends ", send_counts[own],
+             " elements to itself but receives ", recv_counts[own]);
+  Operation op{.kind = Collective::all_to_all_v, .in = in, .out = out, .stream = stream};
+  op.send_counts.assign(send_counts.begin(), send_counts.end());
+  op.send_offsets.assign(send_offsets.begin(), send_offsets.end());
+  op.recv_counts.assign(recv_counts.begin(), recv_counts.end());
+  op.recv_offsets.assign(recv_offsets.begin(), recv_offsets.end());
+  return submit_one(std::move(op));
+}
+
+Work Communicator::send(ConstBuffer buffer, int to, const Stream& stream) {
+  return submit_one(checked_message({Collective::send, rank(), size()}, Collective::send,
+                                    without_const(buffer), to, stream));
+}
+
+Work Communicator::recv(Buffer buffer, int from, const Stream& stream) {
+  return submit_one(
+      checked_message({Collective::recv, rank(), size()}, Collective::recv, buffer, from, stream));
+}
+
+Work Communicator::barrier() { return submit_one(Operation{.kind = Collective::barrier}); }
+
+std::optional<Communicator> Communicator::split(std::optional<int> color, int key) {
+  struct Choice {
+    std::int64_t has_color, color, key;
+  };
+  const Choice mine{color.has_value(), color.value_or(0), key};
+  std::vector<Choice> all(static_cast<std::size_t>(size()));
+  all_gather(ConstBuffer(&mine.has_color, 3), Buffer(&all.data()->has_color, 3 * all.size())).wait();
+  const int number = state_->splits++;
+  if (!color) return std::nullopt;
+  std::vector<int> members;
+  for (int r = 0; r < size(); ++r) {
+    const Choice& c = all[static_cast<std::size_t>(r)];
+    if (c.has_color && c.color == mine.color) members.push_back(r);
+  }
+  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+    return all[static_cast<std::size_t>(a)].key < all[static_cast<std::size_t>(b)].key;
+  });
+  const auto self = std::find(members.begin(), members.end(), rank());
+  return connect(static_cast<int>(self - members.begin()), static_cast<int>(members.size()),
+                 prefix_store(state_->store, str("split/", number, "/", *color, "/")), state_->options);
+}
+
+Group Communicator::group() { return Group(*this); }
+
+Group::Group(Communicator& communicator) : communicator_(&communicator) {}
+Group::Group(Group&&) noexcept = default;
+Group::~Group() = default;
+
+Group& Group::all_reduce(Buffer in_out, ReduceOp op) {
+  const Checks check(Collective::all_reduce, communicator_->rank(), communicator_->size());
+  operations_.push_back(checked_all_reduce(check, in_out, in_out, op, {}));
+  return *this;
+}
+
+Group& Group::broadcast(Buffer in_out, int root) {
+  const Checks check(Collective::broadcast, communicator_->rank(), communicator_->size());
+  operations_.push_back(checked_broadcast(check, communicator_->rank() == root, in_out, in_out, root, {}));
+  return *this;
+}
+
+Group& Group::reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
+  const int rank = communicator_->rank();
+  operations_.push_back(checked_reduce_scatter({Collective::reduce_scatter, rank, communicator_->size()},
+                                               rank, in, out, op, {}));
+  return *this;
+}
+
+Group& Group::all_gather(ConstBuffer in, Buffer out) {
+  const int rank = communicator_->rank();
+  operations_.push_back(
+      checked_all_gather({Collective::all_gather, rank, communicator_->size()}, rank, in, out, {}));
+  return *this;
+}
+
+Group& Group::send(ConstBuffer buffer, int to) {
+  const Checks check(Collective::send, communicator_->rank(), communicator_->size());
+  operations_.push_back(checked_message(check, Collective::send, without_const(buffer), to, {}));
+  return *this;
+}
+
+Group& Group::recv(Buffer buffer, int from) {
+  const Checks check(Collective::recv, communicator_->rank(), communicator_->size());
+  operations_.push_back(checked_message(check, Collective::recv, buffer, from, {}));
+  return *this;
+}
+
+Work Group::launch() { return communicator_->submit(operations_); }
+
+}  // namespace rz

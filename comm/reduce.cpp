@@ -1,0 +1,278 @@
+// Each loop below is plain C++ over the scalar functions of comm/core/math.h. Highway compiles this file once
+// a target and picks one at run time; the compiler makes the loops vector code. No loop adds across elements
+// and nothing is contracted to a fused multiply-add (see CMakeLists.txt), so every target gives the same
+// bits.
+//
+// Memory is walked once, in blocks that stay in the first-level cache while several sources are folded into
+// them.
+
+#include "comm/reduce.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "comm/reduce.cpp"
+// AVX-512, AVX2 and the portable target remain.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#endif
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "comm/core/error.h"
+#include "comm/core/math.h"
+
+// dst may be one of the sources: each element is then read before it is written, which is no dependence
+// between iterations.
+#ifndef RZ_EACH
+#ifdef __clang__
+#define RZ_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define RZ_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+#define RZ_EACH(i, count) RZ_INDEPENDENT for (std::size_t i = 0; i < (count); ++i)
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace rz {
+namespace HWY_NAMESPACE {
+
+using Sources = std::span<const void* const>;
+
+struct Sum {
+  template <class T>
+  static T apply(T a, T b) {
+    return static_cast<T>(a + b);
+  }
+};
+struct Product {
+  template <class T>
+  static T apply(T a, T b) {
+    return static_cast<T>(a * b);
+  }
+};
+struct Min {  // a NaN is unequal to itself, and a comparison with one in b is false
+  template <class T>
+  static T apply(T a, T b) {
+    const T least = a < b ? a : b;
+    return a != a ? a : least;
+  }
+};
+struct Max {
+  template <class T>
+  static T apply(T a, T b) {
+    const T most = a > b ? a : b;
+    return a != a ? a : most;
+  }
+};
+
+template <class Op, class T>
+void fold2(T* dst, const T* a, const T* b, std::size_t count) {
+  RZ_EACH(i, count) dst[i] = Op::apply(a[i], b[i]);
+}
+
+template <class Op, class T>
+void fold3(T* dst, const T* a, const T* b, const T* c, std::size_t count) {
+  RZ_EACH(i, count) dst[i] = Op::apply(Op::apply(a[i], b[i]), c[i]);
+}
+
+template <class T>
+void divide_by(T* x, std::size_t count, int divisor) {
+  using Divisor = std::conditional_t<std::is_floating_point_v<T>, T, int>;
+  const auto d = static_cast<Divisor>(divisor);
+  RZ_EACH(i, count) x[i] = static_cast<T>(x[i] / d);
+}
+
+template <class T>
+const T* at(const void* memory, std::size_t element) {
+  return static_cast<const T*>(memory) + element;
+}
+
+// One block of all sources, from element `begin` on. Until the last pass the sum stays in a buffer, since dst
+// may be a source that is yet to be read.
+template <class Op, class T>
+void fold_block(T* dst, T* buffer, Sources sources, std::size_t begin, std::size_t count) {
+  const T* sum = at<T>(sources[0], begin);
+  std::size_t next = 1;
+  for (; sources.size() - next > 2; next += 2, sum = buffer)
+    fold3<Op>(buffer, sum, at<T>(sources[next], begin), at<T>(sources[next + 1], begin), count);
+  if (sources.size() - next == 2)
+    fold3<Op>(dst, sum, at<T>(sources[next], begin), at<T>(sources[next + 1], begin), count);
+  else if (sources.size() - next == 1)
+    fold2<Op>(dst, sum, at<T>(sources[next], begin), count);
+  else if (dst != sum)
+    std::memcpy(dst, sum, count * sizeof(T));
+}
+
+// `T` does the folding and `Result` the division: sums and products of signed integers are those of unsigned
+// ones.
+template <class Op, class T, class Result = T>
+void fold(void* dst, Sources sources, std::size_t count, int divisor) {
+  constexpr std::size_t block = 8192 / sizeof(T);
+  T buffer[block];
+  for (std::size_t begin = 0; begin < count; begin += block) {
+    const std::size_t n = std::min(block, count - begin);
+    fold_block<Op>(static_cast<T*>(dst) + begin, buffer, sources, begin, n);
+    if (divisor > 1) divide_by(static_cast<Result*>(dst) + begin, n, divisor);
+  }
+}
+
+template <class T>
+void widen(float* dst, const T* src, std::size_t count) {
+  RZ_EACH(i, count) dst[i] = to_f32(src[i]);
+}
+
+template <class T>
+void narrow(T* dst, const float* src, std::size_t count) {
+  RZ_EACH(i, count) dst[i] = from_f32<T>(src[i]);
+}
+
+template <class Op, class T>
+void fold_small(void* dst, Sources sources, std::size_t count, int divisor) {
+  constexpr std::size_t block = 2048;
+  float sum[block], term[block];
+  for (std::size_t begin = 0; begin < count; begin += block) {
+    const std::size_t n = std::min(block, count - begin);
+    widen(sum, at<T>(sources[0], begin), n);
+    for (const void* source : sources.subspan(1)) {
+      widen(term, at<T>(source, begin), n);
+      fold2<Op>(sum, sum, term, n);
+    }
+    if (divisor > 1) divide_by(sum, n, divisor);
+    narrow(static_cast<T*>(dst) + begin, sum, n);
+  }
+}
+
+template <class Op>
+void fold_dtype(void* dst, Sources sources, std::size_t count, DType dtype, int divisor) {
+  constexpr bool order = std::is_same_v<Op, Min> || std::is_same_v<Op, Max>;
+  using I8 = std::conditional_t<order, std::int8_t, std::uint8_t>;
+  using I32 = std::conditional_t<order, std::int32_t, std::uint32_t>;
+  using I64 = std::conditional_t<order, std::int64_t, std::uint64_t>;
+  switch (dtype) {
+    case DType::f32:
+      return fold<Op, float>(dst, sources, count, divisor);
+    case DType::f64:
+      return fold<Op, double>(dst, sources, count, divisor);
+    case DType::f16:
+      return fold_small<Op, f16>(dst, sources, count, divisor);
+    case DType::bf16:
+      return fold_small<Op, bf16>(dst, sources, count, divisor);
+    case DType::f8e4m3:
+      return fold_small<Op, f8e4m3>(dst, sources, count, divisor);
+    case DType::f8e5m2:
+      return fold_small<Op, f8e5m2>(dst, sources, count, divisor);
+    case DType::i8:
+      return fold<Op, I8, std::int8_t>(dst, sources, count, divisor);
+    case DType::u8:
+      return fold<Op, std::uint8_t>(dst, sources, count, divisor);
+    case DType::i32:
+      return fold<Op, I32, std::int32_t>(dst, sources, count, divisor);
+    case DType::u32:
+      return fold<Op, std::uint32_t>(dst, sources, count, divisor);
+    case DType::i64:
+      return fold<Op, I64, std::int64_t>(dst, sources, count, divisor);
+    case DType::u64:
+      return fold<Op, std::uint64_t>(dst, sources, count, divisor);
+  }
+}
+
+void fold_all(void* dst, Sources sources, std::size_t count, DType dtype, ReduceOp::Kind kind, int divisor) {
+  switch (kind) {
+    case ReduceOp::avg:
+      return fold_dtype<Sum>(dst, sources, count, dtype, divisor);
+    case ReduceOp::sum:
+    case ReduceOp::premul_sum:
+      return fold_dtype<Sum>(dst, sources, count, dtype, 1);
+    case ReduceOp::prod:
+      return fold_dtype<Product>(dst, sources, count, dtype, 1);
+    case ReduceOp::min:
+      return fold_dtype<Min>(dst, sources, count, dtype, 1);
+    case ReduceOp::max:
+      return fold_dtype<Max>(dst, sources, count, dtype, 1);
+  }
+}
+
+// What does not fit becomes the nearest integer that does.
+template <class T>
+T scaled(T x, double factor) {
+  constexpr auto least = std::numeric_limits<T>::min(), most = std::numeric_limits<T>::max();
+  const double product = std::nearbyint(static_cast<double>(x) * factor);
+  if (product >= static_cast<double>(most)) return most;
+  return product > static_cast<double>(least) ? static_cast<T>(product) : least;
+}
+float scaled(float x, double factor) { return x * static_cast<float>(factor); }
+double scaled(double x, double factor) { return x * factor; }
+
+template <class T>
+T scaled_small(T x, float factor) {
+  return from_f32<T>(to_f32(x) * factor);
+}
+
+template <class T>
+void scale_as(void* dst, const void* src, std::size_t count, double factor) {
+  T* out = static_cast<T*>(dst);
+  const T* in = static_cast<const T*>(src);
+  if constexpr (std::is_arithmetic_v<T>) {
+    RZ_EACH(i, count) out[i] = scaled(in[i], factor);
+  } else {
+    const auto small_factor = static_cast<float>(factor);
+    RZ_EACH(i, count) out[i] = scaled_small(in[i], small_factor);
+  }
+}
+
+void scale_all(void* dst, const void* src, std::size_t count, DType dtype, double factor) {
+  switch (dtype) {
+    case DType::f32:
+      return scale_as<float>(dst, src, count, factor);
+    case DType::f64:
+      return scale_as<double>(dst, src, count, factor);
+    case DType::f16:
+      return scale_as<f16>(dst, src, count, factor);
+    case DType::bf16:
+      return scale_as<bf16>(dst, src, count, factor);
+    case DType::f8e4m3:
+      return scale_as<f8e4m3>(dst, src, count, factor);
+    case DType::f8e5m2:
+      return scale_as<f8e5m2>(dst, src, count, factor);
+    case DType::i8:
+      return scale_as<std::int8_t>(dst, src, count, factor);
+    case DType::u8:
+      return scale_as<std::uint8_t>(dst, src, count, factor);
+    case DType::i32:
+      return scale_as<std::int32_t>(dst, src, count, factor);
+    case DType::u32:
+      return scale_as<std::uint32_t>(dst, src, count, factor);
+    case DType::i64:
+      return scale_as<std::int64_t>(dst, src, count, factor);
+    case DType::u64:
+      return scale_as<std::uint64_t>(dst, src, count, factor);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace rz
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace rz {
+
+HWY_EXPORT(fold_all);
+HWY_EXPORT(scale_all);
+
+void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType dtype,
+            ReduceOp::Kind kind, int divide) {
+  require(!sources.empty(), Errc::invalid_argument, "reduce() of ", name(dtype), " without a source");
+  if (count != 0) HWY_DYNAMIC_DISPATCH(fold_all)(dst, sources, count, dtype, kind, divide);
+}
+
+void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor) {
+  if (count != 0) HWY_DYNAMIC_DISPATCH(scale_all)(dst, src, count, dtype, factor);
+}
+
+}  // namespace rz
+#endif

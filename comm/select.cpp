@@ -1,0 +1,111 @@
+#include "comm/select.h"
+
+#include <limits>
+
+#include "comm/core/error.h"
+
+namespace rz {
+
+namespace {
+
+enum class Where { anywhere, one_host, network };
+
+constexpr std::size_t any_bytes = std::numeric_limits<std::size_t>::max();
+constexpr int any_size = std::numeric_limits<int>::max();
+constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
+
+/// One line of the table: the algorithm serves groups up to `size` ranks, buffers up to `bytes`, and, of a
+/// rank that sends its whole buffer to everybody, up to `traffic` bytes in all (buffer times group size).
+struct Rule {
+  Collective collective;
+  Where where;
+  const char* algorithm;
+  int size = any_size;
+  std::size_t bytes = any_bytes;
+  std::size_t traffic = any_bytes;
+};
+
+using enum Collective;
+using enum Where;
+
+// The first line that fits wins; with `deterministic`, lines whose algorithm does not sum in rank order are
+// passed over. Every collective ends with a line that always fits. On one host, and on a network of few
+// ranks, the direct algorithms have the least traffic *and* the fewest rounds. In large groups on a network,
+// their many small messages cost more than a few more rounds do. All slices of a chunk are pipelined, so
+// rounds count by slices, not buffers.
+constexpr Rule table[] = {
+    {.collective = all_reduce, .where = one_host, .algorithm = "one_shot", .traffic = 128 * KiB},
+    {.collective = all_reduce, .where = one_host, .algorithm = "two_shot"},
+    {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 8, .traffic = 64 * KiB},
+    {.collective = all_reduce, .where = network, .algorithm = "two_shot", .size = 8},
+    {.collective = all_reduce, .where = network, .algorithm = "tree", .bytes = 16 * KiB},
+    {.collective = all_reduce, .where = network, .algorithm = "halving_doubling", .bytes = 4 * MiB},
+    {.collective = all_reduce, .where = network, .algorithm = "ring"},
+    {.collective = all_reduce, .where = network, .algorithm = "one_shot", .traffic = 64 * KiB},
+    {.collective = all_reduce, .where = anywhere, .algorithm = "two_shot"},
+
+    {.collective = reduce_scatter, .where = one_host, .algorithm = "direct"},
+    {.collective = reduce_scatter, .where = network, .algorithm = "direct", .size = 8},
+    {.collective = reduce_scatter, .where = network, .algorithm = "halving", .bytes = 4 * MiB},
+    {.collective = reduce_scatter, .where = network, .algorithm = "ring"},
+    {.collective = reduce_scatter, .where = anywhere, .algorithm = "direct"},
+
+    {.collective = all_gather, .where = one_host, .algorithm = "direct"},
+    {.collective = all_gather, .where = network, .algorithm = "direct", .size = 8},
+    {.collective = all_gather, .where = network, .algorithm = "doubling", .bytes = 4 * MiB},
+    {.collective = all_gather, .where = anywhere, .algorithm = "ring"},
+
+    {.collective = broadcast, .where = anywhere, .algorithm = "direct", .size = 2},
+    {.collective = broadcast, .where = one_host, .algorithm = "direct", .bytes = 256 * KiB},
+    {.collective = broadcast, .where = network, .algorithm = "tree", .bytes = 64 * KiB},
+    {.collective = broadcast, .where = anywhere, .algorithm = "scatter_all_gather"},
+
+    {.collective = reduce, .where = one_host, .algorithm = "direct", .traffic = 128 * KiB},
+    {.collective = reduce, .where = one_host, .algorithm = "two_shot"},
+    {.collective = reduce, .where = network, .algorithm = "direct", .size = 8, .traffic = 64 * KiB},
+    {.collective = reduce, .where = network, .algorithm = "tree", .bytes = 64 * KiB},
+    {.collective = reduce, .where = anywhere, .algorithm = "two_shot"},
+
+    {.collective = gather, .where = anywhere, .algorithm = "direct"},
+    {.collective = scatter, .where = anywhere, .algorithm = "direct"},
+    {.collective = all_to_all, .where = anywhere, .algorithm = "pairwise"},
+    {.collective = all_to_all_v, .where = anywhere, .algorithm = "pairwise"},
+    {.collective = barrier, .where = anywhere, .algorithm = "dissemination"},
+};
+
+bool fits(const Rule& rule, const Question& q) {
+  if (rule.collective != q.collective) return false;
+  if (rule.where != anywhere && (rule.where == one_host) != q.one_host) return false;
+  if (rule.traffic != any_bytes && q.bytes > rule.traffic / static_cast<std::size_t>(q.size)) return false;
+  return q.size <= rule.size && q.bytes <= rule.bytes;
+}
+
+bool allowed(const Algorithm& algorithm, const Question& q) {
+  return algorithm.rank_order || !q.deterministic || !reduces(q.collective);
+}
+
+const Algorithm& forced(const Question& q) {
+  const Algorithm& algorithm = find_algorithm(q.collective, q.forced);
+  if (allowed(algorithm, q)) return algorithm;
+  std::string choices;
+  for (const Algorithm& a : algorithms())
+    if (a.collective == q.collective && a.rank_order) choices += str(choices.empty() ? "" : ", ", a.name);
+  fail(Errc::config, "the ", name(q.collective), " algorithm '", q.forced,
+       "' does not sum in rank order, which `deterministic` asks for; choose one of ", choices,
+       ", or switch `deterministic` off");
+}
+
+}  // namespace
+
+const Algorithm& select(const Question& q) {
+  require(q.size >= 1, Errc::invalid_argument, "no algorithm for a group of ", q.size);
+  if (!q.forced.empty()) return forced(q);
+  for (const Rule& rule : table) {
+    if (!fits(rule, q)) continue;
+    const Algorithm& algorithm = find_algorithm(q.collective, rule.algorithm);
+    if (allowed(algorithm, q)) return algorithm;
+  }
+  fail(Errc::invalid_argument, name(q.collective), " takes no algorithm");
+}
+
+}  // namespace rz

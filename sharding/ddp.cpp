@@ -1,0 +1,63 @@
+#include "sharding/ddp.h"
+
+#include <cstdint>
+
+namespace rz {
+
+Ddp::Ddp(Module& module, Communicator& communicator, StrategyOptions options)
+    : Strategy(StrategyKind::ddp, module, communicator, std::move(options)),
+      values_(communicator, members(), frozen()),
+      rebuild_(this->options().rebuild ? Rebuild::wanted : Rebuild::done) {
+  set_layout(plan_member_buckets(members(), bucket_options()));
+  values_.place(layout(), stream());
+  place_gradients();
+}
+
+Ddp::~Ddp() { abandon(); }
+
+void Ddp::place_gradients() {
+  gradients_.clear();
+  for (Parameter* p : members()) p->grad = {};
+  for (const auto& b : layout().buckets) gradients_.push_back(flat_memory(communicator(), b.count));
+  for (std::size_t m = 0; m < members().size(); ++m) {
+    const auto place = layout().places[m];
+    members()[m]->grad =
+        gradients_[static_cast<std::size_t>(place.bucket)].view(place.offset, members()[m]->shape);
+    members()[m]->grad_is_fresh = true;
+  }
+}
+
+Work Ddp::reduce(int bucket, const Stream& stream) {
+  return communicator().all_reduce(gradients_[static_cast<std::size_t>(bucket)].buffer(), ReduceOp::avg,
+                                   stream);
+}
+
+Strategy::Updated Ddp::updated(int bucket) {
+  const Tensor& gradient = gradients_[static_cast<std::size_t>(bucket)];
+  return {{0, gradient.count()}, values_.bucket(bucket).data<float>(), gradient.data<float>()};
+}
+
+void Ddp::after_step(const Stream&) {
+  if (rebuild_ != Rebuild::wanted) return;
+  rebuild_ = Rebuild::due;
+  ready_order_ = scheduler().ready_order();
+}
+
+void Ddp::forget_gradients() {
+  if (rebuild_ != Rebuild::due) return;
+  rebuild_ = Rebuild::done;
+  std::vector<std::int32_t> order(ready_order_.begin(), ready_order_.end());
+  communicator().broadcast(Buffer(order.data(), order.size()), 0).wait();
+  gradients_.clear();  // before new memory is taken
+  change_layout(
+      plan_member_buckets(members(), bucket_options(), std::vector<int>(order.begin(), order.end())));
+  values_.place(layout(), stream());
+  place_gradients();
+}
+
+void Ddp::count_memory(MemoryReport& report) const {
+  report.parameters = values_.bytes();
+  for (const Tensor& g : gradients_) report.gradients += g.bytes();
+}
+
+}  // namespace rz

@@ -1,0 +1,37 @@
+#pragma once
+/// Data parallel: every rank holds everything; gradients are averaged over the ranks, bucket by bucket, while
+/// backward makes the rest (Li et al., PyTorch Distributed, doi:10.14778/3415478.3415530).
+
+#include "sharding/replicated_values.h"
+#include "sharding/strategy.h"
+
+namespace rz {
+
+/// The first zero_grad() after the first step puts members into buckets anew, in the order in which rank 0
+/// saw their gradients become ready.
+class Ddp final : public Strategy {
+ public:
+  Ddp(Module&, Communicator&, StrategyOptions);
+  ~Ddp() override;
+
+  void fill_parameters(const Fill& fill) override { values_.fill(fill); }
+  void visit_owned(const Visit& visit) const override { values_.visit_owned(layout(), visit); }
+  Tensor full_value(const Parameter& p, const Stream&) override { return p.value; }
+
+ private:
+  void provide_gradients(int) override {}
+  Work reduce(int bucket, const Stream&) override;
+  Updated updated(int bucket) override;
+  void after_step(const Stream&) override;
+  void forget_gradients() override;
+  void count_memory(MemoryReport&) const override;
+
+  void place_gradients();
+
+  ReplicatedValues values_;
+  std::vector<Tensor> gradients_;  // a bucket each
+  enum class Rebuild { wanted, due, done } rebuild_;
+  std::vector<int> ready_order_;
+};
+
+}  // namespace rz

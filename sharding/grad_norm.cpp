@@ -1,0 +1,110 @@
+#include "sharding/grad_norm.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <mutex>
+
+#include "sharding/update_kernels.h"
+
+namespace rz {
+
+namespace {
+
+constexpr std::int64_t low_half = 0xffffffff;
+constexpr std::int64_t additions_before_carry = std::int64_t{1} << 29;
+
+}  // namespace
+
+void ExactSum::add(double x) {
+  if (!std::isfinite(x)) {
+    ++word_[std::isnan(x) ? not_a_number : x > 0 ? plus_infinity : minus_infinity];
+    return;
+  }
+  const auto bits = std::bit_cast<std::uint64_t>(x);
+  const auto exponent = static_cast<int>(bits >> 52 & 0x7ff);
+  const std::uint64_t fraction = bits & ((std::uint64_t{1} << 52) - 1);
+  const std::uint64_t mantissa = exponent ? fraction | std::uint64_t{1} << 52 : fraction;
+  const int shift = exponent ? exponent - 1 : 0;  // x = mantissa · 2^(shift - 1074)
+  const unsigned __int128 placed = static_cast<unsigned __int128>(mantissa) << (shift % 32);
+  const std::int64_t sign = bits >> 63 ? -1 : 1;
+  for (int i = 0; i < 3; ++i)
+    word_[static_cast<std::size_t>(shift / 32 + i)] +=
+        sign * (static_cast<std::int64_t>(placed >> (32 * i)) & low_half);
+  if (++pending_ == additions_before_carry) carry();
+}
+
+void ExactSum::add(const ExactSum& other) {
+  ExactSum summand = other;
+  summand.carry();
+  carry();
+  for (std::size_t i = 0; i < words; ++i) word_[i] += summand.word_[i];
+  pending_ = 1;
+}
+
+/// Leaves 32 bits in every limb but the last, which keeps the sign.
+void ExactSum::carry() {
+  for (std::size_t i = 0; i + 1 < limbs; ++i) {
+    word_[i + 1] += word_[i] >> 32;
+    word_[i] &= low_half;
+  }
+  pending_ = 0;
+}
+
+double ExactSum::value() const {
+  if (word_[not_a_number] || (word_[plus_infinity] && word_[minus_infinity]))
+    return std::numeric_limits<double>::quiet_NaN();
+  if (word_[plus_infinity]) return std::numeric_limits<double>::infinity();
+  if (word_[minus_infinity]) return -std::numeric_limits<double>::infinity();
+
+  ExactSum s = *this;
+  s.carry();
+  const bool negative = s.word_[limbs - 1] < 0;
+  if (negative) {
+    for (std::size_t i = 0; i < limbs; ++i) s.word_[i] = -s.word_[i];
+    s.carry();
+  }
+  int top = limbs - 1;
+  while (top >= 0 && s.word_[static_cast<std::size_t>(top)] == 0) --top;
+  if (top < 0) return 0;
+
+  // The upper three limbs hold at least 65 bits. 64 of them, the last one standing for everything below, are
+  // rounded by the conversion to double as the whole would be. Below 2^-1022 nothing is rounded: every sum is
+  // a multiple of the smallest double.
+  const auto limb = [&](int i) {
+    return i < 0 ? std::uint64_t{0} : static_cast<std::uint64_t>(s.word_[static_cast<std::size_t>(i)]);
+  };
+  const unsigned __int128 upper = static_cast<unsigned __int128>(limb(top)) << 64 |
+                                  static_cast<unsigned __int128>(limb(top - 1)) << 32 | limb(top - 2);
+  const int spare = 64 - std::countl_zero(limb(top));
+  bool sticky = (upper & ((static_cast<unsigned __int128>(1) << spare) - 1)) != 0;
+  for (int i = top - 3; i >= 0; --i) sticky = sticky || limb(i) != 0;
+  const auto kept = static_cast<std::uint64_t>(upper >> spare) | static_cast<std::uint64_t>(sticky);
+  const double magnitude = std::ldexp(static_cast<double>(kept), 32 * (top - 2) + spare - 1074);
+  return negative ? -magnitude : magnitude;
+}
+
+void ExactSum::all_reduce(Communicator& communicator) {
+  carry();
+  communicator.all_reduce(Buffer(word_.data(), words)).wait();
+  pending_ = communicator.size();
+}
+
+/// Threads add up on their own: since sums are exact, the order in which they are joined does not matter.
+void add_squares(ExactSum& sum, const float* x, std::size_t count, const Stream& stream) {
+  std::mutex joining;
+  stream.parallel_for(count / norm_block, 1024, [&](std::size_t begin, std::size_t end) {
+    ExactSum own;
+    std::array<double, 256> squares;
+    for (std::size_t first = begin; first < end; first += squares.size()) {
+      const std::size_t n = std::min(squares.size(), end - first);
+      kernels::sums_of_squares(x + first * norm_block, n, squares.data());
+      for (std::size_t i = 0; i < n; ++i) own.add(squares[i]);
+    }
+    const std::lock_guard lock(joining);
+    sum.add(own);
+  });
+}
+
+}  // namespace rz

@@ -1,0 +1,44 @@
+#pragma once
+/// Sums of squares that do not depend on the order of summation, nor on who sums what: the same global
+/// gradient norm, bit for bit, however gradients are spread over ranks.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/communicator.h"
+#include "comm/core/stream.h"
+
+namespace rz {
+
+/// An exact sum of doubles: a fixed-point number wide enough for all of them, rounded once when it is read
+/// (Kulisch accumulator; for its use in reproducible summation see Demmel and Nguyen,
+/// doi:10.1109/TC.2014.2345391). Limb i weighs 2^(32 i - 1074); the upper half of each int64 takes up
+/// carries.
+class ExactSum {
+ public:
+  void add(double);
+  /// Adds another rank's or thread's sum.
+  void add(const ExactSum&);
+  /// The sum, correctly rounded to nearest even; NaN and infinities as in ordinary addition.
+  double value() const;
+  /// Replaces this sum by the sum over the ranks. Collective.
+  void all_reduce(Communicator&);
+
+ private:
+  static constexpr int limbs = 67;  // the largest double ends in limb 65; one more for sums of many
+  enum { not_a_number = limbs, plus_infinity, minus_infinity, words };
+
+  void carry();
+  std::array<std::int64_t, words> word_{};
+  std::int64_t pending_ = 0;  // additions since the last carry()
+};
+
+/// Elements that are squared and added in double before they enter an ExactSum. Blocks start at multiples of
+/// it in every parameter, in every strategy.
+inline constexpr std::size_t norm_block = 64;
+
+/// Adds the squares of x[0, count); count is a multiple of norm_block.
+void add_squares(ExactSum&, const float* x, std::size_t count, const Stream&);
+
+}  // namespace rz

@@ -1,0 +1,57 @@
+#pragma once
+/// JSON from outside: parsed strictly about structure (a key given twice is an error, depth is bounded),
+/// leniently about habits of configuration files where asked, and read with errors that name file and key
+/// path.
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace rz {
+
+/// `relaxed` also takes // , # and /* */ comments and trailing commas, as people write configurations.
+enum class JsonDialect { strict, relaxed };
+
+/// Errc::config, "FILE: …", for bad syntax (with line and column), a key given twice, or nesting beyond 64
+/// levels.
+nlohmann::json parse_json(std::string_view text, const std::string& file, JsonDialect);
+
+/// The whole file. Errc::config, "FILE: …", if it cannot be read or is longer than `most` bytes.
+std::string read_text_file(const std::string& path, std::size_t most = std::size_t{16} << 20);
+
+/// An object of a parsed document and the way to it. Refers to the document, which must outlive it. Every
+/// error is Errc::config and starts with "FILE: key.path: ". An absent key yields the default; `required_…`
+/// calls it missing.
+class JsonObject {
+ public:
+  /// Errc::config unless `node` is an object.
+  JsonObject(const nlohmann::json& node, std::string file, std::string path = {});
+
+  bool has(std::string_view key) const;
+  std::vector<std::string> keys() const;
+  const nlohmann::json& at(std::string_view key) const;  ///< present keys only
+
+  /// 1e9 and 8.0 are integers too.
+  std::int64_t integer(std::string_view key, std::int64_t absent, std::int64_t least,
+                       std::int64_t most) const;
+  std::int64_t required_integer(std::string_view key, std::int64_t least, std::int64_t most) const;
+  double number(std::string_view key, double absent, double least, double most) const;
+  bool boolean(std::string_view key, bool absent) const;
+  std::string text(std::string_view key, const std::string& absent) const;
+  JsonObject object(std::string_view key) const;
+
+  std::string path(std::string_view key) const;  ///< "zero_optimization.stage"
+  /// Throws Errc::config, "FILE: key.path: what".
+  [[noreturn]] void fail_at(std::string_view key, const std::string& what) const;
+
+ private:
+  const nlohmann::json* node_;
+  std::string file_, path_;
+};
+
+/// How a value reads in a message: `"auto"`, `[1,2]`; cut off when it is long.
+std::string shown(const nlohmann::json&);
+
+}  // namespace rz

@@ -1,0 +1,13 @@
+#include "sharding/memory_report.h"
+
+#include "comm/core/text.h"
+
+namespace rz {
+
+std::string describe(const MemoryReport& r) {
+  return str("parameters ", human_bytes(r.parameters), ", gradients ", human_bytes(r.gradients),
+             ", optimizer state ", human_bytes(r.optimizer_state), ", transient ", human_bytes(r.transient),
+             " (peak ", human_bytes(r.transient_peak), ")");
+}
+
+}  // namespace rz

@@ -1,0 +1,37 @@
+#pragma once
+/// Parameters that every rank holds whole: the trainable ones in flat buckets, where an update or a gather of
+/// a bucket is one call, the frozen ones where they are.
+
+#include <vector>
+
+#include "sharding/strategy.h"
+
+namespace rz {
+
+class ReplicatedValues {
+ public:
+  /// Gives zeros to parameters without a value.
+  ReplicatedValues(Communicator&, std::vector<Parameter*> members, std::vector<Parameter*> frozen);
+
+  /// Moves the members' values into new memory with this layout.
+  void place(const BucketLayout&, const Stream&);
+  const Tensor& bucket(int b) const { return buckets_[static_cast<std::size_t>(b)]; }
+
+  void fill(const Strategy::Fill&);
+  void visit_owned(const BucketLayout&, const Strategy::Visit&) const;
+  std::size_t bytes() const;
+
+ private:
+  Communicator& communicator_;
+  std::vector<Parameter*> members_, frozen_;
+  std::vector<Tensor> buckets_;
+};
+
+/// Buckets over the members in the order of first use, or in the given ready order.
+BucketLayout plan_member_buckets(std::span<Parameter* const> members, const BucketOptions&,
+                                 std::span<const int> order = {});
+
+/// `count` zeros of f32 in the communicator's memory.
+Tensor flat_memory(Communicator&, std::size_t count);
+
+}  // namespace rz

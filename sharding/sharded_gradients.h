@@ -1,0 +1,66 @@
+#pragma once
+/// Gradients of which each rank keeps the mean over the ranks for its own part of every bucket.
+
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "sharding/partition.h"
+#include "sharding/transient_memory.h"
+
+namespace rz {
+
+/// Whole buckets are what backward writes; they are reduced into shards.
+class ShardedGradients {
+ public:
+  /// `kept`: whole buckets stay, and a shard is the rank's part of one. `transient`: a whole bucket lives
+  /// from its first gradient to the end of its reduction.
+  enum class Whole { kept, transient };
+  /// Waits for an operation and counts the time.
+  using Wait = std::function<void(const Work&)>;
+
+  ShardedGradients(Whole, Communicator&, TransientMemory, const BucketLayout&,
+                   std::vector<Parameter*> members, Wait);
+
+  /// Defines Parameter::grad of the bucket's members. For transient buckets it may wait: one is filled while
+  /// another is reduced.
+  void provide(int bucket);
+  /// Starts the mean over the ranks.
+  Work reduce(int bucket, const Stream&);
+  /// Waits for what was started; afterwards means are in the shards, added to what was there since forget().
+  void settle();
+  /// Makes room for another pass after settle(), with the shards kept.
+  void reopen();
+  void forget();
+
+  const float* shard(int bucket) const;
+  /// Of shards, and of whole buckets that are kept.
+  std::size_t bytes() const;
+
+ private:
+  struct Bucket {
+    std::vector<Parameter*> members;
+    std::vector<std::size_t> offsets;
+    std::size_t count = 0;
+    Range own;
+    Tensor whole;           // undefined while a transient bucket is not in use
+    Tensor shard;           // kept: a view of `whole`
+    Tensor carried;         // kept: means of earlier passes, to be added to those of this one
+    bool has_mean = false;  // transient: `shard` holds a mean
+    Work reduction;
+  };
+  Bucket& at(int bucket) { return buckets_[static_cast<std::size_t>(bucket)]; }
+  void set_whole(Bucket&, Tensor);
+  void drop_whole(Bucket&);
+  void retire_oldest();
+
+  Whole mode_;
+  Communicator& communicator_;
+  TransientMemory memory_;
+  Wait wait_;
+  std::vector<Bucket> buckets_;
+  std::deque<int> in_flight_;
+};
+
+}  // namespace rz

@@ -1,0 +1,39 @@
+#pragma once
+/// ZeRO-1 and ZeRO-2 (Rajbhandari et al., doi:10.1109/SC41405.2020.00024): each rank updates its own part of
+/// every bucket and keeps optimizer state for that part alone; ZeRO-2 keeps gradients for that part alone,
+/// too.
+
+#include "sharding/replicated_values.h"
+#include "sharding/sharded_gradients.h"
+#include "sharding/strategy.h"
+
+namespace rz {
+
+/// After finish_gradients() Parameter::grad holds nothing of use: means are in the shards. Buckets stay as
+/// planned, since who owns what follows from them.
+class Zero final : public Strategy {
+ public:
+  /// zero1 or zero2.
+  Zero(StrategyKind, Module&, Communicator&, StrategyOptions);
+  ~Zero() override;
+
+  void fill_parameters(const Fill& fill) override { values_.fill(fill); }
+  void visit_owned(const Visit& visit) const override { values_.visit_owned(layout(), visit); }
+  Tensor full_value(const Parameter& p, const Stream&) override { return p.value; }
+
+ private:
+  void provide_gradients(int bucket) override { gradients_->provide(bucket); }
+  Work reduce(int bucket, const Stream& stream) override { return gradients_->reduce(bucket, stream); }
+  void settle_gradients(const Stream&) override { gradients_->settle(); }
+  void reopen_gradients(const Stream&) override { gradients_->reopen(); }
+  void forget_gradients() override { gradients_->forget(); }
+  Updated updated(int bucket) override;
+  Work publish(int bucket, const Stream&) override;
+  void count_memory(MemoryReport&) const override;
+
+  ReplicatedValues values_;
+  TransientMemory memory_;
+  std::unique_ptr<ShardedGradients> gradients_;
+};
+
+}  // namespace rz

@@ -1,0 +1,290 @@
+#include "sharding/zero3.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "comm/core/error.h"
+#include "sharding/grad_norm.h"
+#include "sharding/replicated_values.h"
+#include "tensor/ops.h"
+
+namespace rz {
+
+namespace {
+
+std::size_t rounded_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
+
+bool contains(const std::vector<int>& list, int x) {
+  return std::find(list.begin(), list.end(), x) != list.end();
+}
+
+}  // namespace
+
+Zero3::Zero3(Module& module, Communicator& communicator, StrategyOptions options)
+    : Strategy(StrategyKind::zero3, module, communicator, std::move(options)),
+      scopes_(module.scopes()),
+      memory_(communicator.allocator()) {
+  make_units(scopes_);
+  for (Unit& u : units_) make_shard(u);
+  set_layout(gradient_layout());
+  gradients_ = std::make_unique<ShardedGradients>(ShardedGradients::Whole::transient, communicator, memory_,
+                                                  layout(), members(),
+                                                  [this](const Work& work) { wait_exposed(work, stream()); });
+  progress_.resize(members().size());
+  handed_over_.resize(layout().buckets.size());
+}
+
+Zero3::~Zero3() {
+  abandon();
+  for (Unit& u : units_)
+    if (!u.gather.done()) {
+      communicator().abort("a strategy was destroyed while it gathered parameters");
+      try {
+        u.gather.wait();
+      } catch (const std::exception&) {  // as abandon()
+      }
+    }
+}
+
+/// Groups parameters by the set of scopes they stand in.
+void Zero3::make_units(const std::vector<const Scope*>& scopes) {
+  std::map<const Parameter*, std::vector<std::size_t>> stands_in;
+  for (std::size_t s = 0; s < scopes.size(); ++s) {
+    scope_index_.emplace(scopes[s], s);
+    for (const Parameter* p : scopes[s]->parameters) stands_in[p].push_back(s);
+  }
+  std::map<std::pair<bool, std::vector<std::size_t>>, Unit> by_scopes;
+  for (const auto* list : {&members(), &frozen()})
+    for (Parameter* p : *list) {
+      const auto& where = stands_in[p];
+      require(!where.empty(), Errc::invalid_argument, "zero3: parameter ", p->name,
+              " stands in no scope; list it in the scope that uses it");
+      Unit& u = by_scopes[{p->requires_grad, where}];
+      u.trainable = p->requires_grad;
+      u.first_scope = where.front();
+      u.parameters.push_back(p);
+      u.offsets.push_back(u.count);
+      u.count += rounded_up(p->count(), norm_block);
+    }
+  for (auto& [key, u] : by_scopes) units_.push_back(std::move(u));
+  std::stable_sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) {
+    return std::pair(!a.trainable, b.first_scope) < std::pair(!b.trainable, a.first_scope);
+  });
+  for (std::size_t u = 0; u < units_.size(); ++u)
+    for (const Parameter* p : units_[u].parameters) unit_of_[p] = static_cast<int>(u);
+}
+
+/// Moves the rank's part of the unit's values into its shard; the values themselves go.
+void Zero3::make_shard(Unit& u) {
+  u.count = rounded_up(u.count, norm_block * static_cast<std::size_t>(communicator().size()));
+  const Range mine = own(u);
+  u.shard = flat_memory(communicator(), mine.count());
+  for (std::size_t i = 0; i < u.parameters.size(); ++i) {
+    Parameter& p = *u.parameters[i];
+    const Range here = intersect({u.offsets[i], u.offsets[i] + p.count()}, mine);
+    if (p.value.defined() && here.count())
+      ops::copy(u.shard.view(here.begin - mine.begin, {here.count()}),
+                p.value.view(here.begin - u.offsets[i], {here.count()}), stream());
+    p.value = {};
+  }
+}
+
+BucketLayout Zero3::gradient_layout() const {
+  BucketLayout out;
+  out.places.resize(members().size());
+  for (const Unit& u : units_) {
+    if (!u.trainable) continue;
+    auto& bucket = out.buckets.emplace_back(BucketLayout::Bucket{DType::f32, u.count, {}});
+    for (std::size_t i = 0; i < u.parameters.size(); ++i) {
+      const int member = member_of(*u.parameters[i]);
+      bucket.members.push_back(member);
+      out.places[static_cast<std::size_t>(member)] = {static_cast<int>(out.buckets.size()) - 1, u.offsets[i]};
+    }
+  }
+  return out;
+}
+
+Range Zero3::own(const Unit& u) const { return part(u.count, communicator().rank(), communicator().size()); }
+
+// ---- gathering
+
+const Zero3::Units& Zero3::units_of(const Scope& scope) {
+  const auto [at, is_new] = scope_units_.try_emplace(&scope);
+  if (is_new)
+    for (const Parameter* p : scope.parameters) {
+      const auto found = unit_of_.find(p);
+      require(found != unit_of_.end(), Errc::invalid_argument, "scope ", scope.name, " uses ", p->name,
+              ", which is not a parameter of the model");
+      if (!contains(at->second, found->second)) at->second.push_back(found->second);
+    }
+  return at->second;
+}
+
+/// The units that the coming scopes will use. The last scope of forward is the first of backward.
+Zero3::Units Zero3::ahead(const Scope& scope, Pass pass) const {
+  Units out;
+  const auto found = scope_index_.find(&scope);
+  if (found == scope_index_.end() || !options().overlap) return out;
+  const auto here = static_cast<std::ptrdiff_t>(found->second);
+  const auto last = static_cast<std::ptrdiff_t>(scopes_.size()) - 1;
+  for (std::ptrdiff_t i = 1; i <= options().prefetch_scopes; ++i) {
+    const std::ptrdiff_t next = pass == Pass::forward ? std::min(here + i, last) : here - i;
+    if (next < 0) break;
+    for (const Parameter* p : scopes_[static_cast<std::size_t>(next)]->parameters)
+      if (const int u = unit_of_.at(p); !contains(out, u)) out.push_back(u);
+  }
+  return out;
+}
+
+void Zero3::fetch(Unit& u) {
+  if (u.whole.defined()) return;
+  u.whole = memory_.take({u.count});
+  u.gather = communicator().all_gather(u.shard.buffer(), u.whole.buffer(), stream());
+}
+
+void Zero3::await(Unit& u) { wait_exposed(std::exchange(u.gather, {}), stream()); }
+
+void Zero3::drop(Unit& u) {
+  await(u);
+  u.whole = {};
+}
+
+void Zero3::drop_all_but(const Units& keep, const Units& also) {
+  for (int i = 0; i < static_cast<int>(units_.size()); ++i)
+    if (unit(i).users == 0 && unit(i).whole.defined() && !contains(keep, i) && !contains(also, i))
+      drop(unit(i));
+}
+
+void Zero3::enter(const Scope& scope, Pass pass) {
+  const Units& now = units_of(scope);
+  const Units next = ahead(scope, pass);
+  drop_all_but(now, next);
+  for (const int u : now) fetch(unit(u));
+  for (const int u : next) fetch(unit(u));
+  for (const int i : now) {
+    Unit& u = unit(i);
+    await(u);
+    if (u.users++) continue;
+    for (std::size_t k = 0; k < u.parameters.size(); ++k)
+      u.parameters[k]->value = u.whole.view(u.offsets[k], u.parameters[k]->shape);
+  }
+}
+
+void Zero3::leave(const Scope& scope, Pass pass) {
+  for (const int i : units_of(scope)) {
+    Unit& u = unit(i);
+    if (--u.users == 0)
+      for (Parameter* p : u.parameters) p->value = {};
+  }
+  drop_all_but(ahead(scope, pass), {});
+  if (pass == Pass::backward && synchronising()) reduce_complete_units(scope);
+}
+
+Tensor Zero3::full_value(const Parameter& p, const Stream&) {
+  const auto found = unit_of_.find(&p);
+  require(found != unit_of_.end(), Errc::invalid_argument, "full_value(): ", p.name,
+          " is not a parameter of the model");
+  drop_all_but({found->second}, {});
+  Unit& u = unit(found->second);
+  fetch(u);
+  await(u);
+  const auto i = std::find(u.parameters.begin(), u.parameters.end(), &p) - u.parameters.begin();
+  return u.whole.view(u.offsets[static_cast<std::size_t>(i)], p.shape);
+}
+
+// ---- gradients
+
+void Zero3::pass_begins() {
+  std::fill(progress_.begin(), progress_.end(), Progress::untouched);
+  std::fill(handed_over_.begin(), handed_over_.end(), 0);
+}
+
+void Zero3::gradient_begins(int member) {
+  const int bucket = layout().places[static_cast<std::size_t>(member)].bucket;
+  require(!handed_over_[static_cast<std::size_t>(bucket)], Errc::unsupported, "zero3: a gradient for ",
+          members()[static_cast<std::size_t>(member)]->name,
+          " came after the first scope that lists it had left backward; list it in every scope that uses it");
+  progress_[static_cast<std::size_t>(member)] = Progress::touched;
+  provide_gradients(bucket);
+}
+
+void Zero3::gradient_ready(int member, const Stream&) {
+  progress_[static_cast<std::size_t>(member)] = Progress::ready;
+}
+
+/// Members that backward has not touched by now will not be: no scope that could is left. A scope that runs
+/// several times leaves several times; its unit waits for the last.
+void Zero3::reduce_complete_units(const Scope& scope) {
+  const auto index = scope_index_.find(&scope);
+  if (index == scope_index_.end()) return;
+  for (const int u : units_of(scope)) {
+    if (!unit(u).trainable || unit(u).first_scope != index->second ||
+        handed_over_[static_cast<std::size_t>(u)])
+      continue;
+    const auto& bucket_members = layout().buckets[static_cast<std::size_t>(u)].members;
+    const auto incomplete = [&](int m) {
+      return progress_[static_cast<std::size_t>(m)] == Progress::touched;
+    };
+    if (std::any_of(bucket_members.begin(), bucket_members.end(), incomplete)) continue;
+    handed_over_[static_cast<std::size_t>(u)] = 1;
+    for (const int m : bucket_members) scheduler().ready(m, stream());
+  }
+}
+
+Strategy::Updated Zero3::updated(int bucket) {
+  Unit& u = unit(bucket);
+  return {own(u), u.shard.data<float>(), gradients_->shard(bucket)};
+}
+
+/// What is gathered has become stale.
+void Zero3::after_step(const Stream&) { close_scopes(); }
+
+void Zero3::forget_gradients() {
+  gradients_->forget();
+  close_scopes();
+}
+
+/// No pass runs now; one that failed halfway has left scopes open.
+void Zero3::close_scopes() {
+  for (Unit& u : units_) {
+    u.users = 0;
+    for (Parameter* p : u.parameters) p->value = {};
+  }
+  drop_all_but({}, {});
+}
+
+// ---- in and out
+
+/// f(parameter, elements, where they are) for this rank's parts.
+template <class F>
+void Zero3::for_each_owned(const F& f) const {
+  for (const Unit& u : units_) {
+    const Range mine = own(u);
+    for (std::size_t i = 0; i < u.parameters.size(); ++i) {
+      const std::size_t offset = u.offsets[i];
+      const Range here = intersect({offset, offset + u.parameters[i]->count()}, mine);
+      if (here.count())
+        f(*u.parameters[i], Range{here.begin - offset, here.end - offset},
+          u.shard.data<float>() + (here.begin - mine.begin));
+    }
+  }
+}
+
+void Zero3::fill_parameters(const Fill& fill) {
+  drop_all_but({}, {});
+  for_each_owned(fill);
+}
+
+void Zero3::visit_owned(const Visit& visit) const { for_each_owned(visit); }
+
+void Zero3::count_memory(MemoryReport& report) const {
+  for (const Unit& u : units_) report.parameters += u.shard.bytes();
+  report.gradients = gradients_->bytes();
+  report.transient = memory_.held();
+  report.transient_in_use = memory_.in_use();
+  report.transient_peak = memory_.peak();
+}
+
+}  // namespace rz

@@ -1,0 +1,40 @@
+#include "tensor/kernels/check.h"
+
+namespace rz::ops {
+
+namespace {
+
+std::string describe(const Argument& a) {
+  if (!a.tensor.defined()) return str(a.name, " (undefined)");
+  std::string text = str(a.name, " ", name(a.tensor.shape()));
+  if (a.tensor.dtype() != DType::f32) text += str(" of ", name(a.tensor.dtype()));
+  if (a.tensor.device() != Device{}) text += str(" on ", name(a.tensor.device()));
+  return text;
+}
+
+}  // namespace
+
+void check(const char* op, std::initializer_list<Argument> arguments, bool fits) {
+  bool usable = true;
+  for (const Argument& a : arguments)
+    usable = usable && a.tensor.defined() && a.tensor.dtype() == DType::f32 && a.tensor.device() == Device{};
+  if (fits && usable) return;
+  std::string text = str(op, usable ? ": these shapes do not fit together: " : ": needs f32 on the host: ");
+  const char* separator = "";
+  for (const Argument& a : arguments) text += separator + describe(a), separator = ", ";
+  fail(Errc::invalid_argument, text);
+}
+
+void check_indices(const char* op, const Argument& a, std::size_t count, std::size_t limit, int ignored) {
+  const Tensor& t = a.tensor;
+  if (!t.defined() || t.dtype() != DType::i32 || t.device() != Device{} || t.count() != count)
+    fail(Errc::invalid_argument, op, ": needs ", count, " i32 on the host: ", describe(a));
+  const std::int32_t* indices = t.data<std::int32_t>();
+  for (std::size_t i = 0; i < count; ++i)
+    if ((indices[i] < 0 && (ignored >= 0 || indices[i] != ignored)) ||
+        (indices[i] >= 0 && static_cast<std::size_t>(indices[i]) >= limit))
+      fail(Errc::invalid_argument, op, ": ", a.name, "[", i, "] = ", indices[i], " is not in [0, ", limit,
+           ")");
+}
+
+}  // namespace rz::ops

@@ -1,0 +1,95 @@
+// gelu(x) = x/2 (1 + tanh u) with u = √(2/π) (x + 0.044715 x³). As (1 + tanh u)/2 = s = 1/(1 + e^-2u), it is
+// x·s, and its derivative s + x·s·(1 - s)·2u' with 1 - s = s·e^-2u: no difference of near numbers anywhere.
+
+#include "tensor/ops.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tensor/kernels/gelu.cpp"
+#include "tensor/kernels/targets.h"
+// after the targets
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "tensor/kernels/check.h"
+#include "tensor/kernels/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace rz {
+namespace HWY_NAMESPACE {
+
+constexpr double root = 1.5957691216057307;  // 2 √(2/π)
+constexpr double cubic = 0.044715;
+
+/// e^-2u, held below overflow: beyond it s is 0 for every purpose.
+HWY_INLINE FloatVector decay(FloatVector x, FloatVector square) {
+  const Floats d;
+  const FloatVector factor = hn::MulAdd(square, hn::Set(d, -root * cubic), hn::Set(d, -root));
+  return exponential(hn::Min(hn::Mul(x, factor), hn::Set(d, 80.0f)));
+}
+
+HWY_INLINE FloatVector sigmoid(FloatVector decay) {
+  const FloatVector one = hn::Set(Floats(), 1.0f);
+  return hn::Div(one, hn::Add(one, decay));
+}
+
+HWY_INLINE FloatVector derivative(FloatVector x) {
+  const Floats d;
+  const FloatVector square = hn::Mul(x, x), e = decay(x, square), s = sigmoid(e);
+  const FloatVector twice_du = hn::MulAdd(square, hn::Set(d, 3 * root * cubic), hn::Set(d, root));
+  return hn::MulAdd(hn::Mul(x, s), hn::Mul(hn::Mul(e, s), twice_du), s);
+}
+
+void gelu(float* out, const float* in, std::size_t n) {
+  const auto f = [](auto x) HWY_ATTR { return hn::Mul(x, sigmoid(decay(x, hn::Mul(x, x)))); };
+  map(out, n, f, in);
+}
+
+void gelu_backward(float* d_in, const float* d_out, const float* in, bool accumulate, std::size_t n) {
+  const auto store = [](auto dy, auto x) HWY_ATTR { return hn::Mul(dy, derivative(x)); };
+  const auto add = [](auto dx, auto dy, auto x) HWY_ATTR { return hn::MulAdd(dy, derivative(x), dx); };
+  if (accumulate)
+    map(d_in, n, add, d_in, d_out, in);
+  else
+    map(d_in, n, store, d_out, in);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace rz
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace rz {
+
+HWY_EXPORT(gelu);
+HWY_EXPORT(gelu_backward);
+
+namespace ops {
+
+namespace {
+constexpr std::size_t grain = 1024;  // elements
+}
+
+void gelu(const Tensor& out, const Tensor& in, const Stream& stream) {
+  check("gelu", {{"out", out}, {"in", in}}, out.count() == in.count());
+  float* o = out.data<float>();
+  const float* x = in.data<float>();
+  stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(gelu)(o + begin, x + begin, end - begin);
+  });
+}
+
+void gelu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, Into into,
+                   const Stream& stream) {
+  check("gelu_backward", {{"d_in", d_in}, {"d_out", d_out}, {"in", in}},
+        d_in.count() == in.count() && d_out.count() == in.count());
+  float* dx = d_in.data<float>();
+  const float *dy = d_out.data<float>(), *x = in.data<float>();
+  stream.parallel_for(in.count(), grain, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(gelu_backward)
+    (dx + begin, dy + begin, x + begin, into == Into::accumulate, end - begin);
+  });
+}
+
+}  // namespace ops
+}  // namespace rz
+#endif

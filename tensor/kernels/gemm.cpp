@@ -1,0 +1,54 @@
+#include "tensor/kernels/gemm.h"
+
+#include <cblas.h>
+
+#include <algorithm>
+
+#include "comm/core/error.h"
+
+namespace rz::kernels {
+
+namespace {
+
+/// One thread a call, set once: the pool is the stream's, and a second one would fight over the cores.
+void hold_to_one_thread() {
+  static const bool once = (openblas_set_num_threads(1), true);
+  static_cast<void>(once);
+}
+
+CBLAS_TRANSPOSE form(const Matrix& m) { return m.transposed ? CblasTrans : CblasNoTrans; }
+
+Matrix rows_from(Matrix m, std::size_t i) {
+  m.data += m.transposed ? i : i * m.stride;
+  return m;
+}
+Matrix columns_from(Matrix m, std::size_t j) {
+  m.data += m.transposed ? j * m.stride : j;
+  return m;
+}
+
+}  // namespace
+
+void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
+          Matrix b, float beta) {
+  hold_to_one_thread();
+  cblas_sgemm(CblasRowMajor, form(a), form(b), static_cast<blasint>(m), static_cast<blasint>(n),
+              static_cast<blasint>(k), alpha, a.data, static_cast<blasint>(a.stride), b.data,
+              static_cast<blasint>(b.stride), beta, c, static_cast<blasint>(c_stride));
+}
+
+// Every thread packs the factor that is not split once more, so the longer side of c is split.
+void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
+          Matrix b, float beta, const Stream& stream) {
+  constexpr std::size_t grain = 16;  // whole micro-kernels of the BLAS
+  if (n > m)
+    stream.parallel_for(n, grain, [&](std::size_t begin, std::size_t end) {
+      gemm(c + begin, c_stride, m, end - begin, k, alpha, a, columns_from(b, begin), beta);
+    });
+  else
+    stream.parallel_for(m, grain, [&](std::size_t begin, std::size_t end) {
+      gemm(c + begin * c_stride, c_stride, end - begin, n, k, alpha, rows_from(a, begin), b, beta);
+    });
+}
+
+}  // namespace rz::kernels

@@ -1,0 +1,26 @@
+#pragma once
+/// Matrix products in f32 on row-major memory. All threads are the stream's: the BLAS below is held to one
+/// thread a call (docs/decisions/0002-blas.md).
+
+#include <cstddef>
+
+#include "comm/core/stream.h"
+
+namespace rz::kernels {
+
+struct Matrix {
+  const float* data;
+  std::size_t stride;  ///< elements from row to row
+  bool transposed = false;
+};
+
+/// c[m, n] = alpha · a[m, k] · b[k, n] + beta · c, on the calling thread. c is not read if beta is 0.
+void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
+          Matrix b, float beta);
+
+/// The same, blocks of rows or columns of c split over the stream's threads. The split depends on the sizes
+/// and on stream.threads() alone.
+void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
+          Matrix b, float beta, const Stream&);
+
+}  // namespace rz::kernels

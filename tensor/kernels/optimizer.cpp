@@ -1,0 +1,148 @@
+// Plain loops over elements; Highway compiles this file once a target and the compiler makes them vector
+// code. Nothing is contracted to a fused multiply-add (see tensor/CMakeLists.txt).
+
+#include "tensor/kernels/optimizer.h"
+
+#ifndef RZ_ADAM_FACTORS
+#define RZ_ADAM_FACTORS
+namespace rz::kernels {
+/// A step's constants, each rounded once from double.
+struct AdamFactors {
+  float keep, l2, beta1, rest1, beta2, rest2, rate, correction, eps, scale;
+};
+}  // namespace rz::kernels
+#endif
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tensor/kernels/optimizer.cpp"
+#include "tensor/kernels/targets.h"
+// after the targets
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <cmath>
+
+#include "tensor/kernels/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace rz {
+namespace HWY_NAMESPACE {
+
+// vsqrtps of a subnormal is slow but right; nothing is flushed to zero.
+void adam_all(float* HWY_RESTRICT p, const float* HWY_RESTRICT g, float* HWY_RESTRICT m,
+              float* HWY_RESTRICT v, std::size_t n, kernels::AdamFactors f) {
+  const Floats d;
+  const auto update = [&](FloatVector& w, FloatVector grad, FloatVector& first,
+                          FloatVector& second) HWY_ATTR {
+    grad = hn::Add(hn::Mul(grad, hn::Set(d, f.scale)), hn::Mul(hn::Set(d, f.l2), w));
+    first = hn::Add(hn::Mul(hn::Set(d, f.beta1), first), hn::Mul(hn::Set(d, f.rest1), grad));
+    second = hn::Add(hn::Mul(hn::Set(d, f.beta2), second), hn::Mul(hn::Mul(hn::Set(d, f.rest2), grad), grad));
+    const auto root = hn::Add(hn::Mul(hn::Sqrt(second), hn::Set(d, f.correction)), hn::Set(d, f.eps));
+    w = hn::Sub(hn::Mul(w, hn::Set(d, f.keep)), hn::Div(hn::Mul(hn::Set(d, f.rate), first), root));
+  };
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    FloatVector w = hn::LoadU(d, p + i), first = hn::LoadU(d, m + i), second = hn::LoadU(d, v + i);
+    update(w, hn::LoadU(d, g + i), first, second);
+    hn::StoreU(w, d, p + i), hn::StoreU(first, d, m + i), hn::StoreU(second, d, v + i);
+  }
+  if (i == n) return;
+  const std::size_t left = n - i;
+  FloatVector w = load_part(d, p + i, left, 0), first = load_part(d, m + i, left, 0),
+              second = load_part(d, v + i, left, 0);
+  update(w, load_part(d, g + i, left, 0), first, second);
+  store_part(w, d, p + i, left), store_part(first, d, m + i, left), store_part(second, d, v + i, left);
+}
+
+void sgd_all(float* HWY_RESTRICT p, const float* HWY_RESTRICT g, std::size_t n, kernels::SgdStep s) {
+  for (std::size_t i = 0; i < n; ++i) p[i] -= s.lr * (g[i] * s.grad_scale + s.weight_decay * p[i]);
+}
+
+template <bool first, bool nesterov>
+void momentum_as(float* HWY_RESTRICT p, const float* HWY_RESTRICT g, float* HWY_RESTRICT buf, std::size_t n,
+                 kernels::SgdStep s) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const float grad = g[i] * s.grad_scale + s.weight_decay * p[i];
+    const float b = first ? grad : s.momentum * buf[i] + grad;
+    buf[i] = b;
+    p[i] -= s.lr * (nesterov ? grad + s.momentum * b : b);
+  }
+}
+
+void momentum_all(float* p, const float* g, float* buf, std::size_t n, kernels::SgdStep s) {
+  if (s.first)
+    s.nesterov ? momentum_as<true, true>(p, g, buf, n, s) : momentum_as<true, false>(p, g, buf, n, s);
+  else
+    s.nesterov ? momentum_as<false, true>(p, g, buf, n, s) : momentum_as<false, false>(p, g, buf, n, s);
+}
+
+// Eight columns of eight, added to four, and those in pairs: the order is written out, not left to a vector's
+// width.
+void squares_all(const float* x, std::size_t blocks, double* out) {
+  for (std::size_t b = 0; b < blocks; ++b, x += 64) {
+    double column[8] = {};
+    for (std::size_t row = 0; row < 64; row += 8)
+      for (std::size_t j = 0; j < 8; ++j) {
+        const double value = x[row + j];
+        column[j] += value * value;
+      }
+    for (std::size_t j = 0; j < 4; ++j) column[j] += column[j + 4];
+    out[b] = (column[0] + column[1]) + (column[2] + column[3]);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace rz
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace rz {
+
+HWY_EXPORT(adam_all);
+HWY_EXPORT(sgd_all);
+HWY_EXPORT(momentum_all);
+HWY_EXPORT(squares_all);
+
+namespace kernels {
+
+namespace {
+
+AdamFactors factors(const AdamStep& s, bool decoupled) {
+  const double lr = s.lr, decay = s.weight_decay;
+  return {.keep = static_cast<float>(decoupled ? 1 - lr * decay : 1),
+          .l2 = decoupled ? 0 : s.weight_decay,
+          .beta1 = static_cast<float>(s.beta1),
+          .rest1 = static_cast<float>(1 - s.beta1),
+          .beta2 = static_cast<float>(s.beta2),
+          .rest2 = static_cast<float>(1 - s.beta2),
+          .rate = static_cast<float>(lr / s.bias_correction1),
+          .correction = static_cast<float>(1 / s.bias_correction2_sqrt),
+          .eps = s.eps,
+          .scale = s.grad_scale};
+}
+
+}  // namespace
+
+void adamw(float* p, const float* g, float* m, float* v, std::size_t n, const AdamStep& s) {
+  HWY_DYNAMIC_DISPATCH(adam_all)(p, g, m, v, n, factors(s, true));
+}
+
+void adam(float* p, const float* g, float* m, float* v, std::size_t n, const AdamStep& s) {
+  HWY_DYNAMIC_DISPATCH(adam_all)(p, g, m, v, n, factors(s, false));
+}
+
+void sgd_momentum(float* p, const float* g, float* buf, std::size_t n, const SgdStep& s) {
+  if (buf)
+    HWY_DYNAMIC_DISPATCH(momentum_all)(p, g, buf, n, s);
+  else
+    HWY_DYNAMIC_DISPATCH(sgd_all)(p, g, n, s);
+}
+
+void sum_of_squares(const float* x, std::size_t blocks64, double* out) {
+  HWY_DYNAMIC_DISPATCH(squares_all)(x, blocks64, out);
+}
+
+}  // namespace kernels
+}  // namespace rz
+#endif

@@ -1,0 +1,144 @@
+// Vector helpers of the kernels, compiled once a target: include it after <hwy/highway.h>, inside no
+// namespace. A tail shorter than a vector goes through a padded copy, so that nothing outside of the data is
+// read.
+#if defined(RZ_TENSOR_VECTOR_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef RZ_TENSOR_VECTOR_INL_H_
+#undef RZ_TENSOR_VECTOR_INL_H_
+#else
+#define RZ_TENSOR_VECTOR_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstring>
+#include <limits>
+
+HWY_BEFORE_NAMESPACE();
+namespace rz {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// dst may be one of the sources: each element is read before it is written, which is no dependence between
+// iterations.
+#define RZ_EACH(i, begin, end) _Pragma("GCC ivdep") for (std::size_t i = begin; i < end; ++i)
+
+using Floats = hn::ScalableTag<float>;
+using Doubles = hn::ScalableTag<double>;
+using HalfFloats = hn::Rebind<float, Doubles>;  // as many floats as a vector of doubles holds
+using FloatVector = hn::Vec<Floats>;
+using DoubleVector = hn::Vec<Doubles>;
+
+/// The first n < lanes floats at p, the others `pad`.
+template <class D>
+HWY_INLINE hn::Vec<D> load_part(D d, const float* p, std::size_t n, float pad) {
+  HWY_ALIGN float lanes[hn::MaxLanes(d)];
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) lanes[i] = i < n ? p[i] : pad;
+  return hn::Load(d, lanes);
+}
+
+template <class D>
+HWY_INLINE void store_part(hn::Vec<D> v, D d, float* p, std::size_t n) {
+  HWY_ALIGN float lanes[hn::MaxLanes(d)];
+  hn::Store(v, d, lanes);
+  std::memcpy(p, lanes, n * sizeof(float));
+}
+
+/// out[i] = f(in[i]…) over vectors.
+template <class F, class... In>
+HWY_INLINE void map(float* out, std::size_t n, const F& f, const In*... in) {
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) hn::StoreU(f(hn::LoadU(d, in + i)...), d, out + i);
+  if (i < n) store_part(f(load_part(d, in + i, n - i, 0.0f)...), d, out + i, n - i);
+}
+
+/// Σ f(in[i]…) in double; f takes and gives vectors of doubles, f(0…) must be 0.
+template <class F, class... In>
+HWY_INLINE double sum(std::size_t n, const F& f, const In*... in) {
+  const Doubles d;
+  const HalfFloats h;
+  const std::size_t lanes = hn::Lanes(d);
+  DoubleVector even = hn::Zero(d), odd = hn::Zero(d);
+  std::size_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    even = hn::Add(even, f(hn::PromoteTo(d, hn::LoadU(h, in + i))...));
+    odd = hn::Add(odd, f(hn::PromoteTo(d, hn::LoadU(h, in + i + lanes))...));
+  }
+  for (; i < n; i += lanes) {
+    const std::size_t left = n - i;
+    even = hn::Add(even, left < lanes ? f(hn::PromoteTo(d, load_part(h, in + i, left, 0.0f))...)
+                                      : f(hn::PromoteTo(d, hn::LoadU(h, in + i))...));
+  }
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
+}
+
+HWY_INLINE float largest(const float* in, std::size_t n) {
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d);
+  const float lowest = -std::numeric_limits<float>::infinity();
+  FloatVector a = hn::Set(d, lowest), b = a;
+  std::size_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    a = hn::Max(hn::LoadU(d, in + i), a);
+    b = hn::Max(hn::LoadU(d, in + i + lanes), b);
+  }
+  for (; i < n; i += lanes)
+    a = hn::Max(n - i < lanes ? load_part(d, in + i, n - i, lowest) : hn::LoadU(d, in + i), a);
+  return hn::GetLane(hn::MaxOfLanes(d, hn::Max(a, b)));
+}
+
+/// x = n·ln 2 + r with |r| ≤ ln 2 / 2: gives n, and e^r - 1 by its series up to r^7 (the rest is below 2^-27
+/// of it).
+struct Reduced {
+  hn::Vec<hn::RebindToSigned<Floats>> n;
+  FloatVector expm1;
+};
+HWY_INLINE Reduced reduce_exponent(FloatVector x) {
+  const Floats d;
+  const auto n = hn::NearestInt(hn::Mul(x, hn::Set(d, 1.44269504f)));
+  const FloatVector whole = hn::ConvertTo(d, n);
+  // ln 2 in two parts; the first has few bits, so that its multiples are exact
+  FloatVector r = hn::NegMulAdd(whole, hn::Set(d, 0.693145751953125f), x);
+  r = hn::NegMulAdd(whole, hn::Set(d, 1.42860682030941723e-6f), r);
+  FloatVector p = hn::Set(d, 1.0f / 5040);
+  for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f})
+    p = hn::MulAdd(p, r, hn::Set(d, c));
+  return {n, hn::MulAdd(hn::Mul(p, r), r, r)};
+}
+
+/// 2^n by two factors, so that results may be subnormal or overflow to infinity.
+HWY_INLINE FloatVector scale_by_power(FloatVector x, hn::Vec<hn::RebindToSigned<Floats>> n) {
+  const Floats d;
+  const auto bias = hn::Set(hn::RebindToSigned<Floats>(), 127);
+  const auto half = hn::ShiftRight<1>(n);
+  const auto power = [&](auto e) HWY_ATTR { return hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(e, bias))); };
+  return hn::Mul(hn::Mul(x, power(half)), power(hn::Sub(n, half)));
+}
+
+/// e^x within 1 ulp or so; NaN stays NaN, so that a diverged run is seen.
+HWY_INLINE FloatVector exponential(FloatVector x) {
+  const Floats d;
+  const FloatVector low = hn::Set(d, -104.0f), high = hn::Set(d, 104.0f);
+  x = hn::IfThenElse(hn::Lt(x, low), low, x);
+  x = hn::IfThenElse(hn::Gt(x, high), high, x);
+  const Reduced r = reduce_exponent(x);
+  return scale_by_power(hn::Add(r.expm1, hn::Set(d, 1.0f)), r.n);
+}
+
+/// By e^2|x| - 1, without cancellation near 0.
+HWY_INLINE FloatVector hyperbolic_tangent(FloatVector x) {
+  const Floats d;
+  const FloatVector one = hn::Set(d, 1.0f), high = hn::Set(d, 20.0f);
+  FloatVector y = hn::Add(hn::Abs(x), hn::Abs(x));
+  y = hn::IfThenElse(hn::Gt(y, high), high, y);
+  const Reduced r = reduce_exponent(y);
+  const FloatVector power = scale_by_power(one, r.n);
+  const FloatVector e = hn::MulAdd(power, r.expm1, hn::Sub(power, one));
+  return hn::CopySign(hn::Div(e, hn::Add(e, hn::Set(d, 2.0f))), x);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace rz
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,200 @@
+#include "tests/support/gpt2_tiny.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "autograd_lite/initialise.h"
+#include "autograd_lite/models/gpt2.h"
+#include "tests/support/shared_fixture.h"
+
+/// Twenty updates of a small GPT-2 against PyTorch's float64 run of the same thing.
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+using json = nlohmann::json;
+
+const fs::path data = fs::path(RZ_SOURCE_DIR) / "tests/data/gpt2_tiny";
+
+json read_json(const fs::path& path) {
+  std::ifstream in(path);
+  return json::parse(in);
+}
+
+/// The sizes of tests/data/gpt2_tiny/README.md.
+struct Case {
+  const char* name;
+  std::size_t n_layer, n_head, n_embd, length, vocabulary, batch;
+  bool tied;
+
+  Gpt2Config config() const {
+    Gpt2Config c;
+    c.n_layer = n_layer;
+    c.n_head = n_head;
+    c.n_embd = n_embd;
+    c.n_positions = length;
+    c.vocab_size = vocabulary;
+    c.tie_word_embeddings = tied;
+    return c;
+  }
+};
+constexpr Case tiny{"tiny", 4, 4, 128, 64, 256, 8, true};
+
+std::vector<std::uint16_t> read_tokens() {
+  const fs::path path = data / "tokens.bin";
+  std::vector<std::uint16_t> tokens(fs::file_size(path) / 2);
+  std::ifstream(path, std::ios::binary)
+      .read(reinterpret_cast<char*>(tokens.data()), static_cast<std::streamsize>(tokens.size() * 2));
+  return tokens;
+}
+
+/// Sample i is tokens[T i … T i + T]: inputs, and the same one further on as targets.
+struct Batch {
+  explicit Batch(const Case& c)
+      : inputs(Tensor::empty({c.batch, c.length}, DType::i32)),
+        targets(Tensor::empty({c.batch, c.length}, DType::i32)) {}
+
+  void fill(const std::vector<std::uint16_t>& tokens, std::size_t update) {
+    const std::size_t begin = update * inputs.count();
+    for (std::size_t i = 0; i < inputs.count(); ++i) {
+      inputs.data<std::int32_t>()[i] = tokens.at(begin + i);
+      targets.data<std::int32_t>()[i] = tokens.at(begin + i + 1);
+    }
+  }
+
+  Tensor inputs, targets;
+};
+
+double norm(const Tensor& t) {
+  double sum = 0;
+  for (std::size_t i = 0; i < t.count(); ++i) sum += double{t.data<float>()[i]} * t.data<float>()[i];
+  return std::sqrt(sum);
+}
+
+double gradient_norm(Gpt2& model) {
+  double sum = 0;
+  for (const Parameter* p : model.parameters()) sum += norm(p->grad) * norm(p->grad);
+  return std::sqrt(sum);
+}
+
+/// AdamW as the fixture's configuration has it; state in f32.
+class AdamW {
+ public:
+  explicit AdamW(Gpt2& model) : parameters_(model.parameters()) {
+    for (const Parameter* p : parameters_) {
+      first_.emplace_back(p->count());
+      second_.emplace_back(p->count());
+    }
+  }
+
+  void step() {
+    ++steps_;
+    for (std::size_t k = 0; k < parameters_.size(); ++k) update(*parameters_[k], first_[k], second_[k]);
+  }
+
+ private:
+  void update(Parameter& p, std::vector<float>& first, std::vector<float>& second) const {
+    constexpr double lr = 1e-3, beta_1 = 0.9, beta_2 = 0.95, epsilon = 1e-8;
+    const double decay = p.shape.dims() >= 2 ? 0.1 : 0;
+    const double correction_1 = 1 - std::pow(beta_1, steps_), correction_2 = 1 - std::pow(beta_2, steps_);
+    float* value = p.value.data<float>();
+    const float* grad = p.grad.data<float>();
+    for (std::size_t i = 0; i < p.count(); ++i) {
+      const double g = grad[i];
+      first[i] = static_cast<float>(beta_1 * first[i] + (1 - beta_1) * g);
+      second[i] = static_cast<float>(beta_2 * second[i] + (1 - beta_2) * g * g);
+      const double step = (first[i] / correction_1) / (std::sqrt(second[i] / correction_2) + epsilon);
+      value[i] = static_cast<float>(value[i] * (1 - lr * decay) - lr * step);
+    }
+    p.grad_is_fresh = true;
+  }
+
+  std::vector<Parameter*> parameters_;
+  std::vector<std::vector<float>> first_, second_;
+  int steps_ = 0;
+};
+
+void start_by_formula(Gpt2& model) {
+  allocate_parameters(model);
+  const auto layers = static_cast<int>(model.config().n_layer);
+  for (const Parameter* p : model.parameters()) {
+    for (std::size_t i = 0; i < p->count(); ++i) {
+      p->value.data<float>()[i] = test::gpt2_tiny_weight(p->name, p->shape.dims(), layers, i);
+    }
+  }
+}
+
+void start_of_shared_fixture(Gpt2& model) {
+  allocate_parameters(model);
+  for (const auto& tensor : test::shared_fixture::start()) {
+    const auto parameters = model.parameters();
+    const auto p = std::find_if(parameters.begin(), parameters.end(),
+                                [&](const Parameter* q) { return q->name == tensor.name; });
+    ASSERT_NE(p, parameters.end()) << tensor.name;
+    ASSERT_EQ((*p)->count(), tensor.values.size()) << tensor.name;
+    std::copy(tensor.values.begin(), tensor.values.end(), (*p)->value.data<float>());
+  }
+}
+
+/// Losses within 2e-5, gradient norms within 1e-4 relative, at every update; each parameter's gradient at the
+/// first one, and its value after the last.
+void train_and_compare(const Case& c, Gpt2& model, const json& expected) {
+  Tape tape(Stream::host(2));
+  AdamW optimizer(model);
+  Batch batch(c);
+  const auto tokens = read_tokens();
+  for (std::size_t s = 0; s < expected.at("loss").size(); ++s) {
+    batch.fill(tokens, s);
+    const auto out = model.forward(tape, batch.inputs, batch.targets);
+    const double loss = out.loss.sum / static_cast<double>(out.loss.count);
+    EXPECT_NEAR(loss, expected["loss"][s], 2e-5) << "update " << s;
+    tape.backward(out.loss.loss);
+    const double relative = gradient_norm(model) / expected["grad_norm"][s].get<double>();
+    EXPECT_NEAR(relative, 1, 1e-4) << "update " << s;
+    printf("%zu loss %+.2e norm %+.2e\n", s, loss - double(expected["loss"][s]), relative - 1);
+    for (const Parameter* p : model.parameters()) {
+      if (s > 0) break;
+      EXPECT_NEAR(norm(p->grad) / expected["grad_norm_first_step"][p->name].get<double>(), 1, 1e-5)
+          << p->name;
+    }
+    optimizer.step();
+    tape.reset();
+  }
+  for (const Parameter* p : model.parameters()) {
+    if (p->name.ends_with("c_attn.bias")) continue;  // its key third is noise: the true gradient is zero
+    EXPECT_NEAR(norm(p->value) / expected["param_norm_final"][p->name].get<double>(), 1, 1e-4) << p->name;
+  }
+}
+
+class Gpt2Tiny : public testing::TestWithParam<Case> {};
+
+TEST_P(Gpt2Tiny, TrainingFollowsFloat64) {
+  const Case c = GetParam();
+  Gpt2 model(c.config());
+  start_by_formula(model);
+  train_and_compare(c, model, read_json(data / "expected.json").at(c.name).at("float64"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, Gpt2Tiny,
+                         testing::Values(tiny, Case{"tiny_batch12", 4, 4, 128, 64, 256, 12, true},
+                                         Case{"untied", 3, 3, 96, 48, 131, 8, false}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+/// Its gradient norm jumps to 9.33 at update 15, where rounding shows most: PyTorch's own f32 run gives
+/// 9.3262.
+TEST(Gpt2TinyShared, TrainingFollowsFloat64) {
+  const std::string folder = test::shared_fixture::folder();
+  if (folder.empty()) GTEST_SKIP() << "the shared fixture gpt2_tiny is not beside the sources";
+  Gpt2 model(tiny.config());
+  start_of_shared_fixture(model);
+  train_and_compare(tiny, model, read_json(fs::path(folder) / "expected.json").at("float64"));
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,261 @@
+#include "comm/reduce.h"
+
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <type_traits>
+#include <vector>
+
+#include "comm/core/error.h"
+#include "comm/core/math.h"
+
+namespace rz {
+namespace {
+
+constexpr ReduceOp::Kind ops[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::prod,
+                                  ReduceOp::min, ReduceOp::max, ReduceOp::premul_sum};
+
+template <class T>
+double number(T x) {
+  if constexpr (std::is_arithmetic_v<T>)
+    return static_cast<double>(x);
+  else
+    return to_f32(x);
+}
+template <class T>
+T element(double x) {
+  if constexpr (std::is_arithmetic_v<T>)
+    return std::is_integral_v<T> ? static_cast<T>(static_cast<std::int64_t>(x)) : static_cast<T>(x);
+  else
+    return from_f32<T>(static_cast<float>(x));
+}
+
+double fold(ReduceOp::Kind op, double a, double b) {
+  switch (op) {
+    case ReduceOp::prod:
+      return a * b;
+    case ReduceOp::min:
+      return std::isnan(a) || std::isnan(b) ? NAN : std::min(a, b);
+    case ReduceOp::max:
+      return std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b);
+    default:
+      return a + b;
+  }
+}
+
+/// In double, which is exact for the small whole numbers of these tests, up to the one rounding at the end.
+template <class T>
+T expected(ReduceOp::Kind op, const std::vector<std::vector<T>>& sources, std::size_t i, int divide) {
+  double sum = number(sources[0][i]);
+  for (std::size_t s = 1; s < sources.size(); ++s) sum = fold(op, sum, number(sources[s][i]));
+  if (op != ReduceOp::avg) return element<T>(sum);
+  return element<T>(std::is_integral_v<T> ? std::trunc(sum / divide) : sum / divide);
+}
+
+/// Whole numbers of magnitude 1 to 3, without zero so that products stay telling.
+template <class T>
+std::vector<std::vector<T>> small_numbers(int sources, std::size_t count) {
+  std::vector<std::vector<T>> all(static_cast<std::size_t>(sources));
+  std::size_t n = 0;
+  for (auto& source : all)
+    for (std::size_t i = 0; i < count; ++i, ++n) {
+      const double magnitude = 1 + static_cast<double>((n * 7 + i / 5) % 3);
+      source.push_back(element<T>(!std::is_unsigned_v<T> && n % 2 ? -magnitude : magnitude));
+    }
+  return all;
+}
+
+template <class T>
+std::vector<const void*> pointers(const std::vector<std::vector<T>>& sources) {
+  std::vector<const void*> all;
+  for (const auto& source : sources) all.push_back(source.data());
+  return all;
+}
+
+template <class T>
+class Reduce : public testing::Test {};
+using Types = testing::Types<float, double, f16, bf16, f8e4m3, f8e5m2, std::int8_t, std::uint8_t,
+                             std::int32_t, std::uint32_t, std::int64_t, std::uint64_t>;
+TYPED_TEST_SUITE(Reduce, Types);
+
+/// dst = -1: memory of its own; else that source.
+template <class T>
+void check(ReduceOp::Kind op, std::size_t count, int sources, int dst, int divide) {
+  auto in = small_numbers<T>(sources, count);
+  std::vector<T> want, own(count);
+  for (std::size_t i = 0; i < count; ++i) want.push_back(expected(op, in, i, divide));
+  std::vector<T>& out = dst < 0 ? own : in[static_cast<std::size_t>(dst)];
+  reduce(out.data(), pointers(in), count, dtype_of<T>, op, divide);
+  ASSERT_EQ(out, want) << name(ReduceOp(op)) << " count " << count << " sources " << sources << " dst "
+                       << dst;
+}
+
+TYPED_TEST(Reduce, MatchesADoubleReference) {
+  for (ReduceOp::Kind op : ops)
+    for (std::size_t count : {0, 1, 3, 7, 8, 63, 64, 65, 1000, 9001})
+      for (int sources : {1, 2, 3, 5})
+        for (int dst = -1; dst < sources; ++dst) {
+          check<TypeParam>(op, count, sources, dst, 1);
+          check<TypeParam>(op, count, sources, dst, 3);
+        }
+}
+
+TYPED_TEST(Reduce, TouchesNothingBeyondItsElements) {
+  auto in = small_numbers<TypeParam>(2, 40);
+  for (std::size_t offset = 0; offset < 4; ++offset)
+    for (std::size_t count : {1, 5, 17, 33}) {
+      std::vector<TypeParam> out(40, element<TypeParam>(7)), want = out;
+      for (std::size_t i = 0; i < count; ++i)
+        want[offset + i] = element<TypeParam>(number(in[0][offset + i]) + number(in[1][offset + i]));
+      const void* sources[] = {in[0].data() + offset, in[1].data() + offset};
+      reduce(out.data() + offset, sources, count, dtype_of<TypeParam>, ReduceOp::sum);
+      ASSERT_EQ(out, want);
+    }
+}
+
+TYPED_TEST(Reduce, ScaleMultiplies) {
+  auto in = small_numbers<TypeParam>(1, 100)[0];
+  const double factor = 2.5;
+  std::vector<TypeParam> out(100), want;
+  for (TypeParam x : in) {
+    const double product = number(x) * factor;
+    want.push_back(element<TypeParam>(std::is_integral_v<TypeParam> ? std::nearbyint(product) : product));
+  }
+  scale(out.data(), in.data(), in.size(), dtype_of<TypeParam>, factor);
+  EXPECT_EQ(out, want);
+  scale(in.data(), in.data(), in.size(), dtype_of<TypeParam>, factor);
+  EXPECT_EQ(in, want);
+}
+
+template <class T>
+class ReduceFloats : public testing::Test {};
+using Floats = testing::Types<float, double, f16, bf16, f8e4m3, f8e5m2>;
+TYPED_TEST_SUITE(ReduceFloats, Floats);
+
+TYPED_TEST(ReduceFloats, ANanWinsWhereverItStands) {
+  for (ReduceOp::Kind op : {ReduceOp::min, ReduceOp::max})
+    for (int sources : {2, 3, 5})
+      for (int where = 0; where < sources; ++where) {
+        auto in = small_numbers<TypeParam>(sources, 67);
+        in[static_cast<std::size_t>(where)][20] = element<TypeParam>(NAN);
+        in[static_cast<std::size_t>(where)][66] = element<TypeParam>(NAN);
+        std::vector<TypeParam> out(67);
+        reduce(out.data(), pointers(in), out.size(), dtype_of<TypeParam>, op);
+        for (std::size_t i = 0; i < out.size(); ++i) {
+          if (i == 20 || i == 66)
+            ASSERT_TRUE(std::isnan(number(out[i]))) << i;
+          else
+            ASSERT_EQ(out[i], expected(op, in, i, 1)) << i;
+        }
+      }
+}
+
+TEST(ReduceRounding, SmallFloatsAreRoundedOnce) {
+  // 2048 + 1 is no f16: rounded twice, two ones are lost; rounded once, they make 2050.
+  const f16 large = from_f32<f16>(2048), one = from_f32<f16>(1);
+  const void* sources[] = {&large, &one, &one};
+  f16 out{};
+  reduce(&out, sources, 1, DType::f16, ReduceOp::sum);
+  EXPECT_EQ(to_f32(out), 2050.0f);
+}
+
+TEST(ReduceRounding, SumsAreFoldedFromTheLeft) {
+  const std::vector<float> values{1e8f, -1e8f, 1.0f, 0.25f};
+  std::vector<const void*> sources;
+  for (const float& v : values) sources.push_back(&v);
+  float out = 0;
+  reduce(&out, sources, 1, DType::f32, ReduceOp::sum);
+  EXPECT_EQ(out, 1.25f);
+  std::swap(sources[1], sources[2]);
+  reduce(&out, sources, 1, DType::f32, ReduceOp::sum);
+  EXPECT_EQ(out, 0.25f);
+}
+
+TEST(ReduceRounding, EightBitFloatsSaturate) {
+  const f8e4m3 x = from_f32<f8e4m3>(400);
+  const f8e5m2 y = from_f32<f8e5m2>(-57344);
+  const void *xs[] = {&x, &x}, *ys[] = {&y, &y};
+  f8e4m3 a{};
+  f8e5m2 b{};
+  reduce(&a, xs, 1, DType::f8e4m3, ReduceOp::sum);
+  reduce(&b, ys, 1, DType::f8e5m2, ReduceOp::sum);
+  EXPECT_EQ(to_f32(a), 448.0f);
+  EXPECT_EQ(to_f32(b), -57344.0f);
+}
+
+TEST(ReduceIntegers, WrapAndTruncate) {
+  const std::vector<std::int8_t> a{127, -7, 100}, b{1, -8, 100};
+  const void* sources[] = {a.data(), b.data()};
+  std::vector<std::int8_t> out(3);
+  reduce(out.data(), sources, 3, DType::i8, ReduceOp::sum);
+  EXPECT_EQ(out, (std::vector<std::int8_t>{-128, -15, -56}));
+  reduce(out.data(), sources, 3, DType::i8, ReduceOp::avg, 2);
+  EXPECT_EQ(out, (std::vector<std::int8_t>{-64, -7, -28}));
+  reduce(out.data(), sources, 3, DType::i8, ReduceOp::avg, 300);
+  EXPECT_EQ(out, (std::vector<std::int8_t>{0, 0, 0}));
+
+  const std::int64_t large = std::numeric_limits<std::int64_t>::max(), two = 2;
+  const void* longs[] = {&large, &two};
+  std::int64_t product = 0;
+  reduce(&product, longs, 1, DType::i64, ReduceOp::prod);
+  EXPECT_EQ(product, -2);
+}
+
+TEST(ReduceIntegers, ScaleRoundsToNearestAndStaysInRange) {
+  const std::vector<std::int8_t> in{1, 3, 5, 100, -100};
+  std::vector<std::int8_t> out(5);
+  scale(out.data(), in.data(), 5, DType::i8, 0.5);
+  EXPECT_EQ(out, (std::vector<std::int8_t>{0, 2, 2, 50, -50}));  // ties to even
+  scale(out.data(), in.data(), 5, DType::i8, 1e9);
+  EXPECT_EQ(out, (std::vector<std::int8_t>{127, 127, 127, 127, -128}));
+}
+
+TEST(ReduceErrors, ASourceIsNeeded) {
+  float out = 0;
+  EXPECT_THROW(reduce(&out, {}, 1, DType::f32, ReduceOp::sum), Error);
+}
+
+/// Any bits at all, apart from NaNs: which of two NaNs an addition keeps is the processor's choice.
+std::vector<std::vector<unsigned char>> random_bits(int sources, std::size_t count, DType dtype) {
+  std::mt19937 random(7);
+  std::vector<std::vector<unsigned char>> all(static_cast<std::size_t>(sources));
+  for (auto& source : all) {
+    source.resize(count * size_of(dtype));
+    for (unsigned char& byte : source) byte = static_cast<unsigned char>(random());
+    for (std::size_t i = 0; i < count; ++i) {
+      unsigned char& top = source[(i + 1) * size_of(dtype) - 1];
+      if (size_of(dtype) > 1) top = static_cast<unsigned char>((top & 0x83) | 0x38);  // moderate exponents
+      if (dtype == DType::f8e4m3 || dtype == DType::f8e5m2) top &= 0xbf;
+    }
+  }
+  return all;
+}
+
+TEST(ReducePaths, AllGiveTheSameBits) {
+  const std::size_t count = 1003;
+  for (int t = 0; t < dtype_count; ++t)
+    for (ReduceOp::Kind op : ops) {
+      const auto in = random_bits(5, count, DType(t));
+      std::vector<unsigned char> first;
+      for (std::int64_t target : {HWY_AVX3, HWY_AVX2, HWY_EMU128, HWY_SCALAR}) {
+        if (target != HWY_SCALAR && target != HWY_EMU128 && !(hwy::SupportedTargets() & target)) continue;
+        hwy::SetSupportedTargetsForTest(target);
+        hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+        std::vector<unsigned char> out(in[0].size());
+        reduce(out.data(), pointers(in), count, DType(t), op, 5);
+        hwy::SetSupportedTargetsForTest(0);
+        hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+        if (first.empty()) first = out;
+        ASSERT_EQ(out, first) << name(DType(t)) << ' ' << name(ReduceOp(op)) << ' '
+                              << hwy::TargetName(target);
+      }
+    }
+}
+
+}  // namespace
+}  // namespace rz

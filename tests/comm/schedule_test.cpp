@@ -1,0 +1,258 @@
+#include "comm/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "comm/algorithms/algorithm.h"
+
+namespace rz {
+namespace {
+
+constexpr auto all_reduce = Collective::all_reduce;
+
+Schedule ring(Seat seat) { return find_algorithm(all_reduce, "ring").schedule(seat); }
+
+void expect_refused(ScheduleFunction broken, Collective c, int size, bool in_place, const char* place,
+                    const char* why) {
+  const Proof proof = verify(broken, c, size, 0, in_place);
+  EXPECT_FALSE(proof);
+  EXPECT_NE(proof.error.find(place), std::string::npos) << proof.error;
+  EXPECT_NE(proof.error.find(why), std::string::npos) << proof.error;
+}
+
+TEST(Verifier, RefusesSwappedChunksInARing) {
+  const auto swapped = [](Seat seat) {
+    Schedule s = ring(seat);
+    if (seat.rank == 1) std::swap(s.steps[2].slot, s.steps[4].slot);
+    return s;
+  };
+  expect_refused(swapped, all_reduce, 4, false, "rank 2, step 3, chunk 3",
+                 "rank 1 sends chunk 2 for it (its step 2)");
+}
+
+// Ranks 0 and 1 agree, since x0 + x1 is x1 + x0; rank 2 starts from x2.
+Schedule from_own_data(Seat seat) {
+  Schedule s;
+  std::vector<Term> terms{local(input(0))};
+  for (int r = 0; r < seat.size; ++r)
+    if (r != seat.rank) s.steps.push_back(send(r, input(0))), terms.push_back(from(r));
+  s.steps.push_back(combine(output(0), terms, true));
+  return s;
+}
+
+TEST(Verifier, RefusesASumThatStartsFromOwnData) {
+  EXPECT_TRUE(verify(from_own_data, all_reduce, 2, 0, false));
+  expect_refused(from_own_data, all_reduce, 3, false, "rank 2, step 2, chunk 0", "another order");
+}
+
+TEST(Verifier, RefusesOverwritingInPlaceWhatPeersHaveYetToTake) {
+  expect_refused(from_own_data, all_reduce, 2, true,
+                 "deadlock: rank 0, step 0 (send to 1), chunk 0 waits for rank 1, step 1",
+                 "waits for rank 1, step 0 (send to 0), chunk 0 waits for rank 0, step 1");
+}
+
+TEST(Verifier, RefusesARingWhoseOnlyCellIsStillBeingSent) {
+  const auto one_cell = [](Seat seat) {
+    Schedule s = find_algorithm(Collective::reduce_scatter, "ring").schedule(seat);
+    s.cells = 1;
+    for (Step& step : s.steps) step.slot.cell = 0;
+    return s;
+  };
+  EXPECT_TRUE(verify(one_cell, Collective::reduce_scatter, 3, 0, false));
+  expect_refused(one_cell, Collective::reduce_scatter, 4, false, "deadlock",
+                 "rank 1, step 3, chunk 2 waits for rank 1, step 2 (send to 2)");
+}
+
+TEST(Verifier, RefusesTwoRanksThatWaitForEachOther) {
+  const auto both_receive_first = [](Seat seat) {
+    const int peer = 1 - seat.rank;
+    return Schedule{
+        .steps = {combine(output(0), {local(input(0)), from(peer)}, true), send(peer, output(0))}};
+  };
+  expect_refused(both_receive_first, all_reduce, 2, false, "deadlock: rank 0, step 0, chunk 0",
+                 "waits for rank 1, step 1 (send to 0)");
+}
+
+TEST(Verifier, NeedsNoBufferAtAll) {
+  // A message may not overtake the one before it, which is only taken later.
+  const auto overtaking = [](Seat seat) {
+    if (seat.rank == 0)
+      return Schedule{.chunks = 2,
+                      .steps = {copy(output(0), input(0)), copy(output(1), input(1)), send(1, input(0)),
+                                send(1, input(1))}};
+    return Schedule{.chunks = 2, .cells = 1, .steps = {recv(output(0), 0), recv(output(1), 0)}};
+  };
+  EXPECT_TRUE(verify(overtaking, Collective::broadcast, 2, 0, false));
+  const auto both_at_once = [](Seat seat) {
+    if (seat.rank == 0) return Schedule{.steps = {send(1, input(0)), send(1, input(0)), recv(output(0), 1)}};
+    return Schedule{.steps = {combine(output(0), {from(0), from(0)}, true), send(0, output(0))}};
+  };
+  expect_refused(both_at_once, all_reduce, 2, false, "rank 0, step 1 (send to 1), chunk 0", "deadlock");
+}
+
+TEST(Verifier, RefusesAMissingFinalStep) {
+  const auto never_final = [](Seat seat) {
+    Schedule s = ring(seat);
+    if (seat.rank == 2)
+      for (Step& step : s.steps) step.final = false;
+    return s;
+  };
+  expect_refused(never_final, all_reduce, 3, false, "rank 0, step 5, chunk 2", "no final step");
+}
+
+TEST(Verifier, RefusesASecondFinalStep) {
+  const auto twice_final = [](Seat seat) {
+    Schedule s = ring(seat);
+    s.steps.push_back(combine(output(0), {local(output(0))}, true));
+    return s;
+  };
+  expect_refused(twice_final, all_reduce, 3, false, "step 8, chunk 0", "reduced again");
+}
+
+TEST(Verifier, RefusesADoubleCount) {
+  const auto counted_twice = [](Seat seat) {
+    if (seat.rank == 1) return Schedule{.steps = {send(0, input(0)), send(0, input(0)), recv(output(0), 0)}};
+    return Schedule{.cells = 1,
+                    .steps = {combine(scratch(0, 0), {local(input(0)), from(1)}),
+                              combine(output(0), {local(scratch(0, 0)), from(1)}, true), send(1, output(0))}};
+  };
+  expect_refused(counted_twice, all_reduce, 2, false, "rank 0, step 1, chunk 0", "rank 1 would count twice");
+}
+
+TEST(Verifier, RefusesALeftOverMessage) {
+  const auto one_more = [](Seat seat) {
+    Schedule s = ring(seat);
+    if (seat.rank == 1) s.steps.push_back(send(2, output(1)));
+    return s;
+  };
+  expect_refused(one_more, all_reduce, 3, false, "rank 1, step 8, chunk 1", "rank 2 never receives");
+}
+
+TEST(Verifier, RefusesAMessageThatNobodySends) {
+  const auto one_more = [](Seat seat) {
+    Schedule s = ring(seat);
+    if (seat.rank == 1) s.steps.push_back(recv(output(1), 0));
+    return s;
+  };
+  expect_refused(one_more, all_reduce, 3, false, "rank 1, step 8, chunk 1", "rank 0 sends no message");
+}
+
+TEST(Verifier, RefusesAMissingContribution) {
+  const auto alone = [](Seat) { return Schedule{.steps = {combine(output(0), {local(input(0))}, true)}}; };
+  expect_refused(alone, all_reduce, 2, true, "rank 0, step 0, chunk 0", "lacks the contribution of rank 1");
+}
+
+TEST(Verifier, RefusesAnOutputThatIsNotWritten) {
+  const auto forgets_the_root = [](Seat seat) {
+    if (seat.rank == 0) return Schedule{.steps = {send(1, input(0))}};
+    return Schedule{.steps = {recv(output(0), 0)}};
+  };
+  EXPECT_TRUE(verify(forgets_the_root, Collective::broadcast, 2, 0, true));
+  expect_refused(forgets_the_root, Collective::broadcast, 2, false, "rank 0, no step, chunk 0",
+                 "never written");
+}
+
+// The same sum, but a 16-bit float is rounded once on one rank and twice on the other.
+TEST(Verifier, RefusesRanksThatRoundDifferently) {
+  const auto roundings = [](Seat seat) {
+    const int a = (seat.rank + 1) % 3, b = (seat.rank + 2) % 3;
+    Schedule s{.cells = 1, .steps = {send(a, input(0)), send(b, input(0))}};
+    const auto term = [&](int r) { return r == seat.rank ? local(input(0)) : from(r); };
+    if (seat.rank < 2) {
+      s.steps.push_back(combine(output(0), {term(0), term(1), term(2)}, true));
+    } else {
+      s.steps.push_back(combine(scratch(0, 0), {term(0), term(1)}));
+      s.steps.push_back(combine(output(0), {local(scratch(0, 0)), term(2)}, true));
+    }
+    return s;
+  };
+  expect_refused(roundings, all_reduce, 3, false, "rank 2, step 3, chunk 0",
+                 "summed or rounded in another order");
+}
+
+TEST(Verifier, RefusesABarrierThatLetsARankGoEarly) {
+  const auto one_round = [](Seat seat) {
+    Schedule s = find_algorithm(Collective::barrier, "dissemination").schedule(seat);
+    s.steps.resize(2);
+    return s;
+  };
+  EXPECT_TRUE(verify(one_round, Collective::barrier, 2, 0, false));
+  expect_refused(one_round, Collective::barrier, 3, false, "rank 0, step 2", "without rank 1");
+}
+
+/// One step of a group of 2, after which nothing else is looked at.
+template <auto make>
+Schedule only(Seat) {
+  return {.chunks = 2, .cells = 1, .steps = {make()}};
+}
+void expect_refused_step(ScheduleFunction function, Collective c, const char* why) {
+  expect_refused(function, c, 2, false, "rank 0, step 0, chunk", why);
+}
+
+TEST(Verifier, RefusesStepsThatMakeNoSense) {
+  expect_refused_step(only<[] { return copy(input(1), input(1)); }>, all_reduce, "writes its input");
+  expect_refused_step(only<[] { return send(0, input(1)); }>, all_reduce, "rank 0 is no peer");
+  expect_refused_step(only<[] { return recv(output(1), 2); }>, all_reduce, "rank 2 is no peer");
+  expect_refused_step(only<[] { return copy(output(1), input(0)); }>, all_reduce, "takes chunk 0 for it");
+  expect_refused_step(only<[] { return copy(output(2), input(2)); }>, all_reduce, "does not hold it");
+  expect_refused_step(only<[] { return copy(scratch(0, 2), input(0)); }>, all_reduce, "there are 2 chunks");
+  expect_refused_step(only<[] { return copy(scratch(1, 0), input(0)); }>, all_reduce, "scratch cell 1 of 1");
+  expect_refused_step(only<[] { return copy(output(0), scratch(0, 0)); }>, all_reduce,
+                      "before it was written");
+  expect_refused_step(only<[] { return combine(output(0), {}); }>, all_reduce, "combines nothing");
+  expect_refused_step(only<[] { return copy(output(1), input(0)); }>, Collective::reduce_scatter,
+                      "does not hold it");
+  expect_refused_step(only<[] { return copy(output(0), input(1)); }>, Collective::all_gather,
+                      "does not hold it");
+  expect_refused_step(only<[] {
+                        return combine(output(0), {local(input(0)), from(1)});
+                      }>,
+                      Collective::broadcast, "does not reduce");
+  expect_refused_step(only<[] { return combine(output(0), {local(input(0))}, true); }>, Collective::broadcast,
+                      "nothing is reduced");
+}
+
+TEST(Verifier, RefusesACellThatHoldsAnotherChunk) {
+  const auto mistaken = [](Seat) {
+    return Schedule{
+        .chunks = 2, .cells = 1, .steps = {copy(scratch(0, 0), input(0)), copy(output(1), scratch(0, 1))}};
+  };
+  expect_refused(mistaken, all_reduce, 1, false, "rank 0, step 1, chunk 1", "its cell holds chunk 0");
+}
+
+TEST(Verifier, RefusesCutsThatDiffer) {
+  const auto by_rank = [](Seat seat) { return Schedule{.chunks = seat.rank + 1}; };
+  expect_refused(by_rank, all_reduce, 2, false, "rank 1", "2 chunks, rank 0 into 1");
+  expect_refused(by_rank, Collective::all_gather, 2, false, "rank 0", "instead of 2");
+}
+
+TEST(Verifier, RefusesQuestionsWithoutAnAnswer) {
+  EXPECT_FALSE(verify(ring, Collective::send, 2, 0, false));
+  EXPECT_FALSE(verify(ring, all_reduce, 0, 0, false));
+  EXPECT_FALSE(verify(ring, all_reduce, 2, 2, false));
+  EXPECT_FALSE(verify(find_algorithm(Collective::all_to_all, "pairwise").schedule, Collective::all_to_all, 2,
+                      0, true));
+}
+
+TEST(Verifier, CountsRoundsAndSeesRankOrder) {
+  const auto chain = [](Seat seat) {
+    if (seat.rank < 2) {
+      Schedule s;
+      if (seat.rank == 1) s.steps.push_back(combine(output(0), {local(input(0)), from(0)}));
+      s.steps.push_back(send(seat.rank + 1, seat.rank == 0 ? input(0) : output(0)));
+      s.steps.push_back(recv(output(0), 2));
+      return s;
+    }
+    return Schedule{.steps = {combine(output(0), {local(input(0)), from(1)}, true), send(0, output(0)),
+                              send(1, output(0))}};
+  };
+  const Proof proof = verify(chain, all_reduce, 3, 0, true);
+  EXPECT_EQ(proof.error, "");
+  EXPECT_TRUE(proof.rank_order);  // x2 + (x1 + x0)
+  EXPECT_EQ(proof.rounds, 3);
+  EXPECT_FALSE(verify(ring, all_reduce, 3, 0, true).rank_order);
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,107 @@
+#include "comm/select.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+#include "comm/core/error.h"
+
+namespace rz {
+namespace {
+
+std::vector<Question> questions() {
+  std::vector<Question> all;
+  for (int c = 0; c < collective_count; ++c) {
+    if (Collective(c) == Collective::send || Collective(c) == Collective::recv) continue;
+    for (std::size_t bytes :
+         {0ul, 1ul, 8ul, 1000ul, 1ul << 14, (1ul << 16) + 1, 1ul << 20, 3ul << 20, 1ul << 28, ~0ul})
+      for (int size : {1, 2, 3, 8, 9, 65, 100000})
+        for (bool one_host : {false, true})
+          for (bool deterministic : {false, true})
+            all.push_back({Collective(c), bytes, size, one_host, deterministic, ""});
+  }
+  return all;
+}
+
+TEST(Select, AnswersEveryQuestionWithAnAlgorithmOfTheCollective) {
+  for (const Question& q : questions()) EXPECT_EQ(select(q).collective, q.collective);
+}
+
+TEST(Select, DeterministicSumsInRankOrder) {
+  for (const Question& q : questions())
+    if (q.deterministic && reduces(q.collective)) {
+      EXPECT_TRUE(select(q).rank_order) << name(q.collective) << ' ' << q.bytes << ' ' << q.size;
+    }
+}
+
+// A sum in one step rounds small floats once, so their results do not depend on the size of a bucket either.
+TEST(Select, DeterministicRoundsOnce) {
+  for (const Question& q : questions()) {
+    if (!q.deterministic || !reduces(q.collective) || q.size > 65) continue;
+    for (const Step& step : select(q).schedule({0, q.size, 0}).steps)
+      if (step.kind == Step::combine && (step.final || step.terms.size() > 1)) {
+        EXPECT_TRUE(step.final);
+        EXPECT_EQ(step.terms.size(), static_cast<std::size_t>(q.size));
+      }
+  }
+}
+
+TEST(Select, EveryChoiceIsProvedForItsGroup) {
+  for (const Question& q : questions())
+    if (q.size <= 9) {
+      const Proof proof = verify(select(q).schedule, q.collective, q.size, 0, false);
+      ASSERT_TRUE(proof) << proof.error;
+    }
+}
+
+TEST(Select, IsAPureFunction) {
+  for (const Question& q : questions()) EXPECT_EQ(&select(q), &select(q));
+}
+
+TEST(Select, SmallAndLargeBuffersGoDifferentWays) {
+  EXPECT_STREQ(select({Collective::all_reduce, 8, 2}).name, "one_shot");
+  EXPECT_STREQ(select({Collective::all_reduce, 25 << 20, 2}).name, "two_shot");
+  EXPECT_STREQ(select({Collective::all_reduce, 8, 64, false, false}).name, "tree");
+  EXPECT_STREQ(select({Collective::all_reduce, 1 << 20, 64, false, false}).name, "halving_doubling");
+  EXPECT_STREQ(select({Collective::all_reduce, 25 << 20, 64, false, false}).name, "ring");
+  EXPECT_STREQ(select({Collective::all_reduce, 25 << 20, 64, false, true}).name, "two_shot");
+  EXPECT_STREQ(select({Collective::broadcast, 1 << 20, 4}).name, "scatter_all_gather");
+}
+
+TEST(Select, AForcedNameWins) {
+  for (const Algorithm& a : algorithms())
+    for (std::size_t bytes : {8, 1 << 28}) {
+      const Question q{a.collective, bytes, 4, true, a.rank_order, a.name};
+      EXPECT_EQ(&select(q), &a) << a.name;
+    }
+}
+
+void expect_config_error(const Question& q, const std::vector<const char*>& parts) {
+  try {
+    select(q);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::config);
+    for (const char* part : parts) EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+  }
+}
+
+TEST(Select, AForcedNameThatDoesNotExistListsTheChoices) {
+  expect_config_error({Collective::all_reduce, 8, 2, true, true, "rnig"},
+                      {"'rnig'", "ring", "two_shot", "chain"});
+}
+
+TEST(Select, AForcedNameOutOfRankOrderIsRefusedWhenDeterministic) {
+  expect_config_error({Collective::all_reduce, 8, 2, true, true, "ring"},
+                      {"'ring'", "rank order", "choose one of one_shot, two_shot, chain,", "deterministic"});
+  EXPECT_STREQ(select({Collective::all_reduce, 8, 2, true, false, "ring"}).name, "ring");
+}
+
+TEST(Select, SendTakesNoAlgorithm) {
+  EXPECT_THROW(select({Collective::send, 8, 2}), Error);
+  EXPECT_THROW(select({Collective::all_reduce, 8, 0}), Error);
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,87 @@
+/// What is DDP's own: buckets that follow the order in which gradients became ready.
+#include "sharding/ddp.h"
+
+#include "tests/support/ranks.h"
+#include "tests/support/toy_model.h"
+
+namespace rz {
+namespace {
+
+using test::run_ranks;
+using test::ToyModel;
+
+float initial_value(std::size_t p, std::size_t i) { return 0.25f + static_cast<float>((p + i) % 7); }
+float datum(std::size_t p, std::size_t i) { return 1.0f / static_cast<float>(1 + (p * 3 + i) % 5); }
+
+struct Trained {
+  std::vector<float> values;
+  std::vector<const float*> places_before, places_after;
+};
+
+std::vector<const float*> places(ToyModel& model) {
+  std::vector<const float*> out;
+  for (const Parameter* p : model.parameters()) out.push_back(p->value.data<float>());
+  return out;
+}
+
+Trained train(Communicator& comm, bool rebuild) {
+  ToyModel model(initial_value);
+  Tape tape;
+  Ddp ddp(model, comm, {.first_bucket_bytes = 512, .bucket_bytes = 1024, .rebuild = rebuild});
+  ddp.attach(tape);
+  const auto adam = make_adam({.learning_rate = 0.125});
+  Trained out;
+  out.places_before = places(model);
+  for (int step = 0; step < 4; ++step) {
+    ddp.zero_grad();
+    const Var loss = model.loss(tape, datum);
+    ddp.begin_backward();
+    tape.backward(loss);
+    tape.reset();
+    ddp.finish_gradients();
+    ddp.step(*adam);
+  }
+  out.places_after = places(model);
+  for (const Parameter* p : model.parameters())
+    out.values.insert(out.values.end(), p->value.data<float>(), p->value.data<float>() + p->count());
+  return out;
+}
+
+/// "tied" is used first, hence planned last, and "never" never becomes ready: the ready order differs from
+/// the plan.
+TEST(Ddp, RebuildMovesParametersAndKeepsOptimizerState) {
+  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    const Trained still = train(comm, false), moved = train(comm, true);
+    EXPECT_EQ(still.places_before, still.places_after);
+    EXPECT_NE(moved.places_before, moved.places_after);
+    EXPECT_EQ(moved.values, still.values);
+  });
+}
+
+TEST(Ddp, GradientsAreMeansInPlaceOnEveryRank) {
+  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    ToyModel model([](std::size_t, std::size_t) { return 2.0f; });
+    Tape tape;
+    Ddp ddp(model, comm, {});
+    ddp.attach(tape);
+    std::vector<const std::byte*> before;
+    for (const Parameter* p : model.parameters()) before.push_back(p->grad.raw());
+    const Var loss = model.loss(
+        tape, [&](std::size_t, std::size_t) { return static_cast<float>(1 + 2 * rank); }, rank == 0);
+    ddp.begin_backward();
+    tape.backward(loss);
+    ddp.finish_gradients();
+    const auto gradient = [&](const char* name) { return *model[model.index(name)].grad.data<float>(); };
+    EXPECT_EQ(gradient("norm"), 2 * 2.0f);      // mean of 1 · 2 and 3 · 2
+    EXPECT_EQ(gradient("tied"), 3 * 2 * 2.0f);  // used twice
+    EXPECT_EQ(gradient("sometimes"), 1.0f);     // 2 on rank 0, unused on rank 1
+    EXPECT_EQ(gradient("never"), 0.0f);
+    EXPECT_FALSE(model[model.index("frozen")].grad.defined());
+    for (std::size_t i = 0; i < before.size(); ++i) EXPECT_EQ(model[i].grad.raw(), before[i]);
+  });
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,210 @@
+#include "sharding/ds_config.h"
+
+#include <string>
+
+#include "comm/core/error.h"
+
+namespace rz {
+namespace {
+
+/// What parsing (and resolving for `ranks`, if any) complains of; empty if it does not.
+std::string complaint(const std::string& text, int ranks = 0) {
+  try {
+    const DsConfig config = parse_ds_config(text, "ds.json");
+    if (ranks) resolve_batch(config, ranks);
+    return "";
+  } catch (const Error& e) {
+    EXPECT_TRUE(e.code() == Errc::config || e.code() == Errc::unsupported) << e.what();
+    EXPECT_EQ(std::string(e.what()).rfind("ds.json: ", 0), 0u) << e.what();
+    EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
+    return e.what();
+  }
+}
+
+void expect_complaint(const std::string& text, std::initializer_list<const char*> parts, int ranks = 0) {
+  const std::string what = complaint(text, ranks);
+  for (const char* part : parts)
+    EXPECT_NE(what.find(part), std::string::npos) << "'" << what << "' lacks " << part;
+}
+
+std::string warnings(const std::string& text) {
+  std::string all;
+  for (const auto& w : parse_ds_config(text, "ds.json").warnings) all += w + "\n";
+  return all;
+}
+
+TEST(DsConfig, ReadsWhatItHonours) {
+  const DsConfig c = parse_ds_config(R"({
+    "train_batch_size": 8, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5,
+    "optimizer": {"type": "adamw", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}},
+    "zero_optimization": {"stage": 2, "overlap_comm": false}
+  })",
+                                     "ds.json");
+  EXPECT_EQ(c.train_batch_size, 8);
+  EXPECT_EQ(c.gradient_accumulation_steps, 2);
+  EXPECT_FALSE(c.train_micro_batch_size_per_gpu);
+  EXPECT_EQ(c.gradient_clipping, 0.5);
+  EXPECT_EQ(c.optimizer.type, OptimizerConfig::Type::adamw);
+  EXPECT_EQ(c.optimizer.lr, 3e-4);
+  EXPECT_EQ(c.optimizer.beta1, 0.9);
+  EXPECT_EQ(c.optimizer.beta2, 0.95);
+  EXPECT_EQ(c.optimizer.eps, 1e-6);
+  EXPECT_EQ(c.optimizer.weight_decay, 0.1);
+  EXPECT_EQ(c.zero_stage, 2);
+  EXPECT_FALSE(c.overlap_comm);
+  EXPECT_TRUE(c.warnings.empty());
+}
+
+TEST(DsConfig, TakesCommentsTrailingCommasAndFloatsAsIntegers) {
+  const DsConfig c = parse_ds_config(R"({
+    // a comment with a "quote" and a , }
+    "train_batch_size": 1.6e1, /* in between */ # and hash
+    "optimizer": {"type": "SGD", "params": {"lr": 1, "momentum": 0.9, "nesterov": true,},},
+  })",
+                                     "ds.json");
+  EXPECT_EQ(c.train_batch_size, 16);
+  EXPECT_EQ(c.optimizer.type, OptimizerConfig::Type::sgd);
+  EXPECT_TRUE(c.optimizer.nesterov);
+  EXPECT_EQ(complaint(R"({"train_batch_size": 8, "zero_optimization": {"sub_group_size": 1e9}})"), "");
+}
+
+TEST(DsConfig, CommentMarksInsideStringsAreText) {
+  expect_complaint(R"({"optimizer": {"type": "a//b,}"}})", {R"("a//b,}")"});
+}
+
+TEST(DsConfig, KeepsPositionsInMessages) {
+  expect_complaint("{\n // comment\n \"train_batch_size\": nought\n}", {"line 3", "not valid JSON"});
+  expect_complaint("{\"a\": /* never ends", {"not valid JSON"});
+  expect_complaint("", {"not valid JSON"});
+  expect_complaint("[1]", {"expected an object"});
+  expect_complaint(std::string(100000, '['), {"nested more than"});
+}
+
+TEST(DsConfig, RefusesAKeyGivenTwice) {
+  expect_complaint(R"({"train_batch_size": 8, "train_batch_size": 16})", {"train_batch_size", "twice"});
+  expect_complaint(R"({"zero_optimization": {"stage": 1, "stage": 1}})", {"stage", "twice"});
+  EXPECT_EQ(complaint(R"({"fp16": {"enabled": false}, "bf16": {"enabled": false}})"), "");
+}
+
+TEST(DsConfig, SuggestsTheNearestKey) {
+  expect_complaint(R"({"gradient_cliping": 1})", {"gradient_cliping", "did you mean 'gradient_clipping'"});
+  expect_complaint(R"({"zero_optimization": {"stge": 1}})", {"zero_optimization.stge", "'stage'"});
+  expect_complaint(R"({"optimizer": {"type": "Adam", "params": {"weightdecay": 1}}})",
+                   {"optimizer.params.weightdecay", "'weight_decay'"});
+  expect_complaint(R"({"optimizer": {"type": "SGD", "params": {"betas": [0, 0]}}})",
+                   {"optimizer.params.betas"});
+  expect_complaint(R"({"zzzzzzzzzzzzzzzzzzzzzzzzzz": 1})", {"unknown key"});
+}
+
+TEST(DsConfig, NamesWhatIsNotSupportedYet) {
+  const char* refused[][2] = {
+      {R"({"fp16": {"enabled": true}})", "fp16.enabled"},
+      {R"({"bf16": {"enabled": true}})", "bf16.enabled"},
+      {R"({"scheduler": {"type": "WarmupLR"}})", "scheduler"},
+      {R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})",
+       "zero_optimization.offload_optimizer.device"},
+      {R"({"zero_optimization": {"offload_param": {"device": "nvme"}}})",
+       "zero_optimization.offload_param.device"},
+      {R"({"zero_optimization": {"zero_quantized_weights": true}})", "zero_quantized_weights"},
+      {R"({"zero_optimization": {"zero_hpz_partition_size": 2}})", "zero_hpz_partition_size"},
+      {R"({"communication_data_type": "fp16"})", "communication_data_type"},
+      {R"({"prescale_gradients": true})", "prescale_gradients"},
+      {R"({"data_types": {"grad_accum_dtype": "bf16"}})", "data_types"},
+      {R"({"optimizer": {"type": "Lion"}})", "optimizer.type"},
+      {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})", "optimizer.params.amsgrad"},
+  };
+  for (const auto& [text, where] : refused)
+    expect_complaint(text, {where, "not supported in this build yet"});
+}
+
+TEST(DsConfig, WarnsOfWhatHasNoEffect) {
+  EXPECT_NE(warnings(R"({"steps_per_print": 10})").find("ds.json: steps_per_print: has no effect"),
+            std::string::npos);
+  EXPECT_NE(warnings(R"({"zero_optimization": {"reduce_bucket_size": 5e8}})").find("reduce_bucket_size"),
+            std::string::npos);
+  EXPECT_NE(warnings(R"({"zero_optimization": {"legacy_stage1": true}})").find("obsolete"),
+            std::string::npos);
+  EXPECT_NE(warnings(R"({"zero_optimization": {"contiguous_gradients": false}})").find("always on"),
+            std::string::npos);
+  EXPECT_NE(warnings(R"({"gradient_clipping": "auto"})").find("gradient_clipping: \"auto\""),
+            std::string::npos);
+  EXPECT_NE(warnings(R"({"train_batch_size": 8})").find("AdamW"), std::string::npos);
+  EXPECT_EQ(warnings(R"({"optimizer": {"type": "AdamW"}, "fp16": {"enabled": false, "loss_scale": 0},
+    "zero_optimization": {"contiguous_gradients": true, "offload_param": {"device": "none"}}})"),
+            "");
+}
+
+TEST(DsConfig, NamesKeyPathAndValueOfAWrongType) {
+  expect_complaint(R"({"train_batch_size": "eight"})", {"train_batch_size", "whole number", "\"eight\""});
+  expect_complaint(R"({"train_batch_size": 1.5})", {"whole number", "1.5"});
+  expect_complaint(R"({"train_batch_size": 0})", {"from 1"});
+  expect_complaint(R"({"gradient_clipping": -1})", {"gradient_clipping", "-1"});
+  expect_complaint(R"({"optimizer": "AdamW"})", {"optimizer", "expected an object"});
+  expect_complaint(R"({"optimizer": {"type": "AdamW", "params": {"lr": [1]}}})", {"optimizer.params.lr"});
+  expect_complaint(R"({"optimizer": {"type": "AdamW", "params": {"betas": [0.9]}}})",
+                   {"optimizer.params.betas"});
+  expect_complaint(R"({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1]}}})", {"below 1"});
+  expect_complaint(R"({"optimizer": {"params": {}}})", {"optimizer.type", "missing", "AdamW"});
+  expect_complaint(R"({"optimizer": {"type": "Adan"}})",
+                   {"optimizer.type", "\"Adan\"", "Adam, AdamW or SGD"});
+  expect_complaint(R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})", {"momentum"});
+  expect_complaint(R"({"zero_optimization": {"stage": 4}})", {"zero_optimization.stage", "from 0 to 3", "4"});
+  expect_complaint(R"({"zero_optimization": 2})", {"zero_optimization"});
+}
+
+TEST(DsConfig, AdamIsAdamWUnlessItSaysOtherwise) {
+  const auto type = [](const char* params, const char* type_name) {
+    return parse_ds_config(str(R"({"optimizer": {"type": ")", type_name, R"(", "params": )", params, "}}"),
+                           "ds.json")
+        .optimizer.type;
+  };
+  EXPECT_EQ(type("{}", "Adam"), OptimizerConfig::Type::adamw);
+  EXPECT_EQ(type(R"({"adam_w_mode": false})", "Adam"), OptimizerConfig::Type::adam);
+  EXPECT_EQ(type(R"({"torch_adam": true})", "Adam"), OptimizerConfig::Type::adamw);
+  EXPECT_EQ(type(R"({"adam_w_mode": false})", "AdamW"), OptimizerConfig::Type::adamw);
+}
+
+TEST(DsConfig, TwoSizesGiveTheThirdExactly) {
+  const auto sizes = [](const char* text, int ranks) {
+    return resolve_batch(parse_ds_config(text, "ds.json"), ranks);
+  };
+  EXPECT_EQ(sizes(R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4})", 8),
+            (BatchSizes{64, 4, 2}));
+  EXPECT_EQ(sizes(R"({"train_batch_size": 64, "gradient_accumulation_steps": 4})", 8),
+            (BatchSizes{64, 2, 4}));
+  EXPECT_EQ(sizes(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2})", 3),
+            (BatchSizes{24, 4, 2}));
+  EXPECT_EQ(sizes(R"({"train_batch_size": 12})", 3), (BatchSizes{12, 4, 1}));
+  EXPECT_EQ(sizes(R"({"train_micro_batch_size_per_gpu": 4})", 3), (BatchSizes{12, 4, 1}));
+  EXPECT_EQ(sizes(R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2})", 2),
+            (BatchSizes{4, 2, 1}));
+}
+
+TEST(DsConfig, SizesThatDoNotDivideAreErrorsWithTheNumbers) {
+  expect_complaint(R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4})",
+                   {"train_batch_size: 64", "6 ranks", "4", "48 or 72"}, 6);
+  expect_complaint(R"({"train_batch_size": 8})", {"8", "3 ranks", "6 or 9"}, 3);
+  expect_complaint(R"({"train_batch_size": 2})", {"2", "3 ranks", "use 3"}, 3);
+  expect_complaint(
+      R"({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2})",
+      {"10", "= 8"}, 2);
+  expect_complaint(R"({"gradient_accumulation_steps": 2})", {"train_batch_size", "missing"}, 2);
+  expect_complaint("{}", {"train_batch_size", "missing"}, 1);
+}
+
+TEST(DsConfig, WhatIsResolvedReadsBack) {
+  const DsConfig c = parse_ds_config(R"({"train_batch_size": 8, "gradient_clipping": 1, "optimizer":
+    {"type": "Adam", "params": {"adam_w_mode": false, "lr": 0.1}}, "zero_optimization": {"stage": 3}})",
+                                     "ds.json");
+  const BatchSizes batch = resolve_batch(c, 2);
+  const DsConfig again = parse_ds_config(resolved_json(c, batch), "again.json");
+  EXPECT_EQ(resolve_batch(again, 2), batch);
+  EXPECT_EQ(again.optimizer.type, OptimizerConfig::Type::adam);
+  EXPECT_EQ(again.optimizer.lr, 0.1);
+  EXPECT_EQ(again.gradient_clipping, 1);
+  EXPECT_EQ(again.zero_stage, 3);
+  EXPECT_TRUE(again.warnings.empty());
+}
+
+}  // namespace
+}  // namespace rz

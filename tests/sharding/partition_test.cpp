@@ -1,0 +1,79 @@
+#include "sharding/partition.h"
+
+#include "comm/core/error.h"
+
+namespace rz {
+namespace {
+
+struct Members {
+  explicit Members(const std::vector<Shape>& shapes) : own(shapes.size()) {
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      own[i].shape = shapes[i];
+      pointers.push_back(&own[i]);
+    }
+  }
+  std::vector<Parameter> own;
+  std::vector<Parameter*> pointers;
+};
+
+/// Three members in one bucket of 512 elements: [0, 100), [128, 192), [192, 453).
+const BucketLayout layout{{{DType::f32, 512, {1, 0, 2}}}, {{0, 128}, {0, 0}, {0, 192}}};
+const Members members({{8, 8}, {100}, {9, 29}});
+
+TEST(Partition, PartsAreEqualAndCoverAll) {
+  EXPECT_EQ(part(12, 0, 3), (Range{0, 4}));
+  EXPECT_EQ(part(12, 2, 3), (Range{8, 12}));
+  EXPECT_EQ(part(0, 1, 2), (Range{0, 0}));
+  EXPECT_THROW(part(10, 0, 3), Error);
+}
+
+TEST(Partition, Intersections) {
+  EXPECT_EQ(intersect({2, 9}, {4, 20}), (Range{4, 9}));
+  EXPECT_EQ(intersect({2, 4}, {6, 8}).count(), 0u);
+  EXPECT_EQ(intersect({6, 8}, {2, 4}).count(), 0u);
+}
+
+TEST(Partition, PiecesOfAllRanksCoverEveryElementOnce) {
+  for (const int size : {1, 2, 4, 8}) {
+    std::vector<std::vector<int>> seen;
+    for (const Parameter* p : members.pointers) seen.emplace_back(p->count());
+    for (int rank = 0; rank < size; ++rank)
+      for (const Piece& piece : pieces(layout, members.pointers, 0, part(512, rank, size))) {
+        const auto m = static_cast<std::size_t>(piece.member);
+        EXPECT_EQ(piece.offset, layout.places[m].offset + piece.elements.begin);
+        for (std::size_t i = piece.elements.begin; i < piece.elements.end; ++i) ++seen[m][i];
+      }
+    for (const auto& s : seen) EXPECT_EQ(s, std::vector<int>(s.size(), 1)) << size;
+  }
+}
+
+TEST(Partition, PiecesBeginAndEndWhereTheRangeCutsThem) {
+  const auto cut = pieces(layout, members.pointers, 0, {64, 256});
+  ASSERT_EQ(cut.size(), 3u);
+  EXPECT_EQ(cut[0].member, 1);
+  EXPECT_EQ(cut[0].elements, (Range{64, 100}));
+  EXPECT_EQ(cut[0].offset, 64u);
+  EXPECT_EQ(cut[1].member, 0);
+  EXPECT_EQ(cut[1].elements, (Range{0, 64}));
+  EXPECT_EQ(cut[2].elements, (Range{0, 64}));
+  EXPECT_TRUE(pieces(layout, members.pointers, 0, {460, 512}).empty());  // padding only
+}
+
+TEST(Partition, ExtentsTakePaddingAlong) {
+  EXPECT_EQ(padded_extents(layout, 0), (std::vector<Range>{{0, 128}, {128, 192}, {192, 512}}));
+}
+
+TEST(Partition, DecayRunsJoinNeighboursThatAgree) {
+  const auto matrices = [](const Parameter& p) { return p.shape.dims() >= 2; };
+  EXPECT_EQ(decay_runs(layout, members.pointers, 0, {0, 512}, matrices),
+            (std::vector<DecayRun>{{{0, 128}, false}, {{128, 512}, true}}));
+  EXPECT_EQ(decay_runs(layout, members.pointers, 0, {64, 128}, matrices),
+            (std::vector<DecayRun>{{{64, 128}, false}}));
+  EXPECT_EQ(decay_runs(layout, members.pointers, 0, {256, 512}, matrices),
+            (std::vector<DecayRun>{{{256, 512}, true}}));
+  EXPECT_EQ(decay_runs(layout, members.pointers, 0, {0, 512}, [](const Parameter&) { return true; }).size(),
+            1u);
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,209 @@
+#include "sharding/safetensors.h"
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <random>
+
+#include "comm/core/error.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Safetensors : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "rz_safetensors_XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    directory_ = name;
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  std::string path(const char* name = "x.safetensors") const { return (directory_ / name).string(); }
+
+  void put(const std::string& bytes) const { std::ofstream(path(), std::ios::binary) << bytes; }
+  static std::string framed(const std::string& header, const std::string& data) {
+    std::uint64_t length = header.size();
+    return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
+  }
+  /// What opening complains of; empty if it does not.
+  std::string complaint(const std::string& bytes) const {
+    put(bytes);
+    try {
+      SafetensorsFile::open(path());
+      return "";
+    } catch (const Error& e) {
+      EXPECT_TRUE(e.code() == Errc::io || e.code() == Errc::config) << e.what();
+      EXPECT_EQ(std::string(e.what()).rfind(path() + ": ", 0), 0u) << e.what();
+      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
+      return e.what();
+    }
+  }
+  void expect_complaint(const std::string& bytes, std::initializer_list<const char*> parts) const {
+    const std::string what = complaint(bytes);
+    for (const char* part : parts)
+      EXPECT_NE(what.find(part), std::string::npos) << "'" << what << "' lacks " << part;
+  }
+  std::string written() const {
+    const std::vector<SafetensorsOut> tensors{{"b", {2, 3}}, {"a", {}}, {"none", {0, 4}}, {"c", {5}}};
+    std::vector<float> values(12);
+    std::iota(values.begin(), values.end(), 0.5f);
+    SafetensorsWriter writer(path(), tensors);
+    writer.write(std::span(values).first(4));
+    writer.write(std::span(values).subspan(4));
+    writer.finish();
+    std::ifstream in(path(), std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  fs::path directory_;
+};
+
+TEST_F(Safetensors, WhatIsWrittenReadsBackInSlices) {
+  written();
+  const auto file = SafetensorsFile::open(path());
+  ASSERT_EQ(file.tensors().size(), 4u);
+  EXPECT_EQ(file.tensors()[0].name, "b");
+  EXPECT_EQ(file.metadata().at("format"), "pt");
+  EXPECT_EQ(file.find("b")->shape, (std::vector<std::uint64_t>{2, 3}));
+  EXPECT_EQ(file.find("nothing"), nullptr);
+  std::vector<float> c(5), slice(2);
+  file.read_f32(*file.find("c"), 0, c);
+  EXPECT_EQ(c, (std::vector<float>{7.5, 8.5, 9.5, 10.5, 11.5}));
+  file.read_f32(*file.find("b"), 3, slice);
+  EXPECT_EQ(slice, (std::vector<float>{3.5, 4.5}));
+  file.read_f32(*file.find("none"), 0, {});
+  EXPECT_THROW(file.read_f32(*file.find("c"), 4, slice), Error);
+}
+
+TEST_F(Safetensors, TheHeaderIsPaddedToEightBytes) {
+  const std::string bytes = written();
+  std::uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), 8);
+  EXPECT_EQ(length % 8, 0u);
+  EXPECT_EQ(bytes.size(), 8 + length + 12 * 4);
+  EXPECT_EQ(bytes.compare(8, 34, R"({"__metadata__":{"format":"pt"},"b")", 0, 34), 0);
+}
+
+TEST_F(Safetensors, NothingHalfWrittenIsLeft) {
+  const std::vector<SafetensorsOut> tensors{{"x", {4}}};
+  const std::vector<float> two(2), five(5);
+  {
+    SafetensorsWriter writer(path(), tensors);
+    writer.write(two);
+    EXPECT_FALSE(fs::exists(path()));
+    EXPECT_THROW(writer.finish(), Error);
+    EXPECT_THROW(writer.write(five), Error);
+  }
+  EXPECT_TRUE(fs::is_empty(directory_));
+  EXPECT_THROW(SafetensorsWriter((directory_ / "no" / "x").string(), tensors), Error);
+}
+
+TEST_F(Safetensors, ReadsHalfBrainAndDouble) {
+  // 1, -2, the smallest subnormal, infinity, 65504 as f16; 1, -3.140625 as bf16; 0.1 as f64.
+  const std::uint16_t half[5] = {0x3c00, 0xc000, 0x0001, 0x7c00, 0x7bff}, brain[2] = {0x3f80, 0xc049};
+  const double tenth = 0.1;
+  std::string data(reinterpret_cast<const char*>(half), 10);
+  data.append(reinterpret_cast<const char*>(brain), 4).append(reinterpret_cast<const char*>(&tenth), 8);
+  data += '\1';
+  put(framed(R"({"h":{"dtype":"F16","shape":[5],"data_offsets":[0,10]},"b":{"dtype":"BF16","shape":[2],)"
+             R"("data_offsets":[10,14]},"d":{"dtype":"F64","shape":[],"data_offsets":[14,22]},)"
+             R"("mask":{"dtype":"BOOL","shape":[1],"data_offsets":[22,23]}})",
+             data));
+  const auto file = SafetensorsFile::open(path());
+  std::vector<float> h(5), b(2), d(1);
+  file.read_f32(*file.find("h"), 0, h);
+  file.read_f32(*file.find("b"), 0, b);
+  file.read_f32(*file.find("d"), 0, d);
+  EXPECT_EQ(h, (std::vector<float>{1, -2, 0x1p-24f, INFINITY, 65504}));
+  EXPECT_EQ(b, (std::vector<float>{1, -3.140625}));
+  EXPECT_EQ(d[0], 0.1f);
+  EXPECT_THROW(file.read_f32(*file.find("mask"), 0, d), Error);
+}
+
+TEST_F(Safetensors, LyingHeadersAreNamed) {
+  const std::string eight(8, 'x');
+  const auto one = [](const char* body) { return std::string("{\"t\":") + body + "}"; };
+  expect_complaint("abc", {"too few"});
+  expect_complaint(std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8) + eight, {"limit"});
+  expect_complaint(std::string("\xff\0\0\0\0\0\0\0", 8) + "{}", {"255", "cut off"});
+  expect_complaint(framed("", ""), {"does not start with '{'"});
+  expect_complaint(framed("[1]", ""), {"does not start with '{'"});
+  expect_complaint(framed("{nonsense", ""), {"not valid JSON"});
+  expect_complaint(framed("{,}", ""), {"not valid JSON"});
+  expect_complaint(framed(one("3"), ""), {"tensor 't'", "expected an object"});
+  expect_complaint(framed(one(R"({"shape":[1],"data_offsets":[0,4]})"), ""),
+                   {"tensor 't'", "dtype is missing"});
+  expect_complaint(framed(one(R"({"dtype":"F32","data_offsets":[0,4]})"), ""), {"shape is missing"});
+  expect_complaint(framed(one(R"({"dtype":"F32","shape":[1]})"), ""), {"data_offsets is missing"});
+  expect_complaint(framed(one(R"({"dtype":"F33","shape":[1],"data_offsets":[0,4]})"), eight),
+                   {"tensor 't'", "unknown dtype \"F33\"", "BF16"});
+  expect_complaint(framed(one(R"({"dtype":"F32","shape":[-1],"data_offsets":[0,4]})"), eight), {"[-1]"});
+  expect_complaint(framed(one(R"({"dtype":"F32","shape":[1.5],"data_offsets":[0,4]})"), eight), {"[1.5]"});
+  expect_complaint(framed(one(R"({"dtype":"F32","shape":[2],"data_offsets":[4,0]})"), eight), {"[4,0]"});
+  expect_complaint(framed(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})"), eight),
+                   {"tensor 't'", "needs 12 bytes", "hold 8"});
+  expect_complaint(framed(one(R"({"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]})"), ""),
+                   {"larger than any memory"});
+  expect_complaint(framed(one(R"({"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]})"), ""),
+                   {"larger than any memory"});
+  expect_complaint(framed(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8],"more":1})"), eight),
+                   {"'more'"});
+  expect_complaint(framed(one(R"({"dtype":"F32","shape":[4],"data_offsets":[0,16]})"), eight), {"beyond"});
+  expect_complaint(framed(one(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})"), eight),
+                   {"4 bytes after the last tensor"});
+  expect_complaint(framed(one(R"({"dtype":"F32","shape":[1],"data_offsets":[4,8]})"), eight), {"hole"});
+  expect_complaint(framed(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                          R"("u":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+                          eight),
+                   {"'u'", "overlap"});
+  expect_complaint(framed(R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                          R"("t":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+                          eight),
+                   {"'t'", "twice"});
+  expect_complaint(framed(R"({"__metadata__":{"format":1}})", ""), {"__metadata__"});
+  EXPECT_EQ(complaint(framed("{}", "")), "");
+}
+
+TEST_F(Safetensors, AMissingFileAndADirectoryAreNamed) {
+  for (const std::string& where : {path("missing"), directory_.string()}) try {
+      SafetensorsFile::open(where);
+      FAIL();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::io);
+      EXPECT_NE(std::string(e.what()).find(where), std::string::npos);
+    }
+}
+
+TEST_F(Safetensors, EveryTruncationIsRefused) {
+  const std::string bytes = written();
+  for (std::size_t length = 0; length < bytes.size(); ++length)
+    EXPECT_NE(complaint(bytes.substr(0, length)), "") << "cut to " << length << " bytes";
+}
+
+TEST_F(Safetensors, MutationsAreReadOrRefusedButNeverCrash) {
+  const std::string good = written();
+  std::mt19937 random(7);
+  int refused = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::string bytes = good;
+    for (int m = 0; m <= i % 3; ++m) bytes[random() % (good.size() - 48)] = static_cast<char>(random());
+    if (i % 7 == 0) bytes.resize(random() % bytes.size());
+    if (!complaint(bytes).empty()) {
+      ++refused;
+      continue;
+    }
+    const auto file = SafetensorsFile::open(path());
+    for (const auto& t : file.tensors()) {
+      std::vector<float> values(t.count);
+      if (t.dtype == "F32") file.read_f32(t, 0, values);
+    }
+  }
+  EXPECT_GT(refused, 2000);
+}
+
+}  // namespace
+}  // namespace rz

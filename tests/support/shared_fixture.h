@@ -1,0 +1,42 @@
+#pragma once
+/// The shared fixture gpt2_tiny, beside the sources where it is there: 4 layers, 4 heads, 128 channels, 64
+/// positions, vocabulary 256; and PyTorch's losses from the weights that start() makes.
+
+#include <string>
+#include <vector>
+
+#include "tests/support/reference_gpt2.h"
+
+namespace rz::test::shared_fixture {
+
+inline constexpr int sequence_length = 64;
+
+/// The fixture's folder, or empty where it is not beside the sources.
+std::string folder();
+
+ReferenceConfig config();
+
+/// The weights that the fixture's losses start from, rounded to f32: in the order of the names, torch's
+/// normal draws in double after manual_seed(1), with deviation 0.02, but 0.05 around 1 for the weights of
+/// norms and 0.02/√8 for c_proj.weight. (The fixture's model.safetensors holds the weights after the last
+/// update of the f32 run: their norms are its param_norm_final.)
+struct NamedTensor {
+  std::string name;
+  std::vector<std::uint64_t> shape;
+  std::vector<float> values;
+};
+std::vector<NamedTensor> start();
+ReferenceParameters as_reference(const std::vector<NamedTensor>&);
+/// Writes start() as a checkpoint.
+void write_start(const std::string& path);
+
+struct Expected {
+  std::vector<double> loss, grad_norm;
+};
+/// PyTorch's, in float64, at a batch of 8: from expected.json.
+Expected expected();
+
+/// Samples of T + 1 tokens: i = first … first + count - 1.
+std::vector<std::vector<int>> samples(int first, int count);
+
+}  // namespace rz::test::shared_fixture

@@ -1,0 +1,109 @@
+#include "tests/support/toy_model.h"
+
+#include <algorithm>
+
+namespace rz::test {
+
+namespace {
+
+struct Layout {
+  const char* name;
+  Shape shape;
+  bool requires_grad;
+};
+const Layout layouts[] = {
+    {"tied", {9, 7}, true},     {"position", {5}, true},        {"first.weight", {13, 10}, true},
+    {"first.bias", {10}, true}, {"frozen", {3, 3}, false},      {"never", {21}, true},
+    {"sometimes", {70}, true},  {"second.weight", {129}, true}, {"norm", {1}, true},
+};
+struct ScopeLayout {
+  const char* name;
+  std::vector<std::size_t> parameters;
+};
+const ScopeLayout scope_layouts[] = {
+    {"embedding", {0, 1}}, {"first", {2, 3, 4, 5}}, {"second", {6, 7}}, {"head", {8, 0}}};
+
+}  // namespace
+
+ToyModel::ToyModel(const Initial& initial) {
+  for (const Layout& l : layouts) {
+    auto p = std::make_unique<Parameter>();
+    p->name = l.name;
+    p->shape = l.shape;
+    p->requires_grad = l.requires_grad;
+    if (initial) {
+      p->value = Tensor::empty(l.shape);
+      for (std::size_t i = 0; i < p->count(); ++i) p->value.data<float>()[i] = initial(parameters_.size(), i);
+    }
+    parameters_.push_back(std::move(p));
+  }
+  for (const ScopeLayout& l : scope_layouts) {
+    auto s = std::make_unique<Scope>();
+    s->name = l.name;
+    for (const std::size_t i : l.parameters) s->parameters.push_back(parameters_[i].get());
+    scopes_.push_back(std::move(s));
+  }
+}
+
+std::vector<Parameter*> ToyModel::parameters() {
+  std::vector<Parameter*> out;
+  for (const auto& p : parameters_) out.push_back(p.get());
+  return out;
+}
+
+std::vector<const Scope*> ToyModel::scopes() {
+  std::vector<const Scope*> out;
+  for (const auto& s : scopes_) out.push_back(s.get());
+  return out;
+}
+
+std::size_t ToyModel::index(const std::string& name) const {
+  const auto at =
+      std::find_if(parameters_.begin(), parameters_.end(), [&](const auto& p) { return p->name == name; });
+  return static_cast<std::size_t>(at - parameters_.begin());
+}
+
+/// sum + ½ Σ factor x_i w_i²
+Var ToyModel::term(Tape& tape, Var sum, std::size_t parameter, const Data& data, float factor) {
+  Parameter& p = *parameters_[parameter];
+  std::vector<float> x(p.count());
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = factor * data(parameter, i);
+  const Var w = tape.parameter(p);
+  double total = sum.defined() ? *tape.value(sum).data<float>() : 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const float value = tape.value(w).data<float>()[i];
+    total += 0.5 * x[i] * value * value;
+  }
+  Tensor out = Tensor::empty({});
+  *out.data<float>() = static_cast<float>(total);
+  return tape.record(out, {sum, w}, [sum, w, x = std::move(x)](Tape& t, const Tensor& d_out) {
+    const float d = *d_out.data<float>();
+    if (const auto target = t.grad_target(w); target.tensor.defined())
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const float g = d * x[i] * t.value(w).data<float>()[i];
+        float& place = target.tensor.data<float>()[i];
+        place = target.accumulate ? place + g : g;
+      }
+    if (sum.defined()) t.give_grad(sum, d_out);
+  });
+}
+
+Var ToyModel::loss(Tape& tape, const Data& data, bool use_sometimes) {
+  Var sum;
+  const auto run = [&](std::size_t scope, const std::vector<std::size_t>& used) {
+    sum = tape.scope(*scopes_[scope], [&] {
+      Var inner = sum;
+      for (const std::size_t i : used)
+        inner = term(tape, inner, i, data,
+                     scope == 3 && i == 0 ? 2.0f : 1.0f);  // "tied" the second time: twice as strong
+      return inner;
+    });
+  };
+  run(0, {0, 1});
+  run(1, {2, 3, 4});
+  run(2, use_sometimes ? std::vector<std::size_t>{6, 7} : std::vector<std::size_t>{7});
+  run(3, {8, 0});
+  return sum;
+}
+
+}  // namespace rz::test

@@ -1,0 +1,39 @@
+#pragma once
+/// A model whose gradients and updates are exact in f32 on small dyadic numbers, with all that makes sharding
+/// hard: sizes that no group size divides, a parameter that the first and the last scope share, a frozen one,
+/// one that no loss ever reaches, and one that only some ranks use.
+///
+/// loss = ½ Σ x_i w_i², where x is data: the gradient of w_i is x_i w_i, averaged over samples.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "autograd_lite/module.h"
+#include "autograd_lite/tape.h"
+
+namespace rz::test {
+
+class ToyModel final : public Module {
+ public:
+  /// `initial(parameter index, element)`; values are left undefined if it is empty.
+  using Initial = std::function<float(std::size_t, std::size_t)>;
+  explicit ToyModel(const Initial& initial);
+
+  std::vector<Parameter*> parameters() override;
+  std::vector<const Scope*> scopes() override;
+  Parameter& operator[](std::size_t i) { return *parameters_[i]; }
+  std::size_t index(const std::string& name) const;
+
+  /// The data: x(parameter index, element), the mean over this rank's samples.
+  using Data = std::function<float(std::size_t, std::size_t)>;
+  /// Runs every scope. With `use_sometimes` false, "sometimes" gets no gradient.
+  Var loss(Tape&, const Data&, bool use_sometimes = true);
+
+ private:
+  Var term(Tape&, Var sum, std::size_t parameter, const Data&, float factor);
+  std::vector<std::unique_ptr<Parameter>> parameters_;
+  std::vector<std::unique_ptr<Scope>> scopes_;
+};
+
+}  // namespace rz::test

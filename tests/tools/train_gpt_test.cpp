@@ -1,0 +1,320 @@
+// The parts of train_gpt, one by one.
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <set>
+
+#include "comm/core/error.h"
+#include "tests/support/ranks.h"
+#include "tools/train_gpt/agree.h"
+#include "tools/train_gpt/batches.h"
+#include "tools/train_gpt/checkpoint.h"
+#include "tools/train_gpt/metrics.h"
+#include "tools/train_gpt/options.h"
+#include "tools/train_gpt/tokens.h"
+
+namespace rz::train_gpt {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What `f` throws; empty if nothing.
+template <class F>
+std::string complaint(const F& f) {
+  try {
+    f();
+    return "";
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+void expect_parts(const std::string& what, std::initializer_list<std::string> parts) {
+  for (const auto& part : parts)
+    EXPECT_NE(what.find(part), std::string::npos) << "'" << what << "' lacks " << part;
+}
+
+class TrainGptFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "rz_train_gpt_XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    directory_ = name;
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+  std::string path(const std::string& name) const { return (directory_ / name).string(); }
+  void put(const std::string& name, const std::string& text) const {
+    fs::create_directories(fs::path(path(name)).parent_path());
+    std::ofstream(path(name), std::ios::binary) << text;
+  }
+  std::string put_tokens(const std::vector<std::uint16_t>& tokens) const {
+    put("tokens.bin", std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2));
+    return path("tokens.bin");
+  }
+  fs::path directory_;
+};
+
+std::vector<std::int32_t> all_of(const Tokens& tokens) {
+  std::vector<std::int32_t> out(tokens.count());
+  tokens.read(0, out);
+  return out;
+}
+
+// ---- flags
+
+ParsedOptions parse(std::vector<const char*> words) {
+  words.insert(words.begin(), "train_gpt");
+  return parse_options(static_cast<int>(words.size()), words.data());
+}
+
+TEST(TrainGptOptions, AreRead) {
+  const Options o =
+      parse({"--model", "m.json", "--config", "ds.json", "--data", ".", "--steps", "7", "--no-shuffle",
+             "--no-overlap", "--seq-len=32", "--sample", "", "--bucket-mb", "0.5"})
+          .options;
+  EXPECT_EQ(o.model, "m.json");
+  EXPECT_EQ(o.steps, 7);
+  EXPECT_EQ(o.seq_len, 32);
+  EXPECT_EQ(o.bucket_mb, 0.5);
+  EXPECT_FALSE(o.shuffle);
+  EXPECT_FALSE(o.overlap);
+  EXPECT_FALSE(o.recompute);
+  EXPECT_EQ(o.sample, "");
+  EXPECT_TRUE(parse({"--model", "m", "--config", "c", "--tokens", "t"}).options.shuffle);
+}
+
+TEST(TrainGptOptions, HelpIsText) {
+  const std::string help = parse({"--help"}).help;
+  expect_parts(help, {"--model", "--no-shuffle", "rzrun", "Exit status"});
+}
+
+TEST(TrainGptOptions, MistakesAreOneLine) {
+  const auto wrong = [](std::vector<const char*> words) {
+    const std::string what = complaint([&] { parse(std::move(words)); });
+    EXPECT_EQ(what.find('\n'), std::string::npos) << what;
+    return what;
+  };
+  expect_parts(wrong({"--modle", "m"}), {"unknown flag --modle", "did you mean --model"});
+  expect_parts(wrong({"--model", "m", "--config", "c", "--data", "d", "--zzzzzzzzzzz"}),
+               {"unknown flag --zzzzzzzzzzz"});
+  expect_parts(wrong({"--model", "m", "--config", "c", "--data", "d", "more"}),
+               {"unexpected argument 'more'"});
+  expect_parts(wrong({"--model", "m", "--config", "c"}), {"--data", "--tokens"});
+  expect_parts(wrong({"--model", "m", "--data", "d"}), {"--config"});
+  expect_parts(wrong({"--model", "m", "--config", "c", "--data", "d", "--tokens", "t"}),
+               {"--tokens", "--data"});
+  expect_parts(wrong({"--model", "m", "--config", "c", "--data", "d", "--steps", "many"}),
+               {"--steps", "many"});
+  expect_parts(wrong({"--model", "m", "--config", "c", "--data", "d", "--seq-len", "0"}), {"--seq-len"});
+}
+
+// ---- tokens
+
+TEST_F(TrainGptFiles, TokensAreWordsOfTheFile) {
+  const auto tokens = Tokens::from_file(put_tokens({1, 2, 300, 65535}));
+  EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{1, 2, 300, 65535}));
+  EXPECT_EQ(tokens.samples(1), 3u);
+  EXPECT_EQ(tokens.samples(3), 1u);
+  expect_parts(complaint([&] { tokens.samples(4); }), {path("tokens.bin"), "4 tokens", "--seq-len"});
+  expect_parts(complaint([&] { tokens.check_vocabulary(300); }),
+               {"token 300 at position 2", "vocab_size 300"});
+  EXPECT_EQ(complaint([&] { tokens.check_vocabulary(65536); }), "");
+}
+
+TEST_F(TrainGptFiles, ATokenFarIntoTheFileIsFound) {
+  std::vector<std::uint16_t> many(50000, 7);
+  many[40001] = 9;
+  const auto tokens = Tokens::from_file(put_tokens(many));
+  expect_parts(complaint([&] { tokens.check_vocabulary(8); }), {"token 9 at position 40001"});
+}
+
+TEST_F(TrainGptFiles, WrongTokenFilesAreNamed) {
+  expect_parts(complaint([&] { Tokens::from_file(path("none")); }), {path("none"), "cannot be opened"});
+  expect_parts(complaint([&] { Tokens::from_file(directory_.string()); }), {"not a regular file"});
+  put("odd", "abc");
+  expect_parts(complaint([&] { Tokens::from_file(path("odd")); }), {"odd length"});
+}
+
+TEST_F(TrainGptFiles, AFolderIsItsTextFilesInOrder) {
+  put("b.txt", "bb");
+  put("a/z.cpp", "zz\xff");
+  put("a/binary", std::string("x\0y", 3));
+  put("empty", "");
+  put(".git/config", "no");
+  put(".hidden", "no");
+  put("build/CMakeCache.txt", "no");
+  put("build/deep/x.txt", "no");
+  put("node_modules/x.js", "no");
+  fs::create_symlink("/etc/passwd", path("link"));
+  const auto tokens = Tokens::from_text(directory_.string());
+  EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{'z', 'z', 0xff, '\n', 'b', 'b'}));
+}
+
+TEST_F(TrainGptFiles, TextThatIsNotThereIsNamed) {
+  expect_parts(complaint([&] { Tokens::from_text(path("none")); }), {path("none"), "no such file"});
+  put("empty", "");
+  expect_parts(complaint([&] { Tokens::from_text(path("empty")); }), {"holds no text"});
+}
+
+// ---- batches
+
+TEST(TrainGptBatches, UnshuffledUpdatesAreSharedOutInContiguousParts) {
+  // B = 12 on 3 ranks, micro 2, accumulation 2, over 30 samples: update 2 covers 24 … 29, 0 … 5.
+  for (int rank = 0; rank < 3; ++rank) {
+    const Batches batches({.samples = 30,
+                           .sizes = {.train = 12, .micro = 2, .accumulation = 2},
+                           .rank = rank,
+                           .ranks = 3,
+                           .shuffle = false});
+    for (std::uint64_t update = 0; update < 3; ++update)
+      for (std::uint64_t m = 0; m < 2; ++m) {
+        const std::uint64_t first = 12 * update + 4 * static_cast<std::uint64_t>(rank) + 2 * m;
+        EXPECT_EQ(batches.indices(update, m), (std::vector<std::uint64_t>{first % 30, (first + 1) % 30}));
+      }
+    EXPECT_EQ(batches.updates_per_epoch(), 2u);
+  }
+}
+
+TEST(TrainGptBatches, ShuffledEpochsSeeEverySampleOnce) {
+  // 24 samples, B = 8 on 2 ranks: an epoch is 3 updates.
+  for (std::uint64_t epoch = 0; epoch < 2; ++epoch) {
+    std::multiset<std::uint64_t> seen;
+    for (int rank = 0; rank < 2; ++rank) {
+      const Batches batches({.samples = 24,
+                             .sizes = {.train = 8, .micro = 2, .accumulation = 2},
+                             .rank = rank,
+                             .ranks = 2,
+                             .seed = 5});
+      for (std::uint64_t update = 3 * epoch; update < 3 * epoch + 3; ++update)
+        for (std::uint64_t m = 0; m < 2; ++m)
+          for (const auto i : batches.indices(update, m)) seen.insert(i);
+    }
+    EXPECT_EQ(seen.size(), 24u);
+    EXPECT_EQ(std::set<std::uint64_t>(seen.begin(), seen.end()).size(), 24u);
+  }
+}
+
+TEST_F(TrainGptFiles, SamplesOverlapByOneToken) {
+  std::vector<std::uint16_t> tokens(13);
+  std::iota(tokens.begin(), tokens.end(), std::uint16_t{0});
+  const auto data = Tokens::from_file(put_tokens(tokens));
+  std::vector<std::int32_t> inputs(8), targets(8);
+  const std::vector<std::uint64_t> which{2, 0};
+  read_samples(data, which, 4, inputs, targets);
+  EXPECT_EQ(inputs, (std::vector<std::int32_t>{8, 9, 10, 11, 0, 1, 2, 3}));
+  EXPECT_EQ(targets, (std::vector<std::int32_t>{9, 10, 11, 12, 1, 2, 3, 4}));
+}
+
+// ---- what is told
+
+TEST(TrainGptMetrics, AreJsonWithAllDigits) {
+  const UpdateReport r{
+      .step = 3, .loss = 0.1, .grad_norm = 1.0 / 3, .lr = 0.001, .tokens_per_second = 10, .step_ms = 1.5};
+  EXPECT_EQ(to_json(r),
+            R"({"step": 3, "loss": 0.10000000000000001, "grad_norm": 0.33333333333333331, "lr": 0.001, )"
+            R"("tokens_per_second": 10.0, "step_ms": 1.500, "exposed_comm_ms": 0.000})");
+  EXPECT_NE(to_json({.loss = NAN}).find(R"("loss": null)"), std::string::npos);
+}
+
+TEST(TrainGptMetrics, DurationsReadWell) {
+  EXPECT_EQ(human_duration(59.2), "59 s");
+  EXPECT_EQ(human_duration(125), "2 min 05 s");
+  EXPECT_EQ(human_duration(12000), "3 h 20 min");
+}
+
+TEST_F(TrainGptFiles, PlainProgressIsSparseAndBarsRedraw) {
+  for (const bool terminal : {false, true}) {
+    std::FILE* out = std::fopen(path("out").c_str(), "w");
+    Progress progress(out, terminal, 500);
+    for (std::uint64_t step = 0; step < 500; ++step) progress.update({.step = step, .loss = 2});
+    std::fclose(out);
+    std::ifstream in(path("out"));
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    EXPECT_EQ(std::ranges::count(text, '\n'), terminal ? 1 : 2) << "first and last, all within a second";
+    EXPECT_EQ(std::ranges::count(text, '\r'), terminal ? 500 : 0);
+    EXPECT_NE(text.find("500/500"), std::string::npos);
+    EXPECT_NE(text.find("loss 2.0000"), std::string::npos);
+  }
+}
+
+// ---- checkpoints
+
+class TrainGptCheckpoint : public TrainGptFiles {
+ protected:
+  TrainGptCheckpoint() {
+    add("transformer.wte.weight", {4, 2});
+    add("transformer.h.0.attn.c_attn.bias", {6});
+  }
+  void add(const char* name, Shape shape) {
+    storage_.push_back(std::make_unique<Parameter>());
+    storage_.back()->name = name;
+    storage_.back()->shape = shape;
+    parameters_.push_back(storage_.back().get());
+  }
+  /// Every element of tensor i is 100·i plus its index.
+  Checkpoint load(const std::vector<SafetensorsOut>& tensors) const {
+    SafetensorsWriter writer(path("m.safetensors"), tensors);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      std::uint64_t count = 1;
+      for (const auto extent : tensors[i].shape) count *= extent;
+      std::vector<float> values(count);
+      std::iota(values.begin(), values.end(), 100.0f * static_cast<float>(i));
+      writer.write(values);
+    }
+    writer.finish();
+    return Checkpoint(SafetensorsFile::open(path("m.safetensors")), parameters_);
+  }
+  std::vector<std::unique_ptr<Parameter>> storage_;
+  std::vector<Parameter*> parameters_;
+};
+
+TEST_F(TrainGptCheckpoint, NamesMayLackThePrefixAndMasksAreIgnored) {
+  const auto checkpoint = load({{"h.0.attn.bias", {1, 1, 4, 4}},
+                                {"h.0.attn.c_attn.bias", {6}},
+                                {"wte.weight", {4, 2}},
+                                {"h.0.attn.masked_bias", {}}});
+  std::vector<float> slice(3);
+  checkpoint.read(*parameters_[1], {2, 5}, slice.data());
+  EXPECT_EQ(slice, (std::vector<float>{102, 103, 104}));
+  checkpoint.read(*parameters_[0], {0, 3}, slice.data());
+  EXPECT_EQ(slice, (std::vector<float>{200, 201, 202}));
+}
+
+TEST_F(TrainGptCheckpoint, EverythingThatDoesNotFitIsListed) {
+  add("transformer.ln_f.weight", {2});
+  expect_parts(
+      complaint([&] {
+        load({{"wte.weight", {2, 4}}, {"transformer.ln_f.weight", {2}}, {"surplus", {1}}, {"more", {1}}});
+      }),
+      {path("m.safetensors"), "missing: transformer.h.0.attn.c_attn.bias",
+       "wte.weight is [2, 4] where the model has [4, 2]", "not in the model: surplus, more"});
+  expect_parts(complaint([&] {
+                 load({{"wte.weight", {4, 2}},
+                       {"transformer.wte.weight", {4, 2}},
+                       {"ln_f.weight", {2}},
+                       {"h.0.attn.c_attn.bias", {6}}});
+               }),
+               {"not in the model: wte.weight"});
+}
+
+TEST_F(TrainGptCheckpoint, ATiedHeadMustEqualTheEmbedding) {
+  expect_parts(complaint([&] {
+                 load({{"wte.weight", {4, 2}}, {"h.0.attn.c_attn.bias", {6}}, {"lm_head.weight", {4, 2}}});
+               }),
+               {"lm_head.weight differs", "tie_word_embeddings"});
+  put("m.json", "");
+  const std::vector<float> table(8, 1.5f), bias(6);
+  SafetensorsWriter writer(path("m.safetensors"), std::vector<SafetensorsOut>{{"wte.weight", {4, 2}},
+                                                                              {"lm_head.weight", {4, 2}},
+                                                                              {"h.0.attn.c_attn.bias", {6}}});
+  writer.write(table);
+  writer.write(table);
+  writer.write(bias);
+  writer.finish();
+  EXPECT_EQ(complaint([&] { Checkpoint(SafetensorsFile::open(path("m.safetensors")), parameters_); }), "");
+}
+
+}  // namespace
+}  // namespace rz::train_gpt

@@ -1,0 +1,117 @@
+#include "tools/train_gpt/checkpoint.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <set>
+
+#include "comm/core/error.h"
+
+namespace rz::train_gpt {
+namespace {
+
+constexpr std::string_view prefix = "transformer.";
+constexpr std::array readable{"F32", "F16", "BF16", "F64"};
+
+const SafetensorsEntry* find(const SafetensorsFile& file, const std::string& name) {
+  if (const auto* entry = file.find(name)) return entry;
+  return name.starts_with(prefix) ? file.find(std::string_view(name).substr(prefix.size())) : nullptr;
+}
+
+std::vector<std::uint64_t> extents(const Shape& shape) {
+  std::vector<std::uint64_t> out;
+  for (int i = 0; i < shape.dims(); ++i) out.push_back(shape[i]);
+  return out;
+}
+
+bool is_mask(std::string_view name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+}
+
+/// "a; b; c", each part under its heading.
+class Complaints {
+ public:
+  void add(const char* heading, const std::vector<std::string>& names) {
+    if (names.empty()) return;
+    text_ += str(text_.empty() ? "" : "; ", heading, " ");
+    for (const auto& name : names) text_ += (&name == &names.front() ? "" : ", ") + name;
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+}  // namespace
+
+Checkpoint::Checkpoint(SafetensorsFile file, std::span<Parameter* const> parameters)
+    : file_(std::move(file)) {
+  std::set<std::string> used;
+  std::vector<std::string> missing, misshapen, extra;
+  const Parameter* wte = nullptr;
+  bool has_head = false;
+  for (const Parameter* p : parameters) {
+    if (p->name == "transformer.wte.weight") wte = p;
+    has_head |= p->name == "lm_head.weight";
+    const SafetensorsEntry* entry = find(file_, p->name);
+    if (!entry) {
+      missing.push_back(p->name);
+      continue;
+    }
+    used.insert(entry->name);
+    entries_[p] = entry;
+    if (entry->shape != extents(p->shape))
+      misshapen.push_back(
+          str(entry->name, " is ", name(entry->shape), " where the model has ", name(p->shape)));
+    else if (std::ranges::find(readable, entry->dtype) == readable.end())
+      misshapen.push_back(str(entry->name, " is of dtype ", entry->dtype, " where a float is needed"));
+  }
+  const bool tied_head = wte && !has_head && file_.find("lm_head.weight");
+  for (const auto& entry : file_.tensors())
+    if (!used.contains(entry.name) && !is_mask(entry.name) && !(tied_head && entry.name == "lm_head.weight"))
+      extra.push_back(entry.name);
+  Complaints complaints;
+  complaints.add("missing:", missing);
+  complaints.add("wrong:", misshapen);
+  complaints.add("not in the model:", extra);
+  require(complaints.text().empty(), Errc::config, file_.path(),
+          ": does not fit the model (--model): ", complaints.text());
+  if (tied_head) check_tied_head(*wte);
+}
+
+void Checkpoint::check_tied_head(const Parameter& wte) const {
+  const SafetensorsEntry &head = *file_.find("lm_head.weight"), &table = *entries_.at(&wte);
+  bool equal = head.shape == table.shape;
+  std::array<float, 4096> a, b;
+  for (std::uint64_t at = 0; equal && at < table.count; at += a.size()) {
+    const std::size_t n = std::min<std::uint64_t>(a.size(), table.count - at);
+    file_.read_f32(head, at, std::span(a).first(n));
+    file_.read_f32(table, at, std::span(b).first(n));
+    equal = std::equal(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin());
+  }
+  require(equal, Errc::config, file_.path(), ": lm_head.weight differs from ", table.name,
+          " though the model ties them; set tie_word_embeddings to false");
+}
+
+void Checkpoint::read(const Parameter& p, Range elements, float* out) const {
+  file_.read_f32(*entries_.at(&p), elements.begin, {out, elements.count()});
+}
+
+// ---- saving
+
+void save_model(const std::string& path, std::span<Parameter* const> parameters, Strategy& strategy, int rank,
+                const Stream& stream) {
+  std::unique_ptr<SafetensorsWriter> writer;
+  if (rank == 0) {
+    std::vector<SafetensorsOut> tensors;
+    for (const Parameter* p : parameters) tensors.push_back({p->name, extents(p->shape)});
+    writer = std::make_unique<SafetensorsWriter>(path, tensors);
+  }
+  for (const Parameter* p : parameters) {
+    const Tensor value = strategy.full_value(*p, stream);
+    if (writer) writer->write({value.data<float>(), value.count()});
+  }
+  if (writer) writer->finish();
+}
+
+}  // namespace rz::train_gpt

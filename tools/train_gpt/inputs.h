@@ -1,0 +1,31 @@
+#pragma once
+/// Everything that a run reads, read and checked before anything is written.
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "autograd_lite/models/gpt2.h"
+#include "sharding/ds_config.h"
+#include "sharding/strategy.h"
+#include "tools/train_gpt/checkpoint.h"
+#include "tools/train_gpt/options.h"
+#include "tools/train_gpt/tokens.h"
+
+namespace rz::train_gpt {
+
+struct Inputs {
+  std::unique_ptr<Gpt2> model;  ///< without memory
+  DsConfig ds;
+  BatchSizes sizes;
+  StrategyKind strategy = StrategyKind::ddp;
+  Tokens tokens;
+  std::uint64_t samples = 0;
+  std::size_t seq_len = 0;
+  std::optional<Checkpoint> checkpoint;
+};
+
+/// Errors are one line: what, where, what to do. Also checks, on rank 0, that the outputs can be written.
+Inputs read_inputs(const Options&, int rank, int ranks);
+
+}  // namespace rz::train_gpt

@@ -1,0 +1,188 @@
+// train_gpt: trains a GPT-2 over the ranks of a launcher. See --help.
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+
+#include "comm/bootstrap.h"
+#include "comm/communicator.h"
+#include "comm/core/error.h"
+#include "tools/train_gpt/agree.h"
+#include "tools/train_gpt/inputs.h"
+#include "tools/train_gpt/model_config.h"
+#include "tools/train_gpt/options.h"
+#include "tools/train_gpt/text.h"
+#include "tools/train_gpt/trainer.h"
+
+namespace rz::train_gpt {
+namespace {
+
+enum Status { done = 0, failed = 1, wrong_input = 2 };
+
+void complain(const std::string& what) { std::fprintf(stderr, "train_gpt: %s\n", what.c_str()); }
+
+std::string plural(std::uint64_t n, const char* thing) { return str(n, " ", thing, n == 1 ? "" : "s"); }
+
+TrainerOptions trainer_options(const Options& o, const Inputs& in, int threads) {
+  const auto bucket = static_cast<std::size_t>(o.bucket_mb * (1 << 20));
+  TrainerOptions t;
+  t.strategy = in.strategy;
+  t.strategy_options.bucket_bytes = bucket;
+  t.strategy_options.first_bucket_bytes = std::min(bucket, t.strategy_options.first_bucket_bytes);
+  t.strategy_options.overlap = o.overlap && in.ds.overlap_comm;
+  t.optimizer = in.ds.optimizer;
+  t.gradient_clipping = in.ds.gradient_clipping;
+  t.batches = {.samples = in.samples,
+               .sizes = in.sizes,
+               .shuffle = o.shuffle,
+               .drop_last = in.ds.drop_last,
+               .seed = o.seed};
+  t.seq_len = in.seq_len;
+  t.seed = o.seed;
+  t.threads = threads;
+  return t;
+}
+
+void introduce(const Inputs& in, const Communicator& comm, int threads, std::uint64_t steps) {
+  const Gpt2Config& c = in.model->config();
+  std::size_t parameters = 0;
+  for (const Parameter* p : in.model->parameters()) parameters += p->count();
+  std::printf("model: GPT-2, %zu layers, %zu heads, %zu channels, vocabulary %zu, %.2f M parameters\n",
+              c.n_layer, c.n_head, c.n_embd, c.vocab_size, static_cast<double>(parameters) * 1e-6);
+  std::printf("data: %s, %llu tokens, %s of %zu + 1\n", in.tokens.name().c_str(),
+              static_cast<unsigned long long>(in.tokens.count()), plural(in.samples, "sample").c_str(),
+              in.seq_len);
+  std::printf("run: %s on %s with %s each (%s), %s of batch %lld = %lld × accumulation %lld × %s\n",
+              name(in.strategy), plural(comm.size(), "rank").c_str(), plural(threads, "thread").c_str(),
+              comm.describe().c_str(), plural(steps, "update").c_str(),
+              static_cast<long long>(in.sizes.train), static_cast<long long>(in.sizes.micro),
+              static_cast<long long>(in.sizes.accumulation), plural(comm.size(), "rank").c_str());
+  std::fflush(stdout);
+}
+
+void write_text(const std::filesystem::path& path, const std::string& text) {
+  const std::string temporary = path.string() + ".part";
+  std::FILE* file = std::fopen(temporary.c_str(), "we");
+  const bool ok = file && std::fputs(text.c_str(), file) >= 0;
+  const bool closed = file && std::fclose(file) == 0;
+  require(ok && closed && std::rename(temporary.c_str(), path.c_str()) == 0, Errc::io, path.string(),
+          ": cannot be written: ", std::strerror(errno));
+}
+
+void save(const Options& o, const Inputs& in, Trainer& trainer, bool first) {
+  if (o.save.empty()) return;
+  const std::filesystem::path folder = o.save;
+  if (first) {
+    std::error_code problem;
+    std::filesystem::create_directories(folder, problem);
+    require(!problem, Errc::io, o.save, ": cannot be made: ", problem.message());
+  }
+  trainer.save((folder / "model.safetensors").string());
+  if (!first) return;
+  write_text(folder / "config.json", to_json(in.model->config()));
+  write_text(folder / "ds_config.json", resolved_json(in.ds, in.sizes));
+  std::printf("saved: %s\n", (folder / "model.safetensors").c_str());
+}
+
+void show_sample(const Options& o, Trainer& trainer, bool first) {
+  if (!o.sample) return;
+  const std::string prompt = o.sample->empty() ? "\n" : *o.sample;
+  const std::string text = trainer.sample(prompt, static_cast<std::size_t>(o.sample_tokens));
+  if (first) std::printf("sample:\n%s%s\n", printable(prompt).c_str(), printable(text).c_str());
+}
+
+void train(const Options& o, Inputs& in, Communicator& comm) {
+  const bool first = comm.rank() == 0;
+  const int fair = fair_threads(comm);
+  const int threads = o.threads > 0 ? static_cast<int>(o.threads) : fair;
+  in.model->recompute_blocks = o.recompute;
+  Trainer trainer(*in.model, in.tokens, comm, trainer_options(o, in, threads));
+  if (in.checkpoint) {
+    trainer.load(*in.checkpoint);
+  } else {
+    trainer.initialise(o.seed);
+  }
+  const std::uint64_t steps = o.steps ? static_cast<std::uint64_t>(*o.steps) : trainer.updates_per_epoch();
+  if (first) introduce(in, comm, threads, steps);
+
+  MetricsLog log(first ? o.log : "");
+  Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps);
+  double first_loss = 0, last_loss = 0;
+  for (std::uint64_t step = 0; step < steps; ++step) {
+    const UpdateReport report = trainer.update();
+    if (step == 0) first_loss = report.loss;
+    last_loss = report.loss;
+    log.write(report);
+    if (first) progress.update(report);
+  }
+  if (first && steps > 0)
+    std::printf("done: %s, loss %.4f → %.4f\nmemory: %s\n", plural(steps, "update").c_str(), first_loss,
+                last_loss, describe(trainer.strategy().memory()).c_str());
+  show_sample(o, trainer, first);
+  save(o, in, trainer, first);
+  comm.barrier().wait();
+}
+
+/// The part in which a mistake is the user's: nothing has been written yet.
+Status check_inputs(const Options& o, Communicator& comm, Inputs& in) {
+  try {
+    check_together(comm, [&] { in = read_inputs(o, comm.rank(), comm.size()); });
+  } catch (const Error& e) {
+    if (comm.rank() == 0) complain(e.what());
+    return e.code() == Errc::system ? failed : wrong_input;
+  }
+  if (comm.rank() == 0)
+    for (const auto& warning : in.ds.warnings) complain("warning: " + warning);
+  return done;
+}
+
+Status train_or_abort(const Options& o, Communicator& comm, Inputs& in) {
+  try {
+    train(o, in, comm);
+    return done;
+  } catch (const Error& e) {
+    // A rank that aborted has said why itself.
+    if (e.code() != Errc::aborted) complain(str("rank ", comm.rank(), ": ", e.what()));
+    comm.abort(e.what());
+  } catch (const std::exception& e) {
+    complain(str("rank ", comm.rank(), ": ", e.what()));
+    comm.abort(e.what());
+  }
+  return failed;
+}
+
+Status run(const Place& place, const Options& options) {
+  try {
+    Communicator comm = Communicator::connect(place.rank, place.size, store_for(place));
+    Inputs in;
+    const Status checked = check_inputs(options, comm, in);
+    return checked == done ? train_or_abort(options, comm, in) : checked;
+  } catch (const std::exception& e) {
+    complain(str("rank ", place.rank, ": ", e.what()));
+    return failed;
+  }
+}
+
+Status main(int argc, char** argv) {
+  Place place;
+  ParsedOptions parsed;
+  try {
+    place = place_from_environment();
+    parsed = parse_options(argc, argv);
+  } catch (const std::exception& e) {
+    if (place.rank == 0) complain(e.what());
+    return wrong_input;
+  }
+  if (parsed.help.empty()) return run(place, parsed.options);
+  if (place.rank == 0) std::fputs(parsed.help.c_str(), stdout);
+  return done;
+}
+
+}  // namespace
+}  // namespace rz::train_gpt
+
+int main(int argc, char** argv) { return rz::train_gpt::main(argc, argv); }

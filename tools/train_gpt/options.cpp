@@ -1,0 +1,143 @@
+#include "tools/train_gpt/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "comm/core/error.h"
+
+namespace rz::train_gpt {
+namespace {
+
+constexpr const char* what_it_is =
+    "Trains a GPT-2 on text over the ranks that a launcher starts, or alone.\n\n"
+    "  train_gpt --model config.json --config ds.json --data .          one process\n"
+    "  rzrun -n 2 train_gpt --model config.json --config ds.json …      two ranks on this machine\n"
+    "  mpirun -n 2, torchrun and srun start it as well: the rank is found in their environment.";
+
+constexpr const char* what_else =
+    "The DeepSpeed configuration decides batch sizes, clipping, optimizer and ZeRO stage, e.g.\n"
+    "  {\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3},\n"
+    "   \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}}\n\n"
+    "Exit status: 0 done, 2 an input is wrong (nothing was written), 1 anything else.";
+
+void add_inputs(CLI::App& app, Options& o) {
+  app.add_option("--model", o.model, "Hugging Face GPT-2 config (config.json)")
+      ->required()
+      ->type_name("CONFIG.json")
+      ->group("Inputs");
+  app.add_option("--init", o.init, "Start from this checkpoint; default: fresh weights from --seed")
+      ->type_name("MODEL.safetensors")
+      ->group("Inputs");
+  auto* data =
+      app.add_option("--data", o.data, "Text, read as bytes: a file, or every text file below a folder")
+          ->type_name("FILE|DIR")
+          ->group("Inputs");
+  app.add_option("--tokens", o.tokens, "Tokens, little-endian uint16, instead of --data")
+      ->type_name("TOKENS.bin")
+      ->excludes(data)
+      ->group("Inputs");
+  app.add_option("--config", o.config, "DeepSpeed configuration")
+      ->required()
+      ->type_name("DS.json")
+      ->group("Inputs");
+}
+
+void add_training(CLI::App& app, Options& o) {
+  app.add_option("--seq-len", o.seq_len, "Tokens a sample; default: the model's n_positions")
+      ->type_name("T")
+      ->check(CLI::Range(1, 1 << 24))
+      ->group("Training");
+  app.add_option("--steps", o.steps, "Updates; default: one pass over the data")
+      ->type_name("N")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
+      ->group("Training");
+  app.add_option("--strategy", o.strategy, "ddp, zero1, zero2 or zero3; default: zero_optimization.stage")
+      ->type_name("NAME")
+      ->group("Training");
+  app.add_option("--seed", o.seed, "Of fresh weights and of the order of samples; default 0")
+      ->type_name("S")
+      ->group("Training");
+  app.add_flag("!--no-shuffle", o.shuffle, "Update s takes samples s·B … s·B+B-1, a contiguous part a rank")
+      ->group("Training");
+  app.add_flag("--recompute", o.recompute, "Keep no activations of a block: compute them again in backward")
+      ->group("Training");
+}
+
+void add_outputs(CLI::App& app, Options& o) {
+  app.add_option("--log", o.log, "A JSON object an update: step, loss, grad_norm, lr, tokens_per_second, …")
+      ->type_name("METRICS.jsonl")
+      ->group("Outputs");
+  app.add_option("--save", o.save, "Write model.safetensors, config.json and ds_config.json there at the end")
+      ->type_name("DIR")
+      ->group("Outputs");
+  app.add_option("--sample", o.sample, "At the end, continue this text (byte vocabulary)")
+      ->type_name("TEXT")
+      ->group("Outputs");
+  app.add_option("--sample-tokens", o.sample_tokens, "Length of that continuation; default 200")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20))
+      ->group("Outputs");
+}
+
+void add_speed(CLI::App& app, Options& o) {
+  app.add_option("--threads", o.threads,
+                 "A rank; default: the processors it may use, shared with ranks that may too")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024))
+      ->group("Speed (results stay the same but for --threads)");
+  app.add_option("--bucket-mb", o.bucket_mb, "Size of a gradient bucket in MiB; default 25")
+      ->type_name("X")
+      ->check(CLI::Range(0.001, 65536.0))
+      ->group("Speed (results stay the same but for --threads)");
+  app.add_flag("!--no-overlap", o.overlap, "Communicate after backward instead of beside it")
+      ->group("Speed (results stay the same but for --threads)");
+}
+
+std::string one_line(std::string text) {
+  std::ranges::replace(text, '\n', ' ');
+  return text;
+}
+
+[[noreturn]] void refuse_unknown(const CLI::App& app, const std::string& word) {
+  std::vector<std::string> names;
+  for (const auto* option : app.get_options())
+    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+  const std::string flag = word.substr(0, word.find('='));
+  const std::string near = nearest_name(flag, names);
+  fail(Errc::config, word.starts_with("-") ? "unknown flag " : "unexpected argument '", word,
+       word.starts_with("-") ? "" : "'", near.empty() ? "" : "; did you mean " + near + "?", "; see --help");
+}
+
+void check_together(const Options& o) {
+  require(!o.data.empty() || !o.tokens.empty(), Errc::config,
+          "nothing to train on; give --data FILE|DIR or --tokens TOKENS.bin");
+}
+
+}  // namespace
+
+ParsedOptions parse_options(int argc, const char* const* argv) {
+  ParsedOptions parsed;
+  CLI::App app(what_it_is, "train_gpt");
+  app.footer(what_else);
+  app.allow_extras();
+  app.get_formatter()->column_width(34);
+  add_inputs(app, parsed.options);
+  add_training(app, parsed.options);
+  add_outputs(app, parsed.options);
+  add_speed(app, parsed.options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    parsed.help = app.help();
+    return parsed;
+  } catch (const CLI::ParseError& e) {
+    // An unknown flag explains more than what is missing besides it.
+    if (const auto rest = app.remaining(); !rest.empty()) refuse_unknown(app, rest.front());
+    fail(Errc::config, one_line(e.what()), "; see --help");
+  }
+  if (const auto rest = app.remaining(); !rest.empty()) refuse_unknown(app, rest.front());
+  check_together(parsed.options);
+  return parsed;
+}
+
+}  // namespace rz::train_gpt

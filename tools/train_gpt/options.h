@@ -1,0 +1,37 @@
+#pragma once
+/// What the command line of train_gpt says.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace rz::train_gpt {
+
+struct Options {
+  std::string model;                    ///< Hugging Face config.json
+  std::string init;                     ///< model.safetensors; empty: fresh weights from the seed
+  std::string data;                     ///< text file or directory
+  std::string tokens;                   ///< or tokens.bin
+  std::string config;                   ///< DeepSpeed configuration
+  std::string strategy;                 ///< empty: by zero_optimization.stage
+  std::string log;                      ///< metrics.jsonl; empty: none
+  std::string save;                     ///< directory; empty: the model is not saved
+  std::optional<std::string> sample;    ///< prompt of a text sample at the end
+  std::optional<std::int64_t> seq_len;  ///< default: the model's positions
+  std::optional<std::int64_t> steps;    ///< default: one pass over the data
+  std::int64_t sample_tokens = 200;
+  std::uint64_t seed = 0;
+  std::int64_t threads = 0;  ///< a rank; 0: its share of the processors
+  double bucket_mb = 25;
+  bool shuffle = true, overlap = true, recompute = false;
+};
+
+struct ParsedOptions {
+  Options options;
+  std::string help;  ///< not empty: --help (or --version) was asked for, and this is the answer
+};
+
+/// Errc::config: one line that names the flag, with the nearest known one if it is unknown.
+ParsedOptions parse_options(int argc, const char* const* argv);
+
+}  // namespace rz::train_gpt

@@ -1,0 +1,153 @@
+#include "tools/train_gpt/tokens.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "comm/core/error.h"
+#include "sharding/json.h"
+
+namespace rz::train_gpt {
+
+namespace fs = std::filesystem;
+static_assert(std::endian::native == std::endian::little, "token files are little-endian");
+
+struct Tokens::State {
+  std::string name;
+  std::uint64_t count = 0;
+  std::string text;  // of bytes
+  int file = -1;     // or of uint16
+  State() = default;
+  State(const State&) = delete;
+  ~State() {
+    if (file >= 0) ::close(file);
+  }
+
+  void read_words(std::uint64_t begin, std::span<std::uint16_t> out) const {
+    auto* to = reinterpret_cast<char*>(out.data());
+    std::size_t left = out.size_bytes();
+    for (auto at = static_cast<off_t>(2 * begin); left > 0;) {
+      const ssize_t n = ::pread(file, to, left, at);
+      if (n < 0 && errno == EINTR) continue;
+      require(n > 0, Errc::io, name, ": cannot be read at byte ", at, ": ",
+              n < 0 ? std::strerror(errno) : "it ends there");
+      to += n, at += n, left -= static_cast<std::size_t>(n);
+    }
+  }
+};
+
+Tokens Tokens::from_file(const std::string& path) {
+  auto state = std::make_shared<State>();
+  state->name = path;
+  state->file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  require(state->file >= 0, Errc::config, path, ": cannot be opened: ", std::strerror(errno));
+  struct stat info {};
+  require(::fstat(state->file, &info) == 0 && S_ISREG(info.st_mode), Errc::config, path,
+          ": not a regular file; give tokens as little-endian uint16");
+  require(info.st_size % 2 == 0, Errc::config, path, ": ", info.st_size,
+          " bytes is an odd length; tokens are little-endian uint16, two bytes each");
+  state->count = static_cast<std::uint64_t>(info.st_size) / 2;
+  Tokens tokens;
+  tokens.state_ = std::move(state);
+  return tokens;
+}
+
+namespace {
+
+constexpr std::size_t most_text = std::size_t{1} << 30;
+
+bool left_out(const fs::directory_entry& entry) {
+  const std::string name = entry.path().filename().string();
+  if (name.starts_with(".") || entry.is_symlink()) return true;
+  if (!entry.is_directory()) return !entry.is_regular_file();
+  return name == "node_modules" || name == "__pycache__" || fs::exists(entry.path() / "CMakeCache.txt");
+}
+
+std::vector<std::string> files_below(const std::string& folder) {
+  std::vector<std::string> files;
+  for (auto it = fs::recursive_directory_iterator(folder); it != fs::recursive_directory_iterator(); ++it) {
+    const bool skip = left_out(*it);
+    if (skip && it->is_directory()) it.disable_recursion_pending();
+    if (!skip && it->is_regular_file()) files.push_back(it->path().string());
+  }
+  std::ranges::sort(files);
+  return files;
+}
+
+bool is_text(const std::string& bytes) { return bytes.find('\0') == std::string::npos; }
+
+std::string text_below(const std::string& folder) {
+  std::string all;
+  for (const auto& file : files_below(folder)) {
+    const std::string text = read_text_file(file, most_text);
+    if (text.empty() || !is_text(text)) continue;
+    all += (all.empty() ? "" : "\n") + text;
+    require(all.size() <= most_text, Errc::config, folder, ": holds more than ", human_bytes(most_text),
+            " of text; give a smaller folder");
+  }
+  return all;
+}
+
+}  // namespace
+
+Tokens Tokens::from_text(const std::string& path) {
+  auto state = std::make_shared<State>();
+  state->name = path;
+  try {
+    require(fs::exists(path), Errc::config, path, ": no such file or folder; give text to train on");
+    state->text = fs::is_directory(path) ? text_below(path) : read_text_file(path, most_text);
+  } catch (const fs::filesystem_error& e) {
+    fail(Errc::config, path, ": cannot be read: ", e.code().message());
+  }
+  require(!state->text.empty(), Errc::config, path, ": holds no text");
+  state->count = state->text.size();
+  Tokens tokens;
+  tokens.state_ = std::move(state);
+  return tokens;
+}
+
+std::uint64_t Tokens::count() const { return state_->count; }
+const std::string& Tokens::name() const { return state_->name; }
+
+void Tokens::read(std::uint64_t begin, std::span<std::int32_t> out) const {
+  if (state_->file < 0) {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<unsigned char>(state_->text[begin + i]);
+    return;
+  }
+  std::array<std::uint16_t, 4096> words;
+  for (std::size_t done = 0; done < out.size();) {
+    const std::size_t n = std::min(words.size(), out.size() - done);
+    state_->read_words(begin + done, std::span(words).first(n));
+    std::copy_n(words.begin(), n, out.begin() + static_cast<std::ptrdiff_t>(done));
+    done += n;
+  }
+}
+
+void Tokens::check_vocabulary(std::uint64_t vocabulary) const {
+  std::array<std::int32_t, 16384> block;
+  for (std::uint64_t at = 0; at < count(); at += block.size()) {
+    const auto part = std::span(block).first(std::min<std::uint64_t>(block.size(), count() - at));
+    read(at, part);
+    const auto wrong = std::ranges::find_if(
+        part, [&](std::int32_t t) { return static_cast<std::uint64_t>(t) >= vocabulary; });
+    require(wrong == part.end(), Errc::config, name(), ": token ", wrong == part.end() ? 0 : *wrong,
+            " at position ", at + static_cast<std::uint64_t>(wrong - part.begin()),
+            " is beyond the model's vocabulary (vocab_size ", vocabulary,
+            "); use the tokenizer that belongs to the model, or a larger vocab_size");
+  }
+}
+
+std::uint64_t Tokens::samples(std::uint64_t seq_len) const {
+  require(count() >= seq_len + 1, Errc::config, name(), ": ", count(),
+          " tokens are too few for one sample of ", seq_len, " + 1; give more data or a smaller --seq-len");
+  return (count() - 1) / seq_len;
+}
+
+}  // namespace rz::train_gpt

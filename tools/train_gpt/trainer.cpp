@@ -1,0 +1,118 @@
+#include "tools/train_gpt/trainer.h"
+
+#include <chrono>
+
+#include "autograd_lite/initialise.h"
+
+namespace rz::train_gpt {
+namespace {
+
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& o) {
+  const AdamOptions adam{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay};
+  switch (o.type) {
+    case OptimizerConfig::Type::adam:
+      return make_adam(adam);
+    case OptimizerConfig::Type::adamw:
+      return make_adamw(adam);
+    case OptimizerConfig::Type::sgd:
+      return make_sgd({o.lr, o.momentum, o.weight_decay, o.nesterov});
+  }
+  fail(Errc::invalid_argument, "an optimizer that is none");
+}
+
+BatchPlan of_rank(BatchPlan plan, const Communicator& comm) {
+  plan.rank = comm.rank();
+  plan.ranks = comm.size();
+  return plan;
+}
+
+std::span<std::int32_t> elements(const Tensor& t) { return {t.data<std::int32_t>(), t.count()}; }
+
+}  // namespace
+
+Trainer::Trainer(Gpt2& model, Tokens tokens, Communicator& comm, TrainerOptions options)
+    : model_(model),
+      tokens_(std::move(tokens)),
+      comm_(comm),
+      options_(std::move(options)),
+      batches_(of_rank(options_.batches, comm)),
+      stream_(Stream::host(options_.threads)),
+      tape_(stream_),
+      strategy_(make_strategy(options_.strategy, model, comm, options_.strategy_options)),
+      optimizer_(make_optimizer(options_.optimizer)) {
+  const Shape shape{static_cast<std::size_t>(options_.batches.sizes.micro), options_.seq_len};
+  inputs_ = Tensor::empty(shape, DType::i32);
+  targets_ = Tensor::empty(shape, DType::i32);
+  strategy_->attach(tape_);
+}
+
+void Trainer::initialise(std::uint64_t seed) {
+  strategy_->fill_parameters([&](const Parameter& p, Range elements, float* out) {
+    rz::initialise(p, {out, elements.count()}, elements.begin, seed);
+  });
+}
+
+void Trainer::load(const Checkpoint& checkpoint) {
+  strategy_->fill_parameters(
+      [&](const Parameter& p, Range elements, float* out) { checkpoint.read(p, elements, out); });
+}
+
+Trainer::LossSum Trainer::run_micro_batch(std::uint64_t m) {
+  const auto accumulation = static_cast<std::uint64_t>(options_.batches.sizes.accumulation);
+  read_samples(tokens_, batches_.indices(step_, m), options_.seq_len, elements(inputs_), elements(targets_));
+  // Every micro-batch of every rank draws its own dropout.
+  const auto rank = static_cast<std::uint64_t>(comm_.rank()),
+             ranks = static_cast<std::uint64_t>(comm_.size());
+  tape_.seed(options_.seed ^ ((step_ * accumulation + m) * ranks + rank + 1) * 0x9e3779b97f4a7c15u);
+  const Gpt2::Output out = model_.forward(tape_, inputs_, targets_);
+  strategy_->begin_backward(m + 1 == accumulation);
+  tape_.backward(out.loss.loss, 1.0f / static_cast<float>(accumulation));
+  tape_.reset();
+  return {out.loss.sum, static_cast<double>(out.loss.count)};
+}
+
+Trainer::LossSum Trainer::over_ranks(LossSum mine) {
+  double both[2] = {mine.sum, mine.count};
+  comm_.all_reduce(Buffer(both, 2)).wait();
+  return {both[0], both[1]};
+}
+
+UpdateReport Trainer::update() {
+  const auto start = std::chrono::steady_clock::now();
+  LossSum mine;
+  strategy_->zero_grad();
+  for (std::int64_t m = 0; m < options_.batches.sizes.accumulation; ++m) {
+    const LossSum part = run_micro_batch(static_cast<std::uint64_t>(m));
+    mine.sum += part.sum;
+    mine.count += part.count;
+  }
+  strategy_->finish_gradients(stream_);
+  UpdateReport report{.step = step_++, .lr = optimizer_->learning_rate()};
+  report.grad_norm = options_.gradient_clipping > 0
+                         ? strategy_->clip_gradients(options_.gradient_clipping, stream_)
+                         : strategy_->gradient_norm(stream_);
+  strategy_->step(*optimizer_, stream_);
+  const LossSum all = over_ranks(mine);
+  report.loss = all.sum / all.count;
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  report.step_ms = seconds.count() * 1e3;
+  report.tokens_per_second = all.count / seconds.count();
+  report.exposed_comm_ms = strategy_->exposed_seconds() * 1e3;
+  return report;
+}
+
+std::string Trainer::sample(const std::string& prompt, std::size_t tokens) {
+  std::vector<std::int32_t> start;
+  for (const unsigned char c : prompt) start.push_back(c);
+  constexpr double temperature = 0.8;
+  std::string text;
+  for (const std::int32_t t : generate(model_, tape_, start, tokens, temperature, options_.seed))
+    text += static_cast<char>(t);
+  return text;
+}
+
+void Trainer::save(const std::string& path) {
+  save_model(path, model_.parameters(), *strategy_, comm_.rank(), stream_);
+}
+
+}  // namespace rz::train_gpt
