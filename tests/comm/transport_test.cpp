@@ -228,8 +228,8 @@ TEST_P(EveryTransport, AbortReachesEverybodyWithItsCulprit) {
     if (rank == 3)  // from a thread that does not drive
       other = std::thread([&] {
         std::this_thread::sleep_for(milliseconds(20));
-        t->abort({3, true, "rank 3 has had enough"});
-        t->abort({3, true, "again"});
+        t->abort({3, Errc::aborted, "rank 3 has had enough"});
+        t->abort({3, Errc::aborted, "again"});
       });
     const Error e = failure_of(*t, seconds(5), [&] { test::meet_all(*t, rank, 4); });
     EXPECT_EQ(e.code(), Errc::aborted) << e.what();
