@@ -41,10 +41,6 @@ class TorchNormal {
   std::mt19937 engine_;
 };
 
-Expected read_expected(const nlohmann::json& node) {
-  return {node.at("loss").get<std::vector<double>>(), node.at("grad_norm").get<std::vector<double>>()};
-}
-
 }  // namespace
 
 std::string folder() {
@@ -110,7 +106,11 @@ void write_start(const std::string& path) {
 
 Expected expected() {
   const std::string path = folder() + "/expected.json";
-  return read_expected(parse_json(read_text_file(path), path, JsonDialect::strict).at("float64"));
+  const nlohmann::json node = parse_json(read_text_file(path), path, JsonDialect::strict);
+  const auto list = [&](const char* precision, const char* what) {
+    return node.at(precision).at(what).get<std::vector<double>>();
+  };
+  return {list("float64", "loss"), list("float64", "grad_norm"), list("float32", "grad_norm")};
 }
 
 std::vector<std::vector<int>> samples(int first, int count) {

@@ -32,6 +32,7 @@ void write_start(const std::string& path);
 
 struct Expected {
   std::vector<double> loss, grad_norm;
+  std::vector<double> grad_norm_float32;  ///< of PyTorch's float32 run
 };
 /// PyTorch's, in float64, at a batch of 8: from expected.json.
 Expected expected();
