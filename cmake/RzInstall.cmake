@@ -1,3 +1,35 @@
+# What `cmake --install` leaves: headers, libraries, programs, and packages for find_package and pkg-config.
+include(CMakePackageConfigHelpers)
+
 get_property(rz_floors GLOBAL PROPERTY RZ_FLOORS)
-install(TARGETS ${rz_floors} EXPORT ringzero LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
-        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS ${rz_floors} EXPORT ringzero
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+foreach(floor comm tensor autograd_lite sharding)
+  install(DIRECTORY ${floor} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ringzero
+          FILES_MATCHING PATTERN "*.h" PATTERN "*.inc")
+endforeach()
+
+set(rz_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ringzero)
+install(EXPORT ringzero NAMESPACE ringzero:: FILE ringzero-targets.cmake DESTINATION ${rz_cmake_dir})
+configure_package_config_file(cmake/ringzero-config.cmake.in ringzero-config.cmake
+                              INSTALL_DESTINATION ${rz_cmake_dir})
+write_basic_package_version_file(ringzero-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/ringzero-config.cmake ${PROJECT_BINARY_DIR}/ringzero-config-version.cmake
+        DESTINATION ${rz_cmake_dir})
+
+# Static archives hand their own dependencies on to whoever links them.
+set(RZ_PC_REQUIRES libhwy)
+if(RZ_HAVE_HWLOC)
+  string(APPEND RZ_PC_REQUIRES ", hwloc")
+endif()
+set(RZ_PC_VISIBILITY "")
+set(RZ_PC_BLAS ", openblas")
+if(BUILD_SHARED_LIBS)
+  set(RZ_PC_VISIBILITY ".private")
+  set(RZ_PC_BLAS "")
+endif()
+file(RELATIVE_PATH RZ_PC_INCLUDEDIR ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_FULL_INCLUDEDIR})
+foreach(package ringzero-comm ringzero)
+  configure_file(cmake/${package}.pc.in ${package}.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/${package}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()

@@ -4,9 +4,9 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <vector>
+#include <mutex>
 
-#include "sharding/update_kernels.h"
+#include "tensor/kernels/optimizer.h"
 
 namespace rz {
 
@@ -91,16 +91,20 @@ void ExactSum::all_reduce(Communicator& communicator) {
   pending_ = communicator.size();
 }
 
+/// Threads add up on their own: since sums are exact, the order in which they are joined does not matter.
 void add_squares(ExactSum& sum, const float* x, std::size_t count, const Stream& stream) {
-  constexpr std::size_t blocks_at_once = 4096;
-  std::vector<double> squares(std::min(blocks_at_once, count / norm_block));
-  for (std::size_t first = 0; first < count / norm_block; first += squares.size()) {
-    const std::size_t n = std::min(squares.size(), count / norm_block - first);
-    stream.parallel_for(n, 64, [&](std::size_t begin, std::size_t end) {
-      kernels::sums_of_squares(x + (first + begin) * norm_block, end - begin, squares.data() + begin);
-    });
-    for (std::size_t i = 0; i < n; ++i) sum.add(squares[i]);
-  }
+  std::mutex joining;
+  stream.parallel_for(count / norm_block, 1024, [&](std::size_t begin, std::size_t end) {
+    ExactSum own;
+    std::array<double, 256> squares;
+    for (std::size_t first = begin; first < end; first += squares.size()) {
+      const std::size_t n = std::min(squares.size(), end - first);
+      kernels::sum_of_squares(x + first * norm_block, n, squares.data());
+      for (std::size_t i = 0; i < n; ++i) own.add(squares[i]);
+    }
+    const std::lock_guard lock(joining);
+    sum.add(own);
+  });
 }
 
 }  // namespace rz

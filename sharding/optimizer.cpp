@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "comm/core/error.h"
-#include "sharding/update_kernels.h"
+#include "tensor/kernels/optimizer.h"
 
 namespace rz {
 
@@ -29,11 +29,15 @@ class Sgd final : public Optimizer {
   int state_count() const override { return o_.momentum > 0 ? 1 : 0; }
 
   void update(const UpdateSpan& s, float grad_scale, const Stream& stream) const override {
-    const kernels::SgdFactors f{static_cast<float>(learning_rate()), static_cast<float>(o_.momentum),
-                                static_cast<float>(s.decay ? o_.weight_decay : 0), grad_scale, o_.nesterov};
+    kernels::SgdStep step;
+    step.lr = static_cast<float>(learning_rate());
+    step.momentum = static_cast<float>(o_.momentum);
+    step.weight_decay = static_cast<float>(s.decay ? o_.weight_decay : 0);
+    step.nesterov = o_.nesterov;
+    step.grad_scale = grad_scale;  // `first` stays false: momenta start from zeros
     stream.parallel_for(s.count, grain, [&](std::size_t begin, std::size_t end) {
-      kernels::sgd(s.value + begin, s.gradient + begin, s.state[0] ? s.state[0] + begin : nullptr,
-                   end - begin, f);
+      float* const momentum = s.state[0] ? s.state[0] + begin : nullptr;
+      kernels::sgd_momentum(s.value + begin, s.gradient + begin, momentum, end - begin, step);
     });
   }
 
@@ -58,20 +62,17 @@ class Adam final : public Optimizer {
 
   void update(const UpdateSpan& s, float grad_scale, const Stream& stream) const override {
     const auto t = static_cast<double>(updates());
-    const double decay = s.decay ? o_.weight_decay : 0;
-    const bool decoupled = decay_ == Decay::decoupled;
-    kernels::AdamFactors f;
-    f.rate = static_cast<float>(learning_rate() / (1 - std::pow(o_.beta1, t)));
-    f.inverse_correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(o_.beta2, t)));
-    f.beta1 = static_cast<float>(o_.beta1), f.rest1 = static_cast<float>(1 - o_.beta1);
-    f.beta2 = static_cast<float>(o_.beta2), f.rest2 = static_cast<float>(1 - o_.beta2);
-    f.epsilon = static_cast<float>(o_.epsilon);
-    f.keep = static_cast<float>(decoupled ? 1 - learning_rate() * decay : 1);
-    f.l2 = static_cast<float>(decoupled ? 0 : decay);
-    f.grad_scale = grad_scale;
+    kernels::AdamStep step;
+    step.lr = learning_rate();
+    step.beta1 = o_.beta1, step.beta2 = o_.beta2;
+    step.eps = static_cast<float>(o_.epsilon);
+    step.weight_decay = static_cast<float>(s.decay ? o_.weight_decay : 0);
+    step.bias_correction1 = 1 - std::pow(o_.beta1, t);
+    step.bias_correction2_sqrt = std::sqrt(1 - std::pow(o_.beta2, t));
+    step.grad_scale = grad_scale;
+    const auto kernel = decay_ == Decay::decoupled ? kernels::adamw : kernels::adam;
     stream.parallel_for(s.count, grain, [&](std::size_t begin, std::size_t end) {
-      kernels::adam(s.value + begin, s.gradient + begin, s.state[0] + begin, s.state[1] + begin, end - begin,
-                    f);
+      kernel(s.value + begin, s.gradient + begin, s.state[0] + begin, s.state[1] + begin, end - begin, step);
     });
   }
 

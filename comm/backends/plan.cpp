@@ -27,7 +27,7 @@ class Dependencies {
   void write(int step, Slot slot, std::vector<Plan::Dependency>& after) {
     History& h = history(slot);
     if (h.writer >= 0 && h.writer != step) after.push_back({h.writer, h.writer_chunk != slot.chunk});
-    for (const auto [reader, chunk] : h.readers)
+    for (const auto& [reader, chunk] : h.readers)
       if (reader != step) after.push_back({reader, chunk != slot.chunk});
     h = {step, slot.chunk, {}};
   }

@@ -173,9 +173,7 @@ class GroupTransport final : public Transport {
     Poller::ring(poller_.doorbell());
   }
 
-  [[noreturn]] void throw_failure() const {
-    throw Error(failure_.code, failure_.reason, failure_.culprit);
-  }
+  [[noreturn]] void throw_failure() const { throw Error(failure_.code, failure_.reason, failure_.culprit); }
 
   int rank_, size_;
   bool crowded_;  ///< more ranks than processors on this machine: spinning would take them from each other

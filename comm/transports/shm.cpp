@@ -418,13 +418,13 @@ void ShmLinks::send_drops() {
 
 void ShmLinks::want(const Link& l) {
   if (!wanted_)
-    wanted_ =
-        Failure{l.rank, Errc::peer_lost, str("rank ", l.rank, " left the group, and rank ", rank_, " still needs it")};
+    wanted_ = Failure{l.rank, Errc::peer_lost,
+                      str("rank ", l.rank, " left the group, and rank ", rank_, " still needs it")};
 }
 
 void ShmLinks::damaged(const Link& l, const Frame& frame) {
   if (!wanted_)
-    wanted_ = Failure{l.rank, false,
+    wanted_ = Failure{l.rank, Errc::peer_lost,
                       str("rank ", l.rank, " sent a damaged frame: length ", frame.length, ", place ",
                           frame.where, ", offset ", frame.offset)};
 }

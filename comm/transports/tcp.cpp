@@ -226,7 +226,7 @@ bool TcpLinks::read_header(Link& l, LaneState& lane, Wire& w) {
 
 void TcpLinks::damaged(const Link& l, const Wire& w, const LaneState& lane) {
   if (!wanted_)
-    wanted_ = Failure{l.rank, false,
+    wanted_ = Failure{l.rank, Errc::peer_lost,
                       str("rank ", l.rank, " sent a damaged frame: magic ", w.in.magic, ", length ",
                           w.in.length, ", offset ", w.in.offset, " where ", lane.consumed, " was due")};
 }
@@ -323,8 +323,8 @@ std::size_t TcpLinks::receive(int peer, Lane which, std::span<std::byte> into) {
 
 void TcpLinks::want(const Link& l) {
   if (!wanted_)
-    wanted_ =
-        Failure{l.rank, false, str("rank ", l.rank, " left the group, and rank ", rank_, " still needs it")};
+    wanted_ = Failure{l.rank, Errc::peer_lost,
+                      str("rank ", l.rank, " left the group, and rank ", rank_, " still needs it")};
 }
 
 void TcpLinks::read_control(Link& l, std::optional<Failure>& failure) {
@@ -347,7 +347,7 @@ void TcpLinks::read_control(Link& l, std::optional<Failure>& failure) {
     }
     if (frame.kind == ControlFrame::goodbye) l.left = true;
     if (frame.kind == ControlFrame::failure && !failure)
-      failure = Failure{frame.culprit, frame.deliberate != 0,
+      failure = Failure{frame.culprit, static_cast<Errc>(frame.code),
                         std::string(frame.reason, strnlen(frame.reason, sizeof frame.reason))};
   }
 }
@@ -360,7 +360,7 @@ std::optional<Failure> TcpLinks::lost(Link& l) {
     for (auto& w : lane.wires) ended |= w.ended || w.broken || (w.watched.events & (EPOLLHUP | EPOLLERR));
   if (ended && !l.grace) l.grace = Deadline::after(grace_for_goodbye);
   if (!l.control_ended && !(l.grace && l.grace->expired())) return std::nullopt;
-  return Failure{l.rank, false,
+  return Failure{l.rank, Errc::peer_lost,
                  str("rank ", l.rank, " is lost: its connection to rank ", rank_,
                      " ended without a goodbye; its process or host died, or the network failed")};
 }
@@ -383,7 +383,7 @@ void TcpLinks::announce(const Failure& failure) noexcept {
   ControlFrame frame;
   frame.kind = ControlFrame::failure;
   frame.culprit = failure.culprit;
-  frame.deliberate = failure.deliberate;
+  frame.code = static_cast<std::uint32_t>(failure.code);
   failure.reason.copy(frame.reason, sizeof frame.reason - 1);
   for (auto& l : links_) send(l->control.get(), &frame, sizeof frame, MSG_NOSIGNAL | MSG_DONTWAIT);
 }

@@ -43,7 +43,7 @@ struct ControlFrame {
   std::uint32_t magic = control_magic;
   std::uint32_t kind = goodbye;
   std::int32_t culprit = -1;
-  std::uint32_t deliberate = 0;
+  std::uint32_t code = 0;
   char reason[496] = {};
 };
 static_assert(sizeof(ControlFrame) == 512);

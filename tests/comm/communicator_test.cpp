@@ -70,7 +70,8 @@ TEST(Communicator, ATimeoutNamesWhomItWaitsFor) {
     float x = 1;
     try {
       if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(600));
-      comm.all_reduce({&x, 1}).wait();
+      comm.all_reduce({&x, 1}).wait();  // what rank 0 sent may have arrived all the same
+      comm.barrier().wait();
       ADD_FAILURE() << "rank " << rank << " noticed nothing";
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::timeout) << e.what();

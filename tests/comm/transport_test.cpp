@@ -52,7 +52,7 @@ TEST_P(EveryTransport, CarriesStreamsBetweenThreads) {
 TEST_P(EveryTransport, CarriesStreamsBetweenProcesses) {
   test::expect_processes(3, [&](int rank, std::shared_ptr<Store> store) {
     const auto t = connect(rank, 3, *store);
-    test::exchange_streams(*t, rank, 3, {30, 1'000'000, 6});
+    test::exchange_streams(*t, rank, 3, {20, 500'000, 6});
   });
 }
 

@@ -37,10 +37,28 @@ std::vector<Message> plan(int from, int to, int lane, const Traffic& traffic) {
   return messages;
 }
 
-std::byte byte_at(int from, int to, int lane, std::uint64_t position) {
-  const std::uint64_t mixed =
-      (position + 1) * 0x9e3779b97f4a7c15u + static_cast<unsigned>(from * 7 + to * 3 + lane);
-  return static_cast<std::byte>(mixed >> 32);
+/// The bytes of every stream: a random table of prime length that each stream enters elsewhere, so that whole
+/// pieces are written and compared at once.
+constexpr std::size_t table_bytes = 65'521;
+const std::vector<std::byte>& table() {
+  static const std::vector<std::byte> bytes = [] {
+    std::mt19937 random(99);
+    std::vector<std::byte> b(table_bytes);
+    for (auto& x : b) x = static_cast<std::byte>(random());
+    return b;
+  }();
+  return bytes;
+}
+
+/// Calls f(expected, offset, n) for runs that cover `size` bytes of the stream from `position` on.
+template <class F>
+void for_runs(int from, int to, int lane, std::uint64_t position, std::size_t size, const F& f) {
+  position += static_cast<unsigned>(from * 7919 + to * 997 + lane * 31);
+  for (std::size_t done = 0; done < size;) {
+    const std::size_t at = (position + done) % table_bytes, n = std::min(size - done, table_bytes - at);
+    f(table().data() + at, done, n);
+    done += n;
+  }
 }
 
 class Sender {
@@ -67,8 +85,9 @@ class Sender {
                                       : std::shared_ptr<std::byte>(new std::byte[size],
                                                                    std::default_delete<std::byte[]>()),
                        size, m.end});
-      for (std::size_t i = 0; i < size; ++i)
-        held_.back().memory.get()[i] = byte_at(rank_, peer_, lane_, m.begin + i);
+      for_runs(rank_, peer_, lane_, m.begin, size, [&](const std::byte* from, std::size_t at, std::size_t n) {
+        std::memcpy(held_.back().memory.get() + at, from, n);
+      });
       offered_ = true;
     }
     const std::size_t done = posted_ - m.begin;
@@ -128,11 +147,13 @@ class Receiver {
 
  private:
   void check(std::span<const std::byte> bytes) {
-    for (const std::byte b : bytes)
-      if (b != byte_at(peer_, rank_, lane_, at_++) && !failed_) {
-        failed_ = true;
-        ADD_FAILURE() << "wrong byte " << where();
-      }
+    for_runs(peer_, rank_, lane_, at_, bytes.size(),
+             [&](const std::byte* expected, std::size_t at, std::size_t n) {
+               if (std::memcmp(bytes.data() + at, expected, n) == 0 || failed_) return;
+               failed_ = true;
+               ADD_FAILURE() << "wrong bytes " << where();
+             });
+    at_ += bytes.size();
   }
   std::string where() const {
     return str("at ", at_, " of lane ", lane_, " from rank ", peer_, " to rank ", rank_);

@@ -14,8 +14,9 @@ Batches::Batches(BatchPlan plan) : plan_(plan) {
                                     .shuffle = true,
                                     .drop_last = plan.drop_last,
                                     .seed = plan.seed});
-  require(!sampler_ || sampler_->per_rank() > 0, Errc::config, plan.samples, " samples are too few for ",
-          plan.ranks, " ranks; give more data, or set dataloader_drop_last to false");
+  require(!sampler_ || sampler_->per_rank() > 0, Errc::invalid_argument, plan.samples,
+          " samples are too few for ", plan.ranks,
+          " ranks; give more data, or set dataloader_drop_last to false");
 }
 
 std::vector<std::uint64_t> Batches::indices(std::uint64_t update, std::uint64_t micro_batch) const {

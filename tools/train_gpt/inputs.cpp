@@ -80,6 +80,9 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   if (!o.init.empty()) in.checkpoint.emplace(SafetensorsFile::open(o.init), in.model->parameters());
   in.tokens = o.tokens.empty() ? Tokens::from_text(o.data) : Tokens::from_file(o.tokens);
   in.samples = in.tokens.samples(in.seq_len);
+  require(!o.shuffle || !in.ds.drop_last || in.samples >= static_cast<std::uint64_t>(ranks), Errc::config,
+          in.tokens.name(), ": ", in.samples, " samples are too few for ", ranks,
+          " ranks when dataloader_drop_last is true; give more data, or set it to false");
   in.tokens.check_vocabulary(config.vocab_size);
   return in;
 }

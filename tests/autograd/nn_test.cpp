@@ -1,0 +1,124 @@
+#include "autograd_lite/nn.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "autograd_lite/initialise.h"
+
+namespace rz {
+namespace {
+
+enum class Activation { relu, tanh };
+
+/// Two layers, one scope each.
+class Mlp : public Module {
+ public:
+  Mlp(std::size_t in, std::size_t hidden, std::size_t out, Activation activation)
+      : first_("first", in, hidden), second_("second", hidden, out), activation_(activation) {
+    scopes_[0].name = "first";
+    scopes_[1].name = "second";
+    first_.list(scopes_[0].parameters);
+    second_.list(scopes_[1].parameters);
+  }
+
+  std::vector<Parameter*> parameters() override {
+    std::vector<Parameter*> all;
+    first_.list(all);
+    second_.list(all);
+    return all;
+  }
+  std::vector<const Scope*> scopes() override { return {&scopes_[0], &scopes_[1]}; }
+
+  Var forward(Tape& tape, Var x) {
+    const Var hidden = tape.scope(scopes_[0], [&] {
+      const Var y = first_(tape, x);
+      return activation_ == Activation::relu ? nn::relu(tape, y) : nn::tanh(tape, y);
+    });
+    return tape.scope(scopes_[1], [&] { return second_(tape, hidden); });
+  }
+
+ private:
+  nn::Linear first_, second_;
+  Activation activation_;
+  Scope scopes_[2];
+};
+
+/// Rows (a, b) with target sin(3a) · b.
+struct Toy {
+  Tensor inputs = Tensor::empty({64, 2}), targets = Tensor::empty({64, 1});
+  Toy() {
+    for (std::size_t i = 0; i < 64; ++i) {
+      const double a = 2 * random_uniform(1, "a", i) - 1, b = 2 * random_uniform(1, "b", i) - 1;
+      inputs.data<float>()[2 * i] = static_cast<float>(a);
+      inputs.data<float>()[2 * i + 1] = static_cast<float>(b);
+      targets.data<float>()[i] = static_cast<float>(std::sin(3 * a) * b);
+    }
+  }
+};
+
+/// Gradient descent with momentum; returns the last loss, and the first one.
+std::pair<double, double> train(Activation activation) {
+  Mlp model(2, 32, 1, activation);
+  allocate_parameters(model);
+  initialise_parameters(model, 11);
+  std::vector<std::vector<float>> velocity;
+  for (const Parameter* p : model.parameters()) velocity.emplace_back(p->count());
+  const Toy toy;
+  Tape tape;
+  double first = 0, last = 0;
+  for (int step = 0; step < 600; ++step) {
+    const Var loss = nn::mse(tape, model.forward(tape, tape.constant(toy.inputs)), toy.targets);
+    last = tape.value(loss).data<float>()[0];
+    if (step == 0) first = last;
+    tape.backward(loss);
+    tape.reset();
+    for (std::size_t k = 0; Parameter * p : model.parameters()) {
+      for (std::size_t i = 0; i < p->count(); ++i) {
+        velocity[k][i] = 0.9f * velocity[k][i] + p->grad.data<float>()[i];
+        p->value.data<float>()[i] -= 0.1f * velocity[k][i];
+      }
+      p->grad_is_fresh = true;
+      ++k;
+    }
+  }
+  return {last, first};
+}
+
+TEST(Mlp, LearnsWithRelu) {
+  const auto [last, first] = train(Activation::relu);
+  EXPECT_LT(last, first / 50) << "from " << first;
+}
+
+TEST(Mlp, LearnsWithTanh) {
+  const auto [last, first] = train(Activation::tanh);
+  EXPECT_LT(last, first / 50) << "from " << first;
+}
+
+TEST(Layers, AreNamedAndShaped) {
+  nn::Linear conv("c", 3, 5, ops::WeightLayout::in_out), plain("p", 3, 5), bare("b", 3, 5, {}, false);
+  EXPECT_EQ(conv.weight.shape, Shape({3, 5}));
+  EXPECT_EQ(plain.weight.shape, Shape({5, 3}));
+  EXPECT_EQ(plain.bias.name, "p.bias");
+  std::vector<Parameter*> listed;
+  bare.list(listed);
+  EXPECT_EQ(listed.size(), 1u);
+}
+
+TEST(Layers, EmbeddingLooksRowsUp) {
+  nn::Embedding table("table", 4, 2);
+  table.weight.value = Tensor::empty({4, 2});
+  for (int i = 0; i < 8; ++i) table.weight.value.data<float>()[i] = static_cast<float>(i);
+  const Tensor tokens = Tensor::empty({2}, DType::i32);
+  tokens.data<std::int32_t>()[0] = 3;
+  tokens.data<std::int32_t>()[1] = 1;
+  Tape tape;
+  const Tensor rows = tape.value(table(tape, tokens));
+  EXPECT_EQ(rows.shape(), Shape({2, 2}));
+  EXPECT_EQ(rows.data<float>()[0], 6);
+  EXPECT_EQ(rows.data<float>()[3], 3);
+}
+
+}  // namespace
+}  // namespace rz

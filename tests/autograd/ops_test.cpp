@@ -1,0 +1,243 @@
+#include "autograd_lite/ops.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "autograd_lite/initialise.h"
+
+/// Every operator's backward against finite differences of its forward, through the tape: each input once as
+/// a variable and, where it may be one, as a parameter whose gradient is added to.
+namespace rz::nn {
+namespace {
+
+Tensor random(const Shape& shape, const std::string& stream) {
+  Tensor t = Tensor::empty(shape);
+  for (std::size_t i = 0; i < t.count(); ++i) {
+    t.data<float>()[i] = static_cast<float>(2 * random_uniform(1, stream, i) - 1);
+  }
+  return t;
+}
+
+Tensor integers(const Shape& shape, std::vector<std::int32_t> values) {
+  Tensor t = Tensor::empty(shape, DType::i32);
+  std::copy(values.begin(), values.end(), t.data<std::int32_t>());
+  return t;
+}
+
+using Operator = std::function<Var(Tape&, const std::vector<Var>&)>;
+
+/// A scalar that weighs every element of the output differently.
+double weighed(Tape& tape, Var out, Var* loss = nullptr) {
+  const Tensor value = tape.value(out);
+  const Tensor weights = random({value.count(), 1}, "weights");
+  double sum = 0;
+  for (std::size_t i = 0; i < value.count(); ++i) {
+    sum += double{value.data<float>()[i]} * weights.data<float>()[i];
+  }
+  if (loss)
+    *loss = matmul(tape, reshape(tape, out, {1, value.count()}), false, tape.constant(weights), false);
+  return sum;
+}
+
+double run(const Operator& op, const std::vector<Tensor>& inputs) {
+  Tape tape;
+  const Tape::NoGrad no_grad(tape);
+  std::vector<Var> vars;
+  for (const Tensor& t : inputs) vars.push_back(tape.constant(t));
+  return weighed(tape, op(tape, vars));
+}
+
+double slope(const Operator& op, const std::vector<Tensor>& inputs, float& x) {
+  const float before = x, step = 1.0f / 64;
+  x = before + step;
+  const double above = run(op, inputs), to = x;
+  x = before - step;
+  const double below = run(op, inputs), from = x;
+  x = before;
+  return (above - below) / (to - from);
+}
+
+void expect_close(const Operator& op, const std::vector<Tensor>& inputs, std::size_t k, const Tensor& grad,
+                  double offset, double tolerance) {
+  ASSERT_TRUE(grad.defined()) << "input " << k;
+  for (std::size_t i = 0; i < grad.count(); ++i) {
+    const double wanted = slope(op, inputs, inputs[k].data<float>()[i]);
+    EXPECT_NEAR(grad.data<float>()[i] - offset, wanted, tolerance * (1 + std::abs(wanted)))
+        << "input " << k << ", element " << i;
+  }
+}
+
+void expect_gradients(const Operator& op, const std::vector<Tensor>& inputs, double tolerance = 2e-3) {
+  Tape tape;
+  std::vector<Var> vars;
+  for (const Tensor& t : inputs) vars.push_back(tape.variable(t));
+  Var loss;
+  weighed(tape, op(tape, vars), &loss);
+  tape.backward(loss);
+  for (std::size_t k = 0; k < inputs.size(); ++k) {
+    expect_close(op, inputs, k, tape.grad(vars[k]), 0, tolerance);
+  }
+
+  // As parameters: the first one is added to, the others are overwritten.
+  tape.reset();
+  std::vector<Parameter> parameters(inputs.size());
+  for (std::size_t k = 0; k < inputs.size(); ++k) {
+    Parameter& p = parameters[k];
+    p.shape = inputs[k].shape();
+    p.value = inputs[k];
+    p.grad = Tensor::empty(p.shape);
+    std::fill_n(p.grad.data<float>(), p.count(), 0.5f);
+    p.grad_is_fresh = k != 0;
+    vars[k] = tape.parameter(p);
+  }
+  weighed(tape, op(tape, vars), &loss);
+  tape.backward(loss);
+  for (std::size_t k = 0; k < inputs.size(); ++k) {
+    expect_close(op, inputs, k, parameters[k].grad, k == 0 ? 0.5 : 0, tolerance);
+  }
+}
+
+TEST(Ops, ElementWise) {
+  const Tensor a = random({3, 5}, "a"), b = random({3, 5}, "b");
+  expect_gradients([](Tape& t, const auto& v) { return add(t, v[0], v[1]); }, {a, b});
+  expect_gradients([](Tape& t, const auto& v) { return multiply(t, v[0], v[1]); }, {a, b});
+  expect_gradients([](Tape& t, const auto& v) { return scale(t, v[0], -3); }, {a});
+  expect_gradients([](Tape& t, const auto& v) { return gelu(t, v[0]); }, {a});
+  expect_gradients([](Tape& t, const auto& v) { return tanh(t, v[0]); }, {a});
+  expect_gradients([](Tape& t, const auto& v) { return softmax(t, v[0]); }, {a});
+  expect_gradients([](Tape& t, const auto& v) { return reshape(t, v[0], {5, 3}); }, {a});
+}
+
+TEST(Ops, ReluAwayFromItsKink) {
+  Tensor x = random({4, 4}, "x");
+  for (std::size_t i = 0; i < x.count(); ++i) {
+    float& e = x.data<float>()[i];
+    e += e < 0 ? -0.1f : 0.1f;
+  }
+  expect_gradients([](Tape& t, const auto& v) { return relu(t, v[0]); }, {x});
+}
+
+TEST(Ops, LinearInBothLayoutsWithAndWithoutBias) {
+  const Tensor x = random({2, 3, 5}, "x"), bias = random({4}, "bias");
+  for (const auto layout : {WeightLayout::in_out, WeightLayout::out_in}) {
+    const Tensor w = random(layout == WeightLayout::in_out ? Shape{5, 4} : Shape{4, 5}, "w");
+    expect_gradients([=](Tape& t, const auto& v) { return linear(t, v[0], v[1], v[2], layout); },
+                     {x, w, bias});
+    expect_gradients([=](Tape& t, const auto& v) { return linear(t, v[0], v[1], Var(), layout); }, {x, w});
+    // The weight's gradient is added to and the bias's overwritten.
+    expect_gradients([=](Tape& t, const auto& v) { return linear(t, v[2], v[0], v[1], layout); },
+                     {w, bias, x});
+  }
+}
+
+TEST(Ops, MatmulInEveryTransposition) {
+  for (const bool ta : {false, true}) {
+    for (const bool tb : {false, true}) {
+      const Tensor a = random(ta ? Shape{4, 3} : Shape{3, 4}, "a"),
+                   b = random(tb ? Shape{5, 4} : Shape{4, 5}, "b");
+      expect_gradients([=](Tape& t, const auto& v) { return matmul(t, v[0], ta, v[1], tb); }, {a, b});
+    }
+  }
+}
+
+TEST(Ops, LayerNorm) {
+  const Tensor x = random({3, 8}, "x"), y = random({3, 8}, "y"), w = random({8}, "w"), b = random({8}, "b");
+  expect_gradients([](Tape& t, const auto& v) { return layer_norm(t, v[0], v[1], v[2], 1e-5f); }, {x, w, b},
+                   5e-3);
+  expect_gradients([](Tape& t, const auto& v) { return layer_norm(t, v[2], v[0], v[1], 1e-5f); }, {w, b, x},
+                   5e-3);
+  const Operator both = [](Tape& t, const auto& v) {
+    const auto [sum, norm] = add_layer_norm(t, v[0], v[1], v[2], v[3], 1e-5f);
+    return add(t, multiply(t, sum, sum), norm);
+  };
+  expect_gradients(both, {x, y, w, b}, 5e-3);
+}
+
+TEST(Ops, DropoutKeepsAndDropsTheSameElementsInBackward) {
+  Tape tape;
+  tape.seed(3);
+  Tensor ones = Tensor::empty({64, 64});
+  std::fill_n(ones.data<float>(), ones.count(), 1.0f);
+  const Var x = tape.variable(ones);
+  const Var first = dropout(tape, x, 0.25f), second = dropout(tape, x, 0.25f);
+  const Tensor a = tape.value(first), b = tape.value(second);
+  std::size_t kept = 0, same = 0;
+  for (std::size_t i = 0; i < a.count(); ++i) {
+    kept += a.data<float>()[i] != 0;
+    same += a.data<float>()[i] == b.data<float>()[i];
+  }
+  EXPECT_NEAR(static_cast<double>(kept) / static_cast<double>(a.count()), 0.75, 0.03);
+  EXPECT_LT(same, a.count() * 3 / 4);  // each dropout of a pass has its own range
+  tape.backward(mse(tape, first, Tensor::zeros({64, 64})));
+  // The loss is mean(f²) with f = m·x, so that df = 2 f m / n = 2 m² / n.
+  const Tensor d = tape.grad(x);
+  for (std::size_t i = 0; i < a.count(); ++i) {
+    const float m = a.data<float>()[i];
+    EXPECT_FLOAT_EQ(d.data<float>()[i], 2 * m * m / 4096) << i;
+  }
+  tape.reset();
+  EXPECT_THROW(dropout(tape, tape.constant(ones), 1.0f), Error);
+}
+
+TEST(Ops, Embeddings) {
+  const Tensor table = random({6, 4}, "table"), positions = random({5, 4}, "positions");
+  const Tensor tokens = integers({2, 3}, {0, 5, 0, 2, 2, 2});
+  expect_gradients([=](Tape& t, const auto& v) { return embedding(t, tokens, v[0]); }, {table});
+  expect_gradients([=](Tape& t, const auto& v) { return embedding_with_positions(t, tokens, v[0], v[1]); },
+                   {table, positions});
+}
+
+TEST(Ops, CausalAttention) {
+  expect_gradients([](Tape& t, const auto& v) { return causal_attention(t, v[0], 2); },
+                   {random({2, 4, 3 * 6}, "qkv")});
+}
+
+TEST(Ops, CrossEntropyCountsWhatIsNotIgnored) {
+  const Tensor logits = random({5, 7}, "logits"), targets = integers({5}, {3, -100, 0, 6, -100});
+  Tape tape;
+  const auto out = cross_entropy(tape, tape.constant(logits), targets);
+  double sum = 0;
+  for (const std::size_t row : {0, 2, 3}) {
+    double total = 0;
+    for (std::size_t i = 0; i < 7; ++i) total += std::exp(double{logits.data<float>()[row * 7 + i]});
+    const auto target = static_cast<std::size_t>(targets.data<std::int32_t>()[row]);
+    sum += std::log(total) - logits.data<float>()[row * 7 + target];
+  }
+  EXPECT_EQ(out.count, 3u);
+  EXPECT_NEAR(out.sum, sum, 1e-6);
+  EXPECT_FLOAT_EQ(tape.value(out.loss).data<float>()[0], static_cast<float>(sum / 3));
+  expect_gradients([=](Tape& t, const auto& v) { return cross_entropy(t, v[0], targets).loss; }, {logits});
+}
+
+TEST(Ops, CrossEntropyOfNothingIsZero) {
+  Tape tape;
+  const Var logits = tape.variable(random({2, 3}, "logits"));
+  const auto out = cross_entropy(tape, logits, integers({2}, {-100, -100}));
+  tape.backward(out.loss);
+  EXPECT_EQ(tape.value(out.loss).data<float>()[0], 0);
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(tape.grad(logits).data<float>()[i], 0);
+}
+
+TEST(Ops, CrossEntropyLeavesLogitsThatOthersNeed) {
+  const Tensor x = random({4, 5}, "x"), targets = integers({4}, {0, 1, 2, 3});
+  // The second loss' backward runs first, and must not write over what the first one's gelu kept.
+  const Operator op = [=](Tape& t, const auto& v) {
+    const Var logits = scale(t, v[0], 2);
+    const Var side = cross_entropy(t, gelu(t, logits), targets).loss;
+    return add(t, side, cross_entropy(t, logits, targets).loss);
+  };
+  expect_gradients(op, {x});
+}
+
+TEST(Ops, Mse) {
+  const Tensor target = random({3, 4}, "target");
+  expect_gradients([=](Tape& t, const auto& v) { return mse(t, v[0], target); }, {random({3, 4}, "x")});
+  Tape tape;
+  EXPECT_THROW(mse(tape, tape.variable(random({4}, "y")), target), Error);
+}
+
+}  // namespace
+}  // namespace rz::nn

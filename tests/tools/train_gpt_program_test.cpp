@@ -1,0 +1,303 @@
+// The program itself: started alone, or as two ranks, on good input and on bad.
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "comm/core/error.h"
+#include "sharding/json.h"
+#include "sharding/safetensors.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+const std::string fixture = RZ_SOURCE_DIR "/tests/data/gpt2_tiny/";
+const std::string program = RZ_BINARY_DIR "/bin/train_gpt";
+
+struct Ended {
+  int status = -1;
+  std::string out, err;
+};
+
+int free_port() {
+  const int s = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  socklen_t length = sizeof address;
+  EXPECT_EQ(::bind(s, reinterpret_cast<sockaddr*>(&address), length), 0);
+  EXPECT_EQ(::getsockname(s, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  ::close(s);
+  return ntohs(address.sin_port);
+}
+
+class TrainGptProgram : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!fs::exists(program)) GTEST_SKIP() << program << " was not built";
+    std::string name = (fs::temp_directory_path() / "rz_program_XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    directory_ = name;
+    fs::create_directory(directory_ / "out");
+    put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
+    put("ds.json", R"({"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},)"
+                   R"( "zero_optimization": {"stage": 3}})");
+  }
+  void TearDown() override {
+    if (!directory_.empty()) fs::remove_all(directory_);
+  }
+  std::string path(const std::string& name) const { return (directory_ / name).string(); }
+  void put(const std::string& name, const std::string& text) const {
+    std::ofstream(path(name), std::ios::binary) << text;
+  }
+  std::string get(const std::string& name) const { return read_text_file(path(name)); }
+
+  /// Starts the ranks, waits for all, and returns how each ended.
+  std::vector<Ended> run(int ranks, const std::vector<std::string>& arguments) const {
+    const int port = free_port();
+    std::vector<pid_t> children;
+    for (int rank = 0; rank < ranks; ++rank) children.push_back(start(rank, ranks, port, arguments));
+    std::vector<Ended> ended;
+    for (int rank = 0; rank < ranks; ++rank) {
+      int status = 0;
+      EXPECT_EQ(::waitpid(children[rank], &status, 0), children[rank]);
+      ended.push_back({WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+                       get(str("stdout.", rank)), get(str("stderr.", rank))});
+    }
+    return ended;
+  }
+
+  pid_t start(int rank, int ranks, int port, std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), program);
+    const pid_t child = ::fork();
+    if (child != 0) return child;
+    ::alarm(120);  // a rank that hangs is killed
+    redirect(STDOUT_FILENO, path(str("stdout.", rank)));
+    redirect(STDERR_FILENO, path(str("stderr.", rank)));
+    const auto set = [](const char* key, const std::string& value) { ::setenv(key, value.c_str(), 1); };
+    set("RANK", str(rank)), set("WORLD_SIZE", str(ranks)), set("LOCAL_RANK", str(rank));
+    set("LOCAL_WORLD_SIZE", str(ranks)), set("MASTER_ADDR", "127.0.0.1"), set("MASTER_PORT", str(port));
+    std::vector<char*> words;
+    for (auto& a : arguments) words.push_back(a.data());
+    words.push_back(nullptr);
+    ::execv(program.c_str(), words.data());
+    ::_exit(127);
+  }
+  static void redirect(int fd, const std::string& to) {
+    const int file = ::open(to.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    ::dup2(file, fd);
+  }
+
+  std::vector<std::string> good() const {
+    return {"--model",  path("model.json"),     "--config",  path("ds.json"),
+            "--tokens", fixture + "tokens.bin", "--threads", "1"};
+  }
+  std::vector<std::string> with(std::vector<std::string> arguments, const std::string& flag,
+                                const std::string& value) const {
+    const auto at = std::ranges::find(arguments, flag);
+    if (at == arguments.end()) {
+      arguments.insert(arguments.end(), {flag, value});
+    } else {
+      *(at + 1) = value;
+    }
+    return arguments;
+  }
+
+  /// Exit status 2 on every rank, one line on stderr of rank 0 that holds the parts, and nothing written.
+  void expect_refused(int ranks, std::vector<std::string> arguments,
+                      std::initializer_list<std::string> parts) const {
+    arguments.insert(arguments.end(),
+                     {"--log", path("out/metrics.jsonl"), "--save", path("out/model"), "--steps", "2"});
+    const auto ended = run(ranks, arguments);
+    std::string all;
+    for (const Ended& e : ended) {
+      EXPECT_EQ(e.status, 2) << e.err;
+      EXPECT_EQ(e.out, "");
+      all += e.err;
+    }
+    EXPECT_EQ(ended[0].err, all) << "only rank 0 speaks";
+    EXPECT_EQ(std::ranges::count(all, '\n'), 1) << all;
+    EXPECT_EQ(all.rfind("train_gpt: ", 0), 0u) << all;
+    for (const auto& part : parts)
+      EXPECT_NE(all.find(part), std::string::npos) << "'" << all << "' lacks " << part;
+    EXPECT_TRUE(fs::is_empty(directory_ / "out")) << "something was written";
+  }
+
+  std::vector<double> losses(const std::string& log) const {
+    std::ifstream in(path(log));
+    std::vector<double> out;
+    for (std::string line; std::getline(in, line);) {
+      const auto node = nlohmann::json::parse(line);
+      EXPECT_EQ(node["step"], out.size());
+      for (const char* key : {"grad_norm", "lr", "tokens_per_second", "step_ms", "exposed_comm_ms"})
+        EXPECT_TRUE(node[key].is_number()) << key;
+      out.push_back(node["loss"]);
+    }
+    return out;
+  }
+
+  fs::path directory_;
+};
+
+TEST_F(TrainGptProgram, TrainsSavesAndGoesOnFromWhatItSaved) {
+  auto arguments = good();
+  arguments.insert(arguments.end(), {"--steps", "12", "--save", path("saved"), "--log", path("a.jsonl"),
+                                     "--sample", "First", "--sample-tokens", "20", "--seed", "7"});
+  const auto ended = run(2, arguments);
+  for (const Ended& e : ended) ASSERT_EQ(e.status, 0) << e.err;
+  EXPECT_EQ(ended[1].out, "") << "rank 0 alone speaks";
+  for (const char* part : {"zero3", "2 ranks", "step 12/12", "sample:\nFirst", "saved:"})
+    EXPECT_NE(ended[0].out.find(part), std::string::npos) << part << " in\n" << ended[0].out;
+  const auto first = losses("a.jsonl");
+  ASSERT_EQ(first.size(), 12u);
+  EXPECT_LT(first.back(), first.front() - 0.2) << "the loss falls";
+
+  // What was saved is read again, by one process and another strategy.
+  const auto again = run(1, {"--model", path("saved/config.json"), "--init", path("saved/model.safetensors"),
+                             "--config", path("ds.json"), "--tokens", fixture + "tokens.bin", "--strategy",
+                             "ddp", "--steps", "2", "--log", path("b.jsonl")});
+  ASSERT_EQ(again[0].status, 0) << again[0].err;
+  EXPECT_LT(losses("b.jsonl").front(), first.front() - 0.2);
+}
+
+TEST_F(TrainGptProgram, TwoRanksLoseAsOneDoes) {
+  for (const int ranks : {1, 2}) {
+    auto arguments = with(good(), "--log", path(str("log.", ranks)));
+    arguments.insert(arguments.end(), {"--no-shuffle", "--steps", "6"});
+    for (const Ended& e : run(ranks, arguments)) ASSERT_EQ(e.status, 0) << e.err;
+  }
+  const auto one = losses("log.1"), two = losses("log.2");
+  ASSERT_EQ(one.size(), 6u);
+  ASSERT_EQ(two.size(), 6u);
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(one[i], two[i], 2e-5);
+}
+
+TEST_F(TrainGptProgram, ReadsTextBelowAFolder) {
+  fs::create_directory(directory_ / "text");
+  put("text/a.txt", std::string(500, 'a') + std::string(500, 'b'));
+  const auto ended =
+      run(1, {"--model", path("model.json"), "--config", path("ds.json"), "--data", path("text"), "--steps",
+              "3", "--recompute", "--no-overlap", "--bucket-mb", "0.01"});
+  EXPECT_EQ(ended[0].status, 0) << ended[0].err;
+  EXPECT_NE(ended[0].out.find("1000 tokens"), std::string::npos) << ended[0].out;
+}
+
+TEST_F(TrainGptProgram, HelpIsShownOnce) {
+  const auto ended = run(2, {"--help"});
+  EXPECT_EQ(ended[0].status, 0);
+  EXPECT_NE(ended[0].out.find("--no-shuffle"), std::string::npos);
+  EXPECT_EQ(ended[1].out, "");
+}
+
+TEST_F(TrainGptProgram, MissingFilesAreRefused) {
+  expect_refused(2, with(good(), "--model", path("none.json")), {path("none.json"), "cannot be opened"});
+  expect_refused(1, with(good(), "--config", path("none.json")), {path("none.json"), "cannot be opened"});
+  expect_refused(1, with(good(), "--tokens", path("none.bin")), {path("none.bin"), "cannot be opened"});
+  expect_refused(1, with(good(), "--init", path("none.st")), {path("none.st"), "cannot be opened"});
+}
+
+TEST_F(TrainGptProgram, WrongFlagsAreRefused) {
+  auto arguments = good();
+  arguments.push_back("--no-shufle");
+  expect_refused(2, arguments, {"unknown flag --no-shufle", "did you mean --no-shuffle"});
+  expect_refused(1, with(good(), "--strategy", "zero4"), {"zero4", "zero3"});
+  expect_refused(1, with(good(), "--seq-len", "17"), {"--seq-len", "17", "n_positions 16"});
+}
+
+TEST_F(TrainGptProgram, WrongConfigurationsAreRefused) {
+  const auto refused = [&](int ranks, const char* text, std::initializer_list<std::string> parts) {
+    put("bad.json", text);
+    expect_refused(ranks, with(good(), "--config", path("bad.json")), parts);
+  };
+  refused(2, R"({"train_batch_size": 3})", {"train_batch_size", "3", "2 ranks", "2 or 4"});
+  refused(1, R"({"train_batch_size": 4, "optimizer": {"type": "Adan"}})", {"Adan", "AdamW"});
+  refused(1, R"({"train_batch_size": 4, "gradient_cliping": 1})", {"gradient_cliping", "gradient_clipping"});
+  refused(1, R"({"train_batch_size": 4, "fp16": {"enabled": true}})", {"fp16.enabled", "not supported"});
+  refused(1, R"({"train_batch_size": 4, "communication_data_type": "fp17"})",
+          {"communication_data_type", "fp17"});
+}
+
+TEST_F(TrainGptProgram, WrongModelsAreRefused) {
+  const auto refused = [&](const char* text, std::initializer_list<std::string> parts) {
+    put("bad.json", text);
+    expect_refused(1, with(good(), "--model", path("bad.json")), parts);
+  };
+  refused(R"({"n_layer": 1, "n_head": 3, "n_embd": 16, "n_positions": 16, "vocab_size": 256})",
+          {"bad.json", "n_head"});
+  refused(R"({"n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})",
+          {"bad.json", "n_layer", "missing"});
+  refused(
+      R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256, "activation_function": "relu"})",
+      {"activation_function", "gelu_new", "relu"});
+  refused(R"({"n_layer": "one"})", {"n_layer", "whole number"});
+  refused("{", {"bad.json", "not valid JSON"});
+}
+
+TEST_F(TrainGptProgram, TokensBeyondTheVocabularyAreRefused) {
+  put("small.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 100})");
+  expect_refused(2, with(good(), "--model", path("small.json")),
+                 {"tokens.bin", "position", "vocab_size 100"});
+  put("few.bin", "abcd");
+  expect_refused(1, with(good(), "--tokens", path("few.bin")), {"few.bin", "too few"});
+}
+
+TEST_F(TrainGptProgram, DamagedCheckpointsAreRefused) {
+  const std::vector<SafetensorsOut> tensors{{"transformer.wte.weight", {256, 8}}};
+  {
+    SafetensorsWriter writer(path("m.safetensors"), tensors);
+    writer.write(std::vector<float>(2048));
+    writer.finish();
+  }
+  expect_refused(
+      2, with(good(), "--init", path("m.safetensors")),
+      {"m.safetensors", "missing: transformer.wpe.weight", "[256, 8] where the model has [256, 16]"});
+  fs::resize_file(path("m.safetensors"), 4000);
+  expect_refused(1, with(good(), "--init", path("m.safetensors")), {"m.safetensors", "cut off"});
+  put("m.safetensors", std::string("\xff\xff\xff\xff\0\0\0\0", 8) + "{}");
+  expect_refused(1, with(good(), "--init", path("m.safetensors")), {"m.safetensors", "header"});
+}
+
+TEST_F(TrainGptProgram, WhatOneRankAloneCannotReadStopsBoth) {
+  // A relative path, and rank 1 stands in another folder.
+  fs::copy_file(fixture + "tokens.bin", path("tokens.bin"));
+  const int port = free_port();
+  const auto arguments = with(good(), "--tokens", "tokens.bin");
+  const fs::path before = fs::current_path();
+  fs::current_path(directory_);
+  const pid_t zero = start(0, 2, port, arguments);
+  fs::current_path(directory_ / "out");
+  const pid_t one = start(1, 2, port, arguments);
+  fs::current_path(before);
+  for (const pid_t child : {zero, one}) {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 2) << status;
+  }
+  EXPECT_NE(get("stderr.0").find("train_gpt: rank 1: tokens.bin: cannot be opened"), std::string::npos)
+      << get("stderr.0");
+  EXPECT_EQ(get("stderr.1"), "");
+}
+
+TEST_F(TrainGptProgram, OutputsThatCannotBeWrittenAreRefused) {
+  put("file", "");
+  auto arguments = good();
+  arguments.insert(arguments.end(), {"--log", path("none/metrics.jsonl")});
+  auto ended = run(2, arguments);
+  for (const Ended& e : ended) EXPECT_EQ(e.status, 2) << e.err;
+  EXPECT_NE(ended[0].err.find("there is no folder"), std::string::npos) << ended[0].err;
+  arguments = good();
+  arguments.insert(arguments.end(), {"--save", path("file/model")});
+  ended = run(2, arguments);
+  for (const Ended& e : ended) EXPECT_EQ(e.status, 2) << e.err;
+  EXPECT_NE(ended[0].err.find("is not a folder"), std::string::npos) << ended[0].err;
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,87 @@
+#include "tools/rzrun/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "comm/core/error.h"
+
+namespace rz::rzrun {
+namespace {
+
+constexpr const char* what_it_is =
+    "Starts N ranks of PROGRAM on this machine, with the environment that torchrun gives them, and ends all of\n"
+    "them when one fails. Everything behind PROGRAM is its own.\n\n"
+    "  rzrun -n 2 all_reduce_perf -b 8 -e 64M -f 2\n"
+    "  rzrun -n 4 --prefix train_gpt --model config.json --config ds.json --data .\n"
+    "  rzrun -n 4 --log-dir logs --tee ./my_program";
+
+constexpr const char* what_else =
+    "Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and torchrun's\n"
+    "other variables; OMP_NUM_THREADS=1 if there are several ranks and it is not set. Rank 0 keeps the\n"
+    "standard input unless that is a terminal; the others read nothing.\n\n"
+    "When a rank fails, rzrun names the first that did, and how, on standard error; the others and all they\n"
+    "started get SIGTERM and, after the grace period, SIGKILL. Ctrl-C does the same; twice kills at once.\n\n"
+    "Exit status: 0 if every rank left with 0; else that of the rank that failed first, 128 + the signal's\n"
+    "number if a signal ended it; 2 for a wrong command line; 126 or 127 if the program cannot be started.";
+
+void add_flags(CLI::App& app, Options& o, std::string& bind) {
+  app.add_option("-n,--ranks", o.ranks, "Ranks to start")->required()->type_name("N");
+  app.add_option("--bind", bind, "core (default): whole cores for each rank as far as they go; none: leave alone")
+      ->check(CLI::IsMember({"core", "none"}))
+      ->type_name("core|none");
+  app.add_flag("--prefix", o.prefix, "Write whole lines, each with \"[rank] \" before it");
+  app.add_option("--log-dir", o.log_dir, "Write rank<R>.stdout and rank<R>.stderr there instead of the console")
+      ->type_name("DIR");
+  app.add_flag("--tee", o.tee, "With --log-dir: the console too");
+  app.add_option_function<double>(
+         "--grace", [&o](double s) { o.grace = std::chrono::milliseconds(static_cast<long>(s * 1e3)); },
+         "Between SIGTERM and SIGKILL; default 5")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->type_name("SECONDS");
+  app.add_option("--master-port", o.master_port, "MASTER_PORT; default: a free one")
+      ->check(CLI::Range(1, 65535))
+      ->type_name("PORT");
+}
+
+void check(const CLI::App& app, const Options& o) {
+  require(o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
+  require(!o.command.empty(), Errc::config, "no program to start; try: rzrun -n ", o.ranks, " PROGRAM [ARGS…]");
+  if (const auto& first = o.command.front(); first.starts_with("-")) {
+    std::vector<std::string> names;
+    for (const auto* option : app.get_options())
+      for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+    const std::string near = nearest_name(first.substr(0, first.find('=')), names);
+    fail(Errc::config, "unknown flag ", first, near.empty() ? "" : "; did you mean " + near + "?", "; see --help");
+  }
+  require(!o.tee || !o.log_dir.empty(), Errc::config, "--tee needs --log-dir DIR");
+  require(!o.prefix || o.to_console(), Errc::config, "--prefix with --log-dir needs --tee: nothing is printed");
+}
+
+}  // namespace
+
+ParsedOptions parse_options(int argc, const char* const* argv) {
+  ParsedOptions parsed;
+  Options& o = parsed.options;
+  std::string bind = "core";
+  CLI::App app(what_it_is, "rzrun");
+  app.usage("Usage: rzrun -n N [OPTIONS] PROGRAM [ARGS…]");
+  app.footer(what_else);
+  app.prefix_command();
+  add_flags(app, o, bind);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    parsed.help = app.help();
+    return parsed;
+  } catch (const CLI::ParseError& e) {
+    std::string line = e.what();
+    std::ranges::replace(line, '\n', ' ');
+    fail(Errc::config, line, "; see --help");
+  }
+  o.command = app.remaining();
+  o.bind = bind == "core";
+  check(app, o);
+  return parsed;
+}
+
+}  // namespace rz::rzrun
