@@ -198,8 +198,9 @@ bool fits(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads
 
 void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads,
                       const Stream& stream) {
-  const std::string op = str("causal_attention with ", heads, " heads");
-  check(op.c_str(), {{"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, fits(out, log_sum, qkv, heads));
+  const bool right = fits(out, log_sum, qkv, heads);
+  check(right ? "causal_attention" : str("causal_attention with ", heads, " heads").c_str(),
+        {{"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, right);
   float* o = out.data<float>();
   each_head(qkv, log_sum, heads, stream, [&](const Head& h, std::size_t at, std::size_t) {
     for (std::size_t i = 0; i < h.tokens; i += tile) attend_tile(h, o + at, i);
@@ -208,9 +209,10 @@ void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qk
 
 void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const Tensor& out,
                                const Tensor& log_sum, const Tensor& qkv, int heads, const Stream& stream) {
-  const std::string op = str("causal_attention_backward with ", heads, " heads");
-  check(op.c_str(), {{"d_qkv", d_qkv}, {"d_out", d_out}, {"out", out}, {"log_sum", log_sum}, {"qkv", qkv}},
-        fits(out, log_sum, qkv, heads) && d_qkv.shape() == qkv.shape() && d_out.shape() == out.shape());
+  const bool right =
+      fits(out, log_sum, qkv, heads) && d_qkv.shape() == qkv.shape() && d_out.shape() == out.shape();
+  check(right ? "causal_attention_backward" : str("causal_attention_backward with ", heads, " heads").c_str(),
+        {{"d_qkv", d_qkv}, {"d_out", d_out}, {"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, right);
   float* d = d_qkv.data<float>();
   const float *o = out.data<float>(), *dy = d_out.data<float>();
   each_head(qkv, log_sum, heads, stream, [&](const Head& h, std::size_t at, std::size_t at_qkv) {
