@@ -1,0 +1,37 @@
+/// What a strategy leaves behind when it goes in the middle of a step.
+#include <chrono>
+
+#include "comm/core/error.h"
+#include "sharding/strategy.h"
+#include "tests/support/ranks.h"
+#include "tests/support/toy_model.h"
+
+namespace rz {
+namespace {
+
+TEST(Strategy, OneThatIsDestroyedMidStepEndsTheOtherRanksStep) {
+  for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2})
+    test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+      auto comm = Communicator::connect(rank, 2, std::move(store));
+      test::ToyModel model([](std::size_t, std::size_t) { return 1.0f; });
+      const auto start = std::chrono::steady_clock::now();
+      try {
+        Tape tape;
+        const auto strategy = make_strategy(kind, model, comm);
+        strategy->attach(tape);
+        const Var loss = model.loss(tape, [](std::size_t, std::size_t) { return 1.0f; });
+        strategy->begin_backward();
+        if (rank == 0) return;  // as an exception would
+        tape.backward(loss);
+        strategy->finish_gradients();
+        ADD_FAILURE() << "no error";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Errc::aborted) << e.what();
+        EXPECT_EQ(e.culprit(), 0);
+      }
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+    });
+}
+
+}  // namespace
+}  // namespace rz
