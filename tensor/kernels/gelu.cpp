@@ -20,11 +20,10 @@ namespace HWY_NAMESPACE {
 constexpr double root = 1.5957691216057307;  // 2 √(2/π)
 constexpr double cubic = 0.044715;
 
-/// e^-2u, held below overflow: beyond it s is 0 for every purpose.
+/// e^-2u
 HWY_INLINE FloatVector decay(FloatVector x, FloatVector square) {
   const Floats d;
-  const FloatVector factor = hn::MulAdd(square, hn::Set(d, -root * cubic), hn::Set(d, -root));
-  return exponential(hn::Min(hn::Mul(x, factor), hn::Set(d, 80.0f)));
+  return exponential(hn::Mul(x, hn::MulAdd(square, hn::Set(d, -root * cubic), hn::Set(d, -root))));
 }
 
 HWY_INLINE FloatVector sigmoid(FloatVector decay) {
@@ -32,8 +31,11 @@ HWY_INLINE FloatVector sigmoid(FloatVector decay) {
   return hn::Div(one, hn::Add(one, decay));
 }
 
+/// Beyond |x| = 9 it is 0 or 1 to the last bit; there x is held, so that no product overflows.
 HWY_INLINE FloatVector derivative(FloatVector x) {
   const Floats d;
+  const FloatVector most = hn::Set(d, 9.0f);
+  x = hn::IfThenElse(hn::Gt(hn::Abs(x), most), hn::CopySign(most, x), x);
   const FloatVector square = hn::Mul(x, x), e = decay(x, square), s = sigmoid(e);
   const FloatVector twice_du = hn::MulAdd(square, hn::Set(d, 3 * root * cubic), hn::Set(d, root));
   return hn::MulAdd(hn::Mul(x, s), hn::Mul(hn::Mul(e, s), twice_du), s);

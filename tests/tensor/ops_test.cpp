@@ -101,6 +101,10 @@ TEST_P(Ops, ActivationsOfExtremes) {
   ops::gelu(out, in, stream);
   for (int i = 1; i < 5; ++i) EXPECT_NEAR(out.data<float>()[i], 0, 1e-7) << i;
   EXPECT_EQ(out.data<float>()[5], 100);
+  ops::gelu_backward(out, tensor_of(Values(9, 1.0), {9}), in, Into::overwrite, stream);
+  for (int i = 0; i < 8; ++i) EXPECT_NEAR(out.data<float>()[i], i < 4 ? 0 : i == 4 ? 0.5 : 1, 1e-7) << i;
+  EXPECT_TRUE(std::isnan(out.data<float>()[8]));
+  ops::gelu(out, in, stream);
   EXPECT_TRUE(std::isnan(out.data<float>()[8]));
   ops::relu(out, in, stream);
   EXPECT_TRUE(std::isnan(out.data<float>()[8]));
@@ -278,7 +282,7 @@ TEST_P(Ops, Embedding) {
 
 TEST_P(Ops, Softmax) {
   for (const auto& [n, c] : {std::array<std::size_t, 2>{1, 1}, {1, 9}, {5, 33}, {3, 2001}}) {
-    const Values x = random_values(n * c, 1, 8), dy = random_values(n * c, 2);
+    const Values x = random_values(n * c, 1, 2), dy = random_values(n * c, 2);
     const Tensor in = tensor_of(x, {n, c}), d_out = tensor_of(dy, {n, c}), out = Tensor::empty({n, c});
     ops::softmax(out, in, stream);
     const std::size_t columns = c;
@@ -303,7 +307,7 @@ TEST_P(Ops, CrossEntropy) {
     const Values expected = reference::cross_entropy(x, ids);
     double total = 0;
     for (const double e : expected) total += e;
-    expect_close(losses, expected, close, "losses");
+    for (std::size_t i = 0; i < n; ++i) EXPECT_NEAR(losses.data<float>()[i], expected[i], 1e-6);
     EXPECT_NEAR(sum, total, 1e-6 * (1 + total));
     EXPECT_EQ(count, n > 2 ? n - 1 : n);
 
