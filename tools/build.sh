@@ -1,19 +1,17 @@
 #!/usr/bin/env bash
-# Configures and builds a preset, quietly unless something fails: tools/build.sh [PRESET [TARGET…]]
+# Configures and builds a preset; prints the compiler's output only if something is wrong.
+#   tools/build.sh [PRESET] [TARGET…]        (default: release, everything)
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "$0")/.."
 preset=${1:-release}
 shift || true
-targets=()
-(($#)) && targets=(--target "$@")
 log=build/$preset.log
 mkdir -p build
-begin=$SECONDS
-echo "Building $preset (log: $log)"
-if ! { cmake --preset "$preset" && cmake --build --preset "$preset" --parallel "${RZ_JOBS:-$(nproc)}" "${targets[@]}"; } \
-     >"$log" 2>&1 </dev/null; then
-  grep -E -A5 'error|FAILED|Error' "$log" | head -n 60 >&2 || tail -n 40 "$log" >&2
-  echo "build.sh: building $preset failed; all of it is in $log" >&2
+echo "building ($preset, log in $log) …"
+targets=()
+[ $# -gt 0 ] && targets=(--target "$@")
+if ! { cmake --preset "$preset" && cmake --build --preset "$preset" "${targets[@]}"; } >"$log" 2>&1; then
+  grep -nE 'error|Error|FAILED' "$log" | head -n 40 >&2 || tail -n 40 "$log" >&2
+  echo "build.sh: the build failed; the whole log is $log" >&2
   exit 1
 fi
-echo "Built $preset in $((SECONDS - begin)) s"

@@ -1,71 +1,45 @@
 #!/usr/bin/env python3
-"""Refuses an include that goes up a floor, or sideways between siblings. check_floors.py [ROOT]
+"""Refuses an include that goes up a floor or sideways: prints each as FILE:LINE and the rule, and exits with 1.
 
-The rooms of the house and what each may include besides itself. The longest room that a path starts with counts."""
-import pathlib
-import re
-import sys
+    check_floors.py [ROOT]
 
-CORE = ['comm/core']
-COMM = CORE + ['comm']
-TENSOR = CORE + ['tensor']
-AUTOGRAD = TENSOR + ['autograd_lite']
-SHARDING = AUTOGRAD + COMM + ['sharding']
-PROGRAMS = SHARDING + ['bench', 'tools']
-MAY_INCLUDE = {
-    'comm/core': CORE,
-    'comm': COMM,
-    'tensor': TENSOR,
-    'autograd_lite': AUTOGRAD,
-    'sharding': SHARDING,
-    'bench': SHARDING + ['bench'],
-    'tools': SHARDING + ['tools'],
-    'tests': PROGRAMS + ['tests'],
+Floors, from the ground: comm/core, then comm and tensor (siblings), autograd_lite, sharding, and on top bench, tools and tests."""
+import os, re, sys
+
+MAY = {  # room: the rooms that it may include
+    'comm/core': {'comm/core'},
+    'comm': {'comm/core', 'comm'},
+    'tensor': {'comm/core', 'tensor'},
+    'autograd_lite': {'comm/core', 'tensor', 'autograd_lite'},
+    'sharding': {'comm/core', 'comm', 'tensor', 'autograd_lite', 'sharding'},
+    'bench': {'comm/core', 'comm', 'tensor', 'autograd_lite', 'sharding', 'bench'},
+    'tools': {'comm/core', 'comm', 'tensor', 'autograd_lite', 'sharding', 'tools'},
 }
-INCLUDE = re.compile(r'\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
-SOURCES = {'.h', '.cpp', '.cu', '.cuh', '.inc'}
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 
+def room(path):
+    parts = path.split('/')
+    return '/'.join(parts[:2]) if parts[:2] == ['comm', 'core'] else parts[0]
 
-def room_of(path):
-    """The room that holds a path relative to the root, or None for the world outside the house."""
-    rooms = [room for room in MAY_INCLUDE if path.startswith(room + '/')]
-    return max(rooms, key=len, default=None)
-
-
-def target_of(included, source, root):
-    """An include is meant from the root, or from the file's own folder."""
-    beside = source.parent / included
-    if room_of(included) is None and beside.is_file():
-        return beside.resolve().relative_to(root).as_posix()
-    return included
-
-
-def faults_of(source, root):
-    room = room_of(source.relative_to(root).as_posix())
-    for number, line in enumerate(source.read_text(errors='replace').splitlines(), 1):
-        match = INCLUDE.match(line)
-        if not match:
-            continue
-        included = target_of(match[1] or match[2], source, root)
-        target = room_of(included)
-        if target and target not in MAY_INCLUDE[room]:
-            allowed = ', '.join(r for r in MAY_INCLUDE[room])
-            yield f'{source.relative_to(root)}:{number}: {room} must not include {included}: it may include only {allowed}'
-
-
-def main():
-    if len(sys.argv) > 2 or sys.argv[1:2] in (['-h'], ['--help']):
-        sys.exit(__doc__)
-    root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
-    sources = [f for top in {room.split('/')[0] for room in MAY_INCLUDE} for f in sorted((root / top).rglob('*'))
-               if f.suffix in SOURCES]
-    if not sources:
-        sys.exit(f'check_floors.py: no sources under {root}')
-    faults = [fault for source in sources for fault in faults_of(source, root)]
-    print(*faults, sep='\n', end='\n' if faults else '')
-    print(f'{len(sources)} files, {len(faults)} includes against the floors')
-    sys.exit(1 if faults else 0)
-
+def check(root):
+    wrong = []
+    for top in ('comm', 'tensor', 'autograd_lite', 'sharding', 'bench', 'tools'):
+        for folder, _, files in os.walk(os.path.join(root, top)):
+            for name in sorted(files):
+                if not name.endswith(('.h', '.cpp', '.cu', '.cuh', '.inc')): continue
+                path = os.path.relpath(os.path.join(folder, name), root)
+                with open(os.path.join(folder, name), encoding='utf-8') as lines:
+                    for number, line in enumerate(lines, 1):
+                        found = INCLUDE.match(line)
+                        if found and '/' in found[1] and room(found[1]) not in MAY[room(path)]:
+                            wrong.append(f'{path}:{number}: {room(path)} must not include {found[1]}; '
+                                         f'it stands on {", ".join(sorted(MAY[room(path)] - {room(path)})) or "nothing"}')
+    return wrong
 
 if __name__ == '__main__':
-    main()
+    if len(sys.argv) > 2 or sys.argv[1:] in (['-h'], ['--help']):
+        print(__doc__)
+        sys.exit(0 if len(sys.argv) == 2 else 2)
+    wrong = check(sys.argv[1] if len(sys.argv) == 2 else os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'))
+    print('\n'.join(wrong) if wrong else 'floors: every include goes down')
+    sys.exit(1 if wrong else 0)

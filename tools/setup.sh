@@ -1,39 +1,33 @@
 #!/usr/bin/env bash
-# Installs what building and testing ringzero needs, from Debian's packages, and only what is missing.
+# Installs what ringzero needs to build and test on Debian 12, if something is missing. Prints nothing if nothing is.
+#   tools/setup.sh
 set -euo pipefail
-
-packages=(cmake ninja-build g++ ccache pkg-config git python3 libgtest-dev libhwloc-dev libhwy-dev
-          libopenblas-pthread-dev nlohmann-json3-dev libcli11-dev libopenmpi-dev openmpi-bin)
-
-if [[ ${1:-} == --help || ${1:-} == -h ]]; then
-  echo "Usage: tools/setup.sh    installs, where missing: ${packages[*]}"
-  exit
-fi
-
-if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-  echo "setup.sh: no apt-get here; install by other means what these Debian packages hold: ${packages[*]}" >&2
-  echo "setup.sh: going on in the hope that they are there" >&2
-  exit 0
-fi
+packages=(build-essential cmake ninja-build ccache pkg-config git ca-certificates python3
+          libhwy-dev libopenblas-pthread-dev libhwloc-dev nlohmann-json3-dev libcli11-dev libgtest-dev
+          libopenmpi-dev openmpi-bin)
 
 missing=()
-for package in "${packages[@]}"; do
-  [[ $(dpkg-query -W -f='${Status}' "$package" 2>/dev/null) == 'install ok installed' ]] || missing+=("$package")
+for p in "${packages[@]}"; do
+  dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")
 done
-((${#missing[@]})) || exit 0
+[ ${#missing[@]} -eq 0 ] && exit 0
 
-as_root=()
-if ((EUID != 0)); then
-  command -v sudo >/dev/null || { echo "setup.sh: run as root: apt-get install ${missing[*]}" >&2; exit 1; }
-  as_root=(sudo)
+command -v apt-get >/dev/null || {
+  echo "setup.sh: apt-get was not found; install the equivalents of: ${missing[*]}" >&2
+  exit 2
+}
+sudo=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || { echo "setup.sh: run as root, or install sudo, to install: ${missing[*]}" >&2; exit 2; }
+  sudo=(sudo)
 fi
-echo "setup.sh: installing ${missing[*]}"
+echo "installing: ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-if ! { "${as_root[@]}" apt-get update -q &&
-       "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}"
-     } >"$log" 2>&1 </dev/null; then
+install() { "${sudo[@]}" apt-get install -y --no-install-recommends "${missing[@]}" >"$log" 2>&1; }
+"${sudo[@]}" apt-get update >"$log" 2>&1 && install || {
+  echo "setup.sh: apt-get failed:" >&2
   tail -n 20 "$log" >&2
-  echo "setup.sh: apt-get failed" >&2
   exit 1
-fi
+}
+rm -f "$log"
