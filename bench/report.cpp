@@ -12,7 +12,7 @@ namespace {
 
 std::string figure_text(const Figure& f) {
   std::string text = "  " + fit_time(f.us) + "  " + fit_bandwidth(f.alg_bw) + "  " + fit_bandwidth(f.bus_bw);
-  return text + (f.wrong ? format("  %6g", static_cast<double>(*f.wrong)) : "     N/A");
+  return text + (f.wrong ? format("  %6g", static_cast<double>(*f.wrong)) : "    N/A");
 }
 
 std::string statistics(const char* placement, std::vector<double> us, int skipped) {

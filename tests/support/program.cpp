@@ -1,0 +1,105 @@
+#include "tests/support/program.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <thread>
+
+#include "comm/core/deadline.h"
+
+namespace rz::test {
+namespace {
+
+constexpr const char* launcher_variables[] = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"};
+
+void wait_a_little() { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
+
+std::string content(int fd) {
+  std::string text(static_cast<std::size_t>(::lseek(fd, 0, SEEK_END)), '\0');
+  const auto n = ::pread(fd, text.data(), text.size(), 0);
+  text.resize(n < 0 ? 0 : static_cast<std::size_t>(n));
+  return text;
+}
+
+/// Appends, as the ranks of a launcher share the file.
+int output_file() {
+  const int fd = ::memfd_create("output", MFD_CLOEXEC);
+  ::fcntl(fd, F_SETFL, O_APPEND);
+  return fd;
+}
+
+}  // namespace
+
+Program::Program(const std::vector<std::string>& command, const Variables& variables)
+    : out_(output_file()), err_(output_file()) {
+  std::vector<char*> argv;
+  for (const auto& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  pid_ = ::fork();
+  if (pid_ != 0) return;
+  for (const char* name : launcher_variables) ::unsetenv(name);
+  for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
+  ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
+  ::dup2(out_, STDOUT_FILENO);
+  ::dup2(err_, STDERR_FILENO);
+  ::execvp(argv[0], argv.data());
+  ::_exit(127);
+}
+
+Program::~Program() {
+  if (pid_ > 0) {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  ::close(out_);
+  ::close(err_);
+}
+
+void Program::signal(int signal) const { ::kill(pid_, signal); }
+
+int Program::wait(std::chrono::seconds deadline) {
+  const auto end = Deadline::after(deadline);
+  int status = 0;
+  while (::waitpid(pid_, &status, WNOHANG) == 0) {
+    if (end.expired()) {
+      ADD_FAILURE() << "still running after " << deadline.count() << " s; it wrote:\n" << out() << err();
+      ::kill(pid_, SIGKILL);
+    }
+    wait_a_little();
+  }
+  pid_ = -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+void Program::wait_for(const std::string& text, std::chrono::seconds deadline) const {
+  const auto end = Deadline::after(deadline);
+  while (out().find(text) == std::string::npos && err().find(text) == std::string::npos) {
+    if (end.expired()) {
+      ADD_FAILURE() << "'" << text << "' was not written, but:\n" << out() << err();
+      return;
+    }
+    wait_a_little();
+  }
+}
+
+std::string Program::out() const { return content(out_); }
+std::string Program::err() const { return content(err_); }
+
+bool gone(pid_t pid, std::chrono::seconds deadline) {
+  for (const auto end = Deadline::after(deadline); !end.expired(); wait_a_little()) {
+    std::string stat;
+    std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), stat);
+    const auto after_name = stat.rfind(')');
+    if (after_name == std::string::npos || stat.substr(after_name, 3) == ") Z") return true;
+  }
+  return false;
+}
+
+}  // namespace rz::test

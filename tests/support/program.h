@@ -1,0 +1,44 @@
+#pragma once
+/// Starts a program, and tells what it wrote and how it ended.
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace rz::test {
+
+/// A program of this build.
+inline std::string built(const std::string& name) { return RZ_BINARY_DIR "/bin/" + name; }
+
+class Program {
+ public:
+  using Variables = std::vector<std::pair<std::string, std::string>>;
+
+  /// The environment is this process's, less what launchers set, with `variables` added. Standard input is
+  /// empty.
+  explicit Program(const std::vector<std::string>& command, const Variables& variables = {});
+  Program(const Program&) = delete;
+  ~Program();
+
+  pid_t pid() const { return pid_; }
+  void signal(int signal) const;
+  /// Its status as a shell has it. One that has not ended by the deadline is killed, and the test fails.
+  int wait(std::chrono::seconds deadline = std::chrono::seconds(60));
+  /// Waits until standard output or error holds the text; the test fails if it does not come to that.
+  void wait_for(const std::string& text, std::chrono::seconds deadline = std::chrono::seconds(30)) const;
+  /// What it wrote so far.
+  std::string out() const;
+  std::string err() const;
+
+ private:
+  pid_t pid_ = -1;
+  int out_ = -1, err_ = -1;
+};
+
+/// True once no process has the id any more, or only a zombie that is somebody else's to bury.
+bool gone(pid_t pid, std::chrono::seconds deadline = std::chrono::seconds(10));
+
+}  // namespace rz::test

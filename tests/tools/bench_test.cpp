@@ -1,0 +1,357 @@
+// The nccl-tests-style tools: their words, their numbers, and that they notice what is wrong.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "bench/harness.h"
+#include "bench/numbers.h"
+#include "bench/report.h"
+#include "bench/values.h"
+#include "comm/core/error.h"
+#include "tests/support/program.h"
+
+namespace rz {
+namespace {
+
+using namespace bench;
+using test::Program;
+
+constexpr std::string_view names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
+                                      "alltoall",   "alltoallv",      "scatter",    "gather",    "sendrecv"};
+
+std::vector<std::string> words(const std::string& line) {
+  std::istringstream in(line);
+  std::vector<std::string> all;
+  for (std::string word; in >> word;) all.push_back(word);
+  return all;
+}
+
+/// A run of threads of this process.
+struct Outcome {
+  int status = 0;
+  std::string text;
+  /// The table's rows, as a parser of nccl-tests' output finds them.
+  std::vector<std::vector<std::string>> rows() const {
+    std::vector<std::vector<std::string>> found;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);)
+      if (!line.empty() && line[0] == ' ') found.push_back(words(line));
+    return found;
+  }
+  bool says(const std::string& line) const { return text.find(line) != std::string::npos; }
+};
+
+Options options_of(std::string_view collective, std::vector<std::string> flags) {
+  std::vector<const char*> argv{"perf"};
+  for (const auto& f : flags) argv.push_back(f.c_str());
+  return parse_options(collective_from_name(collective), static_cast<int>(argv.size()), argv.data()).options;
+}
+
+Outcome run_threads(std::string_view collective, const std::vector<std::string>& flags,
+                    const Hooks& hooks = {}) {
+  Outcome outcome;
+  const Options options = options_of(collective, flags);
+  outcome.status = run(
+      collective_from_name(collective), options, [&](const std::string& t) { outcome.text += t; }, hooks);
+  return outcome;
+}
+
+TEST(BenchNumbers, FitTheirColumns) {
+  EXPECT_EQ(fit_time(1.5), "   1.50");
+  EXPECT_EQ(fit_time(9999.99), "9999.99");
+  EXPECT_EQ(fit_time(12345.67), "12345.7");
+  EXPECT_EQ(fit_time(123456.7), " 123457");
+  EXPECT_EQ(fit_time(9876543), "9876543");
+  EXPECT_EQ(fit_time(98765432), "9.9e+07");
+  EXPECT_EQ(fit_bandwidth(0), "  0.00");
+  EXPECT_EQ(fit_bandwidth(123.456), "123.46");
+  EXPECT_EQ(fit_bandwidth(1234.56), "1234.6");
+  EXPECT_EQ(fit_bandwidth(1234567), " 1e+06");
+}
+
+TEST(BenchNumbers, SizesHaveBinaryUnits) {
+  EXPECT_EQ(parse_size("8", "-b"), 8u);
+  EXPECT_EQ(parse_size("32M", "-b"), 32u << 20);
+  EXPECT_EQ(parse_size("1.5k", "-b"), 1536u);
+  EXPECT_EQ(parse_size("1G", "-b"), 1u << 30);
+  for (const char* bad : {"", "x", "-3", "3X", "3MM", "nan"})
+    EXPECT_THROW(parse_size(bad, "-b"), Error) << bad;
+}
+
+TEST(BenchOptions, DefaultsAreThoseOfNcclTests) {
+  const Options o = options_of("all_reduce", {});
+  EXPECT_EQ(o.min_bytes, 32u << 20);
+  EXPECT_EQ(o.max_bytes, 32u << 20);
+  EXPECT_EQ(o.step_bytes, 1u << 20);
+  EXPECT_EQ(o.iterations, 20);
+  EXPECT_EQ(o.warmup, 1);
+  EXPECT_EQ(o.checks, 1);
+  EXPECT_EQ(o.average, Average::mean);
+  EXPECT_EQ(o.dtypes, std::vector<DType>{DType::f32});
+}
+
+TEST(BenchOptions, LongAndShortFlagsMeanTheSame) {
+  const Options a =
+      options_of("reduce", {"-b8", "-e", "1K", "-f", "2", "-r", "-1", "-d", "all", "-o", "all"});
+  const Options b = options_of("reduce", {"--minbytes", "8", "--maxbytes=1K", "--stepfactor", "2", "--root",
+                                          "-1", "--datatype", "all", "--op", "all"});
+  for (const Options& o : {a, b}) {
+    EXPECT_EQ(o.min_bytes, 8u);
+    EXPECT_EQ(o.max_bytes, 1024u);
+    EXPECT_EQ(o.next_size(8), 16u);
+    EXPECT_EQ(o.root, -1);
+    EXPECT_EQ(o.dtypes.size(), 12u);
+    EXPECT_EQ(o.ops.size(), 6u);
+  }
+}
+
+TEST(BenchOptions, AWrongOneIsOneLineThatHelps) {
+  const std::map<std::string, std::vector<std::string>> bad = {
+      {"mulsum or all", {"-o", "median"}},
+      {"bfloat16", {"-d", "float23"}},
+      {"one device", {"-g", "2"}},
+      {"graphs", {"-G", "1"}},
+      {"blocks", {"-x", "1"}},
+      {"null stream", {"-y", "1"}},
+      {"more than", {"-b", "2", "-e", "1"}},
+      {"no size", {"-b", "lots"}},
+      {"--nope", {"--nope"}},
+      {"iters", {"-n", "0"}},
+      {"nowhere", {"-b", "1", "-e", "9", "-i", "0"}}};
+  for (const auto& [said, flags] : bad) {
+    try {
+      options_of("all_reduce", flags);
+      ADD_FAILURE() << flags[0] << " was accepted";
+    } catch (const Error& e) {
+      const std::string what = e.what();
+      EXPECT_EQ(e.code(), Errc::config);
+      EXPECT_NE(what.find(said), std::string::npos) << what;
+      EXPECT_EQ(what.find('\n'), std::string::npos) << what;
+    }
+  }
+}
+
+TEST(BenchOptions, TheProgramLeavesWithTwo) {
+  Program p({test::built("all_reduce_perf"), "-d", "float23"});
+  EXPECT_EQ(p.wait(), 2);
+  EXPECT_NE(p.err().find("all_reduce_perf: "), std::string::npos) << p.err();
+  EXPECT_EQ(p.out(), "");
+}
+
+TEST(BenchValues, AreExactInEveryDtypeAndOp) {
+  // Combined here in double from what the ranks really contribute; all but means must agree bit for bit.
+  for (int ranks : {1, 2, 3, 65})
+    for (auto op : {ReduceOp::sum, ReduceOp::prod, ReduceOp::min, ReduceOp::max}) {
+      std::vector<std::vector<std::int8_t>> inputs(ranks, std::vector<std::int8_t>(Pattern::period));
+      for (int r = 0; r < ranks; ++r)
+        Pattern::input(DType::i8, op, r, ranks, 7).fill(inputs[r].data(), Pattern::period);
+      std::vector<std::int8_t> want(Pattern::period), got(Pattern::period);
+      Pattern::combined(DType::i8, op, ranks, 7).fill(got.data(), got.size());
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        int total = inputs[0][i];
+        for (int r = 1; r < ranks; ++r) {
+          const int v = inputs[r][i];
+          total = op == ReduceOp::sum    ? total + v
+                  : op == ReduceOp::prod ? total * v
+                  : op == ReduceOp::min  ? std::min(total, v)
+                                         : std::max(total, v);
+          ASSERT_LE(std::abs(total), 127) << "a partial result does not fit";
+        }
+        want[i] = static_cast<std::int8_t>(total);
+      }
+      EXPECT_EQ(want, got) << ranks << " ranks, " << name(ReduceOp(op));
+    }
+}
+
+TEST(BenchValues, EveryWrongElementIsCounted) {
+  const Pattern pattern = Pattern::input(DType::f32, ReduceOp::sum, 1, 2, 3);
+  std::vector<float> data(3 * Pattern::period);
+  pattern.fill(data.data(), data.size(), 17);
+  EXPECT_EQ(pattern.wrong(data.data(), data.size(), 17), 0u);
+  data[0] += 1;
+  data[Pattern::period] += 1;
+  data.back() += 1;
+  EXPECT_EQ(pattern.wrong(data.data(), data.size(), 17), 3u);
+  EXPECT_GT(pattern.wrong(data.data(), data.size(), 18), data.size() / 2) << "a shift by one goes unnoticed";
+  EXPECT_GT((Pattern::input(DType::f32, ReduceOp::sum, 0, 2, 3).wrong(data.data(), data.size(), 17)),
+            data.size() / 2)
+      << "another rank's data goes unnoticed";
+}
+
+TEST(BenchReport, ARowIsThatOfNcclTests) {
+  Row row{1024, 256, "float", "sum", -1, {12.345, 1.5, 2.25, 0, {}}, {1e8, 0.001, 0, {}, {}}, ""};
+  EXPECT_EQ(row_line(row),
+            "        1024           256     float     sum      -1"
+            "    12.35    1.50    2.25       0  1.0e+08    0.00    0.00    N/A\n");
+}
+
+TEST(BenchRun, HasTheLinesThatParsersLookFor) {
+  const Outcome o = run_threads("all_reduce", {"-t", "2", "-b", "8", "-e", "64K", "-f", "8", "-n", "2"});
+  EXPECT_EQ(o.status, 0);
+  EXPECT_EQ(o.rows().size(), 5u);
+  EXPECT_TRUE(o.says("# Collective test starting: all_reduce_perf\n"));
+  EXPECT_TRUE(o.says("minBytes 8 maxBytes 65536 step: 8(factor) warmup iters: 1 iters: 2 agg iters: 1"));
+  EXPECT_TRUE(o.says("#  Rank  1 Group  0 Pid "));
+  EXPECT_TRUE(o.says(" device  1 [0000:00:00]"));
+  EXPECT_TRUE(o.says("out-of-place                       in-place          \n"));
+  EXPECT_TRUE(o.says("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : "));
+  EXPECT_TRUE(o.says("#\n# Collective test concluded: all_reduce_perf\n"));
+}
+
+TEST(BenchRun, EveryCollectiveIsRightInEveryDtype) {
+  for (auto collective : names)
+    for (const char* threads : {"1", "2", "3"}) {
+      const Outcome o = run_threads(collective, {"-t", threads, "-b", "8", "-e", "16K", "-f", "45", "-n", "1",
+                                                 "-d", "all", "-r", "-1"});
+      EXPECT_EQ(o.status, 0) << collective;
+      EXPECT_TRUE(o.says("# Out of bounds values : 0 OK")) << collective << " on " << threads << "\n"
+                                                           << o.text;
+      EXPECT_GE(o.rows().size(), 12u * 3);
+      for (const auto& row : o.rows()) {
+        ASSERT_EQ(row.size(), 13u) << collective;
+        EXPECT_EQ(row[8], "0") << collective;
+        EXPECT_EQ(row[12], collective.starts_with("alltoall") || collective == "sendrecv" ? "N/A" : "0")
+            << collective;
+      }
+    }
+}
+
+TEST(BenchRun, EveryOpIsRightInEveryDtype) {
+  for (auto collective : {"all_reduce", "reduce_scatter", "reduce"}) {
+    const Outcome o = run_threads(collective, {"-t", "2", "-b", "8", "-e", "64K", "-f", "90", "-n", "1", "-w",
+                                               "0", "-d", "all", "-o", "all"});
+    EXPECT_EQ(o.status, 0) << o.text;
+    EXPECT_TRUE(o.says("# Out of bounds values : 0 OK")) << o.text;
+    EXPECT_EQ(o.rows().size(), 12u * 6 * 3);
+  }
+}
+
+TEST(BenchRun, CountsRootsAndOpsAreShownAsNcclTestsShowsThem) {
+  const auto first = [](std::string_view c, std::vector<std::string> more = {}) {
+    std::vector<std::string> flags{"-t", "2", "-b", "100", "-e", "100", "-n", "1"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    const auto row = run_threads(c, flags).rows().at(0);
+    return std::vector<std::string>(row.begin(), row.begin() + 5);
+  };
+  using Row5 = std::vector<std::string>;
+  EXPECT_EQ(first("all_reduce"), (Row5{"100", "25", "float", "sum", "-1"}));
+  EXPECT_EQ(first("all_gather"), (Row5{"96", "12", "float", "none", "-1"}));  // 16 B at a time for each rank
+  EXPECT_EQ(first("reduce_scatter"), (Row5{"96", "12", "float", "sum", "-1"}));
+  EXPECT_EQ(first("broadcast", {"-r", "1"}), (Row5{"100", "25", "float", "none", "1"}));
+  EXPECT_EQ(first("reduce", {"-o", "max", "-d", "bfloat16"}), (Row5{"100", "50", "bfloat16", "max", "0"}));
+  EXPECT_EQ(first("scatter"), (Row5{"96", "12", "float", "none", "0"}));
+}
+
+TEST(BenchRun, BusBandwidthFactors) {
+  const std::map<std::string_view, double> at_four = {
+      {"all_reduce", 1.5}, {"reduce_scatter", 0.75}, {"all_gather", 0.75}, {"alltoall", 0.75},
+      {"alltoallv", 0.75}, {"gather", 0.75},         {"scatter", 0.75},    {"broadcast", 1},
+      {"reduce", 1},       {"sendrecv", 1}};
+  for (const auto& [collective, factor] : at_four)
+    EXPECT_EQ(collective_from_name(collective).busbw_factor(4), factor) << collective;
+}
+
+TEST(BenchRun, DamageIsCountedAndFails) {
+  Hooks hooks;
+  hooks.before_check = [](int rank, Buffer result) {
+    if (rank == 1 && result.count > 3) static_cast<float*>(result.data)[3] += 1;
+  };
+  const Outcome o =
+      run_threads("all_reduce", {"-t", "2", "-b", "8", "-e", "512", "-f", "8", "-n", "1", "-c", "2"}, hooks);
+  EXPECT_EQ(o.status, 7);
+  ASSERT_EQ(o.rows().size(), 3u);
+  EXPECT_EQ(o.rows()[0][8], "0") << "8 B have no fourth element";
+  EXPECT_EQ(o.rows()[1][8], "2") << "one element in each of two checks";
+  EXPECT_EQ(o.rows()[2][12], "2");
+  EXPECT_TRUE(o.says("# Out of bounds values : 8 FAILED")) << o.text;
+}
+
+TEST(BenchRun, NoCheckMeansNotApplicable) {
+  const Outcome o = run_threads("all_reduce", {"-t", "2", "-b", "64", "-e", "64", "-n", "1", "-c", "0"});
+  EXPECT_EQ(o.rows().at(0).at(8), "N/A");
+  EXPECT_EQ(o.rows().at(0).at(12), "N/A");
+  EXPECT_EQ(o.rows().at(0).size(), 13u);
+}
+
+TEST(BenchRun, FlagsThatChangeHowItRunsKeepItRight) {
+  for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{{"-m", "3"},
+                                                                                    {"-z", "1"},
+                                                                                    {"-z", "1", "-m", "2"},
+                                                                                    {"-z", "3"},
+                                                                                    {"-R", "2"},
+                                                                                    {"-u", "3"},
+                                                                                    {"-C", "1"},
+                                                                                    {"-a", "0"},
+                                                                                    {"-a", "2"},
+                                                                                    {"-a", "3"},
+                                                                                    {"-T", "20"},
+                                                                                    {"-I", "1", "-K", "1"},
+                                                                                    {"-S", "1"},
+                                                                                    {"-M", "1"},
+                                                                                    {"-p", "1"}}) {
+    std::vector<std::string> flags{"-t", "2", "-b", "4K", "-e", "8K", "-i", "4K", "-n", "3"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    const Outcome o = run_threads("all_reduce", flags);
+    EXPECT_EQ(o.status, 0) << more[0] << more[1];
+    ASSERT_EQ(o.rows().size(), 2u) << more[0] << more[1];
+    EXPECT_EQ(o.rows()[0].size(), more[0] == "-S" ? 15u : 13u);
+    EXPECT_EQ(o.says("2 iterations of rank 0"), more[0] == "-I") << o.text;
+    EXPECT_EQ(o.says("# Memory: "), more[0] == "-M");
+  }
+}
+
+TEST(BenchRun, CyclesRepeatTheTable) {
+  EXPECT_EQ(run_threads("broadcast", {"-b", "8", "-e", "8", "-N", "3"}).rows().size(), 3u);
+}
+
+TEST(BenchRun, ARootBeyondTheGroupIsRefused) {
+  EXPECT_THROW(run_threads("broadcast", {"-t", "2", "-r", "2", "-b", "8", "-e", "8"}), Error);
+}
+
+TEST(BenchRun, JsonHoldsEverything) {
+  const auto path =
+      std::filesystem::temp_directory_path() / str("rz_bench_test_", static_cast<int>(::getpid()), ".json");
+  const Outcome o = run_threads(
+      "reduce_scatter", {"-t", "2", "-b", "1K", "-e", "4K", "-f", "2", "-n", "1", "-J", path.string()});
+  ASSERT_EQ(o.status, 0);
+  const auto j = nlohmann::json::parse(std::ifstream(path));
+  std::filesystem::remove(path);
+  EXPECT_EQ(j.at("version"), 3);
+  for (const char* key : {"start_time", "args", "env", "nccl_version", "config", "errors", "end_time"})
+    EXPECT_TRUE(j.contains(key)) << key;
+  EXPECT_EQ(j.at("config").at("devices").size(), 2u);
+  ASSERT_EQ(j.at("results").size(), 3u);
+  const auto& row = j.at("results")[1];
+  EXPECT_EQ(row.at("size"), 2048);
+  EXPECT_EQ(row.at("count"), 256);
+  EXPECT_EQ(row.at("type"), "float");
+  EXPECT_EQ(row.at("redop"), "sum");
+  EXPECT_EQ(row.at("root"), -1);
+  for (const char* placement : {"out_of_place", "in_place"}) {
+    const auto& f = row.at(placement);
+    EXPECT_GT(f.at("time").get<double>(), 0);
+    EXPECT_NEAR(f.at("bus_bw").get<double>(), f.at("alg_bw").get<double>() / 2, 1e-12);
+    EXPECT_EQ(f.at("nwrong"), 0);
+  }
+  EXPECT_EQ(j.at("out_of_bounds"), (nlohmann::json{{"count", 0}, {"okay", true}}));
+  EXPECT_TRUE(j.at("average_bus_bandwidth").at("okay"));
+}
+
+TEST(BenchRun, TwoProcessesUnderRzrun) {
+  Program p({test::built("rzrun"), "-n", "2", test::built("sendrecv_perf"), "-t", "2", "-b", "1K", "-e", "1K",
+             "-n", "2"});
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  const Outcome o{0, p.out()};
+  EXPECT_TRUE(o.says("#  Rank  3 "));
+  EXPECT_EQ(o.rows().size(), 1u) << "only rank 0 prints";
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# A feature that is ON and missing is an error that names it; OFF leaves it out.
+#   features_test.sh SOURCE_DIR
+set -u
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+number=0
+
+configure() {
+  number=$((number + 1))
+  cmake -S "$source" -B "$work/$number" -G Ninja -DRZ_TESTS=OFF -DRZ_PROGRAMS=OFF "$@" 2>&1
+}
+
+refused() {  # WHAT_IT_SAYS [flags]
+  local says=$1 out
+  shift
+  if out=$(configure "$@"); then echo "accepted: $*"; exit 1; fi
+  grep -q "$says" <<<"$out" || { echo "$* does not say '$says':"; echo "$out"; exit 1; }
+}
+
+source=$1
+refused 'RZ_NCCL=ON, but' -DRZ_NCCL=ON -DRZ_CUDA=OFF -DRZ_MPI=OFF
+refused 'RZ_MPI=ON, but' -DRZ_MPI=ON -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON -DRZ_CUDA=OFF -DRZ_NCCL=OFF
+PKG_CONFIG_LIBDIR=/nonexistent refused 'RZ_HWLOC=ON, but' -DRZ_HWLOC=ON -DRZ_CUDA=OFF -DRZ_NCCL=OFF -DRZ_MPI=OFF
+out=$(configure -DRZ_HWLOC=OFF -DRZ_CUDA=OFF -DRZ_NCCL=OFF -DRZ_MPI=OFF) || { echo "$out"; exit 1; }
+grep -q 'HWLOC no' <<<"$out" || { echo "OFF is not heeded: $out"; exit 1; }

@@ -1,0 +1,316 @@
+// The launcher, with real processes.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "comm/core/error.h"
+#include "comm/topology.h"
+#include "tests/support/program.h"
+#include "tools/rzrun/fate.h"
+#include "tools/rzrun/launch.h"
+#include "tools/rzrun/options.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+using test::Program;
+
+std::vector<std::string> rzrun(std::vector<std::string> flags, const std::string& script) {
+  flags.insert(flags.begin(), test::built("rzrun"));
+  for (const auto& word : {std::string("sh"), std::string("-c"), script}) flags.push_back(word);
+  return flags;
+}
+
+std::vector<std::string> lines(const std::string& text) {
+  std::vector<std::string> all;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) all.push_back(line);
+  return all;
+}
+
+std::string content(const fs::path& file) {
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
+class Directory {
+ public:
+  Directory() {
+    std::string name = (fs::temp_directory_path() / "rzrun_test_XXXXXX").string();
+    if (!::mkdtemp(name.data())) fail_errno("mkdtemp", name);
+    path_ = name;
+  }
+  ~Directory() { fs::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+  std::string string() const { return path_.string(); }
+
+ private:
+  fs::path path_;
+};
+
+TEST(Rzrun, EveryRankGetsTorchrunsEnvironment) {
+  Program p(rzrun({"-n", "3"},
+                  "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $ROLE_RANK $MASTER_ADDR "
+                  "$OMP_NUM_THREADS $TORCHELASTIC_RESTART_COUNT $MASTER_PORT $TORCHELASTIC_RUN_ID"));
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  std::set<std::string> ports_and_ids;
+  std::set<int> ranks;
+  for (const auto& line : lines(p.out())) {
+    std::istringstream in(line);
+    int rank, local_rank, port;
+    std::string size, local_size, group, role, address, omp, restarts, id;
+    in >> rank >> local_rank >> size >> local_size >> group >> role >> address >> omp >> restarts >> port >>
+        id;
+    EXPECT_EQ(local_rank, rank);
+    EXPECT_EQ(size + local_size + group + role, "330" + std::to_string(rank));
+    EXPECT_EQ(address, "127.0.0.1");
+    EXPECT_EQ(omp + restarts, "10");
+    EXPECT_GT(port, 0);
+    EXPECT_EQ(id.size(), 16u);
+    ranks.insert(rank);
+    ports_and_ids.insert(std::to_string(port) + id);
+  }
+  EXPECT_EQ(ranks, (std::set<int>{0, 1, 2}));
+  EXPECT_EQ(ports_and_ids.size(), 1u) << "the ranks disagree about port or run id";
+}
+
+TEST(Rzrun, OmpNumThreadsIsLeftAloneIfSetOrAlone) {
+  Program set(rzrun({"-n", "2"}, "echo $OMP_NUM_THREADS"), {{"OMP_NUM_THREADS", "3"}});
+  EXPECT_EQ(set.wait(), 0);
+  EXPECT_EQ(set.out(), "3\n3\n");
+  Program alone(rzrun({"-n", "1"}, "echo ${OMP_NUM_THREADS-unset}"));
+  EXPECT_EQ(alone.wait(), 0);
+  EXPECT_EQ(alone.out(), "unset\n");
+}
+
+TEST(Rzrun, TheMasterPortIsFree) {
+  Program p(rzrun({"-n", "1"},
+                  "exec python3 -c 'import os, socket; "
+                  "socket.create_server((os.environ[\"MASTER_ADDR\"], int(os.environ[\"MASTER_PORT\"])))'"));
+  EXPECT_EQ(p.wait(), 0) << p.err();
+}
+
+TEST(Rzrun, AllRanksDoneIsSilentSuccess) {
+  Program p(rzrun({"-n", "3"}, "exit 0"));
+  EXPECT_EQ(p.wait(), 0);
+  EXPECT_EQ(p.out() + p.err(), "");
+}
+
+TEST(Rzrun, TheFirstFailureIsNamedAndItsCodeReturned) {
+  // Rank 2 fails; the others fail too when they are told to end.
+  Program p(
+      rzrun({"-n", "3"}, "trap 'exit 9' TERM; [ $RANK = 2 ] && { sleep 0.3; exit 5; }; sleep 60 & wait"));
+  EXPECT_EQ(p.wait(), 5);
+  ASSERT_FALSE(lines(p.err()).empty());
+  EXPECT_EQ(lines(p.err())[0], "rzrun: rank 2 of 3 failed first: exited with 5");
+}
+
+TEST(Rzrun, ASignalIsNamed) {
+  Program p(rzrun({"-n", "2"}, "[ $RANK = 1 ] && kill -USR1 $$; sleep 60"));
+  EXPECT_EQ(p.wait(), 128 + SIGUSR1);
+  EXPECT_NE(p.err().find("rank 1 of 2 failed first: killed by SIGUSR1"), std::string::npos) << p.err();
+}
+
+TEST(Rzrun, WhoIgnoresTermIsKilledAfterTheGrace) {
+  Program p(rzrun(
+      {"-n", "2", "--grace", "0.3"},
+      "trap '' TERM; [ $RANK = 1 ] && { sleep 0.2; exit 4; }; echo pid $$; while :; do sleep 60; done"));
+  p.wait_for("pid ");
+  const pid_t stubborn = std::stoi(p.out().substr(p.out().find("pid ") + 4));
+  EXPECT_EQ(p.wait(std::chrono::seconds(20)), 4);
+  EXPECT_TRUE(test::gone(stubborn));
+}
+
+TEST(Rzrun, GrandchildrenEndToo) {
+  // One in the rank's process group, one that left it.
+  Program p(
+      rzrun({"-n", "1", "--grace", "0.3"},
+            "sleep 61 & echo child $!; setsid sh -c 'echo child $$; exec sleep 62' & sleep 0.3; exit 6"));
+  EXPECT_EQ(p.wait(std::chrono::seconds(20)), 6);
+  const auto all = lines(p.out());
+  ASSERT_EQ(all.size(), 2u) << p.out();
+  for (const auto& line : all) EXPECT_TRUE(test::gone(std::stoi(line.substr(6)))) << line;
+}
+
+TEST(Rzrun, WhatRanksLeaveBehindEndsWithThem) {
+  Program p(rzrun({"-n", "1", "--prefix"}, "sleep 60 & echo $!"));
+  EXPECT_EQ(p.wait(std::chrono::seconds(20)), 0);
+  EXPECT_NE(p.err().find("left behind"), std::string::npos) << p.err();
+  EXPECT_TRUE(test::gone(std::stoi(p.out().substr(4)))) << p.out();
+}
+
+TEST(Rzrun, CtrlCEndsEverything) {
+  Program p(rzrun({"-n", "2"}, "echo up $$; exec sleep 60"));
+  while (lines(p.out()).size() < 2) p.wait_for("up");
+  p.signal(SIGINT);
+  EXPECT_EQ(p.wait(std::chrono::seconds(20)), 128 + SIGINT);
+  for (const auto& line : lines(p.out())) EXPECT_TRUE(test::gone(std::stoi(line.substr(3)))) << line;
+  EXPECT_NE(p.err().find("SIGINT"), std::string::npos);
+  EXPECT_EQ(p.err().find("failed first"), std::string::npos) << "nobody failed";
+}
+
+TEST(Rzrun, CtrlCTwiceKillsAtOnce) {
+  Program p(rzrun({"-n", "1", "--grace", "3600"}, "trap '' TERM INT; echo up; while :; do sleep 60; done"));
+  p.wait_for("up");
+  p.signal(SIGINT);
+  p.wait_for("rzrun: SIGINT");
+  p.signal(SIGINT);
+  EXPECT_EQ(p.wait(std::chrono::seconds(20)), 128 + SIGINT);
+}
+
+TEST(Rzrun, RanksDieWithTheirLauncher) {
+  Program p(rzrun({"-n", "1"}, "echo up $$; exec sleep 60"));
+  p.wait_for("up");
+  const pid_t rank = std::stoi(p.out().substr(3));
+  p.signal(SIGKILL);
+  EXPECT_EQ(p.wait(), 128 + SIGKILL);
+  EXPECT_TRUE(test::gone(rank));
+}
+
+TEST(Rzrun, PrefixedLinesStayWhole) {
+  // Long lines written in pieces by several ranks at once, and a last one without its newline.
+  constexpr int length = 30000;
+  Program p(rzrun({"-n", "3", "--prefix"},
+                  "i=0; while [ $i -lt 20 ]; do head -c 15000 /dev/zero | tr '\\0' $RANK; sleep 0.01; "
+                  "head -c 15000 /dev/zero | tr '\\0' $RANK; echo; i=$((i+1)); done; printf end"));
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  std::map<char, int> count;
+  for (const auto& line : lines(p.out())) {
+    ASSERT_EQ(line[0], '[');
+    const char rank = line[1];
+    ASSERT_EQ(line.substr(2, 2), "] ");
+    if (line.substr(4) == "end") continue;
+    ASSERT_EQ(line.substr(4), std::string(length, rank));
+    ++count[rank];
+  }
+  EXPECT_EQ(count, (std::map<char, int>{{'0', 20}, {'1', 20}, {'2', 20}}));
+  EXPECT_EQ(lines(p.out()).size(), 63u);
+}
+
+TEST(Rzrun, LogFilesInsteadOfTheConsole) {
+  Directory directory;
+  Program p(rzrun({"-n", "2", "--log-dir", directory / "deep/logs"},
+                  "echo out $RANK; echo err $RANK >&2; exit $RANK"));
+  EXPECT_EQ(p.wait(), 1);
+  EXPECT_EQ(p.out(), "");
+  EXPECT_EQ(content(directory / "deep/logs/rank0.stdout"), "out 0\n");
+  EXPECT_EQ(content(directory / "deep/logs/rank1.stderr"), "err 1\n");
+  EXPECT_NE(p.err().find("its log: " + (directory / "deep/logs/rank1.stderr")), std::string::npos) << p.err();
+}
+
+TEST(Rzrun, TeeWritesBoth) {
+  Directory directory;
+  Program p(
+      rzrun({"-n", "2", "--log-dir", directory.string(), "--tee", "--prefix"}, "echo out; echo err >&2"));
+  EXPECT_EQ(p.wait(), 0);
+  EXPECT_EQ(content(directory / "rank0.stdout"), "out\n");
+  EXPECT_EQ(content(directory / "rank1.stderr"), "err\n");
+  const auto all = lines(p.out());
+  EXPECT_EQ(std::set<std::string>(all.begin(), all.end()), (std::set<std::string>{"[0] out", "[1] out"}));
+  EXPECT_NE(p.err().find("[1] err\n"), std::string::npos);
+}
+
+TEST(Rzrun, ARankMayCloseItsOutput) {
+  Program p(rzrun({"-n", "2", "--prefix"}, "exec >&- 2>&-; sleep 0.2; exit $((RANK * 3))"));
+  EXPECT_EQ(p.wait(), 3);
+}
+
+TEST(Rzrun, OnlyRankZeroReadsStandardInput) {
+  Program p({"sh", "-c", "echo hello | " + test::built("rzrun") + " -n 2 --prefix cat"});
+  EXPECT_EQ(p.wait(), 0);
+  EXPECT_EQ(p.out(), "[0] hello\n");
+}
+
+std::string affinity_of(const std::string& status) {
+  for (const auto& line : lines(status))
+    if (line.starts_with("Cpus_allowed:")) return line;
+  return "";
+}
+
+TEST(Rzrun, BindsRanksToProcessorsOfTheirOwn) {
+  Program bound(rzrun({"-n", "2", "--prefix"}, "grep Cpus_allowed: /proc/self/status"));
+  EXPECT_EQ(bound.wait(), 0);
+  auto masks = lines(bound.out());
+  ASSERT_EQ(masks.size(), 2u);
+  std::ranges::sort(masks);
+  for (int rank = 0; rank < 2; ++rank) {
+    unsigned long long expected = 0;
+    for (int p : processors_for(rank, 2)) expected |= p < 32 ? 1ull << p : 0;
+    const auto digits = masks[rank].substr(masks[rank].find_last_of("\t,") + 1);  // the lowest 32 processors
+    EXPECT_EQ(std::stoull(digits, nullptr, 16), expected) << masks[rank];
+  }
+}
+
+TEST(Rzrun, BindsNobodyOnRequest) {
+  Program free(rzrun({"-n", "2", "--bind", "none"}, "grep Cpus_allowed: /proc/self/status"));
+  EXPECT_EQ(free.wait(), 0);
+  const std::string own = affinity_of(content("/proc/self/status"));
+  EXPECT_EQ(lines(free.out()), (std::vector<std::string>{own, own}));
+}
+
+TEST(Rzrun, AProgramThatCannotStart) {
+  Program missing({test::built("rzrun"), "-n", "2", "/no/such/program"});
+  EXPECT_EQ(missing.wait(), 127);
+  EXPECT_EQ(missing.err(), "rzrun: cannot start '/no/such/program': No such file or directory\n");
+  Program folder({test::built("rzrun"), "-n", "1", "/tmp"});
+  EXPECT_EQ(folder.wait(), 126);
+}
+
+struct BadLine {
+  std::vector<std::string> flags;
+  std::string said;
+};
+
+TEST(Rzrun, AWrongCommandLineIsOneLineAndTwo) {
+  for (const auto& bad : std::vector<BadLine>{{{"-n", "0", "true"}, "at least 1"},
+                                              {{"-n", "-3", "true"}, "at least 1"},
+                                              {{"-n", "two", "true"}, "two"},
+                                              {{"true"}, "-n N"},
+                                              {{"-n", "2"}, "no program"},
+                                              {{"-n", "2", "--prefx", "true"}, "did you mean --prefix?"},
+                                              {{"-n", "2", "--bind", "socket", "true"}, "bind"},
+                                              {{"-n", "2", "--tee", "true"}, "--log-dir"},
+                                              {{"-n", "2", "--grace", "-1", "true"}, "grace"}}) {
+    std::vector<std::string> command{test::built("rzrun")};
+    command.insert(command.end(), bad.flags.begin(), bad.flags.end());
+    Program p(command);
+    EXPECT_EQ(p.wait(), 2) << p.err();
+    EXPECT_EQ(lines(p.err()).size(), 1u) << p.err();
+    EXPECT_NE(p.err().find(bad.said), std::string::npos) << p.err();
+    EXPECT_EQ(p.out(), "");
+  }
+}
+
+TEST(Rzrun, WhatStandsBehindTheProgramIsItsOwn) {
+  Program p({test::built("rzrun"), "-n", "1", "echo", "-n", "--prefix", "--help"});
+  EXPECT_EQ(p.wait(), 0);
+  EXPECT_EQ(p.out(), "--prefix --help");
+}
+
+TEST(RzrunFate, IsToldInWords) {
+  EXPECT_EQ(rzrun::describe({3, 0, false}), "exited with 3");
+  EXPECT_EQ(rzrun::describe({0, SIGSEGV, true}), "killed by SIGSEGV (Segmentation fault), core dumped");
+  EXPECT_EQ((rzrun::Fate{0, SIGKILL, false}.status()), 137);
+}
+
+TEST(RzrunFate, OutOfMemoryKillsAreCounted) {
+  Directory directory;
+  const std::string file = directory / "memory.events";
+  std::ofstream(file) << "low 0\nhigh 4\noom 1\noom_kill 2\n";
+  const rzrun::OomCounter counter({directory / "missing", file});
+  EXPECT_FALSE(counter.increased());
+  std::ofstream(file) << "low 0\nhigh 4\noom 2\noom_kill 3\n";
+  EXPECT_TRUE(counter.increased());
+}
+
+}  // namespace
+}  // namespace rz
