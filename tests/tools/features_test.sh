@@ -4,11 +4,9 @@
 set -u
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-number=0
 
 configure() {
-  number=$((number + 1))
-  cmake -S "$source" -B "$work/$number" -G Ninja -DRZ_TESTS=OFF -DRZ_PROGRAMS=OFF "$@" 2>&1
+  cmake -S "$source" -B "$(mktemp -d -p "$work")" -G Ninja -DRZ_TESTS=OFF -DRZ_PROGRAMS=OFF "$@" 2>&1
 }
 
 refused() {  # WHAT_IT_SAYS [flags]
