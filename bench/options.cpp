@@ -36,12 +36,20 @@ std::vector<DType> dtypes_of(const std::string& word) {
   std::vector<DType> all;
   for (const auto& d : dtype_names) all.push_back(d.dtype);
   if (word == "all") return all;
-  return {dtype_from_name(word)};
+  try {
+    return {dtype_from_name(word)};
+  } catch (const Error& e) {
+    fail(Errc::config, e.what(), " or all");
+  }
 }
 
 std::vector<ReduceOp> ops_of(const std::string& word) {
   if (word == "all") return {std::begin(all_ops), std::end(all_ops)};
-  return {op_from_name(word)};
+  try {
+    return {op_from_name(word)};
+  } catch (const Error& e) {
+    fail(Errc::config, e.what(), " or all");
+  }
 }
 
 /// What the command line says in words, before it becomes Options.
