@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <utility>
 
 #include "comm/core/error.h"
 
@@ -74,19 +75,18 @@ BucketLayout plan_buckets(std::span<const BucketMember> members, const BucketOpt
 
 BucketScheduler::BucketScheduler(BucketLayout layout, BucketOptions options, Launch launch)
     : layout_(std::move(layout)), options_(options), launch_(std::move(launch)) {
-  works_.reserve(layout_.buckets.size());
   order_.reserve(layout_.places.size());
   reset();
 }
 
 void BucketScheduler::reset() {
-  for (const Work& w : works_) w.wait();
-  works_.clear();
+  const std::vector<Work> works = std::exchange(works_, {});
   order_.clear();
   next_ = 0;
   missing_.clear();
   for (const auto& b : layout_.buckets) missing_.push_back(static_cast<int>(b.members.size()));
   is_ready_.assign(layout_.places.size(), false);
+  for (const Work& w : works) w.wait();  // last: a failed one is thrown once, not for ever
 }
 
 void BucketScheduler::ready(int member, const Stream& producer) {

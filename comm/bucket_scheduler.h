@@ -65,7 +65,7 @@ class BucketScheduler {
   /// Members that never became ready count as ready now; launches what is left and orders `consumer` after
   /// all of it.
   void finish(const Stream& consumer);
-  /// Forgets a step half done (its Works are waited for).
+  /// Forgets a step half done. Its Works are waited for; the first failure is thrown, and forgotten as well.
   void reset();
 
   /// The members in the order in which they became ready in the last finished step; those that did not, last.

@@ -6,6 +6,7 @@
 #include "comm/backends/scheduled.h"
 #include "comm/collective.h"
 #include "comm/core/error.h"
+#include "comm/select.h"
 #include "comm/transports/connect.h"
 
 namespace rz {
@@ -83,6 +84,11 @@ Communicator Communicator::connect(int rank, int size, std::shared_ptr<Store> st
           " has no store");
   require(options.device.kind == Device::host, Errc::unsupported, "a communicator on ", name(options.device),
           " is not available in this build; use host memory");
+  if (!options.algorithm.empty())
+    select({.collective = Collective::all_reduce,
+            .size = size,
+            .deterministic = options.deterministic,
+            .forced = options.algorithm});  // refuses what cannot be forced
   if (!store) store = memory_store();
   const TransportOptions transport{.kind = options.transport,
                                    .interface = options.interface,

@@ -283,28 +283,35 @@ void Driver::operation_ended(Job& job) {
   if (waiters_ > 0) changed_.notify_all();
 }
 
+// Deadlines come after all else that may have happened while this process slept: a rank that was stopped
+// itself blames nobody, and learns what the others have agreed on.
 void Driver::idle() {
   transport_->progress();
-  transport_->wait(longest_wait);
   check_deadlines();
+  transport_->wait(longest_wait);
 }
 
+// A rank that waits for several peers holds back a little: some of them wait for the guilty one themselves,
+// and whoever waits for that one alone knows better.
 void Driver::check_deadlines() {
   const auto now = Clock::now();
-  const auto late = [&](const Job* job, int culprit, const std::string& waiting) {
-    if (!job || now < job->deadline) return;
-    const double seconds = std::chrono::duration<double>(options_.timeout).count();
-    const Error error(
-        Errc::timeout,
-        str(name(job->operations[0].kind), " did not end within ", seconds, " s on rank ", rank_,
-            ": it waits for ", waiting, "; a rank may be stuck, or slower than the timeout allows"),
-        culprit);
-    transport_->abort({culprit, Errc::timeout, error.what()});
-    throw error;
-  };
-  late(current_.job.get(), current_.job ? execution_.culprit() : -1,
-       current_.job ? execution_.waiting_for() : "");
-  if (!messaging_.empty()) late(messaging_.front().get(), messages_.culprit(), messages_.waiting_for());
+  const auto doubt = std::min<Clock::duration>(options_.timeout / 4, 1s);
+  if (current_.job && now >= current_.job->deadline &&
+      (now >= current_.job->deadline + doubt || execution_.debtors() == 1))
+    time_out(*current_.job, execution_.culprit(), execution_.waiting_for());
+  if (!messaging_.empty() && now >= messaging_.front()->deadline)
+    time_out(*messaging_.front(), messages_.culprit(), messages_.waiting_for());
+}
+
+void Driver::time_out(const Job& job, int culprit, const std::string& waiting) {
+  const double seconds = std::chrono::duration<double>(options_.timeout).count();
+  const Error error(
+      Errc::timeout,
+      str(name(job.operations[0].kind), " did not end within ", seconds, " s on rank ", rank_,
+          ": it waits for ", waiting, "; a rank may be stuck, or slower than the timeout allows"),
+      culprit);
+  transport_->abort({culprit, Errc::timeout, error.what()});
+  throw error;
 }
 
 void Driver::poison(std::exception_ptr error) noexcept {
@@ -312,7 +319,11 @@ void Driver::poison(std::exception_ptr error) noexcept {
     std::rethrow_exception(error);
   } catch (const Error& e) {
     // What only this rank has seen, the others have to learn.
-    if (e.code() == Errc::mismatch) transport_->abort({e.culprit(), e.code(), e.what()});
+    const bool learnt = e.code() == Errc::peer_lost || e.code() == Errc::aborted || e.code() == Errc::timeout;
+    if (e.code() == Errc::mismatch)
+      transport_->abort({e.culprit(), e.code(), e.what()});
+    else if (!learnt)
+      transport_->abort({rank_, Errc::aborted, str("rank ", rank_, ": ", e.what())});
   } catch (const std::exception& e) {
     transport_->abort({rank_, Errc::aborted, str("rank ", rank_, ": ", e.what())});
   }

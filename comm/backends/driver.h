@@ -62,6 +62,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void operation_ended(Job&);
   void idle();
   void check_deadlines();
+  [[noreturn]] void time_out(const Job&, int culprit, const std::string& waiting);
   void poison(std::exception_ptr) noexcept;
   bool nothing_left() const {
     return !current_.job && queue_.empty() && messages_.idle() && !attention_.load();

@@ -225,26 +225,41 @@ bool Execution::advance_reduce(int step, std::size_t most) {
   return true;
 }
 
+// What a peer owes to the call. One whose bytes lie here unread owes nothing: the call waits for others
+// first.
+Execution::Debt Execution::debt(int peer) const {
+  const std::size_t p = index(peer);
+  if (receive_head_[p] < plan_->receives[p].size() && transport_.peek(peer, Lane::collective).bytes.empty())
+    return greeted_[p] ? Debt::more : Debt::all;
+  for (const int step : plan_->sends[p]) {
+    const Progress& sent = progress_[index(step)];
+    if (sent.finished) continue;
+    const bool next = plan_->sends[p].size() > send_head_[p] && plan_->sends[p][send_head_[p]] == step;
+    if (passed(step) < sent.done || (next && sent.done < limit(step))) return Debt::taking;
+  }
+  return Debt::none;
+}
+
 std::string Execution::waiting_for() const {
   std::string out;
-  for (int peer = 0; peer < size_; ++peer) {
-    const bool receiving = receive_head_[index(peer)] < plan_->receives[index(peer)].size();
-    const bool sending = send_head_[index(peer)] < plan_->sends[index(peer)].size();
-    if (!receiving && !sending) continue;
-    out += str(out.empty() ? "" : ", ", "rank ", peer,
-               receiving && sending ? ""
-               : receiving          ? " to send"
-                                    : " to receive");
-  }
-  return out.empty() ? "peers to read what was sent" : out;
+  for (int peer = 0; peer < size_; ++peer)
+    if (const Debt d = debt(peer); d != Debt::none)
+      out += str(out.empty() ? "" : ", ", "rank ", peer, d == Debt::taking ? " to receive" : " to send");
+  return out.empty() ? "nobody" : out;
+}
+
+int Execution::debtors() const {
+  int count = 0;
+  for (int peer = 0; peer < size_; ++peer) count += debt(peer) != Debt::none;
+  return count;
 }
 
 int Execution::culprit() const {
+  int worst = -1;
+  Debt most = Debt::none;
   for (int peer = 0; peer < size_; ++peer)
-    if (receive_head_[index(peer)] < plan_->receives[index(peer)].size()) return peer;
-  for (int peer = 0; peer < size_; ++peer)
-    if (send_head_[index(peer)] < plan_->sends[index(peer)].size()) return peer;
-  return -1;
+    if (const Debt d = debt(peer); d > most) worst = peer, most = d;
+  return worst;
 }
 
 }  // namespace rz

@@ -27,9 +27,11 @@ class Execution {
   /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
   bool advance();
   bool complete() const { return remaining_ == 0; }
-  /// The peers whose bytes the call waits for, for messages: "rank 2 (to send), rank 3 (to receive)".
+  /// How many peers the call waits for.
+  int debtors() const;
+  /// They, for messages: "rank 2 to send, rank 3 to receive".
   std::string waiting_for() const;
-  /// The first of them, or -1.
+  /// The one of them that owes most: that has sent nothing of the call, or not all, or takes nothing; or -1.
   int culprit() const;
 
  private:
@@ -59,6 +61,8 @@ class Execution {
   bool advance_reduce(int step, std::size_t most);
   Piece remote_piece(int peer);
   void take(int peer, const Piece&, std::size_t bytes);
+  enum class Debt { none, taking, more, all };
+  Debt debt(int peer) const;
   bool at_head(int step) const;
   bool matches(int peer);
   void finish(int step);

@@ -1,0 +1,539 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "comm/algorithms/algorithm.h"
+#include "comm/communicator.h"
+#include "comm/core/error.h"
+#include "comm/core/math.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+using test::run_ranks;
+using Counts = std::vector<std::size_t>;
+
+constexpr ReduceOp::Kind all_kinds[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::prod,
+                                        ReduceOp::min, ReduceOp::max, ReduceOp::premul_sum};
+
+CommOptions quick(const std::string& transport = "auto") {
+  CommOptions options;
+  options.timeout = std::chrono::seconds(30);
+  options.transport = transport;
+  return options;
+}
+
+template <class T>
+T exact(double x) {
+  if constexpr (std::is_arithmetic_v<T>)
+    return static_cast<T>(x);
+  else
+    return from_f32<T>(static_cast<float>(x));
+}
+
+// Small whole numbers: whatever is combined of them for up to nine ranks is exact in every type, 8-bit floats
+// included.
+double input(ReduceOp::Kind kind, DType dtype, int rank, std::size_t i) {
+  const auto r = static_cast<std::size_t>(rank);
+  const bool narrow = dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
+  if (kind == ReduceOp::prod) return (i + r) % 3 == 0 ? 2 : 1;
+  if (kind == ReduceOp::min || kind == ReduceOp::max || !narrow)
+    return static_cast<double>((i * 5 + r * 3 + i / 7) % 7);
+  return static_cast<double>((i + r) % 2);
+}
+
+double factor(int rank) { return rank == 0 ? 2 : 1; }
+
+template <class T>
+T expected(ReduceOp::Kind kind, int size, std::size_t i) {
+  double x = input(kind, dtype_of<T>, 0, i);
+  if (kind == ReduceOp::premul_sum) x *= factor(0);
+  for (int r = 1; r < size; ++r) {
+    const double y = input(kind, dtype_of<T>, r, i);
+    if (kind == ReduceOp::prod)
+      x *= y;
+    else if (kind == ReduceOp::min || kind == ReduceOp::max)
+      x = kind == ReduceOp::min ? std::min(x, y) : std::max(x, y);
+    else
+      x += y;
+  }
+  if (kind != ReduceOp::avg) return exact<T>(x);
+  if constexpr (std::is_arithmetic_v<T>)
+    return static_cast<T>(exact<T>(x) / static_cast<T>(size));
+  else
+    return exact<T>(static_cast<float>(x) / static_cast<float>(size));
+}
+
+// Memory of a communicator or of the process, with a few elements behind its end that nobody may touch.
+template <class T>
+class Block {
+ public:
+  Block(Communicator& comm, bool shared, std::size_t count) : count_(count) {
+    const std::size_t bytes = (count + guard) * sizeof(T);
+    memory_ = shared ? comm.allocate(bytes)
+                     : std::shared_ptr<std::byte>(new std::byte[bytes], [](auto* p) { delete[] p; });
+    std::memset(memory_.get(), 0x5a, bytes);
+  }
+  T* data() { return reinterpret_cast<T*>(memory_.get()); }
+  T& operator[](std::size_t i) { return data()[i]; }
+  Buffer buffer() { return {data(), count_}; }
+  Buffer part(std::size_t p, std::size_t n) { return {data() + p * n, n}; }
+  bool guarded() {
+    const std::vector<std::byte> want(guard * sizeof(T), std::byte{0x5a});
+    return std::memcmp(data() + count_, want.data(), want.size()) == 0;
+  }
+
+ private:
+  static constexpr std::size_t guard = 3;
+  std::shared_ptr<std::byte> memory_;
+  std::size_t count_;
+};
+
+// How to call a reduction: `root` < 0 for those that have none.
+struct Way {
+  Collective kind;
+  int root;
+  bool in_place;
+};
+
+std::vector<Way> reductions(int size) {
+  std::vector<Way> out;
+  for (const bool in_place : {false, true}) {
+    out.push_back({Collective::all_reduce, -1, in_place});
+    out.push_back({Collective::reduce_scatter, -1, in_place});
+    out.push_back({Collective::reduce, 0, in_place});
+    if (size > 1) out.push_back({Collective::reduce, size - 1, in_place});
+  }
+  return out;
+}
+
+template <class T>
+void check_reduction(Communicator& comm, const Way& way, ReduceOp::Kind kind, std::size_t n, bool shared) {
+  const auto rank = static_cast<std::size_t>(comm.rank()), size = static_cast<std::size_t>(comm.size());
+  const bool scatters = way.kind == Collective::reduce_scatter;
+  const ReduceOp op(kind, kind == ReduceOp::premul_sum ? factor(comm.rank()) : 1);
+  Block<T> in(comm, shared, scatters ? n * size : n), out(comm, shared, n);
+  for (std::size_t i = 0; i < in.buffer().count; ++i)
+    in[i] = exact<T>(input(kind, dtype_of<T>, comm.rank(), i));
+  const Buffer to = !way.in_place ? out.buffer() : scatters ? in.part(rank, n) : in.buffer();
+  if (way.kind == Collective::all_reduce) comm.all_reduce(in.buffer(), to, op).wait();
+  if (scatters) comm.reduce_scatter(in.buffer(), to, op).wait();
+  if (way.kind == Collective::reduce) comm.reduce(in.buffer(), to, way.root, op).wait();
+  ASSERT_TRUE(in.guarded() && out.guarded()) << "written beyond the end";
+  const std::size_t first = scatters ? rank * n : 0;
+  const bool receives = way.root < 0 || way.root == comm.rank();
+  for (std::size_t i = 0; receives && i < n; ++i)
+    ASSERT_EQ(static_cast<T*>(to.data)[i], expected<T>(kind, comm.size(), first + i)) << "element " << i;
+  if (receives && way.in_place) return;
+  for (std::size_t i = 0; i < in.buffer().count; ++i)
+    ASSERT_EQ(in[i], exact<T>(input(kind, dtype_of<T>, comm.rank(), i))) << "input " << i << " was changed";
+}
+
+template <class T>
+void check_reductions(Communicator& comm, const Counts& counts, bool shared) {
+  for (const Way& way : reductions(comm.size()))
+    for (const auto kind : all_kinds)
+      for (const std::size_t n : counts) {
+        SCOPED_TRACE(testing::Message()
+                     << name(way.kind) << (way.in_place ? " in place" : "") << " root " << way.root << " of "
+                     << n << " " << name(dtype_of<T>) << ", " << name(ReduceOp(kind)) << ", rank "
+                     << comm.rank() << " of " << comm.size() << (shared ? ", communicator memory" : ""));
+        check_reduction<T>(comm, way, kind, n, shared);
+        if (testing::Test::HasFatalFailure()) return;
+      }
+}
+
+void check_all_types(Communicator& comm, const Counts& counts, bool shared) {
+  const auto each = [&]<class... T>(T...) { (check_reductions<T>(comm, counts, shared), ...); };
+  each(float{}, double{}, f16{}, bf16{}, f8e4m3{}, f8e5m2{}, std::int8_t{}, std::uint8_t{}, std::int32_t{},
+       std::uint32_t{}, std::int64_t{}, std::uint64_t{});
+}
+
+class Sizes : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Sizes, testing::Values(1, 2, 3, 4, 7, 8));
+
+TEST_P(Sizes, EveryReductionOfEveryType) {
+  const int size = GetParam();
+  run_ranks(size, [&](int rank, auto store) {
+    auto comm = Communicator::connect(rank, size, store, quick());
+    check_all_types(comm,
+                    size <= 4   ? Counts{0, 1, 3, 17, 1000}
+                    : size == 7 ? Counts{3}
+                                : Counts{1000},
+                    false);
+    check_all_types(comm, {17}, true);
+    check_reductions<float>(comm, {100003}, size % 2 == 0);
+  });
+}
+
+TEST(Collectives, ReductionsOverTcpAndOverBoth) {
+  for (const std::string hosts : {"aaa", "aabb"}) {
+    const int size = static_cast<int>(hosts.size());
+    run_ranks(size, [&](int rank, auto store) {
+      auto options = quick(hosts == "aaa" ? "tcp" : "auto");
+      options.host_id = hosts[static_cast<std::size_t>(rank)];
+      auto comm = Communicator::connect(rank, size, store, options);
+      EXPECT_EQ(comm.describe(), hosts == "aaa" ? "scheduled over tcp" : "scheduled over shm+tcp");
+      check_all_types(comm, {0, 17}, false);
+      check_reductions<bf16>(comm, {1, 3, 1000}, true);
+      check_reductions<double>(comm, {100003}, false);
+    });
+  }
+}
+
+// Element i of what rank `from` has for rank `to`, different bytes for each.
+std::uint64_t letter(int from, int to, std::size_t i) {
+  return (static_cast<std::uint64_t>(from) * 31 + static_cast<std::uint64_t>(to) + 1) * 0x9e3779b97f4a7c15u +
+         i * 0x2545f4914f6cdd1du;
+}
+
+template <class T>
+T pattern(int from, int to, std::size_t i) {
+  const std::uint64_t bits = letter(from, to, i);
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(bits >> (64 - 8 * sizeof(T)));
+  } else {
+    T x;  // any bits: collectives that combine nothing keep NaN's payloads
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+  }
+}
+
+template <class T>
+void fill(T* to, int from, int target, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) to[i] = pattern<T>(from, target, i);
+}
+
+template <class T>
+bool holds(const T* data, int from, int target, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const T want = pattern<T>(from, target, i);
+    if (std::memcmp(&data[i], &want, sizeof want) != 0) return false;
+  }
+  return true;
+}
+
+// The collectives that only move elements, of parts of n elements.
+template <class T>
+struct Movement {
+  Communicator& comm;
+  std::size_t n;
+  bool shared;
+  const int rank = comm.rank(), size = comm.size();
+  const std::size_t ranks = static_cast<std::size_t>(size), own = static_cast<std::size_t>(rank);
+
+  Block<T> block(std::size_t count) { return {comm, shared, count}; }
+
+  void broadcast(int root, bool in_place) {
+    auto in = block(n), out = block(n);
+    if (rank == root) fill(in.data(), root, 0, n);
+    Block<T>& to = in_place ? in : out;
+    if (in_place)
+      comm.broadcast(in.buffer(), root).wait();
+    else
+      comm.broadcast(rank == root ? in.buffer() : Buffer(), out.buffer(), root).wait();
+    EXPECT_TRUE(holds(to.data(), root, 0, n) && to.guarded());
+  }
+
+  void all_gather(bool in_place) {
+    auto in = block(n), out = block(n * ranks);
+    const Buffer from = in_place ? out.part(own, n) : in.buffer();
+    fill(static_cast<T*>(from.data), rank, 0, n);
+    comm.all_gather(from, out.buffer()).wait();
+    for (int r = 0; r < size; ++r)
+      EXPECT_TRUE(holds(out.data() + static_cast<std::size_t>(r) * n, r, 0, n)) << "part " << r;
+    EXPECT_TRUE(out.guarded());
+  }
+
+  void gather(int root, bool in_place) {
+    auto in = block(n), out = block(rank == root ? n * ranks : 0);
+    const Buffer from = in_place && rank == root ? out.part(own, n) : in.buffer();
+    fill(static_cast<T*>(from.data), rank, 0, n);
+    comm.gather(from, rank == root ? out.buffer() : Buffer(), root).wait();
+    for (int r = 0; rank == root && r < size; ++r)
+      EXPECT_TRUE(holds(out.data() + static_cast<std::size_t>(r) * n, r, 0, n)) << "part " << r;
+    EXPECT_TRUE(out.guarded());
+  }
+
+  void scatter(int root, bool in_place) {
+    auto in = block(rank == root ? n * ranks : 0), out = block(n);
+    for (int r = 0; rank == root && r < size; ++r)
+      fill(in.data() + static_cast<std::size_t>(r) * n, root, r, n);
+    const Buffer to = in_place && rank == root ? in.part(own, n) : out.buffer();
+    comm.scatter(rank == root ? in.buffer() : Buffer(), to, root).wait();
+    EXPECT_TRUE(holds(static_cast<T*>(to.data), root, rank, n) && out.guarded() && in.guarded());
+  }
+
+  void all_to_all(bool in_place) {
+    auto in = block(n * ranks), out = block(n * ranks);
+    for (int r = 0; r < size; ++r) fill(in.data() + static_cast<std::size_t>(r) * n, rank, r, n);
+    Block<T>& to = in_place ? in : out;
+    comm.all_to_all(in.buffer(), to.buffer()).wait();
+    for (int r = 0; r < size; ++r)
+      EXPECT_TRUE(holds(to.data() + static_cast<std::size_t>(r) * n, r, rank, n)) << "part " << r;
+    EXPECT_TRUE(to.guarded());
+  }
+
+  // Parts of different lengths, every third of them empty, with a gap before each.
+  void all_to_all_v() {
+    const auto length = [&](int from, int to) {
+      return (from + to) % 3 == 0 ? 0 : n + static_cast<std::size_t>(from * 2 + to);
+    };
+    Counts send(ranks), send_at(ranks), receive(ranks), receive_at(ranks);
+    std::size_t sends = 0, receives = 0;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      send[r] = length(rank, static_cast<int>(r)), send_at[r] = sends + 1, sends += send[r] + 1;
+      receive[r] = length(static_cast<int>(r), rank), receive_at[r] = receives + 1,
+      receives += receive[r] + 1;
+    }
+    auto in = block(sends), out = block(receives);
+    for (std::size_t r = 0; r < ranks; ++r) fill(in.data() + send_at[r], rank, static_cast<int>(r), send[r]);
+    comm.all_to_all_v(in.buffer(), send, send_at, out.buffer(), receive, receive_at).wait();
+    for (std::size_t r = 0; r < ranks; ++r)
+      EXPECT_TRUE(holds(out.data() + receive_at[r], static_cast<int>(r), rank, receive[r])) << "part " << r;
+    EXPECT_TRUE(out.guarded());
+  }
+
+  void all() {
+    SCOPED_TRACE(testing::Message() << "parts of " << n << " " << name(dtype_of<T>) << ", rank " << rank
+                                    << " of " << size << (shared ? ", communicator memory" : ""));
+    for (const bool in_place : {false, true}) {
+      for (const int root : {0, size - 1}) {
+        broadcast(root, in_place);
+        gather(root, in_place);
+        scatter(root, in_place);
+      }
+      all_gather(in_place);
+      all_to_all(in_place);
+    }
+    all_to_all_v();
+    comm.barrier().wait();
+  }
+};
+
+template <class T>
+void check_movements(Communicator& comm, const Counts& counts, bool shared) {
+  for (const std::size_t n : counts) Movement<T>{comm, n, shared}.all();
+}
+
+void check_moving_all_types(Communicator& comm, const Counts& counts, bool shared) {
+  const auto each = [&]<class... T>(T...) { (check_movements<T>(comm, counts, shared), ...); };
+  each(float{}, double{}, f16{}, bf16{}, f8e4m3{}, f8e5m2{}, std::int8_t{}, std::uint8_t{}, std::int32_t{},
+       std::uint32_t{}, std::int64_t{}, std::uint64_t{});
+}
+
+TEST_P(Sizes, EveryMovementOfEveryType) {
+  const int size = GetParam();
+  run_ranks(size, [&](int rank, auto store) {
+    auto comm = Communicator::connect(rank, size, store, quick());
+    check_moving_all_types(comm, {17}, false);
+    check_moving_all_types(comm, {3}, true);
+    check_movements<std::uint8_t>(comm, {0, 1, 3, 1000, 100003}, false);
+    check_movements<double>(comm, {0, 1, 1000, 100003}, true);
+  });
+}
+
+TEST(Collectives, MovementsOverTcpAndOverBoth) {
+  for (const std::string hosts : {"aaa", "aabb"}) {
+    const int size = static_cast<int>(hosts.size());
+    run_ranks(size, [&](int rank, auto store) {
+      auto options = quick(hosts == "aaa" ? "tcp" : "auto");
+      options.host_id = hosts[static_cast<std::size_t>(rank)];
+      auto comm = Communicator::connect(rank, size, store, options);
+      check_moving_all_types(comm, {17}, false);
+      check_movements<f16>(comm, {0, 1, 3, 1000, 100003}, true);
+    });
+  }
+}
+
+TEST(Collectives, EveryAlgorithmOfAllReduce) {
+  for (const Algorithm& algorithm : algorithms()) {
+    if (algorithm.collective != Collective::all_reduce) continue;
+    SCOPED_TRACE(algorithm.name);
+    for (const int size : {1, 2, 3, 5, 8}) {
+      run_ranks(size, [&](int rank, auto store) {
+        auto options = quick(size == 3 ? "tcp" : "auto");
+        options.algorithm = algorithm.name;
+        options.deterministic = false;
+        auto comm = Communicator::connect(rank, size, store, options);
+        for (const auto kind : all_kinds)
+          for (const bool in_place : {false, true}) {
+            const Way way{Collective::all_reduce, -1, in_place};
+            for (const std::size_t n : {0, 1, 3, 1000}) check_reduction<bf16>(comm, way, kind, n, false);
+            check_reduction<float>(comm, way, kind, 20011, in_place);
+          }
+      });
+    }
+  }
+}
+
+// Groups of more than eight ranks on a network take the algorithms of few messages.
+TEST(Collectives, ALargeGroupOnANetwork) {
+  run_ranks(9, [](int rank, auto store) {
+    auto options = quick("tcp");
+    options.deterministic = false;
+    auto comm = Communicator::connect(rank, 9, store, options);
+    check_reductions<float>(comm, {0, 3, 1000, 40009}, false);
+    check_movements<std::int32_t>(comm, {0, 3, 1000, 40009}, false);
+    check_reduction<float>(comm, {Collective::all_reduce, -1, true}, ReduceOp::sum, 1200007, false);
+    check_reduction<float>(comm, {Collective::reduce_scatter, -1, false}, ReduceOp::sum, 150001, false);
+  });
+}
+
+std::vector<float> noise(int rank, std::size_t n) {
+  std::mt19937 random(static_cast<unsigned>(rank) * 7919u + 17u);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(n);
+  for (float& v : x) v = normal(random);
+  return x;
+}
+
+std::vector<float> left_fold(int size, std::size_t n) {
+  std::vector<float> sum = noise(0, n);
+  for (int r = 1; r < size; ++r) {
+    const std::vector<float> x = noise(r, n);
+    for (std::size_t i = 0; i < n; ++i) sum[i] += x[i];
+  }
+  return sum;
+}
+
+TEST(Collectives, DeterministicSumsAreTheLeftFoldHoweverABufferIsCut) {
+  for (const std::string hosts : {"aaaaa", "ababa"}) {
+    const int size = static_cast<int>(hosts.size());
+    constexpr std::size_t n = 5 * 12007;
+    const std::vector<float> want = left_fold(size, n);
+    run_ranks(size, [&](int rank, auto store) {
+      auto options = quick();
+      options.host_id = hosts[static_cast<std::size_t>(rank)];
+      auto comm = Communicator::connect(rank, size, store, options);
+      const std::vector<float> mine = noise(rank, n);
+      std::vector<float> whole = mine;
+      comm.all_reduce({whole.data(), n}).wait();
+      EXPECT_EQ(whole, want);
+      for (const std::size_t piece : {std::size_t{1009}, std::size_t{30011}}) {
+        std::vector<float> pieces = mine;
+        std::vector<Work> works;
+        for (std::size_t i = 0; i < n; i += piece)
+          works.push_back(comm.all_reduce({pieces.data() + i, std::min(piece, n - i)}));
+        for (const Work& w : works) w.wait();
+        EXPECT_EQ(pieces, want) << "in pieces of " << piece;
+      }
+      const std::size_t part = n / 5, first = static_cast<std::size_t>(rank) * part;
+      std::vector<float> own(part), root(n);
+      comm.reduce_scatter(ConstBuffer(mine.data(), n), {own.data(), part}).wait();
+      EXPECT_TRUE(std::equal(own.begin(), own.end(), want.begin() + static_cast<std::ptrdiff_t>(first)));
+      comm.reduce(ConstBuffer(mine.data(), n), {root.data(), n}, 3).wait();
+      EXPECT_EQ(root, rank == 3 ? want : std::vector<float>(n));
+    });
+  }
+}
+
+TEST(Collectives, EveryAlgorithmGivesEveryRankTheSameBits) {
+  for (const Algorithm& algorithm : algorithms()) {
+    if (algorithm.collective != Collective::all_reduce) continue;
+    constexpr std::size_t n = 20011;
+    std::vector<std::vector<float>> results(7);
+    run_ranks(7, [&](int rank, auto store) {
+      auto options = quick();
+      options.algorithm = algorithm.name;
+      options.deterministic = false;
+      auto comm = Communicator::connect(rank, 7, store, options);
+      auto& x = results[static_cast<std::size_t>(rank)] = noise(rank, n);
+      comm.all_reduce({x.data(), n}, ReduceOp::avg).wait();
+    });
+    for (const auto& x : results) EXPECT_EQ(x, results[0]) << algorithm.name;
+    const std::vector<float> near = left_fold(7, n);
+    for (std::size_t i = 0; i < n; ++i) ASSERT_NEAR(results[0][i], near[i] / 7, 1e-5) << algorithm.name;
+  }
+}
+
+TEST(Collectives, AGroupOfMessagesAndCollectivesIsOne) {
+  for (const std::string transport : {"shm", "tcp"}) {
+    for (const std::size_t n : {std::size_t{0}, std::size_t{5}, std::size_t{300007}}) {
+      run_ranks(4, [&](int rank, auto store) {
+        auto comm = Communicator::connect(rank, 4, store, quick(transport));
+        const int next = (rank + 1) % 4, previous = (rank + 3) % 4;
+        std::vector<int> to_next(n), to_previous(n), from_next(n), from_previous(n);
+        fill(to_next.data(), rank, next, n);
+        fill(to_previous.data(), rank, previous, n);
+        std::vector<float> a(n, 1), b(n, static_cast<float>(rank));
+        std::vector<std::uint8_t> own(n), all(4 * n);
+        fill(own.data(), rank, 0, n);
+        auto group = comm.group();
+        group.send(ConstBuffer(to_next.data(), n), next)
+            .all_reduce({a.data(), n})
+            .recv({from_previous.data(), n}, previous)
+            .recv({from_next.data(), n}, next)
+            .broadcast({b.data(), n}, 2)
+            .send(ConstBuffer(to_previous.data(), n), previous)
+            .all_gather(ConstBuffer(own.data(), n), {all.data(), 4 * n});
+        group.launch().wait();
+        EXPECT_TRUE(holds(from_previous.data(), previous, rank, n));
+        EXPECT_TRUE(holds(from_next.data(), next, rank, n));
+        EXPECT_EQ(a, std::vector<float>(n, 4));
+        EXPECT_EQ(b, std::vector<float>(n, 2));
+        for (int r = 0; r < 4; ++r) EXPECT_TRUE(holds(all.data() + static_cast<std::size_t>(r) * n, r, 0, n));
+      });
+    }
+  }
+}
+
+// A group of premul reduce_scatters, and all_to_alls in place: each needs a copy of its input of its own.
+TEST(Collectives, OperationsOfAGroupDoNotShareTheirCopies) {
+  run_ranks(3, [](int rank, auto store) {
+    auto comm = Communicator::connect(rank, 3, store, quick());
+    constexpr std::size_t n = 40009;
+    std::vector<double> in1(3 * n, 1), in2(3 * n, 10), out1(n), out2(n);
+    auto group = comm.group();
+    group.reduce_scatter(ConstBuffer(in1.data(), 3 * n), {out1.data(), n}, ReduceOp::premul(rank))
+        .reduce_scatter(ConstBuffer(in2.data(), 3 * n), {out2.data(), n}, ReduceOp::premul(rank + 1));
+    group.launch().wait();
+    EXPECT_EQ(out1, std::vector<double>(n, 3));
+    EXPECT_EQ(out2, std::vector<double>(n, 60));
+    EXPECT_EQ(in1, std::vector<double>(3 * n, 1));
+  });
+}
+
+TEST(Collectives, MessagesToOneselfAndToAPeerKeepTheirOrder) {
+  run_ranks(2, [](int rank, auto store) {
+    auto comm = Communicator::connect(rank, 2, store, quick());
+    std::vector<std::vector<int>> in, out;
+    std::vector<Work> works;
+    for (const int peer : {rank, 1 - rank})
+      for (std::size_t i = 0; i < 40; ++i) {
+        out.emplace_back(i * i * 5, rank * 100 + static_cast<int>(i));
+        in.emplace_back(i * i * 5, -1);
+        works.push_back(comm.send(ConstBuffer(out.back().data(), out.back().size()), peer));
+        works.push_back(comm.recv({in.back().data(), in.back().size()}, peer));
+      }
+    for (const Work& w : works) w.wait();
+    for (std::size_t i = 0; i < 40; ++i) {
+      EXPECT_EQ(in[i], out[i]);
+      EXPECT_EQ(in[40 + i], std::vector<int>(i * i * 5, (1 - rank) * 100 + static_cast<int>(i)));
+    }
+  });
+}
+
+TEST(Collectives, EightMebibytes) {
+  for (const std::string transport : {"shm", "tcp"}) {
+    run_ranks(3, [&](int rank, auto store) {
+      auto comm = Communicator::connect(rank, 3, store, quick(transport));
+      for (const bool shared : {false, true}) {
+        constexpr std::size_t n = 2 << 20;
+        for (const bool in_place : {false, true})
+          check_reduction<float>(comm, {Collective::all_reduce, -1, in_place}, ReduceOp::sum, n, shared);
+        Movement<float> large{comm, n / 3, shared};
+        large.all_gather(true);
+        large.all_to_all(true);
+        large.broadcast(1, true);
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace rz

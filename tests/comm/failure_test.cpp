@@ -1,0 +1,263 @@
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/core/deadline.h"
+#include "comm/core/error.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+using test::run_processes;
+using test::run_ranks;
+
+CommOptions quick(const std::string& transport = "auto") {
+  CommOptions options;
+  options.timeout = 20s;
+  options.transport = transport;
+  return options;
+}
+
+// steady_clock is the same for all processes of a machine.
+std::string now_text() { return std::to_string(Clock::now().time_since_epoch().count()); }
+Clock::duration since(const std::string& text) {
+  return Clock::now().time_since_epoch() - Clock::duration(std::stoll(text));
+}
+
+// The error that `call` throws, or a test failure.
+template <class F>
+Error error_of(const F& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return Error(Errc::io, "nothing was thrown");
+}
+
+template <class F>
+void expect_error(Errc code, int culprit, const F& call) {
+  const Error e = error_of(call);
+  EXPECT_EQ(e.code(), code) << e.what();
+  EXPECT_EQ(e.culprit(), culprit) << e.what();
+}
+
+void reduce_for_ever(Communicator& comm, std::size_t n) {
+  std::vector<float> x(n, 1);
+  for (;;) {
+    std::fill(x.begin(), x.end(), 1.0f);
+    comm.all_reduce({x.data(), n}).wait();
+  }
+}
+
+// Sends itself a signal in the middle of whatever the other threads do.
+std::thread signal_soon(int signal, std::shared_ptr<Store> store) {
+  return std::thread([=] {
+    std::this_thread::sleep_for(60ms);
+    store->set("at", now_text());
+    kill(getpid(), signal);
+  });
+}
+
+// Process tests stand first: they fork before this process has threads.
+class Transports : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Over, Transports, testing::Values("shm", "tcp"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(Transports, AKilledRankIsNamedByTheOthersWithinTwoSeconds) {
+  for (const std::size_t n : {std::size_t{2}, std::size_t{300000}}) {
+    const auto endings = run_processes(3, [&](int rank, auto store) {
+      auto comm = Communicator::connect(rank, 3, store, quick(GetParam()));
+      if (rank == 1) signal_soon(SIGKILL, store).detach();
+      expect_error(Errc::peer_lost, 1, [&] { reduce_for_ever(comm, n); });
+      EXPECT_LT(since(store->get("at", Deadline::after(1s))), 2s);
+      expect_error(Errc::peer_lost, 1, [&] { comm.barrier().wait(); });
+    });
+    for (const int survivor : {0, 2})
+      EXPECT_EQ(endings[static_cast<std::size_t>(survivor)].exit_code, 0)
+          << endings[static_cast<std::size_t>(survivor)].error;
+    EXPECT_EQ(endings[1].signal, SIGKILL) << endings[1].error;
+  }
+}
+
+// Each rank waits for both others at times, but only for one of them in vain.
+TEST_P(Transports, AStoppedRankIsNamedByATimeout) {
+  for (const std::size_t n : {std::size_t{2}, std::size_t{300000}}) {
+    for (const int stopped : {0, 2}) {
+      test::expect_processes(3, [&](int rank, auto store) {
+        auto options = quick(GetParam());
+        options.timeout = 400ms;
+        auto comm = Communicator::connect(rank, 3, store, options);
+        store->set("pid/" + std::to_string(rank), std::to_string(getpid()));
+        std::thread stopper;
+        if (rank == stopped) stopper = signal_soon(SIGSTOP, store);
+        expect_error(Errc::timeout, stopped, [&] { reduce_for_ever(comm, n); });
+        if (stopper.joinable()) stopper.join();
+        if (rank == stopped) return;
+        EXPECT_LT(since(store->get("at", Deadline::after(1s))), 2s);
+        store->set("saw/" + std::to_string(rank), "");
+        if (rank != 1) return;
+        store->get("saw/" + std::to_string(2 - stopped), Deadline::after(5s));
+        kill(std::stoi(store->get("pid/" + std::to_string(stopped), Deadline::after(1s))), SIGCONT);
+      });
+    }
+  }
+}
+
+TEST_P(Transports, AGroupOfTheOthersOutlivesADeadRank) {
+  const auto endings = run_processes(3, [&](int rank, auto store) {
+    auto all = Communicator::connect(rank, 3, store, quick(GetParam()));
+    auto part = all.split(rank / 2, rank);
+    if (rank == 2) kill(getpid(), SIGKILL);
+    expect_error(Errc::peer_lost, 2, [&] { reduce_for_ever(all, 1000); });
+    int x = 1;
+    part->all_reduce({&x, 1}).wait();
+    EXPECT_EQ(x, 2);
+  });
+  EXPECT_EQ(endings[0].exit_code, 0) << endings[0].error;
+  EXPECT_EQ(endings[1].exit_code, 0) << endings[1].error;
+}
+
+TEST_P(Transports, DestructionWithOperationsPendingIsBounded) {
+  run_ranks(2, [&](int rank, auto store) {
+    auto comm = std::make_optional(Communicator::connect(rank, 2, store, quick(GetParam())));
+    if (rank == 0) {
+      std::vector<float> x(500000), y(7), z(900000);
+      const Work works[] = {comm->all_reduce({x.data(), x.size()}), comm->recv({y.data(), y.size()}, 1),
+                            comm->send(ConstBuffer(z.data(), z.size()), 1), comm->barrier()};
+      const auto begin = Clock::now();
+      comm.reset();
+      EXPECT_LT(Clock::now() - begin, 2s);
+      for (const Work& w : works) EXPECT_TRUE(w.done());
+      for (const int i : {0, 1, 3})  // what was sent may be on its way
+        EXPECT_EQ(error_of([&] { works[i].wait(); }).code(), Errc::aborted);
+      store->set("gone", "");
+      return;
+    }
+    store->get("gone", Deadline::after(10s));
+    expect_error(Errc::peer_lost, 0, [&] { reduce_for_ever(*comm, 500000); });
+  });
+}
+
+// A thread that waits while another destroys the communicator does not hang.
+TEST(Failure, DestructionEndsAThreadThatWaits) {
+  run_ranks(2, [](int rank, auto store) {
+    auto comm = std::make_optional(Communicator::connect(rank, 2, store, quick()));
+    if (rank == 0) {
+      float x = 1;
+      const Work work = comm->recv({&x, 1}, 1);
+      std::thread waits([&] { EXPECT_EQ(error_of([&] { work.wait(); }).code(), Errc::aborted); });
+      std::this_thread::sleep_for(30ms);
+      const auto begin = Clock::now();
+      comm.reset();
+      EXPECT_LT(Clock::now() - begin, 2s);
+      waits.join();
+    }
+    store->set(rank ? "one" : "zero", "");
+    store->get(rank ? "zero" : "one", Deadline::after(10s));
+  });
+}
+
+TEST_P(Transports, AFailureThatNobodyWaitedForIsThrownByTheNextCall) {
+  run_ranks(3, [&](int rank, auto store) {
+    auto comm = Communicator::connect(rank, 3, store, quick(GetParam()));
+    std::vector<float> x(rank == 2 ? 3 : 5, 1);
+    {
+      const Work work = comm.all_reduce({x.data(), x.size()});
+      const auto end = Deadline::after(5s);
+      while (!work.done() && !end.expired()) std::this_thread::sleep_for(1ms);
+      ASSERT_TRUE(work.done()) << "nobody moved it";
+    }
+    EXPECT_EQ(error_of([&] { static_cast<void>(comm.barrier()); }).code(), Errc::mismatch);
+    EXPECT_EQ(error_of([&] { static_cast<void>(comm.barrier()); }).code(), Errc::mismatch);
+  });
+}
+
+TEST_P(Transports, AbortFromAnotherThreadEndsWhoWaits) {
+  run_ranks(3, [&](int rank, auto store) {
+    auto comm = Communicator::connect(rank, 3, store, quick(GetParam()));
+    std::vector<float> x(100000);
+    std::thread aborter;
+    if (rank == 0) {
+      aborter = std::thread([&] {
+        std::this_thread::sleep_for(50ms);
+        const auto begin = Clock::now();
+        comm.abort("the user pressed a key");
+        comm.abort("twice");
+        EXPECT_LT(Clock::now() - begin, 1s);
+      });
+    }
+    const auto begin = Clock::now();
+    // Rank 2 does not take part; it learns of the abort in its next call.
+    if (rank == 2) std::this_thread::sleep_for(200ms);
+    const Error e = error_of([&] { comm.all_reduce({x.data(), x.size()}).wait(); });
+    EXPECT_LT(Clock::now() - begin, 2s);
+    EXPECT_EQ(e.code(), Errc::aborted);
+    EXPECT_EQ(e.culprit(), 0);
+    EXPECT_NE(std::string(e.what()).find("the user pressed a key"), std::string::npos) << e.what();
+    if (aborter.joinable()) aborter.join();
+    expect_error(Errc::aborted, 0, [&] { comm.barrier().wait(); });
+  });
+}
+
+TEST(Failure, CommunicatorsOfAProcessFailAlone) {
+  run_ranks(3, [](int rank, auto store) {
+    auto first = Communicator::connect(rank, 3, prefix_store(store, "first/"), quick("shm"));
+    auto second = Communicator::connect(rank, 3, prefix_store(store, "second/"), quick("tcp"));
+    auto third = second.split(0, -rank);
+    for (int i = 0; i < 20; ++i) {
+      if (i == 10 && rank == 1) first.abort();
+      int x = 1, y = 1;
+      second.all_reduce({&x, 1}).wait();
+      third->all_reduce({&y, 1}).wait();
+      EXPECT_EQ(x + y, 6);
+    }
+    expect_error(Errc::aborted, 1, [&] { reduce_for_ever(first, 10); });
+    third->barrier().wait();
+    second.barrier().wait();
+  });
+}
+
+// What only one rank runs into ends the others soon, not at their timeout.
+TEST(Failure, AnErrorOfOneRankReachesTheOthers) {
+  run_ranks(3, [](int rank, auto store) {
+    auto comm = Communicator::connect(rank, 3, store, quick());
+    const auto begin = Clock::now();
+    if (rank == 1) {
+      // More memory than any machine has, for the copy that the factor needs; the input is not looked at.
+      constexpr std::size_t n = std::size_t{1} << 44;
+      auto* far = reinterpret_cast<float*>(std::uintptr_t{1} << 20);
+      EXPECT_EQ(
+          error_of([&] {
+            comm.reduce_scatter(ConstBuffer(far, 3 * n), Buffer(far + n, n), ReduceOp::premul(2)).wait();
+          }).code(),
+          Errc::system);
+    } else {
+      expect_error(Errc::aborted, 1, [&] { comm.barrier().wait(); });
+    }
+    EXPECT_LT(Clock::now() - begin, 5s);
+  });
+}
+
+TEST(Failure, AnUnknownAlgorithmIsRefusedBeforeTheRanksMeet) {
+  auto options = quick();
+  options.algorithm = "telepathy";
+  const Error unknown = error_of([&] { Communicator::connect(0, 1, nullptr, options); });
+  EXPECT_EQ(unknown.code(), Errc::config) << unknown.what();
+  options.algorithm = "ring";
+  const Error unordered = error_of([&] { Communicator::connect(0, 1, nullptr, options); });
+  EXPECT_EQ(unordered.code(), Errc::config) << unordered.what();
+  EXPECT_NE(std::string(unordered.what()).find("deterministic"), std::string::npos) << unordered.what();
+}
+
+}  // namespace
+}  // namespace rz
