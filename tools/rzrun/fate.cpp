@@ -17,12 +17,14 @@ std::vector<std::string> oom_files() {
   for (std::string line; std::getline(cgroups, line);) {
     const auto first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1), path = line.substr(second + 1);
+    const std::string controllers = line.substr(first + 1, second - first - 1),
+                      path = line.substr(second + 1);
     // Inside a container the path may be the host's; the root of the mount is then the container's own group.
     if (controllers.empty())
       for (const auto& p : {path, std::string()}) files.push_back("/sys/fs/cgroup" + p + "/memory.events");
     if (controllers == "memory")
-      for (const auto& p : {path, std::string()}) files.push_back("/sys/fs/cgroup/memory" + p + "/memory.oom_control");
+      for (const auto& p : {path, std::string()})
+        files.push_back("/sys/fs/cgroup/memory" + p + "/memory.oom_control");
   }
   files.push_back("/proc/vmstat");
   return files;
@@ -39,8 +41,8 @@ std::string describe(const Fate& f) {
   if (!f.signal) return str("exited with ", f.exit_code);
   const char* name = sigabbrev_np(f.signal);
   const char* meaning = sigdescr_np(f.signal);
-  return str("killed by ", name ? str("SIG", name) : str("signal ", f.signal), meaning ? str(" (", meaning, ")") : "",
-             f.core_dumped ? ", core dumped" : "");
+  return str("killed by ", name ? str("SIG", name) : str("signal ", f.signal),
+             meaning ? str(" (", meaning, ")") : "", f.core_dumped ? ", core dumped" : "");
 }
 
 OomCounter::OomCounter() : OomCounter(oom_files()) {}

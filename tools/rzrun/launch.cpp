@@ -13,6 +13,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <tuple>
 
 #include "comm/core/error.h"
 #include "comm/topology.h"
@@ -54,7 +55,8 @@ void default_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-/// Only one process can read a terminal or a pipe sensibly, and one in a background group must not read a terminal.
+/// Only one process can read a terminal or a pipe sensibly, and one in a background group must not read a
+/// terminal.
 void settle_stdin(int rank) {
   if (rank == 0 && !::isatty(STDIN_FILENO)) return;
   if (const int null = ::open("/dev/null", O_RDONLY); null >= 0) {
@@ -132,7 +134,8 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
       {"TORCHELASTIC_MAX_RESTARTS", "0"},
       {"TORCHELASTIC_RUN_ID", job.run_id},
   };
-  if (job.options.ranks > 1 && !std::getenv("OMP_NUM_THREADS")) variables.emplace_back("OMP_NUM_THREADS", "1");
+  if (job.options.ranks > 1 && !std::getenv("OMP_NUM_THREADS"))
+    variables.emplace_back("OMP_NUM_THREADS", "1");
   return variables;
 }
 
@@ -156,8 +159,12 @@ Launched launch(const Job& job, int rank) {
   ::setpgid(pid, pid);  // both sides do it, so that neither runs ahead of it
   error_write.reset();
   check_started(std::move(error_read), pid);
-  Launched started{pid, Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))), std::move(out.read),
-                   std::move(err.read), std::move(out.log), std::move(err.log)};
+  Launched started{pid,
+                   Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))),
+                   std::move(out.read),
+                   std::move(err.read),
+                   std::move(out.log),
+                   std::move(err.log)};
   if (!started.pidfd) fail_errno("pidfd_open", str("rank ", rank));
   return started;
 }

@@ -28,8 +28,8 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job&, in
 
 struct Launched {
   pid_t pid = -1;
-  Descriptor pidfd;         ///< readable when the process has ended
-  Descriptor out, err;      ///< read ends of its pipes; empty where it writes to the console or a file itself
+  Descriptor pidfd;     ///< readable when the process has ended
+  Descriptor out, err;  ///< read ends of its pipes; empty where it writes to the console or a file itself
   Descriptor out_log, err_log;  ///< for what comes through the pipes
 };
 

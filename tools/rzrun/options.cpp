@@ -9,7 +9,9 @@ namespace rz::rzrun {
 namespace {
 
 constexpr const char* what_it_is =
-    "Starts N ranks of PROGRAM on this machine, with the environment that torchrun gives them, and ends all of\n"
+    "rzrun -n N [OPTIONS] PROGRAM [ARGS…]\n\n"
+    "Starts N ranks of PROGRAM on this machine, with the environment that torchrun gives them, and ends all "
+    "of\n"
     "them when one fails. Everything behind PROGRAM is its own.\n\n"
     "  rzrun -n 2 all_reduce_perf -b 8 -e 64M -f 2\n"
     "  rzrun -n 4 --prefix train_gpt --model config.json --config ds.json --data .\n"
@@ -25,12 +27,14 @@ constexpr const char* what_else =
     "number if a signal ended it; 2 for a wrong command line; 126 or 127 if the program cannot be started.";
 
 void add_flags(CLI::App& app, Options& o, std::string& bind) {
-  app.add_option("-n,--ranks", o.ranks, "Ranks to start")->required()->type_name("N");
-  app.add_option("--bind", bind, "core (default): whole cores for each rank as far as they go; none: leave alone")
+  app.add_option("-n,--ranks", o.ranks, "Ranks to start")->type_name("N");
+  app.add_option("--bind", bind,
+                 "core (default): whole cores for each rank as far as they go; none: leave alone")
       ->check(CLI::IsMember({"core", "none"}))
       ->type_name("core|none");
   app.add_flag("--prefix", o.prefix, "Write whole lines, each with \"[rank] \" before it");
-  app.add_option("--log-dir", o.log_dir, "Write rank<R>.stdout and rank<R>.stderr there instead of the console")
+  app.add_option("--log-dir", o.log_dir,
+                 "Write rank<R>.stdout and rank<R>.stderr there instead of the console")
       ->type_name("DIR");
   app.add_flag("--tee", o.tee, "With --log-dir: the console too");
   app.add_option_function<double>(
@@ -44,17 +48,21 @@ void add_flags(CLI::App& app, Options& o, std::string& bind) {
 }
 
 void check(const CLI::App& app, const Options& o) {
-  require(o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
-  require(!o.command.empty(), Errc::config, "no program to start; try: rzrun -n ", o.ranks, " PROGRAM [ARGS…]");
-  if (const auto& first = o.command.front(); first.starts_with("-")) {
+  if (const std::string first = o.command.empty() ? "" : o.command.front(); first.starts_with("-")) {
     std::vector<std::string> names;
     for (const auto* option : app.get_options())
       for (const auto& name : option->get_lnames()) names.push_back("--" + name);
     const std::string near = nearest_name(first.substr(0, first.find('=')), names);
-    fail(Errc::config, "unknown flag ", first, near.empty() ? "" : "; did you mean " + near + "?", "; see --help");
+    fail(Errc::config, "unknown flag ", first, near.empty() ? "" : "; did you mean " + near + "?",
+         "; see --help");
   }
+  require(app.count("-n") > 0, Errc::config, "how many ranks? Give -n N; see --help");
+  require(o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
+  require(!o.command.empty(), Errc::config, "no program to start; try: rzrun -n ", o.ranks,
+          " PROGRAM [ARGS…]");
   require(!o.tee || !o.log_dir.empty(), Errc::config, "--tee needs --log-dir DIR");
-  require(!o.prefix || o.to_console(), Errc::config, "--prefix with --log-dir needs --tee: nothing is printed");
+  require(!o.prefix || o.to_console(), Errc::config,
+          "--prefix with --log-dir needs --tee: nothing is printed");
 }
 
 }  // namespace
@@ -64,7 +72,6 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   Options& o = parsed.options;
   std::string bind = "core";
   CLI::App app(what_it_is, "rzrun");
-  app.usage("Usage: rzrun -n N [OPTIONS] PROGRAM [ARGS…]");
   app.footer(what_else);
   app.prefix_command();
   add_flags(app, o, bind);

@@ -48,7 +48,8 @@ class Forwarder {
   Forwarder(Descriptor pipe, Console* console, Descriptor log, std::string prefix);
   int fd() const { return pipe_.get(); }
   bool open() const { return static_cast<bool>(pipe_); }
-  /// Passes on what is there now; closes the pipe at its end. At most one buffer a call, so that ranks take turns.
+  /// Passes on what is there now; closes the pipe at its end. At most one buffer a call, so that ranks take
+  /// turns.
   void pump();
   /// Everything that is in the pipe, then the last line even if it has no newline.
   void finish();

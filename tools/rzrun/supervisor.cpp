@@ -52,8 +52,9 @@ std::vector<pid_t> children() {
     char state = 0;
     int parent = 0;
     const auto after_name = stat.rfind(')');
-    if (after_name != std::string::npos && std::sscanf(stat.c_str() + after_name + 1, " %c %d", &state, &parent) == 2 &&
-        parent == ::getpid() && state != 'Z')
+    if (after_name != std::string::npos &&
+        std::sscanf(stat.c_str() + after_name + 1, " %c %d", &state, &parent) == 2 && parent == ::getpid() &&
+        state != 'Z')
       found.push_back(pid);
   }
   return found;
@@ -69,7 +70,9 @@ struct Rank {
 class Supervisor {
  public:
   explicit Supervisor(const Options& options)
-      : options_(options), signals_(block_signals()), stdout_(STDOUT_FILENO, signals_.get()),
+      : options_(options),
+        signals_(block_signals()),
+        stdout_(STDOUT_FILENO, signals_.get()),
         stderr_(STDERR_FILENO, signals_.get()) {}
 
   int run() {
@@ -137,7 +140,8 @@ class Supervisor {
       const int s = static_cast<int>(info.ssi_signo);
       if (s == SIGCHLD) continue;
       if (!interrupted_) {
-        say(str("SIG", sigabbrev_np(s), ": ending ", options_.ranks, " ranks (once more kills them at once)"));
+        say(str("SIG", sigabbrev_np(s), ": ending ", options_.ranks,
+                " ranks (once more kills them at once)"));
         if (!status_) status_ = 128 + s;
       } else {
         kill_at_ = Deadline::after({});
@@ -173,8 +177,8 @@ class Supervisor {
     if (ending_) return;
     first_failed_ = r.rank;
     status_ = r.fate->status();
-    say(str("rank ", r.rank, " of ", options_.ranks, " failed first: ", describe(*r.fate), out_of_memory(*r.fate),
-            where_its_log_is(r.rank)));
+    say(str("rank ", r.rank, " of ", options_.ranks, " failed first: ", describe(*r.fate),
+            out_of_memory(*r.fate), where_its_log_is(r.rank)));
     end_all();
   }
 
@@ -198,7 +202,8 @@ class Supervisor {
   void end_leftovers() {
     const auto left = children();
     if (left.empty()) return;
-    say(str("ending ", left.size(), left.size() == 1 ? " process" : " processes", " that the ranks left behind"));
+    say(str("ending ", left.size(), left.size() == 1 ? " process" : " processes",
+            " that the ranks left behind"));
     end_all();
   }
 

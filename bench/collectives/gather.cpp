@@ -1,0 +1,22 @@
+#include "bench/collective.h"
+
+namespace rz::bench {
+namespace {
+
+Shape shape(std::size_t count, std::size_t element, Member m) {
+  const std::size_t own = part(count, element, m.size), all = own * m.size;
+  return {.send = own, .recv = all, .param = own, .size = all, .in_place_in = own * m.rank, .extent = all};
+}
+
+Work start(const Call& c) { return c.comm.gather(c.input(), c.output(), c.root); }
+
+std::vector<Piece> expected(const Shape& s, Member m, int root) {
+  if (m.rank != root) return {};
+  return all_gather.expected(s, m, root);
+}
+
+}  // namespace
+
+const Collective gather{"gather", false, true, true, shape, start, expected, factor_others};
+
+}  // namespace rz::bench

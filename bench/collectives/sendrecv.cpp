@@ -1,0 +1,28 @@
+// A ring: every rank sends to the next and receives from the one before, in one group.
+#include "bench/collective.h"
+
+namespace rz::bench {
+namespace {
+
+/// In place means that both lie in one buffer, one behind the other: they cannot overlap.
+Shape shape(std::size_t count, std::size_t, Member) {
+  return {
+      .send = count, .recv = count, .param = count, .size = count, .in_place_in = count, .extent = 2 * count};
+}
+
+Work start(const Call& c) {
+  const int rank = c.comm.rank(), size = c.comm.size();
+  Group group = c.comm.group();
+  group.send(c.input(), (rank + 1) % size).recv(c.output(), (rank + size - 1) % size);
+  return group.launch();
+}
+
+std::vector<Piece> expected(const Shape& s, Member m, int) {
+  return {{(m.rank + m.size - 1) % m.size, 0, 0, s.recv}};
+}
+
+}  // namespace
+
+const Collective sendrecv{"sendrecv", false, false, false, shape, start, expected, factor_one};
+
+}  // namespace rz::bench

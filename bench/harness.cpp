@@ -1,0 +1,317 @@
+#include "bench/harness.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "bench/numbers.h"
+#include "bench/report.h"
+#include "bench/values.h"
+#include "comm/bootstrap.h"
+#include "comm/core/error.h"
+#include "comm/topology.h"
+
+namespace rz::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double us_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
+
+/// One rank's memory. Small messages rotate through it, so that successive iterations do not meet in one
+/// cache line.
+struct Arena {
+  std::shared_ptr<std::byte> memory;
+  std::size_t bytes = 0;
+
+  std::byte* at(std::size_t extent, int iteration, std::size_t offset) const {
+    const std::size_t places = extent ? std::max<std::size_t>(bytes / extent, 1) : 1;
+    return memory.get() + offset + extent * (static_cast<std::size_t>(iteration) % places);
+  }
+};
+
+/// What one row of the table measures.
+struct Case {
+  std::size_t bytes;
+  DType dtype;
+  ReduceOp op;
+  int root;
+};
+
+class RankRun {
+ public:
+  RankRun(const Collective& collective, const Options& options, Communicator comm, const Hooks& hooks,
+          const Print* print)
+      : collective_(collective), options_(options), comm_(std::move(comm)), hooks_(hooks), print_(print) {
+    results_.start_time = now();
+    allocate();
+  }
+
+  int run(int local_rank) {
+    results_.devices = gather_devices(local_rank);
+    print(
+        [&] { return start_lines(collective_, options_) + device_lines(results_.devices) + memory_lines(); });
+    print([&] { return header_lines(options_.timestamps); });
+    for (int cycle = 0; options_.cycles == 0 || cycle < options_.cycles; ++cycle) run_cycle();
+    print([&] { return results_.closing_lines(collective_); });
+    results_.end_time = now();
+    if (comm_.rank() == 0 && !options_.json.empty())
+      write_json(options_.json, collective_, options_, results_);
+    return results_.failed_checks ? 7 : 0;
+  }
+
+ private:
+  Member member() const { return {comm_.rank(), comm_.size()}; }
+
+  template <class F>
+  void print(const F& text) const {
+    if (print_) (*print_)(text());
+  }
+
+  Shape shape_of(std::size_t bytes, DType t) const {
+    return collective_.shape(bytes / size_of(t), size_of(t), member());
+  }
+
+  void allocate() {
+    std::size_t send = 0, recv = 0, off = 0;
+    for (DType t : options_.dtypes) {
+      const Shape s = shape_of(options_.max_bytes, t);
+      send = std::max(send, s.send * size_of(t));
+      recv = std::max({recv, s.recv * size_of(t), s.extent * size_of(t)});
+      off = std::max(off, static_cast<std::size_t>(options_.misalign) * size_of(t));
+    }
+    send_ = make_arena(send, off);
+    recv_ = make_arena(recv, off);
+  }
+
+  /// Touches every page, so that the first iteration pays for none.
+  Arena make_arena(std::size_t bytes, std::size_t off) {
+    const std::size_t all = std::max<std::size_t>(bytes + off, 64);
+    Arena a{options_.registered ? comm_.allocate(all) : allocate_host(all), bytes};
+    std::memset(a.memory.get(), 0, all);
+    return a;
+  }
+
+  std::vector<DeviceLine> gather_devices(int local_rank) {
+    DeviceLine own{comm_.rank(), ::getpid(), local_rank};
+    ::gethostname(own.host, sizeof own.host - 1);
+    read_topology().processor.copy(own.processor, sizeof own.processor - 1);
+    std::vector<DeviceLine> all(comm_.size());
+    comm_.all_gather({&own, sizeof own, DType::u8}, {all.data(), all.size() * sizeof own, DType::u8}).wait();
+    return all;
+  }
+
+  std::string memory_lines() const {
+    if (!options_.memory_report) return "";
+    rusage use{};
+    ::getrusage(RUSAGE_SELF, &use);
+    return str("# Memory: ", human_bytes(send_.bytes + recv_.bytes), " of buffers a rank, ",
+               human_bytes(static_cast<unsigned long long>(use.ru_maxrss) * 1024),
+               " of rank 0's process at most so far\n");
+  }
+
+  void run_cycle() {
+    const int first = collective_.rooted ? std::max(options_.root, 0) : 0;
+    const int last = collective_.rooted && options_.root < 0 ? comm_.size() - 1 : first;
+    for (DType dtype : options_.dtypes)
+      for (ReduceOp op : options_.ops)
+        for (int root = first; root <= last; ++root) run_sizes({options_.min_bytes, dtype, op, root});
+  }
+
+  void run_sizes(Case c) {
+    if (c.op.kind == ReduceOp::premul_sum) c.op.factor = premul_factor(comm_.rank());
+    for (std::size_t bytes : {options_.max_bytes, options_.min_bytes})
+      for (int i = 0; i < options_.warmup; ++i) start({bytes, c.dtype, c.op, c.root}, false, i).wait();
+    for (c.bytes = options_.min_bytes; c.bytes <= options_.max_bytes; c.bytes = options_.next_size(c.bytes))
+      run_row(c);
+  }
+
+  void run_row(const Case& c) {
+    const Shape s = shape_of(c.bytes, c.dtype);
+    Row row{s.size * size_of(c.dtype),
+            s.param,
+            type_name(c.dtype),
+            collective_.reduces ? name(c.op) : "none",
+            collective_.rooted ? c.root : -1,
+            {},
+            {},
+            options_.timestamps ? now() : ""};
+    row.out_of_place = measure(c, false);
+    row.in_place = measure(c, true);
+    print(
+        [&] { return row_line(row) + (options_.per_iteration ? sample_lines(row, options_.skipped) : ""); });
+    results_.rows.push_back(std::move(row));
+  }
+
+  Figure measure(const Case& c, bool in_place) {
+    Figure f;
+    f.us = over_ranks(time(c, in_place, f.samples));
+    const Shape s = shape_of(c.bytes, c.dtype);
+    f.alg_bw = f.us > 0 ? static_cast<double>(s.size * size_of(c.dtype)) / (f.us * 1e3) : 0;
+    f.bus_bw = f.alg_bw * collective_.busbw_factor(comm_.size());
+    if (options_.checks && (!in_place || collective_.checks_in_place)) f.wrong = check(c, in_place);
+    return f;
+  }
+
+  /// Microseconds of one operation on this rank.
+  double time(const Case& c, bool in_place, Samples& samples) {
+    start(c, in_place, 0).wait();
+    comm_.barrier().wait();
+    double us = 0;
+    const auto begin = Clock::now();
+    for (int i = 0; i < options_.iterations; ++i) {
+      const auto one = Clock::now();
+      us += iterate(c, in_place, i);
+      if (options_.per_iteration) samples.us.push_back(us_since(one) / options_.aggregated);
+    }
+    if (!options_.cpu_time) us = us_since(begin);
+    return us / options_.iterations / options_.aggregated;
+  }
+
+  /// One iteration; returns the microseconds it took to hand its operations over.
+  double iterate(const Case& c, bool in_place, int i) {
+    const auto begin = Clock::now();
+    double handed_over = 0;
+    if (options_.aggregated == 1) {
+      const Work work = start(c, in_place, i);
+      if (options_.cpu_time) handed_over = us_since(begin);
+      work.wait();
+    } else {
+      handed_over = iterate_aggregated(c, in_place, i);
+    }
+    if (options_.blocking == 1 || options_.blocking == 3) comm_.barrier().wait();
+    return handed_over;
+  }
+
+  /// The operations of an iteration are in flight together; with -z 1 one after the other.
+  double iterate_aggregated(const Case& c, bool in_place, int i) {
+    const auto begin = Clock::now();
+    works_.clear();
+    for (int a = 0; a < options_.aggregated; ++a) {
+      works_.push_back(start(c, in_place, i * options_.aggregated + a));
+      if (options_.blocking == 1 || options_.blocking == 2) works_.back().wait();
+      if (options_.blocking == 1) comm_.barrier().wait();
+    }
+    const double handed_over = us_since(begin);
+    for (const Work& w : works_) w.wait();
+    return handed_over;
+  }
+
+  Call call(const Case& c, bool in_place, int iteration) {
+    const Shape s = shape_of(c.bytes, c.dtype);
+    const std::size_t element = size_of(c.dtype), off = options_.misalign * element;
+    // Every rank turns through as many places, even where ranks hold different amounts.
+    std::byte* in = send_.at(s.send * element, iteration, off);
+    std::byte* out = recv_.at((in_place ? s.extent : s.recv) * element, iteration, off);
+    if (in_place) {
+      in = out + s.in_place_in * element;
+      out += s.in_place_out * element;
+    }
+    return {comm_, in, out, s, c.dtype, c.op, c.root, in_place};
+  }
+
+  Work start(const Case& c, bool in_place, int iteration) {
+    return collective_.start(call(c, in_place, iteration));
+  }
+
+  double over_ranks(double us) {
+    if (options_.average == Average::rank0) return us;
+    constexpr ReduceOp::Kind kinds[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max};
+    comm_.all_reduce({&us, 1}, kinds[static_cast<int>(options_.average)]).wait();
+    return us;
+  }
+
+  /// Wrong elements of all ranks in all checks.
+  std::size_t check(const Case& c, bool in_place) {
+    std::uint64_t wrong = 0;
+    for (int i = 0; i < options_.checks; ++i) {
+      std::uint64_t now_wrong = check_once(c, in_place, i);
+      comm_.all_reduce({&now_wrong, 1}, ReduceOp::sum).wait();
+      results_.failed_checks += now_wrong != 0;
+      wrong += now_wrong;
+    }
+    return wrong;
+  }
+
+  std::size_t check_once(const Case& c, bool in_place, int i) {
+    const std::uint64_t seed = c.bytes * 31 + static_cast<std::uint64_t>(i) * 2 + in_place;
+    const Call one = call(c, in_place, i);
+    std::memset(one.out, 0xa5, one.shape.recv * size_of(c.dtype));
+    const auto input = [&](int rank) { return Pattern::input(c.dtype, c.op, rank, comm_.size(), seed); };
+    input(comm_.rank()).fill(const_cast<std::byte*>(one.in), one.shape.send);
+    collective_.start(one).wait();
+    if (hooks_.before_check) hooks_.before_check(comm_.rank(), one.output());
+    std::size_t wrong = 0;
+    for (const Piece& p : collective_.expected(one.shape, member(), c.root)) {
+      const Pattern want = p.source == Piece::combined ? Pattern::combined(c.dtype, c.op, comm_.size(), seed)
+                                                       : input(p.source);
+      wrong += want.wrong(one.out + p.at * size_of(c.dtype), p.count, p.from);
+    }
+    return wrong;
+  }
+
+  const Collective& collective_;
+  const Options& options_;
+  Communicator comm_;
+  const Hooks& hooks_;
+  const Print* print_;
+  Arena send_, recv_;
+  Results results_;
+  std::vector<Work> works_;
+};
+
+/// The first failure of this process's ranks is the cause; those after it are its consequences.
+class FirstError {
+ public:
+  void keep(std::exception_ptr e) {
+    const std::lock_guard lock(mutex_);
+    if (!first_) first_ = e;
+  }
+  void rethrow() const {
+    if (first_) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr first_;
+};
+
+}  // namespace
+
+int run(const Collective& collective, const Options& options, const Print& print, const Hooks& hooks) {
+  const Place place = place_from_environment();
+  const int size = place.size * options.threads;
+  require(options.root < size, Errc::config, "-r ", options.root, ", but there are only ", size, " ranks");
+  const auto store = place.size > 1 ? store_for(place) : memory_store();
+  CommOptions comm_options;
+  if (options.timeout_s > 0)
+    comm_options.timeout = std::chrono::milliseconds(static_cast<long>(options.timeout_s * 1e3));
+
+  std::vector<int> status(options.threads, 0);
+  FirstError error;
+  const auto rank_main = [&](int thread) {
+    try {
+      const int rank = place.rank * options.threads + thread;
+      RankRun rank_run(collective, options, Communicator::connect(rank, size, store, comm_options), hooks,
+                       rank == 0 ? &print : nullptr);
+      status[thread] = rank_run.run(place.local_rank * options.threads + thread);
+    } catch (...) {
+      error.keep(std::current_exception());
+    }
+  };
+  std::vector<std::jthread> others;
+  for (int t = 1; t < options.threads; ++t) others.emplace_back(rank_main, t);
+  rank_main(0);
+  others.clear();
+  error.rethrow();
+  return status[0];
+}
+
+}  // namespace rz::bench

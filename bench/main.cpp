@@ -1,0 +1,19 @@
+// One of the _perf programs; which one is a definition of the build.
+#include <cstdio>
+
+#include "bench/harness.h"
+#include "comm/core/error.h"
+
+int main(int argc, char** argv) {
+  using namespace rz::bench;
+  const Collective& collective = collective_from_name(RZ_COLLECTIVE);
+  try {
+    const ParsedOptions parsed = parse_options(collective, argc, argv);
+    if (!parsed.help.empty()) return std::fputs(parsed.help.c_str(), stdout) < 0;
+    std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    return run(collective, parsed.options, [](const std::string& text) { std::fputs(text.c_str(), stdout); });
+  } catch (const rz::Error& e) {
+    std::fprintf(stderr, "%s_perf: %s\n", RZ_COLLECTIVE, e.what());
+    return e.code() == rz::Errc::config ? 2 : 1;
+  }
+}

@@ -1,0 +1,173 @@
+#include "bench/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "bench/collective.h"
+#include "bench/numbers.h"
+#include "comm/core/error.h"
+
+namespace rz::bench {
+namespace {
+
+constexpr const char* what_else =
+    "Ranks are processes times -t: alone with -t, under rzrun, mpirun, torchrun or srun, which say which "
+    "rank a\n"
+    "process is. Only rank 0 prints. An iteration starts the operation and waits for it (host memory has no\n"
+    "queue that could run ahead), so that `time` is the latency that a caller sees.\n\n"
+    "  rzrun -n 2 all_reduce_perf -b 8 -e 128M -f 2\n"
+    "  all_reduce_perf -t 2 -b 64K -e 64K -d all -o all\n\n"
+    "Exit status: 0 all right, 7 wrong results, 2 a wrong command line, 1 anything else.";
+
+struct DTypeName {
+  DType dtype;
+  const char* name;
+};
+/// In the order of nccl-tests, which -d all follows.
+constexpr DTypeName dtype_names[] = {
+    {DType::i8, "int8"},    {DType::u8, "uint8"},      {DType::i32, "int32"},     {DType::u32, "uint32"},
+    {DType::i64, "int64"},  {DType::u64, "uint64"},    {DType::f16, "half"},      {DType::f32, "float"},
+    {DType::f64, "double"}, {DType::bf16, "bfloat16"}, {DType::f8e4m3, "f8e4m3"}, {DType::f8e5m2, "f8e5m2"},
+};
+constexpr ReduceOp::Kind all_ops[] = {ReduceOp::sum, ReduceOp::prod, ReduceOp::max,
+                                      ReduceOp::min, ReduceOp::avg,  ReduceOp::premul_sum};
+
+std::vector<DType> dtypes_of(const std::string& word) {
+  std::vector<DType> all;
+  for (const auto& d : dtype_names) all.push_back(d.dtype);
+  if (word == "all") return all;
+  return {dtype_from_name(word)};
+}
+
+std::vector<ReduceOp> ops_of(const std::string& word) {
+  if (word == "all") return {std::begin(all_ops), std::end(all_ops)};
+  return {op_from_name(word)};
+}
+
+/// What the command line says in words, before it becomes Options.
+struct Words {
+  std::string min = "32M", max = "32M", step = "1M", op = "sum", dtype = "float";
+  int gpus = 1, parallel_init = 0, null_stream = 0, graph = 0, cta_policy = 0, average = 1;
+};
+
+void add_sizes(CLI::App& app, Options& o, Words& w) {
+  const auto at_least = [](int n) { return CLI::Range(n, 1 << 30); };
+  app.add_option("-t,--nthreads", o.threads, "Threads of this process, each a rank; default 1")
+      ->check(at_least(1));
+  app.add_option("-g,--ngpus", w.gpus, "Devices a thread; 1, as there are none on host memory");
+  app.add_option("-b,--minbytes", w.min, "Least size; K, M, G are binary; default 32M");
+  app.add_option("-e,--maxbytes", w.max, "Most; default 32M");
+  app.add_option("-i,--stepbytes", w.step, "From a size to the next; default 1M");
+  app.add_option("-f,--stepfactor", o.step_factor, "Times the size before, instead of -i")
+      ->check(CLI::Range(1.0, 1e9));
+  app.add_option("-n,--iters", o.iterations, "Iterations a size; default 20")->check(at_least(1));
+  app.add_option("-w,--warmup_iters", o.warmup, "Not timed, at the largest and the least size; default 1")
+      ->check(at_least(0));
+  app.add_option("-m,--agg_iters", o.aggregated, "Operations in flight in an iteration; default 1")
+      ->check(at_least(1));
+  app.add_option("-N,--run_cycles", o.cycles, "Runs of all sizes, 0 for ever; default 1")->check(at_least(0));
+}
+
+void add_operation(CLI::App& app, Options& o, Words& w) {
+  app.add_option("-o,--op", w.op, "sum, prod, max, min, avg, mulsum or all; default sum");
+  app.add_option(
+      "-d,--datatype", w.dtype,
+      "int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, f8e4m3, f8e5m2 or all; "
+      "default float");
+  app.add_option("-r,--root", o.root, "Of a rooted collective, -1 for each in turn; default 0")
+      ->check(CLI::Range(-1, 1 << 20));
+  app.add_option("-c,--check", o.checks, "Passes that check results, after the timing; 0 for none; default 1")
+      ->check(CLI::Range(0, 1 << 20));
+}
+
+void add_running(CLI::App& app, Options& o, Words& w) {
+  app.add_option("-p,--parallel_init", w.parallel_init, "Accepted; threads always join at once");
+  app.add_option("-y,--stream_null", w.null_stream, "0, as host memory has no null stream");
+  app.add_option("-z,--blocking", o.blocking,
+                 "1 a barrier after each operation, 3 after each iteration, 0 and 2 none; default 0")
+      ->check(CLI::Range(0, 3));
+  app.add_option("-G,--cudagraph", w.graph, "0, as host memory has no graphs");
+  app.add_option("-x,--cta_policy", w.cta_policy, "0, as host memory has no thread blocks");
+  app.add_option("-R,--local_register", o.registered,
+                 "1 or 2: buffers of Communicator::allocate; default 0, plain memory")
+      ->check(CLI::Range(0, 2));
+  app.add_option("-u,--unalign", o.misalign, "Elements that buffers start off their alignment; default 0")
+      ->check(CLI::Range(0, 4096));
+  app.add_option("-T,--timeout", o.timeout_s,
+                 "Deadline of an operation in seconds; default RZ_TIMEOUT_S or 600")
+      ->check(CLI::Range(0.0, 1e6));
+}
+
+void add_report(CLI::App& app, Options& o, Words& w) {
+  app.add_option("-C,--report_cputime", o.cpu_time,
+                 "1: time until the operation was handed over, not until it ended");
+  app.add_option("-a,--average", w.average, "Over ranks: 0 rank 0's, 1 mean, 2 least, 3 most; default 1")
+      ->check(CLI::Range(0, 3));
+  app.add_option("-S,--report_timestamps", o.timestamps, "1: date and time behind each row");
+  app.add_option("-J,--output_file", o.json, "Write the results there as JSON");
+  app.add_option("-M,--memory_report", o.memory_report, "1: memory of the buffers and of the process");
+  app.add_option("-I,--per_iteration", o.per_iteration, "1: a line of statistics over rank 0's iterations");
+  app.add_option("-K,--skip_samples", o.skipped, "First iterations that -I leaves out; default 0")
+      ->check(CLI::Range(0, 1 << 30));
+}
+
+void settle(const Collective& c, Options& o, const Words& w) {
+  require(w.gpus == 1, Errc::config, "-g ", w.gpus,
+          ": on host memory a thread has one device; use -t or more processes");
+  require(w.null_stream == 0, Errc::config, "-y: host memory has no null stream; leave it out");
+  require(w.graph == 0, Errc::config, "-G: host memory has no CUDA graphs; leave it out");
+  require(w.cta_policy == 0, Errc::config, "-x: host memory has no thread blocks; leave it out");
+  o.min_bytes = parse_size(w.min, "-b");
+  o.max_bytes = parse_size(w.max, "-e");
+  o.step_bytes = parse_size(w.step, "-i");
+  require(o.min_bytes <= o.max_bytes, Errc::config, "-b ", w.min, " is more than -e ", w.max);
+  require(o.step_factor > 1 || o.step_bytes > 0 || o.min_bytes == o.max_bytes, Errc::config,
+          "-i 0 leads nowhere");
+  o.dtypes = dtypes_of(w.dtype);
+  o.ops = ops_of(w.op);
+  if (!c.reduces) o.ops = {ReduceOp::sum};
+  o.average = static_cast<Average>(w.average);
+}
+
+std::string one_line(std::string text) {
+  std::ranges::replace(text, '\n', ' ');
+  return text;
+}
+
+}  // namespace
+
+std::size_t Options::next_size(std::size_t bytes) const {
+  const auto scaled = static_cast<std::size_t>(static_cast<double>(bytes) * step_factor);
+  return step_factor > 1 ? std::max(scaled, bytes + 1) : bytes + std::max<std::size_t>(step_bytes, 1);
+}
+
+ParsedOptions parse_options(const Collective& collective, int argc, const char* const* argv) {
+  ParsedOptions parsed;
+  Words words;
+  CLI::App app(str("Times ", collective.name, " on host memory; flags and output are those of nccl-tests."),
+               str(collective.name, "_perf"));
+  app.footer(what_else);
+  add_sizes(app, parsed.options, words);
+  add_operation(app, parsed.options, words);
+  add_running(app, parsed.options, words);
+  add_report(app, parsed.options, words);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    parsed.help = app.help();
+    return parsed;
+  } catch (const CLI::ParseError& e) {
+    fail(Errc::config, one_line(e.what()), "; see --help");
+  }
+  parsed.options.arguments.assign(argv, argv + argc);
+  settle(collective, parsed.options, words);
+  return parsed;
+}
+
+const char* type_name(DType t) {
+  for (const auto& d : dtype_names)
+    if (d.dtype == t) return d.name;
+  return "?";
+}
+
+}  // namespace rz::bench

@@ -1,0 +1,50 @@
+#pragma once
+/// The command line of the _perf programs: that of nccl-tests.
+
+#include <string>
+#include <vector>
+
+#include "comm/core/types.h"
+
+namespace rz::bench {
+
+struct Collective;
+
+enum class Average { rank0, mean, least, most };
+
+struct Options {
+  std::vector<std::string> arguments;  ///< as given, for the report
+  int threads = 1;
+  std::size_t min_bytes = 32 << 20, max_bytes = 32 << 20, step_bytes = 1 << 20;
+  double step_factor = 1;  ///< above 1 it replaces step_bytes
+  int iterations = 20, warmup = 1, aggregated = 1, cycles = 1, checks = 1;
+  std::vector<ReduceOp> ops;
+  std::vector<DType> dtypes;
+  int root = 0;      ///< -1: each in turn
+  int blocking = 0;  ///< 1: wait and barrier an inner iteration; 2: wait; 3: a barrier an outer iteration
+  bool cpu_time = false;
+  Average average = Average::mean;
+  int registered = 0;
+  bool timestamps = false;
+  std::string json;
+  double timeout_s = 0;
+  bool memory_report = false;
+  int misalign = 0;  ///< elements that buffers start after their natural place
+  bool per_iteration = false;
+  int skipped = 0;  ///< first iterations that per_iteration leaves out
+
+  std::size_t next_size(std::size_t bytes) const;
+};
+
+struct ParsedOptions {
+  Options options;
+  std::string help;  ///< not empty: print it and leave
+};
+
+/// Errc::config, one line, for whatever is wrong.
+ParsedOptions parse_options(const Collective&, int argc, const char* const* argv);
+
+/// nccl-tests' words: "float", "bfloat16", …
+const char* type_name(DType);
+
+}  // namespace rz::bench

@@ -1,0 +1,100 @@
+#include "bench/report.h"
+
+#include <algorithm>
+#include <ctime>
+#include <numeric>
+
+#include "bench/numbers.h"
+#include "comm/core/text.h"
+
+namespace rz::bench {
+namespace {
+
+std::string figure_text(const Figure& f) {
+  std::string text = "  " + fit_time(f.us) + "  " + fit_bandwidth(f.alg_bw) + "  " + fit_bandwidth(f.bus_bw);
+  return text + (f.wrong ? format("  %6g", static_cast<double>(*f.wrong)) : "     N/A");
+}
+
+std::string statistics(const char* placement, std::vector<double> us, int skipped) {
+  us.erase(us.begin(), us.begin() + std::min<std::ptrdiff_t>(skipped, std::ssize(us)));
+  if (us.empty()) return str("#   ", placement, ": no iterations left\n");
+  std::ranges::sort(us);
+  const auto at = [&](double q) {
+    return us[static_cast<std::size_t>(q * static_cast<double>(us.size() - 1))];
+  };
+  const double mean = std::accumulate(us.begin(), us.end(), 0.0) / static_cast<double>(us.size());
+  return format("#   %s: %zu iterations of rank 0, us: least %.2f p50 %.2f mean %.2f p99 %.2f most %.2f\n",
+                placement, us.size(), us.front(), at(0.5), mean, at(0.99), us.back());
+}
+
+}  // namespace
+
+std::string now() {
+  const std::time_t t = std::time(nullptr);
+  std::tm local{};
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", localtime_r(&t, &local));
+  return text;
+}
+
+std::string start_lines(const Collective& c, const Options& o) {
+  const bool by_factor = o.step_factor > 1;
+  return str("# ringzero version ", RZ_VERSION, " ringzero-headers=", RZ_VERSION,
+             " ringzero-library=", RZ_VERSION, "\n", "# Collective test starting: ", c.name, "_perf\n") +
+         format(
+             "# nThread %d nGpus %d minBytes %zu maxBytes %zu step: %ld(%s) warmup iters: %d iters: %d agg "
+             "iters: %d "
+             "validation: %d graph: %d unalign: %d\n#\n",
+             o.threads, 1, o.min_bytes, o.max_bytes,
+             by_factor ? static_cast<long>(o.step_factor) : static_cast<long>(o.step_bytes),
+             by_factor ? "factor" : "bytes", o.warmup, o.iterations, o.aggregated, o.checks, 0, o.misalign);
+}
+
+std::string device_lines(const std::vector<DeviceLine>& devices) {
+  std::string text = "# Using devices\n";
+  for (const auto& d : devices)
+    text += format("#  Rank %2d Group %2d Pid %6d on %10s device %2d [%04x:%02x:%02x] %s\n", d.rank, 0, d.pid,
+                   d.host, d.local_rank, 0, 0, 0, d.processor);
+  return text;
+}
+
+std::string header_lines(bool timestamps) {
+  std::string text = "#\n";
+  text +=
+      format("# %10s  %12s  %8s  %6s  %6s           out-of-place                       in-place          \n",
+             "", "", "", "", "");
+  constexpr const char* columns = "# %10s  %12s  %8s  %6s  %6s  %7s  %6s  %6s  %6s  %7s  %6s  %6s  %6s";
+  const std::string end = timestamps ? format("  %19s\n", "timestamp") : "\n";
+  text += format(columns, "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong",
+                 "time", "algbw", "busbw", "#wrong") +
+          end;
+  text += format(columns, "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(GB/s)",
+                 "(GB/s)", "") +
+          "\n";
+  return text;
+}
+
+std::string row_line(const Row& r) {
+  return format("%12zu  %12zu  %8s  %6s  %6s", r.bytes, r.count, r.type.c_str(), r.op.c_str(),
+                str(r.root).c_str()) +
+         figure_text(r.out_of_place) + figure_text(r.in_place) + (r.when.empty() ? "" : "  " + r.when) + "\n";
+}
+
+std::string sample_lines(const Row& r, int skipped) {
+  return statistics("out-of-place", r.out_of_place.samples.us, skipped) +
+         statistics("in-place", r.in_place.samples.us, skipped);
+}
+
+double Results::average_bus_bandwidth() const {
+  double sum = 0;
+  for (const auto& r : rows) sum += r.out_of_place.bus_bw + r.in_place.bus_bw;
+  return rows.empty() ? 0 : sum / (2 * static_cast<double>(rows.size()));
+}
+
+std::string Results::closing_lines(const Collective& c) const {
+  return str("# Out of bounds values : ", failed_checks, failed_checks ? " FAILED\n" : " OK\n") +
+         format("# Avg bus bandwidth    : %g \n", average_bus_bandwidth()) +
+         str("#\n# Collective test concluded: ", c.name, "_perf\n#\n");
+}
+
+}  // namespace rz::bench

@@ -1,0 +1,63 @@
+#pragma once
+/// What the tools print, in nccl-tests' format, and what they write with -J.
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/collective.h"
+#include "bench/options.h"
+
+namespace rz::bench {
+
+/// A row of "Using devices".
+struct DeviceLine {
+  int rank = 0, pid = 0, local_rank = 0;
+  char host[64] = {};
+  char processor[80] = {};
+};
+
+/// Times of one rank's iterations, with -I.
+struct Samples {
+  std::vector<double> us;
+};
+
+struct Figure {
+  double us = 0, alg_bw = 0, bus_bw = 0;
+  std::optional<std::size_t> wrong;  ///< none: not checked
+  Samples samples;
+};
+
+struct Row {
+  std::size_t bytes = 0, count = 0;
+  std::string type, op;
+  int root = -1;
+  Figure out_of_place, in_place;
+  std::string when;  ///< with -S
+};
+
+std::string start_lines(const Collective&, const Options&);
+std::string device_lines(const std::vector<DeviceLine>&);
+std::string header_lines(bool timestamps);
+std::string row_line(const Row&);
+std::string sample_lines(const Row&, int skipped);
+
+/// Everything that a run found. Its last lines, and its JSON.
+struct Results {
+  std::string start_time, end_time;
+  std::vector<DeviceLine> devices;
+  std::vector<Row> rows;
+  int failed_checks = 0;
+
+  double average_bus_bandwidth() const;
+  std::string closing_lines(const Collective&) const;
+};
+
+/// "2026-11-21 05:20:00" in local time.
+std::string now();
+
+/// nccl-tests' JSON, version 3. Errc::system if the file cannot be written.
+void write_json(const std::string& path, const Collective&, const Options&, const Results&);
+
+}  // namespace rz::bench

@@ -1,0 +1,96 @@
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "bench/report.h"
+#include "comm/core/error.h"
+
+namespace rz::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// An allow-list: a whole environment may hold secrets.
+constexpr const char* told[] = {"WORLD_SIZE",   "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS",
+                                "RZ_TRANSPORT", "RZ_INTERFACE",     "RZ_SOCKETS",
+                                "RZ_ALGORITHM", "RZ_TIMEOUT_S",     "RZ_HOST_ID",
+                                "SLURM_JOB_ID", "SLURM_NTASKS",     "OMPI_COMM_WORLD_SIZE"};
+
+Json environment_json() {
+  Json list = Json::array();
+  for (const char* name : told)
+    if (const char* value = std::getenv(name)) list.push_back(str(name, "=", value));
+  return list;
+}
+
+Json devices_json(const std::vector<DeviceLine>& devices) {
+  Json list = Json::array();
+  for (const auto& d : devices)
+    list.push_back({{"group", 0},
+                    {"rank", d.rank},
+                    {"host", d.host},
+                    {"process_id", d.pid},
+                    {"device", d.local_rank},
+                    {"device_info", d.processor}});
+  return list;
+}
+
+Json figure_json(const Figure& f) {
+  Json j{{"time", f.us}, {"alg_bw", f.alg_bw}, {"bus_bw", f.bus_bw}, {"nwrong", nullptr}};
+  if (f.wrong) j["nwrong"] = *f.wrong;
+  if (!f.samples.us.empty()) j["samples"] = f.samples.us;
+  return j;
+}
+
+Json row_json(const Row& r) {
+  return {{"size", r.bytes},
+          {"count", r.count},
+          {"type", r.type},
+          {"redop", r.op},
+          {"root", r.root},
+          {"out_of_place", figure_json(r.out_of_place)},
+          {"in_place", figure_json(r.in_place)}};
+}
+
+Json config_json(const Options& o, const std::vector<DeviceLine>& devices) {
+  return {{"nthreads", o.threads},
+          {"ngpus", 1},
+          {"minimum_bytes", o.min_bytes},
+          {"maximum_bytes", o.max_bytes},
+          {"step_bytes", o.step_bytes},
+          {"step_factor", o.step_factor},
+          {"warmup_iters", o.warmup},
+          {"iterations", o.iterations},
+          {"aggregated_iters", o.aggregated},
+          {"validation", o.checks},
+          {"graph", 0},
+          {"blocking", o.blocking},
+          {"local_register", o.registered},
+          {"unalign", o.misalign},
+          {"devices", devices_json(devices)}};
+}
+
+}  // namespace
+
+void write_json(const std::string& path, const Collective& c, const Options& o, const Results& r) {
+  Json j{{"version", 3},
+         {"collective", c.name},
+         {"start_time", r.start_time},
+         {"args", o.arguments},
+         {"env", environment_json()},
+         {"nccl_version", "ringzero " RZ_VERSION},
+         {"config", config_json(o, r.devices)},
+         {"results", Json::array()},
+         {"out_of_bounds", {{"count", r.failed_checks}, {"okay", r.failed_checks == 0}}},
+         {"average_bus_bandwidth", {{"bandwidth", r.average_bus_bandwidth()}, {"okay", true}}},
+         {"errors", Json::array()},
+         {"end_time", r.end_time}};
+  for (const auto& row : r.rows) j["results"].push_back(row_json(row));
+  if (r.failed_checks) j["errors"].push_back(str(r.failed_checks, " checks found wrong results"));
+  std::ofstream out(path);
+  out << j.dump(2) << '\n';
+  out.flush();
+  if (!out) fail_errno("write", path);
+}
+
+}  // namespace rz::bench
