@@ -1,7 +1,9 @@
-// Per (batch, head), by tiles of 64 queries and 64 keys; tiles above the diagonal are skipped. Forward keeps
-// a running maximum and sum a query (Milakov and Gimelshein, arXiv:1805.02867; Dao et al.,
+// Per (batch, head), by tiles of 64 queries and 64 keys; what lies above the diagonal is skipped. Forward
+// keeps a running maximum and sum a query (Milakov and Gimelshein, arXiv:1805.02867; Dao et al.,
 // arXiv:2205.14135), so that scores live in one tile on the stack whatever T is. Backward makes the
-// probabilities again from log_sum.
+// probabilities again from log_sum. The tiles are too small for a BLAS to be quick, and it could not skip
+// half of the diagonal ones: their products are made here, with the second factor packed into a tile of its
+// own.
 
 #include "tensor/ops.h"
 
@@ -17,23 +19,96 @@
 #include <cstring>
 #include <limits>
 
+#include "tensor/kernels/attention.h"
 #include "tensor/kernels/check.h"
-#include "tensor/kernels/gemm.h"
 #include "tensor/kernels/vector-inl.h"
-
-#ifndef RZ_ATTENTION_TILE
-#define RZ_ATTENTION_TILE
-namespace rz::ops {
-constexpr std::size_t tile = 64;
-}
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-/// scores[0 … n) → e^(score - shift), the others up to `width` 0; returns their sum.
-float exponentials(float* scores, std::size_t n, std::size_t width, float shift) {
+using kernels::Head;
+using kernels::HeadGradient;
+using kernels::Part;
+using kernels::tile;
+using kernels::Tile;
+using kernels::TileProduct;
+
+// ---- products of tiles
+
+void pack(Tile& to, const float* from, std::size_t stride, std::size_t rows, std::size_t columns) {
+  for (std::size_t i = 0; i < rows; ++i) {
+    std::memcpy(to + i * tile, from + i * stride, columns * sizeof(float));
+    std::memset(to + i * tile + columns, 0, (tile - columns) * sizeof(float));
+  }
+}
+
+/// to's rows are from's columns.
+void pack_transposed(Tile& to, const float* from, std::size_t stride, std::size_t rows, std::size_t columns) {
+  for (std::size_t j = 0; j < columns; ++j) {
+    for (std::size_t i = 0; i < rows; ++i) to[j * tile + i] = from[i * stride + j];
+    std::memset(to + j * tile + rows, 0, (tile - rows) * sizeof(float));
+  }
+}
+
+HWY_INLINE void store_result(const TileProduct& p, FloatVector sum, std::size_t i, std::size_t j) {
+  const Floats d;
+  float* c = p.c + i * p.c_stride + j;
+  const std::size_t left = p.columns - j;
+  const FloatVector scale = hn::Set(d, p.scale);
+  if (left >= hn::Lanes(d))
+    hn::StoreU(p.add ? hn::MulAdd(sum, scale, hn::LoadU(d, c)) : hn::Mul(sum, scale), d, c);
+  else
+    store_part(p.add ? hn::MulAdd(sum, scale, load_part(d, c, left, 0)) : hn::Mul(sum, scale), d, c, left);
+}
+
+/// Rows i … i+3 and two vectors of columns from j: eight sums in registers. With one row or one vector less.
+template <int rows, int vectors>
+HWY_INLINE void multiply_block(const TileProduct& p, std::size_t i, std::size_t j, std::size_t first,
+                               std::size_t past) {
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d);
+  FloatVector sum[4][2];
+  for (int r = 0; r < rows; ++r)
+    for (int v = 0; v < vectors; ++v) sum[r][v] = hn::Zero(d);
+  const float* a = p.a + i * p.a_row;
+  for (std::size_t k = first; k < past; ++k) {
+    const float* b = p.b + k * tile + j;
+    const FloatVector left = hn::LoadU(d, b), right = vectors > 1 ? hn::LoadU(d, b + lanes) : left;
+    for (int r = 0; r < rows; ++r) {
+      const FloatVector factor = hn::Set(d, a[static_cast<std::size_t>(r) * p.a_row + k * p.a_step]);
+      sum[r][0] = hn::MulAdd(factor, left, sum[r][0]);
+      if (vectors > 1) sum[r][1] = hn::MulAdd(factor, right, sum[r][1]);
+    }
+  }
+  for (int r = 0; r < rows; ++r)
+    for (int v = 0; v < vectors; ++v)
+      store_result(p, sum[r][v], i + static_cast<std::size_t>(r), j + static_cast<std::size_t>(v) * lanes);
+}
+
+template <int rows>
+HWY_INLINE void multiply_rows(const TileProduct& p, std::size_t i) {
+  const std::size_t lanes = hn::Lanes(Floats());
+  const std::size_t first = p.part == Part::upper ? i : 0;
+  const std::size_t past = p.part == Part::lower ? std::min(p.steps, i + rows) : p.steps;
+  const std::size_t end = p.part == Part::lower_result ? std::min(p.columns, i + rows) : p.columns;
+  for (std::size_t j = 0; j < end; j += 2 * lanes)
+    if (p.columns - j > lanes)
+      multiply_block<rows, 2>(p, i, j, first, past);
+    else
+      multiply_block<rows, 1>(p, i, j, first, past);
+}
+
+void multiply(const TileProduct& p) {
+  std::size_t i = 0;
+  for (; i + 4 <= p.rows; i += 4) multiply_rows<4>(p, i);
+  for (; i < p.rows; ++i) multiply_rows<1>(p, i);
+}
+
+// ---- rows of scores
+
+/// scores[0 … n) → e^(score - shift), the others of the tile's row 0; returns their sum.
+float exponentials(float* scores, std::size_t n, float shift) {
   const Floats d;
   const std::size_t lanes = hn::Lanes(d);
   const auto offset = hn::Set(d, shift);
@@ -50,23 +125,100 @@ float exponentials(float* scores, std::size_t n, std::size_t width, float shift)
     store_part(e, d, scores + i, n - i);
     total = hn::Add(total, e);
   }
-  std::memset(scores + n, 0, (width - n) * sizeof(float));
+  std::memset(scores + n, 0, (tile - n) * sizeof(float));
   return hn::GetLane(hn::SumOfLanes(d, total));
 }
 
-float largest_score(const float* scores, std::size_t n) { return largest(scores, n); }
-
 void multiply_row(float* row, std::size_t n, float factor) { RZ_EACH(i, 0, n) row[i] *= factor; }
 
-float dot(const float* a, const float* b, std::size_t n) {
-  return static_cast<float>(sum(
-      n, [](auto x, auto y) HWY_ATTR { return hn::Mul(x, y); }, a, b));
-}
-
-/// d_scores = p · (d_p - delta) · scale, in place of d_p.
+/// d_scores = p · (d_p - delta) · scale, in place of d_p; 0 beyond n.
 void score_gradient(float* HWY_RESTRICT d_p, const float* HWY_RESTRICT p, std::size_t n, float delta,
                     float scale) {
   for (std::size_t i = 0; i < n; ++i) d_p[i] = p[i] * (d_p[i] - delta) * scale;
+  std::memset(d_p + n, 0, (tile - n) * sizeof(float));
+}
+
+// ---- heads
+
+/// c = scale · a · bᵀ for rows of `size` channels: the tile of queries at i against that of keys at j.
+void multiply_transposed(Tile& c, const Head& h, std::size_t i, std::size_t j, const float* a,
+                         std::size_t a_stride, const float* b, float scale) {
+  alignas(64) Tile packed;
+  for (std::size_t d = 0; d < h.size; d += tile) {
+    pack_transposed(packed, b + j * h.stride + d, h.stride, h.span(j), h.width(d));
+    multiply({c, tile, a + i * a_stride + d, a_stride, 1, packed, h.span(i), tile, h.width(d), scale, d > 0,
+              i == j ? Part::lower_result : Part::whole});
+  }
+}
+
+/// The rows of c at `to`, `c_stride` apart, are weights · the rows of b at `from`, `b_stride` apart. With
+/// `transposed` weights the rows of c are keys, else queries.
+void mix(const Head& h, float* c, std::size_t c_stride, std::size_t to, const Tile& weights, bool transposed,
+         const float* b, std::size_t b_stride, std::size_t from, bool add) {
+  alignas(64) Tile packed;
+  const Part triangle = transposed ? Part::upper : Part::lower;
+  for (std::size_t d = 0; d < h.size; d += tile) {
+    pack(packed, b + from * b_stride + d, b_stride, h.span(from), h.width(d));
+    multiply({c + to * c_stride + d, c_stride, weights, transposed ? 1 : tile, transposed ? tile : 1, packed,
+              h.span(to), h.width(d), h.span(from), 1, add, to == from ? triangle : Part::whole});
+  }
+}
+
+void attend_tile(const Head& h, float* out, std::size_t i) {
+  alignas(64) Tile scores;
+  float most[tile], total[tile];
+  std::fill(most, most + tile, -std::numeric_limits<float>::infinity());
+  std::fill(total, total + tile, 0.0f);
+  for (std::size_t j = 0; j <= i; j += tile) {
+    multiply_transposed(scores, h, i, j, h.q, h.stride, h.k, h.scale);
+    for (std::size_t r = 0; r < h.span(i); ++r) {
+      float* row = scores + r * tile;
+      const std::size_t n = h.visible(i + r, j);
+      const float before = most[r];
+      most[r] = std::max(before, largest(row, n));
+      const float sum = exponentials(row, n, most[r]);
+      const float keep = j ? std::exp(before - most[r]) : 0;
+      total[r] = total[r] * keep + sum;
+      if (j && keep != 1) multiply_row(out + (i + r) * h.channels, h.size, keep);
+    }
+    mix(h, out, h.channels, i, scores, false, h.v, h.stride, j, j > 0);
+  }
+  for (std::size_t r = 0; r < h.span(i); ++r) {
+    multiply_row(out + (i + r) * h.channels, h.size, 1 / total[r]);
+    h.log_sum[i + r] = static_cast<float>(most[r] + std::log(static_cast<double>(total[r])));
+  }
+}
+
+void attend_tile_backward(const Head& h, const HeadGradient& g, std::size_t i) {
+  alignas(64) Tile p;
+  alignas(64) Tile d_p;
+  float delta[tile];
+  for (std::size_t r = 0; r < h.span(i); ++r) {
+    const std::size_t at = (i + r) * h.channels;
+    const auto product = [](auto x, auto y) HWY_ATTR { return hn::Mul(x, y); };
+    delta[r] = static_cast<float>(sum(h.size, product, g.d_out + at, g.out + at));
+  }
+  for (std::size_t j = 0; j <= i; j += tile) {
+    const bool add = i != j;  // the diagonal is a key's first tile
+    multiply_transposed(p, h, i, j, h.q, h.stride, h.k, h.scale);
+    multiply_transposed(d_p, h, i, j, g.d_out, h.channels, h.v, 1);
+    for (std::size_t r = 0; r < h.span(i); ++r) {
+      const std::size_t n = h.visible(i + r, j);
+      exponentials(p + r * tile, n, h.log_sum[i + r]);
+      score_gradient(d_p + r * tile, p + r * tile, n, delta[r], h.scale);
+    }
+    mix(h, g.d_v, h.stride, j, p, true, g.d_out, h.channels, i, add);
+    mix(h, g.d_q, h.stride, i, d_p, false, h.k, h.stride, j, j > 0);
+    mix(h, g.d_k, h.stride, j, d_p, true, h.q, h.stride, i, add);
+  }
+}
+
+void attend(const Head& h, float* out) {
+  for (std::size_t i = 0; i < h.tokens; i += tile) attend_tile(h, out, i);
+}
+
+void attend_backward(const Head& h, const HeadGradient& g) {
+  for (std::size_t i = 0; i < h.tokens; i += tile) attend_tile_backward(h, g, i);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -76,96 +228,14 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace rz {
 
-HWY_EXPORT(exponentials);
-HWY_EXPORT(largest_score);
-HWY_EXPORT(multiply_row);
-HWY_EXPORT(dot);
-HWY_EXPORT(score_gradient);
+HWY_EXPORT(attend);
+HWY_EXPORT(attend_backward);
 
 namespace ops {
 
 namespace {
 
-using kernels::gemm;
-
-/// One head of one sequence: rows of T tokens, `stride` apart in qkv and `channels` apart in out.
-struct Head {
-  std::size_t tokens, size, channels, stride;
-  float scale;
-  const float *q, *k, *v;
-  float* log_sum;
-
-  /// tokens of the tile that begins at i
-  std::size_t span(std::size_t i) const { return std::min(tile, tokens - i); }
-};
-
-using Tile = float[tile * tile];
-
-/// scale · q kᵀ of the tile's queries and keys.
-void score(Tile& scores, const Head& h, std::size_t i, std::size_t j) {
-  gemm(scores, tile, h.span(i), h.span(j), h.size, h.scale, {h.q + i * h.stride, h.stride},
-       {h.k + j * h.stride, h.stride, true}, 0);
-}
-
-/// How many keys of the tile at j the query i may see.
-std::size_t visible(const Head& h, std::size_t i, std::size_t j) { return std::min(h.span(j), i - j + 1); }
-
-void attend_tile(const Head& h, float* out, std::size_t i) {
-  alignas(64) Tile scores;
-  float most[tile], total[tile];
-  std::fill(most, most + tile, -std::numeric_limits<float>::infinity());
-  std::fill(total, total + tile, 0.0f);
-  for (std::size_t j = 0; j <= i; j += tile) {
-    score(scores, h, i, j);
-    for (std::size_t r = 0; r < h.span(i); ++r) {
-      float* row = scores + r * tile;
-      const std::size_t n = visible(h, i + r, j);
-      const float before = most[r];
-      most[r] = std::max(before, HWY_DYNAMIC_DISPATCH(largest_score)(row, n));
-      const float sum = HWY_DYNAMIC_DISPATCH(exponentials)(row, n, h.span(j), most[r]);
-      const float keep = j ? std::exp(before - most[r]) : 0;
-      total[r] = total[r] * keep + sum;
-      if (j && keep != 1) HWY_DYNAMIC_DISPATCH(multiply_row)(out + (i + r) * h.channels, h.size, keep);
-    }
-    gemm(out + i * h.channels, h.channels, h.span(i), h.size, h.span(j), 1, {scores, tile},
-         {h.v + j * h.stride, h.stride}, j ? 1 : 0);
-  }
-  for (std::size_t r = 0; r < h.span(i); ++r) {
-    HWY_DYNAMIC_DISPATCH(multiply_row)(out + (i + r) * h.channels, h.size, 1 / total[r]);
-    h.log_sum[i + r] = static_cast<float>(most[r] + std::log(static_cast<double>(total[r])));
-  }
-}
-
-struct HeadGradient {
-  const float *out, *d_out;
-  float *d_q, *d_k, *d_v;
-};
-
-void attend_tile_backward(const Head& h, const HeadGradient& g, std::size_t i) {
-  alignas(64) Tile p;
-  alignas(64) Tile d_p;
-  const std::size_t queries = h.span(i);
-  const float* d_out = g.d_out + i * h.channels;
-  float delta[tile];
-  for (std::size_t r = 0; r < queries; ++r)
-    delta[r] = HWY_DYNAMIC_DISPATCH(dot)(d_out + r * h.channels, g.out + (i + r) * h.channels, h.size);
-  for (std::size_t j = 0; j <= i; j += tile) {
-    const std::size_t keys = h.span(j);
-    const float beta = i == j ? 0 : 1;  // the diagonal is a key's first tile
-    score(p, h, i, j);
-    for (std::size_t r = 0; r < queries; ++r)
-      HWY_DYNAMIC_DISPATCH(exponentials)(p + r * tile, visible(h, i + r, j), keys, h.log_sum[i + r]);
-    gemm(g.d_v + j * h.stride, h.stride, keys, h.size, queries, 1, {p, tile, true}, {d_out, h.channels},
-         beta);
-    gemm(d_p, tile, queries, keys, h.size, 1, {d_out, h.channels}, {h.v + j * h.stride, h.stride, true}, 0);
-    for (std::size_t r = 0; r < queries; ++r)
-      HWY_DYNAMIC_DISPATCH(score_gradient)(d_p + r * tile, p + r * tile, keys, delta[r], h.scale);
-    gemm(g.d_q + i * h.stride, h.stride, queries, h.size, keys, 1, {d_p, tile},
-         {h.k + j * h.stride, h.stride}, j ? 1 : 0);
-    gemm(g.d_k + j * h.stride, h.stride, keys, h.size, queries, 1, {d_p, tile, true},
-         {h.q + i * h.stride, h.stride}, beta);
-  }
-}
+using kernels::Head;
 
 /// f(head, index of its first element in out and in qkv) for every head of every sequence.
 template <class F>
@@ -203,7 +273,7 @@ void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qk
         {{"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, right);
   float* o = out.data<float>();
   each_head(qkv, log_sum, heads, stream, [&](const Head& h, std::size_t at, std::size_t) {
-    for (std::size_t i = 0; i < h.tokens; i += tile) attend_tile(h, o + at, i);
+    HWY_DYNAMIC_DISPATCH(attend)(h, o + at);
   });
 }
 
@@ -217,8 +287,8 @@ void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const T
   const float *o = out.data<float>(), *dy = d_out.data<float>();
   each_head(qkv, log_sum, heads, stream, [&](const Head& h, std::size_t at, std::size_t at_qkv) {
     float* d_q = d + at_qkv;
-    const HeadGradient g{o + at, dy + at, d_q, d_q + h.channels, d_q + 2 * h.channels};
-    for (std::size_t i = 0; i < h.tokens; i += tile) attend_tile_backward(h, g, i);
+    HWY_DYNAMIC_DISPATCH(attend_backward)
+    (h, {o + at, dy + at, d_q, d_q + h.channels, d_q + 2 * h.channels});
   });
 }
 

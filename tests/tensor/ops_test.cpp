@@ -210,13 +210,16 @@ TEST_P(Ops, LayerNorm) {
 }
 
 TEST_P(Ops, CausalAttention) {
-  // batch, tokens, channels, heads: one token, one head, two tiles, a tile and one row, odd head sizes
+  // batch, tokens, channels, heads: one token, one head, two tiles, a tile and one row, heads of more than a
+  // tile
   for (const auto& [b, t, c, h] : {std::array<std::size_t, 4>{1, 1, 3, 1},
                                    {2, 5, 6, 2},
                                    {3, 17, 12, 4},
                                    {1, 64, 8, 2},
                                    {1, 65, 6, 2},
-                                   {2, 131, 4, 1}}) {
+                                   {2, 131, 4, 1},
+                                   {1, 6, 140, 2},
+                                   {1, 3, 70, 1}}) {
     const Values x = random_values(b * t * 3 * c, 1, 2), dy = random_values(b * t * c, 2);
     const Tensor qkv = tensor_of(x, {b, t, 3 * c}), d_out = tensor_of(dy, {b, t, c}),
                  out = tensor_of(Values(b * t * c, NAN), {b, t, c}), log_sum = Tensor::empty({b, h, t}),
