@@ -84,7 +84,7 @@ std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
   last_use_ = now;
   attention_.store(true, std::memory_order_release);
   if (driven_) {
-    if (std::any_of(group.begin(), group.end(), is_message)) transport_->wake();
+    transport_->wake();  // whoever drives may sleep, waiting for a message
   } else if (asleep_ || wants_thread(group)) {
     work_arrived_.notify_one();
   }
@@ -155,11 +155,14 @@ void Driver::stop() noexcept {
   std::unique_lock lock(mutex_);
   // Another thread may still drive: it has been woken, and sees stopping_ in its next step.
   if (!changed_.wait_for(lock, 5s, [&] { return !driven_; })) return;
+  driven_ = true;  // a thread that comes to wait now must not drive any more
   lock.unlock();
   poison(std::make_exception_ptr(
       Error(Errc::aborted, str("the communicator of rank ", rank_, " was destroyed"), rank_)));
   lock.lock();
   transport_.reset();
+  driven_ = false;
+  changed_.notify_all();
 }
 
 void Driver::drive(const Job* until) {
