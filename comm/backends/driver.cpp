@@ -82,9 +82,9 @@ std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
   incoming_.push_back(job);
   ++unfinished_;
   last_use_ = now;
-  attention_.store(true, std::memory_order_release);
+  const bool news = !attention_.exchange(true, std::memory_order_acq_rel);
   if (driven_) {
-    transport_->wake();  // whoever drives may sleep, waiting for a message
+    if (news) transport_->wake();  // it may sleep over a message that is long in coming
   } else if (asleep_ || wants_thread(group)) {
     work_arrived_.notify_one();
   }

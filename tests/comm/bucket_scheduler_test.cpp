@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -250,6 +252,37 @@ TEST(BucketScheduler, AFailedWorkIsThrownByFinishAndForgottenByReset) {
   for (int m = 0; m < 6; ++m) scheduler.ready(m, {});
   scheduler.finish({});
   EXPECT_EQ(scheduler.report().launched_early, 3);
+}
+
+// A collective that takes a while from its launch.
+class Later final : public WorkState {
+ public:
+  explicit Later(std::chrono::milliseconds takes) : end_(std::chrono::steady_clock::now() + takes) {}
+  bool done() const noexcept override { return std::chrono::steady_clock::now() >= end_; }
+  void wait() override { std::this_thread::sleep_until(end_); }
+
+ private:
+  std::chrono::steady_clock::time_point end_;
+};
+
+TEST(BucketScheduler, ReportsTheTimeThatBackwardDidNotHide) {
+  using std::chrono::milliseconds;
+  const auto step = [](bool overlap) {
+    BucketScheduler scheduler(three_buckets(), {.overlap = overlap}, [](int, const Stream&) {
+      return Work(std::make_shared<Later>(milliseconds(60)));
+    });
+    for (int m = 5; m >= 0; --m) scheduler.ready(m, {});
+    std::this_thread::sleep_for(milliseconds(100));  // the rest of backward
+    scheduler.finish({});
+    return scheduler.report();
+  };
+  const auto hidden = step(true), exposed = step(false);
+  EXPECT_EQ(hidden.launched_early, 3);
+  EXPECT_GE(hidden.total, milliseconds(100));
+  EXPECT_LE(hidden.exposed, hidden.total - milliseconds(100)) << "backward's own time is not exposed";
+  EXPECT_EQ(exposed.launched_early, 0);
+  EXPECT_GE(exposed.exposed, milliseconds(59));
+  EXPECT_GE(exposed.total, exposed.exposed);
 }
 
 TEST(BucketScheduler, RanksThatGetReadyInDifferentOrdersGetTheSameResult) {
