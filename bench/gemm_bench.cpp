@@ -37,7 +37,7 @@ std::vector<Product> products() {
     all.push_back({model, "d_weight", in_out ? in : out, in_out ? out : in, rows, true, false, times});
   };
   const auto gpt2 = [&](const char* model, std::size_t rows, std::size_t c, std::size_t vocabulary,
-                        int layers, std::size_t head, int heads) {
+                        int layers, std::size_t head) {
     for (const auto& [in, out] : {std::pair{c, 3 * c}, {c, c}, {c, 4 * c}, {4 * c, c}})
       linear(model, rows, in, out, true, layers);
     linear(model, rows, c, vocabulary, false, 1);
