@@ -126,11 +126,17 @@ void check_reduction(Communicator& comm, const Way& way, ReduceOp::Kind kind, st
   ASSERT_TRUE(in.guarded() && out.guarded()) << "written beyond the end";
   const std::size_t first = scatters ? rank * n : 0;
   const bool receives = way.root < 0 || way.root == comm.rank();
-  for (std::size_t i = 0; receives && i < n; ++i)
-    ASSERT_EQ(static_cast<T*>(to.data)[i], expected<T>(kind, comm.size(), first + i)) << "element " << i;
+  for (std::size_t i = 0; receives && i < n; ++i) {
+    const T want = expected<T>(kind, comm.size(), first + i);
+    const T got = static_cast<T*>(to.data)[i];
+    if (!(got == want))
+      FAIL() << "element " << i << " is " << testing::PrintToString(got) << ", not "
+             << testing::PrintToString(want);
+  }
   if (receives && way.in_place) return;
   for (std::size_t i = 0; i < in.buffer().count; ++i)
-    ASSERT_EQ(in[i], exact<T>(input(kind, dtype_of<T>, comm.rank(), i))) << "input " << i << " was changed";
+    ASSERT_TRUE(in[i] == exact<T>(input(kind, dtype_of<T>, comm.rank(), i)))
+        << "input " << i << " was changed";
 }
 
 template <class T>
@@ -166,7 +172,7 @@ TEST_P(Sizes, EveryReductionOfEveryType) {
                                 : Counts{1000},
                     false);
     if (size <= 4) check_all_types(comm, {17}, true);
-    check_reductions<float>(comm, {100003}, size % 2 == 0);
+    check_reductions<float>(comm, {size <= 4 ? 100003u : 20011u}, size % 2 == 0);
   });
 }
 
@@ -181,7 +187,7 @@ TEST(Collectives, ReductionsOverTcpAndOverBoth) {
       check_all_types(comm, {17}, false);
       check_reductions<float>(comm, {0}, false);
       check_reductions<bf16>(comm, {1, 3, 1000}, true);
-      check_reductions<double>(comm, {100003}, false);
+      check_reductions<double>(comm, {20011}, false);
     });
   }
 }
@@ -525,8 +531,7 @@ TEST(Collectives, EightMebibytes) {
       auto comm = Communicator::connect(rank, 3, store, quick(transport));
       for (const bool shared : {false, true}) {
         constexpr std::size_t n = 2 << 20;
-        for (const bool in_place : {false, true})
-          check_reduction<float>(comm, {Collective::all_reduce, -1, in_place}, ReduceOp::sum, n, shared);
+        check_reduction<float>(comm, {Collective::all_reduce, -1, shared}, ReduceOp::sum, n, shared);
         Movement<float> large{comm, n / 3, shared};
         large.all_gather(true);
         large.all_to_all(true);
