@@ -95,8 +95,7 @@ TEST_P(Ops, ActivationsOfExtremes) {
   const Tensor in = tensor_of({-inf, -1e30, -100, -30, 0, 100, 1e30, inf, NAN}, {9}),
                out = Tensor::empty({9});
   ops::tanh(out, in, stream);
-  for (int i = 0; i < 9; ++i)
-    if (i < 8) EXPECT_FLOAT_EQ(out.data<float>()[i], i < 4 ? -1.f : i == 4 ? 0.f : 1.f) << i;
+  for (int i = 0; i < 8; ++i) EXPECT_FLOAT_EQ(out.data<float>()[i], i < 4 ? -1.f : i == 4 ? 0.f : 1.f) << i;
   EXPECT_TRUE(std::isnan(out.data<float>()[8]));
   ops::gelu(out, in, stream);
   for (int i = 1; i < 5; ++i) EXPECT_NEAR(out.data<float>()[i], 0, 1e-7) << i;
