@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-ranks=2 data=. steps=200 save=out/model extra=()
+ranks=2 data=. steps=800 save=out/model extra=()
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
@@ -28,6 +28,7 @@ echo
 echo "== all_reduce between $ranks ranks"
 "$bin/rzrun" -n "$ranks" "$bin/all_reduce_perf" -b 8 -e 16M -f 16 -n 20 -w 3
 echo
+mkdir -p "$(dirname "$save")"
 echo "== GPT-2 on $data, ZeRO-3 over $ranks ranks"
 "$bin/rzrun" -n "$ranks" "$bin/train_gpt" --model tools/configs/gpt2_small_bytes.json --config tools/configs/ds_zero3.json \
   --data "$data" --steps "$steps" --strategy zero3 --sample '#include ' --log "$(dirname "$save")/metrics.jsonl" --save "$save" "${extra[@]}"
