@@ -81,7 +81,8 @@ class Reader {
       const auto text = variables_(name);
       if (!text) continue;
       const std::string_view n = name;
-      const auto value = n.find("_TASKS_PER_NODE") != n.npos ? tasks_of_node(*text, node()) : parse_int(*text);
+      const auto value =
+          n.find("_TASKS_PER_NODE") != n.npos ? tasks_of_node(*text, node()) : parse_int(*text);
       if (!value || *value < least) complain(str(name, "='", *text, "' is not a number from ", least, " on"));
       return value.value_or(least);
     }

@@ -34,7 +34,7 @@ struct Signature {
 
 /// Why a group can go no further. The first one wins and every rank learns it.
 struct Failure {
-  int culprit = -1;         ///< rank, or -1
+  int culprit = -1;             ///< rank, or -1
   Errc code = Errc::peer_lost;  ///< what every rank throws: peer_lost, aborted, timeout or mismatch
   std::string reason;
 };
