@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Times training steps of train_gpt: medians over updates, in turn, in one run on one machine.
 
-    train_step.py [--bin build/release/bin] [--shape tiny|124M] [--steps N] [--rounds R]
+    train_step.py [--bin build/release/bin] [--shape tiny|124M] [--steps N] [--rounds R] [--beside COMMAND]
 
 Shapes: tiny (4 layers, 4 heads, 128 channels, vocabulary 256, batch 8 x 64 tokens) and 124M (12, 12, 768, 50257, batch 4 x 64). Cases: one
 rank on 1 and on 2 threads; 2 ranks of one thread each with DDP and with ZeRO-1 to 3, each half of the batch; and 2 ranks that know nothing of
-each other with half of the batch each: what DDP would cost if it exchanged nothing. "over" is a case's median less that one's."""
-import argparse, json, statistics, subprocess, sys, tempfile
+each other with half of the batch each: what DDP would cost if it exchanged nothing. "over" is a case's median less that one's.
+
+--beside COMMAND runs `COMMAND SHAPE` once a round, after ours, for another program's times: lines of JSON with "ms_med" (median, milliseconds)
+and any of "peer", "mode", "world", "thr" and "nosync", which name the case. The table then gives the median over rounds."""
+import argparse, json, shlex, statistics, subprocess, sys, tempfile
 
 SHAPES = {'tiny': dict(n_layer=4, n_head=4, n_embd=128, n_positions=64, vocab_size=256, batch=8),
           '124M': dict(n_layer=12, n_head=12, n_embd=768, n_positions=64, vocab_size=50257, batch=4)}
@@ -34,10 +37,19 @@ def run(o, tmp, shape, ranks, threads, strategy, together):
     rows = [json.loads(l) for name in ([log] if together else [f'{log}{r}' for r in range(ranks)]) for l in open(name)]
     return [r['step_ms'] for r in rows if r['step'] >= 3], [r['exposed_comm_ms'] for r in rows if r['step'] >= 3]
 
+def run_beside(command, shape):
+    times = {}
+    for line in subprocess.run(shlex.split(command) + [shape], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True).stdout.splitlines():
+        if not line.startswith('{'): continue
+        row = json.loads(line)
+        times[f'{row.get("peer", "peer")}: {row.get("world", 1)} x {row.get("thr", 1)}, ' + ('no_sync' if row.get('nosync') else row.get('mode', ''))] = row['ms_med']
+    return times
+
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--bin', default='build/release/bin'); a.add_argument('--shape', choices=SHAPES, default='tiny')
     a.add_argument('--steps', type=int, default=30); a.add_argument('--rounds', type=int, default=3)
+    a.add_argument('--beside', metavar='COMMAND')
     o = a.parse_args()
     if o.steps < 5: sys.exit('train_step.py: --steps must be at least 5, since the first 3 updates are not counted')
     shape = SHAPES[o.shape]
@@ -46,17 +58,20 @@ def main():
         with open(f'{tmp}/tokens.bin', 'wb') as f:
             f.write(b''.join(((i * 2654435761 >> 7) % shape['vocab_size']).to_bytes(2, 'little') for i in range(64 * 400 + 1)))
         times = {c[0]: ([], []) for c in CASES}
+        others = {}
         for r in range(o.rounds):
             for name, *case in CASES:
                 if sys.stderr.isatty(): print(f'\rround {r + 1} of {o.rounds}: {name}          ', end='', file=sys.stderr, flush=True)
                 for into, new in zip(times[name], run(o, tmp, shape, *case)): into += new
+            for name, t in (run_beside(o.beside, o.shape) if o.beside else {}).items(): others.setdefault(name, []).append(t)
     if sys.stderr.isatty(): print(file=sys.stderr)
     apart = statistics.median(times['2 ranks apart'][0])
     print(f'# {o.shape}, batch {shape["batch"]} x 64 tokens, {o.rounds} rounds of {o.steps - 3} updates, milliseconds')
-    print('%-20s %10s %10s %10s %10s' % ('case', 'median', 'least', 'exposed', 'over'))
+    print('%-28s %10s %10s %10s %10s' % ('case', 'median', 'least', 'exposed', 'over'))
     for name, ranks, *_ in CASES:
         t, e = times[name]
         over = '%10.2f' % (statistics.median(t) - apart) if ranks == 2 else '%10s' % '-'
-        print('%-20s %10.2f %10.2f %10.2f %s' % (name, statistics.median(t), min(t), statistics.median(e), over))
+        print('%-28s %10.2f %10.2f %10.2f %s' % (name, statistics.median(t), min(t), statistics.median(e), over))
+    for name, t in others.items(): print('%-28s %10.2f %10.2f %10s %10s' % (name, statistics.median(t), min(t), '-', '-'))
 
 if __name__ == '__main__': main()

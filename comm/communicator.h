@@ -43,7 +43,7 @@ struct CommOptions {
   std::string algorithm = environment().algorithm;  ///< forces all_reduce's; empty: the tuning table
   /// Sums in rank order, so that results do not depend on how gradients are cut into buckets, nor on the
   /// strategy.
-  bool deterministic = true;
+  bool deterministic = environment().deterministic;
 };
 
 class Communicator {

@@ -36,6 +36,9 @@ Environment Environment::read() {
   read_text("RZ_INTERFACE", e.interface);
   read_number("RZ_SOCKETS", 1, 16, e.sockets);
   read_text("RZ_ALGORITHM", e.algorithm);
+  int deterministic = e.deterministic;
+  read_number("RZ_DETERMINISTIC", 0, 1, deterministic);
+  e.deterministic = deterministic == 1;
   read_number("RZ_TIMEOUT_S", 0.001, 1e9, e.timeout_s);
   read_number("RZ_RENDEZVOUS_TIMEOUT_S", 0.001, 1e9, e.rendezvous_timeout_s);
   read_text("RZ_HOST_ID", e.host_id);

@@ -16,6 +16,8 @@ struct Environment {
   int sockets = 2;
   /// RZ_ALGORITHM: forces an algorithm of all_reduce by name ("ring", …); default: the tuning table.
   std::string algorithm;
+  /// RZ_DETERMINISTIC: 1 (default): reductions sum in rank order; 0: any algorithm may serve them.
+  bool deterministic = true;
   /// RZ_TIMEOUT_S: deadline of an operation in seconds; default 600.
   double timeout_s = 600;
   /// RZ_RENDEZVOUS_TIMEOUT_S: deadline of the rendezvous in seconds; default 30.
