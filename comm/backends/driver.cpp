@@ -125,7 +125,7 @@ void Driver::progress_thread() {
       work_arrived_.wait_for(lock, light_sleep);
     } else {
       asleep_ = true;
-      work_arrived_.wait(lock, [&] { return stopping_ || unfinished_ > 0; });
+      work_arrived_.wait(lock, [&] { return stopping_ || (unfinished_ > 0 && !driven_); });
       asleep_ = false;
     }
   }

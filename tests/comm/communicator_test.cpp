@@ -132,6 +132,17 @@ TEST(Communicator, ManyInFlightEndInOrder) {
   });
 }
 
+// Longer than the progress thread's attention lasts: it must then leave the mutex to the rank that waits.
+TEST(Communicator, ARankThatComesLateIsWaitedFor) {
+  run_ranks(2, [&](int rank, auto store) {
+    auto comm = Communicator::connect(rank, 2, store, quick());
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    int x = rank;
+    comm.all_reduce({&x, 1}).wait();
+    EXPECT_EQ(x, 1);
+  });
+}
+
 TEST(Communicator, SplitMakesGroupsOrderedByKey) {
   run_ranks(5, [&](int rank, auto store) {
     auto comm = Communicator::connect(rank, 5, store, quick());
@@ -165,6 +176,18 @@ TEST(Communicator, BadArgumentsAreRefusedBeforeAnythingMoves) {
         [&] { comm.all_reduce(ConstBuffer(a.data(), 4), Buffer(a.data() + 1, 4), ReduceOp::sum).wait(); });
     refused([&] { comm.broadcast({a.data(), 8}, 2).wait(); });
     refused([&] { comm.send(ConstBuffer(a.data(), 8), -1).wait(); });
+    using Counts = std::array<std::size_t, 2>;
+    const auto exchange = [&](const Counts& send_at, const Counts& receive_at) {
+      const Counts four{4, 4};
+      refused([&] {
+        comm.all_to_all_v(ConstBuffer(a.data(), 8), four, send_at, Buffer(b.data(), 8), four, receive_at)
+            .wait();
+      });
+    };
+    exchange({0, 5}, {0, 4});
+    exchange({0, SIZE_MAX - 1}, {0, 4});  // offset and count together wrap around
+    exchange({0, 4}, {0, SIZE_MAX - 1});
+    exchange({0, 4}, {3, 0});  // parts of 'out' overlap
     comm.barrier().wait();
   });
 }
