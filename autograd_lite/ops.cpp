@@ -134,11 +134,11 @@ Var dropout(Tape& tape, Var x, float p) {
   if (p == 0) return x;
   const Tensor in = tape.value(x);
   const Tensor out = tape.empty(in.shape());
-  const std::uint64_t seed = tape.seed(), offset = tape.take_random(in.count());
-  ops::dropout(out, in, p, seed, offset, tape.stream());
-  return tape.record(out, {x}, [x, p, seed, offset](Tape& tape, const Tensor& d_out) {
+  const ops::DropoutMask mask{p, tape.seed(), tape.take_random(in.count())};
+  ops::dropout(out, in, mask, tape.stream());
+  return tape.record(out, {x}, [x, mask](Tape& tape, const Tensor& d_out) {
     const Tensor d = tape.empty(d_out.shape());
-    ops::dropout(d, d_out, p, seed, offset, tape.stream());
+    ops::dropout(d, d_out, mask, tape.stream());
     tape.give_grad(x, d);
   });
 }
@@ -254,19 +254,24 @@ Var embedding_with_positions(Tape& tape, const Tensor& tokens, Var table, Var po
   });
 }
 
-Var causal_attention(Tape& tape, Var qkv_var, int heads) {
+Var causal_attention(Tape& tape, Var qkv_var, int heads, float dropout) {
   const Tensor qkv = tape.value(qkv_var);
   require_dims("causal_attention", "the input", qkv, 3, 3);
   require(heads > 0, Errc::invalid_argument, "causal_attention: ", heads, " heads");
+  require(dropout >= 0 && dropout < 1, Errc::invalid_argument, "causal_attention: dropout is ", dropout,
+          ", expected 0 <= dropout < 1");
   const std::size_t batch = qkv.shape()[0], tokens = qkv.shape()[1];
   const Tensor out = tape.empty(with_last(qkv.shape(), qkv.shape()[2] / 3));
   const Tensor log_sum = tape.empty({batch, static_cast<std::size_t>(heads), tokens});
-  ops::causal_attention(out, log_sum, qkv, heads, tape.stream());
-  return tape.record(out, {qkv_var}, [qkv_var, heads, qkv, out, log_sum](Tape& tape, const Tensor& d_out) {
-    const Tensor d_qkv = tape.empty(qkv.shape());
-    ops::causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, tape.stream());
-    tape.give_grad(qkv_var, d_qkv);
-  });
+  ops::DropoutMask mask;
+  if (dropout > 0) mask = {dropout, tape.seed(), tape.take_random(log_sum.count() * tokens)};
+  ops::causal_attention(out, log_sum, qkv, heads, mask, tape.stream());
+  return tape.record(
+      out, {qkv_var}, [qkv_var, heads, qkv, out, log_sum, mask](Tape& tape, const Tensor& d_out) {
+        const Tensor d_qkv = tape.empty(qkv.shape());
+        ops::causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, mask, tape.stream());
+        tape.give_grad(qkv_var, d_qkv);
+      });
 }
 
 // ---- losses

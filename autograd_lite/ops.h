@@ -43,8 +43,8 @@ SumAndNorm add_layer_norm(Tape&, Var a, Var b, Var weight, Var bias, float epsil
 Var embedding(Tape&, const Tensor& tokens, Var table);
 /// tokens: i32 [B, T] → [B, T, C]; row t of `positions` is added to every sequence's token t.
 Var embedding_with_positions(Tape&, const Tensor& tokens, Var table, Var positions);
-/// qkv[B, T, 3C] → [B, T, C]
-Var causal_attention(Tape&, Var qkv, int heads);
+/// qkv[B, T, 3C] → [B, T, C]; dropout of the probabilities takes B · H · T² of the tape's random numbers.
+Var causal_attention(Tape&, Var qkv, int heads, float dropout = 0);
 
 // ---- losses
 /// Mean negative log-likelihood over the rows whose target (i32) is not -100, and what it is the mean of: a

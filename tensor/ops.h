@@ -38,10 +38,13 @@ void tanh(const Tensor& out, const Tensor& in, const Stream&);
 void tanh_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, Into, const Stream&);
 
 /// Keeps an element with probability 1 - p, scaled by 1/(1 - p). The decision for element i is a pure
-/// function of (seed, offset + i): Philox4x32-10 (Salmon et al., 2011, doi:10.1145/2063384.2063405). Backward
-/// is the same call on d_out.
-void dropout(const Tensor& out, const Tensor& in, float p, std::uint64_t seed, std::uint64_t offset,
-             const Stream&);
+/// function of (seed, offset + i): Philox4x32-10 (Salmon et al., 2011, doi:10.1145/2063384.2063405).
+struct DropoutMask {
+  float p = 0;
+  std::uint64_t seed = 0, offset = 0;
+};
+/// Backward is the same call on d_out.
+void dropout(const Tensor& out, const Tensor& in, const DropoutMask&, const Stream&);
 
 // ---- linear
 /// out[N, O] = x[N, I] · W (+ bias[O]); bias may be undefined.
@@ -71,10 +74,13 @@ void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor
 
 // ---- attention
 /// Causal self-attention with scale 1/sqrt(C/H): qkv[B, T, 3C] → out[B, T, C]; log_sum[B, H, T] is kept for
-/// backward (the probabilities are not).
-void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads, const Stream&);
+/// backward (the probabilities are not). The mask drops probabilities: that of key j for query i of head h in
+/// sequence b is its element ((b · H + h) · T + i) · T + j.
+void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads,
+                      const DropoutMask&, const Stream&);
 void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const Tensor& out,
-                               const Tensor& log_sum, const Tensor& qkv, int heads, const Stream&);
+                               const Tensor& log_sum, const Tensor& qkv, int heads, const DropoutMask&,
+                               const Stream&);
 
 // ---- embedding
 /// out[N, C] = table[tokens[n]]; tokens are i32. Errc::invalid_argument names the first token that is out of

@@ -41,8 +41,7 @@ void check(const Gpt2Config& c) {
           "layer_norm_epsilon is ", c.layer_norm_epsilon, ", expected more than 0");
   require_probability("embd_pdrop", c.embd_pdrop);
   require_probability("resid_pdrop", c.resid_pdrop);
-  require(c.attn_pdrop == 0, Errc::config, "attn_pdrop is ", c.attn_pdrop,
-          ": dropout of attention probabilities is not available; set attn_pdrop to 0");
+  require_probability("attn_pdrop", c.attn_pdrop);
 }
 
 struct Gpt2::Block {
@@ -125,7 +124,9 @@ void Gpt2::set_training(bool training) {
 }
 
 Var Gpt2::block(Tape& tape, Block& b, Var x) {
-  Var y = nn::causal_attention(tape, b.c_attn(tape, b.ln_1(tape, x)), static_cast<int>(config_.n_head));
+  const float attn_pdrop = training() ? static_cast<float>(config_.attn_pdrop) : 0;
+  Var y = nn::causal_attention(tape, b.c_attn(tape, b.ln_1(tape, x)), static_cast<int>(config_.n_head),
+                               attn_pdrop);
   y = b.dropout(tape, b.attn_proj(tape, y));
   const auto [residual, norm] = b.ln_2.of_sum(tape, x, y);
   y = nn::gelu(tape, b.c_fc(tape, norm));

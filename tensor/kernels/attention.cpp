@@ -21,6 +21,7 @@
 
 #include "tensor/kernels/attention.h"
 #include "tensor/kernels/check.h"
+#include "tensor/kernels/dropout-inl.h"
 #include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -140,6 +141,11 @@ void score_gradient(float* HWY_RESTRICT d_p, const float* HWY_RESTRICT p, std::s
 
 // ---- heads
 
+/// What dropout leaves of a row of probabilities, or of their gradient: query i, keys from j.
+void drop_row(const Head& h, float* row, std::size_t i, std::size_t j) {
+  if (h.dropping.any()) drop(row, row, h.visible(i, j), h.decision(i, j), h.dropping);
+}
+
 /// c = scale · a · bᵀ for rows of `size` channels: the tile of queries at i against that of keys at j.
 void multiply_transposed(Tile& c, const Head& h, std::size_t i, std::size_t j, const float* a,
                          std::size_t a_stride, const float* b, float scale) {
@@ -179,6 +185,7 @@ void attend_tile(const Head& h, float* out, std::size_t i) {
       const float sum = exponentials(row, n, most[r]);
       const float keep = j ? std::exp(before - most[r]) : 0;
       total[r] = total[r] * keep + sum;
+      drop_row(h, row, i + r, j);
       if (j && keep != 1) multiply_row(out + (i + r) * h.channels, h.size, keep);
     }
     mix(h, out, h.channels, i, scores, false, h.v, h.stride, j, j > 0);
@@ -205,7 +212,9 @@ void attend_tile_backward(const Head& h, const HeadGradient& g, std::size_t i) {
     for (std::size_t r = 0; r < h.span(i); ++r) {
       const std::size_t n = h.visible(i + r, j);
       exponentials(p + r * tile, n, h.log_sum[i + r]);
+      drop_row(h, d_p + r * tile, i + r, j);
       score_gradient(d_p + r * tile, p + r * tile, n, delta[r], h.scale);
+      drop_row(h, p + r * tile, i + r, j);
     }
     mix(h, g.d_v, h.stride, j, p, true, g.d_out, h.channels, i, add);
     mix(h, g.d_q, h.stride, i, d_p, false, h.k, h.stride, j, j > 0);
@@ -239,7 +248,9 @@ using kernels::Head;
 
 /// f(head, index of its first element in out and in qkv) for every head of every sequence.
 template <class F>
-void each_head(const Tensor& qkv, const Tensor& log_sum, int heads, const Stream& stream, const F& f) {
+void each_head(const Tensor& qkv, const Tensor& log_sum, int heads, const DropoutMask& mask,
+               const Stream& stream, const F& f) {
+  const kernels::Dropping dropping = kernels::dropping("causal_attention", mask);
   const std::size_t count = static_cast<std::size_t>(heads), tokens = qkv.shape()[1];
   const std::size_t channels = last(qkv) / 3, size = channels / count;
   const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size)));
@@ -250,7 +261,8 @@ void each_head(const Tensor& qkv, const Tensor& log_sum, int heads, const Stream
       const std::size_t at = n / count * tokens * channels + n % count * size;
       const std::size_t at_qkv = n / count * tokens * 3 * channels + n % count * size;
       const float* q = x + at_qkv;
-      f(Head{tokens, size, channels, 3 * channels, scale, q, q + channels, q + 2 * channels, l + n * tokens},
+      f(Head{tokens, size, channels, 3 * channels, scale, q, q + channels, q + 2 * channels, l + n * tokens,
+             dropping, mask.offset + n * tokens * tokens},
         at, at_qkv);
     }
   });
@@ -267,25 +279,26 @@ bool fits(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads
 }  // namespace
 
 void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads,
-                      const Stream& stream) {
+                      const DropoutMask& mask, const Stream& stream) {
   const bool right = fits(out, log_sum, qkv, heads);
   check(right ? "causal_attention" : str("causal_attention with ", heads, " heads").c_str(),
         {{"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, right);
   float* o = out.data<float>();
-  each_head(qkv, log_sum, heads, stream, [&](const Head& h, std::size_t at, std::size_t) {
+  each_head(qkv, log_sum, heads, mask, stream, [&](const Head& h, std::size_t at, std::size_t) {
     HWY_DYNAMIC_DISPATCH(attend)(h, o + at);
   });
 }
 
 void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const Tensor& out,
-                               const Tensor& log_sum, const Tensor& qkv, int heads, const Stream& stream) {
+                               const Tensor& log_sum, const Tensor& qkv, int heads, const DropoutMask& mask,
+                               const Stream& stream) {
   const bool right =
       fits(out, log_sum, qkv, heads) && d_qkv.shape() == qkv.shape() && d_out.shape() == out.shape();
   check(right ? "causal_attention_backward" : str("causal_attention_backward with ", heads, " heads").c_str(),
         {{"d_qkv", d_qkv}, {"d_out", d_out}, {"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, right);
   float* d = d_qkv.data<float>();
   const float *o = out.data<float>(), *dy = d_out.data<float>();
-  each_head(qkv, log_sum, heads, stream, [&](const Head& h, std::size_t at, std::size_t at_qkv) {
+  each_head(qkv, log_sum, heads, mask, stream, [&](const Head& h, std::size_t at, std::size_t at_qkv) {
     float* d_q = d + at_qkv;
     HWY_DYNAMIC_DISPATCH(attend_backward)
     (h, {o + at, dy + at, d_q, d_q + h.channels, d_q + 2 * h.channels});

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+
+#include "tensor/kernels/dropping.h"
 
 namespace rz::kernels {
 
@@ -16,6 +19,11 @@ struct Head {
   float scale;
   const float *q, *k, *v;
   float* log_sum;
+  Dropping dropping;
+  std::uint64_t decisions;  ///< number of the first decision on this head's probabilities
+
+  /// Number of the decision on query i and key j.
+  std::uint64_t decision(std::size_t i, std::size_t j) const { return decisions + i * tokens + j; }
 
   /// Tokens of the tile that begins at i.
   std::size_t span(std::size_t i) const { return std::min(tile, tokens - i); }

@@ -137,7 +137,7 @@ TEST(Gpt2, WrongConfigurationsNameTheKey) {
   expect_error("vocab_size is 0", [](Gpt2Config& c) { c.vocab_size = 0; });
   expect_error("layer_norm_epsilon", [](Gpt2Config& c) { c.layer_norm_epsilon = -1; });
   expect_error("resid_pdrop is 1", [](Gpt2Config& c) { c.resid_pdrop = 1; });
-  expect_error("set attn_pdrop to 0", [](Gpt2Config& c) { c.attn_pdrop = 0.1; });
+  expect_error("attn_pdrop is -0.1", [](Gpt2Config& c) { c.attn_pdrop = -0.1; });
 }
 
 struct Ready {
@@ -184,15 +184,17 @@ TEST(Gpt2, LogitsAtAPositionAreThoseOfTheWhole) {
 }
 
 TEST(Gpt2, DropoutStopsOutsideOfTraining) {
-  Gpt2Config c = small();
-  c.embd_pdrop = c.resid_pdrop = 0.5;
-  Ready dropped(c), plain(small());
-  const auto loss = [](Ready& r) {
-    return r.model.forward(r.tape, tokens_of(1, 8), tokens_of(1, 8)).loss.sum;
-  };
-  EXPECT_NE(loss(dropped), loss(plain));
-  dropped.model.set_training(false);
-  EXPECT_EQ(loss(dropped), loss(plain));
+  for (double Gpt2Config::*p : {&Gpt2Config::embd_pdrop, &Gpt2Config::attn_pdrop, &Gpt2Config::resid_pdrop}) {
+    Gpt2Config c = small();
+    c.*p = 0.5;
+    Ready dropped(c), plain(small());
+    const auto loss = [](Ready& r) {
+      return r.model.forward(r.tape, tokens_of(1, 8), tokens_of(1, 8)).loss.sum;
+    };
+    EXPECT_NE(loss(dropped), loss(plain));
+    dropped.model.set_training(false);
+    EXPECT_EQ(loss(dropped), loss(plain));
+  }
 }
 
 /// The likeliest continuation, by whole forward passes over the last n_positions tokens.

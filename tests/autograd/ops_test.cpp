@@ -193,6 +193,10 @@ TEST(Ops, Embeddings) {
 TEST(Ops, CausalAttention) {
   expect_gradients([](Tape& t, const auto& v) { return causal_attention(t, v[0], 2); },
                    {random({2, 4, 3 * 6}, "qkv")});
+  expect_gradients([](Tape& t, const auto& v) { return causal_attention(t, v[0], 2, 0.5f); },
+                   {random({2, 4, 3 * 6}, "qkv")});
+  Tape tape;
+  EXPECT_THROW(causal_attention(tape, tape.constant(random({2, 4, 18}, "qkv")), 2, 1.0f), Error);
 }
 
 TEST(Ops, CrossEntropyCountsWhatIsNotIgnored) {

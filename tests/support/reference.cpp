@@ -131,7 +131,7 @@ Values softmax(const Values& x, std::size_t columns) {
 }
 
 Values causal_attention(const Values& qkv, std::size_t batch, std::size_t tokens, std::size_t channels,
-                        std::size_t heads) {
+                        std::size_t heads, const Values& factors) {
   const std::size_t size = channels / heads;
   Values out(batch * tokens * channels);
   for (std::size_t b = 0; b < batch; ++b)
@@ -145,6 +145,9 @@ Values causal_attention(const Values& qkv, std::size_t batch, std::size_t tokens
           for (std::size_t j = 0; j < size; ++j)
             scores[s] += part(t, 0)[j] * part(s, 1)[j] / std::sqrt(static_cast<double>(size));
         scores = softmax(scores, t + 1);
+        if (!factors.empty())
+          for (std::size_t s = 0; s <= t; ++s)
+            scores[s] *= factors[((b * heads + h) * tokens + t) * tokens + s];
         for (std::size_t s = 0; s <= t; ++s)
           for (std::size_t j = 0; j < size; ++j)
             out[(b * tokens + t) * channels + h * size + j] += scores[s] * part(s, 2)[j];

@@ -38,8 +38,9 @@ Values linear(const Values& x, const Values& weight, const Values& bias, std::si
               std::size_t out);
 Values layer_norm(const Values& x, const Values& weight, const Values& bias, double epsilon);
 Values softmax(const Values& x, std::size_t columns);
+/// `factors`, of which each probability [batch, head, query, key] is multiplied by one, or none.
 Values causal_attention(const Values& qkv, std::size_t batch, std::size_t tokens, std::size_t channels,
-                        std::size_t heads);
+                        std::size_t heads, const Values& factors = {});
 /// Losses a row; 0 where the target is -100.
 Values cross_entropy(const Values& logits, std::span<const std::int32_t> targets);
 

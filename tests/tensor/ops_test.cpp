@@ -213,7 +213,14 @@ TEST_P(Ops, LayerNorm) {
   }
 }
 
-TEST_P(Ops, CausalAttention) {
+/// What a probability is multiplied by: 0 or 1/(1 - p).
+Values dropout_factors(std::size_t n, const ops::DropoutMask& mask, const Stream& stream) {
+  const Tensor factors = tensor_of(Values(n, 1.0), {n});
+  ops::dropout(factors, factors, mask, stream);
+  return values_of(factors);
+}
+
+void expect_attention(const ops::DropoutMask& mask, const Stream& stream) {
   // batch, tokens, channels, heads: one token, one head, two tiles, a tile and one row, heads of more than a
   // tile
   for (const auto& [b, t, c, h] : {std::array<std::size_t, 4>{1, 1, 3, 1},
@@ -229,11 +236,12 @@ TEST_P(Ops, CausalAttention) {
                  out = tensor_of(Values(b * t * c, NAN), {b, t, c}), log_sum = Tensor::empty({b, h, t}),
                  d_qkv = tensor_of(Values(x.size(), NAN), {b, t, 3 * c});
     const auto heads = static_cast<int>(h);
-    ops::causal_attention(out, log_sum, qkv, heads, stream);
+    ops::causal_attention(out, log_sum, qkv, heads, mask, stream);
     const std::size_t bb = b, tt = t, cc = c, hh = h;
-    const auto of = [=](const Values& v) { return reference::causal_attention(v, bb, tt, cc, hh); };
+    const Values factors = dropout_factors(b * h * t * t, mask, stream);
+    const auto of = [=](const Values& v) { return reference::causal_attention(v, bb, tt, cc, hh, factors); };
     expect_close(out, of(x), close, "attention");
-    ops::causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, stream);
+    ops::causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, mask, stream);
     if (t > 17) {  // the whole gradient by differences would take long: a few directions of it
       for (const unsigned seed : {5u, 6u, 7u}) {
         const Values direction = random_values(x.size(), seed);
@@ -252,12 +260,16 @@ TEST_P(Ops, CausalAttention) {
   }
 }
 
+TEST_P(Ops, CausalAttention) { expect_attention({}, stream); }
+
+TEST_P(Ops, CausalAttentionWithDropout) { expect_attention({0.25f, 5, (1ull << 34) - 3}, stream); }
+
 TEST_P(Ops, AttentionOfLargeScoresStaysFinite) {
   const std::size_t t = 70, c = 4;
   Values x = random_values(t * 3 * c, 1, 100);
   const Tensor qkv = tensor_of(x, {1, t, 3 * c}), out = Tensor::empty({1, t, c}),
                log_sum = Tensor::empty({1, 1, t});
-  ops::causal_attention(out, log_sum, qkv, 1, stream);
+  ops::causal_attention(out, log_sum, qkv, 1, {}, stream);
   expect_close(out, reference::causal_attention(x, 1, t, c, 1), 1e-3, "attention");
 }
 
@@ -370,10 +382,10 @@ TEST_P(Ops, DropoutDecidesByElementAndSeedAlone) {
   const std::size_t n = 5003;
   const std::uint64_t seed = 0x123456789abcdefull, offset = (1ull << 34) - 777;
   const Tensor in = tensor_of(Values(n, 3.0), {n}), out = Tensor::empty({n});
-  ops::dropout(out, in, 0.25f, seed, offset, stream);
+  ops::dropout(out, in, {0.25f, seed, offset}, stream);
   for (std::size_t i = 0; i < n; ++i)
     ASSERT_EQ(out.data<float>()[i], philox(offset + i, seed) < 1u << 30 ? 0 : 3.0f * (1 / 0.75f)) << i;
-  ops::dropout(out, in, 0, seed, offset, stream);
+  ops::dropout(out, in, {0, seed, offset}, stream);
   EXPECT_EQ(values_of(out), values_of(in));
 }
 
@@ -394,10 +406,10 @@ TEST_P(Ops, WrongArgumentsAreNamed) {
   expect_refused([&] { ops::gelu(none, a, stream); }, {"gelu", "out (undefined)"});
   expect_refused([&] { ops::linear(a, a, b, none, WeightLayout::in_out, stream); }, {"linear", "[3, 5]"});
   expect_refused([&] { ops::layer_norm(a, v, v, a, v, v, 1e-5f, stream); }, {"layer_norm", "[4]"});
-  expect_refused([&] { ops::causal_attention(a, a, a, 2, stream); },
+  expect_refused([&] { ops::causal_attention(a, a, a, 2, {}, stream); },
                  {"causal_attention with 2 heads", "[2, 3]"});
   expect_refused([&] { ops::matmul(a, a, false, a, false, Into::overwrite, stream); }, {"matmul"});
-  expect_refused([&] { ops::dropout(a, a, 1, 0, 0, stream); }, {"dropout", "p = 1"});
+  expect_refused([&] { ops::dropout(a, a, {1, 0, 0}, stream); }, {"dropout", "p = 1"});
   const Tensor out = Tensor::zeros({2, 5});
   expect_refused(
       [&] {

@@ -1,0 +1,26 @@
+#pragma once
+/// What a dropout mask asks of the kernels.
+
+#include <cmath>
+#include <cstdint>
+
+#include "comm/core/error.h"
+#include "tensor/ops.h"
+
+namespace rz::kernels {
+
+/// An element is dropped if its random word is less than `threshold`; the others are multiplied by `factor`.
+struct Dropping {
+  std::uint32_t threshold;
+  float factor;
+  std::uint64_t seed;
+  bool any() const { return threshold > 0; }
+};
+
+inline Dropping dropping(const char* op, const ops::DropoutMask& mask) {
+  if (!(mask.p >= 0 && mask.p < 1)) fail(Errc::invalid_argument, op, ": p = ", mask.p, " must lie in [0, 1)");
+  return {static_cast<std::uint32_t>(std::ldexp(static_cast<double>(mask.p), 32)), 1 / (1 - mask.p),
+          mask.seed};
+}
+
+}  // namespace rz::kernels
