@@ -6,6 +6,7 @@
 #include "bench/collective.h"
 #include "bench/numbers.h"
 #include "comm/core/error.h"
+#include "tools/command_line/command_line.h"
 
 namespace rz::bench {
 namespace {
@@ -137,11 +138,6 @@ void settle(const Collective& c, Options& o, const Words& w) {
   o.average = static_cast<Average>(w.average);
 }
 
-std::string one_line(std::string text) {
-  std::ranges::replace(text, '\n', ' ');
-  return text;
-}
-
 }  // namespace
 
 std::size_t Options::next_size(std::size_t bytes) const {
@@ -159,14 +155,8 @@ ParsedOptions parse_options(const Collective& collective, int argc, const char* 
   add_operation(app, parsed.options, words);
   add_running(app, parsed.options, words);
   add_report(app, parsed.options, words);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    parsed.help = app.help();
-    return parsed;
-  } catch (const CLI::ParseError& e) {
-    fail(Errc::config, one_line(e.what()), "; see --help");
-  }
+  parsed.help = parse_command_line(app, argc, argv);
+  if (!parsed.help.empty()) return parsed;
   parsed.options.arguments.assign(argv, argv + argc);
   settle(collective, parsed.options, words);
   return parsed;

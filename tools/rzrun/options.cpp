@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "comm/core/error.h"
+#include "tools/command_line/command_line.h"
 
 namespace rz::rzrun {
 namespace {
@@ -48,14 +49,6 @@ void add_flags(CLI::App& app, Options& o, std::string& bind) {
 }
 
 void check(const CLI::App& app, const Options& o) {
-  if (const std::string first = o.command.empty() ? "" : o.command.front(); first.starts_with("-")) {
-    std::vector<std::string> names;
-    for (const auto* option : app.get_options())
-      for (const auto& name : option->get_lnames()) names.push_back("--" + name);
-    const std::string near = nearest_name(first.substr(0, first.find('=')), names);
-    fail(Errc::config, "unknown flag ", first, near.empty() ? "" : "; did you mean " + near + "?",
-         "; see --help");
-  }
   require(app.count("-n") > 0, Errc::config, "how many ranks? Give -n N; see --help");
   require(o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
   require(!o.command.empty(), Errc::config, "no program to start; try: rzrun -n ", o.ranks,
@@ -75,16 +68,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.footer(what_else);
   app.prefix_command();
   add_flags(app, o, bind);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    parsed.help = app.help();
-    return parsed;
-  } catch (const CLI::ParseError& e) {
-    std::string line = e.what();
-    std::ranges::replace(line, '\n', ' ');
-    fail(Errc::config, line, "; see --help");
-  }
+  parsed.help = parse_command_line(app, argc, argv);
+  if (!parsed.help.empty()) return parsed;
   o.command = app.remaining();
   o.bind = bind == "core";
   check(app, o);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "comm/core/error.h"
+#include "tools/command_line/command_line.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -98,16 +99,6 @@ std::string one_line(std::string text) {
   return text;
 }
 
-[[noreturn]] void refuse_unknown(const CLI::App& app, const std::string& word) {
-  std::vector<std::string> names;
-  for (const auto* option : app.get_options())
-    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
-  const std::string flag = word.substr(0, word.find('='));
-  const std::string near = nearest_name(flag, names);
-  fail(Errc::config, word.starts_with("-") ? "unknown flag " : "unexpected argument '", word,
-       word.starts_with("-") ? "" : "'", near.empty() ? "" : "; did you mean " + near + "?", "; see --help");
-}
-
 void check_together(const Options& o) {
   require(!o.data.empty() || !o.tokens.empty(), Errc::config,
           "nothing to train on; give --data FILE|DIR or --tokens TOKENS.bin");
@@ -119,23 +110,13 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
   CLI::App app(what_it_is, "train_gpt");
   app.footer(what_else);
-  app.allow_extras();
   app.get_formatter()->column_width(34);
   add_inputs(app, parsed.options);
   add_training(app, parsed.options);
   add_outputs(app, parsed.options);
   add_speed(app, parsed.options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    parsed.help = app.help();
-    return parsed;
-  } catch (const CLI::ParseError& e) {
-    // An unknown flag explains more than what is missing besides it.
-    if (const auto rest = app.remaining(); !rest.empty()) refuse_unknown(app, rest.front());
-    fail(Errc::config, one_line(e.what()), "; see --help");
-  }
-  if (const auto rest = app.remaining(); !rest.empty()) refuse_unknown(app, rest.front());
+  parsed.help = parse_command_line(app, argc, argv);
+  if (!parsed.help.empty()) return parsed;
   check_together(parsed.options);
   return parsed;
 }

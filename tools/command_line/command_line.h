@@ -1,0 +1,17 @@
+#pragma once
+/// What the programs share of reading their command lines with CLI11.
+
+#include <string>
+
+namespace CLI {
+class App;
+}
+
+namespace rz {
+
+/// Fills what the app's options are bound to and returns "", or returns the help if that was asked for.
+/// Errc::config says in one line what is wrong, for an unknown flag with the nearest one that there is. Words
+/// that are no flags are refused too, unless the app is a prefix command: then they are its remaining().
+std::string parse_command_line(CLI::App& app, int argc, const char* const* argv);
+
+}  // namespace rz
