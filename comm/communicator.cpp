@@ -60,6 +60,18 @@ class Checks {
     that(allowed_in == allowed_out,
          "'in' and 'out' overlap, but are not the in-place form of this collective");
   }
+  /// No two ranks' parts of 'out' share an element.
+  void apart(std::span<const std::size_t> counts, std::span<const std::size_t> offsets) const {
+    std::vector<std::size_t> order;
+    for (std::size_t r = 0; r < counts.size(); ++r)
+      if (counts[r] > 0) order.push_back(r);
+    std::sort(order.begin(), order.end(), [&](auto a, auto b) { return offsets[a] < offsets[b]; });
+    for (std::size_t i = 1; i < order.size(); ++i) {
+      const std::size_t a = order[i - 1], b = order[i];
+      that(offsets[b] - offsets[a] >= counts[a], "the parts of rank ", a, " and rank ", b,
+           " overlap in 'out'");
+    }
+  }
 
  private:
   Collective kind_;
@@ -269,10 +281,16 @@ Work Communicator::all_to_all_v(ConstBuffer in, std::span<const std::size_t> sen
   for (const auto& list : {send_counts, send_offsets, recv_counts, recv_offsets})
     check.that(list.size() == ranks, "counts and offsets need ", ranks, " entries, one a rank, got ",
                list.size());
+  const auto inside = [](std::size_t offset, std::size_t count, std::size_t whole) {
+    return offset <= whole && count <= whole - offset;
+  };
   for (std::size_t r = 0; r < ranks; ++r) {
-    check.that(send_offsets[r] + send_counts[r] <= in.count, "the part for rank ", r, " ends beyond 'in'");
-    check.that(recv_offsets[r] + recv_counts[r] <= out.count, "the part of rank ", r, " ends beyond 'out'");
+    check.that(inside(send_offsets[r], send_counts[r], in.count), "the part for rank ", r,
+               " ends beyond 'in'");
+    check.that(inside(recv_offsets[r], recv_counts[r], out.count), "the part of rank ", r,
+               " ends beyond 'out'");
   }
+  check.apart(recv_counts, recv_offsets);
   const auto own = static_cast<std::size_t>(rank());
   check.that(send_counts[own] == recv_counts[own], "it sends ", send_counts[own],
              " elements to itself but receives ", recv_counts[own]);
