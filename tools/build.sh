@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 preset=${1:-release}
 shift || true
 log=build/$preset.log
-mkdir -p build
+tools/cache_folder.sh build
 echo "building ($preset, log in $log) …"
 targets=()
 [ $# -gt 0 ] && targets=(--target "$@")

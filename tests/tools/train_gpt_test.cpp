@@ -147,6 +147,8 @@ TEST_F(TrainGptFiles, AFolderIsItsTextFilesInOrder) {
   put("build/CMakeCache.txt", "no");
   put("build/deep/x.txt", "no");
   put("node_modules/x.js", "no");
+  put("out/CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55");
+  put("out/metrics.jsonl", "no");
   fs::create_symlink("/etc/passwd", path("link"));
   const auto tokens = Tokens::from_text(directory_.string());
   EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{'z', 'z', 0xff, '\n', 'b', 'b'}));

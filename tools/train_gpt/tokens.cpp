@@ -67,7 +67,8 @@ bool left_out(const fs::directory_entry& entry) {
   const std::string name = entry.path().filename().string();
   if (name.starts_with(".") || entry.is_symlink()) return true;
   if (!entry.is_directory()) return !entry.is_regular_file();
-  return name == "node_modules" || name == "__pycache__" || fs::exists(entry.path() / "CMakeCache.txt");
+  const auto holds = [&](const char* file) { return fs::exists(entry.path() / file); };
+  return name == "node_modules" || name == "__pycache__" || holds("CMakeCache.txt") || holds("CACHEDIR.TAG");
 }
 
 std::vector<std::string> files_below(const std::string& folder) {
