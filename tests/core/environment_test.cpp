@@ -1,0 +1,63 @@
+#include "comm/core/environment.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include "comm/core/error.h"
+
+namespace rz {
+namespace {
+
+/// A variable of this process while the object lives.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Variable() { unsetenv(name_); }
+
+ private:
+  const char* name_;
+};
+
+TEST(Environment, DefaultsAreThoseOfTheHeader) {
+  const Environment e = Environment::read();
+  EXPECT_EQ(e.transport, "auto");
+  EXPECT_EQ(e.sockets, 2);
+  EXPECT_TRUE(e.deterministic);
+  EXPECT_EQ(e.timeout_s, 600);
+  EXPECT_EQ(e.rendezvous_timeout_s, 30);
+}
+
+TEST(Environment, EveryVariableIsRead) {
+  const Variable variables[] = {{"RZ_TRANSPORT", "tcp"}, {"RZ_INTERFACE", "lo"},
+                                {"RZ_SOCKETS", "3"},     {"RZ_ALGORITHM", "ring"},
+                                {"RZ_TIMEOUT_S", "1.5"}, {"RZ_DETERMINISTIC", "0"},
+                                {"RZ_HOST_ID", "here"},  {"RZ_RENDEZVOUS_TIMEOUT_S", "2"}};
+  const Environment e = Environment::read();
+  EXPECT_EQ(e.transport, "tcp");
+  EXPECT_EQ(e.interface, "lo");
+  EXPECT_EQ(e.sockets, 3);
+  EXPECT_EQ(e.algorithm, "ring");
+  EXPECT_FALSE(e.deterministic);
+  EXPECT_EQ(e.timeout_s, 1.5);
+  EXPECT_EQ(e.rendezvous_timeout_s, 2);
+  EXPECT_EQ(e.host_id, "here");
+}
+
+TEST(Environment, AMalformedVariableIsNamed) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"RZ_TRANSPORT", "pigeon"},    {"RZ_SOCKETS", "0"},    {"RZ_SOCKETS", "2x"},
+      {"RZ_DETERMINISTIC", "maybe"}, {"RZ_TIMEOUT_S", "-1"}, {"RZ_RENDEZVOUS_TIMEOUT_S", ""}};
+  for (const auto& [name, value] : wrong) {
+    const Variable variable(name, value);
+    try {
+      Environment::read();
+      ADD_FAILURE() << name << "=" << value << " was accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::config);
+      EXPECT_NE(std::string(e.what()).find(name), std::string::npos) << e.what();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rz
