@@ -17,7 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-constexpr std::size_t decision_batch = 32;  // counters computed side by side, so that the compiler uses vectors
+constexpr std::size_t decision_batch =
+    32;  // counters computed side by side, so that the compiler uses vectors
 
 /// Philox4x32-10 of counters first … first + decision_batch - 1: word w of counter j in words[w][j].
 inline void philox_batch(std::uint32_t words[4][decision_batch], std::uint64_t first, std::uint64_t seed) {
@@ -35,7 +36,8 @@ inline void philox_batch(std::uint32_t words[4][decision_batch], std::uint64_t f
 }
 
 /// out[i] for decision `index` + i, of which each takes word index % 4 of counter index / 4. out may be in.
-inline void drop(float* out, const float* in, std::size_t n, std::uint64_t index, const kernels::Dropping& d) {
+inline void drop(float* out, const float* in, std::size_t n, std::uint64_t index,
+                 const kernels::Dropping& d) {
   std::uint32_t words[4][decision_batch];
   for (std::size_t i = 0; i < n;) {
     const std::uint64_t counter = index / 4;
