@@ -51,6 +51,7 @@ BucketLayout plan_buckets(std::span<const BucketMember>, const BucketOptions&,
                           std::span<const int> order = {});
 
 /// One step: ready() for members in any order, then finish(). Not thread-safe; one thread drives it.
+/// Destruction waits for nothing: collectives still in flight go on, so their memory must outlive them.
 class BucketScheduler {
  public:
   /// Starts the collective of a bucket; called in the layout's order, once a bucket and step.

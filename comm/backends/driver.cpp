@@ -302,8 +302,9 @@ void Driver::check_deadlines() {
   if (current_.job && now >= current_.job->deadline &&
       (now >= current_.job->deadline + doubt || execution_.debtors() == 1))
     time_out(*current_.job, execution_.culprit(), execution_.waiting_for());
-  if (!messaging_.empty() && now >= messaging_.front()->deadline)
-    time_out(*messaging_.front(), messages_.culprit(), messages_.waiting_for());
+  if (messaging_.empty()) return;
+  if (const Job& oldest = *messaging_.front(); now >= oldest.deadline)
+    time_out(oldest, messages_.culprit(&oldest), messages_.waiting_for(&oldest));
 }
 
 void Driver::time_out(const Job& job, int culprit, const std::string& waiting) {

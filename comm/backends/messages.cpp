@@ -117,17 +117,21 @@ bool Messages::advance_self(Link& link) {
   return moved;
 }
 
-int Messages::culprit() const {
+bool Messages::holds(const std::deque<Message>& queue, const void* tag) {
+  return std::any_of(queue.begin(), queue.end(), [&](const Message& m) { return m.tag == tag; });
+}
+
+int Messages::culprit(const void* tag) const {
   for (std::size_t i = 0; i < links_.size(); ++i)
-    if (!links_[i].receives.empty() || !links_[i].sends.empty()) return static_cast<int>(i);
+    if (holds(links_[i].receives, tag) || holds(links_[i].sends, tag)) return static_cast<int>(i);
   return -1;
 }
 
-std::string Messages::waiting_for() const {
+std::string Messages::waiting_for(const void* tag) const {
   std::string out;
   for (std::size_t i = 0; i < links_.size(); ++i) {
-    if (!links_[i].receives.empty()) out += str(out.empty() ? "" : ", ", "rank ", i, " to send");
-    if (!links_[i].sends.empty()) out += str(out.empty() ? "" : ", ", "rank ", i, " to receive");
+    if (holds(links_[i].receives, tag)) out += str(out.empty() ? "" : ", ", "rank ", i, " to send");
+    if (holds(links_[i].sends, tag)) out += str(out.empty() ? "" : ", ", "rank ", i, " to receive");
   }
   return out;
 }

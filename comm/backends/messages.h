@@ -21,9 +21,9 @@ class Messages {
   bool idle() const { return pending_ == 0; }
   /// Tags of the messages that ended since the last call.
   std::vector<void*>& finished() { return finished_; }
-  /// The peer of some message that is pending, or -1; and all of them in words.
-  int culprit() const;
-  std::string waiting_for() const;
+  /// The peer of a pending message of this tag, or -1; and all such peers in words.
+  int culprit(const void* tag) const;
+  std::string waiting_for(const void* tag) const;
   void clear();
 
  private:
@@ -42,6 +42,7 @@ class Messages {
     std::uint32_t send_sequence = 0, receive_sequence = 0;
   };
 
+  static bool holds(const std::deque<Message>&, const void* tag);
   bool advance_sends(int peer, Link&);
   bool advance_receives(int peer, Link&);
   bool advance_self(Link&);

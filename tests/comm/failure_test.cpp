@@ -156,6 +156,25 @@ TEST_P(Transports, DestructionWithOperationsPendingIsBounded) {
   });
 }
 
+// Of several pending messages the one whose deadline has passed names its peer.
+TEST(Failure, AMessageThatNobodySendsNamesThePeer) {
+  run_ranks(3, [](int rank, auto store) {
+    auto options = quick();
+    options.timeout = short_timeout;
+    auto comm = Communicator::connect(rank, 3, store, options);
+    if (rank == 0) {
+      float x = 0, y = 0;
+      const Work first = comm.recv({&x, 1}, 2);
+      std::this_thread::sleep_for(short_timeout / 4);
+      const Work second = comm.recv({&y, 1}, 1);
+      expect_error(Errc::timeout, 2, [&] { first.wait(); });
+      expect_error(Errc::timeout, 2, [&] { second.wait(); });
+    }
+    store->set(str("done/", rank), "");
+    for (int r = 0; r < 3; ++r) store->get(str("done/", r), Deadline::after(10s));
+  });
+}
+
 // A thread that waits while another destroys the communicator does not hang.
 TEST(Failure, DestructionEndsAThreadThatWaits) {
   run_ranks(2, [](int rank, auto store) {
