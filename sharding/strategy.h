@@ -34,7 +34,8 @@
 ///
 /// Driven by one thread a rank. Between begin_backward and the end of finish_gradients the communicator must
 /// not be used for anything else, nor in zero3 while a forward pass runs. Errors of the communicator pass
-/// through. A strategy that is destroyed with reductions in flight aborts the communicator.
+/// through. A strategy that is destroyed with reductions in flight aborts the communicator; one with a
+/// prefetch in flight waits for it, for at most 5 s, and then aborts.
 
 #include <chrono>
 #include <cstddef>

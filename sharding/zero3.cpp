@@ -1,10 +1,13 @@
 #include "sharding/zero3.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
+#include <thread>
 #include <utility>
 
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "sharding/grad_norm.h"
 #include "sharding/replicated_values.h"
@@ -13,6 +16,8 @@
 namespace rz {
 
 namespace {
+
+constexpr auto patience = std::chrono::seconds(5);  // of a destructor
 
 std::size_t rounded_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
@@ -36,16 +41,22 @@ Zero3::Zero3(Module& module, Communicator& communicator, StrategyOptions options
   handed_over_.resize(layout().buckets.size());
 }
 
+// A prefetch may be on its way although nobody will use it. The other ranks have begun it too, or will, so
+// that it ends: aborting it at once would take from them what they still wait for.
 Zero3::~Zero3() {
   abandon();
-  for (Unit& u : units_)
-    if (!u.gather.done()) {
-      communicator().abort("a strategy was destroyed while it gathered parameters");
-      try {
-        u.gather.wait();
-      } catch (const std::exception&) {  // as abandon()
-      }
+  const Deadline deadline = Deadline::after(patience);
+  for (Unit& u : units_) {
+    while (!u.gather.done() && !deadline.expired())
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (u.gather.done()) continue;
+    communicator().abort(
+        "a strategy was destroyed while it gathered parameters, and the other ranks did not");
+    try {
+      u.gather.wait();
+    } catch (const std::exception&) {  // as abandon()
     }
+  }
 }
 
 /// Groups parameters by the set of scopes they stand in.

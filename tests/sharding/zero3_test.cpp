@@ -62,6 +62,17 @@ TEST(Zero3, AScopeHasItsParametersAndNoOthers) {
   });
 }
 
+// The last scope's prefetch is still on its way when a rank has no more to do.
+TEST(Zero3, EndingWithAPrefetchInFlightHarmsNobody) {
+  run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
+    for (int i = 0; i < 100; ++i) {
+      Rank r(rank, 3, prefix_store(store, str(i, "/")));
+      const Tape::NoGrad no_grad(r.tape);
+      r.tape.scope(*r.model.scopes()[0], [] { return Var{}; });
+    }
+  });
+}
+
 TEST(Zero3, NestedScopesMayShareParameters) {
   run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     Rank r(rank, 2, std::move(store));
