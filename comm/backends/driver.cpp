@@ -14,8 +14,8 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t wakes_the_thread = 64 << 10;  // bytes: below, a wake-up costs more than it gains
-constexpr auto in_use = 1s;  // after the last call, the thread looks once a millisecond
+constexpr std::size_t wakes_the_thread = 1 << 20;  // bytes: below, a wake-up costs more than it gains
+constexpr auto in_use = 1s;                        // after the last call, the thread looks once a millisecond
 constexpr auto light_sleep = 1ms;
 constexpr auto longest_wait = 10ms;
 

@@ -19,7 +19,6 @@ constexpr std::uint64_t magic = 0x316f72657a676e72;  // "rngzero1"
 constexpr std::size_t line = 64;
 constexpr std::size_t inline_bytes = 24;
 constexpr std::uint32_t in_frame = 0xffffffff, in_ring = 0xfffffffe;
-constexpr std::size_t least_by_reference = 4096;
 constexpr std::size_t most_by_reference = std::size_t{1} << 30;
 
 enum State : std::uint32_t { active = 0, left = 1 };
@@ -187,7 +186,8 @@ std::size_t ShmLinks::post(int peer, Lane lane, const Signature& signature,
   if (l.gone) return want(l), 0;
   Outbound& out = l.out[static_cast<std::size_t>(lane)];
   std::shared_ptr<Segment> segment;
-  if (bytes.size() >= least_by_reference) {
+  // What is shorter is copied sooner than a reference to it is given back.
+  if (bytes.size() >= out.ring_bytes / 2) {
     arena_->refresh(map_);
     segment = map_.find(bytes.data(), bytes.size());
     if (segment && !announce(l, *segment)) segment = nullptr;

@@ -89,14 +89,14 @@ TEST(Shm, OtherMemoryIsReleasedAtOnce) {
       std::fill(plain.begin(), plain.end(), std::byte{6});
       EXPECT_EQ(t->post(1, Lane::collective, {}, view(shared, 100)), 100u);  // too short to be worth it
       EXPECT_EQ(t->released(1, Lane::collective), plain.size() + 100);
-      EXPECT_EQ(t->post(1, Lane::collective, {}, view(shared, 5000)), 5000u);
+      EXPECT_EQ(t->post(1, Lane::collective, {}, view(shared, 160'000)), 160'000u);
       EXPECT_EQ(t->post(1, Lane::collective, {}, plain), plain.size());
       EXPECT_EQ(t->released(1, Lane::collective), plain.size() + 100) << "what lies behind waits";
       tell(*t, 1);
-      test::drive(*t, [&] { return t->released(1, Lane::collective) == 2 * plain.size() + 5100; });
+      test::drive(*t, [&] { return t->released(1, Lane::collective) == 2 * plain.size() + 160'100; });
     } else {
       hear(*t, 0);
-      std::vector<std::byte> all(45'100);
+      std::vector<std::byte> all(200'100);
       test::receive_all(*t, 0, Lane::collective, all);
       EXPECT_EQ(all[19'999], std::byte{5});
       EXPECT_EQ(all.back(), std::byte{6});
