@@ -17,8 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-constexpr std::size_t decision_batch =
-    32;  // counters computed side by side, so that the compiler uses vectors
+/// Counters computed side by side, so that the compiler uses vectors.
+constexpr std::size_t decision_batch = 32;
 
 /// Philox4x32-10 of counters first … first + decision_batch - 1: word w of counter j in words[w][j].
 inline void philox_batch(std::uint32_t words[4][decision_batch], std::uint64_t first, std::uint64_t seed) {
