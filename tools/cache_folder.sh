@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a folder, unless it is there, for what can be made again; its CACHEDIR.TAG says so to back-ups and to train_gpt --data DIR.
+# Makes a folder, unless it is there, for what a build makes; its CACHEDIR.TAG says so to back-ups and to train_gpt --data DIR.
 #   tools/cache_folder.sh FOLDER
 set -euo pipefail
 [ -d "$1" ] && exit 0

@@ -28,7 +28,7 @@ echo
 echo "== all_reduce between $ranks ranks"
 "$bin/rzrun" -n "$ranks" "$bin/all_reduce_perf" -b 8 -e 16M -f 16 -n 20 -w 3
 echo
-tools/cache_folder.sh "$(dirname "$save")"
+mkdir -p "$(dirname "$save")"
 echo "== GPT-2 on $data, ZeRO-3 over $ranks ranks"
 "$bin/rzrun" -n "$ranks" "$bin/train_gpt" --model tools/configs/gpt2_small_bytes.json --config tools/configs/ds_zero3.json \
   --data "$data" --steps "$steps" --strategy zero3 --sample '#include ' --log "$(dirname "$save")/metrics.jsonl" --save "$save" "${extra[@]}"

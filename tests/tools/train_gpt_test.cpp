@@ -147,10 +147,13 @@ TEST_F(TrainGptFiles, AFolderIsItsTextFilesInOrder) {
   put("build/CMakeCache.txt", "no");
   put("build/deep/x.txt", "no");
   put("node_modules/x.js", "no");
-  put("out/CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55");
+  put("cache/CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55");
+  put("cache/x.txt", "no");
   put("out/metrics.jsonl", "no");
+  put("out/model/config.json", "no");
   fs::create_symlink("/etc/passwd", path("link"));
-  const auto tokens = Tokens::from_text(directory_.string());
+  const auto tokens = Tokens::from_text(
+      directory_.string(), std::vector{path("out/metrics.jsonl"), path("out/./model"), std::string()});
   EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{'z', 'z', 0xff, '\n', 'b', 'b'}));
 }
 

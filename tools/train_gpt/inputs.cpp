@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -78,7 +79,8 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   check_sample(o, config);
   if (rank == 0) check_outputs(o);
   if (!o.init.empty()) in.checkpoint.emplace(SafetensorsFile::open(o.init), in.model->parameters());
-  in.tokens = o.tokens.empty() ? Tokens::from_text(o.data) : Tokens::from_file(o.tokens);
+  in.tokens =
+      o.tokens.empty() ? Tokens::from_text(o.data, std::array{o.save, o.log}) : Tokens::from_file(o.tokens);
   in.samples = in.tokens.samples(in.seq_len);
   require(!o.shuffle || !in.ds.drop_last || in.samples >= static_cast<std::uint64_t>(ranks), Errc::config,
           in.tokens.name(), ": ", in.samples, " samples are too few for ", ranks,

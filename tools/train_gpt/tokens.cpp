@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "comm/core/error.h"
 #include "sharding/json.h"
@@ -71,10 +72,18 @@ bool left_out(const fs::directory_entry& entry) {
   return name == "node_modules" || name == "__pycache__" || holds("CMakeCache.txt") || holds("CACHEDIR.TAG");
 }
 
-std::vector<std::string> files_below(const std::string& folder) {
+std::set<fs::path> absolute(std::span<const std::string> paths) {
+  std::set<fs::path> out;
+  for (const auto& path : paths)
+    if (!path.empty()) out.insert(fs::weakly_canonical(path));
+  return out;
+}
+
+std::vector<std::string> files_below(const std::string& folder, std::span<const std::string> outputs) {
   std::vector<std::string> files;
+  const auto written = absolute(outputs);
   for (auto it = fs::recursive_directory_iterator(folder); it != fs::recursive_directory_iterator(); ++it) {
-    const bool skip = left_out(*it);
+    const bool skip = left_out(*it) || written.contains(fs::weakly_canonical(it->path()));
     if (skip && it->is_directory()) it.disable_recursion_pending();
     if (!skip && it->is_regular_file()) files.push_back(it->path().string());
   }
@@ -84,9 +93,9 @@ std::vector<std::string> files_below(const std::string& folder) {
 
 bool is_text(const std::string& bytes) { return bytes.find('\0') == std::string::npos; }
 
-std::string text_below(const std::string& folder) {
+std::string text_below(const std::string& folder, std::span<const std::string> outputs) {
   std::string all;
-  for (const auto& file : files_below(folder)) {
+  for (const auto& file : files_below(folder, outputs)) {
     const std::string text = read_text_file(file, most_text);
     if (text.empty() || !is_text(text)) continue;
     all += (all.empty() ? "" : "\n") + text;
@@ -98,12 +107,12 @@ std::string text_below(const std::string& folder) {
 
 }  // namespace
 
-Tokens Tokens::from_text(const std::string& path) {
+Tokens Tokens::from_text(const std::string& path, std::span<const std::string> outputs) {
   auto state = std::make_shared<State>();
   state->name = path;
   try {
     require(fs::exists(path), Errc::config, path, ": no such file or folder; give text to train on");
-    state->text = fs::is_directory(path) ? text_below(path) : read_text_file(path, most_text);
+    state->text = fs::is_directory(path) ? text_below(path, outputs) : read_text_file(path, most_text);
   } catch (const fs::filesystem_error& e) {
     fail(Errc::config, path, ": cannot be read: ", e.code().message());
   }

@@ -19,8 +19,9 @@ class Tokens {
   /// The bytes of a text file, or of every text file below a folder, in sorted order, with an empty line
   /// between files. Left out: .git and other hidden names, folders of what can be made again (those with
   /// a CMakeCache.txt or CACHEDIR.TAG, node_modules, __pycache__), links, and files that hold a zero byte.
-  /// Errc::config names what is missing, empty or above 1 GiB.
-  static Tokens from_text(const std::string& path);
+  /// `outputs` are left out as well: files and folders that the run itself will write. Errc::config names
+  /// what is missing, empty or above 1 GiB.
+  static Tokens from_text(const std::string& path, std::span<const std::string> outputs = {});
 
   std::uint64_t count() const;
   /// Tokens [begin, begin + out.size()).
