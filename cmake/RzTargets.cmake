@@ -11,6 +11,7 @@ if(PROJECT_IS_TOP_LEVEL)
   find_program(CCACHE_PROGRAM ccache)
   if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
     set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
   endif()
 endif()
 set(RZ_SANITIZE "" CACHE STRING "Sanitizers, e.g. address,undefined")
@@ -18,7 +19,8 @@ find_package(Threads REQUIRED)
 
 # Flags for everything of ours, never for who links it.
 add_library(rz_flags INTERFACE)
-target_compile_options(rz_flags INTERFACE -Wall -Wextra -Wno-missing-field-initializers)
+target_compile_options(rz_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-missing-field-initializers>
+                       $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall>)
 if(RZ_SANITIZE)
   target_compile_options(rz_flags INTERFACE -fsanitize=${RZ_SANITIZE} -fno-omit-frame-pointer -g1)
   target_link_options(rz_flags INTERFACE -fsanitize=${RZ_SANITIZE})
@@ -36,6 +38,13 @@ function(rz_floor name)
   target_compile_features(ringzero_${name} PUBLIC cxx_std_20)
   target_link_libraries(ringzero_${name} PUBLIC Threads::Threads PRIVATE $<BUILD_INTERFACE:rz_flags>)
   set_property(GLOBAL APPEND PROPERTY RZ_FLOORS ringzero_${name})
+endfunction()
+
+# rz_leave_out(name file): of the floor's globbed sources, one that this build does without.
+function(rz_leave_out name file)
+  get_target_property(sources ringzero_${name} SOURCES)
+  list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+  set_target_properties(ringzero_${name} PROPERTIES SOURCES "${sources}")
 endfunction()
 
 # rz_program(name sources… [LINK targets…]): an executable in bin/ that is installed.

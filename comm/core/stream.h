@@ -12,14 +12,22 @@
 
 namespace rz {
 
-/// A point in a stream. On the host it has always been reached. Copying shares it.
+/// A point in a stream. Copying shares it. A default one, and every one of a host stream, has been reached.
 class Event {
  public:
   Event() = default;
-  /// Blocks the host until the point was reached.
-  void synchronize() const {}
+  /// True once the point was reached. Never blocks. Errc::system if the device has failed.
+  bool done() const;
+  /// Blocks the host until the point was reached. Errc::system if the device has failed.
+  void synchronize() const;
+
+ private:
+  friend class Stream;
+  struct Handle;
+  std::shared_ptr<Handle> handle_;
 };
 
+/// Thread-safe on CUDA, as CUDA's streams are; one thread at a time on the host.
 class Stream {
  public:
   /// The calling thread alone.
@@ -27,16 +35,23 @@ class Stream {
   /// A host stream whose kernels run on `threads` threads, the caller's among them. One thread at a time may
   /// use it.
   static Stream host(int threads);
-  /// The caller's cudaStream_t, never destroyed here. Errc::unsupported in a build without CUDA.
-  static Stream borrow(Device device, void* native);
+  enum class Priority : bool { normal, high };
+  /// A CUDA stream of its own, destroyed with the last copy; on the host the calling thread's order. Errc::config
+  /// if there is no such device, Errc::unsupported in a build without CUDA.
+  static Stream create(Device, Priority = Priority::normal);
+  /// The caller's cudaStream_t (null: the device's default stream), never destroyed here.
+  static Stream borrow(Device, void* native);
 
   Device device() const { return device_; }
   void* native() const { return native_; }
   int threads() const { return team_ ? team_->size() : 1; }
 
-  Event record() const { return {}; }
-  void wait(const Event&) const {}
-  void synchronize() const {}
+  /// The point after everything that was put into the stream so far.
+  Event record() const;
+  /// What is put into the stream from now on runs after the event. A host stream blocks until then.
+  void wait(const Event&) const;
+  /// Blocks the host until everything in the stream has run. Errc::system if something failed.
+  void synchronize() const;
 
   /// Host only. Splits [0, n) into one contiguous range a thread, each a multiple of `grain` long but the
   /// last, and calls f(begin, end) for those that are not empty. The split depends on n, grain and threads()
@@ -57,9 +72,11 @@ class Stream {
   }
 
  private:
+  struct Owned;
   Device device_{};
   void* native_ = nullptr;
   std::shared_ptr<ThreadTeam> team_;
+  std::shared_ptr<Owned> owned_;
 };
 
 }  // namespace rz

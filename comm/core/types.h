@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 
 namespace rz {
 
@@ -138,7 +140,17 @@ struct ConstBuffer {
 /// Gives memory aligned to 256 bytes, not initialised, freed with the last copy of the pointer; throws
 /// Errc::system with need and have when there is none. Passing one down is how a floor uses memory of a
 /// sibling (tensors in communicator memory) without including it.
-using Allocator = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
+struct Allocator {
+  using Function = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
+
+  template <class F>
+    requires std::is_invocable_r_v<std::shared_ptr<std::byte>, F&, std::size_t>
+  Allocator(F f, Device d = {}) : allocate(std::move(f)), device(d) {}  // NOLINT: implicit by design
+  std::shared_ptr<std::byte> operator()(std::size_t bytes) const { return allocate(bytes); }
+
+  Function allocate;
+  Device device;  ///< where the memory lies
+};
 
 /// Plain process memory, aligned to 256 bytes.
 std::shared_ptr<std::byte> allocate_host(std::size_t bytes);

@@ -1,0 +1,66 @@
+#include "comm/core/cuda/runtime.h"
+
+namespace rz::cuda {
+
+namespace {
+
+const char* advice(Status status) {
+  switch (status) {
+    case out_of_memory:
+      return "; use smaller batches, a higher ZeRO stage or recomputation";
+    case 35:  // cudaErrorInsufficientDriver
+      return "; install a driver that is new enough for this build's CUDA";
+    case 98:   // cudaErrorInvalidDeviceFunction
+    case 209:  // cudaErrorNoKernelImageForDevice
+      return "; build for this card with -DCMAKE_CUDA_ARCHITECTURES=…";
+    case 700:  // cudaErrorIllegalAddress
+    case 719:  // cudaErrorLaunchFailure
+      return "; an earlier kernel failed: compute-sanitizer names it";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+int device_count() noexcept {
+  try {
+    int count = 0;
+    return runtime().get_device_count(&count) == success ? count : 0;
+  } catch (const Error&) {
+    return 0;
+  }
+}
+
+void require_device(Device device) {
+  if (device.kind == Device::host) return;
+  int count = 0;
+  const Status status = runtime().get_device_count(&count);
+  if (status != success) count = 0;
+  require(device.index >= 0 && device.index < count, Errc::config, name(device), " is not there: ",
+          count == 0 ? std::string("no CUDA device was found")
+                     : str("this machine has ", count, count == 1 ? " device" : " devices", ", from cuda:0"),
+          status != success ? str(" (", runtime().error_text(status), ")") : "");
+}
+
+void check(Status status, const char* call, Device device) {
+  if (status == success) return;
+  const Runtime& cuda = runtime();
+  fail(Errc::system, call, " on ", name(device), ": ", cuda.error_text(status), " (", cuda.error_name(status),
+       ")", advice(status));
+}
+
+DeviceGuard::DeviceGuard(Device device) {
+  if (device.kind == Device::host) return;
+  const Runtime& cuda = runtime();
+  check(cuda.get_device(&before_), "cudaGetDevice", device);
+  if (before_ == device.index) return;
+  check(cuda.set_device(device.index), "cudaSetDevice", device);
+  switched_ = true;
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (switched_) runtime().set_device(before_);
+}
+
+}  // namespace rz::cuda

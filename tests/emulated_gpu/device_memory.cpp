@@ -1,0 +1,184 @@
+#include "tests/emulated_gpu/device_memory.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "tests/emulated_gpu/grid_run.h"
+
+namespace rz::emulated {
+
+namespace {
+
+constexpr std::size_t page = 4096, arena_bytes = std::size_t{64} << 30;
+
+std::size_t pages_for(std::size_t bytes) { return (bytes + page - 1) / page * page; }
+
+struct Allocation {
+  std::size_t bytes;
+  int device;
+  bool pinned;
+};
+
+}  // namespace
+
+struct DeviceMemory::State {
+  mutable std::mutex mutex;
+  std::byte* arena;
+  std::size_t used = 0;  // of the arena; never goes back
+  std::map<const std::byte*, Allocation> live;
+  std::array<std::size_t, 64> in_use{};
+  bool is_open = false;
+
+  /// The allocation whose pages hold the address.
+  const std::pair<const std::byte* const, Allocation>* find(const void* address) const {
+    const auto* const at = static_cast<const std::byte*>(address);
+    auto next = live.upper_bound(at);
+    if (next == live.begin()) return nullptr;
+    --next;
+    return at < next->first + next->second.bytes + 256 ? &*next : nullptr;
+  }
+  void protect(const std::pair<const std::byte* const, Allocation>& a, int mode) const {
+    const auto begin = reinterpret_cast<std::uintptr_t>(a.first) / page * page;
+    const auto end = reinterpret_cast<std::uintptr_t>(a.first) + a.second.bytes;
+    mprotect(reinterpret_cast<void*>(begin), pages_for(end - begin), mode);
+  }
+};
+
+namespace {
+
+DeviceMemory::State* state_of_handler = nullptr;
+struct sigaction before;
+
+void complain(const char* text) {
+  if (write(STDERR_FILENO, text, std::strlen(text)) < 0) std::abort();
+}
+
+/// Says what was touched, and leaves the rest to whoever handled faults before.
+void on_fault(int number, siginfo_t* info, void*) {
+  const auto* const address = static_cast<const std::byte*>(info->si_addr);
+  const DeviceMemory::State& s = *state_of_handler;
+  if (address >= s.arena && address < s.arena + arena_bytes) {
+    char text[400];
+    const auto* const a = s.find(address);
+    const bool in_kernel = s.is_open;
+    if (a)
+      std::snprintf(text, sizeof text, "emulated GPU: %s touched byte %td of %zu bytes on cuda:%d\n",
+                    in_kernel ? GridRun::where() : "host code", address - a->first, a->second.bytes,
+                    a->second.device);
+    else
+      std::snprintf(text, sizeof text,
+                    "emulated GPU: %s touched device memory that was freed, or lies between allocations\n",
+                    in_kernel ? GridRun::where() : "host code");
+    complain(text);
+  }
+  sigaction(number, &before, nullptr);  // the access faults again
+}
+
+}  // namespace
+
+DeviceMemory& DeviceMemory::instance() {
+  static auto* const memory = new DeviceMemory();  // outlives every test
+  return *memory;
+}
+
+DeviceMemory::DeviceMemory() : state_(new State()) {
+  void* arena = mmap(nullptr, arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (arena == MAP_FAILED) std::abort();
+  state_->arena = static_cast<std::byte*>(arena);
+  state_of_handler = state_;
+  static std::array<std::byte, 64 << 10> stack;  // a fiber's own may be what overflowed
+  const stack_t alternative{stack.data(), 0, stack.size()};
+  sigaltstack(&alternative, nullptr);
+  struct sigaction action {};
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &action, &before);
+}
+
+// The end of an allocation, rounded up to 256 bytes as CUDA aligns, touches its last page's end.
+void* DeviceMemory::allocate(int device, std::size_t bytes) {
+  State& s = *state_;
+  const std::lock_guard lock(s.mutex);
+  std::size_t& used = s.in_use[static_cast<std::size_t>(device)];
+  const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + 255) / 256 * 256, span = pages_for(rounded);
+  if (used + rounded > capacity || s.used + span + page > arena_bytes) return nullptr;
+  std::byte* const first = s.arena + s.used;
+  s.used += span + page;
+  mprotect(first, span, PROT_READ | PROT_WRITE);
+  std::memset(first, 0xFF, span);
+  if (!s.is_open) mprotect(first, span, PROT_NONE);
+  std::byte* const memory = first + (span - rounded);
+  s.live[memory] = {bytes, device, false};
+  used += rounded;
+  return memory;
+}
+
+bool DeviceMemory::free(void* memory) {
+  State& s = *state_;
+  const std::lock_guard lock(s.mutex);
+  const auto it = s.live.find(static_cast<std::byte*>(memory));
+  if (it == s.live.end() || it->second.pinned) return false;
+  s.in_use[static_cast<std::size_t>(it->second.device)] -=
+      (std::max<std::size_t>(it->second.bytes, 1) + 255) / 256 * 256;
+  s.protect(*it, PROT_NONE);
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory) / page * page;
+  madvise(reinterpret_cast<void*>(begin), pages_for(it->second.bytes), MADV_DONTNEED);
+  s.live.erase(it);
+  return true;
+}
+
+void* DeviceMemory::allocate_pinned(std::size_t bytes) {
+  void* const memory = std::aligned_alloc(page, pages_for(std::max<std::size_t>(bytes, 1)));
+  if (!memory) return nullptr;
+  std::memset(memory, 0xFF, bytes);
+  const std::lock_guard lock(state_->mutex);
+  state_->live[static_cast<std::byte*>(memory)] = {bytes, 0, true};
+  return memory;
+}
+
+bool DeviceMemory::free_pinned(void* memory) {
+  const std::lock_guard lock(state_->mutex);
+  const auto it = state_->live.find(static_cast<std::byte*>(memory));
+  if (it == state_->live.end() || !it->second.pinned) return false;
+  state_->live.erase(it);
+  std::free(memory);
+  return true;
+}
+
+DeviceMemory::Owner DeviceMemory::owner(const void* address) const {
+  const std::lock_guard lock(state_->mutex);
+  const auto* const a = state_->find(address);
+  const auto* const at = static_cast<const std::byte*>(address);
+  if (!a || at > a->first + a->second.bytes) return {};
+  return {!a->second.pinned, a->second.pinned, a->second.device, static_cast<std::size_t>(at - a->first),
+          a->second.bytes};
+}
+
+std::size_t DeviceMemory::in_use(int device) const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->in_use[static_cast<std::size_t>(device)];
+}
+
+void DeviceMemory::open() {
+  const std::lock_guard lock(state_->mutex);
+  state_->is_open = true;
+  for (const auto& a : state_->live)
+    if (!a.second.pinned) state_->protect(a, PROT_READ | PROT_WRITE);
+}
+
+void DeviceMemory::close() {
+  const std::lock_guard lock(state_->mutex);
+  state_->is_open = false;
+  for (const auto& a : state_->live)
+    if (!a.second.pinned) state_->protect(a, PROT_NONE);
+}
+
+}  // namespace rz::emulated

@@ -1,0 +1,53 @@
+#pragma once
+/// Memory of the emulated devices: the host's, behind a door. New memory is poisoned (bytes of 0xFF: NaN as a
+/// float, -1 as an integer), freed memory is never handed out again, and behind every allocation lies a page
+/// that nobody may touch. While the door is closed host code that reads or writes it ends the process with a
+/// line that says whose memory it was; within a kernel an access out of bounds does, and names the thread.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/core/types.h"
+
+namespace rz::emulated {
+
+/// The one of this process. Thread-safe.
+class DeviceMemory {
+ public:
+  static DeviceMemory& instance();
+
+  /// Null if `capacity` bytes of the device would be exceeded.
+  void* allocate(int device, std::size_t bytes);
+  /// False unless `memory` is the start of an allocation.
+  bool free(void* memory);
+  void* allocate_pinned(std::size_t bytes);
+  bool free_pinned(void*);
+
+  struct Owner {
+    bool on_device = false, pinned = false;
+    int device = 0;
+    std::size_t offset = 0, bytes = 0;  ///< of the address in its allocation, and of this
+  };
+  Owner owner(const void*) const;
+  std::size_t in_use(int device) const;
+  std::size_t capacity = std::size_t{1} << 30;  ///< of a device
+
+  void open();
+  void close();
+
+  struct State;
+
+ private:
+  DeviceMemory();
+  State* state_;
+};
+
+/// The door, open while it lives.
+class OpenMemory {
+ public:
+  OpenMemory() { DeviceMemory::instance().open(); }
+  ~OpenMemory() { DeviceMemory::instance().close(); }
+  OpenMemory(const OpenMemory&) = delete;
+};
+
+}  // namespace rz::emulated

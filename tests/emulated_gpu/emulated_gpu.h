@@ -1,0 +1,40 @@
+#pragma once
+/// A device that every machine has, behind the table of comm/core/cuda/runtime.h: for tests that link
+/// rz_emulated_gpu. Four devices, each with 1 GiB.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "comm/core/cuda/runtime.h"
+
+namespace rz::emulated {
+
+inline constexpr int devices = 4;
+
+/// When tasks run: at once, at random, or only when somebody waits.
+enum class Pace { eager, any, lazy };
+
+/// Begins a schedule: the same seed gives the same order of tasks, as far as one host thread decides it. Its
+/// end checks, with a test failure, that nothing was left in a stream and that all memory was given back.
+class Schedule {
+ public:
+  explicit Schedule(std::uint64_t seed = 1, Pace = Pace::any);
+  ~Schedule();
+  Schedule(const Schedule&) = delete;
+  Schedule& operator=(const Schedule&) = delete;
+
+ private:
+  std::size_t bytes_before_;
+};
+
+/// The call of this name fails with `status`, once, after `after` more of its calls went well. Names are
+/// those of cuda::Runtime, e.g. "malloc".
+void fail_call(const std::string& name, cuda::Status status, int after = 0);
+
+/// Bytes now allocated on all devices.
+std::size_t bytes_in_use();
+/// Of each device, from now on.
+void set_capacity(std::size_t bytes);
+
+}  // namespace rz::emulated

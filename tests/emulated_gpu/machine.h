@@ -1,0 +1,139 @@
+#pragma once
+/// The emulated devices' streams: queues of tasks that a seeded scheduler runs in any order that streams and
+/// events allow, as late as it likes. A wait that is missing in a program therefore shows as a wrong result
+/// on some seed, where a real card would mostly do the expected.
+///
+/// Tasks run in whichever host thread waits for something, one at a time. Thread-safe.
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/emulated_gpu/grid_run.h"
+
+namespace rz::emulated {
+
+using Progress = GridRun::Progress;
+
+/// What a stream holds: a piece of work that goes on when it is called again. `make` gives a fresh one, so
+/// that a graph can run it many times; it gets a random number.
+using Work = std::function<Progress()>;
+using MakeWork = std::function<Work(std::uint64_t random)>;
+
+struct Graph;
+
+struct EventState {
+  std::uint64_t recorded = 0, reached = 0;  ///< how many recordings were put into streams, and were come to
+  Graph* graph = nullptr;                   ///< being captured: recorded there, after `node`
+  int node = -1;
+  std::chrono::steady_clock::time_point when;
+};
+using EventHandle = std::shared_ptr<EventState>;
+
+/// Work and what it has to come after, by index; -1 where a stream had nothing yet.
+struct Graph {
+  struct Node {
+    MakeWork make;
+    std::vector<int> after;
+  };
+  std::vector<Node> nodes;
+  struct Stream* origin = nullptr;
+  std::set<struct Stream*> joined;
+  bool invalid = false;
+
+  int add(MakeWork make, std::vector<int> after) {
+    nodes.push_back({std::move(make), std::move(after)});
+    return static_cast<int>(nodes.size()) - 1;
+  }
+};
+
+struct Task {
+  enum Kind { work, record, wait } kind = work;
+  MakeWork make;
+  Work run;
+  EventHandle event;
+  std::uint64_t version = 0;
+};
+
+struct Stream {
+  int device = 0;
+  std::deque<Task> tasks;
+  bool stalled = false;  ///< its first task waits for memory to change
+  bool orphan = false;   ///< destroyed by its owner; ends with its last task
+  Graph* graph = nullptr;
+  std::vector<int> last;  ///< of the graph: what the next node comes after
+};
+
+class Machine {
+ public:
+  static Machine& instance();
+
+  enum class Pace { eager, any, lazy };
+  /// Forgets tasks and failures; streams and memory stay.
+  void restart(std::uint64_t seed, Pace);
+
+  Stream* create_stream(int device);
+  void destroy_stream(Stream*);
+  Stream* null_stream(int device);
+
+  void submit(Stream*, MakeWork);
+  void record(Stream*, const EventHandle&);
+  void wait(Stream*, const EventHandle&);
+
+  /// Runs tasks of any stream until these have run. False: something failed.
+  bool synchronize(Stream*);
+  bool synchronize(const EventHandle&);
+  bool synchronize_all();
+  /// Runs a little, and says.
+  bool idle(Stream*);
+  bool reached(const EventHandle&);
+
+  bool begin_capture(Stream*);
+  /// Null if the capture was broken, or has streams that did not come back to `stream`.
+  std::unique_ptr<Graph> end_capture(Stream*);
+  bool capturing(Stream*);
+  bool capturing_into(const EventHandle&);
+  /// Whether this thread captures: it may then not wait or allocate.
+  static bool thread_captures();
+
+  /// What broke the machine; empty while it works.
+  std::string failure();
+  std::size_t pending();
+  /// How long it may stand still while somebody waits.
+  std::chrono::milliseconds patience{20'000};
+
+ private:
+  template <class F>
+  bool run_until(const F& reached);
+  void run_some();
+  std::vector<Stream*> runnable();
+  Progress run_first(Stream&, std::unique_lock<std::mutex>&);
+  bool step(std::unique_lock<std::mutex>&);
+  void put(Stream*, Task);
+  void bury(Stream*);
+  bool captures(const Graph*) const;
+  std::uint64_t draw(std::uint64_t below) { return random_() % below; }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<Stream*> null_streams_;
+  std::mt19937_64 random_{1};
+  Pace pace_ = Pace::any;
+  bool running_ = false;
+  std::uint64_t changes_ = 0;
+  std::string failure_;
+};
+
+/// A graph's nodes as one piece of work, in a random order that their edges allow.
+MakeWork replay(std::shared_ptr<const Graph>);
+
+}  // namespace rz::emulated

@@ -1,0 +1,381 @@
+// The table of CUDA calls, answered by the emulated devices. Misuse that CUDA answers with an error is
+// answered with the same.
+
+#include "comm/core/cuda/runtime.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "tests/emulated_gpu/device_memory.h"
+#include "tests/emulated_gpu/emulated_gpu.h"
+#include "tests/emulated_gpu/machine.h"
+
+namespace rz::emulated {
+
+namespace {
+
+using cuda::Status;
+using cuda::success;
+
+enum : Status {
+  invalid_value = 1,
+  invalid_device = 101,
+  invalid_handle = 400,
+  launch_failure = 719,
+  unsupported_in_capture = 900,
+  invalidated_capture = 901,
+};
+
+thread_local int current_device = 0;
+
+// ---- calls that are to fail
+
+struct Faults {
+  struct Fault {
+    Status status;
+    int after;
+  };
+  std::mutex mutex;
+  std::map<std::string, Fault> pending;
+
+  Status next(const char* name) {
+    const std::lock_guard lock(mutex);
+    const auto it = pending.find(name);
+    if (it == pending.end() || it->second.after-- > 0) return success;
+    const Status status = it->second.status;
+    pending.erase(it);
+    return status;
+  }
+};
+
+Faults& faults() {
+  static auto* const all = new Faults();
+  return *all;
+}
+
+Machine& machine() { return Machine::instance(); }
+DeviceMemory& memory() { return DeviceMemory::instance(); }
+
+Stream* stream_of(void* s) { return s ? static_cast<Stream*>(s) : machine().null_stream(current_device); }
+EventHandle& event_of(void* e) { return *static_cast<EventHandle*>(e); }
+
+/// What a call meets before it does anything.
+Status entry(const char* name) {
+  if (const Status status = faults().next(name)) return status;
+  return machine().failure().empty() ? success : launch_failure;
+}
+
+Status ending(bool well) { return well ? success : launch_failure; }
+
+// ---- devices
+
+Status get_device_count(int* count) {
+  *count = devices;
+  return faults().next("get_device_count");
+}
+
+Status set_device(int device) {
+  if (device < 0 || device >= devices) return invalid_device;
+  current_device = device;
+  return success;
+}
+
+Status get_properties(cuda::DeviceProperties* to, int device) {
+  if (device < 0 || device >= devices) return invalid_device;
+  *to = {.name = "emulated device",
+         .major = 9,
+         .minor = 0,
+         .multiprocessors = 2,
+         .memory_bytes = memory().capacity,
+         .shared_bytes_a_block = 227 << 10,
+         .pci_domain = 0,
+         .pci_bus = device + 1,
+         .pci_device = 0,
+         .uuid = "emulated device" + std::string(1, static_cast<char>('0' + device))};
+  return success;
+}
+
+// ---- memory
+
+Status malloc(void** to, std::size_t bytes) {
+  if (const Status status = entry("malloc")) return status;
+  if (Machine::thread_captures()) return unsupported_in_capture;
+  *to = memory().allocate(current_device, bytes);
+  return *to ? success : cuda::out_of_memory;
+}
+
+/// Waits for the device, as CUDA does.
+Status free(void* p) {
+  if (const Status status = entry("free")) return p ? (memory().free(p), status) : status;
+  if (!p) return success;
+  if (Machine::thread_captures()) return unsupported_in_capture;
+  const bool well = machine().synchronize_all();
+  if (!memory().free(p)) return invalid_value;
+  return ending(well);
+}
+
+Status host_alloc(void** to, std::size_t bytes) {
+  if (const Status status = entry("host_alloc")) return status;
+  *to = memory().allocate_pinned(bytes);
+  return *to ? success : cuda::out_of_memory;
+}
+
+Status host_free(void* p) {
+  machine().synchronize_all();
+  return memory().free_pinned(p) ? success : invalid_value;
+}
+
+Status get_owner(Device* owner, const void* p) {
+  const auto o = memory().owner(p);
+  *owner = o.on_device ? Device{Device::cuda, o.device} : Device{};
+  return success;
+}
+
+bool inside(const DeviceMemory::Owner& o, std::size_t bytes) {
+  return !(o.on_device || o.pinned) || bytes <= o.bytes - o.offset;
+}
+
+MakeWork copy_work(void* to, const void* from, std::size_t bytes, std::shared_ptr<std::string> staged) {
+  return [=](std::uint64_t) -> Work {
+    return [=] {
+      std::memmove(to, staged ? staged->data() : from, bytes);
+      return Progress::done;
+    };
+  };
+}
+
+/// Ordinary host memory is read at once, and written before the call returns, as CUDA does it; device and
+/// pinned memory when the stream comes to it.
+Status memcpy_async(void* to, const void* from, std::size_t bytes, void* s) {
+  if (const Status status = entry("memcpy_async")) return status;
+  const auto source = memory().owner(from), target = memory().owner(to);
+  if (!inside(source, bytes) || !inside(target, bytes)) return invalid_value;
+  const bool pageable_source = !source.on_device && !source.pinned;
+  const bool pageable_target = !target.on_device && !target.pinned;
+  if ((pageable_source || pageable_target) && machine().capturing(stream_of(s))) return unsupported_in_capture;
+  std::shared_ptr<std::string> staged;
+  if (pageable_source) staged = std::make_shared<std::string>(static_cast<const char*>(from), bytes);
+  machine().submit(stream_of(s), copy_work(to, from, bytes, staged));
+  return pageable_target ? ending(machine().synchronize(stream_of(s))) : success;
+}
+
+Status memset_async(void* to, int value, std::size_t bytes, void* s) {
+  if (const Status status = entry("memset_async")) return status;
+  if (!memory().owner(to).on_device || !inside(memory().owner(to), bytes)) return invalid_value;
+  machine().submit(stream_of(s), [=](std::uint64_t) -> Work {
+    return [=] {
+      std::memset(to, value, bytes);
+      return Progress::done;
+    };
+  });
+  return success;
+}
+
+// ---- streams and events
+
+Status stream_synchronize(void* s) {
+  if (const Status status = entry("stream_synchronize")) return status;
+  if (machine().capturing(stream_of(s)) || Machine::thread_captures()) return unsupported_in_capture;
+  return ending(machine().synchronize(stream_of(s)));
+}
+
+Status stream_query(void* s) {
+  if (const Status status = entry("stream_query")) return status;
+  return machine().idle(stream_of(s)) ? success : cuda::not_ready;
+}
+
+Status event_record(void* e, void* s) {
+  if (const Status status = entry("event_record")) return status;
+  if (s && static_cast<Stream*>(s)->device != current_device) return invalid_handle;
+  machine().record(stream_of(s), event_of(e));
+  return success;
+}
+
+Status event_query(void* e) {
+  if (const Status status = entry("event_query")) return status;
+  if (Machine::thread_captures() && machine().capturing_into(event_of(e))) return unsupported_in_capture;
+  const bool reached = machine().reached(event_of(e));
+  if (!machine().failure().empty()) return launch_failure;
+  return reached ? success : cuda::not_ready;
+}
+
+Status event_synchronize(void* e) {
+  if (const Status status = entry("event_synchronize")) return status;
+  if (Machine::thread_captures()) return unsupported_in_capture;
+  return ending(machine().synchronize(event_of(e)));
+}
+
+// ---- kernels
+
+Status launch(const cuda::KernelCall& call, const cuda::Grid& grid, void* s) {
+  if (const Status status = entry("launch")) return status;
+  if (grid.threads.count() > 1024 || grid.threads.z > 64 || grid.blocks.y > 65535 || grid.blocks.z > 65535 ||
+      grid.shared_bytes > 227 << 10 || !call.run_thread)
+    return invalid_value;
+  if (s && static_cast<Stream*>(s)->device != current_device) return invalid_handle;
+  const auto arguments = std::make_shared<std::string>(static_cast<const char*>(call.packed), call.packed_bytes);
+  machine().submit(stream_of(s), [call, grid, arguments](std::uint64_t random) -> Work {
+    cuda::KernelCall mine = call;
+    mine.packed = arguments->data();
+    auto run = std::make_shared<GridRun>(mine, grid, random);
+    // A few blocks at a time, so that kernels of several streams mingle.
+    return [run, turn = 1 + random % 64] { return run->run(turn); };
+  });
+  return success;
+}
+
+// ---- graphs
+
+Status end_capture(void* s, void** graph) {
+  auto captured = machine().end_capture(stream_of(s));
+  if (!captured) return invalidated_capture;
+  *graph = captured.release();
+  return success;
+}
+
+Status instantiate(void** executable, void* graph) {
+  *executable = new std::shared_ptr<const Graph>(std::make_shared<Graph>(*static_cast<Graph*>(graph)));
+  return success;
+}
+
+Status launch_graph(void* executable, void* s) {
+  if (const Status status = entry("launch_graph")) return status;
+  machine().submit(stream_of(s), replay(*static_cast<std::shared_ptr<const Graph>*>(executable)));
+  return success;
+}
+
+// ---- peers: ranks are threads of this process, which need no handles
+
+const char* error_name(Status s) {
+  switch (s) {
+    case cuda::out_of_memory:
+      return "cudaErrorMemoryAllocation";
+    case invalid_device:
+      return "cudaErrorInvalidDevice";
+    case invalid_handle:
+      return "cudaErrorInvalidResourceHandle";
+    case launch_failure:
+      return "cudaErrorLaunchFailure";
+    case unsupported_in_capture:
+      return "cudaErrorStreamCaptureUnsupported";
+    case invalidated_capture:
+      return "cudaErrorStreamCaptureInvalidated";
+    default:
+      return s == invalid_value ? "cudaErrorInvalidValue" : "cudaError";
+  }
+}
+
+const char* error_text(Status s) {
+  thread_local std::string text;
+  text = s == launch_failure ? machine().failure() : "";
+  if (s == cuda::out_of_memory) text = "out of memory";
+  return text.empty() ? "the emulated device refused it" : text.c_str();
+}
+
+const cuda::Runtime table{
+    .get_device_count = get_device_count,
+    .get_device = [](int* device) -> Status { return *device = current_device, success; },
+    .set_device = set_device,
+    .get_properties = get_properties,
+    .device_synchronize = []() -> Status { return ending(machine().synchronize_all()); },
+    .memory_info = [](std::size_t* free, std::size_t* total) -> Status {
+      *total = memory().capacity;
+      *free = *total - memory().in_use(current_device);
+      return success;
+    },
+
+    .malloc = malloc,
+    .free = free,
+    .host_alloc = host_alloc,
+    .host_free = host_free,
+    .get_owner = get_owner,
+    .memcpy_async = memcpy_async,
+    .memset_async = memset_async,
+
+    .stream_create = [](void** s, bool) -> Status {
+      *s = machine().create_stream(current_device);
+      return entry("stream_create");
+    },
+    .stream_destroy = [](void* s) -> Status { return machine().destroy_stream(stream_of(s)), success; },
+    .stream_synchronize = stream_synchronize,
+    .stream_query = stream_query,
+    .stream_wait_event = [](void* s, void* e) -> Status {
+      return machine().wait(stream_of(s), event_of(e)), entry("stream_wait_event");
+    },
+
+    .event_create = [](void** e, bool) -> Status {
+      *e = new EventHandle(std::make_shared<EventState>());
+      return entry("event_create");
+    },
+    .event_destroy = [](void* e) -> Status { return delete static_cast<EventHandle*>(e), success; },
+    .event_record = event_record,
+    .event_query = event_query,
+    .event_synchronize = event_synchronize,
+    .event_elapsed_ms = [](float* ms, void* from, void* to) -> Status {
+      *ms = std::chrono::duration<float, std::milli>(event_of(to)->when - event_of(from)->when).count();
+      return success;
+    },
+
+    .launch = launch,
+    .allow_shared_bytes = [](const void*, std::size_t bytes) -> Status {
+      return bytes > 227 << 10 ? Status{invalid_value} : success;
+    },
+
+    .begin_capture = [](void* s) -> Status {
+      return machine().begin_capture(stream_of(s)) ? success : Status{unsupported_in_capture};
+    },
+    .end_capture = end_capture,
+    .is_capturing = [](void* s, bool* yes) -> Status {
+      return *yes = machine().capturing(stream_of(s)), success;
+    },
+    .instantiate = instantiate,
+    .launch_graph = launch_graph,
+    .destroy_graph = [](void* g) -> Status { return delete static_cast<Graph*>(g), success; },
+    .destroy_executable = [](void* e) -> Status {
+      return delete static_cast<std::shared_ptr<const Graph>*>(e), success;
+    },
+
+    .can_access_peer = [](bool* yes, int, int) -> Status { return *yes = true, success; },
+    .enable_peer_access = [](int peer) -> Status { return peer < devices ? success : Status{invalid_device}; },
+    .ipc_get_handle = [](cuda::IpcHandle*, void*) -> Status { return invalid_value; },
+    .ipc_open_handle = [](void**, const cuda::IpcHandle&) -> Status { return invalid_value; },
+    .ipc_close = [](void*) -> Status { return invalid_value; },
+
+    .error_name = error_name,
+    .error_text = error_text,
+};
+
+}  // namespace
+
+void fail_call(const std::string& name, Status status, int after) {
+  const std::lock_guard lock(faults().mutex);
+  faults().pending[name] = {status, after};
+}
+
+std::size_t bytes_in_use() {
+  std::size_t bytes = 0;
+  for (int d = 0; d < devices; ++d) bytes += memory().in_use(d);
+  return bytes;
+}
+
+void set_capacity(std::size_t bytes) { memory().capacity = bytes; }
+
+Schedule::Schedule(std::uint64_t seed, Pace pace) : bytes_before_(bytes_in_use()) {
+  machine().restart(seed, static_cast<Machine::Pace>(pace));
+}
+
+Schedule::~Schedule() {
+  EXPECT_EQ(machine().pending(), 0u) << "tasks that nobody waited for";
+  machine().restart(1, Machine::Pace::eager);
+  EXPECT_EQ(bytes_in_use(), bytes_before_) << "device memory was not given back";
+}
+
+}  // namespace rz::emulated
+
+namespace rz::cuda {
+const Runtime& runtime() { return emulated::table; }
+}  // namespace rz::cuda
