@@ -276,26 +276,27 @@ Var causal_attention(Tape& tape, Var qkv_var, int heads, float dropout) {
 
 // ---- losses
 
+ops::LossSum CrossEntropy::read(const Stream& stream) const {
+  const Tensor on_host = sums.on_host(stream);
+  return {on_host.data<double>()[0], static_cast<std::size_t>(on_host.data<double>()[1])};
+}
+
 CrossEntropy cross_entropy(Tape& tape, Var logits_var, const Tensor& targets) {
   require_dims("cross_entropy", "the logits", tape.value(logits_var), 2, 4);
   const Shape shape = tape.value(logits_var).shape();
   const Shape rows{shape.count() / std::max<std::size_t>(1, shape[-1])};
   const Tensor logits = tape.value(logits_var).reshape({rows[0], shape[-1]});
   const Tensor losses = tape.empty(rows), log_sum = tape.empty(rows), target_rows = targets.reshape(rows);
-  const auto [sum, count] = ops::cross_entropy(losses, log_sum, logits, target_rows, tape.stream());
-
-  const Tensor loss = tape.empty({});
-  ops::fill(loss, count ? static_cast<float>(sum / static_cast<double>(count)) : 0, tape.stream());
-  const double per_row = count ? 1 / static_cast<double>(count) : 0;
-  const Var result = tape.record(
-      loss, {logits_var},
-      [logits_var, shape, per_row, logits, log_sum, target_rows](Tape& tape, const Tensor& d_loss) {
-        const auto factor = static_cast<float>(d_loss.data<float>()[0] * per_row);
-        const Tensor d = tape.may_overwrite(logits_var) ? logits : tape.empty(logits.shape());
-        ops::cross_entropy_backward(d, logits, log_sum, target_rows, factor, tape.stream());
-        tape.give_grad(logits_var, d.reshape(shape));
-      });
-  return {result, sum, count};
+  const Tensor loss = tape.empty({}), sums = tape.empty({2}, DType::f64);
+  ops::cross_entropy(loss, sums, losses, log_sum, logits, target_rows, tape.stream());
+  const Var result =
+      tape.record(loss, {logits_var},
+                  [logits_var, shape, sums, logits, log_sum, target_rows](Tape& tape, const Tensor& d_loss) {
+                    const Tensor d = tape.may_overwrite(logits_var) ? logits : tape.empty(logits.shape());
+                    ops::cross_entropy_backward(d, logits, log_sum, target_rows, d_loss, sums, tape.stream());
+                    tape.give_grad(logits_var, d.reshape(shape));
+                  });
+  return {result, sums};
 }
 
 Var mse(Tape& tape, Var prediction_var, const Tensor& target) {
@@ -303,18 +304,12 @@ Var mse(Tape& tape, Var prediction_var, const Tensor& target) {
   if (prediction.shape() != target.shape())
     fail(Errc::invalid_argument, "mse: the prediction is ", name(prediction.shape()), ", the target ",
          name(target.shape()));
-  const double count = static_cast<double>(std::max<std::size_t>(1, prediction.count()));
   const Tensor loss = tape.empty({});
-  ops::fill(loss, static_cast<float>(ops::squared_error(prediction, target, tape.stream()) / count),
-            tape.stream());
+  ops::mean_squared_error(loss, prediction, target, tape.stream());
   return tape.record(
-      loss, {prediction_var}, [prediction_var, prediction, target, count](Tape& tape, const Tensor& d_loss) {
-        const auto factor = static_cast<float>(2.0 * d_loss.data<float>()[0] / count);
-        const Tensor difference = tape.empty(prediction.shape()), d = tape.empty(prediction.shape());
-        ops::copy(difference, prediction, tape.stream());
-        ops::add_scaled(difference, target, -1, tape.stream());
-        ops::scale(d, difference, factor, tape.stream());
-        tape.give_grad(prediction_var, d);
+      loss, {prediction_var}, [prediction_var, prediction, target](Tape& tape, const Tensor& d_loss) {
+        const auto d = tape.grad_target(prediction_var);
+        ops::mean_squared_error_backward(d.tensor, d_loss, prediction, target, into(d), tape.stream());
       });
 }
 

@@ -51,8 +51,9 @@ Var causal_attention(Tape&, Var qkv, int heads, float dropout = 0);
 /// global mean is the ranks' sums over their counts. 0 if there is no such row.
 struct CrossEntropy {
   Var loss;
-  double sum = 0;
-  std::size_t count = 0;
+  Tensor sums;  ///< f64, where the logits are: {sum, count}
+  /// On a device this waits for the stream.
+  ops::LossSum read(const Stream&) const;
 };
 CrossEntropy cross_entropy(Tape&, Var logits, const Tensor& targets);
 /// Mean of squared differences.

@@ -1,8 +1,9 @@
 #pragma once
-/// The operators of a GPT-2-class model and of small nets, forward and backward, on contiguous f32 tensors.
-/// Outputs are given by the caller and checked; a mismatch is Errc::invalid_argument that names the operator
-/// and the shapes. Every result is a pure function of its inputs and of stream.threads(): sums run in a fixed
-/// order.
+/// The operators of a GPT-2-class model and of small nets, forward and backward, on contiguous tensors: f32
+/// on the host; f32, f16 or bf16 on a CUDA device, which the stream must belong to
+/// (tensor/kernels/device_ops.h). Outputs are given by the caller and checked; a mismatch is
+/// Errc::invalid_argument that names the operator and the shapes. Every result is a pure function of its
+/// inputs and of stream.threads(): sums run in a fixed order. On a device the host is never waited for.
 ///
 /// `Into::overwrite` stores a gradient, `Into::accumulate` adds it to what is there.
 ///
@@ -84,7 +85,7 @@ void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const T
 
 // ---- embedding
 /// out[N, C] = table[tokens[n]]; tokens are i32. Errc::invalid_argument names the first token that is out of
-/// range.
+/// range; on a device, where the host cannot look, its row becomes NaN.
 void embedding(const Tensor& out, const Tensor& tokens, const Tensor& table, const Stream&);
 /// out[B, T, C] = tokens' rows + positions' rows t = 0 … T-1.
 void embedding_with_positions(const Tensor& out, const Tensor& tokens, const Tensor& table,
@@ -98,18 +99,22 @@ void positions_backward(const Tensor& d_positions, const Tensor& d_out, Into, co
 /// out = softmax over the last extent.
 void softmax(const Tensor& out, const Tensor& in, const Stream&);
 void softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, Into, const Stream&);
-/// Negative log-likelihood of targets (i32, [N]; -100 is ignored) under softmax(logits[N, V]): losses[N] in
-/// f32, and the sum over rows, made in double. Returns {sum, rows not ignored}.
 struct LossSum {
   double sum = 0;
   std::size_t count = 0;
 };
-LossSum cross_entropy(const Tensor& losses, const Tensor& log_sum, const Tensor& logits,
-                      const Tensor& targets, const Stream&);
-/// d_logits = (softmax(logits) - onehot) · factor; d_logits may be logits itself.
+/// Negative log-likelihood of targets (i32, [N]; -100 is ignored) under softmax(logits[N, V]): losses[N] and
+/// log_sum[N] in f32; sums (f64, [2]) = {their sum, made in double; rows not ignored}; loss (a scalar) = the
+/// mean over these rows, 0 if there are none.
+void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses, const Tensor& log_sum,
+                   const Tensor& logits, const Tensor& targets, const Stream&);
+/// d_logits = (softmax(logits) - onehot) · d_loss / rows not ignored; d_logits may be logits itself.
 void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const Tensor& log_sum,
-                            const Tensor& targets, float factor, const Stream&);
-/// Sum of squared differences, in double.
-double squared_error(const Tensor& a, const Tensor& b, const Stream&);
+                            const Tensor& targets, const Tensor& d_loss, const Tensor& sums, const Stream&);
+/// loss (a scalar) = the mean of (a - b)², summed in double.
+void mean_squared_error(const Tensor& loss, const Tensor& a, const Tensor& b, const Stream&);
+/// d_a = 2 (a - b) · d_loss / count
+void mean_squared_error_backward(const Tensor& d_a, const Tensor& d_loss, const Tensor& a, const Tensor& b,
+                                 Into, const Stream&);
 
 }  // namespace rz::ops

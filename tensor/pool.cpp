@@ -103,7 +103,7 @@ Tensor BufferPool::empty(const Shape& shape, DType dtype) const {
   const auto keep = [](std::byte*) {};  // the Block owns the memory
   std::shared_ptr<std::byte> memory(block->memory.get(), keep,
                                     ControlAllocator<std::byte, State>(state_, block));
-  return Tensor::share(std::move(memory), 0, shape, dtype);
+  return Tensor::share(std::move(memory), 0, shape, dtype, state_->upstream.device);
 }
 
 BufferPool::Statistics BufferPool::statistics() const {

@@ -9,7 +9,9 @@
 
 namespace rz {
 
-/// Keeps returned blocks by size. Copies share one pool; memory taken from it may outlive it. Thread-safe.
+/// Keeps returned blocks by size. Copies share one pool; memory taken from it may outlive it. Thread-safe. On
+/// a device it serves one stream: a block that was given back may be handed out while kernels of that stream
+/// still use it.
 class BufferPool {
  public:
   explicit BufferPool(Allocator upstream = allocate_host);

@@ -1,6 +1,6 @@
 #include "tensor/tensor.h"
 
-#include <cstring>
+#include "comm/core/memory.h"
 
 namespace rz {
 
@@ -26,12 +26,14 @@ std::string name(const Shape& s) {
 }
 
 Tensor Tensor::empty(Shape shape, DType dtype, const Allocator& allocate) {
-  return share(allocate(shape.count() * size_of(dtype)), 0, shape, dtype);
+  return share(allocate(shape.count() * size_of(dtype)), 0, shape, dtype, allocate.device);
 }
 
 Tensor Tensor::zeros(Shape shape, DType dtype, const Allocator& allocate) {
   Tensor t = empty(shape, dtype, allocate);
-  std::memset(t.data_, 0, t.bytes());
+  const Stream stream = Stream::borrow(t.device_, nullptr);
+  set_bytes(t.data_, 0, t.bytes(), stream);
+  stream.synchronize();
   return t;
 }
 
@@ -49,6 +51,20 @@ Tensor Tensor::share(std::shared_ptr<std::byte> memory, std::size_t offset, Shap
   Tensor t = borrow(memory.get() + offset * size_of(dtype), shape, dtype, device);
   t.owner_ = std::move(memory);
   return t;
+}
+
+Tensor Tensor::on_host(const Stream& stream) const {
+  if (device_.kind == Device::host) return *this;
+  const Tensor copy = empty(shape_, dtype_);
+  copy_bytes(copy.data_, data_, bytes(), stream);
+  stream.synchronize();
+  return copy;
+}
+
+void Tensor::assign(std::span<const std::byte> from, const Stream& stream) const {
+  require(from.size() == bytes(), Errc::invalid_argument, "a tensor of ", bytes(), " bytes was assigned ",
+          from.size());
+  copy_bytes(data_, from.data(), from.size(), stream);
 }
 
 Tensor Tensor::reshape(Shape shape) const {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "comm/core/error.h"
+#include "comm/core/stream.h"
 #include "comm/core/types.h"
 
 namespace rz {
@@ -53,7 +54,8 @@ class Tensor {
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }
 
-  /// Errc::invalid_argument unless T is the element type.
+  /// On a device an address that only its kernels may follow. Errc::invalid_argument unless T is the element
+  /// type.
   template <class T>
   T* data() const {
     require(dtype_ == dtype_of<T>, Errc::invalid_argument, "a tensor of ", name(dtype_), " was read as ",
@@ -63,6 +65,18 @@ class Tensor {
   std::byte* raw() const { return data_; }
   /// How many tensors keep this memory alive; 0 if it is borrowed.
   long use_count() const { return owner_.use_count(); }
+
+  /// Itself if it is on the host; else a copy, made in the stream's order and waited for.
+  Tensor on_host(const Stream&) const;
+  /// Copies as many elements of the same type from the host, in the stream's order; `from` may be reused at
+  /// once.
+  void assign(std::span<const std::byte> from, const Stream&) const;
+  template <class T>
+  void assign(std::span<const T> from, const Stream& stream) const {
+    require(dtype_ == dtype_of<T>, Errc::invalid_argument, "a tensor of ", rz::name(dtype_), " was assigned ",
+            rz::name(dtype_of<T>));
+    assign(std::as_bytes(from), stream);
+  }
 
   /// The same memory in another shape of as many elements.
   Tensor reshape(Shape) const;

@@ -144,8 +144,8 @@ struct Allocator {
   using Function = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
 
   template <class F>
-    requires std::is_invocable_r_v<std::shared_ptr<std::byte>, F&, std::size_t>
-  Allocator(F f, Device d = {}) : allocate(std::move(f)), device(d) {}  // NOLINT: implicit by design
+  requires std::is_invocable_r_v<std::shared_ptr<std::byte>, F&, std::size_t> Allocator(F f, Device d = {})
+      : allocate(std::move(f)), device(d) {}  // NOLINT: implicit by design
   std::shared_ptr<std::byte> operator()(std::size_t bytes) const { return allocate(bytes); }
 
   Function allocate;

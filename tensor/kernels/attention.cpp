@@ -21,6 +21,7 @@
 
 #include "tensor/kernels/attention.h"
 #include "tensor/kernels/check.h"
+#include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/dropout-inl.h"
 #include "tensor/kernels/vector-inl.h"
 
@@ -283,6 +284,8 @@ void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qk
   const bool right = fits(out, log_sum, qkv, heads);
   check(right ? "causal_attention" : str("causal_attention with ", heads, " heads").c_str(),
         {{"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, right);
+  if (const auto* d = on_device("causal_attention", out, stream))
+    return d->causal_attention(out, log_sum, qkv, heads, mask, stream);
   float* o = out.data<float>();
   each_head(qkv, log_sum, heads, mask, stream, [&](const Head& h, std::size_t at, std::size_t) {
     HWY_DYNAMIC_DISPATCH(attend)(h, o + at);
@@ -296,6 +299,8 @@ void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const T
       fits(out, log_sum, qkv, heads) && d_qkv.shape() == qkv.shape() && d_out.shape() == out.shape();
   check(right ? "causal_attention_backward" : str("causal_attention_backward with ", heads, " heads").c_str(),
         {{"d_qkv", d_qkv}, {"d_out", d_out}, {"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, right);
+  if (const auto* d = on_device("causal_attention_backward", d_qkv, stream))
+    return d->causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, mask, stream);
   float* d = d_qkv.data<float>();
   const float *o = out.data<float>(), *dy = d_out.data<float>();
   each_head(qkv, log_sum, heads, mask, stream, [&](const Head& h, std::size_t at, std::size_t at_qkv) {

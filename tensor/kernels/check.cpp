@@ -14,12 +14,23 @@ std::string describe(const Argument& a) {
 
 }  // namespace
 
+namespace {
+
+bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
+
+}  // namespace
+
 void check(const char* op, std::initializer_list<Argument> arguments, bool fits) {
+  const Device device = arguments.begin()->tensor.device();
+  const bool host = device.kind == Device::host;
   bool usable = true;
   for (const Argument& a : arguments)
-    usable = usable && a.tensor.defined() && a.tensor.dtype() == DType::f32 && a.tensor.device() == Device{};
+    usable = usable && a.tensor.defined() && a.tensor.device() == device &&
+             (host ? a.tensor.dtype() == DType::f32 : is_float(a.tensor.dtype()));
   if (fits && usable) return;
-  std::string text = str(op, usable ? ": these shapes do not fit together: " : ": needs f32 on the host: ");
+  std::string text = str(op, usable ? ": these shapes do not fit together: "
+                             : host ? ": needs f32 on the host: "
+                                    : ": needs f32, f16 or bf16 on one device: ");
   const char* separator = "";
   for (const Argument& a : arguments) text += separator + describe(a), separator = ", ";
   fail(Errc::invalid_argument, text);
@@ -27,8 +38,9 @@ void check(const char* op, std::initializer_list<Argument> arguments, bool fits)
 
 void check_indices(const char* op, const Argument& a, std::size_t count, std::size_t limit, int ignored) {
   const Tensor& t = a.tensor;
-  if (!t.defined() || t.dtype() != DType::i32 || t.device() != Device{} || t.count() != count)
-    fail(Errc::invalid_argument, op, ": needs ", count, " i32 on the host: ", describe(a));
+  if (!t.defined() || t.dtype() != DType::i32 || t.count() != count)
+    fail(Errc::invalid_argument, op, ": needs ", count, " i32: ", describe(a));
+  if (t.device().kind != Device::host) return;
   const std::int32_t* indices = t.data<std::int32_t>();
   for (std::size_t i = 0; i < count; ++i)
     if ((indices[i] < 0 && (ignored >= 0 || indices[i] != ignored)) ||

@@ -13,9 +13,11 @@ struct Argument {
   const Tensor& tensor;
 };
 
-/// Errc::invalid_argument unless `fits`, and every tensor is defined, on the host, and f32.
+/// Errc::invalid_argument unless `fits`, and every tensor is defined, on the first one's device, and f32, or
+/// on a CUDA device f32, f16 or bf16.
 void check(const char* op, std::initializer_list<Argument>, bool fits);
-/// The same for indices: i32, as many as `count`; each must lie in [0, limit) or be `ignored`.
+/// The same for indices: i32, as many as `count`; each must lie in [0, limit) or be `ignored`, which is
+/// looked at on the host only.
 void check_indices(const char* op, const Argument&, std::size_t count, std::size_t limit, int ignored = 0);
 
 /// The last extent; 1 for a scalar.

@@ -8,6 +8,7 @@
 #include <hwy/highway.h>
 
 #include "tensor/kernels/check.h"
+#include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/dropout-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -32,6 +33,7 @@ namespace ops {
 
 void dropout(const Tensor& out, const Tensor& in, const DropoutMask& mask, const Stream& stream) {
   check("dropout", {{"out", out}, {"in", in}}, out.count() == in.count());
+  if (const auto* d = on_device("dropout", out, stream)) return d->dropout(out, in, mask, stream);
   const kernels::Dropping d = kernels::dropping("dropout", mask);
   float* o = out.data<float>();
   const float* x = in.data<float>();

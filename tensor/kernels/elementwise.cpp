@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "tensor/kernels/check.h"
+#include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/ordered_sum.h"
 #include "tensor/kernels/vector-inl.h"
 
@@ -46,6 +47,13 @@ void tanh_backward(float* d_in, const float* d_out, const float* out, bool accum
   else
     RZ_EACH(i, 0, n) d_in[i] = d_out[i] * ((1 - out[i]) * (1 + out[i]));
 }
+void scaled_difference(float* out, const float* a, const float* b, float factor, bool accumulate,
+                       std::size_t n) {
+  if (accumulate)
+    RZ_EACH(i, 0, n) out[i] += factor * (a[i] - b[i]);
+  else
+    RZ_EACH(i, 0, n) out[i] = factor * (a[i] - b[i]);
+}
 double squared_error(const float* a, const float* b, std::size_t n) {
   const auto squared = [](auto x, auto y) HWY_ATTR {
     const auto difference = hn::Sub(x, y);
@@ -69,6 +77,7 @@ HWY_EXPORT(relu);
 HWY_EXPORT(relu_backward);
 HWY_EXPORT(tanh);
 HWY_EXPORT(tanh_backward);
+HWY_EXPORT(scaled_difference);
 HWY_EXPORT(squared_error);
 
 namespace ops {
@@ -79,6 +88,7 @@ constexpr std::size_t grain = 4096;  // elements: below it a thread is not worth
 
 void fill(const Tensor& out, float value, const Stream& stream) {
   check("fill", {{"out", out}}, true);
+  if (const auto* d = on_device("fill", out, stream)) return d->fill(out, value, stream);
   float* o = out.data<float>();
   stream.parallel_for(out.count(), grain,
                       [&](std::size_t begin, std::size_t end) { std::fill(o + begin, o + end, value); });
@@ -86,6 +96,7 @@ void fill(const Tensor& out, float value, const Stream& stream) {
 
 void copy(const Tensor& out, const Tensor& in, const Stream& stream) {
   check("copy", {{"out", out}, {"in", in}}, out.count() == in.count());
+  if (const auto* d = on_device("copy", out, stream)) return d->copy(out, in, stream);
   float* o = out.data<float>();
   const float* x = in.data<float>();
   stream.parallel_for(out.count(), grain,
@@ -94,6 +105,7 @@ void copy(const Tensor& out, const Tensor& in, const Stream& stream) {
 
 void add(const Tensor& out, const Tensor& a, const Tensor& b, const Stream& stream) {
   check("add", {{"out", out}, {"a", a}, {"b", b}}, out.count() == a.count() && a.count() == b.count());
+  if (const auto* d = on_device("add", out, stream)) return d->add(out, a, b, stream);
   float* o = out.data<float>();
   const float *x = a.data<float>(), *y = b.data<float>();
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
@@ -103,6 +115,7 @@ void add(const Tensor& out, const Tensor& a, const Tensor& b, const Stream& stre
 
 void multiply(const Tensor& out, const Tensor& a, const Tensor& b, const Stream& stream) {
   check("multiply", {{"out", out}, {"a", a}, {"b", b}}, out.count() == a.count() && a.count() == b.count());
+  if (const auto* d = on_device("multiply", out, stream)) return d->multiply(out, a, b, stream);
   float* o = out.data<float>();
   const float *x = a.data<float>(), *y = b.data<float>();
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
@@ -112,6 +125,7 @@ void multiply(const Tensor& out, const Tensor& a, const Tensor& b, const Stream&
 
 void add_scaled(const Tensor& out, const Tensor& in, float factor, const Stream& stream) {
   check("add_scaled", {{"out", out}, {"in", in}}, out.count() == in.count());
+  if (const auto* d = on_device("add_scaled", out, stream)) return d->add_scaled(out, in, factor, stream);
   float* o = out.data<float>();
   const float* x = in.data<float>();
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
@@ -121,6 +135,7 @@ void add_scaled(const Tensor& out, const Tensor& in, float factor, const Stream&
 
 void scale(const Tensor& out, const Tensor& in, float factor, const Stream& stream) {
   check("scale", {{"out", out}, {"in", in}}, out.count() == in.count());
+  if (const auto* d = on_device("scale", out, stream)) return d->scale(out, in, factor, stream);
   float* o = out.data<float>();
   const float* x = in.data<float>();
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
@@ -130,6 +145,7 @@ void scale(const Tensor& out, const Tensor& in, float factor, const Stream& stre
 
 void relu(const Tensor& out, const Tensor& in, const Stream& stream) {
   check("relu", {{"out", out}, {"in", in}}, out.count() == in.count());
+  if (const auto* d = on_device("relu", out, stream)) return d->relu(out, in, stream);
   float* o = out.data<float>();
   const float* x = in.data<float>();
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
@@ -141,6 +157,8 @@ void relu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, In
                    const Stream& stream) {
   check("relu_backward", {{"d_in", d_in}, {"d_out", d_out}, {"in", in}},
         d_in.count() == in.count() && d_out.count() == in.count());
+  if (const auto* d = on_device("relu_backward", d_in, stream))
+    return d->relu_backward(d_in, d_out, in, into, stream);
   float* dx = d_in.data<float>();
   const float *dy = d_out.data<float>(), *x = in.data<float>();
   stream.parallel_for(in.count(), grain, [&](std::size_t begin, std::size_t end) {
@@ -151,6 +169,7 @@ void relu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, In
 
 void tanh(const Tensor& out, const Tensor& in, const Stream& stream) {
   check("tanh", {{"out", out}, {"in", in}}, out.count() == in.count());
+  if (const auto* d = on_device("tanh", out, stream)) return d->tanh(out, in, stream);
   float* o = out.data<float>();
   const float* x = in.data<float>();
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
@@ -162,6 +181,8 @@ void tanh_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, I
                    const Stream& stream) {
   check("tanh_backward", {{"d_in", d_in}, {"d_out", d_out}, {"out", out}},
         d_in.count() == out.count() && d_out.count() == out.count());
+  if (const auto* d = on_device("tanh_backward", d_in, stream))
+    return d->tanh_backward(d_in, d_out, out, into, stream);
   float* dx = d_in.data<float>();
   const float *dy = d_out.data<float>(), *y = out.data<float>();
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
@@ -170,11 +191,31 @@ void tanh_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, I
   });
 }
 
-double squared_error(const Tensor& a, const Tensor& b, const Stream& stream) {
-  check("squared_error", {{"a", a}, {"b", b}}, a.count() == b.count());
+void mean_squared_error(const Tensor& loss, const Tensor& a, const Tensor& b, const Stream& stream) {
+  check("mean_squared_error", {{"loss", loss}, {"a", a}, {"b", b}},
+        loss.count() == 1 && a.count() == b.count());
+  if (const auto* d = on_device("mean_squared_error", a, stream))
+    return d->mean_squared_error(loss, a, b, stream);
   const float *x = a.data<float>(), *y = b.data<float>();
-  return ordered_sum(a.count(), stream, [&](std::size_t begin, std::size_t end) {
+  const double sum = ordered_sum(a.count(), stream, [&](std::size_t begin, std::size_t end) {
     return HWY_DYNAMIC_DISPATCH(squared_error)(x + begin, y + begin, end - begin);
+  });
+  *loss.data<float>() = static_cast<float>(sum / static_cast<double>(std::max<std::size_t>(1, a.count())));
+}
+
+void mean_squared_error_backward(const Tensor& d_a, const Tensor& d_loss, const Tensor& a, const Tensor& b,
+                                 Into into, const Stream& stream) {
+  check("mean_squared_error_backward", {{"d_a", d_a}, {"d_loss", d_loss}, {"a", a}, {"b", b}},
+        d_a.count() == a.count() && d_loss.count() == 1 && a.count() == b.count());
+  if (const auto* d = on_device("mean_squared_error_backward", a, stream))
+    return d->mean_squared_error_backward(d_a, d_loss, a, b, into, stream);
+  const double count = static_cast<double>(std::max<std::size_t>(1, a.count()));
+  const auto factor = static_cast<float>(2.0 * *d_loss.data<float>() / count);
+  float* dx = d_a.data<float>();
+  const float *x = a.data<float>(), *y = b.data<float>();
+  stream.parallel_for(a.count(), grain, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(scaled_difference)
+    (dx + begin, x + begin, y + begin, factor, into == Into::accumulate, end - begin);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "tensor/kernels/check.h"
+#include "tensor/kernels/device_ops.h"
 #include "tensor/ops.h"
 
 namespace rz::ops {
@@ -29,6 +30,7 @@ void clear(const Tensor& t, const Stream& stream) { fill(t, 0, stream); }
 void embedding(const Tensor& out, const Tensor& tokens, const Tensor& table, const Stream& stream) {
   check("embedding", {{"out", out}, {"table", table}}, fits(out, table));
   check_indices("embedding", {"tokens", tokens}, rows(out), table.shape()[0]);
+  if (const auto* d = on_device("embedding", out, stream)) return d->embedding(out, tokens, table, stream);
   const std::size_t c = last(table);
   float* o = out.data<float>();
   const float* t = table.data<float>();
@@ -46,6 +48,8 @@ void embedding_with_positions(const Tensor& out, const Tensor& tokens, const Ten
         out.shape().dims() == 3 && fits(out, table) && fits(out, positions) &&
             out.shape()[1] <= positions.shape()[0]);
   check_indices(op, {"tokens", tokens}, rows(out), table.shape()[0]);
+  if (const auto* d = on_device("embedding_with_positions", out, stream))
+    return d->embedding_with_positions(out, tokens, table, positions, stream);
   const std::size_t c = last(table), length = out.shape()[1];
   float* o = out.data<float>();
   const float *t = table.data<float>(), *p = positions.data<float>();
@@ -62,6 +66,8 @@ void embedding_backward(const Tensor& d_table, const Tensor& d_out, const Tensor
                         const Stream& stream) {
   check("embedding_backward", {{"d_table", d_table}, {"d_out", d_out}}, fits(d_out, d_table));
   check_indices("embedding_backward", {"tokens", tokens}, rows(d_out), d_table.shape()[0]);
+  if (const auto* d = on_device("embedding_backward", d_table, stream))
+    return d->embedding_backward(d_table, d_out, tokens, into, stream);
   if (into == Into::overwrite) clear(d_table, stream);
   const std::size_t c = last(d_out), n = rows(d_out);
   float* d = d_table.data<float>();
@@ -76,6 +82,8 @@ void embedding_backward(const Tensor& d_table, const Tensor& d_out, const Tensor
 void positions_backward(const Tensor& d_positions, const Tensor& d_out, Into into, const Stream& stream) {
   check("positions_backward", {{"d_positions", d_positions}, {"d_out", d_out}},
         d_out.shape().dims() == 3 && fits(d_out, d_positions) && d_out.shape()[1] <= d_positions.shape()[0]);
+  if (const auto* d = on_device("positions_backward", d_positions, stream))
+    return d->positions_backward(d_positions, d_out, into, stream);
   if (into == Into::overwrite) clear(d_positions, stream);
   const std::size_t c = last(d_out), length = d_out.shape()[1], batch = d_out.shape()[0];
   float* d = d_positions.data<float>();

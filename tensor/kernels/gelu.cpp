@@ -11,6 +11,7 @@
 #include <hwy/highway.h>
 
 #include "tensor/kernels/check.h"
+#include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -73,6 +74,7 @@ constexpr std::size_t grain = 1024;  // elements
 
 void gelu(const Tensor& out, const Tensor& in, const Stream& stream) {
   check("gelu", {{"out", out}, {"in", in}}, out.count() == in.count());
+  if (const auto* d = on_device("gelu", out, stream)) return d->gelu(out, in, stream);
   float* o = out.data<float>();
   const float* x = in.data<float>();
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
@@ -84,6 +86,8 @@ void gelu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, In
                    const Stream& stream) {
   check("gelu_backward", {{"d_in", d_in}, {"d_out", d_out}, {"in", in}},
         d_in.count() == in.count() && d_out.count() == in.count());
+  if (const auto* d = on_device("gelu_backward", d_in, stream))
+    return d->gelu_backward(d_in, d_out, in, into, stream);
   float* dx = d_in.data<float>();
   const float *dy = d_out.data<float>(), *x = in.data<float>();
   stream.parallel_for(in.count(), grain, [&](std::size_t begin, std::size_t end) {

@@ -14,6 +14,7 @@
 
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/column_sum.h"
+#include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/vector-inl.h"
 
 #ifndef RZ_LAYER_NORM_ROW
@@ -135,6 +136,8 @@ void layer_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_dev
          {"bias", bias}},
         out.count() == n * c && mean.count() == n && inverse_deviation.count() == n && is_vector(weight, c) &&
             is_vector(bias, c));
+  if (const auto* d = on_device("layer_norm", out, stream))
+    return d->layer_norm(out, mean, inverse_deviation, x, weight, bias, epsilon, stream);
   normalise_rows(out, mean, inverse_deviation, x, weight, bias, epsilon, stream, [](std::size_t) {});
 }
 
@@ -153,6 +156,8 @@ void add_layer_norm(const Tensor& sum, const Tensor& out, const Tensor& mean, co
          {"bias", bias}},
         out.count() == n * c && a.count() == n * c && b.count() == n * c && mean.count() == n &&
             inverse_deviation.count() == n && is_vector(weight, c) && is_vector(bias, c));
+  if (const auto* d = on_device("add_layer_norm", sum, stream))
+    return d->add_layer_norm(sum, out, mean, inverse_deviation, a, b, weight, bias, epsilon, stream);
   float* s = sum.data<float>();
   const float *x = a.data<float>(), *y = b.data<float>();
   normalise_rows(out, mean, inverse_deviation, sum, weight, bias, epsilon, stream, [&](std::size_t i) {
@@ -177,6 +182,9 @@ void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor
             inverse_deviation.count() == n);
   if (d_weight.defined()) check(op, {{"d_weight", d_weight}, {"x", x}}, is_vector(d_weight, c));
   if (d_bias.defined()) check(op, {{"d_bias", d_bias}, {"x", x}}, is_vector(d_bias, c));
+  if (const auto* d = on_device("layer_norm_backward", d_x, stream))
+    return d->layer_norm_backward(d_x, d_weight, d_bias, d_out, x, weight, mean, inverse_deviation, into_x,
+                                  into_parameters, stream);
 
   float* dx = d_x.data<float>();
   const float *dy = d_out.data<float>(), *v = x.data<float>(), *w = weight.data<float>();

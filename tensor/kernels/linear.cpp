@@ -11,6 +11,7 @@
 
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/column_sum.h"
+#include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/gemm.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -73,6 +74,8 @@ void linear(const Tensor& out, const Tensor& x, const Tensor& weight, const Tens
     check("linear", {{"out", out}, {"x", x}, {"weight", weight}, {"bias", bias}}, fits);
   else
     check("linear", {{"out", out}, {"x", x}, {"weight", weight}}, fits);
+  if (const auto* d = on_device("linear", out, stream))
+    return d->linear(out, x, weight, bias, layout, stream);
 
   float* o = out.data<float>();
   if (bias.defined()) copy_to_rows(o, s.rows, bias, stream);
@@ -92,6 +95,9 @@ void linear_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_
   if (d_weight.defined())
     check(op, {{"d_weight", d_weight}, {"weight", weight}}, d_weight.shape() == weight.shape());
   if (d_bias.defined()) check(op, {{"d_bias", d_bias}, {"d_out", d_out}}, is_vector(d_bias, s.out));
+  if (const auto* d = on_device("linear_backward", d_out, stream))
+    return d->linear_backward(d_x, d_weight, d_bias, d_out, x, weight, layout, into_x, into_parameters,
+                              stream);
 
   const float* dy = d_out.data<float>();
   const auto beta = [](Into into) { return into == Into::accumulate ? 1.0f : 0.0f; };
@@ -114,6 +120,8 @@ void matmul(const Tensor& out, const Tensor& a, bool transpose_a, const Tensor& 
   check("matmul", {{"out", out}, {"a", a}, {"b", b}},
         a.shape().dims() == 2 && b.shape().dims() == 2 && extent(b, transpose_b) == k &&
             out.shape() == Shape{m, n});
+  if (const auto* d = on_device("matmul", out, stream))
+    return d->matmul(out, a, transpose_a, b, transpose_b, into, stream);
   gemm(out.data<float>(), n, m, n, k, 1, {a.data<float>(), last(a), transpose_a},
        {b.data<float>(), last(b), transpose_b}, into == Into::accumulate ? 1 : 0, stream);
 }

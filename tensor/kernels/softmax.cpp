@@ -15,6 +15,7 @@
 #include <limits>
 
 #include "tensor/kernels/check.h"
+#include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/ordered_sum.h"
 #include "tensor/kernels/vector-inl.h"
 
@@ -98,10 +99,17 @@ std::size_t grain(std::size_t columns) {
   return std::max<std::size_t>(1, 2048 / std::max<std::size_t>(columns, 1));
 }
 
+void check_sums(const char* op, const Tensor& sums, const Tensor& logits) {
+  require(
+      sums.defined() && sums.dtype() == DType::f64 && sums.count() == 2 && sums.device() == logits.device(),
+      Errc::invalid_argument, op, ": 'sums' must be 2 f64 on ", name(logits.device()));
+}
+
 }  // namespace
 
 void softmax(const Tensor& out, const Tensor& in, const Stream& stream) {
   check("softmax", {{"out", out}, {"in", in}}, out.count() == in.count());
+  if (const auto* d = on_device("softmax", out, stream)) return d->softmax(out, in, stream);
   const std::size_t n = last(in);
   float* y = out.data<float>();
   const float* x = in.data<float>();
@@ -114,6 +122,8 @@ void softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out
                       const Stream& stream) {
   check("softmax_backward", {{"d_in", d_in}, {"d_out", d_out}, {"out", out}},
         d_in.count() == out.count() && d_out.count() == out.count());
+  if (const auto* d = on_device("softmax_backward", d_in, stream))
+    return d->softmax_backward(d_in, d_out, out, into, stream);
   const std::size_t n = last(out);
   float* dx = d_in.data<float>();
   const float *dy = d_out.data<float>(), *y = out.data<float>();
@@ -123,13 +133,16 @@ void softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out
   });
 }
 
-LossSum cross_entropy(const Tensor& losses, const Tensor& log_sum, const Tensor& logits,
-                      const Tensor& targets, const Stream& stream) {
+void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses, const Tensor& log_sum,
+                   const Tensor& logits, const Tensor& targets, const Stream& stream) {
   const std::size_t n = rows(logits), v = last(logits);
-  check("cross_entropy", {{"losses", losses}, {"log_sum", log_sum}, {"logits", logits}},
-        losses.count() == n && log_sum.count() == n);
+  check("cross_entropy", {{"loss", loss}, {"losses", losses}, {"log_sum", log_sum}, {"logits", logits}},
+        loss.count() == 1 && losses.count() == n && log_sum.count() == n);
+  check_sums("cross_entropy", sums, logits);
   check_indices("cross_entropy", {"targets", targets}, n, v, ignored);
-  float *loss = losses.data<float>(), *l = log_sum.data<float>();
+  if (const auto* d = on_device("cross_entropy", logits, stream))
+    return d->cross_entropy(loss, sums, losses, log_sum, logits, targets, stream);
+  float *each = losses.data<float>(), *l = log_sum.data<float>();
   const float* x = logits.data<float>();
   const std::int32_t* target = targets.data<std::int32_t>();
   const double sum = ordered_sum(n, stream, [&](std::size_t begin, std::size_t end) {
@@ -139,20 +152,31 @@ LossSum cross_entropy(const Tensor& losses, const Tensor& log_sum, const Tensor&
       const double here =
           target[i] == ignored ? 0 : log_total - x[i * v + static_cast<std::size_t>(target[i])];
       l[i] = static_cast<float>(log_total);
-      loss[i] = static_cast<float>(here);
+      each[i] = static_cast<float>(here);
       part += here;
     }
     return part;
   });
-  return {sum, n - static_cast<std::size_t>(std::count(target, target + n, ignored))};
+  const auto count =
+      static_cast<double>(n - static_cast<std::size_t>(std::count(target, target + n, ignored)));
+  sums.data<double>()[0] = sum;
+  sums.data<double>()[1] = count;
+  *loss.data<float>() = count > 0 ? static_cast<float>(sum / count) : 0;
 }
 
 void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const Tensor& log_sum,
-                            const Tensor& targets, float factor, const Stream& stream) {
+                            const Tensor& targets, const Tensor& d_loss, const Tensor& sums,
+                            const Stream& stream) {
   const std::size_t n = rows(logits), v = last(logits);
-  check("cross_entropy_backward", {{"d_logits", d_logits}, {"logits", logits}, {"log_sum", log_sum}},
-        d_logits.count() == logits.count() && log_sum.count() == n);
+  check("cross_entropy_backward",
+        {{"d_logits", d_logits}, {"logits", logits}, {"log_sum", log_sum}, {"d_loss", d_loss}},
+        d_logits.count() == logits.count() && log_sum.count() == n && d_loss.count() == 1);
+  check_sums("cross_entropy_backward", sums, logits);
   check_indices("cross_entropy_backward", {"targets", targets}, n, v, ignored);
+  if (const auto* d = on_device("cross_entropy_backward", logits, stream))
+    return d->cross_entropy_backward(d_logits, logits, log_sum, targets, d_loss, sums, stream);
+  const double count = sums.data<double>()[1];
+  const auto factor = static_cast<float>(*d_loss.data<float>() * (count > 0 ? 1 / count : 0));
   float* d = d_logits.data<float>();
   const float *x = logits.data<float>(), *l = log_sum.data<float>();
   const std::int32_t* target = targets.data<std::int32_t>();

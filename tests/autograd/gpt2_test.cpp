@@ -189,7 +189,7 @@ TEST(Gpt2, DropoutStopsOutsideOfTraining) {
     c.*p = 0.5;
     Ready dropped(c), plain(small());
     const auto loss = [](Ready& r) {
-      return r.model.forward(r.tape, tokens_of(1, 8), tokens_of(1, 8)).loss.sum;
+      return r.model.forward(r.tape, tokens_of(1, 8), tokens_of(1, 8)).loss.read({}).sum;
     };
     EXPECT_NE(loss(dropped), loss(plain));
     dropped.model.set_training(false);

@@ -314,7 +314,7 @@ Gradients one_pass(bool recompute) {
   tape.set_hooks(hooks);
   const Tokens tokens;
   const auto out = model.forward(tape, tokens.inputs, tokens.targets);
-  result.loss = out.loss.sum;
+  result.loss = out.loss.read(tape.stream()).sum;
   tape.backward(out.loss.loss);
   for (const Parameter* p : model.parameters()) result.of.push_back(values(p->grad));
   result.peak = tape.pool().statistics().peak;

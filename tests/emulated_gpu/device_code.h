@@ -1,6 +1,7 @@
 #pragma once
-/// CUDA's words for a kernel that a host compiler compiles: stands before a .cu file (compiler flag -include).
-/// A thread of a block is a fiber; each of these calls that waits for other threads switches to another one.
+/// CUDA's words for a kernel that a host compiler compiles: stands before a .cu file (compiler flag
+/// -include). A thread of a block is a fiber; each of these calls that waits for other threads switches to
+/// another one.
 
 #define RZ_EMULATED_GPU 1
 
@@ -52,7 +53,7 @@ void* dynamic_shared_memory();
 #define gridDim ::rz::emulated::grid_size
 inline constexpr int warpSize = 32;
 
-#define RZ_SHARED(T, name, count)     \
+#define RZ_SHARED(T, name, count)      \
   static const char rz_key_##name = 0; \
   auto& name = *static_cast<T(*)[count]>(::rz::emulated::shared_memory(&rz_key_##name, sizeof(T) * (count)))
 #define RZ_DYNAMIC_SHARED(T, name) T* const name = static_cast<T*>(::rz::emulated::dynamic_shared_memory())

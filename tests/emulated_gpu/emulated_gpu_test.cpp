@@ -31,7 +31,8 @@ struct Memory {
   Memory(const Memory&) = delete;
 
   void copy_from(const std::vector<float>& values, const Stream& s) const {
-    check(runtime().memcpy_async(data, values.data(), values.size() * sizeof(float), s.native()), "copy", device);
+    check(runtime().memcpy_async(data, values.data(), values.size() * sizeof(float), s.native()), "copy",
+          device);
   }
   std::vector<float> read(const Stream& s) const {
     std::vector<float> values(count);
@@ -85,9 +86,7 @@ __global__ void beyond_shared() {
   few[threadIdx.x] = 1;
 }
 
-__global__ void votes(unsigned* out) {
-  out[threadIdx.x] = __ballot_sync(0xffffffffu, threadIdx.x % 3 == 0);
-}
+__global__ void votes(unsigned* out) { out[threadIdx.x] = __ballot_sync(0xffffffffu, threadIdx.x % 3 == 0); }
 
 /// Waits until `flag` was set by another stream's kernel.
 __global__ void wait_for_flag(const volatile float* flag, float* out) {
@@ -172,7 +171,8 @@ TEST(EmulatedGpu, AWriteBeyondSharedMemoryIsNamed) {
     launch("beyond_shared", beyond_shared, Grid{{1}, {6}, 0}, s);
     s.synchronize();
   };
-  EXPECT_NE(failure_of(run).find("beyond_shared, block (0, 0, 0) wrote beyond its 16 bytes"), std::string::npos);
+  EXPECT_NE(failure_of(run).find("beyond_shared, block (0, 0, 0) wrote beyond its 16 bytes"),
+            std::string::npos);
 }
 
 TEST(EmulatedGpuDeathTest, HostCodeMayNotReadDeviceMemory) {
@@ -263,10 +263,13 @@ TEST(EmulatedGpu, ACaptureMayNotWaitNorAllocateNorEndWithAStreamThatIsAway) {
 TEST(EmulatedGpu, ErrorsNameTheCallTheDeviceAndWhatToDo) {
   const Schedule schedule;
   emulated::fail_call("malloc", cuda::out_of_memory);
-  EXPECT_EQ(failure_of([] { Memory(4); }),
-            "cudaMalloc on cuda:0: out of memory (cudaErrorMemoryAllocation); use smaller batches, a higher ZeRO "
-            "stage or recomputation");
-  EXPECT_EQ(failure_of([] { static_cast<void>(Stream::create({Device::cuda, 9})); }),
+  EXPECT_EQ(
+      failure_of([] { Memory(4); }),
+      "cudaMalloc on cuda:0: out of memory (cudaErrorMemoryAllocation); use smaller batches, a higher ZeRO "
+      "stage or recomputation");
+  EXPECT_EQ(failure_of([] {
+              static_cast<void>(Stream::create({Device::cuda, 9}));
+            }),
             "cuda:9 is not there: this machine has 4 devices, from cuda:0");
 }
 

@@ -181,8 +181,9 @@ GridRun::~GridRun() {
 const char* GridRun::where() noexcept {
   static char text[160];
   if (!running) return "no kernel";
-  std::snprintf(text, sizeof text, "kernel %s, block (%u, %u, %u), thread (%u, %u, %u)", running->name_.c_str(),
-                block_index.x, block_index.y, block_index.z, thread_index.x, thread_index.y, thread_index.z);
+  std::snprintf(text, sizeof text, "kernel %s, block (%u, %u, %u), thread (%u, %u, %u)",
+                running->name_.c_str(), block_index.x, block_index.y, block_index.z, thread_index.x,
+                thread_index.y, thread_index.z);
   return text;
 }
 
@@ -219,8 +220,8 @@ GridRun::Progress GridRun::run_block() {
     const bool warps = block_->release_warps(), barrier = block_->release_barrier();
     if (progress || warps || barrier) continue;
     if (block_->any(Thread::spinning)) return Progress::waiting;
-    const auto stuck = std::find_if(threads.begin(), threads.end(),
-                                    [](const Thread& t) { return t.state != Thread::done; });
+    const auto stuck =
+        std::find_if(threads.begin(), threads.end(), [](const Thread& t) { return t.state != Thread::done; });
     fail(Errc::system, "kernel ", name_, ", block ", text(block_index),
          ": threads wait at different barriers; thread ", text(stuck->index), " waits ",
          stuck->state == Thread::at_barrier ? "for its block" : "for its warp");

@@ -23,8 +23,8 @@ class GridRun {
     waiting,  ///< every thread that could run waits for memory to change
   };
   /// Runs at most `blocks` blocks. Throws Errc::system that names kernel, block and threads: when they wait
-  /// for each other in a way that cannot end, exchange values with a thread that is not there, or wrote beyond
-  /// shared memory.
+  /// for each other in a way that cannot end, exchange values with a thread that is not there, or wrote
+  /// beyond shared memory.
   Progress run(std::size_t blocks);
 
   const std::string& name() const { return name_; }

@@ -115,7 +115,8 @@ void Machine::wait(Stream* s, const EventHandle& event) {
 
 /// Whether the graph is being captured still.
 bool Machine::captures(const Graph* graph) const {
-  return graph && std::any_of(streams_.begin(), streams_.end(), [&](const auto& s) { return s->graph == graph; });
+  return graph &&
+         std::any_of(streams_.begin(), streams_.end(), [&](const auto& s) { return s->graph == graph; });
 }
 
 // ---- running
@@ -164,7 +165,9 @@ bool Machine::step(std::unique_lock<std::mutex>& lock) {
   bool any = false;
   // All that stall get a turn, in case one of them can go on now.
   for (auto it = choice.begin(); it != end; ++it) {
-    if (!stalled) it = choice.begin() + static_cast<std::ptrdiff_t>(draw(static_cast<std::uint64_t>(end - choice.begin())));
+    if (!stalled)
+      it = choice.begin() +
+           static_cast<std::ptrdiff_t>(draw(static_cast<std::uint64_t>(end - choice.begin())));
     Stream& s = **it;
     const Progress progress = run_first(s, lock);
     s.stalled = progress == Progress::waiting;
@@ -238,8 +241,9 @@ bool Machine::synchronize(const EventHandle& event) {
 }
 
 bool Machine::synchronize_all() {
-  return run_until(
-      [&] { return std::all_of(streams_.begin(), streams_.end(), [](const auto& s) { return s->tasks.empty(); }); });
+  return run_until([&] {
+    return std::all_of(streams_.begin(), streams_.end(), [](const auto& s) { return s->tasks.empty(); });
+  });
 }
 
 bool Machine::idle(Stream* s) {

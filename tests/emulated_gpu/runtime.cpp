@@ -156,7 +156,8 @@ Status memcpy_async(void* to, const void* from, std::size_t bytes, void* s) {
   if (!inside(source, bytes) || !inside(target, bytes)) return invalid_value;
   const bool pageable_source = !source.on_device && !source.pinned;
   const bool pageable_target = !target.on_device && !target.pinned;
-  if ((pageable_source || pageable_target) && machine().capturing(stream_of(s))) return unsupported_in_capture;
+  if ((pageable_source || pageable_target) && machine().capturing(stream_of(s)))
+    return unsupported_in_capture;
   std::shared_ptr<std::string> staged;
   if (pageable_source) staged = std::make_shared<std::string>(static_cast<const char*>(from), bytes);
   machine().submit(stream_of(s), copy_work(to, from, bytes, staged));
@@ -217,7 +218,8 @@ Status launch(const cuda::KernelCall& call, const cuda::Grid& grid, void* s) {
       grid.shared_bytes > 227 << 10 || !call.run_thread)
     return invalid_value;
   if (s && static_cast<Stream*>(s)->device != current_device) return invalid_handle;
-  const auto arguments = std::make_shared<std::string>(static_cast<const char*>(call.packed), call.packed_bytes);
+  const auto arguments =
+      std::make_shared<std::string>(static_cast<const char*>(call.packed), call.packed_bytes);
   machine().submit(stream_of(s), [call, grid, arguments](std::uint64_t random) -> Work {
     cuda::KernelCall mine = call;
     mine.packed = arguments->data();
@@ -340,7 +342,9 @@ const cuda::Runtime table{
     },
 
     .can_access_peer = [](bool* yes, int, int) -> Status { return *yes = true, success; },
-    .enable_peer_access = [](int peer) -> Status { return peer < devices ? success : Status{invalid_device}; },
+    .enable_peer_access = [](int peer) -> Status {
+      return peer < devices ? success : Status{invalid_device};
+    },
     .ipc_get_handle = [](cuda::IpcHandle*, void*) -> Status { return invalid_value; },
     .ipc_open_handle = [](void**, const cuda::IpcHandle&) -> Status { return invalid_value; },
     .ipc_close = [](void*) -> Status { return invalid_value; },

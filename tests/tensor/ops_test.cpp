@@ -61,7 +61,14 @@ TEST_P(Ops, ArithmeticIsExact) {
     expect([](double, double) { return -2; });
     double squares = 0;
     for (std::size_t i = 0; i < n; ++i) squares += (a[i] - b[i]) * (a[i] - b[i]);
-    EXPECT_EQ(ops::squared_error(x, y, stream), squares);
+    const Tensor loss = Tensor::empty({});
+    ops::mean_squared_error(loss, x, y, stream);
+    EXPECT_EQ(*loss.data<float>(), static_cast<float>(squares / static_cast<double>(n ? n : 1)));
+    const Tensor d_loss = tensor_of({0.5}, {}), d = Tensor::empty({n});
+    ops::mean_squared_error_backward(d, d_loss, x, y, Into::overwrite, stream);
+    ops::mean_squared_error_backward(d, d_loss, x, y, Into::accumulate, stream);
+    for (std::size_t i = 0; i < n; ++i)
+      EXPECT_FLOAT_EQ(d.data<float>()[i], static_cast<float>(2 * (a[i] - b[i]) / static_cast<double>(n)));
   }
 }
 
@@ -324,13 +331,16 @@ TEST_P(Ops, CrossEntropy) {
       ids[i] = i == 2 ? -100 : static_cast<std::int32_t>((i * 31 + v - 1) % v);
     const Tensor logits = tensor_of(x, {n, v}), targets = tokens_of(ids, {n}), losses = Tensor::empty({n}),
                  log_sum = Tensor::empty({n});
-    const auto [sum, count] = ops::cross_entropy(losses, log_sum, logits, targets, stream);
+    const Tensor loss = Tensor::empty({}), sums = Tensor::empty({2}, DType::f64);
+    ops::cross_entropy(loss, sums, losses, log_sum, logits, targets, stream);
+    const double sum = sums.data<double>()[0], count = sums.data<double>()[1];
     const Values expected = reference::cross_entropy(x, ids);
     double total = 0;
     for (const double e : expected) total += e;
     for (std::size_t i = 0; i < n; ++i) EXPECT_NEAR(losses.data<float>()[i], expected[i], 1e-6);
     EXPECT_NEAR(sum, total, 1e-6 * (1 + total));
-    EXPECT_EQ(count, n > 2 ? n - 1 : n);
+    EXPECT_EQ(count, static_cast<double>(n > 2 ? n - 1 : n));
+    EXPECT_EQ(*loss.data<float>(), static_cast<float>(sum / count));
 
     Values gradient = reference::softmax(x, v);  // minus one at the target; finite differences where small
     for (std::size_t i = 0; i < n; ++i)
@@ -343,10 +353,10 @@ TEST_P(Ops, CrossEntropy) {
       const Values differences = numeric_gradient(of, x, Values(n, 0.25));
       for (std::size_t i = 0; i < gradient.size(); ++i) ASSERT_NEAR(gradient[i], differences[i], 1e-8);
     }
-    const Tensor d = Tensor::empty({n, v});
-    ops::cross_entropy_backward(d, logits, log_sum, targets, 0.25f, stream);
+    const Tensor d = Tensor::empty({n, v}), d_loss = tensor_of({0.25 * count}, {});
+    ops::cross_entropy_backward(d, logits, log_sum, targets, d_loss, sums, stream);
     for (std::size_t i = 0; i < gradient.size(); ++i) ASSERT_NEAR(d.data<float>()[i], gradient[i], 1e-6);
-    ops::cross_entropy_backward(logits, logits, log_sum, targets, 0.25f, stream);  // in place
+    ops::cross_entropy_backward(logits, logits, log_sum, targets, d_loss, sums, stream);  // in place
     EXPECT_EQ(values_of(logits), values_of(d));
   }
 }
@@ -355,9 +365,10 @@ TEST_P(Ops, ANaNInTheLogitsReachesTheLoss) {
   Values x = random_values(2 * 40, 1);
   x[7] = NAN;
   const Tensor losses = Tensor::empty({2}), log_sum = Tensor::empty({2});
-  const auto [sum, count] =
-      ops::cross_entropy(losses, log_sum, tensor_of(x, {2, 40}), tokens_of({1, 2}, {2}), stream);
-  EXPECT_TRUE(std::isnan(sum));
+  const Tensor loss = Tensor::empty({}), sums = Tensor::empty({2}, DType::f64);
+  ops::cross_entropy(loss, sums, losses, log_sum, tensor_of(x, {2, 40}), tokens_of({1, 2}, {2}), stream);
+  EXPECT_TRUE(std::isnan(sums.data<double>()[0]));
+  EXPECT_TRUE(std::isnan(*loss.data<float>()));
   EXPECT_TRUE(std::isnan(losses.data<float>()[0]));
   EXPECT_FALSE(std::isnan(losses.data<float>()[1]));
 }
@@ -418,10 +429,10 @@ TEST_P(Ops, WrongArgumentsAreNamed) {
       {"embedding", "tokens[1] = 3", "[0, 3)"});
   expect_refused([&] { ops::embedding(out, tokens_of({-1, 0}, {2}), b, stream); }, {"tokens[0] = -1"});
   expect_refused([&] { ops::embedding(out, a, b, stream); }, {"embedding", "2 i32", "[2, 3]"});
-  const Tensor l = Tensor::zeros({2});
+  const Tensor l = Tensor::zeros({2}), one = Tensor::zeros({}), sums = Tensor::zeros({2}, DType::f64);
   expect_refused(
       [&] {
-        ops::cross_entropy(l, l, a, tokens_of({-100, 3}, {2}), stream);
+        ops::cross_entropy(one, sums, l, l, a, tokens_of({-100, 3}, {2}), stream);
       },
       {"cross_entropy", "targets[1] = 3"});
   const Tensor whole = Tensor::zeros({2, 3}, DType::i32);

@@ -57,7 +57,7 @@ void Trainer::load(const Checkpoint& checkpoint) {
       [&](const Parameter& p, Range elements, float* out) { checkpoint.read(p, elements, out); });
 }
 
-Trainer::LossSum Trainer::run_micro_batch(std::uint64_t m) {
+nn::CrossEntropy Trainer::run_micro_batch(std::uint64_t m) {
   const auto accumulation = static_cast<std::uint64_t>(options_.batches.sizes.accumulation);
   read_samples(tokens_, batches_.indices(step_, m), options_.seq_len, elements(inputs_), elements(targets_));
   // Every micro-batch of every rank draws its own dropout.
@@ -68,7 +68,7 @@ Trainer::LossSum Trainer::run_micro_batch(std::uint64_t m) {
   strategy_->begin_backward(m + 1 == accumulation);
   tape_.backward(out.loss.loss, 1.0f / static_cast<float>(accumulation));
   tape_.reset();
-  return {out.loss.sum, static_cast<double>(out.loss.count)};
+  return out.loss;
 }
 
 Trainer::LossSum Trainer::over_ranks(LossSum mine) {
@@ -79,19 +79,22 @@ Trainer::LossSum Trainer::over_ranks(LossSum mine) {
 
 UpdateReport Trainer::update() {
   const auto start = std::chrono::steady_clock::now();
-  LossSum mine;
   strategy_->zero_grad();
-  for (std::int64_t m = 0; m < options_.batches.sizes.accumulation; ++m) {
-    const LossSum part = run_micro_batch(static_cast<std::uint64_t>(m));
-    mine.sum += part.sum;
-    mine.count += part.count;
-  }
+  std::vector<nn::CrossEntropy> losses;
+  for (std::int64_t m = 0; m < options_.batches.sizes.accumulation; ++m)
+    losses.push_back(run_micro_batch(static_cast<std::uint64_t>(m)));
   strategy_->finish_gradients(stream_);
   UpdateReport report{.step = step_++, .lr = optimizer_->learning_rate()};
   report.grad_norm = options_.gradient_clipping > 0
                          ? strategy_->clip_gradients(options_.gradient_clipping, stream_)
                          : strategy_->gradient_norm(stream_);
   strategy_->step(*optimizer_, stream_);
+  LossSum mine;  // read last: a device is waited for once an update
+  for (const nn::CrossEntropy& loss : losses) {
+    const ops::LossSum part = loss.read(stream_);
+    mine.sum += part.sum;
+    mine.count += static_cast<double>(part.count);
+  }
   const LossSum all = over_ranks(mine);
   report.loss = all.sum / all.count;
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;

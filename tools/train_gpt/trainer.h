@@ -51,7 +51,7 @@ class Trainer {
   struct LossSum {
     double sum = 0, count = 0;
   };
-  LossSum run_micro_batch(std::uint64_t micro_batch);
+  nn::CrossEntropy run_micro_batch(std::uint64_t micro_batch);
   LossSum over_ranks(LossSum);
 
   Gpt2& model_;

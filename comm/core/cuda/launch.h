@@ -13,7 +13,7 @@
 /// `T name[count]` in the block's shared memory.
 #define RZ_SHARED(T, name, count) __shared__ T name[count]
 /// `T* name`: the shared memory that the launch asked for.
-#define RZ_DYNAMIC_SHARED(T, name)                             \
+#define RZ_DYNAMIC_SHARED(T, name)                            \
   extern __shared__ __align__(16) unsigned char rz_shared_[]; \
   T* const name = reinterpret_cast<T*>(rz_shared_)
 #endif

@@ -106,7 +106,9 @@ const Runtime table{
     .set_device = [](int device) -> Status { return cudaSetDevice(device); },
     .get_properties = get_properties,
     .device_synchronize = []() -> Status { return cudaDeviceSynchronize(); },
-    .memory_info = [](std::size_t* free, std::size_t* total) -> Status { return cudaMemGetInfo(free, total); },
+    .memory_info = [](std::size_t* free, std::size_t* total) -> Status {
+      return cudaMemGetInfo(free, total);
+    },
 
     .malloc = [](void** memory, std::size_t bytes) -> Status { return cudaMalloc(memory, bytes); },
     .free = [](void* memory) -> Status { return cudaFree(memory); },
