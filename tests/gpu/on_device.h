@@ -1,0 +1,51 @@
+#pragma once
+/// Tests of device code. Every tests/gpu/*_test.cpp is built twice: as gpu_* for the card, where it skips
+/// with a reason if there is none, and as emulated_* for the emulated device, where the runtime and the
+/// kernels are replaced.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/core/memory.h"
+#include "comm/core/stream.h"
+#include "tensor/tensor.h"
+
+namespace rz::test {
+
+#ifdef RZ_EMULATED_DEVICE
+inline constexpr bool emulated_device = true;
+#else
+inline constexpr bool emulated_device = false;
+#endif
+
+/// Fixture: a stream of device 0. On the emulated device each test is a schedule of its own; `reschedule`
+/// begins another one, with another order of what may run in several.
+class OnDevice : public testing::Test {
+ protected:
+  OnDevice();
+  ~OnDevice() override;
+  void SetUp() override;
+  /// How many schedules a test should try: `n` on the emulated device, else 1.
+  static int schedules(int n) { return emulated_device ? n : 1; }
+  void reschedule(std::uint64_t seed);
+
+  const Device device{Device::cuda, 0};
+  Stream stream;
+
+ private:
+  struct Schedule;
+  std::unique_ptr<Schedule> schedule_;
+};
+
+/// A tensor on the stream's device with these values, rounded to `dtype` (f32, f16 or bf16).
+Tensor to_device(const std::vector<double>& values, const Shape&, DType dtype, const Stream&);
+Tensor to_device(const std::vector<std::int32_t>& values, const Shape&, const Stream&);
+/// New device memory; on the emulated device NaN.
+Tensor empty_on(const Stream&, const Shape&, DType = DType::f32);
+/// The values of a tensor of f32, f16, bf16 or f64, waited for.
+std::vector<double> from_device(const Tensor&, const Stream&);
+
+}  // namespace rz::test
