@@ -294,6 +294,8 @@ int run(const Collective& collective, const Options& options, const Print& print
   if (options.timeout_s > 0)
     comm_options.timeout = std::chrono::milliseconds(static_cast<long>(options.timeout_s * 1e3));
 
+  if (!options.backend.empty()) comm_options.backend = options.backend;
+
   std::vector<int> status(options.threads, 0);
   FirstError error;
   const auto rank_main = [&](int thread) {

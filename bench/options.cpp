@@ -107,6 +107,11 @@ void add_running(CLI::App& app, Options& o, Words& w) {
       ->check(CLI::Range(0.0, 1e6));
 }
 
+void add_ours(CLI::App& app, Options& o) {
+  app.add_option("--backend", o.backend,
+                 "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto");
+}
+
 void add_report(CLI::App& app, Options& o, Words& w) {
   app.add_option("-C,--report_cputime", o.cpu_time,
                  "1: time until the operation was handed over, not until it ended");
@@ -154,6 +159,7 @@ ParsedOptions parse_options(const Collective& collective, int argc, const char* 
   add_sizes(app, parsed.options, words);
   add_operation(app, parsed.options, words);
   add_running(app, parsed.options, words);
+  add_ours(app, parsed.options);
   add_report(app, parsed.options, words);
   parsed.help = parse_command_line(app, argc, argv);
   if (!parsed.help.empty()) return parsed;

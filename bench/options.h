@@ -28,6 +28,7 @@ struct Options {
   bool timestamps = false;
   std::string json;
   double timeout_s = 0;
+  std::string backend;  ///< empty: RZ_BACKEND's
   bool memory_report = false;
   int misalign = 0;  ///< elements that buffers start after their natural place
   bool per_iteration = false;

@@ -1,5 +1,5 @@
 #pragma once
-/// The seam for whole collectives: ours (scheduled), and later NCCL, MPI and CUDA peers.
+/// The seam for whole collectives: ours (scheduled), MPI's, and later those of NCCL and CUDA peers.
 
 #include <memory>
 #include <span>
@@ -19,6 +19,9 @@ class Backend {
   /// Ends every operation in flight, here and on the other ranks, with Errc::aborted. Any thread, idempotent,
   /// bounded.
   virtual void abort(const std::string& reason) noexcept = 0;
+  /// A backend for the given ranks of this one, in their new order; each of them calls it, with the same list,
+  /// and no other rank does. None where ranks have to meet in a store for that.
+  virtual std::unique_ptr<Backend> split(std::span<const int> /*members*/) { return nullptr; }
   /// Memory that this backend moves without copying.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
   /// "scheduled over shm", for reports.

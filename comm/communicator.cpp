@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <atomic>
 
-#include "comm/backends/scheduled.h"
+#include "comm/backend.h"
+#include "comm/backends/make.h"
 #include "comm/collective.h"
 #include "comm/core/error.h"
-#include "comm/select.h"
-#include "comm/transports/connect.h"
 
 namespace rz {
 
@@ -94,24 +93,16 @@ Communicator Communicator::connect(int rank, int size, std::shared_ptr<Store> st
   require(rank >= 0 && rank < size, Errc::invalid_argument, "rank ", rank, " is not within 0 to ", size - 1);
   require(store != nullptr || size == 1, Errc::invalid_argument, "rank ", rank, " of ", size,
           " has no store");
-  require(options.device.kind == Device::host, Errc::unsupported, "a communicator on ", name(options.device),
-          " is not available in this build; use host memory");
-  if (!options.algorithm.empty())
-    select({.collective = Collective::all_reduce,
-            .size = size,
-            .deterministic = options.deterministic,
-            .forced = options.algorithm});  // refuses what cannot be forced
   if (!store) store = memory_store();
-  const TransportOptions transport{.kind = options.transport,
-                                   .interface = options.interface,
-                                   .sockets = options.sockets,
-                                   .host_id = options.host_id};
-  auto wire = connect_transport(rank, size, *store, transport, Deadline::after(options.rendezvous_timeout));
-  const ScheduledOptions scheduled{
-      .timeout = options.timeout, .deterministic = options.deterministic, .algorithm = options.algorithm};
-  auto state = std::make_unique<State>(State{rank, size, options, store, nullptr});
-  state->backend = scheduled_backend(rank, size, std::move(wire), scheduled);
-  return Communicator(std::move(state));
+  auto backend = make_backend(rank, size, *store, options);
+  return Communicator(std::make_unique<State>(State{rank, size, options, store, std::move(backend)}));
+}
+
+Communicator Communicator::over(int rank, int size, std::unique_ptr<Backend> backend, CommOptions options) {
+  require(backend != nullptr && rank >= 0 && rank < size, Errc::invalid_argument, "rank ", rank, " of ", size,
+          " has no backend or no place in the group");
+  return Communicator(
+      std::make_unique<State>(State{rank, size, std::move(options), nullptr, std::move(backend)}));
 }
 
 int Communicator::rank() const { return state_->rank; }
@@ -331,9 +322,14 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
   std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
     return all[static_cast<std::size_t>(a)].key < all[static_cast<std::size_t>(b)].key;
   });
-  const auto self = std::find(members.begin(), members.end(), rank());
-  return connect(static_cast<int>(self - members.begin()), static_cast<int>(members.size()),
-                 prefix_store(state_->store, str("split/", number, "/", *color, "/")), state_->options);
+  const auto place = std::find(members.begin(), members.end(), rank()) - members.begin();
+  const int new_rank = static_cast<int>(place), new_size = static_cast<int>(members.size());
+  auto store =
+      state_->store ? prefix_store(state_->store, str("split/", number, "/", *color, "/")) : nullptr;
+  auto backend = state_->backend->split(members);
+  if (!backend) return connect(new_rank, new_size, std::move(store), state_->options);
+  return Communicator(std::make_unique<State>(
+      State{new_rank, new_size, state_->options, std::move(store), std::move(backend)}));
 }
 
 Group Communicator::group() { return Group(*this); }

@@ -36,7 +36,10 @@ struct CommOptions {
   Device device{};
   std::chrono::milliseconds rendezvous_timeout{static_cast<long>(environment().rendezvous_timeout_s * 1e3)};
   std::chrono::milliseconds timeout{static_cast<long>(environment().timeout_s * 1e3)};  ///< of one operation
-  std::string transport = environment().transport;  ///< "auto", "shm", "tcp"
+  /// What performs the collectives: "ring" (ours), "mpi" (docs/decisions/0011), "nccl" or "peer_cuda"; "auto"
+  /// is "ring" on host memory.
+  std::string backend = environment().backend;
+  std::string transport = environment().transport;  ///< of "ring": "auto", "shm", "tcp"
   std::string interface = environment().interface;  ///< of TCP; empty: by the route
   int sockets = environment().sockets;              ///< a TCP link
   std::string host_id = environment().host_id;      ///< what counts as one host; empty: this machine
@@ -52,6 +55,10 @@ class Communicator {
   /// store may be used for other groups under other prefixes (prefix_store). Errc::rendezvous or timeout
   /// names who is missing.
   static Communicator connect(int rank, int size, std::shared_ptr<Store> store, CommOptions options = {});
+
+  /// A group that a backend has brought together already, e.g. of an MPI communicator (connect_mpi). Without a
+  /// store, split() works where the backend can split.
+  static Communicator over(int rank, int size, std::unique_ptr<Backend> backend, CommOptions options = {});
 
   Communicator(Communicator&&) noexcept;
   Communicator& operator=(Communicator&&) noexcept;

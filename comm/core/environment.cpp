@@ -30,6 +30,7 @@ void read_text(const char* variable, std::string& value) {
 
 Environment Environment::read() {
   Environment e;
+  read_text("RZ_BACKEND", e.backend);
   read_text("RZ_TRANSPORT", e.transport);
   require(e.transport == "auto" || e.transport == "shm" || e.transport == "tcp", Errc::config,
           "RZ_TRANSPORT='", e.transport, "' is not one of auto, shm, tcp");

@@ -8,6 +8,9 @@
 namespace rz {
 
 struct Environment {
+  /// RZ_BACKEND: what performs the collectives: "auto" (default), "ring" (ours, over shared memory and TCP),
+  /// "mpi", "nccl" or "peer_cuda".
+  std::string backend = "auto";
   /// RZ_TRANSPORT: "auto" (default: shared memory within a host, TCP between hosts), "shm" or "tcp".
   std::string transport = "auto";
   /// RZ_INTERFACE: name or address prefix of the network interface for TCP; default: by the route to rank 0.

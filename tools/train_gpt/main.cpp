@@ -157,7 +157,9 @@ Status train_or_abort(const Options& o, Communicator& comm, Inputs& in) {
 
 Status run(const Place& place, const Options& options) {
   try {
-    Communicator comm = Communicator::connect(place.rank, place.size, store_for(place));
+    CommOptions comm_options;
+    if (!options.backend.empty()) comm_options.backend = options.backend;
+    Communicator comm = Communicator::connect(place.rank, place.size, store_for(place), comm_options);
     Inputs in;
     const Status checked = check_inputs(options, comm, in);
     return checked == done ? train_or_abort(options, comm, in) : checked;

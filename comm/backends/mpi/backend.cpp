@@ -1,0 +1,122 @@
+#include <memory>
+#include <set>
+
+#include "comm/backends/mpi/engine.h"
+#include "comm/backends/mpi/mpi.h"
+#include "comm/backends/mpi_plugin.h"
+#include "comm/core/error.h"
+
+namespace rz {
+
+namespace mpi {
+
+namespace {
+
+class MpiBackend final : public Backend {
+ public:
+  explicit MpiBackend(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) { engine_->start(); }
+  ~MpiBackend() override { engine_->stop(); }
+
+  Work submit(std::span<const Operation> group) override { return Work(engine_->submit(group)); }
+  void abort(const std::string& reason) noexcept override { engine_->abort(reason); }
+  std::unique_ptr<Backend> split(std::span<const int> members) override;
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
+  std::string describe() const override { return "mpi (" + engine_->session().library() + ")"; }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+};
+
+std::unique_ptr<Backend> backend_over(Session& session, Comms comms, const MpiOptions& options) {
+  int rank = 0, size = 1;
+  check(MPI_Comm_rank(comms.order, &rank), "MPI_Comm_rank");
+  check(MPI_Comm_size(comms.order, &size), "MPI_Comm_size");
+  return std::make_unique<MpiBackend>(std::make_shared<Engine>(session, comms, rank, size, options));
+}
+
+std::unique_ptr<Backend> MpiBackend::split(std::span<const int> members) {
+  return backend_over(engine_->session(), engine_->split(members), engine_->options());
+}
+
+std::shared_ptr<std::byte> MpiBackend::allocate(std::size_t bytes) {
+  auto memory = allocate_host(bytes);
+  std::fill_n(memory.get(), bytes, std::byte{0});
+  return memory;
+}
+
+// Started by another MPI's launcher, every process is a world of its own.
+void check_world(const MpiPlace& place, const Session& session, int world) {
+  require(place.launched == 0 || place.launched == world, Errc::unsupported, "rank ", place.rank, ": ",
+          session.library(), " sees ", world, " process", world == 1 ? "" : "es", ", but the launcher, ",
+          place.launcher, ", started ", place.launched, "; start with the mpirun of ", session.library(),
+          ", or use --backend ring");
+}
+
+/// The ranks of MPI_COMM_WORLD that the group's ranks are, which they tell each other through the store.
+std::vector<int> world_ranks(const MpiPlace& place, const CommOptions& options) {
+  int own = 0;
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &own), "MPI_Comm_rank");
+  place.store->set(str("mpi/", place.rank), str(own));
+  const Deadline end = Deadline::after(options.rendezvous_timeout);
+  std::vector<int> ranks;
+  std::set<int> different;
+  for (int r = 0; r < place.size; ++r) {
+    ranks.push_back(std::stoi(place.store->get(str("mpi/", r), end)));
+    require(different.insert(ranks.back()).second, Errc::unsupported, "rank ", r,
+            " is in the same MPI process as another rank of its group; the MPI backend needs a process a rank, "
+            "started by mpirun");
+  }
+  return ranks;
+}
+
+MPI_Comm comm_of(const std::vector<int>& ranks) {
+  MPI_Group world, group;
+  check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+  const int chosen = MPI_Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &group);
+  MPI_Group_free(&world);
+  check(chosen, "MPI_Group_incl");
+  MPI_Comm comm = MPI_COMM_NULL;
+  const int made = MPI_Comm_create_group(MPI_COMM_WORLD, group, 0, &comm);
+  MPI_Group_free(&group);
+  check(made, "MPI_Comm_create_group");
+  return comm;
+}
+
+std::unique_ptr<Backend> connect(const MpiPlace& place, const CommOptions& options) {
+  Session& session = Session::start();
+  int world = 0;
+  check(MPI_Comm_size(MPI_COMM_WORLD, &world), "MPI_Comm_size");
+  check_world(place, session, world);
+  const MPI_Comm comm = comm_of(world_ranks(place, options));
+  return backend_over(session, complete(comm, options.rendezvous_timeout),
+                      {.timeout = options.timeout,
+                       .rendezvous_timeout = options.rendezvous_timeout,
+                       .deterministic = options.deterministic});
+}
+
+}  // namespace
+}  // namespace mpi
+
+std::unique_ptr<Backend> mpi_backend(MPI_Comm comm, const MpiOptions& options) {
+  int initialised = 0;
+  mpi::check(MPI_Initialized(&initialised), "MPI_Initialized");
+  require(initialised, Errc::invalid_argument, "connect_mpi() before MPI_Init");
+  mpi::Session& session = mpi::Session::start();
+  int inter = 0;
+  require(comm != MPI_COMM_NULL, Errc::invalid_argument, "connect_mpi() was given MPI_COMM_NULL");
+  mpi::check(MPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter");
+  require(!inter, Errc::unsupported, "connect_mpi() takes no intercommunicator; merge it first");
+  require(options.most_bytes >= 8 && options.most_bytes <= std::size_t{1} << 30, Errc::invalid_argument,
+          "most_bytes must be from 8 to 2^30, got ", options.most_bytes);
+  return mpi::backend_over(session, mpi::duplicate(comm, options.rendezvous_timeout), options);
+}
+
+}  // namespace rz
+
+// What comm finds by name (comm/backends/mpi_plugin.h).
+extern "C" {
+const char* rz_mpi_plugin_version() { return RZ_VERSION; }
+rz::Backend* rz_mpi_plugin_connect(const rz::MpiPlace& place, const rz::CommOptions& options) {
+  return rz::mpi::connect(place, options).release();
+}
+}

@@ -1,0 +1,71 @@
+#include "comm/backends/mpi/control.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <thread>
+
+#include "comm/backends/mpi/session.h"
+#include "comm/core/deadline.h"
+
+namespace rz::mpi {
+
+namespace {
+constexpr int tag = 0;
+}
+
+void Note::set_text(const std::string& from) {
+  length = static_cast<std::uint32_t>(std::min(from.size(), sizeof text));
+  std::memcpy(text, from.data(), length);
+}
+
+void Control::tell(int peer, const Note& note) {
+  forget_sent();
+  Outgoing& out = outgoing_.emplace_back(Outgoing{note});
+  const int bytes = static_cast<int>(offsetof(Note, text) + note.length);
+  check(MPI_Isend(&out.note, bytes, MPI_BYTE, peer, tag, comm_, &out.request), "MPI_Isend");
+}
+
+void Control::tell_all(const Note& note) {
+  for (int peer = 0; peer < size_; ++peer)
+    if (peer != rank_) tell(peer, note);
+}
+
+void Control::forget_sent() {
+  outgoing_.remove_if([](Outgoing& out) {
+    int done = 0;
+    check(MPI_Test(&out.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    return done != 0;
+  });
+}
+
+void Control::poll(const std::function<void(int, const Note&)>& f) {
+  for (;;) {
+    int there = 0;
+    MPI_Status status;
+    check(MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_, &there, &status), "MPI_Iprobe");
+    if (!there) return;
+    Note note;
+    check(MPI_Recv(&note, sizeof note, MPI_BYTE, status.MPI_SOURCE, tag, comm_, MPI_STATUS_IGNORE), "MPI_Recv");
+    f(status.MPI_SOURCE, note);
+  }
+}
+
+bool Control::flush(std::chrono::milliseconds most) noexcept {
+  try {
+    for (const Deadline end = Deadline::after(most);;) {
+      forget_sent();
+      if (outgoing_.empty() || end.expired()) return outgoing_.empty();
+      std::this_thread::yield();
+    }
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void Control::give_up() {
+  if (!outgoing_.empty()) new std::list<Outgoing>(std::move(outgoing_));
+  outgoing_.clear();
+}
+
+}  // namespace rz::mpi

@@ -1,0 +1,47 @@
+#pragma once
+/// What the MPI backend keeps of a submission: one operation, or a group that ends as one.
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/collective.h"
+#include "comm/work.h"
+
+namespace rz::mpi {
+
+class Engine;
+
+/// `left` operations have to end before the job has. Written by whoever drives; done() by anybody.
+class Job final : public WorkState {
+ public:
+  Job(std::shared_ptr<Engine> engine, std::span<const Operation> group,
+      std::chrono::steady_clock::time_point deadline)
+      : operations(group.begin(), group.end()),
+        deadline(deadline),
+        left(group.size()),
+        engine_(std::move(engine)) {}
+
+  bool done() const noexcept override;
+  void wait() override;
+  bool ended() const noexcept { return done_.load(std::memory_order_acquire); }
+  /// Only once, by whoever drives.
+  void end(std::exception_ptr error) {
+    error_ = std::move(error);
+    done_.store(true, std::memory_order_release);
+  }
+
+  std::vector<Operation> operations;
+  const std::chrono::steady_clock::time_point deadline;
+  std::size_t left;
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  std::atomic<bool> done_{false};
+  std::exception_ptr error_;
+};
+
+}  // namespace rz::mpi

@@ -1,0 +1,52 @@
+#pragma once
+/// The MPI backend for programs that have an MPI communicator of their own: link ringzero::mpi.
+///
+///   auto comm = rz::connect_mpi(MPI_COMM_WORLD);
+///
+/// MPI must have been initialised. With MPI_THREAD_MULTIPLE a progress thread of the communicator's own, or
+/// whoever waits, moves its operations. With less, operations move only within calls of the communicator and
+/// Work::wait() and done(), which must then come from where MPI allows calls (MPI_THREAD_FUNNELED: the main
+/// thread; SERIALIZED: never beside another call of MPI), and abort() reaches the other ranks at their next
+/// such call.
+///
+/// A communicator that is destroyed leaves in the background, once all its ranks have; MPI_Finalize waits for
+/// that. After a failure its MPI communicators are given up, not freed, and MPI may still write to buffers of
+/// collectives that were in flight, as it has no way to withdraw them: keep such memory until the process
+/// ends.
+
+#include <mpi.h>
+
+#include <chrono>
+#include <memory>
+
+#include "comm/backend.h"
+#include "comm/communicator.h"
+
+namespace rz {
+
+struct MpiOptions {
+  std::chrono::milliseconds timeout{600'000};            ///< of one operation, from its submission
+  std::chrono::milliseconds rendezvous_timeout{30'000};  ///< of duplicating the communicator
+  bool deterministic = true;
+  /// Of one count handed to MPI, whose counts are ints: larger calls go in pieces. At least 8.
+  std::size_t most_bytes = std::size_t{1} << 30;
+};
+
+/// On two duplicates of `comm`, which stays the caller's; every rank of it calls this. Errc::unsupported for an
+/// intercommunicator, Errc::timeout if the other ranks do not come.
+std::unique_ptr<Backend> mpi_backend(MPI_Comm comm, const MpiOptions& = {});
+
+/// The communicator of all ranks of `comm`, under the same numbers. Of the options, those of the rendezvous and
+/// of transports are not looked at.
+inline Communicator connect_mpi(MPI_Comm comm, CommOptions options = {}) {
+  auto backend = mpi_backend(comm, {.timeout = options.timeout,
+                                    .rendezvous_timeout = options.rendezvous_timeout,
+                                    .deterministic = options.deterministic});
+  int rank = 0, size = 1;
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &size);
+  options.backend = "mpi";
+  return Communicator::over(rank, size, std::move(backend), std::move(options));
+}
+
+}  // namespace rz

@@ -1,0 +1,84 @@
+#include "comm/backends/mpi/operators.h"
+
+#include <array>
+
+#include "comm/backends/mpi/session.h"
+#include "comm/reduce.h"
+
+namespace rz::mpi {
+
+namespace {
+
+bool is_float(DType t) { return t <= DType::f8e5m2; }
+bool orders(ReduceOp::Kind k) { return k == ReduceOp::min || k == ReduceOp::max; }
+
+// avg and premul_sum are sums by the time that MPI sees them.
+ReduceOp::Kind plain(ReduceOp::Kind k) {
+  return k == ReduceOp::avg || k == ReduceOp::premul_sum ? ReduceOp::sum : k;
+}
+
+// With floats, NaN wins in ours, and in MPI's nobody knows.
+bool is_mpis(DType t, ReduceOp::Kind k) {
+  return !is_float(t) || ((t == DType::f32 || t == DType::f64) && !orders(k));
+}
+
+// A function of MPI is told neither type nor operator: there is one for each.
+template <int which>
+void combine(void* in, void* in_out, int* count, MPI_Datatype*) {
+  constexpr auto dtype = static_cast<DType>(which % dtype_count);
+  constexpr auto kind = static_cast<ReduceOp::Kind>(which / dtype_count);
+  const void* sources[] = {in, in_out};
+  reduce(in_out, sources, static_cast<std::size_t>(*count), dtype, kind);
+}
+
+template <int... which>
+constexpr auto functions_of(std::integer_sequence<int, which...>) {
+  return std::array{&combine<which>...};
+}
+constexpr auto functions = functions_of(std::make_integer_sequence<int, dtype_count*(ReduceOp::max + 1)>());
+
+}  // namespace
+
+MPI_Datatype datatype(DType t, ReduceOp::Kind k) {
+  switch (t) {
+    case DType::f32:
+      return MPI_FLOAT;
+    case DType::f64:
+      return MPI_DOUBLE;
+    case DType::i8:
+      return orders(k) ? MPI_INT8_T : MPI_UINT8_T;
+    case DType::i32:
+      return orders(k) ? MPI_INT32_T : MPI_UINT32_T;
+    case DType::i64:
+      return orders(k) ? MPI_INT64_T : MPI_UINT64_T;
+    case DType::u32:
+      return MPI_UINT32_T;
+    case DType::u64:
+      return MPI_UINT64_T;
+    case DType::f16:
+    case DType::bf16:
+      return MPI_UINT16_T;
+    default:
+      return MPI_UINT8_T;
+  }
+}
+
+Operators::~Operators() {
+  int finalised = 0;
+  if (MPI_Finalized(&finalised) != MPI_SUCCESS || finalised) return;
+  for (auto& [key, op] : own_) MPI_Op_free(&op);
+}
+
+MPI_Op Operators::get(DType t, ReduceOp::Kind kind) {
+  const ReduceOp::Kind k = plain(kind);
+  if (is_mpis(t, k))
+    return k == ReduceOp::sum ? MPI_SUM : k == ReduceOp::prod ? MPI_PROD : k == ReduceOp::min ? MPI_MIN : MPI_MAX;
+  const auto [it, is_new] = own_.try_emplace({t, k}, MPI_OP_NULL);
+  if (is_new) {
+    const auto which = static_cast<std::size_t>(k) * dtype_count + static_cast<std::size_t>(t);
+    check(MPI_Op_create(functions[which], 1, &it->second), "MPI_Op_create");
+  }
+  return it->second;
+}
+
+}  // namespace rz::mpi

@@ -1,0 +1,50 @@
+#pragma once
+/// MPI in this process: initialised here if nobody else has, and then finalised at exit.
+
+#include <mpi.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+
+namespace rz::mpi {
+
+/// Throws Errc::system with MPI's own words unless `result` is MPI_SUCCESS.
+void check(int result, const char* call);
+
+/// What a process has one of. Thread-safe.
+class Session {
+ public:
+  /// Initialises MPI with MPI_THREAD_MULTIPLE, unless it is. Errc::unsupported once MPI was finalised.
+  static Session& start();
+
+  /// Several threads may call MPI at once.
+  bool any_thread() const { return level_ == MPI_THREAD_MULTIPLE; }
+  /// False from MPI_Finalize on.
+  bool open() const { return open_.load(std::memory_order_acquire); }
+  /// "Open MPI v4.1.4".
+  const std::string& library() const { return library_; }
+
+  // A communicator lives, leaves, is gone. After a failure MPI is not finalised: it might wait for ever.
+  void begin_leaving();
+  void end_leaving();
+  void failed() { failed_.store(true); }
+
+  /// Before MPI_Finalize, whoever calls it: waits for those that leave.
+  void close();
+
+ private:
+  Session();
+  void finalise_at_exit() noexcept;
+
+  int level_ = 0;
+  std::string library_;
+  std::atomic<bool> open_{true}, failed_{false};
+  std::mutex mutex_;
+  std::condition_variable left_;
+  int leaving_ = 0;
+};
+
+}  // namespace rz::mpi

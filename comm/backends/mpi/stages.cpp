@@ -1,0 +1,402 @@
+// MPI counts in ints. So a call of parts of n bytes goes in pieces: the k-th moves the k-th piece of every part.
+// Parts lie n bytes apart while a piece is shorter, which a datatype of a piece's length and a part's extent tells
+// MPI; so no offset is ever a count.
+
+#include "comm/backends/mpi/stages.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "comm/backends/layout.h"
+#include "comm/backends/mpi/session.h"
+#include "comm/core/error.h"
+#include "comm/reduce.h"
+
+namespace rz::mpi {
+
+namespace {
+
+constexpr std::size_t one_shot_bytes = 128 << 10;  // below, every rank gets everything and combines it all
+constexpr std::size_t exchange_bytes = 4 << 20;    // a piece of a part that is combined: bounds what is set aside
+constexpr int tag_of_parts = 3;
+
+using Memory = std::shared_ptr<std::byte>;
+
+/// Parts of a buffer, `stride` bytes apart, of which `bytes` are moved. Lives until the call that uses it ends.
+class Parts {
+ public:
+  Parts(std::size_t bytes, std::size_t stride) : count_(static_cast<int>(bytes)) {
+    if (bytes == stride) return;
+    MPI_Datatype piece;
+    check(MPI_Type_contiguous(count_, MPI_BYTE, &piece), "MPI_Type_contiguous");
+    const int made = MPI_Type_create_resized(piece, 0, static_cast<MPI_Aint>(stride), &type_);
+    MPI_Type_free(&piece);
+    check(made, "MPI_Type_create_resized");
+    count_ = 1;
+    check(MPI_Type_commit(&type_), "MPI_Type_commit");
+  }
+  Parts(const Parts&) = delete;
+  ~Parts() {
+    if (type_ != MPI_BYTE) MPI_Type_free(&type_);
+  }
+  int count() const { return count_; }
+  MPI_Datatype type() const { return type_; }
+
+ private:
+  int count_;
+  MPI_Datatype type_ = MPI_BYTE;
+};
+
+std::byte* at(const void* base, std::size_t bytes) {
+  return const_cast<std::byte*>(static_cast<const std::byte*>(base)) + bytes;
+}
+
+int as_count(std::size_t n) { return static_cast<int>(n); }
+
+class Planner {
+ public:
+  Planner(const Operation& op, const Wire& wire, Operators& operators, std::vector<Stage>& stages)
+      : op_(op),
+        wire_(wire),
+        operators_(operators),
+        dtype_(op.out.data ? op.out.dtype : op.in.dtype),
+        element_(size_of(dtype_)),
+        most_(std::max<std::size_t>(wire.most_bytes / element_, 1) * element_),
+        ranks_(static_cast<std::size_t>(wire.size)),
+        own_(static_cast<std::size_t>(wire.rank)),
+        in_(op.in.data),
+        out_(op.out.data),
+        stages_(stages) {}
+
+  void plan() {
+    if (op_.kind == Collective::all_to_all_v) return all_to_all_v();
+    const std::size_t bytes = Layout::common_count(op_, wire_.size) * element_;
+    if (bytes == 0) return;
+    scale_input();
+    switch (op_.kind) {
+      case Collective::all_reduce:
+      case Collective::reduce:
+        wire_.deterministic ? reduce_in_order(bytes) : reduce_by_mpi(bytes);
+        break;
+      case Collective::reduce_scatter:
+        wire_.deterministic ? reduce_scatter_in_order(bytes) : reduce_scatter_by_mpi(bytes);
+        break;
+      case Collective::all_gather:
+        all_gather(bytes);
+        break;
+      case Collective::broadcast:
+        broadcast(bytes);
+        break;
+      case Collective::gather:
+        gather(in_, out_, bytes, is_root() && Layout::in_place(op_, wire_.rank, wire_.size));
+        break;
+      case Collective::scatter:
+        scatter(bytes);
+        break;
+      case Collective::all_to_all:
+        all_to_all(bytes);
+        break;
+      default:
+        break;
+    }
+  }
+
+ private:
+  bool is_root() const { return wire_.rank == op_.root; }
+  bool rooted() const { return op_.kind == Collective::reduce; }
+  MPI_Comm comm() const { return wire_.comm; }
+
+  template <class Call>
+  static void post(Requests& requests, const char* name, const Call& call) {
+    requests.push_back(MPI_REQUEST_NULL);
+    check(call(&requests.back()), name);
+  }
+  template <class F>
+  void add(F post, std::function<void()> finish = {}) {
+    stages_.push_back({std::move(post), std::move(finish)});
+  }
+  /// f(begin, bytes) of each piece.
+  template <class F>
+  static void each_piece(std::size_t bytes, std::size_t most, const F& f) {
+    for (std::size_t begin = 0; begin < bytes; begin += most) f(begin, std::min(most, bytes - begin));
+  }
+
+  void scale_input() {
+    if (op_.op.kind != ReduceOp::premul_sum || !reduces(op_.kind) || op_.in.count == 0) return;
+    void* to = op_.kind == Collective::all_reduce ? op_.out.data : nullptr;
+    if (!to) {
+      scaled_ = allocate_host(op_.in.bytes());
+      to = scaled_.get();
+    }
+    scale(to, in_, op_.in.count, dtype_, op_.op.factor);
+    in_ = to;
+  }
+
+  /// Combines what all ranks sent, which lies `bytes` apart.
+  void combine(void* to, const std::byte* from, std::size_t bytes) const {
+    if (ranks_ == 1) return void(std::memcpy(to, from, bytes));
+    std::vector<const void*> sources(ranks_);
+    for (std::size_t r = 0; r < ranks_; ++r) sources[r] = from + r * bytes;
+    reduce(to, sources, bytes / element_, dtype_, op_.op.kind, divisor());
+  }
+  int divisor() const { return op_.op.kind == ReduceOp::avg ? wire_.size : 1; }
+  void divide(void* data, std::size_t bytes) const {
+    const void* source[] = {data};
+    if (divisor() > 1) reduce(data, source, bytes / element_, dtype_, ReduceOp::avg, divisor());
+  }
+
+  // ---- combined in rank order
+
+  // Each rank combines the part of its number and hands it round (or to the root). What is left over, less than an
+  // element a rank, and what is small, goes to all as it is.
+  void reduce_in_order(std::size_t bytes) {
+    const std::size_t part =
+        bytes * ranks_ <= one_shot_bytes ? 0 : bytes / element_ / ranks_ * element_, rest = part * ranks_;
+    const Memory set_aside = rooted() && !is_root() ? allocate_host(part) : nullptr;
+    const Memory keep[] = {set_aside, scaled_};
+    std::byte* mine = set_aside ? set_aside.get() : at(out_, own_ * part);
+    combine_parts(mine, part, keep[0]);
+    combine_rest(rest, bytes - rest);
+    if (rooted())
+      gather(mine, out_, part, is_root(), set_aside);
+    else
+      hand_round(out_, out_, part, true);
+  }
+
+  void reduce_scatter_in_order(std::size_t part) { combine_parts(at(out_, 0), part, nullptr); }
+
+  // `keep` lives as long as the stages.
+  void combine_parts(std::byte* to, std::size_t part, const Memory& keep) {
+    const std::size_t most = std::max(std::min(most_, exchange_bytes) / element_, std::size_t{1}) * element_;
+    const Memory all = part ? allocate_host(std::min(most, part) * ranks_) : nullptr;
+    each_piece(part, most, [&](std::size_t begin, std::size_t bytes) {
+      const auto parts = std::make_shared<Parts>(bytes, part);
+      add(
+          [=, from = at(in_, begin), comm = comm(), scaled = scaled_](Requests& r) {
+            post(r, "MPI_Ialltoall", [&](MPI_Request* request) {
+              return MPI_Ialltoall(from, parts->count(), parts->type(), all.get(), as_count(bytes),
+                                   MPI_BYTE, comm, request);
+            });
+          },
+          [=, self = *this, kept = keep] { self.combine(to + begin, all.get(), bytes); });
+    });
+  }
+
+  void combine_rest(std::size_t first, std::size_t rest) {
+    const std::size_t most = std::min(most_, exchange_bytes / element_ * element_);
+    const Memory all = rest ? allocate_host(std::min(most, rest) * ranks_) : nullptr;
+    each_piece(rest, most, [&](std::size_t begin, std::size_t bytes) {
+      const std::byte* from = at(in_, first + begin);
+      std::byte* to = at(out_, first + begin);
+      const bool receives = !rooted() || is_root();
+      add(
+          [=, comm = comm(), root = op_.root, rooted = rooted(), scaled = scaled_](Requests& r) {
+            post(r, rooted ? "MPI_Igather" : "MPI_Iallgather", [&](MPI_Request* request) {
+              const int n = as_count(bytes);
+              return rooted ? MPI_Igather(from, n, MPI_BYTE, all.get(), n, MPI_BYTE, root, comm, request)
+                            : MPI_Iallgather(from, n, MPI_BYTE, all.get(), n, MPI_BYTE, comm, request);
+            });
+          },
+          [=, self = *this] {
+            if (receives) self.combine(to, all.get(), bytes);
+          });
+    });
+  }
+
+  // ---- combined by MPI
+
+  void reduce_by_mpi(std::size_t bytes) {
+    const MPI_Op op = operators_.get(dtype_, op_.op.kind);
+    const MPI_Datatype type = datatype(dtype_, op_.op.kind);
+    each_piece(bytes, most_, [&](std::size_t begin, std::size_t piece) {
+      const bool receives = !rooted() || is_root();
+      std::byte* to = receives ? at(out_, begin) : nullptr;
+      const void* from = receives && in_ == out_ ? MPI_IN_PLACE : at(in_, begin);
+      const int n = as_count(piece / element_);
+      add(
+          [=, comm = comm(), root = op_.root, rooted = rooted(), scaled = scaled_](Requests& r) {
+            post(r, rooted ? "MPI_Ireduce" : "MPI_Iallreduce", [&](MPI_Request* request) {
+              return rooted ? MPI_Ireduce(from, to, n, type, op, root, comm, request)
+                            : MPI_Iallreduce(from, to, n, type, op, comm, request);
+            });
+          },
+          [=, self = *this] {
+            if (receives) self.divide(to, piece);
+          });
+    });
+  }
+
+  // In place, MPI wants the result at the front of all; so it is set aside. Parts beyond a count go root by root.
+  void reduce_scatter_by_mpi(std::size_t part) {
+    const MPI_Op op = operators_.get(dtype_, op_.op.kind);
+    const MPI_Datatype type = datatype(dtype_, op_.op.kind);
+    if (part > most_) return reduce_scatter_by_roots(part, op, type);
+    const bool in_place = in_ == op_.in.data && Layout::in_place(op_, wire_.rank, wire_.size);
+    const Memory set_aside = in_place ? allocate_host(part) : nullptr;
+    void* to = in_place ? set_aside.get() : out_;
+    add(
+        [=, in = in_, comm = comm(), n = as_count(part / element_), scaled = scaled_](Requests& r) {
+          post(r, "MPI_Ireduce_scatter_block", [&](MPI_Request* request) {
+            return MPI_Ireduce_scatter_block(in, to, n, type, op, comm, request);
+          });
+        },
+        [=, self = *this, kept = set_aside] {
+          if (kept) std::memcpy(self.out_, kept.get(), part);
+          self.divide(self.out_, part);
+        });
+  }
+
+  void reduce_scatter_by_roots(std::size_t part, MPI_Op op, MPI_Datatype type) {
+    for (int root = 0; root < wire_.size; ++root)
+      each_piece(part, most_, [&](std::size_t begin, std::size_t piece) {
+        const std::byte* from = at(in_, static_cast<std::size_t>(root) * part + begin);
+        std::byte* to = root == wire_.rank ? at(out_, begin) : nullptr;
+        const void* in = from == to ? MPI_IN_PLACE : from;
+        add(
+            [=, comm = comm(), n = as_count(piece / element_), scaled = scaled_](Requests& r) {
+              post(r, "MPI_Ireduce", [&](MPI_Request* request) {
+                return MPI_Ireduce(in, to, n, type, op, root, comm, request);
+              });
+            },
+            [=, self = *this] {
+              if (to) self.divide(to, piece);
+            });
+      });
+  }
+
+  // ---- moved
+
+  void all_gather(std::size_t part) {
+    hand_round(in_, out_, part, Layout::in_place(op_, wire_.rank, wire_.size));
+  }
+
+  void hand_round(const void* in, void* out, std::size_t part, bool in_place) {
+    each_piece(part, most_, [&](std::size_t begin, std::size_t bytes) {
+      const auto parts = std::make_shared<Parts>(bytes, part);
+      add([=, comm = comm()](Requests& r) {
+        const void* from = in_place ? MPI_IN_PLACE : at(in, begin);
+        post(r, "MPI_Iallgather", [&](MPI_Request* request) {
+          return MPI_Iallgather(from, as_count(bytes), MPI_BYTE, at(out, begin), parts->count(), parts->type(), comm,
+                                request);
+        });
+      });
+    });
+  }
+
+  void gather(const void* in, void* out, std::size_t part, bool in_place, const Memory& keep = {}) {
+    each_piece(part, most_, [&](std::size_t begin, std::size_t bytes) {
+      const auto parts = std::make_shared<Parts>(bytes, part);
+      add([=, comm = comm(), root = op_.root, to = is_root() ? at(out, begin) : nullptr,
+           kept = keep](Requests& r) {
+        const void* from = in_place ? MPI_IN_PLACE : at(in, begin);
+        post(r, "MPI_Igather", [&](MPI_Request* request) {
+          return MPI_Igather(from, as_count(bytes), MPI_BYTE, to, parts->count(), parts->type(), root, comm, request);
+        });
+      });
+    });
+  }
+
+  void scatter(std::size_t part) {
+    const bool in_place = is_root() && Layout::in_place(op_, wire_.rank, wire_.size);
+    each_piece(part, most_, [&](std::size_t begin, std::size_t bytes) {
+      const auto parts = std::make_shared<Parts>(bytes, part);
+      add([=, comm = comm(), root = op_.root, from = is_root() ? at(in_, begin) : nullptr,
+           out = at(out_, begin)](Requests& r) {
+        void* to = in_place ? MPI_IN_PLACE : out;
+        post(r, "MPI_Iscatter", [&](MPI_Request* request) {
+          return MPI_Iscatter(from, parts->count(), parts->type(), to, as_count(bytes), MPI_BYTE, root, comm, request);
+        });
+      });
+    });
+  }
+
+  void broadcast(std::size_t bytes) {
+    if (is_root() && in_ != out_) std::memcpy(out_, in_, bytes);
+    each_piece(bytes, most_, [&](std::size_t begin, std::size_t piece) {
+      add([=, comm = comm(), root = op_.root, data = at(out_, begin)](Requests& r) {
+        post(r, "MPI_Ibcast", [&](MPI_Request* request) {
+          return MPI_Ibcast(data, as_count(piece), MPI_BYTE, root, comm, request);
+        });
+      });
+    });
+  }
+
+  void all_to_all(std::size_t part) {
+    Memory copy;
+    if (in_ == out_) {
+      copy = allocate_host(part * ranks_);
+      std::memcpy(copy.get(), in_, part * ranks_);
+    }
+    each_piece(part, most_, [&](std::size_t begin, std::size_t bytes) {
+      const auto parts = std::make_shared<Parts>(bytes, part);
+      add([=, comm = comm(), from = at(copy ? copy.get() : in_, begin), to = at(out_, begin),
+           kept = copy](Requests& r) {
+        post(r, "MPI_Ialltoall", [&](MPI_Request* request) {
+          return MPI_Ialltoall(from, parts->count(), parts->type(), to, parts->count(), parts->type(), comm, request);
+        });
+      });
+    });
+  }
+
+  // Only the two ranks of a pair know how much goes between them: first they compare.
+  void all_to_all_v() {
+    const auto theirs = std::make_shared<std::vector<std::uint64_t>>(ranks_);
+    const auto mine =
+        std::make_shared<std::vector<std::uint64_t>>(op_.send_counts.begin(), op_.send_counts.end());
+    add(
+        [=, comm = comm()](Requests& r) {
+          post(r, "MPI_Ialltoall", [&](MPI_Request* request) {
+            return MPI_Ialltoall(mine->data(), 1, MPI_UINT64_T, theirs->data(), 1, MPI_UINT64_T, comm, request);
+          });
+        },
+        [=, self = *this] { self.compare_counts(*theirs); });
+    add([self = *this, kept = mine](Requests& r) { self.exchange_parts(r); });
+  }
+
+  void compare_counts(const std::vector<std::uint64_t>& theirs) const {
+    for (std::size_t r = 0; r < ranks_; ++r)
+      require(theirs[r] == op_.recv_counts[r], Errc::mismatch, "mismatched collectives: rank ", r, " sends ",
+              theirs[r], " elements in its all_to_all_v, of which rank ", own_, " expects ", op_.recv_counts[r],
+              "; every rank must make the same calls in the same order");
+  }
+
+  void exchange_parts(Requests& requests) const {
+    for (std::size_t i = 0; i < ranks_; ++i) {
+      const std::size_t to = (own_ + i) % ranks_, from = (own_ + ranks_ - i) % ranks_;
+      each_piece(op_.recv_counts[from] * element_, most_, [&](std::size_t begin, std::size_t bytes) {
+        post(requests, "MPI_Irecv", [&](MPI_Request* request) {
+          return MPI_Irecv(at(out_, op_.recv_offsets[from] * element_ + begin), as_count(bytes), MPI_BYTE,
+                           static_cast<int>(from), tag_of_parts, comm(), request);
+        });
+      });
+      each_piece(op_.send_counts[to] * element_, most_, [&](std::size_t begin, std::size_t bytes) {
+        post(requests, "MPI_Isend", [&](MPI_Request* request) {
+          return MPI_Isend(at(in_, op_.send_offsets[to] * element_ + begin), as_count(bytes), MPI_BYTE,
+                           static_cast<int>(to), tag_of_parts, comm(), request);
+        });
+      });
+    }
+  }
+
+  const Operation& op_;
+  const Wire& wire_;
+  Operators& operators_;
+  const DType dtype_;
+  const std::size_t element_, most_;  // most_: bytes of one count
+  const std::size_t ranks_, own_;
+  const void* in_;
+  void* out_;
+  Memory scaled_;
+  std::vector<Stage>& stages_;
+};
+
+}  // namespace
+
+std::vector<Stage> stages_of(const Operation& op, const Wire& wire, Operators& operators) {
+  std::vector<Stage> stages;
+  Planner(op, wire, operators, stages).plan();
+  return stages;
+}
+
+}  // namespace rz::mpi

@@ -1,0 +1,35 @@
+#pragma once
+/// A collective as stages: non-blocking calls of MPI that run together, then work on what they brought. A stage
+/// begins when the one before has ended.
+
+#include <mpi.h>
+
+#include <functional>
+#include <vector>
+
+#include "comm/backends/mpi/operators.h"
+#include "comm/collective.h"
+
+namespace rz::mpi {
+
+using Requests = std::vector<MPI_Request>;
+
+struct Stage {
+  std::function<void(Requests&)> post;
+  std::function<void()> finish;  ///< may be empty
+};
+
+/// Where and how collectives run.
+struct Wire {
+  MPI_Comm comm = MPI_COMM_NULL;
+  int rank = 0, size = 1;
+  bool deterministic = true;
+  std::size_t most_bytes = 0;  ///< of one count of MPI
+};
+
+/// The stages of a checked collective; none if there is nothing to move. With `deterministic`, contributions are
+/// exchanged whole and combined by rz::reduce in rank order, which gives the bits of the scheduled backend; else
+/// MPI combines them. Operation, wire and operators outlive the stages.
+std::vector<Stage> stages_of(const Operation&, const Wire&, Operators&);
+
+}  // namespace rz::mpi

@@ -1,0 +1,91 @@
+#include "comm/backends/mpi_plugin.h"
+
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "comm/bootstrap.h"
+#include "comm/core/error.h"
+
+#ifndef RZ_MPI_PLUGIN_FILE
+#define RZ_MPI_PLUGIN_FILE "libringzero_mpi.so"
+#endif
+#ifndef RZ_MPI_PLUGIN_FOLDERS
+#define RZ_MPI_PLUGIN_FOLDERS ""
+#endif
+
+namespace rz {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The folder of the program or library that holds this function.
+fs::path own_folder() {
+  Dl_info info{};
+  std::error_code ignored;
+  if (::dladdr(reinterpret_cast<const void*>(&mpi_backend_by_plugin), &info) == 0 || !info.dli_fname) return {};
+  fs::path file = info.dli_fname;
+  if (!file.has_parent_path() || !fs::exists(file, ignored)) file = fs::read_symlink("/proc/self/exe", ignored);
+  return fs::absolute(file, ignored).parent_path();
+}
+
+/// Where the library may be, seen from a program in bin/ and from a library in lib/, in a build and installed.
+std::vector<std::string> candidates() {
+  std::vector<std::string> all;
+  const fs::path own = own_folder();
+  std::error_code ignored;
+  const std::string folders = RZ_MPI_PLUGIN_FOLDERS;  // separated by ':'
+  for (std::size_t at = 0; !own.empty() && at <= folders.size();) {
+    const auto colon = std::min(folders.find(':', at), folders.size());
+    const fs::path file = own / folders.substr(at, colon - at) / RZ_MPI_PLUGIN_FILE;
+    if (fs::exists(file, ignored)) all.push_back(file.string());
+    at = colon + 1;
+  }
+  all.push_back(RZ_MPI_PLUGIN_FILE);
+  return all;
+}
+
+void* open_plugin() {
+  std::string problem;
+  for (const std::string& file : candidates()) {
+    if (void* handle = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
+    const char* error = ::dlerror();
+    problem = error ? error : str(file, ": unknown reason");
+  }
+  fail(Errc::unsupported, "the MPI backend could not be loaded: ", problem,
+       "; install an MPI (Debian: libopenmpi3) and a ringzero that was built with it, or use --backend ring");
+}
+
+template <class F>
+F symbol(void* handle, const char* name) {
+  void* address = ::dlsym(handle, name);
+  require(address != nullptr, Errc::unsupported, RZ_MPI_PLUGIN_FILE, " is no MPI backend of ringzero: it has no ",
+          name, "; install the one of this version, or use --backend ring");
+  return reinterpret_cast<F>(address);
+}
+
+MpiPluginConnect load() {
+  void* handle = open_plugin();
+  const std::string version = symbol<MpiPluginVersion>(handle, mpi_plugin_version_symbol)();
+  require(version == RZ_VERSION, Errc::unsupported, RZ_MPI_PLUGIN_FILE, " is of ringzero ", version,
+          ", but this program of ", RZ_VERSION, "; install the one of this version, or use --backend ring");
+  return symbol<MpiPluginConnect>(handle, mpi_plugin_connect_symbol);
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> mpi_backend_by_plugin(int rank, int size, Store& store, const CommOptions& options) {
+  static const MpiPluginConnect connect = load();
+  const Place place = place_from_environment();
+  const MpiPlace mine{.rank = rank,
+                      .size = size,
+                      .store = &store,
+                      .launched = place.launcher == "none" ? 0 : place.size,
+                      .launcher = place.launcher.c_str()};
+  return std::unique_ptr<Backend>(connect(mine, options));
+}
+
+}  // namespace rz
