@@ -23,7 +23,8 @@ namespace {
 // Checks of one call, each a line that names the call and the rank.
 class Checks {
  public:
-  Checks(Collective kind, int rank, int size) : kind_(kind), rank_(rank), size_(size) {}
+  Checks(Collective kind, int rank, int size, Device device)
+      : kind_(kind), rank_(rank), size_(size), device_(device) {}
 
   template <class... T>
   void that(bool ok, const T&... parts) const {
@@ -31,13 +32,25 @@ class Checks {
   }
   void buffer(const char* which, const ConstBuffer& b) const {
     that(b.data != nullptr || b.count == 0, "'", which, "' is null but has ", b.count, " elements");
-    that(b.device.kind == Device::host, "'", which, "' is on ", name(b.device),
-         ", but this communicator moves host memory");
+    that(b.device.kind == Device::host || b.device == device_, "'", which, "' is on ", name(b.device),
+         ", but this communicator moves ",
+         device_.kind == Device::host ? std::string("host memory")
+                                      : str("memory of ", name(device_), " and the host"));
   }
   void buffers(const ConstBuffer& in, const ConstBuffer& out) const {
     buffer("in", in);
     buffer("out", out);
     that(in.dtype == out.dtype, "'in' holds ", name(in.dtype), " and 'out' ", name(out.dtype));
+    that(in.device == out.device, "'in' is on ", name(in.device), " and 'out' on ", name(out.device));
+  }
+  /// A device's memory is reached in a stream of that device, for which a host stream stands for the null
+  /// stream; the host's in the caller's order.
+  Stream stream(const Stream& given, Device memory) const {
+    if (given.device() == memory) return given;
+    if (memory.kind == Device::host) return {};
+    that(given.device().kind == Device::host, "the memory is on ", name(memory), ", but the stream is of ",
+         name(given.device()));
+    return Stream::borrow(memory, nullptr);
   }
   void root(int root) const {
     that(root >= 0 && root < size_, "root ", root, " is not a rank of 0 to ", size_ - 1);
@@ -75,6 +88,7 @@ class Checks {
  private:
   Collective kind_;
   int rank_, size_;
+  Device device_;
 };
 
 const std::byte* at(const void* base, std::size_t bytes) {
@@ -116,7 +130,8 @@ std::shared_ptr<std::byte> Communicator::allocate(std::size_t bytes) {
   return state_->backend->allocate(bytes);
 }
 Allocator Communicator::allocator() {
-  return [backend = state_->backend](std::size_t bytes) { return backend->allocate(bytes); };
+  return {[backend = state_->backend](std::size_t bytes) { return backend->allocate(bytes); },
+          state_->options.device};
 }
 
 namespace {
@@ -128,7 +143,11 @@ Operation checked_all_reduce(const Checks& check, ConstBuffer in, Buffer out, Re
   check.buffers(in, out);
   check.that(in.count == out.count, "'in' has ", in.count, " elements and 'out' ", out.count);
   check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data, out.data);
-  return {.kind = Collective::all_reduce, .in = in, .out = out, .op = op, .stream = stream};
+  return {.kind = Collective::all_reduce,
+          .in = in,
+          .out = out,
+          .op = op,
+          .stream = check.stream(stream, out.device)};
 }
 
 Operation checked_reduce_scatter(const Checks& check, int rank, ConstBuffer in, Buffer out, ReduceOp op,
@@ -137,7 +156,11 @@ Operation checked_reduce_scatter(const Checks& check, int rank, ConstBuffer in, 
   check.parts("in", in.count, "out", out.count);
   check.overlap(in.data, in.bytes(), out.data, out.bytes(),
                 at(in.data, out.bytes() * static_cast<std::size_t>(rank)), out.data);
-  return {.kind = Collective::reduce_scatter, .in = in, .out = out, .op = op, .stream = stream};
+  return {.kind = Collective::reduce_scatter,
+          .in = in,
+          .out = out,
+          .op = op,
+          .stream = check.stream(stream, out.device)};
 }
 
 Operation checked_all_gather(const Checks& check, int rank, ConstBuffer in, Buffer out,
@@ -146,7 +169,7 @@ Operation checked_all_gather(const Checks& check, int rank, ConstBuffer in, Buff
   check.parts("out", out.count, "in", in.count);
   check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data,
                 at(out.data, in.bytes() * static_cast<std::size_t>(rank)));
-  return {.kind = Collective::all_gather, .in = in, .out = out, .stream = stream};
+  return {.kind = Collective::all_gather, .in = in, .out = out, .stream = check.stream(stream, out.device)};
 }
 
 Operation checked_broadcast(const Checks& check, bool is_root, ConstBuffer in, Buffer out, int root,
@@ -162,14 +185,14 @@ Operation checked_broadcast(const Checks& check, bool is_root, ConstBuffer in, B
           .in = is_root ? in : ConstBuffer(out),
           .out = out,
           .root = root,
-          .stream = stream};
+          .stream = check.stream(stream, out.device)};
 }
 
 Operation checked_message(const Checks& check, Collective kind, const Buffer& buffer, int peer,
                           const Stream& stream) {
   check.peer(peer);
   check.buffer("buffer", buffer);
-  Operation op{.kind = kind, .root = peer, .stream = stream};
+  Operation op{.kind = kind, .root = peer, .stream = check.stream(stream, buffer.device)};
   (kind == Collective::send ? op.in = ConstBuffer(buffer), void() : void(op.out = buffer));
   return op;
 }
@@ -183,16 +206,18 @@ Work Communicator::all_reduce(Buffer in_out, ReduceOp op, const Stream& stream) 
 }
 
 Work Communicator::all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const Stream& stream) {
-  return submit_one(checked_all_reduce({Collective::all_reduce, rank(), size()}, in, out, op, stream));
+  return submit_one(
+      checked_all_reduce({Collective::all_reduce, rank(), size(), options().device}, in, out, op, stream));
 }
 
 Work Communicator::reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, const Stream& stream) {
-  return submit_one(
-      checked_reduce_scatter({Collective::reduce_scatter, rank(), size()}, rank(), in, out, op, stream));
+  return submit_one(checked_reduce_scatter({Collective::reduce_scatter, rank(), size(), options().device},
+                                           rank(), in, out, op, stream));
 }
 
 Work Communicator::all_gather(ConstBuffer in, Buffer out, const Stream& stream) {
-  return submit_one(checked_all_gather({Collective::all_gather, rank(), size()}, rank(), in, out, stream));
+  return submit_one(checked_all_gather({Collective::all_gather, rank(), size(), options().device}, rank(), in,
+                                       out, stream));
 }
 
 Work Communicator::broadcast(Buffer in_out, int root, const Stream& stream) {
@@ -200,12 +225,12 @@ Work Communicator::broadcast(Buffer in_out, int root, const Stream& stream) {
 }
 
 Work Communicator::broadcast(ConstBuffer in, Buffer out, int root, const Stream& stream) {
-  return submit_one(
-      checked_broadcast({Collective::broadcast, rank(), size()}, rank() == root, in, out, root, stream));
+  return submit_one(checked_broadcast({Collective::broadcast, rank(), size(), options().device},
+                                      rank() == root, in, out, root, stream));
 }
 
 Work Communicator::reduce(ConstBuffer in, Buffer out, int root, ReduceOp op, const Stream& stream) {
-  const Checks check(Collective::reduce, rank(), size());
+  const Checks check(Collective::reduce, rank(), size(), options().device);
   check.root(root);
   check.buffer("in", in);
   if (rank() == root) {
@@ -213,14 +238,18 @@ Work Communicator::reduce(ConstBuffer in, Buffer out, int root, ReduceOp op, con
     check.that(in.count == out.count, "'in' has ", in.count, " elements and 'out' ", out.count);
     check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data, out.data);
   } else {
-    out = Buffer(nullptr, 0, in.dtype);
+    out = Buffer(nullptr, 0, in.dtype, in.device);
   }
-  return submit_one(
-      Operation{.kind = Collective::reduce, .in = in, .out = out, .op = op, .root = root, .stream = stream});
+  return submit_one(Operation{.kind = Collective::reduce,
+                              .in = in,
+                              .out = out,
+                              .op = op,
+                              .root = root,
+                              .stream = check.stream(stream, in.device)});
 }
 
 Work Communicator::gather(ConstBuffer in, Buffer out, int root, const Stream& stream) {
-  const Checks check(Collective::gather, rank(), size());
+  const Checks check(Collective::gather, rank(), size(), options().device);
   check.root(root);
   check.buffer("in", in);
   if (rank() == root) {
@@ -229,14 +258,17 @@ Work Communicator::gather(ConstBuffer in, Buffer out, int root, const Stream& st
     check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data,
                   at(out.data, in.bytes() * static_cast<std::size_t>(rank())));
   } else {
-    out = Buffer(nullptr, 0, in.dtype);
+    out = Buffer(nullptr, 0, in.dtype, in.device);
   }
-  return submit_one(
-      Operation{.kind = Collective::gather, .in = in, .out = out, .root = root, .stream = stream});
+  return submit_one(Operation{.kind = Collective::gather,
+                              .in = in,
+                              .out = out,
+                              .root = root,
+                              .stream = check.stream(stream, in.device)});
 }
 
 Work Communicator::scatter(ConstBuffer in, Buffer out, int root, const Stream& stream) {
-  const Checks check(Collective::scatter, rank(), size());
+  const Checks check(Collective::scatter, rank(), size(), options().device);
   check.root(root);
   check.buffer("out", out);
   if (rank() == root) {
@@ -245,27 +277,31 @@ Work Communicator::scatter(ConstBuffer in, Buffer out, int root, const Stream& s
     check.overlap(in.data, in.bytes(), out.data, out.bytes(),
                   at(in.data, out.bytes() * static_cast<std::size_t>(rank())), out.data);
   } else {
-    in = ConstBuffer(nullptr, 0, out.dtype);
+    in = ConstBuffer(nullptr, 0, out.dtype, out.device);
   }
-  return submit_one(
-      Operation{.kind = Collective::scatter, .in = in, .out = out, .root = root, .stream = stream});
+  return submit_one(Operation{.kind = Collective::scatter,
+                              .in = in,
+                              .out = out,
+                              .root = root,
+                              .stream = check.stream(stream, in.device)});
 }
 
 Work Communicator::all_to_all(ConstBuffer in, Buffer out, const Stream& stream) {
-  const Checks check(Collective::all_to_all, rank(), size());
+  const Checks check(Collective::all_to_all, rank(), size(), options().device);
   check.buffers(in, out);
   check.that(in.count == out.count && in.count % static_cast<std::size_t>(size()) == 0,
              "'in' and 'out' must have as many elements, a multiple of ", size(), ", but have ", in.count,
              " and ", out.count);
   check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data, out.data);
-  return submit_one(Operation{.kind = Collective::all_to_all, .in = in, .out = out, .stream = stream});
+  return submit_one(Operation{
+      .kind = Collective::all_to_all, .in = in, .out = out, .stream = check.stream(stream, out.device)});
 }
 
 Work Communicator::all_to_all_v(ConstBuffer in, std::span<const std::size_t> send_counts,
                                 std::span<const std::size_t> send_offsets, Buffer out,
                                 std::span<const std::size_t> recv_counts,
                                 std::span<const std::size_t> recv_offsets, const Stream& stream) {
-  const Checks check(Collective::all_to_all_v, rank(), size());
+  const Checks check(Collective::all_to_all_v, rank(), size(), options().device);
   check.buffers(in, out);
   check.overlap(in.data, in.bytes(), out.data, out.bytes(), nullptr, &check);
   const auto ranks = static_cast<std::size_t>(size());
@@ -285,7 +321,8 @@ Work Communicator::all_to_all_v(ConstBuffer in, std::span<const std::size_t> sen
   const auto own = static_cast<std::size_t>(rank());
   check.that(send_counts[own] == recv_counts[own], "it sends ", send_counts[own],
              " elements to itself but receives ", recv_counts[own]);
-  Operation op{.kind = Collective::all_to_all_v, .in = in, .out = out, .stream = stream};
+  Operation op{
+      .kind = Collective::all_to_all_v, .in = in, .out = out, .stream = check.stream(stream, out.device)};
   op.send_counts.assign(send_counts.begin(), send_counts.end());
   op.send_offsets.assign(send_offsets.begin(), send_offsets.end());
   op.recv_counts.assign(recv_counts.begin(), recv_counts.end());
@@ -294,13 +331,13 @@ Work Communicator::all_to_all_v(ConstBuffer in, std::span<const std::size_t> sen
 }
 
 Work Communicator::send(ConstBuffer buffer, int to, const Stream& stream) {
-  return submit_one(checked_message({Collective::send, rank(), size()}, Collective::send,
+  return submit_one(checked_message({Collective::send, rank(), size(), options().device}, Collective::send,
                                     without_const(buffer), to, stream));
 }
 
 Work Communicator::recv(Buffer buffer, int from, const Stream& stream) {
-  return submit_one(
-      checked_message({Collective::recv, rank(), size()}, Collective::recv, buffer, from, stream));
+  return submit_one(checked_message({Collective::recv, rank(), size(), options().device}, Collective::recv,
+                                    buffer, from, stream));
 }
 
 Work Communicator::barrier() { return submit_one(Operation{.kind = Collective::barrier}); }
@@ -324,8 +361,7 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
   });
   const auto place = std::find(members.begin(), members.end(), rank()) - members.begin();
   const int new_rank = static_cast<int>(place), new_size = static_cast<int>(members.size());
-  auto store =
-      state_->store ? prefix_store(state_->store, str("split/", number, "/", *color, "/")) : nullptr;
+  auto store = state_->store ? prefix_store(state_->store, str("split/", number, "/", *color, "/")) : nullptr;
   auto backend = state_->backend->split(members);
   if (!backend) return connect(new_rank, new_size, std::move(store), state_->options);
   return Communicator(std::make_unique<State>(
@@ -338,41 +374,48 @@ Group::Group(Communicator& communicator) : communicator_(&communicator) {}
 Group::Group(Group&&) noexcept = default;
 Group::~Group() = default;
 
-Group& Group::all_reduce(Buffer in_out, ReduceOp op) {
-  const Checks check(Collective::all_reduce, communicator_->rank(), communicator_->size());
-  operations_.push_back(checked_all_reduce(check, in_out, in_out, op, {}));
+Group& Group::all_reduce(Buffer in_out, ReduceOp op, const Stream& stream) {
+  const Checks check(Collective::all_reduce, communicator_->rank(), communicator_->size(),
+                     communicator_->options().device);
+  operations_.push_back(checked_all_reduce(check, in_out, in_out, op, stream));
   return *this;
 }
 
-Group& Group::broadcast(Buffer in_out, int root) {
-  const Checks check(Collective::broadcast, communicator_->rank(), communicator_->size());
-  operations_.push_back(checked_broadcast(check, communicator_->rank() == root, in_out, in_out, root, {}));
-  return *this;
-}
-
-Group& Group::reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op) {
-  const int rank = communicator_->rank();
-  operations_.push_back(checked_reduce_scatter({Collective::reduce_scatter, rank, communicator_->size()},
-                                               rank, in, out, op, {}));
-  return *this;
-}
-
-Group& Group::all_gather(ConstBuffer in, Buffer out) {
-  const int rank = communicator_->rank();
+Group& Group::broadcast(Buffer in_out, int root, const Stream& stream) {
+  const Checks check(Collective::broadcast, communicator_->rank(), communicator_->size(),
+                     communicator_->options().device);
   operations_.push_back(
-      checked_all_gather({Collective::all_gather, rank, communicator_->size()}, rank, in, out, {}));
+      checked_broadcast(check, communicator_->rank() == root, in_out, in_out, root, stream));
   return *this;
 }
 
-Group& Group::send(ConstBuffer buffer, int to) {
-  const Checks check(Collective::send, communicator_->rank(), communicator_->size());
-  operations_.push_back(checked_message(check, Collective::send, without_const(buffer), to, {}));
+Group& Group::reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, const Stream& stream) {
+  const int rank = communicator_->rank();
+  operations_.push_back(checked_reduce_scatter(
+      {Collective::reduce_scatter, rank, communicator_->size(), communicator_->options().device}, rank, in,
+      out, op, stream));
   return *this;
 }
 
-Group& Group::recv(Buffer buffer, int from) {
-  const Checks check(Collective::recv, communicator_->rank(), communicator_->size());
-  operations_.push_back(checked_message(check, Collective::recv, buffer, from, {}));
+Group& Group::all_gather(ConstBuffer in, Buffer out, const Stream& stream) {
+  const int rank = communicator_->rank();
+  operations_.push_back(checked_all_gather(
+      {Collective::all_gather, rank, communicator_->size(), communicator_->options().device}, rank, in, out,
+      stream));
+  return *this;
+}
+
+Group& Group::send(ConstBuffer buffer, int to, const Stream& stream) {
+  const Checks check(Collective::send, communicator_->rank(), communicator_->size(),
+                     communicator_->options().device);
+  operations_.push_back(checked_message(check, Collective::send, without_const(buffer), to, stream));
+  return *this;
+}
+
+Group& Group::recv(Buffer buffer, int from, const Stream& stream) {
+  const Checks check(Collective::recv, communicator_->rank(), communicator_->size(),
+                     communicator_->options().device);
+  operations_.push_back(checked_message(check, Collective::recv, buffer, from, stream));
   return *this;
 }
 

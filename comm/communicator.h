@@ -9,6 +9,10 @@
 /// `out`, for reduce_scatter `out` its own part of `in`, for gather and scatter likewise at the root;
 /// all_to_all may have in == out. Other overlaps are refused.
 ///
+/// A communicator on a CUDA device moves memory of that device and of the host. On device memory an operation
+/// runs after everything that was put into `stream` before it (a host stream stands for the device's null
+/// stream), and Work::wait_on() orders other streams after it. All buffers of a call lie on one device.
+///
 /// Thread safety: several threads may call one communicator; their calls are put into one order, which must
 /// be the same on every rank. Errors are rz::Error; the first failure poisons the communicator, whose later
 /// calls throw it again.
@@ -56,8 +60,8 @@ class Communicator {
   /// names who is missing.
   static Communicator connect(int rank, int size, std::shared_ptr<Store> store, CommOptions options = {});
 
-  /// A group that a backend has brought together already, e.g. of an MPI communicator (connect_mpi). Without a
-  /// store, split() works where the backend can split.
+  /// A group that a backend has brought together already, e.g. of an MPI communicator (connect_mpi). Without
+  /// a store, split() works where the backend can split.
   static Communicator over(int rank, int size, std::unique_ptr<Backend> backend, CommOptions options = {});
 
   Communicator(Communicator&&) noexcept;
@@ -132,12 +136,12 @@ class Communicator {
 /// Calls that start together. Not thread-safe; launch() once.
 class Group {
  public:
-  Group& all_reduce(Buffer in_out, ReduceOp op = ReduceOp::sum);
-  Group& broadcast(Buffer in_out, int root);
-  Group& reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op = ReduceOp::sum);
-  Group& all_gather(ConstBuffer in, Buffer out);
-  Group& send(ConstBuffer, int to);
-  Group& recv(Buffer, int from);
+  Group& all_reduce(Buffer in_out, ReduceOp op = ReduceOp::sum, const Stream& = {});
+  Group& broadcast(Buffer in_out, int root, const Stream& = {});
+  Group& reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op = ReduceOp::sum, const Stream& = {});
+  Group& all_gather(ConstBuffer in, Buffer out, const Stream& = {});
+  Group& send(ConstBuffer, int to, const Stream& = {});
+  Group& recv(Buffer, int from, const Stream& = {});
   /// The Work ends when all of the group's operations have.
   Work launch();
 

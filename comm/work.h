@@ -22,7 +22,8 @@ class [[nodiscard]] Work {
   /// Blocks the calling thread until the operation has ended, and throws what went wrong: peer_lost, timeout,
   /// mismatch, aborted. The thread may move the operation forward itself. Any number of times, any thread.
   void wait() const;
-  /// Orders `stream` after the operation. A host stream is the calling thread's order: there it is wait().
+  /// Orders `stream` after the operation, without blocking the host where the operation runs in streams. A
+  /// host stream is the calling thread's order: there it is wait().
   void wait_on(const Stream& stream) const;
 
  private:
@@ -35,6 +36,8 @@ class WorkState {
   virtual ~WorkState() = default;
   virtual bool done() const noexcept = 0;
   virtual void wait() = 0;
+  /// Orders a CUDA stream after the operation; whoever has no events waits.
+  virtual void wait_on(const Stream&) { wait(); }
 };
 
 }  // namespace rz

@@ -1,7 +1,10 @@
 #include "comm/backends/make.h"
 
 #include "comm/backends/mpi_plugin.h"
+#include "comm/backends/paired.h"
 #include "comm/backends/scheduled.h"
+#include "comm/backends/staged.h"
+#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
 #include "comm/select.h"
 #include "comm/transports/connect.h"
@@ -10,13 +13,7 @@ namespace rz {
 
 namespace {
 
-void needs_host_memory(const CommOptions& options) {
-  require(options.device.kind == Device::host, Errc::unsupported, "a communicator on ", name(options.device),
-          " is not available in this build; use host memory");
-}
-
 std::unique_ptr<Backend> make_ring(int rank, int size, Store& store, const CommOptions& options) {
-  needs_host_memory(options);
   if (!options.algorithm.empty())
     select({.collective = Collective::all_reduce,
             .size = size,
@@ -33,34 +30,52 @@ std::unique_ptr<Backend> make_ring(int rank, int size, Store& store, const CommO
 }
 
 std::unique_ptr<Backend> make_mpi(int rank, int size, Store& store, const CommOptions& options) {
-  needs_host_memory(options);
   return mpi_backend_by_plugin(rank, size, store, options);
 }
 
-std::unique_ptr<Backend> make_cuda(int rank, int, Store&, const CommOptions& options) {
-  fail(Errc::unsupported, "rank ", rank, ": the backend '", options.backend, "' does not serve memory on ",
-       name(options.device), "; use 'ring' or 'mpi'");
+// ---- backends of device memory; `host` carries what the ranks say to each other on the way
+
+std::unique_ptr<Backend> make_staged(int rank, int, Store&, const CommOptions& options,
+                                     const std::shared_ptr<Backend>& host) {
+  return staged_backend(host, {.device = options.device, .rank = rank, .timeout = options.timeout});
 }
 
 struct Choice {
   const char* name;
-  std::unique_ptr<Backend> (*make)(int rank, int size, Store&, const CommOptions&);
+  std::unique_ptr<Backend> (*host)(int rank, int size, Store&, const CommOptions&);
+  /// Null: not for devices, or not in this build.
+  std::unique_ptr<Backend> (*device)(int rank, int size, Store&, const CommOptions&,
+                                     const std::shared_ptr<Backend>& host);
+  bool host_alone;  ///< serves a communicator on the host
 };
-constexpr Choice choices[] = {{"auto", make_ring},
-                              {"ring", make_ring},
-                              {"mpi", make_mpi},
-                              {"nccl", make_cuda},
-                              {"peer_cuda", make_cuda}};
+constexpr Choice choices[] = {{"auto", make_ring, make_staged, true},
+                              {"ring", make_ring, make_staged, true},
+                              {"mpi", make_mpi, make_staged, true},
+                              {"nccl", make_ring, nullptr, false},
+                              {"peer_cuda", make_ring, nullptr, false}};
+
+const Choice& choice_of(const CommOptions& options) {
+  std::string names;
+  for (const Choice& choice : choices) {
+    if (options.backend == choice.name) return choice;
+    names += str(names.empty() ? "" : ", ", choice.name);
+  }
+  fail(Errc::config, "the backend '", options.backend, "' is unknown; choose one of ", names);
+}
 
 }  // namespace
 
 std::unique_ptr<Backend> make_backend(int rank, int size, Store& store, const CommOptions& options) {
-  std::string names;
-  for (const Choice& choice : choices) {
-    if (options.backend == choice.name) return choice.make(rank, size, store, options);
-    names += str(names.empty() ? "" : ", ", choice.name);
-  }
-  fail(Errc::config, "the backend '", options.backend, "' is unknown; choose one of ", names);
+  const Choice& choice = choice_of(options);
+  const bool on_host = options.device.kind == Device::host;
+  require(on_host ? choice.host_alone : choice.device != nullptr, Errc::unsupported, "rank ", rank,
+          ": the backend '", options.backend, "' does not serve memory on ", name(options.device),
+          "; use 'ring' or 'mpi'");
+  cuda::require_device(options.device);
+  auto host = choice.host(rank, size, store, options);
+  if (on_host) return host;
+  const std::shared_ptr<Backend> shared = std::move(host);
+  return paired_backend(shared, choice.device(rank, size, store, options, shared));
 }
 
 }  // namespace rz

@@ -157,7 +157,7 @@ DeviceMemory::Owner DeviceMemory::owner(const void* address) const {
   const std::lock_guard lock(state_->mutex);
   const auto* const a = state_->find(address);
   const auto* const at = static_cast<const std::byte*>(address);
-  if (!a || at > a->first + a->second.bytes) return {};
+  if (!a || at >= a->first + a->second.bytes) return {};
   return {!a->second.pinned, a->second.pinned, a->second.device, static_cast<std::size_t>(at - a->first),
           a->second.bytes};
 }

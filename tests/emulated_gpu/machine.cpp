@@ -69,6 +69,7 @@ void Machine::put(Stream* s, Task task) {
   if (!failure_.empty()) return;
   s->tasks.push_back(std::move(task));
   ++changes_;
+  turns_in_vain_ = 0;
   changed_.notify_all();
 }
 
@@ -154,31 +155,24 @@ Progress Machine::run_first(Stream& s, std::unique_lock<std::mutex>& lock) {
 }
 
 /// One part of one task that may run, chosen at random; those that wait for memory last. False: there is none
-/// that could do anything.
+/// that could do anything, or those that wait did so for many turns.
 bool Machine::step(std::unique_lock<std::mutex>& lock) {
   std::vector<Stream*> choice = runnable();
   if (choice.empty()) return false;
-  const auto moving = std::partition(choice.begin(), choice.end(), [](Stream* s) { return !s->stalled; });
-  const bool stalled = moving == choice.begin();
-  const auto end = stalled ? choice.end() : moving;
+  const auto stalled = std::partition(choice.begin(), choice.end(), [](Stream* s) { return !s->stalled; });
+  const bool all_wait = stalled == choice.begin();
+  if (!all_wait) choice.erase(stalled, choice.end());
+  Stream& s = *choice[draw(choice.size())];
   const auto before = changes_;
-  bool any = false;
-  // All that stall get a turn, in case one of them can go on now.
-  for (auto it = choice.begin(); it != end; ++it) {
-    if (!stalled)
-      it = choice.begin() +
-           static_cast<std::ptrdiff_t>(draw(static_cast<std::uint64_t>(end - choice.begin())));
-    Stream& s = **it;
-    const Progress progress = run_first(s, lock);
-    s.stalled = progress == Progress::waiting;
-    any |= progress != Progress::waiting;
-    if (progress == Progress::done) {
-      s.tasks.pop_front();
-      if (s.orphan && s.tasks.empty()) bury(&s);
-    }
-    if (!stalled || any) break;
+  const Progress progress = run_first(s, lock);
+  s.stalled = progress == Progress::waiting;
+  if (progress == Progress::done) {
+    s.tasks.pop_front();
+    if (s.orphan && s.tasks.empty()) bury(&s);
   }
-  return any || !stalled || changes_ != before;
+  const bool moved = !all_wait || progress != Progress::waiting || changes_ != before;
+  turns_in_vain_ = moved ? 0 : turns_in_vain_ + 1;
+  return turns_in_vain_ < 8 * choice.size();
 }
 
 template <class F>
@@ -216,7 +210,7 @@ void Machine::run_some() {
   std::size_t tasks = 0;
   for (const auto& s : streams_) tasks += s->tasks.size();
   constexpr std::size_t most = 4000;
-  if (running_ || (pace_ == Pace::lazy && tasks < most)) return;
+  if (running_ || tasks == 0 || (pace_ == Pace::lazy && tasks < most)) return;
   if (pace_ == Pace::any && tasks < most && draw(8) != 0) return;
   running_ = true;
   {

@@ -130,6 +130,7 @@ class Machine {
   Pace pace_ = Pace::any;
   bool running_ = false;
   std::uint64_t changes_ = 0;
+  std::size_t turns_in_vain_ = 0;
   std::string failure_;
 };
 

@@ -1,0 +1,15 @@
+#pragma once
+/// Two backends as one: what a communicator on a CUDA device has, whose ranks exchange device memory and, for
+/// the few numbers that the host keeps (losses, norms, decisions), host memory.
+
+#include <memory>
+
+#include "comm/backend.h"
+
+namespace rz {
+
+/// An operation goes to the backend of the device that its memory is on; a group must be on one. Memory is
+/// the device backend's. abort() and errors of either end both.
+std::unique_ptr<Backend> paired_backend(std::shared_ptr<Backend> host, std::unique_ptr<Backend> device);
+
+}  // namespace rz

@@ -1,0 +1,256 @@
+#include "comm/backends/staged.h"
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "comm/core/deadline.h"
+#include "comm/core/error.h"
+#include "comm/core/memory.h"
+
+namespace rz {
+
+namespace {
+
+/// Pinned memory that is used again: pinning takes milliseconds.
+class PinnedPool {
+ public:
+  std::shared_ptr<std::byte> take(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto it = free_.lower_bound(bytes);
+    if (it == free_.end() || it->first > 4 * bytes + 4096) return allocate_pinned(bytes);
+    auto memory = std::move(it->second);
+    free_.erase(it);
+    return memory;
+  }
+  void give_back(std::size_t bytes, std::shared_ptr<std::byte> memory) {
+    const std::lock_guard lock(mutex_);
+    free_.emplace(bytes, std::move(memory));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::multimap<std::size_t, std::shared_ptr<std::byte>> free_;
+};
+
+/// Where an operation's memory stands on the host meanwhile, and what goes back.
+struct Copy {
+  std::byte* device;
+  std::byte* host;
+  std::size_t bytes;
+};
+
+class Job final : public WorkState {
+ public:
+  Job(Device device, Deadline deadline) : deadline(deadline), device_(device) {}
+
+  bool done() const noexcept override {
+    const std::lock_guard lock(mutex_);
+    try {
+      return ended_ && (error_ || returned_.done());
+    } catch (...) {
+      return true;
+    }
+  }
+  void wait() override { returned().synchronize(); }
+  void wait_on(const Stream& stream) override { stream.wait(returned()); }
+
+  void end(std::exception_ptr error, Event returned) {
+    {
+      const std::lock_guard lock(mutex_);
+      error_ = std::move(error);
+      returned_ = std::move(returned);
+      ended_ = true;
+    }
+    changed_.notify_all();
+  }
+
+  std::vector<Operation> operations;  // on the pinned copies
+  std::vector<Copy> back;
+  std::vector<std::pair<std::size_t, std::shared_ptr<std::byte>>> pinned;
+  Event fetched;
+  const Deadline deadline;
+
+ private:
+  /// The worker ends every job, at the host backend's deadline at the latest.
+  Event returned() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return ended_; });
+    if (error_) std::rethrow_exception(error_);
+    return returned_;
+  }
+
+  const Device device_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ended_ = false;
+  std::exception_ptr error_;
+  Event returned_;
+};
+
+class Staged final : public Backend {
+ public:
+  Staged(std::shared_ptr<Backend> host, const StagedOptions& options)
+      : host_(std::move(host)),
+        options_(options),
+        stream_(Stream::create(options.device, Stream::Priority::high)),
+        worker_([this] { work(); }) {}
+
+  ~Staged() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    worker_.join();
+    try {
+      stream_.synchronize();
+    } catch (const Error&) {  // said by the operation that failed
+    }
+  }
+
+  Work submit(std::span<const Operation> group) override {
+    const std::lock_guard order(submitting_);  // copies and jobs in one order
+    auto job = std::make_shared<Job>(options_.device, Deadline::after(options_.timeout));
+    for (const Operation& op : group) stage(*job, op);
+    job->fetched = stream_.record();
+    {
+      const std::lock_guard lock(mutex_);
+      queue_.push_back(job);
+    }
+    changed_.notify_all();
+    return Work(job);
+  }
+
+  void abort(const std::string& reason) noexcept override { host_->abort(reason); }
+  std::unique_ptr<Backend> split(std::span<const int> members) override {
+    std::shared_ptr<Backend> host = host_->split(members);
+    return host ? staged_backend(std::move(host), options_) : nullptr;
+  }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
+    auto memory = allocate_on(options_.device, bytes);
+    set_bytes(memory.get(), 0, bytes, stream_);
+    stream_.synchronize();
+    return memory;
+  }
+  std::string describe() const override {
+    return str(name(options_.device), " staged through pinned memory over ", host_->describe());
+  }
+
+ private:
+  std::byte* pinned(Job& job, std::size_t bytes) {
+    job.pinned.emplace_back(bytes, pool_.take(bytes));
+    return job.pinned.back().second.get();
+  }
+
+  /// Copies what this rank contributes to pinned memory, after its stream, and notes what comes back.
+  void stage(Job& job, const Operation& op) {
+    stream_.wait(op.stream.record());
+    Operation on_host = op;
+    on_host.stream = {};
+    auto* const out = static_cast<std::byte*>(op.out.data);
+    const auto* const in = static_cast<const std::byte*>(op.in.data);
+    const bool reads = op.kind != Collective::recv && op.kind != Collective::barrier &&
+                       (op.kind != Collective::broadcast || op.root == options_.rank) && op.in.bytes() > 0;
+    const auto holds = [](const std::byte* outer, std::size_t bytes, const std::byte* inner,
+                          std::size_t part) {
+      return outer && inner && inner >= outer && inner + part <= outer + bytes;
+    };
+    const bool inside = holds(out, op.out.bytes(), in, op.in.bytes());
+    const bool around = !inside && holds(in, op.in.bytes(), out, op.out.bytes());
+    std::byte* const host_out = op.out.bytes() && !around ? pinned(job, op.out.bytes()) : nullptr;
+    std::byte* host_in = nullptr;
+    if (inside)
+      host_in = host_out + (in - out);
+    else if (op.in.bytes())
+      host_in = pinned(job, op.in.bytes());
+    if (reads) copy_bytes(host_in, in, op.in.bytes(), stream_);
+    on_host.in = ConstBuffer(host_in, op.in.count, op.in.dtype);
+    on_host.out = Buffer(around ? host_in + (out - in) : host_out, op.out.count, op.out.dtype);
+    note_results(job, op, static_cast<std::byte*>(on_host.out.data));
+    job.operations.push_back(std::move(on_host));
+  }
+
+  void note_results(Job& job, const Operation& op, std::byte* host_out) const {
+    auto* const out = static_cast<std::byte*>(op.out.data);
+    if (op.kind == Collective::all_to_all_v) {
+      const std::size_t size = size_of(op.out.dtype);
+      for (std::size_t r = 0; r < op.recv_counts.size(); ++r)
+        job.back.push_back({out + op.recv_offsets[r] * size, host_out + op.recv_offsets[r] * size,
+                            op.recv_counts[r] * size});
+    } else if (op.out.bytes() && op.kind != Collective::send) {
+      job.back.push_back({out, host_out, op.out.bytes()});
+    }
+  }
+
+  void work() {
+    for (;;) {
+      std::shared_ptr<Job> job;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+        if (queue_.empty()) return;
+        job = std::move(queue_.front());
+        queue_.pop_front();
+      }
+      run(*job);
+    }
+  }
+
+  void run(Job& job) {
+    try {
+      if (failure_) std::rethrow_exception(failure_);
+      while (!job.fetched.done()) {
+        require(!job.deadline.expired(), Errc::timeout, "rank ", options_.rank, ": ", name(options_.device),
+                " did not come to a collective's input within its deadline; a kernel before it hangs");
+        std::this_thread::sleep_for(std::chrono::microseconds(5));
+      }
+      host_->submit(job.operations).wait();
+      for (const Copy& c : job.back) copy_bytes(c.device, c.host, c.bytes, stream_);
+      const Event returned = stream_.record();
+      job.end(nullptr, returned);
+      keep_until(returned, job);
+    } catch (...) {
+      if (!failure_) failure_ = std::current_exception();
+      job.end(std::current_exception(), {});
+    }
+  }
+
+  /// Pinned memory goes back to the pool once the copies from it are over.
+  void keep_until(const Event& returned, Job& job) {
+    in_flight_.emplace_back(returned, std::move(job.pinned));
+    while (!in_flight_.empty() && in_flight_.front().first.done()) {
+      for (auto& [bytes, memory] : in_flight_.front().second) pool_.give_back(bytes, std::move(memory));
+      in_flight_.pop_front();
+    }
+  }
+
+  const std::shared_ptr<Backend> host_;
+  const StagedOptions options_;
+  PinnedPool pool_;
+  const Stream stream_;
+  std::mutex submitting_;
+
+  std::mutex mutex_;  // guards the queue
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Job>> queue_;
+  bool stopping_ = false;
+
+  // The worker's own.
+  std::exception_ptr failure_;
+  std::deque<std::pair<Event, std::vector<std::pair<std::size_t, std::shared_ptr<std::byte>>>>> in_flight_;
+
+  std::thread worker_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> staged_backend(std::shared_ptr<Backend> host, const StagedOptions& options) {
+  return std::make_unique<Staged>(std::move(host), options);
+}
+
+}  // namespace rz
