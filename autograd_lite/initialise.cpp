@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <numbers>
+#include <vector>
 
 namespace rz {
 namespace {
@@ -80,9 +81,11 @@ void allocate_parameters(Module& module, const Allocator& allocate) {
   }
 }
 
-void initialise_parameters(Module& module, std::uint64_t seed) {
+void initialise_parameters(Module& module, std::uint64_t seed, const Stream& stream) {
   for (const Parameter* p : module.parameters()) {
-    initialise(*p, {p->value.data<float>(), p->count()}, 0, seed);
+    std::vector<float> values(p->count());
+    initialise(*p, values, 0, seed);
+    p->value.assign(std::span<const float>(values), stream);
   }
 }
 

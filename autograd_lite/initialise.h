@@ -21,6 +21,6 @@ double random_uniform(std::uint64_t seed, std::string_view stream, std::uint64_t
 /// Gives every parameter of a module that has no value yet memory of its own, not initialised.
 void allocate_parameters(Module&, const Allocator& = allocate_host);
 /// initialise() of the whole of every parameter.
-void initialise_parameters(Module&, std::uint64_t seed);
+void initialise_parameters(Module&, std::uint64_t seed, const Stream& = {});
 
 }  // namespace rz

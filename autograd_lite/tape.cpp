@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "comm/core/memory.h"
 #include "tensor/ops.h"
 
 namespace rz {
@@ -146,6 +147,8 @@ Tape::Tape(Stream stream, BufferPool pool)
   // Handles of different tapes should differ too: start counting from somewhere else in each.
   state_->pass = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(state_.get()) >> 4) | 1u;
 }
+
+Tape::Tape(const Stream& stream) : Tape(stream, BufferPool(allocator_on(stream.device()))) {}
 
 Tape::~Tape() {
   for (const auto& node : state_->nodes) state_->destroy(node);

@@ -52,7 +52,9 @@ struct TapeHooks {
 
 class Tape {
  public:
-  explicit Tape(Stream stream = {}, BufferPool pool = BufferPool());
+  /// Memory comes from a pool of its own on the stream's device.
+  explicit Tape(const Stream& stream = {});
+  Tape(Stream stream, BufferPool pool);
   ~Tape();
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;

@@ -34,7 +34,7 @@ Work Ddp::reduce(int bucket, const Stream& stream) {
 
 Strategy::Updated Ddp::updated(int bucket) {
   const Tensor& gradient = gradients_[static_cast<std::size_t>(bucket)];
-  return {{0, gradient.count()}, values_.bucket(bucket).data<float>(), gradient.data<float>()};
+  return {{0, gradient.count()}, values_.bucket(bucket), gradient};
 }
 
 void Ddp::after_step(const Stream&) {

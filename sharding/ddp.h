@@ -14,8 +14,8 @@ class Ddp final : public Strategy {
   Ddp(Module&, Communicator&, StrategyOptions);
   ~Ddp() override;
 
-  void fill_parameters(const Fill& fill) override { values_.fill(fill); }
-  void visit_owned(const Visit& visit) const override { values_.visit_owned(layout(), visit); }
+  void fill_parameters(const Fill& fill) override { values_.fill(fill, stream()); }
+  void visit_owned(const Visit& visit) const override { values_.visit_owned(layout(), visit, stream()); }
   Tensor full_value(const Parameter& p, const Stream&) override { return p.value; }
 
  private:

@@ -107,4 +107,6 @@ void add_squares(ExactSum& sum, const float* x, std::size_t count, const Stream&
   });
 }
 
+void SquareSum::add(const Tensor& x) { add_squares(sum_, x.data<float>(), x.count(), stream_); }
+
 }  // namespace rz

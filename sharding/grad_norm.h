@@ -8,6 +8,7 @@
 
 #include "comm/communicator.h"
 #include "comm/core/stream.h"
+#include "tensor/tensor.h"
 
 namespace rz {
 
@@ -40,5 +41,19 @@ inline constexpr std::size_t norm_block = 64;
 
 /// Adds the squares of x[0, count); count is a multiple of norm_block.
 void add_squares(ExactSum&, const float* x, std::size_t count, const Stream&);
+
+/// A sum of squares that is made where the tensors are, in the order of a stream.
+class SquareSum {
+ public:
+  explicit SquareSum(Stream stream) : stream_(std::move(stream)) {}
+  /// Of an f32 tensor on the stream's device, whose count is a multiple of norm_block.
+  void add(const Tensor&);
+  /// On a device this waits for the stream.
+  ExactSum read() const { return sum_; }
+
+ private:
+  Stream stream_;
+  ExactSum sum_;
+};
 
 }  // namespace rz

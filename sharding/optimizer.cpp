@@ -28,17 +28,19 @@ class Sgd final : public Optimizer {
   const char* name() const override { return "sgd"; }
   int state_count() const override { return o_.momentum > 0 ? 1 : 0; }
 
-  void update(const UpdateSpan& s, float grad_scale, const Stream& stream) const override {
+  void update(std::span<const UpdateSpan> spans, float grad_scale, const Stream& stream) const override {
     kernels::SgdStep step;
     step.lr = static_cast<float>(learning_rate());
     step.momentum = static_cast<float>(o_.momentum);
-    step.weight_decay = static_cast<float>(s.decay ? o_.weight_decay : 0);
     step.nesterov = o_.nesterov;
     step.grad_scale = grad_scale;  // `first` stays false: momenta start from zeros
-    stream.parallel_for(s.count, grain, [&](std::size_t begin, std::size_t end) {
-      float* const momentum = s.state[0] ? s.state[0] + begin : nullptr;
-      kernels::sgd_momentum(s.value + begin, s.gradient + begin, momentum, end - begin, step);
-    });
+    for (const UpdateSpan& s : spans) {
+      step.weight_decay = static_cast<float>(s.decay ? o_.weight_decay : 0);
+      stream.parallel_for(s.count, grain, [&](std::size_t begin, std::size_t end) {
+        float* const momentum = s.state[0] ? s.state[0] + begin : nullptr;
+        kernels::sgd_momentum(s.value + begin, s.gradient + begin, momentum, end - begin, step);
+      });
+    }
   }
 
  private:
@@ -60,20 +62,23 @@ class Adam final : public Optimizer {
   const char* name() const override { return decay_ == Decay::l2 ? "adam" : "adamw"; }
   int state_count() const override { return 2; }
 
-  void update(const UpdateSpan& s, float grad_scale, const Stream& stream) const override {
+  void update(std::span<const UpdateSpan> spans, float grad_scale, const Stream& stream) const override {
     const auto t = static_cast<double>(updates());
     kernels::AdamStep step;
     step.lr = learning_rate();
     step.beta1 = o_.beta1, step.beta2 = o_.beta2;
     step.eps = static_cast<float>(o_.epsilon);
-    step.weight_decay = static_cast<float>(s.decay ? o_.weight_decay : 0);
     step.bias_correction1 = 1 - std::pow(o_.beta1, t);
     step.bias_correction2_sqrt = std::sqrt(1 - std::pow(o_.beta2, t));
     step.grad_scale = grad_scale;
     const auto kernel = decay_ == Decay::decoupled ? kernels::adamw : kernels::adam;
-    stream.parallel_for(s.count, grain, [&](std::size_t begin, std::size_t end) {
-      kernel(s.value + begin, s.gradient + begin, s.state[0] + begin, s.state[1] + begin, end - begin, step);
-    });
+    for (const UpdateSpan& s : spans) {
+      step.weight_decay = static_cast<float>(s.decay ? o_.weight_decay : 0);
+      stream.parallel_for(s.count, grain, [&](std::size_t begin, std::size_t end) {
+        kernel(s.value + begin, s.gradient + begin, s.state[0] + begin, s.state[1] + begin, end - begin,
+               step);
+      });
+    }
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "comm/core/stream.h"
 
@@ -29,8 +30,9 @@ class Optimizer {
   virtual const char* name() const = 0;  ///< "sgd", "adam", "adamw"
   /// f32 values of state an element.
   virtual int state_count() const = 0;
-  /// One span of update number updates(), with gradient · grad_scale for the gradient.
-  virtual void update(const UpdateSpan&, float grad_scale, const Stream&) const = 0;
+  /// Spans of update number updates(), with gradient · grad_scale for the gradient. They lie on the stream's
+  /// device, where all of them are one launch.
+  virtual void update(std::span<const UpdateSpan>, float grad_scale, const Stream&) const = 0;
 
   /// Counts an update; the strategy calls it once before the spans of a step.
   void begin_update() { ++updates_; }

@@ -17,8 +17,8 @@ class ReplicatedValues {
   void place(const BucketLayout&, const Stream&);
   const Tensor& bucket(int b) const { return buckets_[static_cast<std::size_t>(b)]; }
 
-  void fill(const Strategy::Fill&);
-  void visit_owned(const BucketLayout&, const Strategy::Visit&) const;
+  void fill(const Strategy::Fill&, const Stream&);
+  void visit_owned(const BucketLayout&, const Strategy::Visit&, const Stream&) const;
   std::size_t bytes() const;
 
  private:
@@ -31,7 +31,7 @@ class ReplicatedValues {
 BucketLayout plan_member_buckets(std::span<Parameter* const> members, const BucketOptions&,
                                  std::span<const int> order = {});
 
-/// `count` zeros of f32 in the communicator's memory.
+/// `count` zeros of f32 in the communicator's memory, on its device.
 Tensor flat_memory(Communicator&, std::size_t count);
 
 }  // namespace rz

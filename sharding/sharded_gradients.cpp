@@ -1,5 +1,6 @@
 #include "sharding/sharded_gradients.h"
 
+#include "comm/core/memory.h"
 #include "sharding/replicated_values.h"
 #include "tensor/ops.h"
 
@@ -44,12 +45,12 @@ void ShardedGradients::drop_whole(Bucket& b) {
   for (Parameter* p : b.members) p->grad = {}, p->grad_is_fresh = true;
 }
 
-void ShardedGradients::provide(int bucket) {
+void ShardedGradients::provide(int bucket, const Stream& stream) {
   Bucket& b = at(bucket);
   if (b.whole.defined()) return;
   while (!in_flight_.empty() &&
          (in_flight_.size() > most_in_flight || at(in_flight_.front()).reduction.done()))
-    retire_oldest();
+    retire_oldest(stream);
   set_whole(b, memory_.take({b.count}));
 }
 
@@ -62,29 +63,30 @@ Work ShardedGradients::reduce(int bucket, const Stream& stream) {
   return b.reduction;
 }
 
-void ShardedGradients::retire_oldest() {
+void ShardedGradients::retire_oldest(const Stream& stream) {
   Bucket& b = at(in_flight_.front());
   wait_(b.reduction);
   b.reduction = {};
   in_flight_.pop_front();
   if (mode_ == Whole::kept) {
-    if (b.carried.defined()) ops::add(b.shard, b.shard, b.carried, {});
+    if (b.carried.defined()) ops::add(b.shard, b.shard, b.carried, stream);
     return;
   }
-  if (b.has_mean) ops::add(b.shard, b.shard, b.whole.view(b.own.begin, {b.own.count()}), {});
+  if (b.has_mean) ops::add(b.shard, b.shard, b.whole.view(b.own.begin, {b.own.count()}), stream);
   b.has_mean = true;
   drop_whole(b);
 }
 
-void ShardedGradients::settle() {
-  while (!in_flight_.empty()) retire_oldest();
+void ShardedGradients::settle(const Stream& stream) {
+  while (!in_flight_.empty()) retire_oldest(stream);
 }
 
-void ShardedGradients::reopen() {
+void ShardedGradients::reopen(const Stream& stream) {
   if (mode_ == Whole::transient) return;
   for (Bucket& b : buckets_) {
-    if (!b.carried.defined()) b.carried = Tensor::empty(b.shard.shape());
-    ops::copy(b.carried, b.shard, {});
+    if (!b.carried.defined())
+      b.carried = Tensor::empty(b.shard.shape(), b.shard.dtype(), allocator_on(b.shard.device()));
+    ops::copy(b.carried, b.shard, stream);
     for (Parameter* p : b.members) p->grad_is_fresh = true;
   }
 }
@@ -97,8 +99,8 @@ void ShardedGradients::forget() {
   }
 }
 
-const float* ShardedGradients::shard(int bucket) const {
-  return buckets_[static_cast<std::size_t>(bucket)].shard.data<float>();
+const Tensor& ShardedGradients::shard(int bucket) const {
+  return buckets_[static_cast<std::size_t>(bucket)].shard;
 }
 
 std::size_t ShardedGradients::bytes() const {

@@ -25,16 +25,16 @@ class ShardedGradients {
 
   /// Defines Parameter::grad of the bucket's members. For transient buckets it may wait: one is filled while
   /// another is reduced.
-  void provide(int bucket);
+  void provide(int bucket, const Stream&);
   /// Starts the mean over the ranks.
   Work reduce(int bucket, const Stream&);
   /// Waits for what was started; afterwards means are in the shards, added to what was there since forget().
-  void settle();
+  void settle(const Stream&);
   /// Makes room for another pass after settle(), with the shards kept.
-  void reopen();
+  void reopen(const Stream&);
   void forget();
 
-  const float* shard(int bucket) const;
+  const Tensor& shard(int bucket) const;
   /// Of shards, and of whole buckets that are kept.
   std::size_t bytes() const;
 
@@ -53,7 +53,7 @@ class ShardedGradients {
   Bucket& at(int bucket) { return buckets_[static_cast<std::size_t>(bucket)]; }
   void set_whole(Bucket&, Tensor);
   void drop_whole(Bucket&);
-  void retire_oldest();
+  void retire_oldest(const Stream&);
 
   Whole mode_;
   Communicator& communicator_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
+#include "comm/core/memory.h"
 #include "sharding/ddp.h"
 #include "sharding/grad_norm.h"
 #include "sharding/same_model.h"
@@ -51,7 +52,10 @@ std::unique_ptr<Strategy> make_strategy(StrategyKind kind, Module& module, Commu
 }
 
 Strategy::Strategy(StrategyKind kind, Module& module, Communicator& communicator, StrategyOptions options)
-    : kind_(kind), communicator_(communicator), options_(std::move(options)) {
+    : kind_(kind),
+      communicator_(communicator),
+      options_(std::move(options)),
+      stream_(Stream::create(communicator.options().device)) {
   if (!options_.decays) options_.decays = [](const Parameter& p) { return p.shape.dims() >= 2; };
   const auto parameters = module.parameters();
   require_same_model(parameters, communicator);
@@ -88,6 +92,9 @@ void Strategy::set_layout(BucketLayout layout) {
 }
 
 void Strategy::attach(Tape& tape) {
+  require(tape.stream().device() == stream_.device(), Errc::invalid_argument, "the tape's stream is of ",
+          name(tape.stream().device()), ", the strategy's communicator of ", name(stream_.device()));
+  tape.stream().wait(stream_.record());  // values may still be on their way
   stream_ = tape.stream();
   TapeHooks hooks;
   hooks.enter = [this](const Scope& scope, Pass pass) { enter(scope, pass); };
@@ -119,7 +126,8 @@ void Strategy::gradient_begins(int member) { provide_gradients(layout().places[i
 void Strategy::gradient_ready(int member, const Stream& stream) { scheduler_->ready(member, stream); }
 
 /// Members that no pass has written count as zero, and padding is zero.
-Work Strategy::launch(int bucket, const Stream& stream) {
+Work Strategy::launch(int bucket, const Stream& given) {
+  const Stream& stream = device_stream(given);
   provide_gradients(bucket);
   const auto extents = padded_extents(layout(), bucket);
   const auto& bucket_members = layout().buckets[index(bucket)].members;
@@ -128,12 +136,19 @@ Work Strategy::launch(int bucket, const Stream& stream) {
     if (p.grad_is_fresh && p.count()) ops::fill(p.grad, 0, stream);
     p.grad_is_fresh = false;
     const std::size_t gap = extents[i].count() - p.count();
-    if (gap) ops::fill(Tensor::borrow(p.grad.data<float>() + p.count(), {gap}), 0, stream);
+    if (gap)
+      ops::fill(Tensor::borrow(p.grad.data<float>() + p.count(), {gap}, DType::f32, p.grad.device()), 0,
+                stream);
   }
   return reduce(bucket, stream);
 }
 
-void Strategy::finish_gradients(const Stream& stream) {
+const Stream& Strategy::device_stream(const Stream& given) const {
+  return given.device() == stream_.device() ? given : stream_;
+}
+
+void Strategy::finish_gradients(const Stream& given) {
+  const Stream& stream = device_stream(given);
   require(
       state_ == State::reducing, Errc::unsynchronised,
       "finish_gradients() needs a backward pass that synchronises: begin_backward(true) outside of NoSync");
@@ -156,18 +171,20 @@ void Strategy::require_reduced(const char* call) const {
          " with unsynchronised gradients: ", why[static_cast<std::size_t>(state_)]);
 }
 
-double Strategy::gradient_norm(const Stream& stream) {
+double Strategy::gradient_norm(const Stream& given) {
   require_reduced("gradient_norm()");
-  ExactSum sum;
+  const Stream& stream = device_stream(given);
+  SquareSum sum(stream);
   for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
     const Updated u = updated(b);
     const Range own = part(layout().buckets[index(b)].count, communicator_.rank(), communicator_.size());
-    add_squares(sum, u.gradients + (own.begin - u.range.begin), own.count(), stream);
+    sum.add(u.gradients.view(own.begin - u.range.begin, {own.count()}));
   }
+  ExactSum total = sum.read();
   const auto start = std::chrono::steady_clock::now();
-  sum.all_reduce(communicator_);
+  total.all_reduce(communicator_);
   exposed_ += std::chrono::steady_clock::now() - start;
-  return std::sqrt(sum.value());
+  return std::sqrt(total.value());
 }
 
 double Strategy::clip_gradients(double max_norm, const Stream& stream) {
@@ -183,7 +200,8 @@ void Strategy::make_state(const Optimizer& optimizer) {
     for (int s = 0; s < optimizer.state_count(); ++s) {
       auto& buckets = optimizer_state_.emplace_back();
       for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b)
-        buckets.push_back(Tensor::zeros({updated(b).range.count()}));
+        buckets.push_back(
+            Tensor::zeros({updated(b).range.count()}, DType::f32, allocator_on(stream_.device())));
     }
   require(static_cast<int>(optimizer_state_.size()) == optimizer.state_count(), Errc::invalid_argument,
           "step(): ", optimizer.name(), " keeps ", optimizer.state_count(),
@@ -193,17 +211,20 @@ void Strategy::make_state(const Optimizer& optimizer) {
 
 void Strategy::update_bucket(int bucket, const Optimizer& optimizer, const Stream& stream) {
   const Updated u = updated(bucket);
+  std::vector<UpdateSpan> spans;
   for (const DecayRun& run : decay_runs(layout(), members_, bucket, u.range, options_.decays)) {
     const std::size_t at = run.range.begin - u.range.begin;
-    UpdateSpan span{u.values + at, u.gradients + at, {}, run.range.count(), run.decay};
+    UpdateSpan& span = spans.emplace_back(UpdateSpan{
+        u.values.data<float>() + at, u.gradients.data<float>() + at, {}, run.range.count(), run.decay});
     for (std::size_t s = 0; s < optimizer_state_.size(); ++s)
       span.state[s] = optimizer_state_[s][index(bucket)].data<float>() + at;
-    optimizer.update(span, static_cast<float>(clip_), stream);
   }
+  optimizer.update(spans, static_cast<float>(clip_), stream);
 }
 
-void Strategy::step(Optimizer& optimizer, const Stream& stream) {
+void Strategy::step(Optimizer& optimizer, const Stream& given) {
   require_reduced("step()");
+  const Stream& stream = device_stream(given);
   make_state(optimizer);
   optimizer.begin_update();
   std::vector<Work> published;
@@ -236,7 +257,8 @@ void Strategy::change_layout(BucketLayout layout) {
   set_layout(std::move(layout));
   for (auto& buckets : optimizer_state_) {
     std::vector<Tensor> moved;
-    for (const auto& b : this->layout().buckets) moved.push_back(Tensor::zeros({b.count}));
+    for (const auto& b : this->layout().buckets)
+      moved.push_back(Tensor::zeros({b.count}, DType::f32, allocator_on(stream_.device())));
     for (std::size_t m = 0; m < members_.size(); ++m) {
       const auto from = before.places[m], to = this->layout().places[m];
       const Shape shape{members_[m]->count()};

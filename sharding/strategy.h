@@ -32,6 +32,10 @@
 /// gradient of zero (momentum and weight decay still act on it). Parameters shared by several scopes count
 /// once.
 ///
+/// On a CUDA device (the communicator's) parameters, gradients and state live there, and everything runs in
+/// the streams that are passed, by default the tape's; the host waits in gradient_norm() and clip_gradients()
+/// only.
+///
 /// Driven by one thread a rank. Between begin_backward and the end of finish_gradients the communicator must
 /// not be used for anything else, nor in zero3 while a forward pass runs. Errors of the communicator pass
 /// through. A strategy that is destroyed with reductions in flight aborts the communicator; one with a
@@ -132,12 +136,10 @@ class Strategy {
   // ---- the seam: what a strategy decides. Members are the trainable parameters, in the order of first use;
   // they lie in buckets, which are reduced, updated and published one by one.
 
-  /// The elements of a bucket that this rank updates: their range, and where values and reduced gradients of
-  /// it begin.
+  /// The elements of a bucket that this rank updates: their range, their values and reduced gradients.
   struct Updated {
     Range range;
-    float* values = nullptr;
-    const float* gradients = nullptr;
+    Tensor values, gradients;
   };
 
   /// Checks that all ranks have the same model, and takes rank 0's values of it.
@@ -193,6 +195,8 @@ class Strategy {
   enum class State { none, local, reducing, reduced };
 
   Work launch(int bucket, const Stream&);
+  /// What the caller gave, or the tape's where the model is on a device and the caller named no stream of it.
+  const Stream& device_stream(const Stream& given) const;
   void require_reduced(const char* call) const;
   void make_state(const Optimizer&);
   void update_bucket(int bucket, const Optimizer&, const Stream&);

@@ -64,7 +64,7 @@ Tensor TransientMemory::take(const Shape& shape, DType dtype) {
       data, [state = state_, block = std::move(block), bytes](std::byte*) mutable {
         state->give_back(std::move(block), bytes);
       });
-  return Tensor::share(memory, 0, shape, dtype);
+  return Tensor::share(memory, 0, shape, dtype, state_->upstream.device);
 }
 
 std::size_t TransientMemory::held() const {

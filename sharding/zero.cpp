@@ -19,7 +19,7 @@ Zero::~Zero() { abandon(); }
 Strategy::Updated Zero::updated(int bucket) {
   const Tensor& values = values_.bucket(bucket);
   const Range own = part(values.count(), communicator().rank(), communicator().size());
-  return {own, values.data<float>() + own.begin, gradients_->shard(bucket)};
+  return {own, values.view(own.begin, {own.count()}), gradients_->shard(bucket)};
 }
 
 Work Zero::publish(int bucket, const Stream& stream) {

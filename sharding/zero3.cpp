@@ -9,9 +9,10 @@
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/core/memory.h"
 #include "sharding/grad_norm.h"
+#include "sharding/host_access.h"
 #include "sharding/replicated_values.h"
-#include "tensor/ops.h"
 
 namespace rz {
 
@@ -96,8 +97,9 @@ void Zero3::make_shard(Unit& u) {
     Parameter& p = *u.parameters[i];
     const Range here = intersect({u.offsets[i], u.offsets[i] + p.count()}, mine);
     if (p.value.defined() && here.count())
-      ops::copy(u.shard.view(here.begin - mine.begin, {here.count()}),
-                p.value.view(here.begin - u.offsets[i], {here.count()}), stream());
+      copy_bytes(u.shard.view(here.begin - mine.begin, {here.count()}).raw(),
+                 p.value.view(here.begin - u.offsets[i], {here.count()}).raw(), here.count() * sizeof(float),
+                 stream());
     p.value = {};
   }
 }
@@ -246,7 +248,7 @@ void Zero3::reduce_complete_units(const Scope& scope) {
 
 Strategy::Updated Zero3::updated(int bucket) {
   Unit& u = unit(bucket);
-  return {own(u), u.shard.data<float>(), gradients_->shard(bucket)};
+  return {own(u), u.shard, gradients_->shard(bucket)};
 }
 
 /// What is gathered has become stale.
@@ -268,7 +270,7 @@ void Zero3::close_scopes() {
 
 // ---- in and out
 
-/// f(parameter, elements, where they are) for this rank's parts.
+/// f(parameter, elements, their values) for this rank's parts.
 template <class F>
 void Zero3::for_each_owned(const F& f) const {
   for (const Unit& u : units_) {
@@ -278,17 +280,23 @@ void Zero3::for_each_owned(const F& f) const {
       const Range here = intersect({offset, offset + u.parameters[i]->count()}, mine);
       if (here.count())
         f(*u.parameters[i], Range{here.begin - offset, here.end - offset},
-          u.shard.data<float>() + (here.begin - mine.begin));
+          u.shard.view(here.begin - mine.begin, {here.count()}));
     }
   }
 }
 
 void Zero3::fill_parameters(const Fill& fill) {
   drop_all_but({}, {});
-  for_each_owned(fill);
+  for_each_owned([&](const Parameter& p, Range elements, const Tensor& piece) {
+    write_from_host(piece, stream(), [&](float* out) { fill(p, elements, out); });
+  });
 }
 
-void Zero3::visit_owned(const Visit& visit) const { for_each_owned(visit); }
+void Zero3::visit_owned(const Visit& visit) const {
+  for_each_owned([&](const Parameter& p, Range elements, const Tensor& piece) {
+    read_on_host(piece, stream(), [&](const float* value) { visit(p, elements, value); });
+  });
+}
 
 void Zero3::count_memory(MemoryReport& report) const {
   for (const Unit& u : units_) report.parameters += u.shard.bytes();

@@ -60,9 +60,9 @@ class Zero3 final : public Strategy {
   void gradient_begins(int member) override;
   void gradient_ready(int member, const Stream&) override;
   void reduce_complete_units(const Scope&);
-  void provide_gradients(int bucket) override { gradients_->provide(bucket); }
+  void provide_gradients(int bucket) override { gradients_->provide(bucket, stream()); }
   Work reduce(int bucket, const Stream& stream) override { return gradients_->reduce(bucket, stream); }
-  void settle_gradients(const Stream&) override { gradients_->settle(); }
+  void settle_gradients(const Stream& s) override { gradients_->settle(s); }
   void forget_gradients() override;
   void close_scopes();
   Updated updated(int bucket) override;

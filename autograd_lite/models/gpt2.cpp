@@ -231,10 +231,11 @@ std::vector<std::int32_t> generate(Gpt2& model, Tape& tape, std::span<const std:
     tape.reset();
     const std::size_t used = std::min(text.size(), most);
     const std::size_t padded = std::min((used + grain - 1) / grain * grain, most);
+    std::vector<std::int32_t> window(text.end() - static_cast<std::ptrdiff_t>(used), text.end());
+    window.resize(padded);
     const Tensor tokens = tape.empty({1, padded}, DType::i32);
-    std::fill_n(tokens.data<std::int32_t>(), padded, 0);
-    std::copy(text.end() - static_cast<std::ptrdiff_t>(used), text.end(), tokens.data<std::int32_t>());
-    const Tensor logits = tape.value(model.logits_at(tape, tokens, used - 1));
+    tokens.assign(std::span<const std::int32_t>(window), tape.stream());
+    const Tensor logits = tape.value(model.logits_at(tape, tokens, used - 1)).on_host(tape.stream());
     text.push_back(
         pick({logits.data<float>(), logits.count()}, temperature, random_uniform(seed, "generate", i)));
   }

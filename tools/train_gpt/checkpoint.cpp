@@ -108,7 +108,7 @@ void save_model(const std::string& path, std::span<Parameter* const> parameters,
     writer = std::make_unique<SafetensorsWriter>(path, tensors);
   }
   for (const Parameter* p : parameters) {
-    const Tensor value = strategy.full_value(*p, stream);
+    const Tensor value = strategy.full_value(*p, stream).on_host(stream);
     if (writer) writer->write({value.data<float>(), value.count()});
   }
   if (writer) writer->finish();

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "autograd_lite/initialise.h"
+#include "comm/core/memory.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -26,7 +27,9 @@ BatchPlan of_rank(BatchPlan plan, const Communicator& comm) {
   return plan;
 }
 
-std::span<std::int32_t> elements(const Tensor& t) { return {t.data<std::int32_t>(), t.count()}; }
+Stream stream_on(Device device, int threads) {
+  return device.kind == Device::host ? Stream::host(threads) : Stream::create(device);
+}
 
 }  // namespace
 
@@ -36,13 +39,15 @@ Trainer::Trainer(Gpt2& model, Tokens tokens, Communicator& comm, TrainerOptions 
       comm_(comm),
       options_(std::move(options)),
       batches_(of_rank(options_.batches, comm)),
-      stream_(Stream::host(options_.threads)),
+      stream_(stream_on(comm.options().device, options_.threads)),
       tape_(stream_),
       strategy_(make_strategy(options_.strategy, model, comm, options_.strategy_options)),
       optimizer_(make_optimizer(options_.optimizer)) {
   const Shape shape{static_cast<std::size_t>(options_.batches.sizes.micro), options_.seq_len};
-  inputs_ = Tensor::empty(shape, DType::i32);
-  targets_ = Tensor::empty(shape, DType::i32);
+  inputs_ = Tensor::empty(shape, DType::i32, allocator_on(stream_.device()));
+  targets_ = Tensor::empty(shape, DType::i32, allocator_on(stream_.device()));
+  next_inputs_.resize(shape.count());
+  next_targets_.resize(shape.count());
   strategy_->attach(tape_);
 }
 
@@ -59,7 +64,9 @@ void Trainer::load(const Checkpoint& checkpoint) {
 
 nn::CrossEntropy Trainer::run_micro_batch(std::uint64_t m) {
   const auto accumulation = static_cast<std::uint64_t>(options_.batches.sizes.accumulation);
-  read_samples(tokens_, batches_.indices(step_, m), options_.seq_len, elements(inputs_), elements(targets_));
+  read_samples(tokens_, batches_.indices(step_, m), options_.seq_len, next_inputs_, next_targets_);
+  inputs_.assign(std::span<const std::int32_t>(next_inputs_), stream_);
+  targets_.assign(std::span<const std::int32_t>(next_targets_), stream_);
   // Every micro-batch of every rank draws its own dropout.
   const auto rank = static_cast<std::uint64_t>(comm_.rank()),
              ranks = static_cast<std::uint64_t>(comm_.size());

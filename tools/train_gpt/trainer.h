@@ -24,7 +24,7 @@ struct TrainerOptions {
   BatchPlan batches;             ///< its rank and ranks come from the communicator
   std::size_t seq_len = 0;
   std::uint64_t seed = 0;  ///< of dropout and samples
-  int threads = 1;
+  int threads = 1;         ///< of a host stream
 };
 
 /// Every rank makes one, with the same options, and calls the same functions in the same order: all are
@@ -63,7 +63,8 @@ class Trainer {
   Tape tape_;
   std::unique_ptr<Strategy> strategy_;  // lives shorter than the tape that it is attached to
   std::unique_ptr<Optimizer> optimizer_;
-  Tensor inputs_, targets_;
+  std::vector<std::int32_t> next_inputs_, next_targets_;  // on the host
+  Tensor inputs_, targets_;                               // where the model is
   std::uint64_t step_ = 0;
 };
 
