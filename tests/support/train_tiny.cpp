@@ -1,0 +1,125 @@
+#include "tests/support/train_tiny.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "sharding/json.h"
+#include "tests/support/gpt2_tiny.h"
+#include "tests/support/ranks.h"
+#include "tools/train_gpt/model_config.h"
+
+namespace rz::test {
+
+namespace {
+
+namespace fs = std::filesystem;
+using train_gpt::Checkpoint;
+using train_gpt::Tokens;
+using train_gpt::Trainer;
+using train_gpt::UpdateReport;
+const std::string data_folder = RZ_SOURCE_DIR "/tests/data/gpt2_tiny/";
+
+}  // namespace
+
+std::string tiny_tokens() { return data_folder + "tokens.bin"; }
+
+TinyCase tiny_case(const std::string& name) {
+  const std::string path = data_folder + "expected.json";
+  const nlohmann::json node = parse_json(read_text_file(path), path, JsonDialect::strict).at(name);
+  TinyCase c;
+  c.config = {.n_layer = node["n_layer"],
+              .n_head = node["n_head"],
+              .n_embd = node["n_embd"],
+              .n_positions = node["n_positions"],
+              .vocab_size = node["vocab_size"],
+              .tie_word_embeddings = node["tied"]};
+  c.batch = node["batch"];
+  c.steps = node["steps"];
+  c.loss = node["float64"]["loss"].get<std::vector<double>>();
+  c.grad_norm = node["float64"]["grad_norm"].get<std::vector<double>>();
+  return c;
+}
+
+Folder::Folder() : path_((fs::temp_directory_path() / "rz_gpt2_tiny_XXXXXX").string()) {
+  EXPECT_NE(::mkdtemp(path_.data()), nullptr);
+}
+
+Folder::~Folder() { fs::remove_all(path_); }
+
+void write_tiny_start(const Gpt2Config& config, const std::string& path) {
+  Gpt2 model(config);
+  std::vector<SafetensorsOut> tensors;
+  for (const Parameter* p : model.parameters()) {
+    tensors.push_back({p->name, {}});
+    for (int i = 0; i < p->shape.dims(); ++i) tensors.back().shape.push_back(p->shape[i]);
+  }
+  SafetensorsWriter writer(path, tensors);
+  for (const Parameter* p : model.parameters()) {
+    std::vector<float> values(p->count());
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = gpt2_tiny_weight(p->name, p->shape.dims(), static_cast<int>(config.n_layer), i);
+    writer.write(values);
+  }
+  writer.finish();
+}
+
+train_gpt::TrainerOptions tiny_options(const TinyCase& c, int ranks, StrategyKind kind) {
+  train_gpt::TrainerOptions o;
+  o.strategy = kind;
+  o.optimizer = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  o.batches = {
+      .samples = 10240 / c.config.n_positions, .sizes = {c.batch, c.batch / ranks, 1}, .shuffle = false};
+  o.seq_len = c.config.n_positions;
+  return o;
+}
+
+Reports train(const TinyRun& run, std::int64_t steps) {
+  std::vector<Reports> reports(static_cast<std::size_t>(run.ranks));
+  run_ranks(run.ranks, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, run.ranks, std::move(store), run.comm(rank));
+    Gpt2 model(run.c.config);
+    model.recompute_blocks = run.recompute;
+    Trainer trainer(model, Tokens::from_file(run.tokens), comm, run.options);
+    trainer.load(Checkpoint(SafetensorsFile::open(run.checkpoint), model.parameters()));
+    for (std::int64_t i = 0; i < steps; ++i)
+      reports[static_cast<std::size_t>(rank)].push_back(trainer.update());
+    if (run.afterwards) run.afterwards(trainer, rank);
+  });
+  for (const Reports& r : reports)
+    for (std::size_t i = 0; i < reports[0].size(); ++i) {
+      EXPECT_EQ(r.at(i).loss, reports[0][i].loss);
+      EXPECT_EQ(r.at(i).grad_norm, reports[0][i].grad_norm);
+    }
+  return reports[0];
+}
+
+Reports train_tiny(const std::string& name, int ranks, StrategyKind kind, std::int64_t steps,
+                   const std::function<void(TinyRun&)>& change) {
+  const Folder folder;
+  const TinyCase c = tiny_case(name);
+  TinyRun run{c, ranks, tiny_options(c, ranks, kind), folder / "start.safetensors"};
+  write_tiny_start(c.config, run.checkpoint);
+  if (change) change(run);
+  return train(run, steps);
+}
+
+void expect_close(const Reports& reports, const std::vector<double>& loss,
+                  const std::vector<double>& grad_norm) {
+  for (const UpdateReport& r : reports) {
+    EXPECT_NEAR(r.loss, loss[r.step], 2e-5) << "update " << r.step;
+    EXPECT_NEAR(r.grad_norm, grad_norm[r.step], 1e-4 * grad_norm[r.step]) << "update " << r.step;
+  }
+}
+
+void expect_same_bits(const Reports& a, const Reports& b, const std::string& what) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].loss, b[i].loss) << what << ", update " << i;
+    EXPECT_EQ(a[i].grad_norm, b[i].grad_norm) << what << ", update " << i;
+  }
+}
+
+}  // namespace rz::test

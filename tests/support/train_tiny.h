@@ -1,0 +1,64 @@
+#pragma once
+/// Runs of a small GPT-2 whose course is known: PyTorch's in float64 (tests/data/gpt2_tiny).
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tools/train_gpt/trainer.h"
+
+namespace rz::test {
+
+using Reports = std::vector<train_gpt::UpdateReport>;
+
+/// A case of tests/data/gpt2_tiny: "tiny", "tiny_batch12", "untied".
+struct TinyCase {
+  Gpt2Config config;
+  std::int64_t batch = 0, steps = 0;
+  std::vector<double> loss, grad_norm;
+};
+TinyCase tiny_case(const std::string& name);
+std::string tiny_tokens();
+
+/// A folder of the test's own.
+class Folder {
+ public:
+  Folder();
+  ~Folder();
+  Folder(const Folder&) = delete;
+  std::string operator/(const char* name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+/// The initial weights of a case, as a checkpoint.
+void write_tiny_start(const Gpt2Config&, const std::string& path);
+train_gpt::TrainerOptions tiny_options(const TinyCase&, int ranks, StrategyKind);
+
+struct TinyRun {
+  TinyCase c;
+  int ranks = 1;
+  train_gpt::TrainerOptions options;
+  std::string checkpoint;  ///< that it starts from
+  std::string tokens = tiny_tokens();
+  bool recompute = false;
+  std::function<CommOptions(int rank)> comm = [](int) { return CommOptions(); };
+  std::function<void(train_gpt::Trainer&, int rank)> afterwards = {};  ///< on every rank
+};
+
+/// Runs the updates with threads as ranks; every rank must report the same losses and norms.
+Reports train(const TinyRun&, std::int64_t steps);
+/// From the case's start, with the case's options after `change`.
+Reports train_tiny(const std::string& name, int ranks, StrategyKind, std::int64_t steps,
+                   const std::function<void(TinyRun&)>& change = {});
+
+/// Losses within 2e-5, norms within 1e-4 of themselves.
+void expect_close(const Reports&, const std::vector<double>& loss, const std::vector<double>& grad_norm);
+void expect_same_bits(const Reports& a, const Reports& b, const std::string& what);
+
+inline constexpr StrategyKind strategies[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
+                                              StrategyKind::zero3};
+
+}  // namespace rz::test
