@@ -19,8 +19,8 @@ class Backend {
   /// Ends every operation in flight, here and on the other ranks, with Errc::aborted. Any thread, idempotent,
   /// bounded.
   virtual void abort(const std::string& reason) noexcept = 0;
-  /// A backend for the given ranks of this one, in their new order; each of them calls it, with the same list,
-  /// and no other rank does. None where ranks have to meet in a store for that.
+  /// A backend for the given ranks of this one, in their new order; each of them calls it, with the same
+  /// list, and no other rank does. None where ranks have to meet in a store for that.
   virtual std::unique_ptr<Backend> split(std::span<const int> /*members*/) { return nullptr; }
   /// Memory that this backend moves without copying.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;

@@ -324,8 +324,7 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
   });
   const auto place = std::find(members.begin(), members.end(), rank()) - members.begin();
   const int new_rank = static_cast<int>(place), new_size = static_cast<int>(members.size());
-  auto store =
-      state_->store ? prefix_store(state_->store, str("split/", number, "/", *color, "/")) : nullptr;
+  auto store = state_->store ? prefix_store(state_->store, str("split/", number, "/", *color, "/")) : nullptr;
   auto backend = state_->backend->split(members);
   if (!backend) return connect(new_rank, new_size, std::move(store), state_->options);
   return Communicator(std::make_unique<State>(

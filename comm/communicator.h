@@ -56,8 +56,8 @@ class Communicator {
   /// names who is missing.
   static Communicator connect(int rank, int size, std::shared_ptr<Store> store, CommOptions options = {});
 
-  /// A group that a backend has brought together already, e.g. of an MPI communicator (connect_mpi). Without a
-  /// store, split() works where the backend can split.
+  /// A group that a backend has brought together already, e.g. of an MPI communicator (connect_mpi). Without
+  /// a store, split() works where the backend can split.
   static Communicator over(int rank, int size, std::unique_ptr<Backend> backend, CommOptions options = {});
 
   Communicator(Communicator&&) noexcept;

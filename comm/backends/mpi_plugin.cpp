@@ -26,13 +26,16 @@ namespace fs = std::filesystem;
 fs::path own_folder() {
   Dl_info info{};
   std::error_code ignored;
-  if (::dladdr(reinterpret_cast<const void*>(&mpi_backend_by_plugin), &info) == 0 || !info.dli_fname) return {};
+  if (::dladdr(reinterpret_cast<const void*>(&mpi_backend_by_plugin), &info) == 0 || !info.dli_fname)
+    return {};
   fs::path file = info.dli_fname;
-  if (!file.has_parent_path() || !fs::exists(file, ignored)) file = fs::read_symlink("/proc/self/exe", ignored);
+  if (!file.has_parent_path() || !fs::exists(file, ignored))
+    file = fs::read_symlink("/proc/self/exe", ignored);
   return fs::absolute(file, ignored).parent_path();
 }
 
-/// Where the library may be, seen from a program in bin/ and from a library in lib/, in a build and installed.
+/// Where the library may be, seen from a program in bin/ and from a library in lib/, in a build and
+/// installed.
 std::vector<std::string> candidates() {
   std::vector<std::string> all;
   const fs::path own = own_folder();
@@ -62,8 +65,9 @@ void* open_plugin() {
 template <class F>
 F symbol(void* handle, const char* name) {
   void* address = ::dlsym(handle, name);
-  require(address != nullptr, Errc::unsupported, RZ_MPI_PLUGIN_FILE, " is no MPI backend of ringzero: it has no ",
-          name, "; install the one of this version, or use --backend ring");
+  require(address != nullptr, Errc::unsupported, RZ_MPI_PLUGIN_FILE,
+          " is no MPI backend of ringzero: it has no ", name,
+          "; install the one of this version, or use --backend ring");
   return reinterpret_cast<F>(address);
 }
 

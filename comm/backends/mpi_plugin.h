@@ -12,9 +12,9 @@ namespace rz {
 /// What the library is told. Plain data, as both sides of the border were compiled apart.
 struct MpiPlace {
   int rank, size;
-  Store* store;            ///< where the ranks tell each other who they are to MPI
-  int launched;            ///< size of the job as the launcher's variables have it; 0 without a launcher
-  const char* launcher;    ///< whose variables, e.g. "openmpi"
+  Store* store;          ///< where the ranks tell each other who they are to MPI
+  int launched;          ///< size of the job as the launcher's variables have it; 0 without a launcher
+  const char* launcher;  ///< whose variables, e.g. "openmpi"
 };
 
 /// Names and type of the library's two entry points. The first says what it was built from: a library of

@@ -90,8 +90,9 @@ void add_speed(CLI::App& app, Options& o) {
       ->type_name("X")
       ->check(CLI::Range(0.001, 65536.0))
       ->group("Speed (results stay the same but for --threads)");
-  app.add_option("--backend", o.backend,
-                 "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto")
+  app.add_option(
+         "--backend", o.backend,
+         "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto")
       ->type_name("NAME")
       ->group("Speed (results stay the same but for --threads)");
   app.add_flag("!--no-overlap", o.overlap, "Communicate after backward instead of beside it")
