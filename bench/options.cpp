@@ -108,8 +108,9 @@ void add_running(CLI::App& app, Options& o, Words& w) {
 }
 
 void add_ours(CLI::App& app, Options& o) {
-  app.add_option("--backend", o.backend,
-                 "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto");
+  app.add_option(
+      "--backend", o.backend,
+      "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto");
 }
 
 void add_report(CLI::App& app, Options& o, Words& w) {

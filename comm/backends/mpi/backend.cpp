@@ -62,9 +62,10 @@ std::vector<int> world_ranks(const MpiPlace& place, const CommOptions& options) 
   std::set<int> different;
   for (int r = 0; r < place.size; ++r) {
     ranks.push_back(std::stoi(place.store->get(str("mpi/", r), end)));
-    require(different.insert(ranks.back()).second, Errc::unsupported, "rank ", r,
-            " is in the same MPI process as another rank of its group; the MPI backend needs a process a rank, "
-            "started by mpirun");
+    require(
+        different.insert(ranks.back()).second, Errc::unsupported, "rank ", r,
+        " is in the same MPI process as another rank of its group; the MPI backend needs a process a rank, "
+        "started by mpirun");
   }
   return ranks;
 }
@@ -82,8 +83,7 @@ MPI_Comm comm_of(const std::vector<int>& ranks) {
   return comm;
 }
 
-std::unique_ptr<Backend> connect(const MpiPlace& place, const CommOptions& options) {
-  Session& session = Session::start();
+std::unique_ptr<Backend> connect(Session& session, const MpiPlace& place, const CommOptions& options) {
   int world = 0;
   check(MPI_Comm_size(MPI_COMM_WORLD, &world), "MPI_Comm_size");
   check_world(place, session, world);
@@ -92,6 +92,17 @@ std::unique_ptr<Backend> connect(const MpiPlace& place, const CommOptions& optio
                       {.timeout = options.timeout,
                        .rendezvous_timeout = options.rendezvous_timeout,
                        .deterministic = options.deterministic});
+}
+
+// A rank that could not connect must not wait for the others at its exit.
+Backend* connect_or_fail(const MpiPlace& place, const CommOptions& options) {
+  Session& session = Session::start();
+  try {
+    return connect(session, place, options).release();
+  } catch (...) {
+    session.failed();
+    throw;
+  }
 }
 
 }  // namespace
@@ -117,6 +128,6 @@ std::unique_ptr<Backend> mpi_backend(MPI_Comm comm, const MpiOptions& options) {
 extern "C" {
 const char* rz_mpi_plugin_version() { return RZ_VERSION; }
 rz::Backend* rz_mpi_plugin_connect(const rz::MpiPlace& place, const rz::CommOptions& options) {
-  return rz::mpi::connect(place, options).release();
+  return rz::mpi::connect_or_fail(place, options);
 }
 }

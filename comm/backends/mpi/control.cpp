@@ -46,7 +46,8 @@ void Control::poll(const std::function<void(int, const Note&)>& f) {
     check(MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_, &there, &status), "MPI_Iprobe");
     if (!there) return;
     Note note;
-    check(MPI_Recv(&note, sizeof note, MPI_BYTE, status.MPI_SOURCE, tag, comm_, MPI_STATUS_IGNORE), "MPI_Recv");
+    check(MPI_Recv(&note, sizeof note, MPI_BYTE, status.MPI_SOURCE, tag, comm_, MPI_STATUS_IGNORE),
+          "MPI_Recv");
     f(status.MPI_SOURCE, note);
   }
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// Short notes between the ranks of a communicator beside its collectives: who is at which call, what went wrong,
-/// who leaves. Driven by one thread at a time.
+/// Short notes between the ranks of a communicator beside its collectives: who is at which call, what went
+/// wrong, who leaves. Driven by one thread at a time.
 
 #include <mpi.h>
 
@@ -16,9 +16,11 @@ namespace rz::mpi {
 struct Note {
   enum Kind : std::int32_t {
     query,    ///< are you at call `sequence`?
-    answer,   ///< to that: the call of that number as this rank knows it, if `known`; it has made `calls` so far
+    answer,   ///< to that: the call of that number as this rank knows it, if `known`; it has made `calls` so
+              ///< far
     failure,  ///< the group can go no further: code, culprit, text
-    leaving   ///< the last note of a rank, which has ended its first `calls` calls and destroys its communicator
+    leaving   ///< the last note of a rank, which has ended its first `calls` calls and destroys its
+              ///< communicator
   };
   Kind kind = query;
   std::int32_t code = 0, culprit = -1, known = 0;

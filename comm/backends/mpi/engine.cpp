@@ -18,11 +18,11 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t wakes_the_thread = 1 << 20;  // bytes: below, the caller mostly waits at once
 constexpr auto in_use = 1s;                        // after the last call, the thread looks once a millisecond
 constexpr auto light_sleep = 1ms;
-constexpr auto note_interval = 1ms;     // between looks for notes while operations are in flight
-constexpr auto idle_interval = 100ms;   // and while there are none
-constexpr auto inquiry_time = 1s;       // an idle rank answers within idle_interval
-constexpr std::size_t ahead = 8;        // agreements under way
-constexpr std::size_t remembered = 8;   // ended calls, for ranks that ask
+constexpr auto note_interval = 1ms;    // between looks for notes while operations are in flight
+constexpr auto idle_interval = 100ms;  // and while there are none
+constexpr auto inquiry_time = 1s;      // an idle rank answers within idle_interval
+constexpr std::size_t ahead = 8;       // agreements under way
+constexpr std::size_t remembered = 8;  // ended calls, for ranks that ask
 
 bool is_message(const Operation& op) { return op.kind == Collective::send || op.kind == Collective::recv; }
 
@@ -35,9 +35,9 @@ bool wants_thread(std::span<const Operation> group) {
 // Two different calls get the same number once in 2^64 times.
 std::uint64_t number_of(const Signature& s) {
   std::uint64_t h = 0x9e3779b97f4a7c15u;
-  for (const std::uint64_t field :
-       {std::uint64_t{s.sequence}, static_cast<std::uint64_t>(s.root), s.count, static_cast<std::uint64_t>(s.kind),
-        static_cast<std::uint64_t>(s.dtype), static_cast<std::uint64_t>(s.op)}) {
+  for (const std::uint64_t field : {std::uint64_t{s.sequence}, static_cast<std::uint64_t>(s.root), s.count,
+                                    static_cast<std::uint64_t>(s.kind), static_cast<std::uint64_t>(s.dtype),
+                                    static_cast<std::uint64_t>(s.op)}) {
     h = (h ^ field) * 0xff51afd7ed558ccdu;
     h ^= h >> 32;
   }
@@ -70,7 +70,9 @@ MPI_Comm idup(MPI_Comm comm, std::chrono::milliseconds timeout) {
 
 }  // namespace
 
-Comms duplicate(MPI_Comm comm, std::chrono::milliseconds timeout) { return complete(idup(comm, timeout), timeout); }
+Comms duplicate(MPI_Comm comm, std::chrono::milliseconds timeout) {
+  return complete(idup(comm, timeout), timeout);
+}
 
 Comms complete(MPI_Comm comm, std::chrono::milliseconds timeout) {
   check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -231,7 +233,8 @@ void Engine::stop() noexcept {
 // ---- collectives and messages
 
 void Engine::step() {
-  require(session_.open(), Errc::aborted, "MPI was finalised while the communicator of rank ", rank_, " was in use");
+  require(session_.open(), Errc::aborted, "MPI was finalised while the communicator of rank ", rank_,
+          " was in use");
   if (attention_.load(std::memory_order_acquire)) accept();
   bool moved = advance_front();
   moved |= messages_.advance([this](Job& job) { operation_ended(job); });
@@ -249,7 +252,8 @@ void Engine::accept() {
   const std::lock_guard lock(mutex_);
   attention_.store(false, std::memory_order_relaxed);
   if (failure_) std::rethrow_exception(failure_);
-  require(!stopping_ || unfinished_ == 0, Errc::aborted, "the communicator of rank ", rank_, " was destroyed");
+  require(!stopping_ || unfinished_ == 0, Errc::aborted, "the communicator of rank ", rank_,
+          " was destroyed");
   for (const auto& job : incoming_)
     for (std::size_t i = 0; i < job->operations.size(); ++i) {
       const Operation& op = job->operations[i];
@@ -316,8 +320,9 @@ bool Engine::agreed(Call& call) {
 bool Engine::advance_stages(Call& call) {
   for (; call.stage < call.stages.size(); ++call.stage) {
     int done = 0;
-    check(MPI_Testall(static_cast<int>(call.requests.size()), call.requests.data(), &done, MPI_STATUSES_IGNORE),
-          "MPI_Testall");
+    check(
+        MPI_Testall(static_cast<int>(call.requests.size()), call.requests.data(), &done, MPI_STATUSES_IGNORE),
+        "MPI_Testall");
     if (!done) return false;
     if (const auto& finish = call.stages[call.stage].finish) finish();
     call.requests.clear();
@@ -345,7 +350,8 @@ void Engine::read(int peer, const Note& note) {
     case Note::query:
       return control_.tell(peer, answer_to(note));
     case Note::answer:
-      if (inquiry_ && inquiry_->sequence == note.sequence && !inquiry_->answers[static_cast<std::size_t>(peer)]) {
+      if (inquiry_ && inquiry_->sequence == note.sequence &&
+          !inquiry_->answers[static_cast<std::size_t>(peer)]) {
         inquiry_->answers[static_cast<std::size_t>(peer)] = note;
         --inquiry_->open;
       }
@@ -461,8 +467,8 @@ void Engine::poison(std::exception_ptr error) noexcept {
   try {
     std::rethrow_exception(error);
   } catch (const Error& e) {
-    const bool shared = e.code() == Errc::timeout || e.code() == Errc::mismatch || e.code() == Errc::peer_lost ||
-                        e.code() == Errc::aborted;
+    const bool shared = e.code() == Errc::timeout || e.code() == Errc::mismatch ||
+                        e.code() == Errc::peer_lost || e.code() == Errc::aborted;
     if (shared) note.code = static_cast<int>(e.code()), note.culprit = e.culprit();
     note.set_text(shared ? e.what() : str("rank ", rank_, ": ", e.what()));
   } catch (const std::exception& e) {
@@ -509,13 +515,15 @@ void Engine::leave() noexcept {
                              .calls = next_sequence_,
                              .sent = messages_.sent(peer),
                              .received = messages_.received(peer)});
-    const auto patience = threaded() ? options_.timeout : std::min<std::chrono::milliseconds>(options_.timeout, 1s);
+    const auto patience =
+        threaded() ? options_.timeout : std::min<std::chrono::milliseconds>(options_.timeout, 1s);
     const Deadline end = Deadline::after(patience);
     const auto all_left = [&] {
       return std::count_if(left_.begin(), left_.end(), [](const auto& note) { return note.has_value(); }) ==
              size_ - 1;
     };
-    for (auto nap = 10us; !all_left() && !end.expired(); nap = std::min<std::chrono::microseconds>(nap * 2, 10ms)) {
+    for (auto nap = 10us; !all_left() && !end.expired();
+         nap = std::min<std::chrono::microseconds>(nap * 2, 10ms)) {
       read_notes();
       if (!all_left()) std::this_thread::sleep_for(nap);
     }

@@ -2,10 +2,10 @@
 /// Moves a communicator's operations over MPI. At any time one thread drives, which alone calls MPI for it: a
 /// progress thread, or whoever waits. Without MPI_THREAD_MULTIPLE there is no progress thread.
 ///
-/// Before a collective begins, all ranks agree that it is the same one: a small reduction of what identifies the
-/// call, run ahead for the calls that are queued. So MPI never sees collectives that do not match, and a deadline
-/// that passes before can be told from one that passes within: those who did not come, or come to something else,
-/// are asked for and named.
+/// Before a collective begins, all ranks agree that it is the same one: a small reduction of what identifies
+/// the call, run ahead for the calls that are queued. So MPI never sees collectives that do not match, and a
+/// deadline that passes before can be told from one that passes within: those who did not come, or come to
+/// something else, are asked for and named.
 
 #include <mpi.h>
 
@@ -29,7 +29,8 @@
 
 namespace rz::mpi {
 
-/// Two communicators of the same ranks, whose errors are returned: one for agreements and notes, one for data.
+/// Two communicators of the same ranks, whose errors are returned: one for agreements and notes, one for
+/// data.
 struct Comms {
   MPI_Comm order = MPI_COMM_NULL, data = MPI_COMM_NULL;
 };

@@ -62,7 +62,8 @@ bool Messages::advance_sends(int peer, Link& link, const Ended& ended) {
   for (Message& m : link.sends) {
     if (m.posted) continue;
     MPI_Request& request = m.requests.emplace_back(MPI_REQUEST_NULL);
-    check(MPI_Isend(&m.header, sizeof m.header, MPI_BYTE, peer, tag_of_headers, comm_, &request), "MPI_Isend");
+    check(MPI_Isend(&m.header, sizeof m.header, MPI_BYTE, peer, tag_of_headers, comm_, &request),
+          "MPI_Isend");
     m.posted = moved = true;
     post_pieces(peer, m, true);
   }
@@ -91,7 +92,8 @@ bool Messages::advance_receives(int peer, Link& link, const Ended& ended) {
     Message& m = link.receives.front();
     if (!m.posted) {
       MPI_Request& request = m.requests.emplace_back(MPI_REQUEST_NULL);
-      check(MPI_Irecv(&m.theirs, sizeof m.theirs, MPI_BYTE, peer, tag_of_headers, comm_, &request), "MPI_Irecv");
+      check(MPI_Irecv(&m.theirs, sizeof m.theirs, MPI_BYTE, peer, tag_of_headers, comm_, &request),
+            "MPI_Irecv");
       m.posted = true;
     }
     if (!all_done(m.requests)) break;

@@ -1,6 +1,6 @@
 #pragma once
-/// send and recv: a header that says what comes, then its bytes, so that two ranks that mean different things find
-/// out. Driven by one thread at a time.
+/// send and recv: a header that says what comes, then its bytes, so that two ranks that mean different things
+/// find out. Driven by one thread at a time.
 
 #include <mpi.h>
 
@@ -18,11 +18,13 @@ class Messages {
  public:
   using Ended = std::function<void(Job&)>;
 
-  /// Messages have `comm` for themselves but for collectives, and parts of all_to_all_v, which have another tag.
+  /// Messages have `comm` for themselves but for collectives, and parts of all_to_all_v, which have another
+  /// tag.
   Messages(MPI_Comm comm, int rank, int size, std::size_t most_bytes);
 
   void add(const Operation&, std::shared_ptr<Job>);
-  /// True if anything moved; calls `ended` for the job of each message that has. Errc::mismatch names the peer.
+  /// True if anything moved; calls `ended` for the job of each message that has. Errc::mismatch names the
+  /// peer.
   bool advance(const Ended& ended);
   bool idle() const { return pending_ == 0; }
 

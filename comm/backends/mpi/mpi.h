@@ -32,12 +32,12 @@ struct MpiOptions {
   std::size_t most_bytes = std::size_t{1} << 30;
 };
 
-/// On two duplicates of `comm`, which stays the caller's; every rank of it calls this. Errc::unsupported for an
-/// intercommunicator, Errc::timeout if the other ranks do not come.
+/// On two duplicates of `comm`, which stays the caller's; every rank of it calls this. Errc::unsupported for
+/// an intercommunicator, Errc::timeout if the other ranks do not come.
 std::unique_ptr<Backend> mpi_backend(MPI_Comm comm, const MpiOptions& = {});
 
-/// The communicator of all ranks of `comm`, under the same numbers. Of the options, those of the rendezvous and
-/// of transports are not looked at.
+/// The communicator of all ranks of `comm`, under the same numbers. Of the options, those of the rendezvous
+/// and of transports are not looked at.
 inline Communicator connect_mpi(MPI_Comm comm, CommOptions options = {}) {
   auto backend = mpi_backend(comm, {.timeout = options.timeout,
                                     .rendezvous_timeout = options.rendezvous_timeout,

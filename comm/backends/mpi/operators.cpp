@@ -17,10 +17,9 @@ ReduceOp::Kind plain(ReduceOp::Kind k) {
   return k == ReduceOp::avg || k == ReduceOp::premul_sum ? ReduceOp::sum : k;
 }
 
-// With floats, NaN wins in ours, and in MPI's nobody knows.
-bool is_mpis(DType t, ReduceOp::Kind k) {
-  return !is_float(t) || ((t == DType::f32 || t == DType::f64) && !orders(k));
-}
+// With floats, NaN wins in ours, and in MPI's nobody knows. Integers of 8 bits wrap in ours; Open MPI 4.1's
+// vector code stops at the largest.
+bool is_mpis(DType t, ReduceOp::Kind k) { return size_of(t) >= 4 && (!is_float(t) || !orders(k)); }
 
 // A function of MPI is told neither type nor operator: there is one for each.
 template <int which>
@@ -72,7 +71,10 @@ Operators::~Operators() {
 MPI_Op Operators::get(DType t, ReduceOp::Kind kind) {
   const ReduceOp::Kind k = plain(kind);
   if (is_mpis(t, k))
-    return k == ReduceOp::sum ? MPI_SUM : k == ReduceOp::prod ? MPI_PROD : k == ReduceOp::min ? MPI_MIN : MPI_MAX;
+    return k == ReduceOp::sum    ? MPI_SUM
+           : k == ReduceOp::prod ? MPI_PROD
+           : k == ReduceOp::min  ? MPI_MIN
+                                 : MPI_MAX;
   const auto [it, is_new] = own_.try_emplace({t, k}, MPI_OP_NULL);
   if (is_new) {
     const auto which = static_cast<std::size_t>(k) * dtype_count + static_cast<std::size_t>(t);

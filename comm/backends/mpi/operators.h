@@ -10,8 +10,8 @@
 
 namespace rz::mpi {
 
-/// Elements of a reduction. Sums and products of signed integers are those of unsigned ones, which wrap. Small
-/// floats are their bits, as only operators of ours know them.
+/// Elements of a reduction. Sums and products of signed integers are those of unsigned ones, which wrap.
+/// Small floats are their bits, as only operators of ours know them.
 MPI_Datatype datatype(DType, ReduceOp::Kind);
 
 /// MPI's own operators where they mean what ours do; else operators over rz::reduce.

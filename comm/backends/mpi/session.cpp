@@ -55,7 +55,8 @@ void check(int result, const char* call) {
 // Never destroyed: threads that leave may outlive every static.
 Session& Session::start() {
   static Session& session = *new Session;
-  require(session.open(), Errc::unsupported, "MPI was finalised; a communicator must be connected before that");
+  require(session.open(), Errc::unsupported,
+          "MPI was finalised; a communicator must be connected before that");
   return session;
 }
 

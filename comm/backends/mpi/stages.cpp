@@ -1,6 +1,6 @@
-// MPI counts in ints. So a call of parts of n bytes goes in pieces: the k-th moves the k-th piece of every part.
-// Parts lie n bytes apart while a piece is shorter, which a datatype of a piece's length and a part's extent tells
-// MPI; so no offset is ever a count.
+// MPI counts in ints. So a call of parts of n bytes goes in pieces: the k-th moves the k-th piece of every
+// part. Parts lie n bytes apart while a piece is shorter, which a datatype of a piece's length and a part's
+// extent tells MPI; so no offset is ever a count.
 
 #include "comm/backends/mpi/stages.h"
 
@@ -18,12 +18,14 @@ namespace rz::mpi {
 namespace {
 
 constexpr std::size_t one_shot_bytes = 128 << 10;  // below, every rank gets everything and combines it all
-constexpr std::size_t exchange_bytes = 4 << 20;    // a piece of a part that is combined: bounds what is set aside
+constexpr std::size_t exchange_bytes = 4
+                                       << 20;  // a piece of a part that is combined: bounds what is set aside
 constexpr int tag_of_parts = 3;
 
 using Memory = std::shared_ptr<std::byte>;
 
-/// Parts of a buffer, `stride` bytes apart, of which `bytes` are moved. Lives until the call that uses it ends.
+/// Parts of a buffer, `stride` bytes apart, of which `bytes` are moved. Lives until the call that uses it
+/// ends.
 class Parts {
  public:
   Parts(std::size_t bytes, std::size_t stride) : count_(static_cast<int>(bytes)) {
@@ -148,11 +150,11 @@ class Planner {
 
   // ---- combined in rank order
 
-  // Each rank combines the part of its number and hands it round (or to the root). What is left over, less than an
-  // element a rank, and what is small, goes to all as it is.
+  // Each rank combines the part of its number and hands it round (or to the root). What is left over, less
+  // than an element a rank, and what is small, goes to all as it is.
   void reduce_in_order(std::size_t bytes) {
-    const std::size_t part =
-        bytes * ranks_ <= one_shot_bytes ? 0 : bytes / element_ / ranks_ * element_, rest = part * ranks_;
+    const std::size_t part = bytes * ranks_ <= one_shot_bytes ? 0 : bytes / element_ / ranks_ * element_,
+                      rest = part * ranks_;
     const Memory set_aside = rooted() && !is_root() ? allocate_host(part) : nullptr;
     const Memory keep[] = {set_aside, scaled_};
     std::byte* mine = set_aside ? set_aside.get() : at(out_, own_ * part);
@@ -175,8 +177,8 @@ class Planner {
       add(
           [=, from = at(in_, begin), comm = comm(), scaled = scaled_](Requests& r) {
             post(r, "MPI_Ialltoall", [&](MPI_Request* request) {
-              return MPI_Ialltoall(from, parts->count(), parts->type(), all.get(), as_count(bytes),
-                                   MPI_BYTE, comm, request);
+              return MPI_Ialltoall(from, parts->count(), parts->type(), all.get(), as_count(bytes), MPI_BYTE,
+                                   comm, request);
             });
           },
           [=, self = *this, kept = keep] { self.combine(to + begin, all.get(), bytes); });
@@ -227,7 +229,8 @@ class Planner {
     });
   }
 
-  // In place, MPI wants the result at the front of all; so it is set aside. Parts beyond a count go root by root.
+  // In place, MPI wants the result at the front of all; so it is set aside. Parts beyond a count go root by
+  // root.
   void reduce_scatter_by_mpi(std::size_t part) {
     const MPI_Op op = operators_.get(dtype_, op_.op.kind);
     const MPI_Datatype type = datatype(dtype_, op_.op.kind);
@@ -277,8 +280,8 @@ class Planner {
       add([=, comm = comm()](Requests& r) {
         const void* from = in_place ? MPI_IN_PLACE : at(in, begin);
         post(r, "MPI_Iallgather", [&](MPI_Request* request) {
-          return MPI_Iallgather(from, as_count(bytes), MPI_BYTE, at(out, begin), parts->count(), parts->type(), comm,
-                                request);
+          return MPI_Iallgather(from, as_count(bytes), MPI_BYTE, at(out, begin), parts->count(),
+                                parts->type(), comm, request);
         });
       });
     });
@@ -291,7 +294,8 @@ class Planner {
            kept = keep](Requests& r) {
         const void* from = in_place ? MPI_IN_PLACE : at(in, begin);
         post(r, "MPI_Igather", [&](MPI_Request* request) {
-          return MPI_Igather(from, as_count(bytes), MPI_BYTE, to, parts->count(), parts->type(), root, comm, request);
+          return MPI_Igather(from, as_count(bytes), MPI_BYTE, to, parts->count(), parts->type(), root, comm,
+                             request);
         });
       });
     });
@@ -305,7 +309,8 @@ class Planner {
            out = at(out_, begin)](Requests& r) {
         void* to = in_place ? MPI_IN_PLACE : out;
         post(r, "MPI_Iscatter", [&](MPI_Request* request) {
-          return MPI_Iscatter(from, parts->count(), parts->type(), to, as_count(bytes), MPI_BYTE, root, comm, request);
+          return MPI_Iscatter(from, parts->count(), parts->type(), to, as_count(bytes), MPI_BYTE, root, comm,
+                              request);
         });
       });
     });
@@ -333,7 +338,8 @@ class Planner {
       add([=, comm = comm(), from = at(copy ? copy.get() : in_, begin), to = at(out_, begin),
            kept = copy](Requests& r) {
         post(r, "MPI_Ialltoall", [&](MPI_Request* request) {
-          return MPI_Ialltoall(from, parts->count(), parts->type(), to, parts->count(), parts->type(), comm, request);
+          return MPI_Ialltoall(from, parts->count(), parts->type(), to, parts->count(), parts->type(), comm,
+                               request);
         });
       });
     });
@@ -347,7 +353,8 @@ class Planner {
     add(
         [=, comm = comm()](Requests& r) {
           post(r, "MPI_Ialltoall", [&](MPI_Request* request) {
-            return MPI_Ialltoall(mine->data(), 1, MPI_UINT64_T, theirs->data(), 1, MPI_UINT64_T, comm, request);
+            return MPI_Ialltoall(mine->data(), 1, MPI_UINT64_T, theirs->data(), 1, MPI_UINT64_T, comm,
+                                 request);
           });
         },
         [=, self = *this] { self.compare_counts(*theirs); });
@@ -357,8 +364,8 @@ class Planner {
   void compare_counts(const std::vector<std::uint64_t>& theirs) const {
     for (std::size_t r = 0; r < ranks_; ++r)
       require(theirs[r] == op_.recv_counts[r], Errc::mismatch, "mismatched collectives: rank ", r, " sends ",
-              theirs[r], " elements in its all_to_all_v, of which rank ", own_, " expects ", op_.recv_counts[r],
-              "; every rank must make the same calls in the same order");
+              theirs[r], " elements in its all_to_all_v, of which rank ", own_, " expects ",
+              op_.recv_counts[r], "; every rank must make the same calls in the same order");
   }
 
   void exchange_parts(Requests& requests) const {

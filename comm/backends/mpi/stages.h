@@ -1,6 +1,6 @@
 #pragma once
-/// A collective as stages: non-blocking calls of MPI that run together, then work on what they brought. A stage
-/// begins when the one before has ended.
+/// A collective as stages: non-blocking calls of MPI that run together, then work on what they brought. A
+/// stage begins when the one before has ended.
 
 #include <mpi.h>
 
@@ -27,9 +27,9 @@ struct Wire {
   std::size_t most_bytes = 0;  ///< of one count of MPI
 };
 
-/// The stages of a checked collective; none if there is nothing to move. With `deterministic`, contributions are
-/// exchanged whole and combined by rz::reduce in rank order, which gives the bits of the scheduled backend; else
-/// MPI combines them. Operation, wire and operators outlive the stages.
+/// The stages of a checked collective; none if there is nothing to move. With `deterministic`, contributions
+/// are exchanged whole and combined by rz::reduce in rank order, which gives the bits of the scheduled
+/// backend; else MPI combines them. Operation, wire and operators outlive the stages.
 std::vector<Stage> stages_of(const Operation&, const Wire&, Operators&);
 
 }  // namespace rz::mpi

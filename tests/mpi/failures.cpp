@@ -1,0 +1,210 @@
+// What goes wrong is named, on every rank, in time. Each test is a job of its own.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <thread>
+#include <vector>
+
+#include "tests/mpi/world.h"
+
+namespace rz {
+namespace {
+
+using namespace std::chrono_literals;
+using test::connect;
+using test::error_of;
+using test::quick;
+using test::world_rank;
+using test::world_size;
+using Clock = std::chrono::steady_clock;
+
+void meet(const std::string& where) {
+  test::world_store()->set(str(where, "/", world_rank()), "");
+  for (int r = 0; r < world_size(); ++r) test::world_store()->get(str(where, "/", r), Deadline::after(30s));
+}
+
+bool says(const Error& e, const std::string& text) {
+  return std::string(e.what()).find(text) != std::string::npos;
+}
+
+TEST(Failure, ARankThatDoesNotComeIsNamed) {
+  auto comm = connect(quick("mpi", 700ms));
+  const int missing = world_size() - 1;
+  std::vector<float> x(1000, 1);
+  comm.all_reduce({x.data(), x.size()}).wait();
+  if (world_rank() != missing) {
+    const auto begin = Clock::now();
+    const Error e = error_of([&] { comm.all_reduce({x.data(), x.size()}).wait(); });
+    EXPECT_EQ(e.code(), Errc::timeout) << e.what();
+    EXPECT_EQ(e.culprit(), missing) << e.what();
+    EXPECT_TRUE(says(e, str("rank ", missing, " did not call it"))) << e.what();
+    EXPECT_TRUE(says(e, "all_reduce #1 (1000 f32, sum)")) << e.what();
+    EXPECT_LT(Clock::now() - begin, 5s);
+  }
+  meet("timed out");
+  EXPECT_EQ(error_of([&] { comm.barrier().wait(); }).code(), Errc::timeout);
+}
+
+TEST(Failure, AMessageThatNobodySendsNamesThePeer) {
+  auto comm = connect(quick("mpi", 700ms));
+  float x = 0;
+  if (world_rank() == 0) {
+    const Error e = error_of([&] { comm.recv({&x, 1}, 1).wait(); });
+    EXPECT_EQ(e.code(), Errc::timeout) << e.what();
+    EXPECT_EQ(e.culprit(), 1) << e.what();
+  }
+  meet("timed out");
+}
+
+TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
+  auto comm = connect(quick("mpi"));
+  std::vector<float> x(8, 1);
+  const int odd = world_size() - 1;
+  const auto begin = Clock::now();
+  const Error e = error_of([&] {
+    if (world_rank() == odd)
+      comm.broadcast({x.data(), 5}, 0).wait();
+    else
+      comm.all_reduce({x.data(), 8}).wait();
+  });
+  EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+  EXPECT_TRUE(says(e, "all_reduce #0 (8 f32, sum)") && says(e, "broadcast #0 (5 f32, root 0)")) << e.what();
+  EXPECT_TRUE(says(e, str("rank ", odd, " called broadcast")) || says(e, str("rank ", odd, " called ")) ||
+              world_rank() == odd)
+      << e.what();
+  EXPECT_LT(Clock::now() - begin, 5s);
+  EXPECT_EQ(error_of([&] { comm.barrier().wait(); }).code(), Errc::mismatch);
+}
+
+TEST(Failure, DifferentCountsAreNamed) {
+  auto comm = connect(quick("mpi"));
+  std::vector<float> x(8, 1);
+  const Error e = error_of([&] { comm.all_reduce({x.data(), world_rank() == 0 ? 8u : 7u}).wait(); });
+  EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+  EXPECT_TRUE(says(e, "(8 f32, sum)") && says(e, "(7 f32, sum)")) << e.what();
+}
+
+TEST(Failure, PartsThatDoNotFitAreNamed) {
+  auto comm = connect(quick("mpi"));
+  const auto ranks = static_cast<std::size_t>(world_size());
+  std::vector<std::size_t> one(ranks, 1), receive(ranks, 1), at(ranks);
+  for (std::size_t r = 0; r < ranks; ++r) at[r] = 2 * r;
+  if (world_rank() == 1) receive[0] = 2;
+  std::vector<int> in(2 * ranks), out(2 * ranks);
+  const Error e = error_of([&] {
+    comm.all_to_all_v(ConstBuffer(in.data(), in.size()), one, at, {out.data(), out.size()}, receive, at)
+        .wait();
+    comm.barrier().wait();
+  });
+  EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+  EXPECT_TRUE(says(e, "rank 0 sends 1 elements")) << e.what();
+}
+
+TEST(Failure, MessagesThatDoNotFitAreNamed) {
+  auto comm = connect(quick("mpi"));
+  std::vector<int> x(9);
+  const Error e = error_of([&] {
+    if (world_rank() == 0) comm.send(ConstBuffer(x.data(), 9), 1).wait();
+    if (world_rank() == 1) comm.recv({x.data(), 8}, 0).wait();
+    comm.barrier().wait();
+    comm.barrier().wait();
+  });
+  EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+  EXPECT_TRUE(says(e, "rank 0 sent message #0 of 9 i32")) << e.what();
+}
+
+TEST(Failure, AbortEndsEveryRankWithinASecond) {
+  auto comm = connect(quick("mpi"));
+  comm.barrier().wait();
+  if (world_rank() == 0) {
+    test::world_store()->set("at", str(Clock::now().time_since_epoch().count()));
+    comm.abort("the user pressed a key");
+    comm.abort("twice");
+  }
+  float x = 1;
+  const Error e = error_of([&] {
+    for (;;) comm.all_reduce({&x, 1}).wait();
+  });
+  const auto at = Clock::duration(std::stoll(test::world_store()->get("at", Deadline::after(1s))));
+  EXPECT_LT(Clock::now().time_since_epoch() - at, 1s);
+  EXPECT_EQ(e.code(), Errc::aborted);
+  EXPECT_EQ(e.culprit(), 0);
+  EXPECT_TRUE(says(e, "the user pressed a key")) << e.what();
+}
+
+TEST(Failure, ARankThatLeftIsNamed) {
+  {
+    auto comm = connect(quick("mpi"));
+    comm.barrier().wait();
+    if (world_rank() != 0) {
+      const auto begin = Clock::now();
+      const Error e = error_of([&] { comm.barrier().wait(); });
+      EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
+      EXPECT_EQ(e.culprit(), 0) << e.what();
+      EXPECT_LT(Clock::now() - begin, 5s);
+    }
+  }
+  meet("gone");
+}
+
+TEST(Failure, DestructionWithOperationsPendingIsBounded) {
+  auto comm = std::make_optional(connect(quick("mpi")));
+  static std::vector<float> x(500000), y(7);  // MPI may write there for ever
+  comm->barrier().wait();
+  if (world_rank() == 0) {
+    const Work works[] = {comm->all_reduce({x.data(), x.size()}), comm->recv({y.data(), y.size()}, 1)};
+    const auto begin = Clock::now();
+    comm.reset();
+    EXPECT_LT(Clock::now() - begin, 3s);
+    for (const Work& w : works) EXPECT_EQ(error_of([&] { w.wait(); }).code(), Errc::aborted);
+  } else {
+    const Error e = error_of([&] {
+      for (;;) comm->barrier().wait();
+    });
+    EXPECT_TRUE(e.code() == Errc::peer_lost || e.code() == Errc::mismatch) << e.what();
+  }
+  meet("gone");
+}
+
+// Its progress thread is stopped with it: it cannot answer.
+TEST(Failure, AStoppedRankIsNamed) {
+  auto comm = connect(quick("mpi", 500ms));
+  comm.barrier().wait();
+  test::world_store()->set(str("pid/", world_rank()), str(getpid()));
+  if (world_rank() == 1) {
+    kill(getpid(), SIGSTOP);
+  } else {
+    const Error e = error_of([&] {
+      for (;;) comm.barrier().wait();
+    });
+    EXPECT_EQ(e.code(), Errc::timeout) << e.what();
+    EXPECT_EQ(e.culprit(), 1) << e.what();
+    EXPECT_TRUE(says(e, "rank 1 did not answer")) << e.what();
+    if (world_rank() == 0) kill(std::stoi(test::world_store()->get("pid/1", Deadline::after(1s))), SIGCONT);
+  }
+  meet("awake");
+  EXPECT_EQ(error_of([&] { comm.barrier().wait(); }).code(), Errc::timeout);
+}
+
+TEST(Failure, CommunicatorsOfAProcessFailAlone) {
+  auto first = connect(quick("mpi")), second = connect(quick("mpi"));
+  auto part = second.split(0, world_rank());
+  if (world_rank() == 1) first.abort();
+  EXPECT_EQ(error_of([&] {
+              for (;;) first.barrier().wait();
+            }).code(),
+            Errc::aborted);
+  int x = 1, y = 1;
+  second.all_reduce({&x, 1}).wait();
+  part->all_reduce({&y, 1}).wait();
+  EXPECT_EQ(x + y, 2 * world_size());
+}
+
+TEST(Failure, BadCommunicatorsAreRefused) {
+  EXPECT_EQ(error_of([] { connect_mpi(MPI_COMM_NULL); }).code(), Errc::invalid_argument);
+  EXPECT_EQ(error_of([] { mpi_backend(MPI_COMM_WORLD, {.most_bytes = 7}); }).code(), Errc::invalid_argument);
+}
+
+}  // namespace
+}  // namespace rz

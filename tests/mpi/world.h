@@ -1,0 +1,59 @@
+#pragma once
+/// What the tests under mpirun share.
+
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <chrono>
+#include <string>
+
+#include "comm/backends/mpi/mpi.h"
+#include "comm/bootstrap.h"
+#include "comm/core/error.h"
+
+namespace rz::test {
+
+inline const Place& place() {
+  static const Place here = place_from_environment();
+  return here;
+}
+inline int world_rank() { return place().rank; }
+inline int world_size() { return place().size; }
+inline bool threaded() {
+  int level = 0;
+  MPI_Query_thread(&level);
+  return level == MPI_THREAD_MULTIPLE;
+}
+
+inline CommOptions quick(const std::string& backend,
+                         std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+  CommOptions options;
+  options.timeout = timeout;
+  options.backend = backend;
+  return options;
+}
+
+/// One store for all tests; each call of connect() takes keys of its own in it.
+inline std::shared_ptr<Store> world_store() {
+  static const std::shared_ptr<Store> store = store_for(place());
+  return store;
+}
+inline Communicator connect(const CommOptions& options) {
+  static int number = 0;
+  return Communicator::connect(world_rank(), world_size(),
+                               prefix_store(world_store(), str("comm", number++, "/")), options);
+}
+
+/// The error that `call` throws, or a test failure.
+template <class F>
+Error error_of(const F& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e;
+  }
+  ADD_FAILURE() << "nothing was thrown on rank " << world_rank();
+  return Error(Errc::io, "nothing was thrown");
+}
+
+}  // namespace rz::test
