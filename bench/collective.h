@@ -34,9 +34,10 @@ struct Call {
   ReduceOp op;
   int root;
   bool in_place;
+  Stream stream;  ///< of the memory's device
 
-  ConstBuffer input() const { return {in, shape.send, dtype}; }
-  Buffer output() const { return {out, shape.recv, dtype}; }
+  ConstBuffer input() const { return {in, shape.send, dtype, stream.device()}; }
+  Buffer output() const { return {out, shape.recv, dtype, stream.device()}; }
 };
 
 /// A part of what a rank must end with: elements [from, from + count) of rank `source`'s input, or of the

@@ -14,7 +14,10 @@
 #include "bench/report.h"
 #include "bench/values.h"
 #include "comm/bootstrap.h"
+#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
+#include "comm/core/graph.h"
+#include "comm/core/memory.h"
 #include "comm/topology.h"
 
 namespace rz::bench {
@@ -49,7 +52,13 @@ class RankRun {
  public:
   RankRun(const Collective& collective, const Options& options, Communicator comm, const Hooks& hooks,
           const Print* print)
-      : collective_(collective), options_(options), comm_(std::move(comm)), hooks_(hooks), print_(print) {
+      : collective_(collective),
+        options_(options),
+        comm_(std::move(comm)),
+        hooks_(hooks),
+        print_(print),
+        device_(comm_.options().device),
+        stream_(options.null_stream ? Stream::borrow(device_, nullptr) : Stream::create(device_)) {
     results_.start_time = now();
     allocate();
   }
@@ -94,18 +103,30 @@ class RankRun {
   /// Touches every page, so that the first iteration pays for none.
   Arena make_arena(std::size_t bytes, std::size_t off) {
     const std::size_t all = std::max<std::size_t>(bytes + off, 64);
-    Arena a{options_.registered ? comm_.allocate(all) : allocate_host(all), bytes};
-    std::memset(a.memory.get(), 0, all);
+    Arena a{options_.registered ? comm_.allocate(all) : allocate_on(device_, all), bytes};
+    set_bytes(a.memory.get(), 0, all, stream_);
+    stream_.synchronize();
     return a;
   }
 
   std::vector<DeviceLine> gather_devices(int local_rank) {
     DeviceLine own{comm_.rank(), ::getpid(), local_rank};
     ::gethostname(own.host, sizeof own.host - 1);
-    read_topology().processor.copy(own.processor, sizeof own.processor - 1);
+    if (device_.kind == Device::host)
+      read_topology().processor.copy(own.processor, sizeof own.processor - 1);
+    else
+      describe_card(own);
     std::vector<DeviceLine> all(comm_.size());
     comm_.all_gather({&own, sizeof own, DType::u8}, {all.data(), all.size() * sizeof own, DType::u8}).wait();
     return all;
+  }
+
+  void describe_card(DeviceLine& line) const {
+    cuda::DeviceProperties card;
+    cuda::check(cuda::runtime().get_properties(&card, device_.index), "cudaGetDeviceProperties", device_);
+    line.local_rank = device_.index;
+    line.pci_domain = card.pci_domain, line.pci_bus = card.pci_bus, line.pci_device = card.pci_device;
+    card.name.copy(line.processor, sizeof line.processor - 1);
   }
 
   std::string memory_lines() const {
@@ -164,15 +185,43 @@ class RankRun {
   double time(const Case& c, bool in_place, Samples& samples) {
     start(c, in_place, 0).wait();
     comm_.barrier().wait();
+    if (options_.graph > 0) return time_graph(c, in_place);
+    const bool in_stream = device_.kind != Device::host && !options_.per_iteration && options_.blocking == 0;
     double us = 0;
     const auto begin = Clock::now();
     for (int i = 0; i < options_.iterations; ++i) {
       const auto one = Clock::now();
-      us += iterate(c, in_place, i);
+      us += in_stream ? put_iteration(c, in_place, i) : iterate(c, in_place, i);
       if (options_.per_iteration) samples.us.push_back(us_since(one) / options_.aggregated);
     }
+    for (const Work& w : std::exchange(works_, {})) w.wait();
     if (!options_.cpu_time) us = us_since(begin);
     return us / options_.iterations / options_.aggregated;
+  }
+
+  /// One iteration that nobody waits for yet.
+  double put_iteration(const Case& c, bool in_place, int i) {
+    const auto begin = Clock::now();
+    for (int a = 0; a < options_.aggregated; ++a) {
+      works_.push_back(start(c, in_place, i * options_.aggregated + a));
+      works_.back().wait_on(stream_);  // one after the other, as in a program's stream
+    }
+    return us_since(begin);
+  }
+
+  /// All iterations as one CUDA graph, replayed.
+  double time_graph(const Case& c, bool in_place) {
+    const Graph graph = capture(stream_, [&] {
+      for (int i = 0; i < options_.iterations; ++i) put_iteration(c, in_place, i);
+    });
+    works_.clear();
+    comm_.barrier().wait();
+    const auto begin = Clock::now();
+    for (int i = 0; i < options_.graph; ++i) graph.launch(stream_);
+    const double handed_over = us_since(begin);
+    stream_.synchronize();
+    const double us = options_.cpu_time ? handed_over : us_since(begin);
+    return us / options_.graph / options_.iterations / options_.aggregated;
   }
 
   /// One iteration; returns the microseconds it took to hand its operations over.
@@ -214,7 +263,7 @@ class RankRun {
       in = out + s.in_place_in * element;
       out += s.in_place_out * element;
     }
-    return {comm_, in, out, s, c.dtype, c.op, c.root, in_place};
+    return {comm_, in, out, s, c.dtype, c.op, c.root, in_place, stream_};
   }
 
   Work start(const Case& c, bool in_place, int iteration) {
@@ -243,16 +292,24 @@ class RankRun {
   std::size_t check_once(const Case& c, bool in_place, int i) {
     const std::uint64_t seed = c.bytes * 31 + static_cast<std::uint64_t>(i) * 2 + in_place;
     const Call one = call(c, in_place, i);
-    std::memset(one.out, 0xa5, one.shape.recv * size_of(c.dtype));
     const auto input = [&](int rank) { return Pattern::input(c.dtype, c.op, rank, comm_.size(), seed); };
-    input(comm_.rank()).fill(const_cast<std::byte*>(one.in), one.shape.send);
-    collective_.start(one).wait();
-    if (hooks_.before_check) hooks_.before_check(comm_.rank(), one.output());
+    const std::size_t element = size_of(c.dtype);
+    set_bytes(one.out, 0xa5, one.shape.recv * element, stream_);
+    std::vector<std::byte> values(one.shape.send * element);
+    input(comm_.rank()).fill(values.data(), one.shape.send);
+    copy_bytes(const_cast<std::byte*>(one.in), values.data(), values.size(), stream_);
+    const Work work = collective_.start(one);
+    work.wait_on(stream_);
+    std::vector<std::byte> result(one.shape.recv * element);
+    copy_bytes(result.data(), one.out, result.size(), stream_);
+    stream_.synchronize();
+    work.wait();
+    if (hooks_.before_check) hooks_.before_check(comm_.rank(), {result.data(), one.shape.recv, c.dtype});
     std::size_t wrong = 0;
     for (const Piece& p : collective_.expected(one.shape, member(), c.root)) {
       const Pattern want = p.source == Piece::combined ? Pattern::combined(c.dtype, c.op, comm_.size(), seed)
                                                        : input(p.source);
-      wrong += want.wrong(one.out + p.at * size_of(c.dtype), p.count, p.from);
+      wrong += want.wrong(result.data() + p.at * element, p.count, p.from);
     }
     return wrong;
   }
@@ -262,6 +319,8 @@ class RankRun {
   Communicator comm_;
   const Hooks& hooks_;
   const Print* print_;
+  const Device device_;
+  const Stream stream_;
   Arena send_, recv_;
   Results results_;
   std::vector<Work> works_;
@@ -287,29 +346,31 @@ class FirstError {
 
 int run(const Collective& collective, const Options& options, const Print& print, const Hooks& hooks) {
   const Place place = place_from_environment();
-  const int size = place.size * options.threads;
+  const int here = options.threads * options.gpus, size = place.size * here;
   require(options.root < size, Errc::config, "-r ", options.root, ", but there are only ", size, " ranks");
+  if (options.cuda) cuda::require_device({Device::cuda, 0});
   const auto store = place.size > 1 ? store_for(place) : memory_store();
   CommOptions comm_options;
   if (options.timeout_s > 0)
     comm_options.timeout = std::chrono::milliseconds(static_cast<long>(options.timeout_s * 1e3));
-
   if (!options.backend.empty()) comm_options.backend = options.backend;
 
-  std::vector<int> status(options.threads, 0);
+  std::vector<int> status(here, 0);
   FirstError error;
   const auto rank_main = [&](int thread) {
     try {
-      const int rank = place.rank * options.threads + thread;
-      RankRun rank_run(collective, options, Communicator::connect(rank, size, store, comm_options), hooks,
+      const int rank = place.rank * here + thread, local_rank = place.local_rank * here + thread;
+      CommOptions own = comm_options;
+      if (options.cuda) own.device = {Device::cuda, local_rank % cuda::device_count()};
+      RankRun rank_run(collective, options, Communicator::connect(rank, size, store, own), hooks,
                        rank == 0 ? &print : nullptr);
-      status[thread] = rank_run.run(place.local_rank * options.threads + thread);
+      status[thread] = rank_run.run(local_rank);
     } catch (...) {
       error.keep(std::current_exception());
     }
   };
   std::vector<std::jthread> others;
-  for (int t = 1; t < options.threads; ++t) others.emplace_back(rank_main, t);
+  for (int t = 1; t < here; ++t) others.emplace_back(rank_main, t);
   rank_main(0);
   others.clear();
   error.rethrow();

@@ -12,12 +12,18 @@ namespace rz::bench {
 namespace {
 
 constexpr const char* what_else =
-    "Ranks are processes times -t: alone with -t, under rzrun, mpirun, torchrun or srun, which say which "
+    "Ranks are processes times -t times -g: alone with -t, under rzrun, mpirun, torchrun or srun, which say "
+    "which "
     "rank a\n"
-    "process is. Only rank 0 prints. An iteration starts the operation and waits for it (host memory has no\n"
-    "queue that could run ahead), so that `time` is the latency that a caller sees.\n\n"
+    "process is. Only rank 0 prints. On host memory an iteration starts the operation and waits for it "
+    "(there is no\n"
+    "queue that could run ahead), so that `time` is the latency that a caller sees; on devices the "
+    "iterations are\n"
+    "put into a stream, which is waited for at their end. Ranks take the devices of their machine in "
+    "turn.\n\n"
     "  rzrun -n 2 all_reduce_perf -b 8 -e 128M -f 2\n"
-    "  all_reduce_perf -t 2 -b 64K -e 64K -d all -o all\n\n"
+    "  all_reduce_perf -t 2 -b 64K -e 64K -d all -o all\n"
+    "  all_reduce_perf --backend peer_cuda -g 2 -b 8 -e 256M -f 2\n\n"
     "Exit status: 0 all right, 7 wrong results, 2 a wrong command line, 1 anything else.";
 
 struct DTypeName {
@@ -56,14 +62,16 @@ std::vector<ReduceOp> ops_of(const std::string& word) {
 /// What the command line says in words, before it becomes Options.
 struct Words {
   std::string min = "32M", max = "32M", step = "1M", op = "sum", dtype = "float";
-  int gpus = 1, parallel_init = 0, null_stream = 0, graph = 0, cta_policy = 0, average = 1;
+  std::string device;
+  int parallel_init = 0, cta_policy = 0, average = 1;
 };
 
 void add_sizes(CLI::App& app, Options& o, Words& w) {
   const auto at_least = [](int n) { return CLI::Range(n, 1 << 30); };
   app.add_option("-t,--nthreads", o.threads, "Threads of this process, each a rank; default 1")
       ->check(at_least(1));
-  app.add_option("-g,--ngpus", w.gpus, "Devices a thread; 1, as there are none on host memory");
+  app.add_option("-g,--ngpus", o.gpus, "Devices a thread, each a rank (with a thread of its own); default 1")
+      ->check(at_least(1));
   app.add_option("-b,--minbytes", w.min, "Least size; K, M, G are binary; default 32M");
   app.add_option("-e,--maxbytes", w.max, "Most; default 32M");
   app.add_option("-i,--stepbytes", w.step, "From a size to the next; default 1M");
@@ -91,12 +99,14 @@ void add_operation(CLI::App& app, Options& o, Words& w) {
 
 void add_running(CLI::App& app, Options& o, Words& w) {
   app.add_option("-p,--parallel_init", w.parallel_init, "Accepted; threads always join at once");
-  app.add_option("-y,--stream_null", w.null_stream, "0, as host memory has no null stream");
+  app.add_option("-y,--stream_null", o.null_stream, "1: the device's null stream; default 0");
   app.add_option("-z,--blocking", o.blocking,
                  "1 a barrier after each operation, 3 after each iteration, 0 and 2 none; default 0")
       ->check(CLI::Range(0, 3));
-  app.add_option("-G,--cudagraph", w.graph, "0, as host memory has no graphs");
-  app.add_option("-x,--cta_policy", w.cta_policy, "0, as host memory has no thread blocks");
+  app.add_option("-G,--cudagraph", o.graph,
+                 "Capture the iterations in a CUDA graph and replay it so often; default 0")
+      ->check(CLI::Range(0, 1 << 20));
+  app.add_option("-x,--cta_policy", w.cta_policy, "0: ours have one way to use the card");
   app.add_option("-R,--local_register", o.registered,
                  "1 or 2: buffers of Communicator::allocate; default 0, plain memory")
       ->check(CLI::Range(0, 2));
@@ -107,7 +117,9 @@ void add_running(CLI::App& app, Options& o, Words& w) {
       ->check(CLI::Range(0.0, 1e6));
 }
 
-void add_ours(CLI::App& app, Options& o) {
+void add_ours(CLI::App& app, Options& o, Words& w) {
+  app.add_option("--device", w.device, "host or cuda; default cuda for nccl and peer_cuda, else host")
+      ->check(CLI::IsMember({"host", "cuda"}));
   app.add_option(
       "--backend", o.backend,
       "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto");
@@ -127,11 +139,18 @@ void add_report(CLI::App& app, Options& o, Words& w) {
 }
 
 void settle(const Collective& c, Options& o, const Words& w) {
-  require(w.gpus == 1, Errc::config, "-g ", w.gpus,
-          ": on host memory a thread has one device; use -t or more processes");
-  require(w.null_stream == 0, Errc::config, "-y: host memory has no null stream; leave it out");
-  require(w.graph == 0, Errc::config, "-G: host memory has no CUDA graphs; leave it out");
-  require(w.cta_policy == 0, Errc::config, "-x: host memory has no thread blocks; leave it out");
+  const bool device_backend = o.backend == "nccl" || o.backend == "peer_cuda";
+  o.cuda = w.device == "cuda" || (w.device.empty() && device_backend);
+  require(o.cuda || !device_backend, Errc::config, "--backend ", o.backend,
+          " moves device memory; leave out --device host");
+  require(o.cuda || o.gpus == 1, Errc::config, "-g ", o.gpus,
+          ": on host memory a thread has one device; use -t or more processes, or --device cuda");
+  require(o.cuda || !o.null_stream, Errc::config,
+          "-y: host memory has no null stream; leave it out, or use --device cuda");
+  require(o.cuda || o.graph == 0, Errc::config,
+          "-G: host memory has no CUDA graphs; leave it out, or use --device cuda");
+  require(w.cta_policy == 0, Errc::config, "-x ", w.cta_policy,
+          ": ours have one way to divide a card into blocks; leave it out");
   o.min_bytes = parse_size(w.min, "-b");
   o.max_bytes = parse_size(w.max, "-e");
   o.step_bytes = parse_size(w.step, "-i");
@@ -154,13 +173,14 @@ std::size_t Options::next_size(std::size_t bytes) const {
 ParsedOptions parse_options(const Collective& collective, int argc, const char* const* argv) {
   ParsedOptions parsed;
   Words words;
-  CLI::App app(str("Times ", collective.name, " on host memory; flags and output are those of nccl-tests."),
-               str(collective.name, "_perf"));
+  CLI::App app(
+      str("Times ", collective.name, " on host or device memory; flags and output are those of nccl-tests."),
+      str(collective.name, "_perf"));
   app.footer(what_else);
   add_sizes(app, parsed.options, words);
   add_operation(app, parsed.options, words);
   add_running(app, parsed.options, words);
-  add_ours(app, parsed.options);
+  add_ours(app, parsed.options, words);
   add_report(app, parsed.options, words);
   parsed.help = parse_command_line(app, argc, argv);
   if (!parsed.help.empty()) return parsed;

@@ -15,6 +15,10 @@ enum class Average { rank0, mean, least, most };
 struct Options {
   std::vector<std::string> arguments;  ///< as given, for the report
   int threads = 1;
+  int gpus = 1;       ///< ranks a thread, each on a device of its own
+  bool cuda = false;  ///< device memory
+  bool null_stream = false;
+  int graph = 0;  ///< replays of a captured graph of all iterations; 0: none
   std::size_t min_bytes = 32 << 20, max_bytes = 32 << 20, step_bytes = 1 << 20;
   double step_factor = 1;  ///< above 1 it replaces step_bytes
   int iterations = 20, warmup = 1, aggregated = 1, cycles = 1, checks = 1;

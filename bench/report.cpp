@@ -45,16 +45,17 @@ std::string start_lines(const Collective& c, const Options& o) {
              "# nThread %d nGpus %d minBytes %zu maxBytes %zu step: %ld(%s) warmup iters: %d iters: %d agg "
              "iters: %d "
              "validation: %d graph: %d unalign: %d\n#\n",
-             o.threads, 1, o.min_bytes, o.max_bytes,
+             o.threads, o.gpus, o.min_bytes, o.max_bytes,
              by_factor ? static_cast<long>(o.step_factor) : static_cast<long>(o.step_bytes),
-             by_factor ? "factor" : "bytes", o.warmup, o.iterations, o.aggregated, o.checks, 0, o.misalign);
+             by_factor ? "factor" : "bytes", o.warmup, o.iterations, o.aggregated, o.checks, o.graph,
+             o.misalign);
 }
 
 std::string device_lines(const std::vector<DeviceLine>& devices) {
   std::string text = "# Using devices\n";
   for (const auto& d : devices)
     text += format("#  Rank %2d Group %2d Pid %6d on %10s device %2d [%04x:%02x:%02x] %s\n", d.rank, 0, d.pid,
-                   d.host, d.local_rank, 0, 0, 0, d.processor);
+                   d.host, d.local_rank, d.pci_domain, d.pci_bus, d.pci_device, d.processor);
   return text;
 }
 

@@ -15,7 +15,8 @@ namespace rz::bench {
 struct DeviceLine {
   int rank = 0, pid = 0, local_rank = 0;
   char host[64] = {};
-  char processor[80] = {};
+  char processor[80] = {};  ///< of host memory; else the card's name
+  int pci_domain = 0, pci_bus = 0, pci_device = 0;
 };
 
 /// Times of one rank's iterations, with -I.

@@ -54,7 +54,7 @@ Json row_json(const Row& r) {
 
 Json config_json(const Options& o, const std::vector<DeviceLine>& devices) {
   return {{"nthreads", o.threads},
-          {"ngpus", 1},
+          {"ngpus", o.gpus},
           {"minimum_bytes", o.min_bytes},
           {"maximum_bytes", o.max_bytes},
           {"step_bytes", o.step_bytes},

@@ -8,7 +8,7 @@ Shape shape(std::size_t count, std::size_t element, Member m) {
   return {.send = own, .recv = all, .param = own, .size = all, .in_place_in = own * m.rank, .extent = all};
 }
 
-Work start(const Call& c) { return c.comm.all_gather(c.input(), c.output()); }
+Work start(const Call& c) { return c.comm.all_gather(c.input(), c.output(), c.stream); }
 
 std::vector<Piece> expected(const Shape& s, Member m, int) {
   std::vector<Piece> pieces;

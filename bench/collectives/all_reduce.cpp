@@ -8,8 +8,8 @@ Shape shape(std::size_t count, std::size_t, Member) {
 }
 
 Work start(const Call& c) {
-  if (c.in_place) return c.comm.all_reduce(c.output(), c.op);
-  return c.comm.all_reduce(c.input(), c.output(), c.op);
+  if (c.in_place) return c.comm.all_reduce(c.output(), c.op, c.stream);
+  return c.comm.all_reduce(c.input(), c.output(), c.op, c.stream);
 }
 
 std::vector<Piece> expected(const Shape& s, Member, int) { return {{Piece::combined, 0, 0, s.recv}}; }

@@ -49,7 +49,7 @@ Shape shape(std::size_t count, std::size_t element, Member m) {
 Work start(const Call& c) {
   const Member m{c.comm.rank(), c.comm.size()};
   const auto out = sends(c.shape.param, m), in = receives(c.shape.param, m);
-  return c.comm.all_to_all_v(c.input(), out, offsets(out), c.output(), in, offsets(in));
+  return c.comm.all_to_all_v(c.input(), out, offsets(out), c.output(), in, offsets(in), c.stream);
 }
 
 std::vector<Piece> expected(const Shape& s, Member m, int) {

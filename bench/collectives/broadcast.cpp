@@ -8,8 +8,8 @@ Shape shape(std::size_t count, std::size_t, Member) {
 }
 
 Work start(const Call& c) {
-  if (c.in_place) return c.comm.broadcast(c.output(), c.root);
-  return c.comm.broadcast(c.input(), c.output(), c.root);
+  if (c.in_place) return c.comm.broadcast(c.output(), c.root, c.stream);
+  return c.comm.broadcast(c.input(), c.output(), c.root, c.stream);
 }
 
 std::vector<Piece> expected(const Shape& s, Member, int root) { return {{root, 0, 0, s.recv}}; }

@@ -8,7 +8,7 @@ Shape shape(std::size_t count, std::size_t element, Member m) {
   return {.send = own, .recv = all, .param = own, .size = all, .in_place_in = own * m.rank, .extent = all};
 }
 
-Work start(const Call& c) { return c.comm.gather(c.input(), c.output(), c.root); }
+Work start(const Call& c) { return c.comm.gather(c.input(), c.output(), c.root, c.stream); }
 
 std::vector<Piece> expected(const Shape& s, Member m, int root) {
   if (m.rank != root) return {};

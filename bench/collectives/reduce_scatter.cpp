@@ -8,7 +8,7 @@ Shape shape(std::size_t count, std::size_t element, Member m) {
   return {.send = all, .recv = own, .param = own, .size = all, .in_place_out = own * m.rank, .extent = all};
 }
 
-Work start(const Call& c) { return c.comm.reduce_scatter(c.input(), c.output(), c.op); }
+Work start(const Call& c) { return c.comm.reduce_scatter(c.input(), c.output(), c.op, c.stream); }
 
 std::vector<Piece> expected(const Shape& s, Member m, int) {
   return {{Piece::combined, s.recv * m.rank, 0, s.recv}};

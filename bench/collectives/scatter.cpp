@@ -8,7 +8,7 @@ Shape shape(std::size_t count, std::size_t element, Member m) {
   return {.send = all, .recv = own, .param = own, .size = all, .in_place_out = own * m.rank, .extent = all};
 }
 
-Work start(const Call& c) { return c.comm.scatter(c.input(), c.output(), c.root); }
+Work start(const Call& c) { return c.comm.scatter(c.input(), c.output(), c.root, c.stream); }
 
 std::vector<Piece> expected(const Shape& s, Member m, int root) {
   return {{root, s.recv * m.rank, 0, s.recv}};

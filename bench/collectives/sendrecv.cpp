@@ -13,7 +13,7 @@ Shape shape(std::size_t count, std::size_t, Member) {
 Work start(const Call& c) {
   const int rank = c.comm.rank(), size = c.comm.size();
   Group group = c.comm.group();
-  group.send(c.input(), (rank + 1) % size).recv(c.output(), (rank + size - 1) % size);
+  group.send(c.input(), (rank + 1) % size, c.stream).recv(c.output(), (rank + size - 1) % size, c.stream);
   return group.launch();
 }
 
