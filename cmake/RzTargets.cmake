@@ -53,6 +53,10 @@ function(rz_program name)
   add_executable(${name} ${P_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PRIVATE ${P_LINK} rz_flags)
   install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  if(NOT TARGET programs)
+    add_custom_target(programs)
+  endif()
+  add_dependencies(programs ${name})
 endfunction()
 
 # Needed by every build (Debian: libhwy-dev libopenblas-pthread-dev).

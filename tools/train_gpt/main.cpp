@@ -10,6 +10,7 @@
 
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
+#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
 #include "tools/train_gpt/agree.h"
 #include "tools/train_gpt/inputs.h"
@@ -155,9 +156,10 @@ Status train_or_abort(const Options& o, Communicator& comm, Inputs& in) {
   return failed;
 }
 
-Status run(const Place& place, const Options& options) {
+Status run(const Place& place, const Options& options, Device device) {
   try {
     CommOptions comm_options;
+    comm_options.device = device;
     if (!options.backend.empty()) comm_options.backend = options.backend;
     Communicator comm = Communicator::connect(place.rank, place.size, store_for(place), comm_options);
     Inputs in;
@@ -172,14 +174,16 @@ Status run(const Place& place, const Options& options) {
 Status main(int argc, char** argv) {
   Place place;
   ParsedOptions parsed;
+  Device device;
   try {
     place = place_from_environment();
     parsed = parse_options(argc, argv);
+    if (parsed.help.empty()) device = cuda::device_from_name(parsed.options.device, place.local_rank);
   } catch (const std::exception& e) {
     if (place.rank == 0) complain(e.what());
     return wrong_input;
   }
-  if (parsed.help.empty()) return run(place, parsed.options);
+  if (parsed.help.empty()) return run(place, parsed.options, device);
   if (place.rank == 0) std::fputs(parsed.help.c_str(), stdout);
   return done;
 }

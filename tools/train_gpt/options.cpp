@@ -90,6 +90,10 @@ void add_speed(CLI::App& app, Options& o) {
       ->type_name("X")
       ->check(CLI::Range(0.001, 65536.0))
       ->group("Speed (results stay the same but for --threads)");
+  app.add_option("--device", o.device,
+                 "Where the model lives: host (default), cuda (this machine's devices in turn), or cuda:N")
+      ->type_name("NAME")
+      ->group("Speed (results stay the same but for --threads)");
   app.add_option(
          "--backend", o.backend,
          "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto")
@@ -97,11 +101,6 @@ void add_speed(CLI::App& app, Options& o) {
       ->group("Speed (results stay the same but for --threads)");
   app.add_flag("!--no-overlap", o.overlap, "Communicate after backward instead of beside it")
       ->group("Speed (results stay the same but for --threads)");
-}
-
-std::string one_line(std::string text) {
-  std::ranges::replace(text, '\n', ' ');
-  return text;
 }
 
 void check_together(const Options& o) {

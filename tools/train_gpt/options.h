@@ -23,6 +23,7 @@ struct Options {
   std::uint64_t seed = 0;
   std::int64_t threads = 0;  ///< a rank; 0: its share of the processors
   double bucket_mb = 25;
+  std::string device = "host";
   std::string backend;  ///< empty: RZ_BACKEND's
   bool shuffle = true, overlap = true, recompute = false;
 };

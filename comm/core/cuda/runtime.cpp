@@ -1,5 +1,8 @@
 #include "comm/core/cuda/runtime.h"
 
+#include <charconv>
+#include <system_error>
+
 namespace rz::cuda {
 
 namespace {
@@ -41,6 +44,23 @@ void require_device(Device device) {
           count == 0 ? std::string("no CUDA device was found")
                      : str("this machine has ", count, count == 1 ? " device" : " devices", ", from cuda:0"),
           status != success ? str(" (", runtime().error_text(status), ")") : "");
+}
+
+Device device_from_name(std::string_view text, int local_rank) {
+  if (text == "host") return {};
+  Device device{Device::cuda, 0};
+  if (text == "cuda") {
+    require_device(device);
+    device.index = local_rank % device_count();
+    return device;
+  }
+  constexpr std::string_view prefix = "cuda:";
+  const std::string_view number = text.starts_with(prefix) ? text.substr(prefix.size()) : "";
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), device.index);
+  require(error == std::errc{} && end == number.data() + number.size() && !number.empty(), Errc::config,
+          "device '", text, "' is unknown; choose host, cuda or cuda:N");
+  require_device(device);
+  return device;
 }
 
 void check(Status status, const char* call, Device device) {

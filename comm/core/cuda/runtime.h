@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "comm/core/error.h"
 #include "comm/core/types.h"
@@ -114,6 +115,10 @@ const Runtime& runtime();
 int device_count() noexcept;
 /// Errc::config, one line that says how many devices there are, unless `device` is one of them.
 void require_device(Device);
+
+/// "host", "cuda:N", or "cuda" for this machine's devices in turn by `local_rank`. Errc::config for anything
+/// else, and for a device that is not there.
+Device device_from_name(std::string_view, int local_rank = 0);
 
 /// Throws Errc::system unless success: "cudaMalloc on cuda:1: out of memory (cudaErrorMemoryAllocation)".
 void check(Status, const char* call, Device);
