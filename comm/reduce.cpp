@@ -18,11 +18,9 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
-#include <type_traits>
 
+#include "comm/combine.h"
 #include "comm/core/error.h"
 #include "comm/core/math.h"
 
@@ -43,32 +41,10 @@ namespace HWY_NAMESPACE {
 
 using Sources = std::span<const void* const>;
 
-struct Sum {
-  template <class T>
-  static T apply(T a, T b) {
-    return static_cast<T>(a + b);
-  }
-};
-struct Product {
-  template <class T>
-  static T apply(T a, T b) {
-    return static_cast<T>(a * b);
-  }
-};
-struct Min {  // a NaN is unequal to itself, and a comparison with one in b is false
-  template <class T>
-  static T apply(T a, T b) {
-    const T least = a < b ? a : b;
-    return a != a ? a : least;
-  }
-};
-struct Max {
-  template <class T>
-  static T apply(T a, T b) {
-    const T most = a > b ? a : b;
-    return a != a ? a : most;
-  }
-};
+using combine::Max;
+using combine::Min;
+using combine::Product;
+using combine::Sum;
 
 template <class Op, class T>
 void fold2(T* dst, const T* a, const T* b, std::size_t count) {
@@ -82,9 +58,7 @@ void fold3(T* dst, const T* a, const T* b, const T* c, std::size_t count) {
 
 template <class T>
 void divide_by(T* x, std::size_t count, int divisor) {
-  using Divisor = std::conditional_t<std::is_floating_point_v<T>, T, int>;
-  const auto d = static_cast<Divisor>(divisor);
-  RZ_EACH(i, count) x[i] = static_cast<T>(x[i] / d);
+  RZ_EACH(i, count) x[i] = combine::divided(x[i], divisor);
 }
 
 template <class T>
@@ -149,10 +123,9 @@ void fold_small(void* dst, Sources sources, std::size_t count, int divisor) {
 
 template <class Op>
 void fold_dtype(void* dst, Sources sources, std::size_t count, DType dtype, int divisor) {
-  constexpr bool order = std::is_same_v<Op, Min> || std::is_same_v<Op, Max>;
-  using I8 = std::conditional_t<order, std::int8_t, std::uint8_t>;
-  using I32 = std::conditional_t<order, std::int32_t, std::uint32_t>;
-  using I64 = std::conditional_t<order, std::int64_t, std::uint64_t>;
+  using I8 = combine::Wide<Op, std::int8_t>;
+  using I32 = combine::Wide<Op, std::int32_t>;
+  using I64 = combine::Wide<Op, std::int64_t>;
   switch (dtype) {
     case DType::f32:
       return fold<Op, float>(dst, sources, count, divisor);
@@ -197,32 +170,11 @@ void fold_all(void* dst, Sources sources, std::size_t count, DType dtype, Reduce
   }
 }
 
-// What does not fit becomes the nearest integer that does.
-template <class T>
-T scaled(T x, double factor) {
-  constexpr auto least = std::numeric_limits<T>::min(), most = std::numeric_limits<T>::max();
-  const double product = std::nearbyint(static_cast<double>(x) * factor);
-  if (product >= static_cast<double>(most)) return most;
-  return product > static_cast<double>(least) ? static_cast<T>(product) : least;
-}
-float scaled(float x, double factor) { return x * static_cast<float>(factor); }
-double scaled(double x, double factor) { return x * factor; }
-
-template <class T>
-T scaled_small(T x, float factor) {
-  return from_f32<T>(to_f32(x) * factor);
-}
-
 template <class T>
 void scale_as(void* dst, const void* src, std::size_t count, double factor) {
   T* out = static_cast<T*>(dst);
   const T* in = static_cast<const T*>(src);
-  if constexpr (std::is_arithmetic_v<T>) {
-    RZ_EACH(i, count) out[i] = scaled(in[i], factor);
-  } else {
-    const auto small_factor = static_cast<float>(factor);
-    RZ_EACH(i, count) out[i] = scaled_small(in[i], small_factor);
-  }
+  RZ_EACH(i, count) out[i] = combine::scaled(in[i], factor);
 }
 
 void scale_all(void* dst, const void* src, std::size_t count, DType dtype, double factor) {

@@ -1,0 +1,129 @@
+#pragma once
+/// Folding contributions, by the threads of a block or a grid: device code that several kernels share.
+/// Sources are folded in their order, so that every rank has the same bits. 16 bytes at a time where all
+/// addresses allow it.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/combine.h"
+#include "comm/core/error.h"
+
+namespace rz::peer {
+
+/// This thread's place among those that share a piece of work.
+struct Lane {
+  std::size_t index, of;
+};
+
+template <class T>
+struct alignas(16) Word {
+  static constexpr int count = 16 / static_cast<int>(sizeof(T));
+  T at[count];
+};
+
+__device__ inline bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+
+template <class Op, class T>
+__device__ void widen(combine::Wide<Op, T>* to, const Word<T>& word) {
+#pragma unroll
+  for (int v = 0; v < Word<T>::count; ++v) to[v] = combine::widened<Op>(word.at[v]);
+}
+
+template <class Op, class T>
+__device__ void add(combine::Wide<Op, T>* sum, const Word<T>& word) {
+#pragma unroll
+  for (int v = 0; v < Word<T>::count; ++v) sum[v] = Op::apply(sum[v], combine::widened<Op>(word.at[v]));
+}
+
+/// Word `w` of the result. Four sources are on their way at a time.
+template <class Op, class T>
+__device__ Word<T> folded_word(const T* const* sources, int n, std::size_t w, int divisor) {
+  const auto word = [&](int s) { return reinterpret_cast<const Word<T>*>(sources[s])[w]; };
+  combine::Wide<Op, T> sum[Word<T>::count];
+  widen<Op>(sum, word(0));
+  int s = 1;
+  for (; s + 4 <= n; s += 4) {
+    const Word<T> a = word(s), b = word(s + 1), c = word(s + 2), d = word(s + 3);
+    add<Op>(sum, a), add<Op>(sum, b), add<Op>(sum, c), add<Op>(sum, d);
+  }
+  for (; s < n; ++s) add<Op>(sum, word(s));
+  Word<T> result;
+#pragma unroll
+  for (int v = 0; v < Word<T>::count; ++v) result.at[v] = combine::finished<Op, T>(sum[v], divisor);
+  return result;
+}
+
+template <class Op, class T>
+__device__ T folded(const T* const* sources, int n, std::size_t i, int divisor) {
+  auto sum = combine::widened<Op>(sources[0][i]);
+  for (int s = 1; s < n; ++s) sum = Op::apply(sum, combine::widened<Op>(sources[s][i]));
+  return combine::finished<Op, T>(sum, divisor);
+}
+
+/// dst[i] = sources[0][i] op sources[1][i] op …, for all i < count. dst may be one of the sources.
+template <class Op, class T>
+__device__ void fold(T* dst, const T* const* sources, int n, std::size_t count, int divisor, Lane lane) {
+  bool words = aligned(dst);
+  for (int s = 0; s < n; ++s) words = words && aligned(sources[s]);
+  const std::size_t whole = words ? count / Word<T>::count : 0;
+  for (std::size_t w = lane.index; w < whole; w += lane.of)
+    reinterpret_cast<Word<T>*>(dst)[w] = folded_word<Op>(sources, n, w, divisor);
+  for (std::size_t i = whole * Word<T>::count + lane.index; i < count; i += lane.of)
+    dst[i] = folded<Op>(sources, n, i, divisor);
+}
+
+template <class T>
+__device__ void scale_by(T* dst, const T* src, std::size_t count, double factor, Lane lane) {
+  for (std::size_t i = lane.index; i < count; i += lane.of) dst[i] = combine::scaled(src[i], factor);
+}
+
+/// Calls f(T{}) with the element type.
+template <class F>
+void with_type(DType t, const F& f) {
+  switch (t) {
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::f16:
+      return f(f16{});
+    case DType::bf16:
+      return f(bf16{});
+    case DType::f8e4m3:
+      return f(f8e4m3{});
+    case DType::f8e5m2:
+      return f(f8e5m2{});
+    case DType::i8:
+      return f(std::int8_t{});
+    case DType::u8:
+      return f(std::uint8_t{});
+    case DType::i32:
+      return f(std::int32_t{});
+    case DType::u32:
+      return f(std::uint32_t{});
+    case DType::i64:
+      return f(std::int64_t{});
+    case DType::u64:
+      return f(std::uint64_t{});
+  }
+}
+
+/// Calls f(Op{}, T{}): avg and premul_sum are sums here.
+template <class F>
+void with_op(ReduceOp::Kind kind, DType t, const F& f) {
+  with_type(t, [&](auto element) {
+    switch (kind) {
+      case ReduceOp::prod:
+        return f(combine::Product{}, element);
+      case ReduceOp::min:
+        return f(combine::Min{}, element);
+      case ReduceOp::max:
+        return f(combine::Max{}, element);
+      default:
+        return f(combine::Sum{}, element);
+    }
+  });
+}
+
+}  // namespace rz::peer

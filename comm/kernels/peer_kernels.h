@@ -1,0 +1,34 @@
+#pragma once
+/// The communicator's kernels for CUDA devices, as one table: filled by the .cu files of this folder in a
+/// build with CUDA, and in tests by the same files compiled for an emulated device.
+
+#include <cstddef>
+#include <span>
+
+#include "comm/core/stream.h"
+#include "comm/core/types.h"
+
+namespace rz {
+
+struct PeerKernels {
+  /// As rz::reduce (comm/reduce.h), with the same bits, of memory that the stream's device reaches: its own,
+  /// or a peer's. dst may be any one source. Errc::unsupported for more than most_sources.
+  void (*reduce)(void* dst, std::span<const void* const> sources, std::size_t count, DType, ReduceOp::Kind,
+                 int divide, const Stream&);
+  /// As rz::scale, with the same bits. dst may be src.
+  void (*scale)(void* dst, const void* src, std::size_t count, DType, double factor, const Stream&);
+
+  static constexpr std::size_t most_sources = 256;
+};
+
+/// Errc::unsupported in a build without CUDA.
+const PeerKernels& peer_kernels();
+
+/// What peer_kernels() hands out: each .cu file defines its own here.
+namespace peer {
+void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType, ReduceOp::Kind,
+            int divide, const Stream&);
+void scale(void* dst, const void* src, std::size_t count, DType, double factor, const Stream&);
+}  // namespace peer
+
+}  // namespace rz
