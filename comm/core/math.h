@@ -2,7 +2,8 @@
 /// Scalar conversions of the small floats, written once for g++ and nvcc, without branches so that loops over
 /// them become vector code. To f32 is exact; from f32 rounds to nearest, ties to even. NaN stays NaN and
 /// keeps its sign. f16 and bf16 overflow to infinity; f8e4m3 and f8e5m2 (OCP 8-bit Floating Point
-/// Specification 1.0) saturate to their largest finite value, infinity included. Subnormals are kept.
+/// Specification 1.0) saturate to their largest finite value, infinity included. Subnormals are kept. A card
+/// converts f16 and bf16 by its own instructions: the same bits, except that a NaN loses its sign.
 
 #include <cstdint>
 #include <cstring>
@@ -88,7 +89,15 @@ RZ_HOST_DEVICE inline std::uint32_t narrow_to_bf16(float x) {
 }  // namespace detail
 
 RZ_HOST_DEVICE inline float to_f32(float x) { return x; }
-RZ_HOST_DEVICE inline float to_f32(f16 x) { return detail::Half::widen(x.bits); }
+RZ_HOST_DEVICE inline float to_f32(f16 x) {
+#ifdef __CUDA_ARCH__
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  return detail::Half::widen(x.bits);
+#endif
+}
 RZ_HOST_DEVICE inline float to_f32(bf16 x) {
   return detail::float_of(static_cast<std::uint32_t>(x.bits) << 16);
 }
@@ -103,11 +112,23 @@ RZ_HOST_DEVICE inline float from_f32<float>(float x) {
 }
 template <>
 RZ_HOST_DEVICE inline f16 from_f32<f16>(float x) {
+#ifdef __CUDA_ARCH__
+  std::uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return {bits};
+#else
   return {static_cast<std::uint16_t>(detail::Half::narrow(x))};
+#endif
 }
 template <>
 RZ_HOST_DEVICE inline bf16 from_f32<bf16>(float x) {
+#ifdef __CUDA_ARCH__
+  std::uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return {bits};
+#else
   return {static_cast<std::uint16_t>(detail::narrow_to_bf16(x))};
+#endif
 }
 template <>
 RZ_HOST_DEVICE inline f8e4m3 from_f32<f8e4m3>(float x) {

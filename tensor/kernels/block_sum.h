@@ -1,0 +1,56 @@
+#pragma once
+/// Sums and maxima over a warp and over a block of whole warps, the same in every thread, in an order that
+/// the size of the block alone decides. For .cu files.
+
+#include <cmath>
+
+#include "comm/core/cuda/launch.h"
+
+namespace rz::ops {
+
+inline constexpr unsigned warp_size = 32, whole_warp = 0xffffffffu;
+
+template <class T>
+__device__ inline T warp_sum(T value) {
+  for (int bits = 16; bits; bits >>= 1) value += __shfl_xor_sync(whole_warp, value, bits);
+  return value;
+}
+
+/// NaN is passed over.
+__device__ inline float warp_max(float value) {
+  for (int bits = 16; bits; bits >>= 1) value = fmaxf(value, __shfl_xor_sync(whole_warp, value, bits));
+  return value;
+}
+
+/// All threads of the block must call it.
+template <class T>
+__device__ inline T block_sum(T value) {
+  RZ_SHARED(T, parts, 32);
+  value = warp_sum(value);
+  __syncthreads();  // the last call's parts have been read
+  if (threadIdx.x % warp_size == 0) parts[threadIdx.x / warp_size] = value;
+  __syncthreads();
+  T total = parts[0];
+  for (unsigned w = 1; w < blockDim.x / warp_size; ++w) total += parts[w];
+  return total;
+}
+
+/// Likewise; NaN is passed over.
+__device__ inline float block_max(float value) {
+  RZ_SHARED(float, parts, 32);
+  value = warp_max(value);
+  __syncthreads();
+  if (threadIdx.x % warp_size == 0) parts[threadIdx.x / warp_size] = value;
+  __syncthreads();
+  float most = parts[0];
+  for (unsigned w = 1; w < blockDim.x / warp_size; ++w) most = fmaxf(most, parts[w]);
+  return most;
+}
+
+/// Threads for one block a row of `items`: whole warps, at most `most`.
+inline unsigned threads_for_row(std::size_t items, unsigned most = 512) {
+  const std::size_t whole = (items + warp_size - 1) / warp_size * warp_size;
+  return static_cast<unsigned>(whole < warp_size ? warp_size : whole > most ? most : whole);
+}
+
+}  // namespace rz::ops

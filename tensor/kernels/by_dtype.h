@@ -1,0 +1,36 @@
+#pragma once
+/// From a tensor's element type, known when the program runs, to a kernel's, known when it is compiled.
+
+#include "comm/core/error.h"
+#include "comm/core/types.h"
+
+namespace rz::ops {
+
+/// f(T{}) for T = float, f16 or bf16.
+template <class F>
+void by_dtype(DType t, const F& f) {
+  switch (t) {
+    case DType::f32:
+      return f(float{});
+    case DType::f16:
+      return f(f16{});
+    case DType::bf16:
+      return f(bf16{});
+    default:
+      fail(Errc::invalid_argument, "kernels on devices work on f32, f16 and bf16, not on ", name(t));
+  }
+}
+
+/// f(G{}) for the gradient of a parameter whose values are of type T: T itself or float.
+template <class T, class F>
+void by_gradient_dtype(DType t, const F& f) {
+  if (t == DType::f32)
+    f(float{});
+  else if (t == dtype_of<T>)
+    f(T{});
+  else
+    fail(Errc::invalid_argument, "the gradient of ", name(dtype_of<T>), " parameters must be ",
+         name(dtype_of<T>), " or f32, not ", name(t));
+}
+
+}  // namespace rz::ops

@@ -1,0 +1,14 @@
+#include "tensor/kernels/device_ops.h"
+
+namespace rz::ops {
+
+const DeviceOps& device_ops() {
+  static constexpr DeviceOps table{
+#define RZ_OP(name) .name = device::name,
+#include "tensor/kernels/ops.inc"
+#undef RZ_OP
+  };
+  return table;
+}
+
+}  // namespace rz::ops

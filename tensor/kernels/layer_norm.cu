@@ -1,0 +1,364 @@
+// A warp a row: the row is read once and stays in registers while its statistics are made, unless it is long
+// or its rows do not start at multiples of 16 bytes. Sums over rows (the gradients of weight and bias) belong
+// to one block of threads a few columns, so that nothing but the shape decides their order.
+
+#include "tensor/kernels/block_sum.h"
+#include "tensor/kernels/by_dtype.h"
+#include "tensor/kernels/device_ops.h"
+#include "tensor/kernels/packs.h"
+
+namespace rz::ops::device {
+
+namespace {
+
+constexpr unsigned row_threads = 256;
+/// Of a multiprocessor: what registers must leave room for.
+constexpr unsigned blocks_at_once(int kept) { return kept == 4 ? 4 : 2; }
+
+/// Of a launch with row_threads a block: the row of this warp.
+__device__ inline std::size_t row_of_warp() {
+  return (std::size_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp_size;
+}
+
+cuda::Grid grid_of_rows(std::size_t rows) { return cuda::grid_for(rows * warp_size, row_threads, 1u << 31); }
+
+template <class T>
+struct Normalising {
+  T *sum, *out;  ///< sum is null without `b`
+  float *mean, *inverse_deviation;
+  const T *a, *b, *weight, *bias;
+  std::size_t rows, columns;
+  float epsilon;
+};
+
+/// Of Σ(x - mean)², in all lanes.
+__device__ inline float inverse_deviation_of(double squares, std::size_t n, float epsilon) {
+  return static_cast<float>(1 / sqrt(squares / static_cast<double>(n) + static_cast<double>(epsilon)));
+}
+
+/// x += what T rounds a + b to; written to `sum` as well.
+template <class T, int k>
+__device__ inline void add_rounded(float (&x)[k], const T* b, T* sum) {
+  float y[k];
+  load(y, b);
+#pragma unroll
+  for (int j = 0; j < k; ++j) x[j] = to_f32(from_f32<T>(x[j] + y[j]));
+  store(sum, x);
+}
+
+/// Rows of at most 32 · kept packs.
+template <class T, int kept, bool add>
+__global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) normalise_kept(Normalising<T> a) {
+  constexpr int width = pack_width<T>;
+  const std::size_t row = row_of_warp();
+  if (row >= a.rows) return;
+  const auto packs = static_cast<int>(a.columns / width), lane = static_cast<int>(threadIdx.x % warp_size);
+  const std::size_t first = row * a.columns;
+  float x[kept][width], part = 0;
+#pragma unroll
+  for (int k = 0; k < kept; ++k) {
+    const int at = (lane + k * 32) * width;
+    if (lane + k * 32 >= packs) continue;
+    load(x[k], a.a + first + at);
+    if constexpr (add) add_rounded(x[k], a.b + first + at, a.sum + first + at);
+#pragma unroll
+    for (int j = 0; j < width; ++j) part += x[k][j];
+  }
+  const float mean = static_cast<float>(warp_sum(static_cast<double>(part)) / static_cast<double>(a.columns));
+  part = 0;
+#pragma unroll
+  for (int k = 0; k < kept; ++k) {
+    if (lane + k * 32 >= packs) continue;
+#pragma unroll
+    for (int j = 0; j < width; ++j) part += (x[k][j] - mean) * (x[k][j] - mean);
+  }
+  const float inverse = inverse_deviation_of(warp_sum(static_cast<double>(part)), a.columns, a.epsilon);
+#pragma unroll
+  for (int k = 0; k < kept; ++k) {
+    const int at = (lane + k * 32) * width;
+    if (lane + k * 32 >= packs) continue;
+    float w[width], b[width];
+    load(w, a.weight + at), load(b, a.bias + at);
+#pragma unroll
+    for (int j = 0; j < width; ++j) x[k][j] = (x[k][j] - mean) * inverse * w[j] + b[j];
+    store(a.out + first + at, x[k]);
+  }
+  if (lane == 0) a.mean[row] = mean, a.inverse_deviation[row] = inverse;
+}
+
+/// Any row: read three times, one element at a time.
+template <class T>
+__global__ void __launch_bounds__(row_threads) normalise_any(Normalising<T> a) {
+  const std::size_t row = row_of_warp(), lane = threadIdx.x % warp_size;
+  if (row >= a.rows) return;
+  const T* x = a.a + row * a.columns;
+  double sum = 0;
+  for (std::size_t i = lane; i < a.columns; i += warp_size) {
+    float v[1];
+    load(v, x + i);
+    if (a.b) add_rounded(v, a.b + row * a.columns + i, a.sum + row * a.columns + i);
+    sum += static_cast<double>(v[0]);
+  }
+  if (a.b) x = a.sum + row * a.columns;  // each lane reads what it wrote itself
+  const float mean = static_cast<float>(warp_sum(sum) / static_cast<double>(a.columns));
+  double squares = 0;
+  for (std::size_t i = lane; i < a.columns; i += warp_size) {
+    const float deviation = to_f32(x[i]) - mean;
+    squares += static_cast<double>(deviation * deviation);
+  }
+  const float inverse = inverse_deviation_of(warp_sum(squares), a.columns, a.epsilon);
+  for (std::size_t i = lane; i < a.columns; i += warp_size)
+    a.out[row * a.columns + i] =
+        from_f32<T>((to_f32(x[i]) - mean) * inverse * to_f32(a.weight[i]) + to_f32(a.bias[i]));
+  if (lane == 0) a.mean[row] = mean, a.inverse_deviation[row] = inverse;
+}
+
+/// How many packs a lane keeps of a row: 4, 8, or 0 for rows that are not kept.
+template <class T, class... Pointers>
+int kept_packs(std::size_t columns, const T* p, const Pointers*... others) {
+  if (!rows_are_packs(columns, p, others...)) return 0;
+  const std::size_t packs = columns / pack_width<T>;
+  return packs <= 4 * warp_size ? 4 : packs <= 8 * warp_size ? 8 : 0;
+}
+
+template <class T>
+void normalise(const char* name, const Normalising<T>& a, const Stream& stream) {
+  const int kept = kept_packs(a.columns, a.out, a.sum, a.a, a.b, a.weight, a.bias);
+  const auto with = [&](auto kernel) { cuda::launch(name, kernel, grid_of_rows(a.rows), stream, a); };
+  if (kept == 4)
+    a.b ? with(normalise_kept<T, 4, true>) : with(normalise_kept<T, 4, false>);
+  else if (kept == 8)
+    a.b ? with(normalise_kept<T, 8, true>) : with(normalise_kept<T, 8, false>);
+  else
+    with(normalise_any<T>);
+}
+
+template <class T>
+struct NormaliseBackward {
+  T* d_x;
+  const T *d_out, *x, *weight;
+  const float *mean, *inverse_deviation;
+  std::size_t rows, columns;
+  bool accumulate;
+};
+
+/// With n the normal values and g = d_out · weight, d_x = inverse_deviation · (g - mean(g) - n · mean(g n)).
+struct RowGradient {
+  float mean, inverse, mean_g, mean_gn;
+  __device__ float operator()(float d_out, float x, float weight) const {
+    return inverse * (d_out * weight - mean_g - (x - mean) * inverse * mean_gn);
+  }
+};
+
+template <class T, int kept>
+__global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) backward_kept(NormaliseBackward<T> a) {
+  constexpr int width = pack_width<T>;
+  const std::size_t row = row_of_warp();
+  if (row >= a.rows) return;
+  const auto packs = static_cast<int>(a.columns / width), lane = static_cast<int>(threadIdx.x % warp_size);
+  const std::size_t first = row * a.columns;
+  RowGradient gradient{a.mean[row], a.inverse_deviation[row], 0, 0};
+  Pack<T, width> dy[kept], x[kept];
+  float part_g = 0, part_gn = 0;
+#pragma unroll
+  for (int k = 0; k < kept; ++k) {
+    const int at = (lane + k * 32) * width;
+    if (lane + k * 32 >= packs) continue;
+    dy[k] = pack_at<T, width>(a.d_out + first + at), x[k] = pack_at<T, width>(a.x + first + at);
+    float w[width];
+    load(w, a.weight + at);
+#pragma unroll
+    for (int j = 0; j < width; ++j) {
+      const float g = to_f32(dy[k].at[j]) * w[j];
+      part_g += g;
+      part_gn += g * ((to_f32(x[k].at[j]) - gradient.mean) * gradient.inverse);
+    }
+  }
+  const auto count = static_cast<double>(a.columns);
+  gradient.mean_g = static_cast<float>(warp_sum(static_cast<double>(part_g)) / count);
+  gradient.mean_gn = static_cast<float>(warp_sum(static_cast<double>(part_gn)) / count);
+#pragma unroll
+  for (int k = 0; k < kept; ++k) {
+    const int at = (lane + k * 32) * width;
+    if (lane + k * 32 >= packs) continue;
+    float w[width], d[width] = {};
+    load(w, a.weight + at);
+    if (a.accumulate) load(d, a.d_x + first + at);
+#pragma unroll
+    for (int j = 0; j < width; ++j) d[j] += gradient(to_f32(dy[k].at[j]), to_f32(x[k].at[j]), w[j]);
+    store(a.d_x + first + at, d);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(row_threads) backward_any(NormaliseBackward<T> a) {
+  const std::size_t row = row_of_warp(), lane = threadIdx.x % warp_size;
+  if (row >= a.rows) return;
+  const std::size_t first = row * a.columns;
+  RowGradient gradient{a.mean[row], a.inverse_deviation[row], 0, 0};
+  double sum_g = 0, sum_gn = 0;
+  for (std::size_t i = lane; i < a.columns; i += warp_size) {
+    const float g = to_f32(a.d_out[first + i]) * to_f32(a.weight[i]);
+    sum_g += static_cast<double>(g);
+    sum_gn += static_cast<double>(g * ((to_f32(a.x[first + i]) - gradient.mean) * gradient.inverse));
+  }
+  const auto count = static_cast<double>(a.columns);
+  gradient.mean_g = static_cast<float>(warp_sum(sum_g) / count);
+  gradient.mean_gn = static_cast<float>(warp_sum(sum_gn) / count);
+  for (std::size_t i = lane; i < a.columns; i += warp_size) {
+    const float before = a.accumulate ? to_f32(a.d_x[first + i]) : 0;
+    a.d_x[first + i] = from_f32<T>(
+        before + gradient(to_f32(a.d_out[first + i]), to_f32(a.x[first + i]), to_f32(a.weight[i])));
+  }
+}
+
+template <class T, class G>
+struct ColumnSums {
+  G *d_weight, *d_bias;  ///< either may be null
+  const T *d_out, *x;
+  const float *mean, *inverse_deviation;
+  std::size_t rows, columns;
+  bool accumulate;
+};
+
+constexpr unsigned column_threads = 512;
+
+/// A block has 32 bytes of each row (16 elements where rows are not aligned), the least that memory is read
+/// by without waste; `width` of them are a thread's. Threads add every so many rows: four in f32, these in
+/// double.
+template <class T, class G, int width>
+__global__ void __launch_bounds__(column_threads) sum_columns(ColumnSums<T, G> a) {
+  constexpr unsigned across = width == 1 ? 16 : 2;
+  constexpr unsigned block_columns = across * width;
+  constexpr std::size_t batch = 4;
+  RZ_SHARED(double, parts, column_threads / warp_size * block_columns * 2);
+
+  const unsigned place = threadIdx.x % across, first = place * width;
+  const std::size_t column = std::size_t{blockIdx.x} * block_columns + first;
+  const std::size_t lanes = blockDim.x / across;
+  double weight[width] = {}, bias[width] = {};
+  if (column < a.columns)
+    for (std::size_t from = threadIdx.x / across; from < a.rows; from += lanes * batch) {
+      float w[width] = {}, b[width] = {};
+#pragma unroll
+      for (std::size_t i = 0; i < batch; ++i) {
+        const std::size_t row = from + i * lanes;
+        if (row >= a.rows) continue;
+        float dy[width], x[width];
+        load(dy, a.d_out + row * a.columns + column), load(x, a.x + row * a.columns + column);
+        const float mean = a.mean[row], inverse = a.inverse_deviation[row];
+#pragma unroll
+        for (int j = 0; j < width; ++j) w[j] += dy[j] * ((x[j] - mean) * inverse), b[j] += dy[j];
+      }
+#pragma unroll
+      for (int j = 0; j < width; ++j)
+        weight[j] += static_cast<double>(w[j]), bias[j] += static_cast<double>(b[j]);
+    }
+#pragma unroll
+  for (int j = 0; j < width; ++j)
+    for (unsigned bits = across; bits < warp_size; bits *= 2) {
+      weight[j] += __shfl_xor_sync(whole_warp, weight[j], static_cast<int>(bits));
+      bias[j] += __shfl_xor_sync(whole_warp, bias[j], static_cast<int>(bits));
+    }
+  if (threadIdx.x % warp_size < across)
+    for (int j = 0; j < width; ++j) {
+      double* const to =
+          parts + (threadIdx.x / warp_size * block_columns + first + static_cast<unsigned>(j)) * 2;
+      to[0] = weight[j], to[1] = bias[j];
+    }
+  __syncthreads();
+
+  const unsigned mine = threadIdx.x / 2, which = threadIdx.x % 2;
+  const std::size_t target = std::size_t{blockIdx.x} * block_columns + mine;
+  G* const out = which ? a.d_bias : a.d_weight;
+  if (mine >= block_columns || target >= a.columns || !out) return;
+  double sum = a.accumulate ? static_cast<double>(to_f32(out[target])) : 0;
+  for (unsigned w = 0; w < blockDim.x / warp_size; ++w) sum += parts[(w * block_columns + mine) * 2 + which];
+  out[target] = from_f32<G>(static_cast<float>(sum));
+}
+
+template <class T, class G>
+void launch_sum_columns(const ColumnSums<T, G>& a, const Stream& stream) {
+  constexpr int width = pack_width<T>;
+  const bool packs = rows_are_packs(a.columns, a.d_out, a.x);
+  const unsigned across = packs ? 2 : 16, block_columns = packs ? 2 * width : 16;
+  const unsigned threads = threads_for_row(a.rows * across, column_threads);
+  const cuda::Grid grid{{static_cast<unsigned>((a.columns + block_columns - 1) / block_columns)}, {threads}};
+  cuda::launch("layer_norm_backward", packs ? sum_columns<T, G, width> : sum_columns<T, G, 1>, grid, stream,
+               a);
+}
+
+}  // namespace
+
+void layer_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation, const Tensor& x,
+                const Tensor& weight, const Tensor& bias, float epsilon, const Stream& stream) {
+  by_dtype(out.dtype(), [&](auto t) {
+    using T = decltype(t);
+    const Normalising<T> a{nullptr,
+                           out.data<T>(),
+                           mean.data<float>(),
+                           inverse_deviation.data<float>(),
+                           x.data<T>(),
+                           nullptr,
+                           weight.data<T>(),
+                           bias.data<T>(),
+                           mean.count(),
+                           weight.count(),
+                           epsilon};
+    normalise("layer_norm", a, stream);
+  });
+}
+
+void add_layer_norm(const Tensor& sum, const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation,
+                    const Tensor& a, const Tensor& b, const Tensor& weight, const Tensor& bias, float epsilon,
+                    const Stream& stream) {
+  by_dtype(out.dtype(), [&](auto t) {
+    using T = decltype(t);
+    const Normalising<T> n{sum.data<T>(),
+                           out.data<T>(),
+                           mean.data<float>(),
+                           inverse_deviation.data<float>(),
+                           a.data<T>(),
+                           b.data<T>(),
+                           weight.data<T>(),
+                           bias.data<T>(),
+                           mean.count(),
+                           weight.count(),
+                           epsilon};
+    normalise("add_layer_norm", n, stream);
+  });
+}
+
+void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_bias, const Tensor& d_out,
+                         const Tensor& x, const Tensor& weight, const Tensor& mean,
+                         const Tensor& inverse_deviation, Into into_x, Into into_parameters,
+                         const Stream& stream) {
+  const DType gradients = d_weight.defined() ? d_weight.dtype()
+                          : d_bias.defined() ? d_bias.dtype()
+                                             : x.dtype();
+  by_dtype(x.dtype(), [&](auto t) {
+    using T = decltype(t);
+    const std::size_t rows = mean.count(), columns = weight.count();
+    const T *dy = d_out.data<T>(), *v = x.data<T>();
+    const float *m = mean.data<float>(), *r = inverse_deviation.data<float>();
+    // The sums first: d_x may be d_out.
+    if (d_weight.defined() || d_bias.defined())
+      by_gradient_dtype<T>(gradients, [&](auto g) {
+        using G = decltype(g);
+        const auto gradient = [](const Tensor& d) { return d.defined() ? d.data<G>() : nullptr; };
+        launch_sum_columns(ColumnSums<T, G>{gradient(d_weight), gradient(d_bias), dy, v, m, r, rows, columns,
+                                            into_parameters == Into::accumulate},
+                           stream);
+      });
+    const NormaliseBackward<T> a{
+        d_x.data<T>(), dy, v, weight.data<T>(), m, r, rows, columns, into_x == Into::accumulate};
+    const int kept = kept_packs(columns, a.d_x, a.d_out, a.x, a.weight);
+    cuda::launch("layer_norm_backward",
+                 kept == 4   ? backward_kept<T, 4>
+                 : kept == 8 ? backward_kept<T, 8>
+                             : backward_any<T>,
+                 grid_of_rows(rows), stream, a);
+  });
+}
+
+}  // namespace rz::ops::device

@@ -1,0 +1,83 @@
+#pragma once
+/// out[i] = f(in[i]…) on a device. For .cu files.
+
+#include "comm/core/cuda/launch.h"
+#include "tensor/kernels/by_dtype.h"
+#include "tensor/kernels/packs.h"
+#include "tensor/tensor.h"
+
+namespace rz::ops {
+
+/// What a function of elements is made of: `arity` inputs, begin() once a thread, operator()(x) with
+/// x[0 … arity-1] for each element.
+template <int inputs>
+struct Function {
+  static constexpr int arity = inputs;
+  __device__ void begin() {}
+};
+
+/// Adds what F gives to what is there, which is the last input.
+template <class F>
+struct Accumulated : F {
+  static constexpr int arity = F::arity + 1;
+  __device__ float operator()(const float* x) const { return x[F::arity] + F::operator()(x); }
+};
+
+template <class T, int count>
+struct Inputs {
+  const T* at[count ? count : 1];
+};
+
+template <class Out, class In>
+inline constexpr int common_width = pack_width<Out> > pack_width<In> ? pack_width<Out> : pack_width<In>;
+
+template <class F, class Out, class In>
+__global__ void map_elements(F f, Split<common_width<Out, In>> split, Out* out, Inputs<In, F::arity> in) {
+  f.begin();
+  each_pack(split, std::size_t{blockIdx.x} * blockDim.x + threadIdx.x, std::size_t{gridDim.x} * blockDim.x,
+            [&](auto width, std::size_t i) {
+              constexpr int k = decltype(width)::value, arity = F::arity;
+              float x[arity ? arity : 1][k], y[k];
+#pragma unroll
+              for (int a = 0; a < arity; ++a) load(x[a], in.at[a] + i);
+#pragma unroll
+              for (int j = 0; j < k; ++j) {
+                float one[arity ? arity : 1];
+#pragma unroll
+                for (int a = 0; a < arity; ++a) one[a] = x[a][j];
+                y[j] = f(one);
+              }
+              store(out + i, y);
+            });
+}
+
+/// Each of the inputs may be `out`.
+template <class Out, class In, class F, class... Tensors>
+void map_as(const char* name, const F& f, const Stream& stream, const Tensor& out, const Tensors&... in) {
+  static_assert(F::arity == sizeof...(in));
+  constexpr int width = common_width<Out, In>;
+  Out* const to = out.data<Out>();
+  const Inputs<In, F::arity> from{{in.template data<In>()...}};
+  Split<width> split(out.count(), to);
+  if constexpr (F::arity > 0 && pack_width<In> == width) split = Split<width>(out.count(), from.at[0]);
+  split = split.with(to);
+  for (int a = 0; a < F::arity; ++a) split = split.with(from.at[a]);
+  cuda::launch(name, map_elements<F, Out, In>, cuda::grid_for(split.threads()), stream, f, split, to, from);
+}
+
+/// All tensors of one element type.
+template <class F, class... Tensors>
+void map(const char* name, const F& f, const Stream& stream, const Tensor& out, const Tensors&... in) {
+  by_dtype(out.dtype(), [&](auto t) { map_as<decltype(t), decltype(t)>(name, f, stream, out, in...); });
+}
+
+template <class F, class... Tensors>
+void map_into(const char* name, const F& f, bool accumulate, const Stream& stream, const Tensor& out,
+              const Tensors&... in) {
+  if (accumulate)
+    map(name, Accumulated<F>{f}, stream, out, in..., out);
+  else
+    map(name, f, stream, out, in...);
+}
+
+}  // namespace rz::ops

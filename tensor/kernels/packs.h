@@ -1,0 +1,93 @@
+#pragma once
+/// How kernels read and write rows of elements: as f32, 16 bytes at a time where the addresses allow it, one
+/// by one elsewhere. For .cu files.
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "comm/core/math.h"
+
+namespace rz::ops {
+
+template <class T>
+inline constexpr int pack_width = 16 / static_cast<int>(sizeof(T));
+
+template <int n>
+using Width = std::integral_constant<int, n>;
+
+/// n elements that are accessed at once; at most 16 bytes make one instruction.
+template <class T, int n>
+struct alignas(n * sizeof(T) < 16 ? n * sizeof(T) : 16) Pack {
+  T at[n];
+};
+
+template <class T, int n>
+__device__ inline Pack<T, n> pack_at(const T* p) {
+  return *reinterpret_cast<const Pack<T, n>*>(p);
+}
+
+template <class T, int n>
+__device__ inline void widen(float (&x)[n], const Pack<T, n>& pack) {
+#pragma unroll
+  for (int j = 0; j < n; ++j) x[j] = to_f32(pack.at[j]);
+}
+
+template <int n, class T>
+__device__ inline void load(float (&x)[n], const T* p) {
+  widen(x, pack_at<T, n>(p));
+}
+
+template <int n, class T>
+__device__ inline void store(T* p, const float (&x)[n]) {
+  Pack<T, n> pack;
+#pragma unroll
+  for (int j = 0; j < n; ++j) pack.at[j] = from_f32<T>(x[j]);
+  *reinterpret_cast<Pack<T, n>*>(p) = pack;
+}
+
+/// n elements as single ones up to an aligned address, packs of `width`, and single ones again. Arrays that
+/// are not aligned at the same elements have single ones only.
+template <int width>
+struct Split {
+  std::size_t n, head, packs;
+
+  template <class T>
+  RZ_HOST_DEVICE Split(std::size_t count, const T* p) : n(count) {
+    const std::size_t into = reinterpret_cast<std::uintptr_t>(p) / sizeof(T) % width;
+    head = (width - into) % width;
+    if (head > n) head = n;
+    packs = (n - head) / width;
+  }
+  /// Another array that is accessed at the same elements.
+  template <class T>
+  RZ_HOST_DEVICE Split with(const T* p) const {
+    Split s = *this;
+    if (reinterpret_cast<std::uintptr_t>(p + head) % alignof(Pack<T, width>) != 0) s.head = n, s.packs = 0;
+    return s;
+  }
+  RZ_HOST_DEVICE std::size_t tail() const { return head + packs * width; }
+  /// How many threads find something to do.
+  std::size_t threads() const {
+    const std::size_t rest = n - tail(), most = packs > head ? packs : head;
+    return most > rest ? most : rest;
+  }
+};
+
+/// Calls f(Width<k>, i), k = 1 or `width`, for those groups of elements i … i + k - 1 that are the turn of
+/// thread `first` of `stride`.
+template <int width, class F>
+__device__ inline void each_pack(const Split<width>& s, std::size_t first, std::size_t stride, const F& f) {
+  for (std::size_t i = first; i < s.head; i += stride) f(Width<1>(), i);
+  for (std::size_t k = first; k < s.packs; k += stride) f(Width<width>(), s.head + k * width);
+  for (std::size_t i = s.tail() + first; i < s.n; i += stride) f(Width<1>(), i);
+}
+
+/// All addresses are multiples of 16 bytes, and so are rows of c elements.
+template <class T, class... U>
+bool rows_are_packs(std::size_t c, const T* p, const U*... others) {
+  const auto aligned = [](const void* q) { return reinterpret_cast<std::uintptr_t>(q) % 16 == 0; };
+  return c % pack_width<T> == 0 && aligned(p) && (aligned(others) && ...);
+}
+
+}  // namespace rz::ops

@@ -1,0 +1,205 @@
+// A block a row. One pass over it makes its largest element and the sum of e^(x - largest) at once: a thread
+// scales its sum down whenever it meets a larger element (Milakov and Gimelshein, arXiv:1805.02867). What a
+// thread adds is f32 and short; the threads' sums are added in double.
+
+#include "tensor/kernels/block_sum.h"
+#include "tensor/kernels/by_dtype.h"
+#include "tensor/kernels/device_ops.h"
+#include "tensor/kernels/packs.h"
+
+namespace rz::ops::device {
+
+namespace {
+
+constexpr std::int32_t ignored = -100;
+constexpr unsigned most_threads = 512;
+
+__device__ inline float not_a_number() { return detail::float_of(0x7fc00000u); }
+
+/// Σ e^(x - most) over what a thread has seen.
+struct Exponentials {
+  float most = -INFINITY, sum = 0;
+
+  template <int k>
+  __device__ void add(const float (&x)[k]) {
+    float larger = most;
+#pragma unroll
+    for (int j = 0; j < k; ++j) larger = fmaxf(larger, x[j]);
+    const float shift = larger == -INFINITY ? 0 : larger;  // e^(-∞) is 0, however many there are
+    float added = 0;
+#pragma unroll
+    for (int j = 0; j < k; ++j) added += expf(x[j] - shift);
+    sum = sum * expf(most - shift) + added;
+    most = larger;
+  }
+};
+
+struct RowSum {
+  float most;
+  double sum;  ///< NaN if there is one in the row, or nothing but -∞
+};
+
+/// The same in every thread of the block.
+template <class T>
+__device__ inline RowSum sum_of_exponentials(const T* row, std::size_t n) {
+  Exponentials own;
+  each_pack(Split<pack_width<T>>(n, row), threadIdx.x, blockDim.x, [&](auto width, std::size_t i) {
+    float x[decltype(width)::value];
+    load(x, row + i);
+    own.add(x);
+  });
+  const float most = block_max(own.most);
+  const double part = own.sum == 0 ? 0 : static_cast<double>(own.sum * expf(own.most - most));
+  const double sum = block_sum(part);
+  return {most, most == -INFINITY ? static_cast<double>(not_a_number()) : sum};
+}
+
+template <class T>
+__global__ void __launch_bounds__(most_threads) softmax_rows(T* out, const T* in, std::size_t n) {
+  const std::size_t first = std::size_t{blockIdx.x} * n;
+  const RowSum row = sum_of_exponentials(in + first, n);
+  const auto factor = static_cast<float>(1 / row.sum);
+  const auto split = Split<pack_width<T>>(n, in + first).with(out + first);
+  each_pack(split, threadIdx.x, blockDim.x, [&](auto width, std::size_t i) {
+    float x[decltype(width)::value];
+    load(x, in + first + i);
+    for (float& v : x) v = expf(v - row.most) * factor;
+    store(out + first + i, x);
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(most_threads)
+    softmax_rows_backward(T* d_in, const T* d_out, const T* out, std::size_t n, bool accumulate) {
+  const std::size_t first = std::size_t{blockIdx.x} * n;
+  d_in += first, d_out += first, out += first;
+  const auto split = Split<pack_width<T>>(n, d_out).with(out).with(d_in);
+  double part = 0;
+  each_pack(split, threadIdx.x, blockDim.x, [&](auto width, std::size_t i) {
+    constexpr int k = decltype(width)::value;
+    float dy[k], y[k], sum = 0;
+    load(dy, d_out + i), load(y, out + i);
+#pragma unroll
+    for (int j = 0; j < k; ++j) sum += dy[j] * y[j];
+    part += static_cast<double>(sum);
+  });
+  const auto mean = static_cast<float>(block_sum(part));
+  each_pack(split, threadIdx.x, blockDim.x, [&](auto width, std::size_t i) {
+    constexpr int k = decltype(width)::value;
+    float dy[k], y[k], d[k] = {};
+    load(dy, d_out + i), load(y, out + i);
+    if (accumulate) load(d, d_in + i);
+#pragma unroll
+    for (int j = 0; j < k; ++j) d[j] += y[j] * (dy[j] - mean);
+    store(d_in + i, d);
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(most_threads)
+    cross_entropy_rows(float* losses, float* log_sum, const T* logits, const std::int32_t* targets,
+                       std::size_t n) {
+  const T* const row = logits + std::size_t{blockIdx.x} * n;
+  const RowSum total = sum_of_exponentials(row, n);
+  if (threadIdx.x != 0) return;
+  const double log_total = static_cast<double>(total.most) + log(total.sum);
+  const std::int32_t target = targets[blockIdx.x];
+  const bool inside = target >= 0 && static_cast<std::size_t>(target) < n;
+  const float here = inside ? to_f32(row[target]) : not_a_number();
+  log_sum[blockIdx.x] = static_cast<float>(log_total);
+  losses[blockIdx.x] = target == ignored ? 0 : static_cast<float>(log_total - static_cast<double>(here));
+}
+
+/// One block: a pass over two numbers a row.
+__global__ void mean_of_losses(float* loss, double* sums, const float* losses, const std::int32_t* targets,
+                               std::size_t rows) {
+  double sum = 0, count = 0;
+  for (std::size_t i = threadIdx.x; i < rows; i += blockDim.x) {
+    sum += static_cast<double>(losses[i]);
+    count += targets[i] != ignored;
+  }
+  sum = block_sum(sum), count = block_sum(count);
+  if (threadIdx.x != 0) return;
+  sums[0] = sum, sums[1] = count;
+  *loss = count > 0 ? static_cast<float>(sum / count) : 0;
+}
+
+template <class T>
+__global__ void __launch_bounds__(most_threads)
+    cross_entropy_rows_backward(T* d_logits, const T* logits, const float* log_sum,
+                                const std::int32_t* targets, const float* d_loss, const double* sums,
+                                std::size_t n) {
+  const std::size_t first = std::size_t{blockIdx.x} * n;
+  d_logits += first, logits += first;
+  const double count = sums[1];
+  const std::int32_t target = targets[blockIdx.x];
+  const bool inside = target >= 0 && static_cast<std::size_t>(target) < n;
+  const auto scale = static_cast<float>(static_cast<double>(*d_loss) * (count > 0 ? 1 / count : 0));
+  const float factor = inside ? scale : not_a_number(), shift = log_sum[blockIdx.x];
+  const auto chosen = static_cast<std::size_t>(inside ? target : 0);
+  each_pack(Split<pack_width<T>>(n, logits).with(d_logits), threadIdx.x, blockDim.x,
+            [&](auto width, std::size_t i) {
+              constexpr int k = decltype(width)::value;
+              float x[k] = {};
+              if (target != ignored) {
+                load(x, logits + i);
+#pragma unroll
+                for (int j = 0; j < k; ++j)
+                  x[j] =
+                      expf(x[j] - shift) * factor - (i + static_cast<std::size_t>(j) == chosen ? factor : 0);
+              }
+              store(d_logits + i, x);
+            });
+}
+
+std::size_t last(const Tensor& t) { return t.shape().dims() ? t.shape()[-1] : 1; }
+
+/// One block a row of `t`.
+cuda::Grid grid_of_rows(const Tensor& t) {
+  const std::size_t n = last(t), width = 16 / size_of(t.dtype());
+  return {{static_cast<unsigned>(n ? t.count() / n : 0)},
+          {threads_for_row((n + width - 1) / width, most_threads)}};
+}
+
+}  // namespace
+
+void softmax(const Tensor& out, const Tensor& in, const Stream& stream) {
+  by_dtype(in.dtype(), [&](auto t) {
+    using T = decltype(t);
+    cuda::launch("softmax", softmax_rows<T>, grid_of_rows(in), stream, out.data<T>(), in.data<T>(), last(in));
+  });
+}
+
+void softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, Into into,
+                      const Stream& stream) {
+  by_dtype(out.dtype(), [&](auto t) {
+    using T = decltype(t);
+    cuda::launch("softmax_backward", softmax_rows_backward<T>, grid_of_rows(out), stream, d_in.data<T>(),
+                 d_out.data<T>(), out.data<T>(), last(out), into == Into::accumulate);
+  });
+}
+
+void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses, const Tensor& log_sum,
+                   const Tensor& logits, const Tensor& targets, const Stream& stream) {
+  const auto* const target = targets.data<std::int32_t>();
+  by_dtype(logits.dtype(), [&](auto t) {
+    using T = decltype(t);
+    cuda::launch("cross_entropy", cross_entropy_rows<T>, grid_of_rows(logits), stream, losses.data<float>(),
+                 log_sum.data<float>(), logits.data<T>(), target, last(logits));
+  });
+  cuda::launch("cross_entropy", mean_of_losses, {{1}, {threads_for_row(losses.count(), 1024)}}, stream,
+               loss.data<float>(), sums.data<double>(), losses.data<float>(), target, losses.count());
+}
+
+void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const Tensor& log_sum,
+                            const Tensor& targets, const Tensor& d_loss, const Tensor& sums,
+                            const Stream& stream) {
+  by_dtype(logits.dtype(), [&](auto t) {
+    using T = decltype(t);
+    cuda::launch("cross_entropy_backward", cross_entropy_rows_backward<T>, grid_of_rows(logits), stream,
+                 d_logits.data<T>(), logits.data<T>(), log_sum.data<float>(), targets.data<std::int32_t>(),
+                 d_loss.data<float>(), sums.data<double>(), last(logits));
+  });
+}
+
+}  // namespace rz::ops::device
