@@ -169,6 +169,7 @@ std::size_t DeviceMemory::in_use(int device) const {
 
 void DeviceMemory::open() {
   const std::lock_guard lock(state_->mutex);
+  if (state_->is_open) return;
   state_->is_open = true;
   for (const auto& a : state_->live)
     if (!a.second.pinned) state_->protect(a, PROT_READ | PROT_WRITE);
@@ -176,6 +177,7 @@ void DeviceMemory::open() {
 
 void DeviceMemory::close() {
   const std::lock_guard lock(state_->mutex);
+  if (!state_->is_open) return;
   state_->is_open = false;
   for (const auto& a : state_->live)
     if (!a.second.pinned) state_->protect(a, PROT_NONE);

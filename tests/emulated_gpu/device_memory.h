@@ -32,6 +32,8 @@ class DeviceMemory {
   std::size_t in_use(int device) const;
   std::size_t capacity = std::size_t{1} << 30;  ///< of a device
 
+  /// Opening and closing cost a system call an allocation: the machine leaves the door open between tasks,
+  /// and closes it when a host thread has waited for them.
   void open();
   void close();
 
@@ -40,14 +42,6 @@ class DeviceMemory {
  private:
   DeviceMemory();
   State* state_;
-};
-
-/// The door, open while it lives.
-class OpenMemory {
- public:
-  OpenMemory() { DeviceMemory::instance().open(); }
-  ~OpenMemory() { DeviceMemory::instance().close(); }
-  OpenMemory(const OpenMemory&) = delete;
 };
 
 }  // namespace rz::emulated

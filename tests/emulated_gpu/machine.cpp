@@ -22,6 +22,7 @@ bool Machine::thread_captures() { return captures_of_thread > 0; }
 void Machine::restart(std::uint64_t seed, Pace pace) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return !running_; });
+  DeviceMemory::instance().close();
   random_.seed(seed);
   pace_ = pace;
   failure_.clear();
@@ -186,10 +187,11 @@ bool Machine::run_until(const F& reached) {
     }
     running_ = true;
     bool stands_still = false;
-    {
-      const OpenMemory open;
-      while (failure_.empty() && !reached() && !stands_still) stands_still = !step(lock);
-      if (!stands_still) limit = std::chrono::steady_clock::now() + patience;
+    DeviceMemory::instance().open();
+    while (failure_.empty() && !reached() && !stands_still) stands_still = !step(lock);
+    if (!stands_still) {
+      limit = std::chrono::steady_clock::now() + patience;
+      DeviceMemory::instance().close();
     }
     running_ = false;
     changed_.notify_all();
@@ -213,11 +215,9 @@ void Machine::run_some() {
   if (running_ || tasks == 0 || (pace_ == Pace::lazy && tasks < most)) return;
   if (pace_ == Pace::any && tasks < most && draw(8) != 0) return;
   running_ = true;
-  {
-    const OpenMemory open;
-    for (std::size_t n = pace_ == Pace::any ? draw(2 * tasks) + 1 : ~std::size_t{0}; n > 0; --n)
-      if (!failure_.empty() || !step(lock)) break;
-  }
+  DeviceMemory::instance().open();
+  for (std::size_t n = pace_ == Pace::any ? draw(2 * tasks) + 1 : ~std::size_t{0}; n > 0; --n)
+    if (!failure_.empty() || !step(lock)) break;
   running_ = false;
   changed_.notify_all();
 }
@@ -253,10 +253,8 @@ bool Machine::reached(const EventHandle& event) {
     if (event->reached >= event->recorded) return true;
     if (!running_ && failure_.empty()) {  // whoever polls moves the machine, or nobody might
       running_ = true;
-      {
-        const OpenMemory open;
-        stuck = !step(lock);
-      }
+      DeviceMemory::instance().open();
+      stuck = !step(lock);
       running_ = false;
       changed_.notify_all();
     }
