@@ -31,6 +31,16 @@ Var Linear::operator()(Tape& tape, Var x) {
   return linear(tape, x, w, with_bias ? tape.parameter(bias) : Var(), layout);
 }
 
+Activation Linear::gelu(Tape& tape, Var x) {
+  const Var w = tape.parameter(weight);
+  return linear_gelu(tape, x, w, with_bias ? tape.parameter(bias) : Var(), layout);
+}
+
+Var Linear::operator()(Tape& tape, const Activation& x) {
+  const Var w = tape.parameter(weight);
+  return linear(tape, x, w, with_bias ? tape.parameter(bias) : Var(), layout);
+}
+
 void Linear::list(std::vector<Parameter*>& to) {
   to.push_back(&weight);
   if (with_bias) to.push_back(&bias);

@@ -16,6 +16,9 @@ struct Linear {
   Linear(const std::string& name, std::size_t in, std::size_t out, WeightLayout layout = WeightLayout::out_in,
          bool with_bias = true);
   Var operator()(Tape&, Var x);
+  /// With a GELU behind it, which the next layer takes.
+  Activation gelu(Tape&, Var x);
+  Var operator()(Tape&, const Activation& x);
   void list(std::vector<Parameter*>& to);
 
   WeightLayout layout;

@@ -152,21 +152,63 @@ Var reshape(Tape& tape, Var x, const Shape& shape) {
 
 // ---- linear
 
+namespace {
+
+/// New memory for what a layer makes of x.
+Tensor layer_output(Tape& tape, const Tensor& x, const Tensor& weight, WeightLayout layout) {
+  require_dims("linear", "the input", x, 1, 4);
+  require_dims("linear", "the weight", weight, 2, 2);
+  return tape.empty(with_last(x.shape(), weight.shape()[layout == WeightLayout::in_out ? 1 : 0]));
+}
+
+Tensor value_or_none(Tape& tape, Var v) { return v.defined() ? tape.value(v) : Tensor(); }
+
+/// The backward of x · W + bias, with respect to x if `d_x` is defined.
+void layer_backward(Tape& tape, Tape::GradTarget d_x, Var weight, Var bias, const Tensor& d_out,
+                    const Tensor& x, WeightLayout layout) {
+  both_parameters(tape, weight, bias,
+                  [&](const Tensor& d_w, const Tensor& d_b, ops::Into into_parameters) {
+                    ops::linear_backward(std::exchange(d_x.tensor, {}), d_w, d_b, d_out, x,
+                                         tape.value(weight), layout, into(d_x), into_parameters,
+                                         tape.stream());
+                  });
+}
+
+auto linear_backward(Var x_var, Var weight, Var bias, const Tensor& x, WeightLayout layout) {
+  return [=](Tape& tape, const Tensor& d_out) {
+    layer_backward(tape, tape.grad_target(x_var), weight, bias, d_out, x, layout);
+  };
+}
+
+}  // namespace
+
 Var linear(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
   const Tensor x = tape.value(x_var);
-  const Tensor& w = tape.value(weight);
-  require_dims("linear", "the input", x, 1, 4);
-  require_dims("linear", "the weight", w, 2, 2);
-  const Tensor out = tape.empty(with_last(x.shape(), w.shape()[layout == WeightLayout::in_out ? 1 : 0]));
-  ops::linear(out, x, w, bias.defined() ? tape.value(bias) : Tensor(), layout, tape.stream());
+  const Tensor out = layer_output(tape, x, tape.value(weight), layout);
+  ops::linear(out, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
+  return tape.record(out, {x_var, weight, bias}, linear_backward(x_var, weight, bias, x, layout));
+}
+
+Activation linear_gelu(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
+  const Tensor x = tape.value(x_var);
+  const Tensor pre = layer_output(tape, x, tape.value(weight), layout), out = tape.empty(pre.shape());
+  ops::linear_gelu(out, pre, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
+  return {tape.record(pre, {x_var, weight, bias}, linear_backward(x_var, weight, bias, x, layout)), out};
+}
+
+Var linear(Tape& tape, const Activation& in, Var weight, Var bias, WeightLayout layout) {
+  const Tensor pre = tape.value(in.pre);
+  const Tensor out = layer_output(tape, in.value, tape.value(weight), layout);
+  ops::linear(out, in.value, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
   return tape.record(
-      out, {x_var, weight, bias}, [x_var, weight, bias, x, layout](Tape& tape, const Tensor& d_out) {
-        Tape::GradTarget d_x = tape.grad_target(x_var);
-        both_parameters(
-            tape, weight, bias, [&](const Tensor& d_w, const Tensor& d_b, ops::Into into_parameters) {
-              ops::linear_backward(std::exchange(d_x.tensor, {}), d_w, d_b, d_out, x, tape.value(weight),
-                                   layout, into(d_x), into_parameters, tape.stream());
-            });
+      out, {in.pre, weight, bias},
+      [pre_var = in.pre, weight, bias, x = in.value, pre, layout](Tape& tape, const Tensor& d_out) {
+        if (tape.needs_grad(pre_var)) {
+          const Tensor d_pre = tape.empty(pre.shape());
+          ops::linear_backward_through_gelu(d_pre, d_out, tape.value(weight), pre, layout, tape.stream());
+          tape.give_grad(pre_var, d_pre);
+        }
+        layer_backward(tape, {}, weight, bias, d_out, x, layout);
       });
 }
 

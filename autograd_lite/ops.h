@@ -27,6 +27,15 @@ Var reshape(Tape&, Var x, const Shape&);
 // ---- linear
 /// x[…, in] → […, out]
 Var linear(Tape&, Var x, Var weight, Var bias, WeightLayout);
+/// gelu(pre), of which only `pre` is on the tape: whoever uses `value` hands on the gradient of `pre`.
+struct Activation {
+  Var pre;
+  Tensor value;
+};
+/// A linear layer and a GELU (tanh approximation) in one operator, and the layer behind it, whose backward
+/// goes on through the GELU: on a device no kernel of the GELU's own is left.
+Activation linear_gelu(Tape&, Var x, Var weight, Var bias, WeightLayout);
+Var linear(Tape&, const Activation& x, Var weight, Var bias, WeightLayout);
 /// Two dimensions each, optionally transposed.
 Var matmul(Tape&, Var a, bool transpose_a, Var b, bool transpose_b);
 

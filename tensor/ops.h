@@ -56,6 +56,13 @@ void linear(const Tensor& out, const Tensor& x, const Tensor& weight, const Tens
 void linear_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_bias, const Tensor& d_out,
                      const Tensor& x, const Tensor& weight, WeightLayout, Into into_x, Into into_parameters,
                      const Stream&);
+/// pre[N, O] = x[N, I] · W (+ bias[O]) and out = gelu(pre); pre is kept for backward.
+void linear_gelu(const Tensor& out, const Tensor& pre, const Tensor& x, const Tensor& weight,
+                 const Tensor& bias, WeightLayout, const Stream&);
+/// The d_x of a linear layer whose input was x = gelu(pre), taken on to pre: d_pre[N, I] = (d_out[N, O] · Wᵀ)
+/// · gelu'(pre[N, I]).
+void linear_backward_through_gelu(const Tensor& d_pre, const Tensor& d_out, const Tensor& weight,
+                                  const Tensor& pre, WeightLayout, const Stream&);
 /// out[M, N] = a · b, each optionally transposed.
 void matmul(const Tensor& out, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, Into,
             const Stream&);

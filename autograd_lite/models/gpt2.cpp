@@ -129,8 +129,7 @@ Var Gpt2::block(Tape& tape, Block& b, Var x) {
                                attn_pdrop);
   y = b.dropout(tape, b.attn_proj(tape, y));
   const auto [residual, norm] = b.ln_2.of_sum(tape, x, y);
-  y = nn::gelu(tape, b.c_fc(tape, norm));
-  y = b.dropout(tape, b.mlp_proj(tape, y));
+  y = b.dropout(tape, b.mlp_proj(tape, b.c_fc.gelu(tape, norm)));
   return nn::add(tape, residual, y);
 }
 

@@ -22,6 +22,12 @@ void read_number(const char* variable, T least, T most, T& value) {
   value = parsed;
 }
 
+void read_flag(const char* variable, bool& value) {
+  int number = value;
+  read_number(variable, 0, 1, number);
+  value = number == 1;
+}
+
 void read_text(const char* variable, std::string& value) {
   if (const char* text = std::getenv(variable)) value = text;
 }
@@ -37,9 +43,8 @@ Environment Environment::read() {
   read_text("RZ_INTERFACE", e.interface);
   read_number("RZ_SOCKETS", 1, 16, e.sockets);
   read_text("RZ_ALGORITHM", e.algorithm);
-  int deterministic = e.deterministic;
-  read_number("RZ_DETERMINISTIC", 0, 1, deterministic);
-  e.deterministic = deterministic == 1;
+  read_flag("RZ_DETERMINISTIC", e.deterministic);
+  read_flag("RZ_ALLOW_TF32", e.allow_tf32);
   read_number("RZ_TIMEOUT_S", 0.001, 1e9, e.timeout_s);
   read_number("RZ_RENDEZVOUS_TIMEOUT_S", 0.001, 1e9, e.rendezvous_timeout_s);
   read_text("RZ_HOST_ID", e.host_id);

@@ -21,6 +21,9 @@ struct Environment {
   std::string algorithm;
   /// RZ_DETERMINISTIC: 1 (default): reductions sum in rank order; 0: any algorithm may serve them.
   bool deterministic = true;
+  /// RZ_ALLOW_TF32: 1: products of f32 matrices on a CUDA device may round their factors to TF32 (10 bits of
+  /// mantissa), which is several times as fast; 0 (default): they are f32 throughout.
+  bool allow_tf32 = false;
   /// RZ_TIMEOUT_S: deadline of an operation in seconds; default 600.
   double timeout_s = 600;
   /// RZ_RENDEZVOUS_TIMEOUT_S: deadline of the rendezvous in seconds; default 30.

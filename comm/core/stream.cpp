@@ -1,7 +1,13 @@
 #include "comm/core/stream.h"
 
+#include <algorithm>
+#include <bit>
+#include <mutex>
+#include <vector>
+
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
+#include "comm/core/memory.h"
 
 namespace rz {
 
@@ -41,6 +47,12 @@ struct Stream::Owned {
   void* native;
 };
 
+struct Stream::Scratch {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<std::byte>> blocks;  // the last one is in use
+  std::size_t bytes = 0;                           // of the last one
+};
+
 Stream Stream::host(int threads) {
   Stream s;
   if (threads > 1)
@@ -58,6 +70,7 @@ Stream Stream::create(Device device, Priority priority) {
   s.device_ = device;
   cuda::check(runtime().stream_create(&s.native_, priority == Priority::high), "cudaStreamCreate", device);
   s.owned_ = std::make_shared<Owned>(s.native_);
+  s.scratch_ = std::make_shared<Scratch>();
   return s;
 }
 
@@ -70,6 +83,7 @@ Stream Stream::borrow(Device device, void* native) {
   Stream s;
   s.device_ = device;
   s.native_ = native;
+  s.scratch_ = std::make_shared<Scratch>();
   return s;
 }
 
@@ -93,6 +107,17 @@ void Stream::synchronize() const {
   if (device_.kind == Device::host) return;
   const DeviceGuard guard(device_);
   cuda::check(runtime().stream_synchronize(native_), "cudaStreamSynchronize", device_);
+}
+
+void* Stream::scratch(std::size_t bytes) const {
+  require(device_.kind == Device::cuda, Errc::invalid_argument, "scratch memory of a host stream");
+  const std::lock_guard lock(scratch_->mutex);
+  if (scratch_->blocks.empty() || bytes > scratch_->bytes) {
+    const std::size_t larger = std::bit_ceil(std::max<std::size_t>(bytes, 4096));
+    scratch_->blocks.push_back(allocate_on(device_, larger));
+    scratch_->bytes = larger;
+  }
+  return scratch_->blocks.back().get();
 }
 
 }  // namespace rz

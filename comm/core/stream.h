@@ -53,6 +53,14 @@ class Stream {
   /// Blocks the host until everything in the stream has run. Errc::system if something failed.
   void synchronize() const;
 
+  /// CUDA only: memory of the device, not initialised, aligned to 256 bytes, for what kernels of this stream
+  /// hand to those right behind them: whoever calls next gets the same bytes. Belongs to the copies of this
+  /// Stream (of a borrowed one: of what that call of `borrow` returned) and is given back with the last of
+  /// them, not before, since a graph may refer to it: run what was captured here in this stream, and while it
+  /// lives. A call that asks for more than all before it allocates, which no capture allows: run once, then
+  /// capture. One thread at a time may use what it gets.
+  void* scratch(std::size_t bytes) const;
+
   /// Host only. Splits [0, n) into one contiguous range a thread, each a multiple of `grain` long but the
   /// last, and calls f(begin, end) for those that are not empty. The split depends on n, grain and threads()
   /// alone, so results repeat. f must not throw.
@@ -73,10 +81,12 @@ class Stream {
 
  private:
   struct Owned;
+  struct Scratch;
   Device device_{};
   void* native_ = nullptr;
   std::shared_ptr<ThreadTeam> team_;
   std::shared_ptr<Owned> owned_;
+  std::shared_ptr<Scratch> scratch_;  // goes before the stream
 };
 
 }  // namespace rz

@@ -113,6 +113,34 @@ void linear_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_
   if (d_bias.defined()) bias_gradient(d_bias, d_out, s, into_parameters, stream);
 }
 
+void linear_gelu(const Tensor& out, const Tensor& pre, const Tensor& x, const Tensor& weight,
+                 const Tensor& bias, WeightLayout layout, const Stream& stream) {
+  constexpr const char* op = "linear_gelu";
+  const Sizes s{rows(x), last(x), last(pre)};
+  const bool fits = rows(pre) == s.rows && out.shape() == pre.shape() && weight_fits(weight, s, layout) &&
+                    optional_vector(bias, s.out);
+  if (bias.defined())
+    check(op, {{"out", out}, {"pre", pre}, {"x", x}, {"weight", weight}, {"bias", bias}}, fits);
+  else
+    check(op, {{"out", out}, {"pre", pre}, {"x", x}, {"weight", weight}}, fits);
+  if (const auto* d = on_device(op, out, stream))
+    return d->linear_gelu(out, pre, x, weight, bias, layout, stream);
+  linear(pre, x, weight, bias, layout, stream);
+  gelu(out, pre, stream);
+}
+
+void linear_backward_through_gelu(const Tensor& d_pre, const Tensor& d_out, const Tensor& weight,
+                                  const Tensor& pre, WeightLayout layout, const Stream& stream) {
+  constexpr const char* op = "linear_backward_through_gelu";
+  const Sizes s{rows(pre), last(pre), last(d_out)};
+  check(op, {{"d_pre", d_pre}, {"d_out", d_out}, {"weight", weight}, {"pre", pre}},
+        rows(d_out) == s.rows && d_pre.shape() == pre.shape() && weight_fits(weight, s, layout));
+  if (const auto* d = on_device(op, d_pre, stream))
+    return d->linear_backward_through_gelu(d_pre, d_out, weight, pre, layout, stream);
+  linear_backward(d_pre, {}, {}, d_out, pre, weight, layout, Into::overwrite, Into::overwrite, stream);
+  gelu_backward(d_pre, d_pre, pre, Into::overwrite, stream);
+}
+
 void matmul(const Tensor& out, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
             Into into, const Stream& stream) {
   const auto extent = [](const Tensor& t, int i) { return t.shape().dims() == 2 ? t.shape()[i] : 0; };

@@ -133,6 +133,44 @@ TEST(Ops, LinearInBothLayoutsWithAndWithoutBias) {
   }
 }
 
+Var two_layers(Tape& t, const std::vector<Var>& v, WeightLayout layout) {
+  return linear(t, linear_gelu(t, v[0], v[1], v[2], layout), v[3], v[4], layout);
+}
+
+TEST(Ops, TwoLayersWithAGeluBetween) {
+  const Tensor x = random({2, 3, 5}, "x"), b1 = random({4}, "b1"), b2 = random({2}, "b2");
+  for (const auto layout : {WeightLayout::in_out, WeightLayout::out_in}) {
+    const auto weight = [&](std::size_t in, std::size_t out) {
+      return random(layout == WeightLayout::in_out ? Shape{in, out} : Shape{out, in}, "w");
+    };
+    const std::vector<Tensor> inputs{x, weight(5, 4), b1, weight(4, 2), b2};
+    expect_gradients([=](Tape& t, const auto& v) { return two_layers(t, v, layout); }, inputs, 4e-3);
+  }
+}
+
+TEST(Ops, TwoLayersWithAGeluBetweenGiveTheBitsOfThree) {
+  const std::vector<Tensor> inputs{random({6, 5}, "x"), random({5, 4}, "w1"), random({4}, "b1"),
+                                   random({4, 3}, "w2"), random({3}, "b2")};
+  const auto gradients = [&](bool fused) {
+    Tape tape;
+    std::vector<Var> v;
+    for (const Tensor& t : inputs) v.push_back(tape.variable(t));
+    constexpr auto layout = WeightLayout::in_out;
+    Var loss;
+    weighed(tape, fused ? two_layers(tape, v, layout)
+                        : linear(tape, gelu(tape, linear(tape, v[0], v[1], v[2], layout)), v[3], v[4], layout),
+            &loss);
+    std::vector<float> all{*tape.value(loss).data<float>()};
+    tape.backward(loss);
+    for (const Var input : v) {
+      const Tensor g = tape.grad(input);
+      all.insert(all.end(), g.data<float>(), g.data<float>() + g.count());
+    }
+    return all;
+  };
+  EXPECT_EQ(gradients(true), gradients(false));
+}
+
 TEST(Ops, MatmulInEveryTransposition) {
   for (const bool ta : {false, true}) {
     for (const bool tb : {false, true}) {

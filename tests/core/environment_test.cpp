@@ -23,6 +23,7 @@ TEST(Environment, DefaultsAreThoseOfTheHeader) {
   EXPECT_EQ(e.transport, "auto");
   EXPECT_EQ(e.sockets, 2);
   EXPECT_TRUE(e.deterministic);
+  EXPECT_FALSE(e.allow_tf32);
   EXPECT_EQ(e.timeout_s, 600);
   EXPECT_EQ(e.rendezvous_timeout_s, 30);
 }
@@ -31,13 +32,15 @@ TEST(Environment, EveryVariableIsRead) {
   const Variable variables[] = {{"RZ_TRANSPORT", "tcp"}, {"RZ_INTERFACE", "lo"},
                                 {"RZ_SOCKETS", "3"},     {"RZ_ALGORITHM", "ring"},
                                 {"RZ_TIMEOUT_S", "1.5"}, {"RZ_DETERMINISTIC", "0"},
-                                {"RZ_HOST_ID", "here"},  {"RZ_RENDEZVOUS_TIMEOUT_S", "2"}};
+                                {"RZ_HOST_ID", "here"},  {"RZ_RENDEZVOUS_TIMEOUT_S", "2"},
+                                {"RZ_ALLOW_TF32", "1"}};
   const Environment e = Environment::read();
   EXPECT_EQ(e.transport, "tcp");
   EXPECT_EQ(e.interface, "lo");
   EXPECT_EQ(e.sockets, 3);
   EXPECT_EQ(e.algorithm, "ring");
   EXPECT_FALSE(e.deterministic);
+  EXPECT_TRUE(e.allow_tf32);
   EXPECT_EQ(e.timeout_s, 1.5);
   EXPECT_EQ(e.rendezvous_timeout_s, 2);
   EXPECT_EQ(e.host_id, "here");
@@ -45,7 +48,7 @@ TEST(Environment, EveryVariableIsRead) {
 
 TEST(Environment, AMalformedVariableIsNamed) {
   const std::pair<const char*, const char*> wrong[] = {
-      {"RZ_TRANSPORT", "pigeon"},    {"RZ_SOCKETS", "0"},    {"RZ_SOCKETS", "2x"},
+      {"RZ_TRANSPORT", "pigeon"},    {"RZ_SOCKETS", "0"},    {"RZ_SOCKETS", "2x"}, {"RZ_ALLOW_TF32", "yes"},
       {"RZ_DETERMINISTIC", "maybe"}, {"RZ_TIMEOUT_S", "-1"}, {"RZ_RENDEZVOUS_TIMEOUT_S", ""}};
   for (const auto& [name, value] : wrong) {
     const Variable variable(name, value);

@@ -1,0 +1,264 @@
+#include <algorithm>
+#include <cmath>
+
+#include "comm/core/cuda/runtime.h"
+#include "tensor/ops.h"
+#include "tests/gpu/on_device.h"
+#include "tests/support/reference.h"
+
+namespace rz::test {
+namespace {
+
+using ops::Into;
+using ops::WeightLayout;
+
+using Linear = OnDevice;
+
+constexpr DType types[] = {DType::f32, DType::f16, DType::bf16};
+
+/// -1, 0 and 1: their products and sums are exact in every type, in any order.
+Values units(std::size_t n, unsigned seed) {
+  Values values = random_values(n, seed, 1.5);
+  for (double& v : values) v = std::round(v);
+  return values;
+}
+
+Values sum(Values a, const Values& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+  return a;
+}
+
+Values column_sums(const Values& x, std::size_t columns) {
+  Values sums(columns, 0);
+  for (std::size_t i = 0; i < x.size(); ++i) sums[i % columns] += x[i];
+  return sums;
+}
+
+void expect_near(const Values& got, const Values& expected, double tolerance) {
+  double most = 1e-30;
+  for (const double e : expected) most = std::max(most, std::abs(e));
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], tolerance * most) << i;
+}
+
+/// Half a unit in the last place, and a little for f32's sums.
+double tolerance(DType t) { return t == DType::f32 ? 1e-5 : t == DType::f16 ? 1e-3 : 8e-3; }
+
+struct Case {
+  std::size_t rows, in, out;
+};
+constexpr Case cases[] = {{1, 1, 1}, {3, 5, 7}, {16, 64, 48}, {65, 33, 40}, {128, 24, 8}};
+
+/// A layer in the reference's layout, [in, out], and in the operator's.
+struct Layer {
+  Layer(const Case& c, WeightLayout layout)
+      : x(units(c.rows * c.in, 1)),
+        w(units(c.in * c.out, 2)),
+        bias(units(c.out, 3)),
+        d_out(units(c.rows * c.out, 4)),
+        shape(layout == WeightLayout::in_out ? Shape{c.in, c.out} : Shape{c.out, c.in}),
+        weight(laid_out(w, c, layout)) {}
+  static Values laid_out(const Values& w, const Case& c, WeightLayout layout) {
+    return layout == WeightLayout::in_out ? w : reference::transpose(w, c.in, c.out);
+  }
+  Values x, w, bias, d_out;
+  Shape shape;
+  Values weight;
+};
+
+TEST_F(Linear, EveryTypeLayoutAndSize) {
+  for (const DType t : types)
+    for (const Case& c : cases)
+      for (const WeightLayout layout : {WeightLayout::in_out, WeightLayout::out_in})
+        for (const bool with_bias : {false, true}) {
+          const Layer l(c, layout);
+          const Tensor out = empty_on(stream, {c.rows, c.out}, t);
+          const Tensor bias = with_bias ? to_device(l.bias, {c.out}, t, stream) : Tensor();
+          ops::linear(out, to_device(l.x, {c.rows, c.in}, t, stream), to_device(l.weight, l.shape, t, stream),
+                      bias, layout, stream);
+          EXPECT_EQ(from_device(out, stream),
+                    reference::linear(l.x, l.w, with_bias ? l.bias : Values(), c.rows, c.in, c.out))
+              << name(t) << ' ' << c.rows << ' ' << c.in << ' ' << c.out;
+        }
+}
+
+TEST_F(Linear, BackwardOfEveryTypeLayoutAndSize) {
+  for (const DType t : types)
+    for (const DType parameters : {t, DType::f32})
+      for (const Case& c : cases)
+        for (const WeightLayout layout : {WeightLayout::in_out, WeightLayout::out_in})
+          for (const Into into : {Into::overwrite, Into::accumulate}) {
+            const Layer l(c, layout);
+            const bool add = into == Into::accumulate;
+            const auto target = [&](const Shape& shape, DType type) {
+              return add ? to_device(units(shape.count(), 9), shape, type, stream)
+                         : empty_on(stream, shape, type);
+            };
+            const auto expected = [&](const Values& gradient) {
+              return add ? sum(gradient, units(gradient.size(), 9)) : gradient;
+            };
+            const Tensor d_x = target({c.rows, c.in}, t), d_weight = target(l.shape, parameters),
+                         d_bias = target({c.out}, parameters);
+            ops::linear_backward(d_x, d_weight, d_bias, to_device(l.d_out, {c.rows, c.out}, t, stream),
+                                 to_device(l.x, {c.rows, c.in}, t, stream),
+                                 to_device(l.weight, l.shape, t, stream), layout, into, into, stream);
+            const Values wt = reference::transpose(l.w, c.in, c.out);
+            EXPECT_EQ(from_device(d_x, stream),
+                      expected(reference::matmul(l.d_out, wt, c.rows, c.in, c.out)));
+            const Values xt = reference::transpose(l.x, c.rows, c.in);
+            const Values d_w = reference::matmul(xt, l.d_out, c.in, c.out, c.rows);
+            EXPECT_EQ(from_device(d_weight, stream), expected(Layer::laid_out(d_w, c, layout)));
+            EXPECT_EQ(from_device(d_bias, stream), expected(column_sums(l.d_out, c.out)));
+          }
+}
+
+TEST_F(Linear, BackwardComputesOnlyWhatIsWanted) {
+  const Case c{65, 33, 40};
+  const Layer l(c, WeightLayout::in_out);
+  const Tensor x = to_device(l.x, {c.rows, c.in}, DType::f32, stream);
+  const Tensor weight = to_device(l.weight, l.shape, DType::f32, stream);
+  const Tensor d_out = to_device(l.d_out, {c.rows, c.out}, DType::f32, stream);
+  const Tensor d_bias = empty_on(stream, {c.out});
+  ops::linear_backward({}, {}, d_bias, d_out, x, weight, WeightLayout::in_out, Into::overwrite,
+                       Into::overwrite, stream);
+  EXPECT_EQ(from_device(d_bias, stream), column_sums(l.d_out, c.out));
+}
+
+/// The bias's gradient over many rows, where several blocks share a column.
+TEST_F(Linear, BiasGradientOfManyRows) {
+  for (const DType t : types)
+    for (const std::size_t columns : {std::size_t{3}, std::size_t{264}}) {
+      const Case c{1000, 1, columns};
+      const Layer l(c, WeightLayout::in_out);
+      const Tensor d_bias = empty_on(stream, {c.out});
+      ops::linear_backward({}, {}, d_bias, to_device(l.d_out, {c.rows, c.out}, t, stream),
+                           to_device(l.x, {c.rows, c.in}, t, stream),
+                           to_device(l.weight, l.shape, t, stream), WeightLayout::in_out, Into::overwrite,
+                           Into::overwrite, stream);
+      EXPECT_EQ(from_device(d_bias, stream), column_sums(l.d_out, c.out));
+    }
+}
+
+TEST_F(Linear, MatmulWithEveryTransposition) {
+  const std::size_t m = 17, n = 23, k = 40;
+  const Values a = units(m * k, 1), b = units(k * n, 2), before = units(m * n, 3);
+  const Values product = reference::matmul(a, b, m, n, k);
+  for (const DType t : types)
+    for (const bool ta : {false, true})
+      for (const bool tb : {false, true})
+        for (const Into into : {Into::overwrite, Into::accumulate}) {
+          const Tensor left = ta ? to_device(reference::transpose(a, m, k), {k, m}, t, stream)
+                                 : to_device(a, {m, k}, t, stream);
+          const Tensor right = tb ? to_device(reference::transpose(b, k, n), {n, k}, t, stream)
+                                  : to_device(b, {k, n}, t, stream);
+          const Tensor out = to_device(before, {m, n}, t, stream);
+          ops::matmul(out, left, ta, right, tb, into, stream);
+          EXPECT_EQ(from_device(out, stream), into == Into::accumulate ? sum(product, before) : product);
+        }
+}
+
+TEST_F(Linear, GeluOnTheWay) {
+  for (const DType t : types)
+    for (const Case& c : cases)
+      for (const bool with_bias : {false, true}) {
+        const Layer l(c, WeightLayout::in_out);
+        const Tensor out = empty_on(stream, {c.rows, c.out}, t), pre = empty_on(stream, {c.rows, c.out}, t);
+        const Tensor bias = with_bias ? to_device(l.bias, {c.out}, t, stream) : Tensor();
+        ops::linear_gelu(out, pre, to_device(l.x, {c.rows, c.in}, t, stream),
+                         to_device(l.weight, l.shape, t, stream), bias, WeightLayout::in_out, stream);
+        const Values expected =
+            reference::linear(l.x, l.w, with_bias ? l.bias : Values(), c.rows, c.in, c.out);
+        EXPECT_EQ(from_device(pre, stream), expected);
+        expect_near(from_device(out, stream), reference::gelu(expected), tolerance(t));
+      }
+}
+
+TEST_F(Linear, BackwardThroughGelu) {
+  for (const DType t : types)
+    for (const Case& c : cases)
+      for (const WeightLayout layout : {WeightLayout::in_out, WeightLayout::out_in}) {
+        const Layer l(c, layout);
+        const Tensor pre = to_device(random_values(c.rows * c.in, 7, 3), {c.rows, c.in}, t, stream);
+        const Tensor d_pre = empty_on(stream, {c.rows, c.in}, t);
+        ops::linear_backward_through_gelu(d_pre, to_device(l.d_out, {c.rows, c.out}, t, stream),
+                                          to_device(l.weight, l.shape, t, stream), pre, layout, stream);
+        const Values d_x =
+            reference::matmul(l.d_out, reference::transpose(l.w, c.in, c.out), c.rows, c.in, c.out);
+        Values expected = d_x;
+        const Values at = from_device(pre, stream);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          constexpr double step = 1e-5;
+          expected[i] *= (reference::gelu({at[i] + step})[0] - reference::gelu({at[i] - step})[0]) / (2 * step);
+        }
+        expect_near(from_device(d_pre, stream), expected, tolerance(t));
+      }
+}
+
+/// A step of training as a graph; and the same bits from every order of what streams do.
+TEST_F(Linear, ACapturedProductRepeatsItself) {
+  const Case c{64, 32, 40};
+  const Layer l(c, WeightLayout::in_out);
+  for (int seed = 0; seed < schedules(5); ++seed) {
+    reschedule(static_cast<std::uint64_t>(seed));
+    const Tensor x = to_device(random_values(c.rows * c.in, 1), {c.rows, c.in}, DType::bf16, stream);
+    const Tensor weight = to_device(random_values(c.in * c.out, 2), l.shape, DType::bf16, stream);
+    const Tensor d_out = to_device(random_values(c.rows * c.out, 3), {c.rows, c.out}, DType::bf16, stream);
+    const Tensor d_x = empty_on(stream, {c.rows, c.in}, DType::bf16);
+    const Tensor d_weight = empty_on(stream, l.shape), d_bias = empty_on(stream, {c.out}, DType::bf16);
+    const auto step = [&] {
+      ops::linear_backward(d_x, d_weight, d_bias, d_out, x, weight, WeightLayout::in_out, Into::overwrite,
+                           Into::overwrite, stream);
+    };
+    step();
+    const Values first[] = {from_device(d_x, stream), from_device(d_weight, stream),
+                            from_device(d_bias, stream)};
+    const auto& cuda = cuda::runtime();
+    void *graph = nullptr, *executable = nullptr;
+    cuda::check(cuda.begin_capture(stream.native()), "begin_capture", device);
+    step();
+    cuda::check(cuda.end_capture(stream.native(), &graph), "end_capture", device);
+    cuda::check(cuda.instantiate(&executable, graph), "instantiate", device);
+    for (const Tensor* t : {&d_x, &d_weight, &d_bias}) set_bytes(t->raw(), 0xFF, t->bytes(), stream);
+    cuda::check(cuda.launch_graph(executable, stream.native()), "launch_graph", device);
+    EXPECT_EQ(from_device(d_x, stream), first[0]);
+    EXPECT_EQ(from_device(d_weight, stream), first[1]);
+    EXPECT_EQ(from_device(d_bias, stream), first[2]);
+    cuda.destroy_executable(executable);
+    cuda.destroy_graph(graph);
+  }
+}
+
+TEST_F(Linear, MixedTypesAreRefused) {
+  const Tensor x = empty_on(stream, {2, 3}), weight = empty_on(stream, {3, 4}, DType::bf16);
+  const Tensor out = empty_on(stream, {2, 4});
+  try {
+    ops::linear(out, x, weight, {}, WeightLayout::in_out, stream);
+    FAIL() << "a product of f32 and bf16 was accepted";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::invalid_argument);
+    EXPECT_NE(std::string(e.what()).find("a product of f32 and bf16"), std::string::npos) << e.what();
+  }
+}
+
+TEST_F(Linear, ShapesThatDoNotFitAreRefused) {
+  const Tensor x = empty_on(stream, {2, 3}), weight = empty_on(stream, {3, 4});
+  EXPECT_THROW(ops::linear(empty_on(stream, {2, 5}), x, weight, {}, WeightLayout::in_out, stream), Error);
+  EXPECT_THROW(ops::linear_gelu(empty_on(stream, {2, 4}), empty_on(stream, {4, 2}), x, weight, {},
+                                WeightLayout::in_out, stream),
+               Error);
+  EXPECT_THROW(ops::linear_backward_through_gelu(empty_on(stream, {2, 3}), empty_on(stream, {2, 5}), weight,
+                                                 empty_on(stream, {2, 3}), WeightLayout::in_out, stream),
+               Error);
+}
+
+TEST_F(Linear, NothingTimesNothing) {
+  const Tensor d_weight = empty_on(stream, {3, 4}), d_bias = empty_on(stream, {4});
+  ops::linear_backward({}, d_weight, d_bias, empty_on(stream, {0, 4}), empty_on(stream, {0, 3}),
+                       empty_on(stream, {3, 4}), WeightLayout::in_out, Into::overwrite, Into::overwrite,
+                       stream);
+  EXPECT_EQ(from_device(d_weight, stream), Values(12, 0));
+  EXPECT_EQ(from_device(d_bias, stream), Values(4, 0));
+}
+
+}  // namespace
+}  // namespace rz::test
