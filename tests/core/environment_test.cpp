@@ -20,6 +20,7 @@ class Variable {
 
 TEST(Environment, DefaultsAreThoseOfTheHeader) {
   const Environment e = Environment::read();
+  EXPECT_EQ(e.backend, "auto");
   EXPECT_EQ(e.transport, "auto");
   EXPECT_EQ(e.sockets, 2);
   EXPECT_TRUE(e.deterministic);
@@ -28,11 +29,12 @@ TEST(Environment, DefaultsAreThoseOfTheHeader) {
 }
 
 TEST(Environment, EveryVariableIsRead) {
-  const Variable variables[] = {{"RZ_TRANSPORT", "tcp"}, {"RZ_INTERFACE", "lo"},
-                                {"RZ_SOCKETS", "3"},     {"RZ_ALGORITHM", "ring"},
-                                {"RZ_TIMEOUT_S", "1.5"}, {"RZ_DETERMINISTIC", "0"},
-                                {"RZ_HOST_ID", "here"},  {"RZ_RENDEZVOUS_TIMEOUT_S", "2"}};
+  const Variable variables[] = {
+      {"RZ_TRANSPORT", "tcp"},  {"RZ_INTERFACE", "lo"},           {"RZ_SOCKETS", "3"},
+      {"RZ_ALGORITHM", "ring"}, {"RZ_TIMEOUT_S", "1.5"},          {"RZ_DETERMINISTIC", "0"},
+      {"RZ_HOST_ID", "here"},   {"RZ_RENDEZVOUS_TIMEOUT_S", "2"}, {"RZ_BACKEND", "mpi"}};
   const Environment e = Environment::read();
+  EXPECT_EQ(e.backend, "mpi");
   EXPECT_EQ(e.transport, "tcp");
   EXPECT_EQ(e.interface, "lo");
   EXPECT_EQ(e.sockets, 3);
