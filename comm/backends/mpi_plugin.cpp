@@ -43,7 +43,8 @@ std::vector<std::string> candidates() {
   const std::string folders = RZ_MPI_PLUGIN_FOLDERS;  // separated by ':'
   for (std::size_t at = 0; !own.empty() && at <= folders.size();) {
     const auto colon = std::min(folders.find(':', at), folders.size());
-    const fs::path file = own / folders.substr(at, colon - at) / RZ_MPI_PLUGIN_FILE;
+    const fs::path file =
+        (own / folders.substr(at, colon - at) / RZ_MPI_PLUGIN_FILE).lexically_normal();
     if (fs::exists(file, ignored)) all.push_back(file.string());
     at = colon + 1;
   }
@@ -56,7 +57,7 @@ void* open_plugin() {
   for (const std::string& file : candidates()) {
     if (void* handle = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
     const char* error = ::dlerror();
-    problem = error ? error : str(file, ": unknown reason");
+    if (problem.empty()) problem = error ? error : str(file, ": unknown reason");
   }
   fail(Errc::unsupported, "the MPI backend could not be loaded: ", problem,
        "; install an MPI (Debian: libopenmpi3) and a ringzero that was built with it, or use --backend ring");

@@ -212,5 +212,32 @@ TEST(Communicator, ThreadsOfARankMayCallIt) {
   });
 }
 
+TEST(Backend, AnUnknownOneIsRefusedWithTheChoices) {
+  auto options = quick();
+  options.backend = "pigeon";
+  try {
+    Communicator::connect(0, 1, nullptr, options);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::config);
+    for (const char* word : {"pigeon", "auto", "ring", "mpi", "nccl", "peer_cuda"})
+      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
+  }
+}
+
+TEST(Backend, ThoseOfCudaDoNotServeHostMemory) {
+  for (const char* name : {"nccl", "peer_cuda"}) {
+    auto options = quick();
+    options.backend = name;
+    try {
+      Communicator::connect(0, 1, nullptr, options);
+      ADD_FAILURE() << name << " was accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::unsupported);
+      EXPECT_NE(std::string(e.what()).find(name), std::string::npos) << e.what();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace rz

@@ -243,6 +243,7 @@ void Engine::step() {
     next_look_ = now + (queue_.empty() && messages_.idle() ? idle_interval : note_interval);
     read_notes();
     check_left();
+    check_deadlines();
   }
   if (!moved) return idle();
   idle_rounds_ = 0;

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Installs a build into a fresh prefix, builds a consumer of ringzero::mpi through find_package, and runs it under mpirun.
+#   check.sh BUILD_DIR MPIRUN [extra compiler flags]
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cmake --install "$1" --prefix "$work/prefix" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+cmake -S "$here" -B "$work/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CXX_FLAGS="${3:-}" >"$work/log" 2>&1 &&
+  cmake --build "$work/build" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+"$here/../mpi/run.sh" "$2" 2 "$work/build/consumer_mpi"
+# Installed programs find the library beside themselves.
+"$here/../mpi/run.sh" "$2" 2 "$work/prefix/bin/all_reduce_perf" -b 8 -e 8 --backend mpi | grep -q 'Out of bounds values : 0 OK'
