@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "comm/core/memory.h"
+#include "comm/core/caching_allocator.h"
 #include "tensor/ops.h"
 
 namespace rz {
@@ -148,7 +148,16 @@ Tape::Tape(Stream stream, BufferPool pool)
   state_->pass = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(state_.get()) >> 4) | 1u;
 }
 
-Tape::Tape(const Stream& stream) : Tape(stream, BufferPool(allocator_on(stream.device()))) {}
+namespace {
+
+BufferPool pool_on(const Stream& stream) {
+  if (stream.device().kind == Device::host) return BufferPool();
+  return BufferPool(CachingAllocator(allocator_on(stream.device())).on(stream));
+}
+
+}  // namespace
+
+Tape::Tape(const Stream& stream) : Tape(stream, pool_on(stream)) {}
 
 Tape::~Tape() {
   for (const auto& node : state_->nodes) state_->destroy(node);

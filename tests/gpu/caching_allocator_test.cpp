@@ -1,0 +1,103 @@
+#include "comm/core/caching_allocator.h"
+
+#include <map>
+#include <random>
+
+#include "tests/gpu/on_device.h"
+
+namespace rz::test {
+namespace {
+
+using Caching = OnDevice;
+constexpr std::size_t mebibyte = std::size_t{1} << 20;
+
+TEST_F(Caching, WhatCameBackIsHandedOutAgain) {
+  const CachingAllocator allocator(allocator_on(device));
+  std::byte* first = nullptr;
+  for (int i = 0; i < 3; ++i) {
+    const auto memory = allocator.allocate(5 * mebibyte, stream);
+    if (i == 0) first = memory.get();
+    EXPECT_EQ(memory.get(), first);
+  }
+  const auto s = allocator.statistics();
+  EXPECT_EQ(s.segments, 1u);
+  EXPECT_EQ(s.reserved, 20 * mebibyte);
+  EXPECT_EQ(s.requests, 3u);
+  EXPECT_EQ(s.reused, 2u);
+  EXPECT_EQ(s.in_use, 0u);
+  EXPECT_EQ(s.peak, 5 * mebibyte);
+  allocator.trim();
+  EXPECT_EQ(allocator.statistics().reserved, 0u);
+}
+
+TEST_F(Caching, StreamsHaveTheirOwn) {
+  const CachingAllocator allocator(allocator_on(device));
+  const Stream other = Stream::create(device);
+  const std::byte* const here = allocator.allocate(4096, stream).get();
+  EXPECT_NE(allocator.allocate(4096, other).get(), here);
+  EXPECT_EQ(allocator.allocate(4096, stream).get(), here);
+}
+
+TEST_F(Caching, BlocksNeverOverlapAndAllComesBack) {
+  const CachingAllocator allocator(allocator_on(device));
+  std::mt19937 random(3);
+  std::map<std::byte*, std::pair<std::size_t, std::shared_ptr<std::byte>>> held;
+  std::size_t in_use = 0;
+  for (int i = 0; i < 3000; ++i) {
+    if (held.size() > 40 || (!held.empty() && random() % 2)) {
+      auto it = held.begin();
+      std::advance(it, random() % held.size());
+      in_use -= it->second.first;
+      held.erase(it);
+      continue;
+    }
+    const std::size_t bytes = (std::size_t{1} << random() % 23) + random() % 1000;
+    auto memory = allocator.allocate(bytes, stream);
+    const auto [it, is_new] = held.try_emplace(memory.get(), bytes, memory);
+    ASSERT_TRUE(is_new);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.get()) % 256, 0u);
+    if (const auto next = std::next(it); next != held.end()) ASSERT_LE(memory.get() + bytes, next->first);
+    if (it != held.begin()) ASSERT_LE(std::prev(it)->first + std::prev(it)->second.first, memory.get());
+    in_use += bytes;
+    ASSERT_GE(allocator.statistics().in_use, in_use);
+  }
+  held.clear();
+  EXPECT_EQ(allocator.statistics().in_use, 0u);
+  EXPECT_LT(allocator.statistics().reserved, 400 * mebibyte);
+  allocator.trim();
+  EXPECT_EQ(allocator.statistics().segments, 0u);
+}
+
+TEST_F(Caching, MemoryIsReusedInTheStreamsOrder) {
+  for (int seed = 0; seed < schedules(30); ++seed) {
+    reschedule(static_cast<std::uint64_t>(seed));
+    const CachingAllocator allocator(allocator_on(device));
+    const Tensor kept = empty_on(stream, {1024});
+    {
+      const auto a = allocator.allocate(4096, stream);
+      set_bytes(a.get(), 0, 4096, stream);
+      copy_bytes(kept.raw(), a.get(), 4096, stream);
+    }
+    const auto b = allocator.allocate(4096, stream);  // the same bytes, while the copy may not have run
+    set_bytes(b.get(), 1, 4096, stream);
+    EXPECT_EQ(from_device(kept, stream), std::vector<double>(1024, 0));
+  }
+}
+
+TEST_F(Caching, WhenUpstreamIsEmptyFreeSegmentsGoBackFirst) {
+  std::size_t left = 64 * mebibyte;
+  const auto limited = [&](std::size_t bytes) {
+    require(bytes <= left, Errc::system, "no more");
+    left -= bytes;
+    const auto memory = allocate_on(device, bytes);
+    return std::shared_ptr<std::byte>(memory.get(), [&left, bytes, memory](std::byte*) { left += bytes; });
+  };
+  const CachingAllocator allocator({limited, device});
+  static_cast<void>(allocator.allocate(40 * mebibyte, stream));  // comes back, but its segment is kept
+  const auto large = allocator.allocate(60 * mebibyte, stream);
+  EXPECT_EQ(allocator.statistics().reserved, 60 * mebibyte);
+  EXPECT_THROW(static_cast<void>(allocator.allocate(10 * mebibyte, stream)), Error);
+}
+
+}  // namespace
+}  // namespace rz::test
