@@ -6,32 +6,30 @@
 #include <limits>
 #include <mutex>
 
+#include "comm/core/memory.h"
+#include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/optimizer.h"
 
 namespace rz {
 
 namespace {
 
+constexpr int limbs = ExactLayout::limbs, words = ExactLayout::words;
+constexpr int not_a_number = ExactLayout::not_a_number, plus_infinity = ExactLayout::plus_infinity,
+              minus_infinity = ExactLayout::minus_infinity;
 constexpr std::int64_t low_half = 0xffffffff;
 constexpr std::int64_t additions_before_carry = std::int64_t{1} << 29;
 
 }  // namespace
 
 void ExactSum::add(double x) {
-  if (!std::isfinite(x)) {
-    ++word_[std::isnan(x) ? not_a_number : x > 0 ? plus_infinity : minus_infinity];
+  const ExactParts parts = exact_parts(x);
+  const auto first = static_cast<std::size_t>(parts.first);
+  if (parts.first >= limbs) {
+    ++word_[first];
     return;
   }
-  const auto bits = std::bit_cast<std::uint64_t>(x);
-  const auto exponent = static_cast<int>(bits >> 52 & 0x7ff);
-  const std::uint64_t fraction = bits & ((std::uint64_t{1} << 52) - 1);
-  const std::uint64_t mantissa = exponent ? fraction | std::uint64_t{1} << 52 : fraction;
-  const int shift = exponent ? exponent - 1 : 0;  // x = mantissa · 2^(shift - 1074)
-  const unsigned __int128 placed = static_cast<unsigned __int128>(mantissa) << (shift % 32);
-  const std::int64_t sign = bits >> 63 ? -1 : 1;
-  for (int i = 0; i < 3; ++i)
-    word_[static_cast<std::size_t>(shift / 32 + i)] +=
-        sign * (static_cast<std::int64_t>(placed >> (32 * i)) & low_half);
+  for (std::size_t i = 0; i < 3; ++i) word_[first + i] += parts.part[i];
   if (++pending_ == additions_before_carry) carry();
 }
 
@@ -41,6 +39,12 @@ void ExactSum::add(const ExactSum& other) {
   carry();
   for (std::size_t i = 0; i < words; ++i) word_[i] += summand.word_[i];
   pending_ = 1;
+}
+
+void ExactSum::add(std::span<const std::int64_t, ExactLayout::words> from) {
+  ExactSum summand;
+  std::copy(from.begin(), from.end(), summand.word_.begin());
+  add(summand);
 }
 
 /// Leaves 32 bits in every limb but the last, which keeps the sign.
@@ -107,6 +111,22 @@ void add_squares(ExactSum& sum, const float* x, std::size_t count, const Stream&
   });
 }
 
-void SquareSum::add(const Tensor& x) { add_squares(sum_, x.data<float>(), x.count(), stream_); }
+void SquareSum::add(const Tensor& x) {
+  if (stream_.device().kind == Device::host) return add_squares(sum_, x.data<float>(), x.count(), stream_);
+  if (!words_.defined()) {
+    words_ = Tensor::empty({ExactLayout::words}, DType::i64, allocator_on(stream_.device()));
+    set_bytes(words_.raw(), 0, words_.bytes(), stream_);
+  }
+  const ops::Squared squared{x.raw(), x.dtype(), x.count()};
+  ops::device_ops().optimizer.add_squares(words_.data<std::int64_t>(), {&squared, 1}, stream_);
+}
+
+ExactSum SquareSum::read() const {
+  ExactSum sum = sum_;
+  if (!words_.defined()) return sum;
+  const Tensor words = words_.on_host(stream_);
+  sum.add(std::span<const std::int64_t, ExactLayout::words>(words.data<std::int64_t>(), ExactLayout::words));
+  return sum;
+}
 
 }  // namespace rz

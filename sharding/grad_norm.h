@@ -5,33 +5,33 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "comm/communicator.h"
 #include "comm/core/stream.h"
+#include "tensor/kernels/exact_parts.h"
 #include "tensor/tensor.h"
 
 namespace rz {
 
 /// An exact sum of doubles: a fixed-point number wide enough for all of them, rounded once when it is read
 /// (Kulisch accumulator; for its use in reproducible summation see Demmel and Nguyen,
-/// doi:10.1109/TC.2014.2345391). Limb i weighs 2^(32 i - 1074); the upper half of each int64 takes up
-/// carries.
+/// doi:10.1109/TC.2014.2345391), laid out as ExactLayout says.
 class ExactSum {
  public:
   void add(double);
   /// Adds another rank's or thread's sum.
   void add(const ExactSum&);
+  /// Adds the words of a sum that a device made (ops::device::add_squares), its own or added up over ranks.
+  void add(std::span<const std::int64_t, ExactLayout::words>);
   /// The sum, correctly rounded to nearest even; NaN and infinities as in ordinary addition.
   double value() const;
   /// Replaces this sum by the sum over the ranks. Collective.
   void all_reduce(Communicator&);
 
  private:
-  static constexpr int limbs = 67;  // the largest double ends in limb 65; one more for sums of many
-  enum { not_a_number = limbs, plus_infinity, minus_infinity, words };
-
   void carry();
-  std::array<std::int64_t, words> word_{};
+  std::array<std::int64_t, ExactLayout::words> word_{};
   std::int64_t pending_ = 0;  // additions since the last carry()
 };
 
@@ -49,11 +49,12 @@ class SquareSum {
   /// Of an f32 tensor on the stream's device, whose count is a multiple of norm_block.
   void add(const Tensor&);
   /// On a device this waits for the stream.
-  ExactSum read() const { return sum_; }
+  ExactSum read() const;
 
  private:
   Stream stream_;
   ExactSum sum_;
+  Tensor words_;  // of the sum on a device
 };
 
 }  // namespace rz

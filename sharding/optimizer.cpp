@@ -1,8 +1,10 @@
 #include "sharding/optimizer.h"
 
 #include <cmath>
+#include <vector>
 
 #include "comm/core/error.h"
+#include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/optimizer.h"
 
 namespace rz {
@@ -13,6 +15,20 @@ constexpr std::size_t grain = 4096;  // elements: below it a thread is not worth
 
 void require_not_negative(const char* rule, const char* option, double value) {
   require(value >= 0, Errc::invalid_argument, rule, ": ", option, " = ", value, " must not be negative");
+}
+
+/// The same spans for one launch on a device; the caller's gradients are f32.
+std::vector<ops::UpdateRun> runs_of(std::span<const UpdateSpan> spans) {
+  std::vector<ops::UpdateRun> runs;
+  for (const UpdateSpan& s : spans)
+    runs.push_back({.value = s.value,
+                    .gradient = s.gradient,
+                    .gradient_dtype = DType::f32,
+                    .state0 = s.state[0],
+                    .state1 = s.state[1],
+                    .count = s.count,
+                    .decay = s.decay});
+  return runs;
 }
 
 class Sgd final : public Optimizer {
@@ -34,6 +50,10 @@ class Sgd final : public Optimizer {
     step.momentum = static_cast<float>(o_.momentum);
     step.nesterov = o_.nesterov;
     step.grad_scale = grad_scale;  // `first` stays false: momenta start from zeros
+    if (stream.device().kind == Device::cuda) {
+      step.weight_decay = static_cast<float>(o_.weight_decay);
+      return ops::device_ops().optimizer.sgd(runs_of(spans), step, {}, stream);
+    }
     for (const UpdateSpan& s : spans) {
       step.weight_decay = static_cast<float>(s.decay ? o_.weight_decay : 0);
       stream.parallel_for(s.count, grain, [&](std::size_t begin, std::size_t end) {
@@ -71,6 +91,10 @@ class Adam final : public Optimizer {
     step.bias_correction1 = 1 - std::pow(o_.beta1, t);
     step.bias_correction2_sqrt = std::sqrt(1 - std::pow(o_.beta2, t));
     step.grad_scale = grad_scale;
+    if (stream.device().kind == Device::cuda) {
+      step.weight_decay = static_cast<float>(o_.weight_decay);
+      return ops::device_ops().optimizer.adam(runs_of(spans), step, decay_ == Decay::decoupled, {}, stream);
+    }
     const auto kernel = decay_ == Decay::decoupled ? kernels::adamw : kernels::adam;
     for (const UpdateSpan& s : spans) {
       step.weight_decay = static_cast<float>(s.decay ? o_.weight_decay : 0);

@@ -2,6 +2,7 @@
 /// The operators on CUDA devices, as one table: filled by the .cu files of this folder in a build with CUDA,
 /// and in tests by the same files compiled for an emulated device.
 
+#include "tensor/kernels/device_optimizer.h"
 #include "tensor/ops.h"
 
 namespace rz::ops {
@@ -14,6 +15,7 @@ struct DeviceOps {
 #define RZ_OP(name) decltype(&ops::name) name;
 #include "tensor/kernels/ops.inc"
 #undef RZ_OP
+  DeviceOptimizer optimizer;
 };
 
 /// Errc::unsupported in a build without CUDA.

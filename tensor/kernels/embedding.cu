@@ -113,7 +113,7 @@ __device__ inline void add_rows(float (&sum)[k], const List& list, unsigned slot
     const unsigned i = from + lane;
     unsigned hits = __ballot_sync(whole_warp, i < list.count && list.slot[i] == slot);
     while (hits) {
-      Pack<T, k> rows[rows_in_flight] = {};
+      Raw<T, k> rows[rows_in_flight] = {};
       const int taken = __popc(hits);
 #pragma unroll
       for (int r = 0; r < rows_in_flight; ++r) {
@@ -121,13 +121,15 @@ __device__ inline void add_rows(float (&sum)[k], const List& list, unsigned slot
         const std::size_t row =
             list.position[from + static_cast<unsigned>(__ffs(static_cast<int>(hits))) - 1];
         hits &= hits - 1;
-        if (column < columns) rows[r] = pack_at<T, k>(d_out + row * columns + column);
+        if (column < columns) rows[r] = Raw<T, k>::at(d_out + row * columns + column);
       }
 #pragma unroll
       for (int r = 0; r < rows_in_flight; ++r) {
         if (r >= taken) continue;
+        float x[k];
+        rows[r].widen(x);
 #pragma unroll
-        for (int j = 0; j < k; ++j) sum[j] += to_f32(rows[r].at[j]);
+        for (int j = 0; j < k; ++j) sum[j] += x[j];
       }
     }
   }

@@ -158,20 +158,20 @@ __global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) backward_ke
   const auto packs = static_cast<int>(a.columns / width), lane = static_cast<int>(threadIdx.x % warp_size);
   const std::size_t first = row * a.columns;
   RowGradient gradient{a.mean[row], a.inverse_deviation[row], 0, 0};
-  Pack<T, width> dy[kept], x[kept];
+  Raw<T, width> raw_dy[kept], raw_x[kept];
   float part_g = 0, part_gn = 0;
 #pragma unroll
   for (int k = 0; k < kept; ++k) {
     const int at = (lane + k * 32) * width;
     if (lane + k * 32 >= packs) continue;
-    dy[k] = pack_at<T, width>(a.d_out + first + at), x[k] = pack_at<T, width>(a.x + first + at);
-    float w[width];
-    load(w, a.weight + at);
+    raw_dy[k] = Raw<T, width>::at(a.d_out + first + at), raw_x[k] = Raw<T, width>::at(a.x + first + at);
+    float dy[width], x[width], w[width];
+    raw_dy[k].widen(dy), raw_x[k].widen(x), load(w, a.weight + at);
 #pragma unroll
     for (int j = 0; j < width; ++j) {
-      const float g = to_f32(dy[k].at[j]) * w[j];
+      const float g = dy[j] * w[j];
       part_g += g;
-      part_gn += g * ((to_f32(x[k].at[j]) - gradient.mean) * gradient.inverse);
+      part_gn += g * ((x[j] - gradient.mean) * gradient.inverse);
     }
   }
   const auto count = static_cast<double>(a.columns);
@@ -181,11 +181,12 @@ __global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) backward_ke
   for (int k = 0; k < kept; ++k) {
     const int at = (lane + k * 32) * width;
     if (lane + k * 32 >= packs) continue;
-    float w[width], d[width] = {};
-    load(w, a.weight + at);
+    float dy[width], x[width], w[width], d[width] = {};
+    raw_dy[k].hold(), raw_x[k].hold();
+    raw_dy[k].widen(dy), raw_x[k].widen(x), load(w, a.weight + at);
     if (a.accumulate) load(d, a.d_x + first + at);
 #pragma unroll
-    for (int j = 0; j < width; ++j) d[j] += gradient(to_f32(dy[k].at[j]), to_f32(x[k].at[j]), w[j]);
+    for (int j = 0; j < width; ++j) d[j] += gradient(dy[j], x[j], w[j]);
     store(a.d_x + first + at, d);
   }
 }

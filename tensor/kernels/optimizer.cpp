@@ -3,16 +3,6 @@
 
 #include "tensor/kernels/optimizer.h"
 
-#ifndef RZ_ADAM_FACTORS
-#define RZ_ADAM_FACTORS
-namespace rz::kernels {
-/// A step's constants, each rounded once from double.
-struct AdamFactors {
-  float keep, l2, beta1, rest1, beta2, rest2, rate, correction, eps, scale;
-};
-}  // namespace rz::kernels
-#endif
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/kernels/optimizer.cpp"
 #include "tensor/kernels/targets.h"
@@ -22,6 +12,7 @@ struct AdamFactors {
 
 #include <cmath>
 
+#include "tensor/kernels/adam_factors.h"
 #include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -105,24 +96,6 @@ HWY_EXPORT(momentum_all);
 HWY_EXPORT(squares_all);
 
 namespace kernels {
-
-namespace {
-
-AdamFactors factors(const AdamStep& s, bool decoupled) {
-  const double lr = s.lr, decay = s.weight_decay;
-  return {.keep = static_cast<float>(decoupled ? 1 - lr * decay : 1),
-          .l2 = decoupled ? 0 : s.weight_decay,
-          .beta1 = static_cast<float>(s.beta1),
-          .rest1 = static_cast<float>(1 - s.beta1),
-          .beta2 = static_cast<float>(s.beta2),
-          .rest2 = static_cast<float>(1 - s.beta2),
-          .rate = static_cast<float>(lr / s.bias_correction1),
-          .correction = static_cast<float>(1 / s.bias_correction2_sqrt),
-          .eps = s.eps,
-          .scale = s.grad_scale};
-}
-
-}  // namespace
 
 void adamw(float* p, const float* g, float* m, float* v, std::size_t n, const AdamStep& s) {
   HWY_DYNAMIC_DISPATCH(adam_all)(p, g, m, v, n, factors(s, true));

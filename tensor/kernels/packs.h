@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "comm/core/math.h"
@@ -22,21 +23,42 @@ struct alignas(n * sizeof(T) < 16 ? n * sizeof(T) : 16) Pack {
   T at[n];
 };
 
-template <class T, int n>
-__device__ inline Pack<T, n> pack_at(const T* p) {
-  return *reinterpret_cast<const Pack<T, n>*>(p);
-}
-
-template <class T, int n>
-__device__ inline void widen(float (&x)[n], const Pack<T, n>& pack) {
+template <int n, class T>
+__device__ inline void load(float (&x)[n], const T* p) {
+  const Pack<T, n> pack = *reinterpret_cast<const Pack<T, n>*>(p);
 #pragma unroll
   for (int j = 0; j < n; ++j) x[j] = to_f32(pack.at[j]);
 }
 
-template <int n, class T>
-__device__ inline void load(float (&x)[n], const T* p) {
-  widen(x, pack_at<T, n>(p));
-}
+/// A pack as it came from memory, in as few registers as that takes.
+template <class T, int n>
+struct alignas(Pack<T, n>) Raw {
+  using Word = std::conditional_t<sizeof(Pack<T, n>) % 4 == 0, std::uint32_t, std::uint16_t>;
+  Word word[sizeof(Pack<T, n>) / sizeof(Word)];
+
+  __device__ static Raw at(const T* p) {
+#ifdef __CUDA_ARCH__
+    return *reinterpret_cast<const Raw*>(p);
+#else  // the rules of a host's compiler forbid that
+    Raw raw;
+    std::memcpy(&raw, p, sizeof raw);
+    return raw;
+#endif
+  }
+  __device__ void widen(float (&x)[n]) const {
+    Pack<T, n> pack;
+    std::memcpy(&pack, word, sizeof pack);
+#pragma unroll
+    for (int j = 0; j < n; ++j) x[j] = to_f32(pack.at[j]);
+  }
+  /// What was widened before is to be widened again, and not to be kept.
+  __device__ void hold() {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+    for (auto& w : word) asm volatile("" : "+r"(w));
+#endif
+  }
+};
 
 template <int n, class T>
 __device__ inline void store(T* p, const float (&x)[n]) {

@@ -1,0 +1,28 @@
+#pragma once
+/// The constants of an Adam step as every kernel uses them.
+
+#include "tensor/kernels/optimizer.h"
+
+namespace rz::kernels {
+
+/// Each rounded once from double.
+struct AdamFactors {
+  float keep, l2, beta1, rest1, beta2, rest2, rate, correction, eps, scale;
+};
+
+/// `decoupled`: the decay of AdamW, else that of Adam.
+inline AdamFactors factors(const AdamStep& s, bool decoupled) {
+  const double lr = s.lr, decay = s.weight_decay;
+  return {.keep = static_cast<float>(decoupled ? 1 - lr * decay : 1),
+          .l2 = decoupled ? 0 : s.weight_decay,
+          .beta1 = static_cast<float>(s.beta1),
+          .rest1 = static_cast<float>(1 - s.beta1),
+          .beta2 = static_cast<float>(s.beta2),
+          .rest2 = static_cast<float>(1 - s.beta2),
+          .rate = static_cast<float>(lr / s.bias_correction1),
+          .correction = static_cast<float>(1 / s.bias_correction2_sqrt),
+          .eps = s.eps,
+          .scale = s.grad_scale};
+}
+
+}  // namespace rz::kernels

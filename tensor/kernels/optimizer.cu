@@ -1,0 +1,317 @@
+// The updates of optimizer.cpp, operation by operation: intrinsics that round once keep the compiler from
+// fusing them. Pieces of memory go to a kernel by value, as many as its arguments have room for; each block
+// takes a tile of one of them.
+
+#include <algorithm>
+
+#include "comm/core/cuda/launch.h"
+#include "tensor/kernels/adam_factors.h"
+#include "tensor/kernels/block_sum.h"
+#include "tensor/kernels/device_ops.h"
+#include "tensor/kernels/packs.h"
+
+namespace rz::ops::device {
+
+namespace {
+
+using kernels::AdamFactors;
+using kernels::SgdStep;
+
+constexpr unsigned threads = 256;
+constexpr int width = 4;  // elements a thread at once
+constexpr unsigned tile = threads * width * 2;
+
+/// Pieces and where their tiles begin in the grid.
+template <class Piece, int room>
+struct Batch {
+  Piece piece[room];
+  std::uint32_t first_tile[room];
+  int count = 0;
+
+  /// The piece that a tile belongs to.
+  __device__ int find(std::uint32_t t) const {
+    int low = 0, high = count;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (first_tile[middle] <= t ? low : high) = middle;
+    }
+    return low;
+  }
+};
+
+/// Calls launch(batch, tiles) for every `room` pieces that are not empty. make(p) turns an element of `all`
+/// into a piece; tiles_of(p) counts its tiles.
+template <int room, class Piece, class From, class Make, class Tiles, class Launch>
+void in_batches(std::span<const From> all, const Make& make, const Tiles& tiles_of, const Launch& launch) {
+  Batch<Piece, room> batch;
+  std::uint32_t tiles = 0;
+  for (const From& from : all) {
+    if (from.count == 0) continue;
+    batch.piece[batch.count] = make(from);
+    batch.first_tile[batch.count++] = tiles;
+    tiles += static_cast<std::uint32_t>(tiles_of(from));
+    if (batch.count < room) continue;
+    launch(batch, tiles);
+    batch.count = 0, tiles = 0;
+  }
+  if (batch.count) launch(batch, tiles);
+}
+
+struct Update {
+  float *value, *state0, *state1;
+  const void* gradient;
+  void* working;
+  std::size_t count;
+  DType gradient_dtype, working_dtype;
+  bool decay, packs;
+};
+
+template <int k>
+__device__ inline void load_as(float (&x)[k], const void* p, DType t, std::size_t i) {
+  if (t == DType::f32)
+    load(x, static_cast<const float*>(p) + i);
+  else if (t == DType::f16)
+    load(x, static_cast<const f16*>(p) + i);
+  else
+    load(x, static_cast<const bf16*>(p) + i);
+}
+
+template <int k>
+__device__ inline void store_as(void* p, DType t, std::size_t i, const float (&x)[k]) {
+  if (t == DType::f16)
+    store(static_cast<f16*>(p) + i, x);
+  else
+    store(static_cast<bf16*>(p) + i, x);
+}
+
+struct Adam {
+  AdamFactors with_decay, without;
+
+  __device__ float step_scale() const { return with_decay.scale; }
+  __device__ bool has_state0(const Update&) const { return true; }
+  __device__ bool has_state1(const Update&) const { return true; }
+  __device__ void operator()(const Update& u, float scale, float& p, float g, float& m, float& v) const {
+    const AdamFactors& f = u.decay ? with_decay : without;
+    g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(f.l2, p));
+    m = __fadd_rn(__fmul_rn(f.beta1, m), __fmul_rn(f.rest1, g));
+    v = __fadd_rn(__fmul_rn(f.beta2, v), __fmul_rn(__fmul_rn(f.rest2, g), g));
+    const float root = __fadd_rn(__fmul_rn(__fsqrt_rn(v), f.correction), f.eps);
+    p = __fsub_rn(__fmul_rn(p, f.keep), __fdiv_rn(__fmul_rn(f.rate, m), root));
+  }
+};
+
+struct Sgd {
+  SgdStep step;
+
+  __device__ float step_scale() const { return step.grad_scale; }
+  __device__ bool has_state0(const Update& u) const { return u.state0; }
+  __device__ bool has_state1(const Update&) const { return false; }
+  __device__ void operator()(const Update& u, float scale, float& p, float g, float& buf, float&) const {
+    g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(u.decay ? step.weight_decay : 0, p));
+    if (u.state0) {
+      buf = step.first ? g : __fadd_rn(__fmul_rn(step.momentum, buf), g);
+      g = step.nesterov ? __fadd_rn(g, __fmul_rn(step.momentum, buf)) : buf;
+    }
+    p = __fsub_rn(p, __fmul_rn(step.lr, g));
+  }
+};
+
+template <int k, class Rule>
+__device__ inline void update(const Rule& rule, const Update& u, float scale, std::size_t i) {
+  float p[k], g[k], state0[k] = {}, state1[k] = {};
+  load(p, u.value + i);
+  load_as(g, u.gradient, u.gradient_dtype, i);
+  if (rule.has_state0(u)) load(state0, u.state0 + i);
+  if (rule.has_state1(u)) load(state1, u.state1 + i);
+#pragma unroll
+  for (int j = 0; j < k; ++j) rule(u, scale, p[j], g[j], state0[j], state1[j]);
+  store(u.value + i, p);
+  if (rule.has_state0(u)) store(u.state0 + i, state0);
+  if (rule.has_state1(u)) store(u.state1 + i, state1);
+  if (u.working) store_as(u.working, u.working_dtype, i, p);
+}
+
+constexpr int update_room = 60;
+
+template <class Rule>
+struct Updates {
+  Batch<Update, update_room> batch;
+  Rule rule;
+  StepInputs inputs;
+};
+static_assert(sizeof(Updates<Adam>) <= 4000 && sizeof(Updates<Sgd>) <= 4000, "arguments have 4 KiB");
+
+template <class Rule>
+__global__ void __launch_bounds__(threads) update_tiles(const __grid_constant__ Updates<Rule> a) {
+  if (a.inputs.skip && *a.inputs.skip) return;
+  const int which = a.batch.find(blockIdx.x);
+  const Update& u = a.batch.piece[which];
+  const float own = a.rule.step_scale();
+  const float scale = a.inputs.grad_scale ? __fmul_rn(own, *a.inputs.grad_scale) : own;
+  const std::size_t base = std::size_t{blockIdx.x - a.batch.first_tile[which]} * tile;
+  if (u.packs) {
+#pragma unroll
+    for (unsigned at = 0; at < tile; at += threads * width) {
+      std::size_t i = base + at + threadIdx.x * width;
+      if (i + width <= u.count)
+        update<width>(a.rule, u, scale, i);
+      else
+        for (; i < u.count; ++i) update<1>(a.rule, u, scale, i);
+    }
+  } else {
+    for (std::size_t i = base + threadIdx.x; i < base + tile && i < u.count; i += threads)
+      update<1>(a.rule, u, scale, i);
+  }
+}
+
+bool aligned(const void* p, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(p) % bytes == 0; }
+
+Update checked(const char* name, const UpdateRun& r, bool needs_states) {
+  const bool sixteen = r.working_dtype == DType::f16 || r.working_dtype == DType::bf16;
+  const bool gradient =
+      r.gradient_dtype == DType::f32 || r.gradient_dtype == DType::f16 || r.gradient_dtype == DType::bf16;
+  require(r.value && r.gradient && gradient && (!r.working || sixteen) &&
+              (!needs_states || (r.state0 && r.state1)),
+          Errc::invalid_argument, name, " of ", r.count,
+          " elements needs values, states, gradients in f32, f16 or bf16, and a working copy in f16 or bf16, "
+          "if any");
+  const bool packs = aligned(r.value, 16) && aligned(r.state0, 16) && aligned(r.state1, 16) &&
+                     aligned(r.gradient, width * size_of(r.gradient_dtype)) &&
+                     aligned(r.working, width * size_of(r.working_dtype));
+  return {r.value, r.state0,         r.state1,        r.gradient, r.working,
+          r.count, r.gradient_dtype, r.working_dtype, r.decay,    packs};
+}
+
+template <class Rule>
+void update_all(const char* name, std::span<const UpdateRun> runs, const Rule& rule, bool needs_states,
+                const StepInputs& inputs, const Stream& stream) {
+  in_batches<update_room, Update>(
+      runs, [&](const UpdateRun& r) { return checked(name, r, needs_states); },
+      [](const UpdateRun& r) { return (r.count + tile - 1) / tile; },
+      [&](const Batch<Update, update_room>& batch, std::uint32_t tiles) {
+        cuda::launch(name, update_tiles<Rule>, {{tiles}, {threads}}, stream,
+                     Updates<Rule>{batch, rule, inputs});
+      });
+}
+
+constexpr std::size_t block_of_squares = 64;
+constexpr unsigned lanes_a_block = 8, groups = threads / lanes_a_block;
+constexpr unsigned tile_of_squares = groups * 4;  // blocks of 64
+constexpr int squared_room = 120;
+
+/// What a thread has added, before it goes to shared memory: four words from `first` on. Squares of one
+/// tensor are of much the same size, so that they seldom leave this window.
+struct Window {
+  int first = 0;
+  std::int64_t word[4] = {};
+
+  __device__ void flush(unsigned long long* sum) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (word[i]) atomicAdd(sum + first + i, static_cast<unsigned long long>(word[i]));
+      word[i] = 0;
+    }
+  }
+  __device__ void add(double x, unsigned long long* sum) {
+    if (x == 0) return;
+    const ExactParts p = exact_parts(x);
+    if (p.first >= ExactLayout::limbs) {
+      atomicAdd(sum + p.first, 1ull);
+      return;
+    }
+    if (p.first != first && p.first != first + 1) {
+      flush(sum);
+      first = p.first;
+    }
+    const bool upper = p.first != first;
+    word[0] += upper ? 0 : p.part[0];
+    word[1] += upper ? p.part[0] : p.part[1];
+    word[2] += upper ? p.part[1] : p.part[2];
+    word[3] += upper ? p.part[2] : 0;
+  }
+};
+
+/// The sum of squares of one block of 64, made by 8 lanes in the order of kernels::sum_of_squares: eight
+/// columns of eight, added to four, and those in pairs. A square of f32 is exact in double, so that a fused
+/// multiply-add rounds as the host does.
+template <class T>
+__device__ inline double squares_of_block(const T* x, bool there) {
+  const unsigned lane = threadIdx.x % lanes_a_block;
+  float row[8] = {};
+  if (there)
+#pragma unroll
+    for (int r = 0; r < 8; ++r) row[r] = to_f32(x[r * 8 + lane]);
+  double column = 0;
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    const auto value = static_cast<double>(row[r]);
+    column += value * value;
+  }
+  column += __shfl_xor_sync(whole_warp, column, 4);
+  column += __shfl_xor_sync(whole_warp, column, 1);
+  return column + __shfl_xor_sync(whole_warp, column, 2);
+}
+
+__global__ void __launch_bounds__(threads)
+    square_tiles(const __grid_constant__ Batch<Squared, squared_room> batch, std::uint32_t tiles,
+                 unsigned long long* total) {
+  RZ_SHARED(unsigned long long, sum, ExactLayout::words);
+  for (unsigned w = threadIdx.x; w < ExactLayout::words; w += blockDim.x) sum[w] = 0;
+  __syncthreads();
+  Window own;
+  for (std::uint32_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+    const int which = batch.find(t);
+    const Squared& s = batch.piece[which];
+    const std::size_t base = std::size_t{t - batch.first_tile[which]} * tile_of_squares;
+    for (unsigned at = threadIdx.x / lanes_a_block; at < tile_of_squares; at += groups) {
+      const std::size_t first = (base + at) * block_of_squares;
+      const bool there = first < s.count;
+      const double squares =
+          s.dtype == DType::f32   ? squares_of_block(static_cast<const float*>(s.data) + first, there)
+          : s.dtype == DType::f16 ? squares_of_block(static_cast<const f16*>(s.data) + first, there)
+                                  : squares_of_block(static_cast<const bf16*>(s.data) + first, there);
+      if (threadIdx.x % lanes_a_block == 0) own.add(squares, sum);
+    }
+  }
+  own.flush(sum);
+  __syncthreads();
+  for (unsigned w = threadIdx.x; w < ExactLayout::words; w += blockDim.x)
+    if (sum[w]) atomicAdd(total + w, sum[w]);
+}
+
+}  // namespace
+
+void adam(std::span<const UpdateRun> runs, const kernels::AdamStep& step, bool decoupled,
+          const StepInputs& inputs, const Stream& stream) {
+  kernels::AdamStep without = step;
+  without.weight_decay = 0;
+  const Adam rule{kernels::factors(step, decoupled), kernels::factors(without, decoupled)};
+  update_all("adam", runs, rule, true, inputs, stream);
+}
+
+void sgd(std::span<const UpdateRun> runs, const SgdStep& step, const StepInputs& inputs,
+         const Stream& stream) {
+  update_all("sgd", runs, Sgd{step}, false, inputs, stream);
+}
+
+void add_squares(std::int64_t* sum, std::span<const Squared> all, const Stream& stream) {
+  in_batches<squared_room, Squared>(
+      all,
+      [](const Squared& s) {
+        require(s.count % block_of_squares == 0 &&
+                    (s.dtype == DType::f32 || s.dtype == DType::f16 || s.dtype == DType::bf16),
+                Errc::invalid_argument, "add_squares needs f32, f16 or bf16 and a multiple of ",
+                block_of_squares, " elements, not ", s.count, " of ", name(s.dtype));
+        return s;
+      },
+      [](const Squared& s) {
+        const std::size_t blocks = s.count / block_of_squares;
+        return (blocks + tile_of_squares - 1) / tile_of_squares;
+      },
+      [&](const Batch<Squared, squared_room>& batch, std::uint32_t tiles) {
+        cuda::launch("add_squares", square_tiles, {{std::min(tiles, 1024u)}, {threads}}, stream, batch, tiles,
+                     reinterpret_cast<unsigned long long*>(sum));
+      });
+}
+
+}  // namespace rz::ops::device

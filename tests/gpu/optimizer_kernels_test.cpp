@@ -1,0 +1,314 @@
+// Updates and sums of squares on a device have the host's bits: many pieces in one call, unaligned ones and
+// empty ones, gradients and working copies in 16 bits.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "comm/core/math.h"
+#include "sharding/grad_norm.h"
+#include "tensor/kernels/device_ops.h"
+#include "tests/gpu/on_device.h"
+#include "tests/support/reference.h"
+
+namespace rz::test {
+namespace {
+
+using kernels::AdamStep;
+using kernels::SgdStep;
+using ops::Squared;
+using ops::StepInputs;
+using ops::UpdateRun;
+using Floats = std::vector<float>;
+
+const ops::DeviceOptimizer& optimizer() { return ops::device_ops().optimizer; }
+
+Floats floats(std::size_t n, unsigned seed, double range = 1) {
+  const Values v = random_values(n, seed, range);
+  return Floats(v.begin(), v.end());
+}
+
+/// EXPECT_EQ of bits: NaN is NaN, and 0 is not -0.
+void expect_same_bits(const Tensor& on_device, const Floats& host, const Stream& stream, const char* what) {
+  const Tensor got = on_device.on_host(stream);
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    const float g = got.data<float>()[i];
+    if (std::isnan(g) && std::isnan(host[i])) continue;
+    ASSERT_EQ(detail::bits_of(g), detail::bits_of(host[i]))
+        << what << " " << i << ": " << g << ", on the host " << host[i];
+  }
+}
+
+template <class T>
+std::vector<T> rounded(const Floats& x) {
+  std::vector<T> y;
+  for (const float v : x) y.push_back(from_f32<T>(v));
+  return y;
+}
+
+template <class T>
+Floats widened(const std::vector<T>& x) {
+  Floats y;
+  for (const T v : x) y.push_back(to_f32(v));
+  return y;
+}
+
+/// A piece on the host and on the device.
+struct Piece {
+  Floats p, g, m, v;
+  Tensor value, gradient, state0, state1, working;
+  bool decay;
+};
+
+class DeviceOptimizer : public OnDevice {
+ protected:
+  /// Memory that starts `shift` elements behind an aligned address: of the arena, if there is one, since the
+  /// emulated device takes its time for thousands of allocations.
+  Tensor take(std::size_t n, DType t, std::size_t shift) const {
+    if (!arena_.defined()) return empty_on(stream, {n + shift}, t).view(shift, {n});
+    std::byte* const at = arena_.raw() + used_ + shift * size_of(t);
+    used_ += ((n + shift) * size_of(t) + 255) / 256 * 256;
+    EXPECT_LE(used_, arena_.bytes());
+    return Tensor::borrow(at, {n}, t, device);
+  }
+  Tensor place(const Floats& x, DType t, std::size_t shift) const {
+    const Tensor to = take(x.size(), t, shift);
+    if (t == DType::f32) to.assign(std::span<const float>(x), stream);
+    if (t == DType::f16) to.assign(std::span<const f16>(rounded<f16>(x)), stream);
+    if (t == DType::bf16) to.assign(std::span<const bf16>(rounded<bf16>(x)), stream);
+    return to;
+  }
+  Piece piece(std::size_t n, unsigned seed, DType gradients, DType working, std::size_t shift) const {
+    Piece x{floats(n, seed), floats(n, seed + 1, 1e-3), floats(n, seed + 2, 1e-3), floats(n, seed + 3, 1e-6)};
+    for (float& v : x.v) v = std::abs(v);
+    if (n > 8) x.g[1] = 0, x.g[2] = 1e-42f, x.g[3] = 1e30f, x.v[4] = 1e-44f, x.p[5] = -0.0f, x.g[6] = NAN;
+    x.gradient = place(x.g, gradients, shift);
+    const Values g = from_device(x.gradient, stream);
+    x.g.assign(g.begin(), g.end());
+    x.value = place(x.p, DType::f32, shift), x.state0 = place(x.m, DType::f32, shift);
+    x.state1 = place(x.v, DType::f32, shift);
+    if (working != DType::f32) x.working = take(n, working, shift);
+    x.decay = seed % 3 != 0;
+    return x;
+  }
+  static UpdateRun run(const Piece& x) {
+    return {.value = x.value.data<float>(),
+            .gradient = x.gradient.raw(),
+            .gradient_dtype = x.gradient.dtype(),
+            .working = x.working.raw(),
+            .working_dtype = x.working.defined() ? x.working.dtype() : DType::bf16,
+            .state0 = x.state0.data<float>(),
+            .state1 = x.state1.data<float>(),
+            .count = x.p.size(),
+            .decay = x.decay};
+  }
+  void expect_as_on_host(const Piece& x) const {
+    expect_same_bits(x.value, x.p, stream, "value");
+    expect_same_bits(x.state0, x.m, stream, "state0");
+    expect_same_bits(x.state1, x.v, stream, "state1");
+    if (!x.working.defined()) return;
+    const Values got = from_device(x.working, stream);
+    const Floats expected =
+        x.working.dtype() == DType::f16 ? widened(rounded<f16>(x.p)) : widened(rounded<bf16>(x.p));
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      if (std::isnan(expected[i])) continue;
+      ASSERT_EQ(got[i], expected[i]) << i;
+    }
+  }
+  /// More than one launch takes, of sizes that no pack, block or tile divides.
+  std::vector<Piece> pieces() {
+    arena_ = empty_on(stream, {1 << 20}, DType::f32), used_ = 0;
+    std::vector<Piece> all;
+    const DType types[] = {DType::f32, DType::f16, DType::bf16};
+    for (unsigned i = 0; i < 130; ++i) {
+      const std::size_t n = i == 7 ? 5003 : i == 64 ? 0 : i == 100 ? 2048 : 1 + i * 37 % 150;
+      all.push_back(piece(n, 10 * i, types[i % 3], types[i / 3 % 3], i % 5));
+    }
+    return all;
+  }
+  Tensor scalar(float x) const { return to_device({static_cast<double>(x)}, {1}, DType::f32, stream); }
+
+ private:
+  Tensor arena_;
+  mutable std::size_t used_ = 0;
+};
+
+AdamStep adam_step(int t) {
+  AdamStep s{.lr = 1e-2, .weight_decay = 0.1f, .grad_scale = 0.7f};
+  s.bias_correction1 = 1 - std::pow(s.beta1, t);
+  s.bias_correction2_sqrt = std::sqrt(1 - std::pow(s.beta2, t));
+  return s;
+}
+
+TEST_F(DeviceOptimizer, AdamHasTheHostsBits) {
+  for (const bool decoupled : {true, false}) {
+    std::vector<Piece> all = pieces();
+    std::vector<UpdateRun> runs;
+    for (const Piece& x : all) runs.push_back(run(x));
+    const Tensor scale = scalar(0.3f);
+    for (int t = 1; t <= 2; ++t) {
+      optimizer().adam(runs, adam_step(t), decoupled, {.grad_scale = scale.data<float>()}, stream);
+      for (Piece& x : all) {
+        AdamStep s = adam_step(t);
+        s.grad_scale *= 0.3f;
+        if (!x.decay) s.weight_decay = 0;
+        (decoupled ? kernels::adamw : kernels::adam)(x.p.data(), x.g.data(), x.m.data(), x.v.data(),
+                                                     x.p.size(), s);
+      }
+    }
+    for (const Piece& x : all) expect_as_on_host(x);
+  }
+}
+
+TEST_F(DeviceOptimizer, SgdHasTheHostsBits) {
+  for (const bool nesterov : {false, true})
+    for (const bool momentum : {true, false}) {
+      std::vector<Piece> all = pieces();
+      all.resize(nesterov ? 20 : 70);
+      std::vector<UpdateRun> runs;
+      for (const Piece& x : all) {
+        runs.push_back(run(x));
+        if (!momentum) runs.back().state0 = nullptr;
+      }
+      for (int t = 0; t < 2; ++t) {
+        const SgdStep step{.lr = 0.1f,
+                           .momentum = momentum ? 0.9f : 0,
+                           .weight_decay = 0.01f,
+                           .nesterov = nesterov,
+                           .first = t == 0,
+                           .grad_scale = 0.7f};
+        optimizer().sgd(runs, step, {}, stream);
+        for (Piece& x : all) {
+          SgdStep s = step;
+          if (!x.decay) s.weight_decay = 0;
+          kernels::sgd_momentum(x.p.data(), x.g.data(), momentum ? x.m.data() : nullptr, x.p.size(), s);
+        }
+      }
+      for (const Piece& x : all) expect_as_on_host(x);
+    }
+}
+
+TEST_F(DeviceOptimizer, AStepIsSkippedWhenTheDeviceSaysSo) {
+  Piece x = piece(301, 1, DType::f16, DType::f32, 0);
+  const UpdateRun r = run(x);
+  const Tensor skip = to_device(std::vector<std::int32_t>{1}, {1}, stream);
+  const StepInputs inputs{.skip = skip.data<std::int32_t>()};
+  optimizer().adam({&r, 1}, adam_step(1), true, inputs, stream);
+  optimizer().sgd({&r, 1}, {.momentum = 0.9f}, inputs, stream);
+  expect_as_on_host(x);
+  set_bytes(skip.raw(), 0, skip.bytes(), stream);
+  optimizer().adam({&r, 1}, adam_step(1), true, inputs, stream);
+  kernels::adamw(x.p.data(), x.g.data(), x.m.data(), x.v.data(), x.p.size(), adam_step(1));
+  expect_as_on_host(x);
+}
+
+TEST_F(DeviceOptimizer, NothingToUpdateIsNoWork) {
+  const Piece none = piece(0, 1, DType::f32, DType::f32, 0);
+  const UpdateRun r = run(none);
+  optimizer().adam({}, adam_step(1), true, {}, stream);
+  optimizer().adam({&r, 1}, adam_step(1), true, {}, stream);
+  const Piece one = piece(1, 1, DType::f32, DType::f32, 0);
+  UpdateRun without_state = run(one);
+  without_state.state1 = nullptr;
+  EXPECT_THROW(optimizer().adam({&without_state, 1}, adam_step(1), true, {}, stream), Error);
+}
+
+class DeviceNorm : public OnDevice {
+ protected:
+  /// Of all tensors, by the device; added to what is in `sum` already.
+  void add_on_device(const Tensor& sum, const std::vector<Tensor>& all) const {
+    std::vector<Squared> list;
+    for (const Tensor& t : all) list.push_back({t.raw(), t.dtype(), t.count()});
+    optimizer().add_squares(sum.data<std::int64_t>(), list, stream);
+  }
+  Tensor zeros() const {
+    const Tensor sum = empty_on(stream, {ExactLayout::words}, DType::i64);
+    set_bytes(sum.raw(), 0, sum.bytes(), stream);
+    return sum;
+  }
+  double value(const Tensor& sum) const {
+    const Tensor host = sum.on_host(stream);
+    ExactSum total;
+    total.add(
+        std::span<const std::int64_t, ExactLayout::words>(host.data<std::int64_t>(), ExactLayout::words));
+    return total.value();
+  }
+  double on_host(const std::vector<Tensor>& all) const {
+    ExactSum sum;
+    for (const Tensor& t : all) {
+      const Values v = from_device(t, stream);
+      const Floats x(v.begin(), v.end());
+      add_squares(sum, x.data(), x.size(), {});
+    }
+    return sum.value();
+  }
+};
+
+TEST_F(DeviceNorm, HasTheHostsBits) {
+  std::vector<Tensor> all;
+  const DType types[] = {DType::f32, DType::f16, DType::bf16};
+  for (unsigned i = 0; i < 130; ++i) {
+    const std::size_t n = 64 * (i == 3 ? 300 : i == 50 ? 0 : i % 4);
+    all.push_back(to_device(random_values(n, i, std::ldexp(1.0, -static_cast<int>(i % 24))), {n},
+                            types[i % 3], stream));
+  }
+  const Tensor sum = zeros();
+  add_on_device(sum, all);
+  EXPECT_EQ(value(sum), on_host(all));
+  add_on_device(sum, all);
+  EXPECT_EQ(value(sum), 2 * on_host(all));
+  EXPECT_EQ(value(zeros()), 0);
+}
+
+TEST_F(DeviceNorm, EveryMagnitudeIsKept) {
+  std::mt19937_64 random(7);
+  std::uniform_int_distribution<int> exponent(-149, 127);
+  Values x = random_values(64 * 400, 5);
+  for (std::size_t i = 0; i < x.size(); ++i)  // blocks of one magnitude, and of all
+    x[i] = std::ldexp(x[i], i / 64 % 2 ? static_cast<int>(i / 64) % 277 - 149 : exponent(random));
+  x[0] = 0x1p-149, x[640] = -0x1.8p-140, x[1280] = std::numeric_limits<float>::max();
+  const std::vector<Tensor> all{to_device(x, {x.size()}, DType::f32, stream)};
+  const Tensor sum = zeros();
+  add_on_device(sum, all);
+  EXPECT_EQ(value(sum), on_host(all));
+}
+
+TEST_F(DeviceNorm, InfinitiesAndNaNsAreSeen) {
+  const double inf = std::numeric_limits<double>::infinity();
+  for (const DType t : {DType::f32, DType::f16, DType::bf16}) {
+    Values x = random_values(640, 5);
+    x[100] = -inf;
+    Tensor sum = zeros();
+    add_on_device(sum, {to_device(x, {640}, t, stream)});
+    EXPECT_EQ(value(sum), inf);
+    x[639] = NAN;
+    sum = zeros();
+    add_on_device(sum, {to_device(x, {640}, t, stream)});
+    EXPECT_TRUE(std::isnan(value(sum)));
+  }
+}
+
+TEST_F(DeviceNorm, SumsAreAddedUpAsIntegers) {
+  const Tensor a = to_device(random_values(64 * 50, 1), {64 * 50}, DType::f32, stream),
+               b = to_device(random_values(64 * 30, 2, 1e-3), {64 * 30}, DType::bf16, stream);
+  const Tensor sums[] = {zeros(), zeros()};
+  add_on_device(sums[0], {a}), add_on_device(sums[1], {b});
+  const Tensor first = sums[0].on_host(stream), second = sums[1].on_host(stream);
+  std::array<std::int64_t, ExactLayout::words> words;
+  for (std::size_t i = 0; i < words.size(); ++i)
+    words[i] = first.data<std::int64_t>()[i] + second.data<std::int64_t>()[i];
+  ExactSum total;
+  total.add(std::span<const std::int64_t, ExactLayout::words>(words));
+  EXPECT_EQ(total.value(), on_host({a, b}));
+}
+
+TEST_F(DeviceNorm, BlocksAreWhole) {
+  const Tensor a = to_device(random_values(65, 1), {65}, DType::f32, stream);
+  EXPECT_THROW(add_on_device(zeros(), {a}), Error);
+}
+
+}  // namespace
+}  // namespace rz::test
