@@ -23,7 +23,8 @@ struct alignas(16) Four {
   float values[4];
 };
 
-/// Rows are padded with zeros to a multiple of four channels, and to a pitch that spreads them over the banks.
+/// Rows are padded with zeros to a multiple of four channels, and to a pitch that spreads them over the
+/// banks.
 RZ_HOST_DEVICE constexpr unsigned padded(std::size_t size) {
   return (static_cast<unsigned>(size) + 3) / 4 * 4;
 }
@@ -100,8 +101,8 @@ __device__ float sum_of_warp(float x) {
 __device__ float drop(float x, const AttentionShape& s, std::uint64_t head, std::size_t i, std::size_t j) {
   if (s.dropping.threshold == 0) return x;
   const std::uint64_t index = head + i * s.tokens + j, counter = index / 4;
-  std::uint32_t words[4] = {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
-                            0, 0};
+  std::uint32_t words[4] = {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0,
+                            0};
   auto key0 = static_cast<std::uint32_t>(s.dropping.seed),
        key1 = static_cast<std::uint32_t>(s.dropping.seed >> 32);
   for (int round = 0; round < Philox::rounds; ++round) {
@@ -129,7 +130,8 @@ struct RunningRow {
 
 /// R queries a warp, C times 32 channels.
 template <class T, int R, int C>
-__global__ void __launch_bounds__(warps * 32, C <= 2 ? 2 : 1) attend(AttentionShape s, AttentionForward<T> t) {
+__global__ void __launch_bounds__(warps * 32, C <= 2 ? 2 : 1)
+    attend(AttentionShape s, AttentionForward<T> t) {
   constexpr unsigned rows = warps * R;
   RZ_DYNAMIC_SHARED(float, shared);
   const unsigned width = padded(s.size), pitch = pitch_of(s.size);
@@ -312,9 +314,8 @@ template <class T>
 void forward(const AttentionShape& s, const AttentionForward<T>& t, const Stream& stream) {
   if constexpr (sizeof(T) == 2)
     if (fits_tensor_cores(s, t.qkv, t.out)) return attend_on_tensor_cores(s, t, stream);
-  with_sizes(s.size, [&]<int R, int C>() {
-    launch("causal_attention", attend<T, R, C>, s, R, 1, 1, stream, s, t);
-  });
+  with_sizes(s.size,
+             [&]<int R, int C>() { launch("causal_attention", attend<T, R, C>, s, R, 1, 1, stream, s, t); });
 }
 
 template <class T>
@@ -398,8 +399,8 @@ void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const T
   const AttentionShape s = shape_of(op, qkv, heads, mask);
   with_type(qkv.dtype(), [&]<class T>(T*) {
     const float* delta = kernels::output_products(s, out.data<T>(), d_out.data<T>(), stream);
-    kernels::backward<T>(
-        s, {d_qkv.data<T>(), d_out.data<T>(), qkv.data<T>(), log_sum.data<float>(), delta}, stream);
+    kernels::backward<T>(s, {d_qkv.data<T>(), d_out.data<T>(), qkv.data<T>(), log_sum.data<float>(), delta},
+                         stream);
   });
 }
 

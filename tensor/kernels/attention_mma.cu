@@ -32,15 +32,15 @@ struct Tile {
 
 /// Begins to copy rows first … first + rows - 1, `stride` apart; zeros beyond the last token.
 template <int D, int rows, class T>
-__device__ void copy_rows(AsyncCopies& copies, Bytes* to, const T* from, std::size_t stride,
-                          unsigned first, unsigned tokens) {
+__device__ void copy_rows(AsyncCopies& copies, Bytes* to, const T* from, std::size_t stride, unsigned first,
+                          unsigned tokens) {
   constexpr unsigned chunks = Tile<D>::chunks;
 #pragma unroll
   for (unsigned e = threadIdx.x; e < rows * chunks; e += warps * 32) {
     const unsigned row = e / chunks, chunk = e % chunks;
     const bool valid = first + row < tokens;
-    copies.copy(to + Tile<D>::at(row, chunk), valid ? from + std::size_t{first + row} * stride + chunk * 8 : from,
-                valid);
+    copies.copy(to + Tile<D>::at(row, chunk),
+                valid ? from + std::size_t{first + row} * stride + chunk * 8 : from, valid);
   }
 }
 
@@ -77,8 +77,7 @@ class HeldRows {
  private:
   __device__ void load(std::uint32_t (&to)[4], int m, int step) const {
     const unsigned lane = threadIdx.x % 32, row = (threadIdx.x / 32 * M + static_cast<unsigned>(m)) * 16;
-    load_matrices(to,
-                  tile_ + Tile<D>::at(row + lane % 16, 2 * static_cast<unsigned>(step) + lane / 16));
+    load_matrices(to, tile_ + Tile<D>::at(row + lane % 16, 2 * static_cast<unsigned>(step) + lane / 16));
   }
   const Bytes* tile_;
   std::uint32_t all_[kept ? M : 1][kept ? D / 16 : 1][4];
@@ -485,7 +484,8 @@ bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 ==
 
 template <class T>
 bool fits_tensor_cores(const AttentionShape& s, const T* qkv, const T* out) {
-  return (s.size == 64 || s.size == 128) && !s.dropping.any() && s.tokens < 1u << 31 && aligned(qkv) && aligned(out);
+  return (s.size == 64 || s.size == 128) && !s.dropping.any() && s.tokens < 1u << 31 && aligned(qkv) &&
+         aligned(out);
 }
 
 // Fragments and tiles as large as 255 registers hold.

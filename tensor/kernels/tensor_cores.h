@@ -101,14 +101,14 @@ template <class T>
 __device__ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
 
 #ifndef RZ_EMULATED_GPU
-#define RZ_MULTIPLY_ADD(T, type)                                                                         \
-  template <>                                                                                            \
-  __device__ inline void multiply_add<T>(float(&c)[4], const std::uint32_t(&a)[4], std::uint32_t b0,     \
-                                         std::uint32_t b1) {                                             \
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                  \
-                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                  \
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                        \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                        \
+#define RZ_MULTIPLY_ADD(T, type)                                                                     \
+  template <>                                                                                        \
+  __device__ inline void multiply_add<T>(float(&c)[4], const std::uint32_t(&a)[4], std::uint32_t b0, \
+                                         std::uint32_t b1) {                                         \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                              \
+                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"              \
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                    \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                    \
   }
 RZ_MULTIPLY_ADD(f16, "f16")
 RZ_MULTIPLY_ADD(bf16, "bf16")
@@ -171,8 +171,7 @@ class AsyncCopies {
     asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
 #else  // as late as may be
     for (; groups_.size() > left; groups_.erase(groups_.begin()))
-      for (const Copy& c : groups_.front())
-        c.from ? std::memcpy(c.to, c.from, 16) : std::memset(c.to, 0, 16);
+      for (const Copy& c : groups_.front()) c.from ? std::memcpy(c.to, c.from, 16) : std::memset(c.to, 0, 16);
 #endif
   }
 

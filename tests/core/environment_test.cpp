@@ -29,11 +29,10 @@ TEST(Environment, DefaultsAreThoseOfTheHeader) {
 }
 
 TEST(Environment, EveryVariableIsRead) {
-  const Variable variables[] = {{"RZ_TRANSPORT", "tcp"}, {"RZ_INTERFACE", "lo"},
-                                {"RZ_SOCKETS", "3"},     {"RZ_ALGORITHM", "ring"},
-                                {"RZ_TIMEOUT_S", "1.5"}, {"RZ_DETERMINISTIC", "0"},
-                                {"RZ_HOST_ID", "here"},  {"RZ_RENDEZVOUS_TIMEOUT_S", "2"},
-                                {"RZ_ALLOW_TF32", "1"}};
+  const Variable variables[] = {
+      {"RZ_TRANSPORT", "tcp"},  {"RZ_INTERFACE", "lo"},           {"RZ_SOCKETS", "3"},
+      {"RZ_ALGORITHM", "ring"}, {"RZ_TIMEOUT_S", "1.5"},          {"RZ_DETERMINISTIC", "0"},
+      {"RZ_HOST_ID", "here"},   {"RZ_RENDEZVOUS_TIMEOUT_S", "2"}, {"RZ_ALLOW_TF32", "1"}};
   const Environment e = Environment::read();
   EXPECT_EQ(e.transport, "tcp");
   EXPECT_EQ(e.interface, "lo");
@@ -48,8 +47,9 @@ TEST(Environment, EveryVariableIsRead) {
 
 TEST(Environment, AMalformedVariableIsNamed) {
   const std::pair<const char*, const char*> wrong[] = {
-      {"RZ_TRANSPORT", "pigeon"},    {"RZ_SOCKETS", "0"},    {"RZ_SOCKETS", "2x"}, {"RZ_ALLOW_TF32", "yes"},
-      {"RZ_DETERMINISTIC", "maybe"}, {"RZ_TIMEOUT_S", "-1"}, {"RZ_RENDEZVOUS_TIMEOUT_S", ""}};
+      {"RZ_TRANSPORT", "pigeon"},     {"RZ_SOCKETS", "0"},           {"RZ_SOCKETS", "2x"},
+      {"RZ_ALLOW_TF32", "yes"},       {"RZ_DETERMINISTIC", "maybe"}, {"RZ_TIMEOUT_S", "-1"},
+      {"RZ_RENDEZVOUS_TIMEOUT_S", ""}};
   for (const auto& [name, value] : wrong) {
     const Variable variable(name, value);
     try {

@@ -114,7 +114,8 @@ void expect_near(const Values& got, const Values& expected, double tolerance, co
 }
 
 void expect_right(const Case& c, const ops::DropoutMask& mask, const Stream& stream) {
-  SCOPED_TRACE(str(c.batch, " x ", c.tokens, " tokens, ", c.heads, " heads of ", c.size, ", ", name(c.dtype)));
+  SCOPED_TRACE(
+      str(c.batch, " x ", c.tokens, " tokens, ", c.heads, " heads of ", c.size, ", ", name(c.dtype)));
   const Tensors r = run(c, mask, stream);
   const Gradient e =
       expected(c, from_device(r.qkv, stream), from_device(r.d_out, stream), factors_of(c, mask));
@@ -176,7 +177,8 @@ TEST_F(Attention, DropsWhatTheHostDrops) {
 TEST_F(Attention, AnywhereInMemory) {
   const Case c{1, 20, 1, 64, DType::bf16};
   const Tensors r = run(c, {}, stream);
-  const Tensor memory = empty_on(stream, {3 * c.count() + 1}, c.dtype), out = empty_on(stream, c.out_shape(), c.dtype);
+  const Tensor memory = empty_on(stream, {3 * c.count() + 1}, c.dtype),
+               out = empty_on(stream, c.out_shape(), c.dtype);
   const Tensor moved = memory.view(1, c.qkv_shape());
   copy_bytes(moved.raw(), r.qkv.raw(), r.qkv.bytes(), stream);
   ops::causal_attention(out, r.log_sum, moved, 1, {}, stream);

@@ -132,9 +132,8 @@ TEST_F(Linear, BiasGradientOfManyRows) {
       const Layer l(c, WeightLayout::in_out);
       const Tensor d_bias = empty_on(stream, {c.out});
       ops::linear_backward({}, {}, d_bias, to_device(l.d_out, {c.rows, c.out}, t, stream),
-                           to_device(l.x, {c.rows, c.in}, t, stream),
-                           to_device(l.weight, l.shape, t, stream), WeightLayout::in_out, Into::overwrite,
-                           Into::overwrite, stream);
+                           to_device(l.x, {c.rows, c.in}, t, stream), to_device(l.weight, l.shape, t, stream),
+                           WeightLayout::in_out, Into::overwrite, Into::overwrite, stream);
       EXPECT_EQ(from_device(d_bias, stream), column_sums(l.d_out, c.out));
     }
 }
@@ -188,7 +187,8 @@ TEST_F(Linear, BackwardThroughGelu) {
         const Values at = from_device(pre, stream);
         for (std::size_t i = 0; i < expected.size(); ++i) {
           constexpr double step = 1e-5;
-          expected[i] *= (reference::gelu({at[i] + step})[0] - reference::gelu({at[i] - step})[0]) / (2 * step);
+          expected[i] *=
+              (reference::gelu({at[i] + step})[0] - reference::gelu({at[i] - step})[0]) / (2 * step);
         }
         expect_near(from_device(d_pre, stream), expected, tolerance(t));
       }
