@@ -166,12 +166,10 @@ Tensor value_or_none(Tape& tape, Var v) { return v.defined() ? tape.value(v) : T
 /// The backward of x · W + bias, with respect to x if `d_x` is defined.
 void layer_backward(Tape& tape, Tape::GradTarget d_x, Var weight, Var bias, const Tensor& d_out,
                     const Tensor& x, WeightLayout layout) {
-  both_parameters(tape, weight, bias,
-                  [&](const Tensor& d_w, const Tensor& d_b, ops::Into into_parameters) {
-                    ops::linear_backward(std::exchange(d_x.tensor, {}), d_w, d_b, d_out, x,
-                                         tape.value(weight), layout, into(d_x), into_parameters,
-                                         tape.stream());
-                  });
+  both_parameters(tape, weight, bias, [&](const Tensor& d_w, const Tensor& d_b, ops::Into into_parameters) {
+    ops::linear_backward(std::exchange(d_x.tensor, {}), d_w, d_b, d_out, x, tape.value(weight), layout,
+                         into(d_x), into_parameters, tape.stream());
+  });
 }
 
 auto linear_backward(Var x_var, Var weight, Var bias, const Tensor& x, WeightLayout layout) {

@@ -24,17 +24,17 @@ namespace {
 // ---- the library
 
 struct Library {
-#define RZ_SYMBOLS(X)              \
-  X(cublasLtCreate)                \
-  X(cublasLtGetStatusName)         \
-  X(cublasLtMatmul)                \
-  X(cublasLtMatmulAlgoGetHeuristic) \
-  X(cublasLtMatmulDescCreate)      \
-  X(cublasLtMatmulDescDestroy)     \
-  X(cublasLtMatmulDescSetAttribute) \
-  X(cublasLtMatrixLayoutCreate)    \
-  X(cublasLtMatrixLayoutDestroy)   \
-  X(cublasLtMatmulPreferenceCreate) \
+#define RZ_SYMBOLS(X)                \
+  X(cublasLtCreate)                  \
+  X(cublasLtGetStatusName)           \
+  X(cublasLtMatmul)                  \
+  X(cublasLtMatmulAlgoGetHeuristic)  \
+  X(cublasLtMatmulDescCreate)        \
+  X(cublasLtMatmulDescDestroy)       \
+  X(cublasLtMatmulDescSetAttribute)  \
+  X(cublasLtMatrixLayoutCreate)      \
+  X(cublasLtMatrixLayoutDestroy)     \
+  X(cublasLtMatmulPreferenceCreate)  \
   X(cublasLtMatmulPreferenceDestroy) \
   X(cublasLtMatmulPreferenceSetAttribute)
 #define RZ_MEMBER(name) decltype(&::name) name;
@@ -304,10 +304,10 @@ void gemm(const GemmCall& c, Device device, void* stream) {
     fail(Errc::unsupported, "cuBLASLt has no kernel on ", name(device), " for ", describe(c),
          ": addresses and rows must be aligned to 16 bytes for most");
   const Description d(c, device);
-  const cublasStatus_t status = library().cublasLtMatmul(
-      on.handle(), d.product.get(), &c.alpha, c.b, d.first.get(), c.a, d.second.get(), &c.beta, c.d,
-      d.result.get(), c.d, d.result.get(), &*algorithm, c.workspace, workspace_bytes(device),
-      static_cast<cudaStream_t>(stream));
+  const cublasStatus_t status =
+      library().cublasLtMatmul(on.handle(), d.product.get(), &c.alpha, c.b, d.first.get(), c.a,
+                               d.second.get(), &c.beta, c.d, d.result.get(), c.d, d.result.get(), &*algorithm,
+                               c.workspace, workspace_bytes(device), static_cast<cudaStream_t>(stream));
   if (status != CUBLAS_STATUS_SUCCESS) check(status, str("cublasLtMatmul ", describe(c)).c_str(), device);
 }
 

@@ -39,14 +39,14 @@ __device__ Vector<T> load_columns(const T* row, std::size_t j, std::size_t colum
   return v;
 }
 
-/// parts[p, j]: the sum of column j over the p-th `height` rows. A block of 32 x 8 threads takes 32 vectors of
-/// columns and every eighth row in each line of threads.
+/// parts[p, j]: the sum of column j over the p-th `height` rows. A block of 32 x 8 threads takes 32 vectors
+/// of columns and every eighth row in each line of threads.
 template <class T>
 __global__ void __launch_bounds__(lanes* row_lanes)
     sum_part_of_columns(float* __restrict__ parts, const T* __restrict__ x, std::size_t rows,
                         std::size_t columns, std::size_t height, bool aligned) {
   constexpr unsigned size = Vector<T>::size;
-  RZ_SHARED(float, sums, row_lanes* lanes * size);
+  RZ_SHARED(float, sums, row_lanes* lanes* size);
   const std::size_t j = (std::size_t{blockIdx.x} * lanes + threadIdx.x) * size;
   const std::size_t begin = blockIdx.y * height, end = begin + height < rows ? begin + height : rows;
   float mine[size] = {};
@@ -112,7 +112,8 @@ struct Factor {
   bool transposed = false;
 };
 
-/// d[m, n] = a · b. Errc::invalid_argument unless the factors are of one type, and the result of theirs or f32.
+/// d[m, n] = a · b. Errc::invalid_argument unless the factors are of one type, and the result of theirs or
+/// f32.
 GemmCall product(const char* op, std::size_t m, std::size_t n, std::size_t k, const Tensor& d,
                  const Factor& a, const Factor& b, Into into) {
   if (a.tensor.dtype() != b.tensor.dtype() || (d.dtype() != a.tensor.dtype() && d.dtype() != DType::f32))

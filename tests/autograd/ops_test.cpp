@@ -157,8 +157,9 @@ TEST(Ops, TwoLayersWithAGeluBetweenGiveTheBitsOfThree) {
     for (const Tensor& t : inputs) v.push_back(tape.variable(t));
     constexpr auto layout = WeightLayout::in_out;
     Var loss;
-    weighed(tape, fused ? two_layers(tape, v, layout)
-                        : linear(tape, gelu(tape, linear(tape, v[0], v[1], v[2], layout)), v[3], v[4], layout),
+    weighed(tape,
+            fused ? two_layers(tape, v, layout)
+                  : linear(tape, gelu(tape, linear(tape, v[0], v[1], v[2], layout)), v[3], v[4], layout),
             &loss);
     std::vector<float> all{*tape.value(loss).data<float>()};
     tape.backward(loss);

@@ -48,8 +48,7 @@ std::vector<float> widened(const void* from, DType t, std::size_t rows, std::siz
 }
 
 struct Gelu {
-  explicit Gelu(double x)
-      : x(x), tanh(std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))) {}
+  explicit Gelu(double x) : x(x), tanh(std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))) {}
   double value() const { return x / 2 * (1 + tanh); }
   double derivative() const {
     return (1 + tanh) / 2 + x / 2 * (1 - tanh * tanh) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
@@ -59,7 +58,8 @@ struct Gelu {
 
 float finished(const GemmCall& c, float value, std::size_t i, std::size_t j) {
   const std::size_t at = i * c.d_stride + j;
-  if (c.bias && (c.epilogue == Epilogue::bias || c.epilogue == Epilogue::gelu)) value += load(c.bias, c.result, j);
+  if (c.bias && (c.epilogue == Epilogue::bias || c.epilogue == Epilogue::gelu))
+    value += load(c.bias, c.result, j);
   if (c.epilogue == Epilogue::gelu) {
     store(c.aux, c.result, at, value);
     return static_cast<float>(Gelu(double{value}).value());
@@ -105,8 +105,7 @@ void multiply(const GemmCall& c) {
 /// that callers must know what to do.
 bool can(const GemmCall& c, Device) {
   const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
-  if (c.epilogue == Epilogue::column_sums_of_b || c.epilogue == Epilogue::row_sums_of_a)
-    return c.k % 2 == 0;
+  if (c.epilogue == Epilogue::column_sums_of_b || c.epilogue == Epilogue::row_sums_of_a) return c.k % 2 == 0;
   return !c.aux || (c.d_stride % 8 == 0 && aligned(c.aux));
 }
 
@@ -115,9 +114,8 @@ void gemm(const GemmCall& c, Device device, void* stream) {
   auto* const s = stream ? static_cast<Stream*>(stream) : Machine::instance().null_stream(device.index);
   require(s->device == device.index && c.workspace != nullptr, Errc::system,
           "emulated BLAS: a stream of another device, or no workspace");
-  Machine::instance().submit(s, [c](std::uint64_t) -> Work {
-    return [c] { return multiply(c), Progress::done; };
-  });
+  Machine::instance().submit(
+      s, [c](std::uint64_t) -> Work { return [c] { return multiply(c), Progress::done; }; });
 }
 
 }  // namespace

@@ -52,6 +52,21 @@ TEST_F(Memory, AStreamWaitsForAnother) {
   }
 }
 
+TEST_F(Memory, ScratchIsTheStreamsOwnAndGrows) {
+  void* const few = stream.scratch(100);
+  const Stream copy = stream, other = Stream::create(device);
+  EXPECT_EQ(copy.scratch(50), few);
+  EXPECT_NE(other.scratch(50), few);
+  void* const many = stream.scratch(1 << 20);
+  EXPECT_NE(many, few);
+  EXPECT_EQ(copy.scratch(100), many);
+  // What was handed out before stays, for a graph may know it.
+  set_bytes(few, 0, 100, stream);
+  set_bytes(many, 0, 1 << 20, stream);
+  stream.synchronize();
+  EXPECT_THROW(Stream().scratch(1), Error);
+}
+
 TEST_F(Memory, MoreThanThereIsSaysHowMuchThereIs) {
   try {
     static_cast<void>(allocate_on(device, std::size_t{1} << 50));

@@ -1,0 +1,407 @@
+// Attention in f32 arithmetic, for every type and head size. A warp holds a few rows and a tile of 32 others
+// streams by, one a lane: forward and the gradient of q hold queries and stream keys, the gradient of k and v
+// holds keys and streams queries. Each gradient therefore has one block that sums it, in the order of tokens.
+// Scores live in registers and one tile of shared memory: forward keeps a running maximum and sum a query
+// (Milakov and Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135), backward makes the probabilities
+// again from log_sum. Where tensor cores can, attention_mma.cu does it instead.
+
+#include <cmath>
+
+#include "comm/core/cuda/launch.h"
+#include "comm/core/math.h"
+#include "tensor/kernels/attention_device.h"
+#include "tensor/kernels/check.h"
+#include "tensor/kernels/device_ops.h"
+
+namespace rz::kernels {
+
+namespace {
+
+constexpr unsigned warps = 8, streamed = 32, all_lanes = 0xffffffffu;
+
+struct alignas(16) Four {
+  float values[4];
+};
+
+/// Rows are padded with zeros to a multiple of four channels, and to a pitch that spreads them over the
+/// banks.
+RZ_HOST_DEVICE constexpr unsigned padded(std::size_t size) {
+  return (static_cast<unsigned>(size) + 3) / 4 * 4;
+}
+RZ_HOST_DEVICE constexpr unsigned pitch_of(std::size_t size) { return padded(size) + 4; }
+
+/// Of the thread that runs.
+__device__ unsigned warp() { return threadIdx.x / 32; }
+__device__ unsigned lane() { return threadIdx.x % 32; }
+
+/// Rows first … first + count - 1 of a head, `stride` apart, into shared memory; zeros beyond the last token.
+template <class T>
+__device__ void load_rows(float* to, unsigned count, const T* from, std::size_t stride, std::size_t first,
+                          const AttentionShape& s) {
+  const unsigned width = padded(s.size), pitch = pitch_of(s.size);
+  for (unsigned row = warp(); row < count; row += warps)
+    for (unsigned d = lane(); d < width; d += 32)
+      to[row * pitch + d] =
+          first + row < s.tokens && d < s.size ? to_f32(from[(first + row) * stride + d]) : 0.0f;
+}
+
+/// products[r] = row r · the lane's streamed row
+template <int R>
+__device__ void multiply_rows(float (&products)[R], const float* rows, const float* of_lane, unsigned width,
+                              unsigned pitch) {
+  for (int r = 0; r < R; ++r) products[r] = 0;
+  for (unsigned d = 0; d < width; d += 4) {
+    const Four b = *reinterpret_cast<const Four*>(of_lane + d);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const Four a = *reinterpret_cast<const Four*>(rows + static_cast<unsigned>(r) * pitch + d);
+      for (int i = 0; i < 4; ++i) products[r] += a.values[i] * b.values[i];
+    }
+  }
+}
+
+/// sums[r][c] += row r's weights · channel (lane + 32 c) of the streamed rows
+template <int R, int C>
+__device__ void mix(float (&sums)[R][C], const float* weights, const float* rows, unsigned width,
+                    unsigned pitch) {
+  for (unsigned j = 0; j < streamed; j += 4) {
+    float x[4][C];
+    for (unsigned i = 0; i < 4; ++i)
+      for (unsigned c = 0; c < C; ++c)
+        x[i][c] = lane() + 32 * c < width ? rows[(j + i) * pitch + lane() + 32 * c] : 0.0f;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const Four w = *reinterpret_cast<const Four*>(weights + static_cast<unsigned>(r) * streamed + j);
+      for (int i = 0; i < 4; ++i)
+        for (int c = 0; c < C; ++c) sums[r][c] += w.values[i] * x[i][c];
+    }
+  }
+}
+
+template <class T, int R, int C>
+__device__ void store_rows(T* to, std::size_t stride, std::size_t first, const float (&values)[R][C],
+                           const AttentionShape& s) {
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) {
+      const std::size_t row = first + static_cast<unsigned>(r), d = lane() + 32 * static_cast<unsigned>(c);
+      if (row < s.tokens && d < s.size) to[row * stride + d] = from_f32<T>(values[r][c]);
+    }
+}
+
+__device__ float largest_of_warp(float x) {
+  for (int bits = 16; bits; bits >>= 1) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, bits));
+  return x;
+}
+__device__ float sum_of_warp(float x) {
+  for (int bits = 16; bits; bits >>= 1) x += __shfl_xor_sync(all_lanes, x, bits);
+  return x;
+}
+
+/// What dropout makes of x: of key j for query i.
+__device__ float drop(float x, const AttentionShape& s, std::uint64_t head, std::size_t i, std::size_t j) {
+  if (s.dropping.threshold == 0) return x;
+  const std::uint64_t index = head + i * s.tokens + j, counter = index / 4;
+  std::uint32_t words[4] = {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0,
+                            0};
+  auto key0 = static_cast<std::uint32_t>(s.dropping.seed),
+       key1 = static_cast<std::uint32_t>(s.dropping.seed >> 32);
+  for (int round = 0; round < Philox::rounds; ++round) {
+    Philox::round(words[0], words[1], words[2], words[3], key0, key1);
+    key0 += Philox::weyl0, key1 += Philox::weyl1;
+  }
+  const unsigned w = index % 4;  // no indexing: words stay in registers
+  const std::uint32_t word = w == 0 ? words[0] : w == 1 ? words[1] : w == 2 ? words[2] : words[3];
+  return word < s.dropping.threshold ? 0.0f : x * s.dropping.factor;
+}
+
+/// A running softmax of one row: the largest score, this lane's part of the sum, and what is left of both and
+/// of the row's output when a larger score comes.
+struct RunningRow {
+  float most = -INFINITY, sum = 0;
+  __device__ float add(float score, float& keep) {
+    const float now = fmaxf(most, largest_of_warp(score));
+    keep = expf(most - now);
+    const float p = expf(score - now);
+    sum = sum * keep + p;
+    most = now;
+    return p;
+  }
+};
+
+/// R queries a warp, C times 32 channels.
+template <class T, int R, int C>
+__global__ void __launch_bounds__(warps * 32, C <= 2 ? 2 : 1)
+    attend(AttentionShape s, AttentionForward<T> t) {
+  constexpr unsigned rows = warps * R;
+  RZ_DYNAMIC_SHARED(float, shared);
+  const unsigned width = padded(s.size), pitch = pitch_of(s.size);
+  float *const q = shared, *const k = q + rows * pitch, *const v = k + streamed * pitch;
+  float* const weights = v + streamed * pitch + warp() * R * streamed;
+  const HeadPlace head(s, blockIdx.z, blockIdx.y);
+  const T* const x = t.qkv + head.in_qkv;
+  // The longest rows first: they end last.
+  const std::size_t begin = std::size_t{gridDim.x - 1 - blockIdx.x} * rows, first = begin + warp() * R;
+  load_rows(q, rows, x, s.stride(), begin, s);
+  RunningRow running[R];
+  float out[R][C] = {};
+  for (std::size_t j = 0; j < begin + rows && j < s.tokens; j += streamed) {
+    __syncthreads();
+    load_rows(k, streamed, x + s.channels(), s.stride(), j, s);
+    load_rows(v, streamed, x + 2 * s.channels(), s.stride(), j, s);
+    __syncthreads();
+    float scores[R];
+    multiply_rows(scores, q + warp() * R * pitch, k + lane() * pitch, width, pitch);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const std::size_t i = first + static_cast<unsigned>(r), key = j + lane();
+      float keep;
+      const float p = running[r].add(key <= i ? scores[r] * s.scale : -INFINITY, keep);
+      weights[static_cast<unsigned>(r) * streamed + lane()] = drop(p, s, head.decisions, i, key);
+      for (int c = 0; c < C; ++c) out[r][c] *= keep;
+    }
+    __syncwarp();
+    mix(out, weights, v, width, pitch);
+    __syncwarp();
+  }
+  for (int r = 0; r < R; ++r) {
+    const std::size_t i = first + static_cast<unsigned>(r);
+    const float total = sum_of_warp(running[r].sum);
+    for (int c = 0; c < C; ++c) out[r][c] /= total;
+    if (lane() == 0 && i < s.tokens) t.log_sum[head.in_log_sum + i] = running[r].most + logf(total);
+  }
+  store_rows(t.out + head.in_out, s.channels(), first, out, s);
+}
+
+/// delta: a warp a row of a head.
+template <class T>
+__global__ void multiply_outputs(float* __restrict__ delta, const T* __restrict__ out,
+                                 const T* __restrict__ d_out, AttentionShape s) {
+  const std::size_t n = std::size_t{blockIdx.x} * (blockDim.x / 32) + warp();  // of [B, T, H]
+  if (n >= s.batch * s.tokens * s.heads) return;
+  float sum = 0;
+  for (std::size_t d = n * s.size + lane(); d < (n + 1) * s.size; d += 32)
+    sum += to_f32(out[d]) * to_f32(d_out[d]);
+  sum = sum_of_warp(sum);
+  const std::size_t h = n % s.heads, token = n / s.heads, b = token / s.tokens;
+  if (lane() == 0) delta[(b * s.heads + h) * s.tokens + token % s.tokens] = sum;
+}
+
+/// A probability and the gradient of its score, before `scale`.
+struct Probability {
+  float dropped, d_score;
+  /// Of query i and key j, from the product q · k and the gradient of the dropped probability.
+  __device__ Probability(float product, float d_dropped, float log_sum, float delta, std::size_t i,
+                         std::size_t j, const AttentionShape& s, std::uint64_t head) {
+    const float p = j <= i && i < s.tokens ? expf(product * s.scale - log_sum) : 0;
+    dropped = drop(p, s, head, i, j);
+    d_score = p * (drop(d_dropped, s, head, i, j) - delta);
+  }
+};
+
+/// d_q of R queries a warp.
+template <class T, int R, int C>
+__global__ void __launch_bounds__(warps * 32) attend_backward_q(AttentionShape s, AttentionBackward<T> t) {
+  constexpr unsigned rows = warps * R;
+  RZ_DYNAMIC_SHARED(float, shared);
+  const unsigned width = padded(s.size), pitch = pitch_of(s.size);
+  float *const q = shared, *const d_out = q + rows * pitch;
+  float *const k = d_out + rows * pitch, *const v = k + streamed * pitch;
+  float* const weights = v + streamed * pitch + warp() * R * streamed;
+  const HeadPlace head(s, blockIdx.z, blockIdx.y);
+  const T* const x = t.qkv + head.in_qkv;
+  const std::size_t begin = std::size_t{gridDim.x - 1 - blockIdx.x} * rows, first = begin + warp() * R;
+  load_rows(q, rows, x, s.stride(), begin, s);
+  load_rows(d_out, rows, t.d_out + head.in_out, s.channels(), begin, s);
+  float d_q[R][C] = {};
+  for (std::size_t j = 0; j < begin + rows && j < s.tokens; j += streamed) {
+    __syncthreads();
+    load_rows(k, streamed, x + s.channels(), s.stride(), j, s);
+    load_rows(v, streamed, x + 2 * s.channels(), s.stride(), j, s);
+    __syncthreads();
+    float scores[R], d_p[R];
+    multiply_rows(scores, q + warp() * R * pitch, k + lane() * pitch, width, pitch);
+    multiply_rows(d_p, d_out + warp() * R * pitch, v + lane() * pitch, width, pitch);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const std::size_t i = first + static_cast<unsigned>(r), of = head.in_log_sum + i;
+      const bool there = i < s.tokens;
+      const Probability p(scores[r], d_p[r], there ? t.log_sum[of] : 0, there ? t.delta[of] : 0, i,
+                          j + lane(), s, head.decisions);
+      weights[static_cast<unsigned>(r) * streamed + lane()] = p.d_score * s.scale;
+    }
+    __syncwarp();
+    mix(d_q, weights, k, width, pitch);
+    __syncwarp();
+  }
+  store_rows(t.d_qkv + head.in_qkv, s.stride(), first, d_q, s);
+}
+
+/// d_k and d_v of R keys a warp.
+template <class T, int R, int C>
+__global__ void __launch_bounds__(warps * 32) attend_backward_kv(AttentionShape s, AttentionBackward<T> t) {
+  constexpr unsigned rows = warps * R;
+  RZ_DYNAMIC_SHARED(float, shared);
+  const unsigned width = padded(s.size), pitch = pitch_of(s.size);
+  float *const k = shared, *const v = k + rows * pitch;
+  float *const q = v + rows * pitch, *const d_out = q + streamed * pitch;
+  float* const weights = d_out + streamed * pitch + warp() * R * streamed;
+  float* const d_scores = weights + rows * streamed;
+  const HeadPlace head(s, blockIdx.z, blockIdx.y);
+  const T* const x = t.qkv + head.in_qkv;
+  const std::size_t begin = std::size_t{blockIdx.x} * rows, first = begin + warp() * R;
+  load_rows(k, rows, x + s.channels(), s.stride(), begin, s);
+  load_rows(v, rows, x + 2 * s.channels(), s.stride(), begin, s);
+  float d_k[R][C] = {}, d_v[R][C] = {};
+  for (std::size_t i = begin; i < s.tokens; i += streamed) {
+    __syncthreads();
+    load_rows(q, streamed, x, s.stride(), i, s);
+    load_rows(d_out, streamed, t.d_out + head.in_out, s.channels(), i, s);
+    __syncthreads();
+    const std::size_t query = i + lane();
+    const float log_sum = query < s.tokens ? t.log_sum[head.in_log_sum + query] : 0;
+    const float delta = query < s.tokens ? t.delta[head.in_log_sum + query] : 0;
+    float scores[R], d_p[R];
+    multiply_rows(scores, k + warp() * R * pitch, q + lane() * pitch, width, pitch);
+    multiply_rows(d_p, v + warp() * R * pitch, d_out + lane() * pitch, width, pitch);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      const auto row = static_cast<unsigned>(r);
+      const Probability p(scores[r], d_p[r], log_sum, delta, query, first + row, s, head.decisions);
+      weights[row * streamed + lane()] = p.dropped;
+      d_scores[row * streamed + lane()] = p.d_score * s.scale;
+    }
+    __syncwarp();
+    mix(d_v, weights, d_out, width, pitch);
+    mix(d_k, d_scores, q, width, pitch);
+    __syncwarp();
+  }
+  store_rows(t.d_qkv + head.in_qkv + s.channels(), s.stride(), first, d_k, s);
+  store_rows(t.d_qkv + head.in_qkv + 2 * s.channels(), s.stride(), first, d_v, s);
+}
+
+// ---- launching
+
+/// f<R, C>() with as many rows a warp as registers and shared memory hold.
+template <class F>
+void with_sizes(std::size_t size, const F& f) {
+  if (size <= 32) return f.template operator()<8, 1>();
+  if (size <= 64) return f.template operator()<8, 2>();
+  if (size <= 128) return f.template operator()<8, 4>();
+  f.template operator()<4, 8>();
+}
+
+/// A kernel that holds `held` times R rows a warp and a tile of weights as often as `tiles` says, and streams
+/// two tiles.
+template <class... P, class... A>
+void launch(const char* name, void (*kernel)(P...), const AttentionShape& s, unsigned rows_of_warp,
+            unsigned held, unsigned tiles, const Stream& stream, const A&... args) {
+  const unsigned rows = warps * rows_of_warp;
+  const std::size_t shared = sizeof(float) * (std::size_t{held * rows + 2 * streamed} * pitch_of(s.size) +
+                                              std::size_t{tiles} * rows * streamed);
+  const cuda::Grid grid{{static_cast<unsigned>((s.tokens + rows - 1) / rows), static_cast<unsigned>(s.heads),
+                         static_cast<unsigned>(s.batch)},
+                        {warps * 32},
+                        shared};
+  if (shared > 48 << 10) {
+    const cuda::DeviceGuard guard(stream.device());
+    cuda::check(cuda::runtime().allow_shared_bytes(reinterpret_cast<const void*>(kernel), shared), name,
+                stream.device());
+  }
+  cuda::launch(name, kernel, grid, stream, args...);
+}
+
+template <class T>
+void forward(const AttentionShape& s, const AttentionForward<T>& t, const Stream& stream) {
+  if constexpr (sizeof(T) == 2)
+    if (fits_tensor_cores(s, t.qkv, t.out)) return attend_on_tensor_cores(s, t, stream);
+  with_sizes(s.size,
+             [&]<int R, int C>() { launch("causal_attention", attend<T, R, C>, s, R, 1, 1, stream, s, t); });
+}
+
+template <class T>
+void backward(const AttentionShape& s, const AttentionBackward<T>& t, const Stream& stream) {
+  if constexpr (sizeof(T) == 2)
+    if (fits_tensor_cores(s, t.qkv, t.d_out) && fits_tensor_cores(s, t.d_qkv, t.d_out))
+      return attend_backward_on_tensor_cores(s, t, stream);
+  with_sizes(s.size, [&]<int R, int C>() {
+    launch("causal_attention_backward_q", attend_backward_q<T, R, C>, s, R, 2, 1, stream, s, t);
+    launch("causal_attention_backward_kv", attend_backward_kv<T, R, C>, s, R, 2, 2, stream, s, t);
+  });
+}
+
+template <class T>
+float* output_products(const AttentionShape& s, const T* out, const T* d_out, const Stream& stream) {
+  const std::size_t rows = s.batch * s.heads * s.tokens;
+  auto* const delta = static_cast<float*>(stream.scratch(rows * sizeof(float)));
+  cuda::launch("multiply_outputs", multiply_outputs<T>, cuda::grid_for(rows * 32, 256, ~std::size_t{0}),
+               stream, delta, out, d_out, s);
+  return delta;
+}
+
+}  // namespace
+
+}  // namespace rz::kernels
+
+namespace rz::ops::device {
+
+namespace {
+
+using kernels::AttentionShape;
+
+AttentionShape shape_of(const char* op, const Tensor& qkv, int heads, const DropoutMask& mask) {
+  const auto count = static_cast<std::size_t>(heads);
+  const std::size_t size = last(qkv) / 3 / count;
+  if (size > 256) fail(Errc::unsupported, op, ": heads of ", size, " channels; at most 256 on a device");
+  return {qkv.shape()[0],
+          qkv.shape()[1],
+          count,
+          size,
+          static_cast<float>(1 / std::sqrt(static_cast<double>(size))),
+          kernels::dropping(op, mask),
+          mask.offset};
+}
+
+void require_types(const char* op, std::initializer_list<Argument> values, const Tensor& log_sum) {
+  const DType t = values.begin()->tensor.dtype();
+  for (const Argument& a : values)
+    if (a.tensor.dtype() != t)
+      fail(Errc::invalid_argument, op, ": ", a.name, " is ", name(a.tensor.dtype()), ", ",
+           values.begin()->name, " is ", name(t), "; they must be of one type");
+  if (log_sum.dtype() != DType::f32)
+    fail(Errc::invalid_argument, op, ": log_sum is ", name(log_sum.dtype()), ", expected f32");
+}
+
+/// Calls f with a null pointer to the element type.
+template <class F>
+void with_type(DType t, const F& f) {
+  if (t == DType::f16) return f(static_cast<f16*>(nullptr));
+  if (t == DType::bf16) return f(static_cast<bf16*>(nullptr));
+  f(static_cast<float*>(nullptr));
+}
+
+}  // namespace
+
+void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads,
+                      const DropoutMask& mask, const Stream& stream) {
+  constexpr const char* op = "causal_attention";
+  require_types(op, {{"out", out}, {"qkv", qkv}}, log_sum);
+  const AttentionShape s = shape_of(op, qkv, heads, mask);
+  with_type(qkv.dtype(), [&]<class T>(T*) {
+    kernels::forward<T>(s, {out.data<T>(), log_sum.data<float>(), qkv.data<T>()}, stream);
+  });
+}
+
+void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const Tensor& out,
+                               const Tensor& log_sum, const Tensor& qkv, int heads, const DropoutMask& mask,
+                               const Stream& stream) {
+  constexpr const char* op = "causal_attention_backward";
+  require_types(op, {{"d_qkv", d_qkv}, {"d_out", d_out}, {"out", out}, {"qkv", qkv}}, log_sum);
+  const AttentionShape s = shape_of(op, qkv, heads, mask);
+  with_type(qkv.dtype(), [&]<class T>(T*) {
+    const float* delta = kernels::output_products(s, out.data<T>(), d_out.data<T>(), stream);
+    kernels::backward<T>(s, {d_qkv.data<T>(), d_out.data<T>(), qkv.data<T>(), log_sum.data<float>(), delta},
+                         stream);
+  });
+}
+
+}  // namespace rz::ops::device
