@@ -92,7 +92,7 @@ void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const T
 
 // ---- embedding
 /// out[N, C] = table[tokens[n]]; tokens are i32. Errc::invalid_argument names the first token that is out of
-/// range; on a device, where the host cannot look, its row becomes NaN.
+/// range; on a device, where the host cannot look, its row becomes NaN, and its gradient goes nowhere.
 void embedding(const Tensor& out, const Tensor& tokens, const Tensor& table, const Stream&);
 /// out[B, T, C] = tokens' rows + positions' rows t = 0 … T-1.
 void embedding_with_positions(const Tensor& out, const Tensor& tokens, const Tensor& table,
@@ -112,7 +112,7 @@ struct LossSum {
 };
 /// Negative log-likelihood of targets (i32, [N]; -100 is ignored) under softmax(logits[N, V]): losses[N] and
 /// log_sum[N] in f32; sums (f64, [2]) = {their sum, made in double; rows not ignored}; loss (a scalar) = the
-/// mean over these rows, 0 if there are none.
+/// mean over these rows, 0 if there are none. On a device a target out of range makes loss and gradient NaN.
 void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses, const Tensor& log_sum,
                    const Tensor& logits, const Tensor& targets, const Stream&);
 /// d_logits = (softmax(logits) - onehot) · d_loss / rows not ignored; d_logits may be logits itself.

@@ -28,12 +28,13 @@ struct Normalising {
   float *mean, *inverse_deviation;
   const T *a, *b, *weight, *bias;
   std::size_t rows, columns;
+  double share;  ///< 1 / columns: a division a row in double is worth avoiding
   float epsilon;
 };
 
-/// Of Σ(x - mean)², in all lanes.
-__device__ inline float inverse_deviation_of(double squares, std::size_t n, float epsilon) {
-  return static_cast<float>(1 / sqrt(squares / static_cast<double>(n) + static_cast<double>(epsilon)));
+/// Of the mean of (x - mean)².
+__device__ inline float inverse_deviation_of(double variance, float epsilon) {
+  return 1 / sqrtf(static_cast<float>(variance + static_cast<double>(epsilon)));
 }
 
 /// x += what T rounds a + b to; written to `sum` as well.
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) normalise_k
 #pragma unroll
     for (int j = 0; j < width; ++j) part += x[k][j];
   }
-  const float mean = static_cast<float>(warp_sum(static_cast<double>(part)) / static_cast<double>(a.columns));
+  const float mean = static_cast<float>(warp_sum(static_cast<double>(part)) * a.share);
   part = 0;
 #pragma unroll
   for (int k = 0; k < kept; ++k) {
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) normalise_k
 #pragma unroll
     for (int j = 0; j < width; ++j) part += (x[k][j] - mean) * (x[k][j] - mean);
   }
-  const float inverse = inverse_deviation_of(warp_sum(static_cast<double>(part)), a.columns, a.epsilon);
+  const float inverse = inverse_deviation_of(warp_sum(static_cast<double>(part)) * a.share, a.epsilon);
 #pragma unroll
   for (int k = 0; k < kept; ++k) {
     const int at = (lane + k * 32) * width;
@@ -100,13 +101,13 @@ __global__ void __launch_bounds__(row_threads) normalise_any(Normalising<T> a) {
     sum += static_cast<double>(v[0]);
   }
   if (a.b) x = a.sum + row * a.columns;  // each lane reads what it wrote itself
-  const float mean = static_cast<float>(warp_sum(sum) / static_cast<double>(a.columns));
+  const float mean = static_cast<float>(warp_sum(sum) * a.share);
   double squares = 0;
   for (std::size_t i = lane; i < a.columns; i += warp_size) {
     const float deviation = to_f32(x[i]) - mean;
     squares += static_cast<double>(deviation * deviation);
   }
-  const float inverse = inverse_deviation_of(warp_sum(squares), a.columns, a.epsilon);
+  const float inverse = inverse_deviation_of(warp_sum(squares) * a.share, a.epsilon);
   for (std::size_t i = lane; i < a.columns; i += warp_size)
     a.out[row * a.columns + i] =
         from_f32<T>((to_f32(x[i]) - mean) * inverse * to_f32(a.weight[i]) + to_f32(a.bias[i]));
@@ -139,6 +140,7 @@ struct NormaliseBackward {
   const T *d_out, *x, *weight;
   const float *mean, *inverse_deviation;
   std::size_t rows, columns;
+  double share;  ///< 1 / columns
   bool accumulate;
 };
 
@@ -174,9 +176,8 @@ __global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) backward_ke
       part_gn += g * ((x[j] - gradient.mean) * gradient.inverse);
     }
   }
-  const auto count = static_cast<double>(a.columns);
-  gradient.mean_g = static_cast<float>(warp_sum(static_cast<double>(part_g)) / count);
-  gradient.mean_gn = static_cast<float>(warp_sum(static_cast<double>(part_gn)) / count);
+  gradient.mean_g = static_cast<float>(warp_sum(static_cast<double>(part_g)) * a.share);
+  gradient.mean_gn = static_cast<float>(warp_sum(static_cast<double>(part_gn)) * a.share);
 #pragma unroll
   for (int k = 0; k < kept; ++k) {
     const int at = (lane + k * 32) * width;
@@ -203,9 +204,8 @@ __global__ void __launch_bounds__(row_threads) backward_any(NormaliseBackward<T>
     sum_g += static_cast<double>(g);
     sum_gn += static_cast<double>(g * ((to_f32(a.x[first + i]) - gradient.mean) * gradient.inverse));
   }
-  const auto count = static_cast<double>(a.columns);
-  gradient.mean_g = static_cast<float>(warp_sum(sum_g) / count);
-  gradient.mean_gn = static_cast<float>(warp_sum(sum_gn) / count);
+  gradient.mean_g = static_cast<float>(warp_sum(sum_g) * a.share);
+  gradient.mean_gn = static_cast<float>(warp_sum(sum_gn) * a.share);
   for (std::size_t i = lane; i < a.columns; i += warp_size) {
     const float before = a.accumulate ? to_f32(a.d_x[first + i]) : 0;
     a.d_x[first + i] = from_f32<T>(
@@ -305,6 +305,7 @@ void layer_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_dev
                            bias.data<T>(),
                            mean.count(),
                            weight.count(),
+                           1 / static_cast<double>(weight.count()),
                            epsilon};
     normalise("layer_norm", a, stream);
   });
@@ -325,6 +326,7 @@ void add_layer_norm(const Tensor& sum, const Tensor& out, const Tensor& mean, co
                            bias.data<T>(),
                            mean.count(),
                            weight.count(),
+                           1 / static_cast<double>(weight.count()),
                            epsilon};
     normalise("add_layer_norm", n, stream);
   });
@@ -351,8 +353,16 @@ void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor
                                             into_parameters == Into::accumulate},
                            stream);
       });
-    const NormaliseBackward<T> a{
-        d_x.data<T>(), dy, v, weight.data<T>(), m, r, rows, columns, into_x == Into::accumulate};
+    const NormaliseBackward<T> a{d_x.data<T>(),
+                                 dy,
+                                 v,
+                                 weight.data<T>(),
+                                 m,
+                                 r,
+                                 rows,
+                                 columns,
+                                 1 / static_cast<double>(columns),
+                                 into_x == Into::accumulate};
     const int kept = kept_packs(columns, a.d_x, a.d_out, a.x, a.weight);
     cuda::launch("layer_norm_backward",
                  kept == 4   ? backward_kept<T, 4>

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "comm/core/cuda/runtime.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/reference.h"
 
@@ -522,6 +523,36 @@ TEST_P(DeviceOps, TensorsWithoutElementsAreNoWork) {
   EXPECT_EQ(from_device(loss, stream), Values{0});
   ops::cross_entropy(loss, sums, statistic, statistic, none, tokens, stream);
   EXPECT_EQ(from_device(loss, stream), Values{0});
+}
+
+TEST_P(DeviceOps, AGraphOfOperatorsRunsAgain) {
+  using cuda::check;
+  const std::size_t n = 6, c = 40;
+  const Tensor x = place(random(n * c, 1), {n, c}), w = place(random(c, 2), {c}), out = empty({n, c}),
+               mean = statistics({n}), inverse = statistics({n}), y = empty_on(stream, {n, c}),
+               tokens = to_device({0, 1, 2, 1, 1, 0}, {n}, stream), table = empty({3, c});
+  const auto run = [&] {
+    ops::layer_norm(out, mean, inverse, x, w, w, 1e-5f, stream);
+    ops::gelu(out, out, stream);
+    ops::embedding_backward(table, out, tokens, Into::overwrite, stream);
+    ops::copy(y, out, stream);
+  };
+  run();
+  const Values expected = from_device(table, stream), copied = from_device(y, stream);
+  void *graph = nullptr, *executable = nullptr;
+  const cuda::Runtime& runtime = cuda::runtime();
+  check(runtime.begin_capture(stream.native()), "begin_capture", device);
+  run();
+  check(runtime.end_capture(stream.native(), &graph), "end_capture", device);
+  check(runtime.instantiate(&executable, graph), "instantiate", device);
+  for (int i = 0; i < 2; ++i) {
+    ops::fill(out, NAN, stream), ops::fill(table, NAN, stream), ops::fill(y, NAN, stream);
+    check(runtime.launch_graph(executable, stream.native()), "launch_graph", device);
+    EXPECT_EQ(from_device(table, stream), expected);
+    EXPECT_EQ(from_device(y, stream), copied);
+  }
+  check(runtime.destroy_executable(executable), "destroy_executable", device);
+  check(runtime.destroy_graph(graph), "destroy_graph", device);
 }
 
 TEST_P(DeviceOps, TypesThatDoNotFitAreRefused) {
