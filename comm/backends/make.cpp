@@ -2,6 +2,7 @@
 
 #include "comm/backends/mpi_plugin.h"
 #include "comm/backends/paired.h"
+#include "comm/backends/peer_cuda.h"
 #include "comm/backends/scheduled.h"
 #include "comm/backends/staged.h"
 #include "comm/core/cuda/runtime.h"
@@ -14,18 +15,20 @@ namespace rz {
 namespace {
 
 std::unique_ptr<Backend> make_ring(int rank, int size, Store& store, const CommOptions& options) {
-  if (!options.algorithm.empty())
+  // "peer_cuda" has names of its own, for its own calls.
+  const std::string algorithm = options.backend == "peer_cuda" ? std::string() : options.algorithm;
+  if (!algorithm.empty())
     select({.collective = Collective::all_reduce,
             .size = size,
             .deterministic = options.deterministic,
-            .forced = options.algorithm});  // refuses what cannot be forced
+            .forced = algorithm});  // refuses what cannot be forced
   const TransportOptions transport{.kind = options.transport,
                                    .interface = options.interface,
                                    .sockets = options.sockets,
                                    .host_id = options.host_id};
   auto wire = connect_transport(rank, size, store, transport, Deadline::after(options.rendezvous_timeout));
   const ScheduledOptions scheduled{
-      .timeout = options.timeout, .deterministic = options.deterministic, .algorithm = options.algorithm};
+      .timeout = options.timeout, .deterministic = options.deterministic, .algorithm = algorithm};
   return scheduled_backend(rank, size, std::move(wire), scheduled);
 }
 
@@ -40,6 +43,15 @@ std::unique_ptr<Backend> make_staged(int rank, int, Store&, const CommOptions& o
   return staged_backend(host, {.device = options.device, .rank = rank, .timeout = options.timeout});
 }
 
+std::unique_ptr<Backend> make_peer_cuda(int rank, int size, Store&, const CommOptions& options,
+                                        const std::shared_ptr<Backend>& host) {
+  return peer_cuda_backend(host, {.rank = rank,
+                                  .size = size,
+                                  .device = options.device,
+                                  .timeout = options.timeout,
+                                  .algorithm = options.algorithm});
+}
+
 struct Choice {
   const char* name;
   std::unique_ptr<Backend> (*host)(int rank, int size, Store&, const CommOptions&);
@@ -52,7 +64,7 @@ constexpr Choice choices[] = {{"auto", make_ring, make_staged, true},
                               {"ring", make_ring, make_staged, true},
                               {"mpi", make_mpi, make_staged, true},
                               {"nccl", make_ring, nullptr, false},
-                              {"peer_cuda", make_ring, nullptr, false}};
+                              {"peer_cuda", make_ring, make_peer_cuda, false}};
 
 const Choice& choice_of(const CommOptions& options) {
   std::string names;

@@ -7,6 +7,7 @@
 
 #include "comm/core/stream.h"
 #include "comm/core/types.h"
+#include "comm/kernels/peer_call.h"
 
 namespace rz {
 
@@ -17,6 +18,13 @@ struct PeerKernels {
                  int divide, const Stream&);
   /// As rz::scale, with the same bits. dst may be src.
   void (*scale)(void* dst, const void* src, std::size_t count, DType, double factor, const Stream&);
+
+  /// One collective among ranks, each of which starts it with the same number of blocks; threads: 32 to 512.
+  void (*fold_together)(const peer::Seat&, const peer::FoldCall&, DType, ReduceOp::Kind, int blocks,
+                        int threads, const Stream&);
+  void (*move_together)(const peer::Seat&, const peer::MoveCall&, int blocks, int threads, const Stream&);
+  /// Messages, of which each has its counterpart in some call of the peer's.
+  void (*messages_together)(const peer::Seat&, const peer::MessagesCall&, int threads, const Stream&);
 
   static constexpr std::size_t most_sources = 256;
 };
@@ -29,6 +37,10 @@ namespace peer {
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType, ReduceOp::Kind,
             int divide, const Stream&);
 void scale(void* dst, const void* src, std::size_t count, DType, double factor, const Stream&);
+void fold_together(const Seat&, const FoldCall&, DType, ReduceOp::Kind, int blocks, int threads,
+                   const Stream&);
+void move_together(const Seat&, const MoveCall&, int blocks, int threads, const Stream&);
+void messages_together(const Seat&, const MessagesCall&, int threads, const Stream&);
 }  // namespace peer
 
 }  // namespace rz

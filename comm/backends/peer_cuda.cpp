@@ -1,0 +1,358 @@
+#include "comm/backends/peer_cuda.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "comm/backends/peer_calls.h"
+#include "comm/backends/peer_group.h"
+#include "comm/backends/peer_memory.h"
+#include "comm/core/deadline.h"
+#include "comm/core/error.h"
+#include "comm/kernels/peer_kernels.h"
+
+namespace rz {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+/// Reads and writes of memory that kernels write and read.
+template <class T>
+T seen(const T& word) {
+  return __atomic_load_n(&word, __ATOMIC_ACQUIRE);
+}
+template <class T>
+void put(T& word, T value) {
+  __atomic_store_n(&word, value, __ATOMIC_RELEASE);
+}
+
+double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+/// Why a group can go no further, and the thread that finds out. The first reason wins; from then on no
+/// kernel of this rank waits for anything.
+class Watch {
+ public:
+  Watch(const PeerGroup& group, const PeerCudaOptions& options)
+      : options_(options), group_(group), status_(group.status()), thread_([this] { run(); }) {}
+  ~Watch() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void check() {
+    look();
+    const std::lock_guard lock(mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+  }
+  bool failed() noexcept {
+    try {
+      check();
+    } catch (...) {
+      return true;
+    }
+    return false;
+  }
+  void fail_with(const Error& error) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::make_exception_ptr(error);
+    put(status_.stop, std::uint32_t{1});
+  }
+  /// Names the rank that a kernel waits for.
+  Error overdue(int lane) const {
+    int culprit = -1;
+    for (int r = options_.size - 1; r >= 0; --r)
+      if (r != options_.rank && seen(status_.waits_for[lane][r])) culprit = r;
+    return Error(Errc::timeout,
+                 str(lane == peer::messages ? "a message" : "a collective", " on ", name(options_.device),
+                     " did not end within ", seconds(options_.timeout), " s on rank ", options_.rank, ": ",
+                     culprit < 0 ? std::string("no rank is missing, so work before it in the stream is late")
+                                 : str("rank ", culprit, " did not come to it"),
+                     "; a rank may be stuck, or slower than the timeout allows"),
+                 culprit);
+  }
+
+ private:
+  struct Lane {
+    std::uint64_t call = 0;
+    Clock::time_point since;
+  };
+
+  void run() {
+    const auto pause = std::clamp<Clock::duration>(options_.timeout / 20, 1ms, 20ms);
+    Lane lanes[peer::lanes];
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, pause, [&] { return stopping_; })) {
+      lock.unlock();
+      look();
+      for (int i = 0; i < peer::lanes; ++i) follow(i, lanes[i]);
+      lock.lock();
+    }
+  }
+
+  /// A call that has begun has to end.
+  void follow(int i, Lane& lane) {
+    const std::uint64_t left = seen(status_.left[i]), entered = seen(status_.entered[i]);
+    if (entered == left || entered != lane.call) {
+      lane = {entered, Clock::now()};
+      return;
+    }
+    if (Clock::now() - lane.since >= options_.timeout && !seen(status_.stop)) fail_with(overdue(i));
+  }
+
+  /// What the kernels have found.
+  void look() {
+    const std::uint32_t trouble = seen(status_.trouble);
+    if (trouble == peer::none) return;
+    const int culprit = static_cast<int>(status_.culprit);
+    switch (trouble) {
+      case peer::mismatch:
+        return fail_with(
+            Error(Errc::mismatch,
+                  str("rank ", options_.rank, " called ", in_words(status_.own[0], status_.own[1]),
+                      ", but rank ", culprit, " called ", in_words(status_.theirs[0], status_.theirs[1])),
+                  culprit));
+      case peer::peer_aborted:
+        return fail_with(Error(Errc::aborted, str("rank ", culprit, " called abort()"), culprit));
+      default:
+        return fail_with(Error(Errc::peer_lost,
+                               str("rank ", culprit, " has left the group, and rank ", options_.rank,
+                                   " waits for it on ", name(options_.device)),
+                               culprit));
+    }
+  }
+
+  const PeerCudaOptions options_;
+  const PeerGroup& group_;
+  peer::Status& status_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopping_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+/// What Works share with their backend; they may outlive it.
+struct Shared {
+  Shared(Backend& host, const PeerCudaOptions& o)
+      : options(o), group(host, o.rank, o.size, o.device, o.slot_bytes), watch(group, o) {}
+
+  const PeerCudaOptions options;
+  PeerGroup group;
+  Watch watch;
+};
+
+class PeerWork final : public WorkState {
+ public:
+  PeerWork(std::shared_ptr<Shared> shared, std::vector<Event> ends)
+      : shared_(std::move(shared)),
+        ends_(std::move(ends)),
+        deadline_(Deadline::after(shared_->options.timeout)) {}
+
+  bool done() const noexcept override {
+    try {
+      return well_ || std::all_of(ends_.begin(), ends_.end(), [](const Event& e) { return e.done(); });
+    } catch (...) {
+      return true;
+    }
+  }
+
+  void wait() override {
+    if (well_) return;
+    std::optional<Clock::time_point> failed_at;
+    for (unsigned polls = 0; !reached(); ++polls) {
+      if (polls % 64 == 63) look_for_trouble(failed_at);
+      if (polls < 4000)
+        std::this_thread::yield();
+      else
+        std::this_thread::sleep_for(20us);
+    }
+    shared_->watch.check();
+    well_ = true;
+  }
+
+  void wait_on(const Stream& stream) override {
+    for (const Event& e : ends_) stream.wait(e);
+  }
+
+ private:
+  bool reached() const {
+    return std::all_of(ends_.begin(), ends_.end(), [](const Event& e) { return e.done(); });
+  }
+  /// After a failure the kernels leave; those behind somebody else's may take their time.
+  void look_for_trouble(std::optional<Clock::time_point>& failed_at) const {
+    if (!failed_at) {
+      if (shared_->watch.failed()) failed_at = Clock::now();
+      // What has begun has its own deadline; twice the time is for what waits before it.
+      else if (Clock::now() > deadline_at() + shared_->options.timeout)
+        shared_->watch.fail_with(shared_->watch.overdue(peer::collectives));
+    } else if (Clock::now() - *failed_at > 1s) {
+      shared_->watch.check();
+    }
+  }
+  Clock::time_point deadline_at() const { return Clock::now() + deadline_.remaining(); }
+
+  const std::shared_ptr<Shared> shared_;
+  const std::vector<Event> ends_;
+  const Deadline deadline_;
+  std::atomic<bool> well_{false};
+};
+
+bool is_message(const Operation& op) { return op.kind == Collective::send || op.kind == Collective::recv; }
+
+class PeerCuda final : public Backend {
+ public:
+  PeerCuda(std::shared_ptr<Backend> host, const PeerCudaOptions& options)
+      : host_(std::move(host)),
+        options_(options),
+        kernels_(peer_kernels()),
+        memory_(std::make_shared<PeerMemory>(options.device)),
+        shared_(std::make_shared<Shared>(*host_, options)),
+        stream_(Stream::create(options.device, Stream::Priority::high)),
+        message_stream_(Stream::create(options.device, Stream::Priority::high)) {
+    select_peer(
+        {.collective = Collective::all_reduce, .forced = options.algorithm});  // refuses an unknown one
+  }
+  ~PeerCuda() override;
+
+  Work submit(std::span<const Operation> group) override {
+    const std::lock_guard order(submitting_);
+    shared_->watch.check();
+    bool collectives = false;
+    std::vector<Operation> messages;
+    for (const Operation& op : group) {
+      if (is_message(op))
+        messages.push_back(op);
+      else
+        start(op), collectives = true;
+    }
+    if (!messages.empty()) start_messages(messages);
+    std::vector<Event> ends;
+    if (collectives) ends.push_back(stream_.record());
+    if (!messages.empty()) ends.push_back(message_stream_.record());
+    return Work(std::make_shared<PeerWork>(shared_, std::move(ends)));
+  }
+
+  void abort(const std::string& reason) noexcept override {
+    host_->abort(reason);
+    shared_->watch.fail_with(Error(Errc::aborted, reason, options_.rank));
+    if (!said_.exchange(true)) shared_->group.leave(peer::aborted);
+  }
+
+  std::unique_ptr<Backend> split(std::span<const int> members) override {
+    std::shared_ptr<Backend> host = host_->split(members);
+    if (!host) return nullptr;
+    PeerCudaOptions options = options_;
+    options.size = static_cast<int>(members.size());
+    options.rank =
+        static_cast<int>(std::find(members.begin(), members.end(), options_.rank) - members.begin());
+    return peer_cuda_backend(std::move(host), options);
+  }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return memory_->allocate(bytes); }
+  std::string describe() const override {
+    return str("peer_cuda on ", name(options_.device), ", ", seat().layout.blocks, " blocks");
+  }
+
+ private:
+  const peer::Seat& seat() const { return shared_->group.seat(); }
+  PeerReach reach(const Operation& op) const {
+    // Plain addresses mean nothing in another process.
+    if (!shared_->group.one_process()) return {};
+    return {memory_->holds(op.in.data, op.in.bytes()), memory_->holds(op.out.data, op.out.bytes())};
+  }
+
+  void start(const Operation& op) {
+    stream_.wait(op.stream.record());
+    const PeerChoice choice = choose(op, seat(), options_.algorithm);
+    if (reduces(op.kind))
+      kernels_.fold_together(seat(), fold_call(op, seat(), choice, reach(op)), op.in.dtype, op.op.kind,
+                             choice.blocks, choice.threads, stream_);
+    else
+      kernels_.move_together(seat(), move_call(op, seat(), choice, reach(op)), choice.blocks, choice.threads,
+                             stream_);
+  }
+
+  /// The first message to and from every peer in one kernel, then the second ones, and so on.
+  void start_messages(std::vector<Operation>& waiting) {
+    std::size_t most = 0;
+    for (const Operation& op : waiting) {
+      message_stream_.wait(op.stream.record());
+      most = std::max({most, op.in.bytes(), op.out.bytes()});
+    }
+    while (!waiting.empty()) {
+      peer::MessagesCall call{};
+      std::erase_if(waiting, [&](const Operation& op) { return put_in(call, op); });
+      kernels_.messages_together(seat(), call, most < 8 << 10 ? 128 : 512, message_stream_);
+    }
+  }
+  static bool put_in(peer::MessagesCall& call, const Operation& op) {
+    const int peer = op.root;
+    bool& taken = op.kind == Collective::send ? call.sends[peer] : call.recvs[peer];
+    if (taken) return false;
+    taken = true;
+    // Both sides know it as a receive.
+    const std::uint64_t what =
+        static_cast<std::uint64_t>(Collective::recv) |
+        static_cast<std::uint64_t>((op.kind == Collective::send ? op.in.dtype : op.out.dtype)) << 8;
+    if (op.kind == Collective::send) {
+      call.what_to[peer] = what;
+      call.send[peer] = static_cast<const std::byte*>(op.in.data);
+      call.send_bytes[peer] = op.in.bytes();
+    } else {
+      call.what_from[peer] = what;
+      call.recv[peer] = static_cast<std::byte*>(op.out.data);
+      call.recv_bytes[peer] = op.out.bytes();
+    }
+    return true;
+  }
+
+  const std::shared_ptr<Backend> host_;
+  const PeerCudaOptions options_;
+  const PeerKernels& kernels_;
+  const std::shared_ptr<PeerMemory> memory_;
+  const std::shared_ptr<Shared> shared_;
+  const Stream stream_, message_stream_;
+  std::mutex submitting_;
+  std::atomic<bool> said_{false};
+};
+
+// Kernels still in flight leave at once; the peers' learn that nobody will come. Another process's arena may
+// be read until its ranks have come here too: if they do not, it is not given back.
+PeerCuda::~PeerCuda() {
+  shared_->watch.fail_with(
+      Error(Errc::aborted, str("the communicator of rank ", options_.rank, " was destroyed"), options_.rank));
+  if (!said_.exchange(true)) shared_->group.leave(peer::left);
+  try {
+    if (!shared_->group.one_process()) {
+      const Operation op{.kind = Collective::barrier};
+      const Work all = host_->submit({&op, 1});
+      const Deadline deadline = Deadline::after(std::min<Clock::duration>(options_.timeout, 2s));
+      while (!all.done() && !deadline.expired()) std::this_thread::sleep_for(100us);
+      if (!all.done()) shared_->group.keep_arena();
+    }
+    const Event ends[] = {stream_.record(), message_stream_.record()};
+    const Deadline deadline = Deadline::after(5s);
+    for (const Event& e : ends)
+      while (!e.done() && !deadline.expired()) std::this_thread::sleep_for(20us);
+  } catch (const Error&) {  // said by the operation that failed
+    if (!shared_->group.one_process()) shared_->group.keep_arena();
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> peer_cuda_backend(std::shared_ptr<Backend> host, const PeerCudaOptions& options) {
+  return std::make_unique<PeerCuda>(std::move(host), options);
+}
+
+}  // namespace rz

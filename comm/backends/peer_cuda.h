@@ -1,0 +1,32 @@
+#pragma once
+/// Collectives among CUDA devices of one host by kernels of our own: ranks read each other's device memory,
+/// and sum in rank order with the host's bits (comm/combine.h). Ranks may be threads or processes, and share
+/// a card.
+///
+/// A kernel of one rank waits for those of its peers, so all must be able to run at once: its blocks are so
+/// few that all ranks of a card fit on it (PeerGroup). What runs on the card beside them must not wait for
+/// them, as a call does that gives memory back to CUDA while another rank on the same card is in a
+/// collective.
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "comm/backend.h"
+
+namespace rz {
+
+struct PeerCudaOptions {
+  int rank = 0, size = 1;
+  Device device;
+  std::chrono::milliseconds timeout{600'000};  ///< of one operation, from when it begins on the device
+  std::string algorithm;                       ///< forces all_reduce's; empty: select_peer
+  std::size_t slot_bytes = 128 << 10;          ///< that a block moves in one step; the same on every rank
+};
+
+/// `host` carries what the ranks say to each other. Operations run in the order of their submission, messages
+/// in an order of their own; in a stream that is being captured they become a part of its graph.
+/// Work::wait_on() never blocks.
+std::unique_ptr<Backend> peer_cuda_backend(std::shared_ptr<Backend> host, const PeerCudaOptions&);
+
+}  // namespace rz

@@ -1,0 +1,167 @@
+#include "comm/backends/peer_group.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/core/cuda/runtime.h"
+#include "comm/core/error.h"
+#include "comm/transports/random.h"
+#include "comm/transports/roster.h"
+
+namespace rz {
+
+namespace {
+
+using cuda::runtime;
+
+/// Where a rank is.
+struct Home {
+  char machine[160] = {};
+  char card[16] = {};
+  std::uint64_t process = 0;
+  int device = 0, multiprocessors = 0;
+};
+
+/// How its arena is reached.
+struct Access {
+  std::uint64_t owner = 0;  ///< a shared_ptr's address, for ranks of its process
+  cuda::IpcHandle handle{};
+};
+
+template <class T>
+std::vector<T> tell_all(Backend& host, const T& mine, int size) {
+  std::vector<T> all(static_cast<std::size_t>(size));
+  const Operation op{.kind = Collective::all_gather,
+                     .in = ConstBuffer(&mine, sizeof mine, DType::u8),
+                     .out = Buffer(all.data(), sizeof mine * all.size(), DType::u8)};
+  host.submit({&op, 1}).wait();
+  return all;
+}
+
+void meet_on_host(Backend& host) {
+  const Operation op{.kind = Collective::barrier};
+  host.submit({&op, 1}).wait();
+}
+
+std::uint64_t this_process() {
+  static const std::uint64_t number = [] {
+    std::uint64_t n = 0;
+    const JobId bytes = random_id();
+    std::memcpy(&n, bytes.data(), sizeof n);
+    return n;
+  }();
+  return number ^ static_cast<std::uint64_t>(getpid());  // a fork is another process
+}
+
+Home home_of(Device device) {
+  Home home;
+  const std::string machine = machine_id();
+  std::memcpy(home.machine, machine.data(), std::min(machine.size(), sizeof home.machine));
+  cuda::DeviceProperties properties;
+  cuda::check(runtime().get_properties(&properties, device.index), "cudaGetDeviceProperties", device);
+  std::memcpy(home.card, properties.uuid.data(), std::min(properties.uuid.size(), sizeof home.card));
+  home.process = this_process();
+  home.device = device.index;
+  home.multiprocessors = properties.multiprocessors;
+  return home;
+}
+
+bool same_card(const Home& a, const Home& b) { return std::memcmp(a.card, b.card, sizeof a.card) == 0; }
+
+/// How many blocks of every rank can be on its card at once: a collective's kernel has at most one block for
+/// each multiprocessor that the rank would have alone if ranks shared their card evenly. A multiprocessor
+/// holds two such blocks (__launch_bounds__(512, 2)), so that there is room for the kernel of messages beside
+/// it.
+int blocks_for_all(const std::vector<Home>& homes) {
+  int blocks = peer::most_blocks;
+  for (const Home& h : homes) {
+    const auto sharing = std::count_if(homes.begin(), homes.end(), [&](auto& o) { return same_card(h, o); });
+    blocks = std::min(blocks, h.multiprocessors / static_cast<int>(sharing));
+  }
+  return std::max(blocks, 1);
+}
+
+void reach(Device device, int rank, const Home& peer, int peer_rank) {
+  if (peer.device == device.index) return;
+  bool can = false;
+  cuda::check(runtime().can_access_peer(&can, device.index, peer.device), "cudaDeviceCanAccessPeer", device);
+  require(can, Errc::unsupported, "rank ", rank, " on ", name(device), " cannot reach the memory of rank ",
+          peer_rank, " on cuda:", peer.device, "; use the backend 'nccl' or 'ring'");
+  const cuda::DeviceGuard guard(device);
+  cuda::check(runtime().enable_peer_access(peer.device), "cudaDeviceEnablePeerAccess", device);
+}
+
+/// Memory of another process; closed with the last copy.
+std::shared_ptr<std::byte> open_ipc(const cuda::IpcHandle& handle, Device device) {
+  const cuda::DeviceGuard guard(device);
+  void* base = nullptr;
+  cuda::check(runtime().ipc_open_handle(&base, handle), "cudaIpcOpenMemHandle", device);
+  return {static_cast<std::byte*>(base), [](std::byte* p) { runtime().ipc_close(p); }};
+}
+
+}  // namespace
+
+PeerGroup::PeerGroup(Backend& host, int rank, int size, Device device, std::size_t slot_bytes)
+    : device_(device), status_(allocate_pinned(sizeof(peer::Status))), control_(Stream::create(device)) {
+  require(size <= peer::most_ranks, Errc::unsupported, "the backend 'peer_cuda' serves at most ",
+          peer::most_ranks, " ranks, not ", size, "; use 'nccl' or 'ring'");
+  const Home mine = home_of(device);
+  const std::vector<Home> homes = tell_all(host, mine, size);
+  for (int r = 0; r < size; ++r) {
+    const Home& h = homes[static_cast<std::size_t>(r)];
+    if (std::memcmp(h.machine, mine.machine, sizeof h.machine) != 0)
+      throw Error(Errc::unsupported,
+                  str("rank ", rank, ": rank ", r,
+                      " is on another host, and the backend 'peer_cuda' is for one; use 'nccl' or 'ring'"),
+                  r);
+    one_process_ = one_process_ && h.process == mine.process;
+    if (h.process == mine.process) reach(device, rank, h, r);
+  }
+  std::memset(status_.get(), 0, sizeof(peer::Status));
+  seat_ = {.rank = rank,
+           .size = size,
+           .layout = {.size = size,
+                      .blocks = blocks_for_all(homes),
+                      .slot_bytes = (slot_bytes + 255) / 256 * 256,
+                      .message_bytes = std::min<std::size_t>((slot_bytes + 255) / 256 * 256, 64 << 10)},
+           .status = reinterpret_cast<peer::Status*>(status_.get())};
+  const auto arena = allocate_on(device, seat_.layout.bytes());
+  set_bytes(arena.get(), 0, seat_.layout.slots(), control_);
+  control_.synchronize();
+
+  Access access{.owner = reinterpret_cast<std::uint64_t>(&arena)};
+  if (!one_process_) {
+    const cuda::DeviceGuard guard(device);
+    cuda::check(runtime().ipc_get_handle(&access.handle, arena.get()), "cudaIpcGetMemHandle", device);
+  }
+  const std::vector<Access> all = tell_all(host, access, size);
+  for (int r = 0; r < size; ++r) {
+    const auto i = static_cast<std::size_t>(r);
+    arenas_.push_back(homes[i].process == mine.process
+                          ? *reinterpret_cast<const std::shared_ptr<std::byte>*>(all[i].owner)
+                          : open_ipc(all[i].handle, device));
+    seat_.arenas[i] = arenas_.back().get();
+  }
+  meet_on_host(host);  // until then everybody's `arena` must be there
+}
+
+PeerGroup::~PeerGroup() = default;
+
+void PeerGroup::leave(peer::Leaving how) noexcept {
+  try {
+    for (int r = 0; r < seat_.size; ++r) {
+      if (r == seat_.rank) continue;
+      auto* const gone = &reinterpret_cast<peer::Counters*>(seat_.arenas[r])->gone[seat_.rank];
+      copy_bytes(gone, &how, sizeof how, control_);
+    }
+  } catch (const Error&) {  // a device that has failed; the peers' deadlines remain
+  }
+}
+
+void PeerGroup::keep_arena() noexcept {
+  static_cast<void>(new std::shared_ptr<std::byte>(arenas_[static_cast<std::size_t>(seat_.rank)]));
+}
+
+}  // namespace rz

@@ -1,0 +1,78 @@
+#include "comm/backends/peer_memory.h"
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+
+#include "comm/core/memory.h"
+
+namespace rz {
+
+namespace {
+constexpr std::size_t alignment = 256, least_slab = std::size_t{2} << 20;
+
+bool inside(const std::byte* begin, std::size_t whole, const void* at, std::size_t bytes) {
+  const std::less_equal<const std::byte*> up_to;
+  const auto* const p = static_cast<const std::byte*>(at);
+  return up_to(begin, p) && up_to(p, begin + whole) && bytes <= static_cast<std::size_t>(begin + whole - p);
+}
+}  // namespace
+
+struct PeerMemory::Block {
+  std::shared_ptr<PeerMemory> memory;
+  std::byte* at;
+  std::size_t bytes;
+  ~Block() { memory->give_back(at, bytes); }
+};
+
+std::shared_ptr<std::byte> PeerMemory::allocate(std::size_t bytes) {
+  const std::size_t need = (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
+  std::byte* at = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    for (Slab& slab : slabs_)
+      if (!at) at = cut(slab, need);
+    if (!at) {
+      const std::size_t whole = std::max(need, least_slab);
+      slabs_.push_back({allocate_on(device_, whole), whole, {{0, whole}}});
+      at = cut(slabs_.back(), need);
+    }
+  }
+  const auto block = std::shared_ptr<Block>(new Block{shared_from_this(), at, need});
+  set_bytes(at, 0, need, stream_);
+  stream_.synchronize();
+  return {block, at};
+}
+
+/// The smallest gap that is large enough.
+std::byte* PeerMemory::cut(Slab& slab, std::size_t bytes) {
+  auto best = slab.free.end();
+  for (auto it = slab.free.begin(); it != slab.free.end(); ++it)
+    if (it->second >= bytes && (best == slab.free.end() || it->second < best->second)) best = it;
+  if (best == slab.free.end()) return nullptr;
+  const auto [offset, size] = *best;
+  slab.free.erase(best);
+  if (size > bytes) slab.free[offset + bytes] = size - bytes;
+  return slab.memory.get() + offset;
+}
+
+void PeerMemory::give_back(const std::byte* at, std::size_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto slab = std::find_if(slabs_.begin(), slabs_.end(),
+                                 [&](const Slab& s) { return inside(s.memory.get(), s.bytes, at, bytes); });
+  auto& free = slab->free;
+  auto it = free.emplace(static_cast<std::size_t>(at - slab->memory.get()), bytes).first;
+  if (const auto next = std::next(it); next != free.end() && it->first + it->second == next->first)
+    it->second += next->second, free.erase(next);
+  if (it == free.begin()) return;
+  if (const auto previous = std::prev(it); previous->first + previous->second == it->first)
+    previous->second += it->second, free.erase(it);
+}
+
+bool PeerMemory::holds(const void* at, std::size_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(slabs_.begin(), slabs_.end(),
+                     [&](const Slab& s) { return inside(s.memory.get(), s.bytes, at, bytes); });
+}
+
+}  // namespace rz

@@ -1,0 +1,40 @@
+#pragma once
+/// Device memory that peers read where it lies: cut from slabs that live as long as their last user, since
+/// giving memory back to CUDA waits for kernels, which may wait for other ranks. Thread-safe.
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "comm/core/stream.h"
+#include "comm/core/types.h"
+
+namespace rz {
+
+class PeerMemory : public std::enable_shared_from_this<PeerMemory> {
+ public:
+  explicit PeerMemory(Device device) : device_(device), stream_(Stream::create(device)) {}
+  /// Zeroed, aligned to 256 bytes; may outlive everybody else. Errc::system states need and have.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  /// Whether all of it lies in a slab.
+  bool holds(const void* at, std::size_t bytes) const;
+
+ private:
+  struct Block;
+  struct Slab {
+    std::shared_ptr<std::byte> memory;
+    std::size_t bytes;
+    std::map<std::size_t, std::size_t> free;  ///< offset, size
+  };
+  std::byte* cut(Slab&, std::size_t bytes);
+  void give_back(const std::byte* at, std::size_t bytes) noexcept;
+
+  const Device device_;
+  const Stream stream_;
+  mutable std::mutex mutex_;
+  std::vector<Slab> slabs_;
+};
+
+}  // namespace rz

@@ -1,0 +1,129 @@
+#pragma once
+/// What the host tells the kernels that ranks run together, and the memory in which these meet: plain data,
+/// the same for g++ and nvcc.
+///
+/// Every rank has an arena in its device's memory, which its peers reach. Block b of a kernel talks to the
+/// blocks b of its peers alone. A collective is a row of steps: a block offers each peer some memory (by a
+/// letter in the peer's arena), waits for the letters of all peers, and reads what they offer. Letters and
+/// slots are double: whoever is at step k + 2 has seen everybody at step k + 1, so nobody reads what was
+/// offered at step k any more. That makes exit barriers needless, but where a peer reads memory of the caller
+/// (zero copy): then the call ends with one empty step. Steps are counted on the device, so that a captured
+/// graph can be replayed.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/core/math.h"
+#include "comm/core/types.h"
+
+namespace rz::peer {
+
+inline constexpr int most_ranks = 16, most_blocks = 64, message_blocks = 2, lanes = 2;
+enum LaneOf : int { collectives = 0, messages = 1 };
+
+/// 32 bytes, written by a peer. `source` is an offset in the writer's arena, or an address.
+struct Letter {
+  std::uint64_t step;  ///< written last: this letter belongs to step `step - 1`
+  std::uint64_t what, count, source;
+};
+inline constexpr std::uint64_t in_arena = std::uint64_t{1} << 63;
+inline constexpr std::uint64_t more_to_come = std::uint64_t{1} << 63;  ///< in `what`
+
+/// The first page of an arena.
+struct Counters {
+  std::uint64_t steps[most_blocks];  ///< of this rank's blocks
+  std::uint64_t sent[most_ranks][message_blocks], received[most_ranks][message_blocks];  ///< chunks
+  std::uint64_t taken[most_ranks][message_blocks];  ///< written by peers: chunks of ours that they have read
+  std::uint32_t gone[most_ranks];                   ///< written by peers that leave: a Leaving
+  std::uint64_t calls[lanes];
+  std::uint32_t finished[lanes];  ///< blocks of the call that runs
+  std::uint32_t broken;
+};
+enum Leaving : std::uint32_t { stays = 0, left = 1, aborted = 2 };
+
+/// Pinned memory: how the kernels of one rank and its host talk.
+struct Status {
+  std::uint32_t stop;                         ///< the host's: kernels leave at once
+  std::uint32_t trouble;                      ///< a Trouble, written after the rest
+  std::uint32_t culprit;                      ///< a rank
+  std::uint64_t own[2], theirs[2];            ///< what and count of calls that differ
+  std::uint64_t entered[lanes], left[lanes];  ///< calls
+  std::uint32_t waits_for[lanes][most_ranks];
+};
+enum Trouble : std::uint32_t { none = 0, mismatch = 1, peer_left = 2, peer_aborted = 3 };
+
+/// Where things lie in an arena; the same on every rank.
+struct Layout {
+  int size, blocks;
+  std::size_t slot_bytes, message_bytes;  ///< multiples of 256 bytes
+
+  RZ_HOST_DEVICE std::size_t letters() const { return 4096; }
+  RZ_HOST_DEVICE std::size_t letter(int block, std::uint64_t step, int from) const {
+    return letters() + ((static_cast<std::size_t>(block) * 2 + step % 2) * size + from) * sizeof(Letter);
+  }
+  /// Of the lane of messages.
+  RZ_HOST_DEVICE std::size_t note(int block, std::uint64_t chunk, int from) const {
+    return letter(blocks + block, chunk, from);
+  }
+  RZ_HOST_DEVICE std::size_t slots() const {
+    return (letter(blocks + message_blocks, 0, 0) + 4095) / 4096 * 4096;
+  }
+  RZ_HOST_DEVICE std::size_t slot(int block, std::uint64_t step) const {
+    return slots() + (static_cast<std::size_t>(block) * 2 + step % 2) * slot_bytes;
+  }
+  RZ_HOST_DEVICE std::size_t message(int to, int block, std::uint64_t chunk) const {
+    return slot(blocks, 0) +
+           ((static_cast<std::size_t>(to) * message_blocks + block) * 2 + chunk % 2) * message_bytes;
+  }
+  RZ_HOST_DEVICE std::size_t bytes() const { return message(size, 0, 0); }
+};
+static_assert(sizeof(Counters) <= 4096);
+
+struct Seat {
+  int rank, size;
+  Layout layout;
+  std::byte* arenas[most_ranks];  ///< as this rank's device reaches them
+  Status* status;
+};
+
+/// all_reduce, reduce_scatter and reduce. The buffer has `parts` parts of `part` elements (the last ones may
+/// be shorter); a block has the same `stripe` of each part, and moves `piece` elements of it in a step.
+/// `stripe` and `piece` are multiples of 16 bytes.
+struct FoldCall {
+  std::uint64_t what, signature_count;
+  const void* in;
+  void* out;
+  std::size_t count, part, stripe, piece;
+  int parts, divisor;
+  bool here;                   ///< this rank wants the result
+  bool gathers;                ///< then every part's result goes to everybody
+  bool scatters;               ///< part r goes to rank r, and `out` is that part alone
+  bool scales;                 ///< by `factor`, before
+  bool direct_in, direct_out;  ///< peers read the caller's memory
+  bool last_step;              ///< an empty step at the end, since some rank may be direct
+  double factor;
+};
+
+/// Everything that moves bytes as they are: to each peer its range of `in`, from each peer to a range of
+/// `out`.
+struct MoveCall {
+  std::uint64_t what;
+  std::uint64_t count_to[most_ranks], count_from[most_ranks];  ///< for the signature
+  const std::byte* in;
+  std::byte* out;
+  std::size_t send_at[most_ranks], send_bytes[most_ranks], recv_at[most_ranks], recv_bytes[most_ranks];
+  std::size_t piece;  ///< bytes a peer and step, a multiple of 16
+  bool same;          ///< all peers get the same range (or nothing)
+  bool direct, last_step;
+};
+
+/// At most one message to and one from each peer.
+struct MessagesCall {
+  std::uint64_t what_to[most_ranks], what_from[most_ranks];
+  const std::byte* send[most_ranks];
+  std::byte* recv[most_ranks];
+  std::size_t send_bytes[most_ranks], recv_bytes[most_ranks];
+  bool sends[most_ranks], recvs[most_ranks];
+};
+
+}  // namespace rz::peer
