@@ -43,8 +43,7 @@ std::vector<std::string> candidates() {
   const std::string folders = RZ_MPI_PLUGIN_FOLDERS;  // separated by ':'
   for (std::size_t at = 0; !own.empty() && at <= folders.size();) {
     const auto colon = std::min(folders.find(':', at), folders.size());
-    const fs::path file =
-        (own / folders.substr(at, colon - at) / RZ_MPI_PLUGIN_FILE).lexically_normal();
+    const fs::path file = (own / folders.substr(at, colon - at) / RZ_MPI_PLUGIN_FILE).lexically_normal();
     if (fs::exists(file, ignored)) all.push_back(file.string());
     at = colon + 1;
   }

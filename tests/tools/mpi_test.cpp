@@ -39,7 +39,9 @@ class Folder {
   std::string path_;
 };
 
-bool finds(const std::string& program) { return Program({"sh", "-c", "command -v " + program}).wait() == 0; }
+[[maybe_unused]] bool finds(const std::string& program) {
+  return Program({"sh", "-c", "command -v " + program}).wait() == 0;
+}
 
 std::string why_not() {
 #ifndef RZ_MPIRUN
