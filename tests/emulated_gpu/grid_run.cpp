@@ -202,19 +202,35 @@ void GridRun::begin_block() {
   in_block_ = true;
 }
 
+/// A turn for every thread of a warp that can run. True if one of them did more than wait for memory.
+bool GridRun::run_warp(std::size_t first, bool backwards) {
+  bool progress = false;
+  const std::size_t lanes = block_->lanes(first);
+  for (std::size_t i = 0; i < lanes; ++i) {
+    Thread& t = block_->threads[first + (backwards ? lanes - 1 - i : i)];
+    if (t.state != Thread::ready && t.state != Thread::spinning) continue;
+    thread = &t;
+    thread_index = t.index;
+    t.fiber->resume();
+    progress |= t.state != Thread::spinning;
+  }
+  return progress;
+}
+
+/// By the seed, warps take turns from one exchange to the next, or each runs as far as it can without the
+/// others.
 GridRun::Progress GridRun::run_block() {
   std::vector<Thread>& threads = block_->threads;
-  const std::size_t n = threads.size(), first = seed_ % n / warp * warp;
-  const bool backwards = seed_ & 1;
+  const std::size_t warps_here = (threads.size() + warp - 1) / warp, begin = seed_ / 4 % warps_here;
+  const bool backwards = seed_ & 1, drift = seed_ & 2;
   for (;;) {
     bool progress = false;
-    for (std::size_t i = 0; i < n; ++i) {
-      Thread& t = threads[((backwards ? n - 1 - i : i) + first) % n];
-      if (t.state != Thread::ready && t.state != Thread::spinning) continue;
-      thread = &t;
-      thread_index = t.index;
-      t.fiber->resume();
-      progress |= t.state != Thread::spinning;
+    for (std::size_t w = 0; w < warps_here; ++w) {
+      const std::size_t first = ((backwards ? warps_here - 1 - w : w) + begin) % warps_here * warp;
+      while (run_warp(first, backwards)) {
+        progress = true;
+        if (!drift || !block_->release_warps()) break;
+      }
     }
     if (block_->all(Thread::done)) return Progress::done;
     const bool warps = block_->release_warps(), barrier = block_->release_barrier();

@@ -38,6 +38,7 @@ class GridRun {
   friend class Exchange;
   friend struct Kernel;
   void begin_block();
+  bool run_warp(std::size_t first, bool backwards);
   Progress run_block();
   void end_block();
 

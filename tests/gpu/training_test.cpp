@@ -1,0 +1,48 @@
+// GPT-2 trained on devices: PyTorch's course in float64 for every strategy and number of ranks, and the same
+// bits whatever the schedule.
+
+#include "comm/core/cuda/runtime.h"
+#include "tests/gpu/on_device.h"
+#include "tests/support/train_tiny.h"
+
+namespace rz::test {
+namespace {
+
+using Setting = std::tuple<std::string, int, StrategyKind>;
+
+/// Ranks are threads, each on a device of its own as far as there are enough.
+std::function<void(TinyRun&)> on_devices(const std::string& backend) {
+  return [backend](TinyRun& run) {
+    run.comm = [backend](int rank) {
+      CommOptions o;
+      o.backend = backend;
+      o.device = {Device::cuda, rank % cuda::device_count()};
+      o.timeout = std::chrono::seconds(60);
+      return o;
+    };
+  };
+}
+
+class Training : public OnDevice, public testing::WithParamInterface<Setting> {};
+
+TEST_P(Training, FollowsPyTorchInFloat64) {
+  const auto& [backend, ranks, kind] = GetParam();
+  const TinyCase c = tiny_case("tiny");
+  const std::int64_t steps = emulated_device ? 3 : c.steps;  // a second each there
+  expect_close(train_tiny("tiny", ranks, kind, steps, on_devices(backend)), c.loss, c.grad_norm);
+}
+
+std::string setting_name(const testing::TestParamInfo<Setting>& info) {
+  return str(std::get<0>(info.param), "_ranks", std::get<1>(info.param), "_", name(std::get<2>(info.param)));
+}
+INSTANTIATE_TEST_SUITE_P(Peers, Training,
+                         testing::Combine(testing::Values("peer_cuda"), testing::Values(1, 2, 4),
+                                          testing::ValuesIn(strategies)),
+                         setting_name);
+INSTANTIATE_TEST_SUITE_P(Staged, Training,
+                         testing::Combine(testing::Values("ring"), testing::Values(2),
+                                          testing::Values(StrategyKind::ddp, StrategyKind::zero3)),
+                         setting_name);
+
+}  // namespace
+}  // namespace rz::test
