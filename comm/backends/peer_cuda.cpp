@@ -236,10 +236,11 @@ class PeerCuda final : public Backend {
       else
         start(op), collectives = true;
     }
-    if (!messages.empty()) start_messages(messages);
     std::vector<Event> ends;
     if (collectives) ends.push_back(stream_.record());
-    if (!messages.empty()) ends.push_back(message_stream_.record());
+    const bool any_message = !messages.empty();
+    start_messages(std::move(messages));
+    if (any_message) ends.push_back(message_stream_.record());
     return Work(std::make_shared<PeerWork>(shared_, std::move(ends)));
   }
 
@@ -283,7 +284,7 @@ class PeerCuda final : public Backend {
   }
 
   /// The first message to and from every peer in one kernel, then the second ones, and so on.
-  void start_messages(std::vector<Operation>& waiting) {
+  void start_messages(std::vector<Operation> waiting) {
     std::size_t most = 0;
     for (const Operation& op : waiting) {
       message_stream_.wait(op.stream.record());
