@@ -49,7 +49,11 @@ class PeerCuda : public OnDevice {
                                             .slot_bytes = setup.slot_bytes});
       Communicator comm =
           Communicator::over(rank, setup.size, paired_backend(host, std::move(peers)), options);
-      f(comm, Stream::create(options.device));
+      const Stream stream = Stream::create(options.device);
+      if constexpr (std::is_invocable_v<F, Communicator&, const Stream&, Backend&>)
+        f(comm, stream, *host);
+      else
+        f(comm, stream);
     });
   }
 };
@@ -250,6 +254,7 @@ TEST_F(PeerCuda, AMessageThatNobodyTakesNamesItsPeer) {
     if (comm.rank() == 0) {
       const Error e = error_of([&] { comm.recv(x.on(s), 1, s).wait(); });
       EXPECT_EQ(e.code(), Errc::timeout) << e.what();
+      EXPECT_EQ(e.culprit(), 1) << e.what();
       s.synchronize();
     }
     comm.barrier().wait();
@@ -268,6 +273,24 @@ TEST_F(PeerCuda, AbortEndsEveryRank) {
     EXPECT_EQ(e.code(), Errc::aborted) << e.what();
     EXPECT_EQ(e.culprit(), 2) << e.what();
     EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+    s.synchronize();
+  });
+}
+
+// What a process that dies leaves behind: only the host's backend knows.
+TEST_F(PeerCuda, WhatTheHostLearnsEndsTheKernels) {
+  on_ranks({.size = 2}, [&](Communicator& comm, const Stream& s, Backend& host) {
+    if (comm.rank() == 1) {
+      host.abort("gone");
+      std::promise<void>().get_future().wait_for(500ms);  // and says nothing on the device
+      return;
+    }
+    const Floats x(comm.allocate(400), 100, 0);
+    const auto begin = std::chrono::steady_clock::now();
+    const Error e = error_of([&] { comm.all_reduce(x.on(s), ReduceOp::sum, s).wait(); });
+    EXPECT_EQ(e.code(), Errc::aborted) << e.what();
+    EXPECT_EQ(e.culprit(), 1);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 450ms);
     s.synchronize();
   });
 }
