@@ -19,6 +19,9 @@ class Backend {
   /// Ends every operation in flight, here and on the other ranks, with Errc::aborted. Any thread, idempotent,
   /// bounded.
   virtual void abort(const std::string& reason) noexcept = 0;
+  /// Throws what has broken the group, if this rank can know of anything; never blocks. For who waits for
+  /// peers by other means than Work::wait().
+  virtual void check() {}
   /// A backend for the given ranks of this one, in their new order; each of them calls it, with the same
   /// list, and no other rank does. None where ranks have to meet in a store for that.
   virtual std::unique_ptr<Backend> split(std::span<const int> /*members*/) { return nullptr; }

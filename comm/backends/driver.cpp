@@ -142,6 +142,24 @@ void Driver::abort(const std::string& reason) noexcept {
   work_arrived_.notify_one();
 }
 
+void Driver::check() {
+  std::unique_lock lock(mutex_);
+  if (!failure_ && !driven_ && !stopping_ && transport_) {
+    driven_ = true;
+    lock.unlock();
+    try {
+      transport_->progress();
+    } catch (...) {
+      poison(std::current_exception());
+    }
+    lock.lock();
+    driven_ = false;
+    if (waiters_ > 0 || stopping_) changed_.notify_all();
+    if (unfinished_ > 0) work_arrived_.notify_one();
+  }
+  if (failure_) std::rethrow_exception(failure_);
+}
+
 void Driver::stop() noexcept {
   {
     const std::lock_guard lock(mutex_);

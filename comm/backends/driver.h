@@ -35,6 +35,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::shared_ptr<Job> submit(std::span<const Operation> group);
   void wait(Job&);
   void abort(const std::string& reason) noexcept;
+  /// Throws the failure that poisoned the group, if there is one; looks for it if nobody drives. Never waits.
+  void check();
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   std::string describe() const;
 

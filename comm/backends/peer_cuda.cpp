@@ -39,8 +39,8 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 /// kernel of this rank waits for anything.
 class Watch {
  public:
-  Watch(const PeerGroup& group, const PeerCudaOptions& options)
-      : options_(options), group_(group), status_(group.status()), thread_([this] { run(); }) {}
+  Watch(const std::shared_ptr<Backend>& host, const PeerGroup& group, const PeerCudaOptions& options)
+      : options_(options), host_(host), status_(group.status()), thread_([this] { run(); }) {}
   ~Watch() {
     {
       const std::lock_guard lock(mutex_);
@@ -52,7 +52,8 @@ class Watch {
 
   void check() {
     look();
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    decided_.wait_for(lock, 2s, [&] { return !deciding_; });
     if (failure_) std::rethrow_exception(failure_);
   }
   bool failed() noexcept {
@@ -68,18 +69,24 @@ class Watch {
     if (!failure_) failure_ = std::make_exception_ptr(error);
     put(status_.stop, std::uint32_t{1});
   }
-  /// Names the rank that a kernel waits for.
-  Error overdue(int lane) const {
-    int culprit = -1;
-    for (int r = options_.size - 1; r >= 0; --r)
-      if (r != options_.rank && seen(status_.waits_for[lane][r])) culprit = r;
-    return Error(Errc::timeout,
-                 str(lane == peer::messages ? "a message" : "a collective", " on ", name(options_.device),
-                     " did not end within ", seconds(options_.timeout), " s on rank ", options_.rank, ": ",
-                     culprit < 0 ? std::string("no rank is missing, so work before it in the stream is late")
-                                 : str("rank ", culprit, " did not come to it"),
-                     "; a rank may be stuck, or slower than the timeout allows"),
-                 culprit);
+  /// Stops the kernels, which then say for whom they wait, and blames that rank.
+  void time_out(int lane) noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_ || deciding_) return;
+      deciding_ = true;
+      put(status_.stop, std::uint32_t{1});
+    }
+    const Deadline deadline = Deadline::after(1s);
+    while (seen(status_.left[lane]) != seen(status_.entered[lane]) && !deadline.expired())
+      std::this_thread::sleep_for(100us);
+    look();  // it may have been something else
+    fail_with(overdue(lane));
+    {
+      const std::lock_guard lock(mutex_);
+      deciding_ = false;
+    }
+    decided_.notify_all();
   }
 
  private:
@@ -107,7 +114,31 @@ class Watch {
       lane = {entered, Clock::now()};
       return;
     }
-    if (Clock::now() - lane.since >= options_.timeout && !seen(status_.stop)) fail_with(overdue(i));
+    ask_host();
+    if (Clock::now() - lane.since >= options_.timeout && !seen(status_.stop)) time_out(i);
+  }
+
+  /// Names the rank that a kernel waits for.
+  Error overdue(int lane) const {
+    int culprit = -1;
+    for (int r = options_.size - 1; r >= 0; --r)
+      if (r != options_.rank && seen(status_.waits_for[lane][r])) culprit = r;
+    return Error(Errc::timeout,
+                 str(lane == peer::messages ? "a message" : "a collective", " on ", name(options_.device),
+                     " did not end within ", seconds(options_.timeout), " s on rank ", options_.rank, ": ",
+                     culprit < 0 ? std::string("no rank is missing, so work before it in the stream is late")
+                                 : str("rank ", culprit, " did not come to it"),
+                     "; a rank may be stuck, or slower than the timeout allows"),
+                 culprit);
+  }
+
+  /// A rank that has died or aborted is known to the backend of host memory.
+  void ask_host() noexcept {
+    try {
+      if (const auto host = host_.lock()) host->check();
+    } catch (const Error& e) {
+      fail_with(e);
+    }
   }
 
   /// What the kernels have found.
@@ -133,19 +164,19 @@ class Watch {
   }
 
   const PeerCudaOptions options_;
-  const PeerGroup& group_;
+  const std::weak_ptr<Backend> host_;  // Works keep this alive, but no host backend
   peer::Status& status_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  bool stopping_ = false;
+  std::condition_variable changed_, decided_;
+  bool stopping_ = false, deciding_ = false;
   std::exception_ptr failure_;
   std::thread thread_;
 };
 
 /// What Works share with their backend; they may outlive it.
 struct Shared {
-  Shared(Backend& host, const PeerCudaOptions& o)
-      : options(o), group(host, o.rank, o.size, o.device, o.slot_bytes), watch(group, o) {}
+  Shared(const std::shared_ptr<Backend>& host, const PeerCudaOptions& o)
+      : options(o), group(*host, o.rank, o.size, o.device, o.slot_bytes), watch(host, group, o) {}
 
   const PeerCudaOptions options;
   PeerGroup group;
@@ -154,10 +185,11 @@ struct Shared {
 
 class PeerWork final : public WorkState {
  public:
-  PeerWork(std::shared_ptr<Shared> shared, std::vector<Event> ends)
+  PeerWork(std::shared_ptr<Shared> shared, std::vector<Event> ends, int lane)
       : shared_(std::move(shared)),
         ends_(std::move(ends)),
-        deadline_(Deadline::after(shared_->options.timeout)) {}
+        lane_(lane),
+        latest_(Clock::now() + 2 * shared_->options.timeout) {}
 
   bool done() const noexcept override {
     try {
@@ -194,17 +226,17 @@ class PeerWork final : public WorkState {
     if (!failed_at) {
       if (shared_->watch.failed()) failed_at = Clock::now();
       // What has begun has its own deadline; twice the time is for what waits before it.
-      else if (Clock::now() > deadline_at() + shared_->options.timeout)
-        shared_->watch.fail_with(shared_->watch.overdue(peer::collectives));
+      else if (Clock::now() > latest_)
+        shared_->watch.time_out(lane_);
     } else if (Clock::now() - *failed_at > 1s) {
       shared_->watch.check();
     }
   }
-  Clock::time_point deadline_at() const { return Clock::now() + deadline_.remaining(); }
 
   const std::shared_ptr<Shared> shared_;
   const std::vector<Event> ends_;
-  const Deadline deadline_;
+  const int lane_;
+  const Clock::time_point latest_;
   std::atomic<bool> well_{false};
 };
 
@@ -217,7 +249,7 @@ class PeerCuda final : public Backend {
         options_(options),
         kernels_(peer_kernels()),
         memory_(std::make_shared<PeerMemory>(options.device)),
-        shared_(std::make_shared<Shared>(*host_, options)),
+        shared_(std::make_shared<Shared>(host_, options)),
         stream_(Stream::create(options.device, Stream::Priority::high)),
         message_stream_(Stream::create(options.device, Stream::Priority::high)) {
     select_peer(
@@ -236,11 +268,13 @@ class PeerCuda final : public Backend {
       else
         start(op), collectives = true;
     }
-    if (!messages.empty()) start_messages(messages);
     std::vector<Event> ends;
     if (collectives) ends.push_back(stream_.record());
-    if (!messages.empty()) ends.push_back(message_stream_.record());
-    return Work(std::make_shared<PeerWork>(shared_, std::move(ends)));
+    const bool any_message = !messages.empty();
+    start_messages(std::move(messages));
+    if (any_message) ends.push_back(message_stream_.record());
+    return Work(std::make_shared<PeerWork>(shared_, std::move(ends),
+                                           collectives ? peer::collectives : peer::messages));
   }
 
   void abort(const std::string& reason) noexcept override {
@@ -283,7 +317,7 @@ class PeerCuda final : public Backend {
   }
 
   /// The first message to and from every peer in one kernel, then the second ones, and so on.
-  void start_messages(std::vector<Operation>& waiting) {
+  void start_messages(std::vector<Operation> waiting) {
     std::size_t most = 0;
     for (const Operation& op : waiting) {
       message_stream_.wait(op.stream.record());

@@ -13,6 +13,7 @@ class Scheduled final : public Backend {
 
   Work submit(std::span<const Operation> group) override { return Work(driver_->submit(group)); }
   void abort(const std::string& reason) noexcept override { driver_->abort(reason); }
+  void check() override { driver_->check(); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return driver_->allocate(bytes); }
   std::string describe() const override { return driver_->describe(); }
 

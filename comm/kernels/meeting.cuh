@@ -94,7 +94,7 @@ __device__ inline void report(const Seat& seat, Trouble trouble, int culprit, st
 /// What a thread that waits for a peer looks at now and then. False: leave.
 __device__ inline bool go_on(const Seat& seat, int lane, int peer, unsigned turn) {
   if (turn % 64 != 0) return true;
-  if (turn % 256 == 0) store_release(&seat.status->waits_for[lane][peer], 1u);
+  if (turn == 256 || turn % 4096 == 0) store_release(&seat.status->waits_for[lane][peer], 1u);
   const std::uint32_t leaving = load_acquire(&own(seat).gone[peer]);
   if (leaving != stays) report(seat, leaving == left ? peer_left : peer_aborted, peer);
   const bool stop = load_acquire(&seat.status->stop) != 0;

@@ -117,7 +117,9 @@ __global__ void __launch_bounds__(512, 2)
       __syncthreads();
     }
     __syncthreads();
-    if (block.failed != 0) break;
+    const bool failed = block.failed != 0;
+    __syncthreads();  // nobody writes it before all have read it
+    if (failed) break;
     turn = moved ? 1 : turn + 1;
     if (!moved && open) rest(turn);
   }
