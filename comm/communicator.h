@@ -108,7 +108,8 @@ class Communicator {
   std::optional<Communicator> split(std::optional<int> color, int key);
 
   /// Memory that peers on this host read where it lies, so that collectives on it copy nothing; aligned to
-  /// 256 bytes, zeroed. It may outlive the communicator. Errc::system states need and have.
+  /// 256 bytes, zeroed. It may outlive the communicator. Device memory must not be given back (its last copy
+  /// end) while work in a stream still uses it. Errc::system states need and have.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   template <class T>
   std::shared_ptr<T> allocate_array(std::size_t count) {

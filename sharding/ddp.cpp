@@ -48,7 +48,8 @@ void Ddp::forget_gradients() {
   rebuild_ = Rebuild::done;
   std::vector<std::int32_t> order(ready_order_.begin(), ready_order_.end());
   communicator().broadcast(Buffer(order.data(), order.size()), 0).wait();
-  gradients_.clear();  // before new memory is taken
+  stream().synchronize();  // the update that read them
+  gradients_.clear();      // before new memory is taken
   change_layout(
       plan_member_buckets(members(), bucket_options(), std::vector<int>(order.begin(), order.end())));
   values_.place(layout(), stream());

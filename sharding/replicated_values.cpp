@@ -34,6 +34,7 @@ void ReplicatedValues::place(const BucketLayout& layout, const Stream& stream) {
     if (p.value.defined()) copy_bytes(value.raw(), p.value.raw(), value.bytes(), stream);
     p.value = value;
   }
+  stream.synchronize();  // what was copied goes now
   buckets_ = std::move(buckets);
 }
 

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <thread>
 #include <utility>
 
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/core/memory.h"
 #include "sharding/ddp.h"
@@ -270,7 +272,16 @@ void Strategy::change_layout(BucketLayout layout) {
 }
 
 void Strategy::abandon() noexcept {
-  if (state_ != State::reducing) return;
+  if (state_ == State::reducing) abort_reductions();
+  try {  // a device may still use the memory that goes now; a hung one is not waited for
+    const Deadline deadline = Deadline::after(std::chrono::seconds(5));
+    const Event last = stream_.record();
+    while (!last.done() && !deadline.expired()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  } catch (const std::exception&) {  // it has failed: it uses nothing any more
+  }
+}
+
+void Strategy::abort_reductions() noexcept {
   communicator_.abort("a strategy was destroyed between begin_backward() and finish_gradients()");
   try {
     scheduler_->reset();

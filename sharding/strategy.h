@@ -173,7 +173,8 @@ class Strategy {
   virtual void count_memory(MemoryReport&) const = 0;
 
   // ---- what strategies share
-  /// The first thing a strategy's destructor does: ends reductions in flight, whose memory is about to go.
+  /// The first thing a strategy's destructor does: ends reductions in flight, whose memory is about to go,
+  /// and waits, for 5 s at most, for what a device still does with it.
   void abandon() noexcept;
   Communicator& communicator() const { return communicator_; }
   const StrategyOptions& options() const { return options_; }
@@ -194,6 +195,7 @@ class Strategy {
  private:
   enum class State { none, local, reducing, reduced };
 
+  void abort_reductions() noexcept;
   Work launch(int bucket, const Stream&);
   /// What the caller gave, or the tape's where the model is on a device and the caller named no stream of it.
   const Stream& device_stream(const Stream& given) const;

@@ -14,7 +14,7 @@ struct Block {
 }  // namespace
 
 struct TransientMemory::State {
-  explicit State(Allocator u) : upstream(std::move(u)) {}
+  State(Allocator u, std::function<void()> s) : upstream(std::move(u)), settle(std::move(s)) {}
 
   Block take(std::size_t bytes) {
     const std::lock_guard lock(mutex);
@@ -27,6 +27,7 @@ struct TransientMemory::State {
       return block;
     }
     if (!room) {
+      if (settle && !free.empty()) settle();
       for (const Block& b : free) held -= b.bytes;
       free.clear();
     }
@@ -49,12 +50,14 @@ struct TransientMemory::State {
   }
 
   const Allocator upstream;
+  const std::function<void()> settle;
   std::mutex mutex;
   std::vector<Block> free;
   std::size_t held = 0, in_use = 0, peak = 0, allocations = 0;
 };
 
-TransientMemory::TransientMemory(Allocator upstream) : state_(std::make_shared<State>(std::move(upstream))) {}
+TransientMemory::TransientMemory(Allocator upstream, std::function<void()> settle)
+    : state_(std::make_shared<State>(std::move(upstream), std::move(settle))) {}
 
 Tensor TransientMemory::take(const Shape& shape, DType dtype) {
   const std::size_t bytes = shape.count() * size_of(dtype);

@@ -2,6 +2,7 @@
 /// Memory for what lives for a part of a step: whole gradients until they are reduced, gathered scopes.
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 #include "tensor/tensor.h"
@@ -14,7 +15,9 @@ namespace rz {
 /// steps nothing is asked of upstream any more. Thread-safe.
 class TransientMemory {
  public:
-  explicit TransientMemory(Allocator upstream);
+  /// `settle` is called before blocks go back to upstream: on a device it waits for the work that still uses
+  /// them.
+  explicit TransientMemory(Allocator upstream, std::function<void()> settle = {});
 
   /// Not initialised; comes back when the last Tensor on it ends.
   Tensor take(const Shape&, DType = DType::f32);

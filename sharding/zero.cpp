@@ -5,7 +5,7 @@ namespace rz {
 Zero::Zero(StrategyKind kind, Module& module, Communicator& communicator, StrategyOptions options)
     : Strategy(kind, module, communicator, std::move(options)),
       values_(communicator, members(), frozen()),
-      memory_(communicator.allocator()) {
+      memory_(communicator.allocator(), [this] { stream().synchronize(); }) {
   set_layout(plan_member_buckets(members(), bucket_options()));
   values_.place(layout(), stream());
   const auto whole =

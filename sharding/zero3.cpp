@@ -31,7 +31,7 @@ bool contains(const std::vector<int>& list, int x) {
 Zero3::Zero3(Module& module, Communicator& communicator, StrategyOptions options)
     : Strategy(StrategyKind::zero3, module, communicator, std::move(options)),
       scopes_(module.scopes()),
-      memory_(communicator.allocator()) {
+      memory_(communicator.allocator(), [this] { this->stream().synchronize(); }) {
   make_units(scopes_);
   for (Unit& u : units_) make_shard(u);
   set_layout(gradient_layout());
