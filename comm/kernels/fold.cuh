@@ -36,14 +36,14 @@ __device__ void add(combine::Wide<Op, T>* sum, const Word<T>& word) {
   for (int v = 0; v < Word<T>::count; ++v) sum[v] = Op::apply(sum[v], combine::widened<Op>(word.at[v]));
 }
 
-/// Word `w` of the result. Four sources are on their way at a time.
+/// Word `w` of the result. Four sources are on their way at a time, unless their sums fill the registers.
 template <class Op, class T>
 __device__ Word<T> folded_word(const T* const* sources, int n, std::size_t w, int divisor) {
   const auto word = [&](int s) { return reinterpret_cast<const Word<T>*>(sources[s])[w]; };
   combine::Wide<Op, T> sum[Word<T>::count];
   widen<Op>(sum, word(0));
   int s = 1;
-  for (; s + 4 <= n; s += 4) {
+  for (; Word<T>::count <= 8 && s + 4 <= n; s += 4) {
     const Word<T> a = word(s), b = word(s + 1), c = word(s + 2), d = word(s + 3);
     add<Op>(sum, a), add<Op>(sum, b), add<Op>(sum, c), add<Op>(sum, d);
   }
