@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <mutex>
+#include <utility>
 
 #include "comm/core/memory.h"
 #include "tensor/kernels/device_ops.h"
@@ -113,17 +114,16 @@ void add_squares(ExactSum& sum, const float* x, std::size_t count, const Stream&
 
 void SquareSum::add(const Tensor& x) {
   if (stream_.device().kind == Device::host) return add_squares(sum_, x.data<float>(), x.count(), stream_);
-  if (!words_.defined()) {
+  if (!words_.defined())
     words_ = Tensor::empty({ExactLayout::words}, DType::i64, allocator_on(stream_.device()));
-    set_bytes(words_.raw(), 0, words_.bytes(), stream_);
-  }
+  if (!std::exchange(begun_, true)) set_bytes(words_.raw(), 0, words_.bytes(), stream_);
   const ops::Squared squared{x.raw(), x.dtype(), x.count()};
   ops::device_ops().optimizer.add_squares(words_.data<std::int64_t>(), {&squared, 1}, stream_);
 }
 
 ExactSum SquareSum::read() const {
   ExactSum sum = sum_;
-  if (!words_.defined()) return sum;
+  if (!begun_) return sum;
   const Tensor words = words_.on_host(stream_);
   sum.add(std::span<const std::int64_t, ExactLayout::words>(words.data<std::int64_t>(), ExactLayout::words));
   return sum;

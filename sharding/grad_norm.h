@@ -45,7 +45,9 @@ void add_squares(ExactSum&, const float* x, std::size_t count, const Stream&);
 /// A sum of squares that is made where the tensors are, in the order of a stream.
 class SquareSum {
  public:
-  explicit SquareSum(Stream stream) : stream_(std::move(stream)) {}
+  /// On a device the sum is made in `words`, which is given memory if it has none: to be kept from one sum to
+  /// the next, since giving device memory back waits for all that runs there.
+  SquareSum(Stream stream, Tensor& words) : stream_(std::move(stream)), words_(words) {}
   /// Of an f32 tensor on the stream's device, whose count is a multiple of norm_block.
   void add(const Tensor&);
   /// On a device this waits for the stream.
@@ -54,7 +56,8 @@ class SquareSum {
  private:
   Stream stream_;
   ExactSum sum_;
-  Tensor words_;  // of the sum on a device
+  Tensor& words_;
+  bool begun_ = false;
 };
 
 }  // namespace rz

@@ -176,7 +176,7 @@ void Strategy::require_reduced(const char* call) const {
 double Strategy::gradient_norm(const Stream& given) {
   require_reduced("gradient_norm()");
   const Stream& stream = device_stream(given);
-  SquareSum sum(stream);
+  SquareSum sum(stream, norm_words_);
   for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
     const Updated u = updated(b);
     const Range own = part(layout().buckets[index(b)].count, communicator_.rank(), communicator_.size());

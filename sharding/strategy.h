@@ -211,6 +211,7 @@ class Strategy {
   std::unordered_map<const Parameter*, int> member_of_;
   std::unique_ptr<BucketScheduler> scheduler_;
   std::vector<std::vector<Tensor>> optimizer_state_;  // [state][bucket], of the updated range
+  Tensor norm_words_;                                 // of the gradient norm on a device
   State state_ = State::none;
   int no_sync_ = 0;
   double clip_ = 1;

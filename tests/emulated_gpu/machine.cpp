@@ -172,6 +172,7 @@ bool Machine::step(std::unique_lock<std::mutex>& lock) {
     if (s.orphan && s.tasks.empty()) bury(&s);
   }
   const bool moved = !all_wait || progress != Progress::waiting || changes_ != before;
+  moves_ += moved;
   turns_in_vain_ = moved ? 0 : turns_in_vain_ + 1;
   return turns_in_vain_ < 8 * choice.size();
 }
@@ -180,7 +181,9 @@ template <class F>
 bool Machine::run_until(const F& reached) {
   std::unique_lock lock(mutex_);
   auto limit = std::chrono::steady_clock::now() + patience;
+  auto moves = moves_;
   while (failure_.empty() && !reached()) {
+    if (std::exchange(moves, moves_) != moves_) limit = std::chrono::steady_clock::now() + patience;
     if (running_) {
       changed_.wait_for(lock, std::chrono::milliseconds(5));
       continue;
@@ -189,10 +192,7 @@ bool Machine::run_until(const F& reached) {
     bool stands_still = false;
     DeviceMemory::instance().open();
     while (failure_.empty() && !reached() && !stands_still) stands_still = !step(lock);
-    if (!stands_still) {
-      limit = std::chrono::steady_clock::now() + patience;
-      DeviceMemory::instance().close();
-    }
+    if (!stands_still) DeviceMemory::instance().close();
     running_ = false;
     changed_.notify_all();
     if (!stands_still) continue;
@@ -234,9 +234,10 @@ bool Machine::synchronize(const EventHandle& event) {
   return run_until([&] { return event->reached >= version; });
 }
 
-bool Machine::synchronize_all() {
+bool Machine::synchronize_device(int device) {
   return run_until([&] {
-    return std::all_of(streams_.begin(), streams_.end(), [](const auto& s) { return s->tasks.empty(); });
+    return std::all_of(streams_.begin(), streams_.end(),
+                       [&](const auto& s) { return s->device != device || s->tasks.empty(); });
   });
 }
 

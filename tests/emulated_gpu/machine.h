@@ -91,7 +91,7 @@ class Machine {
   /// Runs tasks of any stream until these have run. False: something failed.
   bool synchronize(Stream*);
   bool synchronize(const EventHandle&);
-  bool synchronize_all();
+  bool synchronize_device(int device);
   /// Runs a little, and says.
   bool idle(Stream*);
   bool reached(const EventHandle&);
@@ -131,6 +131,7 @@ class Machine {
   bool running_ = false;
   std::uint64_t changes_ = 0;
   std::size_t turns_in_vain_ = 0;
+  std::uint64_t moves_ = 0;
   std::string failure_;
 };
 

@@ -113,7 +113,7 @@ Status free(void* p) {
   if (const Status status = entry("free")) return p ? (memory().free(p), status) : status;
   if (!p) return success;
   if (Machine::thread_captures()) return unsupported_in_capture;
-  const bool well = machine().synchronize_all();
+  const bool well = machine().synchronize_device(memory().owner(p).device);
   if (!memory().free(p)) return invalid_value;
   return ending(well);
 }
@@ -125,7 +125,7 @@ Status host_alloc(void** to, std::size_t bytes) {
 }
 
 Status host_free(void* p) {
-  machine().synchronize_all();
+  machine().synchronize_device(current_device);
   return memory().free_pinned(p) ? success : invalid_value;
 }
 
@@ -283,7 +283,7 @@ const cuda::Runtime table{
     .get_device = [](int* device) -> Status { return *device = current_device, success; },
     .set_device = set_device,
     .get_properties = get_properties,
-    .device_synchronize = []() -> Status { return ending(machine().synchronize_all()); },
+    .device_synchronize = []() -> Status { return ending(machine().synchronize_device(current_device)); },
     .memory_info = [](std::size_t* free, std::size_t* total) -> Status {
       *total = memory().capacity;
       *free = *total - memory().in_use(current_device);
