@@ -3,9 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "comm/core/cuda/runtime.h"
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/transports/random.h"
 #include "comm/transports/roster.h"
@@ -147,7 +150,17 @@ PeerGroup::PeerGroup(Backend& host, int rank, int size, Device device, std::size
   meet_on_host(host);  // until then everybody's `arena` must be there
 }
 
-PeerGroup::~PeerGroup() = default;
+/// This rank may hold a peer's arena last: what leave() wrote there must have arrived before it goes.
+PeerGroup::~PeerGroup() {
+  try {
+    const Deadline deadline = Deadline::after(std::chrono::seconds(2));
+    const Event last = control_.record();
+    while (!last.done() && !deadline.expired()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (last.done()) return;
+  } catch (const Error&) {  // a device that has failed
+  }
+  static_cast<void>(new std::vector<std::shared_ptr<std::byte>>(arenas_));  // never given back
+}
 
 void PeerGroup::leave(peer::Leaving how) noexcept {
   try {

@@ -33,12 +33,16 @@ struct DeviceMemory::State {
   mutable std::mutex mutex;
   std::byte* arena;
   std::size_t used = 0;  // of the arena; never goes back
-  std::map<const std::byte*, Allocation> live;
+  std::map<const std::byte*, Allocation> live, freed;
   std::array<std::size_t, 64> in_use{};
   bool is_open = false;
 
   /// The allocation whose pages hold the address.
   const std::pair<const std::byte* const, Allocation>* find(const void* address) const {
+    return find(live, address);
+  }
+  static const std::pair<const std::byte* const, Allocation>* find(
+      const std::map<const std::byte*, Allocation>& live, const void* address) {
     const auto* const at = static_cast<const std::byte*>(address);
     auto next = live.upper_bound(at);
     if (next == live.begin()) return nullptr;
@@ -73,9 +77,12 @@ void on_fault(int number, siginfo_t* info, void*) {
       std::snprintf(text, sizeof text, "emulated GPU: %s touched byte %td of %zu bytes on cuda:%d\n",
                     in_kernel ? GridRun::where() : "host code", address - a->first, a->second.bytes,
                     a->second.device);
+    else if (const auto* const f = s.find(s.freed, address))
+      std::snprintf(
+          text, sizeof text, "emulated GPU: %s touched byte %td of %zu bytes on cuda:%d that were freed\n",
+          in_kernel ? GridRun::where() : "host code", address - f->first, f->second.bytes, f->second.device);
     else
-      std::snprintf(text, sizeof text,
-                    "emulated GPU: %s touched device memory that was freed, or lies between allocations\n",
+      std::snprintf(text, sizeof text, "emulated GPU: %s touched device memory between allocations\n",
                     in_kernel ? GridRun::where() : "host code");
     complain(text);
   }
@@ -131,6 +138,7 @@ bool DeviceMemory::free(void* memory) {
   s.protect(*it, PROT_NONE);
   const auto begin = reinterpret_cast<std::uintptr_t>(memory) / page * page;
   madvise(reinterpret_cast<void*>(begin), pages_for(it->second.bytes), MADV_DONTNEED);
+  s.freed.insert(*it);
   s.live.erase(it);
   return true;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdarg>
 #include <cstdio>
 #include <cstring>
 
@@ -178,9 +179,20 @@ GridRun::~GridRun() {
   for (Thread& t : block_->threads) Fiber::give_back(std::move(t.fiber));
 }
 
+namespace {
+char other[160] = "nothing";
+}
+
+void GridRun::describe(const char* format, ...) noexcept {
+  std::va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(other, sizeof other, format, arguments);
+  va_end(arguments);
+}
+
 const char* GridRun::where() noexcept {
   static char text[160];
-  if (!running) return "no kernel";
+  if (!running) return other;
   std::snprintf(text, sizeof text, "kernel %s, block (%u, %u, %u), thread (%u, %u, %u)",
                 running->name_.c_str(), block_index.x, block_index.y, block_index.z, thread_index.x,
                 thread_index.y, thread_index.z);

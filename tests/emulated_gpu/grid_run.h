@@ -30,6 +30,8 @@ class GridRun {
   const std::string& name() const { return name_; }
   /// "layer_norm, block (3, 0, 0), thread (17, 0, 0)" of what runs now, for a fault.
   static const char* where() noexcept;
+  /// Says what runs next where that is no kernel.
+  [[gnu::format(printf, 1, 2)]] static void describe(const char* format, ...) noexcept;
 
   struct Thread;
   struct Block;

@@ -139,9 +139,11 @@ bool inside(const DeviceMemory::Owner& o, std::size_t bytes) {
   return !(o.on_device || o.pinned) || bytes <= o.bytes - o.offset;
 }
 
-MakeWork copy_work(void* to, const void* from, std::size_t bytes, std::shared_ptr<std::string> staged) {
+MakeWork copy_work(void* to, const void* from, std::size_t bytes, std::shared_ptr<std::string> staged,
+                   int device) {
   return [=](std::uint64_t) -> Work {
     return [=] {
+      GridRun::describe("a copy of %zu bytes to %p from %p on cuda:%d", bytes, to, from, device);
       std::memmove(to, staged ? staged->data() : from, bytes);
       return Progress::done;
     };
@@ -160,7 +162,7 @@ Status memcpy_async(void* to, const void* from, std::size_t bytes, void* s) {
     return unsupported_in_capture;
   std::shared_ptr<std::string> staged;
   if (pageable_source) staged = std::make_shared<std::string>(static_cast<const char*>(from), bytes);
-  machine().submit(stream_of(s), copy_work(to, from, bytes, staged));
+  machine().submit(stream_of(s), copy_work(to, from, bytes, staged, stream_of(s)->device));
   return pageable_target ? ending(machine().synchronize(stream_of(s))) : success;
 }
 
@@ -169,6 +171,7 @@ Status memset_async(void* to, int value, std::size_t bytes, void* s) {
   if (!memory().owner(to).on_device || !inside(memory().owner(to), bytes)) return invalid_value;
   machine().submit(stream_of(s), [=](std::uint64_t) -> Work {
     return [=] {
+      GridRun::describe("a memset of %zu bytes at %p", bytes, to);
       std::memset(to, value, bytes);
       return Progress::done;
     };
