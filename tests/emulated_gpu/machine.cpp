@@ -240,6 +240,13 @@ bool Machine::synchronize_all() {
   });
 }
 
+bool Machine::synchronize_device(int device) {
+  return run_until([&] {
+    return std::all_of(streams_.begin(), streams_.end(),
+                       [&](const auto& s) { return s->device != device || s->tasks.empty(); });
+  });
+}
+
 bool Machine::idle(Stream* s) {
   run_some();
   const std::lock_guard lock(mutex_);

@@ -92,6 +92,7 @@ class Machine {
   bool synchronize(Stream*);
   bool synchronize(const EventHandle&);
   bool synchronize_all();
+  bool synchronize_device(int device);
   /// Runs a little, and says.
   bool idle(Stream*);
   bool reached(const EventHandle&);

@@ -108,12 +108,12 @@ Status malloc(void** to, std::size_t bytes) {
   return *to ? success : cuda::out_of_memory;
 }
 
-/// Waits for the device, as CUDA does.
+/// Waits for the memory's device, as CUDA does.
 Status free(void* p) {
   if (const Status status = entry("free")) return p ? (memory().free(p), status) : status;
   if (!p) return success;
   if (Machine::thread_captures()) return unsupported_in_capture;
-  const bool well = machine().synchronize_all();
+  const bool well = machine().synchronize_device(memory().owner(p).device);
   if (!memory().free(p)) return invalid_value;
   return ending(well);
 }
@@ -283,7 +283,7 @@ const cuda::Runtime table{
     .get_device = [](int* device) -> Status { return *device = current_device, success; },
     .set_device = set_device,
     .get_properties = get_properties,
-    .device_synchronize = []() -> Status { return ending(machine().synchronize_all()); },
+    .device_synchronize = []() -> Status { return ending(machine().synchronize_device(current_device)); },
     .memory_info = [](std::size_t* free, std::size_t* total) -> Status {
       *total = memory().capacity;
       *free = *total - memory().in_use(current_device);
