@@ -108,7 +108,7 @@ Communicator Communicator::connect(int rank, int size, std::shared_ptr<Store> st
   require(store != nullptr || size == 1, Errc::invalid_argument, "rank ", rank, " of ", size,
           " has no store");
   if (!store) store = memory_store();
-  auto backend = make_backend(rank, size, *store, options);
+  auto backend = make_backend(rank, size, store, options);
   return Communicator(std::make_unique<State>(State{rank, size, options, store, std::move(backend)}));
 }
 

@@ -1,6 +1,7 @@
 #include "comm/backends/make.h"
 
 #include "comm/backends/mpi_plugin.h"
+#include "comm/backends/nccl/backend.h"
 #include "comm/backends/paired.h"
 #include "comm/backends/peer_cuda.h"
 #include "comm/backends/scheduled.h"
@@ -38,13 +39,13 @@ std::unique_ptr<Backend> make_mpi(int rank, int size, Store& store, const CommOp
 
 // ---- backends of device memory; `host` carries what the ranks say to each other on the way
 
-std::unique_ptr<Backend> make_staged(int rank, int, Store&, const CommOptions& options,
+std::unique_ptr<Backend> make_staged(int rank, int, const std::shared_ptr<Store>&, const CommOptions& options,
                                      const std::shared_ptr<Backend>& host) {
   return staged_backend(host, {.device = options.device, .rank = rank, .timeout = options.timeout});
 }
 
-std::unique_ptr<Backend> make_peer_cuda(int rank, int size, Store&, const CommOptions& options,
-                                        const std::shared_ptr<Backend>& host) {
+std::unique_ptr<Backend> make_peer_cuda(int rank, int size, const std::shared_ptr<Store>&,
+                                        const CommOptions& options, const std::shared_ptr<Backend>& host) {
   return peer_cuda_backend(host, {.rank = rank,
                                   .size = size,
                                   .device = options.device,
@@ -52,18 +53,29 @@ std::unique_ptr<Backend> make_peer_cuda(int rank, int size, Store&, const CommOp
                                   .algorithm = options.algorithm});
 }
 
+std::unique_ptr<Backend> make_nccl(int rank, int size, const std::shared_ptr<Store>& store,
+                                   const CommOptions& options, const std::shared_ptr<Backend>& host) {
+  const nccl::NcclOptions nccl{.rank = rank,
+                               .size = size,
+                               .device = options.device,
+                               .deterministic = options.deterministic,
+                               .rendezvous_timeout = options.rendezvous_timeout,
+                               .timeout = options.timeout};
+  return nccl_backend(nccl::nccl_api(), store, host, nccl);
+}
+
 struct Choice {
   const char* name;
   std::unique_ptr<Backend> (*host)(int rank, int size, Store&, const CommOptions&);
   /// Null: not for devices, or not in this build.
-  std::unique_ptr<Backend> (*device)(int rank, int size, Store&, const CommOptions&,
+  std::unique_ptr<Backend> (*device)(int rank, int size, const std::shared_ptr<Store>&, const CommOptions&,
                                      const std::shared_ptr<Backend>& host);
   bool host_alone;  ///< serves a communicator on the host
 };
 constexpr Choice choices[] = {{"auto", make_ring, make_staged, true},
                               {"ring", make_ring, make_staged, true},
                               {"mpi", make_mpi, make_staged, true},
-                              {"nccl", make_ring, nullptr, false},
+                              {"nccl", make_ring, make_nccl, false},
                               {"peer_cuda", make_ring, make_peer_cuda, false}};
 
 const Choice& choice_of(const CommOptions& options) {
@@ -77,14 +89,15 @@ const Choice& choice_of(const CommOptions& options) {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_backend(int rank, int size, Store& store, const CommOptions& options) {
+std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& store,
+                                      const CommOptions& options) {
   const Choice& choice = choice_of(options);
   const bool on_host = options.device.kind == Device::host;
   require(on_host ? choice.host_alone : choice.device != nullptr, Errc::unsupported, "rank ", rank,
           ": the backend '", options.backend, "' does not serve memory on ", name(options.device),
           "; use 'ring' or 'mpi'");
   cuda::require_device(options.device);
-  auto host = choice.host(rank, size, store, options);
+  auto host = choice.host(rank, size, *store, options);
   if (on_host) return host;
   const std::shared_ptr<Backend> shared = std::move(host);
   return paired_backend(shared, choice.device(rank, size, store, options, shared));

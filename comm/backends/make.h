@@ -11,6 +11,7 @@ namespace rz {
 /// The backend that `options.backend` names, for rank `rank` of `size` that meet in `store`; every rank calls
 /// it. Errc::config for a name that is none, with the choices; Errc::unsupported for one that cannot serve
 /// `options.device`, or is not in this build or on this machine.
-std::unique_ptr<Backend> make_backend(int rank, int size, Store& store, const CommOptions& options);
+std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& store,
+                                      const CommOptions& options);
 
 }  // namespace rz

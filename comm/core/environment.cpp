@@ -48,6 +48,10 @@ Environment Environment::read() {
   read_number("RZ_TIMEOUT_S", 0.001, 1e9, e.timeout_s);
   read_number("RZ_RENDEZVOUS_TIMEOUT_S", 0.001, 1e9, e.rendezvous_timeout_s);
   read_text("RZ_HOST_ID", e.host_id);
+  read_text("NCCL_HOSTID", e.nccl_host_id);
+  int shares = e.nccl_shares_gpus;
+  read_number("NCCL_MULTI_RANK_GPU_ENABLE", 0, 1, shares);
+  e.nccl_shares_gpus = shares == 1;
   return e;
 }
 

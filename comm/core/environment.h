@@ -31,6 +31,10 @@ struct Environment {
   /// RZ_HOST_ID: what counts as one host; default the kernel's boot id and host name. Tests split a machine
   /// with it.
   std::string host_id;
+  /// NCCL_HOSTID, NCCL's own: what it counts as one host. Ranks that share a GPU need different ones.
+  std::string nccl_host_id;
+  /// NCCL_MULTI_RANK_GPU_ENABLE, NCCL's own (2.30.3 and newer): 1 lets ranks share a GPU.
+  bool nccl_shares_gpus = false;
 
   /// Reads the process's environment now. Errc::config names a malformed variable.
   static Environment read();

@@ -34,7 +34,8 @@ TEST(Environment, EveryVariableIsRead) {
                                 {"RZ_SOCKETS", "3"},     {"RZ_ALGORITHM", "ring"},
                                 {"RZ_TIMEOUT_S", "1.5"}, {"RZ_DETERMINISTIC", "0"},
                                 {"RZ_HOST_ID", "here"},  {"RZ_RENDEZVOUS_TIMEOUT_S", "2"},
-                                {"RZ_BACKEND", "mpi"},   {"RZ_ALLOW_TF32", "1"}};
+                                {"RZ_BACKEND", "mpi"},   {"RZ_ALLOW_TF32", "1"},
+                                {"NCCL_HOSTID", "h1"},   {"NCCL_MULTI_RANK_GPU_ENABLE", "1"}};
   const Environment e = Environment::read();
   EXPECT_EQ(e.backend, "mpi");
   EXPECT_EQ(e.transport, "tcp");
@@ -46,6 +47,8 @@ TEST(Environment, EveryVariableIsRead) {
   EXPECT_EQ(e.timeout_s, 1.5);
   EXPECT_EQ(e.rendezvous_timeout_s, 2);
   EXPECT_EQ(e.host_id, "here");
+  EXPECT_EQ(e.nccl_host_id, "h1");
+  EXPECT_TRUE(e.nccl_shares_gpus);
 }
 
 TEST(Environment, AMalformedVariableIsNamed) {

@@ -108,7 +108,7 @@ Status malloc(void** to, std::size_t bytes) {
   return *to ? success : cuda::out_of_memory;
 }
 
-/// Waits for the device, as CUDA does.
+/// Waits for the memory's device, as CUDA does.
 Status free(void* p) {
   if (const Status status = entry("free")) return p ? (memory().free(p), status) : status;
   if (!p) return success;

@@ -1,136 +1,23 @@
 // Every collective on device memory gives the bits that it gives on host memory, over every backend of
 // devices. Ranks are threads; on a card they share it.
 
-#include <cstring>
-#include <numeric>
-#include <random>
-
 #include "comm/communicator.h"
 #include "comm/core/cuda/runtime.h"
-#include "comm/core/math.h"
+#include "comm/core/error.h"
+#include "tests/gpu/device_calls.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/ranks.h"
 
 namespace rz::test {
 namespace {
 
-/// One call of a collective on memory of any device: where its input and its output lie in one block.
-struct Call {
-  std::string name;
-  std::size_t in_at, in_count, out_at, out_count;
-  std::function<Work(Communicator&, ConstBuffer in, Buffer out, const Stream&)> start;
-};
-
-/// Of n elements a rank; in place where `in_place`.
-std::vector<Call> calls(int rank, int size, std::size_t n, ReduceOp op, bool in_place) {
-  const auto r = static_cast<std::size_t>(rank), p = static_cast<std::size_t>(size);
-  const int root = size - 1;
-  const bool is_root = rank == root;
-  std::vector<Call> all;
-  const auto add = [&](const char* name, std::size_t in_count, std::size_t out_count, std::size_t in_inside,
-                       std::size_t out_inside, auto start) {
-    if (in_place)
-      all.push_back({str(name, " in place"), in_inside, in_count, out_inside, out_count, start});
-    else
-      all.push_back({name, 0, in_count, in_count, out_count, start});
-  };
-  add("all_reduce", n, n, 0, 0,
-      [=](auto& c, auto in, auto out, auto& s) { return c.all_reduce(in, out, op, s); });
-  add("reduce_scatter", n * p, n, 0, n * r,
-      [=](auto& c, auto in, auto out, auto& s) { return c.reduce_scatter(in, out, op, s); });
-  add("reduce", n, is_root ? n : 0, 0, 0,
-      [=](auto& c, auto in, auto out, auto& s) { return c.reduce(in, out, root, op, s); });
-  if (op.kind != ReduceOp::sum) return all;
-  add("all_gather", n, n * p, n * r, 0,
-      [=](auto& c, auto in, auto out, auto& s) { return c.all_gather(in, out, s); });
-  add("broadcast", n, n, 0, 0,
-      [=](auto& c, auto in, auto out, auto& s) { return c.broadcast(in, out, root, s); });
-  add("gather", n, is_root ? n * p : 0, is_root ? n * r : 0, 0,
-      [=](auto& c, auto in, auto out, auto& s) { return c.gather(in, out, root, s); });
-  add("scatter", is_root ? n * p : 0, n, 0, is_root ? n * r : 0,
-      [=](auto& c, auto in, auto out, auto& s) { return c.scatter(in, out, root, s); });
-  add("all_to_all", n * p, n * p, 0, 0,
-      [=](auto& c, auto in, auto out, auto& s) { return c.all_to_all(in, out, s); });
-  if (in_place) return all;
-  const auto ring = [=](Communicator& c, ConstBuffer in, Buffer out, const Stream& s) {
-    return c.group().send(in, (rank + 1) % size, s).recv(out, (rank + size - 1) % size, s).launch();
-  };
-  if (size > 1) add("send and recv", n, n, 0, 0, ring);
-  // From rank a to rank b go (a + b) % 3 · n / 2 elements, with a gap of one before each part.
-  std::vector<std::size_t> counts, offsets;
-  std::size_t at = 0;
-  for (std::size_t peer = 0; peer < p; ++peer) {
-    counts.push_back((r + peer) % 3 * n / 2);
-    offsets.push_back(at + 1);
-    at += counts.back() + 1;
-  }
-  add("all_to_all_v", at, at, 0, 0, [=](auto& c, auto in, auto out, auto& s) {
-    return c.all_to_all_v(in, counts, offsets, out, counts, offsets, s);
-  });
-  return all;
-}
-
-/// Numbers with every mantissa bit in use, so that another order of additions gives other bits.
-std::vector<std::byte> random_block(DType dtype, std::size_t count, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::uniform_real_distribution<float> values(-2, 2);
-  std::vector<std::byte> block(count * size_of(dtype));
-  const auto put = [&](std::size_t i, auto value) {
-    std::memcpy(block.data() + i * sizeof value, &value, sizeof value);
-  };
-  for (std::size_t i = 0; i < count; ++i) switch (dtype) {
-      case DType::f32:
-        put(i, values(random));
-        break;
-      case DType::f64:
-        put(i, static_cast<double>(values(random)) / 3);
-        break;
-      case DType::f16:
-        put(i, from_f32<f16>(values(random)));
-        break;
-      case DType::bf16:
-        put(i, from_f32<bf16>(values(random)));
-        break;
-      case DType::f8e4m3:
-        put(i, from_f32<f8e4m3>(values(random)));
-        break;
-      case DType::f8e5m2:
-        put(i, from_f32<f8e5m2>(values(random)));
-        break;
-      default:
-        put(i * size_of(dtype), static_cast<std::uint8_t>(random() % 5));
-        break;
-    }
-  return block;
-}
-
-/// The block after the call, which ran on the host.
-std::vector<std::byte> on_host(Communicator& comm, const Call& call, DType dtype,
-                               std::vector<std::byte> block) {
-  const std::size_t size = size_of(dtype);
-  call.start(comm, {block.data() + call.in_at * size, call.in_count, dtype},
-             {block.data() + call.out_at * size, call.out_count, dtype}, {})
-      .wait();
-  return block;
-}
-
-/// The same on the device, with the input made just before in the same stream and read just after.
-std::vector<std::byte> on_device(Communicator& comm, const Call& call, DType dtype,
-                                 std::vector<std::byte> block, const Stream& stream) {
-  const Device device = stream.device();
-  const std::size_t size = size_of(dtype);
-  const auto memory = comm.allocate(block.size() + 1);
-  copy_bytes(memory.get(), block.data(), block.size(), stream);
-  const Work work = call.start(comm, {memory.get() + call.in_at * size, call.in_count, dtype, device},
-                               {memory.get() + call.out_at * size, call.out_count, dtype, device}, stream);
-  work.wait_on(stream);
-  copy_bytes(block.data(), memory.get(), block.size(), stream);
-  work.wait();
-  return block;
-}
-
 class Collectives : public OnDevice, public testing::WithParamInterface<std::tuple<const char*, int>> {
  protected:
+  void SetUp() override {
+    OnDevice::SetUp();
+    if (!IsSkipped() && std::get<0>(GetParam()) == std::string("nccl") && size() > cuda::device_count())
+      GTEST_SKIP() << "NCCL wants a device a rank: " << size() << " ranks, " << cuda::device_count() << " devices";
+  }
   int size() const { return std::get<1>(GetParam()); }
   CommOptions options(int rank) const {
     CommOptions o;
@@ -151,17 +38,7 @@ class Collectives : public OnDevice, public testing::WithParamInterface<std::tup
     });
   }
   void expect_same(DType dtype, ReduceOp op, std::size_t n) {
-    on_ranks([&](Communicator& comm, const Stream& s) {
-      for (const bool in_place : {false, true})
-        for (const Call& call : calls(comm.rank(), comm.size(), n, op, in_place)) {
-          const std::size_t count =
-              std::max(call.in_at + call.in_count, call.out_at + call.out_count) + (in_place ? 1 : 0);
-          const auto block = random_block(dtype, count, static_cast<std::uint32_t>(comm.rank() * 100 + 7));
-          EXPECT_EQ(on_device(comm, call, dtype, block, s), on_host(comm, call, dtype, block))
-              << call.name << ", " << name(dtype) << " " << name(op) << ", " << n << " elements, rank "
-              << comm.rank();
-        }
-    });
+    on_ranks([&](Communicator& comm, const Stream& s) { test::expect_same(comm, dtype, op, n, s); });
   }
 };
 
@@ -257,6 +134,8 @@ INSTANTIATE_TEST_SUITE_P(Ring, Collectives,
                          testing::Combine(testing::Values("ring"), testing::Values(1, 2, 3)));
 INSTANTIATE_TEST_SUITE_P(PeerCuda, Collectives,
                          testing::Combine(testing::Values("peer_cuda"), testing::Values(1, 2, 3, 4)));
+INSTANTIATE_TEST_SUITE_P(Nccl, Collectives,
+                         testing::Combine(testing::Values("nccl"), testing::Values(1, 2, 3, 4)));
 
 }  // namespace
 }  // namespace rz::test

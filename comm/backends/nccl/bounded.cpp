@@ -1,0 +1,40 @@
+#include "comm/backends/nccl/bounded.h"
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace rz::nccl {
+
+bool returns_within(std::chrono::milliseconds limit, std::function<void()> f) {
+  struct Ending {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool reached = false;
+  };
+  const auto ending = std::make_shared<Ending>();
+  std::thread thread([ending, f = std::move(f)]() mutable {
+    f();
+    f = nullptr;  // what it owned goes before anybody is told
+    {
+      const std::lock_guard lock(ending->mutex);
+      ending->reached = true;
+    }
+    ending->changed.notify_all();
+  });
+  bool reached = false;
+  {
+    std::unique_lock lock(ending->mutex);
+    // system_clock: waiting on the steady clock is unknown to thread sanitizers of this age.
+    reached = ending->changed.wait_until(lock, std::chrono::system_clock::now() + limit,
+                                         [&] { return ending->reached; });
+  }
+  if (reached)
+    thread.join();
+  else
+    thread.detach();
+  return reached;
+}
+
+}  // namespace rz::nccl

@@ -1,0 +1,124 @@
+#include "comm/backends/nccl/link.h"
+
+#include <thread>
+#include <utility>
+
+#include "comm/backends/nccl/bounded.h"
+#include "comm/core/deadline.h"
+
+namespace rz::nccl {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+/// How long another thread's call may keep an abort waiting: such calls return at once, unless they hang.
+constexpr auto patience_with_calls = 300ms;
+
+void use(Device device) noexcept { cuda::runtime().set_device(device.index); }
+
+}  // namespace
+
+std::string CallFailed::text() const {
+  return str(call, ": ", words.empty() ? str("code ", result) : str(words, " (code ", result, ")"));
+}
+
+std::string Link::words(Result result) const {
+  const char* last = api_.get_last_error ? api_.get_last_error(comm_) : nullptr;
+  std::string text = api_.get_error_string(result);
+  if (last && *last) text += str("; ", last);
+  while (text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
+void Link::begin(int rank, int size, const UniqueId& id) {
+  Config config;
+  config.blocking = 0;
+  const std::lock_guard lock(calls_);
+  const cuda::DeviceGuard guard(device_);
+  Comm comm = nullptr;
+  const Result result = api_.comm_init_rank_config(&comm, size, id, rank, &config);
+  comm_ = comm;
+  if (result == success || result == in_progress) return;
+  throw CallFailed{"ncclCommInitRankConfig", result, words(result)};
+}
+
+Result Link::state(std::string* words) noexcept {
+  const std::unique_lock lock(calls_, std::try_to_lock);
+  if (!lock || !comm_) return in_progress;
+  Result state = success;
+  const Result result = api_.comm_get_async_error(comm_, &state);
+  const Result worst = result == success ? state : result;
+  if (words && worst != success && worst != in_progress) *words = this->words(worst);
+  return worst;
+}
+
+bool Link::lock_within(std::chrono::milliseconds limit) noexcept {
+  for (const Deadline end = Deadline::after(limit); !calls_.try_lock(); std::this_thread::sleep_for(1ms))
+    if (end.expired()) return false;
+  return true;
+}
+
+bool Link::abort(std::chrono::milliseconds limit, std::shared_ptr<void> keep) noexcept {
+  return returns_within(limit, [self = shared_from_this(), keep = std::move(keep)] { self->abort_now(); });
+}
+
+/// A call of another thread that hangs is what abort has to end: then it goes in beside it.
+void Link::abort_now() noexcept {
+  use(device_);
+  const bool locked = lock_within(patience_with_calls);
+  const Comm comm = comm_.exchange(nullptr);
+  if (locked) registered_.clear();
+  if (locked) calls_.unlock();
+  if (comm) api_.comm_abort(comm);
+}
+
+bool Link::finalize(std::chrono::milliseconds limit) noexcept {
+  const auto well = std::make_shared<bool>(false);
+  return returns_within(limit + 100ms, [self = shared_from_this(), limit, well] {
+           *well = self->finalize_now(limit);
+         }) && *well;
+}
+
+bool Link::finalize_now(std::chrono::milliseconds limit) noexcept {
+  use(device_);
+  const Deadline end = Deadline::after(limit);
+  const auto settled = [&](Result result) {
+    for (; result == success || result == in_progress; std::this_thread::sleep_for(100us)) {
+      if (api_.comm_get_async_error(comm_, &result) != success || end.expired()) return false;
+      if (result == success) return true;
+    }
+    return false;
+  };
+  if (!lock_within(limit)) return false;
+  const std::lock_guard lock(calls_, std::adopt_lock);
+  if (!comm_) return true;
+  for (void* handle : std::exchange(registered_, {}))
+    if (!settled(api_.comm_deregister(comm_, handle))) return false;
+  if (!settled(api_.comm_finalize(comm_))) return false;
+  return api_.comm_destroy(comm_.exchange(nullptr)) == success;
+}
+
+void* Link::add_memory(void* memory, std::size_t bytes) {
+  if (!api_.comm_register || !api_.comm_deregister) return nullptr;
+  void* handle = nullptr;
+  call("ncclCommRegister", [&](Comm comm) {
+    const Result result = api_.comm_register(comm, memory, bytes, &handle);
+    if (handle) registered_.insert(handle);
+    return result;
+  });
+  return handle;
+}
+
+void Link::remove_memory(void* handle) noexcept {
+  if (!handle || !lock_within(2s)) return;
+  const std::lock_guard lock(calls_, std::adopt_lock);
+  if (!comm_ || registered_.erase(handle) == 0) return;
+  int before = 0;
+  cuda::runtime().get_device(&before);
+  use(device_);
+  api_.comm_deregister(comm_, handle);
+  use({Device::cuda, before});
+}
+
+}  // namespace rz::nccl

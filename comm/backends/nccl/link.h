@@ -1,0 +1,74 @@
+#pragma once
+/// One communicator of NCCL and its life: made without blocking, called by one thread at a time, ended in
+/// bounded time whatever NCCL does.
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "comm/backends/nccl/api.h"
+#include "comm/core/cuda/runtime.h"
+
+namespace rz::nccl {
+
+/// A call of NCCL that failed: its name, code, and NCCL's own words.
+struct CallFailed {
+  const char* call;
+  Result result;
+  std::string words;
+  std::string text() const;  ///< "ncclGroupEnd: unhandled cuda error (code 1): …"
+};
+
+/// Thread-safe. Calls after abort() throw CallFailed with in_progress.
+class Link : public std::enable_shared_from_this<Link> {
+ public:
+  Link(const NcclApi& api, Device device) : api_(api), device_(device) {}
+
+  const NcclApi& api() const { return api_; }
+  Device device() const { return device_; }
+
+  /// Begins ncclCommInitRankConfig; state() says when it is over.
+  void begin(int rank, int size, const UniqueId&);
+
+  /// f(comm) with the device current and no other call in between; throws CallFailed unless its result is
+  /// success or in_progress.
+  template <class F>
+  void call(const char* name, const F& f) {
+    const std::lock_guard lock(calls_);
+    const cuda::DeviceGuard guard(device_);
+    const Comm comm = comm_;
+    const Result result = comm ? f(comm) : in_progress;
+    if (!comm || (result != success && result != in_progress)) throw CallFailed{name, result, words(result)};
+  }
+  /// What ncclCommGetAsyncError says: success, in_progress (also while another call runs), or what failed.
+  /// Never blocks.
+  Result state(std::string* words = nullptr) noexcept;
+
+  /// Ends everything in flight. `keep` lives until NCCL lets go. False: ncclCommAbort had not returned by the
+  /// limit, and was left behind.
+  bool abort(std::chrono::milliseconds limit, std::shared_ptr<void> keep) noexcept;
+  /// Ends the communicator when nothing is in flight; false, and nothing done that could not be followed by
+  /// abort(), if that takes longer than the limit or fails.
+  bool finalize(std::chrono::milliseconds limit) noexcept;
+
+  /// Lets NCCL read and write this memory in place, where the version can. Null: it cannot.
+  void* add_memory(void* memory, std::size_t bytes);
+  void remove_memory(void* handle) noexcept;
+
+ private:
+  std::string words(Result) const;
+  void abort_now() noexcept;
+  bool finalize_now(std::chrono::milliseconds limit) noexcept;
+  bool lock_within(std::chrono::milliseconds limit) noexcept;
+
+  const NcclApi& api_;
+  const Device device_;
+  std::mutex calls_;
+  std::atomic<Comm> comm_{nullptr};  // abort() takes it even from a call that hangs
+  std::set<void*> registered_;       // handles that it holds
+};
+
+}  // namespace rz::nccl

@@ -1,0 +1,126 @@
+#include "comm/backends/nccl/rendezvous.h"
+
+#include <cstring>
+#include <vector>
+
+#include "comm/core/cuda/runtime.h"
+#include "comm/core/error.h"
+
+namespace rz::nccl {
+
+namespace {
+
+constexpr int shares_from = 23003;  // the version that knows NCCL_MULTI_RANK_GPU_ENABLE
+
+std::string hex(std::string_view bytes) {
+  std::string text;
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text;
+}
+
+/// What a rank tells the others, a line each.
+struct Card {
+  std::string uuid, gpu, version, host_id, shares;
+
+  std::string text() const { return str(uuid, '\n', gpu, '\n', version, '\n', shares, '\n', host_id); }
+  static Card of(const std::string& text) {
+    Card card;
+    std::size_t at = 0;
+    for (std::string* line : {&card.uuid, &card.gpu, &card.version, &card.shares}) {
+      const std::size_t end = text.find('\n', at);
+      require(end != std::string::npos, Errc::rendezvous, "another rank's key of the NCCL backend is damaged; ",
+              "do all ranks run the same ringzero?");
+      *line = text.substr(at, end - at);
+      at = end + 1;
+    }
+    card.host_id = text.substr(at);
+    return card;
+  }
+};
+
+Card own_card(const Member& me) {
+  cuda::DeviceProperties card;
+  cuda::check(cuda::runtime().get_properties(&card, me.device.index), "cudaGetDeviceProperties", me.device);
+  return {hex(card.uuid), str(name(me.device), " (", card.name, ")"), version_text(me.version), me.host_id,
+          me.shares && me.version >= shares_from ? "1" : "0"};
+}
+
+std::string card_key(int rank) { return str("nccl/rank/", rank); }
+std::string joining_key(int rank) { return str("nccl/joining/", rank); }
+
+bool is_there(Store& store, const std::string& key) {
+  try {
+    store.get(key, Deadline::after({}));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+std::string missing(const Member& me, Store& store, std::string (*key)(int)) {
+  std::string names;
+  for (int r = 0; r < me.size; ++r)
+    if (!is_there(store, key(r))) names += str(' ', r);
+  return names;
+}
+
+std::vector<Card> cards_of_all(const Member& me, Store& store, Deadline deadline) {
+  std::vector<Card> all;
+  for (int r = 0; r < me.size; ++r) try {
+      all.push_back(Card::of(store.get(card_key(r), deadline)));
+    } catch (const Error& e) {
+      if (e.code() != Errc::timeout) throw;
+      throw Error(Errc::timeout,
+                  str("rank ", me.rank, " of ", me.size, ": these ranks did not come to the NCCL backend before ",
+                      "the rendezvous' deadline:", missing(me, store, card_key),
+                      "; do they run, with the same rendezvous and backend?"),
+                  r);
+    }
+  return all;
+}
+
+/// NCCL itself says "invalid usage", or hangs.
+void refuse_pairs(const std::vector<Card>& all) {
+  for (std::size_t a = 0; a < all.size(); ++a) {
+    require(all[a].version == all[0].version, Errc::config, "rank 0 has NCCL ", all[0].version, " and rank ", a,
+            " ", all[a].version, "; install one version on all hosts");
+    for (std::size_t b = a + 1; b < all.size(); ++b) {
+      const bool apart = !all[a].host_id.empty() && !all[b].host_id.empty() && all[a].host_id != all[b].host_id;
+      const bool may_share = all[a].shares == "1" && all[b].shares == "1";
+      require(all[a].uuid != all[b].uuid || apart || may_share, Errc::config, "ranks ", a, " and ", b,
+              " are both on one GPU, ", all[a].gpu, ", uuid ", all[a].uuid,
+              ": NCCL wants one of its own for each rank; start no more ranks than there are GPUs, or use "
+              "--backend peer_cuda or ring");
+    }
+  }
+}
+
+}  // namespace
+
+UniqueId meet(const NcclApi& api, const Member& me, Store& store, Deadline deadline) {
+  store.set(card_key(me.rank), own_card(me).text());
+  refuse_pairs(cards_of_all(me, store, deadline));
+  UniqueId id{};
+  if (me.rank == 0) {
+    const Result result = api.get_unique_id(&id);
+    require(result == success, Errc::system, "rank 0: ncclGetUniqueId: ", api.get_error_string(result),
+            "; NCCL_SOCKET_IFNAME chooses its network interface, NCCL_DEBUG=WARN says more");
+    store.set("nccl/id", std::string_view(id.bytes, sizeof id.bytes));
+  } else {
+    const std::string text = store.get("nccl/id", deadline);
+    require(text.size() == sizeof id.bytes, Errc::rendezvous, "rank ", me.rank, ": NCCL's unique id has ",
+            text.size(), " bytes instead of ", sizeof id.bytes);
+    std::memcpy(id.bytes, text.data(), text.size());
+  }
+  return id;
+}
+
+void note_joining(const Member& me, Store& store) { store.set(joining_key(me.rank), ""); }
+
+std::string not_joining(const Member& me, Store& store) { return missing(me, store, joining_key); }
+
+}  // namespace rz::nccl

@@ -1,0 +1,54 @@
+#pragma once
+/// Where a rank stands among the calls of its group: what ranks tell each other once one waits too long, and
+/// who is to blame then. Pure functions of the standings.
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/collective.h"
+#include "comm/transports/transport.h"
+
+namespace rz::nccl {
+
+/// "all_reduce sum of 1000 f32"; what all ranks have to agree on, no more.
+std::string describe(const Operation&);
+
+struct Standing {
+  /// How many collectives this rank has called, and at how many of them its device has arrived.
+  std::uint64_t called = 0, begun = 0;
+  /// The latest of them in words, the last one last.
+  std::deque<std::string> words;
+  /// Messages to and from each rank.
+  std::vector<std::uint64_t> sent, received;
+
+  static constexpr std::size_t most_words = 32;
+  void add(std::string call);
+  /// Of the collective with this number, if it is remembered.
+  const std::string* call(std::uint64_t number) const;
+
+  std::string text() const;
+  /// None: damaged.
+  static std::optional<Standing> of(const std::string& text);
+};
+
+/// What a rank waits for: a collective by its number, messages by theirs.
+struct Waiting {
+  struct Message {
+    int peer;
+    bool is_send;
+    std::uint64_t number;
+  };
+  std::optional<std::uint64_t> collective;
+  std::vector<Message> messages;
+};
+
+/// Who keeps `rank` waiting, given all standings (its own too; none: that rank did not answer). Errc::mismatch
+/// if ranks called different collectives; else `code`, with the first rank that lags as culprit, or -1 if all
+/// came.
+Failure blame(int rank, const Waiting&, std::span<const std::optional<Standing>> all, Errc code);
+
+}  // namespace rz::nccl

@@ -1,0 +1,47 @@
+#pragma once
+/// NCCL for emulated devices, behind the table of comm/backends/nccl/api.h: ranks are threads of the test
+/// process, collectives are tasks in the devices' streams that wait until every rank's has come, and its sums
+/// begin with rank 1, in no order that anybody promised. Tests that link rz_emulated_gpu get it as nccl_api().
+///
+/// A test fails if a communicator is used after its end, destroyed with registered memory, or not ended.
+
+#include <string>
+
+#include "comm/backends/nccl/api.h"
+
+namespace rz::emulated {
+
+/// What goes wrong, from construction to destruction; one at a time. Ranks are those of the communicator.
+class Nccl {
+ public:
+  /// Calls are named as in nccl::NcclApi, e.g. "group_end".
+  Nccl();
+  /// Releases what hangs, and waits until all communicators have ended.
+  ~Nccl();
+  Nccl(const Nccl&) = delete;
+
+  void version(int);
+  /// As a library of that version fills it.
+  static nccl::NcclApi table(int version = 22809);
+
+  /// The call returns when it is released, or its communicator is aborted.
+  void stall(const std::string& call, int rank);
+  /// The call fails once, after `after` more that went well.
+  void fail(const std::string& call, int rank, nccl::Result, int after = 0);
+  /// From now on ncclCommGetAsyncError says so.
+  void report(int rank, nccl::Result);
+  void never_connect();
+  void never_finalize(int rank);
+  /// ncclCommAbort returns, and takes effect, when it is released.
+  void hang_in_abort(int rank);
+  /// Every call is still in progress when ncclCommGetAsyncError is asked so many times.
+  void in_progress(int polls);
+  void release();
+
+  int communicators() const;
+  int aborts() const;  ///< that have returned
+  /// Handles of ncclCommRegister that were not given back.
+  int registrations() const;
+};
+
+}  // namespace rz::emulated
