@@ -228,7 +228,8 @@ class Running {
     World& w = *comm_->world;
     if (!is_message(item)) return w.collectives[item.number];
     const bool sends = item.kind == Item::send;
-    return w.messages[sends ? std::pair(comm_->rank, item.root) : std::pair(item.root, comm_->rank)][item.number];
+    return w
+        .messages[sends ? std::pair(comm_->rank, item.root) : std::pair(item.root, comm_->rank)][item.number];
   }
   void arrive() {
     arrived_ = true;
@@ -241,7 +242,8 @@ class Running {
         item.number = comm_->collectives++;
       Meeting& meeting = place_of(item);
       meeting.places.resize(is_message(item) ? 2 : static_cast<std::size_t>(comm_->world->size));
-      meeting.places[is_message(item) ? item.kind == Item::recv : static_cast<std::size_t>(comm_->rank)] = item;
+      meeting.places[is_message(item) ? item.kind == Item::recv : static_cast<std::size_t>(comm_->rank)] =
+          item;
     }
   }
 
@@ -308,7 +310,8 @@ Result group_end() {
 
 /// An operator made by ncclRedOpCreatePreMulSum is looked up by its number.
 ReduceOp op_of(RedOp op) {
-  constexpr ReduceOp::Kind fixed[] = {ReduceOp::sum, ReduceOp::prod, ReduceOp::max, ReduceOp::min, ReduceOp::avg};
+  constexpr ReduceOp::Kind fixed[] = {ReduceOp::sum, ReduceOp::prod, ReduceOp::max, ReduceOp::min,
+                                      ReduceOp::avg};
   return op < 5 ? ReduceOp(fixed[op]) : ReduceOp::premul(op);
 }
 
@@ -347,7 +350,8 @@ Result status(const Communicator& comm) {
   if (state().never_connect || static_cast<int>(devices.size()) < comm.world->size) return nccl::in_progress;
   if (std::set<int>(devices.begin(), devices.end()).size() < devices.size()) return nccl::invalid_usage;
   if (comm.polls_left > 0) return nccl::in_progress;
-  if (comm.finalized && (comm.tasks > 0 || state().never_finalize.contains(comm.rank))) return nccl::in_progress;
+  if (comm.finalized && (comm.tasks > 0 || state().never_finalize.contains(comm.rank)))
+    return nccl::in_progress;
   return nccl::success;
 }
 
@@ -448,9 +452,14 @@ Result comm_deregister(Comm c, void* handle) {
 }
 
 const char* get_error_string(Result result) {
-  constexpr const char* texts[] = {"no error",      "unhandled cuda error", "unhandled system error",
-                                   "internal error", "invalid argument",     "invalid usage",
-                                   "remote process exited or there was a network error", "in progress"};
+  constexpr const char* texts[] = {"no error",
+                                   "unhandled cuda error",
+                                   "unhandled system error",
+                                   "internal error",
+                                   "invalid argument",
+                                   "invalid usage",
+                                   "remote process exited or there was a network error",
+                                   "in progress"};
   return result >= 0 && result < 8 ? texts[result] : "unknown result code";
 }
 
@@ -468,27 +477,34 @@ const nccl::NcclApi everything{
 
     .group_start = group_start,
     .group_end = group_end,
-    .all_reduce = [](const void* in, void* out, std::size_t n, DataType t, RedOp op, Comm c, void* s) {
-      return add("all_reduce", c, s, {Item::all_reduce, in, out, n, t, op_of(op)});
-    },
-    .reduce_scatter = [](const void* in, void* out, std::size_t n, DataType t, RedOp op, Comm c, void* s) {
-      return add("reduce_scatter", c, s, {Item::reduce_scatter, in, out, n, t, op_of(op)});
-    },
-    .all_gather = [](const void* in, void* out, std::size_t n, DataType t, Comm c, void* s) {
-      return add("all_gather", c, s, {Item::all_gather, in, out, n, t});
-    },
-    .broadcast = [](const void* in, void* out, std::size_t n, DataType t, int root, Comm c, void* s) {
-      return add("broadcast", c, s, {Item::broadcast, in, out, n, t, {}, root});
-    },
-    .reduce = [](const void* in, void* out, std::size_t n, DataType t, RedOp op, int root, Comm c, void* s) {
-      return add("reduce", c, s, {Item::reduce, in, out, n, t, op_of(op), root});
-    },
-    .send = [](const void* data, std::size_t n, DataType t, int peer, Comm c, void* s) {
-      return add("send", c, s, {Item::send, data, nullptr, n, t, {}, peer});
-    },
-    .recv = [](void* data, std::size_t n, DataType t, int peer, Comm c, void* s) {
-      return add("recv", c, s, {Item::recv, nullptr, data, n, t, {}, peer});
-    },
+    .all_reduce =
+        [](const void* in, void* out, std::size_t n, DataType t, RedOp op, Comm c, void* s) {
+          return add("all_reduce", c, s, {Item::all_reduce, in, out, n, t, op_of(op)});
+        },
+    .reduce_scatter =
+        [](const void* in, void* out, std::size_t n, DataType t, RedOp op, Comm c, void* s) {
+          return add("reduce_scatter", c, s, {Item::reduce_scatter, in, out, n, t, op_of(op)});
+        },
+    .all_gather =
+        [](const void* in, void* out, std::size_t n, DataType t, Comm c, void* s) {
+          return add("all_gather", c, s, {Item::all_gather, in, out, n, t});
+        },
+    .broadcast =
+        [](const void* in, void* out, std::size_t n, DataType t, int root, Comm c, void* s) {
+          return add("broadcast", c, s, {Item::broadcast, in, out, n, t, {}, root});
+        },
+    .reduce =
+        [](const void* in, void* out, std::size_t n, DataType t, RedOp op, int root, Comm c, void* s) {
+          return add("reduce", c, s, {Item::reduce, in, out, n, t, op_of(op), root});
+        },
+    .send =
+        [](const void* data, std::size_t n, DataType t, int peer, Comm c, void* s) {
+          return add("send", c, s, {Item::send, data, nullptr, n, t, {}, peer});
+        },
+    .recv =
+        [](void* data, std::size_t n, DataType t, int peer, Comm c, void* s) {
+          return add("recv", c, s, {Item::recv, nullptr, data, n, t, {}, peer});
+        },
     .red_op_create_pre_mul_sum = red_op_create_pre_mul_sum,
     .red_op_destroy = red_op_destroy,
     .get_error_string = get_error_string,
@@ -496,7 +512,8 @@ const nccl::NcclApi everything{
     .comm_register = comm_register,
     .comm_deregister = comm_deregister,
     .mem_alloc = [](void** memory, std::size_t bytes) -> Result {
-      return cuda::runtime().malloc(memory, bytes) == cuda::success ? nccl::success : nccl::unhandled_cuda_error;
+      return cuda::runtime().malloc(memory, bytes) == cuda::success ? nccl::success
+                                                                    : nccl::unhandled_cuda_error;
     },
     .mem_free = [](void* memory) -> Result {
       return cuda::runtime().free(memory) == cuda::success ? nccl::success : nccl::unhandled_cuda_error;

@@ -1,7 +1,8 @@
 #pragma once
 /// NCCL for emulated devices, behind the table of comm/backends/nccl/api.h: ranks are threads of the test
 /// process, collectives are tasks in the devices' streams that wait until every rank's has come, and its sums
-/// begin with rank 1, in no order that anybody promised. Tests that link rz_emulated_gpu get it as nccl_api().
+/// begin with rank 1, in no order that anybody promised. Tests that link rz_emulated_gpu get it as
+/// nccl_api().
 ///
 /// A test fails if a communicator is used after its end, destroyed with registered memory, or not ended.
 

@@ -1,6 +1,7 @@
 // Every collective on device memory gives the bits that it gives on host memory, over every backend of
 // devices. Ranks are threads; on a card they share it.
 
+#include "comm/backends/nccl/api.h"
 #include "comm/communicator.h"
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
@@ -15,8 +16,15 @@ class Collectives : public OnDevice, public testing::WithParamInterface<std::tup
  protected:
   void SetUp() override {
     OnDevice::SetUp();
-    if (!IsSkipped() && std::get<0>(GetParam()) == std::string("nccl") && size() > cuda::device_count())
-      GTEST_SKIP() << "NCCL wants a device a rank: " << size() << " ranks, " << cuda::device_count() << " devices";
+    if (IsSkipped() || std::get<0>(GetParam()) != std::string("nccl")) return;
+    if (size() > cuda::device_count())
+      GTEST_SKIP() << "NCCL wants a device a rank: " << size() << " ranks, " << cuda::device_count()
+                   << " devices";
+    try {
+      nccl::nccl_api();
+    } catch (const Error& e) {
+      GTEST_SKIP() << e.what();
+    }
   }
   int size() const { return std::get<1>(GetParam()); }
   CommOptions options(int rank) const {

@@ -122,7 +122,8 @@ void expect_same(Communicator& comm, DType dtype, ReduceOp op, std::size_t n, co
       const auto seed = static_cast<std::uint32_t>(comm.rank() * 100 + 7);
       const auto block = random_block(dtype, call.block() + (in_place ? 1 : 0), seed);
       EXPECT_EQ(on_device(comm, call, dtype, block, stream), on_host(comm, call, dtype, block))
-          << call.name << ", " << name(dtype) << " " << name(op) << ", " << n << " elements, rank " << comm.rank();
+          << call.name << ", " << name(dtype) << " " << name(op) << ", " << n << " elements, rank "
+          << comm.rank();
     }
 }
 

@@ -28,11 +28,12 @@ std::vector<Call> calls(int rank, int size, std::size_t n, ReduceOp op, bool in_
 std::vector<std::byte> random_block(DType dtype, std::size_t count, std::uint32_t seed);
 
 /// The block after the call, which ran on the host.
-std::vector<std::byte> on_host(Communicator& comm, const Call& call, DType dtype, std::vector<std::byte> block);
+std::vector<std::byte> on_host(Communicator& comm, const Call& call, DType dtype,
+                               std::vector<std::byte> block);
 
 /// The same on the device, with the input made just before in the same stream and read just after.
-std::vector<std::byte> on_device(Communicator& comm, const Call& call, DType dtype, std::vector<std::byte> block,
-                                 const Stream& stream);
+std::vector<std::byte> on_device(Communicator& comm, const Call& call, DType dtype,
+                                 std::vector<std::byte> block, const Stream& stream);
 
 /// Both give the same bytes: of every call, in place and not.
 void expect_same(Communicator& comm, DType dtype, ReduceOp op, std::size_t n, const Stream& stream);

@@ -9,13 +9,15 @@ namespace rz::nccl {
 namespace {
 
 constexpr int oldest = 21800;
-constexpr const char* remedy = "; install NCCL 2.18 or newer (NVIDIA's package libnccl2), or use --backend "
-                               "peer_cuda or ring";
+constexpr const char* remedy =
+    "; install NCCL 2.18 or newer (NVIDIA's package libnccl2), or use --backend "
+    "peer_cuda or ring";
 
 /// Functions of a loaded library, by name.
 class Library {
  public:
-  explicit Library(const std::string& file) : file_(file), handle_(::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+  explicit Library(const std::string& file)
+      : file_(file), handle_(::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     if (handle_) return;
     const char* reason = ::dlerror();
     fail(Errc::unsupported, "the NCCL backend could not load ", reason ? std::string(reason) : file, remedy);

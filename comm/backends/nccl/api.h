@@ -1,6 +1,6 @@
 #pragma once
-/// The calls of NCCL that ringzero makes, as one table, which is filled from libnccl.so.2 at run time: a build
-/// needs neither its header nor its library, and tests put a table of their own in its place. Types and
+/// The calls of NCCL that ringzero makes, as one table, which is filled from libnccl.so.2 at run time: a
+/// build needs neither its header nor its library, and tests put a table of their own in its place. Types and
 /// numbers are those of NCCL's stable interface (header_check.cpp compares them with nccl.h where there is
 /// one).
 

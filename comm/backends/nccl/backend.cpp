@@ -5,6 +5,7 @@
 
 #include "comm/backends/nccl/calls.h"
 #include "comm/backends/nccl/rendezvous.h"
+#include "comm/backends/nccl/scratch.h"
 #include "comm/backends/nccl/watchdog.h"
 #include "comm/core/error.h"
 #include "comm/kernels/peer_kernels.h"
@@ -45,7 +46,7 @@ struct Room {
 std::shared_ptr<Link> connect(const NcclApi& api, Store& store, const NcclOptions& options,
                               const std::shared_ptr<Room>& room) {
   const Deadline deadline = Deadline::after(options.rendezvous_timeout);
-  const Member me{options.rank,           options.size,    options.device,
+  const Member me{options.rank,         options.size,    options.device,
                   require_version(api), options.host_id, options.shares_gpus};
   const UniqueId id = meet(api, me, store, deadline);
   auto link = std::make_shared<Link>(api, options.device);
@@ -66,10 +67,11 @@ std::shared_ptr<Link> connect(const NcclApi& api, Store& store, const NcclOption
     if (state != in_progress) end(Errc::system, "NCCL could not connect the ranks: " + words);
     if (!deadline.expired()) continue;
     const std::string missing = not_joining(me, store);
-    end(Errc::timeout, str("NCCL did not connect the ranks within ", options.rendezvous_timeout.count(), " ms: ",
-                           missing.empty() ? std::string("all of them called ncclCommInitRankConfig, so look at "
-                                                         "the network (NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO)")
-                                           : str("these did not call ncclCommInitRankConfig:", missing)));
+    end(Errc::timeout,
+        str("NCCL did not connect the ranks within ", options.rendezvous_timeout.count(), " ms: ",
+            missing.empty() ? std::string("all of them called ncclCommInitRankConfig, so look at "
+                                          "the network (NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO)")
+                            : str("these did not call ncclCommInitRankConfig:", missing)));
   }
   return link;
 }
@@ -85,7 +87,8 @@ class Nccl final : public Backend {
                {.rank = options.rank,
                 .size = options.size,
                 .deterministic = options.deterministic,
-                .has_f8 = has_f8(api, options.device)},
+                .has_f8 = has_f8(api, options.device),
+                .scratch_limit = options.scratch_limit},
                [this] { settle(); }) {
     const WatchdogOptions watchdog{.rank = options.rank,
                                    .size = options.size,
@@ -96,7 +99,8 @@ class Nccl final : public Backend {
   }
 
   ~Nccl() override {
-    if (watchdog_->leave() && !link_->finalize(options_.finalize_limit)) link_->abort(options_.abort_limit, room_);
+    if (watchdog_->leave() && !link_->finalize(options_.finalize_limit))
+      link_->abort(options_.abort_limit, room_);
     watchdog_.reset();
     drain(room_->stream);
   }
@@ -125,6 +129,7 @@ class Nccl final : public Backend {
     const Stream zeroing = Stream::create(options_.device);
     set_bytes(memory.get(), 0, bytes, zeroing);
     zeroing.synchronize();
+    const std::lock_guard order(submitting_);  // NCCL refuses calls while another is in progress
     try {
       void* const handle = link_->add_memory(memory.get(), std::max<std::size_t>(bytes, 1));
       settle();
@@ -135,8 +140,8 @@ class Nccl final : public Backend {
               }};
     } catch (const CallFailed& failed) {
       if (watchdog_->fate()->failed()) watchdog_->fate()->raise();
-      fail(Errc::system, "rank ", options_.rank, ": ", human_bytes(bytes), " on ", name(options_.device), ": ",
-           failed.text());
+      fail(Errc::system, "rank ", options_.rank, ": ", human_bytes(bytes), " on ", name(options_.device),
+           ": ", failed.text());
     }
   }
 
@@ -155,6 +160,7 @@ class Nccl final : public Backend {
   }
 
   static bool is_captured(std::span<const Operation> group) {
+    const cuda::DeviceGuard guard(group.front().stream.device());
     bool captured = false;
     for (std::size_t i = 0; i < group.size(); ++i) {
       const Stream& stream = group[i].stream;
@@ -232,7 +238,8 @@ std::unique_ptr<Backend> nccl_backend(const NcclApi& api, std::shared_ptr<Store>
                                       std::shared_ptr<Backend> host, const NcclOptions& options) {
   require(!options.deterministic || static_cast<std::size_t>(options.size) <= PeerKernels::most_sources,
           Errc::unsupported, "sums in rank order over NCCL serve up to ", PeerKernels::most_sources,
-          " ranks, not ", options.size, "; set RZ_DETERMINISTIC=0 (or options.deterministic), or use --backend ring");
+          " ranks, not ", options.size,
+          "; set RZ_DETERMINISTIC=0 (or options.deterministic), or use --backend ring");
   require_version(api);
   return std::make_unique<Nccl>(api, std::move(store), std::move(host), options);
 }

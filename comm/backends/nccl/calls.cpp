@@ -84,7 +84,8 @@ class Operators {
 /// own: Link::call has it.
 class Calls::Grouped {
  public:
-  Grouped(const NcclApi& api, Comm comm, const Stream& stream) : api(api), comm(comm), native(stream.native()) {}
+  Grouped(const NcclApi& api, Comm comm, const Stream& stream)
+      : api(api), comm(comm), native(stream.native()) {}
 
   void send(const void* data, std::size_t bytes, int to) {
     if (bytes) call("ncclSend", [&] { return api.send(data, bytes, uint8, to, comm, native); });
@@ -169,12 +170,15 @@ struct Slice {
 
 namespace {
 
-std::size_t area(DType t) { return Scratch::most / 2 / size_of(t); }  // elements; gathered, and scaled
+/// Elements a rank, if the memory holds what is gathered, and as much scaled.
+std::size_t part_of(std::size_t limit, std::size_t ranks, DType t) {
+  return std::max(limit / 2 / size_of(t) / ranks / grain, std::size_t{2}) * grain - grain;
+}
 
-std::vector<Slice> slices_of(std::size_t n, std::size_t ranks, DType t) {
+std::vector<Slice> slices_of(std::size_t n, std::size_t ranks, DType t, std::size_t limit) {
   if (n * size_of(t) <= small_bytes) return {{0, 0, n}};
   std::vector<Slice> all;
-  const std::size_t most = (area(t) / ranks - 2 * grain) / grain * grain;
+  const std::size_t most = part_of(limit, ranks, t);
   for (std::size_t at = 0; at < n;) {
     const std::size_t part = std::min(most, (n - at) / ranks / grain * grain);
     const std::size_t left = n - at - part * ranks;
@@ -189,8 +193,8 @@ std::size_t gathered_bytes(const Slice& s, std::size_t ranks, DType t) {
   return up(ranks * (s.part + up(s.rest, grain)) * size_of(t), 256);
 }
 
-std::size_t scatter_slice(std::size_t n, std::size_t ranks, DType t) {
-  return std::min(up(n, grain), area(t) / ranks / grain * grain);
+std::size_t scatter_slice(std::size_t n, std::size_t ranks, DType t, std::size_t limit) {
+  return std::min(up(n, grain), part_of(limit, ranks, t));
 }
 
 }  // namespace
@@ -202,10 +206,11 @@ std::size_t Calls::scratch_bytes(std::span<const Operation> group) const {
     if (simple(op) || ranks == 1) continue;
     const DType t = op.in.dtype;
     if (op.kind == Collective::all_reduce || op.kind == Collective::reduce)
-      for (const Slice& s : slices_of(op.in.count, ranks, t))
+      for (const Slice& s : slices_of(op.in.count, ranks, t, options_.scratch_limit))
         most = std::max(most, gathered_bytes(s, ranks, t) + (s.part * ranks + s.rest) * size_of(t));
     else  // reduce_scatter; all_to_all in place
-      most = std::max(most, 2 * ranks * scatter_slice(op.in.count / ranks, ranks, t) * size_of(t));
+      most = std::max(most, 2 * ranks * scatter_slice(op.in.count / ranks, ranks, t, options_.scratch_limit) *
+                                size_of(t));
   }
   return most;
 }
@@ -242,7 +247,8 @@ void Calls::issue_simple(Grouped& g, const Operation& op, RedOp red) const {
   switch (op.kind) {
     case Collective::all_reduce:
       if (op.in.count)
-        g.call("ncclAllReduce", [&] { return g.api.all_reduce(in, out, op.in.count, type, red, g.comm, g.native); });
+        g.call("ncclAllReduce",
+               [&] { return g.api.all_reduce(in, out, op.in.count, type, red, g.comm, g.native); });
       break;
     case Collective::reduce_scatter:
       if (op.out.count)
@@ -326,7 +332,8 @@ void Calls::issue_staged(const Operation& op, const Stream& stream, std::byte* s
   if (op.kind == Collective::all_to_all) return all_to_all_in_place(op, stream, scratch);
   if (op.kind == Collective::reduce_scatter) return reduce_scatter(op, stream, scratch);
   if (op.in.count == 0) return;
-  for (const Slice& s : slices_of(op.in.count, p, op.in.dtype)) combine(op, s, stream, scratch);
+  for (const Slice& s : slices_of(op.in.count, p, op.in.dtype, options_.scratch_limit))
+    combine(op, s, stream, scratch);
 }
 
 void Calls::alone(const Operation& op, const Stream& stream) const {
@@ -387,7 +394,8 @@ void Calls::combine(const Operation& op, const Slice& s, const Stream& stream, s
 void Calls::reduce_scatter(const Operation& op, const Stream& stream, std::byte* scratch) const {
   const auto p = static_cast<std::size_t>(options_.size), me = static_cast<std::size_t>(options_.rank);
   const DType t = op.in.dtype;
-  const std::size_t width = size_of(t), n = op.out.count, most = scatter_slice(n, p, t), stride = most * width;
+  const std::size_t width = size_of(t), n = op.out.count;
+  const std::size_t most = scatter_slice(n, p, t, options_.scratch_limit), stride = most * width;
   std::byte* const scaled = scratch + p * stride;
   for (std::size_t from = 0; from < n; from += most) {
     const std::size_t count = std::min(most, n - from);
@@ -412,7 +420,7 @@ void Calls::reduce_scatter(const Operation& op, const Stream& stream, std::byte*
 void Calls::all_to_all_in_place(const Operation& op, const Stream& stream, std::byte* scratch) const {
   const auto p = static_cast<std::size_t>(options_.size), me = static_cast<std::size_t>(options_.rank);
   const std::size_t width = size_of(op.in.dtype), n = op.in.count / p;
-  const std::size_t most = scatter_slice(n, p, op.in.dtype), stride = most * width;
+  const std::size_t most = scatter_slice(n, p, op.in.dtype, options_.scratch_limit), stride = most * width;
   for (std::size_t from = 0; from < n; from += most) {
     const std::size_t bytes = std::min(most, n - from) * width;
     for (std::size_t d = 0; d < p; ++d)

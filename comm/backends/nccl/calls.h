@@ -10,7 +10,6 @@
 #include <span>
 
 #include "comm/backends/nccl/link.h"
-#include "comm/backends/nccl/scratch.h"
 #include "comm/collective.h"
 
 namespace rz::nccl {
@@ -21,6 +20,8 @@ struct CallsOptions {
   int rank = 0, size = 1;
   bool deterministic = true;  ///< sums in rank order
   bool has_f8 = false;        ///< NCCL 2.24 on compute capability 9.0
+  /// Of scratch memory, for one operation; the same on every rank.
+  std::size_t scratch_limit = std::size_t{64} << 20;
 };
 
 class Calls {

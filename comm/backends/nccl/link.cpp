@@ -60,7 +60,8 @@ bool Link::lock_within(std::chrono::milliseconds limit) noexcept {
 }
 
 bool Link::abort(std::chrono::milliseconds limit, std::shared_ptr<void> keep) noexcept {
-  return returns_within(limit, [self = shared_from_this(), keep = std::move(keep)] { self->abort_now(); });
+  return returns_within(limit + patience_with_calls,
+                        [self = shared_from_this(), keep = std::move(keep)] { self->abort_now(); });
 }
 
 /// A call of another thread that hangs is what abort has to end: then it goes in beside it.
@@ -75,9 +76,9 @@ void Link::abort_now() noexcept {
 
 bool Link::finalize(std::chrono::milliseconds limit) noexcept {
   const auto well = std::make_shared<bool>(false);
-  return returns_within(limit + 100ms, [self = shared_from_this(), limit, well] {
-           *well = self->finalize_now(limit);
-         }) && *well;
+  return returns_within(limit + 100ms,
+                        [self = shared_from_this(), limit, well] { *well = self->finalize_now(limit); }) &&
+         *well;
 }
 
 bool Link::finalize_now(std::chrono::milliseconds limit) noexcept {
@@ -111,9 +112,13 @@ void* Link::add_memory(void* memory, std::size_t bytes) {
 }
 
 void Link::remove_memory(void* handle) noexcept {
+  const Deadline end = Deadline::after(2s);
   if (!handle || !lock_within(2s)) return;
   const std::lock_guard lock(calls_, std::adopt_lock);
   if (!comm_ || registered_.erase(handle) == 0) return;
+  // NCCL refuses calls while another is in progress.
+  for (Result state = in_progress; state == in_progress && !end.expired(); std::this_thread::sleep_for(20us))
+    if (api_.comm_get_async_error(comm_, &state) != success || !comm_) return;
   int before = 0;
   cuda::runtime().get_device(&before);
   use(device_);

@@ -32,8 +32,8 @@ struct Card {
     std::size_t at = 0;
     for (std::string* line : {&card.uuid, &card.gpu, &card.version, &card.shares}) {
       const std::size_t end = text.find('\n', at);
-      require(end != std::string::npos, Errc::rendezvous, "another rank's key of the NCCL backend is damaged; ",
-              "do all ranks run the same ringzero?");
+      require(end != std::string::npos, Errc::rendezvous,
+              "another rank's key of the NCCL backend is damaged; ", "do all ranks run the same ringzero?");
       *line = text.substr(at, end - at);
       at = end + 1;
     }
@@ -75,9 +75,9 @@ std::vector<Card> cards_of_all(const Member& me, Store& store, Deadline deadline
     } catch (const Error& e) {
       if (e.code() != Errc::timeout) throw;
       throw Error(Errc::timeout,
-                  str("rank ", me.rank, " of ", me.size, ": these ranks did not come to the NCCL backend before ",
-                      "the rendezvous' deadline:", missing(me, store, card_key),
-                      "; do they run, with the same rendezvous and backend?"),
+                  str("rank ", me.rank, " of ", me.size,
+                      ": these ranks did not come to the NCCL backend before ", "the rendezvous' deadline:",
+                      missing(me, store, card_key), "; do they run, with the same rendezvous and backend?"),
                   r);
     }
   return all;
@@ -86,10 +86,11 @@ std::vector<Card> cards_of_all(const Member& me, Store& store, Deadline deadline
 /// NCCL itself says "invalid usage", or hangs.
 void refuse_pairs(const std::vector<Card>& all) {
   for (std::size_t a = 0; a < all.size(); ++a) {
-    require(all[a].version == all[0].version, Errc::config, "rank 0 has NCCL ", all[0].version, " and rank ", a,
-            " ", all[a].version, "; install one version on all hosts");
+    require(all[a].version == all[0].version, Errc::config, "rank 0 has NCCL ", all[0].version, " and rank ",
+            a, " ", all[a].version, "; install one version on all hosts");
     for (std::size_t b = a + 1; b < all.size(); ++b) {
-      const bool apart = !all[a].host_id.empty() && !all[b].host_id.empty() && all[a].host_id != all[b].host_id;
+      const bool apart =
+          !all[a].host_id.empty() && !all[b].host_id.empty() && all[a].host_id != all[b].host_id;
       const bool may_share = all[a].shares == "1" && all[b].shares == "1";
       require(all[a].uuid != all[b].uuid || apart || may_share, Errc::config, "ranks ", a, " and ", b,
               " are both on one GPU, ", all[a].gpu, ", uuid ", all[a].uuid,

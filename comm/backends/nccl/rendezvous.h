@@ -20,8 +20,8 @@ struct Member {
   bool shares = false;  ///< NCCL_MULTI_RANK_GPU_ENABLE=1
 };
 
-/// Every rank calls it. Errc::timeout names the ranks that did not come; Errc::config, one line on every rank,
-/// two that are on one GPU, or have different versions of NCCL.
+/// Every rank calls it. Errc::timeout names the ranks that did not come; Errc::config, one line on every
+/// rank, two that are on one GPU, or have different versions of NCCL.
 UniqueId meet(const NcclApi&, const Member&, Store&, Deadline);
 
 /// After meet(): notes that this rank calls ncclCommInitRank now.

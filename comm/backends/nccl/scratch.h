@@ -13,9 +13,6 @@ namespace rz::nccl {
 /// Whoever submits uses it, one at a time.
 class Scratch {
  public:
-  /// What one operation may ask for; larger ones go in slices.
-  static constexpr std::size_t most = std::size_t{64} << 20;
-
   explicit Scratch(Device device) : device_(device) {}
 
   /// At least `bytes`, aligned to 256. A graph cannot allocate while it is captured: Errc::unsupported unless

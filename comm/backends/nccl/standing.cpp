@@ -32,7 +32,7 @@ const std::string* Standing::call(std::uint64_t number) const {
 }
 
 std::string Standing::text() const {
-  std::string text = str(called, ' ', begun, '\n');
+  std::string text = str(called, ' ', issued, ' ', begun, '\n');
   for (const auto* list : {&sent, &received}) {
     for (const std::uint64_t n : *list) text += str(n, ' ');
     text += '\n';
@@ -71,8 +71,12 @@ std::optional<Standing> Standing::of(const std::string& text) {
   }
   if (lines.size() < 3) return std::nullopt;
   const auto counts = numbers(lines[0]), sent = numbers(lines[1]), received = numbers(lines[2]);
-  if (!counts || counts->size() != 2 || !sent || !received) return std::nullopt;
-  Standing s{.called = (*counts)[0], .begun = (*counts)[1], .sent = *sent, .received = *received};
+  if (!counts || counts->size() != 3 || !sent || !received) return std::nullopt;
+  Standing s{.called = (*counts)[0],
+             .issued = (*counts)[1],
+             .begun = (*counts)[2],
+             .sent = *sent,
+             .received = *received};
   for (std::size_t i = 3; i < lines.size(); ++i) s.words.emplace_back(lines[i]);
   return s;
 }
@@ -100,11 +104,13 @@ std::optional<Failure> find_mismatch(std::uint64_t number, Standings all) {
 }
 
 /// Why rank r keeps the collective waiting; empty: it does not.
-std::string lag(std::size_t r, std::uint64_t number, const std::optional<Standing>& s) {
+std::string lag(std::size_t r, std::uint64_t number, const std::optional<Standing>& s, bool some_issued) {
   if (!s) return str("rank ", r, " does not answer");
   if (s->called <= number)
     return str("rank ", r, " has not called it", s->words.empty() ? "" : ", its last was '",
                s->words.empty() ? "" : s->words.back(), s->words.empty() ? "" : "'");
+  if (s->issued <= number)  // if that is so on all ranks, none waits for this one
+    return some_issued ? str("rank ", r, " called it, but is still within NCCL's own call") : std::string();
   if (s->begun <= number) return str("rank ", r, " called it, but its device still has work before it");
   return {};
 }
@@ -130,14 +136,16 @@ Failure blame(int rank, const Waiting& waiting, Standings all, Errc code) {
   };
   if (waiting.collective) {
     if (auto mismatch = find_mismatch(*waiting.collective, all)) return *mismatch;
+    const bool some_issued =
+        std::any_of(all.begin(), all.end(), [&](auto& s) { return s && s->issued > *waiting.collective; });
     for (std::size_t r = 0; r < all.size(); ++r)
-      add(static_cast<int>(r), lag(r, *waiting.collective, all[r]));
+      add(static_cast<int>(r), lag(r, *waiting.collective, all[r], some_issued));
   }
-  for (const auto& m : waiting.messages)
-    add(m.peer, lag(rank, m, all[static_cast<std::size_t>(m.peer)]));
+  for (const auto& m : waiting.messages) add(m.peer, lag(rank, m, all[static_cast<std::size_t>(m.peer)]));
   if (failure.culprit < 0)
-    failure.reason = "all ranks are there, so a GPU or the network between them hangs (NCCL_DEBUG=INFO says "
-                     "what NCCL uses)";
+    failure.reason =
+        "all ranks are there, so a GPU or the network between them hangs (NCCL_DEBUG=INFO says "
+        "what NCCL uses)";
   return failure;
 }
 

@@ -18,8 +18,9 @@ namespace rz::nccl {
 std::string describe(const Operation&);
 
 struct Standing {
-  /// How many collectives this rank has called, and at how many of them its device has arrived.
-  std::uint64_t called = 0, begun = 0;
+  /// How many collectives this rank has called, how many NCCL has taken, and at how many of those its device
+  /// has arrived.
+  std::uint64_t called = 0, issued = 0, begun = 0;
   /// The latest of them in words, the last one last.
   std::deque<std::string> words;
   /// Messages to and from each rank.
@@ -46,9 +47,9 @@ struct Waiting {
   std::vector<Message> messages;
 };
 
-/// Who keeps `rank` waiting, given all standings (its own too; none: that rank did not answer). Errc::mismatch
-/// if ranks called different collectives; else `code`, with the first rank that lags as culprit, or -1 if all
-/// came.
+/// Who keeps `rank` waiting, given all standings (its own too; none: that rank did not answer).
+/// Errc::mismatch if ranks called different collectives; else `code`, with the first rank that lags as
+/// culprit, or -1 if all came.
 Failure blame(int rank, const Waiting&, std::span<const std::optional<Standing>> all, Errc code);
 
 }  // namespace rz::nccl

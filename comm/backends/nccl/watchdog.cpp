@@ -12,10 +12,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto pace = 50ms;             // of looks at NCCL while something is in flight
-constexpr auto patience = 1s;           // in flight for longer: other ranks may have something to say
-constexpr auto store_pace = 200ms;      // of looks into the store then
-constexpr auto store_limit = 1s;        // for one conversation with it
+constexpr auto pace = 50ms;         // of looks at NCCL while something is in flight
+constexpr auto patience = 1s;       // in flight for longer: other ranks may have something to say
+constexpr auto store_pace = 200ms;  // of looks into the store then
+constexpr auto store_limit = 1s;    // for one conversation with it
 constexpr const char* claims_key = "nccl/verdict/claims";
 constexpr const char* verdict_key = "nccl/verdict";
 constexpr const char* alarms_key = "nccl/alarms";
@@ -101,16 +101,15 @@ void Watchdog::retire() {
 Standing Watchdog::standing() {
   const std::lock_guard lock(mutex_);
   Standing s = standing_;
-  s.begun = s.called;
+  s.begun = s.issued = s.called;
   for (const auto& job : jobs_) {
-    bool ready = true;
+    if (!job->waiting.collective) continue;
+    const std::uint64_t number = *job->waiting.collective;
+    if (!job->issued()) s.issued = std::min(s.issued, number);
     try {
-      ready = job->ready();
+      if (!job->ready()) s.begun = std::min(s.begun, number);
     } catch (const Error&) {  // the device has failed: its own message says so
     }
-    if (ready || !job->waiting.collective) continue;
-    s.begun = *job->waiting.collective;
-    break;
   }
   return s;
 }
@@ -188,7 +187,8 @@ std::optional<Watchdog::Request> Watchdog::look(const Job& front) {
     return Request{{by_others ? -1 : options_.rank, code, str(who, ": NCCL failed: ", words)}, by_others};
   }
   if (front.deadline.expired())
-    return Request{{-1, Errc::timeout, str(who, " did not end within ", options_.timeout.count(), " ms")}, true};
+    return Request{{-1, Errc::timeout, str(who, " did not end within ", options_.timeout.count(), " ms")},
+                   true};
   const bool late = Deadline::Clock::now() - front.began > patience;
   if (!late || !store_answers_ || !next_look_into_store_.expired()) return std::nullopt;
   next_look_into_store_ = Deadline::after(store_pace);
@@ -202,17 +202,20 @@ std::optional<Watchdog::Request> Watchdog::look_into_store(const Job&) {
     std::optional<Failure> verdict;
   };
   const auto found = std::make_shared<Found>();
-  store_answers_ = returns_within(
-      store_limit, [found, store = store_, rank = options_.rank, standing = standing().text()] {
-        try {
-          if (store->add(claims_key, 0) > 0)
-            found->verdict = decoded(store->get(verdict_key, Deadline::after(store_limit / 2)));
-          else if (store->add(alarms_key, 0) > 0)
-            store->set(standing_key(rank), standing);
-          found->reachable = true;
-        } catch (const std::exception&) {  // the deadline says it all
-        }
-      }) && found->reachable;
+  store_answers_ =
+      returns_within(store_limit,
+                     [found, store = store_, rank = options_.rank, standing = standing().text()] {
+                       try {
+                         if (store->add(claims_key, 0) > 0)
+                           found->verdict =
+                               decoded(store->get(verdict_key, Deadline::after(store_limit / 2)));
+                         else if (store->add(alarms_key, 0) > 0)
+                           store->set(standing_key(rank), standing);
+                         found->reachable = true;
+                       } catch (const std::exception&) {  // the deadline says it all
+                       }
+                     }) &&
+      found->reachable;
   if (!store_answers_ || !found->verdict) return std::nullopt;
   return Request{*found->verdict, false};
 }

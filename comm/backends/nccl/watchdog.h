@@ -26,9 +26,9 @@ namespace rz::nccl {
 
 struct WatchdogOptions {
   int rank = 0, size = 1;
-  std::chrono::milliseconds timeout{600'000};     ///< of one operation, from its submission
-  std::chrono::milliseconds abort_limit{2'000};   ///< for ncclCommAbort
-  std::chrono::milliseconds inquiry_limit{1'500}; ///< for the other ranks' answers
+  std::chrono::milliseconds timeout{600'000};      ///< of one operation, from its submission
+  std::chrono::milliseconds abort_limit{2'000};    ///< for ncclCommAbort
+  std::chrono::milliseconds inquiry_limit{1'500};  ///< for the other ranks' answers
 };
 
 /// Thread-safe.

@@ -1,0 +1,685 @@
+// The NCCL backend over an emulated NCCL that can be told to fail: what it refuses, whom it names, and how
+// soon. That it gives the host's bits is tests/gpu/collectives_test.cpp's.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "comm/backends/nccl/backend.h"
+#include "comm/communicator.h"
+#include "comm/core/cuda/runtime.h"
+#include "comm/core/error.h"
+#include "comm/core/memory.h"
+#include "tests/emulated_gpu/emulated_gpu.h"
+#include "tests/emulated_gpu/machine.h"
+#include "tests/emulated_gpu/nccl.h"
+#include "tests/gpu/device_calls.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+using namespace std::chrono_literals;
+using emulated::Nccl;
+using test::run_ranks;
+using Clock = std::chrono::steady_clock;
+
+Device device_of(int rank) { return {Device::cuda, rank}; }
+
+/// Stands for the host's backend, of which only abort() is called.
+class Host final : public Backend {
+ public:
+  Work submit(std::span<const Operation>) override { return {}; }
+  void abort(const std::string&) noexcept override { aborted = true; }
+  std::shared_ptr<std::byte> allocate(std::size_t) override { return nullptr; }
+  std::string describe() const override { return "none"; }
+  std::atomic<bool> aborted{false};
+};
+
+nccl::NcclOptions quick(int rank, int size) {
+  return {.rank = rank,
+          .size = size,
+          .device = device_of(rank),
+          .rendezvous_timeout = 10s,
+          .timeout = 10s,
+          .finalize_limit = 300ms,
+          .abort_limit = 3s};
+}
+
+const nccl::NcclApi& table() {
+  static const nccl::NcclApi api = Nccl::table();
+  return api;
+}
+
+Communicator connect(const nccl::NcclOptions& o, std::shared_ptr<Store> store,
+                     const nccl::NcclApi& api = table()) {
+  auto backend = nccl_backend(api, std::move(store), std::make_shared<Host>(), o);
+  CommOptions options;
+  options.device = o.device;
+  return Communicator::over(o.rank, o.size, std::move(backend), options);
+}
+
+/// n floats of one value on a device, and a stream.
+struct Floats {
+  Floats(Communicator& comm, std::size_t n, float value = 1)
+      : device(comm.options().device),
+        stream(Stream::create(device)),
+        memory(comm.allocate_array<float>(n)),
+        n(n) {
+    fill(value);
+  }
+  void fill(float value) const {
+    const std::vector<float> values(n, value);
+    copy_bytes(memory.get(), values.data(), n * sizeof(float), stream);
+  }
+  Buffer all() const { return {memory.get(), n, device}; }
+  std::vector<float> read() const {
+    std::vector<float> values(n);
+    copy_bytes(values.data(), memory.get(), n * sizeof(float), stream);
+    return values;
+  }
+  const Device device;
+  const Stream stream;
+  const std::shared_ptr<float> memory;
+  const std::size_t n;
+};
+
+template <class F>
+Error error_of(const F& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return Error(Errc::io, "nothing was thrown");
+}
+
+template <class F>
+void expect_error(Errc code, int culprit, const std::string& words, const F& call) {
+  const Error e = error_of(call);
+  EXPECT_EQ(e.code(), code) << e.what();
+  EXPECT_EQ(e.culprit(), culprit) << e.what();
+  EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
+  EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
+}
+
+template <class F>
+Clock::duration time_of(const F& f) {
+  const auto before = Clock::now();
+  f();
+  return Clock::now() - before;
+}
+
+class NcclBackend : public testing::Test {
+ protected:
+  /// f(communicator) on every rank of a group with short deadlines.
+  template <class F>
+  void on_ranks(int size, std::chrono::milliseconds timeout, const F& f) {
+    run_ranks(size, [&](int rank, auto store) {
+      auto options = quick(rank, size);
+      options.timeout = timeout;
+      Communicator comm = connect(options, store);
+      f(comm, *store);
+    });
+  }
+
+  emulated::Schedule schedule;
+  Nccl nccl;
+};
+
+/// The others may go when all have what they wanted to see.
+void meet(Store& store, int size, const std::string& name = "met") {
+  if (store.add(name, 1) == size) store.set(name + "/all", "");
+  store.get(name + "/all", Deadline::after(20s));
+}
+
+// ---- the library
+
+TEST_F(NcclBackend, AMissingLibraryIsOneLine) {
+  expect_error(Errc::unsupported, -1, "libnccl-of-nobody.so.2",
+               [] { nccl::load_nccl("libnccl-of-nobody.so.2"); });
+  expect_error(Errc::unsupported, -1, "--backend peer_cuda",
+               [] { nccl::load_nccl("libnccl-of-nobody.so.2"); });
+}
+
+TEST_F(NcclBackend, ALibraryThatIsNoNcclIsOneLine) {
+  expect_error(Errc::unsupported, -1, "libm.so.6 has no ncclGetVersion",
+               [] { nccl::load_nccl("libm.so.6"); });
+}
+
+TEST_F(NcclBackend, TheLibraryOfThisMachineHasAllThatItsVersionShould) {
+  nccl::NcclApi api{};
+  try {
+    api = nccl::load_nccl();
+  } catch (const Error& e) {
+    GTEST_SKIP() << e.what();
+  }
+  const int version = nccl::require_version(api);
+  EXPECT_EQ(std::string(api.get_error_string(nccl::invalid_usage)).substr(0, 13), "invalid usage");
+  EXPECT_EQ(api.comm_register && api.comm_deregister, version >= 21900);
+  EXPECT_EQ(api.mem_alloc && api.mem_free, version >= 21900);
+}
+
+TEST_F(NcclBackend, RefusesVersionsThatItDoesNotKnow) {
+  const std::pair<int, std::string> versions[] = {
+      {21703, "2.17.3"}, {2708, "2.7.8"}, {11900, "1.19.0"}, {30000, "3.0.0"}};
+  for (const auto& [version, text] : versions) {
+    nccl.version(version);
+    expect_error(Errc::unsupported, -1, "NCCL " + text,
+                 [] { nccl_backend(table(), memory_store(), nullptr, quick(0, 1)); });
+  }
+}
+
+TEST_F(NcclBackend, WorksWithWhatOldVersionsLack) {
+  for (const int version : {21800, 22304, 23007}) {
+    nccl.version(version);
+    const nccl::NcclApi api = Nccl::table(version);
+    run_ranks(2, [&](int rank, auto store) {
+      Communicator comm = connect(quick(rank, 2), prefix_store(store, str(version)), api);
+      const Floats x(comm, 1000);
+      comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait();
+      EXPECT_EQ(x.read(), std::vector<float>(1000, 2));
+      EXPECT_EQ(comm.describe(),
+                str("NCCL ", nccl::version_text(version), " on cuda:", rank, ", sums in rank order"));
+    });
+  }
+}
+
+TEST_F(NcclBackend, RefusesMoreRanksThanItsKernelsCombine) {
+  expect_error(Errc::unsupported, -1, "257",
+               [] { nccl_backend(table(), memory_store(), nullptr, quick(0, 257)); });
+}
+
+// ---- coming together
+
+TEST_F(NcclBackend, TwoRanksOnOneDeviceAreNamed) {
+  run_ranks(3, [&](int rank, auto store) {
+    auto options = quick(rank, 3);
+    options.device = device_of(rank == 2 ? 0 : rank);
+    expect_error(Errc::config, -1, "ranks 0 and 2 are both on one GPU, cuda:0 (emulated device)",
+                 [&] { connect(options, store); });
+  });
+  EXPECT_EQ(nccl.communicators(), 0);
+}
+
+// The emulated NCCL refuses them all the same: but it is NCCL that does.
+TEST_F(NcclBackend, TwoRanksOnOneDeviceMayTryWithNcclsSettings) {
+  const auto settings = [](bool by_host, int rank) {
+    auto options = quick(rank, 2);
+    options.device = device_of(0);
+    if (by_host) options.host_id = str("h", rank);
+    options.shares_gpus = !by_host;
+    return options;
+  };
+  for (const bool by_host : {true, false}) {
+    nccl.version(23003);
+    run_ranks(2, [&](int rank, auto store) {
+      expect_error(Errc::system, -1, "invalid usage", [&] { connect(settings(by_host, rank), store); });
+    });
+  }
+  nccl.version(23002);
+  run_ranks(2, [&](int rank, auto store) {
+    expect_error(Errc::config, -1, "one GPU", [&] { connect(settings(false, rank), store); });
+  });
+}
+
+TEST_F(NcclBackend, NamesRanksThatDoNotCome) {
+  run_ranks(2, [&](int rank, auto store) {
+    auto options = quick(rank, 4);
+    options.rendezvous_timeout = 200ms;
+    const auto time = time_of([&] {
+      expect_error(Errc::timeout, 2, "did not come to the NCCL backend before the rendezvous' deadline: 2 3",
+                   [&] { connect(options, store); });
+    });
+    EXPECT_LT(time, 2s);
+  });
+}
+
+TEST_F(NcclBackend, AnInitThatNeverCompletesEndsAtTheDeadline) {
+  nccl.never_connect();
+  run_ranks(2, [&](int rank, auto store) {
+    auto options = quick(rank, 2);
+    options.rendezvous_timeout = 300ms;
+    const auto time = time_of([&] {
+      expect_error(Errc::timeout, -1, "all of them called ncclCommInitRankConfig",
+                   [&] { connect(options, store); });
+    });
+    EXPECT_LT(time, 2s);
+  });
+  EXPECT_EQ(nccl.communicators(), 0);
+}
+
+TEST_F(NcclBackend, AnInitThatFailsSaysWhy) {
+  nccl.fail("comm_init_rank_config", 0, nccl::system_error);
+  run_ranks(1, [&](int rank, auto store) {
+    expect_error(Errc::system, -1, "ncclCommInitRankConfig: unhandled system error",
+                 [&] { connect(quick(rank, 1), store); });
+  });
+}
+
+// ---- going well
+
+TEST_F(NcclBackend, EveryCallMayBeInProgressForAWhile) {
+  nccl.in_progress(3);
+  run_ranks(3, [&](int rank, auto store) {
+    Communicator comm = connect(quick(rank, 3), store);
+    for (const std::size_t n : {std::size_t{5}, std::size_t{30'000}}) {
+      const Floats x(comm, n), y(comm, 3 * n);
+      comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait_on(x.stream);
+      comm.all_gather(x.all(), y.all(), x.stream).wait_on(x.stream);
+      std::vector<float> result(3 * n);
+      copy_bytes(result.data(), y.memory.get(), result.size() * sizeof(float), x.stream);
+      EXPECT_EQ(result, std::vector<float>(3 * n, 3));
+    }
+  });
+}
+
+TEST_F(NcclBackend, GivesTheSameInSlices) {
+  run_ranks(3, [&](int rank, auto store) {
+    auto sliced = quick(rank, 3);
+    sliced.scratch_limit = 40 << 10;
+    Communicator a = connect(quick(rank, 3), prefix_store(store, "a"));
+    Communicator b = connect(sliced, prefix_store(store, "b"));
+    const Stream stream = Stream::create(device_of(rank));
+    for (const ReduceOp op : {ReduceOp(ReduceOp::sum), ReduceOp::premul(0.3 * (rank + 1))})
+      for (const bool in_place : {false, true}) {
+        const auto of_a = test::calls(rank, 3, 20'011, op, in_place), of_b = of_a;
+        for (std::size_t i = 0; i < of_a.size(); ++i) {
+          const auto block =
+              test::random_block(DType::f32, of_a[i].block(), static_cast<std::uint32_t>(rank));
+          EXPECT_EQ(test::on_device(b, of_b[i], DType::f32, block, stream),
+                    test::on_device(a, of_a[i], DType::f32, block, stream))
+              << of_a[i].name << " " << name(op);
+        }
+      }
+  });
+}
+
+TEST_F(NcclBackend, ManySchedulesGiveOneResult) {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    emulated::Machine::instance().restart(seed, emulated::Machine::Pace::any);
+    run_ranks(2 + static_cast<int>(seed) % 3, [&](int rank, auto store) {
+      const int size = 2 + static_cast<int>(seed) % 3;
+      Communicator comm = connect(quick(rank, size), store);
+      const Floats x(comm, 10'000, static_cast<float>(rank)), y(comm, 300, static_cast<float>(rank));
+      const Stream other = Stream::create(x.device);
+      y.stream.wait(x.stream.record());
+      comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait_on(other);
+      auto group = comm.group();
+      const Floats from(comm, 300);
+      group.send(y.all(), (rank + 1) % size, y.stream)
+          .recv(from.all(), (rank + size - 1) % size, from.stream);
+      group.launch().wait_on(other);
+      comm.broadcast(x.all(), size - 1, other).wait_on(x.stream);
+      other.synchronize();
+      EXPECT_EQ(x.read(), std::vector<float>(10'000, static_cast<float>(size * (size - 1) / 2)));
+      EXPECT_EQ(from.read(), std::vector<float>(300, static_cast<float>((rank + size - 1) % size)));
+      y.stream.synchronize();
+    });
+  }
+}
+
+/// Numbers that add exactly, in any order.
+TEST_F(NcclBackend, LeavesReductionsToNcclUnlessTheirOrderMatters) {
+  run_ranks(3, [&](int rank, auto store) {
+    auto options = quick(rank, 3);
+    options.deterministic = false;
+    Communicator comm = connect(options, store);
+    EXPECT_EQ(comm.describe(), str("NCCL 2.28.9 on cuda:", rank));
+    const auto expect = [&](ReduceOp op, float value) {
+      const Floats x(comm, 3000, static_cast<float>(1 << rank)), y(comm, 1000);
+      y.stream.wait(x.stream.record());
+      comm.reduce_scatter(x.all(), y.all(), op, y.stream).wait_on(y.stream);
+      EXPECT_EQ(y.read(), std::vector<float>(1000, value)) << name(op);
+      x.stream.wait(y.stream.record());
+      comm.all_reduce(x.all(), op, x.stream).wait();
+      EXPECT_EQ(x.read(), std::vector<float>(3000, value)) << name(op);
+    };
+    expect(ReduceOp::sum, 7);
+    expect(ReduceOp::avg, 7.0f / 3);
+    expect(ReduceOp::prod, 8);
+    expect(ReduceOp::min, 1);
+    expect(ReduceOp::max, 4);
+    expect(ReduceOp::premul(0.5), 3.5);
+    const Stream s = Stream::create(device_of(rank));
+    const auto integers = comm.allocate_array<std::int32_t>(64);
+    std::vector<std::int32_t> values(64, 3);
+    copy_bytes(integers.get(), values.data(), 256, s);
+    comm.all_reduce(Buffer(integers.get(), 64, device_of(rank)), ReduceOp::premul(0.5), s).wait_on(s);
+    copy_bytes(values.data(), integers.get(), 256, s);
+    EXPECT_EQ(values, std::vector<std::int32_t>(64, 6));  // as on the host: 1.5 is 2
+  });
+}
+
+TEST_F(NcclBackend, AGraphHoldsCollectives) {
+  const auto& cuda = cuda::runtime();
+  run_ranks(2, [&](int rank, auto store) {
+    Communicator comm = connect(quick(rank, 2), store);
+    const Floats x(comm, 20'000), y(comm, 20'000), z(comm, 100);
+    y.stream.synchronize();
+    void *graph = nullptr, *executable = nullptr;
+    cuda::check(cuda.begin_capture(x.stream.native()), "begin", x.device);
+    copy_bytes(x.memory.get(), y.memory.get(), x.n * sizeof(float), x.stream);
+    const Work work = comm.all_reduce(x.all(), ReduceOp::sum, x.stream);
+    work.wait_on(x.stream);
+    copy_bytes(y.memory.get(), x.memory.get(), x.n * sizeof(float), x.stream);
+    cuda::check(cuda.end_capture(x.stream.native(), &graph), "end", x.device);
+    expect_error(Errc::invalid_argument, -1, "graph that is being captured", [&] { work.wait(); });
+    cuda::check(cuda.instantiate(&executable, graph), "instantiate", x.device);
+    for (int i = 0; i < 3; ++i) {
+      cuda::check(cuda.launch_graph(executable, x.stream.native()), "launch", x.device);
+      x.stream.synchronize();
+      comm.all_reduce(z.all(), ReduceOp::sum, z.stream).wait();
+    }
+    EXPECT_EQ(x.read(), std::vector<float>(20'000, 8));
+    EXPECT_EQ(z.read(), std::vector<float>(100, 8));
+    cuda.destroy_executable(executable);
+    cuda.destroy_graph(graph);
+  });
+}
+
+TEST_F(NcclBackend, AGraphThatNeedsMemorySaysWhatToDo) {
+  run_ranks(1, [&](int, auto store) {
+    Communicator comm = connect(quick(0, 1), store);
+    const Floats x(comm, 8);
+    x.stream.synchronize();
+  });
+  run_ranks(2, [&](int rank, auto store) {
+    Communicator comm = connect(quick(rank, 2), store);
+    const Floats x(comm, 400'000);
+    x.stream.synchronize();
+    const auto capture = [&] {
+      void* graph = nullptr;
+      cuda::check(cuda::runtime().begin_capture(x.stream.native()), "begin", x.device);
+      std::string problem;
+      try {
+        comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait_on(x.stream);
+      } catch (const Error& e) {
+        problem = e.what();
+      }
+      cuda::check(cuda::runtime().end_capture(x.stream.native(), &graph), "end", x.device);
+      cuda::runtime().destroy_graph(graph);
+      return problem;
+    };
+    EXPECT_NE(capture().find("run the same once before"), std::string::npos);
+    comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait();
+    EXPECT_EQ(capture(), "");
+  });
+}
+
+TEST_F(NcclBackend, SplitsIntoGroupsOfTheirOwn) {
+  run_ranks(4, [&](int rank, auto store) {
+    CommOptions options;
+    options.backend = "nccl";
+    options.device = device_of(rank);
+    Communicator comm = Communicator::connect(rank, 4, store, options);
+    EXPECT_EQ(comm.describe().substr(0, 4), "NCCL");
+    auto half = comm.split(rank == 3 ? std::nullopt : std::optional(rank % 2), -rank);
+    EXPECT_EQ(half.has_value(), rank != 3);
+    if (half) {
+      const Floats x(*half, 100, static_cast<float>(rank));
+      half->all_reduce(x.all(), ReduceOp::sum, x.stream).wait();
+      EXPECT_EQ(x.read(), std::vector<float>(100, rank == 1 ? 1 : 2));
+      x.stream.synchronize();
+    }
+    comm.barrier().wait();
+  });
+}
+
+TEST_F(NcclBackend, MessagesToItselfComeInPairs) {
+  run_ranks(1, [&](int, auto store) {
+    Communicator comm = connect(quick(0, 1), store);
+    const Floats x(comm, 50, 3), y(comm, 50, 4);
+    y.stream.wait(x.stream.record());
+    comm.group().send(x.all(), 0, y.stream).recv(y.all(), 0, y.stream).launch().wait_on(y.stream);
+    EXPECT_EQ(y.read(), std::vector<float>(50, 3));
+    expect_error(Errc::invalid_argument, -1, "put both into one group",
+                 [&] { static_cast<void>(comm.send(x.all(), 0, x.stream)); });
+    x.stream.synchronize();
+  });
+}
+
+TEST_F(NcclBackend, MemoryOutlivesItsCommunicator) {
+  std::shared_ptr<std::byte> memory[2];
+  run_ranks(2, [&](int rank, auto store) {
+    Communicator comm = connect(quick(rank, 2), store);
+    memory[rank] = comm.allocate(1000);
+    std::vector<std::byte> bytes(1000, std::byte{1});
+    copy_bytes(bytes.data(), memory[rank].get(), 1000, Stream::create(device_of(rank)));
+    EXPECT_EQ(bytes, std::vector<std::byte>(1000));
+    const auto gone = comm.allocate(10);
+    meet(*store, 2);
+    EXPECT_EQ(nccl.registrations(), 4);
+    meet(*store, 2, "seen");
+  });
+  EXPECT_EQ(nccl.registrations(), 0);
+  EXPECT_EQ(nccl.communicators(), 0);
+  EXPECT_EQ(emulated::bytes_in_use(), 2 * 1024u);  // 1000, aligned to 256
+}
+
+// ---- going wrong
+
+TEST_F(NcclBackend, ARankThatDoesNotCallIsNamedOnAllOthers) {
+  on_ranks(3, 300ms, [&](Communicator& comm, Store& store) {
+    const Floats x(comm, 100);
+    comm.broadcast(x.all(), 0, x.stream).wait();
+    if (comm.rank() != 1) {
+      const auto time = time_of([&] {
+        expect_error(Errc::timeout, 1, "rank 1 does not answer",
+                     [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
+      });
+      EXPECT_GE(time, 290ms);
+      EXPECT_LT(time, 4s);
+      expect_error(Errc::timeout, 1, "all_reduce sum of 100 f32 did not end within 300 ms",
+                   [&] { static_cast<void>(comm.all_reduce(x.all(), ReduceOp::sum, x.stream)); });
+    }
+    meet(store, 3);
+    x.stream.synchronize();
+  });
+}
+
+// Rank 1 waits elsewhere for over a second, and so sees the alarm.
+TEST_F(NcclBackend, ARankThatLagsSaysHowFarItIs) {
+  run_ranks(3, [&](int rank, auto store) {
+    auto options = quick(rank, 3);
+    options.timeout = rank == 1 ? 20s : 1500ms;
+    Communicator comm = connect(options, store);
+    const Floats x(comm, 100);
+    if (rank == 1) {
+      expect_error(Errc::timeout, 1, "rank 1 has not called it",
+                   [&] { comm.recv(x.all(), 0, x.stream).wait(); });
+    } else {
+      expect_error(Errc::timeout, 1, "rank 1 has not called it",
+                   [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
+    }
+    x.stream.synchronize();
+  });
+}
+
+TEST_F(NcclBackend, DifferentCallsAreNamed) {
+  on_ranks(3, 300ms, [&](Communicator& comm, Store&) {
+    const Floats x(comm, 100);
+    const auto op = comm.rank() == 1 ? ReduceOp::max : ReduceOp::sum;
+    comm.broadcast(x.all(), 0, x.stream).wait();
+    // With as much to send, NCCL would even give some result.
+    const Buffer part(x.memory.get(), comm.rank() == 1 ? 99u : 100u, x.device);
+    expect_error(
+        Errc::mismatch, 1,
+        "call 1 of the group's collectives is 'all_reduce max of 99 f32' on rank 1, but 'all_reduce sum of "
+        "100 f32' on rank 0",
+        [&] { comm.all_reduce(part, op, x.stream).wait(); });
+    x.stream.synchronize();
+  });
+}
+
+TEST_F(NcclBackend, AMessageThatDoesNotComeNamesItsSender) {
+  on_ranks(2, 1200ms, [&](Communicator& comm, Store&) {
+    const Floats x(comm, 100);
+    // Both receive, and nobody sends: either may say so first.
+    const Error e = error_of([&] { comm.recv(x.all(), 1 - comm.rank(), x.stream).wait(); });
+    EXPECT_EQ(e.code(), Errc::timeout) << e.what();
+    EXPECT_NE(std::string(e.what()).find("has not called the send for message 0 to rank"), std::string::npos)
+        << e.what();
+    x.stream.synchronize();
+  });
+}
+
+TEST_F(NcclBackend, ADeviceThatDoesNotGetThereIsNamed) {
+  std::atomic<bool> stuck{true};
+  on_ranks(2, 300ms, [&](Communicator& comm, Store& store) {
+    const Floats x(comm, 100);
+    x.stream.synchronize();
+    if (comm.rank() == 1)
+      emulated::Machine::instance().submit(
+          static_cast<emulated::Stream*>(x.stream.native()), [&](std::uint64_t) {
+            return [&] { return stuck ? emulated::Progress::waiting : emulated::Progress::done; };
+          });
+    expect_error(Errc::timeout, 1, "rank 1 called it, but its device still has work before it",
+                 [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
+    meet(store, 2);
+    stuck = false;
+    x.stream.synchronize();
+  });
+}
+
+TEST_F(NcclBackend, ACallThatHangsInNcclIsNamed) {
+  nccl.stall("group_end", 1);
+  on_ranks(2, 300ms, [&](Communicator& comm, Store&) {
+    const Floats x(comm, 100);
+    const auto time = time_of([&] {
+      expect_error(Errc::timeout, 1, "rank 1 called it, but is still within NCCL's own call",
+                   [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
+    });
+    EXPECT_LT(time, 4s);
+    x.stream.synchronize();
+  });
+}
+
+TEST_F(NcclBackend, ACallThatFailsEndsTheGroup) {
+  nccl.fail("group_end", 1, nccl::internal_error);
+  on_ranks(2, 10s, [&](Communicator& comm, Store&) {
+    const Floats x(comm, 100);
+    const auto time = time_of([&] {
+      expect_error(Errc::system, 1, "ncclGroupEnd: internal error",
+                   [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
+    });
+    EXPECT_LT(time, 4s);
+    x.stream.synchronize();
+  });
+}
+
+TEST_F(NcclBackend, AnAsynchronousErrorEndsTheGroup) {
+  on_ranks(2, 10s, [&](Communicator& comm, Store& store) {
+    const Floats x(comm, 100);
+    if (comm.rank() == 1) {
+      meet(store, 2);
+      // Something of its own is in flight.
+      const Work work = comm.recv(x.all(), 0, x.stream);
+      nccl.report(1, nccl::unhandled_cuda_error);
+      expect_error(Errc::system, 1, "NCCL failed: unhandled cuda error", [&] { work.wait(); });
+    } else {
+      meet(store, 2);
+      expect_error(Errc::system, 1, "NCCL failed: unhandled cuda error",
+                   [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
+    }
+    x.stream.synchronize();
+  });
+}
+
+TEST_F(NcclBackend, ARankThatNcclLostIsNamed) {
+  on_ranks(2, 10s, [&](Communicator& comm, Store& store) {
+    const Floats x(comm, 100);
+    if (comm.rank() == 0) {
+      const Work work = comm.all_reduce(x.all(), ReduceOp::sum, x.stream);
+      nccl.report(0, nccl::remote_error);
+      const auto time =
+          time_of([&] { expect_error(Errc::peer_lost, 1, "rank 1 does not answer", [&] { work.wait(); }); });
+      EXPECT_LT(time, 4s);
+    }
+    meet(store, 2);
+    x.stream.synchronize();
+  });
+}
+
+TEST_F(NcclBackend, AnAbortEndsAllRanks) {
+  on_ranks(3, 10s, [&](Communicator& comm, Store& store) {
+    const Floats x(comm, 100);
+    if (comm.rank() == 2) {
+      meet(store, 3);
+      EXPECT_LT(time_of([&] { comm.abort("enough"); }), 1s);
+      EXPECT_LT(time_of([&] { comm.abort("again"); }), 100ms);
+      expect_error(Errc::aborted, 2, "rank 2 aborted: enough",
+                   [&] { static_cast<void>(comm.all_reduce(x.all(), ReduceOp::sum, x.stream)); });
+    } else {
+      const Work work = comm.all_reduce(x.all(), ReduceOp::sum, x.stream);
+      meet(store, 3);
+      const auto time =
+          time_of([&] { expect_error(Errc::aborted, 2, "rank 2 aborted: enough", [&] { work.wait(); }); });
+      EXPECT_LT(time, 3s);
+      EXPECT_TRUE(work.done());
+      expect_error(Errc::aborted, 2, "enough", [&] { work.wait_on(x.stream); });
+    }
+    x.stream.synchronize();
+  });
+  EXPECT_EQ(nccl.aborts(), 3);
+}
+
+TEST_F(NcclBackend, AnAbortThatHangsIsLeftBehind) {
+  nccl.hang_in_abort(0);
+  const std::size_t before = emulated::bytes_in_use();
+  run_ranks(2, [&](int rank, auto store) {
+    auto options = quick(rank, 2);
+    options.timeout = options.abort_limit = 300ms;
+    Communicator comm = connect(options, store);
+    if (rank == 0) {
+      const Floats x(comm, 100);
+      const auto time = time_of([&] {
+        expect_error(Errc::timeout, 1, "ncclCommAbort on rank 0 had not returned after 300 ms",
+                     [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
+      });
+      EXPECT_LT(time, 4s);
+      nccl.release();
+    }
+    meet(*store, 2);
+  });
+  // What the call held is given back when it returns.
+  for (const Deadline limit = Deadline::after(5s); emulated::bytes_in_use() != before && !limit.expired();)
+    std::this_thread::yield();
+  EXPECT_EQ(emulated::bytes_in_use(), before);
+}
+
+TEST_F(NcclBackend, LeavingWithOperationsInFlightEndsThem) {
+  on_ranks(2, 10s, [&](Communicator& comm, Store& store) {
+    auto x = std::make_unique<Floats>(comm, 100);
+    const Work work = comm.rank() == 0 ? comm.all_reduce(x->all(), ReduceOp::sum, x->stream) : Work();
+    if (comm.rank() == 1) {
+      auto options = quick(1, 2);
+      const Work own = comm.recv(x->all(), 0, x->stream);
+      const auto time = time_of([&] { Communicator gone(std::move(comm)); });
+      EXPECT_LT(time, 2s);
+      expect_error(Errc::peer_lost, 1, "destroyed its communicator", [&] { own.wait(); });
+    } else {
+      expect_error(Errc::peer_lost, 1, "rank 1 destroyed its communicator with operations in flight",
+                   [&] { work.wait(); });
+    }
+    meet(store, 2);
+    x->stream.synchronize();
+  });
+}
+
+TEST_F(NcclBackend, AFinalizeThatNeverEndsIsAborted) {
+  nccl.never_finalize(0);
+  run_ranks(2, [&](int rank, auto store) {
+    auto comm = std::make_unique<Communicator>(connect(quick(rank, 2), store));
+    const Floats x(*comm, 100);
+    comm->all_reduce(x.all(), ReduceOp::sum, x.stream).wait();
+    meet(*store, 2);
+    EXPECT_LT(time_of([&] { comm.reset(); }), 2s);
+  });
+  EXPECT_EQ(nccl.aborts(), 1);
+}
+
+}  // namespace
+}  // namespace rz
