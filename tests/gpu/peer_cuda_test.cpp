@@ -39,7 +39,7 @@ class PeerCuda : public OnDevice {
       CommOptions options;
       options.backend = "ring";
       options.timeout = 30s;
-      const std::shared_ptr<Backend> host = make_backend(rank, setup.size, *store, options);
+      const std::shared_ptr<Backend> host = make_backend(rank, setup.size, store, options);
       options.device = {Device::cuda, setup.one_card ? 0 : rank % cuda::device_count()};
       auto peers = peer_cuda_backend(host, {.rank = rank,
                                             .size = setup.size,
