@@ -183,7 +183,6 @@ bool Machine::run_until(const F& reached) {
   auto limit = std::chrono::steady_clock::now() + patience;
   auto moves = moves_;
   while (failure_.empty() && !reached()) {
-    if (std::exchange(moves, moves_) != moves_) limit = std::chrono::steady_clock::now() + patience;
     if (running_) {
       changed_.wait_for(lock, std::chrono::milliseconds(5));
       continue;
@@ -196,6 +195,7 @@ bool Machine::run_until(const F& reached) {
     running_ = false;
     changed_.notify_all();
     if (!stands_still) continue;
+    if (std::exchange(moves, moves_) != moves_) limit = std::chrono::steady_clock::now() + patience;
     if (std::chrono::steady_clock::now() > limit)
       failure_ = str("emulated GPU: nothing can run; kernels wait for memory that nobody writes, in ",
                      runnable().size(), " streams");

@@ -227,7 +227,7 @@ TEST_F(PeerCuda, AGraphIsReplayed) {
 }
 
 TEST_F(PeerCuda, ARankThatDoesNotComeIsNamed) {
-  on_ranks({.size = 3, .timeout = 300ms}, [&](Communicator& comm, const Stream& s) {
+  on_ranks({.size = 3, .timeout = 1500ms}, [&](Communicator& comm, const Stream& s) {
     const Floats x(comm.allocate(400), 100, 0);
     if (comm.rank() == 1) {
       comm.barrier().wait();
@@ -249,7 +249,7 @@ TEST_F(PeerCuda, ARankThatDoesNotComeIsNamed) {
 }
 
 TEST_F(PeerCuda, AMessageThatNobodyTakesNamesItsPeer) {
-  on_ranks({.size = 2, .timeout = 300ms}, [&](Communicator& comm, const Stream& s) {
+  on_ranks({.size = 2, .timeout = 1500ms}, [&](Communicator& comm, const Stream& s) {
     const Floats x(comm.allocate(400), 100, 0);
     if (comm.rank() == 0) {
       const Error e = error_of([&] { comm.recv(x.on(s), 1, s).wait(); });
@@ -282,7 +282,7 @@ TEST_F(PeerCuda, WhatTheHostLearnsEndsTheKernels) {
   on_ranks({.size = 2}, [&](Communicator& comm, const Stream& s, Backend& host) {
     if (comm.rank() == 1) {
       host.abort("gone");
-      std::promise<void>().get_future().wait_for(500ms);  // and says nothing on the device
+      std::promise<void>().get_future().wait_for(3s);  // and says nothing on the device
       return;
     }
     const Floats x(comm.allocate(400), 100, 0);
@@ -290,7 +290,7 @@ TEST_F(PeerCuda, WhatTheHostLearnsEndsTheKernels) {
     const Error e = error_of([&] { comm.all_reduce(x.on(s), ReduceOp::sum, s).wait(); });
     EXPECT_EQ(e.code(), Errc::aborted) << e.what();
     EXPECT_EQ(e.culprit(), 1);
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, 450ms);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 2500ms);
     s.synchronize();
   });
 }
