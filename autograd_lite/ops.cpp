@@ -29,11 +29,14 @@ void require_dims(const char* op, const char* what, const Tensor& t, int at_leas
          " extents, expected ", at_least, at_least == at_most ? "" : str(" to ", at_most));
 }
 
+/// Memory for as many elements of the same type.
+Tensor like(Tape& tape, const Tensor& t) { return tape.empty(t.shape(), t.dtype()); }
+
 /// An element-wise operator whose backward needs its input.
 template <auto forward, auto backward>
 Var unary_of_input(Tape& tape, Var x) {
   const Tensor in = tape.value(x);
-  const Tensor out = tape.empty(in.shape());
+  const Tensor out = like(tape, in);
   forward(out, in, tape.stream());
   return tape.record(out, {x}, [x, in](Tape& tape, const Tensor& d_out) {
     const auto d_x = tape.grad_target(x);
@@ -45,7 +48,7 @@ Var unary_of_input(Tape& tape, Var x) {
 template <auto forward, auto backward>
 Var unary_of_output(Tape& tape, Var x) {
   const Tensor in = tape.value(x);
-  const Tensor out = tape.empty(in.shape());
+  const Tensor out = like(tape, in);
   forward(out, in, tape.stream());
   return tape.record(out, {x}, [x, out](Tape& tape, const Tensor& d_out) {
     const auto d_x = tape.grad_target(x);
@@ -74,11 +77,11 @@ auto layer_norm_backward(Var x_var, Var weight, Var bias, const Tensor& x, const
                          const Tensor& inverse_deviation) {
   return [=](Tape& tape, const Tensor& d_out) {
     auto d_x = tape.grad_target(x_var);
-    if (!d_x.tensor.defined()) d_x.tensor = tape.empty(x.shape());
+    if (!d_x.tensor.defined()) d_x.tensor = like(tape, x);
     both_parameters(
         tape, weight, bias,
         [&, first = true](const Tensor& d_w, const Tensor& d_b, ops::Into into_parameters) mutable {
-          const Tensor to = std::exchange(first, false) ? d_x.tensor : tape.empty(x.shape());
+          const Tensor to = std::exchange(first, false) ? d_x.tensor : like(tape, x);
           ops::layer_norm_backward(to, d_w, d_b, d_out, x, tape.value(weight), mean, inverse_deviation,
                                    into(d_x), into_parameters, tape.stream());
         });
@@ -90,7 +93,7 @@ auto layer_norm_backward(Var x_var, Var weight, Var bias, const Tensor& x, const
 // ---- element-wise
 
 Var add(Tape& tape, Var a, Var b) {
-  const Tensor out = tape.empty(tape.value(a).shape());
+  const Tensor out = like(tape, tape.value(a));
   ops::add(out, tape.value(a), tape.value(b), tape.stream());
   return tape.record(out, {a, b}, [a, b](Tape& tape, const Tensor& d_out) {
     tape.give_grad(a, d_out);
@@ -100,12 +103,12 @@ Var add(Tape& tape, Var a, Var b) {
 
 Var multiply(Tape& tape, Var a, Var b) {
   const Tensor x = tape.value(a), y = tape.value(b);
-  const Tensor out = tape.empty(x.shape());
+  const Tensor out = like(tape, x);
   ops::multiply(out, x, y, tape.stream());
   return tape.record(out, {a, b}, [a, b, x, y](Tape& tape, const Tensor& d_out) {
     const auto give = [&](Var to, const Tensor& factor) {
       if (!tape.needs_grad(to)) return;
-      const Tensor d = tape.empty(d_out.shape());
+      const Tensor d = like(tape, d_out);
       ops::multiply(d, d_out, factor, tape.stream());
       tape.give_grad(to, d);
     };
@@ -115,10 +118,10 @@ Var multiply(Tape& tape, Var a, Var b) {
 }
 
 Var scale(Tape& tape, Var x, float factor) {
-  const Tensor out = tape.empty(tape.value(x).shape());
+  const Tensor out = like(tape, tape.value(x));
   ops::scale(out, tape.value(x), factor, tape.stream());
   return tape.record(out, {x}, [x, factor](Tape& tape, const Tensor& d_out) {
-    const Tensor d = tape.empty(d_out.shape());
+    const Tensor d = like(tape, d_out);
     ops::scale(d, d_out, factor, tape.stream());
     tape.give_grad(x, d);
   });
@@ -133,11 +136,11 @@ Var dropout(Tape& tape, Var x, float p) {
   require(p >= 0 && p < 1, Errc::invalid_argument, "dropout: p is ", p, ", expected 0 <= p < 1");
   if (p == 0) return x;
   const Tensor in = tape.value(x);
-  const Tensor out = tape.empty(in.shape());
+  const Tensor out = like(tape, in);
   const ops::DropoutMask mask{p, tape.seed(), tape.take_random(in.count())};
   ops::dropout(out, in, mask, tape.stream());
   return tape.record(out, {x}, [x, mask](Tape& tape, const Tensor& d_out) {
-    const Tensor d = tape.empty(d_out.shape());
+    const Tensor d = like(tape, d_out);
     ops::dropout(d, d_out, mask, tape.stream());
     tape.give_grad(x, d);
   });
@@ -158,7 +161,7 @@ namespace {
 Tensor layer_output(Tape& tape, const Tensor& x, const Tensor& weight, WeightLayout layout) {
   require_dims("linear", "the input", x, 1, 4);
   require_dims("linear", "the weight", weight, 2, 2);
-  return tape.empty(with_last(x.shape(), weight.shape()[layout == WeightLayout::in_out ? 1 : 0]));
+  return tape.empty(with_last(x.shape(), weight.shape()[layout == WeightLayout::in_out ? 1 : 0]), x.dtype());
 }
 
 Tensor value_or_none(Tape& tape, Var v) { return v.defined() ? tape.value(v) : Tensor(); }
@@ -189,7 +192,7 @@ Var linear(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
 
 Activation linear_gelu(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
   const Tensor x = tape.value(x_var);
-  const Tensor pre = layer_output(tape, x, tape.value(weight), layout), out = tape.empty(pre.shape());
+  const Tensor pre = layer_output(tape, x, tape.value(weight), layout), out = like(tape, pre);
   ops::linear_gelu(out, pre, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
   return {tape.record(pre, {x_var, weight, bias}, linear_backward(x_var, weight, bias, x, layout)), out};
 }
@@ -202,7 +205,7 @@ Var linear(Tape& tape, const Activation& in, Var weight, Var bias, WeightLayout 
       out, {in.pre, weight, bias},
       [pre_var = in.pre, weight, bias, x = in.value, pre, layout](Tape& tape, const Tensor& d_out) {
         if (tape.needs_grad(pre_var)) {
-          const Tensor d_pre = tape.empty(pre.shape());
+          const Tensor d_pre = like(tape, pre);
           ops::linear_backward_through_gelu(d_pre, d_out, tape.value(weight), pre, layout, tape.stream());
           tape.give_grad(pre_var, d_pre);
         }
@@ -214,7 +217,7 @@ Var matmul(Tape& tape, Var a_var, bool transpose_a, Var b_var, bool transpose_b)
   const Tensor a = tape.value(a_var), b = tape.value(b_var);
   require_dims("matmul", "the left factor", a, 2, 2);
   require_dims("matmul", "the right factor", b, 2, 2);
-  const Tensor out = tape.empty({a.shape()[transpose_a ? 1 : 0], b.shape()[transpose_b ? 0 : 1]});
+  const Tensor out = tape.empty({a.shape()[transpose_a ? 1 : 0], b.shape()[transpose_b ? 0 : 1]}, a.dtype());
   ops::matmul(out, a, transpose_a, b, transpose_b, ops::Into::overwrite, tape.stream());
   return tape.record(out, {a_var, b_var}, [=](Tape& tape, const Tensor& d_out) {
     if (const auto d_a = tape.grad_target(a_var); d_a.tensor.defined()) {
@@ -241,7 +244,7 @@ Var layer_norm(Tape& tape, Var x_var, Var weight, Var bias, float epsilon) {
   const Tensor x = tape.value(x_var);
   require_dims("layer_norm", "the input", x, 1, 4);
   const Shape rows{x.count() / std::max<std::size_t>(1, x.shape()[-1])};
-  const Tensor out = tape.empty(x.shape()), mean = tape.empty(rows), inverse_deviation = tape.empty(rows);
+  const Tensor out = like(tape, x), mean = tape.empty(rows), inverse_deviation = tape.empty(rows);
   ops::layer_norm(out, mean, inverse_deviation, x, tape.value(weight), tape.value(bias), epsilon,
                   tape.stream());
   return tape.record(out, {x_var, weight, bias},
@@ -252,7 +255,7 @@ SumAndNorm add_layer_norm(Tape& tape, Var a, Var b, Var weight, Var bias, float 
   const Shape shape = tape.value(a).shape();
   require_dims("add_layer_norm", "the input", tape.value(a), 1, 4);
   const Shape rows{shape.count() / std::max<std::size_t>(1, shape[-1])};
-  const Tensor sum = tape.empty(shape), out = tape.empty(shape);
+  const Tensor sum = like(tape, tape.value(a)), out = like(tape, sum);
   const Tensor mean = tape.empty(rows), inverse_deviation = tape.empty(rows);
   ops::add_layer_norm(sum, out, mean, inverse_deviation, tape.value(a), tape.value(b), tape.value(weight),
                       tape.value(bias), epsilon, tape.stream());
@@ -273,7 +276,7 @@ SumAndNorm add_layer_norm(Tape& tape, Var a, Var b, Var weight, Var bias, float 
 Var embedding(Tape& tape, const Tensor& tokens, Var table) {
   const Tensor& rows = tape.value(table);
   require_dims("embedding", "the table", rows, 2, 2);
-  const Tensor out = tape.empty(with_appended(tokens.shape(), rows.shape()[1]));
+  const Tensor out = tape.empty(with_appended(tokens.shape(), rows.shape()[1]), rows.dtype());
   ops::embedding(out, tokens, rows, tape.stream());
   return tape.record(out, {table}, [table, tokens](Tape& tape, const Tensor& d_out) {
     const auto d_table = tape.grad_target(table);
@@ -284,8 +287,9 @@ Var embedding(Tape& tape, const Tensor& tokens, Var table) {
 Var embedding_with_positions(Tape& tape, const Tensor& tokens, Var table, Var positions) {
   require_dims("embedding_with_positions", "the table", tape.value(table), 2, 2);
   require_dims("embedding_with_positions", "the tokens", tokens, 2, 2);
-  const Tensor out = tape.empty(with_appended(tokens.shape(), tape.value(table).shape()[1]));
-  ops::embedding_with_positions(out, tokens, tape.value(table), tape.value(positions), tape.stream());
+  const Tensor rows = tape.value(table);
+  const Tensor out = tape.empty(with_appended(tokens.shape(), rows.shape()[1]), rows.dtype());
+  ops::embedding_with_positions(out, tokens, rows, tape.value(positions), tape.stream());
   return tape.record(out, {table, positions}, [table, positions, tokens](Tape& tape, const Tensor& d_out) {
     if (const auto d = tape.grad_target(table); d.tensor.defined())
       ops::embedding_backward(d.tensor, d_out, tokens, into(d), tape.stream());
@@ -301,14 +305,14 @@ Var causal_attention(Tape& tape, Var qkv_var, int heads, float dropout) {
   require(dropout >= 0 && dropout < 1, Errc::invalid_argument, "causal_attention: dropout is ", dropout,
           ", expected 0 <= dropout < 1");
   const std::size_t batch = qkv.shape()[0], tokens = qkv.shape()[1];
-  const Tensor out = tape.empty(with_last(qkv.shape(), qkv.shape()[2] / 3));
+  const Tensor out = tape.empty(with_last(qkv.shape(), qkv.shape()[2] / 3), qkv.dtype());
   const Tensor log_sum = tape.empty({batch, static_cast<std::size_t>(heads), tokens});
   ops::DropoutMask mask;
   if (dropout > 0) mask = {dropout, tape.seed(), tape.take_random(log_sum.count() * tokens)};
   ops::causal_attention(out, log_sum, qkv, heads, mask, tape.stream());
   return tape.record(
       out, {qkv_var}, [qkv_var, heads, qkv, out, log_sum, mask](Tape& tape, const Tensor& d_out) {
-        const Tensor d_qkv = tape.empty(qkv.shape());
+        const Tensor d_qkv = like(tape, qkv);
         ops::causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, mask, tape.stream());
         tape.give_grad(qkv_var, d_qkv);
       });
@@ -332,7 +336,7 @@ CrossEntropy cross_entropy(Tape& tape, Var logits_var, const Tensor& targets) {
   const Var result =
       tape.record(loss, {logits_var},
                   [logits_var, shape, sums, logits, log_sum, target_rows](Tape& tape, const Tensor& d_loss) {
-                    const Tensor d = tape.may_overwrite(logits_var) ? logits : tape.empty(logits.shape());
+                    const Tensor d = tape.may_overwrite(logits_var) ? logits : like(tape, logits);
                     ops::cross_entropy_backward(d, logits, log_sum, target_rows, d_loss, sums, tape.stream());
                     tape.give_grad(logits_var, d.reshape(shape));
                   });

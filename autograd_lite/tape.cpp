@@ -240,7 +240,7 @@ Tape::GradTarget Tape::grad_target(Var v) {
       if (!p.grad.defined()) {
         require(!s.hooks.before_grad, Errc::invalid_argument, "parameter ", p.name,
                 " has no gradient memory: before_grad must give it some");
-        p.grad = empty(p.shape);
+        p.grad = empty(p.shape, value(v).dtype());
         p.grad_is_fresh = true;
       }
     }
@@ -248,12 +248,12 @@ Tape::GradTarget Tape::grad_target(Var v) {
   }
   Value& value = s.at(v);
   if (!value.grad.defined()) {
-    value.grad = empty(value.tensor.shape());
+    value.grad = empty(value.tensor.shape(), value.tensor.dtype());
     return {value.grad, false};
   }
   if (value.grad.use_count() != 1) {
     // The memory was taken over from an operator that gave it to others too.
-    Tensor own = empty(value.grad.shape());
+    Tensor own = empty(value.grad.shape(), value.grad.dtype());
     ops::copy(own, value.grad, s.stream);
     value.grad = std::move(own);
   }
@@ -268,7 +268,7 @@ void Tape::give_grad(Var v, Tensor d) {
     return;
   }
   if (!value.use && value.grad.use_count() != 1) {
-    Tensor sum = empty(d.shape());
+    Tensor sum = empty(d.shape(), d.dtype());
     ops::add(sum, value.grad, d, state_->stream);
     value.grad = std::move(sum);
     return;
@@ -389,7 +389,7 @@ void Tape::backward(Var loss, float factor) {
           "backward() was given a loss that depends on nothing that requires a gradient");
   s.ran_backward = true;
   s.loss = loss.index;
-  Tensor d_loss = empty(value.tensor.shape());
+  Tensor d_loss = empty(value.tensor.shape(), value.tensor.dtype());
   ops::fill(d_loss, factor, s.stream);
   give_grad(loss, std::move(d_loss));
   const bool no_grad = std::exchange(s.no_grad, false);

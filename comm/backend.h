@@ -25,6 +25,8 @@ class Backend {
   /// A backend for the given ranks of this one, in their new order; each of them calls it, with the same
   /// list, and no other rank does. None where ranks have to meet in a store for that.
   virtual std::unique_ptr<Backend> split(std::span<const int> /*members*/) { return nullptr; }
+  /// Whether operations on device memory may be captured in CUDA graphs, whose runs repeat them.
+  virtual bool capturable() const { return false; }
   /// Memory that this backend moves without copying.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
   /// "scheduled over shm", for reports.

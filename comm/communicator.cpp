@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <thread>
 
 #include "comm/backend.h"
 #include "comm/backends/make.h"
 #include "comm/collective.h"
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 
 namespace rz {
@@ -122,6 +124,29 @@ Communicator Communicator::over(int rank, int size, std::unique_ptr<Backend> bac
 int Communicator::rank() const { return state_->rank; }
 int Communicator::size() const { return state_->size; }
 const CommOptions& Communicator::options() const { return state_->options; }
+bool Communicator::capturable() const { return state_->backend->capturable(); }
+
+void Communicator::synchronize(const Stream& stream) {
+  const Event end = stream.record();
+  const auto limit = 2 * state_->options.timeout;
+  const Deadline deadline = Deadline::after(limit);
+  for (unsigned polls = 0; !end.done(); ++polls) {
+    if (polls % 64 == 63) state_->backend->check();
+    if (deadline.expired()) {
+      const std::string what =
+          str("a stream of ", name(stream.device()), " on rank ", state_->rank, " did not end within ",
+              std::chrono::duration<double>(limit).count(), " s: another rank's may be stuck");
+      abort(what);
+      fail(Errc::timeout, what);
+    }
+    if (polls < 4000)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  state_->backend->check();
+}
+
 std::string Communicator::describe() const { return state_->backend->describe(); }
 Work Communicator::submit(std::span<const Operation> group) { return state_->backend->submit(group); }
 Work Communicator::submit_one(const Operation& operation) { return submit({&operation, 1}); }

@@ -122,6 +122,14 @@ class Communicator {
   /// idempotent; returns within a second.
   void abort(const std::string& reason = "abort() was called") noexcept;
 
+  /// Whether operations on device memory may be put into a stream while it is captured (comm/core/graph.h),
+  /// and so be repeated by a graph. Every rank then runs its graph as often. What is captured has no end of
+  /// its own: its Work serves for wait_on() alone; synchronize() waits for runs.
+  bool capturable() const;
+  /// Waits for all that was put into a stream, graphs too. Throws what breaks the group meanwhile; after
+  /// twice the operations' timeout it aborts the group: Errc::timeout.
+  void synchronize(const Stream&);
+
   /// What carries this group, e.g. "scheduled over shm+tcp".
   std::string describe() const;
 

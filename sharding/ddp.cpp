@@ -6,9 +6,9 @@ namespace rz {
 
 Ddp::Ddp(Module& module, Communicator& communicator, StrategyOptions options)
     : Strategy(StrategyKind::ddp, module, communicator, std::move(options)),
-      values_(communicator, members(), frozen()),
+      values_(communicator, precision().parameters, members(), frozen(), stream()),
       rebuild_(this->options().rebuild ? Rebuild::wanted : Rebuild::done) {
-  set_layout(plan_member_buckets(members(), bucket_options()));
+  set_layout(plan_member_buckets(members(), precision().gradients, bucket_options()));
   values_.place(layout(), stream());
   place_gradients();
 }
@@ -18,7 +18,7 @@ Ddp::~Ddp() { abandon(); }
 void Ddp::place_gradients() {
   gradients_.clear();
   for (Parameter* p : members()) p->grad = {};
-  for (const auto& b : layout().buckets) gradients_.push_back(flat_memory(communicator(), b.count));
+  for (const auto& b : layout().buckets) gradients_.push_back(flat_memory(communicator(), b.count, b.dtype));
   for (std::size_t m = 0; m < members().size(); ++m) {
     const auto place = layout().places[m];
     members()[m]->grad =
@@ -32,9 +32,9 @@ Work Ddp::reduce(int bucket, const Stream& stream) {
                                    stream);
 }
 
-Strategy::Updated Ddp::updated(int bucket) {
+Strategy::Updated Ddp::updated(int bucket) const {
   const Tensor& gradient = gradients_[static_cast<std::size_t>(bucket)];
-  return {{0, gradient.count()}, values_.bucket(bucket), gradient};
+  return {values_.bucket(bucket), gradient};
 }
 
 void Ddp::after_step(const Stream&) {
@@ -50,8 +50,8 @@ void Ddp::forget_gradients() {
   communicator().broadcast(Buffer(order.data(), order.size()), 0).wait();
   stream().synchronize();  // the update that read them
   gradients_.clear();      // before new memory is taken
-  change_layout(
-      plan_member_buckets(members(), bucket_options(), std::vector<int>(order.begin(), order.end())));
+  change_layout(plan_member_buckets(members(), precision().gradients, bucket_options(),
+                                    std::vector<int>(order.begin(), order.end())));
   values_.place(layout(), stream());
   place_gradients();
 }

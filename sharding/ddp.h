@@ -14,14 +14,13 @@ class Ddp final : public Strategy {
   Ddp(Module&, Communicator&, StrategyOptions);
   ~Ddp() override;
 
-  void fill_parameters(const Fill& fill) override { values_.fill(fill, stream()); }
-  void visit_owned(const Visit& visit) const override { values_.visit_owned(layout(), visit, stream()); }
-  Tensor full_value(const Parameter& p, const Stream&) override { return p.value; }
-
  private:
+  void fill_values(const Fill& fill) override { values_.fill(fill, stream()); }
+  void visit_frozen(const Visit& visit) const override { values_.visit_frozen(visit, stream()); }
+  Tensor whole_value(const Parameter& p) override { return p.value; }
   void provide_gradients(int) override {}
   Work reduce(int bucket, const Stream&) override;
-  Updated updated(int bucket) override;
+  Updated updated(int bucket) const override;
   void after_step(const Stream&) override;
   void forget_gradients() override;
   void count_memory(MemoryReport&) const override;

@@ -8,235 +8,13 @@
 #include <tuple>
 
 #include "comm/core/error.h"
+#include "sharding/ds_keys.h"
 #include "sharding/json.h"
 
 namespace rz {
 namespace {
 
 using nlohmann::json;
-
-/// What becomes of a known key.
-enum class Rule {
-  honoured,  ///< read elsewhere
-  harmless,  ///< changes no result: accepted with a warning
-  always,    ///< true is what is done anyway; other values are harmless
-  only,      ///< accepted with one of `values`, else not supported yet
-  feature,   ///< an object that may say "enabled": true, which is not supported yet
-  device,    ///< an object whose "device" must be "none"
-  obsolete,  ///< accepted with a warning that says what to write instead
-};
-
-struct Known {
-  const char* key;
-  Rule rule;
-  const char* values = "";  ///< only: a JSON list; obsolete: the advice
-};
-
-constexpr Known top_keys[] = {
-    {"train_batch_size", Rule::honoured},
-    {"train_micro_batch_size_per_gpu", Rule::honoured},
-    {"gradient_accumulation_steps", Rule::honoured},
-    {"gradient_clipping", Rule::honoured},
-    {"optimizer", Rule::honoured},
-    {"zero_optimization", Rule::honoured},
-    {"dataloader_drop_last", Rule::honoured},
-    {"scheduler", Rule::only, "[null]"},
-    {"fp16", Rule::feature},
-    {"bf16", Rule::feature},
-    {"bfloat16", Rule::feature},
-    {"amp", Rule::feature},
-    {"data_types", Rule::only, R"([null, {}, {"grad_accum_dtype": null}, {"grad_accum_dtype": "fp32"}])"},
-    {"communication_data_type", Rule::only, R"([null, "fp32"])"},
-    {"seq_parallel_communication_data_type", Rule::harmless},
-    {"fp32_allreduce", Rule::always},
-    {"prescale_gradients", Rule::only, "[false]"},
-    {"gradient_predivide_factor", Rule::only, "[1]"},
-    {"sparse_gradients", Rule::only, "[false]"},
-    {"steps_per_print", Rule::harmless},
-    {"wall_clock_breakdown", Rule::harmless},
-    {"memory_breakdown", Rule::harmless},
-    {"dump_state", Rule::harmless},
-    {"flops_profiler", Rule::harmless},
-    {"comms_logger", Rule::harmless},
-    {"csv_monitor", Rule::harmless},
-    {"tensorboard", Rule::harmless},
-    {"wandb", Rule::harmless},
-    {"comet", Rule::harmless},
-    {"monitor_config", Rule::harmless},
-    {"timers", Rule::harmless},
-    {"activation_checkpointing", Rule::harmless},
-    {"checkpoint", Rule::harmless},
-    {"aio", Rule::harmless},
-    {"nebula", Rule::harmless},
-    {"zero_allow_untested_optimizer", Rule::harmless},
-    {"zero_force_ds_cpu_optimizer", Rule::harmless},
-    {"use_data_before_expert_parallelism", Rule::harmless},
-    {"load_universal_checkpoint", Rule::only, "[false]"},
-    {"disable_allgather", Rule::only, "[false]"},
-    {"compile", Rule::harmless},
-    {"graph_harvesting", Rule::harmless},
-    {"elasticity", Rule::feature},
-    {"curriculum_learning", Rule::feature},
-    {"data_efficiency", Rule::feature},
-    {"progressive_layer_drop", Rule::feature},
-    {"eigenvalue", Rule::feature},
-    {"autotuning", Rule::feature},
-    {"hybrid_engine", Rule::feature},
-    {"weight_quantization", Rule::feature},
-    {"compression_training", Rule::only, "[null, {}]"},
-    {"sparse_attention", Rule::only, "[null]"},
-    {"pipeline", Rule::only, "[null, {}]"},
-    {"tensor_parallel", Rule::only, "[null, {}]"},
-};
-
-constexpr Known zero_keys[] = {
-    {"stage", Rule::honoured},
-    {"overlap_comm", Rule::honoured},
-    {"reduce_bucket_size", Rule::harmless},
-    {"allgather_bucket_size", Rule::harmless},
-    {"contiguous_gradients", Rule::always},
-    {"reduce_scatter", Rule::always},
-    {"allgather_partitions", Rule::always},
-    {"load_from_fp32_weights", Rule::always},
-    {"ignore_unused_parameters", Rule::always},
-    {"sub_group_size", Rule::harmless},
-    {"offload_param", Rule::device},
-    {"offload_optimizer", Rule::device},
-    {"stage3_prefetch_bucket_size", Rule::harmless},
-    {"stage3_param_persistence_threshold", Rule::harmless},
-    {"stage3_model_persistence_threshold", Rule::harmless},
-    {"stage3_max_live_parameters", Rule::harmless},
-    {"stage3_max_reuse_distance", Rule::harmless},
-    {"stage3_gather_16bit_weights_on_model_save", Rule::harmless},
-    {"stage3_module_granularity_threshold", Rule::harmless},
-    {"leaf_module", Rule::harmless},
-    {"stage3_use_all_reduce_for_fetch_params", Rule::harmless},
-    {"zero_hpz_partition_size", Rule::only, "[1]"},
-    {"zero_quantized_weights", Rule::only, "[false]"},
-    {"zero_quantized_gradients", Rule::only, "[false]"},
-    {"zero_quantized_nontrainable_weights", Rule::only, "[false]"},
-    {"mics_shard_size", Rule::only, "[-1]"},
-    {"mics_hierarchical_params_gather", Rule::only, "[false]"},
-    {"round_robin_gradients", Rule::harmless},
-    {"zeropp_loco_param", Rule::only, "[null]"},
-    {"zenflow", Rule::only, "[null]"},
-    {"elastic_checkpoint", Rule::obsolete, "leave it out"},
-    {"legacy_stage1", Rule::obsolete, "leave it out"},
-    {"cpu_offload", Rule::only, "[null, false]"},
-    {"cpu_offload_params", Rule::only, "[null, false]"},
-    {"cpu_offload_use_pin_memory", Rule::obsolete, "leave it out"},
-    {"stage3_gather_fp16_weights_on_model_save", Rule::obsolete,
-     "write stage3_gather_16bit_weights_on_model_save"},
-    {"memory_efficient_linear", Rule::obsolete, "leave it out"},
-    {"override_module_apply", Rule::obsolete, "leave it out"},
-    {"use_multi_rank_bucket_allreduce", Rule::obsolete, "leave it out"},
-    {"log_trace_cache_warnings", Rule::harmless},
-};
-
-constexpr Known adam_keys[] = {
-    {"lr", Rule::honoured},
-    {"betas", Rule::honoured},
-    {"eps", Rule::honoured},
-    {"weight_decay", Rule::honoured},
-    {"torch_adam", Rule::honoured},
-    {"adam_w_mode", Rule::honoured},
-    {"bias_correction", Rule::only, "[true]"},
-    {"amsgrad", Rule::only, "[false]"},
-    {"maximize", Rule::only, "[false]"},
-    {"fused", Rule::harmless},
-    {"foreach", Rule::harmless},
-    {"capturable", Rule::harmless},
-    {"set_grad_none", Rule::harmless},
-    {"fp32_optimizer_states", Rule::always},
-};
-constexpr Known sgd_keys[] = {
-    {"lr", Rule::honoured},       {"momentum", Rule::honoured},     {"weight_decay", Rule::honoured},
-    {"nesterov", Rule::honoured}, {"dampening", Rule::only, "[0]"}, {"maximize", Rule::only, "[false]"},
-    {"foreach", Rule::harmless},  {"fused", Rule::harmless},
-};
-constexpr Known optimizer_keys[] = {
-    {"type", Rule::honoured}, {"params", Rule::honoured}, {"legacy_fusion", Rule::harmless}};
-
-std::vector<std::string> names_of(std::span<const Known> table) {
-  std::vector<std::string> names;
-  for (const auto& k : table) names.emplace_back(k.key);
-  return names;
-}
-
-/// Judges the keys of one object by its table.
-class Judge {
- public:
-  Judge(const DsConfig& config, std::vector<std::string>& warnings) : config_(config), warnings_(warnings) {}
-
-  void run(const JsonObject& object, std::span<const Known> table) {
-    for (const auto& key : object.keys()) {
-      const auto known = std::ranges::find_if(table, [&](const Known& k) { return key == k.key; });
-      if (known == table.end()) refuse_unknown(object, key, table);
-      apply(object, *known);
-    }
-  }
-
- private:
-  [[noreturn]] static void refuse_unknown(const JsonObject& object, const std::string& key,
-                                          std::span<const Known> table) {
-    const std::string near = nearest_name(key, names_of(table));
-    object.fail_at(key,
-                   near.empty() ? "unknown key; remove it" : str("unknown key; did you mean '", near, "'?"));
-  }
-
-  [[noreturn]] void refuse(const JsonObject& object, const std::string& key, const std::string& value,
-                           const std::string& advice) const {
-    fail(Errc::unsupported, config_.file, ": ", object.path(key),
-         ": not supported in this build yet: ", value, "; ", advice);
-  }
-
-  void warn(const JsonObject& object, const char* key, const std::string& what) {
-    warnings_.push_back(str(config_.file, ": ", object.path(key), ": ", what));
-  }
-
-  void apply(const JsonObject& object, const Known& k) {
-    const json& value = object.at(k.key);
-    switch (k.rule) {
-      case Rule::honoured:
-        return;
-      case Rule::harmless:
-        return warn(object, k.key, "has no effect in this build");
-      case Rule::always:
-        if (value != true) warn(object, k.key, "has no effect: this is always on");
-        return;
-      case Rule::obsolete:
-        return warn(object, k.key, str("obsolete and without effect; ", k.values));
-      case Rule::only:
-        return apply_only(object, k, value);
-      case Rule::feature:
-        return apply_feature(object, k.key);
-      case Rule::device:
-        return apply_device(object, k.key);
-    }
-  }
-
-  void apply_only(const JsonObject& object, const Known& k, const json& value) const {
-    const json accepted = json::parse(k.values);
-    if (std::ranges::find(accepted, value) == accepted.end())
-      refuse(object, k.key, shown(value), "remove the key");
-  }
-
-  void apply_feature(const JsonObject& object, const char* key) const {
-    if (object.at(key).is_null()) return;
-    const JsonObject feature = object.object(key);
-    if (feature.boolean("enabled", false)) refuse(feature, "enabled", "true", "set it to false");
-  }
-
-  void apply_device(const JsonObject& object, const char* key) const {
-    if (object.at(key).is_null()) return;
-    const JsonObject offload = object.object(key);
-    const std::string device = offload.text("device", "none");
-    if (device != "none") refuse(offload, "device", '"' + device + '"', "use \"none\"");
-  }
-
-  const DsConfig& config_;
-  std::vector<std::string>& warnings_;
-};
 
 /// Hugging Face's "auto" leaves a value to the runtime: here it means the default.
 void drop_auto(json& node, const std::string& path, DsConfig& config) {
@@ -292,19 +70,19 @@ OptimizerConfig::Type read_type(const JsonObject& optimizer, const std::string& 
   optimizer.fail_at("type", str("unknown optimizer \"", type, "\"; choose Adam, AdamW or SGD"));
 }
 
-void read_optimizer(const JsonObject& root, Judge& judge, DsConfig& config) {
+void read_optimizer(const JsonObject& root, ds::Judge& judge, DsConfig& config) {
   if (!root.has("optimizer")) {
     config.warnings.push_back(str(config.file, ": optimizer: not given; AdamW with lr 0.001 is used"));
     return;
   }
   const JsonObject optimizer = root.object("optimizer");
-  judge.run(optimizer, optimizer_keys);
+  judge.run(optimizer, ds::optimizer_keys());
   OptimizerConfig& o = config.optimizer;
   o.type = read_type(optimizer, config.file);
   if (!optimizer.has("params")) return;
   const JsonObject params = optimizer.object("params");
   const bool sgd = o.type == OptimizerConfig::Type::sgd;
-  judge.run(params, sgd ? std::span<const Known>(sgd_keys) : std::span<const Known>(adam_keys));
+  judge.run(params, sgd ? ds::sgd_keys() : ds::adam_keys());
   o.lr = params.number("lr", o.lr, 0, unbounded);
   o.weight_decay = params.number("weight_decay", 0, 0, unbounded);
   if (sgd) return read_sgd(params, o);
@@ -318,6 +96,68 @@ void read_optimizer(const JsonObject& root, Judge& judge, DsConfig& config) {
             ": Adam decays weights as AdamW does; \"adam_w_mode\": false adds the decay to "
             "the gradient instead"));
   o.type = decoupled ? OptimizerConfig::Type::adamw : OptimizerConfig::Type::adam;
+}
+
+void read_fp16(const JsonObject& fp16, DsConfig& config) {
+  LossScaleOptions& o = config.loss_scale;
+  o.fixed = fp16.number("loss_scale", o.fixed, 0, unbounded);
+  o.initial_power = static_cast<int>(fp16.integer("initial_scale_power", o.initial_power, 0, 32));
+  o.window = fp16.integer("loss_scale_window", o.window, 1, std::int64_t{1} << 40);
+  o.hysteresis = static_cast<int>(fp16.integer("hysteresis", o.hysteresis, 1, 1 << 20));
+  o.consecutive_hysteresis = fp16.boolean("consecutive_hysteresis", o.consecutive_hysteresis);
+  o.minimum = fp16.number("min_loss_scale", o.minimum, 0, unbounded);
+  if (o.minimum == 0) fp16.fail_at("min_loss_scale", "is 0, expected more");
+}
+
+/// The element type that a key names, or `absent`.
+DType read_dtype(const JsonObject& object, const char* key, DType absent) {
+  if (!object.has(key) || object.at(key).is_null()) return absent;
+  const std::string text = lower(object.text(key, ""));
+  if (text == "fp32" || text == "float32") return DType::f32;
+  if (text == "fp16" || text == "float16" || text == "half") return DType::f16;
+  if (text == "bf16" || text == "bfloat16") return DType::bf16;
+  object.fail_at(key, str("unknown type \"", text, "\"; choose fp32, fp16 or bf16"));
+}
+
+/// Gradients are accumulated in the parameters' type, as in DeepSpeed, unless data_types says otherwise, and
+/// exchanged as they are accumulated.
+void read_gradient_dtype(const JsonObject& root, ds::Judge& judge, DsConfig& config) {
+  Precision& p = config.precision;
+  p.gradients = p.parameters;
+  if (root.has("data_types") && !root.at("data_types").is_null()) {
+    const JsonObject types = root.object("data_types");
+    judge.run(types, ds::data_types_keys());
+    p.gradients = read_dtype(types, "grad_accum_dtype", p.parameters);
+    if (p.gradients != DType::f32 && p.gradients != p.parameters)
+      types.fail_at("grad_accum_dtype", str("gradients in ", name(p.gradients), " of a model in ",
+                                            name(p.parameters), "; choose ", name(p.parameters), " or fp32"));
+  }
+  const DType exchanged = read_dtype(root, "communication_data_type", p.gradients);
+  if (exchanged != p.gradients)
+    fail(Errc::unsupported, config.file, ": ", root.path("communication_data_type"),
+         ": not supported in this build yet: ", name(exchanged), " for gradients in ", name(p.gradients),
+         "; remove the key, or set data_types.grad_accum_dtype alike");
+}
+
+void read_precision(const JsonObject& root, ds::Judge& judge, DsConfig& config) {
+  const auto enabled = [&](const char* key, std::span<const ds::Known> keys) {
+    if (!root.has(key) || root.at(key).is_null()) return false;
+    const JsonObject object = root.object(key);
+    judge.run(object, keys);
+    return object.boolean("enabled", false);
+  };
+  const char* const bf16 = root.has("bfloat16") ? "bfloat16" : "bf16";  // the older name
+  const bool half = enabled("fp16", ds::fp16_keys()), brain = enabled(bf16, ds::bf16_keys());
+  if (half && brain) root.fail_at("fp16", str("is enabled, and ", bf16, " too; enable one of them"));
+  if (half) {
+    config.precision.parameters = DType::f16;
+    config.skip_overflow = true;
+    read_fp16(root.object("fp16"), config);
+  } else if (brain) {
+    config.precision.parameters = DType::bf16;
+    config.skip_overflow = root.object(bf16).boolean("check_grad_overflow", false);
+  }
+  read_gradient_dtype(root, judge, config);
 }
 
 std::optional<std::int64_t> read_size(const JsonObject& root, const char* key, int bits = 20) {
@@ -345,17 +185,18 @@ DsConfig parse_ds_config(std::string_view text, const std::string& file) {
   json document = parse_json(text, file, JsonDialect::relaxed);
   if (document.is_object()) drop_auto(document, "", config);
   const JsonObject root(document, file);
-  Judge judge(config, config.warnings);
-  judge.run(root, top_keys);
+  ds::Judge judge(file, config.warnings);
+  judge.run(root, ds::top_keys());
   config.train_batch_size = read_size(root, "train_batch_size", 40);
   config.train_micro_batch_size_per_gpu = read_size(root, "train_micro_batch_size_per_gpu");
   config.gradient_accumulation_steps = read_size(root, "gradient_accumulation_steps");
   config.gradient_clipping = root.number("gradient_clipping", 0, 0, unbounded);
   config.drop_last = root.boolean("dataloader_drop_last", false);
   read_optimizer(root, judge, config);
+  read_precision(root, judge, config);
   if (root.has("zero_optimization")) {
     const JsonObject zero = root.object("zero_optimization");
-    judge.run(zero, zero_keys);
+    judge.run(zero, ds::zero_keys());
     config.zero_stage = static_cast<int>(zero.integer("stage", 0, 0, 3));
     if (!zero.has("overlap_comm") || !zero.at("overlap_comm").is_null())
       config.overlap_comm = zero.boolean("overlap_comm", true);
@@ -403,6 +244,28 @@ BatchSizes resolve_batch(const DsConfig& c, int ranks) {
   return {*micro * steps * ranks, *micro, steps};
 }
 
+namespace {
+
+void add_precision(const DsConfig& c, nlohmann::ordered_json& all) {
+  const LossScaleOptions& o = c.loss_scale;
+  if (c.precision.parameters == DType::f16)
+    all["fp16"] = {{"enabled", true},
+                   {"loss_scale", o.fixed},
+                   {"initial_scale_power", o.initial_power},
+                   {"loss_scale_window", o.window},
+                   {"hysteresis", o.hysteresis},
+                   {"consecutive_hysteresis", o.consecutive_hysteresis},
+                   {"min_loss_scale", o.minimum}};
+  if (c.precision.parameters == DType::bf16)
+    all["bf16"] = {{"enabled", true}, {"check_grad_overflow", c.skip_overflow}};
+  if (c.precision.mixed())
+    all["data_types"] = {{"grad_accum_dtype", c.precision.gradients == DType::f32   ? "fp32"
+                                              : c.precision.gradients == DType::f16 ? "fp16"
+                                                                                    : "bf16"}};
+}
+
+}  // namespace
+
 std::string resolved_json(const DsConfig& c, const BatchSizes& batch) {
   const OptimizerConfig& o = c.optimizer;
   nlohmann::ordered_json params{{"lr", o.lr}, {"weight_decay", o.weight_decay}};
@@ -414,7 +277,7 @@ std::string resolved_json(const DsConfig& c, const BatchSizes& batch) {
     params["eps"] = o.eps;
     params["adam_w_mode"] = o.type == OptimizerConfig::Type::adamw;
   }
-  const nlohmann::ordered_json all{
+  nlohmann::ordered_json all{
       {"train_batch_size", batch.train},
       {"train_micro_batch_size_per_gpu", batch.micro},
       {"gradient_accumulation_steps", batch.accumulation},
@@ -423,6 +286,7 @@ std::string resolved_json(const DsConfig& c, const BatchSizes& batch) {
       {"optimizer", {{"type", name(o.type)}, {"params", params}}},
       {"zero_optimization", {{"stage", c.zero_stage}, {"overlap_comm", c.overlap_comm}}},
   };
+  add_precision(c, all);
   return all.dump(2) + "\n";
 }
 

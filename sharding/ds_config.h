@@ -10,6 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "sharding/loss_scaler.h"
+#include "sharding/precision.h"
+
 namespace rz {
 
 struct OptimizerConfig {
@@ -37,7 +40,10 @@ struct DsConfig {
   OptimizerConfig optimizer;
   int zero_stage = 0;
   bool overlap_comm = true;
-  bool drop_last = false;  ///< dataloader_drop_last
+  Precision precision;          ///< bf16, fp16, data_types
+  LossScaleOptions loss_scale;  ///< fp16
+  bool skip_overflow = false;   ///< an update whose gradients are not finite is left out
+  bool drop_last = false;       ///< dataloader_drop_last
   std::vector<std::string> warnings;
 };
 

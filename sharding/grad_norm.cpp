@@ -1,9 +1,6 @@
 #include "sharding/grad_norm.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <limits>
 #include <mutex>
 #include <utility>
 
@@ -16,9 +13,6 @@ namespace rz {
 namespace {
 
 constexpr int limbs = ExactLayout::limbs, words = ExactLayout::words;
-constexpr int not_a_number = ExactLayout::not_a_number, plus_infinity = ExactLayout::plus_infinity,
-              minus_infinity = ExactLayout::minus_infinity;
-constexpr std::int64_t low_half = 0xffffffff;
 constexpr std::int64_t additions_before_carry = std::int64_t{1} << 29;
 
 }  // namespace
@@ -44,55 +38,23 @@ void ExactSum::add(const ExactSum& other) {
 
 void ExactSum::add(std::span<const std::int64_t, ExactLayout::words> from) {
   ExactSum summand;
-  std::copy(from.begin(), from.end(), summand.word_.begin());
+  std::copy(from.begin(), from.end(), summand.word_);
   add(summand);
 }
 
-/// Leaves 32 bits in every limb but the last, which keeps the sign.
 void ExactSum::carry() {
-  for (std::size_t i = 0; i + 1 < limbs; ++i) {
-    word_[i + 1] += word_[i] >> 32;
-    word_[i] &= low_half;
-  }
+  pass_carries(word_);
   pending_ = 0;
 }
 
 double ExactSum::value() const {
-  if (word_[not_a_number] || (word_[plus_infinity] && word_[minus_infinity]))
-    return std::numeric_limits<double>::quiet_NaN();
-  if (word_[plus_infinity]) return std::numeric_limits<double>::infinity();
-  if (word_[minus_infinity]) return -std::numeric_limits<double>::infinity();
-
-  ExactSum s = *this;
-  s.carry();
-  const bool negative = s.word_[limbs - 1] < 0;
-  if (negative) {
-    for (std::size_t i = 0; i < limbs; ++i) s.word_[i] = -s.word_[i];
-    s.carry();
-  }
-  int top = limbs - 1;
-  while (top >= 0 && s.word_[static_cast<std::size_t>(top)] == 0) --top;
-  if (top < 0) return 0;
-
-  // The upper three limbs hold at least 65 bits. 64 of them, the last one standing for everything below, are
-  // rounded by the conversion to double as the whole would be. Below 2^-1022 nothing is rounded: every sum is
-  // a multiple of the smallest double.
-  const auto limb = [&](int i) {
-    return i < 0 ? std::uint64_t{0} : static_cast<std::uint64_t>(s.word_[static_cast<std::size_t>(i)]);
-  };
-  const unsigned __int128 upper = static_cast<unsigned __int128>(limb(top)) << 64 |
-                                  static_cast<unsigned __int128>(limb(top - 1)) << 32 | limb(top - 2);
-  const int spare = 64 - std::countl_zero(limb(top));
-  bool sticky = (upper & ((static_cast<unsigned __int128>(1) << spare) - 1)) != 0;
-  for (int i = top - 3; i >= 0; --i) sticky = sticky || limb(i) != 0;
-  const auto kept = static_cast<std::uint64_t>(upper >> spare) | static_cast<std::uint64_t>(sticky);
-  const double magnitude = std::ldexp(static_cast<double>(kept), 32 * (top - 2) + spare - 1074);
-  return negative ? -magnitude : magnitude;
+  ExactSum copy = *this;
+  return exact_value(copy.word_);
 }
 
 void ExactSum::all_reduce(Communicator& communicator) {
   carry();
-  communicator.all_reduce(Buffer(word_.data(), words)).wait();
+  communicator.all_reduce(Buffer(word_, words)).wait();
   pending_ = communicator.size();
 }
 
@@ -114,11 +76,15 @@ void add_squares(ExactSum& sum, const float* x, std::size_t count, const Stream&
 
 void SquareSum::add(const Tensor& x) {
   if (stream_.device().kind == Device::host) return add_squares(sum_, x.data<float>(), x.count(), stream_);
+  const ops::Squared squared{x.raw(), x.dtype(), x.count()};
+  ops::device_ops().optimizer.add_squares(words().data<std::int64_t>(), {&squared, 1}, stream_);
+}
+
+const Tensor& SquareSum::words() {
   if (!words_.defined())
     words_ = Tensor::empty({ExactLayout::words}, DType::i64, allocator_on(stream_.device()));
   if (!std::exchange(begun_, true)) set_bytes(words_.raw(), 0, words_.bytes(), stream_);
-  const ops::Squared squared{x.raw(), x.dtype(), x.count()};
-  ops::device_ops().optimizer.add_squares(words_.data<std::int64_t>(), {&squared, 1}, stream_);
+  return words_;
 }
 
 ExactSum SquareSum::read() const {

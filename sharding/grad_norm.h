@@ -2,7 +2,6 @@
 /// Sums of squares that do not depend on the order of summation, nor on who sums what: the same global
 /// gradient norm, bit for bit, however gradients are spread over ranks.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -31,7 +30,7 @@ class ExactSum {
 
  private:
   void carry();
-  std::array<std::int64_t, ExactLayout::words> word_{};
+  std::int64_t word_[ExactLayout::words] = {};
   std::int64_t pending_ = 0;  // additions since the last carry()
 };
 
@@ -50,6 +49,8 @@ class SquareSum {
   SquareSum(Stream stream, Tensor& words) : stream_(std::move(stream)), words_(words) {}
   /// Of an f32 tensor on the stream's device, whose count is a multiple of norm_block.
   void add(const Tensor&);
+  /// On a device: where the sum is made.
+  const Tensor& words();
   /// On a device this waits for the stream.
   ExactSum read() const;
 

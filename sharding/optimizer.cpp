@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
+#include "tensor/kernels/adam_factors.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/optimizer.h"
 
@@ -17,13 +18,34 @@ void require_not_negative(const char* rule, const char* option, double value) {
   require(value >= 0, Errc::invalid_argument, rule, ": ", option, " = ", value, " must not be negative");
 }
 
-/// The same spans for one launch on a device; the caller's gradients are f32.
+ops::StepInputs inputs_of(const UpdateScale& scale) {
+  ops::StepInputs inputs{.rule = scale.constants};
+  if (scale.decided) inputs.grad_scale = &scale.decided->grad_scale, inputs.skip = &scale.decided->skip;
+  return inputs;
+}
+
+template <class T>
+std::vector<std::byte> bytes_of(const T& x) {
+  const auto bytes = std::as_bytes(std::span(&x, 1));
+  return {bytes.begin(), bytes.end()};
+}
+
+/// On the host.
+const float* gradient_of(const UpdateSpan& s) {
+  require(s.gradient_dtype == DType::f32 && !s.working, Errc::unsupported,
+          "updates on the host are of f32 values by f32 gradients; mixed precision needs a CUDA device");
+  return static_cast<const float*>(s.gradient);
+}
+
+/// The same spans for one launch on a device.
 std::vector<ops::UpdateRun> runs_of(std::span<const UpdateSpan> spans) {
   std::vector<ops::UpdateRun> runs;
   for (const UpdateSpan& s : spans)
     runs.push_back({.value = s.value,
                     .gradient = s.gradient,
-                    .gradient_dtype = DType::f32,
+                    .gradient_dtype = s.gradient_dtype,
+                    .working = s.working,
+                    .working_dtype = s.working_dtype,
                     .state0 = s.state[0],
                     .state1 = s.state[1],
                     .count = s.count,
@@ -44,26 +66,34 @@ class Sgd final : public Optimizer {
   const char* name() const override { return "sgd"; }
   int state_count() const override { return o_.momentum > 0 ? 1 : 0; }
 
-  void update(std::span<const UpdateSpan> spans, float grad_scale, const Stream& stream) const override {
-    kernels::SgdStep step;
-    step.lr = static_cast<float>(learning_rate());
-    step.momentum = static_cast<float>(o_.momentum);
-    step.nesterov = o_.nesterov;
-    step.grad_scale = grad_scale;  // `first` stays false: momenta start from zeros
-    if (stream.device().kind == Device::cuda) {
-      step.weight_decay = static_cast<float>(o_.weight_decay);
-      return ops::device_ops().optimizer.sgd(runs_of(spans), step, {}, stream);
-    }
+  std::vector<std::byte> constants() const override { return bytes_of(step_now(1)); }
+
+  void update(std::span<const UpdateSpan> spans, const UpdateScale& scale,
+              const Stream& stream) const override {
+    kernels::SgdStep step = step_now(scale.factor);
+    if (stream.device().kind == Device::cuda)
+      return ops::device_ops().optimizer.sgd(runs_of(spans), step, inputs_of(scale), stream);
     for (const UpdateSpan& s : spans) {
       step.weight_decay = static_cast<float>(s.decay ? o_.weight_decay : 0);
+      const float* const gradient = gradient_of(s);
       stream.parallel_for(s.count, grain, [&](std::size_t begin, std::size_t end) {
         float* const momentum = s.state[0] ? s.state[0] + begin : nullptr;
-        kernels::sgd_momentum(s.value + begin, s.gradient + begin, momentum, end - begin, step);
+        kernels::sgd_momentum(s.value + begin, gradient + begin, momentum, end - begin, step);
       });
     }
   }
 
  private:
+  kernels::SgdStep step_now(float grad_scale) const {
+    kernels::SgdStep step;
+    step.lr = static_cast<float>(learning_rate());
+    step.momentum = static_cast<float>(o_.momentum);
+    step.weight_decay = static_cast<float>(o_.weight_decay);
+    step.nesterov = o_.nesterov;
+    step.grad_scale = grad_scale;  // `first` stays false: momenta start from zeros
+    return step;
+  }
+
   const SgdOptions o_;
 };
 
@@ -82,25 +112,21 @@ class Adam final : public Optimizer {
   const char* name() const override { return decay_ == Decay::l2 ? "adam" : "adamw"; }
   int state_count() const override { return 2; }
 
-  void update(std::span<const UpdateSpan> spans, float grad_scale, const Stream& stream) const override {
-    const auto t = static_cast<double>(updates());
-    kernels::AdamStep step;
-    step.lr = learning_rate();
-    step.beta1 = o_.beta1, step.beta2 = o_.beta2;
-    step.eps = static_cast<float>(o_.epsilon);
-    step.bias_correction1 = 1 - std::pow(o_.beta1, t);
-    step.bias_correction2_sqrt = std::sqrt(1 - std::pow(o_.beta2, t));
-    step.grad_scale = grad_scale;
-    if (stream.device().kind == Device::cuda) {
-      step.weight_decay = static_cast<float>(o_.weight_decay);
-      return ops::device_ops().optimizer.adam(runs_of(spans), step, decay_ == Decay::decoupled, {}, stream);
-    }
-    const auto kernel = decay_ == Decay::decoupled ? kernels::adamw : kernels::adam;
+  std::vector<std::byte> constants() const override {
+    return bytes_of(kernels::adam_rule(step_now(1), decoupled()));
+  }
+
+  void update(std::span<const UpdateSpan> spans, const UpdateScale& scale,
+              const Stream& stream) const override {
+    kernels::AdamStep step = step_now(scale.factor);
+    if (stream.device().kind == Device::cuda)
+      return ops::device_ops().optimizer.adam(runs_of(spans), step, decoupled(), inputs_of(scale), stream);
+    const auto kernel = decoupled() ? kernels::adamw : kernels::adam;
     for (const UpdateSpan& s : spans) {
       step.weight_decay = static_cast<float>(s.decay ? o_.weight_decay : 0);
+      const float* const gradient = gradient_of(s);
       stream.parallel_for(s.count, grain, [&](std::size_t begin, std::size_t end) {
-        kernel(s.value + begin, s.gradient + begin, s.state[0] + begin, s.state[1] + begin, end - begin,
-               step);
+        kernel(s.value + begin, gradient + begin, s.state[0] + begin, s.state[1] + begin, end - begin, step);
       });
     }
   }
@@ -109,6 +135,21 @@ class Adam final : public Optimizer {
   void require_moment(const char* option, double beta) const {
     require(beta >= 0 && beta < 1, Errc::invalid_argument, name(), ": ", option, " = ", beta,
             " must lie in [0, 1)");
+  }
+
+  bool decoupled() const { return decay_ == Decay::decoupled; }
+
+  kernels::AdamStep step_now(float grad_scale) const {
+    const auto t = static_cast<double>(updates());
+    kernels::AdamStep step;
+    step.lr = learning_rate();
+    step.beta1 = o_.beta1, step.beta2 = o_.beta2;
+    step.eps = static_cast<float>(o_.epsilon);
+    step.weight_decay = static_cast<float>(o_.weight_decay);
+    step.bias_correction1 = 1 - std::pow(o_.beta1, t);
+    step.bias_correction2_sqrt = std::sqrt(1 - std::pow(o_.beta2, t));
+    step.grad_scale = grad_scale;
+    return step;
   }
 
   const AdamOptions o_;

@@ -7,18 +7,32 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "comm/core/stream.h"
+#include "comm/core/types.h"
+#include "tensor/kernels/step_outcome.h"
 
 namespace rz {
 
 /// A run of elements that are updated alike. Gradients are means over the ranks, before clipping.
 struct UpdateSpan {
   float* value = nullptr;
-  const float* gradient = nullptr;
+  const void* gradient = nullptr;
   std::array<float*, 2> state{};  ///< the first state_count() are set; zero before the first update
   std::size_t count = 0;  ///< a multiple of 64: the zeros between parameters are updated too, and stay zero
   bool decay = true;      ///< whether weight decay applies
+  DType gradient_dtype = DType::f32;  ///< on the host f32 alone
+  void* working = nullptr;            ///< on a device: a copy of the values in 16 bits, written too
+  DType working_dtype = DType::bf16;
+};
+
+/// How gradients enter an update.
+struct UpdateScale {
+  float factor = 1;  ///< they are multiplied by it
+  const StepOutcome* decided =
+      nullptr;                      ///< in device memory: its factor instead, and whether to leave it out
+  const void* constants = nullptr;  ///< in device memory: what constants() gave, instead of what is now
 };
 
 /// The seam for update rules. Element-wise: the result for an element does not depend on how elements are cut
@@ -30,9 +44,11 @@ class Optimizer {
   virtual const char* name() const = 0;  ///< "sgd", "adam", "adamw"
   /// f32 values of state an element.
   virtual int state_count() const = 0;
-  /// Spans of update number updates(), with gradient · grad_scale for the gradient. They lie on the stream's
+  /// Spans of update number updates(), with gradient · factor for the gradient. They lie on the stream's
   /// device, where all of them are one launch.
-  virtual void update(std::span<const UpdateSpan>, float grad_scale, const Stream&) const = 0;
+  virtual void update(std::span<const UpdateSpan>, const UpdateScale&, const Stream&) const = 0;
+  /// What differs between this update and another one, as a device reads it: for updates in a graph.
+  virtual std::vector<std::byte> constants() const = 0;
 
   /// Counts an update; the strategy calls it once before the spans of a step.
   void begin_update() { ++updates_; }

@@ -1,37 +1,45 @@
 #include "sharding/replicated_values.h"
 
+#include <utility>
+
 #include "comm/core/memory.h"
 #include "sharding/host_access.h"
+#include "tensor/ops.h"
 
 namespace rz {
 
-Tensor flat_memory(Communicator& communicator, std::size_t count) {
-  return Tensor::empty({count}, DType::f32, communicator.allocator());
+Tensor flat_memory(Communicator& communicator, std::size_t count, DType dtype) {
+  return Tensor::empty({count}, dtype, communicator.allocator());
 }
 
-BucketLayout plan_member_buckets(std::span<Parameter* const> members, const BucketOptions& options,
-                                 std::span<const int> order) {
+BucketLayout plan_member_buckets(std::span<Parameter* const> members, DType dtype,
+                                 const BucketOptions& options, std::span<const int> order) {
   std::vector<BucketMember> counts;
-  for (const Parameter* p : members) counts.push_back({p->count(), DType::f32});
+  for (const Parameter* p : members) counts.push_back({p->count(), dtype});
   return plan_buckets(counts, options, order);
 }
 
-ReplicatedValues::ReplicatedValues(Communicator& communicator, std::vector<Parameter*> members,
-                                   std::vector<Parameter*> frozen)
-    : communicator_(communicator), members_(std::move(members)), frozen_(std::move(frozen)) {
-  for (Parameter* p : frozen_)
-    if (!p->value.defined())
-      p->value = Tensor::zeros(p->shape, DType::f32, allocator_on(communicator.options().device));
+ReplicatedValues::ReplicatedValues(Communicator& communicator, DType dtype, std::vector<Parameter*> members,
+                                   std::vector<Parameter*> frozen, const Stream& stream)
+    : communicator_(communicator), dtype_(dtype), members_(std::move(members)), frozen_(std::move(frozen)) {
+  std::vector<Tensor> before;
+  for (Parameter* p : frozen_) {
+    if (p->value.defined() && p->value.dtype() == dtype) continue;
+    const Tensor value = Tensor::zeros(p->shape, dtype, allocator_on(communicator.options().device));
+    if (p->value.defined() && p->count()) ops::copy(value, p->value, stream);
+    before.push_back(std::exchange(p->value, value));
+  }
+  if (!before.empty()) stream.synchronize();  // what was copied goes now
 }
 
 void ReplicatedValues::place(const BucketLayout& layout, const Stream& stream) {
   std::vector<Tensor> buckets;
-  for (const auto& b : layout.buckets) buckets.push_back(flat_memory(communicator_, b.count));
+  for (const auto& b : layout.buckets) buckets.push_back(flat_memory(communicator_, b.count, dtype_));
   for (std::size_t m = 0; m < members_.size(); ++m) {
     Parameter& p = *members_[m];
     const auto place = layout.places[m];
     const Tensor value = buckets[static_cast<std::size_t>(place.bucket)].view(place.offset, p.shape);
-    if (p.value.defined()) copy_bytes(value.raw(), p.value.raw(), value.bytes(), stream);
+    if (p.value.defined() && p.count()) ops::copy(value, p.value, stream);
     p.value = value;
   }
   stream.synchronize();  // what was copied goes now
@@ -44,17 +52,10 @@ void ReplicatedValues::fill(const Strategy::Fill& f, const Stream& stream) {
       write_from_host(p->value, stream, [&](float* out) { f(*p, {0, p->count()}, out); });
 }
 
-void ReplicatedValues::visit_owned(const BucketLayout& layout, const Strategy::Visit& visit,
-                                   const Stream& stream) const {
-  const int rank = communicator_.rank(), size = communicator_.size();
-  for (int b = 0; b < static_cast<int>(buckets_.size()); ++b)
-    for (const Piece& piece : pieces(layout, members_, b, part(bucket(b).count(), rank, size)))
-      read_on_host(bucket(b).view(piece.offset, {piece.elements.count()}), stream, [&](const float* value) {
-        visit(*members_[static_cast<std::size_t>(piece.member)], piece.elements, value);
-      });
-  if (rank == 0)
-    for (const Parameter* p : frozen_)
-      read_on_host(p->value, stream, [&](const float* value) { visit(*p, {0, p->count()}, value); });
+void ReplicatedValues::visit_frozen(const Strategy::Visit& visit, const Stream& stream) const {
+  if (communicator_.rank() != 0) return;
+  for (const Parameter* p : frozen_)
+    read_on_host(p->value, stream, [&](const float* value) { visit(*p, {0, p->count()}, value); });
 }
 
 std::size_t ReplicatedValues::bytes() const {

@@ -16,17 +16,18 @@ ShardedGradients::ShardedGradients(Whole mode, Communicator& communicator, Trans
   for (const auto& planned : layout.buckets) {
     Bucket b;
     b.count = planned.count;
+    b.dtype = planned.dtype;
     b.own = part(planned.count, communicator.rank(), communicator.size());
     for (const int m : planned.members) {
       b.members.push_back(members[static_cast<std::size_t>(m)]);
       b.offsets.push_back(layout.places[static_cast<std::size_t>(m)].offset);
     }
     if (mode == Whole::kept) {
-      set_whole(b, flat_memory(communicator, b.count));
+      set_whole(b, flat_memory(communicator, b.count, b.dtype));
       b.shard = b.whole.view(b.own.begin, {b.own.count()});
     } else {
       drop_whole(b);
-      b.shard = flat_memory(communicator, b.own.count());
+      b.shard = flat_memory(communicator, b.own.count(), b.dtype);
     }
     buckets_.push_back(std::move(b));
   }
@@ -51,7 +52,7 @@ void ShardedGradients::provide(int bucket, const Stream& stream) {
   while (!in_flight_.empty() &&
          (in_flight_.size() > most_in_flight || at(in_flight_.front()).reduction.done()))
     retire_oldest(stream);
-  set_whole(b, memory_.take({b.count}));
+  set_whole(b, memory_.take({b.count}, b.dtype));
 }
 
 Work ShardedGradients::reduce(int bucket, const Stream& stream) {

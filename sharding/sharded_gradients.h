@@ -43,6 +43,7 @@ class ShardedGradients {
     std::vector<Parameter*> members;
     std::vector<std::size_t> offsets;
     std::size_t count = 0;
+    DType dtype = DType::f32;
     Range own;
     Tensor whole;           // undefined while a transient bucket is not in use
     Tensor shard;           // kept: a view of `whole`

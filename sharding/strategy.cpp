@@ -24,9 +24,23 @@ constexpr std::array strategy_names{"ddp", "zero1", "zero2", "zero3"};
 
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
-void require_trainable_in_f32(const Parameter& p) {
+void require_in_f32(const Parameter& p) {
   require(!p.value.defined() || p.value.dtype() == DType::f32, Errc::unsupported, "parameter ", p.name,
-          " is ", name(p.value.dtype()), "; strategies train f32 parameters");
+          " is ", name(p.value.dtype()),
+          "; strategies take f32 parameters (StrategyOptions::precision says what they become)");
+}
+
+bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
+
+void check(const Precision& p, Device device) {
+  require(is_float(p.parameters), Errc::invalid_argument, "precision: parameters in ", name(p.parameters),
+          "; choose f32, bf16 or f16");
+  require(p.gradients == DType::f32 || p.gradients == p.parameters, Errc::invalid_argument,
+          "precision: gradients in ", name(p.gradients), " of parameters in ", name(p.parameters),
+          "; choose f32 or ", name(p.parameters));
+  require(!p.mixed() || device.kind == Device::cuda, Errc::unsupported, "training in ", name(p.parameters),
+          " needs a CUDA device, and the communicator's memory is on the ", name(device),
+          "; train in f32, or choose a device");
 }
 
 }  // namespace
@@ -57,12 +71,14 @@ Strategy::Strategy(StrategyKind kind, Module& module, Communicator& communicator
     : kind_(kind),
       communicator_(communicator),
       options_(std::move(options)),
-      stream_(Stream::create(communicator.options().device)) {
+      stream_(Stream::create(communicator.options().device)),
+      transient_(communicator.allocator(), [this] { stream_.synchronize(); }) {
+  check(options_.precision, stream_.device());
   if (!options_.decays) options_.decays = [](const Parameter& p) { return p.shape.dims() >= 2; };
   const auto parameters = module.parameters();
   require_same_model(parameters, communicator);
   for (Parameter* p : parameters) {
-    require_trainable_in_f32(*p);
+    require_in_f32(*p);
     if (p->requires_grad) member_of_[p] = static_cast<int>(members_.size());
     (p->requires_grad ? members_ : frozen_).push_back(p);
   }
@@ -91,6 +107,13 @@ BucketOptions Strategy::bucket_options() const {
 void Strategy::set_layout(BucketLayout layout) {
   scheduler_ = std::make_unique<BucketScheduler>(
       std::move(layout), bucket_options(), [this](int bucket, const Stream& s) { return launch(bucket, s); });
+  if (precision().mixed() && masters_.empty()) make_masters();
+}
+
+Range Strategy::updated_range(int bucket) const {
+  const std::size_t count = layout().buckets[index(bucket)].count;
+  return kind_ == StrategyKind::ddp ? Range{0, count}
+                                    : part(count, communicator_.rank(), communicator_.size());
 }
 
 void Strategy::attach(Tape& tape) {
@@ -139,7 +162,7 @@ Work Strategy::launch(int bucket, const Stream& given) {
     p.grad_is_fresh = false;
     const std::size_t gap = extents[i].count() - p.count();
     if (gap)
-      ops::fill(Tensor::borrow(p.grad.data<float>() + p.count(), {gap}, DType::f32, p.grad.device()), 0,
+      ops::fill(Tensor::borrow(p.grad.raw() + p.grad.bytes(), {gap}, p.grad.dtype(), p.grad.device()), 0,
                 stream);
   }
   return reduce(bucket, stream);
@@ -173,27 +196,39 @@ void Strategy::require_reduced(const char* call) const {
          " with unsynchronised gradients: ", why[static_cast<std::size_t>(state_)]);
 }
 
+void Strategy::set_loss_scale(double scale) {
+  require(scale > 0 && std::isfinite(scale), Errc::invalid_argument, "set_loss_scale(", scale,
+          "): the factor must be positive and finite");
+  loss_scale_ = scale;
+}
+
+/// Each element once over all ranks.
+void Strategy::add_squares(SquareSum& sum) const {
+  for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
+    const Range own = part(layout().buckets[index(b)].count, communicator_.rank(), communicator_.size());
+    sum.add(updated(b).gradients.view(own.begin - updated_range(b).begin, {own.count()}));
+  }
+}
+
 double Strategy::gradient_norm(const Stream& given) {
   require_reduced("gradient_norm()");
-  const Stream& stream = device_stream(given);
-  SquareSum sum(stream, norm_words_);
-  for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
-    const Updated u = updated(b);
-    const Range own = part(layout().buckets[index(b)].count, communicator_.rank(), communicator_.size());
-    sum.add(u.gradients.view(own.begin - u.range.begin, {own.count()}));
-  }
+  SquareSum sum(device_stream(given), norm_words_);
+  add_squares(sum);
+  return step_outcome(sum_over_ranks(sum), {.loss_scale = loss_scale_}).norm;
+}
+
+double Strategy::sum_over_ranks(const SquareSum& sum) {
   ExactSum total = sum.read();
   const auto start = std::chrono::steady_clock::now();
   total.all_reduce(communicator_);
   exposed_ += std::chrono::steady_clock::now() - start;
-  return std::sqrt(total.value());
+  return total.value();
 }
 
 double Strategy::clip_gradients(double max_norm, const Stream& stream) {
   require(max_norm > 0, Errc::invalid_argument, "clip_gradients(", max_norm, "): the limit must be above 0");
   const double norm = gradient_norm(stream);
-  const double factor = max_norm / (norm + 1e-6);
-  clip_ = factor < 1 || std::isnan(factor) ? factor : 1;
+  clip_ = clip_factor(norm, max_norm);
   return norm;
 }
 
@@ -203,7 +238,7 @@ void Strategy::make_state(const Optimizer& optimizer) {
       auto& buckets = optimizer_state_.emplace_back();
       for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b)
         buckets.push_back(
-            Tensor::zeros({updated(b).range.count()}, DType::f32, allocator_on(stream_.device())));
+            Tensor::zeros({updated_range(b).count()}, DType::f32, allocator_on(stream_.device())));
     }
   require(static_cast<int>(optimizer_state_.size()) == optimizer.state_count(), Errc::invalid_argument,
           "step(): ", optimizer.name(), " keeps ", optimizer.state_count(),
@@ -211,27 +246,44 @@ void Strategy::make_state(const Optimizer& optimizer) {
           "; use one optimizer with a strategy");
 }
 
-void Strategy::update_bucket(int bucket, const Optimizer& optimizer, const Stream& stream) {
+const Tensor& Strategy::values_to_update(int bucket, const Updated& u) const {
+  return precision().mixed() ? masters_[index(bucket)] : u.values;
+}
+
+void Strategy::update_bucket(int bucket, const Optimizer& optimizer, const UpdateScale& scale,
+                             const Stream& stream) {
   const Updated u = updated(bucket);
+  const Range range = updated_range(bucket);
   std::vector<UpdateSpan> spans;
-  for (const DecayRun& run : decay_runs(layout(), members_, bucket, u.range, options_.decays)) {
-    const std::size_t at = run.range.begin - u.range.begin;
-    UpdateSpan& span = spans.emplace_back(UpdateSpan{
-        u.values.data<float>() + at, u.gradients.data<float>() + at, {}, run.range.count(), run.decay});
+  for (const DecayRun& run : decay_runs(layout(), members_, bucket, range, options_.decays)) {
+    const std::size_t at = run.range.begin - range.begin;
+    UpdateSpan& span = spans.emplace_back();
+    span.value = values_to_update(bucket, u).data<float>() + at;
+    span.gradient = u.gradients.raw() + at * size_of(u.gradients.dtype());
+    span.gradient_dtype = u.gradients.dtype();
+    if (precision().mixed()) {
+      span.working = u.values.raw() + at * size_of(u.values.dtype());
+      span.working_dtype = u.values.dtype();
+    }
+    span.count = run.range.count();
+    span.decay = run.decay;
     for (std::size_t s = 0; s < optimizer_state_.size(); ++s)
       span.state[s] = optimizer_state_[s][index(bucket)].data<float>() + at;
   }
-  optimizer.update(spans, static_cast<float>(clip_), stream);
+  optimizer.update(spans, scale, stream);
 }
 
 void Strategy::step(Optimizer& optimizer, const Stream& given) {
   require_reduced("step()");
-  const Stream& stream = device_stream(given);
+  update_all(optimizer, {.factor = static_cast<float>(clip_ / loss_scale_)}, device_stream(given));
+}
+
+void Strategy::update_all(Optimizer& optimizer, const UpdateScale& scale, const Stream& stream) {
   make_state(optimizer);
-  optimizer.begin_update();
+  if (!std::exchange(next_is_ready_, false)) optimizer.begin_update();
   std::vector<Work> published;
   for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
-    update_bucket(b, optimizer, stream);
+    update_bucket(b, optimizer, scale, stream);
     published.push_back(publish(b, stream));
     if (!options_.overlap) wait_exposed(published.back(), stream);
   }
@@ -252,23 +304,6 @@ void Strategy::wait_exposed(const Work& work, const Stream& stream) {
   const auto start = std::chrono::steady_clock::now();
   work.wait_on(stream);
   exposed_ += std::chrono::steady_clock::now() - start;
-}
-
-void Strategy::change_layout(BucketLayout layout) {
-  const BucketLayout before = this->layout();
-  set_layout(std::move(layout));
-  for (auto& buckets : optimizer_state_) {
-    std::vector<Tensor> moved;
-    for (const auto& b : this->layout().buckets)
-      moved.push_back(Tensor::zeros({b.count}, DType::f32, allocator_on(stream_.device())));
-    for (std::size_t m = 0; m < members_.size(); ++m) {
-      const auto from = before.places[m], to = this->layout().places[m];
-      const Shape shape{members_[m]->count()};
-      ops::copy(moved[index(to.bucket)].view(to.offset, shape),
-                buckets[index(from.bucket)].view(from.offset, shape), stream_);
-    }
-    buckets = std::move(moved);
-  }
 }
 
 void Strategy::abandon() noexcept {
@@ -293,6 +328,10 @@ MemoryReport Strategy::memory() const {
   MemoryReport report;
   for (const auto& buckets : optimizer_state_)
     for (const Tensor& t : buckets) report.optimizer_state += t.bytes();
+  for (const Tensor& t : masters_) report.masters += t.bytes();
+  report.transient = transient_.held();
+  report.transient_in_use = transient_.in_use();
+  report.transient_peak = transient_.peak();
   count_memory(report);
   return report;
 }

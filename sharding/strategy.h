@@ -13,9 +13,8 @@
 ///         tape.reset();
 ///       }
 ///       strategy->finish_gradients(stream);                              // means over the ranks
-///       double norm = strategy->clip_gradients(1.0, stream);             // before clipping
-///       strategy->step(*optimizer, stream);                              // every rank has the new
-///       parameters
+///       strategy->clip_and_step(*optimizer, {.max_norm = 1}, stream);    // every rank has the new
+///       parameters double norm = strategy->outcome(*optimizer, stream).norm;        // before clipping
 ///     }
 ///
 /// Every strategy makes the same parameters, losses and norms, bit for bit, for any bucket size and with
@@ -32,9 +31,18 @@
 /// gradient of zero (momentum and weight decay still act on it). Parameters shared by several scopes count
 /// once.
 ///
+/// In mixed precision (StrategyOptions::precision) values go in and out in f32, from and to the masters. To
+/// keep small gradients in f16's range, multiply losses by a factor (Tape::backward(loss, scale)) and tell
+/// it: set_loss_scale(). A norm that is not finite then means that an update is to be left out: zero_grad()
+/// in place of step() (sharding/loss_scaler.h chooses the factor).
+///
 /// On a CUDA device (the communicator's) parameters, gradients and state live there, and everything runs in
-/// the streams that are passed, by default the tape's; the host waits in gradient_norm() and clip_gradients()
-/// only.
+/// the streams that are passed, by default the tape's; the host waits in gradient_norm(), clip_gradients()
+/// and outcome() only. So an update from zero_grad() to clip_and_step() can be captured in a graph
+/// (comm/core/graph.h) where the communicator's operations can, and be run again as long as shapes, learning
+/// rate schedule aside, stay: call next_update() before each run, and outcome() after it. Two updates that
+/// are not captured must come before, in which memory and buckets settle. After anything else was done with
+/// the strategy, capture anew.
 ///
 /// Driven by one thread a rank. Between begin_backward and the end of finish_gradients the communicator must
 /// not be used for anything else, nor in zero3 while a forward pass runs. Errors of the communicator pass
@@ -56,8 +64,12 @@
 #include "sharding/memory_report.h"
 #include "sharding/optimizer.h"
 #include "sharding/partition.h"
+#include "sharding/precision.h"
+#include "sharding/transient_memory.h"
 
 namespace rz {
+
+class SquareSum;
 
 enum class StrategyKind { ddp, zero1, zero2, zero3 };
 const char* name(StrategyKind);
@@ -69,6 +81,7 @@ struct StrategyOptions {
   std::size_t bucket_bytes = std::size_t{25} << 20;  ///< cap of the others; zero3 reduces by scope instead
   bool overlap = true;  ///< false: everything is reduced in finish_gradients; nothing is fetched ahead
   bool rebuild = true;  ///< ddp: buckets follow the order in which gradients became ready in the first step
+  Precision precision;
   int prefetch_scopes = 1;  ///< zero3: scopes gathered ahead of their use, forward and backward
   /// Which parameters weight decay applies to; empty: those of two or more dimensions.
   std::function<bool(const Parameter&)> decays;
@@ -92,6 +105,9 @@ class Strategy {
   /// Comes after each backward pass that synchronises: all reductions are done, gradients are means over the
   /// ranks. Errc::unsynchronised if the last pass did not synchronise.
   void finish_gradients(const Stream& = {});
+  /// The factor that losses are multiplied by from now on: gradients carry it until norms and updates take it
+  /// out. All ranks give the same. Errc::invalid_argument unless it is positive and finite.
+  void set_loss_scale(double);
   /// Square root of the sum of squares of all gradients, each parameter once. Exact but for the rounding of
   /// squares, so the same bits whatever the strategy. Collective. Errc::unsynchronised as step().
   double gradient_norm(const Stream& = {});
@@ -101,6 +117,23 @@ class Strategy {
   /// Updates the parameters; afterwards every rank sees the new ones. Collective. Errc::unsynchronised unless
   /// finish_gradients() came after the last backward pass.
   void step(Optimizer&, const Stream& = {});
+  struct StepPolicy {
+    double max_norm = 0;         ///< as clip_gradients(); 0: none
+    bool skip_overflow = false;  ///< a norm that is not finite leaves the update out, on every rank alike
+  };
+  /// clip_gradients() and step() in one; on a device the host does not wait. Collective.
+  void clip_and_step(Optimizer&, const StepPolicy&, const Stream& = {});
+  struct Outcome {
+    double norm = 0;  ///< before clipping
+    bool skipped = false;
+  };
+  /// Of the last clip_and_step(), or of a graph's last run of it; on a device it waits, as
+  /// Communicator::synchronize(). An update that was left out does not count in the optimizer. Once an
+  /// update.
+  Outcome outcome(Optimizer&, const Stream& = {});
+  /// On a device, before an update or a graph's run of one: counts it in the optimizer and writes what the
+  /// optimizer makes of its number and learning rate to where the device reads it.
+  void next_update(Optimizer&, const Stream& = {});
   /// Forgets the gradients; nothing is filled with zeros. All ranks call it.
   void zero_grad();
 
@@ -108,12 +141,12 @@ class Strategy {
   using Fill = std::function<void(const Parameter&, Range elements, float* out)>;
   /// Calls fill for the elements that this rank stores (ddp, zero1, zero2: all; zero3: its parts), to load or
   /// initialise without ever holding the model. Ranks must write the same values. Not collective.
-  virtual void fill_parameters(const Fill&) = 0;
+  void fill_parameters(const Fill&);
   using Visit = std::function<void(const Parameter&, Range elements, const float* value)>;
   /// The parts of the parameters that this rank answers for: over all ranks, each element exactly once.
-  virtual void visit_owned(const Visit&) const = 0;
-  /// The whole of a parameter, to be read and dropped soon. Collective in zero3; not while a pass runs.
-  virtual Tensor full_value(const Parameter&, const Stream& = {}) = 0;
+  void visit_owned(const Visit&) const;
+  /// The whole of a parameter in f32, to be read and dropped soon. Collective; not while a pass runs.
+  Tensor full_value(const Parameter&, const Stream& = {});
 
   // ---- figures
   MemoryReport memory() const;
@@ -136,9 +169,9 @@ class Strategy {
   // ---- the seam: what a strategy decides. Members are the trainable parameters, in the order of first use;
   // they lie in buckets, which are reduced, updated and published one by one.
 
-  /// The elements of a bucket that this rank updates: their range, their values and reduced gradients.
+  /// The elements of a bucket that this rank updates, updated_range(): the values that the model sees, and
+  /// the reduced gradients.
   struct Updated {
-    Range range;
     Tensor values, gradients;
   };
 
@@ -163,12 +196,19 @@ class Strategy {
   /// Another pass follows one that was reduced, without zero_grad() between.
   virtual void reopen_gradients(const Stream&) {}
   virtual void forget_gradients() {}
-  virtual Updated updated(int bucket) = 0;
+  virtual Updated updated(int bucket) const = 0;
   /// Tells the other ranks the new values of what updated() named.
   virtual Work publish(int /*bucket*/, const Stream&) { return {}; }
   virtual void after_step(const Stream&) {}
   virtual void enter(const Scope&, Pass) {}
   virtual void leave(const Scope&, Pass) {}
+
+  /// fill_parameters() for the values that the model sees.
+  virtual void fill_values(const Fill&) = 0;
+  /// visit_owned() for the frozen parameters.
+  virtual void visit_frozen(const Visit&) const = 0;
+  /// As the model sees it, whole.
+  virtual Tensor whole_value(const Parameter&) = 0;
 
   virtual void count_memory(MemoryReport&) const = 0;
 
@@ -178,11 +218,16 @@ class Strategy {
   void abandon() noexcept;
   Communicator& communicator() const { return communicator_; }
   const StrategyOptions& options() const { return options_; }
+  const Precision& precision() const { return options_.precision; }
+  /// Memory of the communicator's for what lives for a part of a step.
+  TransientMemory& transient() { return transient_; }
   const std::vector<Parameter*>& members() const { return members_; }
   const std::vector<Parameter*>& frozen() const { return frozen_; }
   const BucketLayout& layout() const { return scheduler_->layout(); }
   BucketScheduler& scheduler() { return *scheduler_; }
   int member_of(const Parameter&) const;  ///< -1: frozen
+  /// Of a bucket: all of it in ddp, this rank's part in the others.
+  Range updated_range(int bucket) const;
   bool synchronising() const { return state_ == State::reducing; }
   BucketOptions bucket_options() const;
   /// Waits, and counts the time as exposed.
@@ -200,8 +245,15 @@ class Strategy {
   /// What the caller gave, or the tape's where the model is on a device and the caller named no stream of it.
   const Stream& device_stream(const Stream& given) const;
   void require_reduced(const char* call) const;
+  void make_masters();
+  Tensor value_in_f32(const Parameter&, int member);
   void make_state(const Optimizer&);
-  void update_bucket(int bucket, const Optimizer&, const Stream&);
+  void add_squares(SquareSum&) const;
+  double sum_over_ranks(const SquareSum&);
+  void update_all(Optimizer&, const UpdateScale&, const Stream&);
+  const Tensor& values_to_update(int bucket, const Updated&) const;
+  void move_to_layout(std::vector<Tensor>& buckets, const BucketLayout& before) const;
+  void update_bucket(int bucket, const Optimizer&, const UpdateScale&, const Stream&);
 
   StrategyKind kind_;
   Communicator& communicator_;
@@ -210,11 +262,17 @@ class Strategy {
   std::vector<Parameter*> members_, frozen_;
   std::unordered_map<const Parameter*, int> member_of_;
   std::unique_ptr<BucketScheduler> scheduler_;
+  TransientMemory transient_;
+  std::vector<Tensor> masters_;                       // [bucket], of the updated range; none unless mixed
   std::vector<std::vector<Tensor>> optimizer_state_;  // [state][bucket], of the updated range
   Tensor norm_words_;                                 // of the gradient norm on a device
+  Tensor decided_;                                    // StepOutcome on a device
+  Tensor constants_;                                  // of the optimizer on a device
+  bool next_is_ready_ = false;                        // constants_ are those of the coming update
+  StepOutcome outcome_;                               // on the host
   State state_ = State::none;
   int no_sync_ = 0;
-  double clip_ = 1;
+  double loss_scale_ = 1, clip_ = 1;
   std::chrono::nanoseconds exposed_{}, last_exposed_{};
 };
 

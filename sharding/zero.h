@@ -17,22 +17,20 @@ class Zero final : public Strategy {
   Zero(StrategyKind, Module&, Communicator&, StrategyOptions);
   ~Zero() override;
 
-  void fill_parameters(const Fill& fill) override { values_.fill(fill, stream()); }
-  void visit_owned(const Visit& visit) const override { values_.visit_owned(layout(), visit, stream()); }
-  Tensor full_value(const Parameter& p, const Stream&) override { return p.value; }
-
  private:
+  void fill_values(const Fill& fill) override { values_.fill(fill, stream()); }
+  void visit_frozen(const Visit& visit) const override { values_.visit_frozen(visit, stream()); }
+  Tensor whole_value(const Parameter& p) override { return p.value; }
   void provide_gradients(int bucket) override { gradients_->provide(bucket, stream()); }
   Work reduce(int bucket, const Stream& stream) override { return gradients_->reduce(bucket, stream); }
   void settle_gradients(const Stream& s) override { gradients_->settle(s); }
   void reopen_gradients(const Stream& s) override { gradients_->reopen(s); }
   void forget_gradients() override { gradients_->forget(); }
-  Updated updated(int bucket) override;
+  Updated updated(int bucket) const override;
   Work publish(int bucket, const Stream&) override;
   void count_memory(MemoryReport&) const override;
 
   ReplicatedValues values_;
-  TransientMemory memory_;
   std::unique_ptr<ShardedGradients> gradients_;
 };
 

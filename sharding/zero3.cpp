@@ -9,10 +9,10 @@
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
-#include "comm/core/memory.h"
 #include "sharding/grad_norm.h"
 #include "sharding/host_access.h"
 #include "sharding/replicated_values.h"
+#include "tensor/ops.h"
 
 namespace rz {
 
@@ -29,14 +29,15 @@ bool contains(const std::vector<int>& list, int x) {
 }  // namespace
 
 Zero3::Zero3(Module& module, Communicator& communicator, StrategyOptions options)
-    : Strategy(StrategyKind::zero3, module, communicator, std::move(options)),
-      scopes_(module.scopes()),
-      memory_(communicator.allocator(), [this] { this->stream().synchronize(); }) {
+    : Strategy(StrategyKind::zero3, module, communicator, std::move(options)), scopes_(module.scopes()) {
   make_units(scopes_);
-  for (Unit& u : units_) make_shard(u);
   set_layout(gradient_layout());
-  gradients_ = std::make_unique<ShardedGradients>(ShardedGradients::Whole::transient, communicator, memory_,
-                                                  layout(), members(),
+  for (Unit& u : units_) make_shard(u);
+  stream().synchronize();  // what was copied goes now
+  for (Unit& u : units_)
+    for (Parameter* p : u.parameters) p->value = {};
+  gradients_ = std::make_unique<ShardedGradients>(ShardedGradients::Whole::transient, communicator,
+                                                  transient(), layout(), members(),
                                                   [this](const Work& work) { wait_exposed(work, stream()); });
   progress_.resize(members().size());
   handed_over_.resize(layout().buckets.size());
@@ -80,7 +81,10 @@ void Zero3::make_units(const std::vector<const Scope*>& scopes) {
       u.offsets.push_back(u.count);
       u.count += rounded_up(p->count(), norm_block);
     }
-  for (auto& [key, u] : by_scopes) units_.push_back(std::move(u));
+  for (auto& [key, u] : by_scopes) {
+    u.count = rounded_up(u.count, norm_block * static_cast<std::size_t>(communicator().size()));
+    units_.push_back(std::move(u));
+  }
   std::stable_sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) {
     return std::pair(!a.trainable, b.first_scope) < std::pair(!b.trainable, a.first_scope);
   });
@@ -88,20 +92,15 @@ void Zero3::make_units(const std::vector<const Scope*>& scopes) {
     for (const Parameter* p : units_[u].parameters) unit_of_[p] = static_cast<int>(u);
 }
 
-/// Moves the rank's part of the unit's values into its shard; the values themselves go.
+/// Copies the rank's part of the unit's values into its shard.
 void Zero3::make_shard(Unit& u) {
-  u.count = rounded_up(u.count, norm_block * static_cast<std::size_t>(communicator().size()));
   const Range mine = own(u);
-  u.shard = flat_memory(communicator(), mine.count());
-  for (std::size_t i = 0; i < u.parameters.size(); ++i) {
-    Parameter& p = *u.parameters[i];
-    const Range here = intersect({u.offsets[i], u.offsets[i] + p.count()}, mine);
-    if (p.value.defined() && here.count())
-      copy_bytes(u.shard.view(here.begin - mine.begin, {here.count()}).raw(),
-                 p.value.view(here.begin - u.offsets[i], {here.count()}).raw(), here.count() * sizeof(float),
-                 stream());
-    p.value = {};
-  }
+  u.shard = flat_memory(communicator(), mine.count(), precision().parameters);
+  for_each_parameter(u, mine, [&](const Parameter& p, Range elements, std::size_t offset) {
+    const Shape count{elements.count()};
+    if (p.value.defined())
+      ops::copy(u.shard.view(offset, count), p.value.view(elements.begin, count), stream());
+  });
 }
 
 BucketLayout Zero3::gradient_layout() const {
@@ -109,7 +108,7 @@ BucketLayout Zero3::gradient_layout() const {
   out.places.resize(members().size());
   for (const Unit& u : units_) {
     if (!u.trainable) continue;
-    auto& bucket = out.buckets.emplace_back(BucketLayout::Bucket{DType::f32, u.count, {}});
+    auto& bucket = out.buckets.emplace_back(BucketLayout::Bucket{precision().gradients, u.count, {}});
     for (std::size_t i = 0; i < u.parameters.size(); ++i) {
       const int member = member_of(*u.parameters[i]);
       bucket.members.push_back(member);
@@ -153,7 +152,7 @@ Zero3::Units Zero3::ahead(const Scope& scope, Pass pass) const {
 
 void Zero3::fetch(Unit& u) {
   if (u.whole.defined()) return;
-  u.whole = memory_.take({u.count});
+  u.whole = transient().take({u.count}, u.shard.dtype());
   u.gather = communicator().all_gather(u.shard.buffer(), u.whole.buffer(), stream());
 }
 
@@ -195,12 +194,10 @@ void Zero3::leave(const Scope& scope, Pass pass) {
   if (pass == Pass::backward && synchronising()) reduce_complete_units(scope);
 }
 
-Tensor Zero3::full_value(const Parameter& p, const Stream&) {
-  const auto found = unit_of_.find(&p);
-  require(found != unit_of_.end(), Errc::invalid_argument, "full_value(): ", p.name,
-          " is not a parameter of the model");
-  drop_all_but({found->second}, {});
-  Unit& u = unit(found->second);
+Tensor Zero3::whole_value(const Parameter& p) {
+  const int index = unit_of_.at(&p);
+  drop_all_but({index}, {});
+  Unit& u = unit(index);
   fetch(u);
   await(u);
   const auto i = std::find(u.parameters.begin(), u.parameters.end(), &p) - u.parameters.begin();
@@ -246,9 +243,8 @@ void Zero3::reduce_complete_units(const Scope& scope) {
   }
 }
 
-Strategy::Updated Zero3::updated(int bucket) {
-  Unit& u = unit(bucket);
-  return {own(u), u.shard, gradients_->shard(bucket)};
+Strategy::Updated Zero3::updated(int bucket) const {
+  return {units_[static_cast<std::size_t>(bucket)].shard, gradients_->shard(bucket)};
 }
 
 /// What is gathered has become stale.
@@ -270,40 +266,39 @@ void Zero3::close_scopes() {
 
 // ---- in and out
 
-/// f(parameter, elements, their values) for this rank's parts.
+/// f(parameter, elements, where they begin in the range) for what lies in a range of a unit.
 template <class F>
-void Zero3::for_each_owned(const F& f) const {
-  for (const Unit& u : units_) {
-    const Range mine = own(u);
-    for (std::size_t i = 0; i < u.parameters.size(); ++i) {
-      const std::size_t offset = u.offsets[i];
-      const Range here = intersect({offset, offset + u.parameters[i]->count()}, mine);
-      if (here.count())
-        f(*u.parameters[i], Range{here.begin - offset, here.end - offset},
-          u.shard.view(here.begin - mine.begin, {here.count()}));
-    }
+void Zero3::for_each_parameter(const Unit& u, Range range, const F& f) {
+  for (std::size_t i = 0; i < u.parameters.size(); ++i) {
+    const std::size_t offset = u.offsets[i];
+    const Range here = intersect({offset, offset + u.parameters[i]->count()}, range);
+    if (here.count())
+      f(*u.parameters[i], Range{here.begin - offset, here.end - offset}, here.begin - range.begin);
   }
 }
 
-void Zero3::fill_parameters(const Fill& fill) {
+void Zero3::fill_values(const Fill& fill) {
   drop_all_but({}, {});
-  for_each_owned([&](const Parameter& p, Range elements, const Tensor& piece) {
-    write_from_host(piece, stream(), [&](float* out) { fill(p, elements, out); });
-  });
+  for (const Unit& u : units_)
+    for_each_parameter(u, own(u), [&](const Parameter& p, Range elements, std::size_t offset) {
+      write_from_host(u.shard.view(offset, {elements.count()}), stream(),
+                      [&](float* out) { fill(p, elements, out); });
+    });
 }
 
-void Zero3::visit_owned(const Visit& visit) const {
-  for_each_owned([&](const Parameter& p, Range elements, const Tensor& piece) {
-    read_on_host(piece, stream(), [&](const float* value) { visit(p, elements, value); });
-  });
+void Zero3::visit_frozen(const Visit& visit) const {
+  for (const Unit& u : units_) {
+    if (u.trainable) continue;
+    for_each_parameter(u, own(u), [&](const Parameter& p, Range elements, std::size_t offset) {
+      read_on_host(u.shard.view(offset, {elements.count()}), stream(),
+                   [&](const float* value) { visit(p, elements, value); });
+    });
+  }
 }
 
 void Zero3::count_memory(MemoryReport& report) const {
   for (const Unit& u : units_) report.parameters += u.shard.bytes();
   report.gradients = gradients_->bytes();
-  report.transient = memory_.held();
-  report.transient_in_use = memory_.in_use();
-  report.transient_peak = memory_.peak();
 }
 
 }  // namespace rz

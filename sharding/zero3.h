@@ -22,10 +22,6 @@ class Zero3 final : public Strategy {
   Zero3(Module&, Communicator&, StrategyOptions);
   ~Zero3() override;
 
-  void fill_parameters(const Fill&) override;
-  void visit_owned(const Visit&) const override;
-  Tensor full_value(const Parameter&, const Stream&) override;
-
  private:
   struct Unit {
     std::vector<Parameter*> parameters;
@@ -53,8 +49,11 @@ class Zero3 final : public Strategy {
   const Units& units_of(const Scope&);
   Unit& unit(int u) { return units_[static_cast<std::size_t>(u)]; }
   Range own(const Unit&) const;
+  void fill_values(const Fill&) override;
+  void visit_frozen(const Visit&) const override;
+  Tensor whole_value(const Parameter&) override;
   template <class F>
-  void for_each_owned(const F&) const;
+  static void for_each_parameter(const Unit&, Range, const F&);
 
   void pass_begins() override;
   void gradient_begins(int member) override;
@@ -65,7 +64,7 @@ class Zero3 final : public Strategy {
   void settle_gradients(const Stream& s) override { gradients_->settle(s); }
   void forget_gradients() override;
   void close_scopes();
-  Updated updated(int bucket) override;
+  Updated updated(int bucket) const override;
   void after_step(const Stream&) override;
   void count_memory(MemoryReport&) const override;
 
@@ -74,7 +73,6 @@ class Zero3 final : public Strategy {
   std::unordered_map<const Scope*, Units> scope_units_;
   std::unordered_map<const Parameter*, int> unit_of_;
   std::vector<Unit> units_;  // the trainable ones first, in the order in which they are reduced
-  TransientMemory memory_;
   std::unique_ptr<ShardedGradients> gradients_;
   enum class Progress : char { untouched, touched, ready };
   std::vector<Progress> progress_;  // of members in this pass

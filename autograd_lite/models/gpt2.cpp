@@ -174,7 +174,7 @@ Var Gpt2::logits_at(Tape& tape, const Tensor& tokens, std::size_t position) {
   const std::size_t batch = x.shape()[0], length = x.shape()[1], channels = x.shape()[2];
   require(position < length, Errc::invalid_argument, "GPT-2: no position ", position, " in ", length,
           " tokens");
-  const Tensor rows = tape.empty({batch, 1, channels});
+  const Tensor rows = tape.empty({batch, 1, channels}, x.dtype());
   for (std::size_t b = 0; b < batch; ++b) {
     ops::copy(rows.view(b * channels, {channels}), x.view((b * length + position) * channels, {channels}),
               tape.stream());
@@ -197,6 +197,14 @@ std::int32_t pick(std::span<const float> logits, double temperature, double u) {
     if ((left -= weight(logits[i])) < 0) return static_cast<std::int32_t>(i);
   }
   return static_cast<std::int32_t>(likeliest - logits.begin());
+}
+
+/// On the host.
+Tensor in_f32(Tape& tape, const Tensor& x) {
+  if (x.dtype() == DType::f32) return x.on_host(tape.stream());
+  const Tensor wide = tape.empty(x.shape());
+  ops::copy(wide, x, tape.stream());
+  return wide.on_host(tape.stream());
 }
 
 /// Without dropout while it lives.
@@ -234,7 +242,7 @@ std::vector<std::int32_t> generate(Gpt2& model, Tape& tape, std::span<const std:
     window.resize(padded);
     const Tensor tokens = tape.empty({1, padded}, DType::i32);
     tokens.assign(std::span<const std::int32_t>(window), tape.stream());
-    const Tensor logits = tape.value(model.logits_at(tape, tokens, used - 1)).on_host(tape.stream());
+    const Tensor logits = in_f32(tape, tape.value(model.logits_at(tape, tokens, used - 1)));
     text.push_back(
         pick({logits.data<float>(), logits.count()}, temperature, random_uniform(seed, "generate", i)));
   }

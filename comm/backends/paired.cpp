@@ -19,6 +19,11 @@ class Paired final : public Backend {
     device_->abort(reason);
     host_->abort(reason);
   }
+  void check() override {
+    device_->check();
+    host_->check();
+  }
+  bool capturable() const override { return device_->capturable(); }
   std::unique_ptr<Backend> split(std::span<const int> members) override {
     auto host = host_->split(members);
     auto device = host ? device_->split(members) : nullptr;

@@ -185,15 +185,18 @@ struct Shared {
 
 class PeerWork final : public WorkState {
  public:
-  PeerWork(std::shared_ptr<Shared> shared, std::vector<Event> ends, int lane)
+  /// `captured`: the ends are nodes of a graph.
+  PeerWork(std::shared_ptr<Shared> shared, std::vector<Event> ends, int lane, bool captured)
       : shared_(std::move(shared)),
         ends_(std::move(ends)),
         lane_(lane),
+        captured_(captured),
         latest_(Clock::now() + 2 * shared_->options.timeout) {}
 
   bool done() const noexcept override {
     try {
-      return well_ || std::all_of(ends_.begin(), ends_.end(), [](const Event& e) { return e.done(); });
+      return well_ || captured_ ||
+             std::all_of(ends_.begin(), ends_.end(), [](const Event& e) { return e.done(); });
     } catch (...) {
       return true;
     }
@@ -201,6 +204,10 @@ class PeerWork final : public WorkState {
 
   void wait() override {
     if (well_) return;
+    require(
+        !captured_, Errc::invalid_argument,
+        "an operation that is captured in a graph has no end of its own; use wait_on(stream), and wait for "
+        "the stream that the graph runs in");
     std::optional<Clock::time_point> failed_at;
     for (unsigned polls = 0; !reached(); ++polls) {
       if (polls % 64 == 63) look_for_trouble(failed_at);
@@ -236,6 +243,7 @@ class PeerWork final : public WorkState {
   const std::shared_ptr<Shared> shared_;
   const std::vector<Event> ends_;
   const int lane_;
+  const bool captured_;
   const Clock::time_point latest_;
   std::atomic<bool> well_{false};
 };
@@ -274,7 +282,8 @@ class PeerCuda final : public Backend {
     start_messages(std::move(messages));
     if (any_message) ends.push_back(message_stream_.record());
     return Work(std::make_shared<PeerWork>(shared_, std::move(ends),
-                                           collectives ? peer::collectives : peer::messages));
+                                           collectives ? peer::collectives : peer::messages,
+                                           !group.empty() && group.front().stream.capturing()));
   }
 
   void abort(const std::string& reason) noexcept override {
@@ -282,6 +291,9 @@ class PeerCuda final : public Backend {
     shared_->watch.fail_with(Error(Errc::aborted, reason, options_.rank));
     if (!said_.exchange(true)) shared_->group.leave(peer::aborted);
   }
+
+  void check() override { shared_->watch.check(); }
+  bool capturable() const override { return true; }
 
   std::unique_ptr<Backend> split(std::span<const int> members) override {
     std::shared_ptr<Backend> host = host_->split(members);

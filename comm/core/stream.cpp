@@ -109,6 +109,14 @@ void Stream::synchronize() const {
   cuda::check(runtime().stream_synchronize(native_), "cudaStreamSynchronize", device_);
 }
 
+bool Stream::capturing() const {
+  if (device_.kind == Device::host) return false;
+  const DeviceGuard guard(device_);
+  bool is = false;
+  cuda::check(runtime().is_capturing(native_, &is), "cudaStreamIsCapturing", device_);
+  return is;
+}
+
 void* Stream::scratch(std::size_t bytes) const {
   require(device_.kind == Device::cuda, Errc::invalid_argument, "scratch memory of a host stream");
   const std::lock_guard lock(scratch_->mutex);

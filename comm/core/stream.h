@@ -53,6 +53,9 @@ class Stream {
   /// Blocks the host until everything in the stream has run. Errc::system if something failed.
   void synchronize() const;
 
+  /// Whether what is put into it now becomes a part of a graph (comm/core/graph.h).
+  bool capturing() const;
+
   /// CUDA only: memory of the device, not initialised, aligned to 256 bytes, for what kernels of this stream
   /// hand to those right behind them: whoever calls next gets the same bytes. Belongs to the copies of this
   /// Stream (of a borrowed one: of what that call of `borrow` returned) and is given back with the last of

@@ -25,4 +25,14 @@ inline AdamFactors factors(const AdamStep& s, bool decoupled) {
           .scale = s.grad_scale};
 }
 
+/// A step for what decays and what does not.
+struct AdamRule {
+  AdamFactors with_decay, without;
+};
+inline AdamRule adam_rule(const AdamStep& step, bool decoupled) {
+  AdamStep without = step;
+  without.weight_decay = 0;
+  return {factors(step, decoupled), factors(without, decoupled)};
+}
+
 }  // namespace rz::kernels

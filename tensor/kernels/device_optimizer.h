@@ -10,6 +10,7 @@
 #include "comm/core/types.h"
 #include "tensor/kernels/exact_parts.h"
 #include "tensor/kernels/optimizer.h"
+#include "tensor/kernels/step_outcome.h"
 
 namespace rz::ops {
 
@@ -30,6 +31,9 @@ struct UpdateRun {
 struct StepInputs {
   const float* grad_scale = nullptr;  ///< multiplies the step's grad_scale; null: 1
   const int* skip = nullptr;          ///< not 0: nothing is written; null: 0
+  /// The kernels::AdamRule or kernels::SgdStep to be used in place of the step that is passed; null: that.
+  /// So that a step in a graph can be another one each time.
+  const void* rule = nullptr;
 };
 
 /// Elements to be squared and added; count is a multiple of 64.
@@ -52,12 +56,16 @@ void sgd(std::span<const UpdateRun>, const kernels::SgdStep&, const StepInputs&,
 /// squares in the sum are at most 2^30 blocks of 64.
 void add_squares(std::int64_t* sum, std::span<const Squared>, const Stream&);
 
+/// *outcome = what an exact sum of squares, at `words` on the device and added up over ranks, makes of a step.
+void decide_step(StepOutcome* outcome, const std::int64_t* words, const StepLimits&, const Stream&);
+
 }  // namespace device
 
 struct DeviceOptimizer {
   decltype(&device::adam) adam;
   decltype(&device::sgd) sgd;
   decltype(&device::add_squares) add_squares;
+  decltype(&device::decide_step) decide_step;
 };
 
 }  // namespace rz::ops

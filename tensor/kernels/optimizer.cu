@@ -85,13 +85,13 @@ __device__ inline void store_as(void* p, DType t, std::size_t i, const float (&x
 }
 
 struct Adam {
-  AdamFactors with_decay, without;
+  kernels::AdamRule rule;
 
-  __device__ float step_scale() const { return with_decay.scale; }
+  __device__ float step_scale() const { return rule.with_decay.scale; }
   __device__ bool has_state0(const Update&) const { return true; }
   __device__ bool has_state1(const Update&) const { return true; }
   __device__ void operator()(const Update& u, float scale, float& p, float g, float& m, float& v) const {
-    const AdamFactors& f = u.decay ? with_decay : without;
+    const AdamFactors& f = u.decay ? rule.with_decay : rule.without;
     g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(f.l2, p));
     m = __fadd_rn(__fmul_rn(f.beta1, m), __fmul_rn(f.rest1, g));
     v = __fadd_rn(__fmul_rn(f.beta2, v), __fmul_rn(__fmul_rn(f.rest2, g), g));
@@ -133,6 +133,9 @@ __device__ inline void update(const Rule& rule, const Update& u, float scale, st
 
 constexpr int update_room = 60;
 
+static_assert(sizeof(Adam) == sizeof(kernels::AdamRule) && sizeof(Sgd) == sizeof(SgdStep),
+              "read as each other");
+
 template <class Rule>
 struct Updates {
   Batch<Update, update_room> batch;
@@ -146,7 +149,8 @@ __global__ void __launch_bounds__(threads) update_tiles(const __grid_constant__ 
   if (a.inputs.skip && *a.inputs.skip) return;
   const int which = a.batch.find(blockIdx.x);
   const Update& u = a.batch.piece[which];
-  const float own = a.rule.step_scale();
+  const Rule rule = a.inputs.rule ? *static_cast<const Rule*>(a.inputs.rule) : a.rule;
+  const float own = rule.step_scale();
   const float scale = a.inputs.grad_scale ? __fmul_rn(own, *a.inputs.grad_scale) : own;
   const std::size_t base = std::size_t{blockIdx.x - a.batch.first_tile[which]} * tile;
   if (u.packs) {
@@ -154,13 +158,13 @@ __global__ void __launch_bounds__(threads) update_tiles(const __grid_constant__ 
     for (unsigned at = 0; at < tile; at += threads * width) {
       std::size_t i = base + at + threadIdx.x * width;
       if (i + width <= u.count)
-        update<width>(a.rule, u, scale, i);
+        update<width>(rule, u, scale, i);
       else
-        for (; i < u.count; ++i) update<1>(a.rule, u, scale, i);
+        for (; i < u.count; ++i) update<1>(rule, u, scale, i);
     }
   } else {
     for (std::size_t i = base + threadIdx.x; i < base + tile && i < u.count; i += threads)
-      update<1>(a.rule, u, scale, i);
+      update<1>(rule, u, scale, i);
   }
 }
 
@@ -279,14 +283,22 @@ __global__ void __launch_bounds__(threads)
     if (sum[w]) atomicAdd(total + w, sum[w]);
 }
 
+__global__ void decide(StepOutcome* outcome, const std::int64_t* words, StepLimits limits) {
+  std::int64_t word[ExactLayout::words];
+  for (int i = 0; i < ExactLayout::words; ++i) word[i] = words[i];
+  *outcome = step_outcome(exact_value(word), limits);
+}
+
 }  // namespace
+
+void decide_step(StepOutcome* outcome, const std::int64_t* words, const StepLimits& limits,
+                 const Stream& stream) {
+  cuda::launch("decide_step", decide, {{1}, {1}}, stream, outcome, words, limits);
+}
 
 void adam(std::span<const UpdateRun> runs, const kernels::AdamStep& step, bool decoupled,
           const StepInputs& inputs, const Stream& stream) {
-  kernels::AdamStep without = step;
-  without.weight_decay = 0;
-  const Adam rule{kernels::factors(step, decoupled), kernels::factors(without, decoupled)};
-  update_all("adam", runs, rule, true, inputs, stream);
+  update_all("adam", runs, Adam{kernels::adam_rule(step, decoupled)}, true, inputs, stream);
 }
 
 void sgd(std::span<const UpdateRun> runs, const SgdStep& step, const StepInputs& inputs,

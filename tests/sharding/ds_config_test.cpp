@@ -98,8 +98,7 @@ TEST(DsConfig, SuggestsTheNearestKey) {
 
 TEST(DsConfig, NamesWhatIsNotSupportedYet) {
   const char* refused[][2] = {
-      {R"({"fp16": {"enabled": true}})", "fp16.enabled"},
-      {R"({"bf16": {"enabled": true}})", "bf16.enabled"},
+      {R"({"fp16": {"enabled": true, "auto_cast": true}})", "fp16.auto_cast"},
       {R"({"scheduler": {"type": "WarmupLR"}})", "scheduler"},
       {R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})",
        "zero_optimization.offload_optimizer.device"},
@@ -109,12 +108,45 @@ TEST(DsConfig, NamesWhatIsNotSupportedYet) {
       {R"({"zero_optimization": {"zero_hpz_partition_size": 2}})", "zero_hpz_partition_size"},
       {R"({"communication_data_type": "fp16"})", "communication_data_type"},
       {R"({"prescale_gradients": true})", "prescale_gradients"},
-      {R"({"data_types": {"grad_accum_dtype": "bf16"}})", "data_types"},
+      {R"({"bf16": {"enabled": true}, "communication_data_type": "fp32"})", "communication_data_type"},
       {R"({"optimizer": {"type": "Lion"}})", "optimizer.type"},
       {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})", "optimizer.params.amsgrad"},
   };
   for (const auto& [text, where] : refused)
     expect_complaint(text, {where, "not supported in this build yet"});
+}
+
+TEST(DsConfig, ReadsPrecision) {
+  const auto of = [](const char* text) { return parse_ds_config(text, "ds.json"); };
+  EXPECT_EQ(of("{}").precision, (Precision{DType::f32, DType::f32}));
+  EXPECT_EQ(of(R"({"bf16": {"enabled": true}})").precision, (Precision{DType::bf16, DType::bf16}));
+  EXPECT_EQ(of(R"({"bfloat16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}})").precision,
+            (Precision{DType::bf16, DType::f32}));
+  EXPECT_FALSE(of(R"({"bf16": {"enabled": true}})").skip_overflow);
+  EXPECT_TRUE(of(R"({"bf16": {"enabled": true, "check_grad_overflow": true}})").skip_overflow);
+  const DsConfig half = of(R"({"fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12,
+    "loss_scale_window": 500, "hysteresis": 3, "consecutive_hysteresis": true, "min_loss_scale": 2}})");
+  EXPECT_EQ(half.precision, (Precision{DType::f16, DType::f16}));
+  EXPECT_TRUE(half.skip_overflow);
+  EXPECT_EQ(half.loss_scale.initial_power, 12);
+  EXPECT_EQ(half.loss_scale.window, 500);
+  EXPECT_EQ(half.loss_scale.hysteresis, 3);
+  EXPECT_TRUE(half.loss_scale.consecutive_hysteresis);
+  EXPECT_EQ(half.loss_scale.minimum, 2);
+  // What is written out is read back.
+  const DsConfig again = parse_ds_config(resolved_json(half, {8, 8, 1}), "again.json");
+  EXPECT_EQ(again.precision, half.precision);
+  EXPECT_EQ(again.loss_scale.window, 500);
+}
+
+TEST(DsConfig, RefusesWrongPrecision) {
+  expect_complaint(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})", {"fp16", "bf16", "one of"});
+  expect_complaint(R"({"fp16": {"enabled": true, "min_loss_scale": 0}})", {"fp16.min_loss_scale", "0"});
+  expect_complaint(R"({"fp16": {"enabled": true, "hysterisis": 1}})", {"'hysteresis'"});
+  expect_complaint(R"({"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp16"}})",
+                   {"data_types.grad_accum_dtype", "choose bf16 or fp32"});
+  expect_complaint(R"({"data_types": {"grad_accum_dtype": "bf16"}})", {"data_types.grad_accum_dtype"});
+  expect_complaint(R"({"communication_data_type": "fp17"})", {"communication_data_type", "fp17"});
 }
 
 TEST(DsConfig, WarnsOfWhatHasNoEffect) {

@@ -37,7 +37,7 @@ std::vector<float> train(Optimizer& optimizer, bool decay, float grad_scale, con
       UpdateSpan span{p.data() + begin, g.data() + begin, {}, end - begin, decay};
       if (optimizer.state_count() > 0) span.state[0] = m.data() + begin;
       if (optimizer.state_count() > 1) span.state[1] = v.data() + begin;
-      optimizer.update({&span, 1}, grad_scale, stream);
+      optimizer.update({&span, 1}, {.factor = grad_scale}, stream);
       begin = end;
     }
   }
@@ -108,7 +108,7 @@ TEST(Optimizer, ZerosBetweenParametersStayZero) {
     const auto optimizer = make(adam_options);
     optimizer->begin_update();
     const UpdateSpan span{p.data(), g.data(), {m.data(), v.data()}, 64, true};
-    optimizer->update({&span, 1}, 1, {});
+    optimizer->update({&span, 1}, {}, {});
     EXPECT_EQ(p, std::vector<float>(64));
     EXPECT_EQ(v, std::vector<float>(64));
   }
@@ -121,7 +121,7 @@ TEST(Optimizer, LearningRateCanChangeBetweenUpdates) {
     sgd->set_learning_rate(rate);
     sgd->begin_update();
     const UpdateSpan span{p.data(), g.data(), {}, 64, true};
-    sgd->update({&span, 1}, 1, {});
+    sgd->update({&span, 1}, {}, {});
   }
   EXPECT_EQ(p[0], 0.25f);
   EXPECT_EQ(sgd->learning_rate(), 0);

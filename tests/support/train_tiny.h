@@ -45,14 +45,22 @@ struct TinyRun {
   std::string tokens = tiny_tokens();
   bool recompute = false;
   std::function<CommOptions(int rank)> comm = [](int) { return CommOptions(); };
+  /// Instead of `comm`: how a rank joins.
+  std::function<Communicator(int rank, std::shared_ptr<Store>)> connect = {};
+  std::function<void(train_gpt::Trainer&, int rank)> each = {};        ///< after every update, on every rank
   std::function<void(train_gpt::Trainer&, int rank)> afterwards = {};  ///< on every rank
 };
 
-/// Runs the updates with threads as ranks; every rank must report the same losses and norms.
+/// Runs the updates with threads as ranks: what each rank reports.
+std::vector<Reports> train_all(const TinyRun&, std::int64_t steps);
+/// Every rank must report the same losses and norms.
 Reports train(const TinyRun&, std::int64_t steps);
 /// From the case's start, with the case's options after `change`.
 Reports train_tiny(const std::string& name, int ranks, StrategyKind, std::int64_t steps,
                    const std::function<void(TinyRun&)>& change = {});
+
+/// A GPT-2 so small that it can be trained hundreds of times, in many buckets.
+TinyRun smallest_run(StrategyKind, int ranks, const Folder&);
 
 /// Losses within 2e-5, norms within 1e-4 of themselves.
 void expect_close(const Reports&, const std::vector<double>& loss, const std::vector<double>& grad_norm);

@@ -35,14 +35,18 @@ TrainerOptions trainer_options(const Options& o, const Inputs& in, int threads) 
   t.strategy_options.bucket_bytes = bucket;
   t.strategy_options.first_bucket_bytes = std::min(bucket, t.strategy_options.first_bucket_bytes);
   t.strategy_options.overlap = o.overlap && in.ds.overlap_comm;
+  t.strategy_options.precision = in.ds.precision;
   t.optimizer = in.ds.optimizer;
   t.gradient_clipping = in.ds.gradient_clipping;
+  t.loss_scale = in.ds.loss_scale;
+  t.skip_overflow = in.ds.skip_overflow;
   t.batches = {.samples = in.samples,
                .sizes = in.sizes,
                .shuffle = o.shuffle,
                .drop_last = in.ds.drop_last,
                .seed = o.seed};
   t.seq_len = in.seq_len;
+  t.graph = o.graph;
   t.seed = o.seed;
   t.threads = threads;
   return t;
@@ -62,6 +66,9 @@ void introduce(const Inputs& in, const Communicator& comm, int threads, std::uin
               comm.describe().c_str(), plural(steps, "update").c_str(),
               static_cast<long long>(in.sizes.train), static_cast<long long>(in.sizes.micro),
               static_cast<long long>(in.sizes.accumulation), plural(comm.size(), "rank").c_str());
+  if (const Precision& p = in.ds.precision; p.mixed())
+    std::printf("precision: model in %s, gradients in %s, updates in f32\n", name(p.parameters),
+                name(p.gradients));
   std::fflush(stdout);
 }
 

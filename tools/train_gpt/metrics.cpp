@@ -27,7 +27,9 @@ std::string to_json(const UpdateReport& r) {
   return str(R"({"step": )", r.step, R"(, "loss": )", number("%.17g", r.loss), R"(, "grad_norm": )",
              number("%.17g", r.grad_norm), R"(, "lr": )", number("%.17g", r.lr), R"(, "tokens_per_second": )",
              number("%.1f", r.tokens_per_second), R"(, "step_ms": )", number("%.3f", r.step_ms),
-             R"(, "exposed_comm_ms": )", number("%.3f", r.exposed_comm_ms), "}");
+             R"(, "exposed_comm_ms": )", number("%.3f", r.exposed_comm_ms),
+             r.loss_scale > 0 ? str(R"(, "loss_scale": )", number("%.17g", r.loss_scale)) : "",
+             r.skipped ? R"(, "skipped": true)" : "", "}");
 }
 
 MetricsLog::MetricsLog(const std::string& path) : path_(path), file_(nullptr, std::fclose) {
@@ -86,10 +88,12 @@ void Progress::update(const UpdateReport& r) {
   last_line_ = Clock::now();
   last_step_ = r.step;
   const std::string norm = shown("%.4f", r.grad_norm);
-  std::fprintf(out_,
-               "step %llu/%llu  loss %.4f  grad_norm %s  %.0f tokens/s  %.1f ms  exposed comm %.1f ms\n",
-               static_cast<unsigned long long>(r.step + 1), static_cast<unsigned long long>(steps_), r.loss,
-               norm.c_str(), r.tokens_per_second, r.step_ms, r.exposed_comm_ms);
+  std::fprintf(
+      out_, "step %llu/%llu  loss %.4f  grad_norm %s  %.0f tokens/s  %.1f ms%s%s\n",
+      static_cast<unsigned long long>(r.step + 1), static_cast<unsigned long long>(steps_), r.loss,
+      norm.c_str(), r.tokens_per_second, r.step_ms,
+      std::isnan(r.exposed_comm_ms) ? "" : shown("  exposed comm %.1f ms", r.exposed_comm_ms).c_str(),
+      r.skipped ? "  skipped: gradients overflow" : "");
   std::fflush(out_);
 }
 

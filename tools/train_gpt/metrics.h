@@ -16,7 +16,9 @@ struct UpdateReport {
   double lr = 0;
   double tokens_per_second = 0;  ///< of all ranks
   double step_ms = 0;
-  double exposed_comm_ms = 0;  ///< that this rank waited for communication
+  double exposed_comm_ms = 0;  ///< that this rank waited for communication; NaN: a graph ran, nobody knows
+  double loss_scale = 0;       ///< in f16; 0: losses are not scaled
+  bool skipped = false;        ///< gradients were not finite: parameters stayed as they were
 };
 
 /// One line without its end; 17 significant digits for loss and norm. What is not finite becomes null.

@@ -25,7 +25,7 @@ struct Options {
   double bucket_mb = 25;
   std::string device = "host";
   std::string backend;  ///< empty: RZ_BACKEND's
-  bool shuffle = true, overlap = true, recompute = false;
+  bool shuffle = true, overlap = true, recompute = false, graph = true;
 };
 
 struct ParsedOptions {

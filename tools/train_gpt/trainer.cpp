@@ -1,6 +1,7 @@
 #include "tools/train_gpt/trainer.h"
 
 #include <chrono>
+#include <cmath>
 
 #include "autograd_lite/initialise.h"
 #include "comm/core/memory.h"
@@ -44,11 +45,13 @@ Trainer::Trainer(Gpt2& model, Tokens tokens, Communicator& comm, TrainerOptions 
       strategy_(make_strategy(options_.strategy, model, comm, options_.strategy_options)),
       optimizer_(make_optimizer(options_.optimizer)) {
   const Shape shape{static_cast<std::size_t>(options_.batches.sizes.micro), options_.seq_len};
-  inputs_ = Tensor::empty(shape, DType::i32, allocator_on(stream_.device()));
-  targets_ = Tensor::empty(shape, DType::i32, allocator_on(stream_.device()));
+  for (std::int64_t m = 0; m < options_.batches.sizes.accumulation; ++m)
+    micro_batches_.push_back({Tensor::empty(shape, DType::i32, allocator_on(stream_.device())),
+                              Tensor::empty(shape, DType::i32, allocator_on(stream_.device()))});
   next_inputs_.resize(shape.count());
   next_targets_.resize(shape.count());
   strategy_->attach(tape_);
+  if (options_.strategy_options.precision.parameters == DType::f16) scaler_.emplace(options_.loss_scale);
 }
 
 void Trainer::initialise(std::uint64_t seed) {
@@ -62,18 +65,24 @@ void Trainer::load(const Checkpoint& checkpoint) {
       [&](const Parameter& p, Range elements, float* out) { checkpoint.read(p, elements, out); });
 }
 
+void Trainer::read_micro_batches() {
+  for (std::size_t m = 0; m < micro_batches_.size(); ++m) {
+    read_samples(tokens_, batches_.indices(step_, m), options_.seq_len, next_inputs_, next_targets_);
+    micro_batches_[m].inputs.assign(std::span<const std::int32_t>(next_inputs_), stream_);
+    micro_batches_[m].targets.assign(std::span<const std::int32_t>(next_targets_), stream_);
+  }
+}
+
 nn::CrossEntropy Trainer::run_micro_batch(std::uint64_t m) {
   const auto accumulation = static_cast<std::uint64_t>(options_.batches.sizes.accumulation);
-  read_samples(tokens_, batches_.indices(step_, m), options_.seq_len, next_inputs_, next_targets_);
-  inputs_.assign(std::span<const std::int32_t>(next_inputs_), stream_);
-  targets_.assign(std::span<const std::int32_t>(next_targets_), stream_);
   // Every micro-batch of every rank draws its own dropout.
   const auto rank = static_cast<std::uint64_t>(comm_.rank()),
              ranks = static_cast<std::uint64_t>(comm_.size());
   tape_.seed(options_.seed ^ ((step_ * accumulation + m) * ranks + rank + 1) * 0x9e3779b97f4a7c15u);
-  const Gpt2::Output out = model_.forward(tape_, inputs_, targets_);
+  const MicroBatch& batch = micro_batches_[static_cast<std::size_t>(m)];
+  const Gpt2::Output out = model_.forward(tape_, batch.inputs, batch.targets);
   strategy_->begin_backward(m + 1 == accumulation);
-  tape_.backward(out.loss.loss, 1.0f / static_cast<float>(accumulation));
+  tape_.backward(out.loss.loss, static_cast<float>(loss_scale() / static_cast<double>(accumulation)));
   tape_.reset();
   return out.loss;
 }
@@ -84,20 +93,60 @@ Trainer::LossSum Trainer::over_ranks(LossSum mine) {
   return {both[0], both[1]};
 }
 
+void Trainer::run_update() {
+  strategy_->zero_grad();
+  losses_.clear();
+  for (std::size_t m = 0; m < micro_batches_.size(); ++m) losses_.push_back(run_micro_batch(m));
+  strategy_->finish_gradients(stream_);
+  strategy_->clip_and_step(*optimizer_,
+                           {.max_norm = options_.gradient_clipping, .skip_overflow = options_.skip_overflow},
+                           stream_);
+}
+
+/// Memory settles in the second update after buckets were rebuilt; what dropout draws is a constant of its
+/// kernels.
+bool Trainer::may_capture() const {
+  constexpr int until_settled = 3;
+  const Gpt2Config& c = model_.config();
+  const bool dropout = model_.training() && (c.embd_pdrop > 0 || c.attn_pdrop > 0 || c.resid_pdrop > 0);
+  return options_.graph && !dropout && comm_.capturable() && updates_like_this_ >= until_settled;
+}
+
+void Trainer::run_update_as_graph() {
+  if (!graph_.defined() || captured_scale_ != loss_scale()) {
+    graph_ = {};
+    graph_ = capture(stream_, [this] { run_update(); });
+    captured_scale_ = loss_scale();
+  }
+  graph_.launch(stream_);
+}
+
+void Trainer::take_outcome(UpdateReport& report) {
+  const Strategy::Outcome outcome = strategy_->outcome(*optimizer_, stream_);
+  report.grad_norm = outcome.norm;
+  report.skipped = outcome.skipped;
+  if (!scaler_) return;
+  report.loss_scale = scaler_->scale();
+  scaler_->update(report.skipped);
+}
+
 UpdateReport Trainer::update() {
   const auto start = std::chrono::steady_clock::now();
-  strategy_->zero_grad();
-  std::vector<nn::CrossEntropy> losses;
-  for (std::int64_t m = 0; m < options_.batches.sizes.accumulation; ++m)
-    losses.push_back(run_micro_batch(static_cast<std::uint64_t>(m)));
-  strategy_->finish_gradients(stream_);
-  UpdateReport report{.step = step_++, .lr = optimizer_->learning_rate()};
-  report.grad_norm = options_.gradient_clipping > 0
-                         ? strategy_->clip_gradients(options_.gradient_clipping, stream_)
-                         : strategy_->gradient_norm(stream_);
-  strategy_->step(*optimizer_, stream_);
-  LossSum mine;  // read last: a device is waited for once an update
-  for (const nn::CrossEntropy& loss : losses) {
+  read_micro_batches();
+  strategy_->set_loss_scale(loss_scale());
+  UpdateReport report{.step = step_, .lr = optimizer_->learning_rate()};
+  if (stream_.device().kind == Device::cuda) strategy_->next_update(*optimizer_, stream_);
+  const bool as_graph = may_capture();
+  if (as_graph) {
+    run_update_as_graph();
+  } else {
+    run_update();
+    ++updates_like_this_;
+  }
+  ++step_;
+  take_outcome(report);
+  LossSum mine;
+  for (const nn::CrossEntropy& loss : losses_) {
     const ops::LossSum part = loss.read(stream_);
     mine.sum += part.sum;
     mine.count += static_cast<double>(part.count);
@@ -107,11 +156,17 @@ UpdateReport Trainer::update() {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   report.step_ms = seconds.count() * 1e3;
   report.tokens_per_second = all.count / seconds.count();
-  report.exposed_comm_ms = strategy_->exposed_seconds() * 1e3;
+  report.exposed_comm_ms = as_graph ? std::nan("") : strategy_->exposed_seconds() * 1e3;
   return report;
 }
 
+void Trainer::forget_graph() {
+  graph_ = {};
+  updates_like_this_ = 0;
+}
+
 std::string Trainer::sample(const std::string& prompt, std::size_t tokens) {
+  forget_graph();
   std::vector<std::int32_t> start;
   for (const unsigned char c : prompt) start.push_back(c);
   constexpr double temperature = 0.8;
@@ -122,6 +177,7 @@ std::string Trainer::sample(const std::string& prompt, std::size_t tokens) {
 }
 
 void Trainer::save(const std::string& path) {
+  forget_graph();
   save_model(path, model_.parameters(), *strategy_, comm_.rank(), stream_);
 }
 

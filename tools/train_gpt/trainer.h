@@ -3,11 +3,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "autograd_lite/models/gpt2.h"
 #include "comm/communicator.h"
+#include "comm/core/graph.h"
 #include "sharding/ds_config.h"
+#include "sharding/loss_scaler.h"
 #include "sharding/strategy.h"
 #include "tools/train_gpt/batches.h"
 #include "tools/train_gpt/checkpoint.h"
@@ -21,10 +24,13 @@ struct TrainerOptions {
   StrategyOptions strategy_options;
   OptimizerConfig optimizer;
   double gradient_clipping = 0;  ///< 0: none
+  LossScaleOptions loss_scale;   ///< of f16
+  bool skip_overflow = false;    ///< leave out an update whose gradients are not finite
   BatchPlan batches;             ///< its rank and ranks come from the communicator
   std::size_t seq_len = 0;
   std::uint64_t seed = 0;  ///< of dropout and samples
   int threads = 1;         ///< of a host stream
+  bool graph = true;  ///< on a device: updates are captured in a CUDA graph once they are always the same
 };
 
 /// Every rank makes one, with the same options, and calls the same functions in the same order: all are
@@ -39,6 +45,8 @@ class Trainer {
 
   /// One update over accumulation × micro-batch samples of this rank.
   UpdateReport update();
+  /// Whether the last update was a run of a graph.
+  bool ran_graph() const { return graph_.defined(); }
   /// Continues a text of bytes, which must not be empty.
   std::string sample(const std::string& prompt, std::size_t tokens);
   /// Every parameter, whole, as safetensors; rank 0 writes.
@@ -51,8 +59,20 @@ class Trainer {
   struct LossSum {
     double sum = 0, count = 0;
   };
+  struct MicroBatch {
+    Tensor inputs, targets;  // where the model is
+  };
+  void read_micro_batches();
+  /// All that an update does where the model is.
+  void run_update();
+  void run_update_as_graph();
+  bool may_capture() const;
+  /// Its memory may be given back by what comes now.
+  void forget_graph();
   nn::CrossEntropy run_micro_batch(std::uint64_t micro_batch);
   LossSum over_ranks(LossSum);
+  double loss_scale() const { return scaler_ ? scaler_->scale() : 1; }
+  void take_outcome(UpdateReport&);
 
   Gpt2& model_;
   Tokens tokens_;
@@ -63,8 +83,13 @@ class Trainer {
   Tape tape_;
   std::unique_ptr<Strategy> strategy_;  // lives shorter than the tape that it is attached to
   std::unique_ptr<Optimizer> optimizer_;
+  std::optional<LossScaler> scaler_;                      // in f16
   std::vector<std::int32_t> next_inputs_, next_targets_;  // on the host
-  Tensor inputs_, targets_;                               // where the model is
+  std::vector<MicroBatch> micro_batches_;
+  std::vector<nn::CrossEntropy> losses_;  // of the last update
+  Graph graph_;                           // of an update with this loss scale
+  double captured_scale_ = 0;
+  int updates_like_this_ = 0;  // without a graph, since anything changed
   std::uint64_t step_ = 0;
 };
 

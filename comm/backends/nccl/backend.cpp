@@ -145,6 +145,10 @@ class Nccl final : public Backend {
     }
   }
 
+  void check() override {
+    if (watchdog_->fate()->failed()) watchdog_->fate()->raise();
+  }
+  bool capturable() const override { return true; }
   std::string describe() const override {
     int version = 0;
     link_->api().get_version(&version);
@@ -160,17 +164,10 @@ class Nccl final : public Backend {
   }
 
   static bool is_captured(std::span<const Operation> group) {
-    const cuda::DeviceGuard guard(group.front().stream.device());
-    bool captured = false;
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      const Stream& stream = group[i].stream;
-      bool this_one = false;
-      cuda::check(cuda::runtime().is_capturing(stream.native(), &this_one), "cudaStreamIsCapturing",
-                  stream.device());
-      require(i == 0 || this_one == captured, Errc::invalid_argument,
+    const bool captured = group.front().stream.capturing();
+    for (const Operation& op : group)
+      require(op.stream.capturing() == captured, Errc::invalid_argument,
               "a group has operations in a stream that is being captured and in one that is not");
-      captured = this_one;
-    }
     return captured;
   }
 

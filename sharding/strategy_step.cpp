@@ -1,0 +1,61 @@
+// Norm, clipping and update in one, decided on the device where the gradients are there.
+
+#include <cstring>
+#include <vector>
+
+#include "comm/core/error.h"
+#include "comm/core/memory.h"
+#include "sharding/grad_norm.h"
+#include "sharding/strategy.h"
+#include "tensor/kernels/device_ops.h"
+
+namespace rz {
+
+void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, const Stream& given) {
+  require_reduced("clip_and_step()");
+  require(policy.max_norm >= 0, Errc::invalid_argument, "clip_and_step(): max_norm is ", policy.max_norm,
+          ", expected 0 (none) or more");
+  const Stream& stream = device_stream(given);
+  const StepLimits limits{policy.max_norm, loss_scale_, policy.skip_overflow};
+  SquareSum sum(stream, norm_words_);
+  add_squares(sum);
+  if (stream.device().kind == Device::host) {
+    outcome_ = step_outcome(sum_over_ranks(sum), limits);
+    if (!outcome_.skip) update_all(optimizer, {.factor = outcome_.grad_scale}, stream);
+    return;
+  }
+  const Tensor& words = sum.words();
+  wait_exposed(communicator_.all_reduce(words.buffer(), ReduceOp::sum, stream), stream);
+  if (!decided_.defined())
+    decided_ = Tensor::empty({sizeof(StepOutcome)}, DType::u8, allocator_on(stream.device()));
+  auto* const decided = reinterpret_cast<StepOutcome*>(decided_.raw());
+  ops::device_ops().optimizer.decide_step(decided, words.data<std::int64_t>(), limits, stream);
+  update_all(optimizer, {.decided = decided, .constants = next_is_ready_ ? constants_.raw() : nullptr},
+             stream);
+}
+
+Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {
+  const Stream& stream = device_stream(given);
+  if (stream.device().kind == Device::host) return {outcome_.norm, outcome_.skip != 0};
+  require(decided_.defined(), Errc::invalid_argument, "outcome() before the first clip_and_step()");
+  communicator_.synchronize(stream);
+  const Tensor bytes = decided_.on_host(stream);
+  StepOutcome made;
+  std::memcpy(&made, bytes.raw(), sizeof made);
+  if (made.skip) optimizer.set_updates(optimizer.updates() - 1);
+  return {made.norm, made.skip != 0};
+}
+
+void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
+  const Stream& stream = device_stream(given);
+  require(stream.device().kind == Device::cuda, Errc::unsupported,
+          "next_update() is for updates on a CUDA device");
+  optimizer.begin_update();
+  const std::vector<std::byte> constants = optimizer.constants();
+  if (!constants_.defined())
+    constants_ = Tensor::empty({constants.size()}, DType::u8, allocator_on(stream.device()));
+  constants_.assign(constants, stream);
+  next_is_ready_ = true;
+}
+
+}  // namespace rz

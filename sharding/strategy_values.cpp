@@ -1,0 +1,99 @@
+// Parameters on their way in and out, and from one layout to another.
+
+#include <algorithm>
+
+#include "comm/core/error.h"
+#include "comm/core/memory.h"
+#include "sharding/host_access.h"
+#include "sharding/strategy.h"
+#include "tensor/ops.h"
+
+namespace rz {
+
+namespace {
+std::size_t index(int i) { return static_cast<std::size_t>(i); }
+}  // namespace
+
+/// From the values that parameters come with, which the strategy has not yet rounded.
+void Strategy::make_masters() {
+  for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
+    const Range range = updated_range(b);
+    masters_.push_back(Tensor::zeros({range.count()}, DType::f32, allocator_on(stream_.device())));
+    for (const Piece& piece : pieces(layout(), members_, b, range)) {
+      const Shape count{piece.elements.count()};
+      if (const Tensor& value = members_[index(piece.member)]->value; value.defined())
+        ops::copy(masters_.back().view(piece.offset - range.begin, count),
+                  value.view(piece.elements.begin, count), stream_);
+    }
+  }
+}
+
+void Strategy::change_layout(BucketLayout layout) {
+  const BucketLayout before = this->layout();
+  set_layout(std::move(layout));
+  if (precision().mixed()) move_to_layout(masters_, before);
+  for (auto& buckets : optimizer_state_) move_to_layout(buckets, before);
+}
+
+void Strategy::move_to_layout(std::vector<Tensor>& buckets, const BucketLayout& before) const {
+  std::vector<Tensor> moved;
+  for (const auto& b : layout().buckets)
+    moved.push_back(Tensor::zeros({b.count}, DType::f32, allocator_on(stream_.device())));
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    const auto from = before.places[m], to = layout().places[m];
+    const Shape shape{members_[m]->count()};
+    ops::copy(moved[index(to.bucket)].view(to.offset, shape),
+              buckets[index(from.bucket)].view(from.offset, shape), stream_);
+  }
+  buckets = std::move(moved);
+}
+
+// ---- parameters in and out
+
+void Strategy::fill_parameters(const Fill& fill) {
+  fill_values(fill);
+  for (int b = 0; b < static_cast<int>(masters_.size()); ++b) {
+    const Range range = updated_range(b);
+    for (const Piece& piece : pieces(layout(), members_, b, range))
+      write_from_host(masters_[index(b)].view(piece.offset - range.begin, {piece.elements.count()}), stream_,
+                      [&](float* out) { fill(*members_[index(piece.member)], piece.elements, out); });
+  }
+}
+
+void Strategy::visit_owned(const Visit& visit) const {
+  for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
+    const Updated u = updated(b);
+    const Tensor& values = values_to_update(b, u);
+    const Range own = part(layout().buckets[index(b)].count, communicator_.rank(), communicator_.size());
+    for (const Piece& piece : pieces(layout(), members_, b, own))
+      read_on_host(values.view(piece.offset - updated_range(b).begin, {piece.elements.count()}), stream_,
+                   [&](const float* value) { visit(*members_[index(piece.member)], piece.elements, value); });
+  }
+  visit_frozen(visit);
+}
+
+Tensor Strategy::full_value(const Parameter& p, const Stream& given) {
+  const int member = member_of(p);
+  require(member >= 0 || std::find(frozen_.begin(), frozen_.end(), &p) != frozen_.end(),
+          Errc::invalid_argument, "full_value(): ", p.name, " is not a parameter of the model");
+  const Tensor value = precision().mixed() ? value_in_f32(p, member) : whole_value(p);
+  if (stream_.device().kind == Device::cuda) device_stream(given).wait(stream_.record());
+  return value;
+}
+
+Tensor Strategy::value_in_f32(const Parameter& p, int member) {
+  if (member < 0) {
+    const Tensor wide = transient_.take(p.shape);
+    if (p.count()) ops::copy(wide, whole_value(p), stream_);
+    return wide;
+  }
+  const auto place = layout().places[index(member)];
+  const Tensor& mine = masters_[index(place.bucket)];
+  const std::size_t count = layout().buckets[index(place.bucket)].count;
+  if (mine.count() == count) return mine.view(place.offset, p.shape);
+  const Tensor whole = transient_.take({count});
+  wait_exposed(communicator_.all_gather(mine.buffer(), whole.buffer(), stream_), stream_);
+  return whole.view(place.offset, p.shape);
+}
+
+}  // namespace rz
