@@ -24,6 +24,10 @@ target_compile_options(rz_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextr
 if(RZ_SANITIZE)
   target_compile_options(rz_flags INTERFACE -fsanitize=${RZ_SANITIZE} -fno-omit-frame-pointer -g1)
   target_link_options(rz_flags INTERFACE -fsanitize=${RZ_SANITIZE})
+  if(RZ_SANITIZE MATCHES "undefined")
+    # What is found ends the program; that nothing goes on after a check also nearly halves the time to compile it.
+    target_compile_options(rz_flags INTERFACE -fno-sanitize-recover=undefined)
+  endif()
 endif()
 
 # rz_floor(name globs… ): library ringzero_<name>, alias ringzero::<name>, out of the folder's sources.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs a build into a fresh prefix, then builds and runs consumers through find_package and through pkg-config.
-#   check.sh BUILD_DIR CUDA [extra compiler flags]        (CUDA: 1 if the build has it, else 0)
+#   check.sh BUILD_DIR CUDA [flags to link with]        (CUDA: 1 if the build has it, else 0)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 build=$1 cuda=$2 flags=${3:-}
@@ -8,17 +8,19 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cmake --install "$build" --prefix "$work/prefix" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 
-cmake -S "$here" -B "$work/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CXX_FLAGS="$flags" >"$work/log" 2>&1 &&
+cmake -S "$here" -B "$work/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_EXE_LINKER_FLAGS="$flags" >"$work/log" 2>&1 &&
   cmake --build "$work/build" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 "$work/build/consumer"
 "$work/build/train"
 
 pc=$(find "$work/prefix" -name ringzero-comm.pc)
 export PKG_CONFIG_PATH=$(dirname "$pc")
-g++ $flags -o "$work/consumer" "$here/main.cpp" $(pkg-config --cflags --libs ringzero-comm)
-"$work/consumer"
-g++ $flags -o "$work/train" "$here/train.cpp" $(pkg-config --cflags --libs ringzero)
-"$work/train"
+embed() {  # PROGRAM SOURCE PACKAGE
+  g++ $(pkg-config --cflags "$3") -c -o "$work/$1.o" "$here/$2" && g++ $flags -o "$work/$1" "$work/$1.o" $(pkg-config --libs "$3")
+  "$work/$1"
+}
+embed consumer main.cpp ringzero-comm
+embed train train.cpp ringzero
 
 # Who installs a build with CUDA needs its toolkit, and nobody else.
 asked=0

@@ -33,8 +33,10 @@ try() {  # NAME COMMAND…: runs it, keeps its output, shows the end, notes a fa
 unpack_dependencies() {
   local prefix=$root/build/deps triplet
   triplet=$(gcc -print-multiarch)
-  if [ ! -d "$prefix/usr" ]; then
-    for package in "$deps"/*.deb; do dpkg-deb -x "$package" "$prefix" || return 1; done
+  if [ ! -d "$prefix" ]; then
+    rm -rf "$prefix.part" && mkdir -p "$prefix.part" || return 1
+    for package in "$deps"/*.deb; do dpkg-deb -x "$package" "$prefix.part" || return 1; done
+    mv "$prefix.part" "$prefix" || return 1
   fi
   # What the packages' own scripts would have linked.
   ln -sfn openblas-pthread/libopenblas.so.0 "$prefix/usr/lib/$triplet/libopenblas.so.0"

@@ -29,13 +29,17 @@ TEST_P(Training, FollowsPyTorchInFloat64) {
   const auto& [backend, ranks, kind] = GetParam();
   if (backend == "nccl" && !emulated_device)
     GTEST_SKIP() << "NCCL needs a process a rank on a card of its own; gpu_nccl_processes_test";
-  const TinyCase c = tiny_case("tiny");
 #ifdef __SANITIZE_ADDRESS__
+  // Twenty seconds an update, but seven of the smaller case, whose embeddings are not tied.
+  const char* name = ranks == 2 && kind == StrategyKind::zero3 ? "tiny" : "untied";
   const std::int64_t steps = 1;
+  const TinyCase c = tiny_case(name);
 #else
+  const char* name = "tiny";
+  const TinyCase c = tiny_case(name);
   const std::int64_t steps = emulated_device ? 3 : c.steps;  // a second each there
 #endif
-  expect_close(train_tiny("tiny", ranks, kind, steps, on_devices(backend)), c.loss, c.grad_norm);
+  expect_close(train_tiny(name, ranks, kind, steps, on_devices(backend)), c.loss, c.grad_norm);
 }
 
 std::string setting_name(const testing::TestParamInfo<Setting>& info) {
