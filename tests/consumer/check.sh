@@ -1,20 +1,29 @@
 #!/usr/bin/env bash
-# Installs a build into a fresh prefix, then builds and runs a consumer through find_package and through pkg-config.
-#   check.sh BUILD_DIR [extra compiler flags]
+# Installs a build into a fresh prefix, then builds and runs consumers through find_package and through pkg-config.
+#   check.sh BUILD_DIR CUDA [flags to link with]        (CUDA: 1 if the build has it, else 0)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-build=$1
-flags=${2:-}
+build=$1 cuda=$2 flags=${3:-}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cmake --install "$build" --prefix "$work/prefix" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 
-cmake -S "$here" -B "$work/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CXX_FLAGS="$flags" >"$work/log" 2>&1 &&
+cmake -S "$here" -B "$work/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_EXE_LINKER_FLAGS="$flags" >"$work/log" 2>&1 &&
   cmake --build "$work/build" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 "$work/build/consumer"
+"$work/build/train"
 
 pc=$(find "$work/prefix" -name ringzero-comm.pc)
 export PKG_CONFIG_PATH=$(dirname "$pc")
-g++ $flags -o "$work/consumer" "$here/main.cpp" $(pkg-config --cflags --libs ringzero-comm)
-"$work/consumer"
-pkg-config --libs ringzero | grep -q lringzero_sharding
+embed() {  # PROGRAM SOURCE PACKAGE
+  g++ $(pkg-config --cflags "$3") -c -o "$work/$1.o" "$here/$2" && g++ $flags -o "$work/$1" "$work/$1.o" $(pkg-config --libs "$3")
+  "$work/$1"
+}
+embed consumer main.cpp ringzero-comm
+embed train train.cpp ringzero
+
+# Who installs a build with CUDA needs its toolkit, and nobody else.
+asked=0
+grep -q '^CUDAToolkit_VERSION\|^CUDAToolkit_BIN_DIR\|^CUDA_CUDART' "$work/build/CMakeCache.txt" && asked=1
+named=$(pkg-config --libs --static ringzero | grep -c cudart_static || true)
+[ "$asked $named" = "$cuda $cuda" ] || { echo "CUDA: built $cuda, find_package asked for it $asked, pkg-config names it $named" >&2; exit 1; }

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Times GPT-2 training on one GPU: train_gpt beside PyTorch, in turn, in one run on one machine.
+
+    train_gpu.py [--bin build/gpu/bin] [--out DIR] [--shape 124M|tiny] [--batch B] [--precision bf16|f32] [--steps N] [--rounds R]
+                 [--peak FLOPS] [--torch LIST] [--python PYTHON] [--device cuda|cpu]
+
+Shapes: 124M (12 layers, 12 heads, 768 channels, vocabulary 50257, context 1024, batch 16) and tiny (4, 4, 128, 256, 64, batch 8; a smoke
+test, in f32 unless told). The same for all: AdamW (lr 1e-4, weight decay 0.01), gradients clipped to norm 1, no dropout, the same tokens in
+the same order. A round runs each case for N updates after some that are not counted; the table gives the median over rounds of tokens a
+second. Ours waits for every update's loss, PyTorch only for the end of a round.
+
+--torch LIST: PyTorch's precisions (bench/train_gpu_torch.py), of autocast, pure and f32, with commas; default: autocast for bf16, f32 for
+f32; "none" leaves it out. Where there is no PyTorch, a line says so and ours is timed alone. --no-compile: without torch.compile.
+
+Model FLOPs a token: 6 N + 12 L H Q T (N parameters but for the position embedding, L layers, H heads of Q channels, context T). Their share
+of the device's peak in bf16 (dense, by the device's name; --peak says it for others) is given for bf16. --device cpu runs everything on the
+host, to try this script. --out DIR: also writes train_gpu.md and train_gpu.json there. Exit status 2: no GPU, or a wrong argument."""
+import argparse, glob, json, os, platform, select, shutil, statistics, subprocess, sys, tempfile, time
+
+SHAPES = {'124M': dict(n_layer=12, n_head=12, n_embd=768, n_positions=1024, vocab_size=50257, batch=16, precision='bf16'),
+          'tiny': dict(n_layer=4, n_head=4, n_embd=128, n_positions=64, vocab_size=256, batch=8, precision='f32')}
+# Dense bf16 FLOPS with sums in f32, from NVIDIA's data sheets. The first name that the device's own contains.
+PEAKS = [('H100 PCIe', 756e12), ('H100 NVL', 835e12), ('H200 NVL', 835e12), ('GH200', 989.4e12), ('H200', 989.4e12), ('H100', 989.4e12),
+         ('A100', 312e12), ('L40S', 362e12)]
+WARM = 5          # updates of a round that are not counted
+DEADLINE = 420    # seconds for PyTorch to compile, or for a round
+
+def fail(status, what):
+    print(f'train_gpu.py: {what}', file=sys.stderr)
+    sys.exit(status)
+
+def write(path, value):
+    with open(path, 'w') as f: json.dump(value, f)
+    return path
+
+def gpu():
+    """What the first GPU says of itself; None if there is none."""
+    if shutil.which('nvidia-smi'):
+        fields = 'name,driver_version,memory.total,clocks.max.sm,power.limit'
+        p = subprocess.run(['nvidia-smi', '-i', '0', f'--query-gpu={fields}', '--format=csv,noheader'], stdout=subprocess.PIPE,
+                           stderr=subprocess.DEVNULL, text=True)
+        if p.returncode == 0 and p.stdout.strip():
+            return dict(zip(fields.split(','), (x.strip() for x in p.stdout.splitlines()[0].split(','))))
+    for path in glob.glob('/proc/driver/nvidia/gpus/*/information'):
+        for line in open(path):
+            if line.startswith('Model:'): return dict(name=line.split(':', 1)[1].strip())
+    return None
+
+def cpu():
+    for line in open('/proc/cpuinfo'):
+        if line.startswith('model name'): return f'{line.split(":", 1)[1].strip()}, {len(os.sched_getaffinity(0))} cores'
+    return platform.machine()
+
+def flops_a_token(c):
+    e, layers = c['n_embd'], c['n_layer']
+    parameters = c['vocab_size'] * e + layers * (12 * e * e + 13 * e) + 2 * e
+    return parameters, 6 * parameters + 12 * layers * e * c['n_positions']
+
+class Ours:
+    def __init__(self, o, files, shape):
+        ds = dict(train_batch_size=o.batch, gradient_clipping=1.0,
+                  optimizer=dict(type='AdamW', params=dict(lr=1e-4, betas=[0.9, 0.999], eps=1e-8, weight_decay=0.01)))
+        if o.precision == 'bf16': ds['bf16'] = dict(enabled=True)
+        self.name, self.how = f'train_gpt, {o.precision}', f'commit {commit()}'
+        self.log = f'{files}/log'
+        self.command = [f'{o.bin}/train_gpt', '--model', f'{files}/model.json', '--tokens', f'{files}/tokens.bin', '--config',
+                        write(f'{files}/ds.json', ds), '--steps', str(WARM + o.steps), '--strategy', o.strategy, '--no-shuffle', '--log', self.log,
+                        '--device', 'host' if o.device == 'cpu' else o.device]
+
+    def round(self):
+        p = subprocess.run(self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if p.returncode: fail(1, f'{" ".join(self.command)} ended with {p.returncode}:\n{p.stdout.strip()}')
+        with open(self.log) as f: rows = [json.loads(line) for line in f]
+        return dict(ms=statistics.mean(r['step_ms'] for r in rows[WARM:]), loss=rows[-1]['loss'])
+
+    def close(self): pass
+
+class Absent(Exception): pass
+
+class Torch:
+    """One process for all rounds, so that it compiles once; it waits while others run."""
+    def __init__(self, o, files, precision):
+        here = os.path.dirname(os.path.abspath(__file__))
+        command = [o.python, f'{here}/train_gpu_torch.py', '--model', f'{files}/model.json', '--tokens', f'{files}/tokens.bin', '--batch',
+                   str(o.batch), '--warm', str(WARM), '--precision', precision, '--device', o.device] + ([] if o.compile else ['--no-compile'])
+        self.errors = tempfile.TemporaryFile('w+')
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True)
+        self.steps = o.steps
+        told = self.read()
+        self.name = f'PyTorch {told["torch"]}, {precision}'
+        self.how = f'torch.compile {told["compile"] or "off"}, attention {told["attention"]}, {told["parameters"]} parameters'
+
+    def read(self):
+        ready, _, _ = select.select([self.process.stdout], [], [], DEADLINE)
+        line = self.process.stdout.readline() if ready else ''
+        if line: return json.loads(line)
+        self.process.kill()
+        status = self.process.wait()
+        self.errors.seek(0)
+        said = self.errors.read().strip()
+        if ready and status == 3: raise Absent(said)
+        fail(1, f'PyTorch ' + (f'ended with {status}' if ready else f'said nothing for {DEADLINE} s') + f': {said[-2000:]}')
+
+    def round(self):
+        print(self.steps, file=self.process.stdin, flush=True)
+        return self.read()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+def commit():
+    p = subprocess.run(['git', '-C', os.path.dirname(os.path.abspath(__file__)), 'rev-parse', '--short', 'HEAD'], stdout=subprocess.PIPE,
+                       stderr=subprocess.DEVNULL, text=True)
+    return p.stdout.strip() or 'unknown'
+
+def cases(o, files, shape):
+    all = [Ours(o, files, shape)]
+    for precision in [] if o.torch == 'none' else o.torch.split(','):
+        try:
+            all.append(Torch(o, files, precision))
+        except Absent as why:
+            print(f'PyTorch {precision} is left out: {why}', flush=True)
+    return all
+
+def table(rows, machine, o, shape, peak, per_token):
+    parameters, flops = per_token
+    lines = [f'# GPT-2 {o.shape} on {machine["device"]}', '',
+             ', '.join(f'{k} {v}' for k, v in machine.items() if k != 'device'), '',
+             f'Batch {o.batch} x {shape["n_positions"]} tokens, {o.rounds} rounds of {o.steps} updates (and {WARM} before each that are not counted), in turn. '
+             f'FLOPs a token: 6 N + 12 L H Q T = {flops / 1e6:.1f} M, N = {parameters / 1e6:.2f} M. '
+             + (f'Peak: {peak / 1e12:g} TFLOPS (bf16, dense).' if peak else 'Share of the peak: not given.'), '',
+             f'| case | tokens/s, median | least | most | ms an update | share of the peak | loss after the first {WARM + o.steps} |', '|---|---|---|---|---|---|---|']
+    for r in rows:
+        share = f'{100 * r["share_of_peak"]:.1f}%' if r['share_of_peak'] else ''
+        lines.append(f'| {r["case"]} | {r["tokens_per_second"]:,.0f} | {min(r["rounds"]):,.0f} | {max(r["rounds"]):,.0f} | {r["ms"]:.2f} | {share} | {r["loss"]:.4f} |')
+    lines += [''] + [f'- {r["case"]}: {r["how"]}' for r in rows]
+    lines += [f'- ours / {r["case"]}: {rows[0]["tokens_per_second"] / r["tokens_per_second"]:.3f}' for r in rows[1:]]
+    return '\n'.join(lines) + '\n'
+
+def options():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument('--bin', default='build/gpu/bin'); a.add_argument('--out', metavar='DIR')
+    a.add_argument('--shape', choices=SHAPES, default='124M'); a.add_argument('--batch', type=int)
+    a.add_argument('--precision', choices=['bf16', 'f32']); a.add_argument('--strategy', default='ddp')
+    a.add_argument('--steps', type=int, default=30); a.add_argument('--rounds', type=int, default=5)
+    a.add_argument('--peak', type=float, metavar='FLOPS'); a.add_argument('--torch', metavar='LIST')
+    a.add_argument('--python', default=sys.executable); a.add_argument('--no-compile', dest='compile', action='store_false')
+    a.add_argument('--device', choices=['cuda', 'cpu'], default='cuda')
+    o = a.parse_args()
+    o.batch = o.batch or SHAPES[o.shape]['batch']
+    o.precision = o.precision or SHAPES[o.shape]['precision']
+    o.torch = o.torch or ('autocast' if o.precision == 'bf16' else 'f32')
+    if min(o.steps, o.rounds, o.batch) < 1: fail(2, '--steps, --rounds and --batch must be at least 1')
+    if set(o.torch.split(',')) - {'none', 'autocast', 'pure', 'f32'}: fail(2, f'--torch: {o.torch} must be of autocast, pure, f32 or none')
+    if not os.access(f'{o.bin}/train_gpt', os.X_OK): fail(2, f'--bin: no train_gpt in {o.bin}; build it first')
+    return o
+
+def main():
+    o = options()
+    card = gpu() if o.device == 'cuda' else dict(name=cpu())
+    if not card: fail(2, 'no NVIDIA GPU here, so nothing was timed; --device cpu --shape tiny tries this script on the host')
+    shape = SHAPES[o.shape]
+    peak = o.peak or next((p for name, p in PEAKS if name in card['name']), None) if o.precision == 'bf16' else None
+    if not peak and o.precision == 'bf16': print(f'the peak of {card["name"]} is not known here; give --peak for the share of it', flush=True)
+    machine = dict(device=card['name'], **{k: v for k, v in card.items() if k != 'name'}, host=cpu(), kernel=platform.release(),
+                   date=time.strftime('%Y-%m-%d', time.gmtime()))
+    with tempfile.TemporaryDirectory() as files:
+        write(f'{files}/model.json', dict({k: shape[k] for k in ('n_layer', 'n_head', 'n_embd', 'n_positions', 'vocab_size')}, model_type='gpt2',
+                                          activation_function='gelu_new'))
+        count = shape['n_positions'] * o.batch * (WARM + o.steps) + 1
+        with open(f'{files}/tokens.bin', 'wb') as f:
+            f.write(b''.join(((i * 2654435761 >> 7) % shape['vocab_size']).to_bytes(2, 'little') for i in range(count)))
+        running = cases(o, files, shape)
+        rounds = [[] for _ in running]
+        for r in range(o.rounds):
+            for case, into in zip(running, rounds):
+                if sys.stderr.isatty(): print(f'\rround {r + 1} of {o.rounds}: {case.name}          ', end='', file=sys.stderr, flush=True)
+                into.append(case.round())
+        if sys.stderr.isatty(): print(file=sys.stderr)
+        for case in running: case.close()
+    per_token = flops_a_token(shape)
+    rows = []
+    for case, done in zip(running, rounds):
+        speeds = [o.batch * shape['n_positions'] * 1e3 / d['ms'] for d in done]
+        median = statistics.median(speeds)
+        rows.append(dict(case=case.name, how=case.how, tokens_per_second=median, ms=statistics.median(d['ms'] for d in done), rounds=speeds,
+                         loss=done[0]['loss'], share_of_peak=median * per_token[1] / peak if peak else None))
+    text = table(rows, machine, o, shape, peak, per_token)
+    print(text, end='')
+    if o.out:
+        os.makedirs(o.out, exist_ok=True)
+        with open(f'{o.out}/train_gpu.md', 'w') as f: f.write(text)
+        write(f'{o.out}/train_gpu.json', dict(machine=machine, shape=dict(shape, batch=o.batch, precision=o.precision), steps=o.steps, peak=peak,
+                                              parameters=per_token[0], flops_per_token=per_token[1], cases=rows))
+
+if __name__ == '__main__': main()

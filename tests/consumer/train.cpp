@@ -1,0 +1,37 @@
+// Two updates of a small GPT-2 with ZeRO-1, one rank: every library and what each needs is linked.
+
+#include <cstdio>
+
+#include "autograd_lite/initialise.h"
+#include "autograd_lite/models/gpt2.h"
+#include "comm/communicator.h"
+#include "sharding/strategy.h"
+
+int main() {
+  rz::Gpt2Config config;
+  config.n_layer = 1, config.n_head = 2, config.n_embd = 16, config.n_positions = 8, config.vocab_size = 32;
+  rz::Gpt2 model(config);
+  auto comm = rz::Communicator::connect(0, 1, rz::memory_store());
+  const auto strategy = rz::make_strategy(rz::StrategyKind::zero1, model, comm);
+  rz::Tape tape(rz::Stream::host(1));
+  strategy->attach(tape);
+  strategy->fill_parameters([](const rz::Parameter& p, rz::Range elements, float* out) {
+    rz::initialise(p, {out, elements.count()}, elements.begin, 0);
+  });
+  const auto adam = rz::make_adamw({});
+  std::int32_t words[] = {3, 1, 4, 1, 5, 9, 2, 6};
+  const auto tokens = rz::Tensor::borrow(words, {1, 8}, rz::DType::i32);
+  double loss[2];
+  for (double& l : loss) {
+    strategy->zero_grad();
+    const auto out = model.forward(tape, tokens, tokens);
+    strategy->begin_backward();
+    tape.backward(out.loss.loss);
+    l = out.loss.read({}).sum;
+    tape.reset();
+    strategy->finish_gradients();
+    strategy->step(*adam);
+  }
+  std::printf("%g %g\n", loss[0], loss[1]);
+  return loss[1] < loss[0] ? 0 : 1;
+}
