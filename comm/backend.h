@@ -25,6 +25,9 @@ class Backend {
   /// A backend for the given ranks of this one, in their new order; each of them calls it, with the same
   /// list, and no other rank does. None where ranks have to meet in a store for that.
   virtual std::unique_ptr<Backend> split(std::span<const int> /*members*/) { return nullptr; }
+  /// Whether a backend of host memory takes a device's too, in what moves and does not combine. May differ
+  /// from rank to rank; a group uses it on all or on none.
+  virtual bool moves_device_memory() const { return false; }
   /// Memory that this backend moves without copying.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
   /// "scheduled over shm", for reports.
