@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/backends/choose.h"
 #include "comm/backends/homes.h"
 #include "comm/backends/mpi_plugin.h"
 #include "comm/backends/nccl/backend.h"
@@ -81,6 +82,7 @@ struct Choice {
                                      const std::shared_ptr<Backend>& host);
   bool host_alone;  ///< serves a communicator on the host
 };
+// On devices, "auto" becomes one of the others.
 constexpr Choice choices[] = {{"auto", make_ring, make_staged, true},
                               {"ring", make_ring, make_staged, true},
                               {"mpi", make_mpi, make_staged_over_mpi, true},
@@ -94,6 +96,15 @@ const Choice& choice_of(const std::string& backend) {
     names += str(names.empty() ? "" : ", ", choice.name);
   }
   fail(Errc::config, "the backend '", backend, "' is unknown; choose one of ", names);
+}
+
+/// `options` with what "auto" comes to on this group's devices, and why.
+std::string settle_auto(int rank, int size, Backend& host, CommOptions& options) {
+  if (options.backend != "auto") return "";
+  BackendChoice choice = choose_backend(ranks_on_devices(host, rank, size, options), options.deterministic);
+  options.backend = choice.backend;
+  options.algorithm.clear();  // a name of the host's, which has it
+  return choice.why;
 }
 
 }  // namespace
@@ -118,7 +129,10 @@ std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<
   auto host = choice.host(rank, size, *store, options);
   if (on_host) return host;
   const std::shared_ptr<Backend> shared = std::move(host);
-  return paired_backend(shared, choice.device(rank, size, store, options, shared));
+  CommOptions settled = options;
+  const std::string why = settle_auto(rank, size, *shared, settled);
+  auto device = choice_of(settled.backend).device(rank, size, store, settled, shared);
+  return paired_backend(shared, std::move(device), why);
 }
 
 }  // namespace rz
