@@ -21,6 +21,11 @@ std::string refused(const F& call) {
 }
 
 std::string how_many() {
+  try {
+    static_cast<void>(cuda::runtime());
+  } catch (const Error& none) {
+    return none.what();
+  }
   const int n = cuda::device_count();
   if (n == 0) return "no CUDA device was found";
   return str("this machine has ", n, n == 1 ? " device" : " devices", ", from cuda:0");

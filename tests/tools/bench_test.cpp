@@ -185,8 +185,7 @@ TEST(BenchOptions, TheProgramLeavesWithTwo) {
 TEST(BenchOptions, AMachineWithoutADeviceIsSaidToBeOne) {
   if (cuda::device_count() > 0) GTEST_SKIP() << "this machine has devices";
   for (const std::string backend : {"auto", "ring", "nccl", "peer_cuda"})
-    expect_status_two({"--backend", backend, "--device", "cuda"},
-                      "cuda:0 is not there: no CUDA device was found");
+    expect_status_two({"--backend", backend, "--device", "cuda"}, "cuda:0 is not there: ");
 }
 
 TEST(BenchValues, AreExactInEveryDtypeAndOp) {
