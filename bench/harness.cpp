@@ -65,8 +65,10 @@ class RankRun {
 
   int run(int local_rank) {
     results_.devices = gather_devices(local_rank);
-    print(
-        [&] { return start_lines(collective_, options_) + device_lines(results_.devices) + memory_lines(); });
+    print([&] {
+      return start_lines(collective_, options_) + device_lines(results_.devices) +
+             str("# Backend: ", comm_.describe(), "\n") + memory_lines();
+    });
     print([&] { return header_lines(options_.timestamps); });
     for (int cycle = 0; options_.cycles == 0 || cycle < options_.cycles; ++cycle) run_cycle();
     print([&] { return results_.closing_lines(collective_); });

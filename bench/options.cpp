@@ -101,14 +101,16 @@ void add_running(CLI::App& app, Options& o, Words& w) {
   app.add_option("-p,--parallel_init", w.parallel_init, "Accepted; threads always join at once");
   app.add_option("-y,--stream_null", o.null_stream, "1: the device's null stream; default 0");
   app.add_option("-z,--blocking", o.blocking,
-                 "1 a barrier after each operation, 3 after each iteration, 0 and 2 none; default 0")
+                 "1 each operation is waited for, with a barrier; 2 it is waited for, as host memory's "
+                 "always is; 3 a barrier after each iteration; default 0")
       ->check(CLI::Range(0, 3));
   app.add_option("-G,--cudagraph", o.graph,
                  "Capture the iterations in a CUDA graph and replay it so often; default 0")
       ->check(CLI::Range(0, 1 << 20));
   app.add_option("-x,--cta_policy", w.cta_policy, "0: ours have one way to use the card");
   app.add_option("-R,--local_register", o.registered,
-                 "1 or 2: buffers of Communicator::allocate; default 0, plain memory")
+                 "1: buffers of Communicator::allocate (with nccl: registered); 2: the same where peers map "
+                 "them; default 0, plain memory")
       ->check(CLI::Range(0, 2));
   app.add_option("-u,--unalign", o.misalign, "Elements that buffers start off their alignment; default 0")
       ->check(CLI::Range(0, 4096));
@@ -122,7 +124,8 @@ void add_ours(CLI::App& app, Options& o, Words& w) {
       ->check(CLI::IsMember({"host", "cuda"}));
   app.add_option(
       "--backend", o.backend,
-      "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto");
+      "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto, which "
+      "on devices is the first of nccl, peer_cuda and ring that can");
 }
 
 void add_report(CLI::App& app, Options& o, Words& w) {
@@ -149,6 +152,10 @@ void settle(const Collective& c, Options& o, const Words& w) {
           "-y: host memory has no null stream; leave it out, or use --device cuda");
   require(o.cuda || o.graph == 0, Errc::config,
           "-G: host memory has no CUDA graphs; leave it out, or use --device cuda");
+  require(!o.null_stream || o.graph == 0, Errc::config,
+          "-y with -G: CUDA captures no null stream in a graph; leave out one of them");
+  require(o.registered < 2 || o.backend != "nccl", Errc::config,
+          "-R 2: symmetric windows of NCCL are not served; use -R 1");
   require(w.cta_policy == 0, Errc::config, "-x ", w.cta_policy,
           ": ours have one way to divide a card into blocks; leave it out");
   o.min_bytes = parse_size(w.min, "-b");

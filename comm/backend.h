@@ -27,6 +27,9 @@ class Backend {
   virtual std::unique_ptr<Backend> split(std::span<const int> /*members*/) { return nullptr; }
   /// Whether operations on device memory may be captured in CUDA graphs, whose runs repeat them.
   virtual bool capturable() const { return false; }
+  /// Whether a backend of host memory takes a device's too, in what moves and does not combine. May differ
+  /// from rank to rank; a group uses it on all or on none.
+  virtual bool moves_device_memory() const { return false; }
   /// Memory that this backend moves without copying.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
   /// "scheduled over shm", for reports.

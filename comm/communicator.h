@@ -40,14 +40,16 @@ struct CommOptions {
   Device device{};
   std::chrono::milliseconds rendezvous_timeout{static_cast<long>(environment().rendezvous_timeout_s * 1e3)};
   std::chrono::milliseconds timeout{static_cast<long>(environment().timeout_s * 1e3)};  ///< of one operation
-  /// What performs the collectives: "ring" (ours), "mpi" (docs/decisions/0011), "nccl" or "peer_cuda"; "auto"
-  /// is "ring" on host memory.
+  /// What performs the collectives: "ring" (ours), "mpi" (docs/decisions/0011), "nccl" or "peer_cuda". "auto"
+  /// is "ring" on host memory; on devices the ranks agree on "nccl", "peer_cuda" or "ring", whichever of them
+  /// in this order can serve them all (comm/backends/choose.h), and describe() says which, and why.
   std::string backend = environment().backend;
   std::string transport = environment().transport;  ///< of "ring": "auto", "shm", "tcp"
   std::string interface = environment().interface;  ///< of TCP; empty: by the route
   int sockets = environment().sockets;              ///< a TCP link
   std::string host_id = environment().host_id;      ///< what counts as one host; empty: this machine
-  std::string algorithm = environment().algorithm;  ///< forces all_reduce's; empty: the tuning table
+  /// Forces all_reduce's, of "ring" (host memory, with "auto" too) or "peer_cuda"; empty: the tuning table.
+  std::string algorithm = environment().algorithm;
   /// Sums in rank order, so that results do not depend on how gradients are cut into buckets, nor on the
   /// strategy.
   bool deterministic = environment().deterministic;
@@ -130,7 +132,7 @@ class Communicator {
   /// twice the operations' timeout it aborts the group: Errc::timeout.
   void synchronize(const Stream&);
 
-  /// What carries this group, e.g. "scheduled over shm+tcp".
+  /// What carries this group, e.g. "scheduled over shm+tcp"; where "auto" chose it, also why.
   std::string describe() const;
 
  private:

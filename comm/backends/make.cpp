@@ -1,5 +1,9 @@
 #include "comm/backends/make.h"
 
+#include <algorithm>
+
+#include "comm/backends/choose.h"
+#include "comm/backends/homes.h"
 #include "comm/backends/mpi_plugin.h"
 #include "comm/backends/nccl/backend.h"
 #include "comm/backends/paired.h"
@@ -44,6 +48,12 @@ std::unique_ptr<Backend> make_staged(int rank, int, const std::shared_ptr<Store>
   return staged_backend(host, {.device = options.device, .rank = rank, .timeout = options.timeout});
 }
 
+std::unique_ptr<Backend> make_staged_over_mpi(int rank, int size, const std::shared_ptr<Store>&,
+                                              const CommOptions& options,
+                                              const std::shared_ptr<Backend>& host) {
+  return staged_over_mpi(host, rank, size, options);
+}
+
 std::unique_ptr<Backend> make_peer_cuda(int rank, int size, const std::shared_ptr<Store>&,
                                         const CommOptions& options, const std::shared_ptr<Backend>& host) {
   return peer_cuda_backend(host, {.rank = rank,
@@ -72,26 +82,45 @@ struct Choice {
                                      const std::shared_ptr<Backend>& host);
   bool host_alone;  ///< serves a communicator on the host
 };
+// On devices, "auto" becomes one of the others.
 constexpr Choice choices[] = {{"auto", make_ring, make_staged, true},
                               {"ring", make_ring, make_staged, true},
-                              {"mpi", make_mpi, make_staged, true},
+                              {"mpi", make_mpi, make_staged_over_mpi, true},
                               {"nccl", make_ring, make_nccl, false},
                               {"peer_cuda", make_ring, make_peer_cuda, false}};
 
-const Choice& choice_of(const CommOptions& options) {
+const Choice& choice_of(const std::string& backend) {
   std::string names;
   for (const Choice& choice : choices) {
-    if (options.backend == choice.name) return choice;
+    if (backend == choice.name) return choice;
     names += str(names.empty() ? "" : ", ", choice.name);
   }
-  fail(Errc::config, "the backend '", options.backend, "' is unknown; choose one of ", names);
+  fail(Errc::config, "the backend '", backend, "' is unknown; choose one of ", names);
+}
+
+/// `options` with what "auto" comes to on this group's devices, and why.
+std::string settle_auto(int rank, int size, Backend& host, CommOptions& options) {
+  if (options.backend != "auto") return "";
+  BackendChoice choice = choose_backend(ranks_on_devices(host, rank, size, options), options.deterministic);
+  options.backend = choice.backend;
+  options.algorithm.clear();  // a name of the host's, which has it
+  return choice.why;
 }
 
 }  // namespace
 
+// Which way memory takes is one decision of all ranks, as the calls of MPI differ.
+std::unique_ptr<Backend> staged_over_mpi(const std::shared_ptr<Backend>& host, int rank, int size,
+                                         const CommOptions& options) {
+  const auto all = tell_all(*host, static_cast<std::uint8_t>(host->moves_device_memory()), size);
+  const bool direct = std::find(all.begin(), all.end(), 0) == all.end();
+  return staged_backend(
+      host, {.device = options.device, .rank = rank, .timeout = options.timeout, .direct = direct});
+}
+
 std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& store,
                                       const CommOptions& options) {
-  const Choice& choice = choice_of(options);
+  const Choice& choice = choice_of(options.backend);
   const bool on_host = options.device.kind == Device::host;
   require(on_host ? choice.host_alone : choice.device != nullptr, Errc::unsupported, "rank ", rank,
           ": the backend '", options.backend, "' does not serve memory on ", name(options.device),
@@ -100,7 +129,10 @@ std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<
   auto host = choice.host(rank, size, *store, options);
   if (on_host) return host;
   const std::shared_ptr<Backend> shared = std::move(host);
-  return paired_backend(shared, choice.device(rank, size, store, options, shared));
+  CommOptions settled = options;
+  const std::string why = settle_auto(rank, size, *shared, settled);
+  auto device = choice_of(settled.backend).device(rank, size, store, settled, shared);
+  return paired_backend(shared, std::move(device), why);
 }
 
 }  // namespace rz

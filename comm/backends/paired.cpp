@@ -8,8 +8,8 @@ namespace {
 
 class Paired final : public Backend {
  public:
-  Paired(std::shared_ptr<Backend> host, std::unique_ptr<Backend> device)
-      : host_(std::move(host)), device_(std::move(device)) {}
+  Paired(std::shared_ptr<Backend> host, std::unique_ptr<Backend> device, std::string why)
+      : host_(std::move(host)), device_(std::move(device)), why_(std::move(why)) {}
 
   Work submit(std::span<const Operation> group) override {
     if (group.empty() || on_host(group.front())) return submit_to(*host_, group, true);
@@ -27,11 +27,12 @@ class Paired final : public Backend {
   std::unique_ptr<Backend> split(std::span<const int> members) override {
     auto host = host_->split(members);
     auto device = host ? device_->split(members) : nullptr;
-    return device ? paired_backend(std::move(host), std::move(device)) : nullptr;
+    return device ? paired_backend(std::move(host), std::move(device), why_) : nullptr;
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return device_->allocate(bytes); }
   std::string describe() const override {
-    return str(device_->describe(), ", host memory ", host_->describe());
+    return str(device_->describe(), why_.empty() ? "" : str(" (chosen: ", why_, ")"), ", host memory ",
+               host_->describe());
   }
 
  private:
@@ -48,12 +49,14 @@ class Paired final : public Backend {
 
   const std::shared_ptr<Backend> host_;
   const std::unique_ptr<Backend> device_;
+  const std::string why_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> paired_backend(std::shared_ptr<Backend> host, std::unique_ptr<Backend> device) {
-  return std::make_unique<Paired>(std::move(host), std::move(device));
+std::unique_ptr<Backend> paired_backend(std::shared_ptr<Backend> host, std::unique_ptr<Backend> device,
+                                        std::string why) {
+  return std::make_unique<Paired>(std::move(host), std::move(device), std::move(why));
 }
 
 }  // namespace rz

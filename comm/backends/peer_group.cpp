@@ -1,17 +1,14 @@
 #include "comm/backends/peer_group.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <thread>
 
+#include "comm/backends/homes.h"
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
-#include "comm/transports/random.h"
-#include "comm/transports/roster.h"
 
 namespace rz {
 
@@ -19,59 +16,16 @@ namespace {
 
 using cuda::runtime;
 
-/// Where a rank is.
-struct Home {
-  char machine[160] = {};
-  char card[16] = {};
-  std::uint64_t process = 0;
-  int device = 0, multiprocessors = 0;
-};
-
-/// How its arena is reached.
+/// How a rank's arena is reached.
 struct Access {
   std::uint64_t owner = 0;  ///< a shared_ptr's address, for ranks of its process
   cuda::IpcHandle handle{};
 };
 
-template <class T>
-std::vector<T> tell_all(Backend& host, const T& mine, int size) {
-  std::vector<T> all(static_cast<std::size_t>(size));
-  const Operation op{.kind = Collective::all_gather,
-                     .in = ConstBuffer(&mine, sizeof mine, DType::u8),
-                     .out = Buffer(all.data(), sizeof mine * all.size(), DType::u8)};
-  host.submit({&op, 1}).wait();
-  return all;
-}
-
 void meet_on_host(Backend& host) {
   const Operation op{.kind = Collective::barrier};
   host.submit({&op, 1}).wait();
 }
-
-std::uint64_t this_process() {
-  static const std::uint64_t number = [] {
-    std::uint64_t n = 0;
-    const JobId bytes = random_id();
-    std::memcpy(&n, bytes.data(), sizeof n);
-    return n;
-  }();
-  return number ^ static_cast<std::uint64_t>(getpid());  // a fork is another process
-}
-
-Home home_of(Device device) {
-  Home home;
-  const std::string machine = machine_id();
-  std::memcpy(home.machine, machine.data(), std::min(machine.size(), sizeof home.machine));
-  cuda::DeviceProperties properties;
-  cuda::check(runtime().get_properties(&properties, device.index), "cudaGetDeviceProperties", device);
-  std::memcpy(home.card, properties.uuid.data(), std::min(properties.uuid.size(), sizeof home.card));
-  home.process = this_process();
-  home.device = device.index;
-  home.multiprocessors = properties.multiprocessors;
-  return home;
-}
-
-bool same_card(const Home& a, const Home& b) { return std::memcmp(a.card, b.card, sizeof a.card) == 0; }
 
 /// How many blocks of every rank can be on its card at once: a collective's kernel has at most one block for
 /// each multiprocessor that the rank would have alone if ranks shared their card evenly. A multiprocessor
@@ -114,7 +68,7 @@ PeerGroup::PeerGroup(Backend& host, int rank, int size, Device device, std::size
   const std::vector<Home> homes = tell_all(host, mine, size);
   for (int r = 0; r < size; ++r) {
     const Home& h = homes[static_cast<std::size_t>(r)];
-    if (std::memcmp(h.machine, mine.machine, sizeof h.machine) != 0)
+    if (!same_machine(h, mine))
       throw Error(Errc::unsupported,
                   str("rank ", rank, ": rank ", r,
                       " is on another host, and the backend 'peer_cuda' is for one; use 'nccl' or 'ring'"),

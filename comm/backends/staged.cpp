@@ -1,5 +1,6 @@
 #include "comm/backends/staged.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -8,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/core/cuda/runtime.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/core/memory.h"
@@ -114,9 +116,16 @@ class Staged final : public Backend {
   }
 
   Work submit(std::span<const Operation> group) override {
+    refuse_capture(group);
     const std::lock_guard order(submitting_);  // copies and jobs in one order
     auto job = std::make_shared<Job>(options_.device, Deadline::after(options_.timeout));
-    for (const Operation& op : group) stage(*job, op);
+    for (const Operation& op : group) {
+      stream_.wait(op.stream.record());
+      if (options_.direct && !reduces(op.kind))
+        pass_on(*job, op);
+      else
+        stage(*job, op);
+    }
     job->fetched = stream_.record();
     {
       const std::lock_guard lock(mutex_);
@@ -129,7 +138,11 @@ class Staged final : public Backend {
   void abort(const std::string& reason) noexcept override { host_->abort(reason); }
   std::unique_ptr<Backend> split(std::span<const int> members) override {
     std::shared_ptr<Backend> host = host_->split(members);
-    return host ? staged_backend(std::move(host), options_) : nullptr;
+    if (!host) return nullptr;
+    StagedOptions options = options_;
+    options.rank =
+        static_cast<int>(std::find(members.begin(), members.end(), options_.rank) - members.begin());
+    return staged_backend(std::move(host), options);
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
     auto memory = allocate_on(options_.device, bytes);
@@ -138,18 +151,43 @@ class Staged final : public Backend {
     return memory;
   }
   std::string describe() const override {
-    return str(name(options_.device), " staged through pinned memory over ", host_->describe());
+    return str(name(options_.device), options_.direct ? ", what is combined" : "",
+               " staged through pinned memory over ", host_->describe());
   }
 
  private:
+  /// What the host does between two copies is no part of a graph.
+  void refuse_capture(std::span<const Operation> group) const {
+    for (const Operation& op : group) {
+      if (op.stream.device().kind == Device::host) continue;
+      bool captured = false;
+      cuda::check(cuda::runtime().is_capturing(op.stream.native(), &captured), "cudaStreamIsCapturing",
+                  op.stream.device());
+      require(!captured, Errc::unsupported, "rank ", options_.rank, ": ", name(op.kind), " of memory on ",
+              name(options_.device),
+              " goes through the host, which a CUDA graph cannot hold; capture it "
+              "with the backend 'nccl' or 'peer_cuda'");
+    }
+  }
+
   std::byte* pinned(Job& job, std::size_t bytes) {
     job.pinned.emplace_back(bytes, pool_.take(bytes));
     return job.pinned.back().second.get();
   }
 
-  /// Copies what this rank contributes to pinned memory, after its stream, and notes what comes back.
+  /// The operation on the device's memory. Exchanging parts in place, which no rank can know of another,
+  /// needs a copy of what goes out.
+  void pass_on(Job& job, const Operation& op) {
+    Operation& there = job.operations.emplace_back(op);
+    there.stream = {};
+    if (op.kind != Collective::all_to_all || op.in.data != op.out.data || op.in.count == 0) return;
+    std::byte* const copy = pinned(job, op.in.bytes());
+    copy_bytes(copy, op.in.data, op.in.bytes(), stream_);
+    there.in = ConstBuffer(copy, op.in.count, op.in.dtype);
+  }
+
+  /// Copies what this rank contributes to pinned memory, and notes what comes back.
   void stage(Job& job, const Operation& op) {
-    stream_.wait(op.stream.record());
     Operation on_host = op;
     on_host.stream = {};
     auto* const out = static_cast<std::byte*>(op.out.data);

@@ -1,7 +1,7 @@
 #pragma once
 /// Device memory over a backend that moves host memory: copied to pinned memory, combined there, copied back.
 /// Works over everything that host memory works over, between any machines, at the speed of the slower of
-/// both ways.
+/// both ways. Over one that takes device memory itself, only what is combined goes this way.
 
 #include <chrono>
 #include <memory>
@@ -14,6 +14,8 @@ struct StagedOptions {
   Device device;
   int rank = 0;
   std::chrono::milliseconds timeout{600'000};  ///< of one operation, from its submission
+  /// The host's backend takes device memory (Backend::moves_device_memory), on every rank.
+  bool direct = false;
 };
 
 /// Operations run in the order of their submission. Work::wait_on() blocks the host until the result is on

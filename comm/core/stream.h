@@ -37,7 +37,7 @@ class Stream {
   static Stream host(int threads);
   enum class Priority : bool { normal, high };
   /// A CUDA stream of its own, destroyed with the last copy; on the host the calling thread's order.
-  /// Errc::config if there is no such device, Errc::unsupported in a build without CUDA.
+  /// Errc::config if there is no such device.
   static Stream create(Device, Priority = Priority::normal);
   /// The caller's cudaStream_t (null: the device's default stream), never destroyed here.
   static Stream borrow(Device, void* native);

@@ -176,6 +176,10 @@ TEST(Communicator, BadArgumentsAreRefusedBeforeAnythingMoves) {
         [&] { comm.all_reduce(ConstBuffer(a.data(), 4), Buffer(a.data() + 1, 4), ReduceOp::sum).wait(); });
     refused([&] { comm.broadcast({a.data(), 8}, 2).wait(); });
     refused([&] { comm.send(ConstBuffer(a.data(), 8), -1).wait(); });
+    const Buffer on_device(b.data(), 8, {Device::cuda, 0});
+    refused([&] { comm.all_reduce(on_device).wait(); });
+    refused([&] { comm.all_reduce(ConstBuffer(a.data(), 8), on_device, ReduceOp::sum).wait(); });
+    refused([&] { comm.recv(on_device, 0).wait(); });
     using Counts = std::array<std::size_t, 2>;
     const auto exchange = [&](const Counts& send_at, const Counts& receive_at) {
       const Counts four{4, 4};

@@ -128,6 +128,18 @@ TEST_P(Collectives, RefuseMemoryOfAnotherDevice) {
           static_cast<void>(comm.all_reduce(Buffer(memory.get(), 8, {Device::cuda, 5}), ReduceOp::sum, s));
         }),
         "all_reduce on rank 0: 'in' is on cuda:5, but this communicator moves memory of cuda:0 and the host");
+    EXPECT_EQ(refused([&] {
+                static_cast<void>(comm.all_gather(ConstBuffer(memory.get(), 8, s.device()), Buffer(host, 8)));
+              }),
+              "all_gather on rank 0: 'in' is on cuda:0 and 'out' on host");
+    if (cuda::device_count() > 1) {
+      const Stream elsewhere = Stream::create({Device::cuda, 1});
+      EXPECT_EQ(
+          refused([&] {
+            static_cast<void>(comm.all_reduce(Buffer(memory.get(), 8, s.device()), ReduceOp::sum, elsewhere));
+          }),
+          "all_reduce on rank 0: the memory is on cuda:0, but the stream is of cuda:1");
+    }
     EXPECT_NE(refused([&] {
                 static_cast<void>(comm.group()
                                       .all_reduce(Buffer(host, 8))

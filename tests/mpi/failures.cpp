@@ -77,6 +77,37 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
   EXPECT_EQ(error_of([&] { comm.barrier().wait(); }).code(), Errc::mismatch);
 }
 
+// What one rank does in messages and another in a collective of MPI's would never meet.
+TEST(Failure, ADevicesMemoryBesideAHostsIsNamed) {
+  const auto backend = mpi_backend(MPI_COMM_WORLD, {.timeout = 30s});
+  std::vector<float> x(8, 1);
+  Operation op{.kind = Collective::broadcast, .in = Buffer(x.data(), 8), .out = Buffer(x.data(), 8)};
+  if (world_rank() == 1) op.in.device = op.out.device = {Device::cuda, 0};
+  const Error e = error_of([&] { backend->submit({&op, 1}).wait(); });
+  EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+  EXPECT_TRUE(says(e, "broadcast #0 (8 f32, root 0, algorithm 1)")) << e.what();
+}
+
+TEST(Failure, ADeviceThatIsNotThereIsNamed) {
+  CommOptions options = quick("mpi");
+  options.device = {Device::cuda, 99};
+  for (const bool by_store : {true, false}) {
+    const Error e = error_of([&] { by_store ? connect(options) : connect_mpi(MPI_COMM_WORLD, options); });
+    EXPECT_EQ(e.code(), Errc::config) << e.what();
+    EXPECT_TRUE(says(e, "cuda:99 is not there")) << e.what();
+  }
+}
+
+TEST(Failure, ADevicesMemoryIsNotCombined) {
+  const auto backend = mpi_backend(MPI_COMM_WORLD, {.timeout = 30s});
+  std::vector<float> x(8, 1);
+  const Device device{Device::cuda, 0};
+  const Operation op{
+      .kind = Collective::all_reduce, .in = Buffer(x.data(), 8, device), .out = Buffer(x.data(), 8, device)};
+  const Error e = error_of([&] { backend->submit({&op, 1}).wait(); });
+  EXPECT_TRUE(says(e, "MPI was given memory on cuda:0 to combine; copy it to the host")) << e.what();
+}
+
 TEST(Failure, DifferentCountsAreNamed) {
   auto comm = connect(quick("mpi"));
   std::vector<float> x(8, 1);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include "bench/numbers.h"
 #include "bench/report.h"
 #include "bench/values.h"
+#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
 #include "tests/support/program.h"
 
@@ -120,6 +122,10 @@ TEST(BenchOptions, AWrongOneIsOneLineThatHelps) {
       {"graphs", {"-G", "1"}},
       {"blocks", {"-x", "1"}},
       {"null stream", {"-y", "1"}},
+      {"captures no null stream", {"--device", "cuda", "-y", "1", "-G", "1"}},
+      {"use -R 1", {"--backend", "nccl", "-R", "2"}},
+      {"leave out --device host", {"--backend", "peer_cuda", "--device", "host"}},
+      {"--device", {"--device", "cuda:9"}},
       {"more than", {"-b", "2", "-e", "1"}},
       {"no size", {"-b", "lots"}},
       {"--nope", {"--nope"}},
@@ -138,11 +144,48 @@ TEST(BenchOptions, AWrongOneIsOneLineThatHelps) {
   }
 }
 
-TEST(BenchOptions, TheProgramLeavesWithTwo) {
-  Program p({test::built("all_reduce_perf"), "-d", "float23"});
+TEST(BenchOptions, DeviceBackendsMeanDeviceMemory) {
+  for (const std::string backend : {"nccl", "peer_cuda"})
+    EXPECT_TRUE(options_of("reduce", {"--backend", backend}).cuda);
+  for (const std::string backend : {"auto", "ring", "mpi"}) {
+    EXPECT_FALSE(options_of("reduce", {"--backend", backend}).cuda);
+    EXPECT_TRUE(options_of("reduce", {"--backend", backend, "--device", "cuda"}).cuda);
+  }
+  const Options o =
+      options_of("reduce", {"--backend", "nccl", "-t", "2", "-g", "4", "-R", "1", "-G", "3", "-z", "2"});
+  EXPECT_EQ(o.backend, "nccl");
+  EXPECT_EQ(o.threads, 2);
+  EXPECT_EQ(o.gpus, 4);
+  EXPECT_EQ(o.registered, 1);
+  EXPECT_EQ(o.graph, 3);
+  EXPECT_EQ(o.blocking, 2);
+  EXPECT_FALSE(o.null_stream);
+  EXPECT_TRUE(options_of("reduce", {"--device", "cuda", "-y", "1"}).null_stream);
+}
+
+void expect_status_two(const std::vector<std::string>& flags, const std::string& words) {
+  std::vector<std::string> command{test::built("all_reduce_perf")};
+  command.insert(command.end(), flags.begin(), flags.end());
+  Program p(command);
   EXPECT_EQ(p.wait(), 2);
-  EXPECT_NE(p.err().find("all_reduce_perf: "), std::string::npos) << p.err();
+  const std::string err = p.err();
+  EXPECT_EQ(err.find("all_reduce_perf: "), 0u) << err;
+  EXPECT_NE(err.find(words), std::string::npos) << err;
+  EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 1) << err;
   EXPECT_EQ(p.out(), "");
+}
+
+TEST(BenchOptions, TheProgramLeavesWithTwo) {
+  expect_status_two({"-d", "float23"}, "bfloat16");
+  expect_status_two({"--device", "cuda:9"}, "cuda:9");
+  expect_status_two({"--backend", "pigeon"},
+                    "the backend 'pigeon' is unknown; choose one of auto, ring, mpi");
+}
+
+TEST(BenchOptions, AMachineWithoutADeviceIsSaidToBeOne) {
+  if (cuda::device_count() > 0) GTEST_SKIP() << "this machine has devices";
+  for (const std::string backend : {"auto", "ring", "nccl", "peer_cuda"})
+    expect_status_two({"--backend", backend, "--device", "cuda"}, "cuda:0 is not there: ");
 }
 
 TEST(BenchValues, AreExactInEveryDtypeAndOp) {

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "comm/core/text.h"
 #include "tests/support/program.h"
 
 namespace rz {
@@ -169,6 +170,17 @@ TEST(MpiLibrary, MissingOrBrokenIsOneLine) {
   std::ofstream(folder / "libringzero_mpi.so") << "no library";
   const std::string broken = run();
   EXPECT_NE(broken.find(folder / "libringzero_mpi.so"), std::string::npos) << broken;
+  const std::pair<const char*, const char*> stubs[] = {
+      {"no_mpi_plugin", "libringzero_mpi.so is no MPI backend of ringzero: it has no rz_mpi_plugin_version"},
+      {"old_mpi_plugin", "libringzero_mpi.so is of ringzero 0.0.9, but this program of "},
+      {"mpi_plugin_without_mpi", "the MPI backend could not be loaded: libabsent_mpi.so"}};
+  for (const auto& [stub, words] : stubs) {
+    fs::copy_file(str(RZ_BINARY_DIR "/stubs/", stub, ".so"), folder / "libringzero_mpi.so",
+                  fs::copy_options::overwrite_existing);
+    const std::string said = run();
+    EXPECT_NE(said.find(words), std::string::npos) << said;
+    EXPECT_NE(said.find("--backend ring"), std::string::npos) << said;
+  }
 }
 
 }  // namespace

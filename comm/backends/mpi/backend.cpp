@@ -21,13 +21,17 @@ class MpiBackend final : public Backend {
   void abort(const std::string& reason) noexcept override { engine_->abort(reason); }
   std::unique_ptr<Backend> split(std::span<const int> members) override;
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
-  std::string describe() const override { return "mpi (" + engine_->session().library() + ")"; }
+  bool moves_device_memory() const override { return engine_->session().cuda_aware(); }
+  std::string describe() const override {
+    return str("mpi (", engine_->session().library(), moves_device_memory() ? ", CUDA-aware)" : ")");
+  }
 
  private:
   std::shared_ptr<Engine> engine_;
 };
 
-std::unique_ptr<Backend> backend_over(Session& session, Comms comms, const MpiOptions& options) {
+std::unique_ptr<Backend> backend_over(Session& session, Comms comms, MpiOptions options) {
+  if (!session.cuda_aware()) options.device = {};
   int rank = 0, size = 1;
   check(MPI_Comm_rank(comms.order, &rank), "MPI_Comm_rank");
   check(MPI_Comm_size(comms.order, &size), "MPI_Comm_size");
@@ -89,7 +93,8 @@ std::unique_ptr<Backend> connect(Session& session, const MpiPlace& place, const 
   check_world(place, session, world);
   const MPI_Comm comm = comm_of(world_ranks(place, options));
   return backend_over(session, complete(comm, options.rendezvous_timeout),
-                      {.timeout = options.timeout,
+                      {.device = options.device,
+                       .timeout = options.timeout,
                        .rendezvous_timeout = options.rendezvous_timeout,
                        .deterministic = options.deterministic});
 }

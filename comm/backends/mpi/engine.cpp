@@ -4,6 +4,7 @@
 
 #include "comm/backends/execution.h"
 #include "comm/backends/layout.h"
+#include "comm/core/cuda/runtime.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/core/pause.h"
@@ -35,9 +36,10 @@ bool wants_thread(std::span<const Operation> group) {
 // Two different calls get the same number once in 2^64 times.
 std::uint64_t number_of(const Signature& s) {
   std::uint64_t h = 0x9e3779b97f4a7c15u;
-  for (const std::uint64_t field : {std::uint64_t{s.sequence}, static_cast<std::uint64_t>(s.root), s.count,
-                                    static_cast<std::uint64_t>(s.kind), static_cast<std::uint64_t>(s.dtype),
-                                    static_cast<std::uint64_t>(s.op)}) {
+  for (const std::uint64_t field :
+       {std::uint64_t{s.sequence}, static_cast<std::uint64_t>(s.root), s.count,
+        static_cast<std::uint64_t>(s.kind), static_cast<std::uint64_t>(s.dtype),
+        static_cast<std::uint64_t>(s.op), static_cast<std::uint64_t>(s.algorithm)}) {
     h = (h ^ field) * 0xff51afd7ed558ccdu;
     h ^= h >> 32;
   }
@@ -159,6 +161,7 @@ void Engine::pump() noexcept {
   driven_ = true;
   lock.unlock();
   try {
+    const cuda::DeviceGuard device(options_.device);  // as MPI wants it
     step();
   } catch (...) {
     poison(std::current_exception());
@@ -195,6 +198,7 @@ void Engine::progress_thread() {
 
 void Engine::drive(const Job* until) {
   try {
+    const cuda::DeviceGuard device(options_.device);
     do step();
     while (until ? !until->ended() : !nothing_left());
   } catch (...) {
@@ -270,7 +274,8 @@ void Engine::accept() {
                         .count = Layout::common_count(op, size_),
                         .kind = op.kind,
                         .dtype = op.out.data ? op.out.dtype : op.in.dtype,
-                        .op = op.op.kind};
+                        .op = op.op.kind,
+                        .algorithm = in_messages(op)};
     }
   incoming_.clear();
 }

@@ -18,13 +18,19 @@
 
 #include <chrono>
 #include <memory>
+#include <utility>
 
 #include "comm/backend.h"
+#include "comm/backends/make.h"
+#include "comm/backends/paired.h"
 #include "comm/communicator.h"
+#include "comm/core/cuda/runtime.h"
 
 namespace rz {
 
 struct MpiOptions {
+  /// Whose memory operations may lie on besides the host's, where MPI is CUDA-aware.
+  Device device{};
   std::chrono::milliseconds timeout{600'000};            ///< of one operation, from its submission
   std::chrono::milliseconds rendezvous_timeout{30'000};  ///< of duplicating the communicator
   bool deterministic = true;
@@ -36,16 +42,22 @@ struct MpiOptions {
 /// an intercommunicator, Errc::timeout if the other ranks do not come.
 std::unique_ptr<Backend> mpi_backend(MPI_Comm comm, const MpiOptions& = {});
 
-/// The communicator of all ranks of `comm`, under the same numbers. Of the options, those of the rendezvous
-/// and of transports are not looked at.
+/// The communicator of all ranks of `comm`, under the same numbers, and of memory of `options.device`. Of the
+/// options, those of the rendezvous and of transports are not looked at.
 inline Communicator connect_mpi(MPI_Comm comm, CommOptions options = {}) {
-  auto backend = mpi_backend(comm, {.timeout = options.timeout,
+  cuda::require_device(options.device);
+  auto backend = mpi_backend(comm, {.device = options.device,
+                                    .timeout = options.timeout,
                                     .rendezvous_timeout = options.rendezvous_timeout,
                                     .deterministic = options.deterministic});
   int rank = 0, size = 1;
   MPI_Comm_rank(comm, &rank);
   MPI_Comm_size(comm, &size);
   options.backend = "mpi";
+  if (options.device.kind != Device::host) {
+    const std::shared_ptr<Backend> host = std::move(backend);
+    backend = paired_backend(host, staged_over_mpi(host, rank, size, options));
+  }
   return Communicator::over(rank, size, std::move(backend), std::move(options));
 }
 

@@ -9,7 +9,6 @@ namespace rz::mpi {
 
 namespace {
 
-bool is_float(DType t) { return t <= DType::f8e5m2; }
 bool orders(ReduceOp::Kind k) { return k == ReduceOp::min || k == ReduceOp::max; }
 
 // avg and premul_sum are sums by the time that MPI sees them.
@@ -17,9 +16,12 @@ ReduceOp::Kind plain(ReduceOp::Kind k) {
   return k == ReduceOp::avg || k == ReduceOp::premul_sum ? ReduceOp::sum : k;
 }
 
-// With floats, NaN wins in ours, and in MPI's nobody knows. Integers of 8 bits wrap in ours; Open MPI 4.1's
+bool is_signed(DType t) { return t == DType::i8 || t == DType::i32 || t == DType::i64; }
+
+// With floats, NaN wins in ours, and in MPI's nobody knows. Unsigned integers are ordered as signed ones by
+// MPICH 4.0 (its issue 6083) and by some of Open MPI (10525). Integers of 8 bits wrap in ours; Open MPI 4.1's
 // vector code stops at the largest.
-bool is_mpis(DType t, ReduceOp::Kind k) { return size_of(t) >= 4 && (!is_float(t) || !orders(k)); }
+bool is_mpis(DType t, ReduceOp::Kind k) { return size_of(t) >= 4 && (is_signed(t) || !orders(k)); }
 
 // A function of MPI is told neither type nor operator: there is one for each.
 template <int which>

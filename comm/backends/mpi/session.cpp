@@ -1,5 +1,9 @@
 #include "comm/backends/mpi/session.h"
 
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
+
 #include <algorithm>
 #include <cstdlib>
 #include <thread>
@@ -26,6 +30,18 @@ std::string library_name() {
   line.erase(std::unique(line.begin(), line.end(), both_space), line.end());
   std::replace(line.begin(), line.end(), '\t', ' ');
   return line;
+}
+
+bool knows_cuda() {
+#if defined(OMPI_HAVE_MPI_EXT_CUDA)
+  return MPIX_Query_cuda_support() != 0;
+#elif defined(MPIX_GPU_SUPPORT_CUDA)  // MPICH
+  int yes = 0;
+  check(MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &yes), "MPIX_GPU_query_support");
+  return yes != 0;
+#else
+  return false;
+#endif
 }
 
 // MPI_Finalize would wait for a rank that is never coming; a barrier can be given up.
@@ -73,6 +89,7 @@ Session::Session() {
     check(MPI_Query_thread(&level_), "MPI_Query_thread");
   }
   library_ = library_name();
+  cuda_aware_ = knows_cuda();
   // MPI_Finalize begins with the attributes of MPI_COMM_SELF.
   int key = MPI_KEYVAL_INVALID;
   const auto closes = [](MPI_Comm, int, void* session, void*) {

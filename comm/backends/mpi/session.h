@@ -24,6 +24,9 @@ class Session {
   bool any_thread() const { return level_ == MPI_THREAD_MULTIPLE; }
   /// False from MPI_Finalize on.
   bool open() const { return open_.load(std::memory_order_acquire); }
+  /// MPI says that it reads and writes memory of CUDA devices. In Open MPI that goes for messages and for
+  /// collectives that block, never for those that do not.
+  bool cuda_aware() const { return cuda_aware_; }
   /// "Open MPI v4.1.4".
   const std::string& library() const { return library_; }
 
@@ -40,6 +43,7 @@ class Session {
   void finalise_at_exit() noexcept;
 
   int level_ = 0;
+  bool cuda_aware_ = false;
   std::string library_;
   std::atomic<bool> open_{true}, failed_{false};
   std::mutex mutex_;

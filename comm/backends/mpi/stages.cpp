@@ -75,6 +75,7 @@ class Planner {
     if (op_.kind == Collective::all_to_all_v) return all_to_all_v();
     const std::size_t bytes = Layout::common_count(op_, wire_.size) * element_;
     if (bytes == 0) return;
+    if (in_messages(op_)) return move_in_messages(bytes);
     scale_input();
     switch (op_.kind) {
       case Collective::all_reduce:
@@ -371,19 +372,77 @@ class Planner {
   void exchange_parts(Requests& requests) const {
     for (std::size_t i = 0; i < ranks_; ++i) {
       const std::size_t to = (own_ + i) % ranks_, from = (own_ + ranks_ - i) % ranks_;
-      each_piece(op_.recv_counts[from] * element_, most_, [&](std::size_t begin, std::size_t bytes) {
-        post(requests, "MPI_Irecv", [&](MPI_Request* request) {
-          return MPI_Irecv(at(out_, op_.recv_offsets[from] * element_ + begin), as_count(bytes), MPI_BYTE,
-                           static_cast<int>(from), tag_of_parts, comm(), request);
-        });
-      });
-      each_piece(op_.send_counts[to] * element_, most_, [&](std::size_t begin, std::size_t bytes) {
-        post(requests, "MPI_Isend", [&](MPI_Request* request) {
-          return MPI_Isend(at(in_, op_.send_offsets[to] * element_ + begin), as_count(bytes), MPI_BYTE,
-                           static_cast<int>(to), tag_of_parts, comm(), request);
-        });
-      });
+      receive(requests, from, at(out_, op_.recv_offsets[from] * element_), op_.recv_counts[from] * element_);
+      send(requests, to, at(in_, op_.send_offsets[to] * element_), op_.send_counts[to] * element_);
     }
+  }
+
+  void receive(Requests& requests, std::size_t from, std::byte* to, std::size_t all) const {
+    each_piece(all, most_, [&](std::size_t begin, std::size_t bytes) {
+      post(requests, "MPI_Irecv", [&](MPI_Request* request) {
+        return MPI_Irecv(to + begin, as_count(bytes), MPI_BYTE, static_cast<int>(from), tag_of_parts, comm(),
+                         request);
+      });
+    });
+  }
+  void send(Requests& requests, std::size_t to, const std::byte* from, std::size_t all) const {
+    each_piece(all, most_, [&](std::size_t begin, std::size_t bytes) {
+      post(requests, "MPI_Isend", [&](MPI_Request* request) {
+        return MPI_Isend(from + begin, as_count(bytes), MPI_BYTE, static_cast<int>(to), tag_of_parts, comm(),
+                         request);
+      });
+    });
+  }
+
+  // ---- moved in messages
+
+  void move_in_messages(std::size_t part) {
+    require(!reduces(op_.kind), Errc::unsupported, "rank ", own_, ": MPI was given memory on ",
+            name(op_.in.device), " to combine; copy it to the host");
+    if (op_.kind == Collective::broadcast) return broadcast_in_messages(part);
+    const bool own_is_there = Layout::in_place(op_, wire_.rank, wire_.size);
+    add([=, self = *this](Requests& requests) {
+      for (std::size_t i = own_is_there ? 1 : 0; i < self.ranks_; ++i) {
+        const std::size_t to = (self.own_ + i) % self.ranks_,
+                          from = (self.own_ + self.ranks_ - i) % self.ranks_;
+        if (std::byte* const target = self.target(from, part)) self.receive(requests, from, target, part);
+        if (const std::byte* source = self.source(to, part)) self.send(requests, to, source, part);
+      }
+    });
+  }
+
+  /// What this rank has for another; null: nothing.
+  const std::byte* source(std::size_t to, std::size_t part) const {
+    if (op_.kind == Collective::all_gather) return at(in_, 0);
+    if (op_.kind == Collective::gather) return static_cast<int>(to) == op_.root ? at(in_, 0) : nullptr;
+    if (op_.kind == Collective::scatter && !is_root()) return nullptr;
+    return at(in_, to * part);
+  }
+  /// Where another's comes to.
+  std::byte* target(std::size_t from, std::size_t part) const {
+    if (op_.kind == Collective::scatter) return static_cast<int>(from) == op_.root ? at(out_, 0) : nullptr;
+    if (op_.kind == Collective::gather && !is_root()) return nullptr;
+    return at(out_, from * part);
+  }
+
+  // A binomial tree: a rank's place, counted from the root, less its lowest bit is whom it has the data from.
+  void broadcast_in_messages(std::size_t bytes) {
+    const auto root = static_cast<std::size_t>(op_.root);
+    const std::size_t place = (own_ + ranks_ - root) % ranks_;
+    std::size_t bit = 1;
+    while (bit < ranks_ && (place & bit) == 0) bit *= 2;
+    if (place > 0)
+      add([=, self = *this](Requests& requests) {
+        self.receive(requests, (root + place - bit) % self.ranks_, at(self.out_, 0), bytes);
+      });
+    add([=, self = *this](Requests& requests) {
+      const std::byte* const from = at(place > 0 ? self.out_ : self.in_, 0);
+      for (std::size_t b = bit / 2; b > 0; b /= 2)
+        if (place + b < self.ranks_) self.send(requests, (root + place + b) % self.ranks_, from, bytes);
+      if (place > 0 || self.in_ == self.out_) return;
+      self.receive(requests, self.own_, at(self.out_, 0), bytes);
+      self.send(requests, self.own_, from, bytes);
+    });
   }
 
   const Operation& op_;
@@ -399,6 +458,11 @@ class Planner {
 };
 
 }  // namespace
+
+bool in_messages(const Operation& op) {
+  if (op.kind == Collective::all_to_all_v) return false;  // always is, so ranks may differ
+  return op.in.device.kind != Device::host || op.out.device.kind != Device::host;
+}
 
 std::vector<Stage> stages_of(const Operation& op, const Wire& wire, Operators& operators) {
   std::vector<Stage> stages;

@@ -27,9 +27,14 @@ struct Wire {
   std::size_t most_bytes = 0;  ///< of one count of MPI
 };
 
+/// True of a collective that is made of messages because its memory is a device's: Open MPI, CUDA-aware as it
+/// may be, takes such memory in no collective that does not block.
+bool in_messages(const Operation&);
+
 /// The stages of a checked collective; none if there is nothing to move. With `deterministic`, contributions
 /// are exchanged whole and combined by rz::reduce in rank order, which gives the bits of the scheduled
-/// backend; else MPI combines them. Operation, wire and operators outlive the stages.
+/// backend; else MPI combines them. Operation, wire and operators outlive the stages. Errc::unsupported for a
+/// reduction of a device's memory.
 std::vector<Stage> stages_of(const Operation&, const Wire&, Operators&);
 
 }  // namespace rz::mpi

@@ -37,13 +37,19 @@ int device_count() noexcept {
 
 void require_device(Device device) {
   if (device.kind == Device::host) return;
+  const Runtime* cuda = nullptr;
+  try {
+    cuda = &runtime();
+  } catch (const Error& none) {  // in this build
+    fail(Errc::config, name(device), " is not there: ", none.what());
+  }
   int count = 0;
-  const Status status = runtime().get_device_count(&count);
+  const Status status = cuda->get_device_count(&count);
   if (status != success) count = 0;
   require(device.index >= 0 && device.index < count, Errc::config, name(device), " is not there: ",
           count == 0 ? std::string("no CUDA device was found")
                      : str("this machine has ", count, count == 1 ? " device" : " devices", ", from cuda:0"),
-          status != success ? str(" (", runtime().error_text(status), ")") : "");
+          status != success ? str(" (", cuda->error_text(status), ")") : "");
 }
 
 Device device_from_name(std::string_view text, int local_rank) {

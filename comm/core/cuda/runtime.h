@@ -113,7 +113,8 @@ const Runtime& runtime();
 
 /// How many devices there are; 0 in a build without CUDA, and without a driver.
 int device_count() noexcept;
-/// Errc::config, one line that says how many devices there are, unless `device` is one of them.
+/// Errc::config, one line that says how many devices there are, or that the build has no CUDA, unless
+/// `device` is one of them.
 void require_device(Device);
 
 /// "host", "cuda:N", or "cuda" for this machine's devices in turn by `local_rank`. Errc::config for anything

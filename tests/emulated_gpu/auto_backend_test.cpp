@@ -1,0 +1,133 @@
+// What "auto" picks for groups on devices, and that every rank picks the same. The decision itself:
+// tests/comm/choose_test.cpp.
+
+#include <gtest/gtest.h>
+
+#include "comm/communicator.h"
+#include "comm/core/error.h"
+#include "comm/core/memory.h"
+#include "tests/emulated_gpu/emulated_gpu.h"
+#include "tests/emulated_gpu/nccl.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+using test::run_ranks;
+
+CommOptions on(int device) {
+  CommOptions o;
+  o.backend = "auto";
+  o.device = {Device::cuda, device};
+  o.timeout = std::chrono::seconds(30);
+  return o;
+}
+
+/// The sum of every rank's 1s is the group's size.
+void expect_sums(Communicator& comm) {
+  const Stream s = Stream::create(comm.options().device);
+  constexpr std::size_t n = 300;
+  std::vector<float> values(n, 1);
+  const auto memory = comm.allocate_array<float>(n);
+  copy_bytes(memory.get(), values.data(), n * sizeof(float), s);
+  comm.all_reduce(Buffer(memory.get(), n, s.device()), ReduceOp::sum, s).wait_on(s);
+  copy_bytes(values.data(), memory.get(), n * sizeof(float), s);
+  EXPECT_EQ(values, std::vector<float>(n, static_cast<float>(comm.size())));
+}
+
+class AutoBackend : public testing::Test {
+ protected:
+  /// Ranks with these options come to a backend whose description begins so, and it works.
+  template <class F>
+  void expect_picked(int size, const std::string& description, const F& options) {
+    run_ranks(size, [&](int rank, std::shared_ptr<Store> store) {
+      Communicator comm = Communicator::connect(rank, size, store, options(rank));
+      EXPECT_EQ(comm.describe().find(description), 0u) << "rank " << rank << ": " << comm.describe();
+      expect_sums(comm);
+      comm.barrier().wait();
+    });
+  }
+  static std::string ends(const std::string& picked, const std::string& why) {
+    return picked + " (chosen: " + why + "), host memory scheduled over ";
+  }
+
+  emulated::Schedule schedule;
+  emulated::Nccl nccl;
+};
+
+TEST_F(AutoBackend, IsNcclWhereEveryRankHasAGpu) {
+  run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, 3, store, on(rank));
+    EXPECT_EQ(comm.describe().find(ends(str("NCCL 2.28.9 on cuda:", rank, ", sums in rank order"),
+                                        "every rank has a GPU of its own")),
+              0u)
+        << comm.describe();
+    expect_sums(comm);
+    // A group of its own decides for itself.
+    auto half = comm.split(rank == 0, 0);
+    EXPECT_EQ(half->describe().find(rank == 0 ? "peer_cuda on cuda:0" : "NCCL"), 0u) << half->describe();
+    expect_sums(*half);
+    comm.barrier().wait();
+  });
+}
+
+TEST_F(AutoBackend, IsPeerCudaForARankAlone) {
+  expect_picked(1, ends("peer_cuda on cuda:2, 2 blocks", "a rank alone"), [](int) { return on(2); });
+  EXPECT_EQ(nccl.communicators(), 0);
+}
+
+TEST_F(AutoBackend, IsPeerCudaWhereRanksShareACard) {
+  expect_picked(3, ends("peer_cuda on cuda:1, 1 blocks", "ranks 0 and 1 share a GPU"),
+                [](int) { return on(1); });
+}
+
+TEST_F(AutoBackend, IsPeerCudaWithoutAnNcclThatServes) {
+  nccl.version(21000);
+  expect_picked(2, "peer_cuda on cuda:", [](int rank) { return on(rank); });
+  expect_picked(2, ends("peer_cuda on cuda:3, 1 blocks", "ranks 0 and 1 share a GPU"),
+                [](int) { return on(3); });
+}
+
+TEST_F(AutoBackend, IsStagedBetweenHostsWithoutNccl) {
+  nccl.version(21000);
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    CommOptions options = on(rank);
+    options.host_id = str("host ", rank);
+    Communicator comm = Communicator::connect(rank, 2, store, options);
+    const std::string said = comm.describe();
+    EXPECT_EQ(said.find(str("cuda:", rank, " staged through pinned memory over ")), 0u) << said;
+    EXPECT_NE(
+        said.find("(chosen: rank 0 has no NCCL that serves, and rank 1 is on another host than rank 0)"),
+        std::string::npos)
+        << said;
+    expect_sums(comm);
+    comm.barrier().wait();
+  });
+}
+
+TEST_F(AutoBackend, IsNcclBetweenHosts) {
+  expect_picked(2, "NCCL ", [](int rank) {
+    CommOptions options = on(rank);
+    options.host_id = str("host ", rank);
+    return options;
+  });
+}
+
+TEST_F(AutoBackend, LeavesANamedAlgorithmToTheHost) {
+  expect_picked(2, "peer_cuda on cuda:0", [](int) {
+    CommOptions options = on(0);
+    options.algorithm = "ring";
+    options.deterministic = false;
+    return options;
+  });
+}
+
+TEST_F(AutoBackend, IsNotAskedOnTheHost) {
+  auto options = on(0);
+  options.device = {};
+  const Communicator comm = Communicator::connect(0, 1, nullptr, options);
+  EXPECT_EQ(comm.describe().find("scheduled over "), 0u) << comm.describe();
+}
+
+}  // namespace
+}  // namespace rz

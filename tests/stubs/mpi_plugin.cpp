@@ -1,0 +1,11 @@
+// Libraries in the place of libringzero_mpi.so that are not the one of this version.
+#ifdef RZ_STUB_VERSION
+extern "C" const char* rz_mpi_plugin_version() { return RZ_STUB_VERSION; }
+#endif
+#ifdef RZ_STUB_NEEDS_MPI
+extern "C" int rz_absent_mpi();
+extern "C" int rz_calls_mpi() { return rz_absent_mpi(); }
+#endif
+#ifdef RZ_STUB_IS_MPI
+extern "C" int rz_absent_mpi() { return 0; }
+#endif
