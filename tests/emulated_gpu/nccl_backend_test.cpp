@@ -10,6 +10,7 @@
 #include "comm/communicator.h"
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
+#include "comm/core/graph.h"
 #include "comm/core/memory.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
 #include "tests/emulated_gpu/machine.h"
@@ -53,10 +54,11 @@ const nccl::NcclApi& table() {
 }
 
 Communicator connect(const nccl::NcclOptions& o, std::shared_ptr<Store> store,
-                     const nccl::NcclApi& api = table()) {
+                     const nccl::NcclApi& api = table(), std::chrono::milliseconds timeout = 10s) {
   auto backend = nccl_backend(api, std::move(store), std::make_shared<Host>(), o);
   CommOptions options;
   options.device = o.device;
+  options.timeout = timeout;
   return Communicator::over(o.rank, o.size, std::move(backend), options);
 }
 
@@ -406,6 +408,27 @@ TEST_F(NcclBackend, AGraphThatNeedsMemorySaysWhatToDo) {
     EXPECT_NE(capture().find("run the same once before"), std::string::npos);
     comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait();
     EXPECT_EQ(capture(), "");
+  });
+}
+
+/// What a graph repeats has no Work that a watchdog could follow: whoever waits for the stream ends it.
+TEST_F(NcclBackend, ARunOfAGraphThatDoesNotEndIsAborted) {
+  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = connect(quick(rank, 2), store, table(), 500ms);
+    const Floats x(comm, 64);
+    comm.all_reduce(x.all(), ReduceOp::max, x.stream).wait();
+    const Graph graph =
+        capture(x.stream, [&] { comm.all_reduce(x.all(), ReduceOp::max, x.stream).wait_on(x.stream); });
+    graph.launch(x.stream);
+    comm.synchronize(x.stream);
+    if (rank == 0) {
+      graph.launch(x.stream);
+      const auto took = time_of([&] {
+        expect_error(Errc::timeout, -1, "did not end within 1 s", [&] { comm.synchronize(x.stream); });
+      });
+      EXPECT_LT(took, 6s);
+    }
+    meet(*store, 2);
   });
 }
 

@@ -14,6 +14,7 @@
 #include "comm/backends/paired.h"
 #include "comm/communicator.h"
 #include "comm/core/cuda/runtime.h"
+#include "comm/core/graph.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/ranks.h"
 
@@ -244,6 +245,43 @@ TEST_F(PeerCuda, ARankThatDoesNotComeIsNamed) {
     s.synchronize();  // no kernel is left that waits
     EXPECT_EQ(error_of([&] { static_cast<void>(comm.all_reduce(x.on(s), ReduceOp::sum, s)); }).code(),
               Errc::timeout);
+    comm.barrier().wait();
+  });
+}
+
+/// What a graph repeats has no Work: the group itself looks after it.
+TEST_F(PeerCuda, ARankThatDoesNotRunItsGraphIsNamed) {
+  on_ranks({.size = 3, .timeout = 1500ms}, [&](Communicator& comm, const Stream& s) {
+    const Floats x(comm.allocate(400), 100, 0);
+    comm.all_reduce(x.on(s), ReduceOp::max, s).wait();
+    EXPECT_TRUE(comm.capturable());
+    const Graph graph = capture(s, [&] { comm.all_reduce(x.on(s), ReduceOp::max, s).wait_on(s); });
+    graph.launch(s);
+    comm.synchronize(s);
+    if (comm.rank() == 1) {
+      comm.barrier().wait();
+      return;
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    graph.launch(s);
+    const Error e = error_of([&] { comm.synchronize(s); });
+    EXPECT_EQ(e.code(), Errc::timeout) << e.what();
+    EXPECT_EQ(e.culprit(), 1) << e.what();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+    comm.barrier().wait();
+  });
+}
+
+TEST_F(PeerCuda, CapturedOperationsHaveNoEndOfTheirOwn) {
+  on_ranks({.size = 2}, [&](Communicator& comm, const Stream& s) {
+    const Floats x(comm.allocate(400), 100, 0);
+    comm.all_reduce(x.on(s), ReduceOp::max, s).wait();
+    capture(s, [&] {
+      const Work work = comm.all_reduce(x.on(s), ReduceOp::max, s);
+      EXPECT_TRUE(work.done());
+      EXPECT_EQ(error_of([&] { work.wait(); }).code(), Errc::invalid_argument);
+      work.wait_on(s);
+    });
     comm.barrier().wait();
   });
 }

@@ -14,6 +14,7 @@
 #include "tools/train_gpt/checkpoint.h"
 #include "tools/train_gpt/metrics.h"
 #include "tools/train_gpt/options.h"
+#include "tools/train_gpt/speed.h"
 #include "tools/train_gpt/tokens.h"
 
 namespace rz::train_gpt {
@@ -319,6 +320,24 @@ TEST_F(TrainGptCheckpoint, ATiedHeadMustEqualTheEmbedding) {
   writer.write(bias);
   writer.finish();
   EXPECT_EQ(complaint([&] { Checkpoint(SafetensorsFile::open(path("m.safetensors")), parameters_); }), "");
+}
+
+TEST(Speed, IsTheShareOfWhatTheDevicesCouldDo) {
+  // GPT-2 124M: 124 439 808 parameters, 786 432 of them for positions.
+  EXPECT_EQ(flops_per_token(Gpt2Config(), 1024), 6.0 * (124439808 - 786432) + 12.0 * 12 * 768 * 1024);
+  EXPECT_EQ(bf16_peak("NVIDIA H200"), 989.4e12);
+  EXPECT_EQ(bf16_peak("NVIDIA H100 PCIe"), 756e12);
+  EXPECT_EQ(bf16_peak("emulated GPU"), 0);
+  EXPECT_EQ(
+      describe_speed(1000, 9.894e9, {"NVIDIA H200", 2}),
+      "speed: 1000 tokens/s in the median, 0.5% of the bf16 peak of 2 x NVIDIA H200 (989.4 TFLOP/s each)");
+  EXPECT_EQ(describe_speed(1000, 1e9, {}), "speed: 1000 tokens/s in the median");
+}
+
+TEST(Speed, TheMedianIsTheMiddle) {
+  EXPECT_EQ(median(std::vector<double>{}), 0);
+  EXPECT_EQ(median(std::vector<double>{3, 1, 2}), 2);
+  EXPECT_EQ(median(std::vector<double>{4, 1, 2, 3}), 2.5);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <vector>
 
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
@@ -16,6 +17,7 @@
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/model_config.h"
 #include "tools/train_gpt/options.h"
+#include "tools/train_gpt/speed.h"
 #include "tools/train_gpt/text.h"
 #include "tools/train_gpt/trainer.h"
 
@@ -120,16 +122,22 @@ void train(const Options& o, Inputs& in, Communicator& comm) {
   MetricsLog log(first ? o.log : "");
   Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps);
   double first_loss = 0, last_loss = 0;
+  std::vector<double> speeds;
   for (std::uint64_t step = 0; step < steps; ++step) {
     const UpdateReport report = trainer.update();
     if (step == 0) first_loss = report.loss;
     last_loss = report.loss;
+    speeds.push_back(report.tokens_per_second);
     log.write(report);
     if (first) progress.update(report);
   }
+  const Devices devices = devices_of(comm);
   if (first && steps > 0)
-    std::printf("done: %s, loss %.4f → %.4f\nmemory: %s\n", plural(steps, "update").c_str(), first_loss,
-                last_loss, describe(trainer.strategy().memory()).c_str());
+    std::printf(
+        "done: %s, loss %.4f → %.4f\n%s\nmemory: %s\n", plural(steps, "update").c_str(), first_loss,
+        last_loss,
+        describe_speed(median(speeds), flops_per_token(in.model->config(), in.seq_len), devices).c_str(),
+        describe(trainer.strategy().memory()).c_str());
   show_sample(o, trainer, first);
   save(o, in, trainer, first);
   comm.barrier().wait();

@@ -60,7 +60,9 @@ void add_training(CLI::App& app, Options& o) {
       ->group("Training");
   app.add_flag("!--no-shuffle", o.shuffle, "Update s takes samples s·B … s·B+B-1, a contiguous part a rank")
       ->group("Training");
-  app.add_flag("!--no-graph", o.graph, "On a GPU: start every kernel of every update by itself");
+  app.add_flag("!--no-graph", o.graph,
+               "On a GPU: start each kernel by itself, not all of an update as a CUDA graph")
+      ->group("Training");
   app.add_flag("--recompute", o.recompute, "Keep no activations of a block: compute them again in backward")
       ->group("Training");
 }
