@@ -46,14 +46,22 @@ using combine::Min;
 using combine::Product;
 using combine::Sum;
 
+/// Element i of memory that need not be aligned: what TCP delivered is read where it lies.
+template <class T>
+T load(const T* memory, std::size_t i) {
+  T x;
+  std::memcpy(&x, reinterpret_cast<const std::byte*>(memory) + i * sizeof(T), sizeof x);
+  return x;
+}
+
 template <class Op, class T>
 void fold2(T* dst, const T* a, const T* b, std::size_t count) {
-  RZ_EACH(i, count) dst[i] = Op::apply(a[i], b[i]);
+  RZ_EACH(i, count) dst[i] = Op::apply(load(a, i), load(b, i));
 }
 
 template <class Op, class T>
 void fold3(T* dst, const T* a, const T* b, const T* c, std::size_t count) {
-  RZ_EACH(i, count) dst[i] = Op::apply(Op::apply(a[i], b[i]), c[i]);
+  RZ_EACH(i, count) dst[i] = Op::apply(Op::apply(load(a, i), load(b, i)), load(c, i));
 }
 
 template <class T>
@@ -97,7 +105,7 @@ void fold(void* dst, Sources sources, std::size_t count, int divisor) {
 
 template <class T>
 void widen(float* dst, const T* src, std::size_t count) {
-  RZ_EACH(i, count) dst[i] = to_f32(src[i]);
+  RZ_EACH(i, count) dst[i] = to_f32(load(src, i));
 }
 
 template <class T>
