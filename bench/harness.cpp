@@ -105,7 +105,10 @@ class RankRun {
   /// Touches every page, so that the first iteration pays for none.
   Arena make_arena(std::size_t bytes, std::size_t off) {
     const std::size_t all = std::max<std::size_t>(bytes + off, 64);
-    Arena a{options_.registered ? comm_.allocate(all) : allocate_on(device_, all), bytes};
+    Arena a{options_.registered == 2   ? comm_.allocate_symmetric(all)
+            : options_.registered == 1 ? comm_.allocate(all)
+                                       : allocate_on(device_, all),
+            bytes};
     set_bytes(a.memory.get(), 0, all, stream_);
     stream_.synchronize();
     return a;

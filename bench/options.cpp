@@ -108,9 +108,10 @@ void add_running(CLI::App& app, Options& o, Words& w) {
                  "Capture the iterations in a CUDA graph and replay it so often; default 0")
       ->check(CLI::Range(0, 1 << 20));
   app.add_option("-x,--cta_policy", w.cta_policy, "0: ours have one way to use the card");
-  app.add_option("-R,--local_register", o.registered,
-                 "1: buffers of Communicator::allocate (with nccl: registered); 2: the same where peers map "
-                 "them; default 0, plain memory")
+  app.add_option(
+         "-R,--local_register", o.registered,
+         "1: buffers of Communicator::allocate (with nccl: registered); 2: of allocate_symmetric (with "
+         "nccl: symmetric windows); default 0, plain memory")
       ->check(CLI::Range(0, 2));
   app.add_option("-u,--unalign", o.misalign, "Elements that buffers start off their alignment; default 0")
       ->check(CLI::Range(0, 4096));
@@ -154,8 +155,6 @@ void settle(const Collective& c, Options& o, const Words& w) {
           "-G: host memory has no CUDA graphs; leave it out, or use --device cuda");
   require(!o.null_stream || o.graph == 0, Errc::config,
           "-y with -G: CUDA captures no null stream in a graph; leave out one of them");
-  require(o.registered < 2 || o.backend != "nccl", Errc::config,
-          "-R 2: symmetric windows of NCCL are not served; use -R 1");
   require(w.cta_policy == 0, Errc::config, "-x ", w.cta_policy,
           ": ours have one way to divide a card into blocks; leave it out");
   o.min_bytes = parse_size(w.min, "-b");

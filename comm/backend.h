@@ -32,6 +32,9 @@ class Backend {
   virtual bool moves_device_memory() const { return false; }
   /// Memory that this backend moves without copying.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
+  /// The same, called by every rank together with as many bytes: memory that all reach at one place, where
+  /// that makes a difference.
+  virtual std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) { return allocate(bytes); }
   /// "scheduled over shm", for reports.
   virtual std::string describe() const = 0;
 };

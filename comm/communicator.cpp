@@ -154,6 +154,10 @@ void Communicator::abort(const std::string& reason) noexcept { state_->backend->
 std::shared_ptr<std::byte> Communicator::allocate(std::size_t bytes) {
   return state_->backend->allocate(bytes);
 }
+
+std::shared_ptr<std::byte> Communicator::allocate_symmetric(std::size_t bytes) {
+  return state_->backend->allocate_symmetric(bytes);
+}
 Allocator Communicator::allocator() {
   return {[backend = state_->backend](std::size_t bytes) { return backend->allocate(bytes); },
           state_->options.device};

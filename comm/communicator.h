@@ -113,6 +113,10 @@ class Communicator {
   /// 256 bytes, zeroed. It may outlive the communicator. Device memory must not be given back (its last copy
   /// end) while work in a stream still uses it. Errc::system states need and have.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  /// As allocate(), called by every rank together with as many bytes. With NCCL 2.27 or newer the memory is a
+  /// symmetric window, which its fastest kernels need, and is given back when the communicator ends too; with
+  /// the other backends it is that of allocate(). What ranks differ in is an error or a timeout of NCCL's.
+  std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes);
   template <class T>
   std::shared_ptr<T> allocate_array(std::size_t count) {
     return std::reinterpret_pointer_cast<T>(allocate(count * sizeof(T)));

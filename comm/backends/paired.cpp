@@ -30,6 +30,9 @@ class Paired final : public Backend {
     return device ? paired_backend(std::move(host), std::move(device), why_) : nullptr;
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return device_->allocate(bytes); }
+  std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) override {
+    return device_->allocate_symmetric(bytes);
+  }
   std::string describe() const override {
     return str(device_->describe(), why_.empty() ? "" : str(" (chosen: ", why_, ")"), ", host memory ",
                host_->describe());

@@ -44,6 +44,7 @@ struct Meeting {
 
 struct World {
   explicit World(int size) : size(size) {}
+  std::vector<std::size_t> window_sizes;  // in the order in which the first rank to come registered them
   const int size;
   std::vector<int> devices;
   std::map<std::uint64_t, Meeting> collectives;
@@ -56,7 +57,8 @@ struct Communicator {
   bool aborted = false, finalized = false;
   int polls_left = 0;
   std::vector<std::function<void()>> deferred;
-  std::set<void*> registered;
+  std::set<void*> registered, windows;
+  std::vector<std::size_t> window_sizes;
   std::map<RedOp, double> factors;
   std::uint64_t collectives = 0;
   std::map<int, std::uint64_t> sent, received;
@@ -84,7 +86,7 @@ struct State {
   std::set<int> never_finalize, hang_in_abort;
   int in_progress = 0;
   std::uint64_t releases = 0, ids = 0;
-  int aborts = 0, registrations = 0;
+  int aborts = 0, registrations = 0, windows = 0;
 };
 
 State& state() {
@@ -399,6 +401,7 @@ Result comm_destroy(Comm c) {
   if (!comm) return nccl::invalid_argument;
   EXPECT_TRUE(comm->finalized) << "a communicator was destroyed before it was finalized";
   EXPECT_TRUE(comm->registered.empty()) << "a communicator was destroyed with registered memory";
+  EXPECT_TRUE(comm->windows.empty()) << "a communicator was destroyed with windows";
   state().communicators.erase(c);
   state().changed.notify_all();
   return nccl::success;
@@ -448,6 +451,30 @@ Result comm_deregister(Comm c, void* handle) {
   const Handle comm = find(c, "comm_deregister");
   if (!comm || comm->registered.erase(handle) == 0) return nccl::invalid_argument;
   --state().registrations;
+  return nccl::success;
+}
+
+/// Ranks register their windows in one order and with the same sizes. The handle is written when the call is
+/// over.
+Result comm_window_register(Comm c, void* memory, std::size_t bytes, void** window, int flags) {
+  std::unique_lock lock(state().mutex);
+  const Handle comm = find(c, "comm_window_register");
+  if (!comm || flags != nccl::window_is_symmetric) return nccl::invalid_argument;
+  if (const Result result = entry("comm_window_register", comm, lock)) return result;
+  auto& sizes = comm->world->window_sizes;
+  const std::size_t at = comm->window_sizes.size();
+  if (at == sizes.size()) sizes.push_back(bytes);
+  if (sizes[at] != bytes) return nccl::invalid_argument;
+  comm->window_sizes.push_back(bytes);
+  comm->windows.insert(memory);
+  ++state().windows;
+  return perform(comm, lock, [=] { *window = memory; });
+}
+
+Result comm_window_deregister(Comm c, void* window) {
+  const std::lock_guard lock(state().mutex);
+  const Handle comm = find(c, "comm_window_deregister");
+  if (!comm || comm->windows.erase(window) == 0) return nccl::invalid_argument;
   return nccl::success;
 }
 
@@ -511,6 +538,8 @@ const nccl::NcclApi everything{
     .get_last_error = [](Comm) { return "the emulated NCCL was told to"; },
     .comm_register = comm_register,
     .comm_deregister = comm_deregister,
+    .comm_window_register = comm_window_register,
+    .comm_window_deregister = comm_window_deregister,
     .mem_alloc = [](void** memory, std::size_t bytes) -> Result {
       return cuda::runtime().malloc(memory, bytes) == cuda::success ? nccl::success
                                                                     : nccl::unhandled_cuda_error;
@@ -548,7 +577,7 @@ Nccl::~Nccl() {
   state().never_finalize.clear();
   state().hang_in_abort.clear();
   state().in_progress = 0;
-  state().aborts = state().registrations = 0;
+  state().aborts = state().registrations = state().windows = 0;
   state().version = 22809;
 }
 
@@ -558,6 +587,10 @@ void Nccl::version(int version) {
 
 nccl::NcclApi Nccl::table(int version) {
   nccl::NcclApi api = everything;
+  if (version < 22700) {
+    api.comm_window_register = nullptr;
+    api.comm_window_deregister = nullptr;
+  }
   if (version < 21900) {
     api.comm_register = nullptr;
     api.comm_deregister = nullptr;
@@ -600,6 +633,11 @@ int Nccl::aborts() const {
   const std::lock_guard lock(state().mutex);
   return state().aborts;
 }
+int Nccl::windows() const {
+  const std::lock_guard lock(state().mutex);
+  return state().windows;
+}
+
 int Nccl::registrations() const {
   const std::lock_guard lock(state().mutex);
   return state().registrations;

@@ -43,6 +43,7 @@ class Nccl {
   int aborts() const;  ///< that have returned
   /// Handles of ncclCommRegister that were not given back.
   int registrations() const;
+  int windows() const;  ///< ever registered
 };
 
 }  // namespace rz::emulated

@@ -162,6 +162,7 @@ TEST_F(NcclBackend, TheLibraryOfThisMachineHasAllThatItsVersionShould) {
   EXPECT_EQ(std::string(api.get_error_string(nccl::invalid_usage)).substr(0, 13), "invalid usage");
   EXPECT_EQ(api.comm_register && api.comm_deregister, version >= 21900);
   EXPECT_EQ(api.mem_alloc && api.mem_free, version >= 21900);
+  EXPECT_EQ(api.comm_window_register && api.comm_window_deregister, version >= 22700);
 }
 
 TEST_F(NcclBackend, RefusesVersionsThatItDoesNotKnow) {
@@ -480,6 +481,49 @@ TEST_F(NcclBackend, MemoryOutlivesItsCommunicator) {
   EXPECT_EQ(nccl.registrations(), 0);
   EXPECT_EQ(nccl.communicators(), 0);
   EXPECT_EQ(emulated::bytes_in_use(), 2 * 1024u);  // 1000, aligned to 256
+}
+
+TEST_F(NcclBackend, SymmetricMemoryIsAWindowThatEndsWithTheCommunicator) {
+  for (const int polls : {0, 3}) {
+    nccl.in_progress(polls);
+    std::shared_ptr<std::byte> outlives;
+    run_ranks(2, [&](int rank, auto store) {
+      Communicator comm = connect(quick(rank, 2), store);
+      const auto a = comm.allocate_symmetric(400), b = comm.allocate_symmetric(800);
+      const Floats x(comm, 100, 3);
+      const Buffer in_window(reinterpret_cast<float*>(b.get()), 100, comm.options().device);
+      copy_bytes(b.get(), x.memory.get(), 400, x.stream);
+      comm.all_reduce(in_window, ReduceOp::sum, x.stream).wait();
+      copy_bytes(x.memory.get(), b.get(), 400, x.stream);
+      EXPECT_EQ(x.read(), std::vector<float>(100, 6));
+      if (rank == 0) outlives = a;
+    });
+    EXPECT_EQ(nccl.windows(), polls ? 8 : 4);
+  }
+}
+
+TEST_F(NcclBackend, SymmetricMemoryOfAnOldVersionIsRegisteredAlone) {
+  const nccl::NcclApi api = Nccl::table(22605);
+  nccl.version(22605);
+  run_ranks(2, [&](int rank, auto store) {
+    Communicator comm = connect(quick(rank, 2), store, api);
+    const auto memory = comm.allocate_symmetric(400);
+    EXPECT_GE(nccl.registrations(), 1);
+    EXPECT_EQ(nccl.windows(), 0);
+    meet(*store, 2);
+  });
+  EXPECT_EQ(nccl.registrations(), 0);
+}
+
+TEST_F(NcclBackend, ADifferentSizeOfSymmetricMemoryIsSaid) {
+  run_ranks(2, [&](int rank, auto store) {
+    Communicator comm = connect(quick(rank, 2), store);
+    if (rank == 0) comm.allocate_symmetric(400);
+    meet(*store, 2, "first");
+    if (rank == 1)
+      expect_error(Errc::system, -1, "ncclCommWindowRegister", [&] { comm.allocate_symmetric(800); });
+    meet(*store, 2);
+  });
 }
 
 // ---- going wrong

@@ -123,7 +123,6 @@ TEST(BenchOptions, AWrongOneIsOneLineThatHelps) {
       {"blocks", {"-x", "1"}},
       {"null stream", {"-y", "1"}},
       {"captures no null stream", {"--device", "cuda", "-y", "1", "-G", "1"}},
-      {"use -R 1", {"--backend", "nccl", "-R", "2"}},
       {"leave out --device host", {"--backend", "peer_cuda", "--device", "host"}},
       {"--device", {"--device", "cuda:9"}},
       {"more than", {"-b", "2", "-e", "1"}},

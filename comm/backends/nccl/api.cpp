@@ -66,6 +66,8 @@ NcclApi load_nccl(const std::string& file) {
   library.find_if_there(api.get_last_error, "ncclGetLastError");
   library.find_if_there(api.comm_register, "ncclCommRegister");
   library.find_if_there(api.comm_deregister, "ncclCommDeregister");
+  library.find_if_there(api.comm_window_register, "ncclCommWindowRegister");
+  library.find_if_there(api.comm_window_deregister, "ncclCommWindowDeregister");
   library.find_if_there(api.mem_alloc, "ncclMemAlloc");
   library.find_if_there(api.mem_free, "ncclMemFree");
   return api;

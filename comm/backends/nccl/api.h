@@ -21,6 +21,7 @@ inline constexpr DataType int8 = 0, uint8 = 1, int32 = 2, uint32 = 3, int64 = 4,
 using RedOp = int;  ///< an ncclRedOp_t
 inline constexpr RedOp sum = 0, prod = 1, max = 2, min = 3, avg = 4;
 inline constexpr int scalar_host_immediate = 1;
+inline constexpr int window_is_symmetric = 1;  ///< NCCL_WIN_COLL_SYMMETRIC
 
 struct UniqueId {
   char bytes[128];
@@ -64,6 +65,8 @@ struct NcclApi {
   const char* (*get_last_error)(Comm);
   Result (*comm_register)(Comm, void*, std::size_t, void** handle);  ///< 2.19
   Result (*comm_deregister)(Comm, void* handle);
+  Result (*comm_window_register)(Comm, void*, std::size_t, void** window, int flags);  ///< 2.27
+  Result (*comm_window_deregister)(Comm, void* window);
   Result (*mem_alloc)(void**, std::size_t);  ///< 2.19
   Result (*mem_free)(void*);
 };

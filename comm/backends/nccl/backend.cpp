@@ -125,24 +125,21 @@ class Nccl final : public Backend {
   void abort(const std::string& reason) noexcept override { watchdog_->abort(reason); }
 
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
-    auto memory = plain_memory(std::max<std::size_t>(bytes, 1));
-    const Stream zeroing = Stream::create(options_.device);
-    set_bytes(memory.get(), 0, bytes, zeroing);
-    zeroing.synchronize();
-    const std::lock_guard order(submitting_);  // NCCL refuses calls while another is in progress
-    try {
-      void* const handle = link_->add_memory(memory.get(), std::max<std::size_t>(bytes, 1));
-      settle();
-      std::byte* const at = memory.get();
-      return {at, [link = link_, handle, memory = std::move(memory)](std::byte*) mutable {
-                link->remove_memory(handle);
-                memory.reset();
-              }};
-    } catch (const CallFailed& failed) {
-      if (watchdog_->fate()->failed()) watchdog_->fate()->raise();
-      fail(Errc::system, "rank ", options_.rank, ": ", human_bytes(bytes), " on ", name(options_.device),
-           ": ", failed.text());
-    }
+    auto memory = zeroed_memory(bytes);
+    void* handle = nullptr;
+    registering(bytes, [&] { handle = link_->add_memory(memory.get(), std::max<std::size_t>(bytes, 1)); });
+    std::byte* const at = memory.get();
+    return {at, [link = link_, handle, memory = std::move(memory)](std::byte*) mutable {
+              link->remove_memory(handle);
+              memory.reset();
+            }};
+  }
+
+  std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) override {
+    const auto memory = zeroed_memory(bytes);
+    bool done = false;
+    registering(bytes, [&] { done = link_->add_window(memory, std::max<std::size_t>(bytes, 1)); });
+    return done ? memory : allocate(bytes);
   }
 
   void check() override {
@@ -191,6 +188,28 @@ class Nccl final : public Backend {
     for (Result state = in_progress; (state = link_->state(&words)) != success; poll.pause()) {
       if (watchdog_->fate()->failed()) watchdog_->fate()->raise();
       if (state != in_progress) throw CallFailed{"NCCL", state, words};
+    }
+  }
+
+  std::shared_ptr<std::byte> zeroed_memory(std::size_t bytes) const {
+    auto memory = plain_memory(std::max<std::size_t>(bytes, 1));
+    const Stream zeroing = Stream::create(options_.device);
+    set_bytes(memory.get(), 0, bytes, zeroing);
+    zeroing.synchronize();
+    return memory;
+  }
+
+  /// f() makes a call for new memory, which is over when this returns.
+  template <class F>
+  void registering(std::size_t bytes, const F& f) {
+    const std::lock_guard order(submitting_);  // NCCL refuses calls while another is in progress
+    try {
+      f();
+      settle();
+    } catch (const CallFailed& failed) {
+      if (watchdog_->fate()->failed()) watchdog_->fate()->raise();
+      fail(Errc::system, "rank ", options_.rank, ": ", human_bytes(bytes), " on ", name(options_.device),
+           ": ", failed.text());
     }
   }
 

@@ -54,6 +54,11 @@ static_assert(alike<decltype(NcclApi::comm_init_rank_config), decltype(ncclCommI
               alike<decltype(NcclApi::send), decltype(ncclSend)> &&
               alike<decltype(NcclApi::recv), decltype(ncclRecv)> &&
               alike<decltype(NcclApi::red_op_create_pre_mul_sum), decltype(ncclRedOpCreatePreMulSum)>);
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+static_assert(NCCL_WIN_COLL_SYMMETRIC == window_is_symmetric && sizeof(ncclWindow_t) == sizeof(void*) &&
+              alike<decltype(NcclApi::comm_window_register), decltype(ncclCommWindowRegister)> &&
+              alike<decltype(NcclApi::comm_window_deregister), decltype(ncclCommWindowDeregister)>);
+#endif
 static_assert(sizeof(ncclResult_t) == sizeof(Result) && sizeof(ncclDataType_t) == sizeof(DataType) &&
               sizeof(ncclRedOp_t) == sizeof(RedOp));
 

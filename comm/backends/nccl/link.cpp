@@ -69,7 +69,8 @@ void Link::abort_now() noexcept {
   use(device_);
   const bool locked = lock_within(patience_with_calls);
   const Comm comm = comm_.exchange(nullptr);
-  if (locked) registered_.clear();
+  std::list<Window> windows;  // until NCCL has let go
+  if (locked) registered_.clear(), windows.swap(windows_);
   if (locked) calls_.unlock();
   if (comm) api_.comm_abort(comm);
 }
@@ -96,6 +97,10 @@ bool Link::finalize_now(std::chrono::milliseconds limit) noexcept {
   if (!comm_) return true;
   for (void* handle : std::exchange(registered_, {}))
     if (!settled(api_.comm_deregister(comm_, handle))) return false;
+  for (; !windows_.empty(); windows_.pop_front())
+    if (void* const handle = windows_.front().handle;
+        handle && !settled(api_.comm_window_deregister(comm_, handle)))
+      return false;
   if (!settled(api_.comm_finalize(comm_))) return false;
   return api_.comm_destroy(comm_.exchange(nullptr)) == success;
 }
@@ -109,6 +114,15 @@ void* Link::add_memory(void* memory, std::size_t bytes) {
     return result;
   });
   return handle;
+}
+
+bool Link::add_window(std::shared_ptr<std::byte> memory, std::size_t bytes) {
+  if (!api_.comm_window_register || !api_.comm_window_deregister) return false;
+  call("ncclCommWindowRegister", [&](Comm comm) {
+    Window& window = windows_.emplace_back(Window{std::move(memory)});
+    return api_.comm_window_register(comm, window.memory.get(), bytes, &window.handle, window_is_symmetric);
+  });
+  return true;
 }
 
 void Link::remove_memory(void* handle) noexcept {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -57,6 +58,10 @@ class Link : public std::enable_shared_from_this<Link> {
   /// Lets NCCL read and write this memory in place, where the version can. Null: it cannot.
   void* add_memory(void* memory, std::size_t bytes);
   void remove_memory(void* handle) noexcept;
+  /// Lets all ranks reach this memory at the same place of a window, where the version can; every rank calls
+  /// it, with as many bytes. Deregistering is every rank's too: it is kept until the communicator ends.
+  /// False: it cannot.
+  bool add_window(std::shared_ptr<std::byte> memory, std::size_t bytes);
 
  private:
   std::string words(Result) const;
@@ -69,6 +74,11 @@ class Link : public std::enable_shared_from_this<Link> {
   std::mutex calls_;
   std::atomic<Comm> comm_{nullptr};  // abort() takes it even from a call that hangs
   std::set<void*> registered_;       // handles that it holds
+  struct Window {
+    std::shared_ptr<std::byte> memory;
+    void* handle = nullptr;  // written when the call is over, perhaps later
+  };
+  std::list<Window> windows_;
 };
 
 }  // namespace rz::nccl
