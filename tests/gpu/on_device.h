@@ -21,6 +21,12 @@ inline constexpr bool emulated_device = true;
 inline constexpr bool emulated_device = false;
 #endif
 
+#ifdef __SANITIZE_ADDRESS__
+inline constexpr bool checks_addresses = true;  ///< an update of a small model takes seconds
+#else
+inline constexpr bool checks_addresses = false;
+#endif
+
 /// Fixture: a stream of device 0. On the emulated device each test is a schedule of its own; `reschedule`
 /// begins another one, with another order of what may run in several.
 class OnDevice : public testing::Test {

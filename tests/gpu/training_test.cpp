@@ -10,12 +10,6 @@ namespace {
 
 using Setting = std::tuple<std::string, int, StrategyKind>;
 
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool checks_addresses = true;  // many seconds an update
-#else
-constexpr bool checks_addresses = false;
-#endif
-
 /// Ranks are threads, each on a device of its own as far as there are enough.
 std::function<void(TinyRun&)> on_devices(const std::string& backend) {
   return [backend](TinyRun& run) {
