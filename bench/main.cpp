@@ -1,5 +1,6 @@
 // One of the _perf programs; which one is a definition of the build.
 #include <cstdio>
+#include <cstdlib>
 
 #include "bench/harness.h"
 #include "comm/core/error.h"
@@ -7,6 +8,8 @@
 int main(int argc, char** argv) {
   using namespace rz::bench;
   const Collective& collective = collective_from_name(RZ_COLLECTIVE);
+  // Before CUDA starts: ranks may be threads that share a card (comm/backends/peer_cuda.h).
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   try {
     const ParsedOptions parsed = parse_options(collective, argc, argv);
     if (!parsed.help.empty()) return std::fputs(parsed.help.c_str(), stdout) < 0;

@@ -1,5 +1,7 @@
 #include "tests/gpu/on_device.h"
 
+#include <cstdlib>
+
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/math.h"
 #ifdef RZ_EMULATED_DEVICE
@@ -17,6 +19,10 @@ struct OnDevice::Schedule {
 struct OnDevice::Schedule {
   explicit Schedule(std::uint64_t) {}
 };
+namespace {
+// Before CUDA starts: ranks are threads here, and may share a card (comm/backends/peer_cuda.h).
+[[maybe_unused]] const int eager = ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+}  // namespace
 #endif
 
 OnDevice::OnDevice() = default;
