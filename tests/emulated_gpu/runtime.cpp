@@ -189,6 +189,7 @@ Status stream_synchronize(void* s) {
 
 Status stream_query(void* s) {
   if (const Status status = entry("stream_query")) return status;
+  if (machine().capturing(stream_of(s)) || Machine::thread_captures()) return unsupported_in_capture;
   return machine().idle(stream_of(s)) ? success : cuda::not_ready;
 }
 
@@ -201,7 +202,8 @@ Status event_record(void* e, void* s) {
 
 Status event_query(void* e) {
   if (const Status status = entry("event_query")) return status;
-  if (Machine::thread_captures() && machine().capturing_into(event_of(e))) return unsupported_in_capture;
+  // A thread that captures may ask of no event, and nobody of one that is being captured.
+  if (Machine::thread_captures() || machine().capturing_into(event_of(e))) return unsupported_in_capture;
   const bool reached = machine().reached(event_of(e));
   if (!machine().failure().empty()) return launch_failure;
   return reached ? success : cuda::not_ready;

@@ -11,11 +11,13 @@
 namespace rz::test {
 
 #ifdef RZ_EMULATED_DEVICE
+const bool emulated_device = true;
 struct OnDevice::Schedule {
   explicit Schedule(std::uint64_t seed) : schedule(seed) {}
   emulated::Schedule schedule;
 };
 #else
+const bool emulated_device = false;
 struct OnDevice::Schedule {
   explicit Schedule(std::uint64_t) {}
 };

@@ -15,11 +15,7 @@
 
 namespace rz::test {
 
-#ifdef RZ_EMULATED_DEVICE
-inline constexpr bool emulated_device = true;
-#else
-inline constexpr bool emulated_device = false;
-#endif
+extern const bool emulated_device;
 
 #ifdef __SANITIZE_ADDRESS__
 inline constexpr bool checks_addresses = true;  ///< an update of a small model takes seconds
