@@ -13,8 +13,8 @@
 ///         tape.reset();
 ///       }
 ///       strategy->finish_gradients(stream);                              // means over the ranks
-///       strategy->clip_and_step(*optimizer, {.max_norm = 1}, stream);    // every rank has the new
-///       parameters double norm = strategy->outcome(*optimizer, stream).norm;        // before clipping
+///       strategy->clip_and_step(*optimizer, {.max_norm = 1}, stream);    // parameters are new everywhere
+///       double norm = strategy->outcome(*optimizer, stream).norm;        // before clipping
 ///     }
 ///
 /// Every strategy makes the same parameters, losses and norms, bit for bit, for any bucket size and with
@@ -32,17 +32,17 @@
 /// once.
 ///
 /// In mixed precision (StrategyOptions::precision) values go in and out in f32, from and to the masters. To
-/// keep small gradients in f16's range, multiply losses by a factor (Tape::backward(loss, scale)) and tell
-/// it: set_loss_scale(). A norm that is not finite then means that an update is to be left out: zero_grad()
-/// in place of step() (sharding/loss_scaler.h chooses the factor).
+/// keep small gradients in f16's range, multiply losses by a factor (Tape::backward(loss, factor)) that
+/// set_loss_scale() knows too; sharding/loss_scaler.h chooses it, and StepPolicy::skip_overflow leaves out
+/// what was too much.
 ///
 /// On a CUDA device (the communicator's) parameters, gradients and state live there, and everything runs in
 /// the streams that are passed, by default the tape's; the host waits in gradient_norm(), clip_gradients()
-/// and outcome() only. So an update from zero_grad() to clip_and_step() can be captured in a graph
-/// (comm/core/graph.h) where the communicator's operations can, and be run again as long as shapes, learning
-/// rate schedule aside, stay: call next_update() before each run, and outcome() after it. Two updates that
-/// are not captured must come before, in which memory and buckets settle. After anything else was done with
-/// the strategy, capture anew.
+/// and outcome() only. So an update, from zero_grad() to clip_and_step(), can be captured in a graph
+/// (comm/core/graph.h) where the communicator's operations can be, and run again while shapes, loss scale and
+/// policy stay: next_update() comes before each run, outcome() after it. Three updates that are not captured
+/// come first, in which memory and buckets settle. After anything else was done with the strategy, capture
+/// anew.
 ///
 /// Driven by one thread a rank. Between begin_backward and the end of finish_gradients the communicator must
 /// not be used for anything else, nor in zero3 while a forward pass runs. Errors of the communicator pass
