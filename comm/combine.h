@@ -38,6 +38,22 @@ struct Max {
   }
 };
 
+/// One of the above that is known when the program runs: for code that should not be compiled for each.
+struct OneOf {
+  enum Which { product, min, max } which;
+  template <class T>
+  RZ_HOST_DEVICE T apply(T a, T b) const {
+    if (which == min) return Min::apply(a, b);
+    if (which == max) return Max::apply(a, b);
+    if constexpr (std::is_integral_v<T>) {
+      using U = std::make_unsigned_t<T>;
+      return static_cast<T>(Product::apply(static_cast<U>(a), static_cast<U>(b)));
+    } else {
+      return Product::apply(a, b);
+    }
+  }
+};
+
 /// Integers towards zero.
 template <class T>
 RZ_HOST_DEVICE T divided(T x, int divisor) {
@@ -66,7 +82,8 @@ RZ_HOST_DEVICE T scaled(T x, double factor) {
 }
 
 template <class Op>
-inline constexpr bool ordered = std::is_same_v<Op, Min> || std::is_same_v<Op, Max>;
+inline constexpr bool ordered =
+    std::is_same_v<Op, Min> || std::is_same_v<Op, Max> || std::is_same_v<Op, OneOf>;
 
 template <class Op, class T, bool wraps = std::is_integral_v<T> && !ordered<Op>>
 struct WideType {

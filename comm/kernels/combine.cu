@@ -20,8 +20,8 @@ __device__ Lane lane_of_grid() {
 
 template <class Op, class T>
 __global__ void __launch_bounds__(256)
-    reduce_kernel(T* dst, const __grid_constant__ Sources sources, std::size_t count, int divisor) {
-  fold<Op>(dst, reinterpret_cast<const T* const*>(sources.at), sources.count, count, divisor, lane_of_grid());
+    reduce_kernel(T* dst, const __grid_constant__ Sources sources, std::size_t count, int divisor, Op op) {
+  fold(op, dst, reinterpret_cast<const T* const*>(sources.at), sources.count, count, divisor, lane_of_grid());
 }
 
 template <class T>
@@ -45,7 +45,7 @@ void reduce(void* dst, std::span<const void* const> sources, std::size_t count, 
     using T = decltype(element);
     const std::size_t words = (count + Word<T>::count - 1) / Word<T>::count;
     cuda::launch("reduce", reduce_kernel<Op, T>, cuda::grid_for(words, 256, 8192), stream,
-                 static_cast<T*>(dst), all, count, divisor);
+                 static_cast<T*>(dst), all, count, divisor, op);
   });
 }
 

@@ -31,23 +31,23 @@ __device__ void widen(combine::Wide<Op, T>* to, const Word<T>& word) {
 }
 
 template <class Op, class T>
-__device__ void add(combine::Wide<Op, T>* sum, const Word<T>& word) {
+__device__ void add(Op op, combine::Wide<Op, T>* sum, const Word<T>& word) {
 #pragma unroll
-  for (int v = 0; v < Word<T>::count; ++v) sum[v] = Op::apply(sum[v], combine::widened<Op>(word.at[v]));
+  for (int v = 0; v < Word<T>::count; ++v) sum[v] = op.apply(sum[v], combine::widened<Op>(word.at[v]));
 }
 
 /// Word `w` of the result. Four sources are on their way at a time, unless their sums fill the registers.
 template <class Op, class T>
-__device__ Word<T> folded_word(const T* const* sources, int n, std::size_t w, int divisor) {
+__device__ Word<T> folded_word(Op op, const T* const* sources, int n, std::size_t w, int divisor) {
   const auto word = [&](int s) { return reinterpret_cast<const Word<T>*>(sources[s])[w]; };
   combine::Wide<Op, T> sum[Word<T>::count];
   widen<Op>(sum, word(0));
   int s = 1;
   for (; Word<T>::count <= 8 && s + 4 <= n; s += 4) {
     const Word<T> a = word(s), b = word(s + 1), c = word(s + 2), d = word(s + 3);
-    add<Op>(sum, a), add<Op>(sum, b), add<Op>(sum, c), add<Op>(sum, d);
+    add(op, sum, a), add(op, sum, b), add(op, sum, c), add(op, sum, d);
   }
-  for (; s < n; ++s) add<Op>(sum, word(s));
+  for (; s < n; ++s) add(op, sum, word(s));
   Word<T> result;
 #pragma unroll
   for (int v = 0; v < Word<T>::count; ++v) result.at[v] = combine::finished<Op, T>(sum[v], divisor);
@@ -55,22 +55,22 @@ __device__ Word<T> folded_word(const T* const* sources, int n, std::size_t w, in
 }
 
 template <class Op, class T>
-__device__ T folded(const T* const* sources, int n, std::size_t i, int divisor) {
+__device__ T folded(Op op, const T* const* sources, int n, std::size_t i, int divisor) {
   auto sum = combine::widened<Op>(sources[0][i]);
-  for (int s = 1; s < n; ++s) sum = Op::apply(sum, combine::widened<Op>(sources[s][i]));
+  for (int s = 1; s < n; ++s) sum = op.apply(sum, combine::widened<Op>(sources[s][i]));
   return combine::finished<Op, T>(sum, divisor);
 }
 
 /// dst[i] = sources[0][i] op sources[1][i] op …, for all i < count. dst may be one of the sources.
 template <class Op, class T>
-__device__ void fold(T* dst, const T* const* sources, int n, std::size_t count, int divisor, Lane lane) {
+__device__ void fold(Op op, T* dst, const T* const* sources, int n, std::size_t count, int divisor, Lane lane) {
   bool words = aligned(dst);
   for (int s = 0; s < n; ++s) words = words && aligned(sources[s]);
   const std::size_t whole = words ? count / Word<T>::count : 0;
   for (std::size_t w = lane.index; w < whole; w += lane.of)
-    reinterpret_cast<Word<T>*>(dst)[w] = folded_word<Op>(sources, n, w, divisor);
+    reinterpret_cast<Word<T>*>(dst)[w] = folded_word(op, sources, n, w, divisor);
   for (std::size_t i = whole * Word<T>::count + lane.index; i < count; i += lane.of)
-    dst[i] = folded<Op>(sources, n, i, divisor);
+    dst[i] = folded(op, sources, n, i, divisor);
 }
 
 template <class T>
@@ -109,17 +109,17 @@ void with_type(DType t, const F& f) {
   }
 }
 
-/// Calls f(Op{}, T{}): avg and premul_sum are sums here.
+/// Calls f(op, T{}): avg and premul_sum are sums here.
 template <class F>
 void with_op(ReduceOp::Kind kind, DType t, const F& f) {
   with_type(t, [&](auto element) {
     switch (kind) {
       case ReduceOp::prod:
-        return f(combine::Product{}, element);
+        return f(combine::OneOf{combine::OneOf::product}, element);
       case ReduceOp::min:
-        return f(combine::Min{}, element);
+        return f(combine::OneOf{combine::OneOf::min}, element);
       case ReduceOp::max:
-        return f(combine::Max{}, element);
+        return f(combine::OneOf{combine::OneOf::max}, element);
       default:
         return f(combine::Sum{}, element);
     }

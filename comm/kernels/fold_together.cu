@@ -39,7 +39,7 @@ __device__ void stage(const FoldCall& call, const Chunk& chunk, T* slot) {
 
 template <class Op, class T>
 __global__ void __launch_bounds__(512, 2)
-    fold_together_kernel(const __grid_constant__ Seat seat, const __grid_constant__ FoldCall call) {
+    fold_together_kernel(const __grid_constant__ Seat seat, const __grid_constant__ FoldCall call, Op op) {
   RZ_SHARED(BlockState, states, 1);
   BlockState& block = states[0];
   begin(seat, collectives, block);
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(512, 2)
     if (!well || !call.here) continue;
     T* target = static_cast<T*>(call.out) + (call.scatters ? 0 : part_of(seat.rank) * call.part) + chunk.at;
     if (call.gathers && !call.direct_out) target = reinterpret_cast<T*>(slot(step));
-    fold<Op>(target, reinterpret_cast<const T* const*>(block.source), seat.size, chunk.length(call, own_part),
+    fold(op, target, reinterpret_cast<const T* const*>(block.source), seat.size, chunk.length(call, own_part),
              call.divisor, lane_of_block());
     if (!call.gathers) continue;
     const std::uint64_t result =
@@ -88,7 +88,7 @@ void fold_together(const Seat& seat, const FoldCall& call, DType dtype, ReduceOp
   with_op(kind, dtype, [&](auto op, auto element) {
     cuda::launch("fold_together", fold_together_kernel<decltype(op), decltype(element)>,
                  cuda::Grid{{static_cast<unsigned>(blocks)}, {static_cast<unsigned>(threads)}, 0}, stream,
-                 seat, call);
+                 seat, call, op);
   });
 }
 
