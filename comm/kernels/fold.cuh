@@ -63,7 +63,8 @@ __device__ T folded(Op op, const T* const* sources, int n, std::size_t i, int di
 
 /// dst[i] = sources[0][i] op sources[1][i] op …, for all i < count. dst may be one of the sources.
 template <class Op, class T>
-__device__ void fold(Op op, T* dst, const T* const* sources, int n, std::size_t count, int divisor, Lane lane) {
+__device__ void fold(Op op, T* dst, const T* const* sources, int n, std::size_t count, int divisor,
+                     Lane lane) {
   bool words = aligned(dst);
   for (int s = 0; s < n; ++s) words = words && aligned(sources[s]);
   const std::size_t whole = words ? count / Word<T>::count : 0;

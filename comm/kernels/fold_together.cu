@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(512, 2)
     T* target = static_cast<T*>(call.out) + (call.scatters ? 0 : part_of(seat.rank) * call.part) + chunk.at;
     if (call.gathers && !call.direct_out) target = reinterpret_cast<T*>(slot(step));
     fold(op, target, reinterpret_cast<const T* const*>(block.source), seat.size, chunk.length(call, own_part),
-             call.divisor, lane_of_block());
+         call.divisor, lane_of_block());
     if (!call.gathers) continue;
     const std::uint64_t result =
         call.direct_out ? offer_of(target) : in_arena | seat.layout.slot(static_cast<int>(blockIdx.x), step);

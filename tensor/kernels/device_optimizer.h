@@ -56,7 +56,8 @@ void sgd(std::span<const UpdateRun>, const kernels::SgdStep&, const StepInputs&,
 /// squares in the sum are at most 2^30 blocks of 64.
 void add_squares(std::int64_t* sum, std::span<const Squared>, const Stream&);
 
-/// *outcome = what an exact sum of squares, at `words` on the device and added up over ranks, makes of a step.
+/// *outcome = what an exact sum of squares, at `words` on the device and added up over ranks, makes of a
+/// step.
 void decide_step(StepOutcome* outcome, const std::int64_t* words, const StepLimits&, const Stream&);
 
 }  // namespace device

@@ -233,14 +233,8 @@ void Calls::issue(std::span<const Operation> group, const Stream& stream, std::b
 
 // ---- in one group
 
+/// What NCCL has a call for.
 void Calls::issue_simple(Grouped& g, const Operation& op, RedOp red) const {
-  const auto p = static_cast<std::size_t>(options_.size), me = static_cast<std::size_t>(options_.rank);
-  const bool is_root = op.root == options_.rank;
-  const std::size_t width = size_of(op.out.dtype);
-  const auto others = [&](const auto& f) {
-    for (std::size_t d = 0; d < p; ++d)
-      if (d != me) f(d, static_cast<int>(d));
-  };
   const DataType type = type_of(op.in.dtype);
   const auto* in = op.in.data;
   auto* out = op.out.data;
@@ -268,6 +262,23 @@ void Calls::issue_simple(Grouped& g, const Operation& op, RedOp red) const {
         g.call("ncclBroadcast",
                [&] { return g.api.broadcast(in, out, op.out.bytes(), uint8, op.root, g.comm, g.native); });
       break;
+    default:
+      issue_messages(g, op);
+  }
+}
+
+/// What is made of messages.
+void Calls::issue_messages(Grouped& g, const Operation& op) const {
+  const auto p = static_cast<std::size_t>(options_.size), me = static_cast<std::size_t>(options_.rank);
+  const bool is_root = op.root == options_.rank;
+  const std::size_t width = size_of(op.out.dtype);
+  const auto others = [&](const auto& f) {
+    for (std::size_t d = 0; d < p; ++d)
+      if (d != me) f(d, static_cast<int>(d));
+  };
+  const auto* in = op.in.data;
+  auto* out = op.out.data;
+  switch (op.kind) {
     case Collective::gather:
       if (!is_root) return g.send(in, op.in.bytes(), op.root);
       others([&](std::size_t d, int peer) { g.recv(at(op.out, d * op.in.count), op.in.bytes(), peer); });
@@ -294,7 +305,7 @@ void Calls::issue_simple(Grouped& g, const Operation& op, RedOp red) const {
     case Collective::recv:
       if (!is_root) g.recv(out, op.out.bytes(), op.root);
       break;
-    case Collective::barrier:
+    default:  // a barrier is the host's
       break;
   }
 }

@@ -44,6 +44,7 @@ class Calls {
   bool simple(const Operation&) const;
   bool native(const Operation&) const;
   void issue_simple(Grouped&, const Operation&, RedOp) const;
+  void issue_messages(Grouped&, const Operation&) const;
   void copy_own(std::span<const Operation>, const Stream&) const;
   void issue_staged(const Operation&, const Stream&, std::byte* scratch) const;
   void alone(const Operation&, const Stream&) const;
