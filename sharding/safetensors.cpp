@@ -178,16 +178,16 @@ float widen(std::uint16_t half) {
   return sign ? -small : small;
 }
 
-float to_f32(float x) { return x; }
-float to_f32(double x) { return static_cast<float>(x); }
+float widened(float x) { return x; }
+float widened(double x) { return static_cast<float>(x); }
 struct Half {
   std::uint16_t bits;
 };
-float to_f32(Half x) { return widen(x.bits); }
+float widened(Half x) { return widen(x.bits); }
 struct Brain {
   std::uint16_t bits;
 };
-float to_f32(Brain x) { return std::bit_cast<float>(std::uint32_t(x.bits) << 16); }
+float widened(Brain x) { return std::bit_cast<float>(std::uint32_t(x.bits) << 16); }
 
 }  // namespace
 
@@ -212,7 +212,7 @@ struct SafetensorsFile::State {
     for (std::size_t done = 0; done < out.size();) {
       const std::size_t n = std::min(block.size(), out.size() - done);
       read_at(file.fd, path, from + (begin + done) * sizeof(T), block.data(), n * sizeof(T));
-      for (std::size_t i = 0; i < n; ++i) out[done + i] = to_f32(block[i]);
+      for (std::size_t i = 0; i < n; ++i) out[done + i] = widened(block[i]);
       done += n;
     }
   }

@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint32_t protocol_version = 1;
 constexpr std::size_t most_gifts = 4;
 constexpr std::size_t most_strangers = 64;
-constexpr auto patience_with_strangers = std::chrono::seconds(5);
+constexpr auto stranger_limit = std::chrono::seconds(5);
 
 struct Hello {
   char magic[8];
@@ -159,7 +159,7 @@ class Meeting {
         continue;  // that connection ended before it was accepted
       }
       if (!same_user(socket.get())) continue;
-      Guest guest{Connection{}, false, false, Deadline::after(patience_with_strangers)};
+      Guest guest{Connection{}, false, false, Deadline::after(stranger_limit)};
       guest.connection.socket = std::move(socket);
       guests_.push_back(std::move(guest));
       make_room();

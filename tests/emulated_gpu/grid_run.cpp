@@ -108,15 +108,20 @@ struct GridRun::Block {
       t.state = Thread::ready;
     }
   }
+  /// Lets go on who of a warp stands in a complete exchange.
+  bool release_warp(std::size_t first) {
+    bool released = false;
+    for (std::size_t i = first; i < first + lanes(first); ++i) {
+      const std::uint32_t mask = threads[i].mask;
+      if (threads[i].state != Thread::in_warp || !complete(first, mask)) continue;
+      release(first, mask);
+      released = true;
+    }
+    return released;
+  }
   bool release_warps() {
     bool released = false;
-    for (std::size_t first = 0; first < threads.size(); first += warp)
-      for (std::size_t i = first; i < first + lanes(first); ++i) {
-        const std::uint32_t mask = threads[i].mask;
-        if (threads[i].state != Thread::in_warp || !complete(first, mask)) continue;
-        release(first, mask);
-        released = true;
-      }
+    for (std::size_t first = 0; first < threads.size(); first += warp) released |= release_warp(first);
     return released;
   }
 };
@@ -127,6 +132,7 @@ namespace {
 GridRun* running = nullptr;
 GridRun::Thread* thread = nullptr;
 GridRun::Block* block = nullptr;
+const GridRun::Thread* first_of_warp = nullptr;
 
 void leave_as(GridRun::Thread::State state) {
   GridRun::Thread* const self = thread;
@@ -154,8 +160,7 @@ bool Exchange::has(unsigned lane) const { return lane < warp && (thread->present
 
 std::uint64_t Exchange::at(unsigned lane) const {
   if (!has(lane)) return ~std::uint64_t{0};  // garbage, as from a lane that does not take part
-  const std::size_t first = static_cast<std::size_t>(thread - block->threads.data()) / warp * warp;
-  return block->threads[first + lane].published;
+  return first_of_warp[lane].published;
 }
 
 void* shared_memory(const void* key, std::size_t bytes) {
@@ -218,6 +223,7 @@ void GridRun::begin_block() {
 bool GridRun::run_warp(std::size_t first, bool backwards) {
   bool progress = false;
   const std::size_t lanes = block_->lanes(first);
+  first_of_warp = &block_->threads[first];
   for (std::size_t i = 0; i < lanes; ++i) {
     Thread& t = block_->threads[first + (backwards ? lanes - 1 - i : i)];
     if (t.state != Thread::ready && t.state != Thread::spinning) continue;
@@ -241,7 +247,7 @@ GridRun::Progress GridRun::run_block() {
       const std::size_t first = ((backwards ? warps_here - 1 - w : w) + begin) % warps_here * warp;
       while (run_warp(first, backwards)) {
         progress = true;
-        if (!drift || !block_->release_warps()) break;
+        if (!drift || !block_->release_warp(first)) break;
       }
     }
     if (block_->all(Thread::done)) return Progress::done;

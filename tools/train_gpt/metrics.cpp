@@ -15,7 +15,7 @@ std::string number(const char* format, double x) {
   return std::isfinite(x) ? text : "null";
 }
 
-std::string shown(const char* format, double x) {
+std::string printed(const char* format, double x) {
   char text[64];
   std::snprintf(text, sizeof text, format, x);
   return text;
@@ -87,12 +87,12 @@ void Progress::update(const UpdateReport& r) {
   if (!line_is_due(r)) return;
   last_line_ = Clock::now();
   last_step_ = r.step;
-  const std::string norm = shown("%.4f", r.grad_norm);
+  const std::string norm = printed("%.4f", r.grad_norm);
   std::fprintf(
       out_, "step %llu/%llu  loss %.4f  grad_norm %s  %.0f tokens/s  %.1f ms%s%s\n",
       static_cast<unsigned long long>(r.step + 1), static_cast<unsigned long long>(steps_), r.loss,
       norm.c_str(), r.tokens_per_second, r.step_ms,
-      std::isnan(r.exposed_comm_ms) ? "" : shown("  exposed comm %.1f ms", r.exposed_comm_ms).c_str(),
+      std::isnan(r.exposed_comm_ms) ? "" : printed("  exposed comm %.1f ms", r.exposed_comm_ms).c_str(),
       r.skipped ? "  skipped: gradients overflow" : "");
   std::fflush(out_);
 }
