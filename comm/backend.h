@@ -1,6 +1,7 @@
 #pragma once
 /// The seam for whole collectives: ours (scheduled), MPI's, and later those of NCCL and CUDA peers.
 
+#include <chrono>
 #include <memory>
 #include <span>
 #include <string>
@@ -22,6 +23,11 @@ class Backend {
   /// Throws what has broken the group, if this rank can know of anything; never blocks. For who waits for
   /// peers by other means than Work::wait().
   virtual void check() {}
+  /// All that a stream holds now, for who waits for runs of a graph, of which a backend knows nothing else.
+  /// Its wait() throws what breaks the group, and by `limit` names who is missing. None: look at check().
+  virtual std::shared_ptr<WorkState> follow(const Stream&, std::chrono::milliseconds /*limit*/) {
+    return nullptr;
+  }
   /// A backend for the given ranks of this one, in their new order; each of them calls it, with the same
   /// list, and no other rank does. None where ranks have to meet in a store for that.
   virtual std::unique_ptr<Backend> split(std::span<const int> /*members*/) { return nullptr; }

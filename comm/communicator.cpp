@@ -127,8 +127,9 @@ const CommOptions& Communicator::options() const { return state_->options; }
 bool Communicator::capturable() const { return state_->backend->capturable(); }
 
 void Communicator::synchronize(const Stream& stream) {
-  const Event end = stream.record();
   const auto limit = 2 * state_->options.timeout;
+  if (const auto followed = state_->backend->follow(stream, limit)) return followed->wait();
+  const Event end = stream.record();
   const Deadline deadline = Deadline::after(limit);
   for (unsigned polls = 0; !end.done(); ++polls) {
     if (polls % 64 == 63) state_->backend->check();

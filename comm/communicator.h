@@ -133,7 +133,7 @@ class Communicator {
   /// its own: its Work serves for wait_on() alone; synchronize() waits for runs.
   bool capturable() const;
   /// Waits for all that was put into a stream, graphs too. Throws what breaks the group meanwhile; after
-  /// twice the operations' timeout it aborts the group: Errc::timeout.
+  /// twice the operations' timeout it ends the group: Errc::timeout, which names who did not run its graph.
   void synchronize(const Stream&);
 
   /// What carries this group, e.g. "scheduled over shm+tcp"; where "auto" chose it, also why.

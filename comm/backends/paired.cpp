@@ -23,6 +23,9 @@ class Paired final : public Backend {
     device_->check();
     host_->check();
   }
+  std::shared_ptr<WorkState> follow(const Stream& stream, std::chrono::milliseconds limit) override {
+    return stream.device().kind == Device::host ? nullptr : device_->follow(stream, limit);
+  }
   bool capturable() const override { return device_->capturable(); }
   std::unique_ptr<Backend> split(std::span<const int> members) override {
     auto host = host_->split(members);

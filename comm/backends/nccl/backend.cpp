@@ -145,6 +145,9 @@ class Nccl final : public Backend {
   void check() override {
     if (watchdog_->fate()->failed()) watchdog_->fate()->raise();
   }
+  std::shared_ptr<WorkState> follow(const Stream& stream, std::chrono::milliseconds limit) override {
+    return watchdog_->follow(stream, limit);
+  }
   bool capturable() const override { return true; }
   std::string describe() const override {
     int version = 0;

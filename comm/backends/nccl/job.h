@@ -42,6 +42,7 @@ class Job final : public WorkState {
       : words(std::move(words)),
         waiting(std::move(waiting)),
         began(Deadline::Clock::now()),
+        timeout(timeout),
         deadline(Deadline::after(timeout)),
         fate_(std::move(fate)) {}
 
@@ -58,6 +59,7 @@ class Job final : public WorkState {
   const std::string words;
   const Waiting waiting;
   const Deadline::Clock::time_point began;
+  const std::chrono::milliseconds timeout;
   const Deadline deadline;
 
  private:

@@ -32,7 +32,7 @@ const std::string* Standing::call(std::uint64_t number) const {
 }
 
 std::string Standing::text() const {
-  std::string text = str(called, ' ', issued, ' ', begun, '\n');
+  std::string text = str(called, ' ', issued, ' ', begun, ' ', streams, '\n');
   for (const auto* list : {&sent, &received}) {
     for (const std::uint64_t n : *list) text += str(n, ' ');
     text += '\n';
@@ -71,10 +71,11 @@ std::optional<Standing> Standing::of(const std::string& text) {
   }
   if (lines.size() < 3) return std::nullopt;
   const auto counts = numbers(lines[0]), sent = numbers(lines[1]), received = numbers(lines[2]);
-  if (!counts || counts->size() != 3 || !sent || !received) return std::nullopt;
+  if (!counts || counts->size() != 4 || !sent || !received) return std::nullopt;
   Standing s{.called = (*counts)[0],
              .issued = (*counts)[1],
              .begun = (*counts)[2],
+             .streams = (*counts)[3],
              .sent = *sent,
              .received = *received};
   for (std::size_t i = 3; i < lines.size(); ++i) s.words.emplace_back(lines[i]);
@@ -103,36 +104,59 @@ std::optional<Failure> find_mismatch(std::uint64_t number, Standings all) {
                      ", but '", *call(usual), "' on rank ", usual)};
 }
 
-/// Why rank r keeps the collective waiting; empty: it does not.
-std::string lag(std::size_t r, std::uint64_t number, const std::optional<Standing>& s, bool some_issued) {
-  if (!s) return str("rank ", r, " does not answer");
+/// How far a rank is from having done its part; who is furthest is the culprit.
+enum class Stage { done, queued, within_call, not_called, silent };
+
+struct Lag {
+  Stage stage = Stage::done;
+  std::string reason;  ///< empty: nobody waits for it
+};
+
+/// Why rank r keeps the collective waiting.
+Lag lag(std::size_t r, std::uint64_t number, const std::optional<Standing>& s, bool some_issued) {
+  if (!s) return {Stage::silent, str("rank ", r, " does not answer")};
   if (s->called <= number)
-    return str("rank ", r, " has not called it", s->words.empty() ? "" : ", its last was '",
-               s->words.empty() ? "" : s->words.back(), s->words.empty() ? "" : "'");
-  if (s->issued <= number)  // if that is so on all ranks, none waits for this one
-    return some_issued ? str("rank ", r, " called it, but is still within NCCL's own call") : std::string();
-  if (s->begun <= number) return str("rank ", r, " called it, but its device still has work before it");
+    return {Stage::not_called,
+            str("rank ", r, " has not called it", s->words.empty() ? "" : ", its last was '",
+                s->words.empty() ? "" : s->words.back(), s->words.empty() ? "" : "'")};
+  if (s->issued <= number) {
+    if (!some_issued) return {};  // so it is on all ranks: none waits for this one
+    return {Stage::within_call, str("rank ", r, " called it, but is still within NCCL's own call")};
+  }
+  if (s->begun <= number)
+    return {Stage::queued, str("rank ", r, " called it, but its device still has work before it")};
   return {};
 }
 
-/// Why a message waits; empty: both ends are there.
-std::string lag(int rank, const Waiting::Message& m, const std::optional<Standing>& peer) {
-  if (!peer) return str("rank ", m.peer, " does not answer");
+/// Why a message waits.
+Lag lag(int rank, const Waiting::Message& m, const std::optional<Standing>& peer) {
+  if (!peer) return {Stage::silent, str("rank ", m.peer, " does not answer")};
   const auto& counts = m.is_send ? peer->received : peer->sent;
   const auto own = static_cast<std::size_t>(rank);
   if (own < counts.size() && counts[own] > m.number) return {};
-  return str("rank ", m.peer, " has not called the ", m.is_send ? "recv" : "send", " for message ", m.number,
-             m.is_send ? " from" : " to", " rank ", rank);
+  return {Stage::not_called, str("rank ", m.peer, " has not called the ", m.is_send ? "recv" : "send",
+                                 " for message ", m.number, m.is_send ? " from" : " to", " rank ", rank)};
+}
+
+/// Why the graph may wait that runs in this rank's stream of that number.
+Lag lag_of_stream(std::size_t r, std::uint64_t number, const std::optional<Standing>& s) {
+  if (!s) return {Stage::silent, str("rank ", r, " does not answer")};
+  if (s->streams > number) return {};
+  return {Stage::not_called, str("rank ", r, " has waited for its stream ", s->streams, " times, not ",
+                                 number + 1, ", so it may not have run its graph")};
 }
 
 }  // namespace
 
 Failure blame(int rank, const Waiting& waiting, Standings all, Errc code) {
   Failure failure{-1, code, ""};
-  const auto add = [&](int culprit, const std::string& reason) {
-    if (reason.empty()) return;
-    if (failure.culprit < 0) failure.culprit = culprit;
-    failure.reason += str(failure.reason.empty() ? "" : "; ", reason);
+  Stage furthest = Stage::done;
+  const auto add = [&](int culprit, const Lag& found) {
+    if (found.stage > furthest) {
+      furthest = found.stage;
+      failure.culprit = culprit;
+    }
+    if (!found.reason.empty()) failure.reason += str(failure.reason.empty() ? "" : "; ", found.reason);
   };
   if (waiting.collective) {
     if (auto mismatch = find_mismatch(*waiting.collective, all)) return *mismatch;
@@ -142,6 +166,8 @@ Failure blame(int rank, const Waiting& waiting, Standings all, Errc code) {
       add(static_cast<int>(r), lag(r, *waiting.collective, all[r], some_issued));
   }
   for (const auto& m : waiting.messages) add(m.peer, lag(rank, m, all[static_cast<std::size_t>(m.peer)]));
+  for (std::size_t r = 0; waiting.stream && r < all.size(); ++r)
+    add(static_cast<int>(r), lag_of_stream(r, *waiting.stream, all[r]));
   if (failure.culprit < 0)
     failure.reason =
         "all ranks are there, so a GPU or the network between them hangs (NCCL_DEBUG=INFO says "

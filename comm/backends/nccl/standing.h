@@ -21,6 +21,8 @@ struct Standing {
   /// How many collectives this rank has called, how many NCCL has taken, and at how many of those its device
   /// has arrived.
   std::uint64_t called = 0, issued = 0, begun = 0;
+  /// How many streams it has waited for (Communicator::synchronize).
+  std::uint64_t streams = 0;
   /// The latest of them in words, the last one last.
   std::deque<std::string> words;
   /// Messages to and from each rank.
@@ -36,7 +38,7 @@ struct Standing {
   static std::optional<Standing> of(const std::string& text);
 };
 
-/// What a rank waits for: a collective by its number, messages by theirs.
+/// What a rank waits for: a collective by its number, messages by theirs, or the stream with this number.
 struct Waiting {
   struct Message {
     int peer;
@@ -45,11 +47,12 @@ struct Waiting {
   };
   std::optional<std::uint64_t> collective;
   std::vector<Message> messages;
+  std::optional<std::uint64_t> stream;
 };
 
 /// Who keeps `rank` waiting, given all standings (its own too; none: that rank did not answer).
-/// Errc::mismatch if ranks called different collectives; else `code`, with the first rank that lags as
-/// culprit, or -1 if all came.
+/// Errc::mismatch if ranks called different collectives; else `code`, with the rank that is furthest behind
+/// as culprit, the first of equals, or -1 if all came.
 Failure blame(int rank, const Waiting&, std::span<const std::optional<Standing>> all, Errc code);
 
 }  // namespace rz::nccl

@@ -93,9 +93,33 @@ void Watchdog::issued(const std::shared_ptr<Job>& job, Event ready, Event end, b
   retire();
 }
 
+std::shared_ptr<Job> Watchdog::follow(const Stream& stream, std::chrono::milliseconds limit) {
+  if (fate_->failed()) fate_->raise();
+  const Event end = stream.record();
+  std::shared_ptr<Job> job;
+  {
+    const std::lock_guard lock(mutex_);
+    job = std::make_shared<Job>(fate_, str("what a stream of ", name(stream.device()), " holds"),
+                                Waiting{.stream = standing_.streams++}, limit);
+    job->issue(end, end, false);
+    streams_.push_back(job);
+  }
+  changed_.notify_all();
+  return job;
+}
+
 /// Forgets what is over. A device that has failed fails whoever waits.
 void Watchdog::retire() {
   while (!jobs_.empty() && jobs_.front()->done()) jobs_.pop_front();
+  std::erase_if(streams_, [](const auto& job) { return job->done(); });
+}
+
+/// What has to end first of all that is in flight.
+std::shared_ptr<Job> Watchdog::most_urgent() const {
+  std::shared_ptr<Job> first = jobs_.empty() ? nullptr : jobs_.front();
+  for (const auto& job : streams_)
+    if (!first || job->deadline.remaining() < first->deadline.remaining()) first = job;
+  return first;
 }
 
 Standing Watchdog::standing() {
@@ -161,11 +185,11 @@ void Watchdog::run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     retire();
-    if (!request_ && jobs_.empty()) {
+    const auto front = most_urgent();
+    if (!request_ && !front) {
       changed_.wait(lock);
       continue;
     }
-    const auto front = jobs_.empty() ? nullptr : jobs_.front();
     auto request = std::exchange(request_, std::nullopt);
     lock.unlock();
     if (!request) request = look(*front);
@@ -187,8 +211,7 @@ std::optional<Watchdog::Request> Watchdog::look(const Job& front) {
     return Request{{by_others ? -1 : options_.rank, code, str(who, ": NCCL failed: ", words)}, by_others};
   }
   if (front.deadline.expired())
-    return Request{{-1, Errc::timeout, str(who, " did not end within ", options_.timeout.count(), " ms")},
-                   true};
+    return Request{{-1, Errc::timeout, str(who, " did not end within ", front.timeout.count(), " ms")}, true};
   const bool late = Deadline::Clock::now() - front.began > patience;
   if (!late || !store_answers_ || !next_look_into_store_.expired()) return std::nullopt;
   next_look_into_store_ = Deadline::after(store_pace);

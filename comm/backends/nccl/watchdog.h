@@ -43,6 +43,8 @@ class Watchdog {
   std::shared_ptr<Job> begin(std::span<const Operation>);
   /// The operations are in streams.
   void issued(const std::shared_ptr<Job>&, Event ready, Event end, bool captured);
+  /// Follows what a stream holds now. Throws as begin().
+  std::shared_ptr<Job> follow(const Stream&, std::chrono::milliseconds limit);
   /// This rank could not put all of them there, which ends the group. Throws what it ends with.
   [[noreturn]] void broken(const CallFailed&);
   [[noreturn]] void broken(Failure);
@@ -60,6 +62,7 @@ class Watchdog {
   };
   void run();
   void retire();
+  std::shared_ptr<Job> most_urgent() const;
   std::optional<Request> look(const Job& front);
   std::optional<Request> look_into_store(const Job& front);
   void end(Request, const std::shared_ptr<Job>& front);
@@ -77,7 +80,8 @@ class Watchdog {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Job>> jobs_;  // in the order of the backend's stream
+  std::deque<std::shared_ptr<Job>> jobs_;      // in the order of the backend's stream
+  std::vector<std::shared_ptr<Job>> streams_;  // of callers, which they wait for
   Standing standing_;
   std::optional<Request> request_;
   bool stopping_ = false;
