@@ -137,7 +137,7 @@ Var dropout(Tape& tape, Var x, float p) {
   if (p == 0) return x;
   const Tensor in = tape.value(x);
   const Tensor out = like(tape, in);
-  const ops::DropoutMask mask{p, tape.seed(), tape.take_random(in.count())};
+  const ops::DropoutMask mask = tape.take_mask(p, in.count());
   ops::dropout(out, in, mask, tape.stream());
   return tape.record(out, {x}, [x, mask](Tape& tape, const Tensor& d_out) {
     const Tensor d = like(tape, d_out);
@@ -308,7 +308,7 @@ Var causal_attention(Tape& tape, Var qkv_var, int heads, float dropout) {
   const Tensor out = tape.empty(with_last(qkv.shape(), qkv.shape()[2] / 3), qkv.dtype());
   const Tensor log_sum = tape.empty({batch, static_cast<std::size_t>(heads), tokens});
   ops::DropoutMask mask;
-  if (dropout > 0) mask = {dropout, tape.seed(), tape.take_random(log_sum.count() * tokens)};
+  if (dropout > 0) mask = tape.take_mask(dropout, log_sum.count() * tokens);
   ops::causal_attention(out, log_sum, qkv, heads, mask, tape.stream());
   return tape.record(
       out, {qkv_var}, [qkv_var, heads, qkv, out, log_sum, mask](Tape& tape, const Tensor& d_out) {

@@ -94,6 +94,7 @@ struct Tape::State {
   int loss = -1;
   Node* running = nullptr;
   std::uint64_t seed = 0, next_random = 0;
+  const std::uint64_t* seed_at = nullptr;
 
   bool recording() const { return !no_grad && rehearsals == 0; }
 
@@ -419,8 +420,14 @@ void Tape::reset() {
   ++s.pass;
 }
 
-void Tape::seed(std::uint64_t seed) { state_->seed = seed; }
-std::uint64_t Tape::seed() const { return state_->seed; }
+void Tape::seed(std::uint64_t seed) {
+  state_->seed = seed;
+  state_->seed_at = nullptr;
+}
+void Tape::seed_at(const std::uint64_t* seed) { state_->seed_at = seed; }
+ops::DropoutMask Tape::take_mask(float p, std::uint64_t count) {
+  return {p, state_->seed, take_random(count), state_->seed_at};
+}
 std::uint64_t Tape::take_random(std::uint64_t count) {
   return std::exchange(state_->next_random, state_->next_random + count);
 }

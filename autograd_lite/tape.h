@@ -18,6 +18,10 @@
 #include "tensor/pool.h"
 #include "tensor/tensor.h"
 
+namespace rz::ops {
+struct DropoutMask;
+}
+
 namespace rz {
 
 /// A value on a tape. A plain handle: cheap to copy, valid until Tape::reset(). A default one stands for
@@ -132,7 +136,11 @@ class Tape {
   /// Base of the counter-based generator for dropout: set per micro-batch; every dropout of a pass takes its
   /// own range, and a recomputed scope takes the same ones again.
   void seed(std::uint64_t);
-  std::uint64_t seed() const;
+  /// The same, but what stands there when a dropout runs, forward or backward, so that a captured graph draws
+  /// anew: memory of the stream's device.
+  void seed_at(const std::uint64_t*);
+  /// A dropout of `count` elements.
+  ops::DropoutMask take_mask(float p, std::uint64_t count);
   std::uint64_t take_random(std::uint64_t count);  ///< start of a range of `count` draws
 
  private:

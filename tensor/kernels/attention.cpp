@@ -251,7 +251,8 @@ using kernels::Head;
 template <class F>
 void each_head(const Tensor& qkv, const Tensor& log_sum, int heads, const DropoutMask& mask,
                const Stream& stream, const F& f) {
-  const kernels::Dropping dropping = kernels::dropping("causal_attention", mask);
+  kernels::Dropping dropping = kernels::dropping("causal_attention", mask);
+  dropping.read_seed();
   const std::size_t count = static_cast<std::size_t>(heads), tokens = qkv.shape()[1];
   const std::size_t channels = last(qkv) / 3, size = channels / count;
   const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size)));

@@ -132,6 +132,7 @@ struct RunningRow {
 template <class T, int R, int C>
 __global__ void __launch_bounds__(warps * 32, C <= 2 ? 2 : 1)
     attend(AttentionShape s, AttentionForward<T> t) {
+  s.dropping.read_seed();
   constexpr unsigned rows = warps * R;
   RZ_DYNAMIC_SHARED(float, shared);
   const unsigned width = padded(s.size), pitch = pitch_of(s.size);
@@ -201,6 +202,7 @@ struct Probability {
 /// d_q of R queries a warp.
 template <class T, int R, int C>
 __global__ void __launch_bounds__(warps * 32) attend_backward_q(AttentionShape s, AttentionBackward<T> t) {
+  s.dropping.read_seed();
   constexpr unsigned rows = warps * R;
   RZ_DYNAMIC_SHARED(float, shared);
   const unsigned width = padded(s.size), pitch = pitch_of(s.size);
@@ -239,6 +241,7 @@ __global__ void __launch_bounds__(warps * 32) attend_backward_q(AttentionShape s
 /// d_k and d_v of R keys a warp.
 template <class T, int R, int C>
 __global__ void __launch_bounds__(warps * 32) attend_backward_kv(AttentionShape s, AttentionBackward<T> t) {
+  s.dropping.read_seed();
   constexpr unsigned rows = warps * R;
   RZ_DYNAMIC_SHARED(float, shared);
   const unsigned width = padded(s.size), pitch = pitch_of(s.size);

@@ -34,7 +34,8 @@ namespace ops {
 void dropout(const Tensor& out, const Tensor& in, const DropoutMask& mask, const Stream& stream) {
   check("dropout", {{"out", out}, {"in", in}}, out.count() == in.count());
   if (const auto* d = on_device("dropout", out, stream)) return d->dropout(out, in, mask, stream);
-  const kernels::Dropping d = kernels::dropping("dropout", mask);
+  kernels::Dropping d = kernels::dropping("dropout", mask);
+  d.read_seed();
   float* o = out.data<float>();
   const float* x = in.data<float>();
   stream.parallel_for(in.count(), 1024, [&](std::size_t begin, std::size_t end) {

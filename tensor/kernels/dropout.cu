@@ -43,6 +43,7 @@ __device__ inline void decision_words(std::uint32_t (&words)[k + 4], std::uint64
 template <class T>
 __global__ void drop(T* out, const T* in, Split<pack_width<T>> split, std::uint64_t offset,
                      kernels::Dropping d) {
+  d.read_seed();
   each_pack(split, std::size_t{blockIdx.x} * blockDim.x + threadIdx.x, std::size_t{gridDim.x} * blockDim.x,
             [&](auto width, std::size_t i) {
               constexpr int k = decltype(width)::value;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "comm/core/error.h"
+#include "comm/core/math.h"
 #include "tensor/ops.h"
 
 namespace rz::kernels {
@@ -14,13 +15,18 @@ struct Dropping {
   std::uint32_t threshold;
   float factor;
   std::uint64_t seed;
+  const std::uint64_t* seed_at;
+  /// Where the operands are, before `seed` is used.
+  RZ_HOST_DEVICE void read_seed() {
+    if (seed_at) seed = *seed_at;
+  }
   bool any() const { return threshold > 0; }
 };
 
 inline Dropping dropping(const char* op, const ops::DropoutMask& mask) {
   if (!(mask.p >= 0 && mask.p < 1)) fail(Errc::invalid_argument, op, ": p = ", mask.p, " must lie in [0, 1)");
   return {static_cast<std::uint32_t>(std::ldexp(static_cast<double>(mask.p), 32)), 1 / (1 - mask.p),
-          mask.seed};
+          mask.seed, mask.seed_at};
 }
 
 }  // namespace rz::kernels

@@ -195,6 +195,24 @@ TEST(Ops, LayerNorm) {
   expect_gradients(both, {x, y, w, b}, 5e-3);
 }
 
+TEST(Ops, DropoutFollowsASeedThatIsReadLate) {
+  const auto run = [](const auto& set_seed) {
+    Tape tape;
+    set_seed(tape);
+    const Tensor ones = Tensor::empty({2, 8, 3 * 16});
+    std::fill_n(ones.data<float>(), ones.count(), 1.0f);
+    const Tensor x = tape.value(dropout(tape, causal_attention(tape, tape.variable(ones), 2, 0.3f), 0.3f));
+    return std::vector<float>(x.data<float>(), x.data<float>() + x.count());
+  };
+  std::uint64_t word = 5;
+  const auto there = [&](Tape& tape) { tape.seed_at(&word); };
+  const auto five = run(there);
+  EXPECT_EQ(five, run([](Tape& tape) { tape.seed(5); }));
+  word = 6;
+  EXPECT_EQ(run(there), run([](Tape& tape) { tape.seed(6); }));
+  EXPECT_NE(five, run(there));
+}
+
 TEST(Ops, DropoutKeepsAndDropsTheSameElementsInBackward) {
   Tape tape;
   tape.seed(3);

@@ -173,6 +173,18 @@ TEST_F(Attention, DropsWhatTheHostDrops) {
   expect_right({1, 37, 1, 64, DType::bf16}, mask, stream);
 }
 
+/// Forward and backward read the seed when they run.
+TEST_F(Attention, ReadsItsSeedLate) {
+  const Case c{2, 45, 2, 16, DType::f32};
+  const auto seed = std::reinterpret_pointer_cast<std::uint64_t>(allocate_on(stream.device(), 8));
+  const std::uint64_t five = 5;
+  copy_bytes(seed.get(), &five, sizeof five, stream);
+  const Tensors late = run(c, {.p = 0.25f, .seed = 1, .seed_at = seed.get()}, stream),
+                early = run(c, {.p = 0.25f, .seed = five}, stream);
+  EXPECT_EQ(from_device(late.out, stream), from_device(early.out, stream));
+  EXPECT_EQ(from_device(late.d_qkv, stream), from_device(early.d_qkv, stream));
+}
+
 /// What does not lie on 16 bytes takes other kernels.
 TEST_F(Attention, AnywhereInMemory) {
   const Case c{1, 20, 1, 64, DType::bf16};

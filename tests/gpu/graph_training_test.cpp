@@ -17,6 +17,7 @@ struct Case {
   Precision precision{};
   std::int64_t accumulation = 1;
   bool sgd = false;
+  double dropout = 0;
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
@@ -30,6 +31,7 @@ Reports run(const Case& c, bool graph, int* graphs, double loss_scale = 0) {
   run.options.loss_scale.fixed = loss_scale;
   run.options.loss_scale.window = 2;
   run.options.batches.sizes = {run.c.batch, run.c.batch / c.ranks / c.accumulation, c.accumulation};
+  run.c.config.embd_pdrop = run.c.config.attn_pdrop = run.c.config.resid_pdrop = c.dropout;
   if (c.sgd) run.options.optimizer = {.type = OptimizerConfig::Type::sgd, .lr = 0.1, .momentum = 0.9};
   run.comm = [&](int rank) {
     CommOptions o;
@@ -71,6 +73,7 @@ const Case cases[] = {
     {"bf16", "peer_cuda", StrategyKind::zero1, 2, brain},
     {"accumulation", "peer_cuda", StrategyKind::zero2, 2, {}, 2},
     {"sgd", "peer_cuda", StrategyKind::ddp, 2, {}, 1, true},
+    {"dropout", "peer_cuda", StrategyKind::zero1, 2, {}, 2, false, 0.2},
 };
 INSTANTIATE_TEST_SUITE_P(Cases, GraphTraining,
                          testing::ValuesIn(std::begin(cases), checks_addresses ? cases + 3 : std::end(cases)),

@@ -223,6 +223,22 @@ TEST_P(DeviceOps, DropoutTakesTheHostsDecisions) {
         }
 }
 
+/// The seed is read when the kernel runs, not when it is put into its stream.
+TEST_P(DeviceOps, DropoutReadsItsSeedLate) {
+  const std::size_t n = 1000;
+  const auto seed = std::reinterpret_pointer_cast<std::uint64_t>(allocate_on(stream.device(), 8));
+  const Tensor in = place(random(n, 5), {n}), late = empty({n}), early = empty({n});
+  std::vector<Values> all;
+  for (const std::uint64_t s : {7, 8}) {
+    copy_bytes(seed.get(), &s, sizeof s, stream);
+    ops::dropout(late, in, {.p = 0.25f, .seed = 1, .offset = 3, .seed_at = seed.get()}, stream);
+    ops::dropout(early, in, {.p = 0.25f, .seed = s, .offset = 3}, stream);
+    all.push_back(from_device(late, stream));
+    EXPECT_EQ(all.back(), from_device(early, stream));
+  }
+  EXPECT_NE(all[0], all[1]);
+}
+
 TEST_P(DeviceOps, LayerNorm) {
   const float epsilon = 1e-5f;
   // packs that a lane keeps four or eight of, rows that are not aligned, and rows that are not kept

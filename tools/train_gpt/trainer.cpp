@@ -50,6 +50,9 @@ Trainer::Trainer(Gpt2& model, Tokens tokens, Communicator& comm, TrainerOptions 
                               Tensor::empty(shape, DType::i32, allocator_on(stream_.device()))});
   next_inputs_.resize(shape.count());
   next_targets_.resize(shape.count());
+  next_seeds_.resize(micro_batches_.size());
+  seeds_ = std::reinterpret_pointer_cast<std::uint64_t>(
+      allocate_on(stream_.device(), next_seeds_.size() * sizeof(std::uint64_t)));
   strategy_->attach(tape_);
   if (options_.strategy_options.precision.parameters == DType::f16) scaler_.emplace(options_.loss_scale);
 }
@@ -65,6 +68,16 @@ void Trainer::load(const Checkpoint& checkpoint) {
       [&](const Parameter& p, Range elements, float* out) { checkpoint.read(p, elements, out); });
 }
 
+/// Every micro-batch of every rank draws its own dropout.
+void Trainer::draw_seeds() {
+  const auto rank = static_cast<std::uint64_t>(comm_.rank()),
+             ranks = static_cast<std::uint64_t>(comm_.size());
+  const std::uint64_t first = step_ * next_seeds_.size();
+  for (std::size_t m = 0; m < next_seeds_.size(); ++m)
+    next_seeds_[m] = options_.seed ^ ((first + m) * ranks + rank + 1) * 0x9e3779b97f4a7c15u;
+  copy_bytes(seeds_.get(), next_seeds_.data(), next_seeds_.size() * sizeof(std::uint64_t), stream_);
+}
+
 void Trainer::read_micro_batches() {
   for (std::size_t m = 0; m < micro_batches_.size(); ++m) {
     read_samples(tokens_, batches_.indices(step_, m), options_.seq_len, next_inputs_, next_targets_);
@@ -75,10 +88,7 @@ void Trainer::read_micro_batches() {
 
 nn::CrossEntropy Trainer::run_micro_batch(std::uint64_t m) {
   const auto accumulation = static_cast<std::uint64_t>(options_.batches.sizes.accumulation);
-  // Every micro-batch of every rank draws its own dropout.
-  const auto rank = static_cast<std::uint64_t>(comm_.rank()),
-             ranks = static_cast<std::uint64_t>(comm_.size());
-  tape_.seed(options_.seed ^ ((step_ * accumulation + m) * ranks + rank + 1) * 0x9e3779b97f4a7c15u);
+  tape_.seed_at(seeds_.get() + m);
   const MicroBatch& batch = micro_batches_[static_cast<std::size_t>(m)];
   const Gpt2::Output out = model_.forward(tape_, batch.inputs, batch.targets);
   strategy_->begin_backward(m + 1 == accumulation);
@@ -103,13 +113,10 @@ void Trainer::run_update() {
                            stream_);
 }
 
-/// Memory settles in the second update after buckets were rebuilt; what dropout draws is a constant of its
-/// kernels.
+/// Memory settles in the second update after buckets were rebuilt.
 bool Trainer::may_capture() const {
   constexpr int until_settled = 3;
-  const Gpt2Config& c = model_.config();
-  const bool dropout = model_.training() && (c.embd_pdrop > 0 || c.attn_pdrop > 0 || c.resid_pdrop > 0);
-  return options_.graph && !dropout && comm_.capturable() && updates_like_this_ >= until_settled;
+  return options_.graph && comm_.capturable() && updates_like_this_ >= until_settled;
 }
 
 void Trainer::run_update_as_graph() {
@@ -133,6 +140,7 @@ void Trainer::take_outcome(UpdateReport& report) {
 UpdateReport Trainer::update() {
   const auto start = std::chrono::steady_clock::now();
   read_micro_batches();
+  draw_seeds();
   strategy_->set_loss_scale(loss_scale());
   UpdateReport report{.step = step_, .lr = optimizer_->learning_rate()};
   if (stream_.device().kind == Device::cuda) strategy_->next_update(*optimizer_, stream_);

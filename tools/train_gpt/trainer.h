@@ -63,6 +63,7 @@ class Trainer {
     Tensor inputs, targets;  // where the model is
   };
   void read_micro_batches();
+  void draw_seeds();
   /// All that an update does where the model is.
   void run_update();
   void run_update_as_graph();
@@ -85,6 +86,8 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   std::optional<LossScaler> scaler_;                      // in f16
   std::vector<std::int32_t> next_inputs_, next_targets_;  // on the host
+  std::vector<std::uint64_t> next_seeds_;                 // of micro-batches, on the host
+  std::shared_ptr<std::uint64_t> seeds_;                  // where the model is
   std::vector<MicroBatch> micro_batches_;
   std::vector<nn::CrossEntropy> losses_;  // of the last update
   Graph graph_;                           // of an update with this loss scale
