@@ -1,5 +1,7 @@
 #include "tests/emulated_gpu/device_memory.h"
 
+#include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -12,6 +14,7 @@
 #include <mutex>
 
 #include "tests/emulated_gpu/grid_run.h"
+#include "tests/emulated_gpu/ipc.h"
 
 namespace rz::emulated {
 
@@ -20,18 +23,25 @@ namespace {
 constexpr std::size_t page = 4096, arena_bytes = std::size_t{64} << 30;
 
 std::size_t pages_for(std::size_t bytes) { return (bytes + page - 1) / page * page; }
+std::size_t as_aligned(std::size_t bytes) { return (std::max<std::size_t>(bytes, 1) + 255) / 256 * 256; }
 
 struct Allocation {
   std::size_t bytes;
   int device;
   bool pinned;
+  std::shared_ptr<IpcNote> note = nullptr;  // if other processes may have it open
+  bool foreign = false;                     // another process's
 };
 
 }  // namespace
 
 struct DeviceMemory::State {
+  void renew();
+  void after_fork();
+
   mutable std::mutex mutex;
-  std::byte* arena;
+  std::byte* arena = nullptr;
+  int file = -1;         // whose pages the arena is made of
   std::size_t used = 0;  // of the arena; never goes back
   std::map<const std::byte*, Allocation> live, freed;
   std::array<std::size_t, 64> in_use{};
@@ -74,9 +84,9 @@ void on_fault(int number, siginfo_t* info, void*) {
     const auto* const a = s.find(address);
     const bool in_kernel = s.is_open;
     if (a)
-      std::snprintf(text, sizeof text, "emulated GPU: %s touched byte %td of %zu bytes on cuda:%d\n",
+      std::snprintf(text, sizeof text, "emulated GPU: %s touched byte %td of %zu bytes on cuda:%d%s\n",
                     in_kernel ? GridRun::where() : "host code", address - a->first, a->second.bytes,
-                    a->second.device);
+                    a->second.device, a->second.foreign ? " of another process" : "");
     else if (const auto* const f = s.find(s.freed, address))
       std::snprintf(
           text, sizeof text, "emulated GPU: %s touched byte %td of %zu bytes on cuda:%d that were freed\n",
@@ -96,11 +106,31 @@ DeviceMemory& DeviceMemory::instance() {
   return *memory;
 }
 
+/// Makes the arena of fresh pages, at its address if it has one.
+void DeviceMemory::State::renew() {
+  file = create_file(arena_bytes);
+  const int fixed = arena ? MAP_FIXED : 0;
+  void* const all = mmap(arena, arena_bytes, PROT_NONE, MAP_SHARED | MAP_NORESERVE | fixed, file, 0);
+  if (all == MAP_FAILED) std::abort();
+  arena = static_cast<std::byte*>(all);
+}
+
+/// What is still known of the parent's memory only names it in errors.
+void DeviceMemory::State::after_fork() {
+  ::close(file);
+  renew();
+  is_open = false;
+  for (auto& a : live) a.second.note.reset();
+}
+
 DeviceMemory::DeviceMemory() : state_(new State()) {
-  void* arena = mmap(nullptr, arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (arena == MAP_FAILED) std::abort();
-  state_->arena = static_cast<std::byte*>(arena);
+  state_->renew();
   state_of_handler = state_;
+  pthread_atfork([] { instance().state_->mutex.lock(); }, [] { instance().state_->mutex.unlock(); },
+                 [] {
+                   instance().state_->after_fork();
+                   instance().state_->mutex.unlock();
+                 });
   static std::array<std::byte, 64 << 10> stack;  // a fiber's own may be what overflowed
   const stack_t alternative{stack.data(), 0, stack.size()};
   sigaltstack(&alternative, nullptr);
@@ -115,7 +145,7 @@ void* DeviceMemory::allocate(int device, std::size_t bytes) {
   State& s = *state_;
   const std::lock_guard lock(s.mutex);
   std::size_t& used = s.in_use[static_cast<std::size_t>(device)];
-  const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + 255) / 256 * 256, span = pages_for(rounded);
+  const std::size_t rounded = as_aligned(bytes), span = pages_for(rounded);
   if (used + rounded > capacity || s.used + span + page > arena_bytes) return nullptr;
   std::byte* const first = s.arena + s.used;
   s.used += span + page;
@@ -132,16 +162,74 @@ bool DeviceMemory::free(void* memory) {
   State& s = *state_;
   const std::lock_guard lock(s.mutex);
   const auto it = s.live.find(static_cast<std::byte*>(memory));
-  if (it == s.live.end() || it->second.pinned) return false;
-  s.in_use[static_cast<std::size_t>(it->second.device)] -=
-      (std::max<std::size_t>(it->second.bytes, 1) + 255) / 256 * 256;
+  if (it == s.live.end() || it->second.pinned || it->second.foreign) return false;
+  const std::size_t rounded = as_aligned(it->second.bytes), span = pages_for(rounded);
+  if (it->second.note && it->second.note->retire() != 0) {
+    complain("emulated GPU: memory was freed that another process has open\n");
+    std::abort();
+  }
+  s.in_use[static_cast<std::size_t>(it->second.device)] -= rounded;
   s.protect(*it, PROT_NONE);
-  const auto begin = reinterpret_cast<std::uintptr_t>(memory) / page * page;
-  madvise(reinterpret_cast<void*>(begin), pages_for(it->second.bytes), MADV_DONTNEED);
-  s.freed.insert(*it);
+  const auto first = static_cast<std::byte*>(memory) + rounded - span - s.arena;
+  fallocate(s.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, first, static_cast<off_t>(span + page));
+  s.freed[it->first] = {it->second.bytes, it->second.device, false};
   s.live.erase(it);
   return true;
 }
+
+// ---- other processes
+
+bool DeviceMemory::share(const void* memory, IpcPlace& place) {
+  State& s = *state_;
+  const std::lock_guard lock(s.mutex);
+  const auto it = s.live.find(static_cast<const std::byte*>(memory));
+  if (it == s.live.end() || it->second.pinned || it->second.foreign) return false;
+  Allocation& a = it->second;
+  const auto offset = static_cast<std::uint64_t>(it->first - s.arena);
+  if (!a.note) a.note = IpcNote::map(s.file, offset + as_aligned(a.bytes));
+  if (!a.note) return false;
+  a.note->offer();
+  place = {getpid(), s.file, offset, a.bytes, a.device};
+  return true;
+}
+
+void* DeviceMemory::open_shared(const IpcPlace& place) {
+  State& s = *state_;
+  const std::lock_guard lock(s.mutex);
+  const std::size_t rounded = as_aligned(place.bytes), span = pages_for(rounded);
+  const int file = open_file_of(place);
+  if (file < 0 || s.used + span + page > arena_bytes) return nullptr;
+  std::byte* const first = s.arena + s.used;
+  const std::uint64_t end = place.offset + rounded;
+  std::shared_ptr<IpcNote> note = IpcNote::map(file, end);
+  const bool well = note && note->open();
+  if (well && mmap(first, span, s.is_open ? PROT_READ | PROT_WRITE : PROT_NONE, MAP_SHARED | MAP_FIXED, file,
+                   static_cast<off_t>(end - span)) == MAP_FAILED)
+    std::abort();
+  ::close(file);
+  if (!well) return nullptr;
+  s.used += span + page;
+  std::byte* const memory = first + (span - rounded);
+  s.live[memory] = {place.bytes, place.device, false, std::move(note), true};
+  return memory;
+}
+
+bool DeviceMemory::close_shared(void* memory) {
+  State& s = *state_;
+  const std::lock_guard lock(s.mutex);
+  const auto it = s.live.find(static_cast<std::byte*>(memory));
+  if (it == s.live.end() || !it->second.foreign) return false;
+  const std::size_t rounded = as_aligned(it->second.bytes), span = pages_for(rounded);
+  std::byte* const first = static_cast<std::byte*>(memory) + rounded - span;
+  if (mmap(first, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+    std::abort();
+  if (it->second.note) it->second.note->close();
+  s.freed[it->first] = {it->second.bytes, it->second.device, false, nullptr, true};
+  s.live.erase(it);
+  return true;
+}
+
+// ---- memory of the host
 
 void* DeviceMemory::allocate_pinned(std::size_t bytes) {
   void* const memory = std::aligned_alloc(page, pages_for(std::max<std::size_t>(bytes, 1)));

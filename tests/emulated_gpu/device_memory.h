@@ -11,7 +11,9 @@
 
 namespace rz::emulated {
 
-/// The one of this process. Thread-safe.
+struct IpcPlace;
+
+/// The one of this process; a fork has none of its parent's. Thread-safe.
 class DeviceMemory {
  public:
   static DeviceMemory& instance();
@@ -22,6 +24,12 @@ class DeviceMemory {
   bool free(void* memory);
   void* allocate_pinned(std::size_t bytes);
   bool free_pinned(void*);
+
+  /// Lets other processes open an allocation, by its first byte. False if it is none.
+  bool share(const void* memory, IpcPlace&);
+  /// Another process's, at an address of this one; null if it is gone. Closed by close_shared() alone.
+  void* open_shared(const IpcPlace&);
+  bool close_shared(void* memory);
 
   struct Owner {
     bool on_device = false, pinned = false;

@@ -4,6 +4,7 @@
 #include "comm/core/cuda/runtime.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <map>
@@ -12,6 +13,7 @@
 
 #include "tests/emulated_gpu/device_memory.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
+#include "tests/emulated_gpu/ipc.h"
 #include "tests/emulated_gpu/machine.h"
 
 namespace rz::emulated {
@@ -24,6 +26,7 @@ using cuda::success;
 enum : Status {
   invalid_value = 1,
   invalid_device = 101,
+  device_uninitialized = 201,
   invalid_handle = 400,
   launch_failure = 719,
   unsupported_in_capture = 900,
@@ -255,7 +258,33 @@ Status launch_graph(void* executable, void* s) {
   return success;
 }
 
-// ---- peers: ranks are threads of this process, which need no handles
+// ---- peers: threads of this process need no handles
+
+Status ipc_get_handle(cuda::IpcHandle* handle, void* base) {
+  if (const Status status = entry("ipc_get_handle")) return status;
+  IpcPlace place{};
+  static_assert(sizeof place <= sizeof handle->bytes);
+  if (!memory().share(base, place)) return invalid_value;
+  *handle = {};
+  std::memcpy(handle->bytes, &place, sizeof place);
+  return success;
+}
+
+/// CUDA opens no handle in the process that made it.
+Status ipc_open_handle(void** base, const cuda::IpcHandle& handle) {
+  if (const Status status = entry("ipc_open_handle")) return status;
+  if (Machine::thread_captures()) return unsupported_in_capture;
+  IpcPlace place{};
+  std::memcpy(&place, handle.bytes, sizeof place);
+  if (place.process == getpid()) return device_uninitialized;
+  *base = memory().open_shared(place);
+  return *base ? success : Status{invalid_value};
+}
+
+Status ipc_close(void* base) {
+  if (const Status status = entry("ipc_close")) return memory().close_shared(base), status;
+  return memory().close_shared(base) ? success : Status{invalid_value};
+}
 
 const char* error_name(Status s) {
   switch (s) {
@@ -263,6 +292,8 @@ const char* error_name(Status s) {
       return "cudaErrorMemoryAllocation";
     case invalid_device:
       return "cudaErrorInvalidDevice";
+    case device_uninitialized:
+      return "cudaErrorDeviceUninitialized";
     case invalid_handle:
       return "cudaErrorInvalidResourceHandle";
     case launch_failure:
@@ -350,9 +381,9 @@ const cuda::Runtime table{
     .enable_peer_access = [](int peer) -> Status {
       return peer < devices ? success : Status{invalid_device};
     },
-    .ipc_get_handle = [](cuda::IpcHandle*, void*) -> Status { return invalid_value; },
-    .ipc_open_handle = [](void**, const cuda::IpcHandle&) -> Status { return invalid_value; },
-    .ipc_close = [](void*) -> Status { return invalid_value; },
+    .ipc_get_handle = ipc_get_handle,
+    .ipc_open_handle = ipc_open_handle,
+    .ipc_close = ipc_close,
 
     .error_name = error_name,
     .error_text = error_text,

@@ -1,0 +1,54 @@
+#pragma once
+/// Memory of an emulated device that other processes map, as CUDA's IPC handles do it: a process's device
+/// memory is a file without a name, which others open by /proc. Whoever gives memory back that another
+/// process has open still is ended with a line that says so, where CUDA promises nothing.
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace rz::emulated {
+
+/// Where an allocation lies in its process's file: what a handle holds.
+struct IpcPlace {
+  pid_t process;
+  int file;
+  std::uint64_t offset, bytes;
+  int device;
+};
+
+/// What processes know of an allocation together: a page of the file, behind its last.
+class IpcNote {
+ public:
+  /// Null if the file cannot be mapped there.
+  static std::unique_ptr<IpcNote> map(int file, std::uint64_t offset);
+  ~IpcNote();
+  IpcNote(const IpcNote&) = delete;
+  IpcNote& operator=(const IpcNote&) = delete;
+
+  void offer() { set(words_->offered, 1); }
+  /// False: it was freed.
+  bool open();
+  void close() { __atomic_fetch_sub(&words_->openers, 1, __ATOMIC_ACQ_REL); }
+  /// From now on nobody can open it. How many have it open.
+  std::uint32_t retire();
+
+ private:
+  struct Words {
+    std::uint32_t offered, openers;
+  };
+  explicit IpcNote(Words* words) : words_(words) {}
+  static void set(std::uint32_t& word, std::uint32_t value) {
+    __atomic_store_n(&word, value, __ATOMIC_RELEASE);
+  }
+  Words* words_;
+};
+
+/// The file of another process, to be closed by the caller; -1 if it is not there.
+int open_file_of(const IpcPlace&);
+/// A new file for this process's memory.
+int create_file(std::size_t bytes);
+
+}  // namespace rz::emulated
