@@ -81,8 +81,8 @@ peer::FoldCall fold_call(const Operation& op, const peer::Seat& seat, const Peer
   call.here = op.kind != Collective::reduce || seat.rank == op.root;
   call.scales = op.op.kind == ReduceOp::premul_sum;
   call.factor = op.op.factor;
-  call.direct_in = choice.zero_copy && reach.in && !call.scales;
-  call.direct_out = choice.zero_copy && reach.out;
+  call.in_source = choice.zero_copy && !call.scales ? reach.in : 0;
+  call.out_source = choice.zero_copy ? reach.out : 0;
   call.last_step = choice.zero_copy;
   return call;
 }
@@ -144,7 +144,7 @@ peer::MoveCall move_call(const Operation& op, const peer::Seat& seat, const Peer
   call.piece = seat.layout.slot_bytes / (call.same ? 1 : static_cast<std::size_t>(seat.size)) / 16 * 16;
   // In place, an all_to_all's parts change places: peers then read copies.
   const bool swaps = op.kind == Collective::all_to_all && op.in.data == op.out.data;
-  call.direct = choice.zero_copy && reach.in && !swaps;
+  call.in_source = choice.zero_copy && !swaps ? reach.in : 0;
   call.last_step = choice.zero_copy;
   return call;
 }

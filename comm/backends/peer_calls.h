@@ -7,9 +7,9 @@
 
 namespace rz {
 
-/// What a rank may do with an operation's memory.
+/// Where peers can read an operation's memory: what letters call it (peer_call.h). 0: nowhere.
 struct PeerReach {
-  bool in = false, out = false;  ///< peers can read it where it lies
+  std::uint64_t in = 0, out = 0;
 };
 
 PeerChoice choose(const Operation&, const peer::Seat&, const std::string& forced);

@@ -12,6 +12,7 @@
 #include "comm/backends/peer_calls.h"
 #include "comm/backends/peer_group.h"
 #include "comm/backends/peer_memory.h"
+#include "comm/backends/peer_windows.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/kernels/peer_kernels.h"
@@ -258,6 +259,7 @@ class PeerCuda final : public Backend {
         kernels_(peer_kernels()),
         memory_(std::make_shared<PeerMemory>(options.device)),
         shared_(std::make_shared<Shared>(host_, options)),
+        windows_(shared_->group),
         stream_(Stream::create(options.device, Stream::Priority::high)),
         message_stream_(Stream::create(options.device, Stream::Priority::high)) {
     select_peer(
@@ -305,6 +307,12 @@ class PeerCuda final : public Backend {
     return peer_cuda_backend(std::move(host), options);
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return memory_->allocate(bytes); }
+  std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) override {
+    if (shared_->group.one_process()) return allocate(bytes);  // which peers reach as it is
+    shared_->watch.check();
+    auto memory = windows_.allocate(*host_, bytes);
+    return memory ? memory : allocate(bytes);
+  }
   std::string describe() const override {
     return str("peer_cuda on ", name(options_.device), ", ", seat().layout.blocks, " blocks");
   }
@@ -312,9 +320,12 @@ class PeerCuda final : public Backend {
  private:
   const peer::Seat& seat() const { return shared_->group.seat(); }
   PeerReach reach(const Operation& op) const {
-    // Plain addresses mean nothing in another process.
-    if (!shared_->group.one_process()) return {};
-    return {memory_->holds(op.in.data, op.in.bytes()), memory_->holds(op.out.data, op.out.bytes())};
+    return {source_of(op.in.data, op.in.bytes()), source_of(op.out.data, op.out.bytes())};
+  }
+  /// Plain addresses mean nothing in another process.
+  std::uint64_t source_of(const void* at, std::size_t bytes) const {
+    if (!shared_->group.one_process()) return windows_.source_of(at, bytes);
+    return memory_->holds(at, bytes) ? reinterpret_cast<std::uint64_t>(at) : 0;
   }
 
   void start(const Operation& op) {
@@ -366,32 +377,57 @@ class PeerCuda final : public Backend {
   const PeerCudaOptions options_;
   const PeerKernels& kernels_;
   const std::shared_ptr<PeerMemory> memory_;
+  bool kernels_have_ended() const noexcept;
+  bool all_have_let_go() const noexcept;
+
   const std::shared_ptr<Shared> shared_;
+  PeerWindows windows_;
   const Stream stream_, message_stream_;
   std::mutex submitting_;
   std::atomic<bool> said_{false};
 };
 
-// Kernels still in flight leave at once; the peers' learn that nobody will come. Another process's arena may
-// be read until its ranks have come here too: if they do not, it is not given back.
+// Kernels still in flight leave at once; the peers' learn that nobody will come. Memory that other processes
+// have mapped may be given back when they have closed it: if they do not come here to say so, it is kept.
 PeerCuda::~PeerCuda() {
+  PeerGroup& group = shared_->group;
   shared_->watch.fail_with(
       Error(Errc::aborted, str("the communicator of rank ", options_.rank, " was destroyed"), options_.rank));
-  if (!said_.exchange(true)) shared_->group.leave(peer::left);
+  if (!said_.exchange(true)) group.leave(peer::left);
+  const bool ended = kernels_have_ended();
+  if (group.one_process()) return;
+  if (ended && group.quiet()) {
+    windows_.let_go();
+    group.let_go();
+    if (all_have_let_go()) return;
+  }
+  windows_.keep();
+  group.keep();
+}
+
+bool PeerCuda::kernels_have_ended() const noexcept {
   try {
-    if (!shared_->group.one_process()) {
-      const Operation op{.kind = Collective::barrier};
-      const Work all = host_->submit({&op, 1});
-      const Deadline deadline = Deadline::after(std::min<Clock::duration>(options_.timeout, 2s));
-      while (!all.done() && !deadline.expired()) std::this_thread::sleep_for(100us);
-      if (!all.done()) shared_->group.keep_arena();
-    }
     const Event ends[] = {stream_.record(), message_stream_.record()};
     const Deadline deadline = Deadline::after(5s);
     for (const Event& e : ends)
       while (!e.done() && !deadline.expired()) std::this_thread::sleep_for(20us);
+    return ends[0].done() && ends[1].done();
   } catch (const Error&) {  // said by the operation that failed
-    if (!shared_->group.one_process()) shared_->group.keep_arena();
+    return false;
+  }
+}
+
+bool PeerCuda::all_have_let_go() const noexcept {
+  try {
+    const Operation op{.kind = Collective::barrier};
+    const Work all = host_->submit({&op, 1});
+    const Deadline deadline = Deadline::after(std::min<Clock::duration>(options_.timeout, 2s));
+    while (!all.done() && !deadline.expired()) std::this_thread::sleep_for(100us);
+    if (!all.done()) return false;
+    all.wait();  // it may have ended badly
+    return true;
+  } catch (const Error&) {
+    return false;
   }
 }
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <thread>
 
-#include "comm/backends/homes.h"
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
@@ -16,11 +16,47 @@ namespace {
 
 using cuda::runtime;
 
-/// How a rank's arena is reached.
+using Memory = std::shared_ptr<std::byte>;
+
+/// How a rank's memory is reached.
 struct Access {
-  std::uint64_t owner = 0;  ///< a shared_ptr's address, for ranks of its process
+  std::uint64_t owner = 0;  ///< a shared_ptr's address, for ranks of its process; 0: it has none
   cuda::IpcHandle handle{};
 };
+
+Access access_to(const Memory& memory, Device device, bool one_process) {
+  if (!memory) return {};
+  Access access{.owner = reinterpret_cast<std::uint64_t>(&memory)};
+  if (one_process) return access;
+  const cuda::DeviceGuard guard(device);
+  cuda::check(runtime().ipc_get_handle(&access.handle, memory.get()), "cudaIpcGetMemHandle", device);
+  return access;
+}
+
+/// Memory that peers may have mapped: it is never given back, unless they have said that they have not.
+class Exposed {
+ public:
+  explicit Exposed(Memory memory) : memory_(std::move(memory)) {}
+  ~Exposed() {
+    if (memory_) static_cast<void>(new Memory(std::move(memory_)));
+  }
+  Exposed(const Exposed&) = delete;
+  Exposed& operator=(const Exposed&) = delete;
+  void withdraw() { memory_.reset(); }
+
+ private:
+  Memory memory_;
+};
+
+/// What goes wrong first.
+template <class F>
+void attempt(std::optional<Error>& problem, const F& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    if (!problem) problem = e;
+  }
+}
 
 void meet_on_host(Backend& host) {
   const Operation op{.kind = Collective::barrier};
@@ -51,7 +87,7 @@ void reach(Device device, int rank, const Home& peer, int peer_rank) {
 }
 
 /// Memory of another process; closed with the last copy.
-std::shared_ptr<std::byte> open_ipc(const cuda::IpcHandle& handle, Device device) {
+Memory open_ipc(const cuda::IpcHandle& handle, Device device) {
   const cuda::DeviceGuard guard(device);
   void* base = nullptr;
   cuda::check(runtime().ipc_open_handle(&base, handle), "cudaIpcOpenMemHandle", device);
@@ -65,9 +101,9 @@ PeerGroup::PeerGroup(Backend& host, int rank, int size, Device device, std::size
   require(size <= peer::most_ranks, Errc::unsupported, "the backend 'peer_cuda' serves at most ",
           peer::most_ranks, " ranks, not ", size, "; use 'nccl' or 'ring'");
   const Home mine = home_of(device);
-  const std::vector<Home> homes = tell_all(host, mine, size);
+  homes_ = tell_all(host, mine, size);
   for (int r = 0; r < size; ++r) {
-    const Home& h = homes[static_cast<std::size_t>(r)];
+    const Home& h = homes_[static_cast<std::size_t>(r)];
     if (!same_machine(h, mine))
       throw Error(Errc::unsupported,
                   str("rank ", rank, ": rank ", r,
@@ -80,40 +116,68 @@ PeerGroup::PeerGroup(Backend& host, int rank, int size, Device device, std::size
   seat_ = {.rank = rank,
            .size = size,
            .layout = {.size = size,
-                      .blocks = blocks_for_all(homes),
+                      .blocks = blocks_for_all(homes_),
                       .slot_bytes = (slot_bytes + 255) / 256 * 256,
                       .message_bytes = std::min<std::size_t>((slot_bytes + 255) / 256 * 256, 64 << 10)},
            .status = reinterpret_cast<peer::Status*>(status_.get())};
   const auto arena = allocate_on(device, seat_.layout.bytes());
   set_bytes(arena.get(), 0, seat_.layout.slots(), control_);
   control_.synchronize();
+  arenas_ = exchange(host, arena);
+  for (int r = 0; r < size; ++r) seat_.arenas[r] = arenas_[static_cast<std::size_t>(r)].get();
+}
 
-  Access access{.owner = reinterpret_cast<std::uint64_t>(&arena)};
-  if (!one_process_) {
-    const cuda::DeviceGuard guard(device);
-    cuda::check(runtime().ipc_get_handle(&access.handle, arena.get()), "cudaIpcGetMemHandle", device);
+std::vector<Memory> PeerGroup::exchange(Backend& host, const Memory& mine) {
+  std::optional<Error> problem;
+  Access access;
+  attempt(problem, [&] { access = access_to(mine, device_, one_process_); });
+  const std::vector<Access> all = tell_all(host, access, seat_.size);
+  Exposed exposed(mine);
+  std::vector<Memory> parts;
+  attempt(problem, [&] {
+    for (int r = 0; r < seat_.size; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      if (all[i].owner == 0)
+        throw Error(Errc::system, str("rank ", r, " has no device memory to share; it says why"), r);
+      const bool here = homes_[i].process == homes_[static_cast<std::size_t>(seat_.rank)].process;
+      parts.push_back(here ? *reinterpret_cast<const Memory*>(all[i].owner)
+                           : open_ipc(all[i].handle, device_));
+    }
+  });
+  // Until then everybody's `mine` must be there.
+  const auto well = tell_all(host, static_cast<std::uint8_t>(!problem), seat_.size);
+  const auto bad = std::find(well.begin(), well.end(), 0);
+  if (bad != well.end()) {
+    parts.clear();
+    meet_on_host(host);  // now nobody has mapped anything
   }
-  const std::vector<Access> all = tell_all(host, access, size);
-  for (int r = 0; r < size; ++r) {
-    const auto i = static_cast<std::size_t>(r);
-    arenas_.push_back(homes[i].process == mine.process
-                          ? *reinterpret_cast<const std::shared_ptr<std::byte>*>(all[i].owner)
-                          : open_ipc(all[i].handle, device));
-    seat_.arenas[i] = arenas_.back().get();
-  }
-  meet_on_host(host);  // until then everybody's `arena` must be there
+  exposed.withdraw();
+  if (problem) throw *problem;
+  const auto culprit = static_cast<int>(bad - well.begin());
+  if (bad != well.end())
+    throw Error(Errc::system, str("rank ", culprit, " cannot map its peers' memory; it says why"), culprit);
+  return parts;
 }
 
 /// This rank may hold a peer's arena last: what leave() wrote there must have arrived before it goes.
 PeerGroup::~PeerGroup() {
+  if (!quiet()) keep();
+}
+
+bool PeerGroup::quiet() const noexcept {
   try {
     const Deadline deadline = Deadline::after(std::chrono::seconds(2));
     const Event last = control_.record();
     while (!last.done() && !deadline.expired()) std::this_thread::sleep_for(std::chrono::microseconds(20));
-    if (last.done()) return;
+    return last.done();
   } catch (const Error&) {  // a device that has failed
+    return false;
   }
-  static_cast<void>(new std::vector<std::shared_ptr<std::byte>>(arenas_));  // never given back
+}
+
+void PeerGroup::let_go() noexcept {
+  for (std::size_t r = 0; r < arenas_.size(); ++r)
+    if (static_cast<int>(r) != seat_.rank) arenas_[r].reset();
 }
 
 void PeerGroup::leave(peer::Leaving how) noexcept {
@@ -127,8 +191,6 @@ void PeerGroup::leave(peer::Leaving how) noexcept {
   }
 }
 
-void PeerGroup::keep_arena() noexcept {
-  static_cast<void>(new std::shared_ptr<std::byte>(arenas_[static_cast<std::size_t>(seat_.rank)]));
-}
+void PeerGroup::keep() noexcept { static_cast<void>(new std::vector<Memory>(arenas_)); }
 
 }  // namespace rz

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/backend.h"
+#include "comm/backends/homes.h"
 #include "comm/core/memory.h"
 #include "comm/kernels/peer_call.h"
 
@@ -20,17 +21,27 @@ class PeerGroup {
   PeerGroup(const PeerGroup&) = delete;
   PeerGroup& operator=(const PeerGroup&) = delete;
 
+  Device device() const { return device_; }
   const peer::Seat& seat() const { return seat_; }
   peer::Status& status() const { return *seat_.status; }
   /// Whether plain pointers of a rank mean the same to all others.
   bool one_process() const { return one_process_; }
+  /// Each rank's device memory, as this one reaches it, its own as it is; every rank calls it with the start
+  /// of an allocation, and they talk over `host`. If that fails, it does on every rank; one that passes
+  /// nothing, or cannot map a peer's, is named. Nobody may give back what peers still have mapped.
+  std::vector<std::shared_ptr<std::byte>> exchange(Backend& host, const std::shared_ptr<std::byte>& mine);
   /// Tells the peers' kernels, now and later, that they wait for this rank in vain. Bounded.
   void leave(peer::Leaving) noexcept;
+  /// Waits for the last words that it told them, at most two seconds. False: they are still on their way.
+  bool quiet() const noexcept;
+  /// Closes the peers' arenas, which nothing of this rank may use any more.
+  void let_go() noexcept;
   /// For memory that peers may go on reading: it is never given back.
-  void keep_arena() noexcept;
+  void keep() noexcept;
 
  private:
   const Device device_;
+  std::vector<Home> homes_;
   peer::Seat seat_{};
   bool one_process_ = true;
   std::shared_ptr<std::byte> status_;

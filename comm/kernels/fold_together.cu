@@ -57,20 +57,22 @@ __global__ void __launch_bounds__(512, 2)
   for (std::size_t done = 0; well && (done == 0 || done < call.stripe); done += call.piece) {
     const std::size_t left = call.stripe - done;
     const Chunk chunk{blockIdx.x * call.stripe + done, left < call.piece ? left : call.piece};
-    if (!call.direct_in) stage(call, chunk, reinterpret_cast<T*>(slot(step)));
+    if (!call.in_source) stage(call, chunk, reinterpret_cast<T*>(slot(step)));
     const std::uint64_t slot_at = in_arena | seat.layout.slot(static_cast<int>(blockIdx.x), step);
     well = meet_with([&](int peer) {
-      return call.direct_in ? offer_of(static_cast<const T*>(call.in) + part_of(peer) * call.part + chunk.at)
+      return call.in_source ? call.in_source + (part_of(peer) * call.part + chunk.at) * sizeof(T)
                             : slot_at + part_of(peer) * call.piece * sizeof(T);
     });
     if (!well || !call.here) continue;
-    T* target = static_cast<T*>(call.out) + (call.scatters ? 0 : part_of(seat.rank) * call.part) + chunk.at;
-    if (call.gathers && !call.direct_out) target = reinterpret_cast<T*>(slot(step));
+    const std::size_t at = (call.scatters ? 0 : part_of(seat.rank) * call.part) + chunk.at;
+    T* target = static_cast<T*>(call.out) + at;
+    if (call.gathers && !call.out_source) target = reinterpret_cast<T*>(slot(step));
     fold(op, target, reinterpret_cast<const T* const*>(block.source), seat.size, chunk.length(call, own_part),
          call.divisor, lane_of_block());
     if (!call.gathers) continue;
-    const std::uint64_t result =
-        call.direct_out ? offer_of(target) : in_arena | seat.layout.slot(static_cast<int>(blockIdx.x), step);
+    const std::uint64_t result = call.out_source
+                                     ? call.out_source + at * sizeof(T)
+                                     : in_arena | seat.layout.slot(static_cast<int>(blockIdx.x), step);
     well = meet_with([&](int) { return result; });
     for (int part = 0; well && part < call.parts; ++part)
       copy(static_cast<T*>(call.out) + static_cast<std::size_t>(part) * call.part + chunk.at,

@@ -113,8 +113,12 @@ __device__ inline bool await(const Seat& seat, int peer, const std::uint64_t* fl
 }
 
 __device__ inline std::uint64_t address_of(const Seat& seat, int peer, std::uint64_t source) {
-  if (!(source & in_arena)) return source;
-  return reinterpret_cast<std::uint64_t>(seat.arenas[peer] + (source & ~in_arena));
+  if (source & in_arena) return reinterpret_cast<std::uint64_t>(seat.arenas[peer] + (source & ~in_arena));
+  if (!(source & in_window)) return source;
+  const int window = static_cast<int>(source >> window_shift) & (most_windows - 1);
+  const std::uint64_t offset = source & ((std::uint64_t{1} << window_shift) - 1);
+  const std::byte* const addresses = seat.arenas[seat.rank] + seat.layout.window(window);
+  return reinterpret_cast<const std::uint64_t*>(addresses)[peer] + offset;
 }
 
 /// One step. Offers offer(peer) to each peer and waits for what they offer, which block.source then holds.
@@ -177,10 +181,6 @@ __device__ inline void copy(void* to, const void* from, std::size_t bytes, Lane 
   else if (both % 2 == 0)
     copy_as<std::uint16_t>(d, s, bytes / 2, lane), done = bytes / 2 * 2;
   copy_as<std::uint8_t>(d + done, s + done, bytes - done, lane);
-}
-
-__device__ inline std::uint64_t offer_of(const void* address) {
-  return reinterpret_cast<std::uint64_t>(address);
 }
 
 }  // namespace rz::peer

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(512, 2)
   bool well = true;
   for (std::size_t done = 0; well; done += call.piece) {
     const std::uint64_t slot = seat.layout.slot(static_cast<int>(blockIdx.x), step);
-    bool more = false, staged = call.direct;
+    bool more = false, staged = call.in_source != 0;
     for (int peer = 0; peer < seat.size; ++peer) {
       const Range r = chunk_of(call.send_bytes[peer], done, call.piece);
       more |= r.more;
@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(512, 2)
       staged = call.same;
     }
     const auto offer = [&](int peer) {
-      if (!call.direct) return in_arena | (slot + static_cast<std::size_t>(peer) * between);
-      return offer_of(call.in + call.send_at[peer] + chunk_of(call.send_bytes[peer], done, call.piece).begin);
+      if (!call.in_source) return in_arena | (slot + static_cast<std::size_t>(peer) * between);
+      return call.in_source + call.send_at[peer] + chunk_of(call.send_bytes[peer], done, call.piece).begin;
     };
     const auto count = [&](const std::uint64_t* counts) {
       return [counts](int peer) { return counts[peer]; };

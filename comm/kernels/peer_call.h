@@ -18,15 +18,21 @@
 
 namespace rz::peer {
 
-inline constexpr int most_ranks = 16, most_blocks = 64, message_blocks = 2, lanes = 2;
+inline constexpr int most_ranks = 16, most_blocks = 64, message_blocks = 2, lanes = 2, most_windows = 64;
 enum LaneOf : int { collectives = 0, messages = 1 };
 
-/// 32 bytes, written by a peer. `source` is an offset in the writer's arena, or an address.
+/// 32 bytes, written by a peer. `source` is an offset in the writer's arena, or in its part of a window, or
+/// an address.
 struct Letter {
   std::uint64_t step;  ///< written last: this letter belongs to step `step - 1`
   std::uint64_t what, count, source;
 };
-inline constexpr std::uint64_t in_arena = std::uint64_t{1} << 63;
+inline constexpr std::uint64_t in_arena = std::uint64_t{1} << 63, in_window = std::uint64_t{1} << 62;
+inline constexpr int window_shift = 56;
+/// The source of what lies `offset` bytes into a window; bytes may be added to it, as to an address.
+constexpr std::uint64_t window_source(int window, std::size_t offset) {
+  return in_window | static_cast<std::uint64_t>(window) << window_shift | offset;
+}
 inline constexpr std::uint64_t more_to_come = std::uint64_t{1} << 63;  ///< in `what`
 
 /// The first page of an arena.
@@ -57,7 +63,11 @@ struct Layout {
   int size, blocks;
   std::size_t slot_bytes, message_bytes;  ///< multiples of 256 bytes
 
-  RZ_HOST_DEVICE std::size_t letters() const { return 4096; }
+  /// The addresses of all ranks' parts of a window, as this rank's device reaches them; written by the host.
+  RZ_HOST_DEVICE std::size_t window(int number) const {
+    return 4096 + static_cast<std::size_t>(number) * most_ranks * sizeof(std::uint64_t);
+  }
+  RZ_HOST_DEVICE std::size_t letters() const { return window(most_windows); }
   RZ_HOST_DEVICE std::size_t letter(int block, std::uint64_t step, int from) const {
     return letters() + ((static_cast<std::size_t>(block) * 2 + step % 2) * size + from) * sizeof(Letter);
   }
@@ -95,13 +105,14 @@ struct FoldCall {
   void* out;
   std::size_t count, part, stripe, piece;
   int parts, divisor;
-  bool here;                   ///< this rank wants the result
-  bool gathers;                ///< then every part's result goes to everybody
-  bool scatters;               ///< part r goes to rank r, and `out` is that part alone
-  bool scales;                 ///< by `factor`, before
-  bool direct_in, direct_out;  ///< peers read the caller's memory
-  bool last_step;              ///< an empty step at the end, since some rank may be direct
+  bool here;       ///< this rank wants the result
+  bool gathers;    ///< then every part's result goes to everybody
+  bool scatters;   ///< part r goes to rank r, and `out` is that part alone
+  bool scales;     ///< by `factor`, before
+  bool last_step;  ///< an empty step at the end, since peers may read a rank's memory where it lies
   double factor;
+  /// Where peers read the caller's memory: what letters call it (Letter::source). 0: they read slots.
+  std::uint64_t in_source, out_source;
 };
 
 /// Everything that moves bytes as they are: to each peer its range of `in`, from each peer to a range of
@@ -112,9 +123,10 @@ struct MoveCall {
   const std::byte* in;
   std::byte* out;
   std::size_t send_at[most_ranks], send_bytes[most_ranks], recv_at[most_ranks], recv_bytes[most_ranks];
-  std::size_t piece;  ///< bytes a peer and step, a multiple of 16
-  bool same;          ///< all peers get the same range (or nothing)
-  bool direct, last_step;
+  std::size_t piece;        ///< bytes a peer and step, a multiple of 16
+  std::uint64_t in_source;  ///< as FoldCall's
+  bool same;                ///< all peers get the same range (or nothing)
+  bool last_step;
 };
 
 /// At most one message to and one from each peer.

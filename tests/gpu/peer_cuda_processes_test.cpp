@@ -13,7 +13,7 @@
 namespace rz::test {
 namespace {
 
-bool may_have_a_card() { return !emulated_device && access("/dev/nvidiactl", R_OK) == 0; }
+bool may_have_a_card() { return emulated_device || access("/dev/nvidiactl", R_OK) == 0; }
 
 /// f(communicator, stream) in a process a rank, which share the cards that there are.
 template <class F>
@@ -34,7 +34,7 @@ void on_processes(int size, const F& f) {
 }
 
 TEST(PeerCudaProcesses, ExchangeDeviceMemory) {
-  if (!may_have_a_card()) GTEST_SKIP() << "no card: the emulated device has no IPC";
+  if (!may_have_a_card()) GTEST_SKIP() << "no card";
   for (const int size : {2, 3})
     on_processes(size, [&](Communicator& comm, const Stream& s) {
       for (const std::size_t n : {1000, 1'000'003}) {
@@ -59,7 +59,7 @@ TEST(PeerCudaProcesses, ExchangeDeviceMemory) {
 }
 
 TEST(PeerCudaProcesses, ARankThatDiesIsNamed) {
-  if (!may_have_a_card()) GTEST_SKIP() << "no card: the emulated device has no IPC";
+  if (!may_have_a_card()) GTEST_SKIP() << "no card";
   const auto endings = run_processes(2, [](int rank, std::shared_ptr<Store> store) {
     if (cuda::device_count() == 0) return;
     CommOptions options;
