@@ -263,6 +263,19 @@ std::size_t DeviceMemory::in_use(int device) const {
   return state_->in_use[static_cast<std::size_t>(device)];
 }
 
+std::size_t DeviceMemory::places_of(std::string_view bytes) {
+  const std::lock_guard lock(state_->mutex);
+  std::size_t places = 0;
+  for (const auto& a : state_->live) {
+    if (a.second.pinned || a.second.foreign) continue;
+    state_->protect(a, PROT_READ | PROT_WRITE);
+    const std::string_view all(reinterpret_cast<const char*>(a.first), a.second.bytes);
+    for (auto at = all.find(bytes); at != all.npos; at = all.find(bytes, at + 1)) ++places;
+    if (!state_->is_open) state_->protect(a, PROT_NONE);
+  }
+  return places;
+}
+
 void DeviceMemory::open() {
   const std::lock_guard lock(state_->mutex);
   if (state_->is_open) return;

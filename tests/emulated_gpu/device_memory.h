@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "comm/core/types.h"
 
@@ -38,6 +39,8 @@ class DeviceMemory {
   };
   Owner owner(const void*) const;
   std::size_t in_use(int device) const;
+  /// How often these bytes stand in this process's own memory on devices.
+  std::size_t places_of(std::string_view bytes);
   std::size_t capacity = std::size_t{1} << 30;  ///< of a device
 
   /// Opening and closing cost a system call an allocation: the machine leaves the door open between tasks,

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "comm/core/cuda/runtime.h"
 
@@ -34,6 +35,8 @@ void fail_call(const std::string& name, cuda::Status status, int after = 0);
 
 /// Bytes now allocated on all devices.
 std::size_t bytes_in_use();
+/// How often these bytes stand in this process's own memory, on all its devices.
+std::size_t places_of(std::string_view bytes);
 /// Of each device, from now on.
 void set_capacity(std::size_t bytes);
 

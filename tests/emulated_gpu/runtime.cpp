@@ -402,6 +402,8 @@ std::size_t bytes_in_use() {
   return bytes;
 }
 
+std::size_t places_of(std::string_view bytes) { return memory().places_of(bytes); }
+
 void set_capacity(std::size_t bytes) { memory().capacity = bytes; }
 
 Schedule::Schedule(std::uint64_t seed, Pace pace) : bytes_before_(bytes_in_use()) {

@@ -103,25 +103,27 @@ std::vector<std::byte> on_host(Communicator& comm, const Call& call, DType dtype
 }
 
 std::vector<std::byte> on_device(Communicator& comm, const Call& call, DType dtype,
-                                 std::vector<std::byte> block, const Stream& stream) {
+                                 std::vector<std::byte> block, const Stream& stream, std::byte* memory) {
   const Device device = stream.device();
   const std::size_t size = size_of(dtype);
-  const auto memory = comm.allocate(block.size() + 1);
-  copy_bytes(memory.get(), block.data(), block.size(), stream);
-  const Work work = call.start(comm, {memory.get() + call.in_at * size, call.in_count, dtype, device},
-                               {memory.get() + call.out_at * size, call.out_count, dtype, device}, stream);
+  const auto own = memory ? nullptr : comm.allocate(block.size() + 1);
+  if (own) memory = own.get();
+  copy_bytes(memory, block.data(), block.size(), stream);
+  const Work work = call.start(comm, {memory + call.in_at * size, call.in_count, dtype, device},
+                               {memory + call.out_at * size, call.out_count, dtype, device}, stream);
   work.wait_on(stream);
-  copy_bytes(block.data(), memory.get(), block.size(), stream);
+  copy_bytes(block.data(), memory, block.size(), stream);
   work.wait();
   return block;
 }
 
-void expect_same(Communicator& comm, DType dtype, ReduceOp op, std::size_t n, const Stream& stream) {
+void expect_same(Communicator& comm, DType dtype, ReduceOp op, std::size_t n, const Stream& stream,
+                 std::byte* memory) {
   for (const bool in_place : {false, true})
     for (const Call& call : calls(comm.rank(), comm.size(), n, op, in_place)) {
       const auto seed = static_cast<std::uint32_t>(comm.rank() * 100 + 7);
       const auto block = random_block(dtype, call.block() + (in_place ? 1 : 0), seed);
-      EXPECT_EQ(on_device(comm, call, dtype, block, stream), on_host(comm, call, dtype, block))
+      EXPECT_EQ(on_device(comm, call, dtype, block, stream, memory), on_host(comm, call, dtype, block))
           << call.name << ", " << name(dtype) << " " << name(op) << ", " << n << " elements, rank "
           << comm.rank();
     }

@@ -31,11 +31,15 @@ std::vector<std::byte> random_block(DType dtype, std::size_t count, std::uint32_
 std::vector<std::byte> on_host(Communicator& comm, const Call& call, DType dtype,
                                std::vector<std::byte> block);
 
-/// The same on the device, with the input made just before in the same stream and read just after.
+/// The same on the device, with the input made just before in the same stream and read just after: in
+/// `memory`, which must be large enough, or in memory of Communicator::allocate.
 std::vector<std::byte> on_device(Communicator& comm, const Call& call, DType dtype,
-                                 std::vector<std::byte> block, const Stream& stream);
+                                 std::vector<std::byte> block, const Stream& stream,
+                                 std::byte* memory = nullptr);
 
-/// Both give the same bytes: of every call, in place and not.
-void expect_same(Communicator& comm, DType dtype, ReduceOp op, std::size_t n, const Stream& stream);
+/// Both give the same bytes: of every call, in place and not. `memory` as above: at most 3 · n · ranks
+/// elements.
+void expect_same(Communicator& comm, DType dtype, ReduceOp op, std::size_t n, const Stream& stream,
+                 std::byte* memory = nullptr);
 
 }  // namespace rz::test
