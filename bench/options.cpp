@@ -111,7 +111,7 @@ void add_running(CLI::App& app, Options& o, Words& w) {
   app.add_option(
          "-R,--local_register", o.registered,
          "1: buffers of Communicator::allocate (with nccl: registered); 2: of allocate_symmetric (with "
-         "nccl: symmetric windows); default 0, plain memory")
+         "nccl: symmetric windows; with peer_cuda among processes: read in place); default 0, plain memory")
       ->check(CLI::Range(0, 2));
   app.add_option("-u,--unalign", o.misalign, "Elements that buffers start off their alignment; default 0")
       ->check(CLI::Range(0, 4096));
