@@ -126,13 +126,36 @@ int Communicator::size() const { return state_->size; }
 const CommOptions& Communicator::options() const { return state_->options; }
 bool Communicator::capturable() const { return state_->backend->capturable(); }
 
+namespace {
+
+void rest(unsigned polls) {
+  if (polls < 4000)
+    std::this_thread::yield();
+  else
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
+// What has failed leaves the stream soon, and until then uses memory of the group: who is told of it may end
+// the communicator next.
+void check_while_running(Backend& backend, const Event& end) {
+  try {
+    backend.check();
+  } catch (const Error&) {
+    const Deadline deadline = Deadline::after(std::chrono::seconds(1));
+    for (unsigned polls = 0; !end.done() && !deadline.expired(); ++polls) rest(polls);
+    throw;
+  }
+}
+
+}  // namespace
+
 void Communicator::synchronize(const Stream& stream) {
   const auto limit = 2 * state_->options.timeout;
   if (const auto followed = state_->backend->follow(stream, limit)) return followed->wait();
   const Event end = stream.record();
   const Deadline deadline = Deadline::after(limit);
   for (unsigned polls = 0; !end.done(); ++polls) {
-    if (polls % 64 == 63) state_->backend->check();
+    if (polls % 64 == 63) check_while_running(*state_->backend, end);
     if (deadline.expired()) {
       const std::string what =
           str("a stream of ", name(stream.device()), " on rank ", state_->rank, " did not end within ",
@@ -140,10 +163,7 @@ void Communicator::synchronize(const Stream& stream) {
       abort(what);
       fail(Errc::timeout, what);
     }
-    if (polls < 4000)
-      std::this_thread::yield();
-    else
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    rest(polls);
   }
   state_->backend->check();
 }

@@ -113,12 +113,12 @@ class Communicator {
   /// 256 bytes, zeroed. It may outlive the communicator. Device memory must not be given back (its last copy
   /// end) while work in a stream still uses it. Errc::system states need and have.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
-  /// As allocate(), called by every rank together with as many bytes. What it is beyond that is the backend's:
-  /// with NCCL 2.27 or newer a symmetric window, which its fastest kernels need, and which is given back when
-  /// the communicator ends too; with "peer_cuda" among processes memory that their kernels read where it lies,
-  /// which that of allocate() is among threads of one process alone (comm/backends/peer_cuda.h). A group that
-  /// split() makes does not know the memory of the group it was made from. What ranks differ in is an error or
-  /// a timeout of NCCL's, and Errc::mismatch with "peer_cuda".
+  /// As allocate(), called by every rank together with as many bytes. What it is beyond that is the
+  /// backend's: with NCCL 2.27 or newer a symmetric window, which its fastest kernels need, and which is
+  /// given back when the communicator ends too; with "peer_cuda" among processes memory that their kernels
+  /// read where it lies, which that of allocate() is among threads of one process alone
+  /// (comm/backends/peer_cuda.h). A group that split() makes does not know the memory of the group it was
+  /// made from. What ranks differ in is an error or a timeout of NCCL's, and Errc::mismatch with "peer_cuda".
   std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes);
   template <class T>
   std::shared_ptr<T> allocate_array(std::size_t count) {
@@ -135,8 +135,10 @@ class Communicator {
   /// and so be repeated by a graph. Every rank then runs its graph as often. What is captured has no end of
   /// its own: its Work serves for wait_on() alone; synchronize() waits for runs.
   bool capturable() const;
-  /// Waits for all that was put into a stream, graphs too. Throws what breaks the group meanwhile; after
-  /// twice the operations' timeout it ends the group: Errc::timeout, which names who did not run its graph.
+  /// Waits for all that was put into a stream, graphs too: before the communicator ends, for it may not while
+  /// they run. Throws what breaks the group meanwhile, once the stream has ended too, or a second later;
+  /// after twice the operations' timeout it ends the group: Errc::timeout, which names who did not run its
+  /// graph.
   void synchronize(const Stream&);
 
   /// What carries this group, e.g. "scheduled over shm+tcp"; where "auto" chose it, also why.

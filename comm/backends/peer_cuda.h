@@ -6,10 +6,10 @@
 /// Where all ranks are threads of one process, kernels read memory of allocate() where it lies. Processes map
 /// each other's parts of allocate_symmetric() by CUDA's IPC handles; everything else they copy through slots,
 /// and so does a group made by split() with what is not its own. Each rank may pass memory of either kind, at
-/// any offset, in captured graphs too. A group has at most 64 such windows, each a multiple of 2 MiB, until it
-/// ends: what all ranks have given back serves a later call that it is large enough for, and beyond the last
-/// one memory is that of allocate(), on every rank. A rank that has no memory, cannot map a peer's, or asks
-/// for another size is named on all, and the group goes on without that window.
+/// any offset, in captured graphs too. A group has at most 64 such windows, each a multiple of 2 MiB, until
+/// it ends: what all ranks have given back serves a later call that it is large enough for, and beyond the
+/// last one memory is that of allocate(), on every rank. A rank that has no memory, cannot map a peer's, or
+/// asks for another size is named on all, and the group goes on without that window.
 ///
 /// The end of a backend among processes waits, up to two seconds, until all ranks have closed what they have
 /// mapped; if they do not come, the memory that they may still read is never given back.

@@ -191,6 +191,9 @@ void PeerGroup::leave(peer::Leaving how) noexcept {
   }
 }
 
-void PeerGroup::keep() noexcept { static_cast<void>(new std::vector<Memory>(arenas_)); }
+void PeerGroup::keep() noexcept {
+  static_cast<void>(new std::vector<Memory>(arenas_));
+  static_cast<void>(new Memory(status_));
+}
 
 }  // namespace rz

@@ -36,7 +36,7 @@ class PeerGroup {
   bool quiet() const noexcept;
   /// Closes the peers' arenas, which nothing of this rank may use any more.
   void let_go() noexcept;
-  /// For memory that peers may go on reading: it is never given back.
+  /// For memory that kernels, here or on peers, may go on using: it is never given back.
   void keep() noexcept;
 
  private:

@@ -133,7 +133,9 @@ DeviceMemory::DeviceMemory() : state_(new State()) {
                  });
   static std::array<std::byte, 64 << 10> stack;  // a fiber's own may be what overflowed
   const stack_t alternative{stack.data(), 0, stack.size()};
-  sigaltstack(&alternative, nullptr);
+  stack_t present{};
+  if (sigaltstack(nullptr, &present) == 0 && (present.ss_flags & SS_DISABLE))  // a sanitizer has its own
+    sigaltstack(&alternative, nullptr);
   struct sigaction action {};
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
