@@ -9,6 +9,7 @@
 #include "comm/communicator.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -16,6 +17,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
+using test::error_of;
 using test::run_processes;
 using test::run_ranks;
 
@@ -38,18 +40,6 @@ constexpr auto short_timeout = 400ms;
 std::string now_text() { return std::to_string(Clock::now().time_since_epoch().count()); }
 Clock::duration since(const std::string& text) {
   return Clock::now().time_since_epoch() - Clock::duration(std::stoll(text));
-}
-
-// The error that `call` throws, or a test failure.
-template <class F>
-Error error_of(const F& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(Errc::io, "nothing was thrown");
 }
 
 template <class F>

@@ -12,10 +12,13 @@
 #include "comm/core/error.h"
 #include "comm/store_detail.h"
 #include "comm/transports/socket.h"
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
+
+using test::error_of;
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
@@ -33,16 +36,6 @@ class Directory {
  private:
   std::string path_;
 };
-
-template <class F>
-Error error_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e;
-  }
-  return Error(Errc::io, "nothing was thrown");
-}
 
 bool contains(const Error& e, const std::string& text) {
   return std::string(e.what()).find(text) != std::string::npos;

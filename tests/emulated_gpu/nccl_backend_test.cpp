@@ -16,6 +16,7 @@
 #include "tests/emulated_gpu/machine.h"
 #include "tests/emulated_gpu/nccl.h"
 #include "tests/gpu/device_calls.h"
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -23,6 +24,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using emulated::Nccl;
+using test::error_of;
 using test::run_ranks;
 using Clock = std::chrono::steady_clock;
 
@@ -86,17 +88,6 @@ struct Floats {
   const std::shared_ptr<float> memory;
   const std::size_t n;
 };
-
-template <class F>
-Error error_of(const F& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(Errc::io, "nothing was thrown");
-}
 
 template <class F>
 void expect_error(Errc code, int culprit, const std::string& words, const F& call) {
@@ -425,7 +416,8 @@ TEST_F(NcclBackend, ARankThatDoesNotRunItsGraphIsNamed) {
     if (rank == 0) {
       graph.launch(x.stream);
       const auto took = time_of([&] {
-        expect_error(Errc::timeout, 1, "did not end within 1000 ms: rank 1", [&] { comm.synchronize(x.stream); });
+        expect_error(Errc::timeout, 1, "did not end within 1000 ms: rank 1",
+                     [&] { comm.synchronize(x.stream); });
       });
       EXPECT_LT(took, 6s);
     }

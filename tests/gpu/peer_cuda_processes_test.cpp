@@ -11,7 +11,9 @@
 #include "comm/core/error.h"
 #include "comm/core/graph.h"
 #include "tests/gpu/device_calls.h"
+#include "tests/gpu/floats.h"
 #include "tests/gpu/on_device.h"
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
 namespace rz::test {
@@ -76,35 +78,6 @@ std::vector<float> all_of(int size, std::size_t n) {
   return all;
 }
 
-/// n floats somewhere in memory of the stream's device.
-struct Floats {
-  Floats(std::shared_ptr<std::byte> m, std::size_t at, std::size_t n)
-      : memory(std::move(m)), data(reinterpret_cast<float*>(memory.get()) + at), count(n) {}
-  void set(const std::vector<float>& values, const Stream& s) const {
-    copy_bytes(data, values.data(), count * sizeof(float), s);
-  }
-  std::vector<float> get(const Stream& s) const {
-    std::vector<float> values(count);
-    copy_bytes(values.data(), data, count * sizeof(float), s);
-    s.synchronize();
-    return values;
-  }
-  Buffer on(const Stream& s) const { return {data, count, s.device()}; }
-  std::shared_ptr<std::byte> memory;
-  float* data;
-  std::size_t count;
-};
-
-template <class F>
-Error error_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e;
-  }
-  return Error(Errc::unsupported, "nothing was thrown");
-}
-
 TEST_F(PeerCudaProcesses, GiveTheBitsOfTheHost) {
   for (const int size : {2, 3})
     on_processes(size, "", [&](Communicator& comm, const Stream& s) {
@@ -142,11 +115,11 @@ Floats somewhere(Communicator& comm, std::size_t n, const std::shared_ptr<std::b
   const auto offset = static_cast<std::size_t>(comm.rank()) * 64;
   switch ((comm.rank() + turn) % 3) {
     case 0:
-      return {comm.allocate(n * sizeof(float)), 0, n};
+      return {comm.allocate(n * sizeof(float)), n};
     case 1:
-      return {a, offset, n};
+      return {a, n, offset};
     default:
-      return {b, 2 * offset, n};
+      return {b, n, 2 * offset};
   }
 }
 
@@ -175,7 +148,7 @@ TEST_F(PeerCudaProcesses, AGraphReadsWindowsInPlace) {
   on_processes(3, "two_shot", [&](Communicator& comm, const Stream& s) {
     const std::size_t n = 2000;
     const auto first = comm.allocate_symmetric(n * sizeof(float));
-    const Floats in(comm.allocate_symmetric(n * sizeof(float)), 0, n), out(first, 0, n);
+    const Floats in(comm.allocate_symmetric(n * sizeof(float)), n), out(first, n);
     comm.all_reduce(in.on(s), out.on(s), ReduceOp::sum, s).wait();
     const Graph graph = capture(s, [&] {
       comm.all_reduce(in.on(s), out.on(s), ReduceOp::sum, s).wait_on(s);
@@ -186,7 +159,7 @@ TEST_F(PeerCudaProcesses, AGraphReadsWindowsInPlace) {
       in.set(values_of(comm.rank(), n, turn), s);
       graph.launch(s);
       EXPECT_EQ(out.get(s), sum_of(3, n, turn)) << "replay " << turn;
-      const Floats other(later, 0, n);
+      const Floats other(later, n);
       comm.all_reduce(in.on(s), other.on(s), ReduceOp::sum, s).wait();
       EXPECT_EQ(other.get(s), sum_of(3, n, turn));
     }
@@ -220,11 +193,11 @@ TEST_F(PeerCudaProcesses, AWindowThatAllHaveGivenBackIsUsedAgain) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(small.get()) % 256, 0u);
     const std::byte* const was = large.get();
     const std::size_t n = 3 << 18;
-    Floats(std::exchange(large, nullptr), 0, n).set(values_of(comm.rank(), n), s);
+    Floats(std::exchange(large, nullptr), n).set(values_of(comm.rank(), n), s);
     s.synchronize();
     const auto less = comm.allocate_symmetric(n * sizeof(float));
     EXPECT_EQ(less.get(), was);
-    EXPECT_EQ(Floats(less, 0, n).get(s), std::vector<float>(n, 0));
+    EXPECT_EQ(Floats(less, n).get(s), std::vector<float>(n, 0));
     EXPECT_NE(comm.allocate_symmetric(1000).get(), was);
   });
 }
@@ -233,14 +206,14 @@ TEST_F(PeerCudaProcesses, AWindowThatOneRankStillHasIsNotUsedAgain) {
   on_processes(2, "two_shot", [&](Communicator& comm, const Stream& s) {
     auto a = comm.allocate_symmetric(1000);
     const std::byte* const was = a.get();
-    const Floats values(comm.allocate_symmetric(1000), 0, 250);
+    const Floats values(comm.allocate_symmetric(1000), 250);
     if (comm.rank() == 1) a.reset();
     auto b = comm.allocate_symmetric(1000);
     EXPECT_NE(b.get(), was);
     a.reset();
     auto c = comm.allocate_symmetric(1000);
     EXPECT_EQ(c.get(), was);
-    const Floats out(c, 0, 250);
+    const Floats out(c, 250);
     values.set(values_of(comm.rank(), 250), s);
     comm.all_reduce(values.on(s), out.on(s), ReduceOp::sum, s).wait();
     EXPECT_EQ(out.get(s), sum_of(2, 250));
@@ -252,7 +225,7 @@ TEST_F(PeerCudaProcesses, BeyondTheLastWindowMemoryIsOrdinary) {
     std::vector<std::shared_ptr<std::byte>> windows;
     for (int i = 0; i < 66; ++i) windows.push_back(comm.allocate_symmetric(4000));
     for (const std::size_t i : {0, 63, 64, 65}) {
-      const Floats x(windows[i], 0, 1000);
+      const Floats x(windows[i], 1000);
       x.set(values_of(comm.rank(), 1000), s);
       comm.all_reduce(x.on(s), ReduceOp::sum, s).wait();
       EXPECT_EQ(x.get(s), sum_of(2, 1000)) << "window " << i;
@@ -262,14 +235,14 @@ TEST_F(PeerCudaProcesses, BeyondTheLastWindowMemoryIsOrdinary) {
 
 TEST_F(PeerCudaProcesses, AGroupOfSomeRanksCopiesWhatIsInTheWindowsOfAll) {
   on_processes(3, "two_shot", [&](Communicator& comm, const Stream& s) {
-    const Floats x(comm.allocate_symmetric(4000), 0, 1000);
+    const Floats x(comm.allocate_symmetric(4000), 1000);
     x.set(values_of(comm.rank(), 1000), s);
     auto part = comm.split(comm.rank() < 2 ? std::optional(0) : std::nullopt, 0);
     if (!part) return;
     Communicator both = std::move(*part);
     both.all_reduce(x.on(s), ReduceOp::sum, s).wait();
     EXPECT_EQ(x.get(s), sum_of(2, 1000));
-    const Floats own(both.allocate_symmetric(4000), 0, 1000);
+    const Floats own(both.allocate_symmetric(4000), 1000);
     own.set(values_of(comm.rank(), 1000), s);
     both.all_reduce(own.on(s), ReduceOp::sum, s).wait();
     EXPECT_EQ(own.get(s), sum_of(2, 1000));
@@ -298,11 +271,11 @@ TEST_F(PeerCudaProcesses, SymmetricMemoryOutlivesItsCommunicator) {
     {
       Communicator comm = Communicator::connect(rank, 2, store, options);
       memory = comm.allocate_symmetric(4000);
-      const Floats x(memory, 0, 1000);
+      const Floats x(memory, 1000);
       x.set(values_of(rank, 1000), s);
       comm.all_reduce(x.on(s), ReduceOp::sum, s).wait();
     }
-    EXPECT_EQ(Floats(memory, 0, 1000).get(s), sum_of(2, 1000));
+    EXPECT_EQ(Floats(memory, 1000).get(s), sum_of(2, 1000));
   });
 }
 
@@ -314,7 +287,7 @@ TEST_F(PeerCudaProcesses, ARankThatDiesIsNamed) {
       options.timeout = 20s;
       Communicator comm = Communicator::connect(rank, 3, store, options);
       const Stream s = Stream::create(options.device);
-      const Floats x(windows ? comm.allocate_symmetric(4000) : comm.allocate(4000), 0, 1000);
+      const Floats x(windows ? comm.allocate_symmetric(4000) : comm.allocate(4000), 1000);
       comm.all_reduce(x.on(s), ReduceOp::sum, s).wait();
       if (rank == 1) _exit(0);
       const auto begin = std::chrono::steady_clock::now();

@@ -15,7 +15,9 @@
 #include "comm/communicator.h"
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/graph.h"
+#include "tests/gpu/floats.h"
 #include "tests/gpu/on_device.h"
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
 namespace rz::test {
@@ -75,35 +77,6 @@ std::vector<float> sum_of(int size, std::size_t n, std::uint32_t seed) {
     for (std::size_t i = 0; i < n; ++i) sum[i] += term[i];
   }
   return sum;
-}
-
-/// n floats on the stream's device, `misaligned` floats after an aligned address.
-struct Floats {
-  Floats(std::shared_ptr<std::byte> m, std::size_t n, std::size_t misaligned)
-      : memory(std::move(m)), data(reinterpret_cast<float*>(memory.get()) + misaligned), count(n) {}
-  void set(const std::vector<float>& values, const Stream& s) const {
-    copy_bytes(data, values.data(), count * sizeof(float), s);
-  }
-  std::vector<float> get(const Stream& s) const {
-    std::vector<float> values(count);
-    copy_bytes(values.data(), data, count * sizeof(float), s);
-    s.synchronize();
-    return values;
-  }
-  Buffer on(const Stream& s) const { return {data, count, s.device()}; }
-  std::shared_ptr<std::byte> memory;
-  float* data;
-  std::size_t count;
-};
-
-template <class F>
-Error error_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e;
-  }
-  return Error(Errc::unsupported, "nothing was thrown");
 }
 
 TEST_F(PeerCuda, EveryScheduleGivesTheSumInRankOrder) {
@@ -180,8 +153,7 @@ TEST_F(PeerCuda, LongMessagesPassEachOtherAndOthers) {
     on_ranks({.size = 3, .slot_bytes = 256}, [&](Communicator& comm, const Stream& s) {
       const std::size_t n = 1000;
       const int next = (comm.rank() + 1) % 3, before = (comm.rank() + 2) % 3;
-      const Floats a(comm.allocate(n * 4), n, 0), b(comm.allocate(n * 4), n, 0),
-          c(comm.allocate(n * 4), n, 0);
+      const Floats a(comm.allocate(n * 4), n), b(comm.allocate(n * 4), n), c(comm.allocate(n * 4), n);
       a.set(values_of(comm.rank(), n, 1), s);
       // Two to each neighbour at once, and a collective that overtakes them.
       const Work messages = comm.group()
@@ -190,7 +162,7 @@ TEST_F(PeerCuda, LongMessagesPassEachOtherAndOthers) {
                                 .recv(b.on(s), before, s)
                                 .recv(c.on(s), next, s)
                                 .launch();
-      const Floats sum(comm.allocate(n * 4), n, 0);
+      const Floats sum(comm.allocate(n * 4), n);
       comm.all_reduce(a.on(s), sum.on(s), ReduceOp::sum, s).wait();
       messages.wait();
       EXPECT_EQ(sum.get(s), sum_of(3, n, 1));
@@ -206,7 +178,7 @@ TEST_F(PeerCuda, AGraphIsReplayed) {
     const cuda::Runtime& cuda = cuda::runtime();
     const cuda::DeviceGuard guard(s.device());
     const std::size_t n = 600;
-    const Floats in(comm.allocate(n * 4), n, 0), out(comm.allocate(n * 4), n, 0);
+    const Floats in(comm.allocate(n * 4), n), out(comm.allocate(n * 4), n);
     comm.all_reduce(in.on(s), out.on(s), ReduceOp::sum, s).wait();
     ASSERT_EQ(cuda.begin_capture(s.native()), cuda::success);
     comm.all_reduce(in.on(s), out.on(s), ReduceOp::sum, s).wait_on(s);
@@ -229,7 +201,7 @@ TEST_F(PeerCuda, AGraphIsReplayed) {
 
 TEST_F(PeerCuda, ARankThatDoesNotComeIsNamed) {
   on_ranks({.size = 3, .timeout = 1500ms}, [&](Communicator& comm, const Stream& s) {
-    const Floats x(comm.allocate(400), 100, 0);
+    const Floats x(comm.allocate(400), 100);
     if (comm.rank() == 1) {
       comm.barrier().wait();
       return;
@@ -252,7 +224,7 @@ TEST_F(PeerCuda, ARankThatDoesNotComeIsNamed) {
 /// What a graph repeats has no Work: the group itself looks after it.
 TEST_F(PeerCuda, ARankThatDoesNotRunItsGraphIsNamed) {
   on_ranks({.size = 3, .timeout = 1500ms}, [&](Communicator& comm, const Stream& s) {
-    const Floats x(comm.allocate(400), 100, 0);
+    const Floats x(comm.allocate(400), 100);
     comm.all_reduce(x.on(s), ReduceOp::max, s).wait();
     EXPECT_TRUE(comm.capturable());
     const Graph graph = capture(s, [&] { comm.all_reduce(x.on(s), ReduceOp::max, s).wait_on(s); });
@@ -274,7 +246,7 @@ TEST_F(PeerCuda, ARankThatDoesNotRunItsGraphIsNamed) {
 
 TEST_F(PeerCuda, CapturedOperationsHaveNoEndOfTheirOwn) {
   on_ranks({.size = 2}, [&](Communicator& comm, const Stream& s) {
-    const Floats x(comm.allocate(400), 100, 0);
+    const Floats x(comm.allocate(400), 100);
     comm.all_reduce(x.on(s), ReduceOp::max, s).wait();
     capture(s, [&] {
       const Work work = comm.all_reduce(x.on(s), ReduceOp::max, s);
@@ -288,7 +260,7 @@ TEST_F(PeerCuda, CapturedOperationsHaveNoEndOfTheirOwn) {
 
 TEST_F(PeerCuda, AMessageThatNobodyTakesNamesItsPeer) {
   on_ranks({.size = 2, .timeout = 1500ms}, [&](Communicator& comm, const Stream& s) {
-    const Floats x(comm.allocate(400), 100, 0);
+    const Floats x(comm.allocate(400), 100);
     if (comm.rank() == 0) {
       const Error e = error_of([&] { comm.recv(x.on(s), 1, s).wait(); });
       EXPECT_EQ(e.code(), Errc::timeout) << e.what();
@@ -301,7 +273,7 @@ TEST_F(PeerCuda, AMessageThatNobodyTakesNamesItsPeer) {
 
 TEST_F(PeerCuda, AbortEndsEveryRank) {
   on_ranks({.size = 3}, [&](Communicator& comm, const Stream& s) {
-    const Floats x(comm.allocate(400), 100, 0);
+    const Floats x(comm.allocate(400), 100);
     if (comm.rank() == 2) {
       comm.abort("enough");
       return;
@@ -323,7 +295,7 @@ TEST_F(PeerCuda, WhatTheHostLearnsEndsTheKernels) {
       std::promise<void>().get_future().wait_for(3s);  // and says nothing on the device
       return;
     }
-    const Floats x(comm.allocate(400), 100, 0);
+    const Floats x(comm.allocate(400), 100);
     const auto begin = std::chrono::steady_clock::now();
     const Error e = error_of([&] { comm.all_reduce(x.on(s), ReduceOp::sum, s).wait(); });
     EXPECT_EQ(e.code(), Errc::aborted) << e.what();
@@ -336,7 +308,7 @@ TEST_F(PeerCuda, WhatTheHostLearnsEndsTheKernels) {
 TEST_F(PeerCuda, ARankThatLeavesIsNamed) {
   on_ranks({.size = 2}, [&](Communicator& comm, const Stream& s) {
     if (comm.rank() == 1) return;
-    const Floats x(comm.allocate(400), 100, 0);
+    const Floats x(comm.allocate(400), 100);
     const Error e = error_of([&] { comm.all_reduce(x.on(s), ReduceOp::sum, s).wait(); });
     EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
     EXPECT_EQ(e.culprit(), 1) << e.what();
@@ -346,7 +318,7 @@ TEST_F(PeerCuda, ARankThatLeavesIsNamed) {
 
 TEST_F(PeerCuda, DifferentCallsAreNamed) {
   on_ranks({.size = 2}, [&](Communicator& comm, const Stream& s) {
-    const Floats x(comm.allocate(800), 100, 0);
+    const Floats x(comm.allocate(800), 100);
     const Error e = error_of([&] {
       if (comm.rank() == 0)
         comm.all_reduce(x.on(s), ReduceOp::sum, s).wait();
@@ -368,7 +340,7 @@ TEST_F(PeerCuda, DifferentCallsAreNamed) {
 
 TEST_F(PeerCuda, MessagesOfDifferentLengthsAreNamed) {
   on_ranks({.size = 2}, [&](Communicator& comm, const Stream& s) {
-    const Floats x(comm.allocate(800), comm.rank() == 0 ? 100 : 99, 0);
+    const Floats x(comm.allocate(800), comm.rank() == 0 ? 100 : 99);
     if (comm.rank() == 0) {
       comm.send(x.on(s), 1, s).wait();  // short: it leaves at once
     } else {

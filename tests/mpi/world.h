@@ -10,6 +10,7 @@
 #include "comm/backends/mpi/mpi.h"
 #include "comm/bootstrap.h"
 #include "comm/core/error.h"
+#include "tests/support/error_of.h"
 
 namespace rz::test {
 
@@ -42,18 +43,6 @@ inline Communicator connect(const CommOptions& options) {
   static int number = 0;
   return Communicator::connect(world_rank(), world_size(),
                                prefix_store(world_store(), str("comm", number++, "/")), options);
-}
-
-/// The error that `call` throws, or a test failure.
-template <class F>
-Error error_of(const F& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e;
-  }
-  ADD_FAILURE() << "nothing was thrown on rank " << world_rank();
-  return Error(Errc::io, "nothing was thrown");
 }
 
 }  // namespace rz::test
