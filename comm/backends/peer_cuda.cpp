@@ -319,6 +319,8 @@ class PeerCuda final : public Backend {
 
  private:
   const peer::Seat& seat() const { return shared_->group.seat(); }
+  bool kernels_have_ended() const noexcept;
+  bool all_have_let_go() const noexcept;
   PeerReach reach(const Operation& op) const {
     return {source_of(op.in.data, op.in.bytes()), source_of(op.out.data, op.out.bytes())};
   }
@@ -377,9 +379,6 @@ class PeerCuda final : public Backend {
   const PeerCudaOptions options_;
   const PeerKernels& kernels_;
   const std::shared_ptr<PeerMemory> memory_;
-  bool kernels_have_ended() const noexcept;
-  bool all_have_let_go() const noexcept;
-
   const std::shared_ptr<Shared> shared_;
   PeerWindows windows_;
   const Stream stream_, message_stream_;
