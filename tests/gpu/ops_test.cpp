@@ -239,70 +239,90 @@ TEST_P(DeviceOps, DropoutReadsItsSeedLate) {
   EXPECT_NE(all[0], all[1]);
 }
 
+constexpr float epsilon = 1e-5f;
+// Packs that a lane keeps four or eight of, rows that are not aligned, and rows that are not kept.
+constexpr std::array<std::size_t, 2> norm_shapes[] = {{1, 1},    {1, 5},   {3, 8},    {9, 67},
+                                                      {70, 136}, {2, 768}, {3, 1600}, {2, 2056}};
+
+Values with_a_mean(std::size_t count) {
+  Values x = random_values(count, 1, 2);
+  for (double& v : x) v = v + 3;
+  return x;
+}
+
 TEST_P(DeviceOps, LayerNorm) {
-  const float epsilon = 1e-5f;
-  // packs that a lane keeps four or eight of, rows that are not aligned, and rows that are not kept
-  for (const auto& [n, c] : {std::array<std::size_t, 2>{1, 1},
-                             {1, 5},
-                             {3, 8},
-                             {9, 67},
-                             {70, 136},
-                             {2, 768},
-                             {3, 1600},
-                             {2, 2056}}) {
-    Values x = random_values(n * c, 1, 2);
-    for (double& v : x) v = v + 3;  // a mean that is not near 0
-    x = rounded(x);
-    const Values w = random(c, 2), b = random(c, 3), dy = random(n * c, 4);
-    const Tensor xt = place(x, {n, c}), wt = place(w, {c}), bt = place(b, {c}), d_out = place(dy, {n, c}),
-                 out = empty({n, c}), mean = statistics({n}), inverse = statistics({n}), sum = empty({n, c});
+  for (const auto& [n, c] : norm_shapes) {
+    const Values x = rounded(with_a_mean(n * c)), w = random(c, 2), b = random(c, 3);
+    const Tensor xt = place(x, {n, c}), wt = place(w, {c}), bt = place(b, {c}), out = empty({n, c}),
+                 mean = statistics({n}), inverse = statistics({n}), sum = empty({n, c});
     ops::layer_norm(out, mean, inverse, xt, wt, bt, epsilon, stream);
     expect_close(out, reference::layer_norm(x, w, b, epsilon), close, "layer_norm");
 
-    const Values other = random(n * c, 5);
-    const Tensor ot = place(other, {n, c});
-    ops::add(out, xt, ot, stream);
+    const Tensor other = place(random(n * c, 5), {n, c});
+    ops::add(out, xt, other, stream);
     const Values both = from_device(out, stream);
     ops::fill(out, 0, stream);
-    ops::add_layer_norm(sum, out, mean, inverse, xt, ot, wt, bt, epsilon, stream);
+    ops::add_layer_norm(sum, out, mean, inverse, xt, other, wt, bt, epsilon, stream);
     EXPECT_EQ(from_device(sum, stream), both);
     expect_close(out, reference::layer_norm(both, w, b, epsilon), close, "add_layer_norm");
-    if (c == 1) continue;  // no variance: the gradient is 0 / 0
+  }
+}
 
-    ops::layer_norm(out, mean, inverse, xt, wt, bt, epsilon, stream);
-    // By its formula, which differences confirm where they are quick.
-    const Values m = from_device(mean, stream), r = from_device(inverse, stream);
-    Values dx(n * c), dw(c), db(c);
-    for (std::size_t i = 0; i < n; ++i) {
-      double g = 0, gn = 0;
-      const auto normal = [&](std::size_t j) { return (x[i * c + j] - m[i]) * r[i]; };
-      for (std::size_t j = 0; j < c; ++j) {
-        g += dy[i * c + j] * w[j] / static_cast<double>(c);
-        gn += dy[i * c + j] * w[j] * normal(j) / static_cast<double>(c);
-        dw[j] += dy[i * c + j] * normal(j), db[j] += dy[i * c + j];
-      }
-      for (std::size_t j = 0; j < c; ++j) dx[i * c + j] = r[i] * (dy[i * c + j] * w[j] - g - normal(j) * gn);
+struct NormGradient {
+  Values dx, dw, db;
+};
+
+/// By the formula, which differences confirm where they are quick.
+NormGradient norm_gradient(const Values& x, const Values& w, const Values& dy, const Values& mean,
+                           const Values& inverse) {
+  const std::size_t n = mean.size(), c = w.size();
+  NormGradient d{Values(n * c), Values(c), Values(c)};
+  for (std::size_t i = 0; i < n; ++i) {
+    double g = 0, gn = 0;
+    const auto normal = [&](std::size_t j) { return (x[i * c + j] - mean[i]) * inverse[i]; };
+    for (std::size_t j = 0; j < c; ++j) {
+      g += dy[i * c + j] * w[j] / static_cast<double>(c);
+      gn += dy[i * c + j] * w[j] * normal(j) / static_cast<double>(c);
+      d.dw[j] += dy[i * c + j] * normal(j), d.db[j] += dy[i * c + j];
     }
+    for (std::size_t j = 0; j < c; ++j)
+      d.dx[i * c + j] = inverse[i] * (dy[i * c + j] * w[j] - g - normal(j) * gn);
+  }
+  return d;
+}
+
+TEST_P(DeviceOps, LayerNormBackward) {
+  for (const auto& [n, c] : norm_shapes) {
+    if (c == 1) continue;  // no variance: the gradient is 0 / 0
+    const Values x = rounded(with_a_mean(n * c)), w = random(c, 2), b = random(c, 3), dy = random(n * c, 4);
+    const Tensor xt = place(x, {n, c}), wt = place(w, {c}), bt = place(b, {c}), d_out = place(dy, {n, c}),
+                 out = empty({n, c}), mean = statistics({n}), inverse = statistics({n});
+    ops::layer_norm(out, mean, inverse, xt, wt, bt, epsilon, stream);
+    const NormGradient right =
+        norm_gradient(x, w, dy, from_device(mean, stream), from_device(inverse, stream));
     if (n * c < 1000) {
       const auto of = [&](const Values& v) { return reference::layer_norm(v, w, b, epsilon); };
-      rz::test::expect_close(tensor_of(dx, {n, c}), numeric_gradient(of, x, dy), close, "d_x by its formula");
+      rz::test::expect_close(tensor_of(right.dx, {n, c}), numeric_gradient(of, x, dy), close,
+                             "d_x by its formula");
     }
-    expect_gradient(dx, {n, c}, dtype, close, "d_x", [&](const Tensor& d, Into into) {
-      ops::layer_norm_backward(d, {}, {}, d_out, xt, wt, mean, inverse, into, Into::overwrite, stream);
-    });
+    const auto backward = [&](const Tensor& d_x, const Tensor& d_w, const Tensor& d_b, Into x_into,
+                              Into into) {
+      ops::layer_norm_backward(d_x, d_w, d_b, d_out, xt, wt, mean, inverse, x_into, into, stream);
+    };
+    expect_gradient(right.dx, {n, c}, dtype, close, "d_x",
+                    [&](const Tensor& d, Into into) { backward(d, {}, {}, into, Into::overwrite); });
     const Tensor scratch = empty({n, c});
-    expect_parameter_gradient(dw, {c}, close, "d_weight", [&](const Tensor& d, Into into) {
-      ops::layer_norm_backward(scratch, d, {}, d_out, xt, wt, mean, inverse, Into::overwrite, into, stream);
+    expect_parameter_gradient(right.dw, {c}, close, "d_weight", [&](const Tensor& d, Into into) {
+      backward(scratch, d, {}, Into::overwrite, into);
     });
-    expect_parameter_gradient(db, {c}, close, "d_bias", [&](const Tensor& d, Into into) {
-      ops::layer_norm_backward(scratch, {}, d, d_out, xt, wt, mean, inverse, Into::overwrite, into, stream);
+    expect_parameter_gradient(right.db, {c}, close, "d_bias", [&](const Tensor& d, Into into) {
+      backward(scratch, {}, d, Into::overwrite, into);
     });
     const Tensor d_weight = empty_on(stream, {c}), d_bias = empty_on(stream, {c});
-    ops::layer_norm_backward(d_out, d_weight, d_bias, d_out, xt, wt, mean, inverse, Into::overwrite,
-                             Into::overwrite, stream);  // in place, everything at once
-    expect_close(d_out, dx, close, "d_x in place");
-    expect_close(d_weight, dw, close, "d_weight");
-    expect_close(d_bias, db, close, "d_bias");
+    backward(d_out, d_weight, d_bias, Into::overwrite, Into::overwrite);  // in place, everything at once
+    expect_close(d_out, right.dx, close, "d_x in place");
+    expect_close(d_weight, right.dw, close, "d_weight");
+    expect_close(d_bias, right.db, close, "d_bias");
   }
 }
 
