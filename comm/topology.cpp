@@ -7,6 +7,7 @@
 #include <cmath>
 #include <fstream>
 #include <map>
+#include <sstream>
 #include <set>
 
 #include "comm/core/error.h"
@@ -220,10 +221,39 @@ std::vector<Core> usable_cores() {
 
 }  // namespace
 
-int usable_processors() {
-  const int allowed = static_cast<int>(affinity().size());
+Allowance allowance() {
   const double quota = cpu_quota();
-  return quota > 0 ? std::clamp(static_cast<int>(std::ceil(quota - 0.01)), 1, allowed) : allowed;
+  return {affinity(), quota > 0 ? std::max(1, static_cast<int>(std::ceil(quota - 0.01))) : 0};
+}
+
+std::string in_words(const Allowance& a) {
+  std::string words = str(a.quota);
+  for (const int p : a.processors) words += str(' ', p);
+  return words;
+}
+
+Allowance allowance_from(const std::string& words) {
+  Allowance a;
+  std::istringstream in(words);
+  in >> a.quota;
+  for (int p = 0; in >> p;) a.processors.push_back(p);
+  return a;
+}
+
+bool crowded(std::span<const Allowance> threads) {
+  std::set<int> processors;
+  std::size_t quota = 0;  // threads of one machine mostly share a cgroup
+  for (const Allowance& a : threads) {
+    processors.insert(a.processors.begin(), a.processors.end());
+    if (a.quota > 0) quota = std::max(quota, static_cast<std::size_t>(a.quota));
+  }
+  return threads.size() > processors.size() || (quota > 0 && threads.size() > quota);
+}
+
+int usable_processors() {
+  const Allowance a = allowance();
+  const int allowed = static_cast<int>(a.processors.size());
+  return a.quota > 0 ? std::min(a.quota, allowed) : allowed;
 }
 
 Topology read_topology() {

@@ -1,6 +1,7 @@
 #pragma once
 /// The machine as hwloc sees it: packages, cores, caches, NUMA nodes, and what this process may use of it.
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,19 @@ struct Topology {
   int usable = 1;  ///< processors of this process's affinity mask, at most the cgroup's CPU quota
   unsigned long long l2_bytes = 0, l3_bytes = 0, memory_bytes = 0;
 };
+
+/// What a thread may use of its machine.
+struct Allowance {
+  std::vector<int> processors;  ///< by number, ascending
+  int quota = 0;                ///< how many of them its cgroup lets it keep busy; 0: all
+};
+/// Of the calling thread.
+Allowance allowance();
+/// For a line of text, and back; nothing of it is readable: no processors.
+std::string in_words(const Allowance&);
+Allowance allowance_from(const std::string& words);
+/// Whether so many threads of one machine are more than the processors that they may use between them.
+bool crowded(std::span<const Allowance>);
 
 /// Topology::usable alone, without looking at the machine: cheap.
 int usable_processors();

@@ -17,6 +17,7 @@ struct TransportOptions {
   std::string interface;  ///< name or address prefix of the network interface; empty: by the route to rank 0
   int sockets = 2;        ///< TCP sockets a link for collectives
   std::string host_id;    ///< what counts as one host; empty: this machine
+  std::string algorithm;  ///< that the ranks' calls are forced to: all must say the same
 };
 
 /// Every rank calls it, with the same kind and number of sockets; the store must be fresh for the group

@@ -56,23 +56,33 @@ Roster exchange_roster(int rank, int size, Store& store, const TransportOptions&
   const std::string machine = machine_id();
   const std::string host = options.host_id.empty() ? machine : options.host_id;
   require(host.find('\n') == std::string::npos, Errc::config, "the host id holds a line break");
-  const std::string setup = str("transport=", options.kind, " sockets=", options.sockets);
-  const auto entries =
-      exchange(rank, size, store, "who",
-               str(host, '\n', machine, '\n', setup, '\n', rank == 0 ? random_hex() : ""), deadline);
+  const std::string setup = str("transport=", options.kind, " sockets=", options.sockets,
+                                " algorithm=", options.algorithm.empty() ? "auto" : options.algorithm);
+  const auto entries = exchange(
+      rank, size, store, "who",
+      str(host, '\n', machine, '\n', setup, '\n', in_words(allowance()), '\n', rank == 0 ? random_hex() : ""),
+      deadline);
   Roster roster;
   for (int r = 0; r < size; ++r) {
     const auto lines = split_lines(entries[static_cast<std::size_t>(r)]);
-    require(lines.size() == 4, Errc::rendezvous, "rank ", r, " published '",
+    require(lines.size() == 5, Errc::rendezvous, "rank ", r, " published '",
             entries[static_cast<std::size_t>(r)],
             "', which is no entry of a group; is another job using this store?");
     require(lines[2] == setup, Errc::mismatch, "rank ", r, " has ", lines[2], ", but rank ", rank, " has ",
-            setup, "; RZ_TRANSPORT and RZ_SOCKETS must be the same everywhere");
+            setup, "; RZ_TRANSPORT, RZ_SOCKETS and RZ_ALGORITHM must be the same everywhere");
     roster.hosts.push_back(lines[0]);
     roster.machines.push_back(lines[1]);
-    if (r == 0) roster.job = from_hex(lines[3]);
+    roster.allowances.push_back(allowance_from(lines[3]));
+    if (r == 0) roster.job = from_hex(lines[4]);
   }
   return roster;
+}
+
+std::vector<Allowance> Roster::beside(int rank) const {
+  std::vector<Allowance> all;
+  for (std::size_t r = 0; r < machines.size(); ++r)
+    if (machines[r] == machines[static_cast<std::size_t>(rank)]) all.push_back(allowances[r]);
+  return all;
 }
 
 std::string machine_id() {

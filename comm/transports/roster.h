@@ -6,6 +6,7 @@
 
 #include "comm/core/deadline.h"
 #include "comm/store.h"
+#include "comm/topology.h"
 #include "comm/transports/connect.h"
 #include "comm/transports/random.h"
 
@@ -15,6 +16,9 @@ struct Roster {
   JobId job{};                        ///< random, made by rank 0
   std::vector<std::string> hosts;     ///< each rank's host id
   std::vector<std::string> machines;  ///< each rank's real machine, whatever its host id
+  std::vector<Allowance> allowances;  ///< what each rank's thread may use of it
+  /// Of the ranks of the same machine as `rank`, which it itself is one of.
+  std::vector<Allowance> beside(int rank) const;
 };
 
 /// Publishes this rank's entry and reads all others. Errc::timeout names the ranks that did not come,
