@@ -231,7 +231,7 @@ class RankRun {
 
   /// One iteration; returns the microseconds it took to hand its operations over.
   double iterate(const Case& c, bool in_place, int i) {
-    const auto begin = Clock::now();
+    const auto begin = options_.cpu_time ? Clock::now() : Clock::time_point();
     double handed_over = 0;
     if (options_.aggregated == 1) {
       const Work work = start(c, in_place, i);

@@ -34,8 +34,8 @@ class Checks {
   }
   void buffer(const char* which, const ConstBuffer& b) const {
     that(b.data != nullptr || b.count == 0, "'", which, "' is null but has ", b.count, " elements");
-    that(b.device.kind == Device::host || b.device == device_, "'", which, "' is on ", name(b.device),
-         ", but this communicator moves ",
+    if (b.device.kind == Device::host || b.device == device_) return;
+    that(false, "'", which, "' is on ", name(b.device), ", but this communicator moves ",
          device_.kind == Device::host ? std::string("host memory")
                                       : str("memory of ", name(device_), " and the host"));
   }
@@ -43,14 +43,15 @@ class Checks {
     buffer("in", in);
     buffer("out", out);
     that(in.dtype == out.dtype, "'in' holds ", name(in.dtype), " and 'out' ", name(out.dtype));
-    that(in.device == out.device, "'in' is on ", name(in.device), " and 'out' on ", name(out.device));
+    if (in.device == out.device) return;
+    that(false, "'in' is on ", name(in.device), " and 'out' on ", name(out.device));
   }
   /// A device's memory is reached in a stream of that device, for which a host stream stands for the null
   /// stream; the host's in the caller's order.
   Stream stream(const Stream& given, Device memory) const {
     if (given.device() == memory) return given;
     if (memory.kind == Device::host) return {};
-    that(given.device().kind == Device::host, "the memory is on ", name(memory), ", but the stream is of ",
+    if (given.device().kind != Device::host) that(false, "the memory is on ", name(memory), ", but the stream is of ",
          name(given.device()));
     return Stream::borrow(memory, nullptr);
   }

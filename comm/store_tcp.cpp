@@ -115,7 +115,7 @@ class Server {
     if (!c.trusted && c.patience.expired()) return false;
     if (events & (POLLIN | POLLHUP | POLLERR)) {
       char bytes[65536];
-      const ssize_t n = recv(c.socket.get(), bytes, sizeof bytes, 0);
+      const ssize_t n = ::recv(c.socket.get(), bytes, sizeof bytes, 0);
       if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return false;
       if (n > 0) c.in.append(bytes, static_cast<std::size_t>(n));
     }
@@ -175,7 +175,7 @@ class Server {
 
   static bool flush(Client& c) {
     if (c.out.empty()) return true;
-    const ssize_t n = send(c.socket.get(), c.out.data(), c.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n = ::send(c.socket.get(), c.out.data(), c.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) c.out.erase(0, static_cast<std::size_t>(n));
     return n > 0 || errno == EAGAIN || errno == EINTR;
   }
@@ -296,7 +296,7 @@ class TcpStore final : public Store {
 
   void send_all(const Descriptor& socket, std::string_view bytes, std::string_view key, Deadline deadline) {
     while (!bytes.empty()) {
-      const ssize_t n = send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      const ssize_t n = ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (n > 0) bytes.remove_prefix(static_cast<std::size_t>(n));
       if (n < 0) await(socket, POLLOUT, key, deadline);
     }
@@ -306,7 +306,7 @@ class TcpStore final : public Store {
                    Deadline deadline) {
     auto* at = static_cast<char*>(to);
     while (size) {
-      const ssize_t n = recv(socket.get(), at, size, 0);
+      const ssize_t n = ::recv(socket.get(), at, size, 0);
       if (n == 0) broken(key, "it hung up; did rank 0 end?");
       if (n < 0) await(socket, POLLIN, key, deadline);
       if (n > 0) at += n, size -= static_cast<std::size_t>(n);

@@ -14,6 +14,8 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
+constexpr std::size_t most_at_once = 32 << 10;  // bytes of a collective that submit() tries itself
+constexpr int turns_at_once = 200, turns_before_idle = 4000, turns_when_crowded = 100;
 constexpr std::size_t wakes_the_thread = 1 << 20;  // bytes: below, a wake-up costs more than it gains
 constexpr auto in_use = 1s;                        // after the last call, the thread looks once a millisecond
 constexpr auto light_sleep = 1ms;
@@ -54,7 +56,11 @@ Driver::Driver(int rank, int size, std::unique_ptr<Transport> transport, Schedul
       options_(std::move(options)),
       transport_(std::move(transport)),
       execution_(*transport_, rank, size),
-      messages_(*transport_, rank, size) {}
+      messages_(*transport_, rank, size) {
+  constexpr int most_together = 256;  // ranks: a slot has a part for each
+  if (!transport_->meeting().empty() && size <= most_together && options_.algorithm.empty())
+    together_ = std::make_unique<Together>(*transport_, rank, size);
+}
 
 Driver::~Driver() { stop(); }
 
@@ -71,8 +77,22 @@ std::shared_ptr<std::byte> Driver::allocate(std::size_t bytes) {
 std::string Driver::describe() const { return "scheduled over " + transport_->describe(); }
 
 std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
+  std::shared_ptr<Job> job;
+  if (is_quick(group)) {
+    std::unique_lock lock(mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+    try {
+      if (!driven_ && unfinished_ == 0 && !stopping_ && try_at_once(group.front(), job)) return job;
+    } catch (...) {
+      lock.unlock();
+      poison(std::current_exception());
+      job = std::make_shared<Job>(shared_from_this(), group, Clock::now());
+      job->end(std::current_exception());
+      return job;
+    }
+  }
   const auto now = Clock::now();
-  auto job = std::make_shared<Job>(shared_from_this(), group, now + options_.timeout);
+  job = std::make_shared<Job>(shared_from_this(), group, now + options_.timeout);
   const std::lock_guard lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
   if (group.empty()) {
@@ -91,12 +111,34 @@ std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
   return job;
 }
 
+bool Driver::is_quick(std::span<const Operation> group) const {
+  if (!together_ || transport_->crowded() || group.size() != 1) return false;
+  const Operation& op = group.front();
+  return !is_message(op) && op.op.kind != ReduceOp::premul_sum && op.kind != Collective::all_to_all &&
+         op.in.bytes() <= most_at_once && op.out.bytes() <= most_at_once;
+}
+
+/// Under the lock: nobody drives, and nothing is in flight. What does not end soon becomes a job like others.
+bool Driver::try_at_once(const Operation& op, std::shared_ptr<Job>& job) {
+  together_->start(op, next_signature(op, 0));
+  if (together_->spin(turns_at_once)) return true;
+  const auto now = Clock::now();
+  job = std::make_shared<Job>(shared_from_this(), std::span(&op, 1), now + options_.timeout);
+  together_->move(job->operations[0]);
+  current_ = {job, 0};
+  by_together_ = true;
+  ++unfinished_;
+  last_use_ = now;
+  if (asleep_) work_arrived_.notify_one();
+  return true;
+}
+
 void Driver::wait(Job& job) {
   if (job.done()) return;
   std::unique_lock lock(mutex_);
   while (!job.done()) {
     if (driven_) {
-      ++waiters_;
+      if (++waiters_ == 1) transport_->wake();  // who drives may sleep, and be eager now
       changed_.wait(lock);
       --waiters_;
       continue;
@@ -186,7 +228,7 @@ void Driver::stop() noexcept {
 void Driver::drive(const Job* until) {
   while (until ? !until->done() : !nothing_left()) {
     try {
-      step();
+      step(until || waiters_.load(std::memory_order_relaxed) > 0);
     } catch (...) {
       poison(std::current_exception());
       return;
@@ -194,7 +236,8 @@ void Driver::drive(const Job* until) {
   }
 }
 
-void Driver::step() {
+/// `eager`: somebody waits, so that a thread has nothing better to do than to look for news.
+void Driver::step(bool eager) {
   if (attention_.load(std::memory_order_acquire)) accept();
   if (!current_.job && !queue_.empty()) {
     current_ = std::move(queue_.front());
@@ -203,8 +246,8 @@ void Driver::step() {
   }
   bool moved = false;
   if (current_.job) {
-    moved = execution_.advance();
-    if (execution_.complete()) {
+    moved = advance_current(eager);
+    if (by_together_ ? together_->complete() : execution_.complete()) {
       const auto job = std::exchange(current_, {}).job;
       operation_ended(*job);
       moved = true;
@@ -212,8 +255,26 @@ void Driver::step() {
   }
   moved |= messages_.advance();
   finish_messages();
-  if (!moved) return idle();
+  if (!moved) return idle(eager);
   if (++rounds_ % 64 == 0) transport_->progress();
+}
+
+/// Where all ranks share memory the others' news come within less time than looking elsewhere takes.
+bool Driver::advance_current(bool eager) {
+  if (!by_together_) return execution_.advance();
+  if (together_->advance()) return true;
+  return eager && messages_.idle() &&
+         together_->spin(transport_->crowded() ? turns_when_crowded : turns_before_idle);
+}
+
+Signature Driver::next_signature(const Operation& op, std::uint32_t algorithm) {
+  return {.sequence = sequence_++,
+          .root = op.root,
+          .count = Layout::common_count(op, size_),
+          .kind = op.kind,
+          .dtype = op.out.data ? op.out.dtype : op.in.dtype,
+          .op = op.op.kind,
+          .algorithm = algorithm};
 }
 
 void Driver::accept() {
@@ -237,6 +298,8 @@ void Driver::accept() {
 void Driver::start(Queued next) {
   Operation& op = next.job->operations[next.operation];
   prepare_input(op, *next.job);
+  by_together_ = together_ != nullptr;
+  if (by_together_) return together_->start(op, next_signature(op, 0));
   const std::size_t bytes = whole_bytes(op, size_);
   const Algorithm& algorithm =
       select({.collective = op.kind,
@@ -246,14 +309,8 @@ void Driver::start(Queued next) {
               .deterministic = options_.deterministic,
               .forced = op.kind == Collective::all_reduce ? options_.algorithm : std::string()});
   const Plan& plan = plan_for(algorithm, op.root, Layout::in_place(op, rank_, size_));
-  const Signature signature{.sequence = sequence_++,
-                            .root = op.root,
-                            .count = Layout::common_count(op, size_),
-                            .kind = op.kind,
-                            .dtype = op.out.data ? op.out.dtype : op.in.dtype,
-                            .op = op.op.kind,
-                            .algorithm = static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1};
-  execution_.start(op, plan, signature);
+  execution_.start(op, plan,
+                   next_signature(op, static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1));
 }
 
 // Where a schedule cannot read the input where it lies, it gets a copy: a factor before the sum, and an
@@ -306,10 +363,10 @@ void Driver::operation_ended(Job& job) {
 
 // Deadlines come after all else that may have happened while this process slept: a rank that was stopped
 // itself blames nobody, and learns what the others have agreed on.
-void Driver::idle() {
+void Driver::idle(bool eager) {
   transport_->progress();
   check_deadlines();
-  transport_->wait(longest_wait);
+  transport_->wait(longest_wait, eager);
 }
 
 // A rank that waits for several peers holds back a little: some of them wait for the guilty one themselves,
@@ -318,8 +375,10 @@ void Driver::check_deadlines() {
   const auto now = Clock::now();
   const auto doubt = std::min<Clock::duration>(options_.timeout / 4, 1s);
   if (current_.job && now >= current_.job->deadline &&
-      (now >= current_.job->deadline + doubt || execution_.debtors() == 1))
-    time_out(*current_.job, execution_.culprit(), execution_.waiting_for());
+      (now >= current_.job->deadline + doubt ||
+       (by_together_ ? together_->debtors() : execution_.debtors()) == 1))
+    time_out(*current_.job, by_together_ ? together_->culprit() : execution_.culprit(),
+             by_together_ ? together_->waiting_for() : execution_.waiting_for());
   if (messaging_.empty()) return;
   if (const Job& oldest = *messaging_.front(); now >= oldest.deadline)
     time_out(oldest, messages_.culprit(&oldest), messages_.waiting_for(&oldest));

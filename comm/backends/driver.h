@@ -18,6 +18,7 @@
 #include "comm/backends/job.h"
 #include "comm/backends/messages.h"
 #include "comm/backends/scheduled.h"
+#include "comm/backends/together.h"
 #include "comm/select.h"
 
 namespace rz {
@@ -31,7 +32,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   /// Ends what is pending with an error, and the thread. Bounded.
   void stop() noexcept;
 
-  /// Throws the failure that poisoned the group, if there is one.
+  /// Throws the failure that poisoned the group, if there is one. A small collective of one host that nothing
+  /// is before is tried at once: null, if it is over.
   std::shared_ptr<Job> submit(std::span<const Operation> group);
   void wait(Job&);
   void abort(const std::string& reason) noexcept;
@@ -55,14 +57,18 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void progress_thread();
   // All of these are called by the one that drives.
   void drive(const Job* until);
-  void step();
+  void step(bool eager);
   void accept();
   void start(Queued);
+  Signature next_signature(const Operation&, std::uint32_t algorithm);
+  bool is_quick(std::span<const Operation> group) const;
+  bool try_at_once(const Operation&, std::shared_ptr<Job>&);
+  bool advance_current(bool eager);
   void prepare_input(Operation&, Job&);
   const Plan& plan_for(const Algorithm&, int root, bool in_place);
   void finish_messages();
   void operation_ended(Job&);
-  void idle();
+  void idle(bool eager);
   void check_deadlines();
   [[noreturn]] void time_out(const Job&, int culprit, const std::string& waiting);
   void poison(std::exception_ptr) noexcept;
@@ -81,7 +87,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::deque<std::shared_ptr<Job>> incoming_;
   std::size_t unfinished_ = 0;
   bool driven_ = false, stopping_ = false, asleep_ = false;
-  int waiters_ = 0;
+  std::atomic<int> waiters_{0};  // also read without the lock
   std::exception_ptr failure_;
   std::chrono::steady_clock::time_point last_use_{};
 
@@ -89,6 +95,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
 
   // Belongs to whoever drives.
   Execution execution_;
+  std::unique_ptr<Together> together_;  // where all ranks share memory
+  bool by_together_ = false;            // the current operation
   Messages messages_;
   std::deque<Queued> queue_;
   Queued current_{};

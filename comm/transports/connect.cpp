@@ -40,8 +40,7 @@ class GroupTransport final : public Transport {
                  const Store& store)
       : rank_(rank),
         size_(size),
-        crowded_(std::count(roster.machines.begin(), roster.machines.end(), roster.machines[at(rank)]) >
-                 usable_processors()),
+        crowded_(rz::crowded(roster.beside(rank))),
         near_(neighbours(rank, roster, options.kind)),
         shm_(rank, near_, poller_),
         tcp_(rank, others(size, near_), options.sockets, listen_address(roster, options, store), poller_) {}
@@ -88,13 +87,14 @@ class GroupTransport final : public Transport {
     look();
   }
 
-  void wait(microseconds most) override {
+  void wait(microseconds most, bool eager) override {
     if (std::exchange(fresh_, false) || stirred()) return;
-    for (int i = crowded_ ? spins : 0; i < spins; ++i) {
+    const bool spinning = eager && !crowded_;
+    for (int i = spinning ? 0 : spins; i < spins; ++i) {
       if (stirred() || (!tcp_.empty() && i % 64 == 63 && poller_.poll(microseconds(0)))) return;
       cpu_pause();
     }
-    for (int i = crowded_ ? 0 : yields; i < yields; ++i) {
+    for (int i = spinning ? yields : 0; i < yields; ++i) {
       sched_yield();
       if (stirred() || (!tcp_.empty() && poller_.poll(microseconds(0)))) return;
     }
@@ -116,6 +116,16 @@ class GroupTransport final : public Transport {
     auto memory = allocate_host(bytes);
     if (bytes) std::memset(memory.get(), 0, bytes);
     return memory;
+  }
+  std::span<const MeetingView> meeting() const override {
+    return one_host() && size_ > 1 ? shm_.meeting() : std::span<const MeetingView>();
+  }
+  void nudge() override { shm_.nudge(); }
+  void need(int peer) override { shm_.need(peer); }
+  bool crowded() const override { return crowded_; }
+  std::optional<SharedSpot> share(std::span<const std::byte> bytes) override { return shm_.share(bytes); }
+  std::byte* reach(int peer, const SharedSpot& spot, std::size_t bytes) override {
+    return shm_.reach(peer, spot, bytes);
   }
   bool one_host() const override { return tcp_.empty(); }
   std::string describe() const override {

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "comm/core/error.h"
+#include "comm/transports/barrier.h"
 #include "comm/transports/unix_socket.h"
 
 namespace rz {
@@ -27,6 +28,7 @@ enum State : std::uint32_t { active = 0, left = 1 };
 struct Header {
   std::uint64_t magic_word = magic;
   std::uint32_t rank = 0, ranks = 0;
+  std::uint32_t heavy_fences = 0;  ///< it makes them, and is reached by those of others
   alignas(line) std::atomic<std::uint32_t> asleep{0};
   alignas(line) std::atomic<std::uint32_t> state{active};
   /// The leader's decides for the host: 1 + the rank whose record holds the group's first failure.
@@ -74,7 +76,26 @@ std::size_t stride(std::size_t ranks) {
   return round_up(shape(0, ranks).bytes() + shape(1, ranks).bytes(), 4096) + 13 * line;
 }
 constexpr std::size_t header_bytes = round_up(sizeof(Header), 4096) + line;
-std::size_t memory_bytes(std::size_t ranks) { return header_bytes + (ranks - 1) * stride(ranks); }
+
+// A slot of the meeting place; the larger ones keep large messages in fewer pieces.
+constexpr std::size_t slot_bytes = 64 << 10, slot_stride = slot_bytes + 5 * line;
+std::size_t meeting_at(std::size_t ranks) {
+  return round_up(header_bytes + (ranks - 1) * stride(ranks), 4096);
+}
+std::size_t memory_bytes(std::size_t ranks) {
+  return meeting_at(ranks) + round_up(sizeof(MeetingPlace), 4096) + meeting_slots * slot_stride;
+}
+MeetingView meeting_view(std::byte* memory, std::size_t ranks) {
+  std::byte* const at = memory + meeting_at(ranks);
+  return {reinterpret_cast<MeetingPlace*>(at), at + round_up(sizeof(MeetingPlace), 4096), slot_bytes,
+          slot_stride};
+}
+/// Differs from what it was if the rank has offered or read anything since.
+std::uint64_t news_of(const MeetingPlace& place) {
+  std::uint64_t sum = place.read.load(std::memory_order_seq_cst);
+  for (const Letter& l : place.letters) sum = sum * 31 + l.tag.load(std::memory_order_seq_cst);
+  return sum;
+}
 
 struct Channel {
   Frame* frames;
@@ -108,6 +129,7 @@ ShmLinks::ShmLinks(int rank, std::vector<int> ranks, Poller& poller)
   header_ = new (memory_.data()) Header;
   header_->rank = static_cast<std::uint32_t>(rank);
   header_->ranks = static_cast<std::uint32_t>(ranks_.size());
+  header_->heavy_fences = register_for_heavy_fences();
 }
 
 void ShmLinks::connect(Introduction me, const std::vector<std::string>& addresses, Deadline deadline) {
@@ -124,6 +146,10 @@ void ShmLinks::connect(Introduction me, const std::vector<std::string>& addresse
   for (auto& c : meet(me, listener_.get(), std::move(calls), callers, 1, deadline)) attach(std::move(c));
   listener_.close();
   memory_.close_fd();
+  light_ = header_->heavy_fences;
+  for (const auto& l : links_) light_ = light_ && l->header->heavy_fences;
+  for (const int r : ranks_)
+    meeting_.push_back(meeting_view(r == rank_ ? memory_.data() : link(r).memory.data(), ranks_.size()));
   leader_ = ranks_.front() == rank_ ? header_ : link(ranks_.front()).header;
 }
 
@@ -157,6 +183,7 @@ void ShmLinks::attach(Connection connection) {
     o.frames = out.frames, o.counters = out.counters, o.ring = out.ring;
     i.frame_count = o.frame_count = s.frames, i.ring_bytes = o.ring_bytes = s.ring;
   }
+  l.place = static_cast<std::size_t>(std::find(ranks_.begin(), ranks_.end(), l.rank) - ranks_.begin());
   poller_.add(l.socket.get(), l.watched, EPOLLIN);
   l.watched.events = EPOLLIN;  // what came before the registration
   by_rank_[static_cast<std::size_t>(l.rank)] = &l;
@@ -355,7 +382,7 @@ void ShmLinks::read_messages(Link& l) {
     }
     require(static_cast<bool>(fd), Errc::system, "the descriptor of shared memory from rank ", l.rank,
             " was lost: too many files are open in this process; ulimit -n raises the limit");
-    SharedMemory memory = SharedMemory::map(std::move(fd), false);
+    SharedMemory memory = SharedMemory::map(std::move(fd), true);
     memory.close_fd();
     l.segments.emplace(message.number, std::move(memory));
   }
@@ -376,12 +403,45 @@ bool ShmLinks::changed() {
              in.frames[in.seen % in.frame_count].ready.load(std::memory_order_seq_cst) == in.seen + 1)
         ++in.seen, any = true;
     }
+    const MeetingPlace& place = *meeting_[l->place].place;
+    if (const std::uint64_t news = news_of(place); news != l->met) l->met = news, any = true;
   }
   return any;
 }
 
+void ShmLinks::nudge() {
+  if (light_)
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // the processor's part is done by who goes to sleep
+  else
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (auto& l : links_) ring_if_asleep(*l);
+}
+
+std::optional<SharedSpot> ShmLinks::share(std::span<const std::byte> bytes) {
+  arena_->refresh(map_);
+  const auto segment = map_.find(bytes.data(), bytes.size());
+  if (!segment) return std::nullopt;
+  for (auto& l : links_)
+    if (!announce(*l, *segment)) return std::nullopt;
+  return SharedSpot{segment->number, static_cast<std::uint64_t>(bytes.data() - segment->memory.data())};
+}
+
+std::byte* ShmLinks::reach(int peer, const SharedSpot& spot, std::size_t bytes) {
+  Link& l = link(peer);
+  auto it = l.segments.find(spot.segment);
+  if (it == l.segments.end()) {
+    read_messages(l);  // its descriptor was sent before the letter
+    it = l.segments.find(spot.segment);
+  }
+  if (it == l.segments.end() || bytes > it->second.size() || spot.offset > it->second.size() - bytes)
+    return nullptr;
+  return it->second.data() + spot.offset;
+}
+
 void ShmLinks::set_asleep(bool asleep) {
-  if (header_) header_->asleep.store(asleep, std::memory_order_seq_cst);
+  if (!header_) return;
+  header_->asleep.store(asleep, std::memory_order_seq_cst);
+  if (asleep && light_) heavy_fence();
 }
 
 std::optional<Failure> ShmLinks::look() {

@@ -20,6 +20,7 @@
 #include "comm/core/deadline.h"
 #include "comm/transports/arena.h"
 #include "comm/transports/meet.h"
+#include "comm/transports/meeting.h"
 #include "comm/transports/poller.h"
 #include "comm/transports/shared_memory.h"
 #include "comm/transports/transport.h"
@@ -50,6 +51,15 @@ class ShmLinks {
   Incoming peek(int peer, Lane);
   void consume(int peer, Lane, std::size_t bytes);
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return arena_->allocate(bytes); }
+
+  /// Of the ranks of this host, in their order.
+  std::span<const MeetingView> meeting() const { return meeting_; }
+  void nudge();
+  void need(int peer) {
+    if (link(peer).gone) want(link(peer));
+  }
+  std::optional<SharedSpot> share(std::span<const std::byte>);
+  std::byte* reach(int peer, const SharedSpot&, std::size_t bytes);
 
   /// Has a peer posted or consumed anything since the last call that said so?
   bool changed();
@@ -102,6 +112,8 @@ class ShmLinks {
     std::unordered_map<std::uint32_t, SharedMemory> segments;  ///< its segments that I have mapped
     std::vector<std::uint32_t> to_drop;                        ///< my segments that it should forget
     bool gone = false;
+    std::size_t place = 0;  ///< in meeting_
+    std::uint64_t met = 0;  ///< what changed() saw there
   };
 
   Link& link(int peer) { return *by_rank_[static_cast<std::size_t>(peer)]; }
@@ -130,6 +142,8 @@ class ShmLinks {
   shm::Header* leader_ = nullptr;  ///< of the lowest rank of the host: its word decides who failed first
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<Link*> by_rank_;  ///< null: not of this host
+  std::vector<MeetingView> meeting_;
+  bool light_ = false;  ///< who goes to sleep fences for those who publish
   std::optional<Failure> wanted_;
 };
 

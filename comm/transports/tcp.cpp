@@ -94,7 +94,7 @@ void TcpLinks::attach(Connection c) {
 TcpLinks::~TcpLinks() {
   ControlFrame goodbye;
   for (auto& l : links_) {
-    if (l->control) send(l->control.get(), &goodbye, sizeof goodbye, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (l->control) ::send(l->control.get(), &goodbye, sizeof goodbye, MSG_NOSIGNAL | MSG_DONTWAIT);
     const auto end = [&](Descriptor& socket) {
       if (!socket) return;
       poller_.remove(socket.get());
@@ -330,7 +330,7 @@ void TcpLinks::want(const Link& l) {
 void TcpLinks::read_control(Link& l, std::optional<Failure>& failure) {
   l.watched.events = 0;
   for (;;) {
-    const ssize_t n = recv(l.control.get(), l.buffer.data() + l.got, l.buffer.size() - l.got, MSG_DONTWAIT);
+    const ssize_t n = ::recv(l.control.get(), l.buffer.data() + l.got, l.buffer.size() - l.got, MSG_DONTWAIT);
     if (n < 0 && would_block()) return;
     if (n <= 0) {
       l.control_ended = true;
@@ -385,7 +385,7 @@ void TcpLinks::announce(const Failure& failure) noexcept {
   frame.culprit = failure.culprit;
   frame.code = static_cast<std::uint32_t>(failure.code);
   failure.reason.copy(frame.reason, sizeof frame.reason - 1);
-  for (auto& l : links_) send(l->control.get(), &frame, sizeof frame, MSG_NOSIGNAL | MSG_DONTWAIT);
+  for (auto& l : links_) ::send(l->control.get(), &frame, sizeof frame, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 // ---- where to listen ----

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "comm/transports/meeting.h"
+
 namespace rz {
 
 std::size_t Transport::receive(int peer, Lane lane, std::span<std::byte> into) {
@@ -20,5 +22,8 @@ std::size_t Transport::receive(int peer, Lane lane, std::span<std::byte> into) {
   }
   return done;
 }
+
+std::optional<SharedSpot> Transport::share(std::span<const std::byte>) { return std::nullopt; }
+std::byte* Transport::reach(int, const SharedSpot&, std::size_t) { return nullptr; }
 
 }  // namespace rz

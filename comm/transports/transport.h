@@ -45,6 +45,9 @@ struct Incoming {
   std::span<const std::byte> bytes;  ///< empty: nothing there yet
 };
 
+struct MeetingView;
+struct SharedSpot;
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -65,8 +68,9 @@ class Transport {
 
   /// Moves what can be moved and looks for failures. Throws Error(peer_lost / aborted) once there is one.
   virtual void progress() = 0;
-  /// Sleeps until something may have changed, at most `most`. Spurious returns are normal.
-  virtual void wait(std::chrono::microseconds most) = 0;
+  /// Sleeps until something may have changed, at most `most`. Spurious returns are normal. `eager`: it may keep
+  /// its processor busy for a while before, since its thread has nothing else to do.
+  virtual void wait(std::chrono::microseconds most, bool eager = true) = 0;
   /// May be called from any thread while another waits or makes progress: makes wait() return.
   virtual void wake() noexcept = 0;
 
@@ -76,6 +80,19 @@ class Transport {
 
   /// Memory that peers of this host can read where it lies; elsewhere plain memory. Freed with the last copy.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
+
+  /// Where the ranks meet (comm/transports/meeting.h), one place a rank, if all share memory; else empty.
+  virtual std::span<const MeetingView> meeting() const { return {}; }
+  /// To be called after a change in this rank's place: wakes peers that sleep.
+  virtual void nudge() {}
+  /// This rank waits for news of a peer in its place: a failure if the peer has left.
+  virtual void need(int /*peer*/) {}
+  /// More ranks than processors on this host: who spins keeps others from running.
+  virtual bool crowded() const { return false; }
+  /// Memory from allocate() as every peer can find it. None: it is other memory, or a peer cannot be told now.
+  virtual std::optional<SharedSpot> share(std::span<const std::byte>);
+  /// Where a peer's memory lies here, to read and write; null: the peer has not shared all of it.
+  virtual std::byte* reach(int peer, const SharedSpot&, std::size_t bytes);
 
   /// True if every pair of ranks shares memory.
   virtual bool one_host() const = 0;

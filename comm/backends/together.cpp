@@ -1,0 +1,378 @@
+#include "comm/backends/together.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/backends/execution.h"
+#include "comm/backends/layout.h"
+#include "comm/core/error.h"
+#include "comm/core/pause.h"
+#include "comm/reduce.h"
+
+namespace rz {
+
+namespace {
+
+constexpr std::size_t line = 64, inline_bytes = sizeof(Letter::payload);
+constexpr std::size_t most_one_shot = 32 << 10;  // bytes of an all_reduce that everybody folds whole
+constexpr std::size_t least_direct = 16 << 10;   // bytes of a call for which ranks ask where memory lies
+constexpr std::size_t pipelined = 4, least_piece = 4 << 10;  // pieces of a part, bytes of a piece
+
+std::size_t ceil_div(std::size_t n, std::size_t by) { return (n + by - 1) / by; }
+
+/// Every peer reads the same bytes of a rank, not each its own part.
+bool offers_the_same(Collective kind) {
+  return kind == Collective::all_gather || kind == Collective::broadcast || kind == Collective::gather ||
+         kind == Collective::reduce || kind == Collective::barrier;
+}
+
+}  // namespace
+
+Together::Together(Transport& transport, int rank, int size, std::uint32_t first_step)
+    : transport_(transport),
+      letters_(transport, rank, size, first_step),
+      rank_(rank),
+      size_(size),
+      crowded_(transport.crowded()),
+      sources_(index(size)),
+      peers_(index(size)),
+      ins_(index(size)),
+      outs_(index(size)) {}
+
+// ---- a call
+
+void Together::start(const Operation& op, const Signature& signature) {
+  op_ = &op;
+  call_ = signature;
+  letters_.begin(signature);
+  complete_ = false;
+  offered_ = folded_ = taken_ = 0;
+  waits_a_ = waits_b_ = 0;
+  first_ = letters_.next();
+  element_ = op.kind == Collective::barrier ? 1 : size_of(op.out.data ? op.out.dtype : op.in.dtype);
+  plan();
+}
+
+/// How many rounds the call has, and what each moves.
+void Together::plan() {
+  const std::size_t n = index(size_);
+  const std::size_t bytes =
+      op_->kind == Collective::barrier ? 0 : Layout::common_count(*op_, size_) * element_;
+  const bool folds_all = op_->kind == Collective::all_reduce && bytes <= most_one_shot;
+  flow_ = Flow::one_phase;
+  split_ = !offers_the_same(op_->kind) && !folds_all;
+  part_ = total_ = bytes;
+  if (op_->kind == Collective::all_reduce && split_) {
+    flow_ = Flow::two_phase;
+    split();
+  }
+  const std::size_t in_letter = split_ ? part_ * n : part_;
+  inline_ = in_letter <= inline_bytes && op_->kind != Collective::all_to_all_v;
+  cut();
+  asks_ = (split_ ? part_ * n : part_) >= least_direct;
+  counts_ = op_->kind == Collective::all_to_all_v;
+  base_ = first_ + (asks_ || counts_);
+}
+
+/// An all_reduce: each rank folds a part.
+void Together::split() {
+  split_ = true;
+  part_ = ceil_div(ceil_div(total_, index(size_)), line) * line;
+}
+
+/// Into pieces so small that ranks work on one while the next is on its way.
+void Together::cut() {
+  const std::size_t slot = letters_.slot_bytes(), most = split_ ? slot / index(size_) / line * line : slot;
+  piece_ = inline_ ? std::max<std::size_t>(part_, 1)
+                   : std::clamp(part_ / pipelined / line * line, std::min(least_piece, most), most);
+  rounds_ = std::max<std::size_t>(ceil_div(part_, piece_), 1);
+}
+
+bool Together::advance() {
+  if (complete_) return false;
+  if (asks_ || counts_) return counts_ ? exchange_counts() : ask();
+  switch (flow_) {
+    case Flow::one_phase:
+      return advance_one_phase();
+    case Flow::two_phase:
+      return advance_two_phase();
+    case Flow::direct:
+      return advance_direct();
+  }
+  return false;
+}
+
+bool Together::spin(int turns) {
+  for (int i = 0; i < turns; ++i) {
+    while (advance()) {
+    }
+    if (complete_) return true;
+    if (crowded_)
+      sched_yield();
+    else
+      cpu_pause();
+  }
+  return false;
+}
+
+void Together::end() {
+  letters_.have_read_up_to(letters_.next());
+  complete_ = true;
+}
+
+bool Together::has_room() { return letters_.has_room(!inline_ && offers(rank_)); }
+
+bool Together::all_arrived(int& next, std::uint32_t step) {
+  for (; next < size_; ++next)
+    if (next != rank_ && reads_from(next) && !letters_.arrived(next, step)) return false;
+  next = 0;
+  return true;
+}
+
+// ---- who reads what
+
+bool Together::reads_from(int peer) const {
+  switch (op_->kind) {
+    case Collective::broadcast:
+    case Collective::scatter:
+      return rank_ != op_->root && peer == op_->root;
+    case Collective::gather:
+    case Collective::reduce:
+      return rank_ == op_->root;
+    default:
+      return true;
+  }
+}
+
+bool Together::offers(int rank) const {
+  switch (op_->kind) {
+    case Collective::broadcast:
+    case Collective::scatter:
+      return rank == op_->root;
+    case Collective::gather:
+    case Collective::reduce:
+      return rank != op_->root;
+    default:
+      return true;
+  }
+}
+
+// ---- one phase: offer, and read what others offer
+
+bool Together::advance_one_phase() {
+  bool moved = false;
+  // Who offers nothing writes letters all the same, so that all sixteen are of the last sixteen steps.
+  if (offered_ < rounds_ && has_room()) {
+    if (offers(rank_)) offer(offered_);
+    ++offered_;
+    letters_.publish();
+    moved = true;
+  }
+  const std::uint32_t step = base_ + static_cast<std::uint32_t>(taken_);
+  if (taken_ < offered_ && all_arrived(waits_a_, step)) {
+    take(taken_++);
+    moved = true;
+    if (taken_ == rounds_)
+      end();
+    else
+      letters_.have_read_up_to(step + 1);
+  }
+  return moved;
+}
+
+/// This round's bytes of a part: fewer in the last one.
+std::size_t Together::length(std::size_t part, std::size_t round) const {
+  const std::size_t at = round * piece_;
+  return part > at ? std::min(piece_, part - at) : 0;
+}
+
+/// Bytes of the part of rank r: of a reduction in two phases, whose last parts are shorter; else all alike.
+std::size_t Together::part_of(int r) const {
+  if (op_->kind == Collective::all_to_all_v) return op_->send_counts[index(r)] * element_;
+  if (flow_ == Flow::one_phase || op_->kind != Collective::all_reduce) return part_;
+  const std::size_t begin = index(r) * part_;
+  return total_ > begin ? std::min(part_, total_ - begin) : 0;
+}
+
+const std::byte* Together::part_to(int r) const {
+  const auto* in = static_cast<const std::byte*>(op_->in.data);
+  if (op_->kind == Collective::all_to_all_v) return in + op_->send_offsets[index(r)] * element_;
+  return in + (split_ ? index(r) * part_ : 0);
+}
+
+std::byte* Together::place(int r, std::uint32_t step) const {
+  return inline_ ? letters_.payload(r, step) : letters_.slot(r, step);
+}
+
+const std::byte* Together::from(int peer, std::uint32_t step) const {
+  return place(peer, step) + (split_ ? index(rank_) * piece_ : 0);
+}
+
+void Together::offer(std::size_t round) {
+  std::byte* const to = place(rank_, letters_.next());
+  const std::size_t at = round * piece_;
+  if (!split_) {
+    if (const std::size_t n = length(part_, round)) std::memcpy(to, part_to(rank_) + at, n);
+    return;
+  }
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    if (const std::size_t n = length(part_of(r), round))
+      std::memcpy(to + index(r) * piece_, part_to(r) + at, n);
+  }
+}
+
+void Together::fold(std::byte* to, std::size_t bytes) {
+  reduce(to, sources_, bytes / element_, call_.dtype, op_->op.kind,
+         op_->op.kind == ReduceOp::avg ? size_ : 1);
+}
+
+/// To two places, block by block, so that the second copy comes from the first-level cache.
+void Together::fold_twice(std::byte* to, std::byte* too, std::size_t bytes) {
+  constexpr std::size_t block = 8 << 10;
+  for (std::size_t at = 0; at < bytes; at += block) {
+    const std::size_t n = std::min(block, bytes - at);
+    fold(to + at, n);
+    copy(too + at, to + at, n);
+    for (auto& s : sources_) s = static_cast<const std::byte*>(s) + n;
+  }
+}
+
+void Together::copy(std::byte* to, const std::byte* bytes_of, std::size_t bytes) {
+  if (bytes && to != bytes_of) std::memcpy(to, bytes_of, bytes);
+}
+
+void Together::take(std::size_t round) {
+  const std::uint32_t step = base_ + static_cast<std::uint32_t>(round);
+  const std::size_t at = round * piece_, n = length(part_, round);
+  auto* const out = static_cast<std::byte*>(op_->out.data);
+  switch (op_->kind) {
+    case Collective::barrier:
+      return;
+    case Collective::reduce:
+      if (rank_ != op_->root) return;
+      [[fallthrough]];
+    case Collective::all_reduce:
+    case Collective::reduce_scatter:
+      for (int r = 0; r < size_; ++r) sources_[index(r)] = r == rank_ ? part_to(rank_) + at : from(r, step);
+      return fold(out + at, n);
+    case Collective::broadcast:
+    case Collective::scatter:
+      return copy(out + at, rank_ == op_->root ? part_to(rank_) + at : from(op_->root, step), n);
+    case Collective::gather:
+      if (rank_ != op_->root) return;
+      [[fallthrough]];
+    default:
+      for (int r = 0; r < size_; ++r) take_from(r, round, step);
+  }
+}
+
+/// What rank r has for this rank alone, to the place that is r's.
+void Together::take_from(int r, std::size_t round, std::uint32_t step) {
+  const bool pairs = op_->kind == Collective::all_to_all_v;
+  const std::size_t whole = pairs ? op_->recv_counts[index(r)] * element_ : part_;
+  const std::size_t begin = pairs ? op_->recv_offsets[index(r)] * element_ : index(r) * part_;
+  if (length(whole, round) == 0) return;  // there may be no memory at all
+  copy(static_cast<std::byte*>(op_->out.data) + begin + round * piece_,
+       r == rank_ ? part_to(rank_) + round * piece_ : from(r, step), length(whole, round));
+}
+
+// ---- two phases: rank r folds part r, then everybody gathers the parts
+
+// Offers and results take turns: A0, A1, B0, A2, B1, …, so that a rank folds while its peers read.
+std::uint32_t Together::step_a(std::size_t k) const {
+  return base_ + static_cast<std::uint32_t>(k + (k > 0 ? k - 1 : 0));
+}
+std::uint32_t Together::step_b(std::size_t k) const {
+  return base_ + static_cast<std::uint32_t>(std::min(k + 2, rounds_) + k);
+}
+
+bool Together::advance_two_phase() {
+  bool moved = false;
+  if (offered_ < rounds_ && letters_.next() == step_a(offered_) && has_room()) {
+    offer(offered_++);
+    letters_.publish();
+    moved = true;
+  }
+  if (folded_ < offered_ && letters_.next() == step_b(folded_) && all_arrived(waits_a_, step_a(folded_)) &&
+      has_room()) {
+    fold_part(folded_++);
+    letters_.publish();
+    moved = true;
+  }
+  if (taken_ < folded_ && all_arrived(waits_b_, step_b(taken_))) {
+    gather_parts(taken_++);
+    moved = true;
+    if (taken_ == rounds_) {
+      end();
+      return true;
+    }
+  }
+  if (moved) {
+    const std::uint32_t b = step_b(taken_), a = folded_ < rounds_ ? step_a(folded_) : b;
+    letters_.have_read_up_to(Letters::is_after(a, b) ? b : a);
+  }
+  return moved;
+}
+
+void Together::fold_part(std::size_t round) {
+  const std::size_t at = round * piece_, n = length(part_of(rank_), round);
+  for (int r = 0; r < size_; ++r)
+    sources_[index(r)] = r == rank_ ? part_to(rank_) + at : from(r, step_a(round));
+  fold_twice(static_cast<std::byte*>(op_->out.data) + index(rank_) * part_ + at,
+             place(rank_, letters_.next()), n);
+}
+
+void Together::gather_parts(std::size_t round) {
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    copy(static_cast<std::byte*>(op_->out.data) + index(r) * part_ + round * piece_,
+         letters_.slot(r, step_b(round)), length(part_of(r), round));
+  }
+}
+
+// ---- all_to_all_v: who sends how much decides how many rounds there are
+
+bool Together::exchange_counts() {
+  const std::size_t n = index(size_);
+  if (letters_.next() == first_) {
+    if (!has_room()) return false;
+    std::memcpy(place(rank_, letters_.next()), op_->send_counts.data(), n * sizeof(std::size_t));
+    letters_.publish();
+    return true;
+  }
+  if (!all_arrived(waits_a_, first_)) return false;
+  std::size_t most = 0;
+  for (int r = 0; r < size_; ++r) {
+    const auto* row =
+        r == rank_ ? op_->send_counts.data() : reinterpret_cast<const std::size_t*>(letters_.slot(r, first_));
+    most = std::max(most, *std::max_element(row, row + size_));
+    Signature theirs = call_, mine = call_;
+    theirs.count = row[rank_], mine.count = op_->recv_counts[index(r)];
+    require(theirs == mine, Errc::mismatch, "mismatched collectives: rank ", r, " called ", describe(theirs),
+            " while rank ", rank_, " called ", describe(mine),
+            "; every rank must make the same calls in the same order");
+  }
+  letters_.have_read_up_to(first_ + 1);
+  counts_ = false;
+  part_ = most * element_;
+  cut();
+  return true;
+}
+
+// ---- who is missing
+
+bool Together::looks_at(int peer) const { return asks_ || flow_ == Flow::direct || reads_from(peer); }
+int Together::debtors() const {
+  return complete_ ? 0 : static_cast<int>(letters_.missing([this](int r) { return looks_at(r); }).size());
+}
+int Together::culprit() const {
+  return complete_ ? -1 : letters_.culprit([this](int r) { return looks_at(r); });
+}
+std::string Together::waiting_for() const {
+  return complete_ ? "nobody" : letters_.waiting_for([this](int r) { return looks_at(r); });
+}
+
+}  // namespace rz

@@ -1,0 +1,110 @@
+#pragma once
+/// Collectives among ranks of one host, without frames or streams: what comm/backends/execution.h does for
+/// any transport, by letters in the ranks' meeting places (comm/backends/letters.h).
+///
+/// A call is a row of steps, the same on every rank. At each step a rank offers something: bytes in the
+/// letter itself, in a slot, or its own memory from allocate(). Who needs it reads it where it lies and says
+/// so. Sums are folded in rank order, so that they have the bits of every schedule that sums so.
+///
+/// One-shot: everybody reads everything. Two-shot: rank r folds part r, and a second row of steps gathers the
+/// parts. Direct: rank r folds part r out of all ranks' memory and writes it into all ranks' memory; nobody's
+/// call is complete before all have done so. After a failure such a peer may still write there for a while.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/backends/letters.h"
+#include "comm/collective.h"
+
+namespace rz {
+
+class Together {
+ public:
+  /// Of a transport that has a meeting(). `first_step`: see Letters.
+  Together(Transport&, int rank, int size, std::uint32_t first_step = 0);
+
+  /// Begins a call. The operation must outlive it, or move(). `signature` is what every rank must pass alike.
+  void start(const Operation&, const Signature&);
+  /// The operation lies elsewhere now.
+  void move(const Operation& op) { op_ = &op; }
+  /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
+  bool advance();
+  /// advance() until the call is complete or `turns` turns went by. True: complete.
+  bool spin(int turns);
+  bool complete() const { return complete_; }
+
+  int debtors() const;
+  std::string waiting_for() const;
+  int culprit() const;
+
+ private:
+  enum class Flow { one_phase, two_phase, direct };
+  // What a letter says of memory that peers may use.
+  struct Offer {
+    SharedSpot in, out;
+    std::uint32_t in_shared, out_shared;
+  };
+
+  static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+  void plan();
+  void cut();
+  void split();
+  bool advance_one_phase();
+  bool advance_two_phase();
+  bool advance_direct();
+  bool ask();
+  bool exchange_counts();
+  void end();
+
+  bool has_room();
+  /// Of all that this rank reads from, at that step; resumes where it stopped.
+  bool all_arrived(int& next, std::uint32_t step);
+
+  bool looks_at(int peer) const;
+  bool reads_from(int peer) const;
+  bool offers(int rank) const;
+  std::size_t length(std::size_t part, std::size_t round) const;
+  std::size_t part_of(int rank) const;
+  const std::byte* part_to(int rank) const;
+  std::byte* place(int rank, std::uint32_t step) const;
+  const std::byte* from(int peer, std::uint32_t step) const;
+  std::uint32_t step_a(std::size_t round) const;
+  std::uint32_t step_b(std::size_t round) const;
+
+  void offer(std::size_t round);
+  void take(std::size_t round);
+  void take_from(int peer, std::size_t round, std::uint32_t step);
+  void fold_part(std::size_t round);
+  void gather_parts(std::size_t round);
+  void fold(std::byte* to, std::size_t bytes);
+  void fold_twice(std::byte* to, std::byte* too, std::size_t bytes);
+  static void copy(std::byte* to, const std::byte* bytes_of, std::size_t bytes);
+
+  bool shared(const void* at, std::size_t bytes, SharedSpot&);
+  std::byte* reached(int peer, const SharedSpot&, std::size_t bytes);
+  void begin_direct();
+  void take_direct(std::size_t round);
+
+  Transport& transport_;
+  Letters letters_;
+  const int rank_, size_;
+  const bool crowded_;
+
+  const Operation* op_ = nullptr;
+  Signature call_;
+  Flow flow_ = Flow::one_phase;
+  bool complete_ = true;
+  bool split_ = false;   // a rank's peers read each its own part
+  bool inline_ = false;  // in letters
+  bool asks_ = false, counts_ = false;
+  std::size_t element_ = 1, total_ = 0, part_ = 0, piece_ = 0, rounds_ = 0;  // bytes; of a part and round
+  std::size_t offered_ = 0, folded_ = 0, taken_ = 0;                         // rounds
+  std::uint32_t first_ = 0, base_ = 0;                                       // steps
+  int waits_a_ = 0, waits_b_ = 0;                                            // peers that are looked at
+  std::vector<const void*> sources_;
+  std::vector<Offer> peers_;
+  std::vector<std::byte*> ins_, outs_;
+};
+
+}  // namespace rz

@@ -1,0 +1,116 @@
+// Calls whose memory all ranks reach: what is needed is read, and results are written, where they lie.
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/backends/together.h"
+#include "comm/core/error.h"
+
+namespace rz {
+
+namespace {
+
+constexpr std::size_t direct_piece = 128 << 10;  // bytes between two looks at the rest of the world
+
+}  // namespace
+
+/// Says where this rank's memory lies, and hears where the others' does: direct, if all that is needed can be
+/// reached.
+bool Together::ask() {
+  const std::size_t n = index(size_);
+  if (letters_.next() == first_) {
+    if (!has_room()) return false;
+    Offer mine{};
+    const std::size_t in = (split_ && op_->kind != Collective::all_reduce ? part_ * n : total_);
+    if (op_->in.data) mine.in_shared = shared(op_->in.data, in, mine.in);
+    if (op_->kind == Collective::all_reduce) mine.out_shared = shared(op_->out.data, total_, mine.out);
+    std::memcpy(letters_.payload(rank_, first_), &mine, sizeof mine);
+    letters_.publish();
+    return true;
+  }
+  for (; waits_a_ < size_; ++waits_a_)
+    if (waits_a_ != rank_ && !letters_.arrived(waits_a_, first_)) return false;
+  waits_a_ = 0;
+  bool direct = true;
+  for (int r = 0; r < size_; ++r) {
+    Offer& o = peers_[index(r)];
+    std::memcpy(&o, letters_.payload(r, first_), sizeof o);
+    if (offers(r)) direct = direct && o.in_shared;
+    if (op_->kind == Collective::all_reduce) direct = direct && o.out_shared;
+  }
+  asks_ = false;
+  if (direct) begin_direct();
+  return true;
+}
+
+bool Together::shared(const void* at, std::size_t bytes, SharedSpot& spot) {
+  const auto found = transport_.share({static_cast<const std::byte*>(at), bytes});
+  if (found) spot = *found;
+  return found.has_value();
+}
+
+void Together::begin_direct() {
+  flow_ = Flow::direct;
+  if (op_->kind == Collective::all_reduce) split();
+  piece_ = direct_piece;
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    const Offer& o = peers_[index(r)];
+    const std::size_t in = split_ && op_->kind != Collective::all_reduce ? part_ * index(size_) : total_;
+    ins_[index(r)] = reads_from(r) ? reached(r, o.in, in) : nullptr;
+    outs_[index(r)] = op_->kind == Collective::all_reduce ? reached(r, o.out, total_) : nullptr;
+  }
+  rounds_ = std::max<std::size_t>((part_ + piece_ - 1) / piece_, 1);
+}
+
+std::byte* Together::reached(int peer, const SharedSpot& spot, std::size_t bytes) {
+  std::byte* const at = transport_.reach(peer, spot, bytes);
+  require(at != nullptr, Errc::system, "rank ", peer, " offers memory that rank ", rank_,
+          " cannot reach: ", bytes, " bytes at ", spot.offset, " of its segment ", spot.segment);
+  return at;
+}
+
+bool Together::advance_direct() {
+  if (taken_ < rounds_) {
+    take_direct(taken_++);
+    if (taken_ == rounds_) letters_.publish();  // this rank reads and writes no peer's memory any more
+    return true;
+  }
+  for (; waits_b_ < size_; ++waits_b_)
+    if (waits_b_ != rank_ && !letters_.arrived(waits_b_, base_)) return false;
+  waits_b_ = 0;
+  end();
+  return true;
+}
+
+void Together::take_direct(std::size_t round) {
+  const std::size_t at = round * piece_;
+  auto* const out = static_cast<std::byte*>(op_->out.data);
+  const auto source = [&](int r) {
+    const auto* base = r == rank_ ? static_cast<const std::byte*>(op_->in.data) : ins_[index(r)];
+    return base + (split_ ? index(rank_) * part_ : 0) + at;
+  };
+  if (op_->kind == Collective::broadcast || op_->kind == Collective::scatter) {
+    if (rank_ == op_->root) return copy(out + at, part_to(rank_) + at, length(part_, round));
+    return copy(out + at, source(op_->root), length(part_, round));
+  }
+  if ((op_->kind == Collective::gather || op_->kind == Collective::reduce) && rank_ != op_->root) return;
+  if (!reduces(op_->kind)) {
+    for (int r = 0; r < size_; ++r) copy(out + index(r) * part_ + at, source(r), length(part_, round));
+    return;
+  }
+  for (int r = 0; r < size_; ++r) sources_[index(r)] = source(r);
+  const std::size_t own = op_->kind == Collective::all_reduce ? index(rank_) * part_ : 0;
+  const std::size_t n = length(part_of(rank_), round);
+  if (op_->kind != Collective::all_reduce) return fold(out + at, n);
+  constexpr std::size_t block = 8 << 10;
+  for (std::size_t i = 0; i < n; i += block) {
+    const std::size_t now = std::min(block, n - i);
+    fold(out + own + at + i, now);
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_) copy(outs_[index(r)] + own + at + i, out + own + at + i, now);
+    for (auto& s : sources_) s = static_cast<const std::byte*>(s) + now;
+  }
+}
+
+}  // namespace rz

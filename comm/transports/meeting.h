@@ -1,0 +1,42 @@
+#pragma once
+/// Where the ranks of one host meet: a part of every rank's shared memory that it alone writes and all its
+/// peers read. Plain data.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/transports/transport.h"
+
+namespace rz {
+
+inline constexpr std::size_t meeting_letters = 16, meeting_slots = 4;
+
+/// What a rank offers at one step: one cache line, so that a tiny message arrives with its own news.
+struct alignas(64) Letter {
+  std::atomic<std::uint64_t> tag;  ///< step + 1, and a hash of all calls in the upper half; written last
+  std::byte payload[56];
+};
+static_assert(sizeof(Letter) == 64 && std::atomic<std::uint64_t>::is_always_lock_free);
+
+struct MeetingPlace {
+  Letter letters[meeting_letters];              ///< of step s in letter s % meeting_letters
+  Signature calls[meeting_letters];             ///< at each of these steps
+  alignas(64) std::atomic<std::uint32_t> read;  ///< what peers offered at steps before this one is not needed
+};
+
+/// A rank's place and its slots, as this process has mapped them.
+struct MeetingView {
+  MeetingPlace* place = nullptr;
+  std::byte* slots = nullptr;
+  std::size_t slot_bytes = 0, slot_stride = 0;
+  std::byte* slot(std::uint32_t step) const { return slots + step % meeting_slots * slot_stride; }
+};
+
+/// A part of memory from allocate(), as peers find it.
+struct SharedSpot {
+  std::uint32_t segment;
+  std::uint64_t offset;
+};
+
+}  // namespace rz
