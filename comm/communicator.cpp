@@ -51,8 +51,8 @@ class Checks {
   Stream stream(const Stream& given, Device memory) const {
     if (given.device() == memory) return given;
     if (memory.kind == Device::host) return {};
-    if (given.device().kind != Device::host) that(false, "the memory is on ", name(memory), ", but the stream is of ",
-         name(given.device()));
+    if (given.device().kind != Device::host)
+      that(false, "the memory is on ", name(memory), ", but the stream is of ", name(given.device()));
     return Stream::borrow(memory, nullptr);
   }
   void root(int root) const {

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <fstream>
 #include <map>
-#include <sstream>
 #include <set>
+#include <sstream>
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"

@@ -43,8 +43,8 @@ void tanh_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, I
 struct DropoutMask {
   float p = 0;
   std::uint64_t seed = 0, offset = 0;
-  /// If given, the seed is what this says when the kernel runs, so that a captured graph draws anew: memory of
-  /// the operands' device.
+  /// If given, the seed is what this says when the kernel runs, so that a captured graph draws anew: memory
+  /// of the operands' device.
   const std::uint64_t* seed_at = nullptr;
 };
 /// Backward is the same call on d_out.

@@ -68,8 +68,8 @@ class Transport {
 
   /// Moves what can be moved and looks for failures. Throws Error(peer_lost / aborted) once there is one.
   virtual void progress() = 0;
-  /// Sleeps until something may have changed, at most `most`. Spurious returns are normal. `eager`: it may keep
-  /// its processor busy for a while before, since its thread has nothing else to do.
+  /// Sleeps until something may have changed, at most `most`. Spurious returns are normal. `eager`: it may
+  /// keep its processor busy for a while before, since its thread has nothing else to do.
   virtual void wait(std::chrono::microseconds most, bool eager = true) = 0;
   /// May be called from any thread while another waits or makes progress: makes wait() return.
   virtual void wake() noexcept = 0;
@@ -89,7 +89,8 @@ class Transport {
   virtual void need(int /*peer*/) {}
   /// More ranks than processors on this host: who spins keeps others from running.
   virtual bool crowded() const { return false; }
-  /// Memory from allocate() as every peer can find it. None: it is other memory, or a peer cannot be told now.
+  /// Memory from allocate() as every peer can find it. None: it is other memory, or a peer cannot be told
+  /// now.
   virtual std::optional<SharedSpot> share(std::span<const std::byte>);
   /// Where a peer's memory lies here, to read and write; null: the peer has not shared all of it.
   virtual std::byte* reach(int peer, const SharedSpot&, std::size_t bytes);

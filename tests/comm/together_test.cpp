@@ -13,6 +13,7 @@
 
 #include "comm/backends/layout.h"
 #include "comm/core/error.h"
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"
 
@@ -20,6 +21,7 @@ namespace rz {
 namespace {
 
 using std::chrono::milliseconds;
+using test::error_of;
 using test::run_ranks;
 
 constexpr std::uint32_t before_wrap = 0xfffffff0;
@@ -443,17 +445,6 @@ TEST(Together, ADirectCallIsCompleteWhenPeersHaveWrittenTheirParts) {
 }
 
 // ---- ranks that differ
-
-template <class F>
-Error error_of(const F& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return e;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(Errc::io, "nothing was thrown");
-}
 
 void expect_mismatch(const Error& e, const std::string& part) {
   EXPECT_EQ(e.code(), Errc::mismatch) << e.what();

@@ -21,8 +21,7 @@ constexpr int ranks = 2;
 std::string problem_here() {
   return run_processes(1,
                        [](int, auto) {
-                         require(!emulated_device, Errc::unsupported,
-                                 "the emulated NCCL is of one process");
+                         require(!emulated_device, Errc::unsupported, "the emulated NCCL is of one process");
                          require(cuda::device_count() > 0, Errc::unsupported, "no CUDA device");
                          nccl::nccl_api();
                        })[0]
