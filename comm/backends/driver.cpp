@@ -55,6 +55,7 @@ Driver::Driver(int rank, int size, std::unique_ptr<Transport> transport, Schedul
       size_(size),
       options_(std::move(options)),
       transport_(std::move(transport)),
+      crowded_(transport_->crowded()),
       execution_(*transport_, rank, size),
       messages_(*transport_, rank, size) {
   constexpr int most_together = 256;  // ranks: a slot has a part for each
@@ -84,10 +85,15 @@ std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
     try {
       if (!driven_ && unfinished_ == 0 && !stopping_ && try_at_once(group.front(), job)) return job;
     } catch (...) {
+      const auto error = std::current_exception();
+      driven_ = true;  // nobody else may touch what is cleared now
       lock.unlock();
-      poison(std::current_exception());
+      poison(error);
+      lock.lock();
+      driven_ = false;
+      if (waiters_ > 0 || stopping_) changed_.notify_all();
       job = std::make_shared<Job>(shared_from_this(), group, Clock::now());
-      job->end(std::current_exception());
+      job->end(error);
       return job;
     }
   }
@@ -112,7 +118,7 @@ std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
 }
 
 bool Driver::is_quick(std::span<const Operation> group) const {
-  if (!together_ || transport_->crowded() || group.size() != 1) return false;
+  if (!together_ || crowded_ || group.size() != 1) return false;
   const Operation& op = group.front();
   return !is_message(op) && op.op.kind != ReduceOp::premul_sum && op.kind != Collective::all_to_all &&
          op.in.bytes() <= most_at_once && op.out.bytes() <= most_at_once;
@@ -263,8 +269,7 @@ void Driver::step(bool eager) {
 bool Driver::advance_current(bool eager) {
   if (!by_together_) return execution_.advance();
   if (together_->advance()) return true;
-  return eager && messages_.idle() &&
-         together_->spin(transport_->crowded() ? turns_when_crowded : turns_before_idle);
+  return eager && messages_.idle() && together_->spin(crowded_ ? turns_when_crowded : turns_before_idle);
 }
 
 Signature Driver::next_signature(const Operation& op, std::uint32_t algorithm) {

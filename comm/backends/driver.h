@@ -79,6 +79,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   const int rank_, size_;
   const ScheduledOptions options_;
   std::unique_ptr<Transport> transport_;  // gone after stop()
+  const bool crowded_;
 
   // Guarded by mutex_.
   std::mutex mutex_;

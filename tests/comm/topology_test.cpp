@@ -70,5 +70,24 @@ TEST(Topology, BindingLimitsWhatIsUsable) {
   EXPECT_FALSE(bind_process({})) << "no processor at all";
 }
 
+TEST(Topology, RanksCrowdWhereTheyAreMoreThanTheirProcessors) {
+  const Allowance first{{0}}, second{{1}}, both{{0, 1}}, half{{0, 1}, 1};
+  const auto is_crowded = [](std::vector<Allowance> ranks) { return crowded(ranks); };
+  EXPECT_FALSE(is_crowded({first, second})) << "each is bound to a processor of its own";
+  EXPECT_TRUE(is_crowded({first, first})) << "both are bound to the same";
+  EXPECT_FALSE(is_crowded({both, both}));
+  EXPECT_TRUE(is_crowded({both, both, both}));
+  EXPECT_TRUE(is_crowded({half, half})) << "the cgroup allows them one of two processors";
+}
+
+TEST(Topology, AllowancesAreToldInWords) {
+  const Allowance a{{0, 3, 12}, 2}, read = allowance_from(in_words(a));
+  EXPECT_EQ(read.processors, a.processors);
+  EXPECT_EQ(read.quota, a.quota);
+  EXPECT_EQ(in_words(a).find('\n'), std::string::npos) << "a line of the ranks' roster";
+  EXPECT_TRUE(allowance_from("nonsense").processors.empty());
+  EXPECT_FALSE(allowance().processors.empty());
+}
+
 }  // namespace
 }  // namespace rz

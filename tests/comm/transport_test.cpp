@@ -331,6 +331,22 @@ TEST(Connect, DifferentOptionsAreNamed) {
   });
 }
 
+/// Ranks that are forced to schedules do not meet those that are not.
+TEST(Connect, AnAlgorithmThatOnlySomeAreForcedToIsNamed) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    try {
+      TransportOptions options;
+      if (rank == 1) options.algorithm = "ring";
+      test::connect(rank, 2, *store, options);
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::mismatch);
+      EXPECT_NE(std::string(e.what()).find("algorithm=ring"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("RZ_ALGORITHM"), std::string::npos) << e.what();
+    }
+  });
+}
+
 TEST(Connect, BadArgumentsAreRefused) {
   const auto store = memory_store();
   const auto code = [&](int rank, int size, TransportOptions options) {
