@@ -112,11 +112,15 @@ bool poll_until(Deadline deadline, const F& f) {
   }
 }
 
+/// Under its name the place is there whole, with all seats taken, or not at all: a rank that comes again and
+/// still follows the old "current" must find no free seat in it.
 void remove_place(const fs::path& directory, const std::string& name) noexcept {
   std::error_code ignored;
   const auto current = read_current(directory);
   if (current && current->name == name) fs::remove(directory / "current", ignored);
-  fs::remove_all(directory / name, ignored);
+  const fs::path retired = directory / ("old-" + name);
+  fs::rename(directory / name, retired, ignored);
+  fs::remove_all(retired, ignored);
   fs::remove(directory, ignored);  // only if it is empty
 }
 

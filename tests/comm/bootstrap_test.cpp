@@ -173,7 +173,7 @@ class PrivateRendezvous : public testing::Test {
 
 TEST_F(PrivateRendezvous, RanksMeetAndTidyUp) {
   test::run_ranks(4, [&](int rank, std::shared_ptr<Store> sync) {
-    for (int round = 0; round < 3; ++round) {  // the same job again and again
+    for (int round = 0; round < 100; ++round) {  // the same job again and again
       const auto store = store_for(at(rank, 4));
       store->set(str("r", rank), str(round, '/', rank));
       for (int r = 0; r < 4; ++r)
