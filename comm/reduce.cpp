@@ -64,6 +64,12 @@ void fold3(T* dst, const T* a, const T* b, const T* c, std::size_t count) {
   RZ_EACH(i, count) dst[i] = Op::apply(Op::apply(load(a, i), load(b, i)), load(c, i));
 }
 
+/// To two places, from one pass over the sources.
+template <class Op, class T>
+void fold2_twice(T* dst, T* too, const T* a, const T* b, std::size_t count) {
+  RZ_EACH(i, count) dst[i] = too[i] = Op::apply(load(a, i), load(b, i));
+}
+
 template <class T>
 void divide_by(T* x, std::size_t count, int divisor) {
   RZ_EACH(i, count) x[i] = combine::divided(x[i], divisor);
@@ -93,13 +99,17 @@ void fold_block(T* dst, T* buffer, Sources sources, std::size_t begin, std::size
 // `T` does the folding and `Result` the division: sums and products of signed integers are those of unsigned
 // ones.
 template <class Op, class T, class Result = T>
-void fold(void* dst, Sources sources, std::size_t count, int divisor) {
+void fold(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
+  if (too && sources.size() == 2 && divisor <= 1)
+    return fold2_twice<Op>(static_cast<T*>(dst), static_cast<T*>(too), at<T>(sources[0], 0),
+                           at<T>(sources[1], 0), count);
   constexpr std::size_t block = 8192 / sizeof(T);
   T buffer[block];
   for (std::size_t begin = 0; begin < count; begin += block) {
     const std::size_t n = std::min(block, count - begin);
     fold_block<Op>(static_cast<T*>(dst) + begin, buffer, sources, begin, n);
     if (divisor > 1) divide_by(static_cast<Result*>(dst) + begin, n, divisor);
+    if (too) std::memcpy(static_cast<T*>(too) + begin, static_cast<T*>(dst) + begin, n * sizeof(T));
   }
 }
 
@@ -114,7 +124,7 @@ void narrow(T* dst, const float* src, std::size_t count) {
 }
 
 template <class Op, class T>
-void fold_small(void* dst, Sources sources, std::size_t count, int divisor) {
+void fold_small(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
   constexpr std::size_t block = 2048;
   float sum[block], term[block];
   for (std::size_t begin = 0; begin < count; begin += block) {
@@ -126,55 +136,57 @@ void fold_small(void* dst, Sources sources, std::size_t count, int divisor) {
     }
     if (divisor > 1) divide_by(sum, n, divisor);
     narrow(static_cast<T*>(dst) + begin, sum, n);
+    if (too) std::memcpy(static_cast<T*>(too) + begin, static_cast<T*>(dst) + begin, n * sizeof(T));
   }
 }
 
 template <class Op>
-void fold_dtype(void* dst, Sources sources, std::size_t count, DType dtype, int divisor) {
+void fold_dtype(void* dst, void* too, Sources sources, std::size_t count, DType dtype, int divisor) {
   using I8 = combine::Wide<Op, std::int8_t>;
   using I32 = combine::Wide<Op, std::int32_t>;
   using I64 = combine::Wide<Op, std::int64_t>;
   switch (dtype) {
     case DType::f32:
-      return fold<Op, float>(dst, sources, count, divisor);
+      return fold<Op, float>(dst, too, sources, count, divisor);
     case DType::f64:
-      return fold<Op, double>(dst, sources, count, divisor);
+      return fold<Op, double>(dst, too, sources, count, divisor);
     case DType::f16:
-      return fold_small<Op, f16>(dst, sources, count, divisor);
+      return fold_small<Op, f16>(dst, too, sources, count, divisor);
     case DType::bf16:
-      return fold_small<Op, bf16>(dst, sources, count, divisor);
+      return fold_small<Op, bf16>(dst, too, sources, count, divisor);
     case DType::f8e4m3:
-      return fold_small<Op, f8e4m3>(dst, sources, count, divisor);
+      return fold_small<Op, f8e4m3>(dst, too, sources, count, divisor);
     case DType::f8e5m2:
-      return fold_small<Op, f8e5m2>(dst, sources, count, divisor);
+      return fold_small<Op, f8e5m2>(dst, too, sources, count, divisor);
     case DType::i8:
-      return fold<Op, I8, std::int8_t>(dst, sources, count, divisor);
+      return fold<Op, I8, std::int8_t>(dst, too, sources, count, divisor);
     case DType::u8:
-      return fold<Op, std::uint8_t>(dst, sources, count, divisor);
+      return fold<Op, std::uint8_t>(dst, too, sources, count, divisor);
     case DType::i32:
-      return fold<Op, I32, std::int32_t>(dst, sources, count, divisor);
+      return fold<Op, I32, std::int32_t>(dst, too, sources, count, divisor);
     case DType::u32:
-      return fold<Op, std::uint32_t>(dst, sources, count, divisor);
+      return fold<Op, std::uint32_t>(dst, too, sources, count, divisor);
     case DType::i64:
-      return fold<Op, I64, std::int64_t>(dst, sources, count, divisor);
+      return fold<Op, I64, std::int64_t>(dst, too, sources, count, divisor);
     case DType::u64:
-      return fold<Op, std::uint64_t>(dst, sources, count, divisor);
+      return fold<Op, std::uint64_t>(dst, too, sources, count, divisor);
   }
 }
 
-void fold_all(void* dst, Sources sources, std::size_t count, DType dtype, ReduceOp::Kind kind, int divisor) {
+void fold_all(void* dst, void* too, Sources sources, std::size_t count, DType dtype, ReduceOp::Kind kind,
+              int divisor) {
   switch (kind) {
     case ReduceOp::avg:
-      return fold_dtype<Sum>(dst, sources, count, dtype, divisor);
+      return fold_dtype<Sum>(dst, too, sources, count, dtype, divisor);
     case ReduceOp::sum:
     case ReduceOp::premul_sum:
-      return fold_dtype<Sum>(dst, sources, count, dtype, 1);
+      return fold_dtype<Sum>(dst, too, sources, count, dtype, 1);
     case ReduceOp::prod:
-      return fold_dtype<Product>(dst, sources, count, dtype, 1);
+      return fold_dtype<Product>(dst, too, sources, count, dtype, 1);
     case ReduceOp::min:
-      return fold_dtype<Min>(dst, sources, count, dtype, 1);
+      return fold_dtype<Min>(dst, too, sources, count, dtype, 1);
     case ReduceOp::max:
-      return fold_dtype<Max>(dst, sources, count, dtype, 1);
+      return fold_dtype<Max>(dst, too, sources, count, dtype, 1);
   }
 }
 
@@ -226,8 +238,13 @@ HWY_EXPORT(scale_all);
 
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType dtype,
             ReduceOp::Kind kind, int divide) {
+  reduce_twice(dst, nullptr, sources, count, dtype, kind, divide);
+}
+
+void reduce_twice(void* dst, void* too, std::span<const void* const> sources, std::size_t count, DType dtype,
+                  ReduceOp::Kind kind, int divide) {
   require(!sources.empty(), Errc::invalid_argument, "reduce() of ", name(dtype), " without a source");
-  if (count != 0) HWY_DYNAMIC_DISPATCH(fold_all)(dst, sources, count, dtype, kind, divide);
+  if (count != 0) HWY_DYNAMIC_DISPATCH(fold_all)(dst, too, sources, count, dtype, kind, divide);
 }
 
 void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor) {

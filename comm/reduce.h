@@ -16,6 +16,10 @@ namespace rz {
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType, ReduceOp::Kind,
             int divide = 1);
 
+/// The same, and once more to `too`, which overlaps nothing else: what a peer reads next.
+void reduce_twice(void* dst, void* too, std::span<const void* const> sources, std::size_t count, DType,
+                  ReduceOp::Kind, int divide = 1);
+
 /// dst[i] = src[i] · factor, in f32 for small floats, in f64 rounded to nearest for integers. dst may be src.
 void scale(void* dst, const void* src, std::size_t count, DType, double factor);
 

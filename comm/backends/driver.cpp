@@ -14,8 +14,8 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t most_at_once = 32 << 10;  // bytes of a collective that submit() tries itself
-constexpr int turns_at_once = 200, turns_before_idle = 4000, turns_when_crowded = 100;
+constexpr std::size_t most_at_once = 256 << 10;  // bytes of a collective that submit() tries itself
+constexpr int turns_at_once = 30, turns_before_idle = 400, turns_when_crowded = 100;
 constexpr std::size_t wakes_the_thread = 1 << 20;  // bytes: below, a wake-up costs more than it gains
 constexpr auto in_use = 1s;                        // after the last call, the thread looks once a millisecond
 constexpr auto light_sleep = 1ms;
@@ -369,6 +369,7 @@ void Driver::operation_ended(Job& job) {
 // Deadlines come after all else that may have happened while this process slept: a rank that was stopped
 // itself blames nobody, and learns what the others have agreed on.
 void Driver::idle(bool eager) {
+  if (by_together_ && current_.job) together_->claim();
   transport_->progress();
   check_deadlines();
   transport_->wait(longest_wait, eager);

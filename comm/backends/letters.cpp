@@ -1,5 +1,6 @@
 #include "comm/backends/letters.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "comm/backends/execution.h"
@@ -8,6 +9,9 @@
 namespace rz {
 
 namespace {
+
+constexpr std::size_t line = 64;
+constexpr int looks = 16;  // at one thing, before all else is looked at again
 
 /// Of all calls up to this one, so that ranks that once differed differ ever after: who looks at another's
 /// letter late still learns of it.
@@ -21,7 +25,6 @@ std::uint64_t chain(std::uint64_t h, const Signature& s) {
   }
   return h;
 }
-constexpr std::uint64_t upper_half = 0xffffffff00000000u;
 
 }  // namespace
 
@@ -30,13 +33,16 @@ Letters::Letters(Transport& transport, int rank, int size, std::uint32_t first_s
       views_(transport.meeting().begin(), transport.meeting().end()),
       rank_(rank),
       size_(size),
+      own_(*views_[index(rank)].place),
       next_(first_step),
       first_(first_step),
-      read_(index(size), first_step) {
+      read_(index(size), first_step),
+      in_use_(views_[0].ring_bytes),
+      over_(first_step) {
   if (first_step == 0) return;  // as in fresh memory
-  MeetingPlace& place = *views_[index(rank)].place;
-  for (Letter& l : place.letters) l.tag.store(first_step);
-  place.read.store(first_step);
+  for (Letter& l : own_.letters) l.tag.store(first_step);
+  own_.read.store(first_step);
+  own_.written.store(first_step);
 }
 
 void Letters::begin(const Signature& call) {
@@ -46,48 +52,39 @@ void Letters::begin(const Signature& call) {
   awaits_ = Awaits::nothing, lacking_ = -1;
 }
 
-bool Letters::has_room(bool in_slot) {
-  const std::uint32_t kept = in_slot ? meeting_slots : meeting_letters, needed = next_ - kept + 1;
-  for (int r = 0; r < size_; ++r) {
-    std::uint32_t& read = read_[index(r)];
-    if (r == rank_ || !is_after(needed, read)) continue;
-    read = has_read(r);
-    if (!is_after(needed, read)) continue;
-    awaits_ = Awaits::room, awaited_ = needed, lacking_ = r;
-    transport_.need(r);
-    return false;
+void Letters::use_ring(std::size_t bytes) { in_use_ = std::min(bytes, ring_bytes()); }
+
+/// Behind the last bytes, or at the ring's beginning; and who must have been read before.
+void Letters::lay_out(std::size_t bytes) {
+  is_laid_ = true;
+  over_ = next_ + 1 - static_cast<std::uint32_t>(meeting_letters);
+  Range& range = laid_[next_ % meeting_letters];
+  range = {};
+  if (bytes == 0) return;
+  if (cursor_ + bytes > in_use_) cursor_ = 0;
+  range.begin = static_cast<std::uint32_t>(cursor_);
+  cursor_ = (cursor_ + bytes + line - 1) / line * line;
+  range.end = static_cast<std::uint32_t>(cursor_);
+  for (std::uint32_t s = next_ - 1; !is_after(over_, s); --s) {
+    const Range& old = laid_[s % meeting_letters];
+    if (old.begin >= range.end || range.begin >= old.end) continue;
+    over_ = s + 1;
+    return;
   }
-  return true;
 }
 
-void Letters::publish() {
-  MeetingPlace& place = *views_[index(rank_)].place;
-  place.calls[next_ % meeting_letters] = call_;
-  place.letters[next_ % meeting_letters].tag.store(tag_of(next_), std::memory_order_release);
-  transport_.nudge();
-  ++next_;
-}
-
-bool Letters::arrived(int peer, std::uint32_t step) {
-  const Letter& letter = views_[index(peer)].place->letters[step % meeting_letters];
-  const std::uint64_t tag = letter.tag.load(std::memory_order_acquire);
-  if (is_after(step + 1, static_cast<std::uint32_t>(tag))) {
-    awaits_ = Awaits::letter, awaited_ = step + 1, lacking_ = peer;
-    transport_.need(peer);
-    return false;
+void Letters::look_out() const {
+  for (int i = 0; i < looks; ++i) {
+    if (awaits_ == Awaits::letter &&
+        !is_after(awaited_, static_cast<std::uint32_t>(tag(lacking_, awaited_ - 1))))
+      return;
+    if (awaits_ == Awaits::room && !is_after(awaited_, has_read(lacking_))) return;
+    cpu_pause();
   }
-  if (tag != tag_of(step)) mismatch(peer);
-  if (is_after(first_, read_[index(peer)])) read_[index(peer)] = first_;  // it has ended all calls before
-  return true;
 }
 
-void Letters::have_read_up_to(std::uint32_t step) {
-  views_[index(rank_)].place->read.store(step, std::memory_order_release);
-  transport_.nudge();
-}
-
-std::uint64_t Letters::tag_of(std::uint32_t step) const {
-  return (history_ & upper_half) | static_cast<std::uint32_t>(step + 1);
+void Letters::claim() {
+  if (awaits_ != Awaits::nothing) transport_.need(lacking_);
 }
 
 void Letters::mismatch(int peer) const {
@@ -113,19 +110,6 @@ void Letters::mismatch(int peer) const {
 }
 
 // ---- who is missing
-
-std::uint32_t Letters::has_read(int r) const {
-  return views_[index(r)].place->read.load(std::memory_order_acquire);
-}
-
-/// One more than the last step at which it wrote a letter.
-std::uint32_t Letters::latest(int r) const {
-  const auto& letters = views_[index(r)].place->letters;
-  std::uint32_t last = static_cast<std::uint32_t>(letters[0].tag.load());
-  for (const Letter& l : letters)
-    if (const auto tag = static_cast<std::uint32_t>(l.tag.load()); is_after(tag, last)) last = tag;
-  return last;
-}
 
 std::vector<int> Letters::missing(const Looks& looks) const {
   std::vector<int> all;

@@ -3,13 +3,18 @@
 /// every step, over one that all have read; reads those of its peers; and says how far it has read. Peers
 /// that made other calls, now or ever before, are found out by the first of their letters that is looked at.
 ///
+/// What a letter does not hold lies in its rank's ring of bytes. Where, every rank knows by itself: all lay
+/// out the same numbers of bytes at the same steps.
+///
 /// Steps are numbers of 32 bits that wrap around; two that meet are never further apart than letters are
 /// kept.
 
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "comm/core/pause.h"
 #include "comm/transports/meeting.h"
 
 namespace rz {
@@ -25,14 +30,19 @@ class Letters {
 
   /// A call begins at next(), after all that the calls before needed was read.
   void begin(const Signature&);
+  /// Of the ring, from now on: as little as two calls need stays in a core's cache, all of it lets this rank
+  /// be far ahead of its readers. The same on every rank.
+  void use_ring(std::size_t bytes);
+  std::size_t ring_bytes() const { return views_[0].ring_bytes; }
   /// The step of the next letter.
   std::uint32_t next() const { return next_; }
 
-  /// Whether everybody has read what the next letter overwrites, and its slot, if `in_slot`.
-  bool has_room(bool in_slot);
-  /// Writes the letter of next(), whose payload and slot are filled.
+  /// Lays out the next letter's bytes in the ring; the same number on every rank. Whether everybody has read
+  /// what it overwrites, and what lies there, if this rank `writes` there.
+  bool has_room(std::size_t bytes, bool writes);
+  /// Writes the letter of next(), whose payload and bytes are filled.
   void publish();
-  /// Whether the peer has written that letter; then its payload and slot can be read. Throws Errc::mismatch,
+  /// Whether the peer has written that letter; then its payload and bytes can be read. Throws Errc::mismatch,
   /// naming the first call that differed, as far back as letters are kept.
   bool arrived(int peer, std::uint32_t step);
   /// What peers offered at steps before this one is not needed.
@@ -41,8 +51,14 @@ class Letters {
   std::byte* payload(int rank, std::uint32_t step) const {
     return views_[index(rank)].place->letters[step % meeting_letters].payload;
   }
-  std::byte* slot(int rank, std::uint32_t step) const { return views_[index(rank)].slot(step); }
-  std::size_t slot_bytes() const { return views_[0].slot_bytes; }
+  std::byte* bytes(int rank, std::uint32_t step) const {
+    return views_[index(rank)].ring + laid_[step % meeting_letters].begin;
+  }
+
+  /// Looks a little while for that for which has_room() or arrived() was last false.
+  void look_out() const;
+  /// This rank cannot go on without the peer that was missing last: a failure, if that one has left.
+  void claim();
 
   /// Who holds this rank back, of the peers for whose letters it looks: since has_room() or arrived() was
   /// last false in this call. May be nobody, if news came meanwhile.
@@ -55,23 +71,97 @@ class Letters {
 
  private:
   enum class Awaits { nothing, room, letter };
+  struct Range {
+    std::uint32_t begin = 0, end = 0;
+  };
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-  std::uint64_t tag_of(std::uint32_t step) const;
-  std::uint32_t has_read(int rank) const;
-  std::uint32_t latest(int rank) const;
+  void lay_out(std::size_t bytes);
+  void tell();
+  std::uint64_t tag_of(std::uint32_t step) const {
+    return (history_ & 0xffffffff00000000u) | static_cast<std::uint32_t>(step + 1);
+  }
+  std::uint32_t has_read(int rank) const {
+    return views_[index(rank)].place->read.load(std::memory_order_acquire);
+  }
+  /// One more than the last step at which it wrote a letter.
+  std::uint32_t latest(int rank) const {
+    return views_[index(rank)].place->written.load(std::memory_order_acquire);
+  }
+  std::uint64_t tag(int rank, std::uint32_t step) const {
+    return views_[index(rank)].place->letters[step % meeting_letters].tag.load(std::memory_order_acquire);
+  }
   [[noreturn]] void mismatch(int peer) const;
 
   Transport& transport_;
   const std::vector<MeetingView> views_;
   const int rank_, size_;
+  MeetingPlace& own_;
   Signature call_;
   std::uint64_t history_ = 0;  // a hash of all calls
   std::uint32_t next_, first_;
   std::vector<std::uint32_t> read_;  // of each peer, as last seen: steps before this one
+
+  std::array<Range, meeting_letters> laid_{};  // of the last steps
+  bool is_laid_ = false;                       // the next step, too
+  std::size_t cursor_ = 0, in_use_;            // bytes of the ring
+  std::uint32_t over_ = 0;                     // steps before this one lie where the next one's bytes will
+
   Awaits awaits_ = Awaits::nothing;  // when it last could not go on
   std::uint32_t awaited_ = 0;        // what peers must have read, or written letters up to
   int lacking_ = -1;                 // the first of those that had not
 };
+
+// ---- what every tiny call runs through
+
+inline void Letters::tell() {
+  if (views_[0].fences)
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  else
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // who goes to sleep does the processor's part
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_ && views_[index(r)].asleep->load(std::memory_order_relaxed)) return transport_.nudge();
+}
+
+inline bool Letters::has_room(std::size_t bytes, bool writes) {
+  if (!is_laid_) lay_out(bytes);
+  std::uint32_t needed = next_ + 1 - static_cast<std::uint32_t>(meeting_letters);
+  if (writes && is_after(over_, needed)) needed = over_;
+  for (int r = 0; r < size_; ++r) {
+    std::uint32_t& read = read_[index(r)];
+    if (r == rank_ || !is_after(needed, read)) continue;
+    read = has_read(r);
+    if (!is_after(needed, read)) continue;
+    awaits_ = Awaits::room, awaited_ = needed, lacking_ = r;
+    return false;
+  }
+  return true;
+}
+
+inline void Letters::publish() {
+  const std::size_t at = next_ % meeting_letters;
+  own_.calls[at] = call_;
+  own_.letters[at].tag.store(tag_of(next_), std::memory_order_release);
+  own_.written.store(++next_, std::memory_order_release);
+  is_laid_ = false;
+  expect_to_write(&own_.letters[next_ % meeting_letters]);  // all have read it, or soon will
+  tell();
+}
+
+inline bool Letters::arrived(int peer, std::uint32_t step) {
+  const std::uint64_t there = tag(peer, step);
+  if (there != tag_of(step)) {
+    if (!is_after(step + 1, static_cast<std::uint32_t>(there))) mismatch(peer);
+    awaits_ = Awaits::letter, awaited_ = step + 1, lacking_ = peer;
+    return false;
+  }
+  if (is_after(first_, read_[index(peer)])) read_[index(peer)] = first_;  // it has ended all calls before
+  return true;
+}
+
+inline void Letters::have_read_up_to(std::uint32_t step) {
+  own_.read.store(step, std::memory_order_release);
+  tell();
+}
 
 }  // namespace rz

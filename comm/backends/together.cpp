@@ -7,6 +7,7 @@
 
 #include "comm/backends/execution.h"
 #include "comm/backends/layout.h"
+#include "comm/copy.h"
 #include "comm/core/error.h"
 #include "comm/core/pause.h"
 #include "comm/reduce.h"
@@ -16,11 +17,25 @@ namespace rz {
 namespace {
 
 constexpr std::size_t line = 64, inline_bytes = sizeof(Letter::payload);
-constexpr std::size_t most_one_shot = 32 << 10;  // bytes of an all_reduce that everybody folds whole
+constexpr std::size_t most_one_shot = 32 << 10;  // bytes of an all_reduce that everybody folds whole,
+constexpr std::size_t most_of_two = 64 << 10;    // if they are two ranks
 constexpr std::size_t least_direct = 16 << 10;   // bytes of a call for which ranks ask where memory lies
-constexpr std::size_t pipelined = 4, least_piece = 4 << 10;  // pieces of a part, bytes of a piece
+constexpr std::size_t pipelined = 4;             // pieces of a part, if they are at least, and at most, of
+constexpr std::size_t least_piece = 4 << 10, most_piece = 32 << 10;
+constexpr std::size_t block = 8 << 10;          // of several passes over the same bytes, in the first cache
+constexpr std::size_t least_bypass = 96 << 20;  // bytes of all ranks' memory that no cache keeps
+constexpr std::size_t least_ring = 16 << 10;    // bytes of it that calls take turns in
 
 std::size_t ceil_div(std::size_t n, std::size_t by) { return (n + by - 1) / by; }
+
+/// Where rank `to` finds its share of what rank `by` has for each of its peers.
+std::size_t share(int by, int to) { return static_cast<std::size_t>(to < by ? to : to - 1); }
+
+/// From one rank to all or to one from all, so that who sends may be far ahead.
+bool is_rooted(Collective kind) {
+  return kind == Collective::broadcast || kind == Collective::scatter || kind == Collective::gather ||
+         kind == Collective::reduce;
+}
 
 /// Every peer reads the same bytes of a rank, not each its own part.
 bool offers_the_same(Collective kind) {
@@ -60,7 +75,8 @@ void Together::plan() {
   const std::size_t n = index(size_);
   const std::size_t bytes =
       op_->kind == Collective::barrier ? 0 : Layout::common_count(*op_, size_) * element_;
-  const bool folds_all = op_->kind == Collective::all_reduce && bytes <= most_one_shot;
+  const bool folds_all =
+      op_->kind == Collective::all_reduce && bytes <= (size_ == 2 ? most_of_two : most_one_shot);
   flow_ = Flow::one_phase;
   split_ = !offers_the_same(op_->kind) && !folds_all;
   part_ = total_ = bytes;
@@ -68,10 +84,13 @@ void Together::plan() {
     flow_ = Flow::two_phase;
     split();
   }
-  const std::size_t in_letter = split_ ? part_ * n : part_;
+  const std::size_t in_letter = split_ ? part_ * (n - 1) : part_;
   inline_ = in_letter <= inline_bytes && op_->kind != Collective::all_to_all_v;
   cut();
-  asks_ = (split_ ? part_ * n : part_) >= least_direct;
+  const std::size_t whole = split_ ? part_ * n : part_;
+  const bool read_before = reduces(op_->kind) && op_->in.data == op_->out.data;  // so that it is in the cache
+  bypass_ = !read_before && 2 * n * whole >= least_bypass;
+  asks_ = whole >= least_direct && is_worth_asking();
   counts_ = op_->kind == Collective::all_to_all_v;
   base_ = first_ + (asks_ || counts_);
 }
@@ -84,10 +103,23 @@ void Together::split() {
 
 /// Into pieces so small that ranks work on one while the next is on its way.
 void Together::cut() {
-  const std::size_t slot = letters_.slot_bytes(), most = split_ ? slot / index(size_) / line * line : slot;
-  piece_ = inline_ ? std::max<std::size_t>(part_, 1)
-                   : std::clamp(part_ / pipelined / line * line, std::min(least_piece, most), most);
+  if (inline_) {
+    piece_ = std::max<std::size_t>(part_, 1);
+    rounds_ = 1;
+    return;
+  }
+  const std::size_t shares = split_ ? index(size_) - 1 : 1, most = most_piece / shares / line * line;
+  piece_ = std::clamp(ceil_div(part_ / pipelined, line) * line, std::min(least_piece, most), most);
   rounds_ = std::max<std::size_t>(ceil_div(part_, piece_), 1);
+  const bool one_way = is_rooted(op_->kind);
+  const std::size_t own = rounds_ * (piece_ * shares + (flow_ == Flow::two_phase ? piece_ : 0));
+  letters_.use_ring(one_way ? letters_.ring_bytes() : std::max(2 * own, least_ring));
+}
+
+/// What this rank writes at a step besides its letter.
+std::size_t Together::bytes_of_offer() const {
+  if (inline_ || op_->kind == Collective::barrier) return 0;
+  return split_ ? piece_ * (index(size_) - 1) : piece_;
 }
 
 bool Together::advance() {
@@ -112,8 +144,9 @@ bool Together::spin(int turns) {
     if (crowded_)
       sched_yield();
     else
-      cpu_pause();
+      letters_.look_out();
   }
+  letters_.claim();
   return false;
 }
 
@@ -122,7 +155,7 @@ void Together::end() {
   complete_ = true;
 }
 
-bool Together::has_room() { return letters_.has_room(!inline_ && offers(rank_)); }
+bool Together::has_room(std::size_t bytes) { return letters_.has_room(bytes, bytes > 0 && offers(rank_)); }
 
 bool Together::all_arrived(int& next, std::uint32_t step) {
   for (; next < size_; ++next)
@@ -164,7 +197,7 @@ bool Together::offers(int rank) const {
 bool Together::advance_one_phase() {
   bool moved = false;
   // Who offers nothing writes letters all the same, so that all sixteen are of the last sixteen steps.
-  if (offered_ < rounds_ && has_room()) {
+  if (offered_ < rounds_ && has_room(bytes_of_offer())) {
     if (offers(rank_)) offer(offered_);
     ++offered_;
     letters_.publish();
@@ -203,45 +236,70 @@ const std::byte* Together::part_to(int r) const {
 }
 
 std::byte* Together::place(int r, std::uint32_t step) const {
-  return inline_ ? letters_.payload(r, step) : letters_.slot(r, step);
+  return inline_ ? letters_.payload(r, step) : letters_.bytes(r, step);
 }
 
 const std::byte* Together::from(int peer, std::uint32_t step) const {
-  return place(peer, step) + (split_ ? index(rank_) * piece_ : 0);
+  return place(peer, step) + (split_ ? share(peer, rank_) * piece_ : 0);
 }
 
 void Together::offer(std::size_t round) {
   std::byte* const to = place(rank_, letters_.next());
   const std::size_t at = round * piece_;
-  if (!split_) {
-    if (const std::size_t n = length(part_, round)) std::memcpy(to, part_to(rank_) + at, n);
-    return;
-  }
+  if (!split_) return copy_twice(to, own_copy(round), part_to(rank_) + at, length(part_, round));
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     if (const std::size_t n = length(part_of(r), round))
-      std::memcpy(to + index(r) * piece_, part_to(r) + at, n);
+      std::memcpy(to + share(rank_, r) * piece_, part_to(r) + at, n);
   }
 }
 
-void Together::fold(std::byte* to, std::size_t bytes) {
-  reduce(to, sources_, bytes / element_, call_.dtype, op_->op.kind,
-         op_->op.kind == ReduceOp::avg ? size_ : 1);
+/// Where this rank's own part goes in its own result, if that is better written along with the offer, while
+/// the part is in the first-level cache; else take() copies it while news are on their way. Null: nowhere.
+std::byte* Together::own_copy(std::size_t round) const {
+  if (rounds_ == 1 || !op_->out.data) return nullptr;
+  const bool gathers = op_->kind == Collective::all_gather;
+  if (!gathers && op_->kind != Collective::broadcast) return nullptr;
+  const std::size_t at = (gathers ? index(rank_) * part_ : 0) + round * piece_;
+  std::byte* const to = static_cast<std::byte*>(op_->out.data) + at;
+  return to == part_to(rank_) + round * piece_ ? nullptr : to;
 }
 
-/// To two places, block by block, so that the second copy comes from the first-level cache.
-void Together::fold_twice(std::byte* to, std::byte* too, std::size_t bytes) {
-  constexpr std::size_t block = 8 << 10;
+void Together::fold(std::byte* to, std::byte* too, std::size_t bytes) {
+  reduce_twice(to, too, sources_, bytes / element_, call_.dtype, op_->op.kind,
+               op_->op.kind == ReduceOp::avg ? size_ : 1);
+}
+
+/// To the result, and to `too` for the peers, if it is not null.
+void Together::fold_out(std::byte* to, std::byte* too, std::size_t bytes) {
+  if (!bypass_) return fold(to, too, bytes);
+  std::byte buffer[block];
   for (std::size_t at = 0; at < bytes; at += block) {
     const std::size_t n = std::min(block, bytes - at);
-    fold(to + at, n);
-    copy(too + at, to + at, n);
+    std::byte* const near = too ? too + at : buffer;
+    fold(near, nullptr, n);
+    copy_past_caches(to + at, near, n);
     for (auto& s : sources_) s = static_cast<const std::byte*>(s) + n;
   }
 }
 
-void Together::copy(std::byte* to, const std::byte* bytes_of, std::size_t bytes) {
-  if (bytes && to != bytes_of) std::memcpy(to, bytes_of, bytes);
+/// To the result.
+void Together::copy_out(std::byte* to, const std::byte* bytes_of, std::size_t bytes) const {
+  if (bytes == 0 || to == bytes_of) return;
+  bypass_ ? copy_past_caches(to, bytes_of, bytes) : void(std::memcpy(to, bytes_of, bytes));
+}
+
+/// For the peers, and to the result, if `out` is not null.
+void Together::copy_twice(std::byte* to, std::byte* out, const std::byte* bytes_of, std::size_t bytes) const {
+  if (!out) {
+    if (bytes) std::memcpy(to, bytes_of, bytes);
+    return;
+  }
+  for (std::size_t at = 0; at < bytes; at += block) {
+    const std::size_t n = std::min(block, bytes - at);
+    std::memcpy(to + at, bytes_of + at, n);
+    copy_out(out + at, to + at, n);
+  }
 }
 
 void Together::take(std::size_t round) {
@@ -257,10 +315,11 @@ void Together::take(std::size_t round) {
     case Collective::all_reduce:
     case Collective::reduce_scatter:
       for (int r = 0; r < size_; ++r) sources_[index(r)] = r == rank_ ? part_to(rank_) + at : from(r, step);
-      return fold(out + at, n);
+      return fold_out(out + at, nullptr, n);
     case Collective::broadcast:
     case Collective::scatter:
-      return copy(out + at, rank_ == op_->root ? part_to(rank_) + at : from(op_->root, step), n);
+      if (rank_ != op_->root) return copy_out(out + at, from(op_->root, step), n);
+      return own_copy(round) ? void() : copy_out(out + at, part_to(rank_) + at, n);
     case Collective::gather:
       if (rank_ != op_->root) return;
       [[fallthrough]];
@@ -271,12 +330,13 @@ void Together::take(std::size_t round) {
 
 /// What rank r has for this rank alone, to the place that is r's.
 void Together::take_from(int r, std::size_t round, std::uint32_t step) {
+  if (r == rank_ && own_copy(round)) return;
   const bool pairs = op_->kind == Collective::all_to_all_v;
   const std::size_t whole = pairs ? op_->recv_counts[index(r)] * element_ : part_;
   const std::size_t begin = pairs ? op_->recv_offsets[index(r)] * element_ : index(r) * part_;
   if (length(whole, round) == 0) return;  // there may be no memory at all
-  copy(static_cast<std::byte*>(op_->out.data) + begin + round * piece_,
-       r == rank_ ? part_to(rank_) + round * piece_ : from(r, step), length(whole, round));
+  copy_out(static_cast<std::byte*>(op_->out.data) + begin + round * piece_,
+           r == rank_ ? part_to(rank_) + round * piece_ : from(r, step), length(whole, round));
 }
 
 // ---- two phases: rank r folds part r, then everybody gathers the parts
@@ -291,13 +351,13 @@ std::uint32_t Together::step_b(std::size_t k) const {
 
 bool Together::advance_two_phase() {
   bool moved = false;
-  if (offered_ < rounds_ && letters_.next() == step_a(offered_) && has_room()) {
+  if (offered_ < rounds_ && letters_.next() == step_a(offered_) && has_room(bytes_of_offer())) {
     offer(offered_++);
     letters_.publish();
     moved = true;
   }
   if (folded_ < offered_ && letters_.next() == step_b(folded_) && all_arrived(waits_a_, step_a(folded_)) &&
-      has_room()) {
+      has_room(piece_)) {
     fold_part(folded_++);
     letters_.publish();
     moved = true;
@@ -321,15 +381,15 @@ void Together::fold_part(std::size_t round) {
   const std::size_t at = round * piece_, n = length(part_of(rank_), round);
   for (int r = 0; r < size_; ++r)
     sources_[index(r)] = r == rank_ ? part_to(rank_) + at : from(r, step_a(round));
-  fold_twice(static_cast<std::byte*>(op_->out.data) + index(rank_) * part_ + at,
-             place(rank_, letters_.next()), n);
+  fold_out(static_cast<std::byte*>(op_->out.data) + index(rank_) * part_ + at, place(rank_, letters_.next()),
+           n);
 }
 
 void Together::gather_parts(std::size_t round) {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
-    copy(static_cast<std::byte*>(op_->out.data) + index(r) * part_ + round * piece_,
-         letters_.slot(r, step_b(round)), length(part_of(r), round));
+    copy_out(static_cast<std::byte*>(op_->out.data) + index(r) * part_ + round * piece_,
+             letters_.bytes(r, step_b(round)), length(part_of(r), round));
   }
 }
 
@@ -338,16 +398,17 @@ void Together::gather_parts(std::size_t round) {
 bool Together::exchange_counts() {
   const std::size_t n = index(size_);
   if (letters_.next() == first_) {
-    if (!has_room()) return false;
-    std::memcpy(place(rank_, letters_.next()), op_->send_counts.data(), n * sizeof(std::size_t));
+    const std::size_t bytes = n * sizeof(std::size_t);
+    if (!has_room(bytes)) return false;
+    std::memcpy(letters_.bytes(rank_, first_), op_->send_counts.data(), bytes);
     letters_.publish();
     return true;
   }
   if (!all_arrived(waits_a_, first_)) return false;
   std::size_t most = 0;
   for (int r = 0; r < size_; ++r) {
-    const auto* row =
-        r == rank_ ? op_->send_counts.data() : reinterpret_cast<const std::size_t*>(letters_.slot(r, first_));
+    const auto* row = r == rank_ ? op_->send_counts.data()
+                                 : reinterpret_cast<const std::size_t*>(letters_.bytes(r, first_));
     most = std::max(most, *std::max_element(row, row + size_));
     Signature theirs = call_, mine = call_;
     theirs.count = row[rank_], mine.count = op_->recv_counts[index(r)];

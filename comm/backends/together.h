@@ -3,13 +3,14 @@
 /// any transport, by letters in the ranks' meeting places (comm/backends/letters.h).
 ///
 /// A call is a row of steps, the same on every rank. At each step a rank offers something: bytes in the
-/// letter itself, in a slot, or its own memory from allocate(). Who needs it reads it where it lies and says
-/// so. Sums are folded in rank order, so that they have the bits of every schedule that sums so.
+/// letter itself, in its ring, or its own memory from allocate(). Who needs it reads it where it lies and
+/// says so. Sums are folded in rank order, so that they have the bits of every schedule that sums so.
 ///
 /// One-shot: everybody reads everything. Two-shot: rank r folds part r, and a second row of steps gathers the
 /// parts. Direct: rank r folds part r out of all ranks' memory and writes it into all ranks' memory; nobody's
 /// call is complete before all have done so. After a failure such a peer may still write there for a while.
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -30,9 +31,11 @@ class Together {
   void move(const Operation& op) { op_ = &op; }
   /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
   bool advance();
-  /// advance() until the call is complete or `turns` turns went by. True: complete.
+  /// advance() until the call is complete or `turns` turns went by, and then claim(). True: complete.
   bool spin(int turns);
   bool complete() const { return complete_; }
+  /// It does not go on without some peer: a failure, if that one has left.
+  void claim() { letters_.claim(); }
 
   int debtors() const;
   std::string waiting_for() const;
@@ -46,6 +49,11 @@ class Together {
     std::uint32_t in_shared, out_shared;
   };
 
+  // Calls of one kind: how many more do not ask where memory lies, since they would hear what the last heard.
+  struct Doubt {
+    std::uint8_t left = 0, last = 0;
+  };
+
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   void plan();
   void cut();
@@ -57,7 +65,8 @@ class Together {
   bool exchange_counts();
   void end();
 
-  bool has_room();
+  bool has_room(std::size_t bytes);
+  std::size_t bytes_of_offer() const;
   /// Of all that this rank reads from, at that step; resumes where it stopped.
   bool all_arrived(int& next, std::uint32_t step);
 
@@ -72,19 +81,24 @@ class Together {
   std::uint32_t step_a(std::size_t round) const;
   std::uint32_t step_b(std::size_t round) const;
 
+  Doubt& doubt();
   void offer(std::size_t round);
   void take(std::size_t round);
   void take_from(int peer, std::size_t round, std::uint32_t step);
   void fold_part(std::size_t round);
   void gather_parts(std::size_t round);
-  void fold(std::byte* to, std::size_t bytes);
-  void fold_twice(std::byte* to, std::byte* too, std::size_t bytes);
-  static void copy(std::byte* to, const std::byte* bytes_of, std::size_t bytes);
+  std::byte* own_copy(std::size_t round) const;
+  void fold(std::byte* to, std::byte* too, std::size_t bytes);
+  void fold_out(std::byte* to, std::byte* too, std::size_t bytes);
+  void copy_out(std::byte* to, const std::byte* bytes_of, std::size_t bytes) const;
+  void copy_twice(std::byte* to, std::byte* out, const std::byte* bytes_of, std::size_t bytes) const;
 
+  bool is_worth_asking();
   bool shared(const void* at, std::size_t bytes, SharedSpot&);
   std::byte* reached(int peer, const SharedSpot&, std::size_t bytes);
   void begin_direct();
   void take_direct(std::size_t round);
+  void fold_for_all(std::byte* to, std::size_t at, std::size_t bytes);
 
   Transport& transport_;
   Letters letters_;
@@ -98,11 +112,13 @@ class Together {
   bool split_ = false;   // a rank's peers read each its own part
   bool inline_ = false;  // in letters
   bool asks_ = false, counts_ = false;
+  bool bypass_ = false;                                                      // results go past the caches
   std::size_t element_ = 1, total_ = 0, part_ = 0, piece_ = 0, rounds_ = 0;  // bytes; of a part and round
   std::size_t offered_ = 0, folded_ = 0, taken_ = 0;                         // rounds
   std::uint32_t first_ = 0, base_ = 0;                                       // steps
   int waits_a_ = 0, waits_b_ = 0;                                            // peers that are looked at
   std::vector<const void*> sources_;
+  std::array<Doubt, 64> doubts_{};
   std::vector<Offer> peers_;
   std::vector<std::byte*> ins_, outs_;
 };

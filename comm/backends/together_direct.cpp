@@ -11,6 +11,8 @@ namespace rz {
 namespace {
 
 constexpr std::size_t direct_piece = 128 << 10;  // bytes between two looks at the rest of the world
+constexpr std::size_t block = 8 << 10;           // that the first-level cache keeps
+constexpr int most_unasked = 63;                 // calls, before it is tried again whether memory is shared
 
 }  // namespace
 
@@ -19,7 +21,7 @@ constexpr std::size_t direct_piece = 128 << 10;  // bytes between two looks at t
 bool Together::ask() {
   const std::size_t n = index(size_);
   if (letters_.next() == first_) {
-    if (!has_room()) return false;
+    if (!has_room(0)) return false;
     Offer mine{};
     const std::size_t in = (split_ && op_->kind != Collective::all_reduce ? part_ * n : total_);
     if (op_->in.data) mine.in_shared = shared(op_->in.data, in, mine.in);
@@ -39,8 +41,25 @@ bool Together::ask() {
     if (op_->kind == Collective::all_reduce) direct = direct && o.out_shared;
   }
   asks_ = false;
+  Doubt& d = doubt();
+  d.last = direct ? 0 : static_cast<std::uint8_t>(std::min(2 * d.last + 1, most_unasked));
+  d.left = d.last;
   if (direct) begin_direct();
   return true;
+}
+
+/// Calls like this one, which every rank finds by the same numbers.
+Together::Doubt& Together::doubt() {
+  const std::uint64_t h = (call_.count * 16 + static_cast<std::uint64_t>(call_.kind)) * 0x9e3779b97f4a7c15u;
+  return doubts_[h >> 58];
+}
+
+/// Not if the last such calls were in vain, as all ranks know: the less often, the more of them were.
+bool Together::is_worth_asking() {
+  Doubt& d = doubt();
+  if (d.left == 0) return true;
+  --d.left;
+  return false;
 }
 
 bool Together::shared(const void* at, std::size_t bytes, SharedSpot& spot) {
@@ -90,26 +109,33 @@ void Together::take_direct(std::size_t round) {
     const auto* base = r == rank_ ? static_cast<const std::byte*>(op_->in.data) : ins_[index(r)];
     return base + (split_ ? index(rank_) * part_ : 0) + at;
   };
-  if (op_->kind == Collective::broadcast || op_->kind == Collective::scatter) {
-    if (rank_ == op_->root) return copy(out + at, part_to(rank_) + at, length(part_, round));
-    return copy(out + at, source(op_->root), length(part_, round));
-  }
+  if (op_->kind == Collective::broadcast || op_->kind == Collective::scatter)
+    return copy_out(out + at, rank_ == op_->root ? part_to(rank_) + at : source(op_->root),
+                    length(part_, round));
   if ((op_->kind == Collective::gather || op_->kind == Collective::reduce) && rank_ != op_->root) return;
   if (!reduces(op_->kind)) {
-    for (int r = 0; r < size_; ++r) copy(out + index(r) * part_ + at, source(r), length(part_, round));
+    for (int r = 0; r < size_; ++r) copy_out(out + index(r) * part_ + at, source(r), length(part_, round));
     return;
   }
   for (int r = 0; r < size_; ++r) sources_[index(r)] = source(r);
-  const std::size_t own = op_->kind == Collective::all_reduce ? index(rank_) * part_ : 0;
-  const std::size_t n = length(part_of(rank_), round);
-  if (op_->kind != Collective::all_reduce) return fold(out + at, n);
-  constexpr std::size_t block = 8 << 10;
-  for (std::size_t i = 0; i < n; i += block) {
-    const std::size_t now = std::min(block, n - i);
-    fold(out + own + at + i, now);
+  if (op_->kind != Collective::all_reduce) return fold_out(out + at, nullptr, length(part_, round));
+  const std::size_t own = index(rank_) * part_ + at;
+  fold_for_all(out + own, own, length(part_of(rank_), round));
+}
+
+/// To this rank's result, and to the same place in all others'.
+void Together::fold_for_all(std::byte* to, std::size_t at, std::size_t bytes) {
+  const int other = rank_ == 0 ? 1 : 0;
+  if (size_ == 2 && !bypass_) return fold(to, outs_[index(other)] + at, bytes);
+  std::byte buffer[block];
+  for (std::size_t i = 0; i < bytes; i += block) {
+    const std::size_t n = std::min(block, bytes - i);
+    std::byte* const near = bypass_ ? buffer : to + i;
+    fold(near, nullptr, n);
+    copy_out(to + i, near, n);
     for (int r = 0; r < size_; ++r)
-      if (r != rank_) copy(outs_[index(r)] + own + at + i, out + own + at + i, now);
-    for (auto& s : sources_) s = static_cast<const std::byte*>(s) + now;
+      if (r != rank_) copy_out(outs_[index(r)] + at + i, near, n);
+    for (auto& s : sources_) s = static_cast<const std::byte*>(s) + n;
   }
 }
 

@@ -14,6 +14,15 @@ inline void cpu_pause() {
 #endif
 }
 
+/// This line of memory is written next, and others have read it: it is fetched for that meanwhile.
+inline void expect_to_write(const void* line) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
+#else
+  __builtin_prefetch(line, 1);
+#endif
+}
+
 /// Returns once `value` no longer holds `old`. Spins for a few tens of microseconds, the length of a gap
 /// between two kernels, before it sleeps.
 template <class T>

@@ -10,7 +10,7 @@
 
 namespace rz {
 
-inline constexpr std::size_t meeting_letters = 16, meeting_slots = 4;
+inline constexpr std::size_t meeting_letters = 64;
 
 /// What a rank offers at one step: one cache line, so that a tiny message arrives with its own news.
 struct alignas(64) Letter {
@@ -23,14 +23,16 @@ struct MeetingPlace {
   Letter letters[meeting_letters];              ///< of step s in letter s % meeting_letters
   Signature calls[meeting_letters];             ///< at each of these steps
   alignas(64) std::atomic<std::uint32_t> read;  ///< what peers offered at steps before this one is not needed
+  alignas(64) std::atomic<std::uint32_t> written;  ///< letters of the steps before this one
 };
 
-/// A rank's place and its slots, as this process has mapped them.
+/// A rank's place and its ring of bytes, for what letters do not hold, as this process has mapped them.
 struct MeetingView {
   MeetingPlace* place = nullptr;
-  std::byte* slots = nullptr;
-  std::size_t slot_bytes = 0, slot_stride = 0;
-  std::byte* slot(std::uint32_t step) const { return slots + step % meeting_slots * slot_stride; }
+  std::byte* ring = nullptr;
+  std::size_t ring_bytes = 0;
+  std::atomic<std::uint32_t>* asleep = nullptr;  ///< it has to be woken: Transport::nudge()
+  bool fences = false;                           ///< who writes must fence before it looks at `asleep`
 };
 
 /// A part of memory from allocate(), as peers find it.

@@ -77,24 +77,24 @@ std::size_t stride(std::size_t ranks) {
 }
 constexpr std::size_t header_bytes = round_up(sizeof(Header), 4096) + line;
 
-// A slot of the meeting place; the larger ones keep large messages in fewer pieces.
-constexpr std::size_t slot_bytes = 64 << 10, slot_stride = slot_bytes + 5 * line;
+// The ring of a meeting place: larger, it would not stay in a core's cache; smaller, who sends could not be
+// far ahead. Skewed, so that it does not compete with whole pages for the same cache sets.
+constexpr std::size_t ring_bytes = 256 << 10, ring_skew = 5 * line;
 std::size_t meeting_at(std::size_t ranks) {
   return round_up(header_bytes + (ranks - 1) * stride(ranks), 4096);
 }
 std::size_t memory_bytes(std::size_t ranks) {
-  return meeting_at(ranks) + round_up(sizeof(MeetingPlace), 4096) + meeting_slots * slot_stride;
+  return meeting_at(ranks) + round_up(sizeof(MeetingPlace), 4096) + ring_skew + ring_bytes;
 }
-MeetingView meeting_view(std::byte* memory, std::size_t ranks) {
+MeetingView meeting_view(std::byte* memory, std::size_t ranks, bool fences) {
   std::byte* const at = memory + meeting_at(ranks);
-  return {reinterpret_cast<MeetingPlace*>(at), at + round_up(sizeof(MeetingPlace), 4096), slot_bytes,
-          slot_stride};
+  return {reinterpret_cast<MeetingPlace*>(at), at + round_up(sizeof(MeetingPlace), 4096) + ring_skew,
+          ring_bytes, &reinterpret_cast<Header*>(memory)->asleep, fences};
 }
 /// Differs from what it was if the rank has offered or read anything since.
 std::uint64_t news_of(const MeetingPlace& place) {
-  std::uint64_t sum = place.read.load(std::memory_order_seq_cst);
-  for (const Letter& l : place.letters) sum = sum * 31 + l.tag.load(std::memory_order_seq_cst);
-  return sum;
+  return static_cast<std::uint64_t>(place.read.load(std::memory_order_seq_cst)) << 32 |
+         place.written.load(std::memory_order_seq_cst);
 }
 
 struct Channel {
@@ -149,7 +149,8 @@ void ShmLinks::connect(Introduction me, const std::vector<std::string>& addresse
   light_ = header_->heavy_fences;
   for (const auto& l : links_) light_ = light_ && l->header->heavy_fences;
   for (const int r : ranks_)
-    meeting_.push_back(meeting_view(r == rank_ ? memory_.data() : link(r).memory.data(), ranks_.size()));
+    meeting_.push_back(
+        meeting_view(r == rank_ ? memory_.data() : link(r).memory.data(), ranks_.size(), !light_));
   leader_ = ranks_.front() == rank_ ? header_ : link(ranks_.front()).header;
 }
 
@@ -410,10 +411,6 @@ bool ShmLinks::changed() {
 }
 
 void ShmLinks::nudge() {
-  if (light_)
-    std::atomic_signal_fence(std::memory_order_seq_cst);  // the processor's part is done by who goes to sleep
-  else
-    std::atomic_thread_fence(std::memory_order_seq_cst);
   for (auto& l : links_) ring_if_asleep(*l);
 }
 

@@ -83,7 +83,7 @@ class Transport {
 
   /// Where the ranks meet (comm/transports/meeting.h), one place a rank, if all share memory; else empty.
   virtual std::span<const MeetingView> meeting() const { return {}; }
-  /// To be called after a change in this rank's place: wakes peers that sleep.
+  /// To be called after a change in this rank's place, and a fence: wakes peers that sleep.
   virtual void nudge() {}
   /// This rank waits for news of a peer in its place: a failure if the peer has left.
   virtual void need(int /*peer*/) {}
