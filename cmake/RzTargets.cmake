@@ -21,6 +21,8 @@ find_package(Threads REQUIRED)
 add_library(rz_flags INTERFACE)
 target_compile_options(rz_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-missing-field-initializers>
                        $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall>)
+# Everything is position-independent, for the MPI plugin's sake; nobody puts functions of his own in the place of ours.
+target_compile_options(rz_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-semantic-interposition>)
 # Without the checks of pointers that the address sanitizer makes too: they took most of the time to compile.
 if(RZ_SANITIZE)
   target_compile_options(rz_flags INTERFACE -fsanitize=${RZ_SANITIZE} -fno-omit-frame-pointer -g1

@@ -30,7 +30,7 @@ class Checks {
 
   template <class... T>
   void that(bool ok, const T&... parts) const {
-    require(ok, Errc::invalid_argument, name(kind_), " on rank ", rank_, ": ", parts...);
+    if (!ok) fail(Errc::invalid_argument, name(kind_), " on rank ", rank_, ": ", parts...);
   }
   void buffer(const char* which, const ConstBuffer& b) const {
     that(b.data != nullptr || b.count == 0, "'", which, "' is null but has ", b.count, " elements");

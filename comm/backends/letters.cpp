@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "comm/backends/execution.h"
 #include "comm/core/error.h"
@@ -38,6 +39,7 @@ Letters::Letters(Transport& transport, int rank, int size, std::uint32_t first_s
       first_(first_step),
       read_(index(size), first_step),
       in_use_(views_[0].ring_bytes),
+      lap_(first_step),
       over_(first_step) {
   if (first_step == 0) return;  // as in fresh memory
   for (Letter& l : own_.letters) l.tag.store(first_step);
@@ -54,23 +56,17 @@ void Letters::begin(const Signature& call) {
 
 void Letters::use_ring(std::size_t bytes) { in_use_ = std::min(bytes, ring_bytes()); }
 
-/// Behind the last bytes, or at the ring's beginning; and who must have been read before.
+/// Behind the last bytes, or at the ring's beginning. Since the ring began anew nothing overlaps; of the lap
+/// before, what begins before the end of these bytes; and all older ones are taken to.
 void Letters::lay_out(std::size_t bytes) {
   is_laid_ = true;
-  over_ = next_ + 1 - static_cast<std::uint32_t>(meeting_letters);
-  Range& range = laid_[next_ % meeting_letters];
-  range = {};
-  if (bytes == 0) return;
-  if (cursor_ + bytes > in_use_) cursor_ = 0;
-  range.begin = static_cast<std::uint32_t>(cursor_);
+  if (cursor_ + bytes > in_use_) cursor_ = 0, over_ = std::exchange(lap_, next_);
+  laid_[next_ % meeting_letters] = static_cast<std::uint32_t>(cursor_);
   cursor_ = (cursor_ + bytes + line - 1) / line * line;
-  range.end = static_cast<std::uint32_t>(cursor_);
-  for (std::uint32_t s = next_ - 1; !is_after(over_, s); --s) {
-    const Range& old = laid_[s % meeting_letters];
-    if (old.begin >= range.end || range.begin >= old.end) continue;
-    over_ = s + 1;
-    return;
-  }
+  const std::uint32_t kept = next_ + 1 - static_cast<std::uint32_t>(meeting_letters);
+  if (is_after(kept, over_)) over_ = kept;
+  if (is_after(kept, lap_)) lap_ = kept;
+  while (is_after(lap_, over_) && laid_[over_ % meeting_letters] < cursor_) ++over_;
 }
 
 void Letters::look_out() const {

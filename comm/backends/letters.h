@@ -45,6 +45,10 @@ class Letters {
   /// Whether the peer has written that letter; then its payload and bytes can be read. Throws Errc::mismatch,
   /// naming the first call that differed, as far back as letters are kept.
   bool arrived(int peer, std::uint32_t step);
+  /// The peer is likely to be ahead: its letter at that step is fetched meanwhile.
+  void expect(int peer, std::uint32_t step) const {
+    expect_to_read(&views_[index(peer)].place->letters[step % meeting_letters]);
+  }
   /// What peers offered at steps before this one is not needed.
   void have_read_up_to(std::uint32_t step);
 
@@ -52,7 +56,7 @@ class Letters {
     return views_[index(rank)].place->letters[step % meeting_letters].payload;
   }
   std::byte* bytes(int rank, std::uint32_t step) const {
-    return views_[index(rank)].ring + laid_[step % meeting_letters].begin;
+    return views_[index(rank)].ring + laid_[step % meeting_letters];
   }
 
   /// Looks a little while for that for which has_room() or arrived() was last false.
@@ -71,9 +75,6 @@ class Letters {
 
  private:
   enum class Awaits { nothing, room, letter };
-  struct Range {
-    std::uint32_t begin = 0, end = 0;
-  };
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   void lay_out(std::size_t bytes);
@@ -102,10 +103,11 @@ class Letters {
   std::uint32_t next_, first_;
   std::vector<std::uint32_t> read_;  // of each peer, as last seen: steps before this one
 
-  std::array<Range, meeting_letters> laid_{};  // of the last steps
-  bool is_laid_ = false;                       // the next step, too
-  std::size_t cursor_ = 0, in_use_;            // bytes of the ring
-  std::uint32_t over_ = 0;                     // steps before this one lie where the next one's bytes will
+  std::array<std::uint32_t, meeting_letters> laid_{};  // where the bytes of the last steps begin
+  bool is_laid_ = false;                               // the next step, too
+  std::size_t cursor_ = 0, in_use_;                    // bytes of the ring
+  std::uint32_t lap_;                                  // the step at which the ring began anew
+  std::uint32_t over_;  // steps before this one lie where the next one's bytes will
 
   Awaits awaits_ = Awaits::nothing;  // when it last could not go on
   std::uint32_t awaited_ = 0;        // what peers must have read, or written letters up to

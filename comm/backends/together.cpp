@@ -37,6 +37,9 @@ bool is_rooted(Collective kind) {
          kind == Collective::reduce;
 }
 
+/// The root sends and waits for nobody.
+bool sends_ahead(Collective kind) { return kind == Collective::broadcast || kind == Collective::scatter; }
+
 /// Every peer reads the same bytes of a rank, not each its own part.
 bool offers_the_same(Collective kind) {
   return kind == Collective::all_gather || kind == Collective::broadcast || kind == Collective::gather ||
@@ -205,6 +208,7 @@ bool Together::advance_one_phase() {
   }
   const std::uint32_t step = base_ + static_cast<std::uint32_t>(taken_);
   if (taken_ < offered_ && all_arrived(waits_a_, step)) {
+    if (sends_ahead(op_->kind) && rank_ != op_->root) letters_.expect(op_->root, step + 2);
     take(taken_++);
     moved = true;
     if (taken_ == rounds_)
