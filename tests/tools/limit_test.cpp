@@ -128,5 +128,33 @@ TEST_F(Limit, AWrongCommandLineIsOneLine) {
   expect_status_two(limit({"-n", "0"}), "iters");
 }
 
+Words against(Words flags) {
+  const Words command{"python3", RZ_SOURCE_DIR "/bench/against_limit.py", "--bin", RZ_BINARY_DIR "/bin"};
+  flags.insert(flags.begin(), command.begin(), command.end());
+  return flags;
+}
+
+TEST_F(Limit, OursAreHeldAgainstIt) {
+  Program p(against({"--rounds", "1", "--sizes", "64,8192", "--json", json_.string()}));
+  ASSERT_EQ(p.wait(), 0) << p.err();
+  const auto json = nlohmann::json::parse(std::ifstream(json_));
+  EXPECT_EQ(json.at("rounds"), 1);
+  ASSERT_EQ(json.at("rows").size(), 8u) << "2 sizes, 2 memories, in place and not";
+  EXPECT_EQ(rows_of(p.out()).size(), 8u) << p.out();
+  for (const auto& row : json.at("rows")) {
+    EXPECT_GT(row.at("ours_p99_us").get<double>(), 0);
+    EXPECT_EQ(row.at("ratio").get<double>(),
+              row.at("limit_us").get<double>() / row.at("ours_us").get<double>());
+  }
+}
+
+TEST_F(Limit, AWrongCommandLineOfTheScriptIsOneLine) {
+  expect_status_two(against({"--sizes", "8,x"}), "against_limit.py: --sizes: '8,x'");
+  expect_status_two(against({"--memory", "mapped"}), "'mapped' is none of ordinary, symmetric");
+  expect_status_two(against({"--rounds", "0"}), "--rounds 0");
+  expect_status_two(against({"--nope"}), "--nope");
+  expect_status_two(against({"--bin", "/nowhere"}), "no limit_bench in /nowhere");
+}
+
 }  // namespace
 }  // namespace rz
