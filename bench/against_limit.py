@@ -86,7 +86,7 @@ def main():
     found = measure(o)
     rows = [row(s, m, p, found[s, m, p]) for m in o.memory for p in PLACES for s in o.sizes]
     print(f'# all_reduce, 2 ranks, float sum, medians of {o.rounds} rounds, microseconds')
-    print('%10s %10s %13s %10s %10s %10s %11s  %s' % ('bytes', 'memory', 'place', 'limit', 'ours', 'p99', 'limit/ours', "the limit's way"))
+    print('#%9s %10s %13s %10s %10s %10s %11s  %s' % ('bytes', 'memory', 'place', 'limit', 'ours', 'p99', 'limit/ours', "the limit's way"))
     for r in rows:
         print('%10d %10s %13s %10.2f %10.2f %10.2f %11.2f  %s' % (r['bytes'], r['memory'], r['place'], r['limit_us'], r['ours_us'], r['ours_p99_us'], r['ratio'], r['way']))
     ratios = [r['ratio'] for r in rows]
