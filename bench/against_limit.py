@@ -13,8 +13,9 @@
 --json    write the rows there, which bench/plot.py draws
 
 Microseconds, float sum. "limit" and "ours" are medians over rounds of the median iteration, each iteration with the time of its slower rank (limit_bench;
-all_reduce_perf --percentiles); "p99" is the median over rounds of ours. limit/ours is 1 at the limit, less below it: 0.5 means that twice the time is
-taken. A machine whose processors move nearer and further within seconds can put it above 1: take more rounds."""
+all_reduce_perf --percentiles); "p99" is the median over rounds of ours. "limit/ours" is the median over rounds of the round's ratio, whose two runs
+follow each other, so that both mostly find the processors equally near: 1 at the limit, 0.5 where twice its time is taken. Where processors move
+within a round it can come out above 1: take more rounds."""
 import argparse, json, os, shlex, statistics, subprocess, sys, tempfile
 
 MEMORY = {'ordinary': ([], ['staged']), 'symmetric': (['-R', '2'], ['staged', 'mapped'])}
@@ -63,7 +64,7 @@ def row(size, memory, place, rounds):
     limit_us, ours_us = (statistics.median(x) for x in zip(*[(l['median'], f['p50']) for l, f in rounds]))
     ways = [l['way'] for l, _ in rounds]
     return dict(collective='all_reduce', bytes=size, memory=memory, place=place, limit_us=limit_us, ours_us=ours_us,
-                ours_p99_us=statistics.median(f['p99'] for _, f in rounds), ratio=limit_us / ours_us, way=max(set(ways), key=ways.count))
+                ours_p99_us=statistics.median(f['p99'] for _, f in rounds), ratio=statistics.median(l['median'] / f['p50'] for l, f in rounds), way=max(set(ways), key=ways.count))
 
 def options():
     a = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
