@@ -64,7 +64,8 @@ def row(size, memory, place, rounds):
     limit_us, ours_us = (statistics.median(x) for x in zip(*[(l['median'], f['p50']) for l, f in rounds]))
     ways = [l['way'] for l, _ in rounds]
     return dict(collective='all_reduce', bytes=size, memory=memory, place=place, limit_us=limit_us, ours_us=ours_us,
-                ours_p99_us=statistics.median(f['p99'] for _, f in rounds), ratio=statistics.median(l['median'] / f['p50'] for l, f in rounds), way=max(set(ways), key=ways.count))
+                ours_p99_us=statistics.median(f['p99'] for _, f in rounds),
+                ratio=statistics.median(l['median'] / f['p50'] for l, f in rounds), way=max(set(ways), key=ways.count))
 
 def options():
     a = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -89,7 +90,8 @@ def main():
     print(f'# all_reduce, 2 ranks, float sum, medians of {o.rounds} rounds, microseconds')
     print('#%9s %10s %13s %10s %10s %10s %11s  %s' % ('bytes', 'memory', 'place', 'limit', 'ours', 'p99', 'limit/ours', "the limit's way"))
     for r in rows:
-        print('%10d %10s %13s %10.2f %10.2f %10.2f %11.2f  %s' % (r['bytes'], r['memory'], r['place'], r['limit_us'], r['ours_us'], r['ours_p99_us'], r['ratio'], r['way']))
+        print('%10d %10s %13s %10.2f %10.2f %10.2f %11.2f  %s' %
+              (r['bytes'], r['memory'], r['place'], r['limit_us'], r['ours_us'], r['ours_p99_us'], r['ratio'], r['way']))
     ratios = [r['ratio'] for r in rows]
     print(f'# limit/ours: least {min(ratios):.2f}, geometric mean {statistics.geometric_mean(ratios):.2f}')
     if o.json:

@@ -23,7 +23,8 @@ from xml.sax.saxutils import escape
 BLUE, SKY, VERMILION, GREEN, PURPLE, ORANGE, BLACK, GREY = '#0072B2', '#56B4E9', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#222222', '#7F7F7F'
 KNOWN = {'ours': (BLUE, 'circle', ''), 'ours -R 2': (SKY, 'circle', ''), 'limit': (BLACK, '', '6 4'), 'limit -R 2': (GREY, '', '6 4'),
          'limit staged': (BLACK, '', '6 4'), 'limit mapped': (GREY, '', '6 4')}
-OTHERS = [(c, m, d) for d in ('', '2 3') for c, m in zip((VERMILION, GREEN, PURPLE, ORANGE, BLACK, SKY), ('square', 'triangle', 'diamond', 'down', 'square', 'triangle'))]
+MARKED = [(VERMILION, 'square'), (GREEN, 'triangle'), (PURPLE, 'diamond'), (ORANGE, 'down'), (BLACK, 'square'), (SKY, 'triangle')]
+OTHERS = [(colour, shape, dashes) for dashes in ('', '2 3') for colour, shape in MARKED]
 HEADINGS = {'latency': 'time of a call', 'busbw': 'bus bandwidth, GB/s'}
 WIDTH, HEIGHT, LEFT, RIGHT, ABOVE, BELOW, TOP, GAP = 400, 250, 64, 112, 54, 34, 58, 14
 INK, PALE, FAINT = '#333333', '#D9D9D9', '#F0F0F0'
@@ -112,7 +113,8 @@ class Axis:
     def __call__(self, v):
         return self.begin + (math.log(v) - self.low) / (self.high - self.low) * (self.end - self.begin) if self.high > self.low else (self.begin + self.end) / 2
 
-def line(x1, y1, x2, y2, colour, width=1, more=''): return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width}"{more}/>'
+def line(x1, y1, x2, y2, colour, width=1, more=''):
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width}"{more}/>'
 
 def text(x, y, words, size=11, anchor='start', colour=INK, weight='normal'):
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}" font-weight="{weight}">{escape(words)}</text>'
