@@ -15,7 +15,7 @@
 Microseconds, float sum. "limit" and "ours" are medians over rounds of the median iteration, each iteration with the time of its slower rank (limit_bench;
 all_reduce_perf --percentiles); "p99" is the median over rounds of ours. "limit/ours" is the median over rounds of the round's ratio, whose two runs
 follow each other, so that both mostly find the processors equally near: 1 at the limit, 0.5 where twice its time is taken. Where processors move
-within a round it can come out above 1: take more rounds."""
+within a round it can come out above 1: take more rounds. The last lines show how far the limit itself moved."""
 import argparse, json, os, shlex, statistics, subprocess, sys, tempfile
 
 MEMORY = {'ordinary': ([], ['staged']), 'symmetric': (['-R', '2'], ['staged', 'mapped'])}
@@ -64,6 +64,7 @@ def row(size, memory, place, rounds):
     limit_us, ours_us = (statistics.median(x) for x in zip(*[(l['median'], f['p50']) for l, f in rounds]))
     ways = [l['way'] for l, _ in rounds]
     return dict(collective='all_reduce', bytes=size, memory=memory, place=place, limit_us=limit_us, ours_us=ours_us,
+                limit_us_of_rounds=[l['median'] for l, _ in rounds], ours_us_of_rounds=[f['p50'] for _, f in rounds],
                 ours_p99_us=statistics.median(f['p99'] for _, f in rounds),
                 ratio=statistics.median(l['median'] / f['p50'] for l, f in rounds), way=max(set(ways), key=ways.count))
 
@@ -93,6 +94,8 @@ def main():
         print('%10d %10s %13s %10.2f %10.2f %10.2f %11.2f  %s' %
               (r['bytes'], r['memory'], r['place'], r['limit_us'], r['ours_us'], r['ours_p99_us'], r['ratio'], r['way']))
     ratios = [r['ratio'] for r in rows]
+    first = rows[0]['limit_us_of_rounds']
+    print(f'# the limit at {rows[0]["bytes"]} bytes, round by round: {" ".join(f"{us:.2f}" for us in first)}')
     print(f'# limit/ours: least {min(ratios):.2f}, geometric mean {statistics.geometric_mean(ratios):.2f}')
     if o.json:
         with open(o.json, 'w') as f: json.dump(dict(tool='against_limit', ranks=2, rounds=o.rounds, rows=rows), f, indent=1)
