@@ -24,9 +24,10 @@ namespace rz::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-double us_since(Clock::time_point begin) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+double us_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double, std::micro>(end - begin).count();
 }
+double us_since(Clock::time_point begin) { return us_between(begin, Clock::now()); }
 
 /// One rank's memory. Small messages rotate through it, so that successive iterations do not meet in one
 /// cache line.
@@ -69,7 +70,7 @@ class RankRun {
       return start_lines(collective_, options_) + device_lines(results_.devices) +
              str("# Backend: ", comm_.describe(), "\n") + memory_lines();
     });
-    print([&] { return header_lines(options_.timestamps); });
+    print([&] { return header_lines(options_); });
     for (int cycle = 0; options_.cycles == 0 || cycle < options_.cycles; ++cycle) run_cycle();
     print([&] { return results_.closing_lines(collective_); });
     results_.end_time = now();
@@ -179,6 +180,8 @@ class RankRun {
   Figure measure(const Case& c, bool in_place) {
     Figure f;
     f.us = over_ranks(time(c, in_place, f.samples));
+    if (options_.percentiles) f.slowest = summarize(slowest_ranks(f.samples), options_.skipped);
+    if (!options_.per_iteration) f.samples.clear();
     const Shape s = shape_of(c.bytes, c.dtype);
     f.alg_bw = f.us > 0 ? static_cast<double>(s.size * size_of(c.dtype)) / (f.us * 1e3) : 0;
     f.bus_bw = f.alg_bw * collective_.busbw_factor(comm_.size());
@@ -186,21 +189,29 @@ class RankRun {
     return f;
   }
 
-  /// Microseconds of one operation on this rank.
-  double time(const Case& c, bool in_place, Samples& samples) {
+  /// Microseconds of one operation on this rank. Where iterations are timed, each begins as the one before
+  /// ends.
+  double time(const Case& c, bool in_place, std::vector<double>& samples) {
+    if (options_.times_iterations() && options_.graph == 0)
+      samples.assign(static_cast<std::size_t>(options_.iterations), 0);  // touched: no page is missing later
     start(c, in_place, 0).wait();
     comm_.barrier().wait();
     if (options_.graph > 0) return time_graph(c, in_place);
-    const bool in_stream = device_.kind != Device::host && !options_.per_iteration && options_.blocking == 0;
+    const bool in_stream =
+        device_.kind != Device::host && !options_.times_iterations() && options_.blocking == 0;
     double us = 0;
     const auto begin = Clock::now();
+    auto last = begin;
     for (int i = 0; i < options_.iterations; ++i) {
-      const auto one = Clock::now();
       us += in_stream ? put_iteration(c, in_place, i) : iterate(c, in_place, i);
-      if (options_.per_iteration) samples.us.push_back(us_since(one) / options_.aggregated);
+      if (samples.empty()) continue;
+      const auto end = Clock::now();
+      samples[static_cast<std::size_t>(i)] = us_between(last, end);
+      last = end;
     }
     for (const Work& w : std::exchange(works_, {})) w.wait();
     if (!options_.cpu_time) us = us_since(begin);
+    for (double& one : samples) one /= options_.aggregated;
     return us / options_.iterations / options_.aggregated;
   }
 
@@ -279,6 +290,12 @@ class RankRun {
     if (options_.average == Average::rank0) return us;
     constexpr ReduceOp::Kind kinds[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max};
     comm_.all_reduce({&us, 1}, kinds[static_cast<int>(options_.average)]).wait();
+    return us;
+  }
+
+  /// Of each iteration the time of the rank that took longest. Asked after the timing, so that it costs none.
+  std::vector<double> slowest_ranks(std::vector<double> us) {
+    comm_.all_reduce({us.data(), us.size()}, ReduceOp::max).wait();
     return us;
   }
 

@@ -138,7 +138,13 @@ void add_report(CLI::App& app, Options& o, Words& w) {
   app.add_option("-J,--output_file", o.json, "Write the results there as JSON");
   app.add_option("-M,--memory_report", o.memory_report, "1: memory of the buffers and of the process");
   app.add_option("-I,--per_iteration", o.per_iteration, "1: a line of statistics over rank 0's iterations");
-  app.add_option("-K,--skip_samples", o.skipped, "First iterations that -I leaves out; default 0")
+  app.add_flag(
+      "--percentiles", o.percentiles,
+      "Six more columns: p50, p99 and worst time (us) out of place and in place, over the timed "
+      "iterations, of the rank that is slowest in each, from its own start to its own end. One clock "
+      "read an iteration; on devices each is then waited for");
+  app.add_option("-K,--skip_samples", o.skipped,
+                 "First iterations that -I and --percentiles leave out; default 0")
       ->check(CLI::Range(0, 1 << 30));
 }
 
@@ -155,6 +161,10 @@ void settle(const Collective& c, Options& o, const Words& w) {
           "-G: host memory has no CUDA graphs; leave it out, or use --device cuda");
   require(!o.null_stream || o.graph == 0, Errc::config,
           "-y with -G: CUDA captures no null stream in a graph; leave out one of them");
+  require(!o.percentiles || o.graph == 0, Errc::config,
+          "--percentiles with -G: a graph's iterations have no times of their own; leave out one of them");
+  require(!o.percentiles || o.skipped < o.iterations, Errc::config, "-K ", o.skipped, " of -n ", o.iterations,
+          " leaves no iteration for --percentiles");
   require(w.cta_policy == 0, Errc::config, "-x ", w.cta_policy,
           ": ours have one way to divide a card into blocks; leave it out");
   o.min_bytes = parse_size(w.min, "-b");

@@ -35,8 +35,11 @@ struct Options {
   std::string backend;  ///< empty: RZ_BACKEND's
   bool memory_report = false;
   int misalign = 0;  ///< elements that buffers start after their natural place
-  bool per_iteration = false;
-  int skipped = 0;  ///< first iterations that per_iteration leaves out
+  bool per_iteration = false, percentiles = false;
+  int skipped = 0;  ///< first iterations that these two leave out
+
+  /// A clock is read at each iteration's end.
+  bool times_iterations() const { return per_iteration || percentiles; }
 
   std::size_t next_size(std::size_t bytes) const;
 };

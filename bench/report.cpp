@@ -1,8 +1,6 @@
 #include "bench/report.h"
 
-#include <algorithm>
 #include <ctime>
-#include <numeric>
 
 #include "bench/numbers.h"
 #include "comm/core/text.h"
@@ -15,16 +13,17 @@ std::string figure_text(const Figure& f) {
   return text + (f.wrong ? format("  %6g", static_cast<double>(*f.wrong)) : "    N/A");
 }
 
-std::string statistics(const char* placement, std::vector<double> us, int skipped) {
-  us.erase(us.begin(), us.begin() + std::min<std::ptrdiff_t>(skipped, std::ssize(us)));
-  if (us.empty()) return str("#   ", placement, ": no iterations left\n");
-  std::ranges::sort(us);
-  const auto at = [&](double q) {
-    return us[static_cast<std::size_t>(q * static_cast<double>(us.size() - 1))];
-  };
-  const double mean = std::accumulate(us.begin(), us.end(), 0.0) / static_cast<double>(us.size());
+std::string percentiles_text(const Figure& f) {
+  if (!f.slowest) return "";
+  return "  " + fit_time(f.slowest->p50) + "  " + fit_time(f.slowest->p99) + "  " +
+         fit_time(f.slowest->worst);
+}
+
+std::string statistics(const char* placement, const std::vector<double>& us, int skipped) {
+  const Summary s = summarize(us, skipped);
+  if (s.count == 0) return str("#   ", placement, ": no iterations left\n");
   return format("#   %s: %zu iterations of rank 0, us: least %.2f p50 %.2f mean %.2f p99 %.2f most %.2f\n",
-                placement, us.size(), us.front(), at(0.5), mean, at(0.99), us.back());
+                placement, s.count, s.least, s.p50, s.mean, s.p99, s.worst);
 }
 
 }  // namespace
@@ -59,31 +58,36 @@ std::string device_lines(const std::vector<DeviceLine>& devices) {
   return text;
 }
 
-std::string header_lines(bool timestamps) {
+std::string header_lines(const Options& o) {
+  constexpr const char* columns = "# %10s  %12s  %8s  %6s  %6s  %7s  %6s  %6s  %6s  %7s  %6s  %6s  %6s";
+  const auto more = [&](const char* p50, const char* p99, const char* worst) {
+    return o.percentiles ? format("  %7s  %7s  %7s  %7s  %7s  %7s", p50, p99, worst, p50, p99, worst) : "";
+  };
   std::string text = "#\n";
   text +=
-      format("# %10s  %12s  %8s  %6s  %6s           out-of-place                       in-place          \n",
+      format("# %10s  %12s  %8s  %6s  %6s           out-of-place                       in-place          ",
              "", "", "", "", "");
-  constexpr const char* columns = "# %10s  %12s  %8s  %6s  %6s  %7s  %6s  %6s  %6s  %7s  %6s  %6s  %6s";
-  const std::string end = timestamps ? format("  %19s\n", "timestamp") : "\n";
-  text += format(columns, "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong",
+  if (o.percentiles) text += "        out-of-place (us)            in-place (us)    ";
+  text += "\n" +
+          format(columns, "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong",
                  "time", "algbw", "busbw", "#wrong") +
-          end;
-  text += format(columns, "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(GB/s)",
-                 "(GB/s)", "") +
-          "\n";
-  return text;
+          more("p50", "p99", "worst") + (o.timestamps ? format("  %19s\n", "timestamp") : "\n");
+  return text +
+         format(columns, "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(GB/s)",
+                "(GB/s)", "") +
+         more("(us)", "(us)", "(us)") + "\n";
 }
 
 std::string row_line(const Row& r) {
   return format("%12zu  %12zu  %8s  %6s  %6s", r.bytes, r.count, r.type.c_str(), r.op.c_str(),
                 str(r.root).c_str()) +
-         figure_text(r.out_of_place) + figure_text(r.in_place) + (r.when.empty() ? "" : "  " + r.when) + "\n";
+         figure_text(r.out_of_place) + figure_text(r.in_place) + percentiles_text(r.out_of_place) +
+         percentiles_text(r.in_place) + (r.when.empty() ? "" : "  " + r.when) + "\n";
 }
 
 std::string sample_lines(const Row& r, int skipped) {
-  return statistics("out-of-place", r.out_of_place.samples.us, skipped) +
-         statistics("in-place", r.in_place.samples.us, skipped);
+  return statistics("out-of-place", r.out_of_place.samples, skipped) +
+         statistics("in-place", r.in_place.samples, skipped);
 }
 
 double Results::average_bus_bandwidth() const {

@@ -8,6 +8,7 @@
 
 #include "bench/collective.h"
 #include "bench/options.h"
+#include "bench/statistics.h"
 
 namespace rz::bench {
 
@@ -19,15 +20,11 @@ struct DeviceLine {
   int pci_domain = 0, pci_bus = 0, pci_device = 0;
 };
 
-/// Times of one rank's iterations, with -I.
-struct Samples {
-  std::vector<double> us;
-};
-
 struct Figure {
   double us = 0, alg_bw = 0, bus_bw = 0;
   std::optional<std::size_t> wrong;  ///< none: not checked
-  Samples samples;
+  std::vector<double> samples;       ///< with -I: of rank 0's iterations, us
+  std::optional<Summary> slowest;    ///< with --percentiles: of the slowest rank of each iteration, us
 };
 
 struct Row {
@@ -40,7 +37,9 @@ struct Row {
 
 std::string start_lines(const Collective&, const Options&);
 std::string device_lines(const std::vector<DeviceLine>&);
-std::string header_lines(bool timestamps);
+std::string header_lines(const Options&);
+/// nccl-tests' 13 words; then, if the row has them, p50, p99 and worst out of place and in place; then its
+/// date and time.
 std::string row_line(const Row&);
 std::string sample_lines(const Row&, int skipped);
 

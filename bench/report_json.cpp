@@ -38,7 +38,12 @@ Json devices_json(const std::vector<DeviceLine>& devices) {
 Json figure_json(const Figure& f) {
   Json j{{"time", f.us}, {"alg_bw", f.alg_bw}, {"bus_bw", f.bus_bw}, {"nwrong", nullptr}};
   if (f.wrong) j["nwrong"] = *f.wrong;
-  if (!f.samples.us.empty()) j["samples"] = f.samples.us;
+  if (!f.samples.empty()) j["samples"] = f.samples;
+  if (f.slowest)
+    j["percentiles"] = {{"iterations", f.slowest->count},
+                        {"p50", f.slowest->p50},
+                        {"p99", f.slowest->p99},
+                        {"worst", f.slowest->worst}};
   return j;
 }
 

@@ -14,6 +14,7 @@
 #include "bench/harness.h"
 #include "bench/numbers.h"
 #include "bench/report.h"
+#include "bench/statistics.h"
 #include "bench/values.h"
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
@@ -129,6 +130,8 @@ TEST(BenchOptions, AWrongOneIsOneLineThatHelps) {
       {"no size", {"-b", "lots"}},
       {"--nope", {"--nope"}},
       {"iters", {"-n", "0"}},
+      {"--percentiles with -G", {"--device", "cuda", "--percentiles", "-G", "2"}},
+      {"leaves no iteration", {"--percentiles", "-n", "5", "-K", "5"}},
       {"nowhere", {"-b", "1", "-e", "9", "-i", "0"}}};
   for (const auto& [said, flags] : bad) {
     try {
@@ -227,11 +230,37 @@ TEST(BenchValues, EveryWrongElementIsCounted) {
       << "another rank's data goes unnoticed";
 }
 
+TEST(BenchStatistics, PercentilesAreSamplesByNearestRank) {
+  std::vector<double> backwards;
+  for (int i = 200; i > 0; --i) backwards.push_back(i);
+  const Summary all = summarize(backwards);
+  EXPECT_EQ(all.count, 200u);
+  EXPECT_EQ(all.least, 1);
+  EXPECT_EQ(all.p50, 100);
+  EXPECT_EQ(all.p99, 198);
+  EXPECT_EQ(all.worst, 200);
+  EXPECT_EQ(all.mean, 100.5);
+  const Summary rest = summarize(backwards, 197);  // 3, 2 and 1 remain
+  EXPECT_EQ(rest.count, 3u);
+  EXPECT_EQ(rest.p50, 2);
+  EXPECT_EQ(rest.p99, 3);
+  EXPECT_EQ(rest.worst, 3);
+  EXPECT_EQ(summarize({7.5}).p99, 7.5);
+  EXPECT_EQ(summarize({1, 2}, 9).count, 0u);
+}
+
 TEST(BenchReport, ARowIsThatOfNcclTests) {
-  Row row{1024, 256, "float", "sum", -1, {12.345, 1.5, 2.25, 0, {}}, {1e8, 0.001, 0, {}, {}}, ""};
+  Row row{1024, 256, "float", "sum", -1, {12.345, 1.5, 2.25, 0}, {1e8, 0.001, 0, {}}, ""};
   EXPECT_EQ(row_line(row),
             "        1024           256     float     sum      -1"
             "    12.35    1.50    2.25       0  1.0e+08    0.00    0.00    N/A\n");
+  row.out_of_place.slowest = Summary{3, 1, 2, 2.5, 3, 12345.67};
+  row.in_place.slowest = Summary{3, 1, 2, 0.25, 3.25, 4};
+  row.when = "2026-11-21 05:20:00";
+  EXPECT_EQ(row_line(row),
+            "        1024           256     float     sum      -1"
+            "    12.35    1.50    2.25       0  1.0e+08    0.00    0.00    N/A"
+            "     2.50     3.00  12345.7     0.25     3.25     4.00  2026-11-21 05:20:00\n");
 }
 
 TEST(BenchRun, HasTheLinesThatParsersLookFor) {
@@ -349,6 +378,76 @@ TEST(BenchRun, FlagsThatChangeHowItRunsKeepItRight) {
   }
 }
 
+std::vector<std::string> header_of(const std::string& text, const std::string& word) {
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);)
+    if (line[0] == '#' && line.find(word) != std::string::npos) return words(line);
+  return {};
+}
+
+TEST(BenchRun, PercentilesAreSixMoreColumns) {
+  const std::vector<std::string> flags{"-t", "2", "-b", "1K", "-e", "8K", "-f", "2", "-n", "30"};
+  std::vector<std::string> more = flags;
+  more.push_back("--percentiles");
+  const Outcome without = run_threads("all_gather", flags), with = run_threads("all_gather", more);
+  EXPECT_EQ(with.status, 0);
+  EXPECT_EQ(without.rows().at(0).size(), 13u);
+  ASSERT_EQ(with.rows().size(), 4u);
+  for (const auto& row : with.rows()) {
+    ASSERT_EQ(row.size(), 19u);
+    EXPECT_EQ(row[8], "0");
+    for (const std::size_t first : {13u, 16u}) {
+      EXPECT_GT(std::stod(row[first]), 0);
+      EXPECT_LE(std::stod(row[first]), std::stod(row[first + 1]));
+      EXPECT_EQ(row[first + 1], row[first + 2]) << "of 30 iterations p99 is the worst";
+    }
+  }
+  const auto header = header_of(with.text, "busbw"), plain = header_of(without.text, "busbw");
+  ASSERT_EQ(header.size(), plain.size() + 6);
+  EXPECT_EQ(std::vector<std::string>(header.end() - 6, header.end()),
+            (std::vector<std::string>{"p50", "p99", "worst", "p50", "p99", "worst"}));
+}
+
+TEST(BenchRun, OfOneRankTheSlowestIsItself) {
+  const Outcome o =
+      run_threads("all_reduce", {"-b", "64K", "-e", "64K", "-n", "9", "-K", "2", "-I", "1", "--percentiles"});
+  ASSERT_EQ(o.rows().size(), 1u);
+  const auto row = o.rows()[0], line = header_of(o.text, "in-place: 7 iterations of rank 0");
+  ASSERT_EQ(row.size(), 19u);
+  const auto after = [&](const std::string& word) { return *(std::ranges::find(line, word) + 1); };
+  for (const auto& [column, word] :
+       std::map<std::size_t, std::string>{{16, "p50"}, {17, "p99"}, {18, "most"}})
+    EXPECT_EQ(row[column], after(word)) << o.text;
+}
+
+nlohmann::json json_of(std::string_view collective, std::vector<std::string> flags) {
+  const auto path =
+      std::filesystem::temp_directory_path() / str("rz_bench_test_", static_cast<int>(::getpid()), ".json");
+  flags.insert(flags.end(), {"-J", path.string()});
+  EXPECT_EQ(run_threads(collective, flags).status, 0);
+  const auto j = nlohmann::json::parse(std::ifstream(path));
+  std::filesystem::remove(path);
+  return j;
+}
+
+TEST(BenchRun, JsonHoldsThePercentilesOfTheSlowestRank) {
+  const auto j =
+      json_of("all_reduce", {"-t", "2", "-b", "4K", "-e", "4K", "-n", "200", "-I", "1", "--percentiles"});
+  const auto& f = j.at("results").at(0).at("in_place");
+  std::vector<double> rank_0 = f.at("samples");
+  ASSERT_EQ(rank_0.size(), 200u);
+  const Summary own = summarize(rank_0);
+  const auto& slowest = f.at("percentiles");
+  EXPECT_EQ(slowest.at("iterations"), 200);
+  EXPECT_GE(slowest.at("p50").get<double>(), own.p50);
+  EXPECT_GE(slowest.at("p99").get<double>(), own.p99);
+  EXPECT_GE(slowest.at("worst").get<double>(), own.worst);
+  const auto plain = json_of("all_reduce", {"-t", "2", "-b", "8", "-e", "8", "--percentiles"});
+  EXPECT_FALSE(plain.at("results")[0].at("in_place").contains("samples")) << "nobody asked for them";
+  EXPECT_FALSE(
+      json_of("all_reduce", {"-b", "8", "-e", "8"}).at("results")[0].at("in_place").contains("percentiles"));
+}
+
 TEST(BenchRun, CyclesRepeatTheTable) {
   EXPECT_EQ(run_threads("broadcast", {"-b", "8", "-e", "8", "-N", "3"}).rows().size(), 3u);
 }
@@ -358,13 +457,7 @@ TEST(BenchRun, ARootBeyondTheGroupIsRefused) {
 }
 
 TEST(BenchRun, JsonHoldsEverything) {
-  const auto path =
-      std::filesystem::temp_directory_path() / str("rz_bench_test_", static_cast<int>(::getpid()), ".json");
-  const Outcome o = run_threads(
-      "reduce_scatter", {"-t", "2", "-b", "1K", "-e", "4K", "-f", "2", "-n", "1", "-J", path.string()});
-  ASSERT_EQ(o.status, 0);
-  const auto j = nlohmann::json::parse(std::ifstream(path));
-  std::filesystem::remove(path);
+  const auto j = json_of("reduce_scatter", {"-t", "2", "-b", "1K", "-e", "4K", "-f", "2", "-n", "1"});
   EXPECT_EQ(j.at("version"), 3);
   for (const char* key : {"start_time", "args", "env", "nccl_version", "config", "errors", "end_time"})
     EXPECT_TRUE(j.contains(key)) << key;

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Holds all_reduce_perf against what this machine allows two ranks (limit_bench), in turn, in one run.
+
+    against_limit.py [--bin build/release/bin] [--rounds 5] [--sizes 8,64,1024,...] [--memory ordinary,symmetric] [--extra '...'] [--json OUT]
+
+--bin     folder that holds limit_bench, all_reduce_perf and rzrun
+--rounds  each times every size once: the limit, then ours on each memory; medians are taken over rounds
+--sizes   bytes, with commas between
+--memory  ordinary: memory of the caller's own, beside the limit of copying through shared slots; symmetric: all_reduce_perf -R 2, beside the
+          limit of memory that both ranks map (or of slots, where that is faster)
+--launch  how a program is started on two ranks; default '{bin}/rzrun -n 2'
+--extra   more flags for all_reduce_perf
+--json    write the rows there, which bench/plot.py draws
+
+Microseconds, float sum. "limit" and "ours" are medians over rounds of the median iteration, each iteration with the time of its slower rank (limit_bench;
+all_reduce_perf --percentiles); "p99" is the median over rounds of ours. "limit/ours" is the median over rounds of the round's ratio, whose two runs
+follow each other, so that both mostly find the processors equally near: 1 at the limit, 0.5 where twice its time is taken. Where processors move
+within a round it can come out above 1: take more rounds. The last lines show how far the limit itself moved."""
+import argparse, json, os, shlex, statistics, subprocess, sys, tempfile
+
+MEMORY = {'ordinary': ([], ['staged']), 'symmetric': (['-R', '2'], ['staged', 'mapped'])}
+PLACES = {'out_of_place': '', 'in_place': '_in_place'}
+
+def fail(status, line):
+    print(f'against_limit.py: {line}', file=sys.stderr)
+    sys.exit(status)
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message): fail(2, message + '; see --help')
+
+def run(command, output):
+    p = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if p.returncode: fail(1, f'{" ".join(command)} ended with {p.returncode}: {p.stderr.strip()}')
+    with open(output) as f: return json.load(f)
+
+def limit(o, size, tmp):
+    """The rows of limit_bench, by variant."""
+    rows = run([f'{o.bin}/limit_bench', '--sizes', str(size), '--rounds', '1', '--json', f'{tmp}/limit'], f'{tmp}/limit')['rows']
+    return {r['variant']: r for r in rows}
+
+def ours(o, size, memory, tmp):
+    iterations = 2000 if size <= 64 << 10 else 200 if size <= 1 << 20 else 100 if size <= 8 << 20 else 20 if size <= 64 << 20 else 6
+    command = o.launch + [f'{o.bin}/all_reduce_perf', '-b', str(size), '-e', str(size), '-n', str(iterations), '-w', str(max(2, iterations // 20)), '-c', '1',
+                          '--percentiles', '-J', f'{tmp}/ours'] + MEMORY[memory][0] + o.extra
+    return run(command, f'{tmp}/ours')['results'][0]
+
+def measure(o):
+    """Lists over rounds of (limit's row, our figure), by size, memory and place."""
+    found = {(s, m, p): [] for s in o.sizes for m in o.memory for p in PLACES}
+    with tempfile.TemporaryDirectory() as tmp:
+        for r in range(o.rounds):
+            for s in o.sizes:
+                if sys.stderr.isatty(): print(f'\rround {r + 1} of {o.rounds}: {s} bytes            ', end='', file=sys.stderr, flush=True)
+                limits = limit(o, s, tmp)
+                for m in o.memory:
+                    figure = ours(o, s, m, tmp)
+                    for p, suffix in PLACES.items():
+                        best = min((limits[v + suffix] for v in MEMORY[m][1]), key=lambda row: row['median'])
+                        found[s, m, p].append((best, figure[p]['percentiles']))
+    if sys.stderr.isatty(): print(file=sys.stderr)
+    return found
+
+def row(size, memory, place, rounds):
+    limit_us, ours_us = (statistics.median(x) for x in zip(*[(l['median'], f['p50']) for l, f in rounds]))
+    ways = [l['way'] for l, _ in rounds]
+    return dict(collective='all_reduce', bytes=size, memory=memory, place=place, limit_us=limit_us, ours_us=ours_us,
+                limit_us_of_rounds=[l['median'] for l, _ in rounds], ours_us_of_rounds=[f['p50'] for _, f in rounds],
+                ours_p99_us=statistics.median(f['p99'] for _, f in rounds),
+                ratio=statistics.median(l['median'] / f['p50'] for l, f in rounds), way=max(set(ways), key=ways.count))
+
+def options():
+    a = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument('--bin', default='build/release/bin'); a.add_argument('--rounds', type=int, default=5)
+    a.add_argument('--sizes', default='8,64,1024,8192,65536,524288,4194304,33554432'); a.add_argument('--memory', default='ordinary,symmetric')
+    a.add_argument('--launch', default='{bin}/rzrun -n 2'); a.add_argument('--extra', default=''); a.add_argument('--json')
+    o = a.parse_args()
+    for program in ('limit_bench', 'all_reduce_perf'):
+        if not os.access(f'{o.bin}/{program}', os.X_OK): fail(2, f'--bin: no {program} in {o.bin}; build it first')
+    if not all(s.isdigit() and int(s) > 0 and int(s) % 4 == 0 for s in o.sizes.split(',')): fail(2, f"--sizes: '{o.sizes}' must be multiples of 4 bytes")
+    o.sizes, o.memory = [int(s) for s in o.sizes.split(',')], o.memory.split(',')
+    unknown = [m for m in o.memory if m not in MEMORY]
+    if unknown: fail(2, f"--memory: '{unknown[0]}' is none of {', '.join(MEMORY)}")
+    if o.rounds < 1: fail(2, f'--rounds {o.rounds}: at least 1')
+    o.launch, o.extra = shlex.split(o.launch.format(bin=o.bin)), shlex.split(o.extra)
+    return o
+
+def main():
+    o = options()
+    found = measure(o)
+    rows = [row(s, m, p, found[s, m, p]) for m in o.memory for p in PLACES for s in o.sizes]
+    print(f'# all_reduce, 2 ranks, float sum, medians of {o.rounds} rounds, microseconds')
+    print('#%9s %10s %13s %10s %10s %10s %11s  %s' % ('bytes', 'memory', 'place', 'limit', 'ours', 'p99', 'limit/ours', "the limit's way"))
+    for r in rows:
+        print('%10d %10s %13s %10.2f %10.2f %10.2f %11.2f  %s' %
+              (r['bytes'], r['memory'], r['place'], r['limit_us'], r['ours_us'], r['ours_p99_us'], r['ratio'], r['way']))
+    ratios = [r['ratio'] for r in rows]
+    first = rows[0]['limit_us_of_rounds']
+    print(f'# the limit at {rows[0]["bytes"]} bytes, round by round: {" ".join(f"{us:.2f}" for us in first)}')
+    print(f'# limit/ours: least {min(ratios):.2f}, geometric mean {statistics.geometric_mean(ratios):.2f}')
+    if o.json:
+        with open(o.json, 'w') as f: json.dump(dict(tool='against_limit', ranks=2, rounds=o.rounds, rows=rows), f, indent=1)
+
+if __name__ == '__main__': main()

@@ -1,0 +1,118 @@
+// Highway compiles this file once a target and picks one at run time, as in comm/reduce.cpp, whose kernels
+// serve where one cached result is all there is to write.
+
+#include "bench/limit/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "bench/limit/kernels.cpp"
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#endif
+#include <hwy/cache_control.h>
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <array>
+#include <cstring>
+
+#include "comm/reduce.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace rz::bench::limit {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <Stores stores, class V>
+HWY_INLINE void put(V value, float* to) {
+  const hn::ScalableTag<float> d;
+  if constexpr (stores == Stores::streamed)
+    hn::Stream(value, d, to);
+  else
+    hn::StoreU(value, d, to);
+}
+
+/// each(i) handles a whole vector at i, rest(i) one element.
+template <class Each, class Rest>
+HWY_INLINE void walk(std::size_t count, const Each& each, const Rest& rest) {
+  const std::size_t lanes = hn::Lanes(hn::ScalableTag<float>());
+  std::size_t i = 0;
+  for (; i + 2 * lanes <= count; i += 2 * lanes) each(i), each(i + lanes);
+  for (; i < count; ++i) rest(i);
+}
+
+void copy_streamed(float* to, const float* from, std::size_t count) {
+  const hn::ScalableTag<float> d;
+  walk(
+      count, [&](std::size_t i) { put<Stores::streamed>(hn::LoadU(d, from + i), to + i); },
+      [&](std::size_t i) { to[i] = from[i]; });
+}
+
+void add_streamed(float* to, const float* a, const float* b, std::size_t count) {
+  const hn::ScalableTag<float> d;
+  walk(
+      count,
+      [&](std::size_t i) {
+        put<Stores::streamed>(hn::Add(hn::LoadU(d, a + i), hn::LoadU(d, b + i)), to + i);
+      },
+      [&](std::size_t i) { to[i] = a[i] + b[i]; });
+}
+
+template <Stores first, Stores second>
+void add_twice_as(float* to, float* too, const float* a, const float* b, std::size_t count) {
+  const hn::ScalableTag<float> d;
+  walk(
+      count,
+      [&](std::size_t i) {
+        const auto sum = hn::Add(hn::LoadU(d, a + i), hn::LoadU(d, b + i));
+        put<first>(sum, to + i);
+        put<second>(sum, too + i);
+      },
+      [&](std::size_t i) { to[i] = too[i] = a[i] + b[i]; });
+}
+
+void add_twice_any(float* to, Stores first, float* too, Stores second, const float* a, const float* b,
+                   std::size_t count) {
+  constexpr auto cached = Stores::cached, streamed = Stores::streamed;
+  if (first == cached)
+    return second == cached ? add_twice_as<cached, cached>(to, too, a, b, count)
+                            : add_twice_as<cached, streamed>(to, too, a, b, count);
+  return second == cached ? add_twice_as<streamed, cached>(to, too, a, b, count)
+                          : add_twice_as<streamed, streamed>(to, too, a, b, count);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace rz::bench::limit
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace rz::bench::limit {
+
+HWY_EXPORT(copy_streamed);
+HWY_EXPORT(add_streamed);
+HWY_EXPORT(add_twice_any);
+
+void copy(float* to, const float* from, std::size_t count, Stores stores) {
+  if (stores == Stores::cached) {
+    std::memcpy(to, from, count * sizeof(float));
+    return;
+  }
+  HWY_DYNAMIC_DISPATCH(copy_streamed)(to, from, count);
+  hwy::FlushStream();
+}
+
+void add(float* to, const float* a, const float* b, std::size_t count, Stores stores) {
+  if (stores == Stores::cached)
+    return reduce(to, std::array<const void*, 2>{a, b}, count, DType::f32, ReduceOp::sum);
+  HWY_DYNAMIC_DISPATCH(add_streamed)(to, a, b, count);
+  hwy::FlushStream();
+}
+
+void add_twice(float* to, Stores first, float* too, Stores second, const float* a, const float* b,
+               std::size_t count) {
+  HWY_DYNAMIC_DISPATCH(add_twice_any)(to, first, too, second, a, b, count);
+  if (first == Stores::streamed || second == Stores::streamed) hwy::FlushStream();
+}
+
+}  // namespace rz::bench::limit
+#endif

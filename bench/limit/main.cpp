@@ -1,0 +1,148 @@
+// What this machine allows two ranks that add up floats, beside which all_reduce_perf can be held.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "bench/limit/measure.h"
+#include "bench/numbers.h"
+#include "comm/core/error.h"
+#include "comm/topology.h"
+#include "tools/command_line/command_line.h"
+
+namespace rz::bench::limit {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* variants[] = {"staged", "staged_in_place", "mapped", "mapped_in_place"};
+constexpr const char* what_else =
+    "Two processes, each on a core of its own, do nothing but an all_reduce's arithmetic, its copies and one "
+    "flag a\n"
+    "step: what a runtime can come near, not pass. Variants:\n"
+    "  staged   memory of one's own, copied through shared slots: the limit of ordinary memory\n"
+    "  mapped   memory that both map: each rank adds its half of both inputs and writes it to both outputs "
+    "(or, out of\n"
+    "           place, adds all of both to its own): the limit of memory of Communicator::allocate (-R 1, -R "
+    "2)\n"
+    "and both _in_place. A variant's row is the fastest of its ways (pieces, cached or streaming stores) by "
+    "the median;\n"
+    "--all prints every way. Times are those of the slower rank, one iteration right behind the other, as\n"
+    "all_reduce_perf --percentiles has them. busbw is bytes over the median.\n\n"
+    "  limit_bench --sizes 8,64K,4M\n\n"
+    "Exit status: 0 all right, 2 a wrong command line, 1 anything else.";
+
+struct Options {
+  Plan plan;
+  std::string sizes = "8,64,1K,8K,64K,512K,4M,32M", json;
+  bool all = false;
+  double timeout_s = 60;
+};
+
+void settle(Options& o) {
+  for (const std::string& word : CLI::detail::split(o.sizes, ',')) {
+    const std::size_t bytes = parse_size(word, "--sizes");
+    require(bytes >= 4 && bytes % 4 == 0, Errc::config, "--sizes: ", word,
+            " is not a number of floats of 4 bytes");
+    o.plan.sizes.push_back(bytes);
+  }
+  o.plan.timeout = std::chrono::milliseconds(static_cast<long>(o.timeout_s * 1e3));
+}
+
+/// The help, if that was asked for.
+std::string parse(Options& o, int argc, const char* const* argv) {
+  CLI::App app("The least time that two ranks of this machine need for an all_reduce of floats.",
+               "limit_bench");
+  app.footer(what_else);
+  app.add_option("--sizes", o.sizes, "Bytes, with commas between; K, M, G are binary; default " + o.sizes);
+  app.add_option("--variants", o.plan.variants, "Of those below, with commas between; default all")
+      ->delimiter(',')
+      ->check(CLI::IsMember(std::vector<std::string>(std::begin(variants), std::end(variants))));
+  app.add_option("-n,--iters", o.plan.iterations,
+                 "Iterations a way and round; default 2000 (64K) to 6 (above 64M)")
+      ->check(CLI::Range(1, 1'000'000));
+  app.add_option("--rounds", o.plan.rounds, "Turns that the ways take; default 2")
+      ->check(CLI::Range(1, 1000));
+  app.add_flag("--all", o.all, "A row for every way");
+  app.add_option("--json", o.json, "Write the rows there as JSON");
+  app.add_option("-T,--timeout", o.timeout_s, "Deadline of a wait in seconds; default 60")
+      ->check(CLI::Range(0.1, 1e6));
+  const std::string help = parse_command_line(app, argc, argv);
+  if (help.empty()) settle(o);
+  return help;
+}
+
+/// The fastest way of each variant, in the order of `variants`.
+std::vector<Timed> fastest(const std::vector<Timed>& timed) {
+  std::vector<Timed> best;
+  for (const std::string variant : variants) {
+    const Timed* least = nullptr;
+    for (const Timed& t : timed)
+      if (t.way.variant() == variant && (!least || t.us.p50 < least->us.p50)) least = &t;
+    if (least) best.push_back(*least);
+  }
+  return best;
+}
+
+double bus_bandwidth(std::size_t bytes, const Timed& t) {
+  return t.us.p50 > 0 ? static_cast<double>(bytes) / (t.us.p50 * 1e3) : 0;
+}
+
+void print_row(std::size_t bytes, const Timed& t) {
+  std::printf("%12zu  %15s  %s  %s  %s  %s  %s\n", bytes, t.way.variant().c_str(),
+              fit_time(t.us.least).c_str(), fit_time(t.us.p50).c_str(), fit_time(t.us.p99).c_str(),
+              fit_bandwidth(bus_bandwidth(bytes, t)).c_str(), t.way.name().c_str());
+}
+
+Json row_json(std::size_t bytes, const Timed& t) {
+  return {{"size", bytes},       {"variant", t.way.variant()},
+          {"way", t.way.name()}, {"iterations", t.us.count},
+          {"min", t.us.least},   {"median", t.us.p50},
+          {"p99", t.us.p99},     {"bus_bw", bus_bandwidth(bytes, t)}};
+}
+
+void write_json(const Options& o, const Json& rows) {
+  const Json j{
+      {"tool", "limit_bench"}, {"ranks", 2}, {"processor", read_topology().processor}, {"rows", rows}};
+  std::ofstream out(o.json);
+  out << j.dump(1) << '\n';
+  out.flush();
+  if (!out) fail_errno("write", o.json);
+}
+
+void run(const Options& o) {
+  require(usable_processors() >= 2, Errc::unsupported,
+          "two processes that spin need two processors; this one may use ", usable_processors());
+  Json rows = Json::array();
+  bool begun = false;
+  measure(o.plan, [&](std::size_t bytes, const std::vector<Timed>& timed) {
+    if (!std::exchange(begun, true))
+      std::printf("# %10s  %15s  %7s  %7s  %7s  %6s  way\n# %10s  %15s  %7s  %7s  %7s  %6s\n", "size",
+                  "variant", "min", "median", "p99", "busbw", "(B)", "", "(us)", "(us)", "(us)", "(GB/s)");
+    for (const Timed& t : o.all ? timed : fastest(timed)) {
+      print_row(bytes, t);
+      rows.push_back(row_json(bytes, t));
+    }
+    std::fflush(stdout);
+  });
+  if (!o.json.empty()) write_json(o, rows);
+}
+
+}  // namespace
+}  // namespace rz::bench::limit
+
+int main(int argc, char** argv) {
+  using namespace rz::bench::limit;
+  try {
+    Options options;
+    if (const std::string help = parse(options, argc, argv); !help.empty())
+      return std::fputs(help.c_str(), stdout) < 0;
+    run(options);
+    return 0;
+  } catch (const rz::Error& e) {
+    std::fprintf(stderr, "limit_bench: %s\n", e.what());
+    return e.code() == rz::Errc::config ? 2 : 1;
+  }
+}

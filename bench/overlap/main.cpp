@@ -1,0 +1,175 @@
+// The bucketed case: gradients are all-reduced while the ranks still compute others.
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "bench/numbers.h"
+#include "bench/overlap/measure.h"
+#include "bench/statistics.h"
+#include "comm/bootstrap.h"
+#include "comm/core/error.h"
+#include "tools/command_line/command_line.h"
+
+namespace rz::bench::overlap {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* what_else =
+    "Each rank computes (arithmetic in the first-level cache, a fixed amount a parameter) and, when all of a "
+    "bucket's\n"
+    "parameters are done, starts its all_reduce (mean of f32, in place), which it waits for when all is "
+    "computed. Three\n"
+    "phases take turns: computing alone, communicating alone, both. Medians over iterations, of each the "
+    "rank that took\n"
+    "longest, in ms:\n"
+    "  exposed   both, less computing alone: what communication costs a step\n"
+    "  lost      what computing itself took longer, since communication needs processors too; a part of "
+    "exposed\n"
+    "  hidden    the share of communication alone that is not exposed\n"
+    "one row where the program calls the communicator, one where it tells the bucket scheduler.\n\n"
+    "  rzrun -n 2 overlap_bench\n"
+    "  rzrun -n 2 overlap_bench --bytes 100M --bucket 4M -R 0 --passes 3000\n\n"
+    "To hold two builds against each other, give both the --passes that one of them printed.\n"
+    "Exit status: 0 all right, 2 a wrong command line, 1 anything else.";
+
+struct Options {
+  Plan plan;
+  std::string bytes = "495000000", bucket = "25M", json;
+  double timeout_s = 0;
+};
+
+void settle(Options& o) {
+  o.plan.bytes = parse_size(o.bytes, "--bytes");
+  o.plan.bucket_bytes = parse_size(o.bucket, "--bucket");
+  require(o.plan.bytes >= 4, Errc::config, "--bytes ", o.bytes, ": a gradient has 4 bytes at least");
+  require(o.plan.bucket_bytes / 4 >= o.plan.members, Errc::config, "--bucket ", o.bucket,
+          " holds less than its ", o.plan.members, " parameters, of 4 bytes at least each");
+}
+
+/// The help, if that was asked for.
+std::string parse(Options& o, int argc, const char* const* argv) {
+  CLI::App app("Times gradients that are all-reduced in buckets while the ranks compute.", "overlap_bench");
+  app.footer(what_else);
+  app.add_option("--bytes", o.bytes, "Of all gradients; K, M, G are binary; default " + o.bytes);
+  app.add_option("--bucket", o.bucket, "Bytes a bucket; default " + o.bucket);
+  app.add_option("--members", o.plan.members, "Parameters a bucket; default 5")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("-n,--iters", o.plan.iterations, "Iterations; default 5")->check(CLI::Range(1, 1 << 20));
+  app.add_option(
+         "-R,--local_register", o.plan.registered,
+         "Buckets lie in 0 ordinary memory, 1 that of Communicator::allocate, 2 of allocate_symmetric; "
+         "default 1, as training has them")
+      ->check(CLI::Range(0, 2));
+  app.add_option("--passes", o.plan.passes,
+                 "Of compute a parameter; default so many that computing takes as long as communicating")
+      ->check(CLI::Range(1L, 1L << 40));
+  app.add_option("--json", o.json, "Write the results there as JSON");
+  app.add_option("-T,--timeout", o.timeout_s,
+                 "Deadline of an operation in seconds; default RZ_TIMEOUT_S or 600")
+      ->check(CLI::Range(0.1, 1e6));
+  const std::string help = parse_command_line(app, argc, argv);
+  if (help.empty()) settle(o);
+  return help;
+}
+
+struct Row {
+  const char* through;
+  std::vector<Times> iterations;
+
+  std::vector<double> each(double Times::*which) const {
+    std::vector<double> values;
+    for (const Times& t : iterations) values.push_back(t.*which);
+    return values;
+  }
+  double median(double Times::*which) const { return summarize(each(which)).p50; }
+  double hidden() const {
+    const double alone = median(&Times::communication);
+    return alone > 0 ? 1 - median(&Times::exposed) / alone : 0;
+  }
+};
+
+struct Column {
+  const char* name;
+  double Times::*of;
+};
+constexpr Column columns[] = {{"compute", &Times::compute},
+                              {"communication", &Times::communication},
+                              {"together", &Times::together},
+                              {"exposed", &Times::exposed},
+                              {"lost_compute", &Times::lost_compute}};
+
+void print(const Communicator& comm, const Options& o, const Measure& measure, const std::vector<Row>& rows) {
+  std::printf(
+      "# %d ranks, %s; %s of f32 in %zu buckets of %s, %zu parameters each, memory -R %d\n"
+      "# %ld passes of compute a parameter; medians of %d iterations, ms, of the rank that took longest\n",
+      comm.size(), comm.describe().c_str(), human_bytes(o.plan.bytes).c_str(),
+      measure.layout().buckets.size(), human_bytes(o.plan.bucket_bytes).c_str(), o.plan.members,
+      o.plan.registered, measure.passes(), o.plan.iterations);
+  std::printf("# %12s", "through");
+  for (const Column& c : columns) std::printf("  %13s", c.name);
+  std::printf("  %8s\n", "hidden");
+  for (const Row& r : rows) {
+    std::printf("%14s", r.through);
+    for (const Column& c : columns) std::printf("  %13.2f", r.median(c.of));
+    std::printf("  %7.1f%%\n", 100 * r.hidden());
+  }
+}
+
+void write_json(const Communicator& comm, const Options& o, const Measure& measure,
+                const std::vector<Row>& rows) {
+  Json j{{"tool", "overlap_bench"},
+         {"ranks", comm.size()},
+         {"backend", comm.describe()},
+         {"bytes", o.plan.bytes},
+         {"bucket_bytes", o.plan.bucket_bytes},
+         {"buckets", measure.layout().buckets.size()},
+         {"members_per_bucket", o.plan.members},
+         {"local_register", o.plan.registered},
+         {"passes", measure.passes()},
+         {"rows", Json::array()}};
+  for (const Row& r : rows) {
+    Json row{{"through", r.through}};
+    for (const Column& c : columns) row[str(c.name, "_ms")] = r.median(c.of);
+    row["hidden"] = r.hidden();
+    for (const Column& c : columns) row["samples"][str(c.name, "_ms")] = r.each(c.of);
+    j["rows"].push_back(std::move(row));
+  }
+  std::ofstream out(o.json);
+  out << j.dump(1) << '\n';
+  out.flush();
+  if (!out) fail_errno("write", o.json);
+}
+
+void run(const Options& o) {
+  const Place place = place_from_environment();
+  CommOptions comm_options;
+  if (o.timeout_s > 0) comm_options.timeout = std::chrono::milliseconds(static_cast<long>(o.timeout_s * 1e3));
+  Communicator comm = Communicator::connect(place.rank, place.size,
+                                            place.size > 1 ? store_for(place) : memory_store(), comm_options);
+  Measure measure(comm, o.plan);
+  const auto results = measure.run();
+  const std::vector<Row> rows{{"communicator", results.communicator}, {"scheduler", results.scheduler}};
+  if (comm.rank() != 0) return;
+  print(comm, o, measure, rows);
+  if (!o.json.empty()) write_json(comm, o, measure, rows);
+}
+
+}  // namespace
+}  // namespace rz::bench::overlap
+
+int main(int argc, char** argv) {
+  using namespace rz::bench::overlap;
+  try {
+    Options options;
+    if (const std::string help = parse(options, argc, argv); !help.empty())
+      return std::fputs(help.c_str(), stdout) < 0;
+    run(options);
+    return 0;
+  } catch (const rz::Error& e) {
+    std::fprintf(stderr, "overlap_bench: %s\n", e.what());
+    return e.code() == rz::Errc::config ? 2 : 1;
+  }
+}
