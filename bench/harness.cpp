@@ -35,9 +35,8 @@ struct Arena {
   std::shared_ptr<std::byte> memory;
   std::size_t bytes = 0;
 
-  std::byte* at(std::size_t extent, int iteration, std::size_t offset) const {
-    const std::size_t places = extent ? std::max<std::size_t>(bytes / extent, 1) : 1;
-    return memory.get() + offset + extent * (static_cast<std::size_t>(iteration) % places);
+  std::size_t places(std::size_t extent) const {
+    return extent ? std::max<std::size_t>(bytes / extent, 1) : 1;
   }
 };
 
@@ -269,17 +268,37 @@ class RankRun {
     return handed_over;
   }
 
-  Call call(const Case& c, bool in_place, int iteration) {
+  /// How the iterations of a case turn through the memory; worked out once a case, since the smallest
+  /// messages take less time than a few divisions.
+  struct Turns {
+    std::size_t bytes = 0;
+    DType dtype{};
+    bool in_place = false;
+    Shape shape{};
+    std::size_t in_extent = 0, in_places = 0, out_extent = 0, out_places = 0;  // in_places 0: of no case yet
+  };
+  const Turns& turns_of(const Case& c, bool in_place) {
+    Turns& t = turns_;
+    if (t.in_places && t.bytes == c.bytes && t.dtype == c.dtype && t.in_place == in_place) return t;
     const Shape s = shape_of(c.bytes, c.dtype);
-    const std::size_t element = size_of(c.dtype), off = options_.misalign * element;
+    const std::size_t element = size_of(c.dtype);
+    t = {c.bytes, c.dtype, in_place, s, s.send * element, 0, (in_place ? s.extent : s.recv) * element, 0};
     // Every rank turns through as many places, even where ranks hold different amounts.
-    std::byte* in = send_.at(s.send * element, iteration, off);
-    std::byte* out = recv_.at((in_place ? s.extent : s.recv) * element, iteration, off);
-    if (in_place) {
-      in = out + s.in_place_in * element;
-      out += s.in_place_out * element;
-    }
-    return {comm_, in, out, s, c.dtype, c.op, c.root, in_place, stream_};
+    t.in_places = send_.places(t.in_extent), t.out_places = recv_.places(t.out_extent);
+    return t;
+  }
+
+  Call call(const Case& c, bool in_place, int iteration) {
+    const Turns& t = turns_of(c, in_place);
+    const auto turn = static_cast<unsigned>(iteration);
+    const std::size_t element = size_of(c.dtype), off = options_.misalign * element;
+    const auto at = [&](const Arena& a, std::size_t extent, std::size_t places) {
+      return a.memory.get() + off + (places > 1 ? extent * (turn % places) : 0);
+    };
+    std::byte* out = at(recv_, t.out_extent, t.out_places);
+    std::byte* in = in_place ? out + t.shape.in_place_in * element : at(send_, t.in_extent, t.in_places);
+    if (in_place) out += t.shape.in_place_out * element;
+    return {comm_, in, out, t.shape, c.dtype, c.op, c.root, in_place, stream_};
   }
 
   Work start(const Case& c, bool in_place, int iteration) {
@@ -344,6 +363,7 @@ class RankRun {
   const Device device_;
   const Stream stream_;
   Arena send_, recv_;
+  Turns turns_;
   Results results_;
   std::vector<Work> works_;
 };

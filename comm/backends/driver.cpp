@@ -118,7 +118,7 @@ std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
 }
 
 bool Driver::is_quick(std::span<const Operation> group) const {
-  if (!together_ || crowded_ || group.size() != 1) return false;
+  if (!together_ || group.size() != 1) return false;
   const Operation& op = group.front();
   return !is_message(op) && op.op.kind != ReduceOp::premul_sum && op.kind != Collective::all_to_all &&
          op.in.bytes() <= most_at_once && op.out.bytes() <= most_at_once;
@@ -127,7 +127,7 @@ bool Driver::is_quick(std::span<const Operation> group) const {
 /// Under the lock: nobody drives, and nothing is in flight. What does not end soon becomes a job like others.
 bool Driver::try_at_once(const Operation& op, std::shared_ptr<Job>& job) {
   together_->start(op, next_signature(op, 0));
-  if (together_->spin(turns_at_once)) return true;
+  if (together_->spin(crowded_ ? turns_when_crowded : turns_at_once)) return true;
   const auto now = Clock::now();
   job = std::make_shared<Job>(shared_from_this(), std::span(&op, 1), now + options_.timeout);
   together_->move(job->operations[0]);
@@ -144,7 +144,7 @@ void Driver::wait(Job& job) {
   std::unique_lock lock(mutex_);
   while (!job.done()) {
     if (driven_) {
-      if (++waiters_ == 1) transport_->wake();  // who drives may sleep, and be eager now
+      if (++waiters_ == 1) transport_->wake();  // the progress thread may sleep, and makes room now
       changed_.wait(lock);
       --waiters_;
       continue;
@@ -162,7 +162,7 @@ void Driver::wait(Job& job) {
 void Driver::progress_thread() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    if (unfinished_ > 0 && !driven_) {
+    if (unfinished_ > 0 && !driven_ && waiters_ == 0) {
       driven_ = true;
       lock.unlock();
       drive(nullptr);
@@ -173,7 +173,7 @@ void Driver::progress_thread() {
       work_arrived_.wait_for(lock, light_sleep);
     } else {
       asleep_ = true;
-      work_arrived_.wait(lock, [&] { return stopping_ || (unfinished_ > 0 && !driven_); });
+      work_arrived_.wait(lock, [&] { return stopping_ || (unfinished_ > 0 && !driven_ && waiters_ == 0); });
       asleep_ = false;
     }
   }
@@ -231,10 +231,12 @@ void Driver::stop() noexcept {
   changed_.notify_all();
 }
 
+/// The progress thread only until somebody waits: who waits drives, or every call would have two threads take
+/// turns.
 void Driver::drive(const Job* until) {
-  while (until ? !until->done() : !nothing_left()) {
+  while (until ? !until->done() : !nothing_left() && waiters_.load(std::memory_order_relaxed) == 0) {
     try {
-      step(until || waiters_.load(std::memory_order_relaxed) > 0);
+      step(until != nullptr);
     } catch (...) {
       poison(std::current_exception());
       return;

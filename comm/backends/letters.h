@@ -146,7 +146,7 @@ inline void Letters::publish() {
   own_.letters[at].tag.store(tag_of(next_), std::memory_order_release);
   own_.written.store(++next_, std::memory_order_release);
   is_laid_ = false;
-  expect_to_write(&own_.letters[next_ % meeting_letters]);  // all have read it, or soon will
+  expect_to_write(&own_.letters[(next_ + 2) % meeting_letters]);  // all have read it, or soon will
   tell();
 }
 

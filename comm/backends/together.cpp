@@ -19,8 +19,9 @@ namespace {
 constexpr std::size_t line = 64, inline_bytes = sizeof(Letter::payload);
 constexpr std::size_t most_one_shot = 32 << 10;  // bytes of an all_reduce that everybody folds whole,
 constexpr std::size_t most_of_two = 64 << 10;    // if they are two ranks
-constexpr std::size_t least_direct = 16 << 10;   // bytes of a call for which ranks ask where memory lies
-constexpr std::size_t pipelined = 4;             // pieces of a part, if they are at least, and at most, of
+constexpr std::size_t least_direct = 2 << 10;    // bytes of a call for which ranks ask where memory lies,
+constexpr std::size_t least_direct_rooted = 16 << 10;  // if none waits for all others anyhow
+constexpr std::size_t pipelined = 4;  // pieces of a part, if they are at least, and at most, of
 constexpr std::size_t least_piece = 4 << 10, most_piece = 32 << 10;
 constexpr std::size_t block = 8 << 10;          // of several passes over the same bytes, in the first cache
 constexpr std::size_t least_bypass = 96 << 20;  // bytes of all ranks' memory that no cache keeps
@@ -93,7 +94,7 @@ void Together::plan() {
   const std::size_t whole = split_ ? part_ * n : part_;
   const bool read_before = reduces(op_->kind) && op_->in.data == op_->out.data;  // so that it is in the cache
   bypass_ = !read_before && 2 * n * whole >= least_bypass;
-  asks_ = whole >= least_direct && is_worth_asking();
+  asks_ = whole >= (is_rooted(op_->kind) ? least_direct_rooted : least_direct) && is_worth_asking();
   counts_ = op_->kind == Collective::all_to_all_v;
   base_ = first_ + (asks_ || counts_);
 }
