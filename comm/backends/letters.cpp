@@ -69,7 +69,8 @@ void Letters::lay_out(std::size_t bytes) {
   while (is_after(lap_, over_) && laid_[over_ % meeting_letters] < cursor_) ++over_;
 }
 
-void Letters::look_out() const {
+void Letters::look_out() {
+  say_all();
   for (int i = 0; i < looks; ++i) {
     if (awaits_ == Awaits::letter &&
         !is_after(awaited_, static_cast<std::uint32_t>(tag(lacking_, awaited_ - 1))))
@@ -80,6 +81,7 @@ void Letters::look_out() const {
 }
 
 void Letters::claim() {
+  say_all();
   if (awaits_ != Awaits::nothing) transport_.need(lacking_);
 }
 

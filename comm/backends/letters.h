@@ -45,12 +45,15 @@ class Letters {
   /// Whether the peer has written that letter; then its payload and bytes can be read. Throws Errc::mismatch,
   /// naming the first call that differed, as far back as letters are kept.
   bool arrived(int peer, std::uint32_t step);
-  /// The peer is likely to be ahead: its letter at that step is fetched meanwhile.
-  void expect(int peer, std::uint32_t step) const {
-    expect_to_read(&views_[index(peer)].place->letters[step % meeting_letters]);
-  }
   /// What peers offered at steps before this one is not needed.
   void have_read_up_to(std::uint32_t step);
+  /// The same of a letter that `ahead`, who waits for nobody, has written: said now and then, or when this
+  /// rank has to wait, since that one need not know sooner. What lies in rings is said at once.
+  void have_read_letter(std::uint32_t step, int ahead);
+  /// Says what was not said yet.
+  void say_all() {
+    if (unsaid_) have_read_up_to(unsaid_up_to_);
+  }
 
   std::byte* payload(int rank, std::uint32_t step) const {
     return views_[index(rank)].place->letters[step % meeting_letters].payload;
@@ -60,7 +63,7 @@ class Letters {
   }
 
   /// Looks a little while for that for which has_room() or arrived() was last false.
-  void look_out() const;
+  void look_out();
   /// This rank cannot go on without the peer that was missing last: a failure, if that one has left.
   void claim();
 
@@ -108,6 +111,9 @@ class Letters {
   std::size_t cursor_ = 0, in_use_;                    // bytes of the ring
   std::uint32_t lap_;                                  // the step at which the ring began anew
   std::uint32_t over_;  // steps before this one lie where the next one's bytes will
+
+  bool unsaid_ = false;  // that it has read
+  std::uint32_t unsaid_up_to_ = 0;
 
   Awaits awaits_ = Awaits::nothing;  // when it last could not go on
   std::uint32_t awaited_ = 0;        // what peers must have read, or written letters up to
@@ -161,7 +167,16 @@ inline bool Letters::arrived(int peer, std::uint32_t step) {
   return true;
 }
 
+inline void Letters::have_read_letter(std::uint32_t step, int ahead) {
+  constexpr std::uint32_t distance = 4;  // so many letters come while one is fetched from another processor
+  if (static_cast<std::uint32_t>(tag(ahead, step)) == step + 1)
+    expect_to_read(&views_[index(ahead)].place->letters[(step + distance) % meeting_letters]);
+  unsaid_ = true, unsaid_up_to_ = step;
+  if (step % (meeting_letters / 4) == 0) say_all();
+}
+
 inline void Letters::have_read_up_to(std::uint32_t step) {
+  unsaid_ = false;
   own_.read.store(step, std::memory_order_release);
   tell();
 }

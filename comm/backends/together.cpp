@@ -21,8 +21,10 @@ constexpr std::size_t most_one_shot = 32 << 10;  // bytes of an all_reduce that 
 constexpr std::size_t most_of_two = 64 << 10;    // if they are two ranks
 constexpr std::size_t least_direct = 2 << 10;    // bytes of a call for which ranks ask where memory lies,
 constexpr std::size_t least_direct_rooted = 16 << 10;  // if none waits for all others anyhow
-constexpr std::size_t pipelined = 4;  // pieces of a part, if they are at least, and at most, of
-constexpr std::size_t least_piece = 4 << 10, most_piece = 32 << 10;
+// Pieces of a part, if they are at least, and at most, of so many bytes: on a crowded host each is a change
+// of processes.
+constexpr std::size_t pipelined = 4, pipelined_if_crowded = 2;
+constexpr std::size_t least_piece = 4 << 10, most_piece = 32 << 10, most_piece_if_crowded = 64 << 10;
 constexpr std::size_t block = 8 << 10;          // of several passes over the same bytes, in the first cache
 constexpr std::size_t least_bypass = 96 << 20;  // bytes of all ranks' memory that no cache keeps
 constexpr std::size_t least_ring = 16 << 10;    // bytes of it that calls take turns in
@@ -63,6 +65,7 @@ Together::Together(Transport& transport, int rank, int size, std::uint32_t first
 // ---- a call
 
 void Together::start(const Operation& op, const Signature& signature) {
+  if (!sends_ahead(op.kind)) letters_.say_all();
   op_ = &op;
   call_ = signature;
   letters_.begin(signature);
@@ -112,8 +115,14 @@ void Together::cut() {
     rounds_ = 1;
     return;
   }
-  const std::size_t shares = split_ ? index(size_) - 1 : 1, most = most_piece / shares / line * line;
-  piece_ = std::clamp(ceil_div(part_ / pipelined, line) * line, std::min(least_piece, most), most);
+  const std::size_t shares = split_ ? index(size_) - 1 : 1;
+  // In two phases a rank writes two offers and two results before it needs to be read, and some of the ring's
+  // end may be too short for an offer.
+  const std::size_t in_flight = letters_.ring_bytes() / (3 * shares + 2);
+  const std::size_t most =
+      std::min((crowded_ ? most_piece_if_crowded : most_piece) / shares, in_flight) / line * line;
+  const std::size_t pieces = crowded_ ? pipelined_if_crowded : pipelined;
+  piece_ = std::clamp(ceil_div(part_ / pieces, line) * line, std::min(least_piece, most), most);
   rounds_ = std::max<std::size_t>(ceil_div(part_, piece_), 1);
   const bool one_way = is_rooted(op_->kind);
   const std::size_t own = rounds_ * (piece_ * shares + (flow_ == Flow::two_phase ? piece_ : 0));
@@ -146,7 +155,7 @@ bool Together::spin(int turns) {
     }
     if (complete_) return true;
     if (crowded_)
-      sched_yield();
+      letters_.say_all(), sched_yield();
     else
       letters_.look_out();
   }
@@ -155,7 +164,10 @@ bool Together::spin(int turns) {
 }
 
 void Together::end() {
-  letters_.have_read_up_to(letters_.next());
+  if (inline_ && sends_ahead(op_->kind) && rank_ != op_->root)
+    letters_.have_read_letter(letters_.next(), op_->root);
+  else
+    letters_.have_read_up_to(letters_.next());
   complete_ = true;
 }
 
@@ -209,7 +221,6 @@ bool Together::advance_one_phase() {
   }
   const std::uint32_t step = base_ + static_cast<std::uint32_t>(taken_);
   if (taken_ < offered_ && all_arrived(waits_a_, step)) {
-    if (sends_ahead(op_->kind) && rank_ != op_->root) letters_.expect(op_->root, step + 2);
     take(taken_++);
     moved = true;
     if (taken_ == rounds_)
