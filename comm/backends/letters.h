@@ -40,7 +40,8 @@ class Letters {
   /// Lays out the next letter's bytes in the ring; the same number on every rank. Whether everybody has read
   /// what it overwrites, and what lies there, if this rank `writes` there.
   bool has_room(std::size_t bytes, bool writes);
-  /// Writes the letter of next(), whose payload and bytes are filled.
+  /// Writes the letter of next(), whose payload and bytes are filled; without has_room(), if it has none of
+  /// either and all peers have come to this call.
   void publish();
   /// Whether the peer has written that letter; then its payload and bytes can be read. Throws Errc::mismatch,
   /// naming the first call that differed, as far back as letters are kept.
@@ -147,6 +148,7 @@ inline bool Letters::has_room(std::size_t bytes, bool writes) {
 }
 
 inline void Letters::publish() {
+  if (!is_laid_) lay_out(0);
   const std::size_t at = next_ % meeting_letters;
   own_.calls[at] = call_;
   own_.letters[at].tag.store(tag_of(next_), std::memory_order_release);

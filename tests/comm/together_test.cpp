@@ -277,6 +277,19 @@ constexpr Collective kinds[] = {Collective::all_reduce, Collective::reduce_scatt
                                 Collective::scatter,    Collective::all_to_all,     Collective::all_to_all_v,
                                 Collective::barrier};
 
+// Letters without bytes in between, of calls in memory that all reach, and rings that begin anew: nobody may
+// lay out another ring than his peers.
+TEST(Together, DirectCallsBetweenOthersLeaveTheRingInOrder) {
+  run(4, before_wrap, [](Rank& me, Store&) {
+    for (std::uint32_t i = 0; i < 12; ++i) {
+      const std::size_t n = 5000 + 9000 * (i % 4);
+      make_and_check<float>(me, {Collective::all_reduce, n, 0, ReduceOp::sum, false, Memory::shared, i + 1});
+      make_and_check<float>(
+          me, {Collective::all_gather, n + i, 0, ReduceOp::sum, false, Memory::ordinary, i + 50});
+    }
+  });
+}
+
 // ---- every collective at every edge
 
 class Groups : public testing::TestWithParam<int> {};
@@ -374,6 +387,7 @@ void run_ahead(Collective kind, int first, std::size_t bytes, unsigned kept) {
     // while.
     for (unsigned i = 0; i < 7; ++i)
       make_and_check<std::uint8_t>(me, {.kind = kind, .count = bytes, .seed = i});
+    make_and_check<std::uint8_t>(me, {Collective::barrier, 0});  // now all have said what they have read
     test::meet_all(*me.transport, me.rank, me.size);
     if (me.rank != first) hear(store, "ran ahead");
     for (unsigned i = 0; i < 100; ++i) {
