@@ -2,7 +2,7 @@
 """Times all_reduce between hosts, beside Open MPI, MPICH and Gloo over TCP and beside what bare sockets allow, in turn, in one run.
 
     bench/hosts.py [--bin build/release/bin] [--hosts 2] [--sizes 1K,64K,4M,64M] [--rounds 3] [--peer-source DIR [--peer-build DIR]] [--peers ompi,mpich,gloo]
-                   [--rate 1gbit] [--env RZ_SOCKETS=4 …] [--alone] [--json OUT] [--clean]
+                   [--rate 1gbit] [--congestion cubic] [--env RZ_SOCKETS=4 …] [--alone] [--json OUT] [--clean]
 
 The hosts are network namespaces (rz0, rz1, …) with host names of their own, one rank each, joined by veth links at a bridge (in a
 namespace, too: rzsw); the machine's own network is not touched, and everything is removed at the end, also of a run that fails or is
@@ -14,6 +14,7 @@ interrupted. That needs root, iproute2 and a kernel that permits it; else the sc
 --peer-build   folder that keeps what was built of them for the next run
 --peers        which of them
 --rate         limits every host's link in the direction out of it (tc tbf), e.g. 1gbit; a column says how much of it was used
+--congestion   congestion control of all sockets in the hosts (sysctl net.ipv4.tcp_congestion_control); default: the machine's
 --env          for our ranks; more than one may be given
 --alone        no peers and no limit: ours only
 --clean        only removes what a killed run has left
@@ -40,7 +41,7 @@ def sh(command, check=True):
 def remove(): [sh(f'ip netns del {n}', check=False) for n in NAMES + [SWITCH]]
 
 @contextlib.contextmanager
-def network(n, rate):
+def network(n, rate, congestion):
     """n hosts at a switch; removed in the end, whatever happens."""
     here = set(sh('ip netns list').split()) & set(NAMES + [SWITCH])
     if here: sys.exit(f'hosts.py: namespaces {", ".join(sorted(here))} exist: another run is on, or one was killed; --clean removes them')
@@ -56,6 +57,7 @@ def network(n, rate):
                 sh(f'ip -n {NAMES[i]} addr add {address(i)}/24 dev eth0')
                 sh(f'ip -n {NAMES[i]} link set eth0 up')
                 sh(f'ip -n {NAMES[i]} link set lo up')
+                if congestion: sh(f'ip netns exec {NAMES[i]} sysctl -qw net.ipv4.tcp_congestion_control={congestion}')
         except RuntimeError as e: skip(f'no network namespaces here ({e})')
         if rate:
             try:
@@ -95,10 +97,11 @@ def ours(o, size):
     if row[8] != '0': raise RuntimeError(f'{row[8]} wrong results at {size} bytes')
     return float(re.search(r'out-of-place: .* p50 ([\d.]+)', out).group(1))
 
+def crowded(o): return o.hosts > len(os.sched_getaffinity(0))
+
 def limit(o, size):
-    crowded = o.hosts > len(os.sched_getaffinity(0))
     commands = [on_host(i, [f'{o.bin}/socket_limit', str(i), ','.join(address(h) for h in range(o.hosts)), '29700', str(size), str(iterations(size))] +
-                        (['-sleep'] if crowded else [])) for i in range(o.hosts)]
+                        (['-sleep'] if crowded(o) else [])) for i in range(o.hosts)]
     return float(run_all(commands, [os.environ] * o.hosts, 300))
 
 class Peers:
@@ -112,7 +115,7 @@ class Peers:
         os.chmod(self.agent, 0o755)
         wanted = {'ompi': ('mpicxx.openmpi', 'mpi_coll.cpp', []), 'mpich': ('mpicxx.mpich', 'mpi_coll.cpp', []),
                   'gloo': ('g++', 'gloo_coll.cpp', ['-lgloo', '-lpthread'])}
-        for name in filter(None, o.peers.split(',')):
+        for name in filter(None, o.peers.replace('none', '').split(',')):
             compiler, source, libraries = wanted[name]
             path = os.path.join(o.peer_source or '', source)
             if not o.peer_source: print(f'# {name} skipped: no --peer-source'); continue
@@ -132,7 +135,7 @@ class Peers:
                'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': '1099511627776'}
         if name == 'ompi':
             command = ['mpirun.openmpi', '--allow-run-as-root', '-np', str(n), '-H', hosts, '--map-by', 'node', '--bind-to', 'none', '--mca',
-                       'plm_rsh_agent', self.agent, '--mca', 'oob_tcp_if_include', 'eth0', '--mca', 'pml', 'ob1', '--mca', 'btl', 'tcp,self',
+                       'plm_rsh_agent', self.agent, '--mca', 'mpi_yield_when_idle', '1' if crowded(o) else '0', '--mca', 'oob_tcp_if_include', 'eth0', '--mca', 'pml', 'ob1', '--mca', 'btl', 'tcp,self',
                        '--mca', 'btl_tcp_if_include', 'eth0'] + [w for k in env for w in ('-x', k)] + [self.exe[name]]
         if name == 'mpich':
             env['UCX_TLS'] = 'tcp,self'
@@ -176,6 +179,7 @@ def measure(o, peers):
 def table(o, names, times):
     peers = [n for n in names if n not in ('ours', 'sockets')]
     print(f'# all_reduce, {o.hosts} hosts, float sum, medians of {o.rounds} rounds, microseconds' + (f', links of {o.rate}' if o.rate else '') +
+          (f', {o.congestion}' if o.congestion else '') +
           (f', {" ".join(o.env)}' if o.env else ''))
     print('%10s' % 'bytes' + ''.join('%12s' % n for n in names) + '%8s%8s%8s' % ('peer', 'limit', 'line'))
     rows = []
@@ -193,7 +197,7 @@ def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--bin', default='build/release/bin'); a.add_argument('--hosts', type=int, default=2, choices=range(2, 9))
     a.add_argument('--sizes', default='1K,64K,4M,64M'); a.add_argument('--rounds', type=int, default=3)
-    a.add_argument('--peer-source'); a.add_argument('--peer-build'); a.add_argument('--peers', default='ompi,mpich,gloo'); a.add_argument('--rate')
+    a.add_argument('--peer-source'); a.add_argument('--peer-build'); a.add_argument('--peers', default='ompi,mpich,gloo'); a.add_argument('--rate'); a.add_argument('--congestion')
     a.add_argument('--env', action='append', default=[]); a.add_argument('--alone', action='store_true'); a.add_argument('--json')
     a.add_argument('--budget', type=float, default=150, help='milliseconds that a peer may spend on a size')
     a.add_argument('--clean', action='store_true')
@@ -206,7 +210,7 @@ def main():
     for program in ['all_reduce_perf'] + ([] if o.alone else ['socket_limit']):
         if not os.path.exists(f'{o.bin}/{program}'): sys.exit(f'hosts.py: no {program} in {o.bin}; --bin says where')
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory() as tmp, network(o.hosts, o.rate):
+    with tempfile.TemporaryDirectory() as tmp, network(o.hosts, o.rate, o.congestion):
         peers = Peers(o, tmp) if not o.alone else None
         try: names, times = measure(o, peers)
         except RuntimeError as e: sys.exit(f'hosts.py: {e}')

@@ -1,6 +1,6 @@
-// What sockets allow: processes that stream to each other over one TCP connection a pair and add floats as they
-// arrive, with nothing else around it. An all_reduce of S bytes on n ranks has to send 2S(n-1)/n bytes from every
-// rank; so each process here sends 2S/n to every other, and adds what comes to memory of its own.
+// What sockets allow: processes that stream to each other over one TCP connection a pair and add floats as
+// they arrive, with nothing else around it. An all_reduce of S bytes on n ranks has to send 2S(n-1)/n bytes
+// from every rank; so each process here sends 2S/n to every other, and adds what comes to memory of its own.
 //
 //   socket_limit RANK HOST,HOST,… PORT BYTES ITERATIONS [-sleep]
 //
@@ -60,17 +60,18 @@ Descriptor accept_one(int listener) {
 
 Descriptor call(const SocketAddress& address) {
   for (int attempt = 0; attempt < 300; ++attempt) {
-    if (Descriptor socket = connect_tcp(address, Deadline::after(std::chrono::seconds(1)))) return socket;
+    Descriptor socket = start_connect(address, "auto");
+    pollfd p{socket.get(), POLLOUT, 0};
+    if (poll(&p, 1, 1000) == 1 && !(p.revents & (POLLERR | POLLHUP))) return socket;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   fail(Errc::timeout, "nobody listens at ", address.text());
 }
 
 std::vector<Pair> connect_all(int rank, const std::vector<std::string>& hosts, int port) {
-  const auto address = [&](int r) {
-    return resolve({hosts[static_cast<std::size_t>(r)], port + r}).front();
-  };
+  const auto address = [&](int r) { return resolve({hosts[static_cast<std::size_t>(r)], port + r}).front(); };
   const Descriptor listener = listen_tcp(address(rank));
+  set_congestion_control(listener.get(), "auto");
   std::vector<Pair> pairs;
   for (int r = 0; r < rank; ++r) pairs.push_back(Pair{call(address(r))});
   for (std::size_t r = static_cast<std::size_t>(rank) + 1; r < hosts.size(); ++r)
@@ -173,9 +174,7 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  return run(argc, argv);
-} catch (const std::exception& e) {
+int main(int argc, char** argv) try { return run(argc, argv); } catch (const std::exception& e) {
   std::fprintf(stderr, "socket_limit: %s\n", e.what());
   return 1;
 }

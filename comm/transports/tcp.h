@@ -72,7 +72,8 @@ struct Wire {
 class TcpLinks {
  public:
   /// Listens on `bind_to` unless there are no peers. Errc::system if the limit of open files is too low.
-  TcpLinks(int rank, std::vector<int> peers, int sockets, const SocketAddress& bind_to, Poller&);
+  TcpLinks(int rank, std::vector<int> peers, int sockets, std::string congestion,
+           const SocketAddress& bind_to, Poller&);
   /// Says goodbye; what the kernel has taken still arrives.
   ~TcpLinks();
 
@@ -99,6 +100,7 @@ class TcpLinks {
     std::size_t next = 0;  ///< wire for the next block
     std::uint64_t taken = 0, consumed = 0;
     tcp::Wire* front = nullptr;  ///< whose frame continues the stream, once found
+    bool peeked = false;         ///< what came last was read where it lay: the next is likely to be, too
   };
   struct Link {
     int rank = -1;
@@ -129,6 +131,7 @@ class TcpLinks {
   int rank_;
   std::vector<int> peers_;
   int sockets_;
+  std::string congestion_;
   Poller& poller_;
   Descriptor listener_;
   std::string address_;
