@@ -1,6 +1,8 @@
-// What sockets allow: processes that stream to each other over one TCP connection a pair and add floats as
-// they arrive, with nothing else around it. An all_reduce of S bytes on n ranks has to send 2S(n-1)/n bytes
-// from every rank; so each process here sends 2S/n to every other, and adds what comes to memory of its own.
+// What sockets allow: processes that stream to each other over one TCP connection a pair, with nothing else
+// around it. An all_reduce of S bytes on n ranks has to send 2S(n-1)/n bytes from every rank, and every rank
+// has to add half of what it gets. So each process here sends 2S/n to every other, adds the first half of
+// what comes to floats of its own while it is in the cache, and takes the rest as it is; no byte waits for
+// another.
 //
 //   socket_limit RANK HOST,HOST,… PORT BYTES ITERATIONS [-sleep]
 //
@@ -22,7 +24,6 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "comm/core/pause.h"
 #include "comm/reduce.h"
 #include "comm/transports/socket.h"
 
@@ -31,7 +32,8 @@ namespace {
 using namespace rz;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t slice = 128 << 10;  ///< of one read: what is added while it is in the cache
+constexpr std::size_t slice = 32 << 10;                        ///< of one read or write
+constexpr auto longest_look = std::chrono::microseconds(100);  ///< before it sleeps
 
 struct Pair {
   Descriptor socket;
@@ -76,6 +78,7 @@ std::vector<Pair> connect_all(int rank, const std::vector<std::string>& hosts, i
   for (int r = 0; r < rank; ++r) pairs.push_back(Pair{call(address(r))});
   for (std::size_t r = static_cast<std::size_t>(rank) + 1; r < hosts.size(); ++r)
     pairs.push_back(Pair{accept_one(listener.get())});
+  for (const Pair& p : pairs) limit_unsent(p.socket.get(), 256 << 10);
   return pairs;
 }
 
@@ -93,16 +96,10 @@ class Stream {
   /// Everything to everybody, and from everybody.
   void run() {
     for (Pair& p : pairs_) p.sent = p.received = 0;
-    int idle = 0;
     while (!done()) {
       bool moved = false;
-      for (Pair& p : pairs_) moved |= send_some(p) | receive_some(p);
-      if (moved)
-        idle = 0;
-      else if (sleeps_ || ++idle > 200)
-        wait();
-      else
-        cpu_pause();
+      for (Pair& p : pairs_) moved |= receive_some(p) | send_some(p);
+      if (!moved) wait();
     }
   }
 
@@ -121,22 +118,30 @@ class Stream {
     return n > 0;
   }
 
-  // An element that arrived in part is added with the next read: it is read in front of that.
   bool receive_some(Pair& p) {
     if (p.received == bytes_) return false;
-    const std::size_t part = p.received % sizeof(float);
-    auto* to = reinterpret_cast<std::byte*>(p.arrived.data()) + part;
-    const ssize_t n = recv(p.socket.get(), to, std::min(slice - part, bytes_ - p.received), 0);
+    const std::size_t half = bytes_ / 2 / sizeof(float) * sizeof(float);
+    const bool adds = p.received < half;
+    // An element that arrived in part is added with the next read: it is read in front of that.
+    const std::size_t part = adds ? p.received % sizeof(float) : 0;
+    auto* to = adds ? reinterpret_cast<std::byte*>(p.arrived.data()) + part
+                    : reinterpret_cast<std::byte*>(sums_.data()) + p.received;
+    const ssize_t n =
+        recv(p.socket.get(), to, std::min(slice - part, (adds ? half : bytes_) - p.received), 0);
     require(n != 0, Errc::peer_lost, "a peer has gone");
     if (n < 0 && !would_block()) fail_errno("recv");
     if (n < 0) return false;
-    const std::size_t whole = (part + static_cast<std::size_t>(n)) / sizeof(float);
+    if (adds) add(p, part + static_cast<std::size_t>(n));
+    p.received += static_cast<std::size_t>(n);
+    return true;
+  }
+
+  void add(Pair& p, std::size_t bytes) {
+    const std::size_t whole = bytes / sizeof(float);
     float* sum = sums_.data() + p.received / sizeof(float);
     const std::array<const void*, 2> sources{sum, p.arrived.data()};
     reduce(sum, sources, whole, DType::f32, ReduceOp::sum);
-    p.received += static_cast<std::size_t>(n);
-    std::memmove(p.arrived.data(), p.arrived.data() + whole, p.received % sizeof(float));
-    return true;
+    std::memmove(p.arrived.data(), p.arrived.data() + whole, bytes % sizeof(float));
   }
 
   void wait() {
@@ -145,6 +150,9 @@ class Stream {
       const int events = (p.received < bytes_ ? POLLIN : 0) | (p.sent < bytes_ ? POLLOUT : 0);
       if (events) list.push_back({p.socket.get(), static_cast<short>(events), 0});
     }
+    const auto end = Clock::now() + (sleeps_ ? std::chrono::microseconds(0) : longest_look);
+    while (Clock::now() < end)
+      if (poll(list.data(), list.size(), 0) > 0) return;
     require(poll(list.data(), list.size(), 30'000) != 0, Errc::timeout, "no peer sends or takes anything");
   }
 

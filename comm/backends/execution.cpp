@@ -12,7 +12,7 @@ namespace {
 
 // What is combined before dependent sends get their turn: large enough to amortise, small enough to stay in
 // cache.
-constexpr std::size_t slice_bytes = 128 << 10;
+constexpr std::size_t slice_bytes = 64 << 10;
 
 // What is not complete yet is offered to a peer in no smaller pieces than this: each is a frame, and a call
 // of the system at both ends.
