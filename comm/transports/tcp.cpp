@@ -137,6 +137,12 @@ Wire* TcpLinks::free_wire(LaneState& lane, bool striped) {
   return nullptr;
 }
 
+/// Sending takes the system so long that the peer's message of the same call is mostly there after it, if it
+/// is small: the next look reads without asking the poller first.
+void TcpLinks::expect_answer(Wire& w) {
+  if (!w.ended) w.watched.events |= EPOLLIN;
+}
+
 std::size_t TcpLinks::post(int peer, Lane which, const Signature& signature,
                            std::span<const std::byte> bytes) {
   Link& l = link(peer);
@@ -160,6 +166,7 @@ std::size_t TcpLinks::post(int peer, Lane which, const Signature& signature,
     taken += w->out.length;
     lane.taken += w->out.length;
   }
+  if (taken && bytes.size() <= glance) expect_answer(lane.wires.front());
   return taken;
 }
 

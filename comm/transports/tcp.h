@@ -118,6 +118,7 @@ class TcpLinks {
   void attach(Connection);
   tcp::Wire* free_wire(LaneState&, bool striped);
   void flush(tcp::Wire&);
+  static void expect_answer(tcp::Wire&);
   tcp::Wire* front(Link&, LaneState&);
   bool read_header(Link&, LaneState&, tcp::Wire&);
   void fill(tcp::Wire&, std::size_t most);
