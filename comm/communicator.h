@@ -44,10 +44,11 @@ struct CommOptions {
   /// is "ring" on host memory; on devices the ranks agree on "nccl", "peer_cuda" or "ring", whichever of them
   /// in this order can serve them all (comm/backends/choose.h), and describe() says which, and why.
   std::string backend = environment().backend;
-  std::string transport = environment().transport;  ///< of "ring": "auto", "shm", "tcp"
-  std::string interface = environment().interface;  ///< of TCP; empty: by the route
-  int sockets = environment().sockets;              ///< a TCP link
-  std::string host_id = environment().host_id;      ///< what counts as one host; empty: this machine
+  std::string transport = environment().transport;    ///< of "ring": "auto", "shm", "tcp"
+  std::string interface = environment().interface;    ///< of TCP; empty: by the route
+  int sockets = environment().sockets;                ///< a TCP link
+  std::string congestion = environment().congestion;  ///< of TCP: "auto", "system" or a name
+  std::string host_id = environment().host_id;        ///< what counts as one host; empty: this machine
   /// Forces all_reduce's, of "ring" (host memory, with "auto" too) or "peer_cuda"; empty: the tuning table.
   std::string algorithm = environment().algorithm;
   /// Sums in rank order, so that results do not depend on how gradients are cut into buckets, nor on the

@@ -30,13 +30,14 @@ using enum Where;
 
 // The first line that fits wins; with `deterministic`, lines whose algorithm does not sum in rank order are
 // passed over. Every collective ends with a line that always fits. On one host, and on a network of few
-// ranks, the direct algorithms have the least traffic *and* the fewest rounds. In large groups on a network,
-// their many small messages cost more than a few more rounds do. All slices of a chunk are pipelined, so
-// rounds count by slices, not buffers.
+// ranks, the direct algorithms have the least traffic *and* the fewest rounds; of two ranks one_shot, too. In
+// large groups on a network, their many small messages cost more than a few more rounds do. All slices of a
+// chunk are pipelined, so rounds count by slices, not buffers.
 constexpr Rule table[] = {
     {.collective = all_reduce, .where = one_host, .algorithm = "one_shot", .traffic = 128 * KiB},
     {.collective = all_reduce, .where = one_host, .algorithm = "two_shot"},
-    {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 8, .traffic = 64 * KiB},
+    {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 2, .bytes = 256 * KiB},
+    {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 8, .traffic = 256 * KiB},
     {.collective = all_reduce, .where = network, .algorithm = "two_shot", .size = 8},
     {.collective = all_reduce, .where = network, .algorithm = "tree", .bytes = 16 * KiB},
     {.collective = all_reduce, .where = network, .algorithm = "halving_doubling", .bytes = 4 * MiB},

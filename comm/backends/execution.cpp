@@ -12,7 +12,11 @@ namespace {
 
 // What is combined before dependent sends get their turn: large enough to amortise, small enough to stay in
 // cache.
-constexpr std::size_t slice_bytes = 128 << 10;
+constexpr std::size_t slice_bytes = 64 << 10;
+
+// What is not complete yet is offered to a peer in no smaller pieces than this: each is a frame, and a call
+// of the system at both ends.
+constexpr std::size_t least_post = 32 << 10;
 
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
@@ -82,6 +86,14 @@ std::size_t Execution::limit(int step) const {
   return most;
 }
 
+// How far a send goes now. All that it waits for may be complete without any other message (the verifier's
+// proof), so holding a piece back never holds up the group.
+std::size_t Execution::offered(int step) const {
+  const Progress& p = progress_[index(step)];
+  const std::size_t most = limit(step);
+  return most == p.size || most >= p.done + least_post ? most : p.done;
+}
+
 bool Execution::at_head(int step) const {
   const auto& terms = plan_->steps[index(step)].step.terms;
   return std::all_of(terms.begin(), terms.end(), [&](const Term& t) {
@@ -95,9 +107,10 @@ bool Execution::matches(int peer) {
   if (incoming.bytes.empty()) return false;
   Signature mine = signature_;
   if (op_->kind == Collective::all_to_all_v) mine.count = op_->recv_counts[index(peer)];
-  require(incoming.signature == mine, Errc::mismatch, "mismatched collectives: rank ", peer, " called ",
-          describe(incoming.signature), " while rank ", rank_, " called ", describe(mine),
-          "; every rank must make the same calls in the same order");
+  if (!(incoming.signature == mine))
+    fail(Errc::mismatch, "mismatched collectives: rank ", peer, " called ", describe(incoming.signature),
+         " while rank ", rank_, " called ", describe(mine),
+         "; every rank must make the same calls in the same order");
   greeted_[index(peer)] = true;
   return true;
 }
@@ -127,7 +140,7 @@ bool Execution::advance_send(int step) {
   if (p.done < p.size || p.size == 0) {
     if (plan_->sends[peer].size() <= send_head_[peer] || plan_->sends[peer][send_head_[peer]] != step)
       return false;
-    if (const std::size_t most = limit(step); most > p.done) {
+    if (const std::size_t most = offered(step); most > p.done) {
       Signature signature = signature_;
       if (op_->kind == Collective::all_to_all_v) signature.count = op_->send_counts[peer];
       if (p.done == 0) p.stream_begin = posted_[peer];
@@ -235,7 +248,7 @@ Execution::Debt Execution::debt(int peer) const {
     const Progress& sent = progress_[index(step)];
     if (sent.finished) continue;
     const bool next = plan_->sends[p].size() > send_head_[p] && plan_->sends[p][send_head_[p]] == step;
-    if (passed(step) < sent.done || (next && sent.done < limit(step))) return Debt::taking;
+    if (passed(step) < sent.done || (next && sent.done < offered(step))) return Debt::taking;
   }
   return Debt::none;
 }

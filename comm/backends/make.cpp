@@ -31,7 +31,8 @@ std::unique_ptr<Backend> make_ring(int rank, int size, Store& store, const CommO
                                    .interface = options.interface,
                                    .sockets = options.sockets,
                                    .host_id = options.host_id,
-                                   .algorithm = algorithm};
+                                   .algorithm = algorithm,
+                                   .congestion = options.congestion};
   auto wire = connect_transport(rank, size, store, transport, Deadline::after(options.rendezvous_timeout));
   const ScheduledOptions scheduled{
       .timeout = options.timeout, .deterministic = options.deterministic, .algorithm = algorithm};

@@ -26,6 +26,7 @@ struct Plan {
   std::vector<std::vector<int>> sends, receives;
 };
 
+/// Out of place, a sum that a schedule makes in scratch and then copies to the output is made there.
 Plan make_plan(Schedule, int size, bool in_place);
 
 }  // namespace rz

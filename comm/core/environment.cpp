@@ -42,6 +42,7 @@ Environment Environment::read() {
           "RZ_TRANSPORT='", e.transport, "' is not one of auto, shm, tcp");
   read_text("RZ_INTERFACE", e.interface);
   read_number("RZ_SOCKETS", 1, 16, e.sockets);
+  read_text("RZ_CONGESTION", e.congestion);
   read_text("RZ_ALGORITHM", e.algorithm);
   read_flag("RZ_DETERMINISTIC", e.deterministic);
   read_flag("RZ_ALLOW_TF32", e.allow_tf32);

@@ -18,6 +18,9 @@ struct Environment {
   std::string interface;
   /// RZ_SOCKETS: TCP sockets a link, 1 to 16; default 2.
   int sockets = 2;
+  /// RZ_CONGESTION: congestion control of the TCP sockets between ranks: "auto" (default: the host's, but
+  /// between near hosts none that sends by a timer, as bbr does), "system" (the host's) or a name.
+  std::string congestion = "auto";
   /// RZ_ALGORITHM: forces an algorithm of all_reduce by name ("ring", …); default: the tuning table.
   std::string algorithm;
   /// RZ_DETERMINISTIC: 1 (default): reductions sum in rank order; 0: any algorithm may serve them.

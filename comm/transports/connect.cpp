@@ -25,9 +25,15 @@ namespace {
 
 using std::chrono::microseconds;
 
-/// How long wait() looks before it sleeps: about as long as falling asleep and waking up takes.
+/// How long wait() looks before it sleeps: about as long as falling asleep and waking up takes, and over TCP
+/// as long as a small message does.
 constexpr int spins = 2000;
 constexpr int yields = 4;
+constexpr int pauses = 4;  ///< between two looks at sockets, each a system call
+constexpr auto longest_look = microseconds(100);
+/// The same where ranks are crowded, and each look gives the processor to another rank: twice as many take
+/// turns.
+constexpr auto longest_look_when_crowded = microseconds(200);
 /// Sockets are looked at this often while progress() is called all the time.
 constexpr auto look_interval = std::chrono::milliseconds(2);
 /// A sleep is cut here, in case something is missed.
@@ -40,10 +46,11 @@ class GroupTransport final : public Transport {
                  const Store& store)
       : rank_(rank),
         size_(size),
-        crowded_(rz::crowded(roster.beside(rank))),
+        crowded_(roster.crowded(rank)),
         near_(neighbours(rank, roster, options.kind)),
         shm_(rank, near_, poller_),
-        tcp_(rank, others(size, near_), options.sockets, listen_address(roster, options, store), poller_) {}
+        tcp_(rank, others(size, near_), options.sockets, options.congestion,
+             listen_address(roster, options, store), poller_) {}
 
   void connect(Store& store, const Roster& roster, Deadline deadline) {
     const auto entries =
@@ -89,15 +96,7 @@ class GroupTransport final : public Transport {
 
   void wait(microseconds most, bool eager) override {
     if (std::exchange(fresh_, false) || stirred()) return;
-    const bool spinning = eager && !crowded_;
-    for (int i = spinning ? 0 : spins; i < spins; ++i) {
-      if (stirred() || (!tcp_.empty() && i % 64 == 63 && poller_.poll(microseconds(0)))) return;
-      cpu_pause();
-    }
-    for (int i = spinning ? yields : 0; i < yields; ++i) {
-      sched_yield();
-      if (stirred() || (!tcp_.empty() && poller_.poll(microseconds(0)))) return;
-    }
+    if (look_around(eager)) return;
     shm_.set_asleep(true);
     if (!stirred()) poller_.poll(std::min<microseconds>(most, longest_sleep));
     shm_.set_asleep(false);
@@ -156,6 +155,30 @@ class GroupTransport final : public Transport {
         options.kind == "tcp" || std::set(roster.hosts.begin(), roster.hosts.end()).size() > 1;
     if (!needed) return {};
     return choose_address(options.interface, one_machine, tcp_store_local_address(store));
+  }
+
+  /// Looks for news without sleeping; true if there is something.
+  bool look_around(bool eager) {
+    if (eager && !tcp_.empty()) return look_at_sockets();
+    const bool spinning = eager && !crowded_;
+    for (int i = spinning ? 0 : spins; i < spins; ++i, cpu_pause())
+      if (stirred()) return true;
+    for (int i = spinning ? yields : 0; i < yields; ++i) {
+      sched_yield();
+      if (stirred() || (!tcp_.empty() && poller_.poll(microseconds(0)))) return true;
+    }
+    return false;
+  }
+
+  bool look_at_sockets() {
+    const auto end = Deadline::Clock::now() + (crowded_ ? longest_look_when_crowded : longest_look);
+    do {
+      if (crowded_) sched_yield();
+      for (int i = 0; i < pauses; ++i, cpu_pause())
+        if (stirred()) return true;
+      if (poller_.poll(microseconds(0))) return true;
+    } while (Deadline::Clock::now() < end);
+    return false;
   }
 
   /// Something that a caller of wait() wants to see.

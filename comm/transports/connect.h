@@ -18,6 +18,7 @@ struct TransportOptions {
   int sockets = 2;        ///< TCP sockets a link for collectives
   std::string host_id;    ///< what counts as one host; empty: this machine
   std::string algorithm;  ///< that the ranks' calls are forced to: all must say the same
+  std::string congestion = "auto";  ///< control of TCP's data sockets, see set_congestion_control()
 };
 
 /// Every rank calls it, with the same kind and number of sockets; the store must be fresh for the group

@@ -78,11 +78,15 @@ Roster exchange_roster(int rank, int size, Store& store, const TransportOptions&
   return roster;
 }
 
-std::vector<Allowance> Roster::beside(int rank) const {
-  std::vector<Allowance> all;
-  for (std::size_t r = 0; r < machines.size(); ++r)
-    if (machines[r] == machines[static_cast<std::size_t>(rank)]) all.push_back(allowances[r]);
-  return all;
+bool Roster::crowded(int rank) const {
+  const std::string& here = machines[static_cast<std::size_t>(rank)];
+  const auto kernel = [](const std::string& machine) { return machine.substr(0, machine.find('/')); };
+  std::vector<Allowance> machine, all;
+  for (std::size_t r = 0; r < machines.size(); ++r) {
+    if (machines[r] == here) machine.push_back(allowances[r]);
+    if (kernel(machines[r]) == kernel(here)) all.push_back({allowances[r].processors});  // quotas differ
+  }
+  return rz::crowded(machine) || rz::crowded(all);
 }
 
 std::string machine_id() {

@@ -17,8 +17,9 @@ struct Roster {
   std::vector<std::string> hosts;     ///< each rank's host id
   std::vector<std::string> machines;  ///< each rank's real machine, whatever its host id
   std::vector<Allowance> allowances;  ///< what each rank's thread may use of it
-  /// Of the ranks of the same machine as `rank`, which it itself is one of.
-  std::vector<Allowance> beside(int rank) const;
+  /// More ranks than processors where `rank` runs: on its machine, or, where several machines are containers
+  /// of one kernel and share its processors, on that.
+  bool crowded(int rank) const;
 };
 
 /// Publishes this rank's entry and reads all others. Errc::timeout names the ranks that did not come,

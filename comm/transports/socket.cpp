@@ -116,9 +116,10 @@ Descriptor listen_tcp(const SocketAddress& address) {
   return socket;
 }
 
-Descriptor start_connect(const SocketAddress& address) {
+Descriptor start_connect(const SocketAddress& address, const std::string& congestion) {
   Descriptor socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) fail_errno("socket", "for " + address.text());
+  set_congestion_control(socket.get(), congestion);
   if (connect(socket.get(), address.get(), address.size) != 0 && errno != EINPROGRESS)
     fail(Errc::rendezvous, "connect to ", address.text(), ": ", std::strerror(errno),
          "; is the address reachable from this host (RZ_INTERFACE chooses another)?");
@@ -162,6 +163,55 @@ void set_tcp_options(int socket) {
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
+void limit_unsent(int socket, int bytes) {
+  setsockopt(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
+}
+
+std::string congestion_control(int socket) {
+  char name[16] = {};
+  socklen_t size = sizeof name;
+  if (getsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name, &size) != 0) return {};
+  return {name, strnlen(name, sizeof name)};
+}
+
+namespace {
+
+/// What sockets of this host have unless they are told otherwise.
+std::string congestion_control_of_host(int family) {
+  const Descriptor fresh(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return fresh ? congestion_control(fresh.get()) : std::string();
+}
+
+bool take_congestion_control(int socket, const std::string& name) {
+  return setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) ==
+         0;
+}
+
+/// Longest round trip, in microseconds, between hosts of one network.
+constexpr unsigned near = 2000;
+
+}  // namespace
+
+void set_congestion_control(int socket, const std::string& name) {
+  if (name == "system") return;
+  if (name != "auto")
+    return require(take_congestion_control(socket, name), Errc::config, "congestion control '", name,
+                   "': ", std::strerror(errno),
+                   "; /proc/sys/net/ipv4/tcp_allowed_congestion_control lists those "
+                   "of this host, and 'system' and 'auto' are always there");
+  if (congestion_control(socket).rfind("bbr", 0) != 0) return;
+  take_congestion_control(socket, "reno");  // every kernel has it, and permits it to everybody
+}
+
+void settle_congestion_control(int socket, const std::string& name) {
+  if (name != "auto") return;
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_rtt <= near) return;
+  const std::string usual = congestion_control_of_host(local_address(socket).storage.ss_family);
+  if (usual != congestion_control(socket)) take_congestion_control(socket, usual);
 }
 
 }  // namespace rz

@@ -45,12 +45,24 @@ std::vector<Interface> interfaces();
 
 /// Bound to exactly this address, never to all; port 0 takes a free one. Non-blocking.
 Descriptor listen_tcp(const SocketAddress&);
-/// Non-blocking, still connecting; TCP_NODELAY.
-Descriptor start_connect(const SocketAddress&);
+/// Non-blocking, still connecting; TCP_NODELAY. `congestion`: see set_congestion_control().
+Descriptor start_connect(const SocketAddress&, const std::string& congestion = "system");
 /// Connected or empty, with errno set.
 Descriptor connect_tcp(const SocketAddress&, Deadline);
 SocketAddress local_address(int socket);
 /// TCP_NODELAY, and keep-alive probes that find a dead host within about ten seconds of silence.
 void set_tcp_options(int socket);
+/// A socket takes no more bytes while so many have not been sent yet.
+void limit_unsent(int socket, int bytes);
+
+/// To be called before a socket connects or listens (whose connections inherit it). "system" leaves what the
+/// host has chosen. "auto" replaces it only if that is one that sends by a timer (bbr): between near hosts
+/// the timers cost more than the wire. All else is the name of one; Errc::config if this host has none of
+/// that name.
+void set_congestion_control(int socket, const std::string& name);
+/// To be called once it is connected: "auto" goes back to the host's choice if the peer is not near.
+void settle_congestion_control(int socket, const std::string& name);
+/// Of this socket; empty if the kernel does not say.
+std::string congestion_control(int socket);
 
 }  // namespace rz

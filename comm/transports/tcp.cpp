@@ -22,10 +22,16 @@ namespace {
 constexpr std::size_t glance = 4096;
 constexpr std::size_t staging = 64 << 10;
 constexpr std::size_t buffer_bytes = staging + glance;
+/// A look at less than this reads on first, if there is more.
+constexpr std::size_t worth_reading = 16 << 10;
 /// Pieces of a frame that is not whole yet end at multiples of this, so that no element is cut.
 constexpr std::size_t grain = 64;
 /// receive() returns after so much, so that one fast peer does not keep the others waiting.
 constexpr std::size_t most_in_one_receive = 1 << 20;
+/// What the kernel takes of a socket beyond what is on the wire. Enough to keep the wire busy; with more,
+/// blocks would wait in one socket's queue while another socket, whose later blocks wait for them, has long
+/// sent its own.
+constexpr int most_unsent = 256 << 10;
 constexpr auto grace_for_goodbye = std::chrono::milliseconds(500);
 
 constexpr int first_data_socket = 1;  // 0 is control, 1 point_to_point, 2 and up collective
@@ -42,12 +48,17 @@ bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 }  // namespace
 
-TcpLinks::TcpLinks(int rank, std::vector<int> peers, int sockets, const SocketAddress& bind_to,
-                   Poller& poller)
-    : rank_(rank), peers_(std::move(peers)), sockets_(sockets), poller_(poller) {
+TcpLinks::TcpLinks(int rank, std::vector<int> peers, int sockets, std::string congestion,
+                   const SocketAddress& bind_to, Poller& poller)
+    : rank_(rank),
+      peers_(std::move(peers)),
+      sockets_(sockets),
+      congestion_(std::move(congestion)),
+      poller_(poller) {
   if (peers_.empty()) return;
   check_open_files(peers_.size() * static_cast<std::size_t>(sockets_ + 2));
   listener_ = listen_tcp(bind_to);
+  set_congestion_control(listener_.get(), congestion_);
   address_ = local_address(listener_.get()).text();
 }
 
@@ -68,7 +79,8 @@ void TcpLinks::connect(const Introduction& me, const std::vector<std::string>& a
     if (peer > rank_) continue;
     const auto& address = addresses[static_cast<std::size_t>(peer)];
     const SocketAddress at = resolve(parse_host_port(address)).front();
-    for (int i = 0; i < sockets_ + 2; ++i) calls.push_back({peer, i, start_connect(at), {}, address});
+    for (int i = 0; i < sockets_ + 2; ++i)
+      calls.push_back({peer, i, start_connect(at, congestion_), {}, address});
   }
   for (auto& c : meet(me, listener_.get(), std::move(calls), callers, sockets_ + 2, deadline))
     attach(std::move(c));
@@ -78,6 +90,7 @@ void TcpLinks::connect(const Introduction& me, const std::vector<std::string>& a
 void TcpLinks::attach(Connection c) {
   Link& l = link(c.rank);
   set_tcp_options(c.socket.get());
+  settle_congestion_control(c.socket.get(), congestion_);
   if (c.index < first_data_socket) {
     l.control = std::move(c.socket);
     l.watched.events = EPOLLIN;  // what came before the registration
@@ -87,6 +100,7 @@ void TcpLinks::attach(Connection c) {
   auto& lane = l.lanes[static_cast<std::size_t>(p2p ? Lane::point_to_point : Lane::collective)];
   Wire& w = lane.wires[p2p ? 0 : static_cast<std::size_t>(c.index - first_data_socket - 1)];
   w.socket = std::move(c.socket);
+  limit_unsent(w.socket.get(), most_unsent);
   w.watched.events = EPOLLIN | EPOLLOUT;
   poller_.add(w.socket.get(), w.watched, EPOLLIN | EPOLLOUT);
 }
@@ -123,6 +137,12 @@ Wire* TcpLinks::free_wire(LaneState& lane, bool striped) {
   return nullptr;
 }
 
+/// Sending takes the system so long that the peer's message of the same call is mostly there after it, if it
+/// is small: the next look reads without asking the poller first.
+void TcpLinks::expect_answer(Wire& w) {
+  if (!w.ended) w.watched.events |= EPOLLIN;
+}
+
 std::size_t TcpLinks::post(int peer, Lane which, const Signature& signature,
                            std::span<const std::byte> bytes) {
   Link& l = link(peer);
@@ -146,6 +166,7 @@ std::size_t TcpLinks::post(int peer, Lane which, const Signature& signature,
     taken += w->out.length;
     lane.taken += w->out.length;
   }
+  if (taken && bytes.size() <= glance) expect_answer(lane.wires.front());
   return taken;
 }
 
@@ -210,7 +231,7 @@ std::size_t TcpLinks::read(Wire& w, std::span<const iovec> parts) {
 
 bool TcpLinks::read_header(Link& l, LaneState& lane, Wire& w) {
   if (w.has_header) return true;
-  if (w.end - w.begin < sizeof(FrameHeader)) fill(w, glance);
+  if (w.end - w.begin < sizeof(FrameHeader)) fill(w, lane.peeked ? staging : glance);
   if (w.end - w.begin < sizeof(FrameHeader)) return false;
   std::memcpy(&w.in, w.buffer.data() + w.begin, sizeof(FrameHeader));
   if (w.in.magic != tcp::frame_magic || w.in.length == 0 || w.in.length > tcp::block ||
@@ -257,7 +278,7 @@ Incoming TcpLinks::peek(int peer, Lane which) {
     return whole > w->done ? whole - w->done : 0;
   };
   std::size_t bytes = piece();
-  if (bytes == 0) {
+  if (bytes < std::min<std::size_t>(w->in.length - w->done, worth_reading)) {
     fill(*w, staging);
     bytes = piece();
   }
@@ -280,6 +301,7 @@ void TcpLinks::consume(int peer, Lane which, std::size_t bytes) {
   require(w && bytes <= w->end - w->begin && bytes <= w->in.length - w->done, Errc::invalid_argument,
           "consume(", bytes, ") of more than peek() showed from rank ", peer);
   w->begin += bytes;
+  lane.peeked = true;
   advance(lane, *w, bytes);
 }
 
@@ -291,6 +313,7 @@ std::size_t TcpLinks::receive(int peer, Lane which, std::span<std::byte> into) {
   into = into.first(std::min(into.size(), most_in_one_receive));
   std::size_t done = 0;
   Signature signature;
+  lane.peeked = false;
   while (done < into.size()) {
     Wire* w = front(l, lane);
     if (!w || (done && w->in.signature != signature)) break;

@@ -28,7 +28,7 @@ namespace tcp {
 
 constexpr std::uint32_t frame_magic = 0x31465a52;    // "RZF1": the version is part of it
 constexpr std::uint32_t control_magic = 0x31435a52;  // "RZC1"
-constexpr std::size_t block = 128 << 10;             ///< longest frame
+constexpr std::size_t block = 64 << 10;              ///< longest frame
 
 struct FrameHeader {
   std::uint32_t magic = frame_magic;
@@ -72,7 +72,8 @@ struct Wire {
 class TcpLinks {
  public:
   /// Listens on `bind_to` unless there are no peers. Errc::system if the limit of open files is too low.
-  TcpLinks(int rank, std::vector<int> peers, int sockets, const SocketAddress& bind_to, Poller&);
+  TcpLinks(int rank, std::vector<int> peers, int sockets, std::string congestion,
+           const SocketAddress& bind_to, Poller&);
   /// Says goodbye; what the kernel has taken still arrives.
   ~TcpLinks();
 
@@ -99,6 +100,7 @@ class TcpLinks {
     std::size_t next = 0;  ///< wire for the next block
     std::uint64_t taken = 0, consumed = 0;
     tcp::Wire* front = nullptr;  ///< whose frame continues the stream, once found
+    bool peeked = false;         ///< what came last was read where it lay: the next is likely to be, too
   };
   struct Link {
     int rank = -1;
@@ -116,6 +118,7 @@ class TcpLinks {
   void attach(Connection);
   tcp::Wire* free_wire(LaneState&, bool striped);
   void flush(tcp::Wire&);
+  static void expect_answer(tcp::Wire&);
   tcp::Wire* front(Link&, LaneState&);
   bool read_header(Link&, LaneState&, tcp::Wire&);
   void fill(tcp::Wire&, std::size_t most);
@@ -129,6 +132,7 @@ class TcpLinks {
   int rank_;
   std::vector<int> peers_;
   int sockets_;
+  std::string congestion_;
   Poller& poller_;
   Descriptor listener_;
   std::string address_;

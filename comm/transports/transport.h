@@ -58,8 +58,8 @@ class Transport {
   /// How many bytes of all that were ever taken for this peer and lane need their memory no longer.
   virtual std::uint64_t released(int peer, Lane) = 0;
 
-  /// A contiguous piece of the peer's stream, of one signature; may be shorter than what has arrived. The
-  /// same piece until some of it is consumed.
+  /// A contiguous piece of the peer's stream, of one signature; may be shorter than what has arrived. Until
+  /// some of it is consumed the next call shows the same bytes, and perhaps more and elsewhere.
   virtual Incoming peek(int peer, Lane) = 0;
   virtual void consume(int peer, Lane, std::size_t bytes) = 0;
   /// Takes bytes of the stream straight into place, and returns how many; all of them of the signature that

@@ -62,6 +62,10 @@ TEST(Select, IsAPureFunction) {
 TEST(Select, SmallAndLargeBuffersGoDifferentWays) {
   EXPECT_STREQ(select({Collective::all_reduce, 8, 2}).name, "one_shot");
   EXPECT_STREQ(select({Collective::all_reduce, 25 << 20, 2}).name, "two_shot");
+  EXPECT_STREQ(select({Collective::all_reduce, 64 << 10, 2, false}).name, "one_shot");
+  EXPECT_STREQ(select({Collective::all_reduce, 1 << 20, 2, false}).name, "two_shot");
+  EXPECT_STREQ(select({Collective::all_reduce, 64 << 10, 4, false}).name, "one_shot");
+  EXPECT_STREQ(select({Collective::all_reduce, 256 << 10, 4, false}).name, "two_shot");
   EXPECT_STREQ(select({Collective::all_reduce, 8, 64, false, false}).name, "tree");
   EXPECT_STREQ(select({Collective::all_reduce, 1 << 20, 64, false, false}).name, "halving_doubling");
   EXPECT_STREQ(select({Collective::all_reduce, 25 << 20, 64, false, false}).name, "ring");

@@ -3,8 +3,10 @@
 #include "comm/transports/tcp.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -12,6 +14,7 @@
 
 #include "comm/core/error.h"
 #include "comm/transports/roster.h"
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"
 
@@ -177,6 +180,99 @@ TEST(Tcp, ListensOnTheChosenInterfaceOnly) {
   EXPECT_THROW(choose_address("lo", false, ""), Error) << "loopback between machines";
   const Descriptor listener = listen_tcp(choose_address("", true, ""));
   EXPECT_EQ(local_address(listener.get()).host(), "127.0.0.1");
+}
+
+// What lies unread grows with what arrives.
+TEST(Tcp, ASecondLookShowsMoreOfTheSameBytes) {
+  std::vector<std::byte> bytes(60'000);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
+  constexpr std::size_t first = 5000;
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    if (rank == 1) {
+      const auto sockets = play_rank_1(*store);
+      const int data = sockets[2].socket.get();
+      tcp::FrameHeader header;
+      header.length = static_cast<std::uint32_t>(bytes.size());
+      ASSERT_EQ(send(data, &header, sizeof header, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof header));
+      ASSERT_EQ(send(data, bytes.data(), first, MSG_NOSIGNAL), static_cast<ssize_t>(first));
+      store->get("seen", soon());
+      ASSERT_EQ(send(data, bytes.data() + first, bytes.size() - first, MSG_NOSIGNAL),
+                static_cast<ssize_t>(bytes.size() - first));
+      store->get("seen all", soon());
+      return;
+    }
+    const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
+    test::drive(*t, [&] { return t->peek(1, Lane::collective).bytes.size() >= first / 64 * 64; });
+    store->set("seen", "");
+    test::drive(*t, [&] { return t->peek(1, Lane::collective).bytes.size() > first; });
+    std::size_t got = 0;
+    test::drive(*t, [&] {
+      const auto piece = t->peek(1, Lane::collective).bytes;
+      EXPECT_TRUE(std::equal(piece.begin(), piece.end(), bytes.begin() + static_cast<std::ptrdiff_t>(got)));
+      t->consume(1, Lane::collective, piece.size());
+      got += piece.size();
+      return got == bytes.size();
+    });
+    store->set("seen all", "");
+  });
+}
+
+TEST(Tcp, CongestionControlIsTheHostsUnlessThatSendsByATimer) {
+  const SocketAddress here = choose_address("", true, "");
+  const auto fresh = [&] { return Descriptor(socket(here.storage.ss_family, SOCK_STREAM, 0)); };
+  const std::string usual = congestion_control(fresh().get());
+  ASSERT_FALSE(usual.empty());
+  const auto becomes = [&](const std::string& wanted) {
+    const Descriptor socket = fresh();
+    set_congestion_control(socket.get(), wanted);
+    return congestion_control(socket.get());
+  };
+  EXPECT_EQ(becomes("system"), usual);
+  EXPECT_EQ(becomes("auto"), usual.rfind("bbr", 0) == 0 ? "reno" : usual);
+  EXPECT_EQ(becomes("reno"), "reno");
+  const Error e = test::error_of([&] { becomes("pigeon"); });
+  EXPECT_EQ(e.code(), Errc::config);
+  EXPECT_NE(std::string(e.what()).find("'pigeon'"), std::string::npos) << e.what();
+}
+
+TEST(Tcp, BothEndsOfALinkHaveTheChosenCongestionControl) {
+  const Descriptor listener = listen_tcp(choose_address("", true, ""));
+  set_congestion_control(listener.get(), "reno");
+  const Descriptor caller = start_connect(local_address(listener.get()), "reno");
+  pollfd p{listener.get(), POLLIN, 0};
+  ASSERT_EQ(poll(&p, 1, 10'000), 1);
+  const Descriptor callee(accept(listener.get(), nullptr, nullptr));
+  ASSERT_TRUE(callee);
+  for (const int socket : {caller.get(), callee.get()}) {
+    settle_congestion_control(socket, "reno");
+    EXPECT_EQ(congestion_control(socket), "reno");
+    set_congestion_control(socket, "auto");
+    settle_congestion_control(socket, "auto");  // the peer is near
+    EXPECT_EQ(congestion_control(socket), "reno");
+  }
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    TransportOptions options{"tcp", "", 2};
+    options.congestion = "reno";
+    const auto t = test::connect(rank, 2, *store, options);
+    test::exchange_streams(*t, rank, 2, {5, 50'000, 8});
+  });
+}
+
+// Containers of one kernel share its processors, but not each other's quotas.
+TEST(Roster, RanksOfOneKernelCrowdEachOther) {
+  const auto roster = [](std::vector<std::string> machines, int quota) {
+    Roster r;
+    r.machines = std::move(machines);
+    r.allowances.assign(r.machines.size(), Allowance{{0, 1}, quota});
+    return r;
+  };
+  EXPECT_FALSE(roster({"k/a/1", "k/b/2"}, 0).crowded(0));
+  EXPECT_FALSE(roster({"k/a/1", "k/b/2"}, 1).crowded(0));
+  EXPECT_TRUE(roster({"k/a/1", "k/a/1"}, 1).crowded(0));
+  EXPECT_TRUE(roster({"k/a/1", "k/b/2", "k/c/3"}, 0).crowded(1));
+  EXPECT_FALSE(roster({"k/a/1", "l/b/2", "m/c/3"}, 0).crowded(1));
+  EXPECT_TRUE(roster({"k/a/1", "k/a/1", "k/a/1", "l/b/2"}, 0).crowded(0));
+  EXPECT_FALSE(roster({"k/a/1", "k/a/1", "k/a/1", "l/b/2"}, 0).crowded(3));
 }
 
 TEST(Tcp, RunsOverIpv6) {

@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""Times all_reduce between hosts, beside Open MPI, MPICH and Gloo over TCP and beside what bare sockets allow, in turn, in one run.
+
+    bench/hosts.py [--bin build/release/bin] [--hosts 2] [--sizes 1K,64K,4M,64M] [--rounds 3] [--peer-source DIR [--peer-build DIR]] [--peers ompi,mpich,gloo]
+                   [--rate 1gbit] [--congestion cubic] [--env RZ_SOCKETS=4 …] [--alone] [--json OUT] [--clean]
+
+The hosts are network namespaces (rz0, rz1, …) with host names of their own, one rank each, joined by veth links at a bridge (in a
+namespace, too: rzsw); the machine's own network is not touched, and everything is removed at the end, also of a run that fails or is
+interrupted. That needs root, iproute2 and a kernel that permits it; else the script says "skipped: …" and ends with 0.
+
+--bin          folder that holds all_reduce_perf and socket_limit
+--hosts        how many, 2 to 8; all share this machine's processors
+--peer-source  folder with mpi_coll.cpp and gloo_coll.cpp, which are built here (Debian: libopenmpi-dev, libmpich-dev, libgloo-dev)
+--peer-build   folder that keeps what was built of them for the next run
+--peers        which of them
+--rate         limits every host's link in the direction out of it (tc tbf), e.g. 1gbit; a column says how much of it was used
+--congestion   congestion control of all sockets in the hosts (sysctl net.ipv4.tcp_congestion_control); default: the machine's
+--env          for our ranks; more than one may be given
+--alone        no peers and no limit: ours only
+--clean        only removes what a killed run has left
+
+Microseconds, out of place, float sum: the median over iterations (rank 0's of ours and of the limit; of the slowest rank of the peers),
+then the median over rounds. "peer": the best peer's time over ours, above 1 ours is faster. "limit": over ours, the time of bare sockets
+that carry the same bytes and add half of them (bench/socket_limit_bench.cpp; 1: nothing is lost). "line": bytes that each host has to
+send, 2S(n-1)/n, over our time, as a share of --rate; frames' headers alone take 4.4% of it at 1500 bytes a frame."""
+import argparse, contextlib, json, os, re, shlex, shutil, signal, statistics, subprocess, sys, tempfile
+
+NAMES, SWITCH = [f'rz{i}' for i in range(8)], 'rzsw'
+
+def address(i): return f'10.78.0.{i + 1}'
+
+def skip(reason):
+    print('skipped:', reason)
+    sys.exit(0)
+
+def sh(command, check=True):
+    r = subprocess.run(shlex.split(command), capture_output=True, text=True)
+    if check and r.returncode: raise RuntimeError(f'{command}: {r.stderr.strip() or r.stdout.strip()}')
+    return r.stdout
+
+def remove(): [sh(f'ip netns del {n}', check=False) for n in NAMES + [SWITCH]]
+
+@contextlib.contextmanager
+def network(n, rate, congestion):
+    """n hosts at a switch; removed in the end, whatever happens."""
+    here = set(sh('ip netns list').split()) & set(NAMES + [SWITCH])
+    if here: sys.exit(f'hosts.py: namespaces {", ".join(sorted(here))} exist: another run is on, or one was killed; --clean removes them')
+    try:
+        try:
+            sh(f'ip netns add {SWITCH}')
+            sh(f'ip -n {SWITCH} link add br0 type bridge')
+            sh(f'ip -n {SWITCH} link set br0 up')
+            for i in range(n):
+                sh(f'ip netns add {NAMES[i]}')
+                sh(f'ip -n {NAMES[i]} link add eth0 type veth peer name v{i} netns {SWITCH}')
+                sh(f'ip -n {SWITCH} link set v{i} master br0 up')
+                sh(f'ip -n {NAMES[i]} addr add {address(i)}/24 dev eth0')
+                sh(f'ip -n {NAMES[i]} link set eth0 up')
+                sh(f'ip -n {NAMES[i]} link set lo up')
+        except RuntimeError as e: skip(f'no network namespaces here ({e})')
+        if congestion:
+            try:
+                for i in range(n): sh(f'ip netns exec {NAMES[i]} sysctl -qw net.ipv4.tcp_congestion_control={congestion}')
+            except RuntimeError as e: skip(f'no congestion control {congestion} in a namespace here ({e})')
+        if rate:
+            try:
+                for i in range(n): sh(f'ip netns exec {NAMES[i]} tc qdisc add dev eth0 root tbf rate {rate} burst 64kb latency 50ms')
+            except RuntimeError as e: skip(f'no tbf here ({e})')
+        yield
+    finally: remove()
+
+def on_host(i, command): return ['ip', 'netns', 'exec', NAMES[i], 'unshare', '-u', 'sh', '-c', f'hostname {NAMES[i]}; exec "$@"', 'sh'] + command
+
+def run_all(commands, environments, timeout):
+    """One command a host; the output of host 0. All end together."""
+    running = [subprocess.Popen(c, env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+               for c, e in zip(commands, environments)]
+    try:
+        out = [p.communicate(timeout=timeout) for p in running]
+    finally:
+        for p in running:
+            if p.poll() is None:
+                with contextlib.suppress(ProcessLookupError): os.killpg(p.pid, signal.SIGKILL)
+                p.wait()
+    for p, (_, err) in zip(running, out):
+        if p.returncode: raise RuntimeError(f'{shlex.join(p.args[9:])} ended with {p.returncode}: {err.strip()[-300:]}')
+    return out[0][0]
+
+def iterations(size): return 1000 if size <= 65536 else 50 if size <= 4 << 20 else 8
+
+def ours(o, size):
+    it = str(iterations(size))
+    command = [f'{o.bin}/all_reduce_perf', '-b', str(size), '-e', str(size), '-n', it, '-w', str(max(2, int(it) // 20)), '-c', '1', '-I', '1']
+    base = dict(os.environ, WORLD_SIZE=str(o.hosts), LOCAL_RANK='0', LOCAL_WORLD_SIZE='1', MASTER_ADDR=address(0), MASTER_PORT='29533',
+                **dict(e.split('=', 1) for e in o.env))
+    out = run_all([on_host(i, command) for i in range(o.hosts)], [dict(base, RANK=str(i)) for i in range(o.hosts)], 300)
+    backend = re.search(r'# Backend: (.*)', out).group(1)
+    if not re.search(r'\btcp\b', backend) or 'shm' in backend: raise RuntimeError(f'the ranks are not on hosts of their own: {backend}')
+    row = [l.split() for l in out.splitlines() if l.strip()[:1].isdigit()][-1]
+    if row[8] != '0': raise RuntimeError(f'{row[8]} wrong results at {size} bytes')
+    return float(re.search(r'out-of-place: .* p50 ([\d.]+)', out).group(1))
+
+def crowded(o): return o.hosts > len(os.sched_getaffinity(0))
+
+def limit(o, size):
+    commands = [on_host(i, [f'{o.bin}/socket_limit', str(i), ','.join(address(h) for h in range(o.hosts)), '29700', str(size), str(iterations(size))] +
+                        (['-sleep'] if crowded(o) else [])) for i in range(o.hosts)]
+    return float(run_all(commands, [os.environ] * o.hosts, 300))
+
+class Peers:
+    """Open MPI, MPICH and Gloo, as far as they are here. They report the time of the slowest rank, through a file that all share."""
+    def __init__(self, o, tmp):
+        self.o, self.tmp, self.exe = o, tmp, {}
+        self.agent = f'{tmp}/agent'  # stands in for ssh: agent [-x …] HOST COMMAND…
+        with open(self.agent, 'w') as f:
+            f.write('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift; i=$(( ${host##*.} - 1 ))\n'
+                    'exec ip netns exec rz$i unshare -u sh -c "hostname rz$i; $*"\n')
+        os.chmod(self.agent, 0o755)
+        wanted = {'ompi': ('mpicxx.openmpi', 'mpi_coll.cpp', []), 'mpich': ('mpicxx.mpich', 'mpi_coll.cpp', []),
+                  'gloo': ('g++', 'gloo_coll.cpp', ['-lgloo', '-lpthread'])}
+        for name in filter(None, o.peers.replace('none', '').split(',')):
+            compiler, source, libraries = wanted[name]
+            path = os.path.join(o.peer_source or '', source)
+            if not o.peer_source: print(f'# {name} skipped: no --peer-source'); continue
+            if not os.path.exists(path) or not shutil.which(compiler): print(f'# {name} skipped: no {compiler} or no {path}'); continue
+            exe = os.path.join(o.peer_build or tmp, name)
+            if not os.path.exists(exe):
+                r = subprocess.run([compiler, path, '-O2', '-march=native', '-std=c++17', '-I', o.peer_source, '-o', exe] + libraries,
+                                   capture_output=True, text=True)
+                if r.returncode: print(f'# {name} skipped: not built: {(r.stderr.strip().splitlines() or ["?"])[-1]}'); continue
+            self.exe[name] = exe
+
+    def run(self, name, size):
+        o, n, hosts = self.o, self.o.hosts, ','.join(address(i) for i in range(self.o.hosts))
+        shm = f'/dev/shm/rz_hosts.{os.getpid()}'
+        # No page faults in temporaries: the peers at their best.
+        env = {'BENCH_SHM': shm, 'BENCH_PEER': name, 'BENCH_OPS': 'ar', 'BENCH_SIZES': str(size), 'BENCH_BUDGET_MS': str(o.budget),
+               'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': '1099511627776'}
+        if name == 'ompi':
+            command = ['mpirun.openmpi', '--allow-run-as-root', '-np', str(n), '-H', hosts, '--map-by', 'node', '--bind-to', 'none', '--mca',
+                       'plm_rsh_agent', self.agent, '--mca', 'mpi_yield_when_idle', '1' if crowded(o) else '0', '--mca', 'oob_tcp_if_include', 'eth0', '--mca', 'pml', 'ob1', '--mca', 'btl', 'tcp,self',
+                       '--mca', 'btl_tcp_if_include', 'eth0'] + [w for k in env for w in ('-x', k)] + [self.exe[name]]
+        if name == 'mpich':
+            env['UCX_TLS'] = 'tcp,self'
+            command = ['mpiexec.mpich', '-n', str(n), '-ppn', '1', '-hosts', hosts, '-launcher', 'ssh', '-launcher-exec', self.agent,
+                       '-iface', 'eth0', self.exe[name]]
+        try:
+            if name == 'gloo':
+                store = tempfile.mkdtemp(dir=self.tmp)
+                out = run_all([on_host(i, [self.exe[name], str(i), str(n), store, address(i)]) for i in range(n)], [dict(os.environ, **env)] * n, 120)
+            else: out = run_all([on_host(0, command)], [dict(os.environ, **env)], 120)
+        finally:
+            with contextlib.suppress(FileNotFoundError): os.unlink(shm)
+        if 'WRONG' in out: raise RuntimeError(f'{name}: {out.strip()[:200]}')
+        rows = [l.split(',') for l in out.splitlines() if l.startswith('ROW')]
+        if not rows: raise RuntimeError(f'{name} printed no times')
+        return float(rows[0][7])
+
+def parse_size(text): return int(text[:-1]) << {'K': 10, 'M': 20, 'G': 30}[text[-1].upper()] if text[-1].isalpha() else int(text)
+
+def parse_rate(text):
+    number, unit = re.fullmatch(r'([\d.]+)([kmg])bit', text.lower()).groups()
+    return float(number) * {'k': 1e3, 'm': 1e6, 'g': 1e9}[unit]
+
+def measure(o, peers):
+    runners = {'ours': lambda s: ours(o, s)}
+    if not o.alone:
+        runners['sockets'] = lambda s: limit(o, s)
+        for p in peers.exe: runners[p] = lambda s, p=p: peers.run(p, s)
+    times, broken = {}, {}
+    for _ in range(o.rounds):
+        for s in o.sizes:
+            for name, run in runners.items():
+                if name in broken: continue
+                try: times.setdefault((name, s), []).append(run(s))
+                except (RuntimeError, subprocess.TimeoutExpired) as e:
+                    if name == 'ours': raise
+                    broken[name] = str(e)
+    for name, why in broken.items(): print(f'# {name} skipped: {why}')
+    return list(runners), {k: statistics.median(v) for k, v in times.items()}
+
+def table(o, names, times):
+    peers = [n for n in names if n not in ('ours', 'sockets')]
+    print(f'# all_reduce, {o.hosts} hosts, float sum, medians of {o.rounds} rounds, microseconds' + (f', links of {o.rate}' if o.rate else '') +
+          (f', {o.congestion}' if o.congestion else '') +
+          (f', {" ".join(o.env)}' if o.env else ''))
+    print('%10s' % 'bytes' + ''.join('%12s' % n for n in names) + '%8s%8s%8s' % ('peer', 'limit', 'line'))
+    rows = []
+    for s in o.sizes:
+        t = {n: times[n, s] for n in names if (n, s) in times}
+        best = min((t[p] for p in peers if p in t), default=None)
+        row = dict(bytes=s, us=t, peer=best and best / t['ours'], limit=t['sockets'] / t['ours'] if 'sockets' in t else None,
+                   line=8 * 2 * s * (o.hosts - 1) / o.hosts / (t['ours'] * 1e-6) / parse_rate(o.rate) if o.rate else None)
+        rows.append(row)
+        print('%10d' % s + ''.join('%12s' % (f'{t[n]:.1f}' if n in t else '-') for n in names) +
+              ''.join('%8s' % (f'{row[k]:.2f}' if row[k] else '-') for k in ('peer', 'limit', 'line')))
+    return rows
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument('--bin', default='build/release/bin'); a.add_argument('--hosts', type=int, default=2, choices=range(2, 9))
+    a.add_argument('--sizes', default='1K,64K,4M,64M'); a.add_argument('--rounds', type=int, default=3)
+    a.add_argument('--peer-source'); a.add_argument('--peer-build'); a.add_argument('--peers', default='ompi,mpich,gloo'); a.add_argument('--rate'); a.add_argument('--congestion')
+    a.add_argument('--env', action='append', default=[]); a.add_argument('--alone', action='store_true'); a.add_argument('--json')
+    a.add_argument('--budget', type=float, default=150, help='milliseconds that a peer may spend on a size')
+    a.add_argument('--clean', action='store_true')
+    o = a.parse_args()
+    o.sizes, o.bin = [parse_size(s) for s in o.sizes.split(',')], os.path.abspath(o.bin)
+    if os.geteuid() != 0: skip('network namespaces need root')
+    missing = [t for t in ('ip', 'tc', 'unshare') if not shutil.which(t)]
+    if missing: skip(f'no {", ".join(missing)} (Debian: iproute2, util-linux)')
+    if o.clean: return remove()
+    for program in ['all_reduce_perf'] + ([] if o.alone else ['socket_limit']):
+        if not os.path.exists(f'{o.bin}/{program}'): sys.exit(f'hosts.py: no {program} in {o.bin}; --bin says where')
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory() as tmp, network(o.hosts, o.rate, o.congestion):
+        peers = Peers(o, tmp) if not o.alone else None
+        try: names, times = measure(o, peers)
+        except RuntimeError as e: sys.exit(f'hosts.py: {e}')
+        rows = table(o, names, times)
+    if o.json: json.dump(rows, open(o.json, 'w'), indent=1)
+
+if __name__ == '__main__': main()

@@ -1,0 +1,101 @@
+// What a poller promises, for few descriptors and for many: news are said once, and nothing old ends a sleep.
+
+#include "comm/transports/poller.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <deque>
+#include <thread>
+#include <vector>
+
+#include "comm/core/deadline.h"
+
+namespace rz {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+struct Pair {
+  Descriptor here, there;
+  Watched watched;
+  Pair() {
+    int fd[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
+    here = Descriptor(fd[0]), there = Descriptor(fd[1]);
+  }
+};
+
+class Pollers : public testing::TestWithParam<int> {
+ protected:
+  Pollers() {
+    for (int i = 0; i < GetParam(); ++i) pairs.emplace_back();
+    for (Pair& p : pairs) poller.add(p.here.get(), p.watched, EPOLLIN | EPOLLOUT);
+    poller.poll(microseconds(0));
+  }
+  ~Pollers() override {
+    for (Pair& p : pairs) poller.remove(p.here.get());
+  }
+  void say(Pair& p) { EXPECT_EQ(write(p.there.get(), "x", 1), 1); }
+  void hear(Pair& p) {
+    char byte;
+    while (read(p.here.get(), &byte, 1) == 1) {
+    }
+    p.watched.events &= ~static_cast<std::uint32_t>(EPOLLIN);
+  }
+  Poller poller;
+  std::deque<Pair> pairs;
+};
+
+INSTANTIATE_TEST_SUITE_P(FewAndMany, Pollers, testing::Values(1, 3, 8, 9, 40));
+
+TEST_P(Pollers, SayWhoHasNewsAndWhoHasNot) {
+  for (Pair& p : pairs) EXPECT_TRUE(p.watched.writable() && !p.watched.readable());
+  Pair& last = pairs.back();
+  say(last);
+  EXPECT_TRUE(poller.poll(milliseconds(1000)));
+  for (Pair& p : pairs) EXPECT_EQ(p.watched.readable(), &p == &last);
+  hear(last);
+  EXPECT_FALSE(poller.poll(microseconds(0)));
+  EXPECT_FALSE(last.watched.readable());
+  say(last);
+  EXPECT_TRUE(poller.poll(milliseconds(1000)));
+  EXPECT_TRUE(last.watched.readable());
+}
+
+// Bytes that nobody has read yet are no news.
+TEST_P(Pollers, WhatWasSaidEndsNoSleep) {
+  say(pairs.front());
+  EXPECT_TRUE(poller.poll(milliseconds(1000)));
+  EXPECT_FALSE(poller.poll(milliseconds(20)));
+  EXPECT_TRUE(pairs.front().watched.readable());
+}
+
+TEST_P(Pollers, APeerThatHasGoneIsSaidOnce) {
+  pairs.front().there.close();
+  EXPECT_TRUE(poller.poll(milliseconds(1000)));
+  EXPECT_TRUE(pairs.front().watched.hung_up());
+  EXPECT_FALSE(poller.poll(milliseconds(20)));
+}
+
+TEST_P(Pollers, ARingEndsASleepAndIsForgotten) {
+  for (int i = 0; i < 3; ++i) {
+    std::thread other([&] { Poller::ring(poller.doorbell()); });
+    EXPECT_TRUE(poller.poll(milliseconds(1000)));
+    other.join();
+    EXPECT_FALSE(poller.poll(microseconds(0)));
+  }
+}
+
+TEST_P(Pollers, WhoWasRemovedIsNotWatched) {
+  Pair& first = pairs.front();
+  poller.remove(first.here.get());
+  say(first);
+  EXPECT_FALSE(poller.poll(milliseconds(20)));
+  EXPECT_FALSE(first.watched.readable());
+}
+
+}  // namespace
+}  // namespace rz
