@@ -3,20 +3,17 @@
 #include <cstdlib>
 
 #include "bench/harness.h"
-#include "comm/core/error.h"
+#include "tools/command_line/command_line.h"
 
 int main(int argc, char** argv) {
   using namespace rz::bench;
   const Collective& collective = collective_from_name(RZ_COLLECTIVE);
   // Before CUDA starts: ranks may be threads that share a card (comm/backends/peer_cuda.h).
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  try {
+  return rz::run_program(RZ_COLLECTIVE "_perf", [&] {
     const ParsedOptions parsed = parse_options(collective, argc, argv);
-    if (!parsed.help.empty()) return std::fputs(parsed.help.c_str(), stdout) < 0;
+    if (!parsed.help.empty()) return std::fputs(parsed.help.c_str(), stdout) < 0 ? 1 : 0;
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     return run(collective, parsed.options, [](const std::string& text) { std::fputs(text.c_str(), stdout); });
-  } catch (const rz::Error& e) {
-    std::fprintf(stderr, "%s_perf: %s\n", RZ_COLLECTIVE, e.what());
-    return e.code() == rz::Errc::config ? 2 : 1;
-  }
+  });
 }

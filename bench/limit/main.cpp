@@ -135,14 +135,11 @@ void run(const Options& o) {
 
 int main(int argc, char** argv) {
   using namespace rz::bench::limit;
-  try {
+  return rz::run_program("limit_bench", [&] {
     Options options;
-    if (const std::string help = parse(options, argc, argv); !help.empty())
-      return std::fputs(help.c_str(), stdout) < 0;
+    const std::string help = parse(options, argc, argv);
+    if (!help.empty()) return std::fputs(help.c_str(), stdout) < 0 ? 1 : 0;
     run(options);
     return 0;
-  } catch (const rz::Error& e) {
-    std::fprintf(stderr, "limit_bench: %s\n", e.what());
-    return e.code() == rz::Errc::config ? 2 : 1;
-  }
+  });
 }

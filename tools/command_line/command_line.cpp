@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 #include <vector>
 
 #include "comm/core/error.h"
@@ -43,6 +44,15 @@ std::string parse_command_line(CLI::App& app, int argc, const char* const* argv)
   }
   refuse_rest(app);
   return "";
+}
+
+int run_program(const char* name, const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (const Error& e) {
+    std::fprintf(stderr, "%s: %s\n", name, e.what());
+    return e.code() == Errc::config ? 2 : 1;
+  }
 }
 
 }  // namespace rz

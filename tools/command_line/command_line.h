@@ -1,6 +1,7 @@
 #pragma once
 /// What the programs share of reading their command lines with CLI11.
 
+#include <functional>
 #include <string>
 
 namespace CLI {
@@ -13,5 +14,9 @@ namespace rz {
 /// Errc::config says in one line what is wrong, for an unknown flag with the nearest one that there is. Words
 /// that are no flags are refused too, unless the app is a prefix command: then they are its remaining().
 std::string parse_command_line(CLI::App& app, int argc, const char* const* argv);
+
+/// What main() returns: what `body` does; after an Error, which becomes one line on standard error, 2 if it
+/// was the user's (Errc::config), else 1.
+int run_program(const char* name, const std::function<int()>& body);
 
 }  // namespace rz
