@@ -46,8 +46,8 @@ class GroupTransport final : public Transport {
                  const Store& store)
       : rank_(rank),
         size_(size),
-        crowded_(roster.crowded(rank)),
         near_(neighbours(rank, roster, options.kind)),
+        crowded_(std::any_of(near_.begin(), near_.end(), [&](int r) { return roster.crowded(r); })),
         shm_(rank, near_, poller_),
         tcp_(rank, others(size, near_), options.sockets, options.congestion,
              listen_address(roster, options, store), poller_) {}
@@ -209,8 +209,8 @@ class GroupTransport final : public Transport {
   [[noreturn]] void throw_failure() const { throw Error(failure_.code, failure_.reason, failure_.culprit); }
 
   int rank_, size_;
-  bool crowded_;  ///< more ranks than processors on this machine: spinning would take them from each other
   std::vector<int> near_;
+  bool crowded_;  ///< more ranks than processors on this machine: spinning would take them from each other
   Poller poller_;
   ShmLinks shm_;
   TcpLinks tcp_;

@@ -87,7 +87,8 @@ class Transport {
   virtual void nudge() {}
   /// This rank waits for news of a peer in its place: a failure if the peer has left.
   virtual void need(int /*peer*/) {}
-  /// More ranks than processors on this host: who spins keeps others from running.
+  /// More ranks than processors on this host: who spins keeps others from running. The same on all ranks that
+  /// share memory, which cut their calls by it.
   virtual bool crowded() const { return false; }
   /// Memory from allocate() as every peer can find it. None: it is other memory, or a peer cannot be told
   /// now.

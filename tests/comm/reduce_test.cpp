@@ -86,13 +86,22 @@ TYPED_TEST_SUITE(Reduce, Types);
 /// dst = -1: memory of its own; else that source.
 template <class T>
 void check(ReduceOp::Kind op, std::size_t count, int sources, int dst, int divide) {
-  auto in = small_numbers<T>(sources, count);
-  std::vector<T> want, own(count);
-  for (std::size_t i = 0; i < count; ++i) want.push_back(expected(op, in, i, divide));
-  std::vector<T>& out = dst < 0 ? own : in[static_cast<std::size_t>(dst)];
-  reduce(out.data(), pointers(in), count, dtype_of<T>, op, divide);
-  ASSERT_EQ(out, want) << name(ReduceOp(op)) << " count " << count << " sources " << sources << " dst "
-                       << dst;
+  std::vector<T> want;
+  for (const bool twice : {false, true}) {
+    auto in = small_numbers<T>(sources, count);
+    std::vector<T> own(count), too(count);
+    want.clear();
+    for (std::size_t i = 0; i < count; ++i) want.push_back(expected(op, in, i, divide));
+    std::vector<T>& out = dst < 0 ? own : in[static_cast<std::size_t>(dst)];
+    if (twice)
+      reduce_twice(out.data(), too.data(), pointers(in), count, dtype_of<T>, op, divide);
+    else
+      reduce(out.data(), pointers(in), count, dtype_of<T>, op, divide);
+    ASSERT_EQ(out, want) << name(ReduceOp(op)) << " count " << count << " sources " << sources << " dst "
+                         << dst << " twice " << twice;
+    ASSERT_EQ(too, twice ? want : std::vector<T>(count))
+        << name(ReduceOp(op)) << " count " << count << " sources " << sources;
+  }
 }
 
 TYPED_TEST(Reduce, MatchesADoubleReference) {

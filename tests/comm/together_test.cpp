@@ -346,6 +346,21 @@ TEST_P(Groups, SeveralPieces) {
   });
 }
 
+// So many bytes that results go past the caches, in every way that they are written.
+TEST(Together, LargeResultsGoPastTheCaches) {
+  run(2, 0, [](Rank& me, Store&) {
+    constexpr std::size_t n = (25 << 20) / sizeof(std::uint64_t) + 5;
+    std::uint32_t seed = 900;
+    for (const Collective kind :
+         {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather, Collective::broadcast})
+      for (const Memory memory : {Memory::ordinary, Memory::shared})
+        make_and_check<std::uint64_t>(me, {kind, kind == Collective::reduce_scatter ? n / 2 : n, 1,
+                                           ReduceOp::sum, false, memory, ++seed});
+    make_and_check<std::uint64_t>(
+        me, {Collective::all_reduce, n, 0, ReduceOp::sum, true, Memory::shared, ++seed});
+  });
+}
+
 // With so many ranks and so few bytes nothing is left for the last of them, whichever way it goes.
 TEST(Together, LastRanksMayHaveNothingToFold) {
   run(48, 0, [](Rank& me, Store&) {
