@@ -213,7 +213,9 @@ bool Together::offers(int rank) const {
 bool Together::advance_one_phase() {
   bool moved = false;
   // Who offers nothing writes letters all the same, so that all sixteen are of the last sixteen steps.
-  if (offered_ < rounds_ && has_room(bytes_of_offer())) {
+  // What it has yet to read is among the steps whose place in the rings is remembered.
+  const bool near = offered_ < taken_ + meeting_letters / 2;
+  if (offered_ < rounds_ && near && has_room(bytes_of_offer())) {
     if (offers(rank_)) offer(offered_);
     ++offered_;
     letters_.publish();

@@ -346,6 +346,18 @@ TEST_P(Groups, SeveralPieces) {
   });
 }
 
+// More pieces than letters: who only reads may not write letters so far ahead that it forgets where lies what
+// it has yet to read.
+TEST(Together, MorePiecesThanLetters) {
+  run(4, before_wrap, [](Rank& me, Store&) {
+    std::uint32_t seed = 800;
+    for (int i = 0; i < 10; ++i)
+      for (const Collective kind : {Collective::broadcast, Collective::reduce, Collective::all_gather})
+        make_and_check<std::uint64_t>(me, {kind, (5 << 20) / sizeof(std::uint64_t) + 3, i % 4, ReduceOp::sum,
+                                           false, Memory::ordinary, ++seed});
+  });
+}
+
 // So many bytes that results go past the caches, in every way that they are written.
 TEST(Together, LargeResultsGoPastTheCaches) {
   run(2, 0, [](Rank& me, Store&) {
