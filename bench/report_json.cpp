@@ -1,7 +1,7 @@
 #include <cstdlib>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "bench/file.h"
 #include "bench/report.h"
 #include "comm/core/error.h"
 
@@ -92,10 +92,7 @@ void write_json(const std::string& path, const Collective& c, const Options& o, 
          {"end_time", r.end_time}};
   for (const auto& row : r.rows) j["results"].push_back(row_json(row));
   if (r.failed_checks) j["errors"].push_back(str(r.failed_checks, " checks found wrong results"));
-  std::ofstream out(path);
-  out << j.dump(2) << '\n';
-  out.flush();
-  if (!out) fail_errno("write", path);
+  write_file(path, j.dump(2));
 }
 
 }  // namespace rz::bench

@@ -3,9 +3,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "bench/file.h"
 #include "bench/limit/measure.h"
 #include "bench/numbers.h"
 #include "comm/core/error.h"
@@ -106,10 +106,7 @@ Json row_json(std::size_t bytes, const Timed& t) {
 void write_json(const Options& o, const Json& rows) {
   const Json j{
       {"tool", "limit_bench"}, {"ranks", 2}, {"processor", read_topology().processor}, {"rows", rows}};
-  std::ofstream out(o.json);
-  out << j.dump(1) << '\n';
-  out.flush();
-  if (!out) fail_errno("write", o.json);
+  write_file(o.json, j.dump(1));
 }
 
 void run(const Options& o) {

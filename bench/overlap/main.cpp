@@ -2,9 +2,9 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "bench/file.h"
 #include "bench/numbers.h"
 #include "bench/overlap/measure.h"
 #include "bench/statistics.h"
@@ -137,10 +137,7 @@ void write_json(const Communicator& comm, const Options& o, const Measure& measu
     for (const Column& c : columns) row["samples"][str(c.name, "_ms")] = r.each(c.of);
     j["rows"].push_back(std::move(row));
   }
-  std::ofstream out(o.json);
-  out << j.dump(1) << '\n';
-  out.flush();
-  if (!out) fail_errno("write", o.json);
+  write_file(o.json, j.dump(1));
 }
 
 void run(const Options& o) {

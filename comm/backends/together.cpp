@@ -3,11 +3,14 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <optional>
 
 #include "comm/backends/execution.h"
 #include "comm/backends/layout.h"
 #include "comm/copy.h"
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/core/pause.h"
 #include "comm/reduce.h"
@@ -28,6 +31,7 @@ constexpr std::size_t least_piece = 4 << 10, most_piece = 32 << 10, most_piece_i
 constexpr std::size_t block = 8 << 10;          // of several passes over the same bytes, in the first cache
 constexpr std::size_t least_bypass = 96 << 20;  // bytes of all ranks' memory that no cache keeps
 constexpr std::size_t least_ring = 16 << 10;    // bytes of it that calls take turns in
+constexpr auto longest_of_yields = std::chrono::microseconds(500);
 
 std::size_t ceil_div(std::size_t n, std::size_t by) { return (n + by - 1) / by; }
 
@@ -150,14 +154,20 @@ bool Together::advance() {
 }
 
 bool Together::spin(int turns) {
+  std::optional<Deadline> end;  // of yields: a rank that computes keeps its processor for milliseconds
   for (int i = 0; i < turns; ++i) {
     while (advance()) {
     }
     if (complete_) return true;
-    if (crowded_)
-      letters_.say_all(), sched_yield();
-    else
+    if (!crowded_) {
       letters_.look_out();
+      continue;
+    }
+    letters_.say_all();
+    sched_yield();
+    if (i % 16 != 15) continue;  // most calls end before the clock is worth a look
+    if (!end) end = Deadline::after(longest_of_yields);
+    if (end->expired()) break;
   }
   letters_.claim();
   return false;
@@ -212,8 +222,8 @@ bool Together::offers(int rank) const {
 
 bool Together::advance_one_phase() {
   bool moved = false;
-  // Who offers nothing writes letters all the same, so that all sixteen are of the last sixteen steps.
-  // What it has yet to read is among the steps whose place in the rings is remembered.
+  // Who offers nothing writes letters all the same, so that all that are kept are of the last steps. What it
+  // has yet to read is among the steps whose place in the rings is remembered.
   const bool near = offered_ < taken_ + meeting_letters / 2;
   if (offered_ < rounds_ && near && has_room(bytes_of_offer())) {
     if (offers(rank_)) offer(offered_);

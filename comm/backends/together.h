@@ -31,7 +31,8 @@ class Together {
   void move(const Operation& op) { op_ = &op; }
   /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
   bool advance();
-  /// advance() until the call is complete or `turns` turns went by, and then claim(). True: complete.
+  /// advance() until the call is complete or `turns` turns went by, on a crowded host half a millisecond at
+  /// most, and then claim(). True: complete.
   bool spin(int turns);
   bool complete() const { return complete_; }
   /// It does not go on without some peer: a failure, if that one has left.
