@@ -268,16 +268,19 @@ class RankRun {
     return handed_over;
   }
 
-  /// How the iterations of a case turn through the memory; worked out once a case, since the smallest
-  /// messages take less time than a few divisions.
+  /// How the iterations of a case turn through the memory: worked out once a case, and without a division
+  /// where one follows the other, since the smallest messages take less time than a few of those.
   struct Turns {
     std::size_t bytes = 0;
     DType dtype{};
     bool in_place = false;
     Shape shape{};
     std::size_t in_extent = 0, in_places = 0, out_extent = 0, out_places = 0;  // in_places 0: of no case yet
+    unsigned next = ~0u;  // iteration, which begins there:
+    std::size_t in_at = 0, out_at = 0;
   };
-  const Turns& turns_of(const Case& c, bool in_place) {
+
+  Turns& turns_of(const Case& c, bool in_place) {
     Turns& t = turns_;
     if (t.in_places && t.bytes == c.bytes && t.dtype == c.dtype && t.in_place == in_place) return t;
     const Shape s = shape_of(c.bytes, c.dtype);
@@ -288,15 +291,24 @@ class RankRun {
     return t;
   }
 
-  Call call(const Case& c, bool in_place, int iteration) {
-    const Turns& t = turns_of(c, in_place);
-    const auto turn = static_cast<unsigned>(iteration);
-    const std::size_t element = size_of(c.dtype), off = options_.misalign * element;
-    const auto at = [&](const Arena& a, std::size_t extent, std::size_t places) {
-      return a.memory.get() + off + (places > 1 ? extent * (turn % places) : 0);
+  static void turn_to(Turns& t, unsigned iteration) {
+    const auto turn = [&](std::size_t& at, std::size_t extent, std::size_t places) {
+      if (iteration == t.next)
+        at = at + extent < extent * places ? at + extent : 0;
+      else
+        at = extent * (iteration % places);
     };
-    std::byte* out = at(recv_, t.out_extent, t.out_places);
-    std::byte* in = in_place ? out + t.shape.in_place_in * element : at(send_, t.in_extent, t.in_places);
+    turn(t.in_at, t.in_extent, t.in_places);
+    turn(t.out_at, t.out_extent, t.out_places);
+    t.next = iteration + 1;
+  }
+
+  Call call(const Case& c, bool in_place, int iteration) {
+    Turns& t = turns_of(c, in_place);
+    turn_to(t, static_cast<unsigned>(iteration));
+    const std::size_t element = size_of(c.dtype), off = options_.misalign * element;
+    std::byte* out = recv_.memory.get() + off + t.out_at;
+    std::byte* in = in_place ? out + t.shape.in_place_in * element : send_.memory.get() + off + t.in_at;
     if (in_place) out += t.shape.in_place_out * element;
     return {comm_, in, out, t.shape, c.dtype, c.op, c.root, in_place, stream_};
   }

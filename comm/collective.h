@@ -3,6 +3,7 @@
 /// backend.
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "comm/core/stream.h"
@@ -29,15 +30,20 @@ const char* name(Collective);
 /// all_reduce, reduce_scatter and reduce: what combines contributions.
 bool reduces(Collective);
 
-/// One call, already checked. Counts are elements of `in.dtype` / `out.dtype`.
+/// What an all_to_all_v moves between a rank and each of its peers: elements, one entry a rank.
+struct PairCounts {
+  std::vector<std::size_t> send_counts, send_offsets, recv_counts, recv_offsets;
+};
+
+/// One call, already checked. Small: the least messages take less time than clearing a few cache lines.
+/// Counts are elements of `in.dtype` / `out.dtype`.
 struct Operation {
   Collective kind = Collective::barrier;
   ConstBuffer in;
   Buffer out;
   ReduceOp op;
-  int root = 0;  ///< of a rooted collective; the peer of send and recv
-  /// all_to_all_v only: one entry a rank.
-  std::vector<std::size_t> send_counts, send_offsets, recv_counts, recv_offsets;
+  int root = 0;                             ///< of a rooted collective; the peer of send and recv
+  std::shared_ptr<const PairCounts> pairs;  ///< all_to_all_v only
   Stream stream;
 };
 

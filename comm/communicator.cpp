@@ -49,8 +49,8 @@ class Checks {
   /// A device's memory is reached in a stream of that device, for which a host stream stands for the null
   /// stream; the host's in the caller's order.
   Stream stream(const Stream& given, Device memory) const {
-    if (given.device() == memory) return given;
     if (memory.kind == Device::host) return {};
+    if (given.device() == memory) return given;
     if (given.device().kind != Device::host)
       that(false, "the memory is on ", name(memory), ", but the stream is of ", name(given.device()));
     return Stream::borrow(memory, nullptr);
@@ -189,7 +189,7 @@ namespace {
 
 // One checked operation each: what Communicator and Group share.
 
-Operation checked_all_reduce(const Checks& check, ConstBuffer in, Buffer out, ReduceOp op,
+Operation checked_all_reduce(const Checks& check, const ConstBuffer& in, const Buffer& out, ReduceOp op,
                              const Stream& stream) {
   check.buffers(in, out);
   check.that(in.count == out.count, "'in' has ", in.count, " elements and 'out' ", out.count);
@@ -201,8 +201,8 @@ Operation checked_all_reduce(const Checks& check, ConstBuffer in, Buffer out, Re
           .stream = check.stream(stream, out.device)};
 }
 
-Operation checked_reduce_scatter(const Checks& check, int rank, ConstBuffer in, Buffer out, ReduceOp op,
-                                 const Stream& stream) {
+Operation checked_reduce_scatter(const Checks& check, int rank, const ConstBuffer& in, const Buffer& out,
+                                 ReduceOp op, const Stream& stream) {
   check.buffers(in, out);
   check.parts("in", in.count, "out", out.count);
   check.overlap(in.data, in.bytes(), out.data, out.bytes(),
@@ -214,7 +214,7 @@ Operation checked_reduce_scatter(const Checks& check, int rank, ConstBuffer in, 
           .stream = check.stream(stream, out.device)};
 }
 
-Operation checked_all_gather(const Checks& check, int rank, ConstBuffer in, Buffer out,
+Operation checked_all_gather(const Checks& check, int rank, const ConstBuffer& in, const Buffer& out,
                              const Stream& stream) {
   check.buffers(in, out);
   check.parts("out", out.count, "in", in.count);
@@ -223,8 +223,8 @@ Operation checked_all_gather(const Checks& check, int rank, ConstBuffer in, Buff
   return {.kind = Collective::all_gather, .in = in, .out = out, .stream = check.stream(stream, out.device)};
 }
 
-Operation checked_broadcast(const Checks& check, bool is_root, ConstBuffer in, Buffer out, int root,
-                            const Stream& stream) {
+Operation checked_broadcast(const Checks& check, bool is_root, const ConstBuffer& in, const Buffer& out,
+                            int root, const Stream& stream) {
   check.root(root);
   check.buffer("out", out);
   if (is_root) {
@@ -248,39 +248,44 @@ Operation checked_message(const Checks& check, Collective kind, const Buffer& bu
   return op;
 }
 
+/// Where a rank has nothing to give or to get.
+Buffer nowhere(const ConstBuffer& like) { return {nullptr, 0, like.dtype, like.device}; }
+
 Buffer without_const(const ConstBuffer& b) { return {const_cast<void*>(b.data), b.count, b.dtype, b.device}; }
 
 }  // namespace
 
-Work Communicator::all_reduce(Buffer in_out, ReduceOp op, const Stream& stream) {
+Work Communicator::all_reduce(const Buffer& in_out, ReduceOp op, const Stream& stream) {
   return all_reduce(in_out, in_out, op, stream);
 }
 
-Work Communicator::all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const Stream& stream) {
+Work Communicator::all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& stream) {
   return submit_one(
       checked_all_reduce({Collective::all_reduce, rank(), size(), options().device}, in, out, op, stream));
 }
 
-Work Communicator::reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, const Stream& stream) {
+Work Communicator::reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op,
+                                  const Stream& stream) {
   return submit_one(checked_reduce_scatter({Collective::reduce_scatter, rank(), size(), options().device},
                                            rank(), in, out, op, stream));
 }
 
-Work Communicator::all_gather(ConstBuffer in, Buffer out, const Stream& stream) {
+Work Communicator::all_gather(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
   return submit_one(checked_all_gather({Collective::all_gather, rank(), size(), options().device}, rank(), in,
                                        out, stream));
 }
 
-Work Communicator::broadcast(Buffer in_out, int root, const Stream& stream) {
+Work Communicator::broadcast(const Buffer& in_out, int root, const Stream& stream) {
   return broadcast(in_out, in_out, root, stream);
 }
 
-Work Communicator::broadcast(ConstBuffer in, Buffer out, int root, const Stream& stream) {
+Work Communicator::broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
   return submit_one(checked_broadcast({Collective::broadcast, rank(), size(), options().device},
                                       rank() == root, in, out, root, stream));
 }
 
-Work Communicator::reduce(ConstBuffer in, Buffer out, int root, ReduceOp op, const Stream& stream) {
+Work Communicator::reduce(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op,
+                          const Stream& stream) {
   const Checks check(Collective::reduce, rank(), size(), options().device);
   check.root(root);
   check.buffer("in", in);
@@ -288,18 +293,16 @@ Work Communicator::reduce(ConstBuffer in, Buffer out, int root, ReduceOp op, con
     check.buffers(in, out);
     check.that(in.count == out.count, "'in' has ", in.count, " elements and 'out' ", out.count);
     check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data, out.data);
-  } else {
-    out = Buffer(nullptr, 0, in.dtype, in.device);
   }
   return submit_one(Operation{.kind = Collective::reduce,
                               .in = in,
-                              .out = out,
+                              .out = rank() == root ? out : nowhere(in),
                               .op = op,
                               .root = root,
                               .stream = check.stream(stream, in.device)});
 }
 
-Work Communicator::gather(ConstBuffer in, Buffer out, int root, const Stream& stream) {
+Work Communicator::gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
   const Checks check(Collective::gather, rank(), size(), options().device);
   check.root(root);
   check.buffer("in", in);
@@ -308,17 +311,15 @@ Work Communicator::gather(ConstBuffer in, Buffer out, int root, const Stream& st
     check.parts("out", out.count, "in", in.count);
     check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data,
                   at(out.data, in.bytes() * static_cast<std::size_t>(rank())));
-  } else {
-    out = Buffer(nullptr, 0, in.dtype, in.device);
   }
   return submit_one(Operation{.kind = Collective::gather,
                               .in = in,
-                              .out = out,
+                              .out = rank() == root ? out : nowhere(in),
                               .root = root,
                               .stream = check.stream(stream, in.device)});
 }
 
-Work Communicator::scatter(ConstBuffer in, Buffer out, int root, const Stream& stream) {
+Work Communicator::scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
   const Checks check(Collective::scatter, rank(), size(), options().device);
   check.root(root);
   check.buffer("out", out);
@@ -327,17 +328,15 @@ Work Communicator::scatter(ConstBuffer in, Buffer out, int root, const Stream& s
     check.parts("in", in.count, "out", out.count);
     check.overlap(in.data, in.bytes(), out.data, out.bytes(),
                   at(in.data, out.bytes() * static_cast<std::size_t>(rank())), out.data);
-  } else {
-    in = ConstBuffer(nullptr, 0, out.dtype, out.device);
   }
   return submit_one(Operation{.kind = Collective::scatter,
-                              .in = in,
+                              .in = rank() == root ? in : ConstBuffer(nowhere(out)),
                               .out = out,
                               .root = root,
-                              .stream = check.stream(stream, in.device)});
+                              .stream = check.stream(stream, out.device)});
 }
 
-Work Communicator::all_to_all(ConstBuffer in, Buffer out, const Stream& stream) {
+Work Communicator::all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
   const Checks check(Collective::all_to_all, rank(), size(), options().device);
   check.buffers(in, out);
   check.that(in.count == out.count && in.count % static_cast<std::size_t>(size()) == 0,
@@ -348,8 +347,8 @@ Work Communicator::all_to_all(ConstBuffer in, Buffer out, const Stream& stream) 
       .kind = Collective::all_to_all, .in = in, .out = out, .stream = check.stream(stream, out.device)});
 }
 
-Work Communicator::all_to_all_v(ConstBuffer in, std::span<const std::size_t> send_counts,
-                                std::span<const std::size_t> send_offsets, Buffer out,
+Work Communicator::all_to_all_v(const ConstBuffer& in, std::span<const std::size_t> send_counts,
+                                std::span<const std::size_t> send_offsets, const Buffer& out,
                                 std::span<const std::size_t> recv_counts,
                                 std::span<const std::size_t> recv_offsets, const Stream& stream) {
   const Checks check(Collective::all_to_all_v, rank(), size(), options().device);
@@ -372,21 +371,22 @@ Work Communicator::all_to_all_v(ConstBuffer in, std::span<const std::size_t> sen
   const auto own = static_cast<std::size_t>(rank());
   check.that(send_counts[own] == recv_counts[own], "it sends ", send_counts[own],
              " elements to itself but receives ", recv_counts[own]);
-  Operation op{
-      .kind = Collective::all_to_all_v, .in = in, .out = out, .stream = check.stream(stream, out.device)};
-  op.send_counts.assign(send_counts.begin(), send_counts.end());
-  op.send_offsets.assign(send_offsets.begin(), send_offsets.end());
-  op.recv_counts.assign(recv_counts.begin(), recv_counts.end());
-  op.recv_offsets.assign(recv_offsets.begin(), recv_offsets.end());
-  return submit_one(std::move(op));
+  const auto list = [](std::span<const std::size_t> s) { return std::vector(s.begin(), s.end()); };
+  return submit_one(
+      Operation{.kind = Collective::all_to_all_v,
+                .in = in,
+                .out = out,
+                .pairs = std::make_shared<PairCounts>(
+                    PairCounts{list(send_counts), list(send_offsets), list(recv_counts), list(recv_offsets)}),
+                .stream = check.stream(stream, out.device)});
 }
 
-Work Communicator::send(ConstBuffer buffer, int to, const Stream& stream) {
+Work Communicator::send(const ConstBuffer& buffer, int to, const Stream& stream) {
   return submit_one(checked_message({Collective::send, rank(), size(), options().device}, Collective::send,
                                     without_const(buffer), to, stream));
 }
 
-Work Communicator::recv(Buffer buffer, int from, const Stream& stream) {
+Work Communicator::recv(const Buffer& buffer, int from, const Stream& stream) {
   return submit_one(checked_message({Collective::recv, rank(), size(), options().device}, Collective::recv,
                                     buffer, from, stream));
 }
@@ -425,14 +425,14 @@ Group::Group(Communicator& communicator) : communicator_(&communicator) {}
 Group::Group(Group&&) noexcept = default;
 Group::~Group() = default;
 
-Group& Group::all_reduce(Buffer in_out, ReduceOp op, const Stream& stream) {
+Group& Group::all_reduce(const Buffer& in_out, ReduceOp op, const Stream& stream) {
   const Checks check(Collective::all_reduce, communicator_->rank(), communicator_->size(),
                      communicator_->options().device);
   operations_.push_back(checked_all_reduce(check, in_out, in_out, op, stream));
   return *this;
 }
 
-Group& Group::broadcast(Buffer in_out, int root, const Stream& stream) {
+Group& Group::broadcast(const Buffer& in_out, int root, const Stream& stream) {
   const Checks check(Collective::broadcast, communicator_->rank(), communicator_->size(),
                      communicator_->options().device);
   operations_.push_back(
@@ -440,7 +440,7 @@ Group& Group::broadcast(Buffer in_out, int root, const Stream& stream) {
   return *this;
 }
 
-Group& Group::reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, const Stream& stream) {
+Group& Group::reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& stream) {
   const int rank = communicator_->rank();
   operations_.push_back(checked_reduce_scatter(
       {Collective::reduce_scatter, rank, communicator_->size(), communicator_->options().device}, rank, in,
@@ -448,7 +448,7 @@ Group& Group::reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op, const Stre
   return *this;
 }
 
-Group& Group::all_gather(ConstBuffer in, Buffer out, const Stream& stream) {
+Group& Group::all_gather(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
   const int rank = communicator_->rank();
   operations_.push_back(checked_all_gather(
       {Collective::all_gather, rank, communicator_->size(), communicator_->options().device}, rank, in, out,
@@ -456,14 +456,14 @@ Group& Group::all_gather(ConstBuffer in, Buffer out, const Stream& stream) {
   return *this;
 }
 
-Group& Group::send(ConstBuffer buffer, int to, const Stream& stream) {
+Group& Group::send(const ConstBuffer& buffer, int to, const Stream& stream) {
   const Checks check(Collective::send, communicator_->rank(), communicator_->size(),
                      communicator_->options().device);
   operations_.push_back(checked_message(check, Collective::send, without_const(buffer), to, stream));
   return *this;
 }
 
-Group& Group::recv(Buffer buffer, int from, const Stream& stream) {
+Group& Group::recv(const Buffer& buffer, int from, const Stream& stream) {
   const Checks check(Collective::recv, communicator_->rank(), communicator_->size(),
                      communicator_->options().device);
   operations_.push_back(checked_message(check, Collective::recv, buffer, from, stream));

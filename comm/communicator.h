@@ -76,31 +76,33 @@ class Communicator {
   int size() const;
   const CommOptions& options() const;
 
-  Work all_reduce(Buffer in_out, ReduceOp op = ReduceOp::sum, const Stream& = {});
-  Work all_reduce(ConstBuffer in, Buffer out, ReduceOp op, const Stream& = {});
+  Work all_reduce(const Buffer& in_out, ReduceOp op = ReduceOp::sum, const Stream& = {});
+  Work all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& = {});
   /// in.count = size · out.count; rank r gets part r.
-  Work reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op = ReduceOp::sum, const Stream& = {});
+  Work reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op = ReduceOp::sum,
+                      const Stream& = {});
   /// out.count = size · in.count; part r comes from rank r.
-  Work all_gather(ConstBuffer in, Buffer out, const Stream& = {});
-  Work broadcast(Buffer in_out, int root, const Stream& = {});
+  Work all_gather(const ConstBuffer& in, const Buffer& out, const Stream& = {});
+  Work broadcast(const Buffer& in_out, int root, const Stream& = {});
   /// The root reads `in`, every rank (the root too) gets `out`; elsewhere `in` is not looked at.
-  Work broadcast(ConstBuffer in, Buffer out, int root, const Stream& = {});
+  Work broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
   /// `out` is written at the root only; elsewhere it may be empty.
-  Work reduce(ConstBuffer in, Buffer out, int root, ReduceOp op = ReduceOp::sum, const Stream& = {});
+  Work reduce(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op = ReduceOp::sum,
+              const Stream& = {});
   /// out.count = size · in.count at the root; elsewhere `out` may be empty.
-  Work gather(ConstBuffer in, Buffer out, int root, const Stream& = {});
+  Work gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
   /// in.count = size · out.count at the root; elsewhere `in` may be empty.
-  Work scatter(ConstBuffer in, Buffer out, int root, const Stream& = {});
+  Work scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
   /// Both counts are size · n; part d of `in` goes to rank d, part s of `out` comes from rank s.
-  Work all_to_all(ConstBuffer in, Buffer out, const Stream& = {});
+  Work all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& = {});
   /// Counts and offsets in elements, one a rank; send_counts[d] here equals recv_counts[this rank] on d.
-  Work all_to_all_v(ConstBuffer in, std::span<const std::size_t> send_counts,
-                    std::span<const std::size_t> send_offsets, Buffer out,
+  Work all_to_all_v(const ConstBuffer& in, std::span<const std::size_t> send_counts,
+                    std::span<const std::size_t> send_offsets, const Buffer& out,
                     std::span<const std::size_t> recv_counts, std::span<const std::size_t> recv_offsets,
                     const Stream& = {});
   /// Messages between two ranks arrive in the order they were sent. A send may wait for its receive.
-  Work send(ConstBuffer, int to, const Stream& = {});
-  Work recv(Buffer, int from, const Stream& = {});
+  Work send(const ConstBuffer&, int to, const Stream& = {});
+  Work recv(const Buffer&, int from, const Stream& = {});
   Work barrier();
 
   /// Collects calls and starts them as one, e.g. a send to and a receive from every neighbour.
@@ -157,12 +159,13 @@ class Communicator {
 /// Calls that start together. Not thread-safe; launch() once.
 class Group {
  public:
-  Group& all_reduce(Buffer in_out, ReduceOp op = ReduceOp::sum, const Stream& = {});
-  Group& broadcast(Buffer in_out, int root, const Stream& = {});
-  Group& reduce_scatter(ConstBuffer in, Buffer out, ReduceOp op = ReduceOp::sum, const Stream& = {});
-  Group& all_gather(ConstBuffer in, Buffer out, const Stream& = {});
-  Group& send(ConstBuffer, int to, const Stream& = {});
-  Group& recv(Buffer, int from, const Stream& = {});
+  Group& all_reduce(const Buffer& in_out, ReduceOp op = ReduceOp::sum, const Stream& = {});
+  Group& broadcast(const Buffer& in_out, int root, const Stream& = {});
+  Group& reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op = ReduceOp::sum,
+                        const Stream& = {});
+  Group& all_gather(const ConstBuffer& in, const Buffer& out, const Stream& = {});
+  Group& send(const ConstBuffer&, int to, const Stream& = {});
+  Group& recv(const Buffer&, int from, const Stream& = {});
   /// The Work ends when all of the group's operations have.
   Work launch();
 

@@ -78,27 +78,8 @@ std::shared_ptr<std::byte> Driver::allocate(std::size_t bytes) {
 std::string Driver::describe() const { return "scheduled over " + transport_->describe(); }
 
 std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
-  std::shared_ptr<Job> job;
-  if (is_quick(group)) {
-    std::unique_lock lock(mutex_);
-    if (failure_) std::rethrow_exception(failure_);
-    try {
-      if (!driven_ && unfinished_ == 0 && !stopping_ && try_at_once(group.front(), job)) return job;
-    } catch (...) {
-      const auto error = std::current_exception();
-      driven_ = true;  // nobody else may touch what is cleared now
-      lock.unlock();
-      poison(error);
-      lock.lock();
-      driven_ = false;
-      if (waiters_ > 0 || stopping_) changed_.notify_all();
-      job = std::make_shared<Job>(shared_from_this(), group, Clock::now());
-      job->end(error);
-      return job;
-    }
-  }
   const auto now = Clock::now();
-  job = std::make_shared<Job>(shared_from_this(), group, now + options_.timeout);
+  auto job = std::make_shared<Job>(shared_from_this(), group, now + options_.timeout);
   const std::lock_guard lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
   if (group.empty()) {
@@ -124,19 +105,39 @@ bool Driver::is_quick(std::span<const Operation> group) const {
          op.in.bytes() <= most_at_once && op.out.bytes() <= most_at_once;
 }
 
-/// Under the lock: nobody drives, and nothing is in flight. What does not end soon becomes a job like others.
-bool Driver::try_at_once(const Operation& op, std::shared_ptr<Job>& job) {
-  together_->start(op, next_signature(op, 0));
-  if (together_->spin(crowded_ ? turns_when_crowded : turns_at_once)) return true;
+bool Driver::try_at_once(std::span<const Operation> group, std::shared_ptr<Job>& job) {
+  if (!is_quick(group)) return false;
+  std::unique_lock lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+  if (driven_ || unfinished_ > 0 || stopping_) return false;
+  try {
+    together_->start(group.front(), sequence_++);
+    if (!together_->spin(crowded_ ? turns_when_crowded : turns_at_once)) job = begin(group.front());
+  } catch (...) {
+    const auto error = std::current_exception();
+    driven_ = true;  // nobody else may touch what is cleared now
+    lock.unlock();
+    poison(error);
+    lock.lock();
+    driven_ = false;
+    if (waiters_ > 0 || stopping_) changed_.notify_all();
+    job = std::make_shared<Job>(shared_from_this(), group, Clock::now());
+    job->end(error);
+  }
+  return true;
+}
+
+/// Under the lock: what did not end soon becomes a job like others.
+std::shared_ptr<Job> Driver::begin(const Operation& op) {
   const auto now = Clock::now();
-  job = std::make_shared<Job>(shared_from_this(), std::span(&op, 1), now + options_.timeout);
+  auto job = std::make_shared<Job>(shared_from_this(), std::span(&op, 1), now + options_.timeout);
   together_->move(job->operations[0]);
   current_ = {job, 0};
   by_together_ = true;
   ++unfinished_;
   last_use_ = now;
   if (asleep_) work_arrived_.notify_one();
-  return true;
+  return job;
 }
 
 void Driver::wait(Job& job) {
@@ -274,16 +275,6 @@ bool Driver::advance_current(bool eager) {
   return eager && messages_.idle() && together_->spin(crowded_ ? turns_when_crowded : turns_before_idle);
 }
 
-Signature Driver::next_signature(const Operation& op, std::uint32_t algorithm) {
-  return {.sequence = sequence_++,
-          .root = op.root,
-          .count = Layout::common_count(op, size_),
-          .kind = op.kind,
-          .dtype = op.out.data ? op.out.dtype : op.in.dtype,
-          .op = op.op.kind,
-          .algorithm = algorithm};
-}
-
 void Driver::accept() {
   const std::lock_guard lock(mutex_);
   attention_.store(false, std::memory_order_relaxed);
@@ -306,7 +297,7 @@ void Driver::start(Queued next) {
   Operation& op = next.job->operations[next.operation];
   prepare_input(op, *next.job);
   by_together_ = together_ != nullptr;
-  if (by_together_) return together_->start(op, next_signature(op, 0));
+  if (by_together_) return together_->start(op, sequence_++);
   const std::size_t bytes = whole_bytes(op, size_);
   const Algorithm& algorithm =
       select({.collective = op.kind,
@@ -316,8 +307,9 @@ void Driver::start(Queued next) {
               .deterministic = options_.deterministic,
               .forced = op.kind == Collective::all_reduce ? options_.algorithm : std::string()});
   const Plan& plan = plan_for(algorithm, op.root, Layout::in_place(op, rank_, size_));
-  execution_.start(op, plan,
-                   next_signature(op, static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1));
+  execution_.start(
+      op, plan,
+      signature_of(op, size_, sequence_++, static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1));
 }
 
 // Where a schedule cannot read the input where it lies, it gets a copy: a factor before the sum, and an

@@ -32,8 +32,10 @@ class Driver : public std::enable_shared_from_this<Driver> {
   /// Ends what is pending with an error, and the thread. Bounded.
   void stop() noexcept;
 
-  /// Throws the failure that poisoned the group, if there is one. A small collective of one host that nothing
-  /// is before is tried at once: null, if it is over.
+  /// True for a small collective of one host that nothing is before: it is over, unless there is a job.
+  /// Throws the failure that poisoned the group, if there is one.
+  bool try_at_once(std::span<const Operation> group, std::shared_ptr<Job>&);
+  /// Throws the failure that poisoned the group, if there is one.
   std::shared_ptr<Job> submit(std::span<const Operation> group);
   void wait(Job&);
   void abort(const std::string& reason) noexcept;
@@ -60,9 +62,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void step(bool eager);
   void accept();
   void start(Queued);
-  Signature next_signature(const Operation&, std::uint32_t algorithm);
   bool is_quick(std::span<const Operation> group) const;
-  bool try_at_once(const Operation&, std::shared_ptr<Job>&);
+  std::shared_ptr<Job> begin(const Operation&);
   bool advance_current(bool eager);
   void prepare_input(Operation&, Job&);
   const Plan& plan_for(const Algorithm&, int root, bool in_place);

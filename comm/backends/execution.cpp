@@ -22,6 +22,16 @@ std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
 }  // namespace
 
+Signature signature_of(const Operation& op, int size, std::uint32_t sequence, std::uint32_t algorithm) {
+  return {.sequence = sequence,
+          .root = op.root,
+          .count = Layout::common_count(op, size),
+          .kind = op.kind,
+          .dtype = op.out.data ? op.out.dtype : op.in.dtype,
+          .op = op.op.kind,
+          .algorithm = algorithm};
+}
+
 std::string describe(const Signature& s) {
   const bool reducing = s.kind == Collective::all_reduce || s.kind == Collective::reduce_scatter ||
                         s.kind == Collective::reduce;
@@ -106,7 +116,7 @@ bool Execution::matches(int peer) {
   const Incoming incoming = transport_.peek(peer, Lane::collective);
   if (incoming.bytes.empty()) return false;
   Signature mine = signature_;
-  if (op_->kind == Collective::all_to_all_v) mine.count = op_->recv_counts[index(peer)];
+  if (op_->kind == Collective::all_to_all_v) mine.count = op_->pairs->recv_counts[index(peer)];
   if (!(incoming.signature == mine))
     fail(Errc::mismatch, "mismatched collectives: rank ", peer, " called ", describe(incoming.signature),
          " while rank ", rank_, " called ", describe(mine),
@@ -142,7 +152,7 @@ bool Execution::advance_send(int step) {
       return false;
     if (const std::size_t most = offered(step); most > p.done) {
       Signature signature = signature_;
-      if (op_->kind == Collective::all_to_all_v) signature.count = op_->send_counts[peer];
+      if (op_->kind == Collective::all_to_all_v) signature.count = op_->pairs->send_counts[peer];
       if (p.done == 0) p.stream_begin = posted_[peer];
       const std::size_t taken =
           transport_.post(s.peer, Lane::collective, signature, {read(s.slot) + p.done, most - p.done});

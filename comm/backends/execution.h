@@ -87,6 +87,8 @@ class Execution {
   std::vector<Piece> pieces_;
 };
 
+/// What every rank must pass alike.
+Signature signature_of(const Operation&, int size, std::uint32_t sequence, std::uint32_t algorithm = 0);
 /// "all_reduce #17 (1024 f32, sum)": what a signature says, for messages.
 std::string describe(const Signature&);
 

@@ -77,7 +77,7 @@ std::size_t Layout::bytes(int chunk) const {
   if (op_->kind == Collective::all_to_all_v) {
     const std::size_t from = static_cast<std::size_t>(chunk) / size_,
                       to = static_cast<std::size_t>(chunk) % size_;
-    return element_ * (from == rank_ ? op_->send_counts[to] : op_->recv_counts[from]);
+    return element_ * (from == rank_ ? op_->pairs->send_counts[to] : op_->pairs->recv_counts[from]);
   }
   return each_;
 }
@@ -95,7 +95,7 @@ const std::byte* Layout::input(int chunk) const {
     case Collective::all_to_all:
       return base + c % size_ * each_;
     case Collective::all_to_all_v:
-      return base + op_->send_offsets[c % size_] * element_;
+      return base + op_->pairs->send_offsets[c % size_] * element_;
     default:
       return base + even_cut(chunk).begin;
   }
@@ -114,7 +114,7 @@ std::byte* Layout::output(int chunk) const {
     case Collective::all_to_all:
       return base + c / size_ * each_;
     case Collective::all_to_all_v:
-      return base + op_->recv_offsets[c / size_] * element_;
+      return base + op_->pairs->recv_offsets[c / size_] * element_;
     default:
       return base + even_cut(chunk).begin;
   }

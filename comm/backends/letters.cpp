@@ -14,9 +14,8 @@ namespace {
 constexpr std::size_t line = 64;
 constexpr int looks = 16;  // at one thing, before all else is looked at again
 
-/// Of all calls up to this one, so that ranks that once differed differ ever after: who looks at another's
-/// letter late still learns of it.
-std::uint64_t chain(std::uint64_t h, const Signature& s) {
+std::uint64_t hash_of(const Signature& s) {
+  std::uint64_t h = 0;
   for (const std::uint64_t word :
        {s.count, static_cast<std::uint64_t>(static_cast<std::uint32_t>(s.root)),
         static_cast<std::uint64_t>(s.kind) | static_cast<std::uint64_t>(s.dtype) << 8 |
@@ -49,9 +48,8 @@ Letters::Letters(Transport& transport, int rank, int size, std::uint32_t first_s
 
 void Letters::begin(const Signature& call) {
   call_ = call;
-  history_ = chain(history_, call);
-  first_ = next_;
-  awaits_ = Awaits::nothing, lacking_ = -1;
+  hash_ = hash_of(call);
+  begin_again(call.sequence);
 }
 
 void Letters::use_ring(std::size_t bytes) { in_use_ = std::min(bytes, ring_bytes()); }

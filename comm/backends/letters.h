@@ -30,6 +30,9 @@ class Letters {
 
   /// A call begins at next(), after all that the calls before needed was read.
   void begin(const Signature&);
+  /// One like the last, but for its number.
+  void begin_again(std::uint32_t sequence);
+  const Signature& call() const { return call_; }
   /// Of the ring, from now on: as little as two calls need stays in a core's cache, all of it lets this rank
   /// be far ahead of its readers. The same on every rank.
   void use_ring(std::size_t bytes);
@@ -103,7 +106,9 @@ class Letters {
   const int rank_, size_;
   MeetingPlace& own_;
   Signature call_;
-  std::uint64_t history_ = 0;  // a hash of all calls
+  std::uint64_t hash_ = 0;     // of the call, but for its number
+  std::uint64_t history_ = 0;  // a hash of all calls up to this one, so that ranks that once differed differ
+                               // ever after: who looks at another's letter late still learns of it
   std::uint32_t next_, first_;
   std::vector<std::uint32_t> read_;  // of each peer, as last seen: steps before this one
 
@@ -122,6 +127,14 @@ class Letters {
 };
 
 // ---- what every tiny call runs through
+
+inline void Letters::begin_again(std::uint32_t sequence) {
+  call_.sequence = sequence;
+  history_ = (history_ ^ hash_) * 0x9e3779b97f4a7c15u;
+  history_ ^= history_ >> 29;
+  first_ = next_;
+  awaits_ = Awaits::nothing, lacking_ = -1;
+}
 
 inline void Letters::tell() {
   if (views_[0].fences)

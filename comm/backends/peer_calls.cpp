@@ -114,8 +114,8 @@ void set_ranges(peer::MoveCall& call, const Operation& op, const peer::Seat& sea
         set(root ? r * out : 0, root ? out : 0, 0, to_root ? out : 0);
         break;
       case Collective::all_to_all_v:
-        set(op.send_offsets[r] * element, op.send_counts[r] * element, op.recv_offsets[r] * element,
-            op.recv_counts[r] * element);
+        set(op.pairs->send_offsets[r] * element, op.pairs->send_counts[r] * element,
+            op.pairs->recv_offsets[r] * element, op.pairs->recv_counts[r] * element);
         break;
       default:
         set(r * (in / size), in / size, r * (in / size), in / size);
@@ -136,8 +136,8 @@ peer::MoveCall move_call(const Operation& op, const peer::Seat& seat, const Peer
   for (int r = 0; r < seat.size; ++r) {
     const auto i = static_cast<std::size_t>(r);
     const bool pairs = op.kind == Collective::all_to_all_v;
-    call.count_to[r] = pairs ? op.send_counts[i] : common_count(op);
-    call.count_from[r] = pairs ? op.recv_counts[i] : common_count(op);
+    call.count_to[r] = pairs ? op.pairs->send_counts[i] : common_count(op);
+    call.count_from[r] = pairs ? op.pairs->recv_counts[i] : common_count(op);
   }
   call.same =
       op.kind == Collective::all_gather || op.kind == Collective::broadcast || op.kind == Collective::gather;

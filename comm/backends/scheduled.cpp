@@ -11,7 +11,12 @@ class Scheduled final : public Backend {
   explicit Scheduled(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) { driver_->start_thread(); }
   ~Scheduled() override { driver_->stop(); }
 
-  Work submit(std::span<const Operation> group) override { return Work(driver_->submit(group)); }
+  Work submit(std::span<const Operation> group) override {
+    std::shared_ptr<Job> job;
+    if (!driver_->try_at_once(group, job)) job = driver_->submit(group);
+    if (!job) return {};
+    return Work(std::move(job));
+  }
   void abort(const std::string& reason) noexcept override { driver_->abort(reason); }
   void check() override { driver_->check(); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return driver_->allocate(bytes); }

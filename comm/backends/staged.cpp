@@ -217,9 +217,9 @@ class Staged final : public Backend {
     auto* const out = static_cast<std::byte*>(op.out.data);
     if (op.kind == Collective::all_to_all_v) {
       const std::size_t size = size_of(op.out.dtype);
-      for (std::size_t r = 0; r < op.recv_counts.size(); ++r)
-        job.back.push_back({out + op.recv_offsets[r] * size, host_out + op.recv_offsets[r] * size,
-                            op.recv_counts[r] * size});
+      for (std::size_t r = 0; r < op.pairs->recv_counts.size(); ++r)
+        job.back.push_back({out + op.pairs->recv_offsets[r] * size,
+                            host_out + op.pairs->recv_offsets[r] * size, op.pairs->recv_counts[r] * size});
     } else if (op.out.bytes() && op.kind != Collective::send) {
       job.back.push_back({out, host_out, op.out.bytes()});
     }

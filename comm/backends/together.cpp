@@ -68,24 +68,40 @@ Together::Together(Transport& transport, int rank, int size, std::uint32_t first
 
 // ---- a call
 
-void Together::start(const Operation& op, const Signature& signature) {
+void Together::start(const Operation& op, std::uint32_t sequence) {
   if (!sends_ahead(op.kind)) letters_.say_all();
   op_ = &op;
-  call_ = signature;
-  letters_.begin(signature);
+  const Shape shape = shape_of(op);
+  if (shape == planned_) {
+    letters_.begin_again(sequence);
+  } else {
+    letters_.begin(signature_of(op, size_, sequence));
+    plan();
+    planned_ = shape;
+  }
   complete_ = false;
   offered_ = folded_ = taken_ = 0;
   waits_a_ = waits_b_ = 0;
   first_ = letters_.next();
-  element_ = op.kind == Collective::barrier ? 1 : size_of(op.out.data ? op.out.dtype : op.in.dtype);
-  plan();
+  asks_ = may_ask_ && is_worth_asking();
+  counts_ = op.kind == Collective::all_to_all_v;
+  base_ = first_ + (asks_ || counts_);
+}
+
+Together::Shape Together::shape_of(const Operation& op) {
+  const bool in_place = op.in.data == op.out.data;
+  const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
+  return {op.in.count, op.out.count,
+          static_cast<std::uint64_t>(op.kind) | static_cast<std::uint64_t>(dtype) << 8 |
+              static_cast<std::uint64_t>(op.op.kind) << 16 | static_cast<std::uint64_t>(in_place) << 24 |
+              static_cast<std::uint64_t>(static_cast<std::uint32_t>(op.root)) << 32};
 }
 
 /// How many rounds the call has, and what each moves.
 void Together::plan() {
   const std::size_t n = index(size_);
-  const std::size_t bytes =
-      op_->kind == Collective::barrier ? 0 : Layout::common_count(*op_, size_) * element_;
+  element_ = op_->kind == Collective::barrier ? 1 : size_of(letters_.call().dtype);
+  const std::size_t bytes = op_->kind == Collective::barrier ? 0 : letters_.call().count * element_;
   const bool folds_all =
       op_->kind == Collective::all_reduce && bytes <= (size_ == 2 ? most_of_two : most_one_shot);
   flow_ = Flow::one_phase;
@@ -97,13 +113,23 @@ void Together::plan() {
   }
   const std::size_t in_letter = split_ ? part_ * (n - 1) : part_;
   inline_ = in_letter <= inline_bytes && op_->kind != Collective::all_to_all_v;
+  choose_peers();
   cut();
   const std::size_t whole = split_ ? part_ * n : part_;
   const bool read_before = reduces(op_->kind) && op_->in.data == op_->out.data;  // so that it is in the cache
   bypass_ = !read_before && 2 * n * whole >= least_bypass;
-  asks_ = whole >= (is_rooted(op_->kind) ? least_direct_rooted : least_direct) && is_worth_asking();
-  counts_ = op_->kind == Collective::all_to_all_v;
-  base_ = first_ + (asks_ || counts_);
+  may_ask_ = whole >= (is_rooted(op_->kind) ? least_direct_rooted : least_direct);
+}
+
+void Together::choose_peers() {
+  gives_ = offers(rank_);
+  first_giver_ = 0, last_giver_ = size_;
+  if (!is_rooted(op_->kind)) return;
+  const bool at_root = rank_ == op_->root;
+  if (sends_ahead(op_->kind))
+    first_giver_ = op_->root, last_giver_ = op_->root + !at_root;
+  else if (!at_root)
+    last_giver_ = 0;
 }
 
 /// An all_reduce: each rank folds a part.
@@ -156,8 +182,7 @@ bool Together::advance() {
 bool Together::spin(int turns) {
   std::optional<Deadline> end;  // of yields: a rank that computes keeps its processor for milliseconds
   for (int i = 0; i < turns; ++i) {
-    while (advance()) {
-    }
+    for (bool moved = true; moved && !complete_;) moved = advance();
     if (complete_) return true;
     if (!crowded_) {
       letters_.look_out();
@@ -181,29 +206,16 @@ void Together::end() {
   complete_ = true;
 }
 
-bool Together::has_room(std::size_t bytes) { return letters_.has_room(bytes, bytes > 0 && offers(rank_)); }
+bool Together::has_room(std::size_t bytes) { return letters_.has_room(bytes, bytes > 0 && gives_); }
 
 bool Together::all_arrived(int& next, std::uint32_t step) {
-  for (; next < size_; ++next)
-    if (next != rank_ && reads_from(next) && !letters_.arrived(next, step)) return false;
+  for (next = std::max(next, first_giver_); next < last_giver_; ++next)
+    if (next != rank_ && !letters_.arrived(next, step)) return false;
   next = 0;
   return true;
 }
 
 // ---- who reads what
-
-bool Together::reads_from(int peer) const {
-  switch (op_->kind) {
-    case Collective::broadcast:
-    case Collective::scatter:
-      return rank_ != op_->root && peer == op_->root;
-    case Collective::gather:
-    case Collective::reduce:
-      return rank_ == op_->root;
-    default:
-      return true;
-  }
-}
 
 bool Together::offers(int rank) const {
   switch (op_->kind) {
@@ -226,7 +238,7 @@ bool Together::advance_one_phase() {
   // has yet to read is among the steps whose place in the rings is remembered.
   const bool near = offered_ < taken_ + meeting_letters / 2;
   if (offered_ < rounds_ && near && has_room(bytes_of_offer())) {
-    if (offers(rank_)) offer(offered_);
+    if (gives_) offer(offered_);
     ++offered_;
     letters_.publish();
     moved = true;
@@ -251,7 +263,7 @@ std::size_t Together::length(std::size_t part, std::size_t round) const {
 
 /// Bytes of the part of rank r: of a reduction in two phases, whose last parts are shorter; else all alike.
 std::size_t Together::part_of(int r) const {
-  if (op_->kind == Collective::all_to_all_v) return op_->send_counts[index(r)] * element_;
+  if (op_->kind == Collective::all_to_all_v) return op_->pairs->send_counts[index(r)] * element_;
   if (flow_ == Flow::one_phase || op_->kind != Collective::all_reduce) return part_;
   const std::size_t begin = index(r) * part_;
   return total_ > begin ? std::min(part_, total_ - begin) : 0;
@@ -259,7 +271,7 @@ std::size_t Together::part_of(int r) const {
 
 const std::byte* Together::part_to(int r) const {
   const auto* in = static_cast<const std::byte*>(op_->in.data);
-  if (op_->kind == Collective::all_to_all_v) return in + op_->send_offsets[index(r)] * element_;
+  if (op_->kind == Collective::all_to_all_v) return in + op_->pairs->send_offsets[index(r)] * element_;
   return in + (split_ ? index(r) * part_ : 0);
 }
 
@@ -294,7 +306,7 @@ std::byte* Together::own_copy(std::size_t round) const {
 }
 
 void Together::fold(std::byte* to, std::byte* too, std::size_t bytes) {
-  reduce_twice(to, too, sources_, bytes / element_, call_.dtype, op_->op.kind,
+  reduce_twice(to, too, sources_, bytes / element_, letters_.call().dtype, op_->op.kind,
                op_->op.kind == ReduceOp::avg ? size_ : 1);
 }
 
@@ -360,8 +372,8 @@ void Together::take(std::size_t round) {
 void Together::take_from(int r, std::size_t round, std::uint32_t step) {
   if (r == rank_ && own_copy(round)) return;
   const bool pairs = op_->kind == Collective::all_to_all_v;
-  const std::size_t whole = pairs ? op_->recv_counts[index(r)] * element_ : part_;
-  const std::size_t begin = pairs ? op_->recv_offsets[index(r)] * element_ : index(r) * part_;
+  const std::size_t whole = pairs ? op_->pairs->recv_counts[index(r)] * element_ : part_;
+  const std::size_t begin = pairs ? op_->pairs->recv_offsets[index(r)] * element_ : index(r) * part_;
   if (length(whole, round) == 0) return;  // there may be no memory at all
   copy_out(static_cast<std::byte*>(op_->out.data) + begin + round * piece_,
            r == rank_ ? part_to(rank_) + round * piece_ : from(r, step), length(whole, round));
@@ -428,18 +440,18 @@ bool Together::exchange_counts() {
   if (letters_.next() == first_) {
     const std::size_t bytes = n * sizeof(std::size_t);
     if (!has_room(bytes)) return false;
-    std::memcpy(letters_.bytes(rank_, first_), op_->send_counts.data(), bytes);
+    std::memcpy(letters_.bytes(rank_, first_), op_->pairs->send_counts.data(), bytes);
     letters_.publish();
     return true;
   }
   if (!all_arrived(waits_a_, first_)) return false;
   std::size_t most = 0;
   for (int r = 0; r < size_; ++r) {
-    const auto* row = r == rank_ ? op_->send_counts.data()
+    const auto* row = r == rank_ ? op_->pairs->send_counts.data()
                                  : reinterpret_cast<const std::size_t*>(letters_.bytes(r, first_));
     most = std::max(most, *std::max_element(row, row + size_));
-    Signature theirs = call_, mine = call_;
-    theirs.count = row[rank_], mine.count = op_->recv_counts[index(r)];
+    Signature theirs = letters_.call(), mine = theirs;
+    theirs.count = row[rank_], mine.count = op_->pairs->recv_counts[index(r)];
     require(theirs == mine, Errc::mismatch, "mismatched collectives: rank ", r, " called ", describe(theirs),
             " while rank ", rank_, " called ", describe(mine),
             "; every rank must make the same calls in the same order");
@@ -447,6 +459,7 @@ bool Together::exchange_counts() {
   letters_.have_read_up_to(first_ + 1);
   counts_ = false;
   part_ = most * element_;
+  planned_.reset();
   cut();
   return true;
 }

@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,8 +26,8 @@ class Together {
   /// Of a transport that has a meeting(). `first_step`: see Letters.
   Together(Transport&, int rank, int size, std::uint32_t first_step = 0);
 
-  /// Begins a call. The operation must outlive it, or move(). `signature` is what every rank must pass alike.
-  void start(const Operation&, const Signature&);
+  /// Begins the call of that number. The operation must outlive it, or move().
+  void start(const Operation&, std::uint32_t sequence);
   /// The operation lies elsewhere now.
   void move(const Operation& op) { op_ = &op; }
   /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
@@ -50,12 +51,20 @@ class Together {
     std::uint32_t in_shared, out_shared;
   };
 
+  // What a plan depends on; calls mostly are like the last one.
+  struct Shape {
+    std::size_t in, out;
+    std::uint64_t what;
+    bool operator==(const Shape&) const = default;
+  };
+
   // Calls of one kind: how many more do not ask where memory lies, since they would hear what the last heard.
   struct Doubt {
     std::uint8_t left = 0, last = 0;
   };
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+  static Shape shape_of(const Operation&);
   void plan();
   void cut();
   void split();
@@ -71,8 +80,9 @@ class Together {
   /// Of all that this rank reads from, at that step; resumes where it stopped.
   bool all_arrived(int& next, std::uint32_t step);
 
+  void choose_peers();
   bool looks_at(int peer) const;
-  bool reads_from(int peer) const;
+  bool reads_from(int peer) const { return peer >= first_giver_ && peer < last_giver_; }
   bool offers(int rank) const;
   std::size_t length(std::size_t part, std::size_t round) const;
   std::size_t part_of(int rank) const;
@@ -107,12 +117,14 @@ class Together {
   const bool crowded_;
 
   const Operation* op_ = nullptr;
-  Signature call_;
+  std::optional<Shape> planned_;
   Flow flow_ = Flow::one_phase;
   bool complete_ = true;
-  bool split_ = false;   // a rank's peers read each its own part
-  bool inline_ = false;  // in letters
-  bool asks_ = false, counts_ = false;
+  bool gives_ = false;                    // it offers bytes
+  int first_giver_ = 0, last_giver_ = 0;  // whose bytes it reads: before the last, and not its own
+  bool split_ = false;                    // a rank's peers read each its own part
+  bool inline_ = false;                   // in letters
+  bool may_ask_ = false, asks_ = false, counts_ = false;
   bool bypass_ = false;                                                      // results go past the caches
   std::size_t element_ = 1, total_ = 0, part_ = 0, piece_ = 0, rounds_ = 0;  // bytes; of a part and round
   std::size_t offered_ = 0, folded_ = 0, taken_ = 0;                         // rounds

@@ -50,7 +50,8 @@ bool Together::ask() {
 
 /// Calls like this one, which every rank finds by the same numbers.
 Together::Doubt& Together::doubt() {
-  const std::uint64_t h = (call_.count * 16 + static_cast<std::uint64_t>(call_.kind)) * 0x9e3779b97f4a7c15u;
+  const Signature& call = letters_.call();
+  const std::uint64_t h = (call.count * 16 + static_cast<std::uint64_t>(call.kind)) * 0x9e3779b97f4a7c15u;
   return doubts_[h >> 58];
 }
 
@@ -70,6 +71,7 @@ bool Together::shared(const void* at, std::size_t bytes, SharedSpot& spot) {
 
 void Together::begin_direct() {
   flow_ = Flow::direct;
+  planned_.reset();
   if (op_->kind == Collective::all_reduce) split();
   piece_ = direct_piece;
   for (int r = 0; r < size_; ++r) {

@@ -38,18 +38,18 @@ void Event::synchronize() const {
     cuda::check(runtime().event_synchronize(handle_->native), "cudaEventSynchronize", handle_->device);
 }
 
-struct Stream::Owned {
-  explicit Owned(void* s) : native(s) {}
-  ~Owned() { runtime().stream_destroy(native); }
-  Owned(const Owned&) = delete;
-  Owned& operator=(const Owned&) = delete;
+struct Stream::OnDevice {
+  OnDevice() = default;
+  ~OnDevice() {
+    blocks.clear();  // before the stream
+    if (owned) runtime().stream_destroy(owned);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
 
-  void* native;
-};
-
-struct Stream::Scratch {
+  void* owned = nullptr;  // the stream, unless it is borrowed
   std::mutex mutex;
-  std::vector<std::shared_ptr<std::byte>> blocks;  // the last one is in use
+  std::vector<std::shared_ptr<std::byte>> blocks;  // of scratch; the last one is in use
   std::size_t bytes = 0;                           // of the last one
 };
 
@@ -68,9 +68,9 @@ Stream Stream::create(Device device, Priority priority) {
   const DeviceGuard guard(device);
   Stream s;
   s.device_ = device;
+  s.on_device_ = std::make_shared<OnDevice>();
   cuda::check(runtime().stream_create(&s.native_, priority == Priority::high), "cudaStreamCreate", device);
-  s.owned_ = std::make_shared<Owned>(s.native_);
-  s.scratch_ = std::make_shared<Scratch>();
+  s.on_device_->owned = s.native_;
   return s;
 }
 
@@ -83,7 +83,7 @@ Stream Stream::borrow(Device device, void* native) {
   Stream s;
   s.device_ = device;
   s.native_ = native;
-  s.scratch_ = std::make_shared<Scratch>();
+  s.on_device_ = std::make_shared<OnDevice>();
   return s;
 }
 
@@ -119,13 +119,14 @@ bool Stream::capturing() const {
 
 void* Stream::scratch(std::size_t bytes) const {
   require(device_.kind == Device::cuda, Errc::invalid_argument, "scratch memory of a host stream");
-  const std::lock_guard lock(scratch_->mutex);
-  if (scratch_->blocks.empty() || bytes > scratch_->bytes) {
+  OnDevice& own = *on_device_;
+  const std::lock_guard lock(own.mutex);
+  if (own.blocks.empty() || bytes > own.bytes) {
     const std::size_t larger = std::bit_ceil(std::max<std::size_t>(bytes, 4096));
-    scratch_->blocks.push_back(allocate_on(device_, larger));
-    scratch_->bytes = larger;
+    own.blocks.push_back(allocate_on(device_, larger));
+    own.bytes = larger;
   }
-  return scratch_->blocks.back().get();
+  return own.blocks.back().get();
 }
 
 }  // namespace rz

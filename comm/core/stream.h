@@ -83,13 +83,11 @@ class Stream {
   }
 
  private:
-  struct Owned;
-  struct Scratch;
+  struct OnDevice;
   Device device_{};
   void* native_ = nullptr;
   std::shared_ptr<ThreadTeam> team_;
-  std::shared_ptr<Owned> owned_;
-  std::shared_ptr<Scratch> scratch_;  // goes before the stream
+  std::shared_ptr<OnDevice> on_device_;
 };
 
 }  // namespace rz

@@ -36,14 +36,7 @@ class Rank {
     test::meet_all(*transport, rank, size);
   }
 
-  void start(const Operation& op) {
-    together->start(op, {.sequence = sequence_++,
-                         .root = op.root,
-                         .count = Layout::common_count(op, size),
-                         .kind = op.kind,
-                         .dtype = op.out.data ? op.out.dtype : op.in.dtype,
-                         .op = op.op.kind});
-  }
+  void start(const Operation& op) { together->start(op, sequence_++); }
   void finish() {
     const auto deadline = Deadline::after(std::chrono::seconds(20));
     while (!together->spin(20)) {
@@ -169,13 +162,19 @@ class Buffers {
     if (c.kind == Collective::barrier) return op;
     if (sends) op.in = {in_at_, in_count_};
     if (receives) op.out = {out_at_, out_count_};
-    for (int r = 0; c.kind == Collective::all_to_all_v && r < me_.size; ++r) {
-      op.send_counts.push_back(pair_count(c, me_.rank, r));
-      op.send_offsets.push_back(pair_begin(c, me_.rank, r));
-      op.recv_counts.push_back(pair_count(c, r, me_.rank));
-      op.recv_offsets.push_back(received_at(r));
-    }
+    if (c.kind == Collective::all_to_all_v) op.pairs = std::make_shared<PairCounts>(pairs());
     return op;
+  }
+
+  PairCounts pairs() const {
+    PairCounts p;
+    for (int r = 0; r < me_.size; ++r) {
+      p.send_counts.push_back(pair_count(call_, me_.rank, r));
+      p.send_offsets.push_back(pair_begin(call_, me_.rank, r));
+      p.recv_counts.push_back(pair_count(call_, r, me_.rank));
+      p.recv_offsets.push_back(received_at(r));
+    }
+    return p;
   }
 
   void check() const {
@@ -567,8 +566,10 @@ TEST(Together, CountsOfAPairThatDifferAreNamed) {
   run(2, 0, [](Rank& me, Store&) {
     float x[4] = {}, y[8] = {};
     Operation op{.kind = Collective::all_to_all_v, .in = {x, 4}, .out = {y, 8}};
-    op.send_counts = {2, 2}, op.send_offsets = {0, 2}, op.recv_offsets = {0, 4};
-    op.recv_counts = {me.rank == 1 ? 3u : 2u, 2};
+    op.pairs = std::make_shared<PairCounts>(PairCounts{.send_counts = {2, 2},
+                                                       .send_offsets = {0, 2},
+                                                       .recv_counts = {me.rank == 1 ? 3u : 2u, 2},
+                                                       .recv_offsets = {0, 4}});
     me.start(op);
     if (me.rank == 0) {
       EXPECT_FALSE(me.together->spin(plenty));

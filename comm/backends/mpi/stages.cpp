@@ -349,8 +349,8 @@ class Planner {
   // Only the two ranks of a pair know how much goes between them: first they compare.
   void all_to_all_v() {
     const auto theirs = std::make_shared<std::vector<std::uint64_t>>(ranks_);
-    const auto mine =
-        std::make_shared<std::vector<std::uint64_t>>(op_.send_counts.begin(), op_.send_counts.end());
+    const auto mine = std::make_shared<std::vector<std::uint64_t>>(op_.pairs->send_counts.begin(),
+                                                                   op_.pairs->send_counts.end());
     add(
         [=, comm = comm()](Requests& r) {
           post(r, "MPI_Ialltoall", [&](MPI_Request* request) {
@@ -364,16 +364,18 @@ class Planner {
 
   void compare_counts(const std::vector<std::uint64_t>& theirs) const {
     for (std::size_t r = 0; r < ranks_; ++r)
-      require(theirs[r] == op_.recv_counts[r], Errc::mismatch, "mismatched collectives: rank ", r, " sends ",
-              theirs[r], " elements in its all_to_all_v, of which rank ", own_, " expects ",
-              op_.recv_counts[r], "; every rank must make the same calls in the same order");
+      require(theirs[r] == op_.pairs->recv_counts[r], Errc::mismatch, "mismatched collectives: rank ", r,
+              " sends ", theirs[r], " elements in its all_to_all_v, of which rank ", own_, " expects ",
+              op_.pairs->recv_counts[r], "; every rank must make the same calls in the same order");
   }
 
   void exchange_parts(Requests& requests) const {
     for (std::size_t i = 0; i < ranks_; ++i) {
       const std::size_t to = (own_ + i) % ranks_, from = (own_ + ranks_ - i) % ranks_;
-      receive(requests, from, at(out_, op_.recv_offsets[from] * element_), op_.recv_counts[from] * element_);
-      send(requests, to, at(in_, op_.send_offsets[to] * element_), op_.send_counts[to] * element_);
+      receive(requests, from, at(out_, op_.pairs->recv_offsets[from] * element_),
+              op_.pairs->recv_counts[from] * element_);
+      send(requests, to, at(in_, op_.pairs->send_offsets[to] * element_),
+           op_.pairs->send_counts[to] * element_);
     }
   }
 

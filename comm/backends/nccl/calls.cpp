@@ -295,8 +295,8 @@ void Calls::issue_messages(Grouped& g, const Operation& op) const {
       break;
     case Collective::all_to_all_v:
       others([&](std::size_t d, int peer) {
-        g.send(at(op.in, op.send_offsets[d]), op.send_counts[d] * width, peer);
-        g.recv(at(op.out, op.recv_offsets[d]), op.recv_counts[d] * width, peer);
+        g.send(at(op.in, op.pairs->send_offsets[d]), op.pairs->send_counts[d] * width, peer);
+        g.recv(at(op.out, op.pairs->recv_offsets[d]), op.pairs->recv_counts[d] * width, peer);
       });
       break;
     case Collective::send:
@@ -326,8 +326,8 @@ void Calls::copy_own(std::span<const Operation> group, const Stream& stream) con
     if (op.kind == Collective::all_to_all)
       copy(at(op.out, me * (op.in.count / p)), at(op.in, me * (op.in.count / p)), op.in.bytes() / p);
     if (op.kind == Collective::all_to_all_v)
-      copy(at(op.out, op.recv_offsets[me]), at(op.in, op.send_offsets[me]),
-           op.send_counts[me] * size_of(op.in.dtype));
+      copy(at(op.out, op.pairs->recv_offsets[me]), at(op.in, op.pairs->send_offsets[me]),
+           op.pairs->send_counts[me] * size_of(op.in.dtype));
     if (op.kind == Collective::send && is_root) sends.push_back(&op);
     if (op.kind == Collective::recv && is_root) recvs.push_back(&op);
   }
