@@ -20,6 +20,8 @@ constexpr std::size_t wakes_the_thread = 1 << 20;  // bytes: below, a wake-up co
 constexpr auto in_use = 1s;                        // after the last call, the thread looks once a millisecond
 constexpr auto light_sleep = 1ms;
 constexpr auto longest_wait = 10ms;
+constexpr unsigned most_in_vain = 3;  // such waits in a row, after which a thread looks no more, but sleeps
+constexpr auto longest_of_patience = 50ms;  // as long, since news wake it
 
 bool is_message(const Operation& op) { return op.kind == Collective::send || op.kind == Collective::recv; }
 
@@ -170,7 +172,7 @@ void Driver::progress_thread() {
       lock.lock();
       driven_ = false;
       changed_.notify_all();
-    } else if (Clock::now() - last_use_ < in_use) {
+    } else if (!driven_ && Clock::now() - last_use_ < in_use) {
       work_arrived_.wait_for(lock, light_sleep);
     } else {
       asleep_ = true;
@@ -245,8 +247,10 @@ void Driver::drive(const Job* until) {
   }
 }
 
-/// `eager`: somebody waits, so that a thread has nothing better to do than to look for news.
+/// `eager`: somebody waits, so that a thread has nothing better to do than to look for news; but not for
+/// long.
 void Driver::step(bool eager) {
+  eager = eager && in_vain_ < most_in_vain;
   if (attention_.load(std::memory_order_acquire)) accept();
   if (!current_.job && !queue_.empty()) {
     current_ = std::move(queue_.front());
@@ -265,6 +269,7 @@ void Driver::step(bool eager) {
   moved |= messages_.advance();
   finish_messages();
   if (!moved) return idle(eager);
+  in_vain_ = 0;
   if (++rounds_ % 64 == 0) transport_->progress();
 }
 
@@ -366,7 +371,8 @@ void Driver::idle(bool eager) {
   if (by_together_ && current_.job) together_->claim();
   transport_->progress();
   check_deadlines();
-  transport_->wait(longest_wait, eager);
+  transport_->wait(in_vain_ < most_in_vain ? longest_wait : longest_of_patience, eager);
+  ++in_vain_;
 }
 
 // A rank that waits for several peers holds back a little: some of them wait for the guilty one themselves,

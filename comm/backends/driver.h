@@ -105,7 +105,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::deque<std::shared_ptr<Job>> messaging_;  // jobs with messages in flight
   std::uint32_t sequence_ = 0;
   std::vector<CachedPlan> plans_;
-  unsigned rounds_ = 0;
+  unsigned rounds_ = 0, in_vain_ = 0;  // steps; waits since the last one that moved anything
 
   std::thread thread_;
 };

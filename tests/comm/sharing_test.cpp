@@ -1,0 +1,104 @@
+// Ranks share processors, communicators share ranks, and calls share a communicator: nobody takes what is not
+// its own.
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+using namespace std::chrono_literals;
+
+double processor_seconds() {
+  rusage use{};
+  ::getrusage(RUSAGE_SELF, &use);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(use.ru_utime) + seconds(use.ru_stime);
+}
+
+class Over : public testing::TestWithParam<std::string> {};
+
+TEST_P(Over, WhoWaitsLongCostsNoProcessorTime) {
+  const auto late = [&](int rank, std::shared_ptr<Store> store) {
+    CommOptions options;
+    options.transport = GetParam();
+    auto comm = Communicator::connect(rank, 3, std::move(store), options);
+    std::vector<float> x(1 << 16, 1.0f);
+    comm.barrier().wait();
+    for (const std::size_t n : {std::size_t{1}, x.size()}) {
+      double least = 1;  // of several spells, since a machine may have other things to do, too
+      std::thread watch([&] {
+        for (int i = 0; i < 3; ++i) {
+          std::this_thread::sleep_for(250ms);
+          const double before = processor_seconds();
+          std::this_thread::sleep_for(200ms);
+          least = std::min(least, processor_seconds() - before);
+        }
+      });
+      if (rank == 2) watch.join();
+      comm.all_reduce({x.data(), n}).wait();
+      if (rank != 2) watch.join();
+      EXPECT_LT(least, 0.0015) << "s of 0.2 s that rank " << rank << " waited";
+    }
+  };
+  test::expect_processes(3, late);
+}
+INSTANTIATE_TEST_SUITE_P(Transports, Over, testing::Values("shm", "tcp"),
+                         [](const auto& info) { return info.param; });
+
+TEST(Sharing, CallsInFlightEndInTheirOrder) {
+  test::run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 3, std::move(store));
+    std::vector<std::vector<float>> values;
+    std::vector<Work> works;
+    for (std::size_t i = 0; i < 120; ++i)
+      values.emplace_back(i % 3 == 0 ? 100'000 : i % 3 == 1 ? 1 : 3000, static_cast<float>(i));
+    for (auto& v : values) works.push_back(comm.all_reduce({v.data(), v.size()}));
+    for (std::size_t ended = 0; ended < works.size();) {
+      const bool last_first = works.back().done();
+      while (ended < works.size() && works[ended].done()) ++ended;
+      EXPECT_TRUE(!last_first || ended == works.size());
+      if (ended == works.size()) break;
+      for (std::size_t i = works.size(); i-- > ended + 1;)
+        if (works[i].done()) ASSERT_TRUE(works[ended].done()) << i << " ended before " << ended;
+      works[ended].wait();
+    }
+    for (std::size_t i = 0; i < values.size(); ++i)
+      for (const float v : values[i]) ASSERT_EQ(v, 3 * static_cast<float>(i)) << i;
+  });
+}
+
+TEST(Sharing, ALargeCallDoesNotStarveAnotherCommunicator) {
+  std::atomic<int> small[2]{}, rounds[2]{};
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    auto other = comm.split(0, rank);
+    std::thread busy([&] {
+      std::vector<float> x(8 << 20, 1.0f);
+      for (int i = 0; i < 12; ++i, ++rounds[rank])
+        comm.all_reduce({x.data(), x.size()}, ReduceOp::max).wait();
+    });
+    // All ranks make as many small calls: they go on until the ranks have agreed that both are through.
+    for (float both = 0; both < 2;) {
+      both = rounds[rank] == 12 ? 1.0f : 0.0f;
+      other->all_reduce({&both, 1}).wait();
+      if (rounds[rank] < 12) ++small[rank];
+    }
+    busy.join();
+  });
+  EXPECT_GE(small[0], 12);
+  EXPECT_GE(small[1], 12);
+}
+
+}  // namespace
+}  // namespace rz
