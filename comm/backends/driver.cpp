@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ranges>
 #include <utility>
 
 #include "comm/core/error.h"
@@ -252,17 +253,12 @@ void Driver::drive(const Job* until) {
 void Driver::step(bool eager) {
   eager = eager && in_vain_ < most_in_vain;
   if (attention_.load(std::memory_order_acquire)) accept();
-  if (!current_.job && !queue_.empty()) {
-    current_ = std::move(queue_.front());
-    queue_.pop_front();
-    start(current_);
-  }
+  if (!current_.job && !queue_.empty()) start_next();
   bool moved = false;
   if (current_.job) {
     moved = advance_current(eager);
     if (by_together_ ? together_->complete() : execution_.complete()) {
-      const auto job = std::exchange(current_, {}).job;
-      operation_ended(*job);
+      end_current();
       moved = true;
     }
   }
@@ -298,11 +294,35 @@ void Driver::accept() {
   incoming_.clear();
 }
 
-void Driver::start(Queued next) {
+void Driver::start_next() {
+  const std::size_t calls = std::exchange(agreed_, 0);
+  if (calls > 1) return start_fused(calls);
+  current_ = std::move(queue_.front());
+  queue_.pop_front();
+  start(current_);
+}
+
+void Driver::start(const Queued& next) {
   Operation& op = next.job->operations[next.operation];
   prepare_input(op, *next.job);
+  run(op);
+}
+
+void Driver::start_fused(std::size_t calls) {
+  if (!fused_memory_) fused_memory_ = transport_->allocate(Fused::most_bytes);
+  std::vector<const Operation*> operations;
+  for (std::size_t i = 0; i < calls; ++i) {
+    in_one_.push_back(std::move(queue_.front()));
+    queue_.pop_front();
+    operations.push_back(&in_one_.back().job->operations[in_one_.back().operation]);
+  }
+  current_ = in_one_.front();
+  run(fused_.begin(std::move(operations), fused_memory_.get()));
+}
+
+void Driver::run(const Operation& op) {
   by_together_ = together_ != nullptr;
-  if (by_together_) return together_->start(op, sequence_++);
+  if (by_together_) return together_->start(op, sequence_++, behind());
   const std::size_t bytes = whole_bytes(op, size_);
   const Algorithm& algorithm =
       select({.collective = op.kind,
@@ -311,10 +331,29 @@ void Driver::start(Queued next) {
               .one_host = transport_->one_host(),
               .deterministic = options_.deterministic,
               .forced = op.kind == Collective::all_reduce ? options_.algorithm : std::string()});
-  const Plan& plan = plan_for(algorithm, op.root, Layout::in_place(op, rank_, size_));
-  execution_.start(
-      op, plan,
-      signature_of(op, size_, sequence_++, static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1));
+  const int root = op.kind == Collective::all_reduce ? 0 : op.root;
+  const Plan& plan = plan_for(algorithm, root, Layout::in_place(op, rank_, size_));
+  Signature signature =
+      signature_of(op, size_, sequence_++, static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1);
+  if (op.kind == Collective::all_reduce && std::string_view(algorithm.name) == "one_shot") signature.behind = behind();
+  execution_.start(op, plan, signature);
+}
+
+/// How many of the calls that wait this rank would fuse.
+std::uint8_t Driver::behind() const {
+  if (queue_.size() < 2) return 0;
+  return Fused::count(queue_ | std::views::transform([](const Queued& q) -> const Operation& {
+                        return q.job->operations[q.operation];
+                      }));
+}
+
+void Driver::end_current() {
+  agreed_ = by_together_ ? together_->agreed() : execution_.agreed();
+  const Queued ended = std::exchange(current_, {});
+  if (in_one_.empty()) return operation_ended(*ended.job);
+  fused_.end();
+  for (const Queued& q : in_one_) operation_ended(*q.job);
+  in_one_.clear();
 }
 
 // Where a schedule cannot read the input where it lies, it gets a copy: a factor before the sum, and an
@@ -420,10 +459,12 @@ void Driver::poison(std::exception_ptr error) noexcept {
     if (job && !job->done()) job->end(failure_);
   };
   end(current_.job);
+  for (const Queued& q : in_one_) end(q.job);
   for (const Queued& q : queue_) end(q.job);
   std::for_each(messaging_.begin(), messaging_.end(), end);
   std::for_each(incoming_.begin(), incoming_.end(), end);
   current_ = {};
+  in_one_.clear();
   queue_.clear();
   messaging_.clear();
   incoming_.clear();

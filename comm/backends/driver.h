@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "comm/backends/execution.h"
+#include "comm/backends/fused.h"
 #include "comm/backends/job.h"
 #include "comm/backends/messages.h"
 #include "comm/backends/scheduled.h"
@@ -61,7 +62,12 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void drive(const Job* until);
   void step(bool eager);
   void accept();
-  void start(Queued);
+  void start_next();
+  void start(const Queued&);
+  void start_fused(std::size_t calls);
+  void run(const Operation&);
+  std::uint8_t behind() const;
+  void end_current();
   bool is_quick(std::span<const Operation> group) const;
   std::shared_ptr<Job> begin(const Operation&);
   bool advance_current(bool eager);
@@ -102,6 +108,10 @@ class Driver : public std::enable_shared_from_this<Driver> {
   Messages messages_;
   std::deque<Queued> queue_;
   Queued current_{};
+  std::uint8_t agreed_ = 0;     // calls at the front of queue_ that all ranks fuse now
+  std::vector<Queued> in_one_;  // what is fused, current_ the first of it
+  Fused fused_;
+  std::shared_ptr<std::byte> fused_memory_;
   std::deque<std::shared_ptr<Job>> messaging_;  // jobs with messages in flight
   std::uint32_t sequence_ = 0;
   std::vector<CachedPlan> plans_;

@@ -46,6 +46,7 @@ void Execution::start(const Operation& op, const Plan& plan, const Signature& si
   op_ = &op;
   plan_ = &plan;
   signature_ = signature;
+  agreed_ = signature.behind;
   element_ = op.kind == Collective::barrier ? 1 : size_of(op.out.data ? op.out.dtype : op.in.dtype);
   layout_.emplace(op, rank_, size_, plan.schedule.chunks);
   cell_bytes_ = (layout_->largest() + 255) / 256 * 256;
@@ -117,12 +118,20 @@ bool Execution::matches(int peer) {
   if (incoming.bytes.empty()) return false;
   Signature mine = signature_;
   if (op_->kind == Collective::all_to_all_v) mine.count = op_->pairs->recv_counts[index(peer)];
+  mine.behind = incoming.signature.behind;  // which may differ
+  agreed_ = std::min(agreed_, mine.behind);
   if (!(incoming.signature == mine))
     fail(Errc::mismatch, "mismatched collectives: rank ", peer, " called ", describe(incoming.signature),
          " while rank ", rank_, " called ", describe(mine),
          "; every rank must make the same calls in the same order");
   greeted_[index(peer)] = true;
   return true;
+}
+
+std::uint8_t Execution::agreed() const {
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_ && !greeted_[index(r)]) return 0;
+  return agreed_;
 }
 
 void Execution::finish(int step) {

@@ -27,6 +27,8 @@ class Execution {
   /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
   bool advance();
   bool complete() const { return remaining_ == 0; }
+  /// After a call in which every rank has heard from all others: how many more all of them would fuse.
+  std::uint8_t agreed() const;
   /// How many peers the call waits for.
   int debtors() const;
   /// They, for messages: "rank 2 to send, rank 3 to receive".
@@ -74,6 +76,7 @@ class Execution {
   const Plan* plan_ = nullptr;
   std::optional<Layout> layout_;
   Signature signature_;
+  std::uint8_t agreed_ = 0;  // the least Signature::behind seen in this call
   std::size_t element_ = 1, cell_bytes_ = 0;
   std::vector<Progress> progress_;
   std::vector<std::size_t> send_head_, receive_head_;  // positions in Plan::sends and receives

@@ -30,8 +30,8 @@ class Letters {
 
   /// A call begins at next(), after all that the calls before needed was read.
   void begin(const Signature&);
-  /// One like the last, but for its number.
-  void begin_again(std::uint32_t sequence);
+  /// One like the last, but for these.
+  void begin_again(std::uint32_t sequence, std::uint8_t behind);
   const Signature& call() const { return call_; }
   /// Of the ring, from now on: as little as two calls need stays in a core's cache, all of it lets this rank
   /// be far ahead of its readers. The same on every rank.
@@ -49,6 +49,10 @@ class Letters {
   /// Whether the peer has written that letter; then its payload and bytes can be read. Throws Errc::mismatch,
   /// naming the first call that differed, as far back as letters are kept.
   bool arrived(int peer, std::uint32_t step);
+  /// Of a letter that has arrived: the call's Signature::behind on that rank.
+  std::uint8_t behind(int peer, std::uint32_t step) const {
+    return static_cast<std::uint8_t>(tag(peer, step) >> behind_shift);
+  }
   /// What peers offered at steps before this one is not needed.
   void have_read_up_to(std::uint32_t step);
   /// The same of a letter that `ahead`, who waits for nobody, has written: said now and then, or when this
@@ -86,8 +90,11 @@ class Letters {
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   void lay_out(std::size_t bytes);
   void tell();
+  // A letter's tag: its step + 1 in the lower half, then Signature::behind, then 24 bits of the history.
+  static constexpr int behind_shift = 32;
+  static constexpr std::uint64_t behind_mask = std::uint64_t{0xff} << behind_shift;
   std::uint64_t tag_of(std::uint32_t step) const {
-    return (history_ & 0xffffffff00000000u) | static_cast<std::uint32_t>(step + 1);
+    return (history_ & 0xffffff0000000000u) | static_cast<std::uint32_t>(step + 1);
   }
   std::uint32_t has_read(int rank) const {
     return views_[index(rank)].place->read.load(std::memory_order_acquire);
@@ -128,8 +135,8 @@ class Letters {
 
 // ---- what every tiny call runs through
 
-inline void Letters::begin_again(std::uint32_t sequence) {
-  call_.sequence = sequence;
+inline void Letters::begin_again(std::uint32_t sequence, std::uint8_t behind) {
+  call_.sequence = sequence, call_.behind = behind;
   history_ = (history_ ^ hash_) * 0x9e3779b97f4a7c15u;
   history_ ^= history_ >> 29;
   first_ = next_;
@@ -164,7 +171,8 @@ inline void Letters::publish() {
   if (!is_laid_) lay_out(0);
   const std::size_t at = next_ % meeting_letters;
   own_.calls[at] = call_;
-  own_.letters[at].tag.store(tag_of(next_), std::memory_order_release);
+  own_.letters[at].tag.store(tag_of(next_) | std::uint64_t{call_.behind} << behind_shift,
+                             std::memory_order_release);
   own_.written.store(++next_, std::memory_order_release);
   is_laid_ = false;
   expect_to_write(&own_.letters[(next_ + 2) % meeting_letters]);  // all have read it, or soon will
@@ -173,7 +181,7 @@ inline void Letters::publish() {
 
 inline bool Letters::arrived(int peer, std::uint32_t step) {
   const std::uint64_t there = tag(peer, step);
-  if (there != tag_of(step)) {
+  if ((there & ~behind_mask) != tag_of(step)) {
     if (!is_after(step + 1, static_cast<std::uint32_t>(there))) mismatch(peer);
     awaits_ = Awaits::letter, awaited_ = step + 1, lacking_ = peer;
     return false;

@@ -68,18 +68,21 @@ Together::Together(Transport& transport, int rank, int size, std::uint32_t first
 
 // ---- a call
 
-void Together::start(const Operation& op, std::uint32_t sequence) {
+void Together::start(const Operation& op, std::uint32_t sequence, std::uint8_t behind) {
   if (!sends_ahead(op.kind)) letters_.say_all();
   op_ = &op;
   const Shape shape = shape_of(op);
   if (shape == planned_) {
-    letters_.begin_again(sequence);
+    letters_.begin_again(sequence, behind);
   } else {
-    letters_.begin(signature_of(op, size_, sequence));
+    Signature call = signature_of(op, size_, sequence);
+    call.behind = behind;
+    letters_.begin(call);
     plan();
     planned_ = shape;
   }
   complete_ = false;
+  agreed_ = 0;
   offered_ = folded_ = taken_ = 0;
   waits_a_ = waits_b_ = 0;
   first_ = letters_.next();
@@ -245,6 +248,7 @@ bool Together::advance_one_phase() {
   }
   const std::uint32_t step = base_ + static_cast<std::uint32_t>(taken_);
   if (taken_ < offered_ && all_arrived(waits_a_, step)) {
+    if (letters_.call().behind > 0 && taken_ == 0) agree(step);
     take(taken_++);
     moved = true;
     if (taken_ == rounds_)
@@ -253,6 +257,14 @@ bool Together::advance_one_phase() {
       letters_.have_read_up_to(step + 1);
   }
   return moved;
+}
+
+/// On as many as all ranks would fuse, if all read this step's letters of all.
+void Together::agree(std::uint32_t step) {
+  if (op_->kind != Collective::all_reduce) return;
+  agreed_ = letters_.call().behind;
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_) agreed_ = std::min(agreed_, letters_.behind(r, step));
 }
 
 /// This round's bytes of a part: fewer in the last one.

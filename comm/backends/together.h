@@ -27,7 +27,8 @@ class Together {
   Together(Transport&, int rank, int size, std::uint32_t first_step = 0);
 
   /// Begins the call of that number. The operation must outlive it, or move().
-  void start(const Operation&, std::uint32_t sequence);
+  /// `behind` goes to the peers with it.
+  void start(const Operation&, std::uint32_t sequence, std::uint8_t behind = 0);
   /// The operation lies elsewhere now.
   void move(const Operation& op) { op_ = &op; }
   /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
@@ -36,6 +37,8 @@ class Together {
   /// most, and then claim(). True: complete.
   bool spin(int turns);
   bool complete() const { return complete_; }
+  /// After a call: how many more all ranks would fuse. 0 unless everybody has read from everybody.
+  std::uint8_t agreed() const { return agreed_; }
   /// It does not go on without some peer: a failure, if that one has left.
   void claim() { letters_.claim(); }
 
@@ -69,6 +72,7 @@ class Together {
   void cut();
   void split();
   bool advance_one_phase();
+  void agree(std::uint32_t step);
   bool advance_two_phase();
   bool advance_direct();
   bool ask();
@@ -120,6 +124,7 @@ class Together {
   std::optional<Shape> planned_;
   Flow flow_ = Flow::one_phase;
   bool complete_ = true;
+  std::uint8_t agreed_ = 0;
   bool gives_ = false;                    // it offers bytes
   int first_giver_ = 0, last_giver_ = 0;  // whose bytes it reads: before the last, and not its own
   bool split_ = false;                    // a rank's peers read each its own part

@@ -14,7 +14,7 @@ inline constexpr std::size_t meeting_letters = 64;
 
 /// What a rank offers at one step: one cache line, so that a tiny message arrives with its own news.
 struct alignas(64) Letter {
-  std::atomic<std::uint64_t> tag;  ///< step + 1, and a hash of all calls in the upper half; written last
+  std::atomic<std::uint64_t> tag;  ///< step + 1, and above it what comm/backends/letters.h says; written last
   std::byte payload[56];
 };
 static_assert(sizeof(Letter) == 64 && std::atomic<std::uint64_t>::is_always_lock_free);
