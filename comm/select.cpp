@@ -1,29 +1,14 @@
 #include "comm/select.h"
 
-#include <limits>
-
 #include "comm/core/error.h"
 
 namespace rz {
 
 namespace {
 
-enum class Where { anywhere, one_host, network };
-
-constexpr std::size_t any_bytes = std::numeric_limits<std::size_t>::max();
-constexpr int any_size = std::numeric_limits<int>::max();
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
-/// One line of the table: the algorithm serves groups up to `size` ranks, buffers up to `bytes`, and, of a
-/// rank that sends its whole buffer to everybody, up to `traffic` bytes in all (buffer times group size).
-struct Rule {
-  Collective collective;
-  Where where;
-  const char* algorithm;
-  int size = any_size;
-  std::size_t bytes = any_bytes;
-  std::size_t traffic = any_bytes;
-};
+using Rule = TuningRule;
 
 using enum Collective;
 using enum Where;
@@ -98,13 +83,22 @@ const Algorithm& forced(const Question& q) {
 
 }  // namespace
 
-const Algorithm& select(const Question& q) {
+const Algorithm& select(const Question& q) { return *select_by_rule(q).algorithm; }
+
+std::span<const TuningRule> built_in_rules() { return table; }
+
+Selection select_by_rule(const Question& q) {
   require(q.size >= 1, Errc::invalid_argument, "no algorithm for a group of ", q.size);
-  if (!q.forced.empty()) return forced(q);
+  if (!q.forced.empty()) return {&forced(q)};
+  if (q.tuned) {
+    const Rule* const rule =
+        find_rule(*q.tuned, q.one_host ? one_host : network, q.collective, q.bytes, q.size, q.deterministic);
+    if (rule) return {&find_algorithm(q.collective, rule->algorithm), rule->chunk, rule};
+  }
   for (const Rule& rule : table) {
     if (!fits(rule, q)) continue;
     const Algorithm& algorithm = find_algorithm(q.collective, rule.algorithm);
-    if (allowed(algorithm, q)) return algorithm;
+    if (allowed(algorithm, q)) return {&algorithm, rule.chunk, &rule};
   }
   fail(Errc::invalid_argument, name(q.collective), " takes no algorithm");
 }

@@ -1,10 +1,10 @@
 #pragma once
-/// The whole tuning table: which algorithm a call takes, as a pure function of what is known on every rank.
+/// Which schedule a call takes, as a pure function of what is known on every rank; the built-in tuning table.
 
 #include <cstddef>
 #include <string>
 
-#include "comm/algorithms/algorithm.h"
+#include "comm/tuning.h"
 
 namespace rz {
 
@@ -12,13 +12,24 @@ struct Question {
   Collective collective;
   std::size_t bytes = 0;  ///< of the whole buffer: the larger of a rank's input and output
   int size = 1;
-  bool one_host = true;       ///< all ranks share memory
-  bool deterministic = true;  ///< only algorithms that sum in rank order
-  std::string forced;         ///< a name, or empty
+  bool one_host = true;                            ///< all ranks share memory
+  bool deterministic = true;                       ///< only algorithms that sum in rank order
+  std::string forced;                              ///< a name, or empty
+  const std::vector<TuningRule>* tuned = nullptr;  ///< lines that come before the built-in ones
+};
+
+struct Selection {
+  const Algorithm* algorithm;
+  std::size_t chunk = 0;             ///< bytes of a slice; 0: as the executor has it
+  const TuningRule* rule = nullptr;  ///< that said so; null: the call is forced
 };
 
 /// Never fails for a collective of the library; Errc::config if the forced name does not exist or, with
 /// `deterministic`, does not sum in rank order.
 const Algorithm& select(const Question&);
+/// The same, with what else the rule says.
+Selection select_by_rule(const Question&);
+/// The lines of the built-in table, in order.
+std::span<const TuningRule> built_in_rules();
 
 }  // namespace rz

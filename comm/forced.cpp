@@ -1,0 +1,53 @@
+#include "comm/forced.h"
+
+#include <algorithm>
+
+#include "comm/core/error.h"
+#include "comm/select.h"
+
+namespace rz {
+
+namespace {
+
+bool is_way(Collective c, const std::string& name) {
+  TuningRule direct{c, Where::reachable, ""}, way{c, Where::together, ""};
+  if (name == "direct") return set_algorithm(direct, name);
+  return set_algorithm(way, name) && !way.streams;
+}
+
+void check(Collective c, const std::string& name, bool deterministic) {
+  require(!algorithm_choices(c, Where::network).empty(), Errc::config, rz::name(c), " takes no algorithm");
+  if (is_way(c, name)) return;
+  TuningRule rule{c, Where::together, ""};
+  const std::string choices = algorithm_choices(c, Where::together);
+  require(set_algorithm(rule, name), Errc::config, rz::name(c), " has no algorithm '", name,
+          "'; choose one of ", choices, is_way(c, "direct") ? ", or on one host direct" : "");
+  select(
+      {.collective = c, .deterministic = deterministic, .forced = rule.algorithm});  // refuses a wrong order
+}
+
+}  // namespace
+
+ForcedAlgorithms::ForcedAlgorithms(const std::string& text, bool deterministic) {
+  if (text.empty()) return;
+  const bool one = text.find('=') == std::string::npos;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string entry = text.substr(begin, end - begin);
+    const std::size_t equals = one ? std::string::npos : entry.find('=');
+    require(one || equals != std::string::npos, Errc::config, "'", entry, "' of the forced algorithms '",
+            text, "' is not COLLECTIVE=ALGORITHM");
+    const Collective c = one ? Collective::all_reduce : collective_from_name(entry.substr(0, equals));
+    const std::string name = one ? entry : entry.substr(equals + 1);
+    check(c, name, deterministic);
+    names_[static_cast<std::size_t>(c)] = name;
+    begin = end + 1;
+  }
+}
+
+std::string ForcedAlgorithms::schedule_of(Collective c) const {
+  constexpr std::string_view over_streams = "streams:";
+  return of(c).starts_with(over_streams) ? of(c).substr(over_streams.size()) : of(c);
+}
+
+}  // namespace rz

@@ -1,0 +1,101 @@
+#pragma once
+/// How ranks that meet in shared memory perform a call (comm/backends/together.h): which way, by the tuning
+/// table, and in which pieces, as pure functions of what is known on every rank.
+///
+/// Ways. Of all_reduce: "one_shot", everybody reads and folds everything; "two_shot", rank r folds part r. Of
+/// the others: "letters", who needs something reads it out of letters and rings. Of all: "direct", in memory
+/// that every rank reaches, where it lies. Or a schedule, over streams.
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "comm/choice.h"
+#include "comm/forced.h"
+#include "comm/tuning.h"
+
+namespace rz {
+
+/// One from all to all or from all to one, so that who sends may be far ahead.
+bool is_rooted(Collective);
+/// Every peer reads the same bytes of a rank, not each its own part.
+bool offers_the_same(Collective);
+
+/// A call's whole buffer, of `common` bytes that every rank has in common: what the tables go by.
+inline std::size_t whole_bytes(Collective c, std::size_t common, int size) {
+  const bool whole = c == Collective::all_reduce || c == Collective::reduce || c == Collective::broadcast;
+  return whole ? common : common * static_cast<std::size_t>(size);
+}
+
+/// What calls of a range of sizes take.
+struct TogetherWay {
+  std::size_t bytes = any_bytes;       ///< of the whole buffer, at most
+  const Algorithm* streams = nullptr;  ///< this schedule
+  bool two_shot = false;               ///< of all_reduce
+  bool asks = false;                   ///< whether every rank reaches the memory: then direct
+  bool insists = false;                ///< at every call, however often in vain
+  std::size_t chunk = 0;               ///< bytes; 0: by plan_together()
+  std::string why, why_direct;
+
+  bool same_as(const TogetherWay&) const;
+};
+
+/// The tables as they are for one group. Constant, so any thread may ask.
+class TogetherTable {
+ public:
+  /// Of the built-in lines.
+  explicit TogetherTable(int size);
+  /// `tuned` come before the built-in lines, and `forced` before all.
+  TogetherTable(int size, const std::vector<TuningRule>& tuned, const std::string& table,
+                const ForcedAlgorithms& forced, bool deterministic);
+
+  /// `bytes` of the whole buffer.
+  const TogetherWay& of(Collective c, std::size_t bytes) const {
+    const TogetherWay* way = ways_[static_cast<std::size_t>(c)].data();
+    while (bytes > way->bytes) ++way;
+    return *way;
+  }
+  /// Whether some calls of it run schedules.
+  bool may_stream(Collective c) const { return may_stream_[static_cast<std::size_t>(c)]; }
+
+ private:
+  std::array<std::vector<TogetherWay>, collective_count> ways_;
+  std::array<bool, collective_count> may_stream_{};
+};
+
+/// Where a rank puts what it offers.
+struct TogetherRoom {
+  std::size_t ring_bytes = 0;
+  bool crowded = false;
+};
+
+/// A part, or what is left of it, in pieces.
+struct TogetherPieces {
+  std::size_t piece = 1, rounds = 1;
+};
+
+/// What a call of one size comes to. Bytes; a part is what a rank has for each peer, or folds.
+struct TogetherPlan {
+  bool two_shot = false;
+  bool split = false;    ///< a rank's peers read each its own part
+  bool inlined = false;  ///< in letters
+  std::size_t part = 0;
+  TogetherPieces pieces;
+};
+
+/// `common`: bytes that every rank has in common (Layout::common_count); of all_to_all_v 0.
+TogetherPlan plan_together(Collective, std::size_t common, int size, const TogetherWay&, const TogetherRoom&);
+/// Of a part that is not in letters.
+TogetherPieces cut_together(std::size_t part, bool split, int size, std::size_t chunk, const TogetherRoom&);
+/// A rank's part of an all_reduce that is folded in parts.
+std::size_t part_together(std::size_t bytes, int size);
+
+/// What a call of `bytes`, of the whole buffer, comes to, in words; `reachable`: every rank reaches its
+/// memory.
+CallChoice explain_together(Collective, std::size_t bytes, int size, const TogetherWay&, const TogetherRoom&,
+                            bool reachable);
+
+/// Bytes of a direct call between two looks at the rest of the world.
+inline constexpr std::size_t direct_piece = 128 << 10;
+
+}  // namespace rz
