@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "comm/choice.h"
 #include "comm/collective.h"
 #include "comm/work.h"
 
@@ -41,6 +42,11 @@ class Backend {
   /// The same, called by every rank together with as many bytes: memory that all reach at one place, where
   /// that makes a difference.
   virtual std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) { return allocate(bytes); }
+  /// What a call of so many bytes, of the whole buffer, takes, and why; `reachable`: of memory that this
+  /// backend moves without copying, on every rank. Asks nobody; any thread.
+  virtual CallChoice explain(Collective, std::size_t /*bytes*/, bool /*reachable*/) const {
+    return {"its own", describe(), 0, "this backend chooses by itself"};
+  }
   /// "scheduled over shm", for reports.
   virtual std::string describe() const = 0;
 };

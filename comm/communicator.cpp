@@ -170,6 +170,9 @@ void Communicator::synchronize(const Stream& stream) {
 }
 
 std::string Communicator::describe() const { return state_->backend->describe(); }
+CallChoice Communicator::explain(Collective kind, std::size_t bytes, bool allocated) const {
+  return state_->backend->explain(kind, bytes, allocated);
+}
 Work Communicator::submit(std::span<const Operation> group) { return state_->backend->submit(group); }
 Work Communicator::submit_one(const Operation& operation) { return submit({&operation, 1}); }
 void Communicator::abort(const std::string& reason) noexcept { state_->backend->abort(reason); }

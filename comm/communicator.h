@@ -26,6 +26,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/choice.h"
+#include "comm/collective.h"
 #include "comm/core/environment.h"
 #include "comm/core/types.h"
 #include "comm/store.h"
@@ -49,8 +51,13 @@ struct CommOptions {
   int sockets = environment().sockets;                ///< a TCP link
   std::string congestion = environment().congestion;  ///< of TCP: "auto", "system" or a name
   std::string host_id = environment().host_id;        ///< what counts as one host; empty: this machine
-  /// Forces all_reduce's, of "ring" (host memory, with "auto" too) or "peer_cuda"; empty: the tuning table.
+  /// Forces algorithms, of "ring" (host memory, with "auto" too): "two_shot", which is all_reduce's, or
+  /// "all_reduce=ring,broadcast=tree"; comm/forced.h has the names. Of "peer_cuda" all_reduce's alone. Empty:
+  /// the tuning table. Errc::config lists the choices.
   std::string algorithm = environment().algorithm;
+  /// A file with a tuning table (comm/tuning.h) for calls of "ring", which comes before the built-in one.
+  /// Rank 0's counts for the whole group; a rank that names another one is named (Errc::mismatch).
+  std::string tuning = environment().tuning;
   /// Sums in rank order, so that results do not depend on how gradients are cut into buckets, nor on the
   /// strategy.
   bool deterministic = environment().deterministic;
@@ -146,6 +153,11 @@ class Communicator {
 
   /// What carries this group, e.g. "scheduled over shm+tcp"; where "auto" chose it, also why.
   std::string describe() const;
+  /// Which algorithm, transport and chunk a call of so many bytes takes, and why. Bytes are of the whole
+  /// buffer, the larger of a rank's input and output (of all_to_all_v and barrier they count nothing);
+  /// `allocated`: every rank's buffers are from allocate(). The answer is the same on every rank and runs
+  /// through what the call itself runs through; nobody is asked. Any thread.
+  CallChoice explain(Collective, std::size_t bytes, bool allocated = false) const;
 
  private:
   friend class Group;

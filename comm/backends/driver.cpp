@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
+#include "comm/cost_model.h"
 #include "comm/reduce.h"
 
 namespace rz {
@@ -24,26 +25,13 @@ constexpr auto longest_wait = 10ms;
 constexpr unsigned most_in_vain = 3;  // such waits in a row, after which a thread looks no more, but sleeps
 constexpr auto longest_of_patience = 50ms;  // as long, since news wake it
 
-bool is_message(const Operation& op) { return op.kind == Collective::send || op.kind == Collective::recv; }
+bool is_message(Collective c) { return c == Collective::send || c == Collective::recv; }
+bool is_message(const Operation& op) { return is_message(op.kind); }
 
 bool wants_thread(std::span<const Operation> group) {
   std::size_t bytes = 0;
   for (const Operation& op : group) bytes += std::max(op.in.bytes(), op.out.bytes());
   return bytes >= wakes_the_thread;
-}
-
-// What select() goes by: the whole buffer, the same on every rank.
-std::size_t whole_bytes(const Operation& op, int size) {
-  const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
-  const std::size_t bytes = Layout::common_count(op, size) * size_of(dtype);
-  switch (op.kind) {
-    case Collective::all_reduce:
-    case Collective::reduce:
-    case Collective::broadcast:
-      return bytes;
-    default:
-      return bytes * static_cast<std::size_t>(size);
-  }
 }
 
 }  // namespace
@@ -57,13 +45,21 @@ Driver::Driver(int rank, int size, std::unique_ptr<Transport> transport, Schedul
     : rank_(rank),
       size_(size),
       options_(std::move(options)),
+      forced_(options_.algorithm, options_.deterministic),
+      tuned_(rules_for(options_.tuning, size, options_.deterministic)),
       transport_(std::move(transport)),
       crowded_(transport_->crowded()),
+      one_host_(transport_->one_host()),
+      carrier_(transport_->describe()),
       execution_(*transport_, rank, size),
       messages_(*transport_, rank, size) {
   constexpr int most_together = 256;  // ranks: a slot has a part for each
-  if (!transport_->meeting().empty() && size <= most_together && options_.algorithm.empty())
-    together_ = std::make_unique<Together>(*transport_, rank, size);
+  if (!transport_->meeting().empty() && size <= most_together)
+    together_ = std::make_unique<Together>(
+        *transport_, rank, size,
+        TogetherTable(size, tuned_, options_.tuning.name, forced_, options_.deterministic));
+  for (int c = 0; c < collective_count && !together_; ++c)
+    if (!forced_.of(Collective(c)).empty()) schedule_for(Collective(c), 0);  // refuses what is no schedule
 }
 
 Driver::~Driver() { stop(); }
@@ -78,7 +74,21 @@ std::shared_ptr<std::byte> Driver::allocate(std::size_t bytes) {
   return transport_->allocate(bytes);
 }
 
-std::string Driver::describe() const { return "scheduled over " + transport_->describe(); }
+std::string Driver::describe() const { return "scheduled over " + carrier_; }
+
+CallChoice Driver::explain(Collective kind, std::size_t bytes, bool reachable) const {
+  if (is_message(kind)) return {"message", carrier_, 0, "messages take no algorithm"};
+  if (kind == Collective::barrier || kind == Collective::all_to_all_v) bytes = 0;  // what the tables go by
+  if (together_) {
+    const TogetherWay& way = together_->table().of(kind, bytes);
+    if (!way.streams) return explain_together(kind, bytes, size_, way, together_->room(), reachable);
+    return {str(way.streams->name, " over streams"), carrier_, way.chunk ? way.chunk : slice_bytes, way.why};
+  }
+  const Selection s = schedule_for(kind, bytes);
+  const std::string why = s.rule ? words_of_source(*s.rule, options_.tuning.name) + in_words(*s.rule)
+                                 : str("forced: ", name(kind), "=", forced_.of(kind));
+  return {s.algorithm->name, carrier_, s.chunk ? s.chunk : slice_bytes, why};
+}
 
 std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
   const auto now = Clock::now();
@@ -105,7 +115,7 @@ bool Driver::is_quick(std::span<const Operation> group) const {
   if (!together_ || group.size() != 1) return false;
   const Operation& op = group.front();
   return !is_message(op) && op.op.kind != ReduceOp::premul_sum && op.kind != Collective::all_to_all &&
-         op.in.bytes() <= most_at_once && op.out.bytes() <= most_at_once;
+         op.in.bytes() <= most_at_once && op.out.bytes() <= most_at_once && !together_->streams(op);
 }
 
 bool Driver::try_at_once(std::span<const Operation> group, std::shared_ptr<Job>& job) {
@@ -321,22 +331,34 @@ void Driver::start_fused(std::size_t calls) {
 }
 
 void Driver::run(const Operation& op) {
-  by_together_ = together_ != nullptr;
+  const TogetherWay* const by_streams = together_ ? together_->streams(op) : nullptr;
+  by_together_ = together_ && !by_streams;
   if (by_together_) return together_->start(op, sequence_++, behind());
-  const std::size_t bytes = whole_bytes(op, size_);
-  const Algorithm& algorithm =
-      select({.collective = op.kind,
-              .bytes = bytes,
-              .size = size_,
-              .one_host = transport_->one_host(),
-              .deterministic = options_.deterministic,
-              .forced = op.kind == Collective::all_reduce ? options_.algorithm : std::string()});
+  if (by_streams) return run_schedule(op, *by_streams->streams, by_streams->chunk);
+  const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
+  const Selection s =
+      schedule_for(op.kind, whole_bytes(op.kind, Layout::common_count(op, size_) * size_of(dtype), size_));
+  run_schedule(op, *s.algorithm, s.chunk);
+}
+
+Selection Driver::schedule_for(Collective kind, std::size_t bytes) const {
+  return select_by_rule({.collective = kind,
+                         .bytes = bytes,
+                         .size = size_,
+                         .one_host = one_host_,
+                         .deterministic = options_.deterministic,
+                         .forced = forced_.schedule_of(kind),
+                         .tuned = &tuned_});
+}
+
+void Driver::run_schedule(const Operation& op, const Algorithm& algorithm, std::size_t slice) {
   const int root = op.kind == Collective::all_reduce ? 0 : op.root;
   const Plan& plan = plan_for(algorithm, root, Layout::in_place(op, rank_, size_));
-  Signature signature =
-      signature_of(op, size_, sequence_++, static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1);
-  if (op.kind == Collective::all_reduce && std::string_view(algorithm.name) == "one_shot") signature.behind = behind();
-  execution_.start(op, plan, signature);
+  const auto number = static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1;
+  Signature signature = signature_of(op, size_, sequence_++, number);
+  const bool one_shot = op.kind == Collective::all_reduce && std::string_view(algorithm.name) == "one_shot";
+  if (one_shot) signature.behind = behind();
+  execution_.start(op, plan, signature, slice ? slice : slice_bytes);
 }
 
 /// How many of the calls that wait this rank would fuse.

@@ -20,6 +20,7 @@
 #include "comm/backends/messages.h"
 #include "comm/backends/scheduled.h"
 #include "comm/backends/together.h"
+#include "comm/forced.h"
 #include "comm/select.h"
 
 namespace rz {
@@ -44,6 +45,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void check();
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   std::string describe() const;
+  /// Any thread.
+  CallChoice explain(Collective, std::size_t bytes, bool reachable) const;
 
  private:
   struct Queued {
@@ -72,6 +75,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::shared_ptr<Job> begin(const Operation&);
   bool advance_current(bool eager);
   void prepare_input(Operation&, Job&);
+  Selection schedule_for(Collective, std::size_t bytes) const;
+  void run_schedule(const Operation&, const Algorithm&, std::size_t slice);
   const Plan& plan_for(const Algorithm&, int root, bool in_place);
   void finish_messages();
   void operation_ended(Job&);
@@ -85,8 +90,11 @@ class Driver : public std::enable_shared_from_this<Driver> {
 
   const int rank_, size_;
   const ScheduledOptions options_;
+  const ForcedAlgorithms forced_;
+  const std::vector<TuningRule> tuned_;   // for this group
   std::unique_ptr<Transport> transport_;  // gone after stop()
-  const bool crowded_;
+  const bool crowded_, one_host_;
+  const std::string carrier_;  // what the transport calls itself
 
   // Guarded by mutex_.
   std::mutex mutex_;

@@ -10,10 +10,6 @@ namespace rz {
 
 namespace {
 
-// What is combined before dependent sends get their turn: large enough to amortise, small enough to stay in
-// cache.
-constexpr std::size_t slice_bytes = 64 << 10;
-
 // What is not complete yet is offered to a peer in no smaller pieces than this: each is a frame, and a call
 // of the system at both ends.
 constexpr std::size_t least_post = 32 << 10;
@@ -42,11 +38,12 @@ std::string describe(const Signature& s) {
              s.algorithm ? str(", algorithm ", s.algorithm) : "", ")");
 }
 
-void Execution::start(const Operation& op, const Plan& plan, const Signature& signature) {
+void Execution::start(const Operation& op, const Plan& plan, const Signature& signature, std::size_t slice) {
   op_ = &op;
   plan_ = &plan;
   signature_ = signature;
   agreed_ = signature.behind;
+  slice_ = slice;
   element_ = op.kind == Collective::barrier ? 1 : size_of(op.out.data ? op.out.dtype : op.in.dtype);
   layout_.emplace(op, rank_, size_, plan.schedule.chunks);
   cell_bytes_ = (layout_->largest() + 255) / 256 * 256;
@@ -187,7 +184,7 @@ bool Execution::advance_combine(int step) {
   if (planned.remote && !at_head(step)) return false;
   bool moved = false;
   if (p.size > 0) {
-    const std::size_t most = std::min(limit(step) - p.done, slice_bytes);
+    const std::size_t most = std::min(limit(step) - p.done, slice_);
     if (most == 0) return false;
     const auto& terms = planned.step.terms;
     if (terms.size() == 1 && terms[0].peer >= 0) {

@@ -16,14 +16,18 @@ namespace rz {
 /// Bytes that were ever posted to each peer in a lane, against which Transport::released counts.
 using Posted = std::vector<std::uint64_t>;
 
+/// What is combined before dependent sends get their turn: large enough to amortise, small enough to stay in
+/// cache.
+inline constexpr std::size_t slice_bytes = 64 << 10;
+
 /// Reused from call to call: in the steady state nothing is allocated.
 class Execution {
  public:
   Execution(Transport& transport, int rank, int size)
       : transport_(transport), rank_(rank), size_(size), posted_(static_cast<std::size_t>(size)) {}
 
-  /// Begins a call. Operation and plan must outlive it.
-  void start(const Operation&, const Plan&, const Signature&);
+  /// Begins a call. Operation and plan must outlive it. It goes by `slice` bytes, a multiple of 64.
+  void start(const Operation&, const Plan&, const Signature&, std::size_t slice = slice_bytes);
   /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
   bool advance();
   bool complete() const { return remaining_ == 0; }
@@ -77,7 +81,7 @@ class Execution {
   std::optional<Layout> layout_;
   Signature signature_;
   std::uint8_t agreed_ = 0;  // the least Signature::behind seen in this call
-  std::size_t element_ = 1, cell_bytes_ = 0;
+  std::size_t element_ = 1, cell_bytes_ = 0, slice_ = slice_bytes;
   std::vector<Progress> progress_;
   std::vector<std::size_t> send_head_, receive_head_;  // positions in Plan::sends and receives
   std::vector<Carry> carry_;

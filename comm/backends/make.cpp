@@ -12,30 +12,41 @@
 #include "comm/backends/staged.h"
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
-#include "comm/select.h"
+#include "comm/forced.h"
 #include "comm/transports/connect.h"
 
 namespace rz {
 
 namespace {
 
+// As ranks tell each other: the name, then the table, so that all of them say the same of it.
+std::string to_wire(const Tuning& tuning) {
+  return tuning.empty() ? "" : str(tuning.name, '\n', tuning.text());
+}
+Tuning from_wire(const std::string& text) {
+  const std::size_t end = std::min(text.find('\n'), text.size());
+  return text.empty() ? Tuning{} : parse_tuning(std::string_view(text).substr(end), text.substr(0, end));
+}
+
 std::unique_ptr<Backend> make_ring(int rank, int size, Store& store, const CommOptions& options) {
   // "peer_cuda" has names of its own, for its own calls.
   const std::string algorithm = options.backend == "peer_cuda" ? std::string() : options.algorithm;
-  if (!algorithm.empty())
-    select({.collective = Collective::all_reduce,
-            .size = size,
-            .deterministic = options.deterministic,
-            .forced = algorithm});  // refuses what cannot be forced
+  ForcedAlgorithms(algorithm, options.deterministic);  // refuses what cannot be forced
+  const Tuning tuning = options.tuning.empty() ? Tuning{} : read_tuning(options.tuning);
   const TransportOptions transport{.kind = options.transport,
                                    .interface = options.interface,
                                    .sockets = options.sockets,
                                    .host_id = options.host_id,
                                    .algorithm = algorithm,
-                                   .congestion = options.congestion};
-  auto wire = connect_transport(rank, size, store, transport, Deadline::after(options.rendezvous_timeout));
-  const ScheduledOptions scheduled{
-      .timeout = options.timeout, .deterministic = options.deterministic, .algorithm = algorithm};
+                                   .congestion = options.congestion,
+                                   .tuning = to_wire(tuning)};
+  std::string agreed;
+  auto wire =
+      connect_transport(rank, size, store, transport, Deadline::after(options.rendezvous_timeout), agreed);
+  const ScheduledOptions scheduled{.timeout = options.timeout,
+                                   .deterministic = options.deterministic,
+                                   .algorithm = algorithm,
+                                   .tuning = from_wire(agreed)};
   return scheduled_backend(rank, size, std::move(wire), scheduled);
 }
 

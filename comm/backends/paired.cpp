@@ -36,6 +36,9 @@ class Paired final : public Backend {
   std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) override {
     return device_->allocate_symmetric(bytes);
   }
+  CallChoice explain(Collective kind, std::size_t bytes, bool reachable) const override {
+    return device_->explain(kind, bytes, reachable);
+  }
   std::string describe() const override {
     return str(device_->describe(), why_.empty() ? "" : str(" (chosen: ", why_, ")"), ", host memory ",
                host_->describe());

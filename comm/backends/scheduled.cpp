@@ -20,6 +20,9 @@ class Scheduled final : public Backend {
   void abort(const std::string& reason) noexcept override { driver_->abort(reason); }
   void check() override { driver_->check(); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return driver_->allocate(bytes); }
+  CallChoice explain(Collective kind, std::size_t bytes, bool reachable) const override {
+    return driver_->explain(kind, bytes, reachable);
+  }
   std::string describe() const override { return driver_->describe(); }
 
  private:

@@ -19,48 +19,29 @@ namespace rz {
 
 namespace {
 
-constexpr std::size_t line = 64, inline_bytes = sizeof(Letter::payload);
-constexpr std::size_t most_one_shot = 32 << 10;  // bytes of an all_reduce that everybody folds whole,
-constexpr std::size_t most_of_two = 64 << 10;    // if they are two ranks
-constexpr std::size_t least_direct = 2 << 10;    // bytes of a call for which ranks ask where memory lies,
-constexpr std::size_t least_direct_rooted = 16 << 10;  // if none waits for all others anyhow
-// Pieces of a part, if they are at least, and at most, of so many bytes: on a crowded host each is a change
-// of processes.
-constexpr std::size_t pipelined = 4, pipelined_if_crowded = 2;
-constexpr std::size_t least_piece = 4 << 10, most_piece = 32 << 10, most_piece_if_crowded = 64 << 10;
 constexpr std::size_t block = 8 << 10;          // of several passes over the same bytes, in the first cache
 constexpr std::size_t least_bypass = 96 << 20;  // bytes of all ranks' memory that no cache keeps
 constexpr std::size_t least_ring = 16 << 10;    // bytes of it that calls take turns in
 constexpr auto longest_of_yields = std::chrono::microseconds(500);
 
-std::size_t ceil_div(std::size_t n, std::size_t by) { return (n + by - 1) / by; }
-
 /// Where rank `to` finds its share of what rank `by` has for each of its peers.
 std::size_t share(int by, int to) { return static_cast<std::size_t>(to < by ? to : to - 1); }
-
-/// From one rank to all or to one from all, so that who sends may be far ahead.
-bool is_rooted(Collective kind) {
-  return kind == Collective::broadcast || kind == Collective::scatter || kind == Collective::gather ||
-         kind == Collective::reduce;
-}
 
 /// The root sends and waits for nobody.
 bool sends_ahead(Collective kind) { return kind == Collective::broadcast || kind == Collective::scatter; }
 
-/// Every peer reads the same bytes of a rank, not each its own part.
-bool offers_the_same(Collective kind) {
-  return kind == Collective::all_gather || kind == Collective::broadcast || kind == Collective::gather ||
-         kind == Collective::reduce || kind == Collective::barrier;
-}
-
 }  // namespace
 
 Together::Together(Transport& transport, int rank, int size, std::uint32_t first_step)
+    : Together(transport, rank, size, TogetherTable(size), first_step) {}
+
+Together::Together(Transport& transport, int rank, int size, TogetherTable table, std::uint32_t first_step)
     : transport_(transport),
       letters_(transport, rank, size, first_step),
       rank_(rank),
       size_(size),
       crowded_(transport.crowded()),
+      table_(std::move(table)),
       sources_(index(size)),
       peers_(index(size)),
       ins_(index(size)),
@@ -86,7 +67,7 @@ void Together::start(const Operation& op, std::uint32_t sequence, std::uint8_t b
   offered_ = folded_ = taken_ = 0;
   waits_a_ = waits_b_ = 0;
   first_ = letters_.next();
-  asks_ = may_ask_ && is_worth_asking();
+  asks_ = may_ask_ && (always_asks_ || is_worth_asking());
   counts_ = op.kind == Collective::all_to_all_v;
   base_ = first_ + (asks_ || counts_);
 }
@@ -100,28 +81,32 @@ Together::Shape Together::shape_of(const Operation& op) {
               static_cast<std::uint64_t>(static_cast<std::uint32_t>(op.root)) << 32};
 }
 
+const TogetherWay* Together::streams(const Operation& op) const {
+  if (!table_.may_stream(op.kind)) return nullptr;
+  const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
+  const std::size_t bytes = Layout::common_count(op, size_) * size_of(dtype);
+  const TogetherWay& way = table_.of(op.kind, whole_bytes(op.kind, bytes, size_));
+  return way.streams ? &way : nullptr;
+}
+
 /// How many rounds the call has, and what each moves.
 void Together::plan() {
-  const std::size_t n = index(size_);
   element_ = op_->kind == Collective::barrier ? 1 : size_of(letters_.call().dtype);
-  const std::size_t bytes = op_->kind == Collective::barrier ? 0 : letters_.call().count * element_;
-  const bool folds_all =
-      op_->kind == Collective::all_reduce && bytes <= (size_ == 2 ? most_of_two : most_one_shot);
-  flow_ = Flow::one_phase;
-  split_ = !offers_the_same(op_->kind) && !folds_all;
-  part_ = total_ = bytes;
-  if (op_->kind == Collective::all_reduce && split_) {
-    flow_ = Flow::two_phase;
-    split();
-  }
-  const std::size_t in_letter = split_ ? part_ * (n - 1) : part_;
-  inline_ = in_letter <= inline_bytes && op_->kind != Collective::all_to_all_v;
+  total_ = op_->kind == Collective::barrier ? 0 : letters_.call().count * element_;
+  const TogetherWay& way = table_.of(op_->kind, whole_bytes(op_->kind, total_, size_));
+  const TogetherPlan plan = plan_together(op_->kind, total_, size_, way, room());
+  flow_ = plan.two_shot ? Flow::two_phase : Flow::one_phase;
+  split_ = plan.split;
+  part_ = plan.part;
+  inline_ = plan.inlined;
+  piece_ = plan.pieces.piece, rounds_ = plan.pieces.rounds;
+  chunk_ = way.chunk;
   choose_peers();
-  cut();
-  const std::size_t whole = split_ ? part_ * n : part_;
+  if (!inline_) use_ring();
+  const std::size_t n = index(size_), whole = split_ ? part_ * n : part_;
   const bool read_before = reduces(op_->kind) && op_->in.data == op_->out.data;  // so that it is in the cache
   bypass_ = !read_before && 2 * n * whole >= least_bypass;
-  may_ask_ = whole >= (is_rooted(op_->kind) ? least_direct_rooted : least_direct);
+  may_ask_ = way.asks, always_asks_ = way.insists;
 }
 
 void Together::choose_peers() {
@@ -135,28 +120,9 @@ void Together::choose_peers() {
     last_giver_ = 0;
 }
 
-/// An all_reduce: each rank folds a part.
-void Together::split() {
-  split_ = true;
-  part_ = ceil_div(ceil_div(total_, index(size_)), line) * line;
-}
-
-/// Into pieces so small that ranks work on one while the next is on its way.
-void Together::cut() {
-  if (inline_) {
-    piece_ = std::max<std::size_t>(part_, 1);
-    rounds_ = 1;
-    return;
-  }
+/// As little of it as pieces of such a call need.
+void Together::use_ring() {
   const std::size_t shares = split_ ? index(size_) - 1 : 1;
-  // In two phases a rank writes two offers and two results before it needs to be read, and some of the ring's
-  // end may be too short for an offer.
-  const std::size_t in_flight = letters_.ring_bytes() / (3 * shares + 2);
-  const std::size_t most =
-      std::min((crowded_ ? most_piece_if_crowded : most_piece) / shares, in_flight) / line * line;
-  const std::size_t pieces = crowded_ ? pipelined_if_crowded : pipelined;
-  piece_ = std::clamp(ceil_div(part_ / pieces, line) * line, std::min(least_piece, most), most);
-  rounds_ = std::max<std::size_t>(ceil_div(part_, piece_), 1);
   const bool one_way = is_rooted(op_->kind);
   const std::size_t own = rounds_ * (piece_ * shares + (flow_ == Flow::two_phase ? piece_ : 0));
   letters_.use_ring(one_way ? letters_.ring_bytes() : std::max(2 * own, least_ring));
@@ -472,7 +438,9 @@ bool Together::exchange_counts() {
   counts_ = false;
   part_ = most * element_;
   planned_.reset();
-  cut();
+  const TogetherPieces cut = cut_together(part_, split_, size_, chunk_, room());
+  piece_ = cut.piece, rounds_ = cut.rounds;
+  use_ring();
   return true;
 }
 

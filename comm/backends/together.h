@@ -18,6 +18,7 @@
 
 #include "comm/backends/letters.h"
 #include "comm/collective.h"
+#include "comm/select_together.h"
 
 namespace rz {
 
@@ -25,6 +26,7 @@ class Together {
  public:
   /// Of a transport that has a meeting(). `first_step`: see Letters.
   Together(Transport&, int rank, int size, std::uint32_t first_step = 0);
+  Together(Transport&, int rank, int size, TogetherTable, std::uint32_t first_step = 0);
 
   /// Begins the call of that number. The operation must outlive it, or move().
   /// `behind` goes to the peers with it.
@@ -41,6 +43,12 @@ class Together {
   std::uint8_t agreed() const { return agreed_; }
   /// It does not go on without some peer: a failure, if that one has left.
   void claim() { letters_.claim(); }
+
+  /// The schedule that serves the call instead, over streams; null: none does. start() is for the others.
+  const TogetherWay* streams(const Operation&) const;
+  /// Any thread.
+  const TogetherTable& table() const { return table_; }
+  TogetherRoom room() const { return {letters_.ring_bytes(), crowded_}; }
 
   int debtors() const;
   std::string waiting_for() const;
@@ -69,8 +77,7 @@ class Together {
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   static Shape shape_of(const Operation&);
   void plan();
-  void cut();
-  void split();
+  void use_ring();
   bool advance_one_phase();
   void agree(std::uint32_t step);
   bool advance_two_phase();
@@ -119,6 +126,7 @@ class Together {
   Letters letters_;
   const int rank_, size_;
   const bool crowded_;
+  const TogetherTable table_;
 
   const Operation* op_ = nullptr;
   std::optional<Shape> planned_;
@@ -129,12 +137,13 @@ class Together {
   int first_giver_ = 0, last_giver_ = 0;  // whose bytes it reads: before the last, and not its own
   bool split_ = false;                    // a rank's peers read each its own part
   bool inline_ = false;                   // in letters
-  bool may_ask_ = false, asks_ = false, counts_ = false;
+  bool may_ask_ = false, always_asks_ = false, asks_ = false, counts_ = false;
   bool bypass_ = false;                                                      // results go past the caches
   std::size_t element_ = 1, total_ = 0, part_ = 0, piece_ = 0, rounds_ = 0;  // bytes; of a part and round
-  std::size_t offered_ = 0, folded_ = 0, taken_ = 0;                         // rounds
-  std::uint32_t first_ = 0, base_ = 0;                                       // steps
-  int waits_a_ = 0, waits_b_ = 0;                                            // peers that are looked at
+  std::size_t chunk_ = 0;                             // that the table asks for; 0: none
+  std::size_t offered_ = 0, folded_ = 0, taken_ = 0;  // rounds
+  std::uint32_t first_ = 0, base_ = 0;                // steps
+  int waits_a_ = 0, waits_b_ = 0;                     // peers that are looked at
   std::vector<const void*> sources_;
   std::array<Doubt, 64> doubts_{};
   std::vector<Offer> peers_;

@@ -10,9 +10,8 @@ namespace rz {
 
 namespace {
 
-constexpr std::size_t direct_piece = 128 << 10;  // bytes between two looks at the rest of the world
-constexpr std::size_t block = 8 << 10;           // that the first-level cache keeps
-constexpr int most_unasked = 63;                 // calls, before it is tried again whether memory is shared
+constexpr std::size_t block = 8 << 10;  // that the first-level cache keeps
+constexpr int most_unasked = 63;        // calls, before it is tried again whether memory is shared
 
 }  // namespace
 
@@ -72,7 +71,7 @@ bool Together::shared(const void* at, std::size_t bytes, SharedSpot& spot) {
 void Together::begin_direct() {
   flow_ = Flow::direct;
   planned_.reset();
-  if (op_->kind == Collective::all_reduce) split();
+  if (op_->kind == Collective::all_reduce) split_ = true, part_ = part_together(total_, size_);
   piece_ = direct_piece;
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;

@@ -44,6 +44,7 @@ Environment Environment::read() {
   read_number("RZ_SOCKETS", 1, 16, e.sockets);
   read_text("RZ_CONGESTION", e.congestion);
   read_text("RZ_ALGORITHM", e.algorithm);
+  read_text("RZ_TUNING", e.tuning);
   read_flag("RZ_DETERMINISTIC", e.deterministic);
   read_flag("RZ_ALLOW_TF32", e.allow_tf32);
   read_number("RZ_TIMEOUT_S", 0.001, 1e9, e.timeout_s);

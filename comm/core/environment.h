@@ -21,8 +21,11 @@ struct Environment {
   /// RZ_CONGESTION: congestion control of the TCP sockets between ranks: "auto" (default: the host's, but
   /// between near hosts none that sends by a timer, as bbr does), "system" (the host's) or a name.
   std::string congestion = "auto";
-  /// RZ_ALGORITHM: forces an algorithm of all_reduce by name ("ring", …); default: the tuning table.
+  /// RZ_ALGORITHM: forces an algorithm of all_reduce by name ("ring", …), or of any collective
+  /// ("all_reduce=ring,broadcast=tree"); default: the tuning table.
   std::string algorithm;
+  /// RZ_TUNING: a file with a tuning table, as `tune` writes it; default: the built-in one. Rank 0's counts.
+  std::string tuning;
   /// RZ_DETERMINISTIC: 1 (default): reductions sum in rank order; 0: any algorithm may serve them.
   bool deterministic = true;
   /// RZ_ALLOW_TF32: 1: products of f32 matrices on a CUDA device may round their factors to TF32 (10 bits of

@@ -48,6 +48,8 @@ class GroupTransport final : public Transport {
         size_(size),
         near_(neighbours(rank, roster, options.kind)),
         crowded_(std::any_of(near_.begin(), near_.end(), [&](int r) { return roster.crowded(r); })),
+        some_near_(options.kind != "tcp" &&
+                   static_cast<int>(std::set(roster.hosts.begin(), roster.hosts.end()).size()) < size),
         shm_(rank, near_, poller_),
         tcp_(rank, others(size, near_), options.sockets, options.congestion,
              listen_address(roster, options, store), poller_) {}
@@ -127,9 +129,7 @@ class GroupTransport final : public Transport {
     return shm_.reach(peer, spot, bytes);
   }
   bool one_host() const override { return tcp_.empty(); }
-  std::string describe() const override {
-    return tcp_.empty() ? "shm" : near_.size() > 1 ? "shm+tcp" : "tcp";
-  }
+  std::string describe() const override { return tcp_.empty() ? "shm" : some_near_ ? "shm+tcp" : "tcp"; }
 
  private:
   static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
@@ -210,7 +210,8 @@ class GroupTransport final : public Transport {
 
   int rank_, size_;
   std::vector<int> near_;
-  bool crowded_;  ///< more ranks than processors on this machine: spinning would take them from each other
+  bool crowded_;    ///< more ranks than processors on this machine: spinning would take them from each other
+  bool some_near_;  ///< some ranks of the group share memory, not only this one's
   Poller poller_;
   ShmLinks shm_;
   TcpLinks tcp_;
@@ -234,8 +235,16 @@ void check_arguments(int rank, int size, const TransportOptions& options) {
 
 std::unique_ptr<Transport> connect_transport(int rank, int size, Store& store,
                                              const TransportOptions& options, Deadline deadline) {
+  std::string tuning;
+  return connect_transport(rank, size, store, options, deadline, tuning);
+}
+
+std::unique_ptr<Transport> connect_transport(int rank, int size, Store& store,
+                                             const TransportOptions& options, Deadline deadline,
+                                             std::string& tuning) {
   check_arguments(rank, size, options);
   const Roster roster = exchange_roster(rank, size, store, options, deadline);
+  tuning = roster.tuning;
   auto transport = std::make_unique<GroupTransport>(rank, size, roster, options, store);
   transport->connect(store, roster, deadline);
   return transport;

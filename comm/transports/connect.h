@@ -19,6 +19,7 @@ struct TransportOptions {
   std::string host_id;    ///< what counts as one host; empty: this machine
   std::string algorithm;  ///< that the ranks' calls are forced to: all must say the same
   std::string congestion = "auto";  ///< control of TCP's data sockets, see set_congestion_control()
+  std::string tuning;  ///< a table as text (comm/tuning.h), of rank 0; another's must be empty, or the same
 };
 
 /// Every rank calls it, with the same kind and number of sockets; the store must be fresh for the group
@@ -31,5 +32,8 @@ struct TransportOptions {
 /// peek(), or waits for it to consume, fails with peer_lost at the next progress(), and then the group with
 /// it.
 std::unique_ptr<Transport> connect_transport(int rank, int size, Store&, const TransportOptions&, Deadline);
+/// The same; `tuning` becomes rank 0's.
+std::unique_ptr<Transport> connect_transport(int rank, int size, Store&, const TransportOptions&, Deadline,
+                                             std::string& tuning);
 
 }  // namespace rz

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "comm/core/error.h"
@@ -19,6 +20,19 @@ std::vector<std::string> split_lines(const std::string& text) {
     else
       lines.back() += c;
   return lines;
+}
+
+/// All of a text behind so many lines.
+std::string last_lines(const std::string& text, int lines) {
+  std::size_t at = 0;
+  for (; lines > 0; --lines) at = text.find('\n', at) + 1;
+  return text.substr(at);
+}
+
+/// A table, whose first line is its name, for messages.
+std::string quoted(const std::string& table) {
+  const std::size_t end = table.find('\n');
+  return str("'", table.substr(0, end), "' (", std::count(table.begin(), table.end(), '\n'), " lines)");
 }
 
 /// The ranks from `first` on that have not published yet, without waiting.
@@ -58,14 +72,15 @@ Roster exchange_roster(int rank, int size, Store& store, const TransportOptions&
   require(host.find('\n') == std::string::npos, Errc::config, "the host id holds a line break");
   const std::string setup = str("transport=", options.kind, " sockets=", options.sockets,
                                 " algorithm=", options.algorithm.empty() ? "auto" : options.algorithm);
-  const auto entries = exchange(
-      rank, size, store, "who",
-      str(host, '\n', machine, '\n', setup, '\n', in_words(allowance()), '\n', rank == 0 ? random_hex() : ""),
-      deadline);
+  const auto entries = exchange(rank, size, store, "who",
+                                str(host, '\n', machine, '\n', setup, '\n', in_words(allowance()), '\n',
+                                    rank == 0 ? random_hex() : "", '\n', options.tuning),
+                                deadline);
   Roster roster;
   for (int r = 0; r < size; ++r) {
-    const auto lines = split_lines(entries[static_cast<std::size_t>(r)]);
-    require(lines.size() == 5, Errc::rendezvous, "rank ", r, " published '",
+    const std::string& entry = entries[static_cast<std::size_t>(r)];
+    const auto lines = split_lines(entry);
+    require(lines.size() >= 6, Errc::rendezvous, "rank ", r, " published '",
             entries[static_cast<std::size_t>(r)],
             "', which is no entry of a group; is another job using this store?");
     require(lines[2] == setup, Errc::mismatch, "rank ", r, " has ", lines[2], ", but rank ", rank, " has ",
@@ -74,6 +89,12 @@ Roster exchange_roster(int rank, int size, Store& store, const TransportOptions&
     roster.machines.push_back(lines[1]);
     roster.allowances.push_back(allowance_from(lines[3]));
     if (r == 0) roster.job = from_hex(lines[4]);
+    const std::string tuning = last_lines(entry, 5);
+    if (r == 0) roster.tuning = tuning;
+    require(tuning.empty() || tuning == roster.tuning, Errc::mismatch, "rank ", r, " has the tuning table ",
+            quoted(tuning), ", but rank 0, whose table counts, ",
+            roster.tuning.empty() ? "has none" : "has " + quoted(roster.tuning),
+            "; RZ_TUNING must name the same table everywhere, or be set on rank 0 alone");
   }
   return roster;
 }

@@ -17,6 +17,7 @@ struct Roster {
   std::vector<std::string> hosts;     ///< each rank's host id
   std::vector<std::string> machines;  ///< each rank's real machine, whatever its host id
   std::vector<Allowance> allowances;  ///< what each rank's thread may use of it
+  std::string tuning;                 ///< rank 0's table, for all
   /// More ranks than processors where `rank` runs: on its machine, or, where several machines are containers
   /// of one kernel and share its processors, on that.
   bool crowded(int rank) const;
