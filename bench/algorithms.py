@@ -3,6 +3,7 @@
 
     algorithms.py [--bin build/release/bin] [--ranks 2] [--transport auto|shm|tcp] [--sizes 1024,...] [--rounds 5] [--extra '-R 2']
 
+On one host one_shot and two_shot are those of ranks that meet in shared memory; the others are schedules over streams.
 Microseconds, out of place, float sum, medians over rounds. "table": what a call gets by default; "cost": the fastest algorithm that
 sums in rank order (which `deterministic` asks for) over the fastest of all."""
 import argparse, os, shlex, statistics, subprocess, sys

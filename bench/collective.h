@@ -61,6 +61,9 @@ struct Collective {
 extern const Collective all_reduce, reduce_scatter, all_gather, broadcast, reduce, alltoall, alltoallv,
     scatter, gather, sendrecv;
 
+/// What the library calls it: alltoall is all_to_all.
+rz::Collective kind_of(const Collective&);
+
 /// Errc::config for a name that is none.
 const Collective& collective_from_name(std::string_view);
 

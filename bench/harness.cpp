@@ -169,11 +169,19 @@ class RankRun {
             {},
             {},
             options_.timestamps ? now() : ""};
+    print([&] { return options_.verbose ? choice_line(row) : ""; });
     row.out_of_place = measure(c, false);
     row.in_place = measure(c, true);
     print(
         [&] { return row_line(row) + (options_.per_iteration ? sample_lines(row, options_.skipped) : ""); });
     results_.rows.push_back(std::move(row));
+  }
+
+  std::string choice_line(const Row& row) const {
+    const CallChoice choice = comm_.explain(kind_of(collective_), row.bytes, options_.registered > 0);
+    return str("# ", row.bytes, " B: ", choice.algorithm, " over ", choice.transport,
+               choice.chunk_bytes ? ", pieces of " + human_bytes(choice.chunk_bytes) : "", " (", choice.why,
+               ")\n");
   }
 
   Figure measure(const Case& c, bool in_place) {
@@ -408,6 +416,7 @@ int run(const Collective& collective, const Options& options, const Print& print
   if (options.timeout_s > 0)
     comm_options.timeout = std::chrono::milliseconds(static_cast<long>(options.timeout_s * 1e3));
   if (!options.backend.empty()) comm_options.backend = options.backend;
+  if (!options.algorithm.empty()) comm_options.algorithm = options.algorithm;
 
   std::vector<int> status(here, 0);
   FirstError error;

@@ -127,6 +127,11 @@ void add_ours(CLI::App& app, Options& o, Words& w) {
       "--backend", o.backend,
       "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto, which "
       "on devices is the first of nccl, peer_cuda and ring that can");
+  app.add_option("--algorithm", o.algorithm,
+                 "Forces it: a name of this collective's (a wrong one lists them), or "
+                 "all_reduce=ring,broadcast=tree; default RZ_ALGORITHM or the tuning table (RZ_TUNING). What "
+                 "does not sum in rank order needs RZ_DETERMINISTIC=0")
+      ->type_name("NAME");
 }
 
 void add_report(CLI::App& app, Options& o, Words& w) {
@@ -143,6 +148,8 @@ void add_report(CLI::App& app, Options& o, Words& w) {
       "Six more columns: p50, p99 and worst time (us) out of place and in place, over the timed "
       "iterations, of the rank that is slowest in each, from its own start to its own end. One clock "
       "read an iteration; on devices each is then waited for");
+  app.add_flag("--verbose", o.verbose,
+               "A line before each row: which algorithm, transport and chunk its calls take, and why");
   app.add_option("-K,--skip_samples", o.skipped,
                  "First iterations that -I and --percentiles leave out; default 0")
       ->check(CLI::Range(0, 1 << 30));
@@ -165,6 +172,9 @@ void settle(const Collective& c, Options& o, const Words& w) {
           "--percentiles with -G: a graph's iterations have no times of their own; leave out one of them");
   require(!o.percentiles || o.skipped < o.iterations, Errc::config, "-K ", o.skipped, " of -n ", o.iterations,
           " leaves no iteration for --percentiles");
+  const bool one = !o.algorithm.empty() && o.algorithm.find('=') == std::string::npos;
+  if (one && kind_of(c) != rz::Collective::all_reduce)  // which one name alone means
+    o.algorithm.insert(0, str(name(kind_of(c)), "="));
   require(w.cta_policy == 0, Errc::config, "-x ", w.cta_policy,
           ": ours have one way to divide a card into blocks; leave it out");
   o.min_bytes = parse_size(w.min, "-b");

@@ -32,7 +32,9 @@ struct Options {
   bool timestamps = false;
   std::string json;
   double timeout_s = 0;
-  std::string backend;  ///< empty: RZ_BACKEND's
+  std::string backend;    ///< empty: RZ_BACKEND's
+  std::string algorithm;  ///< empty: RZ_ALGORITHM's
+  bool verbose = false;   ///< before each row, which algorithm it takes, and why
   bool memory_report = false;
   int misalign = 0;  ///< elements that buffers start after their natural place
   bool per_iteration = false, percentiles = false;
