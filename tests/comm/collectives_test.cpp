@@ -364,7 +364,7 @@ TEST(Collectives, EveryAlgorithmOfAllReduce) {
     for (const int size : {2, 3, 5}) {
       run_ranks(size, [&](int rank, auto store) {
         auto options = quick(size == 3 ? "tcp" : "auto");
-        options.algorithm = algorithm.name;
+        options.algorithm = str("streams:", algorithm.name);
         options.deterministic = false;
         auto comm = Communicator::connect(rank, size, store, options);
         for (const auto kind : {ReduceOp::sum, ReduceOp::avg, ReduceOp::premul_sum})
@@ -446,7 +446,7 @@ TEST(Collectives, EveryAlgorithmGivesEveryRankTheSameBits) {
     std::vector<std::vector<float>> results(7);
     run_ranks(7, [&](int rank, auto store) {
       auto options = quick();
-      options.algorithm = algorithm.name;
+      options.algorithm = str("streams:", algorithm.name);
       options.deterministic = false;
       auto comm = Communicator::connect(rank, 7, store, options);
       auto& x = results[static_cast<std::size_t>(rank)] = noise(rank, n);

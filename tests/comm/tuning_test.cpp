@@ -1,0 +1,476 @@
+// The tuning table: its text, what is wrong with one, whose counts, what is forced, and that what explain()
+// says is what runs.
+
+#include "comm/tuning.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "comm/backends/layout.h"
+#include "comm/communicator.h"
+#include "comm/core/error.h"
+#include "comm/cost_model.h"
+#include "comm/select.h"
+#include "comm/select_together.h"
+#include "tests/support/error_of.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+using test::error_of;
+using test::run_ranks;
+
+constexpr const char* every_kind_of_line =
+    "link shm alpha=0.5 beta=0.001 gamma=5e-04\n"
+    "link tcp alpha=20 beta=0.01 gamma=5e-04\n"
+    "all_reduce one_host ranks=2 bytes<=64K one_shot\n"
+    "all_reduce one_host ranks<=8 two_shot chunk=16K\n"
+    "all_reduce one_host streams:two_shot\n"
+    "all_reduce reachable bytes<=2047 copied\n"
+    "all_reduce reachable direct\n"
+    "all_reduce network ranks>=3 ranks<=8 traffic<=256K one_shot chunk=32K\n"
+    "broadcast anywhere bytes>=1K bytes<=1M tree\n"
+    "barrier streams dissemination\n";
+
+/// A file of this test, gone with it.
+class File {
+ public:
+  explicit File(const std::string& text, const std::string& name = "table") {
+    path_ =
+        (std::filesystem::temp_directory_path() / str("rz_tuning_", static_cast<int>(::getpid()), "_", name))
+            .string();
+    std::ofstream(path_) << text;
+  }
+  ~File() { std::filesystem::remove(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+CommOptions quick(const std::string& transport = "auto") {
+  CommOptions o;
+  o.timeout = o.rendezvous_timeout = std::chrono::seconds(20);
+  o.transport = transport;
+  return o;
+}
+
+bool says(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
+
+// ---- text
+
+TEST(Tuning, TextAndTableAreTheSame) {
+  const Tuning t = parse_tuning(every_kind_of_line, "t");
+  ASSERT_EQ(t.rules.size(), 8u);
+  EXPECT_EQ(t.text(), every_kind_of_line);
+  EXPECT_EQ(t.rules[0].bytes, 64u << 10);
+  EXPECT_EQ(t.rules[0].least_size, 2);
+  EXPECT_EQ(t.rules[1].chunk, 16u << 10);
+  EXPECT_TRUE(t.rules[2].streams);
+  EXPECT_EQ(t.rules[5].traffic, 256u << 10);
+  EXPECT_EQ(t.tcp->alpha, 20);
+}
+
+TEST(Tuning, CommentsAndBlankLinesSayNothing) {
+  const Tuning t = parse_tuning("# of a machine\n\n  \t\nreduce network tree # small\r\n#", "t");
+  EXPECT_EQ(t.text(), "reduce network tree\n");
+  EXPECT_TRUE(parse_tuning("# nothing\n", "t").empty());
+}
+
+TEST(Tuning, TheBuiltInTablesAreWrittenInTheSameLines) {
+  Tuning t{"t", {built_in_rules().begin(), built_in_rules().end()}, {}, {}};
+  for (TuningRule& r : t.rules) EXPECT_EQ(r.source, Source::built_in);
+  EXPECT_EQ(parse_tuning(t.text(), "t").text(), t.text());
+  EXPECT_TRUE(says(t.text(), "all_reduce network ranks<=2 bytes<=256K one_shot\n")) << t.text();
+}
+
+TEST(Tuning, AWrongLineIsOneErrorThatHelps) {
+  const std::vector<std::pair<std::string, std::vector<const char*>>> wrong = {
+      {"all_reduce", {"all_reduce one_host bytes<=64K one_shot"}},
+      {"all_redcue network ring", {"'all_redcue'", "all_reduce", "broadcast", "link"}},
+      {"send network ring", {"'send'", "choose one of"}},
+      {"all_reduce nowhere ring", {"'nowhere'", "one_host, reachable, streams, network, anywhere"}},
+      {"all_reduce network rnig", {"'rnig'", "'network'", "one_shot, two_shot, chain, ring"}},
+      {"all_reduce one_host direct", {"'direct'", "one_shot, two_shot, streams:one_shot"}},
+      {"all_reduce reachable ring", {"'ring'", "direct, copied"}},
+      {"all_to_all_v reachable direct", {"'direct'", "choose one of copied"}},
+      {"all_reduce network ring tree", {"'tree' is one algorithm too many"}},
+      {"all_reduce network bytes<=64", {"no algorithm", "ring"}},
+      {"all_reduce network bytes<=64X ring", {"'64X'", "K, M or G"}},
+      {"all_reduce network bytes<=99999999999G ring", {"is no size"}},
+      {"all_reduce network ranks<=0 ring", {"'0'", "ranks"}},
+      {"all_reduce network size<=0 ring", {"'size<=0'", "ranks=N", "chunk=B"}},
+      {"all_reduce network chunk=100 ring", {"multiple of 64"}},
+      {"link ib alpha=1 beta=1 gamma=1", {"link shm|tcp"}},
+      {"link tcp alpha=1 beta=-1 gamma=1", {"'beta=-1'", "beta=US"}},
+      {"link tcp alpha=1 gamma=1 beta=1", {"'gamma=1'", "beta=US"}},
+  };
+  for (const auto& [line, parts] : wrong) {
+    const Error e = error_of([&] { parse_tuning("# first\n" + line, "file.txt"); });
+    EXPECT_EQ(e.code(), Errc::config) << line;
+    EXPECT_TRUE(says(e.what(), "file.txt, line 2: ")) << e.what();
+    EXPECT_FALSE(says(e.what(), "\n")) << e.what();
+    for (const char* part : parts) EXPECT_TRUE(says(e.what(), part)) << part << " in: " << e.what();
+  }
+}
+
+TEST(Tuning, AFileThatCannotBeReadIsNamed) {
+  const Error e = error_of([] { read_tuning("/nowhere/table"); });
+  EXPECT_EQ(e.code(), Errc::config);
+  EXPECT_TRUE(says(e.what(), "'/nowhere/table'") && says(e.what(), "RZ_TUNING")) << e.what();
+}
+
+// ---- which line serves
+
+TEST(Tuning, TheFirstLineThatFitsWins) {
+  const Tuning t = parse_tuning(
+      "all_reduce network ranks=4 bytes<=1K tree\n"
+      "all_reduce network ranks=4 bytes<=1K one_shot\n"
+      "all_reduce network ranks=4 bytes<=1M chain\n",
+      "t");
+  const auto algorithm = [&](std::size_t bytes, int size, bool deterministic) {
+    return std::string(
+        select({Collective::all_reduce, bytes, size, false, deterministic, "", &t.rules}).name);
+  };
+  EXPECT_EQ(algorithm(1024, 4, false), "tree");
+  EXPECT_EQ(algorithm(1024, 4, true), "one_shot") << "tree does not sum in rank order";
+  EXPECT_EQ(algorithm(1025, 4, true), "chain");
+  EXPECT_EQ(algorithm((1 << 20) + 1, 4, true), "two_shot") << "the built-in table's";
+  EXPECT_EQ(algorithm(1024, 16, false), "tree") << "the built-in table's";
+  EXPECT_EQ(algorithm(1 << 30, 16, false), "ring");
+}
+
+TEST(Tuning, LinesForRanksThatMeetAreNoSchedules) {
+  const Tuning t = parse_tuning("all_reduce one_host two_shot\nall_reduce anywhere chain\n", "t");
+  EXPECT_STREQ(select({Collective::all_reduce, 8, 3, true, true, "", &t.rules}).name, "chain");
+  const TogetherTable table(3, t.rules, "t", {}, true);
+  EXPECT_TRUE(table.of(Collective::all_reduce, 8).two_shot);
+  EXPECT_FALSE(table.may_stream(Collective::all_reduce));
+}
+
+TEST(Tuning, TheBuiltInWaysOfRanksThatMeet) {
+  for (const int size : {2, 3, 8, 256}) {
+    const TogetherTable table(size);
+    const std::size_t most = (size == 2 ? 64 : 32) << 10;
+    for (int i = 0; i < collective_count; ++i) {
+      const Collective c{static_cast<std::uint8_t>(i)};
+      EXPECT_FALSE(table.may_stream(c));
+      EXPECT_FALSE(table.of(c, 0).asks) << name(c);
+      EXPECT_EQ(table.of(c, 64 << 10).asks, c != Collective::all_to_all_v && c != Collective::barrier &&
+                                                c != Collective::send && c != Collective::recv)
+          << name(c);
+    }
+    EXPECT_FALSE(table.of(Collective::all_reduce, most).two_shot);
+    EXPECT_TRUE(table.of(Collective::all_reduce, most + 1).two_shot);
+    EXPECT_FALSE(table.of(Collective::all_reduce, 2047).asks);
+    EXPECT_TRUE(table.of(Collective::all_reduce, 2048).asks);
+    EXPECT_FALSE(table.of(Collective::broadcast, 16383).asks);
+    EXPECT_TRUE(table.of(Collective::broadcast, 16384).asks);
+  }
+}
+
+TEST(Tuning, PiecesCoverAPartAndFitTheRing) {
+  for (const bool crowded : {false, true})
+    for (const int size : {2, 3, 8, 256})
+      for (const bool split : {false, true})
+        for (const std::size_t chunk : {std::size_t{0}, std::size_t{64}, std::size_t{1} << 30})
+          for (const std::size_t part :
+               {std::size_t{1}, std::size_t{57}, std::size_t{5000}, std::size_t{1} << 30}) {
+            const std::size_t ring = 256 << 10, shares = split ? static_cast<std::size_t>(size) - 1 : 1;
+            const auto [piece, rounds] = cut_together(part, split, size, chunk, {ring, crowded});
+            EXPECT_EQ(piece % 64, 0u);
+            EXPECT_GT(piece, 0u);
+            EXPECT_GE(piece * rounds, part);
+            EXPECT_LT(piece * (rounds - 1), part);
+            EXPECT_LE(piece * (3 * shares + 2), ring);
+            EXPECT_TRUE(chunk != 64 || piece == 64);
+          }
+}
+
+// ---- forced
+
+TEST(Tuning, ForcedNamesAreThoseOfTheCollective) {
+  const ForcedAlgorithms one("chain", true);
+  EXPECT_EQ(one.of(Collective::all_reduce), "chain");
+  EXPECT_EQ(one.of(Collective::broadcast), "");
+  const ForcedAlgorithms several("all_reduce=direct,broadcast=streams:tree,barrier=dissemination", true);
+  EXPECT_EQ(several.of(Collective::all_reduce), "direct");
+  EXPECT_EQ(several.of(Collective::broadcast), "streams:tree");
+  EXPECT_EQ(several.schedule_of(Collective::broadcast), "tree");
+  EXPECT_EQ(ForcedAlgorithms("reduce=tree", false).of(Collective::reduce), "tree");
+  const std::vector<std::pair<std::string, std::vector<const char*>>> wrong = {
+      {"telepathy",
+       {"all_reduce has no algorithm 'telepathy'", "one_shot, two_shot, streams:one_shot", "direct"}},
+      {"broadcast=ring", {"broadcast has no algorithm 'ring'", "letters", "tree"}},
+      {"barrier=direct", {"barrier has no algorithm 'direct'", "letters, dissemination"}},
+      {"all_reduce=ring", {"'ring'", "rank order", "deterministic"}},
+      {"all_reduce=streams:ring", {"'ring'", "rank order"}},
+      {"send=ring", {"send takes no algorithm"}},
+      {"all_redcue=ring", {"'all_redcue'", "all_reduce"}},
+      {"all_reduce=chain,tree", {"'tree'", "COLLECTIVE=ALGORITHM"}},
+      {"all_reduce=", {"''", "one_shot"}},
+  };
+  for (const auto& [text, parts] : wrong) {
+    const Error e = error_of([&] { ForcedAlgorithms(text, true); });
+    EXPECT_EQ(e.code(), Errc::config) << text;
+    for (const char* part : parts) EXPECT_TRUE(says(e.what(), part)) << part << " in: " << e.what();
+  }
+}
+
+TEST(Tuning, ANameThatOnlyRanksOfOneHostHaveIsRefusedBetweenHosts) {
+  run_ranks(2, [](int rank, auto store) {
+    auto options = quick("tcp");
+    options.algorithm = "direct";
+    const Error e = error_of([&] { Communicator::connect(rank, 2, store, options); });
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_TRUE(says(e.what(), "all_reduce has no algorithm 'direct'")) << e.what();
+    EXPECT_TRUE(says(e.what(), "ring")) << e.what();
+  });
+}
+
+// ---- what explain() says is what runs
+
+/// Sums and copies of several sizes, right whatever runs them.
+void check_calls(Communicator& comm, std::size_t n, bool allocated) {
+  const auto size = static_cast<std::size_t>(comm.size()), rank = static_cast<std::size_t>(comm.rank());
+  std::vector<std::shared_ptr<float>> held;
+  const auto memory = [&](std::size_t count) {
+    held.push_back(allocated
+                       ? comm.allocate_array<float>(count + 1)
+                       : std::shared_ptr<float>(new float[count + 1](), std::default_delete<float[]>()));
+    return held.back().get();
+  };
+  float* const in = memory(n * size);
+  float* const out = memory(n * size);
+  for (std::size_t i = 0; i < n * size; ++i)
+    in[i] = static_cast<float>(rank + 1) * static_cast<float>(i % 97);
+  const float ranks = static_cast<float>(size * (size + 1) / 2);
+  comm.all_reduce(ConstBuffer(in, n), {out, n}, ReduceOp::sum).wait();
+  for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(out[i], ranks * static_cast<float>(i % 97));
+  comm.reduce_scatter(ConstBuffer(in, n * size), {out, n}).wait();
+  for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(out[i], ranks * static_cast<float>((rank * n + i) % 97));
+  comm.all_gather(ConstBuffer(in, n), {out, n * size}).wait();
+  for (std::size_t i = 0; i < n * size; ++i)
+    ASSERT_EQ(out[i], static_cast<float>(i / n + 1) * static_cast<float>(i % n % 97));
+  comm.broadcast(ConstBuffer(in, n), {out, n}, 0).wait();
+  for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(out[i], static_cast<float>(i % 97));
+  comm.reduce(ConstBuffer(in, n), {out, n}, 0).wait();
+  for (std::size_t i = 0; rank == 0 && i < n; ++i) ASSERT_EQ(out[i], ranks * static_cast<float>(i % 97));
+  comm.barrier().wait();
+}
+
+TEST(Explain, ForcedWaysOfOneHostRunAndAreRight) {
+  for (const std::string forced :
+       {"one_shot", "two_shot", "direct", "chain", "streams:two_shot",
+        "all_reduce=two_shot,reduce_scatter=direct,all_gather=direct,broadcast=direct,reduce=direct",
+        "all_reduce=chain,reduce_scatter=streams:direct,all_gather=ring,broadcast=tree,reduce=two_shot,"
+        "barrier=dissemination",
+        "broadcast=streams:direct,reduce=letters,all_gather=letters"})
+    for (const int size : {2, 3})
+      run_ranks(size, [&](int rank, auto store) {
+        auto options = quick();
+        options.algorithm = forced;
+        auto comm = Communicator::connect(rank, size, store, options);
+        for (const bool allocated : {false, true})
+          for (const std::size_t n : {0, 1, 3, 14, 1000, 50021}) check_calls(comm, n, allocated);
+      });
+}
+
+TEST(Explain, SaysWhatIsForced) {
+  run_ranks(2, [](int rank, auto store) {
+    auto options = quick();
+    options.algorithm = "all_reduce=direct,broadcast=tree,reduce=letters";
+    const auto comm = Communicator::connect(rank, 2, store, options);
+    const CallChoice direct = comm.explain(Collective::all_reduce, 8, true);
+    EXPECT_EQ(direct.algorithm, "direct");
+    EXPECT_EQ(direct.why, "forced: all_reduce=direct");
+    const CallChoice not_reached = comm.explain(Collective::all_reduce, 8);
+    EXPECT_EQ(not_reached.algorithm, "one_shot");
+    EXPECT_TRUE(says(not_reached.why, "direct is forced, but not all")) << not_reached.why;
+    const CallChoice tree = comm.explain(Collective::broadcast, 1 << 20);
+    EXPECT_EQ(tree.algorithm, "tree over streams");
+    EXPECT_EQ(tree.why, "forced: broadcast=tree");
+    EXPECT_EQ(tree.chunk_bytes, 64u << 10);
+    EXPECT_EQ(comm.explain(Collective::reduce, 1 << 20, true).algorithm, "letters");
+    EXPECT_EQ(comm.explain(Collective::send, 8).algorithm, "message");
+  });
+}
+
+TEST(Explain, SaysWhatTheBuiltInTableSays) {
+  run_ranks(2, [](int rank, auto store) {
+    const auto comm = Communicator::connect(rank, 2, store, quick());
+    const CallChoice small = comm.explain(Collective::all_reduce, 8, true);
+    EXPECT_EQ(small.algorithm, "one_shot");
+    EXPECT_EQ(small.transport, "shm");
+    EXPECT_EQ(small.chunk_bytes, 0u) << "in one letter";
+    EXPECT_EQ(small.why, "built-in table: all_reduce on one host, up to 64 KiB, up to 2 ranks");
+    EXPECT_EQ(comm.explain(Collective::all_reduce, (64 << 10) + 1).algorithm, "two_shot");
+    EXPECT_EQ(comm.explain(Collective::all_reduce, 1 << 20, true).algorithm, "direct");
+    EXPECT_EQ(comm.explain(Collective::all_gather, 1 << 20).algorithm, "letters");
+    EXPECT_EQ(comm.explain(Collective::barrier, 0).algorithm, "letters");
+  });
+}
+
+TEST(Explain, IsTheSameOnEveryRankAndHost) {
+  for (const std::string hosts : {"aaa", "aab", "abc"}) {
+    std::vector<std::vector<std::string>> answers(3);
+    run_ranks(3, [&](int rank, auto store) {
+      auto options = quick();
+      options.host_id = hosts[static_cast<std::size_t>(rank)];
+      const auto comm = Communicator::connect(rank, 3, store, options);
+      for (int c = 0; c < collective_count; ++c)
+        for (const std::size_t bytes : {0, 8, 5000, 1 << 22})
+          for (const bool allocated : {false, true}) {
+            const CallChoice choice = comm.explain(Collective(c), bytes, allocated);
+            answers[static_cast<std::size_t>(rank)].push_back(
+                str(choice.algorithm, '/', choice.transport, '/', choice.chunk_bytes, '/', choice.why));
+          }
+    });
+    EXPECT_EQ(answers[0], answers[1]);
+    EXPECT_EQ(answers[0], answers[2]);
+    EXPECT_TRUE(says(answers[0][0], hosts == "aaa" ? "/shm/" : hosts == "abc" ? "/tcp/" : "/shm+tcp/"));
+  }
+}
+
+// ---- whose table counts
+
+TEST(TuningOfAGroup, RankZerosTableIsEverybodys) {
+  const File file(
+      "all_reduce one_host bytes<=1K two_shot chunk=128\n"
+      "all_reduce one_host bytes<=4K streams:chain\n"
+      "all_reduce one_host one_shot chunk=1K\n"
+      "all_reduce reachable copied\n"
+      "broadcast one_host bytes<=2K tree\n"
+      "reduce reachable direct\n"
+      "all_gather one_host letters chunk=64\n");
+  run_ranks(3, [&](int rank, auto store) {
+    auto options = quick();
+    if (rank == 0) options.tuning = file.path();
+    auto comm = Communicator::connect(rank, 3, store, options);
+    const CallChoice small = comm.explain(Collective::all_reduce, 1000, true);
+    EXPECT_EQ(small.algorithm, "two_shot");
+    EXPECT_EQ(small.chunk_bytes, 128u);
+    EXPECT_EQ(small.why, str("tuning table ", file.path(), ": all_reduce on one host, up to 1 KiB"));
+    EXPECT_EQ(comm.explain(Collective::all_reduce, 4000).algorithm, "chain over streams");
+    EXPECT_EQ(comm.explain(Collective::all_reduce, 1 << 20).chunk_bytes, 1024u);
+    EXPECT_EQ(comm.explain(Collective::reduce, 100, true).algorithm, "direct");
+    EXPECT_EQ(comm.explain(Collective::scatter, 100).why, "built-in table: scatter on one host");
+    for (const bool allocated : {false, true})
+      for (const std::size_t n : {0, 1, 100, 900, 50021}) check_calls(comm, n, allocated);
+  });
+}
+
+TEST(TuningOfAGroup, ChunksAndSchedulesBetweenHosts) {
+  const File file("all_reduce network bytes<=1M chain chunk=4K\nall_gather network ring chunk=64\n");
+  run_ranks(3, [&](int rank, auto store) {
+    auto options = quick("tcp");
+    options.tuning = file.path();
+    auto comm = Communicator::connect(rank, 3, store, options);
+    const CallChoice chain = comm.explain(Collective::all_reduce, 1 << 20);
+    EXPECT_EQ(chain.algorithm, "chain");
+    EXPECT_EQ(chain.chunk_bytes, 4096u);
+    EXPECT_EQ(comm.explain(Collective::all_reduce, (1 << 20) + 1).algorithm, "two_shot");
+    for (const std::size_t n : {0, 1, 1000, 50021}) check_calls(comm, n, false);
+  });
+}
+
+TEST(TuningOfAGroup, WhoHasAnotherTableIsNamedEverywhere) {
+  const File first("reduce network tree\n", "first"), second("reduce network two_shot\n", "second");
+  run_ranks(3, [&](int rank, auto store) {
+    auto options = quick();
+    if (rank != 1) options.tuning = (rank == 2 ? second : first).path();
+    const Error e = error_of([&] { Communicator::connect(rank, 3, store, options); });
+    EXPECT_EQ(e.code(), Errc::mismatch);
+    EXPECT_TRUE(says(e.what(), "rank 2 has the tuning table '" + second.path())) << e.what();
+    EXPECT_TRUE(says(e.what(), first.path()) && says(e.what(), "RZ_TUNING")) << e.what();
+  });
+}
+
+TEST(TuningOfAGroup, AWrongFileIsRefusedBeforeTheRanksMeet) {
+  const File file("all_reduce network rnig\n");
+  auto options = quick();
+  options.tuning = file.path();
+  const Error e = error_of([&] { Communicator::connect(0, 2, memory_store(), options); });
+  EXPECT_EQ(e.code(), Errc::config);
+  EXPECT_TRUE(says(e.what(), file.path() + ", line 1: ")) << e.what();
+}
+
+// ---- the cost model
+
+constexpr LinkCost ethernet{20, 0.001, 0.0001};
+
+TEST(CostModel, CountsWhatASchedulesLongestPathHolds) {
+  const auto cost = [](const char* name, int size, std::size_t bytes) {
+    return estimate(find_algorithm(Collective::all_reduce, name), size, bytes, ethernet);
+  };
+  const ScheduleCost one_shot = cost("one_shot", 4, 1 << 20);
+  EXPECT_EQ(one_shot.messages, 3);
+  EXPECT_EQ(one_shot.bytes, 3 << 20);
+  EXPECT_EQ(one_shot.read, 5 << 20) << "a sum of four, and its copy";
+  EXPECT_EQ(cost("two_shot", 4, 1 << 20).messages, 6);
+  EXPECT_EQ(cost("two_shot", 4, 1 << 20).bytes, 6 << 18);
+  EXPECT_EQ(cost("ring", 8, 8 << 20).messages, 14);
+  EXPECT_EQ(cost("ring", 8, 8 << 20).bytes, 14 << 20);
+  EXPECT_EQ(cost("halving_doubling", 8, 8 << 20).messages, 6) << "of several chunks each";
+  EXPECT_EQ(cost("halving_doubling", 8, 8 << 20).bytes, 14 << 20);
+}
+
+TEST(CostModel, IsMonotoneInBytesForEveryAlgorithm) {
+  for (const Algorithm& a : algorithms())
+    for (const int size : {2, 3, 5, 8, 17}) {
+      double last = -1;
+      for (int shift = 0; shift < 30; shift += 3) {
+        const double us = estimate(a, size, std::size_t{1} << shift, ethernet).us(ethernet);
+        EXPECT_GE(us, last) << name(a.collective) << ' ' << a.name << ' ' << size;
+        EXPECT_GT(us, 0) << name(a.collective) << ' ' << a.name << ' ' << size;
+        last = us;
+      }
+    }
+}
+
+std::string by_model(const std::string& table, int size, std::size_t bytes, bool deterministic = false) {
+  const auto rules = rules_for(parse_tuning(table, "t"), size, deterministic);
+  const Selection s = select_by_rule({Collective::all_reduce, bytes, size, false, deterministic, "", &rules});
+  return str(words_of_source(*s.rule, "t"), s.algorithm->name);
+}
+
+constexpr const char* link_alone = "link tcp alpha=20 beta=0.001 gamma=0.0001\n";
+
+TEST(CostModel, FewMessagesForSmallBuffersAndFewBytesForLargeOnes) {
+  EXPECT_EQ(by_model(link_alone, 33, 8), "cost model of t: tree");
+  EXPECT_EQ(by_model(link_alone, 3, 8), "cost model of t: one_shot");
+  EXPECT_EQ(by_model(link_alone, 32, 256 << 10), "cost model of t: halving_doubling");
+  EXPECT_EQ(by_model(link_alone, 33, 64 << 20, true), "cost model of t: two_shot");
+  EXPECT_EQ(by_model(link_alone, 4, 64 << 20, true), "cost model of t: two_shot");
+  EXPECT_EQ(by_model(link_alone, 100, 8), "built-in table: tree") << "too many ranks to go through";
+}
+
+TEST(CostModel, MeasuredNeighboursComeFirst) {
+  const std::string agree =
+      "all_reduce network ranks=2 bytes<=1K tree\nall_reduce network ranks=2 ring\n"
+      "all_reduce network ranks=8 bytes<=64K tree\nall_reduce network ranks=8 ring\n";
+  EXPECT_EQ(by_model(agree, 4, 512), "between measured groups of t: tree");
+  EXPECT_EQ(by_model(agree, 4, 1 << 20), "between measured groups of t: ring");
+  EXPECT_EQ(by_model(agree, 4, 8 << 10), "built-in table: one_shot") << "they differ, and there is no link";
+  EXPECT_EQ(by_model(link_alone + agree, 4, 8 << 10), "cost model of t: tree") << "one of the two";
+  EXPECT_EQ(by_model(agree, 2, 512), "tuning table t: tree");
+  EXPECT_EQ(by_model(agree, 16, 512), "built-in table: tree") << "no larger group was measured";
+}
+
+TEST(CostModel, OfRanksThatMeet) {
+  const Tuning t = parse_tuning("link shm alpha=0.5 beta=0.0001 gamma=0.0001\n", "t");
+  for (const int size : {2, 4, 16}) {
+    const TogetherTable table(size, rules_for(t, size, true), "t", {}, true);
+    EXPECT_FALSE(table.of(Collective::all_reduce, 64).two_shot);
+    EXPECT_TRUE(table.of(Collective::all_reduce, 64 << 20).two_shot);
+    EXPECT_TRUE(says(table.of(Collective::all_reduce, 64).why, "cost model of t")) << size;
+    EXPECT_FALSE(table.may_stream(Collective::all_reduce));
+  }
+}
+
+}  // namespace
+}  // namespace rz
