@@ -60,9 +60,10 @@ constexpr Rule table[] = {
 };
 
 bool fits(const Rule& rule, const Question& q) {
-  if (rule.collective != q.collective) return false;
+  if (rule.collective != q.collective || rule.where == together || rule.where == reachable) return false;
   if (rule.where != anywhere && (rule.where == one_host) != q.one_host) return false;
   if (rule.traffic != any_bytes && q.bytes > rule.traffic / static_cast<std::size_t>(q.size)) return false;
+  if (q.size < rule.least_size || q.bytes < rule.least_bytes) return false;
   return q.size <= rule.size && q.bytes <= rule.bytes;
 }
 
@@ -90,16 +91,12 @@ std::span<const TuningRule> built_in_rules() { return table; }
 Selection select_by_rule(const Question& q) {
   require(q.size >= 1, Errc::invalid_argument, "no algorithm for a group of ", q.size);
   if (!q.forced.empty()) return {&forced(q)};
-  if (q.tuned) {
-    const Rule* const rule =
-        find_rule(*q.tuned, q.one_host ? one_host : network, q.collective, q.bytes, q.size, q.deterministic);
-    if (rule) return {&find_algorithm(q.collective, rule->algorithm), rule->chunk, rule};
-  }
-  for (const Rule& rule : table) {
-    if (!fits(rule, q)) continue;
-    const Algorithm& algorithm = find_algorithm(q.collective, rule.algorithm);
-    if (allowed(algorithm, q)) return {&algorithm, rule.chunk, &rule};
-  }
+  for (const std::span<const Rule> rules : {q.tuned, built_in_rules()})
+    for (const Rule& rule : rules) {
+      if (!fits(rule, q)) continue;
+      const Algorithm& algorithm = find_algorithm(q.collective, rule.algorithm);
+      if (allowed(algorithm, q)) return {&algorithm, rule.chunk, &rule};
+    }
   fail(Errc::invalid_argument, name(q.collective), " takes no algorithm");
 }
 

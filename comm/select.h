@@ -2,6 +2,7 @@
 /// Which schedule a call takes, as a pure function of what is known on every rank; the built-in tuning table.
 
 #include <cstddef>
+#include <span>
 #include <string>
 
 #include "comm/tuning.h"
@@ -12,10 +13,10 @@ struct Question {
   Collective collective;
   std::size_t bytes = 0;  ///< of the whole buffer: the larger of a rank's input and output
   int size = 1;
-  bool one_host = true;                            ///< all ranks share memory
-  bool deterministic = true;                       ///< only algorithms that sum in rank order
-  std::string forced;                              ///< a name, or empty
-  const std::vector<TuningRule>* tuned = nullptr;  ///< lines that come before the built-in ones
+  bool one_host = true;                 ///< all ranks share memory
+  bool deterministic = true;            ///< only algorithms that sum in rank order
+  std::string forced;                   ///< a name, or empty
+  std::span<const TuningRule> tuned{};  ///< lines that come before the built-in ones
 };
 
 struct Selection {

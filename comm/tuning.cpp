@@ -39,6 +39,14 @@ std::vector<const char*> ways(Collective c, Where where) {
 
 constexpr std::string_view over_streams = "streams:";
 
+/// Whether ranks that meet mean something else by it than a schedule.
+bool is_a_way(Collective c, std::string_view name) {
+  const auto holds = [&](const std::vector<const char*>& names) {
+    return std::any_of(names.begin(), names.end(), [&](const char* n) { return name == n; });
+  };
+  return holds(ways(c, Where::together)) || (name == "direct" && holds(ways(c, Where::reachable)));
+}
+
 const Algorithm* schedule(Collective c, std::string_view name) {
   for (const Algorithm& a : algorithms())
     if (a.collective == c && name == a.name) return &a;
@@ -284,15 +292,10 @@ const TuningRule* find_rule(const std::vector<TuningRule>& rules, Where where, C
 std::string algorithm_choices(Collective c, Where where) {
   std::string choices;
   const auto add = [&](const auto&... parts) { choices += str(choices.empty() ? "" : ", ", parts...); };
-  const auto own = ways(c, where);
-  for (const char* way : own) add(way);
+  for (const char* way : ways(c, where)) add(way);
   if (where == Where::reachable) return choices;
-  for (const Algorithm& a : algorithms()) {
-    if (a.collective != c) continue;
-    const bool both =
-        std::any_of(own.begin(), own.end(), [&](const char* w) { return a.name == std::string_view(w); });
-    add(both ? over_streams : "", a.name);
-  }
+  for (const Algorithm& a : algorithms())
+    if (a.collective == c) add(where == Where::together && is_a_way(c, a.name) ? over_streams : "", a.name);
   return choices;
 }
 
@@ -303,6 +306,7 @@ bool set_algorithm(TuningRule& r, std::string_view name) {
       return true;
     }
   if (r.where == Where::reachable) return false;
+  if (r.where == Where::together && is_a_way(r.collective, name)) return false;
   const auto qualified = after(name, over_streams);
   const Algorithm* const found = schedule(r.collective, qualified.value_or(name));
   if (!found) return false;

@@ -14,7 +14,8 @@
 /// wins; with `deterministic`, lines whose algorithm does not sum in rank order are passed over. Bytes are of
 /// the whole buffer, the larger of a rank's input and output. Places:
 ///   one_host    ranks that meet in shared memory: "one_shot" and "two_shot" of all_reduce, "letters" of the
-///               others, or a schedule over streams ("ring", or "streams:two_shot" where the name is both)
+///               others, or a schedule over streams ("ring", or "streams:two_shot" where ranks that meet have
+///               a way of that name, for which memory is not asked where it lies)
 ///   reachable   the same, and every rank reaches the call's memory, e.g. that of Communicator::allocate():
 ///               "direct" reads and writes it where it lies, "copied" does as if it were any memory
 ///   streams     one host whose ranks do not meet (more than 256 of them): schedules

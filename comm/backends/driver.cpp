@@ -348,7 +348,7 @@ Selection Driver::schedule_for(Collective kind, std::size_t bytes) const {
                          .one_host = one_host_,
                          .deterministic = options_.deterministic,
                          .forced = forced_.schedule_of(kind),
-                         .tuned = &tuned_});
+                         .tuned = tuned_});
 }
 
 void Driver::run_schedule(const Operation& op, const Algorithm& algorithm, std::size_t slice) {
