@@ -96,6 +96,7 @@ TEST(Tuning, AWrongLineIsOneErrorThatHelps) {
       {"all_reduce nowhere ring", {"'nowhere'", "one_host, reachable, streams, network, anywhere"}},
       {"all_reduce network rnig", {"'rnig'", "'network'", "one_shot, two_shot, chain, ring"}},
       {"all_reduce one_host direct", {"'direct'", "one_shot, two_shot, streams:one_shot"}},
+      {"broadcast one_host direct", {"'direct'", "choose one of letters, streams:direct, tree"}},
       {"all_reduce reachable ring", {"'ring'", "direct, copied"}},
       {"all_to_all_v reachable direct", {"'direct'", "choose one of copied"}},
       {"all_reduce network ring tree", {"'tree' is one algorithm too many"}},
@@ -133,8 +134,7 @@ TEST(Tuning, TheFirstLineThatFitsWins) {
       "all_reduce network ranks=4 bytes<=1M chain\n",
       "t");
   const auto algorithm = [&](std::size_t bytes, int size, bool deterministic) {
-    return std::string(
-        select({Collective::all_reduce, bytes, size, false, deterministic, "", &t.rules}).name);
+    return std::string(select({Collective::all_reduce, bytes, size, false, deterministic, "", t.rules}).name);
   };
   EXPECT_EQ(algorithm(1024, 4, false), "tree");
   EXPECT_EQ(algorithm(1024, 4, true), "one_shot") << "tree does not sum in rank order";
@@ -146,7 +146,7 @@ TEST(Tuning, TheFirstLineThatFitsWins) {
 
 TEST(Tuning, LinesForRanksThatMeetAreNoSchedules) {
   const Tuning t = parse_tuning("all_reduce one_host two_shot\nall_reduce anywhere chain\n", "t");
-  EXPECT_STREQ(select({Collective::all_reduce, 8, 3, true, true, "", &t.rules}).name, "chain");
+  EXPECT_STREQ(select({Collective::all_reduce, 8, 3, true, true, "", t.rules}).name, "chain");
   const TogetherTable table(3, t.rules, "t", {}, true);
   EXPECT_TRUE(table.of(Collective::all_reduce, 8).two_shot);
   EXPECT_FALSE(table.may_stream(Collective::all_reduce));
@@ -434,7 +434,7 @@ TEST(CostModel, IsMonotoneInBytesForEveryAlgorithm) {
 
 std::string by_model(const std::string& table, int size, std::size_t bytes, bool deterministic = false) {
   const auto rules = rules_for(parse_tuning(table, "t"), size, deterministic);
-  const Selection s = select_by_rule({Collective::all_reduce, bytes, size, false, deterministic, "", &rules});
+  const Selection s = select_by_rule({Collective::all_reduce, bytes, size, false, deterministic, "", rules});
   return str(words_of_source(*s.rule, "t"), s.algorithm->name);
 }
 
