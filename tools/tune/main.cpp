@@ -1,0 +1,63 @@
+// Measures which algorithm serves which call, and writes a tuning table.
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "comm/bootstrap.h"
+#include "comm/core/error.h"
+#include "tools/command_line/command_line.h"
+#include "tools/tune/table.h"
+
+namespace rz::tune {
+namespace {
+
+/// A bar on a terminal, which later calls draw over.
+void draw(double done, const std::string& what) {
+  constexpr int width = 40;
+  const int full = static_cast<int>(done * width);
+  std::string bar(static_cast<std::size_t>(full), '#');
+  bar.resize(width, ' ');
+  std::fprintf(stderr, "\r[%s] %3d%%  %-32s%s", bar.c_str(), static_cast<int>(done * 100), what.c_str(),
+               done >= 1 ? "\n" : "");
+}
+
+/// Before minutes are spent on what cannot be written.
+void check_writable(const std::string& path) {
+  std::ofstream out(path, std::ios::app);
+  require(out.good(), Errc::config, "--output '", path, "' cannot be written");
+}
+
+void write(const std::string& path, const std::string& text) {
+  std::ofstream out(path);
+  out << text;
+  out.flush();
+  if (!out) fail_errno("write", path);
+}
+
+int run(const Options& options) {
+  const Place place = place_from_environment();
+  require(place.size >= 2, Errc::config,
+          "one rank alone has nothing to choose; try: rzrun -n 4 tune --output ", options.output);
+  const bool first = place.rank == 0;
+  if (first) check_writable(options.output);
+  const Progress progress = first && ::isatty(STDERR_FILENO) ? Progress(draw) : Progress([](auto, auto&) {});
+  const Measured measured = measure(place.rank, place.size, store_for(place), options, progress);
+  if (!first) return 0;
+  const Tuning table = table_of(measured);
+  write(options.output, heading(measured, options) + table.text());
+  std::printf("%s: %zu lines for groups of %d, %s; RZ_TUNING=%s uses it\n", options.output.c_str(),
+              table.rules.size(), measured.ranks, measured.carrier.c_str(), options.output.c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace rz::tune
+
+int main(int argc, char** argv) {
+  return rz::run_program("tune", [&] {
+    const auto parsed = rz::tune::parse_options(argc, argv);
+    if (!parsed.help.empty()) return std::fputs(parsed.help.c_str(), stdout) < 0 ? 1 : 0;
+    return rz::tune::run(parsed.options);
+  });
+}

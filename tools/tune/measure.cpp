@@ -1,0 +1,204 @@
+#include "tools/tune/measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "comm/core/error.h"
+#include "comm/select_together.h"
+
+namespace rz::tune {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr Collective all_with_a_choice[] = {
+    Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather, Collective::broadcast,
+    Collective::reduce,     Collective::gather,         Collective::scatter,    Collective::all_to_all};
+
+std::vector<std::string> words(const std::string& list) {
+  std::vector<std::string> all;
+  for (std::size_t at = 0; at < list.size();) {
+    const std::size_t end = std::min(list.find(", ", at), list.size());
+    all.push_back(list.substr(at, end - at));
+    at = end + 2;
+  }
+  return all;
+}
+
+/// One call, of `bytes` of the whole buffer.
+Work start(Communicator& comm, Collective c, float* in, float* out, std::size_t bytes) {
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  const std::size_t whole = bytes / sizeof(float), part = whole / ranks;
+  const ConstBuffer in_whole(in, whole), in_part(in, part);
+  const Buffer out_whole(out, whole), out_part(out, part);
+  switch (c) {
+    case Collective::all_reduce:
+      return comm.all_reduce(in_whole, out_whole, ReduceOp::sum);
+    case Collective::reduce_scatter:
+      return comm.reduce_scatter(in_whole, out_part);
+    case Collective::all_gather:
+      return comm.all_gather(in_part, out_whole);
+    case Collective::broadcast:
+      return comm.broadcast(in_whole, out_whole, 0);
+    case Collective::reduce:
+      return comm.reduce(in_whole, out_whole, 0);
+    case Collective::gather:
+      return comm.gather(in_part, out_whole, 0);
+    case Collective::scatter:
+      return comm.scatter(in_whole, out_part, 0);
+    case Collective::all_to_all:
+      return comm.all_to_all(in_whole, out_whole);
+    default:
+      fail(Errc::config, name(c), " has no choice of algorithms to measure");
+  }
+}
+
+/// A communicator that is forced to one candidate of every collective, and memory of it.
+struct Lane {
+  std::string forced;
+  std::optional<Communicator> comm;
+  std::shared_ptr<float> in, out;
+};
+
+class Measure {
+ public:
+  Measure(int rank, int size, std::shared_ptr<Store> store, const Options& options, const Progress& progress)
+      : rank_(rank), size_(size), store_(std::move(store)), options_(options), progress_(progress) {
+    control_.emplace(connect("control", ""));
+    measured_.ranks = size;
+    measured_.meets = control_->explain(Collective::barrier, 0).algorithm == "letters";
+    measured_.carrier = control_->describe();
+    make_lanes();
+    in_.assign(options.most / sizeof(float) + static_cast<std::size_t>(size), 1);
+    out_.assign(in_.size(), 0);
+  }
+
+  Measured run() {
+    const auto sizes = options_.sizes();
+    std::size_t done = 0;
+    const std::size_t cells = lane_of_.size() * sizes.size();
+    slot_us_ = options_.seconds * 1e6 / static_cast<double>(cells) / options_.rounds;
+    for (auto first = lane_of_.begin(); first != lane_of_.end();) {
+      const Collective c = first->first.collective;
+      auto last = first;
+      while (last != lane_of_.end() && last->first.collective == c) ++last;
+      for (const std::size_t bytes : sizes) {
+        progress_(static_cast<double>(done) / static_cast<double>(cells),
+                  str(name(c), ", ", human_bytes(bytes)));
+        measure_size({first, last}, bytes);
+        done += static_cast<std::size_t>(last - first);
+      }
+      first = last;
+    }
+    progress_(1, "done");
+    return std::move(measured_);
+  }
+
+ private:
+  using Lanes = std::vector<std::pair<Candidate, std::size_t>>;
+
+  Communicator connect(const std::string& group, const std::string& forced) {
+    CommOptions o;
+    o.backend = "ring";
+    o.algorithm = forced;
+    o.tuning.clear();
+    o.deterministic = false;
+    return Communicator::connect(rank_, size_, prefix_store(store_, "tune/" + group + "/"), o);
+  }
+
+  /// Candidate k of every collective shares communicator k.
+  void make_lanes() {
+    std::map<Collective, std::size_t> used;
+    for (const Candidate& c : candidates(measured_.meets, options_)) {
+      const std::size_t k = used[c.collective]++;
+      if (k == lanes_.size()) lanes_.emplace_back();
+      lanes_[k].forced += str(lanes_[k].forced.empty() ? "" : ",", name(c.collective), "=", c.name);
+      lane_of_.emplace_back(c, k);
+    }
+    require(!lanes_.empty(), Errc::config, "none of the collectives has a choice of algorithms to measure");
+    for (std::size_t k = 0; k < lanes_.size(); ++k) lanes_[k].comm.emplace(connect(str(k), lanes_[k].forced));
+    const std::size_t count = options_.most / sizeof(float) + static_cast<std::size_t>(size_);
+    for (const auto& [candidate, k] : lane_of_) {
+      if (!candidate.is_direct() || lanes_[k].in) continue;
+      lanes_[k].in = lanes_[k].comm->allocate_array<float>(count);
+      lanes_[k].out = lanes_[k].comm->allocate_array<float>(count);
+    }
+  }
+
+  struct Competing {
+    Lanes::const_iterator first, last;
+  };
+
+  void measure_size(const Competing& all, std::size_t wanted) {
+    const std::size_t grain = sizeof(float) * static_cast<std::size_t>(size_);
+    const std::size_t bytes = std::max(wanted / grain, std::size_t{1}) * grain;
+    std::vector<int> iterations;
+    std::vector<std::vector<double>> us(static_cast<std::size_t>(all.last - all.first));
+    for (auto it = all.first; it != all.last; ++it) {
+      time(*it, bytes, 1);  // connections, plans, pages
+      const double once = time(*it, bytes, 2);
+      iterations.push_back(static_cast<int>(std::clamp(slot_us_ / std::max(once, 0.05), 1.0, 20000.0)));
+    }
+    for (int round = 0; round < options_.rounds; ++round)
+      for (std::size_t i = 0; i < us.size(); ++i)
+        us[i].push_back(time(all.first[static_cast<std::ptrdiff_t>(i)], bytes, iterations[i]));
+    for (std::size_t i = 0; i < us.size(); ++i) {
+      std::sort(us[i].begin(), us[i].end());
+      measured_.times.push_back(
+          {all.first[static_cast<std::ptrdiff_t>(i)].first, bytes, us[i][us[i].size() / 2]});
+    }
+  }
+
+  /// Microseconds a call, of the rank that takes longest.
+  double time(const std::pair<Candidate, std::size_t>& which, std::size_t bytes, int iterations) {
+    const auto& [candidate, k] = which;
+    Lane& lane = lanes_[k];
+    float* const in = candidate.is_direct() ? lane.in.get() : in_.data();
+    float* const out = candidate.is_direct() ? lane.out.get() : out_.data();
+    control_->barrier().wait();
+    const auto begin = Clock::now();
+    for (int i = 0; i < iterations; ++i) start(*lane.comm, candidate.collective, in, out, bytes).wait();
+    double us = std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / iterations;
+    control_->all_reduce({&us, 1}, ReduceOp::max).wait();
+    return us;
+  }
+
+  const int rank_, size_;
+  const std::shared_ptr<Store> store_;
+  const Options& options_;
+  const Progress& progress_;
+  std::optional<Communicator> control_;
+  std::vector<Lane> lanes_;
+  Lanes lane_of_;
+  std::vector<float> in_, out_;
+  double slot_us_ = 0;
+  Measured measured_;
+};
+
+}  // namespace
+
+std::vector<Candidate> candidates(bool meets, const Options& options) {
+  std::vector<Candidate> all;
+  for (const Collective c : all_with_a_choice) {
+    const auto& asked = options.collectives;
+    if (!asked.empty() && std::find(asked.begin(), asked.end(), c) == asked.end()) continue;
+    const Where where = meets ? Where::together : Where::network;
+    std::vector<Candidate> of_one;
+    for (const std::string& word : words(algorithm_choices(c, where))) {
+      TuningRule rule{c, where, ""};
+      set_algorithm(rule, word);
+      if (!rule.streams || options.schedules) of_one.push_back({c, where, word});
+    }
+    if (meets) of_one.push_back({c, Where::reachable, "direct"});
+    if (of_one.size() > 1) all.insert(all.end(), of_one.begin(), of_one.end());
+  }
+  return all;
+}
+
+Measured measure(int rank, int size, const std::shared_ptr<Store>& store, const Options& options,
+                 const Progress& progress) {
+  return Measure(rank, size, store, options, progress).run();
+}
+
+}  // namespace rz::tune

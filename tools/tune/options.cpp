@@ -1,0 +1,91 @@
+#include "tools/tune/options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "comm/core/error.h"
+#include "comm/tuning.h"
+#include "tools/command_line/command_line.h"
+
+namespace rz::tune {
+namespace {
+
+constexpr const char* what_it_is =
+    "Measures which algorithm is the fastest for each collective and size, on the ranks that it is started "
+    "with,\n"
+    "and writes a tuning table.\n\n"
+    "  rzrun -n 4 tune --output tuning.txt\n"
+    "  RZ_TUNING=tuning.txt rzrun -n 4 all_reduce_perf -b 8 -e 64M -f 4 --verbose";
+
+constexpr const char* what_else =
+    "On one host it times what ranks do that meet in shared memory, and from which size on memory of "
+    "allocate() is\n"
+    "better read where it lies; between hosts every schedule. All that compete at one size are timed in "
+    "turn, "
+    "several\n"
+    "rounds; medians count, of the rank that takes longest. Out of all times it fits what a message, a byte "
+    "and a byte\n"
+    "of a sum cost on that link, by which groups of other sizes are served. The table is text; "
+    "comm/tuning.h and\n"
+    "docs/tuning.md say how to read it, and how to put tables of several group sizes into one file.\n\n"
+    "Nothing else should run on the machine meanwhile. RZ_TRANSPORT, RZ_HOST_ID and the like count, "
+    "RZ_TUNING "
+    "and\n"
+    "RZ_ALGORITHM do not.\n\n"
+    "Exit status: 0 all right, 2 a wrong command line, 1 anything else.";
+
+struct Words {
+  std::string least = "8", most = "8M", collectives;
+};
+
+std::size_t size_of_word(const std::string& word, const char* flag) {
+  const auto bytes = bytes_from(word);
+  require(bytes && *bytes > 0, Errc::config, flag, " '", word,
+          "' is no size; write bytes, or as many K, M or G");
+  return *bytes;
+}
+
+void settle(Options& o, const Words& w) {
+  o.least = size_of_word(w.least, "--min");
+  o.most = size_of_word(w.most, "--max");
+  require(o.least <= o.most, Errc::config, "--min ", w.least, " is more than --max ", w.most);
+  require(!o.output.empty(), Errc::config, "--output needs the name of a file");
+  for (std::size_t at = 0; at < w.collectives.size();) {
+    const std::size_t end = std::min(w.collectives.find(',', at), w.collectives.size());
+    o.collectives.push_back(collective_from_name(w.collectives.substr(at, end - at)));
+    at = end + 1;
+  }
+}
+
+}  // namespace
+
+std::vector<std::size_t> Options::sizes() const {
+  std::vector<std::size_t> all;
+  for (std::size_t bytes = least; bytes <= most; bytes *= static_cast<std::size_t>(factor))
+    all.push_back(bytes);
+  return all;
+}
+
+ParsedOptions parse_options(int argc, const char* const* argv) {
+  ParsedOptions parsed;
+  Options& o = parsed.options;
+  Words words;
+  CLI::App app(what_it_is, "tune");
+  app.footer(what_else);
+  app.add_option("-o,--output", o.output, "Where the table goes; default tuning.txt")->type_name("FILE");
+  app.add_option("--min", words.least, "Least size, of the whole buffer; K, M, G are binary; default 8");
+  app.add_option("--max", words.most, "Largest; default 8M");
+  app.add_option("--factor", o.factor, "From a size to the next; default 4")->check(CLI::Range(2, 1024));
+  app.add_option("--rounds", o.rounds, "In which all that compete take turns; default 5")
+      ->check(CLI::Range(1, 1000));
+  app.add_option("--seconds", o.seconds, "How long to measure, about; default 40")
+      ->check(CLI::Range(0.01, 86400.0));
+  app.add_option("--collectives", words.collectives,
+                 "all_reduce,broadcast and the like; default: all that have a choice");
+  app.add_flag("--schedules", o.schedules,
+               "On one host: the schedules over streams too, which letters nearly always beat");
+  parsed.help = parse_command_line(app, argc, argv);
+  if (parsed.help.empty()) settle(o, words);
+  return parsed;
+}
+
+}  // namespace rz::tune

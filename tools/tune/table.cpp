@@ -1,0 +1,216 @@
+#include "tools/tune/table.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <ctime>
+#include <map>
+
+#include "comm/core/text.h"
+#include "comm/cost_model.h"
+#include "comm/topology.h"
+
+namespace rz::tune {
+namespace {
+
+constexpr double lead = 0.95;  // of its time, to take over
+
+/// One collective's times at one place: of each name by size.
+struct Field {
+  std::vector<std::string> names;
+  std::map<std::size_t, std::map<std::string, double>> us;
+};
+
+Field field_of(const Measured& m, Collective c, Where where) {
+  Field f;
+  for (const Time& t : m.times) {
+    if (t.candidate.collective != c || t.candidate.where != where) continue;
+    if (std::find(f.names.begin(), f.names.end(), t.candidate.name) == f.names.end())
+      f.names.push_back(t.candidate.name);
+    f.us[t.bytes][t.candidate.name] = t.us;
+  }
+  return f;
+}
+
+/// Bytes where `next` overtakes `now`, between two sizes, as a number that is easy to read.
+std::size_t crossing(const Field& f, std::size_t low, std::size_t high, const std::string& now,
+                     const std::string& next) {
+  const auto ahead = [&](std::size_t at) { return std::log(f.us.at(at).at(next) / f.us.at(at).at(now)); };
+  const double before = ahead(low), after = ahead(high);
+  const double share = before > 0 && after < 0 ? before / (before - after) : 0.5;
+  const double bytes =
+      std::pow(static_cast<double>(low), 1 - share) * std::pow(static_cast<double>(high), share);
+  const auto exact = static_cast<std::size_t>(bytes);
+  std::size_t grain = 1;
+  while (grain * 8 <= exact) grain *= 2;  // three binary digits
+  return std::clamp(exact / grain * grain, low, high - 1);
+}
+
+struct Range {
+  std::string name;
+  std::size_t most = any_bytes;
+};
+
+std::vector<Range> ranges(const Field& f, const std::vector<std::string>& names) {
+  std::vector<Range> found;
+  std::size_t last = 0;
+  for (const auto& [bytes, us] : f.us) {
+    const auto& times = us;
+    const auto faster = [&](const auto& a, const auto& b) { return times.at(a) < times.at(b); };
+    const std::string best = *std::min_element(names.begin(), names.end(), faster);
+    if (found.empty()) {
+      found.push_back({best});
+    } else if (best != found.back().name && times.at(best) < lead * times.at(found.back().name)) {
+      found.back().most = crossing(f, last, bytes, found.back().name, best);
+      found.push_back({best});
+    }
+    last = bytes;
+  }
+  return found;
+}
+
+bool in_rank_order(Collective c, Where where, const std::string& name) {
+  TuningRule rule{c, where, ""};
+  set_algorithm(rule, name);
+  return find_rule({rule}, where, c, 0, 1, true) != nullptr;
+}
+
+TuningRule line(const Measured& m, Collective c, Where where, const Range& range, std::size_t least) {
+  TuningRule rule{c, where, ""};
+  set_algorithm(rule, range.name);
+  rule.size = rule.least_size = m.ranks;
+  rule.least_bytes = least;
+  rule.bytes = range.most;
+  rule.source = Source::file;
+  return rule;
+}
+
+/// Where the fastest do not all sum in rank order, lines have both ends, so that none of them serves
+/// another's range instead.
+void add_lines(const Measured& m, Collective c, Where where, std::vector<TuningRule>& rules) {
+  const Field f = field_of(m, c, where);
+  if (f.names.size() < 2) return;
+  std::vector<std::string> ordered;
+  for (const std::string& name : f.names)
+    if (in_rank_order(c, where, name)) ordered.push_back(name);
+  const auto all = ranges(f, f.names);
+  const bool one_order =
+      std::all_of(all.begin(), all.end(), [&](const Range& r) { return in_rank_order(c, where, r.name); });
+  std::size_t least = 0;
+  for (const Range& r : all) {
+    rules.push_back(line(m, c, where, r, one_order ? 0 : least));
+    least = r.most + 1;
+  }
+  if (one_order || ordered.empty()) return;
+  for (const Range& r : ranges(f, ordered)) rules.push_back(line(m, c, where, r, 0));
+}
+
+/// Direct, or as if memory were any: held against the best of those who copy.
+void add_reachable(const Measured& m, Collective c, std::vector<TuningRule>& rules) {
+  const Field direct = field_of(m, c, Where::reachable), any = field_of(m, c, Where::together);
+  Field both;
+  both.names = {"copied", "direct"};
+  for (const auto& [bytes, us] : direct.us) {
+    double least = std::numeric_limits<double>::max();
+    for (const auto& [name, other] : any.us.at(bytes)) least = std::min(least, other);
+    both.us[bytes] = {{"copied", least}, {"direct", us.at("direct")}};
+  }
+  for (const Range& r : ranges(both, both.names)) rules.push_back(line(m, c, Where::reachable, r, 0));
+}
+
+/// The schedule that does the same, for the cost model.
+const Algorithm* schedule_like(const Candidate& c) {
+  const std::string wanted = c.name == "letters" ? "direct" : c.name;
+  for (const Algorithm& a : algorithms())
+    if (a.collective == c.collective && (wanted == a.name || wanted == str("streams:", a.name))) return &a;
+  return nullptr;
+}
+
+using Row = std::array<double, 3>;
+
+/// Least squares of rows · x = 1 over the columns in `used`; others are 0.
+Row solve(const std::vector<Row>& rows, unsigned used) {
+  double m[3][4] = {};
+  for (const Row& r : rows)
+    for (int i = 0; i < 3; ++i) {
+      for (int j = 0; j < 3; ++j) m[i][j] += r[static_cast<std::size_t>(i)] * r[static_cast<std::size_t>(j)];
+      m[i][3] += r[static_cast<std::size_t>(i)];
+    }
+  for (int i = 0; i < 3; ++i)
+    if (!(used >> i & 1)) {
+      for (int j = 0; j < 3; ++j) m[i][j] = m[j][i] = 0;
+      m[i][i] = 1, m[i][3] = 0;
+    }
+  for (int i = 0; i < 3; ++i)
+    for (int k = 0; k < 3; ++k) {
+      if (k == i || m[i][i] == 0) continue;
+      const double factor = m[k][i] / m[i][i];
+      for (int j = 0; j < 4; ++j) m[k][j] -= factor * m[i][j];
+    }
+  Row x{};
+  for (int i = 0; i < 3; ++i) x[static_cast<std::size_t>(i)] = m[i][i] > 0 ? m[i][3] / m[i][i] : -1;
+  return x;
+}
+
+double misfit(const std::vector<Row>& rows, const Row& x) {
+  double sum = 0;
+  for (const Row& r : rows) {
+    const double off = r[0] * x[0] + r[1] * x[1] + r[2] * x[2] - 1;
+    sum += off * off;
+  }
+  return sum;
+}
+
+}  // namespace
+
+LinkCost fit_link(const Measured& m) {
+  const LinkCost about = m.meets ? LinkCost{0.5, 1e-4, 1e-4} : LinkCost{20, 1e-3, 1e-4};  // finds the path
+  std::vector<Row> rows;
+  for (const Time& t : m.times) {
+    const Algorithm* const schedule = t.candidate.is_direct() ? nullptr : schedule_like(t.candidate);
+    if (!schedule || m.ranks > most_modelled || t.us <= 0) continue;
+    const ScheduleCost cost = estimate(*schedule, m.ranks, t.bytes, about);
+    rows.push_back({cost.messages / t.us, cost.bytes / t.us, cost.read / t.us});
+  }
+  Row best{};
+  double least = std::numeric_limits<double>::max();
+  for (unsigned used = 1; used < 8; ++used) {
+    const Row x = solve(rows, used);
+    const bool sensible = std::all_of(x.begin(), x.end(), [](double v) { return v >= 0 && v < 1e6; });
+    if (sensible && misfit(rows, x) < least) best = x, least = misfit(rows, x);
+  }
+  const auto digits = [](double v) {  // more would say nothing
+    const double scale = v > 0 ? std::pow(10, 2 - std::floor(std::log10(v))) : 1;
+    return std::round(v * scale) / scale;
+  };
+  return {digits(best[0]), digits(best[1]), digits(best[2])};
+}
+
+Tuning table_of(const Measured& m) {
+  Tuning table;
+  const LinkCost link = fit_link(m);
+  if (link.alpha > 0 || link.beta > 0 || link.gamma > 0) (m.meets ? table.shm : table.tcp) = link;
+  for (int i = 0; i < collective_count; ++i) {
+    const Collective c{static_cast<std::uint8_t>(i)};
+    add_lines(m, c, m.meets ? Where::together : Where::network, table.rules);
+    if (m.meets) add_reachable(m, c, table.rules);
+  }
+  return table;
+}
+
+std::string heading(const Measured& m, const Options& o) {
+  char host[256] = {}, date[32] = {};
+  ::gethostname(host, sizeof host - 1);
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  std::strftime(date, sizeof date, "%Y-%m-%d %H:%M UTC", gmtime_r(&now, &utc));
+  return str(
+      "# Tuning table of ringzero ", RZ_VERSION, ", measured by tune\n# host ", host, ", ",
+      read_topology().processor, "\n# ", m.ranks, " ranks, ", m.carrier, "\n# ", date, "; ",
+      human_bytes(o.least), " to ", human_bytes(o.most), ", medians of ", o.rounds,
+      " rounds\n# The first line that fits wins; us a message, a byte and a byte of a sum of the link.\n");
+}
+
+}  // namespace rz::tune
