@@ -31,13 +31,13 @@ TEST(Environment, DefaultsAreThoseOfTheHeader) {
 }
 
 TEST(Environment, EveryVariableIsRead) {
-  const Variable variables[] = {{"RZ_TRANSPORT", "tcp"},  {"RZ_INTERFACE", "lo"},
-                                {"RZ_SOCKETS", "3"},      {"RZ_ALGORITHM", "ring"},
-                                {"RZ_TIMEOUT_S", "1.5"},  {"RZ_DETERMINISTIC", "0"},
-                                {"RZ_HOST_ID", "here"},   {"RZ_RENDEZVOUS_TIMEOUT_S", "2"},
-                                {"RZ_BACKEND", "mpi"},    {"RZ_ALLOW_TF32", "1"},
-                                {"NCCL_HOSTID", "h1"},    {"NCCL_MULTI_RANK_GPU_ENABLE", "1"},
-                                {"RZ_CONGESTION", "reno"}};
+  const Variable variables[] = {{"RZ_TRANSPORT", "tcp"},   {"RZ_INTERFACE", "lo"},
+                                {"RZ_SOCKETS", "3"},       {"RZ_ALGORITHM", "ring"},
+                                {"RZ_TIMEOUT_S", "1.5"},   {"RZ_DETERMINISTIC", "0"},
+                                {"RZ_HOST_ID", "here"},    {"RZ_RENDEZVOUS_TIMEOUT_S", "2"},
+                                {"RZ_BACKEND", "mpi"},     {"RZ_ALLOW_TF32", "1"},
+                                {"NCCL_HOSTID", "h1"},     {"NCCL_MULTI_RANK_GPU_ENABLE", "1"},
+                                {"RZ_CONGESTION", "reno"}, {"RZ_TUNING", "table"}};
   const Environment e = Environment::read();
   EXPECT_EQ(e.backend, "mpi");
   EXPECT_EQ(e.transport, "tcp");
@@ -45,6 +45,7 @@ TEST(Environment, EveryVariableIsRead) {
   EXPECT_EQ(e.sockets, 3);
   EXPECT_EQ(e.congestion, "reno");
   EXPECT_EQ(e.algorithm, "ring");
+  EXPECT_EQ(e.tuning, "table");
   EXPECT_FALSE(e.deterministic);
   EXPECT_TRUE(e.allow_tf32);
   EXPECT_EQ(e.timeout_s, 1.5);

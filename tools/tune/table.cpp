@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 #include <ctime>
+#include <iterator>
+#include <limits>
 #include <map>
 
 #include "comm/core/text.h"
@@ -15,7 +17,9 @@
 namespace rz::tune {
 namespace {
 
-constexpr double lead = 0.95;  // of its time, to take over
+/// That a change of algorithms has to gain, as the logarithm of a ratio of times, over the sizes until the
+/// next: else chance would write half of the lines.
+constexpr double toll = 0.15;
 
 /// One collective's times at one place: of each name by size.
 struct Field {
@@ -39,12 +43,12 @@ std::size_t crossing(const Field& f, std::size_t low, std::size_t high, const st
                      const std::string& next) {
   const auto ahead = [&](std::size_t at) { return std::log(f.us.at(at).at(next) / f.us.at(at).at(now)); };
   const double before = ahead(low), after = ahead(high);
-  const double share = before > 0 && after < 0 ? before / (before - after) : 0.5;
+  const double share = before > 0 && after <= 0 ? before / (before - after) : 0.5;
   const double bytes =
       std::pow(static_cast<double>(low), 1 - share) * std::pow(static_cast<double>(high), share);
   const auto exact = static_cast<std::size_t>(bytes);
   std::size_t grain = 1;
-  while (grain * 8 <= exact) grain *= 2;  // three binary digits
+  while (grain * 16 <= exact) grain *= 2;  // four binary digits
   return std::clamp(exact / grain * grain, low, high - 1);
 }
 
@@ -53,20 +57,39 @@ struct Range {
   std::size_t most = any_bytes;
 };
 
+/// For each size a name, so that the sum of the times' logarithms is least, with a toll for each change.
+std::vector<std::string> chosen(const Field& f, const std::vector<std::string>& names) {
+  struct State {
+    double cost = 0;
+    std::vector<std::string> way;
+  };
+  std::map<std::string, State> states;
+  for (const std::string& name : names) states[name];
+  for (const auto& [bytes, us] : f.us) {
+    const auto cheapest = std::min_element(states.begin(), states.end(), [](const auto& a, const auto& b) {
+                            return a.second.cost < b.second.cost;
+                          })->second;
+    for (auto& [name, state] : states) {
+      if (!cheapest.way.empty() && cheapest.cost + toll < state.cost) state = cheapest, state.cost += toll;
+      state.cost += std::log(us.at(name));
+      state.way.push_back(name);
+    }
+  }
+  return std::min_element(states.begin(), states.end(),
+                          [](const auto& a, const auto& b) { return a.second.cost < b.second.cost; })
+      ->second.way;
+}
+
 std::vector<Range> ranges(const Field& f, const std::vector<std::string>& names) {
   std::vector<Range> found;
-  std::size_t last = 0;
-  for (const auto& [bytes, us] : f.us) {
-    const auto& times = us;
-    const auto faster = [&](const auto& a, const auto& b) { return times.at(a) < times.at(b); };
-    const std::string best = *std::min_element(names.begin(), names.end(), faster);
-    if (found.empty()) {
-      found.push_back({best});
-    } else if (best != found.back().name && times.at(best) < lead * times.at(found.back().name)) {
-      found.back().most = crossing(f, last, bytes, found.back().name, best);
-      found.push_back({best});
-    }
-    last = bytes;
+  const std::vector<std::string> best = chosen(f, names);
+  auto at = f.us.begin();
+  for (std::size_t i = 0; i < best.size(); ++i) {
+    const std::size_t bytes = at->first;
+    if (i > 0 && best[i] != best[i - 1])
+      found.back().most = crossing(f, std::prev(at)->first, bytes, best[i - 1], best[i]);
+    if (i == 0 || best[i] != best[i - 1]) found.push_back({best[i]});
+    ++at;
   }
   return found;
 }

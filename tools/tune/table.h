@@ -7,7 +7,7 @@ namespace rz::tune {
 
 /// Lines for groups of that size: at each range of sizes the fastest, and the fastest that sums in rank order
 /// where that is another; and the link's costs. A range ends where two lines of times cross, between the
-/// sizes that were measured. Who follows must be faster by 5%, which is less than such times vary.
+/// sizes that were measured. Who is faster by little, or by chance at one size, is left out.
 Tuning table_of(const Measured&);
 
 /// What fits the times best, each counted by its own size, none of the three below 0.

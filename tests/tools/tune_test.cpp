@@ -1,0 +1,223 @@
+// The program that measures a tuning table: its command line, the table that times come to, and a run.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "comm/core/error.h"
+#include "comm/cost_model.h"
+#include "tests/support/error_of.h"
+#include "tests/support/program.h"
+#include "tools/tune/options.h"
+#include "tools/tune/table.h"
+
+namespace rz {
+namespace {
+
+using test::error_of;
+using test::Program;
+using namespace tune;
+using Words = std::vector<std::string>;
+
+ParsedOptions parse(Words flags) {
+  std::vector<const char*> argv{"tune"};
+  for (const auto& f : flags) argv.push_back(f.c_str());
+  return parse_options(static_cast<int>(argv.size()), argv.data());
+}
+
+bool says(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
+
+TEST(TuneOptions, DefaultsAndFlags) {
+  const Options o = parse({}).options;
+  EXPECT_EQ(o.output, "tuning.txt");
+  EXPECT_EQ(o.sizes(),
+            (std::vector<std::size_t>{8, 32, 128, 512, 2048, 8192, 32768, 131072, 524288, 2097152, 8388608}));
+  const Options given =
+      parse({"-o", "t", "--min", "1K", "--max", "1M", "--factor", "32", "--collectives", "reduce,broadcast"})
+          .options;
+  EXPECT_EQ(given.output, "t");
+  EXPECT_EQ(given.sizes(), (std::vector<std::size_t>{1 << 10, 32 << 10, 1 << 20}));
+  EXPECT_EQ(given.collectives, (std::vector{Collective::reduce, Collective::broadcast}));
+}
+
+TEST(TuneOptions, AWrongOneIsOneLineThatHelps) {
+  const std::vector<std::pair<Words, std::vector<const char*>>> wrong = {
+      {{"--min", "8X"}, {"--min '8X'", "K, M or G"}},
+      {{"--min", "0"}, {"--min '0'"}},
+      {{"--min", "2K", "--max", "1K"}, {"--min 2K is more than --max 1K"}},
+      {{"--collectives", "all_redcue"}, {"'all_redcue'", "all_reduce"}},
+      {{"--outptu", "x"}, {"--outptu", "did you mean --output?"}},
+      {{"--rounds", "0"}, {"--rounds"}},
+  };
+  for (const auto& [flags, parts] : wrong) {
+    const Error e = error_of([&] { parse(flags); });
+    EXPECT_EQ(e.code(), Errc::config);
+    for (const char* part : parts) EXPECT_TRUE(says(e.what(), part)) << e.what();
+  }
+}
+
+TEST(TuneOptions, HelpIsWorthReading) {
+  const std::string help = parse({"--help"}).help;
+  for (const char* part : {"rzrun -n 4 tune --output tuning.txt", "RZ_TUNING", "--seconds", "--schedules",
+                           "docs/tuning.md", "Exit status"})
+    EXPECT_TRUE(says(help, part)) << help;
+}
+
+TEST(TuneCandidates, AreAllThatCompete) {
+  const auto count = [](bool meets, const Options& o) { return candidates(meets, o).size(); };
+  Options all_reduce;
+  all_reduce.collectives = {Collective::all_reduce};
+  EXPECT_EQ(count(true, all_reduce), 3u) << "one_shot, two_shot, direct";
+  all_reduce.schedules = true;
+  std::size_t schedules = 0;
+  for (const Algorithm& a : algorithms()) schedules += a.collective == Collective::all_reduce;
+  EXPECT_EQ(count(true, all_reduce), 3 + schedules);
+  EXPECT_EQ(count(false, all_reduce), schedules);
+  Options gather;
+  gather.collectives = {Collective::gather};
+  EXPECT_EQ(count(true, gather), 2u);
+  EXPECT_EQ(count(false, gather), 0u) << "it has one schedule";
+}
+
+// ---- tables out of times
+
+Measured times(bool meets, Collective c,
+               const std::vector<std::pair<std::string, std::vector<double>>>& rows) {
+  Measured m;
+  m.ranks = 4, m.meets = meets, m.carrier = "scheduled over nothing";
+  std::size_t bytes = 64;
+  for (std::size_t i = 0; i < rows[0].second.size(); ++i, bytes *= 4)
+    for (const auto& [name, us] : rows) {
+      const Where where = !meets ? Where::network : name == "direct" ? Where::reachable : Where::together;
+      m.times.push_back({{c, where, name}, bytes, us[i]});
+    }
+  return m;
+}
+
+/// Without the link's line.
+std::string lines(const Measured& m) {
+  Tuning t = table_of(m);
+  t.shm.reset(), t.tcp.reset();
+  return t.text();
+}
+
+TEST(TuneTable, ARangeEndsWhereTimesCross) {
+  EXPECT_EQ(lines(times(true, Collective::all_reduce,
+                        {{"one_shot", {1, 1, 2, 8}}, {"two_shot", {4, 4, 3, 2}}, {"direct", {3, 3, 1, 1}}})),
+            "all_reduce one_host ranks=4 bytes<=1280 one_shot\n"
+            "all_reduce one_host ranks=4 two_shot\n"
+            "all_reduce reachable ranks=4 bytes<=576 copied\n"
+            "all_reduce reachable ranks=4 direct\n");
+}
+
+TEST(TuneTable, ChanceAtOneSizeWritesNoLine) {
+  EXPECT_EQ(lines(times(true, Collective::broadcast,
+                        {{"letters", {1, 1, 1.1, 1, 1}}, {"direct", {1.05, 1.2, 1, 1.2, 1.1}}})),
+            "broadcast reachable ranks=4 copied\n");
+}
+
+TEST(TuneTable, WhoSumsInAnotherOrderHasADeputy) {
+  const std::string table =
+      lines(times(false, Collective::all_reduce,
+                  {{"tree", {1, 1, 9, 9}}, {"one_shot", {2, 2, 8, 9}}, {"two_shot", {4, 4, 2, 2}}}));
+  EXPECT_EQ(table,
+            "all_reduce network ranks=4 bytes<=480 tree\n"
+            "all_reduce network ranks=4 bytes>=481 two_shot\n"
+            "all_reduce network ranks=4 bytes<=384 one_shot\n"
+            "all_reduce network ranks=4 two_shot\n");
+  const Tuning t = parse_tuning(table, "t");
+  const auto algorithm = [&](std::size_t bytes, bool deterministic) {
+    return std::string(
+        find_rule(t.rules, Where::network, Collective::all_reduce, bytes, 4, deterministic)->algorithm);
+  };
+  EXPECT_EQ(algorithm(100, false), "tree");
+  EXPECT_EQ(algorithm(100, true), "one_shot");
+  EXPECT_EQ(algorithm(4096, true), "two_shot");
+}
+
+TEST(TuneTable, TheLinkIsThatOfTheTimes) {
+  const LinkCost link{20, 0.004, 0.0005};
+  Measured m;
+  m.ranks = 4, m.carrier = "scheduled over tcp";
+  for (const char* name : {"one_shot", "two_shot", "ring", "tree", "chain", "halving_doubling"})
+    for (std::size_t bytes = 64; bytes <= 16 << 20; bytes *= 4)
+      m.times.push_back({{Collective::all_reduce, Where::network, name},
+                         bytes,
+                         estimate(find_algorithm(Collective::all_reduce, name), 4, bytes, link).us(link)});
+  const LinkCost found = fit_link(m);
+  EXPECT_NEAR(found.alpha, link.alpha, 0.1 * link.alpha);
+  EXPECT_NEAR(found.beta, link.beta, 0.1 * link.beta);
+  EXPECT_GE(found.gamma, 0);
+}
+
+// ---- the program
+
+class File {
+ public:
+  File()
+      : path_((std::filesystem::temp_directory_path() / str("rz_tune_test_", static_cast<int>(::getpid())))
+                  .string()) {}
+  ~File() { std::filesystem::remove(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(Tune, WritesATableThatACallTakes) {
+  const File table;
+  Program p({test::built("rzrun"), "-n", "2", test::built("tune"), "-o", table.path(), "--seconds", "0.5",
+             "--rounds", "3", "--max", "128K", "--factor", "16"});
+  ASSERT_EQ(p.wait(), 0) << p.err();
+  EXPECT_TRUE(says(p.out(), table.path() + ": ")) << p.out();
+  EXPECT_EQ(p.err(), "") << "no bar where nobody looks";
+  const Tuning t = read_tuning(table.path());
+  EXPECT_TRUE(t.shm.has_value());
+  for (const Where where : {Where::together, Where::reachable})
+    EXPECT_NE(find_rule(t.rules, where, Collective::all_reduce, 1000, 2, true), nullptr);
+  std::ostringstream text;
+  text << std::ifstream(table.path()).rdbuf();
+  EXPECT_TRUE(says(text.str(), "# 2 ranks, scheduled over shm\n")) << text.str();
+
+  Program bench(
+      {test::built("rzrun"), "-n", "2", test::built("all_reduce_perf"), "-b", "8", "-e", "8", "--verbose"},
+      {{"RZ_TUNING", table.path()}});
+  ASSERT_EQ(bench.wait(), 0) << bench.err();
+  EXPECT_TRUE(says(bench.out(), "(tuning table " + table.path() + ": all_reduce on one host")) << bench.out();
+}
+
+TEST(Tune, MeasuresSchedulesBetweenHosts) {
+  const File table;
+  Program p({test::built("rzrun"), "-n", "2", test::built("tune"), "-o", table.path(), "--seconds", "0.2",
+             "--rounds", "1", "--max", "512", "--factor", "64", "--collectives", "broadcast"},
+            {{"RZ_TRANSPORT", "tcp"}});
+  ASSERT_EQ(p.wait(), 0) << p.err();
+  const Tuning t = read_tuning(table.path());
+  EXPECT_TRUE(t.tcp.has_value());
+  EXPECT_NE(find_rule(t.rules, Where::network, Collective::broadcast, 1000, 2, true), nullptr);
+}
+
+TEST(Tune, BadInputEndsWithTwo) {
+  const std::vector<std::pair<Words, const char*>> wrong = {
+      {{"--min", "x"}, "--min 'x'"},
+      {{}, "one rank alone has nothing to choose"},
+      {{"--frobnicate"}, "unknown flag"},
+  };
+  for (const auto& [flags, part] : wrong) {
+    Words command{test::built("tune")};
+    command.insert(command.end(), flags.begin(), flags.end());
+    Program p(command);
+    EXPECT_EQ(p.wait(), 2);
+    EXPECT_TRUE(says(p.err(), part)) << p.err();
+  }
+  Program p({test::built("rzrun"), "-n", "2", test::built("tune"), "-o", "/nowhere/at/all"});
+  EXPECT_EQ(p.wait(), 2);
+  EXPECT_TRUE(says(p.err(), "--output '/nowhere/at/all' cannot be written")) << p.err();
+}
+
+}  // namespace
+}  // namespace rz
