@@ -106,12 +106,13 @@ class Filler {
     }
   }
 
-  /// A line for calls of `least` to `most` bytes, of about `like`; none: there is one, or nothing to go by.
-  std::optional<TuningRule> line(std::size_t least, std::size_t most, std::size_t like) {
+  /// A line for calls of more than `above` and up to `most` bytes, of about `like`; none: there is one, or
+  /// nothing to go by.
+  std::optional<TuningRule> line(std::size_t above, std::size_t most, std::size_t like) {
     const auto held = [&](std::size_t bytes) {
       return find_rule(rules_, where_, collective_, bytes, size_, deterministic_) != nullptr;
     };
-    if (held(least) && held(most)) return std::nullopt;
+    if (held(above + 1) && held(most)) return std::nullopt;
     std::vector<TuningRule> candidates;
     if (below_ > 0 && above_ < any_size)
       for (const int measured : {below_, above_})
@@ -132,7 +133,7 @@ class Filler {
         candidates.begin(), candidates.end(),
         [&](const auto& a, const auto& b) { return candidates.size() > 1 && cost(a, like) < cost(b, like); });
     best.size = best.least_size = size_;
-    best.least_bytes = least, best.bytes = most, best.traffic = any_bytes;
+    best.bytes_above = above, best.bytes = most, best.traffic = any_bytes;
     best.source = source;
     return best;
   }
@@ -185,10 +186,10 @@ std::vector<TuningRule> rules_for(const Tuning& tuning, int size, bool determini
       const Collective c{static_cast<std::uint8_t>(i)};
       if (!has_a_choice(c, where)) continue;
       Filler filler(tuning, where, c, size, deterministic);
-      std::size_t least = 0;
-      for (std::size_t most = first; least < last; least = most + 1, most *= 4) {
+      std::size_t above = 0;
+      for (std::size_t most = first; above < last; above = most, most *= 4) {
         const bool ends = most >= last;
-        const auto line = filler.line(least, ends ? any_bytes : most, ends ? last : most / 2);
+        const auto line = filler.line(above, ends ? any_bytes : most, ends ? last : most / 2);
         if (line) rules.push_back(*line);
       }
     }

@@ -63,8 +63,8 @@ bool fits(const Rule& rule, const Question& q) {
   if (rule.collective != q.collective || rule.where == together || rule.where == reachable) return false;
   if (rule.where != anywhere && (rule.where == one_host) != q.one_host) return false;
   if (rule.traffic != any_bytes && q.bytes > rule.traffic / static_cast<std::size_t>(q.size)) return false;
-  if (q.size < rule.least_size || q.bytes < rule.least_bytes) return false;
-  return q.size <= rule.size && q.bytes <= rule.bytes;
+  if (rule.bytes_above != 0 && q.bytes <= rule.bytes_above) return false;
+  return q.size >= rule.least_size && q.size <= rule.size && q.bytes <= rule.bytes;
 }
 
 bool allowed(const Algorithm& algorithm, const Question& q) {

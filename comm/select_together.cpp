@@ -105,7 +105,7 @@ class Resolver {
     for (const TuningRule& r : rules_) {
       if (r.collective != c || (r.where != together && r.where != reachable)) continue;
       all.push_back(r.bytes);
-      if (r.least_bytes > 0) all.push_back(r.least_bytes - 1);
+      if (r.bytes_above > 0) all.push_back(r.bytes_above);
       if (r.traffic != any_bytes) all.push_back(r.traffic / static_cast<std::size_t>(size_));
     }
     std::sort(all.begin(), all.end());

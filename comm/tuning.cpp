@@ -63,7 +63,8 @@ bool fits(const TuningRule& r, Where where, Collective c, std::size_t bytes, int
   const bool meets = where == Where::together || where == Where::reachable;
   if (r.collective != c || (r.where != where && (r.where != Where::anywhere || meets))) return false;
   if (r.traffic != any_bytes && bytes > r.traffic / static_cast<std::size_t>(size)) return false;
-  return size >= r.least_size && size <= r.size && bytes >= r.least_bytes && bytes <= r.bytes;
+  if (r.bytes_above != 0 && bytes <= r.bytes_above) return false;
+  return size >= r.least_size && size <= r.size && bytes <= r.bytes;
 }
 
 std::optional<Collective> find_collective(std::string_view word) {
@@ -122,7 +123,7 @@ class Parser {
     r.source = Source::file;
     bool named = false;
     for (std::size_t i = 2; i < words.size(); ++i) {
-      const bool condition = words[i].find('=') != std::string::npos;
+      const bool condition = words[i].find_first_of("=<>") != std::string::npos;
       if (condition) {
         set(r, words[i]);
         continue;
@@ -166,8 +167,8 @@ class Parser {
     };
     if (const auto b = after(word, "bytes<=")) {
       r.bytes = size(*b);
-    } else if (const auto l = after(word, "bytes>=")) {
-      r.least_bytes = size(*l);
+    } else if (const auto l = after(word, "bytes>")) {
+      r.bytes_above = size(*l);
     } else if (const auto t = after(word, "traffic<=")) {
       r.traffic = size(*t);
     } else if (const auto c = after(word, "chunk=")) {
@@ -180,7 +181,7 @@ class Parser {
     } else if (const auto n = after(word, "ranks=")) {
       r.size = r.least_size = ranks(*n);
     } else {
-      that(false, "'", word, "' is no condition; there are ranks=N, ranks<=N, ranks>=N, bytes<=B, bytes>=B, ",
+      that(false, "'", word, "' is no condition; there are ranks=N, ranks<=N, ranks>=N, bytes<=B, bytes>B, ",
            "traffic<=B and chunk=B");
     }
   }
@@ -213,7 +214,7 @@ std::string conditions(const TuningRule& r) {
     if (r.least_size > 1) text += str(" ranks>=", r.least_size);
     if (r.size != any_size) text += str(" ranks<=", r.size);
   }
-  if (r.least_bytes > 0) text += " bytes>=" + exact_bytes(r.least_bytes);
+  if (r.bytes_above > 0) text += " bytes>" + exact_bytes(r.bytes_above);
   if (r.bytes != any_bytes) text += " bytes<=" + exact_bytes(r.bytes);
   if (r.traffic != any_bytes) text += " traffic<=" + exact_bytes(r.traffic);
   return text;
@@ -228,7 +229,7 @@ std::string link_line(const char* name, const std::optional<LinkCost>& link) {
 
 std::string in_words(const TuningRule& r) {
   std::string text = str(name(r.collective), " ", place(r.where).words);
-  if (r.least_bytes > 0) text += str(", from ", human_bytes(r.least_bytes));
+  if (r.bytes_above > 0) text += str(", above ", human_bytes(r.bytes_above));
   if (r.bytes != any_bytes) text += str(", up to ", human_bytes(r.bytes));
   if (r.traffic != any_bytes) text += str(", up to ", human_bytes(r.traffic), " of all ranks");
   if (r.least_size == r.size)

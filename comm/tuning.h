@@ -51,8 +51,8 @@ struct TuningRule {
   int size = any_size;
   std::size_t bytes = any_bytes;
   std::size_t traffic = any_bytes;
+  std::size_t bytes_above = 0;  ///< and buffers of more than that, if it is not 0
   int least_size = 1;
-  std::size_t least_bytes = 0;
   std::size_t chunk = 0;  ///< bytes, a multiple of 64; 0: as the executor has it
   bool streams = false;   ///< of `together`: a schedule, over streams
   Source source = Source::built_in;

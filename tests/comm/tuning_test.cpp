@@ -33,7 +33,7 @@ constexpr const char* every_kind_of_line =
     "all_reduce reachable bytes<=2047 copied\n"
     "all_reduce reachable direct\n"
     "all_reduce network ranks>=3 ranks<=8 traffic<=256K one_shot chunk=32K\n"
-    "broadcast anywhere bytes>=1K bytes<=1M tree\n"
+    "broadcast anywhere bytes>1K bytes<=1M tree\n"
     "barrier streams dissemination\n";
 
 /// A file of this test, gone with it.

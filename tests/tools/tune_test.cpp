@@ -126,7 +126,7 @@ TEST(TuneTable, WhoSumsInAnotherOrderHasADeputy) {
                   {{"tree", {1, 1, 9, 9}}, {"one_shot", {2, 2, 8, 9}}, {"two_shot", {4, 4, 2, 2}}}));
   EXPECT_EQ(table,
             "all_reduce network ranks=4 bytes<=480 tree\n"
-            "all_reduce network ranks=4 bytes>=481 two_shot\n"
+            "all_reduce network ranks=4 bytes>480 two_shot\n"
             "all_reduce network ranks=4 bytes<=384 one_shot\n"
             "all_reduce network ranks=4 two_shot\n");
   const Tuning t = parse_tuning(table, "t");

@@ -100,11 +100,11 @@ bool in_rank_order(Collective c, Where where, const std::string& name) {
   return find_rule({rule}, where, c, 0, 1, true) != nullptr;
 }
 
-TuningRule line(const Measured& m, Collective c, Where where, const Range& range, std::size_t least) {
+TuningRule line(const Measured& m, Collective c, Where where, const Range& range, std::size_t above) {
   TuningRule rule{c, where, ""};
   set_algorithm(rule, range.name);
   rule.size = rule.least_size = m.ranks;
-  rule.least_bytes = least;
+  rule.bytes_above = above;
   rule.bytes = range.most;
   rule.source = Source::file;
   return rule;
@@ -121,10 +121,10 @@ void add_lines(const Measured& m, Collective c, Where where, std::vector<TuningR
   const auto all = ranges(f, f.names);
   const bool one_order =
       std::all_of(all.begin(), all.end(), [&](const Range& r) { return in_rank_order(c, where, r.name); });
-  std::size_t least = 0;
+  std::size_t above = 0;
   for (const Range& r : all) {
-    rules.push_back(line(m, c, where, r, one_order ? 0 : least));
-    least = r.most + 1;
+    rules.push_back(line(m, c, where, r, one_order ? 0 : above));
+    above = r.most;
   }
   if (one_order || ordered.empty()) return;
   for (const Range& r : ranges(f, ordered)) rules.push_back(line(m, c, where, r, 0));
