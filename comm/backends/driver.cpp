@@ -82,7 +82,7 @@ CallChoice Driver::explain(Collective kind, std::size_t bytes, bool reachable) c
   if (together_) {
     const TogetherWay& way = together_->table().of(kind, bytes);
     if (!way.streams) return explain_together(kind, bytes, size_, way, together_->room(), reachable);
-    return {str(way.streams->name, " over streams"), carrier_, way.chunk ? way.chunk : slice_bytes, way.why};
+    return {str("streams:", way.streams->name), carrier_, way.chunk ? way.chunk : slice_bytes, way.why};
   }
   const Selection s = schedule_for(kind, bytes);
   const std::string why = s.rule ? words_of_source(*s.rule, options_.tuning.name) + in_words(*s.rule)

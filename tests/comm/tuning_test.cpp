@@ -292,7 +292,7 @@ TEST(Explain, SaysWhatIsForced) {
     EXPECT_EQ(not_reached.algorithm, "one_shot");
     EXPECT_TRUE(says(not_reached.why, "direct is forced, but not all")) << not_reached.why;
     const CallChoice tree = comm.explain(Collective::broadcast, 1 << 20);
-    EXPECT_EQ(tree.algorithm, "tree over streams");
+    EXPECT_EQ(tree.algorithm, "streams:tree");
     EXPECT_EQ(tree.why, "forced: broadcast=tree");
     EXPECT_EQ(tree.chunk_bytes, 64u << 10);
     EXPECT_EQ(comm.explain(Collective::reduce, 1 << 20, true).algorithm, "letters");
@@ -355,7 +355,7 @@ TEST(TuningOfAGroup, RankZerosTableIsEverybodys) {
     EXPECT_EQ(small.algorithm, "two_shot");
     EXPECT_EQ(small.chunk_bytes, 128u);
     EXPECT_EQ(small.why, str("tuning table ", file.path(), ": all_reduce on one host, up to 1 KiB"));
-    EXPECT_EQ(comm.explain(Collective::all_reduce, 4000).algorithm, "chain over streams");
+    EXPECT_EQ(comm.explain(Collective::all_reduce, 4000).algorithm, "streams:chain");
     EXPECT_EQ(comm.explain(Collective::all_reduce, 1 << 20).chunk_bytes, 1024u);
     EXPECT_EQ(comm.explain(Collective::reduce, 100, true).algorithm, "direct");
     EXPECT_EQ(comm.explain(Collective::scatter, 100).why, "built-in table: scatter on one host");

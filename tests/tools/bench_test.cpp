@@ -448,6 +448,27 @@ TEST(BenchRun, JsonHoldsThePercentilesOfTheSlowestRank) {
       json_of("all_reduce", {"-b", "8", "-e", "8"}).at("results")[0].at("in_place").contains("percentiles"));
 }
 
+TEST(BenchRun, VerboseSaysWhatARowTakesAndWhatIsForced) {
+  using Words = std::vector<std::string>;
+  const Words sizes{"-t", "2", "-b", "8", "-e", "128K", "-f", "16384", "-n", "2", "--verbose"};
+  const auto with = [&](Words more) {
+    more.insert(more.begin(), sizes.begin(), sizes.end());
+    return more;
+  };
+  const Outcome table = run_threads("all_reduce", sizes);
+  EXPECT_TRUE(table.says("# 8 B: one_shot over shm (built-in table: all_reduce on one host, up to 64 KiB"))
+      << table.text;
+  EXPECT_TRUE(table.says("# 131072 B: two_shot over shm, pieces of ")) << table.text;
+  EXPECT_EQ(table.rows().size(), 2u);
+  EXPECT_TRUE(
+      run_threads("all_reduce", with({"--algorithm", "two_shot"})).says("(forced: all_reduce=two_shot)"));
+  EXPECT_TRUE(run_threads("broadcast", with({"--algorithm", "tree"})).says("streams:tree over shm"));
+  EXPECT_TRUE(run_threads("alltoall", with({"-R", "1"})).says("direct over shm"));
+  EXPECT_TRUE(run_threads("sendrecv", sizes).says("message over shm"));
+  EXPECT_FALSE(run_threads("all_reduce", {"-t", "2", "-b", "8", "-e", "8"}).says("built-in table"));
+  EXPECT_THROW(run_threads("broadcast", with({"--algorithm", "ring"})), Error);
+}
+
 TEST(BenchRun, CyclesRepeatTheTable) {
   EXPECT_EQ(run_threads("broadcast", {"-b", "8", "-e", "8", "-N", "3"}).rows().size(), 3u);
 }
