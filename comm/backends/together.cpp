@@ -41,11 +41,11 @@ Together::Together(Transport& transport, int rank, int size, TogetherTable table
       rank_(rank),
       size_(size),
       crowded_(transport.crowded()),
-      table_(std::move(table)),
       sources_(index(size)),
       peers_(index(size)),
       ins_(index(size)),
-      outs_(index(size)) {}
+      outs_(index(size)),
+      table_(std::move(table)) {}
 
 // ---- a call
 
@@ -81,8 +81,7 @@ Together::Shape Together::shape_of(const Operation& op) {
               static_cast<std::uint64_t>(static_cast<std::uint32_t>(op.root)) << 32};
 }
 
-const TogetherWay* Together::streams(const Operation& op) const {
-  if (!table_.may_stream(op.kind)) return nullptr;
+const TogetherWay* Together::find_streams(const Operation& op) const {
   const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
   const std::size_t bytes = Layout::common_count(op, size_) * size_of(dtype);
   const TogetherWay& way = table_.of(op.kind, whole_bytes(op.kind, bytes, size_));

@@ -45,7 +45,9 @@ class Together {
   void claim() { letters_.claim(); }
 
   /// The schedule that serves the call instead, over streams; null: none does. start() is for the others.
-  const TogetherWay* streams(const Operation&) const;
+  const TogetherWay* streams(const Operation& op) const {
+    return table_.may_stream(op.kind) ? find_streams(op) : nullptr;
+  }
   /// Any thread.
   const TogetherTable& table() const { return table_; }
   TogetherRoom room() const { return {letters_.ring_bytes(), crowded_}; }
@@ -76,6 +78,7 @@ class Together {
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   static Shape shape_of(const Operation&);
+  const TogetherWay* find_streams(const Operation&) const;
   void plan();
   void use_ring();
   bool advance_one_phase();
@@ -126,7 +129,6 @@ class Together {
   Letters letters_;
   const int rank_, size_;
   const bool crowded_;
-  const TogetherTable table_;
 
   const Operation* op_ = nullptr;
   std::optional<Shape> planned_;
@@ -148,6 +150,7 @@ class Together {
   std::array<Doubt, 64> doubts_{};
   std::vector<Offer> peers_;
   std::vector<std::byte*> ins_, outs_;
+  const TogetherTable table_;
 };
 
 }  // namespace rz
