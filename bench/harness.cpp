@@ -34,6 +34,7 @@ double us_since(Clock::time_point begin) { return us_between(begin, Clock::now()
 struct Arena {
   std::shared_ptr<std::byte> memory;
   std::size_t bytes = 0;
+  Registration registration{};
 
   std::size_t places(std::size_t extent) const {
     return extent ? std::max<std::size_t>(bytes / extent, 1) : 1;
@@ -111,7 +112,15 @@ class RankRun {
             bytes};
     set_bytes(a.memory.get(), 0, all, stream_);
     stream_.synchronize();
+    if (options_.registered == 3) a.registration = registered(a.memory.get(), all);
     return a;
+  }
+
+  Registration registered(std::byte* memory, std::size_t bytes) {
+    Registration r = comm_.register_buffer(memory, bytes);
+    require(r.zero_copy() || comm_.size() == 1, Errc::unsupported, "-R 3 on rank ", comm_.rank(), ": ",
+            r.why());
+    return r;
   }
 
   std::vector<DeviceLine> gather_devices(int local_rank) {

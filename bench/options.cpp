@@ -111,8 +111,9 @@ void add_running(CLI::App& app, Options& o, Words& w) {
   app.add_option(
          "-R,--local_register", o.registered,
          "1: buffers of Communicator::allocate (with nccl: registered); 2: of allocate_symmetric (with "
-         "nccl: symmetric windows; with peer_cuda among processes: read in place); default 0, plain memory")
-      ->check(CLI::Range(0, 2));
+         "nccl: symmetric windows; with peer_cuda among processes: read in place); 3: plain memory, then "
+         "Communicator::register_buffer; default 0, plain memory")
+      ->check(CLI::Range(0, 3));
   app.add_option("-u,--unalign", o.misalign, "Elements that buffers start off their alignment; default 0")
       ->check(CLI::Range(0, 4096));
   app.add_option("-T,--timeout", o.timeout_s,

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "comm/collective.h"
+#include "comm/registration.h"
 #include "comm/work.h"
 
 namespace rz {
@@ -41,6 +42,10 @@ class Backend {
   /// The same, called by every rank together with as many bytes: memory that all reach at one place, where
   /// that makes a difference.
   virtual std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) { return allocate(bytes); }
+  /// Host memory of the caller's, to be moved without copying, until the registration ends.
+  virtual Registration register_buffer(std::span<std::byte>) {
+    return Registration(describe() + " copies host memory as its library does; there is nothing to register");
+  }
   /// "scheduled over shm", for reports.
   virtual std::string describe() const = 0;
 };

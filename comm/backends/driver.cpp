@@ -6,6 +6,7 @@
 
 #include "comm/core/error.h"
 #include "comm/reduce.h"
+#include "comm/transports/arena.h"
 
 namespace rz {
 
@@ -75,6 +76,18 @@ std::shared_ptr<std::byte> Driver::allocate(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   require(transport_ != nullptr, Errc::aborted, "the communicator of rank ", rank_, " was destroyed");
   return transport_->allocate(bytes);
+}
+
+// Copies without the lock, which calls in flight need.
+Registration Driver::register_buffer(std::span<std::byte> memory) {
+  std::shared_ptr<Arena> arena;
+  {
+    const std::lock_guard lock(mutex_);
+    require(transport_ != nullptr, Errc::aborted, "the communicator of rank ", rank_, " was destroyed");
+    arena = transport_->arena();
+  }
+  return arena ? arena->register_buffer(memory)
+               : Registration(str("no other rank shares memory with rank ", rank_, " (", describe(), ")"));
 }
 
 std::string Driver::describe() const { return "scheduled over " + transport_->describe(); }

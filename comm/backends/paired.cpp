@@ -36,6 +36,9 @@ class Paired final : public Backend {
   std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) override {
     return device_->allocate_symmetric(bytes);
   }
+  Registration register_buffer(std::span<std::byte> memory) override {
+    return host_->register_buffer(memory);
+  }
   std::string describe() const override {
     return str(device_->describe(), why_.empty() ? "" : str(" (chosen: ", why_, ")"), ", host memory ",
                host_->describe());

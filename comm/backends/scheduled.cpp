@@ -20,6 +20,9 @@ class Scheduled final : public Backend {
   void abort(const std::string& reason) noexcept override { driver_->abort(reason); }
   void check() override { driver_->check(); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return driver_->allocate(bytes); }
+  Registration register_buffer(std::span<std::byte> memory) override {
+    return driver_->register_buffer(memory);
+  }
   std::string describe() const override { return driver_->describe(); }
 
  private:

@@ -85,7 +85,8 @@ SharedMemory SharedMemory::map(Descriptor fd, bool writable) {
 }
 
 SharedMemory::~SharedMemory() {
-  if (data_) munmap(data_, size_);
+  if (!data_) return;
+  in_place_ ? put_private_back() : void(munmap(data_, size_));
 }
 
 }  // namespace rz

@@ -51,6 +51,7 @@ class ShmLinks {
   Incoming peek(int peer, Lane);
   void consume(int peer, Lane, std::size_t bytes);
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return arena_->allocate(bytes); }
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
 
   /// Of the ranks of this host, in their order.
   std::span<const MeetingView> meeting() const { return meeting_; }
