@@ -12,6 +12,11 @@ constexpr std::size_t page = 4096;
 constexpr std::size_t slab_bytes = std::size_t{2} << 20;
 constexpr std::size_t largest_in_slab = slab_bytes / 4;
 
+// Blocks that begin at the same place of their pages compete for the same cache sets, of huge pages in all
+// caches: so large ones begin at places of their own, which differ between a rank's blocks and its peers'.
+constexpr std::size_t places = 16, between_places = page + alignment;
+constexpr std::size_t least_placed = std::size_t{2} << 20;
+
 constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
@@ -36,8 +41,10 @@ std::shared_ptr<Segment> SegmentMap::find(const std::byte* at, std::size_t bytes
 std::shared_ptr<std::byte> Arena::allocate(std::size_t bytes) {
   const std::size_t need = round_up(std::max<std::size_t>(bytes, 1), alignment);
   if (bytes > largest_in_slab) {
-    const auto segment = new_segment(round_up(bytes, page));
-    return {segment, segment->memory.data()};
+    const bool placed = bytes >= least_placed;
+    const auto segment = new_segment(round_up(bytes + (placed ? places * between_places : 0), page));
+    const std::size_t place = (segment->number * (places / 2) + place_) % places;
+    return {segment, segment->memory.data() + (placed ? place * between_places : 0)};
   }
   {
     const std::lock_guard lock(mutex_);

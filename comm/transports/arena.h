@@ -37,6 +37,8 @@ struct SegmentMap {
 
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
+  /// `place`: large blocks of arenas that differ in it lie at different places of their pages.
+  explicit Arena(std::uint32_t place = 0) : place_(place) {}
   /// Zeroed, aligned to 256 bytes; may outlive the arena's other holders. Errc::system states need and have.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   /// The caller's own memory as a segment, until the registration ends (comm/communicator.h).
@@ -60,6 +62,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   void give_back(Segment*, std::size_t offset, std::size_t bytes) noexcept;
   void forget(std::uint32_t number) noexcept;
 
+  const std::uint32_t place_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Slab>> slabs_;
   std::vector<SegmentMap::Entry> entries_;

@@ -1,6 +1,7 @@
 #pragma once
 /// Memory that processes share by passing a file descriptor: a memfd, sealed so that no holder can shrink it
 /// under another's feet, and fully backed from the start, so that lack of memory is an error, never a SIGBUS.
+/// From 2 MiB on it is in huge pages as far as the system has them free (Linux 6.1 and newer).
 
 #include <cstddef>
 #include <optional>

@@ -136,7 +136,7 @@ class ShmLinks {
   Poller& poller_;
   std::string address_;
   Descriptor listener_;
-  std::shared_ptr<Arena> arena_ = std::make_shared<Arena>();
+  std::shared_ptr<Arena> arena_ = std::make_shared<Arena>(static_cast<std::uint32_t>(rank_));
   SegmentMap map_;
   SharedMemory memory_;
   shm::Header* header_ = nullptr;
