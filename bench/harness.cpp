@@ -105,7 +105,8 @@ class RankRun {
 
   /// Touches every page, so that the first iteration pays for none.
   Arena make_arena(std::size_t bytes, std::size_t off) {
-    const std::size_t all = std::max<std::size_t>(bytes + off, 64);
+    // So large that malloc takes it from mmap: memory to register has its pages for itself.
+    const std::size_t least = options_.registered == 3 ? 256 << 10 : 64, all = std::max(bytes + off, least);
     Arena a{options_.registered == 2   ? comm_.allocate_symmetric(all)
             : options_.registered == 1 ? comm_.allocate(all)
                                        : allocate_on(device_, all),

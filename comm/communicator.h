@@ -137,8 +137,7 @@ class Communicator {
   ///     that overlaps is refused. What cannot be registered is used all the same, by copying:
   ///     Registration::zero_copy() is false, and why() says why;
   ///   - a process that fork()s shares the memory with its child, as it does that of allocate();
-  ///   - memory that is freed, unmapped or resized (realloc, a vector that grows) while it is registered is
-  ///     lost for others: end the registration first.
+  ///   - end the registration before the memory is freed, unmapped or resized (realloc, a vector that grows).
   /// Takes as long as copying the range twice, and as much memory again for that time: Errc::system states
   /// need and have, and the memory is then as it was. Thread-safe.
   Registration register_buffer(void* data, std::size_t bytes);

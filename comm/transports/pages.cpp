@@ -1,6 +1,7 @@
 #include "comm/transports/pages.h"
 
 #include <pthread.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -60,6 +61,7 @@ std::string why_not_alone(std::span<const std::byte> memory, Range whole) {
 struct Mapping {
   Range at{};
   std::string rights, name;
+  std::uint64_t inode = 0;
 
   std::string obstacle() const {
     if (rights.size() < 4) return "/proc/self/maps was not understood";
@@ -79,23 +81,25 @@ struct Mapping {
 /// "begin-end rights offset device inode name", of smaps its first lines.
 bool parse(const std::string& line, Mapping& m) {
   std::istringstream in(line);
-  std::string offset, device, inode;
+  std::string offset, device;
   char dash = 0;
-  in >> std::hex >> m.at.begin >> dash >> m.at.end >> m.rights >> offset >> device >> inode;
+  in >> std::hex >> m.at.begin >> dash >> m.at.end >> m.rights >> offset >> device >> std::dec >> m.inode;
   if (!in || dash != '-') return false;
   m.name.clear();
   std::getline(in >> std::ws, m.name);
   return true;
 }
 
-std::string why_not_ordinary(Range whole) {
+/// The first reason that `why_not` has against a mapping of the range, or that there is none for some of it.
+template <class F>
+std::string first_reason(Range whole, const F& why_not) {
   std::ifstream maps("/proc/self/maps");
   std::uintptr_t known = whole.begin;
   Mapping m;
   for (std::string line; known < whole.end && std::getline(maps, line);) {
     if (!parse(line, m) || m.at.end <= known) continue;
     if (m.at.begin > known) break;
-    if (const auto why = m.obstacle(); !why.empty()) return why;
+    if (const std::string why = why_not(m); !why.empty()) return why;
     known = m.at.end;
   }
   return known < whole.end ? "not all of it is mapped memory of this process" : "";
@@ -141,9 +145,16 @@ std::string why_irreplaceable(std::span<const std::byte> memory) {
   if (memory.empty()) return "it has no bytes";
   const Range whole = pages(memory);
   if (on_this_stack(whole)) return "it lies on the stack";
-  if (auto why = why_not_ordinary(whole); !why.empty()) return why;
+  if (auto why = first_reason(whole, [](const Mapping& m) { return m.obstacle(); }); !why.empty()) return why;
   if (locked(whole)) return "its pages are locked (mlock), which their replacement would not be";
   return why_not_alone(memory, whole);
+}
+
+bool is_mapping_of(int fd, std::span<const std::byte> memory) {
+  struct stat file {};
+  if (fstat(fd, &file) != 0) return false;
+  const auto other = [&](const Mapping& m) { return m.inode == file.st_ino ? "" : "another"; };
+  return first_reason(pages(memory), other).empty();
 }
 
 }  // namespace rz

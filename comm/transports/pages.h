@@ -19,4 +19,7 @@ std::span<std::byte> pages_of(std::span<std::byte>);
 /// of malloc's own where it took the block from mmap (which is told by what glibc's words say).
 std::string why_irreplaceable(std::span<const std::byte>);
 
+/// Whether all of the range is a mapping of this file.
+bool is_mapping_of(int fd, std::span<const std::byte>);
+
 }  // namespace rz

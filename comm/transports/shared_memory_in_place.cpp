@@ -72,6 +72,8 @@ std::optional<SharedMemory> SharedMemory::in_place_of(std::span<std::byte> memor
 
 void SharedMemory::put_private_back() noexcept {
   const std::lock_guard lock(replacing());
+  // Freed too early: what lies there now, or part of it, is somebody else's.
+  if (!is_mapping_of(fd_.get(), {data_, size_})) return;
   // One region for all slices, so that the kernel sees one mapping in the end.
   void* const aside = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   std::size_t at = 0;

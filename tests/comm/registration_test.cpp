@@ -252,6 +252,20 @@ TEST(Registration, MayBeginAgainAndOutliveTheCommunicator) {
   EXPECT_EQ(v, counted(100'000));
 }
 
+// Wrong, but others' memory must not pay for it.
+TEST(Registration, OfMemoryThatWasFreedTooEarlyLeavesAloneWhatLiesThereNow) {
+  const auto arena = std::make_shared<Arena>();
+  const Mapped m(8 * page);
+  Registration r = lend(*arena, m.data, m.bytes);
+  ASSERT_TRUE(r.zero_copy()) << r.why();
+  std::memset(m.data, 1, m.bytes);
+  ASSERT_EQ(munmap(m.data, m.bytes), 0);
+  ASSERT_EQ(mmap(m.data, m.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), m.data);
+  std::memset(m.data, 2, m.bytes);
+  r = {};
+  EXPECT_EQ(std::count(m.data, m.data + m.bytes, std::byte{2}), static_cast<std::ptrdiff_t>(m.bytes));
+}
+
 TEST(Registration, ManyThreadsAtOnce) {
   const auto arena = std::make_shared<Arena>();
   std::vector<std::thread> threads;
@@ -407,12 +421,7 @@ struct Ring {
 };
 
 void call(Together& together, Transport& transport, const Operation& op, std::uint32_t sequence) {
-  together.start(op, {.sequence = sequence,
-                      .root = op.root,
-                      .count = op.out.count,
-                      .kind = op.kind,
-                      .dtype = op.out.dtype,
-                      .op = op.op.kind});
+  together.start(op, sequence);
   test::drive(transport, [&] { return together.spin(20); });
 }
 
