@@ -17,6 +17,11 @@ namespace rz {
 
 namespace {
 
+#ifdef MADV_POPULATE_WRITE
+constexpr int populate = MADV_POPULATE_WRITE;
+#else
+constexpr int populate = 23;
+#endif
 constexpr std::size_t slice = std::size_t{32} << 20;
 
 /// Looking at the pages and replacing them is one step among threads that register.
@@ -65,6 +70,8 @@ std::optional<SharedMemory> SharedMemory::in_place_of(std::span<std::byte> memor
   if (!write_all(m.fd(), pages)) fail_errno("pwrite", "of memory that is to be shared");
   if (mremap(m.data_, m.size_, m.size_, MREMAP_MAYMOVE | MREMAP_FIXED, pages.data()) == MAP_FAILED)
     fail_errno("mremap", str("of ", human_bytes(m.size_), " of shared memory"));
+  // Or the first calls would find each page missing. From Linux 5.14 on.
+  (void)madvise(pages.data(), pages.size(), populate);
   m.data_ = pages.data();
   m.in_place_ = true;
   return m;
