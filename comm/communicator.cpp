@@ -185,8 +185,9 @@ Registration Communicator::register_buffer(void* data, std::size_t bytes) {
   require(data != nullptr || bytes == 0, Errc::invalid_argument, "register_buffer on rank ", state_->rank,
           ": the memory is null but has ", bytes, " bytes");
   Registration made = state_->backend->register_buffer({static_cast<std::byte*>(data), bytes});
-  return made.zero_copy() ? std::move(made)
-                          : Registration(str("the memory of ", human_bytes(bytes), " is not shared: ", made.why()));
+  return made.zero_copy()
+             ? std::move(made)
+             : Registration(str("the memory of ", human_bytes(bytes), " is not shared: ", made.why()));
 }
 
 Allocator Communicator::allocator() {

@@ -17,8 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* variants[] = {"staged",          "staged_in_place", "single_copy", "single_copy_in_place",
-                                    "mapped",          "mapped_in_place"};
+constexpr const char* variants[] = {"staged", "staged_in_place", "single_copy", "single_copy_in_place",
+                                    "mapped", "mapped_in_place"};
 constexpr const char* what_else =
     "Two processes, each on a core of its own, do nothing but an all_reduce's arithmetic, its copies and one "
     "flag a\n"
@@ -61,7 +61,8 @@ std::string parse(Options& o, int argc, const char* const* argv) {
                "limit_bench");
   app.footer(what_else);
   app.add_option("--sizes", o.sizes, "Bytes, with commas between; K, M, G are binary; default " + o.sizes);
-  app.add_option("--variants", o.plan.variants, "Of those below, with commas between; default all but single_copy")
+  app.add_option("--variants", o.plan.variants,
+                 "Of those below, with commas between; default all but single_copy")
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(variants), std::end(variants))));
   app.add_option("-n,--iters", o.plan.iterations,

@@ -9,7 +9,8 @@
 ///   output and
 ///              to slots, and copies the other half from there; three pieces are in work at a time
 /// Single copy, the kernel copies out of the other's memory (process_vm_readv), if it permits that:
-///   single_copy  a rank reads the other's half of its own part in pieces, adds, and then reads the other's sums
+///   single_copy  a rank reads the other's half of its own part in pieces, adds, and then reads the other's
+///   sums
 /// Mapped, each rank reads and writes the other's memory:
 ///   read_both  each adds both inputs whole, to its own output (not in place)
 ///   halves     each adds one half of both inputs, to both outputs

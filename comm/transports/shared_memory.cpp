@@ -47,7 +47,7 @@ void take_huge_pages(int fd, std::byte* at, std::size_t bytes) {
   const std::size_t whole = bytes / huge * huge;
   for (std::size_t offset = 0; offset < whole; offset += huge)
     if (fallocate(fd, 0, static_cast<off_t>(offset), 1) != 0) return;  // who fills the rest finds out
-  (void)madvise(at, whole, collapse);  // without, small pages do
+  (void)madvise(at, whole, collapse);                                  // without, small pages do
 }
 
 unsigned long long number_in(const char* file) {

@@ -186,8 +186,9 @@ TEST(BenchOptions, TheProgramLeavesWithTwo) {
 
 TEST(BenchOptions, ThreeMeansPlainMemoryThatIsRegistered) {
   EXPECT_EQ(options_of("reduce", {"-R", "3"}).registered, 3);
-  expect_status_two({"-R", "4"}, "-R");
-  Program p({test::built("all_reduce_perf"), "-t", "2", "-b", "1K", "-e", "1M", "-f", "32", "-n", "2", "-R", "3"});
+  expect_status_two({"-R", "4"}, "--local_register: Value 4");
+  Program p(
+      {test::built("all_reduce_perf"), "-t", "2", "-b", "1K", "-e", "1M", "-f", "32", "-n", "2", "-R", "3"});
   EXPECT_EQ(p.wait(), 0) << p.err();
   EXPECT_NE(p.out().find("# Out of bounds values : 0 OK"), std::string::npos) << p.out();
 }

@@ -98,8 +98,8 @@ TEST_F(Limit, EveryWayAddsUpAnySize) {
 }
 
 TEST_F(Limit, TheKernelsCopyAddsUpWhereItIsPermitted) {
-  Program p(limit({"--sizes", "16384,100004,1048580,4194308", "-n", "1", "--rounds", "1", "--all", "--variants",
-                   "single_copy,single_copy_in_place"}));
+  Program p(limit({"--sizes", "16384,100004,1048580,4194308", "-n", "1", "--rounds", "1", "--all",
+                   "--variants", "single_copy,single_copy_in_place"}));
   const int status = p.wait();
   if (status && p.err().find("Operation not permitted") != std::string::npos) GTEST_SKIP() << p.err();
   ASSERT_EQ(status, 0) << p.err();
