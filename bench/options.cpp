@@ -160,6 +160,8 @@ void settle(const Collective& c, Options& o, const Words& w) {
           "-y: host memory has no null stream; leave it out, or use --device cuda");
   require(o.cuda || o.graph == 0, Errc::config,
           "-G: host memory has no CUDA graphs; leave it out, or use --device cuda");
+  require(!o.cuda || o.registered != 3, Errc::config,
+          "-R 3: register_buffer is for host memory; -R 1 and -R 2 are for devices, too");
   require(!o.null_stream || o.graph == 0, Errc::config,
           "-y with -G: CUDA captures no null stream in a graph; leave out one of them");
   require(!o.percentiles || o.graph == 0, Errc::config,
