@@ -34,6 +34,7 @@ double us_since(Clock::time_point begin) { return us_between(begin, Clock::now()
 struct Arena {
   std::shared_ptr<std::byte> memory;
   std::size_t bytes = 0;
+  Registration registration{};
 
   std::size_t places(std::size_t extent) const {
     return extent ? std::max<std::size_t>(bytes / extent, 1) : 1;
@@ -104,14 +105,23 @@ class RankRun {
 
   /// Touches every page, so that the first iteration pays for none.
   Arena make_arena(std::size_t bytes, std::size_t off) {
-    const std::size_t all = std::max<std::size_t>(bytes + off, 64);
+    // So large that malloc takes it from mmap: memory to register has its pages for itself.
+    const std::size_t least = options_.registered == 3 ? 256 << 10 : 64, all = std::max(bytes + off, least);
     Arena a{options_.registered == 2   ? comm_.allocate_symmetric(all)
             : options_.registered == 1 ? comm_.allocate(all)
                                        : allocate_on(device_, all),
             bytes};
     set_bytes(a.memory.get(), 0, all, stream_);
     stream_.synchronize();
+    if (options_.registered == 3) a.registration = registered(a.memory.get(), all);
     return a;
+  }
+
+  Registration registered(std::byte* memory, std::size_t bytes) {
+    Registration r = comm_.register_buffer(memory, bytes);
+    require(r.zero_copy() || comm_.size() == 1, Errc::unsupported, "-R 3 on rank ", comm_.rank(), ": ",
+            r.why());
+    return r;
   }
 
   std::vector<DeviceLine> gather_devices(int local_rank) {

@@ -111,8 +111,9 @@ void add_running(CLI::App& app, Options& o, Words& w) {
   app.add_option(
          "-R,--local_register", o.registered,
          "1: buffers of Communicator::allocate (with nccl: registered); 2: of allocate_symmetric (with "
-         "nccl: symmetric windows; with peer_cuda among processes: read in place); default 0, plain memory")
-      ->check(CLI::Range(0, 2));
+         "nccl: symmetric windows; with peer_cuda among processes: read in place); 3: plain memory, then "
+         "Communicator::register_buffer; default 0, plain memory")
+      ->check(CLI::Range(0, 3));
   app.add_option("-u,--unalign", o.misalign, "Elements that buffers start off their alignment; default 0")
       ->check(CLI::Range(0, 4096));
   app.add_option("-T,--timeout", o.timeout_s,
@@ -166,6 +167,8 @@ void settle(const Collective& c, Options& o, const Words& w) {
           "-y: host memory has no null stream; leave it out, or use --device cuda");
   require(o.cuda || o.graph == 0, Errc::config,
           "-G: host memory has no CUDA graphs; leave it out, or use --device cuda");
+  require(!o.cuda || o.registered != 3, Errc::config,
+          "-R 3: register_buffer is for host memory; -R 1 and -R 2 are for devices, too");
   require(!o.null_stream || o.graph == 0, Errc::config,
           "-y with -G: CUDA captures no null stream in a graph; leave out one of them");
   require(!o.percentiles || o.graph == 0, Errc::config,

@@ -8,6 +8,7 @@
 
 #include "comm/choice.h"
 #include "comm/collective.h"
+#include "comm/registration.h"
 #include "comm/work.h"
 
 namespace rz {
@@ -46,6 +47,10 @@ class Backend {
   /// backend moves without copying, on every rank. Asks nobody; any thread.
   virtual CallChoice explain(Collective, std::size_t /*bytes*/, bool /*reachable*/) const {
     return {"its own", describe(), 0, "this backend chooses by itself"};
+  }
+  /// Host memory of the caller's, to be moved without copying, until the registration ends.
+  virtual Registration register_buffer(std::span<std::byte>) {
+    return Registration(describe() + " copies host memory as its library does; there is nothing to register");
   }
   /// "scheduled over shm", for reports.
   virtual std::string describe() const = 0;

@@ -183,6 +183,16 @@ std::shared_ptr<std::byte> Communicator::allocate(std::size_t bytes) {
 std::shared_ptr<std::byte> Communicator::allocate_symmetric(std::size_t bytes) {
   return state_->backend->allocate_symmetric(bytes);
 }
+
+Registration Communicator::register_buffer(void* data, std::size_t bytes) {
+  require(data != nullptr || bytes == 0, Errc::invalid_argument, "register_buffer on rank ", state_->rank,
+          ": the memory is null but has ", bytes, " bytes");
+  Registration made = state_->backend->register_buffer({static_cast<std::byte*>(data), bytes});
+  return made.zero_copy()
+             ? std::move(made)
+             : Registration(str("the memory of ", human_bytes(bytes), " is not shared: ", made.why()));
+}
+
 Allocator Communicator::allocator() {
   return {[backend = state_->backend](std::size_t bytes) { return backend->allocate(bytes); },
           state_->options.device};

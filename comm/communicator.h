@@ -30,6 +30,7 @@
 #include "comm/collective.h"
 #include "comm/core/environment.h"
 #include "comm/core/types.h"
+#include "comm/registration.h"
 #include "comm/store.h"
 #include "comm/work.h"
 
@@ -130,6 +131,23 @@ class Communicator {
   /// (comm/backends/peer_cuda.h). A group that split() makes does not know the memory of the group it was
   /// made from. What ranks differ in is an error or a timeout of NCCL's, and Errc::mismatch with "peer_cuda".
   std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes);
+  /// Memory of the caller's own (malloc, new, mmap, a std::vector), to be used like that of allocate() from
+  /// now until the registration ends. Each rank registers for itself; a collective copies nothing if every
+  /// rank's memory is of either kind. Not for memory of a device.
+  ///
+  /// The whole pages that hold the range are replaced by shared ones with their contents, at the same
+  /// addresses; pointers stay valid, and other threads may read meanwhile. So
+  ///   - nobody may write to the range, nor read() or DMA into it, until the call returns, nor while the
+  ///     registration ends; what pinned its pages before (cudaHostRegister, RDMA) goes on with the old ones;
+  ///   - the pages must be private, anonymous, readable and writable memory, and hold nothing else: arrays
+  ///     of malloc and std::vector do from 128 KiB on, where malloc takes them from mmap. Registered memory
+  ///     that overlaps is refused. What cannot be registered is used all the same, by copying:
+  ///     Registration::zero_copy() is false, and why() says why;
+  ///   - a process that fork()s shares the memory with its child, as it does that of allocate();
+  ///   - end the registration before the memory is freed, unmapped or resized (realloc, a vector that grows).
+  /// Takes as long as copying the range twice, and as much memory again for that time: Errc::system states
+  /// need and have, and the memory is then as it was. Thread-safe.
+  Registration register_buffer(void* data, std::size_t bytes);
   template <class T>
   std::shared_ptr<T> allocate_array(std::size_t count) {
     return std::reinterpret_pointer_cast<T>(allocate(count * sizeof(T)));

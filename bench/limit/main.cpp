@@ -17,7 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* variants[] = {"staged", "staged_in_place", "mapped", "mapped_in_place"};
+constexpr const char* variants[] = {"staged", "staged_in_place", "single_copy", "single_copy_in_place",
+                                    "mapped", "mapped_in_place"};
 constexpr const char* what_else =
     "Two processes, each on a core of its own, do nothing but an all_reduce's arithmetic, its copies and one "
     "flag a\n"
@@ -27,7 +28,10 @@ constexpr const char* what_else =
     "(or, out of\n"
     "           place, adds all of both to its own): the limit of memory of Communicator::allocate (-R 1, -R "
     "2)\n"
-    "and both _in_place. A variant's row is the fastest of its ways (pieces, cached or streaming stores) by "
+    "  single_copy  memory of one's own, out of which the kernel copies (process_vm_readv) where it permits "
+    "that: only\n"
+    "           if asked for by --variants\n"
+    "and all _in_place. A variant's row is the fastest of its ways (pieces, cached or streaming stores) by "
     "the median;\n"
     "--all prints every way. Times are those of the slower rank, one iteration right behind the other, as\n"
     "all_reduce_perf --percentiles has them. busbw is bytes over the median.\n\n"
@@ -57,7 +61,8 @@ std::string parse(Options& o, int argc, const char* const* argv) {
                "limit_bench");
   app.footer(what_else);
   app.add_option("--sizes", o.sizes, "Bytes, with commas between; K, M, G are binary; default " + o.sizes);
-  app.add_option("--variants", o.plan.variants, "Of those below, with commas between; default all")
+  app.add_option("--variants", o.plan.variants,
+                 "Of those below, with commas between; default all but single_copy")
       ->delimiter(',')
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(variants), std::end(variants))));
   app.add_option("-n,--iters", o.plan.iterations,

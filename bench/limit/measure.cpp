@@ -1,5 +1,7 @@
 #include "bench/limit/measure.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <new>
 
@@ -59,7 +61,7 @@ class RankMeasure {
         ground_(ground),
         seat_(seat),
         own_(allocate_host(2 * ground.bytes())),
-        memory_(memory_of(ground, own_.get())),
+        memory_(memory_of(ground, own_.get(), seat)),
         calls_(seat, memory_) {}
 
   std::vector<Timed> measure(std::size_t bytes) {
@@ -75,19 +77,24 @@ class RankMeasure {
   }
 
  private:
-  static Memory memory_of(const Ground& g, std::byte* own) {
-    return {reinterpret_cast<float*>(own),
-            reinterpret_cast<float*>(own + g.bytes()),
+  static Memory memory_of(const Ground& g, std::byte* own, Seat& seat) {
+    auto* const in = reinterpret_cast<float*>(own);
+    auto* const out = reinterpret_cast<float*>(own + g.bytes());
+    seat.meeting.lying[seat.rank] = {::getpid(), in, out};
+    seat.meet();
+    return {in,
+            out,
             {g.mapped(0), g.mapped(1)},
             {g.mapped(2), g.mapped(3)},
-            g.slots()};
+            g.slots(),
+            seat.meeting.lying[seat.peer]};
   }
 
   std::vector<Way> wanted(std::size_t bytes) const {
     std::vector<Way> ways = ways_for(bytes);
     std::erase_if(ways, [&](const Way& w) {
-      return !plan_.variants.empty() &&
-             std::ranges::find(plan_.variants, w.variant()) == plan_.variants.end();
+      if (plan_.variants.empty()) return w.kind == Way::single_copy;  // not permitted everywhere
+      return std::ranges::find(plan_.variants, w.variant()) == plan_.variants.end();
     });
     return ways;
   }

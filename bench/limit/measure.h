@@ -13,7 +13,7 @@ namespace rz::bench::limit {
 
 struct Plan {
   std::vector<std::size_t> sizes;     ///< bytes, each a multiple of 4
-  std::vector<std::string> variants;  ///< of Way::variant(); none: all
+  std::vector<std::string> variants;  ///< of Way::variant(); none: all but single_copy
   int iterations = 0;                 ///< a round; 0: by size
   int rounds = 2;                     ///< every way's iterations are cut into so many, which take turns
   std::chrono::milliseconds timeout{60'000};

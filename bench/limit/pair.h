@@ -25,9 +25,16 @@ struct alignas(64) Letter {
   float values[floats];
 };
 
+/// Where a rank's own memory lies, for who reads it from another process.
+struct Lying {
+  pid_t process;
+  float *in, *out;
+};
+
 /// Lies in shared memory, zero at first. Of each rank what it has done; what a count counts is its user's.
 struct Meeting {
-  Flag here[2], ready[2], done[2], pieces[2], offered[2], folded[2], taken[2];
+  Flag here[2], ready[2], done[2], pieces[2], offered[2], folded[2], taken[2], halved[2];
+  Lying lying[2];
   static constexpr std::size_t most_letters = 10;
   Letter letters[2][2][most_letters];  ///< of a rank, of two calls
   std::atomic<bool> failed;

@@ -1,15 +1,18 @@
 #include "bench/limit/ways.h"
 
+#include <sys/uio.h>
+
 #include <algorithm>
 #include <cstring>
 
-#include "comm/core/text.h"
+#include "comm/core/error.h"
 
 namespace rz::bench::limit {
 namespace {
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 constexpr std::size_t most_one_shot = 1 * MiB, least_two_phase = 8 * KiB, least_streamed = 1 * MiB;
+constexpr std::size_t least_single_copy = 16 * KiB;
 constexpr std::size_t pieces[] = {1 * KiB, 4 * KiB, 16 * KiB, 64 * KiB, 256 * KiB, 1 * MiB};
 constexpr std::size_t most_one_shot_piece = 256 * KiB, most_pieces = 512;
 constexpr std::uint64_t depth = 4;  // slots of each kind
@@ -25,6 +28,25 @@ void add_staged(std::vector<Way>& all, std::size_t bytes, bool in_place) {
     if (bytes < least_two_phase || piece > bytes / 2) continue;
     all.push_back({Way::two_phase, in_place, piece});
     if (bytes >= least_streamed) all.push_back({Way::two_phase, in_place, piece, Stores::streamed});
+  }
+}
+
+void add_single_copy(std::vector<Way>& all, std::size_t bytes, bool in_place) {
+  for (const std::size_t piece : pieces) {
+    if (bytes < least_single_copy || piece < 16 * KiB || piece > std::max(bytes / 2, 16 * KiB)) continue;
+    all.push_back({Way::single_copy, in_place, piece});
+    if (bytes >= least_streamed) all.push_back({Way::single_copy, in_place, piece, Stores::streamed});
+  }
+}
+
+/// Out of another process. Errc::system if the kernel does not permit it.
+void read_peer(pid_t process, float* to, const float* from, std::size_t count) {
+  for (std::size_t at = 0; at < count * sizeof(float);) {
+    const iovec here{reinterpret_cast<std::byte*>(to) + at, count * sizeof(float) - at};
+    const iovec there{reinterpret_cast<std::byte*>(const_cast<float*>(from)) + at, here.iov_len};
+    const ssize_t n = process_vm_readv(process, &here, 1, &there, 1, 0);
+    if (n <= 0) fail_errno("process_vm_readv", str("of process ", process));
+    at += static_cast<std::size_t>(n);
   }
 }
 
@@ -56,10 +78,15 @@ std::uint64_t before(std::uint64_t number) { return number < depth ? 0 : number 
 
 }  // namespace
 
-std::string Way::variant() const { return str(mapped() ? "mapped" : "staged", in_place ? "_in_place" : ""); }
+std::string Way::variant() const {
+  return str(mapped()              ? "mapped"
+             : kind == single_copy ? "single_copy"
+                                   : "staged",
+             in_place ? "_in_place" : "");
+}
 
 std::string Way::name() const {
-  constexpr const char* names[] = {"letters", "one_shot", "two_phase", "read_both", "halves"};
+  constexpr const char* names[] = {"letters", "one_shot", "two_phase", "single_copy", "read_both", "halves"};
   std::string text = names[kind];
   if (piece) text += str('/', piece);
   return text + (stores == Stores::streamed ? "/streamed" : "");
@@ -69,6 +96,7 @@ std::vector<Way> ways_for(std::size_t bytes) {
   std::vector<Way> all;
   add_staged(all, bytes, false);
   add_staged(all, bytes, true);
+  for (const bool in_place : {false, true}) add_single_copy(all, bytes, in_place);
   add_mapped(all, bytes);
   return all;
 }
@@ -82,6 +110,8 @@ void Calls::all_reduce(const Way& way, std::size_t count) {
       return one_shot(way, in, count);
     case Way::two_phase:
       return two_phase(way, in, count);
+    case Way::single_copy:
+      return single_copy(way, count);
     case Way::read_both:
     case Way::halves:
       return mapped(way, count);
@@ -158,6 +188,29 @@ void Calls::two_phase(const Way& way, float* in, std::size_t count) {
       Seat::publish(m.taken[rank], ++taken_);
     }
   }
+}
+
+void Calls::single_copy(const Way& way, std::size_t count) {
+  Meeting& m = seat_.meeting;
+  const int rank = seat_.rank, peer = seat_.peer;
+  const Part mine = part_of(rank, count), other = part_of(peer, count);
+  const float* const in = way.in_place ? memory_.out : memory_.in;
+  const float* const theirs = way.in_place ? memory_.peer.out : memory_.peer.in;
+  const std::size_t piece = way.piece / sizeof(float);
+  if (piece_.size() < piece) piece_.resize(piece);
+  Seat::publish(m.ready[rank], ++mapped_);
+  seat_.wait_for(m.ready[peer], mapped_);
+  for (std::size_t k = 0; k * piece < mine.count; ++k) {
+    const Part p = piece_of(mine, k, piece);
+    read_peer(memory_.peer.process, piece_.data(), theirs + p.begin, p.count);
+    add(memory_.out + p.begin, in + p.begin, piece_.data(), p.count, way.stores);
+  }
+  // In place nobody has written but to its own half, which is read after this alone.
+  Seat::publish(m.halved[rank], mapped_);
+  seat_.wait_for(m.halved[peer], mapped_);
+  read_peer(memory_.peer.process, memory_.out + other.begin, memory_.peer.out + other.begin, other.count);
+  Seat::publish(m.done[rank], mapped_);
+  seat_.wait_for(m.done[peer], mapped_);
 }
 
 void Calls::mapped(const Way& way, std::size_t count) {

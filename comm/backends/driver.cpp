@@ -8,6 +8,7 @@
 #include "comm/core/error.h"
 #include "comm/cost_model.h"
 #include "comm/reduce.h"
+#include "comm/transports/arena.h"
 
 namespace rz {
 
@@ -88,6 +89,18 @@ CallChoice Driver::explain(Collective kind, std::size_t bytes, bool reachable) c
   const std::string why = s.rule ? words_of_source(*s.rule, options_.tuning.name) + in_words(*s.rule)
                                  : str("forced: ", name(kind), "=", forced_.of(kind));
   return {s.algorithm->name, carrier_, s.chunk ? s.chunk : slice_bytes, why};
+}
+
+// Copies without the lock, which calls in flight need.
+Registration Driver::register_buffer(std::span<std::byte> memory) {
+  std::shared_ptr<Arena> arena;
+  {
+    const std::lock_guard lock(mutex_);
+    require(transport_ != nullptr, Errc::aborted, "the communicator of rank ", rank_, " was destroyed");
+    arena = transport_->arena();
+  }
+  return arena ? arena->register_buffer(memory)
+               : Registration(str("no other rank shares memory with rank ", rank_, " (", describe(), ")"));
 }
 
 std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {

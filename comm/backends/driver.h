@@ -44,6 +44,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   /// Throws the failure that poisoned the group, if there is one; looks for it if nobody drives. Never waits.
   void check();
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  Registration register_buffer(std::span<std::byte>);
   std::string describe() const;
   /// Any thread.
   CallChoice explain(Collective, std::size_t bytes, bool reachable) const;

@@ -39,6 +39,9 @@ class Paired final : public Backend {
   CallChoice explain(Collective kind, std::size_t bytes, bool reachable) const override {
     return device_->explain(kind, bytes, reachable);
   }
+  Registration register_buffer(std::span<std::byte> memory) override {
+    return host_->register_buffer(memory);
+  }
   std::string describe() const override {
     return str(device_->describe(), why_.empty() ? "" : str(" (chosen: ", why_, ")"), ", host memory ",
                host_->describe());

@@ -23,6 +23,9 @@ class Scheduled final : public Backend {
   CallChoice explain(Collective kind, std::size_t bytes, bool reachable) const override {
     return driver_->explain(kind, bytes, reachable);
   }
+  Registration register_buffer(std::span<std::byte> memory) override {
+    return driver_->register_buffer(memory);
+  }
   std::string describe() const override { return driver_->describe(); }
 
  private:

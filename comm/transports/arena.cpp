@@ -12,6 +12,11 @@ constexpr std::size_t page = 4096;
 constexpr std::size_t slab_bytes = std::size_t{2} << 20;
 constexpr std::size_t largest_in_slab = slab_bytes / 4;
 
+// Blocks that begin at the same place of their pages compete for the same cache sets, of huge pages in all
+// caches: so large ones begin at places of their own, which differ between a rank's blocks and its peers'.
+constexpr std::size_t places = 16, between_places = page + alignment;
+constexpr std::size_t least_placed = std::size_t{2} << 20;
+
 constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
@@ -36,8 +41,10 @@ std::shared_ptr<Segment> SegmentMap::find(const std::byte* at, std::size_t bytes
 std::shared_ptr<std::byte> Arena::allocate(std::size_t bytes) {
   const std::size_t need = round_up(std::max<std::size_t>(bytes, 1), alignment);
   if (bytes > largest_in_slab) {
-    const auto segment = new_segment(round_up(bytes, page));
-    return {segment, segment->memory.data()};
+    const bool placed = bytes >= least_placed;
+    const auto segment = new_segment(round_up(bytes + (placed ? places * between_places : 0), page));
+    const std::size_t place = (segment->number * (places / 2) + place_) % places;
+    return {segment, segment->memory.data() + (placed ? place * between_places : 0)};
   }
   {
     const std::lock_guard lock(mutex_);
@@ -86,22 +93,46 @@ void Arena::give_back(Segment* segment, std::size_t offset, std::size_t bytes) n
 std::shared_ptr<Segment> Arena::new_segment(std::size_t bytes) {
   auto* made = new Segment{next_number_.fetch_add(1), SharedMemory::create(bytes)};
   const std::shared_ptr<Segment> segment(made, [arena = weak_from_this()](Segment* s) {
-    if (const auto a = arena.lock()) a->forget(s);
+    if (const auto a = arena.lock()) a->forget(s->number);
     delete s;
   });
-  const std::byte* begin = made->memory.data();
-  const std::lock_guard lock(mutex_);
-  const auto at =
-      std::upper_bound(entries_.begin(), entries_.end(), begin, [](auto* a, auto& e) { return a < e.begin; });
-  entries_.insert(at, {begin, begin + made->memory.size(), segment});
-  version_.fetch_add(1, std::memory_order_release);
+  know(segment, {made->memory.data(), made->memory.size()});
   return segment;
 }
 
-void Arena::forget(Segment* segment) noexcept {
+/// Memory of a caller's: at the end first nobody is told of it any more, then it is private again.
+struct Arena::Lent {
+  std::shared_ptr<Arena> arena;
+  std::shared_ptr<Segment> segment;
+  ~Lent() {
+    arena->forget(segment->number);
+    segment->memory = {};  // whoever else may still hold the segment
+  }
+};
+
+Registration Arena::register_buffer(std::span<std::byte> memory) {
+  std::string why;
+  auto shared = SharedMemory::in_place_of(memory, why);
+  if (!shared) return Registration(std::move(why));
+  const auto segment = std::make_shared<Segment>(Segment{next_number_.fetch_add(1), std::move(*shared)});
+  auto lent = std::shared_ptr<Lent>(new Lent{shared_from_this(), segment});
+  know(segment, {segment->memory.data(), segment->memory.size()});
+  return Registration(std::move(lent));
+}
+
+void Arena::know(const std::shared_ptr<Segment>& segment, std::span<const std::byte> bytes) {
+  const std::byte* const begin = bytes.data();
   const std::lock_guard lock(mutex_);
-  std::erase_if(entries_, [&](auto& e) { return e.begin == segment->memory.data(); });
-  dropped_.push_back(segment->number);
+  const auto at =
+      std::upper_bound(entries_.begin(), entries_.end(), begin, [](auto* a, auto& e) { return a < e.begin; });
+  entries_.insert(at, {begin, begin + bytes.size(), segment, segment->number});
+  version_.fetch_add(1, std::memory_order_release);
+}
+
+void Arena::forget(std::uint32_t number) noexcept {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(entries_, [&](auto& e) { return e.number == number; });
+  dropped_.push_back(number);
   has_dropped_.store(true, std::memory_order_relaxed);
   version_.fetch_add(1, std::memory_order_release);
 }

@@ -7,8 +7,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
+#include "comm/registration.h"
 #include "comm/transports/shared_memory.h"
 
 namespace rz {
@@ -25,6 +27,7 @@ struct SegmentMap {
     const std::byte* begin;
     const std::byte* end;
     std::weak_ptr<Segment> segment;
+    std::uint32_t number;
   };
   std::uint64_t version = 0;
   std::vector<Entry> entries;  ///< by address
@@ -34,8 +37,12 @@ struct SegmentMap {
 
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
+  /// `place`: large blocks of arenas that differ in it lie at different places of their pages.
+  explicit Arena(std::uint32_t place = 0) : place_(place) {}
   /// Zeroed, aligned to 256 bytes; may outlive the arena's other holders. Errc::system states need and have.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
+  /// The caller's own memory as a segment, until the registration ends (comm/communicator.h).
+  Registration register_buffer(std::span<std::byte>);
   /// Brings the map up to date, if anything changed; without a lock if not.
   void refresh(SegmentMap&);
   /// Appends the numbers of segments that are gone since the last call.
@@ -44,15 +51,18 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
  private:
   struct Block;
+  struct Lent;
   struct Slab {
     std::shared_ptr<Segment> segment;
     std::map<std::size_t, std::size_t> free;  ///< offset, size
   };
   std::shared_ptr<Segment> new_segment(std::size_t bytes);
+  void know(const std::shared_ptr<Segment>&, std::span<const std::byte>);
   std::shared_ptr<std::byte> from_slab(Slab&, std::size_t bytes);
   void give_back(Segment*, std::size_t offset, std::size_t bytes) noexcept;
-  void forget(Segment*) noexcept;
+  void forget(std::uint32_t number) noexcept;
 
+  const std::uint32_t place_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Slab>> slabs_;
   std::vector<SegmentMap::Entry> entries_;

@@ -118,6 +118,7 @@ class GroupTransport final : public Transport {
     if (bytes) std::memset(memory.get(), 0, bytes);
     return memory;
   }
+  std::shared_ptr<Arena> arena() const override { return near_.size() > 1 ? shm_.arena() : nullptr; }
   std::span<const MeetingView> meeting() const override {
     return one_host() && size_ > 1 ? shm_.meeting() : std::span<const MeetingView>();
   }

@@ -1,8 +1,11 @@
 #pragma once
 /// Memory that processes share by passing a file descriptor: a memfd, sealed so that no holder can shrink it
 /// under another's feet, and fully backed from the start, so that lack of memory is an error, never a SIGBUS.
+/// From 2 MiB on it is in huge pages as far as the system has them free (Linux 6.1 and newer).
 
 #include <cstddef>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -17,12 +20,20 @@ class SharedMemory {
   static SharedMemory create(std::size_t bytes);
   /// Maps memory that a peer made. Errc::system if it is not sealed, i.e. could shrink.
   static SharedMemory map(Descriptor fd, bool writable);
+  /// Shared memory in the place of ordinary memory: over the whole pages that hold the range, at the same
+  /// addresses, with the same contents. None, and why, if the pages cannot be replaced (why_irreplaceable()).
+  /// They change in one step: who reads them meanwhile finds the old or the new ones; what is written to them
+  /// between the copy and that step is lost. Errc::system if there is no memory for it, as much again for a
+  /// moment; then the pages are as they were. Thread-safe.
+  static std::optional<SharedMemory> in_place_of(std::span<std::byte>, std::string& why);
 
   SharedMemory(SharedMemory&& other) noexcept { swap(other); }
   SharedMemory& operator=(SharedMemory&& other) noexcept {
     swap(other);
     return *this;
   }
+  /// In the place of ordinary memory: puts private, anonymous memory with the current contents back, likewise
+  /// in one step, 32 MiB at a time.
   ~SharedMemory();
 
   std::byte* data() const { return data_; }
@@ -34,10 +45,13 @@ class SharedMemory {
  private:
   void swap(SharedMemory& other) {
     std::swap(fd_, other.fd_), std::swap(data_, other.data_), std::swap(size_, other.size_);
+    std::swap(in_place_, other.in_place_);
   }
+  void put_private_back() noexcept;
   Descriptor fd_;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
+  bool in_place_ = false;
 };
 
 /// What can still be had of memory: the kernel's estimate, at most what the cgroup leaves.

@@ -51,6 +51,7 @@ class ShmLinks {
   Incoming peek(int peer, Lane);
   void consume(int peer, Lane, std::size_t bytes);
   std::shared_ptr<std::byte> allocate(std::size_t bytes) { return arena_->allocate(bytes); }
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
 
   /// Of the ranks of this host, in their order.
   std::span<const MeetingView> meeting() const { return meeting_; }
@@ -135,7 +136,7 @@ class ShmLinks {
   Poller& poller_;
   std::string address_;
   Descriptor listener_;
-  std::shared_ptr<Arena> arena_ = std::make_shared<Arena>();
+  std::shared_ptr<Arena> arena_ = std::make_shared<Arena>(static_cast<std::uint32_t>(rank_));
   SegmentMap map_;
   SharedMemory memory_;
   shm::Header* header_ = nullptr;

@@ -45,6 +45,7 @@ struct Incoming {
   std::span<const std::byte> bytes;  ///< empty: nothing there yet
 };
 
+class Arena;
 struct MeetingView;
 struct SharedSpot;
 
@@ -80,6 +81,8 @@ class Transport {
 
   /// Memory that peers of this host can read where it lies; elsewhere plain memory. Freed with the last copy.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
+  /// What that memory comes from, where peers share it; null: none does. It may outlive the transport.
+  virtual std::shared_ptr<Arena> arena() const { return nullptr; }
 
   /// Where the ranks meet (comm/transports/meeting.h), one place a rank, if all share memory; else empty.
   virtual std::span<const MeetingView> meeting() const { return {}; }

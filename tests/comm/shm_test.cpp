@@ -4,8 +4,11 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -256,6 +259,49 @@ TEST(Arena, ASegmentThatIsGoneIsNotFound) {
   std::vector<std::uint32_t> dropped;
   arena->take_dropped(dropped);
   EXPECT_EQ(dropped, std::vector{number});
+}
+
+/// KiB of the mapping at this address that huge pages hold.
+long huge_kib(const std::byte* address) {
+  std::ifstream smaps("/proc/self/smaps");
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  bool within = false;
+  for (std::string line; std::getline(smaps, line);) {
+    std::uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) within = begin <= wanted && wanted < end;
+    if (long kib = 0; within && std::sscanf(line.c_str(), "ShmemPmdMapped: %ld", &kib) == 1) return kib;
+  }
+  return -1;
+}
+
+TEST(Arena, LargeBlocksLieInHugePagesWhereThereAreAny) {
+  constexpr std::size_t bytes = 9 << 20;
+  const SharedMemory memory = SharedMemory::create(bytes);
+  const SharedMemory peers = SharedMemory::map(Descriptor(dup(memory.fd())), true);
+  ASSERT_NE(memory.data(), peers.data());
+  for (const SharedMemory* m : {&memory, &peers}) {
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(m->data()) % (2 << 20), 0u);
+    EXPECT_EQ(std::count(m->data(), m->data() + bytes, std::byte{}), std::ptrdiff_t{bytes});
+  }
+  peers.data()[bytes - 1] = std::byte{1};
+  EXPECT_EQ(memory.data()[bytes - 1], std::byte{1});
+  const long kib = huge_kib(memory.data());
+  if (kib <= 0) GTEST_SKIP() << "the system has no huge pages for shared memory (" << kib << " KiB)";
+  EXPECT_EQ(kib, 8 << 10);  // the rest has no room for one
+  EXPECT_EQ(huge_kib(peers.data()), 8 << 10);
+}
+
+TEST(Arena, LargeBlocksDoNotCompeteForTheSamePlacesInCaches) {
+  const auto here = std::make_shared<Arena>(0), there = std::make_shared<Arena>(1);
+  constexpr std::size_t bytes = 4 << 20, sets = 64 << 10;
+  const auto place = [](const auto& block) { return reinterpret_cast<std::uintptr_t>(block.get()) % sets; };
+  const auto a = here->allocate(bytes), b = here->allocate(bytes);
+  const auto c = there->allocate(bytes), d = there->allocate(bytes);
+  const std::set<std::uintptr_t> all{place(a), place(b), place(c), place(d)};
+  EXPECT_EQ(all.size(), 4u);
+  for (const auto at : all) EXPECT_EQ(at % 256, 0u);
+  std::memset(b.get(), 1, bytes);
+  EXPECT_EQ(a.get()[bytes - 1], std::byte{});
 }
 
 TEST(Arena, ManyThreadsAllocateAndFree) {

@@ -184,6 +184,16 @@ TEST(BenchOptions, TheProgramLeavesWithTwo) {
                     "the backend 'pigeon' is unknown; choose one of auto, ring, mpi");
 }
 
+TEST(BenchOptions, ThreeMeansPlainMemoryThatIsRegistered) {
+  EXPECT_EQ(options_of("reduce", {"-R", "3"}).registered, 3);
+  expect_status_two({"-R", "4"}, "--local_register: Value 4");
+  expect_status_two({"-R", "3", "--device", "cuda"}, "register_buffer is for host memory");
+  Program p(
+      {test::built("all_reduce_perf"), "-t", "2", "-b", "1K", "-e", "1M", "-f", "32", "-n", "2", "-R", "3"});
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  EXPECT_NE(p.out().find("# Out of bounds values : 0 OK"), std::string::npos) << p.out();
+}
+
 TEST(BenchOptions, AMachineWithoutADeviceIsSaidToBeOne) {
   if (cuda::device_count() > 0) GTEST_SKIP() << "this machine has devices";
   for (const std::string backend : {"auto", "ring", "nccl", "peer_cuda"})

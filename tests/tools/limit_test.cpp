@@ -97,6 +97,15 @@ TEST_F(Limit, EveryWayAddsUpAnySize) {
   EXPECT_NE(p.out().find("two_phase/262144/streamed"), std::string::npos) << p.out();
 }
 
+TEST_F(Limit, TheKernelsCopyAddsUpWhereItIsPermitted) {
+  Program p(limit({"--sizes", "16384,100004,1048580,4194308", "-n", "1", "--rounds", "1", "--all",
+                   "--variants", "single_copy,single_copy_in_place"}));
+  const int status = p.wait();
+  if (status && p.err().find("Operation not permitted") != std::string::npos) GTEST_SKIP() << p.err();
+  ASSERT_EQ(status, 0) << p.err();
+  EXPECT_NE(p.out().find("single_copy/1048576/streamed"), std::string::npos) << p.out();
+}
+
 TEST_F(Limit, OnlyTheVariantsThatWereAskedFor) {
   Program p(limit({"--sizes", "1K", "-n", "5", "--variants", "mapped_in_place,staged"}));
   ASSERT_EQ(p.wait(), 0) << p.err();

@@ -1,0 +1,160 @@
+#include "comm/transports/pages.h"
+
+#include <pthread.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <sstream>
+
+#include "comm/core/text.h"
+
+namespace rz {
+
+namespace {
+
+constexpr std::size_t own_words = 16;  // malloc's, in front of a block and of what it took from mmap
+
+struct Range {
+  std::uintptr_t begin, end;
+  bool meets(std::uintptr_t b, std::uintptr_t e) const { return b < end && begin < e; }
+};
+
+Range pages(std::span<const std::byte> s) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(s.data());
+  return {begin / page_bytes * page_bytes, (begin + s.size() + page_bytes - 1) / page_bytes * page_bytes};
+}
+
+// These look at memory that is not the caller's, which sanitizers take ill.
+
+__attribute__((no_sanitize("address", "thread"))) bool all_zero(std::uintptr_t begin, std::uintptr_t end) {
+  for (; begin < end; ++begin)
+    if (*reinterpret_cast<const volatile unsigned char*>(begin)) return false;
+  return true;
+}
+
+/// Of a block with glibc's words in front: whether it came from mmap of its own.
+__attribute__((no_sanitize("address", "thread"))) bool mapped_alone([[maybe_unused]] std::uintptr_t block) {
+#ifdef __SANITIZE_ADDRESS__
+  return true;  // that malloc has other words, and what is poisoned besides is nobody's
+#else
+  return *reinterpret_cast<const volatile std::size_t*>(block - sizeof(std::size_t)) & 2;
+#endif
+}
+
+/// Others may write to their memory at any time, also while it is copied, and after a fork() would find it
+/// shared with the parent: so nobody else's may be among it.
+std::string why_not_alone(std::span<const std::byte> memory, Range whole) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data()), end = begin + memory.size();
+  const bool alone_in_first =
+      begin - whole.begin <= own_words ||
+      (begin % own_words == 0 && all_zero(whole.begin + own_words, begin - own_words) && mapped_alone(begin));
+  if (alone_in_first && all_zero(end, whole.end)) return {};
+  return str("its ", alone_in_first ? "last" : "first",
+             " page holds other data, too; use memory that has its pages for itself: by mmap, by "
+             "std::aligned_alloc(4096, …) of whole pages, or by malloc from M_MMAP_THRESHOLD on (which grows "
+             "as memory is freed, unless mallopt() sets it)");
+}
+
+/// One line of maps.
+struct Mapping {
+  Range at{};
+  std::string rights, name;
+  std::uint64_t inode = 0;
+
+  std::string obstacle() const {
+    if (rights.size() < 4) return "/proc/self/maps was not understood";
+    if (rights[3] != 'p')
+      return str("it is shared memory already", name.empty() ? "" : str(" (", name, ")"),
+                 name.find("memfd:ringzero") == std::string::npos
+                     ? ""
+                     : ": of Communicator::allocate, or registered before");
+    if (name.rfind("[stack", 0) == 0) return "it lies on the stack";
+    if (!name.empty() && name != "[heap]" && name.rfind("[anon:", 0) != 0)
+      return str("it is a mapping of ", name, ", not anonymous memory");
+    if (rights != "rw-p") return str("its pages are ", rights, ", not readable and writable alone");
+    return {};
+  }
+};
+
+/// "begin-end rights offset device inode name", of smaps its first lines.
+bool parse(const std::string& line, Mapping& m) {
+  std::istringstream in(line);
+  std::string offset, device;
+  char dash = 0;
+  in >> std::hex >> m.at.begin >> dash >> m.at.end >> m.rights >> offset >> device >> std::dec >> m.inode;
+  if (!in || dash != '-') return false;
+  m.name.clear();
+  std::getline(in >> std::ws, m.name);
+  return true;
+}
+
+/// The first reason that `why_not` has against a mapping of the range, or that there is none for some of it.
+template <class F>
+std::string first_reason(Range whole, const F& why_not) {
+  std::ifstream maps("/proc/self/maps");
+  std::uintptr_t known = whole.begin;
+  Mapping m;
+  for (std::string line; known < whole.end && std::getline(maps, line);) {
+    if (!parse(line, m) || m.at.end <= known) continue;
+    if (m.at.begin > known) break;
+    if (const std::string why = why_not(m); !why.empty()) return why;
+    known = m.at.end;
+  }
+  return known < whole.end ? "not all of it is mapped memory of this process" : "";
+}
+
+/// Whether any of it is locked. Reading smaps walks all pages: only if anything is.
+bool locked(Range whole) {
+  std::ifstream status("/proc/self/status");
+  bool any = false;
+  for (std::string line; std::getline(status, line);)
+    if (line.rfind("VmLck:", 0) == 0) any = line.find_first_of("123456789") != std::string::npos;
+  if (!any) return false;
+  std::ifstream smaps("/proc/self/smaps");
+  Mapping m;
+  bool within = false;
+  for (std::string line; std::getline(smaps, line);) {
+    if (Mapping next; parse(line, next)) m = next, within = m.at.meets(whole.begin, whole.end);
+    if (within && line.rfind("VmFlags:", 0) == 0 && line.find(" lo") != std::string::npos) return true;
+  }
+  return false;
+}
+
+/// The main thread's stack has a name in maps; those of others have not.
+bool on_this_stack(Range whole) {
+  pthread_attr_t attributes;
+  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return false;
+  void* base = nullptr;
+  std::size_t size = 0;
+  const bool known = pthread_attr_getstack(&attributes, &base, &size) == 0;
+  pthread_attr_destroy(&attributes);
+  const auto begin = reinterpret_cast<std::uintptr_t>(base);
+  return known && whole.meets(begin, begin + size);
+}
+
+}  // namespace
+
+std::span<std::byte> pages_of(std::span<std::byte> memory) {
+  const Range whole = pages(memory);
+  return {reinterpret_cast<std::byte*>(whole.begin), whole.end - whole.begin};
+}
+
+std::string why_irreplaceable(std::span<const std::byte> memory) {
+  if (memory.empty()) return "it has no bytes";
+  const Range whole = pages(memory);
+  if (on_this_stack(whole)) return "it lies on the stack";
+  if (auto why = first_reason(whole, [](const Mapping& m) { return m.obstacle(); }); !why.empty()) return why;
+  if (locked(whole)) return "its pages are locked (mlock), which their replacement would not be";
+  return why_not_alone(memory, whole);
+}
+
+bool is_mapping_of(int fd, std::span<const std::byte> memory) {
+  struct stat file {};
+  if (fstat(fd, &file) != 0) return false;
+  const auto other = [&](const Mapping& m) { return m.inode == file.st_ino ? "" : "another"; };
+  return first_reason(pages(memory), other).empty();
+}
+
+}  // namespace rz
