@@ -8,7 +8,7 @@ namespace rz {
 
 namespace {
 
-enum class Where { anywhere, one_host, network };
+enum class Where { anywhere, one_host, network, shared_hosts };  // the last: a network, with several ranks a host
 
 constexpr std::size_t any_bytes = std::numeric_limits<std::size_t>::max();
 constexpr int any_size = std::numeric_limits<int>::max();
@@ -76,18 +76,27 @@ constexpr Rule table[] = {
 
 bool fits(const Rule& rule, const Question& q) {
   if (rule.collective != q.collective) return false;
+  if (rule.where == shared_hosts && !(q.hosts > 1 && q.hosts < q.size)) return false;
   if (rule.where != anywhere && (rule.where == one_host) != q.one_host) return false;
   if (rule.traffic != any_bytes && q.bytes > rule.traffic / static_cast<std::size_t>(q.size)) return false;
   return q.size <= rule.size && q.bytes <= rule.bytes;
 }
 
-bool allowed(const Algorithm& algorithm, const Question& q) {
+bool orderly(const Algorithm& algorithm, const Question& q) {
   return algorithm.rank_order || !q.deterministic || !reduces(q.collective);
+}
+
+// A sum that is rounded on the way depends on which algorithm a size takes, and on who shares a host.
+bool allowed(const Algorithm& algorithm, const Question& q) {
+  const bool depends = q.rounds && q.deterministic && reduces(q.collective) && algorithm.is(rounds_often);
+  return orderly(algorithm, q) && !depends && (q.in_a_row || !algorithm.is(in_a_row));
 }
 
 const Algorithm& forced(const Question& q) {
   const Algorithm& algorithm = find_algorithm(q.collective, q.forced);
-  if (allowed(algorithm, q)) return algorithm;
+  require(q.in_a_row || !algorithm.is(in_a_row), Errc::config, "the ", name(q.collective), " algorithm '",
+          q.forced, "' serves only groups whose hosts hold consecutive ranks; number the ranks host by host");
+  if (orderly(algorithm, q)) return algorithm;
   std::string choices;
   for (const Algorithm& a : algorithms())
     if (a.collective == q.collective && a.rank_order) choices += str(choices.empty() ? "" : ", ", a.name);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/algorithms/hosts.h"
 #include "comm/core/error.h"
 #include "comm/reduce.h"
 
@@ -45,6 +46,13 @@ std::size_t whole_bytes(const Operation& op, int size) {
   }
 }
 
+// Min and max choose one of the contributions, and round nothing.
+bool rounds(const Operation& op) {
+  const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
+  const bool small = size_of(dtype) < 4 && dtype != DType::i8 && dtype != DType::u8;
+  return small && op.op.kind != ReduceOp::min && op.op.kind != ReduceOp::max;
+}
+
 }  // namespace
 
 void Job::wait() {
@@ -58,8 +66,10 @@ Driver::Driver(int rank, int size, std::unique_ptr<Transport> transport, Schedul
       options_(std::move(options)),
       transport_(std::move(transport)),
       crowded_(transport_->crowded()),
+      hosts_(transport_->hosts().begin(), transport_->hosts().end()),
       execution_(*transport_, rank, size),
       messages_(*transport_, rank, size) {
+  if (!options_.algorithm.empty()) choose({.kind = Collective::all_reduce});  // refuses what hosts do not allow
   constexpr int most_together = 256;  // ranks: a slot has a part for each
   if (!transport_->meeting().empty() && size <= most_together && options_.algorithm.empty())
     together_ = std::make_unique<Together>(*transport_, rank, size);
@@ -303,18 +313,23 @@ void Driver::start(Queued next) {
   prepare_input(op, *next.job);
   by_together_ = together_ != nullptr;
   if (by_together_) return together_->start(op, sequence_++);
-  const std::size_t bytes = whole_bytes(op, size_);
-  const Algorithm& algorithm =
-      select({.collective = op.kind,
-              .bytes = bytes,
-              .size = size_,
-              .one_host = transport_->one_host(),
-              .deterministic = options_.deterministic,
-              .forced = op.kind == Collective::all_reduce ? options_.algorithm : std::string()});
+  const Algorithm& algorithm = choose(op);
   const Plan& plan = plan_for(algorithm, op.root, Layout::in_place(op, rank_, size_));
   execution_.start(
       op, plan,
       signature_of(op, size_, sequence_++, static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1));
+}
+
+const Algorithm& Driver::choose(const Operation& op) const {
+  return select({.collective = op.kind,
+                 .bytes = whole_bytes(op, size_),
+                 .size = size_,
+                 .one_host = transport_->one_host(),
+                 .deterministic = options_.deterministic,
+                 .forced = op.kind == Collective::all_reduce ? options_.algorithm : std::string(),
+                 .hosts = 1 + *std::max_element(hosts_.begin(), hosts_.end()),
+                 .in_a_row = hosts_in_a_row(hosts_),
+                 .rounds = rounds(op)});
 }
 
 // Where a schedule cannot read the input where it lies, it gets a copy: a factor before the sum, and an
@@ -339,7 +354,7 @@ void Driver::prepare_input(Operation& op, Job& job) {
 const Plan& Driver::plan_for(const Algorithm& algorithm, int root, bool in_place) {
   for (const CachedPlan& c : plans_)
     if (c.algorithm == &algorithm && c.root == root && c.in_place == in_place) return *c.plan;
-  auto plan = std::make_unique<Plan>(make_plan(algorithm.schedule({rank_, size_, root}), size_, in_place));
+  auto plan = std::make_unique<Plan>(make_plan(algorithm.schedule({rank_, size_, root, hosts_}), size_, in_place));
   plans_.push_back({&algorithm, root, in_place, std::move(plan)});
   return *plans_.back().plan;
 }

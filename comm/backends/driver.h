@@ -66,6 +66,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::shared_ptr<Job> begin(const Operation&);
   bool advance_current(bool eager);
   void prepare_input(Operation&, Job&);
+  const Algorithm& choose(const Operation&) const;
   const Plan& plan_for(const Algorithm&, int root, bool in_place);
   void finish_messages();
   void operation_ended(Job&);
@@ -81,6 +82,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   const ScheduledOptions options_;
   std::unique_ptr<Transport> transport_;  // gone after stop()
   const bool crowded_;
+  const std::vector<int> hosts_;  // of every rank
 
   // Guarded by mutex_.
   std::mutex mutex_;

@@ -47,6 +47,7 @@ class GroupTransport final : public Transport {
       : rank_(rank),
         size_(size),
         near_(neighbours(rank, roster, options.kind)),
+        hosts_(number_hosts(roster, options.kind)),
         crowded_(std::any_of(near_.begin(), near_.end(), [&](int r) { return roster.crowded(r); })),
         shm_(rank, near_, poller_),
         tcp_(rank, others(size, near_), options.sockets, options.congestion,
@@ -127,6 +128,7 @@ class GroupTransport final : public Transport {
     return shm_.reach(peer, spot, bytes);
   }
   bool one_host() const override { return tcp_.empty(); }
+  std::span<const int> hosts() const override { return hosts_; }
   std::string describe() const override {
     return tcp_.empty() ? "shm" : near_.size() > 1 ? "shm+tcp" : "tcp";
   }
@@ -141,6 +143,18 @@ class GroupTransport final : public Transport {
     require(kind != "shm" || far.empty(), Errc::config, "transport 'shm', but rank ", list_ranks(far),
             " is not on the host of rank ", rank, "; use 'auto' or 'tcp'");
     return kind == "tcp" ? std::vector{rank} : near;
+  }
+  /// Over "tcp" alone every rank is a host of its own.
+  static std::vector<int> number_hosts(const Roster& roster, const std::string& kind) {
+    std::vector<int> numbers;
+    std::vector<std::string> seen;
+    for (const std::string& host : roster.hosts) {
+      const auto at = std::find(seen.begin(), seen.end(), host);
+      const bool known = at != seen.end() && kind != "tcp";
+      numbers.push_back(static_cast<int>(known ? at - seen.begin() : std::ssize(seen)));
+      if (!known) seen.push_back(host);
+    }
+    return numbers;
   }
   static std::vector<int> others(int size, const std::vector<int>& near) {
     std::vector<int> far;
@@ -209,7 +223,7 @@ class GroupTransport final : public Transport {
   [[noreturn]] void throw_failure() const { throw Error(failure_.code, failure_.reason, failure_.culprit); }
 
   int rank_, size_;
-  std::vector<int> near_;
+  std::vector<int> near_, hosts_;
   bool crowded_;  ///< more ranks than processors on this machine: spinning would take them from each other
   Poller poller_;
   ShmLinks shm_;
