@@ -36,6 +36,8 @@ using enum Where;
 constexpr Rule table[] = {
     {.collective = all_reduce, .where = one_host, .algorithm = "one_shot", .traffic = 128 * KiB},
     {.collective = all_reduce, .where = one_host, .algorithm = "two_shot"},
+    {.collective = all_reduce, .where = shared_hosts, .algorithm = "hierarchical"},
+    {.collective = all_reduce, .where = shared_hosts, .algorithm = "hierarchical_chain"},
     {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 2, .bytes = 256 * KiB},
     {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 8, .traffic = 256 * KiB},
     {.collective = all_reduce, .where = network, .algorithm = "two_shot", .size = 8},
@@ -46,23 +48,28 @@ constexpr Rule table[] = {
     {.collective = all_reduce, .where = anywhere, .algorithm = "two_shot"},
 
     {.collective = reduce_scatter, .where = one_host, .algorithm = "direct"},
+    {.collective = reduce_scatter, .where = shared_hosts, .algorithm = "hierarchical"},
+    {.collective = reduce_scatter, .where = shared_hosts, .algorithm = "hierarchical_chain"},
     {.collective = reduce_scatter, .where = network, .algorithm = "direct", .size = 8},
     {.collective = reduce_scatter, .where = network, .algorithm = "halving", .bytes = 4 * MiB},
     {.collective = reduce_scatter, .where = network, .algorithm = "ring"},
     {.collective = reduce_scatter, .where = anywhere, .algorithm = "direct"},
 
     {.collective = all_gather, .where = one_host, .algorithm = "direct"},
+    {.collective = all_gather, .where = shared_hosts, .algorithm = "hierarchical"},
     {.collective = all_gather, .where = network, .algorithm = "direct", .size = 8},
     {.collective = all_gather, .where = network, .algorithm = "doubling", .bytes = 4 * MiB},
     {.collective = all_gather, .where = anywhere, .algorithm = "ring"},
 
     {.collective = broadcast, .where = anywhere, .algorithm = "direct", .size = 2},
     {.collective = broadcast, .where = one_host, .algorithm = "direct", .bytes = 256 * KiB},
+    {.collective = broadcast, .where = shared_hosts, .algorithm = "hierarchical_chain"},
     {.collective = broadcast, .where = network, .algorithm = "tree", .bytes = 64 * KiB},
     {.collective = broadcast, .where = anywhere, .algorithm = "scatter_all_gather"},
 
     {.collective = reduce, .where = one_host, .algorithm = "direct", .traffic = 128 * KiB},
     {.collective = reduce, .where = one_host, .algorithm = "two_shot"},
+    {.collective = reduce, .where = shared_hosts, .algorithm = "hierarchical_chain"},
     {.collective = reduce, .where = network, .algorithm = "direct", .size = 8, .traffic = 64 * KiB},
     {.collective = reduce, .where = network, .algorithm = "tree", .bytes = 64 * KiB},
     {.collective = reduce, .where = anywhere, .algorithm = "two_shot"},
