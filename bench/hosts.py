@@ -24,10 +24,10 @@ interrupted. That needs root, iproute2 and a kernel that permits it; else the sc
 --alone        no peers and no limit: ours only
 --clean        only removes what a killed run has left
 
-Microseconds, out of place, float sum: the median over iterations (rank 0's of ours and of the limit; of the slowest rank of the peers),
-then the median over rounds. "peer": the best peer's time over ours, above 1 ours is faster. "limit": over ours, the time of bare sockets
+Microseconds, out of place, float sum: the median over iterations (rank 0's of ours and of the limit; of the slowest rank of the peers; the
+mean of rooted collectives, where one rank runs ahead), then the median over rounds. "peer": the best peer's time over ours, above 1 ours is faster. "limit": over ours, the time of bare sockets
 that carry the same bytes and add half of them (bench/socket_limit_bench.cpp; 1: nothing is lost). "line": bytes that each host has to
-send, 2S(n-1)/n with n hosts, over our time, as a share of --rate; frames' headers alone take 4.4% of it at 1500 bytes a frame."""
+send, 2S(n-1)/n with n hosts, over our time, as a share of --rate (all_reduce only); frames' headers alone take 4.4% of it at 1500 bytes a frame."""
 import argparse, contextlib, json, os, re, shlex, shutil, signal, statistics, subprocess, sys, tempfile
 
 NAMES, SWITCH = [f'rz{i}' for i in range(8)], 'rzsw'
@@ -105,6 +105,7 @@ def ours(o, size, folder=None, env={}):
         raise RuntimeError(f'the ranks are not on {o.hosts} hosts of {o.per_host}: {backend}')
     row = [l.split() for l in out.splitlines() if l.strip()[:1].isdigit()][-1]
     if row[8] != '0': raise RuntimeError(f'{row[8]} wrong results at {size} bytes')
+    if o.collective in ('broadcast', 'reduce', 'gather', 'scatter', 'sendrecv'): return float(row[5])
     return float(re.search(r'out-of-place: .* p50 ([\d.]+)', out).group(1))
 
 def crowded(o): return o.hosts * o.per_host > len(os.sched_getaffinity(0))
@@ -200,7 +201,7 @@ def table(o, names, times):
         t = {n: times[n, s] for n in names if (n, s) in times}
         best = min((t[p] for p in peers if p in t), default=None)
         row = dict(bytes=s, us=t, peer=best and best / t['ours'], limit=t['sockets'] / t['ours'] if 'sockets' in t else None,
-                   line=8 * 2 * s * (o.hosts - 1) / o.hosts / (t['ours'] * 1e-6) / parse_rate(o.rate) if o.rate else None)
+                   line=8 * 2 * s * (o.hosts - 1) / o.hosts / (t['ours'] * 1e-6) / parse_rate(o.rate) if o.rate and o.collective == 'all_reduce' else None)
         rows.append(row)
         print('%10d' % s + ''.join((f'{t[n]:.1f}' if n in t else '-').rjust(wide) for n in names) +
               ''.join('%8s' % (f'{row[k]:.2f}' if row[k] else '-') for k in ('peer', 'limit', 'line')))

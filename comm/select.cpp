@@ -23,6 +23,7 @@ struct Rule {
   int size = any_size;
   std::size_t bytes = any_bytes;
   std::size_t traffic = any_bytes;
+  std::size_t bytes_above = 0;  ///< and buffers of more than that, if it is not 0
 };
 
 using enum Collective;
@@ -32,12 +33,14 @@ using enum Where;
 // passed over. Every collective ends with a line that always fits. On one host, and on a network of few
 // ranks, the direct algorithms have the least traffic *and* the fewest rounds; of two ranks one_shot, too. In
 // large groups on a network, their many small messages cost more than a few more rounds do. All slices of a
-// chunk are pipelined, so rounds count by slices, not buffers.
+// chunk are pipelined, so rounds count by slices, not buffers. Where ranks share hosts, a hierarchy sends less
+// over the network, and in fewer messages, at the price of rounds (docs/decisions/0018).
 constexpr Rule table[] = {
     {.collective = all_reduce, .where = one_host, .algorithm = "one_shot", .traffic = 128 * KiB},
     {.collective = all_reduce, .where = one_host, .algorithm = "two_shot"},
-    {.collective = all_reduce, .where = shared_hosts, .algorithm = "hierarchical"},
-    {.collective = all_reduce, .where = shared_hosts, .algorithm = "hierarchical_chain"},
+    {.collective = all_reduce, .where = shared_hosts, .algorithm = "hierarchical_chain", .size = 16, .bytes = MiB},
+    {.collective = all_reduce, .where = shared_hosts, .algorithm = "hierarchical", .bytes_above = MiB},
+    {.collective = all_reduce, .where = shared_hosts, .algorithm = "hierarchical_chain", .bytes_above = MiB},
     {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 2, .bytes = 256 * KiB},
     {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 8, .traffic = 256 * KiB},
     {.collective = all_reduce, .where = network, .algorithm = "two_shot", .size = 8},
@@ -48,6 +51,7 @@ constexpr Rule table[] = {
     {.collective = all_reduce, .where = anywhere, .algorithm = "two_shot"},
 
     {.collective = reduce_scatter, .where = one_host, .algorithm = "direct"},
+    {.collective = reduce_scatter, .where = shared_hosts, .algorithm = "direct", .size = 4, .bytes = 64 * KiB},
     {.collective = reduce_scatter, .where = shared_hosts, .algorithm = "hierarchical"},
     {.collective = reduce_scatter, .where = shared_hosts, .algorithm = "hierarchical_chain"},
     {.collective = reduce_scatter, .where = network, .algorithm = "direct", .size = 8},
@@ -63,13 +67,13 @@ constexpr Rule table[] = {
 
     {.collective = broadcast, .where = anywhere, .algorithm = "direct", .size = 2},
     {.collective = broadcast, .where = one_host, .algorithm = "direct", .bytes = 256 * KiB},
-    {.collective = broadcast, .where = shared_hosts, .algorithm = "hierarchical_chain"},
+    {.collective = broadcast, .where = shared_hosts, .algorithm = "hierarchical_chain", .bytes_above = 256 * KiB},
     {.collective = broadcast, .where = network, .algorithm = "tree", .bytes = 64 * KiB},
     {.collective = broadcast, .where = anywhere, .algorithm = "scatter_all_gather"},
 
     {.collective = reduce, .where = one_host, .algorithm = "direct", .traffic = 128 * KiB},
     {.collective = reduce, .where = one_host, .algorithm = "two_shot"},
-    {.collective = reduce, .where = shared_hosts, .algorithm = "hierarchical_chain"},
+    {.collective = reduce, .where = shared_hosts, .algorithm = "hierarchical_chain", .bytes_above = 256 * KiB},
     {.collective = reduce, .where = network, .algorithm = "direct", .size = 8, .traffic = 64 * KiB},
     {.collective = reduce, .where = network, .algorithm = "tree", .bytes = 64 * KiB},
     {.collective = reduce, .where = anywhere, .algorithm = "two_shot"},
@@ -86,6 +90,7 @@ bool fits(const Rule& rule, const Question& q) {
   if (rule.where == shared_hosts && !(q.hosts > 1 && q.hosts < q.size)) return false;
   if (rule.where != anywhere && (rule.where == one_host) != q.one_host) return false;
   if (rule.traffic != any_bytes && q.bytes > rule.traffic / static_cast<std::size_t>(q.size)) return false;
+  if (rule.bytes_above != 0 && q.bytes <= rule.bytes_above) return false;
   return q.size <= rule.size && q.bytes <= rule.bytes;
 }
 
