@@ -164,11 +164,23 @@ class Peers:
         if not rows: raise RuntimeError(f'{name} printed no times')
         return float(rows[0][7])
 
-def parse_size(text): return int(text[:-1]) << {'K': 10, 'M': 20, 'G': 30}[text[-1].upper()] if text[-1].isalpha() else int(text)
+def parse_size(text):
+    size = re.fullmatch(r'(\d+)([KMG]?)', text.upper())
+    if not size: raise argparse.ArgumentTypeError(f"'{text}' is no size, such as 64K or 4M")
+    return int(size[1]) << {'': 0, 'K': 10, 'M': 20, 'G': 30}[size[2]]
+
+def parse_sizes(text): return [parse_size(s) for s in text.split(',')]
 
 def parse_rate(text):
-    number, unit = re.fullmatch(r'([\d.]+)([kmg])bit', text.lower()).groups()
-    return float(number) * {'k': 1e3, 'm': 1e6, 'g': 1e9}[unit]
+    rate = re.fullmatch(r'(\d+(?:\.\d+)?)([kmg])bit', text.lower())
+    if not rate: raise argparse.ArgumentTypeError(f"'{text}' is no rate, such as 1gbit")
+    return float(rate[1]) * {'k': 1e3, 'm': 1e6, 'g': 1e9}[rate[2]]
+
+def a_rate(text): return parse_rate(text) and text
+
+def a_setting(text):
+    if '=' not in text: raise argparse.ArgumentTypeError(f"'{text}' is no NAME=VALUE")
+    return text
 
 def measure(o, peers):
     runners = {'ours': lambda s: ours(o, s)}
@@ -210,9 +222,9 @@ def table(o, names, times):
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--bin', default='build/release/bin'); a.add_argument('--hosts', type=int, default=2, choices=range(2, 9))
-    a.add_argument('--sizes', default='1K,64K,4M,64M'); a.add_argument('--rounds', type=int, default=3)
-    a.add_argument('--peer-source'); a.add_argument('--peer-build'); a.add_argument('--peers', default='ompi,mpich,gloo'); a.add_argument('--rate'); a.add_argument('--congestion')
-    a.add_argument('--env', action='append', default=[]); a.add_argument('--alone', action='store_true'); a.add_argument('--json')
+    a.add_argument('--sizes', type=parse_sizes, default='1K,64K,4M,64M'); a.add_argument('--rounds', type=int, default=3, choices=range(1, 1000), metavar='ROUNDS')
+    a.add_argument('--peer-source'); a.add_argument('--peer-build'); a.add_argument('--peers', default='ompi,mpich,gloo'); a.add_argument('--rate', type=a_rate); a.add_argument('--congestion')
+    a.add_argument('--env', action='append', default=[], type=a_setting); a.add_argument('--alone', action='store_true'); a.add_argument('--json')
     a.add_argument('--budget', type=float, default=150, help='milliseconds that a peer may spend on a size')
     a.add_argument('--clean', action='store_true')
     a.add_argument('--per-host', type=int, default=1, choices=range(1, 9)); a.add_argument('--algorithms', default='')
@@ -221,13 +233,14 @@ def main():
     o.algorithms, o.beside = [n for n in o.algorithms.split(',') if n], o.beside and os.path.abspath(o.beside)
     o.alone = o.alone or o.per_host > 1 or o.collective != 'all_reduce'
     if o.algorithms and o.collective != 'all_reduce': a.error('--algorithms are those of all_reduce')
-    o.sizes, o.bin = [parse_size(s) for s in o.sizes.split(',')], os.path.abspath(o.bin)
+    o.bin = os.path.abspath(o.bin)
+    programs = [(o.bin, f'{o.collective}_perf')] + ([(o.beside, f'{o.collective}_perf')] if o.beside else []) + ([] if o.alone else [(o.bin, 'socket_limit')])
+    for folder, program in programs if not o.clean else []:
+        if not os.path.exists(f'{folder}/{program}'): sys.exit(f'hosts.py: no {program} in {folder}; --bin says where')
     if os.geteuid() != 0: skip('network namespaces need root')
     missing = [t for t in ('ip', 'tc', 'unshare') if not shutil.which(t)]
     if missing: skip(f'no {", ".join(missing)} (Debian: iproute2, util-linux)')
     if o.clean: return remove()
-    for folder, program in [(o.bin, f'{o.collective}_perf')] + ([] if o.alone else [(o.bin, 'socket_limit')]) + ([(o.beside, f'{o.collective}_perf')] if o.beside else []):
-        if not os.path.exists(f'{folder}/{program}'): sys.exit(f'hosts.py: no {program} in {folder}; --bin says where')
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as tmp, network(o.hosts, o.rate, o.congestion):
         peers = Peers(o, tmp) if not o.alone else None
