@@ -457,8 +457,7 @@ class Verifier {
         if (exact[chunk] != l.value.exact)
           refuse(here, "is summed or rounded in another order than on a rank before");
         order.by_rank &= l.value.plain == ordered[chunk];
-        order.rounded_once &=
-            l.value.exact == expressions_.stored(expressions_.finished(ordered[chunk]));
+        order.rounded_once &= l.value.exact == expressions_.stored(expressions_.finished(ordered[chunk]));
       }
     return order;
   }

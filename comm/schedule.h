@@ -99,11 +99,12 @@ struct Proof {
   explicit operator bool() const { return error.empty(); }
 };
 
-/// Proves, for one group size, root and placement of ranks on hosts (as Seat::host): every slot of the output ends as the collective says; sent and
-/// received chunks match; every reduced element holds every rank's contribution exactly once, and has passed
-/// one final step; all ranks that hold a result hold the same expression (a + b counts as b + a), so the same
-/// bits; no deadlock even if no message is ever buffered; nothing is written while it may still be read;
-/// `input` is never written (out of place). The error names rank, step and chunk, or is what the function throws.
+/// Proves, for one group size, root and placement of ranks on hosts (as Seat::host): every slot of the output
+/// ends as the collective says; sent and received chunks match; every reduced element holds every rank's
+/// contribution exactly once, and has passed one final step; all ranks that hold a result hold the same
+/// expression (a + b counts as b + a), so the same bits; no deadlock even if no message is ever buffered;
+/// nothing is written while it may still be read; `input` is never written (out of place). The error names
+/// rank, step and chunk, or is what the function throws.
 Proof verify(ScheduleFunction, Collective, int size, int root, bool in_place, std::span<const int> host = {});
 
 }  // namespace rz

@@ -8,7 +8,8 @@ namespace rz {
 
 namespace {
 
-enum class Where { anywhere, one_host, network, shared_hosts };  // the last: a network, with several ranks a host
+// The last: a network, and several ranks on some of its hosts.
+enum class Where { anywhere, one_host, network, shared_hosts };
 
 constexpr std::size_t any_bytes = std::numeric_limits<std::size_t>::max();
 constexpr int any_size = std::numeric_limits<int>::max();
@@ -33,12 +34,16 @@ using enum Where;
 // passed over. Every collective ends with a line that always fits. On one host, and on a network of few
 // ranks, the direct algorithms have the least traffic *and* the fewest rounds; of two ranks one_shot, too. In
 // large groups on a network, their many small messages cost more than a few more rounds do. All slices of a
-// chunk are pipelined, so rounds count by slices, not buffers. Where ranks share hosts, a hierarchy sends less
-// over the network, and in fewer messages, at the price of rounds (docs/decisions/0018).
+// chunk are pipelined, so rounds count by slices, not buffers. Where ranks share hosts, a hierarchy sends
+// less over the network, and in fewer messages, at the price of rounds (docs/decisions/0018).
 constexpr Rule table[] = {
     {.collective = all_reduce, .where = one_host, .algorithm = "one_shot", .traffic = 128 * KiB},
     {.collective = all_reduce, .where = one_host, .algorithm = "two_shot"},
-    {.collective = all_reduce, .where = shared_hosts, .algorithm = "hierarchical_chain", .size = 16, .bytes = MiB},
+    {.collective = all_reduce,
+     .where = shared_hosts,
+     .algorithm = "hierarchical_chain",
+     .size = 16,
+     .bytes = MiB},
     {.collective = all_reduce, .where = shared_hosts, .algorithm = "hierarchical", .bytes_above = MiB},
     {.collective = all_reduce, .where = shared_hosts, .algorithm = "hierarchical_chain", .bytes_above = MiB},
     {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 2, .bytes = 256 * KiB},
@@ -51,7 +56,11 @@ constexpr Rule table[] = {
     {.collective = all_reduce, .where = anywhere, .algorithm = "two_shot"},
 
     {.collective = reduce_scatter, .where = one_host, .algorithm = "direct"},
-    {.collective = reduce_scatter, .where = shared_hosts, .algorithm = "direct", .size = 4, .bytes = 64 * KiB},
+    {.collective = reduce_scatter,
+     .where = shared_hosts,
+     .algorithm = "direct",
+     .size = 4,
+     .bytes = 64 * KiB},
     {.collective = reduce_scatter, .where = shared_hosts, .algorithm = "hierarchical"},
     {.collective = reduce_scatter, .where = shared_hosts, .algorithm = "hierarchical_chain"},
     {.collective = reduce_scatter, .where = network, .algorithm = "direct", .size = 8},
@@ -67,13 +76,19 @@ constexpr Rule table[] = {
 
     {.collective = broadcast, .where = anywhere, .algorithm = "direct", .size = 2},
     {.collective = broadcast, .where = one_host, .algorithm = "direct", .bytes = 256 * KiB},
-    {.collective = broadcast, .where = shared_hosts, .algorithm = "hierarchical_chain", .bytes_above = 256 * KiB},
+    {.collective = broadcast,
+     .where = shared_hosts,
+     .algorithm = "hierarchical_chain",
+     .bytes_above = 256 * KiB},
     {.collective = broadcast, .where = network, .algorithm = "tree", .bytes = 64 * KiB},
     {.collective = broadcast, .where = anywhere, .algorithm = "scatter_all_gather"},
 
     {.collective = reduce, .where = one_host, .algorithm = "direct", .traffic = 128 * KiB},
     {.collective = reduce, .where = one_host, .algorithm = "two_shot"},
-    {.collective = reduce, .where = shared_hosts, .algorithm = "hierarchical_chain", .bytes_above = 256 * KiB},
+    {.collective = reduce,
+     .where = shared_hosts,
+     .algorithm = "hierarchical_chain",
+     .bytes_above = 256 * KiB},
     {.collective = reduce, .where = network, .algorithm = "direct", .size = 8, .traffic = 64 * KiB},
     {.collective = reduce, .where = network, .algorithm = "tree", .bytes = 64 * KiB},
     {.collective = reduce, .where = anywhere, .algorithm = "two_shot"},

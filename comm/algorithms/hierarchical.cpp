@@ -67,8 +67,7 @@ void gather_by_hosts(Seat seat, const Hosts& hosts, Slot own, std::vector<Step>&
   for (const int peer : hosts.neighbours(true)) {
     steps.push_back(recv(output(peer), peer));
     for (int d = 1; d < hosts.count(); ++d)
-      for (const int c : stands_in_for(hosts, peer, hosts.around(-d)))
-        steps.push_back(recv(output(c), peer));
+      for (const int c : stands_in_for(hosts, peer, hosts.around(-d))) steps.push_back(recv(output(c), peer));
   }
 }
 
@@ -78,7 +77,8 @@ void gather_by_hosts(Seat seat, const Hosts& hosts, Slot own, std::vector<Step>&
 Schedule hierarchical_all_reduce(Seat seat) {
   const Hosts hosts(seat);
   Schedule s{.chunks = seat.size};
-  sum_by_hosts(seat, hosts, [](int chunk) { return output(chunk); }, s.steps);
+  sum_by_hosts(
+      seat, hosts, [](int chunk) { return output(chunk); }, s.steps);
   gather_by_hosts(seat, hosts, output(seat.rank), s.steps);
   return s;
 }
@@ -86,7 +86,8 @@ Schedule hierarchical_all_reduce(Seat seat) {
 Schedule hierarchical_reduce_scatter(Seat seat) {
   const Hosts hosts(seat);
   Schedule s{.chunks = seat.size};
-  sum_by_hosts(seat, hosts, [&](int chunk) { return scratch(s.cells++, chunk); }, s.steps);
+  sum_by_hosts(
+      seat, hosts, [&](int chunk) { return scratch(s.cells++, chunk); }, s.steps);
   return s;
 }
 

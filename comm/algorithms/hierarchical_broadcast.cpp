@@ -1,7 +1,7 @@
-// Broadcast along a chain of hosts, from the root's on around. A chunk has an owner on every host: the root hands
-// it to that of its own host (by shared memory), each owner sends it to the next host's and to its own host's
-// other ranks. Every host receives the buffer once and sends it once, in as many lanes as ranks, and slices
-// follow each other down the chain; scatter_all_gather sends to each rank from each.
+// Broadcast along a chain of hosts, from the root's on around. A chunk has an owner on every host: the root
+// hands it to that of its own host (by shared memory), each owner sends it to the next host's and to its own
+// host's other ranks. Every host receives the buffer once and sends it once, in as many lanes as ranks, and
+// slices follow each other down the chain; scatter_all_gather sends to each rank from each.
 
 #include "comm/algorithms/hosts.h"
 #include "comm/algorithms/peers.h"

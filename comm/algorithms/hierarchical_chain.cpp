@@ -1,9 +1,9 @@
-// Reductions over hosts in rank order. A chunk has an owner on every host, which fetches what its host's ranks
-// hold (by shared memory) and folds it, in their order, onto the sum of the hosts before, which the chunk's
-// owner there has sent: (((x0 + x1) + x2) + x3) with two ranks on each of two hosts. The last host has the
-// result. Slices follow each other down the chain, so that a large buffer costs one transfer of it out of a
-// host each way, however many ranks a host has, where two_shot has each rank send to each other. It is the
-// chain of chain.cpp with hosts for links, and an own lane of it for every rank of a host.
+// Reductions over hosts in rank order. A chunk has an owner on every host, which fetches what its host's
+// ranks hold (by shared memory) and folds it, in their order, onto the sum of the hosts before, which the
+// chunk's owner there has sent: (((x0 + x1) + x2) + x3) with two ranks on each of two hosts. The last host
+// has the result. Slices follow each other down the chain, so that a large buffer costs one transfer of it
+// out of a host each way, however many ranks a host has, where two_shot has each rank send to each other. It
+// is the chain of chain.cpp with hosts for links, and an own lane of it for every rank of a host.
 //
 // Every host has to hold consecutive ranks. Small floats are rounded once a host.
 

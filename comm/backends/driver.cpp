@@ -66,10 +66,11 @@ Driver::Driver(int rank, int size, std::unique_ptr<Transport> transport, Schedul
       options_(std::move(options)),
       transport_(std::move(transport)),
       crowded_(transport_->crowded()),
-      hosts_(transport_->hosts().begin(), transport_->hosts().end()),
+      host_(transport_->hosts().begin(), transport_->hosts().end()),
+      hosts_(1 + *std::max_element(host_.begin(), host_.end())),
       execution_(*transport_, rank, size),
       messages_(*transport_, rank, size) {
-  if (!options_.algorithm.empty()) choose({.kind = Collective::all_reduce});  // refuses what hosts do not allow
+  if (!options_.algorithm.empty()) choose({.kind = Collective::all_reduce});  // refused if hosts forbid it
   constexpr int most_together = 256;  // ranks: a slot has a part for each
   if (!transport_->meeting().empty() && size <= most_together && options_.algorithm.empty())
     together_ = std::make_unique<Together>(*transport_, rank, size);
@@ -327,8 +328,8 @@ const Algorithm& Driver::choose(const Operation& op) const {
                  .one_host = transport_->one_host(),
                  .deterministic = options_.deterministic,
                  .forced = op.kind == Collective::all_reduce ? options_.algorithm : std::string(),
-                 .hosts = 1 + *std::max_element(hosts_.begin(), hosts_.end()),
-                 .in_a_row = hosts_in_a_row(hosts_),
+                 .hosts = hosts_,
+                 .in_a_row = hosts_in_a_row(host_),
                  .rounds = rounds(op)});
 }
 
@@ -354,7 +355,8 @@ void Driver::prepare_input(Operation& op, Job& job) {
 const Plan& Driver::plan_for(const Algorithm& algorithm, int root, bool in_place) {
   for (const CachedPlan& c : plans_)
     if (c.algorithm == &algorithm && c.root == root && c.in_place == in_place) return *c.plan;
-  auto plan = std::make_unique<Plan>(make_plan(algorithm.schedule({rank_, size_, root, hosts_}), size_, in_place));
+  auto plan =
+      std::make_unique<Plan>(make_plan(algorithm.schedule({rank_, size_, root, host_}), size_, in_place));
   plans_.push_back({&algorithm, root, in_place, std::move(plan)});
   return *plans_.back().plan;
 }

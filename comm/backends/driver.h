@@ -82,7 +82,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   const ScheduledOptions options_;
   std::unique_ptr<Transport> transport_;  // gone after stop()
   const bool crowded_;
-  const std::vector<int> hosts_;  // of every rank
+  const std::vector<int> host_;  // of every rank
+  const int hosts_;
 
   // Guarded by mutex_.
   std::mutex mutex_;

@@ -28,7 +28,8 @@ std::set<int> roots(Collective c, int size) {
 /// Ranks a host, host after host, as Seat::host.
 std::vector<int> hosts_of(std::initializer_list<int> ranks) {
   std::vector<int> host;
-  for (const int n : ranks) host.insert(host.end(), static_cast<std::size_t>(n), host.empty() ? 0 : host.back() + 1);
+  for (const int n : ranks)
+    host.insert(host.end(), static_cast<std::size_t>(n), host.empty() ? 0 : host.back() + 1);
   return host;
 }
 

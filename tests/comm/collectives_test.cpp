@@ -359,7 +359,8 @@ TEST(Collectives, MovementsOverTcpAndOverBoth) {
 }
 
 /// One letter a rank: who shares a letter shares a host.
-void on_hosts(const std::string& hosts, const CommOptions& options, const std::function<void(Communicator&)>& run) {
+void on_hosts(const std::string& hosts, const CommOptions& options,
+              const std::function<void(Communicator&)>& run) {
   SCOPED_TRACE(hosts);
   const int size = static_cast<int>(hosts.size());
   run_ranks(size, [&](int rank, auto store) {
@@ -533,7 +534,8 @@ TEST(Collectives, SmallFloatsAreRoundedOnceWhoeverSharesAHost) {
     std::vector<float> x(n);
     for (int r = 0; r < 4; ++r) {
       const std::vector<float> y = noise(r, n);
-      for (std::size_t i = 0; i < n; ++i) x[i] = r == 0 ? to_f32(from_f32<bf16>(y[i])) : x[i] + to_f32(from_f32<bf16>(y[i]));
+      for (std::size_t i = 0; i < n; ++i)
+        x[i] = r == 0 ? to_f32(from_f32<bf16>(y[i])) : x[i] + to_f32(from_f32<bf16>(y[i]));
     }
     return x;
   }();
