@@ -76,10 +76,7 @@ constexpr Rule table[] = {
 
     {.collective = broadcast, .where = anywhere, .algorithm = "direct", .size = 2},
     {.collective = broadcast, .where = one_host, .algorithm = "direct", .bytes = 256 * KiB},
-    {.collective = broadcast,
-     .where = shared_hosts,
-     .algorithm = "hierarchical_chain",
-     .bytes_above = 256 * KiB},
+    {.collective = broadcast, .where = shared_hosts, .algorithm = "hierarchical_chain", .bytes_above = MiB},
     {.collective = broadcast, .where = network, .algorithm = "tree", .bytes = 64 * KiB},
     {.collective = broadcast, .where = anywhere, .algorithm = "scatter_all_gather"},
 
