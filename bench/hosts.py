@@ -1,28 +1,33 @@
 #!/usr/bin/env python3
-"""Times all_reduce between hosts, beside Open MPI, MPICH and Gloo over TCP and beside what bare sockets allow, in turn, in one run.
+"""Times all_reduce (or another collective of ours) between hosts, beside Open MPI, MPICH and Gloo over TCP and beside what bare sockets allow, in turn, in one run.
 
     bench/hosts.py [--bin build/release/bin] [--hosts 2] [--sizes 1K,64K,4M,64M] [--rounds 3] [--peer-source DIR [--peer-build DIR]] [--peers ompi,mpich,gloo]
+                   [--per-host 1] [--algorithms two_shot,hierarchical_chain] [--beside DIR] [--collective all_gather]
                    [--rate 1gbit] [--congestion cubic] [--env RZ_SOCKETS=4 …] [--alone] [--json OUT] [--clean]
 
-The hosts are network namespaces (rz0, rz1, …) with host names of their own, one rank each, joined by veth links at a bridge (in a
+The hosts are network namespaces (rz0, rz1, …) with host names of their own, --per-host ranks each, joined by veth links at a bridge (in a
 namespace, too: rzsw); the machine's own network is not touched, and everything is removed at the end, also of a run that fails or is
 interrupted. That needs root, iproute2 and a kernel that permits it; else the script says "skipped: …" and ends with 0.
 
---bin          folder that holds all_reduce_perf and socket_limit
+--bin          folder that holds all_reduce_perf (or that of --collective) and socket_limit
 --hosts        how many, 2 to 8; all share this machine's processors
 --peer-source  folder with mpi_coll.cpp and gloo_coll.cpp, which are built here (Debian: libopenmpi-dev, libmpich-dev, libgloo-dev)
 --peer-build   folder that keeps what was built of them for the next run
 --peers        which of them
+--per-host     ranks of every host, which share memory; more than one, or another collective, is timed without peers and limit (--alone)
+--algorithms   of all_reduce, forced (RZ_ALGORITHM), in turn with what the table takes ("ours")
+--beside       folder of another build, in turn with ours ("beside")
+--collective   whose *_perf is run; default all_reduce
 --rate         limits every host's link in the direction out of it (tc tbf), e.g. 1gbit; a column says how much of it was used
 --congestion   congestion control of all sockets in the hosts (sysctl net.ipv4.tcp_congestion_control); default: the machine's
 --env          for our ranks; more than one may be given
 --alone        no peers and no limit: ours only
 --clean        only removes what a killed run has left
 
-Microseconds, out of place, float sum: the median over iterations (rank 0's of ours and of the limit; of the slowest rank of the peers),
-then the median over rounds. "peer": the best peer's time over ours, above 1 ours is faster. "limit": over ours, the time of bare sockets
+Microseconds, out of place, float sum: the median over iterations (rank 0's of ours and of the limit; of the slowest rank of the peers; the
+mean of rooted collectives, where one rank runs ahead), then the median over rounds. "peer": the best peer's time over ours, above 1 ours is faster. "limit": over ours, the time of bare sockets
 that carry the same bytes and add half of them (bench/socket_limit_bench.cpp; 1: nothing is lost). "line": bytes that each host has to
-send, 2S(n-1)/n, over our time, as a share of --rate; frames' headers alone take 4.4% of it at 1500 bytes a frame."""
+send, 2S(n-1)/n with n hosts, over our time, as a share of --rate (all_reduce only); frames' headers alone take 4.4% of it at 1500 bytes a frame."""
 import argparse, contextlib, json, os, re, shlex, shutil, signal, statistics, subprocess, sys, tempfile
 
 NAMES, SWITCH = [f'rz{i}' for i in range(8)], 'rzsw'
@@ -72,7 +77,7 @@ def network(n, rate, congestion):
 def on_host(i, command): return ['ip', 'netns', 'exec', NAMES[i], 'unshare', '-u', 'sh', '-c', f'hostname {NAMES[i]}; exec "$@"', 'sh'] + command
 
 def run_all(commands, environments, timeout):
-    """One command a host; the output of host 0. All end together."""
+    """One command a rank; the output of rank 0. All end together."""
     running = [subprocess.Popen(c, env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
                for c, e in zip(commands, environments)]
     try:
@@ -88,19 +93,22 @@ def run_all(commands, environments, timeout):
 
 def iterations(size): return 1000 if size <= 65536 else 50 if size <= 4 << 20 else 8
 
-def ours(o, size):
+def ours(o, size, folder=None, env={}):
     it = str(iterations(size))
-    command = [f'{o.bin}/all_reduce_perf', '-b', str(size), '-e', str(size), '-n', it, '-w', str(max(2, int(it) // 20)), '-c', '1', '-I', '1']
-    base = dict(os.environ, WORLD_SIZE=str(o.hosts), LOCAL_RANK='0', LOCAL_WORLD_SIZE='1', MASTER_ADDR=address(0), MASTER_PORT='29533',
-                **dict(e.split('=', 1) for e in o.env))
-    out = run_all([on_host(i, command) for i in range(o.hosts)], [dict(base, RANK=str(i)) for i in range(o.hosts)], 300)
+    command = [f'{folder or o.bin}/{o.collective}_perf', '-b', str(size), '-e', str(size), '-n', it, '-w', str(max(2, int(it) // 20)), '-c', '1', '-I', '1']
+    n = o.hosts * o.per_host
+    base = dict(os.environ, WORLD_SIZE=str(n), LOCAL_WORLD_SIZE=str(o.per_host), MASTER_ADDR=address(0), MASTER_PORT='29533',
+                **dict(dict(e.split('=', 1) for e in o.env), **env))
+    out = run_all([on_host(r // o.per_host, command) for r in range(n)], [dict(base, RANK=str(r), LOCAL_RANK=str(r % o.per_host)) for r in range(n)], 300)
     backend = re.search(r'# Backend: (.*)', out).group(1)
-    if not re.search(r'\btcp\b', backend) or 'shm' in backend: raise RuntimeError(f'the ranks are not on hosts of their own: {backend}')
+    if not re.search(r'\btcp\b', backend) or ('shm' in backend) != (o.per_host > 1):
+        raise RuntimeError(f'the ranks are not on {o.hosts} hosts of {o.per_host}: {backend}')
     row = [l.split() for l in out.splitlines() if l.strip()[:1].isdigit()][-1]
     if row[8] != '0': raise RuntimeError(f'{row[8]} wrong results at {size} bytes')
+    if o.collective in ('broadcast', 'reduce', 'gather', 'scatter', 'sendrecv'): return float(row[5])
     return float(re.search(r'out-of-place: .* p50 ([\d.]+)', out).group(1))
 
-def crowded(o): return o.hosts > len(os.sched_getaffinity(0))
+def crowded(o): return o.hosts * o.per_host > len(os.sched_getaffinity(0))
 
 def limit(o, size):
     commands = [on_host(i, [f'{o.bin}/socket_limit', str(i), ','.join(address(h) for h in range(o.hosts)), '29700', str(size), str(iterations(size))] +
@@ -156,14 +164,28 @@ class Peers:
         if not rows: raise RuntimeError(f'{name} printed no times')
         return float(rows[0][7])
 
-def parse_size(text): return int(text[:-1]) << {'K': 10, 'M': 20, 'G': 30}[text[-1].upper()] if text[-1].isalpha() else int(text)
+def parse_size(text):
+    size = re.fullmatch(r'(\d+)([KMG]?)', text.upper())
+    if not size: raise argparse.ArgumentTypeError(f"'{text}' is no size, such as 64K or 4M")
+    return int(size[1]) << {'': 0, 'K': 10, 'M': 20, 'G': 30}[size[2]]
+
+def parse_sizes(text): return [parse_size(s) for s in text.split(',')]
 
 def parse_rate(text):
-    number, unit = re.fullmatch(r'([\d.]+)([kmg])bit', text.lower()).groups()
-    return float(number) * {'k': 1e3, 'm': 1e6, 'g': 1e9}[unit]
+    rate = re.fullmatch(r'(\d+(?:\.\d+)?)([kmg])bit', text.lower())
+    if not rate: raise argparse.ArgumentTypeError(f"'{text}' is no rate, such as 1gbit")
+    return float(rate[1]) * {'k': 1e3, 'm': 1e6, 'g': 1e9}[rate[2]]
+
+def a_rate(text): return parse_rate(text) and text
+
+def a_setting(text):
+    if '=' not in text: raise argparse.ArgumentTypeError(f"'{text}' is no NAME=VALUE")
+    return text
 
 def measure(o, peers):
     runners = {'ours': lambda s: ours(o, s)}
+    if o.beside: runners['beside'] = lambda s: ours(o, s, folder=o.beside)
+    for a in o.algorithms: runners[a] = lambda s, a=a: ours(o, s, env={'RZ_ALGORITHM': a})
     if not o.alone:
         runners['sockets'] = lambda s: limit(o, s)
         for p in peers.exe: runners[p] = lambda s, p=p: peers.run(p, s)
@@ -180,38 +202,45 @@ def measure(o, peers):
     return list(runners), {k: statistics.median(v) for k, v in times.items()}
 
 def table(o, names, times):
-    peers = [n for n in names if n not in ('ours', 'sockets')]
-    print(f'# all_reduce, {o.hosts} hosts, float sum, medians of {o.rounds} rounds, microseconds' + (f', links of {o.rate}' if o.rate else '') +
+    peers = [n for n in names if n not in ['ours', 'beside', 'sockets'] + o.algorithms]
+    wide = max(12, 2 + max(len(n) for n in names))
+    print(f'# {o.collective}, {o.hosts} hosts' + (f' of {o.per_host} ranks' if o.per_host > 1 else '') + f', float sum, medians of {o.rounds} rounds, microseconds' + (f', links of {o.rate}' if o.rate else '') +
           (f', {o.congestion}' if o.congestion else '') +
           (f', {" ".join(o.env)}' if o.env else ''))
-    print('%10s' % 'bytes' + ''.join('%12s' % n for n in names) + '%8s%8s%8s' % ('peer', 'limit', 'line'))
+    print('%10s' % 'bytes' + ''.join(n.rjust(wide) for n in names) + '%8s%8s%8s' % ('peer', 'limit', 'line'))
     rows = []
     for s in o.sizes:
         t = {n: times[n, s] for n in names if (n, s) in times}
         best = min((t[p] for p in peers if p in t), default=None)
         row = dict(bytes=s, us=t, peer=best and best / t['ours'], limit=t['sockets'] / t['ours'] if 'sockets' in t else None,
-                   line=8 * 2 * s * (o.hosts - 1) / o.hosts / (t['ours'] * 1e-6) / parse_rate(o.rate) if o.rate else None)
+                   line=8 * 2 * s * (o.hosts - 1) / o.hosts / (t['ours'] * 1e-6) / parse_rate(o.rate) if o.rate and o.collective == 'all_reduce' else None)
         rows.append(row)
-        print('%10d' % s + ''.join('%12s' % (f'{t[n]:.1f}' if n in t else '-') for n in names) +
+        print('%10d' % s + ''.join((f'{t[n]:.1f}' if n in t else '-').rjust(wide) for n in names) +
               ''.join('%8s' % (f'{row[k]:.2f}' if row[k] else '-') for k in ('peer', 'limit', 'line')))
     return rows
 
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--bin', default='build/release/bin'); a.add_argument('--hosts', type=int, default=2, choices=range(2, 9))
-    a.add_argument('--sizes', default='1K,64K,4M,64M'); a.add_argument('--rounds', type=int, default=3)
-    a.add_argument('--peer-source'); a.add_argument('--peer-build'); a.add_argument('--peers', default='ompi,mpich,gloo'); a.add_argument('--rate'); a.add_argument('--congestion')
-    a.add_argument('--env', action='append', default=[]); a.add_argument('--alone', action='store_true'); a.add_argument('--json')
+    a.add_argument('--sizes', type=parse_sizes, default='1K,64K,4M,64M'); a.add_argument('--rounds', type=int, default=3, choices=range(1, 1000), metavar='ROUNDS')
+    a.add_argument('--peer-source'); a.add_argument('--peer-build'); a.add_argument('--peers', default='ompi,mpich,gloo'); a.add_argument('--rate', type=a_rate); a.add_argument('--congestion')
+    a.add_argument('--env', action='append', default=[], type=a_setting); a.add_argument('--alone', action='store_true'); a.add_argument('--json')
     a.add_argument('--budget', type=float, default=150, help='milliseconds that a peer may spend on a size')
     a.add_argument('--clean', action='store_true')
+    a.add_argument('--per-host', type=int, default=1, choices=range(1, 9)); a.add_argument('--algorithms', default='')
+    a.add_argument('--beside'); a.add_argument('--collective', default='all_reduce')
     o = a.parse_args()
-    o.sizes, o.bin = [parse_size(s) for s in o.sizes.split(',')], os.path.abspath(o.bin)
+    o.algorithms, o.beside = [n for n in o.algorithms.split(',') if n], o.beside and os.path.abspath(o.beside)
+    o.alone = o.alone or o.per_host > 1 or o.collective != 'all_reduce'
+    if o.algorithms and o.collective != 'all_reduce': a.error('--algorithms are those of all_reduce')
+    o.bin = os.path.abspath(o.bin)
+    programs = [(o.bin, f'{o.collective}_perf')] + ([(o.beside, f'{o.collective}_perf')] if o.beside else []) + ([] if o.alone else [(o.bin, 'socket_limit')])
+    for folder, program in programs if not o.clean else []:
+        if not os.path.exists(f'{folder}/{program}'): sys.exit(f'hosts.py: no {program} in {folder}; --bin says where')
     if os.geteuid() != 0: skip('network namespaces need root')
     missing = [t for t in ('ip', 'tc', 'unshare') if not shutil.which(t)]
     if missing: skip(f'no {", ".join(missing)} (Debian: iproute2, util-linux)')
     if o.clean: return remove()
-    for program in ['all_reduce_perf'] + ([] if o.alone else ['socket_limit']):
-        if not os.path.exists(f'{o.bin}/{program}'): sys.exit(f'hosts.py: no {program} in {o.bin}; --bin says where')
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as tmp, network(o.hosts, o.rate, o.congestion):
         peers = Peers(o, tmp) if not o.alone else None

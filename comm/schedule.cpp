@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "comm/core/error.h"
 #include "comm/core/text.h"
 #include "comm/expressions.h"
 
@@ -103,8 +104,14 @@ struct Value {
 
 class Verifier {
  public:
-  Verifier(ScheduleFunction function, Collective collective, int size, int root, bool in_place)
-      : collective_(collective), size_(size), root_(root), in_place_(in_place), expressions_(size) {
+  Verifier(ScheduleFunction function, Collective collective, int size, int root, bool in_place,
+           std::span<const int> host)
+      : collective_(collective),
+        size_(size),
+        root_(root),
+        in_place_(in_place),
+        host_(host),
+        expressions_(size) {
     for (int r = 0; r < size; ++r) add_rank(function(seat(r)));
   }
 
@@ -115,7 +122,9 @@ class Verifier {
     check_nothing_waits();
     Proof proof;
     if (collective_ == Collective::barrier) check_everybody_was_heard();
-    proof.rank_order = check_outputs() && reduces(collective_);
+    const Order order = check_outputs();
+    proof.rank_order = order.by_rank && reduces(collective_);
+    proof.rounded_once = order.rounded_once && reduces(collective_);
     proof.rounds = rounds_;
     return proof;
   }
@@ -147,7 +156,7 @@ class Verifier {
     std::vector<std::uint64_t> heard;
   };
 
-  Seat seat(int rank) const { return {rank, size_, root_}; }
+  Seat seat(int rank) const { return {rank, size_, root_, host_}; }
   std::string where(int step, int chunk) const {
     return str("rank ", nodes_[step].rank, ", step ", nodes_[step].index, ", chunk ", chunk, ": ");
   }
@@ -427,11 +436,15 @@ class Verifier {
                  ", chunk 0: leaves the barrier without rank ", other);
   }
 
-  // True if all sums are in rank order.
-  bool check_outputs() {
+  struct Order {
+    bool by_rank = true, rounded_once = true;
+  };
+
+  // How all elements are summed.
+  Order check_outputs() {
     std::vector<Expressions::Id> exact(static_cast<std::size_t>(ranks_[0].schedule.chunks), -1),
         ordered = exact;
-    bool rank_order = true;
+    Order order;
     for (int r = 0; r < size_; ++r)
       for (int i = 0; i < ranks_[r].outputs.count; ++i) {
         const int chunk = ranks_[r].outputs[i];
@@ -443,9 +456,10 @@ class Verifier {
         if (exact[chunk] < 0) exact[chunk] = l.value.exact, ordered[chunk] = sum_in_rank_order(chunk);
         if (exact[chunk] != l.value.exact)
           refuse(here, "is summed or rounded in another order than on a rank before");
-        rank_order &= l.value.plain == ordered[chunk];
+        order.by_rank &= l.value.plain == ordered[chunk];
+        order.rounded_once &= l.value.exact == expressions_.stored(expressions_.finished(ordered[chunk]));
       }
-    return rank_order;
+    return order;
   }
 
   // Where nothing is reduced, a chunk has one source only, and chunks were compared on the way.
@@ -466,6 +480,7 @@ class Verifier {
   Collective collective_;
   int size_, root_;
   bool in_place_;
+  std::span<const int> host_;
   Expressions expressions_;
   std::vector<Rank> ranks_;
   std::vector<Node> nodes_;
@@ -485,12 +500,17 @@ void check_question(Collective c, int size, int root, bool in_place) {
 
 }  // namespace
 
-Proof verify(ScheduleFunction function, Collective collective, int size, int root, bool in_place) {
+Proof verify(ScheduleFunction function, Collective collective, int size, int root, bool in_place,
+             std::span<const int> host) {
   try {
     check_question(collective, size, root, in_place);
-    return Verifier(function, collective, size, root, in_place).prove();
+    if (!host.empty() && host.size() != static_cast<std::size_t>(size))
+      refuse(host.size(), " hosts are named for ", size, " ranks");
+    return Verifier(function, collective, size, root, in_place, host).prove();
   } catch (const Refused& refused) {
     return {.error = refused.why};
+  } catch (const Error& error) {
+    return {.error = error.what()};
   }
 }
 

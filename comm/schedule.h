@@ -8,6 +8,7 @@
 /// between two ranks are sent and received in program order. All else may overlap, slice by slice within a
 /// chunk, so a ring is pipelined without saying so.
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,9 @@ struct Seat {
   int rank = 0;
   int size = 1;
   int root = 0;
+  /// The host of every rank: those of one number share memory. Numbered from 0 in the order of their first
+  /// ranks; empty: all on one.
+  std::span<const int> host{};
 };
 
 /// `input` is never written. In an in-place call a slot of `input` and the slot of `output` with the same
@@ -89,15 +93,18 @@ struct Proof {
   /// Reductions only: every element is ((x0 + x1) + x2) + … in rank order, whatever its chunk, so that
   /// results do not depend on how a buffer is cut.
   bool rank_order = false;
+  /// In rank order, and stored nowhere before it is complete: small floats are rounded once.
+  bool rounded_once = false;
   int rounds = 0;  ///< longest chain of dependent messages
   explicit operator bool() const { return error.empty(); }
 };
 
-/// Proves, for one group size and root: every slot of the output ends as the collective says; sent and
-/// received chunks match; every reduced element holds every rank's contribution exactly once, and has passed
-/// one final step; all ranks that hold a result hold the same expression (a + b counts as b + a), so the same
-/// bits; no deadlock even if no message is ever buffered; nothing is written while it may still be read;
-/// `input` is never written (out of place). The error names rank, step and chunk.
-Proof verify(ScheduleFunction, Collective, int size, int root, bool in_place);
+/// Proves, for one group size, root and placement of ranks on hosts (as Seat::host): every slot of the output
+/// ends as the collective says; sent and received chunks match; every reduced element holds every rank's
+/// contribution exactly once, and has passed one final step; all ranks that hold a result hold the same
+/// expression (a + b counts as b + a), so the same bits; no deadlock even if no message is ever buffered;
+/// nothing is written while it may still be read; `input` is never written (out of place). The error names
+/// rank, step and chunk, or is what the function throws.
+Proof verify(ScheduleFunction, Collective, int size, int root, bool in_place, std::span<const int> host = {});
 
 }  // namespace rz

@@ -17,10 +17,18 @@ using enum Where;
 // passed over. Every collective ends with a line that always fits. On one host, and on a network of few
 // ranks, the direct algorithms have the least traffic *and* the fewest rounds; of two ranks one_shot, too. In
 // large groups on a network, their many small messages cost more than a few more rounds do. All slices of a
-// chunk are pipelined, so rounds count by slices, not buffers.
+// chunk are pipelined, so rounds count by slices, not buffers. Where ranks share hosts, a hierarchy sends
+// less over the network, and in fewer messages, at the price of rounds (docs/decisions/0018).
 constexpr Rule table[] = {
     {.collective = all_reduce, .where = one_host, .algorithm = "one_shot", .traffic = 128 * KiB},
     {.collective = all_reduce, .where = one_host, .algorithm = "two_shot"},
+    {.collective = all_reduce,
+     .where = shared_hosts,
+     .algorithm = "hierarchical_chain",
+     .size = 16,
+     .bytes = MiB},
+    {.collective = all_reduce, .where = shared_hosts, .algorithm = "hierarchical", .bytes_above = MiB},
+    {.collective = all_reduce, .where = shared_hosts, .algorithm = "hierarchical_chain", .bytes_above = MiB},
     {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 2, .bytes = 256 * KiB},
     {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 8, .traffic = 256 * KiB},
     {.collective = all_reduce, .where = network, .algorithm = "two_shot", .size = 8},
@@ -31,23 +39,36 @@ constexpr Rule table[] = {
     {.collective = all_reduce, .where = anywhere, .algorithm = "two_shot"},
 
     {.collective = reduce_scatter, .where = one_host, .algorithm = "direct"},
+    {.collective = reduce_scatter,
+     .where = shared_hosts,
+     .algorithm = "direct",
+     .size = 4,
+     .bytes = 64 * KiB},
+    {.collective = reduce_scatter, .where = shared_hosts, .algorithm = "hierarchical"},
+    {.collective = reduce_scatter, .where = shared_hosts, .algorithm = "hierarchical_chain"},
     {.collective = reduce_scatter, .where = network, .algorithm = "direct", .size = 8},
     {.collective = reduce_scatter, .where = network, .algorithm = "halving", .bytes = 4 * MiB},
     {.collective = reduce_scatter, .where = network, .algorithm = "ring"},
     {.collective = reduce_scatter, .where = anywhere, .algorithm = "direct"},
 
     {.collective = all_gather, .where = one_host, .algorithm = "direct"},
+    {.collective = all_gather, .where = shared_hosts, .algorithm = "hierarchical"},
     {.collective = all_gather, .where = network, .algorithm = "direct", .size = 8},
     {.collective = all_gather, .where = network, .algorithm = "doubling", .bytes = 4 * MiB},
     {.collective = all_gather, .where = anywhere, .algorithm = "ring"},
 
     {.collective = broadcast, .where = anywhere, .algorithm = "direct", .size = 2},
     {.collective = broadcast, .where = one_host, .algorithm = "direct", .bytes = 256 * KiB},
+    {.collective = broadcast, .where = shared_hosts, .algorithm = "hierarchical_chain", .bytes_above = MiB},
     {.collective = broadcast, .where = network, .algorithm = "tree", .bytes = 64 * KiB},
     {.collective = broadcast, .where = anywhere, .algorithm = "scatter_all_gather"},
 
     {.collective = reduce, .where = one_host, .algorithm = "direct", .traffic = 128 * KiB},
     {.collective = reduce, .where = one_host, .algorithm = "two_shot"},
+    {.collective = reduce,
+     .where = shared_hosts,
+     .algorithm = "hierarchical_chain",
+     .bytes_above = 256 * KiB},
     {.collective = reduce, .where = network, .algorithm = "direct", .size = 8, .traffic = 64 * KiB},
     {.collective = reduce, .where = network, .algorithm = "tree", .bytes = 64 * KiB},
     {.collective = reduce, .where = anywhere, .algorithm = "two_shot"},
@@ -61,19 +82,28 @@ constexpr Rule table[] = {
 
 bool fits(const Rule& rule, const Question& q) {
   if (rule.collective != q.collective || rule.where == together || rule.where == reachable) return false;
+  if (rule.where == shared_hosts && !(q.hosts > 1 && q.hosts < q.size)) return false;
   if (rule.where != anywhere && (rule.where == one_host) != q.one_host) return false;
   if (rule.traffic != any_bytes && q.bytes > rule.traffic / static_cast<std::size_t>(q.size)) return false;
   if (rule.bytes_above != 0 && q.bytes <= rule.bytes_above) return false;
   return q.size >= rule.least_size && q.size <= rule.size && q.bytes <= rule.bytes;
 }
 
-bool allowed(const Algorithm& algorithm, const Question& q) {
+bool orderly(const Algorithm& algorithm, const Question& q) {
   return algorithm.rank_order || !q.deterministic || !reduces(q.collective);
+}
+
+// A sum that is rounded on the way depends on which algorithm a size takes, and on who shares a host.
+bool allowed(const Algorithm& algorithm, const Question& q) {
+  const bool depends = q.rounds && q.deterministic && reduces(q.collective) && algorithm.is(rounds_often);
+  return orderly(algorithm, q) && !depends && (q.in_a_row || !algorithm.is(in_a_row));
 }
 
 const Algorithm& forced(const Question& q) {
   const Algorithm& algorithm = find_algorithm(q.collective, q.forced);
-  if (allowed(algorithm, q)) return algorithm;
+  require(q.in_a_row || !algorithm.is(in_a_row), Errc::config, "the ", name(q.collective), " algorithm '",
+          q.forced, "' serves only groups whose hosts hold consecutive ranks; number the ranks host by host");
+  if (orderly(algorithm, q)) return algorithm;
   std::string choices;
   for (const Algorithm& a : algorithms())
     if (a.collective == q.collective && a.rank_order) choices += str(choices.empty() ? "" : ", ", a.name);

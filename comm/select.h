@@ -17,6 +17,9 @@ struct Question {
   bool deterministic = true;            ///< only algorithms that sum in rank order
   std::string forced;                   ///< a name, or empty
   std::span<const TuningRule> tuned{};  ///< lines that come before the built-in ones
+  int hosts = 1;         ///< of the group, if it has several; as many as ranks: none is shared
+  bool in_a_row = true;  ///< each host holds consecutive ranks
+  bool rounds = false;   ///< storing a partial sum may round it: sums of small floats
 };
 
 struct Selection {
@@ -25,8 +28,8 @@ struct Selection {
   const TuningRule* rule = nullptr;  ///< that said so; null: the call is forced
 };
 
-/// Never fails for a collective of the library; Errc::config if the forced name does not exist or, with
-/// `deterministic`, does not sum in rank order.
+/// Never fails for a collective of the library; Errc::config if the forced name does not exist, does not
+/// serve this placement on hosts or, with `deterministic`, does not sum in rank order.
 const Algorithm& select(const Question&);
 /// The same, with what else the rule says.
 Selection select_by_rule(const Question&);

@@ -21,6 +21,7 @@ constexpr PlaceName places[] = {
     {Where::reachable, "reachable", "on one host, of memory that all ranks reach"},
     {Where::one_host, "streams", "over streams of one host"},
     {Where::network, "network", "between hosts"},
+    {Where::shared_hosts, "shared_hosts", "between hosts of several ranks"},
     {Where::anywhere, "anywhere", "over streams"}};
 
 const PlaceName& place(Where where) {
@@ -56,7 +57,8 @@ const Algorithm* schedule(Collective c, std::string_view name) {
 bool sums_in_rank_order(const TuningRule& r) {
   const bool by_schedule = r.streams || (r.where != Where::together && r.where != Where::reachable);
   if (!by_schedule || !reduces(r.collective)) return true;
-  return find_algorithm(r.collective, r.algorithm).rank_order;
+  const Algorithm& a = find_algorithm(r.collective, r.algorithm);
+  return a.rank_order && !(r.streams && a.is(rounds_often));  // elsewhere select() knows the type
 }
 
 bool fits(const TuningRule& r, Where where, Collective c, std::size_t bytes, int size) {

@@ -20,6 +20,7 @@
 ///               "direct" reads and writes it where it lies, "copied" does as if it were any memory
 ///   streams     one host whose ranks do not meet (more than 256 of them): schedules
 ///   network     ranks of several hosts: schedules
+///   shared_hosts the same, and some of the hosts have several ranks
 ///   anywhere    streams and network
 /// Links are the cost model's (comm/cost_model.h) and fill what no line holds, for groups up to 64.
 
@@ -34,7 +35,8 @@
 
 namespace rz {
 
-enum class Where : std::uint8_t { anywhere, one_host, network, together, reachable };  // one_host: "streams"
+/// One_host: "streams".
+enum class Where : std::uint8_t { anywhere, one_host, network, shared_hosts, together, reachable };
 
 inline constexpr std::size_t any_bytes = std::numeric_limits<std::size_t>::max();
 inline constexpr int any_size = std::numeric_limits<int>::max();

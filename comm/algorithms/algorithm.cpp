@@ -6,15 +6,14 @@
 
 namespace rz {
 
-#define RZ_ALGORITHM(collective, name, rank_order) Schedule name##_##collective(Seat);
+#define RZ_ALGORITHM(collective, name, ...) Schedule name##_##collective(Seat);
 #include "comm/algorithms/list.inc"
 #undef RZ_ALGORITHM
 
 namespace {
 
 constexpr Algorithm list[] = {
-#define RZ_ALGORITHM(collective, name, rank_order) \
-  {Collective::collective, #name, name##_##collective, rank_order},
+#define RZ_ALGORITHM(collective, name, ...) {Collective::collective, #name, name##_##collective, __VA_ARGS__},
 #include "comm/algorithms/list.inc"
 #undef RZ_ALGORITHM
 };

@@ -8,11 +8,19 @@
 
 namespace rz {
 
+enum Trait : unsigned {
+  by_host = 1,      ///< pays only where some ranks share a host and others do not
+  in_a_row = 2,     ///< only where each host holds consecutive ranks
+  rounds_often = 4  ///< partial sums in rank order are stored: small floats are rounded on the way
+};
+
 struct Algorithm {
   Collective collective;
   const char* name;
   ScheduleFunction schedule;
-  bool rank_order;  ///< sums in rank order; the verifier holds the list to it
+  bool rank_order;      ///< sums in rank order; the verifier holds the list to it
+  unsigned traits = 0;  ///< Trait, joined by |
+  bool is(Trait t) const { return (traits & t) != 0; }
 };
 
 /// Every algorithm of the library.

@@ -5,6 +5,7 @@
 #include <ranges>
 #include <utility>
 
+#include "comm/algorithms/hosts.h"
 #include "comm/core/error.h"
 #include "comm/cost_model.h"
 #include "comm/reduce.h"
@@ -35,6 +36,13 @@ bool wants_thread(std::span<const Operation> group) {
   return bytes >= wakes_the_thread;
 }
 
+// Min and max choose one of the contributions, and round nothing.
+bool rounds(const Operation& op) {
+  const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
+  const bool small = size_of(dtype) < 4 && dtype != DType::i8 && dtype != DType::u8;
+  return small && op.op.kind != ReduceOp::min && op.op.kind != ReduceOp::max;
+}
+
 }  // namespace
 
 void Job::wait() {
@@ -51,6 +59,8 @@ Driver::Driver(int rank, int size, std::unique_ptr<Transport> transport, Schedul
       transport_(std::move(transport)),
       crowded_(transport_->crowded()),
       one_host_(transport_->one_host()),
+      host_(transport_->hosts().begin(), transport_->hosts().end()),
+      hosts_(1 + *std::max_element(host_.begin(), host_.end())),
       carrier_(transport_->describe()),
       execution_(*transport_, rank, size),
       messages_(*transport_, rank, size) {
@@ -350,18 +360,21 @@ void Driver::run(const Operation& op) {
   if (by_streams) return run_schedule(op, *by_streams->streams, by_streams->chunk);
   const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
   const Selection s =
-      schedule_for(op.kind, whole_bytes(op.kind, Layout::common_count(op, size_) * size_of(dtype), size_));
+      schedule_for(op.kind, whole_bytes(op.kind, Layout::common_count(op, size_) * size_of(dtype), size_), rounds(op));
   run_schedule(op, *s.algorithm, s.chunk);
 }
 
-Selection Driver::schedule_for(Collective kind, std::size_t bytes) const {
+Selection Driver::schedule_for(Collective kind, std::size_t bytes, bool rounds) const {
   return select_by_rule({.collective = kind,
                          .bytes = bytes,
                          .size = size_,
                          .one_host = one_host_,
                          .deterministic = options_.deterministic,
                          .forced = forced_.schedule_of(kind),
-                         .tuned = tuned_});
+                         .tuned = tuned_,
+                         .hosts = hosts_,
+                         .in_a_row = hosts_in_a_row(host_),
+                         .rounds = rounds});
 }
 
 void Driver::run_schedule(const Operation& op, const Algorithm& algorithm, std::size_t slice) {
@@ -413,7 +426,8 @@ void Driver::prepare_input(Operation& op, Job& job) {
 const Plan& Driver::plan_for(const Algorithm& algorithm, int root, bool in_place) {
   for (const CachedPlan& c : plans_)
     if (c.algorithm == &algorithm && c.root == root && c.in_place == in_place) return *c.plan;
-  auto plan = std::make_unique<Plan>(make_plan(algorithm.schedule({rank_, size_, root}), size_, in_place));
+  auto plan =
+      std::make_unique<Plan>(make_plan(algorithm.schedule({rank_, size_, root, host_}), size_, in_place));
   plans_.push_back({&algorithm, root, in_place, std::move(plan)});
   return *plans_.back().plan;
 }

@@ -76,7 +76,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::shared_ptr<Job> begin(const Operation&);
   bool advance_current(bool eager);
   void prepare_input(Operation&, Job&);
-  Selection schedule_for(Collective, std::size_t bytes) const;
+  Selection schedule_for(Collective, std::size_t bytes, bool rounds = false) const;
   void run_schedule(const Operation&, const Algorithm&, std::size_t slice);
   const Plan& plan_for(const Algorithm&, int root, bool in_place);
   void finish_messages();
@@ -95,6 +95,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   const std::vector<TuningRule> tuned_;   // for this group
   std::unique_ptr<Transport> transport_;  // gone after stop()
   const bool crowded_, one_host_;
+  const std::vector<int> host_;  // of every rank
+  const int hosts_;
   const std::string carrier_;  // what the transport calls itself
 
   // Guarded by mutex_.

@@ -47,6 +47,7 @@ class GroupTransport final : public Transport {
       : rank_(rank),
         size_(size),
         near_(neighbours(rank, roster, options.kind)),
+        hosts_(number_hosts(roster, options.kind)),
         crowded_(std::any_of(near_.begin(), near_.end(), [&](int r) { return roster.crowded(r); })),
         some_near_(options.kind != "tcp" &&
                    static_cast<int>(std::set(roster.hosts.begin(), roster.hosts.end()).size()) < size),
@@ -131,6 +132,7 @@ class GroupTransport final : public Transport {
   }
   bool one_host() const override { return tcp_.empty(); }
   std::string describe() const override { return tcp_.empty() ? "shm" : some_near_ ? "shm+tcp" : "tcp"; }
+  std::span<const int> hosts() const override { return hosts_; }
 
  private:
   static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
@@ -142,6 +144,18 @@ class GroupTransport final : public Transport {
     require(kind != "shm" || far.empty(), Errc::config, "transport 'shm', but rank ", list_ranks(far),
             " is not on the host of rank ", rank, "; use 'auto' or 'tcp'");
     return kind == "tcp" ? std::vector{rank} : near;
+  }
+  /// Over "tcp" alone every rank is a host of its own.
+  static std::vector<int> number_hosts(const Roster& roster, const std::string& kind) {
+    std::vector<int> numbers;
+    std::vector<std::string> seen;
+    for (const std::string& host : roster.hosts) {
+      const auto at = std::find(seen.begin(), seen.end(), host);
+      const bool known = at != seen.end() && kind != "tcp";
+      numbers.push_back(static_cast<int>(known ? at - seen.begin() : std::ssize(seen)));
+      if (!known) seen.push_back(host);
+    }
+    return numbers;
   }
   static std::vector<int> others(int size, const std::vector<int>& near) {
     std::vector<int> far;
@@ -210,7 +224,7 @@ class GroupTransport final : public Transport {
   [[noreturn]] void throw_failure() const { throw Error(failure_.code, failure_.reason, failure_.culprit); }
 
   int rank_, size_;
-  std::vector<int> near_;
+  std::vector<int> near_, hosts_;
   bool crowded_;    ///< more ranks than processors on this machine: spinning would take them from each other
   bool some_near_;  ///< some ranks of the group share memory, not only this one's
   Poller poller_;

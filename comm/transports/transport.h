@@ -101,6 +101,9 @@ class Transport {
 
   /// True if every pair of ranks shares memory.
   virtual bool one_host() const = 0;
+  /// The host of every rank: those of one number share memory. Numbered from 0 in the order of their first
+  /// ranks; the same on all ranks.
+  virtual std::span<const int> hosts() const = 0;
   /// "shm", "tcp", "shm+tcp", for reports.
   virtual std::string describe() const = 0;
 };

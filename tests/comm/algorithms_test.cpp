@@ -1,9 +1,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <set>
 
 #include "comm/algorithms/algorithm.h"
+#include "comm/algorithms/hosts.h"
 #include "comm/core/error.h"
 
 namespace rz {
@@ -23,21 +25,66 @@ std::set<int> roots(Collective c, int size) {
   return {0, size > 1 ? 1 : 0, size - 1};
 }
 
+/// Ranks a host, host after host, as Seat::host.
+std::vector<int> hosts_of(std::initializer_list<int> ranks) {
+  std::vector<int> host;
+  for (const int n : ranks)
+    host.insert(host.end(), static_cast<std::size_t>(n), host.empty() ? 0 : host.back() + 1);
+  return host;
+}
+
+/// Where the ranks of a group may be: for most algorithms that makes no difference.
+std::vector<std::vector<int>> placements(const Algorithm& a, int size) {
+  std::vector<std::vector<int>> all{{}};
+  if (!a.is(by_host) || (size > 20 && size < 64)) return all;
+  const auto each = [&](auto host_of_rank) {
+    std::vector<int> host;
+    for (int r = 0; r < size; ++r) host.push_back(host_of_rank(r));
+    all.push_back(host);
+  };
+  for (const int per_host : {1, 2, 3, 4, 8, 32}) each([&](int r) { return r / per_host; });
+  each([&](int r) { return r == size - 1 ? 1 : 0; });
+  each([&](int r) { return r == 0 ? 0 : 1; });
+  each([](int r) { return std::bit_width(static_cast<unsigned>(r + 1)) - 1; });  // 1, 2, 4, … ranks
+  if (size == 1) all.resize(2);
+  return all;
+}
+
 class EveryAlgorithm : public testing::TestWithParam<Algorithm> {};
 
 TEST_P(EveryAlgorithm, IsProved) {
   const Algorithm& a = GetParam();
-  bool rank_order = true;  // at every size: up to 3 ranks, a tree has no other
+  bool rank_order = true, rounded_once = true;  // at every size: up to 3 ranks, a tree has no other
   for (int size = 1; size <= largest_group; ++size)
-    for (int root : roots(a.collective, size))
-      for (bool in_place : {false, true}) {
-        if (in_place && !may_be_in_place(a.collective)) continue;
-        const Proof proof = verify(a.schedule, a.collective, size, root, in_place);
-        ASSERT_TRUE(proof) << "size " << size << ", root " << root << (in_place ? ", in place: " : ": ")
-                           << proof.error;
-        rank_order &= proof.rank_order;
-      }
+    for (const std::vector<int>& host : placements(a, size))
+      for (int root : roots(a.collective, size))
+        for (bool in_place : {false, true}) {
+          if (in_place && !may_be_in_place(a.collective)) continue;
+          const Proof proof = verify(a.schedule, a.collective, size, root, in_place, host);
+          ASSERT_TRUE(proof) << "size " << size << ", root " << root << ", hosts "
+                             << testing::PrintToString(host) << (in_place ? ", in place: " : ": ")
+                             << proof.error;
+          rank_order &= proof.rank_order;
+          rounded_once &= proof.rounded_once;
+        }
   EXPECT_EQ(rank_order, a.rank_order);
+  EXPECT_EQ(rounded_once, a.rank_order && !a.is(rounds_often));
+}
+
+const std::vector<int> taking_turns{0, 1, 0, 1, 0, 1}, by_threes_mixed{0, 0, 1, 1, 1, 0},
+    three_hosts_mixed{0, 1, 1, 2, 0, 2, 2, 1, 2};
+
+TEST_P(EveryAlgorithm, IsProvedOrRefusedWhereHostsHoldNoConsecutiveRanks) {
+  const Algorithm& a = GetParam();
+  for (const std::vector<int>& host : {taking_turns, by_threes_mixed, three_hosts_mixed})
+    for (int root : roots(a.collective, static_cast<int>(host.size()))) {
+      const Proof proof = verify(a.schedule, a.collective, static_cast<int>(host.size()), root, false, host);
+      if (a.is(in_a_row)) {
+        EXPECT_NE(proof.error.find("consecutive ranks"), std::string::npos) << proof.error;
+      } else {
+        EXPECT_TRUE(proof) << proof.error;
+      }
+    }
 }
 
 /// A schedule function has no state of its own, so what to break stands beside it.
@@ -60,14 +107,16 @@ TEST_P(EveryAlgorithm, NeedsEachOfItsSteps) {
   const Algorithm& a = GetParam();
   for (int size : {2, 3, 6})
     for (int rank = 0; rank < size; ++rank) {
-      const Schedule whole = a.schedule({rank, size, 0});
+      std::vector<int> host;
+      for (int r = 0; r < size && a.is(by_host); ++r) host.push_back(r / 2);
+      const Schedule whole = a.schedule({rank, size, 0, host});
       for (int step = 0; step < static_cast<int>(whole.steps.size()); ++step) {
         mutant = {&a, rank, step};
-        ASSERT_FALSE(verify(without_a_step, a.collective, size, 0, false)) << rank << ' ' << step;
+        ASSERT_FALSE(verify(without_a_step, a.collective, size, 0, false, host)) << rank << ' ' << step;
         const bool talks = std::any_of(whole.steps[step].terms.begin(), whole.steps[step].terms.end(),
                                        [](const Term& t) { return t.peer >= 0; });
         if (talks || whole.steps[step].kind == Step::send) {
-          ASSERT_FALSE(verify(with_a_step_twice, a.collective, size, 0, false)) << rank << ' ' << step;
+          ASSERT_FALSE(verify(with_a_step_twice, a.collective, size, 0, false, host)) << rank << ' ' << step;
         }
       }
     }
@@ -129,6 +178,54 @@ TEST(Algorithms, LargeBufferAlgorithmsSendNoMoreThanTheyMust) {
   EXPECT_EQ(messages_sent(Collective::broadcast, "scatter_all_gather", {4, 9}), 7);
 }
 
+/// Bytes that the ranks of one host send to those of others, in units of the whole buffer, as a fraction.
+double out_of_a_host(Collective c, const char* algorithm, const std::vector<int>& host, int which) {
+  double sent = 0;
+  const int size = static_cast<int>(host.size());
+  for (int r = 0; r < size; ++r) {
+    const Schedule s = find_algorithm(c, algorithm).schedule({r, size, 0, host});
+    for (const Step& step : s.steps)
+      if (step.kind == Step::send && host[static_cast<std::size_t>(r)] == which &&
+          host[static_cast<std::size_t>(step.peer)] != which)
+        sent += 1.0 / s.chunks;
+  }
+  return sent;
+}
+
+TEST(Algorithms, OverHostsTheNetworkCarriesABufferOnceAndNotOnceARank) {
+  const auto two = hosts_of({4, 4}), four = hosts_of({2, 2, 2, 2}), unequal = hosts_of({1, 2, 4});
+  constexpr auto all_reduce = Collective::all_reduce;
+  EXPECT_EQ(out_of_a_host(all_reduce, "two_shot", two, 0), 4);
+  EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical", two, 0), 1);
+  for (const int host : {0, 1}) EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", two, host), 1);
+  EXPECT_EQ(out_of_a_host(all_reduce, "two_shot", four, 1), 3);
+  EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical", four, 1), 1.5);
+  for (const int host : {0, 3}) EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", four, host), 1);
+  for (const int host : {1, 2}) EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", four, host), 2);
+  EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", unequal, 1), 2);
+  EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", unequal, 2), 1);
+
+  EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "direct", two, 0), 2);
+  EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "hierarchical_chain", two, 0), 1);
+  EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "hierarchical_chain", two, 1), 0.5);
+  EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "hierarchical", two, 0), 0.5);
+  EXPECT_EQ(out_of_a_host(Collective::all_gather, "direct", two, 0), 2);
+  EXPECT_EQ(out_of_a_host(Collective::all_gather, "hierarchical", two, 0), 0.5);
+  EXPECT_EQ(out_of_a_host(Collective::broadcast, "hierarchical_chain", four, 0), 1);
+  EXPECT_EQ(out_of_a_host(Collective::broadcast, "hierarchical_chain", four, 3), 0);
+  EXPECT_EQ(out_of_a_host(Collective::reduce, "hierarchical_chain", four, 2), 1);
+  EXPECT_EQ(out_of_a_host(Collective::reduce, "two_shot", two, 1), 2.5);
+}
+
+TEST(Algorithms, HostsAreNumberedWithoutGaps) {
+  const std::vector<int> gap{0, 2, 2};
+  const Proof proof = verify(find_algorithm(Collective::all_gather, "hierarchical").schedule,
+                             Collective::all_gather, 3, 0, false, gap);
+  EXPECT_EQ(proof.error, "rank 1 is on host 2, but only 1 hosts come before it");
+  EXPECT_FALSE(verify(find_algorithm(Collective::all_gather, "direct").schedule, Collective::all_gather, 4, 0,
+                      false, gap));
+}
+
 TEST(Algorithms, AnUnknownNameListsTheChoices) {
   try {
     find_algorithm(Collective::all_reduce, "rign");
@@ -137,7 +234,7 @@ TEST(Algorithms, AnUnknownNameListsTheChoices) {
     EXPECT_EQ(e.code(), Errc::config);
     EXPECT_STREQ(e.what(),
                  "all_reduce has no algorithm 'rign'; choose one of one_shot, two_shot, chain, ring, "
-                 "halving_doubling, tree");
+                 "halving_doubling, tree, hierarchical_chain, hierarchical");
   }
 }
 

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -357,6 +358,73 @@ TEST(Collectives, MovementsOverTcpAndOverBoth) {
   }
 }
 
+/// One letter a rank: who shares a letter shares a host.
+void on_hosts(const std::string& hosts, const CommOptions& options,
+              const std::function<void(Communicator&)>& run) {
+  SCOPED_TRACE(hosts);
+  const int size = static_cast<int>(hosts.size());
+  run_ranks(size, [&](int rank, auto store) {
+    auto mine = options;
+    mine.host_id = hosts[static_cast<std::size_t>(rank)];
+    auto comm = Communicator::connect(rank, size, store, mine);
+    run(comm);
+  });
+}
+
+TEST(Collectives, HostsOfSeveralRanks) {
+  for (const std::string hosts : {"aabb", "aaab", "abbcccc", "aabbcc", "abab", "abca"})
+    on_hosts(hosts, quick(), [](Communicator& comm) {
+      if (comm.size() == 4) check_all_types(comm, {17}, false);
+      check_reductions<float>(comm, {0, 3, 20011}, false);
+      check_reductions<bf16>(comm, {20011}, true);
+      check_movements<double>(comm, {0, 3, 20011}, true);
+    });
+  on_hosts("aabbb", quick(), [](Communicator& comm) {  // of sizes for which all take a hierarchy
+    check_reductions<float>(comm, {300007}, false);
+    check_movements<double>(comm, {150001}, false);
+  });
+}
+
+TEST(Collectives, HostsOfSeveralRanksInAnyOrder) {
+  auto options = quick();
+  options.deterministic = false;
+  for (const std::string hosts : {"aabbcc", "aaab", "abbabc"})
+    on_hosts(hosts, options, [](Communicator& comm) {
+      check_reductions<float>(comm, {0, 1, 3, 1000, 100003}, false);
+      check_reductions<bf16>(comm, {20011}, true);
+    });
+}
+
+TEST(Collectives, AGroupThatWasSplitKnowsItsOwnHosts) {
+  on_hosts("aabbcc", quick(), [](Communicator& comm) {
+    for (const int hosts_apart : {2, 3}) {  // of two hosts in a row, and of one rank a host
+      const int color = hosts_apart == 2 ? comm.rank() / 4 : comm.rank() % 2;
+      auto part = comm.split(color, comm.rank());
+      check_reductions<float>(*part, {3, 20011}, false);
+      check_movements<float>(*part, {3, 20011}, false);
+    }
+    auto back = comm.split(0, -comm.rank());  // still in a row, the last host first
+    check_reductions<float>(*back, {20011}, false);
+    auto mixed = comm.split(0, comm.rank() * 5 % 6);
+    check_reductions<float>(*mixed, {20011}, false);
+  });
+}
+
+TEST(Collectives, AHierarchyInRankOrderIsRefusedWhereHostsHoldNoConsecutiveRanks) {
+  run_ranks(4, [](int rank, auto store) {
+    auto options = quick();
+    options.host_id = rank % 2 ? "b" : "a";
+    options.algorithm = "hierarchical_chain";
+    try {
+      Communicator::connect(rank, 4, store, options);
+      ADD_FAILURE() << "rank " << rank << " connected";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::config);
+      EXPECT_NE(std::string(e.what()).find("number the ranks host by host"), std::string::npos) << e.what();
+    }
+  });
+}
+
 TEST(Collectives, EveryAlgorithmOfAllReduce) {
   for (const Algorithm& algorithm : algorithms()) {
     if (algorithm.collective != Collective::all_reduce) continue;
@@ -409,7 +477,7 @@ std::vector<float> left_fold(int size, std::size_t n) {
 }
 
 TEST(Collectives, DeterministicSumsAreTheLeftFoldHoweverABufferIsCut) {
-  for (const std::string hosts : {"aaaaa", "ababa"}) {
+  for (const std::string hosts : {"aaaaa", "ababa", "aabbb", "abbcc"}) {
     const int size = static_cast<int>(hosts.size());
     constexpr std::size_t n = 5 * 12007;
     const std::vector<float> want = left_fold(size, n);
@@ -437,6 +505,49 @@ TEST(Collectives, DeterministicSumsAreTheLeftFoldHoweverABufferIsCut) {
       EXPECT_EQ(root, rank == 3 ? want : std::vector<float>(n));
     });
   }
+}
+
+// Of a size that the table serves flat, too.
+TEST(Collectives, AHierarchyInRankOrderGivesTheBitsOfTheFlatAlgorithms) {
+  for (const std::string algorithm : {"two_shot", "one_shot", "hierarchical_chain"}) {
+    auto options = quick();
+    options.algorithm = algorithm;
+    for (const std::string hosts : {"aabb", "abbb", "aabbbcc"})
+      on_hosts(hosts, options, [](Communicator& comm) {
+        for (const std::size_t n : {5u, 1009u, 30011u}) {
+          std::vector<float> want = left_fold(comm.size(), n), sum = noise(comm.rank(), n);
+          comm.all_reduce({sum.data(), n}).wait();
+          EXPECT_EQ(sum, want);
+          for (float& x : want) x /= static_cast<float>(comm.size());
+          std::vector<float> mine = noise(comm.rank(), n), mean(n);
+          comm.all_reduce(ConstBuffer(mine.data(), n), {mean.data(), n}, ReduceOp::avg).wait();
+          EXPECT_EQ(mean, want);
+        }
+      });
+  }
+}
+
+TEST(Collectives, SmallFloatsAreRoundedOnceWhoeverSharesAHost) {
+  constexpr std::size_t n = 40009;
+  std::vector<bf16> want(n);
+  const std::vector<float> sum = [] {
+    std::vector<float> x(n);
+    for (int r = 0; r < 4; ++r) {
+      const std::vector<float> y = noise(r, n);
+      for (std::size_t i = 0; i < n; ++i)
+        x[i] = r == 0 ? to_f32(from_f32<bf16>(y[i])) : x[i] + to_f32(from_f32<bf16>(y[i]));
+    }
+    return x;
+  }();
+  for (std::size_t i = 0; i < n; ++i) want[i] = from_f32<bf16>(sum[i]);
+  for (const std::string hosts : {"aaaa", "aabb", "abbb", "abcd"})
+    on_hosts(hosts, quick(), [&](Communicator& comm) {
+      std::vector<bf16> x(n);
+      const std::vector<float> mine = noise(comm.rank(), n);
+      for (std::size_t i = 0; i < n; ++i) x[i] = from_f32<bf16>(mine[i]);
+      comm.all_reduce({x.data(), n}).wait();
+      EXPECT_TRUE(x == want);
+    });
 }
 
 TEST(Collectives, EveryAlgorithmGivesEveryRankTheSameBits) {

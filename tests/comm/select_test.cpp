@@ -102,6 +102,53 @@ TEST(Select, AForcedNameOutOfRankOrderIsRefusedWhenDeterministic) {
   EXPECT_STREQ(select({Collective::all_reduce, 8, 2, true, false, "ring"}).name, "ring");
 }
 
+// Placements of eight ranks: on two hosts, on eight (no two share one), and all on one.
+Question over_hosts(Collective c, std::size_t bytes, int hosts) {
+  Question q{c, bytes, 8, hosts == 1};
+  q.hosts = hosts;
+  return q;
+}
+
+TEST(Select, SeveralRanksOnSeveralHostsTakeAHierarchy) {
+  for (const std::size_t bytes : {std::size_t{1} << 16, std::size_t{64} << 20}) {
+    EXPECT_STREQ(select(over_hosts(Collective::all_reduce, bytes, 2)).name, "hierarchical_chain");
+    EXPECT_STREQ(select(over_hosts(Collective::all_gather, bytes, 2)).name, "hierarchical");
+    for (const int hosts : {1, 8})
+      for (const Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather,
+                                 Collective::broadcast, Collective::reduce})
+        EXPECT_FALSE(select(over_hosts(c, bytes, hosts)).is(by_host)) << name(c) << ' ' << hosts;
+  }
+}
+
+TEST(Select, RanksThatAreNotInARowAreNotSummedHostByHostInRankOrder) {
+  for (int c = 0; c < collective_count; ++c) {
+    if (Collective(c) == Collective::send || Collective(c) == Collective::recv) continue;
+    for (const bool deterministic : {false, true})
+      for (std::size_t bytes = 1; bytes < std::size_t{1} << 30; bytes *= 8) {
+        Question q = over_hosts(Collective(c), bytes, 2);
+        q.in_a_row = false, q.deterministic = deterministic;
+        EXPECT_FALSE(select(q).is(in_a_row)) << name(q.collective) << ' ' << bytes;
+      }
+  }
+}
+
+TEST(Select, WhatIsRoundedOnTheWayIsSummedInOneStep) {
+  for (const Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::reduce})
+    for (std::size_t bytes = 1; bytes < std::size_t{1} << 30; bytes *= 8) {
+      Question q = over_hosts(c, bytes, 2);
+      q.rounds = true;
+      EXPECT_FALSE(select(q).is(rounds_often)) << name(c) << ' ' << bytes;
+    }
+}
+
+TEST(Select, AForcedNameThatThePlacementForbidsIsRefused) {
+  Question q = over_hosts(Collective::all_reduce, 8, 2);
+  q.forced = "hierarchical_chain";
+  EXPECT_STREQ(select(q).name, "hierarchical_chain");
+  q.in_a_row = false;
+  expect_config_error(q, {"'hierarchical_chain'", "consecutive ranks"});
+}
+
 TEST(Select, SendTakesNoAlgorithm) {
   EXPECT_THROW(select({Collective::send, 8, 2}), Error);
   EXPECT_THROW(select({Collective::all_reduce, 8, 0}), Error);

@@ -1,0 +1,51 @@
+// Broadcast along a chain of hosts, from the root's on around. A chunk has an owner on every host: the root
+// hands it to that of its own host (by shared memory), each owner sends it to the next host's and to its own
+// host's other ranks. Every host receives the buffer once and sends it once, in as many lanes as ranks, and
+// slices follow each other down the chain; scatter_all_gather sends to each rank from each.
+
+#include "comm/algorithms/hosts.h"
+#include "comm/algorithms/peers.h"
+
+namespace rz {
+
+namespace {
+
+/// One rank's view of the chain.
+struct BroadcastChain {
+  Seat seat;
+  Hosts hosts{seat};
+  bool at_root = hosts.here() == hosts.host_of(seat.root);
+  bool at_end = hosts.around(1) == hosts.host_of(seat.root);
+
+  int owner(int chunk) const { return hosts.owner(hosts.here(), chunk); }
+  int from_whom(int chunk) const { return at_root ? seat.root : hosts.owner(hosts.around(-1), chunk); }
+
+  void pass_on(int chunk, Slot what, std::vector<Step>& steps) const {
+    if (!at_end) steps.push_back(send(hosts.owner(hosts.around(1), chunk), what));
+    for (const int peer : hosts.neighbours())
+      if (peer != seat.root) steps.push_back(send(peer, what));
+  }
+};
+
+}  // namespace
+
+Schedule hierarchical_chain_broadcast(Seat seat) {
+  const BroadcastChain chain{seat};
+  Schedule s{.chunks = chain.hosts.largest()};
+  const bool root = seat.rank == seat.root;
+  for (int c = 0; root && c < s.chunks; ++c) s.steps.push_back(copy(output(c), input(c)));
+  for (int c = 0; c < s.chunks; ++c) {
+    const int owner = chain.owner(c);
+    if (root && owner != seat.rank) {
+      s.steps.push_back(send(owner, input(c)));
+    } else if (owner == seat.rank) {
+      if (!root) s.steps.push_back(recv(output(c), chain.from_whom(c)));
+      chain.pass_on(c, root ? input(c) : output(c), s.steps);
+    } else {
+      s.steps.push_back(recv(output(c), owner));
+    }
+  }
+  return s;
+}
+
+}  // namespace rz

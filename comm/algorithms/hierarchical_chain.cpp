@@ -1,0 +1,108 @@
+// Reductions over hosts in rank order. A chunk has an owner on every host, which fetches what its host's
+// ranks hold (by shared memory) and folds it, in their order, onto the sum of the hosts before, which the
+// chunk's owner there has sent: (((x0 + x1) + x2) + x3) with two ranks on each of two hosts. The last host
+// has the result. Slices follow each other down the chain, so that a large buffer costs one transfer of it
+// out of a host each way, however many ranks a host has, where two_shot has each rank send to each other. It
+// is the chain of chain.cpp with hosts for links, and an own lane of it for every rank of a host.
+//
+// Every host has to hold consecutive ranks. Small floats are rounded once a host.
+
+#include "comm/algorithms/hosts.h"
+#include "comm/algorithms/peers.h"
+
+namespace rz {
+
+namespace {
+
+/// `duties(rank)`: the chunks that a rank of this host owns. In the order of messages: of two ranks, both go
+/// through them in the same order.
+template <class Duties>
+void contribute(const Hosts& hosts, Duties duties, std::vector<Step>& steps) {
+  for (const int peer : hosts.neighbours())
+    for (const int chunk : duties(peer)) steps.push_back(send(peer, input(chunk)));
+}
+
+/// Takes lane `lane` of the chain one host further: this host's ranks onto the hosts before, into `sum`, and
+/// on to the next host.
+void fold_host(const Hosts& hosts, int lane, Slot sum, std::vector<Step>& steps) {
+  std::vector<Term> terms = hosts.of_this_host(input(sum.chunk));
+  const bool nothing_to_add = hosts.here() == 0 && terms.size() == 1 && !hosts.last();
+  if (nothing_to_add) return steps.push_back(send(hosts.owner(1, lane), input(sum.chunk)));
+  if (hosts.here() > 0) terms.insert(terms.begin(), from(hosts.owner(hosts.here() - 1, lane)));
+  steps.push_back(combine(sum, std::move(terms), hosts.last()));
+  if (!hosts.last()) steps.push_back(send(hosts.owner(hosts.here() + 1, lane), sum));
+}
+
+/// Lane i is chunk i.
+auto lanes_of(const Hosts& hosts) {
+  return [&hosts](int rank) {
+    std::vector<int> chunks;
+    const int there = static_cast<int>(hosts.ranks(hosts.here()).size());
+    for (int c = hosts.index_of(rank); c < hosts.largest(); c += there) chunks.push_back(c);
+    return chunks;
+  };
+}
+
+}  // namespace
+
+// The result runs back along the chain, each owner handing it to its host's ranks on the way.
+Schedule hierarchical_chain_all_reduce(Seat seat) {
+  const Hosts hosts = Hosts::in_a_row(seat, "hierarchical_chain");
+  const auto duties = lanes_of(hosts);
+  const std::vector<int> mine = duties(seat.rank);
+  Schedule s{.chunks = hosts.largest()};
+  contribute(hosts, duties, s.steps);
+  for (const int c : mine) fold_host(hosts, c, output(c), s.steps);
+  for (const int c : mine) {
+    if (!hosts.last()) s.steps.push_back(recv(output(c), hosts.owner(hosts.here() + 1, c)));
+    if (hosts.here() > 0) s.steps.push_back(send(hosts.owner(hosts.here() - 1, c), output(c)));
+  }
+  for (const int peer : hosts.neighbours())
+    for (const int c : mine) s.steps.push_back(send(peer, output(c)));
+  for (const int peer : hosts.neighbours(true))
+    for (const int c : duties(peer)) s.steps.push_back(recv(output(c), peer));
+  return s;
+}
+
+// The last host sends each result to the rank that it belongs to, and a part of its own ends where it should.
+Schedule hierarchical_chain_reduce_scatter(Seat seat) {
+  const Hosts hosts = Hosts::in_a_row(seat, "hierarchical_chain");
+  const auto duties = [&](int rank) {
+    std::vector<int> chunks;
+    for (int c = 0; c < seat.size; ++c)
+      if (hosts.owner(hosts.here(), hosts.index_of(c)) == rank) chunks.push_back(c);
+    return chunks;
+  };
+  Schedule s{.chunks = seat.size};
+  contribute(hosts, duties, s.steps);
+  for (const int c : duties(seat.rank)) {
+    const bool own = hosts.last() && c == seat.rank;
+    const Slot sum = own ? output(c) : scratch(s.cells++, c);
+    fold_host(hosts, hosts.index_of(c), sum, s.steps);
+    if (hosts.last() && !own) s.steps.push_back(send(c, sum));
+  }
+  if (!hosts.last())
+    s.steps.push_back(recv(output(seat.rank), hosts.owner(hosts.count() - 1, hosts.index())));
+  return s;
+}
+
+// The last host sends its results to the root.
+Schedule hierarchical_chain_reduce(Seat seat) {
+  const Hosts hosts = Hosts::in_a_row(seat, "hierarchical_chain");
+  const auto duties = lanes_of(hosts);
+  const bool root = seat.rank == seat.root;
+  Schedule s{.chunks = hosts.largest()};
+  contribute(hosts, duties, s.steps);
+  for (const int c : duties(seat.rank)) {
+    const bool own = hosts.last() && root;
+    const Slot sum = own ? output(c) : scratch(s.cells++, c);
+    fold_host(hosts, c, sum, s.steps);
+    if (hosts.last() && !own) s.steps.push_back(send(seat.root, sum));
+  }
+  for (int c = 0; root && c < s.chunks; ++c)
+    if (const int owner = hosts.owner(hosts.count() - 1, c); owner != seat.rank)
+      s.steps.push_back(recv(output(c), owner));
+  return s;
+}
+
+}  // namespace rz
