@@ -144,7 +144,8 @@ class Filler {
     std::vector<TuningRule> found;
     for (const Algorithm& a : algorithms()) {
       TuningRule rule{collective_, where_, ""};
-      if (a.collective != collective_ || a.is(by_host) || !set_algorithm(rule, a.name) || rule.streams) continue;
+      if (a.collective != collective_ || a.is(by_host) || !set_algorithm(rule, a.name) || rule.streams)
+        continue;
       if (!find_rule({rule}, where_, collective_, 0, size_, deterministic_)) continue;  // another order
       found.push_back(rule);
     }

@@ -17,9 +17,9 @@ struct Question {
   bool deterministic = true;            ///< only algorithms that sum in rank order
   std::string forced;                   ///< a name, or empty
   std::span<const TuningRule> tuned{};  ///< lines that come before the built-in ones
-  int hosts = 1;         ///< of the group, if it has several; as many as ranks: none is shared
-  bool in_a_row = true;  ///< each host holds consecutive ranks
-  bool rounds = false;   ///< storing a partial sum may round it: sums of small floats
+  int hosts = 1;                        ///< of the group, if it has several; as many as ranks: none is shared
+  bool in_a_row = true;                 ///< each host holds consecutive ranks
+  bool rounds = false;                  ///< storing a partial sum may round it: sums of small floats
 };
 
 struct Selection {

@@ -57,8 +57,7 @@ const Algorithm* schedule(Collective c, std::string_view name) {
 bool sums_in_rank_order(const TuningRule& r) {
   const bool by_schedule = r.streams || (r.where != Where::together && r.where != Where::reachable);
   if (!by_schedule || !reduces(r.collective)) return true;
-  const Algorithm& a = find_algorithm(r.collective, r.algorithm);
-  return a.rank_order && !(r.streams && a.is(rounds_often));  // elsewhere select() knows the type
+  return find_algorithm(r.collective, r.algorithm).rank_order;
 }
 
 bool fits(const TuningRule& r, Where where, Collective c, std::size_t bytes, int size) {

@@ -354,14 +354,21 @@ void Driver::start_fused(std::size_t calls) {
 }
 
 void Driver::run(const Operation& op) {
-  const TogetherWay* const by_streams = together_ ? together_->streams(op) : nullptr;
+  const TogetherWay* by_streams = together_ ? together_->streams(op) : nullptr;
+  if (by_streams && !serves(*by_streams->streams, op)) by_streams = nullptr;
   by_together_ = together_ && !by_streams;
   if (by_together_) return together_->start(op, sequence_++, behind());
   if (by_streams) return run_schedule(op, *by_streams->streams, by_streams->chunk);
   const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
-  const Selection s =
-      schedule_for(op.kind, whole_bytes(op.kind, Layout::common_count(op, size_) * size_of(dtype), size_), rounds(op));
+  const Selection s = schedule_for(
+      op.kind, whole_bytes(op.kind, Layout::common_count(op, size_) * size_of(dtype), size_), rounds(op));
   run_schedule(op, *s.algorithm, s.chunk);
+}
+
+/// A line of a table may name an algorithm that, for some types, does not give the bits of all others.
+bool Driver::serves(const Algorithm& algorithm, const Operation& op) const {
+  const bool depends = algorithm.is(rounds_often) && reduces(op.kind) && rounds(op);
+  return !depends || !options_.deterministic || !forced_.of(op.kind).empty();
 }
 
 Selection Driver::schedule_for(Collective kind, std::size_t bytes, bool rounds) const {

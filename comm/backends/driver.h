@@ -76,6 +76,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::shared_ptr<Job> begin(const Operation&);
   bool advance_current(bool eager);
   void prepare_input(Operation&, Job&);
+  bool serves(const Algorithm&, const Operation&) const;
   Selection schedule_for(Collective, std::size_t bytes, bool rounds = false) const;
   void run_schedule(const Operation&, const Algorithm&, std::size_t slice);
   const Plan& plan_for(const Algorithm&, int root, bool in_place);

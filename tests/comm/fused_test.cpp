@@ -76,6 +76,7 @@ class Counting final : public Transport {
   void abort(const Failure& f) noexcept override { inner_->abort(f); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   bool one_host() const override { return inner_->one_host(); }
+  std::span<const int> hosts() const override { return inner_->hosts(); }
   std::string describe() const override { return inner_->describe(); }
 
  private:
