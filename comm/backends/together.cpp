@@ -19,7 +19,6 @@ namespace rz {
 
 namespace {
 
-constexpr std::size_t block = 8 << 10;          // of several passes over the same bytes, in the first cache
 constexpr std::size_t least_bypass = 96 << 20;  // bytes of all ranks' memory that no cache keeps
 constexpr std::size_t least_ring = 16 << 10;    // bytes of it that calls take turns in
 constexpr auto longest_of_yields = std::chrono::microseconds(500);

@@ -76,6 +76,8 @@ class Together {
     std::uint8_t left = 0, last = 0;
   };
 
+  static constexpr std::size_t block = 8 << 10;  // of several passes over the same bytes, in the first cache
+
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   static Shape shape_of(const Operation&);
   const TogetherWay* find_streams(const Operation&) const;

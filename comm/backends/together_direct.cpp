@@ -10,8 +10,7 @@ namespace rz {
 
 namespace {
 
-constexpr std::size_t block = 8 << 10;  // that the first-level cache keeps
-constexpr int most_unasked = 63;        // calls, before it is tried again whether memory is shared
+constexpr int most_unasked = 63;  // calls, before it is tried again whether memory is shared
 
 }  // namespace
 
