@@ -35,7 +35,7 @@ class BenchOnDevices : public testing::Test {
     flags.insert(flags.end(), {"-b", "4K", "-e", "8K", "-f", "2", "-n", "3"});
     std::vector<const char*> argv{"perf"};
     for (const auto& f : flags) argv.push_back(f.c_str());
-    const Collective& c = collective_from_name(collective);
+    const bench::Collective& c = bench::collective_from_name(collective);
     const Options options = parse_options(c, static_cast<int>(argv.size()), argv.data()).options;
     Outcome outcome;
     outcome.status = run(
