@@ -24,8 +24,8 @@ constexpr std::size_t wakes_the_thread = 1 << 20;  // bytes: below, a wake-up co
 constexpr auto in_use = 1s;                        // after the last call, the thread looks once a millisecond
 constexpr auto light_sleep = 1ms;
 constexpr auto longest_wait = 10ms;
-constexpr unsigned most_in_vain = 3;  // such waits in a row, after which a thread looks no more, but sleeps
-constexpr auto longest_of_patience = 50ms;  // as long, since news wake it
+constexpr auto long_in_vain = 30ms;         // without any move: a thread looks no more, but sleeps
+constexpr auto longest_of_patience = 50ms;  // at a time, since news wake it
 
 bool is_message(Collective c) { return c == Collective::send || c == Collective::recv; }
 bool is_message(const Operation& op) { return is_message(op.kind); }
@@ -206,7 +206,7 @@ void Driver::progress_thread() {
       lock.lock();
       driven_ = false;
       changed_.notify_all();
-    } else if (!driven_ && Clock::now() - last_use_ < in_use) {
+    } else if (Clock::now() - last_use_ < in_use) {
       work_arrived_.wait_for(lock, light_sleep);
     } else {
       asleep_ = true;
@@ -284,7 +284,7 @@ void Driver::drive(const Job* until) {
 /// `eager`: somebody waits, so that a thread has nothing better to do than to look for news; but not for
 /// long.
 void Driver::step(bool eager) {
-  eager = eager && in_vain_ < most_in_vain;
+  eager = eager && !patient_;
   if (attention_.load(std::memory_order_acquire)) accept();
   if (!current_.job && !queue_.empty()) start_next();
   bool moved = false;
@@ -298,7 +298,7 @@ void Driver::step(bool eager) {
   moved |= messages_.advance();
   finish_messages();
   if (!moved) return idle(eager);
-  in_vain_ = 0;
+  idle_since_.reset(), patient_ = false;
   if (++rounds_ % 64 == 0) transport_->progress();
 }
 
@@ -466,8 +466,10 @@ void Driver::idle(bool eager) {
   if (by_together_ && current_.job) together_->claim();
   transport_->progress();
   check_deadlines();
-  transport_->wait(in_vain_ < most_in_vain ? longest_wait : longest_of_patience, eager);
-  ++in_vain_;
+  const auto now = Clock::now();
+  if (!idle_since_) idle_since_ = now;
+  patient_ = now - *idle_since_ >= long_in_vain;
+  transport_->wait(patient_ ? longest_of_patience : longest_wait, eager);
 }
 
 // A rank that waits for several peers holds back a little: some of them wait for the guilty one themselves,

@@ -11,6 +11,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -127,7 +128,9 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::deque<std::shared_ptr<Job>> messaging_;  // jobs with messages in flight
   std::uint32_t sequence_ = 0;
   std::vector<CachedPlan> plans_;
-  unsigned rounds_ = 0, in_vain_ = 0;  // steps; waits since the last one that moved anything
+  unsigned rounds_ = 0;                                              // steps
+  std::optional<std::chrono::steady_clock::time_point> idle_since_;  // nothing has moved
+  bool patient_ = false;                                             // for long
 
   std::thread thread_;
 };
