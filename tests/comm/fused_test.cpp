@@ -25,10 +25,10 @@ using namespace std::chrono_literals;
 // ---- which calls
 
 Operation reduction(std::size_t count, DType dtype = DType::f32, ReduceOp op = ReduceOp::sum) {
-  static std::array<std::byte, 64 << 10> memory{};
+  static std::array<std::byte, 128 << 10> memory{};
   return {.kind = Collective::all_reduce,
           .in = {memory.data(), count, dtype},
-          .out = {memory.data(), count, dtype},
+          .out = {memory.data() + memory.size() / 2, count, dtype},
           .op = op};
 }
 int count(const std::vector<Operation>& calls) { return Fused::count(calls); }
@@ -46,6 +46,19 @@ TEST(Fused, LeavesAloneWhatCannotBePacked) {
   EXPECT_EQ(count({Operation{.kind = Collective::broadcast, .out = reduction(1).out}}), 0);
   EXPECT_EQ(count({reduction(0)}), 0);
   EXPECT_EQ(count({reduction(2, DType::f32, ReduceOp::premul(2)), reduction(2)}), 0);
+}
+
+// Distinct memory a call, unless it is said otherwise.
+Operation between(int in, int out) {
+  static float memory[100];
+  return {.kind = Collective::all_reduce, .in = {memory + in, 2}, .out = {memory + out, 2}};
+}
+
+TEST(Fused, LeavesAloneWhatReadsAnEarlierResult) {
+  EXPECT_EQ(count({between(0, 0), between(2, 2), between(4, 4)}), 3);
+  EXPECT_EQ(count({between(0, 50), between(20, 0), between(40, 70)}), 3);  // within what they span, apart
+  EXPECT_EQ(count({between(0, 50), between(20, 70), between(51, 90)}), 2);
+  EXPECT_EQ(count({between(0, 0), between(0, 0)}), 1);
 }
 
 TEST(Fused, IsBounded) {
@@ -153,6 +166,18 @@ TEST_P(FusedOver, AGroupIsFused) {
     for (auto& v : x) group.all_reduce({v.data(), v.size()});
     group.launch().wait();
     for (int i = 0; i < 40; ++i) ASSERT_EQ(x[i], std::vector<int>(i + 1, 3 + 3 * i)) << i;
+  });
+}
+
+TEST_P(FusedOver, ACallMayReadWhatTheOneBeforeItWrites) {
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store), options());
+    float x = 1, y = static_cast<float>(rank);
+    auto group = comm.group();
+    for (int i = 0; i < 10; ++i) group.all_reduce({&x, 1}).all_reduce({&y, 1});
+    group.launch().wait();
+    EXPECT_EQ(x, 1024);
+    EXPECT_EQ(y, 512);
   });
 }
 
