@@ -67,6 +67,14 @@ function(rz_program name)
   add_dependencies(programs ${name})
 endfunction()
 
+# rz_parses_commands(files…): sources that CLI11's templates fill, in which nobody waits for anything but the compiler. CI's
+# build does not optimise them; others must, since the linker may take such a file's copy of an inline function for all.
+function(rz_parses_commands)
+  if(CMAKE_UNITY_BUILD)
+    set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -O0)
+  endif()
+endfunction()
+
 # Needed by every build (Debian: libhwy-dev libopenblas-pthread-dev).
 include(FindPkgConfig)
 pkg_check_modules(HWY REQUIRED IMPORTED_TARGET GLOBAL libhwy)

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 case ${1:-} in -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 preset=release
-case ${1:-} in release | asan | tsan) preset=$1; shift ;; esac
+case ${1:-} in release | ci | asan | tsan) preset=$1; shift ;; esac
 tools/setup.sh
 tools/build.sh "$preset"
 # One test at a time per core; those that kill processes or measure time stand up to it.

@@ -30,7 +30,8 @@ constexpr const char* what_else =
 void add_flags(CLI::App& app, Options& o, std::string& bind) {
   app.add_option("-n,--ranks", o.ranks, "Ranks to start")->type_name("N");
   app.add_option("--bind", bind,
-                 "core (default): whole cores for each rank as far as they go; none: leave alone")
+                 "core (default): whole cores for each rank, or a core for each so many ranks; none: "
+                 "leave alone")
       ->check(CLI::IsMember({"core", "none"}))
       ->type_name("core|none");
   app.add_flag("--prefix", o.prefix, "Write whole lines, each with \"[rank] \" before it");
