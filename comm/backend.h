@@ -19,6 +19,9 @@ class Backend {
   /// Starts the operations as one: they may run in any order and together, and the Work ends when all have.
   /// The arguments have been checked. Thread-safe: calls of several threads are put in one order.
   virtual Work submit(std::span<const Operation> group) = 0;
+  /// submit() of one call that is like the last one but for its memory, where that is faster; the arguments
+  /// have been checked. False: it was not begun.
+  virtual bool repeat(const BriefCall&, Work&) { return false; }
   /// Ends every operation in flight, here and on the other ranks, with Errc::aborted. Any thread, idempotent,
   /// bounded.
   virtual void abort(const std::string& reason) noexcept = 0;
@@ -45,7 +48,7 @@ class Backend {
   virtual std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) { return allocate(bytes); }
   /// What a call of so many bytes, of the whole buffer, takes, and why; `reachable`: of memory that this
   /// backend moves without copying, on every rank. Asks nobody; any thread.
-  virtual CallChoice explain(Collective, std::size_t /*bytes*/, bool /*reachable*/) const {
+  virtual CallChoice explain(Collective, std::size_t /*bytes*/, bool /*reachable*/, DType, ReduceOp) const {
     return {"its own", describe(), 0, "this backend chooses by itself"};
   }
   /// Host memory of the caller's, to be moved without copying, until the registration ends.

@@ -47,4 +47,17 @@ struct Operation {
   Stream stream;
 };
 
+/// A call on host memory in brief: what tells it from the one before, as plain words, since the least
+/// messages take less time than putting together an Operation.
+struct BriefCall {
+  std::uint64_t what;  ///< of brief()
+  std::size_t count;   ///< elements that all ranks have: of the smaller of input and output
+  const void* in;
+  void* out;
+};
+constexpr std::uint64_t brief(Collective kind, DType dtype, ReduceOp::Kind op, int root) {
+  return static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 8 |
+         static_cast<std::uint64_t>(op) << 16 | std::uint64_t{static_cast<std::uint32_t>(root)} << 32;
+}
+
 }  // namespace rz

@@ -98,6 +98,18 @@ const std::byte* at(const void* base, std::size_t bytes) {
   return static_cast<const std::byte*>(base) + bytes;
 }
 
+/// What nearly every call is: host memory of one type, apart or the in-place form, whose `in_here` and
+/// `out_here` are the same. It passes all Checks of buffers, which take longer than a tiny call does.
+bool is_plain(const ConstBuffer& in, const Buffer& out, const void* in_here, const void* out_here) {
+  const bool typed = in.data && out.data && in.dtype == out.dtype && in.device.kind == Device::host &&
+                     out.device.kind == Device::host;
+  return typed &&
+         (in_here == out_here || at(in.data, in.bytes()) <= out.data || at(out.data, out.bytes()) <= in.data);
+}
+
+bool is_plain(const ConstBuffer& b) { return b.data && b.device.kind == Device::host; }
+bool is_plain(const Buffer& b) { return b.data && b.device.kind == Device::host; }
+
 }  // namespace
 
 Communicator::Communicator(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -170,8 +182,9 @@ void Communicator::synchronize(const Stream& stream) {
 }
 
 std::string Communicator::describe() const { return state_->backend->describe(); }
-CallChoice Communicator::explain(Collective kind, std::size_t bytes, bool allocated) const {
-  return state_->backend->explain(kind, bytes, allocated);
+CallChoice Communicator::explain(Collective kind, std::size_t bytes, bool allocated, DType dtype,
+                                 ReduceOp op) const {
+  return state_->backend->explain(kind, bytes, allocated, dtype, op);
 }
 Work Communicator::submit(std::span<const Operation> group) { return state_->backend->submit(group); }
 Work Communicator::submit_one(const Operation& operation) { return submit({&operation, 1}); }
@@ -252,122 +265,78 @@ Operation checked_broadcast(const Checks& check, bool is_root, const ConstBuffer
           .stream = check.stream(stream, out.device)};
 }
 
-Operation checked_message(const Checks& check, Collective kind, const Buffer& buffer, int peer,
-                          const Stream& stream) {
-  check.peer(peer);
-  check.buffer("buffer", buffer);
-  Operation op{.kind = kind, .root = peer, .stream = check.stream(stream, buffer.device)};
-  (kind == Collective::send ? op.in = ConstBuffer(buffer), void() : void(op.out = buffer));
-  return op;
-}
-
 /// Where a rank has nothing to give or to get.
 Buffer nowhere(const ConstBuffer& like) { return {nullptr, 0, like.dtype, like.device}; }
 
-Buffer without_const(const ConstBuffer& b) { return {const_cast<void*>(b.data), b.count, b.dtype, b.device}; }
-
-}  // namespace
-
-Work Communicator::all_reduce(const Buffer& in_out, ReduceOp op, const Stream& stream) {
-  return all_reduce(in_out, in_out, op, stream);
-}
-
-Work Communicator::all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& stream) {
-  return submit_one(
-      checked_all_reduce({Collective::all_reduce, rank(), size(), options().device}, in, out, op, stream));
-}
-
-Work Communicator::reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op,
-                                  const Stream& stream) {
-  return submit_one(checked_reduce_scatter({Collective::reduce_scatter, rank(), size(), options().device},
-                                           rank(), in, out, op, stream));
-}
-
-Work Communicator::all_gather(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
-  return submit_one(checked_all_gather({Collective::all_gather, rank(), size(), options().device}, rank(), in,
-                                       out, stream));
-}
-
-Work Communicator::broadcast(const Buffer& in_out, int root, const Stream& stream) {
-  return broadcast(in_out, in_out, root, stream);
-}
-
-Work Communicator::broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
-  return submit_one(checked_broadcast({Collective::broadcast, rank(), size(), options().device},
-                                      rank() == root, in, out, root, stream));
-}
-
-Work Communicator::reduce(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op,
-                          const Stream& stream) {
-  const Checks check(Collective::reduce, rank(), size(), options().device);
+Operation checked_reduce(const Checks& check, bool is_root, const ConstBuffer& in, const Buffer& out,
+                         int root, ReduceOp op, const Stream& stream) {
   check.root(root);
   check.buffer("in", in);
-  if (rank() == root) {
+  if (is_root) {
     check.buffers(in, out);
     check.that(in.count == out.count, "'in' has ", in.count, " elements and 'out' ", out.count);
     check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data, out.data);
   }
-  return submit_one(Operation{.kind = Collective::reduce,
-                              .in = in,
-                              .out = rank() == root ? out : nowhere(in),
-                              .op = op,
-                              .root = root,
-                              .stream = check.stream(stream, in.device)});
+  return {.kind = Collective::reduce,
+          .in = in,
+          .out = is_root ? out : nowhere(in),
+          .op = op,
+          .root = root,
+          .stream = check.stream(stream, in.device)};
 }
 
-Work Communicator::gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
-  const Checks check(Collective::gather, rank(), size(), options().device);
+Operation checked_gather(const Checks& check, bool is_root, const ConstBuffer& in, const Buffer& out,
+                         int root, const Stream& stream) {
   check.root(root);
   check.buffer("in", in);
-  if (rank() == root) {
+  if (is_root) {
     check.buffers(in, out);
     check.parts("out", out.count, "in", in.count);
     check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data,
-                  at(out.data, in.bytes() * static_cast<std::size_t>(rank())));
+                  at(out.data, in.bytes() * static_cast<std::size_t>(root)));
   }
-  return submit_one(Operation{.kind = Collective::gather,
-                              .in = in,
-                              .out = rank() == root ? out : nowhere(in),
-                              .root = root,
-                              .stream = check.stream(stream, in.device)});
+  return {.kind = Collective::gather,
+          .in = in,
+          .out = is_root ? out : nowhere(in),
+          .root = root,
+          .stream = check.stream(stream, in.device)};
 }
 
-Work Communicator::scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
-  const Checks check(Collective::scatter, rank(), size(), options().device);
+Operation checked_scatter(const Checks& check, bool is_root, const ConstBuffer& in, const Buffer& out,
+                          int root, const Stream& stream) {
   check.root(root);
   check.buffer("out", out);
-  if (rank() == root) {
+  if (is_root) {
     check.buffers(in, out);
     check.parts("in", in.count, "out", out.count);
     check.overlap(in.data, in.bytes(), out.data, out.bytes(),
-                  at(in.data, out.bytes() * static_cast<std::size_t>(rank())), out.data);
+                  at(in.data, out.bytes() * static_cast<std::size_t>(root)), out.data);
   }
-  return submit_one(Operation{.kind = Collective::scatter,
-                              .in = rank() == root ? in : ConstBuffer(nowhere(out)),
-                              .out = out,
-                              .root = root,
-                              .stream = check.stream(stream, out.device)});
+  return {.kind = Collective::scatter,
+          .in = is_root ? in : ConstBuffer(nowhere(out)),
+          .out = out,
+          .root = root,
+          .stream = check.stream(stream, out.device)};
 }
 
-Work Communicator::all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
-  const Checks check(Collective::all_to_all, rank(), size(), options().device);
+Operation checked_all_to_all(const Checks& check, int size, const ConstBuffer& in, const Buffer& out,
+                             const Stream& stream) {
   check.buffers(in, out);
-  check.that(in.count == out.count && in.count % static_cast<std::size_t>(size()) == 0,
-             "'in' and 'out' must have as many elements, a multiple of ", size(), ", but have ", in.count,
+  check.that(in.count == out.count && in.count % static_cast<std::size_t>(size) == 0,
+             "'in' and 'out' must have as many elements, a multiple of ", size, ", but have ", in.count,
              " and ", out.count);
   check.overlap(in.data, in.bytes(), out.data, out.bytes(), in.data, out.data);
-  return submit_one(Operation{
-      .kind = Collective::all_to_all, .in = in, .out = out, .stream = check.stream(stream, out.device)});
+  return {.kind = Collective::all_to_all, .in = in, .out = out, .stream = check.stream(stream, out.device)};
 }
 
-Work Communicator::all_to_all_v(const ConstBuffer& in, std::span<const std::size_t> send_counts,
-                                std::span<const std::size_t> send_offsets, const Buffer& out,
-                                std::span<const std::size_t> recv_counts,
-                                std::span<const std::size_t> recv_offsets, const Stream& stream) {
-  const Checks check(Collective::all_to_all_v, rank(), size(), options().device);
+using Counts = std::span<const std::size_t>;
+
+Operation checked_all_to_all_v(const Checks& check, int rank, int size, const ConstBuffer& in,
+                               Counts send_counts, Counts send_offsets, const Buffer& out, Counts recv_counts,
+                               Counts recv_offsets, const Stream& stream) {
   check.buffers(in, out);
   check.overlap(in.data, in.bytes(), out.data, out.bytes(), nullptr, &check);
-  const auto ranks = static_cast<std::size_t>(size());
+  const auto ranks = static_cast<std::size_t>(size);
   for (const auto& list : {send_counts, send_offsets, recv_counts, recv_offsets})
     check.that(list.size() == ranks, "counts and offsets need ", ranks, " entries, one a rank, got ",
                list.size());
@@ -381,17 +350,144 @@ Work Communicator::all_to_all_v(const ConstBuffer& in, std::span<const std::size
                " ends beyond 'out'");
   }
   check.apart(recv_counts, recv_offsets);
-  const auto own = static_cast<std::size_t>(rank());
+  const auto own = static_cast<std::size_t>(rank);
   check.that(send_counts[own] == recv_counts[own], "it sends ", send_counts[own],
              " elements to itself but receives ", recv_counts[own]);
-  const auto list = [](std::span<const std::size_t> s) { return std::vector(s.begin(), s.end()); };
+  const auto list = [](Counts s) { return std::vector(s.begin(), s.end()); };
+  return {.kind = Collective::all_to_all_v,
+          .in = in,
+          .out = out,
+          .pairs = std::make_shared<PairCounts>(
+              PairCounts{list(send_counts), list(send_offsets), list(recv_counts), list(recv_offsets)}),
+          .stream = check.stream(stream, out.device)};
+}
+
+Operation checked_message(const Checks& check, Collective kind, const Buffer& buffer, int peer,
+                          const Stream& stream) {
+  check.peer(peer);
+  check.buffer("buffer", buffer);
+  Operation op{.kind = kind, .root = peer, .stream = check.stream(stream, buffer.device)};
+  (kind == Collective::send ? op.in = ConstBuffer(buffer), void() : void(op.out = buffer));
+  return op;
+}
+
+Buffer without_const(const ConstBuffer& b) { return {const_cast<void*>(b.data), b.count, b.dtype, b.device}; }
+
+}  // namespace
+
+// What is plain and like the last call needs neither Checks nor an Operation.
+
+Work Communicator::all_reduce(const Buffer& b, ReduceOp op, const Stream& stream) {
+  const std::uint64_t what = brief(Collective::all_reduce, b.dtype, op.kind, 0);
+  Work work;
+  if (is_plain(b) && state_->backend->repeat({what, b.count, b.data, b.data}, work)) return work;
   return submit_one(
-      Operation{.kind = Collective::all_to_all_v,
-                .in = in,
-                .out = out,
-                .pairs = std::make_shared<PairCounts>(
-                    PairCounts{list(send_counts), list(send_offsets), list(recv_counts), list(recv_offsets)}),
-                .stream = check.stream(stream, out.device)});
+      checked_all_reduce({Collective::all_reduce, rank(), size(), options().device}, b, b, op, stream));
+}
+
+Work Communicator::all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& stream) {
+  const std::uint64_t what = brief(Collective::all_reduce, out.dtype, op.kind, 0);
+  Work work;
+  if (in.count == out.count && is_plain(in, out, in.data, out.data) &&
+      state_->backend->repeat({what, in.count, in.data, out.data}, work))
+    return work;
+  return submit_one(
+      checked_all_reduce({Collective::all_reduce, rank(), size(), options().device}, in, out, op, stream));
+}
+
+Work Communicator::reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op,
+                                  const Stream& stream) {
+  const auto n = static_cast<std::size_t>(size()), r = static_cast<std::size_t>(rank());
+  const std::uint64_t what = brief(Collective::reduce_scatter, out.dtype, op.kind, 0);
+  Work work;
+  if (in.count == n * out.count && is_plain(in, out, at(in.data, r * out.bytes()), out.data) &&
+      state_->backend->repeat({what, out.count, in.data, out.data}, work))
+    return work;
+  return submit_one(checked_reduce_scatter({Collective::reduce_scatter, rank(), size(), options().device},
+                                           rank(), in, out, op, stream));
+}
+
+Work Communicator::all_gather(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
+  const auto n = static_cast<std::size_t>(size()), r = static_cast<std::size_t>(rank());
+  const std::uint64_t what = brief(Collective::all_gather, out.dtype, ReduceOp::sum, 0);
+  Work work;
+  if (out.count == n * in.count && is_plain(in, out, in.data, at(out.data, r * in.bytes())) &&
+      state_->backend->repeat({what, in.count, in.data, out.data}, work))
+    return work;
+  return submit_one(checked_all_gather({Collective::all_gather, rank(), size(), options().device}, rank(), in,
+                                       out, stream));
+}
+
+Work Communicator::broadcast(const Buffer& b, int root, const Stream& stream) {
+  const std::uint64_t what = brief(Collective::broadcast, b.dtype, ReduceOp::sum, root);
+  Work work;
+  if (is_plain(b) && state_->backend->repeat({what, b.count, b.data, b.data}, work)) return work;
+  return submit_one(checked_broadcast({Collective::broadcast, rank(), size(), options().device},
+                                      rank() == root, b, b, root, stream));
+}
+
+Work Communicator::broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
+  if (rank() != root) return broadcast(out, root, stream);
+  const std::uint64_t what = brief(Collective::broadcast, out.dtype, ReduceOp::sum, root);
+  Work work;
+  if (in.count == out.count && is_plain(in, out, in.data, out.data) &&
+      state_->backend->repeat({what, in.count, in.data, out.data}, work))
+    return work;
+  return submit_one(checked_broadcast({Collective::broadcast, rank(), size(), options().device}, true, in,
+                                      out, root, stream));
+}
+
+Work Communicator::reduce(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op,
+                          const Stream& stream) {
+  const bool is_root = rank() == root;
+  const std::uint64_t what = brief(Collective::reduce, in.dtype, op.kind, root);
+  const bool plain = is_root ? in.count == out.count && is_plain(in, out, in.data, out.data) : is_plain(in);
+  Work work;
+  if (plain && state_->backend->repeat({what, in.count, in.data, is_root ? out.data : nullptr}, work))
+    return work;
+  return submit_one(checked_reduce({Collective::reduce, rank(), size(), options().device}, is_root, in, out,
+                                   root, op, stream));
+}
+
+Work Communicator::gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
+  const bool is_root = rank() == root;
+  const auto n = static_cast<std::size_t>(size()), r = static_cast<std::size_t>(rank());
+  const std::uint64_t what = brief(Collective::gather, in.dtype, ReduceOp::sum, root);
+  const bool plain =
+      is_root ? out.count == n * in.count && is_plain(in, out, in.data, at(out.data, r * in.bytes()))
+              : is_plain(in);
+  Work work;
+  if (plain && state_->backend->repeat({what, in.count, in.data, is_root ? out.data : nullptr}, work))
+    return work;
+  return submit_one(
+      checked_gather({Collective::gather, rank(), size(), options().device}, is_root, in, out, root, stream));
+}
+
+Work Communicator::scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
+  const bool is_root = rank() == root;
+  const auto n = static_cast<std::size_t>(size()), r = static_cast<std::size_t>(rank());
+  const std::uint64_t what = brief(Collective::scatter, out.dtype, ReduceOp::sum, root);
+  const bool plain =
+      is_root ? in.count == n * out.count && is_plain(in, out, at(in.data, r * out.bytes()), out.data)
+              : is_plain(out);
+  Work work;
+  if (plain && state_->backend->repeat({what, out.count, is_root ? in.data : nullptr, out.data}, work))
+    return work;
+  return submit_one(checked_scatter({Collective::scatter, rank(), size(), options().device}, is_root, in, out,
+                                    root, stream));
+}
+
+Work Communicator::all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
+  return submit_one(checked_all_to_all({Collective::all_to_all, rank(), size(), options().device}, size(), in,
+                                       out, stream));
+}
+
+Work Communicator::all_to_all_v(const ConstBuffer& in, Counts send_counts, Counts send_offsets,
+                                const Buffer& out, Counts recv_counts, Counts recv_offsets,
+                                const Stream& stream) {
+  return submit_one(checked_all_to_all_v({Collective::all_to_all_v, rank(), size(), options().device}, rank(),
+                                         size(), in, send_counts, send_offsets, out, recv_counts,
+                                         recv_offsets, stream));
 }
 
 Work Communicator::send(const ConstBuffer& buffer, int to, const Stream& stream) {
@@ -438,49 +534,86 @@ Group::Group(Communicator& communicator) : communicator_(&communicator) {}
 Group::Group(Group&&) noexcept = default;
 Group::~Group() = default;
 
-Group& Group::all_reduce(const Buffer& in_out, ReduceOp op, const Stream& stream) {
-  const Checks check(Collective::all_reduce, communicator_->rank(), communicator_->size(),
-                     communicator_->options().device);
-  operations_.push_back(checked_all_reduce(check, in_out, in_out, op, stream));
+template <class F>
+Group& Group::add(Collective kind, const F& checked) {
+  const Communicator& c = *communicator_;
+  operations_.push_back(checked(Checks(kind, c.rank(), c.size(), c.options().device), c.rank(), c.size()));
   return *this;
 }
 
-Group& Group::broadcast(const Buffer& in_out, int root, const Stream& stream) {
-  const Checks check(Collective::broadcast, communicator_->rank(), communicator_->size(),
-                     communicator_->options().device);
-  operations_.push_back(
-      checked_broadcast(check, communicator_->rank() == root, in_out, in_out, root, stream));
-  return *this;
+Group& Group::all_reduce(const Buffer& in_out, ReduceOp op, const Stream& stream) {
+  return all_reduce(in_out, in_out, op, stream);
+}
+
+Group& Group::all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& stream) {
+  return add(Collective::all_reduce,
+             [&](const Checks& check, int, int) { return checked_all_reduce(check, in, out, op, stream); });
 }
 
 Group& Group::reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& stream) {
-  const int rank = communicator_->rank();
-  operations_.push_back(checked_reduce_scatter(
-      {Collective::reduce_scatter, rank, communicator_->size(), communicator_->options().device}, rank, in,
-      out, op, stream));
-  return *this;
+  return add(Collective::reduce_scatter, [&](const Checks& check, int rank, int) {
+    return checked_reduce_scatter(check, rank, in, out, op, stream);
+  });
 }
 
 Group& Group::all_gather(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
-  const int rank = communicator_->rank();
-  operations_.push_back(checked_all_gather(
-      {Collective::all_gather, rank, communicator_->size(), communicator_->options().device}, rank, in, out,
-      stream));
-  return *this;
+  return add(Collective::all_gather, [&](const Checks& check, int rank, int) {
+    return checked_all_gather(check, rank, in, out, stream);
+  });
+}
+
+Group& Group::broadcast(const Buffer& in_out, int root, const Stream& stream) {
+  return broadcast(in_out, in_out, root, stream);
+}
+
+Group& Group::broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
+  return add(Collective::broadcast, [&](const Checks& check, int rank, int) {
+    return checked_broadcast(check, rank == root, in, out, root, stream);
+  });
+}
+
+Group& Group::reduce(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op, const Stream& stream) {
+  return add(Collective::reduce, [&](const Checks& check, int rank, int) {
+    return checked_reduce(check, rank == root, in, out, root, op, stream);
+  });
+}
+
+Group& Group::gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
+  return add(Collective::gather, [&](const Checks& check, int rank, int) {
+    return checked_gather(check, rank == root, in, out, root, stream);
+  });
+}
+
+Group& Group::scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
+  return add(Collective::scatter, [&](const Checks& check, int rank, int) {
+    return checked_scatter(check, rank == root, in, out, root, stream);
+  });
+}
+
+Group& Group::all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
+  return add(Collective::all_to_all, [&](const Checks& check, int, int size) {
+    return checked_all_to_all(check, size, in, out, stream);
+  });
+}
+
+Group& Group::all_to_all_v(const ConstBuffer& in, Counts send_counts, Counts send_offsets, const Buffer& out,
+                           Counts recv_counts, Counts recv_offsets, const Stream& stream) {
+  return add(Collective::all_to_all_v, [&](const Checks& check, int rank, int size) {
+    return checked_all_to_all_v(check, rank, size, in, send_counts, send_offsets, out, recv_counts,
+                                recv_offsets, stream);
+  });
 }
 
 Group& Group::send(const ConstBuffer& buffer, int to, const Stream& stream) {
-  const Checks check(Collective::send, communicator_->rank(), communicator_->size(),
-                     communicator_->options().device);
-  operations_.push_back(checked_message(check, Collective::send, without_const(buffer), to, stream));
-  return *this;
+  return add(Collective::send, [&](const Checks& check, int, int) {
+    return checked_message(check, Collective::send, without_const(buffer), to, stream);
+  });
 }
 
 Group& Group::recv(const Buffer& buffer, int from, const Stream& stream) {
-  const Checks check(Collective::recv, communicator_->rank(), communicator_->size(),
-                     communicator_->options().device);
-  operations_.push_back(checked_message(check, Collective::recv, buffer, from, stream));
-  return *this;
+  return add(Collective::recv, [&](const Checks& check, int, int) {
+    return checked_message(check, Collective::recv, buffer, from, stream);
+  });
 }
 
 Work Group::launch() { return communicator_->submit(operations_); }

@@ -49,7 +49,7 @@ struct CommOptions {
   std::string backend = environment().backend;
   std::string transport = environment().transport;    ///< of "ring": "auto", "shm", "tcp"
   std::string interface = environment().interface;    ///< of TCP; empty: by the route
-  int sockets = environment().sockets;                ///< a TCP link
+  int sockets = environment().sockets;                ///< TCP, from a host to another
   std::string congestion = environment().congestion;  ///< of TCP: "auto", "system" or a name
   std::string host_id = environment().host_id;        ///< what counts as one host; empty: this machine
   /// Forces algorithms, of "ring" (host memory, with "auto" too): "two_shot", which is all_reduce's, or
@@ -173,9 +173,11 @@ class Communicator {
   std::string describe() const;
   /// Which algorithm, transport and chunk a call of so many bytes takes, and why. Bytes are of the whole
   /// buffer, the larger of a rank's input and output (of all_to_all_v and barrier they count nothing);
-  /// `allocated`: every rank's buffers are from allocate(). The answer is the same on every rank and runs
-  /// through what the call itself runs through; nobody is asked. Any thread.
-  CallChoice explain(Collective, std::size_t bytes, bool allocated = false) const;
+  /// `allocated`: every rank's buffers are from allocate(). With `deterministic`, a sum of small floats takes
+  /// no algorithm that rounds it on the way, so type and operation of a reduction count. The answer is the
+  /// same on every rank and runs through what the call itself runs through; nobody is asked. Any thread.
+  CallChoice explain(Collective, std::size_t bytes, bool allocated = false, DType = DType::f32,
+                     ReduceOp = ReduceOp::sum) const;
 
  private:
   friend class Group;
@@ -186,14 +188,26 @@ class Communicator {
   std::unique_ptr<State> state_;
 };
 
-/// Calls that start together. Not thread-safe; launch() once.
+/// Calls that start together, each as Communicator's of that name and checked like it. Not thread-safe;
+/// launch() once.
 class Group {
  public:
   Group& all_reduce(const Buffer& in_out, ReduceOp op = ReduceOp::sum, const Stream& = {});
-  Group& broadcast(const Buffer& in_out, int root, const Stream& = {});
+  Group& all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& = {});
   Group& reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op = ReduceOp::sum,
                         const Stream& = {});
   Group& all_gather(const ConstBuffer& in, const Buffer& out, const Stream& = {});
+  Group& broadcast(const Buffer& in_out, int root, const Stream& = {});
+  Group& broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
+  Group& reduce(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op = ReduceOp::sum,
+                const Stream& = {});
+  Group& gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
+  Group& scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
+  Group& all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& = {});
+  Group& all_to_all_v(const ConstBuffer& in, std::span<const std::size_t> send_counts,
+                      std::span<const std::size_t> send_offsets, const Buffer& out,
+                      std::span<const std::size_t> recv_counts, std::span<const std::size_t> recv_offsets,
+                      const Stream& = {});
   Group& send(const ConstBuffer&, int to, const Stream& = {});
   Group& recv(const Buffer&, int from, const Stream& = {});
   /// The Work ends when all of the group's operations have.
@@ -205,6 +219,8 @@ class Group {
  private:
   friend class Communicator;
   explicit Group(Communicator&);
+  template <class F>
+  Group& add(Collective, const F& checked);
   Communicator* communicator_;
   std::vector<struct Operation> operations_;
 };

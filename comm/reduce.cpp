@@ -100,9 +100,11 @@ void fold_block(T* dst, T* buffer, Sources sources, std::size_t begin, std::size
 // ones.
 template <class Op, class T, class Result = T>
 void fold(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
-  if (too && sources.size() == 2 && divisor <= 1)
-    return fold2_twice<Op>(static_cast<T*>(dst), static_cast<T*>(too), at<T>(sources[0], 0),
-                           at<T>(sources[1], 0), count);
+  if (sources.size() == 2 && divisor <= 1) {
+    const T *a = at<T>(sources[0], 0), *b = at<T>(sources[1], 0);
+    return too ? fold2_twice<Op>(static_cast<T*>(dst), static_cast<T*>(too), a, b, count)
+               : fold2<Op>(static_cast<T*>(dst), a, b, count);
+  }
   constexpr std::size_t block = 8192 / sizeof(T);
   T buffer[block];
   for (std::size_t begin = 0; begin < count; begin += block) {
@@ -140,54 +142,56 @@ void fold_small(void* dst, void* too, Sources sources, std::size_t count, int di
   }
 }
 
+using Fold = void (*)(void* dst, void* too, Sources, std::size_t count, int divisor);
+
 template <class Op>
-void fold_dtype(void* dst, void* too, Sources sources, std::size_t count, DType dtype, int divisor) {
+Fold fold_of_dtype(DType dtype) {
   using I8 = combine::Wide<Op, std::int8_t>;
   using I32 = combine::Wide<Op, std::int32_t>;
   using I64 = combine::Wide<Op, std::int64_t>;
   switch (dtype) {
     case DType::f32:
-      return fold<Op, float>(dst, too, sources, count, divisor);
+      return fold<Op, float>;
     case DType::f64:
-      return fold<Op, double>(dst, too, sources, count, divisor);
+      return fold<Op, double>;
     case DType::f16:
-      return fold_small<Op, f16>(dst, too, sources, count, divisor);
+      return fold_small<Op, f16>;
     case DType::bf16:
-      return fold_small<Op, bf16>(dst, too, sources, count, divisor);
+      return fold_small<Op, bf16>;
     case DType::f8e4m3:
-      return fold_small<Op, f8e4m3>(dst, too, sources, count, divisor);
+      return fold_small<Op, f8e4m3>;
     case DType::f8e5m2:
-      return fold_small<Op, f8e5m2>(dst, too, sources, count, divisor);
+      return fold_small<Op, f8e5m2>;
     case DType::i8:
-      return fold<Op, I8, std::int8_t>(dst, too, sources, count, divisor);
+      return fold<Op, I8, std::int8_t>;
     case DType::u8:
-      return fold<Op, std::uint8_t>(dst, too, sources, count, divisor);
+      return fold<Op, std::uint8_t>;
     case DType::i32:
-      return fold<Op, I32, std::int32_t>(dst, too, sources, count, divisor);
+      return fold<Op, I32, std::int32_t>;
     case DType::u32:
-      return fold<Op, std::uint32_t>(dst, too, sources, count, divisor);
+      return fold<Op, std::uint32_t>;
     case DType::i64:
-      return fold<Op, I64, std::int64_t>(dst, too, sources, count, divisor);
+      return fold<Op, I64, std::int64_t>;
     case DType::u64:
-      return fold<Op, std::uint64_t>(dst, too, sources, count, divisor);
+      return fold<Op, std::uint64_t>;
   }
+  return nullptr;
 }
 
-void fold_all(void* dst, void* too, Sources sources, std::size_t count, DType dtype, ReduceOp::Kind kind,
-              int divisor) {
+Fold fold_of(DType dtype, ReduceOp::Kind kind) {
   switch (kind) {
     case ReduceOp::avg:
-      return fold_dtype<Sum>(dst, too, sources, count, dtype, divisor);
     case ReduceOp::sum:
     case ReduceOp::premul_sum:
-      return fold_dtype<Sum>(dst, too, sources, count, dtype, 1);
+      return fold_of_dtype<Sum>(dtype);
     case ReduceOp::prod:
-      return fold_dtype<Product>(dst, too, sources, count, dtype, 1);
+      return fold_of_dtype<Product>(dtype);
     case ReduceOp::min:
-      return fold_dtype<Min>(dst, too, sources, count, dtype, 1);
+      return fold_of_dtype<Min>(dtype);
     case ReduceOp::max:
-      return fold_dtype<Max>(dst, too, sources, count, dtype, 1);
+      return fold_of_dtype<Max>(dtype);
   }
+  return nullptr;
 }
 
 template <class T>
@@ -233,8 +237,10 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace rz {
 
-HWY_EXPORT(fold_all);
+HWY_EXPORT(fold_of);
 HWY_EXPORT(scale_all);
+
+Reduction reduction(DType dtype, ReduceOp::Kind kind) { return HWY_DYNAMIC_DISPATCH(fold_of)(dtype, kind); }
 
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType dtype,
             ReduceOp::Kind kind, int divide) {
@@ -244,7 +250,7 @@ void reduce(void* dst, std::span<const void* const> sources, std::size_t count, 
 void reduce_twice(void* dst, void* too, std::span<const void* const> sources, std::size_t count, DType dtype,
                   ReduceOp::Kind kind, int divide) {
   require(!sources.empty(), Errc::invalid_argument, "reduce() of ", name(dtype), " without a source");
-  if (count != 0) HWY_DYNAMIC_DISPATCH(fold_all)(dst, too, sources, count, dtype, kind, divide);
+  if (count != 0) reduction(dtype, kind)(dst, too, sources, count, kind == ReduceOp::avg ? divide : 1);
 }
 
 void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor) {

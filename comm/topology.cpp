@@ -277,7 +277,8 @@ std::vector<int> processors_for(int rank, int size) {
           " of ", size);
   const auto cores = usable_cores();
   const auto n = cores.size(), r = static_cast<std::size_t>(rank), of = static_cast<std::size_t>(size);
-  const std::size_t begin = of > n ? 0 : n * r / of, end = of > n ? n : n * (r + 1) / of;
+  const bool even = of <= n || of % n == 0;  // else some cores would have more ranks than others
+  const std::size_t begin = even ? n * r / of : 0, end = even ? std::max(n * (r + 1) / of, begin + 1) : n;
   std::vector<int> processors;
   for (auto i = begin; i < end; ++i) processors.insert(processors.end(), cores[i].begin(), cores[i].end());
   std::sort(processors.begin(), processors.end());

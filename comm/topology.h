@@ -34,7 +34,8 @@ Topology read_topology();
 /// A few lines for people: what tools/run.sh prints first.
 std::string describe(const Topology&);
 /// The processors that local rank `rank` of `size` should be bound to: whole cores dealt out evenly,
-/// neighbours together; all of them if there are more ranks than cores.
+/// neighbours together. More ranks than cores share them, as many on each, since the system evens out what it
+/// has put together only after many calls; or get all of them, if their number is no multiple.
 std::vector<int> processors_for(int rank, int size);
 /// Binds the calling process. False if the system refuses.
 bool bind_process(const std::vector<int>& processors);

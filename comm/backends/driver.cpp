@@ -18,11 +18,11 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t most_at_once = 256 << 10;  // bytes of a collective that submit() tries itself
 constexpr int turns_at_once = 30, turns_before_idle = 400, turns_when_crowded = 100;
 constexpr std::size_t wakes_the_thread = 1 << 20;  // bytes: below, a wake-up costs more than it gains
-constexpr auto in_use = 1s;                        // after the last call, the thread looks once a millisecond
-constexpr auto light_sleep = 1ms;
+constexpr auto in_use = 1s;         // after the last call, the thread looks whether any is left to it:
+constexpr auto light_sleep = 1ms;   // this often, if one was within that time,
+constexpr auto sound_sleep = 16ms;  // and this often, if not: each look takes a processor from some rank
 constexpr auto longest_wait = 10ms;
 constexpr auto long_in_vain = 30ms;         // without any move: a thread looks no more, but sleeps
 constexpr auto longest_of_patience = 50ms;  // at a time, since news wake it
@@ -37,11 +37,11 @@ bool wants_thread(std::span<const Operation> group) {
 }
 
 // Min and max choose one of the contributions, and round nothing.
-bool rounds(const Operation& op) {
-  const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
+bool rounds(DType dtype, const ReduceOp& op) {
   const bool small = size_of(dtype) < 4 && dtype != DType::i8 && dtype != DType::u8;
-  return small && op.op.kind != ReduceOp::min && op.op.kind != ReduceOp::max;
+  return small && op.kind != ReduceOp::min && op.kind != ReduceOp::max;
 }
+bool rounds(const Operation& op) { return rounds(op.out.data ? op.out.dtype : op.in.dtype, op.op); }
 
 }  // namespace
 
@@ -87,15 +87,21 @@ std::shared_ptr<std::byte> Driver::allocate(std::size_t bytes) {
 
 std::string Driver::describe() const { return "scheduled over " + carrier_; }
 
-CallChoice Driver::explain(Collective kind, std::size_t bytes, bool reachable) const {
+CallChoice Driver::explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
+                           ReduceOp op) const {
   if (is_message(kind)) return {"message", carrier_, 0, "messages take no algorithm"};
   if (kind == Collective::barrier || kind == Collective::all_to_all_v) bytes = 0;  // what the tables go by
   if (together_) {
     const TogetherWay& way = together_->table().of(kind, bytes);
-    if (!way.streams) return explain_together(kind, bytes, size_, way, together_->room(), reachable);
+    CallChoice choice = explain_together(kind, bytes, size_, way, together_->room(), reachable);
+    if (!way.streams) return choice;
+    if (!serves(*way.streams, kind, rounds(dtype, op))) {
+      choice.why += str("; not ", way.streams->name, ", which rounds ", name(dtype), " on the way");
+      return choice;
+    }
     return {str("streams:", way.streams->name), carrier_, way.chunk ? way.chunk : slice_bytes, way.why};
   }
-  const Selection s = schedule_for(kind, bytes);
+  const Selection s = schedule_for(kind, bytes, rounds(dtype, op));
   const std::string why = s.rule ? words_of_source(*s.rule, options_.tuning.name) + in_words(*s.rule)
                                  : str("forced: ", name(kind), "=", forced_.of(kind));
   return {s.algorithm->name, carrier_, s.chunk ? s.chunk : slice_bytes, why};
@@ -134,15 +140,27 @@ std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
   return job;
 }
 
-bool Driver::is_quick(std::span<const Operation> group) const {
-  if (!together_ || group.size() != 1) return false;
-  const Operation& op = group.front();
+bool Driver::is_quick(const Operation& op) const {
   return !is_message(op) && op.op.kind != ReduceOp::premul_sum && op.kind != Collective::all_to_all &&
-         op.in.bytes() <= most_at_once && op.out.bytes() <= most_at_once && !together_->streams(op);
+         op.in.bytes() <= Together::most_at_once && op.out.bytes() <= Together::most_at_once &&
+         !together_->streams(op);
+}
+
+bool Driver::repeat(const BriefCall& call, std::shared_ptr<Job>& job) {
+  if (!together_) return false;
+  std::unique_lock lock(mutex_);
+  if (driven_ || unfinished_ > 0 || stopping_ || failure_ || !together_->repeats(call)) return false;
+  try {
+    if (!together_->repeat(call, sequence_++, crowded_ ? turns_when_crowded : turns_at_once))
+      job = begin(together_->operation());
+  } catch (...) {
+    fail_at_once(lock, job);
+  }
+  return true;
 }
 
 bool Driver::try_at_once(std::span<const Operation> group, std::shared_ptr<Job>& job) {
-  if (!is_quick(group)) return false;
+  if (!together_ || group.size() != 1 || !is_quick(group.front())) return false;
   std::unique_lock lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
   if (driven_ || unfinished_ > 0 || stopping_) return false;
@@ -150,17 +168,22 @@ bool Driver::try_at_once(std::span<const Operation> group, std::shared_ptr<Job>&
     together_->start(group.front(), sequence_++);
     if (!together_->spin(crowded_ ? turns_when_crowded : turns_at_once)) job = begin(group.front());
   } catch (...) {
-    const auto error = std::current_exception();
-    driven_ = true;  // nobody else may touch what is cleared now
-    lock.unlock();
-    poison(error);
-    lock.lock();
-    driven_ = false;
-    if (waiters_ > 0 || stopping_) changed_.notify_all();
-    job = std::make_shared<Job>(shared_from_this(), group, Clock::now());
-    job->end(error);
+    fail_at_once(lock, job);
   }
   return true;
+}
+
+/// What was thrown is the job's, and poisons the group.
+void Driver::fail_at_once(std::unique_lock<std::mutex>& lock, std::shared_ptr<Job>& job) {
+  const auto error = std::current_exception();
+  driven_ = true;  // nobody else may touch what is cleared now
+  lock.unlock();
+  poison(error);
+  lock.lock();
+  driven_ = false;
+  if (waiters_ > 0 || stopping_) changed_.notify_all();
+  job = std::make_shared<Job>(shared_from_this(), std::span<const Operation>{}, Clock::now());
+  job->end(error);
 }
 
 /// Under the lock: what did not end soon becomes a job like others.
@@ -179,6 +202,7 @@ std::shared_ptr<Job> Driver::begin(const Operation& op) {
 void Driver::wait(Job& job) {
   if (job.done()) return;
   std::unique_lock lock(mutex_);
+  if (const auto now = Clock::now(); now > job.deadline - options_.timeout + light_sleep) last_left_ = now;
   while (!job.done()) {
     if (driven_) {
       if (++waiters_ == 1) transport_->wake();  // the progress thread may sleep, and makes room now
@@ -206,8 +230,9 @@ void Driver::progress_thread() {
       lock.lock();
       driven_ = false;
       changed_.notify_all();
-    } else if (Clock::now() - last_use_ < in_use) {
-      work_arrived_.wait_for(lock, light_sleep);
+      if (waiters_ == 0) last_left_ = Clock::now();
+    } else if (const auto now = Clock::now(); now - last_use_ < in_use) {
+      work_arrived_.wait_for(lock, now - last_left_ < in_use ? light_sleep : sound_sleep);
     } else {
       asleep_ = true;
       work_arrived_.wait(lock, [&] { return stopping_ || (unfinished_ > 0 && !driven_ && waiters_ == 0); });
@@ -355,7 +380,7 @@ void Driver::start_fused(std::size_t calls) {
 
 void Driver::run(const Operation& op) {
   const TogetherWay* by_streams = together_ ? together_->streams(op) : nullptr;
-  if (by_streams && !serves(*by_streams->streams, op)) by_streams = nullptr;
+  if (by_streams && !serves(*by_streams->streams, op.kind, rounds(op))) by_streams = nullptr;
   by_together_ = together_ && !by_streams;
   if (by_together_) return together_->start(op, sequence_++, behind());
   if (by_streams) return run_schedule(op, *by_streams->streams, by_streams->chunk);
@@ -366,9 +391,9 @@ void Driver::run(const Operation& op) {
 }
 
 /// A line of a table may name an algorithm that, for some types, does not give the bits of all others.
-bool Driver::serves(const Algorithm& algorithm, const Operation& op) const {
-  const bool depends = algorithm.is(rounds_often) && reduces(op.kind) && rounds(op);
-  return !depends || !options_.deterministic || !forced_.of(op.kind).empty();
+bool Driver::serves(const Algorithm& algorithm, Collective kind, bool rounds) const {
+  const bool depends = algorithm.is(rounds_often) && reduces(kind) && rounds;
+  return !depends || !options_.deterministic || !forced_.of(kind).empty();
 }
 
 Selection Driver::schedule_for(Collective kind, std::size_t bytes, bool rounds) const {

@@ -3,8 +3,8 @@
 /// one of them drives, all others sleep.
 ///
 /// Small operations do not wake the progress thread: their caller mostly waits for them at once, and then
-/// drives them itself. While the communicator is in use the thread looks for such leftovers once a
-/// millisecond.
+/// drives them itself. While the communicator is in use the thread looks for what nobody waits for: once a
+/// millisecond where there is such, else every 16, since each look takes the processor from some rank.
 
 #include <atomic>
 #include <condition_variable>
@@ -35,6 +35,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   /// Ends what is pending with an error, and the thread. Bounded.
   void stop() noexcept;
 
+  /// try_at_once() of a call that is like the last one. Throws nothing.
+  bool repeat(const BriefCall&, std::shared_ptr<Job>&);
   /// True for a small collective of one host that nothing is before: it is over, unless there is a job.
   /// Throws the failure that poisoned the group, if there is one.
   bool try_at_once(std::span<const Operation> group, std::shared_ptr<Job>&);
@@ -48,7 +50,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   Registration register_buffer(std::span<std::byte>);
   std::string describe() const;
   /// Any thread.
-  CallChoice explain(Collective, std::size_t bytes, bool reachable) const;
+  CallChoice explain(Collective, std::size_t bytes, bool reachable, DType, ReduceOp) const;
 
  private:
   struct Queued {
@@ -73,11 +75,12 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void run(const Operation&);
   std::uint8_t behind() const;
   void end_current();
-  bool is_quick(std::span<const Operation> group) const;
+  bool is_quick(const Operation&) const;
+  void fail_at_once(std::unique_lock<std::mutex>&, std::shared_ptr<Job>&);
   std::shared_ptr<Job> begin(const Operation&);
   bool advance_current(bool eager);
   void prepare_input(Operation&, Job&);
-  bool serves(const Algorithm&, const Operation&) const;
+  bool serves(const Algorithm&, Collective, bool rounds) const;
   Selection schedule_for(Collective, std::size_t bytes, bool rounds = false) const;
   void run_schedule(const Operation&, const Algorithm&, std::size_t slice);
   const Plan& plan_for(const Algorithm&, int root, bool in_place);
@@ -111,6 +114,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::atomic<int> waiters_{0};  // also read without the lock
   std::exception_ptr failure_;
   std::chrono::steady_clock::time_point last_use_{};
+  std::chrono::steady_clock::time_point last_left_{};  // when a call was last left to the thread
 
   std::atomic<bool> attention_{false};  // incoming_ or stopping_ changed
 

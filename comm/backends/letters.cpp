@@ -12,7 +12,9 @@ namespace rz {
 namespace {
 
 constexpr std::size_t line = 64;
-constexpr int looks = 16;  // at one thing, before all else is looked at again
+constexpr int looks = 40;  // at one thing, before all else is looked at again
+constexpr int keen_looks =
+    32;  // without a pause, which takes longer than a letter does between near processors
 
 std::uint64_t hash_of(const Signature& s) {
   std::uint64_t h = 0;
@@ -74,7 +76,7 @@ void Letters::look_out() {
         !is_after(awaited_, static_cast<std::uint32_t>(tag(lacking_, awaited_ - 1))))
       return;
     if (awaits_ == Awaits::room && !is_after(awaited_, has_read(lacking_))) return;
-    cpu_pause();
+    if (i >= keen_looks) cpu_pause();
   }
 }
 

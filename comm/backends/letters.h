@@ -89,6 +89,7 @@ class Letters {
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   void lay_out(std::size_t bytes);
+  void lay_out_none();
   void tell();
   // A letter's tag: its step + 1 in the lower half, then Signature::behind, then 24 bits of the history.
   static constexpr int behind_shift = 32;
@@ -152,8 +153,14 @@ inline void Letters::tell() {
     if (r != rank_ && views_[index(r)].asleep->load(std::memory_order_relaxed)) return transport_.nudge();
 }
 
+inline void Letters::lay_out_none() {
+  if (next_ % 32 == 0) return lay_out(0);  // so that what it keeps does not fall behind
+  is_laid_ = true;
+  laid_[next_ % meeting_letters] = static_cast<std::uint32_t>(cursor_);
+}
+
 inline bool Letters::has_room(std::size_t bytes, bool writes) {
-  if (!is_laid_) lay_out(bytes);
+  if (!is_laid_) bytes ? lay_out(bytes) : lay_out_none();
   std::uint32_t needed = next_ + 1 - static_cast<std::uint32_t>(meeting_letters);
   if (writes && is_after(over_, needed)) needed = over_;
   for (int r = 0; r < size_; ++r) {
@@ -168,7 +175,7 @@ inline bool Letters::has_room(std::size_t bytes, bool writes) {
 }
 
 inline void Letters::publish() {
-  if (!is_laid_) lay_out(0);
+  if (!is_laid_) lay_out_none();
   const std::size_t at = next_ % meeting_letters;
   own_.calls[at] = call_;
   own_.letters[at].tag.store(tag_of(next_) | std::uint64_t{call_.behind} << behind_shift,
@@ -195,7 +202,7 @@ inline void Letters::have_read_letter(std::uint32_t step, int ahead) {
   if (static_cast<std::uint32_t>(tag(ahead, step)) == step + 1)
     expect_to_read(&views_[index(ahead)].place->letters[(step + distance) % meeting_letters]);
   unsaid_ = true, unsaid_up_to_ = step;
-  if (step % (meeting_letters / 4) == 0) say_all();
+  if (step % 16 == 0) say_all();
 }
 
 inline void Letters::have_read_up_to(std::uint32_t step) {

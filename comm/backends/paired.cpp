@@ -36,8 +36,9 @@ class Paired final : public Backend {
   std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) override {
     return device_->allocate_symmetric(bytes);
   }
-  CallChoice explain(Collective kind, std::size_t bytes, bool reachable) const override {
-    return device_->explain(kind, bytes, reachable);
+  CallChoice explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
+                     ReduceOp op) const override {
+    return device_->explain(kind, bytes, reachable, dtype, op);
   }
   Registration register_buffer(std::span<std::byte> memory) override {
     return host_->register_buffer(memory);

@@ -17,11 +17,18 @@ class Scheduled final : public Backend {
     if (!job) return {};
     return Work(std::move(job));
   }
+  bool repeat(const BriefCall& call, Work& work) override {
+    std::shared_ptr<Job> job;
+    if (!driver_->repeat(call, job)) return false;
+    if (job) work = Work(std::move(job));
+    return true;
+  }
   void abort(const std::string& reason) noexcept override { driver_->abort(reason); }
   void check() override { driver_->check(); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return driver_->allocate(bytes); }
-  CallChoice explain(Collective kind, std::size_t bytes, bool reachable) const override {
-    return driver_->explain(kind, bytes, reachable);
+  CallChoice explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
+                     ReduceOp op) const override {
+    return driver_->explain(kind, bytes, reachable, dtype, op);
   }
   Registration register_buffer(std::span<std::byte> memory) override {
     return driver_->register_buffer(memory);

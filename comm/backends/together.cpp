@@ -13,7 +13,6 @@
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/core/pause.h"
-#include "comm/reduce.h"
 
 namespace rz {
 
@@ -22,9 +21,19 @@ namespace {
 constexpr std::size_t least_bypass = 96 << 20;  // bytes of all ranks' memory that no cache keeps
 constexpr std::size_t least_ring = 16 << 10;    // bytes of it that calls take turns in
 constexpr auto longest_of_yields = std::chrono::microseconds(500);
+constexpr int turns_of_patience =
+    16;  // some 4 us: then a thread that waits elsewhere may have this processor
 
 /// Where rank `to` finds its share of what rank `by` has for each of its peers.
 std::size_t share(int by, int to) { return static_cast<std::size_t>(to < by ? to : to - 1); }
+
+/// Of a letter's payload, which takes less time than a call of memcpy().
+void copy_few(std::byte* to, const std::byte* from, std::size_t bytes) {
+  for (; bytes >= 8; bytes -= 8, to += 8, from += 8) std::memcpy(to, from, 8);
+  if (bytes & 4) std::memcpy(to, from, 4), to += 4, from += 4;
+  if (bytes & 2) std::memcpy(to, from, 2), to += 2, from += 2;
+  if (bytes & 1) *to = *from;
+}
 
 /// The root sends and waits for nobody.
 bool sends_ahead(Collective kind) { return kind == Collective::broadcast || kind == Collective::scatter; }
@@ -61,14 +70,77 @@ void Together::start(const Operation& op, std::uint32_t sequence, std::uint8_t b
     plan();
     planned_ = shape;
   }
+  rewind();
+}
+
+/// To the beginning of a call as planned.
+void Together::rewind() {
+  cut_ = plan_;
   complete_ = false;
   agreed_ = 0;
   offered_ = folded_ = taken_ = 0;
   waits_a_ = waits_b_ = 0;
   first_ = letters_.next();
   asks_ = may_ask_ && (always_asks_ || is_worth_asking());
-  counts_ = op.kind == Collective::all_to_all_v;
+  counts_ = op_->kind == Collective::all_to_all_v;
+  if (counts_) use_ring();
   base_ = first_ + (asks_ || counts_);
+}
+
+bool Together::repeat(const BriefCall& call, std::uint32_t sequence, int turns) {
+  again_.in.data = call.in, again_.out.data = call.out;
+  op_ = &again_;
+  if (!sends_ahead(again_.kind)) letters_.say_all();
+  letters_.begin_again(sequence, 0);
+  const bool short_way = !may_ask_ && !crowded_ && plan_.flow == Flow::one_phase && plan_.rounds == 1;
+  if (!short_way || !has_room(bytes_of_offer())) {
+    rewind();
+    return spin(turns);
+  }
+  base_ = letters_.next();
+  agreed_ = 0;
+  offer_again();
+  letters_.publish();
+  int peer = 0;
+  while (!all_arrived(peer, base_)) {
+    if (turns-- == 0) return stay(peer);
+    letters_.look_out();
+  }
+  take_again();
+  end();
+  return true;
+}
+
+/// offer(0), of what takes longest in comparison.
+void Together::offer_again() {
+  if (!gives_) return;
+  if (!inline_ || plan_.split) return offer(0);
+  copy_few(letters_.payload(rank_, base_), static_cast<const std::byte*>(again_.in.data), plan_.part);
+}
+
+/// take(0), likewise.
+void Together::take_again() {
+  if (again_.kind == Collective::all_reduce) {
+    for (int r = 0; r < size_; ++r) sources_[index(r)] = place(r, base_);
+    sources_[index(rank_)] = again_.in.data;
+    if (const std::size_t count = letters_.call().count)
+      reduction_(again_.out.data, nullptr, sources_, count, again_.op.kind == ReduceOp::avg ? size_ : 1);
+  } else if (again_.kind == Collective::broadcast && inline_ && rank_ != again_.root) {
+    copy_few(static_cast<std::byte*>(again_.out.data), letters_.payload(again_.root, base_), plan_.part);
+  } else {
+    taken_ = 0;
+    take(0);
+  }
+}
+
+/// A call that repeat() began goes on as others do.
+bool Together::stay(int peer) {
+  complete_ = false;
+  asks_ = counts_ = false;
+  first_ = base_;
+  offered_ = 1, taken_ = 0;
+  waits_a_ = peer;
+  return spin(0);
 }
 
 Together::Shape Together::shape_of(const Operation& op) {
@@ -93,18 +165,28 @@ void Together::plan() {
   total_ = op_->kind == Collective::barrier ? 0 : letters_.call().count * element_;
   const TogetherWay& way = table_.of(op_->kind, whole_bytes(op_->kind, total_, size_));
   const TogetherPlan plan = plan_together(op_->kind, total_, size_, way, room());
-  flow_ = plan.two_shot ? Flow::two_phase : Flow::one_phase;
-  split_ = plan.split;
-  part_ = plan.part;
+  cut_ = plan_ = {plan.two_shot ? Flow::two_phase : Flow::one_phase, plan.split, plan.part, plan.pieces.piece,
+                  plan.pieces.rounds};
   inline_ = plan.inlined;
-  piece_ = plan.pieces.piece, rounds_ = plan.pieces.rounds;
   chunk_ = way.chunk;
   choose_peers();
   if (!inline_) use_ring();
-  const std::size_t n = index(size_), whole = split_ ? part_ * n : part_;
+  const std::size_t n = index(size_), whole = cut_.split ? cut_.part * n : cut_.part;
   const bool read_before = reduces(op_->kind) && op_->in.data == op_->out.data;  // so that it is in the cache
   bypass_ = !read_before && 2 * n * whole >= least_bypass;
   may_ask_ = way.asks, always_asks_ = way.insists;
+  if (reduces(op_->kind)) reduction_ = reduction(letters_.call().dtype, op_->op.kind);
+  brief_ = brief_of_plan();
+  if (brief_ != ~0ull) again_ = *op_;
+}
+
+/// None of calls that need a copy of their input, or take long.
+std::uint64_t Together::brief_of_plan() const {
+  const Signature& call = letters_.call();
+  const bool plain = call.op != ReduceOp::premul_sum && call.kind != Collective::all_to_all &&
+                     call.kind != Collective::all_to_all_v;
+  if (!plain || whole_bytes(call.kind, total_, size_) > most_at_once) return ~0ull;
+  return brief(call.kind, call.dtype, call.op, call.root);
 }
 
 void Together::choose_peers() {
@@ -118,24 +200,28 @@ void Together::choose_peers() {
     last_giver_ = 0;
 }
 
-/// As little of it as pieces of such a call need.
+/// What ranks exchange: as little of it as pieces of such a call need. Who is ahead: all of it; on a crowded
+/// host only of calls that it has room for as many as there are letters, since then hardly one in a hundred
+/// meets its end. Of larger ones, whoever waits there waits for all that others have to read meanwhile.
 void Together::use_ring() {
-  const std::size_t shares = split_ ? index(size_) - 1 : 1;
-  const bool one_way = is_rooted(op_->kind);
-  const std::size_t own = rounds_ * (piece_ * shares + (flow_ == Flow::two_phase ? piece_ : 0));
-  letters_.use_ring(one_way ? letters_.ring_bytes() : std::max(2 * own, least_ring));
+  const std::size_t shares = cut_.split ? index(size_) - 1 : 1, all = letters_.ring_bytes();
+  const std::size_t own =
+      cut_.rounds * (cut_.piece * shares + (cut_.flow == Flow::two_phase ? cut_.piece : 0));
+  const std::size_t in_turns = room().ring_bytes;
+  if (!is_rooted(op_->kind)) return letters_.use_ring(std::clamp(2 * own, least_ring, in_turns));
+  letters_.use_ring(crowded_ && own * meeting_letters > all ? in_turns : all);
 }
 
 /// What this rank writes at a step besides its letter.
 std::size_t Together::bytes_of_offer() const {
   if (inline_ || op_->kind == Collective::barrier) return 0;
-  return split_ ? piece_ * (index(size_) - 1) : piece_;
+  return cut_.split ? cut_.piece * (index(size_) - 1) : cut_.piece;
 }
 
 bool Together::advance() {
   if (complete_) return false;
   if (asks_ || counts_) return counts_ ? exchange_counts() : ask();
-  switch (flow_) {
+  switch (cut_.flow) {
     case Flow::one_phase:
       return advance_one_phase();
     case Flow::two_phase:
@@ -153,6 +239,7 @@ bool Together::spin(int turns) {
     if (complete_) return true;
     if (!crowded_) {
       letters_.look_out();
+      if (i % turns_of_patience == turns_of_patience - 1) sched_yield();
       continue;
     }
     letters_.say_all();
@@ -204,7 +291,7 @@ bool Together::advance_one_phase() {
   // Who offers nothing writes letters all the same, so that all that are kept are of the last steps. What it
   // has yet to read is among the steps whose place in the rings is remembered.
   const bool near = offered_ < taken_ + meeting_letters / 2;
-  if (offered_ < rounds_ && near && has_room(bytes_of_offer())) {
+  if (offered_ < cut_.rounds && near && has_room(bytes_of_offer())) {
     if (gives_) offer(offered_);
     ++offered_;
     letters_.publish();
@@ -215,7 +302,7 @@ bool Together::advance_one_phase() {
     if (letters_.call().behind > 0 && taken_ == 0) agree(step);
     take(taken_++);
     moved = true;
-    if (taken_ == rounds_)
+    if (taken_ == cut_.rounds)
       end();
     else
       letters_.have_read_up_to(step + 1);
@@ -233,22 +320,22 @@ void Together::agree(std::uint32_t step) {
 
 /// This round's bytes of a part: fewer in the last one.
 std::size_t Together::length(std::size_t part, std::size_t round) const {
-  const std::size_t at = round * piece_;
-  return part > at ? std::min(piece_, part - at) : 0;
+  const std::size_t at = round * cut_.piece;
+  return part > at ? std::min(cut_.piece, part - at) : 0;
 }
 
 /// Bytes of the part of rank r: of a reduction in two phases, whose last parts are shorter; else all alike.
 std::size_t Together::part_of(int r) const {
   if (op_->kind == Collective::all_to_all_v) return op_->pairs->send_counts[index(r)] * element_;
-  if (flow_ == Flow::one_phase || op_->kind != Collective::all_reduce) return part_;
-  const std::size_t begin = index(r) * part_;
-  return total_ > begin ? std::min(part_, total_ - begin) : 0;
+  if (cut_.flow == Flow::one_phase || op_->kind != Collective::all_reduce) return cut_.part;
+  const std::size_t begin = index(r) * cut_.part;
+  return total_ > begin ? std::min(cut_.part, total_ - begin) : 0;
 }
 
 const std::byte* Together::part_to(int r) const {
   const auto* in = static_cast<const std::byte*>(op_->in.data);
   if (op_->kind == Collective::all_to_all_v) return in + op_->pairs->send_offsets[index(r)] * element_;
-  return in + (split_ ? index(r) * part_ : 0);
+  return in + (cut_.split ? index(r) * cut_.part : 0);
 }
 
 std::byte* Together::place(int r, std::uint32_t step) const {
@@ -256,34 +343,33 @@ std::byte* Together::place(int r, std::uint32_t step) const {
 }
 
 const std::byte* Together::from(int peer, std::uint32_t step) const {
-  return place(peer, step) + (split_ ? share(peer, rank_) * piece_ : 0);
+  return place(peer, step) + (cut_.split ? share(peer, rank_) * cut_.piece : 0);
 }
 
 void Together::offer(std::size_t round) {
   std::byte* const to = place(rank_, letters_.next());
-  const std::size_t at = round * piece_;
-  if (!split_) return copy_twice(to, own_copy(round), part_to(rank_) + at, length(part_, round));
+  const std::size_t at = round * cut_.piece;
+  if (!cut_.split) return copy_twice(to, own_copy(round), part_to(rank_) + at, length(cut_.part, round));
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     if (const std::size_t n = length(part_of(r), round))
-      std::memcpy(to + share(rank_, r) * piece_, part_to(r) + at, n);
+      std::memcpy(to + share(rank_, r) * cut_.piece, part_to(r) + at, n);
   }
 }
 
 /// Where this rank's own part goes in its own result, if that is better written along with the offer, while
 /// the part is in the first-level cache; else take() copies it while news are on their way. Null: nowhere.
 std::byte* Together::own_copy(std::size_t round) const {
-  if (rounds_ == 1 || !op_->out.data) return nullptr;
+  if (cut_.rounds == 1 || !op_->out.data) return nullptr;
   const bool gathers = op_->kind == Collective::all_gather;
   if (!gathers && op_->kind != Collective::broadcast) return nullptr;
-  const std::size_t at = (gathers ? index(rank_) * part_ : 0) + round * piece_;
+  const std::size_t at = (gathers ? index(rank_) * cut_.part : 0) + round * cut_.piece;
   std::byte* const to = static_cast<std::byte*>(op_->out.data) + at;
-  return to == part_to(rank_) + round * piece_ ? nullptr : to;
+  return to == part_to(rank_) + round * cut_.piece ? nullptr : to;
 }
 
 void Together::fold(std::byte* to, std::byte* too, std::size_t bytes) {
-  reduce_twice(to, too, sources_, bytes / element_, letters_.call().dtype, op_->op.kind,
-               op_->op.kind == ReduceOp::avg ? size_ : 1);
+  if (bytes) reduction_(to, too, sources_, bytes / element_, op_->op.kind == ReduceOp::avg ? size_ : 1);
 }
 
 /// To the result, and to `too` for the peers, if it is not null.
@@ -320,7 +406,7 @@ void Together::copy_twice(std::byte* to, std::byte* out, const std::byte* bytes_
 
 void Together::take(std::size_t round) {
   const std::uint32_t step = base_ + static_cast<std::uint32_t>(round);
-  const std::size_t at = round * piece_, n = length(part_, round);
+  const std::size_t at = round * cut_.piece, n = length(cut_.part, round);
   auto* const out = static_cast<std::byte*>(op_->out.data);
   switch (op_->kind) {
     case Collective::barrier:
@@ -348,11 +434,11 @@ void Together::take(std::size_t round) {
 void Together::take_from(int r, std::size_t round, std::uint32_t step) {
   if (r == rank_ && own_copy(round)) return;
   const bool pairs = op_->kind == Collective::all_to_all_v;
-  const std::size_t whole = pairs ? op_->pairs->recv_counts[index(r)] * element_ : part_;
-  const std::size_t begin = pairs ? op_->pairs->recv_offsets[index(r)] * element_ : index(r) * part_;
+  const std::size_t whole = pairs ? op_->pairs->recv_counts[index(r)] * element_ : cut_.part;
+  const std::size_t begin = pairs ? op_->pairs->recv_offsets[index(r)] * element_ : index(r) * cut_.part;
   if (length(whole, round) == 0) return;  // there may be no memory at all
-  copy_out(static_cast<std::byte*>(op_->out.data) + begin + round * piece_,
-           r == rank_ ? part_to(rank_) + round * piece_ : from(r, step), length(whole, round));
+  copy_out(static_cast<std::byte*>(op_->out.data) + begin + round * cut_.piece,
+           r == rank_ ? part_to(rank_) + round * cut_.piece : from(r, step), length(whole, round));
 }
 
 // ---- two phases: rank r folds part r, then everybody gathers the parts
@@ -362,18 +448,18 @@ std::uint32_t Together::step_a(std::size_t k) const {
   return base_ + static_cast<std::uint32_t>(k + (k > 0 ? k - 1 : 0));
 }
 std::uint32_t Together::step_b(std::size_t k) const {
-  return base_ + static_cast<std::uint32_t>(std::min(k + 2, rounds_) + k);
+  return base_ + static_cast<std::uint32_t>(std::min(k + 2, cut_.rounds) + k);
 }
 
 bool Together::advance_two_phase() {
   bool moved = false;
-  if (offered_ < rounds_ && letters_.next() == step_a(offered_) && has_room(bytes_of_offer())) {
+  if (offered_ < cut_.rounds && letters_.next() == step_a(offered_) && has_room(bytes_of_offer())) {
     offer(offered_++);
     letters_.publish();
     moved = true;
   }
   if (folded_ < offered_ && letters_.next() == step_b(folded_) && all_arrived(waits_a_, step_a(folded_)) &&
-      has_room(piece_)) {
+      has_room(cut_.piece)) {
     fold_part(folded_++);
     letters_.publish();
     moved = true;
@@ -381,30 +467,30 @@ bool Together::advance_two_phase() {
   if (taken_ < folded_ && all_arrived(waits_b_, step_b(taken_))) {
     gather_parts(taken_++);
     moved = true;
-    if (taken_ == rounds_) {
+    if (taken_ == cut_.rounds) {
       end();
       return true;
     }
   }
   if (moved) {
-    const std::uint32_t b = step_b(taken_), a = folded_ < rounds_ ? step_a(folded_) : b;
+    const std::uint32_t b = step_b(taken_), a = folded_ < cut_.rounds ? step_a(folded_) : b;
     letters_.have_read_up_to(Letters::is_after(a, b) ? b : a);
   }
   return moved;
 }
 
 void Together::fold_part(std::size_t round) {
-  const std::size_t at = round * piece_, n = length(part_of(rank_), round);
+  const std::size_t at = round * cut_.piece, n = length(part_of(rank_), round);
   for (int r = 0; r < size_; ++r)
     sources_[index(r)] = r == rank_ ? part_to(rank_) + at : from(r, step_a(round));
-  fold_out(static_cast<std::byte*>(op_->out.data) + index(rank_) * part_ + at, place(rank_, letters_.next()),
-           n);
+  fold_out(static_cast<std::byte*>(op_->out.data) + index(rank_) * cut_.part + at,
+           place(rank_, letters_.next()), n);
 }
 
 void Together::gather_parts(std::size_t round) {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
-    copy_out(static_cast<std::byte*>(op_->out.data) + index(r) * part_ + round * piece_,
+    copy_out(static_cast<std::byte*>(op_->out.data) + index(r) * cut_.part + round * cut_.piece,
              letters_.bytes(r, step_b(round)), length(part_of(r), round));
   }
 }
@@ -434,17 +520,16 @@ bool Together::exchange_counts() {
   }
   letters_.have_read_up_to(first_ + 1);
   counts_ = false;
-  part_ = most * element_;
-  planned_.reset();
-  const TogetherPieces cut = cut_together(part_, split_, size_, chunk_, room());
-  piece_ = cut.piece, rounds_ = cut.rounds;
+  cut_.part = most * element_;
+  const TogetherPieces cut = cut_together(cut_.part, cut_.split, size_, chunk_, room());
+  cut_.piece = cut.piece, cut_.rounds = cut.rounds;
   use_ring();
   return true;
 }
 
 // ---- who is missing
 
-bool Together::looks_at(int peer) const { return asks_ || flow_ == Flow::direct || reads_from(peer); }
+bool Together::looks_at(int peer) const { return asks_ || cut_.flow == Flow::direct || reads_from(peer); }
 int Together::debtors() const {
   return complete_ ? 0 : static_cast<int>(letters_.missing([this](int r) { return looks_at(r); }).size());
 }

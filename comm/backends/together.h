@@ -10,6 +10,7 @@
 /// parts. Direct: rank r folds part r out of all ranks' memory and writes it into all ranks' memory; nobody's
 /// call is complete before all have done so. After a failure such a peer may still write there for a while.
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -18,6 +19,7 @@
 
 #include "comm/backends/letters.h"
 #include "comm/collective.h"
+#include "comm/reduce.h"
 #include "comm/select_together.h"
 
 namespace rz {
@@ -31,6 +33,16 @@ class Together {
   /// Begins the call of that number. The operation must outlive it, or move().
   /// `behind` goes to the peers with it.
   void start(const Operation&, std::uint32_t sequence, std::uint8_t behind = 0);
+  /// Bytes of the whole of a call that is tried at once.
+  static constexpr std::size_t most_at_once = 256 << 10;
+
+  /// Whether the call is like the last one, of that many bytes at most.
+  bool repeats(const BriefCall& call) const {
+    return call.what == brief_ && call.count == letters_.call().count;
+  }
+  /// start() and spin() of such a call: the shortest way.
+  bool repeat(const BriefCall&, std::uint32_t sequence, int turns);
+  const Operation& operation() const { return *op_; }
   /// The operation lies elsewhere now.
   void move(const Operation& op) { op_ = &op; }
   /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
@@ -50,7 +62,7 @@ class Together {
   }
   /// Any thread.
   const TogetherTable& table() const { return table_; }
-  TogetherRoom room() const { return {letters_.ring_bytes(), crowded_}; }
+  TogetherRoom room() const { return {std::min(letters_.ring_bytes(), most_in_turns), crowded_}; }
 
   int debtors() const;
   std::string waiting_for() const;
@@ -71,12 +83,20 @@ class Together {
     bool operator==(const Shape&) const = default;
   };
 
+  // How a call is cut: into parts, if each of a rank's peers reads its own, and into rounds.
+  struct Cut {
+    Flow flow = Flow::one_phase;
+    bool split = false;
+    std::size_t part = 0, piece = 0, rounds = 0;  // bytes of a part, and of it in a round
+  };
+
   // Calls of one kind: how many more do not ask where memory lies, since they would hear what the last heard.
   struct Doubt {
     std::uint8_t left = 0, last = 0;
   };
 
   static constexpr std::size_t block = 8 << 10;  // of several passes over the same bytes, in the first cache
+  static constexpr std::size_t most_in_turns = 256 << 10;  // bytes of the ring, of what ranks exchange
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   static Shape shape_of(const Operation&);
@@ -123,6 +143,11 @@ class Together {
   bool is_worth_asking();
   bool shared(const void* at, std::size_t bytes, SharedSpot&);
   std::byte* reached(int peer, const SharedSpot&, std::size_t bytes);
+  void rewind();
+  std::uint64_t brief_of_plan() const;
+  bool stay(int peer);
+  void offer_again();
+  void take_again();
   void begin_direct();
   void take_direct(std::size_t round);
   void fold_for_all(std::byte* to, std::size_t at, std::size_t bytes);
@@ -133,21 +158,23 @@ class Together {
   const bool crowded_;
 
   const Operation* op_ = nullptr;
-  std::optional<Shape> planned_;
-  Flow flow_ = Flow::one_phase;
+  Shape planned_{0, 0, ~0ull};   // of which the plan is; no call has this one
+  Cut plan_, cut_;               // as planned; as it came to be once the others were heard
+  std::uint64_t brief_ = ~0ull;  // of a plan that repeat() serves; no call has this one
+  Operation again_;              // what it repeats
   bool complete_ = true;
   std::uint8_t agreed_ = 0;
   bool gives_ = false;                    // it offers bytes
   int first_giver_ = 0, last_giver_ = 0;  // whose bytes it reads: before the last, and not its own
-  bool split_ = false;                    // a rank's peers read each its own part
   bool inline_ = false;                   // in letters
   bool may_ask_ = false, always_asks_ = false, asks_ = false, counts_ = false;
-  bool bypass_ = false;                                                      // results go past the caches
-  std::size_t element_ = 1, total_ = 0, part_ = 0, piece_ = 0, rounds_ = 0;  // bytes; of a part and round
+  bool bypass_ = false;                               // results go past the caches
+  std::size_t element_ = 1, total_ = 0;               // bytes
   std::size_t chunk_ = 0;                             // that the table asks for; 0: none
   std::size_t offered_ = 0, folded_ = 0, taken_ = 0;  // rounds
   std::uint32_t first_ = 0, base_ = 0;                // steps
   int waits_a_ = 0, waits_b_ = 0;                     // peers that are looked at
+  Reduction reduction_ = nullptr;
   std::vector<const void*> sources_;
   std::array<Doubt, 64> doubts_{};
   std::vector<Offer> peers_;

@@ -21,7 +21,7 @@ bool Together::ask() {
   if (letters_.next() == first_) {
     if (!has_room(0)) return false;
     Offer mine{};
-    const std::size_t in = (split_ && op_->kind != Collective::all_reduce ? part_ * n : total_);
+    const std::size_t in = (cut_.split && op_->kind != Collective::all_reduce ? cut_.part * n : total_);
     if (op_->in.data) mine.in_shared = shared(op_->in.data, in, mine.in);
     if (op_->kind == Collective::all_reduce) mine.out_shared = shared(op_->out.data, total_, mine.out);
     std::memcpy(letters_.payload(rank_, first_), &mine, sizeof mine);
@@ -68,18 +68,18 @@ bool Together::shared(const void* at, std::size_t bytes, SharedSpot& spot) {
 }
 
 void Together::begin_direct() {
-  flow_ = Flow::direct;
-  planned_.reset();
-  if (op_->kind == Collective::all_reduce) split_ = true, part_ = part_together(total_, size_);
-  piece_ = direct_piece;
+  cut_.flow = Flow::direct;
+  if (op_->kind == Collective::all_reduce) cut_.split = true, cut_.part = part_together(total_, size_);
+  cut_.piece = direct_piece;
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     const Offer& o = peers_[index(r)];
-    const std::size_t in = split_ && op_->kind != Collective::all_reduce ? part_ * index(size_) : total_;
+    const std::size_t in =
+        cut_.split && op_->kind != Collective::all_reduce ? cut_.part * index(size_) : total_;
     ins_[index(r)] = reads_from(r) ? reached(r, o.in, in) : nullptr;
     outs_[index(r)] = op_->kind == Collective::all_reduce ? reached(r, o.out, total_) : nullptr;
   }
-  rounds_ = std::max<std::size_t>((part_ + piece_ - 1) / piece_, 1);
+  cut_.rounds = std::max<std::size_t>((cut_.part + cut_.piece - 1) / cut_.piece, 1);
 }
 
 std::byte* Together::reached(int peer, const SharedSpot& spot, std::size_t bytes) {
@@ -90,9 +90,9 @@ std::byte* Together::reached(int peer, const SharedSpot& spot, std::size_t bytes
 }
 
 bool Together::advance_direct() {
-  if (taken_ < rounds_) {
+  if (taken_ < cut_.rounds) {
     take_direct(taken_++);
-    if (taken_ == rounds_) letters_.publish();  // this rank reads and writes no peer's memory any more
+    if (taken_ == cut_.rounds) letters_.publish();  // this rank reads and writes no peer's memory any more
     return true;
   }
   for (; waits_b_ < size_; ++waits_b_)
@@ -103,23 +103,24 @@ bool Together::advance_direct() {
 }
 
 void Together::take_direct(std::size_t round) {
-  const std::size_t at = round * piece_;
+  const std::size_t at = round * cut_.piece;
   auto* const out = static_cast<std::byte*>(op_->out.data);
   const auto source = [&](int r) {
     const auto* base = r == rank_ ? static_cast<const std::byte*>(op_->in.data) : ins_[index(r)];
-    return base + (split_ ? index(rank_) * part_ : 0) + at;
+    return base + (cut_.split ? index(rank_) * cut_.part : 0) + at;
   };
   if (op_->kind == Collective::broadcast || op_->kind == Collective::scatter)
     return copy_out(out + at, rank_ == op_->root ? part_to(rank_) + at : source(op_->root),
-                    length(part_, round));
+                    length(cut_.part, round));
   if ((op_->kind == Collective::gather || op_->kind == Collective::reduce) && rank_ != op_->root) return;
   if (!reduces(op_->kind)) {
-    for (int r = 0; r < size_; ++r) copy_out(out + index(r) * part_ + at, source(r), length(part_, round));
+    for (int r = 0; r < size_; ++r)
+      copy_out(out + index(r) * cut_.part + at, source(r), length(cut_.part, round));
     return;
   }
   for (int r = 0; r < size_; ++r) sources_[index(r)] = source(r);
-  if (op_->kind != Collective::all_reduce) return fold_out(out + at, nullptr, length(part_, round));
-  const std::size_t own = index(rank_) * part_ + at;
+  if (op_->kind != Collective::all_reduce) return fold_out(out + at, nullptr, length(cut_.part, round));
+  const std::size_t own = index(rank_) * cut_.part + at;
   fold_for_all(out + own, own, length(part_of(rank_), round));
 }
 

@@ -16,7 +16,8 @@ struct Environment {
   std::string transport = "auto";
   /// RZ_INTERFACE: name or address prefix of the network interface for TCP; default: by the route to rank 0.
   std::string interface;
-  /// RZ_SOCKETS: TCP sockets a link, 1 to 16; default 2.
+  /// RZ_SOCKETS: TCP sockets from a host to another, 1 to 16; default 2. Ranks that share a host share them
+  /// out; each link has at least one.
   int sockets = 2;
   /// RZ_CONGESTION: congestion control of the TCP sockets between ranks: "auto" (default: the host's, but
   /// between near hosts none that sends by a timer, as bbr does), "system" (the host's) or a name.

@@ -31,6 +31,10 @@ constexpr int spins = 2000;
 constexpr int yields = 4;
 constexpr int pauses = 4;  ///< between two looks at sockets, each a system call
 constexpr auto longest_look = microseconds(100);
+/// Where an answer is due, a look only reads there, but for one in so many.
+constexpr unsigned looks_a_question = 8;
+/// So many answers may come in a row before progress() looks elsewhere.
+constexpr unsigned answers_in_a_row = 16;
 /// The same where ranks are crowded, and each look gives the processor to another rank: twice as many take
 /// turns.
 constexpr auto longest_look_when_crowded = microseconds(200);
@@ -52,7 +56,7 @@ class GroupTransport final : public Transport {
         some_near_(options.kind != "tcp" &&
                    static_cast<int>(std::set(roster.hosts.begin(), roster.hosts.end()).size()) < size),
         shm_(rank, near_, poller_),
-        tcp_(rank, others(size, near_), options.sockets, options.congestion,
+        tcp_(rank, others(size, near_), sockets_a_link(hosts_, options.sockets), options.congestion,
              listen_address(roster, options, store), poller_) {}
 
   void connect(Store& store, const Roster& roster, Deadline deadline) {
@@ -93,6 +97,11 @@ class GroupTransport final : public Transport {
       if (now < next_look_) return;
       next_look_ = now + look_interval;
     }
+    if (answers_ < answers_in_a_row && tcp_.look_where_due()) {
+      ++answers_, fresh_ = true;
+      return;
+    }
+    answers_ = 0;
     fresh_ |= poller_.poll(microseconds(0));
     look();
   }
@@ -187,10 +196,13 @@ class GroupTransport final : public Transport {
 
   bool look_at_sockets() {
     const auto end = Deadline::Clock::now() + (crowded_ ? longest_look_when_crowded : longest_look);
+    unsigned looks = 0;
     do {
       if (crowded_) sched_yield();
       for (int i = 0; i < pauses; ++i, cpu_pause())
         if (stirred()) return true;
+      if (tcp_.look_where_due()) return true;
+      if (tcp_.due() && ++looks % looks_a_question != 0) continue;
       if (poller_.poll(microseconds(0))) return true;
     } while (Deadline::Clock::now() < end);
     return false;
@@ -230,7 +242,8 @@ class GroupTransport final : public Transport {
   Poller poller_;
   ShmLinks shm_;
   TcpLinks tcp_;
-  bool fresh_ = false;  ///< progress() saw something that wait() must not sleep over
+  unsigned answers_ = 0;  ///< since progress() last looked everywhere
+  bool fresh_ = false;    ///< progress() saw something that wait() must not sleep over
   Deadline::Clock::time_point next_look_{};
   std::atomic<bool> woken_{false};
   std::mutex mutex_;
@@ -247,6 +260,14 @@ void check_arguments(int rank, int size, const TransportOptions& options) {
 }
 
 }  // namespace
+
+// Each link's blocks go by turns over its sockets, and all sockets of a host by turns over its network: with
+// more of them every block is longer on its way, and so is all that follows from it.
+int sockets_a_link(std::span<const int> hosts, int wanted) {
+  std::ptrdiff_t sharing = 1;
+  for (const int host : hosts) sharing = std::max(sharing, std::count(hosts.begin(), hosts.end(), host));
+  return std::max(1, wanted / static_cast<int>(sharing));
+}
 
 std::unique_ptr<Transport> connect_transport(int rank, int size, Store& store,
                                              const TransportOptions& options, Deadline deadline) {

@@ -2,6 +2,7 @@
 /// Makes the transport of a group: shared memory within a host, TCP between hosts.
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "comm/core/deadline.h"
@@ -15,7 +16,7 @@ struct TransportOptions {
   /// error that names them. "tcp": TCP for every pair.
   std::string kind = "auto";
   std::string interface;  ///< name or address prefix of the network interface; empty: by the route to rank 0
-  int sockets = 2;        ///< TCP sockets a link for collectives
+  int sockets = 2;        ///< TCP sockets for collectives from a host to another, see sockets_a_link()
   std::string host_id;    ///< what counts as one host; empty: this machine
   std::string algorithm;  ///< that the ranks' calls are forced to: all must say the same
   std::string congestion = "auto";  ///< control of TCP's data sockets, see set_congestion_control()
@@ -35,5 +36,9 @@ std::unique_ptr<Transport> connect_transport(int rank, int size, Store&, const T
 /// The same; `tuning` becomes rank 0's.
 std::unique_ptr<Transport> connect_transport(int rank, int size, Store&, const TransportOptions&, Deadline,
                                              std::string& tuning);
+
+/// Sockets of each link where the ranks lie on these hosts (Transport::hosts()): the ranks that share a host
+/// share `wanted` of them out, by the host that most ranks share; at least one.
+int sockets_a_link(std::span<const int> hosts, int wanted);
 
 }  // namespace rz

@@ -10,7 +10,7 @@
 
 namespace rz {
 
-inline constexpr std::size_t meeting_letters = 64;
+inline constexpr std::size_t meeting_letters = 256;
 
 /// What a rank offers at one step: one cache line, so that a tiny message arrives with its own news.
 struct alignas(64) Letter {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "comm/core/error.h"
 #include "comm/transports/barrier.h"
@@ -77,9 +78,9 @@ std::size_t stride(std::size_t ranks) {
 }
 constexpr std::size_t header_bytes = round_up(sizeof(Header), 4096) + line;
 
-// The ring of a meeting place: larger, it would not stay in a core's cache; smaller, who sends could not be
-// far ahead. Skewed, so that it does not compete with whole pages for the same cache sets.
-constexpr std::size_t ring_bytes = 256 << 10, ring_skew = 5 * line;
+// The ring of a meeting place: smaller, who sends could not be far ahead; larger, it would fill a core's
+// cache. Skewed, so that it does not compete with whole pages for the same cache sets.
+constexpr std::size_t ring_bytes = 1 << 20, ring_skew = 5 * line;
 std::size_t meeting_at(std::size_t ranks) {
   return round_up(header_bytes + (ranks - 1) * stride(ranks), 4096);
 }
@@ -416,11 +417,16 @@ void ShmLinks::nudge() {
 
 std::optional<SharedSpot> ShmLinks::share(std::span<const std::byte> bytes) {
   arena_->refresh(map_);
+  if (shared_version_ != map_.version) shared_ = {}, shared_version_ = map_.version;
+  for (const Shared& s : shared_)
+    if (bytes.data() >= s.begin && bytes.data() + bytes.size() <= s.end) return s.spot(bytes.data());
   const auto segment = map_.find(bytes.data(), bytes.size());
   if (!segment) return std::nullopt;
   for (auto& l : links_)
     if (!announce(*l, *segment)) return std::nullopt;
-  return SharedSpot{segment->number, static_cast<std::uint64_t>(bytes.data() - segment->memory.data())};
+  const std::byte* const begin = segment->memory.data();
+  shared_[1] = std::exchange(shared_[0], {begin, begin + segment->memory.size(), segment->number});
+  return shared_[0].spot(bytes.data());
 }
 
 std::byte* ShmLinks::reach(int peer, const SharedSpot& spot, std::size_t bytes) {

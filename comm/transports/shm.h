@@ -138,6 +138,14 @@ class ShmLinks {
   Descriptor listener_;
   std::shared_ptr<Arena> arena_ = std::make_shared<Arena>(static_cast<std::uint32_t>(rank_));
   SegmentMap map_;
+  // The segments that all were told of last: mostly the next call's too.
+  struct Shared {
+    const std::byte *begin = nullptr, *end = nullptr;
+    std::uint32_t number = 0;
+    SharedSpot spot(const std::byte* at) const { return {number, static_cast<std::uint64_t>(at - begin)}; }
+  };
+  std::array<Shared, 2> shared_{};
+  std::uint64_t shared_version_ = 0;  // of map_
   SharedMemory memory_;
   shm::Header* header_ = nullptr;
   shm::Header* leader_ = nullptr;  ///< of the lowest rank of the host: its word decides who failed first

@@ -20,6 +20,8 @@ namespace {
 /// First read of a frame: its header, and a small frame whole. Long frames go straight to their place after
 /// it.
 constexpr std::size_t glance = 4096;
+/// Frames of up to so much are put together before they are sent.
+constexpr std::size_t worth_copying = 2048;
 constexpr std::size_t staging = 64 << 10;
 constexpr std::size_t buffer_bytes = staging + glance;
 /// A look at less than this reads on first, if there is more.
@@ -140,7 +142,9 @@ Wire* TcpLinks::free_wire(LaneState& lane, bool striped) {
 /// Sending takes the system so long that the peer's message of the same call is mostly there after it, if it
 /// is small: the next look reads without asking the poller first.
 void TcpLinks::expect_answer(Wire& w) {
-  if (!w.ended) w.watched.events |= EPOLLIN;
+  if (w.ended) return;
+  w.watched.events |= EPOLLIN;
+  if (links_.size() == 1) due_ = &w;
 }
 
 std::size_t TcpLinks::post(int peer, Lane which, const Signature& signature,
@@ -170,11 +174,15 @@ std::size_t TcpLinks::post(int peer, Lane which, const Signature& signature,
   return taken;
 }
 
-/// Writes what is left of the frame; `busy` says whether something still is.
-void TcpLinks::flush(Wire& w) {
-  const std::size_t total = sizeof(FrameHeader) + w.out.length;
-  w.busy = true;
-  if (w.broken || !w.watched.writable()) return;
+/// A small frame in one piece: for the system that is less work than two.
+ssize_t TcpLinks::send_whole(const Wire& w) {
+  std::array<std::byte, worth_copying> frame;
+  std::memcpy(frame.data(), &w.out, sizeof(FrameHeader));
+  std::memcpy(frame.data() + sizeof(FrameHeader), w.payload, w.out.length);
+  return send(w.socket.get(), frame.data(), sizeof(FrameHeader) + w.out.length, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+ssize_t TcpLinks::send_rest(Wire& w) {
   iovec parts[2];
   int n = 0;
   if (w.sent < sizeof(FrameHeader))
@@ -183,7 +191,15 @@ void TcpLinks::flush(Wire& w) {
   parts[n++] = {const_cast<std::byte*>(w.payload) + skip, w.out.length - skip};
   msghdr message{};
   message.msg_iov = parts, message.msg_iovlen = static_cast<std::size_t>(n);
-  const ssize_t sent = sendmsg(w.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return sendmsg(w.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/// Writes what is left of the frame; `busy` says whether something still is.
+void TcpLinks::flush(Wire& w) {
+  const std::size_t total = sizeof(FrameHeader) + w.out.length;
+  w.busy = true;
+  if (w.broken || !w.watched.writable()) return;
+  const ssize_t sent = w.sent == 0 && total <= worth_copying ? send_whole(w) : send_rest(w);
   if (sent > 0) w.sent += static_cast<std::size_t>(sent);
   w.busy = w.sent < total;
   if (sent < 0 && !would_block() && errno != EINTR) w.broken = true;  // look() finds out why
@@ -219,7 +235,9 @@ void TcpLinks::fill(Wire& w, std::size_t most) {
 std::size_t TcpLinks::read(Wire& w, std::span<const iovec> parts) {
   std::size_t asked = 0;
   for (const iovec& part : parts) asked += part.iov_len;
-  const ssize_t n = readv(w.socket.get(), parts.data(), static_cast<int>(parts.size()));
+  const ssize_t n = parts.size() == 1
+                        ? recv(w.socket.get(), parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT)
+                        : readv(w.socket.get(), parts.data(), static_cast<int>(parts.size()));
   const bool nothing = n < 0 && would_block();
   if (n == 0 || (n < 0 && !nothing && errno != EINTR)) w.ended = true;
   // Short: the kernel has no more, and will say so when it has. Unless the end was announced: it is not said
@@ -227,6 +245,19 @@ std::size_t TcpLinks::read(Wire& w, std::span<const iovec> parts) {
   if (nothing || (n > 0 && static_cast<std::size_t>(n) < asked && !w.watched.hung_up()))
     w.watched.events &= ~static_cast<std::uint32_t>(EPOLLIN);
   return n > 0 ? static_cast<std::size_t>(n) : 0;
+}
+
+bool TcpLinks::look_where_due() {
+  if (!due_) return false;
+  Wire& w = *due_;
+  const std::size_t before = w.end - w.begin;
+  if (!w.has_header && before < sizeof(FrameHeader) && !w.ended) {
+    w.watched.events |= EPOLLIN;
+    fill(w, glance);
+    if (w.end - w.begin == before && !w.ended) return false;
+  }
+  due_ = nullptr;
+  return true;
 }
 
 bool TcpLinks::read_header(Link& l, LaneState& lane, Wire& w) {

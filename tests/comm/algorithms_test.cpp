@@ -234,7 +234,7 @@ TEST(Algorithms, AnUnknownNameListsTheChoices) {
     EXPECT_EQ(e.code(), Errc::config);
     EXPECT_STREQ(e.what(),
                  "all_reduce has no algorithm 'rign'; choose one of one_shot, two_shot, chain, ring, "
-                 "halving_doubling, tree, hierarchical_chain, hierarchical");
+                 "halving_doubling, tree, hierarchical_chain, hierarchical, two_shot_by_pairs");
   }
 }
 

@@ -600,6 +600,47 @@ TEST(Collectives, AGroupOfMessagesAndCollectivesIsOne) {
   }
 }
 
+TEST(Collectives, AGroupTakesEveryCollective) {
+  for (const std::string transport : {"shm", "tcp"})
+    run_ranks(3, [&](int rank, auto store) {
+      auto comm = Communicator::connect(rank, 3, store, quick(transport));
+      const auto n = static_cast<float>(rank);
+      const std::vector<float> one(5, n), three{n, n + 10, n + 20};
+      const std::vector<std::size_t> counts(3, 1), offsets{0, 1, 2}, backwards{2, 1, 0};
+      std::vector<float> sum(5), root(5), to_two(5), all(15), turned(3), uneven(3), part(1), shared(1);
+      auto group = comm.group();
+      group.all_reduce(ConstBuffer(one.data(), 5), {sum.data(), 5}, ReduceOp::sum)
+          .broadcast(ConstBuffer(one.data(), 5), {root.data(), 5}, 1)
+          .reduce(ConstBuffer(one.data(), 5), {to_two.data(), 5}, 2, ReduceOp::max)
+          .gather(ConstBuffer(one.data(), 5), {all.data(), 15}, 0)
+          .scatter(ConstBuffer(three.data(), 3), {part.data(), 1}, 2)
+          .reduce_scatter(ConstBuffer(three.data(), 3), {shared.data(), 1}, ReduceOp::min)
+          .all_to_all(ConstBuffer(three.data(), 3), {turned.data(), 3})
+          .all_to_all_v(ConstBuffer(three.data(), 3), counts, offsets, {uneven.data(), 3}, counts, backwards);
+      group.launch().wait();
+      EXPECT_EQ(sum, std::vector<float>(5, 3));
+      EXPECT_EQ(root, std::vector<float>(5, 1));
+      EXPECT_EQ(to_two, std::vector<float>(5, rank == 2 ? 2 : 0));
+      for (std::size_t i = 0; i < 15; ++i) EXPECT_EQ(all[i], rank == 0 ? static_cast<float>(i / 5) : 0);
+      EXPECT_EQ(part[0], 2 + 10 * n);
+      EXPECT_EQ(shared[0], 10 * n);
+      EXPECT_EQ(turned, (std::vector<float>{10 * n, 10 * n + 1, 10 * n + 2}));
+      EXPECT_EQ(uneven, (std::vector<float>{10 * n + 2, 10 * n + 1, 10 * n}));
+    });
+}
+
+TEST(Collectives, AGroupRefusesWhatACallAloneWould) {
+  auto comm = Communicator::connect(0, 1, nullptr, quick());
+  std::vector<float> x(4);
+  auto group = comm.group();
+  EXPECT_THROW(group.all_reduce(ConstBuffer(x.data(), 4), {x.data(), 3}, ReduceOp::sum), Error);
+  EXPECT_THROW(group.reduce(ConstBuffer(x.data(), 4), {x.data(), 4}, 1), Error);
+  EXPECT_THROW(group.gather(ConstBuffer(x.data(), 2), {x.data(), 4}, 0), Error);
+  EXPECT_THROW(group.scatter(ConstBuffer(x.data(), 4), {x.data(), 2}, 0), Error);
+  EXPECT_THROW(group.all_to_all(ConstBuffer(x.data(), 4), {x.data(), 2}), Error);
+  group.launch().wait();  // what was refused is not in it
+}
+
 // A group of premul reduce_scatters, and all_to_alls in place: each needs a copy of its input of its own.
 TEST(Collectives, OperationsOfAGroupDoNotShareTheirCopies) {
   run_ranks(3, [](int rank, auto store) {

@@ -1,9 +1,15 @@
 #include "comm/communicator.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
+#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -21,6 +27,24 @@ CommOptions quick() {
   return options;
 }
 
+std::set<int> threads() {
+  std::set<int> all;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task"))
+    all.insert(std::stoi(entry.path().filename()));
+  return all;
+}
+
+// How often these threads went to sleep.
+long sleeps(const std::set<int>& of) {
+  long sum = 0;
+  for (const int thread : of) {
+    std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with("voluntary_ctxt_switches:")) sum += std::stol(line.substr(line.find(':') + 1));
+  }
+  return sum;
+}
+
 TEST(Communicator, SumsOverRanksInPlace) {
   for (int size : {1, 2, 3, 4}) {
     run_ranks(size, [&](int rank, auto store) {
@@ -34,6 +58,76 @@ TEST(Communicator, SumsOverRanksInPlace) {
       }
     });
   }
+}
+
+// A call like the last one takes a shorter way, in which it must find what is wrong all the same: and the
+// ranks, which all refuse it, go on.
+TEST(Communicator, CallsLikeTheLastOneAreChecked) {
+  run_ranks(2, [&](int rank, auto store) {
+    auto comm = Communicator::connect(rank, 2, store, quick());
+    constexpr std::size_t n = 6;
+    std::array<float, 4 * n> in, out;
+    std::array<std::int32_t, n> other{};
+    float* const nothing = nullptr;
+    const auto twice = [&](const auto& call) {
+      for (int i = 0; i < 2; ++i) out.fill(-1), call().wait();
+    };
+    const auto refuses = [](const auto& call) {
+      try {
+        call().wait();
+        ADD_FAILURE() << "was taken";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Errc::invalid_argument) << e.what();
+      }
+    };
+    for (int round = 1; round < 4; ++round) {
+      for (std::size_t i = 0; i < in.size(); ++i)
+        in[i] = static_cast<float>(100 * round + 10 * rank) + static_cast<float>(i);
+      const ConstBuffer whole(in.data(), 2 * n), part(in.data(), n);
+      const auto sum = [&](std::size_t i) {
+        return static_cast<float>(200 * round + 10) + 2 * static_cast<float>(i);
+      };
+      const auto of = [&](int r, std::size_t i) {
+        return static_cast<float>(100 * round + 10 * r) + static_cast<float>(i);
+      };
+      const int root = 1;
+
+      twice([&] { return comm.all_reduce(part, {out.data(), n}, ReduceOp::sum); });
+      for (std::size_t i = 0; i < n; ++i) EXPECT_EQ(out[i], sum(i));
+      refuses([&] { return comm.all_reduce(part, {in.data() + 1, n}, ReduceOp::sum); });
+      refuses([&] { return comm.all_reduce(part, {out.data(), n - 1}, ReduceOp::sum); });
+      refuses([&] { return comm.all_reduce(part, {other.data(), n}, ReduceOp::sum); });
+      refuses([&] { return comm.all_reduce({nothing, n}); });
+
+      twice([&] { return comm.reduce_scatter(whole, {out.data(), n}); });
+      for (std::size_t i = 0; i < n; ++i) EXPECT_EQ(out[i], sum(static_cast<std::size_t>(rank) * n + i));
+      refuses([&] { return comm.reduce_scatter(whole, {in.data() + 1, n}); });
+      refuses([&] { return comm.reduce_scatter(part, {out.data(), n}); });
+
+      twice([&] { return comm.all_gather(part, {out.data(), 2 * n}); });
+      for (std::size_t i = 0; i < 2 * n; ++i) EXPECT_EQ(out[i], of(static_cast<int>(i / n), i % n));
+      refuses([&] { return comm.all_gather(part, {in.data() + 1, 2 * n}); });
+      refuses([&] { return comm.all_gather(part, {out.data(), 3 * n}); });
+
+      twice([&] { return comm.broadcast(part, {out.data(), n}, root); });
+      for (std::size_t i = 0; i < n; ++i) EXPECT_EQ(out[i], of(root, i));
+      refuses([&] { return comm.broadcast(part, {nothing, n}, root); });
+      refuses([&] { return comm.broadcast({out.data(), n}, 2); });
+
+      twice([&] { return comm.reduce(part, {out.data(), n}, root); });
+      for (std::size_t i = 0; i < n && rank == root; ++i) EXPECT_EQ(out[i], sum(i));
+      refuses([&] { return comm.reduce({nothing, n}, {out.data(), n}, root); });
+
+      twice([&] { return comm.gather(part, {out.data(), 2 * n}, root); });
+      for (std::size_t i = 0; i < 2 * n && rank == root; ++i)
+        EXPECT_EQ(out[i], of(static_cast<int>(i / n), i % n));
+      refuses([&] { return comm.gather({nothing, n}, {out.data(), 2 * n}, root); });
+
+      twice([&] { return comm.scatter(whole, {out.data(), n}, root); });
+      for (std::size_t i = 0; i < n; ++i) EXPECT_EQ(out[i], of(root, static_cast<std::size_t>(rank) * n + i));
+      refuses([&] { return comm.scatter(whole, {nothing, n}, root); });
+    }
+  });
 }
 
 TEST(Communicator, MessagesCrossWithoutDeadlock) {
@@ -140,6 +234,51 @@ TEST(Communicator, ARankThatComesLateIsWaitedFor) {
     int x = rank;
     comm.all_reduce({&x, 1}).wait();
     EXPECT_EQ(x, 1);
+  });
+}
+
+// Each look of a progress thread takes the processor from a rank, in the middle of some call.
+TEST(Communicator, ItsThreadHardlyLooksWhileCallsAreWaitedFor) {
+  run_ranks(2, [&](int rank, auto store) {
+    const auto others = threads();
+    auto comm = Communicator::connect(rank, 2, store, quick());
+    const std::array<int, 1> own{static_cast<int>(gettid())};
+    std::array<int, 2> ranks{};
+    comm.all_gather({own.data(), 1}, {ranks.data(), 2}).wait();
+    std::set<int> progress;
+    for (const int t : threads())
+      if (!others.contains(t) && t != ranks[0] && t != ranks[1]) progress.insert(t);
+    EXPECT_EQ(progress.size(), 2u);
+    std::vector<float> x(200'000);  // so large that it becomes a job
+    int quiet = 0;
+    for (int window = 0; window < 40 && !quiet; ++window) {  // a machine that stops a rank makes threads look
+      const long before = sleeps(progress);
+      const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+      for (int more = 1; more;) {
+        comm.all_reduce({x.data(), x.size()}).wait();
+        more = std::chrono::steady_clock::now() < end;
+        comm.broadcast({&more, 1}, 0).wait();
+      }
+      quiet = sleeps(progress) - before < 50;  // 13 times a thread, where 200 would be once a millisecond
+      comm.all_reduce({&quiet, 1}, ReduceOp::max).wait();
+    }
+    EXPECT_TRUE(quiet);
+  });
+}
+
+TEST(Communicator, WhatNobodyWaitsForEndsAllTheSame) {
+  run_ranks(2, [&](int rank, auto store) {
+    auto comm = Communicator::connect(rank, 2, store, quick());
+    std::vector<float> x(200'000);
+    for (int i = 0; i < 20; ++i) {
+      comm.all_reduce({x.data(), x.size()}).wait();
+      const Work work = comm.all_reduce({x.data(), x.size()});
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+      while (!work.done()) {
+        ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "call " << i << " of rank " << rank;
+        std::this_thread::yield();
+      }
+    }
   });
 }
 

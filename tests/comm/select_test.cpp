@@ -64,7 +64,10 @@ TEST(Select, SmallAndLargeBuffersGoDifferentWays) {
   EXPECT_STREQ(select({Collective::all_reduce, 25 << 20, 2}).name, "two_shot");
   EXPECT_STREQ(select({Collective::all_reduce, 64 << 10, 2, false}).name, "one_shot");
   EXPECT_STREQ(select({Collective::all_reduce, 1 << 20, 2, false}).name, "two_shot");
-  EXPECT_STREQ(select({Collective::all_reduce, 64 << 10, 4, false}).name, "one_shot");
+  EXPECT_STREQ(select({Collective::all_reduce, 32 << 10, 4, false}).name, "one_shot");
+  EXPECT_STREQ(select({Collective::all_reduce, 64 << 10, 3, false}).name, "one_shot");
+  EXPECT_STREQ(select({Collective::all_reduce, 64 << 10, 4, false}).name, "two_shot_by_pairs");
+  EXPECT_STREQ(select({Collective::all_reduce, 48 << 10, 5, false}).name, "one_shot");
   EXPECT_STREQ(select({Collective::all_reduce, 256 << 10, 4, false}).name, "two_shot");
   EXPECT_STREQ(select({Collective::all_reduce, 8, 64, false, false}).name, "tree");
   EXPECT_STREQ(select({Collective::all_reduce, 1 << 20, 64, false, false}).name, "halving_doubling");

@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -82,6 +83,19 @@ std::vector<Connection> play_rank_1(Store& store) {
   auto met = meet({roster.job, 1, 2, {}}, -1, std::move(calls), {}, 1, soon());
   std::sort(met.begin(), met.end(), [](auto& a, auto& b) { return a.index < b.index; });
   return met;
+}
+
+/// From a socket that does not block; fewer bytes if it ends before.
+std::size_t read_exactly(int socket, std::span<std::byte> into) {
+  std::size_t got = 0;
+  while (got < into.size()) {
+    pollfd p{socket, POLLIN, 0};
+    if (poll(&p, 1, 10'000) != 1) break;
+    const ssize_t n = recv(socket, into.data() + got, into.size() - got, 0);
+    if (n <= 0) break;
+    got += static_cast<std::size_t>(n);
+  }
+  return got;
 }
 
 TEST(Tcp, DamagedFramesNameTheirSender) {
@@ -214,6 +228,92 @@ TEST(Tcp, ASecondLookShowsMoreOfTheSameBytes) {
       return got == bytes.size();
     });
     store->set("seen all", "");
+  });
+}
+
+// The answer to a small message is read for without asking the poller first.
+TEST(Tcp, AnAnswerMayComeInPieces) {
+  constexpr std::uint64_t question = 0x0123456789abcdef;
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    if (rank == 1) {
+      const auto sockets = play_rank_1(*store);
+      const int data = sockets[2].socket.get();
+      tcp::FrameHeader header;
+      header.length = sizeof question;
+      std::array<std::byte, sizeof header + sizeof question> frame;
+      for (std::uint64_t i = 0; i < 20; ++i) {
+        ASSERT_EQ(read_exactly(data, frame), frame.size());
+        header.offset = i * sizeof question;
+        std::memcpy(frame.data(), &header, sizeof header);
+        const std::size_t cut = i * frame.size() / 20;
+        send(data, frame.data(), cut, MSG_NOSIGNAL);
+        store->set(str("sent ", i), "");
+        store->get(str("looked ", i), soon());
+        send(data, frame.data() + cut, frame.size() - cut, MSG_NOSIGNAL);
+      }
+      store->get("seen all", soon());
+      return;
+    }
+    const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
+    for (std::uint64_t i = 0; i < 20; ++i) {
+      std::uint64_t sent = question + i, got = 0;
+      test::post_all(*t, 1, Lane::collective, {}, std::as_bytes(std::span(&sent, 1)));
+      store->get(str("sent ", i), soon());
+      for (int look = 0; look < 40; ++look) {
+        t->progress();
+        ASSERT_TRUE(t->peek(1, Lane::collective).bytes.empty());
+      }
+      store->set(str("looked ", i), "");
+      test::receive_all(*t, 1, Lane::collective, std::as_writable_bytes(std::span(&got, 1)));
+      EXPECT_EQ(got, sent);
+    }
+    store->set("seen all", "");
+  });
+}
+
+TEST(Tcp, AnswersHideNoFailure) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    std::uint64_t bytes = 5;
+    if (rank == 1) {
+      const auto sockets = play_rank_1(*store);
+      tcp::ControlFrame failure;
+      failure.kind = tcp::ControlFrame::failure;
+      failure.culprit = 1;
+      failure.code = static_cast<std::uint32_t>(Errc::aborted);
+      send(sockets[0].socket.get(), &failure, sizeof failure, MSG_NOSIGNAL);
+      store->set("told", "");
+      std::array<std::byte, sizeof(tcp::FrameHeader) + sizeof bytes> frame;
+      const int data = sockets[2].socket.get();
+      while (read_exactly(data, frame) == frame.size()) send(data, frame.data(), frame.size(), MSG_NOSIGNAL);
+      return;
+    }
+    const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
+    store->get("told", soon());
+    const auto call = [&] {
+      for (int i = 0; i < 1000; ++i) {
+        test::post_all(*t, 1, Lane::collective, {}, std::as_bytes(std::span(&bytes, 1)));
+        test::receive_all(*t, 1, Lane::collective, std::as_writable_bytes(std::span(&bytes, 1)));
+      }
+    };
+    EXPECT_EQ(test::error_of(call).code(), Errc::aborted);
+  });
+}
+
+TEST(Tcp, ARankThatEndsInsteadOfAnsweringIsLost) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    std::uint64_t bytes = 5;
+    if (rank == 1) {
+      const auto sockets = play_rank_1(*store);
+      std::array<std::byte, sizeof(tcp::FrameHeader) + sizeof bytes> frame;
+      EXPECT_EQ(read_exactly(sockets[2].socket.get(), frame), frame.size());
+      return;
+    }
+    const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
+    const auto call = [&] {
+      test::post_all(*t, 1, Lane::collective, {}, std::as_bytes(std::span(&bytes, 1)));
+      test::receive_all(*t, 1, Lane::collective, std::as_writable_bytes(std::span(&bytes, 1)));
+    };
+    EXPECT_EQ(test::error_of(call).code(), Errc::peer_lost);
   });
 }
 

@@ -1,76 +1,37 @@
 // Collectives among ranks of one host, driven call by call: steps that wrap around, ranks that run ahead of
-// others, sizes at the edges of letters and pieces, and what ranks learn of each other when they
-// differ.
+// others, sizes at the edges of letters and pieces.
 
 #include "comm/backends/together.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
+#include <memory>
 #include <optional>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "comm/backends/layout.h"
 #include "comm/core/error.h"
-#include "tests/support/error_of.h"
+#include "comm/topology.h"
+#include "tests/support/meeting_rank.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"
 
 namespace rz {
 namespace {
 
-using std::chrono::milliseconds;
-using test::error_of;
+using test::before_wrap;
+using test::hear;
+using test::kept;
+using test::plenty;
+using test::Rank;
+using test::run;
 using test::run_ranks;
-
-constexpr std::uint32_t before_wrap = 0xfffffff0;
-constexpr int plenty = 1000;  // turns within which a rank does all that it can do alone
-
-// One rank of a group, and the numbers of its calls.
-class Rank {
- public:
-  Rank(int rank, int size, Store& store, std::uint32_t first_step)
-      : rank(rank), size(size), transport(test::connect(rank, size, store, {"shm"})) {
-    together.emplace(*transport, rank, size, first_step);
-    test::meet_all(*transport, rank, size);
-  }
-
-  void start(const Operation& op) { together->start(op, sequence_++); }
-  void finish() {
-    const auto deadline = Deadline::after(std::chrono::seconds(20));
-    while (!together->spin(20)) {
-      require(!deadline.expired(), Errc::timeout, "rank ", rank, " waits for ", together->waiting_for());
-      transport->progress();
-      transport->wait(milliseconds(5));
-    }
-  }
-  void call(const Operation& op) { start(op), finish(); }
-
-  const int rank, size;
-  std::unique_ptr<Transport> transport;
-  std::optional<Together> together;
-
- private:
-  std::uint32_t sequence_ = 0;
-};
-
-template <class F>
-void run(int size, std::uint32_t first_step, const F& body) {
-  run_ranks(
-      size,
-      [&](int rank, std::shared_ptr<Store> store) {
-        Rank me(rank, size, *store, first_step);
-        body(me, *store);
-        test::meet_all(*me.transport, rank, size);
-      },
-      std::chrono::seconds(200));
-}
-
-void say(Store& store, const std::string& what) { store.set(what, "said"); }
-void hear(Store& store, const std::string& what) {
-  store.get(what, Deadline::after(std::chrono::seconds(20)));
-}
+using test::say;
 
 // ---- any call, and what must come of it
 
@@ -348,12 +309,18 @@ TEST_P(Groups, SeveralPieces) {
 // More pieces than letters: who only reads may not write letters so far ahead that it forgets where lies what
 // it has yet to read.
 TEST(Together, MorePiecesThanLetters) {
-  run(4, before_wrap, [](Rank& me, Store&) {
+  constexpr Collective kinds[] = {Collective::broadcast, Collective::reduce, Collective::all_gather};
+  constexpr std::size_t chunk = 4 << 10;
+  std::vector<TuningRule> cut;
+  for (const Collective kind : kinds)
+    cut.push_back({.collective = kind, .where = Where::together, .algorithm = "letters", .chunk = chunk});
+  run(4, 0, [&](Rank& me, Store&) {
+    me.together.emplace(*me.transport, me.rank, me.size, TogetherTable(me.size, cut, "", {}, true));
     std::uint32_t seed = 800;
     for (int i = 0; i < 4; ++i)
-      for (const Collective kind : {Collective::broadcast, Collective::reduce, Collective::all_gather})
-        make_and_check<std::uint64_t>(me, {kind, (5 << 20) / sizeof(std::uint64_t) + 3, i % 4, ReduceOp::sum,
-                                           false, Memory::ordinary, ++seed});
+      for (const Collective kind : kinds)
+        make_and_check<std::uint64_t>(me, {kind, 2 * meeting_letters * chunk / sizeof(std::uint64_t) + 3,
+                                           i % 4, ReduceOp::sum, false, Memory::ordinary, ++seed});
   });
 }
 
@@ -405,24 +372,23 @@ TEST_P(Groups, RandomCallsInARow) {
 
 // ---- ranks that run ahead
 
-// Calls of which `ahead` wait for nobody, made by rank `first` while the other has not begun.
-void run_ahead(Collective kind, int first, std::size_t bytes, unsigned kept) {
+// Calls of which `calls` wait for nobody, made by rank `first` while the other has not begun.
+void run_ahead(Collective kind, int first, std::size_t bytes, unsigned calls) {
   SCOPED_TRACE(testing::Message() << name(kind) << " of " << bytes << " bytes");
   run(2, before_wrap, [&](Rank& me, Store& store) {
-    // The larger ones ask where memory lies, at the first, third and seventh call: then nobody asks for a
-    // while.
-    for (unsigned i = 0; i < 7; ++i)
+    // The larger ones ask where memory lies, at calls 1, 3, 7, 15 and 31: then nobody asks for a while.
+    for (unsigned i = 0; i < 31; ++i)
       make_and_check<std::uint8_t>(me, {.kind = kind, .count = bytes, .seed = i});
     make_and_check<std::uint8_t>(me, {Collective::barrier, 0});  // now all have said what they have read
     test::meet_all(*me.transport, me.rank, me.size);
     if (me.rank != first) hear(store, "ran ahead");
-    for (unsigned i = 0; i < 100; ++i) {
-      const Buffers<std::uint8_t> buffers(me, {.kind = kind, .count = bytes, .seed = 7u + i});
+    for (unsigned i = 0; i < calls + 30; ++i) {
+      const Buffers<std::uint8_t> buffers(me, {.kind = kind, .count = bytes, .seed = 31u + i});
       const Operation op = buffers.operation();
       me.start(op);
-      if (me.rank == first && i <= kept) {
-        EXPECT_EQ(me.together->spin(plenty), i < kept) << "call " << i;
-        if (i == kept) say(store, "ran ahead");
+      if (me.rank == first && i <= calls) {
+        EXPECT_EQ(me.together->spin(plenty), i < calls) << "call " << i;
+        if (i == calls) say(store, "ran ahead");
       }
       me.finish();
       buffers.check();
@@ -430,17 +396,36 @@ void run_ahead(Collective kind, int first, std::size_t bytes, unsigned kept) {
   });
 }
 
+// Calls like the last one take a way of their own: other memory and other values each time, ranks that come
+// late in turn, and rings that come to their end.
+TEST_P(Groups, CallsLikeTheLastOne) {
+  run(GetParam(), before_wrap, [](Rank& me, Store&) {
+    std::uint32_t seed = 0;
+    int calls = 0;
+    for (const Collective kind : kinds)
+      for (const std::size_t n : {0, 1, 7, 15, 300, 2500})
+        for (int i = 0; i < 12; ++i, ++calls) {
+          if (++seed % static_cast<std::uint32_t>(me.size) == static_cast<std::uint32_t>(me.rank))
+            std::this_thread::yield();
+          const bool in_place = i % 2 && has_form_in_place(kind);
+          make_and_check<float>(me, {kind, n, 0, ReduceOp::avg, in_place, Memory::ordinary, seed});
+        }
+    EXPECT_GT(me.repeated, calls / 2);
+  });
+}
+
 TEST(Together, WhoOnlySendsRunsAheadAsFarAsItIsKept) {
-  // 64 letters; a ring of 256 KiB, in pieces of 4 to 32 KiB.
-  run_ahead(Collective::broadcast, 0, 56, 64);
-  run_ahead(Collective::broadcast, 0, 57, 64);
-  run_ahead(Collective::broadcast, 0, 48 << 10, 5);
-  run_ahead(Collective::broadcast, 0, 128 << 10, 2);
-  run_ahead(Collective::scatter, 0, 28, 64);
-  run_ahead(Collective::scatter, 0, 48 << 10, 5);
-  run_ahead(Collective::gather, 1, 56, 64);
-  run_ahead(Collective::gather, 1, 128 << 10, 2);
-  run_ahead(Collective::reduce, 1, 56, 64);
+  // 256 letters; a ring of 1 MiB, of which a crowded rank uses a quarter, in pieces of 4 to 32 KiB.
+  const bool crowded = usable_processors() < 2;
+  run_ahead(Collective::broadcast, 0, 56, 256);
+  run_ahead(Collective::broadcast, 0, 57, 256);
+  run_ahead(Collective::broadcast, 0, 48 << 10, crowded ? 5 : 21);
+  run_ahead(Collective::broadcast, 0, 128 << 10, crowded ? 2 : 8);
+  run_ahead(Collective::scatter, 0, 28, 256);
+  run_ahead(Collective::scatter, 0, 48 << 10, crowded ? 5 : 21);
+  run_ahead(Collective::gather, 1, 56, 256);
+  run_ahead(Collective::gather, 1, 128 << 10, crowded ? 2 : 8);
+  run_ahead(Collective::reduce, 1, 56, 256);
 }
 TEST(Together, ASlowRankStillFindsTheLettersOfReceivers) {
   run(3, before_wrap, [](Rank& me, Store& store) {
@@ -456,17 +441,99 @@ TEST(Together, ASlowRankStillFindsTheLettersOfReceivers) {
     }
     me.finish();
     gathered.check();
-    for (unsigned i = 0; i < 100; ++i) {
-      const Buffers<std::uint8_t> b(me, {.kind = Collective::broadcast, .count = 8, .seed = 2u + i});
+    for (int i = 0; i < kept + 40; ++i) {
+      const Buffers<std::uint8_t> b(
+          me, {.kind = Collective::broadcast, .count = 8, .seed = 2u + static_cast<unsigned>(i)});
       const Operation broadcast = b.operation();
       me.start(broadcast);
-      if (me.rank == 1 && i == 63) {
+      if (me.rank == 1 && i == kept - 1) {
         EXPECT_FALSE(me.together->spin(plenty));
         say(store, "far ahead");
       }
       me.finish();
       b.check();
     }
+  });
+}
+
+// ---- in whatever order ranks get their turns
+
+// One thread moves all ranks, a few moves at a time, in an order drawn by lot; who has ended a call begins
+// its next. So that nobody can move any more is seen at once, not by a deadline.
+void take_turns(const std::vector<Rank*>& ranks, const std::vector<std::vector<Operation>>& calls,
+                std::uint32_t seed) {
+  std::mt19937 lot(seed);
+  std::vector<std::size_t> begun(ranks.size());
+  std::vector<std::size_t> order(ranks.size());
+  for (std::size_t r = 0; r < order.size(); ++r) order[r] = r;
+  for (bool moved = true; moved;) {
+    moved = false;
+    std::shuffle(order.begin(), order.end(), lot);
+    for (const std::size_t r : order)
+      for (unsigned moves = lot() % 6; moves > 0; --moves) {
+        Together& together = *ranks[r]->together;
+        if (together.complete() && begun[r] < calls[r].size()) ranks[r]->start(calls[r][begun[r]++]);
+        together.advance();
+      }
+    for (std::size_t r = 0; r < ranks.size(); ++r)  // whom the lot gave no move may have one, all the same
+      moved |=
+          ranks[r]->together->advance() || (ranks[r]->together->complete() && begun[r] < calls[r].size());
+  }
+  for (std::size_t r = 0; r < ranks.size(); ++r)
+    ASSERT_TRUE(ranks[r]->together->complete() && begun[r] == calls[r].size())
+        << "rank " << r << " waits in its call " << begun[r] << " for " << ranks[r]->together->waiting_for();
+}
+
+// Of two-shot calls each rank has two offers and two results in its ring before any is read; the table may
+// ask for pieces of any size.
+TEST(Together, NobodyWaitsForEverWhoeverMovesFirst) {
+  for (const int size : {2, 3, 5, 8})
+    for (const std::size_t chunk : {std::size_t{0}, std::size_t{20} << 10, std::size_t{1} << 30}) {
+      std::vector<Rank*> ranks(at(size));
+      std::vector<std::vector<Operation>> calls(at(size));
+      run(size, 0, [&](Rank& me, Store& store) {
+        const TuningRule two_shot{.collective = Collective::all_reduce,
+                                  .where = Where::together,
+                                  .algorithm = "two_shot",
+                                  .chunk = chunk};
+        me.together.emplace(*me.transport, me.rank, size, TogetherTable(size, {two_shot}, "", {}, true));
+        std::vector<std::unique_ptr<Buffers<float>>> buffers;
+        for (std::uint32_t i = 0; i < 6; ++i) {
+          const Collective kind = i % 3 == 2 ? Collective::reduce_scatter : Collective::all_reduce;
+          const std::size_t count = kind == Collective::all_reduce ? 150'001 - 9'973 * i : 40'000 / at(size);
+          buffers.push_back(
+              std::make_unique<Buffers<float>>(me, Call{.kind = kind, .count = count, .seed = i + 1}));
+          calls[at(me.rank)].push_back(buffers.back()->operation());
+        }
+        ranks[at(me.rank)] = &me;
+        say(store, str("ready ", me.rank));
+        if (me.rank != 0) {
+          hear(store, "over");
+        } else {
+          for (int r = 1; r < size; ++r) hear(store, str("ready ", r));
+          take_turns(ranks, calls,
+                     static_cast<std::uint32_t>(size) * 100 + static_cast<std::uint32_t>(chunk % 97));
+          say(store, "over");
+        }
+        for (const auto& b : buffers) b->check();
+      });
+    }
+}
+
+// A rank that computes keeps its processor for milliseconds: who has to yield to it must not count its turns.
+TEST(Together, WhoIsCrowdedGivesUpByTheClock) {
+  const int size = usable_processors() + 1;
+  if (size > 33) GTEST_SKIP() << "so many processors that it would take " << size << " ranks to crowd them";
+  run(size, before_wrap, [](Rank& me, Store& store) {
+    const Operation barrier{.kind = Collective::barrier};
+    ASSERT_TRUE(me.transport->crowded());
+    if (me.rank != 0) hear(store, "gave up");
+    me.start(barrier);
+    if (me.rank == 0) {
+      EXPECT_FALSE(me.together->spin(std::numeric_limits<int>::max()));  // of turns alone: many minutes
+      say(store, "gave up");
+    }
+    me.finish();
   });
 }
 
@@ -487,162 +554,6 @@ TEST(Together, ADirectCallIsCompleteWhenPeersHaveWrittenTheirParts) {
     }
     me.finish();
     buffers.check();
-  });
-}
-
-// ---- ranks that differ
-
-void expect_mismatch(const Error& e, const std::string& part) {
-  EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
-  EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
-}
-
-// Complete at once: who is the root waits for nobody.
-void broadcast_from(Rank& me, int root) {
-  std::uint64_t x = 1;
-  const Operation op{.kind = Collective::broadcast, .in = {&x, 1}, .out = {&x, 1}, .root = root};
-  me.call(op);
-}
-void barrier(Rank& me) {
-  const Operation op{.kind = Collective::barrier};
-  me.call(op);
-}
-
-TEST(Together, TwoRootsOfABroadcastAreFoundOutByTheNextThatLooks) {
-  for (const int times : {1, 63, 64, 100})
-    run(2, before_wrap, [&](Rank& me, Store&) {
-      for (int i = 0; i < times; ++i) broadcast_from(me, me.rank);
-      const Error e = error_of([&] { barrier(me); });
-      expect_mismatch(e, str("rank ", 1 - me.rank, " called broadcast #"));
-      expect_mismatch(e, str("root ", me.rank));
-    });
-}
-
-TEST(Together, AMismatchWhoseLettersAreGoneIsStillFoundOut) {
-  run(2, before_wrap, [](Rank& me, Store& store) {
-    broadcast_from(me, me.rank);
-    say(store, str("made ", me.rank));
-    hear(store, str("made ", 1 - me.rank));
-    if (me.rank == 0) {
-      for (int i = 0; i < 64; ++i) broadcast_from(me, 0);
-      say(store, "gone");
-      return;
-    }
-    hear(store, "gone");
-    expect_mismatch(error_of([&] { broadcast_from(me, 0); }), "some time before broadcast #1");
-  });
-}
-
-TEST(Together, DifferentCallsAndCountsAreNamed) {
-  const auto differ = [](const char* what, const auto& make) {
-    run(3, 0, [&](Rank& me, Store&) {
-      std::vector<float> x(30000), y(30000);
-      const Operation op = make(me, x.data(), y.data());
-      const Error e = error_of([&] { me.call(op); });
-      expect_mismatch(e, what);
-    });
-  };
-  differ("all_reduce #0 (7 f32", [](Rank& me, float* x, float* y) {
-    const std::size_t n = me.rank == 2 ? 7 : 9;
-    return Operation{.kind = Collective::all_reduce, .in = {x, n}, .out = {y, n}};
-  });
-  differ("all_reduce #0 (20000 f32", [](Rank& me, float* x, float* y) {
-    const std::size_t n = me.rank == 2 ? 20000 : 9;
-    return Operation{.kind = Collective::all_reduce, .in = {x, n}, .out = {y, n}};
-  });
-  differ("avg", [](Rank& me, float* x, float* y) {
-    return Operation{.kind = Collective::all_reduce,
-                     .in = {x, 3},
-                     .out = {y, 3},
-                     .op = me.rank == 2 ? ReduceOp::avg : ReduceOp::sum};
-  });
-  differ("barrier", [](Rank& me, float* x, float* y) {
-    if (me.rank == 2) return Operation{.kind = Collective::barrier};
-    return Operation{.kind = Collective::all_reduce, .in = {x, 3}, .out = {y, 3}};
-  });
-}
-
-TEST(Together, CountsOfAPairThatDifferAreNamed) {
-  run(2, 0, [](Rank& me, Store&) {
-    float x[4] = {}, y[8] = {};
-    Operation op{.kind = Collective::all_to_all_v, .in = {x, 4}, .out = {y, 8}};
-    op.pairs = std::make_shared<PairCounts>(PairCounts{.send_counts = {2, 2},
-                                                       .send_offsets = {0, 2},
-                                                       .recv_counts = {me.rank == 1 ? 3u : 2u, 2},
-                                                       .recv_offsets = {0, 4}});
-    me.start(op);
-    if (me.rank == 0) {
-      EXPECT_FALSE(me.together->spin(plenty));
-    } else {
-      expect_mismatch(error_of([&] { me.finish(); }), "(3 f32");
-    }
-  });
-}
-
-// ---- who is waited for
-
-TEST(Together, NamesWhoHasNotSent) {
-  run(3, before_wrap, [](Rank& me, Store& store) {
-    for (int i = 0; i < 3; ++i) {
-      if (me.rank == 2 && i == 1) hear(store, "named");
-      broadcast_from(me, 0);
-    }
-    const Operation op{.kind = Collective::barrier};
-    if (me.rank == 1) say(store, "three"), hear(store, "named");
-    me.start(op);
-    if (me.rank == 0) {
-      hear(store, "three");
-      EXPECT_FALSE(me.together->spin(plenty));
-      EXPECT_EQ(me.together->debtors(), 2);
-      EXPECT_EQ(me.together->culprit(), 2) << "it is behind rank 1";
-      EXPECT_EQ(me.together->waiting_for(), "rank 1 to send, rank 2 to send");
-      say(store, "named");
-    }
-    me.finish();
-    EXPECT_EQ(me.together->culprit(), -1);
-    EXPECT_EQ(me.together->debtors(), 0);
-  });
-}
-
-TEST(Together, NamesWhoHasNotReceived) {
-  run(3, before_wrap, [](Rank& me, Store& store) {
-    if (me.rank == 2) hear(store, "named");
-    for (int i = 0; i < 64; ++i) broadcast_from(me, 0);
-    std::uint64_t x = 1;
-    const Operation op{.kind = Collective::broadcast, .in = {&x, 1}, .out = {&x, 1}, .root = 0};
-    if (me.rank == 1) say(store, "all kept"), hear(store, "named");
-    me.start(op);
-    if (me.rank == 0) {
-      hear(store, "all kept");
-      EXPECT_FALSE(me.together->spin(plenty));
-      EXPECT_EQ(me.together->debtors(), 1);
-      EXPECT_EQ(me.together->culprit(), 2);
-      EXPECT_EQ(me.together->waiting_for(), "rank 2 to receive");
-      say(store, "named");
-    }
-    me.finish();
-  });
-}
-
-// A letter, or room for one, of a rank that is gone.
-TEST(Together, ARankThatLeftIsAFailureOnlyForWhoNeedsIt) {
-  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
-    std::optional<Rank> me(std::in_place, rank, 2, *store, before_wrap);
-    barrier(*me);
-    if (rank == 1) {
-      broadcast_from(*me, 1);  // rank 0 finds it when rank 1 has left
-      me.reset();
-      return say(*store, "left");
-    }
-    hear(*store, "left");
-    for (int i = 0; i < 3; ++i) me->transport->wait(milliseconds(1)), me->transport->progress();
-    broadcast_from(*me, 1);
-    for (int i = 0; i < 63; ++i) broadcast_from(*me, 0);
-    const Error e = error_of([&] {
-      for (int i = 0; i < 64; ++i) broadcast_from(*me, 0);
-    });
-    EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
-    EXPECT_EQ(e.culprit(), 1) << e.what();
   });
 }
 

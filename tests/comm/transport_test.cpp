@@ -39,8 +39,17 @@ class EveryTransport : public testing::TestWithParam<Kind> {
 
 INSTANTIATE_TEST_SUITE_P(Transports, EveryTransport,
                          testing::Values(Kind{"shm", "shm", 1, 1}, Kind{"tcp", "tcp", 1, 2},
-                                         Kind{"tcp5", "tcp", 1, 5}, Kind{"mixed", "auto", 2, 1}),
+                                         Kind{"tcp5", "tcp", 1, 5}, Kind{"mixed", "auto", 2, 1},
+                                         Kind{"mixed5", "auto", 2, 5}),
                          [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Sockets, AreSharedOutAmongTheRanksOfAHost) {
+  EXPECT_EQ(sockets_a_link(std::vector{0, 1}, 2), 2);
+  EXPECT_EQ(sockets_a_link(std::vector{0, 0, 1, 1}, 2), 1);
+  EXPECT_EQ(sockets_a_link(std::vector{0, 0, 1, 1}, 5), 2);
+  EXPECT_EQ(sockets_a_link(std::vector{0, 1, 0, 1, 0}, 16), 5);
+  EXPECT_EQ(sockets_a_link(std::vector{0, 0, 0, 1}, 1), 1);
+}
 
 TEST_P(EveryTransport, CarriesStreamsBetweenThreads) {
   test::run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -335,6 +336,47 @@ TEST(Explain, IsTheSameOnEveryRankAndHost) {
     EXPECT_EQ(answers[0], answers[2]);
     EXPECT_TRUE(says(answers[0][0], hosts == "aaa" ? "/shm/" : hosts == "abc" ? "/tcp/" : "/shm+tcp/"));
   }
+}
+
+// 1 + 2^-8 + 2^-8 in rank order is 1 + 2^-7 if bf16 is rounded once, and 1 if each partial sum is.
+bool rounded_once(Communicator& comm) {
+  std::vector<bf16> x(2000, comm.rank() == 0 ? bf16{0x3f80} : bf16{0x3b80});
+  comm.all_reduce({x.data(), x.size()}).wait();
+  return std::all_of(x.begin(), x.end(), [](bf16 v) { return v.bits == 0x3f81; });
+}
+
+TEST(Explain, OfSmallFloatsItIsWhatRoundsThemOnce) {
+  const File file("all_reduce one_host streams:chain\nall_reduce network chain\n");
+  for (const std::string transport : {"shm", "tcp"})
+    run_ranks(3, [&](int rank, auto store) {
+      auto options = quick(transport);
+      options.tuning = file.path();
+      auto comm = Communicator::connect(rank, 3, store, options);
+      const std::string chain = transport == "shm" ? "streams:chain" : "chain";
+      const auto taken = [&](DType dtype, ReduceOp op = ReduceOp::sum) {
+        return comm.explain(Collective::all_reduce, 4000, false, dtype, op);
+      };
+      EXPECT_EQ(taken(DType::f32).algorithm, chain);
+      EXPECT_EQ(taken(DType::i8).algorithm, chain);
+      EXPECT_EQ(taken(DType::bf16, ReduceOp::max).algorithm, chain) << "nothing is rounded";
+      EXPECT_EQ(comm.explain(Collective::all_reduce, 4000).algorithm, chain);
+      for (const DType small : {DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2}) {
+        EXPECT_EQ(taken(small).algorithm, "one_shot");
+        EXPECT_EQ(taken(small, ReduceOp::prod).algorithm, "one_shot");
+      }
+      const std::string why = taken(DType::bf16).why;
+      EXPECT_TRUE(
+          says(why, transport == "shm" ? "; not chain, which rounds bf16 on the way" : "built-in table"))
+          << why;
+      EXPECT_TRUE(rounded_once(comm));
+    });
+  run_ranks(3, [](int rank, auto store) {
+    auto options = quick();
+    options.algorithm = "chain";
+    auto comm = Communicator::connect(rank, 3, store, options);
+    EXPECT_EQ(comm.explain(Collective::all_reduce, 4000, false, DType::bf16).algorithm, "streams:chain");
+    EXPECT_FALSE(rounded_once(comm)) << "who forces an algorithm gets it";
+  });
 }
 
 // ---- whose table counts

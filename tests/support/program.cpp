@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <thread>
@@ -100,6 +101,19 @@ bool gone(pid_t pid, std::chrono::seconds deadline) {
     if (after_name == std::string::npos || stat.substr(after_name, 3) == ") Z") return true;
   }
   return false;
+}
+
+void expect_refusal(const std::string& program, const std::vector<std::string>& flags,
+                    const std::string& words) {
+  std::vector<std::string> command{built(program)};
+  command.insert(command.end(), flags.begin(), flags.end());
+  Program p(command);
+  EXPECT_EQ(p.wait(), 2);
+  const std::string err = p.err();
+  EXPECT_EQ(err.find(program + ": "), 0u) << err;
+  EXPECT_NE(err.find(words), std::string::npos) << err;
+  EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 1) << err;
+  EXPECT_EQ(p.out(), "");
 }
 
 }  // namespace rz::test

@@ -41,4 +41,9 @@ class Program {
 /// True once no process has the id any more, or only a zombie that is somebody else's to bury.
 bool gone(pid_t pid, std::chrono::seconds deadline = std::chrono::seconds(10));
 
+/// The program, one of this build, refuses these flags: status 2, and nothing but one line that begins with
+/// its name and holds the words.
+void expect_refusal(const std::string& program, const std::vector<std::string>& flags,
+                    const std::string& words);
+
 }  // namespace rz::test

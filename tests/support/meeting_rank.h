@@ -1,0 +1,73 @@
+#pragma once
+/// One rank of a group that meets in the shared memory of its host, driven call by call.
+
+#include <optional>
+
+#include "comm/backends/layout.h"
+#include "comm/backends/together.h"
+#include "comm/core/error.h"
+#include "tests/support/ranks.h"
+#include "tests/support/streams.h"
+
+namespace rz::test {
+
+inline constexpr std::uint32_t before_wrap = 0xfffffff0;
+inline constexpr int kept = static_cast<int>(meeting_letters);
+inline constexpr int plenty = 1000;  // turns within which a rank does all that it can do alone
+
+/// It numbers its calls.
+class Rank {
+ public:
+  Rank(int rank, int size, Store& store, std::uint32_t first_step)
+      : rank(rank), size(size), transport(connect(rank, size, store, {"shm"})) {
+    together.emplace(*transport, rank, size, first_step);
+    meet_all(*transport, rank, size);
+  }
+
+  /// The short way, where the call is like the last one.
+  void start(const Operation& op) {
+    const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
+    const BriefCall call{brief(op.kind, dtype, op.op.kind, op.root), Layout::common_count(op, size),
+                         op.in.data, op.out.data};
+    if (together->repeats(call))
+      together->repeat(call, sequence_++, 0), ++repeated;
+    else
+      together->start(op, sequence_++);
+  }
+  void finish() {
+    const auto deadline = Deadline::after(std::chrono::seconds(20));
+    while (!together->spin(20)) {
+      require(!deadline.expired(), Errc::timeout, "rank ", rank, " waits for ", together->waiting_for());
+      transport->progress();
+      transport->wait(std::chrono::milliseconds(5));
+    }
+  }
+  void call(const Operation& op) { start(op), finish(); }
+
+  const int rank, size;
+  std::unique_ptr<Transport> transport;
+  std::optional<Together> together;
+  int repeated = 0;  // calls
+
+ private:
+  std::uint32_t sequence_ = 0;
+};
+
+template <class F>
+void run(int size, std::uint32_t first_step, const F& body) {
+  run_ranks(
+      size,
+      [&](int rank, std::shared_ptr<Store> store) {
+        Rank me(rank, size, *store, first_step);
+        body(me, *store);
+        meet_all(*me.transport, rank, size);
+      },
+      std::chrono::seconds(200));
+}
+
+inline void say(Store& store, const std::string& what) { store.set(what, "said"); }
+inline void hear(Store& store, const std::string& what) {
+  store.get(what, Deadline::after(std::chrono::seconds(20)));
+}
+
+}  // namespace rz::test
