@@ -5,10 +5,11 @@
                      [--extra '...'] [--json OUT]
 
 --peers       name=command, of a program that times a peer's collectives: run with BENCH_OPS (ar, ari, rs, ag, bc: all_reduce, in place, reduce_scatter,
-              all_gather, broadcast), BENCH_SIZES (bytes, with commas between), BENCH_PEER and BENCH_SHM (a file that its ranks may share) in its environment
+              all_gather, broadcast; rd, ga, sc, a2a: reduce, gather, scatter, alltoall, out of place, root 0), BENCH_SIZES (bytes, with commas between), BENCH_PEER and BENCH_SHM (a file that its ranks may share) in its environment
               it prints lines ROW,peer,ranks,op,bytes,iterations,least,median,p99,mean,... in microseconds
 --ranks       as many as the peers' commands start
 --bin         folder that holds the _perf tools and rzrun
+--collectives default the first four; reduce, gather, scatter and alltoall where the peers' programs know them
 --rounds      each times everything once; medians are taken over rounds
 --extra       more flags for ours, e.g. '-R 2'
 --json        write the rows there
@@ -20,7 +21,8 @@ ours is faster. Peers' broadcast is in place, and is held against ours in place.
 import argparse, json, os, shlex, statistics, subprocess, sys, tempfile
 
 SHORT = {'all_reduce': [('ar', 'out_of_place'), ('ari', 'in_place')], 'reduce_scatter': [('rs', 'out_of_place')], 'all_gather': [('ag', 'out_of_place')],
-         'broadcast': [('bc', 'in_place')]}
+         'broadcast': [('bc', 'in_place')], 'reduce': [('rd', 'out_of_place')], 'gather': [('ga', 'out_of_place')], 'scatter': [('sc', 'out_of_place')],
+         'alltoall': [('a2a', 'out_of_place')]}
 
 def fail(status, line):
     print(f'against_peers.py: {line}', file=sys.stderr)
@@ -37,7 +39,7 @@ def options():
     a.add_argument('--bin', default='build/release/bin', **quiet)
     a.add_argument('--rounds', type=int, default=5, **quiet)
     a.add_argument('--sizes', default='8,1024,8192,65536,524288,4194304', **quiet)
-    a.add_argument('--collectives', default=','.join(SHORT), **quiet)
+    a.add_argument('--collectives', default=','.join(list(SHORT)[:4]), **quiet)
     a.add_argument('--extra', type=shlex.split, default=[], **quiet)
     a.add_argument('--json', **quiet)
     o = a.parse_args()

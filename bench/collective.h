@@ -54,6 +54,7 @@ struct Collective {
   bool checks_in_place;  ///< false: #wrong of the in-place run is N/A
   Shape (*shape)(std::size_t count, std::size_t element, Member);
   Work (*start)(const Call&);
+  Group& (*add)(Group&, const Call&);  ///< the same call, as one more of a group
   std::vector<Piece> (*expected)(const Shape&, Member, int root);
   double (*busbw_factor)(int ranks);
 };

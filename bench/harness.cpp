@@ -8,8 +8,10 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 
+#include "bench/memory.h"
 #include "bench/numbers.h"
 #include "bench/report.h"
 #include "bench/values.h"
@@ -92,6 +94,9 @@ class RankRun {
   }
 
   void allocate() {
+    constexpr std::size_t most = 1 << 20;  // so that -m gives small operations memory of their own
+    if (options_.max_bytes <= most / static_cast<std::size_t>(options_.aggregated))
+      apart_ = options_.aggregated;
     std::size_t send = 0, recv = 0, off = 0;
     for (DType t : options_.dtypes) {
       const Shape s = shape_of(options_.max_bytes, t);
@@ -99,29 +104,13 @@ class RankRun {
       recv = std::max({recv, s.recv * size_of(t), s.extent * size_of(t)});
       off = std::max(off, static_cast<std::size_t>(options_.misalign) * size_of(t));
     }
-    send_ = make_arena(send, off);
-    recv_ = make_arena(recv, off);
+    send_ = make_arena(send * static_cast<std::size_t>(apart_), off);
+    recv_ = make_arena(recv * static_cast<std::size_t>(apart_), off);
   }
 
-  /// Touches every page, so that the first iteration pays for none.
   Arena make_arena(std::size_t bytes, std::size_t off) {
-    // So large that malloc takes it from mmap: memory to register has its pages for itself.
-    const std::size_t least = options_.registered == 3 ? 256 << 10 : 64, all = std::max(bytes + off, least);
-    Arena a{options_.registered == 2   ? comm_.allocate_symmetric(all)
-            : options_.registered == 1 ? comm_.allocate(all)
-                                       : allocate_on(device_, all),
-            bytes};
-    set_bytes(a.memory.get(), 0, all, stream_);
-    stream_.synchronize();
-    if (options_.registered == 3) a.registration = registered(a.memory.get(), all);
-    return a;
-  }
-
-  Registration registered(std::byte* memory, std::size_t bytes) {
-    Registration r = comm_.register_buffer(memory, bytes);
-    require(r.zero_copy() || comm_.size() == 1, Errc::unsupported, "-R 3 on rank ", comm_.rank(), ": ",
-            r.why());
-    return r;
+    Memory memory = memory_of(comm_, options_.registered, std::max<std::size_t>(bytes + off, 64), stream_);
+    return {std::move(memory.data), bytes, std::move(memory.registration)};
   }
 
   std::vector<DeviceLine> gather_devices(int local_rank) {
@@ -179,7 +168,7 @@ class RankRun {
             {},
             {},
             options_.timestamps ? now() : ""};
-    print([&] { return options_.verbose ? choice_line(row) : ""; });
+    print([&] { return options_.verbose ? choice_line(c, row.bytes) : ""; });
     row.out_of_place = measure(c, false);
     row.in_place = measure(c, true);
     print(
@@ -187,9 +176,10 @@ class RankRun {
     results_.rows.push_back(std::move(row));
   }
 
-  std::string choice_line(const Row& row) const {
-    const CallChoice choice = comm_.explain(kind_of(collective_), row.bytes, options_.registered > 0);
-    return str("# ", row.bytes, " B: ", choice.algorithm, " over ", choice.transport,
+  std::string choice_line(const Case& c, std::size_t bytes) const {
+    const CallChoice choice =
+        comm_.explain(kind_of(collective_), bytes, options_.registered > 0, c.dtype, c.op);
+    return str("# ", bytes, " B: ", choice.algorithm, " over ", choice.transport,
                choice.chunk_bytes ? ", pieces of " + human_bytes(choice.chunk_bytes) : "", " (", choice.why,
                ")\n");
   }
@@ -235,8 +225,14 @@ class RankRun {
   /// One iteration that nobody waits for yet.
   double put_iteration(const Case& c, bool in_place, int i) {
     const auto begin = Clock::now();
-    for (int a = 0; a < options_.aggregated; ++a) {
-      works_.push_back(start(c, in_place, i * options_.aggregated + a));
+    const int n = options_.aggregated;
+    if (options_.grouped()) {
+      works_.push_back(start_group(c, in_place, i * n, n));
+      works_.back().wait_on(stream_);
+      return us_since(begin);
+    }
+    for (int a = 0; a < n; ++a) {
+      works_.push_back(start(c, in_place, i * n + a));
       works_.back().wait_on(stream_);  // one after the other, as in a program's stream
     }
     return us_since(begin);
@@ -272,12 +268,14 @@ class RankRun {
     return handed_over;
   }
 
-  /// The operations of an iteration are in flight together; with -z 1 one after the other.
+  /// The operations of an iteration are in flight together; with -z 1 and 2 one after the other.
   double iterate_aggregated(const Case& c, bool in_place, int i) {
     const auto begin = Clock::now();
+    const int n = options_.aggregated;
     works_.clear();
-    for (int a = 0; a < options_.aggregated; ++a) {
-      works_.push_back(start(c, in_place, i * options_.aggregated + a));
+    if (options_.grouped()) works_.push_back(start_group(c, in_place, i * n, n));
+    for (int a = 0; a < n && !options_.grouped(); ++a) {
+      works_.push_back(start(c, in_place, i * n + a));
       if (options_.blocking == 1 || options_.blocking == 2) works_.back().wait();
       if (options_.blocking == 1) comm_.barrier().wait();
     }
@@ -286,53 +284,64 @@ class RankRun {
     return handed_over;
   }
 
-  /// How the iterations of a case turn through the memory: worked out once a case, and without a division
-  /// where one follows the other, since the smallest messages take less time than a few of those.
+  /// How the calls of a case turn through the memory: worked out once a case, and without a division where
+  /// one iteration follows the other, since the smallest messages take less time than a few of those.
   struct Turns {
-    std::size_t bytes = 0;
-    DType dtype{};
-    bool in_place = false;
-    Shape shape{};
-    std::size_t in_extent = 0, in_places = 0, out_extent = 0, out_places = 0;  // in_places 0: of no case yet
-    unsigned next = ~0u;  // iteration, which begins there:
-    std::size_t in_at = 0, out_at = 0;
+    struct Side {
+      std::byte* base = nullptr;
+      std::size_t extent = 0, places = 0, at = 0;
+      void turn(bool follows, unsigned iteration) {
+        if (follows)
+          at = at + extent < extent * places ? at + extent : 0;
+        else
+          at = extent * (iteration % places);
+      }
+    };
+    Case of;
+    bool in_place;
+    Side in, out;
+    Call call;
+    unsigned next = ~0u;  // iteration
+
+    bool are_of(const Case& c, bool place) const {
+      return of.bytes == c.bytes && of.dtype == c.dtype && of.op.kind == c.op.kind && of.root == c.root &&
+             in_place == place;
+    }
   };
 
-  Turns& turns_of(const Case& c, bool in_place) {
-    Turns& t = turns_;
-    if (t.in_places && t.bytes == c.bytes && t.dtype == c.dtype && t.in_place == in_place) return t;
+  // Every rank turns through as many places, even where ranks hold different amounts.
+  Turns turns_of(const Case& c, bool in_place) {
     const Shape s = shape_of(c.bytes, c.dtype);
-    const std::size_t element = size_of(c.dtype);
-    t = {c.bytes, c.dtype, in_place, s, s.send * element, 0, (in_place ? s.extent : s.recv) * element, 0};
-    // Every rank turns through as many places, even where ranks hold different amounts.
-    t.in_places = send_.places(t.in_extent), t.out_places = recv_.places(t.out_extent);
-    return t;
-  }
-
-  static void turn_to(Turns& t, unsigned iteration) {
-    const auto turn = [&](std::size_t& at, std::size_t extent, std::size_t places) {
-      if (iteration == t.next)
-        at = at + extent < extent * places ? at + extent : 0;
-      else
-        at = extent * (iteration % places);
-    };
-    turn(t.in_at, t.in_extent, t.in_places);
-    turn(t.out_at, t.out_extent, t.out_places);
-    t.next = iteration + 1;
-  }
-
-  Call call(const Case& c, bool in_place, int iteration) {
-    Turns& t = turns_of(c, in_place);
-    turn_to(t, static_cast<unsigned>(iteration));
     const std::size_t element = size_of(c.dtype), off = options_.misalign * element;
-    std::byte* out = recv_.memory.get() + off + t.out_at;
-    std::byte* in = in_place ? out + t.shape.in_place_in * element : send_.memory.get() + off + t.in_at;
-    if (in_place) out += t.shape.in_place_out * element;
-    return {comm_, in, out, t.shape, c.dtype, c.op, c.root, in_place, stream_};
+    const std::size_t sent = s.send * element, got = (in_place ? s.extent : s.recv) * element;
+    Turns::Side in{send_.memory.get() + off, sent, send_.places(sent)};
+    Turns::Side out{recv_.memory.get() + off, got, recv_.places(got)};
+    if (in_place) {
+      in = out;
+      in.base += s.in_place_in * element, out.base += s.in_place_out * element;
+    }
+    return {c, in_place, in, out, {comm_, nullptr, nullptr, s, c.dtype, c.op, c.root, in_place, stream_}};
+  }
+
+  const Call& call(const Case& c, bool in_place, int iteration) {
+    if (!turns_ || !turns_->are_of(c, in_place)) turns_.emplace(turns_of(c, in_place));
+    Turns& t = *turns_;
+    const auto i = static_cast<unsigned>(iteration);
+    const bool follows = i == t.next;
+    t.in.turn(follows, i), t.out.turn(follows, i);
+    t.next = i + 1;
+    t.call.in = t.in.base + t.in.at, t.call.out = t.out.base + t.out.at;
+    return t.call;
   }
 
   Work start(const Case& c, bool in_place, int iteration) {
     return collective_.start(call(c, in_place, iteration));
+  }
+
+  Work start_group(const Case& c, bool in_place, int first, int operations) {
+    Group group = comm_.group();
+    for (int a = 0; a < operations; ++a) collective_.add(group, call(c, in_place, first + a));
+    return group.launch();
   }
 
   double over_ranks(double us) {
@@ -360,27 +369,52 @@ class RankRun {
     return wrong;
   }
 
+  /// As the timed operations were started; of a group all that have memory of their own.
   std::size_t check_once(const Case& c, bool in_place, int i) {
-    const std::uint64_t seed = c.bytes * 31 + static_cast<std::uint64_t>(i) * 2 + in_place;
-    const Call one = call(c, in_place, i);
-    const auto input = [&](int rank) { return Pattern::input(c.dtype, c.op, rank, comm_.size(), seed); };
+    const int n = options_.grouped() ? apart_ : 1, first = i * n;
+    for (int a = 0; a < n; ++a) prepare(c, in_place, first + a);
+    const Work work = options_.grouped() ? start_group(c, in_place, first, n) : start(c, in_place, first);
+    work.wait_on(stream_);
+    std::vector<std::vector<std::byte>> results;
+    for (int a = 0; a < n; ++a) {
+      const Call one = call(c, in_place, first + a);
+      results.emplace_back(one.shape.recv * size_of(c.dtype));
+      copy_bytes(results.back().data(), one.out, results.back().size(), stream_);
+    }
+    stream_.synchronize();
+    work.wait();
+    std::size_t wrong = 0;
+    for (int a = 0; a < n; ++a)
+      wrong += wrong_in(results[static_cast<std::size_t>(a)], c, in_place, first + a);
+    return wrong;
+  }
+
+  static std::uint64_t seed(const Case& c, bool in_place, int operation) {
+    return c.bytes * 31 + static_cast<std::uint64_t>(operation) * 2 + in_place;
+  }
+
+  Pattern input(const Case& c, bool in_place, int operation, int rank) const {
+    return Pattern::input(c.dtype, c.op, rank, comm_.size(), seed(c, in_place, operation));
+  }
+
+  void prepare(const Case& c, bool in_place, int operation) {
+    const Call one = call(c, in_place, operation);
     const std::size_t element = size_of(c.dtype);
     set_bytes(one.out, 0xa5, one.shape.recv * element, stream_);
     std::vector<std::byte> values(one.shape.send * element);
-    input(comm_.rank()).fill(values.data(), one.shape.send);
+    input(c, in_place, operation, comm_.rank()).fill(values.data(), one.shape.send);
     copy_bytes(const_cast<std::byte*>(one.in), values.data(), values.size(), stream_);
-    const Work work = collective_.start(one);
-    work.wait_on(stream_);
-    std::vector<std::byte> result(one.shape.recv * element);
-    copy_bytes(result.data(), one.out, result.size(), stream_);
-    stream_.synchronize();
-    work.wait();
-    if (hooks_.before_check) hooks_.before_check(comm_.rank(), {result.data(), one.shape.recv, c.dtype});
+  }
+
+  std::size_t wrong_in(std::vector<std::byte>& result, const Case& c, bool in_place, int operation) {
+    const Shape shape = shape_of(c.bytes, c.dtype);
+    if (hooks_.before_check) hooks_.before_check(comm_.rank(), {result.data(), shape.recv, c.dtype});
     std::size_t wrong = 0;
-    for (const Piece& p : collective_.expected(one.shape, member(), c.root)) {
-      const Pattern want = p.source == Piece::combined ? Pattern::combined(c.dtype, c.op, comm_.size(), seed)
-                                                       : input(p.source);
-      wrong += want.wrong(result.data() + p.at * element, p.count, p.from);
+    for (const Piece& p : collective_.expected(shape, member(), c.root)) {
+      const Pattern want = p.source == Piece::combined
+                               ? Pattern::combined(c.dtype, c.op, comm_.size(), seed(c, in_place, operation))
+                               : input(c, in_place, operation, p.source);
+      wrong += want.wrong(result.data() + p.at * size_of(c.dtype), p.count, p.from);
     }
     return wrong;
   }
@@ -392,8 +426,9 @@ class RankRun {
   const Print* print_;
   const Device device_;
   const Stream stream_;
+  int apart_ = 1;  ///< operations of an iteration that have memory of their own
   Arena send_, recv_;
-  Turns turns_;
+  std::optional<Turns> turns_;
   Results results_;
   std::vector<Work> works_;
 };

@@ -3,7 +3,7 @@
 
     bench/hosts.py [--bin build/release/bin] [--hosts 2] [--sizes 1K,64K,4M,64M] [--rounds 3] [--peer-source DIR [--peer-build DIR]] [--peers ompi,mpich,gloo]
                    [--per-host 1] [--algorithms two_shot,hierarchical_chain] [--beside DIR] [--collective all_gather]
-                   [--rate 1gbit] [--congestion cubic] [--env RZ_SOCKETS=4 …] [--alone] [--json OUT] [--clean]
+                   [--rate 1gbit [--burst 64kb]] [--congestion cubic] [--env RZ_SOCKETS=4 …] [--alone] [--json OUT] [--clean]
 
 The hosts are network namespaces (rz0, rz1, …) with host names of their own, --per-host ranks each, joined by veth links at a bridge (in a
 namespace, too: rzsw); the machine's own network is not touched, and everything is removed at the end, also of a run that fails or is
@@ -19,6 +19,8 @@ interrupted. That needs root, iproute2 and a kernel that permits it; else the sc
 --beside       folder of another build, in turn with ours ("beside")
 --collective   whose *_perf is run; default all_reduce
 --rate         limits every host's link in the direction out of it (tc tbf), e.g. 1gbit; a column says how much of it was used
+--burst        bucket of that limit. A packet that does not fit in it, as the largest of the kernel do not in 64kb, is cut into frames by this
+               machine's processors, which a network card does elsewhere; 128kb leaves them whole
 --congestion   congestion control of all sockets in the hosts (sysctl net.ipv4.tcp_congestion_control); default: the machine's
 --env          for our ranks; more than one may be given
 --alone        no peers and no limit: ours only
@@ -46,7 +48,7 @@ def sh(command, check=True):
 def remove(): [sh(f'ip netns del {n}', check=False) for n in NAMES + [SWITCH]]
 
 @contextlib.contextmanager
-def network(n, rate, congestion):
+def network(n, rate, congestion, burst='64kb'):
     """n hosts at a switch; removed in the end, whatever happens."""
     here = set(sh('ip netns list').split()) & set(NAMES + [SWITCH])
     if here: sys.exit(f'hosts.py: namespaces {", ".join(sorted(here))} exist: another run is on, or one was killed; --clean removes them')
@@ -69,7 +71,7 @@ def network(n, rate, congestion):
             except RuntimeError as e: skip(f'no congestion control {congestion} in a namespace here ({e})')
         if rate:
             try:
-                for i in range(n): sh(f'ip netns exec {NAMES[i]} tc qdisc add dev eth0 root tbf rate {rate} burst 64kb latency 50ms')
+                for i in range(n): sh(f'ip netns exec {NAMES[i]} tc qdisc add dev eth0 root tbf rate {rate} burst {burst} latency 50ms')
             except RuntimeError as e: skip(f'no tbf here ({e})')
         yield
     finally: remove()
@@ -204,7 +206,7 @@ def measure(o, peers):
 def table(o, names, times):
     peers = [n for n in names if n not in ['ours', 'beside', 'sockets'] + o.algorithms]
     wide = max(12, 2 + max(len(n) for n in names))
-    print(f'# {o.collective}, {o.hosts} hosts' + (f' of {o.per_host} ranks' if o.per_host > 1 else '') + f', float sum, medians of {o.rounds} rounds, microseconds' + (f', links of {o.rate}' if o.rate else '') +
+    print(f'# {o.collective}, {o.hosts} hosts' + (f' of {o.per_host} ranks' if o.per_host > 1 else '') + f', float sum, medians of {o.rounds} rounds, microseconds' + (f', links of {o.rate}, bursts of {o.burst}' if o.rate else '') +
           (f', {o.congestion}' if o.congestion else '') +
           (f', {" ".join(o.env)}' if o.env else ''))
     print('%10s' % 'bytes' + ''.join(n.rjust(wide) for n in names) + '%8s%8s%8s' % ('peer', 'limit', 'line'))
@@ -223,7 +225,7 @@ def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--bin', default='build/release/bin'); a.add_argument('--hosts', type=int, default=2, choices=range(2, 9))
     a.add_argument('--sizes', type=parse_sizes, default='1K,64K,4M,64M'); a.add_argument('--rounds', type=int, default=3, choices=range(1, 1000), metavar='ROUNDS')
-    a.add_argument('--peer-source'); a.add_argument('--peer-build'); a.add_argument('--peers', default='ompi,mpich,gloo'); a.add_argument('--rate', type=a_rate); a.add_argument('--congestion')
+    a.add_argument('--peer-source'); a.add_argument('--peer-build'); a.add_argument('--peers', default='ompi,mpich,gloo'); a.add_argument('--rate', type=a_rate); a.add_argument('--burst', default='64kb'); a.add_argument('--congestion')
     a.add_argument('--env', action='append', default=[], type=a_setting); a.add_argument('--alone', action='store_true'); a.add_argument('--json')
     a.add_argument('--budget', type=float, default=150, help='milliseconds that a peer may spend on a size')
     a.add_argument('--clean', action='store_true')
@@ -242,7 +244,7 @@ def main():
     if missing: skip(f'no {", ".join(missing)} (Debian: iproute2, util-linux)')
     if o.clean: return remove()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory() as tmp, network(o.hosts, o.rate, o.congestion):
+    with tempfile.TemporaryDirectory() as tmp, network(o.hosts, o.rate, o.congestion, o.burst):
         peers = Peers(o, tmp) if not o.alone else None
         try: names, times = measure(o, peers)
         except RuntimeError as e: sys.exit(f'hosts.py: {e}')

@@ -80,8 +80,12 @@ void add_sizes(CLI::App& app, Options& o, Words& w) {
   app.add_option("-n,--iters", o.iterations, "Iterations a size; default 20")->check(at_least(1));
   app.add_option("-w,--warmup_iters", o.warmup, "Not timed, at the largest and the least size; default 1")
       ->check(at_least(0));
-  app.add_option("-m,--agg_iters", o.aggregated, "Operations in flight in an iteration; default 1")
+  app.add_option("-m,--agg_iters", o.aggregated,
+                 "Operations in an iteration, submitted as one group, in flight together; time is that of "
+                 "one. Up to 1 MiB in all, each has memory of its own; default 1")
       ->check(at_least(1));
+  app.add_flag("--separate", o.separate,
+               "With -m: they are calls of their own, one after the other, no group");
   app.add_option("-N,--run_cycles", o.cycles, "Runs of all sizes, 0 for ever; default 1")->check(at_least(0));
 }
 
@@ -101,8 +105,8 @@ void add_running(CLI::App& app, Options& o, Words& w) {
   app.add_option("-p,--parallel_init", w.parallel_init, "Accepted; threads always join at once");
   app.add_option("-y,--stream_null", o.null_stream, "1: the device's null stream; default 0");
   app.add_option("-z,--blocking", o.blocking,
-                 "1 each operation is waited for, with a barrier; 2 it is waited for, as host memory's "
-                 "always is; 3 a barrier after each iteration; default 0")
+                 "1 each operation is waited for, with a barrier; 2 it is waited for (those of -m one by "
+                 "one, no group); 3 a barrier after each iteration; default 0")
       ->check(CLI::Range(0, 3));
   app.add_option("-G,--cudagraph", o.graph,
                  "Capture the iterations in a CUDA graph and replay it so often; default 0")

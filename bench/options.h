@@ -22,6 +22,7 @@ struct Options {
   std::size_t min_bytes = 32 << 20, max_bytes = 32 << 20, step_bytes = 1 << 20;
   double step_factor = 1;  ///< above 1 it replaces step_bytes
   int iterations = 20, warmup = 1, aggregated = 1, cycles = 1, checks = 1;
+  bool separate = false;  ///< the aggregated operations are calls of their own, not one group
   std::vector<ReduceOp> ops;
   std::vector<DType> dtypes;
   int root = 0;      ///< -1: each in turn
@@ -42,6 +43,9 @@ struct Options {
 
   /// A clock is read at each iteration's end.
   bool times_iterations() const { return per_iteration || percentiles; }
+
+  /// The operations of an iteration are one group. Those that are waited for one by one are none.
+  bool grouped() const { return aggregated > 1 && !separate && blocking != 1 && blocking != 2; }
 
   std::size_t next_size(std::size_t bytes) const;
 };

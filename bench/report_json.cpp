@@ -68,6 +68,7 @@ Json config_json(const Options& o, const std::vector<DeviceLine>& devices) {
           {"warmup_iters", o.warmup},
           {"iterations", o.iterations},
           {"aggregated_iters", o.aggregated},
+          {"grouped", o.grouped()},
           {"validation", o.checks},
           {"graph", 0},
           {"blocking", o.blocking},

@@ -8,7 +8,13 @@ Shape shape(std::size_t count, std::size_t element, Member m) {
   return {.send = own, .recv = all, .param = own, .size = all, .in_place_in = own * m.rank, .extent = all};
 }
 
-Work start(const Call& c) { return c.comm.all_gather(c.input(), c.output(), c.stream); }
+template <class To>
+decltype(auto) put(To& to, const Call& c) {
+  return to.all_gather(c.input(), c.output(), c.stream);
+}
+
+Work start(const Call& c) { return put(c.comm, c); }
+Group& add(Group& group, const Call& c) { return put(group, c); }
 
 std::vector<Piece> expected(const Shape& s, Member m, int) {
   std::vector<Piece> pieces;
@@ -18,6 +24,6 @@ std::vector<Piece> expected(const Shape& s, Member m, int) {
 
 }  // namespace
 
-const Collective all_gather{"all_gather", false, false, true, shape, start, expected, factor_others};
+const Collective all_gather{"all_gather", false, false, true, shape, start, add, expected, factor_others};
 
 }  // namespace rz::bench

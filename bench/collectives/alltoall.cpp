@@ -8,7 +8,13 @@ Shape shape(std::size_t count, std::size_t element, Member m) {
   return {.send = all, .recv = all, .param = one, .size = all, .extent = all};
 }
 
-Work start(const Call& c) { return c.comm.all_to_all(c.input(), c.output(), c.stream); }
+template <class To>
+decltype(auto) put(To& to, const Call& c) {
+  return to.all_to_all(c.input(), c.output(), c.stream);
+}
+
+Work start(const Call& c) { return put(c.comm, c); }
+Group& add(Group& group, const Call& c) { return put(group, c); }
 
 std::vector<Piece> expected(const Shape& s, Member m, int) {
   std::vector<Piece> pieces;
@@ -18,6 +24,6 @@ std::vector<Piece> expected(const Shape& s, Member m, int) {
 
 }  // namespace
 
-const Collective alltoall{"alltoall", false, false, false, shape, start, expected, factor_others};
+const Collective alltoall{"alltoall", false, false, false, shape, start, add, expected, factor_others};
 
 }  // namespace rz::bench

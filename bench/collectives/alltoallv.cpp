@@ -46,11 +46,15 @@ Shape shape(std::size_t count, std::size_t element, Member m) {
           .extent = 2 * full * m.size};
 }
 
-Work start(const Call& c) {
+template <class To>
+decltype(auto) put(To& to, const Call& c) {
   const Member m{c.comm.rank(), c.comm.size()};
   const auto out = sends(c.shape.param, m), in = receives(c.shape.param, m);
-  return c.comm.all_to_all_v(c.input(), out, offsets(out), c.output(), in, offsets(in), c.stream);
+  return to.all_to_all_v(c.input(), out, offsets(out), c.output(), in, offsets(in), c.stream);
 }
+
+Work start(const Call& c) { return put(c.comm, c); }
+Group& add(Group& group, const Call& c) { return put(group, c); }
 
 std::vector<Piece> expected(const Shape& s, Member m, int) {
   std::vector<Piece> pieces;
@@ -62,6 +66,6 @@ std::vector<Piece> expected(const Shape& s, Member m, int) {
 
 }  // namespace
 
-const Collective alltoallv{"alltoallv", false, false, false, shape, start, expected, factor_others};
+const Collective alltoallv{"alltoallv", false, false, false, shape, start, add, expected, factor_others};
 
 }  // namespace rz::bench

@@ -7,15 +7,19 @@ Shape shape(std::size_t count, std::size_t, Member) {
   return {.send = count, .recv = count, .param = count, .size = count, .extent = count};
 }
 
-Work start(const Call& c) {
-  if (c.in_place) return c.comm.broadcast(c.output(), c.root, c.stream);
-  return c.comm.broadcast(c.input(), c.output(), c.root, c.stream);
+template <class To>
+decltype(auto) put(To& to, const Call& c) {
+  if (c.in_place) return to.broadcast(c.output(), c.root, c.stream);
+  return to.broadcast(c.input(), c.output(), c.root, c.stream);
 }
+
+Work start(const Call& c) { return put(c.comm, c); }
+Group& add(Group& group, const Call& c) { return put(group, c); }
 
 std::vector<Piece> expected(const Shape& s, Member, int root) { return {{root, 0, 0, s.recv}}; }
 
 }  // namespace
 
-const Collective broadcast{"broadcast", false, true, true, shape, start, expected, factor_one};
+const Collective broadcast{"broadcast", false, true, true, shape, start, add, expected, factor_one};
 
 }  // namespace rz::bench

@@ -8,7 +8,13 @@ Shape shape(std::size_t count, std::size_t element, Member m) {
   return {.send = own, .recv = all, .param = own, .size = all, .in_place_in = own * m.rank, .extent = all};
 }
 
-Work start(const Call& c) { return c.comm.gather(c.input(), c.output(), c.root, c.stream); }
+template <class To>
+decltype(auto) put(To& to, const Call& c) {
+  return to.gather(c.input(), c.output(), c.root, c.stream);
+}
+
+Work start(const Call& c) { return put(c.comm, c); }
+Group& add(Group& group, const Call& c) { return put(group, c); }
 
 std::vector<Piece> expected(const Shape& s, Member m, int root) {
   if (m.rank != root) return {};
@@ -17,6 +23,6 @@ std::vector<Piece> expected(const Shape& s, Member m, int root) {
 
 }  // namespace
 
-const Collective gather{"gather", false, true, true, shape, start, expected, factor_others};
+const Collective gather{"gather", false, true, true, shape, start, add, expected, factor_others};
 
 }  // namespace rz::bench

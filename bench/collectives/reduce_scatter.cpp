@@ -8,7 +8,13 @@ Shape shape(std::size_t count, std::size_t element, Member m) {
   return {.send = all, .recv = own, .param = own, .size = all, .in_place_out = own * m.rank, .extent = all};
 }
 
-Work start(const Call& c) { return c.comm.reduce_scatter(c.input(), c.output(), c.op, c.stream); }
+template <class To>
+decltype(auto) put(To& to, const Call& c) {
+  return to.reduce_scatter(c.input(), c.output(), c.op, c.stream);
+}
+
+Work start(const Call& c) { return put(c.comm, c); }
+Group& add(Group& group, const Call& c) { return put(group, c); }
 
 std::vector<Piece> expected(const Shape& s, Member m, int) {
   return {{Piece::combined, s.recv * m.rank, 0, s.recv}};
@@ -16,6 +22,7 @@ std::vector<Piece> expected(const Shape& s, Member m, int) {
 
 }  // namespace
 
-const Collective reduce_scatter{"reduce_scatter", true, false, true, shape, start, expected, factor_others};
+const Collective reduce_scatter{"reduce_scatter", true,         false, true, shape, start, add,
+                                expected,         factor_others};
 
 }  // namespace rz::bench

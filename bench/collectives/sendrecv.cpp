@@ -10,11 +10,15 @@ Shape shape(std::size_t count, std::size_t, Member) {
       .send = count, .recv = count, .param = count, .size = count, .in_place_in = count, .extent = 2 * count};
 }
 
-Work start(const Call& c) {
+Group& add(Group& group, const Call& c) {
   const int rank = c.comm.rank(), size = c.comm.size();
+  return group.send(c.input(), (rank + 1) % size, c.stream)
+      .recv(c.output(), (rank + size - 1) % size, c.stream);
+}
+
+Work start(const Call& c) {
   Group group = c.comm.group();
-  group.send(c.input(), (rank + 1) % size, c.stream).recv(c.output(), (rank + size - 1) % size, c.stream);
-  return group.launch();
+  return add(group, c).launch();
 }
 
 std::vector<Piece> expected(const Shape& s, Member m, int) {
@@ -23,6 +27,6 @@ std::vector<Piece> expected(const Shape& s, Member m, int) {
 
 }  // namespace
 
-const Collective sendrecv{"sendrecv", false, false, false, shape, start, expected, factor_one};
+const Collective sendrecv{"sendrecv", false, false, false, shape, start, add, expected, factor_one};
 
 }  // namespace rz::bench

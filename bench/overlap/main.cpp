@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/file.h"
+#include "bench/join.h"
 #include "bench/numbers.h"
 #include "bench/overlap/measure.h"
 #include "bench/statistics.h"
-#include "comm/bootstrap.h"
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
 
@@ -60,9 +60,9 @@ std::string parse(Options& o, int argc, const char* const* argv) {
   app.add_option("-n,--iters", o.plan.iterations, "Iterations; default 5")->check(CLI::Range(1, 1 << 20));
   app.add_option(
          "-R,--local_register", o.plan.registered,
-         "Buckets lie in 0 ordinary memory, 1 that of Communicator::allocate, 2 of allocate_symmetric; "
-         "default 1, as training has them")
-      ->check(CLI::Range(0, 2));
+         "Buckets lie in 0 ordinary memory, 1 that of Communicator::allocate, 2 of allocate_symmetric, "
+         "3 ordinary memory that is registered; default 1, as training has them")
+      ->check(CLI::Range(0, 3));
   app.add_option("--passes", o.plan.passes,
                  "Of compute a parameter; default so many that computing takes as long as communicating")
       ->check(CLI::Range(1L, 1L << 40));
@@ -141,11 +141,7 @@ void write_json(const Communicator& comm, const Options& o, const Measure& measu
 }
 
 void run(const Options& o) {
-  const Place place = place_from_environment();
-  CommOptions comm_options;
-  if (o.timeout_s > 0) comm_options.timeout = std::chrono::milliseconds(static_cast<long>(o.timeout_s * 1e3));
-  Communicator comm = Communicator::connect(place.rank, place.size,
-                                            place.size > 1 ? store_for(place) : memory_store(), comm_options);
+  Communicator comm = join_group(o.timeout_s);
   Measure measure(comm, o.plan);
   const auto results = measure.run();
   const std::vector<Row> rows{{"communicator", results.communicator}, {"scheduler", results.scheduler}};

@@ -40,10 +40,7 @@ Measure::Measure(Communicator& comm, const Plan& plan)
       layout_(plan_buckets(members_of(plan), options_)),
       scheduler_(layout_, options_, [this](int bucket, const Stream&) { return launch(bucket); }) {
   for (const auto& bucket : layout_.buckets) {
-    const std::size_t bytes = bucket.count * sizeof(float);
-    memory_.push_back(plan.registered == 2   ? comm.allocate_symmetric(bytes)
-                      : plan.registered == 1 ? comm.allocate(bytes)
-                                             : allocate_host(bytes));
+    memory_.push_back(memory_of(comm, plan.registered, bucket.count * sizeof(float)));
     order_.insert(order_.end(), bucket.members.begin(), bucket.members.end());
   }
   check();
@@ -52,7 +49,7 @@ Measure::Measure(Communicator& comm, const Plan& plan)
 
 Work Measure::launch(int bucket) {
   const auto b = static_cast<std::size_t>(bucket);
-  return comm_.all_reduce({reinterpret_cast<float*>(memory_[b].get()), layout_.buckets[b].count},
+  return comm_.all_reduce({reinterpret_cast<float*>(memory_[b].data.get()), layout_.buckets[b].count},
                           ReduceOp::avg);
 }
 
@@ -80,11 +77,11 @@ double Measure::step(Through through, long passes) {
 void Measure::check() {
   for (const Through through : {Through::communicator, Through::scheduler}) {
     for (std::size_t b = 0; b < memory_.size(); ++b)
-      std::fill_n(reinterpret_cast<float*>(memory_[b].get()), layout_.buckets[b].count,
+      std::fill_n(reinterpret_cast<float*>(memory_[b].data.get()), layout_.buckets[b].count,
                   static_cast<float>(comm_.rank() + 1));
     step(through, 1);
     for (std::size_t b = 0; b < memory_.size(); ++b) {
-      const auto* values = reinterpret_cast<const float*>(memory_[b].get());
+      const auto* values = reinterpret_cast<const float*>(memory_[b].data.get());
       const auto wrong = std::count_if(values, values + layout_.buckets[b].count,
                                        [&](float v) { return v != mean_of_ranks(comm_.size()); });
       require(wrong == 0, Errc::io, "rank ", comm_.rank(), ": ", wrong, " elements of bucket ", b,

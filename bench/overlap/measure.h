@@ -4,6 +4,7 @@
 #include <chrono>
 #include <vector>
 
+#include "bench/memory.h"
 #include "comm/bucket_scheduler.h"
 #include "comm/communicator.h"
 
@@ -13,7 +14,7 @@ struct Plan {
   std::size_t bytes = 495'000'000, bucket_bytes = std::size_t{25} << 20;
   std::size_t members = 5;  ///< a bucket's: parameters whose gradients become ready one after the other
   int iterations = 5;
-  int registered = 1;  ///< 0: ordinary memory, 1: of allocate(), 2: of allocate_symmetric()
+  int registered = 1;  ///< of memory_of()
   long passes = 0;     ///< of compute a member; 0: so many that computing takes as long as communicating
 };
 
@@ -63,8 +64,8 @@ class Measure {
   const Plan plan_;
   BucketOptions options_;
   BucketLayout layout_;
-  std::vector<int> order_;                          // of the members, as they become ready
-  std::vector<std::shared_ptr<std::byte>> memory_;  // a bucket
+  std::vector<int> order_;      // of the members, as they become ready
+  std::vector<Memory> memory_;  // a bucket
   BucketScheduler scheduler_;
   long passes_ = 0;
 };

@@ -104,17 +104,20 @@ TEST_F(BenchOnDevices, RegistrationIsNccls) {
 
 TEST_F(BenchOnDevices, HowItRunsLeavesItRight) {
   for (const std::string backend : {"nccl", "peer_cuda"})
-    for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{{"-y", "1"},
-                                                                                      {"-G", "2"},
-                                                                                      {"-G", "2", "-m", "2"},
-                                                                                      {"-z", "1"},
-                                                                                      {"-z", "2"},
-                                                                                      {"-z", "3"},
-                                                                                      {"-z", "2", "-m", "2"},
-                                                                                      {"-I", "1"},
-                                                                                      {"-C", "1"},
-                                                                                      {"-u", "1"},
-                                                                                      {"-R", "1"}}) {
+    for (const std::vector<std::string>& more :
+         std::vector<std::vector<std::string>>{{"-y", "1"},
+                                               {"-G", "2"},
+                                               {"-G", "2", "-m", "2"},
+                                               {"-z", "1"},
+                                               {"-z", "2"},
+                                               {"-z", "3"},
+                                               {"-z", "2", "-m", "2"},
+                                               {"-m", "3"},
+                                               {"-m", "3", "--separate"},
+                                               {"-I", "1"},
+                                               {"-C", "1"},
+                                               {"-u", "1"},
+                                               {"-R", "1"}}) {
       std::vector<std::string> flags{"--backend", backend, "-g", "2"};
       flags.insert(flags.end(), more.begin(), more.end());
       const Outcome o = run_perf("reduce_scatter", flags);

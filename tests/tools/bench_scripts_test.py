@@ -67,11 +67,11 @@ class Scripts(unittest.TestCase):
     def test_peers_are_held_against_ours(self):
         table = f'{self.folder.name}/table.json'
         peer = self.program('peer', PEER)
-        p = self.run_script('against_peers', '--bin', BIN, '--ranks', '2', '--rounds', '1', '--sizes', '8,4096', '--collectives', 'all_reduce,broadcast',
+        p = self.run_script('against_peers', '--bin', BIN, '--ranks', '2', '--rounds', '1', '--sizes', '8,4096', '--collectives', 'all_reduce,broadcast,scatter',
                             '--peers', f'slow={peer}', '--json', table)
         self.assertEqual((p.returncode, p.stderr), (0, ''))
         with open(table) as f: rows = json.load(f)
-        self.assertEqual([(r['collective'], r['bytes']) for r in rows], [(c, s) for c in ('all_reduce', 'all_reduce in place', 'broadcast in place') for s in (8, 4096)])
+        self.assertEqual([(r['collective'], r['bytes']) for r in rows], [(c, s) for c in ('all_reduce', 'all_reduce in place', 'broadcast in place', 'scatter') for s in (8, 4096)])
         for r in rows:
             self.assertEqual((r['us']['slow'], r['p99']['slow']), (1e6, 2e6))
             self.assertLessEqual(r['us']['ours'], r['p99']['ours'])

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -166,15 +167,7 @@ TEST(BenchOptions, DeviceBackendsMeanDeviceMemory) {
 }
 
 void expect_status_two(const std::vector<std::string>& flags, const std::string& words) {
-  std::vector<std::string> command{test::built("all_reduce_perf")};
-  command.insert(command.end(), flags.begin(), flags.end());
-  Program p(command);
-  EXPECT_EQ(p.wait(), 2);
-  const std::string err = p.err();
-  EXPECT_EQ(err.find("all_reduce_perf: "), 0u) << err;
-  EXPECT_NE(err.find(words), std::string::npos) << err;
-  EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 1) << err;
-  EXPECT_EQ(p.out(), "");
+  test::expect_refusal("all_reduce_perf", flags, words);
 }
 
 TEST(BenchOptions, TheProgramLeavesWithTwo) {
@@ -363,6 +356,9 @@ TEST(BenchRun, NoCheckMeansNotApplicable) {
 
 TEST(BenchRun, FlagsThatChangeHowItRunsKeepItRight) {
   for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{{"-m", "3"},
+                                                                                    {"-m", "300"},
+                                                                                    {"-m", "3", "--separate"},
+                                                                                    {"-m", "3", "-z", "3"},
                                                                                     {"-z", "1"},
                                                                                     {"-z", "1", "-m", "2"},
                                                                                     {"-z", "3"},
@@ -386,6 +382,42 @@ TEST(BenchRun, FlagsThatChangeHowItRunsKeepItRight) {
     EXPECT_EQ(o.says("2 iterations of rank 0"), more[0] == "-I") << o.text;
     EXPECT_EQ(o.says("# Memory: "), more[0] == "-M");
   }
+}
+
+TEST(BenchOptions, AggregatedMeansAGroupUnlessEachIsACallOfItsOwn) {
+  EXPECT_FALSE(options_of("reduce", {}).grouped());
+  EXPECT_TRUE(options_of("reduce", {"-m", "2"}).grouped());
+  EXPECT_TRUE(options_of("reduce", {"-m", "2", "-z", "3"}).grouped());
+  for (const char* waits : {"1", "2"}) EXPECT_FALSE(options_of("reduce", {"-m", "2", "-z", waits}).grouped());
+  EXPECT_FALSE(options_of("reduce", {"-m", "2", "--separate"}).grouped());
+}
+
+TEST(BenchRun, EveryCollectiveIsRightInAGroup) {
+  for (auto collective : names)
+    for (const char* threads : {"1", "3"}) {
+      const Outcome o = run_threads(collective, {"-t", threads, "-b", "100", "-e", "70K", "-f", "700", "-n",
+                                                 "2", "-m", "5", "-r", "-1"});
+      EXPECT_EQ(o.status, 0) << collective;
+      EXPECT_TRUE(o.says("# Out of bounds values : 0 OK")) << collective << "\n" << o.text;
+      EXPECT_GE(o.rows().size(), 2u);
+    }
+}
+
+/// Results that are looked at in one check on 2 ranks, out of place and in place.
+int results_of(std::vector<std::string> flags) {
+  std::atomic<int> seen = 0;
+  Hooks hooks;
+  hooks.before_check = [&](int, Buffer) { ++seen; };
+  flags.insert(flags.end(), {"-t", "2", "-n", "1"});
+  EXPECT_EQ(run_threads("all_reduce", flags, hooks).status, 0);
+  return seen;
+}
+
+TEST(BenchRun, OfAGroupEachResultIsChecked) {
+  EXPECT_EQ(results_of({"-b", "64", "-e", "64"}), 4);
+  EXPECT_EQ(results_of({"-b", "64", "-e", "64", "-m", "7"}), 7 * 4);
+  EXPECT_EQ(results_of({"-b", "64", "-e", "64", "-m", "7", "--separate"}), 4);
+  EXPECT_EQ(results_of({"-b", "600K", "-e", "600K", "-m", "2"}), 4) << "both use the same memory";
 }
 
 std::vector<std::string> header_of(const std::string& text, const std::string& word) {
@@ -477,6 +509,30 @@ TEST(BenchRun, VerboseSaysWhatARowTakesAndWhatIsForced) {
   EXPECT_TRUE(run_threads("sendrecv", sizes).says("message over shm"));
   EXPECT_FALSE(run_threads("all_reduce", {"-t", "2", "-b", "8", "-e", "8"}).says("built-in table"));
   EXPECT_THROW(run_threads("broadcast", with({"--algorithm", "ring"})), Error);
+}
+
+TEST(BenchRun, VerboseKnowsTheTypeAndTheOperation) {
+  const auto path =
+      std::filesystem::temp_directory_path() / str("rz_bench_table_", static_cast<int>(::getpid()));
+  std::ofstream(path) << "all_reduce one_host streams:chain\n";
+  Program p({test::built("all_reduce_perf"), "-t", "2", "-b", "8", "-e", "8", "-n", "1", "-d", "all", "-o",
+             "all", "--verbose"},
+            {{"RZ_TUNING", path.string()}});
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  std::filesystem::remove(path);
+  std::istringstream in(p.out());
+  std::string choice;
+  int seen = 0;
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("# 8 B: ")) choice = line;
+    if (line.empty() || line[0] != ' ') continue;
+    const auto row = words(line);
+    const bool rounds = (row[2] == "half" || row[2] == "bfloat16" || row[2].starts_with("f8")) &&
+                        row[3] != "min" && row[3] != "max";
+    EXPECT_TRUE(choice.starts_with(rounds ? "# 8 B: one_shot" : "# 8 B: streams:chain")) << choice << line;
+    ++seen;
+  }
+  EXPECT_EQ(seen, 12 * 6);
 }
 
 TEST(BenchRun, CyclesRepeatTheTable) {

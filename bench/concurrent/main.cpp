@@ -1,0 +1,197 @@
+// Communicators over the same ranks, used at once.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "bench/concurrent/measure.h"
+#include "bench/file.h"
+#include "bench/join.h"
+#include "bench/numbers.h"
+#include "bench/statistics.h"
+#include "comm/core/error.h"
+#include "tools/command_line/command_line.h"
+
+namespace rz::bench::concurrent {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* what_else =
+    "Each communicator has a stream of all_reduces (sum of f32, out of place), of which one is in flight at "
+    "a "
+    "time.\n"
+    "Three phases take turns; figures are rank 0's, medians over rounds:\n"
+    "  alone    each stream by itself\n"
+    "  threads  all at once, each called by a thread of its own\n"
+    "  in_turn  all at once, called by one thread: one call of each, then all are waited for\n"
+    "  share    a stream's calls per second over those that streams of its size make alone. In the row of "
+    "all "
+    "their sum:\n"
+    "           1 is as much work as they do one after the other\n"
+    "  fair     the least share over the most\n"
+    "busbw is 2 (n - 1) / n times bytes per second; p50 and p99 are of a call, from its start to its end.\n\n"
+    "  rzrun -n 2 concurrent_bench --bytes 8,8,8,8\n"
+    "  rzrun -n 2 concurrent_bench --bytes 8,4M -R 1\n\n"
+    "Exit status: 0 all right, 2 a wrong command line, 1 anything else.";
+
+struct Options {
+  Plan plan;
+  std::string bytes = "1K,1K,1K,1K", json;
+  double seconds = 0.2, timeout_s = 0;
+};
+
+void settle(Options& o) {
+  for (const std::string& word : CLI::detail::split(o.bytes, ',')) {
+    const std::size_t bytes = parse_size(word, "--bytes");
+    require(bytes >= 8 && bytes % 4 == 0, Errc::config, "--bytes: ", word,
+            " is not a number of floats of 4 bytes, two at least");
+    o.plan.bytes.push_back(bytes);
+  }
+  o.plan.phase = std::chrono::duration<double>(o.seconds);
+}
+
+/// The help, if that was asked for.
+std::string parse(Options& o, int argc, const char* const* argv) {
+  CLI::App app("Times several communicators over the same ranks that are used at once.", "concurrent_bench");
+  app.footer(what_else);
+  app.add_option(
+      "--bytes", o.bytes,
+      "Of a call, one communicator each, with commas between; K, M, G are binary; default " + o.bytes);
+  app.add_option("--rounds", o.plan.rounds, "Turns that the phases take; default 5")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--seconds", o.seconds, "Of a phase; default 0.2")->check(CLI::Range(0.001, 3600.0));
+  app.add_option(
+         "-R,--local_register", o.plan.registered,
+         "Memory: 0 ordinary, 1 of Communicator::allocate, 2 of allocate_symmetric, 3 ordinary memory "
+         "that is registered; default 0")
+      ->check(CLI::Range(0, 3));
+  app.add_option("--json", o.json, "Write the results there as JSON");
+  app.add_option("-T,--timeout", o.timeout_s,
+                 "Deadline of an operation in seconds; default RZ_TIMEOUT_S or 600")
+      ->check(CLI::Range(0.1, 1e6));
+  const std::string help = parse_command_line(app, argc, argv);
+  if (help.empty()) settle(o);
+  return help;
+}
+
+struct Row {
+  Figure figure;
+  std::size_t bytes = 0;
+  double alone = 0;  ///< calls per second of streams of this size by themselves
+
+  double share() const { return figure.calls_per_s / alone; }
+  double bus_bytes_per_s(int ranks) const {
+    return figure.calls_per_s * static_cast<double>(bytes) * 2 * (ranks - 1) / ranks;
+  }
+};
+
+/// A phase's medians over rounds.
+struct Table {
+  const char* way;
+  std::vector<Row> rows;
+
+  double shares() const {
+    double sum = 0;
+    for (const Row& r : rows) sum += r.share();
+    return sum;
+  }
+  double fairness() const {
+    const auto [least, most] =
+        std::minmax_element(rows.begin(), rows.end(), [](auto& a, auto& b) { return a.share() < b.share(); });
+    return least->share() / most->share();
+  }
+};
+
+double median(const std::vector<Round>& rounds, Phase Round::*phase, std::size_t stream,
+              double Figure::*which) {
+  std::vector<double> values;
+  for (const Round& r : rounds) values.push_back((r.*phase)[stream].*which);
+  return summarize(values).p50;
+}
+
+/// Calls per second of a stream by itself. Streams of one size are alike: what lies between them is chance.
+double alone(const std::vector<Round>& rounds, const Plan& plan, std::size_t bytes) {
+  std::vector<double> values;
+  for (const Round& r : rounds)
+    for (std::size_t i = 0; i < plan.bytes.size(); ++i)
+      if (plan.bytes[i] == bytes) values.push_back(r.alone[i].calls_per_s);
+  return summarize(values).p50;
+}
+
+Table table_of(const char* way, const std::vector<Round>& rounds, Phase Round::*phase, const Plan& plan) {
+  Table t{way, {}};
+  for (std::size_t i = 0; i < plan.bytes.size(); ++i) {
+    Row row{.bytes = plan.bytes[i], .alone = alone(rounds, plan, plan.bytes[i])};
+    for (double Figure::*which : {&Figure::calls_per_s, &Figure::p50_us, &Figure::p99_us})
+      row.figure.*which = median(rounds, phase, i, which);
+    t.rows.push_back(row);
+  }
+  return t;
+}
+
+void print(const Communicator& comm, const Options& o, const std::vector<Table>& tables) {
+  std::printf("# %d ranks, %s; %zu communicators, memory -R %d; medians of %d rounds of %g s a phase\n",
+              comm.size(), comm.describe().c_str(), o.plan.bytes.size(), o.plan.registered, o.plan.rounds,
+              o.seconds);
+  std::printf("# %6s %6s %10s %10s %9s %9s %9s %6s %6s\n", "way", "stream", "bytes", "calls/s", "busbw GB/s",
+              "p50 us", "p99 us", "share", "fair");
+  for (const Table& t : tables) {
+    double calls = 0, bus = 0;
+    for (std::size_t i = 0; i < t.rows.size(); ++i) {
+      const Row& r = t.rows[i];
+      calls += r.figure.calls_per_s, bus += r.bus_bytes_per_s(comm.size());
+      std::printf("%8s %6zu %10zu %10.0f %10.3f %9.2f %9.2f %6.3f\n", t.way, i, r.bytes, r.figure.calls_per_s,
+                  r.bus_bytes_per_s(comm.size()) / 1e9, r.figure.p50_us, r.figure.p99_us, r.share());
+    }
+    if (t.way == tables.front().way) continue;  // they were not at once
+    std::printf("%8s %6s %10s %10.0f %10.3f %9s %9s %6.3f %6.3f\n", t.way, "all", "", calls, bus / 1e9, "",
+                "", t.shares(), t.fairness());
+  }
+}
+
+void write_json(const Communicator& comm, const Options& o, const std::vector<Table>& tables) {
+  Json j{{"tool", "concurrent_bench"}, {"ranks", comm.size()},
+         {"backend", comm.describe()}, {"local_register", o.plan.registered},
+         {"rounds", o.plan.rounds},    {"seconds", o.seconds},
+         {"ways", Json::object()}};
+  for (const Table& t : tables) {
+    Json streams = Json::array();
+    for (const Row& r : t.rows)
+      streams.push_back({{"bytes", r.bytes},
+                         {"calls_per_s", r.figure.calls_per_s},
+                         {"bus_bytes_per_s", r.bus_bytes_per_s(comm.size())},
+                         {"p50_us", r.figure.p50_us},
+                         {"p99_us", r.figure.p99_us},
+                         {"alone_calls_per_s", r.alone},
+                         {"share", r.share()}});
+    j["ways"][t.way] = {{"streams", streams}, {"shares", t.shares()}, {"fairness", t.fairness()}};
+  }
+  write_file(o.json, j.dump(1));
+}
+
+void run(const Options& o) {
+  Communicator comm = join_group(o.timeout_s);
+  const auto rounds = Measure(comm, o.plan).run();
+  if (comm.rank() != 0) return;
+  const std::vector<Table> tables{table_of("alone", rounds, &Round::alone, o.plan),
+                                  table_of("threads", rounds, &Round::threads, o.plan),
+                                  table_of("in_turn", rounds, &Round::in_turn, o.plan)};
+  print(comm, o, tables);
+  if (!o.json.empty()) write_json(comm, o, tables);
+}
+
+}  // namespace
+}  // namespace rz::bench::concurrent
+
+int main(int argc, char** argv) {
+  using namespace rz::bench::concurrent;
+  return rz::run_program("concurrent_bench", [&] {
+    Options options;
+    const std::string help = parse(options, argc, argv);
+    if (!help.empty()) return std::fputs(help.c_str(), stdout) < 0 ? 1 : 0;
+    run(options);
+    return 0;
+  });
+}

@@ -1,0 +1,17 @@
+#include "bench/join.h"
+
+#include <chrono>
+
+#include "comm/bootstrap.h"
+
+namespace rz::bench {
+
+Communicator join_group(double timeout_s) {
+  const Place place = place_from_environment();
+  CommOptions options;
+  if (timeout_s > 0) options.timeout = std::chrono::milliseconds(static_cast<long>(timeout_s * 1e3));
+  return Communicator::connect(place.rank, place.size, place.size > 1 ? store_for(place) : memory_store(),
+                               options);
+}
+
+}  // namespace rz::bench

@@ -1,0 +1,30 @@
+#include "bench/memory.h"
+
+#include <algorithm>
+
+#include "comm/core/error.h"
+#include "comm/core/memory.h"
+
+namespace rz::bench {
+namespace {
+
+// So large that malloc takes it from mmap: memory to register has its pages for itself.
+constexpr std::size_t least_to_register = 256 << 10;
+
+}  // namespace
+
+Memory memory_of(Communicator& comm, int registered, std::size_t bytes, const Stream& stream) {
+  if (registered == 3) bytes = std::max(bytes, least_to_register);
+  Memory m{registered == 2   ? comm.allocate_symmetric(bytes)
+           : registered == 1 ? comm.allocate(bytes)
+                             : allocate_on(comm.options().device, bytes)};
+  set_bytes(m.data.get(), 0, bytes, stream);
+  stream.synchronize();
+  if (registered != 3) return m;
+  m.registration = comm.register_buffer(m.data.get(), bytes);
+  require(m.registration.zero_copy() || comm.size() == 1, Errc::unsupported, "-R 3 on rank ", comm.rank(),
+          ": ", m.registration.why());
+  return m;
+}
+
+}  // namespace rz::bench

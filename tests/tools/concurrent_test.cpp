@@ -1,0 +1,89 @@
+// Communicators used at once: the program that times them.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "comm/core/text.h"
+#include "tests/support/program.h"
+
+namespace rz {
+namespace {
+
+using test::Program;
+using Words = std::vector<std::string>;
+
+/// A short run, and what it wrote as JSON.
+nlohmann::json run(const char* ranks, Words flags, std::string* text = nullptr) {
+  const auto path = std::filesystem::temp_directory_path() /
+                    str("rz_concurrent_test_", static_cast<int>(::getpid()), ".json");
+  Words command{test::built("rzrun"), "-n",        ranks, test::built("concurrent_bench"), "--json",
+                path.string(),        "--seconds", "0.01"};
+  command.insert(command.end(), flags.begin(), flags.end());
+  Program p(command);
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  if (text) *text = p.out();
+  const auto json = nlohmann::json::parse(std::ifstream(path));
+  std::filesystem::remove(path);
+  return json;
+}
+
+TEST(Concurrent, SharesAreOfWhatAStreamDoesAlone) {
+  std::string text;
+  const auto j = run("2", {"--bytes", "8,64K,8", "--rounds", "3"}, &text);
+  EXPECT_EQ(j.at("ranks"), 2);
+  const auto& alone = j.at("ways").at("alone").at("streams");
+  for (const char* way : {"alone", "threads", "in_turn"}) {
+    const auto& streams = j.at("ways").at(way).at("streams");
+    ASSERT_EQ(streams.size(), 3u) << way;
+    double sum = 0, least = 1e9, most = 0;
+    for (std::size_t i = 0; i < 3; ++i) {
+      const auto& s = streams[i];
+      EXPECT_EQ(s.at("bytes"), i == 1 ? 64 << 10 : 8);
+      const double calls = s.at("calls_per_s"), share = s.at("share");
+      EXPECT_GT(calls, 0);
+      EXPECT_EQ(s.at("bus_bytes_per_s").get<double>(), calls * s.at("bytes").get<double>());
+      EXPECT_LE(s.at("p50_us").get<double>(), s.at("p99_us").get<double>());
+      EXPECT_EQ(share, calls / s.at("alone_calls_per_s").get<double>());
+      sum += share, least = std::min(least, share), most = std::max(most, share);
+    }
+    EXPECT_EQ(j.at("ways").at(way).at("shares").get<double>(), sum);
+    EXPECT_EQ(j.at("ways").at(way).at("fairness").get<double>(), least / most);
+  }
+  EXPECT_EQ(alone[1].at("share"), 1) << "the only stream of its size";
+  EXPECT_EQ(alone[0].at("alone_calls_per_s"), alone[2].at("alone_calls_per_s"));
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2 + 3 + 4 + 4) << text;
+}
+
+TEST(Concurrent, CallsInTurnAreAsManyOfEachStream) {
+  const auto streams = run("3", {"--bytes", "8,1M", "--rounds", "1"}).at("ways").at("in_turn").at("streams");
+  EXPECT_EQ(streams[0].at("calls_per_s"), streams[1].at("calls_per_s"));
+  EXPECT_EQ(run("2", {"--bytes", "1K,1K"}).at("ways").at("in_turn").at("fairness"), 1);
+}
+
+TEST(Concurrent, AnyMemoryAndARankAlone) {
+  for (const char* memory : {"0", "1", "2", "3"}) {
+    const auto j = run("2", {"--bytes", "256,300K", "--rounds", "1", "-R", memory});
+    EXPECT_EQ(j.at("local_register"), memory[0] - '0');
+  }
+  EXPECT_EQ(run("1", {"--bytes", "1K", "--rounds", "1"}).at("ways").at("threads").at("fairness"), 1);
+}
+
+TEST(Concurrent, AWrongCommandLineIsOneLine) {
+  const std::vector<std::pair<Words, std::string>> bad = {
+      {{"--bytes", "1K,4"}, "--bytes: 4 is not a number of floats of 4 bytes, two at least"},
+      {{"--bytes", "1K,10"}, "--bytes: 10 is not"},
+      {{"--bytes", "1K,,8"}, "'' is no size"},
+      {{"--bytes", "big"}, "'big' is no size"},
+      {{"--rounds", "0"}, "rounds"},
+      {{"-R", "4"}, "local_register"},
+      {{"--byts", "1K"}, "did you mean --bytes?"}};
+  for (const auto& [flags, words] : bad) test::expect_refusal("concurrent_bench", flags, words);
+}
+
+}  // namespace
+}  // namespace rz
