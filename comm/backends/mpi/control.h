@@ -18,7 +18,8 @@ struct Note {
     query,    ///< are you at call `sequence`?
     answer,   ///< to that: the call of that number as this rank knows it, if `known`; it has made `calls` so
               ///< far
-    failure,  ///< the group can go no further: code, culprit, text
+    failure,  ///< the group can go no further: code, culprit, text; its sender had ended its first `calls`
+              ///< calls
     leaving   ///< the last note of a rank, which has ended its first `calls` calls and destroys its
               ///< communicator
   };

@@ -22,6 +22,7 @@ constexpr auto light_sleep = 1ms;
 constexpr auto note_interval = 1ms;    // between looks for notes while operations are in flight
 constexpr auto idle_interval = 100ms;  // and while there are none
 constexpr auto inquiry_time = 1s;      // an idle rank answers within idle_interval
+constexpr auto catching_up = 200ms;    // for calls that others have ended
 constexpr std::size_t ahead = 8;       // agreements under way
 constexpr std::size_t remembered = 8;  // ended calls, for ranks that ask
 
@@ -242,6 +243,7 @@ void Engine::step() {
   if (attention_.load(std::memory_order_acquire)) accept();
   bool moved = advance_front();
   moved |= messages_.advance([this](Job& job) { operation_ended(job); });
+  check_heard();
   const auto now = Clock::now();
   if (now >= next_look_) {
     next_look_ = now + (queue_.empty() && messages_.idle() ? idle_interval : note_interval);
@@ -367,8 +369,18 @@ void Engine::read(int peer, const Note& note) {
       return;
     case Note::failure:
       learnt_ = true;
-      throw Error(static_cast<Errc>(note.code), note.get_text(), note.culprit);
+      if (!heard_)
+        heard_ = Heard{.error = Error(static_cast<Errc>(note.code), note.get_text(), note.culprit),
+                       .calls = note.calls,
+                       .until = Clock::now() + catching_up};
+      return check_heard();
   }
+}
+
+void Engine::check_heard() const {
+  if (!heard_) return;
+  const bool behind = !queue_.empty() && queue_.front().signature.sequence < heard_->calls;
+  if (!behind || Clock::now() >= heard_->until) throw heard_->error;
 }
 
 Note Engine::answer_to(const Note& query) const {
@@ -383,16 +395,16 @@ Note Engine::answer_to(const Note& query) const {
   return answer;
 }
 
-// Whoever left had ended all its calls, and no other ones will come.
+// Whoever left had ended all its calls, and no other ones will come: those are ended here, too.
 void Engine::check_left() const {
   for (int peer = 0; peer < size_; ++peer) {
     const auto& note = left_[static_cast<std::size_t>(peer)];
     if (!note) continue;
-    const bool missed = !queue_.empty() && queue_.back().signature.sequence >= note->calls;
+    const bool missed = !queue_.empty() && queue_.front().signature.sequence >= note->calls;
     if (missed || messages_.in_vain(peer, note->sent, note->received))
       throw Error(Errc::peer_lost,
                   str("rank ", peer, " destroyed its communicator, but rank ", rank_, " called ",
-                      missed ? describe(queue_.back().signature) : "a message that it should share",
+                      missed ? describe(queue_.front().signature) : "a message that it should share",
                       "; every rank must make the same calls"),
                   peer);
   }
@@ -464,7 +476,10 @@ void Engine::fail_late(const std::string& who, int culprit, const std::string& w
 
 // What MPI still holds stays in memory for ever: it has no way to withdraw a collective.
 void Engine::poison(std::exception_ptr error) noexcept {
-  Note note{.kind = Note::failure, .code = static_cast<int>(Errc::aborted), .culprit = rank_};
+  Note note{.kind = Note::failure,
+            .code = static_cast<int>(Errc::aborted),
+            .culprit = rank_,
+            .calls = queue_.empty() ? next_sequence_ : queue_.front().signature.sequence};
   bool destroyed = false;
   {
     const std::lock_guard lock(mutex_);

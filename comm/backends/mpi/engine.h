@@ -71,6 +71,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::size_t stage = 0;
     Requests requests;
   };
+  /// Another rank's failure: what its sender had ended, this rank ends first, within a bounded time. Notes are
+  /// faster than collectives.
+  struct Heard {
+    Error error;
+    std::uint64_t calls;
+    std::chrono::steady_clock::time_point until;
+  };
   /// Who is where, asked when a deadline has passed.
   struct Inquiry {
     std::uint32_t sequence;
@@ -94,6 +101,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void operation_ended(Job&);
   void read_notes();
   void read(int peer, const Note&);
+  void check_heard() const;
   Note answer_to(const Note& query) const;
   void check_left() const;
   void idle();
@@ -134,6 +142,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::deque<Signature> ended_;  // the last few
   std::uint32_t next_sequence_ = 0;
   std::optional<Inquiry> inquiry_;
+  std::optional<Heard> heard_;
   std::vector<std::optional<Note>> left_;  // a rank's last note
   std::chrono::steady_clock::time_point next_look_{};
   unsigned idle_rounds_ = 0;
