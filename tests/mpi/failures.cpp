@@ -164,19 +164,22 @@ TEST(Failure, AbortEndsEveryRankWithinASecond) {
   EXPECT_TRUE(says(e, "the user pressed a key")) << e.what();
 }
 
+// Often, since what the rank that left says may come before what ends the barrier that it shared.
 TEST(Failure, ARankThatLeftIsNamed) {
-  {
-    auto comm = connect(quick("mpi"));
-    comm.barrier().wait();
-    if (world_rank() != 0) {
-      const auto begin = Clock::now();
-      const Error e = error_of([&] { comm.barrier().wait(); });
-      EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
-      EXPECT_EQ(e.culprit(), 0) << e.what();
-      EXPECT_LT(Clock::now() - begin, 5s);
+  for (int time = 0; time < 10; ++time) {
+    {
+      auto comm = connect(quick("mpi"));
+      comm.barrier().wait();
+      if (world_rank() != 0) {
+        const auto begin = Clock::now();
+        const Error e = error_of([&] { comm.barrier().wait(); });
+        EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
+        EXPECT_EQ(e.culprit(), 0) << e.what();
+        EXPECT_LT(Clock::now() - begin, 5s);
+      }
     }
+    meet("gone");
   }
-  meet("gone");
 }
 
 TEST(Failure, DestructionWithOperationsPendingIsBounded) {

@@ -71,8 +71,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
     std::size_t stage = 0;
     Requests requests;
   };
-  /// Another rank's failure: what its sender had ended, this rank ends first, within a bounded time. Notes are
-  /// faster than collectives.
+  /// Another rank's failure: what its sender had ended, this rank ends first, within a bounded time. Notes
+  /// are faster than collectives.
   struct Heard {
     Error error;
     std::uint64_t calls;
