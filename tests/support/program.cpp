@@ -9,10 +9,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <thread>
 
 #include "comm/core/deadline.h"
+#include "comm/core/text.h"
 
 namespace rz::test {
 namespace {
@@ -114,6 +117,21 @@ void expect_refusal(const std::string& program, const std::vector<std::string>& 
   EXPECT_NE(err.find(words), std::string::npos) << err;
   EXPECT_EQ(std::count(err.begin(), err.end(), '\n'), 1) << err;
   EXPECT_EQ(p.out(), "");
+}
+
+std::string json_of(const std::string& program, int ranks, const std::vector<std::string>& flags,
+                    std::string* out) {
+  const auto path = std::filesystem::temp_directory_path() /
+                    str("rz_", program, "_test_", static_cast<int>(::getpid()), ".json");
+  std::vector<std::string> command{built("rzrun"), "-n", str(ranks), built(program), "--json", path.string()};
+  command.insert(command.end(), flags.begin(), flags.end());
+  Program p(command);
+  EXPECT_EQ(p.wait(), 0) << p.err();
+  if (out) *out = p.out();
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  std::filesystem::remove(path);
+  return text.str();
 }
 
 }  // namespace rz::test

@@ -46,4 +46,9 @@ bool gone(pid_t pid, std::chrono::seconds deadline = std::chrono::seconds(10));
 void expect_refusal(const std::string& program, const std::vector<std::string>& flags,
                     const std::string& words);
 
+/// Runs a program of this build on so many ranks, which ends well, and returns what it wrote to the file that
+/// its flag --json names; to `out` what it printed.
+std::string json_of(const std::string& program, int ranks, const std::vector<std::string>& flags,
+                    std::string* out = nullptr);
+
 }  // namespace rz::test

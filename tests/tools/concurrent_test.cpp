@@ -1,40 +1,26 @@
 // Communicators used at once: the program that times them.
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "comm/core/text.h"
 #include "tests/support/program.h"
 
 namespace rz {
 namespace {
 
-using test::Program;
 using Words = std::vector<std::string>;
 
 /// A short run, and what it wrote as JSON.
-nlohmann::json run(const char* ranks, Words flags, std::string* text = nullptr) {
-  const auto path = std::filesystem::temp_directory_path() /
-                    str("rz_concurrent_test_", static_cast<int>(::getpid()), ".json");
-  Words command{test::built("rzrun"), "-n",        ranks, test::built("concurrent_bench"), "--json",
-                path.string(),        "--seconds", "0.01"};
-  command.insert(command.end(), flags.begin(), flags.end());
-  Program p(command);
-  EXPECT_EQ(p.wait(), 0) << p.err();
-  if (text) *text = p.out();
-  const auto json = nlohmann::json::parse(std::ifstream(path));
-  std::filesystem::remove(path);
-  return json;
+nlohmann::json run(int ranks, Words flags, std::string* text = nullptr) {
+  flags.insert(flags.end(), {"--seconds", "0.01"});
+  return nlohmann::json::parse(test::json_of("concurrent_bench", ranks, flags, text));
 }
 
 TEST(Concurrent, SharesAreOfWhatAStreamDoesAlone) {
   std::string text;
-  const auto j = run("2", {"--bytes", "8,64K,8", "--rounds", "3"}, &text);
+  const auto j = run(2, {"--bytes", "8,64K,8", "--rounds", "3"}, &text);
   EXPECT_EQ(j.at("ranks"), 2);
   const auto& alone = j.at("ways").at("alone").at("streams");
   for (const char* way : {"alone", "threads", "in_turn"}) {
@@ -60,17 +46,17 @@ TEST(Concurrent, SharesAreOfWhatAStreamDoesAlone) {
 }
 
 TEST(Concurrent, CallsInTurnAreAsManyOfEachStream) {
-  const auto streams = run("3", {"--bytes", "8,1M", "--rounds", "1"}).at("ways").at("in_turn").at("streams");
+  const auto streams = run(3, {"--bytes", "8,1M", "--rounds", "1"}).at("ways").at("in_turn").at("streams");
   EXPECT_EQ(streams[0].at("calls_per_s"), streams[1].at("calls_per_s"));
-  EXPECT_EQ(run("2", {"--bytes", "1K,1K"}).at("ways").at("in_turn").at("fairness"), 1);
+  EXPECT_EQ(run(2, {"--bytes", "1K,1K"}).at("ways").at("in_turn").at("fairness"), 1);
 }
 
 TEST(Concurrent, AnyMemoryAndARankAlone) {
   for (const char* memory : {"0", "1", "2", "3"}) {
-    const auto j = run("2", {"--bytes", "256,300K", "--rounds", "1", "-R", memory});
+    const auto j = run(2, {"--bytes", "256,300K", "--rounds", "1", "-R", memory});
     EXPECT_EQ(j.at("local_register"), memory[0] - '0');
   }
-  EXPECT_EQ(run("1", {"--bytes", "1K", "--rounds", "1"}).at("ways").at("threads").at("fairness"), 1);
+  EXPECT_EQ(run(1, {"--bytes", "1K", "--rounds", "1"}).at("ways").at("threads").at("fairness"), 1);
 }
 
 TEST(Concurrent, AWrongCommandLineIsOneLine) {

@@ -1,34 +1,20 @@
 // Gradients in buckets, all-reduced while the ranks compute: the program that times it.
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "comm/core/text.h"
 #include "tests/support/program.h"
 
 namespace rz {
 namespace {
 
-using test::Program;
 using Words = std::vector<std::string>;
 
 /// A run of a few MB on 2 ranks, and what it wrote as JSON.
-nlohmann::json run(Words flags, std::string* text = nullptr) {
-  const auto path =
-      std::filesystem::temp_directory_path() / str("rz_overlap_test_", static_cast<int>(::getpid()), ".json");
-  Words command{test::built("rzrun"), "-n", "2", test::built("overlap_bench"), "--json", path.string()};
-  command.insert(command.end(), flags.begin(), flags.end());
-  Program p(command);
-  EXPECT_EQ(p.wait(), 0) << p.err();
-  if (text) *text = p.out();
-  const auto json = nlohmann::json::parse(std::ifstream(path));
-  std::filesystem::remove(path);
-  return json;
+nlohmann::json run(const Words& flags, std::string* text = nullptr) {
+  return nlohmann::json::parse(test::json_of("overlap_bench", 2, flags, text));
 }
 
 TEST(Overlap, SaysWhatIsExposedAndWhatComputingLost) {
