@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cmath>
+#include <latch>
 #include <set>
 #include <thread>
 
@@ -216,15 +217,18 @@ TEST_P(FusedOver, SizesThatDifferAreAMismatch) {
 }
 
 TEST_P(FusedOver, AFailureEndsAllThatIsFused) {
+  std::latch submitted(1);
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 2, std::move(store), options(rank));
     std::vector<float> x(50, 1.0f);
     std::vector<Work> works;
     if (rank == 1) {
       for (int i = 0; i < 20; ++i) comm.all_reduce({&x[i], 1}).wait();
+      submitted.wait();
       return comm.abort("enough");
     }
     for (float& v : x) works.push_back(comm.all_reduce({&v, 1}));
+    submitted.count_down();
     EXPECT_EQ(test::error_of([&] { works.back().wait(); }).code(), Errc::aborted);
     for (const Work& w : works) EXPECT_TRUE(w.done());
     for (int i = 0; i < 20; ++i) EXPECT_EQ(x[i], 2) << i;
