@@ -7,6 +7,8 @@
 //
 // Every host has to hold consecutive ranks. Small floats are rounded once a host.
 
+#include <algorithm>
+
 #include "comm/algorithms/hosts.h"
 #include "comm/algorithms/peers.h"
 
@@ -33,14 +35,34 @@ void fold_host(const Hosts& hosts, int lane, Slot sum, std::vector<Step>& steps)
   if (!hosts.last()) steps.push_back(send(hosts.owner(hosts.here() + 1, lane), sum));
 }
 
-/// Lane i is chunk i.
-auto lanes_of(const Hosts& hosts) {
-  return [&hosts](int rank) {
+/// Lane i is the chunks from i * parts on.
+auto lanes_of(const Hosts& hosts, int parts = 1) {
+  return [&hosts, parts](int rank) {
     std::vector<int> chunks;
     const int there = static_cast<int>(hosts.ranks(hosts.here()).size());
-    for (int c = hosts.index_of(rank); c < hosts.largest(); c += there) chunks.push_back(c);
+    for (int lane = hosts.index_of(rank); lane < hosts.largest(); lane += there)
+      for (int i = 0; i < parts; ++i) chunks.push_back(lane * parts + i);
     return chunks;
   };
+}
+
+/// Hands this host's results to its other ranks. `duties` as above.
+template <class Duties>
+void share_results(const Hosts& hosts, int rank, Duties duties, std::vector<Step>& steps) {
+  for (const int peer : hosts.neighbours())
+    for (const int c : duties(rank)) steps.push_back(send(peer, output(c)));
+  for (const int peer : hosts.neighbours(true))
+    for (const int c : duties(peer)) steps.push_back(recv(output(c), peer));
+}
+
+/// A result of lane `lane` from the last host to all others, by way of host `relay`.
+void spread(const Hosts& hosts, int lane, int relay, Slot result, std::vector<Step>& steps) {
+  const int last = hosts.count() - 1;
+  if (hosts.here() == last && relay != last) return steps.push_back(send(hosts.owner(relay, lane), result));
+  if (hosts.here() != last)
+    steps.push_back(recv(result, hosts.owner(hosts.here() == relay ? last : relay, lane)));
+  for (int d = 1; hosts.here() == relay && d < hosts.count(); ++d)
+    if (const int to = hosts.around(d); to != last) steps.push_back(send(hosts.owner(to, lane), result));
 }
 
 }  // namespace
@@ -57,10 +79,27 @@ Schedule hierarchical_chain_all_reduce(Seat seat) {
     if (!hosts.last()) s.steps.push_back(recv(output(c), hosts.owner(hosts.here() + 1, c)));
     if (hosts.here() > 0) s.steps.push_back(send(hosts.owner(hosts.here() - 1, c), output(c)));
   }
-  for (const int peer : hosts.neighbours())
-    for (const int c : mine) s.steps.push_back(send(peer, output(c)));
-  for (const int peer : hosts.neighbours(true))
-    for (const int c : duties(peer)) s.steps.push_back(recv(output(c), peer));
+  share_results(hosts, seat.rank, duties, s.steps);
+  return s;
+}
+
+// The last host scatters its results over the hosts, each of which hands its parts to all others: the
+// broadcast of scatter_all_gather.cpp, between hosts. Of a buffer n and H hosts, the last one sends
+// n (H - 1) / H to the others and as much of its own parts, and each other n along the chain and
+// n (H - 2) / H of results: no more than in a ring, where the way back along the chain has hosts in the
+// middle send 2n. Hosts take turns with the parts of a lane, that of the last host first, so that results are
+// on their way while sums are. Two hosts have nothing to share out: there it is the chain.
+Schedule hierarchical_chain_all_gather_all_reduce(Seat seat) {
+  const Hosts hosts = Hosts::in_a_row(seat, "hierarchical_chain_all_gather");
+  const int last = hosts.count() - 1, turns = std::max(1, 16 / hosts.count());
+  const int parts = hosts.count() > 2 ? turns * hosts.count() : 1;
+  const auto duties = lanes_of(hosts, parts);
+  const std::vector<int> mine = duties(seat.rank);
+  Schedule s{.chunks = hosts.largest() * parts};
+  contribute(hosts, duties, s.steps);
+  for (const int c : mine) fold_host(hosts, c / parts, output(c), s.steps);
+  for (const int c : mine) spread(hosts, c / parts, last - c % parts % hosts.count(), output(c), s.steps);
+  share_results(hosts, seat.rank, duties, s.steps);
   return s;
 }
 

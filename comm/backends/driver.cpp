@@ -414,8 +414,7 @@ void Driver::run_schedule(const Operation& op, const Algorithm& algorithm, std::
   const Plan& plan = plan_for(algorithm, root, Layout::in_place(op, rank_, size_));
   const auto number = static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1;
   Signature signature = signature_of(op, size_, sequence_++, number);
-  const bool one_shot = op.kind == Collective::all_reduce && std::string_view(algorithm.name) == "one_shot";
-  if (one_shot) signature.behind = behind();
+  if (op.kind == Collective::all_reduce && op.in.count > 0) signature.behind = behind();
   execution_.start(op, plan, signature, slice ? slice : slice_bytes);
 }
 

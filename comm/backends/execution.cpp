@@ -116,19 +116,12 @@ bool Execution::matches(int peer) {
   Signature mine = signature_;
   if (op_->kind == Collective::all_to_all_v) mine.count = op_->pairs->recv_counts[index(peer)];
   mine.behind = incoming.signature.behind;  // which may differ
-  agreed_ = std::min(agreed_, mine.behind);
   if (!(incoming.signature == mine))
     fail(Errc::mismatch, "mismatched collectives: rank ", peer, " called ", describe(incoming.signature),
          " while rank ", rank_, " called ", describe(mine),
          "; every rank must make the same calls in the same order");
   greeted_[index(peer)] = true;
   return true;
-}
-
-std::uint8_t Execution::agreed() const {
-  for (int r = 0; r < size_; ++r)
-    if (r != rank_ && !greeted_[index(r)]) return 0;
-  return agreed_;
 }
 
 void Execution::finish(int step) {
@@ -158,6 +151,7 @@ bool Execution::advance_send(int step) {
       return false;
     if (const std::size_t most = offered(step); most > p.done) {
       Signature signature = signature_;
+      signature.behind = agreed_;
       if (op_->kind == Collective::all_to_all_v) signature.count = op_->pairs->send_counts[peer];
       if (p.done == 0) p.stream_begin = posted_[peer];
       const std::size_t taken =
@@ -200,9 +194,17 @@ bool Execution::advance_combine(int step) {
   return true;
 }
 
+// Whom a message's first byte depends on its sender has heard from before it sent that.
+bool Execution::hear(const Incoming& incoming) {
+  if (incoming.bytes.empty()) return false;
+  agreed_ = std::min(agreed_, incoming.signature.behind);
+  return true;
+}
+
 bool Execution::advance_receive(int step, int peer, std::size_t most) {
   if (!matches(peer)) return false;
   Progress& p = progress_[index(step)];
+  if (agreed_ > 0 && p.done == 0 && !hear(transport_.peek(peer, Lane::collective))) return false;
   std::byte* to = write(plan_->steps[index(step)].step.slot) + p.done;
   const std::size_t taken = transport_.receive(peer, Lane::collective, {to, most});
   p.done += taken;
@@ -213,7 +215,7 @@ Execution::Piece Execution::remote_piece(int peer) {
   Carry& carry = carry_[index(peer)];
   if (carry.have == 0) {
     const Incoming incoming = transport_.peek(peer, Lane::collective);
-    if (incoming.bytes.size() >= element_ || incoming.bytes.empty())
+    if (!hear(incoming) || incoming.bytes.size() >= element_)
       return {incoming.bytes.data(), incoming.bytes.size() / element_ * element_, false};
   }
   carry.have += transport_.receive(peer, Lane::collective, {carry.bytes + carry.have, element_ - carry.have});

@@ -1,10 +1,11 @@
 #pragma once
 /// Small all_reduces that are in flight together, as one.
 ///
-/// Every call of which each rank hears from all others says how many calls behind it its rank would fuse
-/// (Signature::behind); the least that any rank says is what all of them fuse next. A rank never waits for
-/// calls that it has not made, since it fuses only what all have in flight, in the order in which they were
-/// made. Sums run in rank order, element by element: fused or not, the bits are the same.
+/// Every all_reduce says how many calls behind it its rank would fuse (Signature::behind), and a message of
+/// it the least that its sender has heard of. A result depends on every rank, and so do the messages that it
+/// comes of: the least that any rank says, which all of them fuse next. A rank never waits for calls that it
+/// has not made, since it fuses only what all have in flight, in the order in which they were made. Sums run
+/// in rank order, element by element: fused or not, the bits are the same.
 
 #include <algorithm>
 #include <cstdint>

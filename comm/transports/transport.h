@@ -27,7 +27,8 @@ struct Signature {
   Collective kind = Collective::barrier;
   DType dtype = DType::u8;
   ReduceOp::Kind op = ReduceOp::sum;
-  std::uint8_t behind = 0;  ///< calls that this rank would fuse into one after this (comm/backends/fused.h)
+  /// Calls that this rank, and all that it has heard from, would fuse after this (comm/backends/fused.h).
+  std::uint8_t behind = 0;
   std::uint32_t algorithm = 0;
   bool operator==(const Signature&) const = default;
 };

@@ -202,6 +202,9 @@ TEST(Algorithms, OverHostsTheNetworkCarriesABufferOnceAndNotOnceARank) {
   EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical", four, 1), 1.5);
   for (const int host : {0, 3}) EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", four, host), 1);
   for (const int host : {1, 2}) EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", four, host), 2);
+  for (const int host : {0, 1, 2, 3})
+    EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain_all_gather", four, host), 1.5) << host;
+  EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain_all_gather", two, 1), 1);
   EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", unequal, 1), 2);
   EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", unequal, 2), 1);
 
@@ -234,7 +237,8 @@ TEST(Algorithms, AnUnknownNameListsTheChoices) {
     EXPECT_EQ(e.code(), Errc::config);
     EXPECT_STREQ(e.what(),
                  "all_reduce has no algorithm 'rign'; choose one of one_shot, two_shot, chain, ring, "
-                 "halving_doubling, tree, hierarchical_chain, hierarchical, two_shot_by_pairs");
+                 "halving_doubling, tree, hierarchical_chain, hierarchical_chain_all_gather, "
+                 "hierarchical, two_shot_by_pairs");
   }
 }
 

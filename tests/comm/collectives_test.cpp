@@ -383,6 +383,9 @@ TEST(Collectives, HostsOfSeveralRanks) {
     check_reductions<float>(comm, {300007}, false);
     check_movements<double>(comm, {150001}, false);
   });
+  on_hosts("aabbc", quick(), [](Communicator& comm) {  // and where a result has several ways
+    check_reductions<float>(comm, {300007}, false);
+  });
 }
 
 TEST(Collectives, HostsOfSeveralRanksInAnyOrder) {
@@ -509,7 +512,8 @@ TEST(Collectives, DeterministicSumsAreTheLeftFoldHoweverABufferIsCut) {
 
 // Of a size that the table serves flat, too.
 TEST(Collectives, AHierarchyInRankOrderGivesTheBitsOfTheFlatAlgorithms) {
-  for (const std::string algorithm : {"two_shot", "one_shot", "hierarchical_chain"}) {
+  for (const std::string algorithm :
+       {"two_shot", "one_shot", "hierarchical_chain", "hierarchical_chain_all_gather"}) {
     auto options = quick();
     options.algorithm = algorithm;
     for (const std::string hosts : {"aabb", "abbb", "aabbbcc"})

@@ -7,9 +7,11 @@
 
 #include <array>
 #include <cmath>
+#include <latch>
 #include <set>
 #include <thread>
 
+#include "comm/algorithms/algorithm.h"
 #include "comm/backends/scheduled.h"
 #include "comm/communicator.h"
 #include "comm/core/error.h"
@@ -97,29 +99,50 @@ class Counting final : public Transport {
   std::set<std::uint32_t>& calls_;
 };
 
-TEST(Fused, FewMessagesCarryManyCalls) {
-  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+/// 200 all_reduces of a group take two calls over streams: the first, alone, says what is behind it. `host`
+/// is that of every rank.
+void expect_two_calls(const std::vector<int>& host, const std::string& algorithm = {}) {
+  const int size = static_cast<int>(host.size());
+  test::run_ranks(size, [&](int rank, std::shared_ptr<Store> store) {
     std::set<std::uint32_t> calls;
-    TransportOptions over_tcp;
-    over_tcp.kind = "tcp";
+    TransportOptions where;
+    where.host_id = str(host[static_cast<std::size_t>(rank)]);
     const auto backend = scheduled_backend(
-        rank, 2,
-        std::make_unique<Counting>(connect_transport(rank, 2, *store, over_tcp, Deadline::after(20s)), calls),
-        {});
+        rank, size,
+        std::make_unique<Counting>(connect_transport(rank, size, *store, where, Deadline::after(20s)), calls),
+        {.deterministic = false, .algorithm = algorithm});
     std::vector<float> x(200, 1.0f);
     std::vector<Operation> group;
     for (float& v : x) group.push_back({.kind = Collective::all_reduce, .in = {&v, 1}, .out = {&v, 1}});
     backend->submit(group).wait();
-    for (const float v : x) ASSERT_EQ(v, 2);
-    EXPECT_EQ(calls.size(), 2u);  // the first, alone, says what is behind it
+    for (const float v : x) ASSERT_EQ(v, size);
+    EXPECT_EQ(calls.size(), 2u);
   });
+}
+
+TEST(Fused, FewMessagesCarryManyCalls) {
+  expect_two_calls({0, 1});
+  expect_two_calls({0, 0, 1, 1, 2});
+}
+
+TEST(Fused, EveryAlgorithmHearsFromEverybody) {
+  for (const Algorithm& a : algorithms()) {
+    if (a.collective != Collective::all_reduce) continue;
+    SCOPED_TRACE(a.name);
+    expect_two_calls({0, 0, 1, 1, 2}, a.name);
+    expect_two_calls({0, 1, 2, 3}, a.name);
+  }
 }
 
 class FusedOver : public testing::TestWithParam<std::string> {
  protected:
-  CommOptions options() const {
+  /// "hosts": several, of which the first has one rank.
+  CommOptions options(int rank) const {
     CommOptions o;
-    o.transport = GetParam();
+    if (GetParam() == "hosts")
+      o.host_id = str((rank + 1) / 2);
+    else
+      o.transport = GetParam();
     o.timeout = 20s;
     return o;
   }
@@ -149,7 +172,7 @@ TEST_P(FusedOver, GivesTheBitsOfCallsOneByOne) {
     return out;
   };
   test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store), options());
+    auto comm = Communicator::connect(rank, ranks, std::move(store), options(rank));
     const auto one_by_one = run(comm, 1);
     EXPECT_EQ(run(comm, 0), one_by_one);
     EXPECT_EQ(run(comm, rank == 1 ? 1 : 0), one_by_one);
@@ -159,7 +182,7 @@ TEST_P(FusedOver, GivesTheBitsOfCallsOneByOne) {
 
 TEST_P(FusedOver, AGroupIsFused) {
   test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 3, std::move(store), options());
+    auto comm = Communicator::connect(rank, 3, std::move(store), options(rank));
     std::vector<std::vector<int>> x;
     auto group = comm.group();
     for (int i = 0; i < 40; ++i) x.emplace_back(i + 1, rank + i);
@@ -171,7 +194,7 @@ TEST_P(FusedOver, AGroupIsFused) {
 
 TEST_P(FusedOver, ACallMayReadWhatTheOneBeforeItWrites) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store), options());
+    auto comm = Communicator::connect(rank, 2, std::move(store), options(rank));
     float x = 1, y = static_cast<float>(rank);
     auto group = comm.group();
     for (int i = 0; i < 10; ++i) group.all_reduce({&x, 1}).all_reduce({&y, 1});
@@ -183,7 +206,7 @@ TEST_P(FusedOver, ACallMayReadWhatTheOneBeforeItWrites) {
 
 TEST_P(FusedOver, SizesThatDifferAreAMismatch) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store), options());
+    auto comm = Communicator::connect(rank, 2, std::move(store), options(rank));
     float x[3][8] = {};
     auto group = comm.group();
     for (const std::size_t n : rank == 0 ? std::array{4, 3, 5} : std::array{4, 5, 3})
@@ -194,22 +217,25 @@ TEST_P(FusedOver, SizesThatDifferAreAMismatch) {
 }
 
 TEST_P(FusedOver, AFailureEndsAllThatIsFused) {
+  std::latch submitted(1);
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store), options());
+    auto comm = Communicator::connect(rank, 2, std::move(store), options(rank));
     std::vector<float> x(50, 1.0f);
     std::vector<Work> works;
     if (rank == 1) {
       for (int i = 0; i < 20; ++i) comm.all_reduce({&x[i], 1}).wait();
+      submitted.wait();
       return comm.abort("enough");
     }
     for (float& v : x) works.push_back(comm.all_reduce({&v, 1}));
+    submitted.count_down();
     EXPECT_EQ(test::error_of([&] { works.back().wait(); }).code(), Errc::aborted);
     for (const Work& w : works) EXPECT_TRUE(w.done());
     for (int i = 0; i < 20; ++i) EXPECT_EQ(x[i], 2) << i;
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, FusedOver, testing::Values("auto", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Transports, FusedOver, testing::Values("auto", "tcp", "hosts"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -113,8 +113,9 @@ Question over_hosts(Collective c, std::size_t bytes, int hosts) {
 }
 
 TEST(Select, SeveralRanksOnSeveralHostsTakeAHierarchy) {
+  EXPECT_STREQ(select(over_hosts(Collective::all_reduce, 1 << 16, 4)).name, "hierarchical_chain");
+  EXPECT_STREQ(select(over_hosts(Collective::all_reduce, 64 << 20, 4)).name, "hierarchical_chain_all_gather");
   for (const std::size_t bytes : {std::size_t{1} << 16, std::size_t{64} << 20}) {
-    EXPECT_STREQ(select(over_hosts(Collective::all_reduce, bytes, 2)).name, "hierarchical_chain");
     EXPECT_STREQ(select(over_hosts(Collective::all_gather, bytes, 2)).name, "hierarchical");
     for (const int hosts : {1, 8})
       for (const Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather,
