@@ -73,6 +73,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void start(const Queued&);
   void start_fused(std::size_t calls);
   void run(const Operation&);
+  const TogetherWay* streams(const Operation&) const;
   std::uint8_t behind() const;
   void end_current();
   bool is_quick(const Operation&) const;
