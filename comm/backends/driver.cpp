@@ -173,7 +173,7 @@ bool Driver::try_at_once(std::span<const Operation> group, std::shared_ptr<Job>&
 }
 
 /// What was thrown is the job's, and poisons the group.
-void Driver::fail_at_once(std::unique_lock<std::mutex>& lock, std::shared_ptr<Job>& job) {
+void Driver::fail_at_once(std::unique_lock<ShortLock>& lock, std::shared_ptr<Job>& job) {
   const auto error = std::current_exception();
   driven_ = true;  // nobody else may touch what is cleared now
   lock.unlock();
