@@ -141,9 +141,8 @@ std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
 }
 
 bool Driver::is_quick(const Operation& op) const {
-  return !is_message(op) && op.op.kind != ReduceOp::premul_sum && op.kind != Collective::all_to_all &&
-         op.in.bytes() <= Together::most_at_once && op.out.bytes() <= Together::most_at_once &&
-         !together_->streams(op);
+  return !is_message(op) && op.op.kind != ReduceOp::premul_sum && op.in.bytes() <= Together::most_at_once &&
+         op.out.bytes() <= Together::most_at_once && !together_->streams(op);
 }
 
 bool Driver::repeat(const BriefCall& call, std::shared_ptr<Job>& job) {
@@ -174,7 +173,7 @@ bool Driver::try_at_once(std::span<const Operation> group, std::shared_ptr<Job>&
 }
 
 /// What was thrown is the job's, and poisons the group.
-void Driver::fail_at_once(std::unique_lock<std::mutex>& lock, std::shared_ptr<Job>& job) {
+void Driver::fail_at_once(std::unique_lock<ShortLock>& lock, std::shared_ptr<Job>& job) {
   const auto error = std::current_exception();
   driven_ = true;  // nobody else may touch what is cleared now
   lock.unlock();
@@ -379,8 +378,7 @@ void Driver::start_fused(std::size_t calls) {
 }
 
 void Driver::run(const Operation& op) {
-  const TogetherWay* by_streams = together_ ? together_->streams(op) : nullptr;
-  if (by_streams && !serves(*by_streams->streams, op.kind, rounds(op))) by_streams = nullptr;
+  const TogetherWay* by_streams = streams(op);
   by_together_ = together_ && !by_streams;
   if (by_together_) return together_->start(op, sequence_++, behind());
   if (by_streams) return run_schedule(op, *by_streams->streams, by_streams->chunk);
@@ -388,6 +386,12 @@ void Driver::run(const Operation& op) {
   const Selection s = schedule_for(
       op.kind, whole_bytes(op.kind, Layout::common_count(op, size_) * size_of(dtype), size_), rounds(op));
   run_schedule(op, *s.algorithm, s.chunk);
+}
+
+/// The schedule of streams that serves the call in a meeting place's stead; null: none does.
+const TogetherWay* Driver::streams(const Operation& op) const {
+  const TogetherWay* const way = together_ ? together_->streams(op) : nullptr;
+  return way && serves(*way->streams, op.kind, rounds(op)) ? way : nullptr;
 }
 
 /// A line of a table may name an algorithm that, for some types, does not give the bits of all others.
@@ -435,11 +439,12 @@ void Driver::end_current() {
   in_one_.clear();
 }
 
-// Where a schedule cannot read the input where it lies, it gets a copy: a factor before the sum, and an
-// all_to_all in place, whose parts change places.
+// Where the input cannot be read where it lies, there is a copy: for a factor before the sum, and for the
+// schedule of an all_to_all in place, whose parts change places. Letters hold such parts before others come.
 void Driver::prepare_input(Operation& op, Job& job) {
   const bool scaled = op.op.kind == ReduceOp::premul_sum && op.in.count > 0;
-  const bool swapped = op.kind == Collective::all_to_all && op.in.data == op.out.data;
+  const bool by_schedule = !together_ || streams(op);
+  const bool swapped = by_schedule && op.kind == Collective::all_to_all && op.in.data == op.out.data;
   if (!scaled && !swapped) return;
   if (scaled && op.kind == Collective::all_reduce) {
     scale(op.out.data, op.in.data, op.in.count, op.in.dtype, op.op.factor);

@@ -21,6 +21,7 @@
 #include "comm/backends/messages.h"
 #include "comm/backends/scheduled.h"
 #include "comm/backends/together.h"
+#include "comm/core/short_lock.h"
 #include "comm/forced.h"
 #include "comm/select.h"
 
@@ -73,10 +74,11 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void start(const Queued&);
   void start_fused(std::size_t calls);
   void run(const Operation&);
+  const TogetherWay* streams(const Operation&) const;
   std::uint8_t behind() const;
   void end_current();
   bool is_quick(const Operation&) const;
-  void fail_at_once(std::unique_lock<std::mutex>&, std::shared_ptr<Job>&);
+  void fail_at_once(std::unique_lock<ShortLock>&, std::shared_ptr<Job>&);
   std::shared_ptr<Job> begin(const Operation&);
   bool advance_current(bool eager);
   void prepare_input(Operation&, Job&);
@@ -105,9 +107,9 @@ class Driver : public std::enable_shared_from_this<Driver> {
   const std::string carrier_;  // what the transport calls itself
 
   // Guarded by mutex_.
-  std::mutex mutex_;
-  std::condition_variable changed_;       // for waiters: a job ended, or nobody drives any more
-  std::condition_variable work_arrived_;  // for the progress thread
+  ShortLock mutex_;
+  std::condition_variable_any changed_;       // for waiters: a job ended, or nobody drives any more
+  std::condition_variable_any work_arrived_;  // for the progress thread
   std::deque<std::shared_ptr<Job>> incoming_;
   std::size_t unfinished_ = 0;
   bool driven_ = false, stopping_ = false, asleep_ = false;

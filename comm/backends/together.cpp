@@ -183,8 +183,7 @@ void Together::plan() {
 /// None of calls that need a copy of their input, or take long.
 std::uint64_t Together::brief_of_plan() const {
   const Signature& call = letters_.call();
-  const bool plain = call.op != ReduceOp::premul_sum && call.kind != Collective::all_to_all &&
-                     call.kind != Collective::all_to_all_v;
+  const bool plain = call.op != ReduceOp::premul_sum && call.kind != Collective::all_to_all_v;
   if (!plain || whole_bytes(call.kind, total_, size_) > most_at_once) return ~0ull;
   return brief(call.kind, call.dtype, call.op, call.root);
 }

@@ -22,7 +22,9 @@ bool Together::ask() {
     if (!has_room(0)) return false;
     Offer mine{};
     const std::size_t in = (cut_.split && op_->kind != Collective::all_reduce ? cut_.part * n : total_);
-    if (op_->in.data) mine.in_shared = shared(op_->in.data, in, mine.in);
+    // Parts that change places in one buffer are overwritten while peers would read them: they are copied.
+    const bool swaps = op_->kind == Collective::all_to_all && op_->in.data == op_->out.data;
+    if (op_->in.data && !swaps) mine.in_shared = shared(op_->in.data, in, mine.in);
     if (op_->kind == Collective::all_reduce) mine.out_shared = shared(op_->out.data, total_, mine.out);
     std::memcpy(letters_.payload(rank_, first_), &mine, sizeof mine);
     letters_.publish();

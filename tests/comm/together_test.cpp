@@ -108,7 +108,7 @@ class Buffers {
     if (!c.in_place) {
       in_ = memory(in_count_ + guard, call_.memory == Memory::only_input_shared), in_at_ = in(),
       out_at_ = out();
-    } else if (is_split(c.kind) || is_gathered(c.kind)) {
+    } else if (is_split(c.kind) != is_gathered(c.kind)) {
       (larger_in ? out_at_ : in_at_) += at(me.rank) * c.count;
     }
     for (std::size_t i = 0; i < in_count_; ++i) in_at_[i] = input<T>(c, me.rank, i);
@@ -229,7 +229,7 @@ void make_and_check(Rank& me, const Call& c) {
 }
 
 bool has_form_in_place(Collective kind) {
-  return kind != Collective::all_to_all && kind != Collective::all_to_all_v && kind != Collective::barrier;
+  return kind != Collective::all_to_all_v && kind != Collective::barrier;
 }
 
 constexpr Collective kinds[] = {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather,

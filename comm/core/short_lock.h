@@ -1,0 +1,28 @@
+#pragma once
+/// A mutex that mostly one thread enters: one atomic exchange, one store and one look, where std::mutex takes
+/// two exchanges and two calls. Unfair, as that is.
+
+#include <atomic>
+#include <cstdint>
+
+namespace rz {
+
+/// What std::unique_lock and std::condition_variable_any take.
+class ShortLock {
+ public:
+  void lock() noexcept {
+    if (held_.exchange(1, std::memory_order_acquire)) wait();
+  }
+  void unlock() noexcept {
+    held_.store(0, std::memory_order_release);
+    if (waiting_.load(std::memory_order_relaxed)) wake();
+  }
+
+ private:
+  void wait() noexcept;
+  void wake() noexcept;
+
+  std::atomic<std::uint32_t> held_{0}, waiting_{0};  // waiting_: threads that sleep, or are about to
+};
+
+}  // namespace rz
