@@ -11,10 +11,11 @@ namespace {
 
 constexpr std::size_t KiB = 1024;
 constexpr std::size_t line = 64, inline_bytes = sizeof(Letter::payload);
-// Pieces of a part, if they are at least, and at most, of so many bytes: on a crowded host each is a change
-// of processes.
-constexpr std::size_t pipelined = 4, pipelined_if_crowded = 2;
-constexpr std::size_t least_piece = 4 * KiB, most_piece = 32 * KiB, most_piece_if_crowded = 64 * KiB;
+// Pieces of a part, if they are at least, and at most, of so many bytes. Fewer in two phases, where folding
+// and gathering overlap anyhow, and on a crowded host, where each is a change of processes. Large ones: what
+// a peer reads has left the writer's own cache by then, and comes faster out of the one that they share.
+constexpr std::size_t pipelined = 4, pipelined_in_two_phases = 2, pipelined_if_crowded = 2;
+constexpr std::size_t least_piece = 4 * KiB, most_piece = 128 * KiB, most_piece_if_crowded = 64 * KiB;
 
 using enum Collective;
 using enum Where;
@@ -183,13 +184,12 @@ TogetherPlan plan_together(Collective kind, std::size_t common, int size, const 
   if (plan.inlined)
     plan.pieces.piece = std::max<std::size_t>(plan.part, 1);
   else
-    plan.pieces = cut_together(plan.part, plan.split, size, way.chunk, room);
+    plan.pieces = cut_together(plan, size, way.chunk, room);
   return plan;
 }
 
-TogetherPieces cut_together(std::size_t part, bool split, int size, std::size_t chunk,
-                            const TogetherRoom& room) {
-  const std::size_t shares = split ? static_cast<std::size_t>(size) - 1 : 1;
+TogetherPieces cut_together(const TogetherPlan& plan, int size, std::size_t chunk, const TogetherRoom& room) {
+  const std::size_t shares = plan.split ? static_cast<std::size_t>(size) - 1 : 1;
   // In two phases a rank writes two offers and two results before it needs to be read, and some of the ring's
   // end may be too short for an offer.
   const std::size_t in_flight = room.ring_bytes / (3 * shares + 2) / line * line;
@@ -199,10 +199,12 @@ TogetherPieces cut_together(std::size_t part, bool split, int size, std::size_t 
   } else {
     const std::size_t wanted = (room.crowded ? most_piece_if_crowded : most_piece) / shares / line * line;
     const std::size_t most = std::min(wanted, in_flight);
-    const std::size_t pieces = room.crowded ? pipelined_if_crowded : pipelined;
-    cut.piece = std::clamp(ceil_div(part / pieces, line) * line, std::min(least_piece, most), most);
+    const std::size_t pieces = room.crowded    ? pipelined_if_crowded
+                               : plan.two_shot ? pipelined_in_two_phases
+                                               : pipelined;
+    cut.piece = std::clamp(ceil_div(plan.part / pieces, line) * line, std::min(least_piece, most), most);
   }
-  cut.rounds = std::max<std::size_t>(ceil_div(part, cut.piece), 1);
+  cut.rounds = std::max<std::size_t>(ceil_div(plan.part, cut.piece), 1);
   return cut;
 }
 

@@ -85,8 +85,8 @@ struct TogetherPlan {
 
 /// `common`: bytes that every rank has in common (Layout::common_count); of all_to_all_v 0.
 TogetherPlan plan_together(Collective, std::size_t common, int size, const TogetherWay&, const TogetherRoom&);
-/// Of a part that is not in letters.
-TogetherPieces cut_together(std::size_t part, bool split, int size, std::size_t chunk, const TogetherRoom&);
+/// Of the plan's part, which is not in letters.
+TogetherPieces cut_together(const TogetherPlan&, int size, std::size_t chunk, const TogetherRoom&);
 /// A rank's part of an all_reduce that is folded in parts.
 std::size_t part_together(std::size_t bytes, int size);
 

@@ -19,7 +19,6 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr int turns_at_once = 30, turns_before_idle = 400, turns_when_crowded = 100;
-constexpr std::size_t wakes_the_thread = 1 << 20;  // bytes: below, a wake-up costs more than it gains
 constexpr auto in_use = 1s;         // after the last call, the thread looks whether any is left to it:
 constexpr auto light_sleep = 1ms;   // this often, if one was within that time,
 constexpr auto sound_sleep = 16ms;  // and this often, if not: each look takes a processor from some rank
@@ -29,12 +28,6 @@ constexpr auto longest_of_patience = 50ms;  // at a time, since news wake it
 
 bool is_message(Collective c) { return c == Collective::send || c == Collective::recv; }
 bool is_message(const Operation& op) { return is_message(op.kind); }
-
-bool wants_thread(std::span<const Operation> group) {
-  std::size_t bytes = 0;
-  for (const Operation& op : group) bytes += std::max(op.in.bytes(), op.out.bytes());
-  return bytes >= wakes_the_thread;
-}
 
 // Min and max choose one of the contributions, and round nothing.
 bool rounds(DType dtype, const ReduceOp& op) {
@@ -134,7 +127,7 @@ std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
   const bool news = !attention_.exchange(true, std::memory_order_acq_rel);
   if (driven_) {
     if (news) transport_->wake();  // it may sleep over a message that is long in coming
-  } else if (asleep_ || wants_thread(group)) {
+  } else if (asleep_) {
     work_arrived_.notify_one();
   }
   return job;

@@ -2,9 +2,10 @@
 /// Who moves a communicator's operations: a progress thread, and whoever waits for one of them. At any time
 /// one of them drives, all others sleep.
 ///
-/// Small operations do not wake the progress thread: their caller mostly waits for them at once, and then
-/// drives them itself. While the communicator is in use the thread looks for what nobody waits for: once a
-/// millisecond where there is such, else every 16, since each look takes the processor from some rank.
+/// Operations wake the progress thread only if it has long had nothing to do: their caller mostly waits for
+/// them at once, and then drives them itself. While the communicator is in use the thread looks for what
+/// nobody waits for: once a millisecond where there is such, else every 16, since each look takes the
+/// processor from some rank.
 
 #include <atomic>
 #include <condition_variable>

@@ -520,7 +520,7 @@ bool Together::exchange_counts() {
   letters_.have_read_up_to(first_ + 1);
   counts_ = false;
   cut_.part = most * element_;
-  const TogetherPieces cut = cut_together(cut_.part, cut_.split, size_, chunk_, room());
+  const TogetherPieces cut = cut_together({.split = cut_.split, .part = cut_.part}, size_, chunk_, room());
   cut_.piece = cut.piece, cut_.rounds = cut.rounds;
   use_ring();
   return true;

@@ -62,7 +62,9 @@ class Together {
   }
   /// Any thread.
   const TogetherTable& table() const { return table_; }
-  TogetherRoom room() const { return {std::min(letters_.ring_bytes(), most_in_turns), crowded_}; }
+  TogetherRoom room() const {
+    return {std::min(letters_.ring_bytes(), crowded_ ? most_in_turns_if_crowded : most_in_turns), crowded_};
+  }
 
   int debtors() const;
   std::string waiting_for() const;
@@ -96,7 +98,8 @@ class Together {
   };
 
   static constexpr std::size_t block = 8 << 10;  // of several passes over the same bytes, in the first cache
-  static constexpr std::size_t most_in_turns = 256 << 10;  // bytes of the ring, of what ranks exchange
+  // Bytes of the ring, of what ranks exchange.
+  static constexpr std::size_t most_in_turns = 768 << 10, most_in_turns_if_crowded = 256 << 10;
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   static Shape shape_of(const Operation&);

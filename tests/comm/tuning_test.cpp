@@ -183,7 +183,8 @@ TEST(Tuning, PiecesCoverAPartAndFitTheRing) {
           for (const std::size_t part :
                {std::size_t{1}, std::size_t{57}, std::size_t{5000}, std::size_t{1} << 30}) {
             const std::size_t ring = 256 << 10, shares = split ? static_cast<std::size_t>(size) - 1 : 1;
-            const auto [piece, rounds] = cut_together(part, split, size, chunk, {ring, crowded});
+            const auto [piece, rounds] =
+                cut_together({.split = split, .part = part}, size, chunk, {ring, crowded});
             EXPECT_EQ(piece % 64, 0u);
             EXPECT_GT(piece, 0u);
             EXPECT_GE(piece * rounds, part);
