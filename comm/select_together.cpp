@@ -12,8 +12,8 @@ namespace {
 constexpr std::size_t KiB = 1024;
 constexpr std::size_t line = 64, inline_bytes = sizeof(Letter::payload);
 // Pieces of a part, if they are at least, and at most, of so many bytes. Fewer in two phases, where folding
-// and gathering overlap anyhow, and on a crowded host, where each is a change of processes. Large ones: what
-// a peer reads has left the writer's own cache by then, and comes faster out of the one that they share.
+// and gathering overlap anyhow, and on a crowded host, where each is a change of processes. Large ones were
+// measured to be faster, most likely since what a peer reads has left the writer's own cache by then.
 constexpr std::size_t pipelined = 4, pipelined_in_two_phases = 2, pipelined_if_crowded = 2;
 constexpr std::size_t least_piece = 4 * KiB, most_piece = 128 * KiB, most_piece_if_crowded = 64 * KiB;
 
