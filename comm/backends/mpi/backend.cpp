@@ -74,6 +74,8 @@ std::vector<int> world_ranks(const MpiPlace& place, const CommOptions& options) 
   return ranks;
 }
 
+constexpr int tag_in_world = 21082;  // Open MPI sends messages of it, which a program should not receive
+
 MPI_Comm comm_of(const std::vector<int>& ranks) {
   MPI_Group world, group;
   check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
@@ -81,7 +83,7 @@ MPI_Comm comm_of(const std::vector<int>& ranks) {
   MPI_Group_free(&world);
   check(chosen, "MPI_Group_incl");
   MPI_Comm comm = MPI_COMM_NULL;
-  const int made = MPI_Comm_create_group(MPI_COMM_WORLD, group, 0, &comm);
+  const int made = MPI_Comm_create_group(MPI_COMM_WORLD, group, tag_in_world, &comm);
   MPI_Group_free(&group);
   check(made, "MPI_Comm_create_group");
   return comm;

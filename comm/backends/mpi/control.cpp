@@ -10,10 +10,6 @@
 
 namespace rz::mpi {
 
-namespace {
-constexpr int tag = 0;
-}
-
 void Note::set_text(const std::string& from) {
   length = static_cast<std::uint32_t>(std::min(from.size(), sizeof text));
   std::memcpy(text, from.data(), length);

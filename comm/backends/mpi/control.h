@@ -38,7 +38,10 @@ struct Note {
 
 class Control {
  public:
-  /// Notes go as messages of `comm`, which has no others.
+  static constexpr int tag = 0;
+
+  /// Notes go as messages of `comm`, which has no others of that tag, those that MPI itself may send for
+  /// MPI_Comm_create_group included.
   Control(MPI_Comm comm, int rank, int size) : comm_(comm), rank_(rank), size_(size) {}
 
   /// Never waits.

@@ -25,6 +25,7 @@ constexpr auto inquiry_time = 1s;      // an idle rank answers within idle_inter
 constexpr auto catching_up = 200ms;    // for calls that others have ended
 constexpr std::size_t ahead = 8;       // agreements under way
 constexpr std::size_t remembered = 8;  // ended calls, for ranks that ask
+constexpr int first_tag_of_splits = Control::tag + 1, tags_of_splits = 32000;  // of 32,767 that MPI promises
 
 bool is_message(const Operation& op) { return op.kind == Collective::send || op.kind == Collective::recv; }
 
@@ -579,7 +580,8 @@ Comms Engine::split(std::span<const int> members) {
     MPI_Group_free(&all);
     check(chosen, "MPI_Group_incl");
     MPI_Comm comm = MPI_COMM_NULL;
-    const int made = MPI_Comm_create_group(comms_.order, some, splits_++, &comm);
+    const int made =
+        MPI_Comm_create_group(comms_.order, some, first_tag_of_splits + splits_++ % tags_of_splits, &comm);
     MPI_Group_free(&some);
     check(made, "MPI_Comm_create_group");
     comms = complete(comm, options_.rendezvous_timeout);
