@@ -10,10 +10,9 @@ int main(int argc, char** argv) {
   const Collective& collective = collective_from_name(RZ_COLLECTIVE);
   // Before CUDA starts: ranks may be threads that share a card (comm/backends/peer_cuda.h).
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  return rz::run_program(RZ_COLLECTIVE "_perf", [&] {
-    const ParsedOptions parsed = parse_options(collective, argc, argv);
-    if (!parsed.help.empty()) return std::fputs(parsed.help.c_str(), stdout) < 0 ? 1 : 0;
+  const auto parse = [&] { return parse_options(collective, argc, argv); };
+  return rz::run_program(RZ_COLLECTIVE "_perf", parse, [&](const Options& options) {
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
-    return run(collective, parsed.options, [](const std::string& text) { std::fputs(text.c_str(), stdout); });
+    return run(collective, options, [](const std::string& text) { std::fputs(text.c_str(), stdout); });
   });
 }

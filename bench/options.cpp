@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "bench/collective.h"
+#include "bench/common_options.h"
 #include "bench/numbers.h"
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
@@ -120,9 +121,7 @@ void add_running(CLI::App& app, Options& o, Words& w) {
       ->check(CLI::Range(0, 3));
   app.add_option("-u,--unalign", o.misalign, "Elements that buffers start off their alignment; default 0")
       ->check(CLI::Range(0, 4096));
-  app.add_option("-T,--timeout", o.timeout_s,
-                 "Deadline of an operation in seconds; default RZ_TIMEOUT_S or 600")
-      ->check(CLI::Range(0.0, 1e6));
+  add_timeout(app, o.timeout_s);
 }
 
 void add_ours(CLI::App& app, Options& o, Words& w) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/core/types.h"
+#include "tools/command_line/command_line.h"
 
 namespace rz::bench {
 
@@ -50,10 +51,7 @@ struct Options {
   std::size_t next_size(std::size_t bytes) const;
 };
 
-struct ParsedOptions {
-  Options options;
-  std::string help;  ///< not empty: print it and leave
-};
+using ParsedOptions = Parsed<Options>;
 
 /// Errc::config, one line, for whatever is wrong.
 ParsedOptions parse_options(const Collective&, int argc, const char* const* argv);

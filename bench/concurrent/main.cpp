@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "bench/common_options.h"
 #include "bench/concurrent/measure.h"
 #include "bench/file.h"
 #include "bench/join.h"
@@ -52,8 +53,9 @@ void settle(Options& o) {
   o.plan.phase = std::chrono::duration<double>(o.seconds);
 }
 
-/// The help, if that was asked for.
-std::string parse(Options& o, int argc, const char* const* argv) {
+Parsed<Options> parse(int argc, const char* const* argv) {
+  Parsed<Options> parsed;
+  Options& o = parsed.options;
   CLI::App app("Times several communicators over the same ranks that are used at once.", "concurrent_bench");
   app.footer(what_else);
   app.add_option(
@@ -62,18 +64,12 @@ std::string parse(Options& o, int argc, const char* const* argv) {
   app.add_option("--rounds", o.plan.rounds, "Turns that the phases take; default 5")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--seconds", o.seconds, "Of a phase; default 0.2")->check(CLI::Range(0.001, 3600.0));
-  app.add_option(
-         "-R,--local_register", o.plan.registered,
-         "Memory: 0 ordinary, 1 of Communicator::allocate, 2 of allocate_symmetric, 3 ordinary memory "
-         "that is registered; default 0")
-      ->check(CLI::Range(0, 3));
-  app.add_option("--json", o.json, "Write the results there as JSON");
-  app.add_option("-T,--timeout", o.timeout_s,
-                 "Deadline of an operation in seconds; default RZ_TIMEOUT_S or 600")
-      ->check(CLI::Range(0.1, 1e6));
-  const std::string help = parse_command_line(app, argc, argv);
-  if (help.empty()) settle(o);
-  return help;
+  add_memory(app, o.plan.registered);
+  add_json(app, o.json);
+  add_timeout(app, o.timeout_s);
+  parsed.help = parse_command_line(app, argc, argv);
+  if (parsed.help.empty()) settle(o);
+  return parsed;
 }
 
 struct Row {
@@ -171,15 +167,16 @@ void write_json(const Communicator& comm, const Options& o, const std::vector<Ta
   write_file(o.json, j.dump(1));
 }
 
-void run(const Options& o) {
+int run(const Options& o) {
   Communicator comm = join_group(o.timeout_s);
   const auto rounds = Measure(comm, o.plan).run();
-  if (comm.rank() != 0) return;
+  if (comm.rank() != 0) return 0;
   const std::vector<Table> tables{table_of("alone", rounds, &Round::alone, o.plan),
                                   table_of("threads", rounds, &Round::threads, o.plan),
                                   table_of("in_turn", rounds, &Round::in_turn, o.plan)};
   print(comm, o, tables);
   if (!o.json.empty()) write_json(comm, o, tables);
+  return 0;
 }
 
 }  // namespace
@@ -187,11 +184,6 @@ void run(const Options& o) {
 
 int main(int argc, char** argv) {
   using namespace rz::bench::concurrent;
-  return rz::run_program("concurrent_bench", [&] {
-    Options options;
-    const std::string help = parse(options, argc, argv);
-    if (!help.empty()) return std::fputs(help.c_str(), stdout) < 0 ? 1 : 0;
-    run(options);
-    return 0;
-  });
+  const auto parse_arguments = [&] { return parse(argc, argv); };
+  return rz::run_program("concurrent_bench", parse_arguments, run);
 }

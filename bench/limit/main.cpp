@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "bench/common_options.h"
 #include "bench/file.h"
 #include "bench/limit/measure.h"
 #include "bench/numbers.h"
@@ -55,8 +56,9 @@ void settle(Options& o) {
   o.plan.timeout = std::chrono::milliseconds(static_cast<long>(o.timeout_s * 1e3));
 }
 
-/// The help, if that was asked for.
-std::string parse(Options& o, int argc, const char* const* argv) {
+Parsed<Options> parse(int argc, const char* const* argv) {
+  Parsed<Options> parsed;
+  Options& o = parsed.options;
   CLI::App app("The least time that two ranks of this machine need for an all_reduce of floats.",
                "limit_bench");
   app.footer(what_else);
@@ -71,12 +73,12 @@ std::string parse(Options& o, int argc, const char* const* argv) {
   app.add_option("--rounds", o.plan.rounds, "Turns that the ways take; default 2")
       ->check(CLI::Range(1, 1000));
   app.add_flag("--all", o.all, "A row for every way");
-  app.add_option("--json", o.json, "Write the rows there as JSON");
+  add_json(app, o.json);
   app.add_option("-T,--timeout", o.timeout_s, "Deadline of a wait in seconds; default 60")
       ->check(CLI::Range(0.1, 1e6));
-  const std::string help = parse_command_line(app, argc, argv);
-  if (help.empty()) settle(o);
-  return help;
+  parsed.help = parse_command_line(app, argc, argv);
+  if (parsed.help.empty()) settle(o);
+  return parsed;
 }
 
 /// The fastest way of each variant, in the order of `variants`.
@@ -114,7 +116,7 @@ void write_json(const Options& o, const Json& rows) {
   write_file(o.json, j.dump(1));
 }
 
-void run(const Options& o) {
+int run(const Options& o) {
   require(usable_processors() >= 2, Errc::unsupported,
           "two processes that spin need two processors; this one may use ", usable_processors());
   Json rows = Json::array();
@@ -130,6 +132,7 @@ void run(const Options& o) {
     std::fflush(stdout);
   });
   if (!o.json.empty()) write_json(o, rows);
+  return 0;
 }
 
 }  // namespace
@@ -137,11 +140,6 @@ void run(const Options& o) {
 
 int main(int argc, char** argv) {
   using namespace rz::bench::limit;
-  return rz::run_program("limit_bench", [&] {
-    Options options;
-    const std::string help = parse(options, argc, argv);
-    if (!help.empty()) return std::fputs(help.c_str(), stdout) < 0 ? 1 : 0;
-    run(options);
-    return 0;
-  });
+  const auto parse_arguments = [&] { return parse(argc, argv); };
+  return rz::run_program("limit_bench", parse_arguments, run);
 }

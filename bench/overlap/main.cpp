@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "bench/common_options.h"
 #include "bench/file.h"
 #include "bench/join.h"
 #include "bench/numbers.h"
@@ -49,8 +50,9 @@ void settle(Options& o) {
           " holds less than its ", o.plan.members, " parameters, of 4 bytes at least each");
 }
 
-/// The help, if that was asked for.
-std::string parse(Options& o, int argc, const char* const* argv) {
+Parsed<Options> parse(int argc, const char* const* argv) {
+  Parsed<Options> parsed;
+  Options& o = parsed.options;
   CLI::App app("Times gradients that are all-reduced in buckets while the ranks compute.", "overlap_bench");
   app.footer(what_else);
   app.add_option("--bytes", o.bytes, "Of all gradients; K, M, G are binary; default " + o.bytes);
@@ -58,21 +60,15 @@ std::string parse(Options& o, int argc, const char* const* argv) {
   app.add_option("--members", o.plan.members, "Parameters a bucket; default 5")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("-n,--iters", o.plan.iterations, "Iterations; default 5")->check(CLI::Range(1, 1 << 20));
-  app.add_option(
-         "-R,--local_register", o.plan.registered,
-         "Buckets lie in 0 ordinary memory, 1 that of Communicator::allocate, 2 of allocate_symmetric, "
-         "3 ordinary memory that is registered; default 1, as training has them")
-      ->check(CLI::Range(0, 3));
+  add_memory(app, o.plan.registered, ", as training has its buckets");
   app.add_option("--passes", o.plan.passes,
                  "Of compute a parameter; default so many that computing takes as long as communicating")
       ->check(CLI::Range(1L, 1L << 40));
-  app.add_option("--json", o.json, "Write the results there as JSON");
-  app.add_option("-T,--timeout", o.timeout_s,
-                 "Deadline of an operation in seconds; default RZ_TIMEOUT_S or 600")
-      ->check(CLI::Range(0.1, 1e6));
-  const std::string help = parse_command_line(app, argc, argv);
-  if (help.empty()) settle(o);
-  return help;
+  add_json(app, o.json);
+  add_timeout(app, o.timeout_s);
+  parsed.help = parse_command_line(app, argc, argv);
+  if (parsed.help.empty()) settle(o);
+  return parsed;
 }
 
 struct Row {
@@ -140,14 +136,15 @@ void write_json(const Communicator& comm, const Options& o, const Measure& measu
   write_file(o.json, j.dump(1));
 }
 
-void run(const Options& o) {
+int run(const Options& o) {
   Communicator comm = join_group(o.timeout_s);
   Measure measure(comm, o.plan);
   const auto results = measure.run();
   const std::vector<Row> rows{{"communicator", results.communicator}, {"scheduler", results.scheduler}};
-  if (comm.rank() != 0) return;
+  if (comm.rank() != 0) return 0;
   print(comm, o, measure, rows);
   if (!o.json.empty()) write_json(comm, o, measure, rows);
+  return 0;
 }
 
 }  // namespace
@@ -155,11 +152,6 @@ void run(const Options& o) {
 
 int main(int argc, char** argv) {
   using namespace rz::bench::overlap;
-  return rz::run_program("overlap_bench", [&] {
-    Options options;
-    const std::string help = parse(options, argc, argv);
-    if (!help.empty()) return std::fputs(help.c_str(), stdout) < 0 ? 1 : 0;
-    run(options);
-    return 0;
-  });
+  const auto parse_arguments = [&] { return parse(argc, argv); };
+  return rz::run_program("overlap_bench", parse_arguments, run);
 }

@@ -46,6 +46,8 @@ std::string parse_command_line(CLI::App& app, int argc, const char* const* argv)
   return "";
 }
 
+int print_help(const std::string& help) { return std::fputs(help.c_str(), stdout) < 0 ? 1 : 0; }
+
 int run_program(const char* name, const std::function<int()>& body) {
   try {
     return body();

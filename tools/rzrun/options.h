@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "tools/command_line/command_line.h"
+
 namespace rz::rzrun {
 
 struct Options {
@@ -20,10 +22,7 @@ struct Options {
   bool to_console() const { return log_dir.empty() || tee; }
 };
 
-struct ParsedOptions {
-  Options options;
-  std::string help;  ///< not empty: print it and leave
-};
+using ParsedOptions = Parsed<Options>;
 
 /// Errc::config, one line, for whatever is wrong.
 ParsedOptions parse_options(int argc, const char* const* argv);

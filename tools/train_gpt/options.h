@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 
+#include "tools/command_line/command_line.h"
+
 namespace rz::train_gpt {
 
 struct Options {
@@ -28,10 +30,7 @@ struct Options {
   bool shuffle = true, overlap = true, recompute = false, graph = true;
 };
 
-struct ParsedOptions {
-  Options options;
-  std::string help;  ///< not empty: --help (or --version) was asked for, and this is the answer
-};
+using ParsedOptions = Parsed<Options>;  ///< what --version prints is help, too
 
 /// Errc::config: one line that names the flag, with the nearest known one if it is unknown.
 ParsedOptions parse_options(int argc, const char* const* argv);

@@ -55,9 +55,6 @@ int run(const Options& options) {
 }  // namespace rz::tune
 
 int main(int argc, char** argv) {
-  return rz::run_program("tune", [&] {
-    const auto parsed = rz::tune::parse_options(argc, argv);
-    if (!parsed.help.empty()) return std::fputs(parsed.help.c_str(), stdout) < 0 ? 1 : 0;
-    return rz::tune::run(parsed.options);
-  });
+  const auto parse_arguments = [&] { return rz::tune::parse_options(argc, argv); };
+  return rz::run_program("tune", parse_arguments, rz::tune::run);
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/collective.h"
+#include "tools/command_line/command_line.h"
 
 namespace rz::tune {
 
@@ -20,10 +21,7 @@ struct Options {
   std::vector<std::size_t> sizes() const;
 };
 
-struct ParsedOptions {
-  Options options;
-  std::string help;  ///< not empty: print it and leave
-};
+using ParsedOptions = Parsed<Options>;
 
 /// Errc::config, one line, for whatever is wrong.
 ParsedOptions parse_options(int argc, const char* const* argv);
