@@ -12,6 +12,7 @@
 
 #include "comm/collective.h"
 #include "comm/core/error.h"
+#include "comm/transports/wait_for_graph.h"
 
 namespace rz {
 
@@ -79,6 +80,14 @@ class Transport {
   /// Poisons the group: every rank's progress() throws within bounded time. Any thread; idempotent; never
   /// waits long.
   virtual void abort(const Failure&) noexcept = 0;
+
+  /// Asks every peer whom it waits for, and forgets what they have told. Their questions and answers come
+  /// with progress().
+  virtual void ask() = 0;
+  /// Tells it to all who have asked.
+  virtual void answer(const RankSet& waits_for) = 0;
+  /// What they have asked and told.
+  virtual const WaitForGraph& waiting() const = 0;
 
   /// Memory that peers of this host can read where it lies; elsewhere plain memory. Freed with the last copy.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
