@@ -21,6 +21,8 @@
 ///   streams     one host whose ranks do not meet (more than 256 of them): schedules
 ///   network     ranks of several hosts: schedules
 ///   shared_hosts the same, and some of the hosts have several ranks
+///   crowded_hosts the same as network, and ranks outnumber the processors that they share, as those of
+///               containers of one machine do
 ///   anywhere    streams and network
 /// Links are the cost model's (comm/cost_model.h) and fill what no line holds, for groups up to 64.
 
@@ -36,7 +38,15 @@
 namespace rz {
 
 /// One_host: "streams".
-enum class Where : std::uint8_t { anywhere, one_host, network, shared_hosts, together, reachable };
+enum class Where : std::uint8_t {
+  anywhere,
+  one_host,
+  network,
+  shared_hosts,
+  crowded_hosts,
+  together,
+  reachable
+};
 
 inline constexpr std::size_t any_bytes = std::numeric_limits<std::size_t>::max();
 inline constexpr int any_size = std::numeric_limits<int>::max();

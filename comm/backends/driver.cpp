@@ -51,6 +51,7 @@ Driver::Driver(int rank, int size, std::unique_ptr<Transport> transport, Schedul
       tuned_(rules_for(options_.tuning, size, options_.deterministic)),
       transport_(std::move(transport)),
       crowded_(transport_->crowded()),
+      crowded_somewhere_(transport_->crowded_somewhere()),
       one_host_(transport_->one_host()),
       host_(transport_->hosts().begin(), transport_->hosts().end()),
       hosts_(1 + *std::max_element(host_.begin(), host_.end())),
@@ -298,10 +299,10 @@ void Driver::drive(const Job* until) {
   }
 }
 
-/// `eager`: somebody waits, so that a thread has nothing better to do than to look for news; but not for
+/// `waited_for`: somebody waits, so that a thread has nothing better to do than to look for news; but not for
 /// long.
-void Driver::step(bool eager) {
-  eager = eager && !patient_;
+void Driver::step(bool waited_for) {
+  const bool eager = waited_for && !patient_;
   if (attention_.load(std::memory_order_acquire)) accept();
   if (!current_.job && !queue_.empty()) start_next();
   bool moved = false;
@@ -314,9 +315,9 @@ void Driver::step(bool eager) {
   }
   moved |= messages_.advance();
   finish_messages();
-  if (!moved) return idle(eager);
+  if (!moved) return idle(waited_for);
   idle_since_.reset(), patient_ = false;
-  if (++rounds_ % 64 == 0) transport_->progress();
+  if (++rounds_ % 64 == 0) look(waited_for);
 }
 
 /// Where all ranks share memory the others' news come within less time than looking elsewhere takes.
@@ -403,6 +404,7 @@ Selection Driver::schedule_for(Collective kind, std::size_t bytes, bool rounds) 
                          .tuned = tuned_,
                          .hosts = hosts_,
                          .in_a_row = hosts_in_a_row(host_),
+                         .crowded = crowded_somewhere_,
                          .rounds = rounds});
 }
 
@@ -475,6 +477,7 @@ void Driver::finish_messages() {
 
 void Driver::operation_ended(Job& job) {
   if (--job.left > 0) return;
+  if (questioned_ == &job) questioned_ = nullptr;
   job.temporary.reset();
   const std::lock_guard lock(mutex_);
   job.end(nullptr);
@@ -482,39 +485,69 @@ void Driver::operation_ended(Job& job) {
   if (waiters_ > 0) changed_.notify_all();
 }
 
-// Deadlines come after all else that may have happened while this process slept: a rank that was stopped
+// The clock comes before all else that may have happened while this process slept: a rank that was stopped
 // itself blames nobody, and learns what the others have agreed on.
-void Driver::idle(bool eager) {
-  if (by_together_ && current_.job) together_->claim();
-  transport_->progress();
-  check_deadlines();
+void Driver::idle(bool waited_for) {
   const auto now = Clock::now();
+  const bool eager = waited_for && !patient_;
+  if (by_together_ && current_.job) together_->claim();
+  look(waited_for);
+  check_deadlines(now);
   if (!idle_since_) idle_since_ = now;
   patient_ = now - *idle_since_ >= long_in_vain;
   transport_->wait(patient_ ? longest_of_patience : longest_wait, eager);
 }
 
-// A rank that waits for several peers holds back a little: some of them wait for the guilty one themselves,
-// and whoever waits for that one alone knows better.
-void Driver::check_deadlines() {
-  const auto now = Clock::now();
-  const auto doubt = std::min<Clock::duration>(options_.timeout / 4, 1s);
-  if (current_.job && now >= current_.job->deadline &&
-      (now >= current_.job->deadline + doubt ||
-       (by_together_ ? together_->debtors() : execution_.debtors()) == 1))
-    time_out(*current_.job, by_together_ ? together_->culprit() : execution_.culprit(),
-             by_together_ ? together_->waiting_for() : execution_.waiting_for());
-  if (messaging_.empty()) return;
-  if (const Job& oldest = *messaging_.front(); now >= oldest.deadline)
-    time_out(oldest, messages_.culprit(&oldest), messages_.waiting_for(&oldest));
+// A message that nobody waits for holds this rank back from nothing.
+void Driver::look(bool waited_for) {
+  transport_->progress();
+  if (!transport_->waiting().asked()) return;
+  const Job* job = current_.job.get();
+  if (!job && waited_for && !messaging_.empty()) job = messaging_.front().get();
+  transport_->answer(wait_of(job).debtors);
 }
 
-void Driver::time_out(const Job& job, int culprit, const std::string& waiting) {
+Driver::Wait Driver::wait_of(const Job* job) const {
+  if (!job) return {};
+  if (job != current_.job.get())
+    return {messages_.debtors(job), messages_.culprit(job), messages_.waiting_for(job)};
+  if (by_together_) return {together_->debtors(), together_->culprit(), together_->waiting_for()};
+  return {execution_.debtors(), execution_.culprit(), execution_.waiting_for()};
+}
+
+const Job* Driver::late(Clock::time_point by) const {
+  if (current_.job && by >= current_.job->deadline) return current_.job.get();
+  return !messaging_.empty() && by >= messaging_.front()->deadline ? messaging_.front().get() : nullptr;
+}
+
+// Whom a rank waits for may itself wait for the guilty one, since schedules relay: a little before the
+// deadline all are asked, and whoever is in a call answers at once.
+void Driver::check_deadlines(Clock::time_point now) {
+  const auto doubt = std::min<Clock::duration>(options_.timeout / 4, 1s);
+  const Job* const job = late(now + doubt);
+  if (job == questioned_) {
+    if (job && now >= judge_at_) time_out(*job);
+    return;
+  }
+  questioned_ = job;
+  if (!job) return;
+  transport_->ask();
+  judge_at_ = Clock::now() + doubt;
+}
+
+void Driver::time_out(const Job& job) {
   const double seconds = std::chrono::duration<double>(options_.timeout).count();
+  const Wait wait = wait_of(&job);
+  const int found = transport_->waiting().culprit(wait.suspect, wait.debtors);
+  const int culprit = found < 0 ? wait.suspect : found;
+  const std::string cause =
+      found < 0 ? ""
+                : str("; rank ", found,
+                      transport_->waiting().silent(found) ? " does not answer" : " waits for nobody");
   const Error error(
       Errc::timeout,
       str(name(job.operations[0].kind), " did not end within ", seconds, " s on rank ", rank_,
-          ": it waits for ", waiting, "; a rank may be stuck, or slower than the timeout allows"),
+          ": it waits for ", wait.words, cause, "; a rank may be stuck, or slower than the timeout allows"),
       culprit);
   transport_->abort({culprit, Errc::timeout, error.what()});
   throw error;

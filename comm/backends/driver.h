@@ -59,6 +59,12 @@ class Driver : public std::enable_shared_from_this<Driver> {
     std::shared_ptr<Job> job;
     std::size_t operation;
   };
+  /// For whom a job waits.
+  struct Wait {
+    RankSet debtors;
+    int suspect = -1;  // of them
+    std::string words;
+  };
   struct CachedPlan {
     const Algorithm* algorithm;
     int root;
@@ -69,7 +75,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void progress_thread();
   // All of these are called by the one that drives.
   void drive(const Job* until);
-  void step(bool eager);
+  void step(bool waited_for);
   void accept();
   void start_next();
   void start(const Queued&);
@@ -89,9 +95,12 @@ class Driver : public std::enable_shared_from_this<Driver> {
   const Plan& plan_for(const Algorithm&, int root, bool in_place);
   void finish_messages();
   void operation_ended(Job&);
-  void idle(bool eager);
-  void check_deadlines();
-  [[noreturn]] void time_out(const Job&, int culprit, const std::string& waiting);
+  void idle(bool waited_for);
+  void look(bool waited_for);
+  Wait wait_of(const Job*) const;
+  const Job* late(std::chrono::steady_clock::time_point by) const;
+  void check_deadlines(std::chrono::steady_clock::time_point now);
+  [[noreturn]] void time_out(const Job&);
   void poison(std::exception_ptr) noexcept;
   bool nothing_left() const {
     return !current_.job && queue_.empty() && messages_.idle() && !attention_.load();
@@ -102,7 +111,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   const ForcedAlgorithms forced_;
   const std::vector<TuningRule> tuned_;   // for this group
   std::unique_ptr<Transport> transport_;  // gone after stop()
-  const bool crowded_, one_host_;
+  const bool crowded_, crowded_somewhere_, one_host_;
   const std::vector<int> host_;  // of every rank
   const int hosts_;
   const std::string carrier_;  // what the transport calls itself
@@ -133,6 +142,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   Fused fused_;
   std::shared_ptr<std::byte> fused_memory_;
   std::deque<std::shared_ptr<Job>> messaging_;  // jobs with messages in flight
+  const Job* questioned_ = nullptr;             // near its deadline: the others were asked whom they wait for
+  std::chrono::steady_clock::time_point judge_at_{};  // by what they have told
   std::uint32_t sequence_ = 0;
   std::vector<CachedPlan> plans_;
   unsigned rounds_ = 0;                                              // steps

@@ -279,10 +279,11 @@ std::string Execution::waiting_for() const {
   return out.empty() ? "nobody" : out;
 }
 
-int Execution::debtors() const {
-  int count = 0;
-  for (int peer = 0; peer < size_; ++peer) count += debt(peer) != Debt::none;
-  return count;
+RankSet Execution::debtors() const {
+  RankSet all;
+  for (std::size_t p = 0; p < std::min(index(size_), all.size()); ++p)
+    all[p] = debt(static_cast<int>(p)) != Debt::none;
+  return all;
 }
 
 int Execution::culprit() const {

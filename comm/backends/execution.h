@@ -33,8 +33,8 @@ class Execution {
   bool complete() const { return remaining_ == 0; }
   /// After a call: how many more all ranks would fuse, if each of them has said so (Signature::behind).
   std::uint8_t agreed() const { return agreed_; }
-  /// How many peers the call waits for.
-  int debtors() const;
+  /// The peers that the call waits for.
+  RankSet debtors() const;
   /// They, for messages: "rank 2 to send, rank 3 to receive".
   std::string waiting_for() const;
   /// The one of them that owes most: that has sent nothing of the call, or not all, or takes nothing; or -1.

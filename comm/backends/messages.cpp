@@ -121,6 +121,13 @@ bool Messages::holds(const std::deque<Message>& queue, const void* tag) {
   return std::any_of(queue.begin(), queue.end(), [&](const Message& m) { return m.tag == tag; });
 }
 
+RankSet Messages::debtors(const void* tag) const {
+  RankSet all;
+  for (std::size_t i = 0; i < std::min(links_.size(), all.size()); ++i)
+    all[i] = holds(links_[i].receives, tag) || holds(links_[i].sends, tag);
+  return all;
+}
+
 int Messages::culprit(const void* tag) const {
   for (std::size_t i = 0; i < links_.size(); ++i)
     if (holds(links_[i].receives, tag) || holds(links_[i].sends, tag)) return static_cast<int>(i);

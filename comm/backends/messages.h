@@ -21,7 +21,8 @@ class Messages {
   bool idle() const { return pending_ == 0; }
   /// Tags of the messages that ended since the last call.
   std::vector<void*>& finished() { return finished_; }
-  /// The peer of a pending message of this tag, or -1; and all such peers in words.
+  /// The peers of pending messages of this tag; one of them, or -1; and all in words.
+  RankSet debtors(const void* tag) const;
   int culprit(const void* tag) const;
   std::string waiting_for(const void* tag) const;
   void clear();

@@ -529,8 +529,11 @@ bool Together::exchange_counts() {
 // ---- who is missing
 
 bool Together::looks_at(int peer) const { return asks_ || cut_.flow == Flow::direct || reads_from(peer); }
-int Together::debtors() const {
-  return complete_ ? 0 : static_cast<int>(letters_.missing([this](int r) { return looks_at(r); }).size());
+RankSet Together::debtors() const {
+  RankSet all;
+  if (complete_) return all;
+  for (const int r : letters_.missing([this](int r) { return looks_at(r); })) all.set(index(r));
+  return all;
 }
 int Together::culprit() const {
   return complete_ ? -1 : letters_.culprit([this](int r) { return looks_at(r); });

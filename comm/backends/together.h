@@ -66,7 +66,7 @@ class Together {
     return {std::min(letters_.ring_bytes(), crowded_ ? most_in_turns_if_crowded : most_in_turns), crowded_};
   }
 
-  int debtors() const;
+  RankSet debtors() const;
   std::string waiting_for() const;
   int culprit() const;
 

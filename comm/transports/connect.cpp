@@ -53,11 +53,13 @@ class GroupTransport final : public Transport {
         near_(neighbours(rank, roster, options.kind)),
         hosts_(number_hosts(roster, options.kind)),
         crowded_(std::any_of(near_.begin(), near_.end(), [&](int r) { return roster.crowded(r); })),
+        crowded_somewhere_(roster.crowded_somewhere()),
         some_near_(options.kind != "tcp" &&
                    static_cast<int>(std::set(roster.hosts.begin(), roster.hosts.end()).size()) < size),
-        shm_(rank, near_, poller_),
+        waiting_(rank),
+        shm_(rank, near_, poller_, waiting_),
         tcp_(rank, others(size, near_), sockets_a_link(hosts_, options.sockets), options.congestion,
-             listen_address(roster, options, store), poller_) {}
+             listen_address(roster, options, store), poller_, waiting_) {}
 
   void connect(Store& store, const Roster& roster, Deadline deadline) {
     const auto entries =
@@ -122,6 +124,16 @@ class GroupTransport final : public Transport {
 
   void abort(const Failure& failure) noexcept override { poison(failure); }
 
+  void ask() override {
+    waiting_.forget();
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_) tell(r, {WaitNote::question, {}});
+  }
+  void answer(const RankSet& waits_for) override {
+    for (const int asker : waiting_.take_askers()) tell(asker, {WaitNote::answer, waits_for});
+  }
+  const WaitForGraph& waiting() const override { return waiting_; }
+
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
     if (near_.size() > 1) return shm_.allocate(bytes);
     auto memory = allocate_host(bytes);
@@ -135,6 +147,7 @@ class GroupTransport final : public Transport {
   void nudge() override { shm_.nudge(); }
   void need(int peer) override { shm_.need(peer); }
   bool crowded() const override { return crowded_; }
+  bool crowded_somewhere() const override { return crowded_somewhere_; }
   std::optional<SharedSpot> share(std::span<const std::byte> bytes) override { return shm_.share(bytes); }
   std::byte* reach(int peer, const SharedSpot& spot, std::size_t bytes) override {
     return shm_.reach(peer, spot, bytes);
@@ -179,6 +192,10 @@ class GroupTransport final : public Transport {
         options.kind == "tcp" || std::set(roster.hosts.begin(), roster.hosts.end()).size() > 1;
     if (!needed) return {};
     return choose_address(options.interface, one_machine, tcp_store_local_address(store));
+  }
+
+  void tell(int peer, const WaitNote& note) {
+    shm_.has(peer) ? shm_.tell(peer, note) : tcp_.tell(peer, note);
   }
 
   /// Looks for news without sleeping; true if there is something.
@@ -237,9 +254,11 @@ class GroupTransport final : public Transport {
 
   int rank_, size_;
   std::vector<int> near_, hosts_;
-  bool crowded_;    ///< more ranks than processors on this machine: spinning would take them from each other
+  bool crowded_;  ///< more ranks than processors on this machine: spinning would take them from each other
+  bool crowded_somewhere_;
   bool some_near_;  ///< some ranks of the group share memory, not only this one's
   Poller poller_;
+  WaitForGraph waiting_;
   ShmLinks shm_;
   TcpLinks tcp_;
   unsigned answers_ = 0;  ///< since progress() last looked everywhere

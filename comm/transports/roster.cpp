@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <set>
 
 #include "comm/core/error.h"
 #include "comm/transports/meet.h"
@@ -108,6 +109,13 @@ bool Roster::crowded(int rank) const {
     if (kernel(machines[r]) == kernel(here)) all.push_back({allowances[r].processors});  // quotas differ
   }
   return rz::crowded(machine) || rz::crowded(all);
+}
+
+bool Roster::crowded_somewhere() const {
+  std::set<std::string> seen;
+  for (int r = 0; r < static_cast<int>(machines.size()); ++r)
+    if (seen.insert(machines[static_cast<std::size_t>(r)]).second && crowded(r)) return true;
+  return false;
 }
 
 std::string machine_id() {

@@ -114,16 +114,21 @@ Channel channel(Header* header, std::size_t slot, int lane, std::size_t ranks) {
 
 /// What travels on the unix sockets.
 struct Message {
-  enum Kind : std::uint32_t { segment, drop } kind;
-  std::uint32_t number;
+  enum Kind : std::uint32_t { segment, drop, wait_note } kind;
+  std::uint32_t number = 0;
+  WaitNote note = {};
 };
 
 }  // namespace shm
 
 using namespace shm;
 
-ShmLinks::ShmLinks(int rank, std::vector<int> ranks, Poller& poller)
-    : rank_(rank), ranks_(std::move(ranks)), poller_(poller), address_("ringzero-" + random_hex()) {
+ShmLinks::ShmLinks(int rank, std::vector<int> ranks, Poller& poller, WaitForGraph& waiting)
+    : rank_(rank),
+      ranks_(std::move(ranks)),
+      poller_(poller),
+      waiting_(waiting),
+      address_("ringzero-" + random_hex()) {
   if (ranks_.size() < 2) return;
   listener_ = listen_unix(address_);
   memory_ = SharedMemory::create(memory_bytes(ranks_.size()));
@@ -373,13 +378,18 @@ void ShmLinks::consume(int peer, Lane lane, std::size_t bytes) {
   ring_if_asleep(l);
 }
 
-/// Segments that the peer gives, and those that it takes back. It takes back only what was consumed.
+/// Segments that the peer gives, and those that it takes back, which are only such as were consumed; and
+/// notes.
 void ShmLinks::read_messages(Link& l) {
   Message message{};
   Descriptor fd;
   while (receive_message(l.socket.get(), message, fd)) {
     if (message.kind == Message::drop) {
       l.segments.erase(message.number);
+      continue;
+    }
+    if (message.kind == Message::wait_note) {
+      waiting_.hear(l.rank, message.note);
       continue;
     }
     require(static_cast<bool>(fd), Errc::system, "the descriptor of shared memory from rank ", l.rank,
@@ -477,6 +487,10 @@ void ShmLinks::send_drops() {
     while (!l->to_drop.empty() &&
            (l->gone || send_message(l->socket.get(), Message{Message::drop, l->to_drop.back()}, -1)))
       l->to_drop.pop_back();
+}
+
+void ShmLinks::tell(int peer, const WaitNote& note) {
+  send_message(link(peer).socket.get(), Message{.kind = Message::wait_note, .note = note}, -1);
 }
 
 void ShmLinks::want(const Link& l) {

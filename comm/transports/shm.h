@@ -36,7 +36,7 @@ struct Counters;
 class ShmLinks {
  public:
   /// `ranks`: those of this host, this one among them, ascending.
-  ShmLinks(int rank, std::vector<int> ranks, Poller&);
+  ShmLinks(int rank, std::vector<int> ranks, Poller&, WaitForGraph&);
   /// Says goodbye: what was posted stays readable, what was promised by reference too.
   ~ShmLinks();
 
@@ -74,6 +74,8 @@ class ShmLinks {
   std::optional<Failure> verdict() const;
   /// Proposes the first failure and returns the one that won; wakes every rank of the host. Once, any thread.
   Failure agree(const Failure&);
+  /// Lost if the peer reads nothing for long. What peers tell, look() passes on.
+  void tell(int peer, const WaitNote&);
 
  private:
   struct Reference {
@@ -134,6 +136,7 @@ class ShmLinks {
   int rank_;
   std::vector<int> ranks_;
   Poller& poller_;
+  WaitForGraph& waiting_;
   std::string address_;
   Descriptor listener_;
   std::shared_ptr<Arena> arena_ = std::make_shared<Arena>(static_cast<std::uint32_t>(rank_));

@@ -51,12 +51,13 @@ bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 }  // namespace
 
 TcpLinks::TcpLinks(int rank, std::vector<int> peers, int sockets, std::string congestion,
-                   const SocketAddress& bind_to, Poller& poller)
+                   const SocketAddress& bind_to, Poller& poller, WaitForGraph& waiting)
     : rank_(rank),
       peers_(std::move(peers)),
       sockets_(sockets),
       congestion_(std::move(congestion)),
-      poller_(poller) {
+      poller_(poller),
+      waiting_(waiting) {
   if (peers_.empty()) return;
   check_open_files(peers_.size() * static_cast<std::size_t>(sockets_ + 2));
   listener_ = listen_tcp(bind_to);
@@ -400,6 +401,12 @@ void TcpLinks::read_control(Link& l, std::optional<Failure>& failure) {
       return;
     }
     if (frame.kind == ControlFrame::goodbye) l.left = true;
+    if (frame.kind == ControlFrame::question) waiting_.hear(l.rank, {WaitNote::question, {}});
+    if (frame.kind == ControlFrame::answer) {
+      WaitNote note{WaitNote::answer, {}};
+      std::memcpy(&note.waits_for, frame.reason, sizeof note.waits_for);
+      waiting_.hear(l.rank, note);
+    }
     if (frame.kind == ControlFrame::failure && !failure)
       failure = Failure{frame.culprit, static_cast<Errc>(frame.code),
                         std::string(frame.reason, strnlen(frame.reason, sizeof frame.reason))};
@@ -440,6 +447,13 @@ void TcpLinks::announce(const Failure& failure) noexcept {
   frame.code = static_cast<std::uint32_t>(failure.code);
   failure.reason.copy(frame.reason, sizeof frame.reason - 1);
   for (auto& l : links_) ::send(l->control.get(), &frame, sizeof frame, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void TcpLinks::tell(int peer, const WaitNote& note) {
+  ControlFrame frame;
+  frame.kind = note.kind == WaitNote::question ? ControlFrame::question : ControlFrame::answer;
+  std::memcpy(frame.reason, &note.waits_for, sizeof note.waits_for);
+  ::send(link(peer).control.get(), &frame, sizeof frame, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 // ---- where to listen ----

@@ -39,14 +39,14 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 40 && sizeof(Signature) == 24);
 
 struct ControlFrame {
-  enum Kind : std::uint32_t { goodbye = 1, failure = 2 };
+  enum Kind : std::uint32_t { goodbye = 1, failure = 2, question = 3, answer = 4 };
   std::uint32_t magic = control_magic;
   std::uint32_t kind = goodbye;
   std::int32_t culprit = -1;
   std::uint32_t code = 0;
-  char reason[496] = {};
+  char reason[496] = {};  ///< or an answer's RankSet
 };
-static_assert(sizeof(ControlFrame) == 512);
+static_assert(sizeof(ControlFrame) == 512 && sizeof(RankSet) <= sizeof(ControlFrame::reason));
 
 /// One data socket.
 struct Wire {
@@ -73,7 +73,7 @@ class TcpLinks {
  public:
   /// Listens on `bind_to` unless there are no peers. Errc::system if the limit of open files is too low.
   TcpLinks(int rank, std::vector<int> peers, int sockets, std::string congestion,
-           const SocketAddress& bind_to, Poller&);
+           const SocketAddress& bind_to, Poller&, WaitForGraph&);
   /// Says goodbye; what the kernel has taken still arrives.
   ~TcpLinks();
 
@@ -97,6 +97,8 @@ class TcpLinks {
   bool due() const { return due_ != nullptr; }
   /// Tells every peer. Any thread; waits for nothing.
   void announce(const Failure&) noexcept;
+  /// Lost if the peer reads nothing for long. What peers tell, look() passes on.
+  void tell(int peer, const WaitNote&);
 
  private:
   struct LaneState {
@@ -140,6 +142,7 @@ class TcpLinks {
   int sockets_;
   std::string congestion_;
   Poller& poller_;
+  WaitForGraph& waiting_;
   Descriptor listener_;
   std::string address_;
   std::vector<std::unique_ptr<Link>> links_;

@@ -12,6 +12,7 @@
 
 #include "comm/collective.h"
 #include "comm/core/error.h"
+#include "comm/transports/wait_for_graph.h"
 
 namespace rz {
 
@@ -80,6 +81,14 @@ class Transport {
   /// waits long.
   virtual void abort(const Failure&) noexcept = 0;
 
+  /// Asks every peer whom it waits for, and forgets what they have told. Their questions and answers come
+  /// with progress().
+  virtual void ask() = 0;
+  /// Tells it to all who have asked.
+  virtual void answer(const RankSet& waits_for) = 0;
+  /// What they have asked and told.
+  virtual const WaitForGraph& waiting() const = 0;
+
   /// Memory that peers of this host can read where it lies; elsewhere plain memory. Freed with the last copy.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
   /// What that memory comes from, where peers share it; null: none does. It may outlive the transport.
@@ -94,6 +103,8 @@ class Transport {
   /// More ranks than processors on this host: who spins keeps others from running. The same on all ranks that
   /// share memory, which cut their calls by it.
   virtual bool crowded() const { return false; }
+  /// The same of any host of the group, and so on all ranks.
+  virtual bool crowded_somewhere() const { return crowded(); }
   /// Memory from allocate() as every peer can find it. None: it is other memory, or a peer cannot be told
   /// now.
   virtual std::optional<SharedSpot> share(std::span<const std::byte>);

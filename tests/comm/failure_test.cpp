@@ -111,6 +111,49 @@ TEST_P(Transports, AStoppedRankIsNamedByATimeout) {
   }
 }
 
+// Where a schedule relays, most ranks wait for a live one that itself waits for the stopped one: they name
+// that.
+struct Relayed {
+  std::string algorithm, transport;
+  std::vector<int> host;  // of every rank
+};
+
+void expect_all_to_name(int stopped, std::size_t n, const Relayed& by) {
+  const int size = static_cast<int>(by.host.size()), waker = stopped == 0 ? 1 : 0;
+  test::expect_processes(size, [&](int rank, auto store) {
+    auto options = quick(by.transport);
+    options.timeout = short_timeout;
+    options.algorithm = by.algorithm;
+    options.deterministic = false;
+    options.host_id = std::to_string(by.host[static_cast<std::size_t>(rank)]);
+    auto comm = Communicator::connect(rank, size, store, options);
+    store->set(str("pid/", rank), std::to_string(getpid()));
+    std::thread stopper;
+    if (rank == stopped) stopper = signal_soon(SIGSTOP, store);
+    expect_error(Errc::timeout, stopped, [&] { reduce_for_ever(comm, n); });
+    if (stopper.joinable()) stopper.join();
+    store->set(str("saw/", rank), "");
+    if (rank != waker) return;
+    for (int r = 0; r < size; ++r)
+      if (r != stopped) store->get(str("saw/", r), Deadline::after(10s));
+    kill(std::stoi(store->get(str("pid/", stopped), Deadline::after(1s))), SIGCONT);
+  });
+}
+
+TEST(Failure, AStoppedRankIsNamedByThoseWhoWaitForOthers) {
+  for (const char* algorithm : {"two_shot", "reduce_broadcast", "chain", "ring", "tree", "halving_doubling"})
+    for (const int stopped : {1, 3}) {
+      SCOPED_TRACE(str(algorithm, ", rank ", stopped));
+      expect_all_to_name(stopped, 2, {algorithm, "tcp", {0, 1, 2, 3}});
+    }
+  for (const char* algorithm : {"hierarchical", "hierarchical_chain", "chain"}) {
+    SCOPED_TRACE(str(algorithm, " over two hosts"));
+    expect_all_to_name(3, 2, {algorithm, "auto", {0, 0, 1, 1}});
+  }
+  expect_all_to_name(3, 300000, {"chain", "tcp", {0, 1, 2, 3}});
+  expect_all_to_name(3, 300000, {"two_shot", "shm", {0, 0, 0, 0}});
+}
+
 TEST_P(Transports, AGroupOfTheOthersOutlivesADeadRank) {
   const auto endings = run_processes(3, [&](int rank, auto store) {
     auto all = Communicator::connect(rank, 3, store, quick(GetParam()));
@@ -162,6 +205,24 @@ TEST(Failure, AMessageThatNobodySendsNamesThePeer) {
     }
     store->set(str("done/", rank), "");
     for (int r = 0; r < 3; ++r) store->get(str("done/", r), Deadline::after(10s));
+  });
+}
+
+// Rank 0 waits for a live rank, and that for another; rank 3, for which that waits, computes.
+TEST_P(Transports, AMessageThatComesLateIsBlamedOnWhoHeldUpItsSender) {
+  run_ranks(4, [&](int rank, auto store) {
+    auto options = quick(GetParam());
+    options.timeout = rank == 0 ? short_timeout : 20s;
+    auto comm = Communicator::connect(rank, 4, store, options);
+    float x = 0;
+    if (rank == 3)
+      for (int r = 0; r < 3; ++r) store->get(str("saw/", r), Deadline::after(10s));
+    expect_error(Errc::timeout, 3, [&] {
+      if (rank == 3) comm.barrier().wait();
+      comm.recv({&x, 1}, rank + 1).wait();
+    });
+    store->set(str("saw/", rank), "");
+    for (int r = 0; r < 4; ++r) store->get(str("saw/", r), Deadline::after(10s));
   });
 }
 

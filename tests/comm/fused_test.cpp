@@ -89,6 +89,9 @@ class Counting final : public Transport {
   void wait(std::chrono::microseconds most, bool eager) override { inner_->wait(most, eager); }
   void wake() noexcept override { inner_->wake(); }
   void abort(const Failure& f) noexcept override { inner_->abort(f); }
+  void ask() override { inner_->ask(); }
+  void answer(const RankSet& waits_for) override { inner_->answer(waits_for); }
+  const WaitForGraph& waiting() const override { return inner_->waiting(); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   bool one_host() const override { return inner_->one_host(); }
   std::span<const int> hosts() const override { return inner_->hosts(); }

@@ -76,6 +76,17 @@ TEST(Select, SmallAndLargeBuffersGoDifferentWays) {
   EXPECT_STREQ(select({Collective::broadcast, 1 << 20, 4}).name, "scatter_all_gather");
 }
 
+TEST(Select, HostsThatShareProcessorsSendFewMessages) {
+  Question q{Collective::all_reduce, 1 << 10, 4, false};
+  q.crowded = true;
+  EXPECT_STREQ(select(q).name, "reduce_broadcast");
+  q.bytes = 64 << 10;
+  EXPECT_STREQ(select(q).name, "two_shot_by_pairs");
+  q = {Collective::all_reduce, 1 << 10, 4, true};
+  q.crowded = true;
+  EXPECT_STREQ(select(q).name, "one_shot") << "on one host";
+}
+
 TEST(Select, AForcedNameWins) {
   for (const Algorithm& a : algorithms())
     for (std::size_t bytes : {8, 1 << 28}) {

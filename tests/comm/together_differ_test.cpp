@@ -124,14 +124,14 @@ TEST(Together, NamesWhoHasNotSent) {
     if (me.rank == 0) {
       hear(store, "three");
       EXPECT_FALSE(me.together->spin(plenty));
-      EXPECT_EQ(me.together->debtors(), 2);
+      EXPECT_EQ(me.together->debtors(), RankSet(0b110));
       EXPECT_EQ(me.together->culprit(), 2) << "it is behind rank 1";
       EXPECT_EQ(me.together->waiting_for(), "rank 1 to send, rank 2 to send");
       say(store, "named");
     }
     me.finish();
     EXPECT_EQ(me.together->culprit(), -1);
-    EXPECT_EQ(me.together->debtors(), 0);
+    EXPECT_EQ(me.together->debtors(), RankSet());
   });
 }
 
@@ -146,7 +146,7 @@ TEST(Together, NamesWhoHasNotReceived) {
     if (me.rank == 0) {
       hear(store, "all kept");
       EXPECT_FALSE(me.together->spin(plenty));
-      EXPECT_EQ(me.together->debtors(), 1);
+      EXPECT_EQ(me.together->debtors(), RankSet(0b100));
       EXPECT_EQ(me.together->culprit(), 2);
       EXPECT_EQ(me.together->waiting_for(), "rank 2 to receive");
       say(store, "named");

@@ -95,7 +95,7 @@ TEST(Tuning, AWrongLineIsOneErrorThatHelps) {
       {"all_redcue network ring", {"'all_redcue'", "all_reduce", "broadcast", "link"}},
       {"send network ring", {"'send'", "choose one of"}},
       {"all_reduce nowhere ring",
-       {"'nowhere'", "one_host, reachable, streams, network, shared_hosts, anywhere"}},
+       {"'nowhere'", "one_host, reachable, streams, network, shared_hosts, crowded_hosts, anywhere"}},
       {"all_reduce network rnig", {"'rnig'", "'network'", "one_shot, two_shot, chain, ring"}},
       {"all_reduce one_host direct", {"'direct'", "one_shot, two_shot, streams:one_shot"}},
       {"broadcast one_host direct", {"'direct'", "choose one of letters, streams:direct, tree"}},
@@ -355,12 +355,12 @@ TEST(Explain, OfSmallFloatsItIsWhatRoundsThemOnce) {
       auto comm = Communicator::connect(rank, 3, store, options);
       const std::string chain = transport == "shm" ? "streams:chain" : "chain";
       const auto taken = [&](DType dtype, ReduceOp op = ReduceOp::sum) {
-        return comm.explain(Collective::all_reduce, 4000, false, dtype, op);
+        return comm.explain(Collective::all_reduce, 40000, false, dtype, op);
       };
       EXPECT_EQ(taken(DType::f32).algorithm, chain);
       EXPECT_EQ(taken(DType::i8).algorithm, chain);
       EXPECT_EQ(taken(DType::bf16, ReduceOp::max).algorithm, chain) << "nothing is rounded";
-      EXPECT_EQ(comm.explain(Collective::all_reduce, 4000).algorithm, chain);
+      EXPECT_EQ(comm.explain(Collective::all_reduce, 40000).algorithm, chain);
       for (const DType small : {DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2}) {
         EXPECT_EQ(taken(small).algorithm, "one_shot");
         EXPECT_EQ(taken(small, ReduceOp::prod).algorithm, "one_shot");
@@ -375,7 +375,7 @@ TEST(Explain, OfSmallFloatsItIsWhatRoundsThemOnce) {
     auto options = quick();
     options.algorithm = "chain";
     auto comm = Communicator::connect(rank, 3, store, options);
-    EXPECT_EQ(comm.explain(Collective::all_reduce, 4000, false, DType::bf16).algorithm, "streams:chain");
+    EXPECT_EQ(comm.explain(Collective::all_reduce, 40000, false, DType::bf16).algorithm, "streams:chain");
     EXPECT_FALSE(rounded_once(comm)) << "who forces an algorithm gets it";
   });
 }
