@@ -98,13 +98,8 @@ void fold_block(T* dst, T* buffer, Sources sources, std::size_t begin, std::size
 
 // `T` does the folding and `Result` the division: sums and products of signed integers are those of unsigned
 // ones.
-template <class Op, class T, class Result = T>
-void fold(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
-  if (sources.size() == 2 && divisor <= 1) {
-    const T *a = at<T>(sources[0], 0), *b = at<T>(sources[1], 0);
-    return too ? fold2_twice<Op>(static_cast<T*>(dst), static_cast<T*>(too), a, b, count)
-               : fold2<Op>(static_cast<T*>(dst), a, b, count);
-  }
+template <class Op, class T, class Result>
+HWY_NOINLINE void fold_blocks(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
   constexpr std::size_t block = 8192 / sizeof(T);
   T buffer[block];
   for (std::size_t begin = 0; begin < count; begin += block) {
@@ -113,6 +108,16 @@ void fold(void* dst, void* too, Sources sources, std::size_t count, int divisor)
     if (divisor > 1) divide_by(static_cast<Result*>(dst) + begin, n, divisor);
     if (too) std::memcpy(static_cast<T*>(too) + begin, static_cast<T*>(dst) + begin, n * sizeof(T));
   }
+}
+
+/// Two sources go without that one's buffer, which takes as long as the least messages do.
+template <class Op, class T, class Result = T>
+void fold(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
+  if (sources.size() != 2 || divisor > 1)
+    return fold_blocks<Op, T, Result>(dst, too, sources, count, divisor);
+  const T *a = at<T>(sources[0], 0), *b = at<T>(sources[1], 0);
+  return too ? fold2_twice<Op>(static_cast<T*>(dst), static_cast<T*>(too), a, b, count)
+             : fold2<Op>(static_cast<T*>(dst), a, b, count);
 }
 
 template <class T>

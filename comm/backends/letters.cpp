@@ -1,10 +1,14 @@
 #include "comm/backends/letters.h"
 
+#include <sched.h>
+
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <utility>
 
 #include "comm/backends/execution.h"
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 
 namespace rz {
@@ -85,14 +89,18 @@ void Letters::claim() {
   if (awaits_ != Awaits::nothing) transport_.need(lacking_);
 }
 
-void Letters::mismatch(int peer) const {
+void Letters::mismatch(int peer, std::uint32_t step) const {
+  // Its call is written after the letter: at once, unless that rank was stopped in between.
+  for (const Deadline end = Deadline::after(std::chrono::seconds(1));
+       is_after(step + 1, latest(peer)) && !end.expired();)
+    sched_yield();
   const auto called = [&](int r, std::uint32_t s) -> std::optional<Signature> {
     const MeetingPlace& place = *views_[index(r)].place;
     const auto tag = [&] {
       return static_cast<std::uint32_t>(
           place.letters[s % meeting_letters].tag.load(std::memory_order_acquire));
     };
-    if (tag() != s + 1) return std::nullopt;
+    if (tag() != s + 1 || !is_after(latest(r), s)) return std::nullopt;
     const Signature call = place.calls[s % meeting_letters];
     std::atomic_thread_fence(std::memory_order_acquire);
     return tag() == s + 1 ? std::optional(call) : std::nullopt;  // it may be written anew meanwhile
@@ -106,7 +114,7 @@ void Letters::mismatch(int peer) const {
          rank_, " called ", describe(*mine), "; every rank must make the same calls in the same order");
   }
   fail(Errc::mismatch, "mismatched collectives: rank ", peer, " made other calls than rank ", rank_,
-       " some time before ", describe(call_), "; every rank must make the same calls in the same order");
+       " some time before ", describe(call()), "; every rank must make the same calls in the same order");
 }
 
 // ---- who is missing

@@ -32,7 +32,11 @@ class Letters {
   void begin(const Signature&);
   /// One like the last, but for these.
   void begin_again(std::uint32_t sequence, std::uint8_t behind);
-  const Signature& call() const { return call_; }
+  Signature call() const {
+    Signature call = call_;
+    call.sequence = sequence_;
+    return call;
+  }
   /// Of the ring, from now on: as little as two calls need stays in a core's cache, all of it lets this rank
   /// be far ahead of its readers. The same on every rank.
   void use_ring(std::size_t bytes);
@@ -55,8 +59,10 @@ class Letters {
   }
   /// What peers offered at steps before this one is not needed.
   void have_read_up_to(std::uint32_t step);
-  /// The same of a letter that `ahead`, who waits for nobody, has written: said now and then, or when this
-  /// rank has to wait, since that one need not know sooner. What lies in rings is said at once.
+  /// The same, said now and then, or when this rank has to wait: of letters alone, whose writer either learns
+  /// it from the next call's letter or need not know sooner. What lies in rings is said at once.
+  void have_read_by(std::uint32_t step);
+  /// That, of a letter that `ahead`, who waits for nobody, has written.
   void have_read_letter(std::uint32_t step, int ahead);
   /// Says what was not said yet.
   void say_all() {
@@ -107,13 +113,14 @@ class Letters {
   std::uint64_t tag(int rank, std::uint32_t step) const {
     return views_[index(rank)].place->letters[step % meeting_letters].tag.load(std::memory_order_acquire);
   }
-  [[noreturn]] void mismatch(int peer) const;
+  [[noreturn]] void mismatch(int peer, std::uint32_t step) const;
 
   Transport& transport_;
   const std::vector<MeetingView> views_;
   const int rank_, size_;
   MeetingPlace& own_;
-  Signature call_;
+  Signature call_;  // but for its number: what is written byte by byte is slow to read whole
+  std::uint32_t sequence_ = 0;
   std::uint64_t hash_ = 0;     // of the call, but for its number
   std::uint64_t history_ = 0;  // a hash of all calls up to this one, so that ranks that once differed differ
                                // ever after: who looks at another's letter late still learns of it
@@ -137,7 +144,8 @@ class Letters {
 // ---- what every tiny call runs through
 
 inline void Letters::begin_again(std::uint32_t sequence, std::uint8_t behind) {
-  call_.sequence = sequence, call_.behind = behind;
+  sequence_ = sequence;
+  if (call_.behind != behind) call_.behind = behind;
   history_ = (history_ ^ hash_) * 0x9e3779b97f4a7c15u;
   history_ ^= history_ >> 29;
   first_ = next_;
@@ -177,9 +185,10 @@ inline bool Letters::has_room(std::size_t bytes, bool writes) {
 inline void Letters::publish() {
   if (!is_laid_) lay_out_none();
   const std::size_t at = next_ % meeting_letters;
-  own_.calls[at] = call_;
   own_.letters[at].tag.store(tag_of(next_) | std::uint64_t{call_.behind} << behind_shift,
                              std::memory_order_release);
+  // What follows is done while the letter is on its way.
+  own_.calls[at] = call_, own_.calls[at].sequence = sequence_;
   own_.written.store(++next_, std::memory_order_release);
   is_laid_ = false;
   expect_to_write(&own_.letters[(next_ + 2) % meeting_letters]);  // all have read it, or soon will
@@ -189,7 +198,7 @@ inline void Letters::publish() {
 inline bool Letters::arrived(int peer, std::uint32_t step) {
   const std::uint64_t there = tag(peer, step);
   if ((there & ~behind_mask) != tag_of(step)) {
-    if (!is_after(step + 1, static_cast<std::uint32_t>(there))) mismatch(peer);
+    if (!is_after(step + 1, static_cast<std::uint32_t>(there))) mismatch(peer, step);
     awaits_ = Awaits::letter, awaited_ = step + 1, lacking_ = peer;
     return false;
   }
@@ -201,6 +210,10 @@ inline void Letters::have_read_letter(std::uint32_t step, int ahead) {
   constexpr std::uint32_t distance = 4;  // so many letters come while one is fetched from another processor
   if (static_cast<std::uint32_t>(tag(ahead, step)) == step + 1)
     expect_to_read(&views_[index(ahead)].place->letters[(step + distance) % meeting_letters]);
+  have_read_by(step);
+}
+
+inline void Letters::have_read_by(std::uint32_t step) {
   unsaid_ = true, unsaid_up_to_ = step;
   if (step % 16 == 0) say_all();
 }

@@ -90,10 +90,8 @@ void Together::rewind() {
 bool Together::repeat(const BriefCall& call, std::uint32_t sequence, int turns) {
   again_.in.data = call.in, again_.out.data = call.out;
   op_ = &again_;
-  if (!sends_ahead(again_.kind)) letters_.say_all();
   letters_.begin_again(sequence, 0);
-  const bool short_way = !may_ask_ && !crowded_ && plan_.flow == Flow::one_phase && plan_.rounds == 1;
-  if (!short_way || !has_room(bytes_of_offer())) {
+  if (!short_way_ || !has_room(bytes_of_offer())) {
     rewind();
     return spin(turns);
   }
@@ -101,13 +99,14 @@ bool Together::repeat(const BriefCall& call, std::uint32_t sequence, int turns) 
   agreed_ = 0;
   offer_again();
   letters_.publish();
+  prepare_to_take();
   int peer = 0;
   while (!all_arrived(peer, base_)) {
     if (turns-- == 0) return stay(peer);
     letters_.look_out();
   }
   take_again();
-  end();
+  inline_ && !is_rooted(again_.kind) ? letters_.have_read_by(letters_.next()) : end();
   return true;
 }
 
@@ -118,11 +117,15 @@ void Together::offer_again() {
   copy_few(letters_.payload(rank_, base_), static_cast<const std::byte*>(again_.in.data), plan_.part);
 }
 
+/// What take_again() needs and no peer says: done while letters are on their way.
+void Together::prepare_to_take() {
+  if (again_.kind != Collective::all_reduce) return;
+  for (int r = 0; r < size_; ++r) sources_[index(r)] = r == rank_ ? again_.in.data : place(r, base_);
+}
+
 /// take(0), likewise.
 void Together::take_again() {
   if (again_.kind == Collective::all_reduce) {
-    for (int r = 0; r < size_; ++r) sources_[index(r)] = place(r, base_);
-    sources_[index(rank_)] = again_.in.data;
     if (const std::size_t count = letters_.call().count)
       reduction_(again_.out.data, nullptr, sources_, count, again_.op.kind == ReduceOp::avg ? size_ : 1);
   } else if (again_.kind == Collective::broadcast && inline_ && rank_ != again_.root) {
@@ -178,11 +181,12 @@ void Together::plan() {
   if (reduces(op_->kind)) reduction_ = reduction(letters_.call().dtype, op_->op.kind);
   brief_ = brief_of_plan();
   if (brief_ != ~0ull) again_ = *op_;
+  short_way_ = !may_ask_ && !crowded_ && plan_.flow == Flow::one_phase && plan_.rounds == 1;
 }
 
 /// None of calls that need a copy of their input, or take long.
 std::uint64_t Together::brief_of_plan() const {
-  const Signature& call = letters_.call();
+  const Signature call = letters_.call();
   const bool plain = call.op != ReduceOp::premul_sum && call.kind != Collective::all_to_all_v;
   if (!plain || whole_bytes(call.kind, total_, size_) > most_at_once) return ~0ull;
   return brief(call.kind, call.dtype, call.op, call.root);

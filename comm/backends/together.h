@@ -150,6 +150,7 @@ class Together {
   std::uint64_t brief_of_plan() const;
   bool stay(int peer);
   void offer_again();
+  void prepare_to_take();
   void take_again();
   void begin_direct();
   void take_direct(std::size_t round);
@@ -165,6 +166,7 @@ class Together {
   Cut plan_, cut_;               // as planned; as it came to be once the others were heard
   std::uint64_t brief_ = ~0ull;  // of a plan that repeat() serves; no call has this one
   Operation again_;              // what it repeats
+  bool short_way_ = false;       // in one round, with nothing to ask
   bool complete_ = true;
   std::uint8_t agreed_ = 0;
   bool gives_ = false;                    // it offers bytes

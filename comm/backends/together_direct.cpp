@@ -50,7 +50,7 @@ bool Together::ask() {
 
 /// Calls like this one, which every rank finds by the same numbers.
 Together::Doubt& Together::doubt() {
-  const Signature& call = letters_.call();
+  const Signature call = letters_.call();
   const std::uint64_t h = (call.count * 16 + static_cast<std::uint64_t>(call.kind)) * 0x9e3779b97f4a7c15u;
   return doubts_[h >> 58];
 }

@@ -21,7 +21,7 @@ static_assert(sizeof(Letter) == 64 && std::atomic<std::uint64_t>::is_always_lock
 
 struct MeetingPlace {
   Letter letters[meeting_letters];              ///< of step s in letter s % meeting_letters
-  Signature calls[meeting_letters];             ///< at each of these steps
+  Signature calls[meeting_letters];             ///< at each of these steps; between its letter and `written`
   alignas(64) std::atomic<std::uint32_t> read;  ///< what peers offered at steps before this one is not needed
   alignas(64) std::atomic<std::uint32_t> written;  ///< letters of the steps before this one
 };
