@@ -375,8 +375,8 @@ TEST(Split, MakesGroupsOfGroups) {
   }
 }
 
-// While it is idle, a rank looks for notes of others. What Open MPI itself sends for a split are messages of the
-// same communicator, which must not be taken for one.
+// While it is idle, a rank looks for notes of others. What Open MPI itself sends for a split are messages of
+// the same communicator, which must not be taken for one.
 TEST(Split, WaitsForARankThatComesLate) {
   const auto all = mpi_backend(MPI_COMM_WORLD, {.timeout = std::chrono::seconds(30)});
   std::vector<int> everybody(static_cast<std::size_t>(world_size()));
