@@ -102,7 +102,7 @@ bool Together::repeat(const BriefCall& call, std::uint32_t sequence, int turns) 
   prepare_to_take();
   int peer = 0;
   while (!all_arrived(peer, base_)) {
-    if (turns-- == 0) return stay(peer);
+    if (crowded_ || turns-- == 0) return stay(peer, crowded_ ? turns : 0);
     letters_.look_out();
   }
   take_again();
@@ -137,13 +137,13 @@ void Together::take_again() {
 }
 
 /// A call that repeat() began goes on as others do.
-bool Together::stay(int peer) {
+bool Together::stay(int peer, int turns) {
   complete_ = false;
   asks_ = counts_ = false;
   first_ = base_;
   offered_ = 1, taken_ = 0;
   waits_a_ = peer;
-  return spin(0);
+  return spin(turns);
 }
 
 Together::Shape Together::shape_of(const Operation& op) {
@@ -181,7 +181,7 @@ void Together::plan() {
   if (reduces(op_->kind)) reduction_ = reduction(letters_.call().dtype, op_->op.kind);
   brief_ = brief_of_plan();
   if (brief_ != ~0ull) again_ = *op_;
-  short_way_ = !may_ask_ && !crowded_ && plan_.flow == Flow::one_phase && plan_.rounds == 1;
+  short_way_ = !may_ask_ && plan_.flow == Flow::one_phase && plan_.rounds == 1;
 }
 
 /// None of calls that need a copy of their input, or take long.

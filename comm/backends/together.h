@@ -148,7 +148,7 @@ class Together {
   std::byte* reached(int peer, const SharedSpot&, std::size_t bytes);
   void rewind();
   std::uint64_t brief_of_plan() const;
-  bool stay(int peer);
+  bool stay(int peer, int turns);
   void offer_again();
   void prepare_to_take();
   void take_again();
