@@ -3,17 +3,15 @@
 
 #include <string>
 
-namespace CLI {
-class App;
-}
+#include "tools/command_line/command_line.h"
 
 namespace rz::bench {
 
 /// --json FILE.
-void add_json(CLI::App&, std::string& path);
+void add_json(CommandLine&, std::string& path);
 /// --timeout of an operation; 0, the default: the library's own.
-void add_timeout(CLI::App&, double& seconds);
+void add_timeout(CommandLine&, double& seconds);
 /// -R, the kind of memory. `why`: after the default.
-void add_memory(CLI::App&, int& registered, const std::string& why = "");
+void add_memory(CommandLine&, int& registered, const std::string& why = "");
 
 }  // namespace rz::bench

@@ -1,6 +1,5 @@
 #include "bench/options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "bench/collective.h"
@@ -67,96 +66,96 @@ struct Words {
   int parallel_init = 0, cta_policy = 0, average = 1;
 };
 
-void add_sizes(CLI::App& app, Options& o, Words& w) {
-  const auto at_least = [](int n) { return CLI::Range(n, 1 << 30); };
-  app.add_option("-t,--nthreads", o.threads, "Threads of this process, each a rank; default 1")
-      ->check(at_least(1));
-  app.add_option("-g,--ngpus", o.gpus, "Devices a thread, each a rank (with a thread of its own); default 1")
-      ->check(at_least(1));
-  app.add_option("-b,--minbytes", w.min, "Least size; K, M, G are binary; default 32M");
-  app.add_option("-e,--maxbytes", w.max, "Most; default 32M");
-  app.add_option("-i,--stepbytes", w.step, "From a size to the next; default 1M");
-  app.add_option("-f,--stepfactor", o.step_factor, "Times the size before, instead of -i")
-      ->check(CLI::Range(1.0, 1e9));
-  app.add_option("-n,--iters", o.iterations, "Iterations a size; default 20")->check(at_least(1));
-  app.add_option("-w,--warmup_iters", o.warmup, "Not timed, at the largest and the least size; default 1")
-      ->check(at_least(0));
-  app.add_option("-m,--agg_iters", o.aggregated,
-                 "Operations in an iteration, submitted as one group, in flight together; time is that of "
-                 "one. Up to 1 MiB in all, each has memory of its own; default 1")
-      ->check(at_least(1));
-  app.add_flag("--separate", o.separate,
-               "With -m: they are calls of their own, one after the other, no group");
-  app.add_option("-N,--run_cycles", o.cycles, "Runs of all sizes, 0 for ever; default 1")->check(at_least(0));
+void add_sizes(CommandLine& line, Options& o, Words& w) {
+  line.add_option("-t,--nthreads", o.threads, "Threads of this process, each a rank; default 1")
+      .within(1, 1 << 30);
+  line.add_option("-g,--ngpus", o.gpus, "Devices a thread, each a rank (with a thread of its own); default 1")
+      .within(1, 1 << 30);
+  line.add_option("-b,--minbytes", w.min, "Least size; K, M, G are binary; default 32M");
+  line.add_option("-e,--maxbytes", w.max, "Most; default 32M");
+  line.add_option("-i,--stepbytes", w.step, "From a size to the next; default 1M");
+  line.add_option("-f,--stepfactor", o.step_factor, "Times the size before, instead of -i").within(1.0, 1e9);
+  line.add_option("-n,--iters", o.iterations, "Iterations a size; default 20").within(1, 1 << 30);
+  line.add_option("-w,--warmup_iters", o.warmup, "Not timed, at the largest and the least size; default 1")
+      .within(0, 1 << 30);
+  line.add_option("-m,--agg_iters", o.aggregated,
+                  "Operations in an iteration, submitted as one group, in flight together; time is that of "
+                  "one. Up to 1 MiB in all, each has memory of its own; default 1")
+      .within(1, 1 << 30);
+  line.add_flag("--separate", o.separate,
+                "With -m: they are calls of their own, one after the other, no group");
+  line.add_option("-N,--run_cycles", o.cycles, "Runs of all sizes, 0 for ever; default 1").within(0, 1 << 30);
 }
 
-void add_operation(CLI::App& app, Options& o, Words& w) {
-  app.add_option("-o,--op", w.op, "sum, prod, max, min, avg, mulsum or all; default sum");
-  app.add_option(
+void add_operation(CommandLine& line, Options& o, Words& w) {
+  line.add_option("-o,--op", w.op, "sum, prod, max, min, avg, mulsum or all; default sum");
+  line.add_option(
       "-d,--datatype", w.dtype,
       "int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, f8e4m3, f8e5m2 or all; "
       "default float");
-  app.add_option("-r,--root", o.root, "Of a rooted collective, -1 for each in turn; default 0")
-      ->check(CLI::Range(-1, 1 << 20));
-  app.add_option("-c,--check", o.checks, "Passes that check results, after the timing; 0 for none; default 1")
-      ->check(CLI::Range(0, 1 << 20));
+  line.add_option("-r,--root", o.root, "Of a rooted collective, -1 for each in turn; default 0")
+      .within(-1, 1 << 20);
+  line.add_option("-c,--check", o.checks,
+                  "Passes that check results, after the timing; 0 for none; default 1")
+      .within(0, 1 << 20);
 }
 
-void add_running(CLI::App& app, Options& o, Words& w) {
-  app.add_option("-p,--parallel_init", w.parallel_init, "Accepted; threads always join at once");
-  app.add_option("-y,--stream_null", o.null_stream, "1: the device's null stream; default 0");
-  app.add_option("-z,--blocking", o.blocking,
-                 "1 each operation is waited for, with a barrier; 2 it is waited for (those of -m one by "
-                 "one, no group); 3 a barrier after each iteration; default 0")
-      ->check(CLI::Range(0, 3));
-  app.add_option("-G,--cudagraph", o.graph,
-                 "Capture the iterations in a CUDA graph and replay it so often; default 0")
-      ->check(CLI::Range(0, 1 << 20));
-  app.add_option("-x,--cta_policy", w.cta_policy, "0: ours have one way to use the card");
-  app.add_option(
-         "-R,--local_register", o.registered,
-         "1: buffers of Communicator::allocate (with nccl: registered); 2: of allocate_symmetric (with "
-         "nccl: symmetric windows; with peer_cuda among processes: read in place); 3: plain memory, then "
-         "Communicator::register_buffer; default 0, plain memory")
-      ->check(CLI::Range(0, 3));
-  app.add_option("-u,--unalign", o.misalign, "Elements that buffers start off their alignment; default 0")
-      ->check(CLI::Range(0, 4096));
-  add_timeout(app, o.timeout_s);
+void add_running(CommandLine& line, Options& o, Words& w) {
+  line.add_option("-p,--parallel_init", w.parallel_init, "Accepted; threads always join at once");
+  line.add_option("-y,--stream_null", o.null_stream, "1: the device's null stream; default 0");
+  line.add_option("-z,--blocking", o.blocking,
+                  "1 each operation is waited for, with a barrier; 2 it is waited for (those of -m one by "
+                  "one, no group); 3 a barrier after each iteration; default 0")
+      .within(0, 3);
+  line.add_option("-G,--cudagraph", o.graph,
+                  "Capture the iterations in a CUDA graph and replay it so often; default 0")
+      .within(0, 1 << 20);
+  line.add_option("-x,--cta_policy", w.cta_policy, "0: ours have one way to use the card");
+  line.add_option(
+          "-R,--local_register", o.registered,
+          "1: buffers of Communicator::allocate (with nccl: registered); 2: of allocate_symmetric (with "
+          "nccl: symmetric windows; with peer_cuda among processes: read in place); 3: plain memory, then "
+          "Communicator::register_buffer; default 0, plain memory")
+      .within(0, 3);
+  line.add_option("-u,--unalign", o.misalign, "Elements that buffers start off their alignment; default 0")
+      .within(0, 4096);
+  add_timeout(line, o.timeout_s);
 }
 
-void add_ours(CLI::App& app, Options& o, Words& w) {
-  app.add_option("--device", w.device, "host or cuda; default cuda for nccl and peer_cuda, else host")
-      ->check(CLI::IsMember({"host", "cuda"}));
-  app.add_option(
+void add_ours(CommandLine& line, Options& o, Words& w) {
+  line.add_option("--device", w.device, "host or cuda; default cuda for nccl and peer_cuda, else host")
+      .one_of({"host", "cuda"});
+  line.add_option(
       "--backend", o.backend,
       "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto, which "
       "on devices is the first of nccl, peer_cuda and ring that can");
-  app.add_option("--algorithm", o.algorithm,
-                 "Forces it: a name of this collective's (a wrong one lists them), or "
-                 "all_reduce=ring,broadcast=tree; default RZ_ALGORITHM or the tuning table (RZ_TUNING). What "
-                 "does not sum in rank order needs RZ_DETERMINISTIC=0")
-      ->type_name("NAME");
+  line.add_option(
+          "--algorithm", o.algorithm,
+          "Forces it: a name of this collective's (a wrong one lists them), or "
+          "all_reduce=ring,broadcast=tree; default RZ_ALGORITHM or the tuning table (RZ_TUNING). What "
+          "does not sum in rank order needs RZ_DETERMINISTIC=0")
+      .type_name("NAME");
 }
 
-void add_report(CLI::App& app, Options& o, Words& w) {
-  app.add_option("-C,--report_cputime", o.cpu_time,
-                 "1: time until the operation was handed over, not until it ended");
-  app.add_option("-a,--average", w.average, "Over ranks: 0 rank 0's, 1 mean, 2 least, 3 most; default 1")
-      ->check(CLI::Range(0, 3));
-  app.add_option("-S,--report_timestamps", o.timestamps, "1: date and time behind each row");
-  app.add_option("-J,--output_file", o.json, "Write the results there as JSON");
-  app.add_option("-M,--memory_report", o.memory_report, "1: memory of the buffers and of the process");
-  app.add_option("-I,--per_iteration", o.per_iteration, "1: a line of statistics over rank 0's iterations");
-  app.add_flag(
+void add_report(CommandLine& line, Options& o, Words& w) {
+  line.add_option("-C,--report_cputime", o.cpu_time,
+                  "1: time until the operation was handed over, not until it ended");
+  line.add_option("-a,--average", w.average, "Over ranks: 0 rank 0's, 1 mean, 2 least, 3 most; default 1")
+      .within(0, 3);
+  line.add_option("-S,--report_timestamps", o.timestamps, "1: date and time behind each row");
+  line.add_option("-J,--output_file", o.json, "Write the results there as JSON");
+  line.add_option("-M,--memory_report", o.memory_report, "1: memory of the buffers and of the process");
+  line.add_option("-I,--per_iteration", o.per_iteration, "1: a line of statistics over rank 0's iterations");
+  line.add_flag(
       "--percentiles", o.percentiles,
       "Six more columns: p50, p99 and worst time (us) out of place and in place, over the timed "
       "iterations, of the rank that is slowest in each, from its own start to its own end. One clock "
       "read an iteration; on devices each is then waited for");
-  app.add_flag("--verbose", o.verbose,
-               "A line before each row: which algorithm, transport and chunk its calls take, and why");
-  app.add_option("-K,--skip_samples", o.skipped,
-                 "First iterations that -I and --percentiles leave out; default 0")
-      ->check(CLI::Range(0, 1 << 30));
+  line.add_flag("--verbose", o.verbose,
+                "A line before each row: which algorithm, transport and chunk its calls take, and why");
+  line.add_option("-K,--skip_samples", o.skipped,
+                  "First iterations that -I and --percentiles leave out; default 0")
+      .within(0, 1 << 30);
 }
 
 void settle(const Collective& c, Options& o, const Words& w) {
@@ -205,16 +204,15 @@ std::size_t Options::next_size(std::size_t bytes) const {
 ParsedOptions parse_options(const Collective& collective, int argc, const char* const* argv) {
   ParsedOptions parsed;
   Words words;
-  CLI::App app(
+  CommandLine line(
       str("Times ", collective.name, " on host or device memory; flags and output are those of nccl-tests."),
-      str(collective.name, "_perf"));
-  app.footer(what_else);
-  add_sizes(app, parsed.options, words);
-  add_operation(app, parsed.options, words);
-  add_running(app, parsed.options, words);
-  add_ours(app, parsed.options, words);
-  add_report(app, parsed.options, words);
-  parsed.help = parse_command_line(app, argc, argv);
+      str(collective.name, "_perf"), what_else);
+  add_sizes(line, parsed.options, words);
+  add_operation(line, parsed.options, words);
+  add_running(line, parsed.options, words);
+  add_ours(line, parsed.options, words);
+  add_report(line, parsed.options, words);
+  parsed.help = line.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;
   parsed.options.arguments.assign(argv, argv + argc);
   settle(collective, parsed.options, words);

@@ -67,9 +67,10 @@ function(rz_program name)
   add_dependencies(programs ${name})
 endfunction()
 
-# rz_parses_commands(files…): sources that CLI11's templates fill, in which nobody waits for anything but the compiler. CI's
-# build does not optimise them; others must, since the linker may take such a file's copy of an inline function for all.
-function(rz_parses_commands)
+# rz_of_templates(files…): sources that the templates of a command line or of JSON fill, in which nobody waits for anything
+# but the compiler. CI's build does not optimise them; others must, since the linker may take such a file's copy of an
+# inline function for all.
+function(rz_of_templates)
   if(CMAKE_UNITY_BUILD)
     set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -O0)
   endif()

@@ -1,6 +1,5 @@
 // Communicators over the same ranks, used at once.
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -44,7 +43,7 @@ struct Options {
 };
 
 void settle(Options& o) {
-  for (const std::string& word : CLI::detail::split(o.bytes, ',')) {
+  for (const std::string& word : split_at_commas(o.bytes)) {
     const std::size_t bytes = parse_size(word, "--bytes");
     require(bytes >= 8 && bytes % 4 == 0, Errc::config, "--bytes: ", word,
             " is not a number of floats of 4 bytes, two at least");
@@ -56,18 +55,17 @@ void settle(Options& o) {
 Parsed<Options> parse(int argc, const char* const* argv) {
   Parsed<Options> parsed;
   Options& o = parsed.options;
-  CLI::App app("Times several communicators over the same ranks that are used at once.", "concurrent_bench");
-  app.footer(what_else);
-  app.add_option(
+  CommandLine line("Times several communicators over the same ranks that are used at once.",
+                   "concurrent_bench", what_else);
+  line.add_option(
       "--bytes", o.bytes,
       "Of a call, one communicator each, with commas between; K, M, G are binary; default " + o.bytes);
-  app.add_option("--rounds", o.plan.rounds, "Turns that the phases take; default 5")
-      ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--seconds", o.seconds, "Of a phase; default 0.2")->check(CLI::Range(0.001, 3600.0));
-  add_memory(app, o.plan.registered);
-  add_json(app, o.json);
-  add_timeout(app, o.timeout_s);
-  parsed.help = parse_command_line(app, argc, argv);
+  line.add_option("--rounds", o.plan.rounds, "Turns that the phases take; default 5").within(1, 1 << 20);
+  line.add_option("--seconds", o.seconds, "Of a phase; default 0.2").within(0.001, 3600.0);
+  add_memory(line, o.plan.registered);
+  add_json(line, o.json);
+  add_timeout(line, o.timeout_s);
+  parsed.help = line.parse(argc, argv);
   if (parsed.help.empty()) settle(o);
   return parsed;
 }

@@ -1,6 +1,5 @@
 // What this machine allows two ranks that add up floats, beside which all_reduce_perf can be held.
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -47,7 +46,7 @@ struct Options {
 };
 
 void settle(Options& o) {
-  for (const std::string& word : CLI::detail::split(o.sizes, ',')) {
+  for (const std::string& word : split_at_commas(o.sizes)) {
     const std::size_t bytes = parse_size(word, "--sizes");
     require(bytes >= 4 && bytes % 4 == 0, Errc::config, "--sizes: ", word,
             " is not a number of floats of 4 bytes");
@@ -59,24 +58,21 @@ void settle(Options& o) {
 Parsed<Options> parse(int argc, const char* const* argv) {
   Parsed<Options> parsed;
   Options& o = parsed.options;
-  CLI::App app("The least time that two ranks of this machine need for an all_reduce of floats.",
-               "limit_bench");
-  app.footer(what_else);
-  app.add_option("--sizes", o.sizes, "Bytes, with commas between; K, M, G are binary; default " + o.sizes);
-  app.add_option("--variants", o.plan.variants,
-                 "Of those below, with commas between; default all but single_copy")
-      ->delimiter(',')
-      ->check(CLI::IsMember(std::vector<std::string>(std::begin(variants), std::end(variants))));
-  app.add_option("-n,--iters", o.plan.iterations,
-                 "Iterations a way and round; default 2000 (64K) to 6 (above 64M)")
-      ->check(CLI::Range(1, 1'000'000));
-  app.add_option("--rounds", o.plan.rounds, "Turns that the ways take; default 2")
-      ->check(CLI::Range(1, 1000));
-  app.add_flag("--all", o.all, "A row for every way");
-  add_json(app, o.json);
-  app.add_option("-T,--timeout", o.timeout_s, "Deadline of a wait in seconds; default 60")
-      ->check(CLI::Range(0.1, 1e6));
-  parsed.help = parse_command_line(app, argc, argv);
+  CommandLine line("The least time that two ranks of this machine need for an all_reduce of floats.",
+                   "limit_bench", what_else);
+  line.add_option("--sizes", o.sizes, "Bytes, with commas between; K, M, G are binary; default " + o.sizes);
+  line.add_option("--variants", o.plan.variants,
+                  "Of those below, with commas between; default all but single_copy")
+      .delimiter(',')
+      .one_of({std::begin(variants), std::end(variants)});
+  line.add_option("-n,--iters", o.plan.iterations,
+                  "Iterations a way and round; default 2000 (64K) to 6 (above 64M)")
+      .within(1, 1'000'000);
+  line.add_option("--rounds", o.plan.rounds, "Turns that the ways take; default 2").within(1, 1000);
+  line.add_flag("--all", o.all, "A row for every way");
+  add_json(line, o.json);
+  line.add_option("-T,--timeout", o.timeout_s, "Deadline of a wait in seconds; default 60").within(0.1, 1e6);
+  parsed.help = line.parse(argc, argv);
   if (parsed.help.empty()) settle(o);
   return parsed;
 }

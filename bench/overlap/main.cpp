@@ -1,6 +1,5 @@
 // The bucketed case: gradients are all-reduced while the ranks still compute others.
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -53,20 +52,19 @@ void settle(Options& o) {
 Parsed<Options> parse(int argc, const char* const* argv) {
   Parsed<Options> parsed;
   Options& o = parsed.options;
-  CLI::App app("Times gradients that are all-reduced in buckets while the ranks compute.", "overlap_bench");
-  app.footer(what_else);
-  app.add_option("--bytes", o.bytes, "Of all gradients; K, M, G are binary; default " + o.bytes);
-  app.add_option("--bucket", o.bucket, "Bytes a bucket; default " + o.bucket);
-  app.add_option("--members", o.plan.members, "Parameters a bucket; default 5")
-      ->check(CLI::Range(1, 1 << 20));
-  app.add_option("-n,--iters", o.plan.iterations, "Iterations; default 5")->check(CLI::Range(1, 1 << 20));
-  add_memory(app, o.plan.registered, ", as training has its buckets");
-  app.add_option("--passes", o.plan.passes,
-                 "Of compute a parameter; default so many that computing takes as long as communicating")
-      ->check(CLI::Range(1L, 1L << 40));
-  add_json(app, o.json);
-  add_timeout(app, o.timeout_s);
-  parsed.help = parse_command_line(app, argc, argv);
+  CommandLine line("Times gradients that are all-reduced in buckets while the ranks compute.",
+                   "overlap_bench", what_else);
+  line.add_option("--bytes", o.bytes, "Of all gradients; K, M, G are binary; default " + o.bytes);
+  line.add_option("--bucket", o.bucket, "Bytes a bucket; default " + o.bucket);
+  line.add_option("--members", o.plan.members, "Parameters a bucket; default 5").within(1, 1 << 20);
+  line.add_option("-n,--iters", o.plan.iterations, "Iterations; default 5").within(1, 1 << 20);
+  add_memory(line, o.plan.registered, ", as training has its buckets");
+  line.add_option("--passes", o.plan.passes,
+                  "Of compute a parameter; default so many that computing takes as long as communicating")
+      .within(1L, 1L << 40);
+  add_json(line, o.json);
+  add_timeout(line, o.timeout_s);
+  parsed.help = line.parse(argc, argv);
   if (parsed.help.empty()) settle(o);
   return parsed;
 }

@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <vector>
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
@@ -30,19 +29,92 @@ void refuse_rest(const CLI::App& app) {
 
 }  // namespace
 
-std::string parse_command_line(CLI::App& app, int argc, const char* const* argv) {
-  app.allow_extras();
+CommandLine::CommandLine(const std::string& what_it_is, const std::string& program, const std::string& footer)
+    : app_(std::make_unique<CLI::App>(what_it_is, program)) {
+  app_->footer(footer);
+}
+
+CommandLine::~CommandLine() = default;
+
+using Flag = CommandLine::Flag;
+
+Flag CommandLine::add_option(const std::string& names, int& value, const std::string& what) {
+  return Flag(app_->add_option(names, value, what));
+}
+
+Flag CommandLine::add_option(const std::string& names, std::int64_t& value, const std::string& what) {
+  return Flag(app_->add_option(names, value, what));
+}
+
+Flag CommandLine::add_option(const std::string& names, std::uint64_t& value, const std::string& what) {
+  return Flag(app_->add_option(names, value, what));
+}
+
+Flag CommandLine::add_option(const std::string& names, double& value, const std::string& what) {
+  return Flag(app_->add_option(names, value, what));
+}
+
+Flag CommandLine::add_option(const std::string& names, bool& value, const std::string& what) {
+  return Flag(app_->add_option(names, value, what));
+}
+
+Flag CommandLine::add_option(const std::string& names, std::string& value, const std::string& what) {
+  return Flag(app_->add_option(names, value, what));
+}
+
+Flag CommandLine::add_option(const std::string& names, std::vector<std::string>& value,
+                             const std::string& what) {
+  return Flag(app_->add_option(names, value, what));
+}
+
+Flag CommandLine::add_option(const std::string& names, std::optional<std::int64_t>& value,
+                             const std::string& what) {
+  return Flag(app_->add_option(names, value, what));
+}
+
+Flag CommandLine::add_option(const std::string& names, std::optional<std::string>& value,
+                             const std::string& what) {
+  return Flag(app_->add_option(names, value, what));
+}
+
+Flag CommandLine::add_flag(const std::string& name, bool& value, const std::string& what) {
+  return Flag(app_->add_flag(name, value, what));
+}
+
+Flag Flag::within(std::int64_t least, std::int64_t most) {
+  return Flag(option_->check(CLI::Range(least, most)));
+}
+Flag Flag::within(double least, double most) { return Flag(option_->check(CLI::Range(least, most))); }
+Flag Flag::one_of(std::vector<std::string> words) {
+  return Flag(option_->check(CLI::IsMember(std::move(words))));
+}
+Flag Flag::delimiter(char between) { return Flag(option_->delimiter(between)); }
+Flag Flag::type_name(const std::string& name) { return Flag(option_->type_name(name)); }
+Flag Flag::group(const std::string& heading) { return Flag(option_->group(heading)); }
+Flag Flag::required() { return Flag(option_->required()); }
+Flag Flag::excludes(Flag other) { return Flag(option_->excludes(other.option_)); }
+
+void CommandLine::ends_in_a_command() { app_->prefix_command(); }
+void CommandLine::column_width(std::size_t width) { app_->get_formatter()->column_width(width); }
+
+bool CommandLine::given(const std::string& name) const { return app_->count(name) > 0; }
+std::vector<std::string> CommandLine::remaining() const { return app_->remaining(); }
+
+std::vector<std::string> split_at_commas(const std::string& words) { return CLI::detail::split(words, ','); }
+
+std::string CommandLine::parse(int argc, const char* const* argv) {
+  app_->allow_extras();
   try {
-    app.parse(argc, argv);
+    app_->parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    return app.help();
+    return app_->help();
   } catch (const CLI::ParseError& e) {
-    refuse_rest(app);  // an unknown flag explains more than what is missing besides it
+    refuse_rest(*app_);  // an unknown flag explains more than what is missing besides it
     std::string line = e.what();
     std::ranges::replace(line, '\n', ' ');
     fail(Errc::config, line, "; see --help");
   }
-  refuse_rest(app);
+  refuse_rest(*app_);
   return "";
 }
 

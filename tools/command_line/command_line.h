@@ -1,12 +1,17 @@
 #pragma once
-/// What the programs share of reading their command lines with CLI11.
+/// What the programs share of reading their command lines.
 
+#include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace rz {
 
@@ -17,10 +22,63 @@ struct Parsed {
   std::string help;
 };
 
-/// Fills what the app's options are bound to and returns "", or returns the help if that was asked for.
-/// Errc::config says in one line what is wrong, for an unknown flag with the nearest one that there is. Words
-/// that are no flags are refused too, unless the app is a prefix command: then they are its remaining().
-std::string parse_command_line(CLI::App& app, int argc, const char* const* argv);
+/// The flags of a program, each bound to a variable that outlives this. Only its own file includes CLI11,
+/// which takes longer to compile than most programs.
+class CommandLine {
+ public:
+  CommandLine(const std::string& what_it_is, const std::string& program, const std::string& footer);
+  ~CommandLine();
+
+  /// What may be said of a flag besides.
+  class Flag {
+   public:
+    Flag within(int least, int most) { return within(std::int64_t{least}, std::int64_t{most}); }
+    Flag within(std::int64_t least, std::int64_t most);
+    Flag within(double least, double most);
+    Flag one_of(std::vector<std::string> words);
+    Flag delimiter(char between);
+    Flag type_name(const std::string& name);
+    Flag group(const std::string& heading);
+    Flag required();
+    Flag excludes(Flag other);
+
+   private:
+    friend CommandLine;
+    explicit Flag(CLI::Option* option) : option_(option) {}
+    CLI::Option* option_;
+  };
+
+  /// `names` as in "-n,--ranks".
+  Flag add_option(const std::string& names, int& value, const std::string& what);
+  Flag add_option(const std::string& names, std::int64_t& value, const std::string& what);
+  Flag add_option(const std::string& names, std::uint64_t& value, const std::string& what);
+  Flag add_option(const std::string& names, double& value, const std::string& what);
+  Flag add_option(const std::string& names, bool& value, const std::string& what);
+  Flag add_option(const std::string& names, std::string& value, const std::string& what);
+  Flag add_option(const std::string& names, std::vector<std::string>& values, const std::string& what);
+  Flag add_option(const std::string& names, std::optional<std::int64_t>& value, const std::string& what);
+  Flag add_option(const std::string& names, std::optional<std::string>& value, const std::string& what);
+  /// Given, it makes its variable true, or false if the name starts with '!'.
+  Flag add_flag(const std::string& name, bool& value, const std::string& what);
+
+  /// Words from the first that is no flag on are a command: remaining().
+  void ends_in_a_command();
+  void column_width(std::size_t);
+
+  /// Fills what flags are bound to and returns "", or returns the help if that was asked for. Errc::config
+  /// says in one line what is wrong, for an unknown flag with the nearest one that there is. Words that are
+  /// no flags are refused too, unless they are a command.
+  std::string parse(int argc, const char* const* argv);
+
+  bool given(const std::string& name) const;
+  std::vector<std::string> remaining() const;
+
+ private:
+  std::unique_ptr<CLI::App> app_;
+};
+
+/// "a,b,c"; of nothing, one empty word.
+std::vector<std::string> split_at_commas(const std::string& words);
 
 /// What main() returns: what `body` does; after an Error, which becomes one line on standard error, 2 if it
 /// was the user's (Errc::config), else 1.

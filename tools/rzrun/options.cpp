@@ -1,6 +1,5 @@
 #include "tools/rzrun/options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "comm/core/error.h"
@@ -27,30 +26,34 @@ constexpr const char* what_else =
     "Exit status: 0 if every rank left with 0; else that of the rank that failed first, 128 + the signal's\n"
     "number if a signal ended it; 2 for a wrong command line; 126 or 127 if the program cannot be started.";
 
-void add_flags(CLI::App& app, Options& o, std::string& bind) {
-  app.add_option("-n,--ranks", o.ranks, "Ranks to start")->type_name("N");
-  app.add_option("--bind", bind,
-                 "core (default): whole cores for each rank, or a core for each so many ranks; none: "
-                 "leave alone")
-      ->check(CLI::IsMember({"core", "none"}))
-      ->type_name("core|none");
-  app.add_flag("--prefix", o.prefix, "Write whole lines, each with \"[rank] \" before it");
-  app.add_option("--log-dir", o.log_dir,
-                 "Write rank<R>.stdout and rank<R>.stderr there instead of the console")
-      ->type_name("DIR");
-  app.add_flag("--tee", o.tee, "With --log-dir: the console too");
-  app.add_option_function<double>(
-         "--grace", [&o](double s) { o.grace = std::chrono::milliseconds(static_cast<long>(s * 1e3)); },
-         "Between SIGTERM and SIGKILL; default 5")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->type_name("SECONDS");
-  app.add_option("--master-port", o.master_port, "MASTER_PORT; default: a free one")
-      ->check(CLI::Range(1, 65535))
-      ->type_name("PORT");
+/// What the command line says otherwise than Options.
+struct Words {
+  std::string bind = "core";
+  double grace_s = 5;
+};
+
+void add_flags(CommandLine& line, Options& o, Words& w) {
+  line.add_option("-n,--ranks", o.ranks, "Ranks to start").type_name("N");
+  line.add_option("--bind", w.bind,
+                  "core (default): whole cores for each rank, or a core for each so many ranks; none: "
+                  "leave alone")
+      .one_of({"core", "none"})
+      .type_name("core|none");
+  line.add_flag("--prefix", o.prefix, "Write whole lines, each with \"[rank] \" before it");
+  line.add_option("--log-dir", o.log_dir,
+                  "Write rank<R>.stdout and rank<R>.stderr there instead of the console")
+      .type_name("DIR");
+  line.add_flag("--tee", o.tee, "With --log-dir: the console too");
+  line.add_option("--grace", w.grace_s, "Between SIGTERM and SIGKILL; default 5")
+      .within(0.0, 86400.0)
+      .type_name("SECONDS");
+  line.add_option("--master-port", o.master_port, "MASTER_PORT; default: a free one")
+      .within(1, 65535)
+      .type_name("PORT");
 }
 
-void check(const CLI::App& app, const Options& o) {
-  require(app.count("-n") > 0, Errc::config, "how many ranks? Give -n N; see --help");
+void check(const CommandLine& line, const Options& o) {
+  require(line.given("-n"), Errc::config, "how many ranks? Give -n N; see --help");
   require(o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
   require(!o.command.empty(), Errc::config, "no program to start; try: rzrun -n ", o.ranks,
           " PROGRAM [ARGS…]");
@@ -64,16 +67,16 @@ void check(const CLI::App& app, const Options& o) {
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
   Options& o = parsed.options;
-  std::string bind = "core";
-  CLI::App app(what_it_is, "rzrun");
-  app.footer(what_else);
-  app.prefix_command();
-  add_flags(app, o, bind);
-  parsed.help = parse_command_line(app, argc, argv);
+  Words words;
+  CommandLine line(what_it_is, "rzrun", what_else);
+  line.ends_in_a_command();
+  add_flags(line, o, words);
+  parsed.help = line.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;
-  o.command = app.remaining();
-  o.bind = bind == "core";
-  check(app, o);
+  o.command = line.remaining();
+  o.bind = words.bind == "core";
+  o.grace = std::chrono::milliseconds(static_cast<long>(words.grace_s * 1e3));
+  check(line, o);
   return parsed;
 }
 

@@ -1,6 +1,5 @@
 #include "tools/train_gpt/options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "comm/core/error.h"
@@ -21,89 +20,90 @@ constexpr const char* what_else =
     "   \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}}\n\n"
     "Exit status: 0 done, 2 an input is wrong (nothing was written), 1 anything else.";
 
-void add_inputs(CLI::App& app, Options& o) {
-  app.add_option("--model", o.model, "Hugging Face GPT-2 config (config.json)")
-      ->required()
-      ->type_name("CONFIG.json")
-      ->group("Inputs");
-  app.add_option("--init", o.init, "Start from this checkpoint; default: fresh weights from --seed")
-      ->type_name("MODEL.safetensors")
-      ->group("Inputs");
-  auto* data =
-      app.add_option("--data", o.data, "Text, read as bytes: a file, or every text file below a folder")
-          ->type_name("FILE|DIR")
-          ->group("Inputs");
-  app.add_option("--tokens", o.tokens, "Tokens, little-endian uint16, instead of --data")
-      ->type_name("TOKENS.bin")
-      ->excludes(data)
-      ->group("Inputs");
-  app.add_option("--config", o.config, "DeepSpeed configuration")
-      ->required()
-      ->type_name("DS.json")
-      ->group("Inputs");
+void add_inputs(CommandLine& line, Options& o) {
+  line.add_option("--model", o.model, "Hugging Face GPT-2 config (config.json)")
+      .required()
+      .type_name("CONFIG.json")
+      .group("Inputs");
+  line.add_option("--init", o.init, "Start from this checkpoint; default: fresh weights from --seed")
+      .type_name("MODEL.safetensors")
+      .group("Inputs");
+  const auto data =
+      line.add_option("--data", o.data, "Text, read as bytes: a file, or every text file below a folder")
+          .type_name("FILE|DIR")
+          .group("Inputs");
+  line.add_option("--tokens", o.tokens, "Tokens, little-endian uint16, instead of --data")
+      .type_name("TOKENS.bin")
+      .excludes(data)
+      .group("Inputs");
+  line.add_option("--config", o.config, "DeepSpeed configuration")
+      .required()
+      .type_name("DS.json")
+      .group("Inputs");
 }
 
-void add_training(CLI::App& app, Options& o) {
-  app.add_option("--seq-len", o.seq_len, "Tokens a sample; default: the model's n_positions")
-      ->type_name("T")
-      ->check(CLI::Range(1, 1 << 24))
-      ->group("Training");
-  app.add_option("--steps", o.steps, "Updates; default: one pass over the data")
-      ->type_name("N")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
-      ->group("Training");
-  app.add_option("--strategy", o.strategy, "ddp, zero1, zero2 or zero3; default: zero_optimization.stage")
-      ->type_name("NAME")
-      ->group("Training");
-  app.add_option("--seed", o.seed, "Of fresh weights and of the order of samples; default 0")
-      ->type_name("S")
-      ->group("Training");
-  app.add_flag("!--no-shuffle", o.shuffle, "Update s takes samples s·B … s·B+B-1, a contiguous part a rank")
-      ->group("Training");
-  app.add_flag("!--no-graph", o.graph,
-               "On a GPU: start each kernel by itself, not all of an update as a CUDA graph")
-      ->group("Training");
-  app.add_flag("--recompute", o.recompute, "Keep no activations of a block: compute them again in backward")
-      ->group("Training");
+void add_training(CommandLine& line, Options& o) {
+  line.add_option("--seq-len", o.seq_len, "Tokens a sample; default: the model's n_positions")
+      .type_name("T")
+      .within(1, 1 << 24)
+      .group("Training");
+  line.add_option("--steps", o.steps, "Updates; default: one pass over the data")
+      .type_name("N")
+      .within(std::int64_t{0}, std::int64_t{1} << 40)
+      .group("Training");
+  line.add_option("--strategy", o.strategy, "ddp, zero1, zero2 or zero3; default: zero_optimization.stage")
+      .type_name("NAME")
+      .group("Training");
+  line.add_option("--seed", o.seed, "Of fresh weights and of the order of samples; default 0")
+      .type_name("S")
+      .group("Training");
+  line.add_flag("!--no-shuffle", o.shuffle, "Update s takes samples s·B … s·B+B-1, a contiguous part a rank")
+      .group("Training");
+  line.add_flag("!--no-graph", o.graph,
+                "On a GPU: start each kernel by itself, not all of an update as a CUDA graph")
+      .group("Training");
+  line.add_flag("--recompute", o.recompute, "Keep no activations of a block: compute them again in backward")
+      .group("Training");
 }
 
-void add_outputs(CLI::App& app, Options& o) {
-  app.add_option("--log", o.log, "A JSON object an update: step, loss, grad_norm, lr, tokens_per_second, …")
-      ->type_name("METRICS.jsonl")
-      ->group("Outputs");
-  app.add_option("--save", o.save, "Write model.safetensors, config.json and ds_config.json there at the end")
-      ->type_name("DIR")
-      ->group("Outputs");
-  app.add_option("--sample", o.sample, "At the end, continue this text (byte vocabulary)")
-      ->type_name("TEXT")
-      ->group("Outputs");
-  app.add_option("--sample-tokens", o.sample_tokens, "Length of that continuation; default 200")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1 << 20))
-      ->group("Outputs");
+void add_outputs(CommandLine& line, Options& o) {
+  line.add_option("--log", o.log, "A JSON object an update: step, loss, grad_norm, lr, tokens_per_second, …")
+      .type_name("METRICS.jsonl")
+      .group("Outputs");
+  line.add_option("--save", o.save,
+                  "Write model.safetensors, config.json and ds_config.json there at the end")
+      .type_name("DIR")
+      .group("Outputs");
+  line.add_option("--sample", o.sample, "At the end, continue this text (byte vocabulary)")
+      .type_name("TEXT")
+      .group("Outputs");
+  line.add_option("--sample-tokens", o.sample_tokens, "Length of that continuation; default 200")
+      .type_name("N")
+      .within(1, 1 << 20)
+      .group("Outputs");
 }
 
-void add_speed(CLI::App& app, Options& o) {
-  app.add_option("--threads", o.threads,
-                 "A rank; default: the processors it may use, shared with ranks that may too")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1024))
-      ->group("Speed (results stay the same but for --threads)");
-  app.add_option("--bucket-mb", o.bucket_mb, "Size of a gradient bucket in MiB; default 25")
-      ->type_name("X")
-      ->check(CLI::Range(0.001, 65536.0))
-      ->group("Speed (results stay the same but for --threads)");
-  app.add_option("--device", o.device,
-                 "Where the model lives: host (default), cuda (this machine's devices in turn), or cuda:N")
-      ->type_name("NAME")
-      ->group("Speed (results stay the same but for --threads)");
-  app.add_option(
-         "--backend", o.backend,
-         "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto")
-      ->type_name("NAME")
-      ->group("Speed (results stay the same but for --threads)");
-  app.add_flag("!--no-overlap", o.overlap, "Communicate after backward instead of beside it")
-      ->group("Speed (results stay the same but for --threads)");
+void add_speed(CommandLine& line, Options& o) {
+  line.add_option("--threads", o.threads,
+                  "A rank; default: the processors it may use, shared with ranks that may too")
+      .type_name("N")
+      .within(1, 1024)
+      .group("Speed (results stay the same but for --threads)");
+  line.add_option("--bucket-mb", o.bucket_mb, "Size of a gradient bucket in MiB; default 25")
+      .type_name("X")
+      .within(0.001, 65536.0)
+      .group("Speed (results stay the same but for --threads)");
+  line.add_option("--device", o.device,
+                  "Where the model lives: host (default), cuda (this machine's devices in turn), or cuda:N")
+      .type_name("NAME")
+      .group("Speed (results stay the same but for --threads)");
+  line.add_option(
+          "--backend", o.backend,
+          "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto")
+      .type_name("NAME")
+      .group("Speed (results stay the same but for --threads)");
+  line.add_flag("!--no-overlap", o.overlap, "Communicate after backward instead of beside it")
+      .group("Speed (results stay the same but for --threads)");
 }
 
 void check_together(const Options& o) {
@@ -115,14 +115,13 @@ void check_together(const Options& o) {
 
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
-  CLI::App app(what_it_is, "train_gpt");
-  app.footer(what_else);
-  app.get_formatter()->column_width(34);
-  add_inputs(app, parsed.options);
-  add_training(app, parsed.options);
-  add_outputs(app, parsed.options);
-  add_speed(app, parsed.options);
-  parsed.help = parse_command_line(app, argc, argv);
+  CommandLine line(what_it_is, "train_gpt", what_else);
+  line.column_width(34);
+  add_inputs(line, parsed.options);
+  add_training(line, parsed.options);
+  add_outputs(line, parsed.options);
+  add_speed(line, parsed.options);
+  parsed.help = line.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;
   check_together(parsed.options);
   return parsed;

@@ -1,7 +1,5 @@
 #include "tools/tune/options.h"
 
-#include <CLI/CLI.hpp>
-
 #include "comm/core/error.h"
 #include "comm/tuning.h"
 #include "tools/command_line/command_line.h"
@@ -69,21 +67,18 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
   Options& o = parsed.options;
   Words words;
-  CLI::App app(what_it_is, "tune");
-  app.footer(what_else);
-  app.add_option("-o,--output", o.output, "Where the table goes; default tuning.txt")->type_name("FILE");
-  app.add_option("--min", words.least, "Least size, of the whole buffer; K, M, G are binary; default 8");
-  app.add_option("--max", words.most, "Largest; default 8M");
-  app.add_option("--factor", o.factor, "From a size to the next; default 4")->check(CLI::Range(2, 1024));
-  app.add_option("--rounds", o.rounds, "In which all that compete take turns; default 5")
-      ->check(CLI::Range(1, 1000));
-  app.add_option("--seconds", o.seconds, "How long to measure, about; default 40")
-      ->check(CLI::Range(0.01, 86400.0));
-  app.add_option("--collectives", words.collectives,
-                 "all_reduce,broadcast and the like; default: all that have a choice");
-  app.add_flag("--schedules", o.schedules,
-               "On one host: the schedules over streams too, which letters nearly always beat");
-  parsed.help = parse_command_line(app, argc, argv);
+  CommandLine line(what_it_is, "tune", what_else);
+  line.add_option("-o,--output", o.output, "Where the table goes; default tuning.txt").type_name("FILE");
+  line.add_option("--min", words.least, "Least size, of the whole buffer; K, M, G are binary; default 8");
+  line.add_option("--max", words.most, "Largest; default 8M");
+  line.add_option("--factor", o.factor, "From a size to the next; default 4").within(2, 1024);
+  line.add_option("--rounds", o.rounds, "In which all that compete take turns; default 5").within(1, 1000);
+  line.add_option("--seconds", o.seconds, "How long to measure, about; default 40").within(0.01, 86400.0);
+  line.add_option("--collectives", words.collectives,
+                  "all_reduce,broadcast and the like; default: all that have a choice");
+  line.add_flag("--schedules", o.schedules,
+                "On one host: the schedules over streams too, which letters nearly always beat");
+  parsed.help = line.parse(argc, argv);
   if (parsed.help.empty()) settle(o, words);
   return parsed;
 }
