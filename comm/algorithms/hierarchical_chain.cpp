@@ -16,6 +16,9 @@ namespace rz {
 
 namespace {
 
+/// Of a lane whose results are shared out over the hosts.
+constexpr int most_parts = 32;
+
 /// `duties(rank)`: the chunks that a rank of this host owns. In the order of messages: of two ranks, both go
 /// through them in the same order.
 template <class Duties>
@@ -88,10 +91,11 @@ Schedule hierarchical_chain_all_reduce(Seat seat) {
 // n (H - 1) / H to the others and as much of its own parts, and each other n along the chain and
 // n (H - 2) / H of results: no more than in a ring, where the way back along the chain has hosts in the
 // middle send 2n. Hosts take turns with the parts of a lane, that of the last host first, so that results are
-// on their way while sums are. Two hosts have nothing to share out: there it is the chain.
+// on their way while sums are. Parts are small, since the last one of a lane goes out once its relay has it,
+// when most links have nothing left to send. Two hosts have nothing to share out: there it is the chain.
 Schedule hierarchical_chain_all_gather_all_reduce(Seat seat) {
   const Hosts hosts = Hosts::in_a_row(seat, "hierarchical_chain_all_gather");
-  const int last = hosts.count() - 1, turns = std::max(1, 16 / hosts.count());
+  const int last = hosts.count() - 1, turns = std::max(1, most_parts / hosts.count());
   const int parts = hosts.count() > 2 ? turns * hosts.count() : 1;
   const auto duties = lanes_of(hosts, parts);
   const std::vector<int> mine = duties(seat.rank);

@@ -220,6 +220,19 @@ TEST(Algorithms, OverHostsTheNetworkCarriesABufferOnceAndNotOnceARank) {
   EXPECT_EQ(out_of_a_host(Collective::reduce, "two_shot", two, 1), 2.5);
 }
 
+// The last part of a lane goes out by its relay when other links have nothing left to send: it has to be
+// small. Each part is a message: there must not be too many.
+TEST(Algorithms, TheLastPartOfALaneOverHostsIsSmall) {
+  for (int hosts = 3; hosts <= 8; ++hosts) {
+    std::vector<int> host;
+    for (int h = 0; h < hosts; ++h) host.insert(host.end(), 2, h);
+    const Schedule s = find_algorithm(Collective::all_reduce, "hierarchical_chain_all_gather")
+                           .schedule({0, 2 * hosts, 0, host});
+    EXPECT_GE(s.chunks, 2 * 28) << hosts;
+    EXPECT_LE(s.chunks, 2 * 32) << hosts;
+  }
+}
+
 TEST(Algorithms, HostsAreNumberedWithoutGaps) {
   const std::vector<int> gap{0, 2, 2};
   const Proof proof = verify(find_algorithm(Collective::all_gather, "hierarchical").schedule,
