@@ -50,7 +50,8 @@ Together::Together(Transport& transport, int rank, int size, TogetherTable table
       size_(size),
       crowded_(transport.crowded()),
       sources_(index(size)),
-      peers_(index(size)),
+      offers_(index(size)),
+      arena_(transport.arena()),
       ins_(index(size)),
       outs_(index(size)),
       table_(std::move(table)) {}
@@ -70,17 +71,17 @@ void Together::start(const Operation& op, std::uint32_t sequence, std::uint8_t b
     plan();
     planned_ = shape;
   }
-  rewind();
+  rewind(letters_.next());
 }
 
-/// To the beginning of a call as planned.
-void Together::rewind() {
+/// To the beginning of a call as planned, at that step.
+void Together::rewind(std::uint32_t first) {
   cut_ = plan_;
   complete_ = false;
   agreed_ = 0;
   offered_ = folded_ = taken_ = 0;
   waits_a_ = waits_b_ = 0;
-  first_ = letters_.next();
+  first_ = first;
   asks_ = may_ask_ && (always_asks_ || is_worth_asking());
   counts_ = op_->kind == Collective::all_to_all_v;
   if (counts_) use_ring();
@@ -92,7 +93,8 @@ bool Together::repeat(const BriefCall& call, std::uint32_t sequence, int turns) 
   op_ = &again_;
   letters_.begin_again(sequence, 0);
   if (!short_way_ || !has_room(bytes_of_offer())) {
-    rewind();
+    if (direct_again_ && has_room(0)) return repeat_direct(turns);
+    rewind(letters_.next());
     return spin(turns);
   }
   base_ = letters_.next();
@@ -181,6 +183,7 @@ void Together::plan() {
   if (reduces(op_->kind)) reduction_ = reduction(letters_.call().dtype, op_->op.kind);
   brief_ = brief_of_plan();
   if (brief_ != ~0ull) again_ = *op_;
+  direct_again_ = false;
   short_way_ = !may_ask_ && plan_.flow == Flow::one_phase && plan_.rounds == 1;
 }
 
@@ -267,6 +270,13 @@ bool Together::has_room(std::size_t bytes) { return letters_.has_room(bytes, byt
 
 bool Together::all_arrived(int& next, std::uint32_t step) {
   for (next = std::max(next, first_giver_); next < last_giver_; ++next)
+    if (next != rank_ && !letters_.arrived(next, step)) return false;
+  next = 0;
+  return true;
+}
+
+bool Together::all_wrote(int& next, std::uint32_t step) {
+  for (; next < size_; ++next)
     if (next != rank_ && !letters_.arrived(next, step)) return false;
   next = 0;
   return true;

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "comm/collective.h"
 #include "comm/reduce.h"
 #include "comm/select_together.h"
+#include "comm/transports/arena.h"
 
 namespace rz {
 
@@ -76,6 +78,7 @@ class Together {
   struct Offer {
     SharedSpot in, out;
     std::uint32_t in_shared, out_shared;
+    bool operator==(const Offer&) const = default;
   };
 
   // What a plan depends on; calls mostly are like the last one.
@@ -118,6 +121,9 @@ class Together {
   std::size_t bytes_of_offer() const;
   /// Of all that this rank reads from, at that step; resumes where it stopped.
   bool all_arrived(int& next, std::uint32_t step);
+  /// Of all peers, likewise.
+  bool all_wrote(int& next, std::uint32_t step);
+  bool all_write_soon(int& next, std::uint32_t step, int& turns);
 
   void choose_peers();
   bool looks_at(int peer) const;
@@ -144,14 +150,21 @@ class Together {
   void copy_twice(std::byte* to, std::byte* out, const std::byte* bytes_of, std::size_t bytes) const;
 
   bool is_worth_asking();
+  std::size_t bytes_in() const;
+  void make_offer();
+  bool lies_as_offered() const;
   bool shared(const void* at, std::size_t bytes, SharedSpot&);
+  bool is_reachable(int rank) const;
+  void reach(int peer);
   std::byte* reached(int peer, const SharedSpot&, std::size_t bytes);
-  void rewind();
+  void rewind(std::uint32_t first);
   std::uint64_t brief_of_plan() const;
   bool stay(int peer, int turns);
   void offer_again();
   void prepare_to_take();
   void take_again();
+  bool repeat_direct(int turns);
+  bool hear_again();
   void begin_direct();
   void take_direct(std::size_t round);
   void fold_for_all(std::byte* to, std::size_t at, std::size_t bytes);
@@ -167,6 +180,8 @@ class Together {
   std::uint64_t brief_ = ~0ull;  // of a plan that repeat() serves; no call has this one
   Operation again_;              // what it repeats
   bool short_way_ = false;       // in one round, with nothing to ask
+  bool direct_again_ = false;    // the last such call was direct, in one round, cut like direct_
+  Cut direct_;
   bool complete_ = true;
   std::uint8_t agreed_ = 0;
   bool gives_ = false;                    // it offers bytes
@@ -182,7 +197,10 @@ class Together {
   Reduction reduction_ = nullptr;
   std::vector<const void*> sources_;
   std::array<Doubt, 64> doubts_{};
-  std::vector<Offer> peers_;
+  std::vector<Offer> offers_;                                  // of every rank, as last written or heard
+  const void *offered_in_ = nullptr, *offered_out_ = nullptr;  // this rank's, where they lay when
+  std::uint64_t offered_version_ = 0;                          // the arena had this version
+  const std::shared_ptr<Arena> arena_;
   std::vector<std::byte*> ins_, outs_;
   const TogetherTable table_;
 };

@@ -17,34 +17,95 @@ constexpr int most_unasked = 63;  // calls, before it is tried again whether mem
 /// Says where this rank's memory lies, and hears where the others' does: direct, if all that is needed can be
 /// reached.
 bool Together::ask() {
-  const std::size_t n = index(size_);
   if (letters_.next() == first_) {
     if (!has_room(0)) return false;
-    Offer mine{};
-    const std::size_t in = (cut_.split && op_->kind != Collective::all_reduce ? cut_.part * n : total_);
-    // Parts that change places in one buffer are overwritten while peers would read them: they are copied.
-    const bool swaps = op_->kind == Collective::all_to_all && op_->in.data == op_->out.data;
-    if (op_->in.data && !swaps) mine.in_shared = shared(op_->in.data, in, mine.in);
-    if (op_->kind == Collective::all_reduce) mine.out_shared = shared(op_->out.data, total_, mine.out);
-    std::memcpy(letters_.payload(rank_, first_), &mine, sizeof mine);
+    make_offer();
+    std::memcpy(letters_.payload(rank_, first_), &offers_[index(rank_)], sizeof(Offer));
     letters_.publish();
     return true;
   }
-  for (; waits_a_ < size_; ++waits_a_)
-    if (waits_a_ != rank_ && !letters_.arrived(waits_a_, first_)) return false;
-  waits_a_ = 0;
+  if (!all_wrote(waits_a_, first_)) return false;
   bool direct = true;
   for (int r = 0; r < size_; ++r) {
-    Offer& o = peers_[index(r)];
-    std::memcpy(&o, letters_.payload(r, first_), sizeof o);
-    if (offers(r)) direct = direct && o.in_shared;
-    if (op_->kind == Collective::all_reduce) direct = direct && o.out_shared;
+    std::memcpy(&offers_[index(r)], letters_.payload(r, first_), sizeof(Offer));
+    direct = direct && is_reachable(r);
   }
-  asks_ = false;
+  asks_ = direct_again_ = false;
   Doubt& d = doubt();
   d.last = direct ? 0 : static_cast<std::uint8_t>(std::min(2 * d.last + 1, most_unasked));
   d.left = d.last;
   if (direct) begin_direct();
+  return true;
+}
+
+/// Bytes of a rank's input.
+std::size_t Together::bytes_in() const {
+  return plan_.split && op_->kind != Collective::all_reduce ? plan_.part * index(size_) : total_;
+}
+
+/// Where this rank's memory lies, for its peers.
+void Together::make_offer() {
+  offered_in_ = op_->in.data, offered_out_ = op_->out.data;
+  offered_version_ = arena_->version();  // before it is looked at, since other threads may change it
+  Offer& mine = offers_[index(rank_)] = {};
+  // Parts that change places in one buffer are overwritten while peers would read them: they are copied.
+  const bool swaps = op_->kind == Collective::all_to_all && op_->in.data == op_->out.data;
+  if (op_->in.data && !swaps) mine.in_shared = shared(op_->in.data, bytes_in(), mine.in);
+  if (op_->kind == Collective::all_reduce) mine.out_shared = shared(op_->out.data, total_, mine.out);
+}
+
+/// What was freed or is shared since then, at the same addresses, has changed the version.
+bool Together::lies_as_offered() const {
+  return op_->in.data == offered_in_ && op_->out.data == offered_out_ &&
+         arena_->version() == offered_version_;
+}
+
+/// All that is needed of that rank's memory, by its letter.
+bool Together::is_reachable(int r) const {
+  const Offer& o = offers_[index(r)];
+  return (o.in_shared || !offers(r)) && (o.out_shared || op_->kind != Collective::all_reduce);
+}
+
+/// advance() of a call whose last one was direct, as a row of steps. What has changed since, or takes long,
+/// is left to advance() itself.
+bool Together::repeat_direct(int turns) {
+  const std::uint32_t first = letters_.next();
+  if (!lies_as_offered()) make_offer();
+  std::memcpy(letters_.payload(rank_, first), &offers_[index(rank_)], sizeof(Offer));
+  letters_.publish();
+  rewind(first);
+  if (!all_write_soon(waits_a_, first_, turns) || !hear_again()) return spin(turns);
+  asks_ = false;
+  cut_ = direct_;
+  take_direct(taken_++);
+  letters_.publish();
+  if (!all_write_soon(waits_b_, base_, turns)) return spin(turns);
+  letters_.have_read_by(letters_.next());  // all wait for all, so the next call's letter says so, too
+  complete_ = true;
+  return true;
+}
+
+/// Looks for what is left of the turns, unless who is waited for may need this processor.
+bool Together::all_write_soon(int& next, std::uint32_t step, int& turns) {
+  for (; !all_wrote(next, step); --turns) {
+    if (crowded_ || turns == 0) return false;
+    letters_.look_out();
+  }
+  return true;
+}
+
+/// Whether all that is needed can be reached again; mostly it lies where it did.
+bool Together::hear_again() {
+  if (!is_reachable(rank_)) return false;
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    Offer now;
+    std::memcpy(&now, letters_.payload(r, first_), sizeof now);
+    if (now == offers_[index(r)]) continue;
+    offers_[index(r)] = now;
+    if (!is_reachable(r)) return false;
+    reach(r);
+  }
   return true;
 }
 
@@ -73,15 +134,18 @@ void Together::begin_direct() {
   cut_.flow = Flow::direct;
   if (op_->kind == Collective::all_reduce) cut_.split = true, cut_.part = part_together(total_, size_);
   cut_.piece = direct_piece;
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
-    const Offer& o = peers_[index(r)];
-    const std::size_t in =
-        cut_.split && op_->kind != Collective::all_reduce ? cut_.part * index(size_) : total_;
-    ins_[index(r)] = reads_from(r) ? reached(r, o.in, in) : nullptr;
-    outs_[index(r)] = op_->kind == Collective::all_reduce ? reached(r, o.out, total_) : nullptr;
-  }
   cut_.rounds = std::max<std::size_t>((cut_.part + cut_.piece - 1) / cut_.piece, 1);
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_) reach(r);
+  direct_ = cut_;
+  direct_again_ = cut_.rounds == 1;
+}
+
+/// What that peer offers, where it is needed.
+void Together::reach(int peer) {
+  const Offer& o = offers_[index(peer)];
+  ins_[index(peer)] = reads_from(peer) ? reached(peer, o.in, bytes_in()) : nullptr;
+  outs_[index(peer)] = op_->kind == Collective::all_reduce ? reached(peer, o.out, total_) : nullptr;
 }
 
 std::byte* Together::reached(int peer, const SharedSpot& spot, std::size_t bytes) {
@@ -97,9 +161,7 @@ bool Together::advance_direct() {
     if (taken_ == cut_.rounds) letters_.publish();  // this rank reads and writes no peer's memory any more
     return true;
   }
-  for (; waits_b_ < size_; ++waits_b_)
-    if (waits_b_ != rank_ && !letters_.arrived(waits_b_, base_)) return false;
-  waits_b_ = 0;
+  if (!all_wrote(waits_b_, base_)) return false;
   end();
   return true;
 }

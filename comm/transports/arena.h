@@ -43,6 +43,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   /// The caller's own memory as a segment, until the registration ends (comm/communicator.h).
   Registration register_buffer(std::span<std::byte>);
+  /// Grows whenever a segment begins or ends.
+  std::uint64_t version() const { return version_.load(std::memory_order_acquire); }
   /// Brings the map up to date, if anything changed; without a lock if not.
   void refresh(SegmentMap&);
   /// Appends the numbers of segments that are gone since the last call.

@@ -39,6 +39,7 @@ struct MeetingView {
 struct SharedSpot {
   std::uint32_t segment;
   std::uint64_t offset;
+  bool operator==(const SharedSpot&) const = default;
 };
 
 }  // namespace rz

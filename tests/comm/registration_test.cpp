@@ -27,6 +27,7 @@
 #include "comm/transports/descriptor.h"
 #include "comm/transports/meeting.h"
 #include "tests/support/error_of.h"
+#include "tests/support/meeting_rank.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"
 
@@ -428,6 +429,8 @@ struct Ring {
   std::span<std::byte> bytes;
 };
 
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
 void call(Together& together, Transport& transport, const Operation& op, std::uint32_t sequence) {
   together.start(op, sequence);
   test::drive(transport, [&] { return together.spin(20); });
@@ -473,6 +476,40 @@ TEST(RegisteredMemory, IsUsedWhereItLies) {
 TEST(RegisteredMemory, OfSomeRanksAloneIsCopied) {
   expect_direct(2, Kind::plain, false);
   expect_direct(3, Kind::plain, false);
+}
+
+// Calls like the last one, of memory at the same addresses that is registered, registered anew, or not.
+TEST(RegisteredMemory, MayEndAndBeginBetweenCallsThatAreAlike) {
+  take_large_blocks_from_mmap();
+  for (const int size : {2, 3})
+    test::run(size, test::before_wrap, [](test::Rank& me, Store&) {
+      constexpr std::size_t n = 40'000;
+      constexpr int calls = 30;
+      std::vector<float> in(n), out(n);
+      Registration a, b;
+      for (int i = 0; i < calls; ++i) {
+        me.turns = i % 2 ? test::plenty : 0;
+        if (i % 3 == 0) {
+          a = {}, b = {};
+          if (const int turn = i / 3 % 5; turn < 3 || turn - 3 != me.rank) {
+            a = lend(*me.transport->arena(), in.data(), n * sizeof(float));
+            b = lend(*me.transport->arena(), out.data(), n * sizeof(float));
+            EXPECT_TRUE(a.zero_copy()) << a.why();
+            EXPECT_TRUE(b.zero_copy()) << b.why();
+          }
+        }
+        for (std::size_t k = 0; k < n; ++k) in[k] = static_cast<float>((k + at(i)) % 1000 + at(me.rank));
+        Operation op{.kind = Collective::all_reduce};
+        op.in = Buffer{in.data(), n}, op.out = Buffer{out.data(), n};
+        me.call(op);
+        for (std::size_t k = 0; k < n; ++k) {
+          const auto sum =
+              static_cast<float>((k + at(i)) % 1000 * at(me.size) + at(me.size * (me.size - 1) / 2));
+          if (out[k] != sum) FAIL() << "call " << i << ", element " << k << ": " << out[k] << ", not " << sum;
+        }
+      }
+      EXPECT_EQ(me.repeated, calls - 1);
+    });
 }
 
 TEST(RegisteredMemory, OfAPeerIsTheSameMemory) {

@@ -177,5 +177,32 @@ TEST(Together, ARankThatLeftIsAFailureOnlyForWhoNeedsIt) {
   });
 }
 
+// Calls like the last one in memory that all reach; one rank leaves in the middle of one, or before it.
+TEST(Together, ARankThatLeavesADirectCallIsItsFailure) {
+  for (const bool in_the_middle : {false, true})
+    run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
+      std::optional<Rank> me(std::in_place, rank, 3, *store, before_wrap);
+      me->turns = plenty;
+      constexpr std::size_t n = 3000;
+      const auto memory = me->transport->allocate(n * sizeof(float));
+      Operation op{.kind = Collective::all_reduce};
+      op.in = op.out = Buffer{reinterpret_cast<float*>(memory.get()), n};
+      for (int i = 0; i < 5; ++i) me->call(op);
+      EXPECT_EQ(me->repeated, 4);
+      test::meet_all(*me->transport, rank, 3);
+      if (rank == 2) {
+        me->turns = 0;
+        if (in_the_middle) me->start(op);  // says where its memory lies
+        me.reset();
+        return;
+      }
+      const Error e = error_of([&] {
+        for (int i = 0; i < 3; ++i) me->call(op);
+      });
+      EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
+      EXPECT_EQ(e.culprit(), 2) << e.what();
+    });
+}
+
 }  // namespace
 }  // namespace rz

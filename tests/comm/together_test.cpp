@@ -414,6 +414,28 @@ TEST_P(Groups, CallsLikeTheLastOne) {
   });
 }
 
+// The same, where peers reach the memory: it lies where it did, or moves on one rank alone, or one rank has
+// other memory for a while.
+TEST_P(Groups, CallsLikeTheLastOneInSharedMemory) {
+  run(GetParam(), before_wrap, [](Rank& me, Store&) {
+    std::uint32_t seed = 0;
+    int calls = 0;
+    for (const Collective kind : kinds)
+      for (const std::size_t n : {600, 5001, 16000})
+        for (int i = 0; i < 24; ++i, ++calls) {
+          me.turns = i % 3 ? plenty : 0;
+          const int late = static_cast<int>(++seed % static_cast<std::uint32_t>(me.size));
+          if (late == me.rank) std::this_thread::yield();
+          const auto elsewhere = i % 4 == 3 && late == me.rank ? me.transport->allocate(1000) : nullptr;
+          const bool in_place = i / 4 % 2 && has_form_in_place(kind);
+          const Memory memory = i % 12 == 10 ? Memory::mixed : Memory::shared;
+          make_and_check<float>(me, {kind, n, i / 8 % me.size, ReduceOp::sum, in_place, memory, seed});
+          if (testing::Test::HasFatalFailure()) return;
+        }
+    EXPECT_GT(me.repeated, calls / 2);
+  });
+}
+
 TEST(Together, WhoOnlySendsRunsAheadAsFarAsItIsKept) {
   // 256 letters; a ring of 1 MiB, of which a crowded rank uses a quarter, in pieces of 4 to 32 KiB.
   const bool crowded = usable_processors() < 2;

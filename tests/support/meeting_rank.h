@@ -30,7 +30,7 @@ class Rank {
     const BriefCall call{brief(op.kind, dtype, op.op.kind, op.root), Layout::common_count(op, size),
                          op.in.data, op.out.data};
     if (together->repeats(call))
-      together->repeat(call, sequence_++, 0), ++repeated;
+      together->repeat(call, sequence_++, turns), ++repeated;
     else
       together->start(op, sequence_++);
   }
@@ -47,6 +47,7 @@ class Rank {
   const int rank, size;
   std::unique_ptr<Transport> transport;
   std::optional<Together> together;
+  int turns = 0;     // of a call that is like the last one, before it goes on like others
   int repeated = 0;  // calls
 
  private:
