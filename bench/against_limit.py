@@ -4,7 +4,7 @@
     against_limit.py [--bin build/release/bin] [--rounds 5] [--sizes 8,64,1024,...] [--memory ordinary,symmetric] [--extra '...'] [--json OUT]
 
 --bin     folder that holds limit_bench, all_reduce_perf and rzrun
---rounds  each times every size once: the limit, then ours on each memory; medians are taken over rounds
+--rounds  pairs of runs that follow each other, the limit and ours, for each size and memory; medians are taken over them
 --sizes   bytes, with commas between
 --memory  ordinary: memory of the caller's own, beside the limit of copying through shared slots; symmetric: all_reduce_perf -R 2, beside the
           limit of memory that both ranks map (or of slots, where that is faster)
@@ -13,9 +13,12 @@
 --json    write the rows there, which bench/plot.py draws
 
 Microseconds, float sum. "limit" and "ours" are medians over rounds of the median iteration, each iteration with the time of its slower rank (limit_bench;
-all_reduce_perf --percentiles); "p99" is the median over rounds of ours. "limit/ours" is the median over rounds of the round's ratio, whose two runs
-follow each other, so that both mostly find the processors equally near: 1 at the limit, 0.5 where twice its time is taken. Where processors move
-within a round it can come out above 1: take more rounds. The last lines show how far the limit itself moved."""
+all_reduce_perf --percentiles); "p99" is the median over rounds of ours. "limit/ours" is the median over rounds of the round's ratio: 1 at the limit, 0.5
+where twice its time is taken.
+
+A virtual machine's processors move: now near each other, now far apart, which is a factor of three for small sizes. So every run times 8 bytes, too, and
+a run whose 8 bytes take more than twice the least of all such runs had processors far apart. A pair of runs, one near and one far, says
+nothing and does not count: the pair is timed anew, up to three times as often as there are rounds. "near" is how many of the rounds that count were near."""
 import argparse, json, os, shlex, statistics, subprocess, sys, tempfile
 
 MEMORY = {'ordinary': ([], ['staged']), 'symmetric': (['-R', '2'], ['staged', 'mapped'])}
@@ -33,40 +36,63 @@ def run(command, output):
     if p.returncode: fail(1, f'{" ".join(command)} ended with {p.returncode}: {p.stderr.strip()}')
     with open(output) as f: return json.load(f)
 
+PROBE = 8  # bytes, whose time tells how near processors are
+
 def limit(o, size, tmp):
-    """The rows of limit_bench, by variant."""
-    rows = run([f'{o.bin}/limit_bench', '--sizes', str(size), '--rounds', '1', '--json', f'{tmp}/limit'], f'{tmp}/limit')['rows']
-    return {r['variant']: r for r in rows}
+    """The rows of limit_bench, by variant; and its time for the probe."""
+    sizes = sorted({PROBE, size})
+    rows = run([f'{o.bin}/limit_bench', '--sizes', ','.join(map(str, sizes)), '--rounds', '1', '--json', f'{tmp}/limit'], f'{tmp}/limit')['rows']
+    probe = min(r['median'] for r in rows if r['size'] == PROBE)
+    return {r['variant']: r for r in rows if r['size'] == size}, probe
 
 def ours(o, size, memory, tmp):
     iterations = 2000 if size <= 64 << 10 else 200 if size <= 1 << 20 else 100 if size <= 8 << 20 else 20 if size <= 64 << 20 else 6
-    command = o.launch + [f'{o.bin}/all_reduce_perf', '-b', str(size), '-e', str(size), '-n', str(iterations), '-w', str(max(2, iterations // 20)), '-c', '1',
+    command = o.launch + [f'{o.bin}/all_reduce_perf', '-b', str(PROBE), '-e', str(size), '-f', str(max(2, size // PROBE)), '-n', str(iterations), '-w', str(max(2, iterations // 20)), '-c', '1',
                           '--percentiles', '-J', f'{tmp}/ours'] + MEMORY[memory][0] + o.extra
-    return run(command, f'{tmp}/ours')['results'][0]
+    results = run(command, f'{tmp}/ours')['results']
+    return results[-1], min(results[0][p]['percentiles']['p50'] for p in PLACES)
+
+class Pairs:
+    """Of runs that follow each other: (the limit's row, our figure, the limit's probe, ours), by size, memory and place."""
+    def __init__(self, o):
+        self.o, self.found = o, {(s, m, p): [] for s in o.sizes for m in o.memory for p in PLACES}
+
+    def time(self, size, memory, tmp):
+        limits, limit_probe = limit(self.o, size, tmp)
+        figure, probe = ours(self.o, size, memory, tmp)
+        for p, suffix in PLACES.items():
+            best = min((limits[v + suffix] for v in MEMORY[memory][1]), key=lambda row: row['median'])
+            self.found[size, memory, p].append((best, figure[p]['percentiles'], limit_probe, probe))
+
+    def like(self, key):
+        """Those whose two runs found processors equally near, and whether they were near."""
+        everything = [pair for pairs in self.found.values() for pair in pairs]
+        least = [min((pair[i] for pair in everything), default=0) for i in (2, 3)]
+        near = [[pair[i] < 2 * least[i - 2] for i in (2, 3)] for pair in self.found[key]]
+        return [(limits, figure, a) for (limits, figure, *_), (a, b) in zip(self.found[key], near) if a == b]
+
+    def lacking(self):
+        return [k for k in self.found if len(self.like(k)) < self.o.rounds and len(self.found[k]) < 3 * self.o.rounds]
 
 def measure(o):
-    """Lists over rounds of (limit's row, our figure), by size, memory and place."""
-    found = {(s, m, p): [] for s in o.sizes for m in o.memory for p in PLACES}
+    pairs = Pairs(o)
     with tempfile.TemporaryDirectory() as tmp:
-        for r in range(o.rounds):
-            for s in o.sizes:
-                if sys.stderr.isatty(): print(f'\rround {r + 1} of {o.rounds}: {s} bytes            ', end='', file=sys.stderr, flush=True)
-                limits = limit(o, s, tmp)
-                for m in o.memory:
-                    figure = ours(o, s, m, tmp)
-                    for p, suffix in PLACES.items():
-                        best = min((limits[v + suffix] for v in MEMORY[m][1]), key=lambda row: row['median'])
-                        found[s, m, p].append((best, figure[p]['percentiles']))
+        while lacking := dict.fromkeys((s, m) for s, m, _ in pairs.lacking()):
+            for s, m in lacking:
+                if sys.stderr.isatty(): print(f'\r{len(lacking)} rows still to time: {s} bytes, {m}            ', end='', file=sys.stderr, flush=True)
+                pairs.time(s, m, tmp)
     if sys.stderr.isatty(): print(file=sys.stderr)
-    return found
+    for key in pairs.found:
+        if not pairs.like(key): print(f'# {key[0]} bytes, {key[1]}: processors moved within every pair; the row says nothing', file=sys.stderr)
+    return {key: pairs.like(key)[:o.rounds] or [(*pair[:2], False) for pair in pairs.found[key]] for key in pairs.found}
 
 def row(size, memory, place, rounds):
-    limit_us, ours_us = (statistics.median(x) for x in zip(*[(l['median'], f['p50']) for l, f in rounds]))
-    ways = [l['way'] for l, _ in rounds]
+    limit_us, ours_us = (statistics.median(x) for x in zip(*[(l['median'], f['p50']) for l, f, _ in rounds]))
+    ways = [l['way'] for l, *_ in rounds]
     return dict(collective='all_reduce', bytes=size, memory=memory, place=place, limit_us=limit_us, ours_us=ours_us,
-                limit_us_of_rounds=[l['median'] for l, _ in rounds], ours_us_of_rounds=[f['p50'] for _, f in rounds],
-                ours_p99_us=statistics.median(f['p99'] for _, f in rounds),
-                ratio=statistics.median(l['median'] / f['p50'] for l, f in rounds), way=max(set(ways), key=ways.count))
+                limit_us_of_rounds=[l['median'] for l, *_ in rounds], ours_us_of_rounds=[f['p50'] for _, f, _ in rounds],
+                ours_p99_us=statistics.median(f['p99'] for _, f, _ in rounds), rounds=len(rounds), near=sum(near for *_, near in rounds),
+                ratio=statistics.median(l['median'] / f['p50'] for l, f, _ in rounds), way=max(set(ways), key=ways.count))
 
 def options():
     a = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -76,7 +102,7 @@ def options():
     o = a.parse_args()
     for program in ('limit_bench', 'all_reduce_perf'):
         if not os.access(f'{o.bin}/{program}', os.X_OK): fail(2, f'--bin: no {program} in {o.bin}; build it first')
-    if not all(s.isdigit() and int(s) > 0 and int(s) % 4 == 0 for s in o.sizes.split(',')): fail(2, f"--sizes: '{o.sizes}' must be multiples of 4 bytes")
+    if not all(s.isdigit() and int(s) > 0 and int(s) % PROBE == 0 for s in o.sizes.split(',')): fail(2, f"--sizes: '{o.sizes}' must be multiples of {PROBE} bytes")
     o.sizes, o.memory = [int(s) for s in o.sizes.split(',')], o.memory.split(',')
     unknown = [m for m in o.memory if m not in MEMORY]
     if unknown: fail(2, f"--memory: '{unknown[0]}' is none of {', '.join(MEMORY)}")
@@ -89,13 +115,12 @@ def main():
     found = measure(o)
     rows = [row(s, m, p, found[s, m, p]) for m in o.memory for p in PLACES for s in o.sizes]
     print(f'# all_reduce, 2 ranks, float sum, medians of {o.rounds} rounds, microseconds')
-    print('#%9s %10s %13s %10s %10s %10s %11s  %s' % ('bytes', 'memory', 'place', 'limit', 'ours', 'p99', 'limit/ours', "the limit's way"))
+    print('#%9s %10s %13s %10s %10s %10s %11s %7s  %s' %
+          ('bytes', 'memory', 'place', 'limit', 'ours', 'p99', 'limit/ours', 'near', "the limit's way"))
     for r in rows:
-        print('%10d %10s %13s %10.2f %10.2f %10.2f %11.2f  %s' %
-              (r['bytes'], r['memory'], r['place'], r['limit_us'], r['ours_us'], r['ours_p99_us'], r['ratio'], r['way']))
+        print('%10d %10s %13s %10.2f %10.2f %10.2f %11.2f %7s  %s' %
+              (r['bytes'], r['memory'], r['place'], r['limit_us'], r['ours_us'], r['ours_p99_us'], r['ratio'], f"{r['near']} of {r['rounds']}", r['way']))
     ratios = [r['ratio'] for r in rows]
-    first = rows[0]['limit_us_of_rounds']
-    print(f'# the limit at {rows[0]["bytes"]} bytes, round by round: {" ".join(f"{us:.2f}" for us in first)}')
     print(f'# limit/ours: least {min(ratios):.2f}, geometric mean {statistics.geometric_mean(ratios):.2f}')
     if o.json:
         with open(o.json, 'w') as f: json.dump(dict(tool='against_limit', ranks=2, rounds=o.rounds, rows=rows), f, indent=1)
