@@ -10,7 +10,7 @@ namespace rz {
 namespace {
 
 constexpr std::size_t KiB = 1024;
-constexpr std::size_t line = 64, inline_bytes = sizeof(Letter::payload);
+constexpr std::size_t line = 64;
 // Pieces of a part, if they are at least, and at most, of so many bytes. Fewer in two phases, where folding
 // and gathering overlap anyhow, and on a crowded host, where each is a change of processes. Large ones were
 // measured to be faster, most likely since what a peer reads has left the writer's own cache by then.
@@ -179,9 +179,11 @@ TogetherPlan plan_together(Collective kind, std::size_t common, int size, const 
   plan.two_shot = kind == all_reduce && way.two_shot && common > 0;
   plan.split = plan.two_shot || (!offers_the_same(kind) && kind != all_reduce);
   plan.part = plan.two_shot ? part_together(common, size) : common;
-  const std::size_t in_letter = plan.split ? plan.part * (static_cast<std::size_t>(size) - 1) : plan.part;
-  plan.inlined = in_letter <= inline_bytes && kind != all_to_all_v;
-  if (plan.inlined)
+  const std::size_t offered = plan.split ? plan.part * (static_cast<std::size_t>(size) - 1) : plan.part;
+  const std::size_t letters = std::max<std::size_t>(ceil_div(offered, letter_bytes), 1);
+  if (letters <= (is_rooted(kind) ? 1 : most_letters) && !plan.two_shot && kind != all_to_all_v)
+    plan.letters = static_cast<std::uint32_t>(letters);
+  if (plan.letters)
     plan.pieces.piece = std::max<std::size_t>(plan.part, 1);
   else
     plan.pieces = cut_together(plan, size, way.chunk, room);
@@ -214,7 +216,7 @@ CallChoice explain_together(Collective kind, std::size_t bytes, int size, const 
   const std::size_t common = bytes / (whole_bytes(kind, 1, size));
   const TogetherPlan plan = plan_together(kind, common, size, way, room);
   const char* const algorithm = plan.two_shot ? "two_shot" : kind == all_reduce ? "one_shot" : "letters";
-  const std::size_t chunk = plan.inlined ? 0 : std::min(plan.pieces.piece, std::max(plan.part, line));
+  const std::size_t chunk = plan.letters ? 0 : std::min(plan.pieces.piece, std::max(plan.part, line));
   return {algorithm, "shm", kind == all_to_all_v ? 0 : chunk, way.why};
 }
 

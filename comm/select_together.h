@@ -63,6 +63,10 @@ class TogetherTable {
   std::array<bool, collective_count> may_stream_{};
 };
 
+/// That hold what ranks exchange: of more, the bytes of a ring are read faster. Whoever reads from a rank
+/// that is ahead finds its bytes in the ring at once: then one letter.
+inline constexpr std::size_t most_letters = 2;
+
 /// Where a rank puts what it offers.
 struct TogetherRoom {
   std::size_t ring_bytes = 0;
@@ -77,8 +81,8 @@ struct TogetherPieces {
 /// What a call of one size comes to. Bytes; a part is what a rank has for each peer, or folds.
 struct TogetherPlan {
   bool two_shot = false;
-  bool split = false;    ///< a rank's peers read each its own part
-  bool inlined = false;  ///< in letters
+  bool split = false;         ///< a rank's peers read each its own part
+  std::uint32_t letters = 0;  ///< that hold what a rank offers; 0: its ring does
   std::size_t part = 0;
   TogetherPieces pieces;
 };

@@ -89,6 +89,12 @@ void Letters::claim() {
   if (awaits_ != Awaits::nothing) transport_.need(lacking_);
 }
 
+/// Letters of one call have one history. False, too, where the letter before is gone.
+bool Letters::begins_call(int rank, std::uint32_t step) const {
+  const std::uint64_t before = tag(rank, step - 1), there = tag(rank, step);
+  return static_cast<std::uint32_t>(before) == step && before >> history_shift != there >> history_shift;
+}
+
 void Letters::mismatch(int peer, std::uint32_t step) const {
   // Its call is written after the letter: at once, unless that rank was stopped in between.
   for (const Deadline end = Deadline::after(std::chrono::seconds(1));
@@ -100,7 +106,7 @@ void Letters::mismatch(int peer, std::uint32_t step) const {
       return static_cast<std::uint32_t>(
           place.letters[s % meeting_letters].tag.load(std::memory_order_acquire));
     };
-    if (tag() != s + 1 || !is_after(latest(r), s)) return std::nullopt;
+    if (tag() != s + 1 || !is_after(latest(r), s) || !begins_call(r, s)) return std::nullopt;
     const Signature call = place.calls[s % meeting_letters];
     std::atomic_thread_fence(std::memory_order_acquire);
     return tag() == s + 1 ? std::optional(call) : std::nullopt;  // it may be written anew meanwhile

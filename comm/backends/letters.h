@@ -9,7 +9,9 @@
 /// Steps are numbers of 32 bits that wrap around; two that meet are never further apart than letters are
 /// kept.
 
+#include <algorithm>
 #include <array>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -18,6 +20,14 @@
 #include "comm/transports/meeting.h"
 
 namespace rz {
+
+/// Of a letter's payload, which takes less time than a call of memcpy().
+inline void copy_few(std::byte* to, const std::byte* from, std::size_t bytes) {
+  for (; bytes >= 8; bytes -= 8, to += 8, from += 8) std::memcpy(to, from, 8);
+  if (bytes & 4) std::memcpy(to, from, 4), to += 4, from += 4;
+  if (bytes & 2) std::memcpy(to, from, 2), to += 2, from += 2;
+  if (bytes & 1) *to = *from;
+}
 
 class Letters {
  public:
@@ -46,10 +56,14 @@ class Letters {
 
   /// Lays out the next letter's bytes in the ring; the same number on every rank. Whether everybody has read
   /// what it overwrites, and what lies there, if this rank `writes` there.
-  bool has_room(std::size_t bytes, bool writes);
+  /// Of several letters in a row, none has bytes.
+  bool has_room(std::size_t bytes, bool writes, std::uint32_t letters = 1);
   /// Writes the letter of next(), whose payload and bytes are filled; without has_room(), if it has none of
   /// either and all peers have come to this call.
   void publish();
+  /// Writes so many letters, one a step, with these bytes in their payloads: fetched at once by who looks for
+  /// them, while bytes in the ring are fetched after their letter.
+  void publish(std::uint32_t letters, const std::byte* from, std::size_t bytes);
   /// Whether the peer has written that letter; then its payload and bytes can be read. Throws Errc::mismatch,
   /// naming the first call that differed, as far back as letters are kept.
   bool arrived(int peer, std::uint32_t step);
@@ -95,13 +109,15 @@ class Letters {
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
   void lay_out(std::size_t bytes);
-  void lay_out_none();
+  void lay_out_none(std::uint32_t letters);
+  void write_tag(std::uint32_t step);
+  void conclude(std::uint32_t letters);
   void tell();
   // A letter's tag: its step + 1 in the lower half, then Signature::behind, then 24 bits of the history.
-  static constexpr int behind_shift = 32;
+  static constexpr int behind_shift = 32, history_shift = 40;
   static constexpr std::uint64_t behind_mask = std::uint64_t{0xff} << behind_shift;
   std::uint64_t tag_of(std::uint32_t step) const {
-    return (history_ & 0xffffff0000000000u) | static_cast<std::uint32_t>(step + 1);
+    return (history_ >> history_shift << history_shift) | static_cast<std::uint32_t>(step + 1);
   }
   std::uint32_t has_read(int rank) const {
     return views_[index(rank)].place->read.load(std::memory_order_acquire);
@@ -113,6 +129,7 @@ class Letters {
   std::uint64_t tag(int rank, std::uint32_t step) const {
     return views_[index(rank)].place->letters[step % meeting_letters].tag.load(std::memory_order_acquire);
   }
+  bool begins_call(int rank, std::uint32_t step) const;
   [[noreturn]] void mismatch(int peer, std::uint32_t step) const;
 
   Transport& transport_;
@@ -161,15 +178,18 @@ inline void Letters::tell() {
     if (r != rank_ && views_[index(r)].asleep->load(std::memory_order_relaxed)) return transport_.nudge();
 }
 
-inline void Letters::lay_out_none() {
-  if (next_ % 32 == 0) return lay_out(0);  // so that what it keeps does not fall behind
+inline void Letters::lay_out_none(std::uint32_t letters) {
+  // Now and then, so that what it keeps does not fall behind.
+  if (((next_ - 1) ^ (next_ + letters - 1)) >= 32) lay_out(0);
   is_laid_ = true;
-  laid_[next_ % meeting_letters] = static_cast<std::uint32_t>(cursor_);
+  std::uint32_t step = next_;
+  do laid_[step % meeting_letters] = static_cast<std::uint32_t>(cursor_);
+  while (++step != next_ + letters);
 }
 
-inline bool Letters::has_room(std::size_t bytes, bool writes) {
-  if (!is_laid_) bytes ? lay_out(bytes) : lay_out_none();
-  std::uint32_t needed = next_ + 1 - static_cast<std::uint32_t>(meeting_letters);
+inline bool Letters::has_room(std::size_t bytes, bool writes, std::uint32_t letters) {
+  if (!is_laid_) bytes ? lay_out(bytes) : lay_out_none(letters);
+  std::uint32_t needed = next_ + letters - static_cast<std::uint32_t>(meeting_letters);
   if (writes && is_after(over_, needed)) needed = over_;
   for (int r = 0; r < size_; ++r) {
     std::uint32_t& read = read_[index(r)];
@@ -182,17 +202,40 @@ inline bool Letters::has_room(std::size_t bytes, bool writes) {
   return true;
 }
 
+inline void Letters::write_tag(std::uint32_t step) {
+  own_.letters[step % meeting_letters].tag.store(tag_of(step) | std::uint64_t{call_.behind} << behind_shift,
+                                                 std::memory_order_release);
+}
+
 inline void Letters::publish() {
-  if (!is_laid_) lay_out_none();
-  const std::size_t at = next_ % meeting_letters;
-  own_.letters[at].tag.store(tag_of(next_) | std::uint64_t{call_.behind} << behind_shift,
-                             std::memory_order_release);
-  // What follows is done while the letter is on its way.
-  own_.calls[at] = call_, own_.calls[at].sequence = sequence_;
-  own_.written.store(++next_, std::memory_order_release);
-  is_laid_ = false;
+  if (!is_laid_) lay_out_none(1);
+  write_tag(next_);
+  conclude(1);
   expect_to_write(&own_.letters[(next_ + 2) % meeting_letters]);  // all have read it, or soon will
   tell();
+}
+
+inline void Letters::publish(std::uint32_t letters, const std::byte* from, std::size_t bytes) {
+  for (std::uint32_t i = 0; i < letters; ++i) {
+    std::byte* const to = payload(rank_, next_ + i);
+    const std::size_t n = std::min(bytes, letter_bytes);
+    n == letter_bytes ? void(std::memcpy(to, from, letter_bytes)) : copy_few(to, from, n);
+    write_tag(next_ + i);
+    from += n, bytes -= n;
+  }
+  conclude(letters);
+  for (std::uint32_t i = 0; i < letters; ++i)
+    expect_to_write(&own_.letters[(next_ + letters + i) % meeting_letters]);
+  tell();
+}
+
+/// What is done while letters are on their way.
+inline void Letters::conclude(std::uint32_t letters) {
+  Signature& called = own_.calls[next_ % meeting_letters];
+  called = call_, called.sequence = sequence_;
+  next_ += letters;
+  own_.written.store(next_, std::memory_order_release);
+  is_laid_ = false;
 }
 
 inline bool Letters::arrived(int peer, std::uint32_t step) {
@@ -214,8 +257,9 @@ inline void Letters::have_read_letter(std::uint32_t step, int ahead) {
 }
 
 inline void Letters::have_read_by(std::uint32_t step) {
+  const bool is_time = (unsaid_up_to_ ^ step) >= 16;
   unsaid_ = true, unsaid_up_to_ = step;
-  if (step % 16 == 0) say_all();
+  if (is_time) say_all();
 }
 
 inline void Letters::have_read_up_to(std::uint32_t step) {

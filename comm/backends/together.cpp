@@ -27,14 +27,6 @@ constexpr int turns_of_patience =
 /// Where rank `to` finds its share of what rank `by` has for each of its peers.
 std::size_t share(int by, int to) { return static_cast<std::size_t>(to < by ? to : to - 1); }
 
-/// Of a letter's payload, which takes less time than a call of memcpy().
-void copy_few(std::byte* to, const std::byte* from, std::size_t bytes) {
-  for (; bytes >= 8; bytes -= 8, to += 8, from += 8) std::memcpy(to, from, 8);
-  if (bytes & 4) std::memcpy(to, from, 4), to += 4, from += 4;
-  if (bytes & 2) std::memcpy(to, from, 2), to += 2, from += 2;
-  if (bytes & 1) *to = *from;
-}
-
 /// The root sends and waits for nobody.
 bool sends_ahead(Collective kind) { return kind == Collective::broadcast || kind == Collective::scatter; }
 
@@ -49,6 +41,7 @@ Together::Together(Transport& transport, int rank, int size, TogetherTable table
       rank_(rank),
       size_(size),
       crowded_(transport.crowded()),
+      collected_(std::make_unique<std::byte[]>(index(size) * most_letters * letter_bytes)),
       sources_(index(size)),
       offers_(index(size)),
       arena_(transport.arena()),
@@ -92,7 +85,7 @@ bool Together::repeat(const BriefCall& call, std::uint32_t sequence, int turns) 
   again_.in.data = call.in, again_.out.data = call.out;
   op_ = &again_;
   letters_.begin_again(sequence, 0);
-  if (!short_way_ || !has_room(bytes_of_offer())) {
+  if (!short_way_ || !has_room_to_offer()) {
     if (direct_again_ && has_room(0)) return repeat_direct(turns);
     rewind(letters_.next());
     return spin(turns);
@@ -100,7 +93,6 @@ bool Together::repeat(const BriefCall& call, std::uint32_t sequence, int turns) 
   base_ = letters_.next();
   agreed_ = 0;
   offer_again();
-  letters_.publish();
   prepare_to_take();
   int peer = 0;
   while (!all_arrived(peer, base_)) {
@@ -112,11 +104,14 @@ bool Together::repeat(const BriefCall& call, std::uint32_t sequence, int turns) 
   return true;
 }
 
-/// offer(0), of what takes longest in comparison.
+/// offer_and_publish(0), of what takes longest in comparison.
 void Together::offer_again() {
-  if (!gives_) return;
-  if (!inline_ || plan_.split) return offer(0);
-  copy_few(letters_.payload(rank_, base_), static_cast<const std::byte*>(again_.in.data), plan_.part);
+  if (lines_ > 1) return publish_lines();
+  if (gives_ && inline_ && !plan_.split)
+    copy_few(letters_.payload(rank_, base_), static_cast<const std::byte*>(again_.in.data), plan_.part);
+  else if (gives_)
+    offer(0);
+  letters_.publish();
 }
 
 /// What take_again() needs and no peer says: done while letters are on their way.
@@ -172,7 +167,8 @@ void Together::plan() {
   const TogetherPlan plan = plan_together(op_->kind, total_, size_, way, room());
   cut_ = plan_ = {plan.two_shot ? Flow::two_phase : Flow::one_phase, plan.split, plan.part, plan.pieces.piece,
                   plan.pieces.rounds};
-  inline_ = plan.inlined;
+  inline_ = plan.letters > 0;
+  lines_ = std::max(plan.letters, 1u);
   chunk_ = way.chunk;
   choose_peers();
   if (!inline_) use_ring();
@@ -268,9 +264,14 @@ void Together::end() {
 
 bool Together::has_room(std::size_t bytes) { return letters_.has_room(bytes, bytes > 0 && gives_); }
 
+bool Together::has_room_to_offer() {
+  const std::size_t bytes = inline_ ? 0 : bytes_of_offer();
+  return letters_.has_room(bytes, bytes > 0 && gives_, lines_);
+}
+
 bool Together::all_arrived(int& next, std::uint32_t step) {
   for (next = std::max(next, first_giver_); next < last_giver_; ++next)
-    if (next != rank_ && !letters_.arrived(next, step)) return false;
+    if (next != rank_ && !has_arrived(next, step)) return false;
   next = 0;
   return true;
 }
@@ -279,6 +280,22 @@ bool Together::all_wrote(int& next, std::uint32_t step) {
   for (; next < size_; ++next)
     if (next != rank_ && !letters_.arrived(next, step)) return false;
   next = 0;
+  return true;
+}
+
+bool Together::has_arrived(int peer, std::uint32_t step) {
+  return lines_ == 1 ? letters_.arrived(peer, step) : collected(peer, step);
+}
+
+/// Brings together what this rank reads of an offer of several letters; resumes where it stopped.
+bool Together::collected(int peer, std::uint32_t step) {
+  const std::size_t begin = cut_.split ? share(peer, rank_) * cut_.part : 0, end = begin + cut_.part;
+  for (line_ = std::max(line_, static_cast<std::uint32_t>(begin / letter_bytes)); line_ * letter_bytes < end;
+       ++line_) {
+    if (!letters_.arrived(peer, step + line_)) return false;
+    std::memcpy(place(peer, step) + line_ * letter_bytes, letters_.payload(peer, step + line_), letter_bytes);
+  }
+  line_ = 0;
   return true;
 }
 
@@ -304,10 +321,8 @@ bool Together::advance_one_phase() {
   // Who offers nothing writes letters all the same, so that all that are kept are of the last steps. What it
   // has yet to read is among the steps whose place in the rings is remembered.
   const bool near = offered_ < taken_ + meeting_letters / 2;
-  if (offered_ < cut_.rounds && near && has_room(bytes_of_offer())) {
-    if (gives_) offer(offered_);
-    ++offered_;
-    letters_.publish();
+  if (offered_ < cut_.rounds && near && has_room_to_offer()) {
+    offer_and_publish(offered_++);
     moved = true;
   }
   const std::uint32_t step = base_ + static_cast<std::uint32_t>(taken_);
@@ -352,11 +367,25 @@ const std::byte* Together::part_to(int r) const {
 }
 
 std::byte* Together::place(int r, std::uint32_t step) const {
+  if (lines_ > 1) return collected_.get() + index(r) * most_letters * letter_bytes;
   return inline_ ? letters_.payload(r, step) : letters_.bytes(r, step);
 }
 
 const std::byte* Together::from(int peer, std::uint32_t step) const {
   return place(peer, step) + (cut_.split ? share(peer, rank_) * cut_.piece : 0);
+}
+
+void Together::offer_and_publish(std::size_t round) {
+  if (lines_ > 1) return publish_lines();
+  if (gives_) offer(round);
+  letters_.publish();
+}
+
+void Together::publish_lines() {
+  if (!gives_) return letters_.publish(lines_, nullptr, 0);
+  if (!cut_.split) return letters_.publish(lines_, part_to(rank_), cut_.part);
+  offer(0);
+  letters_.publish(lines_, place(rank_, letters_.next()), cut_.part * (index(size_) - 1));
 }
 
 void Together::offer(std::size_t round) {

@@ -118,12 +118,15 @@ class Together {
   void end();
 
   bool has_room(std::size_t bytes);
+  bool has_room_to_offer();
   std::size_t bytes_of_offer() const;
   /// Of all that this rank reads from, at that step; resumes where it stopped.
   bool all_arrived(int& next, std::uint32_t step);
   /// Of all peers, likewise.
   bool all_wrote(int& next, std::uint32_t step);
   bool all_write_soon(int& next, std::uint32_t step, int& turns);
+  bool has_arrived(int peer, std::uint32_t step);
+  bool collected(int peer, std::uint32_t step);
 
   void choose_peers();
   bool looks_at(int peer) const;
@@ -139,6 +142,8 @@ class Together {
 
   Doubt& doubt();
   void offer(std::size_t round);
+  void offer_and_publish(std::size_t round);
+  void publish_lines();
   void take(std::size_t round);
   void take_from(int peer, std::size_t round, std::uint32_t step);
   void fold_part(std::size_t round);
@@ -187,6 +192,8 @@ class Together {
   bool gives_ = false;                    // it offers bytes
   int first_giver_ = 0, last_giver_ = 0;  // whose bytes it reads: before the last, and not its own
   bool inline_ = false;                   // in letters
+  std::uint32_t lines_ = 1;               // letters of an offer
+  std::uint32_t line_ = 0;                // of them, the next one to collect
   bool may_ask_ = false, always_asks_ = false, asks_ = false, counts_ = false;
   bool bypass_ = false;                               // results go past the caches
   std::size_t element_ = 1, total_ = 0;               // bytes
@@ -195,6 +202,7 @@ class Together {
   std::uint32_t first_ = 0, base_ = 0;                // steps
   int waits_a_ = 0, waits_b_ = 0;                     // peers that are looked at
   Reduction reduction_ = nullptr;
+  std::unique_ptr<std::byte[]> collected_;  // payloads of each rank's offer of several letters
   std::vector<const void*> sources_;
   std::array<Doubt, 64> doubts_{};
   std::vector<Offer> offers_;                                  // of every rank, as last written or heard

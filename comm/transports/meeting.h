@@ -12,16 +12,18 @@ namespace rz {
 
 inline constexpr std::size_t meeting_letters = 256;
 
+inline constexpr std::size_t letter_bytes = 56;
+
 /// What a rank offers at one step: one cache line, so that a tiny message arrives with its own news.
 struct alignas(64) Letter {
   std::atomic<std::uint64_t> tag;  ///< step + 1, and above it what comm/backends/letters.h says; written last
-  std::byte payload[56];
+  std::byte payload[letter_bytes];
 };
 static_assert(sizeof(Letter) == 64 && std::atomic<std::uint64_t>::is_always_lock_free);
 
 struct MeetingPlace {
-  Letter letters[meeting_letters];              ///< of step s in letter s % meeting_letters
-  Signature calls[meeting_letters];             ///< at each of these steps; between its letter and `written`
+  Letter letters[meeting_letters];   ///< of step s in letter s % meeting_letters
+  Signature calls[meeting_letters];  ///< at the first of a call's steps; between its letter and `written`
   alignas(64) std::atomic<std::uint32_t> read;  ///< what peers offered at steps before this one is not needed
   alignas(64) std::atomic<std::uint32_t> written;  ///< letters of the steps before this one
 };

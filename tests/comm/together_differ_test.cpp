@@ -29,9 +29,9 @@ void expect_mismatch(const Error& e, const std::string& part) {
 }
 
 // Complete at once: who is the root waits for nobody.
-void broadcast_from(Rank& me, int root) {
-  std::uint64_t x = 1;
-  const Operation op{.kind = Collective::broadcast, .in = {&x, 1}, .out = {&x, 1}, .root = root};
+void broadcast_from(Rank& me, int root, std::size_t count = 1) {
+  std::uint64_t x[14] = {};
+  const Operation op{.kind = Collective::broadcast, .in = {x, count}, .out = {x, count}, .root = root};
   me.call(op);
 }
 void barrier(Rank& me) {
@@ -47,6 +47,46 @@ TEST(Together, TwoRootsOfABroadcastAreFoundOutByTheNextThatLooks) {
       expect_mismatch(e, str("rank ", 1 - me.rank, " called broadcast #"));
       expect_mismatch(e, str("root ", me.rank));
     });
+}
+
+// Who made the call of fewer letters looks at a later letter of the other's.
+TEST(Together, AMismatchIsNamedByTheFirstOfSeveralLetters) {
+  run(2, before_wrap, [](Rank& me, Store& store) {
+    for (int i = 0; i < 9; ++i) broadcast_from(me, 0, 14), barrier(me);
+    if (me.rank == 0) {
+      float x[18] = {}, y[18];
+      const Operation op{.kind = Collective::all_reduce, .in = {x, 18}, .out = {y, 18}};
+      me.start(op);
+      me.together->advance();
+      say(store, "two letters");
+      return hear(store, "seen");
+    }
+    hear(store, "two letters");
+    broadcast_from(me, 1);
+    const Error e = error_of([&] { barrier(me); });
+    say(store, "seen");
+    expect_mismatch(e, "rank 0 called all_reduce #18 (18 f32");
+    expect_mismatch(e, "rank 1 called broadcast #18 (1 u64");
+  });
+}
+
+// The other way round: a rank that collects several letters finds another call's in their place.
+TEST(Together, WhoCollectsSeveralLettersFindsOtherCallsAmongThem) {
+  run(2, before_wrap, [](Rank& me, Store& store) {
+    for (int i = 0; i < 9; ++i) broadcast_from(me, 0, 14), barrier(me);
+    if (me.rank == 0) {
+      broadcast_from(me, 0), broadcast_from(me, 0);
+      say(store, "two calls");
+      return hear(store, "seen");
+    }
+    hear(store, "two calls");
+    float x[18] = {}, y[18];
+    const Operation op{.kind = Collective::all_reduce, .in = {x, 18}, .out = {y, 18}};
+    const Error e = error_of([&] { me.call(op); });
+    say(store, "seen");
+    expect_mismatch(e, "rank 0 called broadcast #18 (1 u64");
+    expect_mismatch(e, "rank 1 called all_reduce #18 (18 f32");
+  });
 }
 
 TEST(Together, AMismatchWhoseLettersAreGoneIsStillFoundOut) {
@@ -79,6 +119,14 @@ TEST(Together, DifferentCallsAndCountsAreNamed) {
   });
   differ("all_reduce #0 (20000 f32", [](Rank& me, float* x, float* y) {
     const std::size_t n = me.rank == 2 ? 20000 : 9;
+    return Operation{.kind = Collective::all_reduce, .in = {x, n}, .out = {y, n}};
+  });
+  differ("all_reduce #0 (17 f32", [](Rank& me, float* x, float* y) {
+    const std::size_t n = me.rank == 2 ? 17 : 9;
+    return Operation{.kind = Collective::all_reduce, .in = {x, n}, .out = {y, n}};
+  });
+  differ("all_reduce #0 (17 f32", [](Rank& me, float* x, float* y) {
+    const std::size_t n = me.rank == 2 ? 17 : 20;
     return Operation{.kind = Collective::all_reduce, .in = {x, n}, .out = {y, n}};
   });
   differ("avg", [](Rank& me, float* x, float* y) {

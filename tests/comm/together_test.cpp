@@ -255,13 +255,14 @@ TEST(Together, DirectCallsBetweenOthersLeaveTheRingInOrder) {
 class Groups : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Groups, testing::Values(2, 3, 4, 5, 6, 7, 8));
 
-// Bytes of a part: what lies in a letter, asks where memory lies, fills a piece, and the same for
-// parts of which a letter or piece holds one for each rank.
+// Bytes of a part: what lies in a letter, or in several, asks where memory lies, fills a piece, and the same
+// for parts of which a letter or piece holds one for each peer.
 template <class T>
 std::vector<std::size_t> edges(Collective kind, int size) {
   std::vector<std::size_t> out{0, 1};
-  const std::size_t parts = is_split(kind) ? at(size) : 1;
-  for (const std::size_t bytes : {56, 4 << 10, 16 << 10, 32 << 10, 64 << 10})
+  const std::size_t parts = is_split(kind) ? at(size) - 1 : 1;
+  for (const std::size_t bytes : {letter_bytes, most_letters * letter_bytes, std::size_t{4 << 10},
+                                  std::size_t{16 << 10}, std::size_t{32 << 10}, std::size_t{64 << 10}})
     for (const std::size_t count : {bytes / parts / sizeof(T)})
       for (const std::size_t n : {count - (count > 0), count, count + 1})
         if (n != out.back()) out.push_back(n);
@@ -322,6 +323,44 @@ TEST(Together, MorePiecesThanLetters) {
         make_and_check<std::uint64_t>(me, {kind, 2 * meeting_letters * chunk / sizeof(std::uint64_t) + 3,
                                            i % 4, ReduceOp::sum, false, Memory::ordinary, ++seed});
   });
+}
+
+// Every number of bytes that one letter or several hold, and a few more; each call twice, since the second
+// goes the way of calls like the last one. Rows of several letters begin at every step around the wrap.
+template <class T>
+void check_letters(Rank& me) {
+  std::uint32_t seed = 5000;
+  for (const Collective kind : kinds)
+    for (std::size_t n = 0; n <= most_letters * letter_bytes / sizeof(T) + 2; ++n)
+      for (const bool in_place : {false, true})
+        for (int again = 0; again < 2; ++again) {
+          if (in_place && !has_form_in_place(kind)) continue;
+          ++seed;
+          const auto op = seed % 5 < 3 ? ReduceOp::sum : ReduceOp::max;
+          make_and_check<T>(me,
+                            {kind, n, static_cast<int>(n) % me.size, op, in_place, Memory::ordinary, seed});
+          if (testing::Test::HasFatalFailure()) return;
+        }
+}
+
+TEST_P(Groups, EveryCountOfLetters) {
+  run(GetParam(), before_wrap, [](Rank& me, Store&) { check_letters<std::uint8_t>(me); });
+  run(GetParam(), before_wrap + 1, [](Rank& me, Store&) { check_letters<std::int32_t>(me); });
+  run(GetParam(), before_wrap - 200, [](Rank& me, Store&) { check_letters<float>(me); });
+  run(GetParam(), before_wrap - 1, [](Rank& me, Store&) { check_letters<double>(me); });
+}
+
+// A call of several letters at the wrap itself, whichever of them is the first behind it.
+TEST(Together, SeveralLettersAcrossTheWrap) {
+  for (std::uint32_t before = 0; before < 4; ++before)
+    run(3, 0u - before, [](Rank& me, Store&) {
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        make_and_check<float>(
+            me, {Collective::all_reduce, 20, 0, ReduceOp::sum, i % 2 == 1, Memory::ordinary, i + 1});
+        make_and_check<float>(me,
+                              {Collective::all_gather, 28, 0, ReduceOp::sum, false, Memory::ordinary, i + 9});
+      }
+    });
 }
 
 // So many bytes that results go past the caches, in every way that they are written.
@@ -403,7 +442,7 @@ TEST_P(Groups, CallsLikeTheLastOne) {
     std::uint32_t seed = 0;
     int calls = 0;
     for (const Collective kind : kinds)
-      for (const std::size_t n : {0, 1, 7, 15, 300, 2500})
+      for (const std::size_t n : {0, 1, 7, 15, 28, 300, 2500})
         for (int i = 0; i < 12; ++i, ++calls) {
           if (++seed % static_cast<std::uint32_t>(me.size) == static_cast<std::uint32_t>(me.rank))
             std::this_thread::yield();
@@ -437,7 +476,8 @@ TEST_P(Groups, CallsLikeTheLastOneInSharedMemory) {
 }
 
 TEST(Together, WhoOnlySendsRunsAheadAsFarAsItIsKept) {
-  // 256 letters; a ring of 1 MiB, of which a crowded rank uses a quarter, in pieces of 4 to 32 KiB.
+  // 256 letters; a ring of 1 MiB, of which a crowded rank uses a quarter,
+  // in pieces of 4 to 32 KiB.
   const bool crowded = usable_processors() < 2;
   run_ahead(Collective::broadcast, 0, 56, 256);
   run_ahead(Collective::broadcast, 0, 57, 256);
