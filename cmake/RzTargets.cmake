@@ -10,7 +10,8 @@ if(PROJECT_IS_TOP_LEVEL)
   set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
   find_program(CCACHE_PROGRAM ccache)
   if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+    # What a precompiled header defines is the same wherever it is used, so that ccache may keep what includes it.
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
   endif()
 endif()
@@ -21,6 +22,9 @@ find_package(Threads REQUIRED)
 add_library(rz_flags INTERFACE)
 target_compile_options(rz_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-missing-field-initializers>
                        $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall>)
+if(CCACHE_PROGRAM)
+  target_compile_options(rz_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
+endif()
 # Everything is position-independent, for the MPI plugin's sake; nobody puts functions of his own in the place of ours.
 target_compile_options(rz_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-semantic-interposition>)
 # Without the checks of pointers that the address sanitizer makes too: they took most of the time to compile.
