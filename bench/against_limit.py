@@ -87,7 +87,7 @@ def measure(o):
     if sys.stderr.isatty(): print(file=sys.stderr)
     for key in pairs.found:
         if not pairs.like(key): print(f'# {key[0]} bytes, {key[1]}: processors moved within every pair; the row says nothing', file=sys.stderr)
-    return {key: pairs.like(key)[:o.rounds] or [(*pair[:2], False) for pair in pairs.found[key]] for key in pairs.found}
+    return {key: pairs.like(key)[:o.rounds] or [(*pair[:2], False) for pair in pairs.found[key][-o.rounds:]] for key in pairs.found}
 
 def row(size, memory, place, rounds):
     limit_us, ours_us = (statistics.median(x) for x in zip(*[(l['median'], f['p50']) for l, f, _ in rounds]))
