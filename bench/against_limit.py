@@ -16,10 +16,10 @@ Microseconds, float sum. "limit" and "ours" are medians over rounds of the media
 all_reduce_perf --percentiles); "p99" is the median over rounds of ours. "limit/ours" is the median over rounds of the round's ratio: 1 at the limit, 0.5
 where twice its time is taken.
 
-A virtual machine's processors move: two threads of one core, two cores of one cache, or far apart, which is a factor of five for small sizes. So every run
-times 4 KiB, too: how much longer they take than in the best of such runs tells how far apart it found them. A pair of runs that differ in that by
-more than 30% says nothing and does not count: it is timed anew, up to three times as often as there are rounds. "near" is how many of the rounds
-that count were within 30% of the best."""
+A virtual machine's processors move: two threads of one core, two cores of one cache, or far apart, which is a factor of five for small sizes. So limit_bench
+times 4 KiB before and after each of our runs: how much longer they take than at best tells how far apart processors are. A pair of runs
+between which that changed by more than 30% says nothing and does not count: it is timed anew, up to three times as often as there are rounds.
+"near" is how many of the rounds that count were within 30% of the best."""
 import argparse, json, os, shlex, statistics, subprocess, sys, tempfile
 
 MEMORY = {'ordinary': ([], ['staged']), 'symmetric': (['-R', '2'], ['staged', 'mapped'])}
@@ -40,39 +40,39 @@ def run(command, output):
 PROBE = 4096  # bytes, whose time tells how near processors are
 ALIKE = 1.3
 
+def limits_of(o, sizes, variants, tmp):
+    return run([f'{o.bin}/limit_bench', '--sizes', ','.join(map(str, sizes)), '--rounds', '1', '--json', f'{tmp}/limit', *variants], f'{tmp}/limit')['rows']
+
+def probe_in(rows): return min(r['median'] for r in rows if r['size'] == PROBE and r['variant'] == 'staged')
+
 def limit(o, size, tmp):
     """The rows of limit_bench, by variant; and its time for the probe."""
-    sizes = {PROBE, size}
-    rows = run([f'{o.bin}/limit_bench', '--sizes', ','.join(map(str, sizes)), '--rounds', '1', '--json', f'{tmp}/limit'], f'{tmp}/limit')['rows']
-    probe = min(r['median'] for r in rows if r['size'] == PROBE)
-    return {r['variant']: r for r in rows if r['size'] == size}, probe
+    rows = limits_of(o, {PROBE, size}, [], tmp)
+    return {r['variant']: r for r in rows if r['size'] == size}, probe_in(rows)
 
 def ours(o, size, memory, tmp):
     iterations = 2000 if size <= 64 << 10 else 200 if size <= 1 << 20 else 100 if size <= 8 << 20 else 20 if size <= 64 << 20 else 6
-    least, most = sorted((PROBE, size))
-    command = o.launch + [f'{o.bin}/all_reduce_perf', '-b', str(least), '-e', str(most), '-f', str(max(2, most // least)), '-n', str(iterations), '-w', str(max(2, iterations // 20)), '-c', '1',
+    command = o.launch + [f'{o.bin}/all_reduce_perf', '-b', str(size), '-e', str(size), '-n', str(iterations), '-w', str(max(2, iterations // 20)), '-c', '1',
                           '--percentiles', '-J', f'{tmp}/ours'] + MEMORY[memory][0] + o.extra
-    figures = {r['size']: r for r in run(command, f'{tmp}/ours')['results']}
-    return figures[size], min(figures[PROBE][p]['percentiles']['p50'] for p in PLACES)
+    return run(command, f'{tmp}/ours')['results'][0]
 
 class Pairs:
-    """Of runs that follow each other: (the limit's row, our figure, the limit's probe, ours), by size, memory and place."""
+    """Of runs that follow each other: (the limit's row, our figure, the probe before and after), by size, memory and place."""
     def __init__(self, o):
         self.o, self.found = o, {(s, m, p): [] for s in o.sizes for m in o.memory for p in PLACES}
 
     def time(self, size, memory, tmp):
-        limits, limit_probe = limit(self.o, size, tmp)
-        figure, probe = ours(self.o, size, memory, tmp)
+        limits, before = limit(self.o, size, tmp)
+        figure = ours(self.o, size, memory, tmp)
+        after = probe_in(limits_of(self.o, {PROBE}, ['--variants', 'staged'], tmp))
         for p, suffix in PLACES.items():
             best = min((limits[v + suffix] for v in MEMORY[memory][1]), key=lambda row: row['median'])
-            self.found[size, memory, p].append((best, figure[p]['percentiles'], limit_probe, probe))
+            self.found[size, memory, p].append((best, figure[p]['percentiles'], before, after))
 
     def like(self, key):
         """Those whose two runs found processors equally near, and whether they were near."""
-        of_memory = [pair for k, pairs in self.found.items() if k[1] == key[1] for pair in pairs]
-        best = [min((pair[i] for pair in of_memory), default=0) for i in (2, 3)]
-        found = [(pair[:2], pair[2] / best[0], pair[3] / best[1]) for pair in self.found[key]]
-        return [(*pair, max(a, b) < ALIKE) for pair, a, b in found if max(a, b) < ALIKE * min(a, b)]
+        best = min((pair[2] for pairs in self.found.values() for pair in pairs), default=0)
+        return [(limits, figure, max(a, b) < ALIKE * best) for limits, figure, a, b in self.found[key] if max(a, b) < ALIKE * min(a, b)]
 
     def lacking(self):
         return [k for k in self.found if len(self.like(k)) < self.o.rounds and len(self.found[k]) < 3 * self.o.rounds]
@@ -105,8 +105,7 @@ def options():
     o = a.parse_args()
     for program in ('limit_bench', 'all_reduce_perf'):
         if not os.access(f'{o.bin}/{program}', os.X_OK): fail(2, f'--bin: no {program} in {o.bin}; build it first')
-    if not all(s.isdigit() and int(s) > 0 and int(s) % 4 == 0 and 0 in (int(s) % PROBE, PROBE % int(s)) for s in o.sizes.split(',')):
-        fail(2, f"--sizes: '{o.sizes}' must be whole floats and divide {PROBE} bytes, or be multiples of them")
+    if not all(s.isdigit() and int(s) > 0 and int(s) % 4 == 0 for s in o.sizes.split(',')): fail(2, f"--sizes: '{o.sizes}' must be multiples of 4 bytes")
     o.sizes, o.memory = [int(s) for s in o.sizes.split(',')], o.memory.split(',')
     unknown = [m for m in o.memory if m not in MEMORY]
     if unknown: fail(2, f"--memory: '{unknown[0]}' is none of {', '.join(MEMORY)}")
