@@ -8,7 +8,7 @@ namespace rz {
 
 struct CallChoice {
   /// Of a schedule its name ("ring", and on one host "streams:ring"); of ranks that meet in shared memory
-  /// "one_shot", "two_shot", "letters" or "direct" (comm/select_together.h).
+  /// "one_shot", "two_shot", "letters", "direct" or "single_copy" (comm/select_together.h).
   std::string algorithm;
   std::string transport;        ///< "shm", "tcp", "shm+tcp"
   std::size_t chunk_bytes = 0;  ///< of the pieces that are on their way together; 0: the whole, or unknown

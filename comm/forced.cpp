@@ -10,8 +10,9 @@ namespace rz {
 namespace {
 
 bool is_way(Collective c, const std::string& name) {
-  TuningRule direct{c, Where::reachable, ""}, way{c, Where::together, ""};
+  TuningRule direct{c, Where::reachable, ""}, once{c, Where::readable, ""}, way{c, Where::together, ""};
   if (name == "direct") return set_algorithm(direct, name);
+  if (name == "single_copy") return set_algorithm(once, name);
   return set_algorithm(way, name) && !way.streams;
 }
 
@@ -21,7 +22,8 @@ void check(Collective c, const std::string& name, bool deterministic) {
   TuningRule rule{c, Where::together, ""};
   const std::string choices = algorithm_choices(c, Where::together);
   require(set_algorithm(rule, name), Errc::config, rz::name(c), " has no algorithm '", name,
-          "'; choose one of ", choices, is_way(c, "direct") ? ", or on one host direct" : "");
+          "'; choose one of ", choices, is_way(c, "direct") ? ", or on one host direct" : "",
+          is_way(c, "single_copy") ? " or single_copy" : "");
   select(
       {.collective = c, .deterministic = deterministic, .forced = rule.algorithm});  // refuses a wrong order
 }

@@ -12,8 +12,8 @@ class ForcedAlgorithms {
  public:
   ForcedAlgorithms() = default;
   /// One name, which is all_reduce's, or "all_reduce=ring,broadcast=tree": as lines of the tuning table for
-  /// the place one_host or network name them, on one host "direct" too. Errc::config lists what a collective
-  /// has; with `deterministic`, it refuses what does not sum in rank order.
+  /// the place one_host or network name them, on one host "direct" and "single_copy" too. Errc::config lists
+  /// what a collective has; with `deterministic`, it refuses what does not sum in rank order.
   ForcedAlgorithms(const std::string& text, bool deterministic);
 
   /// Empty: not forced.

@@ -56,7 +56,22 @@ constexpr TuningRule table[] = {
     {.collective = all_to_all, .where = reachable, .algorithm = "direct"},
     {.collective = all_to_all_v, .where = reachable, .algorithm = "copied"},
     {.collective = barrier, .where = reachable, .algorithm = "copied"},
+
+    {.collective = all_gather, .where = readable, .algorithm = "copied", .bytes = 64 * KiB - 1},
+    {.collective = all_gather, .where = readable, .algorithm = "by_time"},
+    {.collective = broadcast, .where = readable, .algorithm = "copied", .bytes = 64 * KiB - 1},
+    {.collective = broadcast, .where = readable, .algorithm = "by_time"},
+    {.collective = gather, .where = readable, .algorithm = "copied", .bytes = 64 * KiB - 1},
+    {.collective = gather, .where = readable, .algorithm = "by_time"},
+    {.collective = scatter, .where = readable, .algorithm = "copied", .bytes = 64 * KiB - 1},
+    {.collective = scatter, .where = readable, .algorithm = "by_time"},
+    {.collective = all_to_all, .where = readable, .algorithm = "copied", .bytes = 64 * KiB - 1},
+    {.collective = all_to_all, .where = readable, .algorithm = "by_time"},
 };
+
+// What a rank that explains a call does not know: whether all may read, and what the last calls took.
+constexpr const char* by_time_words =
+    "; single_copy instead while all ranks may read each other's memory and that takes less time";
 
 std::size_t ceil_div(std::size_t n, std::size_t by) { return (n + by - 1) / by; }
 
@@ -83,6 +98,15 @@ class Resolver {
 
   std::vector<TogetherWay> forced(Collective c, const std::string& algorithm) const {
     const std::string why = str("forced: ", name(c), "=", algorithm);
+    if (algorithm == "single_copy") {
+      auto found = ways(c);
+      for (TogetherWay& way : found) {
+        way.insists = true, way.once = Once::always;
+        way.why_once = why;
+        way.why += "; single_copy is forced, but some of the memory cannot be read";
+      }
+      return found;
+    }
     if (algorithm == "direct") {
       auto found = ways(c);
       for (TogetherWay& way : found) {
@@ -104,7 +128,7 @@ class Resolver {
   std::vector<std::size_t> limits(Collective c) const {
     std::vector<std::size_t> all{any_bytes};
     for (const TuningRule& r : rules_) {
-      if (r.collective != c || (r.where != together && r.where != reachable)) continue;
+      if (r.collective != c || !is_of_those_who_meet(r.where)) continue;
       all.push_back(r.bytes);
       if (r.bytes_above > 0) all.push_back(r.bytes_above);
       if (r.traffic != any_bytes) all.push_back(r.traffic / static_cast<std::size_t>(size_));
@@ -119,10 +143,21 @@ class Resolver {
     const TuningRule* const any = find_rule(rules_, together, c, bytes, size_, deterministic_);
     const TuningRule* const reached = find_rule(rules_, reachable, c, bytes, size_, deterministic_);
     if (any) use(*any, way);  // of send and recv there is none
-    if (!reached || way.streams || std::string_view(reached->algorithm) != "direct") return way;
-    way.asks = true;
-    way.why_direct = says(*reached);
+    const TuningRule* const read = find_rule(rules_, readable, c, bytes, size_, deterministic_);
+    if (way.streams) return way;
+    if (reached && std::string_view(reached->algorithm) == "direct") {
+      way.asks = true;
+      way.why_direct = says(*reached);
+    }
+    if (read) use_once(*read, way);
     return way;
+  }
+
+  void use_once(const TuningRule& rule, TogetherWay& way) const {
+    const std::string_view algorithm = rule.algorithm;
+    if (algorithm == "copied") return;
+    way.once = algorithm == "by_time" ? Once::by_time : Once::always;
+    way.why_once = says(rule);
   }
 
   void use(const TuningRule& rule, TogetherWay& way) const {
@@ -147,13 +182,16 @@ bool is_rooted(Collective kind) {
   return kind == broadcast || kind == scatter || kind == gather || kind == reduce;
 }
 
+bool sends_ahead(Collective kind) { return kind == broadcast || kind == scatter; }
+
 bool offers_the_same(Collective kind) {
   return kind == all_gather || kind == broadcast || kind == gather || kind == reduce || kind == barrier;
 }
 
 bool TogetherWay::same_as(const TogetherWay& o) const {
   return streams == o.streams && two_shot == o.two_shot && asks == o.asks && insists == o.insists &&
-         chunk == o.chunk && why == o.why && why_direct == o.why_direct;
+         once == o.once && chunk == o.chunk && why == o.why && why_direct == o.why_direct &&
+         why_once == o.why_once;
 }
 
 TogetherTable::TogetherTable(int size) : TogetherTable(size, {}, "", {}, true) {}
@@ -213,11 +251,13 @@ TogetherPieces cut_together(const TogetherPlan& plan, int size, std::size_t chun
 CallChoice explain_together(Collective kind, std::size_t bytes, int size, const TogetherWay& way,
                             const TogetherRoom& room, bool is_reachable) {
   if (is_reachable && way.asks) return {"direct", "shm", direct_piece, way.why_direct};
+  if (way.once == Once::always) return {"single_copy", "shm", direct_piece, way.why_once};
   const std::size_t common = bytes / (whole_bytes(kind, 1, size));
   const TogetherPlan plan = plan_together(kind, common, size, way, room);
   const char* const algorithm = plan.two_shot ? "two_shot" : kind == all_reduce ? "one_shot" : "letters";
   const std::size_t chunk = plan.letters ? 0 : std::min(plan.pieces.piece, std::max(plan.part, line));
-  return {algorithm, "shm", kind == all_to_all_v ? 0 : chunk, way.why};
+  const std::string why = way.once == Once::by_time ? way.why + by_time_words : way.why;
+  return {algorithm, "shm", kind == all_to_all_v ? 0 : chunk, why};
 }
 
 }  // namespace rz

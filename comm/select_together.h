@@ -18,6 +18,8 @@ namespace rz {
 
 /// One from all to all or from all to one, so that who sends may be far ahead.
 bool is_rooted(Collective);
+/// The root sends and waits for nobody.
+bool sends_ahead(Collective);
 /// Every peer reads the same bytes of a rank, not each its own part.
 bool offers_the_same(Collective);
 
@@ -27,15 +29,20 @@ inline std::size_t whole_bytes(Collective c, std::size_t common, int size) {
   return whole ? common : common * static_cast<std::size_t>(size);
 }
 
+/// Whether memory that peers do not share is copied once, through the kernel: if that was the faster way of
+/// the last calls like it (comm/backends/way_by_time.h).
+enum class Once : std::uint8_t { never, by_time, always };
+
 /// What calls of a range of sizes take.
 struct TogetherWay {
   std::size_t bytes = any_bytes;       ///< of the whole buffer, at most
   const Algorithm* streams = nullptr;  ///< this schedule
   bool two_shot = false;               ///< of all_reduce
   bool asks = false;                   ///< whether every rank reaches the memory: then direct
+  Once once = Once::never;             ///< if not
   bool insists = false;                ///< at every call, however often in vain
   std::size_t chunk = 0;               ///< bytes; 0: by plan_together()
-  std::string why, why_direct;
+  std::string why, why_direct, why_once;
 
   bool same_as(const TogetherWay&) const;
 };

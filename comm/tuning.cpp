@@ -19,6 +19,7 @@ struct PlaceName {
 constexpr PlaceName places[] = {
     {Where::together, "one_host", "on one host"},
     {Where::reachable, "reachable", "on one host, of memory that all ranks reach"},
+    {Where::readable, "readable", "on one host, of memory that all ranks may read"},
     {Where::one_host, "streams", "over streams of one host"},
     {Where::network, "network", "between hosts"},
     {Where::shared_hosts, "shared_hosts", "between hosts of several ranks"},
@@ -33,7 +34,9 @@ const PlaceName& place(Where where) {
 std::vector<const char*> ways(Collective c, Where where) {
   const bool may_be_direct = c != Collective::all_to_all_v && c != Collective::barrier;
   if (where == Where::reachable && may_be_direct) return {"direct", "copied"};
-  if (where == Where::reachable) return {"copied"};
+  const bool only_moves = may_be_direct && !reduces(c);
+  if (where == Where::readable && only_moves) return {"by_time", "single_copy", "copied"};
+  if (where == Where::reachable || where == Where::readable) return {"copied"};
   if (where != Where::together) return {};
   if (c == Collective::all_reduce) return {"one_shot", "two_shot"};
   return {"letters"};
@@ -46,7 +49,8 @@ bool is_a_way(Collective c, std::string_view name) {
   const auto holds = [&](const std::vector<const char*>& names) {
     return std::any_of(names.begin(), names.end(), [&](const char* n) { return name == n; });
   };
-  return holds(ways(c, Where::together)) || (name == "direct" && holds(ways(c, Where::reachable)));
+  return holds(ways(c, Where::together)) || (name == "direct" && holds(ways(c, Where::reachable))) ||
+         (name == "single_copy" && holds(ways(c, Where::readable)));
 }
 
 const Algorithm* schedule(Collective c, std::string_view name) {
@@ -56,13 +60,13 @@ const Algorithm* schedule(Collective c, std::string_view name) {
 }
 
 bool sums_in_rank_order(const TuningRule& r) {
-  const bool by_schedule = r.streams || (r.where != Where::together && r.where != Where::reachable);
+  const bool by_schedule = r.streams || !is_of_those_who_meet(r.where);
   if (!by_schedule || !reduces(r.collective)) return true;
   return find_algorithm(r.collective, r.algorithm).rank_order;
 }
 
 bool fits(const TuningRule& r, Where where, Collective c, std::size_t bytes, int size) {
-  const bool meets = where == Where::together || where == Where::reachable;
+  const bool meets = is_of_those_who_meet(where);
   if (r.collective != c || (r.where != where && (r.where != Where::anywhere || meets))) return false;
   if (r.traffic != any_bytes && bytes > r.traffic / static_cast<std::size_t>(size)) return false;
   if (r.bytes_above != 0 && bytes <= r.bytes_above) return false;
@@ -296,7 +300,7 @@ std::string algorithm_choices(Collective c, Where where) {
   std::string choices;
   const auto add = [&](const auto&... parts) { choices += str(choices.empty() ? "" : ", ", parts...); };
   for (const char* way : ways(c, where)) add(way);
-  if (where == Where::reachable) return choices;
+  if (where == Where::reachable || where == Where::readable) return choices;
   for (const Algorithm& a : algorithms())
     if (a.collective == c) add(where == Where::together && is_a_way(c, a.name) ? over_streams : "", a.name);
   return choices;
@@ -308,7 +312,7 @@ bool set_algorithm(TuningRule& r, std::string_view name) {
       r.algorithm = way;
       return true;
     }
-  if (r.where == Where::reachable) return false;
+  if (r.where == Where::reachable || r.where == Where::readable) return false;
   if (r.where == Where::together && is_a_way(r.collective, name)) return false;
   const auto qualified = after(name, over_streams);
   const Algorithm* const found = schedule(r.collective, qualified.value_or(name));

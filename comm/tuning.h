@@ -18,6 +18,9 @@
 ///               a way of that name, for which memory is not asked where it lies)
 ///   reachable   the same, and every rank reaches the call's memory, e.g. that of Communicator::allocate():
 ///               "direct" reads and writes it where it lies, "copied" does as if it were any memory
+///   readable    the same, and every rank may read every other's memory through the kernel
+///               (process_vm_readv): "single_copy" of what only moves, "copied" through shared memory, or
+///               "by_time": whichever took less time when both were last tried
 ///   streams     one host whose ranks do not meet (more than 256 of them): schedules
 ///   network     ranks of several hosts: schedules
 ///   shared_hosts the same, and some of the hosts have several ranks
@@ -45,8 +48,11 @@ enum class Where : std::uint8_t {
   shared_hosts,
   crowded_hosts,
   together,
-  reachable
+  reachable,
+  readable
 };
+/// In shared memory, without streams.
+constexpr bool is_of_those_who_meet(Where where) { return where >= Where::together; }
 
 inline constexpr std::size_t any_bytes = std::numeric_limits<std::size_t>::max();
 inline constexpr int any_size = std::numeric_limits<int>::max();

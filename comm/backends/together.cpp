@@ -27,9 +27,6 @@ constexpr int turns_of_patience =
 /// Where rank `to` finds its share of what rank `by` has for each of its peers.
 std::size_t share(int by, int to) { return static_cast<std::size_t>(to < by ? to : to - 1); }
 
-/// The root sends and waits for nobody.
-bool sends_ahead(Collective kind) { return kind == Collective::broadcast || kind == Collective::scatter; }
-
 }  // namespace
 
 Together::Together(Transport& transport, int rank, int size, std::uint32_t first_step)
@@ -75,7 +72,8 @@ void Together::rewind(std::uint32_t first) {
   offered_ = folded_ = taken_ = 0;
   waits_a_ = waits_b_ = 0;
   first_ = first;
-  asks_ = may_ask_ && (always_asks_ || is_worth_asking());
+  trial_ = nullptr;
+  asks_ = may_ask_ && is_worth_asking();
   counts_ = op_->kind == Collective::all_to_all_v;
   if (counts_) use_ring();
   base_ = first_ + (asks_ || counts_);
@@ -169,13 +167,14 @@ void Together::plan() {
                   plan.pieces.rounds};
   inline_ = plan.letters > 0;
   lines_ = std::max(plan.letters, 1u);
-  chunk_ = way.chunk;
+  way_ = &way;
   choose_peers();
   if (!inline_) use_ring();
   const std::size_t n = index(size_), whole = cut_.split ? cut_.part * n : cut_.part;
   const bool read_before = reduces(op_->kind) && op_->in.data == op_->out.data;  // so that it is in the cache
   bypass_ = !read_before && 2 * n * whole >= least_bypass;
-  may_ask_ = way.asks, always_asks_ = way.insists;
+  once_ = crowded_ && way.once == Once::by_time ? Once::never : way.once;
+  may_ask_ = way.asks || once_ != Once::never;
   if (reduces(op_->kind)) reduction_ = reduction(letters_.call().dtype, op_->op.kind);
   brief_ = brief_of_plan();
   if (brief_ != ~0ull) again_ = *op_;
@@ -230,6 +229,8 @@ bool Together::advance() {
       return advance_two_phase();
     case Flow::direct:
       return advance_direct();
+    case Flow::once:
+      return advance_once();
   }
   return false;
 }
@@ -260,6 +261,7 @@ void Together::end() {
   else
     letters_.have_read_up_to(letters_.next());
   complete_ = true;
+  if (trial_) end_trial();
 }
 
 bool Together::has_room(std::size_t bytes) { return letters_.has_room(bytes, bytes > 0 && gives_); }
@@ -563,7 +565,8 @@ bool Together::exchange_counts() {
   letters_.have_read_up_to(first_ + 1);
   counts_ = false;
   cut_.part = most * element_;
-  const TogetherPieces cut = cut_together({.split = cut_.split, .part = cut_.part}, size_, chunk_, room());
+  const TogetherPieces cut =
+      cut_together({.split = cut_.split, .part = cut_.part}, size_, way_->chunk, room());
   cut_.piece = cut.piece, cut_.rounds = cut.rounds;
   use_ring();
   return true;
@@ -571,7 +574,7 @@ bool Together::exchange_counts() {
 
 // ---- who is missing
 
-bool Together::looks_at(int peer) const { return asks_ || cut_.flow == Flow::direct || reads_from(peer); }
+bool Together::looks_at(int peer) const { return asks_ || cut_.flow >= Flow::direct || reads_from(peer); }
 RankSet Together::debtors() const {
   RankSet all;
   if (complete_) return all;

@@ -9,9 +9,11 @@
 /// One-shot: everybody reads everything. Two-shot: rank r folds part r, and a second row of steps gathers the
 /// parts. Direct: rank r folds part r out of all ranks' memory and writes it into all ranks' memory; nobody's
 /// call is complete before all have done so. After a failure such a peer may still write there for a while.
+/// Once: what only moves is copied out of the owner's process by the kernel, if that is the faster way.
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "comm/backends/letters.h"
+#include "comm/backends/way_by_time.h"
 #include "comm/collective.h"
 #include "comm/reduce.h"
 #include "comm/select_together.h"
@@ -73,11 +76,15 @@ class Together {
   int culprit() const;
 
  private:
-  enum class Flow { one_phase, two_phase, direct };
-  // What a letter says of memory that peers may use.
+  enum class Flow { one_phase, two_phase, direct, once };
+  // Where memory lies for peers: in a segment that they map, or in this process alone, at the spot's offset.
+  enum class Lies : std::uint8_t { elsewhere, shared, here };
+  // What a letter says of a rank's memory.
   struct Offer {
     SharedSpot in, out;
-    std::uint32_t in_shared, out_shared;
+    Lies in_lies, out_lies;
+    bool reads;             // what lies in others' processes
+    WayByTime::Times took;  // if all choose by it
     bool operator==(const Offer&) const = default;
   };
 
@@ -96,8 +103,10 @@ class Together {
   };
 
   // Calls of one kind: how many more do not ask where memory lies, since they would hear what the last heard.
+  // If that was that it can be read through the kernel, time tells.
   struct Doubt {
     std::uint8_t left = 0, last = 0;
+    WayByTime by_time;
   };
 
   static constexpr std::size_t block = 8 << 10;  // of several passes over the same bytes, in the first cache
@@ -116,6 +125,7 @@ class Together {
   bool ask();
   bool exchange_counts();
   void end();
+  void end_trial();
 
   bool has_room(std::size_t bytes);
   bool has_room_to_offer();
@@ -158,8 +168,12 @@ class Together {
   std::size_t bytes_in() const;
   void make_offer();
   bool lies_as_offered() const;
-  bool shared(const void* at, std::size_t bytes, SharedSpot&);
+  Lies find(const void* at, std::size_t bytes, SharedSpot&) const;
   bool is_reachable(int rank) const;
+  bool is_readable(int rank) const;
+  bool begin_by_time(WayByTime&);
+  bool chooses_once();
+  void conclude(bool direct, bool once);
   void reach(int peer);
   std::byte* reached(int peer, const SharedSpot&, std::size_t bytes);
   void rewind(std::uint32_t first);
@@ -171,7 +185,11 @@ class Together {
   bool repeat_direct(int turns);
   bool hear_again();
   void begin_direct();
+  void begin_in_pieces(Flow);
+  bool advance_once();
   void take_direct(std::size_t round);
+  bool take_once(std::size_t round);
+  bool fetch(int from, std::size_t at, std::byte* to, std::size_t bytes);
   void fold_for_all(std::byte* to, std::size_t at, std::size_t bytes);
 
   Transport& transport_;
@@ -194,10 +212,13 @@ class Together {
   bool inline_ = false;                   // in letters
   std::uint32_t lines_ = 1;               // letters of an offer
   std::uint32_t line_ = 0;                // of them, the next one to collect
-  bool may_ask_ = false, always_asks_ = false, asks_ = false, counts_ = false;
+  const TogetherWay* way_ = nullptr;      // of which the plan is
+  Once once_ = Once::never;
+  bool may_ask_ = false, asks_ = false, counts_ = false;
+  WayByTime* trial_ = nullptr;  // that this call is one of
+  std::chrono::steady_clock::time_point began_;
   bool bypass_ = false;                               // results go past the caches
   std::size_t element_ = 1, total_ = 0;               // bytes
-  std::size_t chunk_ = 0;                             // that the table asks for; 0: none
   std::size_t offered_ = 0, folded_ = 0, taken_ = 0;  // rounds
   std::uint32_t first_ = 0, base_ = 0;                // steps
   int waits_a_ = 0, waits_b_ = 0;                     // peers that are looked at

@@ -5,6 +5,7 @@
 
 #include "comm/backends/together.h"
 #include "comm/core/error.h"
+#include "comm/transports/process_memory.h"
 
 namespace rz {
 
@@ -25,17 +26,32 @@ bool Together::ask() {
     return true;
   }
   if (!all_wrote(waits_a_, first_)) return false;
-  bool direct = true;
+  bool direct = way_->asks, once = once_ != Once::never;
   for (int r = 0; r < size_; ++r) {
     std::memcpy(&offers_[index(r)], letters_.payload(r, first_), sizeof(Offer));
     direct = direct && is_reachable(r);
+    once = once && is_readable(r);
   }
   asks_ = direct_again_ = false;
-  Doubt& d = doubt();
-  d.last = direct ? 0 : static_cast<std::uint8_t>(std::min(2 * d.last + 1, most_unasked));
-  d.left = d.last;
-  if (direct) begin_direct();
+  if (direct)
+    begin_direct();
+  else if (once && (once_ == Once::always || chooses_once()))
+    begin_in_pieces(Flow::once);
+  conclude(direct, once);
   return true;
+}
+
+/// What calls like this one do next.
+void Together::conclude(bool direct, bool once) {
+  Doubt& d = doubt();
+  const bool could = once && !direct && once_ == Once::by_time;
+  if (could && d.by_time.on()) return;
+  trial_ = nullptr;
+  d.by_time.stop();
+  if (could && d.last == most_unasked / 2) d.by_time.start();  // rings are warm by now
+  const bool in_vain = could || !(direct || once);
+  d.last = in_vain ? static_cast<std::uint8_t>(std::min(2 * d.last + 1, most_unasked)) : 0;
+  d.left = d.last;
 }
 
 /// Bytes of a rank's input.
@@ -50,8 +66,12 @@ void Together::make_offer() {
   Offer& mine = offers_[index(rank_)] = {};
   // Parts that change places in one buffer are overwritten while peers would read them: they are copied.
   const bool swaps = op_->kind == Collective::all_to_all && op_->in.data == op_->out.data;
-  if (op_->in.data && !swaps) mine.in_shared = shared(op_->in.data, bytes_in(), mine.in);
-  if (op_->kind == Collective::all_reduce) mine.out_shared = shared(op_->out.data, total_, mine.out);
+  if (op_->in.data && !swaps) mine.in_lies = find(op_->in.data, bytes_in(), mine.in);
+  if (op_->kind == Collective::all_reduce) mine.out_lies = find(op_->out.data, total_, mine.out);
+  if (once_ == Once::never) return;
+  mine.reads = transport_.reads_peers();
+  const WayByTime& by_time = doubt().by_time;
+  if (by_time.on() && by_time.chooses()) mine.took = by_time.mine();
 }
 
 /// What was freed or is shared since then, at the same addresses, has changed the version.
@@ -63,7 +83,8 @@ bool Together::lies_as_offered() const {
 /// All that is needed of that rank's memory, by its letter.
 bool Together::is_reachable(int r) const {
   const Offer& o = offers_[index(r)];
-  return (o.in_shared || !offers(r)) && (o.out_shared || op_->kind != Collective::all_reduce);
+  return (o.in_lies == Lies::shared || !offers(r)) &&
+         (o.out_lies == Lies::shared || op_->kind != Collective::all_reduce);
 }
 
 /// advance() of a call whose last one was direct, as a row of steps. What has changed since, or takes long,
@@ -118,23 +139,32 @@ Together::Doubt& Together::doubt() {
 
 /// Not if the last such calls were in vain, as all ranks know: the less often, the more of them were.
 bool Together::is_worth_asking() {
+  if (way_->insists) return true;
   Doubt& d = doubt();
+  if (d.by_time.on()) return begin_by_time(d.by_time);
   if (d.left == 0) return true;
   --d.left;
   return false;
 }
 
-bool Together::shared(const void* at, std::size_t bytes, SharedSpot& spot) {
-  const auto found = transport_.share({static_cast<const std::byte*>(at), bytes});
-  if (found) spot = *found;
-  return found.has_value();
+Together::Lies Together::find(const void* at, std::size_t bytes, SharedSpot& spot) const {
+  const std::span memory(static_cast<const std::byte*>(at), bytes);
+  if (const auto found = transport_.share(memory)) return spot = *found, Lies::shared;
+  if (once_ == Once::never || !kernel_reads(memory)) return Lies::elsewhere;
+  spot.offset = reinterpret_cast<std::uint64_t>(at);
+  return Lies::here;
+}
+
+/// Of memory where it lies.
+void Together::begin_in_pieces(Flow flow) {
+  cut_.flow = flow;
+  cut_.piece = direct_piece;
+  cut_.rounds = std::max<std::size_t>((cut_.part + cut_.piece - 1) / cut_.piece, 1);
 }
 
 void Together::begin_direct() {
-  cut_.flow = Flow::direct;
   if (op_->kind == Collective::all_reduce) cut_.split = true, cut_.part = part_together(total_, size_);
-  cut_.piece = direct_piece;
-  cut_.rounds = std::max<std::size_t>((cut_.part + cut_.piece - 1) / cut_.piece, 1);
+  begin_in_pieces(Flow::direct);
   for (int r = 0; r < size_; ++r)
     if (r != rank_) reach(r);
   direct_ = cut_;

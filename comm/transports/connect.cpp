@@ -152,6 +152,10 @@ class GroupTransport final : public Transport {
   std::byte* reach(int peer, const SharedSpot& spot, std::size_t bytes) override {
     return shm_.reach(peer, spot, bytes);
   }
+  bool reads_peers() const override { return shm_.reads_peers(); }
+  bool read(int peer, std::uint64_t address, std::span<std::byte> into) override {
+    return shm_.read(peer, address, into);
+  }
   bool one_host() const override { return tcp_.empty(); }
   std::string describe() const override { return tcp_.empty() ? "shm" : some_near_ ? "shm+tcp" : "tcp"; }
   std::span<const int> hosts() const override { return hosts_; }

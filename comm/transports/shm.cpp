@@ -11,6 +11,8 @@
 
 #include "comm/core/error.h"
 #include "comm/transports/barrier.h"
+#include "comm/transports/process_memory.h"
+#include "comm/transports/random.h"
 #include "comm/transports/unix_socket.h"
 
 namespace rz {
@@ -30,6 +32,8 @@ struct Header {
   std::uint64_t magic_word = magic;
   std::uint32_t rank = 0, ranks = 0;
   std::uint32_t heavy_fences = 0;  ///< it makes them, and is reached by those of others
+  JobId key{};                     ///< random
+  std::uint64_t key_at = 0;        ///< of the rank's process, where it lies
   alignas(line) std::atomic<std::uint32_t> asleep{0};
   alignas(line) std::atomic<std::uint32_t> state{active};
   /// The leader's decides for the host: 1 + the rank whose record holds the group's first failure.
@@ -136,6 +140,8 @@ ShmLinks::ShmLinks(int rank, std::vector<int> ranks, Poller& poller, WaitForGrap
   header_->rank = static_cast<std::uint32_t>(rank);
   header_->ranks = static_cast<std::uint32_t>(ranks_.size());
   header_->heavy_fences = register_for_heavy_fences();
+  header_->key = random_id();
+  header_->key_at = reinterpret_cast<std::uint64_t>(&header_->key);
 }
 
 void ShmLinks::connect(Introduction me, const std::vector<std::string>& addresses, Deadline deadline) {
@@ -153,7 +159,11 @@ void ShmLinks::connect(Introduction me, const std::vector<std::string>& addresse
   listener_.close();
   memory_.close_fd();
   light_ = header_->heavy_fences;
-  for (const auto& l : links_) light_ = light_ && l->header->heavy_fences;
+  reads_peers_ = true;
+  for (const auto& l : links_) {
+    light_ = light_ && l->header->heavy_fences;
+    reads_peers_ = reads_peers_ && finds(*l);
+  }
   for (const int r : ranks_)
     meeting_.push_back(
         meeting_view(r == rank_ ? memory_.data() : link(r).memory.data(), ranks_.size(), !light_));
@@ -172,6 +182,7 @@ void ShmLinks::attach(Connection connection) {
   l.memory.close_fd();
   l.doorbell = std::move(connection.gifts[1]);
   l.socket = std::move(connection.socket);
+  l.process = process_of_peer(l.socket.get());
   l.header = reinterpret_cast<Header*>(l.memory.data());
   require(l.memory.size() == memory_bytes(n) && l.header->magic_word == magic &&
               l.header->rank == static_cast<std::uint32_t>(l.rank) && l.header->ranks == n,
@@ -195,6 +206,13 @@ void ShmLinks::attach(Connection connection) {
   l.watched.events = EPOLLIN;  // what came before the registration
   by_rank_[static_cast<std::size_t>(l.rank)] = &l;
   links_.push_back(std::move(fresh));
+}
+
+/// Whether the peer's process is the one that this number names here, and may be read.
+bool ShmLinks::finds(const Link& l) const {
+  JobId key{};
+  const auto into = std::as_writable_bytes(std::span(key));
+  return l.process > 0 && read_process(l.process, l.header->key_at, into) == 0 && key == l.header->key;
 }
 
 ShmLinks::~ShmLinks() {
@@ -449,6 +467,15 @@ std::byte* ShmLinks::reach(int peer, const SharedSpot& spot, std::size_t bytes) 
   if (it == l.segments.end() || bytes > it->second.size() || spot.offset > it->second.size() - bytes)
     return nullptr;
   return it->second.data() + spot.offset;
+}
+
+bool ShmLinks::read(int peer, std::uint64_t address, std::span<std::byte> into) {
+  const int error = read_process(link(peer).process, address, into);
+  if (error == 0) return true;
+  if (error == ESRCH) return need(peer), false;  // its socket tells how it went
+  if (verdict()) return false;                   // it may have given its memory up for that
+  fail(Errc::system, "process_vm_readv of ", into.size(), " bytes at ", address, " of rank ", peer,
+       ", process ", link(peer).process, ": ", std::strerror(error));
 }
 
 void ShmLinks::set_asleep(bool asleep) {

@@ -61,6 +61,8 @@ class ShmLinks {
   }
   std::optional<SharedSpot> share(std::span<const std::byte>);
   std::byte* reach(int peer, const SharedSpot&, std::size_t bytes);
+  bool reads_peers() const { return reads_peers_; }
+  bool read(int peer, std::uint64_t address, std::span<std::byte> into);
 
   /// Has a peer posted or consumed anything since the last call that said so?
   bool changed();
@@ -114,6 +116,7 @@ class ShmLinks {
     std::unordered_set<std::uint32_t> announced;               ///< my segments that it knows
     std::unordered_map<std::uint32_t, SharedMemory> segments;  ///< its segments that I have mapped
     std::vector<std::uint32_t> to_drop;                        ///< my segments that it should forget
+    pid_t process = 0;
     bool gone = false;
     std::size_t place = 0;  ///< in meeting_
     std::uint64_t met = 0;  ///< what changed() saw there
@@ -121,6 +124,7 @@ class ShmLinks {
 
   Link& link(int peer) { return *by_rank_[static_cast<std::size_t>(peer)]; }
   void attach(Connection);
+  bool finds(const Link&) const;
   std::size_t post_by_reference(Link&, Outbound&, const Signature&, std::span<const std::byte>,
                                 std::shared_ptr<Segment>);
   std::size_t post_copy(Outbound&, const Signature&, std::span<const std::byte>);
@@ -155,6 +159,7 @@ class ShmLinks {
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<Link*> by_rank_;  ///< null: not of this host
   std::vector<MeetingView> meeting_;
+  bool reads_peers_ = false;
   bool light_ = false;  ///< who goes to sleep fences for those who publish
   std::optional<Failure> wanted_;
 };

@@ -110,6 +110,11 @@ class Transport {
   virtual std::optional<SharedSpot> share(std::span<const std::byte>);
   /// Where a peer's memory lies here, to read and write; null: the peer has not shared all of it.
   virtual std::byte* reach(int peer, const SharedSpot&, std::size_t bytes);
+  /// Whether this rank may read the own memory of every other one (comm/transports/process_memory.h).
+  virtual bool reads_peers() const { return false; }
+  /// Fills `into` from what lies at that address of the peer's process. False: the peer is gone, or the group
+  /// has failed, as progress() will say. Errc::system if it has no such memory.
+  virtual bool read(int peer, std::uint64_t address, std::span<std::byte> into);
 
   /// True if every pair of ranks shares memory.
   virtual bool one_host() const = 0;

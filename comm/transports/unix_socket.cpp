@@ -66,6 +66,12 @@ bool send_message(int socket, const void* bytes, std::size_t size, int fd) {
   return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(size);
 }
 
+pid_t process_of_peer(int socket) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 ? peer.pid : 0;
+}
+
 bool receive_message(int socket, void* bytes, std::size_t size, Descriptor& fd) {
   iovec part{bytes, size};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];

@@ -1,6 +1,8 @@
 #pragma once
 /// Unix sockets in the abstract namespace: messages that keep their bounds and may carry a descriptor.
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <string>
 
@@ -12,6 +14,9 @@ namespace rz {
 /// Both are non-blocking. Errc::system or Errc::rendezvous names the address.
 Descriptor listen_unix(const std::string& name);
 Descriptor connect_unix(const std::string& name, Deadline);
+
+/// The process at the other end, by its number here; 0: it cannot be told, or lives in another namespace.
+pid_t process_of_peer(int socket);
 
 /// False if the message could not go now (or the peer has gone); fd = -1: none goes along.
 bool send_message(int socket, const void* bytes, std::size_t size, int fd);

@@ -87,6 +87,23 @@ TEST_P(Transports, AKilledRankIsNamedByTheOthersWithinTwoSeconds) {
   }
 }
 
+TEST(Failure, AKilledRankIsNamedByThoseWhoCopyOutOfItsMemory) {
+  const auto endings = run_processes(3, [&](int rank, auto store) {
+    auto options = quick();
+    options.algorithm = "all_gather=single_copy";
+    auto comm = Communicator::connect(rank, 3, store, options);
+    if (rank == 1) signal_soon(SIGKILL, store).detach();
+    std::vector<float> x(100'000), all(300'000);
+    expect_error(Errc::peer_lost, 1, [&] {
+      for (;;) comm.all_gather({x.data(), x.size()}, {all.data(), all.size()}).wait();
+    });
+    EXPECT_LT(since(store->get("at", Deadline::after(1s))), 2s);
+  });
+  for (const std::size_t survivor : {0, 2})
+    EXPECT_EQ(endings[survivor].exit_code, 0) << endings[survivor].error;
+  EXPECT_EQ(endings[1].signal, SIGKILL) << endings[1].error;
+}
+
 // Each rank waits for both others at times, but only for one of them in vain.
 TEST_P(Transports, AStoppedRankIsNamedByATimeout) {
   for (const std::size_t n : {std::size_t{2}, std::size_t{300000}}) {

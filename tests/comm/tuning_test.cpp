@@ -95,12 +95,15 @@ TEST(Tuning, AWrongLineIsOneErrorThatHelps) {
       {"all_redcue network ring", {"'all_redcue'", "all_reduce", "broadcast", "link"}},
       {"send network ring", {"'send'", "choose one of"}},
       {"all_reduce nowhere ring",
-       {"'nowhere'", "one_host, reachable, streams, network, shared_hosts, crowded_hosts, anywhere"}},
+       {"'nowhere'",
+        "one_host, reachable, readable, streams, network, shared_hosts, crowded_hosts, anywhere"}},
       {"all_reduce network rnig", {"'rnig'", "'network'", "one_shot, two_shot, chain, ring"}},
       {"all_reduce one_host direct", {"'direct'", "one_shot, two_shot, streams:one_shot"}},
       {"broadcast one_host direct", {"'direct'", "choose one of letters, streams:direct, tree"}},
       {"all_reduce reachable ring", {"'ring'", "direct, copied"}},
       {"all_to_all_v reachable direct", {"'direct'", "choose one of copied"}},
+      {"all_reduce readable single_copy", {"'single_copy'", "choose one of copied"}},
+      {"broadcast readable direct", {"'direct'", "choose one of by_time, single_copy, copied"}},
       {"all_reduce network ring tree", {"'tree' is one algorithm too many"}},
       {"all_reduce network bytes<=64", {"no algorithm", "ring"}},
       {"all_reduce network bytes<=64X ring", {"'64X'", "K, M or G"}},
@@ -208,7 +211,8 @@ TEST(Tuning, ForcedNamesAreThoseOfTheCollective) {
   const std::vector<std::pair<std::string, std::vector<const char*>>> wrong = {
       {"telepathy",
        {"all_reduce has no algorithm 'telepathy'", "one_shot, two_shot, streams:one_shot", "direct"}},
-      {"broadcast=ring", {"broadcast has no algorithm 'ring'", "letters", "tree"}},
+      {"broadcast=ring", {"broadcast has no algorithm 'ring'", "letters", "tree", "direct or single_copy"}},
+      {"reduce=single_copy", {"reduce has no algorithm 'single_copy'", "letters"}},
       {"barrier=direct", {"barrier has no algorithm 'direct'", "letters, dissemination"}},
       {"all_reduce=ring", {"'ring'", "rank order", "deterministic"}},
       {"all_reduce=streams:ring", {"'ring'", "rank order"}},
@@ -272,7 +276,8 @@ TEST(Explain, ForcedWaysOfOneHostRunAndAreRight) {
         "all_reduce=two_shot,reduce_scatter=direct,all_gather=direct,broadcast=direct,reduce=direct",
         "all_reduce=chain,reduce_scatter=streams:direct,all_gather=ring,broadcast=tree,reduce=two_shot,"
         "barrier=dissemination",
-        "broadcast=streams:direct,reduce=letters,all_gather=letters"})
+        "broadcast=streams:direct,reduce=letters,all_gather=letters",
+        "broadcast=single_copy,all_gather=single_copy"})
     for (const int size : {2, 3})
       run_ranks(size, [&](int rank, auto store) {
         auto options = quick();
@@ -313,7 +318,10 @@ TEST(Explain, SaysWhatTheBuiltInTableSays) {
     EXPECT_EQ(small.why, "built-in table: all_reduce on one host, up to 64 KiB, up to 2 ranks");
     EXPECT_EQ(comm.explain(Collective::all_reduce, (64 << 10) + 1).algorithm, "two_shot");
     EXPECT_EQ(comm.explain(Collective::all_reduce, 1 << 20, true).algorithm, "direct");
-    EXPECT_EQ(comm.explain(Collective::all_gather, 1 << 20).algorithm, "letters");
+    const CallChoice by_time = comm.explain(Collective::all_gather, 1 << 20);
+    EXPECT_EQ(by_time.algorithm, "letters");
+    EXPECT_TRUE(says(by_time.why, "single_copy instead while")) << by_time.why;
+    EXPECT_FALSE(says(comm.explain(Collective::all_gather, 1 << 10).why, "single_copy"));
     EXPECT_EQ(comm.explain(Collective::barrier, 0).algorithm, "letters");
   });
 }
@@ -390,7 +398,9 @@ TEST(TuningOfAGroup, RankZerosTableIsEverybodys) {
       "all_reduce reachable copied\n"
       "broadcast one_host bytes<=2K tree\n"
       "reduce reachable direct\n"
-      "all_gather one_host letters chunk=64\n");
+      "all_gather one_host letters chunk=64\n"
+      "all_gather readable bytes<=10K single_copy\n"
+      "all_gather readable copied\n");
   run_ranks(3, [&](int rank, auto store) {
     auto options = quick();
     if (rank == 0) options.tuning = file.path();
@@ -402,6 +412,8 @@ TEST(TuningOfAGroup, RankZerosTableIsEverybodys) {
     EXPECT_EQ(comm.explain(Collective::all_reduce, 4000).algorithm, "streams:chain");
     EXPECT_EQ(comm.explain(Collective::all_reduce, 1 << 20).chunk_bytes, 1024u);
     EXPECT_EQ(comm.explain(Collective::reduce, 100, true).algorithm, "direct");
+    EXPECT_EQ(comm.explain(Collective::all_gather, 9999).algorithm, "single_copy");
+    EXPECT_EQ(comm.explain(Collective::all_gather, 99999).algorithm, "letters");
     EXPECT_EQ(comm.explain(Collective::scatter, 100).why, "built-in table: scatter on one host");
     for (const bool allocated : {false, true})
       for (const std::size_t n : {0, 1, 100, 900, 50021}) check_calls(comm, n, allocated);

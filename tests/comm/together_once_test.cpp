@@ -1,0 +1,215 @@
+// Calls whose bytes the kernel copies out of other ranks' processes, and when they are taken.
+
+#include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <cerrno>
+#include <cstddef>
+
+#include "comm/backends/way_by_time.h"
+#include "comm/transports/process_memory.h"
+#include "tests/support/any_call.h"
+#include "tests/support/error_of.h"
+
+namespace rz {
+namespace {
+
+using namespace std::chrono_literals;
+using test::before_wrap;
+using test::error_of;
+using test::kinds;
+using test::make_and_check;
+using test::Memory;
+using test::Rank;
+using test::run;
+using test::run_ranks;
+
+// ---- which way
+
+// One rank's calls, of which each way takes so long; what is chosen at last.
+bool choice_after(WayByTime& way, unsigned calls, std::chrono::nanoseconds once,
+                  std::chrono::nanoseconds staged) {
+  for (unsigned i = 0; i < calls; ++i) {
+    way.begin();
+    if (way.chooses()) way.choose(way.mine().once_ns, way.mine().staged_ns);
+    if (way.is_trial()) way.took(way.once() ? once : staged);
+  }
+  return way.once();
+}
+
+TEST(WayByTime, TriesBothAndTakesTheFaster) {
+  WayByTime way;
+  EXPECT_FALSE(way.on());
+  way.start();
+  constexpr unsigned trials = WayByTime::trials;
+  for (unsigned i = 0; i < 2 * trials + 4; ++i) {
+    const bool tries_once = i < trials, chooses = i == 2 * trials;
+    EXPECT_EQ(way.begin(), tries_once || i >= 2 * trials) << "asks where memory lies, call " << i;
+    EXPECT_EQ(way.chooses(), chooses) << i;
+    EXPECT_EQ(way.is_trial(), i < 2 * trials) << i;
+    if (chooses) {
+      EXPECT_EQ(way.mine(), (WayByTime::Times{70, 100})) << "the least of each";
+      way.choose(70, 100);
+    }
+    EXPECT_EQ(way.once(), tries_once || i >= 2 * trials) << i;
+    if (way.is_trial()) way.took(i % trials == 1 ? (tries_once ? 70ns : 100ns) : 130ns);
+  }
+}
+
+TEST(WayByTime, StaysStagedWhereLittleIsWonAndAsksNoMore) {
+  WayByTime way;
+  way.start();
+  EXPECT_FALSE(choice_after(way, 2 * WayByTime::trials + 1, 95ns, 100ns));
+  for (unsigned i = 0; i < WayByTime::least_rest; ++i) {
+    EXPECT_FALSE(way.begin()) << i;
+    EXPECT_FALSE(way.is_trial());
+  }
+  EXPECT_TRUE(way.begin()) << "tries again";
+  EXPECT_TRUE(way.is_trial());
+}
+
+TEST(WayByTime, FollowsATurnOfTimesWithinTheLongestRest) {
+  WayByTime way;
+  way.start();
+  constexpr unsigned round = 2 * WayByTime::trials + 1 + WayByTime::most_rest;
+  EXPECT_FALSE(choice_after(way, 10 * round, 200ns, 100ns));
+  EXPECT_TRUE(choice_after(way, 2 * round, 50ns, 100ns));
+  EXPECT_FALSE(choice_after(way, 2 * round, 200ns, 100ns));
+}
+
+TEST(WayByTime, TrialsAreFewOnceTheChoiceStands) {
+  WayByTime way;
+  way.start();
+  choice_after(way, 5000, 200ns, 100ns);
+  int trials = 0;
+  for (int i = 0; i < 10'000; ++i) {
+    way.begin();
+    if (way.chooses()) way.choose(200, 100);
+    trials += way.is_trial() && way.once();
+  }
+  EXPECT_LT(trials, 50);
+}
+
+// ---- reading
+
+TEST(ProcessMemory, IsReadWhereItIsAndAnErrorWhereNot) {
+  const long page = sysconf(_SC_PAGESIZE);
+  auto* const at = static_cast<std::byte*>(mmap(nullptr, static_cast<std::size_t>(2 * page),
+                                                PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(at, MAP_FAILED);
+  at[page - 1] = std::byte{7};
+  std::byte got[2]{};
+  const auto address = reinterpret_cast<std::uint64_t>(at + page - 1);
+  EXPECT_EQ(read_process(getpid(), address, got), 0);
+  EXPECT_EQ(got[0], std::byte{7});
+  EXPECT_TRUE(kernel_reads({at, static_cast<std::size_t>(2 * page)}));
+  munmap(at + page, static_cast<std::size_t>(page));
+  EXPECT_EQ(read_process(getpid(), address, got), EFAULT) << "its second byte is gone";
+  EXPECT_FALSE(kernel_reads({at, static_cast<std::size_t>(2 * page)}));
+  EXPECT_TRUE(kernel_reads({at, static_cast<std::size_t>(page)}));
+  EXPECT_TRUE(kernel_reads({}));
+  EXPECT_EQ(read_process(0x3fffffff, address, got), ESRCH);
+  munmap(at, static_cast<std::size_t>(page));
+}
+
+// ---- calls
+
+constexpr const char* all_once =
+    "all_gather=single_copy,broadcast=single_copy,gather=single_copy,scatter=single_copy,"
+    "all_to_all=single_copy";
+
+void force(Rank& me) {
+  me.together.emplace(*me.transport, me.rank, me.size,
+                      TogetherTable(me.size, {}, "", ForcedAlgorithms(all_once, true), true));
+}
+
+void check_all(Rank& me, std::initializer_list<std::size_t> counts) {
+  std::uint32_t seed = 7;
+  for (const Collective kind : kinds)
+    for (const std::size_t n : counts)
+      for (const Memory memory : {Memory::ordinary, Memory::mixed, Memory::only_input_shared, Memory::shared})
+        for (const bool in_place : {false, true}) {
+          if (in_place && !test::has_form_in_place(kind)) continue;
+          ++seed;
+          make_and_check<float>(
+              me, {kind, n, static_cast<int>(seed) % me.size, ReduceOp::sum, in_place, memory, seed});
+          if (testing::Test::HasFatalFailure()) return;
+        }
+}
+
+TEST(SingleCopy, MovesTheSameBytes) {
+  for (const int size : {2, 3, 4, 7})
+    run(size, 0, [](Rank& me, Store&) {
+      force(me);
+      check_all(me, {0, 1, 14, 1000, 20000, 70001});
+    });
+}
+
+TEST(SingleCopy, ByTimeMovesTheSameBytes) {
+  run(2, 0, [](Rank& me, Store&) {
+    for (std::uint32_t i = 0; i < 400; ++i)
+      for (const Collective kind : {Collective::all_gather, Collective::broadcast, Collective::scatter}) {
+        make_and_check<float>(me, {kind, 16 << 10, static_cast<int>(i % 2), ReduceOp::sum, false,
+                                   i % 100 == 99 ? Memory::shared : Memory::ordinary, i + 1});
+        if (testing::Test::HasFatalFailure()) return;
+      }
+  });
+}
+
+// From now on the calling thread's process_vm_readv() fails.
+void forbid_to_read() {
+  sock_filter steps[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{static_cast<unsigned short>(std::size(steps)), steps};
+  ASSERT_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+TEST(SingleCopy, WhereOneRankMayNotReadAllStage) {
+  run_ranks(3, [](int rank, auto store) {
+    if (rank == 1) forbid_to_read();
+    Rank me(rank, 3, *store, 0);
+    EXPECT_EQ(me.transport->reads_peers(), rank != 1);
+    force(me);
+    check_all(me, {1000, 20000});
+    test::meet_all(*me.transport, rank, 3);
+  });
+}
+
+// Neither end shows it.
+TEST(SingleCopy, MemoryWithAHoleIsAnErrorThatNamesItsRank) {
+  run(2, 0, [](Rank& me, Store& store) {
+    force(me);
+    constexpr std::size_t n = 1 << 20;
+    auto* const at =
+        static_cast<std::byte*>(mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    ASSERT_NE(at, MAP_FAILED);
+    if (me.rank == 0) munmap(at + n / 2, n / 4);
+    Operation op{.kind = Collective::broadcast};
+    if (me.rank == 0) op.in = {at, n, DType::u8};
+    op.out = {at, n, DType::u8};
+    me.start(op);
+    if (me.rank == 0) {
+      me.together->spin(test::plenty);
+      test::hear(store, "seen");
+    } else {
+      const Error e = error_of([&] { me.finish(); });
+      EXPECT_EQ(e.code(), Errc::system);
+      EXPECT_NE(std::string(e.what()).find("of rank 0"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("process_vm_readv"), std::string::npos) << e.what();
+      test::say(store, "seen");
+    }
+    munmap(at, n);
+  });
+}
+
+}  // namespace
+}  // namespace rz
