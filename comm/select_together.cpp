@@ -251,7 +251,7 @@ TogetherPieces cut_together(const TogetherPlan& plan, int size, std::size_t chun
 CallChoice explain_together(Collective kind, std::size_t bytes, int size, const TogetherWay& way,
                             const TogetherRoom& room, bool is_reachable) {
   if (is_reachable && way.asks) return {"direct", "shm", direct_piece, way.why_direct};
-  if (way.once == Once::always) return {"single_copy", "shm", direct_piece, way.why_once};
+  if (way.once == Once::always) return {"single_copy", "shm", once_piece, way.why_once};
   const std::size_t common = bytes / (whole_bytes(kind, 1, size));
   const TogetherPlan plan = plan_together(kind, common, size, way, room);
   const char* const algorithm = plan.two_shot ? "two_shot" : kind == all_reduce ? "one_shot" : "letters";

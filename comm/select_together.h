@@ -108,5 +108,7 @@ CallChoice explain_together(Collective, std::size_t bytes, int size, const Toget
 
 /// Bytes of a direct call between two looks at the rest of the world.
 inline constexpr std::size_t direct_piece = 128 << 10;
+/// The same of one whose bytes the kernel copies, which takes its time to begin.
+inline constexpr std::size_t once_piece = 1 << 20;
 
 }  // namespace rz

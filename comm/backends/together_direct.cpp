@@ -158,7 +158,7 @@ Together::Lies Together::find(const void* at, std::size_t bytes, SharedSpot& spo
 /// Of memory where it lies.
 void Together::begin_in_pieces(Flow flow) {
   cut_.flow = flow;
-  cut_.piece = direct_piece;
+  cut_.piece = flow == Flow::once ? once_piece : direct_piece;
   cut_.rounds = std::max<std::size_t>((cut_.part + cut_.piece - 1) / cut_.piece, 1);
 }
 

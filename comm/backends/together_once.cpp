@@ -53,8 +53,10 @@ bool Together::take_once(std::size_t round) {
   auto* const out = static_cast<std::byte*>(op_->out.data);
   if (sends_ahead(op_->kind)) return fetch(op_->root, at, out + at, n);
   if (op_->kind == Collective::gather && rank_ != op_->root) return true;
-  for (int r = 0; r < size_; ++r)
+  for (int i = 1; i <= size_; ++i) {
+    const int r = (rank_ + i) % size_;  // one's own last
     if (!fetch(r, at, out + index(r) * cut_.part + at, n)) return false;
+  }
   return true;
 }
 
