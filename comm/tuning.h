@@ -19,8 +19,8 @@
 ///   reachable   the same, and every rank reaches the call's memory, e.g. that of Communicator::allocate():
 ///               "direct" reads and writes it where it lies, "copied" does as if it were any memory
 ///   readable    the same, and every rank may read every other's memory through the kernel
-///               (process_vm_readv): "single_copy" of what only moves, "copied" through shared memory, or
-///               "by_time": whichever took less time when both were last tried
+///               (process_vm_readv): "single_copy" of what only moves, "copied" through shared memory,
+///               or "by_time": whichever took less time when both were last tried
 ///   streams     one host whose ranks do not meet (more than 256 of them): schedules
 ///   network     ranks of several hosts: schedules
 ///   shared_hosts the same, and some of the hosts have several ranks

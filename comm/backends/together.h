@@ -77,16 +77,16 @@ class Together {
 
  private:
   enum class Flow { one_phase, two_phase, direct, once };
-  // Where memory lies for peers: in a segment that they map, or in this process alone, at the spot's offset.
-  enum class Lies : std::uint8_t { elsewhere, shared, here };
-  // What a letter says of a rank's memory.
+  // What a letter says of a rank's memory: it lies in a segment that peers map, or where no segment is.
+  static constexpr std::uint32_t nowhere = 0xffffffff, own_process = 0xfffffffe;  // by its address there
   struct Offer {
-    SharedSpot in, out;
-    Lies in_lies, out_lies;
-    bool reads;             // what lies in others' processes
+    SharedSpot in{nowhere, 0}, out{nowhere, 0};
+    bool reads = false;     // what lies in others' processes
     WayByTime::Times took;  // if all choose by it
     bool operator==(const Offer&) const = default;
   };
+  static bool is_shared(const SharedSpot& s) { return s.segment < own_process; }
+  static bool is_offered(const SharedSpot& s) { return s.segment != nowhere; }
 
   // What a plan depends on; calls mostly are like the last one.
   struct Shape {
@@ -168,7 +168,7 @@ class Together {
   std::size_t bytes_in() const;
   void make_offer();
   bool lies_as_offered() const;
-  Lies find(const void* at, std::size_t bytes, SharedSpot&) const;
+  SharedSpot find(const void* at, std::size_t bytes) const;
   bool is_reachable(int rank) const;
   bool is_readable(int rank) const;
   bool begin_by_time(WayByTime&);
@@ -185,7 +185,7 @@ class Together {
   bool repeat_direct(int turns);
   bool hear_again();
   void begin_direct();
-  void begin_in_pieces(Flow);
+  void begin_in_pieces(Flow, std::size_t piece);
   bool advance_once();
   void take_direct(std::size_t round);
   bool take_once(std::size_t round);

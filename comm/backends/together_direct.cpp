@@ -36,7 +36,7 @@ bool Together::ask() {
   if (direct)
     begin_direct();
   else if (once && (once_ == Once::always || chooses_once()))
-    begin_in_pieces(Flow::once);
+    begin_in_pieces(Flow::once, once_piece);
   conclude(direct, once);
   return true;
 }
@@ -66,8 +66,8 @@ void Together::make_offer() {
   Offer& mine = offers_[index(rank_)] = {};
   // Parts that change places in one buffer are overwritten while peers would read them: they are copied.
   const bool swaps = op_->kind == Collective::all_to_all && op_->in.data == op_->out.data;
-  if (op_->in.data && !swaps) mine.in_lies = find(op_->in.data, bytes_in(), mine.in);
-  if (op_->kind == Collective::all_reduce) mine.out_lies = find(op_->out.data, total_, mine.out);
+  if (op_->in.data && !swaps) mine.in = find(op_->in.data, bytes_in());
+  if (op_->kind == Collective::all_reduce) mine.out = find(op_->out.data, total_);
   if (once_ == Once::never) return;
   mine.reads = transport_.reads_peers();
   const WayByTime& by_time = doubt().by_time;
@@ -83,8 +83,7 @@ bool Together::lies_as_offered() const {
 /// All that is needed of that rank's memory, by its letter.
 bool Together::is_reachable(int r) const {
   const Offer& o = offers_[index(r)];
-  return (o.in_lies == Lies::shared || !offers(r)) &&
-         (o.out_lies == Lies::shared || op_->kind != Collective::all_reduce);
+  return (is_shared(o.in) || !offers(r)) && (is_shared(o.out) || op_->kind != Collective::all_reduce);
 }
 
 /// advance() of a call whose last one was direct, as a row of steps. What has changed since, or takes long,
@@ -147,24 +146,23 @@ bool Together::is_worth_asking() {
   return false;
 }
 
-Together::Lies Together::find(const void* at, std::size_t bytes, SharedSpot& spot) const {
+SharedSpot Together::find(const void* at, std::size_t bytes) const {
   const std::span memory(static_cast<const std::byte*>(at), bytes);
-  if (const auto found = transport_.share(memory)) return spot = *found, Lies::shared;
-  if (once_ == Once::never || !kernel_reads(memory)) return Lies::elsewhere;
-  spot.offset = reinterpret_cast<std::uint64_t>(at);
-  return Lies::here;
+  if (const auto found = transport_.share(memory)) return *found;
+  if (once_ == Once::never || !kernel_reads(memory)) return {nowhere, 0};
+  return {own_process, reinterpret_cast<std::uint64_t>(at)};
 }
 
 /// Of memory where it lies.
-void Together::begin_in_pieces(Flow flow) {
+void Together::begin_in_pieces(Flow flow, std::size_t piece) {
+  if (op_->kind == Collective::all_reduce) cut_.split = true, cut_.part = part_together(total_, size_);
   cut_.flow = flow;
-  cut_.piece = flow == Flow::once ? once_piece : direct_piece;
+  cut_.piece = piece;
   cut_.rounds = std::max<std::size_t>((cut_.part + cut_.piece - 1) / cut_.piece, 1);
 }
 
 void Together::begin_direct() {
-  if (op_->kind == Collective::all_reduce) cut_.split = true, cut_.part = part_together(total_, size_);
-  begin_in_pieces(Flow::direct);
+  begin_in_pieces(Flow::direct, direct_piece);
   for (int r = 0; r < size_; ++r)
     if (r != rank_) reach(r);
   direct_ = cut_;

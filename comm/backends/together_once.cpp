@@ -7,7 +7,7 @@ namespace rz {
 /// Whether what is needed of that rank can be read, and it reads what it needs.
 bool Together::is_readable(int r) const {
   const Offer& o = offers_[index(r)];
-  return o.reads && (o.in_lies != Lies::elsewhere || !offers(r));
+  return o.reads && (is_offered(o.in) || !offers(r));
 }
 
 /// Whether the call, of which some kind went before, asks where memory lies.
@@ -52,7 +52,7 @@ bool Together::take_once(std::size_t round) {
   const std::size_t at = round * cut_.piece, n = length(cut_.part, round);
   auto* const out = static_cast<std::byte*>(op_->out.data);
   if (sends_ahead(op_->kind)) return fetch(op_->root, at, out + at, n);
-  if (op_->kind == Collective::gather && rank_ != op_->root) return true;
+  if (is_rooted(op_->kind) && rank_ != op_->root) return true;
   for (int i = 1; i <= size_; ++i) {
     const int r = (rank_ + i) % size_;  // one's own last
     if (!fetch(r, at, out + index(r) * cut_.part + at, n)) return false;
@@ -65,9 +65,9 @@ bool Together::fetch(int r, std::size_t at, std::byte* to, std::size_t bytes) {
   if (bytes == 0) return true;
   if (r == rank_) return copy_out(to, part_to(rank_) + at, bytes), true;
   if (cut_.split) at += index(rank_) * cut_.part;
-  const Offer& o = offers_[index(r)];
-  if (o.in_lies == Lies::here) return transport_.read(r, o.in.offset + at, {to, bytes});
-  copy_out(to, reached(r, o.in, bytes_in()) + at, bytes);
+  const SharedSpot& spot = offers_[index(r)].in;
+  if (!is_shared(spot)) return transport_.read(r, spot.offset + at, {to, bytes});
+  copy_out(to, reached(r, {spot.segment, spot.offset + at}, bytes), bytes);
   return true;
 }
 
