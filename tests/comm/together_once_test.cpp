@@ -21,7 +21,6 @@ namespace {
 using namespace std::chrono_literals;
 using test::before_wrap;
 using test::error_of;
-using test::kinds;
 using test::make_and_check;
 using test::Memory;
 using test::Rank;
@@ -127,13 +126,15 @@ void force(Rank& me) {
                       TogetherTable(me.size, {}, "", ForcedAlgorithms(all_once, true), true));
 }
 
+constexpr Collective moves[] = {Collective::all_gather, Collective::broadcast, Collective::gather,
+                                Collective::scatter, Collective::all_to_all};
+
 void check_all(Rank& me, std::initializer_list<std::size_t> counts) {
   std::uint32_t seed = 7;
-  for (const Collective kind : kinds)
+  for (const Collective kind : moves)
     for (const std::size_t n : counts)
       for (const Memory memory : {Memory::ordinary, Memory::mixed, Memory::only_input_shared, Memory::shared})
         for (const bool in_place : {false, true}) {
-          if (in_place && !test::has_form_in_place(kind)) continue;
           ++seed;
           make_and_check<float>(
               me, {kind, n, static_cast<int>(seed) % me.size, ReduceOp::sum, in_place, memory, seed});
@@ -142,16 +143,16 @@ void check_all(Rank& me, std::initializer_list<std::size_t> counts) {
 }
 
 TEST(SingleCopy, MovesTheSameBytes) {
-  for (const int size : {2, 3, 4, 7})
+  for (const int size : {2, 3, 5})
     run(size, 0, [](Rank& me, Store&) {
       force(me);
-      check_all(me, {0, 1, 14, 1000, 20000, 70001});
+      check_all(me, {0, 1, 1000, 300'001});  // the last in several pieces
     });
 }
 
 TEST(SingleCopy, ByTimeMovesTheSameBytes) {
   run(2, 0, [](Rank& me, Store&) {
-    for (std::uint32_t i = 0; i < 400; ++i)
+    for (std::uint32_t i = 0; i < 240; ++i)  // the first round of trials ends at some 200
       for (const Collective kind : {Collective::all_gather, Collective::broadcast, Collective::scatter}) {
         make_and_check<float>(me, {kind, 16 << 10, static_cast<int>(i % 2), ReduceOp::sum, false,
                                    i % 100 == 99 ? Memory::shared : Memory::ordinary, i + 1});
