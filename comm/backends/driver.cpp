@@ -22,6 +22,7 @@ constexpr int turns_at_once = 30, turns_before_idle = 400, turns_when_crowded = 
 constexpr auto in_use = 1s;         // after the last call, the thread looks whether any is left to it:
 constexpr auto light_sleep = 1ms;   // this often, if one was within that time,
 constexpr auto sound_sleep = 16ms;  // and this often, if not: each look takes a processor from some rank
+constexpr auto on_the_way = 200us;  // from a call to the wait for it, without other work between
 constexpr auto longest_wait = 10ms;
 constexpr auto long_in_vain = 30ms;         // without any move: a thread looks no more, but sleeps
 constexpr auto longest_of_patience = 50ms;  // at a time, since news wake it
@@ -213,17 +214,28 @@ void Driver::wait(Job& job) {
   }
 }
 
+/// Under the lock: whether the oldest call is one that nobody came to wait for, rather than one whose caller
+/// is on the way.
+bool Driver::was_left() const {
+  const Job* const oldest = current_.job        ? current_.job.get()
+                            : !queue_.empty()   ? queue_.front().job.get()
+                            : incoming_.empty() ? nullptr
+                                                : incoming_.front().get();
+  return !oldest || Clock::now() > oldest->deadline - options_.timeout + on_the_way;
+}
+
 void Driver::progress_thread() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     if (unfinished_ > 0 && !driven_ && waiters_ == 0) {
+      const bool left = was_left();
       driven_ = true;
       lock.unlock();
       drive(nullptr);
       lock.lock();
       driven_ = false;
       changed_.notify_all();
-      if (waiters_ == 0) last_left_ = Clock::now();
+      if (left && waiters_ == 0) last_left_ = Clock::now();
     } else if (const auto now = Clock::now(); now - last_use_ < in_use) {
       work_arrived_.wait_for(lock, now - last_left_ < in_use ? light_sleep : sound_sleep);
     } else {

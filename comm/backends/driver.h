@@ -72,6 +72,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
     std::unique_ptr<Plan> plan;
   };
 
+  bool was_left() const;
   void progress_thread();
   // All of these are called by the one that drives.
   void drive(const Job* until);
