@@ -244,6 +244,7 @@ TogetherPieces cut_together(const TogetherPlan& plan, int size, std::size_t chun
                                                : pipelined;
     cut.piece = std::clamp(ceil_div(plan.part / pieces, line) * line, std::min(least_piece, most), most);
   }
+  cut.piece = std::min(cut.piece, std::max(ceil_div(plan.part, line), std::size_t{1}) * line);
   cut.rounds = std::max<std::size_t>(ceil_div(plan.part, cut.piece), 1);
   return cut;
 }

@@ -19,7 +19,8 @@ namespace rz {
 namespace {
 
 constexpr std::size_t least_bypass = 96 << 20;  // bytes of all ranks' memory that no cache keeps
-constexpr std::size_t least_ring = 16 << 10;    // bytes of it that calls take turns in
+constexpr std::size_t line = 64;
+constexpr std::size_t least_ring = 16 << 10;  // bytes of it that calls take turns in
 constexpr auto longest_of_yields = std::chrono::microseconds(500);
 constexpr int turns_of_patience =
     16;  // some 4 us: then a thread that waits elsewhere may have this processor
@@ -201,16 +202,19 @@ void Together::choose_peers() {
     last_giver_ = 0;
 }
 
-/// What ranks exchange: as little of it as pieces of such a call need. Who is ahead: all of it; on a crowded
-/// host only of calls that it has room for as many as there are letters, since then hardly one in a hundred
-/// meets its end. Of larger ones, whoever waits there waits for all that others have to read meanwhile.
+/// What ranks exchange: as little of it as pieces of such a call need. Who is ahead: for as many pieces as
+/// there are letters, if it has room for them, so that small ones stay in the caches; on a crowded host only
+/// if it has room for as many calls, since whoever waits at its end waits for all that others have to read
+/// meanwhile.
 void Together::use_ring() {
   const std::size_t shares = cut_.split ? index(size_) - 1 : 1, all = letters_.ring_bytes();
   const std::size_t own =
       cut_.rounds * (cut_.piece * shares + (cut_.flow == Flow::two_phase ? cut_.piece : 0));
   const std::size_t in_turns = room().ring_bytes;
   if (!is_rooted(op_->kind)) return letters_.use_ring(std::clamp(2 * own, least_ring, in_turns));
-  letters_.use_ring(crowded_ && own * meeting_letters > all ? in_turns : all);
+  if (crowded_ && own * meeting_letters > all) return letters_.use_ring(in_turns);
+  const std::size_t lines = (cut_.piece * shares + line - 1) / line;
+  letters_.use_ring(std::clamp(lines * line * meeting_letters, least_ring, all));
 }
 
 /// What this rank writes at a step besides its letter.

@@ -192,6 +192,7 @@ TEST(Tuning, PiecesCoverAPartAndFitTheRing) {
             EXPECT_GT(piece, 0u);
             EXPECT_GE(piece * rounds, part);
             EXPECT_LT(piece * (rounds - 1), part);
+            EXPECT_LT(piece, part + 64) << "small parts do not lie pages apart";
             EXPECT_LE(piece * (3 * shares + 2), ring);
             EXPECT_TRUE(chunk != 64 || piece == 64);
           }
