@@ -57,16 +57,11 @@ constexpr TuningRule table[] = {
     {.collective = all_to_all_v, .where = reachable, .algorithm = "copied"},
     {.collective = barrier, .where = reachable, .algorithm = "copied"},
 
-    {.collective = all_gather, .where = readable, .algorithm = "copied", .bytes = 64 * KiB - 1},
-    {.collective = all_gather, .where = readable, .algorithm = "by_time"},
-    {.collective = broadcast, .where = readable, .algorithm = "copied", .bytes = 64 * KiB - 1},
-    {.collective = broadcast, .where = readable, .algorithm = "by_time"},
-    {.collective = gather, .where = readable, .algorithm = "copied", .bytes = 64 * KiB - 1},
-    {.collective = gather, .where = readable, .algorithm = "by_time"},
-    {.collective = scatter, .where = readable, .algorithm = "copied", .bytes = 64 * KiB - 1},
-    {.collective = scatter, .where = readable, .algorithm = "by_time"},
-    {.collective = all_to_all, .where = readable, .algorithm = "copied", .bytes = 64 * KiB - 1},
-    {.collective = all_to_all, .where = readable, .algorithm = "by_time"},
+    {.collective = all_gather, .where = readable, .algorithm = "by_time", .bytes_above = 64 * KiB - 1},
+    {.collective = broadcast, .where = readable, .algorithm = "by_time", .bytes_above = 64 * KiB - 1},
+    {.collective = gather, .where = readable, .algorithm = "by_time", .bytes_above = 64 * KiB - 1},
+    {.collective = scatter, .where = readable, .algorithm = "by_time", .bytes_above = 64 * KiB - 1},
+    {.collective = all_to_all, .where = readable, .algorithm = "by_time", .bytes_above = 64 * KiB - 1},
 };
 
 // What a rank that explains a call does not know: whether all may read, and what the last calls took.
