@@ -10,8 +10,11 @@ if(PROJECT_IS_TOP_LEVEL)
   set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
   find_program(CCACHE_PROGRAM ccache)
   if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-    # What a precompiled header defines is the same wherever it is used, so that ccache may keep what includes it.
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
+    # What a precompiled header defines is the same wherever it is used, so that ccache may keep what includes it. It goes
+    # by what files hold, not by what the preprocessor makes of them: a precompiled header knows each file that it
+    # includes by its bytes, so that one of before a comment changed would have "#pragma once" let that file in twice.
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_DEPEND=1
+        ${CCACHE_PROGRAM})
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
   endif()
 endif()
@@ -22,9 +25,6 @@ find_package(Threads REQUIRED)
 add_library(rz_flags INTERFACE)
 target_compile_options(rz_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-missing-field-initializers>
                        $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall>)
-if(CCACHE_PROGRAM)
-  target_compile_options(rz_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
-endif()
 # Everything is position-independent, for the MPI plugin's sake; nobody puts functions of his own in the place of ours.
 target_compile_options(rz_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-semantic-interposition>)
 # Without the checks of pointers that the address sanitizer makes too: they took most of the time to compile.
