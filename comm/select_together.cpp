@@ -40,14 +40,12 @@ constexpr TuningRule table[] = {
     {.collective = all_reduce, .where = reachable, .algorithm = "direct"},
     {.collective = reduce_scatter, .where = reachable, .algorithm = "copied", .bytes = 2 * KiB - 1},
     {.collective = reduce_scatter, .where = reachable, .algorithm = "direct"},
-    {.collective = all_gather, .where = reachable, .algorithm = "copied", .size = 2, .bytes = 4 * KiB - 1},
     {.collective = all_gather, .where = reachable, .algorithm = "copied", .bytes = 8 * KiB - 1},
     {.collective = all_gather, .where = reachable, .algorithm = "direct"},
     {.collective = broadcast, .where = reachable, .algorithm = "copied", .bytes = 16 * KiB - 1},
     {.collective = broadcast, .where = reachable, .algorithm = "direct"},
     {.collective = reduce, .where = reachable, .algorithm = "copied", .bytes = 16 * KiB - 1},
     {.collective = reduce, .where = reachable, .algorithm = "direct"},
-    {.collective = gather, .where = reachable, .algorithm = "copied", .size = 2, .bytes = 32 * KiB - 1},
     {.collective = gather, .where = reachable, .algorithm = "copied", .bytes = 64 * KiB - 1},
     {.collective = gather, .where = reachable, .algorithm = "direct"},
     {.collective = scatter, .where = reachable, .algorithm = "copied", .bytes = 16 * KiB - 1},
@@ -93,21 +91,17 @@ class Resolver {
 
   std::vector<TogetherWay> forced(Collective c, const std::string& algorithm) const {
     const std::string why = str("forced: ", name(c), "=", algorithm);
-    if (algorithm == "single_copy") {
+    const bool direct = algorithm == "direct";
+    if (direct || algorithm == "single_copy") {
       auto found = ways(c);
       for (TogetherWay& way : found) {
-        way.insists = true, way.once = Once::always;
-        way.why_once = why;
-        way.why += "; single_copy is forced, but some of the memory cannot be read";
-      }
-      return found;
-    }
-    if (algorithm == "direct") {
-      auto found = ways(c);
-      for (TogetherWay& way : found) {
-        way.asks = way.insists = true;
-        way.why_direct = why;
-        way.why += "; direct is forced, but not all of the memory can be reached";
+        way.insists = true;
+        way.why += str("; ", algorithm, " is forced, but not all of the memory can be ",
+                       direct ? "reached" : "read");
+        if (direct)
+          way.asks = true, way.why_direct = why;
+        else
+          way.once = Once::always, way.why_once = why;
       }
       return found;
     }
