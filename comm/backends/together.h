@@ -16,16 +16,15 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/backends/doubt.h"
 #include "comm/backends/letters.h"
-#include "comm/backends/way_by_time.h"
+#include "comm/backends/memory_offers.h"
 #include "comm/collective.h"
 #include "comm/reduce.h"
 #include "comm/select_together.h"
-#include "comm/transports/arena.h"
 
 namespace rz {
 
@@ -77,17 +76,6 @@ class Together {
 
  private:
   enum class Flow { one_phase, two_phase, direct, once };
-  // What a letter says of a rank's memory: it lies in a segment that peers map, or where no segment is.
-  static constexpr std::uint32_t nowhere = 0xffffffff, own_process = 0xfffffffe;  // by its address there
-  struct Offer {
-    SharedSpot in{nowhere, 0}, out{nowhere, 0};
-    bool reads = false;     // what lies in others' processes
-    WayByTime::Times took;  // if all choose by it
-    bool operator==(const Offer&) const = default;
-  };
-  static bool is_shared(const SharedSpot& s) { return s.segment < own_process; }
-  static bool is_offered(const SharedSpot& s) { return s.segment != nowhere; }
-
   // What a plan depends on; calls mostly are like the last one.
   struct Shape {
     std::size_t in, out;
@@ -102,97 +90,95 @@ class Together {
     std::size_t part = 0, piece = 0, rounds = 0;  // bytes of a part, and of it in a round
   };
 
-  // Calls of one kind: how many more do not ask where memory lies, since they would hear what the last heard.
-  // If that was that it can be read through the kernel, time tells.
-  struct Doubt {
-    std::uint8_t left = 0, last = 0;
-    WayByTime by_time;
-  };
-
   static constexpr std::size_t block = 8 << 10;  // of several passes over the same bytes, in the first cache
   // Bytes of the ring, of what ranks exchange.
   static constexpr std::size_t most_in_turns = 768 << 10, most_in_turns_if_crowded = 256 << 10;
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+  // together.cpp: what a call comes to
   static Shape shape_of(const Operation&);
   const TogetherWay* find_streams(const Operation&) const;
   void plan();
+  std::uint64_t brief_of_plan() const;
+  void choose_peers();
+  bool offers(int rank) const;
+  bool reads_from(int peer) const { return peer >= first_giver_ && peer < last_giver_; }
+  bool looks_at(int peer) const;
   void use_ring();
-  bool advance_one_phase();
-  void agree(std::uint32_t step);
-  bool advance_two_phase();
-  bool advance_direct();
-  bool ask();
+  void rewind(std::uint32_t first);
   bool exchange_counts();
   void end();
-  void end_trial();
 
+  // below: whether it can go on
+  std::size_t bytes_of_offer() const;
   bool has_room(std::size_t bytes);
   bool has_room_to_offer();
-  std::size_t bytes_of_offer() const;
   /// Of all that this rank reads from, at that step; resumes where it stopped.
   bool all_arrived(int& next, std::uint32_t step);
   /// Of all peers, likewise.
   bool all_wrote(int& next, std::uint32_t step);
-  bool all_write_soon(int& next, std::uint32_t step, int& turns);
   bool has_arrived(int peer, std::uint32_t step);
-  bool collected(int peer, std::uint32_t step);
+  std::byte* place(int rank, std::uint32_t step) const;
 
-  void choose_peers();
-  bool looks_at(int peer) const;
-  bool reads_from(int peer) const { return peer >= first_giver_ && peer < last_giver_; }
-  bool offers(int rank) const;
+  // together_staged.cpp: through letters and rings
+  bool advance_one_phase();
+  void agree(std::uint32_t step);
+  bool advance_two_phase();
+  std::uint32_t step_a(std::size_t round) const;
+  std::uint32_t step_b(std::size_t round) const;
+  bool collected(int peer, std::uint32_t step);
   std::size_t length(std::size_t part, std::size_t round) const;
   std::size_t part_of(int rank) const;
   const std::byte* part_to(int rank) const;
-  std::byte* place(int rank, std::uint32_t step) const;
   const std::byte* from(int peer, std::uint32_t step) const;
-  std::uint32_t step_a(std::size_t round) const;
-  std::uint32_t step_b(std::size_t round) const;
-
-  Doubt& doubt();
-  void offer(std::size_t round);
   void offer_and_publish(std::size_t round);
   void publish_lines();
+  void offer(std::size_t round);
+  std::byte* own_copy(std::size_t round) const;
   void take(std::size_t round);
   void take_from(int peer, std::size_t round, std::uint32_t step);
   void fold_part(std::size_t round);
   void gather_parts(std::size_t round);
-  std::byte* own_copy(std::size_t round) const;
   void fold(std::byte* to, std::byte* too, std::size_t bytes);
   void fold_out(std::byte* to, std::byte* too, std::size_t bytes);
   void copy_out(std::byte* to, const std::byte* bytes_of, std::size_t bytes) const;
   void copy_twice(std::byte* to, std::byte* out, const std::byte* bytes_of, std::size_t bytes) const;
 
+  // together_direct.cpp: in memory that all reach
   bool is_worth_asking();
+  Doubt& doubt();
   std::size_t bytes_in() const;
-  void make_offer();
-  bool lies_as_offered() const;
-  SharedSpot find(const void* at, std::size_t bytes) const;
+  OwnMemory own_memory() const;
+  void make_offer(const OwnMemory&);
+  bool ask();
   bool is_reachable(int rank) const;
-  bool is_readable(int rank) const;
-  bool begin_by_time(WayByTime&);
-  bool chooses_once();
   void conclude(bool direct, bool once);
+  void begin_direct();
+  void begin_in_pieces(Flow, std::size_t piece);
   void reach(int peer);
-  std::byte* reached(int peer, const SharedSpot&, std::size_t bytes);
-  void rewind(std::uint32_t first);
-  std::uint64_t brief_of_plan() const;
-  bool stay(int peer, int turns);
+  bool advance_direct();
+  void take_direct(std::size_t round);
+  void fold_for_all(std::byte* to, std::size_t at, std::size_t bytes);
+
+  // together_once.cpp: copied by the kernel
+  bool is_readable(int rank) const;
+  void begin_trial(WayByTime&);
+  void end_trial();
+  bool chooses_once();
+  bool advance_once();
+  bool take_once(std::size_t round);
+  bool fetch(int from, std::size_t at, std::byte* to, std::size_t bytes);
+
+  // together_again.cpp: like the last one
   void offer_again();
   void prepare_to_take();
   void take_again();
+  bool stay(int peer, int turns);
   bool repeat_direct(int turns);
   bool hear_again();
-  void begin_direct();
-  void begin_in_pieces(Flow, std::size_t piece);
-  bool advance_once();
-  void take_direct(std::size_t round);
-  bool take_once(std::size_t round);
-  bool fetch(int from, std::size_t at, std::byte* to, std::size_t bytes);
-  void fold_for_all(std::byte* to, std::size_t at, std::size_t bytes);
+  bool all_write_soon(int& next, std::uint32_t step, int& turns);
 
-  Transport& transport_;
   Letters letters_;
   const int rank_, size_;
   const bool crowded_;
@@ -226,12 +212,55 @@ class Together {
   std::unique_ptr<std::byte[]> collected_;  // payloads of each rank's offer of several letters
   std::vector<const void*> sources_;
   std::array<Doubt, 64> doubts_{};
-  std::vector<Offer> offers_;                                  // of every rank, as last written or heard
-  const void *offered_in_ = nullptr, *offered_out_ = nullptr;  // this rank's, where they lay when
-  std::uint64_t offered_version_ = 0;                          // the arena had this version
-  const std::shared_ptr<Arena> arena_;
-  std::vector<std::byte*> ins_, outs_;
+  MemoryOffers memory_;
   const TogetherTable table_;
 };
+
+// ---- what every tiny call runs through
+
+/// What this rank writes at a step besides its letter.
+inline std::size_t Together::bytes_of_offer() const {
+  if (inline_ || op_->kind == Collective::barrier) return 0;
+  return cut_.split ? cut_.piece * (index(size_) - 1) : cut_.piece;
+}
+
+inline bool Together::has_room(std::size_t bytes) { return letters_.has_room(bytes, bytes > 0 && gives_); }
+
+inline bool Together::has_room_to_offer() {
+  const std::size_t bytes = inline_ ? 0 : bytes_of_offer();
+  return letters_.has_room(bytes, bytes > 0 && gives_, lines_);
+}
+
+inline bool Together::all_arrived(int& next, std::uint32_t step) {
+  for (next = std::max(next, first_giver_); next < last_giver_; ++next)
+    if (next != rank_ && !has_arrived(next, step)) return false;
+  next = 0;
+  return true;
+}
+
+inline bool Together::all_wrote(int& next, std::uint32_t step) {
+  for (; next < size_; ++next)
+    if (next != rank_ && !letters_.arrived(next, step)) return false;
+  next = 0;
+  return true;
+}
+
+inline bool Together::has_arrived(int peer, std::uint32_t step) {
+  return lines_ == 1 ? letters_.arrived(peer, step) : collected(peer, step);
+}
+
+inline std::byte* Together::place(int r, std::uint32_t step) const {
+  if (lines_ > 1) return collected_.get() + index(r) * most_letters * letter_bytes;
+  return inline_ ? letters_.payload(r, step) : letters_.bytes(r, step);
+}
+
+inline void Together::end() {
+  if (inline_ && sends_ahead(op_->kind) && rank_ != op_->root)
+    letters_.have_read_letter(letters_.next(), op_->root);
+  else
+    letters_.have_read_up_to(letters_.next());
+  complete_ = true;
+  if (trial_) end_trial();
+}
 
 }  // namespace rz

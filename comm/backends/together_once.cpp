@@ -6,17 +6,12 @@ namespace rz {
 
 /// Whether what is needed of that rank can be read, and it reads what it needs.
 bool Together::is_readable(int r) const {
-  const Offer& o = offers_[index(r)];
-  return o.reads && (is_offered(o.in) || !offers(r));
+  return memory_.reads(r) && (memory_.has_readable_in(r) || !offers(r));
 }
 
-/// Whether the call, of which some kind went before, asks where memory lies.
-bool Together::begin_by_time(WayByTime& by_time) {
-  const bool asks = by_time.begin();
-  if (!by_time.is_trial()) return asks;
+void Together::begin_trial(WayByTime& by_time) {
   trial_ = &by_time;
   began_ = std::chrono::steady_clock::now();
-  return asks;
 }
 
 void Together::end_trial() {
@@ -26,12 +21,12 @@ void Together::end_trial() {
 
 /// All have heard the same.
 bool Together::chooses_once() {
-  WayByTime& by_time = doubt().by_time;
+  WayByTime& by_time = doubt().by_time();
   if (!by_time.on()) return false;
   if (by_time.chooses()) {
-    std::uint64_t once = 0, staged = 0;
-    for (const Offer& o : offers_) once += o.took.once_ns, staged += o.took.staged_ns;
-    by_time.choose(once, staged);
+    std::uint64_t once_ns, staged_ns;
+    memory_.sum_times(once_ns, staged_ns);
+    by_time.choose(once_ns, staged_ns);
   }
   return by_time.once();
 }
@@ -65,10 +60,8 @@ bool Together::fetch(int r, std::size_t at, std::byte* to, std::size_t bytes) {
   if (bytes == 0) return true;
   if (r == rank_) return copy_out(to, part_to(rank_) + at, bytes), true;
   if (cut_.split) at += index(rank_) * cut_.part;
-  const SharedSpot& spot = offers_[index(r)].in;
-  if (!is_shared(spot)) return transport_.read(r, spot.offset + at, {to, bytes});
-  copy_out(to, reached(r, {spot.segment, spot.offset + at}, bytes), bytes);
-  return true;
+  const std::byte* const mapped = memory_.find_in(r, at, bytes);
+  return mapped ? copy_out(to, mapped, bytes), true : memory_.read(r, at, {to, bytes});
 }
 
 }  // namespace rz

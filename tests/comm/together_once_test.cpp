@@ -1,4 +1,4 @@
-// Calls whose bytes the kernel copies out of other ranks' processes, and when they are taken.
+// Calls whose bytes the kernel copies out of other ranks' processes.
 
 #include <gtest/gtest.h>
 #include <linux/filter.h>
@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstddef>
 
-#include "comm/backends/way_by_time.h"
 #include "comm/transports/process_memory.h"
 #include "tests/support/any_call.h"
 #include "tests/support/error_of.h"
@@ -18,7 +17,6 @@
 namespace rz {
 namespace {
 
-using namespace std::chrono_literals;
 using test::before_wrap;
 using test::error_of;
 using test::make_and_check;
@@ -26,72 +24,6 @@ using test::Memory;
 using test::Rank;
 using test::run;
 using test::run_ranks;
-
-// ---- which way
-
-// One rank's calls, of which each way takes so long; what is chosen at last.
-bool choice_after(WayByTime& way, unsigned calls, std::chrono::nanoseconds once,
-                  std::chrono::nanoseconds staged) {
-  for (unsigned i = 0; i < calls; ++i) {
-    way.begin();
-    if (way.chooses()) way.choose(way.mine().once_ns, way.mine().staged_ns);
-    if (way.is_trial()) way.took(way.once() ? once : staged);
-  }
-  return way.once();
-}
-
-TEST(WayByTime, TriesBothAndTakesTheFaster) {
-  WayByTime way;
-  EXPECT_FALSE(way.on());
-  way.start();
-  constexpr unsigned trials = WayByTime::trials;
-  for (unsigned i = 0; i < 2 * trials + 4; ++i) {
-    const bool tries_once = i < trials, chooses = i == 2 * trials;
-    EXPECT_EQ(way.begin(), tries_once || i >= 2 * trials) << "asks where memory lies, call " << i;
-    EXPECT_EQ(way.chooses(), chooses) << i;
-    EXPECT_EQ(way.is_trial(), i < 2 * trials) << i;
-    if (chooses) {
-      EXPECT_EQ(way.mine(), (WayByTime::Times{70, 100})) << "the least of each";
-      way.choose(70, 100);
-    }
-    EXPECT_EQ(way.once(), tries_once || i >= 2 * trials) << i;
-    if (way.is_trial()) way.took(i % trials == 1 ? (tries_once ? 70ns : 100ns) : 130ns);
-  }
-}
-
-TEST(WayByTime, StaysStagedWhereLittleIsWonAndAsksNoMore) {
-  WayByTime way;
-  way.start();
-  EXPECT_FALSE(choice_after(way, 2 * WayByTime::trials + 1, 95ns, 100ns));
-  for (unsigned i = 0; i < WayByTime::least_rest; ++i) {
-    EXPECT_FALSE(way.begin()) << i;
-    EXPECT_FALSE(way.is_trial());
-  }
-  EXPECT_TRUE(way.begin()) << "tries again";
-  EXPECT_TRUE(way.is_trial());
-}
-
-TEST(WayByTime, FollowsATurnOfTimesWithinTheLongestRest) {
-  WayByTime way;
-  way.start();
-  constexpr unsigned round = 2 * WayByTime::trials + 1 + WayByTime::most_rest;
-  EXPECT_FALSE(choice_after(way, 10 * round, 200ns, 100ns));
-  EXPECT_TRUE(choice_after(way, 2 * round, 50ns, 100ns));
-  EXPECT_FALSE(choice_after(way, 2 * round, 200ns, 100ns));
-}
-
-TEST(WayByTime, TrialsAreFewOnceTheChoiceStands) {
-  WayByTime way;
-  way.start();
-  choice_after(way, 5000, 200ns, 100ns);
-  int trials = 0;
-  for (int i = 0; i < 10'000; ++i) {
-    way.begin();
-    if (way.chooses()) way.choose(200, 100);
-    trials += way.is_trial() && way.once();
-  }
-  EXPECT_LT(trials, 50);
-}
 
 // ---- reading
 
@@ -146,8 +78,20 @@ TEST(SingleCopy, MovesTheSameBytes) {
   for (const int size : {2, 3, 5})
     run(size, 0, [](Rank& me, Store&) {
       force(me);
-      check_all(me, {0, 1, 1000, 300'001});  // the last in several pieces
+      check_all(me, {0, 1, 1000});
     });
+}
+
+TEST(SingleCopy, MovesWhatIsLargerThanAPiece) {
+  static_assert(300'001 * sizeof(float) > once_piece);
+  run(2, 0, [](Rank& me, Store&) {
+    force(me);
+    for (const Collective kind : moves)
+      for (const bool in_place : {false, true}) {
+        make_and_check<float>(me, {kind, 300'001, 1, ReduceOp::sum, in_place, Memory::ordinary, 7});
+        if (testing::Test::HasFatalFailure()) return;
+      }
+  });
 }
 
 TEST(SingleCopy, ByTimeMovesTheSameBytes) {
