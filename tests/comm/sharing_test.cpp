@@ -70,7 +70,9 @@ TEST(Sharing, CallsInFlightEndInTheirOrder) {
       EXPECT_TRUE(!last_first || ended == works.size());
       if (ended == works.size()) break;
       for (std::size_t i = works.size(); i-- > ended + 1;)
-        if (works[i].done()) ASSERT_TRUE(works[ended].done()) << i << " ended before " << ended;
+        if (works[i].done()) {
+          ASSERT_TRUE(works[ended].done()) << i << " ended before " << ended;
+        }
       works[ended].wait();
     }
     for (std::size_t i = 0; i < values.size(); ++i)

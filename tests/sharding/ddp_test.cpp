@@ -1,6 +1,8 @@
 /// What is DDP's own: buckets that follow the order in which gradients became ready.
 #include "sharding/ddp.h"
 
+#include <gtest/gtest.h>
+
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
 

@@ -1,5 +1,7 @@
 #include "sharding/ds_config.h"
 
+#include <gtest/gtest.h>
+
 #include <string>
 
 #include "comm/core/error.h"

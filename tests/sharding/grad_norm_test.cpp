@@ -1,5 +1,7 @@
 #include "sharding/grad_norm.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>

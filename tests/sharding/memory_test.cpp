@@ -1,4 +1,6 @@
 /// Bytes held by every strategy against the formulas of the ZeRO paper, padding counted.
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <map>
 

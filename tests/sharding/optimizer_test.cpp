@@ -1,6 +1,8 @@
 /// Update rules against their formulas in double, and the properties that strategies build on.
 #include "sharding/optimizer.h"
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <functional>
 #include <vector>

@@ -1,5 +1,7 @@
 #include "sharding/partition.h"
 
+#include <gtest/gtest.h>
+
 #include "comm/core/error.h"
 
 namespace rz {

@@ -1,5 +1,7 @@
 #include "sharding/safetensors.h"
 
+#include <gtest/gtest.h>
+
 #include <cstring>
 #include <filesystem>
 #include <fstream>

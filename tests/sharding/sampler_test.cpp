@@ -1,5 +1,7 @@
 #include "sharding/sampler.h"
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <set>
 #include <vector>

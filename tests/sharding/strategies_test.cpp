@@ -1,4 +1,6 @@
 /// Every strategy against one process that sees the whole batch, on exact data: no tolerance.
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstring>
 #include <random>

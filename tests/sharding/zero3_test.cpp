@@ -1,6 +1,8 @@
 /// What is ZeRO-3's own: which parameters are there when.
 #include "sharding/zero3.h"
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <stdexcept>
 

@@ -1,4 +1,6 @@
 /// What a strategy leaves behind when it goes in the middle of a step.
+#include <gtest/gtest.h>
+
 #include <chrono>
 
 #include "comm/core/error.h"

@@ -13,13 +13,14 @@ std::atomic<long> news{0};
 }
 
 // Counts what the pool must not do. Alignment variants are not replaced: nothing here uses them.
-void* operator new(std::size_t n) {
+// Inlined, g++ would take malloc() and delete, or new and free(), for a mismatched pair.
+[[gnu::noinline]] void* operator new(std::size_t n) {
   ++news;
   if (void* p = std::malloc(n ? n : 1)) return p;
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 
 namespace rz {
 namespace {

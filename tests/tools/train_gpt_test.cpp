@@ -1,5 +1,7 @@
 // The parts of train_gpt, one by one.
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
