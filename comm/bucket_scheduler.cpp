@@ -6,14 +6,13 @@
 #include <utility>
 
 #include "comm/core/error.h"
+#include "comm/core/rounding.h"
 
 namespace rz {
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::size_t round_up(std::size_t n, std::size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Fills buckets one after the other, one being open for each dtype.
 class Filler {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
+#include "comm/core/rounding.h"
 
 namespace rz {
 
@@ -13,7 +14,7 @@ namespace {
 std::size_t chunk_bytes(Collective c, const Schedule& schedule, int size, std::size_t bytes) {
   const bool even = c == Collective::all_reduce || c == Collective::broadcast || c == Collective::reduce;
   const std::size_t parts = static_cast<std::size_t>(even ? schedule.chunks : size);
-  return (bytes + parts - 1) / parts;
+  return ceil_div(bytes, parts);
 }
 
 /// All ranks' schedules, each as far as it goes before the next one's turn.

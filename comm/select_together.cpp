@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "comm/core/error.h"
+#include "comm/core/rounding.h"
 #include "comm/transports/meeting.h"
 
 namespace rz {
@@ -65,8 +66,6 @@ constexpr TuningRule table[] = {
 // What a rank that explains a call does not know: whether all may read, and what the last calls took.
 constexpr const char* by_time_words =
     "; single_copy instead while all ranks may read each other's memory and that takes less time";
-
-std::size_t ceil_div(std::size_t n, std::size_t by) { return (n + by - 1) / by; }
 
 /// Fills the ways of one group.
 class Resolver {

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "comm/core/error.h"
+#include "comm/core/rounding.h"
 
 namespace rz {
 namespace {
@@ -47,7 +48,7 @@ DistributedSampler::DistributedSampler(SamplerOptions options) : options_(option
   const auto ranks = static_cast<std::uint64_t>(options.ranks);
   const bool cut = options.drop_last && options.samples % ranks != 0;
   // ⌈(N-W)/W⌉ is ⌊N/W⌋ where W does not divide N.
-  per_rank_ = cut ? options.samples / ranks : (options.samples + ranks - 1) / ranks;
+  per_rank_ = cut ? options.samples / ranks : ceil_div(options.samples, ranks);
 }
 
 std::uint64_t DistributedSampler::global_index(std::uint64_t epoch, std::uint64_t position) const {

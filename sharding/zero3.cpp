@@ -9,6 +9,7 @@
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/core/rounding.h"
 #include "sharding/grad_norm.h"
 #include "sharding/host_access.h"
 #include "sharding/replicated_values.h"
@@ -19,8 +20,6 @@ namespace rz {
 namespace {
 
 constexpr auto patience = std::chrono::seconds(5);  // of a destructor
-
-std::size_t rounded_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
 bool contains(const std::vector<int>& list, int x) {
   return std::find(list.begin(), list.end(), x) != list.end();
@@ -79,10 +78,10 @@ void Zero3::make_units(const std::vector<const Scope*>& scopes) {
       u.first_scope = where.front();
       u.parameters.push_back(p);
       u.offsets.push_back(u.count);
-      u.count += rounded_up(p->count(), norm_block);
+      u.count += round_up(p->count(), norm_block);
     }
   for (auto& [key, u] : by_scopes) {
-    u.count = rounded_up(u.count, norm_block * static_cast<std::size_t>(communicator().size()));
+    u.count = round_up(u.count, norm_block * static_cast<std::size_t>(communicator().size()));
     units_.push_back(std::move(u));
   }
   std::stable_sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "autograd_lite/initialise.h"
+#include "comm/core/rounding.h"
 
 namespace rz {
 namespace {
@@ -237,7 +238,7 @@ std::vector<std::int32_t> generate(Gpt2& model, Tape& tape, std::span<const std:
   for (std::size_t i = 0; i < n; ++i) {
     tape.reset();
     const std::size_t used = std::min(text.size(), most);
-    const std::size_t padded = std::min((used + grain - 1) / grain * grain, most);
+    const std::size_t padded = std::min(round_up(used, grain), most);
     std::vector<std::int32_t> window(text.end() - static_cast<std::ptrdiff_t>(used), text.end());
     window.resize(padded);
     const Tensor tokens = tape.empty({1, padded}, DType::i32);

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "comm/core/error.h"
+#include "comm/core/rounding.h"
 #include "comm/core/types.h"
 #include "comm/transports/shared_memory.h"
 
@@ -15,13 +16,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t page = 4096;
-constexpr std::size_t rounded(std::size_t bytes) { return (bytes + page - 1) / page * page; }
 
 /// Everything that both ranks map, made before there are two.
 class Ground {
  public:
   explicit Ground(const Plan& plan)
-      : bytes_(rounded(std::ranges::max(plan.sizes))),
+      : bytes_(round_up(std::ranges::max(plan.sizes), page)),
         notes_(SharedMemory::create(sizeof(Meeting))),
         slots_(SharedMemory::create(Memory::slot_bytes)),
         mapped_(SharedMemory::create(4 * bytes_)) {

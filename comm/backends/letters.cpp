@@ -10,6 +10,7 @@
 #include "comm/backends/execution.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/core/rounding.h"
 
 namespace rz {
 
@@ -66,7 +67,7 @@ void Letters::lay_out(std::size_t bytes) {
   is_laid_ = true;
   if (cursor_ + bytes > in_use_) cursor_ = 0, over_ = std::exchange(lap_, next_);
   laid_[next_ % meeting_letters] = static_cast<std::uint32_t>(cursor_);
-  cursor_ = (cursor_ + bytes + line - 1) / line * line;
+  cursor_ = round_up(cursor_ + bytes, line);
   const std::uint32_t kept = next_ + 1 - static_cast<std::uint32_t>(meeting_letters);
   if (is_after(kept, over_)) over_ = kept;
   if (is_after(kept, lap_)) lap_ = kept;

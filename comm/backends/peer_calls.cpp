@@ -2,14 +2,12 @@
 
 #include <algorithm>
 
+#include "comm/core/rounding.h"
 #include "comm/core/text.h"
 
 namespace rz {
 
 namespace {
-
-std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
-std::size_t part_up(std::size_t n, std::size_t parts) { return (n + parts - 1) / parts; }
 
 DType type_of(const Operation& op) {
   return op.kind == Collective::send || op.in.data ? op.in.dtype : op.out.dtype;
@@ -73,9 +71,9 @@ peer::FoldCall fold_call(const Operation& op, const peer::Seat& seat, const Peer
   call.gathers = choice.two_shot;
   call.parts = call.scatters || call.gathers ? seat.size : 1;
   call.part = call.scatters  ? op.out.count
-              : call.gathers ? round_up(part_up(op.in.count, size), word)
+              : call.gathers ? round_up(ceil_div(op.in.count, size), word)
                              : op.in.count;
-  call.stripe = round_up(part_up(call.part, static_cast<std::size_t>(choice.blocks)), word);
+  call.stripe = round_up(ceil_div(call.part, static_cast<std::size_t>(choice.blocks)), word);
   call.piece = seat.layout.slot_bytes / static_cast<std::size_t>(call.parts) / 16 * word;
   call.divisor = op.op.kind == ReduceOp::avg ? seat.size : 1;
   call.here = op.kind != Collective::reduce || seat.rank == op.root;

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "comm/core/memory.h"
+#include "comm/core/rounding.h"
 
 namespace rz {
 
@@ -26,7 +27,7 @@ struct PeerMemory::Block {
 };
 
 std::shared_ptr<std::byte> PeerMemory::allocate(std::size_t bytes) {
-  const std::size_t need = (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
+  const std::size_t need = round_up(std::max<std::size_t>(bytes, 1), alignment);
   std::byte* at = nullptr;
   {
     const std::lock_guard lock(mutex_);

@@ -5,6 +5,7 @@
 
 #include "comm/backends/homes.h"
 #include "comm/core/error.h"
+#include "comm/core/rounding.h"
 
 namespace rz {
 
@@ -56,7 +57,7 @@ std::shared_ptr<std::byte> PeerWindows::allocate(Backend& host, std::size_t byte
   else if (book_->full())
     return nullptr;
   else
-    window = open(host, (std::max<std::size_t>(bytes, 1) + unit - 1) / unit * unit);
+    window = open(host, round_up(std::max<std::size_t>(bytes, 1), unit));
   const auto& memory = own_[static_cast<std::size_t>(*window)];
   const std::shared_ptr<Lease> lease(new Lease{book_, memory, *window});
   set_bytes(memory.get(), 0, bytes, stream_);

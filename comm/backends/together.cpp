@@ -11,6 +11,7 @@
 #include "comm/backends/layout.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/core/rounding.h"
 
 namespace rz {
 
@@ -154,8 +155,8 @@ void Together::use_ring() {
   const std::size_t in_turns = room().ring_bytes;
   if (!is_rooted(op_->kind)) return letters_.use_ring(std::clamp(2 * own, least_ring, in_turns));
   if (crowded_ && own * meeting_letters > all) return letters_.use_ring(in_turns);
-  const std::size_t lines = (cut_.piece * shares + line - 1) / line;
-  letters_.use_ring(std::clamp(lines * line * meeting_letters, least_ring, all));
+  const std::size_t bytes = round_up(cut_.piece * shares, line);
+  letters_.use_ring(std::clamp(bytes * meeting_letters, least_ring, all));
 }
 
 bool Together::advance() {

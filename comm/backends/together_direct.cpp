@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "comm/backends/together.h"
+#include "comm/core/rounding.h"
 
 namespace rz {
 
@@ -92,7 +93,7 @@ void Together::begin_in_pieces(Flow flow, std::size_t piece) {
   if (op_->kind == Collective::all_reduce) cut_.split = true, cut_.part = part_together(total_, size_);
   cut_.flow = flow;
   cut_.piece = piece;
-  cut_.rounds = std::max<std::size_t>((cut_.part + cut_.piece - 1) / cut_.piece, 1);
+  cut_.rounds = std::max<std::size_t>(ceil_div(cut_.part, cut_.piece), 1);
 }
 
 void Together::begin_direct() {

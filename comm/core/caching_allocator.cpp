@@ -6,6 +6,7 @@
 #include <set>
 
 #include "comm/core/error.h"
+#include "comm/core/rounding.h"
 
 namespace rz {
 
@@ -14,7 +15,7 @@ namespace {
 constexpr std::size_t alignment = 512, mebibyte = std::size_t{1} << 20;
 
 std::size_t rounded(std::size_t bytes, std::size_t to) {
-  return (std::max<std::size_t>(bytes, 1) + to - 1) / to * to;
+  return round_up(std::max<std::size_t>(bytes, 1), to);
 }
 
 /// What is asked of upstream for a block: small ones share segments.

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "comm/core/rounding.h"
 #include "comm/core/thread_team.h"
 #include "comm/core/types.h"
 
@@ -69,7 +70,7 @@ class Stream {
   /// alone, so results repeat. f must not throw.
   template <class F>
   void parallel_for(std::size_t n, std::size_t grain, const F& f) const {
-    const std::size_t most = grain ? (n + grain - 1) / grain : n;
+    const std::size_t most = grain ? ceil_div(n, grain) : n;
     const std::size_t members = std::min<std::size_t>(threads(), most);
     if (members <= 1) {
       if (n) f(std::size_t{0}, n);

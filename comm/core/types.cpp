@@ -5,6 +5,7 @@
 #include <new>
 
 #include "comm/core/error.h"
+#include "comm/core/rounding.h"
 
 namespace rz {
 
@@ -68,7 +69,7 @@ ReduceOp op_from_name(std::string_view text) {
 
 std::shared_ptr<std::byte> allocate_host(std::size_t bytes) {
   constexpr std::size_t alignment = 256;
-  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  const std::size_t rounded = round_up(bytes, alignment);
   void* memory = std::aligned_alloc(alignment, rounded ? rounded : alignment);
   require(memory != nullptr, Errc::system, "cannot allocate ", human_bytes(bytes), " of host memory");
   return {static_cast<std::byte*>(memory), [](std::byte* p) { std::free(p); }};

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <functional>
 
+#include "comm/core/rounding.h"
+
 namespace rz {
 
 namespace {
@@ -17,7 +19,6 @@ constexpr std::size_t largest_in_slab = slab_bytes / 4;
 constexpr std::size_t places = 16, between_places = page + alignment;
 constexpr std::size_t least_placed = std::size_t{2} << 20;
 
-constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
 /// A piece of a slab; its memory goes back with it.

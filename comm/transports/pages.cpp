@@ -8,6 +8,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "comm/core/rounding.h"
 #include "comm/core/text.h"
 
 namespace rz {
@@ -23,7 +24,7 @@ struct Range {
 
 Range pages(std::span<const std::byte> s) {
   const auto begin = reinterpret_cast<std::uintptr_t>(s.data());
-  return {begin / page_bytes * page_bytes, (begin + s.size() + page_bytes - 1) / page_bytes * page_bytes};
+  return {begin / page_bytes * page_bytes, round_up(begin + s.size(), page_bytes)};
 }
 
 // These look at memory that is not the caller's, which sanitizers take ill.

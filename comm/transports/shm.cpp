@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
+#include "comm/core/rounding.h"
 #include "comm/transports/barrier.h"
 #include "comm/transports/process_memory.h"
 #include "comm/transports/random.h"
@@ -73,8 +74,6 @@ Shape shape(int lane, std::size_t ranks) {
       std::clamp<std::size_t>((std::size_t{4} << 20) / ranks / 4096 * 4096, 16 << 10, 256 << 10);
   return lane == static_cast<int>(Lane::collective) ? Shape{256, ring} : Shape{64, ring / 4};
 }
-
-constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
 /// An odd number of lines beyond whole pages, so that channels do not compete for the same cache sets.
 std::size_t stride(std::size_t ranks) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "comm/core/rounding.h"
 #include "sharding/strategy.h"
 #include "sharding/transient_memory.h"
 #include "tests/support/ranks.h"
@@ -15,7 +16,6 @@ namespace {
 using test::run_ranks;
 using test::ToyModel;
 
-std::size_t rounded_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 float one(std::size_t, std::size_t) { return 1; }
 
 /// Three updates, with `micro_batches` passes each of which only the last synchronises.
@@ -43,8 +43,8 @@ struct Sizes {
 Sizes sizes(ToyModel& model, std::size_t ranks) {
   Sizes s;
   for (const Parameter* p : model.parameters())
-    (p->requires_grad ? s.bucket : s.frozen) += p->requires_grad ? rounded_up(p->count(), 64) : p->count();
-  s.bucket = rounded_up(s.bucket, 64 * ranks);
+    (p->requires_grad ? s.bucket : s.frozen) += p->requires_grad ? round_up(p->count(), 64) : p->count();
+  s.bucket = round_up(s.bucket, 64 * ranks);
   return s;
 }
 
@@ -59,8 +59,8 @@ std::map<std::string, std::size_t> units(ToyModel& model, std::size_t ranks) {
       {"norm", {"norm"}}};
   std::map<std::string, std::size_t> out;
   for (const auto& [unit, names] : grouped) {
-    for (const char* name : names) out[unit] += rounded_up(model[model.index(name)].count(), 64);
-    out[unit] = rounded_up(out[unit], 64 * ranks);
+    for (const char* name : names) out[unit] += round_up(model[model.index(name)].count(), 64);
+    out[unit] = round_up(out[unit], 64 * ranks);
   }
   return out;
 }

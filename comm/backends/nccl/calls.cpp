@@ -6,6 +6,7 @@
 #include "comm/core/error.h"
 #include "comm/core/math.h"
 #include "comm/core/memory.h"
+#include "comm/core/rounding.h"
 #include "comm/kernels/peer_kernels.h"
 
 namespace rz::nccl {
@@ -16,8 +17,6 @@ namespace {
 constexpr std::size_t small_bytes = 32 << 10;
 /// Parts are multiples of so many elements, so that those of aligned buffers are aligned.
 constexpr std::size_t grain = 16;
-
-std::size_t up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
 const std::byte* at(const ConstBuffer& b, std::size_t element) {
   return static_cast<const std::byte*>(b.data) + element * size_of(b.dtype);
@@ -190,11 +189,11 @@ std::vector<Slice> slices_of(std::size_t n, std::size_t ranks, DType t, std::siz
 }
 
 std::size_t gathered_bytes(const Slice& s, std::size_t ranks, DType t) {
-  return up(ranks * (s.part + up(s.rest, grain)) * size_of(t), 256);
+  return round_up(ranks * (s.part + round_up(s.rest, grain)) * size_of(t), 256);
 }
 
 std::size_t scatter_slice(std::size_t n, std::size_t ranks, DType t, std::size_t limit) {
-  return std::min(up(n, grain), part_of(limit, ranks, t));
+  return std::min(round_up(n, grain), part_of(limit, ranks, t));
 }
 
 }  // namespace
@@ -378,7 +377,7 @@ void Calls::combine(const Operation& op, const Slice& s, const Stream& stream, s
   }
   std::byte* const rests = scratch + p * part;
   const bool one_call = all && part == 0;
-  const std::size_t stride = one_call ? rest : up(s.rest, grain) * width;
+  const std::size_t stride = one_call ? rest : round_up(s.rest, grain) * width;
   grouped(stream, [&](Grouped& g) {
     if (one_call) return g.all_gather(src, rests, rest);
     for (int d = 0; d < options_.size; ++d) {

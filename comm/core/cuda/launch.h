@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/core/cuda/runtime.h"
+#include "comm/core/rounding.h"
 #include "comm/core/stream.h"
 
 #ifdef __CUDACC__
@@ -22,7 +23,7 @@ namespace rz::cuda {
 
 /// Blocks of `threads` for one thread an element, or fewer where the kernel strides over the grid.
 inline Grid grid_for(std::size_t elements, unsigned threads = 256, std::size_t most_blocks = 1 << 20) {
-  const std::size_t blocks = (elements + threads - 1) / threads;
+  const std::size_t blocks = ceil_div(elements, threads);
   return {{static_cast<unsigned>(blocks < most_blocks ? blocks : most_blocks)}, {threads}, 0};
 }
 
