@@ -24,7 +24,7 @@ CommOptions options_of(int rank, const std::string& backend) {
 #ifdef __SANITIZE_ADDRESS__
 constexpr std::uint64_t most = 4;  // many times slower
 #else
-constexpr std::uint64_t most = 24;  // a missing wait shows within 20, see below
+constexpr std::uint64_t most = 50;
 #endif
 
 class Schedules : public testing::TestWithParam<std::tuple<std::string, StrategyKind>> {};
