@@ -84,13 +84,14 @@ TEST(SingleCopy, MovesTheSameBytes) {
 
 TEST(SingleCopy, MovesWhatIsLargerThanAPiece) {
   static_assert(300'001 * sizeof(float) > once_piece);
-  run(2, 0, [](Rank& me, Store&) {
+  run(3, 0, [](Rank& me, Store&) {
     force(me);
     for (const Collective kind : moves)
-      for (const bool in_place : {false, true}) {
-        make_and_check<float>(me, {kind, 300'001, 1, ReduceOp::sum, in_place, Memory::ordinary, 7});
-        if (testing::Test::HasFatalFailure()) return;
-      }
+      for (const Memory memory : {Memory::ordinary, Memory::mixed})
+        for (const bool in_place : {false, true}) {
+          make_and_check<float>(me, {kind, 300'001, 1, ReduceOp::sum, in_place, memory, 7});
+          if (testing::Test::HasFatalFailure()) return;
+        }
   });
 }
 
