@@ -1,6 +1,7 @@
 #pragma once
 /// The machine as hwloc sees it: packages, cores, caches, NUMA nodes, and what this process may use of it.
 
+#include <cstddef>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,14 @@ std::string in_words(const Allowance&);
 Allowance allowance_from(const std::string& words);
 /// Whether so many threads of one machine are more than the processors that they may use between them.
 bool crowded(std::span<const Allowance>);
+
+/// The data caches of a processor. Bytes; 0: there is none, or the system does not report it.
+struct Caches {
+  std::size_t l2 = 0, l3 = 0;
+  int l3_processors = 1;  ///< hardware threads that share one L3
+};
+/// Of the machine's first core. Read once a process; thread-safe.
+const Caches& caches();
 
 /// Topology::usable alone, without looking at the machine: cheap.
 int usable_processors();

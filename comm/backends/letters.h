@@ -47,8 +47,7 @@ class Letters {
     call.sequence = sequence_;
     return call;
   }
-  /// Of the ring, from now on: as little as two calls need stays in a core's cache, all of it lets this rank
-  /// be far ahead of its readers. The same on every rank.
+  /// The bytes of the ring that the next calls take turns in. The same on every rank.
   void use_ring(std::size_t bytes);
   std::size_t ring_bytes() const { return views_[0].ring_bytes; }
   /// The step of the next letter.

@@ -19,7 +19,8 @@ namespace {
 
 constexpr std::size_t least_bypass = 96 << 20;  // bytes of all ranks' memory that no cache keeps
 constexpr std::size_t line = 64;
-constexpr std::size_t least_ring = 16 << 10;  // bytes of it that calls take turns in
+constexpr std::size_t least_ring = 16 << 10;    // bytes of it that calls take turns in
+constexpr std::size_t max_kept_near = 4 << 10;  // of an exchange that stays in a small part of the ring
 constexpr auto longest_of_yields = std::chrono::microseconds(500);
 constexpr int turns_of_patience = 16;  // some 4 us: then who waits elsewhere may have this processor
 
@@ -144,16 +145,25 @@ void Together::choose_peers() {
     last_giver_ = 0;
 }
 
-/// What ranks exchange: as little of it as pieces of such a call need. Who is ahead: for as many pieces as
-/// there are letters, if it has room for them, so that small ones stay in the caches; on a crowded host only
-/// if it has room for as many calls, since whoever waits at its end waits for all that others have to read
-/// meanwhile.
+/// How much of the ring the call's bytes take turns in.
+///
+/// An exchange takes all of it, so that the places that it writes have left its readers' caches
+/// (comm/transports/staging_ring.h). Two kinds take less. One of a few KiB is over before its readers' caches
+/// matter, and its own cache keeps a small part of the ring. One of more than half the ring evicts other
+/// lines of the second-level cache anyhow, and a larger part of the ring only takes space in the third.
+///
+/// The root of a rooted call does not wait for its readers: it takes as much as the letters reach. On a
+/// crowded host, where a call is too large for that, it takes less, since at the part's end it waits for the
+/// readers of all that the part holds.
 void Together::use_ring() {
   const std::size_t shares = cut_.split ? index(size_) - 1 : 1, all = letters_.ring_bytes();
   const std::size_t own =
       cut_.rounds * (cut_.piece * shares + (cut_.flow == Flow::two_phase ? cut_.piece : 0));
   const std::size_t in_turns = room().ring_bytes;
-  if (!is_rooted(op_->kind)) return letters_.use_ring(std::clamp(2 * own, least_ring, in_turns));
+  if (!is_rooted(op_->kind)) {
+    const bool turns_in_all = own > max_kept_near && own <= all / 2;
+    return letters_.use_ring(turns_in_all ? all : std::clamp(2 * own, least_ring, in_turns));
+  }
   if (crowded_ && own * meeting_letters > all) return letters_.use_ring(in_turns);
   const std::size_t bytes = round_up(cut_.piece * shares, line);
   letters_.use_ring(std::clamp(bytes * meeting_letters, least_ring, all));

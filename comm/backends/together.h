@@ -91,7 +91,7 @@ class Together {
   };
 
   static constexpr std::size_t block = 8 << 10;  // of several passes over the same bytes, in the first cache
-  // Bytes of the ring, of what ranks exchange.
+  // Bytes of the ring that pieces of a call are cut for, and that large exchanges take turns in.
   static constexpr std::size_t most_in_turns = 768 << 10, most_in_turns_if_crowded = 256 << 10;
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }

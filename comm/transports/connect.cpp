@@ -17,6 +17,7 @@
 #include "comm/transports/poller.h"
 #include "comm/transports/roster.h"
 #include "comm/transports/shm.h"
+#include "comm/transports/staging_ring.h"
 #include "comm/transports/tcp.h"
 
 namespace rz {
@@ -57,7 +58,8 @@ class GroupTransport final : public Transport {
         some_near_(options.kind != "tcp" &&
                    static_cast<int>(std::set(roster.hosts.begin(), roster.hosts.end()).size()) < size),
         waiting_(rank),
-        shm_(rank, near_, poller_, waiting_),
+        shm_(rank, near_, near_.size() > 1 ? staging_ring_bytes(caches(), near_.size()) : 0, poller_,
+             waiting_),
         tcp_(rank, others(size, near_), sockets_a_link(hosts_, options.sockets), options.congestion,
              listen_address(roster, options, store), poller_, waiting_) {}
 

@@ -32,6 +32,7 @@ enum State : std::uint32_t { active = 0, left = 1 };
 struct Header {
   std::uint64_t magic_word = magic;
   std::uint32_t rank = 0, ranks = 0;
+  std::uint64_t ring_bytes = 0;    ///< of its meeting place
   std::uint32_t heavy_fences = 0;  ///< it makes them, and is reached by those of others
   JobId key{};                     ///< random
   std::uint64_t key_at = 0;        ///< of the rank's process, where it lies
@@ -81,16 +82,16 @@ std::size_t stride(std::size_t ranks) {
 }
 constexpr std::size_t header_bytes = round_up(sizeof(Header), 4096) + line;
 
-// The ring of a meeting place: smaller, who sends could not be far ahead; larger, it would fill a core's
-// cache. Skewed, so that it does not compete with whole pages for the same cache sets.
-constexpr std::size_t ring_bytes = 1 << 20, ring_skew = 5 * line;
+// The ring of a meeting place is skewed, so that it does not compete with whole pages for the same cache
+// sets.
+constexpr std::size_t ring_skew = 5 * line;
 std::size_t meeting_at(std::size_t ranks) {
   return round_up(header_bytes + (ranks - 1) * stride(ranks), 4096);
 }
-std::size_t memory_bytes(std::size_t ranks) {
+std::size_t memory_bytes(std::size_t ranks, std::size_t ring_bytes) {
   return meeting_at(ranks) + round_up(sizeof(MeetingPlace), 4096) + ring_skew + ring_bytes;
 }
-MeetingView meeting_view(std::byte* memory, std::size_t ranks, bool fences) {
+MeetingView meeting_view(std::byte* memory, std::size_t ranks, std::size_t ring_bytes, bool fences) {
   std::byte* const at = memory + meeting_at(ranks);
   return {reinterpret_cast<MeetingPlace*>(at), at + round_up(sizeof(MeetingPlace), 4096) + ring_skew,
           ring_bytes, &reinterpret_cast<Header*>(memory)->asleep, fences};
@@ -126,7 +127,8 @@ struct Message {
 
 using namespace shm;
 
-ShmLinks::ShmLinks(int rank, std::vector<int> ranks, Poller& poller, WaitForGraph& waiting)
+ShmLinks::ShmLinks(int rank, std::vector<int> ranks, std::size_t ring_bytes, Poller& poller,
+                   WaitForGraph& waiting)
     : rank_(rank),
       ranks_(std::move(ranks)),
       poller_(poller),
@@ -134,8 +136,9 @@ ShmLinks::ShmLinks(int rank, std::vector<int> ranks, Poller& poller, WaitForGrap
       address_("ringzero-" + random_hex()) {
   if (ranks_.size() < 2) return;
   listener_ = listen_unix(address_);
-  memory_ = SharedMemory::create(memory_bytes(ranks_.size()));
+  memory_ = SharedMemory::create(memory_bytes(ranks_.size(), ring_bytes));
   header_ = new (memory_.data()) Header;
+  header_->ring_bytes = ring_bytes;
   header_->rank = static_cast<std::uint32_t>(rank);
   header_->ranks = static_cast<std::uint32_t>(ranks_.size());
   header_->heavy_fences = register_for_heavy_fences();
@@ -159,13 +162,15 @@ void ShmLinks::connect(Introduction me, const std::vector<std::string>& addresse
   memory_.close_fd();
   light_ = header_->heavy_fences;
   reads_peers_ = true;
+  std::size_t ring_bytes = header_->ring_bytes;
   for (const auto& l : links_) {
+    ring_bytes = std::min<std::size_t>(ring_bytes, l->header->ring_bytes);
     light_ = light_ && l->header->heavy_fences;
     reads_peers_ = reads_peers_ && finds(*l);
   }
   for (const int r : ranks_)
-    meeting_.push_back(
-        meeting_view(r == rank_ ? memory_.data() : link(r).memory.data(), ranks_.size(), !light_));
+    meeting_.push_back(meeting_view(r == rank_ ? memory_.data() : link(r).memory.data(), ranks_.size(),
+                                    ring_bytes, !light_));
   leader_ = ranks_.front() == rank_ ? header_ : link(ranks_.front()).header;
 }
 
@@ -183,8 +188,9 @@ void ShmLinks::attach(Connection connection) {
   l.socket = std::move(connection.socket);
   l.process = process_of_peer(l.socket.get());
   l.header = reinterpret_cast<Header*>(l.memory.data());
-  require(l.memory.size() == memory_bytes(n) && l.header->magic_word == magic &&
-              l.header->rank == static_cast<std::uint32_t>(l.rank) && l.header->ranks == n,
+  require(l.memory.size() >= sizeof(Header) && l.header->magic_word == magic &&
+              l.header->rank == static_cast<std::uint32_t>(l.rank) && l.header->ranks == n &&
+              l.memory.size() == memory_bytes(n, l.header->ring_bytes),
           Errc::rendezvous, "rank ", l.rank, " lays out shared memory in another way; is it the same build?");
   const auto slot = [&](int owner, int sender) {  // the owner has no channel to itself
     const auto of = [&](int r) { return std::find(ranks_.begin(), ranks_.end(), r) - ranks_.begin(); };

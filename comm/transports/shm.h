@@ -35,8 +35,9 @@ struct Counters;
 
 class ShmLinks {
  public:
-  /// `ranks`: those of this host, this one among them, ascending.
-  ShmLinks(int rank, std::vector<int> ranks, Poller&, WaitForGraph&);
+  /// `ranks`: those of this host, this one among them, ascending. `ring_bytes`: of this rank's meeting place;
+  /// all ranks use as much of theirs as the smallest has, since the caches that they see may differ.
+  ShmLinks(int rank, std::vector<int> ranks, std::size_t ring_bytes, Poller&, WaitForGraph&);
   /// Says goodbye: what was posted stays readable, what was promised by reference too.
   ~ShmLinks();
 

@@ -1,5 +1,7 @@
 // What only shared memory promises: nothing is copied, and what that needs.
 
+#include "comm/transports/shm.h"
+
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -15,7 +17,9 @@
 #include "comm/core/error.h"
 #include "comm/transports/arena.h"
 #include "comm/transports/meet.h"
+#include "comm/transports/poller.h"
 #include "comm/transports/unix_socket.h"
+#include "comm/transports/wait_for_graph.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"
 
@@ -344,6 +348,27 @@ TEST(Meet, StrangersOnTheUnixSocketDisturbNobody) {
     ASSERT_EQ(met.size(), 1u);
     EXPECT_EQ(met[0].rank, 1);
   });
+}
+
+// Ranks may see different caches, and still have to lay out the same bytes at the same places.
+TEST(ShmMeeting, UsesAsMuchOfEachRingAsTheSmallestHas) {
+  constexpr std::size_t small = 1 << 20, large = 4 << 20;
+  const JobId job = random_id();
+  const std::vector<int> ranks{0, 1};
+  std::array<Poller, 2> pollers;
+  std::array<WaitForGraph, 2> waiting{WaitForGraph(0), WaitForGraph(1)};
+  ShmLinks a(0, ranks, large, pollers[0], waiting[0]), b(1, ranks, small, pollers[1], waiting[1]);
+  const std::vector<std::string> addresses{a.address(), b.address()};
+  const auto connect = [&](ShmLinks& links, int rank) {
+    links.connect({job, rank, 2, {}}, addresses, Deadline::after(seconds(30)));
+  };
+  std::thread other([&] { connect(b, 1); });
+  connect(a, 0);
+  other.join();
+  for (const ShmLinks* links : {&a, &b})
+    for (const MeetingView& view : links->meeting()) EXPECT_EQ(view.ring_bytes, small);
+  a.meeting()[0].ring[small - 1] = std::byte{7};
+  EXPECT_EQ(b.meeting()[0].ring[small - 1], std::byte{7});
 }
 
 }  // namespace

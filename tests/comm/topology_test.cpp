@@ -24,6 +24,10 @@ TEST(Topology, NumbersAreConsistent) {
   EXPECT_LE(t.usable, t.threads);
   EXPECT_EQ(t.usable, usable_processors());
   EXPECT_GT(t.memory_bytes, 1ull << 28);
+  EXPECT_EQ(caches().l2, t.l2_bytes);
+  EXPECT_EQ(caches().l3, t.l3_bytes);
+  EXPECT_GE(caches().l3_processors, 1);
+  EXPECT_LE(caches().l3_processors, t.threads);
   EXPECT_FALSE(t.processor.empty());
   const std::string text = describe(t);
   EXPECT_NE(text.find(t.processor), std::string::npos);
