@@ -59,9 +59,9 @@ struct Step {
   Kind kind = combine;
   int peer = -1;            ///< send: to whom
   Slot slot{};              ///< send: what; combine: where to
-  std::vector<Term> terms;  ///< combine: folded from the left, ((t0 + t1) + t2) + …; one term is a plain copy
-  /// Combine: the result is the reduction over every rank, so `avg` divides here. Every element of an output
-  /// that is reduced passes exactly one such step, on the rank that finishes it.
+  std::vector<Term> terms;  ///< combine: folded from the left, ((t0 + t1) + t2) + …; one term is a copy
+  /// Combine: the result is the reduction over every rank, so `avg` divides here, a step of one term too.
+  /// Every element of an output that is reduced passes exactly one such step, on the rank that finishes it.
   bool final = false;
 };
 

@@ -181,7 +181,7 @@ bool Execution::advance_combine(int step) {
     const std::size_t most = std::min(limit(step) - p.done, slice_);
     if (most == 0) return false;
     const auto& terms = planned.step.terms;
-    if (terms.size() == 1 && terms[0].peer >= 0) {
+    if (terms.size() == 1 && terms[0].peer >= 0 && divisor(planned.step) == 1) {
       moved = advance_receive(step, terms[0].peer, most);
     } else {
       moved = advance_reduce(step, most);
@@ -229,9 +229,16 @@ void Execution::take(int peer, const Piece& piece, std::size_t bytes) {
     transport_.consume(peer, Lane::collective, bytes);
 }
 
-// All terms at once, as far as the least of them goes: each byte of memory is touched once.
+int Execution::divisor(const Step& step) const {
+  return step.final && op_->op.kind == ReduceOp::avg ? size_ : 1;
+}
+
+// All terms at once, as far as the least of them goes: each byte of memory is touched once. What arrives, and
+// what peers take, may end within an element: the rest of it comes later.
 bool Execution::advance_reduce(int step, std::size_t most) {
   const Step& s = plan_->steps[index(step)].step;
+  most = most / element_ * element_;
+  if (most == 0) return false;
   Progress& p = progress_[index(step)];
   for (const Term& t : s.terms)
     if (t.peer >= 0 && !matches(t.peer)) return false;
@@ -244,9 +251,9 @@ bool Execution::advance_reduce(int step, std::size_t most) {
   }
   if (most == 0) return false;
   std::byte* to = write(s.slot) + p.done;
-  if (s.terms.size() > 1) {
+  if (s.terms.size() > 1 || divisor(s) > 1) {
     reduce(to, sources_, most / element_, op_->out.data ? op_->out.dtype : op_->in.dtype, op_->op.kind,
-           s.final && op_->op.kind == ReduceOp::avg ? size_ : 1);
+           divisor(s));
   } else if (to != sources_[0]) {
     std::memcpy(to, sources_[0], most);
   }

@@ -62,6 +62,7 @@ class Execution {
   std::size_t passed(int step) const;
   std::size_t limit(int step) const;
   std::size_t offered(int step) const;
+  int divisor(const Step&) const;
   bool advance_send(int step);
   bool advance_combine(int step);
   bool advance_receive(int step, int peer, std::size_t most);
