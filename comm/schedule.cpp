@@ -6,6 +6,12 @@
 // stand ready at their senders, and those sends end at that moment. Steps that conflict are ordered by the
 // graph, so every execution gives the same values, and running one proves them all; steps left over wait for
 // each other for ever.
+//
+// Ranks in place beside ranks that are not need no run of their own, if a run with all ranks in place and one
+// with none send the same values. A rank's values depend on what it receives and on its own memory: so a
+// mixture sends these values, too, and each rank ends as it does in the run of its own kind. Nor is there a
+// deadlock: no step writes an input, so a rank out of place waits for nothing that it would not wait for in
+// place, with or without its copies.
 
 #include "comm/schedule.h"
 
@@ -102,17 +108,43 @@ struct Value {
   bool finished = false;
 };
 
+struct Question {
+  ScheduleFunction function;
+  Collective collective;
+  int size, root;
+  std::span<const int> host;
+};
+
+/// How all ranks of a run make their calls.
+enum class Memory { apart, apart_without_copies, in_place };
+
 class Verifier {
  public:
-  Verifier(ScheduleFunction function, Collective collective, int size, int root, bool in_place,
-           std::span<const int> host)
-      : collective_(collective),
-        size_(size),
-        root_(root),
-        in_place_(in_place),
-        host_(host),
-        expressions_(size) {
-    for (int r = 0; r < size; ++r) add_rank(function(seat(r)));
+  Verifier(const Question& question, Memory memory, Expressions& expressions)
+      : collective_(question.collective),
+        size_(question.size),
+        root_(question.root),
+        in_place_(memory == Memory::in_place),
+        host_(question.host),
+        expressions_(expressions) {
+    for (int r = 0; r < size_; ++r) {
+      Schedule schedule = question.function(seat(r));
+      if (memory == Memory::apart_without_copies) leave_out_copies(schedule);
+      add_rank(std::move(schedule));
+    }
+  }
+
+  std::size_t steps() const { return nodes_.size(); }
+
+  /// After both have proved: that their ranks send each other the same. `how` says what differs.
+  void compare(const Verifier& other, const char* how) const {
+    const std::vector<int> mine = sends(), theirs = other.sends();  // leave_out_copies() leaves all of them
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      const Value &a = nodes_[mine[i]].sent, &b = other.nodes_[theirs[i]].sent;
+      if (a.exact != b.exact || a.plain != b.plain || a.finished != b.finished)
+        refuse(where(mine[i], a.chunk), "sends another value ", how);
+    }
+    if (results_ != other.results_) refuse("a result is summed or rounded in another order ", how);
   }
 
   Proof prove() {
@@ -138,6 +170,7 @@ class Verifier {
     int partner = -1;     // send: the combination that receives it; combine: its first term
     int first_edge = -1;  // to the steps that wait for this one
     bool done = false;
+    Value sent{};
   };
   struct Edge {
     int to, next;
@@ -363,7 +396,7 @@ class Verifier {
     for (std::size_t t = 0; t < step.terms.size(); ++t) {
       const int message = messages_[nodes_[id].partner + t];
       Value term = message >= 0 ? fetch(message, nodes_[message].step->slot) : fetch(id, step.terms[t].slot);
-      if (message >= 0) ++term.rounds;
+      if (message >= 0) nodes_[message].sent = term, ++term.rounds;
       if (term.finished && (step.final || step.terms.size() > 1))
         refuse(where(id, step.slot.chunk), "a finished result is reduced again");
       sum = t == 0 ? term : add(id, sum, term);
@@ -390,6 +423,14 @@ class Verifier {
   }
 
   // --- What must hold at the end ---
+
+  /// All sends, rank by rank, in their order.
+  std::vector<int> sends() const {
+    std::vector<int> all;
+    for (int id = 0; id < static_cast<int>(nodes_.size()); ++id)
+      if (nodes_[id].step->kind == Step::send) all.push_back(id);
+    return all;
+  }
 
   void check_nothing_waits() const {
     for (int id = 0; id < static_cast<int>(nodes_.size()); ++id)
@@ -459,6 +500,7 @@ class Verifier {
         order.by_rank &= l.value.plain == ordered[chunk];
         order.rounded_once &= l.value.exact == expressions_.stored(expressions_.finished(ordered[chunk]));
       }
+    results_ = std::move(exact);
     return order;
   }
 
@@ -481,7 +523,7 @@ class Verifier {
   int size_, root_;
   bool in_place_;
   std::span<const int> host_;
-  Expressions expressions_;
+  Expressions& expressions_;
   std::vector<Rank> ranks_;
   std::vector<Node> nodes_;
   std::vector<Edge> edges_;
@@ -489,24 +531,57 @@ class Verifier {
   std::vector<Reader> readers_;
   std::vector<int> messages_;  // a term: the send that it takes, or -1
   std::vector<int> ready_;
+  std::vector<Expressions::Id> results_;  // of a reduction, by chunk
   int rounds_ = 0;
 };
 
-void check_question(Collective c, int size, int root, bool in_place) {
+void check_question(const Question& q, InPlace in_place) {
+  const Collective c = q.collective;
   if (c == Collective::send || c == Collective::recv) refuse(name(c), " is no scheduled collective");
-  if (size < 1 || root < 0 || root >= size) refuse("there is no group of ", size, " with root ", root);
-  if (in_place && (all_to_all(c) || c == Collective::barrier)) refuse(name(c), " has no in-place form");
+  if (q.size < 1 || q.root < 0 || q.root >= q.size)
+    refuse("there is no group of ", q.size, " with root ", q.root);
+  if (in_place != InPlace::none && (all_to_all(c) || c == Collective::barrier))
+    refuse(name(c), " has no in-place form");
+  if (!q.host.empty() && q.host.size() != static_cast<std::size_t>(q.size))
+    refuse(q.host.size(), " hosts are named for ", q.size, " ranks");
+}
+
+/// Of two runs of the same messages.
+Proof both(const Proof& a, const Proof& b) {
+  return {.error = {},
+          .rank_order = a.rank_order && b.rank_order,
+          .rounded_once = a.rounded_once && b.rounded_once,
+          .rounds = std::max(a.rounds, b.rounds)};
+}
+
+Proof prove_apart(const Question& question, Expressions& expressions, Verifier& as_written) {
+  const Proof proof = as_written.prove();
+  Verifier as_run(question, Memory::apart_without_copies, expressions);
+  if (as_run.steps() == as_written.steps()) return proof;
+  const Proof run = as_run.prove();
+  as_run.compare(as_written, "without its copies");
+  return both(proof, run);
+}
+
+Proof prove(const Question& question, InPlace in_place) {
+  check_question(question, in_place);
+  Expressions expressions(question.size);
+  if (in_place == InPlace::all) return Verifier(question, Memory::in_place, expressions).prove();
+  Verifier apart(question, Memory::apart, expressions);
+  const Proof proof = prove_apart(question, expressions, apart);
+  if (in_place == InPlace::none) return proof;
+  Verifier same(question, Memory::in_place, expressions);
+  const Proof in = same.prove();
+  same.compare(apart, "in place than out of place");
+  return both(proof, in);
 }
 
 }  // namespace
 
-Proof verify(ScheduleFunction function, Collective collective, int size, int root, bool in_place,
+Proof verify(ScheduleFunction function, Collective collective, int size, int root, InPlace in_place,
              std::span<const int> host) {
   try {
-    check_question(collective, size, root, in_place);
-    if (!host.empty() && host.size() != static_cast<std::size_t>(size))
-      refuse(host.size(), " hosts are named for ", size, " ranks");
-    return Verifier(function, collective, size, root, in_place, host).prove();
+    return prove({function, collective, size, root, host}, in_place);
   } catch (const Refused& refused) {
     return {.error = refused.why};
   } catch (const Error& error) {

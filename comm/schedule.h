@@ -84,8 +84,15 @@ inline Step combine(Slot to, std::vector<Term> terms, bool final = false) {
 inline Step recv(Slot to, int peer) { return combine(to, {from(peer)}); }
 inline Step copy(Slot to, Slot what) { return combine(to, {local(what)}); }
 
+/// Makes in the output what a schedule makes in scratch, only so that it overwrites no input, and then copies
+/// to the output: one pass over memory less. For ranks that are not in place.
+void leave_out_copies(Schedule&);
+
 /// A pure function: the same seat gives the same schedule.
 using ScheduleFunction = Schedule (*)(Seat);
+
+/// Which ranks make their calls in place. `any`: each as it likes, whatever the others do.
+enum class InPlace : unsigned char { none, all, any };
 
 /// What the verifier found out about an algorithm beyond its being right.
 struct Proof {
@@ -103,8 +110,9 @@ struct Proof {
 /// ends as the collective says; sent and received chunks match; every reduced element holds every rank's
 /// contribution exactly once, and has passed one final step; all ranks that hold a result hold the same
 /// expression (a + b counts as b + a), so the same bits; no deadlock even if no message is ever buffered;
-/// nothing is written while it may still be read; `input` is never written (out of place). The error names
-/// rank, step and chunk, or is what the function throws.
-Proof verify(ScheduleFunction, Collective, int size, int root, bool in_place, std::span<const int> host = {});
+/// nothing is written while it may still be read; `input` is never written (out of place). All of it for the
+/// schedule as written and as it runs, after leave_out_copies(). The error names rank, step and chunk, or is
+/// what the function throws.
+Proof verify(ScheduleFunction, Collective, int size, int root, InPlace, std::span<const int> host = {});
 
 }  // namespace rz

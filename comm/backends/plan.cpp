@@ -1,8 +1,6 @@
 #include "comm/backends/plan.h"
 
-#include <algorithm>
 #include <map>
-#include <tuple>
 
 namespace rz {
 
@@ -41,34 +39,6 @@ class Dependencies {
   bool in_place_;
   std::map<std::pair<Region, int>, History> memory_;
 };
-
-bool touches(const Step& step, const auto& is_it) {
-  return is_it(step.slot) || std::any_of(step.terms.begin(), step.terms.end(),
-                                         [&](const Term& t) { return t.peer < 0 && is_it(t.slot); });
-}
-
-// A sum that is made in scratch only so that it overwrites no input, and then copied, is made where it
-// belongs if that is other memory: one walk through memory less.
-void leave_out_copies(Schedule& schedule) {
-  const auto count = [&](const auto& is_it) {
-    return std::count_if(schedule.steps.begin(), schedule.steps.end(),
-                         [&](const Step& s) { return touches(s, is_it); });
-  };
-  for (std::size_t i = 0; i < schedule.steps.size(); ++i) {
-    const Step copy = schedule.steps[i];
-    if (copy.kind != Step::combine || copy.terms.size() != 1 || copy.terms[0].peer >= 0) continue;
-    const Slot from = copy.terms[0].slot, to = copy.slot;
-    const auto same_cell = [&](Slot s) { return s.region == Region::scratch && s.cell == from.cell; };
-    const auto same_output = [&](Slot s) { return s.region == Region::output && s.chunk == to.chunk; };
-    if (from.region != Region::scratch || to.region != Region::output || copy.final) continue;
-    if (count(same_cell) != 2 || count(same_output) != 1) continue;
-    const auto maker = std::find_if(schedule.steps.begin(), schedule.steps.end(),
-                                    [&](const Step& s) { return s.kind == Step::combine && s.slot == from; });
-    if (maker == schedule.steps.end()) continue;
-    maker->slot = to;
-    schedule.steps.erase(schedule.steps.begin() + static_cast<std::ptrdiff_t>(i--));
-  }
-}
 
 }  // namespace
 

@@ -26,7 +26,7 @@ struct Plan {
   std::vector<std::vector<int>> sends, receives;
 };
 
-/// Out of place, a sum that a schedule makes in scratch and then copies to the output is made there.
+/// Out of place, of the schedule after leave_out_copies().
 Plan make_plan(Schedule, int size, bool in_place);
 
 }  // namespace rz

@@ -57,16 +57,14 @@ TEST_P(EveryAlgorithm, IsProved) {
   bool rank_order = true, rounded_once = true;  // at every size: up to 3 ranks, a tree has no other
   for (int size = 1; size <= largest_group; ++size)
     for (const std::vector<int>& host : placements(a, size))
-      for (int root : roots(a.collective, size))
-        for (bool in_place : {false, true}) {
-          if (in_place && !may_be_in_place(a.collective)) continue;
-          const Proof proof = verify(a.schedule, a.collective, size, root, in_place, host);
-          ASSERT_TRUE(proof) << "size " << size << ", root " << root << ", hosts "
-                             << testing::PrintToString(host) << (in_place ? ", in place: " : ": ")
-                             << proof.error;
-          rank_order &= proof.rank_order;
-          rounded_once &= proof.rounded_once;
-        }
+      for (int root : roots(a.collective, size)) {
+        const InPlace in_place = may_be_in_place(a.collective) ? InPlace::any : InPlace::none;
+        const Proof proof = verify(a.schedule, a.collective, size, root, in_place, host);
+        ASSERT_TRUE(proof) << "size " << size << ", root " << root << ", hosts "
+                           << testing::PrintToString(host) << ": " << proof.error;
+        rank_order &= proof.rank_order;
+        rounded_once &= proof.rounded_once;
+      }
   EXPECT_EQ(rank_order, a.rank_order);
   EXPECT_EQ(rounded_once, a.rank_order && !a.is(rounds_often));
 }
@@ -78,7 +76,8 @@ TEST_P(EveryAlgorithm, IsProvedOrRefusedWhereHostsHoldNoConsecutiveRanks) {
   const Algorithm& a = GetParam();
   for (const std::vector<int>& host : {taking_turns, by_threes_mixed, three_hosts_mixed})
     for (int root : roots(a.collective, static_cast<int>(host.size()))) {
-      const Proof proof = verify(a.schedule, a.collective, static_cast<int>(host.size()), root, false, host);
+      const Proof proof =
+          verify(a.schedule, a.collective, static_cast<int>(host.size()), root, InPlace::none, host);
       if (a.is(in_a_row)) {
         EXPECT_NE(proof.error.find("consecutive ranks"), std::string::npos) << proof.error;
       } else {
@@ -112,11 +111,13 @@ TEST_P(EveryAlgorithm, NeedsEachOfItsSteps) {
       const Schedule whole = a.schedule({rank, size, 0, host});
       for (int step = 0; step < static_cast<int>(whole.steps.size()); ++step) {
         mutant = {&a, rank, step};
-        ASSERT_FALSE(verify(without_a_step, a.collective, size, 0, false, host)) << rank << ' ' << step;
+        ASSERT_FALSE(verify(without_a_step, a.collective, size, 0, InPlace::none, host))
+            << rank << ' ' << step;
         const bool talks = std::any_of(whole.steps[step].terms.begin(), whole.steps[step].terms.end(),
                                        [](const Term& t) { return t.peer >= 0; });
         if (talks || whole.steps[step].kind == Step::send) {
-          ASSERT_FALSE(verify(with_a_step_twice, a.collective, size, 0, false, host)) << rank << ' ' << step;
+          ASSERT_FALSE(verify(with_a_step_twice, a.collective, size, 0, InPlace::none, host))
+              << rank << ' ' << step;
         }
       }
     }
@@ -145,7 +146,7 @@ TEST(Algorithms, EveryReductionHasOneInRankOrder) {
 }
 
 int rounds(Collective c, const char* algorithm, int size) {
-  return verify(find_algorithm(c, algorithm).schedule, c, size, 0, false).rounds;
+  return verify(find_algorithm(c, algorithm).schedule, c, size, 0, InPlace::none).rounds;
 }
 
 TEST(Algorithms, RoundsAreThoseOfTheLiterature) {
@@ -236,10 +237,10 @@ TEST(Algorithms, TheLastPartOfALaneOverHostsIsSmall) {
 TEST(Algorithms, HostsAreNumberedWithoutGaps) {
   const std::vector<int> gap{0, 2, 2};
   const Proof proof = verify(find_algorithm(Collective::all_gather, "hierarchical").schedule,
-                             Collective::all_gather, 3, 0, false, gap);
+                             Collective::all_gather, 3, 0, InPlace::none, gap);
   EXPECT_EQ(proof.error, "rank 1 is on host 2, but only 1 hosts come before it");
   EXPECT_FALSE(verify(find_algorithm(Collective::all_gather, "direct").schedule, Collective::all_gather, 4, 0,
-                      false, gap));
+                      InPlace::none, gap));
 }
 
 TEST(Algorithms, AnUnknownNameListsTheChoices) {

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 #include <deque>
 #include <vector>
 
@@ -48,8 +48,9 @@ class InPieces final : public Transport {
   Incoming peek(int peer, Lane) override {
     auto& stream = streams_.of(peer, rank_);
     const auto n = static_cast<std::ptrdiff_t>(std::min(stream.bytes.size(), Streams::shown));
-    shown_.assign(stream.bytes.begin(), stream.bytes.begin() + n);
-    return {stream.signature, shown_};
+    auto& shown = shown_[static_cast<std::size_t>(peer)];
+    shown.assign(stream.bytes.begin(), stream.bytes.begin() + n);
+    return {stream.signature, shown};
   }
   void consume(int peer, Lane, std::size_t bytes) override {
     auto& stream = streams_.of(peer, rank_);
@@ -78,7 +79,7 @@ class InPieces final : public Transport {
   Streams& streams_;
   const int rank_;
   const std::vector<int> hosts_;
-  std::vector<std::byte> shown_;
+  std::array<std::vector<std::byte>, 8> shown_;
   WaitForGraph waiting_{0};
 };
 
@@ -158,7 +159,7 @@ Schedule receives_then_adds_two_slots(Seat seat) {
 }
 
 TEST(Execution, ASumOfTwoSlotsThatFollowsAReceiveGoesByWholeElements) {
-  ASSERT_TRUE(verify(receives_then_adds_two_slots, Collective::all_reduce, 2, 0, false));
+  ASSERT_TRUE(verify(receives_then_adds_two_slots, Collective::all_reduce, 2, 0, InPlace::none));
   for (const bool in_place : {false, true}) {
     const auto out = run<double>(receives_then_adds_two_slots, ReduceOp::sum, count, {in_place, in_place});
     for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<double>(count)), 0u);
@@ -175,7 +176,7 @@ Schedule overwrites_what_it_sent(Seat seat) {
 }
 
 TEST(Execution, ASumOverWhatIsStillBeingSentGoesByWholeElements) {
-  ASSERT_TRUE(verify(overwrites_what_it_sent, Collective::all_reduce, 2, 0, true));
+  ASSERT_TRUE(verify(overwrites_what_it_sent, Collective::all_reduce, 2, 0, InPlace::all));
   const auto out = run<double>(overwrites_what_it_sent, ReduceOp::sum, count, {true, true});
   for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<double>(count)), 0u);
 }
@@ -195,7 +196,7 @@ void expect_averages() {
 }
 
 TEST(Execution, AFinalStepOfOneTermDivides) {
-  ASSERT_TRUE(verify(divides_in_a_step_of_one_term, Collective::all_reduce, 2, 0, false));
+  ASSERT_TRUE(verify(divides_in_a_step_of_one_term, Collective::all_reduce, 2, 0, InPlace::none));
   expect_averages<float>();
   expect_averages<double>();
   expect_averages<bf16>();
@@ -204,6 +205,26 @@ TEST(Execution, AFinalStepOfOneTermDivides) {
   expect_averages<std::int64_t>();
   const auto out = run<float>(divides_in_a_step_of_one_term, ReduceOp::sum, count, {false, false});
   for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<float>(count)), 0u);
+}
+
+// The proof says so for all groups; these run.
+TEST(Execution, RanksInPlaceStandBesideRanksThatAreNot) {
+  constexpr std::size_t few = 211;
+  for (const Algorithm& a : algorithms()) {
+    if (a.collective != Collective::all_reduce) continue;
+    for (int size = 2; size <= 4; ++size) {
+      std::vector<float> want(few);
+      for (int r = 0; r < size; ++r)
+        for (std::size_t i = 0; i < few; ++i)
+          want[i] += static_cast<float>(1 + (i + static_cast<std::size_t>(r)) % 7);
+      for (unsigned mask = 0; mask < 1u << size; ++mask) {
+        std::vector<bool> in_place;
+        for (int r = 0; r < size; ++r) in_place.push_back(mask >> r & 1);
+        for (const auto& rank : run<float>(a.schedule, ReduceOp::sum, few, in_place))
+          ASSERT_EQ(wrong(rank, want), 0u) << a.name << ", " << testing::PrintToString(in_place);
+      }
+    }
+  }
 }
 
 /// A step moves by whole elements unless it takes or gives bytes as they come.

@@ -13,7 +13,7 @@ constexpr auto all_reduce = Collective::all_reduce;
 
 Schedule ring(Seat seat) { return find_algorithm(all_reduce, "ring").schedule(seat); }
 
-void expect_refused(ScheduleFunction broken, Collective c, int size, bool in_place, const char* place,
+void expect_refused(ScheduleFunction broken, Collective c, int size, InPlace in_place, const char* place,
                     const char* why) {
   const Proof proof = verify(broken, c, size, 0, in_place);
   EXPECT_FALSE(proof);
@@ -27,7 +27,7 @@ TEST(Verifier, RefusesSwappedChunksInARing) {
     if (seat.rank == 1) std::swap(s.steps[2].slot, s.steps[4].slot);
     return s;
   };
-  expect_refused(swapped, all_reduce, 4, false, "rank 2, step 3, chunk 3",
+  expect_refused(swapped, all_reduce, 4, InPlace::none, "rank 2, step 3, chunk 3",
                  "rank 1 sends chunk 2 for it (its step 2)");
 }
 
@@ -42,12 +42,12 @@ Schedule from_own_data(Seat seat) {
 }
 
 TEST(Verifier, RefusesASumThatStartsFromOwnData) {
-  EXPECT_TRUE(verify(from_own_data, all_reduce, 2, 0, false));
-  expect_refused(from_own_data, all_reduce, 3, false, "rank 2, step 2, chunk 0", "another order");
+  EXPECT_TRUE(verify(from_own_data, all_reduce, 2, 0, InPlace::none));
+  expect_refused(from_own_data, all_reduce, 3, InPlace::none, "rank 2, step 2, chunk 0", "another order");
 }
 
 TEST(Verifier, RefusesOverwritingInPlaceWhatPeersHaveYetToTake) {
-  expect_refused(from_own_data, all_reduce, 2, true,
+  expect_refused(from_own_data, all_reduce, 2, InPlace::all,
                  "deadlock: rank 0, step 0 (send to 1), chunk 0 waits for rank 1, step 1",
                  "waits for rank 1, step 0 (send to 0), chunk 0 waits for rank 0, step 1");
 }
@@ -59,8 +59,8 @@ TEST(Verifier, RefusesARingWhoseOnlyCellIsStillBeingSent) {
     for (Step& step : s.steps) step.slot.cell = 0;
     return s;
   };
-  EXPECT_TRUE(verify(one_cell, Collective::reduce_scatter, 3, 0, false));
-  expect_refused(one_cell, Collective::reduce_scatter, 4, false, "deadlock",
+  EXPECT_TRUE(verify(one_cell, Collective::reduce_scatter, 3, 0, InPlace::none));
+  expect_refused(one_cell, Collective::reduce_scatter, 4, InPlace::none, "deadlock",
                  "rank 1, step 3, chunk 2 waits for rank 1, step 2 (send to 2)");
 }
 
@@ -70,7 +70,7 @@ TEST(Verifier, RefusesTwoRanksThatWaitForEachOther) {
     return Schedule{
         .steps = {combine(output(0), {local(input(0)), from(peer)}, true), send(peer, output(0))}};
   };
-  expect_refused(both_receive_first, all_reduce, 2, false, "deadlock: rank 0, step 0, chunk 0",
+  expect_refused(both_receive_first, all_reduce, 2, InPlace::none, "deadlock: rank 0, step 0, chunk 0",
                  "waits for rank 1, step 1 (send to 0)");
 }
 
@@ -83,12 +83,13 @@ TEST(Verifier, NeedsNoBufferAtAll) {
                                 send(1, input(1))}};
     return Schedule{.chunks = 2, .cells = 1, .steps = {recv(output(0), 0), recv(output(1), 0)}};
   };
-  EXPECT_TRUE(verify(overtaking, Collective::broadcast, 2, 0, false));
+  EXPECT_TRUE(verify(overtaking, Collective::broadcast, 2, 0, InPlace::none));
   const auto both_at_once = [](Seat seat) {
     if (seat.rank == 0) return Schedule{.steps = {send(1, input(0)), send(1, input(0)), recv(output(0), 1)}};
     return Schedule{.steps = {combine(output(0), {from(0), from(0)}, true), send(0, output(0))}};
   };
-  expect_refused(both_at_once, all_reduce, 2, false, "rank 0, step 1 (send to 1), chunk 0", "deadlock");
+  expect_refused(both_at_once, all_reduce, 2, InPlace::none, "rank 0, step 1 (send to 1), chunk 0",
+                 "deadlock");
 }
 
 TEST(Verifier, RefusesAMissingFinalStep) {
@@ -98,7 +99,7 @@ TEST(Verifier, RefusesAMissingFinalStep) {
       for (Step& step : s.steps) step.final = false;
     return s;
   };
-  expect_refused(never_final, all_reduce, 3, false, "rank 0, step 5, chunk 2", "no final step");
+  expect_refused(never_final, all_reduce, 3, InPlace::none, "rank 0, step 5, chunk 2", "no final step");
 }
 
 TEST(Verifier, RefusesASecondFinalStep) {
@@ -107,7 +108,7 @@ TEST(Verifier, RefusesASecondFinalStep) {
     s.steps.push_back(combine(output(0), {local(output(0))}, true));
     return s;
   };
-  expect_refused(twice_final, all_reduce, 3, false, "step 8, chunk 0", "reduced again");
+  expect_refused(twice_final, all_reduce, 3, InPlace::none, "step 8, chunk 0", "reduced again");
 }
 
 TEST(Verifier, RefusesADoubleCount) {
@@ -117,7 +118,8 @@ TEST(Verifier, RefusesADoubleCount) {
                     .steps = {combine(scratch(0, 0), {local(input(0)), from(1)}),
                               combine(output(0), {local(scratch(0, 0)), from(1)}, true), send(1, output(0))}};
   };
-  expect_refused(counted_twice, all_reduce, 2, false, "rank 0, step 1, chunk 0", "rank 1 would count twice");
+  expect_refused(counted_twice, all_reduce, 2, InPlace::none, "rank 0, step 1, chunk 0",
+                 "rank 1 would count twice");
 }
 
 TEST(Verifier, RefusesALeftOverMessage) {
@@ -126,7 +128,7 @@ TEST(Verifier, RefusesALeftOverMessage) {
     if (seat.rank == 1) s.steps.push_back(send(2, output(1)));
     return s;
   };
-  expect_refused(one_more, all_reduce, 3, false, "rank 1, step 8, chunk 1", "rank 2 never receives");
+  expect_refused(one_more, all_reduce, 3, InPlace::none, "rank 1, step 8, chunk 1", "rank 2 never receives");
 }
 
 TEST(Verifier, RefusesAMessageThatNobodySends) {
@@ -135,12 +137,14 @@ TEST(Verifier, RefusesAMessageThatNobodySends) {
     if (seat.rank == 1) s.steps.push_back(recv(output(1), 0));
     return s;
   };
-  expect_refused(one_more, all_reduce, 3, false, "rank 1, step 8, chunk 1", "rank 0 sends no message");
+  expect_refused(one_more, all_reduce, 3, InPlace::none, "rank 1, step 8, chunk 1",
+                 "rank 0 sends no message");
 }
 
 TEST(Verifier, RefusesAMissingContribution) {
   const auto alone = [](Seat) { return Schedule{.steps = {combine(output(0), {local(input(0))}, true)}}; };
-  expect_refused(alone, all_reduce, 2, true, "rank 0, step 0, chunk 0", "lacks the contribution of rank 1");
+  expect_refused(alone, all_reduce, 2, InPlace::all, "rank 0, step 0, chunk 0",
+                 "lacks the contribution of rank 1");
 }
 
 TEST(Verifier, RefusesAnOutputThatIsNotWritten) {
@@ -148,8 +152,8 @@ TEST(Verifier, RefusesAnOutputThatIsNotWritten) {
     if (seat.rank == 0) return Schedule{.steps = {send(1, input(0))}};
     return Schedule{.steps = {recv(output(0), 0)}};
   };
-  EXPECT_TRUE(verify(forgets_the_root, Collective::broadcast, 2, 0, true));
-  expect_refused(forgets_the_root, Collective::broadcast, 2, false, "rank 0, no step, chunk 0",
+  EXPECT_TRUE(verify(forgets_the_root, Collective::broadcast, 2, 0, InPlace::all));
+  expect_refused(forgets_the_root, Collective::broadcast, 2, InPlace::none, "rank 0, no step, chunk 0",
                  "never written");
 }
 
@@ -167,7 +171,7 @@ TEST(Verifier, RefusesRanksThatRoundDifferently) {
     }
     return s;
   };
-  expect_refused(roundings, all_reduce, 3, false, "rank 2, step 3, chunk 0",
+  expect_refused(roundings, all_reduce, 3, InPlace::none, "rank 2, step 3, chunk 0",
                  "summed or rounded in another order");
 }
 
@@ -177,8 +181,8 @@ TEST(Verifier, RefusesABarrierThatLetsARankGoEarly) {
     s.steps.resize(2);
     return s;
   };
-  EXPECT_TRUE(verify(one_round, Collective::barrier, 2, 0, false));
-  expect_refused(one_round, Collective::barrier, 3, false, "rank 0, step 2", "without rank 1");
+  EXPECT_TRUE(verify(one_round, Collective::barrier, 2, 0, InPlace::none));
+  expect_refused(one_round, Collective::barrier, 3, InPlace::none, "rank 0, step 2", "without rank 1");
 }
 
 /// One step of a group of 2, after which nothing else is looked at.
@@ -187,7 +191,7 @@ Schedule only(Seat) {
   return {.chunks = 2, .cells = 1, .steps = {make()}};
 }
 void expect_refused_step(ScheduleFunction function, Collective c, const char* why) {
-  expect_refused(function, c, 2, false, "rank 0, step 0, chunk", why);
+  expect_refused(function, c, 2, InPlace::none, "rank 0, step 0, chunk", why);
 }
 
 TEST(Verifier, RefusesStepsThatMakeNoSense) {
@@ -218,21 +222,79 @@ TEST(Verifier, RefusesACellThatHoldsAnotherChunk) {
     return Schedule{
         .chunks = 2, .cells = 1, .steps = {copy(scratch(0, 0), input(0)), copy(output(1), scratch(0, 1))}};
   };
-  expect_refused(mistaken, all_reduce, 1, false, "rank 0, step 1, chunk 1", "its cell holds chunk 0");
+  expect_refused(mistaken, all_reduce, 1, InPlace::none, "rank 0, step 1, chunk 1", "its cell holds chunk 0");
 }
 
 TEST(Verifier, RefusesCutsThatDiffer) {
   const auto by_rank = [](Seat seat) { return Schedule{.chunks = seat.rank + 1}; };
-  expect_refused(by_rank, all_reduce, 2, false, "rank 1", "2 chunks, rank 0 into 1");
-  expect_refused(by_rank, Collective::all_gather, 2, false, "rank 0", "instead of 2");
+  expect_refused(by_rank, all_reduce, 2, InPlace::none, "rank 1", "2 chunks, rank 0 into 1");
+  expect_refused(by_rank, Collective::all_gather, 2, InPlace::none, "rank 0", "instead of 2");
 }
 
 TEST(Verifier, RefusesQuestionsWithoutAnAnswer) {
-  EXPECT_FALSE(verify(ring, Collective::send, 2, 0, false));
-  EXPECT_FALSE(verify(ring, all_reduce, 0, 0, false));
-  EXPECT_FALSE(verify(ring, all_reduce, 2, 2, false));
+  EXPECT_FALSE(verify(ring, Collective::send, 2, 0, InPlace::none));
+  EXPECT_FALSE(verify(ring, all_reduce, 0, 0, InPlace::none));
+  EXPECT_FALSE(verify(ring, all_reduce, 2, 2, InPlace::none));
   EXPECT_FALSE(verify(find_algorithm(Collective::all_to_all, "pairwise").schedule, Collective::all_to_all, 2,
-                      0, true));
+                      0, InPlace::all));
+}
+
+// Alike, the ranks add x0 and x1 once, in place x1 and x0. Where one is in place it sends x1 to a rank that
+// adds x1.
+Schedule right_if_all_are_alike(Seat seat) {
+  if (seat.rank == 0)
+    return {.steps = {send(1, input(0)), recv(output(0), 1), send(1, input(0)), recv(output(0), 1)}};
+  return {.cells = 1,
+          .steps = {recv(scratch(0, 0), 0), send(0, input(0)), copy(output(0), scratch(0, 0)),
+                    combine(output(0), {from(0), local(input(0))}, true), send(0, output(0))}};
+}
+
+TEST(Verifier, RefusesRanksInPlaceBesideOthersWhereTheySendOtherValues) {
+  EXPECT_EQ(verify(right_if_all_are_alike, all_reduce, 2, 0, InPlace::none).error, "");
+  EXPECT_EQ(verify(right_if_all_are_alike, all_reduce, 2, 0, InPlace::all).error, "");
+  expect_refused(right_if_all_are_alike, all_reduce, 2, InPlace::any, "rank 0, step 2, chunk 0",
+                 "sends another value in place than out of place");
+}
+
+TEST(Verifier, ProvesEachKindOfCallWhereAnyIsPossible) {
+  EXPECT_TRUE(verify(from_own_data, all_reduce, 2, 0, InPlace::none));
+  expect_refused(from_own_data, all_reduce, 2, InPlace::any, "deadlock", "rank 1, step 0 (send to 0)");
+  const auto only_in_place = [](Seat seat) {
+    return seat.rank == 0 ? Schedule{.steps = {send(1, input(0))}} : Schedule{.steps = {recv(output(0), 0)}};
+  };
+  EXPECT_TRUE(verify(only_in_place, Collective::broadcast, 2, 0, InPlace::all));
+  expect_refused(only_in_place, Collective::broadcast, 2, InPlace::any, "rank 0, no step", "never written");
+}
+
+// As it runs, no copy is left out that something else needs: not of a cell that is also sent, nor to an
+// output that is read before.
+TEST(Verifier, ProvesSchedulesAsTheyRun) {
+  const auto sends_the_cell = [](Seat seat) {
+    if (seat.rank == 0) return Schedule{.steps = {send(1, input(0)), recv(output(0), 1)}};
+    return Schedule{.cells = 1,
+                    .steps = {combine(scratch(0, 0), {from(0), local(input(0))}, true),
+                              copy(output(0), scratch(0, 0)), send(0, scratch(0, 0))}};
+  };
+  EXPECT_EQ(verify(sends_the_cell, all_reduce, 2, 0, InPlace::any).error, "");
+  const auto reads_the_output = [](Seat seat) {
+    if (seat.rank == 0)
+      return Schedule{.steps = {send(1, input(0)), combine(output(0), {local(input(0)), from(1)}, true)}};
+    return Schedule{
+        .cells = 1,
+        .steps = {copy(output(0), input(0)), combine(scratch(0, 0), {from(0), local(input(0))}, true),
+                  send(0, output(0)), copy(output(0), scratch(0, 0))}};
+  };
+  EXPECT_EQ(verify(reads_the_output, all_reduce, 2, 0, InPlace::none).error, "");
+}
+
+TEST(Verifier, LeavesOutCopiesOfWhatIsMadeForThemAlone) {
+  Schedule s{.cells = 1,
+             .steps = {combine(scratch(0, 0), {local(input(0)), from(1)}, true), send(1, input(0)),
+                       copy(output(0), scratch(0, 0))}};
+  leave_out_copies(s);
+  ASSERT_EQ(s.steps.size(), 2u);
+  EXPECT_EQ(s.steps[0].slot, output(0));
+  EXPECT_TRUE(s.steps[0].final);
 }
 
 TEST(Verifier, CountsRoundsAndSeesRankOrder) {
@@ -247,11 +309,11 @@ TEST(Verifier, CountsRoundsAndSeesRankOrder) {
     return Schedule{.steps = {combine(output(0), {local(input(0)), from(1)}, true), send(0, output(0)),
                               send(1, output(0))}};
   };
-  const Proof proof = verify(chain, all_reduce, 3, 0, true);
+  const Proof proof = verify(chain, all_reduce, 3, 0, InPlace::all);
   EXPECT_EQ(proof.error, "");
   EXPECT_TRUE(proof.rank_order);  // x2 + (x1 + x0)
   EXPECT_EQ(proof.rounds, 3);
-  EXPECT_FALSE(verify(ring, all_reduce, 3, 0, true).rank_order);
+  EXPECT_FALSE(verify(ring, all_reduce, 3, 0, InPlace::all).rank_order);
 }
 
 }  // namespace

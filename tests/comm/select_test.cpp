@@ -50,7 +50,7 @@ TEST(Select, DeterministicRoundsOnce) {
 TEST(Select, EveryChoiceIsProvedForItsGroup) {
   for (const Question& q : questions())
     if (q.size <= 9) {
-      const Proof proof = verify(select(q).schedule, q.collective, q.size, 0, false);
+      const Proof proof = verify(select(q).schedule, q.collective, q.size, 0, InPlace::none);
       ASSERT_TRUE(proof) << proof.error;
     }
 }
