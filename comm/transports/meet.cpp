@@ -20,6 +20,8 @@ constexpr std::uint32_t protocol_version = 1;
 constexpr std::size_t most_gifts = 4;
 constexpr std::size_t most_strangers = 64;
 constexpr auto stranger_limit = std::chrono::seconds(5);
+/// So many are accepted before those that are there are read: a peer that has said hello is no stranger then.
+constexpr int accepts_a_turn = 32;
 
 struct Hello {
   char magic[8];
@@ -150,12 +152,14 @@ class Meeting {
   }
 
   void accept_strangers() {
-    for (;;) {
+    for (int i = 0; i < accepts_a_turn; ++i) {
       Descriptor socket(accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!socket) {
         if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM)
+        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
+          if (drop_oldest_stranger()) continue;
           fail_errno("accept4", "(ulimit -n raises the limit)");
+        }
         continue;  // that connection ended before it was accepted
       }
       if (!same_user(socket.get())) continue;
@@ -166,12 +170,19 @@ class Meeting {
     }
   }
 
+  static bool is_stranger(const Guest& g) { return !g.called; }
+
   /// Strangers beyond a number are dropped, the oldest first.
   void make_room() {
-    const auto stranger = [](const Guest& g) { return !g.called; };
-    if (static_cast<std::size_t>(std::count_if(guests_.begin(), guests_.end(), stranger)) >
+    if (static_cast<std::size_t>(std::count_if(guests_.begin(), guests_.end(), is_stranger)) >
         most_strangers + missing_.size())
-      guests_.erase(std::find_if(guests_.begin(), guests_.end(), stranger));
+      drop_oldest_stranger();
+  }
+  bool drop_oldest_stranger() {
+    const auto guest = std::find_if(guests_.begin(), guests_.end(), is_stranger);
+    if (guest == guests_.end()) return false;
+    guests_.erase(guest);
+    return true;
   }
 
   /// On a unix socket only processes of this user may be peers.

@@ -106,13 +106,21 @@ std::vector<Interface> interfaces() {
 }
 
 Descriptor listen_tcp(const SocketAddress& address) {
+  Descriptor socket = listen_tcp_if_free(address);
+  if (!socket) fail_errno("bind", address.text() + " (a free port?)");
+  return socket;
+}
+
+Descriptor listen_tcp_if_free(const SocketAddress& address) {
   Descriptor socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) fail_errno("socket", "for " + address.text());
   const int on = 1;
   setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (bind(socket.get(), address.get(), address.size) != 0)
-    fail_errno("bind", address.text() + " (an address of this host, and a free port?)");
-  if (listen(socket.get(), 1024) != 0) fail_errno("listen", address.text());
+  if (bind(socket.get(), address.get(), address.size) != 0 || listen(socket.get(), 1024) != 0) {
+    if (errno != EADDRINUSE) fail_errno("bind", address.text() + " (an address of this host?)");
+    socket.close();
+    errno = EADDRINUSE;
+  }
   return socket;
 }
 
@@ -126,6 +134,24 @@ Descriptor start_connect(const SocketAddress& address, const std::string& conges
   set_tcp_options(socket.get());
   return socket;
 }
+
+namespace {
+
+bool calls_itself(int socket) {
+  const SocketAddress here = local_address(socket);
+  SocketAddress there;
+  there.size = sizeof there.storage;
+  return getpeername(socket, there.get(), &there.size) == 0 && here.text() == there.text();
+}
+
+/// Without the minute in which its port would still be taken.
+void reset(Descriptor& socket) {
+  const linger at_once{1, 0};
+  setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  socket.close();
+}
+
+}  // namespace
 
 Descriptor connect_tcp(const SocketAddress& address, Deadline deadline) {
   Descriptor socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -145,6 +171,11 @@ Descriptor connect_tcp(const SocketAddress& address, Deadline deadline) {
       return {};
     }
   }
+  if (calls_itself(socket.get())) {
+    reset(socket);
+    errno = ECONNREFUSED;
+    return {};
+  }
   set_tcp_options(socket.get());
   return socket;
 }
@@ -163,6 +194,11 @@ void set_tcp_options(int socket) {
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
+void limit_unacknowledged(int socket, std::chrono::milliseconds limit) {
+  const auto ms = static_cast<unsigned>(limit.count());
+  setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
 }
 
 void limit_unsent(int socket, int bytes) {

@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -45,13 +46,19 @@ std::vector<Interface> interfaces();
 
 /// Bound to exactly this address, never to all; port 0 takes a free one. Non-blocking.
 Descriptor listen_tcp(const SocketAddress&);
+/// The same; empty if the port is taken.
+Descriptor listen_tcp_if_free(const SocketAddress&);
 /// Non-blocking, still connecting; TCP_NODELAY. `congestion`: see set_congestion_control().
 Descriptor start_connect(const SocketAddress&, const std::string& congestion = "system");
-/// Connected or empty, with errno set.
+/// Connected or empty, with errno set. ECONNREFUSED too where nobody listens and the kernel has given the
+/// socket the very port that it calls, which connects it with itself.
 Descriptor connect_tcp(const SocketAddress&, Deadline);
 SocketAddress local_address(int socket);
 /// TCP_NODELAY, and keep-alive probes that find a dead host within about ten seconds of silence.
 void set_tcp_options(int socket);
+/// A peer that has not acknowledged what was sent by then is lost (keep-alive does not probe meanwhile). Not
+/// for data: a live peer that reads nothing for so long would be lost, too.
+void limit_unacknowledged(int socket, std::chrono::milliseconds);
 /// A socket takes no more bytes while so many have not been sent yet.
 void limit_unsent(int socket, int bytes);
 

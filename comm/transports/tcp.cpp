@@ -1,6 +1,5 @@
 #include "comm/transports/tcp.h"
 
-#include <sys/resource.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <cstring>
 
 #include "comm/core/error.h"
+#include "comm/transports/open_files.h"
 
 namespace rz {
 
@@ -38,14 +38,6 @@ constexpr auto grace_for_goodbye = std::chrono::milliseconds(500);
 
 constexpr int first_data_socket = 1;  // 0 is control, 1 point_to_point, 2 and up collective
 
-void check_open_files(std::size_t need) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  require(need + 32 <= limit.rlim_cur, Errc::system, "TCP links need ", need, " sockets, but only ",
-          limit.rlim_cur,
-          " files may be open in this process; raise the limit (ulimit -n), or lower RZ_SOCKETS");
-}
-
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 }  // namespace
@@ -59,7 +51,8 @@ TcpLinks::TcpLinks(int rank, std::vector<int> peers, int sockets, std::string co
       poller_(poller),
       waiting_(waiting) {
   if (peers_.empty()) return;
-  check_open_files(peers_.size() * static_cast<std::size_t>(sockets_ + 2));
+  require_open_files(peers_.size() * static_cast<std::size_t>(sockets_ + 2),
+                     str("rank ", rank_, ": TCP to ", peers_.size(), " ranks"), ", or lower RZ_SOCKETS");
   listener_ = listen_tcp(bind_to);
   set_congestion_control(listener_.get(), congestion_);
   address_ = local_address(listener_.get()).text();

@@ -71,7 +71,8 @@ struct Wire {
 
 class TcpLinks {
  public:
-  /// Listens on `bind_to` unless there are no peers. Errc::system if the limit of open files is too low.
+  /// Listens on `bind_to` unless there are no peers. Raises the soft limit of open files as far as needed;
+  /// Errc::system if the hard one is too low.
   TcpLinks(int rank, std::vector<int> peers, int sockets, std::string congestion,
            const SocketAddress& bind_to, Poller&, WaitForGraph&);
   /// Says goodbye; what the kernel has taken still arrives.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <thread>
 #include <vector>
@@ -386,9 +387,7 @@ TEST(Tcp, RunsOverIpv6) {
 
 TEST(Tcp, TooFewFilesIsSaidBeforeItHurts) {
   test::expect_processes(2, [](int rank, std::shared_ptr<Store> store) {
-    rlimit limit{};
-    getrlimit(RLIMIT_NOFILE, &limit);
-    limit.rlim_cur = 32;
+    const rlimit limit{32, 32};
     setrlimit(RLIMIT_NOFILE, &limit);
     try {
       test::connect(rank, 2, *store, {"tcp", "", 16});
@@ -399,6 +398,53 @@ TEST(Tcp, TooFewFilesIsSaidBeforeItHurts) {
     }
     ADD_FAILURE() << "18 sockets within 32 files";
   });
+}
+
+TEST(Tcp, TheSoftLimitOfOpenFilesIsRaised) {
+  test::expect_processes(2, [](int rank, std::shared_ptr<Store> store) {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 32;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    const auto t = test::connect(rank, 2, *store, {"tcp", "", 16});
+    test::exchange_streams(*t, rank, 2, {5, 50'000, 3});
+  });
+}
+
+TEST(Tcp, StrangersThatTakeDescriptorsKeepNoPeerOut) {
+  test::expect_processes(2, [](int rank, std::shared_ptr<Store> store) {
+    std::vector<Descriptor> strangers;
+    const auto attack = [&](Store& s) {
+      if (rank == 0) {  // its listener is open, its peers' sockets are not
+        const int next = Descriptor(dup(0)).get();
+        const rlimit limit{static_cast<rlim_t>(next) + 40, static_cast<rlim_t>(next) + 40};
+        setrlimit(RLIMIT_NOFILE, &limit);
+        return;
+      }
+      const auto address = resolve(parse_host_port(tcp_address(s.get("at/0", soon())))).front();
+      for (int i = 0; i < 60; ++i) strangers.push_back(connect_tcp(address, soon()));
+    };
+    HookStore hooked(store, attack);
+    const auto t = test::connect(rank, 2, hooked, {"tcp"});
+    test::exchange_streams(*t, rank, 2, {5, 50'000, 3});
+  });
+}
+
+// A socket that calls a port of its own range may be given that very port, and then it calls itself.
+TEST(Address, NobodyConnectsToItself) {
+  int low = 0;
+  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> low;
+  SocketAddress address = resolve({"127.0.0.1", 0}).front();
+  for (int port = low;; port += 2) {  // the kernel takes ports of this parity for calls first
+    address.set_port(port);
+    const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (bind(socket.get(), address.get(), address.size) == 0) break;
+  }
+  for (int i = 0; i < 60'000; ++i) {
+    const Descriptor socket = connect_tcp(address, soon());
+    ASSERT_FALSE(socket) << "after " << i << " tries " << local_address(socket.get()).text()
+                         << " is connected, and nobody listens there";
+  }
 }
 
 TEST(Address, ParsesAndJoins) {
