@@ -58,10 +58,23 @@ std::string missing_key(std::string_view key, std::string_view where) {
              " before the deadline; is every rank running, with the same rendezvous?");
 }
 
+/// Under the lock.
+void KeyTable::put(const std::string& key, std::string value) {
+  constexpr std::size_t bytes_of_an_entry = 128;
+  const auto old = values_.find(key);
+  const std::size_t others =
+      bytes_ - (old == values_.end() ? 0 : bytes_of_an_entry + key.size() + old->second.size());
+  const std::size_t more = bytes_of_an_entry + key.size() + value.size();
+  require(more <= max_bytes_ - others, Errc::rendezvous, "the store is full: key '", key, "' needs ", more,
+          " bytes, and ", others, " of ", max_bytes_, " are taken");
+  values_[key] = std::move(value);
+  bytes_ = others + more;
+}
+
 void KeyTable::set(std::string_view key, std::string_view value) {
   {
     const std::lock_guard lock(mutex_);
-    values_[std::string(key)] = value;
+    put(std::string(key), std::string(value));
   }
   changed_.notify_all();
 }
@@ -70,9 +83,9 @@ std::int64_t KeyTable::add(std::string_view key, std::int64_t amount) {
   std::int64_t sum = 0;
   {
     const std::lock_guard lock(mutex_);
-    std::string& value = values_[std::string(key)];
-    sum = (value.empty() ? 0 : parse_counter(key, value)) + amount;
-    value = str(sum);
+    const auto old = values_.find(std::string(key));
+    sum = (old == values_.end() || old->second.empty() ? 0 : parse_counter(key, old->second)) + amount;
+    put(std::string(key), str(sum));
   }
   changed_.notify_all();
   return sum;

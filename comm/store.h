@@ -29,9 +29,27 @@ std::shared_ptr<Store> memory_store();
 /// never sees half of one. The directory must be empty at the start of a job.
 std::shared_ptr<Store> file_store(const std::string& directory);
 
-/// "host:port", IPv4, IPv6 ("[::1]:29500") or a name. With `serve`, this process also runs the server (rank 0
-/// does), on a thread that ends with the store; port 0 takes a free one. Errc::rendezvous names address and
-/// reason.
+struct TcpStoreOptions {
+  bool serve = false;  ///< run the server too (rank 0 does), on a thread that ends with the store
+  std::chrono::milliseconds timeout = std::chrono::seconds(30);  ///< of the rendezvous: to listen or connect
+  /// What tells the launch from every other; at most 1,024 bytes. It goes into every request, and the server
+  /// refuses those of another launch.
+  std::string launch;
+  int size = 0;  ///< ranks that will come: the server's limit of clients follows from it; 0: not known
+  /// The server listens on the first free one of so many ports from the address's on, and clients search them
+  /// for the server of their launch, passing over all else that listens there. More than one needs a
+  /// `launch`.
+  int ports = 1;
+  /// The server drops connections that have sent no request by then.
+  std::chrono::milliseconds stranger_limit = std::chrono::seconds(10);
+};
+
+/// "host:port", IPv4, IPv6 ("[::1]:29500") or a name; port 0 takes a free one. A port that is taken, and a
+/// server that is not up yet, are tried again until the timeout. It may be opened long before its use: a
+/// connection that has ended is made again. Errc::rendezvous names address and reason, and both launches
+/// where the server is another launch's; Errc::system the limit of open files where a group of `size` ranks
+/// does not fit into it (the soft limit is raised as far as needed).
+std::shared_ptr<Store> tcp_store(const std::string& address, const TcpStoreOptions&);
 std::shared_ptr<Store> tcp_store(const std::string& address, bool serve = false,
                                  std::chrono::milliseconds timeout = std::chrono::seconds(30));
 /// The port that a serving tcp_store listens on; 0 for any other store.

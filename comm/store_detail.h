@@ -2,6 +2,8 @@
 /// What the stores have in common. Not for users.
 
 #include <condition_variable>
+#include <cstddef>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -14,6 +16,9 @@ namespace rz {
 /// Keys and values of one process, thread-safe: the memory store, and the server side of the TCP store.
 class KeyTable {
  public:
+  /// Errc::rendezvous from set() and add() once keys and values would take more than so many bytes.
+  explicit KeyTable(std::size_t max_bytes = std::numeric_limits<std::size_t>::max())
+      : max_bytes_(max_bytes) {}
   void set(std::string_view key, std::string_view value);
   std::int64_t add(std::string_view key, std::int64_t amount);
   /// Empty once the deadline has passed.
@@ -21,6 +26,10 @@ class KeyTable {
   std::optional<std::string> find(std::string_view key);
 
  private:
+  void put(const std::string& key, std::string value);
+
+  const std::size_t max_bytes_;
+  std::size_t bytes_ = 0;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::string> values_;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
@@ -35,6 +36,14 @@ std::string file_name(std::string_view key) {
   }
   require(name.size() < 240, Errc::invalid_argument, "key '", key, "' is too long for a file_store");
   return name + "=";
+}
+
+void write_all(int file, std::string_view bytes, const std::string& name) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(file, bytes.data(), bytes.size());
+    if (n < 0 && errno != EINTR) fail_errno("write", name);
+    if (n > 0) bytes.remove_prefix(static_cast<std::size_t>(n));
+  }
 }
 
 class FileStore final : public Store {
@@ -83,10 +92,12 @@ class FileStore final : public Store {
 
   void replace(const std::string& file, std::string_view value) const {
     const std::string temporary = str(directory_, "/new-", random_hex());
-    std::ofstream out(temporary, std::ios::binary);
-    out.write(value.data(), static_cast<std::streamsize>(value.size()));
-    out.close();
-    if (!out || std::rename(temporary.c_str(), file.c_str()) != 0) fail_errno("write and rename", file);
+    {
+      const Descriptor out(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+      if (!out) fail_errno("open", temporary);
+      write_all(out.get(), value, temporary);
+    }
+    if (std::rename(temporary.c_str(), file.c_str()) != 0) fail_errno("rename", file);
   }
 
   std::string directory_;

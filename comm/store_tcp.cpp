@@ -1,343 +1,324 @@
 #include <poll.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <list>
 #include <mutex>
 #include <thread>
 
 #include "comm/core/error.h"
 #include "comm/store.h"
 #include "comm/store_detail.h"
+#include "comm/store_server.h"
+#include "comm/store_wire.h"
 #include "comm/transports/socket.h"
-
-// One request, one answer, on a connection that stays. Fixed header, lengths checked before anything is read;
-// who breaks the rules is disconnected, and nobody else notices.
 
 namespace rz {
 
 namespace {
 
-constexpr std::uint32_t request_magic = 0x31515a52;  // "RZQ1": the version is part of it
-constexpr std::uint32_t answer_magic = 0x31415a52;   // "RZA1"
-constexpr std::uint32_t longest_key = 1024, longest_value = 1 << 20;
-constexpr std::size_t most_clients = 4096;
-/// A client that has not sent a whole first request by then is dropped.
-constexpr auto patience_with_strangers = std::chrono::seconds(10);
+using std::chrono::milliseconds;
+using store_wire::Answer;
+using store_wire::Request;
 
-struct Request {
-  enum Kind : std::uint32_t { set = 1, get = 2, add = 3 };
-  std::uint32_t magic = request_magic;
-  std::uint32_t kind = 0;
-  std::uint32_t key_bytes = 0, value_bytes = 0;
-  std::int64_t number = 0;  ///< add: amount; get: milliseconds to wait
-};
-static_assert(sizeof(Request) == 24);
+/// For the server to answer what it can answer at once.
+constexpr auto patience = std::chrono::seconds(30);
+/// For one address to accept a connection and answer a hello: at first, and after some rounds. One that is
+/// silent must not keep the others from being tried.
+constexpr milliseconds first_patience_with_an_address{500}, max_patience_with_an_address{8000};
 
-struct Answer {
-  enum Status : std::uint32_t { ok = 0, timeout = 1, refused = 2 };
-  std::uint32_t magic = answer_magic;
-  std::uint32_t status = ok;
-  std::uint32_t value_bytes = 0, unused = 0;
-  std::int64_t number = 0;
-};
-static_assert(sizeof(Answer) == 24);
-
-bool valid(const Request& r) {
-  return r.magic == request_magic && r.kind >= Request::set && r.kind <= Request::add &&
-         r.key_bytes <= longest_key && r.value_bytes <= longest_value &&
-         (r.kind == Request::set || !r.value_bytes);
+Deadline earlier(milliseconds limit, Deadline deadline) {
+  return Deadline::after(std::min<Deadline::Clock::duration>(limit, deadline.remaining()));
 }
 
-// ---- server ----
+// ---- one connection, for one call at a time
 
-class Server {
+/// Its errors say what is wrong and leave it to the caller to say where.
+class Line {
  public:
-  explicit Server(Descriptor listener) : listener_(std::move(listener)), stop_(eventfd(0, EFD_CLOEXEC)) {
-    if (!stop_) fail_errno("eventfd");
-    thread_ = std::thread([this] { run(); });
+  explicit Line(Descriptor socket) : socket_(std::move(socket)) {}
+
+  std::pair<Answer, std::string> call(std::string_view bytes, Deadline deadline) {
+    send_all(bytes, deadline);
+    Answer answer;
+    receive_all(&answer, sizeof answer, deadline);
+    require(answer.magic == store_wire::answer_magic && answer.value_bytes <= store_wire::max_value,
+            Errc::rendezvous, "it is no store of this version of ringzero");
+    std::string text(answer.value_bytes, '\0');
+    receive_all(text.data(), text.size(), deadline);
+    return {answer, std::move(text)};
   }
-  ~Server() {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto n = ::write(stop_.get(), &one, sizeof one);
-    thread_.join();
+  /// While it is idle nothing comes, but for its end.
+  bool alive() const {
+    char c;
+    return ::recv(socket_.get(), &c, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
   }
+  int fd() const { return socket_.get(); }
 
  private:
-  struct Client {
-    Descriptor socket;
-    Deadline patience;
-    std::string in, out;
-    bool trusted = false;  ///< has sent a whole request
-    std::string waiting_for;
-    bool waiting = false;
-    Deadline until = Deadline::after({});
-  };
-
-  void run() {
-    for (;;) {
-      std::vector<pollfd> fds{{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
-      for (const Client& c : clients_)
-        fds.push_back({c.socket.get(), static_cast<short>(c.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
-      if (poll(fds.data(), fds.size(), timeout()) < 0 && errno != EINTR) return;
-      if (fds[0].revents) return;
-      std::size_t i = 2;
-      for (auto c = clients_.begin(); c != clients_.end(); ++i)
-        c = keep(*c, fds[i].revents) ? std::next(c) : clients_.erase(c);
-      answer_waiting();
-      if (fds[1].revents) accept_clients();
+  void send_all(std::string_view bytes, Deadline deadline) {
+    while (!bytes.empty()) {
+      const ssize_t n = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (n > 0) bytes.remove_prefix(static_cast<std::size_t>(n));
+      if (n < 0) await(POLLOUT, deadline);
     }
   }
 
-  /// Until the next deadline of a client.
-  int timeout() const {
-    int ms = 1000;
-    for (const Client& c : clients_) {
-      if (c.waiting) ms = c.until.poll_ms(ms);
-      if (!c.trusted) ms = c.patience.poll_ms(ms);
-    }
-    return ms;
-  }
-
-  void accept_clients() {
-    for (;;) {
-      Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (!socket) return;
-      if (clients_.size() >= most_clients) continue;
-      set_tcp_options(socket.get());
-      clients_.push_back({std::move(socket), Deadline::after(patience_with_strangers), {}, {}});
+  void receive_all(void* to, std::size_t size, Deadline deadline) {
+    auto* at = static_cast<char*>(to);
+    while (size) {
+      const ssize_t n = ::recv(socket_.get(), at, size, 0);
+      require(n != 0, Errc::rendezvous, "it hung up; did rank 0 end?");
+      if (n < 0) await(POLLIN, deadline);
+      if (n > 0) at += n, size -= static_cast<std::size_t>(n);
     }
   }
 
-  bool keep(Client& c, short events) {
-    if (!c.trusted && c.patience.expired()) return false;
-    if (events & (POLLIN | POLLHUP | POLLERR)) {
-      char bytes[65536];
-      const ssize_t n = ::recv(c.socket.get(), bytes, sizeof bytes, 0);
-      if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return false;
-      if (n > 0) c.in.append(bytes, static_cast<std::size_t>(n));
-    }
-    return serve(c) && flush(c);
+  /// After a call that returned -1.
+  void await(short events, Deadline deadline) {
+    require(errno == EAGAIN || errno == EINTR, Errc::rendezvous, std::strerror(errno));
+    require(!deadline.expired(), Errc::rendezvous, "it does not answer");
+    pollfd p{socket_.get(), events, 0};
+    poll(&p, 1, deadline.poll_ms(1000));
   }
 
-  /// Every whole request that is there. False: a malformed one.
-  bool serve(Client& c) {
-    while (!c.waiting && c.in.size() >= sizeof(Request)) {
-      Request r;
-      std::memcpy(&r, c.in.data(), sizeof r);
-      if (!valid(r)) return false;
-      const std::size_t size = sizeof r + r.key_bytes + r.value_bytes;
-      if (c.in.size() < size) return true;
-      perform(c, r, c.in.substr(sizeof r, r.key_bytes), c.in.substr(sizeof r + r.key_bytes, r.value_bytes));
-      c.in.erase(0, size);
-      c.trusted = true;
-    }
-    // While one request waits, its client has nothing to say.
-    return c.in.size() <= sizeof(Request) + longest_key + longest_value;
-  }
-
-  void perform(Client& c, const Request& r, std::string key, std::string value) {
-    if (r.kind == Request::set) {
-      table_.set(key, value);
-      answer(c, Answer::ok, {}, 0);
-    } else if (r.kind == Request::add) {
-      try {
-        answer(c, Answer::ok, {}, table_.add(key, r.number));
-      } catch (const Error& e) {
-        answer(c, Answer::refused, e.what(), 0);
-      }
-    } else if (auto found = table_.find(key)) {
-      answer(c, Answer::ok, *found, 0);
-    } else {
-      c.waiting = true;
-      c.waiting_for = std::move(key);
-      c.until = Deadline::after(std::chrono::milliseconds(std::clamp<std::int64_t>(r.number, 0, 86'400'000)));
-    }
-  }
-
-  void answer_waiting() {
-    for (Client& c : clients_) {
-      if (!c.waiting) continue;
-      const auto found = table_.find(c.waiting_for);
-      if (!found && !c.until.expired()) continue;
-      c.waiting = false;
-      answer(c, found ? Answer::ok : Answer::timeout, found.value_or(""), 0);
-      flush(c);
-    }
-  }
-
-  static void answer(Client& c, Answer::Status status, const std::string& value, std::int64_t number) {
-    const Answer a{answer_magic, status, static_cast<std::uint32_t>(value.size()), 0, number};
-    c.out.append(reinterpret_cast<const char*>(&a), sizeof a).append(value);
-  }
-
-  static bool flush(Client& c) {
-    if (c.out.empty()) return true;
-    const ssize_t n = ::send(c.socket.get(), c.out.data(), c.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n > 0) c.out.erase(0, static_cast<std::size_t>(n));
-    return n > 0 || errno == EAGAIN || errno == EINTR;
-  }
-
-  Descriptor listener_, stop_;
-  KeyTable table_;
-  std::list<Client> clients_;
-  std::thread thread_;
+  Descriptor socket_;
 };
 
-// ---- client ----
+// ---- where the server is
+
+/// Searches addresses and ports for the server of a launch.
+class Search {
+ public:
+  Search(const std::string& launch) : launch_(launch) {}
+
+  /// A connection whose hello was answered, or none, and why() says why.
+  std::optional<Line> try_address(const SocketAddress& address, Deadline deadline) {
+    refused_ = false;
+    Descriptor socket = connect_tcp(address, deadline);
+    if (!socket) {
+      refused_ = errno == ECONNREFUSED;
+      return fails(str("connect to ", address.text(), ": ", std::strerror(errno)));
+    }
+    try {
+      Line line(std::move(socket));
+      const auto [answer, text] = line.call(to_bytes(Request{.kind = Request::hello}, launch_), deadline);
+      if (answer.status == Answer::ok) return line;
+      if (answer.status != Answer::stranger) return fails(str(address.text(), ": ", text));
+      stranger_ = str("the store at ", address.text(), " is that of launch '", text, "', and this one is '",
+                      launch_, "'");
+      return std::nullopt;
+    } catch (const Error& e) {
+      return fails(str(address.text(), " took the connection, but ", e.what()));
+    }
+  }
+  std::nullopt_t fails(std::string why) {
+    why_ = std::move(why);
+    return std::nullopt;
+  }
+  /// Another launch's store is the cause, whatever else is wrong.
+  const std::string& why() const { return stranger_.empty() ? why_ : stranger_; }
+  /// At the last address nobody listens.
+  bool refused() const { return refused_; }
+
+ private:
+  const std::string& launch_;
+  std::string why_ = "no address", stranger_;
+  bool refused_ = false;
+};
+
+/// Calls `f` again and again, with pauses, until it returns something or the deadline has passed.
+template <class F>
+auto repeat_until(Deadline deadline, const F& f) -> decltype(f()) {
+  for (auto pause = milliseconds(5);; pause = std::min(pause * 2, milliseconds(500))) {
+    if (auto result = f()) return result;
+    if (deadline.expired()) return {};
+    std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(pause, deadline.remaining()));
+  }
+}
 
 class TcpStore final : public Store {
  public:
-  TcpStore(const std::string& address, bool serve, Deadline deadline)
-      : address_(address), where_(parse_host_port(address)) {
-    require(serve || where_.port != 0, Errc::config, "address '", address,
-            "': port 0 is for the server only");
-    if (serve) start_server();
-    idle_.push_back(connect(where_, deadline));
-    local_address_ = rz::local_address(idle_.back().get()).host();
+  TcpStore(const std::string& address, const TcpStoreOptions& options)
+      : address_(address), options_(options), where_(parse_host_port(address)) {
+    check();
+    const Deadline deadline = Deadline::after(options.timeout);
+    if (options.serve) start_server(deadline);
+    idle_.push_back(find_server(deadline));
+    local_address_ = rz::local_address(idle_.back().fd()).host();
   }
 
   void set(std::string_view key, std::string_view value) override {
-    call({request_magic, Request::set, 0, 0, 0}, key, value, Deadline::after(patience));
+    call({.kind = Request::set}, key, value, Deadline::after(patience));
   }
 
   std::string get(std::string_view key, Deadline deadline) override {
-    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
-    return call({request_magic, Request::get, 0, 0, ms.count()}, key, {}, Deadline::after(ms + patience))
-        .second;
+    const auto ms = std::chrono::ceil<milliseconds>(deadline.remaining());
+    return call({.kind = Request::get, .number = ms.count()}, key, {}, Deadline::after(ms + patience)).second;
   }
 
   std::int64_t add(std::string_view key, std::int64_t amount) override {
-    return call({request_magic, Request::add, 0, 0, amount}, key, {}, Deadline::after(patience)).first;
+    return call({.kind = Request::add, .number = amount}, key, {}, Deadline::after(patience)).first;
   }
 
   int port() const { return port_; }
   const std::string& local_address() const { return local_address_; }
 
  private:
-  /// For the server to answer what it can answer at once.
-  static constexpr auto patience = std::chrono::seconds(30);
+  void check() const {
+    require(options_.serve || where_.port != 0, Errc::config, "address '", address_,
+            "': port 0 is for the server only");
+    require(options_.launch.size() <= store_wire::max_launch, Errc::config, "the launch's identity has ",
+            options_.launch.size(), " bytes; at most ", store_wire::max_launch);
+    require(options_.ports >= 1 && (options_.ports == 1 || !options_.launch.empty()), Errc::invalid_argument,
+            options_.ports, " ports for the store at ", address_,
+            "; more than one needs a launch, by which clients know the server");
+  }
+
+  /// The ports to try, as far as there are so many.
+  std::vector<int> ports() const {
+    std::vector<int> all{where_.port};
+    while (where_.port && static_cast<int>(all.size()) < options_.ports && all.back() < 65535)
+      all.push_back(all.back() + 1);
+    return all;
+  }
+
+  void start_server(Deadline deadline) {
+    Descriptor listener = open_listener(deadline);
+    where_.port = port_ = rz::local_address(listener.get()).port();
+    server_ = std::make_unique<StoreServer>(
+        std::move(listener), StoreServer::Options{options_.launch, options_.size, options_.stranger_limit});
+  }
 
   /// On the first address of the name that other hosts can reach, if it has one.
-  void start_server() {
+  Descriptor open_listener(Deadline deadline) const {
     try {
       const auto addresses = resolve(where_);
       auto at = std::find_if(addresses.begin(), addresses.end(), [](auto& a) { return !a.loopback(); });
       if (at == addresses.end()) at = addresses.begin();
-      Descriptor listener = listen_tcp(*at);
-      where_.port = port_ = rz::local_address(listener.get()).port();
-      server_ = std::make_unique<Server>(std::move(listener));
+      Descriptor listener = repeat_until(deadline, [&] { return listen_on(*at); });
+      require(static_cast<bool>(listener), Errc::rendezvous, "bind ", at->text(),
+              options_.ports > 1 ? str(" and the ", options_.ports - 1, " ports after it") : "", ": ",
+              std::strerror(EADDRINUSE));
+      return listener;
     } catch (const Error& e) {
       fail(Errc::rendezvous, "cannot serve a store at ", address_, ": ", e.what());
     }
   }
 
-  /// Again and again until the deadline: the server may not be up yet.
-  Descriptor connect(const HostPort& where, Deadline deadline) const {
-    std::string reason = "no address";
-    for (auto pause = std::chrono::milliseconds(5);;
-         pause = std::min(pause * 2, std::chrono::milliseconds(500))) {
-      try {
-        for (const auto& address : resolve(where)) {
-          if (Descriptor socket = connect_tcp(address, deadline)) return socket;
-          reason = str("connect to ", address.text(), ": ", std::strerror(errno));
-        }
-      } catch (const Error& e) {
-        reason = e.what();
-      }
-      require(!deadline.expired(), Errc::rendezvous, "no store at ", address_, " before the deadline (",
-              reason, "); is rank 0 running there, and the port open?");
-      std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(pause, deadline.remaining()));
+  /// Empty: all ports are taken.
+  Descriptor listen_on(SocketAddress address) const {
+    for (const int port : ports()) {
+      address.set_port(port);
+      if (Descriptor listener = listen_tcp_if_free(address)) return listener;
     }
+    return {};
+  }
+
+  /// The server may not be up yet, and something else may listen where it will.
+  Line find_server(Deadline deadline) {
+    Search search(options_.launch);
+    auto patience = first_patience_with_an_address;
+    auto found = repeat_until(deadline, [&] {
+      auto line = search_once(search, patience, deadline);
+      patience = std::min(patience * 2, max_patience_with_an_address);
+      return line;
+    });
+    require(found.has_value(), Errc::rendezvous, "no store at ", address_, " before the deadline (",
+            search.why(), "); is rank 0 running there, and the port open?");
+    return *std::move(found);
+  }
+
+  std::optional<Line> search_once(Search& search, milliseconds patience, Deadline deadline) {
+    try {
+      const auto addresses = resolve(where_);
+      for (const int port : server_ ? std::vector{port_} : ports())
+        for (SocketAddress address : addresses) {
+          address.set_port(port);
+          auto line = search.try_address(address, earlier(patience, deadline));
+          if (!line) continue;
+          server_address_ = address;
+          return line;
+        }
+    } catch (const Error& e) {
+      search.fails(e.what());
+    }
+    return std::nullopt;
+  }
+
+  /// As before; but where nobody listens any more, nobody will.
+  Line reconnect(std::string_view key, Deadline deadline) const {
+    Search search(options_.launch);
+    auto line = repeat_until(deadline, [&] {
+      auto found = search.try_address(server_address_, earlier(max_patience_with_an_address, deadline));
+      if (search.refused()) broken(key, "nobody listens there any more; did rank 0 end?");
+      return found;
+    });
+    if (!line) broken(key, search.why());
+    return *std::move(line);
   }
 
   std::pair<std::int64_t, std::string> call(Request request, std::string_view key, std::string_view value,
                                             Deadline deadline) {
-    require(key.size() <= longest_key, Errc::invalid_argument, "a key of ", key.size(), " bytes; at most ",
-            longest_key);
-    require(value.size() <= longest_value, Errc::invalid_argument, "the value of key '", key, "' has ",
-            value.size(), " bytes; at most ", longest_value);
-    request.key_bytes = static_cast<std::uint32_t>(key.size());
-    request.value_bytes = static_cast<std::uint32_t>(value.size());
-    std::string bytes(reinterpret_cast<const char*>(&request), sizeof request);
-    bytes.append(key).append(value);
-    Descriptor socket = take(deadline);
-    send_all(socket, bytes, key, deadline);
-    Answer answer;
-    receive_all(socket, &answer, sizeof answer, key, deadline);
-    if (answer.magic != answer_magic || answer.value_bytes > longest_value)
-      broken(key, "it is no store of ringzero");
-    std::string text(answer.value_bytes, '\0');
-    receive_all(socket, text.data(), text.size(), key, deadline);
-    give_back(std::move(socket));
+    require(key.size() <= store_wire::max_key, Errc::invalid_argument, "a key of ", key.size(),
+            " bytes; at most ", store_wire::max_key);
+    require(value.size() <= store_wire::max_value, Errc::invalid_argument, "the value of key '", key,
+            "' has ", value.size(), " bytes; at most ", store_wire::max_value);
+    Line line = take(key, deadline);
+    auto [answer, text] = [&] {
+      try {
+        return line.call(to_bytes(request, options_.launch, key, value), deadline);
+      } catch (const Error& e) {
+        broken(key, e.what());
+      }
+    }();
+    give_back(std::move(line));
     if (answer.status == Answer::timeout) fail(Errc::timeout, missing_key(key, "the store at " + address_));
     if (answer.status == Answer::refused) fail(Errc::rendezvous, text);
+    if (answer.status == Answer::stranger) broken(key, str("it is that of launch '", text, "' now"));
     return {answer.number, std::move(text)};
   }
 
   /// A connection that no other call is using: a get that waits must not keep a set from being heard.
-  Descriptor take(Deadline deadline) {
+  Line take(std::string_view key, Deadline deadline) {
     {
       const std::lock_guard lock(mutex_);
-      if (!idle_.empty()) {
-        Descriptor socket = std::move(idle_.back());
+      while (!idle_.empty()) {
+        Line line = std::move(idle_.back());
         idle_.pop_back();
-        return socket;
+        if (line.alive()) return line;
       }
     }
-    return connect(where_, deadline);
+    return reconnect(key, deadline);
   }
-  void give_back(Descriptor socket) {
+  void give_back(Line line) {
     const std::lock_guard lock(mutex_);
-    idle_.push_back(std::move(socket));
-  }
-
-  void send_all(const Descriptor& socket, std::string_view bytes, std::string_view key, Deadline deadline) {
-    while (!bytes.empty()) {
-      const ssize_t n = ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (n > 0) bytes.remove_prefix(static_cast<std::size_t>(n));
-      if (n < 0) await(socket, POLLOUT, key, deadline);
-    }
-  }
-
-  void receive_all(const Descriptor& socket, void* to, std::size_t size, std::string_view key,
-                   Deadline deadline) {
-    auto* at = static_cast<char*>(to);
-    while (size) {
-      const ssize_t n = ::recv(socket.get(), at, size, 0);
-      if (n == 0) broken(key, "it hung up; did rank 0 end?");
-      if (n < 0) await(socket, POLLIN, key, deadline);
-      if (n > 0) at += n, size -= static_cast<std::size_t>(n);
-    }
-  }
-
-  /// After a call that returned -1.
-  void await(const Descriptor& socket, short events, std::string_view key, Deadline deadline) {
-    if (errno != EAGAIN && errno != EINTR) broken(key, std::strerror(errno));
-    if (deadline.expired()) broken(key, "it does not answer");
-    pollfd p{socket.get(), events, 0};
-    poll(&p, 1, deadline.poll_ms(1000));
+    idle_.push_back(std::move(line));
   }
 
   [[noreturn]] void broken(std::string_view key, const std::string& why) const {
     fail(Errc::rendezvous, "the store at ", address_, " failed at key '", key, "': ", why);
   }
 
-  std::string address_;
+  const std::string address_;
+  const TcpStoreOptions options_;
   HostPort where_;
   int port_ = 0;
-  std::unique_ptr<Server> server_;
+  std::unique_ptr<StoreServer> server_;
+  SocketAddress server_address_;  ///< where it was found
   std::string local_address_;
   std::mutex mutex_;
-  std::vector<Descriptor> idle_;
+  std::vector<Line> idle_;
 };
 
 }  // namespace
 
-std::shared_ptr<Store> tcp_store(const std::string& address, bool serve, std::chrono::milliseconds timeout) {
-  return std::make_shared<TcpStore>(address, serve, Deadline::after(timeout));
+std::shared_ptr<Store> tcp_store(const std::string& address, const TcpStoreOptions& options) {
+  return std::make_shared<TcpStore>(address, options);
+}
+
+std::shared_ptr<Store> tcp_store(const std::string& address, bool serve, milliseconds timeout) {
+  return tcp_store(address, TcpStoreOptions{.serve = serve, .timeout = timeout});
 }
 
 int tcp_store_port(const Store& store) {

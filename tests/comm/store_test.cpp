@@ -1,16 +1,23 @@
 #include "comm/store.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
+#include <list>
 #include <thread>
 #include <vector>
 
 #include "comm/core/error.h"
 #include "comm/store_detail.h"
+#include "comm/store_wire.h"
 #include "comm/transports/socket.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
@@ -18,6 +25,8 @@
 namespace rz {
 namespace {
 
+using store_wire::Answer;
+using store_wire::Request;
 using test::error_of;
 
 using std::chrono::milliseconds;
@@ -232,19 +241,13 @@ TEST(TcpStore, TooLongIsRefusedBeforeItIsSent) {
 TEST(TcpStore, GarbageOnThePortDisturbsNobody) {
   const auto store = tcp_store("127.0.0.1:0", true);
   const SocketAddress address = resolve({"127.0.0.1", tcp_store_port(*store)}).front();
-  struct Header {
-    std::uint32_t magic, kind, key_bytes, value_bytes;
-    std::int64_t number;
-  };
-  constexpr std::uint32_t magic = 0x31515a52;
-  const Header headers[] = {{0, 1, 1, 1, 0},
-                            {magic, 0, 1, 0, 0},
-                            {magic, 9, 1, 0, 0},
-                            {magic, 1, 0xffffffff, 0, 0},
-                            {magic, 1, 1, 0xffffffff, 0},
-                            {magic, 2, 1, 1, 0}};
+  constexpr std::uint32_t magic = store_wire::request_magic;
+  const Request headers[] = {{0, 4, 0, 0, 0, 0, 0},          {magic, 0, 0, 0, 0, 0, 0},
+                             {magic, 9, 0, 0, 0, 0, 0},      {magic, 4, 0xffffffff, 0, 0, 0, 0},
+                             {magic, 4, 0, 1, 0, 0, 0},      {magic, 4, 0, 0, 1, 0, 0},
+                             {magic, 1, 0, 1, 1 << 19, 0, 0}};  // the last is well-formed, but no hello
   std::vector<std::string> garbage{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", std::string(100'000, '\xff')};
-  for (const Header& h : headers) garbage.emplace_back(reinterpret_cast<const char*>(&h), sizeof h);
+  for (const Request& h : headers) garbage.emplace_back(reinterpret_cast<const char*>(&h), sizeof h);
   for (const auto& bytes : garbage) {
     const Descriptor socket = connect_tcp(address, soon());
     ASSERT_TRUE(socket);
@@ -261,6 +264,275 @@ TEST(TcpStore, GarbageOnThePortDisturbsNobody) {
   send(half.get(), &headers[1], 10, MSG_NOSIGNAL);
   store->set("key", "value");
   EXPECT_EQ(store->get("key", soon()), "value");
+}
+
+/// A connection that this test writes on by hand.
+class RawClient {
+ public:
+  explicit RawClient(int port) : socket_(connect_tcp(resolve({"127.0.0.1", port}).front(), soon())) {
+    require(static_cast<bool>(socket_), Errc::system, "connect: ", std::strerror(errno));
+  }
+  int fd() const { return socket_.get(); }
+  void send(std::string_view bytes) const {
+    while (!bytes.empty()) {
+      const ssize_t n = ::send(fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (n > 0) bytes.remove_prefix(static_cast<std::size_t>(n));
+      if (n < 0 && errno != EAGAIN) fail_errno("send");
+      if (n < 0) wait(POLLOUT);
+    }
+  }
+  /// Fewer bytes if the connection ends before.
+  std::string read(std::size_t size) const {
+    std::string bytes(size, 0);
+    std::size_t got = 0;
+    while (got < size) {
+      const ssize_t n = recv(fd(), bytes.data() + got, size - got, 0);
+      if (n > 0) got += static_cast<std::size_t>(n);
+      if (n == 0 || (n < 0 && errno != EAGAIN)) break;
+      if (n < 0) wait(POLLIN);
+    }
+    return bytes.substr(0, got);
+  }
+
+ private:
+  void wait(short events) const {
+    pollfd p{fd(), events, 0};
+    require(poll(&p, 1, 30'000) == 1, Errc::timeout, "nothing came in 30 s");
+  }
+  Descriptor socket_;
+};
+
+/// What a store answers with; its value goes to `value`.
+Answer read_answer(const RawClient& client, std::string* value = nullptr) {
+  Answer a;
+  const std::string header = client.read(sizeof a);
+  require(header.size() == sizeof a, Errc::io, "the connection ended");
+  std::memcpy(&a, header.data(), sizeof a);
+  const std::string text = client.read(a.value_bytes);
+  if (value) *value = text;
+  return a;
+}
+
+TEST(TcpStore, AStoreThatIsOpenedLongBeforeItsFirstUseWorks) {
+  const auto server = tcp_store("127.0.0.1:0", {.serve = true, .stranger_limit = milliseconds(300)});
+  const auto client = tcp_store(str("127.0.0.1:", tcp_store_port(*server)));
+  const RawClient stranger(tcp_store_port(*server));
+  EXPECT_EQ(stranger.read(1), "");  // it is dropped: so long do strangers have
+  client->set("key", "value");
+  EXPECT_EQ(server->get("key", soon()), "value");
+}
+
+TEST(TcpStore, AnIdleConnectionThatWasClosedIsMadeAgain) {
+  auto server = tcp_store("127.0.0.1:0", true);
+  const std::string address = str("127.0.0.1:", tcp_store_port(*server));
+  const auto client = tcp_store(address);
+  client->set("key", "first");
+  server.reset();
+  server = tcp_store(address, true);
+  client->set("key", "second");
+  EXPECT_EQ(server->get("key", soon()), "second");
+}
+
+// A client that sends many requests for a long value and reads no answer must not fill rank 0's memory.
+TEST(TcpStore, ARequestIsServedOnceTheAnswerBeforeItIsSent) {
+  constexpr int requests = 64;
+  const auto store = tcp_store("127.0.0.1:0", true);
+  const std::string value(1 << 20, 'v');
+  store->set("long", value);
+  const RawClient client(tcp_store_port(*store));
+  std::string bytes = to_bytes(Request{.kind = Request::hello}, "");
+  for (int i = 0; i < requests; ++i) bytes += to_bytes(Request{.kind = Request::get}, "", "long");
+  client.send(bytes + to_bytes(Request{.kind = Request::add, .number = 1}, "", "served"));
+  for (int i = 0; i < 10; ++i) store->add("turns of the server", 1);
+  EXPECT_EQ(store->add("served", 0), 0) << "all answers were put together in the server's memory";
+  EXPECT_EQ(read_answer(client).value_bytes, 0u);
+  for (int i = 0; i < requests; ++i) {
+    std::string text;
+    ASSERT_EQ(read_answer(client, &text).status, Answer::ok) << i;
+    ASSERT_EQ(text, value) << i;
+  }
+  EXPECT_EQ(read_answer(client).number, 1);
+  EXPECT_EQ(store->add("served", 0), 1);
+}
+
+TEST(TcpStore, TheTableIsBounded) {
+  const auto store = tcp_store("127.0.0.1:0", true);
+  const std::string value(1 << 20, 'v');
+  const Error e = error_of([&] {
+    for (int i = 0; i < 65; ++i) store->set(str("key ", i), value);
+  });
+  EXPECT_EQ(e.code(), Errc::rendezvous);
+  EXPECT_TRUE(contains(e, "key 63") && contains(e, "full")) << e.what();
+  store->set("key 0", "");  // room again
+  store->set("key 63", value);
+  EXPECT_EQ(store->get("key 63", soon()), value);
+}
+
+void limit_open_files(rlim_t soft, rlim_t hard) {
+  const rlimit limit{soft, hard};
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) fail_errno("setrlimit");
+}
+
+TEST(TcpStore, StrangersThatTakeDescriptorsKeepNoRankOut) {
+  test::expect_processes(2, [](int rank, std::shared_ptr<Store> files) {
+    if (rank == 0) {
+      limit_open_files(128, 128);
+      const auto store = tcp_store("127.0.0.1:0", true);
+      files->set("port", str(tcp_store_port(*store)));
+      files->get("done", soon());
+      return;
+    }
+    const int port = std::stoi(files->get("port", soon()));
+    std::vector<RawClient> strangers;
+    for (int i = 0; i < 200; ++i) strangers.emplace_back(port);
+    const auto start = Deadline::Clock::now();
+    tcp_store(str("127.0.0.1:", port))->set("key", "value");
+    EXPECT_LT(Deadline::Clock::now() - start, seconds(5));
+    files->set("done", "");
+  });
+}
+
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+TEST(TcpStore, TheSoftLimitOfOpenFilesIsRaised) {
+  test::expect_processes(1, [](int, std::shared_ptr<Store>) {
+    limit_open_files(64, 1500);
+    const auto store = tcp_store("127.0.0.1:0", {.serve = true, .size = 1000});
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    EXPECT_GE(limit.rlim_cur, 1000u);
+    const Error e = error_of([] { tcp_store("127.0.0.1:0", {.serve = true, .size = 2000}); });
+    EXPECT_EQ(e.code(), Errc::system);
+    EXPECT_TRUE(contains(e, "2000 ranks") && contains(e, "1500") && contains(e, "ulimit")) << e.what();
+  });
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool sanitized = true;  // a failed allocation ends the process there
+#else
+constexpr bool sanitized = false;
+#endif
+
+/// Has the other side ended the connection?
+bool ended(const RawClient& client) {
+  pollfd p{client.fd(), POLLRDHUP, 0};
+  return poll(&p, 1, 0) == 1;
+}
+
+TEST(TcpStore, AnExceptionEndsOneClientOnly) {
+  if (sanitized) GTEST_SKIP() << "sanitizers turn bad_alloc into an end of the process";
+  test::expect_processes(1, [](int, std::shared_ptr<Store>) {
+    const auto store = tcp_store("127.0.0.1:0", true);
+    std::list<RawClient> clients;
+    for (int i = 0; i < 200; ++i) {
+      clients.emplace_back(tcp_store_port(*store)).send(to_bytes(Request{.kind = Request::hello}, ""));
+      EXPECT_EQ(read_answer(clients.back()).status, Answer::ok);
+    }
+    std::string most = to_bytes(Request{.kind = Request::set}, "", "key", std::string(1 << 20, 'v'));
+    most.pop_back();  // so that the server keeps it
+    rlimit before{};
+    getrlimit(RLIMIT_DATA, &before);
+    const rlimit none{1, before.rlim_max};  // but what the process has already
+    setrlimit(RLIMIT_DATA, &none);
+    const bool dropped = std::any_of(clients.begin(), clients.end(), [&](const RawClient& client) {
+      try {
+        client.send(most);
+      } catch (const Error&) {
+      }
+      return ended(client);
+    });
+    setrlimit(RLIMIT_DATA, &before);
+    EXPECT_TRUE(dropped) << "there was memory for all of them";
+    store->set("key", "value");
+    EXPECT_EQ(store->get("key", soon()), "value");
+  });
+}
+
+TEST(TcpStore, AServerWithoutDescriptorsRests) {
+  test::expect_processes(2, [](int rank, std::shared_ptr<Store> files) {
+    if (rank == 1) {
+      const auto port = files->get("port", soon());
+      tcp_store("127.0.0.1:" + port)->set("key", "value");
+      return;
+    }
+    limit_open_files(128, 128);
+    const auto store = tcp_store("127.0.0.1:0", true);
+    files->set("port", str(tcp_store_port(*store)));
+    std::vector<Descriptor> all;
+    do all.emplace_back(dup(STDOUT_FILENO));
+    while (all.back());
+    const double before = cpu_seconds();
+    std::this_thread::sleep_for(milliseconds(500));  // rank 1 calls meanwhile
+    EXPECT_LT(cpu_seconds() - before, 0.1);
+    all.clear();
+    EXPECT_EQ(store->get("key", soon()), "value");
+  });
+}
+
+TEST(TcpStore, ATakenPortIsWaitedFor) {
+  Descriptor other = listen_tcp(resolve({"127.0.0.1", 0}).front());
+  const int port = local_address(other.get()).port();
+  std::thread holder([&] {
+    std::this_thread::sleep_for(milliseconds(100));
+    other.close();
+  });
+  try {
+    const auto store = tcp_store(str("127.0.0.1:", port), true);
+    EXPECT_EQ(tcp_store_port(*store), port);
+  } catch (const Error& e) {
+    ADD_FAILURE() << e.what();
+  }
+  holder.join();
+}
+
+/// A port whose listener takes no more connections, and refuses none either.
+class SilentPort {
+ public:
+  explicit SilentPort(const SocketAddress& address)
+      : listener_(socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int on = 1;
+    setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(listener_.get(), address.get(), address.size) != 0) fail_errno("bind");
+    if (listen(listener_.get(), 0) != 0) fail_errno("listen");
+    const SocketAddress at = local_address(listener_.get());
+    while ((fill_.push_back(connect_tcp(at, Deadline::after(milliseconds(200)))), fill_.back()))
+      ;
+  }
+
+ private:
+  Descriptor listener_;
+  std::vector<Descriptor> fill_;
+};
+
+TEST(TcpStore, ASilentAddressOfANameIsPassedOver) {
+  const auto addresses = resolve({"localhost", 0});
+  if (addresses.size() < 2) GTEST_SKIP() << "localhost has one address here";
+  // The server takes the first address, so that the silent one is made the first by serving on the last.
+  const auto server = tcp_store(join_host_port(addresses.back().host(), 0), true);
+  SocketAddress first = addresses.front();
+  first.set_port(tcp_store_port(*server));
+  const SilentPort silent(first);
+  const auto start = Deadline::Clock::now();
+  tcp_store(str("localhost:", tcp_store_port(*server)), false, seconds(20))->set("key", "value");
+  EXPECT_LT(Deadline::Clock::now() - start, seconds(10));
+  EXPECT_EQ(server->get("key", soon()), "value");
+}
+
+TEST(FileStore, ValuesAreTheUsersAlone) {
+  const Directory directory;
+  file_store(directory.path())->set("key", "value");
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+    struct stat s {};
+    ASSERT_EQ(stat(entry.path().c_str(), &s), 0);
+    EXPECT_EQ(s.st_mode & 0777, 0600u) << entry.path();
+    ++files;
+  }
+  EXPECT_EQ(files, 1);
 }
 
 TEST(TcpStore, KnowsTheWayToTheServer) {

@@ -1,0 +1,53 @@
+#pragma once
+/// What clients and the server of a TCP store send each other: one request, one answer, on a connection that
+/// stays. Headers of fixed size; lengths are checked before anything is read. Not for users.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace rz::store_wire {
+
+constexpr std::uint32_t request_magic = 0x32515a52;  // "RZQ2": the version is part of it
+constexpr std::uint32_t answer_magic = 0x32415a52;   // "RZA2"
+constexpr std::uint32_t max_launch = 1024, max_key = 1024, max_value = 1 << 20;
+
+/// Then come the launch's identity, the key and the value.
+struct Request {
+  /// The first request of a connection is a hello, which has neither key nor value.
+  enum Kind : std::uint32_t { set = 1, get = 2, add = 3, hello = 4 };
+  std::uint32_t magic = request_magic;
+  std::uint32_t kind = 0;
+  std::uint32_t launch_bytes = 0, key_bytes = 0, value_bytes = 0, unused = 0;
+  std::int64_t number = 0;  ///< add: amount; get: milliseconds to wait
+};
+static_assert(sizeof(Request) == 32);
+constexpr std::size_t max_request = sizeof(Request) + max_launch + max_key + max_value;
+
+/// Then comes the value: of a get, the server's launch with `stranger`, the reason with `refused`.
+struct Answer {
+  enum Status : std::uint32_t { ok = 0, timeout = 1, refused = 2, stranger = 3 };
+  std::uint32_t magic = answer_magic;
+  std::uint32_t status = ok;
+  std::uint32_t value_bytes = 0, unused = 0;
+  std::int64_t number = 0;
+};
+static_assert(sizeof(Answer) == 24);
+
+inline bool valid(const Request& r) {
+  return r.magic == request_magic && r.kind >= Request::set && r.kind <= Request::hello &&
+         r.launch_bytes <= max_launch && r.key_bytes <= max_key && r.value_bytes <= max_value &&
+         (r.kind == Request::set || !r.value_bytes) && (r.kind != Request::hello || !r.key_bytes);
+}
+
+/// Sets the lengths of `r`.
+inline std::string to_bytes(Request r, std::string_view launch, std::string_view key = {},
+                            std::string_view value = {}) {
+  r.launch_bytes = static_cast<std::uint32_t>(launch.size());
+  r.key_bytes = static_cast<std::uint32_t>(key.size());
+  r.value_bytes = static_cast<std::uint32_t>(value.size());
+  std::string bytes(reinterpret_cast<const char*>(&r), sizeof r);
+  return bytes.append(launch).append(key).append(value);
+}
+
+}  // namespace rz::store_wire
