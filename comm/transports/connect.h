@@ -15,7 +15,7 @@ struct TransportOptions {
   /// "auto": ranks with the same host id share memory, others use TCP. "shm": ranks of several hosts are an
   /// error that names them. "tcp": TCP for every pair.
   std::string kind = "auto";
-  std::string interface;  ///< name or address prefix of the network interface; empty: by the route to rank 0
+  std::string interface;  ///< name, address or its first numbers; empty: by the route to rank 0
   int sockets = 2;        ///< TCP sockets for collectives from a host to another, see sockets_a_link()
   std::string host_id;    ///< what counts as one host; empty: this machine
   std::string algorithm;  ///< that the ranks' calls are forced to: all must say the same

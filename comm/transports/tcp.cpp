@@ -34,6 +34,8 @@ constexpr std::size_t most_in_one_receive = 1 << 20;
 /// blocks would wait in one socket's queue while another socket, whose later blocks wait for them, has long
 /// sent its own.
 constexpr int most_unsent = 256 << 10;
+/// A host that has acknowledged nothing for so long has vanished.
+constexpr auto longest_silence = std::chrono::seconds(10);
 constexpr auto grace_for_goodbye = std::chrono::milliseconds(500);
 
 constexpr int first_data_socket = 1;  // 0 is control, 1 point_to_point, 2 and up collective
@@ -89,6 +91,7 @@ void TcpLinks::attach(Connection c) {
   settle_congestion_control(c.socket.get(), congestion_);
   if (c.index < first_data_socket) {
     l.control = std::move(c.socket);
+    limit_unacknowledged(l.control.get(), longest_silence);
     l.watched.events = EPOLLIN;  // what came before the registration
     return poller_.add(l.control.get(), l.watched, EPOLLIN);
   }
@@ -104,7 +107,7 @@ void TcpLinks::attach(Connection c) {
 TcpLinks::~TcpLinks() {
   ControlFrame goodbye;
   for (auto& l : links_) {
-    if (l->control) ::send(l->control.get(), &goodbye, sizeof goodbye, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (l->control) send_control(*l, goodbye, true);
     const auto end = [&](Descriptor& socket) {
       if (!socket) return;
       poller_.remove(socket.get());
@@ -424,6 +427,10 @@ std::optional<Failure> TcpLinks::look() {
   std::optional<Failure> failure;
   for (auto& l : links_) {
     if (l->watched.events && !l->control_ended) read_control(*l, failure);
+    if (l->unsent_bytes) {
+      const std::lock_guard lock(l->sending);
+      flush_control(*l);
+    }
     for (auto& lane : l->lanes)
       for (auto& w : lane.wires)
         if (w.busy) flush(w);
@@ -433,23 +440,56 @@ std::optional<Failure> TcpLinks::look() {
   return failure ? failure : wanted_;
 }
 
+void TcpLinks::send_control(Link& l, const ControlFrame& frame, bool last_word) noexcept {
+  const std::lock_guard lock(l.sending);
+  flush_control(l);
+  const std::size_t before = l.unsent_bytes;
+  if (before && !(last_word && before < sizeof frame)) return;
+  std::memcpy(l.unsent.data() + before, &frame, sizeof frame);
+  l.unsent_bytes = before + sizeof frame;
+  flush_control(l);
+  // Nothing of it has gone: unless it is a last word, nothing has to.
+  if (!before && !last_word && l.unsent_bytes == sizeof frame) l.unsent_bytes = 0;
+}
+
+/// Under the mutex.
+void TcpLinks::flush_control(Link& l) noexcept {
+  const std::size_t bytes = l.unsent_bytes;
+  if (!bytes) return;
+  const ssize_t n = ::send(l.control.get(), l.unsent.data(), bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n <= 0) return;
+  std::memmove(l.unsent.data(), l.unsent.data() + n, bytes - static_cast<std::size_t>(n));
+  l.unsent_bytes = bytes - static_cast<std::size_t>(n);
+}
+
 void TcpLinks::announce(const Failure& failure) noexcept {
   ControlFrame frame;
   frame.kind = ControlFrame::failure;
   frame.culprit = failure.culprit;
   frame.code = static_cast<std::uint32_t>(failure.code);
   failure.reason.copy(frame.reason, sizeof frame.reason - 1);
-  for (auto& l : links_) ::send(l->control.get(), &frame, sizeof frame, MSG_NOSIGNAL | MSG_DONTWAIT);
+  for (auto& l : links_) send_control(*l, frame, true);
 }
 
 void TcpLinks::tell(int peer, const WaitNote& note) {
   ControlFrame frame;
   frame.kind = note.kind == WaitNote::question ? ControlFrame::question : ControlFrame::answer;
   std::memcpy(frame.reason, &note.waits_for, sizeof note.waits_for);
-  ::send(link(peer).control.get(), &frame, sizeof frame, MSG_NOSIGNAL | MSG_DONTWAIT);
+  send_control(link(peer), frame, false);
 }
 
 // ---- where to listen ----
+
+namespace {
+
+/// "10.0.0.1" is an address, or the beginning of 10.0.0.1%eth0; "10.0" and "10.0." are of 10.0.0.1.
+bool begins_with_numbers(const std::string& address, const std::string& numbers) {
+  if (address.rfind(numbers, 0) != 0) return false;
+  const auto separates = [](char c) { return c == '.' || c == ':' || c == '%'; };
+  return address.size() == numbers.size() || separates(numbers.back()) || separates(address[numbers.size()]);
+}
+
+}  // namespace
 
 SocketAddress choose_address(const std::string& interface, bool one_machine,
                              const std::string& way_to_store) {
@@ -458,13 +498,14 @@ SocketAddress choose_address(const std::string& interface, bool one_machine,
   auto chosen = all.end();
   if (!interface.empty()) {
     chosen = std::find_if(all.begin(), all.end(), [&](const Interface& i) {
-      return i.name == interface || i.address.host().rfind(interface, 0) == 0;
+      return i.name == interface || begins_with_numbers(i.address.host(), interface);
     });
     std::string list;
     for (const auto& i : all) list += str(list.empty() ? "" : ", ", i.name, " (", i.address.host(), ")");
-    require(chosen != all.end(), Errc::config, "RZ_INTERFACE='", interface,
-            "' is neither the name nor the beginning of an address of an interface that is up; there are ",
-            list);
+    require(
+        chosen != all.end(), Errc::config, "RZ_INTERFACE='", interface,
+        "' is neither the name nor the address, or its first numbers, of an interface that is up; there are ",
+        list);
     require(one_machine || !loopback(*chosen), Errc::config, "RZ_INTERFACE='", interface,
             "' is loopback, but the group spans several machines; there are ", list);
   } else if (one_machine) {

@@ -11,7 +11,9 @@
 #include <sys/uio.h>
 
 #include <array>
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -112,6 +114,9 @@ class TcpLinks {
   struct Link {
     int rank = -1;
     Descriptor control;
+    std::mutex sending;                                           ///< announce() is for any thread
+    std::array<std::byte, 2 * sizeof(tcp::ControlFrame)> unsent;  ///< the rest of a frame, then a last word
+    std::atomic<std::size_t> unsent_bytes{0};                     ///< written under the mutex
     Watched watched;
     std::array<std::byte, sizeof(tcp::ControlFrame)> buffer;  ///< of a control frame that is not whole yet
     std::size_t got = 0;
@@ -134,6 +139,9 @@ class TcpLinks {
   static std::size_t read(tcp::Wire&, std::span<const iovec> parts);
   void damaged(const Link&, const tcp::Wire&, const LaneState&);
   void advance(LaneState&, tcp::Wire&, std::size_t bytes);
+  /// What finds no room is lost, but for a last word (a failure, a goodbye) behind the rest of another frame.
+  static void send_control(Link&, const tcp::ControlFrame&, bool last_word) noexcept;
+  static void flush_control(Link&) noexcept;
   void read_control(Link&, std::optional<Failure>&);
   std::optional<Failure> lost(Link&);
   void want(const Link&);
@@ -152,7 +160,7 @@ class TcpLinks {
   tcp::Wire* due_ = nullptr;  ///< of the one peer: it was sent a small message and has not answered yet
 };
 
-/// The address to listen on. `interface`: a name, or the beginning of an address; empty: loopback if the
+/// The address to listen on. `interface`: a name, an address, or its first numbers; empty: loopback if the
 /// whole group is on one machine, else the local address of the way to rank 0's store, else the first that is
 /// not loopback. Errc::config lists what there is.
 SocketAddress choose_address(const std::string& interface, bool one_machine, const std::string& way_to_store);

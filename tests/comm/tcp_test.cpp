@@ -3,7 +3,10 @@
 #include "comm/transports/tcp.h"
 
 #include <gtest/gtest.h>
+#include <net/if.h>
 #include <poll.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -185,6 +188,9 @@ TEST(Tcp, ListensOnTheChosenInterfaceOnly) {
     EXPECT_EQ(choose_address("", false, i.address.host()).host(), i.address.host()) << "the way to the store";
     EXPECT_EQ(choose_address(i.address.host(), false, "").host(), i.address.host());
   }
+  EXPECT_EQ(choose_address("127", true, "").host(), "127.0.0.1");
+  EXPECT_THROW(choose_address("12", true, ""), Error) << "an address begins with whole numbers";
+  EXPECT_THROW(choose_address("127.0.0.", false, ""), Error) << "loopback between machines";
   try {
     choose_address("eth77", true, "");
     FAIL();
@@ -430,6 +436,89 @@ TEST(Tcp, StrangersThatTakeDescriptorsKeepNoPeerOut) {
   });
 }
 
+// Where the peer reads little, the kernel takes a part of a frame; another frame must not follow the part.
+TEST(Tcp, ControlFramesStayWhole) {
+  constexpr int rounds = 60;
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    if (rank == 1) {
+      const auto sockets = play_rank_1(*store);
+      std::vector<std::byte> bytes;
+      for (std::size_t k = 0; k < rounds; ++k) {
+        store->get(str("full ", k), soon());
+        bytes.resize(bytes.size() + 3000 + k * 777);
+        const auto last = std::span(bytes).last(3000 + k * 777);
+        ASSERT_EQ(read_exactly(sockets[0].socket.get(), last), last.size());
+        store->set(str("read ", k), "");
+      }
+      tcp::ControlFrame frame;
+      for (std::size_t at = 0;; at += sizeof frame) {
+        if (at + sizeof frame > bytes.size()) {
+          const std::size_t had = bytes.size();
+          bytes.resize(at + sizeof frame);
+          ASSERT_EQ(read_exactly(sockets[0].socket.get(), std::span(bytes).subspan(had)), bytes.size() - had);
+        }
+        std::memcpy(&frame, bytes.data() + at, sizeof frame);
+        ASSERT_EQ(frame.magic, tcp::control_magic) << "byte " << at;
+        if (frame.kind == tcp::ControlFrame::failure) break;
+      }
+      EXPECT_STREQ(frame.reason, "the end");
+      store->set("checked", "");
+      return;
+    }
+    const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
+    for (int k = 0; k < rounds; ++k) {
+      for (int i = 0; i < (k ? 300 : 20'000); ++i) t->ask();  // more than the kernel takes
+      store->set(str("full ", k), "");
+      store->get(str("read ", k), soon());
+    }
+    t->abort({0, Errc::aborted, "the end"});
+    store->get("checked", soon());
+  });
+}
+
+void set_loopback(bool up) {
+  const Descriptor socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ifreq request{};
+  std::strcpy(request.ifr_name, "lo");
+  request.ifr_flags = up ? IFF_UP | IFF_LOOPBACK | IFF_RUNNING : IFF_LOOPBACK;
+  if (ioctl(socket.get(), SIOCSIFFLAGS, &request) != 0) fail_errno("ioctl(SIOCSIFFLAGS)");
+}
+
+/// A network of this process's own with nothing but loopback; false if this user may not make one.
+bool enter_network() {
+  if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;
+  set_loopback(true);
+  return true;
+}
+
+// On every socket something is on its way: keep-alive does not probe then.
+TEST(Tcp, AHostThatVanishesIsLostThoughItHasNotAcknowledged) {
+  const auto endings = test::run_processes(1, [](int, std::shared_ptr<Store>) {
+    if (!enter_network()) _exit(77);
+    test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+      const auto t = test::connect(rank, 2, *store, {"tcp", "", 1});
+      store->add("connected", 1);
+      while (store->add("connected", 0) < 2) std::this_thread::sleep_for(milliseconds(1));
+      if (rank == 0) set_loopback(false), store->set("down", "");
+      store->get("down", soon());
+      t->ask();
+      std::byte b{};
+      for (const Lane lane : {Lane::collective, Lane::point_to_point})
+        test::post_all(*t, 1 - rank, lane, {}, {&b, 1});
+      try {
+        test::drive(
+            *t, [] { return false; }, 30);
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
+        return;
+      }
+      ADD_FAILURE() << "rank " << rank << " waits for a host that is not there";
+    });
+  });
+  if (endings[0].exit_code == 77) GTEST_SKIP() << "this user may not make a network namespace";
+  EXPECT_EQ(endings[0].exit_code, 0) << endings[0].error;
+}
+
 // A socket that calls a port of its own range may be given that very port, and then it calls itself.
 TEST(Address, NobodyConnectsToItself) {
   int low = 0;
@@ -440,7 +529,7 @@ TEST(Address, NobodyConnectsToItself) {
     const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (bind(socket.get(), address.get(), address.size) == 0) break;
   }
-  for (int i = 0; i < 60'000; ++i) {
+  for (int i = 0; i < 30'000; ++i) {
     const Descriptor socket = connect_tcp(address, soon());
     ASSERT_FALSE(socket) << "after " << i << " tries " << local_address(socket.get()).text()
                          << " is connected, and nobody listens there";
