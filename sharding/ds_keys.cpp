@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/core/error.h"
+#include "sharding/text.h"
 
 namespace rz::ds {
 namespace {
@@ -189,8 +190,8 @@ void Judge::run(const JsonObject& object, std::span<const Known> table) {
 
 void Judge::refuse(const JsonObject& object, const std::string& key, const std::string& value,
                    const std::string& advice) const {
-  fail(Errc::unsupported, file_, ": ", object.path(key), ": not supported in this build yet: ", value, "; ",
-       advice);
+  fail(Errc::unsupported, escaped(str(file_, ": ", object.path(key),
+                                      ": not supported in this build yet: ", value, "; ", advice)));
 }
 
 void Judge::warn(const JsonObject& object, const char* key, const std::string& what) {

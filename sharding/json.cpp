@@ -11,6 +11,7 @@
 #include <set>
 
 #include "comm/core/error.h"
+#include "sharding/text.h"
 
 namespace rz {
 namespace {
@@ -19,8 +20,17 @@ using nlohmann::json;
 constexpr int deepest = 64;
 
 std::string cut(std::string text, std::size_t most) {
-  if (text.size() > most) text = text.substr(0, most) + "…";
-  return text;
+  if (text.size() <= most) return text;
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80)
+    --most;  // not within a character
+  return text.substr(0, most) + "…";
+}
+
+/// The parser takes a zero byte for the end, and would not look at what follows.
+void refuse_zero_bytes(std::string_view text, const std::string& file) {
+  const auto zero = text.find('\0');
+  require(zero == std::string_view::npos, Errc::config, escaped(file), ": not valid JSON: byte ", zero + 1,
+          " is zero");
 }
 
 /// Blanks comments and trailing commas, so that positions in messages stay true.
@@ -77,7 +87,7 @@ class Watch {
   explicit Watch(const std::string& file) : file_(file) {}
 
   bool operator()(int depth, json::parse_event_t event, json& parsed) {
-    require(depth <= deepest, Errc::config, file_, ": nested more than ", deepest, " levels deep");
+    require(depth <= deepest, Errc::config, escaped(file_), ": nested more than ", deepest, " levels deep");
     if (event == json::parse_event_t::object_start) seen_.emplace_back();
     if (event == json::parse_event_t::object_end) seen_.pop_back();
     if (event == json::parse_event_t::key) see(parsed.get_ref<const std::string&>());
@@ -86,8 +96,9 @@ class Watch {
 
  private:
   void see(const std::string& key) {
-    require(seen_.back().insert(key).second, Errc::config, file_, ": key '", cut(key, 100),
-            "' is given twice in one object; remove one");
+    if (!seen_.back().insert(key).second)
+      fail(Errc::config,
+           escaped(str(file_, ": key '", cut(key, 100), "' is given twice in one object; remove one")));
   }
 
   const std::string& file_;
@@ -102,12 +113,13 @@ std::string without_prefix(std::string what) {
 }  // namespace
 
 json parse_json(std::string_view text, const std::string& file, JsonDialect dialect) {
+  refuse_zero_bytes(text, file);
   const std::string relaxed = dialect == JsonDialect::relaxed ? Relaxer(text).run() : std::string();
   if (dialect == JsonDialect::relaxed) text = relaxed;
   try {
     return json::parse(text.begin(), text.end(), Watch(file));
   } catch (const json::exception& e) {
-    fail(Errc::config, file, ": not valid JSON: ", without_prefix(e.what()));
+    fail(Errc::config, escaped(str(file, ": not valid JSON: ", without_prefix(e.what()))));
   }
 }
 
@@ -126,7 +138,7 @@ std::string read_text_file(const std::string& path, std::size_t most) {
 
 JsonObject::JsonObject(const json& node, std::string file, std::string path)
     : node_(&node), file_(std::move(file)), path_(std::move(path)) {
-  require(node.is_object(), Errc::config, file_, ": ", path_, path_.empty() ? "" : ": ",
+  require(node.is_object(), Errc::config, escaped(file_), ": ", escaped(path_), path_.empty() ? "" : ": ",
           "expected an object { … }, found ", shown(node));
 }
 
@@ -140,10 +152,12 @@ std::vector<std::string> JsonObject::keys() const {
 
 const json& JsonObject::at(std::string_view key) const { return *node_->find(key); }
 
-std::string JsonObject::path(std::string_view key) const { return str(path_, path_.empty() ? "" : ".", key); }
+std::string JsonObject::path(std::string_view key) const {
+  return escaped(str(path_, path_.empty() ? "" : ".", key));
+}
 
 void JsonObject::fail_at(std::string_view key, const std::string& what) const {
-  fail(Errc::config, file_, ": ", path(key), ": ", what);
+  fail(Errc::config, escaped(str(file_, ": ", path(key), ": ", what)));
 }
 
 double JsonObject::number(std::string_view key, double absent, double least, double most) const {
@@ -191,7 +205,7 @@ JsonObject JsonObject::object(std::string_view key) const {
 }
 
 std::string shown(const json& value) {
-  return cut(value.dump(-1, ' ', false, json::error_handler_t::replace), 60);
+  return cut(escaped(value.dump(-1, ' ', false, json::error_handler_t::replace)), 60);
 }
 
 }  // namespace rz

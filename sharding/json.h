@@ -1,7 +1,7 @@
 #pragma once
 /// JSON from outside: parsed strictly about structure (a key given twice is an error, depth is bounded),
 /// leniently about habits of configuration files where asked, and read with errors that name file and key
-/// path.
+/// path, in one line whatever the file holds: control characters and what is not UTF-8 stand there as \xNN.
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -14,8 +14,8 @@ namespace rz {
 /// `relaxed` also takes // , # and /* */ comments and trailing commas, as people write configurations.
 enum class JsonDialect { strict, relaxed };
 
-/// Errc::config, "FILE: …", for bad syntax (with line and column), a key given twice, or nesting beyond 64
-/// levels.
+/// The whole text is one value. Errc::config, "FILE: …", for bad syntax (with line and column), a zero byte,
+/// a key given twice, or nesting beyond 64 levels.
 nlohmann::json parse_json(std::string_view text, const std::string& file, JsonDialect);
 
 /// The whole file. Errc::config, "FILE: …", if it cannot be read or is longer than `most` bytes.

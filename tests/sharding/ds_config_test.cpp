@@ -88,6 +88,27 @@ TEST(DsConfig, RefusesAKeyGivenTwice) {
   EXPECT_EQ(complaint(R"({"fp16": {"enabled": false}, "bf16": {"enabled": false}})"), "");
 }
 
+TEST(DsConfig, NothingMayFollowAZeroByte) {
+  const std::string good = R"({"train_batch_size": 8})";
+  expect_complaint(good + std::string("\0", 1), {"not valid JSON", "byte 24 is zero"});
+  expect_complaint(good + std::string("\0{\"zero\": 1}", 12), {"not valid JSON", "byte 24 is zero"});
+  expect_complaint(good + std::string(" // a comment\0", 14), {"is zero"});
+}
+
+TEST(DsConfig, MessagesAreFitForATerminal) {
+  const auto plain = [](const std::string& text, const char* part) {
+    const std::string what = complaint(text);
+    EXPECT_NE(what.find(part), std::string::npos) << what;
+    for (const char c : what) EXPECT_FALSE(static_cast<unsigned char>(c) < 0x20 || c == 0x7f) << what;
+    EXPECT_EQ(what.find('\xff'), std::string::npos) << what;
+  };
+  plain(R"({"train_\u001b[2J": 8})", "train_\\x1b[2J: unknown key");
+  plain(R"({"optimizer": {"type": "A\u007f\nB"}})", "\"A\\x7f\\x0aB\"");
+  plain(R"({"zero_optimization": {"offload_param": {"device": "\u001bc"}}})", "\\x1bc");
+  plain("{\"train_batch_size\": \xff}", "not valid JSON");
+  plain("{\"\x1b\": 1}", "not valid JSON");
+}
+
 TEST(DsConfig, SuggestsTheNearestKey) {
   expect_complaint(R"({"gradient_cliping": 1})", {"gradient_cliping", "did you mean 'gradient_clipping'"});
   expect_complaint(R"({"zero_optimization": {"stge": 1}})", {"zero_optimization.stge", "'stage'"});

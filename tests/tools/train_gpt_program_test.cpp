@@ -239,6 +239,8 @@ TEST_F(TrainGptProgram, WrongModelsAreRefused) {
       {"activation_function", "gelu_new", "relu"});
   refused(R"({"n_layer": "one"})", {"n_layer", "whole number"});
   refused("{", {"bad.json", "not valid JSON"});
+  put("bad.json", get("model.json") + std::string("\0{}", 3));
+  expect_refused(1, with(good(), "--model", path("bad.json")), {"bad.json", "is zero"});
 }
 
 TEST_F(TrainGptProgram, TokensBeyondTheVocabularyAreRefused) {

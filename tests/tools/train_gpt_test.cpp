@@ -290,6 +290,14 @@ TEST_F(TrainGptCheckpoint, NamesMayLackThePrefixAndMasksAreIgnored) {
   EXPECT_EQ(slice, (std::vector<float>{200, 201, 202}));
 }
 
+TEST_F(TrainGptCheckpoint, NamesOfTheFileAreFitForATerminal) {
+  const std::string what = complaint([&] {
+    load({{"h.0.attn.c_attn.bias", {6}}, {"wte.weight", {4, 2}}, {"\x1b[2Jmore", {1}}});
+  });
+  expect_parts(what, {"not in the model: \\x1b[2Jmore"});
+  EXPECT_EQ(what.find('\x1b'), std::string::npos);
+}
+
 TEST_F(TrainGptCheckpoint, EverythingThatDoesNotFitIsListed) {
   add("transformer.ln_f.weight", {2});
   expect_parts(

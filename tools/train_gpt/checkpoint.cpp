@@ -6,6 +6,7 @@
 #include <set>
 
 #include "comm/core/error.h"
+#include "sharding/text.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -74,8 +75,8 @@ Checkpoint::Checkpoint(SafetensorsFile file, std::span<Parameter* const> paramet
   complaints.add("missing:", missing);
   complaints.add("wrong:", misshapen);
   complaints.add("not in the model:", extra);
-  require(complaints.text().empty(), Errc::config, file_.path(),
-          ": does not fit the model (--model): ", complaints.text());
+  require(complaints.text().empty(), Errc::config, escaped(file_.path()),
+          ": does not fit the model (--model): ", escaped(complaints.text()));
   if (tied_head) check_tied_head(*wte);
 }
 
