@@ -10,9 +10,12 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "comm/core/error.h"
+#include "sharding/durable_file.h"
 #include "sharding/json.h"
+#include "sharding/text.h"
 
 namespace rz {
 
@@ -56,24 +59,14 @@ void read_at(int fd, const std::string& path, uint64_t offset, void* out, std::s
 
 struct Element {
   const char* name;
-  unsigned bytes;
+  unsigned bits;
 };
-constexpr std::array<Element, 16> elements{{{"BOOL", 1},
-                                            {"U8", 1},
-                                            {"I8", 1},
-                                            {"F8_E5M2", 1},
-                                            {"F8_E4M3", 1},
-                                            {"I16", 2},
-                                            {"U16", 2},
-                                            {"F16", 2},
-                                            {"BF16", 2},
-                                            {"I32", 4},
-                                            {"U32", 4},
-                                            {"F32", 4},
-                                            {"F64", 8},
-                                            {"I64", 8},
-                                            {"U64", 8},
-                                            {"C64", 8}}};
+/// The format's own list, and U16, U32 and U64.
+constexpr std::array<Element, 22> elements{
+    {{"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
+     {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+     {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
+     {"F64", 64},    {"I64", 64},    {"U64", 64},    {"C64", 64}}};
 
 /// One tensor's line of the header.
 class EntryReader {
@@ -86,21 +79,17 @@ class EntryReader {
     check(node_.is_object(), "expected an object, found ", shown(node_));
     for (const auto& [key, value] : node_.items())
       check(key == "dtype" || key == "shape" || key == "data_offsets", "unknown key '", key, "'");
-    const uint64_t bytes = element_bytes();
+    read_dtype();
     read_shape();
     read_offsets();
-    uint64_t total = 0;
-    check(!__builtin_mul_overflow(entry_.count, bytes, &total), "shape ", rz::name(entry_.shape),
-          " is larger than any memory");
-    check(total == entry_.end - entry_.begin, "shape ", rz::name(entry_.shape), " of ", entry_.dtype,
-          " needs ", total, " bytes, data_offsets hold ", entry_.end - entry_.begin);
+    check_size();
     return std::move(entry_);
   }
 
  private:
   template <class... T>
   void check(bool ok, const T&... parts) const {
-    require(ok, Errc::io, path_, ": tensor '", entry_.name, "': ", parts...);
+    if (!ok) fail(Errc::io, escaped(str(path_, ": tensor '", entry_.name, "': ", parts...)));
   }
 
   const json& part(const char* key) const {
@@ -108,16 +97,29 @@ class EntryReader {
     return node_[key];
   }
 
-  uint64_t element_bytes() {
+  void read_dtype() {
     const json& dtype = part("dtype");
     check(dtype.is_string(), "dtype: expected a text, found ", shown(dtype));
     entry_.dtype = dtype.get<std::string>();
-    for (const auto& [name, bytes] : elements)
-      if (entry_.dtype == name) return bytes;
-    std::string known;
-    for (const auto& e : elements) known += str(known.empty() ? "" : ", ", e.name);
-    check(false, "unknown dtype ", shown(dtype), "; known are ", known);
-    return 0;
+  }
+
+  /// The bytes are what the shape needs; of a dtype that is not known, an element has a bit at least.
+  void check_size() const {
+    const uint64_t held = entry_.end - entry_.begin;
+    const auto known =
+        std::ranges::find_if(elements, [this](const Element& e) { return entry_.dtype == e.name; });
+    if (known == elements.end()) {
+      check(entry_.count / 8 + (entry_.count % 8 != 0) <= held, "shape ", rz::name(entry_.shape),
+            " of the unknown dtype ", entry_.dtype, " cannot lie in ", held, " bytes");
+      return;
+    }
+    uint64_t bits = 0;
+    check(!__builtin_mul_overflow(entry_.count, known->bits, &bits), "shape ", rz::name(entry_.shape),
+          " is larger than any memory");
+    check(bits % 8 == 0, "shape ", rz::name(entry_.shape), " of ", entry_.dtype, " is ", bits,
+          " bits, which are no whole bytes");
+    check(bits / 8 == held, "shape ", rz::name(entry_.shape), " of ", entry_.dtype, " needs ", bits / 8,
+          " bytes, data_offsets hold ", held);
   }
 
   void read_shape() {
@@ -149,10 +151,12 @@ class EntryReader {
 void check_cover(const std::string& path, const std::vector<SafetensorsEntry>& sorted, uint64_t data_bytes) {
   uint64_t at = 0;
   for (const auto& e : sorted) {
-    require(e.end <= data_bytes, Errc::io, path, ": tensor '", e.name, "': its bytes ", e.begin, " to ",
-            e.end, " lie beyond the file's ", data_bytes, " bytes of data; the file is cut off or damaged");
-    require(e.begin == at, Errc::io, path, ": tensor '", e.name, "': starts at byte ", e.begin, " where ", at,
-            " was expected (tensors ", e.begin < at ? "overlap" : "leave a hole", ")");
+    require(e.end <= data_bytes, Errc::io, escaped(path), ": tensor '", escaped(e.name), "': its bytes ",
+            e.begin, " to ", e.end, " lie beyond the file's ", data_bytes,
+            " bytes of data; the file is cut off or damaged");
+    require(e.begin == at, Errc::io, escaped(path), ": tensor '", escaped(e.name), "': starts at byte ",
+            e.begin, " where ", at, " was expected (tensors ", e.begin < at ? "overlap" : "leave a hole",
+            ")");
     at = e.end;
   }
   require(at == data_bytes, Errc::io, path, ": ", data_bytes - at,
@@ -163,7 +167,7 @@ std::map<std::string, std::string> read_metadata(const std::string& path, const 
   require(node.is_object(), Errc::io, path, ": __metadata__: expected an object, found ", shown(node));
   std::map<std::string, std::string> out;
   for (const auto& [key, value] : node.items()) {
-    require(value.is_string(), Errc::io, path, ": __metadata__: '", key, "' is not a text");
+    require(value.is_string(), Errc::io, escaped(path), ": __metadata__: '", escaped(key), "' is not a text");
     out[key] = value.get<std::string>();
   }
   return out;
@@ -250,6 +254,8 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
   const std::string text = read_header(state->file, path, file_bytes);
   state->data_start = 8 + text.size();
   const json header = parse_json(text, path, JsonDialect::strict);
+  require(text[text.find_last_not_of(' ')] == '}', Errc::io, path,
+          ": the header ends with more than '}' and spaces");
   for (const auto& [key, node] : header.items()) {
     if (key == "__metadata__") {
       state->metadata = read_metadata(path, node);
@@ -277,101 +283,102 @@ const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
 
 void SafetensorsFile::read_f32(const SafetensorsEntry& e, uint64_t begin, std::span<float> out) const {
   require(begin <= e.count && out.size() <= e.count - begin, Errc::invalid_argument, state_->path,
-          ": tensor '", e.name, "': elements ", begin, " to ", begin + out.size(), " asked of ", e.count);
+          ": tensor '", escaped(e.name), "': elements ", begin, " to ", begin + out.size(), " asked of ",
+          e.count);
   if (e.dtype == "F32") return state_->read<float>(e, begin, out);
   if (e.dtype == "F64") return state_->read<double>(e, begin, out);
   if (e.dtype == "F16") return state_->read<Half>(e, begin, out);
   if (e.dtype == "BF16") return state_->read<Brain>(e, begin, out);
-  fail(Errc::unsupported, state_->path, ": tensor '", e.name, "': dtype ", e.dtype,
-       " cannot be read as f32; F32, F16, BF16 and F64 can");
+  fail(Errc::unsupported, escaped(str(state_->path, ": tensor '", e.name, "': dtype ", e.dtype,
+                                      " cannot be read as f32; F32, F16, BF16 and F64 can")));
 }
 
 // ---- writing
 
 namespace {
 
+void require_fits(const std::string& path, uint64_t header_bytes) {
+  require(header_bytes <= longest_header, Errc::invalid_argument, path, ": a header of ", header_bytes,
+          " bytes is above the format's limit of ", longest_header,
+          "; write fewer tensors, or shorter names");
+}
+
+/// What open() would not take back is not written.
+void check_names(const std::string& path, std::span<const SafetensorsOut> tensors) {
+  uint64_t bytes = 0;
+  for (const auto& t : tensors) bytes += t.name.size();
+  require_fits(path, bytes);
+  std::set<std::string_view> seen;
+  for (const auto& t : tensors) {
+    const auto check = [&](bool ok, const char* what) {
+      if (!ok) fail(Errc::invalid_argument, escaped(str(path, ": tensor '", t.name, "': ", what)));
+    };
+    check(t.name != "__metadata__", "the format keeps this name for metadata; rename the parameter");
+    check(is_utf8(t.name), "the name is not UTF-8; rename the parameter");
+    check(seen.insert(t.name).second, "there are two of this name; rename one");
+  }
+}
+
+uint64_t count_of(const std::string& path, const SafetensorsOut& t) {
+  uint64_t count = 1, bytes = 0;
+  bool fits = true;
+  for (const auto extent : t.shape) fits = fits && !__builtin_mul_overflow(count, extent, &count);
+  require(fits && !__builtin_mul_overflow(count, uint64_t{4}, &bytes), Errc::invalid_argument, path,
+          ": tensor '", escaped(t.name), "': shape ", rz::name(t.shape), " is larger than any memory");
+  return count;
+}
+
 /// dump() would sort the keys; the format asks for nothing, but readers show tensors in this order.
-std::string header_text(std::span<const SafetensorsOut> tensors) {
+std::string header_text(const std::string& path, std::span<const SafetensorsOut> tensors) {
+  check_names(path, tensors);
   std::string text = R"({"__metadata__":{"format":"pt"})";
   uint64_t at = 0;
   for (const auto& t : tensors) {
-    uint64_t count = 1;
-    for (const auto extent : t.shape) count *= extent;
+    const uint64_t end = at + 4 * count_of(path, t);
     text += str(",", json(t.name).dump(), R"(:{"dtype":"F32","shape":)", json(t.shape).dump(),
-                R"(,"data_offsets":[)", at, ",", at + 4 * count, "]}");
-    at += 4 * count;
+                R"(,"data_offsets":[)", at, ",", end, "]}");
+    at = end;
   }
   text += "}";
   text.resize((text.size() + 7) / 8 * 8, ' ');
+  require_fits(path, text.size());
   return text;
-}
-
-uint64_t total_count(std::span<const SafetensorsOut> tensors) {
-  uint64_t total = 0;
-  for (const auto& t : tensors) {
-    uint64_t count = 1;
-    for (const auto extent : t.shape) count *= extent;
-    total += count;
-  }
-  return total;
 }
 
 }  // namespace
 
 struct SafetensorsWriter::State {
-  std::string path, temporary;
-  FileHandle file;
-  uint64_t left = 0;  // elements
-
-  void write(const void* data, std::size_t bytes) {
-    const auto* from = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const ssize_t n = ::write(file.fd, from, bytes);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail_file(temporary, "cannot be written");
-      from += n, bytes -= static_cast<std::size_t>(n);
-    }
+  State(const std::string& path, std::span<const SafetensorsOut> tensors)
+      : State(path, header_text(path, tensors)) {
+    for (const auto& t : tensors) left += count_of(path, t);
   }
+  State(const std::string& path, const std::string& header) : path(path), file(path) {
+    const uint64_t length = header.size();
+    file.write(&length, 8);
+    file.write(header.data(), header.size());
+  }
+
+  const std::string path;
+  DurableFile file;
+  uint64_t left = 0;  // elements
 };
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const SafetensorsOut> tensors)
-    : state_(std::make_unique<State>()) {
-  state_->path = path;
-  state_->left = total_count(tensors);
-  std::string temporary = path + ".XXXXXX";
-  state_->file = FileHandle(::mkostemp(temporary.data(), O_CLOEXEC));
-  if (state_->file.fd < 0) fail_file(path, "cannot be written beside");
-  state_->temporary = temporary;
-  try {
-    const std::string header = header_text(tensors);
-    const uint64_t length = header.size();
-    state_->write(&length, 8);
-    state_->write(header.data(), header.size());
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
-}
+    : state_(std::make_unique<State>(path, tensors)) {}
 
-SafetensorsWriter::~SafetensorsWriter() {
-  if (!state_->temporary.empty()) ::unlink(state_->temporary.c_str());
-}
+SafetensorsWriter::~SafetensorsWriter() = default;
 
 void SafetensorsWriter::write(std::span<const float> values) {
   require(values.size() <= state_->left, Errc::invalid_argument, state_->path, ": ", values.size(),
           " elements written where ", state_->left, " were left");
-  state_->write(values.data(), values.size_bytes());
+  state_->file.write(values.data(), values.size_bytes());
   state_->left -= values.size();
 }
 
 void SafetensorsWriter::finish() {
   require(state_->left == 0, Errc::invalid_argument, state_->path, ": ", state_->left,
           " elements were not written");
-  if (::fchmod(state_->file.fd, 0644) != 0 || ::fsync(state_->file.fd) != 0)
-    fail_file(state_->temporary, "cannot be finished");
-  if (::rename(state_->temporary.c_str(), state_->path.c_str()) != 0)
-    fail_file(state_->path, "cannot be given its name");
-  state_->temporary.clear();
+  state_->file.commit();
 }
 
 }  // namespace rz

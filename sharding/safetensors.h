@@ -15,7 +15,7 @@ namespace rz {
 
 struct SafetensorsEntry {
   std::string name;
-  std::string dtype;  ///< as in the file: "F32", "BF16", …
+  std::string dtype;  ///< as in the file: "F32", "BF16", …; also one that is not known here
   std::vector<std::uint64_t> shape;
   std::uint64_t begin = 0, end = 0;  ///< bytes from the start of the data
   std::uint64_t count = 1;           ///< elements
@@ -25,9 +25,11 @@ std::string name(const std::vector<std::uint64_t>& shape);  ///< "[4, 64]"
 /// A file open for reading. Copies share it; reads from several threads are safe.
 class SafetensorsFile {
  public:
-  /// Reads and checks the header: its length (at most 100 MB, within the file), JSON without duplicate keys,
-  /// known dtypes, bytes = shape × dtype without overflow, and offsets that cover the data exactly once,
-  /// without overlap or hole. Errc::config or Errc::io, "FILE: tensor 'x': …".
+  /// Reads and checks the header: its length (at most 100 MB, within the file), JSON without duplicate keys
+  /// and with nothing but spaces behind it, bytes = shape × dtype without overflow, and offsets that cover
+  /// the data exactly once, without overlap or hole. Of a dtype that is not known the shape is checked no
+  /// further than that an element is a bit at least. Errc::config or Errc::io, "FILE: tensor 'x': …", in one
+  /// line.
   static SafetensorsFile open(const std::string& path);
 
   const std::string& path() const;
@@ -51,9 +53,10 @@ struct SafetensorsOut {
 };
 
 /// Writes tensors of f32, in the order given, one at a time: the header first, then each tensor by one or
-/// more write() calls. The bytes go to a temporary name beside `path`; finish() makes them durable and gives
-/// them their name, so that nobody ever sees half a file. Without finish() nothing is left behind. Errc::io
-/// names file and reason.
+/// more write() calls. finish() makes them durable and gives them their name, so that nobody ever sees half a
+/// file (sharding/durable_file.h). Without finish() nothing is left behind. Errc::io names file and reason;
+/// Errc::invalid_argument refuses, before anything is written, a header above the format's 100 MB, a name
+/// that is given twice, is not UTF-8, or is "__metadata__".
 class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::string& path, std::span<const SafetensorsOut> tensors);

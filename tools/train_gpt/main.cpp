@@ -2,9 +2,7 @@
 
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <vector>
@@ -13,6 +11,7 @@
 #include "comm/communicator.h"
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
+#include "sharding/durable_file.h"
 #include "tools/train_gpt/agree.h"
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/model_config.h"
@@ -75,22 +74,15 @@ void introduce(const Inputs& in, const Communicator& comm, int threads, std::uin
 }
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
-  const std::string temporary = path.string() + ".part";
-  std::FILE* file = std::fopen(temporary.c_str(), "we");
-  const bool ok = file && std::fputs(text.c_str(), file) >= 0;
-  const bool closed = file && std::fclose(file) == 0;
-  require(ok && closed && std::rename(temporary.c_str(), path.c_str()) == 0, Errc::io, path.string(),
-          ": cannot be written: ", std::strerror(errno));
+  DurableFile file(path.string());
+  file.write(text);
+  file.commit();
 }
 
 void save(const Options& o, const Inputs& in, Trainer& trainer, bool first) {
   if (o.save.empty()) return;
   const std::filesystem::path folder = o.save;
-  if (first) {
-    std::error_code problem;
-    std::filesystem::create_directories(folder, problem);
-    require(!problem, Errc::io, o.save, ": cannot be made: ", problem.message());
-  }
+  if (first) make_folders(o.save);
   trainer.save((folder / "model.safetensors").string());
   if (!first) return;
   write_text(folder / "config.json", to_json(in.model->config()));
