@@ -64,7 +64,7 @@ class Ours:
         self.name, self.how = f'train_gpt, {o.precision}', f'commit {commit()}'
         self.log = f'{files}/log'
         self.command = [f'{o.bin}/train_gpt', '--model', f'{files}/model.json', '--tokens', f'{files}/tokens.bin', '--config',
-                        write(f'{files}/ds.json', ds), '--steps', str(WARM + o.steps), '--strategy', o.strategy, '--no-shuffle', '--log', self.log,
+                        write(f'{files}/ds.json', ds), '--steps', str(WARM + o.steps), '--strategy', o.strategy, '--no-shuffle', '--metrics', self.log,
                         '--device', 'host' if o.device == 'cpu' else o.device]
 
     def round(self):

@@ -27,9 +27,9 @@ def run(o, tmp, shape, ranks, threads, strategy, together):
                '--steps', str(o.steps), '--strategy', strategy, '--threads', str(threads)]
     log = f'{tmp}/log'
     if together:
-        launches = [[f'{o.bin}/rzrun', '-n', str(ranks)] + command + ['--log', log]]
+        launches = [[f'{o.bin}/rzrun', '-n', str(ranks)] + command + ['--metrics', log]]
     else:
-        launches = [['taskset', '-c', str(r)] + command + ['--log', f'{log}{r}'] for r in range(ranks)]
+        launches = [['taskset', '-c', str(r)] + command + ['--metrics', f'{log}{r}'] for r in range(ranks)]
     running = [subprocess.Popen(c, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for c in launches]
     for p in running:
         error = p.communicate()[1]

@@ -31,4 +31,4 @@ echo
 mkdir -p "$(dirname "$save")"
 echo "== GPT-2 on $data, ZeRO-3 over $ranks ranks"
 "$bin/rzrun" -n "$ranks" "$bin/train_gpt" --model tools/configs/gpt2_small_bytes.json --config tools/configs/ds_zero3.json \
-  --data "$data" --steps "$steps" --strategy zero3 --sample '#include ' --log "$(dirname "$save")/metrics.jsonl" --save "$save" "${extra[@]}"
+  --data "$data" --steps "$steps" --strategy zero3 --sample '#include ' --metrics "$(dirname "$save")/metrics.jsonl" --save "$save" "${extra[@]}"

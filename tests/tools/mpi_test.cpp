@@ -109,7 +109,7 @@ TEST_F(UnderMpirun, TrainingOverMpiHasTheBitsOfOurTransports) {
         Program p(
             mpirun(ranks, {built("train_gpt"), "--model", data + "config.json", "--config",
                            data + "ds_config.json", "--tokens", data + "tokens.bin", "--strategy", strategy,
-                           "--steps", "4", "--threads", "1", "--log", log, "--backend", backend}));
+                           "--steps", "4", "--threads", "1", "--metrics", log, "--backend", backend}));
         ASSERT_EQ(p.wait(120s), 0) << p.out() << p.err();
         EXPECT_NE(p.out().find(backend == "mpi" ? "(mpi (" : "(scheduled over"), std::string::npos)
             << p.out();

@@ -115,7 +115,7 @@ class TrainGptProgram : public testing::Test {
   void expect_refused(int ranks, std::vector<std::string> arguments,
                       std::initializer_list<std::string> parts) const {
     arguments.insert(arguments.end(),
-                     {"--log", path("out/metrics.jsonl"), "--save", path("out/model"), "--steps", "2"});
+                     {"--metrics", path("out/metrics.jsonl"), "--save", path("out/model"), "--steps", "2"});
     const auto ended = run(ranks, arguments);
     std::string all;
     for (const Ended& e : ended) {
@@ -149,7 +149,7 @@ class TrainGptProgram : public testing::Test {
 
 TEST_F(TrainGptProgram, TrainsSavesAndGoesOnFromWhatItSaved) {
   auto arguments = good();
-  arguments.insert(arguments.end(), {"--steps", "12", "--save", path("saved"), "--log", path("a.jsonl"),
+  arguments.insert(arguments.end(), {"--steps", "12", "--save", path("saved"), "--metrics", path("a.jsonl"),
                                      "--sample", "First", "--sample-tokens", "20", "--seed", "7"});
   const auto ended = run(2, arguments);
   for (const Ended& e : ended) ASSERT_EQ(e.status, 0) << e.err;
@@ -163,14 +163,14 @@ TEST_F(TrainGptProgram, TrainsSavesAndGoesOnFromWhatItSaved) {
   // What was saved is read again, by one process and another strategy.
   const auto again = run(1, {"--model", path("saved/config.json"), "--init", path("saved/model.safetensors"),
                              "--config", path("ds.json"), "--tokens", fixture + "tokens.bin", "--strategy",
-                             "ddp", "--steps", "2", "--log", path("b.jsonl")});
+                             "ddp", "--steps", "2", "--metrics", path("b.jsonl")});
   ASSERT_EQ(again[0].status, 0) << again[0].err;
   EXPECT_LT(losses("b.jsonl").front(), first.front() - 0.2);
 }
 
 TEST_F(TrainGptProgram, TwoRanksLoseAsOneDoes) {
   for (const int ranks : {1, 2}) {
-    auto arguments = with(good(), "--log", path(str("log.", ranks)));
+    auto arguments = with(good(), "--metrics", path(str("log.", ranks)));
     arguments.insert(arguments.end(), {"--no-shuffle", "--steps", "6"});
     for (const Ended& e : run(ranks, arguments)) ASSERT_EQ(e.status, 0) << e.err;
   }
@@ -291,7 +291,7 @@ TEST_F(TrainGptProgram, WhatOneRankAloneCannotReadStopsBoth) {
 TEST_F(TrainGptProgram, OutputsThatCannotBeWrittenAreRefused) {
   put("file", "");
   auto arguments = good();
-  arguments.insert(arguments.end(), {"--log", path("none/metrics.jsonl")});
+  arguments.insert(arguments.end(), {"--metrics", path("none/metrics.jsonl")});
   auto ended = run(2, arguments);
   for (const Ended& e : ended) EXPECT_EQ(e.status, 2) << e.err;
   EXPECT_NE(ended[0].err.find("there is no folder"), std::string::npos) << ended[0].err;

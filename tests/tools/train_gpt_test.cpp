@@ -88,6 +88,28 @@ TEST(TrainGptOptions, AreRead) {
   EXPECT_TRUE(parse({"--model", "m", "--config", "c", "--tokens", "t"}).options.shuffle);
 }
 
+TEST(TrainGptOptions, MetricsGoWhereTheyAreWanted) {
+  EXPECT_EQ(parse({"--model", "m", "--config", "c", "--data", "d", "--metrics", "f"}).options.metrics, "f");
+}
+
+/// torchrun --no-python train_gpt … takes what could be short for an option of its own, also behind the
+/// program.
+TEST(TrainGptOptions, NoneIsShortForOneOfTorchrun) {
+  const std::vector<std::string> torchrun{
+      "nnodes",     "nproc-per-node", "rdzv-backend",     "rdzv-endpoint", "rdzv-id",   "rdzv-conf",
+      "standalone", "max-restarts",   "monitor-interval", "start-method",  "role",      "module",
+      "no-python",  "run-path",       "log-dir",          "redirects",     "tee",       "local-ranks-filter",
+      "node-rank",  "master-addr",    "master-port",      "local-addr",    "logs-specs"};
+  const std::string help = parse({"--help"}).help;
+  int options = 0;
+  for (std::size_t at = help.find("\n  --"); at != std::string::npos; at = help.find("\n  --", at + 1)) {
+    const std::string name = help.substr(at + 5, help.find_first_of(" =,\n", at + 5) - at - 5);
+    ++options;
+    for (const auto& theirs : torchrun) EXPECT_FALSE(theirs.starts_with(name)) << "--" << name;
+  }
+  EXPECT_GT(options, 15);
+}
+
 TEST(TrainGptOptions, HelpIsText) {
   const std::string help = parse({"--help"}).help;
   expect_parts(help, {"--model", "--no-shuffle", "rzrun", "Exit status"});

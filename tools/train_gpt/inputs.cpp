@@ -58,12 +58,13 @@ void require_writable(const char* flag, const std::string& path, const fs::path&
 }
 
 void check_outputs(const Options& o) {
-  if (!o.log.empty()) {
-    const fs::path parent = fs::absolute(o.log).parent_path();
-    require(fs::is_directory(parent), Errc::config, "--log: ", o.log, ": there is no folder ",
+  if (!o.metrics.empty()) {
+    const fs::path parent = fs::absolute(o.metrics).parent_path();
+    require(fs::is_directory(parent), Errc::config, "--metrics: ", o.metrics, ": there is no folder ",
             parent.string(), "; make it first");
-    require(!fs::is_directory(o.log), Errc::config, "--log: ", o.log, " is a folder; name a file");
-    require_writable("--log", o.log, fs::exists(o.log) ? fs::path(o.log) : parent);
+    require(!fs::is_directory(o.metrics), Errc::config, "--metrics: ", o.metrics,
+            " is a folder; name a file");
+    require_writable("--metrics", o.metrics, fs::exists(o.metrics) ? fs::path(o.metrics) : parent);
   }
   if (!o.save.empty()) {
     const fs::path parent = existing_parent(o.save);
@@ -87,8 +88,8 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   check_sample(o, config);
   if (rank == 0) check_outputs(o);
   if (!o.init.empty()) in.checkpoint.emplace(SafetensorsFile::open(o.init), in.model->parameters());
-  in.tokens =
-      o.tokens.empty() ? Tokens::from_text(o.data, std::array{o.save, o.log}) : Tokens::from_file(o.tokens);
+  in.tokens = o.tokens.empty() ? Tokens::from_text(o.data, std::array{o.save, o.metrics})
+                               : Tokens::from_file(o.tokens);
   in.samples = in.tokens.samples(in.seq_len);
   require(!o.shuffle || !in.ds.drop_last || in.samples >= static_cast<std::uint64_t>(ranks), Errc::config,
           in.tokens.name(), ": ", in.samples, " samples are too few for ", ranks,

@@ -111,7 +111,7 @@ void train(const Options& o, Inputs& in, Communicator& comm) {
   const std::uint64_t steps = o.steps ? static_cast<std::uint64_t>(*o.steps) : trainer.updates_per_epoch();
   if (first) introduce(in, comm, threads, steps);
 
-  MetricsLog log(first ? o.log : "");
+  MetricsLog log(first ? o.metrics : "");
   Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps);
   double first_loss = 0, last_loss = 0;
   std::vector<double> speeds;

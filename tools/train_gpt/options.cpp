@@ -12,7 +12,9 @@ constexpr const char* what_it_is =
     "Trains a GPT-2 on text over the ranks that a launcher starts, or alone.\n\n"
     "  train_gpt --model config.json --config ds.json --data .          one process\n"
     "  rzrun -n 2 train_gpt --model config.json --config ds.json …      two ranks on this machine\n"
-    "  mpirun -n 2, torchrun and srun start it as well: the rank is found in their environment.";
+    "  torchrun --nproc-per-node 2 --no-python -- train_gpt …           the same; options behind -- are "
+    "train_gpt's\n"
+    "  mpirun -n 2 and srun start it as well: the rank is found in their environment.";
 
 constexpr const char* what_else =
     "The DeepSpeed configuration decides batch sizes, clipping, optimizer and ZeRO stage, e.g.\n"
@@ -67,7 +69,8 @@ void add_training(CommandLine& line, Options& o) {
 }
 
 void add_outputs(CommandLine& line, Options& o) {
-  line.add_option("--log", o.log, "A JSON object an update: step, loss, grad_norm, lr, tokens_per_second, …")
+  line.add_option("--metrics", o.metrics,
+                  "A JSON object an update: step, loss, grad_norm, lr, tokens_per_second, …")
       .type_name("METRICS.jsonl")
       .group("Outputs");
   line.add_option("--save", o.save,

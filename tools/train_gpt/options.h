@@ -16,7 +16,7 @@ struct Options {
   std::string tokens;                   ///< or tokens.bin
   std::string config;                   ///< DeepSpeed configuration
   std::string strategy;                 ///< empty: by zero_optimization.stage
-  std::string log;                      ///< metrics.jsonl; empty: none
+  std::string metrics;                  ///< metrics.jsonl; empty: none
   std::string save;                     ///< directory; empty: the model is not saved
   std::optional<std::string> sample;    ///< prompt of a text sample at the end
   std::optional<std::int64_t> seq_len;  ///< default: the model's positions
