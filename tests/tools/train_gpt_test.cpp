@@ -14,6 +14,7 @@
 #include "tools/train_gpt/agree.h"
 #include "tools/train_gpt/batches.h"
 #include "tools/train_gpt/checkpoint.h"
+#include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/metrics.h"
 #include "tools/train_gpt/options.h"
 #include "tools/train_gpt/speed.h"
@@ -138,21 +139,96 @@ TEST(TrainGptOptions, MistakesAreOneLine) {
 // ---- tokens
 
 TEST_F(TrainGptFiles, TokensAreWordsOfTheFile) {
-  const auto tokens = Tokens::from_file(put_tokens({1, 2, 300, 65535}));
+  auto tokens = Tokens::from_file(put_tokens({1, 2, 300, 65535}));
   EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{1, 2, 300, 65535}));
   EXPECT_EQ(tokens.samples(1), 3u);
   EXPECT_EQ(tokens.samples(3), 1u);
   expect_parts(complaint([&] { tokens.samples(4); }), {path("tokens.bin"), "4 tokens", "--seq-len"});
-  expect_parts(complaint([&] { tokens.check_vocabulary(300); }),
-               {"token 300 at position 2", "vocab_size 300"});
-  EXPECT_EQ(complaint([&] { tokens.check_vocabulary(65536); }), "");
+  tokens.limit_vocabulary(300);
+  expect_parts(complaint([&] { tokens.check_vocabulary(); }), {"token 300 at position 2", "vocab_size 300"});
+  tokens.limit_vocabulary(65536);
+  EXPECT_EQ(complaint([&] { tokens.check_vocabulary(); }), "");
 }
 
 TEST_F(TrainGptFiles, ATokenFarIntoTheFileIsFound) {
   std::vector<std::uint16_t> many(50000, 7);
   many[40001] = 9;
-  const auto tokens = Tokens::from_file(put_tokens(many));
-  expect_parts(complaint([&] { tokens.check_vocabulary(8); }), {"token 9 at position 40001"});
+  auto tokens = Tokens::from_file(put_tokens(many));
+  tokens.limit_vocabulary(8);
+  expect_parts(complaint([&] { tokens.check_vocabulary(); }), {"token 9 at position 40001"});
+}
+
+/// What read() was asked for in this process so far, in bytes.
+std::uint64_t bytes_read() {
+  std::ifstream in("/proc/self/io");
+  std::string key;
+  std::uint64_t value = 0;
+  in >> key >> value;
+  EXPECT_EQ(key, "rchar:");
+  return value;
+}
+
+TEST_F(TrainGptFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
+  const std::uint64_t size = std::uint64_t{256} << 20;
+  put("tokens.bin", "");
+  fs::resize_file(path("tokens.bin"), size);  // zeros that take no room
+  put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
+  put("ds.json", R"({"train_batch_size": 4})");
+  Options o;
+  o.model = path("model.json"), o.config = path("ds.json"), o.tokens = path("tokens.bin");
+  for (const int rank : {0, 1}) {
+    const std::uint64_t before = bytes_read();
+    read_inputs(o, rank, 2);
+    EXPECT_LE(bytes_read() - before, rank == 0 ? (17u << 20) : (1u << 20)) << "rank " << rank;
+  }
+  // The beginning and the end are among what rank 0 looks at.
+  for (const std::uint64_t at : {std::uint64_t{0}, size - 2}) {
+    std::fstream file(path("tokens.bin"), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(at)).write("\xff\xff", 2);
+    file.close();
+    expect_parts(complaint([&] { read_inputs(o, 0, 2); }),
+                 {"token 65535 at position " + std::to_string(at / 2), "vocab_size 256"});
+    file.open(path("tokens.bin"));
+    file.seekp(static_cast<std::streamoff>(at)).write("\0\0", 2);
+  }
+  // Any other is refused by whoever reads it.
+  std::fstream file(path("tokens.bin"), std::ios::in | std::ios::out | std::ios::binary);
+  const std::uint64_t every = size / 2 / 8;
+  for (std::uint64_t at = every / 2; at < size / 2; at += every)
+    file.seekp(static_cast<std::streamoff>(2 * at)).write("\xff\x01", 2);
+  file.close();
+  const Inputs in = read_inputs(o, 1, 2);
+  std::vector<std::int32_t> few(8);
+  expect_parts(complaint([&] { in.tokens.read(every / 2 - 3, few); }),
+               {"token 511 at position " + std::to_string(every / 2), "vocab_size 256"});
+  EXPECT_EQ(complaint([&] { in.tokens.read(every / 2 + 1, few); }), "");
+}
+
+/// The header of llm.c's token files: 256 words of 32 bits.
+std::string llm_c_header(std::int32_t magic, std::int32_t version, std::int32_t count) {
+  std::array<std::int32_t, 256> words{magic, version, count};
+  return {reinterpret_cast<const char*>(words.data()), sizeof words};
+}
+
+TEST_F(TrainGptFiles, TheHeaderOfLlmCIsNoTokens) {
+  const std::string three("\1\0\2\0\3\0", 6);
+  put("llm.bin", llm_c_header(20240520, 1, 3) + three);
+  const auto tokens = Tokens::from_file(path("llm.bin"));
+  EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{1, 2, 3}));
+  const auto refused = [&](const std::string& bytes, std::initializer_list<std::string> parts) {
+    put("llm.bin", bytes);
+    const std::string what = complaint([&] { Tokens::from_file(path("llm.bin")); });
+    expect_parts(what, {path("llm.bin"), "llm.c"});
+    expect_parts(what, parts);
+  };
+  refused(llm_c_header(20240520, 1, 4) + three, {"4 tokens", "holds 3"});
+  refused(llm_c_header(20240520, 1, -1) + three, {"-1 tokens"});
+  refused(llm_c_header(20240520, 2, 3) + three, {"version 2"});
+  refused(llm_c_header(20240801, 7, 3) + three + three, {"20240801", "uint32"});
+  refused(llm_c_header(20240520, 1, 3).substr(0, 1000), {"cut off"});
+  // Tokens that begin as no header does are tokens.
+  put("llm.bin", llm_c_header(20240521, 1, 3));
+  EXPECT_EQ(Tokens::from_file(path("llm.bin")).count(), 512u);
 }
 
 TEST_F(TrainGptFiles, WrongTokenFilesAreNamed) {

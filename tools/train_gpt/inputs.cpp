@@ -94,7 +94,8 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   require(!o.shuffle || !in.ds.drop_last || in.samples >= static_cast<std::uint64_t>(ranks), Errc::config,
           in.tokens.name(), ": ", in.samples, " samples are too few for ", ranks,
           " ranks when dataloader_drop_last is true; give more data, or set it to false");
-  in.tokens.check_vocabulary(config.vocab_size);
+  in.tokens.limit_vocabulary(config.vocab_size);
+  if (rank == 0) in.tokens.check_vocabulary();
   return in;
 }
 

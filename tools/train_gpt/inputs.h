@@ -25,7 +25,8 @@ struct Inputs {
   std::optional<Checkpoint> checkpoint;
 };
 
-/// Errors are one line: what, where, what to do. Also checks, on rank 0, that the outputs can be written.
+/// Errors are one line: what, where, what to do. Rank 0 also checks that the outputs can be written, and
+/// looks at tokens (Tokens::check_vocabulary).
 Inputs read_inputs(const Options&, int rank, int ranks);
 
 }  // namespace rz::train_gpt

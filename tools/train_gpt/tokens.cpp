@@ -23,8 +23,9 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 struct Tokens::State {
   std::string name;
   std::uint64_t count = 0;
-  std::string text;  // of bytes
-  int file = -1;     // or of uint16
+  std::string text;          // of bytes
+  int file = -1;             // or of uint16
+  std::uint64_t header = 0;  // bytes before the first
   State() = default;
   State(const State&) = delete;
   ~State() {
@@ -32,9 +33,13 @@ struct Tokens::State {
   }
 
   void read_words(std::uint64_t begin, std::span<std::uint16_t> out) const {
-    auto* to = reinterpret_cast<char*>(out.data());
-    std::size_t left = out.size_bytes();
-    for (auto at = static_cast<off_t>(2 * begin); left > 0;) {
+    read_bytes(header + 2 * begin, std::as_writable_bytes(out));
+  }
+
+  void read_bytes(std::uint64_t begin, std::span<std::byte> out) const {
+    auto* to = out.data();
+    std::size_t left = out.size();
+    for (auto at = static_cast<off_t>(begin); left > 0;) {
       const ssize_t n = ::pread(file, to, left, at);
       if (n < 0 && errno == EINTR) continue;
       require(n > 0, Errc::io, name, ": cannot be read at byte ", at, ": ",
@@ -43,6 +48,28 @@ struct Tokens::State {
     }
   }
 };
+
+namespace {
+
+/// What llm.c's files begin with, and how many tokens follow.
+struct LlmcHeader {
+  std::int32_t magic, version, tokens;
+};
+constexpr std::uint64_t llmc_header_bytes = 256 * sizeof(std::int32_t);
+constexpr std::int32_t llmc_uint16 = 20240520, llmc_uint32 = 20240801;
+
+void check_llmc(const LlmcHeader& header, const std::string& path, std::uint64_t file_bytes) {
+  const auto refuse = [&](const auto&... why) { fail(Errc::config, path, ": llm.c's header ", why...); };
+  if (header.magic == llmc_uint32)
+    refuse(header.magic, " begins tokens in uint32; give tokens as uint16, of a vocabulary of at most 65536");
+  if (header.version != 1) refuse("has version ", header.version, ", and 1 alone is known");
+  if (file_bytes < llmc_header_bytes) refuse("of ", llmc_header_bytes, " bytes is cut off");
+  const std::uint64_t held = (file_bytes - llmc_header_bytes) / 2;
+  if (header.tokens < 0 || static_cast<std::uint64_t>(header.tokens) != held)
+    refuse("promises ", header.tokens, " tokens, and the file holds ", held, "; it is cut off or damaged");
+}
+
+}  // namespace
 
 Tokens Tokens::from_file(const std::string& path) {
   auto state = std::make_shared<State>();
@@ -54,7 +81,15 @@ Tokens Tokens::from_file(const std::string& path) {
           ": not a regular file; give tokens as little-endian uint16");
   require(info.st_size % 2 == 0, Errc::config, path, ": ", info.st_size,
           " bytes is an odd length; tokens are little-endian uint16, two bytes each");
-  state->count = static_cast<std::uint64_t>(info.st_size) / 2;
+  const auto bytes = static_cast<std::uint64_t>(info.st_size);
+  if (LlmcHeader header{}; bytes >= sizeof header) {
+    state->read_bytes(0, std::as_writable_bytes(std::span(&header, 1)));
+    if (header.magic == llmc_uint16 || header.magic == llmc_uint32) {
+      check_llmc(header, path, bytes);
+      state->header = llmc_header_bytes;
+    }
+  }
+  state->count = (bytes - state->header) / 2;
   Tokens tokens;
   tokens.state_ = std::move(state);
   return tokens;
@@ -127,30 +162,40 @@ std::uint64_t Tokens::count() const { return state_->count; }
 const std::string& Tokens::name() const { return state_->name; }
 
 void Tokens::read(std::uint64_t begin, std::span<std::int32_t> out) const {
-  if (state_->file < 0) {
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<unsigned char>(state_->text[begin + i]);
-    return;
-  }
   std::array<std::uint16_t, 4096> words;
   for (std::size_t done = 0; done < out.size();) {
     const std::size_t n = std::min(words.size(), out.size() - done);
-    state_->read_words(begin + done, std::span(words).first(n));
-    std::copy_n(words.begin(), n, out.begin() + static_cast<std::ptrdiff_t>(done));
+    const auto part = out.subspan(done, n);
+    if (state_->file < 0) {
+      for (std::size_t i = 0; i < n; ++i)
+        part[i] = static_cast<unsigned char>(state_->text[begin + done + i]);
+    } else {
+      state_->read_words(begin + done, std::span(words).first(n));
+      std::copy_n(words.begin(), n, part.begin());
+    }
+    require_known(begin + done, part);
     done += n;
   }
 }
 
-void Tokens::check_vocabulary(std::uint64_t vocabulary) const {
-  std::array<std::int32_t, 16384> block;
-  for (std::uint64_t at = 0; at < count(); at += block.size()) {
-    const auto part = std::span(block).first(std::min<std::uint64_t>(block.size(), count() - at));
-    read(at, part);
-    const auto wrong = std::ranges::find_if(
-        part, [&](std::int32_t t) { return static_cast<std::uint64_t>(t) >= vocabulary; });
-    require(wrong == part.end(), Errc::config, name(), ": token ", wrong == part.end() ? 0 : *wrong,
-            " at position ", at + static_cast<std::uint64_t>(wrong - part.begin()),
-            " is beyond the model's vocabulary (vocab_size ", vocabulary,
-            "); use the tokenizer that belongs to the model, or a larger vocab_size");
+void Tokens::require_known(std::uint64_t begin, std::span<const std::int32_t> tokens) const {
+  const auto wrong = std::ranges::find_if(
+      tokens, [&](std::int32_t t) { return static_cast<std::uint64_t>(t) >= vocabulary_; });
+  if (wrong == tokens.end()) return;
+  fail(Errc::config, name(), ": token ", *wrong, " at position ",
+       begin + static_cast<std::uint64_t>(wrong - tokens.begin()),
+       " is beyond the model's vocabulary (vocab_size ", vocabulary_,
+       "); use the tokenizer that belongs to the model, or a larger vocab_size");
+}
+
+void Tokens::check_vocabulary() const {
+  constexpr std::uint64_t part = 1 << 14, parts = 512;
+  std::array<std::int32_t, part> tokens;
+  const std::uint64_t in_all = (count() + part - 1) / part, looked_at = std::min(in_all, parts);
+  for (std::uint64_t i = 0; i < looked_at; ++i) {
+    // The last part too, and the others as evenly as parts allow.
+    const std::uint64_t at = part * (looked_at == in_all ? i : i * (in_all - 1) / (looked_at - 1));
+    read(at, std::span(tokens).first(std::min(part, count() - at)));
   }
 }
 
