@@ -76,13 +76,17 @@ double random_uniform(std::uint64_t seed, std::string_view stream, std::uint64_t
 }
 
 void allocate_parameters(Module& module, const Allocator& allocate) {
-  for (Parameter* p : module.parameters()) {
+  const auto parameters = module.parameters();
+  require_distinct_names(parameters);
+  for (Parameter* p : parameters) {
     if (!p->value.defined()) p->value = Tensor::empty(p->shape, DType::f32, allocate);
   }
 }
 
 void initialise_parameters(Module& module, std::uint64_t seed, const Stream& stream) {
-  for (const Parameter* p : module.parameters()) {
+  const auto parameters = module.parameters();
+  require_distinct_names(parameters);
+  for (const Parameter* p : parameters) {
     std::vector<float> values(p->count());
     initialise(*p, values, 0, seed);
     p->value.assign(std::span<const float>(values), stream);

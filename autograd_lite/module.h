@@ -19,4 +19,9 @@ class Module {
   virtual std::vector<const Scope*> scopes() = 0;
 };
 
+/// Errc::invalid_argument if two parameters have one name: they would be drawn alike, and a checkpoint could
+/// not tell them apart. Whoever gives parameters their memory (allocate_parameters, a strategy) checks it
+/// first.
+void require_distinct_names(std::span<Parameter* const>);
+
 }  // namespace rz

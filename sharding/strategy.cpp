@@ -76,6 +76,7 @@ Strategy::Strategy(StrategyKind kind, Module& module, Communicator& communicator
   check(options_.precision, stream_.device());
   if (!options_.decays) options_.decays = [](const Parameter& p) { return p.shape.dims() >= 2; };
   const auto parameters = module.parameters();
+  require_distinct_names(parameters);
   require_same_model(parameters, communicator);
   for (Parameter* p : parameters) {
     require_in_f32(*p);

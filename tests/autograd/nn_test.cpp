@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "autograd_lite/initialise.h"
@@ -44,6 +45,29 @@ class Mlp : public Module {
   Activation activation_;
   Scope scopes_[2];
 };
+
+/// Two layers that somebody called alike.
+struct Namesakes final : Module {
+  std::vector<Parameter*> parameters() override { return scope.parameters; }
+  std::vector<const Scope*> scopes() override { return {&scope}; }
+  nn::Linear first{"layer", 2, 3}, second{"layer", 3, 2};
+  Scope scope{"all", {&first.weight, &first.bias, &second.weight, &second.bias}};
+};
+
+TEST(Module, TwoParametersOfOneNameAreRefusedBeforeTheyHaveValues) {
+  Namesakes module;
+  for (const auto& build : std::initializer_list<std::function<void()>>{
+           [&] { allocate_parameters(module); }, [&] { initialise_parameters(module, 1); }})
+    try {
+      build();
+      FAIL() << "accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::invalid_argument);
+      EXPECT_NE(std::string(e.what()).find("two parameters are called layer.weight"), std::string::npos)
+          << e.what();
+    }
+  EXPECT_FALSE(module.first.weight.value.defined());
+}
 
 /// Rows (a, b) with target sin(3a) · b.
 struct Toy {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
 
@@ -82,6 +83,21 @@ TEST(Ddp, GradientsAreMeansInPlaceOnEveryRank) {
     EXPECT_EQ(gradient("never"), 0.0f);
     EXPECT_FALSE(model[model.index("frozen")].grad.defined());
     for (std::size_t i = 0; i < before.size(); ++i) EXPECT_EQ(model[i].grad.raw(), before[i]);
+  });
+}
+
+/// Strategies give parameters their memory, and are where a model is built for training.
+TEST(Ddp, TwoParametersOfOneNameAreRefused) {
+  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    ToyModel model(initial_value);
+    model[1].name = model[3].name;
+    for (const auto kind : {StrategyKind::ddp, StrategyKind::zero2, StrategyKind::zero3}) {
+      const Error e = test::error_of([&] { make_strategy(kind, model, comm); });
+      EXPECT_EQ(e.code(), Errc::invalid_argument);
+      EXPECT_NE(std::string(e.what()).find("two parameters are called first.bias"), std::string::npos)
+          << e.what();
+    }
   });
 }
 
