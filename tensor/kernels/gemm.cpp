@@ -3,6 +3,7 @@
 #include <cblas.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "comm/core/error.h"
 
@@ -10,11 +11,29 @@ namespace rz::kernels {
 
 namespace {
 
-/// One thread a call, set once: the pool is the stream's, and a second one would fight over the cores.
-void hold_to_one_thread() {
-  static const bool once = (openblas_set_num_threads(1), true);
-  static_cast<void>(once);
-}
+/// One thread a call of the BLAS while one lives: the pool is the stream's, and a second one would fight over
+/// the cores. The number belongs to the whole process (openblas_set_num_threads_local sets the same one), so
+/// the first of several sets it, and the last gives back what the program had, unless the program set another
+/// meanwhile.
+class OneBlasThread {
+ public:
+  OneBlasThread() {
+    const std::lock_guard lock(mutex);
+    if (alive++ > 0) return;
+    before = openblas_get_num_threads();
+    if (before != 1) openblas_set_num_threads(1);
+  }
+  ~OneBlasThread() {
+    const std::lock_guard lock(mutex);
+    if (--alive == 0 && before != 1 && openblas_get_num_threads() == 1) openblas_set_num_threads(before);
+  }
+  OneBlasThread(const OneBlasThread&) = delete;
+  OneBlasThread& operator=(const OneBlasThread&) = delete;
+
+ private:
+  static inline std::mutex mutex;
+  static inline int alive = 0, before = 1;
+};
 
 CBLAS_TRANSPOSE form(const Matrix& m) { return m.transposed ? CblasTrans : CblasNoTrans; }
 
@@ -27,27 +46,28 @@ Matrix columns_from(Matrix m, std::size_t j) {
   return m;
 }
 
-}  // namespace
-
-void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
-          Matrix b, float beta) {
-  hold_to_one_thread();
+/// On the calling thread, within a OneBlasThread.
+void multiply(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha,
+              Matrix a, Matrix b, float beta) {
   cblas_sgemm(CblasRowMajor, form(a), form(b), static_cast<blasint>(m), static_cast<blasint>(n),
               static_cast<blasint>(k), alpha, a.data, static_cast<blasint>(a.stride), b.data,
               static_cast<blasint>(b.stride), beta, c, static_cast<blasint>(c_stride));
 }
 
+}  // namespace
+
 // Every thread packs the factor that is not split once more, so the longer side of c is split.
 void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
           Matrix b, float beta, const Stream& stream) {
+  const OneBlasThread one;
   constexpr std::size_t grain = 16;  // whole micro-kernels of the BLAS
   if (n > m)
     stream.parallel_for(n, grain, [&](std::size_t begin, std::size_t end) {
-      gemm(c + begin, c_stride, m, end - begin, k, alpha, a, columns_from(b, begin), beta);
+      multiply(c + begin, c_stride, m, end - begin, k, alpha, a, columns_from(b, begin), beta);
     });
   else
     stream.parallel_for(m, grain, [&](std::size_t begin, std::size_t end) {
-      gemm(c + begin * c_stride, c_stride, end - begin, n, k, alpha, rows_from(a, begin), b, beta);
+      multiply(c + begin * c_stride, c_stride, end - begin, n, k, alpha, rows_from(a, begin), b, beta);
     });
 }
 

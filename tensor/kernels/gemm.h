@@ -1,6 +1,7 @@
 #pragma once
 /// Matrix products in f32 on row-major memory. All threads are the stream's: the BLAS below is held to one
-/// thread a call (docs/decisions/0002-blas.md).
+/// thread a call while a product runs, and has the program's number of threads again afterwards
+/// (docs/decisions/0002-blas.md).
 
 #include <cstddef>
 
@@ -14,12 +15,8 @@ struct Matrix {
   bool transposed = false;
 };
 
-/// c[m, n] = alpha · a[m, k] · b[k, n] + beta · c, on the calling thread. c is not read if beta is 0.
-void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
-          Matrix b, float beta);
-
-/// The same, blocks of rows or columns of c split over the stream's threads. The split depends on the sizes
-/// and on stream.threads() alone.
+/// c[m, n] = alpha · a[m, k] · b[k, n] + beta · c. c is not read if beta is 0. Blocks of rows or columns of c
+/// are split over the stream's threads; the split depends on the sizes and on stream.threads() alone.
 void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
           Matrix b, float beta, const Stream&);
 
