@@ -32,15 +32,26 @@ void require_dims(const char* op, const char* what, const Tensor& t, int at_leas
 /// Memory for as many elements of the same type.
 Tensor like(Tape& tape, const Tensor& t) { return tape.empty(t.shape(), t.dtype()); }
 
+/// An input that backward reads again: a parameter's value as it is then, for its memory may have gone
+/// meanwhile; anything else is kept, also from operators that overwrite what nobody else keeps.
+class Kept {
+ public:
+  Kept(const Tape& tape, Var v) : var_(v), value_(tape.of_parameter(v) ? Tensor() : tape.value(v)) {}
+  const Tensor& operator()(const Tape& tape) const { return value_.defined() ? value_ : tape.value(var_); }
+
+ private:
+  Var var_;
+  Tensor value_;
+};
+
 /// An element-wise operator whose backward needs its input.
 template <auto forward, auto backward>
 Var unary_of_input(Tape& tape, Var x) {
-  const Tensor in = tape.value(x);
-  const Tensor out = like(tape, in);
-  forward(out, in, tape.stream());
-  return tape.record(out, {x}, [x, in](Tape& tape, const Tensor& d_out) {
+  const Tensor out = like(tape, tape.value(x));
+  forward(out, tape.value(x), tape.stream());
+  return tape.record(out, {x}, [x, in = Kept(tape, x)](Tape& tape, const Tensor& d_out) {
     const auto d_x = tape.grad_target(x);
-    backward(d_x.tensor, d_out, in, into(d_x), tape.stream());
+    backward(d_x.tensor, d_out, in(tape), into(d_x), tape.stream());
   });
 }
 
@@ -73,9 +84,10 @@ void both_parameters(Tape& tape, Var weight, Var bias, F&& backward) {
 }
 
 /// The backward of a layer norm of x, whose statistics the forward kept.
-auto layer_norm_backward(Var x_var, Var weight, Var bias, const Tensor& x, const Tensor& mean,
+auto layer_norm_backward(Var x_var, Var weight, Var bias, const Kept& kept, const Tensor& mean,
                          const Tensor& inverse_deviation) {
   return [=](Tape& tape, const Tensor& d_out) {
+    const Tensor x = kept(tape);
     auto d_x = tape.grad_target(x_var);
     if (!d_x.tensor.defined()) d_x.tensor = like(tape, x);
     both_parameters(
@@ -102,19 +114,19 @@ Var add(Tape& tape, Var a, Var b) {
 }
 
 Var multiply(Tape& tape, Var a, Var b) {
-  const Tensor x = tape.value(a), y = tape.value(b);
-  const Tensor out = like(tape, x);
-  ops::multiply(out, x, y, tape.stream());
-  return tape.record(out, {a, b}, [a, b, x, y](Tape& tape, const Tensor& d_out) {
-    const auto give = [&](Var to, const Tensor& factor) {
-      if (!tape.needs_grad(to)) return;
-      const Tensor d = like(tape, d_out);
-      ops::multiply(d, d_out, factor, tape.stream());
-      tape.give_grad(to, d);
-    };
-    give(a, y);
-    give(b, x);
-  });
+  const Tensor out = like(tape, tape.value(a));
+  ops::multiply(out, tape.value(a), tape.value(b), tape.stream());
+  return tape.record(out, {a, b},
+                     [a, b, x = Kept(tape, a), y = Kept(tape, b)](Tape& tape, const Tensor& d_out) {
+                       const auto give = [&](Var to, const Tensor& factor) {
+                         if (!tape.needs_grad(to)) return;
+                         const Tensor d = like(tape, d_out);
+                         ops::multiply(d, d_out, factor, tape.stream());
+                         tape.give_grad(to, d);
+                       };
+                       give(a, y(tape));
+                       give(b, x(tape));
+                     });
 }
 
 Var scale(Tape& tape, Var x, float factor) {
@@ -135,10 +147,9 @@ Var softmax(Tape& tape, Var x) { return unary_of_output<ops::softmax, ops::softm
 Var dropout(Tape& tape, Var x, float p) {
   require(p >= 0 && p < 1, Errc::invalid_argument, "dropout: p is ", p, ", expected 0 <= p < 1");
   if (p == 0) return x;
-  const Tensor in = tape.value(x);
-  const Tensor out = like(tape, in);
-  const ops::DropoutMask mask = tape.take_mask(p, in.count());
-  ops::dropout(out, in, mask, tape.stream());
+  const Tensor out = like(tape, tape.value(x));
+  const ops::DropoutMask mask = tape.take_mask(p, out.count());
+  ops::dropout(out, tape.value(x), mask, tape.stream());
   return tape.record(out, {x}, [x, mask](Tape& tape, const Tensor& d_out) {
     const Tensor d = like(tape, d_out);
     ops::dropout(d, d_out, mask, tape.stream());
@@ -148,8 +159,33 @@ Var dropout(Tape& tape, Var x, float p) {
 
 Var reshape(Tape& tape, Var x, const Shape& shape) {
   const Shape before = tape.value(x).shape();
-  return tape.record(tape.value(x).reshape(shape), {x}, [x, before](Tape& tape, const Tensor& d_out) {
-    tape.give_grad(x, d_out.reshape(before));
+  const Var out =
+      tape.record(tape.value(x).reshape(shape), {x},
+                  [x, before](Tape& tape, const Tensor& d_out) { tape.give_grad(x, d_out.reshape(before)); });
+  if (tape.of_parameter(x)) tape.mark_view(out, x);
+  return out;
+}
+
+Var at_position(Tape& tape, Var x, std::size_t position) {
+  require_dims("at_position", "the input", tape.value(x), 3, 3);
+  const Shape whole = tape.value(x).shape();
+  const std::size_t batch = whole[0], length = whole[1], channels = whole[2];
+  require(position < length, Errc::invalid_argument, "at_position: no position ", position, " in ", length,
+          " tokens");
+  const auto copy_rows = [=](Tape& tape, const Tensor& rows, const Tensor& all, bool back) {
+    for (std::size_t b = 0; b < batch; ++b) {
+      const Tensor one = rows.view(b * channels, {channels}),
+                   there = all.view((b * length + position) * channels, {channels});
+      ops::copy(back ? there : one, back ? one : there, tape.stream());
+    }
+  };
+  const Tensor rows = tape.empty({batch, 1, channels}, tape.value(x).dtype());
+  copy_rows(tape, rows, tape.value(x), false);
+  return tape.record(rows, {x}, [=](Tape& tape, const Tensor& d_rows) {
+    const Tensor d = tape.empty(whole, d_rows.dtype());
+    ops::fill(d, 0, tape.stream());
+    copy_rows(tape, d_rows, d, true);
+    tape.give_grad(x, d);
   });
 }
 
@@ -175,9 +211,9 @@ void layer_backward(Tape& tape, Tape::GradTarget d_x, Var weight, Var bias, cons
   });
 }
 
-auto linear_backward(Var x_var, Var weight, Var bias, const Tensor& x, WeightLayout layout) {
+auto linear_backward(Var x_var, Var weight, Var bias, const Kept& x, WeightLayout layout) {
   return [=](Tape& tape, const Tensor& d_out) {
-    layer_backward(tape, tape.grad_target(x_var), weight, bias, d_out, x, layout);
+    layer_backward(tape, tape.grad_target(x_var), weight, bias, d_out, x(tape), layout);
   };
 }
 
@@ -187,14 +223,17 @@ Var linear(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
   const Tensor x = tape.value(x_var);
   const Tensor out = layer_output(tape, x, tape.value(weight), layout);
   ops::linear(out, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
-  return tape.record(out, {x_var, weight, bias}, linear_backward(x_var, weight, bias, x, layout));
+  return tape.record(out, {x_var, weight, bias},
+                     linear_backward(x_var, weight, bias, Kept(tape, x_var), layout));
 }
 
 Activation linear_gelu(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
   const Tensor x = tape.value(x_var);
   const Tensor pre = layer_output(tape, x, tape.value(weight), layout), out = like(tape, pre);
   ops::linear_gelu(out, pre, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
-  return {tape.record(pre, {x_var, weight, bias}, linear_backward(x_var, weight, bias, x, layout)), out};
+  return {tape.record(pre, {x_var, weight, bias},
+                      linear_backward(x_var, weight, bias, Kept(tape, x_var), layout)),
+          out};
 }
 
 Var linear(Tape& tape, const Activation& in, Var weight, Var bias, WeightLayout layout) {
@@ -219,23 +258,26 @@ Var matmul(Tape& tape, Var a_var, bool transpose_a, Var b_var, bool transpose_b)
   require_dims("matmul", "the right factor", b, 2, 2);
   const Tensor out = tape.empty({a.shape()[transpose_a ? 1 : 0], b.shape()[transpose_b ? 0 : 1]}, a.dtype());
   ops::matmul(out, a, transpose_a, b, transpose_b, ops::Into::overwrite, tape.stream());
-  return tape.record(out, {a_var, b_var}, [=](Tape& tape, const Tensor& d_out) {
-    if (const auto d_a = tape.grad_target(a_var); d_a.tensor.defined()) {
-      // out = A·B: dA = dOut·Bᵀ, and its transpose is B·dOutᵀ.
-      if (transpose_a) {
-        ops::matmul(d_a.tensor, b, transpose_b, d_out, true, into(d_a), tape.stream());
-      } else {
-        ops::matmul(d_a.tensor, d_out, false, b, !transpose_b, into(d_a), tape.stream());
-      }
-    }
-    if (const auto d_b = tape.grad_target(b_var); d_b.tensor.defined()) {
-      if (transpose_b) {
-        ops::matmul(d_b.tensor, d_out, true, a, transpose_a, into(d_b), tape.stream());
-      } else {
-        ops::matmul(d_b.tensor, a, !transpose_a, d_out, false, into(d_b), tape.stream());
-      }
-    }
-  });
+  return tape.record(
+      out, {a_var, b_var},
+      [=, left = Kept(tape, a_var), right = Kept(tape, b_var)](Tape& tape, const Tensor& d_out) {
+        const Tensor &a = left(tape), &b = right(tape);
+        if (const auto d_a = tape.grad_target(a_var); d_a.tensor.defined()) {
+          // out = A·B: dA = dOut·Bᵀ, and its transpose is B·dOutᵀ.
+          if (transpose_a) {
+            ops::matmul(d_a.tensor, b, transpose_b, d_out, true, into(d_a), tape.stream());
+          } else {
+            ops::matmul(d_a.tensor, d_out, false, b, !transpose_b, into(d_a), tape.stream());
+          }
+        }
+        if (const auto d_b = tape.grad_target(b_var); d_b.tensor.defined()) {
+          if (transpose_b) {
+            ops::matmul(d_b.tensor, d_out, true, a, transpose_a, into(d_b), tape.stream());
+          } else {
+            ops::matmul(d_b.tensor, a, !transpose_a, d_out, false, into(d_b), tape.stream());
+          }
+        }
+      });
 }
 
 // ---- layer norm
@@ -248,7 +290,7 @@ Var layer_norm(Tape& tape, Var x_var, Var weight, Var bias, float epsilon) {
   ops::layer_norm(out, mean, inverse_deviation, x, tape.value(weight), tape.value(bias), epsilon,
                   tape.stream());
   return tape.record(out, {x_var, weight, bias},
-                     layer_norm_backward(x_var, weight, bias, x, mean, inverse_deviation));
+                     layer_norm_backward(x_var, weight, bias, Kept(tape, x_var), mean, inverse_deviation));
 }
 
 SumAndNorm add_layer_norm(Tape& tape, Var a, Var b, Var weight, Var bias, float epsilon) {
@@ -266,8 +308,9 @@ SumAndNorm add_layer_norm(Tape& tape, Var a, Var b, Var weight, Var bias, float 
     tape.give_grad(a, d_sum);
     tape.give_grad(b, d_sum);
   });
-  result.norm = tape.record(out, {result.sum, weight, bias},
-                            layer_norm_backward(result.sum, weight, bias, sum, mean, inverse_deviation));
+  result.norm = tape.record(
+      out, {result.sum, weight, bias},
+      layer_norm_backward(result.sum, weight, bias, Kept(tape, result.sum), mean, inverse_deviation));
   return result;
 }
 
@@ -311,7 +354,9 @@ Var causal_attention(Tape& tape, Var qkv_var, int heads, float dropout) {
   if (dropout > 0) mask = tape.take_mask(dropout, log_sum.count() * tokens);
   ops::causal_attention(out, log_sum, qkv, heads, mask, tape.stream());
   return tape.record(
-      out, {qkv_var}, [qkv_var, heads, qkv, out, log_sum, mask](Tape& tape, const Tensor& d_out) {
+      out, {qkv_var},
+      [qkv_var, heads, kept = Kept(tape, qkv_var), out, log_sum, mask](Tape& tape, const Tensor& d_out) {
+        const Tensor& qkv = kept(tape);
         const Tensor d_qkv = like(tape, qkv);
         ops::causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, mask, tape.stream());
         tape.give_grad(qkv_var, d_qkv);
@@ -329,14 +374,18 @@ CrossEntropy cross_entropy(Tape& tape, Var logits_var, const Tensor& targets) {
   require_dims("cross_entropy", "the logits", tape.value(logits_var), 2, 4);
   const Shape shape = tape.value(logits_var).shape();
   const Shape rows{shape.count() / std::max<std::size_t>(1, shape[-1])};
-  const Tensor logits = tape.value(logits_var).reshape({rows[0], shape[-1]});
+  const Shape table{rows[0], shape[-1]};
+  const Tensor logits = tape.value(logits_var).reshape(table);
   const Tensor losses = tape.empty(rows), log_sum = tape.empty(rows), target_rows = targets.reshape(rows);
   const Tensor loss = tape.empty({}), sums = tape.empty({2}, DType::f64);
   ops::cross_entropy(loss, sums, losses, log_sum, logits, target_rows, tape.stream());
   const Var result =
       tape.record(loss, {logits_var},
-                  [logits_var, shape, sums, logits, log_sum, target_rows](Tape& tape, const Tensor& d_loss) {
-                    const Tensor d = tape.may_overwrite(logits_var) ? logits : like(tape, logits);
+                  [logits_var, shape, table, sums, kept = Kept(tape, logits_var), log_sum, target_rows](
+                      Tape& tape, const Tensor& d_loss) {
+                    const bool overwrite = tape.may_overwrite(logits_var);  // before there is another copy
+                    const Tensor logits = kept(tape).reshape(table);
+                    const Tensor d = overwrite ? logits : like(tape, logits);
                     ops::cross_entropy_backward(d, logits, log_sum, target_rows, d_loss, sums, tape.stream());
                     tape.give_grad(logits_var, d.reshape(shape));
                   });
@@ -351,9 +400,10 @@ Var mse(Tape& tape, Var prediction_var, const Tensor& target) {
   const Tensor loss = tape.empty({});
   ops::mean_squared_error(loss, prediction, target, tape.stream());
   return tape.record(
-      loss, {prediction_var}, [prediction_var, prediction, target](Tape& tape, const Tensor& d_loss) {
+      loss, {prediction_var},
+      [prediction_var, prediction = Kept(tape, prediction_var), target](Tape& tape, const Tensor& d_loss) {
         const auto d = tape.grad_target(prediction_var);
-        ops::mean_squared_error_backward(d.tensor, d_loss, prediction, target, into(d), tape.stream());
+        ops::mean_squared_error_backward(d.tensor, d_loss, prediction(tape), target, into(d), tape.stream());
       });
 }
 

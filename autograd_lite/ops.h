@@ -23,6 +23,8 @@ Var softmax(Tape&, Var x);  ///< over the last extent
 Var dropout(Tape&, Var x, float p);
 /// The same memory in another shape.
 Var reshape(Tape&, Var x, const Shape&);
+/// x[B, T, C] → [B, 1, C]: one position of each sequence.
+Var at_position(Tape&, Var x, std::size_t position);
 
 // ---- linear
 /// x[…, in] → […, out]

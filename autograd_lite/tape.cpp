@@ -56,6 +56,15 @@ struct Value {
   bool needs_grad = false;
   Use* use = nullptr;
   Tensor tensor, grad;
+  int view = -1;  ///< which of State::views it is
+};
+
+/// A value that is a parameter's memory in another shape, without a copy of the pointer to it outside of the
+/// parameter's scopes.
+struct View {
+  int value;
+  Var parameter;
+  Shape shape;
 };
 
 }  // namespace
@@ -78,6 +87,7 @@ struct Tape::State {
   TapeHooks hooks;
 
   std::vector<Value> values;
+  std::vector<View> views;
   std::vector<Node> nodes;
   Arena arena;
   Arena::Position recorded;  ///< end of the last node's memory
@@ -122,7 +132,13 @@ struct Tape::State {
   }
   void leave(const Scope& scope, Pass direction) {
     open.pop_back();
+    for (const View& view : views) values[static_cast<std::size_t>(view.value)].tensor = {};
     if (hooks.leave) hooks.leave(scope, direction);
+  }
+
+  void forget_values_from(std::size_t first) {
+    values.resize(first);
+    while (!views.empty() && static_cast<std::size_t>(views.back().value) >= first) views.pop_back();
   }
 
   /// The node's uses of parameters are over; those without any left have their whole gradient.
@@ -184,7 +200,11 @@ Var Tape::parameter(Parameter& p) {
 }
 
 const Tensor& Tape::value(Var v) const {
-  const Value& value = state_->at(v);
+  Value& value = state_->at(v);
+  if (value.view >= 0 && !value.tensor.defined()) {
+    const View& view = state_->views[static_cast<std::size_t>(value.view)];
+    value.tensor = this->value(view.parameter).reshape(view.shape);
+  }
   if (value.kind != Kind::parameter) {
     require(value.tensor.defined(), Errc::invalid_argument, "a value was read after backward() had freed it");
     return value.tensor;
@@ -249,7 +269,8 @@ Tape::GradTarget Tape::grad_target(Var v) {
   }
   Value& value = s.at(v);
   if (!value.grad.defined()) {
-    value.grad = empty(value.tensor.shape(), value.tensor.dtype());
+    const Tensor& like = this->value(v);
+    value.grad = empty(like.shape(), like.dtype());
     return {value.grad, false};
   }
   if (value.grad.use_count() != 1) {
@@ -282,9 +303,23 @@ void Tape::give_grad(Var v, Tensor d) {
   }
 }
 
+bool Tape::of_parameter(Var v) const {
+  const Value& value = state_->at(v);
+  return value.kind == Kind::parameter || value.view >= 0;
+}
+
+void Tape::mark_view(Var output, Var input) {
+  State& s = *state_;
+  const int of = s.at(input).view;
+  const Var parameter = of >= 0 ? s.views[static_cast<std::size_t>(of)].parameter : input;
+  Value& value = s.at(output);
+  value.view = static_cast<int>(s.views.size());
+  s.views.push_back({output.index, parameter, value.tensor.shape()});
+}
+
 bool Tape::may_overwrite(Var v) const {
   const Value& value = state_->at(v);
-  return value.kind == Kind::output && value.tensor.use_count() == 2;
+  return value.kind == Kind::output && !of_parameter(v) && value.tensor.use_count() == 2;
 }
 
 // ---- structure
@@ -316,7 +351,7 @@ std::vector<Var>& Tape::inputs_of_rehearsal() { return state_->rehearsal_inputs;
 Tensor Tape::end_rehearsal(const Rehearsal& r, Var result, Var input, std::vector<Var>& inputs) {
   State& s = *state_;
   Tensor output = value(result);
-  s.values.resize(r.values);
+  s.forget_values_from(r.values);
   --s.rehearsals;
   s.leave(*r.scope, Pass::forward);
 
@@ -342,7 +377,7 @@ void Tape::end_rerun(const Rerun& r, Var result, const Tensor& d_out) {
   s.finish_uses(*s.running);  // from here on the operators of the second run count
   give_grad(result, d_out);
   run_backward(r.nodes);
-  s.values.resize(r.values);
+  s.forget_values_from(r.values);
   s.leave(*r.scope, Pass::backward);
 }
 
@@ -408,6 +443,7 @@ void Tape::reset() {
   for (const auto& node : s.nodes) s.destroy(node);
   s.nodes.clear();
   s.values.clear();
+  s.views.clear();
   s.arena.rewind({});
   s.recorded = {};
   s.open.clear();

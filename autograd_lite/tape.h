@@ -97,6 +97,11 @@ class Tape {
   GradTarget grad_target(Var);
   /// In backward: takes over a gradient that was computed anyway, or adds it to what is there.
   void give_grad(Var, Tensor);
+  /// Whether the value is a parameter's memory, which may be elsewhere, or gone, outside of the parameter's
+  /// scopes: backward reads value() again, and nothing that outlives forward keeps it.
+  bool of_parameter(Var) const;
+  /// `output` is `input`, a parameter's memory, in another shape: value() makes it anew where it is needed.
+  void mark_view(Var output, Var input);
   /// In backward: true if the input is an operator's output whose memory nobody but the tape and the calling
   /// operator's one captured copy holds, so that a gradient may be written over it.
   bool may_overwrite(Var) const;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "autograd_lite/ops.h"
 #include "comm/core/error.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
@@ -167,6 +168,129 @@ TEST(Zero3, AParameterInNoScopeIsNamed) {
                  "zero3: parameter forgotten stands in no scope; list it in the scope that uses it");
   }
 }
+
+/// One operator on parameters of these shapes, in a scope of its own.
+struct OneOperator final : Module {
+  using Run = std::function<Var(Tape&, const std::vector<Var>&)>;
+  OneOperator(const std::vector<Shape>& shapes, Run run) : run(std::move(run)) {
+    for (const Shape& shape : shapes) {
+      auto& p = *storage.emplace_back(std::make_unique<Parameter>());
+      p.name = str("p", storage.size());
+      p.shape = shape;
+      p.value = Tensor::empty(shape);
+      for (std::size_t i = 0; i < p.count(); ++i)
+        p.value.data<float>()[i] = static_cast<float>((i * 7 + storage.size()) % 11) / 8 - 0.5f;
+      scope.parameters.push_back(&p);
+    }
+  }
+  std::vector<Parameter*> parameters() override { return scope.parameters; }
+  std::vector<const Scope*> scopes() override { return {&scope}; }
+  /// The operator within the scope, and behind it a scalar of what it gave.
+  Var loss(Tape& tape) {
+    const Var out = tape.scope(scope, [&] {
+      std::vector<Var> vars;
+      for (Parameter* p : scope.parameters) vars.push_back(tape.parameter(*p));
+      return run(tape, vars);
+    });
+    const Tensor zeros = Tensor::zeros(tape.value(out).shape());
+    return nn::mse(tape, nn::scale(tape, out, 1), zeros);
+  }
+  Run run;
+  std::vector<std::unique_ptr<Parameter>> storage;
+  Scope scope{"only", {}};
+};
+
+struct OperatorCase {
+  const char* name;
+  std::vector<Shape> shapes;
+  OneOperator::Run run;
+};
+void PrintTo(const OperatorCase& c, std::ostream* out) { *out << c.name; }
+
+Tensor counting(const Shape& shape) {
+  Tensor t = Tensor::empty(shape);
+  for (std::size_t i = 0; i < t.count(); ++i) t.data<float>()[i] = static_cast<float>(i % 5) / 4 - 0.5f;
+  return t;
+}
+
+std::vector<OperatorCase> operators_on_parameters() {
+  const Tensor data = counting({4, 6}), square = counting({6, 6});
+  Tensor labels = Tensor::zeros({4}, DType::i32);
+  const auto layout = nn::WeightLayout::in_out;
+  return {
+      {"matmul_right",
+       {{6, 8}},
+       [=](Tape& t, auto& v) { return nn::matmul(t, t.constant(data), false, v[0], false); }},
+      {"matmul_left",
+       {{8, 4}},
+       [=](Tape& t, auto& v) { return nn::matmul(t, v[0], false, t.constant(data), false); }},
+      {"matmul_both",
+       {{8, 4}, {4, 3}},
+       [](Tape& t, auto& v) { return nn::matmul(t, v[0], false, v[1], false); }},
+      {"multiply", {{4, 6}, {4, 6}}, [](Tape& t, auto& v) { return nn::multiply(t, v[0], v[1]); }},
+      {"multiply_by_data",
+       {{4, 6}},
+       [=](Tape& t, auto& v) { return nn::multiply(t, t.constant(data), v[0]); }},
+      {"layer_norm",
+       {{4, 6}, {6}, {6}},
+       [](Tape& t, auto& v) { return nn::layer_norm(t, v[0], v[1], v[2], 1e-5f); }},
+      {"add_layer_norm",
+       {{4, 6}, {4, 6}, {6}, {6}},
+       [](Tape& t, auto& v) { return nn::add_layer_norm(t, v[0], v[1], v[2], v[3], 1e-5f).norm; }},
+      {"linear",
+       {{4, 6}, {6, 3}, {3}},
+       [=](Tape& t, auto& v) { return nn::linear(t, v[0], v[1], v[2], layout); }},
+      {"linear_gelu",
+       {{4, 6}, {6, 3}, {3, 2}},
+       [=](Tape& t, auto& v) {
+         return nn::linear(t, nn::linear_gelu(t, v[0], v[1], Var(), layout), v[2], Var(), layout);
+       }},
+      {"gelu", {{4, 6}}, [](Tape& t, auto& v) { return nn::gelu(t, v[0]); }},
+      {"relu", {{4, 6}}, [](Tape& t, auto& v) { return nn::relu(t, v[0]); }},
+      {"tanh", {{4, 6}}, [](Tape& t, auto& v) { return nn::tanh(t, v[0]); }},
+      {"softmax", {{4, 6}}, [](Tape& t, auto& v) { return nn::softmax(t, v[0]); }},
+      {"reshape",
+       {{4, 6}},
+       [=](Tape& t, auto& v) {
+         const Var once = nn::reshape(t, v[0], {2, 12});
+         return nn::matmul(t, t.constant(data), false, nn::reshape(t, once, {6, 4}), false);
+       }},
+      {"causal_attention", {{1, 4, 12}}, [](Tape& t, auto& v) { return nn::causal_attention(t, v[0], 2); }},
+      {"cross_entropy", {{4, 6}}, [=](Tape& t, auto& v) { return nn::cross_entropy(t, v[0], labels).loss; }},
+      {"mse", {{4, 6}}, [=](Tape& t, auto& v) { return nn::mse(t, v[0], data); }},
+  };
+}
+
+class OperatorOnParameters : public testing::TestWithParam<OperatorCase> {};
+
+TEST_P(OperatorOnParameters, KeepsNoneOfThemAfterForward) {
+  OneOperator plain(GetParam().shapes, GetParam().run);
+  Tape alone;
+  alone.backward(plain.loss(alone));
+  double square = 0;
+  for (const Parameter* p : plain.parameters())
+    for (std::size_t i = 0; i < p->count(); ++i) square += std::pow(double{p->grad.data<float>()[i]}, 2);
+  ASSERT_GT(square, 0);
+
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    OneOperator model(GetParam().shapes, GetParam().run);
+    Tape tape;
+    StrategyOptions options;
+    options.prefetch_scopes = 0;
+    Zero3 strategy(model, comm, std::move(options));
+    strategy.attach(tape);
+    const Var loss = model.loss(tape);
+    EXPECT_EQ(strategy.memory().transient_in_use, 0u) << "after forward a parameter is still there";
+    strategy.begin_backward();
+    tape.backward(loss);
+    strategy.finish_gradients();
+    EXPECT_NEAR(strategy.gradient_norm(), std::sqrt(square), 1e-6 * std::sqrt(square));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Zero3, OperatorOnParameters, testing::ValuesIn(operators_on_parameters()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(Zero3, FrozenModelRunsForwardOnly) {
   run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
