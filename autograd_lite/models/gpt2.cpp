@@ -171,17 +171,9 @@ Gpt2::Output Gpt2::forward(Tape& tape, const Tensor& tokens, const Tensor& targe
 }
 
 Var Gpt2::logits_at(Tape& tape, const Tensor& tokens, std::size_t position) {
-  const Tensor x = tape.value(hidden(tape, tokens));
-  const std::size_t batch = x.shape()[0], length = x.shape()[1], channels = x.shape()[2];
-  require(position < length, Errc::invalid_argument, "GPT-2: no position ", position, " in ", length,
-          " tokens");
-  const Tensor rows = tape.empty({batch, 1, channels}, x.dtype());
-  for (std::size_t b = 0; b < batch; ++b) {
-    ops::copy(rows.view(b * channels, {channels}), x.view((b * length + position) * channels, {channels}),
-              tape.stream());
-  }
+  const Var x = nn::at_position(tape, hidden(tape, tokens), position);
   return head(
-      tape, [](Var logits) { return logits; }, tape.constant(rows));
+      tape, [](Var logits) { return logits; }, x);
 }
 
 namespace {

@@ -183,6 +183,23 @@ TEST(Gpt2, LogitsAtAPositionAreThoseOfTheWhole) {
   }
 }
 
+TEST(Gpt2, LogitsAtAPositionHaveTheGradientOfTheWhole) {
+  const Tensor tokens = tokens_of(2, 9);
+  Tensor all = Tensor::empty({2, 9}, DType::i32), one = Tensor::empty({2, 1}, DType::i32);
+  std::fill_n(all.data<std::int32_t>(), all.count(), -100);
+  for (std::size_t b = 0; b < 2; ++b)
+    one.data<std::int32_t>()[b] = all.data<std::int32_t>()[b * 9 + 5] = static_cast<std::int32_t>(3 + b);
+  Ready whole(small()), at(small());
+  whole.tape.backward(whole.model.forward(whole.tape, tokens, all).loss.loss);
+  at.tape.backward(nn::cross_entropy(at.tape, at.model.logits_at(at.tape, tokens, 5), one).loss);
+  const auto expected = whole.model.parameters(), got = at.model.parameters();
+  for (std::size_t p = 0; p < got.size(); ++p) {
+    ASSERT_TRUE(got[p]->grad.defined()) << got[p]->name;
+    for (std::size_t i = 0; i < got[p]->count(); ++i)
+      EXPECT_NEAR(got[p]->grad.data<float>()[i], expected[p]->grad.data<float>()[i], 1e-6) << got[p]->name;
+  }
+}
+
 TEST(Gpt2, DropoutStopsOutsideOfTraining) {
   for (double Gpt2Config::*p : {&Gpt2Config::embd_pdrop, &Gpt2Config::attn_pdrop, &Gpt2Config::resid_pdrop}) {
     Gpt2Config c = small();
