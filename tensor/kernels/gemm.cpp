@@ -56,6 +56,12 @@ void multiply(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std:
 
 }  // namespace
 
+void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
+          Matrix b, float beta) {
+  const OneBlasThread one;
+  multiply(c, c_stride, m, n, k, alpha, a, b, beta);
+}
+
 // Every thread packs the factor that is not split once more, so the longer side of c is split.
 void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
           Matrix b, float beta, const Stream& stream) {

@@ -15,8 +15,12 @@ struct Matrix {
   bool transposed = false;
 };
 
-/// c[m, n] = alpha · a[m, k] · b[k, n] + beta · c. c is not read if beta is 0. Blocks of rows or columns of c
-/// are split over the stream's threads; the split depends on the sizes and on stream.threads() alone.
+/// c[m, n] = alpha · a[m, k] · b[k, n] + beta · c, on the calling thread. c is not read if beta is 0.
+void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
+          Matrix b, float beta);
+
+/// The same, blocks of rows or columns of c split over the stream's threads. The split depends on the sizes
+/// and on stream.threads() alone.
 void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
           Matrix b, float beta, const Stream&);
 
