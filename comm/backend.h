@@ -16,6 +16,8 @@ namespace rz {
 class Backend {
  public:
   virtual ~Backend() = default;
+  /// In a child of fork(), where no destructor runs: closes what it may, and tells nobody.
+  virtual void abandon() noexcept {}
   /// Starts the operations as one: they may run in any order and together, and the Work ends when all have.
   /// The arguments have been checked. Thread-safe: calls of several threads are put in one order.
   virtual Work submit(std::span<const Operation> group) = 0;

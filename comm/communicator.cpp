@@ -9,6 +9,7 @@
 #include "comm/collective.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/core/process.h"
 
 namespace rz {
 
@@ -112,6 +113,19 @@ bool is_plain(const Buffer& b) { return b.data && b.device.kind == Device::host;
 
 }  // namespace
 
+namespace {
+
+/// A child of fork() has a copy of a backend without its threads, with locks that may be held for ever.
+std::shared_ptr<Backend> by_creator(std::unique_ptr<Backend> backend) {
+  return {backend.release(), [creator = Creator()](Backend* b) {
+            if (creator.here()) return delete b;
+            b->abandon();
+            keep_for_ever(b);
+          }};
+}
+
+}  // namespace
+
 Communicator::Communicator(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Communicator::Communicator(Communicator&&) noexcept = default;
 Communicator& Communicator::operator=(Communicator&&) noexcept = default;
@@ -124,14 +138,15 @@ Communicator Communicator::connect(int rank, int size, std::shared_ptr<Store> st
           " has no store");
   if (!store) store = memory_store();
   auto backend = make_backend(rank, size, store, options);
-  return Communicator(std::make_unique<State>(State{rank, size, options, store, std::move(backend)}));
+  return Communicator(
+      std::make_unique<State>(State{rank, size, options, store, by_creator(std::move(backend))}));
 }
 
 Communicator Communicator::over(int rank, int size, std::unique_ptr<Backend> backend, CommOptions options) {
   require(backend != nullptr && rank >= 0 && rank < size, Errc::invalid_argument, "rank ", rank, " of ", size,
           " has no backend or no place in the group");
-  return Communicator(
-      std::make_unique<State>(State{rank, size, std::move(options), nullptr, std::move(backend)}));
+  return Communicator(std::make_unique<State>(
+      State{rank, size, std::move(options), nullptr, by_creator(std::move(backend))}));
 }
 
 int Communicator::rank() const { return state_->rank; }

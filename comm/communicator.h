@@ -16,6 +16,9 @@
 /// Thread safety: several threads may call one communicator; their calls are put into one order, which must
 /// be the same on every rank. Errors are rz::Error; the first failure poisons the communicator, whose later
 /// calls throw it again.
+///
+/// A communicator belongs to the process that connected it. In a child of fork() calls on host memory are
+/// refused (Errc::invalid_argument) and abort() does nothing; the child may connect communicators of its own.
 
 #include <chrono>
 #include <cstddef>
@@ -77,7 +80,8 @@ class Communicator {
 
   Communicator(Communicator&&) noexcept;
   Communicator& operator=(Communicator&&) noexcept;
-  /// Waits for nothing: operations still in flight end with peer_lost on the other ranks.
+  /// Waits for nothing: operations still in flight end with peer_lost on the other ranks. In a child of
+  /// fork() it closes the child's copies of what the group holds, and the group goes on.
   ~Communicator();
 
   int rank() const;
@@ -143,7 +147,8 @@ class Communicator {
   ///     of malloc and std::vector do from 128 KiB on, where malloc takes them from mmap. Registered memory
   ///     that overlaps is refused. What cannot be registered is used all the same, by copying:
   ///     Registration::zero_copy() is false, and why() says why;
-  ///   - a process that fork()s shares the memory with its child, as it does that of allocate();
+  ///   - a process that fork()s shares the memory with its child, as it does that of allocate(), and ends the
+  ///     registration alone: a child that ends its copy only closes a descriptor;
   ///   - end the registration before the memory is freed, unmapped or resized (realloc, a vector that grows).
   /// Takes as long as copying the range twice, and as much memory again for that time: Errc::system states
   /// need and have, and the memory is then as it was. Thread-safe.

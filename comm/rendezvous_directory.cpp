@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "comm/core/error.h"
+#include "comm/core/process.h"
 #include "comm/transports/descriptor.h"
 #include "comm/transports/meet.h"
 #include "comm/transports/random.h"
@@ -136,8 +137,9 @@ std::shared_ptr<Store> host_store(const fs::path& directory, const std::string& 
   make_private(directory / name);
   // The store's end removes the place, whatever happens from here on.
   const auto files = file_store((directory / name).string());
-  const std::shared_ptr<Store> store(files.get(),
-                                     [files, directory, name](Store*) { remove_place(directory, name); });
+  const std::shared_ptr<Store> store(files.get(), [files, directory, name, creator = Creator()](Store*) {
+    if (creator.here()) remove_place(directory, name);
+  });
   take_seat(directory / name, 0);
   write_current(directory, name);
   std::vector<int> missing;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "comm/core/error.h"
+#include "comm/core/process.h"
 #include "comm/store.h"
 #include "comm/store_detail.h"
 #include "comm/store_server.h"
@@ -314,7 +315,7 @@ class TcpStore final : public Store {
 }  // namespace
 
 std::shared_ptr<Store> tcp_store(const std::string& address, const TcpStoreOptions& options) {
-  return std::make_shared<TcpStore>(address, options);
+  return std::shared_ptr<Store>(new TcpStore(address, options), DeletedByCreator<TcpStore>());
 }
 
 std::shared_ptr<Store> tcp_store(const std::string& address, bool serve, milliseconds timeout) {

@@ -74,7 +74,16 @@ void Driver::start_thread() {
   thread_ = std::thread([this] { progress_thread(); });
 }
 
+void Driver::check_process() const {
+  if (creator_.seems_here()) [[likely]]
+    return;
+  fail(Errc::invalid_argument, "the communicator of rank ", rank_, " belongs to process ", creator_.process(),
+       ", and this is process ", this_process(),
+       ", which came of it by fork(); connect a communicator in each process that uses one");
+}
+
 std::shared_ptr<std::byte> Driver::allocate(std::size_t bytes) {
+  check_process();
   const std::lock_guard lock(mutex_);
   require(transport_ != nullptr, Errc::aborted, "the communicator of rank ", rank_, " was destroyed");
   return transport_->allocate(bytes);
@@ -104,6 +113,7 @@ CallChoice Driver::explain(Collective kind, std::size_t bytes, bool reachable, D
 
 // Copies without the lock, which calls in flight need.
 Registration Driver::register_buffer(std::span<std::byte> memory) {
+  check_process();
   std::shared_ptr<Arena> arena;
   {
     const std::lock_guard lock(mutex_);
@@ -115,6 +125,7 @@ Registration Driver::register_buffer(std::span<std::byte> memory) {
 }
 
 std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
+  check_process();
   const auto now = Clock::now();
   auto job = std::make_shared<Job>(shared_from_this(), group, now + options_.timeout);
   const std::lock_guard lock(mutex_);
@@ -142,6 +153,7 @@ bool Driver::is_quick(const Operation& op) const {
 
 bool Driver::repeat(const BriefCall& call, std::shared_ptr<Job>& job) {
   if (!together_) return false;
+  check_process();
   std::unique_lock lock(mutex_);
   if (driven_ || unfinished_ > 0 || stopping_ || failure_ || !together_->repeats(call)) return false;
   try {
@@ -155,6 +167,7 @@ bool Driver::repeat(const BriefCall& call, std::shared_ptr<Job>& job) {
 
 bool Driver::try_at_once(std::span<const Operation> group, std::shared_ptr<Job>& job) {
   if (!together_ || group.size() != 1 || !is_quick(group.front())) return false;
+  check_process();
   std::unique_lock lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
   if (driven_ || unfinished_ > 0 || stopping_) return false;
@@ -195,6 +208,7 @@ std::shared_ptr<Job> Driver::begin(const Operation& op) {
 
 void Driver::wait(Job& job) {
   if (job.done()) return;
+  check_process();
   std::unique_lock lock(mutex_);
   if (const auto now = Clock::now(); now > job.deadline - options_.timeout + light_sleep) last_left_ = now;
   while (!job.done()) {
@@ -247,6 +261,7 @@ void Driver::progress_thread() {
 }
 
 void Driver::abort(const std::string& reason) noexcept {
+  if (!creator_.seems_here()) return;
   const std::lock_guard lock(mutex_);
   if (!transport_) return;
   transport_->abort({rank_, Errc::aborted, reason});
@@ -258,6 +273,7 @@ void Driver::abort(const std::string& reason) noexcept {
 }
 
 void Driver::check() {
+  check_process();
   std::unique_lock lock(mutex_);
   if (!failure_ && !driven_ && !stopping_ && transport_) {
     driven_ = true;
@@ -296,6 +312,10 @@ void Driver::stop() noexcept {
   transport_.reset();
   driven_ = false;
   changed_.notify_all();
+}
+
+void Driver::abandon() noexcept {
+  if (mutex_.try_lock() && !driven_) transport_.reset();
 }
 
 /// The progress thread only until somebody waits: who waits drives, or every call would have two threads take

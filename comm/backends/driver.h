@@ -22,6 +22,7 @@
 #include "comm/backends/messages.h"
 #include "comm/backends/scheduled.h"
 #include "comm/backends/together.h"
+#include "comm/core/process.h"
 #include "comm/core/short_lock.h"
 #include "comm/forced.h"
 #include "comm/select.h"
@@ -36,6 +37,9 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void start_thread();
   /// Ends what is pending with an error, and the thread. Bounded.
   void stop() noexcept;
+  /// Instead of the destructor in a child of fork(), where the thread is not and whose conditions may have
+  /// waiters that never come back: closes the links, if no thread was at work on them when the child began.
+  void abandon() noexcept;
 
   /// try_at_once() of a call that is like the last one. Throws nothing.
   bool repeat(const BriefCall&, std::shared_ptr<Job>&);
@@ -72,6 +76,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
     std::unique_ptr<Plan> plan;
   };
 
+  void check_process() const;
   bool was_left() const;
   void progress_thread();
   // All of these are called by the one that drives.
@@ -107,6 +112,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
     return !current_.job && queue_.empty() && messages_.idle() && !attention_.load();
   }
 
+  const Creator creator_;
   const int rank_, size_;
   const ScheduledOptions options_;
   const ForcedAlgorithms forced_;

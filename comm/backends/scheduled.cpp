@@ -10,6 +10,7 @@ class Scheduled final : public Backend {
  public:
   explicit Scheduled(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) { driver_->start_thread(); }
   ~Scheduled() override { driver_->stop(); }
+  void abandon() noexcept override { driver_->abandon(); }
 
   Work submit(std::span<const Operation> group) override {
     std::shared_ptr<Job> job;

@@ -13,6 +13,7 @@ class ShortLock {
   void lock() noexcept {
     if (held_.exchange(1, std::memory_order_acquire)) wait();
   }
+  bool try_lock() noexcept { return !held_.exchange(1, std::memory_order_acquire); }
   void unlock() noexcept {
     held_.store(0, std::memory_order_release);
     if (waiting_.load(std::memory_order_relaxed)) wake();

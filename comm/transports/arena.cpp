@@ -26,7 +26,9 @@ struct Arena::Block {
   std::shared_ptr<Arena> arena;
   std::shared_ptr<Segment> segment;
   std::size_t offset, bytes;
-  ~Block() { arena->give_back(segment.get(), offset, bytes); }
+  ~Block() {
+    if (arena->creator_.here()) arena->give_back(segment.get(), offset, bytes);
+  }
 };
 
 std::shared_ptr<Segment> SegmentMap::find(const std::byte* at, std::size_t bytes) const {
@@ -94,19 +96,20 @@ void Arena::give_back(Segment* segment, std::size_t offset, std::size_t bytes) n
 std::shared_ptr<Segment> Arena::new_segment(std::size_t bytes) {
   auto* made = new Segment{next_number_.fetch_add(1), SharedMemory::create(bytes)};
   const std::shared_ptr<Segment> segment(made, [arena = weak_from_this()](Segment* s) {
-    if (const auto a = arena.lock()) a->forget(s->number);
+    if (const auto a = arena.lock(); a && a->creator_.here()) a->forget(s->number);
     delete s;
   });
   know(segment, {made->memory.data(), made->memory.size()});
   return segment;
 }
 
-/// Memory of a caller's: at the end first nobody is told of it any more, then it is private again.
+/// Memory of a caller's: at the end first nobody is told of it any more, then it is private again. In a child
+/// of fork() the arena's lock may be held for ever.
 struct Arena::Lent {
   std::shared_ptr<Arena> arena;
   std::shared_ptr<Segment> segment;
   ~Lent() {
-    arena->forget(segment->number);
+    if (arena->creator_.here()) arena->forget(segment->number);
     segment->memory = {};  // whoever else may still hold the segment
   }
 };

@@ -65,6 +65,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   void forget(std::uint32_t number) noexcept;
 
   const std::uint32_t place_;
+  const Creator creator_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Slab>> slabs_;
   std::vector<SegmentMap::Entry> entries_;

@@ -121,7 +121,11 @@ SharedMemory SharedMemory::map(Descriptor fd, bool writable) {
 
 SharedMemory::~SharedMemory() {
   if (!data_) return;
-  in_place_ ? put_private_back() : void(munmap(data_, size_));
+  if (!in_place_) {
+    munmap(data_, size_);
+  } else if (creator_.here()) {
+    put_private_back();
+  }
 }
 
 }  // namespace rz

@@ -4,11 +4,13 @@
 /// From 2 MiB on it is in huge pages as far as the system has them free (Linux 6.1 and newer).
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 
+#include "comm/core/process.h"
 #include "comm/transports/descriptor.h"
 
 namespace rz {
@@ -33,7 +35,8 @@ class SharedMemory {
     return *this;
   }
   /// In the place of ordinary memory: puts private, anonymous memory with the current contents back, likewise
-  /// in one step, 32 MiB at a time.
+  /// in one step, 32 MiB at a time. Not in a child of fork(), where the pages stay shared: it closes the
+  /// descriptor alone.
   ~SharedMemory();
 
   std::byte* data() const { return data_; }
@@ -45,13 +48,17 @@ class SharedMemory {
  private:
   void swap(SharedMemory& other) {
     std::swap(fd_, other.fd_), std::swap(data_, other.data_), std::swap(size_, other.size_);
-    std::swap(in_place_, other.in_place_);
+    std::swap(in_place_, other.in_place_), std::swap(creator_, other.creator_);
+    std::swap(forks_, other.forks_);
   }
   void put_private_back() noexcept;
+  void empty(std::size_t offset, std::size_t bytes) const noexcept;
   Descriptor fd_;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   bool in_place_ = false;
+  Creator creator_;
+  std::uint64_t forks_ = forks();  // before the memory was there
 };
 
 /// What can still be had of memory: the kernel's estimate, at most what the cgroup leaves.

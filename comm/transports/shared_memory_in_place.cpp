@@ -77,6 +77,14 @@ std::optional<SharedMemory> SharedMemory::in_place_of(std::span<std::byte> memor
   return m;
 }
 
+/// Gives that part of the file back to the system, unless a child of fork() may read it.
+void SharedMemory::empty(std::size_t offset, std::size_t bytes) const noexcept {
+  unless_forked_since(forks_, [&] {
+    (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                    static_cast<off_t>(bytes));
+  });
+}
+
 void SharedMemory::put_private_back() noexcept {
   const std::lock_guard lock(replacing());
   // Freed too early: what lies there now, or part of it, is somebody else's.
@@ -87,9 +95,7 @@ void SharedMemory::put_private_back() noexcept {
   for (std::size_t n = 0; aside != MAP_FAILED && at < size_; at += n) {
     n = std::min(slice, size_ - at);
     if (!put_back(fd_.get(), at, data_ + at, static_cast<std::byte*>(aside) + at, n)) break;
-    // Peers that still have it mapped keep no memory that nobody reads; without this they do, for longer.
-    (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
-                    static_cast<off_t>(n));
+    empty(at, n);  // or peers that still have it mapped would keep memory that nobody reads
   }
   if (at == size_) return;
   if (aside != MAP_FAILED) munmap(static_cast<std::byte*>(aside) + at, size_ - at);

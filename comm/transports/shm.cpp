@@ -221,6 +221,7 @@ bool ShmLinks::finds(const Link& l) const {
 }
 
 ShmLinks::~ShmLinks() {
+  if (!creator_.here()) return;
   if (header_) header_->state.store(State::left, std::memory_order_seq_cst);
   for (auto& l : links_) {
     poller_.remove(l->socket.get());

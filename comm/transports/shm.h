@@ -38,7 +38,8 @@ class ShmLinks {
   /// `ranks`: those of this host, this one among them, ascending. `ring_bytes`: of this rank's meeting place;
   /// all ranks use as much of theirs as the smallest has, since the caches that they see may differ.
   ShmLinks(int rank, std::vector<int> ranks, std::size_t ring_bytes, Poller&, WaitForGraph&);
-  /// Says goodbye: what was posted stays readable, what was promised by reference too.
+  /// Says goodbye: what was posted stays readable, what was promised by reference too. In a child of fork()
+  /// it only closes what it holds.
   ~ShmLinks();
 
   /// Where this rank listens: a name in the abstract namespace that nobody can guess.
@@ -138,6 +139,7 @@ class ShmLinks {
   void want(const Link&);
   void damaged(const Link&, const shm::Frame&);
 
+  const Creator creator_;
   int rank_;
   std::vector<int> ranks_;
   Poller& poller_;

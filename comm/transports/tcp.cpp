@@ -105,6 +105,7 @@ void TcpLinks::attach(Connection c) {
 }
 
 TcpLinks::~TcpLinks() {
+  if (!creator_.here()) return;  // the sockets, and the epoll that watches them, are the parent's too
   ControlFrame goodbye;
   for (auto& l : links_) {
     if (l->control) send_control(*l, goodbye, true);

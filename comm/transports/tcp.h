@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "comm/core/deadline.h"
+#include "comm/core/process.h"
 #include "comm/transports/meet.h"
 #include "comm/transports/poller.h"
 #include "comm/transports/socket.h"
@@ -77,7 +78,8 @@ class TcpLinks {
   /// Errc::system if the hard one is too low.
   TcpLinks(int rank, std::vector<int> peers, int sockets, std::string congestion,
            const SocketAddress& bind_to, Poller&, WaitForGraph&);
-  /// Says goodbye; what the kernel has taken still arrives.
+  /// Says goodbye; what the kernel has taken still arrives. In a child of fork() it only closes what it
+  /// holds.
   ~TcpLinks();
 
   const std::string& address() const { return address_; }
@@ -146,6 +148,7 @@ class TcpLinks {
   std::optional<Failure> lost(Link&);
   void want(const Link&);
 
+  const Creator creator_;
   int rank_;
   std::vector<int> peers_;
   int sockets_;

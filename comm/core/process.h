@@ -1,0 +1,47 @@
+#pragma once
+/// fork() copies objects whose threads, sockets and shared memory stay the parent's. What a child may not end
+/// knows its creator.
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <functional>
+
+namespace rz {
+
+/// The number of this process, without a system call: as fork() left it. A clone() that runs no handlers of
+/// pthread_atfork() goes unseen.
+pid_t this_process() noexcept;
+
+/// The process that made the object whose member this is.
+class Creator {
+ public:
+  /// Whether this process made the object. Asks the system.
+  bool here() const noexcept { return process_ == ::getpid(); }
+  /// The same by this_process(): for calls that take less time than the system does.
+  bool seems_here() const noexcept { return process_ == this_process(); }
+  pid_t process() const noexcept { return process_; }
+
+ private:
+  pid_t process_ = this_process();
+};
+
+/// How often this process, and those that it was forked from, have called fork().
+std::uint64_t forks() noexcept;
+
+/// Calls `f` unless this process has forked since forks() was `since`. No fork() begins until `f` returns.
+void unless_forked_since(std::uint64_t since, const std::function<void()>& f);
+
+/// Holds an object for ever that this process cannot end, reachable, so that no tool takes it for lost.
+void keep_for_ever(void* object) noexcept;
+
+/// Deletes an object in the process that made it. In a child of fork() the object stays as it is: its threads
+/// are not there, and a lock of it may be held for ever.
+template <class T>
+struct DeletedByCreator {
+  Creator creator{};
+  void operator()(T* object) const noexcept { creator.here() ? delete object : keep_for_ever(object); }
+};
+
+}  // namespace rz

@@ -1,0 +1,227 @@
+// What a child of fork() may do to the group of its parent: nothing.
+
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <signal.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/core/error.h"
+#include "comm/rendezvous_directory.h"
+#include "comm/transports/arena.h"
+#include "tests/support/error_of.h"
+#include "tests/support/forked.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+using namespace std::chrono_literals;
+using test::error_of;
+using test::Gate;
+using test::in_forked_child;
+
+constexpr std::size_t n = 1 << 20;
+
+CommOptions quick(const std::string& transport) {
+  CommOptions options;
+  options.timeout = 20s;
+  options.transport = transport;
+  return options;
+}
+
+/// An array that malloc has taken from mmap.
+std::vector<int> alone(int value) {
+  mallopt(M_MMAP_THRESHOLD, 128 << 10);
+  return std::vector<int>(n, value);
+}
+
+bool all_are(const std::vector<int>& x, int value) {
+  return std::all_of(x.begin(), x.end(), [&](int v) { return v == value; });
+}
+
+template <class T>
+bool sums_to(Communicator& comm, T& x, int expected) {
+  comm.all_reduce({x.data(), x.size()}).wait();
+  return all_are(x, expected);
+}
+
+// ---- registrations
+
+TEST(Fork, ARegistrationThatEndsInTheChildLeavesTheParentsMemory) {
+  test::expect_processes(2, [](int rank, auto store) {
+    auto comm = Communicator::connect(rank, 2, store, quick("shm"));
+    auto x = alone(2);
+    Registration r = comm.register_buffer(x.data(), n * sizeof(int));
+    ASSERT_TRUE(r.zero_copy()) << r.why();
+    if (rank == 0) {
+      EXPECT_EQ(in_forked_child([&] {
+                  r = {};
+                  return all_are(x, 2);
+                }),
+                0);
+    }
+    EXPECT_TRUE(all_are(x, 2)) << "x[0] is " << x[0];
+    comm.barrier().wait();
+    EXPECT_TRUE(sums_to(comm, x, 4)) << "x[0] is " << x[0];
+  });
+}
+
+TEST(Fork, ARegistrationThatEndsInTheParentLeavesTheChildItsContents) {
+  const auto arena = std::make_shared<Arena>();
+  auto x = alone(2);
+  Registration r = arena->register_buffer(std::as_writable_bytes(std::span(x)));
+  ASSERT_TRUE(r.zero_copy()) << r.why();
+  Gate ended, seen;
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    ended.wait();
+    _exit(all_are(x, 2) ? 0 : 1);
+  }
+  r = {};
+  EXPECT_TRUE(all_are(x, 2));
+  ended.open();
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0) << "the child found other contents";
+}
+
+TEST(Fork, MemoryOfAllocateThatTheParentFreesLeavesTheChildItsContents) {
+  const auto arena = std::make_shared<Arena>();
+  constexpr std::size_t bytes = 4 << 20;
+  auto memory = arena->allocate(bytes);
+  std::fill_n(memory.get(), bytes, std::byte{7});
+  Gate freed;
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    freed.wait();
+    _exit(std::count(memory.get(), memory.get() + bytes, std::byte{7}) == bytes ? 0 : 1);
+  }
+  memory.reset();
+  freed.open();
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0) << "the child found other contents";
+}
+
+// ---- communicators
+
+void end_in_a_child(int rank, int size, const std::shared_ptr<Store>& store, const std::string& transport) {
+  std::optional<Communicator> comm = Communicator::connect(rank, size, store, quick(transport));
+  std::vector<int> x(5000, 1);
+  EXPECT_TRUE(sums_to(*comm, x, size));
+  const auto block = comm->allocate(1000);
+  // The progress thread sleeps soundly: what it waits on has a waiter in the child, who never comes back.
+  std::this_thread::sleep_for(1200ms);
+  if (rank == 0) {
+    EXPECT_EQ(in_forked_child([&] {
+                comm.reset();
+                return true;
+              }),
+              0)
+        << "the child could not end its copy";
+  }
+  comm->barrier().wait();
+  for (int i = 0; i < 20; ++i) {
+    std::fill(x.begin(), x.end(), 1);
+    EXPECT_TRUE(sums_to(*comm, x, size));
+  }
+}
+
+class ForkOver : public testing::TestWithParam<const char*> {};
+
+TEST_P(ForkOver, ACommunicatorThatEndsInTheChildGoesOnInTheParent) {
+  // So many that their sockets are watched by epoll, which parent and child share.
+  test::expect_processes(4, [](int rank, auto store) { end_in_a_child(rank, 4, store, GetParam()); });
+}
+
+TEST_P(ForkOver, AParentThatDiesLaterIsStillMissed) {
+  const auto endings = test::run_processes(2, [](int rank, auto store) {
+    std::optional<Communicator> comm = Communicator::connect(rank, 2, store, quick(GetParam()));
+    std::vector<int> x(5000, 1);
+    EXPECT_TRUE(sums_to(*comm, x, 2));
+    if (rank == 0) {
+      in_forked_child([&] {
+        comm.reset();
+        return true;
+      });
+      store->set("child has ended", "");
+      kill(getpid(), SIGKILL);
+    }
+    store->get("child has ended", Deadline::after(30s));
+    const Error e = error_of([&] {
+      for (;;) comm->all_reduce({x.data(), x.size()}, ReduceOp::max).wait();
+    });
+    EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
+    EXPECT_EQ(std::string(e.what()).find("left"), std::string::npos) << e.what();
+  });
+  EXPECT_EQ(endings[0].signal, SIGKILL) << endings[0].error;
+  EXPECT_EQ(endings[1].exit_code, 0) << endings[1].error;
+}
+
+TEST_P(ForkOver, CallsOfTheChildAreRefusedAndChangeNothing) {
+  test::expect_processes(2, [](int rank, auto store) {
+    auto comm = Communicator::connect(rank, 2, store, quick(GetParam()));
+    std::vector<int> x(5000, 1);
+    EXPECT_TRUE(sums_to(comm, x, 2));
+    if (rank == 0) {
+      EXPECT_EQ(in_forked_child([&] {
+                  const auto refused = [&](const auto& call) {
+                    const Error e = error_of(call);
+                    return e.code() == Errc::invalid_argument &&
+                           std::string(e.what()).find(str("process ", getppid())) != std::string::npos;
+                  };
+                  comm.abort("the child's");
+                  return refused([&] {
+                           comm.all_reduce({x.data(), x.size()}).wait();
+                         }) &&
+                         refused([&] {
+                           comm.all_reduce({x.data(), std::size_t{1}}).wait();
+                         }) &&
+                         refused([&] { comm.allocate(1000); }) &&
+                         refused([&] { (void)comm.register_buffer(x.data(), 5000 * sizeof(int)); });
+                }),
+                0);
+    }
+    comm.barrier().wait();
+    EXPECT_TRUE(sums_to(comm, x, 4));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, ForkOver, testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// ---- what ranks meet by
+
+TEST(Fork, ARendezvousDirectoryStaysWhenTheChildEndsItsStore) {
+  const std::string job = str("fork_test/", getpid());
+  auto store = private_store(job, 0, 1, Deadline::after(20s));
+  store->set("key", "value");
+  EXPECT_EQ(in_forked_child([&] {
+              store.reset();
+              return true;
+            }),
+            0);
+  EXPECT_EQ(store->get("key", Deadline::after(0s)), "value");
+}
+
+TEST(Fork, ATcpStoreIsServedOnWhenTheChildEndsItsOwn) {
+  auto store = tcp_store("127.0.0.1:0", true);
+  EXPECT_EQ(in_forked_child([&] {
+              store.reset();
+              return true;
+            }),
+            0);
+  store->set("key", "value");
+  EXPECT_EQ(store->get("key", Deadline::after(5s)), "value");
+}
+
+}  // namespace
+}  // namespace rz
