@@ -426,12 +426,9 @@ std::optional<Failure> TcpLinks::lost(Link& l) {
 /// Reports come first: a peer that goes because of a failure tells it before.
 std::optional<Failure> TcpLinks::look() {
   std::optional<Failure> failure;
+  flush_controls();
   for (auto& l : links_) {
     if (l->watched.events && !l->control_ended) read_control(*l, failure);
-    if (l->unsent_bytes) {
-      const std::lock_guard lock(l->sending);
-      flush_control(*l);
-    }
     for (auto& lane : l->lanes)
       for (auto& w : lane.wires)
         if (w.busy) flush(w);
@@ -451,6 +448,14 @@ void TcpLinks::send_control(Link& l, const ControlFrame& frame, bool last_word) 
   flush_control(l);
   // Nothing of it has gone: unless it is a last word, nothing has to.
   if (!before && !last_word && l.unsent_bytes == sizeof frame) l.unsent_bytes = 0;
+}
+
+void TcpLinks::flush_controls() noexcept {
+  for (auto& l : links_) {
+    if (!l->unsent_bytes) continue;
+    const std::lock_guard lock(l->sending);
+    flush_control(*l);
+  }
 }
 
 /// Under the mutex.

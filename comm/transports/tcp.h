@@ -102,6 +102,8 @@ class TcpLinks {
   bool due() const { return due_ != nullptr; }
   /// Tells every peer. Any thread; waits for nothing.
   void announce(const Failure&) noexcept;
+  /// Sends what had no room when it was announced; look() does it, too.
+  void flush_controls() noexcept;
   /// Lost if the peer reads nothing for long. What peers tell, look() passes on.
   void tell(int peer, const WaitNote&);
 
