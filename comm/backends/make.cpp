@@ -39,7 +39,8 @@ std::unique_ptr<Backend> make_ring(int rank, int size, Store& store, const CommO
                                    .host_id = options.host_id,
                                    .algorithm = algorithm,
                                    .congestion = options.congestion,
-                                   .tuning = to_wire(tuning)};
+                                   .tuning = to_wire(tuning),
+                                   .deterministic = options.deterministic};
   std::string agreed;
   auto wire =
       connect_transport(rank, size, store, transport, Deadline::after(options.rendezvous_timeout), agreed);

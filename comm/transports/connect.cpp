@@ -237,7 +237,9 @@ class GroupTransport final : public Transport {
   void check() {
     if (!failed_.load(std::memory_order_acquire))
       if (const auto failure = shm_.verdict()) poison(*failure);
-    if (failed_.load(std::memory_order_acquire)) throw_failure();
+    if (!failed_.load(std::memory_order_acquire)) return;
+    tcp_.flush_controls();
+    throw_failure();
   }
 
   void look() {

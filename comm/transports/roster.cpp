@@ -13,10 +13,10 @@ namespace rz {
 
 namespace {
 
-std::vector<std::string> split_lines(const std::string& text) {
+std::vector<std::string> split(const std::string& text, char at) {
   std::vector<std::string> lines(1);
   for (const char c : text)
-    if (c == '\n')
+    if (c == at)
       lines.emplace_back();
     else
       lines.back() += c;
@@ -28,6 +28,40 @@ std::string last_lines(const std::string& text, int lines) {
   std::size_t at = 0;
   for (; lines > 0; --lines) at = text.find('\n', at) + 1;
   return text.substr(at);
+}
+
+/// What all ranks must have alike, and what to do where they do not.
+struct Common {
+  std::string field, advice;
+};
+
+std::vector<Common> commons(int size, const TransportOptions& o) {
+  const auto same = [](const char* variable) { return str(variable, " must be the same everywhere"); };
+  return {{str("version=", RZ_VERSION), "every rank must run the same version of ringzero"},
+          {str("size=", size), "every rank must name the same number of ranks"},
+          {str("transport=", o.kind), same("RZ_TRANSPORT")},
+          {str("sockets=", o.sockets), same("RZ_SOCKETS")},
+          {str("algorithm=", o.algorithm.empty() ? "auto" : o.algorithm), same("RZ_ALGORITHM")},
+          {str("deterministic=", o.deterministic ? "on" : "off"), same("RZ_DETERMINISTIC")}};
+}
+
+/// The first line of every entry, whatever the version. No field holds a tab.
+std::string in_a_line(const std::vector<Common>& commons) {
+  std::string line;
+  for (const Common& c : commons) line += (line.empty() ? "" : "\t") + c.field;
+  return line;
+}
+
+void compare(int rank, const std::vector<Common>& ours, int peer, const std::string& entry) {
+  const auto theirs = split(entry.substr(0, entry.find('\n')), '\t');
+  require(theirs.front().rfind("version=", 0) == 0, Errc::rendezvous, "rank ", peer, " published '", entry,
+          "', which is no entry of a group; is another job using this store?");
+  for (std::size_t i = 0; i < ours.size(); ++i)
+    if (i >= theirs.size() || theirs[i] != ours[i].field)
+      throw Error(Errc::mismatch,
+                  str("rank ", peer, " has ", i < theirs.size() ? theirs[i] : "no " + ours[i].field,
+                      ", but rank ", rank, " has ", ours[i].field, "; ", ours[i].advice),
+                  peer);
 }
 
 /// A table, whose first line is its name, for messages.
@@ -50,11 +84,13 @@ std::vector<int> absent(int first, int size, Store& store, const std::string& wh
 }  // namespace
 
 std::vector<std::string> exchange(int rank, int size, Store& store, const std::string& what,
-                                  const std::string& value, Deadline deadline) {
+                                  const std::string& value, Deadline deadline,
+                                  const std::function<void(int rank, const std::string& value)>& check) {
   store.set(str(what, '/', rank), value);
   std::vector<std::string> values;
   for (int r = 0; r < size; ++r) try {
       values.push_back(store.get(str(what, '/', r), deadline));
+      if (check) check(r, values.back());
     } catch (const Error& e) {
       if (e.code() != Errc::timeout) throw;
       const auto missing = absent(r, size, store, what);
@@ -71,23 +107,20 @@ Roster exchange_roster(int rank, int size, Store& store, const TransportOptions&
   const std::string machine = machine_id();
   const std::string host = options.host_id.empty() ? machine : options.host_id;
   require(host.find('\n') == std::string::npos, Errc::config, "the host id holds a line break");
-  const std::string setup = str("transport=", options.kind, " sockets=", options.sockets,
-                                " algorithm=", options.algorithm.empty() ? "auto" : options.algorithm);
-  const auto entries = exchange(rank, size, store, "who",
-                                str(host, '\n', machine, '\n', setup, '\n', in_words(allowance()), '\n',
-                                    rank == 0 ? random_hex() : "", '\n', options.tuning),
-                                deadline);
+  const auto ours = commons(size, options);
+  const auto entries =
+      exchange(rank, size, store, "who",
+               str(in_a_line(ours), '\n', host, '\n', machine, '\n', in_words(allowance()), '\n',
+                   rank == 0 ? random_hex() : "", '\n', options.tuning),
+               deadline, [&](int peer, const std::string& entry) { compare(rank, ours, peer, entry); });
   Roster roster;
   for (int r = 0; r < size; ++r) {
     const std::string& entry = entries[static_cast<std::size_t>(r)];
-    const auto lines = split_lines(entry);
-    require(lines.size() >= 6, Errc::rendezvous, "rank ", r, " published '",
-            entries[static_cast<std::size_t>(r)],
+    const auto lines = split(entry, '\n');
+    require(lines.size() >= 6, Errc::rendezvous, "rank ", r, " published '", entry,
             "', which is no entry of a group; is another job using this store?");
-    require(lines[2] == setup, Errc::mismatch, "rank ", r, " has ", lines[2], ", but rank ", rank, " has ",
-            setup, "; RZ_TRANSPORT, RZ_SOCKETS and RZ_ALGORITHM must be the same everywhere");
-    roster.hosts.push_back(lines[0]);
-    roster.machines.push_back(lines[1]);
+    roster.hosts.push_back(lines[1]);
+    roster.machines.push_back(lines[2]);
     roster.allowances.push_back(allowance_from(lines[3]));
     if (r == 0) roster.job = from_hex(lines[4]);
     const std::string tuning = last_lines(entry, 5);

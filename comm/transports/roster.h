@@ -1,6 +1,7 @@
 #pragma once
 /// Who belongs to the group and where each rank runs, as all ranks told each other through the store.
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,12 +26,14 @@ struct Roster {
 };
 
 /// Publishes this rank's entry and reads all others. Errc::timeout names the ranks that did not come,
-/// Errc::mismatch the first whose options differ.
+/// Errc::mismatch the first whose version, group size or options differ, and what differs.
 Roster exchange_roster(int rank, int size, Store&, const TransportOptions&, Deadline);
 
-/// A second round: every rank's value under `what`.
-std::vector<std::string> exchange(int rank, int size, Store&, const std::string& what,
-                                  const std::string& value, Deadline);
+/// A second round: every rank's value under `what`. `check` is called for each as it comes, before the next
+/// is waited for.
+std::vector<std::string> exchange(
+    int rank, int size, Store&, const std::string& what, const std::string& value, Deadline,
+    const std::function<void(int rank, const std::string& value)>& check = nullptr);
 
 /// The kernel's boot id, the host's name and the network namespace: ranks that agree on it can share memory.
 std::string machine_id();

@@ -174,6 +174,24 @@ TEST(Communicator, AMismatchIsNamedOnEveryRank) {
   });
 }
 
+TEST(Communicator, RanksThatDoNotAgreeOnDeterministicAreNamed) {
+  run_ranks(2, [](int rank, auto store) {
+    CommOptions options = quick();
+    options.deterministic = rank == 0;
+    try {
+      Communicator::connect(rank, 2, store, options);
+      ADD_FAILURE() << "rank " << rank << " connected";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+      EXPECT_EQ(e.culprit(), 1 - rank);
+      const std::string has = rank ? "rank 0 has deterministic=on, but rank 1 has deterministic=off"
+                                   : "rank 1 has deterministic=off, but rank 0 has deterministic=on";
+      EXPECT_NE(std::string(e.what()).find(has), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("RZ_DETERMINISTIC"), std::string::npos) << e.what();
+    }
+  });
+}
+
 TEST(Communicator, ATimeoutNamesWhomItWaitsFor) {
   run_ranks(2, [&](int rank, auto store) {
     auto options = quick();

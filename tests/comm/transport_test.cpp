@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"
 
@@ -352,6 +353,35 @@ TEST(Connect, AnAlgorithmThatOnlySomeAreForcedToIsNamed) {
       EXPECT_NE(std::string(e.what()).find("algorithm=ring"), std::string::npos) << e.what();
       EXPECT_NE(std::string(e.what()).find("RZ_ALGORITHM"), std::string::npos) << e.what();
     }
+  });
+}
+
+TEST(Connect, RanksThatDoNotAgreeOnTheSizeAreNamed) {
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    const Error e = test::error_of(
+        [&] { connect_transport(rank, 2 + rank, *store, TransportOptions{}, Deadline::after(seconds(5))); });
+    EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+    EXPECT_EQ(e.culprit(), 1 - rank);
+    const std::string has = str("rank ", 1 - rank, " has size=", 3 - rank, ", but rank ", rank, " has size=");
+    EXPECT_NE(std::string(e.what()).find(has), std::string::npos) << e.what();
+  });
+}
+
+// What another version publishes may hold anything but its version.
+TEST(Connect, AnotherVersionIsNamed) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    if (rank == 1) {
+      std::string entry = store->get("who/0", Deadline::after(seconds(5)));
+      const auto at = entry.find("version="), end = entry.find_first_of("\t\n", at);
+      ASSERT_NE(at, std::string::npos);
+      store->set("who/1", entry.replace(at, end - at, "version=9.8.7\tand=more"));
+      return;
+    }
+    const Error e = test::error_of(
+        [&] { connect_transport(0, 2, *store, TransportOptions{}, Deadline::after(seconds(5))); });
+    EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+    EXPECT_NE(std::string(e.what()).find("rank 1 has version=9.8.7"), std::string::npos) << e.what();
+    EXPECT_EQ(std::string(e.what()).find("and=more"), std::string::npos) << e.what();
   });
 }
 
