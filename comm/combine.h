@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -23,18 +24,49 @@ struct Product {
     return static_cast<T>(a * b);
   }
 };
-struct Min {  // a NaN is unequal to itself, and a comparison with one in b is false
+
+/// The bits of a float, and back.
+template <class T>
+using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
+template <class To, class From>
+RZ_HOST_DEVICE To as_bits(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+/// What every NaN becomes: quiet, without sign and payload.
+template <class T>
+RZ_HOST_DEVICE T canonical_nan() {
+  return as_bits<T>(sizeof(T) == 8 ? static_cast<Bits<T>>(0x7ff8000000000000u)
+                                   : static_cast<Bits<T>>(0x7fc00000u));
+}
+
+/// min and max: -0 is less than +0, and one NaN makes the canonical one. So the order of the contributions
+/// makes no difference, and all processors have the same bits.
+struct Min {
   template <class T>
   RZ_HOST_DEVICE static T apply(T a, T b) {
-    const T least = a < b ? a : b;
-    return a != a ? a : least;
+    const T x = a < b ? a : b, y = b < a ? b : a;
+    if constexpr (!std::is_floating_point_v<T>) {
+      return x;
+    } else {
+      const auto both = as_bits<Bits<T>>(x) | as_bits<Bits<T>>(y);
+      return x != y ? canonical_nan<T>() : as_bits<T>(both);
+    }
   }
 };
 struct Max {
   template <class T>
   RZ_HOST_DEVICE static T apply(T a, T b) {
-    const T most = a > b ? a : b;
-    return a != a ? a : most;
+    const T x = a > b ? a : b, y = b > a ? b : a;
+    if constexpr (!std::is_floating_point_v<T>) {
+      return x;
+    } else {
+      const auto both = as_bits<Bits<T>>(x) & as_bits<Bits<T>>(y);
+      return x != y ? canonical_nan<T>() : as_bits<T>(both);
+    }
   }
 };
 
@@ -113,6 +145,10 @@ RZ_HOST_DEVICE T finished(Wide<Op, T> x, int divisor) {
     const T result = static_cast<T>(x);
     return divisor > 1 ? divided(result, divisor) : result;
   } else {
+#ifdef __CUDA_ARCH__  // a card's own conversion makes another NaN
+    if constexpr (ordered<Op> && sizeof(T) == 2)
+      if (x != x) return {std::is_same_v<T, f16> ? std::uint16_t{0x7e00} : std::uint16_t{0x7fc0}};
+#endif
     return from_f32<T>(divisor > 1 ? divided(x, divisor) : x);
   }
 }

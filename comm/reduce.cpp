@@ -1,7 +1,8 @@
-// Each loop below is plain C++ over the scalar functions of comm/core/math.h. Highway compiles this file once
-// a target and picks one at run time; the compiler makes the loops vector code. No loop adds across elements
-// and nothing is contracted to a fused multiply-add (see CMakeLists.txt), so every target gives the same
-// bits.
+// The loops below are plain C++ over the scalar functions of comm/combine.h and comm/core/math.h. Highway
+// compiles this file once a target and picks one at run time; the compiler makes the loops vector code, but
+// for min and max of floats, in which it does not find the processor's instructions. No loop adds across
+// elements and nothing is contracted to a fused multiply-add (see CMakeLists.txt), so every target gives the
+// same bits.
 //
 // Memory is walked once, in blocks that stay in the first-level cache while several sources are folded into
 // them.
@@ -32,7 +33,7 @@
 #else
 #define RZ_INDEPENDENT _Pragma("GCC ivdep")
 #endif
-#define RZ_EACH(i, count) RZ_INDEPENDENT for (std::size_t i = 0; i < (count); ++i)
+#define RZ_EACH(i, begin, end) RZ_INDEPENDENT for (std::size_t i = (begin); i < (end); ++i)
 #endif
 
 HWY_BEFORE_NAMESPACE();
@@ -54,25 +55,67 @@ T load(const T* memory, std::size_t i) {
   return x;
 }
 
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// Min or Max of floats. The processor gives the second of two that are equal or have no order.
+template <class Op, class V>
+HWY_INLINE V apply_to_vectors(V a, V b) {
+  const V nan = hn::Set(hn::DFromV<V>(), combine::canonical_nan<hn::TFromV<V>>());
+  if constexpr (std::is_same_v<Op, Min>) {
+    const V x = hn::Min(a, b), y = hn::Min(b, a);
+    return hn::IfThenElse(hn::Eq(x, y), hn::Or(x, y), nan);
+  } else {
+    const V x = hn::Max(a, b), y = hn::Max(b, a);
+    return hn::IfThenElse(hn::Eq(x, y), hn::And(x, y), nan);
+  }
+}
+
+/// Folds what fills whole vectors, and returns the number of these elements: none where the compiler's own
+/// vector code is as good. `c` and `too` may be null.
+template <class Op, class T>
+HWY_INLINE std::size_t fold_vectors(T* dst, T* too, const T* a, const T* b, const T* c, std::size_t count) {
+  std::size_t i = 0;
+  if constexpr (std::is_floating_point_v<T> && combine::ordered<Op>) {
+    const hn::ScalableTag<T> d;
+    for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
+      auto x = apply_to_vectors<Op>(hn::LoadU(d, a + i), hn::LoadU(d, b + i));
+      if (c) x = apply_to_vectors<Op>(x, hn::LoadU(d, c + i));
+      hn::StoreU(x, d, dst + i);
+      if (too) hn::StoreU(x, d, too + i);
+    }
+  }
+  return i;
+}
+#else
+template <class Op, class T>
+constexpr std::size_t fold_vectors(T*, T*, const T*, const T*, const T*, std::size_t) {
+  return 0;
+}
+#endif
+
 template <class Op, class T>
 void fold2(T* dst, const T* a, const T* b, std::size_t count) {
-  RZ_EACH(i, count) dst[i] = Op::apply(load(a, i), load(b, i));
+  const std::size_t done = fold_vectors<Op, T>(dst, nullptr, a, b, nullptr, count);
+  RZ_EACH(i, done, count) dst[i] = Op::apply(load(a, i), load(b, i));
 }
 
 template <class Op, class T>
 void fold3(T* dst, const T* a, const T* b, const T* c, std::size_t count) {
-  RZ_EACH(i, count) dst[i] = Op::apply(Op::apply(load(a, i), load(b, i)), load(c, i));
+  const std::size_t done = fold_vectors<Op, T>(dst, nullptr, a, b, c, count);
+  RZ_EACH(i, done, count) dst[i] = Op::apply(Op::apply(load(a, i), load(b, i)), load(c, i));
 }
 
 /// To two places, from one pass over the sources.
 template <class Op, class T>
 void fold2_twice(T* dst, T* too, const T* a, const T* b, std::size_t count) {
-  RZ_EACH(i, count) dst[i] = too[i] = Op::apply(load(a, i), load(b, i));
+  const std::size_t done = fold_vectors<Op, T>(dst, too, a, b, nullptr, count);
+  RZ_EACH(i, done, count) dst[i] = too[i] = Op::apply(load(a, i), load(b, i));
 }
 
 template <class T>
 void divide_by(T* x, std::size_t count, int divisor) {
-  RZ_EACH(i, count) x[i] = combine::divided(x[i], divisor);
+  RZ_EACH(i, 0, count) x[i] = combine::divided(x[i], divisor);
 }
 
 template <class T>
@@ -122,12 +165,12 @@ void fold(void* dst, void* too, Sources sources, std::size_t count, int divisor)
 
 template <class T>
 void widen(float* dst, const T* src, std::size_t count) {
-  RZ_EACH(i, count) dst[i] = to_f32(load(src, i));
+  RZ_EACH(i, 0, count) dst[i] = to_f32(load(src, i));
 }
 
 template <class T>
 void narrow(T* dst, const float* src, std::size_t count) {
-  RZ_EACH(i, count) dst[i] = from_f32<T>(src[i]);
+  RZ_EACH(i, 0, count) dst[i] = from_f32<T>(src[i]);
 }
 
 template <class Op, class T>
@@ -203,7 +246,7 @@ template <class T>
 void scale_as(void* dst, const void* src, std::size_t count, double factor) {
   T* out = static_cast<T*>(dst);
   const T* in = static_cast<const T*>(src);
-  RZ_EACH(i, count) out[i] = combine::scaled(in[i], factor);
+  RZ_EACH(i, 0, count) out[i] = combine::scaled(in[i], factor);
 }
 
 void scale_all(void* dst, const void* src, std::size_t count, DType dtype, double factor) {

@@ -10,9 +10,10 @@ namespace rz {
 
 /// dst[i] = ((src0[i] op src1[i]) op src2[i]) op …, then for `avg` with `divide` > 1 divided by it.
 /// 16- and 8-bit floats: converted to f32, combined in f32, rounded once (to nearest even; f8e4m3 and f8e5m2
-/// as the OCP 8-bit formats, saturating to the largest finite value like NCCL). min and max: a NaN wins.
-/// Integers wrap; avg of integers truncates. dst may be the same memory as any one source; no other overlap.
-/// premul_sum is a plain sum here (see scale).
+/// as the OCP 8-bit formats, saturating to the largest finite value like NCCL). min and max of two sources or
+/// more do not depend on their order: a NaN among them gives the quiet NaN without sign and payload, and -0
+/// is less than +0. Integers wrap; avg of integers truncates. dst may be the same memory as any one source;
+/// no other overlap. premul_sum is a plain sum here (see scale).
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType, ReduceOp::Kind,
             int divide = 1);
 

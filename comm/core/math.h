@@ -3,7 +3,7 @@
 /// them become vector code. To f32 is exact; from f32 rounds to nearest, ties to even. NaN stays NaN and
 /// keeps its sign. f16 and bf16 overflow to infinity; f8e4m3 and f8e5m2 (OCP 8-bit Floating Point
 /// Specification 1.0) saturate to their largest finite value, infinity included. Subnormals are kept. A card
-/// converts f16 and bf16 by its own instructions: the same bits, except that a NaN loses its sign.
+/// converts f16 and bf16 by its own instructions: the same bits, except that it makes a NaN of its own.
 
 #include <cstdint>
 #include <cstring>

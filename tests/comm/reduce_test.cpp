@@ -164,6 +164,103 @@ TYPED_TEST(ReduceFloats, ANanWinsWhereverItStands) {
       }
 }
 
+template <class T>
+using BitsOf =
+    std::conditional_t<sizeof(T) == 8, std::uint64_t,
+                       std::conditional_t<sizeof(T) == 4, std::uint32_t,
+                                          std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
+template <class T>
+T with_bits(std::uint64_t bits) {
+  const auto own = static_cast<BitsOf<T>>(bits);
+  T x;
+  std::memcpy(&x, &own, sizeof x);
+  return x;
+}
+template <class T>
+std::uint64_t bits_in(T x) {
+  BitsOf<T> bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+/// The quiet NaN without a sign, and without a payload where there is room for one.
+template <class T>
+constexpr std::uint64_t canonical_nan = 0;
+template <>
+constexpr std::uint64_t canonical_nan<float> = 0x7fc00000;
+template <>
+constexpr std::uint64_t canonical_nan<double> = 0x7ff8000000000000;
+template <>
+constexpr std::uint64_t canonical_nan<f16> = 0x7e00;
+template <>
+constexpr std::uint64_t canonical_nan<bf16> = 0x7fc0;
+template <>
+constexpr std::uint64_t canonical_nan<f8e4m3> = 0x7f;
+template <>
+constexpr std::uint64_t canonical_nan<f8e5m2> = 0x7e;
+
+/// Zeros, ones, infinities where there are any, and NaNs of all kinds.
+template <class T>
+std::vector<T> special_numbers() {
+  constexpr std::uint64_t sign = std::uint64_t{1} << (8 * sizeof(T) - 1);
+  std::vector<T> all;
+  for (const double x : {0.0, 1.0, 2.5, static_cast<double>(INFINITY)}) all.push_back(element<T>(x));
+  for (const std::uint64_t nan : {canonical_nan<T>, canonical_nan<T> | 1}) all.push_back(with_bits<T>(nan));
+  for (std::size_t i = 0, n = all.size(); i < n; ++i) all.push_back(with_bits<T>(bits_in(all[i]) | sign));
+  return all;
+}
+
+/// By value; -0 before +0; a NaN before and after all else.
+template <class T>
+std::uint64_t extreme(ReduceOp::Kind op, T a, T b) {
+  if (std::isnan(number(a)) || std::isnan(number(b))) return canonical_nan<T>;
+  const auto rank = [](T x) { return std::pair(number(x), !std::signbit(number(x))); };
+  return bits_in((op == ReduceOp::min) == (rank(a) < rank(b)) ? a : b);
+}
+
+/// Calls f(name) with each path of reduce().
+template <class F>
+void on_each_path(const F& f) {
+  for (std::int64_t target : {HWY_AVX3, HWY_AVX2, HWY_EMU128, HWY_SCALAR}) {
+    if (target != HWY_SCALAR && target != HWY_EMU128 && !(hwy::SupportedTargets() & target)) continue;
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    f(hwy::TargetName(target));
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+}
+
+// Ranks fold the same contributions in other orders, over MPI say: they have the same bits all the same.
+TYPED_TEST(ReduceFloats, MinAndMaxHaveTheSameBitsInEveryOrder) {
+  const std::vector<TypeParam> special = special_numbers<TypeParam>();
+  std::vector<TypeParam> a, b;
+  for (int times = 0; times < 3; ++times)
+    for (const TypeParam x : special)
+      for (const TypeParam y : special) a.push_back(x), b.push_back(y);
+  const std::vector<TypeParam> one(a.size(), element<TypeParam>(1));
+  for (const ReduceOp::Kind op : {ReduceOp::min, ReduceOp::max}) {
+    const TypeParam last = with_bits<TypeParam>(extreme(op, special[1], special[1]));
+    on_each_path([&](const char* path) {
+      std::vector<TypeParam> ab(a.size()), ba(a.size()), three(a.size()), too(a.size());
+      const std::vector<const void*> sources{a.data(), b.data()}, swapped{b.data(), a.data()},
+          more{a.data(), one.data(), b.data()};
+      reduce_twice(ab.data(), too.data(), sources, a.size(), dtype_of<TypeParam>, op);
+      reduce(ba.data(), swapped, a.size(), dtype_of<TypeParam>, op);
+      reduce(three.data(), more, a.size(), dtype_of<TypeParam>, op);
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        const std::uint64_t want = extreme(op, a[i], b[i]);
+        const std::string what =
+            str(path, ' ', name(ReduceOp(op)), " of ", number(a[i]), " and ", number(b[i]));
+        ASSERT_EQ(bits_in(ab[i]), want) << what;
+        ASSERT_EQ(bits_in(too[i]), want) << what;
+        ASSERT_EQ(bits_in(ba[i]), want) << what;
+        ASSERT_EQ(bits_in(three[i]), extreme(op, with_bits<TypeParam>(want), last)) << what;
+      }
+    });
+  }
+}
+
 TEST(ReduceRounding, SmallFloatsAreRoundedOnce) {
   // 2048 + 1 is no f16: rounded twice, two ones are lost; rounded once, they make 2050.
   const f16 large = from_f32<f16>(2048), one = from_f32<f16>(1);
@@ -251,18 +348,12 @@ TEST(ReducePaths, AllGiveTheSameBits) {
     for (ReduceOp::Kind op : ops) {
       const auto in = random_bits(5, count, DType(t));
       std::vector<unsigned char> first;
-      for (std::int64_t target : {HWY_AVX3, HWY_AVX2, HWY_EMU128, HWY_SCALAR}) {
-        if (target != HWY_SCALAR && target != HWY_EMU128 && !(hwy::SupportedTargets() & target)) continue;
-        hwy::SetSupportedTargetsForTest(target);
-        hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+      on_each_path([&](const char* path) {
         std::vector<unsigned char> out(in[0].size());
         reduce(out.data(), pointers(in), count, DType(t), op, 5);
-        hwy::SetSupportedTargetsForTest(0);
-        hwy::GetChosenTarget().Update(hwy::SupportedTargets());
         if (first.empty()) first = out;
-        ASSERT_EQ(out, first) << name(DType(t)) << ' ' << name(ReduceOp(op)) << ' '
-                              << hwy::TargetName(target);
-      }
+        ASSERT_EQ(out, first) << name(DType(t)) << ' ' << name(ReduceOp(op)) << ' ' << path;
+      });
     }
 }
 
