@@ -178,7 +178,7 @@ void check_while_running(Backend& backend, const Event& end) {
 }  // namespace
 
 void Communicator::synchronize(const Stream& stream) {
-  const auto limit = 2 * state_->options.timeout;
+  const auto limit = 2 * bounded(state_->options.timeout);
   if (const auto followed = state_->backend->follow(stream, limit)) return followed->wait();
   const Event end = stream.record();
   const Deadline deadline = Deadline::after(limit);

@@ -45,7 +45,8 @@ class Group;
 struct CommOptions {
   Device device{};
   std::chrono::milliseconds rendezvous_timeout{static_cast<long>(environment().rendezvous_timeout_s * 1e3)};
-  std::chrono::milliseconds timeout{static_cast<long>(environment().timeout_s * 1e3)};  ///< of one operation
+  /// Of one operation. milliseconds::max(), here and above: a wait without end.
+  std::chrono::milliseconds timeout{static_cast<long>(environment().timeout_s * 1e3)};
   /// What performs the collectives: "ring" (ours), "mpi" (docs/decisions/0011), "nccl" or "peer_cuda". "auto"
   /// is "ring" on host memory; on devices the ranks agree on "nccl", "peer_cuda" or "ring", whichever of them
   /// in this order can serve them all (comm/backends/choose.h), and describe() says which, and why.

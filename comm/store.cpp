@@ -95,10 +95,7 @@ std::optional<std::string> KeyTable::wait(std::string_view key, Deadline deadlin
   const std::string name(key);
   std::unique_lock lock(mutex_);
   const auto there = [&] { return values_.count(name) > 0; };
-  // system_clock: waiting on the steady clock is unknown to thread sanitizers of this age.
-  while (!there() && !deadline.expired())
-    changed_.wait_until(lock, std::chrono::system_clock::now() + deadline.remaining());
-  if (!there()) return std::nullopt;
+  if (!changed_.wait_until(lock, deadline.at(), there)) return std::nullopt;
   return values_[name];
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/algorithms/hosts.h"
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/cost_model.h"
 #include "comm/reduce.h"
@@ -37,6 +38,11 @@ bool rounds(DType dtype, const ReduceOp& op) {
 }
 bool rounds(const Operation& op) { return rounds(op.out.data ? op.out.dtype : op.in.dtype, op.op); }
 
+ScheduledOptions with_bounded_timeout(ScheduledOptions options) {
+  options.timeout = bounded(options.timeout);
+  return options;
+}
+
 }  // namespace
 
 void Job::wait() {
@@ -47,7 +53,7 @@ void Job::wait() {
 Driver::Driver(int rank, int size, std::unique_ptr<Transport> transport, ScheduledOptions options)
     : rank_(rank),
       size_(size),
-      options_(std::move(options)),
+      options_(with_bounded_timeout(std::move(options))),
       forced_(options_.algorithm, options_.deterministic),
       tuned_(rules_for(options_.tuning, size, options_.deterministic)),
       transport_(std::move(transport)),

@@ -440,7 +440,9 @@ bool PeerCuda::all_have_let_go() const noexcept {
 }  // namespace
 
 std::unique_ptr<Backend> peer_cuda_backend(std::shared_ptr<Backend> host, const PeerCudaOptions& options) {
-  return std::make_unique<PeerCuda>(std::move(host), options);
+  PeerCudaOptions own = options;
+  own.timeout = bounded(own.timeout);
+  return std::make_unique<PeerCuda>(std::move(host), own);
 }
 
 }  // namespace rz

@@ -6,11 +6,28 @@
 
 namespace rz {
 
+/// The longest wait that is counted, some 73 years. Sums and small multiples of it fit the clock.
+inline constexpr std::chrono::steady_clock::duration wait_without_end =
+    std::chrono::steady_clock::duration::max() / 4;
+
+/// `d`, at most wait_without_end. What a caller has chosen, milliseconds::max() say, goes through it before
+/// it is added to anything, or compared with another unit.
+template <class Rep, class Period>
+constexpr std::chrono::duration<Rep, Period> bounded(std::chrono::duration<Rep, Period> d) {
+  return std::min(d, std::chrono::duration_cast<std::chrono::duration<Rep, Period>>(wait_without_end));
+}
+
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  static Deadline after(Clock::duration d) { return Deadline(Clock::now() + d); }
+  /// No duration is too long: `milliseconds::max()` is a wait without end. A negative one is over.
+  template <class Rep, class Period>
+  static Deadline after(std::chrono::duration<Rep, Period> d) {
+    const auto wait = std::max(bounded(d), std::chrono::duration<Rep, Period>::zero());
+    return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(wait));
+  }
+  static Deadline after(Clock::duration d) { return after<Clock::rep, Clock::period>(d); }
   bool expired() const { return Clock::now() >= at_; }
   /// Never negative.
   Clock::duration remaining() const { return std::max(at_ - Clock::now(), Clock::duration::zero()); }
@@ -19,6 +36,8 @@ class Deadline {
     return static_cast<int>(
         std::min<long long>(most, std::chrono::ceil<std::chrono::milliseconds>(remaining()).count()));
   }
+  /// What waits of the standard library take.
+  Clock::time_point at() const { return at_; }
 
  private:
   explicit Deadline(Clock::time_point at) : at_(at) {}

@@ -56,6 +56,11 @@ std::string list_of(const std::vector<int>& ranks) {
   return text;
 }
 
+MpiOptions with_bounded_timeout(MpiOptions options) {
+  options.timeout = bounded(options.timeout);
+  return options;
+}
+
 MPI_Comm idup(MPI_Comm comm, std::chrono::milliseconds timeout) {
   MPI_Comm copy = MPI_COMM_NULL;
   MPI_Request request = MPI_REQUEST_NULL;
@@ -98,7 +103,7 @@ Engine::Engine(Session& session, Comms comms, int rank, int size, const MpiOptio
       comms_(comms),
       rank_(rank),
       size_(size),
-      options_(options),
+      options_(with_bounded_timeout(options)),
       wire_{comms.data, rank, size, options.deterministic, options.most_bytes},
       control_(comms.order, rank, size),
       messages_(comms.data, rank, size, options.most_bytes),

@@ -5,6 +5,8 @@
 #include <mutex>
 #include <thread>
 
+#include "comm/core/deadline.h"
+
 namespace rz::nccl {
 
 bool returns_within(std::chrono::milliseconds limit, std::function<void()> f) {
@@ -26,9 +28,7 @@ bool returns_within(std::chrono::milliseconds limit, std::function<void()> f) {
   bool reached = false;
   {
     std::unique_lock lock(ending->mutex);
-    // system_clock: waiting on the steady clock is unknown to thread sanitizers of this age.
-    reached = ending->changed.wait_until(lock, std::chrono::system_clock::now() + limit,
-                                         [&] { return ending->reached; });
+    reached = ending->changed.wait_until(lock, Deadline::after(limit).at(), [&] { return ending->reached; });
   }
   if (reached)
     thread.join();

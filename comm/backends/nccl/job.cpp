@@ -32,8 +32,7 @@ bool Fate::settled() const noexcept {
 
 bool Fate::settled_within(std::chrono::milliseconds limit) const noexcept {
   std::unique_lock lock(mutex_);
-  // system_clock: waiting on the steady clock is unknown to thread sanitizers of this age.
-  return changed_.wait_until(lock, std::chrono::system_clock::now() + limit, [&] { return settled_; });
+  return changed_.wait_until(lock, Deadline::after(limit).at(), [&] { return settled_; });
 }
 
 void Fate::raise() const {

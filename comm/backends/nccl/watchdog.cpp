@@ -196,7 +196,7 @@ void Watchdog::run() {
     if (request) return end(*std::move(request), front);
     const auto nap = std::min<Deadline::Clock::duration>(pace, front->deadline.remaining() + 1ms);
     lock.lock();
-    if (!request_ && !stopping_) changed_.wait_until(lock, std::chrono::system_clock::now() + nap);
+    if (!request_ && !stopping_) changed_.wait_for(lock, nap);
   }
 }
 
