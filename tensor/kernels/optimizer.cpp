@@ -10,6 +10,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <cfloat>
 #include <cmath>
 
 #include "tensor/kernels/adam_factors.h"
@@ -19,15 +20,20 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-// vsqrtps of a subnormal is slow but right; nothing is flushed to zero.
+/// NaN stays NaN.
+HWY_INLINE FloatVector flush_subnormal(FloatVector x) {
+  return hn::IfThenZeroElse(hn::Lt(hn::Abs(x), hn::Set(Floats(), FLT_MIN)), x);
+}
+
 void adam_all(float* HWY_RESTRICT p, const float* HWY_RESTRICT g, float* HWY_RESTRICT m,
               float* HWY_RESTRICT v, std::size_t n, kernels::AdamFactors f) {
   const Floats d;
   const auto update = [&](FloatVector& w, FloatVector grad, FloatVector& first,
                           FloatVector& second) HWY_ATTR {
     grad = hn::Add(hn::Mul(grad, hn::Set(d, f.scale)), hn::Mul(hn::Set(d, f.l2), w));
-    first = hn::Add(hn::Mul(hn::Set(d, f.beta1), first), hn::Mul(hn::Set(d, f.rest1), grad));
-    second = hn::Add(hn::Mul(hn::Set(d, f.beta2), second), hn::Mul(hn::Mul(hn::Set(d, f.rest2), grad), grad));
+    first = flush_subnormal(hn::Add(hn::Mul(hn::Set(d, f.beta1), first), hn::Mul(hn::Set(d, f.rest1), grad)));
+    second = flush_subnormal(
+        hn::Add(hn::Mul(hn::Set(d, f.beta2), second), hn::Mul(hn::Mul(hn::Set(d, f.rest2), grad), grad)));
     const auto root = hn::Add(hn::Mul(hn::Sqrt(second), hn::Set(d, f.correction)), hn::Set(d, f.eps));
     w = hn::Sub(hn::Mul(w, hn::Set(d, f.keep)), hn::Div(hn::Mul(hn::Set(d, f.rate), first), root));
   };
@@ -55,7 +61,8 @@ void momentum_as(float* HWY_RESTRICT p, const float* HWY_RESTRICT g, float* HWY_
                  kernels::SgdStep s) {
   for (std::size_t i = 0; i < n; ++i) {
     const float grad = g[i] * s.grad_scale + s.weight_decay * p[i];
-    const float b = first ? grad : s.momentum * buf[i] + grad;
+    const float sum = first ? grad : s.momentum * buf[i] + grad;
+    const float b = std::fabs(sum) < FLT_MIN ? 0 : sum;
     buf[i] = b;
     p[i] -= s.lr * (nesterov ? grad + s.momentum * b : b);
   }

@@ -3,6 +3,7 @@
 // takes a tile of one of them.
 
 #include <algorithm>
+#include <cfloat>
 
 #include "comm/core/cuda/launch.h"
 #include "tensor/kernels/adam_factors.h"
@@ -84,6 +85,9 @@ __device__ inline void store_as(void* p, DType t, std::size_t i, const float (&x
     store(static_cast<bf16*>(p) + i, x);
 }
 
+/// NaN stays NaN.
+__device__ inline float flush_subnormal(float x) { return fabsf(x) < FLT_MIN ? 0.0f : x; }
+
 struct Adam {
   kernels::AdamRule rule;
 
@@ -93,8 +97,8 @@ struct Adam {
   __device__ void operator()(const Update& u, float scale, float& p, float g, float& m, float& v) const {
     const AdamFactors& f = u.decay ? rule.with_decay : rule.without;
     g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(f.l2, p));
-    m = __fadd_rn(__fmul_rn(f.beta1, m), __fmul_rn(f.rest1, g));
-    v = __fadd_rn(__fmul_rn(f.beta2, v), __fmul_rn(__fmul_rn(f.rest2, g), g));
+    m = flush_subnormal(__fadd_rn(__fmul_rn(f.beta1, m), __fmul_rn(f.rest1, g)));
+    v = flush_subnormal(__fadd_rn(__fmul_rn(f.beta2, v), __fmul_rn(__fmul_rn(f.rest2, g), g)));
     const float root = __fadd_rn(__fmul_rn(__fsqrt_rn(v), f.correction), f.eps);
     p = __fsub_rn(__fmul_rn(p, f.keep), __fdiv_rn(__fmul_rn(f.rate, m), root));
   }
@@ -109,7 +113,7 @@ struct Sgd {
   __device__ void operator()(const Update& u, float scale, float& p, float g, float& buf, float&) const {
     g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(u.decay ? step.weight_decay : 0, p));
     if (u.state0) {
-      buf = step.first ? g : __fadd_rn(__fmul_rn(step.momentum, buf), g);
+      buf = flush_subnormal(step.first ? g : __fadd_rn(__fmul_rn(step.momentum, buf), g));
       g = step.nesterov ? __fadd_rn(g, __fmul_rn(step.momentum, buf)) : buf;
     }
     p = __fsub_rn(p, __fmul_rn(step.lr, g));

@@ -1,7 +1,8 @@
 #pragma once
 /// Element-wise optimizer updates and the exact-order sum of squares, on raw memory, one thread. Every
 /// element is computed alone with one rounding an operation (no fused multiply-add), so that a span may be
-/// split anywhere and every CPU gives the same bits.
+/// split anywhere and every CPU gives the same bits. State (m, v, buf) that would be subnormal becomes 0: it
+/// would stay subnormal for ever, since it is too small to decay, and slow every later update.
 
 #include <cstddef>
 

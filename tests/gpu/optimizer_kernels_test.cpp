@@ -85,6 +85,7 @@ class DeviceOptimizer : public OnDevice {
     Piece x{floats(n, seed), floats(n, seed + 1, 1e-3), floats(n, seed + 2, 1e-3), floats(n, seed + 3, 1e-6)};
     for (float& v : x.v) v = std::abs(v);
     if (n > 8) x.g[1] = 0, x.g[2] = 1e-42f, x.g[3] = 1e30f, x.v[4] = 1e-44f, x.p[5] = -0.0f, x.g[6] = NAN;
+    if (n > 8) x.g[7] = 0, x.m[7] = -1e-38f, x.v[7] = 1e-38f;  // to become subnormal, hence 0
     x.gradient = place(x.g, gradients, shift);
     const Values g = from_device(x.gradient, stream);
     x.g.assign(g.begin(), g.end());

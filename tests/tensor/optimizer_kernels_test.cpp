@@ -2,6 +2,7 @@
 #include <hwy/targets.h>
 
 #include <cmath>
+#include <limits>
 
 #include "tensor/kernels/optimizer.h"
 #include "tests/support/reference.h"
@@ -82,6 +83,29 @@ void on_each_target(const F& f) {
       f();
     }
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+/// Moments that decay without gradients end at 0, where a subnormal one would stay: 0.9 of the smallest
+/// rounds to itself.
+TEST(OptimizerKernels, SubnormalMomentsBecomeZero) {
+  constexpr float smallest = std::numeric_limits<float>::min();
+  on_each_target([&] {
+    for (const auto& kernel : {kernels::adamw, kernels::adam}) {
+      Floats p(21, 1), g(21), m(21, 1e-37f), v(21, 1e-37f);
+      m[1] = -1e-37f, m[2] = NAN, g[3] = 1e-30f;
+      for (int t = 0; t < 100; ++t)
+        kernel(p.data(), g.data(), m.data(), v.data(), 21, {.beta1 = 0.9, .beta2 = 0.9});
+      EXPECT_TRUE(std::isnan(m[2]) && std::isnan(v[2]));
+      EXPECT_GE(m[3], smallest);
+      EXPECT_EQ(v[3], 0);
+      for (std::size_t i = 0; i < 21; ++i)
+        EXPECT_TRUE(i == 2 || i == 3 || (m[i] == 0 && !std::signbit(m[i]) && v[i] == 0)) << i << ": " << m[i];
+    }
+  });
+  Floats p(21, 1), g(21), buf(21, -1e-37f);
+  buf[2] = NAN;
+  for (int t = 0; t < 100; ++t) kernels::sgd_momentum(p.data(), g.data(), buf.data(), 21, {.momentum = 0.9f});
+  for (std::size_t i = 0; i < 21; ++i) EXPECT_TRUE(i == 2 ? std::isnan(buf[i]) : buf[i] == 0) << i;
 }
 
 TEST(OptimizerKernels, EverySplitAndEveryCpuPathGiveTheSameBits) {
