@@ -81,7 +81,9 @@ BucketScheduler::BucketScheduler(BucketLayout layout, BucketOptions options, Lau
 void BucketScheduler::reset() {
   const std::vector<Work> works = std::exchange(works_, {});
   order_.clear();
-  next_ = 0;
+  next_ = launched_early_ = 0;
+  ends_ = false;
+  waited_ = {};
   missing_.clear();
   for (const auto& b : layout_.buckets) missing_.push_back(static_cast<int>(b.members.size()));
   is_ready_.assign(layout_.places.size(), false);
@@ -96,27 +98,39 @@ void BucketScheduler::ready(int member, const Stream& producer) {
   is_ready_[m] = true;
   order_.push_back(member);
   --missing_[static_cast<std::size_t>(layout_.places[m].bucket)];
-  if (options_.overlap) launch_complete_buckets(producer);
+  launch_complete_buckets(producer);
 }
 
 void BucketScheduler::launch_complete_buckets(const Stream& stream) {
   while (next_ < static_cast<int>(layout_.buckets.size()) && missing_[static_cast<std::size_t>(next_)] == 0) {
     if (next_ == 0) first_launch_ = Clock::now();
-    works_.push_back(launch_(next_++, stream));
+    works_.push_back(launch_(next_, stream));
+    ++next_;  // after a launch that threw, the same bucket is next
+    if (!options_.overlap) wait_on(works_.back(), stream);
   }
 }
 
+void BucketScheduler::wait_on(const Work& work, const Stream& stream) {
+  const auto begin = Clock::now();
+  work.wait_on(stream);
+  waited_ += Clock::now() - begin;
+}
+
+void BucketScheduler::launch_rest(const Stream& producer) {
+  if (!ends_) launched_early_ = next_;
+  ends_ = true;
+  std::fill(missing_.begin(), missing_.end(), 0);
+  launch_complete_buckets(producer);
+}
+
 void BucketScheduler::finish(const Stream& consumer) {
+  launch_rest(consumer);
   unready_.clear();
   for (std::size_t m = 0; m < is_ready_.size(); ++m)
     if (!is_ready_[m]) unready_.push_back(static_cast<int>(m));
-  report_ = {.launched_early = next_};
-  std::fill(missing_.begin(), missing_.end(), 0);
-  launch_complete_buckets(consumer);
-  const auto begin = Clock::now();
-  for (const Work& w : works_) w.wait_on(consumer);
-  const auto end = Clock::now();
-  if (!works_.empty()) report_.exposed = end - begin, report_.total = end - first_launch_;
+  for (const Work& w : works_) wait_on(w, consumer);
+  report_ = {.exposed = waited_, .launched_early = launched_early_};
+  if (!works_.empty()) report_.total = Clock::now() - first_launch_;
   last_order_ = order_;
   last_order_.insert(last_order_.end(), unready_.begin(), unready_.end());
   works_.clear();

@@ -26,7 +26,8 @@ struct BucketOptions {
   /// strategies that shard pass size · align, so that every rank's part is equally long.
   std::size_t align = 64;
   std::size_t granularity = 64;
-  bool overlap = true;  ///< false: everything is launched in finish()
+  bool overlap =
+      true;  ///< false: each launch is waited for at once, so that one bucket is under way at a time
 };
 
 /// Where the members lie: bucket b holds elements [0, buckets[b].count) of one dtype, padding included and
@@ -63,8 +64,9 @@ class BucketScheduler {
 
   /// The member's gradient is complete as of now in `producer`. Twice in a step is Errc::invalid_argument.
   void ready(int member, const Stream& producer);
-  /// Members that never became ready count as ready now; launches what is left and orders `consumer` after
-  /// all of it.
+  /// Members that never became ready count as ready now: launches what is left.
+  void launch_rest(const Stream& producer);
+  /// launch_rest(), and orders `consumer` after all that was launched.
   void finish(const Stream& consumer);
   /// Forgets a step half done. Its Works are waited for; the first failure is thrown, and forgotten as well.
   void reset();
@@ -75,15 +77,16 @@ class BucketScheduler {
   const std::vector<int>& unready() const { return unready_; }
 
   struct Report {
-    std::chrono::nanoseconds
-        exposed{};  ///< time that finish() spent waiting: communication that backward did not hide
-    std::chrono::nanoseconds total{};  ///< from the first launch to the end of the last bucket
-    int launched_early = 0;            ///< buckets launched before finish()
+    std::chrono::nanoseconds exposed{};  ///< time spent waiting, in finish() and without overlap:
+                                         ///< communication that was not hidden
+    std::chrono::nanoseconds total{};    ///< from the first launch to the end of the last bucket
+    int launched_early = 0;              ///< buckets launched before finish()
   };
   const Report& report() const { return report_; }
 
  private:
   void launch_complete_buckets(const Stream&);
+  void wait_on(const Work&, const Stream&);
   BucketLayout layout_;
   BucketOptions options_;
   Launch launch_;
@@ -92,6 +95,9 @@ class BucketScheduler {
   std::vector<int> order_, last_order_, unready_;
   std::vector<Work> works_;
   int next_ = 0;
+  int launched_early_ = 0;
+  bool ends_ = false;  // launch_rest() was called
+  std::chrono::nanoseconds waited_{};
   std::chrono::steady_clock::time_point first_launch_{};
   Report report_;
 };

@@ -148,6 +148,23 @@ TEST_P(Memory, Zero3NeverGathersMoreThanTheTwoLargestScopes) {
   });
 }
 
+/// Without overlap a bucket is given back before the next one is filled. "tied" is used by the first and the
+/// last scope, so that its bucket is filled all the time.
+TEST_P(Memory, WithoutOverlapZero2HoldsTheBucketThatIsFilled) {
+  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    ToyModel model(one);
+    model[model.index("never")].requires_grad = false;  // what no loss reaches holds back what comes after it
+    const auto strategy = make_strategy(StrategyKind::zero2, model, comm,
+                                        {.first_bucket_bytes = 4, .bucket_bytes = 4, .overlap = false});
+    train(*strategy, model);
+    const auto bucket = [&](const char* name) {
+      return 4 * round_up(model[model.index(name)].count(), 64 * ranks());
+    };
+    EXPECT_EQ(strategy->memory().transient_peak, bucket("tied") + bucket("first.weight"));
+  });
+}
+
 TEST_P(Memory, LocalAccumulationHoldsWholeGradientsUntilTheyAreReduced) {
   run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, GetParam(), std::move(store));
