@@ -454,6 +454,7 @@ void Tape::reset() {
   s.loss = -1;
   s.next_random = 0;
   ++s.pass;
+  s.pool.next_pass();
 }
 
 void Tape::seed(std::uint64_t seed) {

@@ -2,7 +2,8 @@
 /// Reverse-mode differentiation over a recorded list of operators.
 ///
 /// A tape is used for one forward and one backward pass, then reset; its memory is kept, so that from the
-/// third identical pass on nothing is allocated. One thread at a time.
+/// third identical pass on nothing is allocated (tensor/pool.h says how much is kept of passes that differ).
+/// One thread at a time.
 
 #include <cstdint>
 #include <functional>

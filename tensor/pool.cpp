@@ -1,9 +1,14 @@
 #include "tensor/pool.h"
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <map>
 #include <mutex>
 #include <utility>
+
+#include "comm/core/graph.h"
+#include "comm/core/rounding.h"
 
 namespace rz {
 
@@ -14,9 +19,58 @@ namespace {
 struct Block {
   std::shared_ptr<std::byte> memory;
   std::size_t bytes = 0;
-  Block* next = nullptr;  // in its list of free blocks
+  Block *above = nullptr, *below = nullptr;  // in the stack of free blocks of its size
+  Block *newer = nullptr, *older = nullptr;  // among all free blocks, by when they came back
+  std::uint64_t pass = 0;                    // in which it came back
+  bool captured = false;                     // a graph may use it, in use or free
   alignas(std::max_align_t) std::array<std::byte, 96> control;
 };
+
+/// Free blocks: by size, last come first served, and by age.
+class FreeBlocks {
+ public:
+  /// So that push() allocates nothing.
+  void prepare(std::size_t bytes) { by_size_.try_emplace(bytes, nullptr); }
+
+  void push(Block* b) {
+    Block*& top = by_size_.find(b->bytes)->second;
+    b->above = nullptr, b->below = top;
+    if (top) top->above = b;
+    top = b;
+    b->newer = nullptr, b->older = newest_;
+    (newest_ ? newest_->newer : oldest_) = b;
+    newest_ = b;
+  }
+
+  Block* pop(std::size_t bytes) {
+    const auto found = by_size_.find(bytes);
+    Block* const b = found == by_size_.end() ? nullptr : found->second;
+    if (b) remove(b);
+    return b;
+  }
+
+  void remove(Block* b) {
+    (b->above ? b->above->below : by_size_.find(b->bytes)->second) = b->below;
+    if (b->below) b->below->above = b->above;
+    (b->newer ? b->newer->older : newest_) = b->older;
+    (b->older ? b->older->newer : oldest_) = b->newer;
+  }
+
+  Block* oldest() const { return oldest_; }
+
+ private:
+  std::map<std::size_t, Block*> by_size_;
+  Block *newest_ = nullptr, *oldest_ = nullptr;
+};
+
+/// Sixteen sizes from one power of two to the next, so that batches of other lengths find blocks too: at most
+/// a sixteenth more than asked for, or 63 bytes.
+std::size_t size_class(std::size_t bytes) {
+  constexpr std::size_t largest = std::size_t{1} << 62, least = 64;
+  if (bytes > largest) return bytes;  // upstream has not that much
+  const std::size_t step = std::bit_ceil(std::max(bytes, std::size_t{1})) / 32;
+  return round_up(std::max(bytes, std::size_t{1}), std::max(step, least));
+}
 
 }  // namespace
 
@@ -26,17 +80,16 @@ struct BufferPool::State {
 
   const Allocator upstream;
   std::mutex mutex;
-  std::map<std::size_t, Block*> free;  // by size, most recently used first
+  FreeBlocks free;
   Statistics statistics;
+  std::uint64_t pass = 0;
 
-  Block* take(std::size_t bytes) {
+  Block* take(std::size_t wanted) {
+    const std::size_t bytes = size_class(wanted);
     const std::lock_guard lock(mutex);
-    Block*& head = free[bytes];
-    Block* block = head;
-    if (block)
-      head = block->next;
-    else
-      block = new_block(bytes);
+    Block* block = free.pop(bytes);
+    if (!block) block = new_block(bytes);
+    block->captured |= GraphCapture::active();
     statistics.in_use += bytes;
     statistics.peak = std::max(statistics.peak, statistics.in_use);
     return block;
@@ -44,27 +97,62 @@ struct BufferPool::State {
 
   void give_back(Block* block) {
     const std::lock_guard lock(mutex);
-    block->next = std::exchange(free[block->bytes], block);  // take() made the entry
+    block->pass = pass;
+    free.push(block);
     statistics.in_use -= block->bytes;
   }
 
   void drop_free() {
-    for (auto& [bytes, head] : free)
-      while (Block* block = head) {
-        head = block->next;
-        statistics.bytes -= bytes;
-        delete block;
-      }
+    while (Block* b = free.oldest()) drop(b);
   }
 
  private:
   Block* new_block(std::size_t bytes) {
+    free.prepare(bytes);
+    make_room(bytes);
     auto block = std::make_unique<Block>();
-    block->memory = upstream(bytes);
+    block->memory = allocate(bytes);
     block->bytes = bytes;
     ++statistics.allocations;
     statistics.bytes += bytes;
     return block.release();
+  }
+
+  /// Blocks that came back first go first, but for those of this pass and the last one.
+  void make_room(std::size_t bytes) {
+    const std::size_t limit = 2 * std::max(statistics.peak, statistics.in_use + bytes);
+    drop_while([&](const Block& b) {
+      const bool in_turn = pass > 0 && b.pass + 1 >= pass;
+      return !in_turn && statistics.bytes + bytes > limit;
+    });
+  }
+
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) {
+    try {
+      return upstream(bytes);
+    } catch (const Error&) {
+      if (!drop_while([](const Block&) { return true; })) throw;
+    }
+    return upstream(bytes);
+  }
+
+  /// From the oldest free block on, but for those that graphs use. Returns whether any went.
+  template <class F>
+  bool drop_while(const F& f) {
+    bool any = false;
+    for (Block *b = free.oldest(), *next; b && f(*b); b = next) {
+      next = b->newer;
+      if (b->captured) continue;
+      drop(b);
+      any = true;
+    }
+    return any;
+  }
+
+  void drop(Block* b) {
+    free.remove(b);
+    statistics.bytes -= b->bytes;
+    delete b;
   }
 };
 
@@ -97,6 +185,11 @@ struct ControlAllocator {
 }  // namespace
 
 BufferPool::BufferPool(Allocator upstream) : state_(std::make_shared<State>(std::move(upstream))) {}
+
+void BufferPool::next_pass() const {
+  const std::lock_guard lock(state_->mutex);
+  ++state_->pass;
+}
 
 Tensor BufferPool::empty(const Shape& shape, DType dtype) const {
   Block* block = state_->take(shape.count() * size_of(dtype));

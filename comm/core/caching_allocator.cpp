@@ -13,6 +13,7 @@ namespace rz {
 namespace {
 
 constexpr std::size_t alignment = 512, mebibyte = std::size_t{1} << 20;
+constexpr std::size_t spare = 64 * mebibyte;  // segments are larger than blocks
 
 std::size_t rounded(std::size_t bytes, std::size_t to) {
   return round_up(std::max<std::size_t>(bytes, 1), to);
@@ -80,6 +81,8 @@ struct CachingAllocator::State {
 
   Block* new_segment(std::size_t bytes, void* stream) {
     const std::size_t size = segment_bytes(bytes);
+    const std::size_t most_in_use = std::max(statistics.peak, statistics.in_use + bytes);
+    if (statistics.reserved + size > most_in_use + most_in_use / 4 + spare) trim();
     std::shared_ptr<std::byte> memory;
     try {
       memory = upstream(size);

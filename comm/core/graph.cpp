@@ -7,6 +7,10 @@ namespace rz {
 
 using cuda::runtime;
 
+namespace {
+thread_local int captures = 0;  // open ones of this thread
+}
+
 struct Graph::Handle {
   Handle(void* graph, Device device) : device(device) {
     const cuda::Status status = runtime().instantiate(&executable, graph);
@@ -33,16 +37,22 @@ GraphCapture::GraphCapture(const Stream& stream) : stream_(stream) {
   require(stream.device().kind == Device::cuda, Errc::invalid_argument, "host streams have no graphs");
   const cuda::DeviceGuard guard(stream_.device());
   cuda::check(runtime().begin_capture(stream_.native()), "cudaStreamBeginCapture", stream_.device());
+  ++captures;
 }
 
+bool GraphCapture::active() { return captures > 0; }
+
 GraphCapture::~GraphCapture() {
+  if (!open_) return;
+  --captures;
   void* graph = nullptr;
-  if (open_ && runtime().end_capture(stream_.native(), &graph) == cuda::success && graph)
+  if (runtime().end_capture(stream_.native(), &graph) == cuda::success && graph)
     runtime().destroy_graph(graph);
 }
 
 Graph GraphCapture::end() {
   open_ = false;
+  --captures;
   void* graph = nullptr;
   cuda::check(runtime().end_capture(stream_.native(), &graph), "cudaStreamEndCapture", stream_.device());
   Graph result;

@@ -32,6 +32,8 @@ class GraphCapture {
   GraphCapture& operator=(const GraphCapture&) = delete;
   /// Errc::system if something happened that cannot be captured.
   Graph end();
+  /// Whether this thread captures now: what it takes, a graph uses whenever it runs.
+  static bool active();
 
  private:
   Stream stream_;

@@ -377,6 +377,20 @@ void expect_no_allocation_from_the_third_pass_on(bool recompute) {
   }
 }
 
+/// Batches of ever other lengths.
+TEST(Tape, OfPassesThatDifferLittleIsKept) {
+  Tape tape;
+  std::size_t held = 0;
+  for (std::size_t length = 1; length <= 200; ++length) {
+    Var y = tape.variable(filled({length * 1000}, 0.5f));
+    for (int i = 0; i < 3; ++i) y = nn::tanh(tape, y);
+    tape.backward(total(tape, y));
+    tape.reset();
+    held = std::max(held, tape.pool().statistics().bytes);
+  }
+  EXPECT_LE(held, 3 * tape.pool().statistics().peak);
+}
+
 TEST(Tape, NothingIsAllocatedFromTheThirdPassOn) { expect_no_allocation_from_the_third_pass_on(false); }
 TEST(Recompute, NothingIsAllocatedFromTheThirdPassOn) { expect_no_allocation_from_the_third_pass_on(true); }
 

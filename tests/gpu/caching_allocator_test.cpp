@@ -3,6 +3,8 @@
 #include <map>
 #include <random>
 
+#include "comm/core/graph.h"
+#include "tensor/pool.h"
 #include "tests/gpu/on_device.h"
 
 namespace rz::test {
@@ -82,6 +84,53 @@ TEST_F(Caching, MemoryIsReusedInTheStreamsOrder) {
     set_bytes(b.get(), 1, 4096, stream);
     EXPECT_EQ(from_device(kept, stream), std::vector<double>(1024, 0));
   }
+}
+
+/// As a tape on a device has it: a pool above, and segments below.
+TEST_F(Caching, OfSizesThatNeverComeAgainLittleIsHeld) {
+  std::size_t held = 0, most_held = 0;
+  const auto counted = [&](std::size_t bytes) {
+    const auto memory = allocate_on(device, bytes);
+    most_held = std::max(most_held, held += bytes);
+    return std::shared_ptr<std::byte>(memory.get(), [&held, bytes, memory](std::byte*) { held -= bytes; });
+  };
+  const CachingAllocator allocator({counted, device});
+  const BufferPool pool(allocator.on(stream));
+  for (std::size_t n = 24; n <= 80; n += 8) {
+    const Tensor t = pool.empty({n * mebibyte}, DType::u8);
+  }
+  EXPECT_LE(most_held, (2 * 80 + 64) * mebibyte);
+  EXPECT_LE(pool.statistics().bytes, 2 * pool.statistics().peak);
+}
+
+TEST_F(Caching, WhatACapturedGraphUsesIsKeptUntilItIsTrimmed) {
+  std::byte* used = nullptr;
+  bool went = false;
+  const BufferPool pool({[&](std::size_t bytes) {
+                           const auto memory = allocate_on(device, bytes);
+                           return std::shared_ptr<std::byte>(
+                               memory.get(), [&, memory](std::byte* p) { went |= p == used; });
+                         },
+                         device});
+  const Tensor result = empty_on(stream, {1024});
+  used = pool.empty({1024}).raw();  // there when the capture begins
+  const Graph graph = capture(stream, [&] {
+    const Tensor t = pool.empty({1024});
+    EXPECT_EQ(t.raw(), used);
+    set_bytes(t.raw(), 0, t.bytes(), stream);
+    copy_bytes(result.raw(), t.raw(), t.bytes(), stream);
+  });
+  for (std::size_t n = 2; n < 40; ++n) {  // passes of other sizes, for which the others of these go
+    { const Tensor t = pool.empty({n * 1024}); }
+    pool.next_pass();
+  }
+  EXPECT_LT(pool.statistics().bytes, std::size_t{39 * 20} * 4096);
+  ASSERT_FALSE(went);
+  set_bytes(result.raw(), 1, result.bytes(), stream);
+  graph.launch(stream);
+  EXPECT_EQ(from_device(result, stream), std::vector<double>(1024, 0));
+  pool.trim();
+  EXPECT_TRUE(went);
 }
 
 TEST_F(Caching, WhenUpstreamIsEmptyFreeSegmentsGoBackFirst) {

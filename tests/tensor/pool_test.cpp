@@ -27,13 +27,13 @@ namespace {
 
 TEST(Pool, AFreeBlockIsHandedOutWithoutAnyAllocation) {
   const BufferPool pool;
-  const std::byte* first = pool.empty({3, 5}).raw();
-  { const Tensor a = pool.empty({2, 2}), b = pool.empty({2, 2}); }
+  const std::byte* first = pool.empty({3, 50}).raw();
+  { const Tensor a = pool.empty({2, 20}), b = pool.empty({2, 20}); }
   const long before = news;
   for (int i = 0; i < 100; ++i) {
-    const Tensor t = pool.empty({5, 3});  // the size counts, not the shape
+    const Tensor t = pool.empty({50, 3});  // the size counts, not the shape
     EXPECT_EQ(t.raw(), first);
-    const Tensor copy = t, a = pool.empty({4}), b = pool.empty({4});
+    const Tensor copy = t, a = pool.empty({40}), b = pool.empty({40});
     EXPECT_NE(a.raw(), b.raw());
   }
   EXPECT_EQ(news, before);
@@ -42,13 +42,13 @@ TEST(Pool, AFreeBlockIsHandedOutWithoutAnyAllocation) {
 
 TEST(Pool, StatisticsCountBytes) {
   const BufferPool pool;
-  Tensor a = pool.empty({10});
-  { const Tensor b = pool.empty({20}, DType::f64); }
-  EXPECT_EQ(pool.statistics().bytes, 200u);
-  EXPECT_EQ(pool.statistics().in_use, 40u);
-  EXPECT_EQ(pool.statistics().peak, 200u);
+  Tensor a = pool.empty({16});
+  { const Tensor b = pool.empty({16}, DType::f64); }
+  EXPECT_EQ(pool.statistics().bytes, 192u);
+  EXPECT_EQ(pool.statistics().in_use, 64u);
+  EXPECT_EQ(pool.statistics().peak, 192u);
   pool.trim();
-  EXPECT_EQ(pool.statistics().bytes, 40u);
+  EXPECT_EQ(pool.statistics().bytes, 64u);
   a = {};
   EXPECT_EQ(pool.statistics().in_use, 0u);
   pool.trim();
@@ -79,6 +79,65 @@ TEST(Pool, AnErrorOfTheAllocatorPasses) {
   EXPECT_THROW(pool.empty({8}), Error);
   EXPECT_EQ(pool.statistics().in_use, 0u);
   EXPECT_EQ(pool.statistics().bytes, 0u);
+}
+
+/// Tensors of ever other sizes, as batches that are ragged make them.
+TEST(Pool, OfSizesThatNeverComeAgainLittleIsHeld) {
+  const BufferPool pool;
+  std::size_t held = 0;
+  for (std::size_t kibibytes = 1; kibibytes <= 2000; ++kibibytes) {
+    { const Tensor t = pool.empty({kibibytes * 256}); }
+    held = std::max(held, pool.statistics().bytes);
+  }
+  EXPECT_LE(held, 2 * pool.statistics().peak);
+  EXPECT_LT(pool.statistics().peak, std::size_t{2200} << 10);
+}
+
+TEST(Pool, SizesAreRoundedUpByASixteenthAtMost) {
+  for (std::size_t bytes = 1; bytes < 100'000'000; bytes += 1 + bytes / 7) {
+    const BufferPool pool;
+    const Tensor t = pool.empty({bytes}, DType::u8);
+    EXPECT_GE(pool.statistics().bytes, bytes);
+    EXPECT_LE(pool.statistics().bytes, std::max(bytes + 63, bytes + bytes / 16)) << bytes;
+  }
+  const BufferPool pool;
+  const std::byte* const first = pool.empty({1000, 1000}).raw();
+  EXPECT_EQ(pool.empty({1000, 990}).raw(), first);  // a batch that is a little shorter
+}
+
+/// Forty sizes, one after another: a pass uses many times what it uses at once.
+TEST(Pool, PassesThatAreAlikeAllocateNothingFromTheThirdOn) {
+  const BufferPool pool;
+  std::size_t before = 0;
+  for (int pass = 0; pass < 5; ++pass) {
+    for (std::size_t size = 40; size > 0; --size) {
+      const Tensor t = pool.empty({(40 + size) << 10});
+    }
+    pool.next_pass();
+    const std::size_t now = pool.statistics().allocations;
+    EXPECT_TRUE(pass < 2 || now == before) << "pass " << pass;
+    before = now;
+  }
+  EXPECT_GT(pool.statistics().bytes, 4 * pool.statistics().peak);
+  // They go once passes are of other kinds.
+  for (int pass = 0; pass < 3; ++pass) {
+    { const Tensor t = pool.empty({(90 + 10 * static_cast<std::size_t>(pass)) << 10}); }
+    pool.next_pass();
+  }
+  EXPECT_LE(pool.statistics().bytes, 3 * pool.statistics().peak);
+}
+
+TEST(Pool, FreeBlocksGoBackBeforeAnErrorOfTheAllocatorPasses) {
+  std::size_t left = 1 << 20;
+  const BufferPool pool([&](std::size_t bytes) {
+    require(bytes <= left, Errc::system, "no memory: need ", bytes, ", have ", left);
+    left -= bytes;
+    const auto memory = allocate_host(bytes);
+    return std::shared_ptr<std::byte>(memory.get(), [&left, bytes, memory](std::byte*) { left += bytes; });
+  });
+  { const Tensor t = pool.empty({900 << 10}, DType::u8); }
+  EXPECT_EQ(pool.empty({1000 << 10}, DType::u8).count(), 1000u << 10);
+  EXPECT_THROW(pool.empty({2 << 20}, DType::u8), Error);
 }
 
 TEST(Pool, ThreadsShareIt) {
