@@ -91,13 +91,18 @@ Memory open_ipc(const cuda::IpcHandle& handle, Device device) {
   const cuda::DeviceGuard guard(device);
   void* base = nullptr;
   cuda::check(runtime().ipc_open_handle(&base, handle), "cudaIpcOpenMemHandle", device);
-  return {static_cast<std::byte*>(base), [](std::byte* p) { runtime().ipc_close(p); }};
+  return {static_cast<std::byte*>(base), [device](std::byte* p) {
+            const cuda::DeviceGuard current(device, std::nothrow);
+            runtime().ipc_close(p);
+          }};
 }
 
 }  // namespace
 
 PeerGroup::PeerGroup(Backend& host, int rank, int size, Device device, std::size_t slot_bytes)
-    : device_(device), status_(allocate_pinned(sizeof(peer::Status))), control_(Stream::create(device)) {
+    : device_(device),
+      status_(allocate_pinned(device, sizeof(peer::Status))),
+      control_(Stream::create(device)) {
   require(size <= peer::most_ranks, Errc::unsupported, "the backend 'peer_cuda' serves at most ",
           peer::most_ranks, " ranks, not ", size, "; use 'nccl' or 'ring'");
   const Home mine = home_of(device);

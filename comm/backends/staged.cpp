@@ -21,10 +21,11 @@ namespace {
 /// Pinned memory that is used again: pinning takes milliseconds.
 class PinnedPool {
  public:
+  explicit PinnedPool(Device device) : device_(device) {}
   std::shared_ptr<std::byte> take(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     const auto it = free_.lower_bound(bytes);
-    if (it == free_.end() || it->first > 4 * bytes + 4096) return allocate_pinned(bytes);
+    if (it == free_.end() || it->first > 4 * bytes + 4096) return allocate_pinned(device_, bytes);
     auto memory = std::move(it->second);
     free_.erase(it);
     return memory;
@@ -35,6 +36,7 @@ class PinnedPool {
   }
 
  private:
+  const Device device_;
   std::mutex mutex_;
   std::multimap<std::size_t, std::shared_ptr<std::byte>> free_;
 };
@@ -269,7 +271,7 @@ class Staged final : public Backend {
 
   const std::shared_ptr<Backend> host_;
   const StagedOptions options_;
-  PinnedPool pool_;
+  PinnedPool pool_{options_.device};
   const Stream stream_;
   std::mutex submitting_;
 

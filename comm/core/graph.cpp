@@ -17,7 +17,10 @@ struct Graph::Handle {
     runtime().destroy_graph(graph);
     cuda::check(status, "cudaGraphInstantiate", device);
   }
-  ~Handle() { runtime().destroy_executable(executable); }
+  ~Handle() {
+    const cuda::DeviceGuard guard(device, std::nothrow);
+    runtime().destroy_executable(executable);
+  }
   Handle(const Handle&) = delete;
 
   const Device device;
@@ -45,6 +48,7 @@ bool GraphCapture::active() { return captures > 0; }
 GraphCapture::~GraphCapture() {
   if (!open_) return;
   --captures;
+  const cuda::DeviceGuard guard(stream_.device(), std::nothrow);
   void* graph = nullptr;
   if (runtime().end_capture(stream_.native(), &graph) == cuda::success && graph)
     runtime().destroy_graph(graph);
@@ -53,6 +57,7 @@ GraphCapture::~GraphCapture() {
 Graph GraphCapture::end() {
   open_ = false;
   --captures;
+  const cuda::DeviceGuard guard(stream_.device());
   void* graph = nullptr;
   cuda::check(runtime().end_capture(stream_.native(), &graph), "cudaStreamEndCapture", stream_.device());
   Graph result;

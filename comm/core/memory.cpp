@@ -20,11 +20,8 @@ std::shared_ptr<std::byte> allocate_on(Device device, std::size_t bytes) {
          " of ", human_bytes(total), " are free; use smaller batches, a higher ZeRO stage or recomputation");
   cuda::check(status, "cudaMalloc", device);
   return {static_cast<std::byte*>(memory), [device](std::byte* p) {
-            int before = 0;
-            runtime().get_device(&before);
-            runtime().set_device(device.index);
+            const cuda::DeviceGuard guard(device, std::nothrow);
             runtime().free(p);
-            runtime().set_device(before);
           }};
 }
 
@@ -32,10 +29,14 @@ Allocator allocator_on(Device device) {
   return {[device](std::size_t bytes) { return allocate_on(device, bytes); }, device};
 }
 
-std::shared_ptr<std::byte> allocate_pinned(std::size_t bytes) {
+std::shared_ptr<std::byte> allocate_pinned(Device device, std::size_t bytes) {
+  const cuda::DeviceGuard guard(device);
   void* memory = nullptr;
-  cuda::check(runtime().host_alloc(&memory, std::max<std::size_t>(bytes, 1)), "cudaHostAlloc", {});
-  return {static_cast<std::byte*>(memory), [](std::byte* p) { runtime().host_free(p); }};
+  cuda::check(runtime().host_alloc(&memory, std::max<std::size_t>(bytes, 1)), "cudaHostAlloc", device);
+  return {static_cast<std::byte*>(memory), [device](std::byte* p) {
+            const cuda::DeviceGuard current(device, std::nothrow);
+            runtime().host_free(p);
+          }};
 }
 
 void copy_bytes(void* to, const void* from, std::size_t bytes, const Stream& stream) {

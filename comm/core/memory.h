@@ -14,8 +14,8 @@ namespace rz {
 std::shared_ptr<std::byte> allocate_on(Device, std::size_t bytes);
 Allocator allocator_on(Device);
 
-/// Host memory that devices copy from and to without the host's help.
-std::shared_ptr<std::byte> allocate_pinned(std::size_t bytes);
+/// Host memory that all devices copy from and to without the host's help, by a call to this device's driver.
+std::shared_ptr<std::byte> allocate_pinned(Device, std::size_t bytes);
 
 /// In the stream's order, between any two places, a host stream at once. From ordinary host memory the call
 /// returns when that may be reused, to it when it holds the data; else the memory must live until the stream

@@ -18,7 +18,10 @@ struct Event::Handle {
   explicit Handle(Device d) : device(d) {
     cuda::check(runtime().event_create(&native, false), "cudaEventCreate", device);
   }
-  ~Handle() { runtime().event_destroy(native); }
+  ~Handle() {
+    const DeviceGuard guard(device, std::nothrow);
+    runtime().event_destroy(native);
+  }
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
@@ -28,25 +31,30 @@ struct Event::Handle {
 
 bool Event::done() const {
   if (!handle_) return true;
+  const DeviceGuard guard(handle_->device);
   const cuda::Status status = runtime().event_query(handle_->native);
   if (status != cuda::not_ready) cuda::check(status, "cudaEventQuery", handle_->device);
   return status == cuda::success;
 }
 
 void Event::synchronize() const {
-  if (handle_)
-    cuda::check(runtime().event_synchronize(handle_->native), "cudaEventSynchronize", handle_->device);
+  if (!handle_) return;
+  const DeviceGuard guard(handle_->device);
+  cuda::check(runtime().event_synchronize(handle_->native), "cudaEventSynchronize", handle_->device);
 }
 
 struct Stream::OnDevice {
-  OnDevice() = default;
+  explicit OnDevice(Device d) : device(d) {}
   ~OnDevice() {
     blocks.clear();  // before the stream
-    if (owned) runtime().stream_destroy(owned);
+    if (!owned) return;
+    const DeviceGuard guard(device, std::nothrow);
+    runtime().stream_destroy(owned);
   }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
 
+  const Device device;
   void* owned = nullptr;  // the stream, unless it is borrowed
   std::mutex mutex;
   std::vector<std::shared_ptr<std::byte>> blocks;  // of scratch; the last one is in use
@@ -68,7 +76,7 @@ Stream Stream::create(Device device, Priority priority) {
   const DeviceGuard guard(device);
   Stream s;
   s.device_ = device;
-  s.on_device_ = std::make_shared<OnDevice>();
+  s.on_device_ = std::make_shared<OnDevice>(device);
   cuda::check(runtime().stream_create(&s.native_, priority == Priority::high), "cudaStreamCreate", device);
   s.on_device_->owned = s.native_;
   return s;
@@ -83,7 +91,7 @@ Stream Stream::borrow(Device device, void* native) {
   Stream s;
   s.device_ = device;
   s.native_ = native;
-  s.on_device_ = std::make_shared<OnDevice>();
+  s.on_device_ = std::make_shared<OnDevice>(device);
   return s;
 }
 

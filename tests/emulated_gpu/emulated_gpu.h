@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -32,6 +33,12 @@ class Schedule {
 /// The call of this name fails with `status`, once, after `after` more of its calls went well. Names are
 /// those of cuda::Runtime, e.g. "malloc".
 void fail_call(const std::string& name, cuda::Status status, int after = 0);
+
+/// The devices on which this process has a context. As in CUDA one is made on the device that is made
+/// current, and on whichever is current, at first 0, when a call comes that is not about devices as such.
+std::set<int> contexts();
+/// As if this process had made no call yet.
+void forget_contexts();
 
 /// Bytes now allocated on all devices.
 std::size_t bytes_in_use();

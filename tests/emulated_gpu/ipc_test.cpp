@@ -157,7 +157,7 @@ TEST(EmulatedIpc, WhatCudaRefusesIsRefused) {
     IpcHandle handle;
     {
       const Floats x(3);
-      const auto pinned = allocate_pinned(100);
+      const auto pinned = allocate_pinned(device, 100);
       EXPECT_EQ(runtime().ipc_get_handle(&handle, x.data() + 1), invalid_value);
       EXPECT_EQ(runtime().ipc_get_handle(&handle, pinned.get()), invalid_value);
       EXPECT_EQ(runtime().ipc_get_handle(&handle, x.data()), success);

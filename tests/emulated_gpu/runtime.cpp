@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -34,6 +35,10 @@ enum : Status {
 };
 
 thread_local int current_device = 0;
+
+/// A bit a device.
+std::atomic<unsigned> context_bits{0};
+void use_context(int device = current_device) { context_bits |= 1u << device; }
 
 // ---- calls that are to fail
 
@@ -68,6 +73,7 @@ EventHandle& event_of(void* e) { return *static_cast<EventHandle*>(e); }
 
 /// What a call meets before it does anything.
 Status entry(const char* name) {
+  use_context();
   if (const Status status = faults().next(name)) return status;
   return machine().failure().empty() ? success : launch_failure;
 }
@@ -84,6 +90,13 @@ Status get_device_count(int* count) {
 Status set_device(int device) {
   if (device < 0 || device >= devices) return invalid_device;
   current_device = device;
+  use_context();
+  return success;
+}
+
+Status has_context(bool* yes, int device) {
+  if (device < 0 || device >= devices) return invalid_device;
+  *yes = (context_bits >> device & 1) != 0;
   return success;
 }
 
@@ -128,6 +141,7 @@ Status host_alloc(void** to, std::size_t bytes) {
 }
 
 Status host_free(void* p) {
+  use_context();
   machine().synchronize_device(current_device);
   return memory().free_pinned(p) ? success : invalid_value;
 }
@@ -241,6 +255,7 @@ Status launch(const cuda::KernelCall& call, const cuda::Grid& grid, void* s) {
 // ---- graphs
 
 Status end_capture(void* s, void** graph) {
+  use_context();
   auto captured = machine().end_capture(stream_of(s));
   if (!captured) return invalidated_capture;
   *graph = captured.release();
@@ -248,6 +263,7 @@ Status end_capture(void* s, void** graph) {
 }
 
 Status instantiate(void** executable, void* graph) {
+  use_context();
   *executable = new std::shared_ptr<const Graph>(std::make_shared<Graph>(*static_cast<Graph*>(graph)));
   return success;
 }
@@ -318,9 +334,13 @@ const cuda::Runtime table{
     .get_device_count = get_device_count,
     .get_device = [](int* device) -> Status { return *device = current_device, success; },
     .set_device = set_device,
+    .has_context = has_context,
     .get_properties = get_properties,
-    .device_synchronize = []() -> Status { return ending(machine().synchronize_device(current_device)); },
+    .device_synchronize = []() -> Status {
+      return use_context(), ending(machine().synchronize_device(current_device));
+    },
     .memory_info = [](std::size_t* free, std::size_t* total) -> Status {
+      use_context();
       *total = memory().capacity;
       *free = *total - memory().in_use(current_device);
       return success;
@@ -338,7 +358,9 @@ const cuda::Runtime table{
       *s = machine().create_stream(current_device);
       return entry("stream_create");
     },
-    .stream_destroy = [](void* s) -> Status { return machine().destroy_stream(stream_of(s)), success; },
+    .stream_destroy = [](void* s) -> Status {
+      return use_context(), machine().destroy_stream(stream_of(s)), success;
+    },
     .stream_synchronize = stream_synchronize,
     .stream_query = stream_query,
     .stream_wait_event = [](void* s, void* e) -> Status {
@@ -349,37 +371,45 @@ const cuda::Runtime table{
       *e = new EventHandle(std::make_shared<EventState>());
       return entry("event_create");
     },
-    .event_destroy = [](void* e) -> Status { return delete static_cast<EventHandle*>(e), success; },
+    .event_destroy = [](void* e) -> Status {
+      return use_context(), delete static_cast<EventHandle*>(e), success;
+    },
     .event_record = event_record,
     .event_query = event_query,
     .event_synchronize = event_synchronize,
     .event_elapsed_ms = [](float* ms, void* from, void* to) -> Status {
+      use_context();
       *ms = std::chrono::duration<float, std::milli>(event_of(to)->when - event_of(from)->when).count();
       return success;
     },
 
     .launch = launch,
     .allow_shared_bytes = [](const void*, std::size_t bytes) -> Status {
+      use_context();
       return bytes > 227 << 10 ? Status{invalid_value} : success;
     },
 
     .begin_capture = [](void* s) -> Status {
+      use_context();
       return machine().begin_capture(stream_of(s)) ? success : Status{unsupported_in_capture};
     },
     .end_capture = end_capture,
     .is_capturing = [](void* s, bool* yes) -> Status {
-      return *yes = machine().capturing(stream_of(s)), success;
+      return use_context(), *yes = machine().capturing(stream_of(s)), success;
     },
     .instantiate = instantiate,
     .launch_graph = launch_graph,
-    .destroy_graph = [](void* g) -> Status { return delete static_cast<Graph*>(g), success; },
+    .destroy_graph = [](void* g) -> Status { return use_context(), delete static_cast<Graph*>(g), success; },
     .destroy_executable = [](void* e) -> Status {
-      return delete static_cast<std::shared_ptr<const Graph>*>(e), success;
+      return use_context(), delete static_cast<std::shared_ptr<const Graph>*>(e), success;
     },
 
     .can_access_peer = [](bool* yes, int, int) -> Status { return *yes = true, success; },
     .enable_peer_access = [](int peer) -> Status {
-      return peer < devices ? success : Status{invalid_device};
+      if (peer >= devices) return invalid_device;
+      use_context();
+      use_context(peer);  // whose memory is then reached
+      return success;
     },
     .ipc_get_handle = ipc_get_handle,
     .ipc_open_handle = ipc_open_handle,
@@ -395,6 +425,15 @@ void fail_call(const std::string& name, Status status, int after) {
   const std::lock_guard lock(faults().mutex);
   faults().pending[name] = {status, after};
 }
+
+std::set<int> contexts() {
+  std::set<int> all;
+  for (int d = 0; d < devices; ++d)
+    if (context_bits >> d & 1) all.insert(d);
+  return all;
+}
+
+void forget_contexts() { context_bits = 0; }
 
 std::size_t bytes_in_use() {
   std::size_t bytes = 0;

@@ -23,7 +23,7 @@ TEST_F(Memory, TensorsGoToTheDeviceAndBack) {
 }
 
 TEST_F(Memory, PinnedMemoryIsCopiedInTheStreamsOrder) {
-  const auto pinned = allocate_pinned(4 * sizeof(float));
+  const auto pinned = allocate_pinned(device, 4 * sizeof(float));
   auto* const from = reinterpret_cast<float*>(pinned.get());
   std::fill_n(from, 4, 3.0f);
   const Tensor x = empty_on(stream, {4});

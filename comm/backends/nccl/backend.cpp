@@ -225,11 +225,8 @@ class Nccl final : public Backend {
     require(result == success, Errc::system, "ncclMemAlloc of ", human_bytes(bytes), " on ",
             name(options_.device), ": ", api.get_error_string(result));
     return {static_cast<std::byte*>(memory), [&api, device = options_.device](std::byte* p) {
-              int before = 0;
-              cuda::runtime().get_device(&before);
-              cuda::runtime().set_device(device.index);
+              const cuda::DeviceGuard current(device, std::nothrow);
               api.mem_free(p);
-              cuda::runtime().set_device(before);
             }};
   }
 

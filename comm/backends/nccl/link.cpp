@@ -133,11 +133,8 @@ void Link::remove_memory(void* handle) noexcept {
   // NCCL refuses calls while another is in progress.
   for (Result state = in_progress; state == in_progress && !end.expired(); std::this_thread::sleep_for(20us))
     if (api_.comm_get_async_error(comm_, &state) != success || !comm_) return;
-  int before = 0;
-  cuda::runtime().get_device(&before);
-  use(device_);
+  const cuda::DeviceGuard guard(device_, std::nothrow);
   api_.comm_deregister(comm_, handle);
-  use({Device::cuda, before});
 }
 
 }  // namespace rz::nccl

@@ -78,15 +78,31 @@ void check(Status status, const char* call, Device device) {
 
 DeviceGuard::DeviceGuard(Device device) {
   if (device.kind == Device::host) return;
+  const char* call = nullptr;
+  check(enter(device.index, &call), call, device);
+}
+
+DeviceGuard::DeviceGuard(Device device, std::nothrow_t) noexcept {
+  const char* call = nullptr;
+  if (device.kind == Device::cuda) static_cast<void>(enter(device.index, &call));
+}
+
+Status DeviceGuard::enter(int device, const char** call) {
   const Runtime& cuda = runtime();
-  check(cuda.get_device(&before_), "cudaGetDevice", device);
-  if (before_ == device.index) return;
-  check(cuda.set_device(device.index), "cudaSetDevice", device);
-  switched_ = true;
+  *call = "cudaGetDevice";
+  if (const Status status = cuda.get_device(&before_)) return status;
+  if (before_ == device) return success;
+  *call = "cuDevicePrimaryCtxGetState";
+  bool restores = false;
+  if (const Status status = cuda.has_context(&restores, before_)) return status;
+  *call = "cudaSetDevice";
+  const Status status = cuda.set_device(device);
+  restores_ = restores && status == success;
+  return status;
 }
 
 DeviceGuard::~DeviceGuard() {
-  if (switched_) runtime().set_device(before_);
+  if (restores_) runtime().set_device(before_);
 }
 
 }  // namespace rz::cuda

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <string>
 #include <string_view>
 
@@ -59,7 +60,8 @@ struct IpcHandle {
 struct Runtime {
   Status (*get_device_count)(int*);
   Status (*get_device)(int*);
-  Status (*set_device)(int);
+  Status (*set_device)(int);  ///< makes a context on the device, unless this process has one there
+  Status (*has_context)(bool*, int device);
   Status (*get_properties)(DeviceProperties*, int device);
   Status (*device_synchronize)();
   Status (*memory_info)(std::size_t* free, std::size_t* total);
@@ -124,17 +126,24 @@ Device device_from_name(std::string_view, int local_rank = 0);
 /// Throws Errc::system unless success: "cudaMalloc on cuda:1: out of memory (cudaErrorMemoryAllocation)".
 void check(Status, const char* call, Device);
 
-/// Makes a device current in this thread for its lifetime.
+/// Makes a device current in this thread for its lifetime, which every call needs that belongs to a device:
+/// CUDA makes a context, some 500 MiB of the device's memory, on whichever one is current. Where this process
+/// has no context on the device that was current before, that one is not made current again, for the same
+/// reason.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Device);
+  /// For destructors. A device that has failed may then not be current.
+  DeviceGuard(Device, std::nothrow_t) noexcept;
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
+  Status enter(int device, const char** call);
+
   int before_ = 0;
-  bool switched_ = false;
+  bool restores_ = false;
 };
 
 }  // namespace rz::cuda

@@ -1,6 +1,7 @@
 // The table filled with NVIDIA's runtime.
 
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 
 #include <cstring>
 
@@ -26,6 +27,21 @@ Status get_properties(DeviceProperties* to, int device) {
          .pci_bus = p.pciBusID,
          .pci_device = p.pciDeviceID,
          .uuid = std::string(p.uuid.bytes, sizeof p.uuid.bytes)};
+  return cudaSuccess;
+}
+
+/// Of the driver's library, which the runtime has loaded: the runtime itself has no call that tells it
+/// without making a context.
+using GetContextState = int (*)(int device, unsigned* flags, int* active);
+
+Status has_context(bool* yes, int device) {
+  static const auto get_state = [] {
+    void* const driver = dlopen("libcuda.so.1", RTLD_LAZY);
+    return driver ? reinterpret_cast<GetContextState>(dlsym(driver, "cuDevicePrimaryCtxGetState")) : nullptr;
+  }();
+  unsigned flags = 0;
+  int active = 0;
+  *yes = get_state && get_state(device, &flags, &active) == 0 && active;
   return cudaSuccess;
 }
 
@@ -104,6 +120,7 @@ const Runtime table{
     .get_device_count = [](int* count) -> Status { return cudaGetDeviceCount(count); },
     .get_device = [](int* device) -> Status { return cudaGetDevice(device); },
     .set_device = [](int device) -> Status { return cudaSetDevice(device); },
+    .has_context = has_context,
     .get_properties = get_properties,
     .device_synchronize = []() -> Status { return cudaDeviceSynchronize(); },
     .memory_info = [](std::size_t* free, std::size_t* total) -> Status {

@@ -1,0 +1,158 @@
+// A rank makes a context on its own device alone: one that it made on another would take some 500 MiB of that
+// card's memory, once for each rank of the machine. Each test is a process, which begins without a context.
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/core/cuda/runtime.h"
+#include "comm/core/graph.h"
+#include "comm/core/memory.h"
+#include "tests/emulated_gpu/emulated_gpu.h"
+#include "tests/emulated_gpu/nccl.h"
+#include "tests/support/ranks.h"
+#include "tests/support/train_tiny.h"
+
+namespace rz::test {
+namespace {
+
+constexpr Device device{Device::cuda, 2};
+const std::set<int> only_that{2};
+
+int current_device() {
+  int current = -1;
+  EXPECT_EQ(cuda::runtime().get_device(&current), cuda::success);
+  return current;
+}
+
+template <class F>
+void in_a_process(const F& f) {
+  expect_processes(1, [&](int, auto) {
+    emulated::forget_contexts();
+    f();
+  });
+}
+
+TEST(Contexts, AGuardLeavesADeviceWithoutOneAlone) {
+  in_a_process([] {
+    { const cuda::DeviceGuard guard(device); }
+    EXPECT_EQ(emulated::contexts(), only_that);
+    EXPECT_EQ(current_device(), 2);
+  });
+}
+
+TEST(Contexts, AGuardMakesADeviceWithOneCurrentAgain) {
+  in_a_process([] {
+    ASSERT_EQ(cuda::runtime().set_device(1), cuda::success);
+    { const cuda::DeviceGuard guard(device); }
+    EXPECT_EQ(current_device(), 1);
+    {
+      const cuda::DeviceGuard guard({Device::cuda, 3}, std::nothrow);
+      EXPECT_EQ(current_device(), 3);
+    }
+    EXPECT_EQ(current_device(), 1);
+    EXPECT_EQ(emulated::contexts(), (std::set{1, 2, 3}));
+  });
+}
+
+/// Another thread may wait for what a rank made, and end it.
+TEST(Contexts, AThreadThatNeverChoseADeviceMakesNone) {
+  in_a_process([] {
+    std::optional<Stream> stream = Stream::create(device);
+    auto memory = allocate_on(device, 64), pinned = allocate_pinned(device, 64);
+    std::optional<Graph> graph = capture(*stream, [&] { set_bytes(memory.get(), 1, 64, *stream); });
+    graph->launch(*stream);
+    std::optional<Event> event = stream->record();
+    std::thread([&] {
+      while (!event->done()) std::this_thread::yield();
+      event->synchronize();
+      event.reset();
+      graph.reset();
+      memory.reset();
+      pinned.reset();
+      stream.reset();
+    }).join();
+    EXPECT_EQ(emulated::contexts(), only_that);
+    EXPECT_EQ(emulated::bytes_in_use(), 0u);
+  });
+}
+
+TEST(Contexts, ACaptureThatAnExceptionLeftMakesNone) {
+  in_a_process([] {
+    const Stream stream = Stream::create(device);
+    std::optional<GraphCapture> capture(std::in_place, stream);
+    capture.reset();
+    EXPECT_EQ(emulated::contexts(), only_that);
+  });
+}
+
+/// Everything that a rank does with its communicator, whose own threads never chose a device.
+void use(Communicator& comm) {
+  const Stream s = Stream::create(comm.options().device);
+  constexpr std::size_t n = 3000;
+  std::vector<float> values(n, 1);
+  const auto memory = comm.allocate_array<float>(n);
+  const auto window = comm.allocate_symmetric(n * sizeof(float));
+  for (void* at : {static_cast<void*>(memory.get()), static_cast<void*>(window.get())}) {
+    copy_bytes(at, values.data(), n * sizeof(float), s);
+    comm.all_reduce(Buffer(static_cast<float*>(at), n, s.device()), ReduceOp::sum, s).wait();
+    comm.broadcast(Buffer(static_cast<float*>(at), n, s.device()), 0, s).wait_on(s);
+  }
+  copy_bytes(values.data(), memory.get(), n * sizeof(float), s);
+  EXPECT_EQ(values, std::vector<float>(n, static_cast<float>(comm.size())));
+  comm.barrier().wait();
+}
+
+class RanksOfAMachine : public testing::TestWithParam<const char*> {};
+
+TEST_P(RanksOfAMachine, TouchTheirOwnDevicesAlone) {
+  expect_processes(3, [&](int rank, std::shared_ptr<Store> store) {
+    emulated::forget_contexts();
+    CommOptions options;
+    options.backend = GetParam();
+    options.device = {Device::cuda, rank};
+    options.timeout = std::chrono::seconds(30);
+    {
+      Communicator comm = Communicator::connect(rank, 3, store, options);
+      use(comm);
+    }
+    EXPECT_EQ(emulated::contexts(), std::set{rank});
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Contexts, RanksOfAMachine, testing::Values("peer_cuda", "ring"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(Contexts, ARankOfNcclTouchesItsOwnDeviceAlone) {
+  in_a_process([] {
+    const emulated::Nccl nccl;
+    CommOptions options;
+    options.backend = "nccl";
+    options.device = device;
+    {
+      Communicator comm = Communicator::connect(0, 1, memory_store(), options);
+      use(comm);
+    }
+    EXPECT_EQ(emulated::contexts(), only_that);
+  });
+}
+
+TEST(Contexts, TrainingTouchesItsOwnDeviceAlone) {
+  in_a_process([] {
+    static_cast<void>(train_tiny("tiny", 1, StrategyKind::zero3, 1, [](TinyRun& run) {
+      run.comm = [](int) {
+        CommOptions options;
+        options.backend = "peer_cuda";
+        options.device = device;
+        return options;
+      };
+    }));
+    EXPECT_EQ(emulated::contexts(), only_that);
+  });
+}
+
+}  // namespace
+}  // namespace rz::test
