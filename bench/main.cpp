@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
   const Collective& collective = collective_from_name(RZ_COLLECTIVE);
   // Before CUDA starts: ranks may be threads that share a card (comm/backends/peer_cuda.h).
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   const auto parse = [&] { return parse_options(collective, argc, argv); };
   return rz::run_program(RZ_COLLECTIVE "_perf", parse, [&](const Options& options) {
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);

@@ -257,8 +257,8 @@ class PeerCuda final : public Backend {
       : host_(std::move(host)),
         options_(options),
         kernels_(peer_kernels()),
-        memory_(std::make_shared<PeerMemory>(options.device)),
         shared_(std::make_shared<Shared>(host_, options)),
+        memory_(std::make_shared<PeerMemory>(shared_->group.control())),
         windows_(shared_->group),
         stream_(Stream::create(options.device, Stream::Priority::high)),
         message_stream_(Stream::create(options.device, Stream::Priority::high)) {
@@ -378,8 +378,8 @@ class PeerCuda final : public Backend {
   const std::shared_ptr<Backend> host_;
   const PeerCudaOptions options_;
   const PeerKernels& kernels_;
-  const std::shared_ptr<PeerMemory> memory_;
   const std::shared_ptr<Shared> shared_;
+  const std::shared_ptr<PeerMemory> memory_;
   PeerWindows windows_;
   const Stream stream_, message_stream_;
   std::mutex submitting_;

@@ -17,9 +17,11 @@
 /// A kernel of one rank waits for those of its peers, so all must be able to run at once: its blocks are so
 /// few that all ranks of a card fit on it (PeerGroup). What runs on the card beside them must not wait for
 /// them, as a call does that gives memory back to CUDA while another rank on the same card is in a
-/// collective. CUDA's lazy loading is one more: where threads of one process are ranks that share a card, set
-/// CUDA_MODULE_LOADING=EAGER before the first call of CUDA, for the first launch of a kernel may else wait
-/// until the card is idle.
+/// collective. Where threads of one process are ranks that share a card, two more things have to be set
+/// before the first call of CUDA: CUDA_MODULE_LOADING=EAGER, for the first launch of a kernel may else wait
+/// until the card is idle; and CUDA_DEVICE_MAX_CONNECTIONS=32, the largest number of hardware queues. Streams
+/// that share a queue wait for each other, CUDA makes 8 unless told, and each rank has three streams beside
+/// the caller's.
 
 #include <chrono>
 #include <memory>

@@ -24,6 +24,8 @@ class PeerGroup {
   Device device() const { return device_; }
   const peer::Seat& seat() const { return seat_; }
   peer::Status& status() const { return *seat_.status; }
+  /// For what waits for no other rank: new memory, addresses, and the words of leave().
+  const Stream& control() const { return control_; }
   /// Whether plain pointers of a rank mean the same to all others.
   bool one_process() const { return one_process_; }
   /// Each rank's device memory, as this one reaches it, its own as it is; every rank calls it with the start

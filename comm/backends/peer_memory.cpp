@@ -35,7 +35,7 @@ std::shared_ptr<std::byte> PeerMemory::allocate(std::size_t bytes) {
       if (!at) at = cut(slab, need);
     if (!at) {
       const std::size_t whole = std::max(need, least_slab);
-      slabs_.push_back({allocate_on(device_, whole), whole, {{0, whole}}});
+      slabs_.push_back({allocate_on(stream_.device(), whole), whole, {{0, whole}}});
       at = cut(slabs_.back(), need);
     }
   }

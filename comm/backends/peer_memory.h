@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "comm/core/stream.h"
@@ -15,7 +16,8 @@ namespace rz {
 
 class PeerMemory : public std::enable_shared_from_this<PeerMemory> {
  public:
-  explicit PeerMemory(Device device) : device_(device), stream_(Stream::create(device)) {}
+  /// In the stream, which is for what waits for no other rank, memory is zeroed.
+  explicit PeerMemory(Stream stream) : stream_(std::move(stream)) {}
   /// Zeroed, aligned to 256 bytes; may outlive everybody else. Errc::system states need and have.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   /// Whether all of it lies in a slab.
@@ -31,7 +33,6 @@ class PeerMemory : public std::enable_shared_from_this<PeerMemory> {
   std::byte* cut(Slab&, std::size_t bytes);
   void give_back(const std::byte* at, std::size_t bytes) noexcept;
 
-  const Device device_;
   const Stream stream_;
   mutable std::mutex mutex_;
   std::vector<Slab> slabs_;

@@ -46,8 +46,6 @@ struct PeerWindows::Lease {
   ~Lease() { book->give_back(window); }
 };
 
-PeerWindows::PeerWindows(PeerGroup& group) : group_(group), stream_(Stream::create(group.device())) {}
-
 std::shared_ptr<std::byte> PeerWindows::allocate(Backend& host, std::size_t bytes) {
   const std::lock_guard one_at_a_time(mutex_);
   const WindowBook::Set unused = agree(host, group_.seat(), {bytes, book_->unused()});
@@ -60,8 +58,8 @@ std::shared_ptr<std::byte> PeerWindows::allocate(Backend& host, std::size_t byte
     window = open(host, round_up(std::max<std::size_t>(bytes, 1), unit));
   const auto& memory = own_[static_cast<std::size_t>(*window)];
   const std::shared_ptr<Lease> lease(new Lease{book_, memory, *window});
-  set_bytes(memory.get(), 0, bytes, stream_);
-  stream_.synchronize();
+  set_bytes(memory.get(), 0, bytes, group_.control());
+  group_.control().synchronize();
   return {lease, memory.get()};
 }
 
@@ -91,8 +89,9 @@ void PeerWindows::tell_kernels(int window, const Parts& parts) const {
   std::uint64_t addresses[peer::most_ranks] = {};
   for (std::size_t r = 0; r < parts.size(); ++r)
     addresses[r] = reinterpret_cast<std::uint64_t>(parts[r].get());
-  copy_bytes(seat.arenas[seat.rank] + seat.layout.window(window), addresses, sizeof addresses, stream_);
-  stream_.synchronize();
+  copy_bytes(seat.arenas[seat.rank] + seat.layout.window(window), addresses, sizeof addresses,
+             group_.control());
+  group_.control().synchronize();
 }
 
 void PeerWindows::let_go() noexcept { windows_.clear(); }

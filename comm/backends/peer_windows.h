@@ -15,7 +15,7 @@ namespace rz {
 class PeerWindows {
  public:
   /// The group must live as long.
-  explicit PeerWindows(PeerGroup& group);
+  explicit PeerWindows(PeerGroup& group) : group_(group) {}
 
   /// Zeroed, aligned to 256 bytes; every rank calls it with as many bytes, and they talk over `host`. Null,
   /// on every rank, once there are WindowBook::most windows and none that fits is unused by all. It may
@@ -37,7 +37,6 @@ class PeerWindows {
   void tell_kernels(int window, const Parts& parts) const;
 
   PeerGroup& group_;
-  const Stream stream_;
   const std::shared_ptr<WindowBook> book_ = std::make_shared<WindowBook>();
   std::mutex mutex_;
   std::vector<Parts> windows_;                   // each rank's part of each window

@@ -76,6 +76,15 @@ TEST_F(AutoBackend, IsPeerCudaForARankAlone) {
   EXPECT_EQ(nccl.communicators(), 0);
 }
 
+/// Streams share the hardware queues of a card (tests/emulated_gpu/machine.h), and ranks may share the card.
+TEST_F(AutoBackend, PeerCudaMakesThreeStreamsARank) {
+  const std::size_t before = emulated::streams(2);
+  Communicator comm = Communicator::connect(0, 1, memory_store(), on(2));
+  EXPECT_EQ(comm.describe().find("peer_cuda"), 0u) << comm.describe();
+  static_cast<void>(comm.allocate_symmetric(100));
+  EXPECT_EQ(emulated::streams(2) - before, 3u);
+}
+
 TEST_F(AutoBackend, IsPeerCudaWhereRanksShareACard) {
   expect_picked(3, ends("peer_cuda on cuda:1, 1 blocks", "ranks 0 and 1 share a GPU"),
                 [](int) { return on(1); });

@@ -2,6 +2,7 @@
 /// A device that every machine has, behind the table of comm/core/cuda/runtime.h: for tests that link
 /// rz_emulated_gpu. Four devices, each with 1 GiB.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <set>
@@ -39,6 +40,12 @@ void fail_call(const std::string& name, cuda::Status status, int after = 0);
 std::set<int> contexts();
 /// As if this process had made no call yet.
 void forget_contexts();
+/// How many streams there are on a device, its null stream included once it was used.
+std::size_t streams(int device);
+/// How many kernels this process has put into streams.
+std::size_t launches();
+/// How long the devices may stand still while somebody waits, until that counts as a failure.
+void set_patience(std::chrono::milliseconds);
 
 /// Bytes now allocated on all devices.
 std::size_t bytes_in_use();

@@ -4,7 +4,9 @@
 // after CUDA's words
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "comm/core/cuda/launch.h"
@@ -224,6 +226,53 @@ TEST(EmulatedGpu, AKernelMayWaitForAnotherDevicesKernel) {
     EXPECT_EQ(out.read(a)[0], 8);
     b.synchronize();
   }
+}
+
+/// The device has this many hardware queues for streams that are made while this lives.
+class Queues {
+ public:
+  explicit Queues(const char* count) {
+    if (const char* const now = std::getenv(name)) before_ = now;
+    count ? setenv(name, count, 1) : unsetenv(name);
+  }
+  ~Queues() { before_ ? setenv(name, before_->c_str(), 1) : unsetenv(name); }
+  Queues(const Queues&) = delete;
+
+ private:
+  static constexpr const char* name = "CUDA_DEVICE_MAX_CONNECTIONS";
+  std::optional<std::string> before_;
+};
+
+/// A kernel in the first of so many streams waits for one in the last.
+std::string first_waits_for_last(std::size_t count) {
+  const Schedule schedule;
+  emulated::set_patience(std::chrono::milliseconds(100));
+  std::vector<Stream> streams;
+  while (streams.size() < count) streams.push_back(Stream::create({Device::cuda, 3}));
+  const Stream& first = streams.front();
+  const Memory flag(1), out(1);
+  flag.copy_from({0}, first);
+  first.synchronize();
+  launch("wait_for_flag", wait_for_flag, Grid{{1}, {1}, 0}, first, flag.data, out.data);
+  launch("set_to", set_to, Grid{{1}, {1}, 0}, streams.back(), flag.data, 7.0f);
+  const std::string failure = failure_of([&] { streams.back().synchronize(); });
+  if (failure == "nothing") first.synchronize();
+  emulated::set_patience(std::chrono::seconds(20));
+  return failure;
+}
+
+TEST(EmulatedGpu, StreamsBeyondItsQueuesWaitForEachOther) {
+  const auto hangs = [](const std::string& failure) {
+    return failure.find("1 streams wait behind others that share their hardware queue") != std::string::npos;
+  };
+  {
+    const Queues as_cuda_does(nullptr);
+    EXPECT_EQ(first_waits_for_last(8), "nothing");
+    EXPECT_PRED1(hangs, first_waits_for_last(9));
+  }
+  const Queues asked("32");
+  EXPECT_EQ(first_waits_for_last(32), "nothing");
+  EXPECT_PRED1(hangs, first_waits_for_last(33));
 }
 
 TEST(EmulatedGpu, AGraphIsRecordedOnceAndReplayed) {

@@ -1,6 +1,7 @@
 #include "tests/emulated_gpu/machine.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <utility>
 
@@ -37,20 +38,38 @@ void Machine::restart(std::uint64_t seed, Pace pace) {
 
 Stream* Machine::create_stream(int device) {
   const std::lock_guard lock(mutex_);
+  return add_stream(device);
+}
+
+Stream* Machine::add_stream(int device) {
+  const int queue = emptiest_queue(device);
   streams_.push_back(std::make_unique<Stream>());
   streams_.back()->device = device;
+  streams_.back()->queue = queue;
   return streams_.back().get();
+}
+
+/// The one with the fewest streams.
+int Machine::emptiest_queue(int device) const {
+  const char* const asked = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  std::vector<int> streams(static_cast<std::size_t>(asked ? std::clamp(std::atoi(asked), 1, 32) : 8));
+  for (const auto& s : streams_)
+    if (s->device == device && static_cast<std::size_t>(s->queue) < streams.size())
+      ++streams[static_cast<std::size_t>(s->queue)];
+  return static_cast<int>(std::min_element(streams.begin(), streams.end()) - streams.begin());
+}
+
+std::size_t Machine::streams(int device) {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::size_t>(
+      std::count_if(streams_.begin(), streams_.end(), [&](const auto& s) { return s->device == device; }));
 }
 
 Stream* Machine::null_stream(int device) {
   const std::lock_guard lock(mutex_);
   const auto d = static_cast<std::size_t>(device);
   if (null_streams_.size() <= d) null_streams_.resize(d + 1);
-  if (!null_streams_[d]) {
-    streams_.push_back(std::make_unique<Stream>());
-    streams_.back()->device = device;
-    null_streams_[d] = streams_.back().get();
-  }
+  if (!null_streams_[d]) null_streams_[d] = add_stream(device);
   return null_streams_[d];
 }
 
@@ -68,6 +87,7 @@ void Machine::bury(Stream* s) {
 
 void Machine::put(Stream* s, Task task) {
   if (!failure_.empty()) return;
+  task.submission = ++submissions_;
   s->tasks.push_back(std::move(task));
   ++changes_;
   turns_in_vain_ = 0;
@@ -123,10 +143,18 @@ bool Machine::captures(const Graph* graph) const {
 
 // ---- running
 
+/// Whether another stream of the same queue has something that was submitted before this one's first task.
+bool Machine::behind_another(const Stream& s) const {
+  return std::any_of(streams_.begin(), streams_.end(), [&](const auto& other) {
+    return other->device == s.device && other->queue == s.queue && !other->tasks.empty() &&
+           other->tasks.front().submission < s.tasks.front().submission;
+  });
+}
+
 std::vector<Stream*> Machine::runnable() {
   std::vector<Stream*> all;
   for (const auto& s : streams_) {
-    if (s->tasks.empty()) continue;
+    if (s->tasks.empty() || behind_another(*s)) continue;
     const Task& t = s->tasks.front();
     if (t.kind != Task::wait || t.event->reached >= t.version) all.push_back(s.get());
   }
@@ -177,6 +205,17 @@ bool Machine::step(std::unique_lock<std::mutex>& lock) {
   return turns_in_vain_ < 8 * choice.size();
 }
 
+std::string Machine::why_nothing_runs() {
+  const auto behind = std::count_if(streams_.begin(), streams_.end(),
+                                    [&](const auto& s) { return !s->tasks.empty() && behind_another(*s); });
+  return str("emulated GPU: nothing can run; kernels wait for memory that nobody writes, in ",
+             runnable().size(), " streams",
+             behind ? str("; ", behind,
+                          " streams wait behind others that share their "
+                          "hardware queue (CUDA_DEVICE_MAX_CONNECTIONS)")
+                    : "");
+}
+
 template <class F>
 bool Machine::run_until(const F& reached) {
   std::unique_lock lock(mutex_);
@@ -196,9 +235,7 @@ bool Machine::run_until(const F& reached) {
     changed_.notify_all();
     if (!stands_still) continue;
     if (std::exchange(moves, moves_) != moves_) limit = std::chrono::steady_clock::now() + patience;
-    if (std::chrono::steady_clock::now() > limit)
-      failure_ = str("emulated GPU: nothing can run; kernels wait for memory that nobody writes, in ",
-                     runnable().size(), " streams");
+    if (std::chrono::steady_clock::now() > limit) failure_ = why_nothing_runs();
     changed_.wait_for(lock, std::chrono::microseconds(200));  // another rank has to come
   }
   if (!failure_.empty())

@@ -3,6 +3,10 @@
 /// events allow, as late as it likes. A wait that is missing in a program therefore shows as a wrong result
 /// on some seed, where a real card would mostly do the expected.
 ///
+/// A device has as many hardware queues as CUDA_DEVICE_MAX_CONNECTIONS says when a stream is made, or 8.
+/// Streams beyond that share queues, and what is in a queue runs in the order of its submission, whatever
+/// stream it is of.
+///
 /// Tasks run in whichever host thread waits for something, one at a time. Thread-safe.
 
 #include <chrono>
@@ -61,10 +65,12 @@ struct Task {
   Work run;
   EventHandle event;
   std::uint64_t version = 0;
+  std::uint64_t submission = 0;  ///< its number among all tasks
 };
 
 struct Stream {
   int device = 0;
+  int queue = 0;  ///< of its device
   std::deque<Task> tasks;
   bool stalled = false;  ///< its first task waits for memory to change
   bool orphan = false;   ///< destroyed by its owner; ends with its last task
@@ -83,6 +89,7 @@ class Machine {
   Stream* create_stream(int device);
   void destroy_stream(Stream*);
   Stream* null_stream(int device);
+  std::size_t streams(int device);
 
   void submit(Stream*, MakeWork);
   void record(Stream*, const EventHandle&);
@@ -114,6 +121,10 @@ class Machine {
   template <class F>
   bool run_until(const F& reached);
   void run_some();
+  std::string why_nothing_runs();
+  Stream* add_stream(int device);
+  int emptiest_queue(int device) const;
+  bool behind_another(const Stream&) const;
   std::vector<Stream*> runnable();
   Progress run_first(Stream&, std::unique_lock<std::mutex>&);
   bool step(std::unique_lock<std::mutex>&);
@@ -130,6 +141,7 @@ class Machine {
   Pace pace_ = Pace::any;
   bool running_ = false;
   std::uint64_t changes_ = 0;
+  std::uint64_t submissions_ = 0;
   std::size_t turns_in_vain_ = 0;
   std::uint64_t moves_ = 0;
   std::string failure_;

@@ -40,6 +40,8 @@ thread_local int current_device = 0;
 std::atomic<unsigned> context_bits{0};
 void use_context(int device = current_device) { context_bits |= 1u << device; }
 
+std::atomic<std::size_t> kernels_launched{0};
+
 // ---- calls that are to fail
 
 struct Faults {
@@ -242,6 +244,7 @@ Status launch(const cuda::KernelCall& call, const cuda::Grid& grid, void* s) {
   if (s && static_cast<Stream*>(s)->device != current_device) return invalid_handle;
   const auto arguments =
       std::make_shared<std::string>(static_cast<const char*>(call.packed), call.packed_bytes);
+  ++kernels_launched;
   machine().submit(stream_of(s), [call, grid, arguments](std::uint64_t random) -> Work {
     cuda::KernelCall mine = call;
     mine.packed = arguments->data();
@@ -434,6 +437,12 @@ std::set<int> contexts() {
 }
 
 void forget_contexts() { context_bits = 0; }
+
+std::size_t streams(int device) { return machine().streams(device); }
+
+std::size_t launches() { return kernels_launched; }
+
+void set_patience(std::chrono::milliseconds patience) { machine().patience = patience; }
 
 std::size_t bytes_in_use() {
   std::size_t bytes = 0;

@@ -21,11 +21,13 @@ const bool emulated_device = false;
 struct OnDevice::Schedule {
   explicit Schedule(std::uint64_t) {}
 };
+#endif
+
 namespace {
 // Before CUDA starts: ranks are threads here, and may share a card (comm/backends/peer_cuda.h).
 [[maybe_unused]] const int eager = ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+[[maybe_unused]] const int queues = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }  // namespace
-#endif
 
 OnDevice::OnDevice() = default;
 
