@@ -76,6 +76,30 @@ TEST_F(AutoBackend, IsPeerCudaForARankAlone) {
   EXPECT_EQ(nccl.communicators(), 0);
 }
 
+TEST_F(AutoBackend, ARankAloneRunsNoKernelForWhatChangesNothing) {
+  Communicator comm = Communicator::connect(0, 1, memory_store(), on(2));
+  const Stream s = Stream::create(comm.options().device);
+  const std::vector<float> values{1, 2, 3};
+  const auto a = comm.allocate_array<float>(3), b = comm.allocate_array<float>(3);
+  const Buffer in(a.get(), 3, s.device()), out(b.get(), 3, s.device());
+  const auto result = [&](const auto& memory) {
+    std::vector<float> now(3);
+    copy_bytes(now.data(), memory.get(), 12, s);
+    return now;
+  };
+  copy_bytes(a.get(), values.data(), 12, s);
+  const std::size_t before = emulated::launches();
+  comm.all_reduce(in, ReduceOp::avg, s).wait();
+  comm.all_gather(in, in, s).wait();
+  comm.all_reduce(in, out, ReduceOp::sum, s).wait();
+  EXPECT_EQ(result(a), values);
+  EXPECT_EQ(result(b), values);
+  EXPECT_EQ(emulated::launches(), before);
+  comm.all_reduce(in, out, ReduceOp::premul(0.5), s).wait();
+  EXPECT_EQ(result(b), (std::vector<float>{0.5, 1, 1.5}));
+  EXPECT_EQ(emulated::launches(), before + 1);
+}
+
 /// Streams share the hardware queues of a card (tests/emulated_gpu/machine.h), and ranks may share the card.
 TEST_F(AutoBackend, PeerCudaMakesThreeStreamsARank) {
   const std::size_t before = emulated::streams(2);
