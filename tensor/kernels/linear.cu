@@ -154,6 +154,14 @@ void run(const char* op, GemmCall call, const Stream& stream) {
   blas.gemm(call, stream.device(), stream.native());
 }
 
+/// Every row of out[rows, columns] becomes `row`.
+template <class T>
+__global__ void repeat_row(T* __restrict__ out, const T* __restrict__ row, std::size_t rows,
+                           std::size_t columns) {
+  const std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < rows * columns) out[i] = row[i % columns];
+}
+
 bool can(const GemmCall& call, const Stream& stream) {
   return call.m > 0 && call.n > 0 && call.k > 0 && kernels::blas().can(call, stream.device());
 }
@@ -191,7 +199,17 @@ GemmCall weight_gradient(const char* op, const Tensor& d_weight, const Tensor& d
 
 void linear(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout,
             const Stream& stream) {
-  run("linear", forward("linear", out, x, weight, bias, layout), stream);
+  GemmCall call = forward("linear", out, x, weight, bias, layout);
+  if (bias.defined() && !can(call, stream)) {  // the product is added to it instead, and rounded once as well
+    with_type(out.dtype(), [&]<class T>(T*) {
+      cuda::launch("repeat_row", repeat_row<T>, cuda::grid_for(out.count(), 256, ~std::size_t{0}), stream,
+                   out.data<T>(), bias.data<T>(), rows(out), last(out));
+    });
+    call.epilogue = Epilogue::none;
+    call.bias = nullptr;
+    call.beta = 1;
+  }
+  run("linear", call, stream);
 }
 
 void linear_gelu(const Tensor& out, const Tensor& pre, const Tensor& x, const Tensor& weight,

@@ -101,9 +101,10 @@ void multiply(const GemmCall& c) {
   std::memset(c.workspace, 0xFF, workspace);  // no longer what anybody else left there
 }
 
-/// As cuBLASLt refuses them: what lies unevenly. And sums over an odd number of rows, for no reason but
-/// that callers must know what to do.
+/// As cuBLASLt refuses them: what lies unevenly, and a bias for odd sizes in 16 bits. And sums over an odd
+/// number of rows, for no reason but that callers must know what to do.
 bool can(const GemmCall& c, Device) {
+  if (c.epilogue == Epilogue::bias && size_of(c.factors) == 2 && (c.n % 2 != 0 || c.k % 2 != 0)) return false;
   const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
   if (c.epilogue == Epilogue::column_sums_of_b || c.epilogue == Epilogue::row_sums_of_a) return c.k % 2 == 0;
   return !c.aux || (c.d_stride % 8 == 0 && aligned(c.aux));
