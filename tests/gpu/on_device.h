@@ -30,7 +30,8 @@ class OnDevice : public testing::Test {
   OnDevice();
   ~OnDevice() override;
   void SetUp() override;
-  /// How many schedules a test should try: `n` on the emulated device, else 1.
+  /// How many schedules a test should try of the same calls: `n` on the emulated device, else 1. A test whose
+  /// calls depend on the schedule's number tries them all everywhere.
   static int schedules(int n) { return emulated_device ? n : 1; }
   void reschedule(std::uint64_t seed);
 
