@@ -1,33 +1,50 @@
 #!/usr/bin/env bash
-# Builds for the GPUs at hand and runs everything that needs one: the device tests, compute-sanitizer on some of them, the bench tools on
-# 1, 2 and 4 ranks of a card, and a training benchmark. Ends with a summary; all output goes to a folder.
-#   tests/gpu/run.sh [--deps DIR] [--out DIR] [--only PART…]
-# Parts: build test sanitize bench train (default: all, in this order), each under ten minutes on 16 cores and a card. Without a card the
-# tests skip, and the last three are left out.
-# --deps DIR: packages made by tests/gpu/pack.sh, for a machine without a network. --out DIR: default build/gpu/results.
+# Builds for the GPUs at hand and runs everything that needs one, in parts that each end within nine minutes on 16 cores and a card.
+#   tests/gpu/run.sh [--deps DIR] [--bin DIR] [--out DIR] [PART…]      (default: all parts, in this order)
+#   build      the tests and programs, with nvcc
+#   kernels    every kernel by itself
+#   threads    ranks that are threads of one process, and training: kernels that wait for each other
+#   processes  ranks that are processes
+#   sanitize   compute-sanitizer on the kernels, and on collectives and training of few ranks
+#   bench      the bench tools on 1, 2 and 4 ranks of a card
+#   train      a training benchmark
+# Without a card the tests skip, and the last three parts are left out. A step that its part has no time left for counts as failed.
+# --deps DIR: packages made by tests/gpu/pack.sh, for a machine without a network. --bin DIR: what was built elsewhere (default
+# build/gpu/bin). --out DIR (default build/gpu/results): gets one archive, PART.tgz, or all.tgz.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-root=$PWD deps='' out=$PWD/build/gpu/results parts=()
+root=$PWD deps='' out=$PWD/build/gpu/results bin=$PWD/build/gpu/bin parts=()
+all=(build kernels threads processes sanitize bench train)
 while [ $# -gt 0 ]; do
   case $1 in
-    -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    --deps | --out)
+    -h | --help) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --deps | --out | --bin)
       [ $# -ge 2 ] || { echo "run.sh: $1 needs a folder" >&2; exit 2; }
       declare "${1#--}=$(realpath -m "$2")"; shift 2 ;;
-    --only) shift; while [ $# -gt 0 ]; do parts+=("$1"); shift; done ;;
-    *) echo "run.sh: unknown argument $1; see --help" >&2; exit 2 ;;
+    -*) echo "run.sh: unknown argument $1; see --help" >&2; exit 2 ;;
+    *)
+      [[ " ${all[*]} " == *" $1 "* ]] || { echo "run.sh: no part '$1'; choose of: ${all[*]}" >&2; exit 2; }
+      parts+=("$1"); shift ;;
   esac
 done
-[ ${#parts[@]} -gt 0 ] || parts=(build test sanitize bench train)
+archive=$(IFS=-; echo "${parts[*]:-all}").tgz
+[ ${#parts[@]} -gt 0 ] || parts=("${all[@]}")
 mkdir -p "$out"
-build=$root/build/gpu bin=$root/build/gpu/bin
-failed=()
-stage() { printf '\n=== %s (%s s)\n' "$1" "$SECONDS"; }
-try() {  # NAME COMMAND…: runs it, keeps its output, shows the end, notes a failure
-  local name=$1 rc=0; shift
-  "$@" >"$out/$name.txt" 2>&1 || rc=$?
-  if [ $rc -eq 0 ]; then tail -n 3 "$out/$name.txt"; else
-    failed+=("$name"); echo "FAILED: $name (rc $rc)"; tail -n 25 "$out/$name.txt"; fi
+results=$(mktemp -d)
+failed=() part='' ends=0
+budget=${RZ_GPU_PART_SECONDS:-540}
+
+begin_part() {
+  part=$1 ends=$((SECONDS + budget))
+  printf '\n=== %s (%s s)\n' "$part" "$SECONDS"
+  mkdir -p "$results/$part"
+}
+try() {  # NAME LIMIT COMMAND…: runs it for at most LIMIT seconds and what the part has left, keeps its output, notes a failure
+  local name=$1 limit=$2 rc=0 at=$SECONDS left=$((ends - SECONDS)) log=$results/$part/$1.txt; shift 2
+  if [ "$left" -lt $((budget / 50 + 1)) ]; then failed+=("$part/$name"); echo "no time is left for $name"; return; fi
+  timeout -k 5 $((limit < left ? limit : left)) "$@" >"$log" 2>&1 || rc=$?
+  printf '%-34s rc %3d %4d s  %s\n' "$name" $rc $((SECONDS - at)) "$(grep -aE '^\[  (PASSED|FAILED|SKIPPED) *\]' "$log" | head -n 2 | tr '\n' ' ')"
+  [ $rc -eq 0 ] || { failed+=("$part/$name"); tail -n 25 "$log"; }
 }
 
 unpack_dependencies() {
@@ -49,49 +66,55 @@ unpack_dependencies() {
   export CMAKE_PREFIX_PATH=$prefix/usr:${CMAKE_PREFIX_PATH:-}
 }
 
-build_all() {
-  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DRZ_CUDA=ON -DRZ_MPI=OFF -DRZ_EMULATED_GPU=OFF \
-    -DCMAKE_CUDA_ARCHITECTURES="${RZ_GPU_ARCHITECTURES:-90}" -DCMAKE_CUDA_COMPILER="${CUDACXX:-/usr/local/cuda/bin/nvcc}" &&
-    cmake --build "$build" --target gpu_tests programs
+part_build() {
+  try configure 120 cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DRZ_CUDA=ON -DRZ_MPI=OFF -DRZ_EMULATED_GPU=OFF \
+    -DCMAKE_CUDA_ARCHITECTURES="${RZ_GPU_ARCHITECTURES:-90}" -DCMAKE_CUDA_COMPILER="${CUDACXX:-/usr/local/cuda/bin/nvcc}"
+  try compile 540 cmake --build build/gpu --target gpu_tests programs
 }
 
-run_tests() {  # a process a subject: making a context takes longer than most tests
-  local rc=0 test
-  [ -x "$bin/gpu_ops_test" ] || { echo "nothing is built; run the part build first"; return 1; }
-  for test in "$bin"/gpu_*_test; do
-    echo "== $(basename "$test")"
-    timeout 240 "$test" || { echo "$(basename "$test") ended with $?"; rc=1; }
-  done
-  return $rc
+# A process a subject: making a context takes longer than most tests. tests/tools/gpu_run_test.sh holds these lists to what there is.
+kernels=(memory caching_allocator ops linear attention optimizer_kernels peer_kernels)
+threads=(peer_cuda collectives training graph_training mixed_precision)
+processes=(peer_cuda_processes nccl_processes)
+tests() {  # LIMIT SUBJECT…
+  local limit=$1 subject; shift
+  for subject in "$@"; do try "$subject" "$limit" "$bin/gpu_${subject}_test"; done
 }
-count() { sed -nE "s/^\[ +$1 +\] ([0-9]+) tests?[.,].*/\1/p" "$out/test.txt" | awk '{n += $1} END {print n + 0}'; }
+part_kernels() { tests 120 "${kernels[@]}"; }
+part_threads() { tests 180 "${threads[@]}"; }
+part_processes() { tests 270 "${processes[@]}"; }
 
-# Tools slow kernels down a hundredfold: what touches memory in the most ways, and half a minute or so of each.
-sanitized=(gpu_ops_test gpu_attention_test gpu_linear_test gpu_optimizer_kernels_test gpu_peer_kernels_test gpu_memory_test)
-sanitize() {
-  local ends=$((SECONDS + 540)) tool test left
+# Tools slow kernels down a hundredfold: what reads and writes memory in many ways, and for races what shares it in a block.
+part_sanitize() {
   command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/compute-sanitizer
-  for tool in memcheck racecheck; do
-    for test in "${sanitized[@]}"; do
-      left=$((ends - SECONDS))
-      [ $left -ge 10 ] || { echo "no time is left for $tool of $test"; failed+=("$tool-$test"); continue; }
-      try "$tool-$test" timeout $((left < 90 ? left : 90)) compute-sanitizer --tool "$tool" --error-exitcode 9 "$bin/$test" --gtest_brief=1
-    done
-  done
+  local subject
+  check() {  # TOOL SUBJECT FILTER
+    "$bin/gpu_$2_test" --gtest_list_tests --gtest_filter="$3" | grep -q '^ ' ||
+      { failed+=("$part/$1-$2"); echo "gpu_$2_test has no test $3"; return; }
+    try "$1-$2" 90 compute-sanitizer --tool "$1" --error-exitcode 9 "$bin/gpu_$2_test" --gtest_brief=1 --gtest_filter="$3"
+  }
+  for subject in "${kernels[@]}"; do check memcheck "$subject" '*'; done
+  check racecheck attention '*SeveralHeads*:*HeadsOf128'
+  check racecheck ops '*LayerNorm*:*Embedding*:*CrossEntropy*'
+  check racecheck linear '*BiasGradient*'
+  check racecheck optimizer_kernels '*'
+  check memcheck collectives 'PeerCuda/*/0'
+  check memcheck peer_cuda '*AGraphIsReplayed*'
+  check memcheck training '*peer_cuda_ranks1_ddp'
+  check memcheck mixed_precision 'Overflow.*'
 }
 
-ranks_on_a_card() {  # every bench tool on 1, 2 and 4 ranks that share the card
-  local rc=0 ranks tool name
+part_bench() {  # every bench tool on ranks that share the card
+  local ranks tool name
   for ranks in 1 2 4; do
     for tool in "$bin"/*_perf; do
-      name=$(basename "$tool")
-      echo "== $name, $ranks ranks on a card"
-      timeout 60 "$tool" --backend peer_cuda -g "$ranks" -b 8 -e 256M -f 4 -n 20 -w 2 -R 1 -T 20 -J "$out/$name-$ranks.json" ||
-        { rc=1; echo "$name with $ranks ranks ended with $?"; }
+      name=$(basename "$tool")-$ranks
+      try "$name" 60 "$tool" --backend peer_cuda -g "$ranks" -b 8 -e 256M -f 4 -n 20 -w 2 -R 1 -T 20 -J "$results/$part/$name.json"
     done
   done
-  return $rc
 }
+
+part_train() { try train_gpu 540 python3 bench/train_gpu.py --bin "$bin" --out "$results/$part"; }
 
 about() {
   if $card; then nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv; else echo "no GPU"; fi
@@ -104,23 +127,19 @@ about() {
 export PATH=$PATH:/usr/local/cuda/bin
 card=false
 nvidia-smi -L >/dev/null 2>&1 && card=true
-try machine about
+about >"$results/machine.txt" 2>&1
+head -n 3 "$results/machine.txt"
 for part in "${parts[@]}"; do
-  stage "$part"
+  begin_part "$part"
   case $part in
+    build) part_build; continue ;;
     sanitize | bench | train) $card || { echo "left out: no GPU here"; continue; } ;;
   esac
-  case $part in
-    build) try build build_all ;;
-    test)
-      try test run_tests
-      echo "$(count PASSED) tests passed, $(count SKIPPED) were skipped, $(count FAILED) failed" ;;
-    sanitize) sanitize ;;
-    bench) try bench ranks_on_a_card ;;
-    train) try train python3 bench/train_gpu.py --bin "$bin" --out "$out" ;;
-    *) echo "run.sh: no part '$part'; see --help" >&2; exit 2 ;;
-  esac
+  if [ -x "$bin/gpu_ops_test" ]; then "part_$part"; else
+    failed+=("$part"); echo "nothing is built in $bin; run the part build first"
+  fi
 done
-stage summary
-if [ ${#failed[@]} -gt 0 ]; then echo "failed: ${failed[*]}; everything is in $out"; exit 1; fi
-echo "all passed; everything is in $out"
+tar -C "$results" -czf "$out/$archive" . && rm -rf "$results"
+printf '\n=== summary\n'
+if [ ${#failed[@]} -gt 0 ]; then echo "failed: ${failed[*]}; everything is in $out/$archive"; exit 1; fi
+echo "all passed; everything is in $out/$archive"
