@@ -57,6 +57,16 @@ if(RZ_HAVE_CUDA)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
   endif()
   find_package(CUDAToolkit REQUIRED)
+  # One copy of the runtime for all libraries: a kernel is registered with its own library's copy, and launched through
+  # core's.
+  if(BUILD_SHARED_LIBS)
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
+    set(rz_cudart cudart)
+    set(rz_cudart_folder ${CUDAToolkit_LIBRARY_DIR})
+  else()
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+    set(rz_cudart cudart_static)
+  endif()
 endif()
 
 if(RZ_NCCL)
