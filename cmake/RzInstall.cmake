@@ -4,9 +4,18 @@ include(CMakePackageConfigHelpers)
 get_property(rz_floors GLOBAL PROPERTY RZ_FLOORS)
 install(TARGETS ${rz_floors} EXPORT ringzero
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-foreach(floor comm tensor autograd_lite sharding)
-  install(DIRECTORY ${floor} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ringzero
-          FILES_MATCHING PATTERN "*.h" PATTERN "*.inc")
+# Public headers are those of these folders, the seams, and what they include. tests/tools/headers_test.py compiles each.
+file(GLOB rz_headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS comm/*.h comm/core/*.h tensor/*.h autograd_lite/*.h
+     autograd_lite/models/*.h sharding/*.h)
+list(APPEND rz_headers comm/algorithms/algorithm.h comm/backends/make.h comm/backends/paired.h comm/core/cuda/runtime.h
+     comm/transports/transport.h comm/transports/wait_for_graph.h tensor/kernels/exact_parts.h
+     tensor/kernels/step_outcome.h)
+if(RZ_HAVE_MPI)
+  list(APPEND rz_headers comm/backends/mpi/mpi.h)
+endif()
+foreach(header ${rz_headers})
+  get_filename_component(folder ${header} DIRECTORY)
+  install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ringzero/${folder} COMPONENT headers)
 endforeach()
 
 set(rz_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ringzero)

@@ -10,7 +10,7 @@
 
 #include "comm/core/math.h"
 
-namespace rz::combine {
+namespace rz::elementwise {
 
 struct Sum {
   template <class T>
@@ -153,4 +153,4 @@ RZ_HOST_DEVICE T finished(Wide<Op, T> x, int divisor) {
   }
 }
 
-}  // namespace rz::combine
+}  // namespace rz::elementwise

@@ -42,10 +42,10 @@ namespace HWY_NAMESPACE {
 
 using Sources = std::span<const void* const>;
 
-using combine::Max;
-using combine::Min;
-using combine::Product;
-using combine::Sum;
+using elementwise::Max;
+using elementwise::Min;
+using elementwise::Product;
+using elementwise::Sum;
 
 /// Element i of memory that need not be aligned: what TCP delivered is read where it lies.
 template <class T>
@@ -61,7 +61,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 /// Min or Max of floats. The processor gives the second of two that are equal or have no order.
 template <class Op, class V>
 HWY_INLINE V apply_to_vectors(V a, V b) {
-  const V nan = hn::Set(hn::DFromV<V>(), combine::canonical_nan<hn::TFromV<V>>());
+  const V nan = hn::Set(hn::DFromV<V>(), elementwise::canonical_nan<hn::TFromV<V>>());
   if constexpr (std::is_same_v<Op, Min>) {
     const V x = hn::Min(a, b), y = hn::Min(b, a);
     return hn::IfThenElse(hn::Eq(x, y), hn::Or(x, y), nan);
@@ -76,7 +76,7 @@ HWY_INLINE V apply_to_vectors(V a, V b) {
 template <class Op, class T>
 HWY_INLINE std::size_t fold_vectors(T* dst, T* too, const T* a, const T* b, const T* c, std::size_t count) {
   std::size_t i = 0;
-  if constexpr (std::is_floating_point_v<T> && combine::ordered<Op>) {
+  if constexpr (std::is_floating_point_v<T> && elementwise::ordered<Op>) {
     const hn::ScalableTag<T> d;
     for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
       auto x = apply_to_vectors<Op>(hn::LoadU(d, a + i), hn::LoadU(d, b + i));
@@ -115,7 +115,7 @@ void fold2_twice(T* dst, T* too, const T* a, const T* b, std::size_t count) {
 
 template <class T>
 void divide_by(T* x, std::size_t count, int divisor) {
-  RZ_EACH(i, 0, count) x[i] = combine::divided(x[i], divisor);
+  RZ_EACH(i, 0, count) x[i] = elementwise::divided(x[i], divisor);
 }
 
 template <class T>
@@ -194,9 +194,9 @@ using Fold = void (*)(void* dst, void* too, Sources, std::size_t count, int divi
 
 template <class Op>
 Fold fold_of_dtype(DType dtype) {
-  using I8 = combine::Wide<Op, std::int8_t>;
-  using I32 = combine::Wide<Op, std::int32_t>;
-  using I64 = combine::Wide<Op, std::int64_t>;
+  using I8 = elementwise::Wide<Op, std::int8_t>;
+  using I32 = elementwise::Wide<Op, std::int32_t>;
+  using I64 = elementwise::Wide<Op, std::int64_t>;
   switch (dtype) {
     case DType::f32:
       return fold<Op, float>;
@@ -246,7 +246,7 @@ template <class T>
 void scale_as(void* dst, const void* src, std::size_t count, double factor) {
   T* out = static_cast<T*>(dst);
   const T* in = static_cast<const T*>(src);
-  RZ_EACH(i, 0, count) out[i] = combine::scaled(in[i], factor);
+  RZ_EACH(i, 0, count) out[i] = elementwise::scaled(in[i], factor);
 }
 
 void scale_all(void* dst, const void* src, std::size_t count, DType dtype, double factor) {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "comm/collective.h"

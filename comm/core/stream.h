@@ -71,7 +71,7 @@ class Stream {
   template <class F>
   void parallel_for(std::size_t n, std::size_t grain, const F& f) const {
     const std::size_t most = grain ? ceil_div(n, grain) : n;
-    const std::size_t members = std::min<std::size_t>(threads(), most);
+    const std::size_t members = std::min(static_cast<std::size_t>(threads()), most);
     if (members <= 1) {
       if (n) f(std::size_t{0}, n);
       return;

@@ -25,22 +25,22 @@ struct alignas(16) Word {
 __device__ inline bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
 template <class Op, class T>
-__device__ void widen(combine::Wide<Op, T>* to, const Word<T>& word) {
+__device__ void widen(elementwise::Wide<Op, T>* to, const Word<T>& word) {
 #pragma unroll
-  for (int v = 0; v < Word<T>::count; ++v) to[v] = combine::widened<Op>(word.at[v]);
+  for (int v = 0; v < Word<T>::count; ++v) to[v] = elementwise::widened<Op>(word.at[v]);
 }
 
 template <class Op, class T>
-__device__ void add(Op op, combine::Wide<Op, T>* sum, const Word<T>& word) {
+__device__ void add(Op op, elementwise::Wide<Op, T>* sum, const Word<T>& word) {
 #pragma unroll
-  for (int v = 0; v < Word<T>::count; ++v) sum[v] = op.apply(sum[v], combine::widened<Op>(word.at[v]));
+  for (int v = 0; v < Word<T>::count; ++v) sum[v] = op.apply(sum[v], elementwise::widened<Op>(word.at[v]));
 }
 
 /// Word `w` of the result. Four sources are on their way at a time, unless their sums fill the registers.
 template <class Op, class T>
 __device__ Word<T> folded_word(Op op, const T* const* sources, int n, std::size_t w, int divisor) {
   const auto word = [&](int s) { return reinterpret_cast<const Word<T>*>(sources[s])[w]; };
-  combine::Wide<Op, T> sum[Word<T>::count];
+  elementwise::Wide<Op, T> sum[Word<T>::count];
   widen<Op>(sum, word(0));
   int s = 1;
   for (; Word<T>::count <= 8 && s + 4 <= n; s += 4) {
@@ -50,15 +50,15 @@ __device__ Word<T> folded_word(Op op, const T* const* sources, int n, std::size_
   for (; s < n; ++s) add(op, sum, word(s));
   Word<T> result;
 #pragma unroll
-  for (int v = 0; v < Word<T>::count; ++v) result.at[v] = combine::finished<Op, T>(sum[v], divisor);
+  for (int v = 0; v < Word<T>::count; ++v) result.at[v] = elementwise::finished<Op, T>(sum[v], divisor);
   return result;
 }
 
 template <class Op, class T>
 __device__ T folded(Op op, const T* const* sources, int n, std::size_t i, int divisor) {
-  auto sum = combine::widened<Op>(sources[0][i]);
-  for (int s = 1; s < n; ++s) sum = op.apply(sum, combine::widened<Op>(sources[s][i]));
-  return combine::finished<Op, T>(sum, divisor);
+  auto sum = elementwise::widened<Op>(sources[0][i]);
+  for (int s = 1; s < n; ++s) sum = op.apply(sum, elementwise::widened<Op>(sources[s][i]));
+  return elementwise::finished<Op, T>(sum, divisor);
 }
 
 /// dst[i] = sources[0][i] op sources[1][i] op …, for all i < count. dst may be one of the sources.
@@ -76,7 +76,7 @@ __device__ void fold(Op op, T* dst, const T* const* sources, int n, std::size_t 
 
 template <class T>
 __device__ void scale_by(T* dst, const T* src, std::size_t count, double factor, Lane lane) {
-  for (std::size_t i = lane.index; i < count; i += lane.of) dst[i] = combine::scaled(src[i], factor);
+  for (std::size_t i = lane.index; i < count; i += lane.of) dst[i] = elementwise::scaled(src[i], factor);
 }
 
 /// Calls f(T{}) with the element type.
@@ -116,13 +116,13 @@ void with_op(ReduceOp::Kind kind, DType t, const F& f) {
   with_type(t, [&](auto element) {
     switch (kind) {
       case ReduceOp::prod:
-        return f(combine::OneOf{combine::OneOf::product}, element);
+        return f(elementwise::OneOf{elementwise::OneOf::product}, element);
       case ReduceOp::min:
-        return f(combine::OneOf{combine::OneOf::min}, element);
+        return f(elementwise::OneOf{elementwise::OneOf::min}, element);
       case ReduceOp::max:
-        return f(combine::OneOf{combine::OneOf::max}, element);
+        return f(elementwise::OneOf{elementwise::OneOf::max}, element);
       default:
-        return f(combine::Sum{}, element);
+        return f(elementwise::Sum{}, element);
     }
   });
 }

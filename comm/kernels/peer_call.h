@@ -69,7 +69,9 @@ struct Layout {
   }
   RZ_HOST_DEVICE std::size_t letters() const { return window(most_windows); }
   RZ_HOST_DEVICE std::size_t letter(int block, std::uint64_t step, int from) const {
-    return letters() + ((static_cast<std::size_t>(block) * 2 + step % 2) * size + from) * sizeof(Letter);
+    return letters() + ((static_cast<std::size_t>(block) * 2 + step % 2) * static_cast<std::size_t>(size) +
+                        static_cast<std::size_t>(from)) *
+                           sizeof(Letter);
   }
   /// Of the lane of messages.
   RZ_HOST_DEVICE std::size_t note(int block, std::uint64_t chunk, int from) const {
@@ -83,7 +85,9 @@ struct Layout {
   }
   RZ_HOST_DEVICE std::size_t message(int to, int block, std::uint64_t chunk) const {
     return slot(blocks, 0) +
-           ((static_cast<std::size_t>(to) * message_blocks + block) * 2 + chunk % 2) * message_bytes;
+           ((static_cast<std::size_t>(to) * message_blocks + static_cast<std::size_t>(block)) * 2 +
+            chunk % 2) *
+               message_bytes;
   }
   RZ_HOST_DEVICE std::size_t bytes() const { return message(size, 0, 0); }
 };

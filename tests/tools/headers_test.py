@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+"""Each installed header compiles by itself, and all together, without a warning.
+
+headers_test.py BUILD_DIR COMPILER [FLAG...]      ends with 77, which skips the test, where there is no such compiler
+"""
+import concurrent.futures
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+build, compiler, *flags = sys.argv[1:]
+if not shutil.which(compiler):
+    print(f"{compiler} is not installed")
+    sys.exit(77)
+
+with tempfile.TemporaryDirectory() as prefix:
+    subprocess.run(["cmake", "--install", build, "--component", "headers", "--prefix", prefix], check=True,
+                   stdout=subprocess.DEVNULL)
+    root = next(pathlib.Path(prefix).glob("**/ringzero"))
+    headers = sorted(str(h.relative_to(root)) for h in root.rglob("*.h"))
+    command = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Wconversion", "-Werror", f"-I{root}", *flags,
+               "-x", "c++", "-"]
+
+    def errors(included):
+        source = "".join(f"#include <{h}>\n" for h in included)
+        run = subprocess.run(command, input=source, text=True, capture_output=True)
+        return run.stderr if run.returncode else ""
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        found = dict(zip([*headers, "all headers together"], pool.map(errors, [*[[h] for h in headers], headers])))
+
+bad = {what: text for what, text in found.items() if text}
+for what, text in bad.items():
+    print(f"{what}:\n{text[:1500]}")
+    if missing := re.search(r"'?((?:comm|tensor|autograd_lite|sharding)/[^':]*)'?(?: file not found|: No such file)", text):
+        print(f"{missing[1]} is not installed: see the list in cmake/RzInstall.cmake\n")
+print(f"{len(headers)} headers, {compiler}: {len(bad)} do not compile without a warning")
+sys.exit(bool(bad) or len(headers) < 50)
