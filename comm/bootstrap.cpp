@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
@@ -18,7 +19,7 @@ namespace {
 /// What one launcher calls things; any of several names.
 struct Names {
   const char* launcher;
-  std::vector<const char*> rank, size, local_rank, local_size;
+  std::vector<const char*> rank, size, local_rank, local_size;  ///< no name of the last: see local_size_of()
 };
 
 const std::vector<Names>& launchers() {
@@ -36,6 +37,7 @@ const std::vector<Names>& launchers() {
        {"PMIX_LOCAL_SIZE", "PRTE_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE",
         "SLURM_NTASKS_PER_NODE"}},
       {"mpich", {"PMI_RANK"}, {"PMI_SIZE"}, {"MPI_LOCALRANKID"}, {"MPI_LOCALNRANKS"}},
+      {"flux", {"FLUX_TASK_RANK"}, {"FLUX_JOB_SIZE"}, {"FLUX_TASK_LOCAL_ID"}, {}},
       {"slurm",
        {"SLURM_PROCID"},
        {"SLURM_NTASKS", "SLURM_NPROCS"},
@@ -120,18 +122,33 @@ std::string first_host(const std::string& list) {
          list.substr(close + 1, comma - close - 1);
 }
 
+/// Ports from the first on that the store may take, so that one which is taken is not the end.
+constexpr int ports_of_a_launch = 8;
+
+std::string slurm_job(const Variables& variables) {
+  return variables("SLURM_HET_JOB_ID").value_or(variables("SLURM_JOB_ID").value_or("0"));
+}
+
+/// Steps of one job begin their search at ports of their own.
+int slurm_port(const Variables& variables) {
+  const int job = parse_int(slurm_job(variables)).value_or(0);
+  const int step = parse_int(variables("SLURM_STEP_ID").value_or("0")).value_or(0);
+  return 20000 + (job + step % 20000 * ports_of_a_launch) % 20000;
+}
+
 std::string slurm_master(const Variables& variables, Reader& reader) {
   for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
     const auto list = variables(name);
     if (!list) continue;
     const std::string host = first_host(*list);
     if (host.empty()) reader.complain(str(name, "='", *list, "' is no list of hosts"));
-    const auto job = parse_int(variables("SLURM_JOB_ID").value_or("0"));
-    return join_host_port(host, 20000 + job.value_or(0) % 20000);
+    return join_host_port(host, slurm_port(variables));
   }
   reader.complain("MASTER_ADDR and MASTER_PORT, or SLURM_NODELIST, are missing");
   return "";
 }
+
+bool on_one_host(const Place& place) { return place.local_size == place.size; }
 
 /// What tells this job of an MPI launcher from every other on this host.
 std::string job_id(const Variables& variables, const std::string& launcher) {
@@ -140,7 +157,43 @@ std::string job_id(const Variables& variables, const std::string& launcher) {
   return str(launcher, '/', launcher_process());
 }
 
+/// torchrun's agents count restarts each for itself ("membership changes do not count as retries"), so that
+/// the count names a launch only where there is one agent.
+std::string torchrun_launch(const Variables& variables, const Place& place) {
+  const auto run = variables("TORCHELASTIC_RUN_ID");
+  if (!run || run == variables("RZ_LAUNCH")) return "";
+  const std::string port = variables("MASTER_PORT").value_or("");
+  const std::string restart = variables("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  return str("torchrun run ", *run, " port ", port, on_one_host(place) ? " restart " + restart : "");
+}
+
+std::string slurm_launch(const Variables& variables) {
+  return str("slurm job ", slurm_job(variables), " step ", variables("SLURM_STEP_ID").value_or("0"),
+             " restart ", variables("SLURM_RESTART_COUNT").value_or("0"));
+}
+
+std::string launch_of(const Variables& variables, const Place& place) {
+  std::string launch;
+  const auto add = [&](const std::string& part) {
+    launch += (launch.empty() || part.empty() ? "" : " ") + part;
+  };
+  if (place.launcher == "torchrun") {
+    add(torchrun_launch(variables, place));
+  } else if (place.launcher == "slurm") {
+    add(slurm_launch(variables));
+  } else if (place.launcher == "flux") {
+    if (const auto job = variables("FLUX_JOB_ID")) add("flux job " + *job);
+  } else if (const auto name = variables("PMIX_NAMESPACE")) {
+    add("pmix " + *name);
+    if (const auto restart = variables("SLURM_RESTART_COUNT")) add("restart " + *restart);
+  }
+  if (const auto token = variables("RZ_LAUNCH")) add("RZ_LAUNCH " + *token);
+  return launch;
+}
+
 std::string master_of(const Variables& variables, const Place& place, Reader& reader) {
+  if (place.launcher == "torchrun" && on_one_host(place) && !place.launch.empty())
+    return "job:" + place.launch;
   const auto host = variables("MASTER_ADDR"), port = variables("MASTER_PORT");
   if (host || port || place.launcher == "torchrun") {
     if (!host || host->empty()) reader.complain("MASTER_ADDR is missing");
@@ -152,38 +205,61 @@ std::string master_of(const Variables& variables, const Place& place, Reader& re
     const bool agent = variables("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
     return join_host_port(*host, number.value_or(0) + agent);
   }
-  if (variables("SLURM_PROCID") && place.local_size < place.size) return slurm_master(variables, reader);
-  if (place.launcher == "slurm")
-    return str("job:slurm/", variables("SLURM_JOB_ID").value_or("0"), '.',
-               variables("SLURM_STEP_ID").value_or("0"));
-  if (place.local_size < place.size)
+  if (variables("SLURM_PROCID") && place.launcher != "flux" && !on_one_host(place))
+    return slurm_master(variables, reader);
+  if (!place.launch.empty() &&
+      (place.launcher == "slurm" || (place.launcher == "flux" && on_one_host(place))))
+    return "job:" + place.launch;
+  if (!on_one_host(place))
     reader.complain(str("MASTER_ADDR and MASTER_PORT are missing, and only ", place.local_size, " of ",
                         place.size, " ranks are on this host"));
   return "job:" + job_id(variables, place.launcher);
+}
+
+/// PMI_RANK and PMI_SIZE are also set by srun --mpi=pmi2 and by Flux, whose own names say the rest.
+bool is_set(const Names& names, const Variables& variables) {
+  const std::string_view launcher = names.launcher;
+  // Either is enough, so that half a set is an error and not another launcher.
+  if (launcher == "torchrun") return variables("RANK") || variables("WORLD_SIZE");
+  if (launcher == "mpich" && !variables("MPI_LOCALRANKID") && !variables("MPI_LOCALNRANKS") &&
+      (variables("SLURM_PROCID") || variables("FLUX_TASK_RANK")))
+    return false;
+  return variables(names.rank.front()).has_value();
+}
+
+/// Flux has no variable for the tasks of a node; it deals them out evenly where that is possible.
+int local_size_of(const Names& names, Reader& reader, int size) {
+  if (!names.local_size.empty()) return reader.number(names.local_size, 1);
+  const int nodes = reader.number({"FLUX_JOB_NNODES"}, 1);
+  reader.check(size % nodes == 0,
+               str("FLUX_JOB_SIZE=", size, " tasks on FLUX_JOB_NNODES=", nodes,
+                   " nodes: how many are on this one, no variable says; set RANK, WORLD_SIZE, LOCAL_RANK, "
+                   "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"));
+  return std::max(1, size / nodes);
 }
 
 }  // namespace
 
 Place place_from(const Variables& variables) {
   for (const Names& names : launchers()) {
-    // torchrun is recognised by either variable, so that half a set is an error and not another launcher.
-    const bool is_torchrun = variables("RANK") || variables("WORLD_SIZE");
-    if (&names == &launchers().front() ? !is_torchrun : !variables(names.rank.front())) continue;
+    if (!is_set(names, variables)) continue;
     Reader reader(variables, names);
     Place place;
     place.launcher = names.launcher;
     place.rank = reader.number(names.rank, 0);
     place.size = reader.number(names.size, 1);
     place.local_rank = reader.number(names.local_rank, 0);
-    place.local_size = reader.number(names.local_size, 1);
+    place.local_size = local_size_of(names, reader, place.size);
     reader.check(place.rank < place.size,
                  str(names.rank.front(), "=", place.rank, " is not below the size, ", place.size));
-    reader.check(place.local_size <= place.size, str(names.local_size.front(), "=", place.local_size,
-                                                     " is more than the size, ", place.size));
+    const std::string local_size = names.local_size.empty() ? "the local size" : names.local_size.front();
+    reader.check(place.local_size <= place.size,
+                 str(local_size, "=", place.local_size, " is more than the size, ", place.size));
     reader.check(place.local_rank < place.local_size,
                  str(names.local_rank.front(), "=", place.local_rank, " is not below the local size, ",
                      place.local_size));
     reader.finish();
+    place.launch = launch_of(variables, place);
     if (place.size > 1) place.master = master_of(variables, place, reader);
     reader.finish();
     return place;
@@ -205,7 +281,11 @@ std::shared_ptr<Store> store_for(const Place& place, std::chrono::milliseconds t
   require(!place.master.empty(), Errc::config, "a group of ", place.size, " ranks without a master");
   if (place.master.rfind("job:", 0) == 0)
     return private_store(place.master.substr(4), place.rank, place.size, Deadline::after(timeout));
-  return tcp_store(place.master, place.rank == 0, timeout);
+  return tcp_store(place.master, {.serve = place.rank == 0,
+                                  .timeout = timeout,
+                                  .launch = place.launch,
+                                  .size = place.size,
+                                  .ports = place.launch.empty() ? 1 : ports_of_a_launch});
 }
 
 }  // namespace rz

@@ -17,6 +17,7 @@
 #include "comm/transports/descriptor.h"
 #include "comm/transports/meet.h"
 #include "comm/transports/random.h"
+#include "comm/transports/roster.h"
 
 namespace rz {
 
@@ -59,11 +60,15 @@ bool is_ours(const fs::path& directory) {
          !(s.st_mode & 077);
 }
 
-fs::path job_directory(const std::string& job) {
+/// Where the directories of all jobs are.
+fs::path base_directory() {
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  const fs::path base = runtime && is_ours(runtime) ? fs::path(runtime) : fs::temp_directory_path();
-  return base / str("ringzero-", geteuid(), '-', hash(job));
+  return runtime && is_ours(runtime) ? fs::path(runtime) : fs::temp_directory_path();
 }
+
+std::string job_prefix() { return str("ringzero-", geteuid(), '-'); }
+
+fs::path job_directory(const std::string& job) { return base_directory() / (job_prefix() + hash(job)); }
 
 void make_private(const fs::path& directory) {
   if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) fail_errno("mkdir", directory);
@@ -74,22 +79,38 @@ void make_private(const fs::path& directory) {
 /// What "current" says.
 struct Current {
   int pid = 0;
-  std::string start, name;
+  std::string start, name, processes;
 };
 
-std::optional<Current> read_current(const fs::path& directory) {
+std::optional<Current> read_entry(const fs::path& file) {
   Current c;
-  std::ifstream in(directory / "current");
-  if (!(in >> c.pid >> c.start >> c.name)) return std::nullopt;
-  const auto process = find_process(c.pid);
-  if (!process || process->start != c.start) return std::nullopt;  // its writer is dead
+  std::ifstream in(file);
+  if (!(in >> c.pid >> c.start >> c.name >> c.processes)) return std::nullopt;
   return c;
+}
+
+bool lives(const Current& c) {
+  const auto process = find_process(c.pid);
+  return process && process->start == c.start;
+}
+
+std::optional<Current> read_current(const fs::path& directory) {
+  auto c = read_entry(directory / "current");
+  if (c && !lives(*c)) c.reset();
+  return c;
+}
+
+/// Among which processes a pid is one: those of this machine and of this container.
+std::string visible_processes() {
+  std::error_code ignored;
+  return str(machine_id(), '/', fs::read_symlink("/proc/self/ns/pid", ignored).string());
 }
 
 void write_current(const fs::path& directory, const std::string& name) {
   const fs::path temporary = directory / ("new-" + name);
   std::ofstream out(temporary);
-  out << getpid() << ' ' << find_process(getpid()).value_or(Process{}).start << ' ' << name << '\n';
+  out << getpid() << ' ' << find_process(getpid()).value_or(Process{}).start << ' ' << name << ' '
+      << visible_processes() << '\n';
   out.close();
   require(static_cast<bool>(out), Errc::rendezvous, "cannot write ", temporary.string());
   fs::rename(temporary, directory / "current");
@@ -125,8 +146,36 @@ void remove_place(const fs::path& directory, const std::string& name) noexcept {
   fs::remove(directory, ignored);  // only if it is empty
 }
 
+/// If the process that wrote "current" is dead. A new one of the same job may come meanwhile.
+void remove_what_is_dead(const fs::path& directory, const std::string& visible) {
+  const auto is_dead = [&](const std::optional<Current>& c) {
+    return c && c->processes == visible && !lives(*c);
+  };
+  if (!is_dead(read_entry(directory / "current"))) return;
+  const fs::path retired = directory / ("old-" + random_hex());
+  std::error_code error;
+  fs::rename(directory / "current", retired, error);
+  if (error) return;
+  const auto dead = read_entry(retired);
+  if (!is_dead(dead)) return fs::rename(retired, directory / "current", error);
+  fs::remove_all(directory / dead->name, error);
+  fs::remove(retired, error);
+  fs::remove(directory, error);  // only if it is empty
+}
+
+/// What killed jobs of this user have left: each has a directory of its own, to which nobody else comes.
+void sweep(const fs::path& base) {
+  const std::string visible = visible_processes();
+  std::error_code error;
+  fs::directory_iterator entry(base, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    if (entry->path().filename().string().rfind(job_prefix(), 0) == 0 && is_ours(entry->path()))
+      remove_what_is_dead(entry->path(), visible);
+}
+
 std::shared_ptr<Store> host_store(const fs::path& directory, const std::string& job, int size,
                                   Deadline deadline) {
+  sweep(directory.parent_path());
   make_private(directory);
   if (!read_current(directory)) {  // what a dead job left
     std::error_code ignored;

@@ -14,7 +14,8 @@ struct Environment {
   std::string backend = "auto";
   /// RZ_TRANSPORT: "auto" (default: shared memory within a host, TCP between hosts), "shm" or "tcp".
   std::string transport = "auto";
-  /// RZ_INTERFACE: name or address prefix of the network interface for TCP; default: by the route to rank 0.
+  /// RZ_INTERFACE: network interface for TCP: its name, address, or the address's first numbers ("10.1");
+  /// default: by the route to rank 0.
   std::string interface;
   /// RZ_SOCKETS: TCP sockets from a host to another, 1 to 16; default 2. Ranks that share a host share them
   /// out; each link has at least one.

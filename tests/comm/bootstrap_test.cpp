@@ -7,11 +7,14 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <set>
 
 #include "comm/core/error.h"
 #include "comm/rendezvous_directory.h"
+#include "comm/transports/socket.h"
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -91,6 +94,49 @@ TEST(Bootstrap, ReadsEachLauncher) {
          "pmix", 1, 2, 1, 2, "job:pmix/slurm.pmix.7.0");
 }
 
+// Slurm's mpi/pmi2 plugin sets PMI_FD, PMI_JOBID, PMI_RANK and PMI_SIZE beside srun's own variables.
+const Set pmi2{{"PMI_FD", "6"},
+               {"PMI_JOBID", "7.0"},
+               {"PMI_RANK", "1"},
+               {"PMI_SIZE", "2"},
+               {"SLURM_PROCID", "1"},
+               {"SLURM_NTASKS", "2"},
+               {"SLURM_LOCALID", "1"},
+               {"SLURM_NODEID", "0"},
+               {"SLURM_JOB_ID", "7"},
+               {"SLURM_STEP_ID", "0"},
+               {"SLURM_STEP_TASKS_PER_NODE", "2"},
+               {"SLURM_NODELIST", "n1"}};
+// Flux's shell sets both sets for each task.
+const Set flux{{"PMI_FD", "6"},          {"PMI_RANK", "3"},       {"PMI_SIZE", "4"},
+               {"FLUX_TASK_RANK", "3"},  {"FLUX_JOB_SIZE", "4"},  {"FLUX_TASK_LOCAL_ID", "1"},
+               {"FLUX_JOB_NNODES", "2"}, {"FLUX_JOB_ID", "f5XY"}, {"MASTER_ADDR", "n1"},
+               {"MASTER_PORT", "5000"}};
+
+TEST(Bootstrap, PmiOfSlurmAndFluxIsNotMpich) {
+  const Place srun = place(pmi2);
+  expect(srun, "slurm", 1, 2, 1, 2, srun.master);
+  EXPECT_EQ(srun.master.rfind("job:", 0), 0u) << srun.master;
+  const Set two_hosts = with(with(pmi2, "SLURM_STEP_TASKS_PER_NODE", "1(x2)"), "SLURM_NODEID", "1");
+  expect(place(with(two_hosts, "SLURM_LOCALID", "0")), "slurm", 1, 2, 0, 1, "n1:20007");
+}
+
+TEST(Bootstrap, FluxIsUnderstood) {
+  expect(place(flux), "flux", 3, 4, 1, 2, "n1:5000");
+  const Place one_host =
+      place(with(with(without(without(flux, "MASTER_ADDR"), "MASTER_PORT"), "FLUX_JOB_NNODES", "1"),
+                 "FLUX_TASK_LOCAL_ID", "3"));
+  expect(one_host, "flux", 3, 4, 3, 4, one_host.master);
+  EXPECT_EQ(one_host.master.rfind("job:", 0), 0u) << one_host.master;
+}
+
+TEST(Bootstrap, MpichUnderSlurmIsMpich) {
+  Set hydra = pmi2;  // its proxies are started by srun
+  hydra["SLURM_PROCID"] = "0", hydra["SLURM_NTASKS"] = "1", hydra["SLURM_STEP_TASKS_PER_NODE"] = "1";
+  hydra["MPI_LOCALRANKID"] = "1", hydra["MPI_LOCALNRANKS"] = "2";
+  expect(place(hydra), "mpich", 1, 2, 1, 2, "job:mpich/" + launcher_process());
+}
+
 TEST(Bootstrap, TorchrunComesBeforeTheLauncherAroundIt) {
   Set both = torchrun;
   both.insert(slurm.begin(), slurm.end());
@@ -136,6 +182,9 @@ TEST(Bootstrap, EachMissingVariableIsNamed) {
       expect_error(without(full, name), {name.c_str(), "missing", launcher.c_str()});
     }
   expect_error({{"RANK", "0"}}, {"WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "torchrun"});
+  for (const auto& name : {"FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES"})
+    expect_error(without(flux, name), {name, "missing", "flux"});
+  expect_error(without(flux, "MASTER_ADDR"), {"MASTER_ADDR", "missing", "flux"});
   expect_error({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}, {"MPI_LOCALRANKID", "MPI_LOCALNRANKS", "mpich"});
   expect_error(with(openmpi, "MASTER_ADDR", "x"), {"MASTER_PORT"});
   expect_error(with(openmpi, "OMPI_COMM_WORLD_SIZE", "4"), {"MASTER_ADDR", "2 of 4"});
@@ -153,6 +202,8 @@ TEST(Bootstrap, EachMalformedVariableIsNamed) {
   for (const auto& list : {"", "x", "2(x", "2(x3", "1(x1)"})
     expect_error(with(slurm, "SLURM_STEP_TASKS_PER_NODE", list), {"SLURM_STEP_TASKS_PER_NODE"});
   expect_error(with(slurm, "SLURM_NODELIST", "node["), {"SLURM_NODELIST"});
+  expect_error(with(flux, "FLUX_JOB_NNODES", "3"),
+               {"FLUX_JOB_SIZE=4", "FLUX_JOB_NNODES=3", "LOCAL_WORLD_SIZE"});
 }
 
 // ---- the private rendezvous ----
@@ -182,6 +233,97 @@ TEST_F(PrivateRendezvous, RanksMeetAndTidyUp) {
       while (sync->add(str("done", round), 0) < 4) usleep(1000);
     }
   });
+  EXPECT_TRUE(empty());
+}
+
+/// Two groups of two ranks each, at the same time: the second begins once the first has met.
+void expect_two_groups(const std::function<Set(int group, int rank)>& variables) {
+  test::run_ranks(4, [&](int r, std::shared_ptr<Store> sync) {
+    const int group = r / 2, rank = r % 2;
+    const Deadline soon = Deadline::after(seconds(20));
+    if (group == 1) sync->get("first met", soon);
+    const auto store = store_for(place(variables(group, rank)), seconds(10));
+    store->set(str("r", rank), str(group, '/', rank));
+    for (int peer = 0; peer < 2; ++peer) EXPECT_EQ(store->get(str("r", peer), soon), str(group, '/', peer));
+    sync->add("met", 1);
+    if (group == 0 && sync->add("in the first", 1) == 2) sync->set("first met", "");
+    while (sync->add("met", 0) < 4 && !soon.expired()) usleep(1000);
+  });
+}
+
+TEST(Launches, AreNamedFromTheEnvironment) {
+  const auto launch = [](const Set& set) { return place(set).launch; };
+  EXPECT_EQ(launch(torchrun), "");
+  EXPECT_EQ(launch(with(torchrun, "RZ_LAUNCH", "7f")), "RZ_LAUNCH 7f");
+  const Set run = with(with(torchrun, "TORCHELASTIC_RUN_ID", "7f"), "TORCHELASTIC_RESTART_COUNT", "2");
+  EXPECT_EQ(launch(run), "torchrun run 7f port 29500") << "each of several agents has a count of its own";
+  EXPECT_EQ(launch(with(with(run, "WORLD_SIZE", "2"), "RANK", "1")), "torchrun run 7f port 29500 restart 2");
+  EXPECT_EQ(launch(with(run, "RZ_LAUNCH", "9")), "torchrun run 7f port 29500 RZ_LAUNCH 9");
+  EXPECT_EQ(launch(with(run, "RZ_LAUNCH", "7f")), "RZ_LAUNCH 7f") << "rzrun's";
+  EXPECT_EQ(launch(openmpi), "pmix 1234");
+  EXPECT_EQ(launch(with(with(slurm, "SLURM_STEP_ID", "3"), "SLURM_RESTART_COUNT", "1")),
+            "slurm job 123456 step 3 restart 1");
+  EXPECT_EQ(launch(flux), "flux job f5XY");
+  EXPECT_EQ(launch({}), "");
+}
+
+/// Slurm's variables of a step of two ranks on two hosts, of which this is the first.
+Set step_of(int job, int step, int rank) {
+  return {{"SLURM_PROCID", str(rank)},     {"SLURM_NTASKS", "2"},
+          {"SLURM_LOCALID", "0"},          {"SLURM_NODEID", str(rank)},
+          {"SLURM_JOB_ID", str(job)},      {"SLURM_STEP_ID", str(step)},
+          {"SLURM_NODELIST", "127.0.0.1"}, {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"}};
+}
+
+TEST(Launches, TwoStepsOfOneJobDoNotMeet) {
+  expect_two_groups([](int group, int rank) { return step_of(getpid(), group, rank); });
+}
+
+TEST(Launches, ARestartedJobIsNotTakenForTheLast) {
+  const Set last = step_of(getpid(), 0, 0);
+  const auto dying = store_for(place(last), seconds(10));
+  const Error e = test::error_of([&] {
+    store_for(place(with(step_of(getpid(), 0, 1), "SLURM_RESTART_COUNT", "1")), milliseconds(300));
+  });
+  EXPECT_EQ(e.code(), Errc::rendezvous);
+  for (const std::string& name :
+       {str("slurm job ", getpid(), " step 0 restart 0"), str("slurm job ", getpid(), " step 0 restart 1")})
+    EXPECT_NE(std::string(e.what()).find(name), std::string::npos) << name << " in: " << e.what();
+  expect_two_groups([](int group, int rank) {
+    return with(step_of(getpid(), 0, rank), "SLURM_RESTART_COUNT", str(group + 1));
+  });
+}
+
+/// torchrun's, with its agent at `port`; `local_size` of two ranks are here.
+Set torchrun_at(int port, int rank, int local_size) {
+  return {{"RANK", str(rank)},
+          {"WORLD_SIZE", "2"},
+          {"LOCAL_RANK", str(rank % local_size)},
+          {"LOCAL_WORLD_SIZE", str(local_size)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", str(port)},
+          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+          {"TORCHELASTIC_RUN_ID", "none"},
+          {"TORCHELASTIC_RESTART_COUNT", "0"}};
+}
+
+TEST(Launches, APortThatAnotherSocketHoldsIsNotTheEnd) {
+  const Descriptor other = listen_tcp(resolve({"127.0.0.1", 0}).front());  // it accepts, and never answers
+  const int agent = local_address(other.get()).port() - 1;
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> sync) {
+    const auto store = store_for(place(torchrun_at(agent, rank, 1)), seconds(10));
+    store->set(str("r", rank), "here");
+    EXPECT_EQ(store->get(str("r", 1 - rank), Deadline::after(seconds(10))), "here");
+    sync->add("done", 1);
+    while (sync->add("done", 0) < 2) usleep(1000);
+  });
+}
+
+TEST_F(PrivateRendezvous, RanksOfOneHostUnderTorchrunNeedNoPort) {
+  const Descriptor other = listen_tcp(resolve({"127.0.0.1", 0}).front());
+  const int agent = local_address(other.get()).port() - 1;
+  EXPECT_EQ(place(torchrun_at(agent, 0, 2)).master.rfind("job:", 0), 0u);
+  expect_two_groups([&](int group, int rank) { return torchrun_at(agent - group, rank, 2); });
   EXPECT_TRUE(empty());
 }
 
@@ -221,6 +363,38 @@ TEST_F(PrivateRendezvous, WhatADeadJobLeftIsPassedOver) {
     while (rank == 0 && store->add("done", 0) < 2) usleep(1000);
   });
   EXPECT_TRUE(empty());
+}
+
+// Launches have names of their own, so that nobody comes again to tidy up after one that was killed.
+TEST_F(PrivateRendezvous, WhatKilledJobsLeftIsSweptUp) {
+  test::run_processes(2, [&](int rank, std::shared_ptr<Store> files) {
+    const auto store = store_for(at(rank, 2));
+    files->add("met", 1);
+    while (files->add("met", 0) < 2) usleep(1000);
+    kill(getpid(), SIGKILL);
+  });
+  EXPECT_FALSE(empty());
+  job_ = "another";
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> sync) {
+    const auto store = store_for(at(rank, 2));
+    sync->add("met", 1);
+    while (sync->add("met", 0) < 2) usleep(1000);
+  });
+  EXPECT_TRUE(empty());
+}
+
+// Its writer is not to be seen from here, and may live all the same.
+TEST_F(PrivateRendezvous, WhatBelongsToAnotherContainerIsLeftAlone) {
+  const auto other = std::filesystem::path(runtime_) / str("ringzero-", geteuid(), "-1");
+  std::filesystem::create_directory(other);
+  std::filesystem::permissions(other, std::filesystem::perms::owner_all);
+  std::ofstream(other / "current") << "999999999 1 place elsewhere\n";
+  test::run_ranks(2, [&](int rank, std::shared_ptr<Store> sync) {
+    const auto store = store_for(at(rank, 2));
+    sync->add("met", 1);
+    while (sync->add("met", 0) < 2) usleep(1000);
+  });
+  EXPECT_TRUE(std::filesystem::exists(other / "current"));
 }
 
 TEST_F(PrivateRendezvous, MissingRanksAreNamed) {

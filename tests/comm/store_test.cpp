@@ -438,13 +438,17 @@ TEST(TcpStore, AnExceptionEndsOneClientOnly) {
     getrlimit(RLIMIT_DATA, &before);
     const rlimit none{1, before.rlim_max};  // but what the process has already
     setrlimit(RLIMIT_DATA, &none);
-    const bool dropped = std::any_of(clients.begin(), clients.end(), [&](const RawClient& client) {
+    const auto one_dropped = [&] { return std::any_of(clients.begin(), clients.end(), ended); };
+    for (const RawClient& client : clients) {
+      if (one_dropped()) break;
       try {
         client.send(most);
-      } catch (const Error&) {
+      } catch (const Error&) {  // this one
       }
-      return ended(client);
-    });
+    }
+    const Deadline deadline = soon();
+    while (!one_dropped() && !deadline.expired()) std::this_thread::sleep_for(milliseconds(1));
+    const bool dropped = one_dropped();
     setrlimit(RLIMIT_DATA, &before);
     EXPECT_TRUE(dropped) << "there was memory for all of them";
     store->set("key", "value");
@@ -533,6 +537,76 @@ TEST(FileStore, ValuesAreTheUsersAlone) {
     ++files;
   }
   EXPECT_EQ(files, 1);
+}
+
+TEST(TcpStore, AnotherLaunchIsRefusedByName) {
+  const auto server = tcp_store("127.0.0.1:0", {.serve = true, .launch = "job 7 step 1"});
+  const std::string address = str("127.0.0.1:", tcp_store_port(*server));
+  for (const std::string launch : {"job 7 step 2", ""}) {
+    const Error e = error_of([&] { tcp_store(address, {.timeout = milliseconds(50), .launch = launch}); });
+    EXPECT_EQ(e.code(), Errc::rendezvous);
+    EXPECT_TRUE(contains(e, "'job 7 step 1'") && contains(e, "'" + launch + "'") && contains(e, address))
+        << e.what();
+  }
+  tcp_store(address, {.launch = "job 7 step 1"})->set("key", "value");
+  EXPECT_EQ(server->get("key", soon()), "value");
+}
+
+// Every request is the launch's, not only the first of a connection.
+TEST(TcpStore, ARequestOfAnotherLaunchIsRefused) {
+  const auto server = tcp_store("127.0.0.1:0", {.serve = true, .launch = "ours"});
+  const RawClient client(tcp_store_port(*server));
+  client.send(to_bytes(Request{.kind = Request::hello}, "ours"));
+  EXPECT_EQ(read_answer(client).status, Answer::ok);
+  client.send(to_bytes(Request{.kind = Request::set}, "theirs", "key", "value"));
+  std::string launch;
+  EXPECT_EQ(read_answer(client, &launch).status, Answer::stranger);
+  EXPECT_EQ(launch, "ours");
+  EXPECT_EQ(client.read(1), "") << "it is disconnected";
+  EXPECT_EQ(error_of([&] { server->get("key", Deadline::after({})); }).code(), Errc::timeout);
+}
+
+/// Two ports in a row, of which the first is taken by `first`, made from its address.
+template <class F>
+int port_before_a_free_one(const F& first) {
+  for (;;) {
+    SocketAddress address = resolve({"127.0.0.1", 0}).front();
+    const int port = local_address(listen_tcp(address).get()).port();
+    address.set_port(port + 1);
+    if (port == 65535 || !listen_tcp_if_free(address)) continue;
+    address.set_port(port);
+    first(address);
+    return port;
+  }
+}
+
+TEST(TcpStore, AStrangersPortIsPassedOver) {
+  std::unique_ptr<SilentPort> silent;
+  const int port = port_before_a_free_one([&](const SocketAddress& a) { silent.reset(new SilentPort(a)); });
+  const std::string address = str("127.0.0.1:", port);
+  const auto server = tcp_store(address, {.serve = true, .launch = "ours", .ports = 2});
+  EXPECT_EQ(tcp_store_port(*server), port + 1);
+  tcp_store(address, {.launch = "ours", .ports = 2})->set("key", "value");
+  EXPECT_EQ(server->get("key", soon()), "value");
+}
+
+TEST(TcpStore, AnotherLaunchsPortIsPassedOver) {
+  std::shared_ptr<Store> theirs;
+  const int port = port_before_a_free_one(
+      [&](const SocketAddress& a) { theirs = tcp_store(a.text(), {.serve = true, .launch = "theirs"}); });
+  const std::string address = str("127.0.0.1:", port);
+  const auto ours = tcp_store(address, {.serve = true, .launch = "ours", .ports = 2});
+  tcp_store(address, {.launch = "ours", .ports = 2})->set("key", "value");
+  EXPECT_EQ(ours->get("key", soon()), "value");
+  EXPECT_EQ(error_of([&] { theirs->get("key", Deadline::after({})); }).code(), Errc::timeout);
+}
+
+TEST(TcpStore, SeveralPortsNeedALaunch) {
+  EXPECT_EQ(error_of([] { tcp_store("127.0.0.1:0", {.serve = true, .ports = 2}); }).code(),
+            Errc::invalid_argument);
+  EXPECT_EQ(
+      error_of([] { tcp_store("127.0.0.1:0", {.serve = true, .launch = std::string(2000, 'x')}); }).code(),
+      Errc::config);
 }
 
 TEST(TcpStore, KnowsTheWayToTheServer) {

@@ -21,7 +21,8 @@ namespace rz::test {
 namespace {
 
 constexpr const char* launcher_variables[] = {
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"};
+    "RANK",        "WORLD_SIZE",      "LOCAL_RANK", "LOCAL_WORLD_SIZE",   "MASTER_ADDR",
+    "MASTER_PORT", "OMP_NUM_THREADS", "RZ_LAUNCH",  "TORCHELASTIC_RUN_ID"};
 
 void wait_a_little() { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
 

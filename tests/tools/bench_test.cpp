@@ -19,6 +19,7 @@
 #include "bench/values.h"
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
+#include "comm/transports/socket.h"
 #include "tests/support/program.h"
 
 namespace rz {
@@ -564,6 +565,14 @@ TEST(BenchRun, JsonHoldsEverything) {
   }
   EXPECT_EQ(j.at("out_of_bounds"), (nlohmann::json{{"count", 0}, {"okay", true}}));
   EXPECT_TRUE(j.at("average_bus_bandwidth").at("okay"));
+}
+
+// Ranks of one host meet under their launch.
+TEST(BenchRun, AMasterPortThatIsTakenDoesNotMatterToRanksOfOneHost) {
+  const Descriptor other = listen_tcp(resolve({"127.0.0.1", 0}).front());
+  Program p({test::built("rzrun"), "-n", "2", "--master-port", str(local_address(other.get()).port()),
+             test::built("sendrecv_perf"), "-b", "1K", "-e", "1K", "-n", "2"});
+  EXPECT_EQ(p.wait(), 0) << p.err();
 }
 
 TEST(BenchRun, TwoProcessesUnderRzrun) {

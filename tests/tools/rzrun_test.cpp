@@ -58,24 +58,26 @@ class Directory {
 };
 
 TEST(Rzrun, EveryRankGetsTorchrunsEnvironment) {
-  Program p(rzrun({"-n", "3"},
-                  "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $ROLE_RANK $MASTER_ADDR "
-                  "$OMP_NUM_THREADS $TORCHELASTIC_RESTART_COUNT $MASTER_PORT $TORCHELASTIC_RUN_ID"));
+  Program p(
+      rzrun({"-n", "3"},
+            "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $ROLE_RANK $MASTER_ADDR "
+            "$OMP_NUM_THREADS $TORCHELASTIC_RESTART_COUNT $MASTER_PORT $TORCHELASTIC_RUN_ID $RZ_LAUNCH"));
   EXPECT_EQ(p.wait(), 0) << p.err();
   std::set<std::string> ports_and_ids;
   std::set<int> ranks;
   for (const auto& line : lines(p.out())) {
     std::istringstream in(line);
     int rank, local_rank, port;
-    std::string size, local_size, group, role, address, omp, restarts, id;
+    std::string size, local_size, group, role, address, omp, restarts, id, launch;
     in >> rank >> local_rank >> size >> local_size >> group >> role >> address >> omp >> restarts >> port >>
-        id;
+        id >> launch;
     EXPECT_EQ(local_rank, rank);
     EXPECT_EQ(size + local_size + group + role, "330" + std::to_string(rank));
     EXPECT_EQ(address, "127.0.0.1");
     EXPECT_EQ(omp + restarts, "10");
     EXPECT_GT(port, 0);
     EXPECT_EQ(id.size(), 16u);
+    EXPECT_EQ(launch, id);
     ranks.insert(rank);
     ports_and_ids.insert(std::to_string(port) + id);
   }

@@ -133,6 +133,7 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
       {"TORCHELASTIC_RESTART_COUNT", "0"},
       {"TORCHELASTIC_MAX_RESTARTS", "0"},
       {"TORCHELASTIC_RUN_ID", job.run_id},
+      {"RZ_LAUNCH", job.run_id},
   };
   if (job.options.ranks > 1 && !std::getenv("OMP_NUM_THREADS"))
     variables.emplace_back("OMP_NUM_THREADS", "1");

@@ -16,7 +16,7 @@ namespace rz::rzrun {
 struct Job {
   Options options;
   int master_port;
-  std::string run_id;
+  std::string run_id;  ///< random: tells this launch from every other
 };
 
 /// A port on 127.0.0.1 that nobody listens on now.

@@ -19,7 +19,8 @@ constexpr const char* what_it_is =
 
 constexpr const char* what_else =
     "Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and torchrun's\n"
-    "other variables; OMP_NUM_THREADS=1 if there are several ranks and it is not set. Rank 0 keeps the\n"
+    "other variables; RZ_LAUNCH, which tells this launch from every other; OMP_NUM_THREADS=1 if there are "
+    "several ranks and it is not set. Rank 0 keeps the\n"
     "standard input unless that is a terminal; the others read nothing.\n\n"
     "When a rank fails, rzrun names the first that did, and how, on standard error; the others and all they\n"
     "started get SIGTERM and, after the grace period, SIGKILL. Ctrl-C does the same; twice kills at once.\n\n"
