@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "comm/core/error.h"
+#include "comm/core/helper_thread.h"
 #include "comm/transports/open_files.h"
 #include "comm/transports/socket.h"
 
@@ -41,7 +42,7 @@ StoreServer::StoreServer(Descriptor listener, Options options)
   if (options_.size > 0)
     require_open_files(static_cast<std::size_t>(options_.size) + max_strangers,
                        str("the store of a group of ", options_.size, " ranks"));
-  thread_ = std::thread([this] { run(); });
+  thread_ = helper_thread([this] { run(); });
 }
 
 StoreServer::~StoreServer() {

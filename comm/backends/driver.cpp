@@ -8,6 +8,7 @@
 #include "comm/algorithms/hosts.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/core/helper_thread.h"
 #include "comm/cost_model.h"
 #include "comm/reduce.h"
 #include "comm/transports/arena.h"
@@ -77,7 +78,7 @@ Driver::Driver(int rank, int size, std::unique_ptr<Transport> transport, Schedul
 Driver::~Driver() { stop(); }
 
 void Driver::start_thread() {
-  thread_ = std::thread([this] { progress_thread(); });
+  thread_ = helper_thread([this] { progress_thread(); });
 }
 
 void Driver::check_process() const {

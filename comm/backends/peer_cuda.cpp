@@ -15,6 +15,7 @@
 #include "comm/backends/peer_windows.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/core/helper_thread.h"
 #include "comm/kernels/peer_kernels.h"
 
 namespace rz {
@@ -41,7 +42,7 @@ double seconds(Clock::duration d) { return std::chrono::duration<double>(d).coun
 class Watch {
  public:
   Watch(const std::shared_ptr<Backend>& host, const PeerGroup& group, const PeerCudaOptions& options)
-      : options_(options), host_(host), status_(group.status()), thread_([this] { run(); }) {}
+      : options_(options), host_(host), status_(group.status()), thread_(helper_thread([this] { run(); })) {}
   ~Watch() {
     {
       const std::lock_guard lock(mutex_);

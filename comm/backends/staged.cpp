@@ -12,6 +12,7 @@
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/core/helper_thread.h"
 #include "comm/core/memory.h"
 
 namespace rz {
@@ -102,7 +103,7 @@ class Staged final : public Backend {
       : host_(std::move(host)),
         options_(options),
         stream_(Stream::create(options.device, Stream::Priority::high)),
-        worker_([this] { work(); }) {}
+        worker_(helper_thread([this] { work(); })) {}
 
   ~Staged() override {
     {

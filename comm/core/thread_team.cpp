@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
+#include "comm/core/helper_thread.h"
 #include "comm/core/pause.h"
 
 namespace rz {
@@ -34,7 +35,8 @@ struct ThreadTeam::State {
 
 ThreadTeam::ThreadTeam(int threads) : state_(std::make_unique<State>(threads)) {
   require(threads >= 1, Errc::invalid_argument, "a team needs at least 1 thread, got ", threads);
-  for (int i = 1; i < threads; ++i) state_->threads.emplace_back([s = state_.get(), i] { s->member(i); });
+  for (int i = 1; i < threads; ++i)
+    state_->threads.push_back(helper_thread([s = state_.get(), i] { s->member(i); }));
 }
 
 ThreadTeam::~ThreadTeam() {

@@ -14,24 +14,20 @@
 #include <vector>
 
 #include "comm/core/error.h"
+#include "comm/core/helper_thread.h"
+#include "tests/support/helper_threads.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
 namespace {
 
 using test::run_ranks;
+using test::threads_of_process;
 
 CommOptions quick() {
   CommOptions options;
   options.timeout = std::chrono::seconds(20);
   return options;
-}
-
-std::set<int> threads() {
-  std::set<int> all;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task"))
-    all.insert(std::stoi(entry.path().filename()));
-  return all;
 }
 
 // How often these threads went to sleep.
@@ -43,6 +39,30 @@ long sleeps(const std::set<int>& of) {
       if (line.starts_with("voluntary_ctxt_switches:")) sum += std::stol(line.substr(line.find(':') + 1));
   }
   return sum;
+}
+
+TEST(HelperThread, TakesTheSignalsOfItsOwnFaultsAlone) {
+  sigset_t before, within, after;
+  pthread_sigmask(SIG_BLOCK, nullptr, &before);
+  helper_thread([&] { pthread_sigmask(SIG_BLOCK, nullptr, &within); }).join();
+  pthread_sigmask(SIG_BLOCK, nullptr, &after);
+  for (int s = 1; s <= 31; ++s) {
+    if (s == SIGKILL || s == SIGSTOP) continue;
+    EXPECT_EQ(sigismember(&within, s) == 0, test::is_fault(s)) << strsignal(s);
+    EXPECT_EQ(sigismember(&before, s), sigismember(&after, s)) << strsignal(s);
+  }
+}
+
+// So that the handlers of the program around it run on that program's threads.
+TEST(Communicator, ItsThreadsTakeNoSignals) {
+  test::HelperThreads helpers(2);
+  run_ranks(2, [&](int rank, auto store) {
+    helpers.begin();
+    const auto server = rank == 0 ? tcp_store("127.0.0.1:0", true) : nullptr;
+    const Stream team = Stream::host(3);
+    const auto comm = Communicator::connect(rank, 2, store, quick());
+    helpers.expect_no_signals(rank == 0 ? 1 + 2 + 1 : 2 + 1);  // the store's, a team's, that of progress
+  });
 }
 
 TEST(Communicator, SumsOverRanksInPlace) {
@@ -258,13 +278,13 @@ TEST(Communicator, ARankThatComesLateIsWaitedFor) {
 // Each look of a progress thread takes the processor from a rank, in the middle of some call.
 TEST(Communicator, ItsThreadHardlyLooksWhileCallsAreWaitedFor) {
   run_ranks(2, [&](int rank, auto store) {
-    const auto others = threads();
+    const auto others = threads_of_process();
     auto comm = Communicator::connect(rank, 2, store, quick());
     const std::array<int, 1> own{static_cast<int>(gettid())};
     std::array<int, 2> ranks{};
     comm.all_gather({own.data(), 1}, {ranks.data(), 2}).wait();
     std::set<int> progress;
-    for (const int t : threads())
+    for (const int t : threads_of_process())
       if (!others.contains(t) && t != ranks[0] && t != ranks[1]) progress.insert(t);
     EXPECT_EQ(progress.size(), 2u);
     std::vector<float> x(200'000);  // so large that it becomes a job

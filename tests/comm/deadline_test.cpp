@@ -1,4 +1,4 @@
-// Waits: how long is too long, by which clock, and on whose threads.
+// Waits: how long is too long, and by which clock.
 
 #include "comm/core/deadline.h"
 

@@ -17,6 +17,7 @@
 #include "tests/emulated_gpu/nccl.h"
 #include "tests/gpu/device_calls.h"
 #include "tests/support/error_of.h"
+#include "tests/support/helper_threads.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -129,6 +130,20 @@ void meet(Store& store, int size, const std::string& name = "met") {
 }
 
 // ---- the library
+
+TEST_F(NcclBackend, WaitsWithoutEndOnThreadsThatTakeNoSignals) {
+  test::HelperThreads helpers(2);
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    helpers.begin();
+    nccl::NcclOptions o = quick(rank, 2);
+    o.timeout = o.rendezvous_timeout = std::chrono::milliseconds::max();
+    Communicator comm = connect(o, std::move(store), table(), o.timeout);
+    const Floats x(comm, 1000);
+    comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait();
+    helpers.expect_no_signals(1);
+    comm.synchronize(x.stream);
+  });
+}
 
 TEST_F(NcclBackend, AMissingLibraryIsOneLine) {
   expect_error(Errc::unsupported, -1, "libnccl-of-nobody.so.2",

@@ -16,6 +16,7 @@
 #include "comm/core/memory.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
 #include "tests/gpu/device_calls.h"
+#include "tests/support/helper_threads.h"
 #include "tests/support/ranks.h"
 
 namespace rz {
@@ -98,8 +99,10 @@ class Aware final : public Backend {
   std::set<Collective> direct_;
 };
 
-Communicator over(std::shared_ptr<Backend> host, int rank, int size, Device device, bool direct) {
+Communicator over(std::shared_ptr<Backend> host, int rank, int size, Device device, bool direct,
+                  std::chrono::milliseconds timeout) {
   CommOptions options = on_host();
+  options.timeout = timeout;
   options.device = device;
   auto staged =
       staged_backend(host, {.device = device, .rank = rank, .timeout = options.timeout, .direct = direct});
@@ -112,9 +115,10 @@ class Staged : public testing::Test {
   template <class F>
   void on_ranks(int size, bool direct, const F& f) {
     run_ranks(size, [&](int rank, std::shared_ptr<Store> store) {
+      if (helpers) helpers->begin();
       const Device device{Device::cuda, rank};
       const auto host = std::make_shared<Aware>(rank, size, store, device);
-      Communicator comm = over(host, rank, size, device, direct);
+      Communicator comm = over(host, rank, size, device, direct, timeout);
       const Stream s = Stream::create(device);
       f(comm, *host, s);
       s.synchronize();
@@ -122,6 +126,8 @@ class Staged : public testing::Test {
     });
   }
 
+  std::chrono::milliseconds timeout = std::chrono::seconds(30);
+  test::HelperThreads* helpers = nullptr;
   emulated::Schedule schedule;
 };
 
@@ -137,6 +143,16 @@ TEST_F(Staged, WhatMovesGoesAsItIsAndWhatIsCombinedThroughTheHost) {
                                      ", what is combined staged through pinned memory over an aware one, "
                                      "host memory an aware one"));
     });
+}
+
+TEST_F(Staged, WaitsWithoutEndOnThreadsThatTakeNoSignals) {
+  test::HelperThreads threads(2);
+  helpers = &threads;
+  timeout = std::chrono::milliseconds::max();
+  on_ranks(2, false, [&](Communicator& comm, Aware&, const Stream& s) {
+    test::expect_same(comm, DType::f32, ReduceOp::sum, 100, s);
+    threads.expect_no_signals(2);
+  });
 }
 
 TEST_F(Staged, NothingGoesAsItIsUnlessAllRanksCan) {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <future>
 #include <random>
+#include <thread>
 
 #include "comm/backends/make.h"
 #include "comm/backends/paired.h"
@@ -18,6 +19,7 @@
 #include "tests/gpu/floats.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/error_of.h"
+#include "tests/support/helper_threads.h"
 #include "tests/support/ranks.h"
 
 namespace rz::test {
@@ -33,12 +35,14 @@ class PeerCuda : public OnDevice {
     std::string algorithm;
     std::size_t slot_bytes = 128 << 10;
     std::chrono::milliseconds timeout = 30s;
+    HelperThreads* helpers = nullptr;
   };
 
   /// f(communicator, stream) on every rank.
   template <class F>
   void on_ranks(const Setup& setup, const F& f) {
     run_ranks(setup.size, [&](int rank, std::shared_ptr<Store> store) {
+      if (setup.helpers) setup.helpers->begin();
       CommOptions options;
       options.backend = "ring";
       options.timeout = 30s;
@@ -77,6 +81,19 @@ std::vector<float> sum_of(int size, std::size_t n, std::uint32_t seed) {
     for (std::size_t i = 0; i < n; ++i) sum[i] += term[i];
   }
   return sum;
+}
+
+TEST_F(PeerCuda, WaitsWithoutEndOnThreadsThatTakeNoSignals) {
+  HelperThreads helpers(2);
+  on_ranks({.one_card = true, .timeout = std::chrono::milliseconds::max(), .helpers = &helpers},
+           [&](Communicator& comm, const Stream& s) {
+             const Floats x(allocate_on(s.device(), 4000), 1000);
+             x.set(std::vector<float>(1000, 1), s);
+             if (comm.rank() == 1) std::this_thread::sleep_for(100ms);
+             comm.all_reduce(x.on(s), ReduceOp::sum, s).wait();
+             EXPECT_EQ(x.get(s)[999], 2.0f);
+             if (emulated_device) helpers.expect_no_signals(2);  // a driver has threads of its own
+           });
 }
 
 /// Each seed is a schedule on the emulated device, and everywhere a group, an algorithm and memory of another

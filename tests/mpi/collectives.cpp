@@ -4,12 +4,14 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "comm/collective.h"
 #include "comm/core/math.h"
 #include "comm/select_together.h"
 #include "tests/mpi/world.h"
+#include "tests/support/helper_threads.h"
 
 namespace rz {
 namespace {
@@ -379,6 +381,18 @@ TEST(Split, WaitsForARankThatComesLate) {
 }
 
 // What a communicator leaves behind must not reach the next one.
+TEST(Lifetime, WaitsWithoutEndOnThreadsThatTakeNoSignals) {
+  test::world_store();
+  test::HelperThreads helpers;
+  helpers.begin();
+  auto comm = connect(quick("mpi", std::chrono::milliseconds::max()));
+  std::vector<float> x(1000, 1);
+  if (world_rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  comm.all_reduce({x.data(), x.size()}).wait();
+  EXPECT_EQ(x[999], static_cast<float>(world_size()));
+  helpers.expect_no_signals(test::threaded() ? 1 : 0);
+}
+
 TEST(Lifetime, CommunicatorsComeAndGo) {
   for (int i = 0; i < 40; ++i) {
     auto comm = connect_mpi(MPI_COMM_WORLD, quick("mpi"));

@@ -7,6 +7,7 @@
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/core/helper_thread.h"
 #include "comm/core/pause.h"
 
 namespace rz::mpi {
@@ -112,7 +113,7 @@ Engine::Engine(Session& session, Comms comms, int rank, int size, const MpiOptio
 // ---- who drives
 
 void Engine::start() {
-  if (threaded()) std::thread([self = shared_from_this()] { self->progress_thread(); }).detach();
+  if (threaded()) helper_thread([self = shared_from_this()] { self->progress_thread(); }).detach();
 }
 
 std::shared_ptr<Job> Engine::submit(std::span<const Operation> group) {

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "comm/core/deadline.h"
+#include "comm/core/helper_thread.h"
 
 namespace rz::nccl {
 
@@ -16,7 +17,7 @@ bool returns_within(std::chrono::milliseconds limit, std::function<void()> f) {
     bool reached = false;
   };
   const auto ending = std::make_shared<Ending>();
-  std::thread thread([ending, f = std::move(f)]() mutable {
+  std::thread thread = helper_thread([ending, f = std::move(f)]() mutable {
     f();
     f = nullptr;  // what it owned goes before anybody is told
     {

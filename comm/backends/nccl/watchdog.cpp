@@ -5,6 +5,7 @@
 
 #include "comm/backends/nccl/bounded.h"
 #include "comm/core/error.h"
+#include "comm/core/helper_thread.h"
 
 namespace rz::nccl {
 
@@ -48,7 +49,7 @@ Watchdog::Watchdog(std::shared_ptr<Link> link, std::shared_ptr<Store> store, std
       options_(options) {
   standing_.sent.resize(static_cast<std::size_t>(options.size));
   standing_.received.resize(static_cast<std::size_t>(options.size));
-  thread_ = std::thread([this] { run(); });
+  thread_ = helper_thread([this] { run(); });
 }
 
 Watchdog::~Watchdog() {
