@@ -38,7 +38,7 @@ class Descriptor {
   int fd_;
 };
 
-[[noreturn]] void fail_file(const std::string& path, const char* what) {
+[[noreturn]] void fail_on_disk(const std::string& path, const char* what) {
   fail(Errc::io, path, ": ", what, ": ", std::strerror(errno));
 }
 
@@ -94,9 +94,9 @@ void sweep(const std::string& folder, const TemporaryName& name) {
 
 void sync_folder(const std::string& folder) {
   const Descriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (fd < 0) fail_file(folder, "cannot be opened");
+  if (fd < 0) fail_on_disk(folder, "cannot be opened");
   // EINVAL: a file system whose folders need no such call.
-  if (::fsync(fd) != 0 && errno != EINVAL) fail_file(folder, "cannot be synced");
+  if (::fsync(fd) != 0 && errno != EINVAL) fail_on_disk(folder, "cannot be synced");
 }
 
 std::string own_link(int fd) { return str("/proc/self/fd/", fd); }
@@ -124,7 +124,7 @@ struct DurableFile::State {
       fd = Descriptor(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
       if (fd < 0 && errno != EEXIST) {
         temporary.clear();
-        fail_file(path, "cannot be written beside");
+        fail_on_disk(path, "cannot be written beside");
       }
     } while (fd < 0 || (!lock(fd) && errno == EWOULDBLOCK) || !has_a_name(fd));
   }
@@ -138,7 +138,7 @@ struct DurableFile::State {
       const int reason = errno;
       temporary.clear();
       errno = reason;
-      if (reason != EEXIST) fail_file(path, "cannot be given its name");
+      if (reason != EEXIST) fail_on_disk(path, "cannot be given its name");
     }
   }
 
@@ -163,16 +163,16 @@ void DurableFile::write(const void* data, std::size_t bytes) {
   while (bytes > 0) {
     const ssize_t n = ::write(state_->fd, from, bytes);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_file(state_->path, "cannot be written");
+    if (n < 0) fail_on_disk(state_->path, "cannot be written");
     from += n, bytes -= static_cast<std::size_t>(n);
   }
 }
 
 void DurableFile::commit() {
   State& s = *state_;
-  if (::fchmod(s.fd, 0644) != 0 || ::fsync(s.fd) != 0) fail_file(s.path, "cannot be finished");
+  if (::fchmod(s.fd, 0644) != 0 || ::fsync(s.fd) != 0) fail_on_disk(s.path, "cannot be finished");
   if (s.temporary.empty()) s.give_temporary_name();
-  if (::rename(s.temporary.c_str(), s.path.c_str()) != 0) fail_file(s.path, "cannot be given its name");
+  if (::rename(s.temporary.c_str(), s.path.c_str()) != 0) fail_on_disk(s.path, "cannot be given its name");
   s.temporary.clear();
   sync_folder(s.folder);
 }

@@ -1,6 +1,8 @@
 #include "sharding/durable_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +12,18 @@
 
 #include "sharding/json.h"
 #include "tests/support/error_of.h"
+
+namespace {
+int synced_folders = 0;
+}
+
+// In the place of the C library's.
+extern "C" int fsync(int fd) {
+  struct stat info {};
+  ::fstat(fd, &info);
+  synced_folders += S_ISDIR(info.st_mode);
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
 
 namespace rz {
 namespace {
@@ -88,6 +102,19 @@ TEST_P(DurableFiles, AFolderThatIsMissingIsNamed) {
   EXPECT_EQ(e.code(), Errc::io);
   EXPECT_NE(std::string(e.what()).find(path("none/x") + ": cannot be written"), std::string::npos)
       << e.what();
+}
+
+TEST_P(DurableFiles, FoldersThatAreMadeAreOnTheDiskInThoseAbove) {
+  synced_folders = 0;
+  make_folders(path("a/b/c"));
+  EXPECT_TRUE(fs::is_directory(path("a/b/c")));
+  EXPECT_EQ(synced_folders, 3);
+  make_folders(path("a/b/c"));
+  EXPECT_EQ(synced_folders, 3) << "it was there";
+  DurableFile(path("file"), GetParam()).commit();
+  const Error e = test::error_of([&] { make_folders(path("file/d")); });
+  EXPECT_EQ(e.code(), Errc::io);
+  EXPECT_NE(std::string(e.what()).find(path("file/d") + ": cannot be made"), std::string::npos) << e.what();
 }
 
 INSTANTIATE_TEST_SUITE_P(Temporaries, DurableFiles, testing::Values(Temporary::automatic, Temporary::named),
