@@ -34,7 +34,7 @@ void add_inputs(CommandLine& line, Options& o) {
       line.add_option("--data", o.data, "Text, read as bytes: a file, or every text file below a folder")
           .type_name("FILE|DIR")
           .group("Inputs");
-  line.add_option("--tokens", o.tokens, "Tokens, little-endian uint16, instead of --data")
+  line.add_option("--tokens", o.tokens, "Tokens, little-endian uint16 or llm.c's .bin, instead of --data")
       .type_name("TOKENS.bin")
       .excludes(data)
       .group("Inputs");
