@@ -46,7 +46,8 @@ function(rz_floor name)
   set_target_properties(ringzero_${name} PROPERTIES EXPORT_NAME ${name} VERSION ${PROJECT_VERSION}
                         SOVERSION ${PROJECT_VERSION_MAJOR})
   # Shared ones find each other, and CUDA's runtime, wherever they are installed.
-  set_target_properties(ringzero_${name} PROPERTIES INSTALL_RPATH "$ORIGIN;${rz_cudart_folder}")
+  set(folders $ORIGIN ${rz_cudart_folder})
+  set_target_properties(ringzero_${name} PROPERTIES INSTALL_RPATH "${folders}")
   target_include_directories(ringzero_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
                              $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/ringzero>)
   target_compile_features(ringzero_${name} PUBLIC cxx_std_20)

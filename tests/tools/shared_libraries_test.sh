@@ -20,6 +20,7 @@ $(readelf -d "$core" | grep NEEDED)"
 for library in core comm tensor; do
   link=$(ninja -C "$work" -t commands "ringzero_$library" | grep -- "-o [^ ]*libringzero_$library\.so" | tail -n 1)
   [ -n "$link" ] || wrong "no command links libringzero_$library.so"
+  grep -Eq -- '-lcudart( |$)|libcudart\.so' <<<"$link" || wrong "libringzero_$library.so is linked with no CUDA runtime: $link"
   ! grep -q 'cudart_static' <<<"$link" || wrong "libringzero_$library.so has a copy of the CUDA runtime of its own: $link"
 done
 
