@@ -1,15 +1,24 @@
 #include "comm/transports/pages.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/stat.h>
+#include <unistd.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/allocator_interface.h>
+#endif
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 
+#include "comm/core/process.h"
 #include "comm/core/rounding.h"
 #include "comm/core/text.h"
+#include "comm/transports/descriptor.h"
 
 namespace rz {
 
@@ -24,7 +33,7 @@ struct Range {
 
 Range pages(std::span<const std::byte> s) {
   const auto begin = reinterpret_cast<std::uintptr_t>(s.data());
-  return {begin / page_bytes * page_bytes, round_up(begin + s.size(), page_bytes)};
+  return {begin / page_bytes() * page_bytes(), round_up(begin + s.size(), page_bytes())};
 }
 
 // These look at memory that is not the caller's, which sanitizers take ill.
@@ -35,26 +44,46 @@ __attribute__((no_sanitize("address", "thread"))) bool all_zero(std::uintptr_t b
   return true;
 }
 
-/// Of a block with glibc's words in front: whether it came from mmap of its own.
-__attribute__((no_sanitize("address", "thread"))) bool mapped_alone([[maybe_unused]] std::uintptr_t block) {
 #ifdef __SANITIZE_ADDRESS__
-  return true;  // that malloc has other words, and what is poisoned besides is nobody's
-#else
-  return *reinterpret_cast<const volatile std::size_t*>(block - sizeof(std::size_t)) & 2;
-#endif
+
+/// That malloc has other words; what is poisoned besides is nobody's.
+bool mapped_alone(std::uintptr_t begin, std::uintptr_t, Range) {
+  return __sanitizer_get_ownership(reinterpret_cast<const void*>(begin));
 }
+
+#else
+
+/// Whether the block is one that glibc took from mmap for itself. The words in front then are: how far before
+/// them the mapping begins, and with flag 2 alone how far from them it reaches, since glibc 2.42 without
+/// them.
+__attribute__((no_sanitize("thread"))) bool mapped_alone(std::uintptr_t begin, std::uintptr_t end,
+                                                         Range whole) {
+  if (begin % own_words != 0) return false;
+  const auto* const words = reinterpret_cast<const volatile std::size_t*>(begin - own_words);
+  const std::size_t before = words[0] / own_words * own_words, size = words[1];
+  if (size % 8 != 2) return false;
+  const std::uintptr_t chunk = begin - own_words, first = chunk - before, last = chunk + size - 2;
+  const auto ends_a_page = [](std::uintptr_t at) { return at % page_bytes() == 0; };
+  return ends_a_page(first) && first <= whole.begin && before <= chunk && last + own_words >= end &&
+         (ends_a_page(last) || ends_a_page(last + own_words));
+}
+
+#endif
 
 /// Others may write to their memory at any time, also while it is copied, and after a fork() would find it
 /// shared with the parent: so nobody else's may be among it.
 std::string why_not_alone(std::span<const std::byte> memory, Range whole) {
   const auto begin = reinterpret_cast<std::uintptr_t>(memory.data()), end = begin + memory.size();
   const bool alone_in_first =
-      begin - whole.begin <= own_words ||
-      (begin % own_words == 0 && all_zero(whole.begin + own_words, begin - own_words) && mapped_alone(begin));
+      all_zero(whole.begin, begin) ||
+      (begin - whole.begin >= own_words && all_zero(whole.begin + own_words, begin - own_words) &&
+       mapped_alone(begin, end, whole));
   if (alone_in_first && all_zero(end, whole.end)) return {};
   return str("its ", alone_in_first ? "last" : "first",
              " page holds other data, too; use memory that has its pages for itself: by mmap, by "
-             "std::aligned_alloc(4096, …) of whole pages, or by malloc from M_MMAP_THRESHOLD on (which grows "
+             "std::aligned_alloc(",
+             page_bytes(),
+             ", …) of whole pages, or by malloc from M_MMAP_THRESHOLD on (which grows "
              "as memory is freed, unless mallopt() sets it)");
 }
 
@@ -91,10 +120,27 @@ bool parse(const std::string& line, Mapping& m) {
   return true;
 }
 
+/// /proc/self/maps, none if it cannot be read. The file stays open, so that a registration can end where no
+/// descriptor is free. One thread at a time.
+std::string read_maps() {
+  struct Maps {
+    Creator creator;
+    Descriptor file{open("/proc/self/maps", O_RDONLY | O_CLOEXEC)};
+  };
+  static Maps maps;
+  if (!maps.file || !maps.creator.here()) maps = Maps{};
+  std::string text;
+  char part[16 << 10];
+  for (ssize_t n; (n = pread(maps.file.get(), part, sizeof part, static_cast<off_t>(text.size()))) > 0;)
+    text.append(part, static_cast<std::size_t>(n));
+  return text;
+}
+
 /// The first reason that `why_not` has against a mapping of the range, or that there is none for some of it.
 template <class F>
 std::string first_reason(Range whole, const F& why_not) {
-  std::ifstream maps("/proc/self/maps");
+  std::istringstream maps(read_maps());
+  if (maps.view().empty()) return str("/proc/self/maps cannot be read: ", std::strerror(errno));
   std::uintptr_t known = whole.begin;
   Mapping m;
   for (std::string line; known < whole.end && std::getline(maps, line);) {
@@ -136,6 +182,8 @@ bool on_this_stack(Range whole) {
 }
 
 }  // namespace
+
+std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 
 std::span<std::byte> pages_of(std::span<std::byte> memory) {
   const Range whole = pages(memory);

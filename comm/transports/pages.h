@@ -8,7 +8,8 @@
 
 namespace rz {
 
-inline constexpr std::size_t page_bytes = 4096;
+/// Of a page of this system.
+std::size_t page_bytes();
 
 /// The whole pages that hold the range.
 std::span<std::byte> pages_of(std::span<std::byte>);
@@ -19,7 +20,8 @@ std::span<std::byte> pages_of(std::span<std::byte>);
 /// of malloc's own where it took the block from mmap (which is told by what glibc's words say).
 std::string why_irreplaceable(std::span<const std::byte>);
 
-/// Whether all of the range is a mapping of this file.
+/// Whether all of the range is a mapping of this file. Needs no free descriptor once why_irreplaceable() has
+/// been called.
 bool is_mapping_of(int fd, std::span<const std::byte>);
 
 }  // namespace rz

@@ -8,6 +8,7 @@
 #include <malloc.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -30,6 +31,16 @@
 #include "tests/support/meeting_rank.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"
+
+namespace {
+long pretended_page = 0;  // what sysconf() says of pages, unless it is 0
+}
+
+/// In the place of the system's; the sanitizers call it before they are there themselves.
+extern "C" long __sysconf(int name) noexcept;
+extern "C" __attribute__((no_sanitize("address", "thread"))) long sysconf(int name) noexcept {
+  return name == _SC_PAGESIZE && pretended_page ? pretended_page : __sysconf(name);
+}
 
 namespace rz {
 namespace {
@@ -362,6 +373,74 @@ TEST(Registration, RefusesPagesThatOthersUseToo) {
   EXPECT_TRUE(lend(*arena, m.data, 7 * page + 301).zero_copy());
   EXPECT_TRUE(lend(*arena, m.data, 7 * page).zero_copy());
   EXPECT_TRUE(lend(*arena, m.data + 16, 7 * page - 16).zero_copy());
+}
+
+void put_words(std::byte* at, std::uint64_t first, std::uint64_t second) {
+  std::memcpy(at, &first, 8), std::memcpy(at + 8, &second, 8);
+}
+
+// Of the 16 bytes in front of a block only those of malloc itself may be replaced.
+TEST(Registration, RefusesPagesWhereOthersKeepAWordInFront) {
+  const auto arena = std::make_shared<Arena>();
+  const Mapped m(8 * page);
+  for (const std::size_t at : {0, 7, 8, 15}) {
+    m.data[at] = std::byte{1};
+    expect_says(why_not(*arena, m.data + 16, 7 * page), "first page");
+    m.data[at] = std::byte{};
+  }
+  m.data[page] = std::byte{1};
+  expect_says(why_not(*arena, m.data + page + 8, 6 * page), "first page");
+  m.data[page] = std::byte{};
+  // Numbers that are not those of a block that came from mmap: too short, of the heap, not of whole pages.
+  for (const std::uint64_t second : {page | 2, 8 * page | 1, (8 * page - 64) | 2}) {
+    put_words(m.data, 0, second);
+    expect_says(why_not(*arena, m.data + 16, 7 * page), "first page");
+  }
+  put_words(m.data, 64, 8 * page | 2);
+  expect_says(why_not(*arena, m.data + 16, 7 * page), "first page");
+  put_words(m.data, 0, 0);
+  EXPECT_TRUE(lend(*arena, m.data + 16, 7 * page).zero_copy());
+}
+
+// As on machines whose pages have 64 KiB: of whole pages there is one, and whose neighbours are in it.
+TEST(Registration, TakesWholePagesOfTheSystemsSize) {
+  constexpr std::size_t large = 64 << 10;
+  const auto arena = std::make_shared<Arena>();
+  const Mapped m(6 * large);
+  std::byte* const at = m.data + large - reinterpret_cast<std::uintptr_t>(m.data) % large;
+  struct Pretence {
+    Pretence() { pretended_page = large; }
+    ~Pretence() { pretended_page = 0; }
+  } const pretence;
+  at[3 * page] = std::byte{1};
+  expect_says(why_not(*arena, at + 4 * page, page), "first page");
+  at[3 * page] = std::byte{};
+  at[9 * page] = std::byte{1};
+  expect_says(why_not(*arena, at + 4 * page, page), "last page");
+  at[9 * page] = std::byte{};
+  const Registration r = lend(*arena, at + 4 * page, page);
+  ASSERT_TRUE(r.zero_copy()) << r.why();
+  for (const std::size_t offset : {std::size_t{0}, 4 * page, large - 1})
+    expect_says(mapping_of(at + offset), "memfd:ringzero");
+  EXPECT_TRUE(is_private(at + large)) << mapping_of(at + large);
+}
+
+// As where a server has run out of them.
+TEST(Registration, EndsWithoutAFreeDescriptor) {
+  take_large_blocks_from_mmap();
+  const auto arena = std::make_shared<Arena>();
+  auto x = counted(100'000);
+  Registration r = lend(*arena, x.data(), x.size() * sizeof(int));
+  ASSERT_TRUE(r.zero_copy()) << r.why();
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none{0, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_LT(open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
+  r = {};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_TRUE(is_private(x.data())) << mapping_of(x.data());
+  EXPECT_EQ(x, counted(100'000));
 }
 
 TEST(Registration, RefusesWhatOverlapsAndNothingAtAll) {
