@@ -89,14 +89,17 @@ void Driver::check_process() const {
        ", which came of it by fork(); connect a communicator in each process that uses one");
 }
 
-std::shared_ptr<std::byte> Driver::allocate(std::size_t bytes) {
+std::shared_ptr<Arena> Driver::arena() {
   check_process();
   const std::lock_guard lock(mutex_);
   require(transport_ != nullptr, Errc::aborted, "the communicator of rank ", rank_, " was destroyed");
-  return transport_->allocate(bytes);
+  return transport_->arena();
 }
 
 std::string Driver::describe() const { return "scheduled over " + carrier_; }
+// Large memory takes long: without the lock, which calls in flight need, and abort().
+std::shared_ptr<std::byte> Driver::allocate(std::size_t bytes) { return allocate_zeroed(arena(), bytes); }
+
 
 CallChoice Driver::explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
                            ReduceOp op) const {
@@ -118,17 +121,11 @@ CallChoice Driver::explain(Collective kind, std::size_t bytes, bool reachable, D
   return {s.algorithm->name, carrier_, s.chunk ? s.chunk : slice_bytes, why};
 }
 
-// Copies without the lock, which calls in flight need.
+// Copies without the lock, too.
 Registration Driver::register_buffer(std::span<std::byte> memory) {
-  check_process();
-  std::shared_ptr<Arena> arena;
-  {
-    const std::lock_guard lock(mutex_);
-    require(transport_ != nullptr, Errc::aborted, "the communicator of rank ", rank_, " was destroyed");
-    arena = transport_->arena();
-  }
-  return arena ? arena->register_buffer(memory)
-               : Registration(str("no other rank shares memory with rank ", rank_, " (", describe(), ")"));
+  const auto shared = arena();
+  return shared ? shared->register_buffer(memory)
+                : Registration(str("no other rank shares memory with rank ", rank_, " (", describe(), ")"));
 }
 
 std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {

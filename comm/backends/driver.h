@@ -78,6 +78,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
 
   void check_process() const;
   bool was_left() const;
+  std::shared_ptr<Arena> arena();
+  void look_once(std::unique_lock<ShortLock>&);
   void progress_thread();
   // All of these are called by the one that drives.
   void drive(const Job* until);

@@ -6,6 +6,8 @@
 
 #include "comm/core/rounding.h"
 
+#include "comm/core/types.h"
+#include "comm/transports/pages.h"
 namespace rz {
 
 namespace {
@@ -144,6 +146,13 @@ void Arena::forget(std::uint32_t number) noexcept {
 void Arena::refresh(SegmentMap& map) {
   if (map.version == version_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
+std::shared_ptr<std::byte> allocate_zeroed(const std::shared_ptr<Arena>& arena, std::size_t bytes) {
+  if (arena) return arena->allocate(bytes);
+  auto memory = allocate_host(bytes);
+  if (bytes) std::memset(memory.get(), 0, bytes);
+  return memory;
+}
+
   map.entries = entries_;
   map.version = version_.load(std::memory_order_relaxed);
 }

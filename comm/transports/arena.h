@@ -75,4 +75,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::atomic<std::uint32_t> next_number_{0};
 };
 
+/// Of the arena; where there is none, memory of this process alone. Zeroed.
+std::shared_ptr<std::byte> allocate_zeroed(const std::shared_ptr<Arena>&, std::size_t bytes);
+
 }  // namespace rz

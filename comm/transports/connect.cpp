@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -136,12 +135,7 @@ class GroupTransport final : public Transport {
   }
   const WaitForGraph& waiting() const override { return waiting_; }
 
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
-    if (near_.size() > 1) return shm_.allocate(bytes);
-    auto memory = allocate_host(bytes);
-    if (bytes) std::memset(memory.get(), 0, bytes);
-    return memory;
-  }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return allocate_zeroed(arena(), bytes); }
   std::shared_ptr<Arena> arena() const override { return near_.size() > 1 ? shm_.arena() : nullptr; }
   std::span<const MeetingView> meeting() const override {
     return one_host() && size_ > 1 ? shm_.meeting() : std::span<const MeetingView>();

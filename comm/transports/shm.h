@@ -52,7 +52,6 @@ class ShmLinks {
   std::uint64_t released(int peer, Lane);
   Incoming peek(int peer, Lane);
   void consume(int peer, Lane, std::size_t bytes);
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) { return arena_->allocate(bytes); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
 
   /// Of the ranks of this host, in their order.

@@ -1,8 +1,10 @@
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <future>
 #include <thread>
 #include <vector>
 
@@ -11,6 +13,24 @@
 #include "comm/core/error.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
+
+namespace {
+/// While it is there, an allocation stops where it asks for its memory.
+struct HeldAllocation {
+  std::promise<void> begun, go_on;
+};
+std::atomic<HeldAllocation*> held_allocation{nullptr};
+}  // namespace
+
+/// In the place of the system's.
+extern "C" int memfd_create(const char* name, unsigned flags) noexcept {
+  if (HeldAllocation* const held = held_allocation.exchange(nullptr)) {
+    held->begun.set_value();
+    held->go_on.get_future().wait();
+  }
+  static const auto real = reinterpret_cast<int (*)(const char*, unsigned)>(dlsym(RTLD_NEXT, "memfd_create"));
+  return real(name, flags);
+}
 
 namespace rz {
 namespace {
@@ -301,6 +321,33 @@ TEST_P(Transports, AbortFromAnotherThreadEndsWhoWaits) {
     EXPECT_NE(std::string(e.what()).find("the user pressed a key"), std::string::npos) << e.what();
     if (aborter.joinable()) aborter.join();
     expect_error(Errc::aborted, 0, [&] { comm.barrier().wait(); });
+  });
+}
+
+// Large memory takes seconds to make.
+TEST(Failure, AnAllocationHoldsBackNeitherCallsNorAbort) {
+  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, store, quick("shm"));
+    HeldAllocation held;
+    std::future<std::shared_ptr<std::byte>> allocation;
+    if (rank == 0) {
+      held_allocation = &held;
+      allocation = std::async(std::launch::async, [&] { return comm.allocate(4 << 20); });
+      held.begun.get_future().wait();
+    }
+    auto calls = std::async(std::launch::async, [&] {
+      float x = 1;
+      for (int i = 0; i < 10; ++i) comm.all_reduce({&x, 1}, ReduceOp::max).wait();
+    });
+    EXPECT_EQ(calls.wait_for(10s), std::future_status::ready) << "calls of rank " << rank;
+    if (rank == 0) {
+      auto abort = std::async(std::launch::async, [&] { comm.abort("the test's"); });
+      EXPECT_EQ(abort.wait_for(10s), std::future_status::ready) << "abort()";
+      held.go_on.set_value();
+      EXPECT_NE(allocation.get(), nullptr);
+    }
+    calls.wait();
+    expect_error(Errc::aborted, 0, [&] { reduce_for_ever(comm, 10); });
   });
 }
 
