@@ -10,6 +10,7 @@
 #include <set>
 #include <sstream>
 
+#include "comm/core/cgroup.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
 
@@ -37,60 +38,6 @@ std::vector<int> affinity() {
       if (CPU_ISSET(i, &set)) processors.push_back(i);
   if (processors.empty()) processors.push_back(0);
   return processors;
-}
-
-double number(const std::string& text) {
-  try {
-    return std::stod(text);
-  } catch (const std::exception&) {  // "max", or nothing
-    return -1;
-  }
-}
-
-std::string first_line(const std::string& file) {
-  std::string line;
-  std::ifstream in(file);
-  std::getline(in, line);
-  return line;
-}
-
-/// Processors' worth of time in a cgroup v2 cpu.max ("quota period"), or -1.
-double quota_v2(const std::string& folder) {
-  const std::string line = first_line(folder + "/cpu.max");
-  const auto space = line.find(' ');
-  if (space == std::string::npos) return -1;
-  const double quota = number(line.substr(0, space)), period = number(line.substr(space));
-  return quota > 0 && period > 0 ? quota / period : -1;
-}
-
-double quota_v1(const std::string& folder) {
-  const double quota = number(first_line(folder + "/cpu.cfs_quota_us"));
-  const double period = number(first_line(folder + "/cpu.cfs_period_us"));
-  return quota > 0 && period > 0 ? quota / period : -1;
-}
-
-/// The least quota from this process's cgroup up to the root, as both versions of cgroups mount them.
-double cpu_quota() {
-  double least = -1;
-  const auto take = [&](double quota) {
-    if (quota > 0 && (least < 0 || quota < least)) least = quota;
-  };
-  std::ifstream in("/proc/self/cgroup");
-  for (std::string line; std::getline(in, line);) {
-    const auto first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    std::string path = line.substr(second + 1);
-    const bool v2 = controllers.empty();
-    if (!v2 && controllers != "cpu" && controllers.rfind("cpu,", 0) != 0 && controllers != "cpuacct,cpu")
-      continue;
-    const std::string root = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
-    for (;; path.erase(path.rfind('/'))) {
-      take(v2 ? quota_v2(root + path) : quota_v1(root + path));
-      if (path.empty() || path.rfind('/') == std::string::npos) break;
-    }
-  }
-  return least;
 }
 
 std::string processor_name() {
@@ -172,6 +119,21 @@ Caches look_at_caches() try {
 
 #else
 
+double number(const std::string& text) {
+  try {
+    return std::stod(text);
+  } catch (const std::exception&) {  // "max", or nothing
+    return -1;
+  }
+}
+
+std::string first_line(const std::string& file) {
+  std::string line;
+  std::ifstream in(file);
+  std::getline(in, line);
+  return line;
+}
+
 /// "0-3,8" as numbers.
 std::vector<int> parse_list(const std::string& text) {
   std::vector<int> numbers;
@@ -251,8 +213,8 @@ std::vector<Core> usable_cores() {
 }  // namespace
 
 Allowance allowance() {
-  const double quota = cpu_quota();
-  return {affinity(), quota > 0 ? std::max(1, static_cast<int>(std::ceil(quota - 0.01))) : 0};
+  const auto quota = cgroup_processors();
+  return {affinity(), quota ? std::max(1, static_cast<int>(std::ceil(*quota - 0.01))) : 0};
 }
 
 std::string in_words(const Allowance& a) {
@@ -277,6 +239,14 @@ bool crowded(std::span<const Allowance> threads) {
     if (a.quota > 0) quota = std::max(quota, static_cast<std::size_t>(a.quota));
   }
   return threads.size() > processors.size() || (quota > 0 && threads.size() > quota);
+}
+
+int threads_for(const Allowance& own, std::span<const Allowance> ranks) {
+  const auto sharers = std::ranges::count(ranks, own.processors, &Allowance::processors);
+  const auto limited = std::ranges::count_if(ranks, [](const Allowance& a) { return a.quota > 0; });
+  const auto mine = std::ssize(own.processors) / std::max<std::ptrdiff_t>(1, sharers);
+  const auto of_quota = own.quota > 0 ? own.quota / std::max<std::ptrdiff_t>(1, limited) : mine;
+  return static_cast<int>(std::max<std::ptrdiff_t>(1, std::min(mine, of_quota)));
 }
 
 int usable_processors() {

@@ -27,6 +27,10 @@ std::string in_words(const Allowance&);
 Allowance allowance_from(const std::string& words);
 /// Whether so many threads of one machine are more than the processors that they may use between them.
 bool crowded(std::span<const Allowance>);
+/// Threads that one of the ranks of a machine may start for computing: its processors, shared out among the
+/// ranks that have exactly the same, and no more than its part of the quota, shared out among all that have
+/// one; at least 1.
+int threads_for(const Allowance& own, std::span<const Allowance> ranks);
 
 /// The data caches of a processor. Bytes; 0: there is none, or the system does not report it.
 struct Caches {

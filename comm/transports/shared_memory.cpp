@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -9,7 +10,10 @@
 #include <cstring>
 #include <fstream>
 
+#include "comm/core/cgroup.h"
 #include "comm/core/error.h"
+#include "comm/core/rounding.h"
+#include "comm/transports/pages.h"
 
 namespace rz {
 
@@ -35,7 +39,7 @@ void* aligned_space(std::size_t bytes) {
 }
 
 std::byte* map_fd(int fd, std::size_t bytes, int protection) {
-  void* const place = bytes >= huge ? aligned_space((bytes + 4095) / 4096 * 4096) : nullptr;
+  void* const place = bytes >= huge ? aligned_space(round_up(bytes, page_bytes())) : nullptr;
   void* const at = mmap(place, bytes, protection, MAP_SHARED | (place ? MAP_FIXED : 0), fd, 0);
   if (at == MAP_FAILED) fail_errno("mmap", str("of ", human_bytes(bytes), " of shared memory"));
   return static_cast<std::byte*>(at);
@@ -50,60 +54,73 @@ void take_huge_pages(int fd, std::byte* at, std::size_t bytes) {
   (void)madvise(at, whole, collapse);                                  // without, small pages do
 }
 
-unsigned long long number_in(const char* file) {
-  std::ifstream in(file);
-  unsigned long long value = 0;
-  return in >> value ? value : ~0ull;
-}
-
-[[noreturn]] void no_memory(std::size_t bytes, int error) {
-  fail(Errc::system, "posix_fallocate of shared memory: need ", human_bytes(bytes), ", have about ",
+[[noreturn]] void no_memory(const char* call, std::size_t bytes, int error) {
+  fail(Errc::system, call, "shared memory: need ", human_bytes(bytes), ", have about ",
        human_bytes(available_memory()), ": ", std::strerror(error), " (errno ", error,
        "); use smaller buffers or fewer ranks on this host, or raise the container's memory limit");
 }
 
+/// A file that grows beyond its limit ends the process, by SIGXFSZ.
+void check_file_size(std::size_t bytes) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || bytes <= limit.rlim_cur) return;
+  fail(Errc::system, "shared memory: need ", human_bytes(bytes), ", but files of this process may have ",
+       human_bytes(limit.rlim_cur), "; raise the limit (ulimit -f)");
+}
+
+/// posix_fallocate in pieces. A signal undoes the piece that it interrupts: of a timer that comes often, as a
+/// profiler's, only short pieces get through.
+int fill_file(int fd, std::size_t bytes) {
+  std::size_t piece = std::size_t{4} << 20;
+  for (std::size_t at = 0; at < bytes;) {
+    const std::size_t n = std::min(piece, bytes - at);
+    const int error = posix_fallocate(fd, static_cast<off_t>(at), static_cast<off_t>(n));
+    if (error && error != EINTR) return error;
+    if (error) piece = std::max(page_bytes(), piece / 2);
+    if (!error) at += n;
+  }
+  return 0;
+}
+
 }  // namespace
 
-unsigned long long available_memory() {
+unsigned long long available_memory(const std::string& root) {
   unsigned long long available = ~0ull;
-  std::ifstream in("/proc/meminfo");
+  std::ifstream in(root + "/proc/meminfo");
   for (std::string key, unit; in >> key;) {
     unsigned long long kib = 0;
     in >> kib;
     if (key == "MemAvailable:") available = kib * 1024;
     std::getline(in, unit);
   }
-  const auto left = [](unsigned long long limit, unsigned long long used) {
-    return limit == ~0ull || used == ~0ull || limit < used ? ~0ull : limit - used;
-  };
-  available = std::min(
-      available, left(number_in("/sys/fs/cgroup/memory.max"), number_in("/sys/fs/cgroup/memory.current")));
-  return std::min(available, left(number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-                                  number_in("/sys/fs/cgroup/memory/memory.usage_in_bytes")));
+  return std::min(available, cgroup_memory(root).value_or(~0ull));
 }
 
 SharedMemory SharedMemory::create(std::size_t bytes) {
+  if (bytes > static_cast<std::size_t>(PTRDIFF_MAX)) no_memory("", bytes, EFBIG);
+  check_file_size(bytes);
+  // Beyond a cgroup's limit the kernel kills rather than refuses: ask first where it matters.
+  if (bytes >= (64u << 20) && bytes > available_memory()) no_memory("", bytes, ENOMEM);
   SharedMemory m;
   m.fd_ = Descriptor(memfd_create("ringzero", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!m.fd_) fail_errno("memfd_create");
-  // Beyond a cgroup's limit the kernel kills rather than refuses: ask first where it matters.
-  if (bytes >= (64u << 20) && bytes > available_memory()) no_memory(bytes, ENOMEM);
-  int error = EFBIG;
-  if (bytes >= huge && bytes <= static_cast<std::size_t>(PTRDIFF_MAX)) {
-    if (ftruncate(m.fd_.get(), static_cast<off_t>(bytes)) != 0) no_memory(bytes, errno);
-    m.data_ = map_fd(m.fd_.get(), bytes, PROT_READ | PROT_WRITE);
-    m.size_ = bytes;
-    take_huge_pages(m.fd_.get(), m.data_, bytes);
-  }
-  if (bytes <= static_cast<std::size_t>(PTRDIFF_MAX)) do
-      error = posix_fallocate(m.fd_.get(), 0, static_cast<off_t>(bytes));
-    while (error == EINTR);
-  if (error) no_memory(bytes, error);
+  m.fill(bytes);
   if (fcntl(m.fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     fail_errno("fcntl(F_ADD_SEALS)");
   if (!m.data_) m.data_ = map_fd(m.fd_.get(), bytes, PROT_READ | PROT_WRITE);
   m.size_ = bytes;
   return m;
+}
+
+/// Maps first what has room for huge pages, since they are made through a mapping.
+void SharedMemory::fill(std::size_t bytes) {
+  if (bytes >= huge) {
+    if (ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) no_memory("ftruncate of ", bytes, errno);
+    data_ = map_fd(fd_.get(), bytes, PROT_READ | PROT_WRITE);
+    size_ = bytes;
+    take_huge_pages(fd_.get(), data_, bytes);
+  }
+  if (const int error = fill_file(fd_.get(), bytes)) no_memory("posix_fallocate of ", bytes, error);
 }
 
 SharedMemory SharedMemory::map(Descriptor fd, bool writable) {

@@ -18,7 +18,7 @@ namespace rz {
 class SharedMemory {
  public:
   SharedMemory() = default;
-  /// Zeroed. Errc::system states need and have.
+  /// Zeroed. Errc::system states need and have, or the limit of files (ulimit -f), which counts here too.
   static SharedMemory create(std::size_t bytes);
   /// Maps memory that a peer made. Errc::system if it is not sealed, i.e. could shrink.
   static SharedMemory map(Descriptor fd, bool writable);
@@ -42,26 +42,33 @@ class SharedMemory {
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   int fd() const { return fd_.get(); }
+  /// Peers may read it even when it has ended here.
+  void promise() { promised_ = true; }
+  /// Gives the memory back to the system, though peers still have it mapped and find zeros from now on. Not
+  /// what was promised, nor what a child of fork() may read.
+  void discard() const noexcept { empty(0, size_); }
   /// The mapping stays; nobody can be given it any more.
   void close_fd() { fd_.close(); }
 
  private:
+  void fill(std::size_t bytes);
   void swap(SharedMemory& other) {
     std::swap(fd_, other.fd_), std::swap(data_, other.data_), std::swap(size_, other.size_);
     std::swap(in_place_, other.in_place_), std::swap(creator_, other.creator_);
-    std::swap(forks_, other.forks_);
+    std::swap(forks_, other.forks_), std::swap(promised_, other.promised_);
   }
   void put_private_back() noexcept;
   void empty(std::size_t offset, std::size_t bytes) const noexcept;
   Descriptor fd_;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
-  bool in_place_ = false;
+  bool in_place_ = false, promised_ = false;
   Creator creator_;
   std::uint64_t forks_ = forks();  // before the memory was there
 };
 
-/// What can still be had of memory: the kernel's estimate, at most what the cgroup leaves.
-unsigned long long available_memory();
+/// What can still be had of memory: the kernel's estimate, at most what control groups leave. `root`: where
+/// /proc and /sys stand.
+unsigned long long available_memory(const std::string& root = "");
 
 }  // namespace rz

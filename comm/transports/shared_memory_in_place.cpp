@@ -77,8 +77,9 @@ std::optional<SharedMemory> SharedMemory::in_place_of(std::span<std::byte> memor
   return m;
 }
 
-/// Gives that part of the file back to the system, unless a child of fork() may read it.
+/// Gives that part of the file back to the system, unless it was promised or a child of fork() may read it.
 void SharedMemory::empty(std::size_t offset, std::size_t bytes) const noexcept {
+  if (promised_ || !fd_) return;
   unless_forked_since(forks_, [&] {
     (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                     static_cast<off_t>(bytes));

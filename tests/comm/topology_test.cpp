@@ -6,10 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <set>
 
+#include "comm/core/cgroup.h"
 #include "comm/core/error.h"
+#include "comm/transports/shared_memory.h"
 
 namespace rz {
 namespace {
@@ -76,6 +80,102 @@ TEST(Topology, BindingLimitsWhatIsUsable) {
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
   EXPECT_FALSE(bind_process({})) << "no processor at all";
+}
+
+/// A machine's files below a folder of its own.
+class Files {
+ public:
+  Files() : root_((std::filesystem::temp_directory_path() / "rz-cgroup-XXXXXX").string()) {
+    if (!mkdtemp(root_.data())) throw std::runtime_error("mkdtemp " + root_);
+  }
+  Files(const Files&) = delete;
+  ~Files() { std::filesystem::remove_all(root_); }
+  void write(const std::string& file, const std::string& text) const {
+    const std::filesystem::path path = root_ + file;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  }
+  const std::string& root() const { return root_; }
+
+ private:
+  std::string root_;
+};
+
+constexpr unsigned long long mib = 1 << 20;
+
+/// 1 GiB, of which `used` MiB are.
+void limit_v2(const Files& f, const std::string& group, int used, const std::string& stat) {
+  f.write("/sys/fs/cgroup" + group + "/memory.max", str(1024 * mib, '\n'));
+  f.write("/sys/fs/cgroup" + group + "/memory.current",
+          str(static_cast<unsigned long long>(used) * mib, '\n'));
+  f.write("/sys/fs/cgroup" + group + "/memory.stat", stat);
+}
+
+TEST(Cgroup, PagesOfFilesAreNotUsedMemory) {
+  const Files f;
+  f.write("/proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n");
+  f.write("/proc/self/cgroup", "0::/\n");
+  EXPECT_EQ(cgroup_memory(f.root()), std::nullopt);
+  EXPECT_EQ(available_memory(f.root()), 4096 * mib);
+  limit_v2(f, "", 1002, "");
+  EXPECT_EQ(available_memory(f.root()), 22 * mib);
+  // All but 100 MiB is in files, but of these 40 MiB in shared memory.
+  limit_v2(f, "", 1002,
+           str("anon ", 62 * mib, "\nfile ", 900 * mib, "\nshmem ", 40 * mib, "\nslab ", 41 * mib,
+               "\nslab_reclaimable ", 40 * mib, "\nslab_unreclaimable ", mib, '\n'));
+  EXPECT_EQ(available_memory(f.root()), (22 + 860 + 40) * mib);
+  f.write("/sys/fs/cgroup/memory.max", "max\n");
+  EXPECT_EQ(available_memory(f.root()), 4096 * mib);
+  f.write("/sys/fs/cgroup/memory.max", str(500 * mib, '\n'));
+  f.write("/sys/fs/cgroup/memory.stat", "");
+  EXPECT_EQ(available_memory(f.root()), 0u) << "more is used than the limit, which was lowered";
+}
+
+TEST(Cgroup, OfVersion1CountsSharedMemoryAlone) {
+  const Files f;
+  f.write("/proc/self/cgroup", "9:cpu,cpuacct:/a\n4:memory:/docker/abc\n0::/\n");
+  const std::string group = "/sys/fs/cgroup/memory";  // of a container, which is not told where it lies
+  f.write(group + "/memory.limit_in_bytes", str(1024 * mib));
+  f.write(group + "/memory.usage_in_bytes", str(1000 * mib));
+  f.write(group + "/memory.stat", str("cache 5\ntotal_cache ", 800 * mib, "\ntotal_shmem ", 100 * mib, '\n'));
+  EXPECT_EQ(cgroup_memory(f.root()), 724 * mib);
+}
+
+TEST(Cgroup, EveryGroupAboveCounts) {
+  const Files f;
+  f.write("/proc/self/cgroup", "1:name=systemd:/x\n0::/user/job/step\n");
+  limit_v2(f, "/user/job/step", 100, "");
+  limit_v2(f, "/user/job", 700, str("file ", 200 * mib));
+  limit_v2(f, "/user", 300, "");
+  limit_v2(f, "/other", 1024, "");
+  EXPECT_EQ(cgroup_memory(f.root()), 524 * mib);
+  f.write("/sys/fs/cgroup/user/job/cpu.max", "150000 100000\n");
+  f.write("/sys/fs/cgroup/user/job/step/cpu.max", "max 100000\n");
+  f.write("/sys/fs/cgroup/user/cpu.max", "400000 100000\n");
+  EXPECT_EQ(cgroup_processors(f.root()), 1.5);
+  f.write("/proc/self/cgroup", "3:cpu,cpuacct:/a/b\n0::/\n");
+  EXPECT_EQ(cgroup_processors(f.root()), std::nullopt);
+  f.write("/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "300000\n");
+  f.write("/sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n");
+  f.write("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+  f.write("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(cgroup_processors(f.root()), 3);
+}
+
+TEST(Topology, RanksShareOutProcessorsAndQuotaAmongTheirThreads) {
+  std::vector<int> many(64);
+  std::iota(many.begin(), many.end(), 0);
+  const std::vector<int> low(many.begin(), many.begin() + 32), high(many.begin() + 32, many.end());
+  const auto threads = [](const std::vector<Allowance>& ranks) { return threads_for(ranks.front(), ranks); };
+  EXPECT_EQ(threads({{many}}), 64);
+  EXPECT_EQ(threads({{many}, {many}}), 32);
+  EXPECT_EQ(threads({{low}, {high}}), 32);
+  EXPECT_EQ(threads({{many, 4}}), 4);
+  EXPECT_EQ(threads({{many, 4}, {many, 4}}), 2);
+  EXPECT_EQ(threads({{low, 4}, {high, 4}}), 2) << "bound to cores of their own, in one container";
+  EXPECT_EQ(threads({{low, 4}, {high}}), 4);
+  EXPECT_EQ(threads({{low}, {high, 4}}), 32);
+  EXPECT_EQ(threads({{many, 3}, {many, 3}, {many, 3}, {many, 3}}), 1);
 }
 
 TEST(Topology, RanksCrowdWhereTheyAreMoreThanTheirProcessors) {

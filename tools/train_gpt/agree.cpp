@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
+#include "comm/topology.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -47,17 +48,25 @@ int fair_threads(Communicator& comm) {
   struct Where {
     std::array<char, 64> host;
     cpu_set_t processors;
+    std::int32_t quota;
   };
   Where mine{};
+  const Allowance own = allowance();
   ::gethostname(mine.host.data(), mine.host.size() - 1);
-  if (::sched_getaffinity(0, sizeof mine.processors, &mine.processors) != 0) CPU_SET(0, &mine.processors);
+  for (const int p : own.processors) CPU_SET(p, &mine.processors);
+  mine.quota = own.quota;
   std::vector<Where> all(static_cast<std::size_t>(comm.size()));
   comm.all_gather(ConstBuffer(&mine, sizeof mine, DType::u8),
                   Buffer(all.data(), all.size() * sizeof mine, DType::u8))
       .wait();
-  const auto sharers =
-      std::ranges::count_if(all, [&](const Where& w) { return std::memcmp(&w, &mine, sizeof mine) == 0; });
-  return std::max(1, CPU_COUNT(&mine.processors) / static_cast<int>(sharers));
+  std::vector<Allowance> here;
+  for (const Where& w : all) {
+    if (w.host != mine.host) continue;
+    here.push_back({.quota = w.quota});
+    for (int p = 0; p < CPU_SETSIZE; ++p)
+      if (CPU_ISSET(p, &w.processors)) here.back().processors.push_back(p);
+  }
+  return threads_for(own, here);
 }
 
 }  // namespace rz::train_gpt

@@ -12,8 +12,8 @@ namespace rz::train_gpt {
 void check_together(Communicator&, const std::function<void()>& check);
 
 /// Threads for this rank: the processors it may run on, divided by the ranks of this host that may run on
-/// exactly the same ones; at least 1. So ranks that a launcher bound to cores of their own use them all.
-/// Collective.
+/// exactly the same ones, but no more than its part of what control groups let this host's ranks keep busy
+/// (cpu.max); at least 1. So ranks that a launcher bound to cores of their own use them all. Collective.
 int fair_threads(Communicator&);
 
 }  // namespace rz::train_gpt
