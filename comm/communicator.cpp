@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <thread>
 
 #include "comm/backend.h"
@@ -204,12 +205,24 @@ CallChoice Communicator::explain(Collective kind, std::size_t bytes, bool alloca
 Work Communicator::submit(std::span<const Operation> group) { return state_->backend->submit(group); }
 Work Communicator::submit_one(const Operation& operation) { return submit({&operation, 1}); }
 void Communicator::abort(const std::string& reason) noexcept { state_->backend->abort(reason); }
+
+namespace {
+
+/// Backends round up, which must not begin at 0 again.
+std::size_t addressable(std::size_t bytes) {
+  require(bytes <= static_cast<std::size_t>(PTRDIFF_MAX), Errc::system, "cannot allocate ",
+          human_bytes(bytes), ": no process can address so much; is the count right?");
+  return bytes;
+}
+
+}  // namespace
+
 std::shared_ptr<std::byte> Communicator::allocate(std::size_t bytes) {
-  return state_->backend->allocate(bytes);
+  return state_->backend->allocate(addressable(bytes));
 }
 
 std::shared_ptr<std::byte> Communicator::allocate_symmetric(std::size_t bytes) {
-  return state_->backend->allocate_symmetric(bytes);
+  return state_->backend->allocate_symmetric(addressable(bytes));
 }
 
 Registration Communicator::register_buffer(void* data, std::size_t bytes) {
@@ -222,7 +235,7 @@ Registration Communicator::register_buffer(void* data, std::size_t bytes) {
 }
 
 Allocator Communicator::allocator() {
-  return {[backend = state_->backend](std::size_t bytes) { return backend->allocate(bytes); },
+  return {[backend = state_->backend](std::size_t bytes) { return backend->allocate(addressable(bytes)); },
           state_->options.device};
 }
 

@@ -156,7 +156,8 @@ class Communicator {
   Registration register_buffer(void* data, std::size_t bytes);
   template <class T>
   std::shared_ptr<T> allocate_array(std::size_t count) {
-    return std::reinterpret_pointer_cast<T>(allocate(count * sizeof(T)));
+    constexpr std::size_t all = ~std::size_t{0};
+    return std::reinterpret_pointer_cast<T>(allocate(count > all / sizeof(T) ? all : count * sizeof(T)));
   }
   /// allocate() as a value, for floors that know no communicator. Holds the backend alive.
   Allocator allocator();

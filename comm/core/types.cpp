@@ -1,5 +1,7 @@
 #include "comm/core/types.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <iterator>
 #include <new>
@@ -69,8 +71,9 @@ ReduceOp op_from_name(std::string_view text) {
 
 std::shared_ptr<std::byte> allocate_host(std::size_t bytes) {
   constexpr std::size_t alignment = 256;
-  const std::size_t rounded = round_up(bytes, alignment);
-  void* memory = std::aligned_alloc(alignment, rounded ? rounded : alignment);
+  const std::size_t rounded = round_up(std::max<std::size_t>(bytes, 1), alignment);
+  const bool possible = bytes <= static_cast<std::size_t>(PTRDIFF_MAX);
+  void* memory = possible ? std::aligned_alloc(alignment, rounded) : nullptr;
   require(memory != nullptr, Errc::system, "cannot allocate ", human_bytes(bytes), " of host memory");
   return {static_cast<std::byte*>(memory), [](std::byte* p) { std::free(p); }};
 }

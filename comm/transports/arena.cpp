@@ -4,6 +4,7 @@
 #include <cstring>
 #include <functional>
 
+#include "comm/core/error.h"
 #include "comm/core/rounding.h"
 
 #include "comm/core/types.h"
@@ -12,13 +13,12 @@ namespace rz {
 
 namespace {
 constexpr std::size_t alignment = 256;
-constexpr std::size_t page = 4096;
 constexpr std::size_t slab_bytes = std::size_t{2} << 20;
 constexpr std::size_t largest_in_slab = slab_bytes / 4;
 
 // Blocks that begin at the same place of their pages compete for the same cache sets, of huge pages in all
 // caches: so large ones begin at places of their own, which differ between a rank's blocks and its peers'.
-constexpr std::size_t places = 16, between_places = page + alignment;
+constexpr std::size_t places = 16, between_places = 4096 + alignment;
 constexpr std::size_t least_placed = std::size_t{2} << 20;
 
 }  // namespace
@@ -47,7 +47,9 @@ std::shared_ptr<std::byte> Arena::allocate(std::size_t bytes) {
   const std::size_t need = round_up(std::max<std::size_t>(bytes, 1), alignment);
   if (bytes > largest_in_slab) {
     const bool placed = bytes >= least_placed;
-    const auto segment = new_segment(round_up(bytes + (placed ? places * between_places : 0), page));
+    require(bytes <= static_cast<std::size_t>(PTRDIFF_MAX), Errc::system, "shared memory: need ",
+            human_bytes(bytes), ", have about ", human_bytes(available_memory()));
+    const auto segment = new_segment(round_up(bytes + (placed ? places * between_places : 0), page_bytes()));
     const std::size_t place = (segment->number * (places / 2) + place_) % places;
     return {segment, segment->memory.data() + (placed ? place * between_places : 0)};
   }
