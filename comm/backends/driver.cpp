@@ -24,6 +24,7 @@ constexpr int turns_at_once = 30, turns_before_idle = 400, turns_when_crowded = 
 constexpr auto in_use = 1s;         // after the last call, the thread looks whether any is left to it:
 constexpr auto light_sleep = 1ms;   // this often, if one was within that time,
 constexpr auto sound_sleep = 16ms;  // and this often, if not: each look takes a processor from some rank
+constexpr auto idle_look = 1s;      // without calls: peers may take back memory
 constexpr auto on_the_way = 200us;  // from a call to the wait for it, without other work between
 constexpr auto longest_wait = 10ms;
 constexpr auto long_in_vain = 30ms;         // without any move: a thread looks no more, but sleeps
@@ -96,10 +97,10 @@ std::shared_ptr<Arena> Driver::arena() {
   return transport_->arena();
 }
 
-std::string Driver::describe() const { return "scheduled over " + carrier_; }
 // Large memory takes long: without the lock, which calls in flight need, and abort().
 std::shared_ptr<std::byte> Driver::allocate(std::size_t bytes) { return allocate_zeroed(arena(), bytes); }
 
+std::string Driver::describe() const { return "scheduled over " + carrier_; }
 
 CallChoice Driver::explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
                            ReduceOp op) const {
@@ -258,8 +259,10 @@ void Driver::progress_thread() {
       work_arrived_.wait_for(lock, now - last_left_ < in_use ? light_sleep : sound_sleep);
     } else {
       asleep_ = true;
-      work_arrived_.wait(lock, [&] { return stopping_ || (unfinished_ > 0 && !driven_ && waiters_ == 0); });
+      const bool news = work_arrived_.wait_for(
+          lock, idle_look, [&] { return stopping_ || (unfinished_ > 0 && !driven_ && waiters_ == 0); });
       asleep_ = false;
+      if (!news) look_once(lock);
     }
   }
 }
@@ -279,20 +282,24 @@ void Driver::abort(const std::string& reason) noexcept {
 void Driver::check() {
   check_process();
   std::unique_lock lock(mutex_);
-  if (!failure_ && !driven_ && !stopping_ && transport_) {
-    driven_ = true;
-    lock.unlock();
-    try {
-      transport_->progress();
-    } catch (...) {
-      poison(std::current_exception());
-    }
-    lock.lock();
-    driven_ = false;
-    if (waiters_ > 0 || stopping_) changed_.notify_all();
-    if (unfinished_ > 0) work_arrived_.notify_one();
-  }
+  look_once(lock);
   if (failure_) std::rethrow_exception(failure_);
+}
+
+/// Under the lock: looks for news, unless somebody drives, who does so.
+void Driver::look_once(std::unique_lock<ShortLock>& lock) {
+  if (failure_ || driven_ || stopping_ || !transport_) return;
+  driven_ = true;
+  lock.unlock();
+  try {
+    transport_->progress();
+  } catch (...) {
+    poison(std::current_exception());
+  }
+  lock.lock();
+  driven_ = false;
+  if (waiters_ > 0 || stopping_) changed_.notify_all();
+  if (unfinished_ > 0) work_arrived_.notify_one();
 }
 
 void Driver::stop() noexcept {

@@ -5,7 +5,8 @@
 /// Operations wake the progress thread only if it has long had nothing to do: their caller mostly waits for
 /// them at once, and then drives them itself. While the communicator is in use the thread looks for what
 /// nobody waits for: once a millisecond where there is such, else every 16, since each look takes the
-/// processor from some rank.
+/// processor from some rank. In a communicator without calls it looks once a second whether peers have taken
+/// memory back, or are gone.
 
 #include <atomic>
 #include <condition_variable>
@@ -77,9 +78,9 @@ class Driver : public std::enable_shared_from_this<Driver> {
   };
 
   void check_process() const;
-  bool was_left() const;
   std::shared_ptr<Arena> arena();
   void look_once(std::unique_lock<ShortLock>&);
+  bool was_left() const;
   void progress_thread();
   // All of these are called by the one that drives.
   void drive(const Job* until);

@@ -6,9 +6,9 @@
 
 #include "comm/core/error.h"
 #include "comm/core/rounding.h"
-
 #include "comm/core/types.h"
 #include "comm/transports/pages.h"
+
 namespace rz {
 
 namespace {
@@ -101,6 +101,7 @@ std::shared_ptr<Segment> Arena::new_segment(std::size_t bytes) {
   auto* made = new Segment{next_number_.fetch_add(1), SharedMemory::create(bytes)};
   const std::shared_ptr<Segment> segment(made, [arena = weak_from_this()](Segment* s) {
     if (const auto a = arena.lock(); a && a->creator_.here()) a->forget(s->number);
+    s->memory.discard();  // or a peer would hold it until it looks for news
     delete s;
   });
   know(segment, {made->memory.data(), made->memory.size()});
@@ -145,9 +146,6 @@ void Arena::forget(std::uint32_t number) noexcept {
   version_.fetch_add(1, std::memory_order_release);
 }
 
-void Arena::refresh(SegmentMap& map) {
-  if (map.version == version_.load(std::memory_order_acquire)) return;
-  const std::lock_guard lock(mutex_);
 std::shared_ptr<std::byte> allocate_zeroed(const std::shared_ptr<Arena>& arena, std::size_t bytes) {
   if (arena) return arena->allocate(bytes);
   auto memory = allocate_host(bytes);
@@ -155,6 +153,9 @@ std::shared_ptr<std::byte> allocate_zeroed(const std::shared_ptr<Arena>& arena, 
   return memory;
 }
 
+void Arena::refresh(SegmentMap& map) {
+  if (map.version == version_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(mutex_);
   map.entries = entries_;
   map.version = version_.load(std::memory_order_relaxed);
 }

@@ -224,6 +224,10 @@ ShmLinks::~ShmLinks() {
   if (!creator_.here()) return;
   if (header_) header_->state.store(State::left, std::memory_order_seq_cst);
   for (auto& l : links_) {
+    for (auto& out : l->out) {
+      collect(*l, out);
+      for (auto& r : out.references) r.segment->memory.promise();
+    }
     poller_.remove(l->socket.get());
     l->socket.close();  // wakes the peer, too
   }

@@ -6,8 +6,10 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <filesystem>
+#include <cstdio>
+#include <fstream>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -41,6 +43,17 @@ std::vector<int> alone(int value) {
   return std::vector<int>(n, value);
 }
 
+bool is_shared(const void* address) {
+  std::ifstream maps("/proc/self/maps");
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  for (std::string line; std::getline(maps, line);) {
+    std::uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2 && begin <= wanted && wanted < end)
+      return line.find("rw-s") != std::string::npos;
+  }
+  return false;
+}
+
 bool all_are(const std::vector<int>& x, int value) {
   return std::all_of(x.begin(), x.end(), [&](int v) { return v == value; });
 }
@@ -62,7 +75,7 @@ TEST(Fork, ARegistrationThatEndsInTheChildLeavesTheParentsMemory) {
     if (rank == 0) {
       EXPECT_EQ(in_forked_child([&] {
                   r = {};
-                  return all_are(x, 2);
+                  return all_are(x, 2) && is_shared(x.data());
                 }),
                 0);
     }

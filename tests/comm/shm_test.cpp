@@ -2,11 +2,14 @@
 
 #include "comm/transports/shm.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -14,14 +17,28 @@
 #include <thread>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "comm/core/error.h"
 #include "comm/transports/arena.h"
 #include "comm/transports/meet.h"
 #include "comm/transports/poller.h"
 #include "comm/transports/unix_socket.h"
 #include "comm/transports/wait_for_graph.h"
+#include "tests/support/error_of.h"
+#include "tests/support/forked.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"
+
+namespace {
+off_t longest_fallocate = 0;  // what is longer a signal interrupts, unless it is 0
+}
+
+/// In the place of the system's.
+extern "C" int posix_fallocate(int fd, off_t offset, off_t bytes) noexcept {
+  if (longest_fallocate && bytes > longest_fallocate) return EINTR;
+  static const auto real = reinterpret_cast<int (*)(int, off_t, off_t)>(dlsym(RTLD_NEXT, "posix_fallocate"));
+  return real(fd, offset, bytes);
+}
 
 namespace rz {
 namespace {
@@ -222,16 +239,125 @@ TEST(Shm, ConsumingMoreThanWasShownIsRefused) {
 TEST(Shm, LackOfMemoryStatesNeedAndHave) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     const auto t = test::connect(rank, 2, *store);
-    for (const std::size_t size : {std::size_t{1} << 50, ~std::size_t{0} / 2}) try {
+    constexpr std::size_t all = ~std::size_t{0};
+    for (const std::size_t size : {std::size_t{1} << 50, all / 2, all - 8192, all - 8191, all - 255, all})
+      try {
         t->allocate(size);
         ADD_FAILURE() << size;
       } catch (const Error& e) {
         EXPECT_EQ(e.code(), Errc::system);
         EXPECT_NE(std::string(e.what()).find("need"), std::string::npos) << e.what();
         EXPECT_NE(std::string(e.what()).find("have"), std::string::npos) << e.what();
+        EXPECT_EQ(std::string(e.what()).find("posix_fallocate"), std::string::npos)
+            << "not called: " << e.what();
       }
     test::meet_all(*t, rank, 2);
   });
+}
+
+/// KiB of memory of ours that this process has mapped, and how much of it there is.
+struct Held {
+  long mapped = 0, resident = 0;
+};
+Held held() {
+  std::ifstream smaps("/proc/self/smaps");
+  Held sum;
+  bool ours = false;
+  for (std::string line; std::getline(smaps, line);) {
+    std::uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2)
+      ours = line.find("memfd:ringzero") != std::string::npos;
+    long kib = 0;
+    if (ours && std::sscanf(line.c_str(), "Size: %ld", &kib) == 1) sum.mapped += kib;
+    if (ours && std::sscanf(line.c_str(), "Rss: %ld", &kib) == 1) sum.resident += kib;
+  }
+  return sum;
+}
+
+// Ranks that make no call any more: one's memory is not held by the other.
+TEST(Shm, MemoryThatWasFreedIsGivenBackByIdleRanks) {
+  test::expect_processes(2, [](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, store);
+    comm.barrier().wait();
+    const Held before = held();
+    constexpr std::size_t blocks = 8, n = 2 << 20;
+    {
+      std::vector<std::shared_ptr<float>> memory;
+      for (std::size_t i = 0; i < blocks; ++i) {
+        memory.push_back(comm.allocate_array<float>(n));
+        std::fill_n(memory.back().get(), n, 1.0f);
+        comm.all_reduce({memory.back().get(), n}).wait();
+        EXPECT_EQ(memory.back().get()[n - 1], 2.0f);
+      }
+      EXPECT_GT(held().resident, before.resident + 8 * 8192 + 1024) << "KiB: of its own, and the peer's";
+      comm.barrier().wait();
+    }
+    store->set(str("freed", rank), "");
+    store->get(str("freed", 1 - rank), Deadline::after(seconds(20)));
+    EXPECT_LT(held().resident, before.resident + 1024) << "KiB: the peer's are still there";
+    const auto end = Deadline::after(seconds(20));
+    while (held().mapped > before.mapped && !end.expired()) std::this_thread::sleep_for(milliseconds(20));
+    EXPECT_LE(held().mapped, before.mapped) << "KiB: the peer's are still mapped";
+    store->set(str("seen", rank), "");
+    store->get(str("seen", 1 - rank), Deadline::after(seconds(30)));
+  });
+}
+
+// What was promised by reference stays readable when the sender frees it and leaves.
+TEST(Shm, WhatWasPostedByReferenceOutlivesItsSender) {
+  test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    auto t = test::connect(rank, 2, *store);
+    constexpr std::size_t size = 3 << 20;
+    if (rank == 0) {
+      auto memory = t->allocate(size);
+      std::memset(memory.get(), 9, size);
+      EXPECT_EQ(t->post(1, Lane::collective, {}, view(memory, size)), size);
+      memory.reset();
+      t.reset();
+      store->set("left", "");
+      return;
+    }
+    store->get("left", Deadline::after(seconds(20)));
+    const Incoming in = await_piece(*t, 0, Lane::collective);
+    ASSERT_EQ(in.bytes.size(), size);
+    EXPECT_EQ(std::count(in.bytes.begin(), in.bytes.end(), std::byte{9}), std::ptrdiff_t{size});
+    t->consume(0, Lane::collective, size);
+  });
+}
+
+TEST(Arena, AnArrayOfMoreBytesThanThereAreNumbersIsRefused) {
+  auto comm = Communicator::connect(0, 1, nullptr);
+  for (const std::size_t count : {~std::size_t{0} / 8 + 2, ~std::size_t{0} / 4, ~std::size_t{0}}) {
+    const Error e = test::error_of([&] { comm.allocate_array<double>(count); });
+    EXPECT_EQ(e.code(), Errc::system) << e.what();
+  }
+}
+
+// As a profiler's timer does, which comes again before a long call is through.
+TEST(Arena, SignalsDoNotKeepMemoryFromBeingMade) {
+  EXPECT_EQ(test::in_forked_child([] {
+              longest_fallocate = 256 << 10;
+              const auto arena = std::make_shared<Arena>();
+              constexpr std::size_t bytes = 5'000'000;
+              const auto memory = arena->allocate(bytes);
+              return std::count(memory.get(), memory.get() + bytes, std::byte{}) == bytes;
+            }),
+            0);
+}
+
+// ulimit -f: the kernel would end the process.
+TEST(Arena, MoreThanAFileMayHoldIsAnErrorThatNamesTheLimit) {
+  EXPECT_EQ(test::in_forked_child([] {
+              const rlimit limit{3 << 20, 3 << 20};
+              setrlimit(RLIMIT_FSIZE, &limit);
+              const auto arena = std::make_shared<Arena>();
+              const auto small = arena->allocate(1000);
+              const Error e = test::error_of([&] { arena->allocate(4 << 20); });
+              return e.code() == Errc::system &&
+                     std::string(e.what()).find("ulimit -f") != std::string::npos &&
+                     arena->allocate(1 << 20) != nullptr;
+            }),
+            0);
 }
 
 TEST(Arena, SmallBlocksShareASegmentAndComeBack) {
