@@ -182,7 +182,13 @@ Tape::~Tape() {
 
 const Stream& Tape::stream() const { return state_->stream; }
 BufferPool& Tape::pool() { return state_->pool; }
-void Tape::set_hooks(TapeHooks hooks) { state_->hooks = std::move(hooks); }
+void Tape::set_hooks(TapeHooks hooks) {
+  const auto before = state_->hooks.alive.lock();
+  require(!before || before == hooks.alive.lock(), Errc::invalid_argument, "the tape already serves ",
+          state_->hooks.owner, " and cannot serve ", hooks.owner.empty() ? "others" : hooks.owner,
+          " too; use a tape for each");
+  state_->hooks = std::move(hooks);
+}
 Tensor Tape::empty(const Shape& shape, DType dtype) { return state_->pool.empty(shape, dtype); }
 
 // ---- leaves

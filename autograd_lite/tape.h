@@ -53,6 +53,9 @@ struct TapeHooks {
   std::function<void(Parameter&)> before_grad;
   /// The parameter's gradient is complete: all of its uses on this tape have run backward.
   std::function<void(Parameter&, const Stream&)> grad_ready;
+  /// Whose hooks they are, for messages ("a zero2 strategy"), and what lives as long as their owner.
+  std::string owner;
+  std::weak_ptr<const void> alive;
 };
 
 class Tape {
@@ -66,6 +69,7 @@ class Tape {
 
   const Stream& stream() const;
   BufferPool& pool();
+  /// Errc::invalid_argument while the owner of earlier hooks, another one, lives.
   void set_hooks(TapeHooks);
 
   /// Memory from the pool.
