@@ -66,7 +66,7 @@ class Sgd final : public Optimizer {
   const char* name() const override { return "sgd"; }
   int state_count() const override { return o_.momentum > 0 ? 1 : 0; }
 
-  std::vector<std::byte> constants() const override { return bytes_of(step_now(1)); }
+  std::vector<std::byte> constants(std::int64_t) const override { return bytes_of(step_now(1)); }
 
   void update(std::span<const UpdateSpan> spans, const UpdateScale& scale,
               const Stream& stream) const override {
@@ -112,13 +112,13 @@ class Adam final : public Optimizer {
   const char* name() const override { return decay_ == Decay::l2 ? "adam" : "adamw"; }
   int state_count() const override { return 2; }
 
-  std::vector<std::byte> constants() const override {
-    return bytes_of(kernels::adam_rule(step_now(1), decoupled()));
+  std::vector<std::byte> constants(std::int64_t missed) const override {
+    return bytes_of(kernels::adam_rule(step_now(1, missed), decoupled()));
   }
 
   void update(std::span<const UpdateSpan> spans, const UpdateScale& scale,
               const Stream& stream) const override {
-    kernels::AdamStep step = step_now(scale.factor);
+    kernels::AdamStep step = step_now(scale.factor, scale.missed);
     if (stream.device().kind == Device::cuda)
       return ops::device_ops().optimizer.adam(runs_of(spans), step, decoupled(), inputs_of(scale), stream);
     const auto kernel = decoupled() ? kernels::adamw : kernels::adam;
@@ -139,8 +139,8 @@ class Adam final : public Optimizer {
 
   bool decoupled() const { return decay_ == Decay::decoupled; }
 
-  kernels::AdamStep step_now(float grad_scale) const {
-    const auto t = static_cast<double>(updates());
+  kernels::AdamStep step_now(float grad_scale, std::int64_t missed) const {
+    const auto t = static_cast<double>(updates() - missed);
     kernels::AdamStep step;
     step.lr = learning_rate();
     step.beta1 = o_.beta1, step.beta2 = o_.beta2;

@@ -33,6 +33,7 @@ struct UpdateScale {
   const StepOutcome* decided =
       nullptr;                      ///< in device memory: its factor instead, and whether to leave it out
   const void* constants = nullptr;  ///< in device memory: what constants() gave, instead of what is now
+  std::int64_t missed = 0;          ///< earlier updates that left these elements out
 };
 
 /// The seam for update rules. Element-wise: the result for an element does not depend on how elements are cut
@@ -44,11 +45,12 @@ class Optimizer {
   virtual const char* name() const = 0;  ///< "sgd", "adam", "adamw"
   /// f32 values of state an element.
   virtual int state_count() const = 0;
-  /// Spans of update number updates(), with gradient · factor for the gradient. They lie on the stream's
-  /// device, where all of them are one launch.
+  /// Spans of update number updates() - missed, with gradient · factor for the gradient. They lie on the
+  /// stream's device, where all of them are one launch. State that would be subnormal becomes 0.
   virtual void update(std::span<const UpdateSpan>, const UpdateScale&, const Stream&) const = 0;
-  /// What differs between this update and another one, as a device reads it: for updates in a graph.
-  virtual std::vector<std::byte> constants() const = 0;
+  /// What differs between this update and another one, as a device reads it, of elements that so many earlier
+  /// updates left out: for updates in a graph.
+  virtual std::vector<std::byte> constants(std::int64_t missed) const = 0;
 
   /// Counts an update; the strategy calls it once before the spans of a step.
   void begin_update() { ++updates_; }

@@ -37,19 +37,19 @@ std::vector<Range> padded_extents(const BucketLayout& layout, int bucket) {
   return out;
 }
 
-std::vector<DecayRun> decay_runs(const BucketLayout& layout, std::span<Parameter* const> members, int bucket,
-                                 Range range, const std::function<bool(const Parameter&)>& decays) {
-  std::vector<DecayRun> out;
+std::vector<MemberRun> member_runs(const BucketLayout& layout, int bucket, Range range,
+                                   std::span<const MemberUpdate> updates) {
+  std::vector<MemberRun> out;
   const auto extents = padded_extents(layout, bucket);
   for (std::size_t i = 0; i < extents.size(); ++i) {
     const int m = layout.buckets[static_cast<std::size_t>(bucket)].members[i];
     const Range here = intersect(extents[i], range);
-    const bool decay = decays(*members[static_cast<std::size_t>(m)]);
-    if (!here.count()) continue;
-    if (!out.empty() && out.back().decay == decay)
+    const MemberUpdate& update = updates[static_cast<std::size_t>(m)];
+    if (!here.count() || update.skip) continue;
+    if (!out.empty() && out.back().update == update && out.back().range.end == here.begin)
       out.back().range.end = here.end;
     else
-      out.push_back({here, decay});
+      out.push_back({here, m, update});
   }
   return out;
 }

@@ -2,7 +2,7 @@
 /// Who owns which elements.
 
 #include <cstddef>
-#include <functional>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -35,13 +35,24 @@ std::vector<Piece> pieces(const BucketLayout&, std::span<Parameter* const> membe
 /// Where each member of a bucket ends if the padding behind it is taken along: members in the bucket's order.
 std::vector<Range> padded_extents(const BucketLayout&, int bucket);
 
-/// A bucket's range, cut where `decays` changes. Padding goes with the member before it.
-struct DecayRun {
-  Range range;
-  bool decay;
-  bool operator==(const DecayRun&) const = default;
+/// How an update treats a member.
+struct MemberUpdate {
+  bool skip = false;        ///< it stays as it is
+  bool decay = true;        ///< weight decay applies
+  std::int64_t missed = 0;  ///< earlier updates that skipped it
+  bool operator==(const MemberUpdate&) const = default;
 };
-std::vector<DecayRun> decay_runs(const BucketLayout&, std::span<Parameter* const> members, int bucket,
-                                 Range range, const std::function<bool(const Parameter&)>& decays);
+
+/// A run of members that are updated alike.
+struct MemberRun {
+  Range range;  ///< of a bucket
+  int first;    ///< its first member
+  MemberUpdate update;
+  bool operator==(const MemberRun&) const = default;
+};
+/// A bucket's range, cut where `updates`, one a member, change; what is skipped is left out. Padding goes
+/// with the member before it.
+std::vector<MemberRun> member_runs(const BucketLayout&, int bucket, Range range,
+                                   std::span<const MemberUpdate> updates);
 
 }  // namespace rz

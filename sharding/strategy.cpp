@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -11,7 +12,6 @@
 #include "comm/core/memory.h"
 #include "sharding/ddp.h"
 #include "sharding/grad_norm.h"
-#include "sharding/same_model.h"
 #include "sharding/zero.h"
 #include "sharding/zero3.h"
 #include "tensor/ops.h"
@@ -83,7 +83,27 @@ Strategy::Strategy(StrategyKind kind, Module& module, Communicator& communicator
     if (p->requires_grad) member_of_[p] = static_cast<int>(members_.size());
     (p->requires_grad ? members_ : frozen_).push_back(p);
   }
+  for (const Parameter* p : members_) decays_.push_back(options_.decays(*p));
+  missed_.resize(members_.size());
+  agreement_ = std::make_unique<PassAgreement>(communicator, members_.size());
+  require_same_options();
   broadcast_values(parameters, communicator);
+}
+
+void Strategy::require_same_options() {
+  const auto yes = [](bool x) { return x ? "yes" : "no"; };
+  std::vector<Fact> facts{{"the strategy", name(kind_)},
+                          {"first_bucket_bytes", str(options_.first_bucket_bytes)},
+                          {"bucket_bytes", str(options_.bucket_bytes)},
+                          {"overlap", yes(options_.overlap)},
+                          {"rebuild", yes(options_.rebuild)},
+                          {"precision.parameters", name(precision().parameters)},
+                          {"precision.gradients", name(precision().gradients)},
+                          {"prefetch_scopes", str(options_.prefetch_scopes)},
+                          {"unreached", name(options_.unreached)}};
+  for (std::size_t m = 0; m < members_.size(); ++m)
+    facts.push_back({str("weight decay of ", members_[m]->name), yes(decays_[m])});
+  require_same("StrategyOptions", facts, "give every rank the same", communicator_);
 }
 
 Strategy::~Strategy() = default;
@@ -120,28 +140,42 @@ Range Strategy::updated_range(int bucket) const {
 void Strategy::attach(Tape& tape) {
   require(tape.stream().device() == stream_.device(), Errc::invalid_argument, "the tape's stream is of ",
           name(tape.stream().device()), ", the strategy's communicator of ", name(stream_.device()));
-  tape.stream().wait(stream_.record());  // values may still be on their way
-  stream_ = tape.stream();
   TapeHooks hooks;
   hooks.enter = [this](const Scope& scope, Pass pass) { enter(scope, pass); };
   hooks.leave = [this](const Scope& scope, Pass pass) { leave(scope, pass); };
+  hooks.owner = str("a ", name(kind_), " strategy");
+  hooks.alive = alive_;
   hooks.before_grad = [this](Parameter& p) {
     const int member = member_of(p);
     require(member >= 0, Errc::invalid_argument, "a gradient for ", p.name,
             ", which was frozen or not part of the model when the strategy was made");
     require(state_ == State::local || state_ == State::reducing, Errc::invalid_argument,
             "a backward pass ran without begin_backward() before it");
+    agreement_->reach(member);
     gradient_begins(member);
   };
   hooks.grad_ready = [this](Parameter& p, const Stream& stream) {
     if (synchronising()) gradient_ready(member_of(p), stream);
   };
   tape.set_hooks(std::move(hooks));
+  tape.stream().wait(stream_.record());  // values may still be on their way
+  stream_ = tape.stream();
+}
+
+void Strategy::require_trainable(const char* call) const {
+  for (const Parameter* p : members_)
+    require(p->requires_grad, Errc::invalid_argument, call, ": ", p->name,
+            " was frozen after the strategy was made, which still has its gradient and state; make a new "
+            "strategy");
 }
 
 void Strategy::begin_backward(bool synchronise) {
-  require(state_ != State::reducing, Errc::invalid_argument,
-          "begin_backward() after a pass that synchronised: call finish_gradients() first");
+  require(
+      state_ != State::reducing, Errc::invalid_argument,
+      "begin_backward() after a pass that synchronised: call finish_gradients() first, or cancel_update() "
+      "after an error");
+  require_trainable("begin_backward()");
+  drop_gathered();
   if (state_ == State::reduced) reopen_gradients(stream_);
   state_ = synchronise && no_sync_ == 0 ? State::reducing : State::local;
   pass_begins();
@@ -170,7 +204,8 @@ Work Strategy::launch(int bucket, const Stream& given) {
 }
 
 const Stream& Strategy::device_stream(const Stream& given) const {
-  return given.device() == stream_.device() ? given : stream_;
+  const bool named = given.device().kind == Device::cuda || given.threads() > 1;
+  return named && given.device() == stream_.device() ? given : stream_;
 }
 
 void Strategy::finish_gradients(const Stream& given) {
@@ -178,11 +213,53 @@ void Strategy::finish_gradients(const Stream& given) {
   require(
       state_ == State::reducing, Errc::unsynchronised,
       "finish_gradients() needs a backward pass that synchronises: begin_backward(true) outside of NoSync");
+  reduce_all(stream, false);
+  if (const int culprit = agreement_->cancelled_by(); culprit >= 0) {
+    forget();
+    throw Error(Errc::unsynchronised,
+                str("finish_gradients(): rank ", culprit,
+                    " gave the update up (cancel_update()); gradients are forgotten, go on with zero_grad()"),
+                culprit);
+  }
+  state_ = State::none;  // unless the ranks are replicas
+  if (agreement_->values_unchecked() && !stream.capturing()) require_same_values();
+  state_ = State::reduced;
+  clip_ = 1;
+}
+
+void Strategy::cancel_update(const Stream& given) {
+  require(state_ != State::reduced, Errc::invalid_argument,
+          "cancel_update() after finish_gradients(): zero_grad() forgets the gradients");
+  reduce_all(device_stream(given), true);
+  forget();
+}
+
+/// Every rank makes the same calls in the same order, whatever its pass did.
+void Strategy::reduce_all(const Stream& stream, bool cancelled) {
+  const bool captured = stream.capturing();
+  if (captured) agreement_->keep();
+  scheduler_->launch_rest(stream);
+  // Device memory that is staged through the host's goes when its stream is there, in no order with calls on
+  // host memory: then these come after it.
+  const bool staged = stream.device().kind == Device::cuda && !communicator_.capturable();
+  if (!captured && !staged) agreement_->begin(cancelled);
   scheduler_->finish(stream);
   exposed_ += scheduler_->report().exposed;
   settle_gradients(stream);
-  state_ = State::reduced;
-  clip_ = 1;
+  const auto start = std::chrono::steady_clock::now();
+  if (staged) {
+    stream.synchronize();
+    agreement_->begin(cancelled);
+  }
+  agreement_->wait();
+  exposed_ += std::chrono::steady_clock::now() - start;
+}
+
+void Strategy::forget() {
+  for (Parameter* p : members_) p->grad_is_fresh = true;
+  agreement_->forget();
+  forget_gradients();
+  state_ = State::none;
 }
 
 void Strategy::require_reduced(const char* call) const {
@@ -251,14 +328,35 @@ const Tensor& Strategy::values_to_update(int bucket, const Updated& u) const {
   return precision().mixed() ? masters_[index(bucket)] : u.values;
 }
 
-void Strategy::update_bucket(int bucket, const Optimizer& optimizer, const UpdateScale& scale,
-                             const Stream& stream) {
+bool Strategy::skipped(int member) const {
+  return options_.unreached == Unreached::pytorch && !agreement_->reached(member);
+}
+
+std::vector<MemberUpdate> Strategy::member_updates() const {
+  std::vector<MemberUpdate> out;
+  for (std::size_t m = 0; m < members_.size(); ++m)
+    out.push_back({.skip = skipped(static_cast<int>(m)), .decay = decays_[m], .missed = missed_[m]});
+  return out;
+}
+
+/// After an update that was made.
+void Strategy::count_missed() {
+  for (std::size_t m = 0; m < members_.size(); ++m) missed_[m] += skipped(static_cast<int>(m));
+}
+
+void Strategy::update_bucket(int bucket, std::span<const MemberUpdate> updates, const Optimizer& optimizer,
+                             const UpdateScale& scale, const Stream& stream) {
   const Updated u = updated(bucket);
   const Range range = updated_range(bucket);
-  std::vector<UpdateSpan> spans;
-  for (const DecayRun& run : decay_runs(layout(), members_, bucket, range, options_.decays)) {
+  struct Alike {
+    int first;
+    std::vector<UpdateSpan> spans;
+  };
+  std::map<std::int64_t, Alike> by_missed;
+  for (const MemberRun& run : member_runs(layout(), bucket, range, updates)) {
     const std::size_t at = run.range.begin - range.begin;
-    UpdateSpan& span = spans.emplace_back();
+    Alike& alike = by_missed.try_emplace(run.update.missed, Alike{run.first, {}}).first->second;
+    UpdateSpan& span = alike.spans.emplace_back();
     span.value = values_to_update(bucket, u).data<float>() + at;
     span.gradient = u.gradients.raw() + at * size_of(u.gradients.dtype());
     span.gradient_dtype = u.gradients.dtype();
@@ -267,38 +365,48 @@ void Strategy::update_bucket(int bucket, const Optimizer& optimizer, const Updat
       span.working_dtype = u.values.dtype();
     }
     span.count = run.range.count();
-    span.decay = run.decay;
+    span.decay = run.update.decay;
     for (std::size_t s = 0; s < optimizer_state_.size(); ++s)
       span.state[s] = optimizer_state_[s][index(bucket)].data<float>() + at;
   }
-  optimizer.update(spans, scale, stream);
+  for (const auto& [missed, alike] : by_missed) {
+    UpdateScale own = scale;
+    own.missed = missed;
+    if (scale.constants)
+      own.constants = static_cast<const std::byte*>(scale.constants) + constants_slot(missed, alike.first);
+    optimizer.update(alike.spans, own, stream);
+  }
 }
 
 void Strategy::step(Optimizer& optimizer, const Stream& given) {
   require_reduced("step()");
   update_all(optimizer, {.factor = static_cast<float>(clip_ / loss_scale_)}, device_stream(given));
+  count_missed();
+  end_step();
 }
 
 void Strategy::update_all(Optimizer& optimizer, const UpdateScale& scale, const Stream& stream) {
+  require_trainable("step()");
   make_state(optimizer);
+  drop_gathered();
+  const std::vector<MemberUpdate> updates = member_updates();
   if (!std::exchange(next_is_ready_, false)) optimizer.begin_update();
   std::vector<Work> published;
   for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
-    update_bucket(b, optimizer, scale, stream);
+    update_bucket(b, updates, optimizer, scale, stream);
     published.push_back(publish(b, stream));
     if (!options_.overlap) wait_exposed(published.back(), stream);
   }
   for (const Work& work : published) wait_exposed(work, stream);
   after_step(stream);
-  last_exposed_ = std::exchange(exposed_, {});
 }
+
+void Strategy::end_step() { last_exposed_ = std::exchange(exposed_, {}); }
 
 void Strategy::zero_grad() {
   require(state_ != State::reducing, Errc::invalid_argument,
-          "zero_grad() between begin_backward() and finish_gradients()");
-  for (Parameter* p : members_) p->grad_is_fresh = true;
-  forget_gradients();
-  state_ = State::none;
+          "zero_grad() between begin_backward() and finish_gradients(): call cancel_update() after an error");
+  forget();
 }
 
 void Strategy::wait_exposed(const Work& work, const Stream& stream) {

@@ -27,9 +27,17 @@
 /// in the shards.
 ///
 /// Parameters: those with requires_grad = false when the strategy is made are frozen: no gradient, no state.
-/// One that no loss reached on this rank contributes zeros, and one that none reached on any rank has a
-/// gradient of zero (momentum and weight decay still act on it). Parameters shared by several scopes count
-/// once.
+/// To freeze others later, make a new strategy: Errc::invalid_argument names one that was frozen since.
+/// One that no loss reached on this rank contributes zeros. One that no loss reached on any rank since
+/// zero_grad() has a gradient of zero and is skipped by the update, as in PyTorch, or updated by that zero,
+/// as in DeepSpeed (StrategyOptions::unreached). Parameters shared by several scopes count once.
+///
+/// Ranks are replicas: with the first reduced pass, and with the first after fill_parameters(), they compare
+/// all values that several of them hold; in zero3, where each value is held once, what a part of each
+/// parameter was filled with. Errc::mismatch names the parameter and the rank that differs.
+///
+/// After an exception between zero_grad() and finish_gradients() (a forward, a backward, memory), reset the
+/// tape and call cancel_update(); training goes on with zero_grad().
 ///
 /// In mixed precision (StrategyOptions::precision) values go in and out in f32, from and to the masters. To
 /// keep small gradients in f16's range, multiply losses by a factor (Tape::backward(loss, factor)) that
@@ -37,12 +45,13 @@
 /// what was too much.
 ///
 /// On a CUDA device (the communicator's) parameters, gradients and state live there, and everything runs in
-/// the streams that are passed, by default the tape's; the host waits in gradient_norm(), clip_gradients()
-/// and outcome() only. So an update, from zero_grad() to clip_and_step(), can be captured in a graph
-/// (comm/core/graph.h) where the communicator's operations can be, and run again while shapes, loss scale and
-/// policy stay: next_update() comes before each run, outcome() after it. Three updates that are not captured
-/// come first, in which memory and buckets settle. After anything else was done with the strategy, capture
-/// anew.
+/// the streams that are passed, by default the tape's; the host waits for the device in gradient_norm(),
+/// clip_gradients() and outcome() only, and in finish_gradients() for the other ranks' hosts, unless the pass
+/// is captured. So an update, from zero_grad() to clip_and_step(), can be captured in a graph
+/// (comm/core/graph.h) where the communicator's operations can be, and run again while shapes, loss scale,
+/// policy and the parameters that losses reach stay: next_update() comes before each run, outcome() after it.
+/// Three updates that are not captured come first, in which memory and buckets settle. After anything else
+/// was done with the strategy, capture anew.
 ///
 /// Driven by one thread a rank. Between begin_backward and the end of finish_gradients the communicator must
 /// not be used for anything else, nor in zero3 while a forward pass runs. Errors of the communicator pass
@@ -51,6 +60,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string_view>
@@ -64,8 +74,11 @@
 #include "sharding/memory_report.h"
 #include "sharding/optimizer.h"
 #include "sharding/partition.h"
+#include "sharding/pass_agreement.h"
 #include "sharding/precision.h"
+#include "sharding/same_over_ranks.h"
 #include "sharding/transient_memory.h"
+#include "sharding/unreached.h"
 
 namespace rz {
 
@@ -76,15 +89,17 @@ const char* name(StrategyKind);
 /// Errc::config names the choices.
 StrategyKind strategy_from_name(std::string_view);
 
+/// The same on every rank: Errc::mismatch names the option and the rank that differs.
 struct StrategyOptions {
   std::size_t first_bucket_bytes = std::size_t{1} << 20;  ///< cap of the bucket that is reduced first
   std::size_t bucket_bytes = std::size_t{25} << 20;  ///< cap of the others; zero3 reduces by scope instead
-  bool overlap = true;  ///< false: everything is reduced in finish_gradients; nothing is fetched ahead
+  bool overlap = true;  ///< false: each reduction is waited for where it begins; nothing is fetched ahead
   bool rebuild = true;  ///< ddp: buckets follow the order in which gradients became ready in the first step
   Precision precision;
   int prefetch_scopes = 1;  ///< zero3: scopes gathered ahead of their use, forward and backward
-  /// Which parameters weight decay applies to; empty: those of two or more dimensions.
+  /// Which parameters weight decay applies to, called once for each; empty: those of two or more dimensions.
   std::function<bool(const Parameter&)> decays;
+  Unreached unreached = Unreached::pytorch;
 };
 
 /// Abstract; the public part is the same for all strategies.
@@ -98,13 +113,21 @@ class Strategy {
 
   // ---- a step
   /// Installs the hooks that the strategy lives by. The tape must not run after the strategy has gone.
+  /// Errc::invalid_argument if it serves another strategy that lives.
   void attach(Tape&);
   /// Comes before each backward pass. `synchronise`: the pass's gradients are reduced over the ranks, with
   /// whatever passes before it left. All ranks pass the same.
   void begin_backward(bool synchronise = true);
   /// Comes after each backward pass that synchronises: all reductions are done, gradients are means over the
-  /// ranks. Errc::unsynchronised if the last pass did not synchronise.
+  /// ranks. Errc::unsynchronised if the last pass did not synchronise, or if a rank called cancel_update()
+  /// instead: culprit() is that rank, gradients are forgotten as by zero_grad().
   void finish_gradients(const Stream& = {});
+  /// After an error before the end of finish_gradients(): gives the update up on every rank. A rank calls it
+  /// in place of finish_gradients(), which then throws on the others. All reductions are made, so that the
+  /// ranks stay in step, and their results are forgotten as by zero_grad(). In zero3, where passes
+  /// communicate too, ranks must have failed at the same operator: if others have gathered since, the error
+  /// is Errc::mismatch, and the group is lost, as it is after an error of the communicator.
+  void cancel_update(const Stream& = {});
   /// The factor that losses are multiplied by from now on: gradients carry it until norms and updates take it
   /// out. All ranks give the same. Errc::invalid_argument unless it is positive and finite.
   void set_loss_scale(double);
@@ -139,8 +162,9 @@ class Strategy {
 
   // ---- parameters in and out, never more than a scope or a bucket at a time
   using Fill = std::function<void(const Parameter&, Range elements, float* out)>;
-  /// Calls fill for the elements that this rank stores (ddp, zero1, zero2: all; zero3: its parts), to load or
-  /// initialise without ever holding the model. Ranks must write the same values. Not collective.
+  /// Calls fill for the elements that this rank stores (ddp, zero1, zero2: all; zero3: its parts, and the
+  /// first 64 of each parameter, to be compared), to load or initialise without ever holding the model. Ranks
+  /// must write the same values. Not collective.
   void fill_parameters(const Fill&);
   using Visit = std::function<void(const Parameter&, Range elements, const float* value)>;
   /// The parts of the parameters that this rank answers for: over all ranks, each element exactly once.
@@ -175,7 +199,7 @@ class Strategy {
     Tensor values, gradients;
   };
 
-  /// Checks that all ranks have the same model, and takes rank 0's values of it.
+  /// Checks that all ranks have the same model and options, and takes rank 0's values of it.
   Strategy(StrategyKind, Module&, Communicator&, StrategyOptions);
   /// To be called once by the constructor of a strategy.
   void set_layout(BucketLayout);
@@ -242,8 +266,22 @@ class Strategy {
 
   void abort_reductions() noexcept;
   Work launch(int bucket, const Stream&);
-  /// What the caller gave, or the tape's where the model is on a device and the caller named no stream of it.
+  /// What the caller gave, or the tape's if the caller named none: no stream of the device, or on the host
+  /// one of a single thread, whose results are those of the tape's team.
   const Stream& device_stream(const Stream& given) const;
+  void require_same_options();
+  void require_same_values();
+  void note_filled(const Fill&);
+  void require_trainable(const char* call) const;
+  void reduce_all(const Stream&, bool cancelled);
+  void forget();
+  bool skipped(int member) const;
+  std::vector<MemberUpdate> member_updates() const;
+  /// Where the device reads the constants of members that missed so many updates; `first` is one of them.
+  std::size_t constants_slot(std::int64_t missed, int first) const;
+  void count_missed();
+  void end_step();
+  void drop_gathered();
   void require_reduced(const char* call) const;
   void make_masters();
   Tensor value_in_f32(const Parameter&, int member);
@@ -253,7 +291,8 @@ class Strategy {
   void update_all(Optimizer&, const UpdateScale&, const Stream&);
   const Tensor& values_to_update(int bucket, const Updated&) const;
   void move_to_layout(std::vector<Tensor>& buckets, const BucketLayout& before) const;
-  void update_bucket(int bucket, const Optimizer&, const UpdateScale&, const Stream&);
+  void update_bucket(int bucket, std::span<const MemberUpdate>, const Optimizer&, const UpdateScale&,
+                     const Stream&);
 
   StrategyKind kind_;
   Communicator& communicator_;
@@ -261,19 +300,27 @@ class Strategy {
   Stream stream_;
   std::vector<Parameter*> members_, frozen_;
   std::unordered_map<const Parameter*, int> member_of_;
+  std::vector<Fact> filled_;          // zero3: what fill_parameters() was given, as far as all ranks see it
+  std::vector<bool> decays_;          // [member]
+  std::vector<std::int64_t> missed_;  // [member], updates that skipped it
+  std::unique_ptr<PassAgreement> agreement_;
   std::unique_ptr<BucketScheduler> scheduler_;
   TransientMemory transient_;
+  int gathered_bucket_ = -1;  // of the masters in gathered_, which the last full_value() gathered
+  Tensor gathered_;
   std::vector<Tensor> masters_;                       // [bucket], of the updated range; none unless mixed
   std::vector<std::vector<Tensor>> optimizer_state_;  // [state][bucket], of the updated range
   Tensor norm_words_;                                 // of the gradient norm on a device
   Tensor decided_;                                    // StepOutcome on a device
-  Tensor constants_;                                  // of the optimizer on a device
-  bool next_is_ready_ = false;                        // constants_ are those of the coming update
-  StepOutcome outcome_;                               // on the host
+  Tensor constants_;                                  // of the optimizer on a device, see constants_slot()
+  std::size_t constants_stride_ = 0;
+  bool next_is_ready_ = false;  // constants_ are those of the coming update
+  StepOutcome outcome_;         // on the host
   State state_ = State::none;
   int no_sync_ = 0;
   double loss_scale_ = 1, clip_ = 1;
   std::chrono::nanoseconds exposed_{}, last_exposed_{};
+  std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);  // for tapes
 };
 
 std::unique_ptr<Strategy> make_strategy(StrategyKind, Module&, Communicator&, StrategyOptions = {});

@@ -1,5 +1,6 @@
 // Norm, clipping and update in one, decided on the device where the gradients are there.
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -21,8 +22,11 @@ void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, con
   add_squares(sum);
   if (stream.device().kind == Device::host) {
     outcome_ = step_outcome(sum_over_ranks(sum), limits);
-    if (!outcome_.skip) update_all(optimizer, {.factor = outcome_.grad_scale}, stream);
-    return;
+    if (!outcome_.skip) {
+      update_all(optimizer, {.factor = outcome_.grad_scale}, stream);
+      count_missed();
+    }
+    return end_step();
   }
   const Tensor& words = sum.words();
   wait_exposed(communicator_.all_reduce(words.buffer(), ReduceOp::sum, stream), stream);
@@ -32,6 +36,7 @@ void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, con
   ops::device_ops().optimizer.decide_step(decided, words.data<std::int64_t>(), limits, stream);
   update_all(optimizer, {.decided = decided, .constants = next_is_ready_ ? constants_.raw() : nullptr},
              stream);
+  end_step();
 }
 
 Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {
@@ -42,7 +47,11 @@ Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {
   const Tensor bytes = decided_.on_host(stream);
   StepOutcome made;
   std::memcpy(&made, bytes.raw(), sizeof made);
-  if (made.skip) optimizer.set_updates(optimizer.updates() - 1);
+  if (made.skip) {
+    optimizer.set_updates(optimizer.updates() - 1);
+  } else {
+    count_missed();
+  }
   return {made.norm, made.skip != 0};
 }
 
@@ -51,11 +60,23 @@ void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
   require(stream.device().kind == Device::cuda, Errc::unsupported,
           "next_update() is for updates on a CUDA device");
   optimizer.begin_update();
-  const std::vector<std::byte> constants = optimizer.constants();
+  std::vector<std::byte> constants = optimizer.constants(0);
+  constants_stride_ = constants.size();
   if (!constants_.defined())
-    constants_ = Tensor::empty({constants.size()}, DType::u8, allocator_on(stream.device()));
+    constants_ =
+        Tensor::empty({constants_stride_ * (1 + members_.size())}, DType::u8, allocator_on(stream.device()));
+  constants.resize(constants_.bytes());
+  for (std::size_t m = 0; m < members_.size(); ++m)
+    if (missed_[m] != 0)
+      std::ranges::copy(optimizer.constants(missed_[m]),
+                        &constants[constants_slot(missed_[m], static_cast<int>(m))]);
   constants_.assign(constants, stream);
   next_is_ready_ = true;
+}
+
+/// A place of its own for each member that missed any, so that a graph finds them where they were.
+std::size_t Strategy::constants_slot(std::int64_t missed, int first) const {
+  return missed == 0 ? 0 : constants_stride_ * (1 + static_cast<std::size_t>(first));
 }
 
 }  // namespace rz

@@ -1,6 +1,7 @@
 // Parameters on their way in and out, and from one layout to another.
 
 #include <algorithm>
+#include <vector>
 
 #include "comm/core/error.h"
 #include "comm/core/memory.h"
@@ -51,6 +52,9 @@ void Strategy::move_to_layout(std::vector<Tensor>& buckets, const BucketLayout& 
 // ---- parameters in and out
 
 void Strategy::fill_parameters(const Fill& fill) {
+  drop_gathered();
+  agreement_->values_written();
+  if (kind_ == StrategyKind::zero3) note_filled(fill);
   fill_values(fill);
   for (int b = 0; b < static_cast<int>(masters_.size()); ++b) {
     const Range range = updated_range(b);
@@ -91,9 +95,55 @@ Tensor Strategy::value_in_f32(const Parameter& p, int member) {
   const Tensor& mine = masters_[index(place.bucket)];
   const std::size_t count = layout().buckets[index(place.bucket)].count;
   if (mine.count() == count) return mine.view(place.offset, p.shape);
-  const Tensor whole = transient_.take({count});
-  wait_exposed(communicator_.all_gather(mine.buffer(), whole.buffer(), stream_), stream_);
-  return whole.view(place.offset, p.shape);
+  if (gathered_bucket_ != place.bucket) {
+    drop_gathered();  // before memory is taken
+    gathered_ = transient_.take({count});
+    wait_exposed(communicator_.all_gather(mine.buffer(), gathered_.buffer(), stream_), stream_);
+    gathered_bucket_ = place.bucket;
+  }
+  return gathered_.view(place.offset, p.shape);
+}
+
+void Strategy::drop_gathered() {
+  gathered_bucket_ = -1;
+  gathered_ = {};
+}
+
+// ---- replicas
+
+namespace {
+Fact fact_of(const Parameter& p, const void* values, std::size_t bytes) {
+  return {p.name, str("of hash ", hash_text(hash_bytes(values, bytes)))};
+}
+}  // namespace
+
+void Strategy::note_filled(const Fill& fill) {
+  filled_.clear();
+  for (const auto* list : {&members_, &frozen_})
+    for (const Parameter* p : *list) {
+      std::vector<float> values(std::min<std::size_t>(p->count(), 64));
+      fill(*p, {0, values.size()}, values.data());
+      filled_.push_back(fact_of(*p, values.data(), values.size() * sizeof(float)));
+    }
+}
+
+/// What every rank holds whole: in mixed precision the working copies, and in ddp the masters.
+void Strategy::require_same_values() {
+  std::vector<Fact> facts = filled_;
+  const auto add = [&](const Parameter& p, const Tensor& value) {
+    const Tensor on_host = value.on_host(stream_);
+    facts.push_back(fact_of(p, on_host.raw(), on_host.bytes()));
+  };
+  if (kind_ != StrategyKind::zero3) {
+    for (const auto* list : {&members_, &frozen_})
+      for (const Parameter* p : *list) add(*p, p->value);
+    if (kind_ == StrategyKind::ddp && precision().mixed())
+      for (std::size_t m = 0; m < members_.size(); ++m)
+        add(*members_[m], value_in_f32(*members_[m], static_cast<int>(m)));
+  }
+  require_same("a parameter's value", facts,
+               "fill or load the same on every rank (the same seed, the same checkpoint)", communicator_);
+  agreement_->values_checked();
 }
 
 }  // namespace rz

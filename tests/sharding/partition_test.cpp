@@ -65,16 +65,23 @@ TEST(Partition, ExtentsTakePaddingAlong) {
   EXPECT_EQ(padded_extents(layout, 0), (std::vector<Range>{{0, 128}, {128, 192}, {192, 512}}));
 }
 
-TEST(Partition, DecayRunsJoinNeighboursThatAgree) {
-  const auto matrices = [](const Parameter& p) { return p.shape.dims() >= 2; };
-  EXPECT_EQ(decay_runs(layout, members.pointers, 0, {0, 512}, matrices),
-            (std::vector<DecayRun>{{{0, 128}, false}, {{128, 512}, true}}));
-  EXPECT_EQ(decay_runs(layout, members.pointers, 0, {64, 128}, matrices),
-            (std::vector<DecayRun>{{{64, 128}, false}}));
-  EXPECT_EQ(decay_runs(layout, members.pointers, 0, {256, 512}, matrices),
-            (std::vector<DecayRun>{{{256, 512}, true}}));
-  EXPECT_EQ(decay_runs(layout, members.pointers, 0, {0, 512}, [](const Parameter&) { return true; }).size(),
-            1u);
+TEST(Partition, MemberRunsJoinNeighboursThatAgree) {
+  const MemberUpdate matrix{.decay = true}, vector{.decay = false};
+  const std::vector<MemberUpdate> by_shape{matrix, vector, matrix};
+  EXPECT_EQ(member_runs(layout, 0, {0, 512}, by_shape),
+            (std::vector<MemberRun>{{{0, 128}, 1, vector}, {{128, 512}, 0, matrix}}));
+  EXPECT_EQ(member_runs(layout, 0, {64, 128}, by_shape), (std::vector<MemberRun>{{{64, 128}, 1, vector}}));
+  EXPECT_EQ(member_runs(layout, 0, {256, 512}, by_shape), (std::vector<MemberRun>{{{256, 512}, 2, matrix}}));
+  EXPECT_EQ(member_runs(layout, 0, {0, 512}, std::vector<MemberUpdate>(3)).size(), 1u);
+  const MemberUpdate late{.missed = 2};
+  EXPECT_EQ(member_runs(layout, 0, {0, 512}, std::vector<MemberUpdate>{matrix, matrix, late}),
+            (std::vector<MemberRun>{{{0, 192}, 1, matrix}, {{192, 512}, 2, late}}));
+}
+
+TEST(Partition, MemberRunsLeaveOutWhatIsSkipped) {
+  EXPECT_EQ(member_runs(layout, 0, {0, 512}, std::vector<MemberUpdate>{{.skip = true}, {}, {}}),
+            (std::vector<MemberRun>{{{0, 128}, 1, {}}, {{192, 512}, 2, {}}}));
+  EXPECT_TRUE(member_runs(layout, 0, {0, 512}, std::vector<MemberUpdate>(3, {.skip = true})).empty());
 }
 
 }  // namespace

@@ -1,12 +1,19 @@
 /// Every strategy against one process that sees the whole batch, on exact data: no tolerance.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <stdexcept>
+#include <thread>
+#include <utility>
 
 #include "comm/core/error.h"
 #include "sharding/strategy.h"
+#include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
 
@@ -259,6 +266,386 @@ TEST(Strategy, BackwardWithoutBeginIsAnError) {
     f.tape.backward(f.model.loss(f.tape, [](std::size_t, std::size_t) { return 1.0f; }));
   };
   EXPECT_EQ(f.error_of(pass, "begin_backward()"), Errc::invalid_argument);
+}
+
+TEST(Strategy, AParameterThatIsFrozenLaterIsAnError) {
+  for (const StrategyKind kind : kinds) {
+    Fixture f(kind);
+    Parameter& norm = f.model[f.model.index("norm")];
+    f.pass(true);
+    f.strategy->finish_gradients();
+    norm.requires_grad = false;
+    EXPECT_EQ(f.error_of([&] { f.strategy->step(*f.sgd); }, "step(): norm was frozen"),
+              Errc::invalid_argument);
+    EXPECT_EQ(f.error_of([&] { f.strategy->begin_backward(); }, "begin_backward(): norm was frozen"),
+              Errc::invalid_argument);
+    norm.requires_grad = true;
+    f.strategy->step(*f.sgd);
+  }
+}
+
+TEST(Strategy, ATapeServesOneStrategy) {
+  for (const StrategyKind kind : kinds) {
+    Fixture f(kind);
+    f.strategy->attach(f.tape);  // again is no other
+    ToyModel other(initial_value);
+    const auto second = make_strategy(StrategyKind::ddp, other, f.comm);
+    EXPECT_EQ(f.error_of([&] { second->attach(f.tape); }, str("serves a ", name(kind), " strategy")),
+              Errc::invalid_argument);
+    f.pass(true);  // the first one's hooks are still there
+    f.strategy->finish_gradients();
+    f.strategy = nullptr;
+    second->attach(f.tape);
+    second->begin_backward();
+    f.tape.backward(other.loss(f.tape, [](std::size_t, std::size_t) { return 1.0f; }));
+    second->finish_gradients();
+  }
+}
+
+/// An update rule that notes the streams it is given.
+class Watching final : public Optimizer {
+ public:
+  Watching() : Optimizer(0) {}
+  const char* name() const override { return "watching"; }
+  int state_count() const override { return 0; }
+  void update(std::span<const UpdateSpan>, const UpdateScale&, const Stream& s) const override {
+    threads.push_back(s.threads());
+  }
+  std::vector<std::byte> constants(std::int64_t) const override { return {}; }
+  mutable std::vector<int> threads;
+};
+
+TEST(Strategy, WithoutAStreamTheTapesThreadsUpdate) {
+  auto comm = Communicator::connect(0, 1, memory_store());
+  ToyModel model(initial_value);
+  const auto strategy = make_strategy(StrategyKind::ddp, model, comm);
+  Tape tape(Stream::host(3));
+  strategy->attach(tape);
+  Watching watching;
+  const auto update = [&](const Stream& stream) {
+    strategy->zero_grad();
+    strategy->begin_backward();
+    tape.backward(model.loss(tape, [](std::size_t, std::size_t) { return 1.0f; }));
+    tape.reset();
+    strategy->finish_gradients(stream);
+    strategy->step(watching, stream);
+  };
+  update({});
+  update(Stream::host(2));
+  EXPECT_EQ(watching.threads, (std::vector<int>{3, 2}));
+}
+
+TEST(Strategy, ASkippedUpdateReportsItsOwnExposedTime) {
+  constexpr auto late = std::chrono::milliseconds(50);
+  std::atomic<bool> waits = false;
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    ToyModel model(initial_value);
+    const auto strategy = make_strategy(StrategyKind::ddp, model, comm, {.rebuild = false});
+    Tape tape;
+    strategy->attach(tape);
+    const auto sgd = make_sgd({});
+    for (const bool overflows : {false, true, false}) {
+      strategy->zero_grad();
+      const Var loss = model.loss(tape, [&](std::size_t, std::size_t) { return overflows ? NAN : 1.0f; });
+      strategy->begin_backward();
+      if (overflows && rank == 0) {
+        while (!waits) std::this_thread::yield();
+        std::this_thread::sleep_for(late);
+      }
+      tape.backward(loss);
+      tape.reset();
+      if (overflows && rank == 1) waits = true;
+      strategy->finish_gradients();
+      const double before = strategy->exposed_seconds();
+      strategy->clip_and_step(*sgd, {.skip_overflow = true});
+      ASSERT_EQ(strategy->outcome(*sgd).skipped, overflows);
+      EXPECT_NE(strategy->exposed_seconds(), before) << "the figure of the update before";
+      if (overflows && rank == 1) {
+        EXPECT_GE(strategy->exposed_seconds(), std::chrono::duration<double>(late).count() / 2);
+      }
+    }
+  });
+}
+
+// ---- replicas
+
+/// What every rank throws; each names `culprit`.
+void expect_mismatch(int ranks, int culprit, const std::string& words,
+                     const std::function<void(int rank, Communicator&)>& body) {
+  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, ranks, std::move(store));
+    const Error e = test::error_of([&] { body(rank, comm); });
+    EXPECT_EQ(e.code(), Errc::mismatch);
+    EXPECT_EQ(e.culprit(), culprit);
+    EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
+    comm.barrier().wait();  // the group lives on
+  });
+}
+
+struct Replica {
+  Replica(StrategyKind kind, Communicator& comm) : strategy(make_strategy(kind, model, comm)) {
+    strategy->attach(tape);
+  }
+  void fill(const char* parameter, float other) {
+    strategy->fill_parameters([&](const Parameter& p, Range r, float* out) {
+      std::fill_n(out, r.count(), p.name == parameter ? other : 1.0f);
+    });
+  }
+  void update() {
+    strategy->zero_grad();
+    strategy->begin_backward();
+    tape.backward(model.loss(tape, [](std::size_t, std::size_t) { return 1.0f; }));
+    tape.reset();
+    strategy->finish_gradients();
+    strategy->step(*sgd);
+  }
+  ToyModel model{initial_value};
+  Tape tape;
+  std::unique_ptr<Strategy> strategy;
+  std::unique_ptr<Optimizer> sgd = make_sgd({});
+};
+
+TEST(Replicas, ThatWereFilledWithOtherValuesAreNamed) {
+  for (const StrategyKind kind : kinds)
+    for (const char* parameter : {"second.weight", "frozen"})
+      expect_mismatch(3, 2, str("value differs over the ranks: ", parameter),
+                      [&](int rank, Communicator& comm) {
+                        Replica r(kind, comm);
+                        r.fill(parameter, rank == 2 ? 2.0f : 1.0f);
+                        r.update();
+                      });
+}
+
+TEST(Replicas, AreComparedAfterEveryFill) {
+  expect_mismatch(2, 1, "tied", [&](int rank, Communicator& comm) {
+    Replica r(StrategyKind::ddp, comm);
+    r.fill("", 1);
+    r.update();
+    if (rank == 1) r.fill("", 1);  // on one rank alone: as before the update
+    r.update();
+  });
+}
+
+TEST(Replicas, WithOtherOptionsAreNamed) {
+  const auto refused = [](const std::string& words, const std::function<void(StrategyOptions&)>& change) {
+    expect_mismatch(3, 1, words, [&](int rank, Communicator& comm) {
+      ToyModel model(initial_value);
+      StrategyOptions options;
+      if (rank == 1) change(options);
+      make_strategy(StrategyKind::zero1, model, comm, options);
+    });
+  };
+  refused("bucket_bytes is 26214400 on rank 0 and 5 on rank 1", [](auto& o) { o.bucket_bytes = 5; });
+  refused("overlap is yes on rank 0 and no on rank 1", [](auto& o) { o.overlap = false; });
+  refused("unreached is pytorch", [](auto& o) { o.unreached = Unreached::deepspeed; });
+  refused("weight decay of position is no on rank 0 and yes",
+          [](auto& o) { o.decays = [](const Parameter&) { return true; }; });
+  expect_mismatch(2, 1, "the strategy is ddp on rank 0 and zero3 on rank 1",
+                  [](int rank, Communicator& comm) {
+                    ToyModel model(initial_value);
+                    make_strategy(rank ? StrategyKind::zero3 : StrategyKind::ddp, model, comm);
+                  });
+}
+
+// ---- parameters that no loss reached
+
+std::vector<float> values_of(Strategy& strategy, const Parameter& p) {
+  const Tensor value = strategy.full_value(p);
+  return {value.data<float>(), value.data<float>() + value.count()};
+}
+
+/// "sometimes" after updates that reach it or not, and "never", with everything decayed.
+struct Unused {
+  std::vector<float> sometimes, never;
+};
+Unused train_unused(StrategyKind kind, Communicator& comm, Unreached unreached,
+                    const std::vector<bool>& reached) {
+  ToyModel model(initial_value);
+  const auto strategy = make_strategy(kind, model, comm,
+                                      {.first_bucket_bytes = 300,
+                                       .bucket_bytes = 900,
+                                       .decays = [](const Parameter&) { return true; },
+                                       .unreached = unreached});
+  Tape tape;
+  strategy->attach(tape);
+  const auto adamw = make_adamw({.learning_rate = 0.1, .weight_decay = 0.1});
+  for (const bool r : reached) {
+    strategy->zero_grad();
+    // One rank is enough to reach it.
+    const Var loss = model.loss(
+        tape, [](std::size_t p, std::size_t i) { return datum(p, i, 0, 0); }, r && comm.rank() == 0);
+    strategy->begin_backward();
+    tape.backward(loss);
+    tape.reset();
+    strategy->finish_gradients();
+    strategy->clip_and_step(*adamw, {});
+  }
+  return {values_of(*strategy, model[model.index("sometimes")]),
+          values_of(*strategy, model[model.index("never")])};
+}
+
+TEST_P(Strategies, AParameterThatNoLossReachedIsSkippedAsInPyTorch) {
+  for (const StrategyKind kind : kinds)
+    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
+      SCOPED_TRACE(str(name(kind), " on rank ", rank));
+      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+      const auto after = [&](const std::vector<bool>& reached) {
+        return train_unused(kind, comm, Unreached::pytorch, reached);
+      };
+      const Unused a = after({true, false, true, false}), b = after({true, true});
+      EXPECT_EQ(a.sometimes, b.sometimes) << "updates that skip a parameter leave no trace in it";
+      EXPECT_NE(a.sometimes, after({true}).sometimes);
+      EXPECT_EQ(after({false, true}).sometimes, after({true}).sometimes)
+          << "the first update corrects the bias";
+      for (std::size_t i = 0; i < a.never.size(); ++i) ASSERT_EQ(a.never[i], initial_value(5, i));
+    });
+}
+
+TEST_P(Strategies, AParameterThatNoLossReachedDecaysAsInDeepSpeed) {
+  for (const StrategyKind kind : kinds)
+    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
+      SCOPED_TRACE(str(name(kind), " on rank ", rank));
+      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+      const Unused a = train_unused(kind, comm, Unreached::deepspeed, {true, false});
+      for (std::size_t i = 0; i < a.never.size(); ++i)
+        ASSERT_EQ(a.never[i], initial_value(5, i) * 0.99f * 0.99f);
+    });
+}
+
+TEST(PassAgreement, KnowsWhatAnyRankReachedAndWhoCancelled) {
+  run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 3, std::move(store));
+    PassAgreement agreement(comm, 4);
+    agreement.reach(rank);
+    agreement.begin(rank > 0);
+    agreement.wait();
+    for (int m = 0; m < 4; ++m) EXPECT_EQ(agreement.reached(m), m < 3);
+    EXPECT_EQ(agreement.cancelled_by(), 1);
+    EXPECT_TRUE(agreement.values_unchecked());
+    agreement.values_checked();
+    agreement.keep();  // a captured pass that reaches the same
+    agreement.reach(3);
+    EXPECT_EQ(test::error_of([&] { agreement.keep(); }).code(), Errc::invalid_argument);
+    agreement.forget();
+    if (rank == 2) agreement.values_written();
+    agreement.begin(false);
+    agreement.wait();
+    EXPECT_FALSE(agreement.reached(rank));
+    EXPECT_EQ(agreement.cancelled_by(), -1);
+    EXPECT_TRUE(agreement.values_unchecked()) << "written on one rank";
+  });
+}
+
+TEST(Strategy, NamesOfChoicesRoundTrip) {
+  for (const Unreached u : {Unreached::pytorch, Unreached::deepspeed})
+    EXPECT_EQ(unreached_from_name(name(u)), u);
+  EXPECT_THROW(unreached_from_name("jax"), Error);
+}
+
+// ---- after an error
+
+struct Failing {
+  enum Where { nowhere, forward, backward, late } where = nowhere;
+  int update = 1;
+  bool everywhere = true;  ///< else rank 1 alone
+  int prefetch = 1;
+};
+
+/// Values after three good updates, one of which is made again after it failed.
+std::vector<float> train_through(StrategyKind kind, Communicator& comm, const Failing& failing) {
+  ToyModel model(initial_value);
+  const auto strategy =
+      make_strategy(kind, model, comm,
+                    {.first_bucket_bytes = 300, .bucket_bytes = 900, .prefetch_scopes = failing.prefetch});
+  Tape tape;
+  strategy->attach(tape);
+  const auto adamw = make_adamw({.learning_rate = 0.05, .weight_decay = 0.1});
+  bool pending = failing.where != Failing::nowhere;
+  for (int step = 0; step < 3; ++step) {
+    const bool fails = step == failing.update && std::exchange(pending, step != failing.update && pending);
+    const bool here = fails && (failing.everywhere || comm.rank() == 1);
+    strategy->zero_grad();
+    model.in_backward = [&] {
+      if (here && failing.where == Failing::backward) throw std::runtime_error("an operator failed");
+    };
+    try {
+      const Var loss = model.loss(tape, [&](std::size_t p, std::size_t i) {
+        if (here && failing.where == Failing::forward && p == 7) throw std::runtime_error("no such sample");
+        return datum(p, i, comm.rank(), step);
+      });
+      strategy->begin_backward();
+      tape.backward(loss);
+      if (here && failing.where == Failing::late) throw std::runtime_error("after backward");
+      tape.reset();
+      if (fails) {
+        const Error e = test::error_of([&] { strategy->finish_gradients(); });
+        EXPECT_EQ(e.code(), Errc::unsynchronised);
+        EXPECT_EQ(e.culprit(), 1);
+        EXPECT_NE(std::string(e.what()).find("rank 1 gave the update up"), std::string::npos) << e.what();
+      } else {
+        strategy->finish_gradients();
+      }
+    } catch (const std::runtime_error& e) {
+      if (!here || dynamic_cast<const Error*>(&e)) throw;
+      tape.reset();
+      strategy->cancel_update();
+    }
+    if (fails) {
+      EXPECT_EQ(test::error_of([&] { strategy->step(*adamw); }).code(), Errc::unsynchronised);
+      --step;
+      continue;
+    }
+    strategy->step(*adamw);
+  }
+  std::vector<float> out;
+  for (const Parameter* p : model.parameters()) {
+    const auto values = values_of(*strategy, *p);
+    out.insert(out.end(), values.begin(), values.end());
+  }
+  return out;
+}
+
+TEST_P(Strategies, GoOnAfterAnErrorOnEveryRank) {
+  for (const StrategyKind kind : kinds)
+    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
+      SCOPED_TRACE(str(name(kind), " on rank ", rank));
+      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+      const auto good = train_through(kind, comm, {});
+      for (const auto where : {Failing::forward, Failing::backward, Failing::late})
+        for (const int update : {0, 1}) EXPECT_EQ(train_through(kind, comm, {where, update}), good) << where;
+    });
+}
+
+TEST(Strategy, GoesOnAfterAnErrorOnOneRank) {
+  for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2})
+    run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
+      SCOPED_TRACE(str(name(kind), " on rank ", rank));
+      auto comm = Communicator::connect(rank, 3, std::move(store));
+      const auto good = train_through(kind, comm, {});
+      for (const auto where : {Failing::forward, Failing::backward, Failing::late})
+        for (const int update : {0, 1})
+          EXPECT_EQ(train_through(kind, comm, {where, update, false}), good) << where;
+    });
+}
+
+/// In zero3 ranks in the middle of a pass communicate: the group ends with an error, on every rank.
+TEST(Strategy, AnErrorOnOneRankOfZero3IsAMismatch) {
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    const Error e = test::error_of([&] {
+      train_through(StrategyKind::zero3, comm, {Failing::backward, 1, false, 0});
+    });
+    EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
+  });
+}
+
+TEST(Strategy, CancellingAFinishedUpdateIsAnError) {
+  Fixture f(StrategyKind::ddp);
+  f.pass(true);
+  EXPECT_EQ(f.error_of([&] { f.strategy->begin_backward(); }, "cancel_update()"), Errc::invalid_argument);
+  f.strategy->finish_gradients();
+  EXPECT_EQ(f.error_of([&] { f.strategy->cancel_update(); }, "zero_grad()"), Errc::invalid_argument);
 }
 
 TEST(Strategy, AnotherOptimizerIsAnError) {

@@ -88,6 +88,15 @@ Var ToyModel::term(Tape& tape, Var sum, std::size_t parameter, const Data& data,
   });
 }
 
+/// Passes a value and its gradient on.
+Var ToyModel::watched(Tape& tape, Var sum) {
+  if (!in_backward) return sum;
+  return tape.record(tape.value(sum), {sum}, [sum, call = in_backward](Tape& t, const Tensor& d_out) {
+    call();
+    t.give_grad(sum, d_out);
+  });
+}
+
 Var ToyModel::loss(Tape& tape, const Data& data, bool use_sometimes) {
   Var sum;
   const auto run = [&](std::size_t scope, const std::vector<std::size_t>& used) {
@@ -96,7 +105,7 @@ Var ToyModel::loss(Tape& tape, const Data& data, bool use_sometimes) {
       for (const std::size_t i : used)
         inner = term(tape, inner, i, data,
                      scope == 3 && i == 0 ? 2.0f : 1.0f);  // "tied" the second time: twice as strong
-      return inner;
+      return scope == 1 ? watched(tape, inner) : inner;
     });
   };
   run(0, {0, 1});

@@ -29,8 +29,12 @@ class ToyModel final : public Module {
   using Data = std::function<float(std::size_t, std::size_t)>;
   /// Runs every scope. With `use_sometimes` false, "sometimes" gets no gradient.
   Var loss(Tape&, const Data&, bool use_sometimes = true);
+  /// Called in backward within the second scope, when the last two are over; it may throw. Taken from when
+  /// loss() is called.
+  std::function<void()> in_backward;
 
  private:
+  Var watched(Tape&, Var sum);
   Var term(Tape&, Var sum, std::size_t parameter, const Data&, float factor);
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<std::unique_ptr<Scope>> scopes_;
