@@ -160,6 +160,18 @@ void read_precision(const JsonObject& root, ds::Judge& judge, DsConfig& config) 
   read_gradient_dtype(root, judge, config);
 }
 
+void read_ringzero(const JsonObject& root, ds::Judge& judge, DsConfig& config) {
+  if (!root.has("ringzero")) return;
+  const JsonObject own = root.object("ringzero");
+  judge.run(own, ds::ringzero_keys());
+  config.decay_one_dimensional = own.boolean("decay_one_dimensional", config.decay_one_dimensional);
+  const char* const key = "unreached_parameters";
+  const std::string choice = own.text(key, name(config.unreached));
+  if (choice != name(Unreached::pytorch) && choice != name(Unreached::deepspeed))
+    own.fail_at(key, str("unknown choice \"", choice, "\"; choose pytorch or deepspeed"));
+  config.unreached = unreached_from_name(choice);
+}
+
 std::optional<std::int64_t> read_size(const JsonObject& root, const char* key, int bits = 20) {
   if (!root.has(key)) return std::nullopt;
   return root.integer(key, 0, 1, std::int64_t{1} << bits);
@@ -194,6 +206,7 @@ DsConfig parse_ds_config(std::string_view text, const std::string& file) {
   config.drop_last = root.boolean("dataloader_drop_last", false);
   read_optimizer(root, judge, config);
   read_precision(root, judge, config);
+  read_ringzero(root, judge, config);
   if (root.has("zero_optimization")) {
     const JsonObject zero = root.object("zero_optimization");
     judge.run(zero, ds::zero_keys());
@@ -285,6 +298,8 @@ std::string resolved_json(const DsConfig& c, const BatchSizes& batch) {
       {"dataloader_drop_last", c.drop_last},
       {"optimizer", {{"type", name(o.type)}, {"params", params}}},
       {"zero_optimization", {{"stage", c.zero_stage}, {"overlap_comm", c.overlap_comm}}},
+      {"ringzero",
+       {{"decay_one_dimensional", c.decay_one_dimensional}, {"unreached_parameters", name(c.unreached)}}},
   };
   add_precision(c, all);
   return all.dump(2) + "\n";

@@ -1,8 +1,8 @@
 #pragma once
 /// A DeepSpeed configuration: JSON with comments, trailing commas and 1e9 for an integer. What this build
-/// honours is a field below; what it knows and does not honour is refused where it would change results or
-/// memory ("not supported in this build yet"), else accepted with a warning; a key that nobody knows is an
-/// error that suggests the nearest one.
+/// honours is a field below, what DeepSpeed has no key for under "ringzero"; what it knows and does not
+/// honour is refused where it would change results or memory ("not supported in this build yet"), else
+/// accepted with a warning; a key that nobody knows is an error that suggests the nearest one.
 
 #include <cstdint>
 #include <optional>
@@ -12,6 +12,7 @@
 
 #include "sharding/loss_scaler.h"
 #include "sharding/precision.h"
+#include "sharding/unreached.h"
 
 namespace rz {
 
@@ -40,10 +41,12 @@ struct DsConfig {
   OptimizerConfig optimizer;
   int zero_stage = 0;
   bool overlap_comm = true;
-  Precision precision;          ///< bf16, fp16, data_types
-  LossScaleOptions loss_scale;  ///< fp16
-  bool skip_overflow = false;   ///< an update whose gradients are not finite is left out
-  bool drop_last = false;       ///< dataloader_drop_last
+  Precision precision;                       ///< bf16, fp16, data_types
+  LossScaleOptions loss_scale;               ///< fp16
+  bool skip_overflow = false;                ///< an update whose gradients are not finite is left out
+  bool drop_last = false;                    ///< dataloader_drop_last
+  bool decay_one_dimensional = false;        ///< ringzero: weight decay acts on biases and norms, too
+  Unreached unreached = Unreached::pytorch;  ///< ringzero.unreached_parameters
   std::vector<std::string> warnings;
 };
 

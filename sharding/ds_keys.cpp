@@ -66,6 +66,13 @@ constexpr Known top_table[] = {
     {"sparse_attention", Rule::only, "[null]"},
     {"pipeline", Rule::only, "[null, {}]"},
     {"tensor_parallel", Rule::only, "[null, {}]"},
+    {"ringzero", Rule::honoured},
+};
+
+/// Our own: what DeepSpeed has no key for.
+constexpr Known ringzero_table[] = {
+    {"decay_one_dimensional", Rule::honoured},
+    {"unreached_parameters", Rule::honoured},
 };
 
 constexpr Known zero_table[] = {
@@ -179,6 +186,7 @@ std::span<const Known> sgd_keys() { return sgd_table; }
 std::span<const Known> fp16_keys() { return fp16_table; }
 std::span<const Known> bf16_keys() { return bf16_table; }
 std::span<const Known> data_types_keys() { return data_types_table; }
+std::span<const Known> ringzero_keys() { return ringzero_table; }
 
 void Judge::run(const JsonObject& object, std::span<const Known> table) {
   for (const auto& key : object.keys()) {

@@ -36,6 +36,7 @@ std::span<const Known> sgd_keys();
 std::span<const Known> fp16_keys();
 std::span<const Known> bf16_keys();
 std::span<const Known> data_types_keys();
+std::span<const Known> ringzero_keys();
 
 /// Judges the keys of one object by its table.
 class Judge {

@@ -1,6 +1,7 @@
 // Training with 16 bits: near the course that float64 takes, the same bits for every strategy, masters that
 // come and go in f32, and updates that overflow left out.
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -112,6 +113,36 @@ TEST_F(Masters, GoInAndOutAsTheyAre) {
   }
 }
 
+/// Members of one bucket share what was gathered, while somebody reads them.
+TEST_F(Masters, AreGatheredOnceABucket) {
+  const Gpt2Config config{.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32};
+  for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero3})
+    run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+      Communicator comm = Communicator::connect(rank, ranks, std::move(store), on_a_device(rank));
+      Gpt2 model(config);
+      const auto s = make_strategy(kind, model, comm, {.precision = {DType::bf16, DType::bf16}});
+      const auto fill = [&](float value) {
+        s->fill_parameters(
+            [&](const Parameter&, Range r, float* out) { std::fill_n(out, r.count(), value); });
+      };
+      const Stream reader = Stream::create(comm.options().device);
+      const auto first_of = [&](const char* name) {
+        const auto parameters = model.parameters();
+        const Parameter& p =
+            **std::ranges::find_if(parameters, [&](const Parameter* q) { return q->name == name; });
+        return s->full_value(p, reader);
+      };
+      fill(1);
+      const Tensor weight = first_of("transformer.h.0.ln_1.weight");
+      const std::size_t in_use = s->memory().transient_in_use;
+      const Tensor bias = first_of("transformer.h.0.ln_1.bias");
+      EXPECT_EQ(s->memory().transient_in_use, in_use) << name(kind);
+      fill(2);  // what was gathered is stale
+      EXPECT_EQ(first_of("transformer.h.0.ln_1.bias").on_host(reader).data<float>()[0], 2) << name(kind);
+      comm.barrier().wait();
+    });
+}
+
 class Overflow : public OnDevice {};
 
 /// With a factor of 2^32 every gradient is infinite in f16: two updates are left out before the factor is
@@ -126,6 +157,7 @@ TEST_F(Overflow, LeavesUpdatesOutAndLowersTheScale) {
     const double scales[] = {0x1p32, 0x1p32, 0x1p31};
     for (std::size_t i = 0; i < r.size(); ++i) {
       EXPECT_TRUE(r[i].skipped) << i;
+      EXPECT_FALSE(r[i].diverged) << i;
       EXPECT_EQ(r[i].loss_scale, scales[i]) << i;
       EXPECT_FALSE(std::isfinite(r[i].grad_norm)) << i;
     }

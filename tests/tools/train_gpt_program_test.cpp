@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -286,6 +287,103 @@ TEST_F(TrainGptProgram, WhatOneRankAloneCannotReadStopsBoth) {
   EXPECT_NE(get("stderr.0").find("train_gpt: rank 1: tokens.bin: cannot be opened"), std::string::npos)
       << get("stderr.0");
   EXPECT_EQ(get("stderr.1"), "");
+}
+
+TEST_F(TrainGptProgram, RanksThatWereStartedDifferentlyAreRefused) {
+  const auto refused = [&](const std::string& flag, const std::string& other,
+                           std::initializer_list<std::string> parts) {
+    const int port = free_port();
+    auto arguments = good();
+    arguments.insert(arguments.end(), {"--save", path("out/model"), "--steps", "2"});
+    const pid_t zero = start(0, 2, port, arguments), one = start(1, 2, port, with(arguments, flag, other));
+    for (const pid_t child : {zero, one}) {
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 2) << flag << ": " << status;
+    }
+    const std::string said = get("stderr.0");
+    EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
+    for (const auto& part : parts) EXPECT_NE(said.find(part), std::string::npos) << said << " lacks " << part;
+    EXPECT_EQ(get("stderr.1"), "");
+    EXPECT_TRUE(fs::is_empty(directory_ / "out"));
+  };
+  refused("--seed", "7", {"--seed is 0 on rank 0 and 7 on rank 1"});
+  refused("--steps", "3", {"--steps is 2 on rank 0 and 3 on rank 1"});
+  put("other.json", R"({"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.02}},)"
+                    R"( "zero_optimization": {"stage": 3}})");
+  refused("--config", path("other.json"),
+          {"--config /optimizer/params/lr is 0.01 on rank 0 and 0.02 on rank 1"});
+  std::string tokens = read_text_file(fixture + "tokens.bin");
+  tokens[9000] = static_cast<char>(tokens[9000] ^ 1);
+  put("tokens.bin", tokens);
+  refused("--tokens", path("tokens.bin"), {"the hash of the tokens", "on rank 1"});
+  put("tokens.bin", tokens.substr(0, 9000));
+  refused("--tokens", path("tokens.bin"), {"the number of tokens is 10241 on rank 0 and 4500 on rank 1"});
+}
+
+/// Copies a checkpoint with another value for its last element.
+void copy_with_last(const std::string& from, const std::string& to, float last) {
+  const auto file = SafetensorsFile::open(from);
+  std::vector<SafetensorsOut> tensors;
+  for (const auto& entry : file.tensors()) tensors.push_back({entry.name, entry.shape});
+  SafetensorsWriter writer(to, tensors);
+  for (const auto& entry : file.tensors()) {
+    std::vector<float> values(entry.count);
+    file.read_f32(entry, 0, values);
+    if (&entry == &file.tensors().back()) values.back() = last;
+    writer.write(values);
+  }
+  writer.finish();
+}
+
+TEST_F(TrainGptProgram, RanksWithOtherCheckpointsAreRefused) {
+  auto arguments = good();
+  arguments.insert(arguments.end(), {"--steps", "0", "--save", path("start")});
+  ASSERT_EQ(run(1, arguments)[0].status, 0);
+  copy_with_last(path("start/model.safetensors"), path("other.safetensors"), 0.25f);
+  arguments = with(good(), "--init", path("start/model.safetensors"));
+  const int port = free_port();
+  const pid_t zero = start(0, 2, port, arguments),
+              one = start(1, 2, port, with(arguments, "--init", path("other.safetensors")));
+  for (const pid_t child : {zero, one}) {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 2) << status;
+  }
+  EXPECT_NE(get("stderr.0").find("the hash of --init"), std::string::npos) << get("stderr.0");
+}
+
+TEST_F(TrainGptProgram, ARunThatDivergesStopsAndSavesNothing) {
+  put("bad.json", R"({"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"lr": 1e25}}})");
+  fs::create_directory(directory_ / "model");
+  put("model/model.safetensors", "good");
+  auto arguments = with(good(), "--config", path("bad.json"));
+  arguments.insert(arguments.end(), {"--steps", "5", "--save", path("model"), "--log", path("log.jsonl")});
+  const auto ended = run(2, arguments);
+  for (const Ended& e : ended) EXPECT_EQ(e.status, 1) << e.err;
+  EXPECT_NE(ended[0].err.find("step 2: training diverged: loss "), std::string::npos) << ended[0].err;
+  EXPECT_EQ(std::ranges::count(ended[0].err, '\n'), 1) << ended[0].err;
+  EXPECT_EQ(ended[1].err, "");
+  EXPECT_EQ(get("model/model.safetensors"), "good");
+  const std::string log = get("log.jsonl");
+  EXPECT_EQ(std::ranges::count(log, '\n'), 2) << log;
+}
+
+TEST_F(TrainGptProgram, WeightsThatAreNotFiniteAreSavedOnlyIfAsked) {
+  auto arguments = good();
+  arguments.insert(arguments.end(), {"--steps", "0", "--save", path("model")});
+  ASSERT_EQ(run(1, arguments)[0].status, 0);
+  copy_with_last(path("model/model.safetensors"), path("nan.safetensors"), NAN);
+  const std::string before = get("model/model.safetensors");
+  arguments = with(arguments, "--init", path("nan.safetensors"));
+  const auto ended = run(2, arguments);
+  for (const Ended& e : ended) EXPECT_EQ(e.status, 1) << e.err;
+  for (const char* part : {"model.safetensors: not written", "is nan", "--save-nonfinite"})
+    EXPECT_NE(ended[0].err.find(part), std::string::npos) << ended[0].err;
+  EXPECT_EQ(get("model/model.safetensors"), before);
+  arguments.push_back("--save-nonfinite");
+  ASSERT_EQ(run(1, arguments)[0].status, 0);
+  EXPECT_NE(get("model/model.safetensors"), before);
 }
 
 TEST_F(TrainGptProgram, OutputsThatCannotBeWrittenAreRefused) {

@@ -17,6 +17,7 @@
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/metrics.h"
 #include "tools/train_gpt/options.h"
+#include "tools/train_gpt/same_run.h"
 #include "tools/train_gpt/speed.h"
 #include "tools/train_gpt/tokens.h"
 
@@ -229,6 +230,18 @@ TEST_F(TrainGptFiles, TheHeaderOfLlmCIsNoTokens) {
   // Tokens that begin as no header does are tokens.
   put("llm.bin", llm_c_header(20240521, 1, 3));
   EXPECT_EQ(Tokens::from_file(path("llm.bin")).count(), 512u);
+}
+
+TEST_F(TrainGptFiles, AHashSeesTheFirstAndTheLastTokenOfManyPieces) {
+  std::vector<std::uint16_t> many((std::size_t{1} << 22) + 70000, 7);
+  const auto hash = [&] { return hash_of(Tokens::from_file(put_tokens(many))); };
+  const std::uint64_t before = hash();
+  EXPECT_EQ(hash(), before);
+  for (const std::size_t at : {std::size_t{0}, std::size_t{65535}, many.size() - 1}) {
+    many[at] = 8;
+    EXPECT_NE(hash(), before) << at;
+    many[at] = 7;
+  }
 }
 
 TEST_F(TrainGptFiles, WrongTokenFilesAreNamed) {

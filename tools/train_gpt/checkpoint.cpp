@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 #include <set>
 
 #include "comm/core/error.h"
 #include "sharding/text.h"
+#include "tools/train_gpt/diverged.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -100,8 +102,17 @@ void Checkpoint::read(const Parameter& p, Range elements, float* out) const {
 
 // ---- saving
 
+namespace {
+void require_finite(const std::string& path, const Parameter& p, std::span<const float> values) {
+  const auto bad = std::ranges::find_if(values, [](float x) { return !std::isfinite(x); });
+  if (bad == values.end()) return;
+  throw Diverged(str(path, ": not written: ", p.name, '[', bad - values.begin(), "] is ", *bad,
+                     "; --save-nonfinite writes such weights all the same"));
+}
+}  // namespace
+
 void save_model(const std::string& path, std::span<Parameter* const> parameters, Strategy& strategy, int rank,
-                const Stream& stream) {
+                const Stream& stream, bool nonfinite) {
   std::unique_ptr<SafetensorsWriter> writer;
   if (rank == 0) {
     std::vector<SafetensorsOut> tensors;
@@ -110,7 +121,9 @@ void save_model(const std::string& path, std::span<Parameter* const> parameters,
   }
   for (const Parameter* p : parameters) {
     const Tensor value = strategy.full_value(*p, stream).on_host(stream);
-    if (writer) writer->write({value.data<float>(), value.count()});
+    const std::span<const float> values(value.data<float>(), value.count());
+    if (!nonfinite) require_finite(path, *p, values);
+    if (writer) writer->write(values);
   }
   if (writer) writer->finish();
 }

@@ -32,8 +32,9 @@ class Checkpoint {
   std::unordered_map<const Parameter*, const SafetensorsEntry*> entries_;
 };
 
-/// Writes path, one tensor at a time; rank 0 does, every rank calls it.
+/// Writes path, one tensor at a time; rank 0 does, every rank calls it. Diverged on every rank names the
+/// first element that is not finite, unless `nonfinite` allows it: path is then as it was.
 void save_model(const std::string& path, std::span<Parameter* const> parameters, Strategy&, int rank,
-                const Stream&);
+                const Stream&, bool nonfinite = false);
 
 }  // namespace rz::train_gpt

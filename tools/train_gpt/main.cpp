@@ -13,9 +13,11 @@
 #include "comm/core/error.h"
 #include "sharding/durable_file.h"
 #include "tools/train_gpt/agree.h"
+#include "tools/train_gpt/diverged.h"
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/model_config.h"
 #include "tools/train_gpt/options.h"
+#include "tools/train_gpt/same_run.h"
 #include "tools/train_gpt/speed.h"
 #include "tools/train_gpt/text.h"
 #include "tools/train_gpt/trainer.h"
@@ -37,6 +39,8 @@ TrainerOptions trainer_options(const Options& o, const Inputs& in, int threads) 
   t.strategy_options.first_bucket_bytes = std::min(bucket, t.strategy_options.first_bucket_bytes);
   t.strategy_options.overlap = o.overlap && in.ds.overlap_comm;
   t.strategy_options.precision = in.ds.precision;
+  t.strategy_options.unreached = in.ds.unreached;
+  if (in.ds.decay_one_dimensional) t.strategy_options.decays = [](const Parameter&) { return true; };
   t.optimizer = in.ds.optimizer;
   t.gradient_clipping = in.ds.gradient_clipping;
   t.loss_scale = in.ds.loss_scale;
@@ -67,6 +71,12 @@ void introduce(const Inputs& in, const Communicator& comm, int threads, std::uin
               comm.describe().c_str(), plural(steps, "update").c_str(),
               static_cast<long long>(in.sizes.train), static_cast<long long>(in.sizes.micro),
               static_cast<long long>(in.sizes.accumulation), plural(comm.size(), "rank").c_str());
+  const OptimizerConfig& optimizer = in.ds.optimizer;
+  std::printf("optimizer: %s, lr %g, weight decay %g of %s; a parameter that no loss reaches is %s\n",
+              name(optimizer.type), optimizer.lr, optimizer.weight_decay,
+              in.ds.decay_one_dimensional ? "every parameter" : "parameters of two or more dimensions",
+              in.ds.unreached == Unreached::pytorch ? "skipped, as in PyTorch"
+                                                    : "updated with a gradient of zero, as in DeepSpeed");
   if (const Precision& p = in.ds.precision; p.mixed())
     std::printf("precision: model in %s, gradients in %s, updates in f32\n", name(p.parameters),
                 name(p.gradients));
@@ -83,7 +93,7 @@ void save(const Options& o, const Inputs& in, Trainer& trainer, bool first) {
   if (o.save.empty()) return;
   const std::filesystem::path folder = o.save;
   if (first) make_folders(o.save);
-  trainer.save((folder / "model.safetensors").string());
+  trainer.save((folder / "model.safetensors").string(), o.save_nonfinite);
   if (!first) return;
   write_text(folder / "config.json", to_json(in.model->config()));
   write_text(folder / "ds_config.json", resolved_json(in.ds, in.sizes));
@@ -122,6 +132,7 @@ void train(const Options& o, Inputs& in, Communicator& comm) {
     speeds.push_back(report.tokens_per_second);
     log.write(report);
     if (first) progress.update(report);
+    require_finite(report);
   }
   const Devices devices = devices_of(comm);
   if (first && steps > 0)
@@ -139,6 +150,7 @@ void train(const Options& o, Inputs& in, Communicator& comm) {
 Status check_inputs(const Options& o, Communicator& comm, Inputs& in) {
   try {
     check_together(comm, [&] { in = read_inputs(o, comm.rank(), comm.size()); });
+    require_same_run(o, in, comm);
   } catch (const Error& e) {
     if (comm.rank() == 0) complain(e.what());
     return e.code() == Errc::system ? failed : wrong_input;
@@ -152,6 +164,10 @@ Status train_or_abort(const Options& o, Communicator& comm, Inputs& in) {
   try {
     train(o, in, comm);
     return done;
+  } catch (const Diverged& e) {  // on every rank
+    if (comm.rank() == 0) complain(e.what());
+    comm.barrier().wait();
+    return failed;
   } catch (const Error& e) {
     // A rank that aborted has said why itself.
     if (e.code() != Errc::aborted) complain(str("rank ", comm.rank(), ": ", e.what()));

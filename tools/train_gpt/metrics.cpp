@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "comm/core/error.h"
+#include "tools/train_gpt/diverged.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -30,6 +31,15 @@ std::string to_json(const UpdateReport& r) {
              R"(, "exposed_comm_ms": )", number("%.3f", r.exposed_comm_ms),
              r.loss_scale > 0 ? str(R"(, "loss_scale": )", number("%.17g", r.loss_scale)) : "",
              r.skipped ? R"(, "skipped": true)" : "", "}");
+}
+
+void require_finite(const UpdateReport& r) {
+  if (!r.diverged) return;
+  throw Diverged(
+      str("step ", r.step + 1, ": training diverged: loss ", printed("%g", r.loss), ", grad_norm ",
+          printed("%g", r.grad_norm),
+          "; the run stops and nothing is saved. Lower optimizer.params.lr, set gradient_clipping, or "
+          "train in bf16 with check_grad_overflow or in fp16, which skip such updates"));
 }
 
 MetricsLog::MetricsLog(const std::string& path) : path_(path), file_(nullptr, std::fclose) {

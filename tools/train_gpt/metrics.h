@@ -19,10 +19,14 @@ struct UpdateReport {
   double exposed_comm_ms = 0;  ///< that this rank waited for communication; NaN: a graph ran, nobody knows
   double loss_scale = 0;       ///< in f16; 0: losses are not scaled
   bool skipped = false;        ///< gradients were not finite: parameters stayed as they were
+  bool diverged = false;       ///< loss or norm is not finite, and the configuration does not skip that
 };
 
 /// One line without its end; 17 significant digits for loss and norm. What is not finite becomes null.
 std::string to_json(const UpdateReport&);
+
+/// Diverged if `diverged` is set: what is not finite, and what to do.
+void require_finite(const UpdateReport&);
 
 class MetricsLog {
  public:

@@ -20,7 +20,9 @@ constexpr const char* what_else =
     "The DeepSpeed configuration decides batch sizes, clipping, optimizer and ZeRO stage, e.g.\n"
     "  {\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3},\n"
     "   \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}}\n\n"
-    "Exit status: 0 done, 2 an input is wrong (nothing was written), 1 anything else.";
+    "Exit status: 0 done, 2 an input is wrong or differs over the ranks (nothing was written), 1 anything "
+    "else,\n"
+    "e.g. a loss that is not finite (the model is not saved).";
 
 void add_inputs(CommandLine& line, Options& o) {
   line.add_option("--model", o.model, "Hugging Face GPT-2 config (config.json)")
@@ -77,6 +79,8 @@ void add_outputs(CommandLine& line, Options& o) {
                   "Write model.safetensors, config.json and ds_config.json there at the end")
       .type_name("DIR")
       .group("Outputs");
+  line.add_flag("--save-nonfinite", o.save_nonfinite, "Save weights even if some are infinite or NaN")
+      .group("Outputs");
   line.add_option("--sample", o.sample, "At the end, continue this text (byte vocabulary)")
       .type_name("TEXT")
       .group("Outputs");
@@ -105,7 +109,7 @@ void add_speed(CommandLine& line, Options& o) {
           "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto")
       .type_name("NAME")
       .group("Speed (results stay the same but for --threads)");
-  line.add_flag("!--no-overlap", o.overlap, "Communicate after backward instead of beside it")
+  line.add_flag("!--no-overlap", o.overlap, "Wait for each bucket of gradients before backward goes on")
       .group("Speed (results stay the same but for --threads)");
 }
 

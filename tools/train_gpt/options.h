@@ -27,7 +27,7 @@ struct Options {
   double bucket_mb = 25;
   std::string device = "host";
   std::string backend;  ///< empty: RZ_BACKEND's
-  bool shuffle = true, overlap = true, recompute = false, graph = true;
+  bool shuffle = true, overlap = true, recompute = false, graph = true, save_nonfinite = false;
 };
 
 using ParsedOptions = Parsed<Options>;  ///< what --version prints is help, too

@@ -108,8 +108,7 @@ void Trainer::run_update() {
   losses_.clear();
   for (std::size_t m = 0; m < micro_batches_.size(); ++m) losses_.push_back(run_micro_batch(m));
   strategy_->finish_gradients(stream_);
-  strategy_->clip_and_step(*optimizer_,
-                           {.max_norm = options_.gradient_clipping, .skip_overflow = options_.skip_overflow},
+  strategy_->clip_and_step(*optimizer_, {.max_norm = options_.gradient_clipping, .skip_overflow = true},
                            stream_);
 }
 
@@ -161,6 +160,8 @@ UpdateReport Trainer::update() {
   }
   const LossSum all = over_ranks(mine);
   report.loss = all.sum / all.count;
+  const bool finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
+  report.diverged = !finite && !(report.skipped && options_.skip_overflow);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   report.step_ms = seconds.count() * 1e3;
   report.tokens_per_second = all.count / seconds.count();
@@ -184,9 +185,9 @@ std::string Trainer::sample(const std::string& prompt, std::size_t tokens) {
   return text;
 }
 
-void Trainer::save(const std::string& path) {
+void Trainer::save(const std::string& path, bool nonfinite) {
   forget_graph();
-  save_model(path, model_.parameters(), *strategy_, comm_.rank(), stream_);
+  save_model(path, model_.parameters(), *strategy_, comm_.rank(), stream_, nonfinite);
 }
 
 }  // namespace rz::train_gpt

@@ -25,7 +25,7 @@ struct TrainerOptions {
   OptimizerConfig optimizer;
   double gradient_clipping = 0;  ///< 0: none
   LossScaleOptions loss_scale;   ///< of f16
-  bool skip_overflow = false;    ///< leave out an update whose gradients are not finite
+  bool skip_overflow = false;    ///< an update whose gradients are not finite is no divergence
   BatchPlan batches;             ///< its rank and ranks come from the communicator
   std::size_t seq_len = 0;
   std::uint64_t seed = 0;  ///< of dropout and samples
@@ -43,14 +43,16 @@ class Trainer {
   void initialise(std::uint64_t seed);
   void load(const Checkpoint&);
 
-  /// One update over accumulation × micro-batch samples of this rank.
+  /// One update over accumulation × micro-batch samples of this rank. One whose gradients are not finite is
+  /// left out.
   UpdateReport update();
   /// Whether the last update was a run of a graph.
   bool ran_graph() const { return graph_.defined(); }
   /// Continues a text of bytes, which must not be empty.
   std::string sample(const std::string& prompt, std::size_t tokens);
-  /// Every parameter, whole, as safetensors; rank 0 writes.
-  void save(const std::string& path);
+  /// Every parameter, whole, as safetensors; rank 0 writes. Diverged if an element is not finite, unless
+  /// `nonfinite` allows that: `path` is then as it was.
+  void save(const std::string& path, bool nonfinite = false);
 
   std::uint64_t updates_per_epoch() const { return batches_.updates_per_epoch(); }
   const Strategy& strategy() const { return *strategy_; }
