@@ -17,8 +17,9 @@
 /// be the same on every rank. Errors are rz::Error; the first failure poisons the communicator, whose later
 /// calls throw it again.
 ///
-/// A communicator belongs to the process that connected it. In a child of fork() calls on host memory are
-/// refused (Errc::invalid_argument) and abort() does nothing; the child may connect communicators of its own.
+/// A communicator belongs to the process that connected it. In a child of fork() "ring" on host memory
+/// refuses calls (Errc::invalid_argument), and its abort() does nothing; the child may connect communicators
+/// of its own.
 
 #include <chrono>
 #include <cstddef>

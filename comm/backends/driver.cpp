@@ -86,7 +86,7 @@ void Driver::check_process() const {
   if (creator_.seems_here()) [[likely]]
     return;
   fail(Errc::invalid_argument, "the communicator of rank ", rank_, " belongs to process ", creator_.process(),
-       ", and this is process ", this_process(),
+       ", and this is process ", ::getpid(),
        ", which came of it by fork(); connect a communicator in each process that uses one");
 }
 

@@ -17,8 +17,7 @@ class Forks {
     return forks;
   }
 
-  std::atomic<pid_t> process{::getpid()};
-  std::atomic<std::uint64_t> count{0};
+  std::atomic<std::uint64_t> generation{0}, count{0};
   std::mutex forking;
 
  private:
@@ -31,7 +30,7 @@ class Forks {
     count.fetch_add(1, std::memory_order_relaxed);
   }
   void begin_child() {
-    process.store(::getpid(), std::memory_order_relaxed);
+    generation.fetch_add(1, std::memory_order_relaxed);
     forking.unlock();
   }
 };
@@ -44,7 +43,9 @@ std::atomic<Kept*> kept{nullptr};
 
 }  // namespace
 
-pid_t this_process() noexcept { return Forks::of_this_process().process.load(std::memory_order_relaxed); }
+std::uint64_t generation() noexcept {
+  return Forks::of_this_process().generation.load(std::memory_order_relaxed);
+}
 
 std::uint64_t forks() noexcept { return Forks::of_this_process().count.load(std::memory_order_relaxed); }
 

@@ -10,21 +10,22 @@
 
 namespace rz {
 
-/// The number of this process, without a system call: as fork() left it. A clone() that runs no handlers of
-/// pthread_atfork() goes unseen.
-pid_t this_process() noexcept;
+/// How many calls of fork() lie between the first process that this one comes of and itself. A clone() that
+/// runs no handlers of pthread_atfork() goes unseen.
+std::uint64_t generation() noexcept;
 
 /// The process that made the object whose member this is.
 class Creator {
  public:
   /// Whether this process made the object. Asks the system.
   bool here() const noexcept { return process_ == ::getpid(); }
-  /// The same by this_process(): for calls that take less time than the system does.
-  bool seems_here() const noexcept { return process_ == this_process(); }
+  /// The same by generation(): for calls that take less time than the system does.
+  bool seems_here() const noexcept { return generation_ == generation(); }
   pid_t process() const noexcept { return process_; }
 
  private:
-  pid_t process_ = this_process();
+  pid_t process_ = ::getpid();
+  std::uint64_t generation_ = generation();
 };
 
 /// How often this process, and those that it was forked from, have called fork().

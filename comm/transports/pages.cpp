@@ -4,9 +4,6 @@
 #include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/allocator_interface.h>
-#endif
 
 #include <algorithm>
 #include <cerrno>
@@ -19,6 +16,10 @@
 #include "comm/core/rounding.h"
 #include "comm/core/text.h"
 #include "comm/transports/descriptor.h"
+
+#ifdef __SANITIZE_ADDRESS__
+extern "C" int __sanitizer_get_ownership(const volatile void*);  // gcc has no header for it
+#endif
 
 namespace rz {
 
