@@ -47,7 +47,7 @@ const std::byte* MemoryOffers::find_in(int peer, std::size_t at, std::size_t byt
   return is_shared(spot) ? reached(peer, {spot.segment, spot.offset + at}, bytes) : nullptr;
 }
 
-bool MemoryOffers::read(int peer, std::size_t at, std::span<std::byte> into) {
+PeerRead MemoryOffers::read(int peer, std::size_t at, std::span<std::byte> into) {
   return transport_.read(peer, in_of(peer).offset + at, into);
 }
 

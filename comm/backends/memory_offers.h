@@ -66,8 +66,8 @@ class MemoryOffers {
   std::byte* out(int peer) const { return outs_[index(peer)]; }
   /// Where a part of what a peer shares lies here; null: it lies in its own process, for read().
   const std::byte* find_in(int peer, std::size_t at, std::size_t bytes);
-  /// That, through the kernel. False: the peer's memory is gone, as the group will learn.
-  bool read(int peer, std::size_t at, std::span<std::byte> into);
+  /// That, through the kernel.
+  PeerRead read(int peer, std::size_t at, std::span<std::byte> into);
 
  private:
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }

@@ -167,8 +167,11 @@ class Together {
   void end_trial();
   bool chooses_once();
   bool advance_once();
-  bool take_once(std::size_t round);
-  bool fetch(int from, std::size_t at, std::byte* to, std::size_t bytes);
+  PeerRead take_once(std::size_t round);
+  PeerRead fetch(int from, std::size_t at, std::byte* to, std::size_t bytes);
+  void publish_end_of_reads();
+  bool all_have_read() const;
+  void stage_after_all();
 
   // together_again.cpp: like the last one
   void offer_again();
@@ -203,6 +206,7 @@ class Together {
   bool may_ask_ = false, asks_ = false, counts_ = false;
   WayByTime* trial_ = nullptr;  // that this call is one of
   std::chrono::steady_clock::time_point began_;
+  bool refused_ = false;                              // by the kernel, in this call
   bool bypass_ = false;                               // results go past the caches
   std::size_t element_ = 1, total_ = 0;               // bytes
   std::size_t offered_ = 0, folded_ = 0, taken_ = 0;  // rounds

@@ -33,35 +33,63 @@ bool Together::chooses_once() {
 
 bool Together::advance_once() {
   if (taken_ < cut_.rounds) {
-    if (!take_once(taken_)) return false;
-    if (++taken_ == cut_.rounds) letters_.publish();  // this rank reads no peer's memory any more
+    const PeerRead read = take_once(taken_);
+    if (read == PeerRead::gone) return false;
+    refused_ = read == PeerRead::refused;
+    taken_ = refused_ ? cut_.rounds : taken_ + 1;
+    if (taken_ == cut_.rounds) publish_end_of_reads();
     return true;
   }
   if (!all_wrote(waits_b_, base_)) return false;
-  end();
+  all_have_read() ? end() : stage_after_all();
   return true;
 }
 
-/// False: somebody's memory is gone, as the group will learn.
-bool Together::take_once(std::size_t round) {
+/// This rank reads no peer's memory any more; its letter says whether it was refused. All have come to this
+/// call, so nobody needs what lay there.
+void Together::publish_end_of_reads() {
+  *letters_.payload(rank_, base_) = std::byte{refused_};
+  letters_.publish();
+}
+
+bool Together::all_have_read() const {
+  for (int r = 0; r < size_; ++r)
+    if (*letters_.payload(r, base_) != std::byte{}) return false;
+  return true;
+}
+
+/// Begins the call anew, through letters and rings, on all ranks: calls that only move have not changed what
+/// is yet to be moved. From the next call on who was refused says so before (MemoryOffer::reads).
+void Together::stage_after_all() {
+  letters_.have_read_up_to(letters_.next());
+  cut_ = plan_;
+  base_ = letters_.next();
+  offered_ = folded_ = taken_ = 0;
+  waits_a_ = waits_b_ = 0;
+  refused_ = false;
+  trial_ = nullptr;  // its time tells nothing
+}
+
+PeerRead Together::take_once(std::size_t round) {
   const std::size_t at = round * cut_.piece, n = length(cut_.part, round);
   auto* const out = static_cast<std::byte*>(op_->out.data);
   if (sends_ahead(op_->kind)) return fetch(op_->root, at, out + at, n);
-  if (is_rooted(op_->kind) && rank_ != op_->root) return true;
+  if (is_rooted(op_->kind) && rank_ != op_->root) return PeerRead::done;
   for (int i = 1; i <= size_; ++i) {
     const int r = (rank_ + i) % size_;  // one's own last
-    if (!fetch(r, at, out + index(r) * cut_.part + at, n)) return false;
+    const PeerRead read = fetch(r, at, out + index(r) * cut_.part + at, n);
+    if (read != PeerRead::done) return read;
   }
-  return true;
+  return PeerRead::done;
 }
 
 /// What rank r has for this one, from `at` on.
-bool Together::fetch(int r, std::size_t at, std::byte* to, std::size_t bytes) {
-  if (bytes == 0) return true;
-  if (r == rank_) return copy_out(to, part_to(rank_) + at, bytes), true;
+PeerRead Together::fetch(int r, std::size_t at, std::byte* to, std::size_t bytes) {
+  if (bytes == 0) return PeerRead::done;
+  if (r == rank_) return copy_out(to, part_to(rank_) + at, bytes), PeerRead::done;
   if (cut_.split) at += index(rank_) * cut_.part;
   const std::byte* const mapped = memory_.find_in(r, at, bytes);
-  return mapped ? copy_out(to, mapped, bytes), true : memory_.read(r, at, {to, bytes});
+  return mapped ? copy_out(to, mapped, bytes), PeerRead::done : memory_.read(r, at, {to, bytes});
 }
 
 }  // namespace rz

@@ -149,7 +149,7 @@ class GroupTransport final : public Transport {
     return shm_.reach(peer, spot, bytes);
   }
   bool reads_peers() const override { return shm_.reads_peers(); }
-  bool read(int peer, std::uint64_t address, std::span<std::byte> into) override {
+  PeerRead read(int peer, std::uint64_t address, std::span<std::byte> into) override {
     return shm_.read(peer, address, into);
   }
   bool one_host() const override { return tcp_.empty(); }

@@ -18,4 +18,8 @@ int read_process(pid_t, std::uint64_t address, std::span<std::byte> into) noexce
 /// Whether the kernel reads this process's memory there: not what some devices map. Looks at both ends.
 bool kernel_reads(std::span<const std::byte>) noexcept;
 
+/// How reading a peer's own memory ended. `gone`: the peer, or the group has failed, as the transport will
+/// say. `refused`: the kernel does not let this rank read that process any more.
+enum class PeerRead : unsigned char { done, gone, refused };
+
 }  // namespace rz

@@ -479,11 +479,12 @@ std::byte* ShmLinks::reach(int peer, const SharedSpot& spot, std::size_t bytes) 
   return it->second.data() + spot.offset;
 }
 
-bool ShmLinks::read(int peer, std::uint64_t address, std::span<std::byte> into) {
+PeerRead ShmLinks::read(int peer, std::uint64_t address, std::span<std::byte> into) {
   const int error = read_process(link(peer).process, address, into);
-  if (error == 0) return true;
-  if (error == ESRCH) return need(peer), false;  // its socket tells how it went
-  if (verdict()) return false;                   // it may have given its memory up for that
+  if (error == 0) return PeerRead::done;
+  if (error == ESRCH) return need(peer), PeerRead::gone;  // its socket tells how it went
+  if (verdict()) return PeerRead::gone;                   // it may have given its memory up for that
+  if (error == EPERM || error == EACCES || error == ENOSYS) return reads_peers_ = false, PeerRead::refused;
   fail(Errc::system, "process_vm_readv of ", into.size(), " bytes at ", address, " of rank ", peer,
        ", process ", link(peer).process, ": ", std::strerror(error));
 }

@@ -63,7 +63,7 @@ class ShmLinks {
   std::optional<SharedSpot> share(std::span<const std::byte>);
   std::byte* reach(int peer, const SharedSpot&, std::size_t bytes);
   bool reads_peers() const { return reads_peers_; }
-  bool read(int peer, std::uint64_t address, std::span<std::byte> into);
+  PeerRead read(int peer, std::uint64_t address, std::span<std::byte> into);
 
   /// Has a peer posted or consumed anything since the last call that said so?
   bool changed();

@@ -25,6 +25,6 @@ std::size_t Transport::receive(int peer, Lane lane, std::span<std::byte> into) {
 
 std::optional<SharedSpot> Transport::share(std::span<const std::byte>) { return std::nullopt; }
 std::byte* Transport::reach(int, const SharedSpot&, std::size_t) { return nullptr; }
-bool Transport::read(int, std::uint64_t, std::span<std::byte>) { return false; }
+PeerRead Transport::read(int, std::uint64_t, std::span<std::byte>) { return PeerRead::refused; }
 
 }  // namespace rz

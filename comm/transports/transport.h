@@ -12,6 +12,7 @@
 
 #include "comm/collective.h"
 #include "comm/core/error.h"
+#include "comm/transports/process_memory.h"
 #include "comm/transports/wait_for_graph.h"
 
 namespace rz {
@@ -112,9 +113,9 @@ class Transport {
   virtual std::byte* reach(int peer, const SharedSpot&, std::size_t bytes);
   /// Whether this rank may read the own memory of every other one (comm/transports/process_memory.h).
   virtual bool reads_peers() const { return false; }
-  /// Fills `into` from what lies at that address of the peer's process. False: the peer is gone, or the group
-  /// has failed, as progress() will say. Errc::system if it has no such memory.
-  virtual bool read(int peer, std::uint64_t address, std::span<std::byte> into);
+  /// Fills `into` from what lies at that address of the peer's process. Once the kernel has refused it,
+  /// reads_peers() is false. Errc::system if the peer has no such memory.
+  virtual PeerRead read(int peer, std::uint64_t address, std::span<std::byte> into);
 
   /// True if every pair of ranks shares memory.
   virtual bool one_host() const = 0;

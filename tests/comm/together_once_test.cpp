@@ -130,6 +130,45 @@ TEST(SingleCopy, WhereOneRankMayNotReadAllStage) {
   });
 }
 
+// A container's rules, or a process that gives up privileges, may forbid it at any time.
+TEST(SingleCopy, WhereOneRankMayNoLongerReadAllStage) {
+  for (const int loser : {0, 2})
+    run_ranks(3, [&](int rank, auto store) {
+      Rank me(rank, 3, *store, 0);
+      EXPECT_TRUE(me.transport->reads_peers());
+      force(me);
+      check_all(me, {1000});
+      if (rank == loser) forbid_to_read();
+      check_all(me, {20000, 1000});
+      test::meet_all(*me.transport, rank, 3);
+      EXPECT_EQ(me.transport->reads_peers(), rank != loser);
+    });
+}
+
+TEST(SingleCopy, WhereOneRankMayNoLongerReadALongCallIsStaged) {
+  for (const Collective kind : moves)
+    run_ranks(3, [&](int rank, auto store) {
+      Rank me(rank, 3, *store, 0);
+      force(me);
+      if (rank == 1) forbid_to_read();
+      make_and_check<float>(me, {kind, 300'001, 0, ReduceOp::sum, false, Memory::ordinary, 7});
+      test::meet_all(*me.transport, rank, 3);
+    });
+}
+
+TEST(SingleCopy, ByTimeStagesWhereOneRankMayNoLongerRead) {
+  run_ranks(2, [](int rank, auto store) {
+    Rank me(rank, 2, *store, 0);
+    for (std::uint32_t i = 0; i < 400; ++i) {
+      if (i == 200 && rank == 1) forbid_to_read();
+      make_and_check<float>(me,
+                            {Collective::all_gather, 16 << 10, 0, ReduceOp::sum, false, Memory::ordinary, i});
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    test::meet_all(*me.transport, rank, 2);
+  });
+}
+
 // Neither end shows it.
 TEST(SingleCopy, MemoryWithAHoleIsAnErrorThatNamesItsRank) {
   run(2, 0, [](Rank& me, Store& store) {
