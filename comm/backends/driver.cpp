@@ -360,14 +360,18 @@ void Driver::step(bool waited_for) {
   finish_messages();
   if (!moved) return idle(waited_for);
   idle_since_.reset(), patient_ = false;
-  if (++rounds_ % 64 == 0) look(waited_for);
+  if (++rounds_ % 64 != 0) return;
+  const auto now = Clock::now();  // before the look, as in idle()
+  look(waited_for);
+  check_deadlines(now);
 }
 
 /// Where all ranks share memory the others' news come within less time than looking elsewhere takes.
 bool Driver::advance_current(bool eager) {
   if (!by_together_) return execution_.advance();
   if (together_->advance()) return true;
-  return eager && messages_.idle() && together_->spin(crowded_ ? turns_when_crowded : turns_before_idle);
+  if (!eager || !messages_.idle()) return false;
+  return together_->spin(crowded_ ? turns_when_crowded : turns_before_idle) || together_->busy();
 }
 
 void Driver::accept() {

@@ -187,9 +187,12 @@ bool Together::advance() {
 
 bool Together::spin(int turns) {
   std::optional<Deadline> end;  // of yields: a rank that computes keeps its processor for milliseconds
+  std::size_t moved = 0;        // bytes
+  busy_ = false;
   for (int i = 0; i < turns; ++i) {
-    for (bool moved = true; moved && !complete_;) moved = advance();
-    if (complete_) return true;
+    while (!complete_ && !busy_ && advance()) busy_ = (moved += cut_.piece) >= most_at_a_spin;
+    if (complete_) return busy_ = false, true;
+    if (busy_) return false;
     if (!crowded_) {
       letters_.look_out();
       if (i % turns_of_patience == turns_of_patience - 1) sched_yield();

@@ -52,8 +52,12 @@ class Together {
   /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
   bool advance();
   /// advance() until the call is complete or `turns` turns went by, on a crowded host half a millisecond at
-  /// most, and then claim(). True: complete.
+  /// most, and then claim(). True: complete. A large call is moved in parts of some most_at_a_spin bytes,
+  /// between which its caller looks at failures and deadlines.
   bool spin(int turns);
+  static constexpr std::size_t most_at_a_spin = 8 << 20;
+  /// The last spin() ended after such a part: there is more to move at once.
+  bool busy() const { return busy_; }
   bool complete() const { return complete_; }
   /// After a call: how many more all ranks would fuse. 0 unless everybody has read from everybody.
   std::uint8_t agreed() const { return agreed_; }
@@ -194,7 +198,7 @@ class Together {
   bool short_way_ = false;       // in one round, with nothing to ask
   bool direct_again_ = false;    // the last such call was direct, in one round, cut like direct_
   Cut direct_;
-  bool complete_ = true;
+  bool complete_ = true, busy_ = false;
   std::uint8_t agreed_ = 0;
   bool gives_ = false;                    // it offers bytes
   int first_giver_ = 0, last_giver_ = 0;  // whose bytes it reads: before the last, and not its own

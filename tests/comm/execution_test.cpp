@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "comm/algorithms/algorithm.h"
+#include "comm/backends/driver.h"
 #include "comm/backends/layout.h"
 #include "comm/core/error.h"
 #include "comm/core/math.h"
+#include "tests/support/error_of.h"
 
 namespace rz {
 namespace {
@@ -82,6 +84,56 @@ class InPieces final : public Transport {
   std::array<std::vector<std::byte>, 8> shown_;
   WaitForGraph waiting_{0};
 };
+
+/// A peer whose bytes come one element at a time, but always come: a call that never stands still.
+class Trickle final : public Transport {
+ public:
+  std::size_t post(int, Lane, const Signature& signature, std::span<const std::byte> bytes) override {
+    signature_ = signature;
+    posted_ += bytes.size();
+    return bytes.size();
+  }
+  std::uint64_t released(int, Lane) override { return posted_; }
+  Incoming peek(int, Lane) override { return {signature_, {element_, posted_ > 0 ? sizeof element_ : 0}}; }
+  void consume(int, Lane, std::size_t) override {}
+  std::size_t receive(int, Lane, std::span<std::byte> into) override {
+    const std::size_t n = std::min(into.size(), sizeof element_);
+    std::memcpy(into.data(), element_, n);
+    return n;
+  }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
+    return {new std::byte[bytes], [](const std::byte* p) { delete[] p; }};
+  }
+  void progress() override {}
+  void wait(std::chrono::microseconds, bool) override {}
+  void wake() noexcept override {}
+  void abort(const Failure&) noexcept override {}
+  void ask() override {}
+  void answer(const RankSet&) override {}
+  const WaitForGraph& waiting() const override { return waiting_; }
+  bool one_host() const override { return false; }
+  std::span<const int> hosts() const override { return hosts_; }
+  std::string describe() const override { return "trickle"; }
+
+ private:
+  Signature signature_;
+  std::uint64_t posted_ = 0;
+  std::byte element_[sizeof(float)]{};
+  const std::vector<int> hosts_{0, 1};
+  WaitForGraph waiting_{0};
+};
+
+TEST(Driver, ACallThatNeverStandsStillEndsAtItsDeadline) {
+  const auto driver = std::make_shared<Driver>(0, 2, std::make_unique<Trickle>(),
+                                               ScheduledOptions{.timeout = std::chrono::milliseconds(20)});
+  std::vector<float> x(8 << 20);
+  Operation op{.kind = Collective::all_reduce};
+  op.in = Buffer(x.data(), x.size()), op.out = Buffer(x.data(), x.size());
+  const auto job = driver->submit({&op, 1});
+  const Error e = test::error_of([&] { job->wait(); });
+  EXPECT_EQ(e.code(), Errc::timeout) << e.what();
+  driver->stop();
+}
 
 template <class T>
 T element(double x) {

@@ -427,5 +427,37 @@ TEST(Together, ADirectCallIsCompleteWhenPeersHaveWrittenTheirParts) {
   });
 }
 
+// So that who drives it looks at failures and deadlines in between.
+TEST(Together, ALargeDirectCallIsMovedInPartsOfBoundedSize) {
+  run(2, 0, [](Rank& me, Store& store) {
+    constexpr std::size_t n =
+        3 * Together::most_at_a_spin / sizeof(float);  // a half is more than a spin moves
+    const auto in = me.transport->allocate(n * sizeof(float)),
+               out = me.transport->allocate(n * sizeof(float));
+    auto* const x = reinterpret_cast<float*>(in.get());
+    const auto* const sums = reinterpret_cast<const float*>(out.get());
+    std::fill_n(x, n, 1.0f);
+    Operation op{.kind = Collective::all_reduce};
+    op.in = {x, n}, op.out = {out.get(), n, DType::f32};
+    me.start(op);
+    if (me.rank == 1) {
+      while (me.together->advance()) {
+      }  // its letter
+      test::say(store, "asked");
+      test::hear(store, "looked");
+    } else {
+      test::hear(store, "asked");
+      EXPECT_FALSE(me.together->spin(plenty));
+      EXPECT_TRUE(me.together->busy());
+      EXPECT_EQ(sums[0], 2.0f);
+      EXPECT_EQ(sums[n / 2 - 1], 0.0f) << "the end of its half";
+      test::say(store, "looked");
+    }
+    me.finish();
+    EXPECT_FALSE(me.together->busy());
+    EXPECT_EQ(sums[n / 2 - 1] + sums[n - 1], 4.0f);
+  });
+}
+
 }  // namespace
 }  // namespace rz

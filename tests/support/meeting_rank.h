@@ -38,6 +38,7 @@ class Rank {
     const auto deadline = Deadline::after(std::chrono::seconds(20));
     while (!together->spin(20)) {
       require(!deadline.expired(), Errc::timeout, "rank ", rank, " waits for ", together->waiting_for());
+      if (together->busy()) continue;
       transport->progress();
       transport->wait(std::chrono::milliseconds(5));
     }
