@@ -1,6 +1,7 @@
 #include "sharding/pass_agreement.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "comm/core/error.h"
@@ -9,6 +10,13 @@ namespace rz {
 
 PassAgreement::PassAgreement(Communicator& communicator, std::size_t members)
     : communicator_(communicator), reached_(members), exchanged_(members), words_(fixed_words + members) {}
+
+PassAgreement::~PassAgreement() {
+  try {
+    wait();
+  } catch (const std::exception&) {  // nobody asks any more how it ended
+  }
+}
 
 void PassAgreement::forget() { std::ranges::fill(reached_, 0); }
 

@@ -14,6 +14,9 @@ namespace rz {
 class PassAgreement {
  public:
   PassAgreement(Communicator&, std::size_t members);
+  /// Waits for an exchange under way, whose memory goes: it ends by the communicator's deadline.
+  ~PassAgreement();
+  PassAgreement(const PassAgreement&) = delete;
 
   /// A gradient of the member was written here.
   void reach(int member) { reached_[static_cast<std::size_t>(member)] = 1; }

@@ -136,6 +136,22 @@ TEST(Gpt2TinyVariants, RecomputationChangesNoBit) {
                    train_tiny("tiny", 2, StrategyKind::zero3, 3, recompute), "recompute");
 }
 
+/// A first update that makes weights so large that losses are not finite from the second one on.
+TEST(Gpt2TinyVariants, WhatIsNotFiniteIsADivergenceUnlessItMayBeSkipped) {
+  const Folder folder;
+  for (const bool may_skip : {false, true}) {
+    TinyRun run = smallest_run(StrategyKind::zero2, 2, folder);
+    run.options.optimizer.lr = 1e25;
+    run.options.skip_overflow = may_skip;
+    const Reports reports = train(run, 3);
+    EXPECT_FALSE(reports[0].diverged || reports[0].skipped);
+    for (std::size_t i = 1; i < 3; ++i) {
+      EXPECT_TRUE(reports[i].skipped) << "weights stay as they are";
+      EXPECT_EQ(reports[i].diverged, !may_skip);
+    }
+  }
+}
+
 // ---- saved, loaded, sampled
 
 std::string bytes_of(const std::string& path) { return read_text_file(path); }
