@@ -1,6 +1,7 @@
 #include "sharding/optimizer.h"
 
 #include <cmath>
+#include <cstdio>
 #include <vector>
 
 #include "comm/core/error.h"
@@ -16,6 +17,13 @@ constexpr std::size_t grain = 4096;  // elements: below it a thread is not worth
 
 void require_not_negative(const char* rule, const char* option, double value) {
   require(value >= 0, Errc::invalid_argument, rule, ": ", option, " = ", value, " must not be negative");
+}
+
+/// All digits.
+std::string shown(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", x);
+  return text;
 }
 
 ops::StepInputs inputs_of(const UpdateScale& scale) {
@@ -64,6 +72,10 @@ class Sgd final : public Optimizer {
   }
 
   const char* name() const override { return "sgd"; }
+  std::string describe() const override {
+    return str("sgd, learning_rate ", shown(learning_rate()), ", momentum ", shown(o_.momentum),
+               o_.nesterov ? " (nesterov)" : "", ", weight_decay ", shown(o_.weight_decay));
+  }
   int state_count() const override { return o_.momentum > 0 ? 1 : 0; }
 
   std::vector<std::byte> constants(std::int64_t) const override { return bytes_of(step_now(1)); }
@@ -110,6 +122,10 @@ class Adam final : public Optimizer {
   }
 
   const char* name() const override { return decay_ == Decay::l2 ? "adam" : "adamw"; }
+  std::string describe() const override {
+    return str(name(), ", learning_rate ", shown(learning_rate()), ", beta1 ", shown(o_.beta1), ", beta2 ",
+               shown(o_.beta2), ", epsilon ", shown(o_.epsilon), ", weight_decay ", shown(o_.weight_decay));
+  }
   int state_count() const override { return 2; }
 
   std::vector<std::byte> constants(std::int64_t missed) const override {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "comm/core/stream.h"
@@ -43,6 +44,8 @@ class Optimizer {
   virtual ~Optimizer() = default;
 
   virtual const char* name() const = 0;  ///< "sgd", "adam", "adamw"
+  /// The name and every option, with all digits: ranks that differ in it make other updates.
+  virtual std::string describe() const = 0;
   /// f32 values of state an element.
   virtual int state_count() const = 0;
   /// Spans of update number updates() - missed, with gradient · factor for the gradient. They lie on the

@@ -324,6 +324,15 @@ void Strategy::make_state(const Optimizer& optimizer) {
           "; use one optimizer with a strategy");
 }
 
+void Strategy::require_same_optimizer(const Optimizer& optimizer, const Stream& stream) {
+  if (same_optimizer_ || communicator_.size() == 1) return;
+  // Calls on host memory come in no order with those on a device's memory that are staged.
+  if (stream.device().kind == Device::cuda) stream.synchronize();
+  require_same("the update", std::vector<Fact>{{"the optimizer", optimizer.describe()}},
+               "give every rank the same", communicator_);
+  same_optimizer_ = true;
+}
+
 const Tensor& Strategy::values_to_update(int bucket, const Updated& u) const {
   return precision().mixed() ? masters_[index(bucket)] : u.values;
 }
@@ -387,6 +396,7 @@ void Strategy::step(Optimizer& optimizer, const Stream& given) {
 
 void Strategy::update_all(Optimizer& optimizer, const UpdateScale& scale, const Stream& stream) {
   require_trainable("step()");
+  require_same_optimizer(optimizer, stream);
   make_state(optimizer);
   drop_gathered();
   const std::vector<MemberUpdate> updates = member_updates();

@@ -34,7 +34,8 @@
 ///
 /// Ranks are replicas: with the first reduced pass, and with the first after fill_parameters(), they compare
 /// all values that several of them hold; in zero3, where each value is held once, what a part of each
-/// parameter was filled with. Errc::mismatch names the parameter and the rank that differs.
+/// parameter was filled with. With the first update they compare what their optimizers are. Errc::mismatch
+/// names what differs, and the rank.
 ///
 /// After an exception between zero_grad() and finish_gradients() (a forward, a backward, memory), reset the
 /// tape and call cancel_update(); training goes on with zero_grad().
@@ -286,6 +287,7 @@ class Strategy {
   void make_masters();
   Tensor value_in_f32(const Parameter&, int member);
   void make_state(const Optimizer&);
+  void require_same_optimizer(const Optimizer&, const Stream&);
   void add_squares(SquareSum&) const;
   double sum_over_ranks(const SquareSum&);
   void update_all(Optimizer&, const UpdateScale&, const Stream&);
@@ -314,8 +316,9 @@ class Strategy {
   Tensor decided_;                                    // StepOutcome on a device
   Tensor constants_;                                  // of the optimizer on a device, see constants_slot()
   std::size_t constants_stride_ = 0;
-  bool next_is_ready_ = false;  // constants_ are those of the coming update
-  StepOutcome outcome_;         // on the host
+  bool same_optimizer_ = false;  // on every rank
+  bool next_is_ready_ = false;   // constants_ are those of the coming update
+  StepOutcome outcome_;          // on the host
   State state_ = State::none;
   int no_sync_ = 0;
   double loss_scale_ = 1, clip_ = 1;

@@ -307,6 +307,7 @@ class Watching final : public Optimizer {
  public:
   Watching() : Optimizer(0) {}
   const char* name() const override { return "watching"; }
+  std::string describe() const override { return "watching"; }
   int state_count() const override { return 0; }
   void update(std::span<const UpdateSpan>, const UpdateScale&, const Stream& s) const override {
     threads.push_back(s.threads());
@@ -396,12 +397,12 @@ struct Replica {
     tape.backward(model.loss(tape, [](std::size_t, std::size_t) { return 1.0f; }));
     tape.reset();
     strategy->finish_gradients();
-    strategy->step(*sgd);
+    strategy->step(*optimizer);
   }
   ToyModel model{initial_value};
   Tape tape;
   std::unique_ptr<Strategy> strategy;
-  std::unique_ptr<Optimizer> sgd = make_sgd({});
+  std::unique_ptr<Optimizer> optimizer = make_sgd({});
 };
 
 TEST(Replicas, ThatWereFilledWithOtherValuesAreNamed) {
@@ -421,6 +422,22 @@ TEST(Replicas, AreComparedAfterEveryFill) {
     r.fill("", 1);
     r.update();
     if (rank == 1) r.fill("", 1);  // on one rank alone: as before the update
+    r.update();
+  });
+}
+
+TEST(Replicas, WithOtherOptimizersAreNamed) {
+  const std::string words =
+      "the optimizer is adamw, learning_rate 0.125, beta1 0.5, beta2 0.75, epsilon 1, weight_"
+      "decay 0 on rank 0 and adamw, learning_rate 0.125, beta1 0.5, beta2 0.75, epsilon 1, "
+      "weight_decay 2 on rank 2";
+  expect_mismatch(3, 2, words, [](int rank, Communicator& comm) {
+    Replica r(StrategyKind::zero2, comm);
+    r.optimizer = make_adamw({.learning_rate = 0.125,
+                              .beta1 = 0.5,
+                              .beta2 = 0.75,
+                              .epsilon = 1,
+                              .weight_decay = rank == 2 ? 2.0 : 0.0});
     r.update();
   });
 }
