@@ -89,7 +89,7 @@ part_sanitize() {
   command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/compute-sanitizer
   local subject
   check() {  # TOOL SUBJECT FILTER
-    "$bin/gpu_$2_test" --gtest_list_tests --gtest_filter="$3" | grep -q '^ ' ||
+    "$bin/gpu_$2_test" --gtest_list_tests --gtest_filter="$3" | grep '^ ' >/dev/null ||
       { failed+=("$part/$1-$2"); echo "gpu_$2_test has no test $3"; return; }
     try "$1-$2" 90 compute-sanitizer --tool "$1" --error-exitcode 9 "$bin/gpu_$2_test" --gtest_brief=1 --gtest_filter="$3"
   }

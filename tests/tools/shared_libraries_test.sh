@@ -14,7 +14,7 @@ cmake -S "$source" -B "$work" -G Ninja -DBUILD_SHARED_LIBS=ON -DRZ_CUDA=ON -DCMA
   cmake --build "$work" -j2 --target ringzero_core >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 
 core=$(find "$work" -name 'libringzero_core.so*' -type f)
-readelf -d "$core" | grep -q 'NEEDED.*libcudart\.so' || wrong "libringzero_core.so does not use libcudart.so:
+readelf -d "$core" | grep 'NEEDED.*libcudart\.so' >/dev/null || wrong "libringzero_core.so does not use libcudart.so:
 $(readelf -d "$core" | grep NEEDED)"
 
 for library in core comm tensor; do
