@@ -216,7 +216,8 @@ std::string master_of(const Variables& variables, const Place& place, Reader& re
   return "job:" + job_id(variables, place.launcher);
 }
 
-/// PMI_RANK and PMI_SIZE are also set by srun --mpi=pmi2 and by Flux, whose own names say the rest.
+/// PMI_RANK and PMI_SIZE are also set by srun --mpi=pmi2 and by Flux, which have names of their own for all
+/// of it.
 bool is_set(const Names& names, const Variables& variables) {
   const std::string_view launcher = names.launcher;
   // Either is enough, so that half a set is an error and not another launcher.
@@ -231,10 +232,11 @@ bool is_set(const Names& names, const Variables& variables) {
 int local_size_of(const Names& names, Reader& reader, int size) {
   if (!names.local_size.empty()) return reader.number(names.local_size, 1);
   const int nodes = reader.number({"FLUX_JOB_NNODES"}, 1);
-  reader.check(size % nodes == 0,
-               str("FLUX_JOB_SIZE=", size, " tasks on FLUX_JOB_NNODES=", nodes,
-                   " nodes: how many are on this one, no variable says; set RANK, WORLD_SIZE, LOCAL_RANK, "
-                   "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"));
+  reader.check(
+      size % nodes == 0,
+      str("FLUX_JOB_SIZE=", size, " tasks on FLUX_JOB_NNODES=", nodes,
+          " nodes: no variable has the number of tasks on this one; set RANK, WORLD_SIZE, LOCAL_RANK, "
+          "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"));
   return std::max(1, size / nodes);
 }
 

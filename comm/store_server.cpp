@@ -23,9 +23,10 @@ constexpr std::size_t max_table_bytes = 64 << 20;
 /// Connections of one rank: its threads that wait for a key have one each.
 constexpr std::size_t max_clients_a_rank = 64;
 constexpr std::size_t max_clients_of_any_group = 4096;
-/// Connections without a hello, beyond those that the ranks may be about to say.
+/// Connections without a hello, beyond one for each rank that is on its way.
 constexpr std::size_t max_strangers = 64;
-/// So many are accepted before those that are there are read: a rank that has said hello is no stranger then.
+/// So many are accepted before those that are there are read: a rank that has sent its hello is no stranger
+/// then.
 constexpr int accepts_a_turn = 32;
 constexpr auto rest_without_descriptors = std::chrono::milliseconds(100);
 constexpr std::size_t first_client = 2;  ///< in descriptors_, behind the eventfd and the listener
@@ -157,7 +158,7 @@ void StoreServer::perform(Client& c, const Request& r, std::string_view launch, 
     return answer(c, Answer::stranger, options_.launch);
   }
   try {
-    if (r.kind == Request::hello) return greet(c);
+    if (r.kind == Request::hello) return admit(c);
     if (r.kind == Request::get) return look_up(c, key, r.number);
     if (r.kind == Request::add) return answer(c, Answer::ok, {}, table_.add(key, r.number));
     table_.set(key, value);
@@ -167,10 +168,11 @@ void StoreServer::perform(Client& c, const Request& r, std::string_view launch, 
   }
 }
 
-void StoreServer::greet(Client& c) {
-  const std::size_t most = options_.size > 0 ? max_clients_a_rank * static_cast<std::size_t>(options_.size)
-                                             : max_clients_of_any_group;
-  if (!c.known && known_ >= most) {
+void StoreServer::admit(Client& c) {
+  const std::size_t max_clients = options_.size > 0
+                                      ? max_clients_a_rank * static_cast<std::size_t>(options_.size)
+                                      : max_clients_of_any_group;
+  if (!c.known && known_ >= max_clients) {
     c.leaving = true;
     return answer(c, Answer::refused,
                   str("the store has ", known_, " clients already, and a group of ", options_.size,

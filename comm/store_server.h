@@ -19,7 +19,7 @@ namespace rz {
 
 /// Serves on a thread of its own until it is destroyed. A client that breaks the rules is disconnected, and
 /// nobody else notices. What clients cost is bounded: each has at most one request and one answer in memory,
-/// values are limited together, and clients that have not said hello by `stranger_limit`, or are too many,
+/// values are limited together, and clients that have not sent a hello by `stranger_limit`, or are too many,
 /// are dropped, the oldest first.
 class StoreServer {
  public:
@@ -40,7 +40,7 @@ class StoreServer {
     std::string in;        ///< at most a request and one read
     std::string out;       ///< at most an answer
     std::size_t sent = 0;  ///< of `out`
-    bool known = false;    ///< has said hello
+    bool known = false;    ///< has sent its hello
     bool leaving = false;  ///< ends once `out` is sent
     std::optional<std::string> waits_for;
     Deadline until = Deadline::after({});
@@ -57,7 +57,7 @@ class StoreServer {
   bool serve(Client&);
   void perform(Client&, const store_wire::Request&, std::string_view launch, std::string_view key,
                std::string_view value);
-  void greet(Client&);
+  void admit(Client&);
   void look_up(Client&, std::string_view key, std::int64_t milliseconds);
   void answer_waiting() noexcept;
   static void answer(Client&, store_wire::Answer::Status, std::string_view value, std::int64_t number = 0);
@@ -71,7 +71,7 @@ class StoreServer {
   const Options options_;
   KeyTable table_;
   Clients clients_;
-  std::size_t known_ = 0;                   ///< clients that have said hello
+  std::size_t known_ = 0;                   ///< clients that have sent their hello
   std::optional<Deadline> no_descriptors_;  ///< accept no one until then
   std::vector<pollfd> descriptors_;
   std::thread thread_;

@@ -216,13 +216,19 @@ class TcpStore final : public Store {
     return {};
   }
 
-  /// The server may not be up yet, and something else may listen where it will.
+  /// The server may not be up yet, and something else may listen where it will. The first port is tried in
+  /// every round, the others by turns: behind a firewall they may be silent.
   Line find_server(Deadline deadline) {
     Search search(options_.launch);
+    const std::vector<int> all = server_ ? std::vector{port_} : ports();
+    const std::size_t others = all.size() - 1, turns = std::max<std::size_t>(others, 1);
     auto patience = first_patience_with_an_address;
+    std::size_t round = 0;
     auto found = repeat_until(deadline, [&] {
-      auto line = search_once(search, patience, deadline);
-      patience = std::min(patience * 2, max_patience_with_an_address);
+      std::vector<int> now{all.front()};
+      if (others) now.push_back(all[1 + round % others]);
+      auto line = try_ports(now, search, patience, deadline);
+      if (++round % turns == 0) patience = std::min(patience * 2, max_patience_with_an_address);
       return line;
     });
     require(found.has_value(), Errc::rendezvous, "no store at ", address_, " before the deadline (",
@@ -230,10 +236,11 @@ class TcpStore final : public Store {
     return *std::move(found);
   }
 
-  std::optional<Line> search_once(Search& search, milliseconds patience, Deadline deadline) {
+  std::optional<Line> try_ports(const std::vector<int>& ports, Search& search, milliseconds patience,
+                                Deadline deadline) {
     try {
       const auto addresses = resolve(where_);
-      for (const int port : server_ ? std::vector{port_} : ports())
+      for (const int port : ports)
         for (SocketAddress address : addresses) {
           address.set_port(port);
           auto line = search.try_address(address, earlier(patience, deadline));

@@ -21,7 +21,7 @@ struct TransportOptions {
   std::string algorithm;  ///< that the ranks' calls are forced to: all must say the same
   std::string congestion = "auto";  ///< control of TCP's data sockets, see set_congestion_control()
   std::string tuning;  ///< a table as text (comm/tuning.h), of rank 0; another's must be empty, or the same
-  bool deterministic = true;  ///< what the ranks' sums are held to: all must say the same
+  bool deterministic = true;  ///< what the ranks' sums are held to: the same on all ranks
 };
 
 /// Every rank calls it, with the same kind and number of sockets; the store must be fresh for the group

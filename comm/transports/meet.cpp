@@ -20,7 +20,8 @@ constexpr std::uint32_t protocol_version = 1;
 constexpr std::size_t most_gifts = 4;
 constexpr std::size_t most_strangers = 64;
 constexpr auto stranger_limit = std::chrono::seconds(5);
-/// So many are accepted before those that are there are read: a peer that has said hello is no stranger then.
+/// So many are accepted before those that are there are read: a peer that has sent its hello is no stranger
+/// then.
 constexpr int accepts_a_turn = 32;
 
 struct Hello {

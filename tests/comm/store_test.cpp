@@ -432,8 +432,8 @@ TEST(TcpStore, AnExceptionEndsOneClientOnly) {
       clients.emplace_back(tcp_store_port(*store)).send(to_bytes(Request{.kind = Request::hello}, ""));
       EXPECT_EQ(read_answer(clients.back()).status, Answer::ok);
     }
-    std::string most = to_bytes(Request{.kind = Request::set}, "", "key", std::string(1 << 20, 'v'));
-    most.pop_back();  // so that the server keeps it
+    std::string partial = to_bytes(Request{.kind = Request::set}, "", "key", std::string(1 << 20, 'v'));
+    partial.pop_back();  // so that the server keeps it
     rlimit before{};
     getrlimit(RLIMIT_DATA, &before);
     const rlimit none{1, before.rlim_max};  // but what the process has already
@@ -442,7 +442,7 @@ TEST(TcpStore, AnExceptionEndsOneClientOnly) {
     for (const RawClient& client : clients) {
       if (one_dropped()) break;
       try {
-        client.send(most);
+        client.send(partial);
       } catch (const Error&) {  // this one
       }
     }
@@ -599,6 +599,31 @@ TEST(TcpStore, AnotherLaunchsPortIsPassedOver) {
   tcp_store(address, {.launch = "ours", .ports = 2})->set("key", "value");
   EXPECT_EQ(ours->get("key", soon()), "value");
   EXPECT_EQ(error_of([&] { theirs->get("key", Deadline::after({})); }).code(), Errc::timeout);
+}
+
+// The last of several ports is found, too.
+TEST(TcpStore, EveryPortIsSearched) {
+  constexpr int ports = 8;
+  for (int tries = 0;; ++tries) {
+    ASSERT_LT(tries, 100) << "no eight ports in a row are free";
+    std::vector<std::shared_ptr<Store>> theirs;
+    const int first = local_address(listen_tcp(resolve({"127.0.0.1", 0}).front()).get()).port();
+    try {
+      for (int i = 0; i + 1 < ports; ++i)
+        theirs.push_back(tcp_store(str("127.0.0.1:", first + i),
+                                   {.serve = true, .timeout = seconds(1), .launch = str("theirs ", i)}));
+    } catch (const Error&) {
+      continue;
+    }
+    const TcpStoreOptions options{.launch = "ours", .ports = ports};
+    TcpStoreOptions serving = options;
+    serving.serve = true;
+    const auto server = tcp_store(str("127.0.0.1:", first), serving);
+    if (tcp_store_port(*server) != first + ports - 1) continue;
+    tcp_store(str("127.0.0.1:", first), options)->set("key", "value");
+    EXPECT_EQ(server->get("key", soon()), "value");
+    return;
+  }
 }
 
 TEST(TcpStore, SeveralPortsNeedALaunch) {

@@ -480,7 +480,7 @@ TEST(Tcp, ControlFramesStayWhole) {
       } catch (const Error&) {
       }
     }
-    ADD_FAILURE() << "rank 1 has not heard of the failure";
+    ADD_FAILURE() << "the failure did not reach rank 1";
   });
 }
 
