@@ -108,7 +108,7 @@ struct Value {
   bool finished = false;
 };
 
-struct Question {
+struct Case {
   ScheduleFunction function;
   Collective collective;
   int size, root;
@@ -120,15 +120,15 @@ enum class Memory { apart, apart_without_copies, in_place };
 
 class Verifier {
  public:
-  Verifier(const Question& question, Memory memory, Expressions& expressions)
-      : collective_(question.collective),
-        size_(question.size),
-        root_(question.root),
+  Verifier(const Case& what, Memory memory, Expressions& expressions)
+      : collective_(what.collective),
+        size_(what.size),
+        root_(what.root),
         in_place_(memory == Memory::in_place),
-        host_(question.host),
+        host_(what.host),
         expressions_(expressions) {
     for (int r = 0; r < size_; ++r) {
-      Schedule schedule = question.function(seat(r));
+      Schedule schedule = what.function(seat(r));
       if (memory == Memory::apart_without_copies) leave_out_copies(schedule);
       add_rank(std::move(schedule));
     }
@@ -535,7 +535,7 @@ class Verifier {
   int rounds_ = 0;
 };
 
-void check_question(const Question& q, InPlace in_place) {
+void check_case(const Case& q, InPlace in_place) {
   const Collective c = q.collective;
   if (c == Collective::send || c == Collective::recv) refuse(name(c), " is no scheduled collective");
   if (q.size < 1 || q.root < 0 || q.root >= q.size)
@@ -554,23 +554,23 @@ Proof both(const Proof& a, const Proof& b) {
           .rounds = std::max(a.rounds, b.rounds)};
 }
 
-Proof prove_apart(const Question& question, Expressions& expressions, Verifier& as_written) {
+Proof prove_apart(const Case& what, Expressions& expressions, Verifier& as_written) {
   const Proof proof = as_written.prove();
-  Verifier as_run(question, Memory::apart_without_copies, expressions);
+  Verifier as_run(what, Memory::apart_without_copies, expressions);
   if (as_run.steps() == as_written.steps()) return proof;
   const Proof run = as_run.prove();
   as_run.compare(as_written, "without its copies");
   return both(proof, run);
 }
 
-Proof prove(const Question& question, InPlace in_place) {
-  check_question(question, in_place);
-  Expressions expressions(question.size);
-  if (in_place == InPlace::all) return Verifier(question, Memory::in_place, expressions).prove();
-  Verifier apart(question, Memory::apart, expressions);
-  const Proof proof = prove_apart(question, expressions, apart);
+Proof prove(const Case& what, InPlace in_place) {
+  check_case(what, in_place);
+  Expressions expressions(what.size);
+  if (in_place == InPlace::all) return Verifier(what, Memory::in_place, expressions).prove();
+  Verifier apart(what, Memory::apart, expressions);
+  const Proof proof = prove_apart(what, expressions, apart);
   if (in_place == InPlace::none) return proof;
-  Verifier same(question, Memory::in_place, expressions);
+  Verifier same(what, Memory::in_place, expressions);
   const Proof in = same.prove();
   same.compare(apart, "in place than out of place");
   return both(proof, in);
