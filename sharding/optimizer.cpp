@@ -19,8 +19,8 @@ void require_not_negative(const char* rule, const char* option, double value) {
   require(value >= 0, Errc::invalid_argument, rule, ": ", option, " = ", value, " must not be negative");
 }
 
-/// All digits.
-std::string shown(double x) {
+/// As text that gives the same number back.
+std::string all_digits(double x) {
   char text[32];
   std::snprintf(text, sizeof text, "%.17g", x);
   return text;
@@ -73,8 +73,8 @@ class Sgd final : public Optimizer {
 
   const char* name() const override { return "sgd"; }
   std::string describe() const override {
-    return str("sgd, learning_rate ", shown(learning_rate()), ", momentum ", shown(o_.momentum),
-               o_.nesterov ? " (nesterov)" : "", ", weight_decay ", shown(o_.weight_decay));
+    return str("sgd, learning_rate ", all_digits(learning_rate()), ", momentum ", all_digits(o_.momentum),
+               o_.nesterov ? " (nesterov)" : "", ", weight_decay ", all_digits(o_.weight_decay));
   }
   int state_count() const override { return o_.momentum > 0 ? 1 : 0; }
 
@@ -123,8 +123,9 @@ class Adam final : public Optimizer {
 
   const char* name() const override { return decay_ == Decay::l2 ? "adam" : "adamw"; }
   std::string describe() const override {
-    return str(name(), ", learning_rate ", shown(learning_rate()), ", beta1 ", shown(o_.beta1), ", beta2 ",
-               shown(o_.beta2), ", epsilon ", shown(o_.epsilon), ", weight_decay ", shown(o_.weight_decay));
+    return str(name(), ", learning_rate ", all_digits(learning_rate()), ", beta1 ", all_digits(o_.beta1),
+               ", beta2 ", all_digits(o_.beta2), ", epsilon ", all_digits(o_.epsilon), ", weight_decay ",
+               all_digits(o_.weight_decay));
   }
   int state_count() const override { return 2; }
 

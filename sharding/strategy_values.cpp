@@ -12,7 +12,7 @@
 namespace rz {
 
 namespace {
-std::size_t index(int i) { return static_cast<std::size_t>(i); }
+std::size_t as_index(int i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
 /// From the values that parameters come with, which the strategy has not yet rounded.
@@ -22,7 +22,7 @@ void Strategy::make_masters() {
     masters_.push_back(Tensor::zeros({range.count()}, DType::f32, allocator_on(stream_.device())));
     for (const Piece& piece : pieces(layout(), members_, b, range)) {
       const Shape count{piece.elements.count()};
-      if (const Tensor& value = members_[index(piece.member)]->value; value.defined())
+      if (const Tensor& value = members_[as_index(piece.member)]->value; value.defined())
         ops::copy(masters_.back().view(piece.offset - range.begin, count),
                   value.view(piece.elements.begin, count), stream_);
     }
@@ -43,8 +43,8 @@ void Strategy::move_to_layout(std::vector<Tensor>& buckets, const BucketLayout& 
   for (std::size_t m = 0; m < members_.size(); ++m) {
     const auto from = before.places[m], to = layout().places[m];
     const Shape shape{members_[m]->count()};
-    ops::copy(moved[index(to.bucket)].view(to.offset, shape),
-              buckets[index(from.bucket)].view(from.offset, shape), stream_);
+    ops::copy(moved[as_index(to.bucket)].view(to.offset, shape),
+              buckets[as_index(from.bucket)].view(from.offset, shape), stream_);
   }
   buckets = std::move(moved);
 }
@@ -59,8 +59,9 @@ void Strategy::fill_parameters(const Fill& fill) {
   for (int b = 0; b < static_cast<int>(masters_.size()); ++b) {
     const Range range = updated_range(b);
     for (const Piece& piece : pieces(layout(), members_, b, range))
-      write_from_host(masters_[index(b)].view(piece.offset - range.begin, {piece.elements.count()}), stream_,
-                      [&](float* out) { fill(*members_[index(piece.member)], piece.elements, out); });
+      write_from_host(masters_[as_index(b)].view(piece.offset - range.begin, {piece.elements.count()}),
+                      stream_,
+                      [&](float* out) { fill(*members_[as_index(piece.member)], piece.elements, out); });
   }
 }
 
@@ -68,10 +69,11 @@ void Strategy::visit_owned(const Visit& visit) const {
   for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
     const Updated u = updated(b);
     const Tensor& values = values_to_update(b, u);
-    const Range own = part(layout().buckets[index(b)].count, communicator_.rank(), communicator_.size());
+    const Range own = part(layout().buckets[as_index(b)].count, communicator_.rank(), communicator_.size());
     for (const Piece& piece : pieces(layout(), members_, b, own))
-      read_on_host(values.view(piece.offset - updated_range(b).begin, {piece.elements.count()}), stream_,
-                   [&](const float* value) { visit(*members_[index(piece.member)], piece.elements, value); });
+      read_on_host(
+          values.view(piece.offset - updated_range(b).begin, {piece.elements.count()}), stream_,
+          [&](const float* value) { visit(*members_[as_index(piece.member)], piece.elements, value); });
   }
   visit_frozen(visit);
 }
@@ -91,9 +93,9 @@ Tensor Strategy::value_in_f32(const Parameter& p, int member) {
     if (p.count()) ops::copy(wide, whole_value(p), stream_);
     return wide;
   }
-  const auto place = layout().places[index(member)];
-  const Tensor& mine = masters_[index(place.bucket)];
-  const std::size_t count = layout().buckets[index(place.bucket)].count;
+  const auto place = layout().places[as_index(member)];
+  const Tensor& mine = masters_[as_index(place.bucket)];
+  const std::size_t count = layout().buckets[as_index(place.bucket)].count;
   if (mine.count() == count) return mine.view(place.offset, p.shape);
   if (gathered_bucket_ != place.bucket) {
     drop_gathered();  // before memory is taken
