@@ -71,7 +71,8 @@ std::string job_prefix() { return str("ringzero-", geteuid(), '-'); }
 fs::path job_directory(const std::string& job) { return base_directory() / (job_prefix() + hash(job)); }
 
 void make_private(const fs::path& directory) {
-  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) fail_errno("mkdir", directory);
+  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
+    fail_errno("mkdir", str(directory.string(), " (XDG_RUNTIME_DIR or TMPDIR can name another place)"));
   require(is_ours(directory), Errc::rendezvous, directory.string(),
           " belongs to someone else or is open to others; remove it, or set XDG_RUNTIME_DIR or MASTER_ADDR");
 }
