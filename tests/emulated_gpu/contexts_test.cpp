@@ -127,6 +127,24 @@ TEST_P(RanksOfAMachine, TouchTheirOwnDevicesAlone) {
 INSTANTIATE_TEST_SUITE_P(Contexts, RanksOfAMachine, testing::Values("peer_cuda", "ring"),
                          [](const auto& info) { return std::string(info.param); });
 
+/// What peers opened of each other's memory is closed where it was opened, whatever device the caller made
+/// current.
+TEST(Contexts, ACommunicatorMayEndWhileAnotherDeviceIsCurrent) {
+  expect_processes(2, [&](int rank, std::shared_ptr<Store> store) {
+    CommOptions options;
+    options.backend = "peer_cuda";
+    options.device = {Device::cuda, rank};
+    options.timeout = std::chrono::seconds(30);
+    {
+      Communicator comm = Communicator::connect(rank, 2, store, options);
+      use(comm);
+      ASSERT_EQ(cuda::runtime().set_device(3), cuda::success);
+    }
+    EXPECT_EQ(current_device(), 3);
+    EXPECT_EQ(emulated::bytes_in_use(), 0u);
+  });
+}
+
 TEST(Contexts, ARankOfNcclTouchesItsOwnDeviceAlone) {
   in_a_process([] {
     const emulated::Nccl nccl;

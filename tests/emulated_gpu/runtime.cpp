@@ -289,6 +289,16 @@ Status ipc_get_handle(cuda::IpcHandle* handle, void* base) {
   return success;
 }
 
+/// Memory of other processes, and the device that was current when it was opened.
+struct Opened {
+  std::mutex mutex;
+  std::map<const void*, int> on;
+};
+Opened& opened() {
+  static auto* const all = new Opened();
+  return *all;
+}
+
 /// CUDA opens no handle in the process that made it.
 Status ipc_open_handle(void** base, const cuda::IpcHandle& handle) {
   if (const Status status = entry("ipc_open_handle")) return status;
@@ -297,10 +307,21 @@ Status ipc_open_handle(void** base, const cuda::IpcHandle& handle) {
   std::memcpy(&place, handle.bytes, sizeof place);
   if (place.process == getpid()) return device_uninitialized;
   *base = memory().open_shared(place);
-  return *base ? success : Status{invalid_value};
+  if (!*base) return invalid_value;
+  const std::lock_guard lock(opened().mutex);
+  opened().on[*base] = current_device;
+  return success;
 }
 
+/// As CUDA, in the context in which it was opened.
 Status ipc_close(void* base) {
+  {
+    const std::lock_guard lock(opened().mutex);
+    if (const auto it = opened().on.find(base); it != opened().on.end()) {
+      EXPECT_EQ(it->second, current_device) << "memory was opened on one device and closed on another";
+      opened().on.erase(it);
+    }
+  }
   if (const Status status = entry("ipc_close")) return memory().close_shared(base), status;
   return memory().close_shared(base) ? success : Status{invalid_value};
 }
