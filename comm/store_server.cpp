@@ -25,9 +25,6 @@ constexpr std::size_t max_clients_a_rank = 64;
 constexpr std::size_t max_clients_of_any_group = 4096;
 /// Connections without a hello, beyond one for each rank that is on its way.
 constexpr std::size_t max_strangers = 64;
-/// So many are accepted before those that are there are read: a rank that has sent its hello is no stranger
-/// then.
-constexpr int accepts_a_turn = 32;
 constexpr auto rest_without_descriptors = std::chrono::milliseconds(100);
 constexpr std::size_t first_client = 2;  ///< in descriptors_, behind the eventfd and the listener
 
@@ -227,7 +224,7 @@ bool StoreServer::drop_oldest_stranger() {
 
 void StoreServer::accept_clients() noexcept {
   try {
-    for (int i = 0; i < accepts_a_turn && accept_client(); ++i)
+    for (int i = 0; i < max_accepts_a_turn && accept_client(); ++i)
       if (strangers() > max_strangers + static_cast<std::size_t>(options_.size)) drop_oldest_stranger();
   } catch (const std::exception&) {  // no memory for one more
     no_descriptors_ = Deadline::after(rest_without_descriptors);

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "comm/core/error.h"
+#include "comm/transports/socket.h"
 
 namespace rz {
 
@@ -20,9 +21,6 @@ constexpr std::uint32_t protocol_version = 1;
 constexpr std::size_t most_gifts = 4;
 constexpr std::size_t most_strangers = 64;
 constexpr auto stranger_limit = std::chrono::seconds(5);
-/// So many are accepted before those that are there are read: a peer that has sent its hello is no stranger
-/// then.
-constexpr int accepts_a_turn = 32;
 
 struct Hello {
   char magic[8];
@@ -153,7 +151,7 @@ class Meeting {
   }
 
   void accept_strangers() {
-    for (int i = 0; i < accepts_a_turn; ++i) {
+    for (int i = 0; i < max_accepts_a_turn; ++i) {
       Descriptor socket(accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!socket) {
         if (errno == EAGAIN || errno == EWOULDBLOCK) return;

@@ -65,7 +65,7 @@ void compare(int rank, const std::vector<Common>& ours, int peer, const std::str
 }
 
 /// A table, whose first line is its name, for messages.
-std::string quoted(const std::string& table) {
+std::string quote_table(const std::string& table) {
   const std::size_t end = table.find('\n');
   return str("'", table.substr(0, end), "' (", std::count(table.begin(), table.end(), '\n'), " lines)");
 }
@@ -126,8 +126,8 @@ Roster exchange_roster(int rank, int size, Store& store, const TransportOptions&
     const std::string tuning = last_lines(entry, 5);
     if (r == 0) roster.tuning = tuning;
     require(tuning.empty() || tuning == roster.tuning, Errc::mismatch, "rank ", r, " has the tuning table ",
-            quoted(tuning), ", but rank 0, whose table counts, ",
-            roster.tuning.empty() ? "has none" : "has " + quoted(roster.tuning),
+            quote_table(tuning), ", but rank 0, whose table counts, ",
+            roster.tuning.empty() ? "has none" : "has " + quote_table(roster.tuning),
             "; RZ_TUNING must name the same table everywhere, or be set on rank 0 alone");
   }
   return roster;

@@ -48,6 +48,9 @@ std::vector<Interface> interfaces();
 Descriptor listen_tcp(const SocketAddress&);
 /// The same; empty if the port is taken.
 Descriptor listen_tcp_if_free(const SocketAddress&);
+/// Connections that a server accepts before it reads those that it has. A client that has sent its hello is
+/// then no stranger, whom a later one could replace.
+inline constexpr int max_accepts_a_turn = 32;
 /// Non-blocking, still connecting; TCP_NODELAY. `congestion`: see set_congestion_control().
 Descriptor start_connect(const SocketAddress&, const std::string& congestion = "system");
 /// Connected or empty, with errno set. ECONNREFUSED too where nobody listens and the kernel has given the
