@@ -55,8 +55,8 @@ bool mapped_alone(std::uintptr_t begin, std::uintptr_t, Range) {
 #else
 
 /// Whether the block is one that glibc took from mmap for itself. The words in front then are: how far before
-/// them the mapping begins, and with flag 2 alone how far from them it reaches, since glibc 2.42 without
-/// them.
+/// them the mapping begins, and with flag 2 alone how far from them it reaches; newer versions do not count
+/// the words, and mark huge pages by bit 0 of the first.
 __attribute__((no_sanitize("thread"))) bool mapped_alone(std::uintptr_t begin, std::uintptr_t end,
                                                          Range whole) {
   if (begin % own_words != 0) return false;

@@ -398,6 +398,12 @@ TEST(Registration, RefusesPagesWhereOthersKeepAWordInFront) {
   }
   put_words(m.data, 64, 8 * page | 2);
   expect_says(why_not(*arena, m.data + 16, 7 * page), "first page");
+#ifndef __SANITIZE_ADDRESS__  // its malloc has other words
+  put_words(m.data, 0, 8 * page | 2);
+  EXPECT_TRUE(lend(*arena, m.data + 16, 7 * page).zero_copy());
+  put_words(m.data, 1, (8 * page - 16) | 2);  // as newer versions of glibc
+  EXPECT_TRUE(lend(*arena, m.data + 16, 7 * page).zero_copy());
+#endif
   put_words(m.data, 0, 0);
   EXPECT_TRUE(lend(*arena, m.data + 16, 7 * page).zero_copy());
 }
