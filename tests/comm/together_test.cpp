@@ -221,7 +221,8 @@ TEST_P(Groups, RandomCallsInARow) {
 void run_ahead(Collective kind, int first, std::size_t bytes, unsigned calls) {
   SCOPED_TRACE(testing::Message() << name(kind) << " of " << bytes << " bytes");
   run(2, before_wrap, [&](Rank& me, Store& store) {
-    // The larger ones ask where memory lies, at calls 1, 3, 7 and so on up to 127: then nobody asks for a while.
+    // The larger ones ask where memory lies, at calls 1, 3, 7 and so on up to 127: then nobody asks for a
+    // while.
     for (unsigned i = 0; i < 127; ++i)
       make_and_check<std::uint8_t>(me, {.kind = kind, .count = bytes, .seed = i});
     make_and_check<std::uint8_t>(me, {Collective::barrier, 0});  // now all have said what they have read

@@ -17,8 +17,7 @@ const char* yes(bool x) { return x ? "yes" : "no"; }
 /// A fact for every value of a JSON document, under its path.
 void add_json(std::vector<Fact>& facts, const char* flag, const std::string& text) {
   const nlohmann::json values = nlohmann::json::parse(text).flatten();
-  for (const auto& [path, value] : values.items())
-    facts.push_back({str(flag, " ", path), value.dump()});
+  for (const auto& [path, value] : values.items()) facts.push_back({str(flag, " ", path), value.dump()});
 }
 
 void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
