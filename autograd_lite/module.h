@@ -19,9 +19,9 @@ class Module {
   virtual std::vector<const Scope*> scopes() = 0;
 };
 
-/// Errc::invalid_argument if two parameters have one name: they would be drawn alike, and a checkpoint could
-/// not tell them apart. Whoever gives parameters their memory (allocate_parameters, a strategy) checks it
-/// first.
+/// Errc::invalid_argument if two parameters have one name: their initial values would be the same, and a
+/// checkpoint could not tell them apart. allocate_parameters(), initialise_parameters() and strategies call
+/// it before they give parameters memory or values.
 void require_distinct_names(std::span<Parameter* const>);
 
 }  // namespace rz

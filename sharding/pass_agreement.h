@@ -1,6 +1,6 @@
 #pragma once
-/// What the ranks tell each other with every reduced pass: which parameters a loss reached, whether a rank
-/// gave the update up, and whether values were written since they were compared.
+/// What the ranks exchange with every reduced pass: which parameters a loss reached, whether a rank gave the
+/// update up, and whether values were written since they were last compared.
 
 #include <cstddef>
 #include <cstdint>

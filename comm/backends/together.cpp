@@ -149,12 +149,12 @@ void Together::choose_peers() {
 ///
 /// An exchange takes all of it, so that the places that it writes have left its readers' caches
 /// (comm/transports/staging_ring.h). Two kinds take less. One of a few KiB is over before its readers' caches
-/// matter, and its own cache keeps a small part of the ring. One of more than half the ring evicts other
-/// lines of the second-level cache anyhow, and a larger part of the ring only takes space in the third.
+/// matter, and its own cache keeps a small part of the ring. One of more than half the ring was measured
+/// to be slower in all of it, most likely since the ring then takes space in the third level from the data.
 ///
-/// The root of a rooted call does not wait for its readers: it takes as much as the letters reach. On a
-/// crowded host, where a call is too large for that, it takes less, since at the part's end it waits for the
-/// readers of all that the part holds.
+/// A rank that only sends, in a rooted call, may run ahead of its readers: it takes as much as the letters
+/// reach. On a crowded host, where a call is too large for that, it takes less, since at the part's end it
+/// waits until all that the part holds has been read.
 void Together::use_ring() {
   const std::size_t shares = cut_.split ? index(size_) - 1 : 1, all = letters_.ring_bytes();
   const std::size_t own =

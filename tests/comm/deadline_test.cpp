@@ -64,7 +64,7 @@ TEST(Deadline, AStoreWaitsWithoutEnd) {
   expect_a_wait(*store);
 }
 
-// Ranks that come late, so that who waits looks at the time.
+// One rank comes late, so that the other has to look at the time while it waits.
 TEST(Deadline, OperationsWaitWithoutEnd) {
   for (const char* transport : {"shm", "tcp"})
     test::run_ranks(2, [&](int rank, auto store) {

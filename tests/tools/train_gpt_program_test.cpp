@@ -358,7 +358,8 @@ TEST_F(TrainGptProgram, ARunThatDivergesStopsAndSavesNothing) {
   fs::create_directory(directory_ / "model");
   put("model/model.safetensors", "good");
   auto arguments = with(good(), "--config", path("bad.json"));
-  arguments.insert(arguments.end(), {"--steps", "5", "--save", path("model"), "--metrics", path("log.jsonl")});
+  arguments.insert(arguments.end(),
+                   {"--steps", "5", "--save", path("model"), "--metrics", path("log.jsonl")});
   const auto ended = run(2, arguments);
   for (const Ended& e : ended) EXPECT_EQ(e.status, 1) << e.err;
   EXPECT_NE(ended[0].err.find("step 2: training diverged: loss "), std::string::npos) << ended[0].err;

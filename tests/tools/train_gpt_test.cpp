@@ -192,7 +192,7 @@ TEST_F(TrainGptFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
     file.open(path("tokens.bin"));
     file.seekp(static_cast<std::streamoff>(at)).write("\0\0", 2);
   }
-  // Any other is refused by whoever reads it.
+  // A token that this check leaves out is refused when it is read.
   std::fstream file(path("tokens.bin"), std::ios::in | std::ios::out | std::ios::binary);
   const std::uint64_t every = size / 2 / 8;
   for (std::uint64_t at = every / 2; at < size / 2; at += every)

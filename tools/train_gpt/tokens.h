@@ -30,8 +30,8 @@ class Tokens {
   void read(std::uint64_t begin, std::span<std::int32_t> out) const;
   /// From now on tokens from `vocabulary` on are beyond it.
   void limit_vocabulary(std::uint64_t vocabulary) { vocabulary_ = vocabulary; }
-  /// Reads all tokens, or of more than 8 Mi so many in parts from the beginning to the end: the rest is left
-  /// to whoever reads it. Errors as read().
+  /// Reads all tokens; of more than 8 Mi, as many in parts spread over the file. read() checks the others.
+  /// Errors as read().
   void check_vocabulary() const;
   /// How many samples of T + 1 tokens there are. Errc::config if there is none.
   std::uint64_t samples(std::uint64_t seq_len) const;
