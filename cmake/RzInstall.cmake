@@ -9,7 +9,7 @@ file(GLOB rz_headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS comm/*.h c
      autograd_lite/models/*.h sharding/*.h)
 list(FILTER rz_headers EXCLUDE REGEX "^comm/store_(server|wire)\\.h$")  # the TCP store's own
 list(APPEND rz_headers comm/algorithms/algorithm.h comm/backends/make.h comm/backends/paired.h comm/core/cuda/runtime.h
-     comm/transports/process_memory.h comm/transports/transport.h comm/transports/wait_for_graph.h
+     comm/transports/process_memory.h comm/transports/call_signature.h comm/transports/transport.h comm/transports/wait_for_graph.h
      tensor/kernels/exact_parts.h tensor/kernels/step_outcome.h)
 if(RZ_HAVE_MPI)
   list(APPEND rz_headers comm/backends/mpi/mpi.h)

@@ -13,11 +13,11 @@
 #include <thread>
 
 #include "comm/core/error.h"
+#include "comm/core/machine_id.h"
 #include "comm/core/process.h"
 #include "comm/transports/descriptor.h"
 #include "comm/transports/meet.h"
 #include "comm/transports/random.h"
-#include "comm/transports/roster.h"
 
 namespace rz {
 

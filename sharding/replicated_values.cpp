@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "comm/core/memory.h"
+#include "comm/core/allocate.h"
 #include "sharding/host_access.h"
 #include "tensor/ops.h"
 

@@ -1,6 +1,6 @@
 #include "sharding/sharded_gradients.h"
 
-#include "comm/core/memory.h"
+#include "comm/core/allocate.h"
 #include "sharding/replicated_values.h"
 #include "tensor/ops.h"
 

@@ -7,13 +7,10 @@
 #include <thread>
 #include <utility>
 
+#include "comm/core/allocate.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
-#include "comm/core/memory.h"
-#include "sharding/ddp.h"
 #include "sharding/grad_norm.h"
-#include "sharding/zero.h"
-#include "sharding/zero3.h"
 #include "tensor/ops.h"
 
 namespace rz {
@@ -51,20 +48,6 @@ StrategyKind strategy_from_name(std::string_view text) {
   for (std::size_t i = 0; i < strategy_names.size(); ++i)
     if (text == strategy_names[i]) return static_cast<StrategyKind>(i);
   fail(Errc::config, "unknown strategy \"", text, "\"; choose ddp, zero1, zero2 or zero3");
-}
-
-std::unique_ptr<Strategy> make_strategy(StrategyKind kind, Module& module, Communicator& communicator,
-                                        StrategyOptions options) {
-  switch (kind) {
-    case StrategyKind::ddp:
-      return std::make_unique<Ddp>(module, communicator, std::move(options));
-    case StrategyKind::zero1:
-    case StrategyKind::zero2:
-      return std::make_unique<Zero>(kind, module, communicator, std::move(options));
-    case StrategyKind::zero3:
-      return std::make_unique<Zero3>(module, communicator, std::move(options));
-  }
-  fail(Errc::invalid_argument, "no such strategy");
 }
 
 Strategy::Strategy(StrategyKind kind, Module& module, Communicator& communicator, StrategyOptions options)

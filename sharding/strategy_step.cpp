@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include "comm/core/allocate.h"
 #include "comm/core/error.h"
-#include "comm/core/memory.h"
 #include "sharding/grad_norm.h"
 #include "sharding/strategy.h"
 #include "tensor/kernels/device_ops.h"

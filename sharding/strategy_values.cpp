@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "comm/core/allocate.h"
 #include "comm/core/error.h"
-#include "comm/core/memory.h"
 #include "sharding/host_access.h"
 #include "sharding/strategy.h"
 #include "tensor/ops.h"

@@ -21,7 +21,7 @@
 #include "comm/backends/fused.h"
 #include "comm/backends/job.h"
 #include "comm/backends/messages.h"
-#include "comm/backends/scheduled.h"
+#include "comm/backends/scheduled_options.h"
 #include "comm/backends/together.h"
 #include "comm/core/process.h"
 #include "comm/core/short_lock.h"

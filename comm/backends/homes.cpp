@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "comm/core/cuda/runtime.h"
+#include "comm/core/machine_id.h"
 #include "comm/transports/random.h"
-#include "comm/transports/roster.h"
 
 namespace rz {
 

@@ -18,6 +18,7 @@
 
 #include "comm/core/pause.h"
 #include "comm/transports/meeting.h"
+#include "comm/transports/transport.h"
 
 namespace rz {
 

@@ -12,6 +12,7 @@
 #include "comm/backends/way_by_time.h"
 #include "comm/transports/arena.h"
 #include "comm/transports/meeting.h"
+#include "comm/transports/transport.h"
 
 namespace rz {
 

@@ -5,9 +5,9 @@
 #include <mutex>
 #include <vector>
 
+#include "comm/core/allocate.h"
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
-#include "comm/core/memory.h"
 
 namespace rz {
 

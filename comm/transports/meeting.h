@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "comm/transports/transport.h"
+#include "comm/transports/call_signature.h"
 
 namespace rz {
 

@@ -1,12 +1,10 @@
 #include "comm/transports/roster.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <fstream>
 #include <set>
 
 #include "comm/core/error.h"
+#include "comm/core/machine_id.h"
 #include "comm/transports/meet.h"
 
 namespace rz {
@@ -149,15 +147,6 @@ bool Roster::crowded_somewhere() const {
   for (int r = 0; r < static_cast<int>(machines.size()); ++r)
     if (seen.insert(machines[static_cast<std::size_t>(r)]).second && crowded(r)) return true;
   return false;
-}
-
-std::string machine_id() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  char host[256] = {}, space[64] = {};
-  gethostname(host, sizeof host - 1);
-  if (readlink("/proc/self/ns/net", space, sizeof space - 1) < 0) space[0] = 0;
-  return str(boot, '/', host, '/', space);
 }
 
 }  // namespace rz

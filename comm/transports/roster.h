@@ -8,8 +8,8 @@
 #include "comm/core/deadline.h"
 #include "comm/store.h"
 #include "comm/topology.h"
-#include "comm/transports/connect.h"
 #include "comm/transports/random.h"
+#include "comm/transports/transport_options.h"
 
 namespace rz {
 
@@ -34,8 +34,5 @@ Roster exchange_roster(int rank, int size, Store&, const TransportOptions&, Dead
 std::vector<std::string> exchange(
     int rank, int size, Store&, const std::string& what, const std::string& value, Deadline,
     const std::function<void(int rank, const std::string& value)>& check = nullptr);
-
-/// The kernel's boot id, the host's name and the network namespace: ranks that agree on it can share memory.
-std::string machine_id();
 
 }  // namespace rz

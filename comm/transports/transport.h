@@ -10,8 +10,8 @@
 #include <span>
 #include <string>
 
-#include "comm/collective.h"
 #include "comm/core/error.h"
+#include "comm/transports/call_signature.h"
 #include "comm/transports/process_memory.h"
 #include "comm/transports/wait_for_graph.h"
 
@@ -20,20 +20,6 @@ namespace rz {
 /// Collectives and point-to-point messages never wait for each other.
 enum class Lane : std::uint8_t { collective, point_to_point };
 inline constexpr int lane_count = 2;
-
-/// Travels with every piece of a message, so that two ranks that called different things find out.
-struct Signature {
-  std::uint32_t sequence = 0;  ///< number of the call in its lane
-  std::int32_t root = 0;
-  std::uint64_t count = 0;  ///< elements of the call (all_to_all_v: of this pair)
-  Collective kind = Collective::barrier;
-  DType dtype = DType::u8;
-  ReduceOp::Kind op = ReduceOp::sum;
-  /// Calls that this rank, and all that it has heard from, would fuse after this (comm/backends/fused.h).
-  std::uint8_t behind = 0;
-  std::uint32_t algorithm = 0;
-  bool operator==(const Signature&) const = default;
-};
 
 /// Why a group can go no further. The first one wins and every rank learns it.
 struct Failure {

@@ -1,7 +1,7 @@
 #pragma once
 /// The constants of an Adam step as every kernel uses them.
 
-#include "tensor/kernels/optimizer.h"
+#include "tensor/kernels/optimizer_step.h"
 
 namespace rz::kernels {
 

@@ -1,6 +1,6 @@
 #pragma once
 /// Optimizer updates and the norm of gradients on a device: many pieces of memory in few launches, with the
-/// bits of tensor/kernels/optimizer.h. The host is never waited for.
+/// bits of tensor/kernels/optimizer_step.h. The host is never waited for.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include "comm/core/stream.h"
 #include "comm/core/types.h"
 #include "tensor/kernels/exact_parts.h"
-#include "tensor/kernels/optimizer.h"
+#include "tensor/kernels/optimizer_step.h"
 #include "tensor/kernels/step_outcome.h"
 
 namespace rz::ops {
