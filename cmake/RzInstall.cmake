@@ -7,7 +7,7 @@ install(TARGETS ${rz_floors} EXPORT ringzero
 # Public headers are those of these folders, the seams, and what they include. tests/tools/headers_test.py compiles each.
 file(GLOB rz_headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS comm/*.h comm/core/*.h tensor/*.h autograd_lite/*.h
      autograd_lite/models/*.h sharding/*.h)
-list(FILTER rz_headers EXCLUDE REGEX "^comm/store_(server|wire)\\.h$")  # the TCP store's own
+list(FILTER rz_headers EXCLUDE REGEX "^comm/(store_(server|wire)|arguments)\\.h$")  # the library's own
 list(APPEND rz_headers comm/algorithms/algorithm.h comm/backends/make.h comm/backends/paired.h comm/core/cuda/runtime.h
      comm/transports/process_memory.h comm/transports/call_signature.h comm/transports/transport.h comm/transports/wait_for_graph.h
      tensor/kernels/exact_parts.h tensor/kernels/step_outcome.h)

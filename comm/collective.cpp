@@ -2,16 +2,22 @@
 
 namespace rz {
 
-const char* name(Collective c) {
-  static constexpr const char* names[] = {"all_reduce",   "reduce_scatter", "all_gather", "broadcast",
-                                          "reduce",       "gather",         "scatter",    "all_to_all",
-                                          "all_to_all_v", "send",           "recv",       "barrier"};
-  static_assert(sizeof names / sizeof names[0] == collective_count);
-  return names[static_cast<int>(c)];
+std::size_t common_count(const Operation& op, int size) {
+  const CollectiveTraits& t = traits(op.kind);
+  if (t.point_to_point) return 0;
+  if (t.out == Extent::shard && !t.out_at_root) return op.out.count;
+  if (t.in == Extent::shard) return op.in.count;
+  return t.in == Extent::shard_per_rank ? op.in.count / static_cast<std::size_t>(size) : 0;
 }
 
-bool reduces(Collective c) {
-  return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::reduce;
+bool in_place(const Operation& op, int rank, int size) {
+  const CollectiveTraits& t = traits(op.kind);
+  const auto* in = static_cast<const std::byte*>(op.in.data);
+  const auto* out = static_cast<const std::byte*>(op.out.data);
+  if (!in || !out || (t.in != Extent::shard && t.out != Extent::shard)) return false;
+  const std::size_t part = common_count(op, size) * size_of(op.out.dtype) * static_cast<std::size_t>(rank);
+  return in + (t.in == Extent::shard_per_rank ? part : 0) ==
+         out + (t.out == Extent::shard_per_rank ? part : 0);
 }
 
 }  // namespace rz

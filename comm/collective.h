@@ -26,9 +26,53 @@ enum class Collective : std::uint8_t {
   barrier
 };
 inline constexpr int collective_count = 12;
-const char* name(Collective);
-/// all_reduce, reduce_scatter and reduce: what combines contributions.
-bool reduces(Collective);
+
+/// How many elements a rank's buffer of a collective has: none, as many as all ranks agree on (a shard), so
+/// many for each rank, or what the counts of the call say.
+enum class Extent : std::uint8_t { none, shard, shard_per_rank, by_counts };
+
+/// What a collective is. Every rule that depends on the collective follows from these.
+struct CollectiveTraits {
+  Collective kind;
+  const char* name;
+  Extent in = Extent::none, out = Extent::none;
+  bool in_at_root = false, out_at_root = false;  ///< the root alone has that buffer
+  bool reduces = false;                          ///< combines contributions by a ReduceOp
+  bool point_to_point = false;                   ///< between two ranks, `root` is the peer
+
+  /// One rank has the data of all, or gets it.
+  constexpr bool rooted() const { return in_at_root || out_at_root; }
+  /// The root sends, and waits for no rank.
+  constexpr bool root_sends() const { return in_at_root; }
+  /// Whether a rank sends anything.
+  constexpr bool sends(bool is_root) const { return in_at_root ? is_root : !(out_at_root && is_root); }
+  /// A rank has other data for each of its peers.
+  constexpr bool sends_per_rank() const { return in == Extent::shard_per_rank || in == Extent::by_counts; }
+};
+
+inline constexpr std::array<CollectiveTraits, collective_count> collective_traits{{
+    {Collective::all_reduce, "all_reduce", Extent::shard, Extent::shard, false, false, true},
+    {Collective::reduce_scatter, "reduce_scatter", Extent::shard_per_rank, Extent::shard, false, false, true},
+    {Collective::all_gather, "all_gather", Extent::shard, Extent::shard_per_rank},
+    {Collective::broadcast, "broadcast", Extent::shard, Extent::shard, true},
+    {Collective::reduce, "reduce", Extent::shard, Extent::shard, false, true, true},
+    {Collective::gather, "gather", Extent::shard, Extent::shard_per_rank, false, true},
+    {Collective::scatter, "scatter", Extent::shard_per_rank, Extent::shard, true},
+    {Collective::all_to_all, "all_to_all", Extent::shard_per_rank, Extent::shard_per_rank},
+    {Collective::all_to_all_v, "all_to_all_v", Extent::by_counts, Extent::by_counts},
+    {Collective::send, "send", Extent::shard, Extent::none, false, false, false, true},
+    {Collective::recv, "recv", Extent::none, Extent::shard, false, false, false, true},
+    {Collective::barrier, "barrier"},
+}};
+constexpr const CollectiveTraits& traits(Collective c) {
+  return collective_traits[static_cast<std::size_t>(c)];
+}
+static_assert([] {
+  for (std::size_t i = 0; i < collective_count; ++i)
+    if (collective_traits[i].kind != Collective{static_cast<std::uint8_t>(i)}) return false;
+  return true;
+}());
+constexpr const char* name(Collective c) { return traits(c).name; }
 
 /// What an all_to_all_v moves between a rank and each of its peers: elements, one entry a rank.
 struct PairCounts {
@@ -46,6 +90,19 @@ struct Operation {
   std::shared_ptr<const PairCounts> pairs;  ///< all_to_all_v only
   Stream stream;
 };
+
+/// Elements that all ranks agree on (Extent::shard); 0 of all_to_all_v, of messages and of a barrier.
+std::size_t common_count(const Operation&, int size);
+/// The larger of a rank's input and output, where `common` elements or bytes are what all ranks agree on:
+/// what tuning tables go by.
+constexpr std::size_t whole_bytes(Collective c, std::size_t common, int size) {
+  const CollectiveTraits& t = traits(c);
+  const bool parts = t.in == Extent::shard_per_rank || t.out == Extent::shard_per_rank;
+  return parts ? common * static_cast<std::size_t>(size) : common;
+}
+/// The call's input is the same memory as this rank's part of its output, or its output as its part of the
+/// input. Never of an all_to_all, whose parts change places.
+bool in_place(const Operation&, int rank, int size);
 
 /// A call on host memory in brief: what tells it from the one before, as plain words, since the least
 /// messages take less time than putting together an Operation.

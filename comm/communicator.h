@@ -193,6 +193,8 @@ class Communicator {
   explicit Communicator(std::unique_ptr<State>);
   Work submit(std::span<const struct Operation>);
   Work submit_one(const struct Operation&);
+  template <Collective kind>
+  Work start(const ConstBuffer& in, const Buffer& out, int root, ReduceOp, const Stream&);
   std::unique_ptr<State> state_;
 };
 
@@ -227,8 +229,8 @@ class Group {
  private:
   friend class Communicator;
   explicit Group(Communicator&);
-  template <class F>
-  Group& add(Collective, const F& checked);
+  Group& add(const struct Operation&);
+  struct Caller caller() const;
   Communicator* communicator_;
   std::vector<struct Operation> operations_;
 };

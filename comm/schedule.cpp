@@ -155,8 +155,8 @@ class Verifier {
     Proof proof;
     if (collective_ == Collective::barrier) check_everybody_was_heard();
     const Order order = check_outputs();
-    proof.rank_order = order.by_rank && reduces(collective_);
-    proof.rounded_once = order.rounded_once && reduces(collective_);
+    proof.rank_order = order.by_rank && traits(collective_).reduces;
+    proof.rounded_once = order.rounded_once && traits(collective_).reduces;
     proof.rounds = rounds_;
     return proof;
   }
@@ -243,8 +243,8 @@ class Verifier {
     const std::string here = where(id, step.slot.chunk);
     if (step.slot.region == Region::input) refuse(here, "writes its input");
     if (step.terms.empty()) refuse(here, "combines nothing");
-    if (!reduces(collective_) && step.final) refuse(here, "is marked final, but nothing is reduced");
-    if (!reduces(collective_) && collective_ != Collective::barrier && step.terms.size() > 1)
+    if (!traits(collective_).reduces && step.final) refuse(here, "is marked final, but nothing is reduced");
+    if (!traits(collective_).reduces && collective_ != Collective::barrier && step.terms.size() > 1)
       refuse(here, "adds, but ", name(collective_), " does not reduce");
     for (const Term& term : step.terms) {
       if (term.peer >= 0) check_peer(id, term.peer, step.slot.chunk);
@@ -408,7 +408,7 @@ class Verifier {
   }
 
   Value add(int id, const Value& a, const Value& b) {
-    if (reduces(collective_))
+    if (traits(collective_).reduces)
       if (const int twice = expressions_.common_rank(a.plain, b.plain); twice >= 0)
         refuse(where(id, a.chunk), "the contribution of rank ", twice, " would count twice");
     return {expressions_.sum(a.exact, b.exact), expressions_.sum(a.plain, b.plain), a.chunk,
@@ -493,7 +493,7 @@ class Verifier {
         const std::string here =
             l.writer >= 0 ? where(l.writer, chunk) : str("rank ", r, ", no step, chunk ", chunk, ": ");
         check_output(l.value, here);
-        if (!reduces(collective_)) continue;
+        if (!traits(collective_).reduces) continue;
         if (exact[chunk] < 0) exact[chunk] = l.value.exact, ordered[chunk] = sum_in_rank_order(chunk);
         if (exact[chunk] != l.value.exact)
           refuse(here, "is summed or rounded in another order than on a rank before");
@@ -507,7 +507,7 @@ class Verifier {
   // Where nothing is reduced, a chunk has one source only, and chunks were compared on the way.
   void check_output(const Value& value, const std::string& here) const {
     if (value.chunk < 0) refuse(here, "the output is never written");
-    if (!reduces(collective_)) return;
+    if (!traits(collective_).reduces) return;
     if (const int missing = expressions_.missing_rank(value.plain); missing >= 0)
       refuse(here, "lacks the contribution of rank ", missing);
     if (!value.finished) refuse(here, "has passed no final step");

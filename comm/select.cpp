@@ -108,12 +108,13 @@ bool fits(const Rule& rule, const Question& q) {
 }
 
 bool orderly(const Algorithm& algorithm, const Question& q) {
-  return algorithm.rank_order || !q.deterministic || !reduces(q.collective);
+  return algorithm.rank_order || !q.deterministic || !traits(q.collective).reduces;
 }
 
 // A sum that is rounded on the way depends on which algorithm a size takes, and on who shares a host.
 bool allowed(const Algorithm& algorithm, const Question& q) {
-  const bool depends = q.rounds && q.deterministic && reduces(q.collective) && algorithm.is(rounds_often);
+  const bool depends =
+      q.rounds && q.deterministic && traits(q.collective).reduces && algorithm.is(rounds_often);
   return orderly(algorithm, q) && !depends && (q.in_a_row || !algorithm.is(in_a_row));
 }
 

@@ -166,16 +166,6 @@ class Resolver {
 
 }  // namespace
 
-bool is_rooted(Collective kind) {
-  return kind == broadcast || kind == scatter || kind == gather || kind == reduce;
-}
-
-bool sends_ahead(Collective kind) { return kind == broadcast || kind == scatter; }
-
-bool offers_the_same(Collective kind) {
-  return kind == all_gather || kind == broadcast || kind == gather || kind == reduce || kind == barrier;
-}
-
 bool TogetherWay::same_as(const TogetherWay& o) const {
   return streams == o.streams && two_shot == o.two_shot && asks == o.asks && insists == o.insists &&
          once == o.once && chunk == o.chunk && why == o.why && why_direct == o.why_direct &&
@@ -203,11 +193,11 @@ TogetherPlan plan_together(Collective kind, std::size_t common, int size, const 
                            const TogetherRoom& room) {
   TogetherPlan plan;
   plan.two_shot = kind == all_reduce && way.two_shot && common > 0;
-  plan.split = plan.two_shot || (!offers_the_same(kind) && kind != all_reduce);
+  plan.split = plan.two_shot || traits(kind).sends_per_rank();
   plan.part = plan.two_shot ? part_together(common, size) : common;
   const std::size_t offered = plan.split ? plan.part * (static_cast<std::size_t>(size) - 1) : plan.part;
   const std::size_t letters = std::max<std::size_t>(ceil_div(offered, letter_bytes), 1);
-  if (letters <= (is_rooted(kind) ? 1 : most_letters) && !plan.two_shot && kind != all_to_all_v)
+  if (letters <= (traits(kind).rooted() ? 1 : most_letters) && !plan.two_shot && kind != all_to_all_v)
     plan.letters = static_cast<std::uint32_t>(letters);
   if (plan.letters)
     plan.pieces.piece = std::max<std::size_t>(plan.part, 1);

@@ -16,19 +16,6 @@
 
 namespace rz {
 
-/// One from all to all or from all to one, so that who sends may be far ahead.
-bool is_rooted(Collective);
-/// The root sends and waits for nobody.
-bool sends_ahead(Collective);
-/// Every peer reads the same bytes of a rank, not each its own part.
-bool offers_the_same(Collective);
-
-/// A call's whole buffer, of `common` bytes that every rank has in common: what the tables go by.
-inline std::size_t whole_bytes(Collective c, std::size_t common, int size) {
-  const bool whole = c == Collective::all_reduce || c == Collective::reduce || c == Collective::broadcast;
-  return whole ? common : common * static_cast<std::size_t>(size);
-}
-
 /// Whether memory that peers do not share is copied once, through the kernel: if that was the faster way of
 /// the last calls like it (comm/backends/way_by_time.h).
 enum class Once : std::uint8_t { never, by_time, always };

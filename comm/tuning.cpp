@@ -34,7 +34,7 @@ const PlaceName& place(Where where) {
 std::vector<const char*> ways(Collective c, Where where) {
   const bool may_be_direct = c != Collective::all_to_all_v && c != Collective::barrier;
   if (where == Where::reachable && may_be_direct) return {"direct", "copied"};
-  const bool only_moves = may_be_direct && !reduces(c);
+  const bool only_moves = may_be_direct && !traits(c).reduces;
   if (where == Where::readable && only_moves) return {"by_time", "single_copy", "copied"};
   if (where == Where::reachable || where == Where::readable) return {"copied"};
   if (where != Where::together) return {};
@@ -61,7 +61,7 @@ const Algorithm* schedule(Collective c, std::string_view name) {
 
 bool sums_in_rank_order(const TuningRule& r) {
   const bool by_schedule = r.streams || !is_of_those_who_meet(r.where);
-  if (!by_schedule || !reduces(r.collective)) return true;
+  if (!by_schedule || !traits(r.collective).reduces) return true;
   return find_algorithm(r.collective, r.algorithm).rank_order;
 }
 

@@ -30,9 +30,6 @@ constexpr auto longest_wait = 10ms;
 constexpr auto long_in_vain = 30ms;         // without any move: a thread looks no more, but sleeps
 constexpr auto longest_of_patience = 50ms;  // at a time, since news wake it
 
-bool is_message(Collective c) { return c == Collective::send || c == Collective::recv; }
-bool is_message(const Operation& op) { return is_message(op.kind); }
-
 // Min and max choose one of the contributions, and round nothing.
 bool rounds(DType dtype, const ReduceOp& op) {
   const bool small = size_of(dtype) < 4 && dtype != DType::i8 && dtype != DType::u8;
@@ -104,7 +101,7 @@ std::string Driver::describe() const { return "scheduled over " + carrier_; }
 
 CallChoice Driver::explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
                            ReduceOp op) const {
-  if (is_message(kind)) return {"message", carrier_, 0, "messages take no algorithm"};
+  if (traits(kind).point_to_point) return {"message", carrier_, 0, "messages take no algorithm"};
   if (kind == Collective::barrier || kind == Collective::all_to_all_v) bytes = 0;  // what the tables go by
   if (together_) {
     const TogetherWay& way = together_->table().of(kind, bytes);
@@ -152,8 +149,9 @@ std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
 }
 
 bool Driver::is_quick(const Operation& op) const {
-  return !is_message(op) && op.op.kind != ReduceOp::premul_sum && op.in.bytes() <= Together::most_at_once &&
-         op.out.bytes() <= Together::most_at_once && !together_->streams(op);
+  return !traits(op.kind).point_to_point && op.op.kind != ReduceOp::premul_sum &&
+         op.in.bytes() <= Together::most_at_once && op.out.bytes() <= Together::most_at_once &&
+         !together_->streams(op);
 }
 
 bool Driver::repeat(const BriefCall& call, std::shared_ptr<Job>& job) {
@@ -382,7 +380,7 @@ void Driver::accept() {
   for (auto& job : incoming_) {
     bool messages = false;
     for (std::size_t i = 0; i < job->operations.size(); ++i) {
-      if (is_message(job->operations[i]))
+      if (traits(job->operations[i].kind).point_to_point)
         messages_.add(job->operations[i], job.get()), messages = true;
       else
         queue_.push_back({job, i});
@@ -425,7 +423,7 @@ void Driver::run(const Operation& op) {
   if (by_streams) return run_schedule(op, *by_streams->streams, by_streams->chunk);
   const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
   const Selection s = schedule_for(
-      op.kind, whole_bytes(op.kind, Layout::common_count(op, size_) * size_of(dtype), size_), rounds(op));
+      op.kind, whole_bytes(op.kind, common_count(op, size_) * size_of(dtype), size_), rounds(op));
   run_schedule(op, *s.algorithm, s.chunk);
 }
 
@@ -437,7 +435,7 @@ const TogetherWay* Driver::streams(const Operation& op) const {
 
 /// A line of a table may name an algorithm that, for some types, does not give the bits of all others.
 bool Driver::serves(const Algorithm& algorithm, Collective kind, bool rounds) const {
-  const bool depends = algorithm.is(rounds_often) && reduces(kind) && rounds;
+  const bool depends = algorithm.is(rounds_often) && traits(kind).reduces && rounds;
   return !depends || !options_.deterministic || !forced_.of(kind).empty();
 }
 
@@ -457,7 +455,7 @@ Selection Driver::schedule_for(Collective kind, std::size_t bytes, bool rounds) 
 
 void Driver::run_schedule(const Operation& op, const Algorithm& algorithm, std::size_t slice) {
   const int root = op.kind == Collective::all_reduce ? 0 : op.root;
-  const Plan& plan = plan_for(algorithm, root, Layout::in_place(op, rank_, size_));
+  const Plan& plan = plan_for(algorithm, root, in_place(op, rank_, size_));
   const auto number = static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1;
   Signature signature = signature_of(op, size_, sequence_++, number);
   if (op.kind == Collective::all_reduce && op.in.count > 0) signature.behind = behind();

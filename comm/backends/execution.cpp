@@ -21,7 +21,7 @@ std::size_t index(int i) { return static_cast<std::size_t>(i); }
 Signature signature_of(const Operation& op, int size, std::uint32_t sequence, std::uint32_t algorithm) {
   return {.sequence = sequence,
           .root = op.root,
-          .count = Layout::common_count(op, size),
+          .count = common_count(op, size),
           .kind = op.kind,
           .dtype = op.out.data ? op.out.dtype : op.in.dtype,
           .op = op.op.kind,
@@ -29,12 +29,9 @@ Signature signature_of(const Operation& op, int size, std::uint32_t sequence, st
 }
 
 std::string describe(const Signature& s) {
-  const bool reducing = s.kind == Collective::all_reduce || s.kind == Collective::reduce_scatter ||
-                        s.kind == Collective::reduce;
-  const bool rooted = s.kind == Collective::broadcast || s.kind == Collective::reduce ||
-                      s.kind == Collective::gather || s.kind == Collective::scatter;
+  const CollectiveTraits& t = traits(s.kind);
   return str(name(s.kind), " #", s.sequence, " (", s.count, " ", name(s.dtype),
-             reducing ? str(", ", name(ReduceOp(s.op))) : "", rooted ? str(", root ", s.root) : "",
+             t.reduces ? str(", ", name(ReduceOp(s.op))) : "", t.rooted() ? str(", root ", s.root) : "",
              s.algorithm ? str(", algorithm ", s.algorithm) : "", ")");
 }
 

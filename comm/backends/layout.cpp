@@ -6,51 +6,10 @@ namespace rz {
 
 namespace {
 
-bool is_split_evenly(Collective c) {
-  return c == Collective::all_reduce || c == Collective::broadcast || c == Collective::reduce;
-}
+/// Chunks are even parts of one shard, else whole shards.
+bool is_split_evenly(Collective c) { return traits(c).in == Extent::shard && traits(c).out == Extent::shard; }
 
 }  // namespace
-
-std::size_t Layout::common_count(const Operation& op, int size) {
-  const auto n = static_cast<std::size_t>(size);
-  switch (op.kind) {
-    case Collective::all_reduce:
-    case Collective::broadcast:
-    case Collective::reduce_scatter:
-    case Collective::scatter:
-      return op.out.count;
-    case Collective::reduce:
-    case Collective::all_gather:
-    case Collective::gather:
-      return op.in.count;
-    case Collective::all_to_all:
-      return op.in.count / n;
-    default:
-      return 0;
-  }
-}
-
-bool Layout::in_place(const Operation& op, int rank, int size) {
-  const auto* in = static_cast<const std::byte*>(op.in.data);
-  const auto* out = static_cast<const std::byte*>(op.out.data);
-  if (!in || !out) return false;
-  const std::size_t part = common_count(op, size) * size_of(op.out.dtype) * static_cast<std::size_t>(rank);
-  switch (op.kind) {
-    case Collective::all_reduce:
-    case Collective::broadcast:
-    case Collective::reduce:
-      return in == out;
-    case Collective::all_gather:
-    case Collective::gather:
-      return in == out + part;
-    case Collective::reduce_scatter:
-    case Collective::scatter:
-      return in + part == out;
-    default:
-      return false;
-  }
-}
 
 Layout::Layout(const Operation& op, int rank, int size, int chunks)
     : op_(&op),
@@ -61,7 +20,7 @@ Layout::Layout(const Operation& op, int rank, int size, int chunks)
       each_(op.kind == Collective::barrier ? 1 : common_count(op, size) * element_) {}
 
 // Cuts lie on cache lines where there is enough to cut.
-Layout::Extent Layout::even_cut(int chunk) const {
+Layout::ByteRange Layout::even_cut(int chunk) const {
   const std::size_t count = each_ / element_;
   const std::size_t line = count >= chunks_ * 64 ? 64 / element_ : 1;
   const auto cut = [&](std::size_t c) { return c == chunks_ ? count : count / line * c / chunks_ * line; };
@@ -71,7 +30,7 @@ Layout::Extent Layout::even_cut(int chunk) const {
 
 std::size_t Layout::bytes(int chunk) const {
   if (is_split_evenly(op_->kind)) {
-    const Extent e = even_cut(chunk);
+    const ByteRange e = even_cut(chunk);
     return e.end - e.begin;
   }
   if (op_->kind == Collective::all_to_all_v) {
@@ -85,39 +44,21 @@ std::size_t Layout::bytes(int chunk) const {
 const std::byte* Layout::input(int chunk) const {
   const auto* base = static_cast<const std::byte*>(op_->in.data);
   const auto c = static_cast<std::size_t>(chunk);
-  switch (op_->kind) {
-    case Collective::all_gather:
-    case Collective::gather:
-      return base;
-    case Collective::reduce_scatter:
-    case Collective::scatter:
-      return base + c * each_;
-    case Collective::all_to_all:
-      return base + c % size_ * each_;
-    case Collective::all_to_all_v:
-      return base + op_->pairs->send_offsets[c % size_] * element_;
-    default:
-      return base + even_cut(chunk).begin;
-  }
+  const CollectiveTraits& t = traits(op_->kind);
+  if (is_split_evenly(op_->kind)) return base + even_cut(chunk).begin;
+  if (t.in == Extent::by_counts) return base + op_->pairs->send_offsets[c % size_] * element_;
+  if (t.in == Extent::shard) return base;
+  return base + (t.out == Extent::shard_per_rank ? c % size_ : c) * each_;
 }
 
 std::byte* Layout::output(int chunk) const {
   auto* base = static_cast<std::byte*>(op_->out.data);
   const auto c = static_cast<std::size_t>(chunk);
-  switch (op_->kind) {
-    case Collective::all_gather:
-    case Collective::gather:
-      return base + c * each_;
-    case Collective::reduce_scatter:
-    case Collective::scatter:
-      return base;
-    case Collective::all_to_all:
-      return base + c / size_ * each_;
-    case Collective::all_to_all_v:
-      return base + op_->pairs->recv_offsets[c / size_] * element_;
-    default:
-      return base + even_cut(chunk).begin;
-  }
+  const CollectiveTraits& t = traits(op_->kind);
+  if (is_split_evenly(op_->kind)) return base + even_cut(chunk).begin;
+  if (t.out == Extent::by_counts) return base + op_->pairs->recv_offsets[c / size_] * element_;
+  if (t.out == Extent::shard) return base;
+  return base + (t.in == Extent::shard_per_rank ? c / size_ : c) * each_;
 }
 
 std::size_t Layout::largest() const {

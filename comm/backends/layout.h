@@ -18,16 +18,11 @@ class Layout {
   /// The largest chunk: what a cell of scratch has to hold.
   std::size_t largest() const;
 
-  /// The call is in place where `input` and `output` of the same chunk are the same memory.
-  static bool in_place(const Operation&, int rank, int size);
-  /// Elements that every rank must agree on; of all_to_all_v there are none.
-  static std::size_t common_count(const Operation&, int size);
-
  private:
-  struct Extent {
+  struct ByteRange {
     std::size_t begin, end;  // bytes
   };
-  Extent even_cut(int chunk) const;
+  ByteRange even_cut(int chunk) const;
   const Operation* op_;
   std::size_t rank_, size_, chunks_, element_, each_;  // each_: bytes of a chunk where all are equal
 };

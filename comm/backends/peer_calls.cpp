@@ -13,23 +13,12 @@ DType type_of(const Operation& op) {
   return op.kind == Collective::send || op.in.data ? op.in.dtype : op.out.dtype;
 }
 
-std::uint64_t common_count(const Operation& op) {
-  switch (op.kind) {
-    case Collective::reduce_scatter:
-    case Collective::broadcast:
-    case Collective::scatter:
-      return op.out.count;
-    default:
-      return op.in.count;
-  }
-}
-
 }  // namespace
 
 std::uint64_t signature(const Operation& op) {
   return static_cast<std::uint64_t>(op.kind) | static_cast<std::uint64_t>(type_of(op)) << 8 |
          static_cast<std::uint64_t>(op.op.kind) << 16 |
-         (op.kind == Collective::send || op.kind == Collective::recv
+         (traits(op.kind).point_to_point
               ? 0
               : static_cast<std::uint64_t>(static_cast<std::uint16_t>(op.root)) << 32);
 }
@@ -38,18 +27,15 @@ std::string in_words(std::uint64_t what, std::uint64_t count) {
   const auto kind = static_cast<Collective>(what & 0xff);
   const auto dtype = static_cast<DType>(what >> 8 & 0xff);
   const ReduceOp op(static_cast<ReduceOp::Kind>(what >> 16 & 0xff));
-  const bool rooted = kind == Collective::broadcast || kind == Collective::reduce ||
-                      kind == Collective::gather || kind == Collective::scatter;
-  return str(name(kind), reduces(kind) ? str(" (", name(op), ")") : "", " of ", count, " ", name(dtype),
-             rooted ? str(" with root ", what >> 32 & 0xffff) : "");
+  return str(name(kind), traits(kind).reduces ? str(" (", name(op), ")") : "", " of ", count, " ",
+             name(dtype), traits(kind).rooted() ? str(" with root ", what >> 32 & 0xffff) : "");
 }
 
 PeerChoice choose(const Operation& op, const peer::Seat& seat, const std::string& forced) {
-  const auto p = static_cast<std::size_t>(seat.size);
-  std::size_t bytes = common_count(op) * size_of(type_of(op));
-  if (op.kind == Collective::reduce_scatter || op.kind == Collective::all_gather ||
-      op.kind == Collective::gather || op.kind == Collective::scatter)
-    bytes *= p;
+  const std::size_t bytes =
+      op.kind == Collective::all_to_all_v
+          ? op.in.bytes()
+          : whole_bytes(op.kind, common_count(op, seat.size), seat.size) * size_of(type_of(op));
   return select_peer({.collective = op.kind,
                       .bytes = bytes,
                       .size = seat.size,
@@ -63,7 +49,7 @@ peer::FoldCall fold_call(const Operation& op, const peer::Seat& seat, const Peer
   const auto size = static_cast<std::size_t>(seat.size);
   peer::FoldCall call{};
   call.what = signature(op);
-  call.signature_count = common_count(op);
+  call.signature_count = common_count(op, seat.size);
   call.in = op.in.data;
   call.out = op.out.data;
   call.count = op.in.count;
@@ -134,11 +120,10 @@ peer::MoveCall move_call(const Operation& op, const peer::Seat& seat, const Peer
   for (int r = 0; r < seat.size; ++r) {
     const auto i = static_cast<std::size_t>(r);
     const bool pairs = op.kind == Collective::all_to_all_v;
-    call.count_to[r] = pairs ? op.pairs->send_counts[i] : common_count(op);
-    call.count_from[r] = pairs ? op.pairs->recv_counts[i] : common_count(op);
+    call.count_to[r] = pairs ? op.pairs->send_counts[i] : common_count(op, seat.size);
+    call.count_from[r] = pairs ? op.pairs->recv_counts[i] : common_count(op, seat.size);
   }
-  call.same =
-      op.kind == Collective::all_gather || op.kind == Collective::broadcast || op.kind == Collective::gather;
+  call.same = !traits(op.kind).sends_per_rank();
   call.piece = seat.layout.slot_bytes / (call.same ? 1 : static_cast<std::size_t>(seat.size)) / 16 * 16;
   // In place, an all_to_all's parts change places: peers then read copies.
   const bool swaps = op.kind == Collective::all_to_all && op.in.data == op.out.data;

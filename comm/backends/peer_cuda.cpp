@@ -250,8 +250,6 @@ class PeerWork final : public WorkState {
   std::atomic<bool> well_{false};
 };
 
-bool is_message(const Operation& op) { return op.kind == Collective::send || op.kind == Collective::recv; }
-
 class PeerCuda final : public Backend {
  public:
   PeerCuda(std::shared_ptr<Backend> host, const PeerCudaOptions& options)
@@ -274,7 +272,7 @@ class PeerCuda final : public Backend {
     bool collectives = false;
     std::vector<Operation> messages;
     for (const Operation& op : group) {
-      if (is_message(op))
+      if (traits(op.kind).point_to_point)
         messages.push_back(op);
       else
         start(op), collectives = true;
@@ -343,7 +341,7 @@ class PeerCuda final : public Backend {
     stream_.wait(op.stream.record());
     if (start_alone(op)) return;
     const PeerChoice choice = choose(op, seat(), options_.algorithm);
-    if (reduces(op.kind))
+    if (traits(op.kind).reduces)
       kernels_.fold_together(seat(), fold_call(op, seat(), choice, reach(op)), op.in.dtype, op.op.kind,
                              choice.blocks, choice.threads, stream_);
     else

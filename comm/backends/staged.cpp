@@ -124,7 +124,7 @@ class Staged final : public Backend {
     auto job = std::make_shared<Job>(options_.device, Deadline::after(options_.timeout));
     for (const Operation& op : group) {
       stream_.wait(op.stream.record());
-      if (options_.direct && !reduces(op.kind))
+      if (options_.direct && !traits(op.kind).reduces)
         pass_on(*job, op);
       else
         stage(*job, op);

@@ -42,7 +42,7 @@ Together::Together(Transport& transport, int rank, int size, TogetherTable table
 // ---- a call
 
 void Together::start(const Operation& op, std::uint32_t sequence, std::uint8_t behind) {
-  if (!sends_ahead(op.kind)) letters_.say_all();
+  if (!traits(op.kind).root_sends()) letters_.say_all();
   op_ = &op;
   const Shape shape = shape_of(op);
   if (shape == planned_) {
@@ -83,7 +83,7 @@ Together::Shape Together::shape_of(const Operation& op) {
 
 const TogetherWay* Together::find_streams(const Operation& op) const {
   const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
-  const std::size_t bytes = Layout::common_count(op, size_) * size_of(dtype);
+  const std::size_t bytes = common_count(op, size_) * size_of(dtype);
   const TogetherWay& way = table_.of(op.kind, whole_bytes(op.kind, bytes, size_));
   return way.streams ? &way : nullptr;
 }
@@ -102,11 +102,12 @@ void Together::plan() {
   choose_peers();
   if (!inline_) use_ring();
   const std::size_t n = index(size_), whole = cut_.split ? cut_.part * n : cut_.part;
-  const bool read_before = reduces(op_->kind) && op_->in.data == op_->out.data;  // so that it is in the cache
+  const bool read_before =
+      traits(op_->kind).reduces && op_->in.data == op_->out.data;  // so that it is in the cache
   bypass_ = !read_before && 2 * n * whole >= least_bypass;
   once_ = crowded_ && way.once == Once::by_time ? Once::never : way.once;
   may_ask_ = way.asks || once_ != Once::never;
-  if (reduces(op_->kind)) reduction_ = reduction(letters_.call().dtype, op_->op.kind);
+  if (traits(op_->kind).reduces) reduction_ = reduction(letters_.call().dtype, op_->op.kind);
   brief_ = brief_of_plan();
   if (brief_ != ~0ull) again_ = *op_;
   direct_again_ = false;
@@ -121,25 +122,14 @@ std::uint64_t Together::brief_of_plan() const {
   return brief(call.kind, call.dtype, call.op, call.root);
 }
 
-bool Together::offers(int rank) const {
-  switch (op_->kind) {
-    case Collective::broadcast:
-    case Collective::scatter:
-      return rank == op_->root;
-    case Collective::gather:
-    case Collective::reduce:
-      return rank != op_->root;
-    default:
-      return true;
-  }
-}
+bool Together::offers(int rank) const { return traits(op_->kind).sends(rank == op_->root); }
 
 void Together::choose_peers() {
   gives_ = offers(rank_);
   first_giver_ = 0, last_giver_ = size_;
-  if (!is_rooted(op_->kind)) return;
+  if (!traits(op_->kind).rooted()) return;
   const bool at_root = rank_ == op_->root;
-  if (sends_ahead(op_->kind))
+  if (traits(op_->kind).root_sends())
     first_giver_ = op_->root, last_giver_ = op_->root + !at_root;
   else if (!at_root)
     last_giver_ = 0;
@@ -160,7 +150,7 @@ void Together::use_ring() {
   const std::size_t own =
       cut_.rounds * (cut_.piece * shares + (cut_.flow == Flow::two_phase ? cut_.piece : 0));
   const std::size_t in_turns = room().ring_bytes;
-  if (!is_rooted(op_->kind)) {
+  if (!traits(op_->kind).rooted()) {
     const bool turns_in_all = own > max_kept_near && own <= all / 2;
     return letters_.use_ring(turns_in_all ? all : std::clamp(2 * own, least_ring, in_turns));
   }

@@ -263,7 +263,7 @@ inline std::byte* Together::place(int r, std::uint32_t step) const {
 }
 
 inline void Together::end() {
-  if (inline_ && sends_ahead(op_->kind) && rank_ != op_->root)
+  if (inline_ && traits(op_->kind).root_sends() && rank_ != op_->root)
     letters_.have_read_letter(letters_.next(), op_->root);
   else
     letters_.have_read_up_to(letters_.next());

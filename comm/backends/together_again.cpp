@@ -23,7 +23,7 @@ bool Together::repeat(const BriefCall& call, std::uint32_t sequence, int turns) 
     letters_.look_out();
   }
   take_again();
-  inline_ && !is_rooted(again_.kind) ? letters_.have_read_by(letters_.next()) : end();
+  inline_ && !traits(again_.kind).rooted() ? letters_.have_read_by(letters_.next()) : end();
   return true;
 }
 

@@ -132,7 +132,7 @@ void Together::take_direct(std::size_t round) {
     return copy_out(out + at, rank_ == op_->root ? part_to(rank_) + at : source(op_->root),
                     length(cut_.part, round));
   if ((op_->kind == Collective::gather || op_->kind == Collective::reduce) && rank_ != op_->root) return;
-  if (!reduces(op_->kind)) {
+  if (!traits(op_->kind).reduces) {
     for (int r = 0; r < size_; ++r)
       copy_out(out + index(r) * cut_.part + at, source(r), length(cut_.part, round));
     return;

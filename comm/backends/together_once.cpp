@@ -73,8 +73,8 @@ void Together::stage_after_all() {
 PeerRead Together::take_once(std::size_t round) {
   const std::size_t at = round * cut_.piece, n = length(cut_.part, round);
   auto* const out = static_cast<std::byte*>(op_->out.data);
-  if (sends_ahead(op_->kind)) return fetch(op_->root, at, out + at, n);
-  if (is_rooted(op_->kind) && rank_ != op_->root) return PeerRead::done;
+  if (traits(op_->kind).root_sends()) return fetch(op_->root, at, out + at, n);
+  if (traits(op_->kind).rooted() && rank_ != op_->root) return PeerRead::done;
   for (int i = 1; i <= size_; ++i) {
     const int r = (rank_ + i) % size_;  // one's own last
     const PeerRead read = fetch(r, at, out + index(r) * cut_.part + at, n);

@@ -142,7 +142,8 @@ TEST(Algorithms, EveryReductionHasOneInRankOrder) {
       return a.collective == c && a.rank_order;
     })) << name(c);
   }
-  for (const Algorithm& a : algorithms()) EXPECT_TRUE(reduces(a.collective) || !a.rank_order) << a.name;
+  for (const Algorithm& a : algorithms())
+    EXPECT_TRUE(traits(a.collective).reduces || !a.rank_order) << a.name;
 }
 
 int rounds(Collective c, const char* algorithm, int size) {

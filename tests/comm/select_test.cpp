@@ -30,7 +30,7 @@ TEST(Select, AnswersEveryQuestionWithAnAlgorithmOfTheCollective) {
 
 TEST(Select, DeterministicSumsInRankOrder) {
   for (const Question& q : questions())
-    if (q.deterministic && reduces(q.collective)) {
+    if (q.deterministic && traits(q.collective).reduces) {
       EXPECT_TRUE(select(q).rank_order) << name(q.collective) << ' ' << q.bytes << ' ' << q.size;
     }
 }
@@ -38,7 +38,7 @@ TEST(Select, DeterministicSumsInRankOrder) {
 // A sum in one step rounds small floats once, so their results do not depend on the size of a bucket either.
 TEST(Select, DeterministicRoundsOnce) {
   for (const Question& q : questions()) {
-    if (!q.deterministic || !reduces(q.collective) || q.size > 65) continue;
+    if (!q.deterministic || !traits(q.collective).reduces || q.size > 65) continue;
     for (const Step& step : select(q).schedule({0, q.size, 0}).steps)
       if (step.kind == Step::combine && (step.final || step.terms.size() > 1)) {
         EXPECT_TRUE(step.final);

@@ -128,7 +128,7 @@ void compare(Communicator& mpi, Communicator& ours, const Counts& counts, bool w
       for (const ReduceOp::Kind k : all_kinds)
         for (const std::size_t n : counts)
           for (const bool in_place : {false, true}) {
-            if (!reduces(kind) && k != ReduceOp::sum) continue;
+            if (!traits(kind).reduces && k != ReduceOp::sum) continue;
             const double factor = whole ? 1 + (world_rank() == 0) : 0.75 + world_rank();
             const Case c{
                 kind,    static_cast<DType>(t), ReduceOp(k, factor), n, static_cast<int>(n) % world_size(),
@@ -196,7 +196,7 @@ class AsOnADevice final : public Backend {
   Work submit(std::span<const Operation> group) override {
     std::vector<Operation> marked(group.begin(), group.end());
     for (Operation& op : marked) {
-      if (reduces(op.kind) || op.kind == Collective::barrier) continue;
+      if (traits(op.kind).reduces || op.kind == Collective::barrier) continue;
       op.in.device = op.out.device = {Device::cuda, 0};
       if (op.kind != Collective::all_to_all || op.in.data != op.out.data || op.in.count == 0) continue;
       const auto* const in = static_cast<const std::byte*>(op.in.data);
@@ -225,7 +225,7 @@ TEST(Collectives, InMessagesAreTheSame) {
     for (const DType t : {DType::f32, DType::i8})
       for (const std::size_t n : {0, 1, 17, 60001})
         for (const bool in_place : {false, true})
-          for (int root = 0; root < (is_rooted(kind) ? world_size() : 1); ++root) {
+          for (int root = 0; root < (traits(kind).rooted() ? world_size() : 1); ++root) {
             const Case c{kind, t, ReduceOp::sum, n, root, in_place};
             expect_same(mpi, ours, c, false);
             if (n <= 17) expect_same(pieces, ours, c, false);

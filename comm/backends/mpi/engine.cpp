@@ -28,8 +28,6 @@ constexpr std::size_t ahead = 8;       // agreements under way
 constexpr std::size_t remembered = 8;  // ended calls, for ranks that ask
 constexpr int first_tag_of_splits = Control::tag + 1, tags_of_splits = 32000;  // of 32,767 that MPI promises
 
-bool is_message(const Operation& op) { return op.kind == Collective::send || op.kind == Collective::recv; }
-
 bool wants_thread(std::span<const Operation> group) {
   std::size_t bytes = 0;
   for (const Operation& op : group) bytes += std::max(op.in.bytes(), op.out.bytes());
@@ -271,7 +269,7 @@ void Engine::accept() {
   for (const auto& job : incoming_)
     for (std::size_t i = 0; i < job->operations.size(); ++i) {
       const Operation& op = job->operations[i];
-      if (is_message(op)) {
+      if (traits(op.kind).point_to_point) {
         messages_.add(op, job);
         continue;
       }
@@ -280,7 +278,7 @@ void Engine::accept() {
       call.operation = i;
       call.signature = {.sequence = next_sequence_++,
                         .root = op.root,
-                        .count = Layout::common_count(op, size_),
+                        .count = common_count(op, size_),
                         .kind = op.kind,
                         .dtype = op.out.data ? op.out.dtype : op.in.dtype,
                         .op = op.op.kind,

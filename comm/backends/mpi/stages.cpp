@@ -73,7 +73,7 @@ class Planner {
 
   void plan() {
     if (op_.kind == Collective::all_to_all_v) return all_to_all_v();
-    const std::size_t bytes = Layout::common_count(op_, wire_.size) * element_;
+    const std::size_t bytes = common_count(op_, wire_.size) * element_;
     if (bytes == 0) return;
     if (in_messages(op_)) return move_in_messages(bytes);
     scale_input();
@@ -92,7 +92,7 @@ class Planner {
         broadcast(bytes);
         break;
       case Collective::gather:
-        gather(in_, out_, bytes, is_root() && Layout::in_place(op_, wire_.rank, wire_.size));
+        gather(in_, out_, bytes, is_root() && in_place(op_, wire_.rank, wire_.size));
         break;
       case Collective::scatter:
         scatter(bytes);
@@ -126,7 +126,7 @@ class Planner {
   }
 
   void scale_input() {
-    if (op_.op.kind != ReduceOp::premul_sum || !reduces(op_.kind) || op_.in.count == 0) return;
+    if (op_.op.kind != ReduceOp::premul_sum || !traits(op_.kind).reduces || op_.in.count == 0) return;
     void* to = op_.kind == Collective::all_reduce ? op_.out.data : nullptr;
     if (!to) {
       scaled_ = allocate_host(op_.in.bytes());
@@ -236,9 +236,9 @@ class Planner {
     const MPI_Op op = operators_.get(dtype_, op_.op.kind);
     const MPI_Datatype type = datatype(dtype_, op_.op.kind);
     if (part > most_) return reduce_scatter_by_roots(part, op, type);
-    const bool in_place = in_ == op_.in.data && Layout::in_place(op_, wire_.rank, wire_.size);
-    const Memory set_aside = in_place ? allocate_host(part) : nullptr;
-    void* to = in_place ? set_aside.get() : out_;
+    const bool same_memory = in_ == op_.in.data && in_place(op_, wire_.rank, wire_.size);
+    const Memory set_aside = same_memory ? allocate_host(part) : nullptr;
+    void* to = same_memory ? set_aside.get() : out_;
     add(
         [=, in = in_, comm = comm(), n = as_count(part / element_), scaled = scaled_](Requests& r) {
           post(r, "MPI_Ireduce_scatter_block", [&](MPI_Request* request) {
@@ -271,9 +271,7 @@ class Planner {
 
   // ---- moved
 
-  void all_gather(std::size_t part) {
-    hand_round(in_, out_, part, Layout::in_place(op_, wire_.rank, wire_.size));
-  }
+  void all_gather(std::size_t part) { hand_round(in_, out_, part, in_place(op_, wire_.rank, wire_.size)); }
 
   void hand_round(const void* in, void* out, std::size_t part, bool in_place) {
     each_piece(part, most_, [&](std::size_t begin, std::size_t bytes) {
@@ -303,12 +301,12 @@ class Planner {
   }
 
   void scatter(std::size_t part) {
-    const bool in_place = is_root() && Layout::in_place(op_, wire_.rank, wire_.size);
+    const bool same_memory = is_root() && in_place(op_, wire_.rank, wire_.size);
     each_piece(part, most_, [&](std::size_t begin, std::size_t bytes) {
       const auto parts = std::make_shared<Parts>(bytes, part);
       add([=, comm = comm(), root = op_.root, from = is_root() ? at(in_, begin) : nullptr,
            out = at(out_, begin)](Requests& r) {
-        void* to = in_place ? MPI_IN_PLACE : out;
+        void* to = same_memory ? MPI_IN_PLACE : out;
         post(r, "MPI_Iscatter", [&](MPI_Request* request) {
           return MPI_Iscatter(from, parts->count(), parts->type(), to, as_count(bytes), MPI_BYTE, root, comm,
                               request);
@@ -399,10 +397,10 @@ class Planner {
   // ---- moved in messages
 
   void move_in_messages(std::size_t part) {
-    require(!reduces(op_.kind), Errc::unsupported, "rank ", own_, ": MPI was given memory on ",
+    require(!traits(op_.kind).reduces, Errc::unsupported, "rank ", own_, ": MPI was given memory on ",
             name(op_.in.device), " to combine; copy it to the host");
     if (op_.kind == Collective::broadcast) return broadcast_in_messages(part);
-    const bool own_is_there = Layout::in_place(op_, wire_.rank, wire_.size);
+    const bool own_is_there = in_place(op_, wire_.rank, wire_.size);
     add([=, self = *this](Requests& requests) {
       for (std::size_t i = own_is_there ? 1 : 0; i < self.ranks_; ++i) {
         const std::size_t to = (self.own_ + i) % self.ranks_,

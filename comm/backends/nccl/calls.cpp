@@ -142,7 +142,7 @@ bool Calls::native(const Operation& op) const {
 
 /// In one group with all others: NCCL alone.
 bool Calls::simple(const Operation& op) const {
-  if (reduces(op.kind)) return native(op);
+  if (traits(op.kind).reduces) return native(op);
   return op.kind != Collective::all_to_all || op.in.data != op.out.data || options_.size == 1;
 }
 
@@ -219,7 +219,7 @@ void Calls::issue(std::span<const Operation> group, const Stream& stream, std::b
     Operators operators(link_);
     std::vector<RedOp> ops;
     for (const Operation& op : group)
-      ops.push_back(reduces(op.kind) && simple(op) ? operators.of(op.op, op.in.dtype) : 0);
+      ops.push_back(traits(op.kind).reduces && simple(op) ? operators.of(op.op, op.in.dtype) : 0);
     copy_own(group, stream);
     grouped(stream, [&](Grouped& g) {
       for (std::size_t i = 0; i < group.size(); ++i)

@@ -8,15 +8,13 @@ namespace rz::nccl {
 
 std::string describe(const Operation& op) {
   std::string text = name(op.kind);
-  if (reduces(op.kind)) text += str(' ', name(op.op));
+  if (traits(op.kind).reduces) text += str(' ', name(op.op));
   // Only what every rank passes: the root's other buffer, and all_to_all_v's counts, differ.
-  const bool counts_out = op.kind == Collective::broadcast || op.kind == Collective::scatter ||
-                          op.kind == Collective::reduce_scatter;
+  const CollectiveTraits& t = traits(op.kind);
+  const bool at_output = t.out == Extent::shard && !t.out_at_root;
   if (op.kind != Collective::all_to_all_v && op.kind != Collective::barrier)
-    text += str(" of ", counts_out ? op.out.count : op.in.count, ' ', name(op.out.dtype));
-  if (op.kind == Collective::broadcast || op.kind == Collective::reduce || op.kind == Collective::gather ||
-      op.kind == Collective::scatter)
-    text += str(", root ", op.root);
+    text += str(" of ", at_output ? op.out.count : op.in.count, ' ', name(op.out.dtype));
+  if (t.rooted()) text += str(", root ", op.root);
   return text;
 }
 

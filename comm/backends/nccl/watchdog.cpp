@@ -36,8 +36,6 @@ std::string words_of(std::span<const Operation> group) {
   return words;
 }
 
-bool is_message(const Operation& op) { return op.kind == Collective::send || op.kind == Collective::recv; }
-
 }  // namespace
 
 Watchdog::Watchdog(std::shared_ptr<Link> link, std::shared_ptr<Store> store, std::shared_ptr<Backend> host,
@@ -69,7 +67,7 @@ std::shared_ptr<Job> Watchdog::begin(std::span<const Operation> group) {
   const std::lock_guard lock(mutex_);
   Waiting waiting;
   for (const Operation& op : group) {
-    if (!is_message(op)) {
+    if (!traits(op.kind).point_to_point) {
       collectives += str(collectives.empty() ? "" : " + ", describe(op));
       continue;
     }

@@ -1,0 +1,85 @@
+#include "comm/collective.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "comm/algorithms/algorithm.h"
+#include "comm/schedule.h"
+
+namespace rz {
+namespace {
+
+struct Memory {
+  std::vector<float> floats = std::vector<float>(64);
+  ConstBuffer in(std::size_t at, std::size_t count) { return {floats.data() + at, count}; }
+  Buffer out(std::size_t at, std::size_t count) { return {floats.data() + at, count}; }
+};
+
+TEST(CollectiveTraits, NameTheRankThatSends) {
+  for (const CollectiveTraits& t : collective_traits) {
+    const bool from_root = t.kind == Collective::broadcast || t.kind == Collective::scatter;
+    const bool to_root = t.kind == Collective::gather || t.kind == Collective::reduce;
+    EXPECT_EQ(t.rooted(), from_root || to_root) << t.name;
+    EXPECT_EQ(t.sends(true), !to_root) << t.name;
+    EXPECT_EQ(t.sends(false), !from_root) << t.name;
+    EXPECT_EQ(t.root_sends(), from_root) << t.name;
+  }
+}
+
+/// The schedules are proved: what a rank sends to two peers tells whether each gets other data.
+TEST(CollectiveTraits, AgreeWithTheSchedulesOfOneStep) {
+  for (const Algorithm& a : algorithms()) {
+    if (std::string_view(a.name) != "direct" && std::string_view(a.name) != "pairwise") continue;
+    const Schedule s = a.schedule({0, 3, 0, {}});
+    std::vector<int> chunks;
+    for (const Step& step : s.steps)
+      if (step.kind == Step::send) chunks.push_back(step.slot.chunk);
+    ASSERT_EQ(chunks.size(), traits(a.collective).sends(true) ? 2u : 0u) << name(a.collective);
+    if (chunks.size() == 2)
+      EXPECT_EQ(chunks[0] != chunks[1], traits(a.collective).sends_per_rank()) << name(a.collective);
+  }
+}
+
+TEST(CollectiveTraits, CountWhatAllRanksAgreeOn) {
+  Memory m;
+  const auto count = [&](Collective kind, std::size_t in, std::size_t out) {
+    return common_count(
+        {.kind = kind, .in = m.in(0, in), .out = m.out(0, out), .op = {}, .pairs = {}, .stream = {}}, 4);
+  };
+  EXPECT_EQ(count(Collective::all_reduce, 5, 5), 5u);
+  EXPECT_EQ(count(Collective::reduce_scatter, 20, 5), 5u);
+  EXPECT_EQ(count(Collective::all_gather, 5, 20), 5u);
+  EXPECT_EQ(count(Collective::broadcast, 0, 5), 5u);
+  EXPECT_EQ(count(Collective::reduce, 5, 0), 5u);
+  EXPECT_EQ(count(Collective::gather, 5, 0), 5u);
+  EXPECT_EQ(count(Collective::scatter, 0, 5), 5u);
+  EXPECT_EQ(count(Collective::all_to_all, 20, 20), 5u);
+  for (const Collective c :
+       {Collective::all_to_all_v, Collective::send, Collective::recv, Collective::barrier})
+    EXPECT_EQ(count(c, 5, 5), 0u) << name(c);
+}
+
+TEST(CollectiveTraits, FindCallsInPlace) {
+  Memory m;
+  const auto is = [&](Collective kind, ConstBuffer in, Buffer out) {
+    return in_place({.kind = kind, .in = in, .out = out, .op = {}, .pairs = {}, .stream = {}}, 2, 4);
+  };
+  EXPECT_TRUE(is(Collective::all_reduce, m.in(0, 8), m.out(0, 8)));
+  EXPECT_FALSE(is(Collective::all_reduce, m.in(0, 8), m.out(8, 8)));
+  EXPECT_TRUE(is(Collective::all_gather, m.in(10, 5), m.out(0, 20)));
+  EXPECT_FALSE(is(Collective::all_gather, m.in(0, 5), m.out(0, 20)));
+  EXPECT_TRUE(is(Collective::reduce_scatter, m.in(0, 20), m.out(10, 5)));
+  EXPECT_FALSE(is(Collective::reduce_scatter, m.in(0, 20), m.out(0, 5)));
+  EXPECT_FALSE(is(Collective::all_to_all, m.in(0, 20), m.out(0, 20))) << "parts change places";
+}
+
+TEST(CollectiveTraits, TablesGoByTheLargerBuffer) {
+  for (const CollectiveTraits& t : collective_traits) {
+    const bool parts = t.in == Extent::shard_per_rank || t.out == Extent::shard_per_rank;
+    EXPECT_EQ(whole_bytes(t.kind, 3, 7), parts ? 21u : 3u) << t.name;
+  }
+}
+
+}  // namespace
+}  // namespace rz
