@@ -62,7 +62,7 @@ Descriptor accept_one(int listener) {
 
 Descriptor call(const SocketAddress& address) {
   for (int attempt = 0; attempt < 300; ++attempt) {
-    Descriptor socket = start_connect(address, "auto");
+    Descriptor socket = start_connect(address);
     pollfd p{socket.get(), POLLOUT, 0};
     if (poll(&p, 1, 1000) == 1 && !(p.revents & (POLLERR | POLLHUP))) return socket;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -73,7 +73,6 @@ Descriptor call(const SocketAddress& address) {
 std::vector<Pair> connect_all(int rank, const std::vector<std::string>& hosts, int port) {
   const auto address = [&](int r) { return resolve({hosts[static_cast<std::size_t>(r)], port + r}).front(); };
   const Descriptor listener = listen_tcp(address(rank));
-  set_congestion_control(listener.get(), "auto");
   std::vector<Pair> pairs;
   for (int r = 0; r < rank; ++r) pairs.push_back(Pair{call(address(r))});
   for (std::size_t r = static_cast<std::size_t>(rank) + 1; r < hosts.size(); ++r)

@@ -55,7 +55,7 @@ struct CommOptions {
   std::string transport = environment().transport;    ///< of "ring": "auto", "shm", "tcp"
   std::string interface = environment().interface;    ///< of TCP; empty: by the route
   int sockets = environment().sockets;                ///< TCP, from a host to another
-  std::string congestion = environment().congestion;  ///< of TCP: "auto", "system" or a name
+  std::string congestion = environment().congestion;  ///< control of TCP: "system" or a name
   std::string host_id = environment().host_id;        ///< what counts as one host; empty: this machine
   /// Forces algorithms, of "ring" (host memory, with "auto" too): "two_shot", which is all_reduce's, or
   /// "all_reduce=ring,broadcast=tree"; comm/forced.h has the names. Of "peer_cuda" all_reduce's alone. Empty:

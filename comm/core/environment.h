@@ -20,9 +20,9 @@ struct Environment {
   /// RZ_SOCKETS: TCP sockets from a host to another, 1 to 16; default 2. Ranks that share a host share them
   /// out; each link has at least one.
   int sockets = 2;
-  /// RZ_CONGESTION: congestion control of the TCP sockets between ranks: "auto" (default: the host's, but
-  /// between near hosts none that sends by a timer, as bbr does), "system" (the host's) or a name.
-  std::string congestion = "auto";
+  /// RZ_CONGESTION: congestion control of the TCP sockets between ranks: "system" (default: none is set, so
+  /// that the host's applies) or a name, such as "reno".
+  std::string congestion = "system";
   /// RZ_ALGORITHM: forces an algorithm of all_reduce by name ("ring", …), or of any collective
   /// ("all_reduce=ring,broadcast=tree"); default: the tuning table.
   std::string algorithm;

@@ -212,42 +212,13 @@ std::string congestion_control(int socket) {
   return {name, strnlen(name, sizeof name)};
 }
 
-namespace {
-
-/// What sockets of this host have unless they are told otherwise.
-std::string congestion_control_of_host(int family) {
-  const Descriptor fresh(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  return fresh ? congestion_control(fresh.get()) : std::string();
-}
-
-bool take_congestion_control(int socket, const std::string& name) {
-  return setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) ==
-         0;
-}
-
-/// Longest round trip, in microseconds, between hosts of one network.
-constexpr unsigned near = 2000;
-
-}  // namespace
-
 void set_congestion_control(int socket, const std::string& name) {
   if (name == "system") return;
-  if (name != "auto")
-    return require(take_congestion_control(socket, name), Errc::config, "congestion control '", name,
-                   "': ", std::strerror(errno),
-                   "; /proc/sys/net/ipv4/tcp_allowed_congestion_control lists those "
-                   "of this host, and 'system' and 'auto' are always there");
-  if (congestion_control(socket).rfind("bbr", 0) != 0) return;
-  take_congestion_control(socket, "reno");  // every kernel has it, and permits it to everybody
-}
-
-void settle_congestion_control(int socket, const std::string& name) {
-  if (name != "auto") return;
-  tcp_info info{};
-  socklen_t size = sizeof info;
-  if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || info.tcpi_rtt <= near) return;
-  const std::string usual = congestion_control_of_host(local_address(socket).storage.ss_family);
-  if (usual != congestion_control(socket)) take_congestion_control(socket, usual);
+  const auto size = static_cast<socklen_t>(name.size());
+  const bool set = setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), size) == 0;
+  require(set, Errc::config, "RZ_CONGESTION='", name, "': ", std::strerror(errno),
+          "; /proc/sys/net/ipv4/tcp_allowed_congestion_control lists the names that this host permits, and "
+          "'system' changes nothing");
 }
 
 }  // namespace rz

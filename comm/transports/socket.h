@@ -65,13 +65,9 @@ void limit_unacknowledged(int socket, std::chrono::milliseconds);
 /// A socket takes no more bytes while so many have not been sent yet.
 void limit_unsent(int socket, int bytes);
 
-/// To be called before a socket connects or listens (whose connections inherit it). "system" leaves what the
-/// host has chosen. "auto" replaces it only if that is one that sends by a timer (bbr): between near hosts
-/// the timers cost more than the wire. All else is the name of one; Errc::config if this host has none of
-/// that name.
+/// To be called before the socket connects or listens; accepted connections inherit it. "system" changes
+/// nothing. Any other name is set; Errc::config if this host does not have it, or does not permit it.
 void set_congestion_control(int socket, const std::string& name);
-/// To be called once it is connected: "auto" goes back to the host's choice if the peer is not near.
-void settle_congestion_control(int socket, const std::string& name);
 /// Of this socket; empty if the kernel does not say.
 std::string congestion_control(int socket);
 

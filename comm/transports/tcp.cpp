@@ -88,7 +88,6 @@ void TcpLinks::connect(const Introduction& me, const std::vector<std::string>& a
 void TcpLinks::attach(Connection c) {
   Link& l = link(c.rank);
   set_tcp_options(c.socket.get());
-  settle_congestion_control(c.socket.get(), congestion_);
   if (c.index < first_data_socket) {
     l.control = std::move(c.socket);
     limit_unacknowledged(l.control.get(), longest_silence);

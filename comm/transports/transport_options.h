@@ -13,7 +13,7 @@ struct TransportOptions {
   int sockets = 2;        ///< TCP sockets for collectives from a host to another, see sockets_a_link()
   std::string host_id;    ///< what counts as one host; empty: this machine
   std::string algorithm;  ///< that the ranks' calls are forced to: all must say the same
-  std::string congestion = "auto";  ///< control of TCP's data sockets, see set_congestion_control()
+  std::string congestion = "system";  ///< control of TCP's sockets, see set_congestion_control()
   std::string tuning;  ///< a table as text (comm/tuning.h), of rank 0; another's must be empty, or the same
   bool deterministic = true;  ///< what the ranks' sums are held to: the same on all ranks
 };

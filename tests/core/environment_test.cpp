@@ -23,7 +23,7 @@ TEST(Environment, DefaultsAreThoseOfTheHeader) {
   EXPECT_EQ(e.backend, "auto");
   EXPECT_EQ(e.transport, "auto");
   EXPECT_EQ(e.sockets, 2);
-  EXPECT_EQ(e.congestion, "auto");
+  EXPECT_EQ(e.congestion, "system");
   EXPECT_TRUE(e.deterministic);
   EXPECT_FALSE(e.allow_tf32);
   EXPECT_EQ(e.timeout_s, 600);
