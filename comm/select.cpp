@@ -18,8 +18,7 @@ using enum Where;
 // ranks, the direct algorithms have the least traffic *and* the fewest rounds; of two ranks one_shot, too. In
 // large groups on a network, their many small messages cost more than a few more rounds do. All slices of a
 // chunk are pipelined, so rounds count by slices, not buffers. Where ranks share hosts, a hierarchy sends
-// less over the network, and in fewer messages, at the price of rounds (docs/decisions/0018). Where hosts
-// share processors every message takes time from all others, and the fewest messages win.
+// less over the network, and in fewer messages, at the price of rounds (docs/decisions/0018).
 constexpr Rule table[] = {
     {.collective = all_reduce, .where = one_host, .algorithm = "one_shot", .traffic = 128 * KiB},
     {.collective = all_reduce, .where = one_host, .algorithm = "two_shot"},
@@ -33,20 +32,7 @@ constexpr Rule table[] = {
      .where = shared_hosts,
      .algorithm = "hierarchical_chain_all_gather",
      .bytes_above = MiB},
-    {.collective = all_reduce,
-     .where = crowded_hosts,
-     .algorithm = "reduce_broadcast",
-     .size = 4,
-     .bytes = 32 * KiB,
-     .least_size = 3},
     {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 2, .bytes = 256 * KiB},
-    {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 3, .traffic = 256 * KiB},
-    {.collective = all_reduce,
-     .where = network,
-     .algorithm = "two_shot_by_pairs",
-     .size = 4,
-     .bytes = 100 * KiB,
-     .bytes_above = 40 * KiB},
     {.collective = all_reduce, .where = network, .algorithm = "one_shot", .size = 8, .traffic = 256 * KiB},
     {.collective = all_reduce, .where = network, .algorithm = "two_shot", .size = 8},
     {.collective = all_reduce, .where = network, .algorithm = "tree", .bytes = 16 * KiB},
@@ -100,7 +86,6 @@ constexpr Rule table[] = {
 bool fits(const Rule& rule, const Question& q) {
   if (rule.collective != q.collective || rule.where == together || rule.where == reachable) return false;
   if (rule.where == shared_hosts && !(q.hosts > 1 && q.hosts < q.size)) return false;
-  if (rule.where == crowded_hosts && !q.crowded) return false;
   if (rule.where != anywhere && (rule.where == one_host) != q.one_host) return false;
   if (rule.traffic != any_bytes && q.bytes > rule.traffic / static_cast<std::size_t>(q.size)) return false;
   if (rule.bytes_above != 0 && q.bytes <= rule.bytes_above) return false;

@@ -19,7 +19,6 @@ struct Question {
   std::span<const TuningRule> tuned{};  ///< lines that come before the built-in ones
   int hosts = 1;                        ///< of the group, if it has several; as many as ranks: none is shared
   bool in_a_row = true;                 ///< each host holds consecutive ranks
-  bool crowded = false;                 ///< ranks outnumber the processors of some machine
   bool rounds = false;                  ///< storing a partial sum may round it: sums of small floats
 };
 

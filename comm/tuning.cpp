@@ -23,7 +23,6 @@ constexpr PlaceName places[] = {
     {Where::one_host, "streams", "over streams of one host"},
     {Where::network, "network", "between hosts"},
     {Where::shared_hosts, "shared_hosts", "between hosts of several ranks"},
-    {Where::crowded_hosts, "crowded_hosts", "between hosts that share processors"},
     {Where::anywhere, "anywhere", "over streams"}};
 
 const PlaceName& place(Where where) {

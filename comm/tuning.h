@@ -24,8 +24,6 @@
 ///   streams     one host whose ranks do not meet (more than 256 of them): schedules
 ///   network     ranks of several hosts: schedules
 ///   shared_hosts the same, and some of the hosts have several ranks
-///   crowded_hosts the same as network, and ranks outnumber the processors that they share, as those of
-///               containers of one machine do
 ///   anywhere    streams and network
 /// Links are the cost model's (comm/cost_model.h) and fill what no line holds, for groups up to 64.
 
@@ -41,16 +39,7 @@
 namespace rz {
 
 /// One_host: "streams".
-enum class Where : std::uint8_t {
-  anywhere,
-  one_host,
-  network,
-  shared_hosts,
-  crowded_hosts,
-  together,
-  reachable,
-  readable
-};
+enum class Where : std::uint8_t { anywhere, one_host, network, shared_hosts, together, reachable, readable };
 /// In shared memory, without streams.
 constexpr bool is_of_those_who_meet(Where where) { return where >= Where::together; }
 

@@ -23,24 +23,6 @@ Schedule two_shot_all_reduce(Seat seat) {
   return s;
 }
 
-// Every second rank sums a chunk twice as large, for itself and the rank after it: half the messages of
-// two_shot, and of the bytes of one_shot half with four ranks, for buffers of which a message costs about as
-// much as its bytes.
-Schedule two_shot_by_pairs_all_reduce(Seat seat) {
-  const auto owns = [](int rank) { return rank % 2 == 0; };
-  const int own = seat.rank / 2;
-  Schedule s{.chunks = (seat.size + 1) / 2};
-  for (int d = 1; d < seat.size; ++d)
-    if (const int peer = around(seat, d); owns(peer)) s.steps.push_back(send(peer, input(peer / 2)));
-  if (owns(seat.rank)) {
-    s.steps.push_back(combine(output(own), in_rank_order(seat, input(own)), true));
-    for (int d = 1; d < seat.size; ++d) s.steps.push_back(send(around(seat, d), output(own)));
-  }
-  for (int d = 1; d < seat.size; ++d)
-    if (const int peer = around(seat, -d); owns(peer)) s.steps.push_back(recv(output(peer / 2), peer));
-  return s;
-}
-
 Schedule direct_reduce_scatter(Seat seat) {
   Schedule s{.chunks = seat.size};
   sum_own_chunk(seat, output(seat.rank), s.steps);

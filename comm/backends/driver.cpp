@@ -57,7 +57,6 @@ Driver::Driver(int rank, int size, std::unique_ptr<Transport> transport, Schedul
       tuned_(rules_for(options_.tuning, size, options_.deterministic)),
       transport_(std::move(transport)),
       crowded_(transport_->crowded()),
-      crowded_somewhere_(transport_->crowded_somewhere()),
       one_host_(transport_->one_host()),
       host_(transport_->hosts().begin(), transport_->hosts().end()),
       hosts_(1 + *std::max_element(host_.begin(), host_.end())),
@@ -449,7 +448,6 @@ Selection Driver::schedule_for(Collective kind, std::size_t bytes, bool rounds) 
                          .tuned = tuned_,
                          .hosts = hosts_,
                          .in_a_row = hosts_in_a_row(host_),
-                         .crowded = crowded_somewhere_,
                          .rounds = rounds});
 }
 

@@ -121,7 +121,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   const ForcedAlgorithms forced_;
   const std::vector<TuningRule> tuned_;   // for this group
   std::unique_ptr<Transport> transport_;  // gone after stop()
-  const bool crowded_, crowded_somewhere_, one_host_;
+  const bool crowded_, one_host_;
   const std::vector<int> host_;  // of every rank
   const int hosts_;
   const std::string carrier_;  // what the transport calls itself

@@ -53,7 +53,6 @@ class GroupTransport final : public Transport {
         near_(neighbours(rank, roster, options.kind)),
         hosts_(number_hosts(roster, options.kind)),
         crowded_(std::any_of(near_.begin(), near_.end(), [&](int r) { return roster.crowded(r); })),
-        crowded_somewhere_(roster.crowded_somewhere()),
         some_near_(options.kind != "tcp" &&
                    static_cast<int>(std::set(roster.hosts.begin(), roster.hosts.end()).size()) < size),
         waiting_(rank),
@@ -143,7 +142,6 @@ class GroupTransport final : public Transport {
   void nudge() override { shm_.nudge(); }
   void need(int peer) override { shm_.need(peer); }
   bool crowded() const override { return crowded_; }
-  bool crowded_somewhere() const override { return crowded_somewhere_; }
   std::optional<SharedSpot> share(std::span<const std::byte> bytes) override { return shm_.share(bytes); }
   std::byte* reach(int peer, const SharedSpot& spot, std::size_t bytes) override {
     return shm_.reach(peer, spot, bytes);
@@ -256,8 +254,7 @@ class GroupTransport final : public Transport {
 
   int rank_, size_;
   std::vector<int> near_, hosts_;
-  bool crowded_;  ///< more ranks than processors on this machine: spinning would take them from each other
-  bool crowded_somewhere_;
+  bool crowded_;    ///< more ranks than processors on this machine: spinning would take them from each other
   bool some_near_;  ///< some ranks of the group share memory, not only this one's
   Poller poller_;
   WaitForGraph waiting_;

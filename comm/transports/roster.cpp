@@ -1,7 +1,6 @@
 #include "comm/transports/roster.h"
 
 #include <algorithm>
-#include <set>
 
 #include "comm/core/error.h"
 #include "comm/core/machine_id.h"
@@ -140,13 +139,6 @@ bool Roster::crowded(int rank) const {
     if (kernel(machines[r]) == kernel(here)) all.push_back({allowances[r].processors});  // quotas differ
   }
   return rz::crowded(machine) || rz::crowded(all);
-}
-
-bool Roster::crowded_somewhere() const {
-  std::set<std::string> seen;
-  for (int r = 0; r < static_cast<int>(machines.size()); ++r)
-    if (seen.insert(machines[static_cast<std::size_t>(r)]).second && crowded(r)) return true;
-  return false;
 }
 
 }  // namespace rz

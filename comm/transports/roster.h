@@ -22,7 +22,6 @@ struct Roster {
   /// More ranks than processors where `rank` runs: on its machine, or, where several machines are containers
   /// of one kernel and share its processors, on that.
   bool crowded(int rank) const;
-  bool crowded_somewhere() const;
 };
 
 /// Publishes this rank's entry and reads all others. Errc::timeout names the ranks that did not come,

@@ -90,8 +90,6 @@ class Transport {
   /// More ranks than processors on this host: who spins keeps others from running. The same on all ranks that
   /// share memory, which cut their calls by it.
   virtual bool crowded() const { return false; }
-  /// The same of any host of the group, and so on all ranks.
-  virtual bool crowded_somewhere() const { return crowded(); }
   /// Memory from allocate() as every peer can find it. None: it is other memory, or a peer cannot be told
   /// now.
   virtual std::optional<SharedSpot> share(std::span<const std::byte>);

@@ -253,7 +253,7 @@ TEST(Algorithms, AnUnknownNameListsTheChoices) {
     EXPECT_STREQ(e.what(),
                  "all_reduce has no algorithm 'rign'; choose one of one_shot, two_shot, chain, ring, "
                  "halving_doubling, tree, hierarchical_chain, hierarchical_chain_all_gather, "
-                 "hierarchical, two_shot_by_pairs, reduce_broadcast");
+                 "hierarchical");
   }
 }
 

@@ -66,7 +66,7 @@ TEST(Select, SmallAndLargeBuffersGoDifferentWays) {
   EXPECT_STREQ(select({Collective::all_reduce, 1 << 20, 2, false}).name, "two_shot");
   EXPECT_STREQ(select({Collective::all_reduce, 32 << 10, 4, false}).name, "one_shot");
   EXPECT_STREQ(select({Collective::all_reduce, 64 << 10, 3, false}).name, "one_shot");
-  EXPECT_STREQ(select({Collective::all_reduce, 64 << 10, 4, false}).name, "two_shot_by_pairs");
+  EXPECT_STREQ(select({Collective::all_reduce, 64 << 10, 4, false}).name, "one_shot");
   EXPECT_STREQ(select({Collective::all_reduce, 48 << 10, 5, false}).name, "one_shot");
   EXPECT_STREQ(select({Collective::all_reduce, 256 << 10, 4, false}).name, "two_shot");
   EXPECT_STREQ(select({Collective::all_reduce, 8, 64, false, false}).name, "tree");
@@ -74,17 +74,6 @@ TEST(Select, SmallAndLargeBuffersGoDifferentWays) {
   EXPECT_STREQ(select({Collective::all_reduce, 25 << 20, 64, false, false}).name, "ring");
   EXPECT_STREQ(select({Collective::all_reduce, 25 << 20, 64, false, true}).name, "two_shot");
   EXPECT_STREQ(select({Collective::broadcast, 1 << 20, 4}).name, "scatter_all_gather");
-}
-
-TEST(Select, HostsThatShareProcessorsSendFewMessages) {
-  Question q{Collective::all_reduce, 1 << 10, 4, false};
-  q.crowded = true;
-  EXPECT_STREQ(select(q).name, "reduce_broadcast");
-  q.bytes = 64 << 10;
-  EXPECT_STREQ(select(q).name, "two_shot_by_pairs");
-  q = {Collective::all_reduce, 1 << 10, 4, true};
-  q.crowded = true;
-  EXPECT_STREQ(select(q).name, "one_shot") << "on one host";
 }
 
 TEST(Select, AForcedNameWins) {

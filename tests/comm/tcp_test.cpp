@@ -405,8 +405,6 @@ TEST(Roster, RanksOfOneKernelCrowdEachOther) {
   EXPECT_FALSE(roster({"k/a/1", "l/b/2", "m/c/3"}, 0).crowded(1));
   EXPECT_TRUE(roster({"k/a/1", "k/a/1", "k/a/1", "l/b/2"}, 0).crowded(0));
   EXPECT_FALSE(roster({"k/a/1", "k/a/1", "k/a/1", "l/b/2"}, 0).crowded(3));
-  EXPECT_TRUE(roster({"l/b/2", "k/a/1", "k/a/1", "k/a/1"}, 0).crowded_somewhere());
-  EXPECT_FALSE(roster({"k/a/1", "l/b/2", "m/c/3"}, 0).crowded_somewhere());
 }
 
 TEST(Tcp, RunsOverIpv6) {
