@@ -111,13 +111,13 @@ class Filler {
   /// nothing to go by.
   std::optional<TuningRule> line(std::size_t above, std::size_t most, std::size_t like) {
     const auto held = [&](std::size_t bytes) {
-      return find_rule(rules_, where_, collective_, bytes, size_, deterministic_) != nullptr;
+      return find_rule(rules_, {collective_, where_, bytes, size_}, deterministic_) != nullptr;
     };
     if (held(above + 1) && held(most)) return std::nullopt;
     std::vector<TuningRule> candidates;
     if (below_ > 0 && above_ < any_size)
       for (const int measured : {below_, above_})
-        if (const auto* r = find_rule(rules_, where_, collective_, like, measured, deterministic_))
+        if (const auto* r = find_rule(rules_, {collective_, where_, like, measured}, deterministic_))
           candidates.push_back(*r);
     Source source = Source::model;
     if (candidates.size() == 2 && candidates[0].streams == candidates[1].streams &&
@@ -147,7 +147,7 @@ class Filler {
       TuningRule rule{collective_, where_, ""};
       if (a.collective != collective_ || a.is(by_host) || !set_algorithm(rule, a.name) || rule.streams)
         continue;
-      if (!find_rule({rule}, where_, collective_, 0, size_, deterministic_)) continue;  // another order
+      if (!find_rule({&rule, 1}, {collective_, where_, 0, size_}, deterministic_)) continue;  // another order
       found.push_back(rule);
     }
     return found;

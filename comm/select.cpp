@@ -83,13 +83,9 @@ constexpr Rule table[] = {
     {.collective = barrier, .where = anywhere, .algorithm = "dissemination"},
 };
 
-bool fits(const Rule& rule, const Question& q) {
-  if (rule.collective != q.collective || rule.where == together || rule.where == reachable) return false;
-  if (rule.where == shared_hosts && !(q.hosts > 1 && q.hosts < q.size)) return false;
-  if (rule.where != anywhere && (rule.where == one_host) != q.one_host) return false;
-  if (rule.traffic != any_bytes && q.bytes > rule.traffic / static_cast<std::size_t>(q.size)) return false;
-  if (rule.bytes_above != 0 && q.bytes <= rule.bytes_above) return false;
-  return q.size >= rule.least_size && q.size <= rule.size && q.bytes <= rule.bytes;
+Where place_of(const Question& q) {
+  if (q.one_host) return one_host;
+  return q.hosts > 1 && q.hosts < q.size ? shared_hosts : network;
 }
 
 bool orderly(const Algorithm& algorithm, const Question& q) {
@@ -125,9 +121,10 @@ std::span<const TuningRule> built_in_rules() { return table; }
 Selection select_by_rule(const Question& q) {
   require(q.size >= 1, Errc::invalid_argument, "no algorithm for a group of ", q.size);
   if (!q.forced.empty()) return {&forced(q)};
+  const RuleQuery query{q.collective, place_of(q), q.bytes, q.size};
   for (const std::span<const Rule> rules : {q.tuned, built_in_rules()})
     for (const Rule& rule : rules) {
-      if (!fits(rule, q)) continue;
+      if (!matches(rule, query)) continue;
       const Algorithm& algorithm = find_algorithm(q.collective, rule.algorithm);
       if (allowed(algorithm, q)) return {&algorithm, rule.chunk, &rule};
     }

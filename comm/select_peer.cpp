@@ -1,9 +1,9 @@
 #include "comm/select_peer.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "comm/core/error.h"
+#include "comm/tuning.h"
 
 namespace rz {
 
@@ -11,20 +11,16 @@ namespace {
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
-/// all_reduce up to `bytes` is one-shot in groups up to `size`.
-struct Rule {
-  int size;
-  std::size_t bytes;
-};
-
 // Not measured, derived: a step (letters out, letters in) takes about 3 us over NVLink, which moves 450 GB/s
 // each way. One-shot reads (p - 1) n bytes in one step, two-shot 2 (p - 1) / p n in two: they meet where
 // (p - 1) (p - 2) / p n costs 3 us. With two ranks traffic is the same, but one-shot copies to a slot first.
-constexpr Rule one_shot[] = {
-    {.size = 2, .bytes = MiB},
-    {.size = 4, .bytes = 512 * KiB},
-    {.size = 8, .bytes = 256 * KiB},
-    {.size = std::numeric_limits<int>::max(), .bytes = 64 * KiB},
+constexpr Collective all_reduce = Collective::all_reduce;
+constexpr Where together = Where::together;
+constexpr TuningRule table[] = {
+    {.collective = all_reduce, .where = together, .algorithm = "one_shot", .size = 2, .bytes = MiB},
+    {.collective = all_reduce, .where = together, .algorithm = "one_shot", .size = 4, .bytes = 512 * KiB},
+    {.collective = all_reduce, .where = together, .algorithm = "one_shot", .size = 8, .bytes = 256 * KiB},
+    {.collective = all_reduce, .where = together, .algorithm = "one_shot", .bytes = 64 * KiB},
 };
 // Below it, copying to a slot costs less than one more step; not measured.
 constexpr std::size_t copied = 256 * KiB;
@@ -36,9 +32,7 @@ bool is_two_shot(const PeerQuestion& q) {
           "the all_reduce algorithm '", q.forced,
           "' is not one of the backend 'peer_cuda'; choose one_shot or two_shot");
   if (!q.forced.empty()) return q.forced == "two_shot";
-  const Rule& rule = *std::find_if(std::begin(one_shot), std::end(one_shot),
-                                   [&](const Rule& r) { return q.size <= r.size; });
-  return q.bytes > rule.bytes;
+  return !find_rule(table, {q.collective, together, q.bytes, q.size}, true);
 }
 
 }  // namespace

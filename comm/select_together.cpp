@@ -128,10 +128,10 @@ class Resolver {
 
   TogetherWay resolve(Collective c, std::size_t bytes) const {
     TogetherWay way{.bytes = bytes};
-    const TuningRule* const any = find_rule(rules_, together, c, bytes, size_, deterministic_);
-    const TuningRule* const reached = find_rule(rules_, reachable, c, bytes, size_, deterministic_);
+    const TuningRule* const any = find_rule(rules_, {c, together, bytes, size_}, deterministic_);
+    const TuningRule* const reached = find_rule(rules_, {c, reachable, bytes, size_}, deterministic_);
     if (any) use(*any, way);  // of send and recv there is none
-    const TuningRule* const read = find_rule(rules_, readable, c, bytes, size_, deterministic_);
+    const TuningRule* const read = find_rule(rules_, {c, readable, bytes, size_}, deterministic_);
     if (way.streams) return way;
     if (reached && std::string_view(reached->algorithm) == "direct") {
       way.asks = true;

@@ -64,12 +64,9 @@ bool sums_in_rank_order(const TuningRule& r) {
   return find_algorithm(r.collective, r.algorithm).rank_order;
 }
 
-bool fits(const TuningRule& r, Where where, Collective c, std::size_t bytes, int size) {
-  const bool meets = is_of_those_who_meet(where);
-  if (r.collective != c || (r.where != where && (r.where != Where::anywhere || meets))) return false;
-  if (r.traffic != any_bytes && bytes > r.traffic / static_cast<std::size_t>(size)) return false;
-  if (r.bytes_above != 0 && bytes <= r.bytes_above) return false;
-  return size >= r.least_size && size <= r.size && bytes <= r.bytes;
+bool covers(Where rule, Where call) {
+  if (rule == Where::anywhere) return !is_of_those_who_meet(call);
+  return rule == call || (rule == Where::network && call == Where::shared_hosts);
 }
 
 std::optional<Collective> find_collective(std::string_view word) {
@@ -288,10 +285,16 @@ Tuning read_tuning(const std::string& path) {
   return parse_tuning(text.str(), path);
 }
 
-const TuningRule* find_rule(const std::vector<TuningRule>& rules, Where where, Collective c,
-                            std::size_t bytes, int size, bool deterministic) {
+bool matches(const TuningRule& r, const RuleQuery& q) {
+  if (r.collective != q.collective || !covers(r.where, q.where)) return false;
+  if (r.traffic != any_bytes && q.bytes > r.traffic / static_cast<std::size_t>(q.size)) return false;
+  if (r.bytes_above != 0 && q.bytes <= r.bytes_above) return false;
+  return q.size >= r.least_size && q.size <= r.size && q.bytes <= r.bytes;
+}
+
+const TuningRule* find_rule(std::span<const TuningRule> rules, const RuleQuery& q, bool deterministic) {
   for (const TuningRule& r : rules)
-    if (fits(r, where, c, bytes, size) && (!deterministic || sums_in_rank_order(r))) return &r;
+    if (matches(r, q) && (!deterministic || sums_in_rank_order(r))) return &r;
   return nullptr;
 }
 

@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -90,10 +91,19 @@ Tuning parse_tuning(std::string_view text, const std::string& name);
 /// Errc::config, too, if the file cannot be read.
 Tuning read_tuning(const std::string& path);
 
-/// The first of the rules for `where` (of `anywhere` too, but for ranks that meet) that serves the call;
-/// null: none does.
-const TuningRule* find_rule(const std::vector<TuningRule>&, Where, Collective, std::size_t bytes, int size,
-                            bool deterministic);
+/// A call, as rules see it.
+struct RuleQuery {
+  Collective collective;
+  Where where;            ///< the narrowest place: shared_hosts rather than network; never anywhere
+  std::size_t bytes = 0;  ///< of the whole buffer: the larger of a rank's input and output
+  int size = 1;
+};
+
+/// Whether the rule serves the call: collective, place, ranks and bytes. Rules for `anywhere` serve all
+/// schedules, rules for `network` those of shared_hosts too.
+bool matches(const TuningRule&, const RuleQuery&);
+/// The first rule that matches and, with `deterministic`, sums in rank order; null: there is none.
+const TuningRule* find_rule(std::span<const TuningRule>, const RuleQuery&, bool deterministic);
 
 /// The names that a line for that place, or a forced one, may have: "one_shot, two_shot, …".
 std::string algorithm_choices(Collective, Where);

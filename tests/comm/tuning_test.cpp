@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "comm/backends/layout.h"
 #include "comm/communicator.h"
@@ -148,6 +149,32 @@ TEST(Tuning, TheFirstLineThatFitsWins) {
   EXPECT_EQ(algorithm(1 << 30, 16, false), "ring");
 }
 
+// Every place, as the documents have it (docs/tuning.md), and calls at every place that find no such line.
+TEST(Tuning, ALineServesItsPlaceAlone) {
+  using enum Where;
+  const Tuning t = parse_tuning(
+      "all_gather one_host letters\n"
+      "all_gather reachable copied\n"
+      "all_gather readable copied\n"
+      "all_gather streams ring\n"
+      "all_gather network ring\n"
+      "all_gather shared_hosts ring\n"
+      "all_gather anywhere ring\n",
+      "t");
+  const auto serve = [&](Where call) {
+    std::set<Where> served;
+    for (const TuningRule& r : t.rules)
+      if (matches(r, {Collective::all_gather, call, 1000, 4})) served.insert(r.where);
+    return served;
+  };
+  EXPECT_EQ(serve(together), (std::set{together}));
+  EXPECT_EQ(serve(reachable), (std::set{reachable}));
+  EXPECT_EQ(serve(readable), (std::set{readable}));
+  EXPECT_EQ(serve(one_host), (std::set{one_host, anywhere}));
+  EXPECT_EQ(serve(network), (std::set{network, anywhere}));
+  EXPECT_EQ(serve(shared_hosts), (std::set{shared_hosts, network, anywhere}));
+}
+
 TEST(Tuning, LinesForRanksThatMeetAreNoSchedules) {
   const Tuning t = parse_tuning("all_reduce one_host two_shot\nall_reduce anywhere chain\n", "t");
   EXPECT_STREQ(select({Collective::all_reduce, 8, 3, true, true, "", t.rules}).name, "chain");
@@ -268,6 +295,18 @@ void check_calls(Communicator& comm, std::size_t n, bool allocated) {
   comm.reduce(ConstBuffer(in, n), {out, n}, 0).wait();
   for (std::size_t i = 0; rank == 0 && i < n; ++i) ASSERT_EQ(out[i], ranks * static_cast<float>(i % 97));
   comm.barrier().wait();
+}
+
+TEST(Explain, LinesOfOneHostAreNoMatterBetweenHosts) {
+  const File file("all_gather readable copied\nall_gather reachable copied\nall_gather one_host letters\n");
+  run_ranks(2, [&](int rank, auto store) {
+    auto options = quick("tcp");
+    options.tuning = file.path();
+    auto comm = Communicator::connect(rank, 2, store, options);
+    EXPECT_EQ(comm.explain(Collective::all_gather, 4000).why,
+              "built-in table: all_gather between hosts, up to 8 ranks");
+    check_calls(comm, 1000, false);
+  });
 }
 
 TEST(Explain, ForcedWaysOfOneHostRunAndAreRight) {

@@ -132,7 +132,7 @@ TEST(TuneTable, WhoSumsInAnotherOrderHasADeputy) {
   const Tuning t = parse_tuning(table, "t");
   const auto algorithm = [&](std::size_t bytes, bool deterministic) {
     return std::string(
-        find_rule(t.rules, Where::network, Collective::all_reduce, bytes, 4, deterministic)->algorithm);
+        find_rule(t.rules, {Collective::all_reduce, Where::network, bytes, 4}, deterministic)->algorithm);
   };
   EXPECT_EQ(algorithm(100, false), "tree");
   EXPECT_EQ(algorithm(100, true), "one_shot");
@@ -178,7 +178,7 @@ TEST(Tune, WritesATableThatACallTakes) {
   const Tuning t = read_tuning(table.path());
   EXPECT_TRUE(t.shm.has_value());
   for (const Where where : {Where::together, Where::reachable})
-    EXPECT_NE(find_rule(t.rules, where, Collective::all_reduce, 1000, 2, true), nullptr);
+    EXPECT_NE(find_rule(t.rules, {Collective::all_reduce, where, 1000, 2}, true), nullptr);
   std::ostringstream text;
   text << std::ifstream(table.path()).rdbuf();
   EXPECT_TRUE(says(text.str(), "# 2 ranks, scheduled over shm\n")) << text.str();
@@ -198,7 +198,7 @@ TEST(Tune, MeasuresSchedulesBetweenHosts) {
   ASSERT_EQ(p.wait(), 0) << p.err();
   const Tuning t = read_tuning(table.path());
   EXPECT_TRUE(t.tcp.has_value());
-  EXPECT_NE(find_rule(t.rules, Where::network, Collective::broadcast, 1000, 2, true), nullptr);
+  EXPECT_NE(find_rule(t.rules, {Collective::broadcast, Where::network, 1000, 2}, true), nullptr);
 }
 
 TEST(Tune, BadInputEndsWithTwo) {

@@ -97,7 +97,7 @@ std::vector<Range> ranges(const Field& f, const std::vector<std::string>& names)
 bool in_rank_order(Collective c, Where where, const std::string& name) {
   TuningRule rule{c, where, ""};
   set_algorithm(rule, name);
-  return find_rule({rule}, where, c, 0, 1, true) != nullptr;
+  return find_rule({&rule, 1}, {c, where, 0, 1}, true) != nullptr;
 }
 
 TuningRule line(const Measured& m, Collective c, Where where, const Range& range, std::size_t above) {
