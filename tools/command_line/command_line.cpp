@@ -6,17 +6,38 @@
 
 #include "comm/core/error.h"
 #include "comm/core/text.h"
+#include "tools/command_line/launcher_flags.h"
 
 namespace rz {
 
 namespace {
+
+/// The word without a value that '=' joins to it.
+std::string flag_of(const std::string& word) { return word.substr(0, word.find('=')); }
+
+/// Refuses the first flag of another launcher that is no flag of `app`. CLI11 cannot: it reads "-np" as "-n"
+/// with the value "p", and "-host" as a request for help.
+void refuse_launcher_flags(const CLI::App& app, std::span<const char* const> words) {
+  const bool starts_a_program = app.get_prefix_command();
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const std::string word = words[i], flag = flag_of(word);
+    if (word == "--" || (starts_a_program && !word.starts_with("-"))) return;
+    if (const auto* own = app.get_option_no_throw(flag)) {
+      if (flag == word && own->get_items_expected_min() > 0) ++i;  // the next word is its value
+      continue;
+    }
+    if (const LauncherFlag* other = find_launcher_flag(flag))
+      fail(Errc::config, flag, " is a flag of ", other->launcher, "; ",
+           starts_a_program ? other->in_rzrun : other->in_programs);
+  }
+}
 
 [[noreturn]] void refuse(const CLI::App& app, const std::string& word) {
   std::vector<std::string> names;
   for (const auto* option : app.get_options())
     for (const auto& name : option->get_lnames()) names.push_back("--" + name);
   const bool flag = word.starts_with("-");
-  const std::string near = flag ? nearest_name(word.substr(0, word.find('=')), names) : "";
+  const std::string near = flag ? nearest_name(flag_of(word), names) : "";
   fail(Errc::config, flag ? "unknown flag " : "unexpected argument '", word, flag ? "" : "'",
        near.empty() ? "" : "; did you mean " + near + "?", "; see --help");
 }
@@ -104,6 +125,7 @@ std::vector<std::string> split_at_commas(const std::string& words) { return CLI:
 
 std::string CommandLine::parse(int argc, const char* const* argv) {
   app_->allow_extras();
+  refuse_launcher_flags(*app_, std::span(argv, static_cast<std::size_t>(argc)).subspan(argc > 0 ? 1 : 0));
   try {
     app_->parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

@@ -66,8 +66,9 @@ class CommandLine {
   void column_width(std::size_t);
 
   /// Fills what flags are bound to and returns "", or returns the help if that was asked for. Errc::config
-  /// says in one line what is wrong, for an unknown flag with the nearest one that there is. Words that are
-  /// no flags are refused too, unless they are a command.
+  /// says in one line what is wrong, for an unknown flag with the nearest one that there is, for a flag of
+  /// another launcher with what to use instead (launcher_flags.h). Words that are no flags are refused too,
+  /// unless they are a command.
   std::string parse(int argc, const char* const* argv);
 
   bool given(const std::string& name) const;

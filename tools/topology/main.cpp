@@ -2,5 +2,14 @@
 #include <cstdio>
 
 #include "comm/topology.h"
+#include "tools/command_line/command_line.h"
 
-int main() { return std::puts(rz::describe(rz::read_topology()).c_str()) < 0; }
+int main(int argc, char** argv) {
+  return rz::run_program("topology", [&] {
+    rz::CommandLine line("Prints the machine as ringzero sees it: processor, cores, NUMA nodes.", "topology",
+                         "");
+    const std::string help = line.parse(argc, argv);
+    if (!help.empty()) return rz::print_help(help);
+    return std::puts(rz::describe(rz::read_topology()).c_str()) < 0 ? 1 : 0;
+  });
+}

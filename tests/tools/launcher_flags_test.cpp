@@ -1,0 +1,88 @@
+// Flags of other launchers: each program names what to use instead.
+
+#include "tools/command_line/launcher_flags.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "tests/support/program.h"
+
+namespace rz {
+namespace {
+
+struct Tool {
+  std::string name;
+  std::set<std::string_view> own;  ///< flags of the table that are the program's own too
+};
+
+const Tool launcher{"rzrun", {"--master-port", "--log-dir"}};
+const Tool programs[] = {{"train_gpt", {}}, {"all_reduce_perf", {"-x"}}, {"tune", {}}, {"topology", {}}};
+
+/// "--a-b" as "--a_b".
+std::string with_underscores(std::string_view flag) {
+  std::string other(flag);
+  std::replace(other.begin() + 2, other.end(), '-', '_');
+  return other;
+}
+
+std::string expected(const LauncherFlag& row, const std::string& flag, std::string_view instead) {
+  return flag + " is a flag of " + std::string(row.launcher) + "; " + std::string(instead) + "\n";
+}
+
+TEST(LauncherFlags, EachRowOfTheTableIsNamedByRzrun) {
+  for (const auto& row : launcher_flags()) {
+    if (launcher.own.contains(row.flag)) continue;
+    const std::string flag(row.flag);
+    SCOPED_TRACE(flag);
+    test::expect_refusal("rzrun", {flag, "2", "true"}, expected(row, flag, row.in_rzrun));
+    test::expect_refusal("rzrun", {"-n", "2", flag + "=2", "true"}, expected(row, flag, row.in_rzrun));
+  }
+}
+
+TEST(LauncherFlags, EachRowOfTheTableIsNamedByThePrograms) {
+  for (const auto& tool : programs)
+    for (const auto& row : launcher_flags()) {
+      if (tool.own.contains(row.flag)) continue;
+      const std::string flag(row.flag);
+      SCOPED_TRACE(tool.name + " " + flag);
+      test::expect_refusal(tool.name, {flag, "2"}, expected(row, flag, row.in_programs));
+    }
+}
+
+TEST(LauncherFlags, UnderscoresAreDashes) {
+  for (const char* flag : {"--nproc-per-node", "--node-rank", "--rdzv-endpoint", "--deepspeed-config"}) {
+    const std::string other = with_underscores(flag);
+    const LauncherFlag* row = find_launcher_flag(other);
+    ASSERT_NE(row, nullptr) << other;
+    test::expect_refusal("rzrun", {other + "=2", "true"}, expected(*row, other, row->in_rzrun));
+  }
+  // The name with a dash is rzrun's own.
+  test::expect_refusal("rzrun", {"--master_port", "1234", "true"}, "use --master-port PORT");
+}
+
+TEST(LauncherFlags, AProgramsOwnFlagsAndValuesAreNotRefused) {
+  test::Program port(
+      {test::built("rzrun"), "-n", "1", "--master-port", "29511", "sh", "-c", "echo $MASTER_PORT"});
+  EXPECT_EQ(port.wait(), 0) << port.err();
+  EXPECT_EQ(port.out(), "29511\n");
+  // Behind PROGRAM every word is the program's.
+  test::Program behind({test::built("rzrun"), "-n", "1", "echo", "-np", "--standalone", "--hostfile=x"});
+  EXPECT_EQ(behind.wait(), 0) << behind.err();
+  EXPECT_EQ(behind.out(), "-np --standalone --hostfile=x\n");
+  // The value of a flag is no flag: what is refused is the missing program.
+  test::expect_refusal("rzrun", {"-n", "1", "--log-dir", "-np"}, "no program to start");
+}
+
+TEST(LauncherFlags, NoRowIsThereTwice) {
+  std::set<std::string_view> seen;
+  for (const auto& row : launcher_flags()) {
+    EXPECT_TRUE(seen.insert(row.flag).second) << row.flag;
+    EXPECT_FALSE(row.launcher.empty() || row.in_rzrun.empty() || row.in_programs.empty()) << row.flag;
+  }
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,133 @@
+#include "tools/command_line/launcher_flags.h"
+
+#include <algorithm>
+
+namespace rz {
+namespace {
+
+/// What to do instead: in rzrun, and in the programs that it starts.
+struct Instead {
+  std::string_view in_rzrun, in_programs;
+};
+
+constexpr Instead ranks{"use -n N", "start the ranks with rzrun -n N PROGRAM"};
+constexpr Instead hosts{
+    "rzrun starts ranks on this host only; on several, start PROGRAM with torchrun, mpirun or srun",
+    "use rzrun -n N PROGRAM on one host, and torchrun, mpirun or srun on several"};
+constexpr Instead not_needed{"leave it out, rzrun needs nothing of the kind",
+                             "leave it out, rzrun -n N PROGRAM needs nothing of the kind"};
+constexpr Instead rendezvous{"leave it out, the ranks of one host meet without it",
+                             "leave it out; the program reads MASTER_ADDR and MASTER_PORT"};
+constexpr Instead port{"use --master-port PORT", "use rzrun --master-port PORT, or set MASTER_PORT"};
+constexpr Instead binding{"use --bind core or --bind none", "use rzrun --bind core or rzrun --bind none"};
+constexpr Instead placement{"use -n N, and --bind core or --bind none to place ranks",
+                            "use rzrun -n N, and its --bind to place ranks"};
+constexpr Instead gpus{"use -n N, and set CUDA_VISIBLE_DEVICES to choose devices",
+                       "use rzrun -n N, and set CUDA_VISIBLE_DEVICES to choose devices"};
+constexpr Instead logs{"use --log-dir DIR", "use rzrun --log-dir DIR"};
+constexpr Instead labels{"use --prefix", "use rzrun --prefix"};
+constexpr Instead restarts{"leave it out, rzrun ends all ranks when one fails and restarts none",
+                           "leave it out, rzrun ends all ranks when one fails and restarts none"};
+constexpr Instead module{"use python3 -m MODULE as PROGRAM", "use rzrun -n N python3 -m MODULE"};
+constexpr Instead environment{"set the variable before rzrun, ranks inherit it",
+                              "set the variable in the environment, ranks inherit it"};
+constexpr Instead local_rank{"leave it out, ranks find LOCAL_RANK in their environment",
+                             "leave it out, the program finds LOCAL_RANK in its environment"};
+constexpr Instead configuration{"put it behind PROGRAM: train_gpt --config DS.json",
+                                "use --config DS.json of train_gpt"};
+constexpr Instead backend{"set RZ_BACKEND, or put --backend NAME behind PROGRAM",
+                          "use --backend NAME, or set RZ_BACKEND"};
+
+constexpr LauncherFlag row(std::string_view flag, std::string_view launcher, Instead instead) {
+  return {flag, launcher, instead.in_rzrun, instead.in_programs};
+}
+
+constexpr LauncherFlag table[] = {
+    row("--nproc-per-node", "torchrun", ranks),
+    row("--nnodes", "torchrun", hosts),
+    row("--node-rank", "torchrun", hosts),
+    row("--standalone", "torchrun", rendezvous),
+    row("--rdzv-backend", "torchrun", rendezvous),
+    row("--rdzv-endpoint", "torchrun", rendezvous),
+    row("--rdzv-id", "torchrun", rendezvous),
+    row("--rdzv-conf", "torchrun", rendezvous),
+    row("--master-addr", "torchrun", rendezvous),
+    row("--master-port", "torchrun", port),
+    row("--local-addr", "torchrun", rendezvous),
+    row("--max-restarts", "torchrun", restarts),
+    row("--monitor-interval", "torchrun", not_needed),
+    row("--start-method", "torchrun", not_needed),
+    row("--role", "torchrun", not_needed),
+    row("--no-python", "torchrun", not_needed),
+    row("--run-path", "torchrun", not_needed),
+    row("--module", "torchrun", module),
+    row("--redirects", "torchrun", logs),
+    row("--log-dir", "torchrun", logs),
+    row("--use-env", "torchrun", local_rank),
+    row("--local-rank", "torchrun", local_rank),
+    row("-np", "mpirun", ranks),
+    row("--np", "mpirun", ranks),
+    row("-npernode", "mpirun", ranks),
+    row("--npernode", "mpirun", ranks),
+    row("-ppn", "mpirun", ranks),
+    row("-host", "mpirun", hosts),
+    row("--host", "mpirun", hosts),
+    row("-H", "mpirun", hosts),
+    row("-hostfile", "mpirun", hosts),
+    row("--hostfile", "mpirun", hosts),
+    row("-machinefile", "mpirun", hosts),
+    row("--machinefile", "mpirun", hosts),
+    row("-map-by", "mpirun", placement),
+    row("--map-by", "mpirun", placement),
+    row("-rank-by", "mpirun", placement),
+    row("--rank-by", "mpirun", placement),
+    row("-bind-to", "mpirun", binding),
+    row("--bind-to", "mpirun", binding),
+    row("--bind-to-core", "mpirun", binding),
+    row("--report-bindings", "mpirun", binding),
+    row("-oversubscribe", "mpirun", not_needed),
+    row("--oversubscribe", "mpirun", not_needed),
+    row("--allow-run-as-root", "mpirun", not_needed),
+    row("--use-hwthread-cpus", "mpirun", not_needed),
+    row("-tag-output", "mpirun", labels),
+    row("--tag-output", "mpirun", labels),
+    row("-output-filename", "mpirun", logs),
+    row("--output-filename", "mpirun", logs),
+    row("-x", "mpirun", environment),
+    row("-genv", "mpirun", environment),
+    row("-mca", "mpirun", backend),
+    row("--mca", "mpirun", backend),
+    row("--num-gpus", "deepspeed", ranks),
+    row("--num-nodes", "deepspeed", hosts),
+    row("--include", "deepspeed", gpus),
+    row("--exclude", "deepspeed", gpus),
+    row("--launcher", "deepspeed", hosts),
+    row("--launcher-args", "deepspeed", hosts),
+    row("--no-ssh", "deepspeed", hosts),
+    row("--ssh-port", "deepspeed", hosts),
+    row("--force-multi", "deepspeed", hosts),
+    row("--no-local-rank", "deepspeed", local_rank),
+    row("--bind-cores-to-rank", "deepspeed", binding),
+    row("--bind-core-list", "deepspeed", binding),
+    row("--enable-each-rank-log", "deepspeed", logs),
+    row("--deepspeed", "deepspeed", configuration),
+    row("--deepspeed-config", "deepspeed", configuration),
+};
+
+bool same_flag(std::string_view a, std::string_view b) {
+  const bool long_ones = a.starts_with("--") && b.starts_with("--");
+  return std::ranges::equal(a, b, [&](char x, char y) {
+    return x == y || (long_ones && (x == '-' || x == '_') && (y == '-' || y == '_'));
+  });
+}
+
+}  // namespace
+
+std::span<const LauncherFlag> launcher_flags() { return table; }
+
+const LauncherFlag* find_launcher_flag(std::string_view flag) {
+  const auto found = std::ranges::find_if(table, [&](const auto& row) { return same_flag(row.flag, flag); });
+  return found == std::end(table) ? nullptr : found;
+}
+
+}  // namespace rz
