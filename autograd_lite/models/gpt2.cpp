@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "autograd_lite/initialise.h"
 #include "comm/core/rounding.h"
@@ -178,19 +179,41 @@ Var Gpt2::logits_at(Tape& tape, const Tensor& tokens, std::size_t position) {
 
 namespace {
 
-/// The token at which the cumulated probability, in double, first exceeds u.
-std::int32_t pick(std::span<const float> logits, double temperature, double u) {
-  const auto likeliest = std::max_element(logits.begin(), logits.end());
-  if (temperature == 0) return static_cast<std::int32_t>(likeliest - logits.begin());
-  const auto weight = [&](float logit) { return std::exp((double{logit} - *likeliest) / temperature); };
-  double total = 0;
-  for (const float logit : logits) total += weight(logit);
-  double left = u * total;
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    if ((left -= weight(logits[i])) < 0) return static_cast<std::int32_t>(i);
-  }
-  return static_cast<std::int32_t>(likeliest - logits.begin());
+/// The tokens of the k largest logits, in the order of their numbers; all if k is 0. Of equal logits the
+/// first count as larger.
+std::vector<std::int32_t> candidates(std::span<const float> logits, std::size_t k) {
+  std::vector<std::int32_t> tokens(logits.size());
+  std::iota(tokens.begin(), tokens.end(), 0);
+  if (k == 0 || k >= tokens.size()) return tokens;
+  const auto larger = [&](std::int32_t a, std::int32_t b) {
+    const float x = logits[static_cast<std::size_t>(a)], y = logits[static_cast<std::size_t>(b)];
+    return x > y || (x == y && a < b);
+  };
+  std::ranges::nth_element(tokens, tokens.begin() + static_cast<std::ptrdiff_t>(k), larger);
+  tokens.resize(k);
+  std::ranges::sort(tokens);
+  return tokens;
 }
+
+}  // namespace
+
+std::int32_t pick_token(std::span<const float> logits, double temperature, std::size_t top_k, double u) {
+  const auto likeliest = std::max_element(logits.begin(), logits.end());
+  const auto best = static_cast<std::int32_t>(likeliest - logits.begin());
+  if (temperature == 0) return best;
+  const auto weight = [&](std::int32_t token) {
+    return std::exp((double{logits[static_cast<std::size_t>(token)]} - *likeliest) / temperature);
+  };
+  const auto tokens = candidates(logits, top_k);
+  double total = 0;
+  for (const auto token : tokens) total += weight(token);
+  double left = u * total;
+  for (const auto token : tokens)
+    if ((left -= weight(token)) < 0) return token;
+  return best;
+}
+
+namespace {
 
 /// On the host.
 Tensor in_f32(Tape& tape, const Tensor& x) {
@@ -215,10 +238,10 @@ class Evaluating {
 }  // namespace
 
 std::vector<std::int32_t> generate(Gpt2& model, Tape& tape, std::span<const std::int32_t> prompt,
-                                   std::size_t n, double temperature, std::uint64_t seed) {
+                                   std::size_t n, const Sampling& how) {
   require(!prompt.empty(), Errc::invalid_argument,
           "generate: the prompt is empty, expected a token at least");
-  require(temperature >= 0, Errc::invalid_argument, "generate: temperature is ", temperature,
+  require(how.temperature >= 0, Errc::invalid_argument, "generate: temperature is ", how.temperature,
           ", expected 0 or more");
   // Windows are filled up behind the last token, which attention does not see, to a multiple of `grain`: few
   // sizes, so that the pool's blocks are used again.
@@ -236,8 +259,8 @@ std::vector<std::int32_t> generate(Gpt2& model, Tape& tape, std::span<const std:
     const Tensor tokens = tape.empty({1, padded}, DType::i32);
     tokens.assign(std::span<const std::int32_t>(window), tape.stream());
     const Tensor logits = in_f32(tape, tape.value(model.logits_at(tape, tokens, used - 1)));
-    text.push_back(
-        pick({logits.data<float>(), logits.count()}, temperature, random_uniform(seed, "generate", i)));
+    text.push_back(pick_token({logits.data<float>(), logits.count()}, how.temperature, how.top_k,
+                              random_uniform(how.seed, "generate", i)));
   }
   tape.reset();
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};

@@ -70,10 +70,21 @@ class Gpt2 : public Module {
   Scope embeddings_scope_, head_scope_;
 };
 
-/// Draws `n` tokens after `prompt` and returns them. Each depends on the last n_positions tokens, on `seed`
-/// and its number only; temperature 0 takes the likeliest. No dropout. Every rank of a ZeRO-3 group must call
-/// it with the same arguments, for the scopes gather. The tape is reset before and after.
+/// How tokens are drawn.
+struct Sampling {
+  double temperature = 1;  ///< divides the logits; 0: the likeliest token
+  std::size_t top_k = 0;   ///< only the tokens of the k largest logits are drawn; 0: any
+  std::uint64_t seed = 0;
+};
+
+/// Draws `n` tokens after `prompt` and returns them. Each depends on the last n_positions tokens, on the seed
+/// and its number only. No dropout. Every rank of a ZeRO-3 group must call it with the same arguments, for
+/// the scopes gather. The tape is reset before and after.
 std::vector<std::int32_t> generate(Gpt2&, Tape&, std::span<const std::int32_t> prompt, std::size_t n,
-                                   double temperature = 1, std::uint64_t seed = 0);
+                                   const Sampling& = {});
+
+/// The token at which the cumulated probability of the candidates first exceeds `u`, of [0, 1). Sums are in
+/// double and in the order of tokens. `top_k` and `temperature` as in Sampling.
+std::int32_t pick_token(std::span<const float> logits, double temperature, std::size_t top_k, double u);
 
 }  // namespace rz

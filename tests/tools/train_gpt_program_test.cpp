@@ -169,6 +169,36 @@ TEST_F(TrainGptProgram, TrainsSavesAndGoesOnFromWhatItSaved) {
   EXPECT_LT(losses("b.jsonl").front(), first.front() - 0.2);
 }
 
+TEST_F(TrainGptProgram, TheSampleGoesByItsFlags) {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "the ring sends a chunk and the tree sends another\n";
+  put("words.txt", text);
+  const auto sample = [&](const std::string& seed, const std::string& temperature, const std::string& top_k) {
+    const auto ended = run(1, {"--model",      path("model.json"),
+                               "--config",     path("ds.json"),
+                               "--data",       path("words.txt"),
+                               "--threads",    "1",
+                               "--steps",      "3",
+                               "--no-shuffle", "--sample",
+                               "the ",         "--sample-tokens",
+                               "60",           "--seed",
+                               seed,           "--sample-temperature",
+                               temperature,    "--sample-top-k",
+                               top_k});
+    EXPECT_EQ(ended[0].status, 0) << ended[0].err;
+    const auto at = ended[0].out.find("sample:\n");
+    return at == std::string::npos ? "" : ended[0].out.substr(at);
+  };
+  const std::string drawn = sample("1", "0.9", "30");
+  EXPECT_NE(drawn.find("sample:\nthe "), std::string::npos) << drawn;
+  EXPECT_NE(drawn.find("occur in the data ("), std::string::npos) << drawn;
+  EXPECT_EQ(drawn, sample("1", "0.9", "30")) << "the seed decides";
+  EXPECT_NE(drawn, sample("2", "0.9", "30"));
+  EXPECT_NE(drawn, sample("1", "0.2", "30"));
+  EXPECT_NE(drawn, sample("1", "0.9", "0"));
+  EXPECT_EQ(sample("1", "0.9", "1"), sample("1", "0", "0")) << "the likeliest token";
+}
+
 TEST_F(TrainGptProgram, TwoRanksLoseAsOneDoes) {
   for (const int ranks : {1, 2}) {
     auto arguments = with(good(), "--metrics", path(str("log.", ranks)));

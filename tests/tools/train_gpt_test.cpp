@@ -20,6 +20,7 @@
 #include "tools/train_gpt/same_run.h"
 #include "tools/train_gpt/speed.h"
 #include "tools/train_gpt/tokens.h"
+#include "tools/train_gpt/words.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -90,6 +91,26 @@ TEST(TrainGptOptions, AreRead) {
   EXPECT_TRUE(parse({"--model", "m", "--config", "c", "--tokens", "t"}).options.shuffle);
 }
 
+TEST(TrainGptOptions, SamplingIsRead) {
+  const std::vector<const char*> good{"--model", "m", "--config", "c", "--data", "d"};
+  const auto with = [&](std::vector<const char*> more) {
+    more.insert(more.begin(), good.begin(), good.end());
+    return more;
+  };
+  const Options o = parse(with({"--sample-temperature", "0.25", "--sample-top-k", "12"})).options;
+  EXPECT_EQ(o.sample_temperature, 0.25);
+  EXPECT_EQ(o.sample_top_k, 12);
+  EXPECT_EQ(parse(good).options.sample_temperature, 0.8);
+  EXPECT_EQ(parse(good).options.sample_top_k, 0);
+  expect_parts(complaint([&] { parse(with({"--sample-temperature", "-1"})); }), {"--sample-temperature"});
+  expect_parts(complaint([&] {
+                 parse(with({"--sample-temperature", "hot"}));
+               }),
+               {"--sample-temperature", "hot"});
+  expect_parts(complaint([&] { parse(with({"--sample-top-k", "-1"})); }), {"--sample-top-k"});
+  expect_parts(parse({"--help"}).help, {"--sample-temperature X", "--sample-top-k K"});
+}
+
 TEST(TrainGptOptions, MetricsGoWhereTheyAreWanted) {
   EXPECT_EQ(parse({"--model", "m", "--config", "c", "--data", "d", "--metrics", "f"}).options.metrics, "f");
 }
@@ -135,6 +156,33 @@ TEST(TrainGptOptions, MistakesAreOneLine) {
   expect_parts(wrong({"--model", "m", "--config", "c", "--data", "d", "--steps", "many"}),
                {"--steps", "many"});
   expect_parts(wrong({"--model", "m", "--config", "c", "--data", "d", "--seq-len", "0"}), {"--seq-len"});
+}
+
+// ---- words of a sample
+
+TEST(TrainGptWords, AreCountedWhole) {
+  const std::string data = "The ring sends a chunk.\nThe tree reduces; (in order)";
+  const auto count = [&](const std::string& prompt, const std::string& sample) {
+    const KnownWords w = known_words(prompt, sample, data);
+    return std::pair(w.known, w.all);
+  };
+  using Known = std::pair<std::size_t, std::size_t>;
+  EXPECT_EQ(count("", "The ring, the order. "), Known(3, 4)) << "\"the\" is not \"The\"";
+  EXPECT_EQ(count("", "ri sends2tree a-chunk "), Known(4, 5)) << "part of a word is no word";
+  EXPECT_EQ(count("The ri", "ng sends "), Known(2, 2)) << "a word that begins in the prompt";
+  EXPECT_EQ(count("The ", "ring sen"), Known(1, 1)) << "the last word may go on";
+  EXPECT_EQ(count("The ", "12 + 3\n"), Known(0, 0));
+  EXPECT_EQ(known_words("", "The ring ", "").all, 0u) << "there is no text to compare with";
+}
+
+TEST(TrainGptWords, ReadAsALine) {
+  EXPECT_EQ(describe({.all = 8, .known = 7}), "words: 7 of 8 occur in the data (87%)");
+}
+
+TEST_F(TrainGptFiles, TheTextOfTheDataIsThere) {
+  put("text", "some words");
+  EXPECT_EQ(Tokens::from_text(path("text")).text(), "some words");
+  EXPECT_EQ(Tokens::from_file(put_tokens({1, 2})).text(), "");
 }
 
 // ---- tokens

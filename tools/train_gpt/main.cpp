@@ -21,6 +21,7 @@
 #include "tools/train_gpt/speed.h"
 #include "tools/train_gpt/text.h"
 #include "tools/train_gpt/trainer.h"
+#include "tools/train_gpt/words.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -100,11 +101,16 @@ void save(const Options& o, const Inputs& in, Trainer& trainer, bool first) {
   std::printf("saved: %s\n", (folder / "model.safetensors").c_str());
 }
 
-void show_sample(const Options& o, Trainer& trainer, bool first) {
+void show_sample(const Options& o, const Inputs& in, Trainer& trainer, bool first) {
   if (!o.sample) return;
   const std::string prompt = o.sample->empty() ? "\n" : *o.sample;
-  const std::string text = trainer.sample(prompt, static_cast<std::size_t>(o.sample_tokens));
-  if (first) std::printf("sample:\n%s%s\n", printable(prompt).c_str(), printable(text).c_str());
+  const std::string text =
+      trainer.sample(prompt, static_cast<std::size_t>(o.sample_tokens),
+                     {o.sample_temperature, static_cast<std::size_t>(o.sample_top_k), o.seed});
+  if (!first) return;
+  std::printf("sample:\n%s%s\n", printable(prompt).c_str(), printable(text).c_str());
+  const KnownWords words = known_words(prompt, text, in.tokens.text());
+  if (words.all > 0) std::printf("%s\n", describe(words).c_str());
 }
 
 void train(const Options& o, Inputs& in, Communicator& comm) {
@@ -141,7 +147,7 @@ void train(const Options& o, Inputs& in, Communicator& comm) {
         last_loss,
         describe_speed(median(speeds), flops_per_token(in.model->config(), in.seq_len), devices).c_str(),
         describe(trainer.strategy().memory()).c_str());
-  show_sample(o, trainer, first);
+  show_sample(o, in, trainer, first);
   save(o, in, trainer, first);
   comm.barrier().wait();
 }

@@ -58,7 +58,8 @@ void add_training(CommandLine& line, Options& o) {
   line.add_option("--strategy", o.strategy, "ddp, zero1, zero2 or zero3; default: zero_optimization.stage")
       .type_name("NAME")
       .group("Training");
-  line.add_option("--seed", o.seed, "Of fresh weights and of the order of samples; default 0")
+  line.add_option("--seed", o.seed,
+                  "Of fresh weights, the order of samples, and the text of --sample; default 0")
       .type_name("S")
       .group("Training");
   line.add_flag("!--no-shuffle", o.shuffle, "Update s takes samples s·B … s·B+B-1, a contiguous part a rank")
@@ -87,6 +88,16 @@ void add_outputs(CommandLine& line, Options& o) {
   line.add_option("--sample-tokens", o.sample_tokens, "Length of that continuation; default 200")
       .type_name("N")
       .within(1, 1 << 20)
+      .group("Outputs");
+  line.add_option("--sample-temperature", o.sample_temperature,
+                  "Divides the logits before a token is drawn; 0: the likeliest token; default 0.8")
+      .type_name("X")
+      .within(0.0, 100.0)
+      .group("Outputs");
+  line.add_option("--sample-top-k", o.sample_top_k,
+                  "Draw from the K likeliest tokens only; 0: from all; default 0")
+      .type_name("K")
+      .within(0, 1 << 20)
       .group("Outputs");
 }
 

@@ -22,6 +22,8 @@ struct Options {
   std::optional<std::int64_t> seq_len;  ///< default: the model's positions
   std::optional<std::int64_t> steps;    ///< default: one pass over the data
   std::int64_t sample_tokens = 200;
+  double sample_temperature = 0.8;
+  std::int64_t sample_top_k = 0;  ///< 0: any token
   std::uint64_t seed = 0;
   std::int64_t threads = 0;  ///< a rank; 0: its share of the processors
   double bucket_mb = 25;

@@ -34,7 +34,9 @@ void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
                              {"--save given", yes(!o.save.empty())},
                              {"--save-nonfinite", yes(o.save_nonfinite)},
                              {"--sample", o.sample ? str('"', *o.sample, '"') : "not given"},
-                             {"--sample-tokens", str(o.sample_tokens)}});
+                             {"--sample-tokens", str(o.sample_tokens)},
+                             {"--sample-temperature", str(o.sample_temperature)},
+                             {"--sample-top-k", str(o.sample_top_k)}});
 }
 
 /// The first, middle and last elements of every parameter.

@@ -159,6 +159,7 @@ Tokens Tokens::from_text(const std::string& path, std::span<const std::string> o
 }
 
 std::uint64_t Tokens::count() const { return state_->count; }
+std::string_view Tokens::text() const { return state_->text; }
 const std::string& Tokens::name() const { return state_->name; }
 
 void Tokens::read(std::uint64_t begin, std::span<std::int32_t> out) const {

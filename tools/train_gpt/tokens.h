@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace rz::train_gpt {
@@ -25,6 +26,8 @@ class Tokens {
   static Tokens from_text(const std::string& path, std::span<const std::string> outputs = {});
 
   std::uint64_t count() const;
+  /// The text that from_text() read; empty for a file of tokens.
+  std::string_view text() const;
   /// Tokens [begin, begin + out.size()). Errc::config names the first that is beyond the vocabulary: its
   /// position and value.
   void read(std::uint64_t begin, std::span<std::int32_t> out) const;

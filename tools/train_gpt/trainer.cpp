@@ -174,14 +174,12 @@ void Trainer::forget_graph() {
   updates_like_this_ = 0;
 }
 
-std::string Trainer::sample(const std::string& prompt, std::size_t tokens) {
+std::string Trainer::sample(const std::string& prompt, std::size_t tokens, const Sampling& how) {
   forget_graph();
   std::vector<std::int32_t> start;
   for (const unsigned char c : prompt) start.push_back(c);
-  constexpr double temperature = 0.8;
   std::string text;
-  for (const std::int32_t t : generate(model_, tape_, start, tokens, temperature, options_.seed))
-    text += static_cast<char>(t);
+  for (const std::int32_t t : generate(model_, tape_, start, tokens, how)) text += static_cast<char>(t);
   return text;
 }
 

@@ -28,7 +28,7 @@ struct TrainerOptions {
   bool skip_overflow = false;    ///< an update whose gradients are not finite is no divergence
   BatchPlan batches;             ///< its rank and ranks come from the communicator
   std::size_t seq_len = 0;
-  std::uint64_t seed = 0;  ///< of dropout and samples
+  std::uint64_t seed = 0;  ///< of dropout
   int threads = 1;         ///< of a host stream
   bool graph = true;  ///< on a device: updates are captured in a CUDA graph once they are always the same
 };
@@ -49,7 +49,7 @@ class Trainer {
   /// Whether the last update was a run of a graph.
   bool ran_graph() const { return graph_.defined(); }
   /// Continues a text of bytes, which must not be empty.
-  std::string sample(const std::string& prompt, std::size_t tokens);
+  std::string sample(const std::string& prompt, std::size_t tokens, const Sampling&);
   /// Every parameter, whole, as safetensors; rank 0 writes. Diverged if an element is not finite, unless
   /// `nonfinite` allows that: `path` is then as it was.
   void save(const std::string& path, bool nonfinite = false);

@@ -1,0 +1,52 @@
+#include "tools/train_gpt/words.h"
+
+#include <unordered_set>
+#include <vector>
+
+#include "comm/core/text.h"
+
+namespace rz::train_gpt {
+namespace {
+
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+template <class F>
+void for_each_word(std::string_view text, const F& use) {
+  for (std::size_t at = 0; at < text.size();) {
+    std::size_t end = at;
+    while (end < text.size() && is_letter(text[end])) ++end;
+    if (end > at) use(text.substr(at, end - at));
+    at = end + 1;
+  }
+}
+
+/// With the prompt's letters before it, and without a word that its end cuts off.
+std::string whole_words(std::string_view prompt, std::string_view sample) {
+  std::size_t begin = prompt.size();
+  while (begin > 0 && is_letter(prompt[begin - 1])) --begin;
+  std::string text(prompt.substr(begin));
+  text += sample;
+  while (!text.empty() && is_letter(text.back())) text.pop_back();
+  return text;
+}
+
+}  // namespace
+
+KnownWords known_words(std::string_view prompt, std::string_view sample, std::string_view data) {
+  if (data.empty()) return {};
+  const std::string text = whole_words(prompt, sample);
+  std::vector<std::string_view> words;
+  for_each_word(text, [&](std::string_view word) { words.push_back(word); });
+  std::unordered_set<std::string_view> unknown(words.begin(), words.end());
+  for_each_word(data, [&](std::string_view word) { unknown.erase(word); });
+  KnownWords counted{.all = words.size()};
+  for (const auto word : words) counted.known += !unknown.contains(word);
+  return counted;
+}
+
+std::string describe(const KnownWords& w) {
+  return str("words: ", w.known, " of ", w.all, " occur in the data (", w.all ? 100 * w.known / w.all : 0,
+             "%)");
+}
+
+}  // namespace rz::train_gpt
