@@ -193,27 +193,31 @@ TEST(Gpt2TinyVariants, WhatIsLoadedIsSavedAgain) {
 
 // ---- the shared fixture
 
-TEST(Gpt2SharedFixture, TrainsAsPyTorchDoesInFloat64) {
+class Gpt2SharedFixture : public testing::TestWithParam<std::tuple<int, StrategyKind>> {};
+
+TEST_P(Gpt2SharedFixture, TrainsAsPyTorchDoesInFloat64) {
   namespace fixture = test::shared_fixture;
   if (fixture::folder().empty()) GTEST_SKIP() << "no ../shared/fixtures/gpt2_tiny beside the sources";
+  const auto& [ranks, kind] = GetParam();
   const Folder folder;
-  TinyCase c = tiny_case("tiny");
+  const TinyCase c = tiny_case("tiny");
+  TinyRun run{c, ranks, tiny_options(c, ranks, kind), folder / "start.safetensors"};
+  run.tokens = fixture::folder() + "/tokens.bin";
+  fixture::write_start(run.checkpoint);
   const fixture::Expected expected = fixture::expected();
-  fixture::write_start(folder / "start.safetensors");
-  for (const auto& [ranks, kind] : {std::pair{1, StrategyKind::ddp}, std::pair{2, StrategyKind::zero3}}) {
-    TinyRun run{c, ranks, tiny_options(c, ranks, kind), folder / "start.safetensors"};
-    run.tokens = fixture::folder() + "/tokens.bin";
-    // At update 15, a spike, PyTorch's own float32 run is 9e-4 off: where it misses 1e-4, no more is asked of
-    // ours.
-    for (const UpdateReport& r : train(run, 20)) {
-      const double norm = expected.grad_norm[r.step];
-      EXPECT_NEAR(r.loss, expected.loss[r.step], 2e-5) << "update " << r.step;
-      EXPECT_NEAR(r.grad_norm, norm,
-                  std::max(1e-4 * norm, std::abs(expected.grad_norm_float32[r.step] - norm)))
-          << "update " << r.step;
-    }
+  const Reports reports = train(run, 20);
+  ASSERT_EQ(reports.size(), expected.loss.size());
+  for (const UpdateReport& r : reports) {
+    const auto bound = fixture::bound(expected, r.step);
+    EXPECT_NEAR(r.loss, expected.loss[r.step], bound.loss) << "update " << r.step;
+    EXPECT_NEAR(r.grad_norm / expected.grad_norm[r.step], 1, bound.relative_grad_norm) << "update " << r.step;
   }
 }
+INSTANTIATE_TEST_SUITE_P(Settings, Gpt2SharedFixture,
+                         testing::Combine(testing::Values(1, 2, 4), testing::ValuesIn(strategies)),
+                         [](const auto& info) {
+                           return str("ranks_", std::get<0>(info.param), "_", name(std::get<1>(info.param)));
+                         });
 
 }  // namespace
 }  // namespace rz::train_gpt
