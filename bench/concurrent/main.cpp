@@ -4,12 +4,12 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "bench/common_options.h"
 #include "bench/concurrent/measure.h"
-#include "bench/file.h"
-#include "bench/join.h"
-#include "bench/numbers.h"
-#include "bench/statistics.h"
+#include "bench/support/common_options.h"
+#include "bench/support/connect.h"
+#include "bench/support/file.h"
+#include "bench/support/numbers.h"
+#include "bench/support/statistics.h"
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
 
@@ -166,7 +166,7 @@ void write_json(const Communicator& comm, const Options& o, const std::vector<Ta
 }
 
 int run(const Options& o) {
-  Communicator comm = join_group(o.timeout_s);
+  Communicator comm = connect_group(o.timeout_s);
   const auto rounds = Measure(comm, o.plan).run();
   if (comm.rank() != 0) return 0;
   const std::vector<Table> tables{table_of("alone", rounds, &Round::alone, o.plan),

@@ -4,7 +4,7 @@
 #include <exception>
 #include <thread>
 
-#include "bench/statistics.h"
+#include "bench/support/statistics.h"
 #include "comm/core/error.h"
 
 namespace rz::bench::concurrent {

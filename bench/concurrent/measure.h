@@ -5,7 +5,7 @@
 #include <chrono>
 #include <vector>
 
-#include "bench/memory.h"
+#include "bench/support/memory.h"
 #include "comm/communicator.h"
 
 namespace rz::bench::concurrent {

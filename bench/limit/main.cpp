@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "bench/common_options.h"
-#include "bench/file.h"
 #include "bench/limit/measure.h"
-#include "bench/numbers.h"
+#include "bench/support/common_options.h"
+#include "bench/support/file.h"
+#include "bench/support/numbers.h"
 #include "comm/core/error.h"
 #include "comm/topology.h"
 #include "tools/command_line/command_line.h"

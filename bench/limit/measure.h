@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bench/limit/ways.h"
-#include "bench/statistics.h"
+#include "bench/support/statistics.h"
 
 namespace rz::bench::limit {
 

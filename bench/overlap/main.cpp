@@ -3,12 +3,12 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "bench/common_options.h"
-#include "bench/file.h"
-#include "bench/join.h"
-#include "bench/numbers.h"
 #include "bench/overlap/measure.h"
-#include "bench/statistics.h"
+#include "bench/support/common_options.h"
+#include "bench/support/connect.h"
+#include "bench/support/file.h"
+#include "bench/support/numbers.h"
+#include "bench/support/statistics.h"
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
 
@@ -135,7 +135,7 @@ void write_json(const Communicator& comm, const Options& o, const Measure& measu
 }
 
 int run(const Options& o) {
-  Communicator comm = join_group(o.timeout_s);
+  Communicator comm = connect_group(o.timeout_s);
   Measure measure(comm, o.plan);
   const auto results = measure.run();
   const std::vector<Row> rows{{"communicator", results.communicator}, {"scheduler", results.scheduler}};

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "bench/overlap/compute.h"
-#include "bench/statistics.h"
+#include "bench/support/statistics.h"
 #include "comm/core/error.h"
 
 namespace rz::bench::overlap {

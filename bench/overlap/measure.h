@@ -4,7 +4,7 @@
 #include <chrono>
 #include <vector>
 
-#include "bench/memory.h"
+#include "bench/support/memory.h"
 #include "comm/bucket_scheduler.h"
 #include "comm/communicator.h"
 

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <sstream>
 
-#include "bench/harness.h"
+#include "bench/harness/harness.h"
 #include "comm/core/error.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
 #include "tests/emulated_gpu/nccl.h"

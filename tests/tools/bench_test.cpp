@@ -12,11 +12,11 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "bench/harness.h"
-#include "bench/numbers.h"
-#include "bench/report.h"
-#include "bench/statistics.h"
-#include "bench/values.h"
+#include "bench/harness/harness.h"
+#include "bench/harness/report.h"
+#include "bench/harness/values.h"
+#include "bench/support/numbers.h"
+#include "bench/support/statistics.h"
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
 #include "comm/transports/socket.h"

@@ -1,4 +1,4 @@
-#include "bench/common_options.h"
+#include "bench/support/common_options.h"
 
 #include "comm/core/error.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "bench/collective.h"
-#include "bench/options.h"
+#include "bench/harness/options.h"
 
 namespace rz::bench {
 

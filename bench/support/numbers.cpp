@@ -1,4 +1,4 @@
-#include "bench/numbers.h"
+#include "bench/support/numbers.h"
 
 #include <cmath>
 #include <cstdarg>

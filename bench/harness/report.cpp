@@ -1,8 +1,8 @@
-#include "bench/report.h"
+#include "bench/harness/report.h"
 
 #include <ctime>
 
-#include "bench/numbers.h"
+#include "bench/support/numbers.h"
 #include "comm/core/text.h"
 
 namespace rz::bench {

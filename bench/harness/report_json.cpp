@@ -1,8 +1,8 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "bench/file.h"
-#include "bench/report.h"
+#include "bench/harness/report.h"
+#include "bench/support/file.h"
 #include "comm/core/error.h"
 
 namespace rz::bench {

@@ -1,4 +1,4 @@
-#include "bench/join.h"
+#include "bench/support/connect.h"
 
 #include <chrono>
 
@@ -6,7 +6,7 @@
 
 namespace rz::bench {
 
-Communicator join_group(double timeout_s) {
+Communicator connect_group(double timeout_s) {
   const Place place = place_from_environment();
   CommOptions options;
   if (timeout_s > 0) options.timeout = std::chrono::milliseconds(static_cast<long>(timeout_s * 1e3));

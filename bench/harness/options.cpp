@@ -1,10 +1,10 @@
-#include "bench/options.h"
+#include "bench/harness/options.h"
 
 #include <algorithm>
 
 #include "bench/collective.h"
-#include "bench/common_options.h"
-#include "bench/numbers.h"
+#include "bench/support/common_options.h"
+#include "bench/support/numbers.h"
 #include "comm/core/error.h"
 #include "tools/command_line/command_line.h"
 

@@ -1,4 +1,4 @@
-#include "bench/file.h"
+#include "bench/support/file.h"
 
 #include <fstream>
 

@@ -1,4 +1,4 @@
-#include "bench/values.h"
+#include "bench/harness/values.h"
 
 #include <algorithm>
 #include <cmath>

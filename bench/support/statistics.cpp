@@ -1,4 +1,4 @@
-#include "bench/statistics.h"
+#include "bench/support/statistics.h"
 
 #include <algorithm>
 #include <numeric>

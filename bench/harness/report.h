@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "bench/collective.h"
-#include "bench/options.h"
-#include "bench/statistics.h"
+#include "bench/harness/options.h"
+#include "bench/support/statistics.h"
 
 namespace rz::bench {
 

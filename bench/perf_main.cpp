@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "bench/harness.h"
+#include "bench/harness/harness.h"
 #include "tools/command_line/command_line.h"
 
 int main(int argc, char** argv) {

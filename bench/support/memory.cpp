@@ -1,4 +1,4 @@
-#include "bench/memory.h"
+#include "bench/support/memory.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "bench/harness.h"
+#include "bench/harness/harness.h"
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -11,10 +11,10 @@
 #include <optional>
 #include <thread>
 
-#include "bench/memory.h"
-#include "bench/numbers.h"
-#include "bench/report.h"
-#include "bench/values.h"
+#include "bench/harness/report.h"
+#include "bench/harness/values.h"
+#include "bench/support/memory.h"
+#include "bench/support/numbers.h"
 #include "comm/bootstrap.h"
 #include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
