@@ -82,15 +82,15 @@ class RankRun {
   }
 
  private:
-  Member member() const { return {comm_.rank(), comm_.size()}; }
+  RankInfo self() const { return {comm_.rank(), comm_.size()}; }
 
   template <class F>
   void print(const F& text) const {
     if (print_) (*print_)(text());
   }
 
-  Shape shape_of(std::size_t bytes, DType t) const {
-    return collective_.shape(bytes / size_of(t), size_of(t), member());
+  ElementCounts shape_of(std::size_t bytes, DType t) const {
+    return collective_.counts(bytes / size_of(t), size_of(t), self());
   }
 
   void allocate() {
@@ -99,9 +99,9 @@ class RankRun {
       apart_ = options_.aggregated;
     std::size_t send = 0, recv = 0, off = 0;
     for (DType t : options_.dtypes) {
-      const Shape s = shape_of(options_.max_bytes, t);
+      const ElementCounts s = shape_of(options_.max_bytes, t);
       send = std::max(send, s.send * size_of(t));
-      recv = std::max({recv, s.recv * size_of(t), s.extent * size_of(t)});
+      recv = std::max({recv, s.recv * size_of(t), s.in_place_extent * size_of(t)});
       off = std::max(off, static_cast<std::size_t>(options_.misalign) * size_of(t));
     }
     send_ = make_arena(send * static_cast<std::size_t>(apart_), off);
@@ -143,8 +143,8 @@ class RankRun {
   }
 
   void run_cycle() {
-    const int first = collective_.rooted ? std::max(options_.root, 0) : 0;
-    const int last = collective_.rooted && options_.root < 0 ? comm_.size() - 1 : first;
+    const int first = collective_.has_root ? std::max(options_.root, 0) : 0;
+    const int last = collective_.has_root && options_.root < 0 ? comm_.size() - 1 : first;
     for (DType dtype : options_.dtypes)
       for (ReduceOp op : options_.ops)
         for (int root = first; root <= last; ++root) run_sizes({options_.min_bytes, dtype, op, root});
@@ -159,12 +159,12 @@ class RankRun {
   }
 
   void run_row(const Case& c) {
-    const Shape s = shape_of(c.bytes, c.dtype);
-    Row row{s.size * size_of(c.dtype),
-            s.param,
+    const ElementCounts s = shape_of(c.bytes, c.dtype);
+    Row row{s.size_column * size_of(c.dtype),
+            s.count_column,
             type_name(c.dtype),
-            collective_.reduces ? name(c.op) : "none",
-            collective_.rooted ? c.root : -1,
+            collective_.has_op ? name(c.op) : "none",
+            collective_.has_root ? c.root : -1,
             {},
             {},
             options_.timestamps ? now() : ""};
@@ -177,8 +177,7 @@ class RankRun {
   }
 
   std::string choice_line(const Case& c, std::size_t bytes) const {
-    const CallChoice choice =
-        comm_.explain(kind_of(collective_), bytes, options_.registered > 0, c.dtype, c.op);
+    const CallChoice choice = comm_.explain(collective_.kind, bytes, options_.registered > 0, c.dtype, c.op);
     return str("# ", bytes, " B: ", choice.algorithm, " over ", choice.transport,
                choice.chunk_bytes ? ", pieces of " + human_bytes(choice.chunk_bytes) : "", " (", choice.why,
                ")\n");
@@ -189,8 +188,8 @@ class RankRun {
     f.us = over_ranks(time(c, in_place, f.samples));
     if (options_.percentiles) f.slowest = summarize(slowest_ranks(f.samples), options_.skipped);
     if (!options_.per_iteration) f.samples.clear();
-    const Shape s = shape_of(c.bytes, c.dtype);
-    f.alg_bw = f.us > 0 ? static_cast<double>(s.size * size_of(c.dtype)) / (f.us * 1e3) : 0;
+    const ElementCounts s = shape_of(c.bytes, c.dtype);
+    f.alg_bw = f.us > 0 ? static_cast<double>(s.size_column * size_of(c.dtype)) / (f.us * 1e3) : 0;
     f.bus_bw = f.alg_bw * collective_.busbw_factor(comm_.size());
     if (options_.checks && (!in_place || collective_.checks_in_place)) f.wrong = check(c, in_place);
     return f;
@@ -311,9 +310,9 @@ class RankRun {
 
   // Every rank turns through as many places, even where ranks hold different amounts.
   Turns turns_of(const Case& c, bool in_place) {
-    const Shape s = shape_of(c.bytes, c.dtype);
+    const ElementCounts s = shape_of(c.bytes, c.dtype);
     const std::size_t element = size_of(c.dtype), off = options_.misalign * element;
-    const std::size_t sent = s.send * element, got = (in_place ? s.extent : s.recv) * element;
+    const std::size_t sent = s.send * element, got = (in_place ? s.in_place_extent : s.recv) * element;
     Turns::Side in{send_.memory.get() + off, sent, send_.places(sent)};
     Turns::Side out{recv_.memory.get() + off, got, recv_.places(got)};
     if (in_place) {
@@ -378,7 +377,7 @@ class RankRun {
     std::vector<std::vector<std::byte>> results;
     for (int a = 0; a < n; ++a) {
       const Call one = call(c, in_place, first + a);
-      results.emplace_back(one.shape.recv * size_of(c.dtype));
+      results.emplace_back(one.counts.recv * size_of(c.dtype));
       copy_bytes(results.back().data(), one.out, results.back().size(), stream_);
     }
     stream_.synchronize();
@@ -400,18 +399,18 @@ class RankRun {
   void prepare(const Case& c, bool in_place, int operation) {
     const Call one = call(c, in_place, operation);
     const std::size_t element = size_of(c.dtype);
-    set_bytes(one.out, 0xa5, one.shape.recv * element, stream_);
-    std::vector<std::byte> values(one.shape.send * element);
-    input(c, in_place, operation, comm_.rank()).fill(values.data(), one.shape.send);
+    set_bytes(one.out, 0xa5, one.counts.recv * element, stream_);
+    std::vector<std::byte> values(one.counts.send * element);
+    input(c, in_place, operation, comm_.rank()).fill(values.data(), one.counts.send);
     copy_bytes(const_cast<std::byte*>(one.in), values.data(), values.size(), stream_);
   }
 
   std::size_t wrong_in(std::vector<std::byte>& result, const Case& c, bool in_place, int operation) {
-    const Shape shape = shape_of(c.bytes, c.dtype);
+    const ElementCounts shape = shape_of(c.bytes, c.dtype);
     if (hooks_.before_check) hooks_.before_check(comm_.rank(), {result.data(), shape.recv, c.dtype});
     std::size_t wrong = 0;
-    for (const Piece& p : collective_.expected(shape, member(), c.root)) {
-      const Pattern want = p.source == Piece::combined
+    for (const ExpectedRange& p : collective_.expected(shape, self(), c.root)) {
+      const Pattern want = p.source == ExpectedRange::reduced
                                ? Pattern::combined(c.dtype, c.op, comm_.size(), seed(c, in_place, operation))
                                : input(c, in_place, operation, p.source);
       wrong += want.wrong(result.data() + p.at * size_of(c.dtype), p.count, p.from);

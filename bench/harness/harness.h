@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "bench/collective.h"
+#include "bench/collectives.h"
 #include "bench/harness/options.h"
 
 namespace rz::bench {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "bench/collective.h"
+#include "bench/collectives.h"
 #include "bench/support/common_options.h"
 #include "bench/support/numbers.h"
 #include "comm/core/error.h"
@@ -178,8 +178,8 @@ void settle(const Collective& c, Options& o, const Words& w) {
   require(!o.percentiles || o.skipped < o.iterations, Errc::config, "-K ", o.skipped, " of -n ", o.iterations,
           " leaves no iteration for --percentiles");
   const bool one = !o.algorithm.empty() && o.algorithm.find('=') == std::string::npos;
-  if (one && kind_of(c) != rz::Collective::all_reduce)  // which one name alone means
-    o.algorithm.insert(0, str(name(kind_of(c)), "="));
+  if (one && c.kind != rz::Collective::all_reduce)  // which one name alone means
+    o.algorithm.insert(0, str(name(c.kind), "="));
   require(w.cta_policy == 0, Errc::config, "-x ", w.cta_policy,
           ": ours have one way to divide a card into blocks; leave it out");
   o.min_bytes = parse_size(w.min, "-b");
@@ -190,7 +190,7 @@ void settle(const Collective& c, Options& o, const Words& w) {
           "-i 0 leads nowhere");
   o.dtypes = dtypes_of(w.dtype);
   o.ops = ops_of(w.op);
-  if (!c.reduces) o.ops = {ReduceOp::sum};
+  if (!c.has_op) o.ops = {ReduceOp::sum};
   o.average = static_cast<Average>(w.average);
 }
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/collective.h"
+#include "bench/collectives.h"
 #include "bench/harness/options.h"
 #include "bench/support/statistics.h"
 
