@@ -6,19 +6,15 @@
 
 #include "bench/collectives.h"
 #include "bench/harness/options.h"
+#include "bench/harness/validation.h"
 
 namespace rz::bench {
 
-/// Gets what rank 0 has to say, whole lines at a time.
+/// Called on rank 0 with output, whole lines at a time.
 using Print = std::function<void(const std::string&)>;
 
-struct Hooks {
-  /// Called with a rank's result before it is checked: tests damage it here.
-  std::function<void(int rank, Buffer result)> before_check;
-};
-
-/// Joins the group that the environment describes, with options.threads ranks in this process. Returns the
-/// exit status: 0, or 7 if a check failed. Throws rz::Error.
+/// Connects the group that the environment describes, with options.threads x options.gpus ranks in this
+/// process, and runs all cases. Returns the exit status: 0, or 7 if a check failed. Throws rz::Error.
 int run(const Collective&, const Options&, const Print&, const Hooks& = {});
 
 }  // namespace rz::bench

@@ -11,7 +11,7 @@ namespace rz::bench {
 
 struct Collective;
 
-enum class Average { rank0, mean, least, most };
+enum class Average { rank0, mean, min, max };
 
 struct Options {
   std::vector<std::string> arguments;  ///< as given, for the report

@@ -7,18 +7,11 @@
 #include <vector>
 
 #include "bench/collectives.h"
+#include "bench/harness/devices.h"
 #include "bench/harness/options.h"
 #include "bench/support/statistics.h"
 
 namespace rz::bench {
-
-/// A row of "Using devices".
-struct DeviceLine {
-  int rank = 0, pid = 0, local_rank = 0;
-  char host[64] = {};
-  char processor[80] = {};  ///< of host memory; else the card's name
-  int pci_domain = 0, pci_bus = 0, pci_device = 0;
-};
 
 struct Figure {
   double us = 0, alg_bw = 0, bus_bw = 0;

@@ -1,0 +1,24 @@
+#include "bench/harness/perf_main.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "bench/harness/harness.h"
+#include "comm/core/text.h"
+#include "tools/command_line/command_line.h"
+
+namespace rz::bench {
+
+int perf_main(const char* name, int argc, char** argv) {
+  // Before CUDA starts: ranks may be threads that share a card (comm/backends/peer_cuda.h).
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  const Collective& collective = collective_from_name(name);
+  const auto parse = [&] { return parse_options(collective, argc, argv); };
+  return run_program(str(name, "_perf").c_str(), parse, [&](const Options& options) {
+    std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    return run(collective, options, [](const std::string& text) { std::fputs(text.c_str(), stdout); });
+  });
+}
+
+}  // namespace rz::bench
