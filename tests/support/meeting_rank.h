@@ -27,7 +27,7 @@ class Rank {
   /// The short way, where the call is like the last one.
   void start(const Operation& op) {
     const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
-    const BriefCall call{brief(op.kind, dtype, op.op.kind, op.root), Layout::common_count(op, size),
+    const BriefCall call{brief(op.kind, dtype, op.op.kind, op.root), common_count(op, size),
                          op.in.data, op.out.data};
     if (together->repeats(call))
       together->repeat(call, sequence_++, turns), ++repeated;
