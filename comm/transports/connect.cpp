@@ -31,10 +31,6 @@ constexpr int spins = 2000;
 constexpr int yields = 4;
 constexpr int pauses = 4;  ///< between two looks at sockets, each a system call
 constexpr auto longest_look = microseconds(100);
-/// Where an answer is due, a look only reads there, but for one in so many.
-constexpr unsigned looks_a_question = 8;
-/// So many answers may come in a row before progress() looks elsewhere.
-constexpr unsigned answers_in_a_row = 16;
 /// The same where ranks are crowded, and each look gives the processor to another rank: twice as many take
 /// turns.
 constexpr auto longest_look_when_crowded = microseconds(200);
@@ -99,11 +95,6 @@ class GroupTransport final : public Transport {
       if (now < next_look_) return;
       next_look_ = now + look_interval;
     }
-    if (answers_ < answers_in_a_row && tcp_.look_where_due()) {
-      ++answers_, fresh_ = true;
-      return;
-    }
-    answers_ = 0;
     fresh_ |= poller_.poll(microseconds(0));
     look();
   }
@@ -211,13 +202,10 @@ class GroupTransport final : public Transport {
 
   bool look_at_sockets() {
     const auto end = Deadline::Clock::now() + (crowded_ ? longest_look_when_crowded : longest_look);
-    unsigned looks = 0;
     do {
       if (crowded_) sched_yield();
       for (int i = 0; i < pauses; ++i, cpu_pause())
         if (stirred()) return true;
-      if (tcp_.look_where_due()) return true;
-      if (tcp_.due() && ++looks % looks_a_question != 0) continue;
       if (poller_.poll(microseconds(0))) return true;
     } while (Deadline::Clock::now() < end);
     return false;
@@ -260,8 +248,7 @@ class GroupTransport final : public Transport {
   WaitForGraph waiting_;
   ShmLinks shm_;
   TcpLinks tcp_;
-  unsigned answers_ = 0;  ///< since progress() last looked everywhere
-  bool fresh_ = false;    ///< progress() saw something that wait() must not sleep over
+  bool fresh_ = false;  ///< progress() saw something that wait() must not sleep over
   Deadline::Clock::time_point next_look_{};
   std::atomic<bool> woken_{false};
   std::mutex mutex_;

@@ -136,14 +136,6 @@ Wire* TcpLinks::free_wire(LaneState& lane, bool striped) {
   return nullptr;
 }
 
-/// Sending takes the system so long that the peer's message of the same call is mostly there after it, if it
-/// is small: the next look reads without asking the poller first.
-void TcpLinks::expect_answer(Wire& w) {
-  if (w.ended) return;
-  w.watched.events |= EPOLLIN;
-  if (links_.size() == 1) due_ = &w;
-}
-
 std::size_t TcpLinks::post(int peer, Lane which, const Signature& signature,
                            std::span<const std::byte> bytes) {
   Link& l = link(peer);
@@ -167,7 +159,6 @@ std::size_t TcpLinks::post(int peer, Lane which, const Signature& signature,
     taken += w->out.length;
     lane.taken += w->out.length;
   }
-  if (taken && bytes.size() <= glance) expect_answer(lane.wires.front());
   return taken;
 }
 
@@ -242,19 +233,6 @@ std::size_t TcpLinks::read(Wire& w, std::span<const iovec> parts) {
   if (nothing || (n > 0 && static_cast<std::size_t>(n) < asked && !w.watched.hung_up()))
     w.watched.events &= ~static_cast<std::uint32_t>(EPOLLIN);
   return n > 0 ? static_cast<std::size_t>(n) : 0;
-}
-
-bool TcpLinks::look_where_due() {
-  if (!due_) return false;
-  Wire& w = *due_;
-  const std::size_t before = w.end - w.begin;
-  if (!w.has_header && before < sizeof(FrameHeader) && !w.ended) {
-    w.watched.events |= EPOLLIN;
-    fill(w, glance);
-    if (w.end - w.begin == before && !w.ended) return false;
-  }
-  due_ = nullptr;
-  return true;
 }
 
 bool TcpLinks::read_header(Link& l, LaneState& lane, Wire& w) {

@@ -96,10 +96,6 @@ class TcpLinks {
   /// Writes what waits to be written and reads the control sockets that the poller has flagged. Returns a
   /// failure that a peer reports, or that a peer is lost, or that this rank wants something of one that left.
   std::optional<Failure> look();
-  /// Reads where an answer to a small message is due, without asking the poller; true if one came. It costs
-  /// less than the question, which a read would follow.
-  bool look_where_due();
-  bool due() const { return due_ != nullptr; }
   /// Tells every peer. Any thread; waits for nothing.
   void announce(const Failure&) noexcept;
   /// Sends what had no room when it was announced; look() does it, too.
@@ -136,7 +132,6 @@ class TcpLinks {
   void flush(tcp::Wire&);
   static ssize_t send_whole(const tcp::Wire&);
   static ssize_t send_rest(tcp::Wire&);
-  void expect_answer(tcp::Wire&);
   tcp::Wire* front(Link&, LaneState&);
   bool read_header(Link&, LaneState&, tcp::Wire&);
   void fill(tcp::Wire&, std::size_t most);
@@ -162,7 +157,6 @@ class TcpLinks {
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<Link*> by_rank_;  ///< null: not over TCP
   std::optional<Failure> wanted_;
-  tcp::Wire* due_ = nullptr;  ///< of the one peer: it was sent a small message and has not answered yet
 };
 
 /// The address to listen on. `interface`: a name, an address, or its first numbers; empty: loopback if the

@@ -239,7 +239,7 @@ TEST(Tcp, ASecondLookShowsMoreOfTheSameBytes) {
   });
 }
 
-// The answer to a small message is read for without asking the poller first.
+// A frame that comes in two pieces is whole only when both are there.
 TEST(Tcp, AnAnswerMayComeInPieces) {
   constexpr std::uint64_t question = 0x0123456789abcdef;
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
