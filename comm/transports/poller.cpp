@@ -12,14 +12,6 @@ namespace rz {
 
 namespace {
 
-/// So many descriptors are asked one by one.
-constexpr std::size_t few = 8;
-
-// poll() and epoll speak of the same events by the same bits.
-static_assert(EPOLLIN == POLLIN && EPOLLOUT == POLLOUT && EPOLLERR == POLLERR && EPOLLHUP == POLLHUP &&
-              EPOLLRDHUP == POLLRDHUP);
-constexpr std::uint32_t final_events = EPOLLHUP | EPOLLERR;
-
 timespec limit_of(std::chrono::microseconds most) {
   const auto us = std::clamp<long long>(most.count(), 0, 1'000'000);
   return {us / 1'000'000, (us % 1'000'000) * 1000};
@@ -35,51 +27,15 @@ Poller::Poller() : epoll_(epoll_create1(EPOLL_CLOEXEC)), doorbell_(eventfd(0, EF
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, doorbell_.get(), &event) != 0) fail_errno("epoll_ctl");
 }
 
-void Poller::enter(const Entry& e) {
-  epoll_event event{e.events | EPOLLET, {.ptr = e.watched}};
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, e.fd, &event) != 0) fail_errno("epoll_ctl");
-}
-
-// epoll says of a descriptor that is new to it all that is true of it, so that nothing is lost on the way
-// there.
+// epoll says of a new descriptor all that is true of it, so nothing is lost that came before.
 void Poller::add(int fd, Watched& watched, std::uint32_t events) {
-  entries_.push_back({fd, &watched, events | EPOLLRDHUP});
-  if (by_epoll_) return enter(entries_.back());
-  if (entries_.size() <= few) return;
-  by_epoll_ = true;
-  for (const Entry& e : entries_) enter(e);
+  epoll_event event{events | EPOLLRDHUP | EPOLLET, {.ptr = &watched}};
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) fail_errno("epoll_ctl");
 }
 
-void Poller::remove(int fd) {
-  std::erase_if(entries_, [&](const Entry& e) { return e.fd == fd; });
-  if (by_epoll_) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-}
+void Poller::remove(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
 
-bool Poller::poll(std::chrono::microseconds most) { return by_epoll_ ? ask_epoll(most) : ask_each(most); }
-
-/// Asks only for what the owners do not know yet, so that nothing old cuts a sleep short.
-bool Poller::ask_each(std::chrono::microseconds most) {
-  questions_.clear();
-  questions_.push_back({doorbell(), POLLIN, 0});
-  for (const Entry& e : entries_) {
-    const bool over = e.watched->events & final_events;  // these are said without being asked for
-    questions_.push_back({over ? -1 : e.fd, static_cast<short>(e.events & ~e.watched->events), 0});
-  }
-  const timespec limit = limit_of(most);
-  const int n = ppoll(questions_.data(), questions_.size(), &limit, nullptr);
-  if (n < 0 && errno != EINTR) fail_errno("ppoll");
-  if (n <= 0) return false;
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    const auto said = static_cast<std::uint16_t>(questions_[i + 1].revents);
-    entries_[i].watched->events |= said & final_events ? said | entries_[i].events : said;
-  }
-  std::uint64_t rings = 0;
-  if (questions_[0].revents) [[maybe_unused]]
-    const auto bytes = ::read(doorbell(), &rings, sizeof rings);
-  return true;
-}
-
-bool Poller::ask_epoll(std::chrono::microseconds most) {
+bool Poller::poll(std::chrono::microseconds most) {
   std::array<epoll_event, 64> events;
   const timespec limit = limit_of(most);
   const bool looks = limit.tv_sec == 0 && limit.tv_nsec == 0;

@@ -1,12 +1,10 @@
 #pragma once
 /// Waiting for any of many descriptors, and for a doorbell that other threads and processes ring.
 
-#include <poll.h>
 #include <sys/epoll.h>
 
 #include <chrono>
 #include <cstdint>
-#include <vector>
 
 #include "comm/transports/descriptor.h"
 
@@ -21,9 +19,7 @@ struct Watched {
   bool hung_up() const { return events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); }
 };
 
-/// One thread adds, removes and polls; any thread, or process that holds the doorbell, rings. Few descriptors
-/// are asked one by one: epoll would have every segment that comes enter itself in a list first, which takes
-/// longer.
+/// One thread adds, removes and polls; any thread, or process that holds the doorbell, rings.
 class Poller {
  public:
   Poller();
@@ -38,19 +34,7 @@ class Poller {
   static void ring(int doorbell) noexcept;
 
  private:
-  struct Entry {
-    int fd;
-    Watched* watched;
-    std::uint32_t events;
-  };
-  bool ask_each(std::chrono::microseconds most);
-  bool ask_epoll(std::chrono::microseconds most);
-  void enter(const Entry&);
-
   Descriptor epoll_, doorbell_;
-  std::vector<Entry> entries_;
-  std::vector<pollfd> questions_;
-  bool by_epoll_ = false;
 };
 
 }  // namespace rz

@@ -1,4 +1,4 @@
-// What a poller promises, for few descriptors and for many: news are said once, and nothing old ends a sleep.
+// What a poller promises, for one descriptor and for many: news are said once, and nothing old ends a sleep.
 
 #include "comm/transports/poller.h"
 
