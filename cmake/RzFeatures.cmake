@@ -1,5 +1,4 @@
 # Optional parts: AUTO takes what is there, ON insists, OFF leaves it out. Sets RZ_HAVE_<feature>.
-include(FindPkgConfig)
 include(CheckLanguage)
 
 function(rz_feature name what)
@@ -20,15 +19,9 @@ function(rz_resolve name found hint)
   endif()
 endfunction()
 
-rz_feature(HWLOC "Topology by hwloc")
 rz_feature(CUDA "CUDA memory and streams")
 rz_feature(NCCL "NCCL backend")
 rz_feature(MPI "MPI backend")
-
-if(RZ_HWLOC)
-  pkg_check_modules(HWLOC QUIET IMPORTED_TARGET GLOBAL hwloc)
-endif()
-rz_resolve(HWLOC "${HWLOC_FOUND}" "hwloc was not found by pkg-config (Debian: libhwloc-dev)")
 
 if(RZ_CUDA)
   check_language(CUDA)

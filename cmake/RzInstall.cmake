@@ -28,10 +28,7 @@ install(FILES ${PROJECT_BINARY_DIR}/ringzero-config.cmake ${PROJECT_BINARY_DIR}/
         DESTINATION ${rz_cmake_dir})
 
 # Static archives hand their own dependencies on to whoever links them.
-set(RZ_PC_REQUIRES libhwy)
-if(RZ_HAVE_HWLOC)
-  string(APPEND RZ_PC_REQUIRES ", hwloc")
-endif()
+set(RZ_PC_REQUIRES "libhwy, hwloc")
 set(RZ_PC_VISIBILITY "")
 set(RZ_PC_BLAS ", openblas")
 set(RZ_PC_SYSTEM "")

@@ -83,7 +83,15 @@ function(rz_of_templates)
   endif()
 endfunction()
 
-# Needed by every build (Debian: libhwy-dev libopenblas-pthread-dev).
+# rz_require(PREFIX module package): PkgConfig::PREFIX, which every build needs. `package`: its name in Debian.
+macro(rz_require prefix module package)
+  pkg_check_modules(${prefix} QUIET IMPORTED_TARGET GLOBAL ${module})
+  if(NOT ${prefix}_FOUND)
+    message(FATAL_ERROR "ringzero needs ${module}, not found by pkg-config (Debian: ${package})")
+  endif()
+endmacro()
+
 include(FindPkgConfig)
-pkg_check_modules(HWY REQUIRED IMPORTED_TARGET GLOBAL libhwy)
-pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET GLOBAL openblas)
+rz_require(HWY libhwy libhwy-dev)
+rz_require(HWLOC hwloc libhwloc-dev)
+rz_require(OPENBLAS openblas libopenblas-pthread-dev)

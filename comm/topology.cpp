@@ -1,22 +1,18 @@
 #include "comm/topology.h"
 
+#include <hwloc.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <fstream>
-#include <map>
 #include <set>
 #include <sstream>
 
 #include "comm/core/cgroup.h"
 #include "comm/core/error.h"
 #include "comm/core/text.h"
-
-#ifdef RZ_HAVE_HWLOC
-#include <hwloc.h>
-#endif
 
 namespace rz {
 
@@ -52,8 +48,6 @@ unsigned long long physical_memory() {
   return static_cast<unsigned long long>(sysconf(_SC_PHYS_PAGES)) *
          static_cast<unsigned long long>(sysconf(_SC_PAGE_SIZE));
 }
-
-#ifdef RZ_HAVE_HWLOC
 
 class Hwloc {
  public:
@@ -116,86 +110,6 @@ Caches look_at_caches() try {
 } catch (const Error&) {  // a communicator works without knowing them
   return {};
 }
-
-#else
-
-double number(const std::string& text) {
-  try {
-    return std::stod(text);
-  } catch (const std::exception&) {  // "max", or nothing
-    return -1;
-  }
-}
-
-std::string first_line(const std::string& file) {
-  std::string line;
-  std::ifstream in(file);
-  std::getline(in, line);
-  return line;
-}
-
-/// "0-3,8" as numbers.
-std::vector<int> parse_list(const std::string& text) {
-  std::vector<int> numbers;
-  for (std::size_t at = 0; at < text.size();) {
-    const auto comma = std::min(text.find(',', at), text.size());
-    const std::string part = text.substr(at, comma - at);
-    const auto dash = part.find('-');
-    const int low = static_cast<int>(number(part));
-    const int high = dash == std::string::npos ? low : static_cast<int>(number(part.substr(dash + 1)));
-    for (int i = low; i >= 0 && i <= high; ++i) numbers.push_back(i);
-    at = comma + 1;
-  }
-  return numbers;
-}
-
-/// The first processor's cache of that level, data or unified; empty: there is none.
-std::string cache_folder(const std::string& level) {
-  for (int i = 0; i < 8; ++i) {
-    const std::string folder = str("/sys/devices/system/cpu/cpu0/cache/index", i);
-    if (first_line(folder + "/level") == level && first_line(folder + "/type") != "Instruction")
-      return folder;
-  }
-  return "";
-}
-
-unsigned long long cache_bytes(const std::string& level) {
-  const double kib = number(first_line(cache_folder(level) + "/size"));
-  return static_cast<unsigned long long>(std::max(0.0, kib)) * 1024;
-}
-
-Machine look_at_machine() {
-  Machine m;
-  std::set<std::string> packages;
-  std::map<std::string, Core> cores;  // by the lowest processor, so that neighbours stay together
-  auto online = parse_list(first_line("/sys/devices/system/cpu/online"));
-  if (online.empty()) online = affinity();
-  for (const int cpu : online) {
-    const std::string folder = str("/sys/devices/system/cpu/cpu", cpu, "/topology");
-    const std::string package = first_line(folder + "/physical_package_id");
-    packages.insert(package);
-    std::string core = first_line(folder + "/core_id");
-    if (core.empty()) core = str(cpu);
-    cores[str(package, '/', std::string(8 - std::min<std::size_t>(8, core.size()), '0'), core)].push_back(
-        cpu);
-  }
-  for (auto& [key, core] : cores) m.cores.push_back(core);
-  m.topology.packages = static_cast<int>(packages.size());
-  m.topology.cores = static_cast<int>(cores.size());
-  m.topology.threads = static_cast<int>(online.size());
-  m.topology.numa_nodes =
-      std::max<int>(1, static_cast<int>(parse_list(first_line("/sys/devices/system/node/online")).size()));
-  m.topology.l2_bytes = cache_bytes("2");
-  m.topology.l3_bytes = cache_bytes("3");
-  return m;
-}
-
-Caches look_at_caches() {
-  const auto sharers = parse_list(first_line(cache_folder("3") + "/shared_cpu_list"));
-  return {cache_bytes("2"), cache_bytes("3"), std::max(1, static_cast<int>(sharers.size()))};
-}
-
-#endif
 
 /// Leaves of each core what this process may use.
 std::vector<Core> usable_cores() {

@@ -42,7 +42,7 @@ const Caches& caches();
 
 /// Topology::usable alone, without looking at the machine: cheap.
 int usable_processors();
-/// Read once a call; without hwloc in the build, from /proc and sysfs.
+/// Read once a call. Errc::system if hwloc cannot read the machine.
 Topology read_topology();
 /// A few lines for people: what tools/run.sh prints first.
 std::string describe(const Topology&);

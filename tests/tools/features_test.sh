@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A feature that is ON and missing is an error that names it; OFF leaves it out.
+# A feature that is ON and missing is an error that names it; OFF leaves it out. What every build needs is an error
+# that names the package.
 #   features_test.sh SOURCE_DIR
 set -u
 work=$(mktemp -d)
@@ -19,6 +20,9 @@ refused() {  # WHAT_IT_SAYS [flags]
 source=$1
 refused 'RZ_NCCL=ON, but' -DRZ_NCCL=ON -DRZ_CUDA=OFF -DRZ_MPI=OFF
 refused 'RZ_MPI=ON, but' -DRZ_MPI=ON -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON -DRZ_CUDA=OFF -DRZ_NCCL=OFF
-PKG_CONFIG_LIBDIR=/nonexistent refused 'RZ_HWLOC=ON, but' -DRZ_HWLOC=ON -DRZ_CUDA=OFF -DRZ_NCCL=OFF -DRZ_MPI=OFF
-out=$(configure -DRZ_HWLOC=OFF -DRZ_CUDA=OFF -DRZ_NCCL=OFF -DRZ_MPI=OFF) || { echo "$out"; exit 1; }
-grep -q 'HWLOC no' <<<"$out" || { echo "OFF is not heeded: $out"; exit 1; }
+out=$(configure -DRZ_CUDA=OFF -DRZ_NCCL=OFF -DRZ_MPI=OFF) || { echo "$out"; exit 1; }
+grep -q 'MPI no' <<<"$out" || { echo "OFF is not heeded: $out"; exit 1; }
+# Everything that pkg-config finds here, but for hwloc.
+mkdir "$work/pkgconfig"
+for module in libhwy openblas; do cp "$(pkg-config --variable=pcfiledir $module)/$module.pc" "$work/pkgconfig"; done
+PKG_CONFIG_LIBDIR=$work/pkgconfig refused 'needs hwloc, not found by pkg-config (Debian: libhwloc-dev)' -DRZ_CUDA=OFF -DRZ_NCCL=OFF -DRZ_MPI=OFF
