@@ -200,6 +200,13 @@ class Communicator {
 
 /// Calls that start together, each as Communicator's of that name and checked like it. Not thread-safe;
 /// launch() once.
+///
+/// Every rank launches the same collectives in a group, in the same order; Errc::mismatch else. No call may
+/// read or write what another call of the group writes: backends may run them at once or in any order. In
+/// host memory, small all_reduces of one type and operation that follow each other run as one call: up to
+/// 16 KiB together. launch() refuses a dependence between those (Errc::invalid_argument). Small calls that
+/// are not in a group are not coalesced, even if none is waited for; over a network each then costs messages
+/// of its own.
 class Group {
  public:
   Group& all_reduce(const Buffer& in_out, ReduceOp op = ReduceOp::sum, const Stream& = {});

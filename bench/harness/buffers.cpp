@@ -5,7 +5,8 @@
 namespace rz::bench {
 namespace {
 
-constexpr std::size_t max_disjoint_bytes = 1 << 20;  // of all operations of an iteration
+// With -m small operations get memory of their own: those of a group must not read each other's results.
+constexpr std::size_t max_disjoint_bytes_of_one = 16 << 10, max_disjoint_bytes = 1 << 20;  // of all
 
 RankInfo rank_of(const Communicator& comm) { return {comm.rank(), comm.size()}; }
 
@@ -15,7 +16,8 @@ RankBuffers::RankBuffers(Communicator& comm, const Collective& collective, const
                          const Stream& stream)
     : comm_(comm), collective_(collective), options_(options), stream_(stream) {
   const auto operations = static_cast<std::size_t>(options.aggregated);
-  if (options.max_bytes <= max_disjoint_bytes / operations) disjoint_operations_ = options.aggregated;
+  if (options.max_bytes <= std::max(max_disjoint_bytes_of_one, max_disjoint_bytes / operations))
+    disjoint_operations_ = options.aggregated;
   std::size_t send = 0, recv = 0, misalignment = 0;
   for (const DType t : options.dtypes) {
     const ElementCounts n = counts_of(collective, {.bytes = options.max_bytes, .dtype = t}, rank_of(comm));

@@ -80,7 +80,7 @@ void add_sizes(CommandLine& line, Options& o, Words& w) {
       .within(0, 1 << 30);
   line.add_option("-m,--agg_iters", o.aggregated,
                   "Operations in an iteration, submitted as one group, in flight together; time is that of "
-                  "one. Up to 1 MiB in all, each has memory of its own; default 1")
+                  "one. Up to 16 KiB each, or 1 MiB in all, each has memory of its own; default 1")
       .within(1, 1 << 30);
   line.add_flag("--separate", o.separate,
                 "With -m: they are calls of their own, one after the other, no group");

@@ -127,6 +127,7 @@ Registration Driver::register_buffer(std::span<std::byte> memory) {
 
 std::shared_ptr<Job> Driver::submit(std::span<const Operation> group) {
   check_process();
+  Fused::require_independent(group);
   const auto now = Clock::now();
   auto job = std::make_shared<Job>(shared_from_this(), group, now + options_.timeout);
   const std::lock_guard lock(mutex_);
@@ -390,8 +391,7 @@ void Driver::accept() {
 }
 
 void Driver::start_next() {
-  const std::size_t calls = std::exchange(agreed_, 0);
-  if (calls > 1) return start_fused(calls);
+  if (const std::size_t calls = coalescable(); calls > 1) return start_fused(calls);
   current_ = std::move(queue_.front());
   queue_.pop_front();
   start(current_);
@@ -403,22 +403,30 @@ void Driver::start(const Queued& next) {
   run(op);
 }
 
+/// How many calls at the front of the queue run as one. All are of one group, whose calls stand together.
+std::size_t Driver::coalescable() const {
+  const std::shared_ptr<Job>& group = queue_.front().job;
+  if (group->operations.size() == 1) return 1;
+  return Fused::count(queue_ | std::views::take_while([&](const Queued& q) { return q.job == group; }) |
+                      std::views::transform([&](const Queued& q) -> const Operation& {
+                        return group->operations[q.operation];
+                      }));
+}
+
 void Driver::start_fused(std::size_t calls) {
-  if (!fused_memory_) fused_memory_ = transport_->allocate(Fused::most_bytes);
+  if (!fused_memory_) fused_memory_ = transport_->allocate(Fused::max_bytes);
+  current_ = queue_.front();
+  calls_in_one_ = calls;
   std::vector<const Operation*> operations;
-  for (std::size_t i = 0; i < calls; ++i) {
-    in_one_.push_back(std::move(queue_.front()));
-    queue_.pop_front();
-    operations.push_back(&in_one_.back().job->operations[in_one_.back().operation]);
-  }
-  current_ = in_one_.front();
+  for (; operations.size() < calls; queue_.pop_front())
+    operations.push_back(&current_.job->operations[queue_.front().operation]);
   run(fused_.begin(std::move(operations), fused_memory_.get()));
 }
 
 void Driver::run(const Operation& op) {
   const TogetherWay* by_streams = streams(op);
   by_together_ = together_ && !by_streams;
-  if (by_together_) return together_->start(op, sequence_++, behind());
+  if (by_together_) return together_->start(op, sequence_++);
   if (by_streams) return run_schedule(op, *by_streams->streams, by_streams->chunk);
   const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
   const Selection s = schedule_for(
@@ -455,26 +463,13 @@ void Driver::run_schedule(const Operation& op, const Algorithm& algorithm, std::
   const int root = op.kind == Collective::all_reduce ? 0 : op.root;
   const Plan& plan = plan_for(algorithm, root, in_place(op, rank_, size_));
   const auto number = static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1;
-  Signature signature = signature_of(op, size_, sequence_++, number);
-  if (op.kind == Collective::all_reduce && op.in.count > 0) signature.behind = behind();
-  execution_.start(op, plan, signature, slice ? slice : slice_bytes);
-}
-
-/// How many of the calls that wait this rank would fuse.
-std::uint8_t Driver::behind() const {
-  if (queue_.size() < 2) return 0;
-  return Fused::count(queue_ | std::views::transform([](const Queued& q) -> const Operation& {
-                        return q.job->operations[q.operation];
-                      }));
+  execution_.start(op, plan, signature_of(op, size_, sequence_++, number), slice ? slice : slice_bytes);
 }
 
 void Driver::end_current() {
-  agreed_ = by_together_ ? together_->agreed() : execution_.agreed();
   const Queued ended = std::exchange(current_, {});
-  if (in_one_.empty()) return operation_ended(*ended.job);
-  fused_.end();
-  for (const Queued& q : in_one_) operation_ended(*q.job);
-  in_one_.clear();
+  if (calls_in_one_ > 1) fused_.end();
+  for (std::size_t calls = std::exchange(calls_in_one_, 1); calls > 0; --calls) operation_ended(*ended.job);
 }
 
 // Where the input cannot be read where it lies, there is a copy: for a factor before the sum, and for the
@@ -615,12 +610,11 @@ void Driver::poison(std::exception_ptr error) noexcept {
     if (job && !job->done()) job->end(failure_);
   };
   end(current_.job);
-  for (const Queued& q : in_one_) end(q.job);
   for (const Queued& q : queue_) end(q.job);
   std::for_each(messaging_.begin(), messaging_.end(), end);
   std::for_each(incoming_.begin(), incoming_.end(), end);
   current_ = {};
-  in_one_.clear();
+  calls_in_one_ = 1;
   queue_.clear();
   messaging_.clear();
   incoming_.clear();

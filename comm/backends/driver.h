@@ -88,10 +88,10 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void accept();
   void start_next();
   void start(const Queued&);
+  std::size_t coalescable() const;
   void start_fused(std::size_t calls);
   void run(const Operation&);
   const TogetherWay* streams(const Operation&) const;
-  std::uint8_t behind() const;
   void end_current();
   bool is_quick(const Operation&) const;
   void fail_at_once(std::unique_lock<ShortLock>&, std::shared_ptr<Job>&);
@@ -147,8 +147,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   Messages messages_;
   std::deque<Queued> queue_;
   Queued current_{};
-  std::uint8_t agreed_ = 0;     // calls at the front of queue_ that all ranks fuse now
-  std::vector<Queued> in_one_;  // what is fused, current_ the first of it
+  std::size_t calls_in_one_ = 1;  // of a group, from current_ on, that run as one call
   Fused fused_;
   std::shared_ptr<std::byte> fused_memory_;
   std::deque<std::shared_ptr<Job>> messaging_;  // jobs with messages in flight

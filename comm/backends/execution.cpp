@@ -39,7 +39,6 @@ void Execution::start(const Operation& op, const Plan& plan, const Signature& si
   op_ = &op;
   plan_ = &plan;
   signature_ = signature;
-  agreed_ = signature.behind;
   slice_ = slice;
   element_ = op.kind == Collective::barrier ? 1 : size_of(op.out.data ? op.out.dtype : op.in.dtype);
   layout_.emplace(op, rank_, size_, plan.schedule.chunks);
@@ -112,7 +111,6 @@ bool Execution::matches(int peer) {
   if (incoming.bytes.empty()) return false;
   Signature mine = signature_;
   if (op_->kind == Collective::all_to_all_v) mine.count = op_->pairs->recv_counts[index(peer)];
-  mine.behind = incoming.signature.behind;  // which may differ
   if (!(incoming.signature == mine))
     fail(Errc::mismatch, "mismatched collectives: rank ", peer, " called ", describe(incoming.signature),
          " while rank ", rank_, " called ", describe(mine),
@@ -148,7 +146,6 @@ bool Execution::advance_send(int step) {
       return false;
     if (const std::size_t most = offered(step); most > p.done) {
       Signature signature = signature_;
-      signature.behind = agreed_;
       if (op_->kind == Collective::all_to_all_v) signature.count = op_->pairs->send_counts[peer];
       if (p.done == 0) p.stream_begin = posted_[peer];
       const std::size_t taken =
@@ -191,17 +188,9 @@ bool Execution::advance_combine(int step) {
   return true;
 }
 
-// Whom a message's first byte depends on its sender has heard from before it sent that.
-bool Execution::hear(const Incoming& incoming) {
-  if (incoming.bytes.empty()) return false;
-  agreed_ = std::min(agreed_, incoming.signature.behind);
-  return true;
-}
-
 bool Execution::advance_receive(int step, int peer, std::size_t most) {
   if (!matches(peer)) return false;
   Progress& p = progress_[index(step)];
-  if (agreed_ > 0 && p.done == 0 && !hear(transport_.peek(peer, Lane::collective))) return false;
   std::byte* to = write(plan_->steps[index(step)].step.slot) + p.done;
   const std::size_t taken = transport_.receive(peer, Lane::collective, {to, most});
   p.done += taken;
@@ -212,7 +201,7 @@ Execution::Piece Execution::remote_piece(int peer) {
   Carry& carry = carry_[index(peer)];
   if (carry.have == 0) {
     const Incoming incoming = transport_.peek(peer, Lane::collective);
-    if (!hear(incoming) || incoming.bytes.size() >= element_)
+    if (incoming.bytes.empty() || incoming.bytes.size() >= element_)
       return {incoming.bytes.data(), incoming.bytes.size() / element_ * element_, false};
   }
   carry.have += transport_.receive(peer, Lane::collective, {carry.bytes + carry.have, element_ - carry.have});

@@ -31,8 +31,6 @@ class Execution {
   /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
   bool advance();
   bool complete() const { return remaining_ == 0; }
-  /// After a call: how many more all ranks would fuse, if each of them has said so (Signature::behind).
-  std::uint8_t agreed() const { return agreed_; }
   /// The peers that the call waits for.
   RankSet debtors() const;
   /// They, for messages: "rank 2 to send, rank 3 to receive".
@@ -73,7 +71,6 @@ class Execution {
   Debt debt(int peer) const;
   bool at_head(int step) const;
   bool matches(int peer);
-  bool hear(const Incoming&);
   void finish(int step);
 
   Transport& transport_;
@@ -82,7 +79,6 @@ class Execution {
   const Plan* plan_ = nullptr;
   std::optional<Layout> layout_;
   Signature signature_;
-  std::uint8_t agreed_ = 0;  // the least Signature::behind seen in this call, which is what goes on
   std::size_t element_ = 1, cell_bytes_ = 0, slice_ = slice_bytes;
   std::vector<Progress> progress_;
   std::vector<std::size_t> send_head_, receive_head_;  // positions in Plan::sends and receives

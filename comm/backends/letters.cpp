@@ -56,7 +56,7 @@ Letters::Letters(Transport& transport, int rank, int size, std::uint32_t first_s
 void Letters::begin(const Signature& call) {
   call_ = call;
   hash_ = hash_of(call);
-  begin_again(call.sequence, call.behind);
+  begin_again(call.sequence);
 }
 
 void Letters::use_ring(std::size_t bytes) { in_use_ = std::min(bytes, ring_bytes()); }
@@ -113,10 +113,8 @@ void Letters::mismatch(int peer, std::uint32_t step) const {
     return tag() == s + 1 ? std::optional(call) : std::nullopt;  // it may be written anew meanwhile
   };
   for (std::uint32_t s = next_ - static_cast<std::uint32_t>(meeting_letters); s != next_; ++s) {
-    auto theirs = called(peer, s), mine = called(rank_, s);
-    if (!theirs || !mine) continue;
-    theirs->behind = mine->behind;  // which may differ
-    if (*theirs == *mine) continue;
+    const auto theirs = called(peer, s), mine = called(rank_, s);
+    if (!theirs || !mine || *theirs == *mine) continue;
     fail(Errc::mismatch, "mismatched collectives: rank ", peer, " called ", describe(*theirs), " while rank ",
          rank_, " called ", describe(*mine), "; every rank must make the same calls in the same order");
   }

@@ -41,8 +41,8 @@ class Letters {
 
   /// A call begins at next(), after all that the calls before needed was read.
   void begin(const Signature&);
-  /// One like the last, but for these.
-  void begin_again(std::uint32_t sequence, std::uint8_t behind);
+  /// One like the last, but for its number.
+  void begin_again(std::uint32_t sequence);
   Signature call() const {
     Signature call = call_;
     call.sequence = sequence_;
@@ -67,10 +67,6 @@ class Letters {
   /// Whether the peer has written that letter; then its payload and bytes can be read. Throws Errc::mismatch,
   /// naming the first call that differed, as far back as letters are kept.
   bool arrived(int peer, std::uint32_t step);
-  /// Of a letter that has arrived: the call's Signature::behind on that rank.
-  std::uint8_t behind(int peer, std::uint32_t step) const {
-    return static_cast<std::uint8_t>(tag(peer, step) >> behind_shift);
-  }
   /// What peers offered at steps before this one is not needed.
   void have_read_up_to(std::uint32_t step);
   /// The same, said now and then, or when this rank has to wait: of letters alone, whose writer either learns
@@ -113,9 +109,8 @@ class Letters {
   void write_tag(std::uint32_t step);
   void conclude(std::uint32_t letters);
   void tell();
-  // A letter's tag: its step + 1 in the lower half, then Signature::behind, then 24 bits of the history.
-  static constexpr int behind_shift = 32, history_shift = 40;
-  static constexpr std::uint64_t behind_mask = std::uint64_t{0xff} << behind_shift;
+  // A letter's tag: its step + 1 in the lower half, the upper half of the history in the upper one.
+  static constexpr int history_shift = 32;
   std::uint64_t tag_of(std::uint32_t step) const {
     return (history_ >> history_shift << history_shift) | static_cast<std::uint32_t>(step + 1);
   }
@@ -160,9 +155,8 @@ class Letters {
 
 // ---- what every tiny call runs through
 
-inline void Letters::begin_again(std::uint32_t sequence, std::uint8_t behind) {
+inline void Letters::begin_again(std::uint32_t sequence) {
   sequence_ = sequence;
-  if (call_.behind != behind) call_.behind = behind;
   history_ = (history_ ^ hash_) * 0x9e3779b97f4a7c15u;
   history_ ^= history_ >> 29;
   first_ = next_;
@@ -203,8 +197,7 @@ inline bool Letters::has_room(std::size_t bytes, bool writes, std::uint32_t lett
 }
 
 inline void Letters::write_tag(std::uint32_t step) {
-  own_.letters[step % meeting_letters].tag.store(tag_of(step) | std::uint64_t{call_.behind} << behind_shift,
-                                                 std::memory_order_release);
+  own_.letters[step % meeting_letters].tag.store(tag_of(step), std::memory_order_release);
 }
 
 inline void Letters::publish() {
@@ -240,7 +233,7 @@ inline void Letters::conclude(std::uint32_t letters) {
 
 inline bool Letters::arrived(int peer, std::uint32_t step) {
   const std::uint64_t there = tag(peer, step);
-  if ((there & ~behind_mask) != tag_of(step)) {
+  if (there != tag_of(step)) {
     if (!is_after(step + 1, static_cast<std::uint32_t>(there))) mismatch(peer, step);
     awaits_ = Awaits::letter, awaited_ = step + 1, lacking_ = peer;
     return false;

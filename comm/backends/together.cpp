@@ -41,16 +41,14 @@ Together::Together(Transport& transport, int rank, int size, TogetherTable table
 
 // ---- a call
 
-void Together::start(const Operation& op, std::uint32_t sequence, std::uint8_t behind) {
+void Together::start(const Operation& op, std::uint32_t sequence) {
   if (!traits(op.kind).root_sends()) letters_.say_all();
   op_ = &op;
   const Shape shape = shape_of(op);
   if (shape == planned_) {
-    letters_.begin_again(sequence, behind);
+    letters_.begin_again(sequence);
   } else {
-    Signature call = signature_of(op, size_, sequence);
-    call.behind = behind;
-    letters_.begin(call);
+    letters_.begin(signature_of(op, size_, sequence));
     plan();
     planned_ = shape;
   }
@@ -61,7 +59,6 @@ void Together::start(const Operation& op, std::uint32_t sequence, std::uint8_t b
 void Together::rewind(std::uint32_t first) {
   cut_ = plan_;
   complete_ = false;
-  agreed_ = 0;
   offered_ = folded_ = taken_ = 0;
   waits_a_ = waits_b_ = 0;
   first_ = first;

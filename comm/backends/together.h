@@ -35,8 +35,7 @@ class Together {
   Together(Transport&, int rank, int size, TogetherTable, std::uint32_t first_step = 0);
 
   /// Begins the call of that number. The operation must outlive it, or move().
-  /// `behind` goes to the peers with it.
-  void start(const Operation&, std::uint32_t sequence, std::uint8_t behind = 0);
+  void start(const Operation&, std::uint32_t sequence);
   /// Bytes of the whole of a call that is tried at once.
   static constexpr std::size_t most_at_once = 256 << 10;
 
@@ -59,8 +58,6 @@ class Together {
   /// The last spin() ended after such a part: there is more to move at once.
   bool busy() const { return busy_; }
   bool complete() const { return complete_; }
-  /// After a call: how many more all ranks would fuse. 0 unless everybody has read from everybody.
-  std::uint8_t agreed() const { return agreed_; }
   /// It does not go on without some peer: a failure, if that one has left.
   void claim() { letters_.claim(); }
 
@@ -127,7 +124,6 @@ class Together {
 
   // together_staged.cpp: through letters and rings
   bool advance_one_phase();
-  void agree(std::uint32_t step);
   bool advance_two_phase();
   std::uint32_t step_a(std::size_t round) const;
   std::uint32_t step_b(std::size_t round) const;
@@ -199,7 +195,6 @@ class Together {
   bool direct_again_ = false;    // the last such call was direct, in one round, cut like direct_
   Cut direct_;
   bool complete_ = true, busy_ = false;
-  std::uint8_t agreed_ = 0;
   bool gives_ = false;                    // it offers bytes
   int first_giver_ = 0, last_giver_ = 0;  // whose bytes it reads: before the last, and not its own
   bool inline_ = false;                   // in letters

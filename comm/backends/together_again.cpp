@@ -7,14 +7,13 @@ namespace rz {
 bool Together::repeat(const BriefCall& call, std::uint32_t sequence, int turns) {
   again_.in.data = call.in, again_.out.data = call.out;
   op_ = &again_;
-  letters_.begin_again(sequence, 0);
+  letters_.begin_again(sequence);
   if (!short_way_ || !has_room_to_offer()) {
     if (direct_again_ && has_room(0)) return repeat_direct(turns);
     rewind(letters_.next());
     return spin(turns);
   }
   base_ = letters_.next();
-  agreed_ = 0;
   offer_again();
   prepare_to_take();
   int peer = 0;

@@ -28,7 +28,6 @@ bool Together::advance_one_phase() {
   }
   const std::uint32_t step = base_ + static_cast<std::uint32_t>(taken_);
   if (taken_ < offered_ && all_arrived(waits_a_, step)) {
-    if (letters_.call().behind > 0 && taken_ == 0) agree(step);
     take(taken_++);
     moved = true;
     if (taken_ == cut_.rounds)
@@ -37,14 +36,6 @@ bool Together::advance_one_phase() {
       letters_.have_read_up_to(step + 1);
   }
   return moved;
-}
-
-/// On as many as all ranks would fuse, if all read this step's letters of all.
-void Together::agree(std::uint32_t step) {
-  if (op_->kind != Collective::all_reduce) return;
-  agreed_ = letters_.call().behind;
-  for (int r = 0; r < size_; ++r)
-    if (r != rank_) agreed_ = std::min(agreed_, letters_.behind(r, step));
 }
 
 /// Brings together what this rank reads of an offer of several letters; resumes where it stopped.

@@ -15,8 +15,7 @@ struct Signature {
   Collective kind = Collective::barrier;
   DType dtype = DType::u8;
   ReduceOp::Kind op = ReduceOp::sum;
-  /// Calls that this rank, and all that it has heard from, would fuse after this (comm/backends/fused.h).
-  std::uint8_t behind = 0;
+  std::uint8_t unused = 0;  ///< in place of padding, whose bytes are not defined
   std::uint32_t algorithm = 0;
   bool operator==(const Signature&) const = default;
 };

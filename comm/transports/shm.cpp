@@ -20,7 +20,7 @@ namespace rz {
 
 namespace shm {
 
-constexpr std::uint64_t magic = 0x316f72657a676e72;  // "rngzero1"
+constexpr std::uint64_t magic = 0x326f72657a676e72;  // "rngzero2"
 constexpr std::size_t line = 64;
 constexpr std::size_t inline_bytes = 24;
 constexpr std::uint32_t in_frame = 0xffffffff, in_ring = 0xfffffffe;

@@ -29,7 +29,7 @@ namespace rz {
 
 namespace tcp {
 
-constexpr std::uint32_t frame_magic = 0x31465a52;    // "RZF1": the version is part of it
+constexpr std::uint32_t frame_magic = 0x32465a52;    // "RZF2": the version is part of it
 constexpr std::uint32_t control_magic = 0x31435a52;  // "RZC1"
 constexpr std::size_t block = 64 << 10;              ///< longest frame
 

@@ -1,5 +1,5 @@
-// Small all_reduces that are in flight together become one: with the same results, in the same order, and
-// only what every rank has in flight.
+// Small all_reduces of one Group run as one call, with the same results; calls that are submitted one by one
+// do not.
 
 #include "comm/backends/fused.h"
 
@@ -7,9 +7,11 @@
 
 #include <array>
 #include <cmath>
+#include <functional>
 #include <latch>
+#include <optional>
 #include <set>
-#include <thread>
+#include <string>
 
 #include "comm/algorithms/algorithm.h"
 #include "comm/backends/scheduled.h"
@@ -33,7 +35,7 @@ Operation reduction(std::size_t count, DType dtype = DType::f32, ReduceOp op = R
           .out = {memory.data() + memory.size() / 2, count, dtype},
           .op = op};
 }
-int count(const std::vector<Operation>& calls) { return Fused::count(calls); }
+int count(const std::vector<Operation>& calls) { return static_cast<int>(Fused::count(calls)); }
 
 TEST(Fused, TakesCallsThatAreAlike) {
   EXPECT_EQ(count({}), 0);
@@ -56,17 +58,36 @@ Operation between(int in, int out) {
   return {.kind = Collective::all_reduce, .in = {memory + in, 2}, .out = {memory + out, 2}};
 }
 
-TEST(Fused, LeavesAloneWhatReadsAnEarlierResult) {
-  EXPECT_EQ(count({between(0, 0), between(2, 2), between(4, 4)}), 3);
-  EXPECT_EQ(count({between(0, 50), between(20, 0), between(40, 70)}), 3);  // within what they span, apart
-  EXPECT_EQ(count({between(0, 50), between(20, 70), between(51, 90)}), 2);
-  EXPECT_EQ(count({between(0, 0), between(0, 0)}), 1);
+bool independent(const std::vector<Operation>& group) {
+  try {
+    Fused::require_independent(group);
+    return true;
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::invalid_argument) << e.what();
+    return false;
+  }
+}
+
+TEST(Fused, RefusesACallThatReadsAResultOfTheSameRun) {
+  EXPECT_TRUE(independent({between(0, 0), between(2, 2), between(4, 4)}));
+  EXPECT_TRUE(independent({between(0, 50), between(20, 0), between(40, 70)}))
+      << "within what they span, apart";
+  EXPECT_FALSE(independent({between(0, 50), between(20, 70), between(51, 90)}));
+  EXPECT_FALSE(independent({between(0, 0), between(0, 0)}));
+  const Operation message{.kind = Collective::send, .in = between(0, 0).in, .root = 1};
+  EXPECT_FALSE(independent({between(0, 0), message, between(0, 0)})) << "a message ends no run";
+  const Operation barrier{.kind = Collective::barrier};
+  EXPECT_TRUE(independent({between(0, 0), barrier, between(0, 0)})) << "two runs, in order";
+}
+
+TEST(Fused, AddressesDoNotCount) {
+  EXPECT_EQ(count({between(0, 0), between(0, 0)}), count({between(0, 0), between(2, 2)}));
 }
 
 TEST(Fused, IsBounded) {
-  EXPECT_EQ(count({reduction(Fused::most_bytes / 4)}), 1);
-  EXPECT_EQ(count({reduction(Fused::most_bytes / 4 + 1)}), 0);
-  EXPECT_EQ(count({reduction(Fused::most_bytes / 8), reduction(Fused::most_bytes / 8), reduction(1)}), 2);
+  EXPECT_EQ(count({reduction(Fused::max_bytes / 4)}), 1);
+  EXPECT_EQ(count({reduction(Fused::max_bytes / 4 + 1)}), 0);
+  EXPECT_EQ(count({reduction(Fused::max_bytes / 8), reduction(Fused::max_bytes / 8), reduction(1)}), 2);
   EXPECT_EQ(count(std::vector<Operation>(1000, reduction(1))), 255);
 }
 
@@ -102,9 +123,10 @@ class Counting final : public Transport {
   std::set<std::uint32_t>& calls_;
 };
 
-/// 200 all_reduces of a group take two calls over streams: the first, alone, says what is behind it. `host`
-/// is that of every rank.
-void expect_two_calls(const std::vector<int>& host, const std::string& algorithm = {}) {
+/// How many calls over streams all_reduces of one element take, as one group or one by one. `host` is that of
+/// every rank.
+void expect_calls(std::size_t expected, std::size_t all_reduces, bool as_group, const std::vector<int>& host,
+                  const std::string& algorithm = {}) {
   const int size = static_cast<int>(host.size());
   test::run_ranks(size, [&](int rank, std::shared_ptr<Store> store) {
     std::set<std::uint32_t> calls;
@@ -114,26 +136,36 @@ void expect_two_calls(const std::vector<int>& host, const std::string& algorithm
         rank, size,
         std::make_unique<Counting>(connect_transport(rank, size, *store, where, Deadline::after(20s)), calls),
         {.deterministic = false, .algorithm = algorithm});
-    std::vector<float> x(200, 1.0f);
+    std::vector<float> x(all_reduces, 1.0f);
     std::vector<Operation> group;
     for (float& v : x) group.push_back({.kind = Collective::all_reduce, .in = {&v, 1}, .out = {&v, 1}});
-    backend->submit(group).wait();
+    std::vector<Work> works;
+    if (as_group) works.push_back(backend->submit(group));
+    for (std::size_t i = 0; i < group.size() && !as_group; ++i)
+      works.push_back(backend->submit(std::span(group).subspan(i, 1)));
+    for (const Work& w : works) w.wait();
     for (const float v : x) ASSERT_EQ(v, size);
-    EXPECT_EQ(calls.size(), 2u);
+    EXPECT_EQ(calls.size(), expected);
   });
 }
 
-TEST(Fused, FewMessagesCarryManyCalls) {
-  expect_two_calls({0, 1});
-  expect_two_calls({0, 0, 1, 1, 2});
+TEST(Fused, AGroupOfSmallAllReducesIsOneCall) {
+  expect_calls(1, 200, true, {0, 1});
+  expect_calls(1, 200, true, {0, 0, 1, 1, 2});
+  expect_calls(2, 300, true, {0, 1});
 }
 
-TEST(Fused, EveryAlgorithmHearsFromEverybody) {
+TEST(Fused, CallsOneByOneStayApart) {
+  expect_calls(60, 60, false, {0, 1});
+  expect_calls(60, 60, false, {0, 0, 1, 1, 2});
+}
+
+TEST(Fused, AGroupIsOneCallByEveryAlgorithm) {
   for (const Algorithm& a : algorithms()) {
     if (a.collective != Collective::all_reduce) continue;
     SCOPED_TRACE(a.name);
-    expect_two_calls({0, 0, 1, 1, 2}, a.name);
-    expect_two_calls({0, 1, 2, 3}, a.name);
+    expect_calls(1, 200, true, {0, 0, 1, 1, 2}, a.name);
+    expect_calls(1, 200, true, {0, 1, 2, 3}, a.name);
   }
 }
 
@@ -155,21 +187,25 @@ float input(int rank, int call, std::size_t i) {
   return std::sin(static_cast<float>(rank * 1000 + call) + 0.1f * static_cast<float>(i));
 }
 
-// Large and small calls, other collectives among them; ranks that wait for each call, for some, for none.
+// Large and small calls of several operations, barriers between the groups; calls alone and groups of several
+// sizes.
 TEST_P(FusedOver, GivesTheBitsOfCallsOneByOne) {
   constexpr int calls = 150, ranks = 3;
   const auto size = [](int call) -> std::size_t { return call % 17 == 5 ? 9000 : 1 + call * 7 % 40; };
-  const auto run = [&](Communicator& comm, int patience) {
+  const auto run = [&](Communicator& comm, int of_a_group) {
     std::vector<std::vector<float>> in(calls), out(calls);
     std::vector<Work> works;
+    std::optional<Group> group;
     for (int c = 0; c < calls; ++c) {
+      if (!group) group.emplace(comm.group());
       for (std::size_t i = 0; i < size(c); ++i) in[c].push_back(input(comm.rank(), c, i));
       out[c].resize(size(c));
-      if (c % 29 == 7) comm.barrier().wait();
       const ReduceOp op = c / 20 % 3 == 0 ? ReduceOp::avg : c / 20 % 3 == 1 ? ReduceOp::sum : ReduceOp::max;
-      works.push_back(
-          comm.all_reduce(ConstBuffer(in[c].data(), size(c)), Buffer(out[c].data(), size(c)), op));
-      if (patience && c % patience == 0) works.back().wait();
+      group->all_reduce(ConstBuffer(in[c].data(), size(c)), Buffer(out[c].data(), size(c)), op);
+      if ((c + 1) % of_a_group != 0 && c + 1 < calls) continue;
+      works.push_back(group->launch());
+      group.reset();
+      if (c % 29 == 7) comm.barrier().wait();
     }
     for (Work& w : works) w.wait();
     return out;
@@ -177,9 +213,7 @@ TEST_P(FusedOver, GivesTheBitsOfCallsOneByOne) {
   test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, ranks, std::move(store), options(rank));
     const auto one_by_one = run(comm, 1);
-    EXPECT_EQ(run(comm, 0), one_by_one);
-    EXPECT_EQ(run(comm, rank == 1 ? 1 : 0), one_by_one);
-    EXPECT_EQ(run(comm, rank + 2), one_by_one);
+    for (const int of_a_group : {2, 7, 40, calls}) EXPECT_EQ(run(comm, of_a_group), one_by_one) << of_a_group;
   });
 }
 
@@ -195,28 +229,67 @@ TEST_P(FusedOver, AGroupIsFused) {
   });
 }
 
-TEST_P(FusedOver, ACallMayReadWhatTheOneBeforeItWrites) {
+// Messages are not the same on every rank, and change nothing of which collectives run as one.
+TEST_P(FusedOver, MessagesOfSomeRanksAloneEndNoRun) {
+  test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 3, std::move(store), options(rank));
+    std::vector<int> x(20, rank);
+    int message = rank == 0 ? 42 : 0;
+    auto group = comm.group();
+    for (int i = 0; i < 20; ++i) {
+      group.all_reduce({&x[i], 1});
+      if (i == 5 && rank == 0) group.send({&message, 1}, 1);
+      if (i == 9 && rank == 1) group.recv({&message, 1}, 0);
+    }
+    group.launch().wait();
+    EXPECT_EQ(x, std::vector<int>(20, 3));
+    EXPECT_EQ(message, rank == 2 ? 0 : 42);
+  });
+}
+
+TEST_P(FusedOver, ACallThatReadsAResultOfItsGroupIsRefused) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 2, std::move(store), options(rank));
     float x = 1, y = static_cast<float>(rank);
     auto group = comm.group();
-    for (int i = 0; i < 10; ++i) group.all_reduce({&x, 1}).all_reduce({&y, 1});
-    group.launch().wait();
-    EXPECT_EQ(x, 1024);
-    EXPECT_EQ(y, 512);
+    group.all_reduce({&x, 1}).all_reduce({&y, 1}).all_reduce({&x, 1});
+    const Error e = test::error_of([&] { group.launch().wait(); });
+    EXPECT_EQ(e.code(), Errc::invalid_argument) << e.what();
+    EXPECT_NE(std::string(e.what()).find("call 3 of the group reads the result of call 1"), std::string::npos)
+        << e.what();
+    comm.all_reduce({&x, 1}).wait();  // the communicator goes on
+    EXPECT_EQ(x, 2);
   });
 }
 
-TEST_P(FusedOver, SizesThatDifferAreAMismatch) {
+/// Ranks make these groups of all_reduces of so many elements.
+void expect_mismatch(const std::function<CommOptions(int)>& options, const std::vector<std::size_t>& rank0,
+                     const std::vector<std::size_t>& rank1, bool rank1_as_group = true) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 2, std::move(store), options(rank));
-    float x[3][8] = {};
-    auto group = comm.group();
-    for (const std::size_t n : rank == 0 ? std::array{4, 3, 5} : std::array{4, 5, 3})
-      group.all_reduce({x[n - 3], n});
-    const Error e = test::error_of([&] { group.launch().wait(); });
+    const auto& counts = rank == 0 ? rank0 : rank1;
+    std::vector<std::vector<float>> x;
+    for (const std::size_t n : counts) x.emplace_back(n);
+    const Error e = test::error_of([&] {
+      auto group = comm.group();
+      for (auto& v : x) {
+        if (rank == 1 && !rank1_as_group)
+          comm.all_reduce({v.data(), v.size()}).wait();
+        else
+          group.all_reduce({v.data(), v.size()});
+      }
+      group.launch().wait();
+    });
     EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
   });
+}
+
+TEST_P(FusedOver, GroupsThatDifferAreAMismatch) {
+  const auto here = [&](int rank) { return options(rank); };
+  expect_mismatch(here, {4, 3, 5}, {4, 5, 3});
+  expect_mismatch(here, {4, 3, 5}, {12});
+  expect_mismatch(here, {4, 3, 5}, {4, 3});
+  expect_mismatch(here, {4, 3, 5}, {4, 3, 5}, false);
 }
 
 TEST_P(FusedOver, AFailureEndsAllThatIsFused) {
@@ -224,17 +297,21 @@ TEST_P(FusedOver, AFailureEndsAllThatIsFused) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 2, std::move(store), options(rank));
     std::vector<float> x(50, 1.0f);
-    std::vector<Work> works;
     if (rank == 1) {
       for (int i = 0; i < 20; ++i) comm.all_reduce({&x[i], 1}).wait();
       submitted.wait();
       return comm.abort("enough");
     }
-    for (float& v : x) works.push_back(comm.all_reduce({&v, 1}));
+    for (int i = 0; i < 20; ++i) comm.all_reduce({&x[i], 1}).wait();
+    auto group = comm.group();
+    for (int i = 20; i < 50; ++i) group.all_reduce({&x[i], 1});
+    std::vector<Work> works;
+    works.push_back(group.launch());
+    works.push_back(comm.all_reduce({x.data(), 1}));
     submitted.count_down();
     EXPECT_EQ(test::error_of([&] { works.back().wait(); }).code(), Errc::aborted);
     for (const Work& w : works) EXPECT_TRUE(w.done());
-    for (int i = 0; i < 20; ++i) EXPECT_EQ(x[i], 2) << i;
+    for (int i = 0; i < 50; ++i) EXPECT_EQ(x[i], i < 20 ? 2 : 1) << i;
   });
 }
 

@@ -30,7 +30,7 @@ std::vector<Message> plan(int from, int to, int lane, const Traffic& traffic) {
     s.sequence = static_cast<std::uint32_t>(i);
     s.root = from;
     s.count = size;
-    s.behind = static_cast<std::uint8_t>(lane);
+    s.algorithm = static_cast<std::uint32_t>(lane);
     messages.push_back({s, at, at + size, random() % 2 == 0});
     at += size;
   }
