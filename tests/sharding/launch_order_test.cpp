@@ -1,0 +1,266 @@
+/// What is under way while a scope computes: gradients that are reduced during backward, parameters that are
+/// gathered ahead, updated values that are published during the update. No clocks: a mirrored communicator
+/// says what was launched and not yet waited for.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "sharding/strategy.h"
+#include "tests/support/mirrored_backend.h"
+
+namespace rz {
+namespace {
+
+using test::CallRecord;
+
+constexpr int ranks = 2, scope_count = 4;
+constexpr StrategyKind every_kind[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
+                                       StrategyKind::zero3};
+
+/// Elements of scope i's one parameter: needs no padding, and tells the scope.
+constexpr std::size_t elements_of(int scope) { return 128u * static_cast<std::size_t>(scope + 1); }
+
+/// Scopes that run one after the other; the loss is the sum of all parameters' halved squares.
+class Chain final : public Module {
+ public:
+  /// Called while a scope computes.
+  using During = std::function<void(int scope, Pass)>;
+
+  explicit Chain(During during) : during_(std::move(during)) {
+    for (int i = 0; i < scope_count; ++i) {
+      auto& p = *parameters_.emplace_back(std::make_unique<Parameter>());
+      p.name = str("p", i);
+      p.shape = {elements_of(i)};
+      p.value = Tensor::empty(p.shape);
+      std::fill_n(p.value.data<float>(), p.count(), 1.0f);
+      scopes_.push_back(std::make_unique<Scope>(Scope{str("s", i), {&p}}));
+    }
+  }
+  std::vector<Parameter*> parameters() override {
+    std::vector<Parameter*> out;
+    for (const auto& p : parameters_) out.push_back(p.get());
+    return out;
+  }
+  std::vector<const Scope*> scopes() override {
+    std::vector<const Scope*> out;
+    for (const auto& s : scopes_) out.push_back(s.get());
+    return out;
+  }
+
+  Var loss(Tape& tape) {
+    Var sum;
+    for (int i = 0; i < scope_count; ++i)
+      sum = tape.scope(*scopes_[static_cast<std::size_t>(i)], [&] { return term(tape, sum, i); });
+    return sum;
+  }
+
+ private:
+  Var term(Tape& tape, Var sum, int i) {
+    const Var w = tape.parameter(*parameters_[static_cast<std::size_t>(i)]);
+    during_(i, Pass::forward);
+    const Tensor out = Tensor::empty({});
+    *out.data<float>() = sum.defined() ? *tape.value(sum).data<float>() : 0;
+    for (std::size_t k = 0; k < elements_of(i); ++k) {
+      const float x = tape.value(w).data<float>()[k];
+      *out.data<float>() += x * x / 2;
+    }
+    return tape.record(out, {sum, w}, [this, sum, w, i](Tape& t, const Tensor& d_out) {
+      during_(i, Pass::backward);
+      const auto target = t.grad_target(w);
+      std::copy_n(t.value(w).data<float>(), elements_of(i), target.tensor.data<float>());
+      if (sum.defined()) t.give_grad(sum, d_out);
+    });
+  }
+
+  During during_;
+  std::vector<std::unique_ptr<Parameter>> parameters_;
+  std::vector<std::unique_ptr<Scope>> scopes_;
+};
+
+/// SGD that tells when it updates.
+class ToldSgd final : public Optimizer {
+ public:
+  explicit ToldSgd(std::function<void()> during) : Optimizer(0.5), during_(std::move(during)) {}
+  const char* name() const override { return "told"; }
+  std::string describe() const override { return "told"; }
+  int state_count() const override { return 0; }
+  void update(std::span<const UpdateSpan> spans, const UpdateScale&, const Stream&) const override {
+    during_();
+    for (const UpdateSpan& s : spans)
+      for (std::size_t i = 0; i < s.count; ++i) s.value[i] -= 0.5f * static_cast<const float*>(s.gradient)[i];
+  }
+  std::vector<std::byte> constants(std::int64_t) const override { return {}; }
+
+ private:
+  std::function<void()> during_;
+};
+
+// ---- calls as scopes
+
+CallRecord::Filter of_parameters(std::initializer_list<Collective> kinds) {
+  return [kinds = std::set<Collective>(kinds)](const CallRecord::Call& c) {
+    return kinds.contains(c.kind) && c.dtype == DType::f32;
+  };
+}
+const CallRecord::Filter gathers = of_parameters({Collective::all_gather});
+const CallRecord::Filter reductions = of_parameters({Collective::all_reduce, Collective::reduce_scatter});
+
+using Scopes = std::vector<int>;
+Scopes scopes_of(const std::vector<CallRecord::Call>& calls) {
+  Scopes out;
+  for (const auto& c : calls) out.push_back(static_cast<int>(c.elements / elements_of(0)) - 1);
+  return out;
+}
+/// first, first + step, … last; empty if that is the wrong way round.
+Scopes from_to(int first, int last, int step) {
+  Scopes out;
+  for (int i = first; (last - i) * step >= 0; i += step) out.push_back(i);
+  return out;
+}
+
+/// One rank that trains, and the calls that it makes. Each parameter is a bucket of its own.
+struct Training {
+  Training(
+      StrategyKind kind, StrategyOptions options, Chain::During during = [](int, Pass) {})
+      : model(std::move(during)), comm(test::mirrored_communicator(0, ranks, record)) {
+    options.first_bucket_bytes = options.bucket_bytes = 1;
+    strategy = make_strategy(kind, model, comm, std::move(options));
+    strategy->attach(tape);
+  }
+  void backward() {
+    strategy->zero_grad();
+    record->clear();
+    const Var loss = model.loss(tape);
+    strategy->begin_backward();
+    tape.backward(loss);
+    tape.reset();
+  }
+  void update(Optimizer& optimizer) {
+    backward();
+    strategy->finish_gradients();
+    strategy->step(optimizer);
+  }
+  std::shared_ptr<CallRecord> record = std::make_shared<CallRecord>();
+  Chain model;
+  Communicator comm;
+  Tape tape;
+  std::unique_ptr<Strategy> strategy;
+};
+
+// ---- overlap of reductions with backward
+
+/// What backward sees of the reductions; `check(scope, launched, in flight)`.
+void during_backward(StrategyKind kind, bool overlap,
+                     const std::function<void(int, const Scopes&, const Scopes&)>& check) {
+  const CallRecord* record = nullptr;
+  int checked = 0;
+  Training t(kind, {.overlap = overlap}, [&](int scope, Pass pass) {
+    if (pass == Pass::forward) return;
+    SCOPED_TRACE(str(name(kind), " in backward of scope ", scope));
+    check(scope, scopes_of(record->launched(reductions)), scopes_of(record->in_flight(reductions)));
+    ++checked;
+  });
+  record = t.record.get();
+  const auto sgd = make_sgd({});
+  for (int update = 0; update < 3; ++update) {  // ddp puts its buckets in the order of the first
+    t.update(*sgd);
+    EXPECT_TRUE(t.record->in_flight([](const auto&) { return true; }).empty()) << name(kind);
+  }
+  EXPECT_EQ(checked, 3 * scope_count);
+}
+
+TEST(LaunchOrder, ReductionsAreUnderWayWhileBackwardComputes) {
+  for (const StrategyKind kind : every_kind)
+    during_backward(kind, true, [&](int scope, const Scopes& launched, const Scopes& in_flight) {
+      EXPECT_EQ(launched, from_to(scope_count - 1, scope + 1, -1)) << "those whose gradients are complete";
+      const bool keeps_whole = kind == StrategyKind::ddp || kind == StrategyKind::zero1;
+      const int oldest = keeps_whole ? scope_count - 1 : std::min(scope_count - 1, scope + 2);
+      EXPECT_EQ(in_flight, from_to(oldest, scope + 1, -1));
+    });
+}
+
+TEST(LaunchOrder, WithoutOverlapAReductionEndsBeforeBackwardGoesOn) {
+  for (const StrategyKind kind : every_kind)
+    during_backward(kind, false, [&](int scope, const Scopes& launched, const Scopes& in_flight) {
+      EXPECT_EQ(launched, from_to(scope_count - 1, scope + 1, -1));
+      EXPECT_EQ(in_flight, Scopes{});
+    });
+}
+
+// ---- overlap of all_gathers with the update
+
+TEST(LaunchOrder, UpdatedValuesAreOnTheirWayWhileTheNextBucketIsUpdated) {
+  for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2})
+    for (const bool overlap : {true, false}) {
+      SCOPED_TRACE(str(name(kind), ", overlap ", overlap));
+      Training t(kind, {.overlap = overlap});
+      int bucket = scope_count;
+      ToldSgd sgd([&] {
+        --bucket;
+        EXPECT_EQ(scopes_of(t.record->launched(gathers)), from_to(scope_count - 1, bucket + 1, -1));
+        EXPECT_EQ(scopes_of(t.record->in_flight(gathers)),
+                  overlap ? from_to(scope_count - 1, bucket + 1, -1) : Scopes{});
+      });
+      t.update(sgd);
+      EXPECT_EQ(bucket, 0);
+      EXPECT_TRUE(t.record->in_flight(gathers).empty());
+    }
+}
+
+// ---- ZeRO-3's prefetch
+
+std::size_t bytes_of(const Scopes& list) {
+  std::size_t total = 0;
+  for (const int i : list) total += sizeof(float) * elements_of(i);
+  return total;
+}
+
+/// The scopes that are gathered ahead while one computes.
+Scopes coming(int scope, Pass pass, int depth) {
+  return pass == Pass::forward ? from_to(scope + 1, std::min(scope_count - 1, scope + depth), 1)
+                               : from_to(scope - 1, std::max(0, scope - depth), -1);
+}
+
+void expect_prefetch(int depth, const StrategyOptions& options) {
+  Training* training = nullptr;
+  int checked = 0;
+  const auto check = [&](int scope, Pass pass) {
+    SCOPED_TRACE(str("prefetch_scopes ", depth, ", overlap ", options.overlap, ", scope ", scope,
+                     pass == Pass::forward ? ", forward" : ", backward"));
+    const CallRecord& record = *training->record;
+    const Scopes ahead = coming(scope, pass, depth);
+    EXPECT_EQ(scopes_of(record.in_flight(gathers)), ahead);
+    Scopes reduced = scopes_of(record.in_flight(reductions));
+    if (!options.overlap && pass == Pass::backward)  // ended, and there until the next one needs memory
+      reduced = from_to(scope + 1, std::min(scope + 1, scope_count - 1), 1);
+    EXPECT_EQ(training->strategy->memory().transient_in_use,
+              bytes_of({scope}) + bytes_of(ahead) + bytes_of(reduced))
+        << "this scope's parameters, those gathered ahead, and gradients that are reduced";
+    ++checked;
+  };
+  Training t(StrategyKind::zero3, options, check);
+  training = &t;
+  const auto sgd = make_sgd({});
+  for (int update = 0; update < 2; ++update) {
+    t.update(*sgd);
+    Scopes gathered = scopes_of(t.record->launched(gathers));
+    std::ranges::sort(gathered);
+    Scopes expected{0, 0, 1, 1, 2, 2, 3};  // the last one is the first of backward
+    if (depth == 0) expected.push_back(3);
+    EXPECT_EQ(gathered, expected);
+    EXPECT_EQ(t.strategy->memory().transient_in_use, 0u);
+  }
+  EXPECT_EQ(checked, 2 * 2 * scope_count);
+}
+
+TEST(LaunchOrder, Zero3GathersSoManyScopesAheadAndNoMore) {
+  for (const int depth : {0, 1, 2, 3, 9}) expect_prefetch(depth, {.prefetch_scopes = depth});
+}
+
+TEST(LaunchOrder, Zero3WithoutOverlapGathersNothingAhead) {
+  expect_prefetch(0, {.overlap = false, .prefetch_scopes = 2});
+}
+
+}  // namespace
+}  // namespace rz
