@@ -71,12 +71,12 @@ void add_sizes(CommandLine& line, Options& o, Words& w) {
       .within(1, 1 << 30);
   line.add_option("-g,--ngpus", o.gpus, "Devices a thread, each a rank (with a thread of its own); default 1")
       .within(1, 1 << 30);
-  line.add_option("-b,--minbytes", w.min, "Least size; K, M, G are binary; default 32M");
-  line.add_option("-e,--maxbytes", w.max, "Most; default 32M");
+  line.add_option("-b,--minbytes", w.min, "Smallest size; K, M, G are binary; default 32M");
+  line.add_option("-e,--maxbytes", w.max, "Largest size; default 32M");
   line.add_option("-i,--stepbytes", w.step, "From a size to the next; default 1M");
   line.add_option("-f,--stepfactor", o.step_factor, "Times the size before, instead of -i").within(1.0, 1e9);
   line.add_option("-n,--iters", o.iterations, "Iterations a size; default 20").within(1, 1 << 30);
-  line.add_option("-w,--warmup_iters", o.warmup, "Not timed, at the largest and the least size; default 1")
+  line.add_option("-w,--warmup_iters", o.warmup, "Not timed, at the largest and the smallest size; default 1")
       .within(0, 1 << 30);
   line.add_option("-m,--agg_iters", o.aggregated,
                   "Operations in an iteration, submitted as one group, in flight together; time is that of "
@@ -140,7 +140,7 @@ void add_ours(CommandLine& line, Options& o, Words& w) {
 void add_report(CommandLine& line, Options& o, Words& w) {
   line.add_option("-C,--report_cputime", o.cpu_time,
                   "1: time until the operation was handed over, not until it ended");
-  line.add_option("-a,--average", w.average, "Over ranks: 0 rank 0's, 1 mean, 2 least, 3 most; default 1")
+  line.add_option("-a,--average", w.average, "Over ranks: 0 rank 0's, 1 mean, 2 min, 3 max; default 1")
       .within(0, 3);
   line.add_option("-S,--report_timestamps", o.timestamps, "1: date and time behind each row");
   line.add_option("-J,--output_file", o.json, "Write the results there as JSON");

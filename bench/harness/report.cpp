@@ -15,15 +15,14 @@ std::string figure_text(const Figure& f) {
 
 std::string percentiles_text(const Figure& f) {
   if (!f.slowest) return "";
-  return "  " + fit_time(f.slowest->p50) + "  " + fit_time(f.slowest->p99) + "  " +
-         fit_time(f.slowest->worst);
+  return "  " + fit_time(f.slowest->p50) + "  " + fit_time(f.slowest->p99) + "  " + fit_time(f.slowest->max);
 }
 
 std::string statistics(const char* placement, const std::vector<double>& us, int skipped) {
   const Summary s = summarize(us, skipped);
   if (s.count == 0) return str("#   ", placement, ": no iterations left\n");
-  return format("#   %s: %zu iterations of rank 0, us: least %.2f p50 %.2f mean %.2f p99 %.2f most %.2f\n",
-                placement, s.count, s.least, s.p50, s.mean, s.p99, s.worst);
+  return format("#   %s: %zu iterations of rank 0, us: min %.2f p50 %.2f mean %.2f p99 %.2f max %.2f\n",
+                placement, s.count, s.min, s.p50, s.mean, s.p99, s.max);
 }
 
 }  // namespace

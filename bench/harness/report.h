@@ -50,7 +50,8 @@ struct Results {
 /// "2026-11-21 05:20:00" in local time.
 std::string now();
 
-/// nccl-tests' JSON, version 3. Errc::system if the file cannot be written.
+/// nccl-tests' JSON, version 3, less what has one value here: the group of a device, and the check of the
+/// average bandwidth. Errc::system if the file cannot be written.
 void write_json(const std::string& path, const Collective&, const Options&, const Results&);
 
 }  // namespace rz::bench

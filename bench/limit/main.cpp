@@ -95,14 +95,14 @@ double bus_bandwidth(std::size_t bytes, const Timed& t) {
 
 void print_row(std::size_t bytes, const Timed& t) {
   std::printf("%12zu  %15s  %s  %s  %s  %s  %s\n", bytes, t.way.variant().c_str(),
-              fit_time(t.us.least).c_str(), fit_time(t.us.p50).c_str(), fit_time(t.us.p99).c_str(),
+              fit_time(t.us.min).c_str(), fit_time(t.us.p50).c_str(), fit_time(t.us.p99).c_str(),
               fit_bandwidth(bus_bandwidth(bytes, t)).c_str(), t.way.name().c_str());
 }
 
 Json row_json(std::size_t bytes, const Timed& t) {
   return {{"size", bytes},       {"variant", t.way.variant()},
           {"way", t.way.name()}, {"iterations", t.us.count},
-          {"min", t.us.least},   {"median", t.us.p50},
+          {"min", t.us.min},   {"median", t.us.p50},
           {"p99", t.us.p99},     {"bus_bw", bus_bandwidth(bytes, t)}};
 }
 

@@ -9,12 +9,12 @@ namespace rz::bench {
 namespace {
 
 // So large that malloc takes it from mmap: memory to register has its pages for itself.
-constexpr std::size_t least_to_register = 256 << 10;
+constexpr std::size_t min_bytes_to_register = 256 << 10;
 
 }  // namespace
 
 Memory memory_of(Communicator& comm, int registered, std::size_t bytes, const Stream& stream) {
-  if (registered == 3) bytes = std::max(bytes, least_to_register);
+  if (registered == 3) bytes = std::max(bytes, min_bytes_to_register);
   Memory m{registered == 2   ? comm.allocate_symmetric(bytes)
            : registered == 1 ? comm.allocate(bytes)
                              : allocate_on(comm.options().device, bytes)};

@@ -8,11 +8,11 @@ namespace rz::bench {
 
 struct Summary {
   std::size_t count = 0;
-  double least = 0, mean = 0, p50 = 0, p99 = 0, worst = 0;
+  double min = 0, mean = 0, p50 = 0, p99 = 0, max = 0;
 };
 
-/// Of the samples after the first `skipped`; all zero if none is left. Percentiles are samples, by nearest
-/// rank: p99 is the least of them that at least 99% do not exceed (of fewer than 100 the worst).
+/// Summarizes the samples after the first `skipped`; all zero if there are none. Percentiles are samples, by
+/// nearest rank: p99 is the smallest sample that at least 99% do not exceed (of fewer than 100 the largest).
 Summary summarize(std::vector<double> samples, int skipped = 0);
 
 }  // namespace rz::bench

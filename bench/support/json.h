@@ -1,0 +1,11 @@
+#pragma once
+/// The JSON type of the bench programs.
+
+#include <nlohmann/json.hpp>
+
+namespace rz::bench {
+
+/// Keeps keys in the order in which they are added.
+using Json = nlohmann::ordered_json;
+
+}  // namespace rz::bench
