@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Draws latency and bus bandwidth over size as SVG: a row a collective (and number of ranks), logarithmic axes, ours beside peers and the limit.
+"""Draws latency and bus bandwidth over size as SVG: a row a collective (and number of ranks), logarithmic axes, ours beside peers and the lower bound.
 
     plot.py FILE[=LABEL]... [--out FILE.svg] [--what latency,busbw] [--collectives all_reduce,...] [--only ours,mpich,...] [--title TEXT]
 
 FILE is JSON of any of
   - a _perf tool (-J): out of place and in place
-  - bench/limit_bench --json and bench/against_limit.py --json
+  - bench/lower_bound_bench --json and bench/against_lower_bound.py --json
   - a list of {"collective": NAME, "bytes": N, "ranks": N, "us": {SERIES: MICROSECONDS, ...}}, where "ours" is one of the series and the others
     are peers; NAME may end in " in-place"
 LABEL is what our curves of that file are called, instead of "ours": builds beside each other. Where files have a series in common, the last
@@ -15,14 +15,14 @@ one's points count.
 --collectives  the rows to draw, e.g. all_reduce,all_reduce in-place; default all
 --only         the series to draw; default all
 --out          default: standard output
-Latency is the median where the file has one (limit, --percentiles), else the mean that it calls the time."""
+Latency is the median where the file has one (lower bound, --percentiles), else the mean that it calls the time."""
 import argparse, json, math, sys
 from xml.sax.saxutils import escape
 
 # Okabe and Ito's colours, told apart by all common kinds of sight, less their yellow, which white swallows.
 BLUE, SKY, VERMILION, GREEN, PURPLE, ORANGE, BLACK, GREY = '#0072B2', '#56B4E9', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#222222', '#7F7F7F'
-KNOWN = {'ours': (BLUE, 'circle', ''), 'ours -R 2': (SKY, 'circle', ''), 'limit': (BLACK, '', '6 4'), 'limit -R 2': (GREY, '', '6 4'),
-         'limit staged': (BLACK, '', '6 4'), 'limit mapped': (GREY, '', '6 4')}
+KNOWN = {'ours': (BLUE, 'circle', ''), 'ours -R 2': (SKY, 'circle', ''), 'bound': (BLACK, '', '6 4'), 'bound -R 2': (GREY, '', '6 4'),
+         'bound staged': (BLACK, '', '6 4'), 'bound mapped': (GREY, '', '6 4')}
 MARKED = [(VERMILION, 'square'), (GREEN, 'triangle'), (PURPLE, 'diamond'), (ORANGE, 'down'), (BLACK, 'square'), (SKY, 'triangle')]
 OTHERS = [(colour, shape, dashes) for dashes in ('', '2 3') for colour, shape in MARKED]
 HEADINGS = {'latency': 'time of a call', 'busbw': 'bus bandwidth, GB/s'}
@@ -49,14 +49,14 @@ def of_perf(j, ours):
             f = r[place]
             yield j['collective'], place == 'in_place', len(j['config']['devices']), ours, r['size'], f.get('percentiles', {}).get('p50', f['time'])
 
-def of_limit(j, ours):
+def of_bound(j, ours):
     for r in j['rows']:
-        yield 'all_reduce', r['variant'].endswith('in_place'), j['ranks'], 'limit ' + r['variant'].split('_')[0], r['size'], r['median']
+        yield 'all_reduce', r['method'].endswith('in_place'), j['ranks'], 'bound ' + r['method'].split('_')[0], r['size'], r['median']
 
 def of_against(j, ours):
     for r in j['rows']:
         more = '' if r['memory'] == 'ordinary' else ' -R 2'
-        for series, us in (('limit', r['limit_us']), (ours, r['ours_us'])):
+        for series, us in (('bound', r['lower_bound_us']), (ours, r['ours_us'])):
             yield r['collective'], r['place'] == 'in_place', j['ranks'], series + more, r['bytes'], us
 
 def of_list(j, ours):
@@ -66,7 +66,7 @@ def of_list(j, ours):
 
 def reader(j):
     if isinstance(j, list): return of_list
-    return {'limit_bench': of_limit, 'against_limit': of_against}.get(j.get('tool'), of_perf if 'results' in j else None) if isinstance(j, dict) else None
+    return {'lower_bound_bench': of_bound, 'against_lower_bound': of_against}.get(j.get('tool'), of_perf if 'results' in j else None) if isinstance(j, dict) else None
 
 def read(word):
     path, _, label = word.partition('=')

@@ -2,23 +2,19 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "bench/concurrent/measure.h"
+#include "bench/support/bench_main.h"
 #include "bench/support/common_options.h"
 #include "bench/support/connect.h"
-#include "bench/support/file.h"
 #include "bench/support/numbers.h"
 #include "bench/support/statistics.h"
 #include "comm/core/error.h"
-#include "tools/command_line/command_line.h"
 
 namespace rz::bench::concurrent {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr const char* what_else =
+constexpr const char* details =
     "Each communicator has a stream of all_reduces (sum of f32, out of place), of which one is in flight at "
     "a "
     "time.\n"
@@ -30,7 +26,7 @@ constexpr const char* what_else =
     "all "
     "their sum:\n"
     "           1 is as much work as they do one after the other\n"
-    "  fair     the least share over the most\n"
+    "  fair     the smallest share over the largest\n"
     "busbw is 2 (n - 1) / n times bytes per second; p50 and p99 are of a call, from its start to its end.\n\n"
     "  rzrun -n 2 concurrent_bench --bytes 8,8,8,8\n"
     "  rzrun -n 2 concurrent_bench --bytes 8,4M -R 1\n\n"
@@ -38,11 +34,11 @@ constexpr const char* what_else =
 
 struct Options {
   Plan plan;
-  std::string bytes = "1K,1K,1K,1K", json;
+  std::string bytes = "1K,1K,1K,1K";
   double seconds = 0.2, timeout_s = 0;
 };
 
-void settle(Options& o) {
+void complete(Options& o) {
   for (const std::string& word : split_at_commas(o.bytes)) {
     const std::size_t bytes = parse_size(word, "--bytes");
     require(bytes >= 8 && bytes % 4 == 0, Errc::config, "--bytes: ", word,
@@ -52,22 +48,14 @@ void settle(Options& o) {
   o.plan.phase = std::chrono::duration<double>(o.seconds);
 }
 
-Parsed<Options> parse(int argc, const char* const* argv) {
-  Parsed<Options> parsed;
-  Options& o = parsed.options;
-  CommandLine line("Times several communicators over the same ranks that are used at once.",
-                   "concurrent_bench", what_else);
+void add_options(CommandLine& line, Options& o) {
   line.add_option(
       "--bytes", o.bytes,
       "Of a call, one communicator each, with commas between; K, M, G are binary; default " + o.bytes);
   line.add_option("--rounds", o.plan.rounds, "Turns that the phases take; default 5").within(1, 1 << 20);
   line.add_option("--seconds", o.seconds, "Of a phase; default 0.2").within(0.001, 3600.0);
   add_memory(line, o.plan.registered);
-  add_json(line, o.json);
   add_timeout(line, o.timeout_s);
-  parsed.help = line.parse(argc, argv);
-  if (parsed.help.empty()) settle(o);
-  return parsed;
 }
 
 struct Row {
@@ -92,9 +80,9 @@ struct Table {
     return sum;
   }
   double fairness() const {
-    const auto [least, most] =
+    const auto [min, max] =
         std::minmax_element(rows.begin(), rows.end(), [](auto& a, auto& b) { return a.share() < b.share(); });
-    return least->share() / most->share();
+    return min->share() / max->share();
   }
 };
 
@@ -145,11 +133,9 @@ void print(const Communicator& comm, const Options& o, const std::vector<Table>&
   }
 }
 
-void write_json(const Communicator& comm, const Options& o, const std::vector<Table>& tables) {
-  Json j{{"tool", "concurrent_bench"}, {"ranks", comm.size()},
-         {"backend", comm.describe()}, {"local_register", o.plan.registered},
-         {"rounds", o.plan.rounds},    {"seconds", o.seconds},
-         {"ways", Json::object()}};
+Json json_of(const Communicator& comm, const Options& o, const std::vector<Table>& tables) {
+  Json j{{"ranks", comm.size()},    {"backend", comm.describe()}, {"local_register", o.plan.registered},
+         {"rounds", o.plan.rounds}, {"seconds", o.seconds},       {"ways", Json::object()}};
   for (const Table& t : tables) {
     Json streams = Json::array();
     for (const Row& r : t.rows)
@@ -162,26 +148,29 @@ void write_json(const Communicator& comm, const Options& o, const std::vector<Ta
                          {"share", r.share()}});
     j["ways"][t.way] = {{"streams", streams}, {"shares", t.shares()}, {"fairness", t.fairness()}};
   }
-  write_file(o.json, j.dump(1));
+  return j;
 }
 
-int run(const Options& o) {
+Json run(const Options& o) {
   Communicator comm = connect_group(o.timeout_s);
   const auto rounds = Measure(comm, o.plan).run();
-  if (comm.rank() != 0) return 0;
+  if (comm.rank() != 0) return nullptr;
   const std::vector<Table> tables{table_of("alone", rounds, &Round::alone, o.plan),
                                   table_of("threads", rounds, &Round::threads, o.plan),
                                   table_of("in_turn", rounds, &Round::in_turn, o.plan)};
   print(comm, o, tables);
-  if (!o.json.empty()) write_json(comm, o, tables);
-  return 0;
+  return json_of(comm, o, tables);
 }
+
+constexpr BenchProgram<Options> program{
+    "concurrent_bench",
+    "Times several communicators over the same ranks that are used at once.",
+    details,
+    add_options,
+    complete,
+    run};
 
 }  // namespace
 }  // namespace rz::bench::concurrent
 
-int main(int argc, char** argv) {
-  using namespace rz::bench::concurrent;
-  const auto parse_arguments = [&] { return parse(argc, argv); };
-  return rz::run_program("concurrent_bench", parse_arguments, run);
-}
+int main(int argc, char** argv) { return rz::bench::bench_main(rz::bench::concurrent::program, argc, argv); }

@@ -1,23 +1,19 @@
 // The bucketed case: gradients are all-reduced while the ranks still compute others.
 
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "bench/overlap/measure.h"
+#include "bench/support/bench_main.h"
 #include "bench/support/common_options.h"
 #include "bench/support/connect.h"
-#include "bench/support/file.h"
 #include "bench/support/numbers.h"
 #include "bench/support/statistics.h"
 #include "comm/core/error.h"
-#include "tools/command_line/command_line.h"
 
 namespace rz::bench::overlap {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr const char* what_else =
+constexpr const char* details =
     "Each rank computes (arithmetic in the first-level cache, a fixed amount a parameter) and, when all of a "
     "bucket's\n"
     "parameters are done, starts its all_reduce (mean of f32, in place), which it waits for when all is "
@@ -29,7 +25,7 @@ constexpr const char* what_else =
     "  lost      what computing itself took longer, since communication needs processors too; a part of "
     "exposed\n"
     "  hidden    the share of communication alone that is not exposed\n"
-    "one row where the program calls the communicator, one where it tells the bucket scheduler.\n\n"
+    "one row where the program calls the communicator, one where it uses the bucket scheduler.\n\n"
     "  rzrun -n 2 overlap_bench\n"
     "  rzrun -n 2 overlap_bench --bytes 100M --bucket 4M -R 0 --passes 3000\n\n"
     "To hold two builds against each other, give both the --passes that one of them printed.\n"
@@ -37,11 +33,11 @@ constexpr const char* what_else =
 
 struct Options {
   Plan plan;
-  std::string bytes = "495000000", bucket = "25M", json;
+  std::string bytes = "495000000", bucket = "25M";
   double timeout_s = 0;
 };
 
-void settle(Options& o) {
+void complete(Options& o) {
   o.plan.bytes = parse_size(o.bytes, "--bytes");
   o.plan.bucket_bytes = parse_size(o.bucket, "--bucket");
   require(o.plan.bytes >= 4, Errc::config, "--bytes ", o.bytes, ": a gradient has 4 bytes at least");
@@ -49,11 +45,7 @@ void settle(Options& o) {
           " holds less than its ", o.plan.members, " parameters, of 4 bytes at least each");
 }
 
-Parsed<Options> parse(int argc, const char* const* argv) {
-  Parsed<Options> parsed;
-  Options& o = parsed.options;
-  CommandLine line("Times gradients that are all-reduced in buckets while the ranks compute.",
-                   "overlap_bench", what_else);
+void add_options(CommandLine& line, Options& o) {
   line.add_option("--bytes", o.bytes, "Of all gradients; K, M, G are binary; default " + o.bytes);
   line.add_option("--bucket", o.bucket, "Bytes a bucket; default " + o.bucket);
   line.add_option("--members", o.plan.members, "Parameters a bucket; default 5").within(1, 1 << 20);
@@ -62,11 +54,7 @@ Parsed<Options> parse(int argc, const char* const* argv) {
   line.add_option("--passes", o.plan.passes,
                   "Of compute a parameter; default so many that computing takes as long as communicating")
       .within(1L, 1L << 40);
-  add_json(line, o.json);
   add_timeout(line, o.timeout_s);
-  parsed.help = line.parse(argc, argv);
-  if (parsed.help.empty()) settle(o);
-  return parsed;
 }
 
 struct Row {
@@ -112,10 +100,9 @@ void print(const Communicator& comm, const Options& o, const Measure& measure, c
   }
 }
 
-void write_json(const Communicator& comm, const Options& o, const Measure& measure,
-                const std::vector<Row>& rows) {
-  Json j{{"tool", "overlap_bench"},
-         {"ranks", comm.size()},
+Json json_of(const Communicator& comm, const Options& o, const Measure& measure,
+             const std::vector<Row>& rows) {
+  Json j{{"ranks", comm.size()},
          {"backend", comm.describe()},
          {"bytes", o.plan.bytes},
          {"bucket_bytes", o.plan.bucket_bytes},
@@ -131,25 +118,25 @@ void write_json(const Communicator& comm, const Options& o, const Measure& measu
     for (const Column& c : columns) row["samples"][str(c.name, "_ms")] = r.each(c.of);
     j["rows"].push_back(std::move(row));
   }
-  write_file(o.json, j.dump(1));
+  return j;
 }
 
-int run(const Options& o) {
+Json run(const Options& o) {
   Communicator comm = connect_group(o.timeout_s);
   Measure measure(comm, o.plan);
   const auto results = measure.run();
   const std::vector<Row> rows{{"communicator", results.communicator}, {"scheduler", results.scheduler}};
-  if (comm.rank() != 0) return 0;
+  if (comm.rank() != 0) return nullptr;
   print(comm, o, measure, rows);
-  if (!o.json.empty()) write_json(comm, o, measure, rows);
-  return 0;
+  return json_of(comm, o, measure, rows);
 }
+
+constexpr BenchProgram<Options> program{
+    "overlap_bench", "Times gradients that are all-reduced in buckets while the ranks compute.",
+    details,         add_options,
+    complete,        run};
 
 }  // namespace
 }  // namespace rz::bench::overlap
 
-int main(int argc, char** argv) {
-  using namespace rz::bench::overlap;
-  const auto parse_arguments = [&] { return parse(argc, argv); };
-  return rz::run_program("overlap_bench", parse_arguments, run);
-}
+int main(int argc, char** argv) { return rz::bench::bench_main(rz::bench::overlap::program, argc, argv); }

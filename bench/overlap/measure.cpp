@@ -94,7 +94,7 @@ void Measure::calibrate(long wanted) {
   passes_ = wanted;
   if (passes_) return;
   std::vector<double> ms;
-  for (int i = 0; i < 5; ++i) ms.push_back(most(communicate(Through::communicator)));
+  for (int i = 0; i < 5; ++i) ms.push_back(max_of(communicate(Through::communicator)));
   Compute compute;
   long passes = 1;
   double took = 0;
@@ -104,11 +104,12 @@ void Measure::calibrate(long wanted) {
     took = ms_since(begin);
   }
   // ms a pass, of the rank that is slowest at it
-  const double each = most(took / static_cast<double>(passes / 2));  // ms, of the rank that is slowest at it
+  const double each =
+      max_of(took / static_cast<double>(passes / 2));  // ms, of the rank that is slowest at it
   passes_ = std::max(1L, std::lround(summarize(ms).p50 / each / static_cast<double>(order_.size())));
 }
 
-double Measure::most(double ms) {
+double Measure::max_of(double ms) {
   comm_.all_reduce({&ms, 1}, ReduceOp::max).wait();
   return ms;
 }
@@ -146,7 +147,7 @@ Times Measure::iterate(Through through) {
   return t;
 }
 
-void Measure::most_over_ranks(std::vector<Times>& all) {
+void Measure::max_over_ranks(std::vector<Times>& all) {
   static_assert(sizeof(Times) == 5 * sizeof(double));
   comm_.all_reduce({reinterpret_cast<double*>(all.data()), 5 * all.size()}, ReduceOp::max).wait();
 }
@@ -157,8 +158,8 @@ Measure::Results Measure::run() {
     const Times direct = iterate(Through::communicator), scheduled = iterate(Through::scheduler);
     if (i >= 0) r.communicator.push_back(direct), r.scheduler.push_back(scheduled);
   }
-  most_over_ranks(r.communicator);
-  most_over_ranks(r.scheduler);
+  max_over_ranks(r.communicator);
+  max_over_ranks(r.scheduler);
   return r;
 }
 

@@ -27,7 +27,7 @@ struct Times {
   double lost_compute = 0;   ///< what computing itself took longer than alone
 };
 
-/// Who starts the buckets' collectives.
+/// What starts the buckets' collectives.
 enum class Through { communicator, scheduler };
 
 class Measure {
@@ -43,7 +43,7 @@ class Measure {
   struct Results {
     std::vector<Times> communicator, scheduler;
   };
-  /// Each iteration's times, of each the most over ranks. All phases take turns; the first round is not
+  /// Each iteration's times, each the maximum over ranks. All phases take turns; the first round is not
   /// counted.
   Results run();
 
@@ -52,13 +52,14 @@ class Measure {
   double communicate(Through);
   Times together(Through);
   Times iterate(Through);
-  void most_over_ranks(std::vector<Times>&);
+  void max_over_ranks(std::vector<Times>&);
   void check();
   void calibrate(long wanted);
   Work launch(int bucket);
-  /// Computes every member, tells `ready` of it, then waits for all. Returns ms of the computing alone.
+  /// Computes every member, starts each bucket when its last member is computed, then waits for all. Returns
+  /// ms of the computing alone.
   double step(Through, long passes);
-  double most(double ms);
+  double max_of(double ms);
 
   Communicator& comm_;
   const Plan plan_;

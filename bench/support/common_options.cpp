@@ -4,10 +4,6 @@
 
 namespace rz::bench {
 
-void add_json(CommandLine& line, std::string& path) {
-  line.add_option("--json", path, "Write the results there as JSON");
-}
-
 void add_timeout(CommandLine& line, double& seconds) {
   line.add_option("-T,--timeout", seconds, "Deadline of an operation in seconds; default RZ_TIMEOUT_S or 600")
       .within(0.0, 1e6);

@@ -7,8 +7,6 @@
 
 namespace rz::bench {
 
-/// --json FILE.
-void add_json(CommandLine&, std::string& path);
 /// --timeout of an operation; 0, the default: the library's own.
 void add_timeout(CommandLine&, double& seconds);
 /// -R, the kind of memory. `why`: after the default.

@@ -13,8 +13,8 @@ PEERS = [dict(collective=c, bytes=b, ranks=2, us=dict(mpich=b / 100, ours=b / 40
          for b in (8, 1024, 1 << 20)]
 PERF = dict(version=3, collective='broadcast', config=dict(devices=[{}, {}, {}]),
             results=[dict(size=64, out_of_place=dict(time=2.5), in_place=dict(time=2.0, percentiles=dict(p50=1.5)))])
-LIMIT = dict(tool='limit_bench', ranks=2, rows=[dict(size=8, variant='mapped_in_place', median=0.25)])
-AGAINST = dict(tool='against_limit', ranks=2, rows=[dict(collective='all_reduce', bytes=8, memory=m, place='out_of_place', limit_us=1, ours_us=2)
+BOUND = dict(tool='lower_bound_bench', ranks=2, rows=[dict(size=8, method='mapped_in_place', median=0.25)])
+AGAINST = dict(tool='against_lower_bound', ranks=2, rows=[dict(collective='all_reduce', bytes=8, memory=m, place='out_of_place', lower_bound_us=1, ours_us=2)
                                                    for m in ('ordinary', 'symmetric')])
 
 class Plot(unittest.TestCase):
@@ -41,9 +41,9 @@ class Plot(unittest.TestCase):
     def test_reads_every_kind(self):
         read = lambda content, label='': plot.read(self.file(content) + label)
         self.assertEqual(read(PERF), [('broadcast', False, 3, 'ours', 64, 2.5), ('broadcast', True, 3, 'ours', 64, 1.5)])
-        self.assertEqual(read(LIMIT), [('all_reduce', True, 2, 'limit mapped', 8, 0.25)])
-        self.assertEqual(read(AGAINST, '=new'), [('all_reduce', False, 2, 'limit', 8, 1), ('all_reduce', False, 2, 'new', 8, 2),
-                                                 ('all_reduce', False, 2, 'limit -R 2', 8, 1), ('all_reduce', False, 2, 'new -R 2', 8, 2)])
+        self.assertEqual(read(BOUND), [('all_reduce', True, 2, 'bound mapped', 8, 0.25)])
+        self.assertEqual(read(AGAINST, '=new'), [('all_reduce', False, 2, 'bound', 8, 1), ('all_reduce', False, 2, 'new', 8, 2),
+                                                 ('all_reduce', False, 2, 'bound -R 2', 8, 1), ('all_reduce', False, 2, 'new -R 2', 8, 2)])
         self.assertEqual(read(PEERS)[6:8], [('all_reduce', True, 2, 'mpich', 8, 0.08), ('all_reduce', True, 2, 'ours', 8, 0.02)])
 
     def test_ticks_are_round_and_hold_all_values(self):

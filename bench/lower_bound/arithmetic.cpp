@@ -1,10 +1,10 @@
 // Highway compiles this file once a target and picks one at run time, as in comm/reduce.cpp, whose kernels
-// serve where one cached result is all there is to write.
+// compute a single cached result.
 
-#include "bench/limit/kernels.h"
+#include "bench/lower_bound/arithmetic.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "bench/limit/kernels.cpp"
+#define HWY_TARGET_INCLUDE "bench/lower_bound/arithmetic.cpp"
 #ifndef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #endif
@@ -18,15 +18,15 @@
 #include "comm/reduce.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace rz::bench::limit {
+namespace rz::bench::lower_bound {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-template <Stores stores, class V>
+template <StoreKind stores, class V>
 HWY_INLINE void put(V value, float* to) {
   const hn::ScalableTag<float> d;
-  if constexpr (stores == Stores::streamed)
+  if constexpr (stores == StoreKind::streamed)
     hn::Stream(value, d, to);
   else
     hn::StoreU(value, d, to);
@@ -44,7 +44,7 @@ HWY_INLINE void walk(std::size_t count, const Each& each, const Rest& rest) {
 void copy_streamed(float* to, const float* from, std::size_t count) {
   const hn::ScalableTag<float> d;
   walk(
-      count, [&](std::size_t i) { put<Stores::streamed>(hn::LoadU(d, from + i), to + i); },
+      count, [&](std::size_t i) { put<StoreKind::streamed>(hn::LoadU(d, from + i), to + i); },
       [&](std::size_t i) { to[i] = from[i]; });
 }
 
@@ -53,12 +53,12 @@ void add_streamed(float* to, const float* a, const float* b, std::size_t count) 
   walk(
       count,
       [&](std::size_t i) {
-        put<Stores::streamed>(hn::Add(hn::LoadU(d, a + i), hn::LoadU(d, b + i)), to + i);
+        put<StoreKind::streamed>(hn::Add(hn::LoadU(d, a + i), hn::LoadU(d, b + i)), to + i);
       },
       [&](std::size_t i) { to[i] = a[i] + b[i]; });
 }
 
-template <Stores first, Stores second>
+template <StoreKind first, StoreKind second>
 void add_twice_as(float* to, float* too, const float* a, const float* b, std::size_t count) {
   const hn::ScalableTag<float> d;
   walk(
@@ -71,9 +71,9 @@ void add_twice_as(float* to, float* too, const float* a, const float* b, std::si
       [&](std::size_t i) { to[i] = too[i] = a[i] + b[i]; });
 }
 
-void add_twice_any(float* to, Stores first, float* too, Stores second, const float* a, const float* b,
+void add_twice_any(float* to, StoreKind first, float* too, StoreKind second, const float* a, const float* b,
                    std::size_t count) {
-  constexpr auto cached = Stores::cached, streamed = Stores::streamed;
+  constexpr auto cached = StoreKind::cached, streamed = StoreKind::streamed;
   if (first == cached)
     return second == cached ? add_twice_as<cached, cached>(to, too, a, b, count)
                             : add_twice_as<cached, streamed>(to, too, a, b, count);
@@ -82,18 +82,18 @@ void add_twice_any(float* to, Stores first, float* too, Stores second, const flo
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace rz::bench::limit
+}  // namespace rz::bench::lower_bound
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace rz::bench::limit {
+namespace rz::bench::lower_bound {
 
 HWY_EXPORT(copy_streamed);
 HWY_EXPORT(add_streamed);
 HWY_EXPORT(add_twice_any);
 
-void copy(float* to, const float* from, std::size_t count, Stores stores) {
-  if (stores == Stores::cached) {
+void copy(float* to, const float* from, std::size_t count, StoreKind stores) {
+  if (stores == StoreKind::cached) {
     std::memcpy(to, from, count * sizeof(float));
     return;
   }
@@ -101,18 +101,18 @@ void copy(float* to, const float* from, std::size_t count, Stores stores) {
   hwy::FlushStream();
 }
 
-void add(float* to, const float* a, const float* b, std::size_t count, Stores stores) {
-  if (stores == Stores::cached)
+void add(float* to, const float* a, const float* b, std::size_t count, StoreKind stores) {
+  if (stores == StoreKind::cached)
     return reduce(to, std::array<const void*, 2>{a, b}, count, DType::f32, ReduceOp::sum);
   HWY_DYNAMIC_DISPATCH(add_streamed)(to, a, b, count);
   hwy::FlushStream();
 }
 
-void add_twice(float* to, Stores first, float* too, Stores second, const float* a, const float* b,
+void add_twice(float* to, StoreKind first, float* too, StoreKind second, const float* a, const float* b,
                std::size_t count) {
   HWY_DYNAMIC_DISPATCH(add_twice_any)(to, first, too, second, a, b, count);
-  if (first == Stores::streamed || second == Stores::streamed) hwy::FlushStream();
+  if (first == StoreKind::streamed || second == StoreKind::streamed) hwy::FlushStream();
 }
 
-}  // namespace rz::bench::limit
+}  // namespace rz::bench::lower_bound
 #endif

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""Holds all_reduce_perf against what this machine allows two ranks (limit_bench), in turn, in one run.
+"""Compares all_reduce_perf with the lower bound of this machine for two ranks (lower_bound_bench), in turn, in one run.
 
-    against_limit.py [--bin build/release/bin] [--rounds 5] [--sizes 8,64,1024,...] [--memory ordinary,symmetric] [--extra '...'] [--json OUT]
+    against_lower_bound.py [--bin build/release/bin] [--rounds 5] [--sizes 8,64,1024,...] [--memory ordinary,symmetric] [--extra '...'] [--json OUT]
 
---bin     folder that holds limit_bench, all_reduce_perf and rzrun
---rounds  pairs of runs that follow each other, the limit and ours, for each size and memory; medians are taken over them
+--bin     folder that holds lower_bound_bench, all_reduce_perf and rzrun
+--rounds  pairs of runs that follow each other, the bound and ours, for each size and memory; medians are taken over them
 --sizes   bytes, with commas between
---memory  ordinary: memory of the caller's own, beside the limit of copying through shared slots; symmetric: all_reduce_perf -R 2, beside the
-          limit of memory that both ranks map (or of slots, where that is faster)
+--memory  ordinary: memory of the caller's own, beside the bound of copying through shared slots; symmetric: all_reduce_perf -R 2, beside the
+          bound of memory that both ranks map (or of slots, where that is faster)
 --launch  how a program is started on two ranks; default '{bin}/rzrun -n 2'
 --extra   more flags for all_reduce_perf
 --json    write the rows there, which bench/plot.py draws
 
-Microseconds, float sum. "limit" and "ours" are medians over rounds of the median iteration, each iteration with the time of its slower rank (limit_bench;
-all_reduce_perf --percentiles); "p99" is the median over rounds of ours. "limit/ours" is the median over rounds of the round's ratio: 1 at the limit, 0.5
+Microseconds, float sum. "bound" and "ours" are medians over rounds of the median iteration, each iteration with the time of its slower rank (lower_bound_bench;
+all_reduce_perf --percentiles); "p99" is the median over rounds of ours. "bound/ours" is the median over rounds of the round's ratio: 1 at the bound, 0.5
 where twice its time is taken.
 
-A virtual machine's processors move: two threads of one core, two cores of one cache, or far apart, which is a factor of five for small sizes. So limit_bench
+A virtual machine's processors move: two threads of one core, two cores of one cache, or far apart, which is a factor of five for small sizes. So lower_bound_bench
 times 4 KiB before and after each of our runs: how much longer they take than at best tells how far apart processors are. A pair of runs
 between which that changed by more than 30% says nothing and does not count: it is timed anew, up to three times as often as there are rounds.
 "near" is how many of the rounds that count were within 30% of the best."""
@@ -26,7 +26,7 @@ MEMORY = {'ordinary': ([], ['staged']), 'symmetric': (['-R', '2'], ['staged', 'm
 PLACES = {'out_of_place': '', 'in_place': '_in_place'}
 
 def fail(status, line):
-    print(f'against_limit.py: {line}', file=sys.stderr)
+    print(f'against_lower_bound.py: {line}', file=sys.stderr)
     sys.exit(status)
 
 class Parser(argparse.ArgumentParser):
@@ -40,15 +40,15 @@ def run(command, output):
 PROBE = 4096  # bytes, whose time tells how near processors are
 ALIKE = 1.3
 
-def limits_of(o, sizes, variants, tmp):
-    return run([f'{o.bin}/limit_bench', '--sizes', ','.join(map(str, sizes)), '--rounds', '1', '--json', f'{tmp}/limit', *variants], f'{tmp}/limit')['rows']
+def bounds_of(o, sizes, methods, tmp):
+    return run([f'{o.bin}/lower_bound_bench', '--sizes', ','.join(map(str, sizes)), '--rounds', '1', '--json', f'{tmp}/bound', *methods], f'{tmp}/bound')['rows']
 
-def probe_in(rows): return min(r['median'] for r in rows if r['size'] == PROBE and r['variant'] == 'staged')
+def probe_in(rows): return min(r['median'] for r in rows if r['size'] == PROBE and r['method'] == 'staged')
 
-def limit(o, size, tmp):
-    """The rows of limit_bench, by variant; and its time for the probe."""
-    rows = limits_of(o, {PROBE, size}, [], tmp)
-    return {r['variant']: r for r in rows if r['size'] == size}, probe_in(rows)
+def bound(o, size, tmp):
+    """The rows of lower_bound_bench, by method; and its time for the probe."""
+    rows = bounds_of(o, {PROBE, size}, [], tmp)
+    return {r['method']: r for r in rows if r['size'] == size}, probe_in(rows)
 
 def ours(o, size, memory, tmp):
     iterations = 2000 if size <= 64 << 10 else 200 if size <= 1 << 20 else 100 if size <= 8 << 20 else 20 if size <= 64 << 20 else 6
@@ -57,22 +57,22 @@ def ours(o, size, memory, tmp):
     return run(command, f'{tmp}/ours')['results'][0]
 
 class Pairs:
-    """Of runs that follow each other: (the limit's row, our figure, the probe before and after), by size, memory and place."""
+    """Of runs that follow each other: (the bound's row, our figure, the probe before and after), by size, memory and place."""
     def __init__(self, o):
         self.o, self.found = o, {(s, m, p): [] for s in o.sizes for m in o.memory for p in PLACES}
 
     def time(self, size, memory, tmp):
-        limits, before = limit(self.o, size, tmp)
+        bounds, before = bound(self.o, size, tmp)
         figure = ours(self.o, size, memory, tmp)
-        after = probe_in(limits_of(self.o, {PROBE}, ['--variants', 'staged'], tmp))
+        after = probe_in(bounds_of(self.o, {PROBE}, ['--methods', 'staged'], tmp))
         for p, suffix in PLACES.items():
-            best = min((limits[v + suffix] for v in MEMORY[memory][1]), key=lambda row: row['median'])
+            best = min((bounds[m + suffix] for m in MEMORY[memory][1]), key=lambda row: row['median'])
             self.found[size, memory, p].append((best, figure[p]['percentiles'], before, after))
 
     def like(self, key):
         """Those whose two runs found processors equally near, and whether they were near."""
         best = min((pair[2] for pairs in self.found.values() for pair in pairs), default=0)
-        return [(limits, figure, max(a, b) < ALIKE * best) for limits, figure, a, b in self.found[key] if max(a, b) < ALIKE * min(a, b)]
+        return [(bound, figure, max(a, b) < ALIKE * best) for bound, figure, a, b in self.found[key] if max(a, b) < ALIKE * min(a, b)]
 
     def lacking(self):
         return [k for k in self.found if len(self.like(k)) < self.o.rounds and len(self.found[k]) < 3 * self.o.rounds]
@@ -90,12 +90,12 @@ def measure(o):
     return {key: pairs.like(key)[:o.rounds] or [(*pair[:2], False) for pair in pairs.found[key][-o.rounds:]] for key in pairs.found}
 
 def row(size, memory, place, rounds):
-    limit_us, ours_us = (statistics.median(x) for x in zip(*[(l['median'], f['p50']) for l, f, _ in rounds]))
-    ways = [l['way'] for l, *_ in rounds]
-    return dict(collective='all_reduce', bytes=size, memory=memory, place=place, limit_us=limit_us, ours_us=ours_us,
-                limit_us_of_rounds=[l['median'] for l, *_ in rounds], ours_us_of_rounds=[f['p50'] for _, f, _ in rounds],
+    lower_bound_us, ours_us = (statistics.median(x) for x in zip(*[(l['median'], f['p50']) for l, f, _ in rounds]))
+    variants = [l['variant'] for l, *_ in rounds]
+    return dict(collective='all_reduce', bytes=size, memory=memory, place=place, lower_bound_us=lower_bound_us, ours_us=ours_us,
+                lower_bound_us_of_rounds=[l['median'] for l, *_ in rounds], ours_us_of_rounds=[f['p50'] for _, f, _ in rounds],
                 ours_p99_us=statistics.median(f['p99'] for _, f, _ in rounds), rounds=len(rounds), near=sum(near for *_, near in rounds),
-                ratio=statistics.median(l['median'] / f['p50'] for l, f, _ in rounds), way=max(set(ways), key=ways.count))
+                ratio=statistics.median(l['median'] / f['p50'] for l, f, _ in rounds), variant=max(set(variants), key=variants.count))
 
 def options():
     a = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -103,7 +103,7 @@ def options():
     a.add_argument('--sizes', default='8,64,1024,8192,65536,524288,4194304,33554432'); a.add_argument('--memory', default='ordinary,symmetric')
     a.add_argument('--launch', default='{bin}/rzrun -n 2'); a.add_argument('--extra', default=''); a.add_argument('--json')
     o = a.parse_args()
-    for program in ('limit_bench', 'all_reduce_perf'):
+    for program in ('lower_bound_bench', 'all_reduce_perf'):
         if not os.access(f'{o.bin}/{program}', os.X_OK): fail(2, f'--bin: no {program} in {o.bin}; build it first')
     if not all(s.isdigit() and int(s) > 0 and int(s) % 4 == 0 for s in o.sizes.split(',')): fail(2, f"--sizes: '{o.sizes}' must be multiples of 4 bytes")
     o.sizes, o.memory = [int(s) for s in o.sizes.split(',')], o.memory.split(',')
@@ -119,13 +119,13 @@ def main():
     rows = [row(s, m, p, found[s, m, p]) for m in o.memory for p in PLACES for s in o.sizes]
     print(f'# all_reduce, 2 ranks, float sum, medians of {o.rounds} rounds, microseconds')
     print('#%9s %10s %13s %10s %10s %10s %11s %7s  %s' %
-          ('bytes', 'memory', 'place', 'limit', 'ours', 'p99', 'limit/ours', 'near', "the limit's way"))
+          ('bytes', 'memory', 'place', 'bound', 'ours', 'p99', 'bound/ours', 'near', "the bound's variant"))
     for r in rows:
         print('%10d %10s %13s %10.2f %10.2f %10.2f %11.2f %7s  %s' %
-              (r['bytes'], r['memory'], r['place'], r['limit_us'], r['ours_us'], r['ours_p99_us'], r['ratio'], f"{r['near']} of {r['rounds']}", r['way']))
+              (r['bytes'], r['memory'], r['place'], r['lower_bound_us'], r['ours_us'], r['ours_p99_us'], r['ratio'], f"{r['near']} of {r['rounds']}", r['variant']))
     ratios = [r['ratio'] for r in rows]
-    print(f'# limit/ours: least {min(ratios):.2f}, geometric mean {statistics.geometric_mean(ratios):.2f}')
+    print(f'# bound/ours: min {min(ratios):.2f}, geometric mean {statistics.geometric_mean(ratios):.2f}')
     if o.json:
-        with open(o.json, 'w') as f: json.dump(dict(tool='against_limit', ranks=2, rounds=o.rounds, rows=rows), f, indent=1)
+        with open(o.json, 'w') as f: json.dump(dict(tool='against_lower_bound', ranks=2, rounds=o.rounds, rows=rows), f, indent=1)
 
 if __name__ == '__main__': main()

@@ -1,0 +1,79 @@
+#pragma once
+/// Two processes that map the same memory and wait for each other by spinning on flags in it: the cheapest
+/// synchronization of two ranks of one host.
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+namespace rz::bench::lower_bound {
+
+/// A counter that one rank writes and the other reads. It has two cache lines for itself, since some
+/// processors fetch lines in pairs.
+struct alignas(128) Flag {
+  std::atomic<std::uint64_t> count;
+};
+
+/// A cache line with a flag and as many floats as fit beside it.
+struct alignas(64) LineSlot {
+  static constexpr std::size_t floats = 14;
+  std::atomic<std::uint64_t> number;
+  float values[floats];
+};
+
+/// The addresses of a rank's own memory, for the peer to read it from another process.
+struct PeerBuffers {
+  pid_t process;
+  float *in, *out;
+};
+
+/// What the two ranks share besides data; zero at first. A flag is of the rank of its index, and the code
+/// that uses it defines what it counts.
+struct PairState {
+  Flag barrier[2], ready[2], done[2], pieces[2], copied[2], reduced[2], gathered[2], half_done[2];
+  PeerBuffers buffers[2];
+  static constexpr std::size_t max_lines = 10;
+  LineSlot lines[2][2][max_lines];  ///< by rank and parity of the call
+  std::atomic<bool> failed;
+  char why[512];
+};
+
+/// One of the two ranks, and its waits for the other.
+class PairRank {
+ public:
+  PairRank(PairState& state, int rank, pid_t peer_process, std::chrono::milliseconds timeout)
+      : state(state), rank(rank), peer(1 - rank), peer_process_(peer_process), timeout_(timeout) {}
+
+  PairState& state;
+  const int rank, peer;
+
+  /// Spins until the count is at least `min_count`. Errc::timeout, or Errc::peer_lost if the peer ended.
+  void wait_for(const std::atomic<std::uint64_t>& count, std::uint64_t min_count) const {
+    for (int i = 0; i < spins; ++i)
+      if (count.load(std::memory_order_acquire) >= min_count) return;
+    wait_longer(count, min_count);
+  }
+  void wait_for(const Flag& flag, std::uint64_t min_count) const { wait_for(flag.count, min_count); }
+  static void publish(Flag& flag, std::uint64_t count) { flag.count.store(count, std::memory_order_release); }
+  /// Returns once both ranks have called it.
+  void barrier();
+
+ private:
+  static constexpr int spins = 1 << 16;
+  void wait_longer(const std::atomic<std::uint64_t>&, std::uint64_t min_count) const;
+
+  pid_t peer_process_;  // 0: the parent, with which this process ends
+  std::chrono::milliseconds timeout_;
+  std::uint64_t barriers_ = 0;
+};
+
+/// Calls rank_main as rank 0 in this process and as rank 1 in a forked process, each on a core of its own if
+/// there are two. Returns when both have returned. Throws what either threw, rank 0's first. The caller is
+/// the only thread of its process.
+void run_pair(PairState&, std::chrono::milliseconds timeout, const std::function<void(PairRank&)>& rank_main);
+
+}  // namespace rz::bench::lower_bound
