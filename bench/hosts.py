@@ -110,11 +110,11 @@ def ours(o, size, folder=None, env={}):
     if o.collective in ('broadcast', 'reduce', 'gather', 'scatter', 'sendrecv'): return float(row[5])
     return float(re.search(r'out-of-place: .* p50 ([\d.]+)', out).group(1))
 
-def crowded(o): return o.hosts * o.per_host > len(os.sched_getaffinity(0))
+def oversubscribed(o): return o.hosts * o.per_host > len(os.sched_getaffinity(0))
 
 def limit(o, size):
     commands = [on_host(i, [f'{o.bin}/socket_limit', str(i), ','.join(address(h) for h in range(o.hosts)), '29700', str(size), str(iterations(size))] +
-                        (['-sleep'] if crowded(o) else [])) for i in range(o.hosts)]
+                        (['-sleep'] if oversubscribed(o) else [])) for i in range(o.hosts)]
     return float(run_all(commands, [os.environ] * o.hosts, 300))
 
 class Peers:
@@ -148,7 +148,7 @@ class Peers:
                'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': '1099511627776'}
         if name == 'ompi':
             command = ['mpirun.openmpi', '--allow-run-as-root', '-np', str(n), '-H', hosts, '--map-by', 'node', '--bind-to', 'none', '--mca',
-                       'plm_rsh_agent', self.agent, '--mca', 'mpi_yield_when_idle', '1' if crowded(o) else '0', '--mca', 'oob_tcp_if_include', 'eth0', '--mca', 'pml', 'ob1', '--mca', 'btl', 'tcp,self',
+                       'plm_rsh_agent', self.agent, '--mca', 'mpi_yield_when_idle', '1' if oversubscribed(o) else '0', '--mca', 'oob_tcp_if_include', 'eth0', '--mca', 'pml', 'ob1', '--mca', 'btl', 'tcp,self',
                        '--mca', 'btl_tcp_if_include', 'eth0'] + [w for k in env for w in ('-x', k)] + [self.exe[name]]
         if name == 'mpich':
             env['UCX_TLS'] = 'tcp,self'

@@ -33,7 +33,7 @@ using namespace rz;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t slice = 32 << 10;                        ///< of one read or write
-constexpr auto longest_look = std::chrono::microseconds(100);  ///< before it sleeps
+constexpr auto max_spin = std::chrono::microseconds(100);  ///< before it sleeps
 
 struct Pair {
   Descriptor socket;
@@ -149,7 +149,7 @@ class Stream {
       const int events = (p.received < bytes_ ? POLLIN : 0) | (p.sent < bytes_ ? POLLOUT : 0);
       if (events) list.push_back({p.socket.get(), static_cast<short>(events), 0});
     }
-    const auto end = Clock::now() + (sleeps_ ? std::chrono::microseconds(0) : longest_look);
+    const auto end = Clock::now() + (sleeps_ ? std::chrono::microseconds(0) : max_spin);
     while (Clock::now() < end)
       if (poll(list.data(), list.size(), 0) > 0) return;
     require(poll(list.data(), list.size(), 30'000) != 0, Errc::timeout, "no peer sends or takes anything");

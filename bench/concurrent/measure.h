@@ -56,7 +56,7 @@ class Measure {
   Figure alone(Caller&);
   Phase threads();
   Phase in_turn();
-  /// Rank 0 says which call is the last, in the call itself: every rank makes as many.
+  /// Rank 0 marks the last call in its data, so that every rank makes as many.
   Figure call_until(Caller&, Clock::time_point end);
   Clock::time_point begin();
 

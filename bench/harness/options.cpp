@@ -59,7 +59,7 @@ std::vector<ReduceOp> ops_of(const std::string& word) {
   }
 }
 
-/// What the command line says in words, before it becomes Options.
+/// Flags whose words are not yet values of Options.
 struct Words {
   std::string min = "32M", max = "32M", step = "1M", op = "sum", dtype = "float";
   std::string device;
