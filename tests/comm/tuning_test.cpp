@@ -149,7 +149,7 @@ TEST(Tuning, TheFirstLineThatFitsWins) {
   EXPECT_EQ(algorithm(1 << 30, 16, false), "ring");
 }
 
-// Every place, as the documents have it (docs/tuning.md), and calls at every place that find no such line.
+// The lines that serve a call at each place.
 TEST(Tuning, ALineServesItsPlaceAlone) {
   using enum Where;
   const Tuning t = parse_tuning(
