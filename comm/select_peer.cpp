@@ -11,11 +11,12 @@ namespace {
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
+constexpr Collective all_reduce = Collective::all_reduce;
+constexpr Where together = Where::together;
+
 // Not measured, derived: a step (letters out, letters in) takes about 3 us over NVLink, which moves 450 GB/s
 // each way. One-shot reads (p - 1) n bytes in one step, two-shot 2 (p - 1) / p n in two: they meet where
 // (p - 1) (p - 2) / p n costs 3 us. With two ranks traffic is the same, but one-shot copies to a slot first.
-constexpr Collective all_reduce = Collective::all_reduce;
-constexpr Where together = Where::together;
 constexpr TuningRule table[] = {
     {.collective = all_reduce, .where = together, .algorithm = "one_shot", .size = 2, .bytes = MiB},
     {.collective = all_reduce, .where = together, .algorithm = "one_shot", .size = 4, .bytes = 512 * KiB},
