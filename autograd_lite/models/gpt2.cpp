@@ -10,7 +10,7 @@
 namespace rz {
 namespace {
 
-constexpr float deviation = 0.02f;
+float deviation(const Gpt2Config& c) { return static_cast<float>(c.initializer_range); }
 
 /// GPT-2's Conv1D: weight [in, out].
 nn::Linear conv1d(const std::string& name, std::size_t in, std::size_t out, float weight_deviation) {
@@ -41,6 +41,8 @@ void check(const Gpt2Config& c) {
           " does not divide");
   require(c.layer_norm_epsilon > 0 && std::isfinite(c.layer_norm_epsilon), Errc::config,
           "layer_norm_epsilon is ", c.layer_norm_epsilon, ", expected more than 0");
+  require(c.initializer_range >= 0 && std::isfinite(c.initializer_range), Errc::config,
+          "initializer_range is ", c.initializer_range, ", expected 0 or more");
   require_probability("embd_pdrop", c.embd_pdrop);
   require_probability("resid_pdrop", c.resid_pdrop);
   require_probability("attn_pdrop", c.attn_pdrop);
@@ -49,10 +51,10 @@ void check(const Gpt2Config& c) {
 struct Gpt2::Block {
   Block(const Gpt2Config& c, const std::string& name)
       : ln_1(name + ".ln_1", c.n_embd, static_cast<float>(c.layer_norm_epsilon)),
-        c_attn(conv1d(name + ".attn.c_attn", c.n_embd, 3 * c.n_embd, deviation)),
+        c_attn(conv1d(name + ".attn.c_attn", c.n_embd, 3 * c.n_embd, deviation(c))),
         attn_proj(conv1d(name + ".attn.c_proj", c.n_embd, c.n_embd, residual_deviation(c))),
         ln_2(name + ".ln_2", c.n_embd, static_cast<float>(c.layer_norm_epsilon)),
-        c_fc(conv1d(name + ".mlp.c_fc", c.n_embd, 4 * c.n_embd, deviation)),
+        c_fc(conv1d(name + ".mlp.c_fc", c.n_embd, 4 * c.n_embd, deviation(c))),
         mlp_proj(conv1d(name + ".mlp.c_proj", 4 * c.n_embd, c.n_embd, residual_deviation(c))) {
     scope.name = name;
     ln_1.list(scope.parameters);
@@ -65,7 +67,7 @@ struct Gpt2::Block {
 
   /// Every block adds twice to the residual stream.
   static float residual_deviation(const Gpt2Config& c) {
-    return deviation / std::sqrt(2 * static_cast<float>(c.n_layer));
+    return deviation(c) / std::sqrt(2 * static_cast<float>(c.n_layer));
   }
 
   nn::LayerNorm ln_1;
@@ -78,8 +80,8 @@ struct Gpt2::Block {
 
 Gpt2::Gpt2(const Gpt2Config& c)
     : config_((check(c), c)),
-      wte_("transformer.wte", c.vocab_size, c.n_embd, deviation),
-      wpe_("transformer.wpe", c.n_positions, c.n_embd, deviation),
+      wte_("transformer.wte", c.vocab_size, c.n_embd, deviation(c)),
+      wpe_("transformer.wpe", c.n_positions, c.n_embd, deviation(c)),
       dropout_(static_cast<float>(c.embd_pdrop)),
       ln_f_("transformer.ln_f", c.n_embd, static_cast<float>(c.layer_norm_epsilon)) {
   for (std::size_t i = 0; i < c.n_layer; ++i) {
@@ -97,7 +99,7 @@ Gpt2::Gpt2(const Gpt2Config& c)
   }
   lm_head_ = std::make_unique<nn::Linear>("lm_head", c.n_embd, c.vocab_size, ops::WeightLayout::out_in,
                                           /*with_bias=*/false);
-  lm_head_->weight.initial = {Initial::normal, deviation};
+  lm_head_->weight.initial = {Initial::normal, deviation(config_)};
   lm_head_->list(head_scope_.parameters);
 }
 

@@ -22,6 +22,7 @@ struct Gpt2Config {
   double layer_norm_epsilon = 1e-5;
   bool tie_word_embeddings = true;
   double embd_pdrop = 0, attn_pdrop = 0, resid_pdrop = 0;
+  double initializer_range = 0.02;  ///< standard deviation of fresh weights
 };
 /// Errc::config with the key and what it must be.
 void check(const Gpt2Config&);

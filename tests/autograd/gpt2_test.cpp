@@ -120,6 +120,17 @@ TEST(Gpt2, ProjectionsIntoTheResidualStreamStartSmaller) {
   }
 }
 
+TEST(Gpt2, TheInitializerRangeIsTheDeviationOfFreshWeights) {
+  Gpt2Config c = small();
+  c.initializer_range = 0.1;
+  c.tie_word_embeddings = false;
+  Gpt2 model(c);
+  for (const Parameter* p : model.parameters()) {
+    if (p->shape.dims() != 2) continue;
+    EXPECT_FLOAT_EQ(p->initial.scale, p->name.ends_with("c_proj.weight") ? 0.05f : 0.1f) << p->name;
+  }
+}
+
 TEST(Gpt2, WrongConfigurationsNameTheKey) {
   const auto expect_error = [](const char* part, auto change) {
     Gpt2Config c = small();
@@ -138,6 +149,7 @@ TEST(Gpt2, WrongConfigurationsNameTheKey) {
   expect_error("n_head is 0", [](Gpt2Config& c) { c.n_head = 0; });
   expect_error("vocab_size is 0", [](Gpt2Config& c) { c.vocab_size = 0; });
   expect_error("layer_norm_epsilon", [](Gpt2Config& c) { c.layer_norm_epsilon = -1; });
+  expect_error("initializer_range is -0.1", [](Gpt2Config& c) { c.initializer_range = -0.1; });
   expect_error("resid_pdrop is 1", [](Gpt2Config& c) { c.resid_pdrop = 1; });
   expect_error("attn_pdrop is -0.1", [](Gpt2Config& c) { c.attn_pdrop = -0.1; });
 }

@@ -16,6 +16,7 @@
 #include "tools/train_gpt/checkpoint.h"
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/metrics.h"
+#include "tools/train_gpt/model_config.h"
 #include "tools/train_gpt/options.h"
 #include "tools/train_gpt/same_run.h"
 #include "tools/train_gpt/speed.h"
@@ -156,6 +157,23 @@ TEST(TrainGptOptions, MistakesAreOneLine) {
   expect_parts(wrong({"--model", "m", "--config", "c", "--data", "d", "--steps", "many"}),
                {"--steps", "many"});
   expect_parts(wrong({"--model", "m", "--config", "c", "--data", "d", "--seq-len", "0"}), {"--seq-len"});
+}
+
+// ---- the model's configuration
+
+TEST_F(TrainGptFiles, TheInitializerRangeIsReadAndWritten) {
+  put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256,)"
+                    R"( "initializer_range": 0.25})");
+  const Gpt2Config c = read_model_config(path("model.json"));
+  EXPECT_EQ(c.initializer_range, 0.25);
+  put("again.json", to_json(c));
+  EXPECT_EQ(read_model_config(path("again.json")).initializer_range, 0.25);
+  put("wrong.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256,)"
+                    R"( "initializer_range": "wide"})");
+  expect_parts(complaint([&] { read_model_config(path("wrong.json")); }),
+               {"wrong.json", "initializer_range"});
+  put("plain.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
+  EXPECT_EQ(read_model_config(path("plain.json")).initializer_range, 0.02);
 }
 
 // ---- words of a sample

@@ -52,6 +52,7 @@ Gpt2Config read_model_config(const std::string& path) {
   c.vocab_size = size(o, "vocab_size", (std::int64_t{1} << 31) - 1);
   c.layer_norm_epsilon = o.number("layer_norm_epsilon", 1e-5, 0, 1);
   c.tie_word_embeddings = o.boolean("tie_word_embeddings", true);
+  c.initializer_range = o.number("initializer_range", 0.02, 0, 1);
   c.embd_pdrop = o.number("embd_pdrop", 0, 0, 1);
   c.attn_pdrop = o.number("attn_pdrop", 0, 0, 1);
   c.resid_pdrop = o.number("resid_pdrop", 0, 0, 1);
@@ -77,6 +78,7 @@ std::string to_json(const Gpt2Config& c) {
       {"vocab_size", c.vocab_size},
       {"layer_norm_epsilon", c.layer_norm_epsilon},
       {"tie_word_embeddings", c.tie_word_embeddings},
+      {"initializer_range", c.initializer_range},
       {"embd_pdrop", c.embd_pdrop},
       {"attn_pdrop", c.attn_pdrop},
       {"resid_pdrop", c.resid_pdrop},
