@@ -135,7 +135,6 @@ class Together {
   void offer_and_publish(std::size_t round);
   void publish_lines();
   void offer(std::size_t round);
-  std::byte* own_copy(std::size_t round) const;
   void take(std::size_t round);
   void take_from(int peer, std::size_t round, std::uint32_t step);
   void fold_part(std::size_t round);
@@ -143,7 +142,6 @@ class Together {
   void fold(std::byte* to, std::byte* too, std::size_t bytes);
   void fold_out(std::byte* to, std::byte* too, std::size_t bytes);
   void copy_out(std::byte* to, const std::byte* bytes_of, std::size_t bytes) const;
-  void copy_twice(std::byte* to, std::byte* out, const std::byte* bytes_of, std::size_t bytes) const;
 
   // together_direct.cpp: in memory that all reach
   bool is_worth_asking();

@@ -90,23 +90,15 @@ void Together::publish_lines() {
 void Together::offer(std::size_t round) {
   std::byte* const to = place(rank_, letters_.next());
   const std::size_t at = round * cut_.piece;
-  if (!cut_.split) return copy_twice(to, own_copy(round), part_to(rank_) + at, length(cut_.part, round));
+  if (!cut_.split) {
+    if (const std::size_t n = length(cut_.part, round)) std::memcpy(to, part_to(rank_) + at, n);
+    return;
+  }
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     if (const std::size_t n = length(part_of(r), round))
       std::memcpy(to + share(rank_, r) * cut_.piece, part_to(r) + at, n);
   }
-}
-
-/// Where this rank's own part goes in its own result, if that is better written along with the offer, while
-/// the part is in the first-level cache; else take() copies it while news are on their way. Null: nowhere.
-std::byte* Together::own_copy(std::size_t round) const {
-  if (cut_.rounds == 1 || !op_->out.data) return nullptr;
-  const bool gathers = op_->kind == Collective::all_gather;
-  if (!gathers && op_->kind != Collective::broadcast) return nullptr;
-  const std::size_t at = (gathers ? index(rank_) * cut_.part : 0) + round * cut_.piece;
-  std::byte* const to = static_cast<std::byte*>(op_->out.data) + at;
-  return to == part_to(rank_) + round * cut_.piece ? nullptr : to;
 }
 
 void Together::fold(std::byte* to, std::byte* too, std::size_t bytes) {
@@ -132,19 +124,6 @@ void Together::copy_out(std::byte* to, const std::byte* bytes_of, std::size_t by
   bypass_ ? copy_past_caches(to, bytes_of, bytes) : void(std::memcpy(to, bytes_of, bytes));
 }
 
-/// For the peers, and to the result, if `out` is not null.
-void Together::copy_twice(std::byte* to, std::byte* out, const std::byte* bytes_of, std::size_t bytes) const {
-  if (!out) {
-    if (bytes) std::memcpy(to, bytes_of, bytes);
-    return;
-  }
-  for (std::size_t at = 0; at < bytes; at += block) {
-    const std::size_t n = std::min(block, bytes - at);
-    std::memcpy(to + at, bytes_of + at, n);
-    copy_out(out + at, to + at, n);
-  }
-}
-
 void Together::take(std::size_t round) {
   const std::uint32_t step = base_ + static_cast<std::uint32_t>(round);
   const std::size_t at = round * cut_.piece, n = length(cut_.part, round);
@@ -161,8 +140,7 @@ void Together::take(std::size_t round) {
       return fold_out(out + at, nullptr, n);
     case Collective::broadcast:
     case Collective::scatter:
-      if (rank_ != op_->root) return copy_out(out + at, from(op_->root, step), n);
-      return own_copy(round) ? void() : copy_out(out + at, part_to(rank_) + at, n);
+      return copy_out(out + at, rank_ == op_->root ? part_to(rank_) + at : from(op_->root, step), n);
     case Collective::gather:
       if (rank_ != op_->root) return;
       [[fallthrough]];
@@ -173,7 +151,6 @@ void Together::take(std::size_t round) {
 
 /// What rank r has for this rank alone, to the place that is r's.
 void Together::take_from(int r, std::size_t round, std::uint32_t step) {
-  if (r == rank_ && own_copy(round)) return;
   const bool pairs = op_->kind == Collective::all_to_all_v;
   const std::size_t whole = pairs ? op_->pairs->recv_counts[index(r)] * element_ : cut_.part;
   const std::size_t begin = pairs ? op_->pairs->recv_offsets[index(r)] * element_ : index(r) * cut_.part;
