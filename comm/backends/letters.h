@@ -72,8 +72,6 @@ class Letters {
   /// The same, said now and then, or when this rank has to wait: of letters alone, whose writer either learns
   /// it from the next call's letter or need not know sooner. What lies in rings is said at once.
   void have_read_by(std::uint32_t step);
-  /// That, of a letter that `ahead`, who waits for nobody, has written.
-  void have_read_letter(std::uint32_t step, int ahead);
   /// Says what was not said yet.
   void say_all() {
     if (unsaid_) have_read_up_to(unsaid_up_to_);
@@ -240,13 +238,6 @@ inline bool Letters::arrived(int peer, std::uint32_t step) {
   }
   if (is_after(first_, read_[index(peer)])) read_[index(peer)] = first_;  // it has ended all calls before
   return true;
-}
-
-inline void Letters::have_read_letter(std::uint32_t step, int ahead) {
-  constexpr std::uint32_t distance = 4;  // so many letters come while one is fetched from another processor
-  if (static_cast<std::uint32_t>(tag(ahead, step)) == step + 1)
-    expect_to_read(&views_[index(ahead)].place->letters[(step + distance) % meeting_letters]);
-  have_read_by(step);
 }
 
 inline void Letters::have_read_by(std::uint32_t step) {

@@ -257,7 +257,7 @@ inline std::byte* Together::place(int r, std::uint32_t step) const {
 
 inline void Together::end() {
   if (inline_ && traits(op_->kind).root_sends() && rank_ != op_->root)
-    letters_.have_read_letter(letters_.next(), op_->root);
+    letters_.have_read_by(letters_.next());
   else
     letters_.have_read_up_to(letters_.next());
   complete_ = true;

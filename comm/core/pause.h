@@ -23,9 +23,6 @@ inline void expect_to_write(const void* line) {
 #endif
 }
 
-/// This line of memory is read soon, and another processor has written it.
-inline void expect_to_read(const void* line) { __builtin_prefetch(line, 0); }
-
 /// Returns once `value` no longer holds `old`. Spins for a few tens of microseconds, the length of a gap
 /// between two kernels, before it sleeps.
 template <class T>
