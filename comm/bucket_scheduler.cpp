@@ -79,7 +79,8 @@ BucketScheduler::BucketScheduler(BucketLayout layout, BucketOptions options, Lau
 }
 
 void BucketScheduler::reset() {
-  const std::vector<Work> works = std::exchange(works_, {});
+  std::vector<Work> works;
+  if (!works_.empty()) works.swap(works_);  // else it keeps its memory for the next step
   order_.clear();
   next_ = launched_early_ = 0;
   ends_ = false;

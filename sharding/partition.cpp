@@ -1,6 +1,7 @@
 #include "sharding/partition.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/core/error.h"
 
@@ -29,21 +30,22 @@ std::vector<Piece> pieces(const BucketLayout& layout, std::span<Parameter* const
   return out;
 }
 
-std::vector<Range> padded_extents(const BucketLayout& layout, int bucket) {
+Range padded_extent(const BucketLayout& layout, int bucket, std::size_t i) {
   const auto& b = layout.buckets[static_cast<std::size_t>(bucket)];
-  std::vector<Range> out;
-  for (const int m : b.members) out.push_back({layout.places[static_cast<std::size_t>(m)].offset, b.count});
-  for (std::size_t i = 0; i + 1 < out.size(); ++i) out[i].end = out[i + 1].begin;
-  return out;
+  const auto begin = [&](std::size_t k) {
+    return layout.places[static_cast<std::size_t>(b.members[k])].offset;
+  };
+  return {begin(i), i + 1 < b.members.size() ? begin(i + 1) : b.count};
 }
 
 std::vector<MemberRun> member_runs(const BucketLayout& layout, int bucket, Range range,
-                                   std::span<const MemberUpdate> updates) {
-  std::vector<MemberRun> out;
-  const auto extents = padded_extents(layout, bucket);
-  for (std::size_t i = 0; i < extents.size(); ++i) {
-    const int m = layout.buckets[static_cast<std::size_t>(bucket)].members[i];
-    const Range here = intersect(extents[i], range);
+                                   std::span<const MemberUpdate> updates, std::vector<MemberRun> reused) {
+  std::vector<MemberRun> out = std::move(reused);
+  out.clear();
+  const auto& members = layout.buckets[static_cast<std::size_t>(bucket)].members;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const int m = members[i];
+    const Range here = intersect(padded_extent(layout, bucket, i), range);
     const MemberUpdate& update = updates[static_cast<std::size_t>(m)];
     if (!here.count() || update.skip) continue;
     if (!out.empty() && out.back().update == update && out.back().range.end == here.begin)

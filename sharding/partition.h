@@ -32,8 +32,9 @@ struct Piece {
 /// The pieces in elements `range` of a bucket, in the order of their offsets.
 std::vector<Piece> pieces(const BucketLayout&, std::span<Parameter* const> members, int bucket, Range range);
 
-/// Where each member of a bucket ends if the padding behind it is taken along: members in the bucket's order.
-std::vector<Range> padded_extents(const BucketLayout&, int bucket);
+/// Where the bucket's member number `i`, in the bucket's order, begins, and ends if the padding behind it is
+/// taken along.
+Range padded_extent(const BucketLayout&, int bucket, std::size_t i);
 
 /// How an update treats a member.
 struct MemberUpdate {
@@ -51,8 +52,8 @@ struct MemberRun {
   bool operator==(const MemberRun&) const = default;
 };
 /// A bucket's range, cut where `updates`, one a member, change; what is skipped is left out. Padding goes
-/// with the member before it.
+/// with the member before it. The memory of `reused` becomes the result's.
 std::vector<MemberRun> member_runs(const BucketLayout&, int bucket, Range range,
-                                   std::span<const MemberUpdate> updates);
+                                   std::span<const MemberUpdate> updates, std::vector<MemberRun> reused = {});
 
 }  // namespace rz

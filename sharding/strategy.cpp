@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
 #include <thread>
 #include <utility>
 
@@ -172,13 +171,12 @@ void Strategy::gradient_ready(int member, const Stream& stream) { scheduler_->re
 Work Strategy::launch(int bucket, const Stream& given) {
   const Stream& stream = device_stream(given);
   provide_gradients(bucket);
-  const auto extents = padded_extents(layout(), bucket);
   const auto& bucket_members = layout().buckets[index(bucket)].members;
-  for (std::size_t i = 0; i < extents.size(); ++i) {
+  for (std::size_t i = 0; i < bucket_members.size(); ++i) {
     Parameter& p = *members_[index(bucket_members[i])];
     if (p.grad_is_fresh && p.count()) ops::fill(p.grad, 0, stream);
     p.grad_is_fresh = false;
-    const std::size_t gap = extents[i].count() - p.count();
+    const std::size_t gap = padded_extent(layout(), bucket, i).count() - p.count();
     if (gap)
       ops::fill(Tensor::borrow(p.grad.raw() + p.grad.bytes(), {gap}, p.grad.dtype(), p.grad.device()), 0,
                 stream);
@@ -324,11 +322,10 @@ bool Strategy::skipped(int member) const {
   return options_.unreached == Unreached::pytorch && !agreement_->reached(member);
 }
 
-std::vector<MemberUpdate> Strategy::member_updates() const {
-  std::vector<MemberUpdate> out;
+void Strategy::decide_updates() {
+  updates_.clear();
   for (std::size_t m = 0; m < members_.size(); ++m)
-    out.push_back({.skip = skipped(static_cast<int>(m)), .decay = decays_[m], .missed = missed_[m]});
-  return out;
+    updates_.push_back({.skip = skipped(static_cast<int>(m)), .decay = decays_[m], .missed = missed_[m]});
 }
 
 /// After an update that was made.
@@ -336,19 +333,32 @@ void Strategy::count_missed() {
   for (std::size_t m = 0; m < members_.size(); ++m) missed_[m] += skipped(static_cast<int>(m));
 }
 
-void Strategy::update_bucket(int bucket, std::span<const MemberUpdate> updates, const Optimizer& optimizer,
-                             const UpdateScale& scale, const Stream& stream) {
+/// Members that missed as many updates are one call of the optimizer.
+void Strategy::update_bucket(int bucket, const Optimizer& optimizer, const UpdateScale& scale,
+                             const Stream& stream) {
+  runs_ = member_runs(layout(), bucket, updated_range(bucket), updates_, std::move(runs_));
+  std::ranges::sort(runs_, {},
+                    [](const MemberRun& run) { return std::pair(run.update.missed, run.range.begin); });
+  for (std::size_t begin = 0, end = 0; begin < runs_.size(); begin = end) {
+    const std::int64_t missed = runs_[begin].update.missed;
+    while (end < runs_.size() && runs_[end].update.missed == missed) ++end;
+    make_spans(bucket, {&runs_[begin], end - begin});
+    UpdateScale own = scale;
+    own.missed = missed;
+    if (scale.constants)
+      own.constants =
+          static_cast<const std::byte*>(scale.constants) + constants_slot(missed, runs_[begin].first);
+    optimizer.update(spans_, own, stream);
+  }
+}
+
+void Strategy::make_spans(int bucket, std::span<const MemberRun> runs) {
   const Updated u = updated(bucket);
   const Range range = updated_range(bucket);
-  struct Alike {
-    int first;
-    std::vector<UpdateSpan> spans;
-  };
-  std::map<std::int64_t, Alike> by_missed;
-  for (const MemberRun& run : member_runs(layout(), bucket, range, updates)) {
+  spans_.clear();
+  for (const MemberRun& run : runs) {
     const std::size_t at = run.range.begin - range.begin;
-    Alike& alike = by_missed.try_emplace(run.update.missed, Alike{run.first, {}}).first->second;
-    UpdateSpan& span = alike.spans.emplace_back();
+    UpdateSpan& span = spans_.emplace_back();
     span.value = values_to_update(bucket, u).data<float>() + at;
     span.gradient = u.gradients.raw() + at * size_of(u.gradients.dtype());
     span.gradient_dtype = u.gradients.dtype();
@@ -360,13 +370,6 @@ void Strategy::update_bucket(int bucket, std::span<const MemberUpdate> updates, 
     span.decay = run.update.decay;
     for (std::size_t s = 0; s < optimizer_state_.size(); ++s)
       span.state[s] = optimizer_state_[s][index(bucket)].data<float>() + at;
-  }
-  for (const auto& [missed, alike] : by_missed) {
-    UpdateScale own = scale;
-    own.missed = missed;
-    if (scale.constants)
-      own.constants = static_cast<const std::byte*>(scale.constants) + constants_slot(missed, alike.first);
-    optimizer.update(alike.spans, own, stream);
   }
 }
 
@@ -382,15 +385,15 @@ void Strategy::update_all(Optimizer& optimizer, const UpdateScale& scale, const 
   require_same_optimizer(optimizer, stream);
   make_state(optimizer);
   drop_gathered();
-  const std::vector<MemberUpdate> updates = member_updates();
+  decide_updates();
   if (!std::exchange(next_is_ready_, false)) optimizer.begin_update();
-  std::vector<Work> published;
   for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
-    update_bucket(b, updates, optimizer, scale, stream);
-    published.push_back(publish(b, stream));
-    if (!options_.overlap) wait_exposed(published.back(), stream);
+    update_bucket(b, optimizer, scale, stream);
+    published_.push_back(publish(b, stream));
+    if (!options_.overlap) wait_exposed(published_.back(), stream);
   }
-  for (const Work& work : published) wait_exposed(work, stream);
+  for (const Work& work : published_) wait_exposed(work, stream);
+  published_.clear();
   after_step(stream);
 }
 

@@ -277,7 +277,7 @@ class Strategy {
   void reduce_all(const Stream&, bool cancelled);
   void forget();
   bool skipped(int member) const;
-  std::vector<MemberUpdate> member_updates() const;
+  void decide_updates();
   /// Where the device reads the constants of members that missed so many updates; `first` is one of them.
   std::size_t constants_slot(std::int64_t missed, int first) const;
   void count_missed();
@@ -293,8 +293,8 @@ class Strategy {
   void update_all(Optimizer&, const UpdateScale&, const Stream&);
   const Tensor& values_to_update(int bucket, const Updated&) const;
   void move_to_layout(std::vector<Tensor>& buckets, const BucketLayout& before) const;
-  void update_bucket(int bucket, std::span<const MemberUpdate>, const Optimizer&, const UpdateScale&,
-                     const Stream&);
+  void update_bucket(int bucket, const Optimizer&, const UpdateScale&, const Stream&);
+  void make_spans(int bucket, std::span<const MemberRun>);
 
   StrategyKind kind_;
   Communicator& communicator_;
@@ -305,6 +305,11 @@ class Strategy {
   std::vector<Fact> filled_;          // zero3: what fill_parameters() was given, as far as all ranks see it
   std::vector<bool> decays_;          // [member]
   std::vector<std::int64_t> missed_;  // [member], updates that skipped it
+  // Of one update; here, so that a step allocates nothing.
+  std::vector<MemberUpdate> updates_;  // [member]
+  std::vector<MemberRun> runs_;
+  std::vector<UpdateSpan> spans_;
+  std::vector<Work> published_;
   std::unique_ptr<PassAgreement> agreement_;
   std::unique_ptr<BucketScheduler> scheduler_;
   TransientMemory transient_;

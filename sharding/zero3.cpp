@@ -133,8 +133,14 @@ const Zero3::Units& Zero3::units_of(const Scope& scope) {
   return at->second;
 }
 
+const Zero3::Units& Zero3::ahead(const Scope& scope, Pass pass) {
+  const auto [at, is_new] = ahead_[static_cast<std::size_t>(pass)].try_emplace(&scope);
+  if (is_new) at->second = find_ahead(scope, pass);
+  return at->second;
+}
+
 /// The units that the coming scopes will use. The last scope of forward is the first of backward.
-Zero3::Units Zero3::ahead(const Scope& scope, Pass pass) const {
+Zero3::Units Zero3::find_ahead(const Scope& scope, Pass pass) const {
   Units out;
   const auto found = scope_index_.find(&scope);
   if (found == scope_index_.end() || !options().overlap) return out;
@@ -170,7 +176,7 @@ void Zero3::drop_all_but(const Units& keep, const Units& also) {
 
 void Zero3::enter(const Scope& scope, Pass pass) {
   const Units& now = units_of(scope);
-  const Units next = ahead(scope, pass);
+  const Units& next = ahead(scope, pass);
   drop_all_but(now, next);
   for (const int u : now) fetch(unit(u));
   for (const int u : next) fetch(unit(u));

@@ -8,6 +8,7 @@
 /// forward and backward. A unit is reduced when the earliest of its scopes leaves backward: a moment that is
 /// the same on every rank, whatever parameters a rank did not use.
 
+#include <array>
 #include <unordered_map>
 
 #include "sharding/sharded_gradients.h"
@@ -45,7 +46,8 @@ class Zero3 final : public Strategy {
   void await(Unit&);
   void drop(Unit&);
   void drop_all_but(const Units& keep, const Units& also);
-  Units ahead(const Scope&, Pass) const;
+  const Units& ahead(const Scope&, Pass);
+  Units find_ahead(const Scope&, Pass) const;
   const Units& units_of(const Scope&);
   Unit& unit(int u) { return units_[static_cast<std::size_t>(u)]; }
   Range own(const Unit&) const;
@@ -71,6 +73,7 @@ class Zero3 final : public Strategy {
   std::vector<const Scope*> scopes_;
   std::unordered_map<const Scope*, std::size_t> scope_index_;
   std::unordered_map<const Scope*, Units> scope_units_;
+  std::array<std::unordered_map<const Scope*, Units>, 2> ahead_;  // [Pass], as find_ahead() gave them
   std::unordered_map<const Parameter*, int> unit_of_;
   std::vector<Unit> units_;  // the trainable ones first, in the order in which they are reduced
   std::unique_ptr<ShardedGradients> gradients_;
