@@ -205,6 +205,70 @@ TEST_P(Strategies, GiveTheSameBitsWhateverTheStrategyBucketsAndOverlap) {
   });
 }
 
+// ---- clipping and loss scale reach the update
+
+/// How far one update of SGD with rate 1 moves all parameters together, and the norm that was reported.
+struct Moved {
+  double distance = 0, norm = 0;
+  std::vector<float> values;
+};
+Moved update_clipped(StrategyKind kind, Communicator& comm, bool in_one, double max_norm, double loss_scale) {
+  ToyModel model(initial_value);
+  Tape tape;
+  const auto strategy = make_strategy(kind, model, comm);
+  strategy->attach(tape);
+  strategy->set_loss_scale(loss_scale);
+  const auto sgd = make_sgd({.learning_rate = 1});
+  const Var loss =
+      model.loss(tape, [&](std::size_t p, std::size_t i) { return datum(p, i, comm.rank(), 0) / 16; });
+  strategy->begin_backward();
+  tape.backward(loss, static_cast<float>(loss_scale));
+  tape.reset();
+  strategy->finish_gradients();
+  Moved out;
+  if (in_one) {
+    strategy->clip_and_step(*sgd, {.max_norm = max_norm});
+    out.norm = strategy->outcome(*sgd).norm;
+  } else {
+    out.norm = max_norm > 0 ? strategy->clip_gradients(max_norm) : strategy->gradient_norm();
+    strategy->step(*sgd);
+  }
+  const auto parameters = model.parameters();
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    const Tensor value = strategy->full_value(*parameters[p]);
+    for (std::size_t i = 0; i < value.count(); ++i) {
+      out.values.push_back(value.data<float>()[i]);
+      out.distance += std::pow(out.values.back() - initial_value(p, i), 2);
+    }
+  }
+  out.distance = std::sqrt(out.distance);
+  return out;
+}
+
+TEST(Strategy, ClippingAndLossScaleReachTheUpdate) {
+  constexpr double limit = 0.5;
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    for (const StrategyKind kind : kinds) {
+      SCOPED_TRACE(str(name(kind), " on rank ", rank));
+      const Moved free = update_clipped(kind, comm, true, 0, 1),
+                  clipped = update_clipped(kind, comm, true, limit, 1);
+      ASSERT_GT(free.norm, 2 * limit);
+      EXPECT_NEAR(free.distance, free.norm, 1e-5 * free.norm);
+      EXPECT_NEAR(clipped.distance, limit, 1e-4 * limit);
+      EXPECT_EQ(clipped.norm, free.norm) << "the norm before clipping";
+      for (const bool in_one : {true, false})
+        for (const double scale : {1.0, 4.0})
+          for (const double max_norm : {0.0, limit}) {
+            const Moved m = update_clipped(kind, comm, in_one, max_norm, scale);
+            EXPECT_EQ(m.norm, free.norm) << in_one << ' ' << scale << ' ' << max_norm;
+            EXPECT_EQ(m.values, (max_norm > 0 ? clipped : free).values)
+                << in_one << ' ' << scale << ' ' << max_norm;
+          }
+    }
+  });
+}
+
 // ---- what goes wrong is said
 
 struct Fixture {
@@ -696,6 +760,27 @@ TEST(Strategy, RanksWithDifferentModelsLearnWhichParameterDiffers) {
 }
 
 // ---- parameters in and out
+
+TEST(Strategy, AFullValueIsNewAfterAStepAndAFill) {
+  for (const StrategyKind kind : kinds)
+    run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+      SCOPED_TRACE(name(kind));
+      auto comm = Communicator::connect(rank, 2, std::move(store));
+      Replica r(kind, comm);
+      const Parameter& p = r.model[r.model.index("second.weight")];
+      const auto first = [&] { return *r.strategy->full_value(p).data<float>(); };
+      r.strategy->zero_grad();
+      r.strategy->begin_backward();
+      r.tape.backward(r.model.loss(r.tape, [](std::size_t, std::size_t) { return 1.0f; }));
+      r.tape.reset();
+      r.strategy->finish_gradients();
+      const float before = first();
+      r.strategy->step(*r.optimizer);
+      EXPECT_NE(first(), before);
+      r.fill("second.weight", 17);
+      EXPECT_EQ(first(), 17);
+    });
+}
 
 TEST_P(Strategies, FillAndVisitCoverEveryElementOnce) {
   for (const StrategyKind kind : kinds)
