@@ -134,6 +134,36 @@ TEST(Zero3, RecomputedScopesGatherAgain) {
   });
 }
 
+/// Its unit is reduced when it leaves backward for the last time, with the gradients of every run.
+TEST(Zero3, AScopeMayRunTwice) {
+  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    Rank r(rank, 2, std::move(store));
+    const Scope &scope = *r.model.scopes()[2], &after = *r.model.scopes()[3];
+    Parameter *p = scope.parameters[1], *norm = after.parameters[0];
+    Var sum = r.tape.variable(Tensor::zeros({}));
+    const auto add_once = [&](Var in, Parameter* p) {
+      const Var w = r.tape.parameter(*p);
+      return r.tape.record(Tensor::zeros({}), {in, w}, [in, w](Tape& t, const Tensor& d_out) {
+        const auto target = t.grad_target(w);
+        for (std::size_t i = 0; i < target.tensor.count(); ++i) {
+          float& place = target.tensor.data<float>()[i];
+          place = (target.accumulate ? place : 0) + *d_out.data<float>() * t.value(w).data<float>()[i];
+        }
+        t.give_grad(in, d_out);
+      });
+    };
+    for (int run = 0; run < 2; ++run) sum = r.tape.scope(scope, [&] { return add_once(sum, p); });
+    sum = r.tape.scope(after, [&] { return add_once(sum, norm); });  // so that its unit is launched at once
+    r.strategy.begin_backward();
+    r.tape.backward(sum);
+    r.strategy.finish_gradients();
+    double square = std::pow(static_cast<double>(index_value(8, 0)), 2);
+    for (std::size_t i = 0; i < p->count(); ++i)
+      square += std::pow(2 * static_cast<double>(index_value(7, i)), 2);
+    EXPECT_EQ(r.strategy.gradient_norm(), std::sqrt(square));
+  });
+}
+
 TEST(Zero3, AFailedForwardPassLeavesNothingStale) {
   run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     Rank r(rank, 2, std::move(store));
