@@ -169,7 +169,7 @@ std::vector<std::vector<T>> run(ScheduleFunction schedule, ReduceOp op, std::siz
     me.operation.in = Buffer(same ? me.out.data() : me.in.data(), count);
     me.operation.out = Buffer(me.out.data(), count);
     me.operation.op = op;
-    me.plan = make_plan(schedule({r, size, 0}), size, in_place(me.operation, r, size));
+    me.plan = make_plan(schedule({r, size, 0}), size, rz::in_place(me.operation, r, size));
     me.execution = std::make_unique<Execution>(*me.transport, r, size);
     me.execution->start(me.operation, me.plan, signature_of(me.operation, size, 0));
   }
