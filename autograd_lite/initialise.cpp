@@ -52,7 +52,7 @@ std::array<float, 4> uniform_of(const Counter& words, double bound) {
 
 }  // namespace
 
-void initialise(const Parameter& p, std::span<float> slice, std::size_t begin, std::uint64_t seed) {
+void init_slice(const Parameter& p, std::span<float> slice, std::size_t begin, std::uint64_t seed) {
   require(begin + slice.size() <= p.count(), Errc::invalid_argument, "initialise: elements ", begin, " to ",
           begin + slice.size(), " of ", p.name, ", which has ", p.count());
   if (p.initial.kind == Initial::constant) {
@@ -83,12 +83,12 @@ void allocate_parameters(Module& module, const Allocator& allocate) {
   }
 }
 
-void initialise_parameters(Module& module, std::uint64_t seed, const Stream& stream) {
+void init_parameters(Module& module, std::uint64_t seed, const Stream& stream) {
   const auto parameters = module.parameters();
   require_distinct_names(parameters);
   for (const Parameter* p : parameters) {
     std::vector<float> values(p->count());
-    initialise(*p, values, 0, seed);
+    init_slice(*p, values, 0, seed);
     p->value.assign(std::span<const float>(values), stream);
   }
 }

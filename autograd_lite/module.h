@@ -20,7 +20,7 @@ class Module {
 };
 
 /// Errc::invalid_argument if two parameters have one name: their initial values would be the same, and a
-/// checkpoint could not tell them apart. allocate_parameters(), initialise_parameters() and strategies call
+/// checkpoint could not tell them apart. allocate_parameters(), init_parameters() and strategies call
 /// it before they give parameters memory or values.
 void require_distinct_names(std::span<Parameter* const>);
 

@@ -41,7 +41,7 @@ Var Linear::operator()(Tape& tape, const Activation& x) {
   return linear(tape, x, w, with_bias ? tape.parameter(bias) : Var(), layout);
 }
 
-void Linear::list(std::vector<Parameter*>& to) {
+void Linear::append_parameters(std::vector<Parameter*>& to) {
   to.push_back(&weight);
   if (with_bias) to.push_back(&bias);
 }
@@ -56,12 +56,12 @@ Var LayerNorm::operator()(Tape& tape, Var x) {
   return layer_norm(tape, x, w, tape.parameter(bias), epsilon);
 }
 
-SumAndNorm LayerNorm::of_sum(Tape& tape, Var a, Var b) {
+SumAndNorm LayerNorm::add_and_norm(Tape& tape, Var a, Var b) {
   const Var w = tape.parameter(weight);
   return add_layer_norm(tape, a, b, w, tape.parameter(bias), epsilon);
 }
 
-void LayerNorm::list(std::vector<Parameter*>& to) { to.insert(to.end(), {&weight, &bias}); }
+void LayerNorm::append_parameters(std::vector<Parameter*>& to) { to.insert(to.end(), {&weight, &bias}); }
 
 Embedding::Embedding(const std::string& name, std::size_t rows, std::size_t channels, float deviation)
     : weight(parameter(name + ".weight", {rows, channels}, {Initial::normal, deviation})) {}
@@ -70,6 +70,6 @@ Var Embedding::operator()(Tape& tape, const Tensor& tokens) {
   return embedding(tape, tokens, tape.parameter(weight));
 }
 
-void Embedding::list(std::vector<Parameter*>& to) { to.push_back(&weight); }
+void Embedding::append_parameters(std::vector<Parameter*>& to) { to.push_back(&weight); }
 
 }  // namespace rz::nn

@@ -19,7 +19,7 @@ struct Linear {
   /// With a GELU behind it, which the next layer takes.
   Activation gelu(Tape&, Var x);
   Var operator()(Tape&, const Activation& x);
-  void list(std::vector<Parameter*>& to);
+  void append_parameters(std::vector<Parameter*>& to);
 
   WeightLayout layout;
   bool with_bias;
@@ -31,8 +31,8 @@ struct LayerNorm {
   LayerNorm(const std::string& name, std::size_t channels, float epsilon);
   Var operator()(Tape&, Var x);
   /// Of a + b, which comes too.
-  SumAndNorm of_sum(Tape&, Var a, Var b);
-  void list(std::vector<Parameter*>& to);
+  SumAndNorm add_and_norm(Tape&, Var a, Var b);
+  void append_parameters(std::vector<Parameter*>& to);
 
   float epsilon;
   Parameter weight, bias;
@@ -42,7 +42,7 @@ struct LayerNorm {
 struct Embedding {
   Embedding(const std::string& name, std::size_t rows, std::size_t channels, float deviation = 1);
   Var operator()(Tape&, const Tensor& tokens);
-  void list(std::vector<Parameter*>& to);
+  void append_parameters(std::vector<Parameter*>& to);
 
   Parameter weight;
 };

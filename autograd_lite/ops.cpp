@@ -26,17 +26,18 @@ Shape with_appended(const Shape& shape, std::size_t last) {
 void require_dims(const char* op, const char* what, const Tensor& t, int at_least, int at_most) {
   if (t.shape().dims() < at_least || t.shape().dims() > at_most)
     fail(Errc::invalid_argument, op, ": ", what, " ", name(t.shape()), " has ", t.shape().dims(),
-         " extents, expected ", at_least, at_least == at_most ? "" : str(" to ", at_most));
+         " extents, expected ", at_least, at_least == at_most ? "" : concat(" to ", at_most));
 }
 
 /// Memory for as many elements of the same type.
-Tensor like(Tape& tape, const Tensor& t) { return tape.empty(t.shape(), t.dtype()); }
+Tensor empty_like(Tape& tape, const Tensor& t) { return tape.empty(t.shape(), t.dtype()); }
 
 /// An input that backward reads again: a parameter's value as it is then, for its memory may have gone
 /// meanwhile; anything else is kept, also from operators that overwrite what nobody else keeps.
-class Kept {
+class SavedVariable {
  public:
-  Kept(const Tape& tape, Var v) : var_(v), value_(tape.of_parameter(v) ? Tensor() : tape.value(v)) {}
+  SavedVariable(const Tape& tape, Var v)
+      : var_(v), value_(tape.is_parameter_memory(v) ? Tensor() : tape.value(v)) {}
   const Tensor& operator()(const Tape& tape) const { return value_.defined() ? value_ : tape.value(var_); }
 
  private:
@@ -47,9 +48,9 @@ class Kept {
 /// An element-wise operator whose backward needs its input.
 template <auto forward, auto backward>
 Var unary_of_input(Tape& tape, Var x) {
-  const Tensor out = like(tape, tape.value(x));
+  const Tensor out = empty_like(tape, tape.value(x));
   forward(out, tape.value(x), tape.stream());
-  return tape.record(out, {x}, [x, in = Kept(tape, x)](Tape& tape, const Tensor& d_out) {
+  return tape.record(out, {x}, [x, in = SavedVariable(tape, x)](Tape& tape, const Tensor& d_out) {
     const auto d_x = tape.grad_target(x);
     backward(d_x.tensor, d_out, in(tape), into(d_x), tape.stream());
   });
@@ -59,7 +60,7 @@ Var unary_of_input(Tape& tape, Var x) {
 template <auto forward, auto backward>
 Var unary_of_output(Tape& tape, Var x) {
   const Tensor in = tape.value(x);
-  const Tensor out = like(tape, in);
+  const Tensor out = empty_like(tape, in);
   forward(out, in, tape.stream());
   return tape.record(out, {x}, [x, out](Tape& tape, const Tensor& d_out) {
     const auto d_x = tape.grad_target(x);
@@ -84,16 +85,16 @@ void both_parameters(Tape& tape, Var weight, Var bias, F&& backward) {
 }
 
 /// The backward of a layer norm of x, whose statistics the forward kept.
-auto layer_norm_backward(Var x_var, Var weight, Var bias, const Kept& kept, const Tensor& mean,
+auto layer_norm_backward(Var x_var, Var weight, Var bias, const SavedVariable& kept, const Tensor& mean,
                          const Tensor& inverse_deviation) {
   return [=](Tape& tape, const Tensor& d_out) {
     const Tensor x = kept(tape);
     auto d_x = tape.grad_target(x_var);
-    if (!d_x.tensor.defined()) d_x.tensor = like(tape, x);
+    if (!d_x.tensor.defined()) d_x.tensor = empty_like(tape, x);
     both_parameters(
         tape, weight, bias,
         [&, first = true](const Tensor& d_w, const Tensor& d_b, ops::Into into_parameters) mutable {
-          const Tensor to = std::exchange(first, false) ? d_x.tensor : like(tape, x);
+          const Tensor to = std::exchange(first, false) ? d_x.tensor : empty_like(tape, x);
           ops::layer_norm_backward(to, d_w, d_b, d_out, x, tape.value(weight), mean, inverse_deviation,
                                    into(d_x), into_parameters, tape.stream());
         });
@@ -105,37 +106,38 @@ auto layer_norm_backward(Var x_var, Var weight, Var bias, const Kept& kept, cons
 // ---- element-wise
 
 Var add(Tape& tape, Var a, Var b) {
-  const Tensor out = like(tape, tape.value(a));
+  const Tensor out = empty_like(tape, tape.value(a));
   ops::add(out, tape.value(a), tape.value(b), tape.stream());
   return tape.record(out, {a, b}, [a, b](Tape& tape, const Tensor& d_out) {
-    tape.give_grad(a, d_out);
-    tape.give_grad(b, d_out);
+    tape.accumulate_grad(a, d_out);
+    tape.accumulate_grad(b, d_out);
   });
 }
 
 Var multiply(Tape& tape, Var a, Var b) {
-  const Tensor out = like(tape, tape.value(a));
+  const Tensor out = empty_like(tape, tape.value(a));
   ops::multiply(out, tape.value(a), tape.value(b), tape.stream());
-  return tape.record(out, {a, b},
-                     [a, b, x = Kept(tape, a), y = Kept(tape, b)](Tape& tape, const Tensor& d_out) {
-                       const auto give = [&](Var to, const Tensor& factor) {
-                         if (!tape.needs_grad(to)) return;
-                         const Tensor d = like(tape, d_out);
-                         ops::multiply(d, d_out, factor, tape.stream());
-                         tape.give_grad(to, d);
-                       };
-                       give(a, y(tape));
-                       give(b, x(tape));
-                     });
+  return tape.record(
+      out, {a, b},
+      [a, b, x = SavedVariable(tape, a), y = SavedVariable(tape, b)](Tape& tape, const Tensor& d_out) {
+        const auto propagate = [&](Var to, const Tensor& factor) {
+          if (!tape.needs_grad(to)) return;
+          const Tensor d = empty_like(tape, d_out);
+          ops::multiply(d, d_out, factor, tape.stream());
+          tape.accumulate_grad(to, d);
+        };
+        propagate(a, y(tape));
+        propagate(b, x(tape));
+      });
 }
 
 Var scale(Tape& tape, Var x, float factor) {
-  const Tensor out = like(tape, tape.value(x));
+  const Tensor out = empty_like(tape, tape.value(x));
   ops::scale(out, tape.value(x), factor, tape.stream());
   return tape.record(out, {x}, [x, factor](Tape& tape, const Tensor& d_out) {
-    const Tensor d = like(tape, d_out);
+    const Tensor d = empty_like(tape, d_out);
     ops::scale(d, d_out, factor, tape.stream());
-    tape.give_grad(x, d);
+    tape.accumulate_grad(x, d);
   });
 }
 
@@ -147,22 +149,22 @@ Var softmax(Tape& tape, Var x) { return unary_of_output<ops::softmax, ops::softm
 Var dropout(Tape& tape, Var x, float p) {
   require(p >= 0 && p < 1, Errc::invalid_argument, "dropout: p is ", p, ", expected 0 <= p < 1");
   if (p == 0) return x;
-  const Tensor out = like(tape, tape.value(x));
-  const ops::DropoutMask mask = tape.take_mask(p, out.count());
+  const Tensor out = empty_like(tape, tape.value(x));
+  const ops::DropoutMask mask = tape.next_dropout_mask(p, out.count());
   ops::dropout(out, tape.value(x), mask, tape.stream());
   return tape.record(out, {x}, [x, mask](Tape& tape, const Tensor& d_out) {
-    const Tensor d = like(tape, d_out);
+    const Tensor d = empty_like(tape, d_out);
     ops::dropout(d, d_out, mask, tape.stream());
-    tape.give_grad(x, d);
+    tape.accumulate_grad(x, d);
   });
 }
 
 Var reshape(Tape& tape, Var x, const Shape& shape) {
   const Shape before = tape.value(x).shape();
-  const Var out =
-      tape.record(tape.value(x).reshape(shape), {x},
-                  [x, before](Tape& tape, const Tensor& d_out) { tape.give_grad(x, d_out.reshape(before)); });
-  if (tape.of_parameter(x)) tape.mark_view(out, x);
+  const Var out = tape.record(
+      tape.value(x).reshape(shape), {x},
+      [x, before](Tape& tape, const Tensor& d_out) { tape.accumulate_grad(x, d_out.reshape(before)); });
+  if (tape.is_parameter_memory(x)) tape.mark_view(out, x);
   return out;
 }
 
@@ -185,7 +187,7 @@ Var at_position(Tape& tape, Var x, std::size_t position) {
     const Tensor d = tape.empty(whole, d_rows.dtype());
     ops::fill(d, 0, tape.stream());
     copy_rows(tape, d_rows, d, true);
-    tape.give_grad(x, d);
+    tape.accumulate_grad(x, d);
   });
 }
 
@@ -211,7 +213,7 @@ void layer_backward(Tape& tape, Tape::GradTarget d_x, Var weight, Var bias, cons
   });
 }
 
-auto linear_backward(Var x_var, Var weight, Var bias, const Kept& x, WeightLayout layout) {
+auto linear_backward(Var x_var, Var weight, Var bias, const SavedVariable& x, WeightLayout layout) {
   return [=](Tape& tape, const Tensor& d_out) {
     layer_backward(tape, tape.grad_target(x_var), weight, bias, d_out, x(tape), layout);
   };
@@ -224,15 +226,15 @@ Var linear(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
   const Tensor out = layer_output(tape, x, tape.value(weight), layout);
   ops::linear(out, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
   return tape.record(out, {x_var, weight, bias},
-                     linear_backward(x_var, weight, bias, Kept(tape, x_var), layout));
+                     linear_backward(x_var, weight, bias, SavedVariable(tape, x_var), layout));
 }
 
 Activation linear_gelu(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
   const Tensor x = tape.value(x_var);
-  const Tensor pre = layer_output(tape, x, tape.value(weight), layout), out = like(tape, pre);
+  const Tensor pre = layer_output(tape, x, tape.value(weight), layout), out = empty_like(tape, pre);
   ops::linear_gelu(out, pre, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
   return {tape.record(pre, {x_var, weight, bias},
-                      linear_backward(x_var, weight, bias, Kept(tape, x_var), layout)),
+                      linear_backward(x_var, weight, bias, SavedVariable(tape, x_var), layout)),
           out};
 }
 
@@ -244,9 +246,9 @@ Var linear(Tape& tape, const Activation& in, Var weight, Var bias, WeightLayout 
       out, {in.pre, weight, bias},
       [pre_var = in.pre, weight, bias, x = in.value, pre, layout](Tape& tape, const Tensor& d_out) {
         if (tape.needs_grad(pre_var)) {
-          const Tensor d_pre = like(tape, pre);
+          const Tensor d_pre = empty_like(tape, pre);
           ops::linear_backward_through_gelu(d_pre, d_out, tape.value(weight), pre, layout, tape.stream());
-          tape.give_grad(pre_var, d_pre);
+          tape.accumulate_grad(pre_var, d_pre);
         }
         layer_backward(tape, {}, weight, bias, d_out, x, layout);
       });
@@ -258,26 +260,26 @@ Var matmul(Tape& tape, Var a_var, bool transpose_a, Var b_var, bool transpose_b)
   require_dims("matmul", "the right factor", b, 2, 2);
   const Tensor out = tape.empty({a.shape()[transpose_a ? 1 : 0], b.shape()[transpose_b ? 0 : 1]}, a.dtype());
   ops::matmul(out, a, transpose_a, b, transpose_b, ops::Into::overwrite, tape.stream());
-  return tape.record(
-      out, {a_var, b_var},
-      [=, left = Kept(tape, a_var), right = Kept(tape, b_var)](Tape& tape, const Tensor& d_out) {
-        const Tensor &a = left(tape), &b = right(tape);
-        if (const auto d_a = tape.grad_target(a_var); d_a.tensor.defined()) {
-          // out = A·B: dA = dOut·Bᵀ, and its transpose is B·dOutᵀ.
-          if (transpose_a) {
-            ops::matmul(d_a.tensor, b, transpose_b, d_out, true, into(d_a), tape.stream());
-          } else {
-            ops::matmul(d_a.tensor, d_out, false, b, !transpose_b, into(d_a), tape.stream());
-          }
-        }
-        if (const auto d_b = tape.grad_target(b_var); d_b.tensor.defined()) {
-          if (transpose_b) {
-            ops::matmul(d_b.tensor, d_out, true, a, transpose_a, into(d_b), tape.stream());
-          } else {
-            ops::matmul(d_b.tensor, a, !transpose_a, d_out, false, into(d_b), tape.stream());
-          }
-        }
-      });
+  return tape.record(out, {a_var, b_var},
+                     [=, left = SavedVariable(tape, a_var), right = SavedVariable(tape, b_var)](
+                         Tape& tape, const Tensor& d_out) {
+                       const Tensor &a = left(tape), &b = right(tape);
+                       if (const auto d_a = tape.grad_target(a_var); d_a.tensor.defined()) {
+                         // out = A·B: dA = dOut·Bᵀ, and its transpose is B·dOutᵀ.
+                         if (transpose_a) {
+                           ops::matmul(d_a.tensor, b, transpose_b, d_out, true, into(d_a), tape.stream());
+                         } else {
+                           ops::matmul(d_a.tensor, d_out, false, b, !transpose_b, into(d_a), tape.stream());
+                         }
+                       }
+                       if (const auto d_b = tape.grad_target(b_var); d_b.tensor.defined()) {
+                         if (transpose_b) {
+                           ops::matmul(d_b.tensor, d_out, true, a, transpose_a, into(d_b), tape.stream());
+                         } else {
+                           ops::matmul(d_b.tensor, a, !transpose_a, d_out, false, into(d_b), tape.stream());
+                         }
+                       }
+                     });
 }
 
 // ---- layer norm
@@ -286,18 +288,19 @@ Var layer_norm(Tape& tape, Var x_var, Var weight, Var bias, float epsilon) {
   const Tensor x = tape.value(x_var);
   require_dims("layer_norm", "the input", x, 1, 4);
   const Shape rows{x.count() / std::max<std::size_t>(1, x.shape()[-1])};
-  const Tensor out = like(tape, x), mean = tape.empty(rows), inverse_deviation = tape.empty(rows);
+  const Tensor out = empty_like(tape, x), mean = tape.empty(rows), inverse_deviation = tape.empty(rows);
   ops::layer_norm(out, mean, inverse_deviation, x, tape.value(weight), tape.value(bias), epsilon,
                   tape.stream());
-  return tape.record(out, {x_var, weight, bias},
-                     layer_norm_backward(x_var, weight, bias, Kept(tape, x_var), mean, inverse_deviation));
+  return tape.record(
+      out, {x_var, weight, bias},
+      layer_norm_backward(x_var, weight, bias, SavedVariable(tape, x_var), mean, inverse_deviation));
 }
 
 SumAndNorm add_layer_norm(Tape& tape, Var a, Var b, Var weight, Var bias, float epsilon) {
   const Shape shape = tape.value(a).shape();
   require_dims("add_layer_norm", "the input", tape.value(a), 1, 4);
   const Shape rows{shape.count() / std::max<std::size_t>(1, shape[-1])};
-  const Tensor sum = like(tape, tape.value(a)), out = like(tape, sum);
+  const Tensor sum = empty_like(tape, tape.value(a)), out = empty_like(tape, sum);
   const Tensor mean = tape.empty(rows), inverse_deviation = tape.empty(rows);
   ops::add_layer_norm(sum, out, mean, inverse_deviation, tape.value(a), tape.value(b), tape.value(weight),
                       tape.value(bias), epsilon, tape.stream());
@@ -305,12 +308,12 @@ SumAndNorm add_layer_norm(Tape& tape, Var a, Var b, Var weight, Var bias, float 
   // and the sum hands that on.
   SumAndNorm result;
   result.sum = tape.record(sum, {a, b}, [a, b](Tape& tape, const Tensor& d_sum) {
-    tape.give_grad(a, d_sum);
-    tape.give_grad(b, d_sum);
+    tape.accumulate_grad(a, d_sum);
+    tape.accumulate_grad(b, d_sum);
   });
-  result.norm = tape.record(
-      out, {result.sum, weight, bias},
-      layer_norm_backward(result.sum, weight, bias, Kept(tape, result.sum), mean, inverse_deviation));
+  result.norm = tape.record(out, {result.sum, weight, bias},
+                            layer_norm_backward(result.sum, weight, bias, SavedVariable(tape, result.sum),
+                                                mean, inverse_deviation));
   return result;
 }
 
@@ -351,16 +354,17 @@ Var causal_attention(Tape& tape, Var qkv_var, int heads, float dropout) {
   const Tensor out = tape.empty(with_last(qkv.shape(), qkv.shape()[2] / 3), qkv.dtype());
   const Tensor log_sum = tape.empty({batch, static_cast<std::size_t>(heads), tokens});
   ops::DropoutMask mask;
-  if (dropout > 0) mask = tape.take_mask(dropout, log_sum.count() * tokens);
+  if (dropout > 0) mask = tape.next_dropout_mask(dropout, log_sum.count() * tokens);
   ops::causal_attention(out, log_sum, qkv, heads, mask, tape.stream());
-  return tape.record(
-      out, {qkv_var},
-      [qkv_var, heads, kept = Kept(tape, qkv_var), out, log_sum, mask](Tape& tape, const Tensor& d_out) {
-        const Tensor& qkv = kept(tape);
-        const Tensor d_qkv = like(tape, qkv);
-        ops::causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, mask, tape.stream());
-        tape.give_grad(qkv_var, d_qkv);
-      });
+  return tape.record(out, {qkv_var},
+                     [qkv_var, heads, kept = SavedVariable(tape, qkv_var), out, log_sum, mask](
+                         Tape& tape, const Tensor& d_out) {
+                       const Tensor& qkv = kept(tape);
+                       const Tensor d_qkv = empty_like(tape, qkv);
+                       ops::causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, mask,
+                                                      tape.stream());
+                       tape.accumulate_grad(qkv_var, d_qkv);
+                     });
 }
 
 // ---- losses
@@ -381,13 +385,13 @@ CrossEntropy cross_entropy(Tape& tape, Var logits_var, const Tensor& targets) {
   ops::cross_entropy(loss, sums, losses, log_sum, logits, target_rows, tape.stream());
   const Var result =
       tape.record(loss, {logits_var},
-                  [logits_var, shape, table, sums, kept = Kept(tape, logits_var), log_sum, target_rows](
-                      Tape& tape, const Tensor& d_loss) {
-                    const bool overwrite = tape.may_overwrite(logits_var);  // before there is another copy
+                  [logits_var, shape, table, sums, kept = SavedVariable(tape, logits_var), log_sum,
+                   target_rows](Tape& tape, const Tensor& d_loss) {
+                    const bool overwrite = tape.can_reuse(logits_var);  // before there is another copy
                     const Tensor logits = kept(tape).reshape(table);
-                    const Tensor d = overwrite ? logits : like(tape, logits);
+                    const Tensor d = overwrite ? logits : empty_like(tape, logits);
                     ops::cross_entropy_backward(d, logits, log_sum, target_rows, d_loss, sums, tape.stream());
-                    tape.give_grad(logits_var, d.reshape(shape));
+                    tape.accumulate_grad(logits_var, d.reshape(shape));
                   });
   return {result, sums};
 }
@@ -399,12 +403,13 @@ Var mse(Tape& tape, Var prediction_var, const Tensor& target) {
          name(target.shape()));
   const Tensor loss = tape.empty({});
   ops::mean_squared_error(loss, prediction, target, tape.stream());
-  return tape.record(
-      loss, {prediction_var},
-      [prediction_var, prediction = Kept(tape, prediction_var), target](Tape& tape, const Tensor& d_loss) {
-        const auto d = tape.grad_target(prediction_var);
-        ops::mean_squared_error_backward(d.tensor, d_loss, prediction(tape), target, into(d), tape.stream());
-      });
+  return tape.record(loss, {prediction_var},
+                     [prediction_var, prediction = SavedVariable(tape, prediction_var), target](
+                         Tape& tape, const Tensor& d_loss) {
+                       const auto d = tape.grad_target(prediction_var);
+                       ops::mean_squared_error_backward(d.tensor, d_loss, prediction(tape), target, into(d),
+                                                        tape.stream());
+                     });
 }
 
 }  // namespace rz::nn

@@ -10,7 +10,7 @@ namespace rz {
 namespace {
 
 /// Bump memory that grows in chunks, is taken back in the reverse order, and keeps its chunks.
-class Arena {
+class BumpAllocator {
  public:
   struct Position {
     std::size_t chunk = 0, offset = 0;
@@ -79,7 +79,7 @@ struct Tape::State {
     const Scope* scope = nullptr;
     Captured backward{};
     std::span<const Var> inputs;
-    Arena::Position begin;  ///< of its memory
+    BumpAllocator::Position begin;  ///< of its memory
   };
 
   Stream stream;
@@ -89,14 +89,14 @@ struct Tape::State {
   std::vector<Value> values;
   std::vector<View> views;
   std::vector<Node> nodes;
-  Arena arena;
-  Arena::Position recorded;  ///< end of the last node's memory
+  BumpAllocator arena;
+  BumpAllocator::Position recorded;  ///< end of the last node's memory
   std::unordered_map<const Parameter*, Use> uses;
   std::vector<const Scope*> open;  ///< innermost last
   /// Parameters that the rehearsals under way have used, and how many of these nest.
-  std::vector<Parameter*> rehearsed;
-  int rehearsals = 0;
-  std::vector<Var> rehearsal_inputs;
+  std::vector<Parameter*> checkpointed_parameters;
+  int checkpoint_depth = 0;
+  std::vector<Var> checkpoint_inputs;
 
   std::uint32_t pass = 1;
   bool no_grad = false;
@@ -106,7 +106,7 @@ struct Tape::State {
   std::uint64_t seed = 0, next_random = 0;
   const std::uint64_t* seed_at = nullptr;
 
-  bool recording() const { return !no_grad && rehearsals == 0; }
+  bool recording() const { return !no_grad && checkpoint_depth == 0; }
 
   const Value& at(Var v) const { return const_cast<State*>(this)->at(v); }
   Value& at(Var v) {
@@ -136,7 +136,7 @@ struct Tape::State {
     if (hooks.leave) hooks.leave(scope, direction);
   }
 
-  void forget_values_from(std::size_t first) {
+  void drop_values_from(std::size_t first) {
     values.resize(first);
     while (!views.empty() && static_cast<std::size_t>(views.back().value) >= first) views.pop_back();
   }
@@ -153,7 +153,7 @@ struct Tape::State {
   void destroy(const Node& node) {
     if (node.type == Node::op) node.backward.destroy(node.backward.object);
   }
-  void give_memory_back(const Node& node) {
+  void release_memory(const Node& node) {
     arena.rewind(node.begin);
     recorded = node.begin;
   }
@@ -201,7 +201,7 @@ Var Tape::variable(Tensor t) {
 
 Var Tape::parameter(Parameter& p) {
   Use& use = state_->use_of(p);
-  if (state_->rehearsals > 0 && p.requires_grad) state_->rehearsed.push_back(&p);
+  if (state_->checkpoint_depth > 0 && p.requires_grad) state_->checkpointed_parameters.push_back(&p);
   return state_->add({Kind::parameter, p.requires_grad && state_->recording(), &use, {}, {}});
 }
 
@@ -221,7 +221,7 @@ const Tensor& Tape::value(Var v) const {
   const bool listed =
       scope && std::find(scope->parameters.begin(), scope->parameters.end(), &p) != scope->parameters.end();
   fail(Errc::invalid_argument, "parameter ", p.name, " has no value ",
-       scope ? str("in scope ", scope->name) : "outside of any scope",
+       scope ? concat("in scope ", scope->name) : "outside of any scope",
        listed ? ": no memory was given to it" : ": the scope that uses a parameter must list it");
 }
 
@@ -233,7 +233,7 @@ void* Tape::allocate(std::size_t bytes, std::size_t alignment) {
   return state_->arena.allocate(bytes, alignment);
 }
 
-bool Tape::wants_node(std::span<const Var> inputs) const {
+bool Tape::needs_node(std::span<const Var> inputs) const {
   return state_->recording() &&
          std::any_of(inputs.begin(), inputs.end(), [this](Var v) { return needs_grad(v); });
 }
@@ -288,7 +288,7 @@ Tape::GradTarget Tape::grad_target(Var v) {
   return {value.grad, true};
 }
 
-void Tape::give_grad(Var v, Tensor d) {
+void Tape::accumulate_grad(Var v, Tensor d) {
   if (!needs_grad(v)) return;
   Value& value = state_->at(v);
   if (!value.use && !value.grad.defined()) {
@@ -309,7 +309,7 @@ void Tape::give_grad(Var v, Tensor d) {
   }
 }
 
-bool Tape::of_parameter(Var v) const {
+bool Tape::is_parameter_memory(Var v) const {
   const Value& value = state_->at(v);
   return value.kind == Kind::parameter || value.view >= 0;
 }
@@ -323,9 +323,9 @@ void Tape::mark_view(Var output, Var input) {
   s.views.push_back({output.index, parameter, value.tensor.shape()});
 }
 
-bool Tape::may_overwrite(Var v) const {
+bool Tape::can_reuse(Var v) const {
   const Value& value = state_->at(v);
-  return value.kind == Kind::output && !of_parameter(v) && value.tensor.use_count() == 2;
+  return value.kind == Kind::output && !is_parameter_memory(v) && value.tensor.use_count() == 2;
 }
 
 // ---- structure
@@ -345,45 +345,46 @@ void Tape::close_scope(const Scope& scope) {
   state_->leave(scope, Pass::forward);
 }
 
-Tape::Rehearsal Tape::begin_rehearsal(const Scope& scope) {
+Tape::CheckpointForward Tape::begin_checkpoint_forward(const Scope& scope) {
   State& s = *state_;
   s.enter(scope, Pass::forward);
-  ++s.rehearsals;
-  return {&scope, s.values.size(), s.rehearsed.size(), s.next_random};
+  ++s.checkpoint_depth;
+  return {&scope, s.values.size(), s.checkpointed_parameters.size(), s.next_random};
 }
 
-std::vector<Var>& Tape::inputs_of_rehearsal() { return state_->rehearsal_inputs; }
+std::vector<Var>& Tape::checkpoint_inputs() { return state_->checkpoint_inputs; }
 
-Tensor Tape::end_rehearsal(const Rehearsal& r, Var result, Var input, std::vector<Var>& inputs) {
+Tensor Tape::end_checkpoint_forward(const CheckpointForward& r, Var result, Var input,
+                                    std::vector<Var>& inputs) {
   State& s = *state_;
   Tensor output = value(result);
-  s.forget_values_from(r.values);
-  --s.rehearsals;
+  s.drop_values_from(r.values);
+  --s.checkpoint_depth;
   s.leave(*r.scope, Pass::forward);
 
   inputs.assign(1, input);
-  if (s.rehearsals > 0) return output;  // the outer rehearsal collects its parameters
-  const auto first = s.rehearsed.begin() + static_cast<std::ptrdiff_t>(r.parameters);
-  for (auto p = first; p != s.rehearsed.end(); ++p) {
+  if (s.checkpoint_depth > 0) return output;  // the outer rehearsal collects its parameters
+  const auto first = s.checkpointed_parameters.begin() + static_cast<std::ptrdiff_t>(r.parameters);
+  for (auto p = first; p != s.checkpointed_parameters.end(); ++p) {
     if (std::find(first, p, *p) == p) inputs.push_back(parameter(**p));
   }
-  s.rehearsed.resize(r.parameters);
+  s.checkpointed_parameters.resize(r.parameters);
   return output;
 }
 
-Tape::Rerun Tape::begin_rerun(const Scope& scope, std::uint64_t random) {
+Tape::CheckpointBackward Tape::begin_checkpoint_backward(const Scope& scope, std::uint64_t random) {
   State& s = *state_;
   s.enter(scope, Pass::backward);
   return {&scope, s.values.size(), s.nodes.size(), std::exchange(s.next_random, random)};
 }
 
-void Tape::end_rerun(const Rerun& r, Var result, const Tensor& d_out) {
+void Tape::end_checkpoint_backward(const CheckpointBackward& r, Var result, const Tensor& d_out) {
   State& s = *state_;
   s.next_random = r.random;
   s.finish_uses(*s.running);  // from here on the operators of the second run count
-  give_grad(result, d_out);
+  accumulate_grad(result, d_out);
   run_backward(r.nodes);
-  s.forget_values_from(r.values);
+  s.drop_values_from(r.values);
   s.leave(*r.scope, Pass::backward);
 }
 
@@ -408,7 +409,7 @@ void Tape::run_backward(std::size_t down_to) {
       s.finish_uses(node);
     }
     s.running = outer;
-    s.give_memory_back(node);
+    s.release_memory(node);
   }
 }
 
@@ -433,7 +434,7 @@ void Tape::backward(Var loss, float factor) {
   s.loss = loss.index;
   Tensor d_loss = empty(value.tensor.shape(), value.tensor.dtype());
   ops::fill(d_loss, factor, s.stream);
-  give_grad(loss, std::move(d_loss));
+  accumulate_grad(loss, std::move(d_loss));
   const bool no_grad = std::exchange(s.no_grad, false);
   run_backward(0);
   s.no_grad = no_grad;
@@ -453,8 +454,8 @@ void Tape::reset() {
   s.arena.rewind({});
   s.recorded = {};
   s.open.clear();
-  s.rehearsed.clear();
-  s.rehearsals = 0;
+  s.checkpointed_parameters.clear();
+  s.checkpoint_depth = 0;
   s.running = nullptr;
   s.ran_backward = false;
   s.loss = -1;
@@ -468,10 +469,10 @@ void Tape::seed(std::uint64_t seed) {
   state_->seed_at = nullptr;
 }
 void Tape::seed_at(const std::uint64_t* seed) { state_->seed_at = seed; }
-ops::DropoutMask Tape::take_mask(float p, std::uint64_t count) {
-  return {p, state_->seed, take_random(count), state_->seed_at};
+ops::DropoutMask Tape::next_dropout_mask(float p, std::uint64_t count) {
+  return {p, state_->seed, next_random_range(count), state_->seed_at};
 }
-std::uint64_t Tape::take_random(std::uint64_t count) {
+std::uint64_t Tape::next_random_range(std::uint64_t count) {
   return std::exchange(state_->next_random, state_->next_random + count);
 }
 

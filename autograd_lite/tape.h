@@ -101,15 +101,15 @@ class Tape {
   };
   GradTarget grad_target(Var);
   /// In backward: takes over a gradient that was computed anyway, or adds it to what is there.
-  void give_grad(Var, Tensor);
+  void accumulate_grad(Var, Tensor);
   /// Whether the value is a parameter's memory, which may be elsewhere, or gone, outside of the parameter's
   /// scopes: backward reads value() again, and nothing that outlives forward keeps it.
-  bool of_parameter(Var) const;
+  bool is_parameter_memory(Var) const;
   /// `output` is `input`, a parameter's memory, in another shape: value() makes it anew where it is needed.
   void mark_view(Var output, Var input);
   /// In backward: true if the input is an operator's output whose memory nobody but the tape and the calling
   /// operator's one captured copy holds, so that a gradient may be written over it.
-  bool may_overwrite(Var) const;
+  bool can_reuse(Var) const;
 
   // ---- structure
   /// Runs body() -> Var with the scope's parameters in place, now and again around the backward of what it
@@ -121,7 +121,7 @@ class Tape {
   /// own memory and must capture by value what does not outlive backward(); apart from its result, handles
   /// made in it end with it.
   template <class F>
-  Var recompute(const Scope&, Var input, F body);
+  Var checkpoint(const Scope&, Var input, F body);
   /// While it lives nothing is recorded.
   class NoGrad {
    public:
@@ -150,8 +150,8 @@ class Tape {
   /// anew: memory of the stream's device.
   void seed_at(const std::uint64_t*);
   /// A dropout of `count` elements.
-  ops::DropoutMask take_mask(float p, std::uint64_t count);
-  std::uint64_t take_random(std::uint64_t count);  ///< start of a range of `count` draws
+  ops::DropoutMask next_dropout_mask(float p, std::uint64_t count);
+  std::uint64_t next_random_range(std::uint64_t count);  ///< start of a range of `count` draws
 
  private:
   struct State;
@@ -162,13 +162,13 @@ class Tape {
     void (*destroy)(void*);
   };
   /// A recomputed scope's first run.
-  struct Rehearsal {
+  struct CheckpointForward {
     const Scope* scope;
     std::size_t values, parameters;
     std::uint64_t random;
   };
   /// Its second run, in backward.
-  struct Rerun {
+  struct CheckpointBackward {
     const Scope* scope;
     std::size_t values, nodes;
     std::uint64_t random;
@@ -177,17 +177,17 @@ class Tape {
   void* allocate(std::size_t bytes, std::size_t alignment);
   template <class F>
   Captured capture(F);
-  bool wants_node(std::span<const Var>) const;
+  bool needs_node(std::span<const Var>) const;
   Var add_value(Tensor output);
   Var add_node(Tensor output, std::span<const Var> inputs, const Captured&);
   void open_scope(const Scope&);
   void close_scope(const Scope&);
-  Rehearsal begin_rehearsal(const Scope&);
+  CheckpointForward begin_checkpoint_forward(const Scope&);
   /// Ends the first run and gives the result, which alone is kept, and the parameters that it used.
-  Tensor end_rehearsal(const Rehearsal&, Var result, Var input, std::vector<Var>& inputs);
-  std::vector<Var>& inputs_of_rehearsal();
-  Rerun begin_rerun(const Scope&, std::uint64_t random);
-  void end_rerun(const Rerun&, Var result, const Tensor& d_out);
+  Tensor end_checkpoint_forward(const CheckpointForward&, Var result, Var input, std::vector<Var>& inputs);
+  std::vector<Var>& checkpoint_inputs();
+  CheckpointBackward begin_checkpoint_backward(const Scope&, std::uint64_t random);
+  void end_checkpoint_backward(const CheckpointBackward&, Var result, const Tensor& d_out);
   void run_backward(std::size_t down_to);
   void run_node(int output, const Captured&);
 
@@ -206,7 +206,7 @@ Tape::Captured Tape::capture(F f) {
 template <class F>
 Var Tape::record(Tensor output, std::initializer_list<Var> inputs, F backward) {
   const std::span<const Var> all(inputs.begin(), inputs.size());
-  if (!wants_node(all)) return add_value(std::move(output));
+  if (!needs_node(all)) return add_value(std::move(output));
   return add_node(std::move(output), all, capture(std::move(backward)));
 }
 
@@ -219,17 +219,17 @@ Var Tape::scope(const Scope& scope, const F& body) {
 }
 
 template <class F>
-Var Tape::recompute(const Scope& scope, Var input, F body) {
-  const Rehearsal rehearsal = begin_rehearsal(scope);
+Var Tape::checkpoint(const Scope& scope, Var input, F body) {
+  const CheckpointForward first_run = begin_checkpoint_forward(scope);
   const Var result = body(input);
-  std::vector<Var>& inputs = inputs_of_rehearsal();
-  Tensor output = end_rehearsal(rehearsal, result, input, inputs);
-  if (!wants_node(inputs)) return add_value(std::move(output));
-  auto again = [&scope, input, random = rehearsal.random, body = std::move(body)](
+  std::vector<Var>& inputs = checkpoint_inputs();
+  Tensor output = end_checkpoint_forward(first_run, result, input, inputs);
+  if (!needs_node(inputs)) return add_value(std::move(output));
+  auto again = [&scope, input, random = first_run.random, body = std::move(body)](
                    Tape& tape, const Tensor& d_out) mutable {
-    const Rerun rerun = tape.begin_rerun(scope, random);
+    const CheckpointBackward second_run = tape.begin_checkpoint_backward(scope, random);
     const Var second = body(input);
-    tape.end_rerun(rerun, second, d_out);
+    tape.end_checkpoint_backward(second_run, second, d_out);
   };
   return add_node(std::move(output), inputs, capture(std::move(again)));
 }

@@ -32,11 +32,11 @@ namespace {
 using namespace rz;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t slice = 32 << 10;                        ///< of one read or write
+constexpr std::size_t slice = 32 << 10;                    ///< of one read or write
 constexpr auto max_spin = std::chrono::microseconds(100);  ///< before it sleeps
 
 struct Pair {
-  Descriptor socket;
+  UniqueFd socket;
   std::size_t sent = 0, received = 0;
   std::vector<float> arrived = std::vector<float>(slice / sizeof(float));
 };
@@ -51,18 +51,18 @@ std::vector<std::string> split(const std::string& text) {
   return parts;
 }
 
-Descriptor accept_one(int listener) {
+UniqueFd accept_one(int listener) {
   pollfd p{listener, POLLIN, 0};
   require(poll(&p, 1, 30'000) == 1, Errc::timeout, "nobody connects");
-  Descriptor socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!socket) fail_errno("accept4");
   set_tcp_options(socket.get());
   return socket;
 }
 
-Descriptor call(const SocketAddress& address) {
+UniqueFd call(const SocketAddress& address) {
   for (int attempt = 0; attempt < 300; ++attempt) {
-    Descriptor socket = start_connect(address);
+    UniqueFd socket = start_connect(address);
     pollfd p{socket.get(), POLLOUT, 0};
     if (poll(&p, 1, 1000) == 1 && !(p.revents & (POLLERR | POLLHUP))) return socket;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -72,7 +72,7 @@ Descriptor call(const SocketAddress& address) {
 
 std::vector<Pair> connect_all(int rank, const std::vector<std::string>& hosts, int port) {
   const auto address = [&](int r) { return resolve({hosts[static_cast<std::size_t>(r)], port + r}).front(); };
-  const Descriptor listener = listen_tcp(address(rank));
+  const UniqueFd listener = listen_tcp(address(rank));
   std::vector<Pair> pairs;
   for (int r = 0; r < rank; ++r) pairs.push_back(Pair{call(address(r))});
   for (std::size_t r = static_cast<std::size_t>(rank) + 1; r < hosts.size(); ++r)

@@ -15,18 +15,19 @@ struct Caller {
 
 /// A call by its arguments, as those of Communicator's function of that name. A buffer that this rank does
 /// not need is ignored. Errc::invalid_argument names the collective, the rank and the argument.
-Operation make_call(const Caller&, Collective, const ConstBuffer& in, const Buffer& out, int root, ReduceOp,
-                    const Stream&);
-Operation make_all_to_all_v(const Caller&, const ConstBuffer& in, std::span<const std::size_t> send_counts,
-                            std::span<const std::size_t> send_offsets, const Buffer& out,
-                            std::span<const std::size_t> recv_counts,
-                            std::span<const std::size_t> recv_offsets, const Stream&);
-Operation make_send(const Caller&, const ConstBuffer&, int to, const Stream&);
-Operation make_recv(const Caller&, const Buffer&, int from, const Stream&);
+CollectiveCall make_call(const Caller&, Collective, const ConstBuffer& in, const Buffer& out, int root,
+                         ReduceOp, const Stream&);
+CollectiveCall make_all_to_all_v(const Caller&, const ConstBuffer& in,
+                                 std::span<const std::size_t> send_counts,
+                                 std::span<const std::size_t> send_offsets, const Buffer& out,
+                                 std::span<const std::size_t> recv_counts,
+                                 std::span<const std::size_t> recv_offsets, const Stream&);
+CollectiveCall make_send(const Caller&, const ConstBuffer&, int to, const Stream&);
+CollectiveCall make_recv(const Caller&, const Buffer&, int from, const Stream&);
 
 // ---- calls that need no checks, in line: a tiny call takes less time than they do
 
-namespace brief_detail {
+namespace key_detail {
 
 inline const std::byte* at(const void* base, std::size_t bytes) {
   return static_cast<const std::byte*>(base) + bytes;
@@ -39,14 +40,14 @@ inline const std::byte* shard_of(const void* base, Extent extent, std::size_t sh
   return at(base, extent == Extent::shard_per_rank ? shard_bytes * static_cast<std::size_t>(rank) : 0);
 }
 
-}  // namespace brief_detail
+}  // namespace key_detail
 
 /// Fills `call` for what nearly every call is: host memory of one type, with counts that match, and buffers
 /// that lie apart or are the in-place form. All that make_call() checks of it holds, but for the root, which
 /// `call` has in it: a call with the root of an earlier one that was checked is right.
-inline bool is_brief(const Caller& caller, const CollectiveTraits& t, const ConstBuffer& in,
-                     const Buffer& out, int root, const ReduceOp& op, BriefCall& call) {
-  using namespace brief_detail;
+inline bool make_key(const Caller& caller, const CollectiveTraits& t, const ConstBuffer& in,
+                     const Buffer& out, int root, const ReduceOp& op, CallKey& call) {
+  using namespace key_detail;
   const bool is_root = caller.rank == root, has_in = !t.in_at_root || is_root,
              has_out = !t.out_at_root || is_root;
   const auto n = static_cast<std::size_t>(caller.size);
@@ -66,7 +67,7 @@ inline bool is_brief(const Caller& caller, const CollectiveTraits& t, const Cons
     return false;
   }
   const void* const from = has_in ? in.data : t.in == Extent::shard ? out.data : nullptr;
-  call = {brief(t.kind, dtype, op.kind, t.rooted() ? root : 0), count, from, has_out ? out.data : nullptr};
+  call = {call_key(t.kind, dtype, op.kind, t.rooted() ? root : 0), count, from, has_out ? out.data : nullptr};
   return true;
 }
 

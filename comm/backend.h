@@ -20,10 +20,10 @@ class Backend {
   virtual void abandon() noexcept {}
   /// Starts the operations as one: they may run in any order and together, and the Work ends when all have.
   /// The arguments have been checked. Thread-safe: calls of several threads are put in one order.
-  virtual Work submit(std::span<const Operation> group) = 0;
+  virtual Work submit(std::span<const CollectiveCall> group) = 0;
   /// submit() of one call that is like the last one but for its memory, where that is faster; the arguments
   /// have been checked. False: it was not begun.
-  virtual bool repeat(const BriefCall&, Work&) { return false; }
+  virtual bool try_fast_path(const CallKey&, Work&) { return false; }
   /// Ends every operation in flight, here and on the other ranks, with Errc::aborted. Any thread, idempotent,
   /// bounded.
   virtual void abort(const std::string& reason) noexcept = 0;
@@ -32,7 +32,7 @@ class Backend {
   virtual void check() {}
   /// All that a stream holds now, for who waits for runs of a graph, of which a backend knows nothing else.
   /// Its wait() throws what breaks the group, and by `limit` names who is missing. None: look at check().
-  virtual std::shared_ptr<WorkState> follow(const Stream&, std::chrono::milliseconds /*limit*/) {
+  virtual std::shared_ptr<WorkState> watch_stream(const Stream&, std::chrono::milliseconds /*limit*/) {
     return nullptr;
   }
   /// A backend for the given ranks of this one, in their new order; each of them calls it, with the same
@@ -50,7 +50,8 @@ class Backend {
   virtual std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) { return allocate(bytes); }
   /// What a call of so many bytes, of the whole buffer, takes, and why; `reachable`: of memory that this
   /// backend moves without copying, on every rank. Asks nobody; any thread.
-  virtual CallChoice explain(Collective, std::size_t /*bytes*/, bool /*reachable*/, DType, ReduceOp) const {
+  virtual AlgorithmChoice explain(Collective, std::size_t /*bytes*/, bool /*reachable*/, DType,
+                                  ReduceOp) const {
     return {"its own", describe(), 0, "this backend chooses by itself"};
   }
   /// Host memory of the caller's, to be moved without copying, until the registration ends.

@@ -17,13 +17,13 @@ namespace rz {
 namespace {
 
 /// What one launcher calls things; any of several names.
-struct Names {
+struct LauncherVariables {
   const char* launcher;
   std::vector<const char*> rank, size, local_rank, local_size;  ///< no name of the last: see local_size_of()
 };
 
-const std::vector<Names>& launchers() {
-  static const std::vector<Names> all = {
+const std::vector<LauncherVariables>& launchers() {
+  static const std::vector<LauncherVariables> all = {
       {"torchrun", {"RANK"}, {"WORLD_SIZE"}, {"LOCAL_RANK"}, {"LOCAL_WORLD_SIZE"}},
       {"openmpi",
        {"OMPI_COMM_WORLD_RANK"},
@@ -74,9 +74,10 @@ std::optional<int> tasks_of_node(std::string_view list, int node) {
 }
 
 /// Collects what is wrong, so that one message names it all.
-class Reader {
+class EnvironmentReader {
  public:
-  Reader(const Variables& variables, const Names& names) : variables_(variables), names_(names) {}
+  EnvironmentReader(const Variables& variables, const LauncherVariables& names)
+      : variables_(variables), names_(names) {}
 
   int number(const std::vector<const char*>& any, int least) {
     for (const char* name : any) {
@@ -85,11 +86,12 @@ class Reader {
       const std::string_view n = name;
       const auto value =
           n.find("_TASKS_PER_NODE") != n.npos ? tasks_of_node(*text, node()) : parse_int(*text);
-      if (!value || *value < least) complain(str(name, "='", *text, "' is not a number from ", least, " on"));
+      if (!value || *value < least)
+        complain(concat(name, "='", *text, "' is not a number from ", least, " on"));
       return value.value_or(least);
     }
     std::string list;
-    for (const char* name : any) list += str(list.empty() ? "" : " or ", name);
+    for (const char* name : any) list += concat(list.empty() ? "" : " or ", name);
     complain(list + " is missing");
     return least;
   }
@@ -106,7 +108,7 @@ class Reader {
  private:
   int node() const { return parse_int(variables_("SLURM_NODEID").value_or("0")).value_or(0); }
   const Variables& variables_;
-  const Names& names_;
+  const LauncherVariables& names_;
   std::string problems_;
 };
 
@@ -136,43 +138,43 @@ int slurm_port(const Variables& variables) {
   return 20000 + (job + step % 20000 * ports_of_a_launch) % 20000;
 }
 
-std::string slurm_master(const Variables& variables, Reader& reader) {
+std::string slurm_master(const Variables& variables, EnvironmentReader& reader) {
   for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
     const auto list = variables(name);
     if (!list) continue;
     const std::string host = first_host(*list);
-    if (host.empty()) reader.complain(str(name, "='", *list, "' is no list of hosts"));
+    if (host.empty()) reader.complain(concat(name, "='", *list, "' is no list of hosts"));
     return join_host_port(host, slurm_port(variables));
   }
   reader.complain("MASTER_ADDR and MASTER_PORT, or SLURM_NODELIST, are missing");
   return "";
 }
 
-bool on_one_host(const Place& place) { return place.local_size == place.size; }
+bool is_single_node(const LaunchInfo& place) { return place.local_size == place.size; }
 
 /// What tells this job of an MPI launcher from every other on this host.
 std::string job_id(const Variables& variables, const std::string& launcher) {
   for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_jobid"})
-    if (const auto value = variables(name)) return str(launcher, '/', *value);
-  return str(launcher, '/', launcher_process());
+    if (const auto value = variables(name)) return concat(launcher, '/', *value);
+  return concat(launcher, '/', launcher_process_id());
 }
 
 /// torchrun's agents count restarts each for itself ("membership changes do not count as retries"), so that
 /// the count names a launch only where there is one agent.
-std::string torchrun_launch(const Variables& variables, const Place& place) {
+std::string torchrun_launch(const Variables& variables, const LaunchInfo& place) {
   const auto run = variables("TORCHELASTIC_RUN_ID");
   if (!run || run == variables("RZ_LAUNCH")) return "";
   const std::string port = variables("MASTER_PORT").value_or("");
   const std::string restart = variables("TORCHELASTIC_RESTART_COUNT").value_or("0");
-  return str("torchrun run ", *run, " port ", port, on_one_host(place) ? " restart " + restart : "");
+  return concat("torchrun run ", *run, " port ", port, is_single_node(place) ? " restart " + restart : "");
 }
 
 std::string slurm_launch(const Variables& variables) {
-  return str("slurm job ", slurm_job(variables), " step ", variables("SLURM_STEP_ID").value_or("0"),
-             " restart ", variables("SLURM_RESTART_COUNT").value_or("0"));
+  return concat("slurm job ", slurm_job(variables), " step ", variables("SLURM_STEP_ID").value_or("0"),
+                " restart ", variables("SLURM_RESTART_COUNT").value_or("0"));
 }
 
-std::string launch_of(const Variables& variables, const Place& place) {
+std::string launch_id_of(const Variables& variables, const LaunchInfo& place) {
   std::string launch;
   const auto add = [&](const std::string& part) {
     launch += (launch.empty() || part.empty() ? "" : " ") + part;
@@ -191,8 +193,8 @@ std::string launch_of(const Variables& variables, const Place& place) {
   return launch;
 }
 
-std::string master_of(const Variables& variables, const Place& place, Reader& reader) {
-  if (place.launcher == "torchrun" && on_one_host(place) && !place.launch.empty())
+std::string master_of(const Variables& variables, const LaunchInfo& place, EnvironmentReader& reader) {
+  if (place.launcher == "torchrun" && is_single_node(place) && !place.launch.empty())
     return "job:" + place.launch;
   const auto host = variables("MASTER_ADDR"), port = variables("MASTER_PORT");
   if (host || port || place.launcher == "torchrun") {
@@ -201,24 +203,24 @@ std::string master_of(const Variables& variables, const Place& place, Reader& re
     if (!host || !port) return "";
     const auto number = parse_int(*port);
     if (!number || *number < 1 || *number > 65535)
-      reader.complain(str("MASTER_PORT='", *port, "' is not a number from 1 to 65535"));
+      reader.complain(concat("MASTER_PORT='", *port, "' is not a number from 1 to 65535"));
     const bool agent = variables("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
     return join_host_port(*host, number.value_or(0) + agent);
   }
-  if (variables("SLURM_PROCID") && place.launcher != "flux" && !on_one_host(place))
+  if (variables("SLURM_PROCID") && place.launcher != "flux" && !is_single_node(place))
     return slurm_master(variables, reader);
   if (!place.launch.empty() &&
-      (place.launcher == "slurm" || (place.launcher == "flux" && on_one_host(place))))
+      (place.launcher == "slurm" || (place.launcher == "flux" && is_single_node(place))))
     return "job:" + place.launch;
-  if (!on_one_host(place))
-    reader.complain(str("MASTER_ADDR and MASTER_PORT are missing, and only ", place.local_size, " of ",
-                        place.size, " ranks are on this host"));
+  if (!is_single_node(place))
+    reader.complain(concat("MASTER_ADDR and MASTER_PORT are missing, and only ", place.local_size, " of ",
+                           place.size, " ranks are on this host"));
   return "job:" + job_id(variables, place.launcher);
 }
 
 /// PMI_RANK and PMI_SIZE are also set by srun --mpi=pmi2 and by Flux, which have names of their own for all
 /// of it.
-bool is_set(const Names& names, const Variables& variables) {
+bool is_set(const LauncherVariables& names, const Variables& variables) {
   const std::string_view launcher = names.launcher;
   // Either is enough, so that half a set is an error and not another launcher.
   if (launcher == "torchrun") return variables("RANK") || variables("WORLD_SIZE");
@@ -229,60 +231,60 @@ bool is_set(const Names& names, const Variables& variables) {
 }
 
 /// Flux has no variable for the tasks of a node; it deals them out evenly where that is possible.
-int local_size_of(const Names& names, Reader& reader, int size) {
+int local_size_of(const LauncherVariables& names, EnvironmentReader& reader, int size) {
   if (!names.local_size.empty()) return reader.number(names.local_size, 1);
   const int nodes = reader.number({"FLUX_JOB_NNODES"}, 1);
   reader.check(
       size % nodes == 0,
-      str("FLUX_JOB_SIZE=", size, " tasks on FLUX_JOB_NNODES=", nodes,
-          " nodes: no variable has the number of tasks on this one; set RANK, WORLD_SIZE, LOCAL_RANK, "
-          "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"));
+      concat("FLUX_JOB_SIZE=", size, " tasks on FLUX_JOB_NNODES=", nodes,
+             " nodes: no variable has the number of tasks on this one; set RANK, WORLD_SIZE, LOCAL_RANK, "
+             "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"));
   return std::max(1, size / nodes);
 }
 
 }  // namespace
 
-Place place_from(const Variables& variables) {
-  for (const Names& names : launchers()) {
+LaunchInfo launch_info_from(const Variables& variables) {
+  for (const LauncherVariables& names : launchers()) {
     if (!is_set(names, variables)) continue;
-    Reader reader(variables, names);
-    Place place;
+    EnvironmentReader reader(variables, names);
+    LaunchInfo place;
     place.launcher = names.launcher;
     place.rank = reader.number(names.rank, 0);
     place.size = reader.number(names.size, 1);
     place.local_rank = reader.number(names.local_rank, 0);
     place.local_size = local_size_of(names, reader, place.size);
     reader.check(place.rank < place.size,
-                 str(names.rank.front(), "=", place.rank, " is not below the size, ", place.size));
+                 concat(names.rank.front(), "=", place.rank, " is not below the size, ", place.size));
     const std::string local_size = names.local_size.empty() ? "the local size" : names.local_size.front();
     reader.check(place.local_size <= place.size,
-                 str(local_size, "=", place.local_size, " is more than the size, ", place.size));
+                 concat(local_size, "=", place.local_size, " is more than the size, ", place.size));
     reader.check(place.local_rank < place.local_size,
-                 str(names.local_rank.front(), "=", place.local_rank, " is not below the local size, ",
-                     place.local_size));
+                 concat(names.local_rank.front(), "=", place.local_rank, " is not below the local size, ",
+                        place.local_size));
     reader.finish();
-    place.launch = launch_of(variables, place);
+    place.launch = launch_id_of(variables, place);
     if (place.size > 1) place.master = master_of(variables, place, reader);
     reader.finish();
     return place;
   }
-  Place alone;
+  LaunchInfo alone;
   alone.launcher = "none";
   return alone;
 }
 
-Place place_from_environment() {
-  return place_from([](const std::string& name) -> std::optional<std::string> {
+LaunchInfo launch_info_from_environment() {
+  return launch_info_from([](const std::string& name) -> std::optional<std::string> {
     const char* value = std::getenv(name.c_str());
     return value ? std::optional<std::string>(value) : std::nullopt;
   });
 }
 
-std::shared_ptr<Store> store_for(const Place& place, std::chrono::milliseconds timeout) {
+std::shared_ptr<Store> store_for_launch(const LaunchInfo& place, std::chrono::milliseconds timeout) {
   if (place.size == 1) return memory_store();
   require(!place.master.empty(), Errc::config, "a group of ", place.size, " ranks without a master");
   if (place.master.rfind("job:", 0) == 0)
-    return private_store(place.master.substr(4), place.rank, place.size, Deadline::after(timeout));
+    return local_rendezvous_store(place.master.substr(4), place.rank, place.size, Deadline::after(timeout));
   return tcp_store(place.master, {.serve = place.rank == 0,
                                   .timeout = timeout,
                                   .launch = place.launch,

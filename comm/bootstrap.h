@@ -11,7 +11,7 @@
 
 namespace rz {
 
-struct Place {
+struct LaunchInfo {
   int rank = 0;
   int size = 1;
   int local_rank = 0;
@@ -38,12 +38,12 @@ struct Place {
 /// Flux must all be on this host; Slurm's use its first node, at a port from 20000 on that follows from job
 /// and step. Where torchrun's agent itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE), the store
 /// is at the port after it.
-Place place_from_environment();
+LaunchInfo launch_info_from_environment();
 
 /// A variable's value, or none.
 using Variables = std::function<std::optional<std::string>(const std::string& name)>;
 /// The same with variables from elsewhere than the process's environment.
-Place place_from(const Variables&);
+LaunchInfo launch_info_from(const Variables&);
 
 /// The store that belongs to the place: rank 0 serves, all connect. Where the launch is known, a port that is
 /// taken is not the end: rank 0 takes the first free one of eight, and the others search them, passing over
@@ -52,6 +52,7 @@ Place place_from(const Variables&);
 /// temporary directory) derived from the job's id. Then rank 0 waits for all, which
 /// Errc::timeout names if they do not come, and removes the directory with its store; what an earlier job has
 /// left there is not taken for this one's.
-std::shared_ptr<Store> store_for(const Place&, std::chrono::milliseconds timeout = std::chrono::seconds(30));
+std::shared_ptr<Store> store_for_launch(const LaunchInfo&,
+                                        std::chrono::milliseconds timeout = std::chrono::seconds(30));
 
 }  // namespace rz

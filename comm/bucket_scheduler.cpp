@@ -15,9 +15,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Fills buckets one after the other, one being open for each dtype.
-class Filler {
+class RuleInterpolator {
  public:
-  Filler(BucketLayout& layout, const BucketOptions& options) : layout_(layout), options_(options) {
+  RuleInterpolator(BucketLayout& layout, const BucketOptions& options) : layout_(layout), options_(options) {
     open_.fill(-1);
   }
 
@@ -28,7 +28,7 @@ class Filler {
       bucket = static_cast<int>(layout_.buckets.size());
       layout_.buckets.push_back({m.dtype, 0, {}});
     }
-    layout_.places[static_cast<std::size_t>(member)] = {bucket, at(bucket).count};
+    layout_.offsets[static_cast<std::size_t>(member)] = {bucket, at(bucket).count};
     at(bucket).members.push_back(member);
     at(bucket).count += count;
   }
@@ -59,11 +59,11 @@ BucketLayout plan_buckets(std::span<const BucketMember> members, const BucketOpt
     std::iota(sequence.rbegin(), sequence.rend(), 0);
   }
   BucketLayout layout;
-  layout.places.assign(members.size(), {-1, 0});
-  Filler filler(layout, options);
+  layout.offsets.assign(members.size(), {-1, 0});
+  RuleInterpolator filler(layout, options);
   for (const int m : sequence) {
     require(m >= 0 && m < static_cast<int>(members.size()) &&
-                layout.places[static_cast<std::size_t>(m)].bucket < 0,
+                layout.offsets[static_cast<std::size_t>(m)].bucket < 0,
             Errc::invalid_argument, "member ", m,
             " stands twice, or not at all, in the order of the buckets");
     filler.add(m, members[static_cast<std::size_t>(m)]);
@@ -74,7 +74,7 @@ BucketLayout plan_buckets(std::span<const BucketMember> members, const BucketOpt
 
 BucketScheduler::BucketScheduler(BucketLayout layout, BucketOptions options, Launch launch)
     : layout_(std::move(layout)), options_(options), launch_(std::move(launch)) {
-  order_.reserve(layout_.places.size());
+  order_.reserve(layout_.offsets.size());
   reset();
 }
 
@@ -87,7 +87,7 @@ void BucketScheduler::reset() {
   waited_ = {};
   missing_.clear();
   for (const auto& b : layout_.buckets) missing_.push_back(static_cast<int>(b.members.size()));
-  is_ready_.assign(layout_.places.size(), false);
+  is_ready_.assign(layout_.offsets.size(), false);
   for (const Work& w : works) w.wait();  // last: a failed one is thrown once, not for ever
 }
 
@@ -98,7 +98,7 @@ void BucketScheduler::ready(int member, const Stream& producer) {
   require(!is_ready_[m], Errc::invalid_argument, "bucket member ", member, " became ready twice in one step");
   is_ready_[m] = true;
   order_.push_back(member);
-  --missing_[static_cast<std::size_t>(layout_.places[m].bucket)];
+  --missing_[static_cast<std::size_t>(layout_.offsets[m].bucket)];
   launch_complete_buckets(producer);
 }
 
@@ -126,14 +126,14 @@ void BucketScheduler::launch_rest(const Stream& producer) {
 
 void BucketScheduler::finish(const Stream& consumer) {
   launch_rest(consumer);
-  unready_.clear();
+  unused_.clear();
   for (std::size_t m = 0; m < is_ready_.size(); ++m)
-    if (!is_ready_[m]) unready_.push_back(static_cast<int>(m));
+    if (!is_ready_[m]) unused_.push_back(static_cast<int>(m));
   for (const Work& w : works_) wait_on(w, consumer);
   report_ = {.exposed = waited_, .launched_early = launched_early_};
   if (!works_.empty()) report_.total = Clock::now() - first_launch_;
   last_order_ = order_;
-  last_order_.insert(last_order_.end(), unready_.begin(), unready_.end());
+  last_order_.insert(last_order_.end(), unused_.begin(), unused_.end());
   works_.clear();
   reset();
 }

@@ -38,12 +38,12 @@ struct BucketLayout {
     std::size_t count;         ///< elements, a multiple of the granularity
     std::vector<int> members;  ///< in the order in which they are expected to become ready
   };
-  struct Place {
+  struct MemberOffset {
     int bucket;
     std::size_t offset;  ///< elements from the bucket's start
   };
-  std::vector<Bucket> buckets;  ///< in launch order
-  std::vector<Place> places;    ///< one a member
+  std::vector<Bucket> buckets;        ///< in launch order
+  std::vector<MemberOffset> offsets;  ///< one a member
 };
 
 /// Pure: members in the order of their first use; buckets are filled from the last member to the first, one
@@ -74,7 +74,7 @@ class BucketScheduler {
   /// The members in the order in which they became ready in the last finished step; those that did not, last.
   const std::vector<int>& ready_order() const { return last_order_; }
   /// Members that did not become ready in the last finished step.
-  const std::vector<int>& unready() const { return unready_; }
+  const std::vector<int>& unused() const { return unused_; }
 
   struct Report {
     std::chrono::nanoseconds exposed{};  ///< time spent waiting, in finish() and without overlap:
@@ -92,7 +92,7 @@ class BucketScheduler {
   Launch launch_;
   std::vector<int> missing_;  // members not ready yet, a bucket
   std::vector<bool> is_ready_;
-  std::vector<int> order_, last_order_, unready_;
+  std::vector<int> order_, last_order_, unused_;
   std::vector<Work> works_;
   int next_ = 0;
   int launched_early_ = 0;

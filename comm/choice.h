@@ -6,13 +6,13 @@
 
 namespace rz {
 
-struct CallChoice {
+struct AlgorithmChoice {
   /// Of a schedule its name ("ring", and on one host "streams:ring"); of ranks that meet in shared memory
   /// "one_shot", "two_shot", "letters", "direct" or "single_copy" (comm/select_together.h).
   std::string algorithm;
   std::string transport;        ///< "shm", "tcp", "shm+tcp"
   std::size_t chunk_bytes = 0;  ///< of the pieces that are on their way together; 0: the whole, or unknown
-  std::string why;              ///< "built-in table: all_reduce on one host, up to 64 KiB, up to 2 ranks"
+  std::string reason;           ///< "built-in table: all_reduce on one host, up to 64 KiB, up to 2 ranks"
 };
 
 }  // namespace rz

@@ -75,44 +75,44 @@ static_assert([] {
 constexpr const char* name(Collective c) { return traits(c).name; }
 
 /// What an all_to_all_v moves between a rank and each of its peers: elements, one entry a rank.
-struct PairCounts {
+struct AllToAllVCounts {
   std::vector<std::size_t> send_counts, send_offsets, recv_counts, recv_offsets;
 };
 
 /// One call, already checked. Small: the least messages take less time than clearing a few cache lines.
 /// Counts are elements of `in.dtype` / `out.dtype`.
-struct Operation {
+struct CollectiveCall {
   Collective kind = Collective::barrier;
   ConstBuffer in;
   Buffer out;
   ReduceOp op;
-  int root = 0;                             ///< of a rooted collective; the peer of send and recv
-  std::shared_ptr<const PairCounts> pairs;  ///< all_to_all_v only
+  int root = 0;                                   ///< of a rooted collective; the peer of send and recv
+  std::shared_ptr<const AllToAllVCounts> counts;  ///< all_to_all_v only
   Stream stream;
 };
 
 /// Elements that all ranks agree on (Extent::shard); 0 of all_to_all_v, of messages and of a barrier.
-std::size_t common_count(const Operation&, int size);
+std::size_t count_per_rank(const CollectiveCall&, int size);
 /// The larger of a rank's input and output, where `common` elements or bytes are what all ranks agree on:
 /// what tuning tables go by.
-constexpr std::size_t whole_bytes(Collective c, std::size_t common, int size) {
+constexpr std::size_t message_bytes(Collective c, std::size_t common, int size) {
   const CollectiveTraits& t = traits(c);
   const bool parts = t.in == Extent::shard_per_rank || t.out == Extent::shard_per_rank;
   return parts ? common * static_cast<std::size_t>(size) : common;
 }
 /// The call's input is the same memory as this rank's part of its output, or its output as its part of the
 /// input. Never of an all_to_all, whose parts change places.
-bool in_place(const Operation&, int rank, int size);
+bool in_place(const CollectiveCall&, int rank, int size);
 
 /// A call on host memory in brief: what tells it from the one before, as plain words, since the least
 /// messages take less time than putting together an Operation.
-struct BriefCall {
-  std::uint64_t what;  ///< of brief()
-  std::size_t count;   ///< elements that all ranks have: of the smaller of input and output
+struct CallKey {
+  std::uint64_t key;  ///< of brief()
+  std::size_t count;  ///< elements that all ranks have: of the smaller of input and output
   const void* in;
   void* out;
 };
-constexpr std::uint64_t brief(Collective kind, DType dtype, ReduceOp::Kind op, int root) {
+constexpr std::uint64_t call_key(Collective kind, DType dtype, ReduceOp::Kind op, int root) {
   return static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 8 |
          static_cast<std::uint64_t>(op) << 16 | std::uint64_t{static_cast<std::uint32_t>(root)} << 32;
 }

@@ -71,7 +71,7 @@ struct Max {
 };
 
 /// One of the above that is known when the program runs: for code that should not be compiled for each.
-struct OneOf {
+struct RuntimeOp {
   enum Which { product, min, max } which;
   template <class T>
   RZ_HOST_DEVICE T apply(T a, T b) const {
@@ -88,24 +88,24 @@ struct OneOf {
 
 /// Integers towards zero.
 template <class T>
-RZ_HOST_DEVICE T divided(T x, int divisor) {
+RZ_HOST_DEVICE T divide(T x, int divisor) {
   using Divisor = std::conditional_t<std::is_floating_point_v<T>, T, int>;
   return static_cast<T>(x / static_cast<Divisor>(divisor));
 }
 
 template <class T>
 struct Limits {
-  static constexpr T least = std::numeric_limits<T>::min(), most = std::numeric_limits<T>::max();
+  static constexpr T min = std::numeric_limits<T>::min(), max = std::numeric_limits<T>::max();
 };
 
 /// x · factor. What does not fit an integer becomes the nearest one that does.
 template <class T>
-RZ_HOST_DEVICE T scaled(T x, double factor) {
+RZ_HOST_DEVICE T scale(T x, double factor) {
   if constexpr (std::is_integral_v<T>) {
-    constexpr T least = Limits<T>::least, most = Limits<T>::most;
+    constexpr T min = Limits<T>::min, max = Limits<T>::max;
     const double product = std::nearbyint(static_cast<double>(x) * factor);
-    if (product >= static_cast<double>(most)) return most;
-    return product > static_cast<double>(least) ? static_cast<T>(product) : least;
+    if (product >= static_cast<double>(max)) return max;
+    return product > static_cast<double>(min) ? static_cast<T>(product) : min;
   } else if constexpr (std::is_floating_point_v<T>) {
     return x * static_cast<T>(factor);
   } else {
@@ -115,7 +115,7 @@ RZ_HOST_DEVICE T scaled(T x, double factor) {
 
 template <class Op>
 inline constexpr bool ordered =
-    std::is_same_v<Op, Min> || std::is_same_v<Op, Max> || std::is_same_v<Op, OneOf>;
+    std::is_same_v<Op, Min> || std::is_same_v<Op, Max> || std::is_same_v<Op, RuntimeOp>;
 
 template <class Op, class T, bool wraps = std::is_integral_v<T> && !ordered<Op>>
 struct WideType {
@@ -128,28 +128,28 @@ struct WideType<Op, T, true> {
 /// What elements of T are folded as: small floats in f32, sums and products of signed integers as those of
 /// unsigned ones.
 template <class Op, class T>
-using Wide = typename WideType<Op, T>::type;
+using Accumulator = typename WideType<Op, T>::type;
 
 template <class Op, class T>
-RZ_HOST_DEVICE Wide<Op, T> widened(T x) {
+RZ_HOST_DEVICE Accumulator<Op, T> widen(T x) {
   if constexpr (std::is_arithmetic_v<T>)
-    return static_cast<Wide<Op, T>>(x);
+    return static_cast<Accumulator<Op, T>>(x);
   else
     return to_f32(x);
 }
 
 /// The result of a fold: divided if `divisor` > 1, then rounded once.
 template <class Op, class T>
-RZ_HOST_DEVICE T finished(Wide<Op, T> x, int divisor) {
+RZ_HOST_DEVICE T narrow(Accumulator<Op, T> x, int divisor) {
   if constexpr (std::is_arithmetic_v<T>) {
     const T result = static_cast<T>(x);
-    return divisor > 1 ? divided(result, divisor) : result;
+    return divisor > 1 ? divide(result, divisor) : result;
   } else {
 #ifdef __CUDA_ARCH__  // a card's own conversion makes another NaN
     if constexpr (ordered<Op> && sizeof(T) == 2)
       if (x != x) return {std::is_same_v<T, f16> ? std::uint16_t{0x7e00} : std::uint16_t{0x7fc0}};
 #endif
-    return from_f32<T>(divisor > 1 ? divided(x, divisor) : x);
+    return from_f32<T>(divisor > 1 ? divide(x, divisor) : x);
   }
 }
 

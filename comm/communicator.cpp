@@ -26,11 +26,11 @@ struct Communicator::State {
 namespace {
 
 /// A child of fork() has a copy of a backend without its threads, with locks that may be held for ever.
-std::shared_ptr<Backend> by_creator(std::unique_ptr<Backend> backend) {
+std::shared_ptr<Backend> in_creator_process(std::unique_ptr<Backend> backend) {
   return {backend.release(), [creator = Creator()](Backend* b) {
-            if (creator.here()) return delete b;
+            if (creator.is_this_process()) return delete b;
             b->abandon();
-            keep_for_ever(b);
+            leak_reachable(b);
           }};
 }
 
@@ -49,14 +49,15 @@ Communicator Communicator::connect(int rank, int size, std::shared_ptr<Store> st
   if (!store) store = memory_store();
   auto backend = make_backend(rank, size, store, options);
   return Communicator(
-      std::make_unique<State>(State{rank, size, options, store, by_creator(std::move(backend))}));
+      std::make_unique<State>(State{rank, size, options, store, in_creator_process(std::move(backend))}));
 }
 
-Communicator Communicator::over(int rank, int size, std::unique_ptr<Backend> backend, CommOptions options) {
+Communicator Communicator::from_backend(int rank, int size, std::unique_ptr<Backend> backend,
+                                        CommOptions options) {
   require(backend != nullptr && rank >= 0 && rank < size, Errc::invalid_argument, "rank ", rank, " of ", size,
           " has no backend or no place in the group");
   return Communicator(std::make_unique<State>(
-      State{rank, size, std::move(options), nullptr, by_creator(std::move(backend))}));
+      State{rank, size, std::move(options), nullptr, in_creator_process(std::move(backend))}));
 }
 
 int Communicator::rank() const { return state_->rank; }
@@ -66,7 +67,7 @@ bool Communicator::capturable() const { return state_->backend->capturable(); }
 
 namespace {
 
-void rest(unsigned polls) {
+void backoff(unsigned polls) {
   if (polls < 4000)
     std::this_thread::yield();
   else
@@ -80,7 +81,7 @@ void check_while_running(Backend& backend, const Event& end) {
     backend.check();
   } catch (const Error&) {
     const Deadline deadline = Deadline::after(std::chrono::seconds(1));
-    for (unsigned polls = 0; !end.done() && !deadline.expired(); ++polls) rest(polls);
+    for (unsigned polls = 0; !end.done() && !deadline.expired(); ++polls) backoff(polls);
     throw;
   }
 }
@@ -89,36 +90,36 @@ void check_while_running(Backend& backend, const Event& end) {
 
 void Communicator::synchronize(const Stream& stream) {
   const auto limit = 2 * bounded(state_->options.timeout);
-  if (const auto followed = state_->backend->follow(stream, limit)) return followed->wait();
+  if (const auto followed = state_->backend->watch_stream(stream, limit)) return followed->wait();
   const Event end = stream.record();
   const Deadline deadline = Deadline::after(limit);
   for (unsigned polls = 0; !end.done(); ++polls) {
     if (polls % 64 == 63) check_while_running(*state_->backend, end);
     if (deadline.expired()) {
       const std::string what =
-          str("a stream of ", name(stream.device()), " on rank ", state_->rank, " did not end within ",
-              std::chrono::duration<double>(limit).count(), " s: another rank's may be stuck");
+          concat("a stream of ", name(stream.device()), " on rank ", state_->rank, " did not end within ",
+                 std::chrono::duration<double>(limit).count(), " s: another rank's may be stuck");
       abort(what);
       fail(Errc::timeout, what);
     }
-    rest(polls);
+    backoff(polls);
   }
   state_->backend->check();
 }
 
 std::string Communicator::describe() const { return state_->backend->describe(); }
-CallChoice Communicator::explain(Collective kind, std::size_t bytes, bool allocated, DType dtype,
-                                 ReduceOp op) const {
+AlgorithmChoice Communicator::explain(Collective kind, std::size_t bytes, bool allocated, DType dtype,
+                                      ReduceOp op) const {
   return state_->backend->explain(kind, bytes, allocated, dtype, op);
 }
-Work Communicator::submit(std::span<const Operation> group) { return state_->backend->submit(group); }
-Work Communicator::submit_one(const Operation& operation) { return submit({&operation, 1}); }
+Work Communicator::submit(std::span<const CollectiveCall> group) { return state_->backend->submit(group); }
+Work Communicator::submit_one(const CollectiveCall& operation) { return submit({&operation, 1}); }
 void Communicator::abort(const std::string& reason) noexcept { state_->backend->abort(reason); }
 
 namespace {
 
 /// Backends round up, which must not begin at 0 again.
-std::size_t addressable(std::size_t bytes) {
+std::size_t require_addressable(std::size_t bytes) {
   require(bytes <= static_cast<std::size_t>(PTRDIFF_MAX), Errc::system, "cannot allocate ",
           human_bytes(bytes), ": no process can address so much; is the count right?");
   return bytes;
@@ -127,11 +128,11 @@ std::size_t addressable(std::size_t bytes) {
 }  // namespace
 
 std::shared_ptr<std::byte> Communicator::allocate(std::size_t bytes) {
-  return state_->backend->allocate(addressable(bytes));
+  return state_->backend->allocate(require_addressable(bytes));
 }
 
 std::shared_ptr<std::byte> Communicator::allocate_symmetric(std::size_t bytes) {
-  return state_->backend->allocate_symmetric(addressable(bytes));
+  return state_->backend->allocate_symmetric(require_addressable(bytes));
 }
 
 Registration Communicator::register_buffer(void* data, std::size_t bytes) {
@@ -140,11 +141,13 @@ Registration Communicator::register_buffer(void* data, std::size_t bytes) {
   Registration made = state_->backend->register_buffer({static_cast<std::byte*>(data), bytes});
   return made.zero_copy()
              ? std::move(made)
-             : Registration(str("the memory of ", human_bytes(bytes), " is not shared: ", made.why()));
+             : Registration(concat("the memory of ", human_bytes(bytes), " is not shared: ", made.reason()));
 }
 
 Allocator Communicator::allocator() {
-  return {[backend = state_->backend](std::size_t bytes) { return backend->allocate(addressable(bytes)); },
+  return {[backend = state_->backend](std::size_t bytes) {
+            return backend->allocate(require_addressable(bytes));
+          },
           state_->options.device};
 }
 
@@ -155,9 +158,9 @@ template <Collective kind>
 Work Communicator::start(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op,
                          const Stream& stream) {
   const Caller caller{rank(), size(), options().device};
-  BriefCall call;
+  CallKey call;
   if (Work work;
-      is_brief(caller, traits(kind), in, out, root, op, call) && state_->backend->repeat(call, work))
+      make_key(caller, traits(kind), in, out, root, op, call) && state_->backend->try_fast_path(call, work))
     return work;
   return submit_one(make_call(caller, kind, in, out, root, op, stream));
 }
@@ -207,7 +210,7 @@ Work Communicator::send(const ConstBuffer& buffer, int to, const Stream& stream)
 Work Communicator::recv(const Buffer& buffer, int from, const Stream& stream) {
   return submit_one(make_recv({rank(), size(), options().device}, buffer, from, stream));
 }
-Work Communicator::barrier() { return submit_one(Operation{.kind = Collective::barrier}); }
+Work Communicator::barrier() { return submit_one(CollectiveCall{.kind = Collective::barrier}); }
 
 std::optional<Communicator> Communicator::split(std::optional<int> color, int key) {
   struct Choice {
@@ -228,7 +231,8 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
   });
   const auto place = std::find(members.begin(), members.end(), rank()) - members.begin();
   const int new_rank = static_cast<int>(place), new_size = static_cast<int>(members.size());
-  auto store = state_->store ? prefix_store(state_->store, str("split/", number, "/", *color, "/")) : nullptr;
+  auto store =
+      state_->store ? prefix_store(state_->store, concat("split/", number, "/", *color, "/")) : nullptr;
   auto backend = state_->backend->split(members);
   if (!backend) return connect(new_rank, new_size, std::move(store), state_->options);
   return Communicator(std::make_unique<State>(

@@ -78,7 +78,8 @@ class Communicator {
 
   /// A group that a backend has brought together already, e.g. of an MPI communicator (connect_mpi). Without
   /// a store, split() works where the backend can split.
-  static Communicator over(int rank, int size, std::unique_ptr<Backend> backend, CommOptions options = {});
+  static Communicator from_backend(int rank, int size, std::unique_ptr<Backend> backend,
+                                   CommOptions options = {});
 
   Communicator(Communicator&&) noexcept;
   Communicator& operator=(Communicator&&) noexcept;
@@ -184,15 +185,15 @@ class Communicator {
   /// `allocated`: every rank's buffers are from allocate(). With `deterministic`, a sum of small floats takes
   /// no algorithm that rounds it on the way, so type and operation of a reduction count. The answer is the
   /// same on every rank and runs through what the call itself runs through; nobody is asked. Any thread.
-  CallChoice explain(Collective, std::size_t bytes, bool allocated = false, DType = DType::f32,
-                     ReduceOp = ReduceOp::sum) const;
+  AlgorithmChoice explain(Collective, std::size_t bytes, bool allocated = false, DType = DType::f32,
+                          ReduceOp = ReduceOp::sum) const;
 
  private:
   friend class Group;
   struct State;
   explicit Communicator(std::unique_ptr<State>);
-  Work submit(std::span<const struct Operation>);
-  Work submit_one(const struct Operation&);
+  Work submit(std::span<const struct CollectiveCall>);
+  Work submit_one(const struct CollectiveCall&);
   template <Collective kind>
   Work start(const ConstBuffer& in, const Buffer& out, int root, ReduceOp, const Stream&);
   std::unique_ptr<State> state_;
@@ -236,10 +237,10 @@ class Group {
  private:
   friend class Communicator;
   explicit Group(Communicator&);
-  Group& add(const struct Operation&);
+  Group& add(const struct CollectiveCall&);
   struct Caller caller() const;
   Communicator* communicator_;
-  std::vector<struct Operation> operations_;
+  std::vector<struct CollectiveCall> operations_;
 };
 
 }  // namespace rz

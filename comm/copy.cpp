@@ -38,7 +38,7 @@ namespace rz {
 
 HWY_EXPORT(stream_lines);
 
-void copy_past_caches(void* to, const void* from, std::size_t bytes) {
+void copy_nontemporal(void* to, const void* from, std::size_t bytes) {
   constexpr std::size_t line = 64;
   auto* out = static_cast<std::uint8_t*>(to);
   const auto* in = static_cast<const std::uint8_t*>(from);

@@ -18,9 +18,9 @@ std::size_t chunk_bytes(Collective c, const Schedule& schedule, int size, std::s
 }
 
 /// All ranks' schedules, each as far as it goes before the next one's turn.
-class Walk {
+class CriticalPath {
  public:
-  Walk(const Algorithm& algorithm, int size) : collective_(algorithm.collective), size_(size) {
+  CriticalPath(const Algorithm& algorithm, int size) : collective_(algorithm.collective), size_(size) {
     for (int r = 0; r < size; ++r) ranks_.push_back({algorithm.schedule({r, size, 0})});
     wires_.resize(ranks_.size() * ranks_.size());
   }
@@ -38,7 +38,9 @@ class Walk {
     for (const Rank& r : ranks_)
       require(r.next == r.schedule.steps.size(), Errc::unsupported,
               "a schedule's steps do not end one after the other");
-    const auto later = [&](const Rank& a, const Rank& b) { return a.clock.us(link_) < b.clock.us(link_); };
+    const auto later = [&](const Rank& a, const Rank& b) {
+      return a.clock.microseconds(link_) < b.clock.microseconds(link_);
+    };
     return std::max_element(ranks_.begin(), ranks_.end(), later)->clock;
   }
 
@@ -67,9 +69,9 @@ class Walk {
       rank.clock.messages += begins, rank.clock.bytes += chunk_;
       wire(r, s.peer).messages.push_back(rank.clock);
     } else {
-      for (const Term& t : s.terms)
+      for (const Operand& t : s.terms)
         if (t.peer >= 0 && wire(t.peer, r).empty()) return false;
-      for (const Term& t : s.terms)
+      for (const Operand& t : s.terms)
         if (t.peer >= 0) receive(rank, wire(t.peer, r));
       rank.clock.read += chunk_ * static_cast<double>(s.terms.size());
     }
@@ -79,7 +81,7 @@ class Walk {
 
   void receive(Rank& rank, Wire& from) const {
     const ScheduleCost& at = from.messages[from.received++];
-    if (at.us(link_) > rank.clock.us(link_)) rank.clock = at;
+    if (at.microseconds(link_) > rank.clock.microseconds(link_)) rank.clock = at;
   }
 
   const Collective collective_;
@@ -91,19 +93,19 @@ class Walk {
 };
 
 /// Fills what a table does not hold of one collective at one place.
-class Filler {
+class RuleInterpolator {
  public:
-  Filler(const Tuning& tuning, Where where, Collective c, int size, bool deterministic)
+  RuleInterpolator(const Tuning& tuning, TuningScope where, Collective c, int size, bool deterministic)
       : rules_(tuning.rules),
-        link_(where == Where::together ? tuning.shm : tuning.tcp),
+        link_(where == TuningScope::intra_node ? tuning.shm : tuning.tcp),
         where_(where),
         collective_(c),
         size_(size),
         deterministic_(deterministic) {
     for (const TuningRule& r : rules_) {
-      if (r.collective != c || r.where != where || r.size != r.least_size) continue;
-      if (r.size < size) below_ = std::max(below_, r.size);
-      if (r.size > size) above_ = std::min(above_, r.size);
+      if (r.collective != c || r.scope != where || r.max_ranks != r.min_ranks) continue;
+      if (r.max_ranks < size) below_ = std::max(below_, r.max_ranks);
+      if (r.max_ranks > size) above_ = std::min(above_, r.max_ranks);
     }
   }
 
@@ -120,9 +122,9 @@ class Filler {
         if (const auto* r = find_rule(rules_, {collective_, where_, like, measured}, deterministic_))
           candidates.push_back(*r);
     Source source = Source::model;
-    if (candidates.size() == 2 && candidates[0].streams == candidates[1].streams &&
+    if (candidates.size() == 2 && candidates[0].is_schedule == candidates[1].is_schedule &&
         std::string_view(candidates[0].algorithm) == candidates[1].algorithm) {
-      source = Source::neighbours;
+      source = Source::interpolated;
       candidates.pop_back();
     } else if (!link_) {
       return std::nullopt;
@@ -133,8 +135,8 @@ class Filler {
     TuningRule best = *std::min_element(
         candidates.begin(), candidates.end(),
         [&](const auto& a, const auto& b) { return candidates.size() > 1 && cost(a, like) < cost(b, like); });
-    best.size = best.least_size = size_;
-    best.bytes_above = above, best.bytes = most, best.traffic = any_bytes;
+    best.max_ranks = best.min_ranks = size_;
+    best.min_bytes = above, best.max_bytes = most, best.max_traffic = any_bytes;
     best.source = source;
     return best;
   }
@@ -145,7 +147,8 @@ class Filler {
     std::vector<TuningRule> found;
     for (const Algorithm& a : algorithms()) {
       TuningRule rule{collective_, where_, ""};
-      if (a.collective != collective_ || a.is(by_host) || !set_algorithm(rule, a.name) || rule.streams)
+      if (a.collective != collective_ || a.is(hierarchical) || !set_algorithm(rule, a.name) ||
+          rule.is_schedule)
         continue;
       if (!find_rule({&rule, 1}, {collective_, where_, 0, size_}, deterministic_)) continue;  // another order
       found.push_back(rule);
@@ -155,39 +158,41 @@ class Filler {
 
   double cost(const TuningRule& r, std::size_t bytes) {
     const Algorithm& algorithm = find_algorithm(collective_, r.algorithm);
-    return walks_.try_emplace(&algorithm, algorithm, size_).first->second.last(bytes, *link_).us(*link_);
+    return walks_.try_emplace(&algorithm, algorithm, size_)
+        .first->second.last(bytes, *link_)
+        .microseconds(*link_);
   }
 
   const std::vector<TuningRule>& rules_;
   const std::optional<LinkCost> link_;
-  const Where where_;
+  const TuningScope where_;
   const Collective collective_;
   const int size_;
   const bool deterministic_;
   int below_ = 0, above_ = any_size;
-  std::map<const Algorithm*, Walk> walks_;
+  std::map<const Algorithm*, CriticalPath> walks_;
 };
 
-bool has_a_choice(Collective c, Where where) {
+bool has_alternatives(Collective c, TuningScope where) {
   return algorithm_choices(c, where).find(", ") != std::string::npos &&
-         (where != Where::together || c == Collective::all_reduce);
+         (where != TuningScope::intra_node || c == Collective::all_reduce);
 }
 
 }  // namespace
 
 ScheduleCost estimate(const Algorithm& algorithm, int size, std::size_t bytes, const LinkCost& link) {
-  return Walk(algorithm, size).last(bytes, link);
+  return CriticalPath(algorithm, size).last(bytes, link);
 }
 
 std::vector<TuningRule> rules_for(const Tuning& tuning, int size, bool deterministic) {
   std::vector<TuningRule> rules = tuning.rules;
-  if (tuning.empty() || size < 2 || size > most_modelled) return rules;
+  if (tuning.empty() || size < 2 || size > max_modelled_ranks) return rules;
   constexpr std::size_t first = 64, last = std::size_t{256} << 20;
-  for (const Where where : {Where::together, Where::network})
+  for (const TuningScope where : {TuningScope::intra_node, TuningScope::inter_node})
     for (int i = 0; i < collective_count; ++i) {
       const Collective c{static_cast<std::uint8_t>(i)};
-      if (!has_a_choice(c, where)) continue;
-      Filler filler(tuning, where, c, size, deterministic);
+      if (!has_alternatives(c, where)) continue;
+      RuleInterpolator filler(tuning, where, c, size, deterministic);
       std::size_t above = 0;
       for (std::size_t most = first; above < last; above = most, most *= 4) {
         const bool ends = most >= last;

@@ -18,11 +18,13 @@ struct ScheduleCost {
   double bytes = 0;     ///< of them
   double read = 0;      ///< bytes that combinations read
 
-  double us(const LinkCost& c) const { return c.alpha * messages + c.beta * bytes + c.gamma * read; }
+  double microseconds(const LinkCost& c) const {
+    return c.alpha * messages + c.beta * bytes + c.gamma * read;
+  }
 };
 
 /// The largest group that is estimated: its schedules are gone through step by step.
-inline constexpr int most_modelled = 64;
+inline constexpr int max_modelled_ranks = 64;
 
 /// Of `bytes`, the larger of a rank's input and output, with root 0. Monotone in bytes.
 ScheduleCost estimate(const Algorithm&, int size, std::size_t bytes, const LinkCost&);

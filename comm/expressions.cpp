@@ -12,9 +12,9 @@ std::size_t place(std::uint64_t key, std::size_t size) {
 
 }  // namespace
 
-Expressions::Expressions(int ranks) : ranks_(ranks), words_((ranks + 63) / 64), table_(1024) {}
+SymbolicSums::SymbolicSums(int ranks) : ranks_(ranks), words_((ranks + 63) / 64), table_(1024) {}
 
-Expressions::Id Expressions::intern(Kind kind, int a, int b) {
+SymbolicSums::Id SymbolicSums::intern(Kind kind, int a, int b) {
   const std::uint64_t key = static_cast<std::uint64_t>(kind) << 60 | static_cast<std::uint64_t>(a) << 30 |
                             static_cast<std::uint64_t>(b);
   std::size_t i = place(key, table_.size());
@@ -26,7 +26,7 @@ Expressions::Id Expressions::intern(Kind kind, int a, int b) {
   return count_ - 1;
 }
 
-void Expressions::grow() {
+void SymbolicSums::grow() {
   std::vector<Node> larger(table_.size() * 4);
   for (const Node& node : table_) {
     if (node.key == 0) continue;
@@ -37,29 +37,29 @@ void Expressions::grow() {
   table_.swap(larger);
 }
 
-void Expressions::collect_ranks(Kind kind, int a, int b) {
-  const std::size_t own = member_.size(), words = static_cast<std::size_t>(words_);
-  member_.resize(own + words);
+void SymbolicSums::collect_ranks(Kind kind, int a, int b) {
+  const std::size_t own = members_.size(), words = static_cast<std::size_t>(words_);
+  members_.resize(own + words);
   if (kind == Kind::leaf) {
-    member_[own + static_cast<std::size_t>(a / 64)] = std::uint64_t{1} << a % 64;
+    members_[own + static_cast<std::size_t>(a / 64)] = std::uint64_t{1} << a % 64;
     return;
   }
   for (std::size_t w = 0; w < words; ++w)
-    member_[own + w] = ranks(a)[w] | (kind == Kind::sum ? ranks(b)[w] : 0);
+    members_[own + w] = ranks(a)[w] | (kind == Kind::sum ? ranks(b)[w] : 0);
 }
 
-std::span<const std::uint64_t> Expressions::ranks(Id id) const {
+std::span<const std::uint64_t> SymbolicSums::ranks(Id id) const {
   const auto words = static_cast<std::size_t>(words_);
-  return {member_.data() + static_cast<std::size_t>(id) * words, words};
+  return {members_.data() + static_cast<std::size_t>(id) * words, words};
 }
 
-int Expressions::common_rank(Id a, Id b) const {
+int SymbolicSums::common_rank(Id a, Id b) const {
   for (int w = 0; w < words_; ++w)
     if (const auto both = ranks(a)[w] & ranks(b)[w]) return w * 64 + std::countr_zero(both);
   return -1;
 }
 
-int Expressions::missing_rank(Id id) const {
+int SymbolicSums::missing_rank(Id id) const {
   for (int r = 0; r < ranks_; ++r)
     if (!(ranks(id)[r / 64] >> r % 64 & 1)) return r;
   return -1;

@@ -8,11 +8,11 @@
 
 namespace rz {
 
-class Expressions {
+class SymbolicSums {
  public:
   using Id = int;
 
-  explicit Expressions(int ranks);
+  explicit SymbolicSums(int ranks);
 
   /// The contribution of one rank to one chunk.
   Id leaf(int rank, int chunk) { return intern(Kind::leaf, rank, chunk); }
@@ -24,7 +24,7 @@ class Expressions {
 
   /// The ranks whose contributions an expression holds, as a set of `words()` words of 64 bits.
   std::span<const std::uint64_t> ranks(Id) const;
-  int words() const { return words_; }
+  int words_per_set() const { return words_; }
   /// A rank that both hold, or -1.
   int common_rank(Id a, Id b) const;
   /// A rank that it does not hold, or -1.
@@ -41,8 +41,8 @@ class Expressions {
   void collect_ranks(Kind, int a, int b);
 
   int ranks_, words_;
-  std::vector<Node> table_;            // open addressing, a power of two long; key 0 is free
-  std::vector<std::uint64_t> member_;  // words_ an expression
+  std::vector<Node> table_;             // open addressing, a power of two long; key 0 is free
+  std::vector<std::uint64_t> members_;  // words_ an expression
   Id count_ = 0;
 };
 

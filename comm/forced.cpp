@@ -9,28 +9,31 @@ namespace rz {
 
 namespace {
 
-bool is_way(Collective c, const std::string& name) {
-  TuningRule direct{c, Where::reachable, ""}, once{c, Where::readable, ""}, way{c, Where::together, ""};
+bool is_known_algorithm(Collective c, const std::string& name) {
+  TuningRule direct{c, TuningScope::intra_node_registered, ""}, once{c, TuningScope::intra_node_cma, ""},
+      way{c, TuningScope::intra_node, ""};
   if (name == "direct") return set_algorithm(direct, name);
   if (name == "single_copy") return set_algorithm(once, name);
-  return set_algorithm(way, name) && !way.streams;
+  return set_algorithm(way, name) && !way.is_schedule;
 }
 
 void check(Collective c, const std::string& name, bool deterministic) {
-  require(!algorithm_choices(c, Where::network).empty(), Errc::config, rz::name(c), " takes no algorithm");
-  if (is_way(c, name)) return;
-  TuningRule rule{c, Where::together, ""};
-  const std::string choices = algorithm_choices(c, Where::together);
+  require(!algorithm_choices(c, TuningScope::inter_node).empty(), Errc::config, rz::name(c),
+          " takes no algorithm");
+  if (is_known_algorithm(c, name)) return;
+  TuningRule rule{c, TuningScope::intra_node, ""};
+  const std::string choices = algorithm_choices(c, TuningScope::intra_node);
   require(set_algorithm(rule, name), Errc::config, rz::name(c), " has no algorithm '", name,
-          "'; choose one of ", choices, is_way(c, "direct") ? ", or on one host direct" : "",
-          is_way(c, "single_copy") ? " or single_copy" : "");
-  select(
-      {.collective = c, .deterministic = deterministic, .forced = rule.algorithm});  // refuses a wrong order
+          "'; choose one of ", choices, is_known_algorithm(c, "direct") ? ", or on one host direct" : "",
+          is_known_algorithm(c, "single_copy") ? " or single_copy" : "");
+  select({.collective = c,
+          .deterministic = deterministic,
+          .override_name = rule.algorithm});  // refuses a wrong order
 }
 
 }  // namespace
 
-ForcedAlgorithms::ForcedAlgorithms(const std::string& text, bool deterministic) {
+AlgorithmOverrides::AlgorithmOverrides(const std::string& text, bool deterministic) {
   if (text.empty()) return;
   const bool one = text.find('=') == std::string::npos;
   for (std::size_t begin = 0; begin <= text.size();) {
@@ -47,9 +50,9 @@ ForcedAlgorithms::ForcedAlgorithms(const std::string& text, bool deterministic) 
   }
 }
 
-std::string ForcedAlgorithms::schedule_of(Collective c) const {
-  constexpr std::string_view over_streams = "streams:";
-  return of(c).starts_with(over_streams) ? of(c).substr(over_streams.size()) : of(c);
+std::string AlgorithmOverrides::schedule_of(Collective c) const {
+  constexpr std::string_view schedule_override = "streams:";
+  return of(c).starts_with(schedule_override) ? of(c).substr(schedule_override.size()) : of(c);
 }
 
 }  // namespace rz

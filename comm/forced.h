@@ -8,13 +8,13 @@
 
 namespace rz {
 
-class ForcedAlgorithms {
+class AlgorithmOverrides {
  public:
-  ForcedAlgorithms() = default;
+  AlgorithmOverrides() = default;
   /// One name, which is all_reduce's, or "all_reduce=ring,broadcast=tree": as lines of the tuning table for
   /// the place one_host or network name them, on one host "direct" and "single_copy" too. Errc::config lists
   /// what a collective has; with `deterministic`, it refuses what does not sum in rank order.
-  ForcedAlgorithms(const std::string& text, bool deterministic);
+  AlgorithmOverrides(const std::string& text, bool deterministic);
 
   /// Empty: not forced.
   const std::string& of(Collective c) const { return names_[static_cast<std::size_t>(c)]; }

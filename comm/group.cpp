@@ -9,7 +9,7 @@ Group::Group(Communicator& communicator) : communicator_(&communicator) {}
 Group::Group(Group&&) noexcept = default;
 Group::~Group() = default;
 
-Group& Group::add(const Operation& call) {
+Group& Group::add(const CollectiveCall& call) {
   operations_.push_back(call);
   return *this;
 }

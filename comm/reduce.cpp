@@ -115,7 +115,7 @@ void fold2_twice(T* dst, T* too, const T* a, const T* b, std::size_t count) {
 
 template <class T>
 void divide_by(T* x, std::size_t count, int divisor) {
-  RZ_EACH(i, 0, count) x[i] = elementwise::divided(x[i], divisor);
+  RZ_EACH(i, 0, count) x[i] = elementwise::divide(x[i], divisor);
 }
 
 template <class T>
@@ -194,9 +194,9 @@ using Fold = void (*)(void* dst, void* too, Sources, std::size_t count, int divi
 
 template <class Op>
 Fold fold_of_dtype(DType dtype) {
-  using I8 = elementwise::Wide<Op, std::int8_t>;
-  using I32 = elementwise::Wide<Op, std::int32_t>;
-  using I64 = elementwise::Wide<Op, std::int64_t>;
+  using I8 = elementwise::Accumulator<Op, std::int8_t>;
+  using I32 = elementwise::Accumulator<Op, std::int32_t>;
+  using I64 = elementwise::Accumulator<Op, std::int64_t>;
   switch (dtype) {
     case DType::f32:
       return fold<Op, float>;
@@ -246,7 +246,7 @@ template <class T>
 void scale_as(void* dst, const void* src, std::size_t count, double factor) {
   T* out = static_cast<T*>(dst);
   const T* in = static_cast<const T*>(src);
-  RZ_EACH(i, 0, count) out[i] = elementwise::scaled(in[i], factor);
+  RZ_EACH(i, 0, count) out[i] = elementwise::scale(in[i], factor);
 }
 
 void scale_all(void* dst, const void* src, std::size_t count, DType dtype, double factor) {
@@ -288,17 +288,19 @@ namespace rz {
 HWY_EXPORT(fold_of);
 HWY_EXPORT(scale_all);
 
-Reduction reduction(DType dtype, ReduceOp::Kind kind) { return HWY_DYNAMIC_DISPATCH(fold_of)(dtype, kind); }
+ReduceKernel reduce_kernel(DType dtype, ReduceOp::Kind kind) {
+  return HWY_DYNAMIC_DISPATCH(fold_of)(dtype, kind);
+}
 
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType dtype,
             ReduceOp::Kind kind, int divide) {
-  reduce_twice(dst, nullptr, sources, count, dtype, kind, divide);
+  reduce_to_both(dst, nullptr, sources, count, dtype, kind, divide);
 }
 
-void reduce_twice(void* dst, void* too, std::span<const void* const> sources, std::size_t count, DType dtype,
-                  ReduceOp::Kind kind, int divide) {
+void reduce_to_both(void* dst, void* too, std::span<const void* const> sources, std::size_t count,
+                    DType dtype, ReduceOp::Kind kind, int divide) {
   require(!sources.empty(), Errc::invalid_argument, "reduce() of ", name(dtype), " without a source");
-  if (count != 0) reduction(dtype, kind)(dst, too, sources, count, kind == ReduceOp::avg ? divide : 1);
+  if (count != 0) reduce_kernel(dtype, kind)(dst, too, sources, count, kind == ReduceOp::avg ? divide : 1);
 }
 
 void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor) {

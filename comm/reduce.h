@@ -18,14 +18,14 @@ void reduce(void* dst, std::span<const void* const> sources, std::size_t count, 
             int divide = 1);
 
 /// The same, and once more to `too`, which overlaps nothing else: what a peer reads next.
-void reduce_twice(void* dst, void* too, std::span<const void* const> sources, std::size_t count, DType,
-                  ReduceOp::Kind, int divide = 1);
+void reduce_to_both(void* dst, void* too, std::span<const void* const> sources, std::size_t count, DType,
+                    ReduceOp::Kind, int divide = 1);
 
 /// reduce_twice() of one type and one way to combine, for who calls it often with few elements: 1 ≤ count,
 /// 1 ≤ sources, `divide` 1 unless it is avg.
-using Reduction = void (*)(void* dst, void* too, std::span<const void* const> sources, std::size_t count,
-                           int divide);
-Reduction reduction(DType, ReduceOp::Kind);
+using ReduceKernel = void (*)(void* dst, void* too, std::span<const void* const> sources, std::size_t count,
+                              int divide);
+ReduceKernel reduce_kernel(DType, ReduceOp::Kind);
 
 /// dst[i] = src[i] · factor, in f32 for small floats, in f64 rounded to nearest for integers. dst may be src.
 void scale(void* dst, const void* src, std::size_t count, DType, double factor);

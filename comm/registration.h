@@ -19,7 +19,7 @@ class [[nodiscard]] Registration {
   /// Of nothing.
   Registration() = default;
   /// Nothing was registered, and why: one line.
-  explicit Registration(std::string why) : why_(std::move(why)) {}
+  explicit Registration(std::string why) : reason_(std::move(why)) {}
   /// Registered until the last copy of `held` ends.
   explicit Registration(std::shared_ptr<void> held) : held_(std::move(held)) {}
 
@@ -29,11 +29,11 @@ class [[nodiscard]] Registration {
   /// Collectives of the host use the memory where it lies. False: they copy it, as any other memory.
   bool zero_copy() const { return held_ != nullptr; }
   /// Why not; empty if zero_copy().
-  const std::string& why() const { return why_; }
+  const std::string& reason() const { return reason_; }
 
  private:
   std::shared_ptr<void> held_;
-  std::string why_;
+  std::string reason_;
 };
 
 }  // namespace rz

@@ -32,7 +32,7 @@ struct Process {
 
 /// From /proc/<pid>/stat: "pid (command) state parent … start …".
 std::optional<Process> find_process(int pid) {
-  std::ifstream in(str("/proc/", pid, "/stat"));
+  std::ifstream in(concat("/proc/", pid, "/stat"));
   std::string line;
   if (!std::getline(in, line)) return std::nullopt;
   const auto open = line.find('('), close = line.rfind(')');
@@ -51,7 +51,7 @@ std::optional<Process> find_process(int pid) {
 std::string hash(const std::string& text) {
   std::uint64_t h = 0xcbf29ce484222325;
   for (const unsigned char c : text) h = (h ^ c) * 0x100000001b3;
-  return str(h);
+  return concat(h);
 }
 
 bool is_ours(const fs::path& directory) {
@@ -66,13 +66,13 @@ fs::path base_directory() {
   return runtime && is_ours(runtime) ? fs::path(runtime) : fs::temp_directory_path();
 }
 
-std::string job_prefix() { return str("ringzero-", geteuid(), '-'); }
+std::string job_prefix() { return concat("ringzero-", geteuid(), '-'); }
 
 fs::path job_directory(const std::string& job) { return base_directory() / (job_prefix() + hash(job)); }
 
 void make_private(const fs::path& directory) {
   if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
-    fail_errno("mkdir", str(directory.string(), " (XDG_RUNTIME_DIR or TMPDIR can name another place)"));
+    fail_errno("mkdir", concat(directory.string(), " (XDG_RUNTIME_DIR or TMPDIR can name another place)"));
   require(is_ours(directory), Errc::rendezvous, directory.string(),
           " belongs to someone else or is open to others; remove it, or set XDG_RUNTIME_DIR or MASTER_ADDR");
 }
@@ -90,21 +90,21 @@ std::optional<Current> read_entry(const fs::path& file) {
   return c;
 }
 
-bool lives(const Current& c) {
+bool is_alive(const Current& c) {
   const auto process = find_process(c.pid);
   return process && process->start == c.start;
 }
 
 std::optional<Current> read_current(const fs::path& directory) {
   auto c = read_entry(directory / "current");
-  if (c && !lives(*c)) c.reset();
+  if (c && !is_alive(*c)) c.reset();
   return c;
 }
 
 /// Among which processes a pid is one: those of this machine and of this container.
 std::string visible_processes() {
   std::error_code ignored;
-  return str(machine_id(), '/', fs::read_symlink("/proc/self/ns/pid", ignored).string());
+  return concat(machine_id(), '/', fs::read_symlink("/proc/self/ns/pid", ignored).string());
 }
 
 void write_current(const fs::path& directory, const std::string& name) {
@@ -117,10 +117,11 @@ void write_current(const fs::path& directory, const std::string& name) {
   fs::rename(temporary, directory / "current");
 }
 
-fs::path seat(const fs::path& place, int rank) { return place / str("seat-", rank); }
+fs::path registered_name(const fs::path& place, int rank) { return place / concat("seat-", rank); }
 
-bool take_seat(const fs::path& place, int rank) {
-  const Descriptor fd(open(seat(place, rank).c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
+bool register_rank(const fs::path& place, int rank) {
+  const UniqueFd fd(
+      open(registered_name(place, rank).c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
   return static_cast<bool>(fd);
 }
 
@@ -137,7 +138,7 @@ bool poll_until(Deadline deadline, const F& f) {
 
 /// Under its name the place is there whole, with all seats taken, or not at all: a rank that comes again and
 /// still follows the old "current" must find no free seat in it.
-void remove_place(const fs::path& directory, const std::string& name) noexcept {
+void remove_directory(const fs::path& directory, const std::string& name) noexcept {
   std::error_code ignored;
   const auto current = read_current(directory);
   if (current && current->name == name) fs::remove(directory / "current", ignored);
@@ -148,9 +149,9 @@ void remove_place(const fs::path& directory, const std::string& name) noexcept {
 }
 
 /// If the process that wrote "current" is dead. A new one of the same job may come meanwhile.
-void remove_what_is_dead(const fs::path& directory, const std::string& visible) {
+void remove_stale_directories(const fs::path& directory, const std::string& visible) {
   const auto is_dead = [&](const std::optional<Current>& c) {
-    return c && c->processes == visible && !lives(*c);
+    return c && c->processes == visible && !is_alive(*c);
   };
   if (!is_dead(read_entry(directory / "current"))) return;
   const fs::path retired = directory / ("old-" + random_hex());
@@ -165,18 +166,18 @@ void remove_what_is_dead(const fs::path& directory, const std::string& visible) 
 }
 
 /// What killed jobs of this user have left: each has a directory of its own, to which nobody else comes.
-void sweep(const fs::path& base) {
+void sweep_stale(const fs::path& base) {
   const std::string visible = visible_processes();
   std::error_code error;
   fs::directory_iterator entry(base, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error))
     if (entry->path().filename().string().rfind(job_prefix(), 0) == 0 && is_ours(entry->path()))
-      remove_what_is_dead(entry->path(), visible);
+      remove_stale_directories(entry->path(), visible);
 }
 
-std::shared_ptr<Store> host_store(const fs::path& directory, const std::string& job, int size,
+std::shared_ptr<Store> root_store(const fs::path& directory, const std::string& job, int size,
                                   Deadline deadline) {
-  sweep(directory.parent_path());
+  sweep_stale(directory.parent_path());
   make_private(directory);
   if (!read_current(directory)) {  // what a dead job left
     std::error_code ignored;
@@ -188,15 +189,15 @@ std::shared_ptr<Store> host_store(const fs::path& directory, const std::string& 
   // The store's end removes the place, whatever happens from here on.
   const auto files = file_store((directory / name).string());
   const std::shared_ptr<Store> store(files.get(), [files, directory, name, creator = Creator()](Store*) {
-    if (creator.here()) remove_place(directory, name);
+    if (creator.is_this_process()) remove_directory(directory, name);
   });
-  take_seat(directory / name, 0);
+  register_rank(directory / name, 0);
   write_current(directory, name);
   std::vector<int> missing;
   const bool complete = poll_until(deadline, [&] {
     missing.clear();
     for (int r = 1; r < size; ++r)
-      if (!fs::exists(seat(directory / name, r))) missing.push_back(r);
+      if (!fs::exists(registered_name(directory / name, r))) missing.push_back(r);
     return missing.empty();
   });
   require(complete, Errc::timeout, "rank ", list_ranks(missing), " of ", size, " did not come to ",
@@ -204,14 +205,14 @@ std::shared_ptr<Store> host_store(const fs::path& directory, const std::string& 
   return store;
 }
 
-std::shared_ptr<Store> guest_store(const fs::path& directory, const std::string& job, int rank,
-                                   Deadline deadline) {
+std::shared_ptr<Store> joining_rank_store(const fs::path& directory, const std::string& job, int rank,
+                                          Deadline deadline) {
   fs::path place;
   const bool found = poll_until(deadline, [&] {
     const auto current = read_current(directory);
     if (!current || !is_ours(directory)) return false;
     place = directory / current->name;
-    return take_seat(place, rank);
+    return register_rank(place, rank);
   });
   require(found, Errc::timeout, "rank 0 did not open ", directory.string(), ", the rendezvous of job '", job,
           "', before the deadline");
@@ -220,20 +221,21 @@ std::shared_ptr<Store> guest_store(const fs::path& directory, const std::string&
 
 }  // namespace
 
-std::shared_ptr<Store> private_store(const std::string& job, int rank, int size, Deadline deadline) {
+std::shared_ptr<Store> local_rendezvous_store(const std::string& job, int rank, int size, Deadline deadline) {
   const fs::path directory = job_directory(job);
-  return rank == 0 ? host_store(directory, job, size, deadline) : guest_store(directory, job, rank, deadline);
+  return rank == 0 ? root_store(directory, job, size, deadline)
+                   : joining_rank_store(directory, job, rank, deadline);
 }
 
-std::string launcher_process() {
+std::string launcher_process_id() {
   for (int pid = getppid(); pid > 1;) {
     const auto process = find_process(pid);
     if (!process) break;
-    if (process->command.rfind("hydra_pmi_prox", 0) == 0) return str(pid, '/', process->start);
+    if (process->command.rfind("hydra_pmi_prox", 0) == 0) return concat(pid, '/', process->start);
     pid = process->parent;
   }
   const auto parent = find_process(getppid());
-  return str(getppid(), '/', parent ? parent->start : "");
+  return concat(getppid(), '/', parent ? parent->start : "");
 }
 
 }  // namespace rz

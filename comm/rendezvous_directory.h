@@ -1,6 +1,6 @@
 #pragma once
 /// The private rendezvous of ranks on one host that share nothing but the id of their job. Not for users:
-/// store_for() is.
+/// store_for_launch() is.
 
 #include <memory>
 #include <string>
@@ -15,10 +15,10 @@ namespace rz {
 /// follow "current" only if the process that wrote it is alive and their seat is free: what an earlier job or
 /// an earlier program of the same job has left is passed over. Rank 0's store removes the directory; what a
 /// job that was killed has left, rank 0 of the user's next job does.
-std::shared_ptr<Store> private_store(const std::string& job, int rank, int size, Deadline);
+std::shared_ptr<Store> local_rendezvous_store(const std::string& job, int rank, int size, Deadline);
 
 /// Names the process that launched this one, and its start: the nearest ancestor that is a launcher's proxy,
 /// else the parent.
-std::string launcher_process();
+std::string launcher_process_id();
 
 }  // namespace rz

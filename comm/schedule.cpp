@@ -26,12 +26,12 @@ namespace rz {
 namespace {
 
 struct Refused {
-  std::string why;
+  std::string reason;
 };
 
 template <class... T>
 [[noreturn]] void refuse(const T&... parts) {
-  throw Refused{str(parts...)};
+  throw Refused{concat(parts...)};
 }
 
 bool all_to_all(Collective c) { return c == Collective::all_to_all || c == Collective::all_to_all_v; }
@@ -48,7 +48,7 @@ struct Chunks {
 };
 
 /// The chunks that a rank's input holds.
-Chunks inputs(Collective c, Seat seat, int chunks) {
+Chunks inputs(Collective c, RankContext seat, int chunks) {
   const Chunks all{chunks}, own{1, seat.rank};
   switch (c) {
     case Collective::all_reduce:
@@ -70,7 +70,7 @@ Chunks inputs(Collective c, Seat seat, int chunks) {
 }
 
 /// The chunks that a rank's output holds.
-Chunks outputs(Collective c, Seat seat, int chunks) {
+Chunks outputs(Collective c, RankContext seat, int chunks) {
   const Chunks all{chunks}, own{1, seat.rank};
   switch (c) {
     case Collective::all_reduce:
@@ -102,7 +102,7 @@ int prescribed_chunks(Collective c, int size) {
 /// What a slot holds. `exact` also says where the sum was stored on its way, which rounds small floats;
 /// `plain` is the sum alone.
 struct Value {
-  Expressions::Id exact = -1, plain = -1;
+  SymbolicSums::Id exact = -1, plain = -1;
   int chunk = -1;
   int rounds = 0;  // messages on its longest way here
   bool finished = false;
@@ -120,7 +120,7 @@ enum class Memory { apart, apart_without_copies, in_place };
 
 class Verifier {
  public:
-  Verifier(const Case& what, Memory memory, Expressions& expressions)
+  Verifier(const Case& what, Memory memory, SymbolicSums& expressions)
       : collective_(what.collective),
         size_(what.size),
         root_(what.root),
@@ -129,7 +129,7 @@ class Verifier {
         expressions_(expressions) {
     for (int r = 0; r < size_; ++r) {
       Schedule schedule = what.function(seat(r));
-      if (memory == Memory::apart_without_copies) leave_out_copies(schedule);
+      if (memory == Memory::apart_without_copies) elide_scratch_copies(schedule);
       add_rank(std::move(schedule));
     }
   }
@@ -138,7 +138,8 @@ class Verifier {
 
   /// After both have proved: that their ranks send each other the same. `how` says what differs.
   void compare(const Verifier& other, const char* how) const {
-    const std::vector<int> mine = sends(), theirs = other.sends();  // leave_out_copies() leaves all of them
+    const std::vector<int> mine = sends(),
+                           theirs = other.sends();  // elide_scratch_copies() leaves all of them
     for (std::size_t i = 0; i < mine.size(); ++i) {
       const Value &a = nodes_[mine[i]].sent, &b = other.nodes_[theirs[i]].sent;
       if (a.exact != b.exact || a.plain != b.plain || a.finished != b.finished)
@@ -147,17 +148,17 @@ class Verifier {
     if (results_ != other.results_) refuse("a result is summed or rounded in another order ", how);
   }
 
-  Proof prove() {
+  Verification prove() {
     match_messages();
     for (int r = 0; r < size_; ++r) order_steps(r);
     run();
-    check_nothing_waits();
-    Proof proof;
-    if (collective_ == Collective::barrier) check_everybody_was_heard();
+    check_no_pending();
+    Verification proof;
+    if (collective_ == Collective::barrier) check_all_contributions();
     const Order order = check_outputs();
     proof.rank_order = order.by_rank && traits(collective_).reduces;
     proof.rounded_once = order.rounded_once && traits(collective_).reduces;
-    proof.rounds = rounds_;
+    proof.depth = rounds_;
     return proof;
   }
 
@@ -186,12 +187,12 @@ class Verifier {
     Schedule schedule;
     Chunks inputs, outputs;
     int first_step, first_location;
-    std::vector<std::uint64_t> heard;
+    std::vector<std::uint64_t> received_from;
   };
 
-  Seat seat(int rank) const { return {rank, size_, root_, host_}; }
+  RankContext seat(int rank) const { return {rank, size_, root_, host_}; }
   std::string where(int step, int chunk) const {
-    return str("rank ", nodes_[step].rank, ", step ", nodes_[step].index, ", chunk ", chunk, ": ");
+    return concat("rank ", nodes_[step].rank, ", step ", nodes_[step].index, ", chunk ", chunk, ": ");
   }
 
   void add_rank(Schedule schedule) {
@@ -199,7 +200,7 @@ class Verifier {
     const int chunks = schedule.chunks, prescribed = prescribed_chunks(collective_, size_);
     if (chunks < 1 || (prescribed && chunks != prescribed))
       refuse("rank ", r, " cuts ", name(collective_), " into ", chunks, " chunks instead of ",
-             prescribed ? str(prescribed) : std::string("1 or more"));
+             prescribed ? concat(prescribed) : std::string("1 or more"));
     if (r > 0 && chunks != ranks_[0].schedule.chunks)
       refuse("rank ", r, " cuts the buffer into ", chunks, " chunks, rank 0 into ",
              ranks_[0].schedule.chunks);
@@ -221,7 +222,7 @@ class Verifier {
 
   void lay_out_memory(int r) {
     Rank& rank = ranks_[r];
-    const int cells = std::max(0, rank.schedule.cells);
+    const int cells = std::max(0, rank.schedule.scratch_chunks);
     locations_.resize(locations_.size() +
                       static_cast<std::size_t>(rank.inputs.count + rank.outputs.count + cells));
     for (int i = 0; i < rank.inputs.count; ++i) {
@@ -230,10 +231,10 @@ class Verifier {
       locations_[rank.first_location + i].value = {leaf, leaf, chunk, 0, false};
     }
     if (collective_ != Collective::barrier) return;
-    rank.heard.resize(static_cast<std::size_t>(expressions_.words()));
+    rank.received_from.resize(static_cast<std::size_t>(expressions_.words_per_set()));
     const auto leaf = expressions_.leaf(r, 0);
     for (int i = 0; i < cells; ++i) locations_[rank.first_location + i].value = {leaf, leaf, 0, 0, false};
-    note_heard(rank, leaf);
+    note_received(rank, leaf);
   }
 
   void check_step(int id) const {
@@ -246,11 +247,11 @@ class Verifier {
     if (!traits(collective_).reduces && step.final) refuse(here, "is marked final, but nothing is reduced");
     if (!traits(collective_).reduces && collective_ != Collective::barrier && step.terms.size() > 1)
       refuse(here, "adds, but ", name(collective_), " does not reduce");
-    for (const Term& term : step.terms) {
+    for (const Operand& term : step.terms) {
       if (term.peer >= 0) check_peer(id, term.peer, step.slot.chunk);
       if (term.peer >= 0) continue;
-      check_slot(id, term.slot);
-      if (term.slot.chunk != step.slot.chunk) refuse(here, "takes chunk ", term.slot.chunk, " for it");
+      check_slot(id, term.chunk);
+      if (term.chunk.chunk != step.slot.chunk) refuse(here, "takes chunk ", term.chunk.chunk, " for it");
     }
   }
 
@@ -259,7 +260,7 @@ class Verifier {
       refuse(where(id, chunk), "rank ", peer, " is no peer of this rank");
   }
 
-  void check_slot(int id, Slot slot) const {
+  void check_slot(int id, ChunkRef slot) const {
     const Rank& rank = ranks_[nodes_[id].rank];
     if (slot.region == Region::input && rank.inputs.index_of(slot.chunk) < 0)
       refuse(where(id, slot.chunk), "this rank's input does not hold it");
@@ -267,11 +268,13 @@ class Verifier {
       refuse(where(id, slot.chunk), "this rank's output does not hold it");
     if (slot.chunk < 0 || slot.chunk >= rank.schedule.chunks)
       refuse(where(id, slot.chunk), "there are ", rank.schedule.chunks, " chunks");
-    if (slot.region == Region::scratch && (slot.cell < 0 || slot.cell >= rank.schedule.cells))
-      refuse(where(id, slot.chunk), "scratch cell ", slot.cell, " of ", rank.schedule.cells);
+    if (slot.region == Region::scratch &&
+        (slot.scratch_index < 0 || slot.scratch_index >= rank.schedule.scratch_chunks))
+      refuse(where(id, slot.chunk), "scratch cell ", slot.scratch_index, " of ",
+             rank.schedule.scratch_chunks);
   }
 
-  int locate(int r, Slot slot) const {
+  int locate(int r, ChunkRef slot) const {
     const Rank& rank = ranks_[r];
     const int as_input = rank.inputs.index_of(slot.chunk);
     int offset = rank.inputs.count;
@@ -280,7 +283,7 @@ class Verifier {
     else if (slot.region == Region::output)
       offset += rank.outputs.index_of(slot.chunk);
     else
-      offset += rank.outputs.count + slot.cell;
+      offset += rank.outputs.count + slot.scratch_index;
     return rank.first_location + offset;
   }
 
@@ -296,9 +299,9 @@ class Verifier {
       last[pair] = id;
     }
     for (int id = 0; id < static_cast<int>(nodes_.size()); ++id) {
-      if (nodes_[id].step->kind != Step::combine) continue;
+      if (nodes_[id].step->kind != Step::reduce) continue;
       nodes_[id].partner = static_cast<int>(messages_.size());
-      for (const Term& term : nodes_[id].step->terms) {
+      for (const Operand& term : nodes_[id].step->terms) {
         int& head = first[std::max(0, term.peer) * size_ + nodes_[id].rank];
         messages_.push_back(term.peer < 0 ? -1 : head);
         if (term.peer < 0) continue;
@@ -336,9 +339,9 @@ class Verifier {
     for (int id = begin; id < end; ++id) {
       const Step& step = *nodes_[id].step;
       if (step.kind == Step::send) read(id, locate(r, step.slot));
-      for (const Term& term : step.terms)
-        if (term.peer < 0) read(id, locate(r, term.slot));
-      if (step.kind == Step::combine) write(id, locate(r, step.slot));
+      for (const Operand& term : step.terms)
+        if (term.peer < 0) read(id, locate(r, term.chunk));
+      if (step.kind == Step::reduce) write(id, locate(r, step.slot));
     }
   }
 
@@ -364,27 +367,27 @@ class Verifier {
       const int id = ready_.back();
       ready_.pop_back();
       if (nodes_[id].step->kind == Step::send)
-        one_less(nodes_[id].partner);
+        decrement(nodes_[id].partner);
       else
-        fire(id);
+        complete_node(id);
     }
   }
 
-  void one_less(int id) {
+  void decrement(int id) {
     if (--nodes_[id].pending == 0) ready_.push_back(id);
   }
 
   void finish(int id) {
     nodes_[id].done = true;
-    for (int e = nodes_[id].first_edge; e >= 0; e = edges_[e].next) one_less(edges_[e].to);
+    for (int e = nodes_[id].first_edge; e >= 0; e = edges_[e].next) decrement(edges_[e].to);
   }
 
-  void fire(int id) {
+  void complete_node(int id) {
     const Node& node = nodes_[id];
     Value result = fold(id);
     locations_[locate(node.rank, node.step->slot)].value = result;
     rounds_ = std::max(rounds_, result.rounds);
-    if (collective_ == Collective::barrier) note_heard(ranks_[node.rank], result.plain);
+    if (collective_ == Collective::barrier) note_received(ranks_[node.rank], result.plain);
     for (std::size_t t = 0; t < node.step->terms.size(); ++t)
       if (const int message = messages_[node.partner + t]; message >= 0) finish(message);
     finish(id);
@@ -395,7 +398,7 @@ class Verifier {
     Value sum;
     for (std::size_t t = 0; t < step.terms.size(); ++t) {
       const int message = messages_[nodes_[id].partner + t];
-      Value term = message >= 0 ? fetch(message, nodes_[message].step->slot) : fetch(id, step.terms[t].slot);
+      Value term = message >= 0 ? fetch(message, nodes_[message].step->slot) : fetch(id, step.terms[t].chunk);
       if (message >= 0) nodes_[message].sent = term, ++term.rounds;
       if (term.finished && (step.final || step.terms.size() > 1))
         refuse(where(id, step.slot.chunk), "a finished result is reduced again");
@@ -415,7 +418,7 @@ class Verifier {
             std::max(a.rounds, b.rounds), false};
   }
 
-  const Value& fetch(int id, Slot slot) const {
+  const Value& fetch(int id, ChunkRef slot) const {
     const Value& value = locations_[locate(nodes_[id].rank, slot)].value;
     if (value.chunk < 0) refuse(where(id, slot.chunk), "is read before it was written");
     if (value.chunk != slot.chunk) refuse(where(id, slot.chunk), "its cell holds chunk ", value.chunk);
@@ -432,14 +435,14 @@ class Verifier {
     return all;
   }
 
-  void check_nothing_waits() const {
+  void check_no_pending() const {
     for (int id = 0; id < static_cast<int>(nodes_.size()); ++id)
-      if (!nodes_[id].done) refuse_deadlock(id);
+      if (!nodes_[id].done) fail_deadlock(id);
   }
 
   // What a step that will never be done waits for; there is always such a step, so that following it goes in
   // circles.
-  int blocker(int id) const {
+  int find_blocker(int id) const {
     const Node& node = nodes_[id];
     if (node.step->kind == Step::send && node.pending == 0) return node.partner;
     for (int before = 0; before < static_cast<int>(nodes_.size()); ++before)
@@ -450,29 +453,31 @@ class Verifier {
     return id;
   }
 
-  [[noreturn]] void refuse_deadlock(int id) const {
+  [[noreturn]] void fail_deadlock(int id) const {
     std::vector<int> way;
-    for (; std::find(way.begin(), way.end(), id) == way.end(); id = blocker(id)) way.push_back(id);
+    for (; std::find(way.begin(), way.end(), id) == way.end(); id = find_blocker(id)) way.push_back(id);
     way.erase(way.begin(), std::find(way.begin(), way.end(), id));
     way.push_back(id);
     std::string text = "deadlock: ";
     for (std::size_t i = 0; i < way.size() && i < 6; ++i) {
       const Node& node = nodes_[way[i]];
-      text += str(i ? " waits for " : "", "rank ", node.rank, ", step ", node.index,
-                  node.step->kind == Step::send ? str(" (send to ", node.step->peer, ")") : std::string{},
-                  ", chunk ", node.step->slot.chunk);
+      text +=
+          concat(i ? " waits for " : "", "rank ", node.rank, ", step ", node.index,
+                 node.step->kind == Step::send ? concat(" (send to ", node.step->peer, ")") : std::string{},
+                 ", chunk ", node.step->slot.chunk);
     }
     refuse(text, way.size() > 6 ? " waits for …" : "");
   }
 
-  void note_heard(Rank& rank, Expressions::Id value) {
-    for (std::size_t w = 0; w < rank.heard.size(); ++w) rank.heard[w] |= expressions_.ranks(value)[w];
+  void note_received(Rank& rank, SymbolicSums::Id value) {
+    for (std::size_t w = 0; w < rank.received_from.size(); ++w)
+      rank.received_from[w] |= expressions_.ranks(value)[w];
   }
 
-  void check_everybody_was_heard() const {
+  void check_all_contributions() const {
     for (int r = 0; r < size_; ++r)
       for (int other = 0; other < size_; ++other)
-        if (!(ranks_[r].heard[other / 64] >> other % 64 & 1))
+        if (!(ranks_[r].received_from[other / 64] >> other % 64 & 1))
           refuse("rank ", r, ", step ", ranks_[r].schedule.steps.size(),
                  ", chunk 0: leaves the barrier without rank ", other);
   }
@@ -483,7 +488,7 @@ class Verifier {
 
   // How all elements are summed.
   Order check_outputs() {
-    std::vector<Expressions::Id> exact(static_cast<std::size_t>(ranks_[0].schedule.chunks), -1),
+    std::vector<SymbolicSums::Id> exact(static_cast<std::size_t>(ranks_[0].schedule.chunks), -1),
         ordered = exact;
     Order order;
     for (int r = 0; r < size_; ++r)
@@ -491,7 +496,7 @@ class Verifier {
         const int chunk = ranks_[r].outputs[i];
         const Location& l = locations_[locate(r, output(chunk))];
         const std::string here =
-            l.writer >= 0 ? where(l.writer, chunk) : str("rank ", r, ", no step, chunk ", chunk, ": ");
+            l.writer >= 0 ? where(l.writer, chunk) : concat("rank ", r, ", no step, chunk ", chunk, ": ");
         check_output(l.value, here);
         if (!traits(collective_).reduces) continue;
         if (exact[chunk] < 0) exact[chunk] = l.value.exact, ordered[chunk] = sum_in_rank_order(chunk);
@@ -513,7 +518,7 @@ class Verifier {
     if (!value.finished) refuse(here, "has passed no final step");
   }
 
-  Expressions::Id sum_in_rank_order(int chunk) {
+  SymbolicSums::Id sum_in_rank_order(int chunk) {
     auto sum = expressions_.leaf(0, chunk);
     for (int r = 1; r < size_; ++r) sum = expressions_.sum(sum, expressions_.leaf(r, chunk));
     return sum;
@@ -523,7 +528,7 @@ class Verifier {
   int size_, root_;
   bool in_place_;
   std::span<const int> host_;
-  Expressions& expressions_;
+  SymbolicSums& expressions_;
   std::vector<Rank> ranks_;
   std::vector<Node> nodes_;
   std::vector<Edge> edges_;
@@ -531,7 +536,7 @@ class Verifier {
   std::vector<Reader> readers_;
   std::vector<int> messages_;  // a term: the send that it takes, or -1
   std::vector<int> ready_;
-  std::vector<Expressions::Id> results_;  // of a reduction, by chunk
+  std::vector<SymbolicSums::Id> results_;  // of a reduction, by chunk
   int rounds_ = 0;
 };
 
@@ -547,43 +552,43 @@ void check_case(const Case& q, InPlace in_place) {
 }
 
 /// Of two runs of the same messages.
-Proof both(const Proof& a, const Proof& b) {
+Verification both(const Verification& a, const Verification& b) {
   return {.error = {},
           .rank_order = a.rank_order && b.rank_order,
           .rounded_once = a.rounded_once && b.rounded_once,
-          .rounds = std::max(a.rounds, b.rounds)};
+          .depth = std::max(a.depth, b.depth)};
 }
 
-Proof prove_apart(const Case& what, Expressions& expressions, Verifier& as_written) {
-  const Proof proof = as_written.prove();
+Verification verify_apart(const Case& what, SymbolicSums& expressions, Verifier& as_written) {
+  const Verification proof = as_written.prove();
   Verifier as_run(what, Memory::apart_without_copies, expressions);
   if (as_run.steps() == as_written.steps()) return proof;
-  const Proof run = as_run.prove();
+  const Verification run = as_run.prove();
   as_run.compare(as_written, "without its copies");
   return both(proof, run);
 }
 
-Proof prove(const Case& what, InPlace in_place) {
+Verification verify_case(const Case& what, InPlace in_place) {
   check_case(what, in_place);
-  Expressions expressions(what.size);
+  SymbolicSums expressions(what.size);
   if (in_place == InPlace::all) return Verifier(what, Memory::in_place, expressions).prove();
   Verifier apart(what, Memory::apart, expressions);
-  const Proof proof = prove_apart(what, expressions, apart);
+  const Verification proof = verify_apart(what, expressions, apart);
   if (in_place == InPlace::none) return proof;
   Verifier same(what, Memory::in_place, expressions);
-  const Proof in = same.prove();
+  const Verification in = same.prove();
   same.compare(apart, "in place than out of place");
   return both(proof, in);
 }
 
 }  // namespace
 
-Proof verify(ScheduleFunction function, Collective collective, int size, int root, InPlace in_place,
-             std::span<const int> host) {
+Verification verify(ScheduleFunction function, Collective collective, int size, int root, InPlace in_place,
+                    std::span<const int> host) {
   try {
-    return prove({function, collective, size, root, host}, in_place);
+    return verify_case({function, collective, size, root, host}, in_place);
   } catch (const Refused& refused) {
-    return {.error = refused.why};
+    return {.error = refused.reason};
   } catch (const Error& error) {
     return {.error = error.what()};
   }

@@ -15,56 +15,75 @@ constexpr std::size_t line = 64;
 // Pieces of a part, if they are at least, and at most, of so many bytes. Fewer in two phases, where folding
 // and gathering overlap anyhow, and on a crowded host, where each is a change of processes. Large ones were
 // measured to be faster, most likely since what a peer reads has left the writer's own cache by then.
-constexpr std::size_t pipelined = 4, pipelined_in_two_phases = 2, pipelined_if_crowded = 2;
-constexpr std::size_t least_piece = 4 * KiB, most_piece = 128 * KiB, most_piece_if_crowded = 64 * KiB;
+constexpr std::size_t pipelined = 4, pipelined_two_shot = 2, pipelined_oversubscribed = 2;
+constexpr std::size_t min_chunk = 4 * KiB, max_chunk = 128 * KiB, max_chunk_oversubscribed = 64 * KiB;
 
 using enum Collective;
-using enum Where;
+using enum TuningScope;
 
 // Where memory lies costs a letter to ask. Of what one rank sends, or gets, no rank waits for all others
 // anyhow.
 constexpr TuningRule table[] = {
-    {.collective = all_reduce, .where = together, .algorithm = "one_shot", .size = 2, .bytes = 64 * KiB},
-    {.collective = all_reduce, .where = together, .algorithm = "one_shot", .bytes = 32 * KiB},
-    {.collective = all_reduce, .where = together, .algorithm = "two_shot"},
-    {.collective = reduce_scatter, .where = together, .algorithm = "letters"},
-    {.collective = all_gather, .where = together, .algorithm = "letters"},
-    {.collective = broadcast, .where = together, .algorithm = "letters"},
-    {.collective = reduce, .where = together, .algorithm = "letters"},
-    {.collective = gather, .where = together, .algorithm = "letters"},
-    {.collective = scatter, .where = together, .algorithm = "letters"},
-    {.collective = all_to_all, .where = together, .algorithm = "letters"},
-    {.collective = all_to_all_v, .where = together, .algorithm = "letters"},
-    {.collective = barrier, .where = together, .algorithm = "letters"},
+    {.collective = all_reduce,
+     .scope = intra_node,
+     .algorithm = "one_shot",
+     .max_ranks = 2,
+     .max_bytes = 64 * KiB},
+    {.collective = all_reduce, .scope = intra_node, .algorithm = "one_shot", .max_bytes = 32 * KiB},
+    {.collective = all_reduce, .scope = intra_node, .algorithm = "two_shot"},
+    {.collective = reduce_scatter, .scope = intra_node, .algorithm = "letters"},
+    {.collective = all_gather, .scope = intra_node, .algorithm = "letters"},
+    {.collective = broadcast, .scope = intra_node, .algorithm = "letters"},
+    {.collective = reduce, .scope = intra_node, .algorithm = "letters"},
+    {.collective = gather, .scope = intra_node, .algorithm = "letters"},
+    {.collective = scatter, .scope = intra_node, .algorithm = "letters"},
+    {.collective = all_to_all, .scope = intra_node, .algorithm = "letters"},
+    {.collective = all_to_all_v, .scope = intra_node, .algorithm = "letters"},
+    {.collective = barrier, .scope = intra_node, .algorithm = "letters"},
 
-    {.collective = all_reduce, .where = reachable, .algorithm = "copied", .bytes = 2 * KiB - 1},
-    {.collective = all_reduce, .where = reachable, .algorithm = "direct"},
-    {.collective = reduce_scatter, .where = reachable, .algorithm = "copied", .bytes = 2 * KiB - 1},
-    {.collective = reduce_scatter, .where = reachable, .algorithm = "direct"},
-    {.collective = all_gather, .where = reachable, .algorithm = "copied", .bytes = 8 * KiB - 1},
-    {.collective = all_gather, .where = reachable, .algorithm = "direct"},
-    {.collective = broadcast, .where = reachable, .algorithm = "copied", .bytes = 16 * KiB - 1},
-    {.collective = broadcast, .where = reachable, .algorithm = "direct"},
-    {.collective = reduce, .where = reachable, .algorithm = "copied", .bytes = 16 * KiB - 1},
-    {.collective = reduce, .where = reachable, .algorithm = "direct"},
-    {.collective = gather, .where = reachable, .algorithm = "copied", .bytes = 64 * KiB - 1},
-    {.collective = gather, .where = reachable, .algorithm = "direct"},
-    {.collective = scatter, .where = reachable, .algorithm = "copied", .bytes = 16 * KiB - 1},
-    {.collective = scatter, .where = reachable, .algorithm = "direct"},
-    {.collective = all_to_all, .where = reachable, .algorithm = "copied", .bytes = 2 * KiB - 1},
-    {.collective = all_to_all, .where = reachable, .algorithm = "direct"},
-    {.collective = all_to_all_v, .where = reachable, .algorithm = "copied"},
-    {.collective = barrier, .where = reachable, .algorithm = "copied"},
+    {.collective = all_reduce,
+     .scope = intra_node_registered,
+     .algorithm = "copied",
+     .max_bytes = 2 * KiB - 1},
+    {.collective = all_reduce, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = reduce_scatter,
+     .scope = intra_node_registered,
+     .algorithm = "copied",
+     .max_bytes = 2 * KiB - 1},
+    {.collective = reduce_scatter, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = all_gather,
+     .scope = intra_node_registered,
+     .algorithm = "copied",
+     .max_bytes = 8 * KiB - 1},
+    {.collective = all_gather, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = broadcast,
+     .scope = intra_node_registered,
+     .algorithm = "copied",
+     .max_bytes = 16 * KiB - 1},
+    {.collective = broadcast, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = reduce, .scope = intra_node_registered, .algorithm = "copied", .max_bytes = 16 * KiB - 1},
+    {.collective = reduce, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = gather, .scope = intra_node_registered, .algorithm = "copied", .max_bytes = 64 * KiB - 1},
+    {.collective = gather, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = scatter, .scope = intra_node_registered, .algorithm = "copied", .max_bytes = 16 * KiB - 1},
+    {.collective = scatter, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = all_to_all,
+     .scope = intra_node_registered,
+     .algorithm = "copied",
+     .max_bytes = 2 * KiB - 1},
+    {.collective = all_to_all, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = all_to_all_v, .scope = intra_node_registered, .algorithm = "copied"},
+    {.collective = barrier, .scope = intra_node_registered, .algorithm = "copied"},
 
-    {.collective = all_gather, .where = readable, .algorithm = "by_time", .bytes_above = 64 * KiB - 1},
-    {.collective = broadcast, .where = readable, .algorithm = "by_time", .bytes_above = 64 * KiB - 1},
-    {.collective = gather, .where = readable, .algorithm = "by_time", .bytes_above = 64 * KiB - 1},
-    {.collective = scatter, .where = readable, .algorithm = "by_time", .bytes_above = 64 * KiB - 1},
-    {.collective = all_to_all, .where = readable, .algorithm = "by_time", .bytes_above = 64 * KiB - 1},
+    {.collective = all_gather, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
+    {.collective = broadcast, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
+    {.collective = gather, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
+    {.collective = scatter, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
+    {.collective = all_to_all, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
 };
 
 // What a rank that explains a call does not know: whether all may read, and what the last calls took.
-constexpr const char* by_time_words =
+constexpr const char* adaptive_words =
     "; single_copy instead while all ranks may read each other's memory and that takes less time";
 
 /// Fills the ways of one group.
@@ -76,39 +95,39 @@ class Resolver {
   }
 
   /// By size, each up to a limit that some line has.
-  std::vector<TogetherWay> ways(Collective c) const {
-    std::vector<TogetherWay> found;
+  std::vector<IntranodeAlgorithm> resolve_all(Collective c) const {
+    std::vector<IntranodeAlgorithm> found;
     for (const std::size_t bytes : limits(c)) {
-      TogetherWay way = resolve(c, bytes);
-      if (!found.empty() && found.back().same_as(way))
-        found.back().bytes = bytes;
+      IntranodeAlgorithm way = resolve(c, bytes);
+      if (!found.empty() && found.back().same_algorithm(way))
+        found.back().max_bytes = bytes;
       else
         found.push_back(std::move(way));
     }
     return found;
   }
 
-  std::vector<TogetherWay> forced(Collective c, const std::string& algorithm) const {
-    const std::string why = str("forced: ", name(c), "=", algorithm);
+  std::vector<IntranodeAlgorithm> forced(Collective c, const std::string& algorithm) const {
+    const std::string why = concat("forced: ", name(c), "=", algorithm);
     const bool direct = algorithm == "direct";
     if (direct || algorithm == "single_copy") {
-      auto found = ways(c);
-      for (TogetherWay& way : found) {
-        way.insists = true;
-        way.why += str("; ", algorithm, " is forced, but not all of the memory can be ",
-                       direct ? "reached" : "read");
+      auto found = resolve_all(c);
+      for (IntranodeAlgorithm& way : found) {
+        way.forced = true;
+        way.reason += concat("; ", algorithm, " is forced, but not all of the memory can be ",
+                             direct ? "reached" : "read");
         if (direct)
-          way.asks = true, way.why_direct = why;
+          way.try_zero_copy = true, way.zero_copy_reason = why;
         else
-          way.once = Once::always, way.why_once = why;
+          way.single_copy = SingleCopyPolicy::always, way.single_copy_reason = why;
       }
       return found;
     }
-    TuningRule rule{c, together, ""};
+    TuningRule rule{c, intra_node, ""};
     set_algorithm(rule, algorithm);
-    TogetherWay way;
+    IntranodeAlgorithm way;
     use(rule, way);
-    way.why = why;
+    way.reason = why;
     return {way};
   }
 
@@ -116,47 +135,48 @@ class Resolver {
   std::vector<std::size_t> limits(Collective c) const {
     std::vector<std::size_t> all{any_bytes};
     for (const TuningRule& r : rules_) {
-      if (r.collective != c || !is_of_those_who_meet(r.where)) continue;
-      all.push_back(r.bytes);
-      if (r.bytes_above > 0) all.push_back(r.bytes_above);
-      if (r.traffic != any_bytes) all.push_back(r.traffic / static_cast<std::size_t>(size_));
+      if (r.collective != c || !is_intra_node(r.scope)) continue;
+      all.push_back(r.max_bytes);
+      if (r.min_bytes > 0) all.push_back(r.min_bytes);
+      if (r.max_traffic != any_bytes) all.push_back(r.max_traffic / static_cast<std::size_t>(size_));
     }
     std::sort(all.begin(), all.end());
     all.erase(std::unique(all.begin(), all.end()), all.end());
     return all;
   }
 
-  TogetherWay resolve(Collective c, std::size_t bytes) const {
-    TogetherWay way{.bytes = bytes};
-    const TuningRule* const any = find_rule(rules_, {c, together, bytes, size_}, deterministic_);
-    const TuningRule* const reached = find_rule(rules_, {c, reachable, bytes, size_}, deterministic_);
+  IntranodeAlgorithm resolve(Collective c, std::size_t bytes) const {
+    IntranodeAlgorithm way{.max_bytes = bytes};
+    const TuningRule* const any = find_rule(rules_, {c, intra_node, bytes, size_}, deterministic_);
+    const TuningRule* const reached =
+        find_rule(rules_, {c, intra_node_registered, bytes, size_}, deterministic_);
     if (any) use(*any, way);  // of send and recv there is none
-    const TuningRule* const read = find_rule(rules_, {c, readable, bytes, size_}, deterministic_);
-    if (way.streams) return way;
+    const TuningRule* const read = find_rule(rules_, {c, intra_node_cma, bytes, size_}, deterministic_);
+    if (way.schedule) return way;
     if (reached && std::string_view(reached->algorithm) == "direct") {
-      way.asks = true;
-      way.why_direct = says(*reached);
+      way.try_zero_copy = true;
+      way.zero_copy_reason = reason(*reached);
     }
     if (read) use_once(*read, way);
     return way;
   }
 
-  void use_once(const TuningRule& rule, TogetherWay& way) const {
+  void use_once(const TuningRule& rule, IntranodeAlgorithm& way) const {
     const std::string_view algorithm = rule.algorithm;
     if (algorithm == "copied") return;
-    way.once = algorithm == "by_time" ? Once::by_time : Once::always;
-    way.why_once = says(rule);
+    way.single_copy = algorithm == "by_time" ? SingleCopyPolicy::adaptive : SingleCopyPolicy::always;
+    way.single_copy_reason = reason(rule);
   }
 
-  void use(const TuningRule& rule, TogetherWay& way) const {
+  void use(const TuningRule& rule, IntranodeAlgorithm& way) const {
     const std::string_view algorithm = rule.algorithm;
-    way.streams = rule.streams ? &find_algorithm(rule.collective, algorithm) : nullptr;
-    way.two_shot = !rule.streams && algorithm == "two_shot";
+    way.schedule = rule.is_schedule ? &find_algorithm(rule.collective, algorithm) : nullptr;
+    way.two_shot = !rule.is_schedule && algorithm == "two_shot";
     way.chunk = rule.chunk;
-    way.why = says(rule);
+    way.reason = reason(rule);
   }
 
-  std::string says(const TuningRule& rule) const { return words_of_source(rule, name_) + in_words(rule); }
+  std::string reason(const TuningRule& rule) const { return source_prefix(rule, name_) + to_string(rule); }
 
   int size_;
   const std::string& name_;
@@ -166,76 +186,85 @@ class Resolver {
 
 }  // namespace
 
-bool TogetherWay::same_as(const TogetherWay& o) const {
-  return streams == o.streams && two_shot == o.two_shot && asks == o.asks && insists == o.insists &&
-         once == o.once && chunk == o.chunk && why == o.why && why_direct == o.why_direct &&
-         why_once == o.why_once;
+bool IntranodeAlgorithm::same_algorithm(const IntranodeAlgorithm& o) const {
+  return schedule == o.schedule && two_shot == o.two_shot && try_zero_copy == o.try_zero_copy &&
+         forced == o.forced && single_copy == o.single_copy && chunk == o.chunk && reason == o.reason &&
+         zero_copy_reason == o.zero_copy_reason && single_copy_reason == o.single_copy_reason;
 }
 
-TogetherTable::TogetherTable(int size) : TogetherTable(size, {}, "", {}, true) {}
+IntranodeTuningTable::IntranodeTuningTable(int size) : IntranodeTuningTable(size, {}, "", {}, true) {}
 
-TogetherTable::TogetherTable(int size, const std::vector<TuningRule>& tuned, const std::string& name,
-                             const ForcedAlgorithms& forced, bool deterministic) {
+IntranodeTuningTable::IntranodeTuningTable(int size, const std::vector<TuningRule>& tuned,
+                                           const std::string& name, const AlgorithmOverrides& forced,
+                                           bool deterministic) {
   const Resolver resolver(size, tuned, name, deterministic);
   for (int i = 0; i < collective_count; ++i) {
     const Collective c{static_cast<std::uint8_t>(i)};
-    auto& ways = ways_[static_cast<std::size_t>(i)];
-    ways = forced.of(c).empty() ? resolver.ways(c) : resolver.forced(c, forced.of(c));
-    for (const TogetherWay& way : ways) may_stream_[static_cast<std::size_t>(i)] |= way.streams != nullptr;
+    auto& ways = algorithms_[static_cast<std::size_t>(i)];
+    ways = forced.of(c).empty() ? resolver.resolve_all(c) : resolver.forced(c, forced.of(c));
+    for (const IntranodeAlgorithm& way : ways)
+      has_schedule_[static_cast<std::size_t>(i)] |= way.schedule != nullptr;
   }
 }
 
-std::size_t part_together(std::size_t bytes, int size) {
+std::size_t shard_bytes(std::size_t bytes, int size) {
   return ceil_div(ceil_div(bytes, static_cast<std::size_t>(size)), line) * line;
 }
 
-TogetherPlan plan_together(Collective kind, std::size_t common, int size, const TogetherWay& way,
-                           const TogetherRoom& room) {
-  TogetherPlan plan;
+CallPlan plan_call(Collective kind, std::size_t common, int size, const IntranodeAlgorithm& way,
+                   const StagingLimits& room) {
+  CallPlan plan;
   plan.two_shot = kind == all_reduce && way.two_shot && common > 0;
-  plan.split = plan.two_shot || traits(kind).sends_per_rank();
-  plan.part = plan.two_shot ? part_together(common, size) : common;
-  const std::size_t offered = plan.split ? plan.part * (static_cast<std::size_t>(size) - 1) : plan.part;
-  const std::size_t letters = std::max<std::size_t>(ceil_div(offered, letter_bytes), 1);
-  if (letters <= (traits(kind).rooted() ? 1 : most_letters) && !plan.two_shot && kind != all_to_all_v)
-    plan.letters = static_cast<std::uint32_t>(letters);
-  if (plan.letters)
-    plan.pieces.piece = std::max<std::size_t>(plan.part, 1);
+  plan.per_peer = plan.two_shot || traits(kind).sends_per_rank();
+  plan.shard_bytes = plan.two_shot ? shard_bytes(common, size) : common;
+  const std::size_t offered =
+      plan.per_peer ? plan.shard_bytes * (static_cast<std::size_t>(size) - 1) : plan.shard_bytes;
+  const std::size_t letters = std::max<std::size_t>(ceil_div(offered, inline_bytes), 1);
+  if (letters <= (traits(kind).rooted() ? 1 : max_inline_slots) && !plan.two_shot && kind != all_to_all_v)
+    plan.inline_slots = static_cast<std::uint32_t>(letters);
+  if (plan.inline_slots)
+    plan.chunking.chunk_bytes = std::max<std::size_t>(plan.shard_bytes, 1);
   else
-    plan.pieces = cut_together(plan, size, way.chunk, room);
+    plan.chunking = chunk_shard(plan, size, way.chunk, room);
   return plan;
 }
 
-TogetherPieces cut_together(const TogetherPlan& plan, int size, std::size_t chunk, const TogetherRoom& room) {
-  const std::size_t shares = plan.split ? static_cast<std::size_t>(size) - 1 : 1;
+Chunking chunk_shard(const CallPlan& plan, int size, std::size_t chunk, const StagingLimits& room) {
+  const std::size_t shares = plan.per_peer ? static_cast<std::size_t>(size) - 1 : 1;
   // In two phases a rank writes two offers and two results before it needs to be read, and some of the ring's
   // end may be too short for an offer.
-  const std::size_t in_flight = room.ring_bytes / (3 * shares + 2) / line * line;
-  TogetherPieces cut;
+  const std::size_t in_flight = room.staging_bytes / (3 * shares + 2) / line * line;
+  Chunking cut;
   if (chunk) {
-    cut.piece = std::min(chunk, in_flight);
+    cut.chunk_bytes = std::min(chunk, in_flight);
   } else {
-    const std::size_t wanted = (room.crowded ? most_piece_if_crowded : most_piece) / shares / line * line;
+    const std::size_t wanted =
+        (room.oversubscribed ? max_chunk_oversubscribed : max_chunk) / shares / line * line;
     const std::size_t most = std::min(wanted, in_flight);
-    const std::size_t pieces = room.crowded    ? pipelined_if_crowded
-                               : plan.two_shot ? pipelined_in_two_phases
-                                               : pipelined;
-    cut.piece = std::clamp(ceil_div(plan.part / pieces, line) * line, std::min(least_piece, most), most);
+    const std::size_t pieces = room.oversubscribed ? pipelined_oversubscribed
+                               : plan.two_shot     ? pipelined_two_shot
+                                                   : pipelined;
+    cut.chunk_bytes =
+        std::clamp(ceil_div(plan.shard_bytes / pieces, line) * line, std::min(min_chunk, most), most);
   }
-  cut.piece = std::min(cut.piece, std::max(ceil_div(plan.part, line), std::size_t{1}) * line);
-  cut.rounds = std::max<std::size_t>(ceil_div(plan.part, cut.piece), 1);
+  cut.chunk_bytes =
+      std::min(cut.chunk_bytes, std::max(ceil_div(plan.shard_bytes, line), std::size_t{1}) * line);
+  cut.chunks = std::max<std::size_t>(ceil_div(plan.shard_bytes, cut.chunk_bytes), 1);
   return cut;
 }
 
-CallChoice explain_together(Collective kind, std::size_t bytes, int size, const TogetherWay& way,
-                            const TogetherRoom& room, bool is_reachable) {
-  if (is_reachable && way.asks) return {"direct", "shm", direct_piece, way.why_direct};
-  if (way.once == Once::always) return {"single_copy", "shm", once_piece, way.why_once};
-  const std::size_t common = bytes / (whole_bytes(kind, 1, size));
-  const TogetherPlan plan = plan_together(kind, common, size, way, room);
+AlgorithmChoice explain_intranode(Collective kind, std::size_t bytes, int size, const IntranodeAlgorithm& way,
+                                  const StagingLimits& room, bool is_mapped) {
+  if (is_mapped && way.try_zero_copy) return {"direct", "shm", zero_copy_chunk, way.zero_copy_reason};
+  if (way.single_copy == SingleCopyPolicy::always)
+    return {"single_copy", "shm", single_copy_chunk, way.single_copy_reason};
+  const std::size_t common = bytes / (message_bytes(kind, 1, size));
+  const CallPlan plan = plan_call(kind, common, size, way, room);
   const char* const algorithm = plan.two_shot ? "two_shot" : kind == all_reduce ? "one_shot" : "letters";
-  const std::size_t chunk = plan.letters ? 0 : std::min(plan.pieces.piece, std::max(plan.part, line));
-  const std::string why = way.once == Once::by_time ? way.why + by_time_words : way.why;
+  const std::size_t chunk =
+      plan.inline_slots ? 0 : std::min(plan.chunking.chunk_bytes, std::max(plan.shard_bytes, line));
+  const std::string why =
+      way.single_copy == SingleCopyPolicy::adaptive ? way.reason + adaptive_words : way.reason;
   return {algorithm, "shm", kind == all_to_all_v ? 0 : chunk, why};
 }
 

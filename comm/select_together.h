@@ -18,84 +18,84 @@ namespace rz {
 
 /// Whether memory that peers do not share is copied once, through the kernel: if that was the faster way of
 /// the last calls like it (comm/backends/way_by_time.h).
-enum class Once : std::uint8_t { never, by_time, always };
+enum class SingleCopyPolicy : std::uint8_t { never, adaptive, always };
 
 /// What calls of a range of sizes take.
-struct TogetherWay {
-  std::size_t bytes = any_bytes;       ///< of the whole buffer, at most
-  const Algorithm* streams = nullptr;  ///< this schedule
-  bool two_shot = false;               ///< of all_reduce
-  bool asks = false;                   ///< whether every rank reaches the memory: then direct
-  Once once = Once::never;             ///< if not
-  bool insists = false;                ///< at every call, however often in vain
-  std::size_t chunk = 0;               ///< bytes; 0: by plan_together()
-  std::string why, why_direct, why_once;
+struct IntranodeAlgorithm {
+  std::size_t max_bytes = any_bytes;    ///< of the whole buffer, at most
+  const Algorithm* schedule = nullptr;  ///< this schedule
+  bool two_shot = false;                ///< of all_reduce
+  bool try_zero_copy = false;           ///< whether every rank reaches the memory: then direct
+  SingleCopyPolicy single_copy = SingleCopyPolicy::never;  ///< if not
+  bool forced = false;                                     ///< at every call, however often in vain
+  std::size_t chunk = 0;                                   ///< bytes; 0: by plan_call()
+  std::string reason, zero_copy_reason, single_copy_reason;
 
-  bool same_as(const TogetherWay&) const;
+  bool same_algorithm(const IntranodeAlgorithm&) const;
 };
 
 /// The tables as they are for one group. Constant, so any thread may ask.
-class TogetherTable {
+class IntranodeTuningTable {
  public:
   /// Of the built-in lines.
-  explicit TogetherTable(int size);
+  explicit IntranodeTuningTable(int size);
   /// `tuned` come before the built-in lines, and `forced` before all.
-  TogetherTable(int size, const std::vector<TuningRule>& tuned, const std::string& table,
-                const ForcedAlgorithms& forced, bool deterministic);
+  IntranodeTuningTable(int size, const std::vector<TuningRule>& tuned, const std::string& table,
+                       const AlgorithmOverrides& forced, bool deterministic);
 
   /// `bytes` of the whole buffer.
-  const TogetherWay& of(Collective c, std::size_t bytes) const {
-    const TogetherWay* way = ways_[static_cast<std::size_t>(c)].data();
-    while (bytes > way->bytes) ++way;
+  const IntranodeAlgorithm& find(Collective c, std::size_t bytes) const {
+    const IntranodeAlgorithm* way = algorithms_[static_cast<std::size_t>(c)].data();
+    while (bytes > way->max_bytes) ++way;
     return *way;
   }
   /// Whether some calls of it run schedules.
-  bool may_stream(Collective c) const { return may_stream_[static_cast<std::size_t>(c)]; }
+  bool has_schedule(Collective c) const { return has_schedule_[static_cast<std::size_t>(c)]; }
 
  private:
-  std::array<std::vector<TogetherWay>, collective_count> ways_;
-  std::array<bool, collective_count> may_stream_{};
+  std::array<std::vector<IntranodeAlgorithm>, collective_count> algorithms_;
+  std::array<bool, collective_count> has_schedule_{};
 };
 
 /// That hold what ranks exchange: of more, the bytes of a ring are read faster. Whoever reads from a rank
 /// that is ahead finds its bytes in the ring at once: then one letter.
-inline constexpr std::size_t most_letters = 2;
+inline constexpr std::size_t max_inline_slots = 2;
 
 /// Where a rank puts what it offers.
-struct TogetherRoom {
-  std::size_t ring_bytes = 0;
-  bool crowded = false;
+struct StagingLimits {
+  std::size_t staging_bytes = 0;
+  bool oversubscribed = false;
 };
 
 /// A part, or what is left of it, in pieces.
-struct TogetherPieces {
-  std::size_t piece = 1, rounds = 1;
+struct Chunking {
+  std::size_t chunk_bytes = 1, chunks = 1;
 };
 
 /// What a call of one size comes to. Bytes; a part is what a rank has for each peer, or folds.
-struct TogetherPlan {
+struct CallPlan {
   bool two_shot = false;
-  bool split = false;         ///< a rank's peers read each its own part
-  std::uint32_t letters = 0;  ///< that hold what a rank offers; 0: its ring does
-  std::size_t part = 0;
-  TogetherPieces pieces;
+  bool per_peer = false;           ///< a rank's peers read each its own part
+  std::uint32_t inline_slots = 0;  ///< that hold what a rank offers; 0: its ring does
+  std::size_t shard_bytes = 0;
+  Chunking chunking;
 };
 
-/// `common`: bytes that every rank has in common (Layout::common_count); of all_to_all_v 0.
-TogetherPlan plan_together(Collective, std::size_t common, int size, const TogetherWay&, const TogetherRoom&);
+/// `common`: bytes that every rank has in common (Layout::count_per_rank); of all_to_all_v 0.
+CallPlan plan_call(Collective, std::size_t common, int size, const IntranodeAlgorithm&, const StagingLimits&);
 /// Of the plan's part, which is not in letters.
-TogetherPieces cut_together(const TogetherPlan&, int size, std::size_t chunk, const TogetherRoom&);
+Chunking chunk_shard(const CallPlan&, int size, std::size_t chunk, const StagingLimits&);
 /// A rank's part of an all_reduce that is folded in parts.
-std::size_t part_together(std::size_t bytes, int size);
+std::size_t shard_bytes(std::size_t bytes, int size);
 
 /// What a call of `bytes`, of the whole buffer, comes to, in words; `reachable`: every rank reaches its
 /// memory.
-CallChoice explain_together(Collective, std::size_t bytes, int size, const TogetherWay&, const TogetherRoom&,
-                            bool reachable);
+AlgorithmChoice explain_intranode(Collective, std::size_t bytes, int size, const IntranodeAlgorithm&,
+                                  const StagingLimits&, bool reachable);
 
 /// Bytes of a direct call between two looks at the rest of the world.
-inline constexpr std::size_t direct_piece = 128 << 10;
+inline constexpr std::size_t zero_copy_chunk = 128 << 10;
 /// The same of one whose bytes the kernel copies, which takes its time to begin.
-inline constexpr std::size_t once_piece = 1 << 20;
+inline constexpr std::size_t single_copy_chunk = 1 << 20;
 
 }  // namespace rz

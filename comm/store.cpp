@@ -22,19 +22,21 @@ class MemoryStore final : public Store {
   std::int64_t add(std::string_view key, std::int64_t amount) override { return table_.add(key, amount); }
 
  private:
-  KeyTable table_;
+  KeyValueTable table_;
 };
 
 class PrefixStore final : public Store {
  public:
   PrefixStore(std::shared_ptr<Store> store, std::string prefix)
       : store_(std::move(store)), prefix_(std::move(prefix)) {}
-  void set(std::string_view key, std::string_view value) override { store_->set(str(prefix_, key), value); }
+  void set(std::string_view key, std::string_view value) override {
+    store_->set(concat(prefix_, key), value);
+  }
   std::string get(std::string_view key, Deadline deadline) override {
-    return store_->get(str(prefix_, key), deadline);
+    return store_->get(concat(prefix_, key), deadline);
   }
   std::int64_t add(std::string_view key, std::int64_t amount) override {
-    return store_->add(str(prefix_, key), amount);
+    return store_->add(concat(prefix_, key), amount);
   }
   const Store& inner() const { return *store_; }
 
@@ -54,12 +56,12 @@ std::int64_t parse_counter(std::string_view key, std::string_view text) {
 }
 
 std::string missing_key(std::string_view key, std::string_view where) {
-  return str("key '", key, "' did not appear in ", where,
-             " before the deadline; is every rank running, with the same rendezvous?");
+  return concat("key '", key, "' did not appear in ", where,
+                " before the deadline; is every rank running, with the same rendezvous?");
 }
 
 /// Under the lock.
-void KeyTable::put(const std::string& key, std::string value) {
+void KeyValueTable::put(const std::string& key, std::string value) {
   constexpr std::size_t bytes_of_an_entry = 128;
   const auto old = values_.find(key);
   const std::size_t others =
@@ -71,7 +73,7 @@ void KeyTable::put(const std::string& key, std::string value) {
   bytes_ = others + more;
 }
 
-void KeyTable::set(std::string_view key, std::string_view value) {
+void KeyValueTable::set(std::string_view key, std::string_view value) {
   {
     const std::lock_guard lock(mutex_);
     put(std::string(key), std::string(value));
@@ -79,19 +81,19 @@ void KeyTable::set(std::string_view key, std::string_view value) {
   changed_.notify_all();
 }
 
-std::int64_t KeyTable::add(std::string_view key, std::int64_t amount) {
+std::int64_t KeyValueTable::add(std::string_view key, std::int64_t amount) {
   std::int64_t sum = 0;
   {
     const std::lock_guard lock(mutex_);
     const auto old = values_.find(std::string(key));
     sum = (old == values_.end() || old->second.empty() ? 0 : parse_counter(key, old->second)) + amount;
-    put(std::string(key), str(sum));
+    put(std::string(key), concat(sum));
   }
   changed_.notify_all();
   return sum;
 }
 
-std::optional<std::string> KeyTable::wait(std::string_view key, Deadline deadline) {
+std::optional<std::string> KeyValueTable::wait(std::string_view key, Deadline deadline) {
   const std::string name(key);
   std::unique_lock lock(mutex_);
   const auto there = [&] { return values_.count(name) > 0; };
@@ -99,7 +101,7 @@ std::optional<std::string> KeyTable::wait(std::string_view key, Deadline deadlin
   return values_[name];
 }
 
-std::optional<std::string> KeyTable::find(std::string_view key) {
+std::optional<std::string> KeyValueTable::find(std::string_view key) {
   const std::lock_guard lock(mutex_);
   const auto it = values_.find(std::string(key));
   if (it == values_.end()) return std::nullopt;

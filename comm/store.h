@@ -41,7 +41,7 @@ struct TcpStoreOptions {
   /// `launch`.
   int ports = 1;
   /// The server drops connections that have sent no request by then.
-  std::chrono::milliseconds stranger_limit = std::chrono::seconds(10);
+  std::chrono::milliseconds max_unauthenticated = std::chrono::seconds(10);
 };
 
 /// "host:port", IPv4, IPv6 ("[::1]:29500") or a name; port 0 takes a free one. A port that is taken, and a

@@ -14,10 +14,10 @@
 namespace rz {
 
 /// Keys and values of one process, thread-safe: the memory store, and the server side of the TCP store.
-class KeyTable {
+class KeyValueTable {
  public:
   /// Errc::rendezvous from set() and add() once keys and values would take more than so many bytes.
-  explicit KeyTable(std::size_t max_bytes = std::numeric_limits<std::size_t>::max())
+  explicit KeyValueTable(std::size_t max_bytes = std::numeric_limits<std::size_t>::max())
       : max_bytes_(max_bytes) {}
   void set(std::string_view key, std::string_view value);
   std::int64_t add(std::string_view key, std::int64_t amount);

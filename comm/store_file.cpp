@@ -71,16 +71,16 @@ class FileStore final : public Store {
   std::int64_t add(std::string_view key, std::int64_t amount) override {
     // flock excludes other open files, of this process too: each call opens its own.
     const std::string lock = directory_ + "/lock";
-    const Descriptor held(open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    const UniqueFd held(open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     if (!held || flock(held.get(), LOCK_EX) != 0) fail_errno("flock", lock);
     const auto old = read(path(key));
     const std::int64_t sum = (old ? parse_counter(key, *old) : 0) + amount;
-    replace(path(key), str(sum));
+    replace(path(key), concat(sum));
     return sum;
   }
 
  private:
-  std::string path(std::string_view key) const { return str(directory_, '/', file_name(key)); }
+  std::string path(std::string_view key) const { return concat(directory_, '/', file_name(key)); }
 
   static std::optional<std::string> read(const std::string& file) {
     std::ifstream in(file, std::ios::binary);
@@ -91,9 +91,9 @@ class FileStore final : public Store {
   }
 
   void replace(const std::string& file, std::string_view value) const {
-    const std::string temporary = str(directory_, "/new-", random_hex());
+    const std::string temporary = concat(directory_, "/new-", random_hex());
     {
-      const Descriptor out(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+      const UniqueFd out(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
       if (!out) fail_errno("open", temporary);
       write_all(out.get(), value, temporary);
     }

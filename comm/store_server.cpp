@@ -14,7 +14,7 @@
 
 namespace rz {
 
-using store_wire::Answer;
+using store_wire::Reply;
 using store_wire::Request;
 
 namespace {
@@ -24,13 +24,13 @@ constexpr std::size_t max_table_bytes = 64 << 20;
 constexpr std::size_t max_clients_a_rank = 64;
 constexpr std::size_t max_clients_of_any_group = 4096;
 /// Connections without a hello, beyond one for each rank that is on its way.
-constexpr std::size_t max_strangers = 64;
+constexpr std::size_t max_unauthenticated = 64;
 constexpr auto rest_without_descriptors = std::chrono::milliseconds(100);
 constexpr std::size_t first_client = 2;  ///< in descriptors_, behind the eventfd and the listener
 
 }  // namespace
 
-StoreServer::StoreServer(Descriptor listener, Options options)
+StoreServer::StoreServer(UniqueFd listener, Options options)
     : listener_(std::move(listener)),
       stop_(eventfd(0, EFD_CLOEXEC)),
       options_(std::move(options)),
@@ -38,8 +38,8 @@ StoreServer::StoreServer(Descriptor listener, Options options)
   if (!stop_) fail_errno("eventfd");
   descriptors_.reserve(first_client);
   if (options_.size > 0)
-    require_open_files(static_cast<std::size_t>(options_.size) + max_strangers,
-                       str("the store of a group of ", options_.size, " ranks"));
+    require_open_files(static_cast<std::size_t>(options_.size) + max_unauthenticated,
+                       concat("the store of a group of ", options_.size, " ranks"));
   thread_ = helper_thread([this] { run(); });
 }
 
@@ -59,8 +59,8 @@ void StoreServer::run() {
     if (descriptors_[0].revents) return;
     std::size_t i = first_client;
     for (auto c = clients_.begin(); c != clients_.end(); ++i)
-      c = keep(*c, descriptors_[i].revents) ? std::next(c) : drop(c);
-    answer_waiting();
+      c = poll_again(*c, descriptors_[i].revents) ? std::next(c) : drop(c);
+    reply_to_waiting();
     if (descriptors_[1].revents) accept_clients();
   }
 }
@@ -82,7 +82,7 @@ int StoreServer::time_to_poll() const {
   int ms = no_descriptors_ ? no_descriptors_->poll_ms(1000) : 1000;
   for (const Client& c : clients_) {
     if (c.waits_for) ms = c.until.poll_ms(ms);
-    if (!c.known) ms = c.patience.poll_ms(ms);
+    if (!c.authenticated) ms = c.deadline_extension.poll_ms(ms);
   }
   return ms;
 }
@@ -90,16 +90,16 @@ int StoreServer::time_to_poll() const {
 // ---- one client
 
 /// An exception (no memory, say) ends this client only.
-bool StoreServer::keep(Client& c, short events) noexcept {
+bool StoreServer::poll_again(Client& c, short events) noexcept {
   try {
-    return attend(c, events);
+    return serve_events(c, events);
   } catch (const std::exception&) {
     return false;
   }
 }
 
-bool StoreServer::attend(Client& c, short events) {
-  if (!c.known && c.patience.expired()) return false;
+bool StoreServer::serve_events(Client& c, short events) {
+  if (!c.authenticated && c.deadline_extension.expired()) return false;
   if (!events) return true;
   if (c.waits_for) return false;  // it hung up
   return (c.out.empty() ? receive(c) : flush(c)) && serve(c);
@@ -136,7 +136,7 @@ bool StoreServer::serve(Client& c) {
     if (rest.size() < sizeof(Request)) break;
     Request r;
     std::memcpy(&r, rest.data(), sizeof r);
-    if (!valid(r) || (!c.known && r.kind != Request::hello)) return false;
+    if (!valid(r) || (!c.authenticated && r.kind != Request::hello)) return false;
     const std::size_t launch = sizeof r, key = launch + r.launch_bytes, value = key + r.key_bytes;
     if (rest.size() < value + r.value_bytes) break;
     perform(c, r, rest.substr(launch, r.launch_bytes), rest.substr(key, r.key_bytes),
@@ -152,16 +152,16 @@ void StoreServer::perform(Client& c, const Request& r, std::string_view launch, 
                           std::string_view value) {
   if (launch != options_.launch) {
     c.leaving = true;
-    return answer(c, Answer::stranger, options_.launch);
+    return reply(c, Reply::wrong_launch, options_.launch);
   }
   try {
     if (r.kind == Request::hello) return admit(c);
-    if (r.kind == Request::get) return look_up(c, key, r.number);
-    if (r.kind == Request::add) return answer(c, Answer::ok, {}, table_.add(key, r.number));
+    if (r.kind == Request::get) return find_value(c, key, r.number);
+    if (r.kind == Request::add) return reply(c, Reply::ok, {}, table_.add(key, r.number));
     table_.set(key, value);
-    answer(c, Answer::ok, {});
+    reply(c, Reply::ok, {});
   } catch (const Error& e) {
-    answer(c, Answer::refused, e.what());
+    reply(c, Reply::refused, e.what());
   }
 }
 
@@ -169,31 +169,31 @@ void StoreServer::admit(Client& c) {
   const std::size_t max_clients = options_.size > 0
                                       ? max_clients_a_rank * static_cast<std::size_t>(options_.size)
                                       : max_clients_of_any_group;
-  if (!c.known && known_ >= max_clients) {
+  if (!c.authenticated && authenticated_ >= max_clients) {
     c.leaving = true;
-    return answer(c, Answer::refused,
-                  str("the store has ", known_, " clients already, and a group of ", options_.size,
-                      " ranks gets no more"));
+    return reply(c, Reply::refused,
+                 concat("the store has ", authenticated_, " clients already, and a group of ", options_.size,
+                        " ranks gets no more"));
   }
-  known_ += !c.known;
-  c.known = true;
-  answer(c, Answer::ok, {});
+  authenticated_ += !c.authenticated;
+  c.authenticated = true;
+  reply(c, Reply::ok, {});
 }
 
-void StoreServer::look_up(Client& c, std::string_view key, std::int64_t milliseconds) {
-  if (const auto found = table_.find(key)) return answer(c, Answer::ok, *found);
+void StoreServer::find_value(Client& c, std::string_view key, std::int64_t milliseconds) {
+  if (const auto found = table_.find(key)) return reply(c, Reply::ok, *found);
   c.waits_for = key;
   c.until = Deadline::after(std::chrono::milliseconds(std::clamp<std::int64_t>(milliseconds, 0, 86'400'000)));
 }
 
-void StoreServer::answer_waiting() noexcept {
+void StoreServer::reply_to_waiting() noexcept {
   for (auto c = clients_.begin(); c != clients_.end();) {
     bool stays = true;
     if (c->waits_for) try {
         const auto found = table_.find(*c->waits_for);
         if (found || c->until.expired()) {
           c->waits_for.reset();
-          answer(*c, found ? Answer::ok : Answer::timeout, found.value_or(""));
+          reply(*c, found ? Reply::ok : Reply::timeout, found.value_or(""));
           stays = flush(*c) && serve(*c);
         }
       } catch (const std::exception&) {
@@ -203,20 +203,21 @@ void StoreServer::answer_waiting() noexcept {
   }
 }
 
-void StoreServer::answer(Client& c, Answer::Status status, std::string_view value, std::int64_t number) {
-  const Answer a{store_wire::answer_magic, status, static_cast<std::uint32_t>(value.size()), 0, number};
+void StoreServer::reply(Client& c, Reply::Status status, std::string_view value, std::int64_t number) {
+  const Reply a{store_wire::reply_magic, status, static_cast<std::uint32_t>(value.size()), 0, number};
   c.out.assign(reinterpret_cast<const char*>(&a), sizeof a).append(value);
 }
 
 // ---- all of them
 
 StoreServer::Clients::iterator StoreServer::drop(Clients::iterator c) {
-  known_ -= c->known;
+  authenticated_ -= c->authenticated;
   return clients_.erase(c);
 }
 
-bool StoreServer::drop_oldest_stranger() {
-  const auto c = std::find_if(clients_.begin(), clients_.end(), [](const Client& c) { return !c.known; });
+bool StoreServer::drop_oldest_unauthenticated() {
+  const auto c =
+      std::find_if(clients_.begin(), clients_.end(), [](const Client& c) { return !c.authenticated; });
   if (c == clients_.end()) return false;
   drop(c);
   return true;
@@ -224,8 +225,9 @@ bool StoreServer::drop_oldest_stranger() {
 
 void StoreServer::accept_clients() noexcept {
   try {
-    for (int i = 0; i < max_accepts_a_turn && accept_client(); ++i)
-      if (strangers() > max_strangers + static_cast<std::size_t>(options_.size)) drop_oldest_stranger();
+    for (int i = 0; i < max_accepts_per_poll && accept_client(); ++i)
+      if (unauthenticated() > max_unauthenticated + static_cast<std::size_t>(options_.size))
+        drop_oldest_unauthenticated();
   } catch (const std::exception&) {  // no memory for one more
     no_descriptors_ = Deadline::after(rest_without_descriptors);
   }
@@ -234,17 +236,17 @@ void StoreServer::accept_clients() noexcept {
 /// False: nobody calls, or there is no room. A poll() of a listener that cannot be served would spin.
 bool StoreServer::accept_client() {
   descriptors_.reserve(first_client + clients_.size() + 1);
-  Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!socket) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
     if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)
       return true;  // it has gone
-    if (drop_oldest_stranger()) return true;
+    if (drop_oldest_unauthenticated()) return true;
     no_descriptors_ = Deadline::after(rest_without_descriptors);
     return false;
   }
   set_tcp_options(socket.get());
-  clients_.push_back({std::move(socket), Deadline::after(options_.stranger_limit), {}, {}});
+  clients_.push_back({std::move(socket), Deadline::after(options_.max_unauthenticated), {}, {}});
   return true;
 }
 

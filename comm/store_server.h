@@ -26,22 +26,22 @@ class StoreServer {
   struct Options {
     std::string launch;  ///< whose hello is answered; another's is refused by name
     int size = 0;        ///< ranks of the group; 0: not known
-    std::chrono::milliseconds stranger_limit = std::chrono::seconds(10);
+    std::chrono::milliseconds max_unauthenticated = std::chrono::seconds(10);
   };
   /// Errc::system if this process may not open as many files as the group needs.
-  StoreServer(Descriptor listener, Options);
+  StoreServer(UniqueFd listener, Options);
   StoreServer(const StoreServer&) = delete;
   ~StoreServer();
 
  private:
   struct Client {
-    Descriptor socket;
-    Deadline patience;     ///< for its hello
-    std::string in;        ///< at most a request and one read
-    std::string out;       ///< at most an answer
-    std::size_t sent = 0;  ///< of `out`
-    bool known = false;    ///< has sent its hello
-    bool leaving = false;  ///< ends once `out` is sent
+    UniqueFd socket;
+    Deadline deadline_extension;  ///< for its hello
+    std::string in;               ///< at most a request and one read
+    std::string out;              ///< at most an answer
+    std::size_t sent = 0;         ///< of `out`
+    bool authenticated = false;   ///< has sent its hello
+    bool leaving = false;         ///< ends once `out` is sent
     std::optional<std::string> waits_for;
     Deadline until = Deadline::after({});
   };
@@ -50,28 +50,28 @@ class StoreServer {
   void run();
   void list_descriptors();
   int time_to_poll() const;
-  bool keep(Client&, short events) noexcept;
-  bool attend(Client&, short events);
+  bool poll_again(Client&, short events) noexcept;
+  bool serve_events(Client&, short events);
   static bool receive(Client&);
   static bool flush(Client&);
   bool serve(Client&);
   void perform(Client&, const store_wire::Request&, std::string_view launch, std::string_view key,
                std::string_view value);
   void admit(Client&);
-  void look_up(Client&, std::string_view key, std::int64_t milliseconds);
-  void answer_waiting() noexcept;
-  static void answer(Client&, store_wire::Answer::Status, std::string_view value, std::int64_t number = 0);
+  void find_value(Client&, std::string_view key, std::int64_t milliseconds);
+  void reply_to_waiting() noexcept;
+  static void reply(Client&, store_wire::Reply::Status, std::string_view value, std::int64_t number = 0);
   void accept_clients() noexcept;
   bool accept_client();
-  bool drop_oldest_stranger();
-  std::size_t strangers() const { return clients_.size() - known_; }
+  bool drop_oldest_unauthenticated();
+  std::size_t unauthenticated() const { return clients_.size() - authenticated_; }
   Clients::iterator drop(Clients::iterator);
 
-  Descriptor listener_, stop_;
+  UniqueFd listener_, stop_;
   const Options options_;
-  KeyTable table_;
+  KeyValueTable table_;
   Clients clients_;
-  std::size_t known_ = 0;                   ///< clients that have sent their hello
+  std::size_t authenticated_ = 0;           ///< clients that have sent their hello
   std::optional<Deadline> no_descriptors_;  ///< accept no one until then
   std::vector<pollfd> descriptors_;
   std::thread thread_;

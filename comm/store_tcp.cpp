@@ -19,14 +19,14 @@ namespace rz {
 namespace {
 
 using std::chrono::milliseconds;
-using store_wire::Answer;
+using store_wire::Reply;
 using store_wire::Request;
 
 /// For the server to answer what it can answer at once.
-constexpr auto patience = std::chrono::seconds(30);
+constexpr auto retry_interval = std::chrono::seconds(30);
 /// For one address to accept a connection and answer a hello: at first, and after some rounds. One that is
 /// silent must not keep the others from being tried.
-constexpr milliseconds first_patience_with_an_address{500}, max_patience_with_an_address{8000};
+constexpr milliseconds first_address_timeout{500}, max_address_timeout{8000};
 
 Deadline earlier(milliseconds limit, Deadline deadline) {
   return Deadline::after(std::min<Deadline::Clock::duration>(limit, deadline.remaining()));
@@ -35,15 +35,15 @@ Deadline earlier(milliseconds limit, Deadline deadline) {
 // ---- one connection, for one call at a time
 
 /// Its errors say what is wrong and leave it to the caller to say where.
-class Line {
+class StoreConnection {
  public:
-  explicit Line(Descriptor socket) : socket_(std::move(socket)) {}
+  explicit StoreConnection(UniqueFd socket) : socket_(std::move(socket)) {}
 
-  std::pair<Answer, std::string> call(std::string_view bytes, Deadline deadline) {
+  std::pair<Reply, std::string> call(std::string_view bytes, Deadline deadline) {
     send_all(bytes, deadline);
-    Answer answer;
+    Reply answer;
     receive_all(&answer, sizeof answer, deadline);
-    require(answer.magic == store_wire::answer_magic && answer.value_bytes <= store_wire::max_value,
+    require(answer.magic == store_wire::reply_magic && answer.value_bytes <= store_wire::max_value,
             Errc::rendezvous, "it is no store of this version of ringzero");
     std::string text(answer.value_bytes, '\0');
     receive_all(text.data(), text.size(), deadline);
@@ -83,48 +83,48 @@ class Line {
     poll(&p, 1, deadline.poll_ms(1000));
   }
 
-  Descriptor socket_;
+  UniqueFd socket_;
 };
 
 // ---- where the server is
 
 /// Searches addresses and ports for the server of a launch.
-class Search {
+class ServerSearch {
  public:
-  Search(const std::string& launch) : launch_(launch) {}
+  ServerSearch(const std::string& launch) : launch_(launch) {}
 
   /// A connection whose hello was answered, or none, and why() says why.
-  std::optional<Line> try_address(const SocketAddress& address, Deadline deadline) {
+  std::optional<StoreConnection> try_address(const SocketAddress& address, Deadline deadline) {
     refused_ = false;
-    Descriptor socket = connect_tcp(address, deadline);
+    UniqueFd socket = connect_tcp(address, deadline);
     if (!socket) {
       refused_ = errno == ECONNREFUSED;
-      return fails(str("connect to ", address.text(), ": ", std::strerror(errno)));
+      return fails(concat("connect to ", address.text(), ": ", std::strerror(errno)));
     }
     try {
-      Line line(std::move(socket));
+      StoreConnection line(std::move(socket));
       const auto [answer, text] = line.call(to_bytes(Request{.kind = Request::hello}, launch_), deadline);
-      if (answer.status == Answer::ok) return line;
-      if (answer.status != Answer::stranger) return fails(str(address.text(), ": ", text));
-      stranger_ = str("the store at ", address.text(), " is that of launch '", text, "', and this one is '",
-                      launch_, "'");
+      if (answer.status == Reply::ok) return line;
+      if (answer.status != Reply::wrong_launch) return fails(concat(address.text(), ": ", text));
+      wrong_launch_ = concat("the store at ", address.text(), " is that of launch '", text,
+                             "', and this one is '", launch_, "'");
       return std::nullopt;
     } catch (const Error& e) {
-      return fails(str(address.text(), " took the connection, but ", e.what()));
+      return fails(concat(address.text(), " took the connection, but ", e.what()));
     }
   }
   std::nullopt_t fails(std::string why) {
-    why_ = std::move(why);
+    failure_ = std::move(why);
     return std::nullopt;
   }
   /// Another launch's store is the cause, whatever else is wrong.
-  const std::string& why() const { return stranger_.empty() ? why_ : stranger_; }
+  const std::string& failure() const { return wrong_launch_.empty() ? failure_ : wrong_launch_; }
   /// At the last address nobody listens.
   bool refused() const { return refused_; }
 
  private:
   const std::string& launch_;
-  std::string why_ = "no address", stranger_;
+  std::string failure_ = "no address", wrong_launch_;
   bool refused_ = false;
 };
 
@@ -150,16 +150,17 @@ class TcpStore final : public Store {
   }
 
   void set(std::string_view key, std::string_view value) override {
-    call({.kind = Request::set}, key, value, Deadline::after(patience));
+    call({.kind = Request::set}, key, value, Deadline::after(retry_interval));
   }
 
   std::string get(std::string_view key, Deadline deadline) override {
     const auto ms = std::chrono::ceil<milliseconds>(deadline.remaining());
-    return call({.kind = Request::get, .number = ms.count()}, key, {}, Deadline::after(ms + patience)).second;
+    return call({.kind = Request::get, .number = ms.count()}, key, {}, Deadline::after(ms + retry_interval))
+        .second;
   }
 
   std::int64_t add(std::string_view key, std::int64_t amount) override {
-    return call({.kind = Request::add, .number = amount}, key, {}, Deadline::after(patience)).first;
+    return call({.kind = Request::add, .number = amount}, key, {}, Deadline::after(retry_interval)).first;
   }
 
   int port() const { return port_; }
@@ -185,21 +186,22 @@ class TcpStore final : public Store {
   }
 
   void start_server(Deadline deadline) {
-    Descriptor listener = open_listener(deadline);
+    UniqueFd listener = open_listener(deadline);
     where_.port = port_ = rz::local_address(listener.get()).port();
     server_ = std::make_unique<StoreServer>(
-        std::move(listener), StoreServer::Options{options_.launch, options_.size, options_.stranger_limit});
+        std::move(listener),
+        StoreServer::Options{options_.launch, options_.size, options_.max_unauthenticated});
   }
 
   /// On the first address of the name that other hosts can reach, if it has one.
-  Descriptor open_listener(Deadline deadline) const {
+  UniqueFd open_listener(Deadline deadline) const {
     try {
       const auto addresses = resolve(where_);
       auto at = std::find_if(addresses.begin(), addresses.end(), [](auto& a) { return !a.loopback(); });
       if (at == addresses.end()) at = addresses.begin();
-      Descriptor listener = repeat_until(deadline, [&] { return listen_on(*at); });
+      UniqueFd listener = repeat_until(deadline, [&] { return listen_on(*at); });
       require(static_cast<bool>(listener), Errc::rendezvous, "bind ", at->text(),
-              options_.ports > 1 ? str(" and the ", options_.ports - 1, " ports after it") : "", ": ",
+              options_.ports > 1 ? concat(" and the ", options_.ports - 1, " ports after it") : "", ": ",
               std::strerror(EADDRINUSE));
       return listener;
     } catch (const Error& e) {
@@ -208,36 +210,36 @@ class TcpStore final : public Store {
   }
 
   /// Empty: all ports are taken.
-  Descriptor listen_on(SocketAddress address) const {
+  UniqueFd listen_on(SocketAddress address) const {
     for (const int port : ports()) {
       address.set_port(port);
-      if (Descriptor listener = listen_tcp_if_free(address)) return listener;
+      if (UniqueFd listener = listen_tcp_if_free(address)) return listener;
     }
     return {};
   }
 
   /// The server may not be up yet, and something else may listen where it will. The first port is tried in
   /// every round, the others by turns: behind a firewall they may be silent.
-  Line find_server(Deadline deadline) {
-    Search search(options_.launch);
+  StoreConnection find_server(Deadline deadline) {
+    ServerSearch search(options_.launch);
     const std::vector<int> all = server_ ? std::vector{port_} : ports();
     const std::size_t others = all.size() - 1, turns = std::max<std::size_t>(others, 1);
-    auto patience = first_patience_with_an_address;
+    auto patience = first_address_timeout;
     std::size_t round = 0;
     auto found = repeat_until(deadline, [&] {
       std::vector<int> now{all.front()};
       if (others) now.push_back(all[1 + round % others]);
       auto line = try_ports(now, search, patience, deadline);
-      if (++round % turns == 0) patience = std::min(patience * 2, max_patience_with_an_address);
+      if (++round % turns == 0) patience = std::min(patience * 2, max_address_timeout);
       return line;
     });
     require(found.has_value(), Errc::rendezvous, "no store at ", address_, " before the deadline (",
-            search.why(), "); is rank 0 running there, and the port open?");
+            search.failure(), "); is rank 0 running there, and the port open?");
     return *std::move(found);
   }
 
-  std::optional<Line> try_ports(const std::vector<int>& ports, Search& search, milliseconds patience,
-                                Deadline deadline) {
+  std::optional<StoreConnection> try_ports(const std::vector<int>& ports, ServerSearch& search,
+                                           milliseconds patience, Deadline deadline) {
     try {
       const auto addresses = resolve(where_);
       for (const int port : ports)
@@ -255,14 +257,14 @@ class TcpStore final : public Store {
   }
 
   /// As before; but where nobody listens any more, nobody will.
-  Line reconnect(std::string_view key, Deadline deadline) const {
-    Search search(options_.launch);
+  StoreConnection reconnect(std::string_view key, Deadline deadline) const {
+    ServerSearch search(options_.launch);
     auto line = repeat_until(deadline, [&] {
-      auto found = search.try_address(server_address_, earlier(max_patience_with_an_address, deadline));
+      auto found = search.try_address(server_address_, earlier(max_address_timeout, deadline));
       if (search.refused()) broken(key, "nobody listens there any more; did rank 0 end?");
       return found;
     });
-    if (!line) broken(key, search.why());
+    if (!line) broken(key, search.failure());
     return *std::move(line);
   }
 
@@ -272,7 +274,7 @@ class TcpStore final : public Store {
             " bytes; at most ", store_wire::max_key);
     require(value.size() <= store_wire::max_value, Errc::invalid_argument, "the value of key '", key,
             "' has ", value.size(), " bytes; at most ", store_wire::max_value);
-    Line line = take(key, deadline);
+    StoreConnection line = acquire(key, deadline);
     auto [answer, text] = [&] {
       try {
         return line.call(to_bytes(request, options_.launch, key, value), deadline);
@@ -280,26 +282,26 @@ class TcpStore final : public Store {
         broken(key, e.what());
       }
     }();
-    give_back(std::move(line));
-    if (answer.status == Answer::timeout) fail(Errc::timeout, missing_key(key, "the store at " + address_));
-    if (answer.status == Answer::refused) fail(Errc::rendezvous, text);
-    if (answer.status == Answer::stranger) broken(key, str("it is that of launch '", text, "' now"));
+    release(std::move(line));
+    if (answer.status == Reply::timeout) fail(Errc::timeout, missing_key(key, "the store at " + address_));
+    if (answer.status == Reply::refused) fail(Errc::rendezvous, text);
+    if (answer.status == Reply::wrong_launch) broken(key, concat("it is that of launch '", text, "' now"));
     return {answer.number, std::move(text)};
   }
 
   /// A connection that no other call is using: a get that waits must not keep a set from being heard.
-  Line take(std::string_view key, Deadline deadline) {
+  StoreConnection acquire(std::string_view key, Deadline deadline) {
     {
       const std::lock_guard lock(mutex_);
       while (!idle_.empty()) {
-        Line line = std::move(idle_.back());
+        StoreConnection line = std::move(idle_.back());
         idle_.pop_back();
         if (line.alive()) return line;
       }
     }
     return reconnect(key, deadline);
   }
-  void give_back(Line line) {
+  void release(StoreConnection line) {
     const std::lock_guard lock(mutex_);
     idle_.push_back(std::move(line));
   }
@@ -316,7 +318,7 @@ class TcpStore final : public Store {
   SocketAddress server_address_;  ///< where it was found
   std::string local_address_;
   std::mutex mutex_;
-  std::vector<Line> idle_;
+  std::vector<StoreConnection> idle_;
 };
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace rz::store_wire {
 
 constexpr std::uint32_t request_magic = 0x32515a52;  // "RZQ2": the version is part of it
-constexpr std::uint32_t answer_magic = 0x32415a52;   // "RZA2"
+constexpr std::uint32_t reply_magic = 0x32415a52;    // "RZA2"
 constexpr std::uint32_t max_launch = 1024, max_key = 1024, max_value = 1 << 20;
 
 /// Then come the launch's identity, the key and the value.
@@ -25,14 +25,14 @@ static_assert(sizeof(Request) == 32);
 constexpr std::size_t max_request = sizeof(Request) + max_launch + max_key + max_value;
 
 /// Then comes the value: of a get, the server's launch with `stranger`, the reason with `refused`.
-struct Answer {
-  enum Status : std::uint32_t { ok = 0, timeout = 1, refused = 2, stranger = 3 };
-  std::uint32_t magic = answer_magic;
+struct Reply {
+  enum Status : std::uint32_t { ok = 0, timeout = 1, refused = 2, wrong_launch = 3 };
+  std::uint32_t magic = reply_magic;
   std::uint32_t status = ok;
   std::uint32_t value_bytes = 0, unused = 0;
   std::int64_t number = 0;
 };
-static_assert(sizeof(Answer) == 24);
+static_assert(sizeof(Reply) == 24);
 
 inline bool valid(const Request& r) {
   return r.magic == request_magic && r.kind >= Request::set && r.kind <= Request::hello &&

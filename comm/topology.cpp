@@ -90,7 +90,7 @@ class Hwloc {
   hwloc_topology_t topology_;
 };
 
-Machine look_at_machine() {
+Machine read_machine() {
   const Hwloc hwloc(Hwloc::Objects::all);
   Machine m;
   m.topology.packages = hwloc.count(HWLOC_OBJ_PACKAGE);
@@ -103,7 +103,7 @@ Machine look_at_machine() {
   return m;
 }
 
-Caches look_at_caches() try {
+Caches read_caches() try {
   const Hwloc hwloc(Hwloc::Objects::caches);
   return {hwloc.cache(HWLOC_OBJ_L2CACHE), hwloc.cache(HWLOC_OBJ_L3CACHE),
           hwloc.processors_of_cache(HWLOC_OBJ_L3CACHE)};
@@ -115,7 +115,7 @@ Caches look_at_caches() try {
 std::vector<Core> usable_cores() {
   const auto allowed = affinity();
   std::vector<Core> cores;
-  for (const Core& core : look_at_machine().cores) {
+  for (const Core& core : read_machine().cores) {
     Core kept;
     std::set_intersection(core.begin(), core.end(), allowed.begin(), allowed.end(), std::back_inserter(kept));
     if (!kept.empty()) cores.push_back(kept);
@@ -126,51 +126,51 @@ std::vector<Core> usable_cores() {
 
 }  // namespace
 
-Allowance allowance() {
+CpuLimits cpu_limits() {
   const auto quota = cgroup_processors();
   return {affinity(), quota ? std::max(1, static_cast<int>(std::ceil(*quota - 0.01))) : 0};
 }
 
-std::string in_words(const Allowance& a) {
-  std::string words = str(a.quota);
-  for (const int p : a.processors) words += str(' ', p);
+std::string to_string(const CpuLimits& a) {
+  std::string words = concat(a.quota);
+  for (const int p : a.processors) words += concat(' ', p);
   return words;
 }
 
-Allowance allowance_from(const std::string& words) {
-  Allowance a;
+CpuLimits parse_cpu_limits(const std::string& words) {
+  CpuLimits a;
   std::istringstream in(words);
   in >> a.quota;
   for (int p = 0; in >> p;) a.processors.push_back(p);
   return a;
 }
 
-bool crowded(std::span<const Allowance> threads) {
+bool oversubscribed(std::span<const CpuLimits> threads) {
   std::set<int> processors;
   std::size_t quota = 0;  // threads of one machine mostly share a cgroup
-  for (const Allowance& a : threads) {
+  for (const CpuLimits& a : threads) {
     processors.insert(a.processors.begin(), a.processors.end());
     if (a.quota > 0) quota = std::max(quota, static_cast<std::size_t>(a.quota));
   }
   return threads.size() > processors.size() || (quota > 0 && threads.size() > quota);
 }
 
-int threads_for(const Allowance& own, std::span<const Allowance> ranks) {
-  const auto sharers = std::ranges::count(ranks, own.processors, &Allowance::processors);
-  const auto limited = std::ranges::count_if(ranks, [](const Allowance& a) { return a.quota > 0; });
+int threads_for(const CpuLimits& own, std::span<const CpuLimits> ranks) {
+  const auto sharers = std::ranges::count(ranks, own.processors, &CpuLimits::processors);
+  const auto limited = std::ranges::count_if(ranks, [](const CpuLimits& a) { return a.quota > 0; });
   const auto mine = std::ssize(own.processors) / std::max<std::ptrdiff_t>(1, sharers);
   const auto of_quota = own.quota > 0 ? own.quota / std::max<std::ptrdiff_t>(1, limited) : mine;
   return static_cast<int>(std::max<std::ptrdiff_t>(1, std::min(mine, of_quota)));
 }
 
 int usable_processors() {
-  const Allowance a = allowance();
+  const CpuLimits a = cpu_limits();
   const int allowed = static_cast<int>(a.processors.size());
   return a.quota > 0 ? std::min(a.quota, allowed) : allowed;
 }
 
 Topology read_topology() {
-  Topology t = look_at_machine().topology;
+  Topology t = read_machine().topology;
   t.processor = processor_name();
   t.memory_bytes = physical_memory();
   t.usable = usable_processors();
@@ -178,16 +178,16 @@ Topology read_topology() {
 }
 
 const Caches& caches() {
-  static const Caches read = look_at_caches();
+  static const Caches read = read_caches();
   return read;
 }
 
 std::string describe(const Topology& t) {
-  const auto many = [](int n, const char* what) { return str(n, ' ', what, n == 1 ? "" : "s"); };
-  return str(t.processor, "\n", many(t.packages, "package"), ", ", many(t.cores, "core"), ", ",
-             many(t.threads, "hardware thread"), ", ", many(t.numa_nodes, "NUMA node"),
-             "; this process may use ", many(t.usable, "processor"), "\nL2 ", human_bytes(t.l2_bytes),
-             ", L3 ", human_bytes(t.l3_bytes), ", memory ", human_bytes(t.memory_bytes), "\n");
+  const auto many = [](int n, const char* what) { return concat(n, ' ', what, n == 1 ? "" : "s"); };
+  return concat(t.processor, "\n", many(t.packages, "package"), ", ", many(t.cores, "core"), ", ",
+                many(t.threads, "hardware thread"), ", ", many(t.numa_nodes, "NUMA node"),
+                "; this process may use ", many(t.usable, "processor"), "\nL2 ", human_bytes(t.l2_bytes),
+                ", L3 ", human_bytes(t.l3_bytes), ", memory ", human_bytes(t.memory_bytes), "\n");
 }
 
 std::vector<int> processors_for(int rank, int size) {

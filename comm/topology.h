@@ -16,21 +16,21 @@ struct Topology {
 };
 
 /// What a thread may use of its machine.
-struct Allowance {
+struct CpuLimits {
   std::vector<int> processors;  ///< by number, ascending
   int quota = 0;                ///< how many of them its cgroup lets it keep busy; 0: all
 };
 /// Of the calling thread.
-Allowance allowance();
+CpuLimits cpu_limits();
 /// For a line of text, and back; nothing of it is readable: no processors.
-std::string in_words(const Allowance&);
-Allowance allowance_from(const std::string& words);
+std::string to_string(const CpuLimits&);
+CpuLimits parse_cpu_limits(const std::string& words);
 /// Whether so many threads of one machine are more than the processors that they may use between them.
-bool crowded(std::span<const Allowance>);
+bool oversubscribed(std::span<const CpuLimits>);
 /// Threads that one of the ranks of a machine may start for computing: its processors, shared out among the
 /// ranks that have exactly the same, and no more than its part of the quota, shared out among all that have
 /// one; at least 1.
-int threads_for(const Allowance& own, std::span<const Allowance> ranks);
+int threads_for(const CpuLimits& own, std::span<const CpuLimits> ranks);
 
 /// The data caches of a processor. Bytes; 0: there is none, or the system does not report it.
 struct Caches {

@@ -11,45 +11,46 @@ namespace rz {
 
 namespace {
 
-struct PlaceName {
-  Where where;
+struct ScopeName {
+  TuningScope where;
   const char* name;
   const char* words;
 };
-constexpr PlaceName places[] = {
-    {Where::together, "one_host", "on one host"},
-    {Where::reachable, "reachable", "on one host, of memory that all ranks reach"},
-    {Where::readable, "readable", "on one host, of memory that all ranks may read"},
-    {Where::one_host, "streams", "over streams of one host"},
-    {Where::network, "network", "between hosts"},
-    {Where::shared_hosts, "shared_hosts", "between hosts of several ranks"},
-    {Where::anywhere, "anywhere", "over streams"}};
+constexpr ScopeName places[] = {
+    {TuningScope::intra_node, "one_host", "on one host"},
+    {TuningScope::intra_node_registered, "reachable", "on one host, of memory that all ranks reach"},
+    {TuningScope::intra_node_cma, "readable", "on one host, of memory that all ranks may read"},
+    {TuningScope::intra_node_schedule, "streams", "over streams of one host"},
+    {TuningScope::inter_node, "network", "between hosts"},
+    {TuningScope::multi_rank_nodes, "shared_hosts", "between hosts of several ranks"},
+    {TuningScope::any, "anywhere", "over streams"}};
 
-const PlaceName& place(Where where) {
+const ScopeName& place(TuningScope where) {
   return *std::find_if(std::begin(places), std::end(places), [&](const auto& p) { return p.where == where; });
 }
 
 /// What ranks that meet do themselves, instead of running a schedule.
-std::vector<const char*> ways(Collective c, Where where) {
+std::vector<const char*> algorithm_names(Collective c, TuningScope where) {
   const bool may_be_direct = c != Collective::all_to_all_v && c != Collective::barrier;
-  if (where == Where::reachable && may_be_direct) return {"direct", "copied"};
+  if (where == TuningScope::intra_node_registered && may_be_direct) return {"direct", "copied"};
   const bool only_moves = may_be_direct && !traits(c).reduces;
-  if (where == Where::readable && only_moves) return {"by_time", "single_copy", "copied"};
-  if (where == Where::reachable || where == Where::readable) return {"copied"};
-  if (where != Where::together) return {};
+  if (where == TuningScope::intra_node_cma && only_moves) return {"by_time", "single_copy", "copied"};
+  if (where == TuningScope::intra_node_registered || where == TuningScope::intra_node_cma) return {"copied"};
+  if (where != TuningScope::intra_node) return {};
   if (c == Collective::all_reduce) return {"one_shot", "two_shot"};
   return {"letters"};
 }
 
-constexpr std::string_view over_streams = "streams:";
+constexpr std::string_view schedule_override = "streams:";
 
 /// Whether ranks that meet mean something else by it than a schedule.
-bool is_a_way(Collective c, std::string_view name) {
+bool is_algorithm_name(Collective c, std::string_view name) {
   const auto holds = [&](const std::vector<const char*>& names) {
     return std::any_of(names.begin(), names.end(), [&](const char* n) { return name == n; });
   };
-  return holds(ways(c, Where::together)) || (name == "direct" && holds(ways(c, Where::reachable))) ||
-         (name == "single_copy" && holds(ways(c, Where::readable)));
+  return holds(algorithm_names(c, TuningScope::intra_node)) ||
+         (name == "direct" && holds(algorithm_names(c, TuningScope::intra_node_registered))) ||
+         (name == "single_copy" && holds(algorithm_names(c, TuningScope::intra_node_cma)));
 }
 
 const Algorithm* schedule(Collective c, std::string_view name) {
@@ -58,15 +59,15 @@ const Algorithm* schedule(Collective c, std::string_view name) {
   return nullptr;
 }
 
-bool sums_in_rank_order(const TuningRule& r) {
-  const bool by_schedule = r.streams || !is_of_those_who_meet(r.where);
+bool reduces_in_rank_order(const TuningRule& r) {
+  const bool by_schedule = r.is_schedule || !is_intra_node(r.scope);
   if (!by_schedule || !traits(r.collective).reduces) return true;
   return find_algorithm(r.collective, r.algorithm).rank_order;
 }
 
-bool covers(Where rule, Where call) {
-  if (rule == Where::anywhere) return !is_of_those_who_meet(call);
-  return rule == call || (rule == Where::network && call == Where::shared_hosts);
+bool covers(TuningScope rule, TuningScope call) {
+  if (rule == TuningScope::any) return !is_intra_node(call);
+  return rule == call || (rule == TuningScope::inter_node && call == TuningScope::multi_rank_nodes);
 }
 
 std::optional<Collective> find_collective(std::string_view word) {
@@ -79,7 +80,7 @@ std::string collective_choices() {
   std::string choices;
   for (int c = 0; c < collective_count; ++c)
     if (Collective(c) != Collective::send && Collective(c) != Collective::recv)
-      choices += str(choices.empty() ? "" : ", ", name(Collective(c)));
+      choices += concat(choices.empty() ? "" : ", ", name(Collective(c)));
   return choices;
 }
 
@@ -118,10 +119,10 @@ class Parser {
   }
 
   void rule(const std::vector<std::string>& words) {
-    TuningRule r{collective(words[0]), Where::anywhere, "", any_size};
+    TuningRule r{collective(words[0]), TuningScope::any, "", any_size};
     that(words.size() >= 3, "'", words[0],
          "' needs a place and an algorithm, as in: all_reduce one_host bytes<=64K one_shot");
-    r.where = where(words[1]);
+    r.scope = where(words[1]);
     r.source = Source::file;
     bool named = false;
     for (std::size_t i = 2; i < words.size(); ++i) {
@@ -133,24 +134,24 @@ class Parser {
       that(!named, "'", words[i], "' is one algorithm too many");
       named = true;
       that(set_algorithm(r, words[i]), name(r.collective), " has no algorithm '", words[i],
-           "' for the place '", words[1], "'; choose one of ", algorithm_choices(r.collective, r.where));
+           "' for the place '", words[1], "'; choose one of ", algorithm_choices(r.collective, r.scope));
     }
-    that(named, "no algorithm; choose one of ", algorithm_choices(r.collective, r.where));
+    that(named, "no algorithm; choose one of ", algorithm_choices(r.collective, r.scope));
     tuning_.rules.push_back(r);
   }
 
   Collective collective(const std::string& word) const {
     const auto found = find_collective(word);
-    that(found && !algorithm_choices(*found, Where::network).empty(), "'", word,
+    that(found && !algorithm_choices(*found, TuningScope::inter_node).empty(), "'", word,
          "' is no collective that takes algorithms; choose one of ", collective_choices(), ", or link");
     return *found;
   }
 
-  Where where(const std::string& word) const {
+  TuningScope where(const std::string& word) const {
     std::string choices;
-    for (const PlaceName& p : places) {
+    for (const ScopeName& p : places) {
       if (word == p.name) return p.where;
-      choices += str(choices.empty() ? "" : ", ", p.name);
+      choices += concat(choices.empty() ? "" : ", ", p.name);
     }
     that(false, "'", word, "' is no place; choose one of ", choices);
     return {};
@@ -168,20 +169,20 @@ class Parser {
       return *n;
     };
     if (const auto b = after(word, "bytes<=")) {
-      r.bytes = size(*b);
+      r.max_bytes = size(*b);
     } else if (const auto l = after(word, "bytes>")) {
-      r.bytes_above = size(*l);
+      r.min_bytes = size(*l);
     } else if (const auto t = after(word, "traffic<=")) {
-      r.traffic = size(*t);
+      r.max_traffic = size(*t);
     } else if (const auto c = after(word, "chunk=")) {
       r.chunk = size(*c);
       that(r.chunk >= 64 && r.chunk % 64 == 0, "'", word, "' is no multiple of 64");
     } else if (const auto most = after(word, "ranks<=")) {
-      r.size = ranks(*most);
+      r.max_ranks = ranks(*most);
     } else if (const auto least = after(word, "ranks>=")) {
-      r.least_size = ranks(*least);
+      r.min_ranks = ranks(*least);
     } else if (const auto n = after(word, "ranks=")) {
-      r.size = r.least_size = ranks(*n);
+      r.max_ranks = r.min_ranks = ranks(*n);
     } else {
       that(false, "'", word, "' is no condition; there are ranks=N, ranks<=N, ranks>=N, bytes<=B, bytes>B, ",
            "traffic<=B and chunk=B");
@@ -210,49 +211,49 @@ class Parser {
 
 std::string conditions(const TuningRule& r) {
   std::string text;
-  if (r.least_size == r.size) {
-    text += str(" ranks=", r.size);
+  if (r.min_ranks == r.max_ranks) {
+    text += concat(" ranks=", r.max_ranks);
   } else {
-    if (r.least_size > 1) text += str(" ranks>=", r.least_size);
-    if (r.size != any_size) text += str(" ranks<=", r.size);
+    if (r.min_ranks > 1) text += concat(" ranks>=", r.min_ranks);
+    if (r.max_ranks != any_size) text += concat(" ranks<=", r.max_ranks);
   }
-  if (r.bytes_above > 0) text += " bytes>" + exact_bytes(r.bytes_above);
-  if (r.bytes != any_bytes) text += " bytes<=" + exact_bytes(r.bytes);
-  if (r.traffic != any_bytes) text += " traffic<=" + exact_bytes(r.traffic);
+  if (r.min_bytes > 0) text += " bytes>" + exact_bytes(r.min_bytes);
+  if (r.max_bytes != any_bytes) text += " bytes<=" + exact_bytes(r.max_bytes);
+  if (r.max_traffic != any_bytes) text += " traffic<=" + exact_bytes(r.max_traffic);
   return text;
 }
 
 std::string link_line(const char* name, const std::optional<LinkCost>& link) {
   if (!link) return "";
-  return str("link ", name, " alpha=", link->alpha, " beta=", link->beta, " gamma=", link->gamma, "\n");
+  return concat("link ", name, " alpha=", link->alpha, " beta=", link->beta, " gamma=", link->gamma, "\n");
 }
 
 }  // namespace
 
-std::string in_words(const TuningRule& r) {
-  std::string text = str(name(r.collective), " ", place(r.where).words);
-  if (r.bytes_above > 0) text += str(", above ", human_bytes(r.bytes_above));
-  if (r.bytes != any_bytes) text += str(", up to ", human_bytes(r.bytes));
-  if (r.traffic != any_bytes) text += str(", up to ", human_bytes(r.traffic), " of all ranks");
-  if (r.least_size == r.size)
-    text += str(", ", r.size, r.size == 1 ? " rank" : " ranks");
-  else if (r.size != any_size)
-    text += str(", up to ", r.size, " ranks");
-  else if (r.least_size > 1)
-    text += str(", from ", r.least_size, " ranks");
+std::string to_string(const TuningRule& r) {
+  std::string text = concat(name(r.collective), " ", place(r.scope).words);
+  if (r.min_bytes > 0) text += concat(", above ", human_bytes(r.min_bytes));
+  if (r.max_bytes != any_bytes) text += concat(", up to ", human_bytes(r.max_bytes));
+  if (r.max_traffic != any_bytes) text += concat(", up to ", human_bytes(r.max_traffic), " of all ranks");
+  if (r.min_ranks == r.max_ranks)
+    text += concat(", ", r.max_ranks, r.max_ranks == 1 ? " rank" : " ranks");
+  else if (r.max_ranks != any_size)
+    text += concat(", up to ", r.max_ranks, " ranks");
+  else if (r.min_ranks > 1)
+    text += concat(", from ", r.min_ranks, " ranks");
   return text;
 }
 
-std::string words_of_source(const TuningRule& r, const std::string& table) {
+std::string source_prefix(const TuningRule& r, const std::string& table) {
   switch (r.source) {
     case Source::built_in:
       return "built-in table: ";
     case Source::file:
-      return str("tuning table ", table, ": ");
-    case Source::neighbours:
-      return str("between measured groups of ", table, ": ");
+      return concat("tuning table ", table, ": ");
+    case Source::interpolated:
+      return concat("between measured groups of ", table, ": ");
     case Source::model:
-      return str("cost model of ", table, ": ");
+      return concat("cost model of ", table, ": ");
   }
   return "";
 }
@@ -260,9 +261,9 @@ std::string words_of_source(const TuningRule& r, const std::string& table) {
 std::string Tuning::text() const {
   std::string text = link_line("shm", shm) + link_line("tcp", tcp);
   for (const TuningRule& r : rules)
-    text += str(rz::name(r.collective), " ", place(r.where).name, conditions(r), " ",
-                r.streams ? over_streams : "", r.algorithm, r.chunk ? " chunk=" + exact_bytes(r.chunk) : "",
-                "\n");
+    text += concat(rz::name(r.collective), " ", place(r.scope).name, conditions(r), " ",
+                   r.is_schedule ? schedule_override : "", r.algorithm,
+                   r.chunk ? " chunk=" + exact_bytes(r.chunk) : "", "\n");
   return text;
 }
 
@@ -286,41 +287,42 @@ Tuning read_tuning(const std::string& path) {
 }
 
 bool matches(const TuningRule& r, const RuleQuery& q) {
-  if (r.collective != q.collective || !covers(r.where, q.where)) return false;
-  if (r.traffic != any_bytes && q.bytes > r.traffic / static_cast<std::size_t>(q.size)) return false;
-  if (r.bytes_above != 0 && q.bytes <= r.bytes_above) return false;
-  return q.size >= r.least_size && q.size <= r.size && q.bytes <= r.bytes;
+  if (r.collective != q.collective || !covers(r.scope, q.scope)) return false;
+  if (r.max_traffic != any_bytes && q.bytes > r.max_traffic / static_cast<std::size_t>(q.size)) return false;
+  if (r.min_bytes != 0 && q.bytes <= r.min_bytes) return false;
+  return q.size >= r.min_ranks && q.size <= r.max_ranks && q.bytes <= r.max_bytes;
 }
 
 const TuningRule* find_rule(std::span<const TuningRule> rules, const RuleQuery& q, bool deterministic) {
   for (const TuningRule& r : rules)
-    if (matches(r, q) && (!deterministic || sums_in_rank_order(r))) return &r;
+    if (matches(r, q) && (!deterministic || reduces_in_rank_order(r))) return &r;
   return nullptr;
 }
 
-std::string algorithm_choices(Collective c, Where where) {
+std::string algorithm_choices(Collective c, TuningScope where) {
   std::string choices;
-  const auto add = [&](const auto&... parts) { choices += str(choices.empty() ? "" : ", ", parts...); };
-  for (const char* way : ways(c, where)) add(way);
-  if (where == Where::reachable || where == Where::readable) return choices;
+  const auto add = [&](const auto&... parts) { choices += concat(choices.empty() ? "" : ", ", parts...); };
+  for (const char* way : algorithm_names(c, where)) add(way);
+  if (where == TuningScope::intra_node_registered || where == TuningScope::intra_node_cma) return choices;
   for (const Algorithm& a : algorithms())
-    if (a.collective == c) add(where == Where::together && is_a_way(c, a.name) ? over_streams : "", a.name);
+    if (a.collective == c)
+      add(where == TuningScope::intra_node && is_algorithm_name(c, a.name) ? schedule_override : "", a.name);
   return choices;
 }
 
 bool set_algorithm(TuningRule& r, std::string_view name) {
-  for (const char* way : ways(r.collective, r.where))
+  for (const char* way : algorithm_names(r.collective, r.scope))
     if (name == way) {
       r.algorithm = way;
       return true;
     }
-  if (r.where == Where::reachable || r.where == Where::readable) return false;
-  if (r.where == Where::together && is_a_way(r.collective, name)) return false;
-  const auto qualified = after(name, over_streams);
+  if (r.scope == TuningScope::intra_node_registered || r.scope == TuningScope::intra_node_cma) return false;
+  if (r.scope == TuningScope::intra_node && is_algorithm_name(r.collective, name)) return false;
+  const auto qualified = after(name, schedule_override);
   const Algorithm* const found = schedule(r.collective, qualified.value_or(name));
   if (!found) return false;
   r.algorithm = found->name;
-  r.streams = r.where == Where::together;
+  r.is_schedule = r.scope == TuningScope::intra_node;
   return true;
 }
 
@@ -328,7 +330,7 @@ std::string exact_bytes(std::size_t bytes) {
   constexpr const char* units[] = {"", "K", "M", "G"};
   int unit = 0;
   while (bytes > 0 && bytes % 1024 == 0 && unit < 3) bytes /= 1024, ++unit;
-  return str(bytes, units[unit]);
+  return concat(bytes, units[unit]);
 }
 
 std::optional<std::size_t> bytes_from(std::string_view text) {

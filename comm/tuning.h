@@ -23,7 +23,7 @@
 ///               or "by_time": whichever took less time when both were last tried
 ///   streams     one host whose ranks do not meet (more than 256 of them): schedules
 ///   network     ranks of several hosts: schedules
-///   shared_hosts the same, and some of the hosts have several ranks
+///   multi_rank_nodes the same, and some of the hosts have several ranks
 ///   anywhere    streams and network
 /// Links are the cost model's (comm/cost_model.h) and fill what no line holds, for groups up to 64.
 
@@ -40,36 +40,44 @@
 namespace rz {
 
 /// One_host: "streams".
-enum class Where : std::uint8_t { anywhere, one_host, network, shared_hosts, together, reachable, readable };
+enum class TuningScope : std::uint8_t {
+  any,
+  intra_node_schedule,
+  inter_node,
+  multi_rank_nodes,
+  intra_node,
+  intra_node_registered,
+  intra_node_cma
+};
 /// In shared memory, without streams.
-constexpr bool is_of_those_who_meet(Where where) { return where >= Where::together; }
+constexpr bool is_intra_node(TuningScope where) { return where >= TuningScope::intra_node; }
 
 inline constexpr std::size_t any_bytes = std::numeric_limits<std::size_t>::max();
 inline constexpr int any_size = std::numeric_limits<int>::max();
 
 /// Who says so.
-enum class Source : std::uint8_t { built_in, file, neighbours, model };
+enum class Source : std::uint8_t { built_in, file, interpolated, model };
 
 /// One line of a table: the algorithm serves groups up to `size` ranks, buffers up to `bytes`, and, of a
 /// rank that sends its whole buffer to everybody, up to `traffic` bytes in all (buffer times group size).
 struct TuningRule {
   Collective collective;
-  Where where;
+  TuningScope scope;
   const char* algorithm;  ///< of the library's names: it outlives everything
-  int size = any_size;
-  std::size_t bytes = any_bytes;
-  std::size_t traffic = any_bytes;
-  std::size_t bytes_above = 0;  ///< and buffers of more than that, if it is not 0
-  int least_size = 1;
-  std::size_t chunk = 0;  ///< bytes, a multiple of 64; 0: as the executor has it
-  bool streams = false;   ///< of `together`: a schedule, over streams
+  int max_ranks = any_size;
+  std::size_t max_bytes = any_bytes;
+  std::size_t max_traffic = any_bytes;
+  std::size_t min_bytes = 0;  ///< and buffers of more than that, if it is not 0
+  int min_ranks = 1;
+  std::size_t chunk = 0;     ///< bytes, a multiple of 64; 0: as the executor has it
+  bool is_schedule = false;  ///< of `together`: a schedule, over streams
   Source source = Source::built_in;
 };
 
 /// "all_reduce on one host, up to 64 KiB, up to 2 ranks".
-std::string in_words(const TuningRule&);
+std::string to_string(const TuningRule&);
 /// What comes before that: "built-in table: ", "tuning.txt: ", …; `table` is the file's name.
-std::string words_of_source(const TuningRule&, const std::string& table);
+std::string source_prefix(const TuningRule&, const std::string& table);
 
 /// What a link costs, us: a message, a byte of it, and a byte that is combined or copied where it arrives.
 struct LinkCost {
@@ -94,19 +102,19 @@ Tuning read_tuning(const std::string& path);
 /// A call, as rules see it.
 struct RuleQuery {
   Collective collective;
-  Where where;            ///< the narrowest place: shared_hosts rather than network; never anywhere
+  TuningScope scope;      ///< the narrowest place: multi_rank_nodes rather than network; never anywhere
   std::size_t bytes = 0;  ///< of the whole buffer: the larger of a rank's input and output
   int size = 1;
 };
 
 /// Whether the rule serves the call: collective, place, ranks and bytes. Rules for `anywhere` serve all
-/// schedules, rules for `network` those of shared_hosts too.
+/// schedules, rules for `network` those of multi_rank_nodes too.
 bool matches(const TuningRule&, const RuleQuery&);
 /// The first rule that matches and, with `deterministic`, sums in rank order; null: there is none.
 const TuningRule* find_rule(std::span<const TuningRule>, const RuleQuery&, bool deterministic);
 
 /// The names that a line for that place, or a forced one, may have: "one_shot, two_shot, …".
-std::string algorithm_choices(Collective, Where);
+std::string algorithm_choices(Collective, TuningScope);
 /// Fills the rule's algorithm, its `streams` too. False: the collective has no such name at that place.
 bool set_algorithm(TuningRule&, std::string_view name);
 

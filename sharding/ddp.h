@@ -17,19 +17,19 @@ class Ddp final : public Strategy {
  private:
   void fill_values(const Fill& fill) override { values_.fill(fill, stream()); }
   void visit_frozen(const Visit& visit) const override { values_.visit_frozen(visit, stream()); }
-  Tensor whole_value(const Parameter& p) override { return p.value; }
-  void provide_gradients(int) override {}
+  Tensor unsharded_value(const Parameter& p) override { return p.value; }
+  void ensure_gradient_storage(int) override {}
   Work reduce(int bucket, const Stream&) override;
   Updated updated(int bucket) const override;
   void after_step(const Stream&) override;
-  void forget_gradients() override;
+  void drop_gradients() override;
   void count_memory(MemoryReport&) const override;
 
-  void place_gradients();
+  void allocate_gradients();
 
   ReplicatedValues values_;
   std::vector<Tensor> gradients_;  // a bucket each
-  enum class Rebuild { wanted, due, done } rebuild_;
+  enum class Rebuild { pending, due, done } rebuild_;
   std::vector<int> ready_order_;
 };
 

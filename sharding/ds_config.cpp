@@ -22,7 +22,8 @@ void drop_auto(json& node, const std::string& path, DsConfig& config) {
     const std::string here = path + (path.empty() ? "" : ".") + it.key();
     if (it->is_object()) drop_auto(*it, here, config);
     if (*it == "auto") {
-      config.warnings.push_back(str(config.file, ": ", here, ": \"auto\" is taken as if it were not given"));
+      config.warnings.push_back(
+          concat(config.file, ": ", here, ": \"auto\" is taken as if it were not given"));
       it = node.erase(it);
     } else {
       ++it;
@@ -45,7 +46,7 @@ void read_adam(const JsonObject& params, OptimizerConfig& o) {
     return b.is_number() && b.get<double>() >= 0 && b.get<double>() < 1;
   };
   if (!betas.is_array() || betas.size() != 2 || !valid(betas[0]) || !valid(betas[1]))
-    params.fail_at("betas", str("expected two numbers from 0 to below 1, found ", shown(betas)));
+    params.fail_at("betas", concat("expected two numbers from 0 to below 1, found ", to_display(betas)));
   o.beta1 = betas[0].get<double>();
   o.beta2 = betas[1].get<double>();
 }
@@ -67,22 +68,22 @@ OptimizerConfig::Type read_type(const JsonObject& optimizer, const std::string& 
     if (low == later)
       fail(Errc::unsupported, file, ": ", optimizer.path("type"), ": not supported in this build yet: ", type,
            "; choose Adam, AdamW or SGD");
-  optimizer.fail_at("type", str("unknown optimizer \"", type, "\"; choose Adam, AdamW or SGD"));
+  optimizer.fail_at("type", concat("unknown optimizer \"", type, "\"; choose Adam, AdamW or SGD"));
 }
 
-void read_optimizer(const JsonObject& root, ds::Judge& judge, DsConfig& config) {
+void read_optimizer(const JsonObject& root, ds::KeyValidator& validator, DsConfig& config) {
   if (!root.has("optimizer")) {
-    config.warnings.push_back(str(config.file, ": optimizer: not given; AdamW with lr 0.001 is used"));
+    config.warnings.push_back(concat(config.file, ": optimizer: not given; AdamW with lr 0.001 is used"));
     return;
   }
   const JsonObject optimizer = root.object("optimizer");
-  judge.run(optimizer, ds::optimizer_keys());
+  validator.validate(optimizer, ds::optimizer_keys());
   OptimizerConfig& o = config.optimizer;
   o.type = read_type(optimizer, config.file);
   if (!optimizer.has("params")) return;
   const JsonObject params = optimizer.object("params");
   const bool sgd = o.type == OptimizerConfig::Type::sgd;
-  judge.run(params, sgd ? ds::sgd_keys() : ds::adam_keys());
+  validator.validate(params, sgd ? ds::sgd_keys() : ds::adam_keys());
   o.lr = params.number("lr", o.lr, 0, unbounded);
   o.weight_decay = params.number("weight_decay", 0, 0, unbounded);
   if (sgd) return read_sgd(params, o);
@@ -92,9 +93,9 @@ void read_optimizer(const JsonObject& root, ds::Judge& judge, DsConfig& config) 
   const bool decoupled = params.boolean("adam_w_mode", true) || o.type == OptimizerConfig::Type::adamw;
   if (o.type == OptimizerConfig::Type::adam && decoupled && o.weight_decay != 0 && !params.has("adam_w_mode"))
     config.warnings.push_back(
-        str(config.file, ": ", optimizer.path("type"),
-            ": Adam decays weights as AdamW does; \"adam_w_mode\": false adds the decay to "
-            "the gradient instead"));
+        concat(config.file, ": ", optimizer.path("type"),
+               ": Adam decays weights as AdamW does; \"adam_w_mode\": false adds the decay to "
+               "the gradient instead"));
   o.type = decoupled ? OptimizerConfig::Type::adamw : OptimizerConfig::Type::adam;
 }
 
@@ -116,21 +117,22 @@ DType read_dtype(const JsonObject& object, const char* key, DType absent) {
   if (text == "fp32" || text == "float32") return DType::f32;
   if (text == "fp16" || text == "float16" || text == "half") return DType::f16;
   if (text == "bf16" || text == "bfloat16") return DType::bf16;
-  object.fail_at(key, str("unknown type \"", text, "\"; choose fp32, fp16 or bf16"));
+  object.fail_at(key, concat("unknown type \"", text, "\"; choose fp32, fp16 or bf16"));
 }
 
 /// Gradients are accumulated in the parameters' type, as in DeepSpeed, unless data_types says otherwise, and
 /// exchanged as they are accumulated.
-void read_gradient_dtype(const JsonObject& root, ds::Judge& judge, DsConfig& config) {
+void read_gradient_dtype(const JsonObject& root, ds::KeyValidator& validator, DsConfig& config) {
   Precision& p = config.precision;
   p.gradients = p.parameters;
   if (root.has("data_types") && !root.at("data_types").is_null()) {
     const JsonObject types = root.object("data_types");
-    judge.run(types, ds::data_types_keys());
+    validator.validate(types, ds::data_types_keys());
     p.gradients = read_dtype(types, "grad_accum_dtype", p.parameters);
     if (p.gradients != DType::f32 && p.gradients != p.parameters)
-      types.fail_at("grad_accum_dtype", str("gradients in ", name(p.gradients), " of a model in ",
-                                            name(p.parameters), "; choose ", name(p.parameters), " or fp32"));
+      types.fail_at("grad_accum_dtype",
+                    concat("gradients in ", name(p.gradients), " of a model in ", name(p.parameters),
+                           "; choose ", name(p.parameters), " or fp32"));
   }
   const DType exchanged = read_dtype(root, "communication_data_type", p.gradients);
   if (exchanged != p.gradients)
@@ -139,16 +141,16 @@ void read_gradient_dtype(const JsonObject& root, ds::Judge& judge, DsConfig& con
          "; remove the key, or set data_types.grad_accum_dtype alike");
 }
 
-void read_precision(const JsonObject& root, ds::Judge& judge, DsConfig& config) {
-  const auto enabled = [&](const char* key, std::span<const ds::Known> keys) {
+void read_precision(const JsonObject& root, ds::KeyValidator& validator, DsConfig& config) {
+  const auto enabled = [&](const char* key, std::span<const ds::KeySpec> keys) {
     if (!root.has(key) || root.at(key).is_null()) return false;
     const JsonObject object = root.object(key);
-    judge.run(object, keys);
+    validator.validate(object, keys);
     return object.boolean("enabled", false);
   };
   const char* const bf16 = root.has("bfloat16") ? "bfloat16" : "bf16";  // the older name
   const bool half = enabled("fp16", ds::fp16_keys()), brain = enabled(bf16, ds::bf16_keys());
-  if (half && brain) root.fail_at("fp16", str("is enabled, and ", bf16, " too; enable one of them"));
+  if (half && brain) root.fail_at("fp16", concat("is enabled, and ", bf16, " too; enable one of them"));
   if (half) {
     config.precision.parameters = DType::f16;
     config.skip_overflow = true;
@@ -157,19 +159,19 @@ void read_precision(const JsonObject& root, ds::Judge& judge, DsConfig& config) 
     config.precision.parameters = DType::bf16;
     config.skip_overflow = root.object(bf16).boolean("check_grad_overflow", false);
   }
-  read_gradient_dtype(root, judge, config);
+  read_gradient_dtype(root, validator, config);
 }
 
-void read_ringzero(const JsonObject& root, ds::Judge& judge, DsConfig& config) {
+void read_ringzero(const JsonObject& root, ds::KeyValidator& validator, DsConfig& config) {
   if (!root.has("ringzero")) return;
   const JsonObject own = root.object("ringzero");
-  judge.run(own, ds::ringzero_keys());
+  validator.validate(own, ds::ringzero_keys());
   config.decay_one_dimensional = own.boolean("decay_one_dimensional", config.decay_one_dimensional);
   const char* const key = "unreached_parameters";
-  const std::string choice = own.text(key, name(config.unreached));
-  if (choice != name(Unreached::pytorch) && choice != name(Unreached::deepspeed))
-    own.fail_at(key, str("unknown choice \"", choice, "\"; choose pytorch or deepspeed"));
-  config.unreached = unreached_from_name(choice);
+  const std::string choice = own.text(key, name(config.unused_parameters));
+  if (choice != name(UnusedParameterPolicy::pytorch) && choice != name(UnusedParameterPolicy::deepspeed))
+    own.fail_at(key, concat("unknown choice \"", choice, "\"; choose pytorch or deepspeed"));
+  config.unused_parameters = unused_parameter_policy_from_name(choice);
 }
 
 std::optional<std::int64_t> read_size(const JsonObject& root, const char* key, int bits = 20) {
@@ -197,19 +199,19 @@ DsConfig parse_ds_config(std::string_view text, const std::string& file) {
   json document = parse_json(text, file, JsonDialect::relaxed);
   if (document.is_object()) drop_auto(document, "", config);
   const JsonObject root(document, file);
-  ds::Judge judge(file, config.warnings);
-  judge.run(root, ds::top_keys());
+  ds::KeyValidator validator(file, config.warnings);
+  validator.validate(root, ds::top_keys());
   config.train_batch_size = read_size(root, "train_batch_size", 40);
   config.train_micro_batch_size_per_gpu = read_size(root, "train_micro_batch_size_per_gpu");
   config.gradient_accumulation_steps = read_size(root, "gradient_accumulation_steps");
   config.gradient_clipping = root.number("gradient_clipping", 0, 0, unbounded);
   config.drop_last = root.boolean("dataloader_drop_last", false);
-  read_optimizer(root, judge, config);
-  read_precision(root, judge, config);
-  read_ringzero(root, judge, config);
+  read_optimizer(root, validator, config);
+  read_precision(root, validator, config);
+  read_ringzero(root, validator, config);
   if (root.has("zero_optimization")) {
     const JsonObject zero = root.object("zero_optimization");
-    judge.run(zero, ds::zero_keys());
+    validator.validate(zero, ds::zero_keys());
     config.zero_stage = static_cast<int>(zero.integer("stage", 0, 0, 3));
     if (!zero.has("overlap_comm") || !zero.at("overlap_comm").is_null())
       config.overlap_comm = zero.boolean("overlap_comm", true);
@@ -226,7 +228,7 @@ std::int64_t divide(const DsConfig& c, const char* key, std::int64_t whole, cons
                     std::int64_t parts) {
   const std::int64_t below = whole / parts * parts;
   require(whole % parts == 0, Errc::config, c.file, ": ", key, ": ", whole,
-          " cannot be shared out evenly over ", parts_text, "; use ", below > 0 ? str(below, " or ") : "",
+          " cannot be shared out evenly over ", parts_text, "; use ", below > 0 ? concat(below, " or ") : "",
           below + parts, ", or another number of ranks");
   return whole / parts;
 }
@@ -236,10 +238,10 @@ std::int64_t divide(const DsConfig& c, const char* key, std::int64_t whole, cons
 BatchSizes resolve_batch(const DsConfig& c, int ranks) {
   const auto& [train, micro, accumulation] =
       std::tie(c.train_batch_size, c.train_micro_batch_size_per_gpu, c.gradient_accumulation_steps);
-  const std::string world = str(ranks, ranks == 1 ? " rank" : " ranks");
+  const std::string world = concat(ranks, ranks == 1 ? " rank" : " ranks");
   if (train && micro) {
     const std::int64_t parts = *micro * ranks;
-    const std::string text = str(world, " × train_micro_batch_size_per_gpu ", *micro);
+    const std::string text = concat(world, " × train_micro_batch_size_per_gpu ", *micro);
     if (!accumulation) return {*train, *micro, divide(c, "train_batch_size", *train, text, parts)};
     require(*train == parts * *accumulation, Errc::config, c.file, ": train_batch_size: ", *train, " is not ",
             text, " × gradient_accumulation_steps ", *accumulation, " = ", parts * *accumulation,
@@ -248,7 +250,7 @@ BatchSizes resolve_batch(const DsConfig& c, int ranks) {
   }
   if (train) {
     const std::int64_t steps = accumulation.value_or(1);
-    const std::string text = steps == 1 ? world : str(world, " × gradient_accumulation_steps ", steps);
+    const std::string text = steps == 1 ? world : concat(world, " × gradient_accumulation_steps ", steps);
     return {*train, divide(c, "train_batch_size", *train, text, steps * ranks), steps};
   }
   require(micro.has_value(), Errc::config, c.file,
@@ -299,7 +301,8 @@ std::string resolved_json(const DsConfig& c, const BatchSizes& batch) {
       {"optimizer", {{"type", name(o.type)}, {"params", params}}},
       {"zero_optimization", {{"stage", c.zero_stage}, {"overlap_comm", c.overlap_comm}}},
       {"ringzero",
-       {{"decay_one_dimensional", c.decay_one_dimensional}, {"unreached_parameters", name(c.unreached)}}},
+       {{"decay_one_dimensional", c.decay_one_dimensional},
+        {"unreached_parameters", name(c.unused_parameters)}}},
   };
   add_precision(c, all);
   return all.dump(2) + "\n";

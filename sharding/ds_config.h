@@ -41,12 +41,13 @@ struct DsConfig {
   OptimizerConfig optimizer;
   int zero_stage = 0;
   bool overlap_comm = true;
-  Precision precision;                       ///< bf16, fp16, data_types
-  LossScaleOptions loss_scale;               ///< fp16
-  bool skip_overflow = false;                ///< an update whose gradients are not finite is left out
-  bool drop_last = false;                    ///< dataloader_drop_last
-  bool decay_one_dimensional = false;        ///< ringzero: weight decay acts on biases and norms, too
-  Unreached unreached = Unreached::pytorch;  ///< ringzero.unreached_parameters
+  Precision precision;                 ///< bf16, fp16, data_types
+  LossScaleOptions loss_scale;         ///< fp16
+  bool skip_overflow = false;          ///< an update whose gradients are not finite is left out
+  bool drop_last = false;              ///< dataloader_drop_last
+  bool decay_one_dimensional = false;  ///< ringzero: weight decay acts on biases and norms, too
+  UnusedParameterPolicy unused_parameters =
+      UnusedParameterPolicy::pytorch;  ///< ringzero.unreached_parameters
   std::vector<std::string> warnings;
 };
 

@@ -11,47 +11,48 @@
 namespace rz::ds {
 
 /// What becomes of a known key.
-enum class Rule {
-  honoured,  ///< read elsewhere
-  harmless,  ///< changes no result: accepted with a warning
-  always,    ///< true is what is done anyway; other values are harmless
-  only,      ///< accepted with one of `values`, else not supported yet
-  feature,   ///< an object that may say "enabled": true, which is not supported yet
-  device,    ///< an object whose "device" must be "none"
-  obsolete,  ///< accepted with a warning that says what to write instead
+enum class KeyRule {
+  supported,            ///< read elsewhere
+  ignored,              ///< changes no result: accepted with a warning
+  always_on,            ///< true is what is done anyway; other values are harmless
+  one_of,               ///< accepted with one of `values`, else not supported yet
+  unsupported_feature,  ///< an object that may say "enabled": true, which is not supported yet
+  unsupported_device,   ///< an object whose "device" must be "none"
+  deprecated,           ///< accepted with a warning that says what to write instead
 };
 
-struct Known {
+struct KeySpec {
   const char* key;
-  Rule rule;
+  KeyRule rule;
   const char* values = "";  ///< only: a JSON list; obsolete: the advice
 };
 
 /// The tables, an object of the configuration each.
-std::span<const Known> top_keys();
-std::span<const Known> zero_keys();
-std::span<const Known> optimizer_keys();
-std::span<const Known> adam_keys();
-std::span<const Known> sgd_keys();
-std::span<const Known> fp16_keys();
-std::span<const Known> bf16_keys();
-std::span<const Known> data_types_keys();
-std::span<const Known> ringzero_keys();
+std::span<const KeySpec> top_keys();
+std::span<const KeySpec> zero_keys();
+std::span<const KeySpec> optimizer_keys();
+std::span<const KeySpec> adam_keys();
+std::span<const KeySpec> sgd_keys();
+std::span<const KeySpec> fp16_keys();
+std::span<const KeySpec> bf16_keys();
+std::span<const KeySpec> data_types_keys();
+std::span<const KeySpec> ringzero_keys();
 
 /// Judges the keys of one object by its table.
-class Judge {
+class KeyValidator {
  public:
-  Judge(std::string file, std::vector<std::string>& warnings) : file_(std::move(file)), warnings_(warnings) {}
+  KeyValidator(std::string file, std::vector<std::string>& warnings)
+      : file_(std::move(file)), warnings_(warnings) {}
   /// Errc::config for an unknown key, with the nearest known one; Errc::unsupported for what would change
   /// results or memory and is not done; warnings for the rest.
-  void run(const JsonObject&, std::span<const Known>);
+  void validate(const JsonObject&, std::span<const KeySpec>);
 
  private:
   [[noreturn]] void refuse(const JsonObject&, const std::string& key, const std::string& value,
                            const std::string& advice) const;
   void warn(const JsonObject&, const char* key, const std::string& what);
-  void apply(const JsonObject&, const Known&);
-  void apply_only(const JsonObject&, const Known&) const;
+  void apply(const JsonObject&, const KeySpec&);
+  void apply_one_of(const JsonObject&, const KeySpec&) const;
   void apply_feature(const JsonObject&, const char* key) const;
   void apply_device(const JsonObject&, const char* key) const;
 

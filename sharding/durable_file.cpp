@@ -21,15 +21,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Descriptor {
+class UniqueFd {
  public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& o) noexcept : fd_(std::exchange(o.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& o) noexcept {
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& o) noexcept : fd_(std::exchange(o.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& o) noexcept {
     std::swap(fd_, o.fd_);
     return *this;
   }
-  ~Descriptor() {
+  ~UniqueFd() {
     if (fd_ >= 0) ::close(fd_);
   }
   operator int() const { return fd_; }
@@ -47,7 +47,7 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-/// ".model.safetensors.ringzero-XXXXXX.tmp", X a letter or digit: no other program's name.
+/// ".model.safetensors.ringzero-XXXXXX.tmp", X in a-z and 0-9: no other program's name.
 class TemporaryName {
  public:
   explicit TemporaryName(const std::string& path)
@@ -59,10 +59,10 @@ class TemporaryName {
   }
   std::string in_folder(std::string_view name) const { return folder_ + std::string(name); }
   std::string fresh() const {
-    constexpr std::string_view letters = "abcdefghijklmnopqrstuvwxyz0123456789";
+    constexpr std::string_view alphabet = "abcdefghijklmnopqrstuvwxyz0123456789";
     std::random_device random;
     std::string name = front_;
-    for (std::size_t i = 0; i < digits; ++i) name += letters[random() % letters.size()];
+    for (std::size_t i = 0; i < digits; ++i) name += alphabet[random() % alphabet.size()];
     return in_folder(name + std::string(back));
   }
 
@@ -75,36 +75,36 @@ class TemporaryName {
 /// Held while the file is open, and by nobody once the process has ended.
 bool lock(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB) == 0; }
 
-bool has_a_name(int fd) {
+bool is_linked(int fd) {
   struct stat info {};
   return ::fstat(fd, &info) == 0 && info.st_nlink > 0;
 }
 
 /// Removes temporary files of processes that were killed. What cannot be removed does not matter.
-void sweep(const std::string& folder, const TemporaryName& name) {
+void sweep_stale(const std::string& folder, const TemporaryName& name) {
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(folder.c_str()), ::closedir);
   if (!entries) return;
   while (const dirent* entry = ::readdir(entries.get())) {
     if (!name.matches(entry->d_name)) continue;
     const std::string path = name.in_folder(entry->d_name);
-    const Descriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    const UniqueFd file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     if (file >= 0 && lock(file)) ::unlink(path.c_str());
   }
 }
 
 void sync_folder(const std::string& folder) {
-  const Descriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd < 0) fail_on_disk(folder, "cannot be opened");
   // EINVAL: a file system whose folders need no such call.
   if (::fsync(fd) != 0 && errno != EINVAL) fail_on_disk(folder, "cannot be synced");
 }
 
-std::string own_link(int fd) { return str("/proc/self/fd/", fd); }
+std::string proc_fd_path(int fd) { return concat("/proc/self/fd/", fd); }
 
 /// Without a name; -1 where the file system or a missing /proc does not allow it.
-Descriptor open_nameless(const std::string& folder) {
-  Descriptor fd(::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
-  if (fd >= 0 && ::access(own_link(fd).c_str(), F_OK) != 0) fd = Descriptor(-1);
+UniqueFd open_nameless(const std::string& folder) {
+  UniqueFd fd(::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
+  if (fd >= 0 && ::access(proc_fd_path(fd).c_str(), F_OK) != 0) fd = UniqueFd(-1);
   if (fd >= 0) lock(fd);  // before it has a name that others may sweep
   return fd;
 }
@@ -121,19 +121,19 @@ struct DurableFile::State {
   void open_named() {
     do {
       temporary = name.fresh();
-      fd = Descriptor(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+      fd = UniqueFd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
       if (fd < 0 && errno != EEXIST) {
         temporary.clear();
         fail_on_disk(path, "cannot be written beside");
       }
-    } while (fd < 0 || (!lock(fd) && errno == EWOULDBLOCK) || !has_a_name(fd));
+    } while (fd < 0 || (!lock(fd) && errno == EWOULDBLOCK) || !is_linked(fd));
   }
 
   /// A link cannot take the place of a file that is there; rename() can.
-  void give_temporary_name() {
+  void link_temporary_name() {
     for (;;) {
       temporary = name.fresh();
-      if (::linkat(AT_FDCWD, own_link(fd).c_str(), AT_FDCWD, temporary.c_str(), AT_SYMLINK_FOLLOW) == 0)
+      if (::linkat(AT_FDCWD, proc_fd_path(fd).c_str(), AT_FDCWD, temporary.c_str(), AT_SYMLINK_FOLLOW) == 0)
         return;
       const int reason = errno;
       temporary.clear();
@@ -144,14 +144,14 @@ struct DurableFile::State {
 
   const std::string path, folder;
   const TemporaryName name;
-  Descriptor fd{-1};
+  UniqueFd fd{-1};
   std::string temporary;  // empty: it has no name
 };
 
 DurableFile::DurableFile(std::string path, Temporary temporary)
     : state_(std::make_unique<State>(std::move(path))) {
   State& s = *state_;
-  sweep(s.folder, s.name);
+  sweep_stale(s.folder, s.name);
   if (temporary == Temporary::automatic) s.fd = open_nameless(s.folder);
   if (s.fd < 0) s.open_named();
 }
@@ -171,7 +171,7 @@ void DurableFile::write(const void* data, std::size_t bytes) {
 void DurableFile::commit() {
   State& s = *state_;
   if (::fchmod(s.fd, 0644) != 0 || ::fsync(s.fd) != 0) fail_on_disk(s.path, "cannot be finished");
-  if (s.temporary.empty()) s.give_temporary_name();
+  if (s.temporary.empty()) s.link_temporary_name();
   if (::rename(s.temporary.c_str(), s.path.c_str()) != 0) fail_on_disk(s.path, "cannot be given its name");
   s.temporary.clear();
   sync_folder(s.folder);

@@ -43,7 +43,7 @@ void ExactSum::add(std::span<const std::int64_t, ExactLayout::words> from) {
 }
 
 void ExactSum::carry() {
-  pass_carries(word_);
+  propagate_carries(word_);
   pending_ = 0;
 }
 
@@ -83,7 +83,7 @@ void SquareSum::add(const Tensor& x) {
 const Tensor& SquareSum::words() {
   if (!words_.defined())
     words_ = Tensor::empty({ExactLayout::words}, DType::i64, allocator_on(stream_.device()));
-  if (!std::exchange(begun_, true)) set_bytes(words_.raw(), 0, words_.bytes(), stream_);
+  if (!std::exchange(begun_, true)) memset_async(words_.raw(), 0, words_.bytes(), stream_);
   return words_;
 }
 

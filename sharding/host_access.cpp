@@ -10,8 +10,8 @@ namespace rz {
 Tensor converted(const Tensor& from, DType dtype) {
   if (from.dtype() == dtype) return from;
   const Tensor to = Tensor::empty(from.shape(), dtype);
-  ops::by_dtype(from.dtype(), [&](auto in) {
-    ops::by_dtype(dtype, [&](auto out) {
+  ops::dispatch_dtype(from.dtype(), [&](auto in) {
+    ops::dispatch_dtype(dtype, [&](auto out) {
       using In = decltype(in);
       using Out = decltype(out);
       std::transform(from.data<In>(), from.data<In>() + from.count(), to.data<Out>(),

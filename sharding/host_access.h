@@ -13,7 +13,7 @@ Tensor converted(const Tensor&, DType);
 
 /// f(float*) writes all elements; those of 16 bits are rounded to nearest.
 template <class F>
-void write_from_host(const Tensor& to, const Stream& stream, const F& f) {
+void write_via_host(const Tensor& to, const Stream& stream, const F& f) {
   if (to.device().kind == Device::host && to.dtype() == DType::f32) return f(to.data<float>());
   const Tensor values = Tensor::empty(to.shape());
   f(values.data<float>());
@@ -22,7 +22,7 @@ void write_from_host(const Tensor& to, const Stream& stream, const F& f) {
 
 /// f(const float*) reads all elements.
 template <class F>
-void read_on_host(const Tensor& from, const Stream& stream, const F& f) {
+void read_via_host(const Tensor& from, const Stream& stream, const F& f) {
   f(static_cast<const float*>(converted(from.on_host(stream), DType::f32).data<float>()));
 }
 

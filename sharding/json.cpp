@@ -17,13 +17,12 @@ namespace rz {
 namespace {
 
 using nlohmann::json;
-constexpr int deepest = 64;
+constexpr int max_depth = 64;
 
-std::string cut(std::string text, std::size_t most) {
-  if (text.size() <= most) return text;
-  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80)
-    --most;  // not within a character
-  return text.substr(0, most) + "…";
+std::string cut(std::string text, std::size_t max) {
+  if (text.size() <= max) return text;
+  while (max > 0 && (static_cast<unsigned char>(text[max]) & 0xc0) == 0x80) --max;  // not within a character
+  return text.substr(0, max) + "…";
 }
 
 /// The parser takes a zero byte for the end, and would not look at what follows.
@@ -82,12 +81,13 @@ class Relaxer {
 };
 
 /// Sees every key as it is parsed.
-class Watch {
+class DuplicateKeyDetector {
  public:
-  explicit Watch(const std::string& file) : file_(file) {}
+  explicit DuplicateKeyDetector(const std::string& file) : file_(file) {}
 
   bool operator()(int depth, json::parse_event_t event, json& parsed) {
-    require(depth <= deepest, Errc::config, escaped(file_), ": nested more than ", deepest, " levels deep");
+    require(depth <= max_depth, Errc::config, escaped(file_), ": nested more than ", max_depth,
+            " levels deep");
     if (event == json::parse_event_t::object_start) seen_.emplace_back();
     if (event == json::parse_event_t::object_end) seen_.pop_back();
     if (event == json::parse_event_t::key) see(parsed.get_ref<const std::string&>());
@@ -98,7 +98,7 @@ class Watch {
   void see(const std::string& key) {
     if (!seen_.back().insert(key).second)
       fail(Errc::config,
-           escaped(str(file_, ": key '", cut(key, 100), "' is given twice in one object; remove one")));
+           escaped(concat(file_, ": key '", cut(key, 100), "' is given twice in one object; remove one")));
   }
 
   const std::string& file_;
@@ -117,20 +117,20 @@ json parse_json(std::string_view text, const std::string& file, JsonDialect dial
   const std::string relaxed = dialect == JsonDialect::relaxed ? Relaxer(text).run() : std::string();
   if (dialect == JsonDialect::relaxed) text = relaxed;
   try {
-    return json::parse(text.begin(), text.end(), Watch(file));
+    return json::parse(text.begin(), text.end(), DuplicateKeyDetector(file));
   } catch (const json::exception& e) {
-    fail(Errc::config, escaped(str(file, ": not valid JSON: ", without_prefix(e.what()))));
+    fail(Errc::config, escaped(concat(file, ": not valid JSON: ", without_prefix(e.what()))));
   }
 }
 
-std::string read_text_file(const std::string& path, std::size_t most) {
+std::string read_text_file(const std::string& path, std::size_t max) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   require(file != nullptr, Errc::config, path, ": cannot be opened: ", std::strerror(errno));
   std::string text;
   char block[1 << 16];
   while (const std::size_t n = std::fread(block, 1, sizeof block, file.get())) {
     text.append(block, n);
-    require(text.size() <= most, Errc::config, path, ": longer than ", human_bytes(most));
+    require(text.size() <= max, Errc::config, path, ": longer than ", human_bytes(max));
   }
   require(!std::ferror(file.get()), Errc::config, path, ": cannot be read: ", std::strerror(errno));
   return text;
@@ -139,7 +139,7 @@ std::string read_text_file(const std::string& path, std::size_t most) {
 JsonObject::JsonObject(const json& node, std::string file, std::string path)
     : node_(&node), file_(std::move(file)), path_(std::move(path)) {
   require(node.is_object(), Errc::config, escaped(file_), ": ", escaped(path_), path_.empty() ? "" : ": ",
-          "expected an object { … }, found ", shown(node));
+          "expected an object { … }, found ", to_display(node));
 }
 
 bool JsonObject::has(std::string_view key) const { return node_->contains(key); }
@@ -153,49 +153,49 @@ std::vector<std::string> JsonObject::keys() const {
 const json& JsonObject::at(std::string_view key) const { return *node_->find(key); }
 
 std::string JsonObject::path(std::string_view key) const {
-  return escaped(str(path_, path_.empty() ? "" : ".", key));
+  return escaped(concat(path_, path_.empty() ? "" : ".", key));
 }
 
 void JsonObject::fail_at(std::string_view key, const std::string& what) const {
-  fail(Errc::config, escaped(str(file_, ": ", path(key), ": ", what)));
+  fail(Errc::config, escaped(concat(file_, ": ", path(key), ": ", what)));
 }
 
-double JsonObject::number(std::string_view key, double absent, double least, double most) const {
+double JsonObject::number(std::string_view key, double absent, double min, double max) const {
   if (!has(key)) return absent;
   const json& value = at(key);
-  if (!value.is_number()) fail_at(key, str("expected a number, found ", shown(value)));
+  if (!value.is_number()) fail_at(key, concat("expected a number, found ", to_display(value)));
   const auto x = value.get<double>();
-  if (!(x >= least && x <= most))
-    fail_at(key, str("must be from ", least, " to ", most, ", found ", shown(value)));
+  if (!(x >= min && x <= max))
+    fail_at(key, concat("must be from ", min, " to ", max, ", found ", to_display(value)));
   return x;
 }
 
-std::int64_t JsonObject::integer(std::string_view key, std::int64_t absent, std::int64_t least,
-                                 std::int64_t most) const {
+std::int64_t JsonObject::integer(std::string_view key, std::int64_t absent, std::int64_t min,
+                                 std::int64_t max) const {
   if (!has(key)) return absent;
   const json& value = at(key);
   const bool whole = value.is_number() && value.get<double>() == std::floor(value.get<double>());
-  if (!whole) fail_at(key, str("expected a whole number, found ", shown(value)));
+  if (!whole) fail_at(key, concat("expected a whole number, found ", to_display(value)));
   const auto x = value.get<double>();
-  if (!(x >= static_cast<double>(least) && x <= static_cast<double>(most)))
-    fail_at(key, str("must be from ", least, " to ", most, ", found ", shown(value)));
+  if (!(x >= static_cast<double>(min) && x <= static_cast<double>(max)))
+    fail_at(key, concat("must be from ", min, " to ", max, ", found ", to_display(value)));
   return value.is_number_integer() ? value.get<std::int64_t>() : static_cast<std::int64_t>(x);
 }
 
-std::int64_t JsonObject::required_integer(std::string_view key, std::int64_t least, std::int64_t most) const {
+std::int64_t JsonObject::required_integer(std::string_view key, std::int64_t min, std::int64_t max) const {
   if (!has(key)) fail_at(key, "missing; give a whole number");
-  return integer(key, 0, least, most);
+  return integer(key, 0, min, max);
 }
 
 bool JsonObject::boolean(std::string_view key, bool absent) const {
   if (!has(key)) return absent;
-  if (!at(key).is_boolean()) fail_at(key, str("expected true or false, found ", shown(at(key))));
+  if (!at(key).is_boolean()) fail_at(key, concat("expected true or false, found ", to_display(at(key))));
   return at(key).get<bool>();
 }
 
 std::string JsonObject::text(std::string_view key, const std::string& absent) const {
   if (!has(key)) return absent;
-  if (!at(key).is_string()) fail_at(key, str("expected a text in quotes, found ", shown(at(key))));
+  if (!at(key).is_string()) fail_at(key, concat("expected a text in quotes, found ", to_display(at(key))));
   return at(key).get<std::string>();
 }
 
@@ -204,7 +204,7 @@ JsonObject JsonObject::object(std::string_view key) const {
   return JsonObject(at(key), file_, path(key));
 }
 
-std::string shown(const json& value) {
+std::string to_display(const json& value) {
   return cut(escaped(value.dump(-1, ' ', false, json::error_handler_t::replace)), 60);
 }
 

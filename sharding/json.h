@@ -18,8 +18,8 @@ enum class JsonDialect { strict, relaxed };
 /// a key given twice, or nesting beyond 64 levels.
 nlohmann::json parse_json(std::string_view text, const std::string& file, JsonDialect);
 
-/// The whole file. Errc::config, "FILE: …", if it cannot be read or is longer than `most` bytes.
-std::string read_text_file(const std::string& path, std::size_t most = std::size_t{16} << 20);
+/// The whole file. Errc::config, "FILE: …", if it cannot be read or is longer than `max` bytes.
+std::string read_text_file(const std::string& path, std::size_t max = std::size_t{16} << 20);
 
 /// An object of a parsed document and the way to it. Refers to the document, which must outlive it. Every
 /// error is Errc::config and starts with "FILE: key.path: ". An absent key yields the default; `required_…`
@@ -34,10 +34,9 @@ class JsonObject {
   const nlohmann::json& at(std::string_view key) const;  ///< present keys only
 
   /// 1e9 and 8.0 are integers too.
-  std::int64_t integer(std::string_view key, std::int64_t absent, std::int64_t least,
-                       std::int64_t most) const;
-  std::int64_t required_integer(std::string_view key, std::int64_t least, std::int64_t most) const;
-  double number(std::string_view key, double absent, double least, double most) const;
+  std::int64_t integer(std::string_view key, std::int64_t absent, std::int64_t min, std::int64_t max) const;
+  std::int64_t required_integer(std::string_view key, std::int64_t min, std::int64_t max) const;
+  double number(std::string_view key, double absent, double min, double max) const;
   bool boolean(std::string_view key, bool absent) const;
   std::string text(std::string_view key, const std::string& absent) const;
   JsonObject object(std::string_view key) const;
@@ -52,6 +51,6 @@ class JsonObject {
 };
 
 /// How a value reads in a message: `"auto"`, `[1,2]`; cut off when it is long.
-std::string shown(const nlohmann::json&);
+std::string to_display(const nlohmann::json&);
 
 }  // namespace rz

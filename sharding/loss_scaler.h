@@ -29,7 +29,7 @@ class LossScaler {
  private:
   LossScaleOptions options_;
   double scale_;
-  int patience_;  // overflows before the next halving
+  int hysteresis_left_;  // overflows before the next halving
   std::int64_t updates_ = 0, last_overflow_ = -1;
 };
 

@@ -5,10 +5,10 @@
 namespace rz {
 
 std::string describe(const MemoryReport& r) {
-  return str("parameters ", human_bytes(r.parameters), ", gradients ", human_bytes(r.gradients),
-             r.masters ? ", masters " + human_bytes(r.masters) : "", ", optimizer state ",
-             human_bytes(r.optimizer_state), ", transient ", human_bytes(r.transient), " (peak ",
-             human_bytes(r.transient_peak), ")");
+  return concat("parameters ", human_bytes(r.parameters), ", gradients ", human_bytes(r.gradients),
+                r.masters ? ", masters " + human_bytes(r.masters) : "", ", optimizer state ",
+                human_bytes(r.optimizer_state), ", transient ", human_bytes(r.transient), " (peak ",
+                human_bytes(r.transient_peak), ")");
 }
 
 }  // namespace rz

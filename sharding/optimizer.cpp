@@ -28,7 +28,8 @@ std::string all_digits(double x) {
 
 ops::StepInputs inputs_of(const UpdateScale& scale) {
   ops::StepInputs inputs{.rule = scale.constants};
-  if (scale.decided) inputs.grad_scale = &scale.decided->grad_scale, inputs.skip = &scale.decided->skip;
+  if (scale.device_outcome)
+    inputs.grad_scale = &scale.device_outcome->grad_scale, inputs.skip = &scale.device_outcome->skip;
   return inputs;
 }
 
@@ -73,8 +74,8 @@ class Sgd final : public Optimizer {
 
   const char* name() const override { return "sgd"; }
   std::string describe() const override {
-    return str("sgd, learning_rate ", all_digits(learning_rate()), ", momentum ", all_digits(o_.momentum),
-               o_.nesterov ? " (nesterov)" : "", ", weight_decay ", all_digits(o_.weight_decay));
+    return concat("sgd, learning_rate ", all_digits(learning_rate()), ", momentum ", all_digits(o_.momentum),
+                  o_.nesterov ? " (nesterov)" : "", ", weight_decay ", all_digits(o_.weight_decay));
   }
   int state_count() const override { return o_.momentum > 0 ? 1 : 0; }
 
@@ -123,9 +124,9 @@ class Adam final : public Optimizer {
 
   const char* name() const override { return decay_ == Decay::l2 ? "adam" : "adamw"; }
   std::string describe() const override {
-    return str(name(), ", learning_rate ", all_digits(learning_rate()), ", beta1 ", all_digits(o_.beta1),
-               ", beta2 ", all_digits(o_.beta2), ", epsilon ", all_digits(o_.epsilon), ", weight_decay ",
-               all_digits(o_.weight_decay));
+    return concat(name(), ", learning_rate ", all_digits(learning_rate()), ", beta1 ", all_digits(o_.beta1),
+                  ", beta2 ", all_digits(o_.beta2), ", epsilon ", all_digits(o_.epsilon), ", weight_decay ",
+                  all_digits(o_.weight_decay));
   }
   int state_count() const override { return 2; }
 

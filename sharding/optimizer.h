@@ -31,7 +31,7 @@ struct UpdateSpan {
 /// How gradients enter an update.
 struct UpdateScale {
   float factor = 1;  ///< they are multiplied by it
-  const StepOutcome* decided =
+  const StepOutcome* device_outcome =
       nullptr;                      ///< in device memory: its factor instead, and whether to leave it out
   const void* constants = nullptr;  ///< in device memory: what constants() gave, instead of what is now
   std::int64_t missed = 0;          ///< earlier updates that left these elements out

@@ -7,7 +7,7 @@
 
 namespace rz {
 
-Range part(std::size_t count, int rank, int size) {
+Range shard_range(std::size_t count, int rank, int size) {
   require(size > 0 && count % static_cast<std::size_t>(size) == 0, Errc::invalid_argument, count,
           " elements cannot be shared out evenly over ", size, " ranks");
   const std::size_t each = count / static_cast<std::size_t>(size);
@@ -19,11 +19,11 @@ Range intersect(Range a, Range b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-std::vector<Piece> pieces(const BucketLayout& layout, std::span<Parameter* const> members, int bucket,
-                          Range range) {
-  std::vector<Piece> out;
+std::vector<ParameterSlice> parameter_slices(const BucketLayout& layout, std::span<Parameter* const> members,
+                                             int bucket, Range range) {
+  std::vector<ParameterSlice> out;
   for (const int m : layout.buckets[static_cast<std::size_t>(bucket)].members) {
-    const std::size_t offset = layout.places[static_cast<std::size_t>(m)].offset;
+    const std::size_t offset = layout.offsets[static_cast<std::size_t>(m)].offset;
     const Range here = intersect({offset, offset + members[static_cast<std::size_t>(m)]->count()}, range);
     if (here.count()) out.push_back({m, {here.begin - offset, here.end - offset}, here.begin});
   }
@@ -33,7 +33,7 @@ std::vector<Piece> pieces(const BucketLayout& layout, std::span<Parameter* const
 Range padded_extent(const BucketLayout& layout, int bucket, std::size_t i) {
   const auto& b = layout.buckets[static_cast<std::size_t>(bucket)];
   const auto begin = [&](std::size_t k) {
-    return layout.places[static_cast<std::size_t>(b.members[k])].offset;
+    return layout.offsets[static_cast<std::size_t>(b.members[k])].offset;
   };
   return {begin(i), i + 1 < b.members.size() ? begin(i + 1) : b.count};
 }

@@ -18,19 +18,20 @@ struct Range {
 };
 
 /// Part `rank` of `size` of `count` elements, which `size` divides.
-Range part(std::size_t count, int rank, int size);
+Range shard_range(std::size_t count, int rank, int size);
 
 /// What two ranges have in common; empty (begin == end) if nothing.
 Range intersect(Range, Range);
 
 /// A run of a parameter's elements that lies in some range of a bucket.
-struct Piece {
+struct ParameterSlice {
   int member;
   Range elements;      ///< of the flat parameter
   std::size_t offset;  ///< of elements.begin, from the bucket's start
 };
 /// The pieces in elements `range` of a bucket, in the order of their offsets.
-std::vector<Piece> pieces(const BucketLayout&, std::span<Parameter* const> members, int bucket, Range range);
+std::vector<ParameterSlice> parameter_slices(const BucketLayout&, std::span<Parameter* const> members,
+                                             int bucket, Range range);
 
 /// Where the bucket's member number `i`, in the bucket's order, begins, and ends if the padding behind it is
 /// taken along.

@@ -9,7 +9,7 @@
 namespace rz {
 
 PassAgreement::PassAgreement(Communicator& communicator, std::size_t members)
-    : communicator_(communicator), reached_(members), exchanged_(members), words_(fixed_words + members) {}
+    : communicator_(communicator), used_(members), exchanged_(members), words_(fixed_words + members) {}
 
 PassAgreement::~PassAgreement() {
   try {
@@ -18,28 +18,28 @@ PassAgreement::~PassAgreement() {
   }
 }
 
-void PassAgreement::forget() { std::ranges::fill(reached_, 0); }
+void PassAgreement::reset() { std::ranges::fill(used_, 0); }
 
 void PassAgreement::begin(bool cancelled) {
-  exchanged_ = reached_;
+  exchanged_ = used_;
   words_[0] = cancelled ? communicator_.size() - communicator_.rank() : 0;
   words_[1] = values_written_;
-  std::ranges::copy(reached_, words_.begin() + fixed_words);
+  std::ranges::copy(used_, words_.begin() + fixed_words);
   if (communicator_.size() > 1)
     exchange_ = communicator_.all_reduce(Buffer(words_.data(), words_.size()), ReduceOp::max);
 }
 
 void PassAgreement::wait() { std::exchange(exchange_, {}).wait(); }
 
-void PassAgreement::keep() {
-  require(reached_ == exchanged_, Errc::invalid_argument,
+void PassAgreement::reuse_last() {
+  require(used_ == exchanged_, Errc::invalid_argument,
           "a pass that is captured in a graph reaches other parameters than the pass before; run an update "
           "that is not captured first");
 }
 
 int PassAgreement::cancelled_by() const { return words_[0] == 0 ? -1 : communicator_.size() - words_[0]; }
 
-void PassAgreement::values_checked() {
+void PassAgreement::mark_values_checked() {
   values_written_ = false;
   words_[1] = 0;
 }

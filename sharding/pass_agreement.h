@@ -19,11 +19,11 @@ class PassAgreement {
   PassAgreement(const PassAgreement&) = delete;
 
   /// A gradient of the member was written here.
-  void reach(int member) { reached_[static_cast<std::size_t>(member)] = 1; }
+  void mark_used(int member) { used_[static_cast<std::size_t>(member)] = 1; }
   /// Gradients were forgotten here.
-  void forget();
+  void reset();
   /// Values were written here.
-  void values_written() { values_written_ = true; }
+  void mark_values_written() { values_written_ = true; }
 
   /// Starts the exchange; every rank calls it, once a reduced pass.
   void begin(bool cancelled);
@@ -31,21 +31,21 @@ class PassAgreement {
   void wait();
   /// In place of both where a pass is captured in a graph, which cannot ask: what the last exchange gave.
   /// Errc::invalid_argument if a loss reaches other parameters now.
-  void keep();
+  void reuse_last();
 
   /// On any rank, since its gradients were forgotten.
-  bool reached(int member) const { return words_[fixed_words + static_cast<std::size_t>(member)] != 0; }
+  bool is_used(int member) const { return words_[fixed_words + static_cast<std::size_t>(member)] != 0; }
   /// The lowest rank that gave the update up; -1: none.
   int cancelled_by() const;
   /// Whether values were written on any rank before the last exchange and not compared since.
-  bool values_unchecked() const { return words_[1] != 0; }
+  bool values_need_check() const { return words_[1] != 0; }
   /// All ranks have compared them.
-  void values_checked();
+  void mark_values_checked();
 
  private:
   static constexpr std::size_t fixed_words = 2;
   Communicator& communicator_;
-  std::vector<std::uint8_t> reached_, exchanged_;  // here: now, and at the last exchange
+  std::vector<std::uint8_t> used_, exchanged_;  // here: now, and at the last exchange
   bool values_written_ = true;
   std::vector<std::int32_t> words_;  // size - rank if it cancelled, values written, members: reached
   Work exchange_;

@@ -8,7 +8,7 @@
 
 namespace rz {
 
-Tensor flat_memory(Communicator& communicator, std::size_t count, DType dtype) {
+Tensor allocate_flat(Communicator& communicator, std::size_t count, DType dtype) {
   return Tensor::empty({count}, dtype, communicator.allocator());
 }
 
@@ -32,12 +32,12 @@ ReplicatedValues::ReplicatedValues(Communicator& communicator, DType dtype, std:
   if (!before.empty()) stream.synchronize();  // what was copied goes now
 }
 
-void ReplicatedValues::place(const BucketLayout& layout, const Stream& stream) {
+void ReplicatedValues::move_to_layout(const BucketLayout& layout, const Stream& stream) {
   std::vector<Tensor> buckets;
-  for (const auto& b : layout.buckets) buckets.push_back(flat_memory(communicator_, b.count, dtype_));
+  for (const auto& b : layout.buckets) buckets.push_back(allocate_flat(communicator_, b.count, dtype_));
   for (std::size_t m = 0; m < members_.size(); ++m) {
     Parameter& p = *members_[m];
-    const auto place = layout.places[m];
+    const auto place = layout.offsets[m];
     const Tensor value = buckets[static_cast<std::size_t>(place.bucket)].view(place.offset, p.shape);
     if (p.value.defined() && p.count()) ops::copy(value, p.value, stream);
     p.value = value;
@@ -49,13 +49,13 @@ void ReplicatedValues::place(const BucketLayout& layout, const Stream& stream) {
 void ReplicatedValues::fill(const Strategy::Fill& f, const Stream& stream) {
   for (const auto* list : {&members_, &frozen_})
     for (Parameter* p : *list)
-      write_from_host(p->value, stream, [&](float* out) { f(*p, {0, p->count()}, out); });
+      write_via_host(p->value, stream, [&](float* out) { f(*p, {0, p->count()}, out); });
 }
 
 void ReplicatedValues::visit_frozen(const Strategy::Visit& visit, const Stream& stream) const {
   if (communicator_.rank() != 0) return;
   for (const Parameter* p : frozen_)
-    read_on_host(p->value, stream, [&](const float* value) { visit(*p, {0, p->count()}, value); });
+    read_via_host(p->value, stream, [&](const float* value) { visit(*p, {0, p->count()}, value); });
 }
 
 std::size_t ReplicatedValues::bytes() const {

@@ -15,7 +15,7 @@ class ReplicatedValues {
                    std::vector<Parameter*> frozen, const Stream&);
 
   /// Moves the members' values into new memory with this layout.
-  void place(const BucketLayout&, const Stream&);
+  void move_to_layout(const BucketLayout&, const Stream&);
   const Tensor& bucket(int b) const { return buckets_[static_cast<std::size_t>(b)]; }
 
   void fill(const Strategy::Fill&, const Stream&);
@@ -35,6 +35,6 @@ BucketLayout plan_member_buckets(std::span<Parameter* const> members, DType, con
                                  std::span<const int> order = {});
 
 /// `count` zeros in the communicator's memory, on its device.
-Tensor flat_memory(Communicator&, std::size_t count, DType);
+Tensor allocate_flat(Communicator&, std::size_t count, DType);
 
 }  // namespace rz

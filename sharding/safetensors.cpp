@@ -26,7 +26,7 @@ namespace {
 using nlohmann::json;
 using std::uint64_t;
 
-constexpr uint64_t longest_header = 100'000'000;
+constexpr uint64_t max_header_bytes = 100'000'000;
 
 struct FileHandle {
   int fd = -1;
@@ -76,7 +76,7 @@ class EntryReader {
   }
 
   SafetensorsEntry read() {
-    check(node_.is_object(), "expected an object, found ", shown(node_));
+    check(node_.is_object(), "expected an object, found ", to_display(node_));
     for (const auto& [key, value] : node_.items())
       check(key == "dtype" || key == "shape" || key == "data_offsets", "unknown key '", key, "'");
     read_dtype();
@@ -89,17 +89,17 @@ class EntryReader {
  private:
   template <class... T>
   void check(bool ok, const T&... parts) const {
-    if (!ok) fail(Errc::io, escaped(str(path_, ": tensor '", entry_.name, "': ", parts...)));
+    if (!ok) fail(Errc::io, escaped(concat(path_, ": tensor '", entry_.name, "': ", parts...)));
   }
 
-  const json& part(const char* key) const {
+  const json& field(const char* key) const {
     check(node_.contains(key), key, " is missing");
     return node_[key];
   }
 
   void read_dtype() {
-    const json& dtype = part("dtype");
-    check(dtype.is_string(), "dtype: expected a text, found ", shown(dtype));
+    const json& dtype = field("dtype");
+    check(dtype.is_string(), "dtype: expected a text, found ", to_display(dtype));
     entry_.dtype = dtype.get<std::string>();
   }
 
@@ -123,21 +123,22 @@ class EntryReader {
   }
 
   void read_shape() {
-    const json& shape = part("shape");
-    check(shape.is_array() && shape.size() <= 64, "shape: expected a list of extents, found ", shown(shape));
+    const json& shape = field("shape");
+    check(shape.is_array() && shape.size() <= 64, "shape: expected a list of extents, found ",
+          to_display(shape));
     for (const auto& extent : shape) {
-      check(extent.is_number_unsigned(), "shape: ", shown(shape), " holds what is not a count");
+      check(extent.is_number_unsigned(), "shape: ", to_display(shape), " holds what is not a count");
       entry_.shape.push_back(extent.get<uint64_t>());
-      check(!__builtin_mul_overflow(entry_.count, entry_.shape.back(), &entry_.count), "shape ", shown(shape),
-            " is larger than any memory");
+      check(!__builtin_mul_overflow(entry_.count, entry_.shape.back(), &entry_.count), "shape ",
+            to_display(shape), " is larger than any memory");
     }
   }
 
   void read_offsets() {
-    const json& offsets = part("data_offsets");
+    const json& offsets = field("data_offsets");
     check(offsets.is_array() && offsets.size() == 2 && offsets[0].is_number_unsigned() &&
               offsets[1].is_number_unsigned() && offsets[0].get<uint64_t>() <= offsets[1].get<uint64_t>(),
-          "data_offsets: expected [begin, end], found ", shown(offsets));
+          "data_offsets: expected [begin, end], found ", to_display(offsets));
     entry_.begin = offsets[0].get<uint64_t>();
     entry_.end = offsets[1].get<uint64_t>();
   }
@@ -164,7 +165,7 @@ void check_cover(const std::string& path, const std::vector<SafetensorsEntry>& s
 }
 
 std::map<std::string, std::string> read_metadata(const std::string& path, const json& node) {
-  require(node.is_object(), Errc::io, path, ": __metadata__: expected an object, found ", shown(node));
+  require(node.is_object(), Errc::io, path, ": __metadata__: expected an object, found ", to_display(node));
   std::map<std::string, std::string> out;
   for (const auto& [key, value] : node.items()) {
     require(value.is_string(), Errc::io, escaped(path), ": __metadata__: '", escaped(key), "' is not a text");
@@ -197,7 +198,7 @@ float widened(Brain x) { return std::bit_cast<float>(std::uint32_t(x.bits) << 16
 
 std::string name(const std::vector<uint64_t>& shape) {
   std::string out = "[";
-  for (const auto extent : shape) out += str(out.size() > 1 ? ", " : "", extent);
+  for (const auto extent : shape) out += concat(out.size() > 1 ? ", " : "", extent);
   return out + "]";
 }
 
@@ -229,8 +230,8 @@ std::string read_header(const FileHandle& file, const std::string& path, uint64_
   uint64_t length = 0;
   require(file_bytes >= 8, Errc::io, path, ": ", file_bytes, " bytes are too few for a safetensors file");
   read_at(file.fd, path, 0, &length, 8);
-  require(length <= longest_header, Errc::io, path, ": a header of ", length,
-          " bytes is above the format's limit of ", longest_header, "; not a safetensors file, or damaged");
+  require(length <= max_header_bytes, Errc::io, path, ": a header of ", length,
+          " bytes is above the format's limit of ", max_header_bytes, "; not a safetensors file, or damaged");
   require(length <= file_bytes - 8, Errc::io, path, ": a header of ", length,
           " bytes does not fit into the file's ", file_bytes, "; the file is cut off or damaged");
   std::string text(length, '\0');
@@ -289,8 +290,8 @@ void SafetensorsFile::read_f32(const SafetensorsEntry& e, uint64_t begin, std::s
   if (e.dtype == "F64") return state_->read<double>(e, begin, out);
   if (e.dtype == "F16") return state_->read<Half>(e, begin, out);
   if (e.dtype == "BF16") return state_->read<Brain>(e, begin, out);
-  fail(Errc::unsupported, escaped(str(state_->path, ": tensor '", e.name, "': dtype ", e.dtype,
-                                      " cannot be read as f32; F32, F16, BF16 and F64 can")));
+  fail(Errc::unsupported, escaped(concat(state_->path, ": tensor '", e.name, "': dtype ", e.dtype,
+                                         " cannot be read as f32; F32, F16, BF16 and F64 can")));
 }
 
 // ---- writing
@@ -298,20 +299,20 @@ void SafetensorsFile::read_f32(const SafetensorsEntry& e, uint64_t begin, std::s
 namespace {
 
 void require_fits(const std::string& path, uint64_t header_bytes) {
-  require(header_bytes <= longest_header, Errc::invalid_argument, path, ": a header of ", header_bytes,
-          " bytes is above the format's limit of ", longest_header,
+  require(header_bytes <= max_header_bytes, Errc::invalid_argument, path, ": a header of ", header_bytes,
+          " bytes is above the format's limit of ", max_header_bytes,
           "; write fewer tensors, or shorter names");
 }
 
 /// What open() would not take back is not written.
-void check_names(const std::string& path, std::span<const SafetensorsOut> tensors) {
+void check_names(const std::string& path, std::span<const SafetensorsSpec> tensors) {
   uint64_t bytes = 0;
   for (const auto& t : tensors) bytes += t.name.size();
   require_fits(path, bytes);
   std::set<std::string_view> seen;
   for (const auto& t : tensors) {
     const auto check = [&](bool ok, const char* what) {
-      if (!ok) fail(Errc::invalid_argument, escaped(str(path, ": tensor '", t.name, "': ", what)));
+      if (!ok) fail(Errc::invalid_argument, escaped(concat(path, ": tensor '", t.name, "': ", what)));
     };
     check(t.name != "__metadata__", "the format keeps this name for metadata; rename the parameter");
     check(is_utf8(t.name), "the name is not UTF-8; rename the parameter");
@@ -319,7 +320,7 @@ void check_names(const std::string& path, std::span<const SafetensorsOut> tensor
   }
 }
 
-uint64_t count_of(const std::string& path, const SafetensorsOut& t) {
+uint64_t count_of(const std::string& path, const SafetensorsSpec& t) {
   uint64_t count = 1, bytes = 0;
   bool fits = true;
   for (const auto extent : t.shape) fits = fits && !__builtin_mul_overflow(count, extent, &count);
@@ -329,14 +330,14 @@ uint64_t count_of(const std::string& path, const SafetensorsOut& t) {
 }
 
 /// dump() would sort the keys; the format asks for nothing, but readers show tensors in this order.
-std::string header_text(const std::string& path, std::span<const SafetensorsOut> tensors) {
+std::string header_text(const std::string& path, std::span<const SafetensorsSpec> tensors) {
   check_names(path, tensors);
   std::string text = R"({"__metadata__":{"format":"pt"})";
   uint64_t at = 0;
   for (const auto& t : tensors) {
     const uint64_t end = at + 4 * count_of(path, t);
-    text += str(",", json(t.name).dump(), R"(:{"dtype":"F32","shape":)", json(t.shape).dump(),
-                R"(,"data_offsets":[)", at, ",", end, "]}");
+    text += concat(",", json(t.name).dump(), R"(:{"dtype":"F32","shape":)", json(t.shape).dump(),
+                   R"(,"data_offsets":[)", at, ",", end, "]}");
     at = end;
   }
   text += "}";
@@ -348,9 +349,9 @@ std::string header_text(const std::string& path, std::span<const SafetensorsOut>
 }  // namespace
 
 struct SafetensorsWriter::State {
-  State(const std::string& path, std::span<const SafetensorsOut> tensors)
+  State(const std::string& path, std::span<const SafetensorsSpec> tensors)
       : State(path, header_text(path, tensors)) {
-    for (const auto& t : tensors) left += count_of(path, t);
+    for (const auto& t : tensors) remaining += count_of(path, t);
   }
   State(const std::string& path, const std::string& header) : path(path), file(path) {
     const uint64_t length = header.size();
@@ -360,23 +361,23 @@ struct SafetensorsWriter::State {
 
   const std::string path;
   DurableFile file;
-  uint64_t left = 0;  // elements
+  uint64_t remaining = 0;  // elements
 };
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const SafetensorsOut> tensors)
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const SafetensorsSpec> tensors)
     : state_(std::make_unique<State>(path, tensors)) {}
 
 SafetensorsWriter::~SafetensorsWriter() = default;
 
 void SafetensorsWriter::write(std::span<const float> values) {
-  require(values.size() <= state_->left, Errc::invalid_argument, state_->path, ": ", values.size(),
-          " elements written where ", state_->left, " were left");
+  require(values.size() <= state_->remaining, Errc::invalid_argument, state_->path, ": ", values.size(),
+          " elements written where ", state_->remaining, " were left");
   state_->file.write(values.data(), values.size_bytes());
-  state_->left -= values.size();
+  state_->remaining -= values.size();
 }
 
 void SafetensorsWriter::finish() {
-  require(state_->left == 0, Errc::invalid_argument, state_->path, ": ", state_->left,
+  require(state_->remaining == 0, Errc::invalid_argument, state_->path, ": ", state_->remaining,
           " elements were not written");
   state_->file.commit();
 }

@@ -47,7 +47,7 @@ class SafetensorsFile {
   std::shared_ptr<const State> state_;
 };
 
-struct SafetensorsOut {
+struct SafetensorsSpec {
   std::string name;
   std::vector<std::uint64_t> shape;
 };
@@ -59,7 +59,7 @@ struct SafetensorsOut {
 /// that is given twice, is not UTF-8, or is "__metadata__".
 class SafetensorsWriter {
  public:
-  SafetensorsWriter(const std::string& path, std::span<const SafetensorsOut> tensors);
+  SafetensorsWriter(const std::string& path, std::span<const SafetensorsSpec> tensors);
   ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;

@@ -45,14 +45,14 @@ std::vector<Fact> gather_fact(std::span<const Fact> facts, std::size_t i, Commun
   const std::string& name = first.name.empty() ? other.name : first.name;
   const bool renamed = !first.name.empty() && !other.name.empty() && first.name != other.name;
   throw Error(Errc::mismatch,
-              str(subject, " differs over the ranks: ", name, " is ", first.value, " on rank 0 and ",
-                  renamed ? str(other.name, " ") : "", other.value, " on rank ", rank, "; ", advice),
+              concat(subject, " differs over the ranks: ", name, " is ", first.value, " on rank 0 and ",
+                     renamed ? concat(other.name, " ") : "", other.value, " on rank ", rank, "; ", advice),
               static_cast<int>(rank));
 }
 
 std::string describe(const Parameter& p) {
-  return str(p.name, " ", name(p.shape), p.requires_grad ? "" : " (frozen)",
-             p.value.defined() ? "" : " (no value)");
+  return concat(p.name, " ", name(p.shape), p.requires_grad ? "" : " (frozen)",
+                p.value.defined() ? "" : " (no value)");
 }
 
 }  // namespace
@@ -61,13 +61,13 @@ void require_same(const char* subject, std::span<const Fact> facts, const char* 
                   Communicator& communicator) {
   if (communicator.size() == 1) return;
   const auto counts = gather_all(std::vector<std::uint64_t>{facts.size()}, communicator);
-  const std::size_t most = *std::max_element(counts.begin(), counts.end());
-  std::vector<std::uint64_t> hashes(most);
+  const std::size_t max_count = *std::max_element(counts.begin(), counts.end());
+  std::vector<std::uint64_t> hashes(max_count);
   std::transform(facts.begin(), facts.end(), hashes.begin(), hash_of);
   const auto all = gather_all(hashes, communicator);
-  for (std::size_t i = 0; i < most; ++i)
+  for (std::size_t i = 0; i < max_count; ++i)
     for (std::size_t r = 1; r < counts.size(); ++r) {
-      if (all[r * most + i] == all[i]) continue;
+      if (all[r * max_count + i] == all[i]) continue;
       const auto has = gather_fact(facts, i, communicator);
       communicator.barrier().wait();  // a rank that leaves now takes nothing from the others
       throw_difference(subject, has[0], has[r], r, advice);
@@ -76,7 +76,7 @@ void require_same(const char* subject, std::span<const Fact> facts, const char* 
 
 void require_same_model(std::span<Parameter* const> parameters, Communicator& communicator) {
   std::vector<Fact> facts;
-  for (const Parameter* p : parameters) facts.push_back({str("parameter ", facts.size()), describe(*p)});
+  for (const Parameter* p : parameters) facts.push_back({concat("parameter ", facts.size()), describe(*p)});
   require_same("the model", facts, "every rank must build the same model", communicator);
 }
 

@@ -14,25 +14,25 @@ namespace rz {
 /// Whole buckets are what backward writes; they are reduced into shards.
 class ShardedGradients {
  public:
-  /// `kept`: whole buckets stay, and a shard is the rank's part of one. `transient`: a whole bucket lives
-  /// from its first gradient to the end of its reduction.
-  enum class Whole { kept, transient };
+  /// `persistent`: whole buckets stay, and a shard is the rank's part of one. `transient`: a whole bucket
+  /// lives from its first gradient to the end of its reduction.
+  enum class FullGradients { persistent, transient };
   /// Waits for an operation and counts the time.
   using Wait = std::function<void(const Work&)>;
 
-  ShardedGradients(Whole, Communicator&, TransientMemory, const BucketLayout&,
+  ShardedGradients(FullGradients, Communicator&, TransientMemory, const BucketLayout&,
                    std::vector<Parameter*> members, Wait);
 
   /// Defines Parameter::grad of the bucket's members. For transient buckets it may wait: one is filled while
   /// another is reduced.
-  void provide(int bucket, const Stream&);
+  void ensure_storage(int bucket, const Stream&);
   /// Starts the mean over the ranks.
   Work reduce(int bucket, const Stream&);
-  /// Waits for what was started; afterwards means are in the shards, added to what was there since forget().
-  void settle(const Stream&);
-  /// Makes room for another pass after settle(), with the shards kept.
-  void reopen(const Stream&);
-  void forget();
+  /// Waits for what was started; afterwards means are in the shards, added to what was there since drop().
+  void finish_reductions(const Stream&);
+  /// Makes room for another pass after finish_reductions(), with the shards kept.
+  void carry_over(const Stream&);
+  void drop();
 
   const Tensor& shard(int bucket) const;
   /// Of shards, and of whole buckets that are kept.
@@ -44,19 +44,19 @@ class ShardedGradients {
     std::vector<std::size_t> offsets;
     std::size_t count = 0;
     DType dtype = DType::f32;
-    Range own;
-    Tensor whole;           // undefined while a transient bucket is not in use
-    Tensor shard;           // kept: a view of `whole`
-    Tensor carried;         // kept: means of earlier passes, to be added to those of this one
+    Range own_range;
+    Tensor full;            // undefined while a transient bucket is not in use
+    Tensor shard;           // persistent: a view of `full`
+    Tensor accumulated;     // persistent: means of earlier passes, to be added to those of this one
     bool has_mean = false;  // transient: `shard` holds a mean
     Work reduction;
   };
   Bucket& at(int bucket) { return buckets_[static_cast<std::size_t>(bucket)]; }
-  void set_whole(Bucket&, Tensor);
-  void drop_whole(Bucket&);
-  void retire_oldest(const Stream&);
+  void set_full(Bucket&, Tensor);
+  void drop_full(Bucket&);
+  void complete_oldest(const Stream&);
 
-  Whole mode_;
+  FullGradients mode_;
   Communicator& communicator_;
   TransientMemory memory_;
   Wait wait_;

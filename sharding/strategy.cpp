@@ -75,16 +75,16 @@ Strategy::Strategy(StrategyKind kind, Module& module, Communicator& communicator
 void Strategy::require_same_options() {
   const auto yes = [](bool x) { return x ? "yes" : "no"; };
   std::vector<Fact> facts{{"the strategy", name(kind_)},
-                          {"first_bucket_bytes", str(options_.first_bucket_bytes)},
-                          {"bucket_bytes", str(options_.bucket_bytes)},
+                          {"first_bucket_bytes", concat(options_.first_bucket_bytes)},
+                          {"bucket_bytes", concat(options_.bucket_bytes)},
                           {"overlap", yes(options_.overlap)},
                           {"rebuild", yes(options_.rebuild)},
                           {"precision.parameters", name(precision().parameters)},
                           {"precision.gradients", name(precision().gradients)},
-                          {"prefetch_scopes", str(options_.prefetch_scopes)},
-                          {"unreached", name(options_.unreached)}};
+                          {"prefetch_scopes", concat(options_.prefetch_scopes)},
+                          {"unreached", name(options_.unused_parameters)}};
   for (std::size_t m = 0; m < members_.size(); ++m)
-    facts.push_back({str("weight decay of ", members_[m]->name), yes(decays_[m])});
+    facts.push_back({concat("weight decay of ", members_[m]->name), yes(decays_[m])});
   require_same("StrategyOptions", facts, "give every rank the same", communicator_);
 }
 
@@ -116,7 +116,7 @@ void Strategy::set_layout(BucketLayout layout) {
 Range Strategy::updated_range(int bucket) const {
   const std::size_t count = layout().buckets[index(bucket)].count;
   return kind_ == StrategyKind::ddp ? Range{0, count}
-                                    : part(count, communicator_.rank(), communicator_.size());
+                                    : shard_range(count, communicator_.rank(), communicator_.size());
 }
 
 void Strategy::attach(Tape& tape) {
@@ -125,7 +125,7 @@ void Strategy::attach(Tape& tape) {
   TapeHooks hooks;
   hooks.enter = [this](const Scope& scope, Pass pass) { enter(scope, pass); };
   hooks.leave = [this](const Scope& scope, Pass pass) { leave(scope, pass); };
-  hooks.owner = str("a ", name(kind_), " strategy");
+  hooks.owner = concat("a ", name(kind_), " strategy");
   hooks.alive = alive_;
   hooks.before_grad = [this](Parameter& p) {
     const int member = member_of(p);
@@ -133,11 +133,11 @@ void Strategy::attach(Tape& tape) {
             ", which was frozen or not part of the model when the strategy was made");
     require(state_ == State::local || state_ == State::reducing, Errc::invalid_argument,
             "a backward pass ran without begin_backward() before it");
-    agreement_->reach(member);
-    gradient_begins(member);
+    agreement_->mark_used(member);
+    on_gradient_begin(member);
   };
   hooks.grad_ready = [this](Parameter& p, const Stream& stream) {
-    if (synchronising()) gradient_ready(member_of(p), stream);
+    if (synchronising()) on_gradient_ready(member_of(p), stream);
   };
   tape.set_hooks(std::move(hooks));
   tape.stream().wait(stream_.record());  // values may still be on their way
@@ -158,19 +158,21 @@ void Strategy::begin_backward(bool synchronise) {
       "after an error");
   require_trainable("begin_backward()");
   drop_gathered();
-  if (state_ == State::reduced) reopen_gradients(stream_);
+  if (state_ == State::reduced) carry_gradients(stream_);
   state_ = synchronise && no_sync_ == 0 ? State::reducing : State::local;
-  pass_begins();
+  on_backward_begin();
 }
 
-void Strategy::gradient_begins(int member) { provide_gradients(layout().places[index(member)].bucket); }
+void Strategy::on_gradient_begin(int member) {
+  ensure_gradient_storage(layout().offsets[index(member)].bucket);
+}
 
-void Strategy::gradient_ready(int member, const Stream& stream) { scheduler_->ready(member, stream); }
+void Strategy::on_gradient_ready(int member, const Stream& stream) { scheduler_->ready(member, stream); }
 
 /// Members that no pass has written count as zero, and padding is zero.
 Work Strategy::launch(int bucket, const Stream& given) {
   const Stream& stream = device_stream(given);
-  provide_gradients(bucket);
+  ensure_gradient_storage(bucket);
   const auto& bucket_members = layout().buckets[index(bucket)].members;
   for (std::size_t i = 0; i < bucket_members.size(); ++i) {
     Parameter& p = *members_[index(bucket_members[i])];
@@ -196,29 +198,30 @@ void Strategy::finish_gradients(const Stream& given) {
       "finish_gradients() needs a backward pass that synchronises: begin_backward(true) outside of NoSync");
   reduce_all(stream, false);
   if (const int culprit = agreement_->cancelled_by(); culprit >= 0) {
-    forget();
-    throw Error(Errc::unsynchronised,
-                str("finish_gradients(): rank ", culprit,
-                    " gave the update up (cancel_update()); gradients are forgotten, go on with zero_grad()"),
-                culprit);
+    reset_gradients();
+    throw Error(
+        Errc::unsynchronised,
+        concat("finish_gradients(): rank ", culprit,
+               " gave the update up (cancel_update()); gradients are forgotten, go on with zero_grad()"),
+        culprit);
   }
   state_ = State::none;  // unless the ranks are replicas
-  if (agreement_->values_unchecked() && !stream.capturing()) require_same_values();
+  if (agreement_->values_need_check() && !stream.capturing()) require_same_values();
   state_ = State::reduced;
-  clip_ = 1;
+  clip_factor_ = 1;
 }
 
 void Strategy::cancel_update(const Stream& given) {
   require(state_ != State::reduced, Errc::invalid_argument,
           "cancel_update() after finish_gradients(): zero_grad() forgets the gradients");
   reduce_all(device_stream(given), true);
-  forget();
+  reset_gradients();
 }
 
 /// Every rank makes the same calls in the same order, whatever its pass did.
 void Strategy::reduce_all(const Stream& stream, bool cancelled) {
   const bool captured = stream.capturing();
-  if (captured) agreement_->keep();
+  if (captured) agreement_->reuse_last();
   scheduler_->launch_rest(stream);
   // Device memory that is staged through the host's goes when its stream is there, in no order with calls on
   // host memory: then these come after it.
@@ -226,7 +229,7 @@ void Strategy::reduce_all(const Stream& stream, bool cancelled) {
   if (!captured && !staged) agreement_->begin(cancelled);
   scheduler_->finish(stream);
   exposed_ += scheduler_->report().exposed;
-  settle_gradients(stream);
+  finish_reductions(stream);
   const auto start = std::chrono::steady_clock::now();
   if (staged) {
     stream.synchronize();
@@ -236,10 +239,10 @@ void Strategy::reduce_all(const Stream& stream, bool cancelled) {
   exposed_ += std::chrono::steady_clock::now() - start;
 }
 
-void Strategy::forget() {
+void Strategy::reset_gradients() {
   for (Parameter* p : members_) p->grad_is_fresh = true;
-  agreement_->forget();
-  forget_gradients();
+  agreement_->reset();
+  drop_gradients();
   state_ = State::none;
 }
 
@@ -264,7 +267,8 @@ void Strategy::set_loss_scale(double scale) {
 /// Each element once over all ranks.
 void Strategy::add_squares(SquareSum& sum) const {
   for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
-    const Range own = part(layout().buckets[index(b)].count, communicator_.rank(), communicator_.size());
+    const Range own =
+        shard_range(layout().buckets[index(b)].count, communicator_.rank(), communicator_.size());
     sum.add(updated(b).gradients.view(own.begin - updated_range(b).begin, {own.count()}));
   }
 }
@@ -287,7 +291,7 @@ double Strategy::sum_over_ranks(const SquareSum& sum) {
 double Strategy::clip_gradients(double max_norm, const Stream& stream) {
   require(max_norm > 0, Errc::invalid_argument, "clip_gradients(", max_norm, "): the limit must be above 0");
   const double norm = gradient_norm(stream);
-  clip_ = clip_factor(norm, max_norm);
+  clip_factor_ = clip_factor(norm, max_norm);
   return norm;
 }
 
@@ -319,7 +323,7 @@ const Tensor& Strategy::values_to_update(int bucket, const Updated& u) const {
 }
 
 bool Strategy::skipped(int member) const {
-  return options_.unreached == Unreached::pytorch && !agreement_->reached(member);
+  return options_.unused_parameters == UnusedParameterPolicy::pytorch && !agreement_->is_used(member);
 }
 
 void Strategy::decide_updates() {
@@ -375,7 +379,7 @@ void Strategy::make_spans(int bucket, std::span<const MemberRun> runs) {
 
 void Strategy::step(Optimizer& optimizer, const Stream& given) {
   require_reduced("step()");
-  update_all(optimizer, {.factor = static_cast<float>(clip_ / loss_scale_)}, device_stream(given));
+  update_all(optimizer, {.factor = static_cast<float>(clip_factor_ / loss_scale_)}, device_stream(given));
   count_missed();
   end_step();
 }
@@ -386,7 +390,7 @@ void Strategy::update_all(Optimizer& optimizer, const UpdateScale& scale, const 
   make_state(optimizer);
   drop_gathered();
   decide_updates();
-  if (!std::exchange(next_is_ready_, false)) optimizer.begin_update();
+  if (!std::exchange(constants_current_, false)) optimizer.begin_update();
   for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
     update_bucket(b, optimizer, scale, stream);
     published_.push_back(publish(b, stream));
@@ -402,7 +406,7 @@ void Strategy::end_step() { last_exposed_ = std::exchange(exposed_, {}); }
 void Strategy::zero_grad() {
   require(state_ != State::reducing, Errc::invalid_argument,
           "zero_grad() between begin_backward() and finish_gradients(): call cancel_update() after an error");
-  forget();
+  reset_gradients();
 }
 
 void Strategy::wait_exposed(const Work& work, const Stream& stream) {
@@ -411,7 +415,7 @@ void Strategy::wait_exposed(const Work& work, const Stream& stream) {
   exposed_ += std::chrono::steady_clock::now() - start;
 }
 
-void Strategy::abandon() noexcept {
+void Strategy::abort_in_flight() noexcept {
   if (state_ == State::reducing) abort_reductions();
   try {  // a device may still use the memory that goes now; a hung one is not waited for
     const Deadline deadline = Deadline::after(std::chrono::seconds(5));

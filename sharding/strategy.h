@@ -30,7 +30,7 @@
 /// To freeze others later, make a new strategy: Errc::invalid_argument names one that was frozen since.
 /// One that no loss reached on this rank contributes zeros. One that no loss reached on any rank since
 /// zero_grad() has a gradient of zero and is skipped by the update, as in PyTorch, or updated by that zero,
-/// as in DeepSpeed (StrategyOptions::unreached). Parameters shared by several scopes count once.
+/// as in DeepSpeed (StrategyOptions::unused_parameters). Parameters shared by several scopes count once.
 ///
 /// Ranks are replicas: with the first reduced pass, and with the first after fill_parameters(), they compare
 /// all values that several of them hold; in zero3, where each value is held once, what a part of each
@@ -100,7 +100,7 @@ struct StrategyOptions {
   int prefetch_scopes = 1;  ///< zero3: scopes gathered ahead of their use, forward and backward
   /// Which parameters weight decay applies to, called once for each; empty: those of two or more dimensions.
   std::function<bool(const Parameter&)> decays;
-  Unreached unreached = Unreached::pytorch;
+  UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;
 };
 
 /// Abstract; the public part is the same for all strategies.
@@ -207,20 +207,20 @@ class Strategy {
 
   /// Called before a gradient of the bucket is written or reduced: Parameter::grad of its members must be
   /// defined.
-  virtual void provide_gradients(int bucket) = 0;
+  virtual void ensure_gradient_storage(int bucket) = 0;
   /// Starts the reduction of a bucket, whose gradients are complete and whose padding is zero.
   virtual Work reduce(int bucket, const Stream&) = 0;
   /// A pass begins, after what begin_backward() decides.
-  virtual void pass_begins() {}
+  virtual void on_backward_begin() {}
   /// A member's gradient is about to be written for the first time in a pass.
-  virtual void gradient_begins(int member);
+  virtual void on_gradient_begin(int member);
   /// A member's gradient is complete in a pass that synchronises.
-  virtual void gradient_ready(int member, const Stream&);
+  virtual void on_gradient_ready(int member, const Stream&);
   /// All reductions have ended.
-  virtual void settle_gradients(const Stream&) {}
+  virtual void finish_reductions(const Stream&) {}
   /// Another pass follows one that was reduced, without zero_grad() between.
-  virtual void reopen_gradients(const Stream&) {}
-  virtual void forget_gradients() {}
+  virtual void carry_gradients(const Stream&) {}
+  virtual void drop_gradients() {}
   virtual Updated updated(int bucket) const = 0;
   /// Tells the other ranks the new values of what updated() named.
   virtual Work publish(int /*bucket*/, const Stream&) { return {}; }
@@ -233,14 +233,14 @@ class Strategy {
   /// visit_owned() for the frozen parameters.
   virtual void visit_frozen(const Visit&) const = 0;
   /// As the model sees it, whole.
-  virtual Tensor whole_value(const Parameter&) = 0;
+  virtual Tensor unsharded_value(const Parameter&) = 0;
 
   virtual void count_memory(MemoryReport&) const = 0;
 
   // ---- what strategies share
   /// The first thing a strategy's destructor does: ends reductions in flight, whose memory is about to go,
   /// and waits, for 5 s at most, for what a device still does with it.
-  void abandon() noexcept;
+  void abort_in_flight() noexcept;
   Communicator& communicator() const { return communicator_; }
   const StrategyOptions& options() const { return options_; }
   const Precision& precision() const { return options_.precision; }
@@ -272,10 +272,10 @@ class Strategy {
   const Stream& device_stream(const Stream& given) const;
   void require_same_options();
   void require_same_values();
-  void note_filled(const Fill&);
+  void record_filled_values(const Fill&);
   void require_trainable(const char* call) const;
   void reduce_all(const Stream&, bool cancelled);
-  void forget();
+  void reset_gradients();
   bool skipped(int member) const;
   void decide_updates();
   /// Where the device reads the constants of members that missed so many updates; `first` is one of them.
@@ -318,15 +318,15 @@ class Strategy {
   std::vector<Tensor> masters_;                       // [bucket], of the updated range; none unless mixed
   std::vector<std::vector<Tensor>> optimizer_state_;  // [state][bucket], of the updated range
   Tensor norm_words_;                                 // of the gradient norm on a device
-  Tensor decided_;                                    // StepOutcome on a device
+  Tensor device_outcome_;                             // StepOutcome on a device
   Tensor constants_;                                  // of the optimizer on a device, see constants_slot()
   std::size_t constants_stride_ = 0;
-  bool same_optimizer_ = false;  // on every rank
-  bool next_is_ready_ = false;   // constants_ are those of the coming update
-  StepOutcome outcome_;          // on the host
+  bool same_optimizer_ = false;     // on every rank
+  bool constants_current_ = false;  // constants_ are those of the coming update
+  StepOutcome outcome_;             // on the host
   State state_ = State::none;
   int no_sync_ = 0;
-  double loss_scale_ = 1, clip_ = 1;
+  double loss_scale_ = 1, clip_factor_ = 1;
   std::chrono::nanoseconds exposed_{}, last_exposed_{};
   std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);  // for tapes
 };

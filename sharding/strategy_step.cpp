@@ -30,11 +30,12 @@ void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, con
   }
   const Tensor& words = sum.words();
   wait_exposed(communicator_.all_reduce(words.buffer(), ReduceOp::sum, stream), stream);
-  if (!decided_.defined())
-    decided_ = Tensor::empty({sizeof(StepOutcome)}, DType::u8, allocator_on(stream.device()));
-  auto* const decided = reinterpret_cast<StepOutcome*>(decided_.raw());
+  if (!device_outcome_.defined())
+    device_outcome_ = Tensor::empty({sizeof(StepOutcome)}, DType::u8, allocator_on(stream.device()));
+  auto* const decided = reinterpret_cast<StepOutcome*>(device_outcome_.raw());
   ops::device_ops().optimizer.decide_step(decided, words.data<std::int64_t>(), limits, stream);
-  update_all(optimizer, {.decided = decided, .constants = next_is_ready_ ? constants_.raw() : nullptr},
+  update_all(optimizer,
+             {.device_outcome = decided, .constants = constants_current_ ? constants_.raw() : nullptr},
              stream);
   end_step();
 }
@@ -42,9 +43,9 @@ void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, con
 Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {
   const Stream& stream = device_stream(given);
   if (stream.device().kind == Device::host) return {outcome_.norm, outcome_.skip != 0};
-  require(decided_.defined(), Errc::invalid_argument, "outcome() before the first clip_and_step()");
+  require(device_outcome_.defined(), Errc::invalid_argument, "outcome() before the first clip_and_step()");
   communicator_.synchronize(stream);
-  const Tensor bytes = decided_.on_host(stream);
+  const Tensor bytes = device_outcome_.on_host(stream);
   StepOutcome made;
   std::memcpy(&made, bytes.raw(), sizeof made);
   if (made.skip) {
@@ -71,7 +72,7 @@ void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
       std::ranges::copy(optimizer.constants(missed_[m]),
                         &constants[constants_slot(missed_[m], static_cast<int>(m))]);
   constants_.assign(constants, stream);
-  next_is_ready_ = true;
+  constants_current_ = true;
 }
 
 /// A place of its own for each member that missed any, so that a graph finds them where they were.

@@ -20,11 +20,11 @@ void Strategy::make_masters() {
   for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
     const Range range = updated_range(b);
     masters_.push_back(Tensor::zeros({range.count()}, DType::f32, allocator_on(stream_.device())));
-    for (const Piece& piece : pieces(layout(), members_, b, range)) {
-      const Shape count{piece.elements.count()};
-      if (const Tensor& value = members_[as_index(piece.member)]->value; value.defined())
-        ops::copy(masters_.back().view(piece.offset - range.begin, count),
-                  value.view(piece.elements.begin, count), stream_);
+    for (const ParameterSlice& slice : parameter_slices(layout(), members_, b, range)) {
+      const Shape count{slice.elements.count()};
+      if (const Tensor& value = members_[as_index(slice.member)]->value; value.defined())
+        ops::copy(masters_.back().view(slice.offset - range.begin, count),
+                  value.view(slice.elements.begin, count), stream_);
     }
   }
 }
@@ -41,7 +41,7 @@ void Strategy::move_to_layout(std::vector<Tensor>& buckets, const BucketLayout& 
   for (const auto& b : layout().buckets)
     moved.push_back(Tensor::zeros({b.count}, DType::f32, allocator_on(stream_.device())));
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    const auto from = before.places[m], to = layout().places[m];
+    const auto from = before.offsets[m], to = layout().offsets[m];
     const Shape shape{members_[m]->count()};
     ops::copy(moved[as_index(to.bucket)].view(to.offset, shape),
               buckets[as_index(from.bucket)].view(from.offset, shape), stream_);
@@ -53,15 +53,15 @@ void Strategy::move_to_layout(std::vector<Tensor>& buckets, const BucketLayout& 
 
 void Strategy::fill_parameters(const Fill& fill) {
   drop_gathered();
-  agreement_->values_written();
-  if (kind_ == StrategyKind::zero3) note_filled(fill);
+  agreement_->mark_values_written();
+  if (kind_ == StrategyKind::zero3) record_filled_values(fill);
   fill_values(fill);
   for (int b = 0; b < static_cast<int>(masters_.size()); ++b) {
     const Range range = updated_range(b);
-    for (const Piece& piece : pieces(layout(), members_, b, range))
-      write_from_host(masters_[as_index(b)].view(piece.offset - range.begin, {piece.elements.count()}),
-                      stream_,
-                      [&](float* out) { fill(*members_[as_index(piece.member)], piece.elements, out); });
+    for (const ParameterSlice& slice : parameter_slices(layout(), members_, b, range))
+      write_via_host(masters_[as_index(b)].view(slice.offset - range.begin, {slice.elements.count()}),
+                     stream_,
+                     [&](float* out) { fill(*members_[as_index(slice.member)], slice.elements, out); });
   }
 }
 
@@ -69,11 +69,12 @@ void Strategy::visit_owned(const Visit& visit) const {
   for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
     const Updated u = updated(b);
     const Tensor& values = values_to_update(b, u);
-    const Range own = part(layout().buckets[as_index(b)].count, communicator_.rank(), communicator_.size());
-    for (const Piece& piece : pieces(layout(), members_, b, own))
-      read_on_host(
-          values.view(piece.offset - updated_range(b).begin, {piece.elements.count()}), stream_,
-          [&](const float* value) { visit(*members_[as_index(piece.member)], piece.elements, value); });
+    const Range own =
+        shard_range(layout().buckets[as_index(b)].count, communicator_.rank(), communicator_.size());
+    for (const ParameterSlice& slice : parameter_slices(layout(), members_, b, own))
+      read_via_host(
+          values.view(slice.offset - updated_range(b).begin, {slice.elements.count()}), stream_,
+          [&](const float* value) { visit(*members_[as_index(slice.member)], slice.elements, value); });
   }
   visit_frozen(visit);
 }
@@ -82,24 +83,24 @@ Tensor Strategy::full_value(const Parameter& p, const Stream& given) {
   const int member = member_of(p);
   require(member >= 0 || std::find(frozen_.begin(), frozen_.end(), &p) != frozen_.end(),
           Errc::invalid_argument, "full_value(): ", p.name, " is not a parameter of the model");
-  const Tensor value = precision().mixed() ? value_in_f32(p, member) : whole_value(p);
+  const Tensor value = precision().mixed() ? value_in_f32(p, member) : unsharded_value(p);
   if (stream_.device().kind == Device::cuda) device_stream(given).wait(stream_.record());
   return value;
 }
 
 Tensor Strategy::value_in_f32(const Parameter& p, int member) {
   if (member < 0) {
-    const Tensor wide = transient_.take(p.shape);
-    if (p.count()) ops::copy(wide, whole_value(p), stream_);
+    const Tensor wide = transient_.allocate(p.shape);
+    if (p.count()) ops::copy(wide, unsharded_value(p), stream_);
     return wide;
   }
-  const auto place = layout().places[as_index(member)];
+  const auto place = layout().offsets[as_index(member)];
   const Tensor& mine = masters_[as_index(place.bucket)];
   const std::size_t count = layout().buckets[as_index(place.bucket)].count;
   if (mine.count() == count) return mine.view(place.offset, p.shape);
   if (gathered_bucket_ != place.bucket) {
     drop_gathered();  // before memory is taken
-    gathered_ = transient_.take({count});
+    gathered_ = transient_.allocate({count});
     wait_exposed(communicator_.all_gather(mine.buffer(), gathered_.buffer(), stream_), stream_);
     gathered_bucket_ = place.bucket;
   }
@@ -115,11 +116,11 @@ void Strategy::drop_gathered() {
 
 namespace {
 Fact fact_of(const Parameter& p, const void* values, std::size_t bytes) {
-  return {p.name, str("of hash ", hash_text(hash_bytes(values, bytes)))};
+  return {p.name, concat("of hash ", hash_text(hash_bytes(values, bytes)))};
 }
 }  // namespace
 
-void Strategy::note_filled(const Fill& fill) {
+void Strategy::record_filled_values(const Fill& fill) {
   filled_.clear();
   for (const auto* list : {&members_, &frozen_})
     for (const Parameter* p : *list) {
@@ -145,7 +146,7 @@ void Strategy::require_same_values() {
   }
   require_same("a parameter's value", facts,
                "fill or load the same on every rank (the same seed, the same checkpoint)", communicator_);
-  agreement_->values_checked();
+  agreement_->mark_values_checked();
 }
 
 }  // namespace rz

@@ -14,20 +14,20 @@ struct Block {
 }  // namespace
 
 struct TransientMemory::State {
-  State(Allocator u, std::function<void()> s) : upstream(std::move(u)), settle(std::move(s)) {}
+  State(Allocator u, std::function<void()> s) : upstream(std::move(u)), synchronize(std::move(s)) {}
 
-  Block take(std::size_t bytes) {
+  Block acquire(std::size_t bytes) {
     const std::lock_guard lock(mutex);
     in_use += bytes;
     peak = std::max(peak, in_use);
     const bool room = held + bytes <= peak;
-    if (const auto best = best_free(bytes); best != free.end() && (best->bytes <= 2 * bytes || !room)) {
+    if (const auto best = best_fit(bytes); best != free.end() && (best->bytes <= 2 * bytes || !room)) {
       const Block block = std::move(*best);
       free.erase(best);
       return block;
     }
     if (!room) {
-      if (settle && !free.empty()) settle();
+      if (synchronize && !free.empty()) synchronize();
       for (const Block& b : free) held -= b.bytes;
       free.clear();
     }
@@ -36,36 +36,36 @@ struct TransientMemory::State {
     return {upstream(bytes), bytes};
   }
 
-  std::vector<Block>::iterator best_free(std::size_t bytes) {
+  std::vector<Block>::iterator best_fit(std::size_t bytes) {
     auto best = free.end();
     for (auto b = free.begin(); b != free.end(); ++b)
       if (b->bytes >= bytes && (best == free.end() || b->bytes < best->bytes)) best = b;
     return best;
   }
 
-  void give_back(Block block, std::size_t bytes) {
+  void release(Block block, std::size_t bytes) {
     const std::lock_guard lock(mutex);
     in_use -= bytes;
     free.push_back(std::move(block));
   }
 
   const Allocator upstream;
-  const std::function<void()> settle;
+  const std::function<void()> synchronize;
   std::mutex mutex;
   std::vector<Block> free;
   std::size_t held = 0, in_use = 0, peak = 0, allocations = 0;
 };
 
-TransientMemory::TransientMemory(Allocator upstream, std::function<void()> settle)
-    : state_(std::make_shared<State>(std::move(upstream), std::move(settle))) {}
+TransientMemory::TransientMemory(Allocator upstream, std::function<void()> synchronize)
+    : state_(std::make_shared<State>(std::move(upstream), std::move(synchronize))) {}
 
-Tensor TransientMemory::take(const Shape& shape, DType dtype) {
+Tensor TransientMemory::allocate(const Shape& shape, DType dtype) {
   const std::size_t bytes = shape.count() * size_of(dtype);
-  Block block = state_->take(bytes);
+  Block block = state_->acquire(bytes);
   std::byte* data = block.memory.get();
   const std::shared_ptr<std::byte> memory(
       data, [state = state_, block = std::move(block), bytes](std::byte*) mutable {
-        state->give_back(std::move(block), bytes);
+        state->release(std::move(block), bytes);
       });
   return Tensor::share(memory, 0, shape, dtype, state_->upstream.device);
 }

@@ -15,12 +15,12 @@ namespace rz {
 /// steps nothing is asked of upstream any more. Thread-safe.
 class TransientMemory {
  public:
-  /// `settle` is called before blocks go back to upstream: on a device it waits for the work that still uses
-  /// them.
-  explicit TransientMemory(Allocator upstream, std::function<void()> settle = {});
+  /// `synchronize` is called before blocks go back to upstream: on a device it waits for the work that still
+  /// uses them.
+  explicit TransientMemory(Allocator upstream, std::function<void()> synchronize = {});
 
   /// Not initialised; comes back when the last Tensor on it ends.
-  Tensor take(const Shape&, DType = DType::f32);
+  Tensor allocate(const Shape&, DType = DType::f32);
 
   std::size_t held() const;         ///< bytes, in use or free
   std::size_t in_use() const;       ///< bytes asked for and not back yet

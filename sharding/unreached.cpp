@@ -4,10 +4,13 @@
 
 namespace rz {
 
-const char* name(Unreached choice) { return choice == Unreached::pytorch ? "pytorch" : "deepspeed"; }
+const char* name(UnusedParameterPolicy choice) {
+  return choice == UnusedParameterPolicy::pytorch ? "pytorch" : "deepspeed";
+}
 
-Unreached unreached_from_name(std::string_view text) {
-  for (const Unreached choice : {Unreached::pytorch, Unreached::deepspeed})
+UnusedParameterPolicy unused_parameter_policy_from_name(std::string_view text) {
+  for (const UnusedParameterPolicy choice :
+       {UnusedParameterPolicy::pytorch, UnusedParameterPolicy::deepspeed})
     if (text == name(choice)) return choice;
   fail(Errc::config, "unknown choice for unreached parameters \"", text, "\"; choose pytorch or deepspeed");
 }

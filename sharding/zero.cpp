@@ -6,14 +6,14 @@ Zero::Zero(StrategyKind kind, Module& module, Communicator& communicator, Strate
     : Strategy(kind, module, communicator, std::move(options)),
       values_(communicator, precision().parameters, members(), frozen(), stream()) {
   set_layout(plan_member_buckets(members(), precision().gradients, bucket_options()));
-  values_.place(layout(), stream());
-  const auto whole =
-      kind == StrategyKind::zero1 ? ShardedGradients::Whole::kept : ShardedGradients::Whole::transient;
+  values_.move_to_layout(layout(), stream());
+  const auto whole = kind == StrategyKind::zero1 ? ShardedGradients::FullGradients::persistent
+                                                 : ShardedGradients::FullGradients::transient;
   gradients_ = std::make_unique<ShardedGradients>(whole, communicator, transient(), layout(), members(),
                                                   [this](const Work& work) { wait_exposed(work, stream()); });
 }
 
-Zero::~Zero() { abandon(); }
+Zero::~Zero() { abort_in_flight(); }
 
 Strategy::Updated Zero::updated(int bucket) const {
   const Range own = updated_range(bucket);

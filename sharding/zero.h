@@ -20,12 +20,12 @@ class Zero final : public Strategy {
  private:
   void fill_values(const Fill& fill) override { values_.fill(fill, stream()); }
   void visit_frozen(const Visit& visit) const override { values_.visit_frozen(visit, stream()); }
-  Tensor whole_value(const Parameter& p) override { return p.value; }
-  void provide_gradients(int bucket) override { gradients_->provide(bucket, stream()); }
+  Tensor unsharded_value(const Parameter& p) override { return p.value; }
+  void ensure_gradient_storage(int bucket) override { gradients_->ensure_storage(bucket, stream()); }
   Work reduce(int bucket, const Stream& stream) override { return gradients_->reduce(bucket, stream); }
-  void settle_gradients(const Stream& s) override { gradients_->settle(s); }
-  void reopen_gradients(const Stream& s) override { gradients_->reopen(s); }
-  void forget_gradients() override { gradients_->forget(); }
+  void finish_reductions(const Stream& s) override { gradients_->finish_reductions(s); }
+  void carry_gradients(const Stream& s) override { gradients_->carry_over(s); }
+  void drop_gradients() override { gradients_->drop(); }
   Updated updated(int bucket) const override;
   Work publish(int bucket, const Stream&) override;
   void count_memory(MemoryReport&) const override;

@@ -24,47 +24,47 @@ class Zero3 final : public Strategy {
   ~Zero3() override;
 
  private:
-  struct Unit {
+  struct FlatParameter {
     std::vector<Parameter*> parameters;
     std::vector<std::size_t> offsets;  // in the unit
     std::size_t count = 0;             // elements, padded
     std::size_t first_scope = 0;       // the last to leave backward
     bool trainable = false;            // then its index is that of its bucket
-    Tensor shard, whole;               // `whole` is undefined unless gathered or on its way
+    Tensor shard, unsharded;           // `unsharded` is undefined unless gathered or on its way
     Work gather;
-    int users = 0;  // scopes entered and not left
+    int active_scopes = 0;  // scopes entered and not left
   };
-  using Units = std::vector<int>;
+  using FlatParameterIndices = std::vector<int>;
 
-  void make_units(const std::vector<const Scope*>&);
-  void make_shard(Unit&);
+  void make_flat_parameters(const std::vector<const Scope*>&);
+  void make_shard(FlatParameter&);
   BucketLayout gradient_layout() const;
 
   void enter(const Scope&, Pass) override;
   void leave(const Scope&, Pass) override;
-  void fetch(Unit&);
-  void await(Unit&);
-  void drop(Unit&);
-  void drop_all_but(const Units& keep, const Units& also);
-  const Units& ahead(const Scope&, Pass);
-  Units find_ahead(const Scope&, Pass) const;
-  const Units& units_of(const Scope&);
-  Unit& unit(int u) { return units_[static_cast<std::size_t>(u)]; }
-  Range own(const Unit&) const;
+  void all_gather_async(FlatParameter&);
+  void wait_gathered(FlatParameter&);
+  void reshard(FlatParameter&);
+  void reshard_all_but(const FlatParameterIndices& keep, const FlatParameterIndices& also);
+  const FlatParameterIndices& prefetch_set(const Scope&, Pass);
+  FlatParameterIndices find_ahead(const Scope&, Pass) const;
+  const FlatParameterIndices& flat_parameters_of(const Scope&);
+  FlatParameter& flat_parameter(int u) { return flat_parameters_[static_cast<std::size_t>(u)]; }
+  Range own_range(const FlatParameter&) const;
   void fill_values(const Fill&) override;
   void visit_frozen(const Visit&) const override;
-  Tensor whole_value(const Parameter&) override;
+  Tensor unsharded_value(const Parameter&) override;
   template <class F>
-  static void for_each_parameter(const Unit&, Range, const F&);
+  static void for_each_parameter(const FlatParameter&, Range, const F&);
 
-  void pass_begins() override;
-  void gradient_begins(int member) override;
-  void gradient_ready(int member, const Stream&) override;
-  void reduce_complete_units(const Scope&);
-  void provide_gradients(int bucket) override { gradients_->provide(bucket, stream()); }
+  void on_backward_begin() override;
+  void on_gradient_begin(int member) override;
+  void on_gradient_ready(int member, const Stream&) override;
+  void reduce_complete(const Scope&);
+  void ensure_gradient_storage(int bucket) override { gradients_->ensure_storage(bucket, stream()); }
   Work reduce(int bucket, const Stream& stream) override { return gradients_->reduce(bucket, stream); }
-  void settle_gradients(const Stream& s) override { gradients_->settle(s); }
-  void forget_gradients() override;
+  void finish_reductions(const Stream& s) override { gradients_->finish_reductions(s); }
+  void drop_gradients() override;
   void close_scopes();
   Updated updated(int bucket) const override;
   void after_step(const Stream&) override;
@@ -72,14 +72,16 @@ class Zero3 final : public Strategy {
 
   std::vector<const Scope*> scopes_;
   std::unordered_map<const Scope*, std::size_t> scope_index_;
-  std::unordered_map<const Scope*, Units> scope_units_;
-  std::array<std::unordered_map<const Scope*, Units>, 2> ahead_;  // [Pass], as find_ahead() gave them
-  std::unordered_map<const Parameter*, int> unit_of_;
-  std::vector<Unit> units_;  // the trainable ones first, in the order in which they are reduced
+  std::unordered_map<const Scope*, FlatParameterIndices> scope_flat_parameters_;
+  std::array<std::unordered_map<const Scope*, FlatParameterIndices>, 2>
+      ahead_;  // [Pass], as find_ahead() gave them
+  std::unordered_map<const Parameter*, int> flat_parameter_of_;
+  std::vector<FlatParameter>
+      flat_parameters_;  // the trainable ones first, in the order in which they are reduced
   std::unique_ptr<ShardedGradients> gradients_;
   enum class Progress : char { untouched, touched, ready };
   std::vector<Progress> progress_;  // of members in this pass
-  std::vector<char> handed_over_;   // units given to the scheduler in this pass
+  std::vector<char> queued_;        // units given to the scheduler in this pass
 };
 
 }  // namespace rz

@@ -66,10 +66,10 @@ class FreeBlocks {
 /// Sixteen sizes from one power of two to the next, so that batches of other lengths find blocks too: at most
 /// a sixteenth more than asked for, or 63 bytes.
 std::size_t size_class(std::size_t bytes) {
-  constexpr std::size_t largest = std::size_t{1} << 62, least = 64;
+  constexpr std::size_t largest = std::size_t{1} << 62, min_block = 64;
   if (bytes > largest) return bytes;  // upstream has not that much
   const std::size_t step = std::bit_ceil(std::max(bytes, std::size_t{1})) / 32;
-  return round_up(std::max(bytes, std::size_t{1}), std::max(step, least));
+  return round_up(std::max(bytes, std::size_t{1}), std::max(step, min_block));
 }
 
 }  // namespace
@@ -84,7 +84,7 @@ struct BufferPool::State {
   Statistics statistics;
   std::uint64_t pass = 0;
 
-  Block* take(std::size_t wanted) {
+  Block* acquire(std::size_t wanted) {
     const std::size_t bytes = size_class(wanted);
     const std::lock_guard lock(mutex);
     Block* block = free.pop(bytes);
@@ -95,7 +95,7 @@ struct BufferPool::State {
     return block;
   }
 
-  void give_back(Block* block) {
+  void release(Block* block) {
     const std::lock_guard lock(mutex);
     block->pass = pass;
     free.push(block);
@@ -175,7 +175,7 @@ struct ControlAllocator {
     require(n == 1, Errc::invalid_argument, "a control block is one object, not ", n);
     return reinterpret_cast<T*>(block->control.data());
   }
-  void deallocate(T*, std::size_t) { state->give_back(block); }
+  void deallocate(T*, std::size_t) { state->release(block); }
   template <class U>
   bool operator==(const ControlAllocator<U, State>& other) const {
     return block == other.block;
@@ -192,7 +192,7 @@ void BufferPool::next_pass() const {
 }
 
 Tensor BufferPool::empty(const Shape& shape, DType dtype) const {
-  Block* block = state_->take(shape.count() * size_of(dtype));
+  Block* block = state_->acquire(shape.count() * size_of(dtype));
   const auto keep = [](std::byte*) {};  // the Block owns the memory
   std::shared_ptr<std::byte> memory(block->memory.get(), keep,
                                     ControlAllocator<std::byte, State>(state_, block));

@@ -21,7 +21,7 @@ std::size_t Shape::count() const {
 
 std::string name(const Shape& s) {
   std::string out = "[";
-  for (int i = 0; i < s.dims(); ++i) out += str(i ? ", " : "", s[i]);
+  for (int i = 0; i < s.dims(); ++i) out += concat(i ? ", " : "", s[i]);
   return out + "]";
 }
 
@@ -32,7 +32,7 @@ Tensor Tensor::empty(Shape shape, DType dtype, const Allocator& allocate) {
 Tensor Tensor::zeros(Shape shape, DType dtype, const Allocator& allocate) {
   Tensor t = empty(shape, dtype, allocate);
   const Stream stream = Stream::borrow(t.device_, nullptr);
-  set_bytes(t.data_, 0, t.bytes(), stream);
+  memset_async(t.data_, 0, t.bytes(), stream);
   stream.synchronize();
   return t;
 }
@@ -56,7 +56,7 @@ Tensor Tensor::share(std::shared_ptr<std::byte> memory, std::size_t offset, Shap
 Tensor Tensor::on_host(const Stream& stream) const {
   if (device_.kind == Device::host) return *this;
   const Tensor copy = empty(shape_, dtype_);
-  copy_bytes(copy.data_, data_, bytes(), stream);
+  memcpy_async(copy.data_, data_, bytes(), stream);
   stream.synchronize();
   return copy;
 }
@@ -64,7 +64,7 @@ Tensor Tensor::on_host(const Stream& stream) const {
 void Tensor::assign(std::span<const std::byte> from, const Stream& stream) const {
   require(from.size() == bytes(), Errc::invalid_argument, "a tensor of ", bytes(), " bytes was assigned ",
           from.size());
-  copy_bytes(data_, from.data(), from.size(), stream);
+  memcpy_async(data_, from.data(), from.size(), stream);
 }
 
 Tensor Tensor::reshape(Shape shape) const {

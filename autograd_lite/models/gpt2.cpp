@@ -57,12 +57,12 @@ struct Gpt2::Block {
         c_fc(conv1d(name + ".mlp.c_fc", c.n_embd, 4 * c.n_embd, deviation(c))),
         mlp_proj(conv1d(name + ".mlp.c_proj", 4 * c.n_embd, c.n_embd, residual_deviation(c))) {
     scope.name = name;
-    ln_1.list(scope.parameters);
-    c_attn.list(scope.parameters);
-    attn_proj.list(scope.parameters);
-    ln_2.list(scope.parameters);
-    c_fc.list(scope.parameters);
-    mlp_proj.list(scope.parameters);
+    ln_1.append_parameters(scope.parameters);
+    c_attn.append_parameters(scope.parameters);
+    attn_proj.append_parameters(scope.parameters);
+    ln_2.append_parameters(scope.parameters);
+    c_fc.append_parameters(scope.parameters);
+    mlp_proj.append_parameters(scope.parameters);
   }
 
   /// Every block adds twice to the residual stream.
@@ -85,22 +85,22 @@ Gpt2::Gpt2(const Gpt2Config& c)
       dropout_(static_cast<float>(c.embd_pdrop)),
       ln_f_("transformer.ln_f", c.n_embd, static_cast<float>(c.layer_norm_epsilon)) {
   for (std::size_t i = 0; i < c.n_layer; ++i) {
-    blocks_.push_back(std::make_unique<Block>(c, str("transformer.h.", i)));
+    blocks_.push_back(std::make_unique<Block>(c, concat("transformer.h.", i)));
     blocks_.back()->dropout.p = static_cast<float>(c.resid_pdrop);
   }
   embeddings_scope_.name = "transformer.embeddings";
-  wte_.list(embeddings_scope_.parameters);
-  wpe_.list(embeddings_scope_.parameters);
+  wte_.append_parameters(embeddings_scope_.parameters);
+  wpe_.append_parameters(embeddings_scope_.parameters);
   head_scope_.name = "transformer.head";
-  ln_f_.list(head_scope_.parameters);
+  ln_f_.append_parameters(head_scope_.parameters);
   if (c.tie_word_embeddings) {
-    wte_.list(head_scope_.parameters);
+    wte_.append_parameters(head_scope_.parameters);
     return;
   }
   lm_head_ = std::make_unique<nn::Linear>("lm_head", c.n_embd, c.vocab_size, ops::WeightLayout::out_in,
                                           /*with_bias=*/false);
   lm_head_->weight.initial = {Initial::normal, deviation(config_)};
-  lm_head_->list(head_scope_.parameters);
+  lm_head_->append_parameters(head_scope_.parameters);
 }
 
 Gpt2::~Gpt2() = default;
@@ -132,7 +132,7 @@ Var Gpt2::block(Tape& tape, Block& b, Var x) {
   Var y = nn::causal_attention(tape, b.c_attn(tape, b.ln_1(tape, x)), static_cast<int>(config_.n_head),
                                attn_pdrop);
   y = b.dropout(tape, b.attn_proj(tape, y));
-  const auto [residual, norm] = b.ln_2.of_sum(tape, x, y);
+  const auto [residual, norm] = b.ln_2.add_and_norm(tape, x, y);
   y = b.dropout(tape, b.mlp_proj(tape, b.c_fc.gelu(tape, norm)));
   return nn::add(tape, residual, y);
 }
@@ -147,7 +147,8 @@ Var Gpt2::hidden(Tape& tape, const Tensor& tokens) {
   });
   for (const auto& b : blocks_) {
     const auto body = [this, &tape, b = b.get()](Var in) { return block(tape, *b, in); };
-    x = recompute_blocks ? tape.recompute(b->scope, x, body) : tape.scope(b->scope, [&] { return body(x); });
+    x = checkpoint_blocks ? tape.checkpoint(b->scope, x, body)
+                          : tape.scope(b->scope, [&] { return body(x); });
   }
   return x;
 }
@@ -183,7 +184,7 @@ namespace {
 
 /// The tokens of the k largest logits, in the order of their numbers; all if k is 0. Of equal logits the
 /// first count as larger.
-std::vector<std::int32_t> candidates(std::span<const float> logits, std::size_t k) {
+std::vector<std::int32_t> plugin_candidates(std::span<const float> logits, std::size_t k) {
   std::vector<std::int32_t> tokens(logits.size());
   std::iota(tokens.begin(), tokens.end(), 0);
   if (k == 0 || k >= tokens.size()) return tokens;
@@ -206,7 +207,7 @@ std::int32_t pick_token(std::span<const float> logits, double temperature, std::
   const auto weight = [&](std::int32_t token) {
     return std::exp((double{logits[static_cast<std::size_t>(token)]} - *likeliest) / temperature);
   };
-  const auto tokens = candidates(logits, top_k);
+  const auto tokens = plugin_candidates(logits, top_k);
   double total = 0;
   for (const auto token : tokens) total += weight(token);
   double left = u * total;
@@ -226,11 +227,11 @@ Tensor in_f32(Tape& tape, const Tensor& x) {
 }
 
 /// Without dropout while it lives.
-class Evaluating {
+class EvalMode {
  public:
-  explicit Evaluating(Gpt2& model) : model_(model), before_(model.training()) { model.set_training(false); }
-  ~Evaluating() { model_.set_training(before_); }
-  Evaluating(const Evaluating&) = delete;
+  explicit EvalMode(Gpt2& model) : model_(model), before_(model.training()) { model.set_training(false); }
+  ~EvalMode() { model_.set_training(before_); }
+  EvalMode(const EvalMode&) = delete;
 
  private:
   Gpt2& model_;
@@ -248,14 +249,14 @@ std::vector<std::int32_t> generate(Gpt2& model, Tape& tape, std::span<const std:
   // Windows are filled up behind the last token, which attention does not see, to a multiple of `grain`: few
   // sizes, so that the pool's blocks are used again.
   constexpr std::size_t grain = 32;
-  const std::size_t most = model.config().n_positions;
+  const std::size_t max_context = model.config().n_positions;
   std::vector<std::int32_t> text(prompt.begin(), prompt.end());
   const Tape::NoGrad no_grad(tape);
-  const Evaluating evaluating(model);
+  const EvalMode evaluating(model);
   for (std::size_t i = 0; i < n; ++i) {
     tape.reset();
-    const std::size_t used = std::min(text.size(), most);
-    const std::size_t padded = std::min(round_up(used, grain), most);
+    const std::size_t used = std::min(text.size(), max_context);
+    const std::size_t padded = std::min(round_up(used, grain), max_context);
     std::vector<std::int32_t> window(text.end() - static_cast<std::ptrdiff_t>(used), text.end());
     window.resize(padded);
     const Tensor tokens = tape.empty({1, padded}, DType::i32);

@@ -50,7 +50,7 @@ class Gpt2 : public Module {
   Var logits_at(Tape&, const Tensor& tokens, std::size_t position);
 
   /// Keep a block's input only, and run the block again in backward.
-  bool recompute_blocks = false;
+  bool checkpoint_blocks = false;
   /// Dropout is active; true at first.
   void set_training(bool);
   bool training() const { return dropout_.training; }

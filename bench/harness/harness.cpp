@@ -35,12 +35,12 @@ std::vector<double> max_over_ranks(Communicator& comm, std::vector<double> us) {
   return us;
 }
 
-std::string memory_line(std::size_t buffer_bytes) {
+std::string memory_line(std::size_t read_buffer_bytes) {
   rusage use{};
   ::getrusage(RUSAGE_SELF, &use);
-  return str("# Memory: ", human_bytes(buffer_bytes), " of buffers a rank, ",
-             human_bytes(static_cast<unsigned long long>(use.ru_maxrss) * 1024),
-             " of rank 0's process at most so far\n");
+  return concat("# Memory: ", human_bytes(read_buffer_bytes), " of buffers a rank, ",
+                human_bytes(static_cast<unsigned long long>(use.ru_maxrss) * 1024),
+                " of rank 0's process at most so far\n");
 }
 
 /// One rank's run over all cases; rank 0 prints.
@@ -63,7 +63,7 @@ class RankRun {
     results.devices = gather_devices(comm_, local_rank);
     print([&] {
       return start_lines(collective_, options_) + device_lines(results.devices) +
-             str("# Backend: ", comm_.describe(), "\n") +
+             concat("# Backend: ", comm_.describe(), "\n") +
              (options_.memory_report ? memory_line(buffers_.bytes()) : "");
     });
     print([&] { return header_lines(options_); });
@@ -126,10 +126,11 @@ class RankRun {
   }
 
   std::string choice_line(const Case& c, std::size_t bytes) const {
-    const CallChoice choice = comm_.explain(collective_.kind, bytes, options_.registered > 0, c.dtype, c.op);
-    return str("# ", bytes, " B: ", choice.algorithm, " over ", choice.transport,
-               choice.chunk_bytes ? ", pieces of " + human_bytes(choice.chunk_bytes) : "", " (", choice.why,
-               ")\n");
+    const AlgorithmChoice choice =
+        comm_.explain(collective_.kind, bytes, options_.registered > 0, c.dtype, c.op);
+    return concat("# ", bytes, " B: ", choice.algorithm, " over ", choice.transport,
+                  choice.chunk_bytes ? ", pieces of " + human_bytes(choice.chunk_bytes) : "", " (",
+                  choice.reason, ")\n");
   }
 
   /// `bytes`: of the column size, which the bandwidths are computed from.
@@ -208,11 +209,11 @@ void run_in_threads(int count, const std::function<void(int)>& rank_main) {
 }  // namespace
 
 int run(const Collective& collective, const Options& options, const Print& print, const Hooks& hooks) {
-  const Place place = place_from_environment();
+  const LaunchInfo place = launch_info_from_environment();
   const int here = options.threads * options.gpus, size = place.size * here;
   require(options.root < size, Errc::config, "-r ", options.root, ", but there are only ", size, " ranks");
   if (options.cuda) cuda::require_device({Device::cuda, 0});
-  const auto store = place.size > 1 ? store_for(place) : memory_store();
+  const auto store = place.size > 1 ? store_for_launch(place) : memory_store();
   int status = 0;  // of thread 0; every rank's is the same
   run_in_threads(here, [&](int thread) {
     const int rank = place.rank * here + thread, local_rank = place.local_rank * here + thread;

@@ -179,7 +179,7 @@ void settle(const Collective& c, Options& o, const Words& w) {
           " leaves no iteration for --percentiles");
   const bool one = !o.algorithm.empty() && o.algorithm.find('=') == std::string::npos;
   if (one && c.kind != rz::Collective::all_reduce)  // which one name alone means
-    o.algorithm.insert(0, str(name(c.kind), "="));
+    o.algorithm.insert(0, concat(name(c.kind), "="));
   require(w.cta_policy == 0, Errc::config, "-x ", w.cta_policy,
           ": ours have one way to divide a card into blocks; leave it out");
   o.min_bytes = parse_size(w.min, "-b");
@@ -204,9 +204,9 @@ std::size_t Options::next_size(std::size_t bytes) const {
 ParsedOptions parse_options(const Collective& collective, int argc, const char* const* argv) {
   ParsedOptions parsed;
   Words words;
-  CommandLine line(
-      str("Times ", collective.name, " on host or device memory; flags and output are those of nccl-tests."),
-      str(collective.name, "_perf"), what_else);
+  CommandLine line(concat("Times ", collective.name,
+                          " on host or device memory; flags and output are those of nccl-tests."),
+                   concat(collective.name, "_perf"), what_else);
   add_sizes(line, parsed.options, words);
   add_operation(line, parsed.options, words);
   add_running(line, parsed.options, words);

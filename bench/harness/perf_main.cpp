@@ -15,7 +15,7 @@ int perf_main(const char* name, int argc, char** argv) {
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   const Collective& collective = collective_from_name(name);
   const auto parse = [&] { return parse_options(collective, argc, argv); };
-  return run_program(str(name, "_perf").c_str(), parse, [&](const Options& options) {
+  return run_program(concat(name, "_perf").c_str(), parse, [&](const Options& options) {
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     return run(collective, options, [](const std::string& text) { std::fputs(text.c_str(), stdout); });
   });

@@ -20,7 +20,7 @@ std::string percentiles_text(const Figure& f) {
 
 std::string statistics(const char* placement, const std::vector<double>& us, int skipped) {
   const Summary s = summarize(us, skipped);
-  if (s.count == 0) return str("#   ", placement, ": no iterations left\n");
+  if (s.count == 0) return concat("#   ", placement, ": no iterations left\n");
   return format("#   %s: %zu iterations of rank 0, us: min %.2f p50 %.2f mean %.2f p99 %.2f max %.2f\n",
                 placement, s.count, s.min, s.p50, s.mean, s.p99, s.max);
 }
@@ -37,8 +37,8 @@ std::string now() {
 
 std::string start_lines(const Collective& c, const Options& o) {
   const bool by_factor = o.step_factor > 1;
-  return str("# ringzero version ", RZ_VERSION, " ringzero-headers=", RZ_VERSION,
-             " ringzero-library=", RZ_VERSION, "\n", "# Collective test starting: ", c.name, "_perf\n") +
+  return concat("# ringzero version ", RZ_VERSION, " ringzero-headers=", RZ_VERSION,
+                " ringzero-library=", RZ_VERSION, "\n", "# Collective test starting: ", c.name, "_perf\n") +
          format(
              "# nThread %d nGpus %d minBytes %zu maxBytes %zu step: %ld(%s) warmup iters: %d iters: %d agg "
              "iters: %d "
@@ -79,7 +79,7 @@ std::string header_lines(const Options& o) {
 
 std::string row_line(const Row& r) {
   return format("%12zu  %12zu  %8s  %6s  %6s", r.bytes, r.count, r.type.c_str(), r.op.c_str(),
-                str(r.root).c_str()) +
+                concat(r.root).c_str()) +
          figure_text(r.out_of_place) + figure_text(r.in_place) + percentiles_text(r.out_of_place) +
          percentiles_text(r.in_place) + (r.when.empty() ? "" : "  " + r.when) + "\n";
 }
@@ -96,9 +96,9 @@ double Results::average_bus_bandwidth() const {
 }
 
 std::string Results::closing_lines(const Collective& c) const {
-  return str("# Out of bounds values : ", failed_checks, failed_checks ? " FAILED\n" : " OK\n") +
+  return concat("# Out of bounds values : ", failed_checks, failed_checks ? " FAILED\n" : " OK\n") +
          format("# Avg bus bandwidth    : %g \n", average_bus_bandwidth()) +
-         str("#\n# Collective test concluded: ", c.name, "_perf\n#\n");
+         concat("#\n# Collective test concluded: ", c.name, "_perf\n#\n");
 }
 
 }  // namespace rz::bench

@@ -18,7 +18,7 @@ constexpr const char* reported_variables[] = {
 Json environment_json() {
   Json list = Json::array();
   for (const char* name : reported_variables)
-    if (const char* value = std::getenv(name)) list.push_back(str(name, "=", value));
+    if (const char* value = std::getenv(name)) list.push_back(concat(name, "=", value));
   return list;
 }
 
@@ -90,7 +90,7 @@ void write_json(const std::string& path, const Collective& c, const Options& o, 
          {"errors", Json::array()},
          {"end_time", r.end_time}};
   for (const auto& row : r.rows) j["results"].push_back(row_json(row));
-  if (r.failed_checks) j["errors"].push_back(str(r.failed_checks, " checks found wrong results"));
+  if (r.failed_checks) j["errors"].push_back(concat(r.failed_checks, " checks found wrong results"));
   write_file(path, j.dump(2));
 }
 

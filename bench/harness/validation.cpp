@@ -52,15 +52,15 @@ std::uint64_t Validation::wrong_on_this_rank(const Case& c, BufferRotation& rota
 
 void Validation::prepare(const Case& c, const Call& call, int operation) const {
   const std::size_t element = size_of(c.dtype);
-  set_bytes(call.out, 0xa5, call.counts.recv * element, stream_);
+  memset_async(call.out, 0xa5, call.counts.recv * element, stream_);
   std::vector<std::byte> values(call.counts.send * element);
   input_of(c, operation, comm_.rank()).fill(values.data(), call.counts.send);
-  copy_bytes(const_cast<std::byte*>(call.in), values.data(), values.size(), stream_);
+  memcpy_async(const_cast<std::byte*>(call.in), values.data(), values.size(), stream_);
 }
 
 std::vector<std::byte> Validation::result_of(const Call& call) const {
   std::vector<std::byte> result(call.counts.recv * size_of(call.dtype));
-  copy_bytes(result.data(), call.out, result.size(), stream_);
+  memcpy_async(result.data(), call.out, result.size(), stream_);
   return result;
 }
 

@@ -20,7 +20,7 @@ void read_peer(pid_t process, float* to, const float* from, std::size_t count) {
     const iovec here{reinterpret_cast<std::byte*>(to) + at, count * sizeof(float) - at};
     const iovec there{reinterpret_cast<std::byte*>(const_cast<float*>(from)) + at, here.iov_len};
     const ssize_t n = process_vm_readv(process, &here, 1, &there, 1, 0);
-    if (n <= 0) fail_errno("process_vm_readv", str("of process ", process));
+    if (n <= 0) fail_errno("process_vm_readv", concat("of process ", process));
     at += static_cast<std::size_t>(n);
   }
 }

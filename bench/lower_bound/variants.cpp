@@ -44,16 +44,16 @@ void add_mapped(std::vector<Variant>& all, std::size_t bytes) {
 }  // namespace
 
 std::string Variant::method() const {
-  return str(mapped()              ? "mapped"
-             : kind == single_copy ? "single_copy"
-                                   : "staged",
-             in_place ? "_in_place" : "");
+  return concat(mapped()              ? "mapped"
+                : kind == single_copy ? "single_copy"
+                                      : "staged",
+                in_place ? "_in_place" : "");
 }
 
 std::string Variant::name() const {
   constexpr const char* names[] = {"lines", "one_shot", "two_phase", "single_copy", "read_both", "halves"};
   std::string text = names[kind];
-  if (piece) text += str('/', piece);
+  if (piece) text += concat('/', piece);
   return text + (stores == StoreKind::streamed ? "/streamed" : "");
 }
 

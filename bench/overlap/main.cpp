@@ -113,9 +113,9 @@ Json json_of(const Communicator& comm, const Options& o, const Measure& measure,
          {"rows", Json::array()}};
   for (const Row& r : rows) {
     Json row{{"through", r.through}};
-    for (const Column& c : columns) row[str(c.name, "_ms")] = r.median(c.of);
+    for (const Column& c : columns) row[concat(c.name, "_ms")] = r.median(c.of);
     row["hidden"] = r.hidden();
-    for (const Column& c : columns) row["samples"][str(c.name, "_ms")] = r.each(c.of);
+    for (const Column& c : columns) row["samples"][concat(c.name, "_ms")] = r.each(c.of);
     j["rows"].push_back(std::move(row));
   }
   return j;

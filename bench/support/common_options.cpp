@@ -12,7 +12,8 @@ void add_timeout(CommandLine& line, double& seconds) {
 void add_memory(CommandLine& line, int& registered, const std::string& why) {
   line.add_option(
           "-R,--local_register", registered,
-          str("Memory: 0 ordinary, 1 of Communicator::allocate, 2 of allocate_symmetric, 3 ordinary memory "
+          concat(
+              "Memory: 0 ordinary, 1 of Communicator::allocate, 2 of allocate_symmetric, 3 ordinary memory "
               "that is registered; default ",
               registered, why))
       .within(0, 3);

@@ -18,12 +18,12 @@ Memory memory_of(Communicator& comm, int registered, std::size_t bytes, const St
   Memory m{registered == 2   ? comm.allocate_symmetric(bytes)
            : registered == 1 ? comm.allocate(bytes)
                              : allocate_on(comm.options().device, bytes)};
-  set_bytes(m.data.get(), 0, bytes, stream);
+  memset_async(m.data.get(), 0, bytes, stream);
   stream.synchronize();
   if (registered != 3) return m;
   m.registration = comm.register_buffer(m.data.get(), bytes);
   require(m.registration.zero_copy() || comm.size() == 1, Errc::unsupported, "-R 3 on rank ", comm.rank(),
-          ": ", m.registration.why());
+          ": ", m.registration.reason());
   return m;
 }
 

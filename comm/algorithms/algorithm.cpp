@@ -6,7 +6,7 @@
 
 namespace rz {
 
-#define RZ_ALGORITHM(collective, name, ...) Schedule name##_##collective(Seat);
+#define RZ_ALGORITHM(collective, name, ...) Schedule name##_##collective(RankContext);
 #include "comm/algorithms/list.inc"
 #undef RZ_ALGORITHM
 
@@ -27,7 +27,7 @@ const Algorithm& find_algorithm(Collective collective, std::string_view name) {
   for (const Algorithm& a : list) {
     if (a.collective != collective) continue;
     if (name == a.name) return a;
-    choices += str(choices.empty() ? "" : ", ", a.name);
+    choices += concat(choices.empty() ? "" : ", ", a.name);
   }
   require(!choices.empty(), Errc::config, rz::name(collective),
           " is no scheduled collective and has no algorithms");

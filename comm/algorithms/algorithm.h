@@ -9,9 +9,9 @@
 namespace rz {
 
 enum Trait : unsigned {
-  by_host = 1,      ///< pays only where some ranks share a host and others do not
-  in_a_row = 2,     ///< only where each host holds consecutive ranks
-  rounds_often = 4  ///< partial sums in rank order are stored: small floats are rounded on the way
+  hierarchical = 1,      ///< pays only where some ranks share a host and others do not
+  contiguous_nodes = 2,  ///< only where each host holds consecutive ranks
+  rounds_partials = 4    ///< partial sums in rank order are stored: small floats are rounded on the way
 };
 
 struct Algorithm {

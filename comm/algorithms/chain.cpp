@@ -8,11 +8,11 @@
 
 namespace rz {
 
-Schedule chain_all_reduce(Seat seat) {
+Schedule chain_all_reduce(RankContext seat) {
   const bool first = seat.rank == 0, last = seat.rank == seat.size - 1;
   Schedule s;
-  if (first && last) s.steps.push_back(combine(output(0), {local(input(0))}, true));
-  if (!first) s.steps.push_back(combine(output(0), {from(seat.rank - 1), local(input(0))}, last));
+  if (first && last) s.steps.push_back(reduce_step(output(0), {local(input(0))}, true));
+  if (!first) s.steps.push_back(reduce_step(output(0), {from(seat.rank - 1), local(input(0))}, last));
   if (!last) s.steps.push_back(send(seat.rank + 1, first ? input(0) : output(0)));
   if (!last) s.steps.push_back(recv(output(0), seat.rank + 1));
   if (!first) s.steps.push_back(send(seat.rank - 1, output(0)));

@@ -8,13 +8,13 @@ namespace rz {
 
 // What a rank has heard by round k is cell k: combining the last cell with the message, rather than just
 // receiving it, makes the next round wait for both.
-Schedule dissemination_barrier(Seat seat) {
-  Schedule s{.cells = 1};
-  for (int distance = 1; distance < seat.size; distance *= 2, ++s.cells) {
-    const int heard = s.cells - 1;
-    s.steps.push_back(send(around(seat, distance), scratch(heard, 0)));
-    s.steps.push_back(
-        combine(scratch(heard + 1, 0), {local(scratch(heard, 0)), from(around(seat, -distance))}));
+Schedule dissemination_barrier(RankContext seat) {
+  Schedule s{.scratch_chunks = 1};
+  for (int distance = 1; distance < seat.size; distance *= 2, ++s.scratch_chunks) {
+    const int heard = s.scratch_chunks - 1;
+    s.steps.push_back(send(rank_at_distance(seat, distance), scratch(heard, 0)));
+    s.steps.push_back(reduce_step(scratch(heard + 1, 0),
+                                  {local(scratch(heard, 0)), from(rank_at_distance(seat, -distance))}));
   }
   return s;
 }

@@ -16,7 +16,7 @@ namespace rz {
 namespace {
 
 struct Round {
-  int near, far;
+  int near, peer;
 };
 
 std::vector<Round> halvings(int size) {
@@ -27,51 +27,52 @@ std::vector<Round> halvings(int size) {
 
 // `partial(relative chunk)` is where the sum of a chunk other than the own is kept.
 template <class Partial>
-void halve(Seat seat, std::vector<Step>& steps, Partial partial) {
-  std::vector<Slot> held;
+void halve(RankContext seat, std::vector<Step>& steps, Partial partial) {
+  std::vector<ChunkRef> held;
   held.reserve(static_cast<std::size_t>(seat.size));
-  for (int i = 0; i < seat.size; ++i) held.push_back(input(around(seat, i)));
+  for (int i = 0; i < seat.size; ++i) held.push_back(input(rank_at_distance(seat, i)));
   for (const auto [near, far] : halvings(seat.size)) {
-    for (int i = near; i < far; ++i) steps.push_back(send(around(seat, near), held[i]));
+    for (int i = near; i < far; ++i) steps.push_back(send(rank_at_distance(seat, near), held[i]));
     for (int i = 0; i < far - near; ++i) {
-      const Slot sum = i == 0 ? output(seat.rank) : partial(i);
-      steps.push_back(combine(sum, {local(held[i]), from(around(seat, -near))}, near == 1));
+      const ChunkRef sum = i == 0 ? output(seat.rank) : partial(i);
+      steps.push_back(reduce_step(sum, {local(held[i]), from(rank_at_distance(seat, -near))}, near == 1));
       held[i] = sum;
     }
   }
-  if (seat.size == 1) steps.push_back(combine(output(0), {local(input(0))}, true));
+  if (seat.size == 1) steps.push_back(reduce_step(output(0), {local(input(0))}, true));
 }
 
 // The own chunk, relative chunk 0, is in `own`; all others end in the output.
-void regain(Seat seat, Slot own, std::vector<Step>& steps) {
+void all_gather_doubling(RankContext seat, ChunkRef own, std::vector<Step>& steps) {
   const auto rounds = halvings(seat.size);
   for (auto round = rounds.rbegin(); round != rounds.rend(); ++round) {
     const auto [near, far] = *round;
     for (int i = 0; i < far - near; ++i)
-      steps.push_back(send(around(seat, -near), i == 0 ? own : output(around(seat, i))));
-    for (int i = near; i < far; ++i) steps.push_back(recv(output(around(seat, i)), around(seat, near)));
+      steps.push_back(send(rank_at_distance(seat, -near), i == 0 ? own : output(rank_at_distance(seat, i))));
+    for (int i = near; i < far; ++i)
+      steps.push_back(recv(output(rank_at_distance(seat, i)), rank_at_distance(seat, near)));
   }
 }
 
 }  // namespace
 
-Schedule halving_doubling_all_reduce(Seat seat) {
+Schedule halving_doubling_all_reduce(RankContext seat) {
   Schedule s{.chunks = seat.size};
-  halve(seat, s.steps, [&](int i) { return output(around(seat, i)); });
-  regain(seat, output(seat.rank), s.steps);
+  halve(seat, s.steps, [&](int i) { return output(rank_at_distance(seat, i)); });
+  all_gather_doubling(seat, output(seat.rank), s.steps);
   return s;
 }
 
-Schedule halving_reduce_scatter(Seat seat) {
-  Schedule s{.chunks = seat.size, .cells = seat.size > 3 ? seat.size / 2 - 1 : 0};
-  halve(seat, s.steps, [&](int i) { return scratch(i - 1, around(seat, i)); });
+Schedule halving_reduce_scatter(RankContext seat) {
+  Schedule s{.chunks = seat.size, .scratch_chunks = seat.size > 3 ? seat.size / 2 - 1 : 0};
+  halve(seat, s.steps, [&](int i) { return scratch(i - 1, rank_at_distance(seat, i)); });
   return s;
 }
 
-Schedule doubling_all_gather(Seat seat) {
+Schedule doubling_all_gather(RankContext seat) {
   Schedule s{.chunks = seat.size};
   s.steps.push_back(copy(output(seat.rank), input(seat.rank)));
-  regain(seat, input(seat.rank), s.steps);
+  all_gather_doubling(seat, input(seat.rank), s.steps);
   return s;
 }
 

@@ -12,24 +12,24 @@ namespace {
 
 /// One rank's view of the chain.
 struct BroadcastChain {
-  Seat seat;
-  Hosts hosts{seat};
-  bool at_root = hosts.here() == hosts.host_of(seat.root);
-  bool at_end = hosts.around(1) == hosts.host_of(seat.root);
+  RankContext seat;
+  NodeMap hosts{seat};
+  bool at_root = hosts.my_node() == hosts.node_of(seat.root);
+  bool at_end = hosts.around(1) == hosts.node_of(seat.root);
 
-  int owner(int chunk) const { return hosts.owner(hosts.here(), chunk); }
-  int from_whom(int chunk) const { return at_root ? seat.root : hosts.owner(hosts.around(-1), chunk); }
+  int owner(int chunk) const { return hosts.lane_owner(hosts.my_node(), chunk); }
+  int predecessor(int chunk) const { return at_root ? seat.root : hosts.lane_owner(hosts.around(-1), chunk); }
 
-  void pass_on(int chunk, Slot what, std::vector<Step>& steps) const {
-    if (!at_end) steps.push_back(send(hosts.owner(hosts.around(1), chunk), what));
-    for (const int peer : hosts.neighbours())
+  void relay(int chunk, ChunkRef what, std::vector<Step>& steps) const {
+    if (!at_end) steps.push_back(send(hosts.lane_owner(hosts.around(1), chunk), what));
+    for (const int peer : hosts.local_peers())
       if (peer != seat.root) steps.push_back(send(peer, what));
   }
 };
 
 }  // namespace
 
-Schedule hierarchical_chain_broadcast(Seat seat) {
+Schedule hierarchical_chain_broadcast(RankContext seat) {
   const BroadcastChain chain{seat};
   Schedule s{.chunks = chain.hosts.largest()};
   const bool root = seat.rank == seat.root;
@@ -39,8 +39,8 @@ Schedule hierarchical_chain_broadcast(Seat seat) {
     if (root && owner != seat.rank) {
       s.steps.push_back(send(owner, input(c)));
     } else if (owner == seat.rank) {
-      if (!root) s.steps.push_back(recv(output(c), chain.from_whom(c)));
-      chain.pass_on(c, root ? input(c) : output(c), s.steps);
+      if (!root) s.steps.push_back(recv(output(c), chain.predecessor(c)));
+      chain.relay(c, root ? input(c) : output(c), s.steps);
     } else {
       s.steps.push_back(recv(output(c), owner));
     }

@@ -6,12 +6,13 @@
 
 namespace rz {
 
-bool hosts_in_a_row(std::span<const int> host) { return std::is_sorted(host.begin(), host.end()); }
+bool ranks_contiguous_by_node(std::span<const int> host) { return std::is_sorted(host.begin(), host.end()); }
 
-Hosts::Hosts(Seat seat) : rank_(seat.rank), host_(seat.host.begin(), seat.host.end()) {
-  if (host_.empty()) host_.assign(static_cast<std::size_t>(seat.size), 0);
+NodeMap::NodeMap(RankContext seat)
+    : rank_(seat.rank), node_of_rank_(seat.node_of_rank.begin(), seat.node_of_rank.end()) {
+  if (node_of_rank_.empty()) node_of_rank_.assign(static_cast<std::size_t>(seat.size), 0);
   for (int r = 0; r < seat.size; ++r) {
-    const int h = host_of(r);
+    const int h = node_of(r);
     require(h >= 0 && h <= count(), Errc::invalid_argument, "rank ", r, " is on host ", h, ", but only ",
             count(), " hosts come before it");
     if (h == count()) ranks_.emplace_back();
@@ -20,27 +21,27 @@ Hosts::Hosts(Seat seat) : rank_(seat.rank), host_(seat.host.begin(), seat.host.e
     there.push_back(r);
     largest_ = std::max(largest_, static_cast<int>(there.size()));
   }
-  here_ = host_of(rank_);
+  my_node_ = node_of(rank_);
 }
 
-Hosts Hosts::in_a_row(Seat seat, const char* algorithm) {
-  require(hosts_in_a_row(seat.host), Errc::invalid_argument, "the algorithm '", algorithm,
+NodeMap NodeMap::contiguous(RankContext seat, const char* algorithm) {
+  require(ranks_contiguous_by_node(seat.node_of_rank), Errc::invalid_argument, "the algorithm '", algorithm,
           "' sums a host after the other, and so in rank order only where each host holds consecutive ranks");
-  return Hosts(seat);
+  return NodeMap(seat);
 }
 
-std::vector<int> Hosts::neighbours(bool backwards) const {
-  const std::vector<int>& all = ranks(here_);
+std::vector<int> NodeMap::local_peers(bool backwards) const {
+  const std::vector<int>& all = ranks(my_node_);
   const int n = static_cast<int>(all.size());
   std::vector<int> others;
   for (int d = 1; d < n; ++d)
-    others.push_back(all[static_cast<std::size_t>((index() + (backwards ? n - d : d)) % n)]);
+    others.push_back(all[static_cast<std::size_t>((local_rank() + (backwards ? n - d : d)) % n)]);
   return others;
 }
 
-std::vector<Term> Hosts::of_this_host(Slot mine) const {
-  std::vector<Term> terms;
-  for (const int r : ranks(here_)) terms.push_back(r == rank_ ? local(mine) : from(r));
+std::vector<Operand> NodeMap::local_operands(ChunkRef mine) const {
+  std::vector<Operand> terms;
+  for (const int r : ranks(my_node_)) terms.push_back(r == rank_ ? local(mine) : from(r));
   return terms;
 }
 

@@ -9,11 +9,11 @@
 
 namespace rz {
 
-Schedule one_shot_all_reduce(Seat seat) {
-  if (seat.size == 1) return {.steps = {combine(output(0), {local(input(0))}, true)}};
-  Schedule s{.cells = 1};
-  for (int d = 1; d < seat.size; ++d) s.steps.push_back(send(around(seat, d), input(0)));
-  s.steps.push_back(combine(scratch(0, 0), in_rank_order(seat, input(0)), true));
+Schedule one_shot_all_reduce(RankContext seat) {
+  if (seat.size == 1) return {.steps = {reduce_step(output(0), {local(input(0))}, true)}};
+  Schedule s{.scratch_chunks = 1};
+  for (int d = 1; d < seat.size; ++d) s.steps.push_back(send(rank_at_distance(seat, d), input(0)));
+  s.steps.push_back(reduce_step(scratch(0, 0), rank_ordered_operands(seat, input(0)), true));
   s.steps.push_back(copy(output(0), scratch(0, 0)));
   return s;
 }

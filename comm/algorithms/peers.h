@@ -6,11 +6,13 @@
 namespace rz {
 
 /// The rank `distance` (any sign, less than the size) further around the group.
-inline int around(Seat seat, int distance) { return (seat.rank + distance + seat.size) % seat.size; }
+inline int rank_at_distance(RankContext seat, int distance) {
+  return (seat.rank + distance + seat.size) % seat.size;
+}
 
 /// The terms x0, x1, …, x(n-1): the next message of every other rank, and `mine` in this rank's place.
-inline std::vector<Term> in_rank_order(Seat seat, Slot mine) {
-  std::vector<Term> terms;
+inline std::vector<Operand> rank_ordered_operands(RankContext seat, ChunkRef mine) {
+  std::vector<Operand> terms;
   terms.reserve(static_cast<std::size_t>(seat.size));
   for (int r = 0; r < seat.size; ++r) terms.push_back(r == seat.rank ? local(mine) : from(r));
   return terms;

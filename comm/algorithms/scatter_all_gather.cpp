@@ -12,9 +12,9 @@ namespace rz {
 namespace {
 
 // Chunk c belongs to the rank c + 1 places after the root.
-int owner(Seat seat, int chunk) { return (seat.root + 1 + chunk) % seat.size; }
+int owner(RankContext seat, int chunk) { return (seat.root + 1 + chunk) % seat.size; }
 
-Schedule hand_out(Seat seat, int chunks) {
+Schedule scatter_chunks(RankContext seat, int chunks) {
   Schedule s{.chunks = chunks};
   for (int c = 0; c < chunks; ++c) s.steps.push_back(copy(output(c), input(c)));
   for (int c = 0; c < seat.size - 1; ++c) s.steps.push_back(send(owner(seat, c), input(c)));
@@ -23,9 +23,9 @@ Schedule hand_out(Seat seat, int chunks) {
 
 }  // namespace
 
-Schedule scatter_all_gather_broadcast(Seat seat) {
+Schedule scatter_all_gather_broadcast(RankContext seat) {
   const int chunks = std::max(1, seat.size - 1);
-  if (seat.rank == seat.root) return hand_out(seat, chunks);
+  if (seat.rank == seat.root) return scatter_chunks(seat, chunks);
   const int own = (seat.rank - seat.root - 1 + seat.size) % seat.size;
   Schedule s{.chunks = chunks, .steps = {recv(output(own), seat.root)}};
   for (int d = 1; d < chunks; ++d) s.steps.push_back(send(owner(seat, (own + d) % chunks), output(own)));

@@ -14,7 +14,7 @@ struct Node {
   std::vector<int> children;  // smallest subtree first
 };
 
-Node node_of(Seat seat) {
+Node node_of(RankContext seat) {
   const int v = (seat.rank - seat.root + seat.size) % seat.size;
   const auto rank = [&](int relative) { return (relative + seat.root) % seat.size; };
   Node node;
@@ -26,46 +26,46 @@ Node node_of(Seat seat) {
 }
 
 // A leaf sends its input as it is; others sum it with their children's in `sum`.
-void sum_upwards(const Node& node, Slot sum, std::vector<Step>& steps) {
+void reduce_up(const Node& node, ChunkRef sum, std::vector<Step>& steps) {
   const bool root = node.parent < 0;
-  std::vector<Term> terms{local(input(0))};
+  std::vector<Operand> terms{local(input(0))};
   for (int child : node.children) terms.push_back(from(child));
   const bool leaf = terms.size() == 1 && !root;
-  if (!leaf) steps.push_back(combine(sum, std::move(terms), root));
+  if (!leaf) steps.push_back(reduce_step(sum, std::move(terms), root));
   if (!root) steps.push_back(send(node.parent, leaf ? input(0) : sum));
 }
 
 // The largest subtree, which has the longest way, first.
-void send_downwards(const Node& node, Slot what, std::vector<Step>& steps) {
+void broadcast_down(const Node& node, ChunkRef what, std::vector<Step>& steps) {
   for (auto child = node.children.rbegin(); child != node.children.rend(); ++child)
     steps.push_back(send(*child, what));
 }
 
 }  // namespace
 
-Schedule tree_all_reduce(Seat seat) {
+Schedule tree_all_reduce(RankContext seat) {
   const Node node = node_of(seat);
   Schedule s;
-  sum_upwards(node, output(0), s.steps);
+  reduce_up(node, output(0), s.steps);
   if (node.parent >= 0) s.steps.push_back(recv(output(0), node.parent));
-  send_downwards(node, output(0), s.steps);
+  broadcast_down(node, output(0), s.steps);
   return s;
 }
 
-Schedule tree_reduce(Seat seat) {
+Schedule tree_reduce(RankContext seat) {
   const Node node = node_of(seat);
   const bool in_between = node.parent >= 0 && !node.children.empty();
-  Schedule s{.cells = in_between ? 1 : 0};
-  sum_upwards(node, in_between ? scratch(0, 0) : output(0), s.steps);
+  Schedule s{.scratch_chunks = in_between ? 1 : 0};
+  reduce_up(node, in_between ? scratch(0, 0) : output(0), s.steps);
   return s;
 }
 
-Schedule tree_broadcast(Seat seat) {
+Schedule tree_broadcast(RankContext seat) {
   const Node node = node_of(seat);
   const bool root = node.parent < 0;
   Schedule s;
   s.steps.push_back(root ? copy(output(0), input(0)) : recv(output(0), node.parent));
-  send_downwards(node, root ? input(0) : output(0), s.steps);
+  broadcast_down(node, root ? input(0) : output(0), s.steps);
   return s;
 }
 

@@ -14,49 +14,49 @@ namespace rz {
 
 namespace {
 
-using Ranks = std::span<const RankOnDevice>;
+using Ranks = std::span<const DeviceRank>;
 
 /// The first two ranks on one card, in the order of the second.
-std::optional<std::pair<std::size_t, std::size_t>> sharing(Ranks ranks) {
+std::optional<std::pair<std::size_t, std::size_t>> find_shared_gpu(Ranks ranks) {
   for (std::size_t b = 1; b < ranks.size(); ++b)
     for (std::size_t a = 0; a < b; ++a)
-      if (ranks[a].card == ranks[b].card) return std::pair{a, b};
+      if (ranks[a].gpu_uuid == ranks[b].gpu_uuid) return std::pair{a, b};
   return std::nullopt;
 }
 
 /// Empty if NCCL can serve the group. In an order that first names what no installation mends.
-std::string against_nccl(Ranks ranks, bool deterministic) {
-  if (const auto pair = sharing(ranks))
-    return str("ranks ", pair->first, " and ", pair->second, " share a GPU");
-  if (deterministic && ranks.size() > PeerKernels::most_sources)
-    return str("sums in rank order over NCCL serve at most ", PeerKernels::most_sources, " ranks");
+std::string reason_against_nccl(Ranks ranks, bool deterministic) {
+  if (const auto pair = find_shared_gpu(ranks))
+    return concat("ranks ", pair->first, " and ", pair->second, " share a GPU");
+  if (deterministic && ranks.size() > PeerKernels::max_sources)
+    return concat("sums in rank order over NCCL serve at most ", PeerKernels::max_sources, " ranks");
   for (std::size_t r = 0; r < ranks.size(); ++r)
-    if (ranks[r].nccl == 0) return str("rank ", r, " has no NCCL that serves");
+    if (ranks[r].nccl_version == 0) return concat("rank ", r, " has no NCCL that serves");
   for (std::size_t r = 1; r < ranks.size(); ++r)
-    if (ranks[r].nccl != ranks[0].nccl)
-      return str("rank 0 has NCCL ", nccl::version_text(ranks[0].nccl), " and rank ", r, " ",
-                 nccl::version_text(ranks[r].nccl));
+    if (ranks[r].nccl_version != ranks[0].nccl_version)
+      return concat("rank 0 has NCCL ", nccl::version_text(ranks[0].nccl_version), " and rank ", r, " ",
+                    nccl::version_text(ranks[r].nccl_version));
   return "";
 }
 
-std::string against_peer_cuda(Ranks ranks) {
+std::string reason_against_peer_cuda(Ranks ranks) {
   for (std::size_t r = 1; r < ranks.size(); ++r)
-    if (ranks[r].host != ranks[0].host) return str("rank ", r, " is on another host than rank 0");
-  if (ranks.size() > peer::most_ranks)
-    return str("the kernels of peer_cuda serve at most ", peer::most_ranks, " ranks");
+    if (ranks[r].host != ranks[0].host) return concat("rank ", r, " is on another host than rank 0");
+  if (ranks.size() > peer::max_ranks)
+    return concat("the kernels of peer_cuda serve at most ", peer::max_ranks, " ranks");
   for (std::size_t r = 0; r < ranks.size(); ++r)
-    if (ranks[r].out_of_reach >= 0)
-      return str("rank ", r, "'s GPU does not reach the memory of rank ", ranks[r].out_of_reach, "'s");
+    if (ranks[r].unreachable_rank >= 0)
+      return concat("rank ", r, "'s GPU does not reach the memory of rank ", ranks[r].unreachable_rank, "'s");
   return "";
 }
 
 /// What ranks say once they know where all are.
-struct Means {
-  int nccl = 0, out_of_reach = -1;
+struct Capabilities {
+  int nccl_version = 0, unreachable_rank = -1;
 };
 
 /// Why it does not serve is for who asks for it by name.
-int version_of_nccl() {
+int usable_nccl_version() {
   try {
     return nccl::require_version(nccl::nccl_api());
   } catch (const Error&) {
@@ -64,8 +64,8 @@ int version_of_nccl() {
   }
 }
 
-struct HomeAndHost {
-  Home home;
+struct LocationAndHost {
+  DeviceLocation location;
   char host_id[160] = {};
 };
 
@@ -73,33 +73,34 @@ struct HomeAndHost {
 
 BackendChoice choose_backend(Ranks ranks, bool deterministic) {
   if (ranks.size() == 1) return {"peer_cuda", "a rank alone"};
-  const std::string no_nccl = against_nccl(ranks, deterministic);
+  const std::string no_nccl = reason_against_nccl(ranks, deterministic);
   if (no_nccl.empty()) return {"nccl", "every rank has a GPU of its own"};
-  const std::string no_peers = against_peer_cuda(ranks);
+  const std::string no_peers = reason_against_peer_cuda(ranks);
   if (no_peers.empty()) return {"peer_cuda", no_nccl};
-  return {"ring", str(no_nccl, ", and ", no_peers)};
+  return {"ring", concat(no_nccl, ", and ", no_peers)};
 }
 
-std::vector<RankOnDevice> ranks_on_devices(Backend& host, int rank, int size, const CommOptions& options) {
-  HomeAndHost mine{home_of(options.device)};
+std::vector<DeviceRank> gather_device_ranks(Backend& host, int rank, int size, const CommOptions& options) {
+  LocationAndHost mine{locate_device(options.device)};
   std::memcpy(mine.host_id, options.host_id.data(), std::min(options.host_id.size(), sizeof mine.host_id));
-  const auto homes = tell_all(host, mine, size);
-  std::vector<RankOnDevice> ranks;
-  for (const HomeAndHost& h : homes)
-    ranks.push_back({.host = std::string(h.home.machine, sizeof h.home.machine) +
+  const auto locations = all_gather_value(host, mine, size);
+  std::vector<DeviceRank> ranks;
+  for (const LocationAndHost& h : locations)
+    ranks.push_back({.host = std::string(h.location.machine, sizeof h.location.machine) +
                              std::string(h.host_id, sizeof h.host_id),
-                     .card = std::string(h.home.card, sizeof h.home.card)});
+                     .gpu_uuid = std::string(h.location.gpu_uuid, sizeof h.location.gpu_uuid)});
   if (size == 1) return ranks;
-  Means means;
-  if (!sharing(ranks)) means.nccl = version_of_nccl();
+  Capabilities means;
+  if (!find_shared_gpu(ranks)) means.nccl_version = usable_nccl_version();
   for (int r = size - 1; r >= 0; --r) {
     const auto i = static_cast<std::size_t>(r);
-    if (ranks[i].host == ranks[static_cast<std::size_t>(rank)].host && !reaches(mine.home, homes[i].home))
-      means.out_of_reach = r;
+    if (ranks[i].host == ranks[static_cast<std::size_t>(rank)].host &&
+        !can_access_peer(mine.location, locations[i].location))
+      means.unreachable_rank = r;
   }
-  const auto all = tell_all(host, means, size);
+  const auto all = all_gather_value(host, means, size);
   for (std::size_t r = 0; r < all.size(); ++r)
-    ranks[r].nccl = all[r].nccl, ranks[r].out_of_reach = all[r].out_of_reach;
+    ranks[r].nccl_version = all[r].nccl_version, ranks[r].unreachable_rank = all[r].unreachable_rank;
   return ranks;
 }
 

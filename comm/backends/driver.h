@@ -30,10 +30,10 @@
 
 namespace rz {
 
-class Driver : public std::enable_shared_from_this<Driver> {
+class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
  public:
-  Driver(int rank, int size, std::unique_ptr<Transport>, ScheduledOptions);
-  ~Driver();
+  ProgressEngine(int rank, int size, std::unique_ptr<Transport>, NativeOptions);
+  ~ProgressEngine();
 
   void start_thread();
   /// Ends what is pending with an error, and the thread. Bounded.
@@ -42,14 +42,14 @@ class Driver : public std::enable_shared_from_this<Driver> {
   /// waiters that never come back: closes the links, if no thread was at work on them when the child began.
   void abandon() noexcept;
 
-  /// try_at_once() of a call that is like the last one. Throws nothing.
-  bool repeat(const BriefCall&, std::shared_ptr<Job>&);
+  /// try_inline() of a call that is like the last one. Throws nothing.
+  bool try_fast_path(const CallKey&, std::shared_ptr<Request>&);
   /// True for a small collective of one host that nothing is before: it is over, unless there is a job.
   /// Throws the failure that poisoned the group, if there is one.
-  bool try_at_once(std::span<const Operation> group, std::shared_ptr<Job>&);
+  bool try_inline(std::span<const CollectiveCall> group, std::shared_ptr<Request>&);
   /// Throws the failure that poisoned the group, if there is one.
-  std::shared_ptr<Job> submit(std::span<const Operation> group);
-  void wait(Job&);
+  std::shared_ptr<Request> submit(std::span<const CollectiveCall> group);
+  void wait(Request&);
   void abort(const std::string& reason) noexcept;
   /// Throws the failure that poisoned the group, if there is one; looks for it if nobody drives. Never waits.
   void check();
@@ -57,107 +57,107 @@ class Driver : public std::enable_shared_from_this<Driver> {
   Registration register_buffer(std::span<std::byte>);
   std::string describe() const;
   /// Any thread.
-  CallChoice explain(Collective, std::size_t bytes, bool reachable, DType, ReduceOp) const;
+  AlgorithmChoice explain(Collective, std::size_t bytes, bool reachable, DType, ReduceOp) const;
 
  private:
-  struct Queued {
-    std::shared_ptr<Job> job;
-    std::size_t operation;
+  struct PendingCall {
+    std::shared_ptr<Request> request;
+    std::size_t index;
   };
   /// For whom a job waits.
-  struct Wait {
-    RankSet debtors;
+  struct WaitState {
+    RankSet waiting_on;
     int suspect = -1;  // of them
-    std::string words;
+    std::string text;
   };
   struct CachedPlan {
     const Algorithm* algorithm;
     int root;
     bool in_place;
-    std::unique_ptr<Plan> plan;
+    std::unique_ptr<DependencyPlan> plan;
   };
 
   void check_process() const;
-  std::shared_ptr<Arena> arena();
-  void look_once(std::unique_lock<ShortLock>&);
-  bool was_left() const;
+  std::shared_ptr<SharedMemoryAllocator> arena();
+  void poll_once(std::unique_lock<SpinFutexLock>&);
+  bool is_unattended() const;
   void progress_thread();
   // All of these are called by the one that drives.
-  void drive(const Job* until);
-  void step(bool waited_for);
+  void progress(const Request* until);
+  void progress_step(bool waited_for);
   void accept();
   void start_next();
-  void start(const Queued&);
+  void start(const PendingCall&);
   std::size_t coalescable() const;
-  void start_fused(std::size_t calls);
-  void run(const Operation&);
-  const TogetherWay* streams(const Operation&) const;
-  void end_current();
-  bool is_quick(const Operation&) const;
-  void fail_at_once(std::unique_lock<ShortLock>&, std::shared_ptr<Job>&);
-  std::shared_ptr<Job> begin(const Operation&);
+  void start_coalesced(std::size_t calls);
+  void dispatch(const CollectiveCall&);
+  const IntranodeAlgorithm* schedule_override(const CollectiveCall&) const;
+  void finish_current();
+  bool is_inline_eligible(const CollectiveCall&) const;
+  void fail_inline(std::unique_lock<SpinFutexLock>&, std::shared_ptr<Request>&);
+  std::shared_ptr<Request> enqueue_started(const CollectiveCall&);
   bool advance_current(bool eager);
-  void prepare_input(Operation&, Job&);
-  bool serves(const Algorithm&, Collective, bool rounds) const;
-  Selection schedule_for(Collective, std::size_t bytes, bool rounds = false) const;
-  void run_schedule(const Operation&, const Algorithm&, std::size_t slice);
-  const Plan& plan_for(const Algorithm&, int root, bool in_place);
-  void finish_messages();
-  void operation_ended(Job&);
-  void idle(bool waited_for);
-  void look(bool waited_for);
-  Wait wait_of(const Job*) const;
-  const Job* late(std::chrono::steady_clock::time_point by) const;
+  void prepare_input(CollectiveCall&, Request&);
+  bool is_allowed(const Algorithm&, Collective, bool rounds) const;
+  SelectedAlgorithm schedule_for(Collective, std::size_t bytes, bool rounds = false) const;
+  void run_schedule(const CollectiveCall&, const Algorithm&, std::size_t slice);
+  const DependencyPlan& plan_for(const Algorithm&, int root, bool in_place);
+  void finish_point_to_point();
+  void call_ended(Request&);
+  void on_idle(bool waited_for);
+  void poll_control(bool waited_for);
+  WaitState wait_state_of(const Request*) const;
+  const Request* overdue_request(std::chrono::steady_clock::time_point by) const;
   void check_deadlines(std::chrono::steady_clock::time_point now);
-  [[noreturn]] void time_out(const Job&);
+  [[noreturn]] void fail_timeout(const Request&);
   void poison(std::exception_ptr) noexcept;
-  bool nothing_left() const {
-    return !current_.job && queue_.empty() && messages_.idle() && !attention_.load();
+  bool is_idle() const {
+    return !current_.request && queue_.empty() && point_to_point_.idle() && !inbox_changed_.load();
   }
 
   const Creator creator_;
   const int rank_, size_;
-  const ScheduledOptions options_;
-  const ForcedAlgorithms forced_;
-  const std::vector<TuningRule> tuned_;   // for this group
-  std::unique_ptr<Transport> transport_;  // gone after stop()
-  const bool crowded_, one_host_;
-  const std::vector<int> host_;  // of every rank
-  const int hosts_;
-  const std::string carrier_;  // what the transport calls itself
+  const NativeOptions options_;
+  const AlgorithmOverrides overrides_;
+  const std::vector<TuningRule> file_rules_;  // for this group
+  std::unique_ptr<Transport> transport_;      // gone after stop()
+  const bool oversubscribed_, intra_node_;
+  const std::vector<int> node_of_rank_;  // of every rank
+  const int nodes_;
+  const std::string transport_name_;  // what the transport calls itself
 
   // Guarded by mutex_.
-  ShortLock mutex_;
+  SpinFutexLock mutex_;
   std::condition_variable_any changed_;       // for waiters: a job ended, or nobody drives any more
   std::condition_variable_any work_arrived_;  // for the progress thread
-  std::deque<std::shared_ptr<Job>> incoming_;
+  std::deque<std::shared_ptr<Request>> incoming_;
   std::size_t unfinished_ = 0;
-  bool driven_ = false, stopping_ = false, asleep_ = false;
+  bool has_owner_ = false, stopping_ = false, sleeping_ = false;
   std::atomic<int> waiters_{0};  // also read without the lock
   std::exception_ptr failure_;
   std::chrono::steady_clock::time_point last_use_{};
-  std::chrono::steady_clock::time_point last_left_{};  // when a call was last left to the thread
+  std::chrono::steady_clock::time_point last_unattended_{};  // when a call was last left to the thread
 
-  std::atomic<bool> attention_{false};  // incoming_ or stopping_ changed
+  std::atomic<bool> inbox_changed_{false};  // incoming_ or stopping_ changed
 
   // Belongs to whoever drives.
-  Execution execution_;
-  std::unique_ptr<Together> together_;  // where all ranks share memory
-  bool by_together_ = false;            // the current operation
-  Messages messages_;
-  std::deque<Queued> queue_;
-  Queued current_{};
+  ScheduleExecutor executor_;
+  std::unique_ptr<IntranodeEngine> intranode_;  // where all ranks share memory
+  bool current_is_intranode_ = false;           // the current operation
+  PointToPoint point_to_point_;
+  std::deque<PendingCall> queue_;
+  PendingCall current_{};
   std::size_t calls_in_one_ = 1;  // of a group, from current_ on, that run as one call
-  Fused fused_;
-  std::shared_ptr<std::byte> fused_memory_;
-  std::deque<std::shared_ptr<Job>> messaging_;  // jobs with messages in flight
-  const Job* questioned_ = nullptr;             // near its deadline: the others were asked whom they wait for
-  std::chrono::steady_clock::time_point judge_at_{};  // by what they have told
+  Coalescer coalescer_;
+  std::shared_ptr<std::byte> coalescing_buffer_;
+  std::deque<std::shared_ptr<Request>> point_to_point_requests_;  // jobs with messages in flight
+  const Request* queried_request_ = nullptr;  // near its deadline: the others were asked whom they wait for
+  std::chrono::steady_clock::time_point decide_at_{};  // by what they have told
   std::uint32_t sequence_ = 0;
   std::vector<CachedPlan> plans_;
-  unsigned rounds_ = 0;                                              // steps
+  unsigned steps_ = 0;                                               // steps
   std::optional<std::chrono::steady_clock::time_point> idle_since_;  // nothing has moved
-  bool patient_ = false;                                             // for long
+  bool may_sleep_ = false;                                           // for long
 
   std::thread thread_;
 };

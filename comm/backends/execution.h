@@ -14,20 +14,21 @@
 namespace rz {
 
 /// Bytes that were ever posted to each peer in a lane, against which Transport::released counts.
-using Posted = std::vector<std::uint64_t>;
+using PostedBytes = std::vector<std::uint64_t>;
 
 /// What is combined before dependent sends get their turn: large enough to amortise, small enough to stay in
 /// cache.
-inline constexpr std::size_t slice_bytes = 64 << 10;
+inline constexpr std::size_t default_slice_bytes = 64 << 10;
 
 /// Reused from call to call: in the steady state nothing is allocated.
-class Execution {
+class ScheduleExecutor {
  public:
-  Execution(Transport& transport, int rank, int size)
+  ScheduleExecutor(Transport& transport, int rank, int size)
       : transport_(transport), rank_(rank), size_(size), posted_(static_cast<std::size_t>(size)) {}
 
   /// Begins a call. Operation and plan must outlive it. It goes by `slice` bytes, a multiple of 64.
-  void start(const Operation&, const Plan&, const Signature&, std::size_t slice = slice_bytes);
+  void start(const CollectiveCall&, const DependencyPlan&, const CallSignature&,
+             std::size_t slice = default_slice_bytes);
   /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
   bool advance();
   bool complete() const { return remaining_ == 0; }
@@ -45,56 +46,57 @@ class Execution {
     bool finished = false;
   };
   // A peer's bytes that end within an element wait here for the rest of it.
-  struct Carry {
+  struct PartialElement {
     std::size_t have = 0;
     std::byte bytes[8];
   };
-  struct Piece {
+  struct Span {
     const std::byte* data = nullptr;
     std::size_t bytes = 0;
-    bool carried = false;
+    bool is_partial = false;
   };
 
-  const std::byte* read(Slot) const;
-  std::byte* write(Slot) const;
-  std::size_t passed(int step) const;
-  std::size_t limit(int step) const;
-  std::size_t offered(int step) const;
+  const std::byte* read(ChunkRef) const;
+  std::byte* write(ChunkRef) const;
+  std::size_t progress_of(int step) const;
+  std::size_t available(int step) const;
+  std::size_t posted_limit(int step) const;
   int divisor(const Step&) const;
   bool advance_send(int step);
-  bool advance_combine(int step);
+  bool advance_local(int step);
   bool advance_receive(int step, int peer, std::size_t most);
   bool advance_reduce(int step, std::size_t most);
-  Piece remote_piece(int peer);
-  void take(int peer, const Piece&, std::size_t bytes);
-  enum class Debt { none, taking, more, all };
-  Debt debt(int peer) const;
-  bool at_head(int step) const;
+  Span received_span(int peer);
+  void consume(int peer, const Span&, std::size_t bytes);
+  enum class PeerWait { none, receiving, partial, everything };
+  PeerWait wait_of(int peer) const;
+  bool is_next_on_links(int step) const;
   bool matches(int peer);
   void finish(int step);
 
   Transport& transport_;
   const int rank_, size_;
-  const Operation* op_ = nullptr;
-  const Plan* plan_ = nullptr;
-  std::optional<Layout> layout_;
-  Signature signature_;
-  std::size_t element_ = 1, cell_bytes_ = 0, slice_ = slice_bytes;
+  const CollectiveCall* op_ = nullptr;
+  const DependencyPlan* plan_ = nullptr;
+  std::optional<ChunkLayout> layout_;
+  CallSignature signature_;
+  std::size_t element_bytes_ = 1, scratch_chunk_bytes_ = 0, slice_ = default_slice_bytes;
   std::vector<Progress> progress_;
   std::vector<std::size_t> send_head_, receive_head_;  // positions in Plan::sends and receives
-  std::vector<Carry> carry_;
-  std::vector<bool> greeted_;  // the peer's signature was compared in this call
-  std::size_t first_ = 0, remaining_ = 0;
+  std::vector<PartialElement> partial_;
+  std::vector<bool> signature_checked_;  // the peer's signature was compared in this call
+  std::size_t first_unfinished_ = 0, remaining_ = 0;
   std::shared_ptr<std::byte> scratch_;
   std::size_t scratch_bytes_ = 0;
-  Posted posted_;
+  PostedBytes posted_;
   std::vector<const void*> sources_;
-  std::vector<Piece> pieces_;
+  std::vector<Span> spans_;
 };
 
 /// What every rank must pass alike.
-Signature signature_of(const Operation&, int size, std::uint32_t sequence, std::uint32_t algorithm = 0);
+CallSignature make_signature(const CollectiveCall&, int size, std::uint32_t sequence,
+                             std::uint32_t algorithm = 0);
 /// "all_reduce #17 (1024 f32, sum)": what a signature says, for messages.
-std::string describe(const Signature&);
+std::string describe(const CallSignature&);
 
 }  // namespace rz

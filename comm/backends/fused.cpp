@@ -23,10 +23,12 @@ struct Bytes {
     end = std::max(end, o.end);
   }
 };
-Bytes read_by(const Operation& op) { return {op.in.data, op.in.bytes()}; }
-Bytes written_by(const Operation& op) { return {op.out.data, op.out.bytes()}; }
+Bytes read_by(const CollectiveCall& op) { return {op.in.data, op.in.bytes()}; }
+Bytes written_by(const CollectiveCall& op) { return {op.out.data, op.out.bytes()}; }
 
-bool is_collective(const Operation& op) { return op.kind != Collective::send && op.kind != Collective::recv; }
+bool is_collective(const CollectiveCall& op) {
+  return op.kind != Collective::send && op.kind != Collective::recv;
+}
 
 /// None of these calls, which run as one, reads the result of one before it. `number` is a call's in its
 /// group.
@@ -37,7 +39,7 @@ void require_independent_run(Iterator first, Iterator last, const Number& number
     const Bytes input = read_by(*at);
     if (!input.meets(results)) continue;
     const auto writer =
-        std::find_if(first, at, [&](const Operation& op) { return written_by(op).meets(input); });
+        std::find_if(first, at, [&](const CollectiveCall& op) { return written_by(op).meets(input); });
     if (writer != at)
       fail(Errc::invalid_argument, "call ", number(*at), " of the group reads the result of call ",
            number(*writer), ", and both run at once; launch it after that call has ended");
@@ -46,9 +48,9 @@ void require_independent_run(Iterator first, Iterator last, const Number& number
 
 }  // namespace
 
-void Fused::require_independent(std::span<const Operation> group) {
+void Coalescer::require_independent(std::span<const CollectiveCall> group) {
   if (group.size() < 2) return;
-  const auto number = [&](const Operation& op) { return 1 + (&op - group.data()); };
+  const auto number = [&](const CollectiveCall& op) { return 1 + (&op - group.data()); };
   auto calls = group | std::views::filter(is_collective);
   for (auto first = calls.begin(); first != calls.end();) {
     const std::size_t n = count(std::ranges::subrange(first, calls.end()));
@@ -58,32 +60,32 @@ void Fused::require_independent(std::span<const Operation> group) {
   }
 }
 
-bool Fused::fits(const Operation& first, const Operation& op) {
+bool Coalescer::is_fusable(const CollectiveCall& first, const CollectiveCall& op) {
   return op.kind == Collective::all_reduce && op.op.kind != ReduceOp::premul_sum && op.in.count > 0 &&
          op.op.kind == first.op.kind && op.in.dtype == first.in.dtype;
 }
 
-const Operation& Fused::begin(std::vector<const Operation*> calls, std::byte* memory) {
+const CollectiveCall& Coalescer::begin(std::vector<const CollectiveCall*> calls, std::byte* memory) {
   calls_ = std::move(calls);
   std::size_t count = 0;
   std::uint32_t shape = 0;  // so that ranks whose calls have other sizes find out
-  for (const Operation* op : calls_) {
+  for (const CollectiveCall* op : calls_) {
     std::memcpy(memory + count * size_of(op->in.dtype), op->in.data, op->in.bytes());
     count += op->in.count;
     shape = (shape ^ static_cast<std::uint32_t>(op->in.count)) * 0x01000193u;
   }
-  const Operation& first = *calls_.front();
-  all_ = {.kind = Collective::all_reduce,
-          .in = {memory, count, first.in.dtype},
-          .out = {memory, count, first.in.dtype},
-          .op = first.op,
-          .root = static_cast<int>(shape >> 1)};
-  return all_;
+  const CollectiveCall& first = *calls_.front();
+  fused_call_ = {.kind = Collective::all_reduce,
+                 .in = {memory, count, first.in.dtype},
+                 .out = {memory, count, first.in.dtype},
+                 .op = first.op,
+                 .root = static_cast<int>(shape >> 1)};
+  return fused_call_;
 }
 
-void Fused::end() {
-  const auto* at = static_cast<const std::byte*>(all_.out.data);
-  for (const Operation* op : calls_) {
+void Coalescer::end() {
+  const auto* at = static_cast<const std::byte*>(fused_call_.out.data);
+  for (const CollectiveCall* op : calls_) {
     std::memcpy(op->out.data, at, op->out.bytes());
     at += op->out.bytes();
   }

@@ -14,7 +14,7 @@
 
 namespace rz {
 
-class Fused {
+class Coalescer {
  public:
   /// Of all calls of a run together: a larger call is worth its latency.
   static constexpr std::size_t max_bytes = 16 << 10;
@@ -24,26 +24,26 @@ class Fused {
   template <class Calls>
   static std::size_t count(const Calls& calls) {
     std::size_t n = 0, bytes = 0;
-    for (const Operation& op : calls) {
-      if (!fits(*std::begin(calls), op) || bytes + op.in.bytes() > max_bytes || n == max_calls) break;
+    for (const CollectiveCall& op : calls) {
+      if (!is_fusable(*std::begin(calls), op) || bytes + op.in.bytes() > max_bytes || n == max_calls) break;
       bytes += op.in.bytes(), ++n;
     }
     return n;
   }
 
   /// Throws Errc::invalid_argument if a call of the group reads the result of one with which it runs as one.
-  static void require_independent(std::span<const Operation> group);
+  static void require_independent(std::span<const CollectiveCall> group);
 
   /// The call that stands for these, in place in `memory` of max_bytes.
-  const Operation& begin(std::vector<const Operation*> calls, std::byte* memory);
+  const CollectiveCall& begin(std::vector<const CollectiveCall*> calls, std::byte* memory);
   /// It has ended: copies out the results.
   void end();
 
  private:
-  static bool fits(const Operation& first, const Operation&);
+  static bool is_fusable(const CollectiveCall& first, const CollectiveCall&);
 
-  std::vector<const Operation*> calls_;
-  Operation all_;
+  std::vector<const CollectiveCall*> calls_;
+  CollectiveCall fused_call_;
 };
 
 }  // namespace rz

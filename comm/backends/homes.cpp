@@ -21,11 +21,11 @@ cuda::DeviceProperties properties_of(Device device) {
   return properties;
 }
 
-void put(char (&to)[16], const std::string& uuid) {
+void copy_uuid(char (&to)[16], const std::string& uuid) {
   std::memcpy(to, uuid.data(), std::min(uuid.size(), sizeof to));
 }
 
-std::uint64_t this_process() {
+std::uint64_t process_token() {
   static const std::uint64_t number = [] {
     std::uint64_t n = 0;
     const JobId bytes = random_id();
@@ -36,38 +36,40 @@ std::uint64_t this_process() {
 }
 
 /// The number of a card in this process; -1 if it is not visible here.
-int find_card(const Home& home) {
+int find_gpu(const DeviceLocation& location) {
   for (int i = 0; i < cuda::device_count(); ++i) {
-    Home here;
-    put(here.card, properties_of({Device::cuda, i}).uuid);
-    if (same_card(here, home)) return i;
+    DeviceLocation here;
+    copy_uuid(here.gpu_uuid, properties_of({Device::cuda, i}).uuid);
+    if (same_gpu(here, location)) return i;
   }
   return -1;
 }
 
 }  // namespace
 
-Home home_of(Device device) {
-  Home home;
+DeviceLocation locate_device(Device device) {
+  DeviceLocation location;
   const std::string machine = machine_id();
-  std::memcpy(home.machine, machine.data(), std::min(machine.size(), sizeof home.machine));
+  std::memcpy(location.machine, machine.data(), std::min(machine.size(), sizeof location.machine));
   const cuda::DeviceProperties properties = properties_of(device);
-  put(home.card, properties.uuid);
-  home.process = this_process();
-  home.device = device.index;
-  home.multiprocessors = properties.multiprocessors;
-  return home;
+  copy_uuid(location.gpu_uuid, properties.uuid);
+  location.process_id = process_token();
+  location.device = device.index;
+  location.multiprocessors = properties.multiprocessors;
+  return location;
 }
 
-bool same_machine(const Home& a, const Home& b) {
+bool same_machine(const DeviceLocation& a, const DeviceLocation& b) {
   return std::memcmp(a.machine, b.machine, sizeof a.machine) == 0;
 }
 
-bool same_card(const Home& a, const Home& b) { return std::memcmp(a.card, b.card, sizeof a.card) == 0; }
+bool same_gpu(const DeviceLocation& a, const DeviceLocation& b) {
+  return std::memcmp(a.gpu_uuid, b.gpu_uuid, sizeof a.gpu_uuid) == 0;
+}
 
-bool reaches(const Home& own, const Home& other) {
-  if (same_card(own, other)) return true;
-  const int there = find_card(other);
+bool can_access_peer(const DeviceLocation& own, const DeviceLocation& other) {
+  if (same_gpu(own, other)) return true;
+  const int there = find_gpu(other);
   if (there < 0) return false;
   bool can = false;
   const Device device{Device::cuda, own.device};

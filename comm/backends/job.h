@@ -13,17 +13,17 @@
 
 namespace rz {
 
-class Driver;
+class ProgressEngine;
 
 /// `left` operations have to end before the job has. Written by whoever drives; done() by anybody.
-class Job final : public WorkState {
+class Request final : public WorkState {
  public:
-  Job(std::shared_ptr<Driver> driver, std::span<const Operation> group,
-      std::chrono::steady_clock::time_point deadline)
+  Request(std::shared_ptr<ProgressEngine> driver, std::span<const CollectiveCall> group,
+          std::chrono::steady_clock::time_point deadline)
       : operations(group.begin(), group.end()),
         deadline(deadline),
-        left(group.size()),
-        driver_(std::move(driver)) {}
+        remaining(group.size()),
+        engine_(std::move(driver)) {}
 
   bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
   void wait() override;
@@ -35,13 +35,13 @@ class Job final : public WorkState {
   /// After done().
   const std::exception_ptr& error() const { return error_; }
 
-  std::vector<Operation> operations;
+  std::vector<CollectiveCall> operations;
   const std::chrono::steady_clock::time_point deadline;
-  std::size_t left;
-  std::shared_ptr<std::byte> temporary;  // a scaled or copied input
+  std::size_t remaining;
+  std::shared_ptr<std::byte> staged_input;  // a scaled or copied input
 
  private:
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<ProgressEngine> engine_;
   std::atomic<bool> done_{false};
   std::exception_ptr error_;
 };

@@ -7,10 +7,10 @@
 
 namespace rz {
 
-class Layout {
+class ChunkLayout {
  public:
   /// `op` outlives the layout. `chunks` is the schedule's.
-  Layout(const Operation& op, int rank, int size, int chunks);
+  ChunkLayout(const CollectiveCall& op, int rank, int size, int chunks);
 
   std::size_t bytes(int chunk) const;
   const std::byte* input(int chunk) const;
@@ -22,9 +22,9 @@ class Layout {
   struct ByteRange {
     std::size_t begin, end;  // bytes
   };
-  ByteRange even_cut(int chunk) const;
-  const Operation* op_;
-  std::size_t rank_, size_, chunks_, element_, each_;  // each_: bytes of a chunk where all are equal
+  ByteRange even_split(int chunk) const;
+  const CollectiveCall* op_;
+  std::size_t rank_, size_, chunks_, element_, chunk_bytes_;  // each_: bytes of a chunk where all are equal
 };
 
 }  // namespace rz

@@ -17,11 +17,11 @@ namespace rz {
 namespace {
 
 constexpr std::size_t line = 64;
-constexpr int looks = 40;  // at one thing, before all else is looked at again
-constexpr int keen_looks =
+constexpr int spins_per_poll = 40;  // at one thing, before all else is looked at again
+constexpr int unpaused_spins =
     32;  // without a pause, which takes longer than a letter does between near processors
 
-std::uint64_t hash_of(const Signature& s) {
+std::uint64_t hash_signature(const CallSignature& s) {
   std::uint64_t h = 0;
   for (const std::uint64_t word :
        {s.count, static_cast<std::uint64_t>(static_cast<std::uint32_t>(s.root)),
@@ -35,84 +35,88 @@ std::uint64_t hash_of(const Signature& s) {
 
 }  // namespace
 
-Letters::Letters(Transport& transport, int rank, int size, std::uint32_t first_step)
+MailboxChannel::MailboxChannel(Transport& transport, int rank, int size, std::uint32_t first_step)
     : transport_(transport),
-      views_(transport.meeting().begin(), transport.meeting().end()),
+      views_(transport.mailboxes().begin(), transport.mailboxes().end()),
       rank_(rank),
       size_(size),
-      own_(*views_[index(rank)].place),
-      next_(first_step),
-      first_(first_step),
-      read_(index(size), first_step),
-      in_use_(views_[0].ring_bytes),
-      lap_(first_step),
-      over_(first_step) {
+      own_(*views_[index(rank)].mailbox),
+      next_step_(first_step),
+      first_step_(first_step),
+      acked_(index(size), first_step),
+      staging_window_(views_[0].staging_bytes),
+      lap_begin_(first_step),
+      overwritten_before_(first_step) {
   if (first_step == 0) return;  // as in fresh memory
-  for (Letter& l : own_.letters) l.tag.store(first_step);
-  own_.read.store(first_step);
-  own_.written.store(first_step);
+  for (MailboxSlot& l : own_.slots) l.tag.store(first_step);
+  own_.acked.store(first_step);
+  own_.produced.store(first_step);
 }
 
-void Letters::begin(const Signature& call) {
+void MailboxChannel::begin(const CallSignature& call) {
   call_ = call;
-  hash_ = hash_of(call);
-  begin_again(call.sequence);
+  call_hash_ = hash_signature(call);
+  begin_repeat(call.sequence);
 }
 
-void Letters::use_ring(std::size_t bytes) { in_use_ = std::min(bytes, ring_bytes()); }
+void MailboxChannel::set_staging_window(std::size_t bytes) {
+  staging_window_ = std::min(bytes, staging_bytes());
+}
 
 /// Behind the last bytes, or at the ring's beginning. Since the ring began anew nothing overlaps; of the lap
 /// before, what begins before the end of these bytes; and all older ones are taken to.
-void Letters::lay_out(std::size_t bytes) {
-  is_laid_ = true;
-  if (cursor_ + bytes > in_use_) cursor_ = 0, over_ = std::exchange(lap_, next_);
-  laid_[next_ % meeting_letters] = static_cast<std::uint32_t>(cursor_);
-  cursor_ = round_up(cursor_ + bytes, line);
-  const std::uint32_t kept = next_ + 1 - static_cast<std::uint32_t>(meeting_letters);
-  if (is_after(kept, over_)) over_ = kept;
-  if (is_after(kept, lap_)) lap_ = kept;
-  while (is_after(lap_, over_) && laid_[over_ % meeting_letters] < cursor_) ++over_;
+void MailboxChannel::reserve_staging(std::size_t bytes) {
+  is_reserved_ = true;
+  if (staging_cursor_ + bytes > staging_window_)
+    staging_cursor_ = 0, overwritten_before_ = std::exchange(lap_begin_, next_step_);
+  staging_offset_[next_step_ % mailbox_depth] = static_cast<std::uint32_t>(staging_cursor_);
+  staging_cursor_ = round_up(staging_cursor_ + bytes, line);
+  const std::uint32_t kept = next_step_ + 1 - static_cast<std::uint32_t>(mailbox_depth);
+  if (is_after(kept, overwritten_before_)) overwritten_before_ = kept;
+  if (is_after(kept, lap_begin_)) lap_begin_ = kept;
+  while (is_after(lap_begin_, overwritten_before_) &&
+         staging_offset_[overwritten_before_ % mailbox_depth] < staging_cursor_)
+    ++overwritten_before_;
 }
 
-void Letters::look_out() {
-  say_all();
-  for (int i = 0; i < looks; ++i) {
-    if (awaits_ == Awaits::letter &&
-        !is_after(awaited_, static_cast<std::uint32_t>(tag(lacking_, awaited_ - 1))))
+void MailboxChannel::spin_once() {
+  flush_acks();
+  for (int i = 0; i < spins_per_poll; ++i) {
+    if (waiting_for_ == WaitingFor::slot &&
+        !is_after(awaited_step_, static_cast<std::uint32_t>(slot_tag(awaited_peer_, awaited_step_ - 1))))
       return;
-    if (awaits_ == Awaits::room && !is_after(awaited_, has_read(lacking_))) return;
-    if (i >= keen_looks) cpu_pause();
+    if (waiting_for_ == WaitingFor::space && !is_after(awaited_step_, acked(awaited_peer_))) return;
+    if (i >= unpaused_spins) cpu_pause();
   }
 }
 
-void Letters::claim() {
-  say_all();
-  if (awaits_ != Awaits::nothing) transport_.need(lacking_);
+void MailboxChannel::check_peer_alive() {
+  flush_acks();
+  if (waiting_for_ != WaitingFor::nothing) transport_.require_alive(awaited_peer_);
 }
 
 /// Letters of one call have one history. False, too, where the letter before is gone.
-bool Letters::begins_call(int rank, std::uint32_t step) const {
-  const std::uint64_t before = tag(rank, step - 1), there = tag(rank, step);
+bool MailboxChannel::begins_call(int rank, std::uint32_t step) const {
+  const std::uint64_t before = slot_tag(rank, step - 1), there = slot_tag(rank, step);
   return static_cast<std::uint32_t>(before) == step && before >> history_shift != there >> history_shift;
 }
 
-void Letters::mismatch(int peer, std::uint32_t step) const {
+void MailboxChannel::mismatch(int peer, std::uint32_t step) const {
   // Its call is written after the letter: at once, unless that rank was stopped in between.
   for (const Deadline end = Deadline::after(std::chrono::seconds(1));
-       is_after(step + 1, latest(peer)) && !end.expired();)
+       is_after(step + 1, produced(peer)) && !end.expired();)
     sched_yield();
-  const auto called = [&](int r, std::uint32_t s) -> std::optional<Signature> {
-    const MeetingPlace& place = *views_[index(r)].place;
+  const auto called = [&](int r, std::uint32_t s) -> std::optional<CallSignature> {
+    const Mailbox& place = *views_[index(r)].mailbox;
     const auto tag = [&] {
-      return static_cast<std::uint32_t>(
-          place.letters[s % meeting_letters].tag.load(std::memory_order_acquire));
+      return static_cast<std::uint32_t>(place.slots[s % mailbox_depth].tag.load(std::memory_order_acquire));
     };
-    if (tag() != s + 1 || !is_after(latest(r), s) || !begins_call(r, s)) return std::nullopt;
-    const Signature call = place.calls[s % meeting_letters];
+    if (tag() != s + 1 || !is_after(produced(r), s) || !begins_call(r, s)) return std::nullopt;
+    const CallSignature call = place.call_log[s % mailbox_depth];
     std::atomic_thread_fence(std::memory_order_acquire);
     return tag() == s + 1 ? std::optional(call) : std::nullopt;  // it may be written anew meanwhile
   };
-  for (std::uint32_t s = next_ - static_cast<std::uint32_t>(meeting_letters); s != next_; ++s) {
+  for (std::uint32_t s = next_step_ - static_cast<std::uint32_t>(mailbox_depth); s != next_step_; ++s) {
     const auto theirs = called(peer, s), mine = called(rank_, s);
     if (!theirs || !mine || *theirs == *mine) continue;
     fail(Errc::mismatch, "mismatched collectives: rank ", peer, " called ", describe(*theirs), " while rank ",
@@ -124,32 +128,33 @@ void Letters::mismatch(int peer, std::uint32_t step) const {
 
 // ---- who is missing
 
-std::vector<int> Letters::missing(const Looks& looks) const {
+std::vector<int> MailboxChannel::missing_peers(const PeerFilter& looks) const {
   std::vector<int> all;
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
-    if ((awaits_ == Awaits::room && is_after(awaited_, has_read(r))) ||
-        (awaits_ == Awaits::letter && looks(r) && is_after(awaited_, latest(r))))
+    if ((waiting_for_ == WaitingFor::space && is_after(awaited_step_, acked(r))) ||
+        (waiting_for_ == WaitingFor::slot && looks(r) && is_after(awaited_step_, produced(r))))
       all.push_back(r);
   }
   return all;
 }
 
-int Letters::culprit(const Looks& looks) const {
+int MailboxChannel::culprit(const PeerFilter& looks) const {
   int worst = -1;
   const auto is_behind = [&](int a, int b) {
-    const std::uint32_t x = latest(a), y = latest(b);
-    return x != y ? is_after(y, x) : is_after(has_read(b), has_read(a));
+    const std::uint32_t x = produced(a), y = produced(b);
+    return x != y ? is_after(y, x) : is_after(acked(b), acked(a));
   };
-  for (const int r : missing(looks))
+  for (const int r : missing_peers(looks))
     if (worst < 0 || is_behind(r, worst)) worst = r;
-  return worst < 0 ? lacking_ : worst;
+  return worst < 0 ? awaited_peer_ : worst;
 }
 
-std::string Letters::waiting_for(const Looks& looks) const {
+std::string MailboxChannel::waiting_for(const PeerFilter& looks) const {
   std::string out;
-  for (const int r : missing(looks))
-    out += str(out.empty() ? "" : ", ", "rank ", r, awaits_ == Awaits::room ? " to receive" : " to send");
+  for (const int r : missing_peers(looks))
+    out += concat(out.empty() ? "" : ", ", "rank ", r,
+                  waiting_for_ == WaitingFor::space ? " to receive" : " to send");
   return out.empty() ? "nobody" : out;
 }
 

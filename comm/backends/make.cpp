@@ -20,18 +20,18 @@ namespace rz {
 namespace {
 
 // As ranks tell each other: the name, then the table, so that all of them say the same of it.
-std::string to_wire(const Tuning& tuning) {
-  return tuning.empty() ? "" : str(tuning.name, '\n', tuning.text());
+std::string serialize_tuning(const Tuning& tuning) {
+  return tuning.empty() ? "" : concat(tuning.name, '\n', tuning.text());
 }
-Tuning from_wire(const std::string& text) {
+Tuning deserialize_tuning(const std::string& text) {
   const std::size_t end = std::min(text.find('\n'), text.size());
   return text.empty() ? Tuning{} : parse_tuning(std::string_view(text).substr(end), text.substr(0, end));
 }
 
-std::unique_ptr<Backend> make_ring(int rank, int size, Store& store, const CommOptions& options) {
+std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const CommOptions& options) {
   // "peer_cuda" has names of its own, for its own calls.
   const std::string algorithm = options.backend == "peer_cuda" ? std::string() : options.algorithm;
-  ForcedAlgorithms(algorithm, options.deterministic);  // refuses what cannot be forced
+  AlgorithmOverrides(algorithm, options.deterministic);  // refuses what cannot be forced
   const Tuning tuning = options.tuning.empty() ? Tuning{} : read_tuning(options.tuning);
   const TransportOptions transport{.kind = options.transport,
                                    .interface = options.interface,
@@ -39,33 +39,33 @@ std::unique_ptr<Backend> make_ring(int rank, int size, Store& store, const CommO
                                    .host_id = options.host_id,
                                    .algorithm = algorithm,
                                    .congestion = options.congestion,
-                                   .tuning = to_wire(tuning),
+                                   .tuning = serialize_tuning(tuning),
                                    .deterministic = options.deterministic};
   std::string agreed;
   auto wire =
       connect_transport(rank, size, store, transport, Deadline::after(options.rendezvous_timeout), agreed);
-  const ScheduledOptions scheduled{.timeout = options.timeout,
-                                   .deterministic = options.deterministic,
-                                   .algorithm = algorithm,
-                                   .tuning = from_wire(agreed)};
-  return scheduled_backend(rank, size, std::move(wire), scheduled);
+  const NativeOptions scheduled{.timeout = options.timeout,
+                                .deterministic = options.deterministic,
+                                .algorithm = algorithm,
+                                .tuning = deserialize_tuning(agreed)};
+  return make_native_backend(rank, size, std::move(wire), scheduled);
 }
 
 std::unique_ptr<Backend> make_mpi(int rank, int size, Store& store, const CommOptions& options) {
-  return mpi_backend_by_plugin(rank, size, store, options);
+  return load_mpi_backend(rank, size, store, options);
 }
 
 // ---- backends of device memory; `host` carries what the ranks say to each other on the way
 
-std::unique_ptr<Backend> make_staged(int rank, int, const std::shared_ptr<Store>&, const CommOptions& options,
-                                     const std::shared_ptr<Backend>& host) {
-  return staged_backend(host, {.device = options.device, .rank = rank, .timeout = options.timeout});
+std::unique_ptr<Backend> make_host_staged(int rank, int, const std::shared_ptr<Store>&,
+                                          const CommOptions& options, const std::shared_ptr<Backend>& host) {
+  return host_staged_backend(host, {.device = options.device, .rank = rank, .timeout = options.timeout});
 }
 
-std::unique_ptr<Backend> make_staged_over_mpi(int rank, int size, const std::shared_ptr<Store>&,
-                                              const CommOptions& options,
-                                              const std::shared_ptr<Backend>& host) {
-  return staged_over_mpi(host, rank, size, options);
+std::unique_ptr<Backend> make_host_staged_over_mpi(int rank, int size, const std::shared_ptr<Store>&,
+                                                   const CommOptions& options,
+                                                   const std::shared_ptr<Backend>& host) {
+  return host_staged_over_mpi(host, rank, size, options);
 }
 
 std::unique_ptr<Backend> make_peer_cuda(int rank, int size, const std::shared_ptr<Store>&,
@@ -88,65 +88,67 @@ std::unique_ptr<Backend> make_nccl(int rank, int size, const std::shared_ptr<Sto
   return nccl_backend(nccl::nccl_api(), store, host, nccl);
 }
 
-struct Choice {
+struct BackendEntry {
   const char* name;
-  std::unique_ptr<Backend> (*host)(int rank, int size, Store&, const CommOptions&);
+  std::unique_ptr<Backend> (*make_host)(int rank, int size, Store&, const CommOptions&);
   /// Null: not for devices, or not in this build.
-  std::unique_ptr<Backend> (*device)(int rank, int size, const std::shared_ptr<Store>&, const CommOptions&,
-                                     const std::shared_ptr<Backend>& host);
-  bool host_alone;  ///< serves a communicator on the host
+  std::unique_ptr<Backend> (*make_device)(int rank, int size, const std::shared_ptr<Store>&,
+                                          const CommOptions&, const std::shared_ptr<Backend>& host);
+  bool serves_host;  ///< serves a communicator on the host
 };
 // On devices, "auto" becomes one of the others.
-constexpr Choice choices[] = {{"auto", make_ring, make_staged, true},
-                              {"ring", make_ring, make_staged, true},
-                              {"mpi", make_mpi, make_staged_over_mpi, true},
-                              {"nccl", make_ring, make_nccl, false},
-                              {"peer_cuda", make_ring, make_peer_cuda, false}};
+constexpr BackendEntry backend_entries[] = {{"auto", make_native, make_host_staged, true},
+                                            {"ring", make_native, make_host_staged, true},
+                                            {"mpi", make_mpi, make_host_staged_over_mpi, true},
+                                            {"nccl", make_native, make_nccl, false},
+                                            {"peer_cuda", make_native, make_peer_cuda, false}};
 
-const Choice& choice_of(const std::string& backend) {
+const BackendEntry& find_backend(const std::string& backend) {
   std::string names;
-  for (const Choice& choice : choices) {
+  for (const BackendEntry& choice : backend_entries) {
     if (backend == choice.name) return choice;
-    names += str(names.empty() ? "" : ", ", choice.name);
+    names += concat(names.empty() ? "" : ", ", choice.name);
   }
   fail(Errc::config, "the backend '", backend, "' is unknown; choose one of ", names);
 }
 
 /// `options` with what "auto" comes to on this group's devices, and why.
-std::string settle_auto(int rank, int size, Backend& host, CommOptions& options) {
+std::string resolve_auto(int rank, int size, Backend& host, CommOptions& options) {
   if (options.backend != "auto") return "";
-  BackendChoice choice = choose_backend(ranks_on_devices(host, rank, size, options), options.deterministic);
+  BackendChoice choice =
+      choose_backend(gather_device_ranks(host, rank, size, options), options.deterministic);
   options.backend = choice.backend;
   options.algorithm.clear();  // a name of the host's, which has it
-  return choice.why;
+  return choice.reason;
 }
 
 }  // namespace
 
 // Which way memory takes is one decision of all ranks, as the calls of MPI differ.
-std::unique_ptr<Backend> staged_over_mpi(const std::shared_ptr<Backend>& host, int rank, int size,
-                                         const CommOptions& options) {
-  const auto all = tell_all(*host, static_cast<std::uint8_t>(host->moves_device_memory()), size);
+std::unique_ptr<Backend> host_staged_over_mpi(const std::shared_ptr<Backend>& host, int rank, int size,
+                                              const CommOptions& options) {
+  const auto all = all_gather_value(*host, static_cast<std::uint8_t>(host->moves_device_memory()), size);
   const bool direct = std::find(all.begin(), all.end(), 0) == all.end();
-  return staged_backend(
-      host, {.device = options.device, .rank = rank, .timeout = options.timeout, .direct = direct});
+  return host_staged_backend(
+      host,
+      {.device = options.device, .rank = rank, .timeout = options.timeout, .pass_device_memory = direct});
 }
 
 std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& store,
                                       const CommOptions& options) {
-  const Choice& choice = choice_of(options.backend);
+  const BackendEntry& choice = find_backend(options.backend);
   const bool on_host = options.device.kind == Device::host;
-  require(on_host ? choice.host_alone : choice.device != nullptr, Errc::unsupported, "rank ", rank,
+  require(on_host ? choice.serves_host : choice.make_device != nullptr, Errc::unsupported, "rank ", rank,
           ": the backend '", options.backend, "' does not serve memory on ", name(options.device),
           "; use 'ring' or 'mpi'");
   cuda::require_device(options.device);
-  auto host = choice.host(rank, size, *store, options);
+  auto host = choice.make_host(rank, size, *store, options);
   if (on_host) return host;
   const std::shared_ptr<Backend> shared = std::move(host);
   CommOptions settled = options;
-  const std::string why = settle_auto(rank, size, *shared, settled);
-  auto device = choice_of(settled.backend).device(rank, size, store, settled, shared);
-  return paired_backend(shared, std::move(device), why);
+  const std::string why = resolve_auto(rank, size, *shared, settled);
+  auto device = find_backend(settled.backend).make_device(rank, size, store, settled, shared);
+  return device_and_host_backend(shared, std::move(device), why);
 }
 
 }  // namespace rz

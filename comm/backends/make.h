@@ -15,7 +15,7 @@ std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<
                                       const CommOptions& options);
 
 /// Memory of `options.device` over a backend of MPI for the host's; every rank calls it.
-std::unique_ptr<Backend> staged_over_mpi(const std::shared_ptr<Backend>& host, int rank, int size,
-                                         const CommOptions& options);
+std::unique_ptr<Backend> host_staged_over_mpi(const std::shared_ptr<Backend>& host, int rank, int size,
+                                              const CommOptions& options);
 
 }  // namespace rz

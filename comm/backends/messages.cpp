@@ -8,11 +8,11 @@
 
 namespace rz {
 
-Messages::Messages(Transport& transport, int rank, int size)
-    : transport_(transport), rank_(rank), links_(static_cast<std::size_t>(size)) {}
+PointToPoint::PointToPoint(Transport& transport, int rank, int size)
+    : transport_(transport), rank_(rank), peers_(static_cast<std::size_t>(size)) {}
 
-void Messages::add(const Operation& op, void* tag) {
-  Link& link = links_[static_cast<std::size_t>(op.root)];
+void PointToPoint::add(const CollectiveCall& op, void* tag) {
+  PeerQueues& link = peers_[static_cast<std::size_t>(op.root)];
   const bool sends = op.kind == Collective::send;
   const std::size_t count = sends ? op.in.count : op.out.count;
   const DType dtype = sends ? op.in.dtype : op.out.dtype;
@@ -26,34 +26,34 @@ void Messages::add(const Operation& op, void* tag) {
   ++pending_;
 }
 
-bool Messages::advance() {
+bool PointToPoint::advance() {
   if (pending_ == 0) return false;
   bool moved = false;
-  for (std::size_t i = 0; i < links_.size(); ++i) {
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
     const int peer = static_cast<int>(i);
     if (peer == rank_) {
-      moved |= advance_self(links_[i]);
+      moved |= advance_self(peers_[i]);
       continue;
     }
-    moved |= advance_sends(peer, links_[i]);
-    moved |= advance_receives(peer, links_[i]);
+    moved |= advance_sends(peer, peers_[i]);
+    moved |= advance_receives(peer, peers_[i]);
   }
   return moved;
 }
 
-void Messages::finish(std::deque<Message>& queue) {
+void PointToPoint::finish(std::deque<Message>& queue) {
   finished_.push_back(queue.front().tag);
   queue.pop_front();
   --pending_;
 }
 
-bool Messages::advance_sends(int peer, Link& link) {
+bool PointToPoint::advance_sends(int peer, PeerQueues& link) {
   bool moved = false;
   while (link.posting < link.sends.size()) {
     Message& m = link.sends[link.posting];
     if (m.bytes > 0) {
       const std::size_t n =
-          transport_.post(peer, Lane::point_to_point, m.signature, {m.data + m.done, m.bytes - m.done});
+          transport_.post(peer, Channel::point_to_point, m.signature, {m.data + m.done, m.bytes - m.done});
       moved |= n > 0;
       m.done += n;
       link.posted += n;
@@ -64,7 +64,7 @@ bool Messages::advance_sends(int peer, Link& link) {
   }
   while (link.posting > 0 &&
          (link.sends.front().bytes == 0 ||
-          transport_.released(peer, Lane::point_to_point) >= link.sends.front().stream_end)) {
+          transport_.released(peer, Channel::point_to_point) >= link.sends.front().stream_end)) {
     --link.posting;
     finish(link.sends);
     moved = true;
@@ -72,26 +72,26 @@ bool Messages::advance_sends(int peer, Link& link) {
   return moved;
 }
 
-void Messages::check(int peer, Message& m, const Signature& theirs) const {
+void PointToPoint::check(int peer, Message& m, const CallSignature& theirs) const {
   require(theirs == m.signature, Errc::mismatch, "mismatched messages: rank ", peer, " sent message #",
           theirs.sequence, " of ", theirs.count, " ", name(theirs.dtype), ", rank ", rank_,
           " expects message #", m.signature.sequence, " of ", m.signature.count, " ",
           name(m.signature.dtype));
-  m.greeted = true;
+  m.signature_checked = true;
 }
 
-bool Messages::advance_receives(int peer, Link& link) {
+bool PointToPoint::advance_receives(int peer, PeerQueues& link) {
   bool moved = false;
   while (!link.receives.empty()) {
     Message& m = link.receives.front();
-    if (m.bytes > 0 && !m.greeted) {
-      const Incoming incoming = transport_.peek(peer, Lane::point_to_point);
+    if (m.bytes > 0 && !m.signature_checked) {
+      const ReceiveView incoming = transport_.peek(peer, Channel::point_to_point);
       if (incoming.bytes.empty()) break;
       check(peer, m, incoming.signature);
     }
     while (m.done < m.bytes) {
       const std::size_t n =
-          transport_.receive(peer, Lane::point_to_point, {m.data + m.done, m.bytes - m.done});
+          transport_.receive(peer, Channel::point_to_point, {m.data + m.done, m.bytes - m.done});
       if (n == 0) break;
       m.done += n;
       moved = true;
@@ -103,7 +103,7 @@ bool Messages::advance_receives(int peer, Link& link) {
   return moved;
 }
 
-bool Messages::advance_self(Link& link) {
+bool PointToPoint::advance_self(PeerQueues& link) {
   bool moved = false;
   while (!link.sends.empty() && !link.receives.empty()) {
     const Message& from = link.sends.front();
@@ -117,34 +117,34 @@ bool Messages::advance_self(Link& link) {
   return moved;
 }
 
-bool Messages::holds(const std::deque<Message>& queue, const void* tag) {
+bool PointToPoint::contains(const std::deque<Message>& queue, const void* tag) {
   return std::any_of(queue.begin(), queue.end(), [&](const Message& m) { return m.tag == tag; });
 }
 
-RankSet Messages::debtors(const void* tag) const {
+RankSet PointToPoint::debtors(const void* tag) const {
   RankSet all;
-  for (std::size_t i = 0; i < std::min(links_.size(), all.size()); ++i)
-    all[i] = holds(links_[i].receives, tag) || holds(links_[i].sends, tag);
+  for (std::size_t i = 0; i < std::min(peers_.size(), all.size()); ++i)
+    all[i] = contains(peers_[i].receives, tag) || contains(peers_[i].sends, tag);
   return all;
 }
 
-int Messages::culprit(const void* tag) const {
-  for (std::size_t i = 0; i < links_.size(); ++i)
-    if (holds(links_[i].receives, tag) || holds(links_[i].sends, tag)) return static_cast<int>(i);
+int PointToPoint::culprit(const void* tag) const {
+  for (std::size_t i = 0; i < peers_.size(); ++i)
+    if (contains(peers_[i].receives, tag) || contains(peers_[i].sends, tag)) return static_cast<int>(i);
   return -1;
 }
 
-std::string Messages::waiting_for(const void* tag) const {
+std::string PointToPoint::waiting_for(const void* tag) const {
   std::string out;
-  for (std::size_t i = 0; i < links_.size(); ++i) {
-    if (holds(links_[i].receives, tag)) out += str(out.empty() ? "" : ", ", "rank ", i, " to send");
-    if (holds(links_[i].sends, tag)) out += str(out.empty() ? "" : ", ", "rank ", i, " to receive");
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    if (contains(peers_[i].receives, tag)) out += concat(out.empty() ? "" : ", ", "rank ", i, " to send");
+    if (contains(peers_[i].sends, tag)) out += concat(out.empty() ? "" : ", ", "rank ", i, " to receive");
   }
   return out;
 }
 
-void Messages::clear() {
-  for (Link& link : links_) link.sends.clear(), link.receives.clear(), link.posting = 0;
+void PointToPoint::clear() {
+  for (PeerQueues& link : peers_) link.sends.clear(), link.receives.clear(), link.posting = 0;
   pending_ = 0;
 }
 

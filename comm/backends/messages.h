@@ -10,12 +10,12 @@
 
 namespace rz {
 
-class Messages {
+class PointToPoint {
  public:
-  Messages(Transport& transport, int rank, int size);
+  PointToPoint(Transport& transport, int rank, int size);
 
   /// `tag` comes back from take_finished(). The operation's memory must stay until then.
-  void add(const Operation&, void* tag);
+  void add(const CollectiveCall&, void* tag);
   /// Moves what can be moved; true if anything was. Errc::mismatch if a message has another length or type.
   bool advance();
   bool idle() const { return pending_ == 0; }
@@ -33,26 +33,26 @@ class Messages {
     std::byte* data;
     std::size_t bytes, done = 0;
     std::uint64_t stream_end = 0;
-    Signature signature;
-    bool greeted = false;
+    CallSignature signature;
+    bool signature_checked = false;
   };
-  struct Link {
+  struct PeerQueues {
     std::deque<Message> sends, receives;
     std::size_t posting = 0;  // sends before it are posted and wait to be released
     std::uint64_t posted = 0;
     std::uint32_t send_sequence = 0, receive_sequence = 0;
   };
 
-  static bool holds(const std::deque<Message>&, const void* tag);
-  bool advance_sends(int peer, Link&);
-  bool advance_receives(int peer, Link&);
-  bool advance_self(Link&);
-  void check(int peer, Message&, const Signature& theirs) const;
+  static bool contains(const std::deque<Message>&, const void* tag);
+  bool advance_sends(int peer, PeerQueues&);
+  bool advance_receives(int peer, PeerQueues&);
+  bool advance_self(PeerQueues&);
+  void check(int peer, Message&, const CallSignature& theirs) const;
   void finish(std::deque<Message>&);
 
   Transport& transport_;
   const int rank_;
-  std::vector<Link> links_;
+  std::vector<PeerQueues> peers_;
   std::size_t pending_ = 0;
   std::vector<void*> finished_;
 };

@@ -23,11 +23,10 @@ namespace {
 namespace fs = std::filesystem;
 
 /// The folder of the program or library that holds this function.
-fs::path own_folder() {
+fs::path library_folder() {
   Dl_info info{};
   std::error_code ignored;
-  if (::dladdr(reinterpret_cast<const void*>(&mpi_backend_by_plugin), &info) == 0 || !info.dli_fname)
-    return {};
+  if (::dladdr(reinterpret_cast<const void*>(&load_mpi_backend), &info) == 0 || !info.dli_fname) return {};
   fs::path file = info.dli_fname;
   if (!file.has_parent_path() || !fs::exists(file, ignored))
     file = fs::read_symlink("/proc/self/exe", ignored);
@@ -36,9 +35,9 @@ fs::path own_folder() {
 
 /// Where the library may be, seen from a program in bin/ and from a library in lib/, in a build and
 /// installed.
-std::vector<std::string> candidates() {
+std::vector<std::string> plugin_candidates() {
   std::vector<std::string> all;
-  const fs::path own = own_folder();
+  const fs::path own = library_folder();
   std::error_code ignored;
   const std::string folders = RZ_MPI_PLUGIN_FOLDERS;  // separated by ':'
   for (std::size_t at = 0; !own.empty() && at <= folders.size();) {
@@ -53,17 +52,17 @@ std::vector<std::string> candidates() {
 
 void* open_plugin() {
   std::string problem;
-  for (const std::string& file : candidates()) {
+  for (const std::string& file : plugin_candidates()) {
     if (void* handle = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
     const char* error = ::dlerror();
-    if (problem.empty()) problem = error ? error : str(file, ": unknown reason");
+    if (problem.empty()) problem = error ? error : concat(file, ": unknown reason");
   }
   fail(Errc::unsupported, "the MPI backend could not be loaded: ", problem,
        "; install an MPI (Debian: libopenmpi3) and a ringzero that was built with it, or use --backend ring");
 }
 
 template <class F>
-F symbol(void* handle, const char* name) {
+F find_symbol(void* handle, const char* name) {
   void* address = ::dlsym(handle, name);
   require(address != nullptr, Errc::unsupported, RZ_MPI_PLUGIN_FILE,
           " is no MPI backend of ringzero: it has no ", name,
@@ -71,24 +70,24 @@ F symbol(void* handle, const char* name) {
   return reinterpret_cast<F>(address);
 }
 
-MpiPluginConnect load() {
+MpiPluginConnect load_plugin() {
   void* handle = open_plugin();
-  const std::string version = symbol<MpiPluginVersion>(handle, mpi_plugin_version_symbol)();
+  const std::string version = find_symbol<MpiPluginVersion>(handle, mpi_plugin_version_symbol)();
   require(version == RZ_VERSION, Errc::unsupported, RZ_MPI_PLUGIN_FILE, " is of ringzero ", version,
           ", but this program of ", RZ_VERSION, "; install the one of this version, or use --backend ring");
-  return symbol<MpiPluginConnect>(handle, mpi_plugin_connect_symbol);
+  return find_symbol<MpiPluginConnect>(handle, mpi_plugin_connect_symbol);
 }
 
 }  // namespace
 
-std::unique_ptr<Backend> mpi_backend_by_plugin(int rank, int size, Store& store, const CommOptions& options) {
-  static const MpiPluginConnect connect = load();
-  const Place place = place_from_environment();
-  const MpiPlace mine{.rank = rank,
-                      .size = size,
-                      .store = &store,
-                      .launched = place.launcher == "none" ? 0 : place.size,
-                      .launcher = place.launcher.c_str()};
+std::unique_ptr<Backend> load_mpi_backend(int rank, int size, Store& store, const CommOptions& options) {
+  static const MpiPluginConnect connect = load_plugin();
+  const LaunchInfo place = launch_info_from_environment();
+  const MpiLaunchInfo mine{.rank = rank,
+                           .size = size,
+                           .store = &store,
+                           .launched_size = place.launcher == "none" ? 0 : place.size,
+                           .launcher = place.launcher.c_str()};
   return std::unique_ptr<Backend>(connect(mine, options));
 }
 

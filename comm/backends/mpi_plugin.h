@@ -10,10 +10,10 @@
 namespace rz {
 
 /// What the library is told. Plain data, as both sides of the border were compiled apart.
-struct MpiPlace {
+struct MpiLaunchInfo {
   int rank, size;
   Store* store;          ///< where the ranks tell each other who they are to MPI
-  int launched;          ///< size of the job as the launcher's variables have it; 0 without a launcher
+  int launched_size;     ///< size of the job as the launcher's variables have it; 0 without a launcher
   const char* launcher;  ///< whose variables, e.g. "openmpi"
 };
 
@@ -22,10 +22,10 @@ struct MpiPlace {
 inline constexpr const char* mpi_plugin_version_symbol = "rz_mpi_plugin_version";
 inline constexpr const char* mpi_plugin_connect_symbol = "rz_mpi_plugin_connect";
 using MpiPluginVersion = const char* (*)();
-using MpiPluginConnect = Backend* (*)(const MpiPlace&, const CommOptions&);
+using MpiPluginConnect = Backend* (*)(const MpiLaunchInfo&, const CommOptions&);
 
 /// Loads the library once and connects. Looks beside this code (the build's folder, the installed lib/), then
 /// along the loader's path. Errc::unsupported, one line: what could not be loaded, and why.
-std::unique_ptr<Backend> mpi_backend_by_plugin(int rank, int size, Store& store, const CommOptions& options);
+std::unique_ptr<Backend> load_mpi_backend(int rank, int size, Store& store, const CommOptions& options);
 
 }  // namespace rz

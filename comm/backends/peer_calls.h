@@ -8,16 +8,17 @@
 namespace rz {
 
 /// Where peers can read an operation's memory: what letters call it (peer_call.h). 0: nowhere.
-struct PeerReach {
+struct PeerHandles {
   std::uint64_t in = 0, out = 0;
 };
 
-PeerChoice choose(const Operation&, const peer::Seat&, const std::string& forced);
-peer::FoldCall fold_call(const Operation&, const peer::Seat&, const PeerChoice&, PeerReach);
-peer::MoveCall move_call(const Operation&, const peer::Seat&, const PeerChoice&, PeerReach);
+CudaLaunchPlan plan_launch(const CollectiveCall&, const peer::DeviceComm&, const std::string& forced);
+peer::ReduceArgs reduce_args(const CollectiveCall&, const peer::DeviceComm&, const CudaLaunchPlan&,
+                             PeerHandles);
+peer::CopyArgs copy_args(const CollectiveCall&, const peer::DeviceComm&, const CudaLaunchPlan&, PeerHandles);
 
 /// The signature of a call, and in words, e.g. "all_reduce (sum) of 12 f32".
-std::uint64_t signature(const Operation&);
-std::string in_words(std::uint64_t what, std::uint64_t count);
+std::uint64_t packed_signature(const CollectiveCall&);
+std::string to_string(std::uint64_t what, std::uint64_t count);
 
 }  // namespace rz

@@ -15,7 +15,7 @@
 /// mapped; if they do not come, the memory that they may still read is never given back.
 ///
 /// A kernel of one rank waits for those of its peers, so all must be able to run at once: its blocks are so
-/// few that all ranks of a card fit on it (PeerGroup). What runs on the card beside them must not wait for
+/// few that all ranks of a card fit on it (PeerArenas). What runs on the card beside them must not wait for
 /// them, as a call does that gives memory back to CUDA while another rank on the same card is in a
 /// collective. Where threads of one process are ranks that share a card, two more things have to be set
 /// before the first call of CUDA: CUDA_MODULE_LOADING=EAGER, for the first launch of a kernel may else wait
@@ -35,7 +35,7 @@ struct PeerCudaOptions {
   int rank = 0, size = 1;
   Device device;
   std::chrono::milliseconds timeout{600'000};  ///< of one operation, from when it begins on the device
-  std::string algorithm;                       ///< forces all_reduce's; empty: select_peer
+  std::string algorithm;                       ///< forces all_reduce's; empty: select_cuda_launch
   std::size_t slot_bytes = 128 << 10;          ///< that a block moves in one step; the same on every rank
 };
 

@@ -14,14 +14,14 @@
 
 namespace rz {
 
-class PeerMemory : public std::enable_shared_from_this<PeerMemory> {
+class PeerAllocator : public std::enable_shared_from_this<PeerAllocator> {
  public:
   /// In the stream, which is for what waits for no other rank, memory is zeroed.
-  explicit PeerMemory(Stream stream) : stream_(std::move(stream)) {}
+  explicit PeerAllocator(Stream stream) : stream_(std::move(stream)) {}
   /// Zeroed, aligned to 256 bytes; may outlive everybody else. Errc::system states need and have.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   /// Whether all of it lies in a slab.
-  bool holds(const void* at, std::size_t bytes) const;
+  bool contains(const void* at, std::size_t bytes) const;
 
  private:
   struct Block;
@@ -30,8 +30,8 @@ class PeerMemory : public std::enable_shared_from_this<PeerMemory> {
     std::size_t bytes;
     std::map<std::size_t, std::size_t> free;  ///< offset, size
   };
-  std::byte* cut(Slab&, std::size_t bytes);
-  void give_back(const std::byte* at, std::size_t bytes) noexcept;
+  std::byte* allocate_from_slab(Slab&, std::size_t bytes);
+  void free_block(const std::byte* at, std::size_t bytes) noexcept;
 
   const Stream stream_;
   mutable std::mutex mutex_;

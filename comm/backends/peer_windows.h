@@ -12,35 +12,35 @@
 
 namespace rz {
 
-class PeerWindows {
+class SymmetricWindows {
  public:
   /// The group must live as long.
-  explicit PeerWindows(PeerGroup& group) : group_(group) {}
+  explicit SymmetricWindows(PeerArenas& group) : group_(group) {}
 
   /// Zeroed, aligned to 256 bytes; every rank calls it with as many bytes, and they talk over `host`. Null,
-  /// on every rank, once there are WindowBook::most windows and none that fits is unused by all. It may
-  /// outlive this. Where one rank has no memory, all get an error that names it; Errc::mismatch names a rank
-  /// that asks for another size.
+  /// on every rank, once there are WindowRegistry::max_windows windows and none that fits is unused by all.
+  /// It may outlive this. Where one rank has no memory, all get an error that names it; Errc::mismatch names
+  /// a rank that asks for another size.
   std::shared_ptr<std::byte> allocate(Backend& host, std::size_t bytes);
-  /// As WindowBook's.
-  std::uint64_t source_of(const void* at, std::size_t bytes) const { return book_->source_of(at, bytes); }
+  /// As WindowRegistry's.
+  std::uint64_t handle_of(const void* at, std::size_t bytes) const { return registry_->handle_of(at, bytes); }
   /// Closes the peers' parts, which no kernel of this rank may read any more.
-  void let_go() noexcept;
+  void unmap_peers() noexcept;
   /// For memory that peers may go on reading: it is never given back.
-  void keep() noexcept;
+  void leak() noexcept;
 
  private:
-  struct Lease;
+  struct WindowLease;
   using Parts = std::vector<std::shared_ptr<std::byte>>;
 
-  int open(Backend& host, std::size_t bytes);
-  void tell_kernels(int window, const Parts& parts) const;
+  int open_window(Backend& host, std::size_t bytes);
+  void publish_addresses(int window, const Parts& parts) const;
 
-  PeerGroup& group_;
-  const std::shared_ptr<WindowBook> book_ = std::make_shared<WindowBook>();
+  PeerArenas& group_;
+  const std::shared_ptr<WindowRegistry> registry_ = std::make_shared<WindowRegistry>();
   std::mutex mutex_;
-  std::vector<Parts> windows_;                   // each rank's part of each window
-  std::vector<std::shared_ptr<std::byte>> own_;  // this rank's parts
+  std::vector<Parts> windows_;                          // each rank's part of each window
+  std::vector<std::shared_ptr<std::byte>> own_memory_;  // this rank's parts
 };
 
 }  // namespace rz

@@ -17,13 +17,13 @@ class Dependencies {
  public:
   explicit Dependencies(bool in_place) : in_place_(in_place) {}
 
-  void read(int step, Slot slot, std::vector<Plan::Dependency>& after) {
+  void read(int step, ChunkRef slot, std::vector<DependencyPlan::Dependency>& after) {
     History& h = history(slot);
     if (h.writer >= 0 && h.writer != step) after.push_back({h.writer, h.writer_chunk != slot.chunk});
     h.readers.emplace_back(step, slot.chunk);
   }
 
-  void write(int step, Slot slot, std::vector<Plan::Dependency>& after) {
+  void write(int step, ChunkRef slot, std::vector<DependencyPlan::Dependency>& after) {
     History& h = history(slot);
     if (h.writer >= 0 && h.writer != step) after.push_back({h.writer, h.writer_chunk != slot.chunk});
     for (const auto& [reader, chunk] : h.readers)
@@ -32,9 +32,9 @@ class Dependencies {
   }
 
  private:
-  History& history(Slot slot) {
+  History& history(ChunkRef slot) {
     const Region region = in_place_ && slot.region == Region::input ? Region::output : slot.region;
-    return memory_[{region, region == Region::scratch ? slot.cell : slot.chunk}];
+    return memory_[{region, region == Region::scratch ? slot.scratch_index : slot.chunk}];
   }
   bool in_place_;
   std::map<std::pair<Region, int>, History> memory_;
@@ -42,22 +42,22 @@ class Dependencies {
 
 }  // namespace
 
-Plan make_plan(Schedule schedule, int size, bool in_place) {
-  if (!in_place) leave_out_copies(schedule);
-  Plan plan;
+DependencyPlan make_dependency_plan(Schedule schedule, int size, bool in_place) {
+  if (!in_place) elide_scratch_copies(schedule);
+  DependencyPlan plan;
   plan.sends.resize(static_cast<std::size_t>(size));
   plan.receives.resize(static_cast<std::size_t>(size));
   Dependencies dependencies(in_place);
   for (const Step& step : schedule.steps) {
     const int index = static_cast<int>(plan.steps.size());
-    Plan::PlannedStep planned{.step = step, .after = {}};
+    DependencyPlan::PlannedStep planned{.step = step, .after = {}};
     if (step.kind == Step::send) {
       dependencies.read(index, step.slot, planned.after);
       plan.sends[static_cast<std::size_t>(step.peer)].push_back(index);
     } else {
-      for (const Term& term : step.terms) {
+      for (const Operand& term : step.terms) {
         if (term.peer < 0)
-          dependencies.read(index, term.slot, planned.after);
+          dependencies.read(index, term.chunk, planned.after);
         else
           plan.receives[static_cast<std::size_t>(term.peer)].push_back(index), planned.remote = true;
       }

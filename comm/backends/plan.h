@@ -10,10 +10,10 @@ namespace rz {
 /// Steps refer to each other by index. A step may touch byte b of its slot once each of its dependencies has
 /// passed byte b: a combination when it has written it, a send when its memory is released. Where two
 /// steps meet in a cell of scratch with different chunks, the earlier one has to be complete (`whole`).
-struct Plan {
+struct DependencyPlan {
   struct Dependency {
     int step;
-    bool whole;
+    bool complete;
   };
   struct PlannedStep {
     Step step;
@@ -26,7 +26,7 @@ struct Plan {
   std::vector<std::vector<int>> sends, receives;
 };
 
-/// Out of place, of the schedule after leave_out_copies().
-Plan make_plan(Schedule, int size, bool in_place);
+/// Out of place, of the schedule after elide_scratch_copies().
+DependencyPlan make_dependency_plan(Schedule, int size, bool in_place);
 
 }  // namespace rz

@@ -6,45 +6,48 @@ namespace rz {
 
 namespace {
 
-class Scheduled final : public Backend {
+class NativeBackend final : public Backend {
  public:
-  explicit Scheduled(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) { driver_->start_thread(); }
-  ~Scheduled() override { driver_->stop(); }
-  void abandon() noexcept override { driver_->abandon(); }
+  explicit NativeBackend(std::shared_ptr<ProgressEngine> driver) : engine_(std::move(driver)) {
+    engine_->start_thread();
+  }
+  ~NativeBackend() override { engine_->stop(); }
+  void abandon() noexcept override { engine_->abandon(); }
 
-  Work submit(std::span<const Operation> group) override {
-    std::shared_ptr<Job> job;
-    if (!driver_->try_at_once(group, job)) job = driver_->submit(group);
+  Work submit(std::span<const CollectiveCall> group) override {
+    std::shared_ptr<Request> job;
+    if (!engine_->try_inline(group, job)) job = engine_->submit(group);
     if (!job) return {};
     return Work(std::move(job));
   }
-  bool repeat(const BriefCall& call, Work& work) override {
-    std::shared_ptr<Job> job;
-    if (!driver_->repeat(call, job)) return false;
+  bool try_fast_path(const CallKey& call, Work& work) override {
+    std::shared_ptr<Request> job;
+    if (!engine_->try_fast_path(call, job)) return false;
     if (job) work = Work(std::move(job));
     return true;
   }
-  void abort(const std::string& reason) noexcept override { driver_->abort(reason); }
-  void check() override { driver_->check(); }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return driver_->allocate(bytes); }
-  CallChoice explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
-                     ReduceOp op) const override {
-    return driver_->explain(kind, bytes, reachable, dtype, op);
+  void abort(const std::string& reason) noexcept override { engine_->abort(reason); }
+  void check() override { engine_->check(); }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return engine_->allocate(bytes); }
+  AlgorithmChoice explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
+                          ReduceOp op) const override {
+    return engine_->explain(kind, bytes, reachable, dtype, op);
   }
   Registration register_buffer(std::span<std::byte> memory) override {
-    return driver_->register_buffer(memory);
+    return engine_->register_buffer(memory);
   }
-  std::string describe() const override { return driver_->describe(); }
+  std::string describe() const override { return engine_->describe(); }
 
  private:
-  std::shared_ptr<Driver> driver_;
+  std::shared_ptr<ProgressEngine> engine_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> scheduled_backend(int rank, int size, std::unique_ptr<Transport> transport,
-                                           const ScheduledOptions& options) {
-  return std::make_unique<Scheduled>(std::make_shared<Driver>(rank, size, std::move(transport), options));
+std::unique_ptr<Backend> make_native_backend(int rank, int size, std::unique_ptr<Transport> transport,
+                                             const NativeOptions& options) {
+  return std::make_unique<NativeBackend>(
+      std::make_shared<ProgressEngine>(rank, size, std::move(transport), options));
 }
 
 }  // namespace rz

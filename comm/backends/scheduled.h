@@ -9,7 +9,7 @@
 
 namespace rz {
 
-std::unique_ptr<Backend> scheduled_backend(int rank, int size, std::unique_ptr<Transport>,
-                                           const ScheduledOptions&);
+std::unique_ptr<Backend> make_native_backend(int rank, int size, std::unique_ptr<Transport>,
+                                             const NativeOptions&);
 
 }  // namespace rz

@@ -8,7 +8,7 @@
 
 namespace rz {
 
-struct ScheduledOptions {
+struct NativeOptions {
   std::chrono::milliseconds timeout{600'000};  ///< of one operation, from its submission
   bool deterministic = true;
   std::string algorithm;  ///< that are forced (comm/forced.h)

@@ -23,7 +23,7 @@ namespace {
 class PinnedPool {
  public:
   explicit PinnedPool(Device device) : device_(device) {}
-  std::shared_ptr<std::byte> take(std::size_t bytes) {
+  std::shared_ptr<std::byte> acquire(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     const auto it = free_.lower_bound(bytes);
     if (it == free_.end() || it->first > 4 * bytes + 4096) return allocate_pinned(device_, bytes);
@@ -31,7 +31,7 @@ class PinnedPool {
     free_.erase(it);
     return memory;
   }
-  void give_back(std::size_t bytes, std::shared_ptr<std::byte> memory) {
+  void release(std::size_t bytes, std::shared_ptr<std::byte> memory) {
     const std::lock_guard lock(mutex_);
     free_.emplace(bytes, std::move(memory));
   }
@@ -43,15 +43,15 @@ class PinnedPool {
 };
 
 /// Where an operation's memory stands on the host meanwhile, and what goes back.
-struct Copy {
+struct StagedCopy {
   std::byte* device;
   std::byte* host;
   std::size_t bytes;
 };
 
-class Job final : public WorkState {
+class StagedRequest final : public WorkState {
  public:
-  Job(Device device, Deadline deadline) : deadline(deadline), device_(device) {}
+  StagedRequest(Device device, Deadline deadline) : deadline(deadline), device_(device) {}
 
   bool done() const noexcept override {
     const std::lock_guard lock(mutex_);
@@ -74,8 +74,8 @@ class Job final : public WorkState {
     changed_.notify_all();
   }
 
-  std::vector<Operation> operations;  // on the pinned copies
-  std::vector<Copy> back;
+  std::vector<CollectiveCall> operations;  // on the pinned copies
+  std::vector<StagedCopy> back;
   std::vector<std::pair<std::size_t, std::shared_ptr<std::byte>>> pinned;
   Event fetched;
   const Deadline deadline;
@@ -97,15 +97,15 @@ class Job final : public WorkState {
   Event returned_;
 };
 
-class Staged final : public Backend {
+class HostStagedBackend final : public Backend {
  public:
-  Staged(std::shared_ptr<Backend> host, const StagedOptions& options)
+  HostStagedBackend(std::shared_ptr<Backend> host, const HostStagedOptions& options)
       : host_(std::move(host)),
         options_(options),
         stream_(Stream::create(options.device, Stream::Priority::high)),
-        worker_(helper_thread([this] { work(); })) {}
+        worker_(helper_thread([this] { worker_loop(); })) {}
 
-  ~Staged() override {
+  ~HostStagedBackend() override {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
@@ -118,16 +118,16 @@ class Staged final : public Backend {
     }
   }
 
-  Work submit(std::span<const Operation> group) override {
-    refuse_capture(group);
+  Work submit(std::span<const CollectiveCall> group) override {
+    reject_capture(group);
     const std::lock_guard order(submitting_);  // copies and jobs in one order
-    auto job = std::make_shared<Job>(options_.device, Deadline::after(options_.timeout));
-    for (const Operation& op : group) {
+    auto job = std::make_shared<StagedRequest>(options_.device, Deadline::after(options_.timeout));
+    for (const CollectiveCall& op : group) {
       stream_.wait(op.stream.record());
-      if (options_.direct && !traits(op.kind).reduces)
-        pass_on(*job, op);
+      if (options_.pass_device_memory && !traits(op.kind).reduces)
+        submit_direct(*job, op);
       else
-        stage(*job, op);
+        stage_input(*job, op);
     }
     job->fetched = stream_.record();
     {
@@ -142,26 +142,26 @@ class Staged final : public Backend {
   std::unique_ptr<Backend> split(std::span<const int> members) override {
     std::shared_ptr<Backend> host = host_->split(members);
     if (!host) return nullptr;
-    StagedOptions options = options_;
+    HostStagedOptions options = options_;
     options.rank =
         static_cast<int>(std::find(members.begin(), members.end(), options_.rank) - members.begin());
-    return staged_backend(std::move(host), options);
+    return host_staged_backend(std::move(host), options);
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
     auto memory = allocate_on(options_.device, bytes);
-    set_bytes(memory.get(), 0, bytes, stream_);
+    memset_async(memory.get(), 0, bytes, stream_);
     stream_.synchronize();
     return memory;
   }
   std::string describe() const override {
-    return str(name(options_.device), options_.direct ? ", what is combined" : "",
-               " staged through pinned memory over ", host_->describe());
+    return concat(name(options_.device), options_.pass_device_memory ? ", what is combined" : "",
+                  " staged through pinned memory over ", host_->describe());
   }
 
  private:
   /// What the host does between two copies is no part of a graph.
-  void refuse_capture(std::span<const Operation> group) const {
-    for (const Operation& op : group) {
+  void reject_capture(std::span<const CollectiveCall> group) const {
+    for (const CollectiveCall& op : group) {
       if (op.stream.device().kind == Device::host) continue;
       bool captured = false;
       cuda::check(cuda::runtime().is_capturing(op.stream.native(), &captured), "cudaStreamIsCapturing",
@@ -173,25 +173,25 @@ class Staged final : public Backend {
     }
   }
 
-  std::byte* pinned(Job& job, std::size_t bytes) {
-    job.pinned.emplace_back(bytes, pool_.take(bytes));
+  std::byte* pinned(StagedRequest& job, std::size_t bytes) {
+    job.pinned.emplace_back(bytes, pool_.acquire(bytes));
     return job.pinned.back().second.get();
   }
 
   /// The operation on the device's memory. Exchanging parts in place, which no rank can know of another,
   /// needs a copy of what goes out.
-  void pass_on(Job& job, const Operation& op) {
-    Operation& there = job.operations.emplace_back(op);
+  void submit_direct(StagedRequest& job, const CollectiveCall& op) {
+    CollectiveCall& there = job.operations.emplace_back(op);
     there.stream = {};
     if (op.kind != Collective::all_to_all || op.in.data != op.out.data || op.in.count == 0) return;
     std::byte* const copy = pinned(job, op.in.bytes());
-    copy_bytes(copy, op.in.data, op.in.bytes(), stream_);
+    memcpy_async(copy, op.in.data, op.in.bytes(), stream_);
     there.in = ConstBuffer(copy, op.in.count, op.in.dtype);
   }
 
   /// Copies what this rank contributes to pinned memory, and notes what comes back.
-  void stage(Job& job, const Operation& op) {
-    Operation on_host = op;
+  void stage_input(StagedRequest& job, const CollectiveCall& op) {
+    CollectiveCall on_host = op;
     on_host.stream = {};
     auto* const out = static_cast<std::byte*>(op.out.data);
     const auto* const in = static_cast<const std::byte*>(op.in.data);
@@ -209,28 +209,28 @@ class Staged final : public Backend {
       host_in = host_out + (in - out);
     else if (op.in.bytes())
       host_in = pinned(job, op.in.bytes());
-    if (reads) copy_bytes(host_in, in, op.in.bytes(), stream_);
+    if (reads) memcpy_async(host_in, in, op.in.bytes(), stream_);
     on_host.in = ConstBuffer(host_in, op.in.count, op.in.dtype);
     on_host.out = Buffer(around ? host_in + (out - in) : host_out, op.out.count, op.out.dtype);
-    note_results(job, op, static_cast<std::byte*>(on_host.out.data));
+    record_outputs(job, op, static_cast<std::byte*>(on_host.out.data));
     job.operations.push_back(std::move(on_host));
   }
 
-  void note_results(Job& job, const Operation& op, std::byte* host_out) const {
+  void record_outputs(StagedRequest& job, const CollectiveCall& op, std::byte* host_out) const {
     auto* const out = static_cast<std::byte*>(op.out.data);
     if (op.kind == Collective::all_to_all_v) {
       const std::size_t size = size_of(op.out.dtype);
-      for (std::size_t r = 0; r < op.pairs->recv_counts.size(); ++r)
-        job.back.push_back({out + op.pairs->recv_offsets[r] * size,
-                            host_out + op.pairs->recv_offsets[r] * size, op.pairs->recv_counts[r] * size});
+      for (std::size_t r = 0; r < op.counts->recv_counts.size(); ++r)
+        job.back.push_back({out + op.counts->recv_offsets[r] * size,
+                            host_out + op.counts->recv_offsets[r] * size, op.counts->recv_counts[r] * size});
     } else if (op.out.bytes() && op.kind != Collective::send) {
       job.back.push_back({out, host_out, op.out.bytes()});
     }
   }
 
-  void work() {
+  void worker_loop() {
     for (;;) {
-      std::shared_ptr<Job> job;
+      std::shared_ptr<StagedRequest> job;
       {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
@@ -242,7 +242,7 @@ class Staged final : public Backend {
     }
   }
 
-  void run(Job& job) {
+  void run(StagedRequest& job) {
     try {
       if (failure_) std::rethrow_exception(failure_);
       while (!job.fetched.done()) {
@@ -251,10 +251,10 @@ class Staged final : public Backend {
         std::this_thread::sleep_for(std::chrono::microseconds(5));
       }
       host_->submit(job.operations).wait();
-      for (const Copy& c : job.back) copy_bytes(c.device, c.host, c.bytes, stream_);
+      for (const StagedCopy& c : job.back) memcpy_async(c.device, c.host, c.bytes, stream_);
       const Event returned = stream_.record();
       job.end(nullptr, returned);
-      keep_until(returned, job);
+      recycle_after(returned, job);
     } catch (...) {
       if (!failure_) failure_ = std::current_exception();
       job.end(std::current_exception(), {});
@@ -262,23 +262,23 @@ class Staged final : public Backend {
   }
 
   /// Pinned memory goes back to the pool once the copies from it are over.
-  void keep_until(const Event& returned, Job& job) {
+  void recycle_after(const Event& returned, StagedRequest& job) {
     in_flight_.emplace_back(returned, std::move(job.pinned));
     while (!in_flight_.empty() && in_flight_.front().first.done()) {
-      for (auto& [bytes, memory] : in_flight_.front().second) pool_.give_back(bytes, std::move(memory));
+      for (auto& [bytes, memory] : in_flight_.front().second) pool_.release(bytes, std::move(memory));
       in_flight_.pop_front();
     }
   }
 
   const std::shared_ptr<Backend> host_;
-  const StagedOptions options_;
+  const HostStagedOptions options_;
   PinnedPool pool_{options_.device};
   const Stream stream_;
   std::mutex submitting_;
 
   std::mutex mutex_;  // guards the queue
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Job>> queue_;
+  std::deque<std::shared_ptr<StagedRequest>> queue_;
   bool stopping_ = false;
 
   // The worker's own.
@@ -290,8 +290,9 @@ class Staged final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> staged_backend(std::shared_ptr<Backend> host, const StagedOptions& options) {
-  return std::make_unique<Staged>(std::move(host), options);
+std::unique_ptr<Backend> host_staged_backend(std::shared_ptr<Backend> host,
+                                             const HostStagedOptions& options) {
+  return std::make_unique<HostStagedBackend>(std::move(host), options);
 }
 
 }  // namespace rz

@@ -10,16 +10,16 @@
 
 namespace rz {
 
-struct StagedOptions {
+struct HostStagedOptions {
   Device device;
   int rank = 0;
   std::chrono::milliseconds timeout{600'000};  ///< of one operation, from its submission
   /// The host's backend takes device memory (Backend::moves_device_memory), on every rank.
-  bool direct = false;
+  bool pass_device_memory = false;
 };
 
 /// Operations run in the order of their submission. Work::wait_on() blocks the host until the result is on
 /// its way back to the device.
-std::unique_ptr<Backend> staged_backend(std::shared_ptr<Backend> host, const StagedOptions&);
+std::unique_ptr<Backend> host_staged_backend(std::shared_ptr<Backend> host, const HostStagedOptions&);
 
 }  // namespace rz

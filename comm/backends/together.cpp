@@ -17,59 +17,60 @@ namespace rz {
 
 namespace {
 
-constexpr std::size_t least_bypass = 96 << 20;  // bytes of all ranks' memory that no cache keeps
+constexpr std::size_t min_nontemporal_bytes = 96 << 20;  // bytes of all ranks' memory that no cache keeps
 constexpr std::size_t line = 64;
-constexpr std::size_t least_ring = 16 << 10;    // bytes of it that calls take turns in
-constexpr std::size_t max_kept_near = 4 << 10;  // of an exchange that stays in a small part of the ring
-constexpr auto longest_of_yields = std::chrono::microseconds(500);
-constexpr int turns_of_patience = 16;  // some 4 us: then who waits elsewhere may have this processor
+constexpr std::size_t min_staging_window = 16 << 10;  // bytes of it that calls take turns in
+constexpr std::size_t max_cached_exchange = 4 << 10;  // of an exchange that stays in a small part of the ring
+constexpr auto max_yield_time = std::chrono::microseconds(500);
+constexpr int spins_before_yield = 16;  // some 4 us: then who waits elsewhere may have this processor
 
 }  // namespace
 
-Together::Together(Transport& transport, int rank, int size, std::uint32_t first_step)
-    : Together(transport, rank, size, TogetherTable(size), first_step) {}
+IntranodeEngine::IntranodeEngine(Transport& transport, int rank, int size, std::uint32_t first_step)
+    : IntranodeEngine(transport, rank, size, IntranodeTuningTable(size), first_step) {}
 
-Together::Together(Transport& transport, int rank, int size, TogetherTable table, std::uint32_t first_step)
-    : letters_(transport, rank, size, first_step),
+IntranodeEngine::IntranodeEngine(Transport& transport, int rank, int size, IntranodeTuningTable table,
+                                 std::uint32_t first_step)
+    : channel_(transport, rank, size, first_step),
       rank_(rank),
       size_(size),
-      crowded_(transport.crowded()),
-      collected_(std::make_unique<std::byte[]>(index(size) * most_letters * letter_bytes)),
+      oversubscribed_(transport.oversubscribed()),
+      collected_slots_(std::make_unique<std::byte[]>(index(size) * max_inline_slots * inline_bytes)),
       sources_(index(size)),
-      memory_(transport, rank, size),
+      handles_(transport, rank, size),
       table_(std::move(table)) {}
 
 // ---- a call
 
-void Together::start(const Operation& op, std::uint32_t sequence) {
-  if (!traits(op.kind).root_sends()) letters_.say_all();
+void IntranodeEngine::start(const CollectiveCall& op, std::uint32_t sequence) {
+  if (!traits(op.kind).root_sends()) channel_.flush_acks();
   op_ = &op;
-  const Shape shape = shape_of(op);
-  if (shape == planned_) {
-    letters_.begin_again(sequence);
+  const CallShape shape = shape_of(op);
+  if (shape == planned_shape_) {
+    channel_.begin_repeat(sequence);
   } else {
-    letters_.begin(signature_of(op, size_, sequence));
+    channel_.begin(make_signature(op, size_, sequence));
     plan();
-    planned_ = shape;
+    planned_shape_ = shape;
   }
-  rewind(letters_.next());
+  reset(channel_.next_step());
 }
 
 /// To the beginning of a call as planned, at that step.
-void Together::rewind(std::uint32_t first) {
-  cut_ = plan_;
+void IntranodeEngine::reset(std::uint32_t first) {
+  chunks_ = plan_;
   complete_ = false;
-  offered_ = folded_ = taken_ = 0;
-  waits_a_ = waits_b_ = 0;
-  first_ = first;
-  trial_ = nullptr;
-  asks_ = may_ask_ && is_worth_asking();
-  counts_ = op_->kind == Collective::all_to_all_v;
-  if (counts_) use_ring();
-  base_ = first_ + (asks_ || counts_);
+  contributed_ = reduced_ = read_ = 0;
+  next_contribution_ = next_result_ = 0;
+  first_step_ = first;
+  sampled_tuner_ = nullptr;
+  exchanges_handles_ = may_exchange_handles_ && should_exchange_handles();
+  exchanges_counts_ = op_->kind == Collective::all_to_all_v;
+  if (exchanges_counts_) set_staging_window();
+  data_step_ = first_step_ + (exchanges_handles_ || exchanges_counts_);
 }
 
-Together::Shape Together::shape_of(const Operation& op) {
+IntranodeEngine::CallShape IntranodeEngine::shape_of(const CollectiveCall& op) {
   const bool in_place = op.in.data == op.out.data;
   const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
   return {op.in.count, op.out.count,
@@ -78,58 +79,60 @@ Together::Shape Together::shape_of(const Operation& op) {
               static_cast<std::uint64_t>(static_cast<std::uint32_t>(op.root)) << 32};
 }
 
-const TogetherWay* Together::find_streams(const Operation& op) const {
+const IntranodeAlgorithm* IntranodeEngine::find_schedule(const CollectiveCall& op) const {
   const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
-  const std::size_t bytes = common_count(op, size_) * size_of(dtype);
-  const TogetherWay& way = table_.of(op.kind, whole_bytes(op.kind, bytes, size_));
-  return way.streams ? &way : nullptr;
+  const std::size_t bytes = count_per_rank(op, size_) * size_of(dtype);
+  const IntranodeAlgorithm& way = table_.find(op.kind, message_bytes(op.kind, bytes, size_));
+  return way.schedule ? &way : nullptr;
 }
 
 /// How many rounds the call has, and what each moves.
-void Together::plan() {
-  element_ = op_->kind == Collective::barrier ? 1 : size_of(letters_.call().dtype);
-  total_ = op_->kind == Collective::barrier ? 0 : letters_.call().count * element_;
-  const TogetherWay& way = table_.of(op_->kind, whole_bytes(op_->kind, total_, size_));
-  const TogetherPlan plan = plan_together(op_->kind, total_, size_, way, room());
-  cut_ = plan_ = {plan.two_shot ? Flow::two_phase : Flow::one_phase, plan.split, plan.part, plan.pieces.piece,
-                  plan.pieces.rounds};
-  inline_ = plan.letters > 0;
-  lines_ = std::max(plan.letters, 1u);
-  way_ = &way;
+void IntranodeEngine::plan() {
+  element_bytes_ = op_->kind == Collective::barrier ? 1 : size_of(channel_.call().dtype);
+  total_bytes_ = op_->kind == Collective::barrier ? 0 : channel_.call().count * element_bytes_;
+  const IntranodeAlgorithm& way = table_.find(op_->kind, message_bytes(op_->kind, total_bytes_, size_));
+  const CallPlan plan = plan_call(op_->kind, total_bytes_, size_, way, limits());
+  chunks_ = plan_ = {plan.two_shot ? Protocol::two_shot : Protocol::one_shot, plan.per_peer, plan.shard_bytes,
+                     plan.chunking.chunk_bytes, plan.chunking.chunks};
+  inline_ = plan.inline_slots > 0;
+  slots_ = std::max(plan.inline_slots, 1u);
+  algorithm_ = &way;
   choose_peers();
-  if (!inline_) use_ring();
-  const std::size_t n = index(size_), whole = cut_.split ? cut_.part * n : cut_.part;
+  if (!inline_) set_staging_window();
+  const std::size_t n = index(size_),
+                    whole = chunks_.per_peer ? chunks_.shard_bytes * n : chunks_.shard_bytes;
   const bool read_before =
       traits(op_->kind).reduces && op_->in.data == op_->out.data;  // so that it is in the cache
-  bypass_ = !read_before && 2 * n * whole >= least_bypass;
-  once_ = crowded_ && way.once == Once::by_time ? Once::never : way.once;
-  may_ask_ = way.asks || once_ != Once::never;
-  if (traits(op_->kind).reduces) reduction_ = reduction(letters_.call().dtype, op_->op.kind);
-  brief_ = brief_of_plan();
-  if (brief_ != ~0ull) again_ = *op_;
-  direct_again_ = false;
-  short_way_ = !may_ask_ && plan_.flow == Flow::one_phase && plan_.rounds == 1;
+  nontemporal_ = !read_before && 2 * n * whole >= min_nontemporal_bytes;
+  single_copy_ = oversubscribed_ && way.single_copy == SingleCopyPolicy::adaptive ? SingleCopyPolicy::never
+                                                                                  : way.single_copy;
+  may_exchange_handles_ = way.try_zero_copy || single_copy_ != SingleCopyPolicy::never;
+  if (traits(op_->kind).reduces) reduce_kernel_ = reduce_kernel(channel_.call().dtype, op_->op.kind);
+  key_ = key_of_plan();
+  if (key_ != ~0ull) last_call_ = *op_;
+  last_was_zero_copy_ = false;
+  fast_path_ = !may_exchange_handles_ && plan_.protocol == Protocol::one_shot && plan_.chunks == 1;
 }
 
 /// None of calls that need a copy of their input, or take long.
-std::uint64_t Together::brief_of_plan() const {
-  const Signature call = letters_.call();
+std::uint64_t IntranodeEngine::key_of_plan() const {
+  const CallSignature call = channel_.call();
   const bool plain = call.op != ReduceOp::premul_sum && call.kind != Collective::all_to_all_v;
-  if (!plain || whole_bytes(call.kind, total_, size_) > most_at_once) return ~0ull;
-  return brief(call.kind, call.dtype, call.op, call.root);
+  if (!plain || message_bytes(call.kind, total_bytes_, size_) > max_inline_bytes) return ~0ull;
+  return call_key(call.kind, call.dtype, call.op, call.root);
 }
 
-bool Together::offers(int rank) const { return traits(op_->kind).sends(rank == op_->root); }
+bool IntranodeEngine::is_sender(int rank) const { return traits(op_->kind).sends(rank == op_->root); }
 
-void Together::choose_peers() {
-  gives_ = offers(rank_);
-  first_giver_ = 0, last_giver_ = size_;
+void IntranodeEngine::choose_peers() {
+  is_sender_ = is_sender(rank_);
+  first_sender_ = 0, last_sender_ = size_;
   if (!traits(op_->kind).rooted()) return;
   const bool at_root = rank_ == op_->root;
   if (traits(op_->kind).root_sends())
-    first_giver_ = op_->root, last_giver_ = op_->root + !at_root;
+    first_sender_ = op_->root, last_sender_ = op_->root + !at_root;
   else if (!at_root)
-    last_giver_ = 0;
+    last_sender_ = 0;
 }
 
 /// How much of the ring the call's bytes take turns in.
@@ -142,106 +145,111 @@ void Together::choose_peers() {
 /// A rank that only sends, in a rooted call, may run ahead of its readers: it takes as much as the letters
 /// reach. On a crowded host, where a call is too large for that, it takes less, since at the part's end it
 /// waits until all that the part holds has been read.
-void Together::use_ring() {
-  const std::size_t shares = cut_.split ? index(size_) - 1 : 1, all = letters_.ring_bytes();
+void IntranodeEngine::set_staging_window() {
+  const std::size_t shares = chunks_.per_peer ? index(size_) - 1 : 1, all = channel_.staging_bytes();
   const std::size_t own =
-      cut_.rounds * (cut_.piece * shares + (cut_.flow == Flow::two_phase ? cut_.piece : 0));
-  const std::size_t in_turns = room().ring_bytes;
+      chunks_.chunks *
+      (chunks_.chunk_bytes * shares + (chunks_.protocol == Protocol::two_shot ? chunks_.chunk_bytes : 0));
+  const std::size_t in_turns = limits().staging_bytes;
   if (!traits(op_->kind).rooted()) {
-    const bool turns_in_all = own > max_kept_near && own <= all / 2;
-    return letters_.use_ring(turns_in_all ? all : std::clamp(2 * own, least_ring, in_turns));
+    const bool turns_in_all = own > max_cached_exchange && own <= all / 2;
+    return channel_.set_staging_window(turns_in_all ? all
+                                                    : std::clamp(2 * own, min_staging_window, in_turns));
   }
-  if (crowded_ && own * meeting_letters > all) return letters_.use_ring(in_turns);
-  const std::size_t bytes = round_up(cut_.piece * shares, line);
-  letters_.use_ring(std::clamp(bytes * meeting_letters, least_ring, all));
+  if (oversubscribed_ && own * mailbox_depth > all) return channel_.set_staging_window(in_turns);
+  const std::size_t bytes = round_up(chunks_.chunk_bytes * shares, line);
+  channel_.set_staging_window(std::clamp(bytes * mailbox_depth, min_staging_window, all));
 }
 
-bool Together::advance() {
+bool IntranodeEngine::advance() {
   if (complete_) return false;
-  if (asks_ || counts_) return counts_ ? exchange_counts() : ask();
-  switch (cut_.flow) {
-    case Flow::one_phase:
-      return advance_one_phase();
-    case Flow::two_phase:
-      return advance_two_phase();
-    case Flow::direct:
-      return advance_direct();
-    case Flow::once:
-      return advance_once();
+  if (exchanges_handles_ || exchanges_counts_)
+    return exchanges_counts_ ? exchange_counts() : exchange_handles();
+  switch (chunks_.protocol) {
+    case Protocol::one_shot:
+      return advance_one_shot();
+    case Protocol::two_shot:
+      return advance_two_shot();
+    case Protocol::zero_copy:
+      return advance_zero_copy();
+    case Protocol::single_copy:
+      return advance_single_copy();
   }
   return false;
 }
 
-bool Together::spin(int turns) {
+bool IntranodeEngine::spin(int turns) {
   std::optional<Deadline> end;  // of yields: a rank that computes keeps its processor for milliseconds
   std::size_t moved = 0;        // bytes
   busy_ = false;
   for (int i = 0; i < turns; ++i) {
-    while (!complete_ && !busy_ && advance()) busy_ = (moved += cut_.piece) >= most_at_a_spin;
+    while (!complete_ && !busy_ && advance()) busy_ = (moved += chunks_.chunk_bytes) >= max_spin_bytes;
     if (complete_) return busy_ = false, true;
     if (busy_) return false;
-    if (!crowded_) {
-      letters_.look_out();
-      if (i % turns_of_patience == turns_of_patience - 1) sched_yield();
+    if (!oversubscribed_) {
+      channel_.spin_once();
+      if (i % spins_before_yield == spins_before_yield - 1) sched_yield();
       continue;
     }
-    letters_.say_all();
+    channel_.flush_acks();
     sched_yield();
     if (i % 16 != 15) continue;  // most calls end before the clock is worth a look
-    if (!end) end = Deadline::after(longest_of_yields);
+    if (!end) end = Deadline::after(max_yield_time);
     if (end->expired()) break;
   }
-  letters_.claim();
+  channel_.check_peer_alive();
   return false;
 }
 
 // ---- all_to_all_v: who sends how much decides how many rounds there are
 
-bool Together::exchange_counts() {
+bool IntranodeEngine::exchange_counts() {
   const std::size_t n = index(size_);
-  if (letters_.next() == first_) {
+  if (channel_.next_step() == first_step_) {
     const std::size_t bytes = n * sizeof(std::size_t);
-    if (!has_room(bytes)) return false;
-    std::memcpy(letters_.bytes(rank_, first_), op_->pairs->send_counts.data(), bytes);
-    letters_.publish();
+    if (!can_reserve(bytes)) return false;
+    std::memcpy(channel_.bytes(rank_, first_step_), op_->counts->send_counts.data(), bytes);
+    channel_.send();
     return true;
   }
-  if (!all_arrived(waits_a_, first_)) return false;
+  if (!all_arrived(next_contribution_, first_step_)) return false;
   std::size_t most = 0;
   for (int r = 0; r < size_; ++r) {
-    const auto* row = r == rank_ ? op_->pairs->send_counts.data()
-                                 : reinterpret_cast<const std::size_t*>(letters_.bytes(r, first_));
+    const auto* row = r == rank_ ? op_->counts->send_counts.data()
+                                 : reinterpret_cast<const std::size_t*>(channel_.bytes(r, first_step_));
     most = std::max(most, *std::max_element(row, row + size_));
-    Signature theirs = letters_.call(), mine = theirs;
-    theirs.count = row[rank_], mine.count = op_->pairs->recv_counts[index(r)];
+    CallSignature theirs = channel_.call(), mine = theirs;
+    theirs.count = row[rank_], mine.count = op_->counts->recv_counts[index(r)];
     require(theirs == mine, Errc::mismatch, "mismatched collectives: rank ", r, " called ", describe(theirs),
             " while rank ", rank_, " called ", describe(mine),
             "; every rank must make the same calls in the same order");
   }
-  letters_.have_read_up_to(first_ + 1);
-  counts_ = false;
-  cut_.part = most * element_;
-  const TogetherPieces cut =
-      cut_together({.split = cut_.split, .part = cut_.part}, size_, way_->chunk, room());
-  cut_.piece = cut.piece, cut_.rounds = cut.rounds;
-  use_ring();
+  channel_.ack(first_step_ + 1);
+  exchanges_counts_ = false;
+  chunks_.shard_bytes = most * element_bytes_;
+  const Chunking cut = chunk_shard({.per_peer = chunks_.per_peer, .shard_bytes = chunks_.shard_bytes}, size_,
+                                   algorithm_->chunk, limits());
+  chunks_.chunk_bytes = cut.chunk_bytes, chunks_.chunks = cut.chunks;
+  set_staging_window();
   return true;
 }
 
 // ---- who is missing
 
-bool Together::looks_at(int peer) const { return asks_ || cut_.flow >= Flow::direct || reads_from(peer); }
-RankSet Together::debtors() const {
+bool IntranodeEngine::waits_for(int peer) const {
+  return exchanges_handles_ || chunks_.protocol >= Protocol::zero_copy || reads_from(peer);
+}
+RankSet IntranodeEngine::debtors() const {
   RankSet all;
   if (complete_) return all;
-  for (const int r : letters_.missing([this](int r) { return looks_at(r); })) all.set(index(r));
+  for (const int r : channel_.missing_peers([this](int r) { return waits_for(r); })) all.set(index(r));
   return all;
 }
-int Together::culprit() const {
-  return complete_ ? -1 : letters_.culprit([this](int r) { return looks_at(r); });
+int IntranodeEngine::culprit() const {
+  return complete_ ? -1 : channel_.culprit([this](int r) { return waits_for(r); });
 }
-std::string Together::waiting_for() const {
-  return complete_ ? "nobody" : letters_.waiting_for([this](int r) { return looks_at(r); });
+std::string IntranodeEngine::waiting_for() const {
+  return complete_ ? "nobody" : channel_.waiting_for([this](int r) { return waits_for(r); });
 }
 
 }  // namespace rz

@@ -28,47 +28,49 @@
 
 namespace rz {
 
-class Together {
+class IntranodeEngine {
  public:
   /// Of a transport that has a meeting(). `first_step`: see Letters.
-  Together(Transport&, int rank, int size, std::uint32_t first_step = 0);
-  Together(Transport&, int rank, int size, TogetherTable, std::uint32_t first_step = 0);
+  IntranodeEngine(Transport&, int rank, int size, std::uint32_t first_step = 0);
+  IntranodeEngine(Transport&, int rank, int size, IntranodeTuningTable, std::uint32_t first_step = 0);
 
   /// Begins the call of that number. The operation must outlive it, or move().
-  void start(const Operation&, std::uint32_t sequence);
+  void start(const CollectiveCall&, std::uint32_t sequence);
   /// Bytes of the whole of a call that is tried at once.
-  static constexpr std::size_t most_at_once = 256 << 10;
+  static constexpr std::size_t max_inline_bytes = 256 << 10;
 
   /// Whether the call is like the last one, of that many bytes at most.
-  bool repeats(const BriefCall& call) const {
-    return call.what == brief_ && call.count == letters_.call().count;
+  bool matches_last(const CallKey& call) const {
+    return call.key == key_ && call.count == channel_.call().count;
   }
   /// start() and spin() of such a call: the shortest way.
-  bool repeat(const BriefCall&, std::uint32_t sequence, int turns);
-  const Operation& operation() const { return *op_; }
+  bool run_fast_path(const CallKey&, std::uint32_t sequence, int turns);
+  const CollectiveCall& call() const { return *op_; }
   /// The operation lies elsewhere now.
-  void move(const Operation& op) { op_ = &op; }
+  void rebind(const CollectiveCall& op) { op_ = &op; }
   /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
   bool advance();
   /// advance() until the call is complete or `turns` turns went by, on a crowded host half a millisecond at
-  /// most, and then claim(). True: complete. A large call is moved in parts of some most_at_a_spin bytes,
+  /// most, and then claim(). True: complete. A large call is moved in parts of some max_spin_bytes bytes,
   /// between which its caller looks at failures and deadlines.
   bool spin(int turns);
-  static constexpr std::size_t most_at_a_spin = 8 << 20;
+  static constexpr std::size_t max_spin_bytes = 8 << 20;
   /// The last spin() ended after such a part: there is more to move at once.
   bool busy() const { return busy_; }
   bool complete() const { return complete_; }
   /// It does not go on without some peer: a failure, if that one has left.
-  void claim() { letters_.claim(); }
+  void check_peer_alive() { channel_.check_peer_alive(); }
 
   /// The schedule that serves the call instead, over streams; null: none does. start() is for the others.
-  const TogetherWay* streams(const Operation& op) const {
-    return table_.may_stream(op.kind) ? find_streams(op) : nullptr;
+  const IntranodeAlgorithm* schedule_for(const CollectiveCall& op) const {
+    return table_.has_schedule(op.kind) ? find_schedule(op) : nullptr;
   }
   /// Any thread.
-  const TogetherTable& table() const { return table_; }
-  TogetherRoom room() const {
-    return {std::min(letters_.ring_bytes(), crowded_ ? most_in_turns_if_crowded : most_in_turns), crowded_};
+  const IntranodeTuningTable& table() const { return table_; }
+  StagingLimits limits() const {
+    return {std::min(channel_.staging_bytes(),
+                     oversubscribed_ ? max_staging_window_oversubscribed : max_staging_window),
+            oversubscribed_};
   }
 
   RankSet debtors() const;
@@ -76,192 +78,195 @@ class Together {
   int culprit() const;
 
  private:
-  enum class Flow { one_phase, two_phase, direct, once };
+  enum class Protocol { one_shot, two_shot, zero_copy, single_copy };
   // What a plan depends on; calls mostly are like the last one.
-  struct Shape {
+  struct CallShape {
     std::size_t in, out;
-    std::uint64_t what;
-    bool operator==(const Shape&) const = default;
+    std::uint64_t key;
+    bool operator==(const CallShape&) const = default;
   };
 
   // How a call is cut: into parts, if each of a rank's peers reads its own, and into rounds.
-  struct Cut {
-    Flow flow = Flow::one_phase;
-    bool split = false;
-    std::size_t part = 0, piece = 0, rounds = 0;  // bytes of a part, and of it in a round
+  struct CallChunks {
+    Protocol protocol = Protocol::one_shot;
+    bool per_peer = false;
+    std::size_t shard_bytes = 0, chunk_bytes = 0, chunks = 0;  // bytes of a part, and of it in a round
   };
 
-  static constexpr std::size_t block = 8 << 10;  // of several passes over the same bytes, in the first cache
+  static constexpr std::size_t block_bytes =
+      8 << 10;  // of several passes over the same bytes, in the first cache
   // Bytes of the ring that pieces of a call are cut for, and that large exchanges take turns in.
-  static constexpr std::size_t most_in_turns = 768 << 10, most_in_turns_if_crowded = 256 << 10;
+  static constexpr std::size_t max_staging_window = 768 << 10, max_staging_window_oversubscribed = 256 << 10;
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
   // together.cpp: what a call comes to
-  static Shape shape_of(const Operation&);
-  const TogetherWay* find_streams(const Operation&) const;
+  static CallShape shape_of(const CollectiveCall&);
+  const IntranodeAlgorithm* find_schedule(const CollectiveCall&) const;
   void plan();
-  std::uint64_t brief_of_plan() const;
+  std::uint64_t key_of_plan() const;
   void choose_peers();
-  bool offers(int rank) const;
-  bool reads_from(int peer) const { return peer >= first_giver_ && peer < last_giver_; }
-  bool looks_at(int peer) const;
-  void use_ring();
-  void rewind(std::uint32_t first);
+  bool is_sender(int rank) const;
+  bool reads_from(int peer) const { return peer >= first_sender_ && peer < last_sender_; }
+  bool waits_for(int peer) const;
+  void set_staging_window();
+  void reset(std::uint32_t first);
   bool exchange_counts();
-  void end();
+  void finish();
 
   // below: whether it can go on
-  std::size_t bytes_of_offer() const;
-  bool has_room(std::size_t bytes);
-  bool has_room_to_offer();
+  std::size_t contribution_bytes() const;
+  bool can_reserve(std::size_t bytes);
+  bool can_reserve_contribution();
   /// Of all that this rank reads from, at that step; resumes where it stopped.
   bool all_arrived(int& next, std::uint32_t step);
   /// Of all peers, likewise.
-  bool all_wrote(int& next, std::uint32_t step);
-  bool has_arrived(int peer, std::uint32_t step);
-  std::byte* place(int rank, std::uint32_t step) const;
+  bool all_produced(int& next, std::uint32_t step);
+  bool arrived(int peer, std::uint32_t step);
+  std::byte* contribution(int rank, std::uint32_t step) const;
 
   // together_staged.cpp: through letters and rings
-  bool advance_one_phase();
-  bool advance_two_phase();
-  std::uint32_t step_a(std::size_t round) const;
-  std::uint32_t step_b(std::size_t round) const;
-  bool collected(int peer, std::uint32_t step);
-  std::size_t length(std::size_t part, std::size_t round) const;
-  std::size_t part_of(int rank) const;
-  const std::byte* part_to(int rank) const;
-  const std::byte* from(int peer, std::uint32_t step) const;
-  void offer_and_publish(std::size_t round);
-  void publish_lines();
-  void offer(std::size_t round);
-  void take(std::size_t round);
-  void take_from(int peer, std::size_t round, std::uint32_t step);
-  void fold_part(std::size_t round);
-  void gather_parts(std::size_t round);
-  void fold(std::byte* to, std::byte* too, std::size_t bytes);
-  void fold_out(std::byte* to, std::byte* too, std::size_t bytes);
-  void copy_out(std::byte* to, const std::byte* bytes_of, std::size_t bytes) const;
+  bool advance_one_shot();
+  bool advance_two_shot();
+  std::uint32_t contribution_step(std::size_t round) const;
+  std::uint32_t result_step(std::size_t round) const;
+  bool collect_slots(int peer, std::uint32_t step);
+  std::size_t chunk_length(std::size_t part, std::size_t round) const;
+  std::size_t shard_bytes_of(int rank) const;
+  const std::byte* shard_for(int rank) const;
+  const std::byte* contribution_of(int peer, std::uint32_t step) const;
+  void send_contribution(std::size_t round);
+  void send_slots();
+  void write_contribution(std::size_t round);
+  void read_contributions(std::size_t round);
+  void read_from(int peer, std::size_t round, std::uint32_t step);
+  void reduce_shard(std::size_t round);
+  void gather_shards(std::size_t round);
+  void reduce_block(std::byte* to, std::byte* too, std::size_t bytes);
+  void reduce_to_output(std::byte* to, std::byte* too, std::size_t bytes);
+  void copy_to_output(std::byte* to, const std::byte* bytes_of, std::size_t bytes) const;
 
   // together_direct.cpp: in memory that all reach
-  bool is_worth_asking();
-  Doubt& doubt();
-  std::size_t bytes_in() const;
-  OwnMemory own_memory() const;
-  void make_offer(const OwnMemory&);
-  bool ask();
-  bool is_reachable(int rank) const;
-  void conclude(bool direct, bool once);
-  void begin_direct();
-  void begin_in_pieces(Flow, std::size_t piece);
-  void reach(int peer);
-  bool advance_direct();
-  void take_direct(std::size_t round);
-  void fold_for_all(std::byte* to, std::size_t at, std::size_t bytes);
+  bool should_exchange_handles();
+  ZeroCopyBackoff& zero_copy_backoff();
+  std::size_t input_bytes() const;
+  LocalBuffers local_buffers() const;
+  void publish_handles(const LocalBuffers&);
+  bool exchange_handles();
+  bool is_mapped(int rank) const;
+  void record_outcome(bool direct, bool once);
+  void begin_zero_copy();
+  void begin_in_chunks(Protocol, std::size_t piece);
+  void map_peer(int peer);
+  bool advance_zero_copy();
+  void read_zero_copy(std::size_t round);
+  void reduce_to_all(std::byte* to, std::size_t at, std::size_t bytes);
 
   // together_once.cpp: copied by the kernel
   bool is_readable(int rank) const;
-  void begin_trial(WayByTime&);
-  void end_trial();
-  bool chooses_once();
-  bool advance_once();
-  PeerRead take_once(std::size_t round);
-  PeerRead fetch(int from, std::size_t at, std::byte* to, std::size_t bytes);
-  void publish_end_of_reads();
+  void begin_sample(SingleCopyTuner&);
+  void end_sample();
+  bool chooses_single_copy();
+  bool advance_single_copy();
+  CmaResult read_single_copy(std::size_t round);
+  CmaResult fetch(int from, std::size_t at, std::byte* to, std::size_t bytes);
+  void send_end_of_reads();
   bool all_have_read() const;
-  void stage_after_all();
+  void fall_back_to_staged();
 
   // together_again.cpp: like the last one
-  void offer_again();
-  void prepare_to_take();
-  void take_again();
-  bool stay(int peer, int turns);
-  bool repeat_direct(int turns);
-  bool hear_again();
-  bool all_write_soon(int& next, std::uint32_t step, int& turns);
+  void send_last_contribution();
+  void prepare_operands();
+  void read_last();
+  bool leave_fast_path(int peer, int turns);
+  bool run_zero_copy(int turns);
+  bool receive_handles();
+  bool poll_all_produced(int& next, std::uint32_t step, int& turns);
 
-  Letters letters_;
+  MailboxChannel channel_;
   const int rank_, size_;
-  const bool crowded_;
+  const bool oversubscribed_;
 
-  const Operation* op_ = nullptr;
-  Shape planned_{0, 0, ~0ull};   // of which the plan is; no call has this one
-  Cut plan_, cut_;               // as planned; as it came to be once the others were heard
-  std::uint64_t brief_ = ~0ull;  // of a plan that repeat() serves; no call has this one
-  Operation again_;              // what it repeats
-  bool short_way_ = false;       // in one round, with nothing to ask
-  bool direct_again_ = false;    // the last such call was direct, in one round, cut like direct_
-  Cut direct_;
+  const CollectiveCall* op_ = nullptr;
+  CallShape planned_shape_{0, 0, ~0ull};  // of which the plan is; no call has this one
+  CallChunks plan_, chunks_;              // as planned; as it came to be once the others were heard
+  std::uint64_t key_ = ~0ull;             // of a plan that repeat() serves; no call has this one
+  CollectiveCall last_call_;              // what it repeats
+  bool fast_path_ = false;                // in one round, with nothing to ask
+  bool last_was_zero_copy_ = false;       // the last such call was direct, in one round, cut like direct_
+  CallChunks zero_copy_chunks_;
   bool complete_ = true, busy_ = false;
-  bool gives_ = false;                    // it offers bytes
-  int first_giver_ = 0, last_giver_ = 0;  // whose bytes it reads: before the last, and not its own
-  bool inline_ = false;                   // in letters
-  std::uint32_t lines_ = 1;               // letters of an offer
-  std::uint32_t line_ = 0;                // of them, the next one to collect
-  const TogetherWay* way_ = nullptr;      // of which the plan is
-  Once once_ = Once::never;
-  bool may_ask_ = false, asks_ = false, counts_ = false;
-  WayByTime* trial_ = nullptr;  // that this call is one of
-  std::chrono::steady_clock::time_point began_;
-  bool refused_ = false;                              // by the kernel, in this call
-  bool bypass_ = false;                               // results go past the caches
-  std::size_t element_ = 1, total_ = 0;               // bytes
-  std::size_t offered_ = 0, folded_ = 0, taken_ = 0;  // rounds
-  std::uint32_t first_ = 0, base_ = 0;                // steps
-  int waits_a_ = 0, waits_b_ = 0;                     // peers that are looked at
-  Reduction reduction_ = nullptr;
-  std::unique_ptr<std::byte[]> collected_;  // payloads of each rank's offer of several letters
+  bool is_sender_ = false;                         // it offers bytes
+  int first_sender_ = 0, last_sender_ = 0;         // whose bytes it reads: before the last, and not its own
+  bool inline_ = false;                            // in letters
+  std::uint32_t slots_ = 1;                        // letters of an offer
+  std::uint32_t next_slot_ = 0;                    // of them, the next one to collect
+  const IntranodeAlgorithm* algorithm_ = nullptr;  // of which the plan is
+  SingleCopyPolicy single_copy_ = SingleCopyPolicy::never;
+  bool may_exchange_handles_ = false, exchanges_handles_ = false, exchanges_counts_ = false;
+  SingleCopyTuner* sampled_tuner_ = nullptr;  // that this call is one of
+  std::chrono::steady_clock::time_point sample_begin_;
+  bool cma_refused_ = false;                              // by the kernel, in this call
+  bool nontemporal_ = false;                              // results go past the caches
+  std::size_t element_bytes_ = 1, total_bytes_ = 0;       // bytes
+  std::size_t contributed_ = 0, reduced_ = 0, read_ = 0;  // rounds
+  std::uint32_t first_step_ = 0, data_step_ = 0;          // steps
+  int next_contribution_ = 0, next_result_ = 0;           // peers that are looked at
+  ReduceKernel reduce_kernel_ = nullptr;
+  std::unique_ptr<std::byte[]> collected_slots_;  // payloads of each rank's offer of several letters
   std::vector<const void*> sources_;
-  std::array<Doubt, 64> doubts_{};
-  MemoryOffers memory_;
-  const TogetherTable table_;
+  std::array<ZeroCopyBackoff, 64> backoffs_{};
+  BufferHandles handles_;
+  const IntranodeTuningTable table_;
 };
 
 // ---- what every tiny call runs through
 
 /// What this rank writes at a step besides its letter.
-inline std::size_t Together::bytes_of_offer() const {
+inline std::size_t IntranodeEngine::contribution_bytes() const {
   if (inline_ || op_->kind == Collective::barrier) return 0;
-  return cut_.split ? cut_.piece * (index(size_) - 1) : cut_.piece;
+  return chunks_.per_peer ? chunks_.chunk_bytes * (index(size_) - 1) : chunks_.chunk_bytes;
 }
 
-inline bool Together::has_room(std::size_t bytes) { return letters_.has_room(bytes, bytes > 0 && gives_); }
-
-inline bool Together::has_room_to_offer() {
-  const std::size_t bytes = inline_ ? 0 : bytes_of_offer();
-  return letters_.has_room(bytes, bytes > 0 && gives_, lines_);
+inline bool IntranodeEngine::can_reserve(std::size_t bytes) {
+  return channel_.try_reserve(bytes, bytes > 0 && is_sender_);
 }
 
-inline bool Together::all_arrived(int& next, std::uint32_t step) {
-  for (next = std::max(next, first_giver_); next < last_giver_; ++next)
-    if (next != rank_ && !has_arrived(next, step)) return false;
+inline bool IntranodeEngine::can_reserve_contribution() {
+  const std::size_t bytes = inline_ ? 0 : contribution_bytes();
+  return channel_.try_reserve(bytes, bytes > 0 && is_sender_, slots_);
+}
+
+inline bool IntranodeEngine::all_arrived(int& next, std::uint32_t step) {
+  for (next = std::max(next, first_sender_); next < last_sender_; ++next)
+    if (next != rank_ && !arrived(next, step)) return false;
   next = 0;
   return true;
 }
 
-inline bool Together::all_wrote(int& next, std::uint32_t step) {
+inline bool IntranodeEngine::all_produced(int& next, std::uint32_t step) {
   for (; next < size_; ++next)
-    if (next != rank_ && !letters_.arrived(next, step)) return false;
+    if (next != rank_ && !channel_.poll(next, step)) return false;
   next = 0;
   return true;
 }
 
-inline bool Together::has_arrived(int peer, std::uint32_t step) {
-  return lines_ == 1 ? letters_.arrived(peer, step) : collected(peer, step);
+inline bool IntranodeEngine::arrived(int peer, std::uint32_t step) {
+  return slots_ == 1 ? channel_.poll(peer, step) : collect_slots(peer, step);
 }
 
-inline std::byte* Together::place(int r, std::uint32_t step) const {
-  if (lines_ > 1) return collected_.get() + index(r) * most_letters * letter_bytes;
-  return inline_ ? letters_.payload(r, step) : letters_.bytes(r, step);
+inline std::byte* IntranodeEngine::contribution(int r, std::uint32_t step) const {
+  if (slots_ > 1) return collected_slots_.get() + index(r) * max_inline_slots * inline_bytes;
+  return inline_ ? channel_.payload(r, step) : channel_.bytes(r, step);
 }
 
-inline void Together::end() {
+inline void IntranodeEngine::finish() {
   if (inline_ && traits(op_->kind).root_sends() && rank_ != op_->root)
-    letters_.have_read_by(letters_.next());
+    channel_.ack_lazily(channel_.next_step());
   else
-    letters_.have_read_up_to(letters_.next());
+    channel_.ack(channel_.next_step());
   complete_ = true;
-  if (trial_) end_trial();
+  if (sampled_tuner_) end_sample();
 }
 
 }  // namespace rz

@@ -5,91 +5,91 @@
 namespace rz {
 
 /// Whether what is needed of that rank can be read, and it reads what it needs.
-bool Together::is_readable(int r) const {
-  return memory_.reads(r) && (memory_.has_readable_in(r) || !offers(r));
+bool IntranodeEngine::is_readable(int r) const {
+  return handles_.has_cma(r) && (handles_.is_cma_readable_in(r) || !is_sender(r));
 }
 
-void Together::begin_trial(WayByTime& by_time) {
-  trial_ = &by_time;
-  began_ = std::chrono::steady_clock::now();
+void IntranodeEngine::begin_sample(SingleCopyTuner& by_time) {
+  sampled_tuner_ = &by_time;
+  sample_begin_ = std::chrono::steady_clock::now();
 }
 
-void Together::end_trial() {
-  trial_->took(std::chrono::steady_clock::now() - began_);
-  trial_ = nullptr;
+void IntranodeEngine::end_sample() {
+  sampled_tuner_->record(std::chrono::steady_clock::now() - sample_begin_);
+  sampled_tuner_ = nullptr;
 }
 
 /// All have heard the same.
-bool Together::chooses_once() {
-  WayByTime& by_time = doubt().by_time();
-  if (!by_time.on()) return false;
-  if (by_time.chooses()) {
-    std::uint64_t once_ns, staged_ns;
-    memory_.sum_times(once_ns, staged_ns);
-    by_time.choose(once_ns, staged_ns);
+bool IntranodeEngine::chooses_single_copy() {
+  SingleCopyTuner& by_time = zero_copy_backoff().tuner();
+  if (!by_time.enabled()) return false;
+  if (by_time.is_decision()) {
+    std::uint64_t single_copy_ns, staged_ns;
+    handles_.sum_times(single_copy_ns, staged_ns);
+    by_time.decide(single_copy_ns, staged_ns);
   }
-  return by_time.once();
+  return by_time.uses_single_copy();
 }
 
-bool Together::advance_once() {
-  if (taken_ < cut_.rounds) {
-    const PeerRead read = take_once(taken_);
-    if (read == PeerRead::gone) return false;
-    refused_ = read == PeerRead::refused;
-    taken_ = refused_ ? cut_.rounds : taken_ + 1;
-    if (taken_ == cut_.rounds) publish_end_of_reads();
+bool IntranodeEngine::advance_single_copy() {
+  if (read_ < chunks_.chunks) {
+    const CmaResult read = read_single_copy(read_);
+    if (read == CmaResult::gone) return false;
+    cma_refused_ = read == CmaResult::refused;
+    read_ = cma_refused_ ? chunks_.chunks : read_ + 1;
+    if (read_ == chunks_.chunks) send_end_of_reads();
     return true;
   }
-  if (!all_wrote(waits_b_, base_)) return false;
-  all_have_read() ? end() : stage_after_all();
+  if (!all_produced(next_result_, data_step_)) return false;
+  all_have_read() ? finish() : fall_back_to_staged();
   return true;
 }
 
 /// This rank reads no peer's memory any more; its letter says whether it was refused. All have come to this
 /// call, so nobody needs what lay there.
-void Together::publish_end_of_reads() {
-  *letters_.payload(rank_, base_) = std::byte{refused_};
-  letters_.publish();
+void IntranodeEngine::send_end_of_reads() {
+  *channel_.payload(rank_, data_step_) = std::byte{cma_refused_};
+  channel_.send();
 }
 
-bool Together::all_have_read() const {
+bool IntranodeEngine::all_have_read() const {
   for (int r = 0; r < size_; ++r)
-    if (*letters_.payload(r, base_) != std::byte{}) return false;
+    if (*channel_.payload(r, data_step_) != std::byte{}) return false;
   return true;
 }
 
 /// Begins the call anew, through letters and rings, on all ranks: calls that only move have not changed what
-/// is yet to be moved. From the next call on who was refused says so before (MemoryOffer::reads).
-void Together::stage_after_all() {
-  letters_.have_read_up_to(letters_.next());
-  cut_ = plan_;
-  base_ = letters_.next();
-  offered_ = folded_ = taken_ = 0;
-  waits_a_ = waits_b_ = 0;
-  refused_ = false;
-  trial_ = nullptr;  // its time tells nothing
+/// is yet to be moved. From the next call on who was refused says so before (BufferHandle::has_cma).
+void IntranodeEngine::fall_back_to_staged() {
+  channel_.ack(channel_.next_step());
+  chunks_ = plan_;
+  data_step_ = channel_.next_step();
+  contributed_ = reduced_ = read_ = 0;
+  next_contribution_ = next_result_ = 0;
+  cma_refused_ = false;
+  sampled_tuner_ = nullptr;  // its time tells nothing
 }
 
-PeerRead Together::take_once(std::size_t round) {
-  const std::size_t at = round * cut_.piece, n = length(cut_.part, round);
+CmaResult IntranodeEngine::read_single_copy(std::size_t round) {
+  const std::size_t at = round * chunks_.chunk_bytes, n = chunk_length(chunks_.shard_bytes, round);
   auto* const out = static_cast<std::byte*>(op_->out.data);
   if (traits(op_->kind).root_sends()) return fetch(op_->root, at, out + at, n);
-  if (traits(op_->kind).rooted() && rank_ != op_->root) return PeerRead::done;
+  if (traits(op_->kind).rooted() && rank_ != op_->root) return CmaResult::done;
   for (int i = 1; i <= size_; ++i) {
     const int r = (rank_ + i) % size_;  // one's own last
-    const PeerRead read = fetch(r, at, out + index(r) * cut_.part + at, n);
-    if (read != PeerRead::done) return read;
+    const CmaResult read = fetch(r, at, out + index(r) * chunks_.shard_bytes + at, n);
+    if (read != CmaResult::done) return read;
   }
-  return PeerRead::done;
+  return CmaResult::done;
 }
 
 /// What rank r has for this one, from `at` on.
-PeerRead Together::fetch(int r, std::size_t at, std::byte* to, std::size_t bytes) {
-  if (bytes == 0) return PeerRead::done;
-  if (r == rank_) return copy_out(to, part_to(rank_) + at, bytes), PeerRead::done;
-  if (cut_.split) at += index(rank_) * cut_.part;
-  const std::byte* const mapped = memory_.find_in(r, at, bytes);
-  return mapped ? copy_out(to, mapped, bytes), PeerRead::done : memory_.read(r, at, {to, bytes});
+CmaResult IntranodeEngine::fetch(int r, std::size_t at, std::byte* to, std::size_t bytes) {
+  if (bytes == 0) return CmaResult::done;
+  if (r == rank_) return copy_to_output(to, shard_for(rank_) + at, bytes), CmaResult::done;
+  if (chunks_.per_peer) at += index(rank_) * chunks_.shard_bytes;
+  const std::byte* const mapped = handles_.mapped_in(r, at, bytes);
+  return mapped ? copy_to_output(to, mapped, bytes), CmaResult::done : handles_.cma_read(r, at, {to, bytes});
 }
 
 }  // namespace rz

@@ -13,55 +13,55 @@
 
 namespace rz {
 
-class WayByTime {
+class SingleCopyTuner {
  public:
   using Duration = std::chrono::nanoseconds;
   /// The shortest of one rank's trials.
   struct Times {
-    std::uint32_t once_ns = 0, staged_ns = 0;
+    std::uint32_t single_copy_ns = 0, staged_ns = 0;
     bool operator==(const Times&) const = default;
   };
 
-  bool on() const { return on_; }
-  void start() { *this = {}, on_ = true; }
-  void stop() { *this = {}; }
+  bool enabled() const { return enabled_; }
+  void enable() { *this = {}, enabled_ = true; }
+  void disable() { *this = {}; }
 
   /// The next call, while on(). Whether ranks have to tell each other where its memory lies.
-  bool begin() {
-    if (at_ > 2 * trials + rest_) at_ = 0, mine_ = {};
-    const unsigned now = at_++;
-    return now < trials || now == 2 * trials || (now > 2 * trials && once_);
+  bool begin_call() {
+    if (call_ > 2 * samples + hold_) call_ = 0, own_times_ = {};
+    const unsigned now = call_++;
+    return now < samples || now == 2 * samples || (now > 2 * samples && prefers_single_copy_);
   }
   /// Of that call: it is a trial, and has to be ended with took().
-  bool is_trial() const { return at_ <= 2 * trials; }
+  bool is_sample() const { return call_ <= 2 * samples; }
   /// It is the one at which ranks choose.
-  bool chooses() const { return at_ == 2 * trials + 1; }
-  void took(Duration);
-  Times mine() const { return mine_; }
+  bool is_decision() const { return call_ == 2 * samples + 1; }
+  void record(Duration);
+  Times own_times() const { return own_times_; }
   /// By the sums of all ranks' times.
-  void choose(std::uint64_t once_ns, std::uint64_t staged_ns);
+  void decide(std::uint64_t single_copy_ns, std::uint64_t staged_ns);
   /// Whether the call under way copies once; it has asked.
-  bool once() const { return at_ <= trials || once_; }
+  bool uses_single_copy() const { return call_ <= samples || prefers_single_copy_; }
 
-  static constexpr unsigned trials = 4, least_rest = 128, most_rest = 1024;  // calls
+  static constexpr unsigned samples = 4, min_hold = 128, max_hold = 1024;  // calls
 
  private:
-  bool on_ = false, once_ = false;
-  unsigned at_ = 0, rest_ = 0;  // calls since the round began; after the choice
-  Times mine_;
+  bool enabled_ = false, prefers_single_copy_ = false;
+  unsigned call_ = 0, hold_ = 0;  // calls since the round began; after the choice
+  Times own_times_;
 };
 
-inline void WayByTime::took(Duration d) {
+inline void SingleCopyTuner::record(Duration d) {
   const auto ns = static_cast<std::uint32_t>(std::clamp<std::int64_t>(d.count(), 1, 0xffffffff));
-  std::uint32_t& least = at_ <= trials ? mine_.once_ns : mine_.staged_ns;
+  std::uint32_t& least = call_ <= samples ? own_times_.single_copy_ns : own_times_.staged_ns;
   if (least == 0 || ns < least) least = ns;
 }
 
 /// Not for a little: staged calls end sooner for who only sends, and need nobody's leave.
-inline void WayByTime::choose(std::uint64_t once_ns, std::uint64_t staged_ns) {
-  const bool better = 10 * once_ns < 9 * staged_ns;
-  rest_ = rest_ && better == once_ ? std::min(2 * rest_, most_rest) : least_rest;
-  once_ = better;
+inline void SingleCopyTuner::decide(std::uint64_t single_copy_ns, std::uint64_t staged_ns) {
+  const bool better = 10 * single_copy_ns < 9 * staged_ns;
+  hold_ = hold_ && better == prefers_single_copy_ ? std::min(2 * hold_, max_hold) : min_hold;
+  prefers_single_copy_ = better;
 }
 
 }  // namespace rz

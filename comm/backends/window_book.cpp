@@ -4,15 +4,15 @@
 
 namespace rz {
 
-WindowBook::Set WindowBook::unused() const {
+WindowRegistry::WindowSet WindowRegistry::unused() const {
   const std::lock_guard lock(mutex_);
-  Set set = 0;
+  WindowSet set = 0;
   for (std::size_t i = 0; i < windows_.size(); ++i)
-    if (!windows_[i].used) set |= Set{1} << i;
+    if (!windows_[i].used) set |= WindowSet{1} << i;
   return set;
 }
 
-std::optional<int> WindowBook::fitting(std::size_t bytes, Set unused) const {
+std::optional<int> WindowRegistry::best_fit(std::size_t bytes, WindowSet unused) const {
   const std::lock_guard lock(mutex_);
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < windows_.size(); ++i)
@@ -23,28 +23,28 @@ std::optional<int> WindowBook::fitting(std::size_t bytes, Set unused) const {
   return static_cast<int>(*best);
 }
 
-bool WindowBook::full() const {
+bool WindowRegistry::is_full() const {
   const std::lock_guard lock(mutex_);
-  return windows_.size() == most;
+  return windows_.size() == max_windows;
 }
 
-int WindowBook::add(const std::byte* memory, std::size_t bytes) {
+int WindowRegistry::add(const std::byte* memory, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   windows_.push_back({memory, bytes, true});
   return static_cast<int>(windows_.size()) - 1;
 }
 
-void WindowBook::take(int window) {
+void WindowRegistry::acquire(int window) {
   const std::lock_guard lock(mutex_);
   windows_[static_cast<std::size_t>(window)].used = true;
 }
 
-void WindowBook::give_back(int window) noexcept {
+void WindowRegistry::release(int window) noexcept {
   const std::lock_guard lock(mutex_);
   windows_[static_cast<std::size_t>(window)].used = false;
 }
 
-std::uint64_t WindowBook::source_of(const void* at, std::size_t bytes) const {
+std::uint64_t WindowRegistry::handle_of(const void* at, std::size_t bytes) const {
   const std::lock_guard lock(mutex_);
   const std::less_equal<const std::byte*> up_to;
   const auto* const p = static_cast<const std::byte*>(at);

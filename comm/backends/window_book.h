@@ -13,27 +13,27 @@
 
 namespace rz {
 
-class WindowBook {
+class WindowRegistry {
  public:
-  static constexpr std::size_t most = peer::most_windows;
+  static constexpr std::size_t max_windows = peer::max_windows;
 
   /// A set of windows, a bit each.
-  using Set = std::uint64_t;
-  static_assert(most <= 64);
+  using WindowSet = std::uint64_t;
+  static_assert(max_windows <= 64);
 
   /// Those that nobody uses on this rank.
-  Set unused() const;
+  WindowSet unused() const;
   /// The smallest of `unused` that holds `bytes`, of several the first: on every rank the same, for the same
   /// question. None: a new one is needed.
-  std::optional<int> fitting(std::size_t bytes, Set unused) const;
-  bool full() const;
+  std::optional<int> best_fit(std::size_t bytes, WindowSet unused) const;
+  bool is_full() const;
   /// A new window, in use: numbers go up from 0. It is this rank's memory.
   int add(const std::byte* memory, std::size_t bytes);
-  void take(int window);
-  void give_back(int window) noexcept;
+  void acquire(int window);
+  void release(int window) noexcept;
 
   /// What letters call this memory (peer_call.h); 0 unless all of it lies in one window.
-  std::uint64_t source_of(const void* at, std::size_t bytes) const;
+  std::uint64_t handle_of(const void* at, std::size_t bytes) const;
 
  private:
   struct Window {

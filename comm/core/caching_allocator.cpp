@@ -13,9 +13,9 @@ namespace rz {
 namespace {
 
 constexpr std::size_t alignment = 512, mebibyte = std::size_t{1} << 20;
-constexpr std::size_t spare = 64 * mebibyte;  // segments are larger than blocks
+constexpr std::size_t reserve_slack = 64 * mebibyte;  // segments are larger than blocks
 
-std::size_t rounded(std::size_t bytes, std::size_t to) {
+std::size_t round_up_nonzero(std::size_t bytes, std::size_t to) {
   return round_up(std::max<std::size_t>(bytes, 1), to);
 }
 
@@ -23,7 +23,7 @@ std::size_t rounded(std::size_t bytes, std::size_t to) {
 std::size_t segment_bytes(std::size_t block) {
   if (block <= mebibyte) return 2 * mebibyte;
   if (block < 10 * mebibyte) return 20 * mebibyte;
-  return rounded(block, 2 * mebibyte);
+  return round_up_nonzero(block, 2 * mebibyte);
 }
 
 /// Part of a segment; its neighbours are those before and behind it there.
@@ -32,11 +32,11 @@ struct Block {
   std::byte* data;
   std::size_t bytes;
   void* stream;
-  Block *before = nullptr, *behind = nullptr;
+  Block *previous = nullptr, *next = nullptr;
   bool free = false;
 };
 
-struct Smaller {
+struct SmallerBlock {
   bool operator()(const Block* a, const Block* b) const {
     return a->bytes != b->bytes ? a->bytes < b->bytes : a->data < b->data;
   }
@@ -50,13 +50,13 @@ struct CachingAllocator::State {
 
   const Allocator upstream;
   std::mutex mutex;
-  std::map<void*, std::set<Block*, Smaller>> free;  // by stream
+  std::map<void*, std::set<Block*, SmallerBlock>> free;  // by stream
   Statistics statistics;
 
-  Block* take(std::size_t wanted, void* stream) {
-    const std::size_t bytes = rounded(wanted, alignment);
+  Block* acquire(std::size_t wanted, void* stream) {
+    const std::size_t bytes = round_up_nonzero(wanted, alignment);
     ++statistics.requests;
-    Block* block = smallest_free(bytes, stream);
+    Block* block = best_fit(bytes, stream);
     if (block) {
       ++statistics.reused;
       free[stream].erase(block);
@@ -71,7 +71,7 @@ struct CachingAllocator::State {
   }
 
   /// Not one of the large segments for a small block: it would hold it for good.
-  Block* smallest_free(std::size_t bytes, void* stream) {
+  Block* best_fit(std::size_t bytes, void* stream) {
     Block key{{}, nullptr, bytes, stream};
     auto& blocks = free[stream];
     const auto it = blocks.lower_bound(&key);
@@ -81,8 +81,8 @@ struct CachingAllocator::State {
 
   Block* new_segment(std::size_t bytes, void* stream) {
     const std::size_t size = segment_bytes(bytes);
-    const std::size_t most_in_use = std::max(statistics.peak, statistics.in_use + bytes);
-    if (statistics.reserved + size > most_in_use + most_in_use / 4 + spare) trim();
+    const std::size_t max_in_use = std::max(statistics.peak, statistics.in_use + bytes);
+    if (statistics.reserved + size > max_in_use + max_in_use / 4 + reserve_slack) trim();
     std::shared_ptr<std::byte> memory;
     try {
       memory = upstream(size);
@@ -97,29 +97,29 @@ struct CachingAllocator::State {
 
   void split(Block& block, std::size_t bytes) {
     auto* const rest = new Block{
-        block.segment, block.data + bytes, block.bytes - bytes, block.stream, &block, block.behind, true};
-    if (block.behind) block.behind->before = rest;
-    block.behind = rest;
+        block.segment, block.data + bytes, block.bytes - bytes, block.stream, &block, block.next, true};
+    if (block.next) block.next->previous = rest;
+    block.next = rest;
     block.bytes = bytes;
     free[block.stream].insert(rest);
   }
 
-  void give_back(Block* block) {
+  void release(Block* block) {
     const std::lock_guard lock(mutex);
     statistics.in_use -= block->bytes;
-    if (block->before && block->before->free) block = join(block->before, block);
-    if (block->behind && block->behind->free) join(block, block->behind);
+    if (block->previous && block->previous->free) block = merge(block->previous, block);
+    if (block->next && block->next->free) merge(block, block->next);
     block->free = true;
     free[block->stream].insert(block);
   }
 
   /// `a`, which stands before `b`, with both their bytes; neither stands in the list of free blocks any more.
-  Block* join(Block* a, Block* b) {
+  Block* merge(Block* a, Block* b) {
     if (a->free) free[a->stream].erase(a), a->free = false;
     if (b->free) free[b->stream].erase(b);
     a->bytes += b->bytes;
-    a->behind = b->behind;
-    if (b->behind) b->behind->before = a;
+    a->next = b->next;
+    if (b->next) b->next->previous = a;
     delete b;
     return a;
   }
@@ -130,7 +130,7 @@ struct CachingAllocator::State {
     for (auto& [stream, blocks] : free)
       for (auto it = blocks.begin(); it != blocks.end();) {
         Block* const block = *it;
-        if (block->before || block->behind) {
+        if (block->previous || block->next) {
           ++it;
           continue;
         }
@@ -151,8 +151,8 @@ std::shared_ptr<std::byte> CachingAllocator::allocate(std::size_t bytes, const S
   require(stream.device() == state_->upstream.device, Errc::invalid_argument, "memory of ",
           name(state_->upstream.device), " was asked for in a stream of ", name(stream.device()));
   const std::lock_guard lock(state_->mutex);
-  Block* const block = state_->take(bytes, stream.native());
-  return {block->data, [state = state_, block](std::byte*) { state->give_back(block); }};
+  Block* const block = state_->acquire(bytes, stream.native());
+  return {block->data, [state = state_, block](std::byte*) { state->release(block); }};
 }
 
 Allocator CachingAllocator::on(const Stream& stream) const {

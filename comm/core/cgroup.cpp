@@ -16,7 +16,7 @@ struct Group {
   bool v2;
 };
 
-bool lists(const std::string& controllers, const std::string& controller) {
+bool has_controller(const std::string& controllers, const std::string& controller) {
   std::istringstream in(controllers);
   for (std::string one; std::getline(in, one, ',');)
     if (one == controller) return true;
@@ -26,7 +26,7 @@ bool lists(const std::string& controllers, const std::string& controller) {
 /// The group of this process and those that hold it, up to what is mounted. Lines of /proc/self/cgroup are
 /// "number:controllers:path", of version 2 without controllers. A container may see the path of the host, but
 /// mounts its own group in the place of the root.
-std::vector<Group> groups(const std::string& root, const std::string& controller) {
+std::vector<Group> cgroup_folders(const std::string& root, const std::string& controller) {
   std::vector<Group> all;
   std::ifstream in(root + "/proc/self/cgroup");
   for (std::string line; std::getline(in, line);) {
@@ -34,7 +34,7 @@ std::vector<Group> groups(const std::string& root, const std::string& controller
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const bool v2 = controllers.empty();
-    if (!v2 && !lists(controllers, controller)) continue;
+    if (!v2 && !has_controller(controllers, controller)) continue;
     const std::string mount = root + "/sys/fs/cgroup" + (v2 ? "" : "/" + controller);
     for (std::string path = line.substr(second + 1);; path.erase(path.rfind('/'))) {
       all.push_back({mount + path, v2});
@@ -45,7 +45,7 @@ std::vector<Group> groups(const std::string& root, const std::string& controller
 }
 
 /// None for "max", and where there is no such file.
-std::optional<unsigned long long> number_in(const std::string& file) {
+std::optional<unsigned long long> read_value(const std::string& file) {
   std::ifstream in(file);
   unsigned long long value = 0;
   return in >> value ? std::optional(value) : std::nullopt;
@@ -72,15 +72,15 @@ unsigned long long reclaimable(const Group& g) {
 }
 
 std::optional<unsigned long long> memory(const Group& g) {
-  const auto limit = number_in(g.folder + (g.v2 ? "/memory.max" : "/memory.limit_in_bytes"));
-  const auto used = number_in(g.folder + (g.v2 ? "/memory.current" : "/memory.usage_in_bytes"));
+  const auto limit = read_value(g.folder + (g.v2 ? "/memory.max" : "/memory.limit_in_bytes"));
+  const auto used = read_value(g.folder + (g.v2 ? "/memory.current" : "/memory.usage_in_bytes"));
   if (!limit || !used) return std::nullopt;
   const unsigned long long kept = *used - std::min(*used, reclaimable(g));
   return *limit - std::min(*limit, kept);
 }
 
 template <class T>
-std::optional<T> smaller(std::optional<T> a, std::optional<T> b) {
+std::optional<T> min_optional(std::optional<T> a, std::optional<T> b) {
   return a && b ? std::min(*a, *b) : a ? a : b;
 }
 
@@ -88,13 +88,13 @@ std::optional<T> smaller(std::optional<T> a, std::optional<T> b) {
 
 std::optional<double> cgroup_processors(const std::string& root) {
   std::optional<double> fewest;
-  for (const Group& g : groups(root, "cpu")) fewest = smaller(fewest, processors(g));
+  for (const Group& g : cgroup_folders(root, "cpu")) fewest = min_optional(fewest, processors(g));
   return fewest;
 }
 
 std::optional<unsigned long long> cgroup_memory(const std::string& root) {
   std::optional<unsigned long long> smallest;
-  for (const Group& g : groups(root, "memory")) smallest = smaller(smallest, memory(g));
+  for (const Group& g : cgroup_folders(root, "memory")) smallest = min_optional(smallest, memory(g));
   return smallest;
 }
 

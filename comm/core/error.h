@@ -38,10 +38,10 @@ class Error : public std::runtime_error {
   int culprit_;
 };
 
-/// Throws Error(code, str(parts...)).
+/// Throws Error(code, concat(parts...)).
 template <class... T>
 [[noreturn]] void fail(Errc code, const T&... parts) {
-  throw Error(code, str(parts...));
+  throw Error(code, concat(parts...));
 }
 
 /// Throws unless `ok`: for checks at a public face. The parts are only joined on failure.

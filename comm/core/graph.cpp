@@ -8,7 +8,7 @@ namespace rz {
 using cuda::runtime;
 
 namespace {
-thread_local int captures = 0;  // open ones of this thread
+thread_local int open_captures = 0;  // open ones of this thread
 }
 
 struct Graph::Handle {
@@ -40,14 +40,14 @@ GraphCapture::GraphCapture(const Stream& stream) : stream_(stream) {
   require(stream.device().kind == Device::cuda, Errc::invalid_argument, "host streams have no graphs");
   const cuda::DeviceGuard guard(stream_.device());
   cuda::check(runtime().begin_capture(stream_.native()), "cudaStreamBeginCapture", stream_.device());
-  ++captures;
+  ++open_captures;
 }
 
-bool GraphCapture::active() { return captures > 0; }
+bool GraphCapture::active() { return open_captures > 0; }
 
 GraphCapture::~GraphCapture() {
   if (!open_) return;
-  --captures;
+  --open_captures;
   const cuda::DeviceGuard guard(stream_.device(), std::nothrow);
   void* graph = nullptr;
   if (runtime().end_capture(stream_.native(), &graph) == cuda::success && graph)
@@ -56,7 +56,7 @@ GraphCapture::~GraphCapture() {
 
 Graph GraphCapture::end() {
   open_ = false;
-  --captures;
+  --open_captures;
   const cuda::DeviceGuard guard(stream_.device());
   void* graph = nullptr;
   cuda::check(runtime().end_capture(stream_.native(), &graph), "cudaStreamEndCapture", stream_.device());

@@ -14,7 +14,7 @@ std::string machine_id() {
   char host[256] = {}, space[64] = {};
   gethostname(host, sizeof host - 1);
   if (readlink("/proc/self/ns/net", space, sizeof space - 1) < 0) space[0] = 0;
-  return str(boot, '/', host, '/', space);
+  return concat(boot, '/', host, '/', space);
 }
 
 }  // namespace rz

@@ -8,7 +8,7 @@ namespace rz {
 
 using cuda::runtime;
 
-void copy_bytes(void* to, const void* from, std::size_t bytes, const Stream& stream) {
+void memcpy_async(void* to, const void* from, std::size_t bytes, const Stream& stream) {
   if (bytes == 0) return;
   if (stream.device().kind == Device::host) {
     std::memmove(to, from, bytes);
@@ -18,7 +18,7 @@ void copy_bytes(void* to, const void* from, std::size_t bytes, const Stream& str
   cuda::check(runtime().memcpy_async(to, from, bytes, stream.native()), "cudaMemcpyAsync", stream.device());
 }
 
-void set_bytes(void* to, int value, std::size_t bytes, const Stream& stream) {
+void memset_async(void* to, int value, std::size_t bytes, const Stream& stream) {
   if (bytes == 0) return;
   if (stream.device().kind == Device::host) {
     std::memset(to, value, bytes);

@@ -11,7 +11,7 @@ namespace rz {
 /// In the stream's order, between any two places, a host stream at once. From ordinary host memory the call
 /// returns when that may be reused, to it when it holds the data; else the memory must live until the stream
 /// was there.
-void copy_bytes(void* to, const void* from, std::size_t bytes, const Stream&);
-void set_bytes(void* to, int value, std::size_t bytes, const Stream&);
+void memcpy_async(void* to, const void* from, std::size_t bytes, const Stream&);
+void memset_async(void* to, int value, std::size_t bytes, const Stream&);
 
 }  // namespace rz

@@ -15,7 +15,7 @@ inline void cpu_pause() {
 }
 
 /// This line of memory is written next, and others have read it: it is fetched for that meanwhile.
-inline void expect_to_write(const void* line) {
+inline void prefetch_for_write(const void* line) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
 #else

@@ -10,10 +10,10 @@ namespace rz {
 namespace {
 
 /// Follows the forks of this process from its first use on.
-class Forks {
+class ForkTracker {
  public:
-  static Forks& of_this_process() {
-    static Forks& forks = *new Forks;  // never destroyed: what outlives statics asks, too
+  static ForkTracker& instance() {
+    static ForkTracker& forks = *new ForkTracker;  // never destroyed: what outlives statics asks, too
     return forks;
   }
 
@@ -21,9 +21,9 @@ class Forks {
   std::mutex forking;
 
  private:
-  Forks() {
-    pthread_atfork([] { of_this_process().begin(); }, [] { of_this_process().forking.unlock(); },
-                   [] { of_this_process().begin_child(); });
+  ForkTracker() {
+    pthread_atfork([] { instance().begin(); }, [] { instance().forking.unlock(); },
+                   [] { instance().begin_child(); });
   }
   void begin() {
     forking.lock();
@@ -35,28 +35,28 @@ class Forks {
   }
 };
 
-struct Kept {
+struct LeakedObject {
   void* object;
-  Kept* next;
+  LeakedObject* next;
 };
-std::atomic<Kept*> kept{nullptr};
+std::atomic<LeakedObject*> leaked_objects{nullptr};
 
 }  // namespace
 
-std::uint64_t generation() noexcept {
-  return Forks::of_this_process().generation.load(std::memory_order_relaxed);
+std::uint64_t fork_generation() noexcept {
+  return ForkTracker::instance().generation.load(std::memory_order_relaxed);
 }
 
-std::uint64_t forks() noexcept { return Forks::of_this_process().count.load(std::memory_order_relaxed); }
+std::uint64_t fork_count() noexcept { return ForkTracker::instance().count.load(std::memory_order_relaxed); }
 
 void unless_forked_since(std::uint64_t since, const std::function<void()>& f) {
-  const std::lock_guard lock(Forks::of_this_process().forking);
-  if (forks() == since) f();
+  const std::lock_guard lock(ForkTracker::instance().forking);
+  if (fork_count() == since) f();
 }
 
-void keep_for_ever(void* object) noexcept {
-  auto* const fresh = new Kept{object, kept.load()};
-  while (!kept.compare_exchange_weak(fresh->next, fresh)) {
+void leak_reachable(void* object) noexcept {
+  auto* const fresh = new LeakedObject{object, leaked_objects.load()};
+  while (!leaked_objects.compare_exchange_weak(fresh->next, fresh)) {
   }
 }
 

@@ -43,16 +43,16 @@ void Event::synchronize() const {
   cuda::check(runtime().event_synchronize(handle_->native), "cudaEventSynchronize", handle_->device);
 }
 
-struct Stream::OnDevice {
-  explicit OnDevice(Device d) : device(d) {}
-  ~OnDevice() {
+struct Stream::DeviceState {
+  explicit DeviceState(Device d) : device(d) {}
+  ~DeviceState() {
     blocks.clear();  // before the stream
     if (!owned) return;
     const DeviceGuard guard(device, std::nothrow);
     runtime().stream_destroy(owned);
   }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
+  DeviceState(const DeviceState&) = delete;
+  DeviceState& operator=(const DeviceState&) = delete;
 
   const Device device;
   void* owned = nullptr;  // the stream, unless it is borrowed
@@ -76,9 +76,9 @@ Stream Stream::create(Device device, Priority priority) {
   const DeviceGuard guard(device);
   Stream s;
   s.device_ = device;
-  s.on_device_ = std::make_shared<OnDevice>(device);
+  s.device_state_ = std::make_shared<DeviceState>(device);
   cuda::check(runtime().stream_create(&s.native_, priority == Priority::high), "cudaStreamCreate", device);
-  s.on_device_->owned = s.native_;
+  s.device_state_->owned = s.native_;
   return s;
 }
 
@@ -91,7 +91,7 @@ Stream Stream::borrow(Device device, void* native) {
   Stream s;
   s.device_ = device;
   s.native_ = native;
-  s.on_device_ = std::make_shared<OnDevice>(device);
+  s.device_state_ = std::make_shared<DeviceState>(device);
   return s;
 }
 
@@ -125,9 +125,9 @@ bool Stream::capturing() const {
   return is;
 }
 
-void* Stream::scratch(std::size_t bytes) const {
+void* Stream::workspace(std::size_t bytes) const {
   require(device_.kind == Device::cuda, Errc::invalid_argument, "scratch memory of a host stream");
-  OnDevice& own = *on_device_;
+  DeviceState& own = *device_state_;
   const std::lock_guard lock(own.mutex);
   if (own.blocks.empty() || bytes > own.bytes) {
     const std::size_t larger = std::bit_ceil(std::max<std::size_t>(bytes, 4096));

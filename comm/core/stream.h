@@ -63,7 +63,7 @@ class Stream {
   /// them, not before, since a graph may refer to it: run what was captured here in this stream, and while it
   /// lives. A call that asks for more than all before it allocates, which no capture allows: run once, then
   /// capture. One thread at a time may use what it gets.
-  void* scratch(std::size_t bytes) const;
+  void* workspace(std::size_t bytes) const;
 
   /// Host only. Splits [0, n) into one contiguous range a thread, each a multiple of `grain` long but the
   /// last, and calls f(begin, end) for those that are not empty. The split depends on n, grain and threads()
@@ -84,11 +84,11 @@ class Stream {
   }
 
  private:
-  struct OnDevice;
+  struct DeviceState;
   Device device_{};
   void* native_ = nullptr;
   std::shared_ptr<ThreadTeam> team_;
-  std::shared_ptr<OnDevice> on_device_;
+  std::shared_ptr<DeviceState> device_state_;
 };
 
 }  // namespace rz

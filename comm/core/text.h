@@ -23,7 +23,7 @@ void append(std::string& out, T value) {
 
 /// Joins its arguments: strings, characters, and numbers in their shortest exact form.
 template <class... T>
-std::string str(const T&... parts) {
+std::string concat(const T&... parts) {
   std::string out;
   (detail::append(out, parts), ...);
   return out;

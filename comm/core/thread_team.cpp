@@ -15,7 +15,7 @@ struct ThreadTeam::State {
   explicit State(int size) : size(size) {}
   const int size;
   std::mutex turn;
-  const MemberFunction* work = nullptr;
+  const FunctionRef* work = nullptr;
   std::atomic<unsigned> round{0};  // a new value is a new run
   std::atomic<int> running{0};     // members that have not ended yet
   std::atomic<bool> stop{false};
@@ -48,7 +48,7 @@ ThreadTeam::~ThreadTeam() {
 
 int ThreadTeam::size() const { return state_->size; }
 
-void ThreadTeam::run(MemberFunction f) {
+void ThreadTeam::run(FunctionRef f) {
   if (state_->size == 1) return f(0);
   const std::lock_guard turn(state_->turn);
   state_->work = &f;

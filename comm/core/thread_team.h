@@ -7,10 +7,10 @@
 namespace rz {
 
 /// A borrowed callable `void(int member)`: no allocation, valid during the call it is passed to.
-class MemberFunction {
+class FunctionRef {
  public:
   template <class F>
-  MemberFunction(const F& f)  // NOLINT: implicit by design
+  FunctionRef(const F& f)  // NOLINT: implicit by design
       : object_(&f), call_([](const void* o, int member) { (*static_cast<const F*>(o))(member); }) {}
   void operator()(int member) const { call_(object_, member); }
 
@@ -30,7 +30,7 @@ class ThreadTeam {
   int size() const;
   /// Calls f(0) … f(size-1), each on its own thread, and returns when all have ended. The function must not
   /// throw. One run at a time: a second caller waits its turn.
-  void run(MemberFunction f);
+  void run(FunctionRef f);
 
  private:
   struct State;

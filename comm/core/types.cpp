@@ -37,7 +37,7 @@ constexpr OpName ops[] = {{ReduceOp::sum, "sum"}, {ReduceOp::prod, "prod"}, {Red
 
 }  // namespace
 
-std::string name(Device d) { return d.kind == Device::host ? "host" : str("cuda:", d.index); }
+std::string name(Device d) { return d.kind == Device::host ? "host" : concat("cuda:", d.index); }
 
 const char* name(DType t) {
   for (const auto& d : dtypes)
@@ -49,7 +49,7 @@ DType dtype_from_name(std::string_view text) {
   std::string choices;
   for (const auto& d : dtypes) {
     if (text == d.name || text == d.nccl_tests_name) return d.dtype;
-    choices += str(choices.empty() ? "" : ", ", d.nccl_tests_name);
+    choices += concat(choices.empty() ? "" : ", ", d.nccl_tests_name);
   }
   fail(Errc::config, "unknown dtype '", text, "'; choose one of ", choices);
 }
@@ -64,7 +64,7 @@ ReduceOp op_from_name(std::string_view text) {
   std::string choices;
   for (const auto& o : ops) {
     if (text == o.name) return ReduceOp(o.kind);
-    choices += str(choices.empty() ? "" : ", ", o.name);
+    choices += concat(choices.empty() ? "" : ", ", o.name);
   }
   fail(Errc::config, "unknown reduction '", text, "'; choose one of ", choices);
 }

@@ -10,23 +10,24 @@ namespace rz::peer {
 namespace {
 
 struct Sources {
-  const void* at[PeerKernels::most_sources];
+  const void* at[PeerKernels::max_sources];
   int count;
 };
 
-__device__ Lane lane_of_grid() {
+__device__ ThreadIndex grid_thread() {
   return {std::size_t{blockIdx.x} * blockDim.x + threadIdx.x, std::size_t{gridDim.x} * blockDim.x};
 }
 
 template <class Op, class T>
 __global__ void __launch_bounds__(256)
     reduce_kernel(T* dst, const __grid_constant__ Sources sources, std::size_t count, int divisor, Op op) {
-  fold(op, dst, reinterpret_cast<const T* const*>(sources.at), sources.count, count, divisor, lane_of_grid());
+  reduce_elements(op, dst, reinterpret_cast<const T* const*>(sources.at), sources.count, count, divisor,
+                  grid_thread());
 }
 
 template <class T>
 __global__ void __launch_bounds__(256) scale_kernel(T* dst, const T* src, std::size_t count, double factor) {
-  scale_by(dst, src, count, factor, lane_of_grid());
+  scale_elements(dst, src, count, factor, grid_thread());
 }
 
 }  // namespace
@@ -34,13 +35,13 @@ __global__ void __launch_bounds__(256) scale_kernel(T* dst, const T* src, std::s
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType dtype,
             ReduceOp::Kind kind, int divide, const Stream& stream) {
   require(!sources.empty(), Errc::invalid_argument, "reduce() of ", name(dtype), " without a source");
-  require(sources.size() <= PeerKernels::most_sources, Errc::unsupported, "reduce() of ", sources.size(),
-          " sources on ", name(stream.device()), ": at most ", PeerKernels::most_sources,
+  require(sources.size() <= PeerKernels::max_sources, Errc::unsupported, "reduce() of ", sources.size(),
+          " sources on ", name(stream.device()), ": at most ", PeerKernels::max_sources,
           " are combined at once");
   Sources all{};
   for (const void* source : sources) all.at[all.count++] = source;
   const int divisor = kind == ReduceOp::avg ? divide : 1;
-  with_op(kind, dtype, [&](auto op, auto element) {
+  dispatch_op(kind, dtype, [&](auto op, auto element) {
     using Op = decltype(op);
     using T = decltype(element);
     const std::size_t words = (count + Word<T>::count - 1) / Word<T>::count;
@@ -50,7 +51,7 @@ void reduce(void* dst, std::span<const void* const> sources, std::size_t count, 
 }
 
 void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor, const Stream& stream) {
-  with_type(dtype, [&](auto element) {
+  dispatch_dtype(dtype, [&](auto element) {
     using T = decltype(element);
     cuda::launch("scale", scale_kernel<T>, cuda::grid_for(count, 256, 8192), stream, static_cast<T*>(dst),
                  static_cast<const T*>(src), count, factor);

@@ -12,8 +12,8 @@
 namespace rz::peer {
 
 /// This thread's place among those that share a piece of work.
-struct Lane {
-  std::size_t index, of;
+struct ThreadIndex {
+  std::size_t index, count;
 };
 
 template <class T>
@@ -25,63 +25,64 @@ struct alignas(16) Word {
 __device__ inline bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
 template <class Op, class T>
-__device__ void widen(elementwise::Wide<Op, T>* to, const Word<T>& word) {
+__device__ void widen(elementwise::Accumulator<Op, T>* to, const Word<T>& word) {
 #pragma unroll
-  for (int v = 0; v < Word<T>::count; ++v) to[v] = elementwise::widened<Op>(word.at[v]);
+  for (int v = 0; v < Word<T>::count; ++v) to[v] = elementwise::widen<Op>(word.at[v]);
 }
 
 template <class Op, class T>
-__device__ void add(Op op, elementwise::Wide<Op, T>* sum, const Word<T>& word) {
+__device__ void accumulate(Op op, elementwise::Accumulator<Op, T>* sum, const Word<T>& word) {
 #pragma unroll
-  for (int v = 0; v < Word<T>::count; ++v) sum[v] = op.apply(sum[v], elementwise::widened<Op>(word.at[v]));
+  for (int v = 0; v < Word<T>::count; ++v) sum[v] = op.apply(sum[v], elementwise::widen<Op>(word.at[v]));
 }
 
 /// Word `w` of the result. Four sources are on their way at a time, unless their sums fill the registers.
 template <class Op, class T>
-__device__ Word<T> folded_word(Op op, const T* const* sources, int n, std::size_t w, int divisor) {
+__device__ Word<T> reduce_word(Op op, const T* const* sources, int n, std::size_t w, int divisor) {
   const auto word = [&](int s) { return reinterpret_cast<const Word<T>*>(sources[s])[w]; };
-  elementwise::Wide<Op, T> sum[Word<T>::count];
+  elementwise::Accumulator<Op, T> sum[Word<T>::count];
   widen<Op>(sum, word(0));
   int s = 1;
   for (; Word<T>::count <= 8 && s + 4 <= n; s += 4) {
     const Word<T> a = word(s), b = word(s + 1), c = word(s + 2), d = word(s + 3);
-    add(op, sum, a), add(op, sum, b), add(op, sum, c), add(op, sum, d);
+    accumulate(op, sum, a), accumulate(op, sum, b), accumulate(op, sum, c), accumulate(op, sum, d);
   }
-  for (; s < n; ++s) add(op, sum, word(s));
+  for (; s < n; ++s) accumulate(op, sum, word(s));
   Word<T> result;
 #pragma unroll
-  for (int v = 0; v < Word<T>::count; ++v) result.at[v] = elementwise::finished<Op, T>(sum[v], divisor);
+  for (int v = 0; v < Word<T>::count; ++v) result.at[v] = elementwise::narrow<Op, T>(sum[v], divisor);
   return result;
 }
 
 template <class Op, class T>
-__device__ T folded(Op op, const T* const* sources, int n, std::size_t i, int divisor) {
-  auto sum = elementwise::widened<Op>(sources[0][i]);
-  for (int s = 1; s < n; ++s) sum = op.apply(sum, elementwise::widened<Op>(sources[s][i]));
-  return elementwise::finished<Op, T>(sum, divisor);
+__device__ T reduce_element(Op op, const T* const* sources, int n, std::size_t i, int divisor) {
+  auto sum = elementwise::widen<Op>(sources[0][i]);
+  for (int s = 1; s < n; ++s) sum = op.apply(sum, elementwise::widen<Op>(sources[s][i]));
+  return elementwise::narrow<Op, T>(sum, divisor);
 }
 
 /// dst[i] = sources[0][i] op sources[1][i] op …, for all i < count. dst may be one of the sources.
 template <class Op, class T>
-__device__ void fold(Op op, T* dst, const T* const* sources, int n, std::size_t count, int divisor,
-                     Lane lane) {
+__device__ void reduce_elements(Op op, T* dst, const T* const* sources, int n, std::size_t count, int divisor,
+                                ThreadIndex thread) {
   bool words = aligned(dst);
   for (int s = 0; s < n; ++s) words = words && aligned(sources[s]);
   const std::size_t whole = words ? count / Word<T>::count : 0;
-  for (std::size_t w = lane.index; w < whole; w += lane.of)
-    reinterpret_cast<Word<T>*>(dst)[w] = folded_word(op, sources, n, w, divisor);
-  for (std::size_t i = whole * Word<T>::count + lane.index; i < count; i += lane.of)
-    dst[i] = folded(op, sources, n, i, divisor);
+  for (std::size_t w = thread.index; w < whole; w += thread.count)
+    reinterpret_cast<Word<T>*>(dst)[w] = reduce_word(op, sources, n, w, divisor);
+  for (std::size_t i = whole * Word<T>::count + thread.index; i < count; i += thread.count)
+    dst[i] = reduce_element(op, sources, n, i, divisor);
 }
 
 template <class T>
-__device__ void scale_by(T* dst, const T* src, std::size_t count, double factor, Lane lane) {
-  for (std::size_t i = lane.index; i < count; i += lane.of) dst[i] = elementwise::scaled(src[i], factor);
+__device__ void scale_elements(T* dst, const T* src, std::size_t count, double factor, ThreadIndex thread) {
+  for (std::size_t i = thread.index; i < count; i += thread.count)
+    dst[i] = elementwise::scale(src[i], factor);
 }
 
 /// Calls f(T{}) with the element type.
 template <class F>
-void with_type(DType t, const F& f) {
+void dispatch_dtype(DType t, const F& f) {
   switch (t) {
     case DType::f32:
       return f(float{});
@@ -112,15 +113,15 @@ void with_type(DType t, const F& f) {
 
 /// Calls f(op, T{}): avg and premul_sum are sums here.
 template <class F>
-void with_op(ReduceOp::Kind kind, DType t, const F& f) {
-  with_type(t, [&](auto element) {
+void dispatch_op(ReduceOp::Kind kind, DType t, const F& f) {
+  dispatch_dtype(t, [&](auto element) {
     switch (kind) {
       case ReduceOp::prod:
-        return f(elementwise::OneOf{elementwise::OneOf::product}, element);
+        return f(elementwise::RuntimeOp{elementwise::RuntimeOp::product}, element);
       case ReduceOp::min:
-        return f(elementwise::OneOf{elementwise::OneOf::min}, element);
+        return f(elementwise::RuntimeOp{elementwise::RuntimeOp::min}, element);
       case ReduceOp::max:
-        return f(elementwise::OneOf{elementwise::OneOf::max}, element);
+        return f(elementwise::RuntimeOp{elementwise::RuntimeOp::max}, element);
       default:
         return f(elementwise::Sum{}, element);
     }

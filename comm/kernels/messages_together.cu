@@ -28,58 +28,60 @@ __device__ Stripe stripe_of(std::size_t total) {
   return {begin, begin + each < total ? begin + each : total};
 }
 
-__device__ Letter* note(const Seat& seat, int of, int from, std::uint64_t chunk) {
-  return reinterpret_cast<Letter*>(seat.arenas[of] +
-                                   seat.layout.note(static_cast<int>(blockIdx.x), chunk, from));
+__device__ SyncSlot* message_slot(const DeviceComm& comm, int of, int from, std::uint64_t chunk) {
+  return reinterpret_cast<SyncSlot*>(comm.arenas[of] +
+                                     comm.layout.message_slot(static_cast<int>(blockIdx.x), chunk, from));
 }
 
-__device__ bool is_ready(const Seat& seat, const Task& task, int peer, bool sends) {
-  if (sends) return task.chunk < 2 || load_acquire(&own(seat).taken[peer][blockIdx.x]) >= task.chunk - 1;
-  return load_acquire(&note(seat, seat.rank, peer, task.chunk)->step) >= task.chunk + 1;
+__device__ bool is_ready(const DeviceComm& comm, const Task& task, int peer, bool sends) {
+  if (sends)
+    return task.chunk < 2 || load_acquire(&own_counters(comm).acked[peer][blockIdx.x]) >= task.chunk - 1;
+  return load_acquire(&message_slot(comm, comm.rank, peer, task.chunk)->step) >= task.chunk + 1;
 }
 
-__device__ void send_chunk(const Seat& seat, const MessagesCall& call, Task& task, int peer,
+__device__ void send_chunk(const DeviceComm& comm, const SendRecvArgs& call, Task& task, int peer,
                            std::size_t bytes) {
-  const std::size_t slot = seat.layout.message(peer, static_cast<int>(blockIdx.x), task.chunk);
-  copy(seat.arenas[seat.rank] + slot, call.send[peer] + task.done, bytes, lane_of_block());
+  const std::size_t slot = comm.layout.message_buffer(peer, static_cast<int>(blockIdx.x), task.chunk);
+  copy(comm.arenas[comm.rank] + slot, call.send[peer] + task.done, bytes, block_thread());
   __syncthreads();
   if (threadIdx.x != 0) return;
-  Letter* const to = note(seat, peer, seat.rank, task.chunk);
-  to->what = call.what_to[peer];
+  SyncSlot* const to = message_slot(comm, peer, comm.rank, task.chunk);
+  to->signature = call.signature_to[peer];
   to->count = call.send_bytes[peer];
   to->source = in_arena | slot;
   store_release(&to->step, task.chunk + 1);
 }
 
 /// False: it is not the message that was expected.
-__device__ bool receive_chunk(const Seat& seat, const MessagesCall& call, Task& task, int peer,
+__device__ bool receive_chunk(const DeviceComm& comm, const SendRecvArgs& call, Task& task, int peer,
                               std::size_t bytes) {
-  const Letter* const from = note(seat, seat.rank, peer, task.chunk);
-  if (from->what != call.what_from[peer] || from->count != call.recv_bytes[peer]) {
+  const SyncSlot* const from = message_slot(comm, comm.rank, peer, task.chunk);
+  if (from->signature != call.signature_from[peer] || from->count != call.recv_bytes[peer]) {
     if (threadIdx.x == 0)
-      report(seat, mismatch, peer, call.what_from[peer], call.recv_bytes[peer], from->what, from->count);
+      report_error(comm, mismatch, peer, call.signature_from[peer], call.recv_bytes[peer], from->signature,
+                   from->count);
     return false;
   }
-  copy(call.recv[peer] + task.done, reinterpret_cast<const std::byte*>(address_of(seat, peer, from->source)),
-       bytes, lane_of_block());
+  copy(call.recv[peer] + task.done,
+       reinterpret_cast<const std::byte*>(resolve_source(comm, peer, from->source)), bytes, block_thread());
   __syncthreads();
   if (threadIdx.x == 0)
-    store_release(&reinterpret_cast<Counters*>(seat.arenas[peer])->taken[seat.rank][blockIdx.x],
+    store_release(&reinterpret_cast<DeviceCounters*>(comm.arenas[peer])->acked[comm.rank][blockIdx.x],
                   task.chunk + 1);
   return true;
 }
 
 __global__ void __launch_bounds__(512, 2)
-    messages_together_kernel(const __grid_constant__ Seat seat, const __grid_constant__ MessagesCall call) {
+    send_recv_kernel(const __grid_constant__ DeviceComm comm, const __grid_constant__ SendRecvArgs call) {
   RZ_SHARED(BlockState, states, 1);
-  RZ_SHARED(Task, tasks, 2 * most_ranks);
+  RZ_SHARED(Task, tasks, 2 * max_ranks);
   BlockState& block = states[0];
-  begin(seat, messages, block);
-  const int mine = static_cast<int>(threadIdx.x), all = 2 * seat.size;
-  const int peer_of_mine = mine % seat.size;
-  const bool sends = mine < seat.size;
+  begin_call(comm, message_channel, block);
+  const int mine = static_cast<int>(threadIdx.x), all = 2 * comm.size;
+  const int peer_of_mine = mine % comm.size;
+  const bool sends = mine < comm.size;
   if (mine < all) {
-    Counters& counters = own(seat);
+    DeviceCounters& counters = own_counters(comm);
     const Stripe s = stripe_of(sends ? call.send_bytes[peer_of_mine] : call.recv_bytes[peer_of_mine]);
     tasks[mine] = {
         sends ? counters.sent[peer_of_mine][blockIdx.x] : counters.received[peer_of_mine][blockIdx.x],
@@ -89,8 +91,9 @@ __global__ void __launch_bounds__(512, 2)
   for (bool open = true; open;) {
     if (mine < all) {
       Task& task = tasks[mine];
-      task.ready = task.open && is_ready(seat, task, peer_of_mine, sends);
-      if (task.open && !task.ready && !go_on(seat, messages, peer_of_mine, turn)) block.failed = 1;
+      task.ready = task.open && is_ready(comm, task, peer_of_mine, sends);
+      if (task.open && !task.ready && !should_continue(comm, message_channel, peer_of_mine, turn))
+        block.failed = 1;
     }
     __syncthreads();
     bool moved = false;
@@ -100,13 +103,13 @@ __global__ void __launch_bounds__(512, 2)
       open |= task.open != 0;
       if (!task.ready) continue;
       moved = true;
-      const std::size_t left = task.end - task.done, most = seat.layout.message_bytes;
+      const std::size_t left = task.end - task.done, most = comm.layout.message_bytes;
       const std::size_t bytes = left < most ? left : most;
       bool well = true;
-      if (t < seat.size)
-        send_chunk(seat, call, task, t, bytes);
+      if (t < comm.size)
+        send_chunk(comm, call, task, t, bytes);
       else
-        well = receive_chunk(seat, call, task, t - seat.size, bytes);
+        well = receive_chunk(comm, call, task, t - comm.size, bytes);
       __syncthreads();
       if (threadIdx.x == 0) {
         if (!well) block.failed = 1;
@@ -121,21 +124,21 @@ __global__ void __launch_bounds__(512, 2)
     __syncthreads();  // nobody writes it before all have read it
     if (failed) break;
     turn = moved ? 1 : turn + 1;
-    if (!moved && open) rest(turn);
+    if (!moved && open) backoff(turn);
   }
   if (mine < all && (sends ? call.sends[peer_of_mine] : call.recvs[peer_of_mine])) {
-    Counters& counters = own(seat);
+    DeviceCounters& counters = own_counters(comm);
     (sends ? counters.sent : counters.received)[peer_of_mine][blockIdx.x] = tasks[mine].chunk;
-    if (block.failed == 0) store_release(&seat.status->waits_for[messages][peer_of_mine], 0u);
+    if (block.failed == 0) store_release(&comm.status->waiting_on[message_channel][peer_of_mine], 0u);
   }
-  end(seat, messages, 0);
+  end_call(comm, message_channel, 0);
 }
 
 }  // namespace
 
-void messages_together(const Seat& seat, const MessagesCall& call, int threads, const Stream& stream) {
-  cuda::launch("messages_together", messages_together_kernel,
-               cuda::Grid{{message_blocks}, {static_cast<unsigned>(threads)}, 0}, stream, seat, call);
+void send_recv(const DeviceComm& comm, const SendRecvArgs& call, int threads, const Stream& stream) {
+  cuda::launch("messages_together", send_recv_kernel,
+               cuda::Grid{{message_blocks}, {static_cast<unsigned>(threads)}, 0}, stream, comm, call);
 }
 
 }  // namespace rz::peer

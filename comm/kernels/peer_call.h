@@ -18,14 +18,14 @@
 
 namespace rz::peer {
 
-inline constexpr int most_ranks = 16, most_blocks = 64, message_blocks = 2, lanes = 2, most_windows = 64;
-enum LaneOf : int { collectives = 0, messages = 1 };
+inline constexpr int max_ranks = 16, max_blocks = 64, message_blocks = 2, channel_count = 2, max_windows = 64;
+enum Channel : int { collective_channel = 0, message_channel = 1 };
 
 /// 32 bytes, written by a peer. `source` is an offset in the writer's arena, or in its part of a window, or
 /// an address.
-struct Letter {
+struct SyncSlot {
   std::uint64_t step;  ///< written last: this letter belongs to step `step - 1`
-  std::uint64_t what, count, source;
+  std::uint64_t signature, count, source;
 };
 inline constexpr std::uint64_t in_arena = std::uint64_t{1} << 63, in_window = std::uint64_t{1} << 62;
 inline constexpr int window_shift = 56;
@@ -33,87 +33,87 @@ inline constexpr int window_shift = 56;
 constexpr std::uint64_t window_source(int window, std::size_t offset) {
   return in_window | static_cast<std::uint64_t>(window) << window_shift | offset;
 }
-inline constexpr std::uint64_t more_to_come = std::uint64_t{1} << 63;  ///< in `what`
+inline constexpr std::uint64_t more_data = std::uint64_t{1} << 63;  ///< in `what`
 
 /// The first page of an arena.
-struct Counters {
-  std::uint64_t steps[most_blocks];  ///< of this rank's blocks
-  std::uint64_t sent[most_ranks][message_blocks], received[most_ranks][message_blocks];  ///< chunks
-  std::uint64_t taken[most_ranks][message_blocks];  ///< written by peers: chunks of ours that they have read
-  std::uint32_t gone[most_ranks];                   ///< written by peers that leave: a Leaving
-  std::uint64_t calls[lanes];
-  std::uint32_t finished[lanes];  ///< blocks of the call that runs
-  std::uint32_t broken;
+struct DeviceCounters {
+  std::uint64_t steps[max_blocks];  ///< of this rank's blocks
+  std::uint64_t sent[max_ranks][message_blocks], received[max_ranks][message_blocks];  ///< chunks
+  std::uint64_t acked[max_ranks][message_blocks];  ///< written by peers: chunks of ours that they have read
+  std::uint32_t departed[max_ranks];               ///< written by peers that leave: a Leaving
+  std::uint64_t calls[channel_count];
+  std::uint32_t finished[channel_count];  ///< blocks of the call that runs
+  std::uint32_t failed;
 };
-enum Leaving : std::uint32_t { stays = 0, left = 1, aborted = 2 };
+enum Departure : std::uint32_t { present = 0, left_group = 1, aborted_group = 2 };
 
 /// Pinned memory: how the kernels of one rank and its host talk.
-struct Status {
-  std::uint32_t stop;                         ///< the host's: kernels leave at once
-  std::uint32_t trouble;                      ///< a Trouble, written after the rest
-  std::uint32_t culprit;                      ///< a rank
-  std::uint64_t own[2], theirs[2];            ///< what and count of calls that differ
-  std::uint64_t entered[lanes], left[lanes];  ///< calls
-  std::uint32_t waits_for[lanes][most_ranks];
+struct DeviceStatus {
+  std::uint32_t stop;                                             ///< the host's: kernels leave at once
+  std::uint32_t error;                                            ///< a Trouble, written after the rest
+  std::uint32_t culprit;                                          ///< a rank
+  std::uint64_t own_call[2], peer_call[2];                        ///< what and count of calls that differ
+  std::uint64_t started[channel_count], finished[channel_count];  ///< calls
+  std::uint32_t waiting_on[channel_count][max_ranks];
 };
-enum Trouble : std::uint32_t { none = 0, mismatch = 1, peer_left = 2, peer_aborted = 3 };
+enum DeviceError : std::uint32_t { no_error = 0, mismatch = 1, peer_left = 2, peer_aborted = 3 };
 
 /// Where things lie in an arena; the same on every rank.
-struct Layout {
+struct ArenaLayout {
   int size, blocks;
   std::size_t slot_bytes, message_bytes;  ///< multiples of 256 bytes
 
   /// The addresses of all ranks' parts of a window, as this rank's device reaches them; written by the host.
   RZ_HOST_DEVICE std::size_t window(int number) const {
-    return 4096 + static_cast<std::size_t>(number) * most_ranks * sizeof(std::uint64_t);
+    return 4096 + static_cast<std::size_t>(number) * max_ranks * sizeof(std::uint64_t);
   }
-  RZ_HOST_DEVICE std::size_t letters() const { return window(most_windows); }
-  RZ_HOST_DEVICE std::size_t letter(int block, std::uint64_t step, int from) const {
-    return letters() + ((static_cast<std::size_t>(block) * 2 + step % 2) * static_cast<std::size_t>(size) +
-                        static_cast<std::size_t>(from)) *
-                           sizeof(Letter);
+  RZ_HOST_DEVICE std::size_t sync_slots() const { return window(max_windows); }
+  RZ_HOST_DEVICE std::size_t sync_slot(int block, std::uint64_t step, int from) const {
+    return sync_slots() + ((static_cast<std::size_t>(block) * 2 + step % 2) * static_cast<std::size_t>(size) +
+                           static_cast<std::size_t>(from)) *
+                              sizeof(SyncSlot);
   }
   /// Of the lane of messages.
-  RZ_HOST_DEVICE std::size_t note(int block, std::uint64_t chunk, int from) const {
-    return letter(blocks + block, chunk, from);
+  RZ_HOST_DEVICE std::size_t message_slot(int block, std::uint64_t chunk, int from) const {
+    return sync_slot(blocks + block, chunk, from);
   }
   RZ_HOST_DEVICE std::size_t slots() const {
-    return (letter(blocks + message_blocks, 0, 0) + 4095) / 4096 * 4096;
+    return (sync_slot(blocks + message_blocks, 0, 0) + 4095) / 4096 * 4096;
   }
   RZ_HOST_DEVICE std::size_t slot(int block, std::uint64_t step) const {
     return slots() + (static_cast<std::size_t>(block) * 2 + step % 2) * slot_bytes;
   }
-  RZ_HOST_DEVICE std::size_t message(int to, int block, std::uint64_t chunk) const {
+  RZ_HOST_DEVICE std::size_t message_buffer(int to, int block, std::uint64_t chunk) const {
     return slot(blocks, 0) +
            ((static_cast<std::size_t>(to) * message_blocks + static_cast<std::size_t>(block)) * 2 +
             chunk % 2) *
                message_bytes;
   }
-  RZ_HOST_DEVICE std::size_t bytes() const { return message(size, 0, 0); }
+  RZ_HOST_DEVICE std::size_t bytes() const { return message_buffer(size, 0, 0); }
 };
-static_assert(sizeof(Counters) <= 4096);
+static_assert(sizeof(DeviceCounters) <= 4096);
 
-struct Seat {
+struct DeviceComm {
   int rank, size;
-  Layout layout;
-  std::byte* arenas[most_ranks];  ///< as this rank's device reaches them
-  Status* status;
+  ArenaLayout layout;
+  std::byte* arenas[max_ranks];  ///< as this rank's device reaches them
+  DeviceStatus* status;
 };
 
 /// all_reduce, reduce_scatter and reduce. The buffer has `parts` parts of `part` elements (the last ones may
 /// be shorter); a block has the same `stripe` of each part, and moves `piece` elements of it in a step.
 /// `stripe` and `piece` are multiples of 16 bytes.
-struct FoldCall {
-  std::uint64_t what, signature_count;
+struct ReduceArgs {
+  std::uint64_t signature, signature_count;
   const void* in;
   void* out;
-  std::size_t count, part, stripe, piece;
-  int parts, divisor;
-  bool here;       ///< this rank wants the result
-  bool gathers;    ///< then every part's result goes to everybody
-  bool scatters;   ///< part r goes to rank r, and `out` is that part alone
-  bool scales;     ///< by `factor`, before
-  bool last_step;  ///< an empty step at the end, since peers may read a rank's memory where it lies
+  std::size_t count, shard, stripe, chunk;
+  int shards, divisor;
+  bool receives_result;  ///< this rank wants the result
+  bool gathers;          ///< then every part's result goes to everybody
+  bool scatters;         ///< part r goes to rank r, and `out` is that part alone
+  bool scales;           ///< by `factor`, before
+  bool exit_step;        ///< an empty step at the end, since peers may read a rank's memory where it lies
   double factor;
   /// Where peers read the caller's memory: what letters call it (Letter::source). 0: they read slots.
   std::uint64_t in_source, out_source;
@@ -121,25 +121,25 @@ struct FoldCall {
 
 /// Everything that moves bytes as they are: to each peer its range of `in`, from each peer to a range of
 /// `out`.
-struct MoveCall {
-  std::uint64_t what;
-  std::uint64_t count_to[most_ranks], count_from[most_ranks];  ///< for the signature
+struct CopyArgs {
+  std::uint64_t signature;
+  std::uint64_t count_to[max_ranks], count_from[max_ranks];  ///< for the signature
   const std::byte* in;
   std::byte* out;
-  std::size_t send_at[most_ranks], send_bytes[most_ranks], recv_at[most_ranks], recv_bytes[most_ranks];
-  std::size_t piece;        ///< bytes a peer and step, a multiple of 16
-  std::uint64_t in_source;  ///< as FoldCall's
-  bool same;                ///< all peers get the same range (or nothing)
-  bool last_step;
+  std::size_t send_offsets[max_ranks], send_bytes[max_ranks], recv_offsets[max_ranks], recv_bytes[max_ranks];
+  std::size_t chunk;        ///< bytes a peer and step, a multiple of 16
+  std::uint64_t in_source;  ///< as ReduceArgs's
+  bool same_to_all;         ///< all peers get the same range (or nothing)
+  bool exit_step;
 };
 
 /// At most one message to and one from each peer.
-struct MessagesCall {
-  std::uint64_t what_to[most_ranks], what_from[most_ranks];
-  const std::byte* send[most_ranks];
-  std::byte* recv[most_ranks];
-  std::size_t send_bytes[most_ranks], recv_bytes[most_ranks];
-  bool sends[most_ranks], recvs[most_ranks];
+struct SendRecvArgs {
+  std::uint64_t signature_to[max_ranks], signature_from[max_ranks];
+  const std::byte* send[max_ranks];
+  std::byte* recv[max_ranks];
+  std::size_t send_bytes[max_ranks], recv_bytes[max_ranks];
+  bool sends[max_ranks], recvs[max_ranks];
 };
 
 }  // namespace rz::peer

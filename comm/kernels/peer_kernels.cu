@@ -5,9 +5,9 @@ namespace rz {
 const PeerKernels& peer_kernels() {
   static constexpr PeerKernels table{.reduce = peer::reduce,
                                      .scale = peer::scale,
-                                     .fold_together = peer::fold_together,
-                                     .move_together = peer::move_together,
-                                     .messages_together = peer::messages_together};
+                                     .collective_reduce = peer::collective_reduce,
+                                     .collective_copy = peer::collective_copy,
+                                     .send_recv = peer::send_recv};
   return table;
 }
 

@@ -13,20 +13,21 @@ namespace rz {
 
 struct PeerKernels {
   /// As rz::reduce (comm/reduce.h), with the same bits, of memory that the stream's device reaches: its own,
-  /// or a peer's. dst may be any one source. Errc::unsupported for more than most_sources.
+  /// or a peer's. dst may be any one source. Errc::unsupported for more than max_sources.
   void (*reduce)(void* dst, std::span<const void* const> sources, std::size_t count, DType, ReduceOp::Kind,
                  int divide, const Stream&);
   /// As rz::scale, with the same bits. dst may be src.
   void (*scale)(void* dst, const void* src, std::size_t count, DType, double factor, const Stream&);
 
   /// One collective among ranks, each of which starts it with the same number of blocks; threads: 32 to 512.
-  void (*fold_together)(const peer::Seat&, const peer::FoldCall&, DType, ReduceOp::Kind, int blocks,
-                        int threads, const Stream&);
-  void (*move_together)(const peer::Seat&, const peer::MoveCall&, int blocks, int threads, const Stream&);
+  void (*collective_reduce)(const peer::DeviceComm&, const peer::ReduceArgs&, DType, ReduceOp::Kind,
+                            int blocks, int threads, const Stream&);
+  void (*collective_copy)(const peer::DeviceComm&, const peer::CopyArgs&, int blocks, int threads,
+                          const Stream&);
   /// Messages, of which each has its counterpart in some call of the peer's.
-  void (*messages_together)(const peer::Seat&, const peer::MessagesCall&, int threads, const Stream&);
+  void (*send_recv)(const peer::DeviceComm&, const peer::SendRecvArgs&, int threads, const Stream&);
 
-  static constexpr std::size_t most_sources = 256;
+  static constexpr std::size_t max_sources = 256;
 };
 
 /// Errc::unsupported in a build without CUDA.
@@ -37,10 +38,10 @@ namespace peer {
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType, ReduceOp::Kind,
             int divide, const Stream&);
 void scale(void* dst, const void* src, std::size_t count, DType, double factor, const Stream&);
-void fold_together(const Seat&, const FoldCall&, DType, ReduceOp::Kind, int blocks, int threads,
-                   const Stream&);
-void move_together(const Seat&, const MoveCall&, int blocks, int threads, const Stream&);
-void messages_together(const Seat&, const MessagesCall&, int threads, const Stream&);
+void collective_reduce(const DeviceComm&, const ReduceArgs&, DType, ReduceOp::Kind, int blocks, int threads,
+                       const Stream&);
+void collective_copy(const DeviceComm&, const CopyArgs&, int blocks, int threads, const Stream&);
+void send_recv(const DeviceComm&, const SendRecvArgs&, int threads, const Stream&);
 }  // namespace peer
 
 }  // namespace rz

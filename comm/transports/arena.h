@@ -35,10 +35,10 @@ struct SegmentMap {
   std::shared_ptr<Segment> find(const std::byte* at, std::size_t bytes) const;
 };
 
-class Arena : public std::enable_shared_from_this<Arena> {
+class SharedMemoryAllocator : public std::enable_shared_from_this<SharedMemoryAllocator> {
  public:
   /// `place`: large blocks of arenas that differ in it lie at different places of their pages.
-  explicit Arena(std::uint32_t place = 0) : place_(place) {}
+  explicit SharedMemoryAllocator(std::uint32_t place = 0) : colour_(place) {}
   /// Zeroed, aligned to 256 bytes; may outlive the arena's other holders. Errc::system states need and have.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   /// The caller's own memory as a segment, until the registration ends (comm/communicator.h).
@@ -48,34 +48,34 @@ class Arena : public std::enable_shared_from_this<Arena> {
   /// Brings the map up to date, if anything changed; without a lock if not.
   void refresh(SegmentMap&);
   /// Appends the numbers of segments that are gone since the last call.
-  void take_dropped(std::vector<std::uint32_t>&);
-  bool has_dropped() const { return has_dropped_.load(std::memory_order_relaxed); }
+  void drain_released(std::vector<std::uint32_t>&);
+  bool has_released() const { return has_released_.load(std::memory_order_relaxed); }
 
  private:
   struct Block;
-  struct Lent;
+  struct RegisteredRegion;
   struct Slab {
     std::shared_ptr<Segment> segment;
     std::map<std::size_t, std::size_t> free;  ///< offset, size
   };
   std::shared_ptr<Segment> new_segment(std::size_t bytes);
-  void know(const std::shared_ptr<Segment>&, std::span<const std::byte>);
-  std::shared_ptr<std::byte> from_slab(Slab&, std::size_t bytes);
-  void give_back(Segment*, std::size_t offset, std::size_t bytes) noexcept;
-  void forget(std::uint32_t number) noexcept;
+  void add_entry(const std::shared_ptr<Segment>&, std::span<const std::byte>);
+  std::shared_ptr<std::byte> allocate_from_slab(Slab&, std::size_t bytes);
+  void free_block(Segment*, std::size_t offset, std::size_t bytes) noexcept;
+  void remove_entry(std::uint32_t number) noexcept;
 
-  const std::uint32_t place_;
+  const std::uint32_t colour_;
   const Creator creator_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Slab>> slabs_;
   std::vector<SegmentMap::Entry> entries_;
-  std::vector<std::uint32_t> dropped_;
-  std::atomic<bool> has_dropped_{false};
+  std::vector<std::uint32_t> released_;
+  std::atomic<bool> has_released_{false};
   std::atomic<std::uint64_t> version_{0};
   std::atomic<std::uint32_t> next_number_{0};
 };
 
 /// Of the arena; where there is none, memory of this process alone. Zeroed.
-std::shared_ptr<std::byte> allocate_zeroed(const std::shared_ptr<Arena>&, std::size_t bytes);
+std::shared_ptr<std::byte> allocate_zeroed(const std::shared_ptr<SharedMemoryAllocator>&, std::size_t bytes);
 
 }  // namespace rz

@@ -8,7 +8,7 @@
 
 namespace rz {
 
-bool register_for_heavy_fences() noexcept {
+bool register_asymmetric_fence() noexcept {
   const long offered = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
   return offered > 0 && (offered & MEMBARRIER_CMD_GLOBAL_EXPEDITED) != 0 &&
          syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;

@@ -5,7 +5,7 @@
 namespace rz {
 
 /// Makes heavy_fence() reach this process's threads. False: the system has no such call, or forbids it.
-bool register_for_heavy_fences() noexcept;
+bool register_asymmetric_fence() noexcept;
 /// What this thread wrote before is seen by registered threads of all processes in what they read after what
 /// they wrote before it, as if each had passed a full fence.
 void heavy_fence() noexcept;

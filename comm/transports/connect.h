@@ -28,6 +28,6 @@ std::unique_ptr<Transport> connect_transport(int rank, int size, Store&, const T
 
 /// Sockets of each link where the ranks lie on these hosts (Transport::hosts()): the ranks that share a host
 /// share `wanted` of them out, by the host that most ranks share; at least one.
-int sockets_a_link(std::span<const int> hosts, int wanted);
+int sockets_per_peer(std::span<const int> hosts, int wanted);
 
 }  // namespace rz

@@ -7,16 +7,16 @@
 
 namespace rz {
 
-class Descriptor {
+class UniqueFd {
  public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
     if (this != &other) close(), fd_ = std::exchange(other.fd_, -1);
     return *this;
   }
-  ~Descriptor() { close(); }
+  ~UniqueFd() { close(); }
 
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }

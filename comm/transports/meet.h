@@ -12,26 +12,26 @@
 namespace rz {
 
 /// Who I am, and what my hello brings along on a unix socket.
-struct Introduction {
+struct HandshakeInfo {
   JobId job{};
   int rank = 0;
   int size = 1;
-  std::vector<int> gifts;  ///< descriptors, borrowed
+  std::vector<int> passed_fds;  ///< descriptors, borrowed
 };
 
-/// A non-blocking socket to a rank: still connecting when it goes into meet(), proved when it comes out.
+/// A non-blocking socket to a rank: still connecting when it goes into handshake(), proved when it comes out.
 struct Connection {
   int rank = -1;
   int index = 0;  ///< of the sockets between the two ranks
-  Descriptor socket;
-  std::vector<Descriptor> gifts;  ///< what the peer's hello brought
-  std::string address;            ///< where it leads, for messages
+  UniqueFd socket;
+  std::vector<UniqueFd> received_fds;  ///< what the peer's hello brought
+  std::string address;                 ///< where it leads, for messages
 };
 
 /// Completes the outgoing `calls` and accepts `links` connections from each of `callers`. Errc::timeout names
 /// the ranks that did not come; Errc::rendezvous a call that failed.
-std::vector<Connection> meet(const Introduction&, int listener, std::vector<Connection> calls,
-                             const std::vector<int>& callers, int links, Deadline);
+std::vector<Connection> handshake(const HandshakeInfo&, int listener, std::vector<Connection> calls,
+                                  const std::vector<int>& callers, int links, Deadline);
 
 /// "1, 2 and 5".
 std::string list_ranks(const std::vector<int>&);

@@ -12,7 +12,7 @@ namespace rz {
 
 namespace {
 
-constexpr std::size_t for_others = 32;
+constexpr std::size_t reserved_files = 32;
 
 std::size_t count_open_files() {
   std::error_code ignored;
@@ -25,13 +25,13 @@ std::size_t count_open_files() {
 void require_open_files(std::size_t more, const std::string& what, const std::string& advice) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const std::size_t open = count_open_files(), need = open + more + for_others;
+  const std::size_t open = count_open_files(), need = open + more + reserved_files;
   if (need <= limit.rlim_cur) return;
   require(need <= limit.rlim_max, Errc::system, what, " needs ", more, " files beside the ", open,
           " that are open, but no more than ", limit.rlim_max,
           " may be open in this process; raise the hard limit (ulimit -Hn)", advice);
   limit.rlim_cur = need;
-  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) fail_errno("setrlimit", str("RLIMIT_NOFILE to ", need));
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) fail_errno("setrlimit", concat("RLIMIT_NOFILE to ", need));
 }
 
 }  // namespace rz

@@ -18,9 +18,9 @@ std::span<std::byte> pages_of(std::span<std::byte>);
 /// and writable, not executable, not locked, not a stack (of other threads' stacks this knows nothing), and
 /// the first and the last page must hold nothing of anybody else's: outside the range only zeros, and words
 /// of malloc's own where it took the block from mmap (which is told by what glibc's words say).
-std::string why_irreplaceable(std::span<const std::byte>);
+std::string check_remappable(std::span<const std::byte>);
 
-/// Whether all of the range is a mapping of this file. Needs no free descriptor once why_irreplaceable() has
+/// Whether all of the range is a mapping of this file. Needs no free descriptor once check_remappable() has
 /// been called.
 bool is_mapping_of(int fd, std::span<const std::byte>);
 

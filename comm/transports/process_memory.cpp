@@ -7,7 +7,7 @@
 
 namespace rz {
 
-int read_process(pid_t process, std::uint64_t address, std::span<std::byte> into) noexcept {
+int cma_read_process(pid_t process, std::uint64_t address, std::span<std::byte> into) noexcept {
   while (!into.empty()) {
     const iovec to{into.data(), into.size()};
     const iovec from{reinterpret_cast<void*>(address), into.size()};
@@ -20,7 +20,7 @@ int read_process(pid_t process, std::uint64_t address, std::span<std::byte> into
   return 0;
 }
 
-bool kernel_reads(std::span<const std::byte> memory) noexcept {
+bool cma_readable(std::span<const std::byte> memory) noexcept {
   if (memory.empty()) return true;
   std::byte ends[2];
   const iovec to{ends, sizeof ends};

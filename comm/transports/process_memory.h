@@ -13,13 +13,13 @@ namespace rz {
 
 /// Fills `into` from that address of the process; 0, or what is wrong as errno has it: ESRCH if the process
 /// is gone, EFAULT if it has no such memory, EPERM or ENOSYS if it may not be read.
-int read_process(pid_t, std::uint64_t address, std::span<std::byte> into) noexcept;
+int cma_read_process(pid_t, std::uint64_t address, std::span<std::byte> into) noexcept;
 
 /// Whether the kernel reads this process's memory there: not what some devices map. Looks at both ends.
-bool kernel_reads(std::span<const std::byte>) noexcept;
+bool cma_readable(std::span<const std::byte>) noexcept;
 
 /// How reading a peer's own memory ended. `gone`: the peer, or the group has failed, as the transport will
 /// say. `refused`: the kernel does not let this rank read that process any more.
-enum class PeerRead : unsigned char { done, gone, refused };
+enum class CmaResult : unsigned char { done, gone, refused };
 
 }  // namespace rz

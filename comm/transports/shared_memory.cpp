@@ -19,42 +19,43 @@ namespace rz {
 
 namespace {
 
-constexpr std::size_t huge = std::size_t{2} << 20;
+constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
 #ifdef MADV_COLLAPSE
 constexpr int collapse = MADV_COLLAPSE;
 #else
-constexpr int collapse = 25;  // from Linux 6.1 on; EINVAL before
+constexpr int madv_collapse = 25;  // from Linux 6.1 on; EINVAL before
 #endif
 
 /// Address space that begins where a huge page can; null: there is none.
-void* aligned_space(std::size_t bytes) {
-  const std::size_t all = bytes + huge;
+void* reserve_aligned(std::size_t bytes) {
+  const std::size_t all = bytes + huge_page_bytes;
   void* const from = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (from == MAP_FAILED) return nullptr;
   auto* const begin = static_cast<std::byte*>(from);
-  const std::size_t before = (huge - reinterpret_cast<std::uintptr_t>(from) % huge) % huge;
+  const std::size_t before =
+      (huge_page_bytes - reinterpret_cast<std::uintptr_t>(from) % huge_page_bytes) % huge_page_bytes;
   if (before) munmap(begin, before);
   munmap(begin + before + bytes, all - before - bytes);
   return begin + before;
 }
 
 std::byte* map_fd(int fd, std::size_t bytes, int protection) {
-  void* const place = bytes >= huge ? aligned_space(round_up(bytes, page_bytes())) : nullptr;
+  void* const place = bytes >= huge_page_bytes ? reserve_aligned(round_up(bytes, page_bytes())) : nullptr;
   void* const at = mmap(place, bytes, protection, MAP_SHARED | (place ? MAP_FIXED : 0), fd, 0);
-  if (at == MAP_FAILED) fail_errno("mmap", str("of ", human_bytes(bytes), " of shared memory"));
+  if (at == MAP_FAILED) fail_errno("mmap", concat("of ", human_bytes(bytes), " of shared memory"));
   return static_cast<std::byte*>(at);
 }
 
 /// Huge pages for all that has room for one, as far as the system has them now; the rest stays empty. Each
 /// needs a page to begin with. The kernel does so for who asks, unless it is told to deny them to all.
-void take_huge_pages(int fd, std::byte* at, std::size_t bytes) {
-  const std::size_t whole = bytes / huge * huge;
-  for (std::size_t offset = 0; offset < whole; offset += huge)
+void populate_huge_pages(int fd, std::byte* at, std::size_t bytes) {
+  const std::size_t whole = bytes / huge_page_bytes * huge_page_bytes;
+  for (std::size_t offset = 0; offset < whole; offset += huge_page_bytes)
     if (fallocate(fd, 0, static_cast<off_t>(offset), 1) != 0) return;  // who fills the rest finds out
-  (void)madvise(at, whole, collapse);                                  // without, small pages do
+  (void)madvise(at, whole, madv_collapse);                             // without, small pages do
 }
 
-[[noreturn]] void no_memory(const char* call, std::size_t bytes, int error) {
+[[noreturn]] void fail_no_memory(const char* call, std::size_t bytes, int error) {
   fail(Errc::system, call, "shared memory: need ", human_bytes(bytes), ", have about ",
        human_bytes(available_memory()), ": ", std::strerror(error), " (errno ", error,
        "); use smaller buffers or fewer ranks on this host, or raise the container's memory limit");
@@ -70,7 +71,7 @@ void check_file_size(std::size_t bytes) {
 
 /// posix_fallocate in pieces. A signal undoes the piece that it interrupts: of a timer that comes often, as a
 /// profiler's, only short pieces get through.
-int fill_file(int fd, std::size_t bytes) {
+int allocate_file(int fd, std::size_t bytes) {
   std::size_t piece = std::size_t{4} << 20;
   for (std::size_t at = 0; at < bytes;) {
     const std::size_t n = std::min(piece, bytes - at);
@@ -97,14 +98,14 @@ unsigned long long available_memory(const std::string& root) {
 }
 
 SharedMemory SharedMemory::create(std::size_t bytes) {
-  if (bytes > static_cast<std::size_t>(PTRDIFF_MAX)) no_memory("", bytes, EFBIG);
+  if (bytes > static_cast<std::size_t>(PTRDIFF_MAX)) fail_no_memory("", bytes, EFBIG);
   check_file_size(bytes);
   // Beyond a cgroup's limit the kernel kills rather than refuses: ask first where it matters.
-  if (bytes >= (64u << 20) && bytes > available_memory()) no_memory("", bytes, ENOMEM);
+  if (bytes >= (64u << 20) && bytes > available_memory()) fail_no_memory("", bytes, ENOMEM);
   SharedMemory m;
-  m.fd_ = Descriptor(memfd_create("ringzero", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  m.fd_ = UniqueFd(memfd_create("ringzero", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!m.fd_) fail_errno("memfd_create");
-  m.fill(bytes);
+  m.allocate_backing(bytes);
   if (fcntl(m.fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     fail_errno("fcntl(F_ADD_SEALS)");
   if (!m.data_) m.data_ = map_fd(m.fd_.get(), bytes, PROT_READ | PROT_WRITE);
@@ -113,17 +114,17 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
 }
 
 /// Maps first what has room for huge pages, since they are made through a mapping.
-void SharedMemory::fill(std::size_t bytes) {
-  if (bytes >= huge) {
-    if (ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) no_memory("ftruncate of ", bytes, errno);
+void SharedMemory::allocate_backing(std::size_t bytes) {
+  if (bytes >= huge_page_bytes) {
+    if (ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) fail_no_memory("ftruncate of ", bytes, errno);
     data_ = map_fd(fd_.get(), bytes, PROT_READ | PROT_WRITE);
     size_ = bytes;
-    take_huge_pages(fd_.get(), data_, bytes);
+    populate_huge_pages(fd_.get(), data_, bytes);
   }
-  if (const int error = fill_file(fd_.get(), bytes)) no_memory("posix_fallocate of ", bytes, error);
+  if (const int error = allocate_file(fd_.get(), bytes)) fail_no_memory("posix_fallocate of ", bytes, error);
 }
 
-SharedMemory SharedMemory::map(Descriptor fd, bool writable) {
+SharedMemory SharedMemory::map(UniqueFd fd, bool writable) {
   SharedMemory m;
   m.fd_ = std::move(fd);
   const int seals = fcntl(m.fd_.get(), F_GET_SEALS);
@@ -138,10 +139,10 @@ SharedMemory SharedMemory::map(Descriptor fd, bool writable) {
 
 SharedMemory::~SharedMemory() {
   if (!data_) return;
-  if (!in_place_) {
+  if (!remapped_) {
     munmap(data_, size_);
-  } else if (creator_.here()) {
-    put_private_back();
+  } else if (creator_.is_this_process()) {
+    restore_private();
   }
 }
 

@@ -21,13 +21,13 @@ class SharedMemory {
   /// Zeroed. Errc::system states need and have, or the limit of files (ulimit -f), which counts here too.
   static SharedMemory create(std::size_t bytes);
   /// Maps memory that a peer made. Errc::system if it is not sealed, i.e. could shrink.
-  static SharedMemory map(Descriptor fd, bool writable);
+  static SharedMemory map(UniqueFd fd, bool writable);
   /// Shared memory in the place of ordinary memory: over the whole pages that hold the range, at the same
-  /// addresses, with the same contents. None, and why, if the pages cannot be replaced (why_irreplaceable()).
+  /// addresses, with the same contents. None, and why, if the pages cannot be replaced (check_remappable()).
   /// They change in one step: who reads them meanwhile finds the old or the new ones; what is written to them
   /// between the copy and that step is lost. Errc::system if there is no memory for it, as much again for a
   /// moment; then the pages are as they were. Thread-safe.
-  static std::optional<SharedMemory> in_place_of(std::span<std::byte>, std::string& why);
+  static std::optional<SharedMemory> remap_as_shared(std::span<std::byte>, std::string& why);
 
   SharedMemory(SharedMemory&& other) noexcept { swap(other); }
   SharedMemory& operator=(SharedMemory&& other) noexcept {
@@ -43,28 +43,29 @@ class SharedMemory {
   std::size_t size() const { return size_; }
   int fd() const { return fd_.get(); }
   /// Peers may read it even when it has ended here.
-  void promise() { promised_ = true; }
+  void keep_for_peers() { kept_for_peers_ = true; }
   /// Gives the memory back to the system, though peers still have it mapped and find zeros from now on. Not
   /// what was promised, nor what a child of fork() may read.
-  void discard() const noexcept { empty(0, size_); }
+  void discard() const noexcept { punch_hole(0, size_); }
   /// The mapping stays; nobody can be given it any more.
   void close_fd() { fd_.close(); }
 
  private:
-  void fill(std::size_t bytes);
+  void allocate_backing(std::size_t bytes);
   void swap(SharedMemory& other) {
     std::swap(fd_, other.fd_), std::swap(data_, other.data_), std::swap(size_, other.size_);
-    std::swap(in_place_, other.in_place_), std::swap(creator_, other.creator_);
-    std::swap(forks_, other.forks_), std::swap(promised_, other.promised_);
+    std::swap(remapped_, other.remapped_), std::swap(creator_, other.creator_);
+    std::swap(forks_at_creation_, other.forks_at_creation_),
+        std::swap(kept_for_peers_, other.kept_for_peers_);
   }
-  void put_private_back() noexcept;
-  void empty(std::size_t offset, std::size_t bytes) const noexcept;
-  Descriptor fd_;
+  void restore_private() noexcept;
+  void punch_hole(std::size_t offset, std::size_t bytes) const noexcept;
+  UniqueFd fd_;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
-  bool in_place_ = false, promised_ = false;
+  bool remapped_ = false, kept_for_peers_ = false;
   Creator creator_;
-  std::uint64_t forks_ = forks();  // before the memory was there
+  std::uint64_t forks_at_creation_ = fork_count();  // before the memory was there
 };
 
 /// What can still be had of memory: the kernel's estimate, at most what control groups leave. `root`: where

@@ -38,7 +38,7 @@ HostPort parse_host_port(const std::string& text) {
 }
 
 std::string join_host_port(const std::string& host, int port) {
-  return host.find(':') == std::string::npos ? str(host, ':', port) : str('[', host, "]:", port);
+  return host.find(':') == std::string::npos ? concat(host, ':', port) : concat('[', host, "]:", port);
 }
 
 std::string SocketAddress::host() const {
@@ -105,14 +105,14 @@ std::vector<Interface> interfaces() {
   return found;
 }
 
-Descriptor listen_tcp(const SocketAddress& address) {
-  Descriptor socket = listen_tcp_if_free(address);
+UniqueFd listen_tcp(const SocketAddress& address) {
+  UniqueFd socket = listen_tcp_if_free(address);
   if (!socket) fail_errno("bind", address.text() + " (a free port?)");
   return socket;
 }
 
-Descriptor listen_tcp_if_free(const SocketAddress& address) {
-  Descriptor socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+UniqueFd listen_tcp_if_free(const SocketAddress& address) {
+  UniqueFd socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) fail_errno("socket", "for " + address.text());
   const int on = 1;
   setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -124,8 +124,8 @@ Descriptor listen_tcp_if_free(const SocketAddress& address) {
   return socket;
 }
 
-Descriptor start_connect(const SocketAddress& address, const std::string& congestion) {
-  Descriptor socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+UniqueFd start_connect(const SocketAddress& address, const std::string& congestion) {
+  UniqueFd socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) fail_errno("socket", "for " + address.text());
   set_congestion_control(socket.get(), congestion);
   if (connect(socket.get(), address.get(), address.size) != 0 && errno != EINPROGRESS)
@@ -137,7 +137,7 @@ Descriptor start_connect(const SocketAddress& address, const std::string& conges
 
 namespace {
 
-bool calls_itself(int socket) {
+bool is_self_connected(int socket) {
   const SocketAddress here = local_address(socket);
   SocketAddress there;
   there.size = sizeof there.storage;
@@ -145,7 +145,7 @@ bool calls_itself(int socket) {
 }
 
 /// Without the minute in which its port would still be taken.
-void reset(Descriptor& socket) {
+void close_with_reset(UniqueFd& socket) {
   const linger at_once{1, 0};
   setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
   socket.close();
@@ -153,8 +153,8 @@ void reset(Descriptor& socket) {
 
 }  // namespace
 
-Descriptor connect_tcp(const SocketAddress& address, Deadline deadline) {
-  Descriptor socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+UniqueFd connect_tcp(const SocketAddress& address, Deadline deadline) {
+  UniqueFd socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) fail_errno("socket", "for " + address.text());
   if (connect(socket.get(), address.get(), address.size) != 0) {
     if (errno != EINPROGRESS) return {};
@@ -171,8 +171,8 @@ Descriptor connect_tcp(const SocketAddress& address, Deadline deadline) {
       return {};
     }
   }
-  if (calls_itself(socket.get())) {
-    reset(socket);
+  if (is_self_connected(socket.get())) {
+    close_with_reset(socket);
     errno = ECONNREFUSED;
     return {};
   }

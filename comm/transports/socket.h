@@ -45,17 +45,17 @@ struct Interface {
 std::vector<Interface> interfaces();
 
 /// Bound to exactly this address, never to all; port 0 takes a free one. Non-blocking.
-Descriptor listen_tcp(const SocketAddress&);
+UniqueFd listen_tcp(const SocketAddress&);
 /// The same; empty if the port is taken.
-Descriptor listen_tcp_if_free(const SocketAddress&);
+UniqueFd listen_tcp_if_free(const SocketAddress&);
 /// Connections that a server accepts before it reads those that it has. A client that has sent its hello is
 /// then no stranger, whom a later one could replace.
-inline constexpr int max_accepts_a_turn = 32;
+inline constexpr int max_accepts_per_poll = 32;
 /// Non-blocking, still connecting; TCP_NODELAY. `congestion`: see set_congestion_control().
-Descriptor start_connect(const SocketAddress&, const std::string& congestion = "system");
+UniqueFd start_connect(const SocketAddress&, const std::string& congestion = "system");
 /// Connected or empty, with errno set. ECONNREFUSED too where nobody listens and the kernel has given the
 /// socket the very port that it calls, which connects it with itself.
-Descriptor connect_tcp(const SocketAddress&, Deadline);
+UniqueFd connect_tcp(const SocketAddress&, Deadline);
 SocketAddress local_address(int socket);
 /// TCP_NODELAY, and keep-alive probes that find a dead host within about ten seconds of silence.
 void set_tcp_options(int socket);

@@ -10,7 +10,7 @@ struct TransportOptions {
   /// error that names them. "tcp": TCP for every pair.
   std::string kind = "auto";
   std::string interface;  ///< name, address or its first numbers; empty: by the route to rank 0
-  int sockets = 2;        ///< TCP sockets for collectives from a host to another, see sockets_a_link()
+  int sockets = 2;        ///< TCP sockets for collectives from a host to another, see sockets_per_peer()
   std::string host_id;    ///< what counts as one host; empty: this machine
   std::string algorithm;  ///< that the ranks' calls are forced to: all must say the same
   std::string congestion = "system";  ///< control of TCP's sockets, see set_congestion_control()

@@ -27,21 +27,21 @@ socklen_t fill(sockaddr_un& address, const std::string& name) {
 
 }  // namespace
 
-Descriptor listen_unix(const std::string& name) {
+UniqueFd listen_unix(const std::string& name) {
   sockaddr_un address;
   const socklen_t size = fill(address, name);
-  Descriptor socket(::socket(AF_UNIX, kind, 0));
+  UniqueFd socket(::socket(AF_UNIX, kind, 0));
   if (!socket) fail_errno("socket(AF_UNIX)");
   if (bind(socket.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) fail_errno("bind", "@" + name);
   if (listen(socket.get(), 1024) != 0) fail_errno("listen", "@" + name);
   return socket;
 }
 
-Descriptor connect_unix(const std::string& name, Deadline deadline) {
+UniqueFd connect_unix(const std::string& name, Deadline deadline) {
   sockaddr_un address;
   const socklen_t size = fill(address, name);
   for (;;) {
-    Descriptor socket(::socket(AF_UNIX, kind, 0));
+    UniqueFd socket(::socket(AF_UNIX, kind, 0));
     if (!socket) fail_errno("socket(AF_UNIX)");
     if (connect(socket.get(), reinterpret_cast<sockaddr*>(&address), size) == 0) return socket;
     // EAGAIN: the listener's queue is full.
@@ -66,13 +66,13 @@ bool send_message(int socket, const void* bytes, std::size_t size, int fd) {
   return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(size);
 }
 
-pid_t process_of_peer(int socket) {
+pid_t peer_pid(int socket) {
   ucred peer{};
   socklen_t size = sizeof peer;
   return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 ? peer.pid : 0;
 }
 
-bool receive_message(int socket, void* bytes, std::size_t size, Descriptor& fd) {
+bool receive_message(int socket, void* bytes, std::size_t size, UniqueFd& fd) {
   iovec part{bytes, size};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
   msghdr message{};
@@ -84,7 +84,7 @@ bool receive_message(int socket, void* bytes, std::size_t size, Descriptor& fd) 
   if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
     int received = -1;
     std::memcpy(&received, CMSG_DATA(header), sizeof received);
-    fd = Descriptor(received);
+    fd = UniqueFd(received);
   }
   return true;
 }

@@ -6,12 +6,12 @@
 
 namespace rz {
 
-void WaitForGraph::hear(int peer, const WaitNote& note) {
-  if (note.kind == WaitNote::question) askers_.push_back(peer);
-  if (note.kind == WaitNote::answer) told_[peer] = note.waits_for;
+void WaitForGraph::receive(int peer, const WaitMessage& note) {
+  if (note.kind == WaitMessage::query) requesters_.push_back(peer);
+  if (note.kind == WaitMessage::reply) replies_[peer] = note.waits_for;
 }
 
-std::vector<int> WaitForGraph::take_askers() { return std::exchange(askers_, {}); }
+std::vector<int> WaitForGraph::drain_requesters() { return std::exchange(requesters_, {}); }
 
 int WaitForGraph::culprit(int suspect, const RankSet& waits_for) const {
   std::set<int> seen{-1, rank_};
@@ -27,10 +27,10 @@ int WaitForGraph::culprit(int suspect, const RankSet& waits_for) const {
   visit_all(waits_for);
   int idle = -1;
   for (; !next.empty(); next.pop_front()) {
-    const auto told = told_.find(next.front());
-    if (told == told_.end()) return next.front();
-    if (told->second.none() && idle < 0) idle = next.front();
-    visit_all(told->second);
+    const auto reply = replies_.find(next.front());
+    if (reply == replies_.end()) return next.front();
+    if (reply->second.none() && idle < 0) idle = next.front();
+    visit_all(reply->second);
   }
   return idle;
 }

@@ -13,8 +13,8 @@ namespace rz {
 using RankSet = std::bitset<3840>;
 
 /// What one rank says to another.
-struct WaitNote {
-  enum Kind : std::uint32_t { question, answer } kind;
+struct WaitMessage {
+  enum Kind : std::uint32_t { query, reply } kind;
   RankSet waits_for;  ///< of an answer
 };
 
@@ -22,22 +22,22 @@ class WaitForGraph {
  public:
   explicit WaitForGraph(int rank) : rank_(rank) {}
 
-  void hear(int peer, const WaitNote&);
-  bool asked() const { return !askers_.empty(); }
+  void receive(int peer, const WaitMessage&);
+  bool has_requests() const { return !requesters_.empty(); }
   /// Who has asked and got no answer yet.
-  std::vector<int> take_askers();
+  std::vector<int> drain_requesters();
 
-  void forget() { told_.clear(); }
+  void clear_replies() { replies_.clear(); }
   /// Has told nothing since forget(): it is stuck, or stopped, or makes no call.
-  bool silent(int peer) const { return !told_.contains(peer); }
+  bool unresponsive(int peer) const { return !replies_.contains(peer); }
   /// Of those for whom this rank waits, `suspect` first, and for whom they wait, and so on: the nearest that
   /// is silent, else one that waits for nobody. -1: all wait for each other.
   int culprit(int suspect, const RankSet& waits_for) const;
 
  private:
   const int rank_;
-  std::vector<int> askers_;
-  std::map<int, RankSet> told_;
+  std::vector<int> requesters_;
+  std::map<int, RankSet> replies_;
 };
 
 }  // namespace rz

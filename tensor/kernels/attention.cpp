@@ -144,7 +144,7 @@ void score_gradient(float* HWY_RESTRICT d_p, const float* HWY_RESTRICT p, std::s
 
 /// What dropout leaves of a row of probabilities, or of their gradient: query i, keys from j.
 void drop_row(const Head& h, float* row, std::size_t i, std::size_t j) {
-  if (h.dropping.any()) drop(row, row, h.visible(i, j), h.decision(i, j), h.dropping);
+  if (h.dropout.active()) drop(row, row, h.visible(i, j), h.decision(i, j), h.dropout);
 }
 
 /// c = scale · a · bᵀ for rows of `size` channels: the tile of queries at i against that of keys at j.
@@ -173,18 +173,18 @@ void mix(const Head& h, float* c, std::size_t c_stride, std::size_t to, const Ti
 
 void attend_tile(const Head& h, float* out, std::size_t i) {
   alignas(64) Tile scores;
-  float most[tile], total[tile];
-  std::fill(most, most + tile, -std::numeric_limits<float>::infinity());
+  float row_max[tile], total[tile];
+  std::fill(row_max, row_max + tile, -std::numeric_limits<float>::infinity());
   std::fill(total, total + tile, 0.0f);
   for (std::size_t j = 0; j <= i; j += tile) {
     multiply_transposed(scores, h, i, j, h.q, h.stride, h.k, h.scale);
     for (std::size_t r = 0; r < h.span(i); ++r) {
       float* row = scores + r * tile;
       const std::size_t n = h.visible(i + r, j);
-      const float before = most[r];
-      most[r] = std::max(before, largest(row, n));
-      const float sum = exponentials(row, n, most[r]);
-      const float keep = j ? std::exp(before - most[r]) : 0;
+      const float before = row_max[r];
+      row_max[r] = std::max(before, largest(row, n));
+      const float sum = exponentials(row, n, row_max[r]);
+      const float keep = j ? std::exp(before - row_max[r]) : 0;
       total[r] = total[r] * keep + sum;
       drop_row(h, row, i + r, j);
       if (j && keep != 1) multiply_row(out + (i + r) * h.channels, h.size, keep);
@@ -193,7 +193,7 @@ void attend_tile(const Head& h, float* out, std::size_t i) {
   }
   for (std::size_t r = 0; r < h.span(i); ++r) {
     multiply_row(out + (i + r) * h.channels, h.size, 1 / total[r]);
-    h.log_sum[i + r] = static_cast<float>(most[r] + std::log(static_cast<double>(total[r])));
+    h.log_sum[i + r] = static_cast<float>(row_max[r] + std::log(static_cast<double>(total[r])));
   }
 }
 
@@ -251,7 +251,7 @@ using kernels::Head;
 template <class F>
 void each_head(const Tensor& qkv, const Tensor& log_sum, int heads, const DropoutMask& mask,
                const Stream& stream, const F& f) {
-  kernels::Dropping dropping = kernels::dropping("causal_attention", mask);
+  kernels::DropoutParams dropping = kernels::dropout_params("causal_attention", mask);
   dropping.read_seed();
   const std::size_t count = static_cast<std::size_t>(heads), tokens = qkv.shape()[1];
   const std::size_t channels = last(qkv) / 3, size = channels / count;
@@ -283,7 +283,7 @@ bool fits(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads
 void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads,
                       const DropoutMask& mask, const Stream& stream) {
   const bool right = fits(out, log_sum, qkv, heads);
-  check(right ? "causal_attention" : str("causal_attention with ", heads, " heads").c_str(),
+  check(right ? "causal_attention" : concat("causal_attention with ", heads, " heads").c_str(),
         {{"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, right);
   if (const auto* d = on_device("causal_attention", out, stream))
     return d->causal_attention(out, log_sum, qkv, heads, mask, stream);
@@ -298,7 +298,8 @@ void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const T
                                const Stream& stream) {
   const bool right =
       fits(out, log_sum, qkv, heads) && d_qkv.shape() == qkv.shape() && d_out.shape() == out.shape();
-  check(right ? "causal_attention_backward" : str("causal_attention_backward with ", heads, " heads").c_str(),
+  check(right ? "causal_attention_backward"
+              : concat("causal_attention_backward with ", heads, " heads").c_str(),
         {{"d_qkv", d_qkv}, {"d_out", d_out}, {"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, right);
   if (const auto* d = on_device("causal_attention_backward", d_qkv, stream))
     return d->causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, mask, stream);

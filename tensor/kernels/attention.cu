@@ -99,31 +99,31 @@ __device__ float sum_of_warp(float x) {
 
 /// What dropout makes of x: of key j for query i.
 __device__ float drop(float x, const AttentionShape& s, std::uint64_t head, std::size_t i, std::size_t j) {
-  if (s.dropping.threshold == 0) return x;
+  if (s.dropout.threshold == 0) return x;
   const std::uint64_t index = head + i * s.tokens + j, counter = index / 4;
   std::uint32_t words[4] = {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0,
                             0};
-  auto key0 = static_cast<std::uint32_t>(s.dropping.seed),
-       key1 = static_cast<std::uint32_t>(s.dropping.seed >> 32);
+  auto key0 = static_cast<std::uint32_t>(s.dropout.seed),
+       key1 = static_cast<std::uint32_t>(s.dropout.seed >> 32);
   for (int round = 0; round < Philox::rounds; ++round) {
     Philox::round(words[0], words[1], words[2], words[3], key0, key1);
     key0 += Philox::weyl0, key1 += Philox::weyl1;
   }
   const unsigned w = index % 4;  // no indexing: words stay in registers
   const std::uint32_t word = w == 0 ? words[0] : w == 1 ? words[1] : w == 2 ? words[2] : words[3];
-  return word < s.dropping.threshold ? 0.0f : x * s.dropping.factor;
+  return word < s.dropout.threshold ? 0.0f : x * s.dropout.factor;
 }
 
 /// A running softmax of one row: the largest score, this lane's part of the sum, and what is left of both and
 /// of the row's output when a larger score comes.
 struct RunningRow {
-  float most = -INFINITY, sum = 0;
+  float row_max = -INFINITY, sum = 0;
   __device__ float add(float score, float& keep) {
-    const float now = fmaxf(most, largest_of_warp(score));
-    keep = expf(most - now);
+    const float now = fmaxf(row_max, largest_of_warp(score));
+    keep = expf(row_max - now);
     const float p = expf(score - now);
     sum = sum * keep + p;
-    most = now;
+    row_max = now;
     return p;
   }
 };
@@ -132,7 +132,7 @@ struct RunningRow {
 template <class T, int R, int C>
 __global__ void __launch_bounds__(warps * 32, C <= 2 ? 2 : 1)
     attend(AttentionShape s, AttentionForward<T> t) {
-  s.dropping.read_seed();
+  s.dropout.read_seed();
   constexpr unsigned rows = warps * R;
   RZ_DYNAMIC_SHARED(float, shared);
   const unsigned width = padded(s.size), pitch = pitch_of(s.size);
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(warps * 32, C <= 2 ? 2 : 1)
     const std::size_t i = first + static_cast<unsigned>(r);
     const float total = sum_of_warp(running[r].sum);
     for (int c = 0; c < C; ++c) out[r][c] /= total;
-    if (lane() == 0 && i < s.tokens) t.log_sum[head.in_log_sum + i] = running[r].most + logf(total);
+    if (lane() == 0 && i < s.tokens) t.log_sum[head.in_log_sum + i] = running[r].row_max + logf(total);
   }
   store_rows(t.out + head.in_out, s.channels(), first, out, s);
 }
@@ -202,7 +202,7 @@ struct Probability {
 /// d_q of R queries a warp.
 template <class T, int R, int C>
 __global__ void __launch_bounds__(warps * 32) attend_backward_q(AttentionShape s, AttentionBackward<T> t) {
-  s.dropping.read_seed();
+  s.dropout.read_seed();
   constexpr unsigned rows = warps * R;
   RZ_DYNAMIC_SHARED(float, shared);
   const unsigned width = padded(s.size), pitch = pitch_of(s.size);
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(warps * 32) attend_backward_q(AttentionShape s
 /// d_k and d_v of R keys a warp.
 template <class T, int R, int C>
 __global__ void __launch_bounds__(warps * 32) attend_backward_kv(AttentionShape s, AttentionBackward<T> t) {
-  s.dropping.read_seed();
+  s.dropout.read_seed();
   constexpr unsigned rows = warps * R;
   RZ_DYNAMIC_SHARED(float, shared);
   const unsigned width = padded(s.size), pitch = pitch_of(s.size);
@@ -335,7 +335,7 @@ void backward(const AttentionShape& s, const AttentionBackward<T>& t, const Stre
 template <class T>
 float* output_products(const AttentionShape& s, const T* out, const T* d_out, const Stream& stream) {
   const std::size_t rows = s.batch * s.heads * s.tokens;
-  auto* const delta = static_cast<float*>(stream.scratch(rows * sizeof(float)));
+  auto* const delta = static_cast<float*>(stream.workspace(rows * sizeof(float)));
   cuda::launch("multiply_outputs", multiply_outputs<T>, cuda::grid_for(rows * 32, 256, ~std::size_t{0}),
                stream, delta, out, d_out, s);
   return delta;
@@ -360,7 +360,7 @@ AttentionShape shape_of(const char* op, const Tensor& qkv, int heads, const Drop
           count,
           size,
           static_cast<float>(1 / std::sqrt(static_cast<double>(size))),
-          kernels::dropping(op, mask),
+          kernels::dropout_params(op, mask),
           mask.offset};
 }
 

@@ -19,7 +19,7 @@ struct Head {
   float scale;
   const float *q, *k, *v;
   float* log_sum;
-  Dropping dropping;
+  DropoutParams dropout;
   std::uint64_t decisions;  ///< number of the first decision on this head's probabilities
 
   /// Number of the decision on query i and key j.

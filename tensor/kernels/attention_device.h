@@ -13,7 +13,7 @@ namespace rz::kernels {
 struct AttentionShape {
   std::size_t batch, tokens, heads, size;  ///< `size` channels a head
   float scale;
-  Dropping dropping;
+  DropoutParams dropout;
   std::uint64_t decisions;  ///< number of the first decision
 
   RZ_HOST_DEVICE std::size_t channels() const { return heads * size; }

@@ -184,31 +184,31 @@ __device__ void store_rows(T* to, std::size_t stride, unsigned begin, unsigned t
 /// Running softmax of the rows of a lane's fragments: the largest score and this lane's part of the sum.
 template <int M>
 struct RunningRows {
-  float most[M][2], sum[M][2];
+  float row_max[M][2], sum[M][2];
   __device__ RunningRows() {
     for (int m = 0; m < M; ++m)
-      for (int half = 0; half < 2; ++half) most[m][half] = -INFINITY, sum[m][half] = 0;
+      for (int half = 0; half < 2; ++half) row_max[m][half] = -INFINITY, sum[m][half] = 0;
   }
 };
 
-/// Scores become probabilities times e^(most); what was summed before is brought to the new maximum.
+/// Scores become probabilities times e^(row_max); what was summed before is brought to the new maximum.
 template <int M, int C, int O>
 __device__ void soften(float (&scores)[M][C][4], RunningRows<M>& rows, float (&out)[M][O][4], float scale) {
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float most = rows.most[m][half];
+      float row_max = rows.row_max[m][half];
       for (int c = 0; c < C; ++c)
-        most = fmaxf(most, fmaxf(scores[m][c][2 * half], scores[m][c][2 * half + 1]));
-      most = largest_of_four(most);
-      const float keep = power_of_2((rows.most[m][half] - most) * scale), shift = most * scale;
+        row_max = fmaxf(row_max, fmaxf(scores[m][c][2 * half], scores[m][c][2 * half + 1]));
+      row_max = largest_of_four(row_max);
+      const float keep = power_of_2((rows.row_max[m][half] - row_max) * scale), shift = row_max * scale;
       float sum = rows.sum[m][half] * keep;
       for (int c = 0; c < C; ++c)
         for (int i = 2 * half; i < 2 * half + 2; ++i)
           sum += scores[m][c][i] = power_of_2(fmaf(scores[m][c][i], scale, -shift));
       rows.sum[m][half] = sum;
-      rows.most[m][half] = most;
+      rows.row_max[m][half] = row_max;
       for (int o = 0; o < O; ++o)
         for (int i = 2 * half; i < 2 * half + 2; ++i) out[m][o][i] *= keep;
     }
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(warps * 32, 2) attend(AttentionShape s, Attent
       factors[m][half] = 1 / total;
       const unsigned row = row_of_lane<M>(begin, m) + 8 * static_cast<unsigned>(half);
       if (threadIdx.x % 4 == 0 && row < tokens)
-        t.log_sum[head.in_log_sum + row] = rows.most[m][half] * s.scale + logf(total);
+        t.log_sum[head.in_log_sum + row] = rows.row_max[m][half] * s.scale + logf(total);
     }
   store_rows(t.out + head.in_out, s.channels(), begin, tokens, out, factors);
 }
@@ -484,7 +484,7 @@ bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 ==
 
 template <class T>
 bool fits_tensor_cores(const AttentionShape& s, const T* qkv, const T* out) {
-  return (s.size == 64 || s.size == 128) && !s.dropping.any() && s.tokens < 1u << 31 && aligned(qkv) &&
+  return (s.size == 64 || s.size == 128) && !s.dropout.active() && s.tokens < 1u << 31 && aligned(qkv) &&
          aligned(out);
 }
 

@@ -237,7 +237,7 @@ class Card {
     const std::lock_guard lock(mutex_);
     const auto known = chosen_.find(Key(c));
     if (known != chosen_.end()) return known->second;
-    return chosen_.emplace(Key(c), ask(c)).first->second;
+    return chosen_.emplace(Key(c), query(c)).first->second;
   }
 
  private:
@@ -247,7 +247,7 @@ class Card {
           "cublasLtMatmulPreferenceSetAttribute", device_);
   }
 
-  Algorithm ask(const GemmCall& c) const {
+  Algorithm query(const GemmCall& c) const {
     const Description d(c, device_);
     Owned<cublasLtMatmulPreference_t> wanted{library().cublasLtMatmulPreferenceDestroy};
     check(library().cublasLtMatmulPreferenceCreate(wanted.out()), "cublasLtMatmulPreferenceCreate", device_);
@@ -292,8 +292,8 @@ bool can(const GemmCall& c, Device device) {
 }
 
 std::string describe(const GemmCall& c) {
-  return str("[", c.m, ", ", c.k, "] · [", c.k, ", ", c.n, "] of ", name(c.factors), " into ", name(c.result),
-             ", epilogue ", static_cast<int>(c.epilogue));
+  return concat("[", c.m, ", ", c.k, "] · [", c.k, ", ", c.n, "] of ", name(c.factors), " into ",
+                name(c.result), ", epilogue ", static_cast<int>(c.epilogue));
 }
 
 void gemm(const GemmCall& c, Device device, void* stream) {
@@ -308,7 +308,7 @@ void gemm(const GemmCall& c, Device device, void* stream) {
       library().cublasLtMatmul(on.handle(), d.product.get(), &c.alpha, c.b, d.first.get(), c.a,
                                d.second.get(), &c.beta, c.d, d.result.get(), c.d, d.result.get(), &*algorithm,
                                c.workspace, workspace_bytes(device), static_cast<cudaStream_t>(stream));
-  if (status != CUBLAS_STATUS_SUCCESS) check(status, str("cublasLtMatmul ", describe(c)).c_str(), device);
+  if (status != CUBLAS_STATUS_SUCCESS) check(status, concat("cublasLtMatmul ", describe(c)).c_str(), device);
 }
 
 }  // namespace

@@ -42,15 +42,15 @@ __device__ inline float block_max(float value) {
   __syncthreads();
   if (threadIdx.x % warp_size == 0) parts[threadIdx.x / warp_size] = value;
   __syncthreads();
-  float most = parts[0];
-  for (unsigned w = 1; w < blockDim.x / warp_size; ++w) most = fmaxf(most, parts[w]);
-  return most;
+  float largest = parts[0];
+  for (unsigned w = 1; w < blockDim.x / warp_size; ++w) largest = fmaxf(largest, parts[w]);
+  return largest;
 }
 
-/// Threads for one block a row of `items`: whole warps, at most `most`.
-inline unsigned threads_for_row(std::size_t items, unsigned most = 512) {
+/// Threads for one block a row of `items`: whole warps, at most `limit`.
+inline unsigned threads_for_row(std::size_t items, unsigned limit = 512) {
   const std::size_t whole = (items + warp_size - 1) / warp_size * warp_size;
-  return static_cast<unsigned>(whole < warp_size ? warp_size : whole > most ? most : whole);
+  return static_cast<unsigned>(whole < warp_size ? warp_size : whole > limit ? limit : whole);
 }
 
 }  // namespace rz::ops

@@ -8,7 +8,7 @@ namespace rz::ops {
 
 /// f(T{}) for T = float, f16 or bf16.
 template <class F>
-void by_dtype(DType t, const F& f) {
+void dispatch_dtype(DType t, const F& f) {
   switch (t) {
     case DType::f32:
       return f(float{});
@@ -23,7 +23,7 @@ void by_dtype(DType t, const F& f) {
 
 /// f(G{}) for the gradient of a parameter whose values are of type T: T itself or float.
 template <class T, class F>
-void by_gradient_dtype(DType t, const F& f) {
+void dispatch_gradient_dtype(DType t, const F& f) {
   if (t == DType::f32)
     f(float{});
   else if (t == dtype_of<T>)

@@ -5,10 +5,10 @@ namespace rz::ops {
 namespace {
 
 std::string describe(const Argument& a) {
-  if (!a.tensor.defined()) return str(a.name, " (undefined)");
-  std::string text = str(a.name, " ", name(a.tensor.shape()));
-  if (a.tensor.dtype() != DType::f32) text += str(" of ", name(a.tensor.dtype()));
-  if (a.tensor.device() != Device{}) text += str(" on ", name(a.tensor.device()));
+  if (!a.tensor.defined()) return concat(a.name, " (undefined)");
+  std::string text = concat(a.name, " ", name(a.tensor.shape()));
+  if (a.tensor.dtype() != DType::f32) text += concat(" of ", name(a.tensor.dtype()));
+  if (a.tensor.device() != Device{}) text += concat(" on ", name(a.tensor.device()));
   return text;
 }
 
@@ -28,9 +28,9 @@ void check(const char* op, std::initializer_list<Argument> arguments, bool fits)
     usable = usable && a.tensor.defined() && a.tensor.device() == device &&
              (host ? a.tensor.dtype() == DType::f32 : is_float(a.tensor.dtype()));
   if (fits && usable) return;
-  std::string text = str(op, usable ? ": these shapes do not fit together: "
-                             : host ? ": needs f32 on the host: "
-                                    : ": needs f32, f16 or bf16 on one device: ");
+  std::string text = concat(op, usable ? ": these shapes do not fit together: "
+                                : host ? ": needs f32 on the host: "
+                                       : ": needs f32, f16 or bf16 on one device: ");
   const char* separator = "";
   for (const Argument& a : arguments) text += separator + describe(a), separator = ", ";
   fail(Errc::invalid_argument, text);

@@ -37,7 +37,7 @@ inline void philox_batch(std::uint32_t words[4][decision_batch], std::uint64_t f
 
 /// out[i] for decision `index` + i, of which each takes word index % 4 of counter index / 4. out may be in.
 inline void drop(float* out, const float* in, std::size_t n, std::uint64_t index,
-                 const kernels::Dropping& d) {
+                 const kernels::DropoutParams& d) {
   std::uint32_t words[4][decision_batch];
   for (std::size_t i = 0; i < n;) {
     const std::uint64_t counter = index / 4;

@@ -16,7 +16,7 @@ namespace rz {
 namespace HWY_NAMESPACE {
 
 void dropout_range(float* out, const float* in, std::size_t n, std::uint64_t index,
-                   const kernels::Dropping& d) {
+                   const kernels::DropoutParams& d) {
   drop(out, in, n, index, d);
 }
 
@@ -34,7 +34,7 @@ namespace ops {
 void dropout(const Tensor& out, const Tensor& in, const DropoutMask& mask, const Stream& stream) {
   check("dropout", {{"out", out}, {"in", in}}, out.count() == in.count());
   if (const auto* d = on_device("dropout", out, stream)) return d->dropout(out, in, mask, stream);
-  kernels::Dropping d = kernels::dropping("dropout", mask);
+  kernels::DropoutParams d = kernels::dropout_params("dropout", mask);
   d.read_seed();
   float* o = out.data<float>();
   const float* x = in.data<float>();

@@ -42,7 +42,7 @@ __device__ inline void decision_words(std::uint32_t (&words)[k + 4], std::uint64
 
 template <class T>
 __global__ void drop(T* out, const T* in, Split<pack_width<T>> split, std::uint64_t offset,
-                     kernels::Dropping d) {
+                     kernels::DropoutParams d) {
   d.read_seed();
   each_pack(split, std::size_t{blockIdx.x} * blockDim.x + threadIdx.x, std::size_t{gridDim.x} * blockDim.x,
             [&](auto width, std::size_t i) {
@@ -61,8 +61,8 @@ __global__ void drop(T* out, const T* in, Split<pack_width<T>> split, std::uint6
 }  // namespace
 
 void dropout(const Tensor& out, const Tensor& in, const DropoutMask& mask, const Stream& stream) {
-  const kernels::Dropping d = kernels::dropping("dropout", mask);
-  by_dtype(out.dtype(), [&](auto t) {
+  const kernels::DropoutParams d = kernels::dropout_params("dropout", mask);
+  dispatch_dtype(out.dtype(), [&](auto t) {
     using T = decltype(t);
     T* const to = out.data<T>();
     const T* const from = in.data<T>();

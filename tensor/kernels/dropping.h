@@ -11,7 +11,7 @@
 namespace rz::kernels {
 
 /// An element is dropped if its random word is less than `threshold`; the others are multiplied by `factor`.
-struct Dropping {
+struct DropoutParams {
   std::uint32_t threshold;
   float factor;
   std::uint64_t seed;
@@ -20,10 +20,10 @@ struct Dropping {
   RZ_HOST_DEVICE void read_seed() {
     if (seed_at) seed = *seed_at;
   }
-  bool any() const { return threshold > 0; }
+  bool active() const { return threshold > 0; }
 };
 
-inline Dropping dropping(const char* op, const ops::DropoutMask& mask) {
+inline DropoutParams dropout_params(const char* op, const ops::DropoutMask& mask) {
   if (!(mask.p >= 0 && mask.p < 1)) fail(Errc::invalid_argument, op, ": p = ", mask.p, " must lie in [0, 1)");
   return {static_cast<std::uint32_t>(std::ldexp(static_cast<double>(mask.p), 32)), 1 / (1 - mask.p),
           mask.seed, mask.seed_at};

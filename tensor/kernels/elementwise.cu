@@ -67,9 +67,10 @@ void fill(const Tensor& out, float value, const Stream& stream) { map("fill", Fi
 
 void copy(const Tensor& out, const Tensor& in, const Stream& stream) {
   if (out.count() == 0) return;
-  if (out.dtype() == in.dtype()) return copy_bytes(out.raw(), in.raw(), out.bytes(), stream);
-  by_dtype(out.dtype(), [&](auto o) {
-    by_dtype(in.dtype(), [&](auto i) { map_as<decltype(o), decltype(i)>("copy", Same{}, stream, out, in); });
+  if (out.dtype() == in.dtype()) return memcpy_async(out.raw(), in.raw(), out.bytes(), stream);
+  dispatch_dtype(out.dtype(), [&](auto o) {
+    dispatch_dtype(in.dtype(),
+                   [&](auto i) { map_as<decltype(o), decltype(i)>("copy", Same{}, stream, out, in); });
   });
 }
 
@@ -104,7 +105,7 @@ void tanh_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, I
 }
 
 void mean_squared_error(const Tensor& loss, const Tensor& a, const Tensor& b, const Stream& stream) {
-  by_dtype(a.dtype(), [&](auto t) {
+  dispatch_dtype(a.dtype(), [&](auto t) {
     using T = decltype(t);
     const T *x = a.data<T>(), *y = b.data<T>();
     const auto split = Split<pack_width<T>>(a.count(), x).with(y);

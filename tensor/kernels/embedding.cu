@@ -193,13 +193,14 @@ __global__ void add_positions(G* d_positions, const T* d_out, std::size_t batch,
 }  // namespace
 
 void embedding(const Tensor& out, const Tensor& tokens, const Tensor& table, const Stream& stream) {
-  by_dtype(out.dtype(),
-           [&](auto t) { launch_look_up<decltype(t)>("embedding", out, tokens, table, nullptr, 1, stream); });
+  dispatch_dtype(out.dtype(), [&](auto t) {
+    launch_look_up<decltype(t)>("embedding", out, tokens, table, nullptr, 1, stream);
+  });
 }
 
 void embedding_with_positions(const Tensor& out, const Tensor& tokens, const Tensor& table,
                               const Tensor& positions, const Stream& stream) {
-  by_dtype(out.dtype(), [&](auto t) {
+  dispatch_dtype(out.dtype(), [&](auto t) {
     using T = decltype(t);
     launch_look_up<T>("embedding_with_positions", out, tokens, table, positions.data<T>(), out.shape()[1],
                       stream);
@@ -208,12 +209,12 @@ void embedding_with_positions(const Tensor& out, const Tensor& tokens, const Ten
 
 void embedding_backward(const Tensor& d_table, const Tensor& d_out, const Tensor& tokens, Into into,
                         const Stream& stream) {
-  if (into == Into::overwrite && d_table.count()) set_bytes(d_table.raw(), 0, d_table.bytes(), stream);
+  if (into == Into::overwrite && d_table.count()) memset_async(d_table.raw(), 0, d_table.bytes(), stream);
   const std::size_t n = rows(d_out), vocabulary = d_table.shape()[0], c = last(d_out);
   if (n == 0) return;
-  by_dtype(d_out.dtype(), [&](auto t) {
+  dispatch_dtype(d_out.dtype(), [&](auto t) {
     using T = decltype(t);
-    by_gradient_dtype<T>(d_table.dtype(), [&](auto g) {
+    dispatch_gradient_dtype<T>(d_table.dtype(), [&](auto g) {
       using G = decltype(g);
       const bool packs = rows_are_packs(c, d_out.data<T>(), d_table.data<G>());
       const cuda::Grid grid{{static_cast<unsigned>((vocabulary + owned - 1) / owned)}, {add_threads}};
@@ -226,13 +227,13 @@ void embedding_backward(const Tensor& d_table, const Tensor& d_out, const Tensor
 
 void positions_backward(const Tensor& d_positions, const Tensor& d_out, Into into, const Stream& stream) {
   const std::size_t length = d_out.shape()[1], c = last(d_out), used = length * c;
-  by_dtype(d_out.dtype(), [&](auto t) {
+  dispatch_dtype(d_out.dtype(), [&](auto t) {
     using T = decltype(t);
-    by_gradient_dtype<T>(d_positions.dtype(), [&](auto g) {
+    dispatch_gradient_dtype<T>(d_positions.dtype(), [&](auto g) {
       using G = decltype(g);
       G* const d = d_positions.data<G>();
       if (into == Into::overwrite && d_positions.count() > used)
-        set_bytes(d + used, 0, (d_positions.count() - used) * sizeof(G), stream);
+        memset_async(d + used, 0, (d_positions.count() - used) * sizeof(G), stream);
       auto split = Split<pack_width<T>>(used, d_out.data<T>()).with(d);
       if (used % pack_width<T> != 0) split.head = used, split.packs = 0;  // sequences start anywhere
       cuda::launch("positions_backward", add_positions<T, G>, cuda::grid_for(split.threads()), stream, d,

@@ -46,7 +46,7 @@ RZ_HOST_DEVICE inline ExactParts exact_parts(double x) {
 }
 
 /// Leaves 32 bits in every limb but the last, which keeps the sign.
-RZ_HOST_DEVICE inline void pass_carries(std::int64_t (&word)[ExactLayout::words]) {
+RZ_HOST_DEVICE inline void propagate_carries(std::int64_t (&word)[ExactLayout::words]) {
   for (int i = 0; i + 1 < ExactLayout::limbs; ++i) {
     word[i + 1] += word[i] >> 32;
     word[i] &= 0xffffffff;
@@ -59,11 +59,11 @@ RZ_HOST_DEVICE inline double exact_value(std::int64_t (&word)[ExactLayout::words
   if (word[ExactLayout::not_a_number] || (up && down)) return NAN;
   if (up || down) return up ? INFINITY : -INFINITY;
 
-  pass_carries(word);
+  propagate_carries(word);
   const bool negative = word[ExactLayout::limbs - 1] < 0;
   if (negative) {
     for (int i = 0; i < ExactLayout::limbs; ++i) word[i] = -word[i];
-    pass_carries(word);
+    propagate_carries(word);
   }
   int top = ExactLayout::limbs - 1;
   while (top >= 0 && word[top] == 0) --top;

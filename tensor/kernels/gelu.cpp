@@ -35,8 +35,8 @@ HWY_INLINE FloatVector sigmoid(FloatVector decay) {
 /// Beyond |x| = 9 it is 0 or 1 to the last bit; there x is held, so that no product overflows.
 HWY_INLINE FloatVector derivative(FloatVector x) {
   const Floats d;
-  const FloatVector most = hn::Set(d, 9.0f);
-  x = hn::IfThenElse(hn::Gt(hn::Abs(x), most), hn::CopySign(most, x), x);
+  const FloatVector bound = hn::Set(d, 9.0f);
+  x = hn::IfThenElse(hn::Gt(hn::Abs(x), bound), hn::CopySign(bound, x), x);
   const FloatVector square = hn::Mul(x, x), e = decay(x, square), s = sigmoid(e);
   const FloatVector twice_du = hn::MulAdd(square, hn::Set(d, 3 * root * cubic), hn::Set(d, root));
   return hn::MulAdd(hn::Mul(x, s), hn::Mul(hn::Mul(e, s), twice_du), s);

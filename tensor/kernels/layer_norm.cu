@@ -293,7 +293,7 @@ void launch_sum_columns(const ColumnSums<T, G>& a, const Stream& stream) {
 
 void layer_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation, const Tensor& x,
                 const Tensor& weight, const Tensor& bias, float epsilon, const Stream& stream) {
-  by_dtype(out.dtype(), [&](auto t) {
+  dispatch_dtype(out.dtype(), [&](auto t) {
     using T = decltype(t);
     const Normalising<T> a{nullptr,
                            out.data<T>(),
@@ -314,7 +314,7 @@ void layer_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_dev
 void add_layer_norm(const Tensor& sum, const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation,
                     const Tensor& a, const Tensor& b, const Tensor& weight, const Tensor& bias, float epsilon,
                     const Stream& stream) {
-  by_dtype(out.dtype(), [&](auto t) {
+  dispatch_dtype(out.dtype(), [&](auto t) {
     using T = decltype(t);
     const Normalising<T> n{sum.data<T>(),
                            out.data<T>(),
@@ -339,14 +339,14 @@ void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor
   const DType gradients = d_weight.defined() ? d_weight.dtype()
                           : d_bias.defined() ? d_bias.dtype()
                                              : x.dtype();
-  by_dtype(x.dtype(), [&](auto t) {
+  dispatch_dtype(x.dtype(), [&](auto t) {
     using T = decltype(t);
     const std::size_t rows = mean.count(), columns = weight.count();
     const T *dy = d_out.data<T>(), *v = x.data<T>();
     const float *m = mean.data<float>(), *r = inverse_deviation.data<float>();
     // The sums first: d_x may be d_out.
     if (d_weight.defined() || d_bias.defined())
-      by_gradient_dtype<T>(gradients, [&](auto g) {
+      dispatch_gradient_dtype<T>(gradients, [&](auto g) {
         using G = decltype(g);
         const auto gradient = [](const Tensor& d) { return d.defined() ? d.data<G>() : nullptr; };
         launch_sum_columns(ColumnSums<T, G>{gradient(d_weight), gradient(d_bias), dy, v, m, r, rows, columns,

@@ -87,7 +87,7 @@ void with_type(DType t, const F& f) {
 void bias_gradient(const Tensor& d_bias, const Tensor& d_out, Into into, const Stream& stream) {
   const std::size_t n = rows(d_out), columns = last(d_out);
   const std::size_t height = std::max<std::size_t>(64, (n + 127) / 128), count = (n + height - 1) / height;
-  auto* const parts = static_cast<float*>(stream.scratch(count * columns * sizeof(float)));
+  auto* const parts = static_cast<float*>(stream.workspace(count * columns * sizeof(float)));
   with_type(d_out.dtype(), [&]<class T>(T*) {
     const std::size_t width = lanes * Vector<T>::size;
     const bool aligned =
@@ -147,10 +147,10 @@ void run(const char* op, GemmCall call, const Stream& stream) {
   const kernels::Blas& blas = kernels::blas();
   if (call.k == 0) {  // a sum of nothing
     require(call.epilogue == Epilogue::none, Errc::invalid_argument, op, ": the inputs have no elements");
-    if (call.beta == 0) set_bytes(call.d, 0, call.m * call.n * size_of(call.result), stream);
+    if (call.beta == 0) memset_async(call.d, 0, call.m * call.n * size_of(call.result), stream);
     return;
   }
-  call.workspace = stream.scratch(blas.workspace_bytes(stream.device()));
+  call.workspace = stream.workspace(blas.workspace_bytes(stream.device()));
   blas.gemm(call, stream.device(), stream.native());
 }
 

@@ -68,7 +68,7 @@ void map_as(const char* name, const F& f, const Stream& stream, const Tensor& ou
 /// All tensors of one element type.
 template <class F, class... Tensors>
 void map(const char* name, const F& f, const Stream& stream, const Tensor& out, const Tensors&... in) {
-  by_dtype(out.dtype(), [&](auto t) { map_as<decltype(t), decltype(t)>(name, f, stream, out, in...); });
+  dispatch_dtype(out.dtype(), [&](auto t) { map_as<decltype(t), decltype(t)>(name, f, stream, out, in...); });
 }
 
 template <class F, class... Tensors>

@@ -91,8 +91,8 @@ struct Split {
   RZ_HOST_DEVICE std::size_t tail() const { return head + packs * width; }
   /// How many threads find something to do.
   std::size_t threads() const {
-    const std::size_t rest = n - tail(), most = packs > head ? packs : head;
-    return most > rest ? most : rest;
+    const std::size_t rest = n - tail(), larger = packs > head ? packs : head;
+    return larger > rest ? larger : rest;
   }
 };
 

@@ -23,11 +23,11 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-double sum_of_exponentials(const float* in, std::size_t n, float most) {
+double sum_of_exponentials(const float* in, std::size_t n, float row_max) {
   constexpr std::size_t block = 1024;
   const Floats d;
   const std::size_t lanes = hn::Lanes(d);
-  const auto shift = hn::Set(d, most);
+  const auto shift = hn::Set(d, row_max);
   double total = 0;
   for (std::size_t first = 0; first < n; first += block) {
     const std::size_t end = std::min(n, first + block);
@@ -49,8 +49,8 @@ double sum_of_exponentials(const float* in, std::size_t n, float most) {
 
 /// log Σ e^in, in double; NaN if there is one.
 double log_sum_of(const float* in, std::size_t n) {
-  const float most = largest(in, n);
-  return most + std::log(sum_of_exponentials(in, n, most));
+  const float row_max = largest(in, n);
+  return row_max + std::log(sum_of_exponentials(in, n, row_max));
 }
 
 /// out = e^(in - shift) · factor
@@ -63,8 +63,8 @@ void exponentials_of(float* out, const float* in, std::size_t n, float shift, fl
 }
 
 void softmax_row(float* out, const float* in, std::size_t n) {
-  const float most = largest(in, n);
-  exponentials_of(out, in, n, most, static_cast<float>(1 / sum_of_exponentials(in, n, most)));
+  const float row_max = largest(in, n);
+  exponentials_of(out, in, n, row_max, static_cast<float>(1 / sum_of_exponentials(in, n, row_max)));
 }
 
 void softmax_row_backward(float* d_in, const float* d_out, const float* out, std::size_t n, bool accumulate) {

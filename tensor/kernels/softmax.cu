@@ -12,30 +12,30 @@ namespace rz::ops::device {
 namespace {
 
 constexpr std::int32_t ignored = -100;
-constexpr unsigned most_threads = 512;
+constexpr unsigned max_threads = 512;
 
 __device__ inline float not_a_number() { return detail::float_of(0x7fc00000u); }
 
-/// Σ e^(x - most) over what a thread has seen.
+/// Σ e^(x - maximum) over what a thread has seen.
 struct Exponentials {
-  float most = -INFINITY, sum = 0;
+  float maximum = -INFINITY, sum = 0;
 
   template <int k>
   __device__ void add(const float (&x)[k]) {
-    float larger = most;
+    float larger = maximum;
 #pragma unroll
     for (int j = 0; j < k; ++j) larger = fmaxf(larger, x[j]);
     const float shift = larger == -INFINITY ? 0 : larger;  // e^(-∞) is 0, however many there are
     float added = 0;
 #pragma unroll
     for (int j = 0; j < k; ++j) added += expf(x[j] - shift);
-    sum = sum * expf(most - shift) + added;
-    most = larger;
+    sum = sum * expf(maximum - shift) + added;
+    maximum = larger;
   }
 };
 
 struct RowSum {
-  float most;
+  float maximum;
   double sum;  ///< NaN if there is one in the row, or nothing but -∞
 };
 
@@ -48,14 +48,14 @@ __device__ inline RowSum sum_of_exponentials(const T* row, std::size_t n) {
     load(x, row + i);
     own.add(x);
   });
-  const float most = block_max(own.most);
-  const double part = own.sum == 0 ? 0 : static_cast<double>(own.sum * expf(own.most - most));
+  const float maximum = block_max(own.maximum);
+  const double part = own.sum == 0 ? 0 : static_cast<double>(own.sum * expf(own.maximum - maximum));
   const double sum = block_sum(part);
-  return {most, most == -INFINITY ? static_cast<double>(not_a_number()) : sum};
+  return {maximum, maximum == -INFINITY ? static_cast<double>(not_a_number()) : sum};
 }
 
 template <class T>
-__global__ void __launch_bounds__(most_threads) softmax_rows(T* out, const T* in, std::size_t n) {
+__global__ void __launch_bounds__(max_threads) softmax_rows(T* out, const T* in, std::size_t n) {
   const std::size_t first = std::size_t{blockIdx.x} * n;
   const RowSum row = sum_of_exponentials(in + first, n);
   const auto factor = static_cast<float>(1 / row.sum);
@@ -63,13 +63,13 @@ __global__ void __launch_bounds__(most_threads) softmax_rows(T* out, const T* in
   each_pack(split, threadIdx.x, blockDim.x, [&](auto width, std::size_t i) {
     float x[decltype(width)::value];
     load(x, in + first + i);
-    for (float& v : x) v = expf(v - row.most) * factor;
+    for (float& v : x) v = expf(v - row.maximum) * factor;
     store(out + first + i, x);
   });
 }
 
 template <class T>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(max_threads)
     softmax_rows_backward(T* d_in, const T* d_out, const T* out, std::size_t n, bool accumulate) {
   const std::size_t first = std::size_t{blockIdx.x} * n;
   d_in += first, d_out += first, out += first;
@@ -96,13 +96,13 @@ __global__ void __launch_bounds__(most_threads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(max_threads)
     cross_entropy_rows(float* losses, float* log_sum, const T* logits, const std::int32_t* targets,
                        std::size_t n) {
   const T* const row = logits + std::size_t{blockIdx.x} * n;
   const RowSum total = sum_of_exponentials(row, n);
   if (threadIdx.x != 0) return;
-  const double log_total = static_cast<double>(total.most) + log(total.sum);
+  const double log_total = static_cast<double>(total.maximum) + log(total.sum);
   const std::int32_t target = targets[blockIdx.x];
   const bool inside = target >= 0 && static_cast<std::size_t>(target) < n;
   const float here = inside ? to_f32(row[target]) : not_a_number();
@@ -125,7 +125,7 @@ __global__ void mean_of_losses(float* loss, double* sums, const float* losses, c
 }
 
 template <class T>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(max_threads)
     cross_entropy_rows_backward(T* d_logits, const T* logits, const float* log_sum,
                                 const std::int32_t* targets, const float* d_loss, const double* sums,
                                 std::size_t n) {
@@ -158,13 +158,13 @@ std::size_t last(const Tensor& t) { return t.shape().dims() ? t.shape()[-1] : 1;
 cuda::Grid grid_of_rows(const Tensor& t) {
   const std::size_t n = last(t), width = 16 / size_of(t.dtype());
   return {{static_cast<unsigned>(n ? t.count() / n : 0)},
-          {threads_for_row((n + width - 1) / width, most_threads)}};
+          {threads_for_row((n + width - 1) / width, max_threads)}};
 }
 
 }  // namespace
 
 void softmax(const Tensor& out, const Tensor& in, const Stream& stream) {
-  by_dtype(in.dtype(), [&](auto t) {
+  dispatch_dtype(in.dtype(), [&](auto t) {
     using T = decltype(t);
     cuda::launch("softmax", softmax_rows<T>, grid_of_rows(in), stream, out.data<T>(), in.data<T>(), last(in));
   });
@@ -172,7 +172,7 @@ void softmax(const Tensor& out, const Tensor& in, const Stream& stream) {
 
 void softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, Into into,
                       const Stream& stream) {
-  by_dtype(out.dtype(), [&](auto t) {
+  dispatch_dtype(out.dtype(), [&](auto t) {
     using T = decltype(t);
     cuda::launch("softmax_backward", softmax_rows_backward<T>, grid_of_rows(out), stream, d_in.data<T>(),
                  d_out.data<T>(), out.data<T>(), last(out), into == Into::accumulate);
@@ -182,7 +182,7 @@ void softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out
 void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses, const Tensor& log_sum,
                    const Tensor& logits, const Tensor& targets, const Stream& stream) {
   const auto* const target = targets.data<std::int32_t>();
-  by_dtype(logits.dtype(), [&](auto t) {
+  dispatch_dtype(logits.dtype(), [&](auto t) {
     using T = decltype(t);
     cuda::launch("cross_entropy", cross_entropy_rows<T>, grid_of_rows(logits), stream, losses.data<float>(),
                  log_sum.data<float>(), logits.data<T>(), target, last(logits));
@@ -194,7 +194,7 @@ void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses,
 void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const Tensor& log_sum,
                             const Tensor& targets, const Tensor& d_loss, const Tensor& sums,
                             const Stream& stream) {
-  by_dtype(logits.dtype(), [&](auto t) {
+  dispatch_dtype(logits.dtype(), [&](auto t) {
     using T = decltype(t);
     cuda::launch("cross_entropy_backward", cross_entropy_rows_backward<T>, grid_of_rows(logits), stream,
                  d_logits.data<T>(), logits.data<T>(), log_sum.data<float>(), targets.data<std::int32_t>(),

@@ -25,7 +25,7 @@ Gpt2Config small() {
 
 std::vector<float> draw(const Parameter& p, std::size_t begin, std::size_t count, std::uint64_t seed) {
   std::vector<float> out(count);
-  initialise(p, out, begin, seed);
+  init_slice(p, out, begin, seed);
   return out;
 }
 
@@ -37,7 +37,7 @@ Parameter of_kind(Initial initial, std::size_t n = 10001) {
   return p;
 }
 
-TEST(Initialise, AnySliceIsThatOfTheWhole) {
+TEST(Init, ASliceEqualsThatPartOfTheWhole) {
   for (const auto kind : {Initial::normal, Initial::uniform, Initial::constant}) {
     const Parameter p = of_kind({kind, 0.02f});
     const auto whole = draw(p, 0, p.count(), 5);
@@ -52,7 +52,7 @@ TEST(Initialise, AnySliceIsThatOfTheWhole) {
   }
 }
 
-TEST(Initialise, HasTheMomentsThatWereAskedFor) {
+TEST(Init, HasTheRequestedMoments) {
   const auto moments = [](const std::vector<float>& x) {
     double sum = 0, squares = 0;
     for (const double v : x) sum += v, squares += v * v;
@@ -67,7 +67,7 @@ TEST(Initialise, HasTheMomentsThatWereAskedFor) {
   EXPECT_NEAR(moments(draw(uniform, 0, uniform.count(), 9)).second, 0.5 / std::sqrt(3), 2e-3);
 }
 
-TEST(Initialise, DependsOnSeedAndName) {
+TEST(Init, DependsOnSeedAndName) {
   Parameter p = of_kind({Initial::normal, 1}, 8);
   const auto first = draw(p, 0, 8, 1);
   EXPECT_NE(first, draw(p, 0, 8, 2));
@@ -157,7 +157,7 @@ TEST(Gpt2, WrongConfigurationsNameTheKey) {
 struct Ready {
   explicit Ready(const Gpt2Config& c) : model(c) {
     allocate_parameters(model);
-    initialise_parameters(model, 3);
+    init_parameters(model, 3);
   }
   Gpt2 model;
   Tape tape;
@@ -243,7 +243,7 @@ std::vector<std::int32_t> continue_slowly(Ready& r, std::vector<std::int32_t> te
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt), text.end()};
 }
 
-TEST(Generate, WithoutTemperatureTakesTheLikeliestInASlidingWindow) {
+TEST(Generate, WithoutTemperaturePicksTheLikeliestInASlidingWindow) {
   Ready r(small());
   for (Parameter* p : r.model.parameters()) {  // far from uniform
     if (p->shape.dims() == 2) {

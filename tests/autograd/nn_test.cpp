@@ -20,14 +20,14 @@ class Mlp : public Module {
       : first_("first", in, hidden), second_("second", hidden, out), activation_(activation) {
     scopes_[0].name = "first";
     scopes_[1].name = "second";
-    first_.list(scopes_[0].parameters);
-    second_.list(scopes_[1].parameters);
+    first_.append_parameters(scopes_[0].parameters);
+    second_.append_parameters(scopes_[1].parameters);
   }
 
   std::vector<Parameter*> parameters() override {
     std::vector<Parameter*> all;
-    first_.list(all);
-    second_.list(all);
+    first_.append_parameters(all);
+    second_.append_parameters(all);
     return all;
   }
   std::vector<const Scope*> scopes() override { return {&scopes_[0], &scopes_[1]}; }
@@ -56,8 +56,8 @@ struct Namesakes final : Module {
 
 TEST(Module, TwoParametersOfOneNameAreRefusedBeforeTheyHaveValues) {
   Namesakes module;
-  for (const auto& build : std::initializer_list<std::function<void()>>{
-           [&] { allocate_parameters(module); }, [&] { initialise_parameters(module, 1); }})
+  for (const auto& build : std::initializer_list<std::function<void()>>{[&] { allocate_parameters(module); },
+                                                                        [&] { init_parameters(module, 1); }})
     try {
       build();
       FAIL() << "accepted";
@@ -86,7 +86,7 @@ struct Toy {
 std::pair<double, double> train(Activation activation) {
   Mlp model(2, 32, 1, activation);
   allocate_parameters(model);
-  initialise_parameters(model, 11);
+  init_parameters(model, 11);
   std::vector<std::vector<float>> velocity;
   for (const Parameter* p : model.parameters()) velocity.emplace_back(p->count());
   const Toy toy;
@@ -126,11 +126,11 @@ TEST(Layers, AreNamedAndShaped) {
   EXPECT_EQ(plain.weight.shape, Shape({5, 3}));
   EXPECT_EQ(plain.bias.name, "p.bias");
   std::vector<Parameter*> listed;
-  bare.list(listed);
+  bare.append_parameters(listed);
   EXPECT_EQ(listed.size(), 1u);
 }
 
-TEST(Layers, EmbeddingLooksRowsUp) {
+TEST(Layers, EmbeddingReturnsRows) {
   nn::Embedding table("table", 4, 2);
   table.weight.value = Tensor::empty({4, 2});
   for (int i = 0; i < 8; ++i) table.weight.value.data<float>()[i] = static_cast<float>(i);

@@ -148,7 +148,7 @@ TEST(Ops, TwoLayersWithAGeluBetween) {
   }
 }
 
-TEST(Ops, TwoLayersWithAGeluBetweenGiveTheBitsOfThree) {
+TEST(Ops, FusedGeluHasTheBitsOfSeparateLayers) {
   const std::vector<Tensor> inputs{random({6, 5}, "x"), random({5, 4}, "w1"), random({4}, "b1"),
                                    random({4, 3}, "w2"), random({3}, "b2")};
   const auto gradients = [&](bool fused) {

@@ -229,7 +229,7 @@ TEST(Tape, ActivationsAreFreedAsBackwardGoes) {
   EXPECT_TRUE(contains(error_of([&] { tape.value(y); }), "backward() had freed it"));
 }
 
-TEST(Tape, ErrorsSayWhatIsWrong) {
+TEST(Tape, ErrorsNameTheCause) {
   Parameter p = make("layer.weight", {2}, 1);
   Tape tape;
   const Var x = nn::scale(tape, tape.parameter(p), 2);
@@ -265,11 +265,11 @@ TEST(Tape, AnErrorInABodyLeavesATapeThatCanBeReset) {
   const Scope scope{"s", {&p}};
   Tape tape;
   const Var x = tape.variable(filled({2}, 1));
-  EXPECT_THROW(tape.recompute(scope, x,
-                              [&](Var in) -> Var {
-                                nn::multiply(tape, in, tape.parameter(p));
-                                throw Error(Errc::invalid_argument, "boom");
-                              }),
+  EXPECT_THROW(tape.checkpoint(scope, x,
+                               [&](Var in) -> Var {
+                                 nn::multiply(tape, in, tape.parameter(p));
+                                 throw Error(Errc::invalid_argument, "boom");
+                               }),
                Error);
   tape.reset();
   tape.backward(total(tape, nn::scale(tape, tape.parameter(p), 2)));
@@ -309,8 +309,8 @@ struct Gradients {
 Gradients one_pass(bool recompute) {
   Gpt2 model(small());
   allocate_parameters(model);
-  initialise_parameters(model, 7);
-  model.recompute_blocks = recompute;
+  init_parameters(model, 7);
+  model.checkpoint_blocks = recompute;
   Gradients result;
   Tape tape;
   tape.seed(42);
@@ -326,7 +326,7 @@ Gradients one_pass(bool recompute) {
   return result;
 }
 
-TEST(Recompute, GradientsAreBitIdenticalAlsoWithDropout) {
+TEST(ActivationCheckpoint, GradientsAreBitIdenticalAlsoWithDropout) {
   const Gradients plain = one_pass(false), again = one_pass(true);
   EXPECT_EQ(plain.loss, again.loss);
   EXPECT_EQ(plain.of, again.of);
@@ -335,16 +335,16 @@ TEST(Recompute, GradientsAreBitIdenticalAlsoWithDropout) {
   EXPECT_LT(again.peak, plain.peak);
 }
 
-TEST(Recompute, NestsAndEntersScopes) {
+TEST(ActivationCheckpoint, NestsAndEntersScopes) {
   Parameter a = make("a", {2}, 2), b = make("b", {2}, 3);
   const Scope outer{"outer", {&a}}, inner{"inner", {&b}};
   Recorder record;
   Tape tape;
   tape.set_hooks(record.hooks());
   const Var x = tape.variable(filled({2}, 5));
-  const Var y = tape.recompute(outer, x, [&](Var in) {
+  const Var y = tape.checkpoint(outer, x, [&](Var in) {
     const Var scaled = nn::multiply(tape, in, tape.parameter(a));
-    return tape.recompute(inner, scaled, [&](Var v) { return nn::multiply(tape, v, tape.parameter(b)); });
+    return tape.checkpoint(inner, scaled, [&](Var v) { return nn::multiply(tape, v, tape.parameter(b)); });
   });
   record.events.clear();
   tape.backward(total(tape, y));
@@ -360,8 +360,8 @@ TEST(Recompute, NestsAndEntersScopes) {
 void expect_no_allocation_from_the_third_pass_on(bool recompute) {
   Gpt2 model(small());
   allocate_parameters(model);
-  initialise_parameters(model, 7);
-  model.recompute_blocks = recompute;
+  init_parameters(model, 7);
+  model.checkpoint_blocks = recompute;
   Tape tape;
   const Tokens tokens;
   std::size_t heap = 0, pool = 0;
@@ -378,7 +378,7 @@ void expect_no_allocation_from_the_third_pass_on(bool recompute) {
 }
 
 /// Batches of ever other lengths.
-TEST(Tape, OfPassesThatDifferLittleIsKept) {
+TEST(Tape, MemoryIsBoundedForPassesThatDiffer) {
   Tape tape;
   std::size_t held = 0;
   for (std::size_t length = 1; length <= 200; ++length) {
@@ -392,7 +392,9 @@ TEST(Tape, OfPassesThatDifferLittleIsKept) {
 }
 
 TEST(Tape, NothingIsAllocatedFromTheThirdPassOn) { expect_no_allocation_from_the_third_pass_on(false); }
-TEST(Recompute, NothingIsAllocatedFromTheThirdPassOn) { expect_no_allocation_from_the_third_pass_on(true); }
+TEST(ActivationCheckpoint, NothingIsAllocatedFromTheThirdPassOn) {
+  expect_no_allocation_from_the_third_pass_on(true);
+}
 
 }  // namespace
 }  // namespace rz

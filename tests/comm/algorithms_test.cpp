@@ -25,7 +25,7 @@ std::set<int> roots(Collective c, int size) {
   return {0, size > 1 ? 1 : 0, size - 1};
 }
 
-/// Ranks a host, host after host, as Seat::host.
+/// Ranks a host, host after host, as RankContext::node_of_rank.
 std::vector<int> hosts_of(std::initializer_list<int> ranks) {
   std::vector<int> host;
   for (const int n : ranks)
@@ -36,7 +36,7 @@ std::vector<int> hosts_of(std::initializer_list<int> ranks) {
 /// Where the ranks of a group may be: for most algorithms that makes no difference.
 std::vector<std::vector<int>> placements(const Algorithm& a, int size) {
   std::vector<std::vector<int>> all{{}};
-  if (!a.is(by_host) || (size > 20 && size < 64)) return all;
+  if (!a.is(hierarchical) || (size > 20 && size < 64)) return all;
   const auto each = [&](auto host_of_rank) {
     std::vector<int> host;
     for (int r = 0; r < size; ++r) host.push_back(host_of_rank(r));
@@ -52,33 +52,33 @@ std::vector<std::vector<int>> placements(const Algorithm& a, int size) {
 
 class EveryAlgorithm : public testing::TestWithParam<Algorithm> {};
 
-TEST_P(EveryAlgorithm, IsProved) {
+TEST_P(EveryAlgorithm, IsVerified) {
   const Algorithm& a = GetParam();
   bool rank_order = true, rounded_once = true;  // at every size: up to 3 ranks, a tree has no other
   for (int size = 1; size <= largest_group; ++size)
     for (const std::vector<int>& host : placements(a, size))
       for (int root : roots(a.collective, size)) {
         const InPlace in_place = may_be_in_place(a.collective) ? InPlace::any : InPlace::none;
-        const Proof proof = verify(a.schedule, a.collective, size, root, in_place, host);
+        const Verification proof = verify(a.schedule, a.collective, size, root, in_place, host);
         ASSERT_TRUE(proof) << "size " << size << ", root " << root << ", hosts "
                            << testing::PrintToString(host) << ": " << proof.error;
         rank_order &= proof.rank_order;
         rounded_once &= proof.rounded_once;
       }
   EXPECT_EQ(rank_order, a.rank_order);
-  EXPECT_EQ(rounded_once, a.rank_order && !a.is(rounds_often));
+  EXPECT_EQ(rounded_once, a.rank_order && !a.is(rounds_partials));
 }
 
 const std::vector<int> taking_turns{0, 1, 0, 1, 0, 1}, by_threes_mixed{0, 0, 1, 1, 1, 0},
     three_hosts_mixed{0, 1, 1, 2, 0, 2, 2, 1, 2};
 
-TEST_P(EveryAlgorithm, IsProvedOrRefusedWhereHostsHoldNoConsecutiveRanks) {
+TEST_P(EveryAlgorithm, IsVerifiedOrRefusedWhereNodesHoldNoConsecutiveRanks) {
   const Algorithm& a = GetParam();
   for (const std::vector<int>& host : {taking_turns, by_threes_mixed, three_hosts_mixed})
     for (int root : roots(a.collective, static_cast<int>(host.size()))) {
-      const Proof proof =
+      const Verification proof =
           verify(a.schedule, a.collective, static_cast<int>(host.size()), root, InPlace::none, host);
-      if (a.is(in_a_row)) {
+      if (a.is(contiguous_nodes)) {
         EXPECT_NE(proof.error.find("consecutive ranks"), std::string::npos) << proof.error;
       } else {
         EXPECT_TRUE(proof) << proof.error;
@@ -91,12 +91,12 @@ struct Mutant {
   const Algorithm* algorithm;
   int rank, step;
 } mutant;
-Schedule without_a_step(Seat seat) {
+Schedule without_a_step(RankContext seat) {
   Schedule s = mutant.algorithm->schedule(seat);
   if (seat.rank == mutant.rank) s.steps.erase(s.steps.begin() + mutant.step);
   return s;
 }
-Schedule with_a_step_twice(Seat seat) {
+Schedule with_a_step_twice(RankContext seat) {
   Schedule s = mutant.algorithm->schedule(seat);
   if (seat.rank == mutant.rank) s.steps.insert(s.steps.begin() + mutant.step, s.steps[mutant.step]);
   return s;
@@ -107,14 +107,14 @@ TEST_P(EveryAlgorithm, NeedsEachOfItsSteps) {
   for (int size : {2, 3, 6})
     for (int rank = 0; rank < size; ++rank) {
       std::vector<int> host;
-      for (int r = 0; r < size && a.is(by_host); ++r) host.push_back(r / 2);
+      for (int r = 0; r < size && a.is(hierarchical); ++r) host.push_back(r / 2);
       const Schedule whole = a.schedule({rank, size, 0, host});
       for (int step = 0; step < static_cast<int>(whole.steps.size()); ++step) {
         mutant = {&a, rank, step};
         ASSERT_FALSE(verify(without_a_step, a.collective, size, 0, InPlace::none, host))
             << rank << ' ' << step;
         const bool talks = std::any_of(whole.steps[step].terms.begin(), whole.steps[step].terms.end(),
-                                       [](const Term& t) { return t.peer >= 0; });
+                                       [](const Operand& t) { return t.peer >= 0; });
         if (talks || whole.steps[step].kind == Step::send) {
           ASSERT_FALSE(verify(with_a_step_twice, a.collective, size, 0, InPlace::none, host))
               << rank << ' ' << step;
@@ -146,25 +146,25 @@ TEST(Algorithms, EveryReductionHasOneInRankOrder) {
     EXPECT_TRUE(traits(a.collective).reduces || !a.rank_order) << a.name;
 }
 
-int rounds(Collective c, const char* algorithm, int size) {
-  return verify(find_algorithm(c, algorithm).schedule, c, size, 0, InPlace::none).rounds;
+int depth(Collective c, const char* algorithm, int size) {
+  return verify(find_algorithm(c, algorithm).schedule, c, size, 0, InPlace::none).depth;
 }
 
 TEST(Algorithms, RoundsAreThoseOfTheLiterature) {
-  EXPECT_EQ(rounds(Collective::all_reduce, "one_shot", 8), 1);
-  EXPECT_EQ(rounds(Collective::all_reduce, "two_shot", 8), 2);
-  EXPECT_EQ(rounds(Collective::all_reduce, "ring", 8), 14);
-  EXPECT_EQ(rounds(Collective::all_reduce, "chain", 8), 14);
-  EXPECT_EQ(rounds(Collective::all_reduce, "halving_doubling", 8), 6);
-  EXPECT_EQ(rounds(Collective::all_reduce, "halving_doubling", 64), 12);
-  EXPECT_EQ(rounds(Collective::all_reduce, "tree", 16), 8);
-  EXPECT_EQ(rounds(Collective::broadcast, "tree", 32), 5);
-  EXPECT_EQ(rounds(Collective::broadcast, "scatter_all_gather", 33), 2);
-  EXPECT_EQ(rounds(Collective::barrier, "dissemination", 65), 7);
+  EXPECT_EQ(depth(Collective::all_reduce, "one_shot", 8), 1);
+  EXPECT_EQ(depth(Collective::all_reduce, "two_shot", 8), 2);
+  EXPECT_EQ(depth(Collective::all_reduce, "ring", 8), 14);
+  EXPECT_EQ(depth(Collective::all_reduce, "chain", 8), 14);
+  EXPECT_EQ(depth(Collective::all_reduce, "halving_doubling", 8), 6);
+  EXPECT_EQ(depth(Collective::all_reduce, "halving_doubling", 64), 12);
+  EXPECT_EQ(depth(Collective::all_reduce, "tree", 16), 8);
+  EXPECT_EQ(depth(Collective::broadcast, "tree", 32), 5);
+  EXPECT_EQ(depth(Collective::broadcast, "scatter_all_gather", 33), 2);
+  EXPECT_EQ(depth(Collective::barrier, "dissemination", 65), 7);
 }
 
 /// Chunk-sized messages that a rank sends: the traffic that an algorithm promises.
-int messages_sent(Collective c, const char* algorithm, Seat seat) {
+int messages_sent(Collective c, const char* algorithm, RankContext seat) {
   int sent = 0;
   for (const Step& step : find_algorithm(c, algorithm).schedule(seat).steps) sent += step.kind == Step::send;
   return sent;
@@ -194,7 +194,7 @@ double out_of_a_host(Collective c, const char* algorithm, const std::vector<int>
   return sent;
 }
 
-TEST(Algorithms, OverHostsTheNetworkCarriesABufferOnceAndNotOnceARank) {
+TEST(Algorithms, HierarchicalAlgorithmsSendABufferOncePerNode) {
   const auto two = hosts_of({4, 4}), four = hosts_of({2, 2, 2, 2}), unequal = hosts_of({1, 2, 4});
   constexpr auto all_reduce = Collective::all_reduce;
   EXPECT_EQ(out_of_a_host(all_reduce, "two_shot", two, 0), 4);
@@ -224,7 +224,7 @@ TEST(Algorithms, OverHostsTheNetworkCarriesABufferOnceAndNotOnceARank) {
 
 // The last part of a lane goes out by its relay when other links have nothing left to send: it has to be
 // small. Each part is a message: there must not be too many.
-TEST(Algorithms, TheLastPartOfALaneOverHostsIsSmall) {
+TEST(Algorithms, TheLastChunkOfALaneBetweenNodesIsSmall) {
   for (int hosts = 3; hosts <= 8; ++hosts) {
     std::vector<int> host;
     for (int h = 0; h < hosts; ++h) host.insert(host.end(), 2, h);
@@ -237,8 +237,8 @@ TEST(Algorithms, TheLastPartOfALaneOverHostsIsSmall) {
 
 TEST(Algorithms, HostsAreNumberedWithoutGaps) {
   const std::vector<int> gap{0, 2, 2};
-  const Proof proof = verify(find_algorithm(Collective::all_gather, "hierarchical").schedule,
-                             Collective::all_gather, 3, 0, InPlace::none, gap);
+  const Verification proof = verify(find_algorithm(Collective::all_gather, "hierarchical").schedule,
+                                    Collective::all_gather, 3, 0, InPlace::none, gap);
   EXPECT_EQ(proof.error, "rank 1 is on host 2, but only 1 hosts come before it");
   EXPECT_FALSE(verify(find_algorithm(Collective::all_gather, "direct").schedule, Collective::all_gather, 4, 0,
                       InPlace::none, gap));

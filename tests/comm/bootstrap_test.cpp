@@ -25,15 +25,15 @@ using std::chrono::seconds;
 
 using Set = std::map<std::string, std::string>;
 
-Place place(const Set& variables) {
-  return place_from([&](const std::string& name) -> std::optional<std::string> {
+LaunchInfo place(const Set& variables) {
+  return launch_info_from([&](const std::string& name) -> std::optional<std::string> {
     const auto it = variables.find(name);
     if (it == variables.end()) return std::nullopt;
     return it->second;
   });
 }
 
-void expect(const Place& p, const char* launcher, int rank, int size, int local_rank, int local_size,
+void expect(const LaunchInfo& p, const char* launcher, int rank, int size, int local_rank, int local_size,
             const std::string& master) {
   EXPECT_EQ(p.launcher, launcher);
   EXPECT_EQ(p.rank, rank);
@@ -74,7 +74,7 @@ Set without(Set set, const std::string& name) {
 
 TEST(Bootstrap, NothingIsAGroupOfOne) {
   expect(place({{"HOME", "/root"}, {"MASTER_ADDR", "x"}}), "none", 0, 1, 0, 1, "");
-  EXPECT_NE(store_for(place({})), nullptr);
+  EXPECT_NE(store_for_launch(place({})), nullptr);
 }
 
 TEST(Bootstrap, ReadsEachLauncher) {
@@ -83,7 +83,7 @@ TEST(Bootstrap, ReadsEachLauncher) {
   expect(place(with(with(openmpi, "MASTER_ADDR", "::1"), "MASTER_PORT", "5")), "openmpi", 1, 2, 1, 2,
          "[::1]:5");
   expect(place({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}}),
-         "mpich", 0, 2, 0, 2, "job:mpich/" + launcher_process());
+         "mpich", 0, 2, 0, 2, "job:mpich/" + launcher_process_id());
   expect(place(slurm), "slurm", 5, 8, 1, 4, "node07:23456");
   expect(place({{"PMIX_RANK", "1"},
                 {"PMIX_NAMESPACE", "slurm.pmix.7.0"},
@@ -114,7 +114,7 @@ const Set flux{{"PMI_FD", "6"},          {"PMI_RANK", "3"},       {"PMI_SIZE", "
                {"MASTER_PORT", "5000"}};
 
 TEST(Bootstrap, PmiOfSlurmAndFluxIsNotMpich) {
-  const Place srun = place(pmi2);
+  const LaunchInfo srun = place(pmi2);
   expect(srun, "slurm", 1, 2, 1, 2, srun.master);
   EXPECT_EQ(srun.master.rfind("job:", 0), 0u) << srun.master;
   const Set two_hosts = with(with(pmi2, "SLURM_STEP_TASKS_PER_NODE", "1(x2)"), "SLURM_NODEID", "1");
@@ -123,7 +123,7 @@ TEST(Bootstrap, PmiOfSlurmAndFluxIsNotMpich) {
 
 TEST(Bootstrap, FluxIsUnderstood) {
   expect(place(flux), "flux", 3, 4, 1, 2, "n1:5000");
-  const Place one_host =
+  const LaunchInfo one_host =
       place(with(with(without(without(flux, "MASTER_ADDR"), "MASTER_PORT"), "FLUX_JOB_NNODES", "1"),
                  "FLUX_TASK_LOCAL_ID", "3"));
   expect(one_host, "flux", 3, 4, 3, 4, one_host.master);
@@ -134,7 +134,7 @@ TEST(Bootstrap, MpichUnderSlurmIsMpich) {
   Set hydra = pmi2;  // its proxies are started by srun
   hydra["SLURM_PROCID"] = "0", hydra["SLURM_NTASKS"] = "1", hydra["SLURM_STEP_TASKS_PER_NODE"] = "1";
   hydra["MPI_LOCALRANKID"] = "1", hydra["MPI_LOCALNRANKS"] = "2";
-  expect(place(hydra), "mpich", 1, 2, 1, 2, "job:mpich/" + launcher_process());
+  expect(place(hydra), "mpich", 1, 2, 1, 2, "job:mpich/" + launcher_process_id());
 }
 
 TEST(Bootstrap, TorchrunComesBeforeTheLauncherAroundIt) {
@@ -216,21 +216,21 @@ class PrivateRendezvous : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(runtime_); }
   bool empty() const { return std::filesystem::is_empty(runtime_); }
-  Place at(int rank, int size) const { return {rank, size, rank, size, "job:test/" + job_, "openmpi"}; }
+  LaunchInfo at(int rank, int size) const { return {rank, size, rank, size, "job:test/" + job_, "openmpi"}; }
 
   std::string job_ = "1";
   std::string runtime_ = (std::filesystem::temp_directory_path() / "rz-runtime-XXXXXX").string();
 };
 
-TEST_F(PrivateRendezvous, RanksMeetAndTidyUp) {
+TEST_F(PrivateRendezvous, RanksConnectAndCleanUp) {
   test::run_ranks(4, [&](int rank, std::shared_ptr<Store> sync) {
     for (int round = 0; round < 100; ++round) {  // the same job again and again
-      const auto store = store_for(at(rank, 4));
-      store->set(str("r", rank), str(round, '/', rank));
+      const auto store = store_for_launch(at(rank, 4));
+      store->set(concat("r", rank), concat(round, '/', rank));
       for (int r = 0; r < 4; ++r)
-        EXPECT_EQ(store->get(str("r", r), Deadline::after(seconds(10))), str(round, '/', r));
-      sync->add(str("done", round), 1);
-      while (sync->add(str("done", round), 0) < 4) usleep(1000);
+        EXPECT_EQ(store->get(concat("r", r), Deadline::after(seconds(10))), concat(round, '/', r));
+      sync->add(concat("done", round), 1);
+      while (sync->add(concat("done", round), 0) < 4) usleep(1000);
     }
   });
   EXPECT_TRUE(empty());
@@ -242,9 +242,10 @@ void expect_two_groups(const std::function<Set(int group, int rank)>& variables)
     const int group = r / 2, rank = r % 2;
     const Deadline soon = Deadline::after(seconds(20));
     if (group == 1) sync->get("first met", soon);
-    const auto store = store_for(place(variables(group, rank)), seconds(10));
-    store->set(str("r", rank), str(group, '/', rank));
-    for (int peer = 0; peer < 2; ++peer) EXPECT_EQ(store->get(str("r", peer), soon), str(group, '/', peer));
+    const auto store = store_for_launch(place(variables(group, rank)), seconds(10));
+    store->set(concat("r", rank), concat(group, '/', rank));
+    for (int peer = 0; peer < 2; ++peer)
+      EXPECT_EQ(store->get(concat("r", peer), soon), concat(group, '/', peer));
     sync->add("met", 1);
     if (group == 0 && sync->add("in the first", 1) == 2) sync->set("first met", "");
     while (sync->add("met", 0) < 4 && !soon.expired()) usleep(1000);
@@ -269,58 +270,58 @@ TEST(Launches, AreNamedFromTheEnvironment) {
 
 /// Slurm's variables of a step of two ranks on two hosts, of which this is the first.
 Set step_of(int job, int step, int rank) {
-  return {{"SLURM_PROCID", str(rank)},     {"SLURM_NTASKS", "2"},
-          {"SLURM_LOCALID", "0"},          {"SLURM_NODEID", str(rank)},
-          {"SLURM_JOB_ID", str(job)},      {"SLURM_STEP_ID", str(step)},
+  return {{"SLURM_PROCID", concat(rank)},  {"SLURM_NTASKS", "2"},
+          {"SLURM_LOCALID", "0"},          {"SLURM_NODEID", concat(rank)},
+          {"SLURM_JOB_ID", concat(job)},   {"SLURM_STEP_ID", concat(step)},
           {"SLURM_NODELIST", "127.0.0.1"}, {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"}};
 }
 
-TEST(Launches, TwoStepsOfOneJobDoNotMeet) {
+TEST(Launches, TwoStepsOfOneJobStayApart) {
   expect_two_groups([](int group, int rank) { return step_of(getpid(), group, rank); });
 }
 
-TEST(Launches, ARestartedJobIsNotTakenForTheLast) {
+TEST(Launches, ARestartedJobIsANewLaunch) {
   const Set last = step_of(getpid(), 0, 0);
-  const auto dying = store_for(place(last), seconds(10));
+  const auto dying = store_for_launch(place(last), seconds(10));
   const Error e = test::error_of([&] {
-    store_for(place(with(step_of(getpid(), 0, 1), "SLURM_RESTART_COUNT", "1")), milliseconds(300));
+    store_for_launch(place(with(step_of(getpid(), 0, 1), "SLURM_RESTART_COUNT", "1")), milliseconds(300));
   });
   EXPECT_EQ(e.code(), Errc::rendezvous);
-  for (const std::string& name :
-       {str("slurm job ", getpid(), " step 0 restart 0"), str("slurm job ", getpid(), " step 0 restart 1")})
+  for (const std::string& name : {concat("slurm job ", getpid(), " step 0 restart 0"),
+                                  concat("slurm job ", getpid(), " step 0 restart 1")})
     EXPECT_NE(std::string(e.what()).find(name), std::string::npos) << name << " in: " << e.what();
   expect_two_groups([](int group, int rank) {
-    return with(step_of(getpid(), 0, rank), "SLURM_RESTART_COUNT", str(group + 1));
+    return with(step_of(getpid(), 0, rank), "SLURM_RESTART_COUNT", concat(group + 1));
   });
 }
 
 /// torchrun's, with its agent at `port`; `local_size` of two ranks are here.
 Set torchrun_at(int port, int rank, int local_size) {
-  return {{"RANK", str(rank)},
+  return {{"RANK", concat(rank)},
           {"WORLD_SIZE", "2"},
-          {"LOCAL_RANK", str(rank % local_size)},
-          {"LOCAL_WORLD_SIZE", str(local_size)},
+          {"LOCAL_RANK", concat(rank % local_size)},
+          {"LOCAL_WORLD_SIZE", concat(local_size)},
           {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", str(port)},
+          {"MASTER_PORT", concat(port)},
           {"TORCHELASTIC_USE_AGENT_STORE", "True"},
           {"TORCHELASTIC_RUN_ID", "none"},
           {"TORCHELASTIC_RESTART_COUNT", "0"}};
 }
 
-TEST(Launches, APortThatAnotherSocketHoldsIsNotTheEnd) {
-  const Descriptor other = listen_tcp(resolve({"127.0.0.1", 0}).front());  // it accepts, and never answers
+TEST(Launches, AnOccupiedPortIsRetried) {
+  const UniqueFd other = listen_tcp(resolve({"127.0.0.1", 0}).front());  // it accepts, and never answers
   const int agent = local_address(other.get()).port() - 1;
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> sync) {
-    const auto store = store_for(place(torchrun_at(agent, rank, 1)), seconds(10));
-    store->set(str("r", rank), "here");
-    EXPECT_EQ(store->get(str("r", 1 - rank), Deadline::after(seconds(10))), "here");
+    const auto store = store_for_launch(place(torchrun_at(agent, rank, 1)), seconds(10));
+    store->set(concat("r", rank), "here");
+    EXPECT_EQ(store->get(concat("r", 1 - rank), Deadline::after(seconds(10))), "here");
     sync->add("done", 1);
     while (sync->add("done", 0) < 2) usleep(1000);
   });
 }
 
 TEST_F(PrivateRendezvous, RanksOfOneHostUnderTorchrunNeedNoPort) {
-  const Descriptor other = listen_tcp(resolve({"127.0.0.1", 0}).front());
+  const UniqueFd other = listen_tcp(resolve({"127.0.0.1", 0}).front());
   const int agent = local_address(other.get()).port() - 1;
   EXPECT_EQ(place(torchrun_at(agent, 0, 2)).master.rfind("job:", 0), 0u);
   expect_two_groups([&](int group, int rank) { return torchrun_at(agent - group, rank, 2); });
@@ -329,7 +330,7 @@ TEST_F(PrivateRendezvous, RanksOfOneHostUnderTorchrunNeedNoPort) {
 
 TEST_F(PrivateRendezvous, TheDirectoryIsPrivate) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> sync) {
-    const auto store = store_for(at(rank, 2));
+    const auto store = store_for_launch(at(rank, 2));
     int directories = 0;
     for (const auto& entry : std::filesystem::directory_iterator(runtime_)) {
       struct stat s {};
@@ -344,20 +345,20 @@ TEST_F(PrivateRendezvous, TheDirectoryIsPrivate) {
 }
 
 // A job whose ranks were killed leaves files; the next job of the same id starts afresh.
-TEST_F(PrivateRendezvous, WhatADeadJobLeftIsPassedOver) {
+TEST_F(PrivateRendezvous, FilesOfADeadJobAreIgnored) {
   const auto endings = test::run_processes(2, [&](int rank, std::shared_ptr<Store>) {
-    const auto store = store_for(at(rank, 2));
-    store->set(str("r", rank), "stale");
-    store->get(str("r", 1 - rank), Deadline::after(seconds(10)));
+    const auto store = store_for_launch(at(rank, 2));
+    store->set(concat("r", rank), "stale");
+    store->get(concat("r", 1 - rank), Deadline::after(seconds(10)));
     kill(getpid(), SIGKILL);
   });
   for (const auto& e : endings) EXPECT_EQ(e.signal, SIGKILL) << e.error;
   EXPECT_FALSE(empty());
   test::expect_processes(2, [&](int rank, std::shared_ptr<Store>) {
     if (rank == 0) usleep(50'000);  // rank 1 finds the old one first
-    const auto store = store_for(at(rank, 2));
-    store->set(str("r", rank), "fresh");
-    require(store->get(str("r", 1 - rank), Deadline::after(seconds(10))) == "fresh", Errc::io,
+    const auto store = store_for_launch(at(rank, 2));
+    store->set(concat("r", rank), "fresh");
+    require(store->get(concat("r", 1 - rank), Deadline::after(seconds(10))) == "fresh", Errc::io,
             "read what was stale");
     store->add("done", 1);
     while (rank == 0 && store->add("done", 0) < 2) usleep(1000);
@@ -366,9 +367,9 @@ TEST_F(PrivateRendezvous, WhatADeadJobLeftIsPassedOver) {
 }
 
 // Launches have names of their own, so that nobody comes again to tidy up after one that was killed.
-TEST_F(PrivateRendezvous, WhatKilledJobsLeftIsSweptUp) {
+TEST_F(PrivateRendezvous, FilesOfKilledJobsAreRemoved) {
   test::run_processes(2, [&](int rank, std::shared_ptr<Store> files) {
-    const auto store = store_for(at(rank, 2));
+    const auto store = store_for_launch(at(rank, 2));
     files->add("met", 1);
     while (files->add("met", 0) < 2) usleep(1000);
     kill(getpid(), SIGKILL);
@@ -376,7 +377,7 @@ TEST_F(PrivateRendezvous, WhatKilledJobsLeftIsSweptUp) {
   EXPECT_FALSE(empty());
   job_ = "another";
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> sync) {
-    const auto store = store_for(at(rank, 2));
+    const auto store = store_for_launch(at(rank, 2));
     sync->add("met", 1);
     while (sync->add("met", 0) < 2) usleep(1000);
   });
@@ -384,13 +385,13 @@ TEST_F(PrivateRendezvous, WhatKilledJobsLeftIsSweptUp) {
 }
 
 // Its writer is not to be seen from here, and may live all the same.
-TEST_F(PrivateRendezvous, WhatBelongsToAnotherContainerIsLeftAlone) {
-  const auto other = std::filesystem::path(runtime_) / str("ringzero-", geteuid(), "-1");
+TEST_F(PrivateRendezvous, FilesOfAnotherContainerAreKept) {
+  const auto other = std::filesystem::path(runtime_) / concat("ringzero-", geteuid(), "-1");
   std::filesystem::create_directory(other);
   std::filesystem::permissions(other, std::filesystem::perms::owner_all);
   std::ofstream(other / "current") << "999999999 1 place elsewhere\n";
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> sync) {
-    const auto store = store_for(at(rank, 2));
+    const auto store = store_for_launch(at(rank, 2));
     sync->add("met", 1);
     while (sync->add("met", 0) < 2) usleep(1000);
   });
@@ -401,11 +402,11 @@ TEST_F(PrivateRendezvous, MissingRanksAreNamed) {
   test::run_ranks(4, [&](int rank, std::shared_ptr<Store>) {
     if (rank == 1 || rank == 3) return;
     if (rank == 2) {
-      store_for(at(rank, 4), milliseconds(2000));
+      store_for_launch(at(rank, 4), milliseconds(2000));
       return;
     }
     try {
-      store_for(at(rank, 4), milliseconds(300));
+      store_for_launch(at(rank, 4), milliseconds(300));
       ADD_FAILURE();
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::timeout);
@@ -413,7 +414,7 @@ TEST_F(PrivateRendezvous, MissingRanksAreNamed) {
     }
   });
   try {
-    store_for(at(1, 2), milliseconds(50));
+    store_for_launch(at(1, 2), milliseconds(50));
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Errc::timeout);
@@ -425,10 +426,10 @@ TEST_F(PrivateRendezvous, MissingRanksAreNamed) {
 TEST_F(PrivateRendezvous, ADirectoryThatIsOpenToOthersIsRefused) {
   std::string made;
   {
-    const auto store = store_for({0, 1, 0, 1, "", ""});
+    const auto store = store_for_launch({0, 1, 0, 1, "", ""});
     // Find the name by making it once.
     try {
-      store_for(at(0, 2), milliseconds(20));
+      store_for_launch(at(0, 2), milliseconds(20));
     } catch (const Error& e) {
       const std::string text = e.what();
       const auto begin = text.find(runtime_);
@@ -439,7 +440,7 @@ TEST_F(PrivateRendezvous, ADirectoryThatIsOpenToOthersIsRefused) {
   std::filesystem::create_directory(made);
   chmod(made.c_str(), 0777);
   try {
-    store_for(at(0, 2), milliseconds(20));
+    store_for_launch(at(0, 2), milliseconds(20));
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Errc::rendezvous);

@@ -44,15 +44,15 @@ void expect_refused(const F& call, const std::string& about) {
 TEST(PlanBuckets, OfNothingIsNothing) {
   const BucketLayout layout = plan_buckets({}, {});
   EXPECT_TRUE(layout.buckets.empty());
-  EXPECT_TRUE(layout.places.empty());
+  EXPECT_TRUE(layout.offsets.empty());
 }
 
 TEST(PlanBuckets, FillsFromTheLastMemberToTheFirst) {
   const BucketLayout layout = plan_buckets(Members(5, {10, DType::f32}), fine(40, 80));
   EXPECT_EQ(members_of(layout), (std::vector<List>{{4}, {3, 2}, {1, 0}}));
   EXPECT_EQ(layout.buckets[1].count, 20u);
-  EXPECT_EQ(layout.places[2].bucket, 1);
-  EXPECT_EQ(layout.places[2].offset, 10u);
+  EXPECT_EQ(layout.offsets[2].bucket, 1);
+  EXPECT_EQ(layout.offsets[2].offset, 10u);
 }
 
 TEST(PlanBuckets, KeepsTypesApart) {
@@ -78,9 +78,9 @@ TEST(PlanBuckets, PadsMembersAndBuckets) {
   const BucketLayout layout =
       plan_buckets(Members{{7, DType::f32}, {1, DType::f32}, {0, DType::f32}}, options);
   ASSERT_EQ(layout.buckets.size(), 1u);
-  EXPECT_EQ(layout.places[2].offset, 0u);
-  EXPECT_EQ(layout.places[1].offset, 0u);  // after a member of no elements
-  EXPECT_EQ(layout.places[0].offset, 6u);
+  EXPECT_EQ(layout.offsets[2].offset, 0u);
+  EXPECT_EQ(layout.offsets[1].offset, 0u);  // after a member of no elements
+  EXPECT_EQ(layout.offsets[0].offset, 6u);
   EXPECT_EQ(layout.buckets[0].count, 32u);  // 6 + 12, to a multiple of 16
 }
 
@@ -100,7 +100,7 @@ TEST(PlanBuckets, FollowsAnOrder) {
 }
 
 // Members never overlap, lie within their bucket, and every one has a place, whatever the sizes.
-TEST(PlanBuckets, GivesEveryMemberMemoryOfItsOwn) {
+TEST(PlanBuckets, MembersDoNotOverlap) {
   std::mt19937 random(5);
   for (int round = 0; round < 200; ++round) {
     Members members(random() % 30);
@@ -119,7 +119,7 @@ TEST(PlanBuckets, GivesEveryMemberMemoryOfItsOwn) {
       taken.emplace_back(b.count);
     }
     for (std::size_t m = 0; m < members.size(); ++m) {
-      const auto [bucket, offset] = layout.places[m];
+      const auto [bucket, offset] = layout.offsets[m];
       const auto& b = layout.buckets.at(static_cast<std::size_t>(bucket));
       EXPECT_EQ(b.dtype, members[m].dtype);
       EXPECT_EQ(offset % options.align, 0u);
@@ -201,7 +201,7 @@ TEST(BucketScheduler, LaunchesTheRestOnce) {
   EXPECT_EQ(log.launched, (List{0, 1, 2}));
   EXPECT_EQ(log.waits, 3);
   EXPECT_EQ(scheduler.report().launched_early, 1);
-  EXPECT_EQ(scheduler.unready(), (List{1, 2, 3}));
+  EXPECT_EQ(scheduler.unused(), (List{1, 2, 3}));
 }
 
 // A rank that left a bucket out would reduce others than its peers do.
@@ -225,13 +225,13 @@ TEST(BucketScheduler, MembersThatDidNotBecomeReadyCountAsReadyInFinish) {
   EXPECT_EQ(log.launched, (List{0}));
   scheduler.finish({});
   EXPECT_EQ(log.launched, (List{0, 1, 2}));
-  EXPECT_EQ(scheduler.unready(), (List{0, 3}));
+  EXPECT_EQ(scheduler.unused(), (List{0, 3}));
   EXPECT_EQ(scheduler.ready_order(), (List{4, 1, 5, 2, 0, 3}));
   EXPECT_EQ(scheduler.report().launched_early, 1);
   for (int m = 0; m < 6; ++m) scheduler.ready(m, {});
   scheduler.finish({});
   EXPECT_EQ(log.launched, (List{0, 1, 2, 0, 1, 2}));
-  EXPECT_TRUE(scheduler.unready().empty());
+  EXPECT_TRUE(scheduler.unused().empty());
 }
 
 TEST(BucketScheduler, RefusesAMemberTwiceOrThatDoesNotExist) {
@@ -246,7 +246,7 @@ TEST(BucketScheduler, RefusesAMemberTwiceOrThatDoesNotExist) {
   scheduler.finish({});
 }
 
-TEST(BucketScheduler, ResetForgetsAStepHalfDone) {
+TEST(BucketScheduler, ResetDropsAnUnfinishedStep) {
   Log log;
   BucketScheduler scheduler(three_buckets(), {}, log.launch());
   for (const int m : {5, 4, 0}) scheduler.ready(m, {});
@@ -266,7 +266,7 @@ TEST(BucketScheduler, OfNothingFinishes) {
 }
 
 // A launch that fails leaves a scheduler that can be reset and used again.
-TEST(BucketScheduler, AFailedWorkIsThrownByFinishAndForgottenByReset) {
+TEST(BucketScheduler, AFailedWorkIsThrownByFinishAndClearedByReset) {
   struct Failed final : WorkState {
     bool done() const noexcept override { return true; }
     void wait() override { fail(Errc::peer_lost, "rank 1 died"); }
@@ -337,7 +337,7 @@ TEST(BucketScheduler, RanksThatGetReadyInDifferentOrdersGetTheSameResult) {
       return static_cast<double>(m + 1) * (r + 1) + step;
     };
     const auto each_element = [&](std::size_t m, const auto& f) {
-      const auto [bucket, offset] = layout.places[m];
+      const auto [bucket, offset] = layout.offsets[m];
       std::byte* base = memory[static_cast<std::size_t>(bucket)].get();
       for (std::size_t i = offset; i < offset + members[m].count; ++i)
         members[m].dtype == DType::f64 ? f(reinterpret_cast<double*>(base)[i])

@@ -44,8 +44,8 @@ TEST(CollectiveTraits, AgreeWithTheSchedulesOfOneStep) {
 TEST(CollectiveTraits, CountWhatAllRanksAgreeOn) {
   Memory m;
   const auto count = [&](Collective kind, std::size_t in, std::size_t out) {
-    return common_count(
-        {.kind = kind, .in = m.in(0, in), .out = m.out(0, out), .op = {}, .pairs = {}, .stream = {}}, 4);
+    return count_per_rank(
+        {.kind = kind, .in = m.in(0, in), .out = m.out(0, out), .op = {}, .counts = {}, .stream = {}}, 4);
   };
   EXPECT_EQ(count(Collective::all_reduce, 5, 5), 5u);
   EXPECT_EQ(count(Collective::reduce_scatter, 20, 5), 5u);
@@ -63,7 +63,7 @@ TEST(CollectiveTraits, CountWhatAllRanksAgreeOn) {
 TEST(CollectiveTraits, FindCallsInPlace) {
   Memory m;
   const auto is = [&](Collective kind, ConstBuffer in, Buffer out) {
-    return in_place({.kind = kind, .in = in, .out = out, .op = {}, .pairs = {}, .stream = {}}, 2, 4);
+    return in_place({.kind = kind, .in = in, .out = out, .op = {}, .counts = {}, .stream = {}}, 2, 4);
   };
   EXPECT_TRUE(is(Collective::all_reduce, m.in(0, 8), m.out(0, 8)));
   EXPECT_FALSE(is(Collective::all_reduce, m.in(0, 8), m.out(8, 8)));
@@ -77,7 +77,7 @@ TEST(CollectiveTraits, FindCallsInPlace) {
 TEST(CollectiveTraits, TablesGoByTheLargerBuffer) {
   for (const CollectiveTraits& t : collective_traits) {
     const bool parts = t.in == Extent::shard_per_rank || t.out == Extent::shard_per_rank;
-    EXPECT_EQ(whole_bytes(t.kind, 3, 7), parts ? 21u : 3u) << t.name;
+    EXPECT_EQ(message_bytes(t.kind, 3, 7), parts ? 21u : 3u) << t.name;
   }
 }
 

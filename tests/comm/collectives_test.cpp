@@ -194,14 +194,14 @@ TEST(Collectives, ReductionsOverTcpAndOverBoth) {
 }
 
 // Element i of what rank `from` has for rank `to`, different bytes for each.
-std::uint64_t letter(int from, int to, std::size_t i) {
+std::uint64_t message_word(int from, int to, std::size_t i) {
   return (static_cast<std::uint64_t>(from) * 31 + static_cast<std::uint64_t>(to) + 1) * 0x9e3779b97f4a7c15u +
          i * 0x2545f4914f6cdd1du;
 }
 
 template <class T>
 T pattern(int from, int to, std::size_t i) {
-  const std::uint64_t bits = letter(from, to, i);
+  const std::uint64_t bits = message_word(from, to, i);
   if constexpr (std::is_integral_v<T>) {
     return static_cast<T>(bits >> (64 - 8 * sizeof(T)));
   } else {
@@ -291,16 +291,17 @@ struct Movement {
     const auto length = [&](int from, int to) {
       return (from + to) % 3 == 0 ? 0 : n + static_cast<std::size_t>(from * 2 + to);
     };
-    Counts send(ranks), send_at(ranks), receive(ranks), receive_at(ranks);
+    Counts send(ranks), send_offsets(ranks), receive(ranks), receive_at(ranks);
     std::size_t sends = 0, receives = 0;
     for (std::size_t r = 0; r < ranks; ++r) {
-      send[r] = length(rank, static_cast<int>(r)), send_at[r] = sends + 1, sends += send[r] + 1;
+      send[r] = length(rank, static_cast<int>(r)), send_offsets[r] = sends + 1, sends += send[r] + 1;
       receive[r] = length(static_cast<int>(r), rank), receive_at[r] = receives + 1,
       receives += receive[r] + 1;
     }
     auto in = block(sends), out = block(receives);
-    for (std::size_t r = 0; r < ranks; ++r) fill(in.data() + send_at[r], rank, static_cast<int>(r), send[r]);
-    comm.all_to_all_v(in.buffer(), send, send_at, out.buffer(), receive, receive_at).wait();
+    for (std::size_t r = 0; r < ranks; ++r)
+      fill(in.data() + send_offsets[r], rank, static_cast<int>(r), send[r]);
+    comm.all_to_all_v(in.buffer(), send, send_offsets, out.buffer(), receive, receive_at).wait();
     for (std::size_t r = 0; r < ranks; ++r)
       EXPECT_TRUE(holds(out.data() + receive_at[r], static_cast<int>(r), rank, receive[r])) << "part " << r;
     EXPECT_TRUE(out.guarded());
@@ -398,7 +399,7 @@ TEST(Collectives, HostsOfSeveralRanksInAnyOrder) {
     });
 }
 
-TEST(Collectives, AGroupThatWasSplitKnowsItsOwnHosts) {
+TEST(Collectives, ASplitGroupHasItsOwnNodeMap) {
   on_hosts("aabbcc", quick(), [](Communicator& comm) {
     for (const int hosts_apart : {2, 3}) {  // of two hosts in a row, and of one rank a host
       const int color = hosts_apart == 2 ? comm.rank() / 4 : comm.rank() % 2;
@@ -413,7 +414,7 @@ TEST(Collectives, AGroupThatWasSplitKnowsItsOwnHosts) {
   });
 }
 
-TEST(Collectives, AHierarchyInRankOrderIsRefusedWhereHostsHoldNoConsecutiveRanks) {
+TEST(Collectives, RankOrderedHierarchyNeedsConsecutiveRanksPerNode) {
   run_ranks(4, [](int rank, auto store) {
     auto options = quick();
     options.host_id = rank % 2 ? "b" : "a";
@@ -435,7 +436,7 @@ TEST(Collectives, EveryAlgorithmOfAllReduce) {
     for (const int size : {2, 3, 5}) {
       run_ranks(size, [&](int rank, auto store) {
         auto options = quick(size == 3 ? "tcp" : "auto");
-        options.algorithm = str("streams:", algorithm.name);
+        options.algorithm = concat("streams:", algorithm.name);
         options.deterministic = false;
         auto comm = Communicator::connect(rank, size, store, options);
         for (const auto kind : {ReduceOp::sum, ReduceOp::avg, ReduceOp::premul_sum})
@@ -479,7 +480,7 @@ std::vector<float> left_fold(int size, std::size_t n) {
   return sum;
 }
 
-TEST(Collectives, DeterministicSumsAreTheLeftFoldHoweverABufferIsCut) {
+TEST(Collectives, DeterministicSumsAreALeftFoldForAnyChunking) {
   for (const std::string hosts : {"aaaaa", "ababa", "aabbb", "abbcc"}) {
     const int size = static_cast<int>(hosts.size());
     constexpr std::size_t n = 5 * 12007;
@@ -511,7 +512,7 @@ TEST(Collectives, DeterministicSumsAreTheLeftFoldHoweverABufferIsCut) {
 }
 
 // Of a size that the table serves flat, too.
-TEST(Collectives, AHierarchyInRankOrderGivesTheBitsOfTheFlatAlgorithms) {
+TEST(Collectives, RankOrderedHierarchyHasTheBitsOfFlatAlgorithms) {
   for (const std::string algorithm :
        {"two_shot", "one_shot", "hierarchical_chain", "hierarchical_chain_all_gather"}) {
     auto options = quick();
@@ -531,7 +532,7 @@ TEST(Collectives, AHierarchyInRankOrderGivesTheBitsOfTheFlatAlgorithms) {
   }
 }
 
-TEST(Collectives, SmallFloatsAreRoundedOnceWhoeverSharesAHost) {
+TEST(Collectives, SmallFloatsAreRoundedOnceForAnyPlacement) {
   constexpr std::size_t n = 40009;
   std::vector<bf16> want(n);
   const std::vector<float> sum = [] {
@@ -554,14 +555,14 @@ TEST(Collectives, SmallFloatsAreRoundedOnceWhoeverSharesAHost) {
     });
 }
 
-TEST(Collectives, EveryAlgorithmGivesEveryRankTheSameBits) {
+TEST(Collectives, EveryAlgorithmHasTheSameBitsOnEveryRank) {
   for (const Algorithm& algorithm : algorithms()) {
     if (algorithm.collective != Collective::all_reduce) continue;
     constexpr std::size_t n = 20011;
     std::vector<std::vector<float>> results(7);
     run_ranks(7, [&](int rank, auto store) {
       auto options = quick();
-      options.algorithm = str("streams:", algorithm.name);
+      options.algorithm = concat("streams:", algorithm.name);
       options.deterministic = false;
       auto comm = Communicator::connect(rank, 7, store, options);
       auto& x = results[static_cast<std::size_t>(rank)] = noise(rank, n);
@@ -604,7 +605,7 @@ TEST(Collectives, AGroupOfMessagesAndCollectivesIsOne) {
   }
 }
 
-TEST(Collectives, AGroupTakesEveryCollective) {
+TEST(Collectives, AGroupHoldsEveryCollective) {
   for (const std::string transport : {"shm", "tcp"})
     run_ranks(3, [&](int rank, auto store) {
       auto comm = Communicator::connect(rank, 3, store, quick(transport));

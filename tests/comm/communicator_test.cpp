@@ -41,7 +41,7 @@ long sleeps(const std::set<int>& of) {
   return sum;
 }
 
-TEST(HelperThread, TakesTheSignalsOfItsOwnFaultsAlone) {
+TEST(HelperThread, BlocksAllSignalsButItsOwnFaults) {
   sigset_t before, within, after;
   pthread_sigmask(SIG_BLOCK, nullptr, &before);
   helper_thread([&] { pthread_sigmask(SIG_BLOCK, nullptr, &within); }).join();
@@ -54,7 +54,7 @@ TEST(HelperThread, TakesTheSignalsOfItsOwnFaultsAlone) {
 }
 
 // So that the handlers of the program around it run on that program's threads.
-TEST(Communicator, ItsThreadsTakeNoSignals) {
+TEST(Communicator, ItsThreadsBlockSignals) {
   test::HelperThreads helpers(2);
   run_ranks(2, [&](int rank, auto store) {
     helpers.begin();
@@ -82,7 +82,7 @@ TEST(Communicator, SumsOverRanksInPlace) {
 
 // A call like the last one takes a shorter way, in which it must find what is wrong all the same: and the
 // ranks, which all refuse it, go on.
-TEST(Communicator, CallsLikeTheLastOneAreChecked) {
+TEST(Communicator, RepeatedCallsAreChecked) {
   run_ranks(2, [&](int rank, auto store) {
     auto comm = Communicator::connect(rank, 2, store, quick());
     constexpr std::size_t n = 6;
@@ -212,7 +212,7 @@ TEST(Communicator, RanksThatDoNotAgreeOnDeterministicAreNamed) {
   });
 }
 
-TEST(Communicator, ATimeoutNamesWhomItWaitsFor) {
+TEST(Communicator, ATimeoutNamesTheAwaitedRank) {
   run_ranks(2, [&](int rank, auto store) {
     auto options = quick();
     options.timeout = std::chrono::milliseconds(rank == 0 ? 200 : 20000);
@@ -265,7 +265,7 @@ TEST(Communicator, ManyInFlightEndInOrder) {
 }
 
 // Longer than the progress thread's attention lasts: it must then leave the mutex to the rank that waits.
-TEST(Communicator, ARankThatComesLateIsWaitedFor) {
+TEST(Communicator, ALateRankIsAwaited) {
   run_ranks(2, [&](int rank, auto store) {
     auto comm = Communicator::connect(rank, 2, store, quick());
     if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
@@ -276,7 +276,7 @@ TEST(Communicator, ARankThatComesLateIsWaitedFor) {
 }
 
 // Each look of a progress thread takes the processor from a rank, in the middle of some call.
-TEST(Communicator, ItsThreadHardlyLooksWhileCallsAreWaitedFor) {
+TEST(Communicator, TheProgressThreadRarelyPollsWhileCallsAreAttended) {
   run_ranks(2, [&](int rank, auto store) {
     const auto others = threads_of_process();
     auto comm = Communicator::connect(rank, 2, store, quick());
@@ -304,7 +304,7 @@ TEST(Communicator, ItsThreadHardlyLooksWhileCallsAreWaitedFor) {
   });
 }
 
-TEST(Communicator, WhatNobodyWaitsForEndsAllTheSame) {
+TEST(Communicator, UnattendedCallsComplete) {
   run_ranks(2, [&](int rank, auto store) {
     auto comm = Communicator::connect(rank, 2, store, quick());
     std::vector<float> x(200'000);
@@ -358,10 +358,10 @@ TEST(Communicator, BadArgumentsAreRefusedBeforeAnythingMoves) {
     refused([&] { comm.all_reduce(ConstBuffer(a.data(), 8), on_device, ReduceOp::sum).wait(); });
     refused([&] { comm.recv(on_device, 0).wait(); });
     using Counts = std::array<std::size_t, 2>;
-    const auto exchange = [&](const Counts& send_at, const Counts& receive_at) {
+    const auto exchange = [&](const Counts& send_offsets, const Counts& receive_at) {
       const Counts four{4, 4};
       refused([&] {
-        comm.all_to_all_v(ConstBuffer(a.data(), 8), four, send_at, Buffer(b.data(), 8), four, receive_at)
+        comm.all_to_all_v(ConstBuffer(a.data(), 8), four, send_offsets, Buffer(b.data(), 8), four, receive_at)
             .wait();
       });
     };

@@ -9,7 +9,7 @@ namespace rz {
 namespace {
 
 // Every beginning and end within lines, and nothing beyond.
-TEST(Copy, PastCachesCopiesAllAndNoMore) {
+TEST(NontemporalCopy, CopiesExactlyTheGivenBytes) {
   constexpr std::size_t margin = 128;
   std::vector<std::uint8_t> from(5000 + 2 * margin);
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::uint8_t>(i * 31 + i / 251 + 1);
@@ -19,7 +19,7 @@ TEST(Copy, PastCachesCopiesAllAndNoMore) {
         std::vector<std::uint8_t> to(bytes + 2 * margin, 0), want = to;
         std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(from_at), bytes,
                     want.begin() + static_cast<std::ptrdiff_t>(to_at));
-        copy_past_caches(to.data() + to_at, from.data() + from_at, bytes);
+        copy_nontemporal(to.data() + to_at, from.data() + from_at, bytes);
         ASSERT_EQ(to, want) << bytes << " bytes from " << from_at << " to " << to_at;
       }
 }

@@ -14,12 +14,12 @@ using namespace std::chrono_literals;
 
 // ---- whether to ask
 
-TEST(Doubt, WhoAskedInVainAsksLessAndLessOften) {
-  Doubt doubt;
+TEST(ZeroCopyBackoff, FailedProbesBackOffExponentially) {
+  ZeroCopyBackoff doubt;
   std::vector<unsigned> rows;  // of calls that did not ask, before each that did
   for (unsigned row = 0; rows.size() < 8;) {
-    if (doubt.asks()) {
-      doubt.told(false, false);
+    if (doubt.should_probe()) {
+      doubt.record(false, false);
       rows.push_back(std::exchange(row, 0));
     } else {
       ++row;
@@ -28,92 +28,92 @@ TEST(Doubt, WhoAskedInVainAsksLessAndLessOften) {
   EXPECT_EQ(rows, (std::vector<unsigned>{0, 1, 3, 7, 15, 31, 63, 63}));
 }
 
-TEST(Doubt, WhoFoundMemoryThatCanBeUsedAsksEveryTime) {
-  Doubt doubt;
-  for (int i = 0; i < 3; ++i) doubt.told(false, false);
-  doubt.told(true, false);
+TEST(ZeroCopyBackoff, ASuccessfulProbeResetsTheBackoff) {
+  ZeroCopyBackoff doubt;
+  for (int i = 0; i < 3; ++i) doubt.record(false, false);
+  doubt.record(true, false);
   for (int i = 0; i < 100; ++i) {
-    EXPECT_TRUE(doubt.asks()) << i;
-    doubt.told(true, false);
+    EXPECT_TRUE(doubt.should_probe()) << i;
+    doubt.record(true, false);
   }
 }
 
-TEST(Doubt, TimeTellsOnceTheFirstCallsAreOver) {
-  Doubt doubt;
+TEST(ZeroCopyBackoff, TheTunerStartsAfterTheFirstCalls) {
+  ZeroCopyBackoff doubt;
   int calls = 0;
-  for (; !doubt.by_time().on(); ++calls)
-    if (doubt.asks()) doubt.told(false, true);
+  for (; !doubt.tuner().enabled(); ++calls)
+    if (doubt.should_probe()) doubt.record(false, true);
   EXPECT_EQ(calls, 1 + 2 + 4 + 8 + 16 + 32);
-  EXPECT_TRUE(doubt.asks()) << "the first trial";
-  doubt.told(false, true);
-  EXPECT_TRUE(doubt.by_time().on()) << "as long as all may read";
-  doubt.told(false, false);
-  EXPECT_FALSE(doubt.by_time().on());
-  EXPECT_FALSE(doubt.asks()) << "in vain, like those before";
+  EXPECT_TRUE(doubt.should_probe()) << "the first trial";
+  doubt.record(false, true);
+  EXPECT_TRUE(doubt.tuner().enabled()) << "as long as all may read";
+  doubt.record(false, false);
+  EXPECT_FALSE(doubt.tuner().enabled());
+  EXPECT_FALSE(doubt.should_probe()) << "in vain, like those before";
 }
 
 // ---- which way
 
 // One rank's calls, of which each way takes so long; what is chosen at last.
-bool choice_after(WayByTime& way, unsigned calls, std::chrono::nanoseconds once,
-                  std::chrono::nanoseconds staged) {
+bool choice_after_calls(SingleCopyTuner& way, unsigned calls, std::chrono::nanoseconds once,
+                        std::chrono::nanoseconds staged) {
   for (unsigned i = 0; i < calls; ++i) {
-    way.begin();
-    if (way.chooses()) way.choose(way.mine().once_ns, way.mine().staged_ns);
-    if (way.is_trial()) way.took(way.once() ? once : staged);
+    way.begin_call();
+    if (way.is_decision()) way.decide(way.own_times().single_copy_ns, way.own_times().staged_ns);
+    if (way.is_sample()) way.record(way.uses_single_copy() ? once : staged);
   }
-  return way.once();
+  return way.uses_single_copy();
 }
 
-TEST(WayByTime, TriesBothAndTakesTheFaster) {
-  WayByTime way;
-  EXPECT_FALSE(way.on());
-  way.start();
-  constexpr unsigned trials = WayByTime::trials;
+TEST(SingleCopyTuner, SamplesBothAndPicksTheFaster) {
+  SingleCopyTuner way;
+  EXPECT_FALSE(way.enabled());
+  way.enable();
+  constexpr unsigned trials = SingleCopyTuner::samples;
   for (unsigned i = 0; i < 2 * trials + 4; ++i) {
     const bool tries_once = i < trials, chooses = i == 2 * trials;
-    EXPECT_EQ(way.begin(), tries_once || i >= 2 * trials) << "asks where memory lies, call " << i;
-    EXPECT_EQ(way.chooses(), chooses) << i;
-    EXPECT_EQ(way.is_trial(), i < 2 * trials) << i;
+    EXPECT_EQ(way.begin_call(), tries_once || i >= 2 * trials) << "asks where memory lies, call " << i;
+    EXPECT_EQ(way.is_decision(), chooses) << i;
+    EXPECT_EQ(way.is_sample(), i < 2 * trials) << i;
     if (chooses) {
-      EXPECT_EQ(way.mine(), (WayByTime::Times{70, 100})) << "the least of each";
-      way.choose(70, 100);
+      EXPECT_EQ(way.own_times(), (SingleCopyTuner::Times{70, 100})) << "the least of each";
+      way.decide(70, 100);
     }
-    EXPECT_EQ(way.once(), tries_once || i >= 2 * trials) << i;
-    if (way.is_trial()) way.took(i % trials == 1 ? (tries_once ? 70ns : 100ns) : 130ns);
+    EXPECT_EQ(way.uses_single_copy(), tries_once || i >= 2 * trials) << i;
+    if (way.is_sample()) way.record(i % trials == 1 ? (tries_once ? 70ns : 100ns) : 130ns);
   }
 }
 
-TEST(WayByTime, StaysStagedWhereLittleIsWonAndAsksNoMore) {
-  WayByTime way;
-  way.start();
-  EXPECT_FALSE(choice_after(way, 2 * WayByTime::trials + 1, 95ns, 100ns));
-  for (unsigned i = 0; i < WayByTime::least_rest; ++i) {
-    EXPECT_FALSE(way.begin()) << i;
-    EXPECT_FALSE(way.is_trial());
+TEST(SingleCopyTuner, StaysStagedWithinTheHysteresis) {
+  SingleCopyTuner way;
+  way.enable();
+  EXPECT_FALSE(choice_after_calls(way, 2 * SingleCopyTuner::samples + 1, 95ns, 100ns));
+  for (unsigned i = 0; i < SingleCopyTuner::min_hold; ++i) {
+    EXPECT_FALSE(way.begin_call()) << i;
+    EXPECT_FALSE(way.is_sample());
   }
-  EXPECT_TRUE(way.begin()) << "tries again";
-  EXPECT_TRUE(way.is_trial());
+  EXPECT_TRUE(way.begin_call()) << "tries again";
+  EXPECT_TRUE(way.is_sample());
 }
 
-TEST(WayByTime, FollowsATurnOfTimesWithinTheLongestRest) {
-  WayByTime way;
-  way.start();
-  constexpr unsigned round = 2 * WayByTime::trials + 1 + WayByTime::most_rest;
-  EXPECT_FALSE(choice_after(way, 10 * round, 200ns, 100ns));
-  EXPECT_TRUE(choice_after(way, 2 * round, 50ns, 100ns));
-  EXPECT_FALSE(choice_after(way, 2 * round, 200ns, 100ns));
+TEST(SingleCopyTuner, FollowsAChangeWithinTheMaximumHold) {
+  SingleCopyTuner way;
+  way.enable();
+  constexpr unsigned round = 2 * SingleCopyTuner::samples + 1 + SingleCopyTuner::max_hold;
+  EXPECT_FALSE(choice_after_calls(way, 10 * round, 200ns, 100ns));
+  EXPECT_TRUE(choice_after_calls(way, 2 * round, 50ns, 100ns));
+  EXPECT_FALSE(choice_after_calls(way, 2 * round, 200ns, 100ns));
 }
 
-TEST(WayByTime, TrialsAreFewOnceTheChoiceStands) {
-  WayByTime way;
-  way.start();
-  choice_after(way, 5000, 200ns, 100ns);
+TEST(SingleCopyTuner, SamplesAreRareOnceTheChoiceIsStable) {
+  SingleCopyTuner way;
+  way.enable();
+  choice_after_calls(way, 5000, 200ns, 100ns);
   int trials = 0;
   for (int i = 0; i < 10'000; ++i) {
-    way.begin();
-    if (way.chooses()) way.choose(200, 100);
-    trials += way.is_trial() && way.once();
+    way.begin_call();
+    if (way.is_decision()) way.decide(200, 100);
+    trials += way.is_sample() && way.uses_single_copy();
   }
   EXPECT_LT(trials, 50);
 }

@@ -22,10 +22,10 @@ namespace {
 /// A group's streams. A peer takes their bytes a few at a time: never a whole number of elements.
 class Streams {
  public:
-  static constexpr std::size_t taken = 13, shown = 4099;
+  static constexpr std::size_t received = 13, shown = 4099;
 
   struct Stream {
-    Signature signature;
+    CallSignature signature;
     std::deque<std::byte> bytes;
     std::uint64_t consumed = 0;
   };
@@ -40,28 +40,29 @@ class InPieces final : public Transport {
   InPieces(Streams& streams, int rank, int size)
       : streams_(streams), rank_(rank), hosts_(static_cast<std::size_t>(size)) {}
 
-  std::size_t post(int peer, Lane, const Signature& signature, std::span<const std::byte> bytes) override {
+  std::size_t post(int peer, Channel, const CallSignature& signature,
+                   std::span<const std::byte> bytes) override {
     auto& stream = streams_.of(rank_, peer);
     stream.signature = signature;
     stream.bytes.insert(stream.bytes.end(), bytes.begin(), bytes.end());
     return bytes.size();
   }
-  std::uint64_t released(int peer, Lane) override { return streams_.of(rank_, peer).consumed; }
-  Incoming peek(int peer, Lane) override {
+  std::uint64_t released(int peer, Channel) override { return streams_.of(rank_, peer).consumed; }
+  ReceiveView peek(int peer, Channel) override {
     auto& stream = streams_.of(peer, rank_);
     const auto n = static_cast<std::ptrdiff_t>(std::min(stream.bytes.size(), Streams::shown));
     auto& shown = shown_[static_cast<std::size_t>(peer)];
     shown.assign(stream.bytes.begin(), stream.bytes.begin() + n);
     return {stream.signature, shown};
   }
-  void consume(int peer, Lane, std::size_t bytes) override {
+  void consume(int peer, Channel, std::size_t bytes) override {
     auto& stream = streams_.of(peer, rank_);
     require(bytes <= stream.bytes.size(), Errc::invalid_argument, "more was consumed than shown");
     stream.bytes.erase(stream.bytes.begin(), stream.bytes.begin() + static_cast<std::ptrdiff_t>(bytes));
     stream.consumed += bytes;
   }
-  std::size_t receive(int peer, Lane lane, std::span<std::byte> into) override {
-    return Transport::receive(peer, lane, into.first(std::min(into.size(), Streams::taken)));
+  std::size_t receive(int peer, Channel lane, std::span<std::byte> into) override {
+    return Transport::receive(peer, lane, into.first(std::min(into.size(), Streams::received)));
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
     return {new std::byte[bytes], [](const std::byte* p) { delete[] p; }};
@@ -70,9 +71,9 @@ class InPieces final : public Transport {
   void wait(std::chrono::microseconds, bool) override {}
   void wake() noexcept override {}
   void abort(const Failure&) noexcept override {}
-  void ask() override {}
-  void answer(const RankSet&) override {}
-  const WaitForGraph& waiting() const override { return waiting_; }
+  void query_waits() override {}
+  void reply_waits(const RankSet&) override {}
+  const WaitForGraph& wait_graph() const override { return wait_graph_; }
   bool one_host() const override { return true; }
   std::span<const int> hosts() const override { return hosts_; }
   std::string describe() const override { return "in pieces"; }
@@ -82,21 +83,23 @@ class InPieces final : public Transport {
   const int rank_;
   const std::vector<int> hosts_;
   std::array<std::vector<std::byte>, 8> shown_;
-  WaitForGraph waiting_{0};
+  WaitForGraph wait_graph_{0};
 };
 
 /// A peer whose bytes come one element at a time, but always come: a call that never stands still.
 class Trickle final : public Transport {
  public:
-  std::size_t post(int, Lane, const Signature& signature, std::span<const std::byte> bytes) override {
+  std::size_t post(int, Channel, const CallSignature& signature, std::span<const std::byte> bytes) override {
     signature_ = signature;
     posted_ += bytes.size();
     return bytes.size();
   }
-  std::uint64_t released(int, Lane) override { return posted_; }
-  Incoming peek(int, Lane) override { return {signature_, {element_, posted_ > 0 ? sizeof element_ : 0}}; }
-  void consume(int, Lane, std::size_t) override {}
-  std::size_t receive(int, Lane, std::span<std::byte> into) override {
+  std::uint64_t released(int, Channel) override { return posted_; }
+  ReceiveView peek(int, Channel) override {
+    return {signature_, {element_, posted_ > 0 ? sizeof element_ : 0}};
+  }
+  void consume(int, Channel, std::size_t) override {}
+  std::size_t receive(int, Channel, std::span<std::byte> into) override {
     const std::size_t n = std::min(into.size(), sizeof element_);
     std::memcpy(into.data(), element_, n);
     return n;
@@ -108,26 +111,26 @@ class Trickle final : public Transport {
   void wait(std::chrono::microseconds, bool) override {}
   void wake() noexcept override {}
   void abort(const Failure&) noexcept override {}
-  void ask() override {}
-  void answer(const RankSet&) override {}
-  const WaitForGraph& waiting() const override { return waiting_; }
+  void query_waits() override {}
+  void reply_waits(const RankSet&) override {}
+  const WaitForGraph& wait_graph() const override { return wait_graph_; }
   bool one_host() const override { return false; }
   std::span<const int> hosts() const override { return hosts_; }
   std::string describe() const override { return "trickle"; }
 
  private:
-  Signature signature_;
+  CallSignature signature_;
   std::uint64_t posted_ = 0;
   std::byte element_[sizeof(float)]{};
   const std::vector<int> hosts_{0, 1};
-  WaitForGraph waiting_{0};
+  WaitForGraph wait_graph_{0};
 };
 
-TEST(Driver, ACallThatNeverStandsStillEndsAtItsDeadline) {
-  const auto driver = std::make_shared<Driver>(0, 2, std::make_unique<Trickle>(),
-                                               ScheduledOptions{.timeout = std::chrono::milliseconds(20)});
+TEST(ProgressEngine, ASlowCallEndsAtItsDeadline) {
+  const auto driver = std::make_shared<ProgressEngine>(
+      0, 2, std::make_unique<Trickle>(), NativeOptions{.timeout = std::chrono::milliseconds(20)});
   std::vector<float> x(8 << 20);
-  Operation op{.kind = Collective::all_reduce};
+  CollectiveCall op{.kind = Collective::all_reduce};
   op.in = Buffer(x.data(), x.size()), op.out = Buffer(x.data(), x.size());
   const auto job = driver->submit({&op, 1});
   const Error e = test::error_of([&] { job->wait(); });
@@ -152,9 +155,9 @@ std::vector<std::vector<T>> run(ScheduleFunction schedule, ReduceOp op, std::siz
   struct Rank {
     std::vector<T> in, out;
     std::unique_ptr<InPieces> transport;
-    Operation operation;
-    Plan plan;
-    std::unique_ptr<Execution> execution;
+    CollectiveCall operation;
+    DependencyPlan plan;
+    std::unique_ptr<ScheduleExecutor> execution;
   };
   Streams streams;
   std::vector<Rank> ranks(in_place.size());
@@ -169,9 +172,9 @@ std::vector<std::vector<T>> run(ScheduleFunction schedule, ReduceOp op, std::siz
     me.operation.in = Buffer(same ? me.out.data() : me.in.data(), count);
     me.operation.out = Buffer(me.out.data(), count);
     me.operation.op = op;
-    me.plan = make_plan(schedule({r, size, 0}), size, rz::in_place(me.operation, r, size));
-    me.execution = std::make_unique<Execution>(*me.transport, r, size);
-    me.execution->start(me.operation, me.plan, signature_of(me.operation, size, 0));
+    me.plan = make_dependency_plan(schedule({r, size, 0}), size, rz::in_place(me.operation, r, size));
+    me.execution = std::make_unique<ScheduleExecutor>(*me.transport, r, size);
+    me.execution->start(me.operation, me.plan, make_signature(me.operation, size, 0));
   }
   const auto complete = [](const Rank& r) { return r.execution->complete(); };
   for (bool moved = true; moved && !std::all_of(ranks.begin(), ranks.end(), complete);) {
@@ -203,14 +206,15 @@ std::size_t wrong(const std::vector<T>& got, const std::vector<T>& want) {
 
 constexpr std::size_t count = 10'007;
 
-Schedule receives_then_adds_two_slots(Seat seat) {
+Schedule receives_then_adds_two_slots(RankContext seat) {
   if (seat.rank == 0) return {.steps = {send(1, input(0)), recv(output(0), 1)}};
-  return {.cells = 1,
-          .steps = {recv(scratch(0, 0), 0), combine(output(0), {local(scratch(0, 0)), local(input(0))}, true),
-                    send(0, output(0))}};
+  return {
+      .scratch_chunks = 1,
+      .steps = {recv(scratch(0, 0), 0), reduce_step(output(0), {local(scratch(0, 0)), local(input(0))}, true),
+                send(0, output(0))}};
 }
 
-TEST(Execution, ASumOfTwoSlotsThatFollowsAReceiveGoesByWholeElements) {
+TEST(ScheduleExecutor, ASumOfTwoSlotsThatFollowsAReceiveGoesByWholeElements) {
   ASSERT_TRUE(verify(receives_then_adds_two_slots, Collective::all_reduce, 2, 0, InPlace::none));
   for (const bool in_place : {false, true}) {
     const auto out = run<double>(receives_then_adds_two_slots, ReduceOp::sum, count, {in_place, in_place});
@@ -219,26 +223,26 @@ TEST(Execution, ASumOfTwoSlotsThatFollowsAReceiveGoesByWholeElements) {
 }
 
 /// In place, rank 0's sum overwrites what rank 1 takes, a few bytes at a time.
-Schedule overwrites_what_it_sent(Seat seat) {
+Schedule overwrites_what_it_sent(RankContext seat) {
   if (seat.rank == 0)
-    return {.steps = {send(1, input(0)), combine(output(0), {local(input(0)), from(1)}, true)}};
-  return {.cells = 1,
+    return {.steps = {send(1, input(0)), reduce_step(output(0), {local(input(0)), from(1)}, true)}};
+  return {.scratch_chunks = 1,
           .steps = {recv(scratch(0, 0), 0), send(0, input(0)),
-                    combine(output(0), {local(scratch(0, 0)), local(input(0))}, true)}};
+                    reduce_step(output(0), {local(scratch(0, 0)), local(input(0))}, true)}};
 }
 
-TEST(Execution, ASumOverWhatIsStillBeingSentGoesByWholeElements) {
+TEST(ScheduleExecutor, ASumOverWhatIsStillBeingSentGoesByWholeElements) {
   ASSERT_TRUE(verify(overwrites_what_it_sent, Collective::all_reduce, 2, 0, InPlace::all));
   const auto out = run<double>(overwrites_what_it_sent, ReduceOp::sum, count, {true, true});
   for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<double>(count)), 0u);
 }
 
 /// What both receive and what rank 1 holds becomes an average in a step of its own.
-Schedule divides_in_a_step_of_one_term(Seat seat) {
-  if (seat.rank == 0) return {.steps = {send(1, input(0)), combine(output(0), {from(1)}, true)}};
-  return {.cells = 1,
-          .steps = {combine(scratch(0, 0), {from(0), local(input(0))}), send(0, scratch(0, 0)),
-                    combine(output(0), {local(scratch(0, 0))}, true)}};
+Schedule divides_in_a_step_of_one_term(RankContext seat) {
+  if (seat.rank == 0) return {.steps = {send(1, input(0)), reduce_step(output(0), {from(1)}, true)}};
+  return {.scratch_chunks = 1,
+          .steps = {reduce_step(scratch(0, 0), {from(0), local(input(0))}), send(0, scratch(0, 0)),
+                    reduce_step(output(0), {local(scratch(0, 0))}, true)}};
 }
 
 template <class T>
@@ -247,7 +251,7 @@ void expect_averages() {
   for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<T>(count, 2)), 0u) << name(dtype_of<T>);
 }
 
-TEST(Execution, AFinalStepOfOneTermDivides) {
+TEST(ScheduleExecutor, AFinalStepOfOneTermDivides) {
   ASSERT_TRUE(verify(divides_in_a_step_of_one_term, Collective::all_reduce, 2, 0, InPlace::none));
   expect_averages<float>();
   expect_averages<double>();
@@ -260,7 +264,7 @@ TEST(Execution, AFinalStepOfOneTermDivides) {
 }
 
 // The proof says so for all groups; these run.
-TEST(Execution, RanksInPlaceStandBesideRanksThatAreNot) {
+TEST(ScheduleExecutor, RanksInPlaceStandBesideRanksThatAreNot) {
   constexpr std::size_t few = 211;
   for (const Algorithm& a : algorithms()) {
     if (a.collective != Collective::all_reduce) continue;
@@ -280,24 +284,24 @@ TEST(Execution, RanksInPlaceStandBesideRanksThatAreNot) {
 }
 
 /// A step moves by whole elements unless it takes or gives bytes as they come.
-bool moves_by_elements(const Plan& plan, int step) {
-  const Plan::PlannedStep& s = plan.steps[static_cast<std::size_t>(step)];
+bool moves_by_elements(const DependencyPlan& plan, int step) {
+  const DependencyPlan::PlannedStep& s = plan.steps[static_cast<std::size_t>(step)];
   if (s.step.kind == Step::send) return false;
   if (s.step.terms.size() > 1) return true;
-  return !s.remote && std::all_of(s.after.begin(), s.after.end(), [&](const Plan::Dependency& d) {
-    return d.whole || moves_by_elements(plan, d.step);
+  return !s.remote && std::all_of(s.after.begin(), s.after.end(), [&](const DependencyPlan::Dependency& d) {
+    return d.complete || moves_by_elements(plan, d.step);
   });
 }
 
 /// The first step of a plan that adds while what it adds or overwrites moves by bytes, or that is final and
 /// has one term; -1: none.
-int depends_on_the_executor(const Plan& plan) {
+int depends_on_the_executor(const DependencyPlan& plan) {
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
-    const Plan::PlannedStep& s = plan.steps[i];
-    if (s.step.kind != Step::combine) continue;
+    const DependencyPlan::PlannedStep& s = plan.steps[i];
+    if (s.step.kind != Step::reduce) continue;
     if (s.step.terms.size() == 1 && !s.step.final) continue;
-    const bool odd = std::any_of(s.after.begin(), s.after.end(), [&](const Plan::Dependency& d) {
-      return !d.whole && !moves_by_elements(plan, d.step);
+    const bool odd = std::any_of(s.after.begin(), s.after.end(), [&](const DependencyPlan::Dependency& d) {
+      return !d.complete && !moves_by_elements(plan, d.step);
     });
     if (odd || s.step.terms.size() == 1) return static_cast<int>(i);
   }
@@ -305,10 +309,10 @@ int depends_on_the_executor(const Plan& plan) {
 }
 
 // So none of them ever gave wrong sums when the executor counted bytes there.
-TEST(Execution, NoShippedScheduleAddsWhatMovesByBytes) {
+TEST(ScheduleExecutor, NoBuiltInScheduleReducesPartialElements) {
   for (const ScheduleFunction f : {receives_then_adds_two_slots, divides_in_a_step_of_one_term})
-    EXPECT_GE(depends_on_the_executor(make_plan(f({1, 2, 0}), 2, false)), 0);
-  EXPECT_GE(depends_on_the_executor(make_plan(overwrites_what_it_sent({0, 2, 0}), 2, true)), 0);
+    EXPECT_GE(depends_on_the_executor(make_dependency_plan(f({1, 2, 0}), 2, false)), 0);
+  EXPECT_GE(depends_on_the_executor(make_dependency_plan(overwrites_what_it_sent({0, 2, 0}), 2, true)), 0);
   for (const Algorithm& a : algorithms())
     for (int size = 2; size <= 9; ++size)
       for (const int root : {0, size - 1})
@@ -317,7 +321,8 @@ TEST(Execution, NoShippedScheduleAddsWhatMovesByBytes) {
           for (int r = 0; r < size; ++r) host.push_back(r / per_host);
           for (int r = 0; r < size; ++r)
             for (const bool in_place : {false, true}) {
-              const Plan plan = make_plan(a.schedule({r, size, root, host}), size, in_place);
+              const DependencyPlan plan =
+                  make_dependency_plan(a.schedule({r, size, root, host}), size, in_place);
               EXPECT_EQ(depends_on_the_executor(plan), -1)
                   << name(a.collective) << ' ' << a.name << ", rank " << r << " of " << size << ", root "
                   << root << ", " << per_host << " a host" << (in_place ? ", in place" : "");

@@ -69,7 +69,7 @@ void expect_error(Errc code, int culprit, const F& call) {
   EXPECT_EQ(e.culprit(), culprit) << e.what();
 }
 
-void reduce_for_ever(Communicator& comm, std::size_t n) {
+void reduce_until_killed(Communicator& comm, std::size_t n) {
   std::vector<float> x(n, 1);
   for (;;) {
     std::fill(x.begin(), x.end(), 1.0f);
@@ -96,7 +96,7 @@ TEST_P(Transports, AKilledRankIsNamedByTheOthersWithinTwoSeconds) {
     const auto endings = run_processes(3, [&](int rank, auto store) {
       auto comm = Communicator::connect(rank, 3, store, quick(GetParam()));
       if (rank == 1) signal_soon(SIGKILL, store).detach();
-      expect_error(Errc::peer_lost, 1, [&] { reduce_for_ever(comm, n); });
+      expect_error(Errc::peer_lost, 1, [&] { reduce_until_killed(comm, n); });
       EXPECT_LT(since(store->get("at", Deadline::after(1s))), 2s);
       expect_error(Errc::peer_lost, 1, [&] { comm.barrier().wait(); });
     });
@@ -107,7 +107,7 @@ TEST_P(Transports, AKilledRankIsNamedByTheOthersWithinTwoSeconds) {
   }
 }
 
-TEST(Failure, AKilledRankIsNamedByThoseWhoCopyOutOfItsMemory) {
+TEST(Failure, AKilledRankIsNamedBySingleCopyReaders) {
   const auto endings = run_processes(3, [&](int rank, auto store) {
     auto options = quick();
     options.algorithm = "all_gather=single_copy";
@@ -135,7 +135,7 @@ TEST_P(Transports, AStoppedRankIsNamedByATimeout) {
         store->set("pid/" + std::to_string(rank), std::to_string(getpid()));
         std::thread stopper;
         if (rank == stopped) stopper = signal_soon(SIGSTOP, store);
-        expect_error(Errc::timeout, stopped, [&] { reduce_for_ever(comm, n); });
+        expect_error(Errc::timeout, stopped, [&] { reduce_until_killed(comm, n); });
         if (stopper.joinable()) stopper.join();
         if (rank == stopped) return;
         EXPECT_LT(since(store->get("at", Deadline::after(1s))), short_timeout + 1600ms);
@@ -164,27 +164,27 @@ void expect_all_to_name(int stopped, std::size_t n, const Relayed& by) {
     options.deterministic = false;
     options.host_id = std::to_string(by.host[static_cast<std::size_t>(rank)]);
     auto comm = Communicator::connect(rank, size, store, options);
-    store->set(str("pid/", rank), std::to_string(getpid()));
+    store->set(concat("pid/", rank), std::to_string(getpid()));
     std::thread stopper;
     if (rank == stopped) stopper = signal_soon(SIGSTOP, store);
-    expect_error(Errc::timeout, stopped, [&] { reduce_for_ever(comm, n); });
+    expect_error(Errc::timeout, stopped, [&] { reduce_until_killed(comm, n); });
     if (stopper.joinable()) stopper.join();
-    store->set(str("saw/", rank), "");
+    store->set(concat("saw/", rank), "");
     if (rank != waker) return;
     for (int r = 0; r < size; ++r)
-      if (r != stopped) store->get(str("saw/", r), Deadline::after(10s));
-    kill(std::stoi(store->get(str("pid/", stopped), Deadline::after(1s))), SIGCONT);
+      if (r != stopped) store->get(concat("saw/", r), Deadline::after(10s));
+    kill(std::stoi(store->get(concat("pid/", stopped), Deadline::after(1s))), SIGCONT);
   });
 }
 
-TEST(Failure, AStoppedRankIsNamedByThoseWhoWaitForOthers) {
+TEST(Failure, AStoppedRankIsNamedByIndirectWaiters) {
   for (const char* algorithm : {"two_shot", "chain", "ring", "tree", "halving_doubling"})
     for (const int stopped : {1, 3}) {
-      SCOPED_TRACE(str(algorithm, ", rank ", stopped));
+      SCOPED_TRACE(concat(algorithm, ", rank ", stopped));
       expect_all_to_name(stopped, 2, {algorithm, "tcp", {0, 1, 2, 3}});
     }
   for (const char* algorithm : {"hierarchical", "hierarchical_chain", "chain"}) {
-    SCOPED_TRACE(str(algorithm, " over two hosts"));
+    SCOPED_TRACE(concat(algorithm, " over two hosts"));
     expect_all_to_name(3, 2, {algorithm, "auto", {0, 0, 1, 1}});
   }
   expect_all_to_name(3, 300000, {"chain", "tcp", {0, 1, 2, 3}});
@@ -196,7 +196,7 @@ TEST_P(Transports, AGroupOfTheOthersOutlivesADeadRank) {
     auto all = Communicator::connect(rank, 3, store, quick(GetParam()));
     auto part = all.split(rank / 2, rank);
     if (rank == 2) kill(getpid(), SIGKILL);
-    expect_error(Errc::peer_lost, 2, [&] { reduce_for_ever(all, 1000); });
+    expect_error(Errc::peer_lost, 2, [&] { reduce_until_killed(all, 1000); });
     int x = 1;
     part->all_reduce({&x, 1}).wait();
     EXPECT_EQ(x, 2);
@@ -222,12 +222,12 @@ TEST_P(Transports, DestructionWithOperationsPendingIsBounded) {
       return;
     }
     store->get("gone", Deadline::after(10s));
-    expect_error(Errc::peer_lost, 0, [&] { reduce_for_ever(*comm, 500000); });
+    expect_error(Errc::peer_lost, 0, [&] { reduce_until_killed(*comm, 500000); });
   });
 }
 
 // Of several pending messages the one whose deadline has passed names its peer.
-TEST(Failure, AMessageThatNobodySendsNamesThePeer) {
+TEST(Failure, AnUnmatchedReceiveNamesThePeer) {
   run_ranks(3, [](int rank, auto store) {
     auto options = quick();
     options.timeout = short_timeout;
@@ -240,26 +240,26 @@ TEST(Failure, AMessageThatNobodySendsNamesThePeer) {
       expect_error(Errc::timeout, 2, [&] { first.wait(); });
       expect_error(Errc::timeout, 2, [&] { second.wait(); });
     }
-    store->set(str("done/", rank), "");
-    for (int r = 0; r < 3; ++r) store->get(str("done/", r), Deadline::after(10s));
+    store->set(concat("done/", rank), "");
+    for (int r = 0; r < 3; ++r) store->get(concat("done/", r), Deadline::after(10s));
   });
 }
 
 // Rank 0 waits for a live rank, and that for another; rank 3, for which that waits, computes.
-TEST_P(Transports, AMessageThatComesLateIsBlamedOnWhoHeldUpItsSender) {
+TEST_P(Transports, ALateMessageNamesTheRankThatDelayedItsSender) {
   run_ranks(4, [&](int rank, auto store) {
     auto options = quick(GetParam());
     options.timeout = rank == 0 ? short_timeout : 20s;
     auto comm = Communicator::connect(rank, 4, store, options);
     float x = 0;
     if (rank == 3)
-      for (int r = 0; r < 3; ++r) store->get(str("saw/", r), Deadline::after(10s));
+      for (int r = 0; r < 3; ++r) store->get(concat("saw/", r), Deadline::after(10s));
     expect_error(Errc::timeout, 3, [&] {
       if (rank == 3) comm.barrier().wait();
       comm.recv({&x, 1}, rank + 1).wait();
     });
-    store->set(str("saw/", rank), "");
-    for (int r = 0; r < 4; ++r) store->get(str("saw/", r), Deadline::after(10s));
+    store->set(concat("saw/", rank), "");
+    for (int r = 0; r < 4; ++r) store->get(concat("saw/", r), Deadline::after(10s));
   });
 }
 
@@ -282,7 +282,7 @@ TEST(Failure, DestructionEndsAThreadThatWaits) {
   });
 }
 
-TEST_P(Transports, AFailureThatNobodyWaitedForIsThrownByTheNextCall) {
+TEST_P(Transports, AnUnattendedFailureIsThrownByTheNextCall) {
   run_ranks(3, [&](int rank, auto store) {
     auto comm = Communicator::connect(rank, 3, store, quick(GetParam()));
     std::vector<float> x(rank == 2 ? 3 : 5, 1);
@@ -297,7 +297,7 @@ TEST_P(Transports, AFailureThatNobodyWaitedForIsThrownByTheNextCall) {
   });
 }
 
-TEST_P(Transports, AbortFromAnotherThreadEndsWhoWaits) {
+TEST_P(Transports, AbortFromAnotherThreadEndsWaits) {
   run_ranks(3, [&](int rank, auto store) {
     auto comm = Communicator::connect(rank, 3, store, quick(GetParam()));
     std::vector<float> x(100000);
@@ -325,7 +325,7 @@ TEST_P(Transports, AbortFromAnotherThreadEndsWhoWaits) {
 }
 
 // Large memory takes seconds to make.
-TEST(Failure, AnAllocationHoldsBackNeitherCallsNorAbort) {
+TEST(Failure, AnAllocationBlocksNeitherCallsNorAbort) {
   run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 2, store, quick("shm"));
     HeldAllocation held;
@@ -347,7 +347,7 @@ TEST(Failure, AnAllocationHoldsBackNeitherCallsNorAbort) {
       EXPECT_NE(allocation.get(), nullptr);
     }
     calls.wait();
-    expect_error(Errc::aborted, 0, [&] { reduce_for_ever(comm, 10); });
+    expect_error(Errc::aborted, 0, [&] { reduce_until_killed(comm, 10); });
   });
 }
 
@@ -363,7 +363,7 @@ TEST(Failure, CommunicatorsOfAProcessFailAlone) {
       third->all_reduce({&y, 1}).wait();
       EXPECT_EQ(x + y, 6);
     }
-    expect_error(Errc::aborted, 1, [&] { reduce_for_ever(first, 10); });
+    expect_error(Errc::aborted, 1, [&] { reduce_until_killed(first, 10); });
     third->barrier().wait();
     second.barrier().wait();
   });
@@ -390,7 +390,7 @@ TEST(Failure, AnErrorOfOneRankReachesTheOthers) {
   });
 }
 
-TEST(Failure, AnUnknownAlgorithmIsRefusedBeforeTheRanksMeet) {
+TEST(Failure, AnUnknownAlgorithmIsRefusedBeforeConnecting) {
   auto options = quick();
   options.algorithm = "telepathy";
   const Error unknown = error_of([&] { Communicator::connect(0, 1, nullptr, options); });

@@ -71,7 +71,7 @@ TEST(Fork, ARegistrationThatEndsInTheChildLeavesTheParentsMemory) {
     auto comm = Communicator::connect(rank, 2, store, quick("shm"));
     auto x = alone(2);
     Registration r = comm.register_buffer(x.data(), n * sizeof(int));
-    ASSERT_TRUE(r.zero_copy()) << r.why();
+    ASSERT_TRUE(r.zero_copy()) << r.reason();
     if (rank == 0) {
       EXPECT_EQ(in_forked_child([&] {
                   r = {};
@@ -86,10 +86,10 @@ TEST(Fork, ARegistrationThatEndsInTheChildLeavesTheParentsMemory) {
 }
 
 TEST(Fork, ARegistrationThatEndsInTheParentLeavesTheChildItsContents) {
-  const auto arena = std::make_shared<Arena>();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   auto x = alone(2);
   Registration r = arena->register_buffer(std::as_writable_bytes(std::span(x)));
-  ASSERT_TRUE(r.zero_copy()) << r.why();
+  ASSERT_TRUE(r.zero_copy()) << r.reason();
   Gate ended, seen;
   const pid_t child = fork();
   if (child == 0) {
@@ -106,7 +106,7 @@ TEST(Fork, ARegistrationThatEndsInTheParentLeavesTheChildItsContents) {
 }
 
 TEST(Fork, MemoryOfAllocateThatTheParentFreesLeavesTheChildItsContents) {
-  const auto arena = std::make_shared<Arena>();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   constexpr std::size_t bytes = 4 << 20;
   auto memory = arena->allocate(bytes);
   std::fill_n(memory.get(), bytes, std::byte{7});
@@ -189,7 +189,7 @@ TEST_P(ForkOver, CallsOfTheChildAreRefusedAndChangeNothing) {
                   const auto refused = [&](const auto& call) {
                     const Error e = error_of(call);
                     return e.code() == Errc::invalid_argument &&
-                           std::string(e.what()).find(str("process ", getppid())) != std::string::npos;
+                           std::string(e.what()).find(concat("process ", getppid())) != std::string::npos;
                   };
                   comm.abort("the child's");
                   return refused([&] {
@@ -214,8 +214,8 @@ INSTANTIATE_TEST_SUITE_P(Transports, ForkOver, testing::Values("shm", "tcp"),
 // ---- what ranks meet by
 
 TEST(Fork, ARendezvousDirectoryStaysWhenTheChildEndsItsStore) {
-  const std::string job = str("fork_test/", getpid());
-  auto store = private_store(job, 0, 1, Deadline::after(20s));
+  const std::string job = concat("fork_test/", getpid());
+  auto store = local_rendezvous_store(job, 0, 1, Deadline::after(20s));
   store->set("key", "value");
   EXPECT_EQ(in_forked_child([&] {
               store.reset();

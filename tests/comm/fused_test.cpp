@@ -28,39 +28,39 @@ using namespace std::chrono_literals;
 
 // ---- which calls
 
-Operation reduction(std::size_t count, DType dtype = DType::f32, ReduceOp op = ReduceOp::sum) {
+CollectiveCall reduction(std::size_t count, DType dtype = DType::f32, ReduceOp op = ReduceOp::sum) {
   static std::array<std::byte, 128 << 10> memory{};
   return {.kind = Collective::all_reduce,
           .in = {memory.data(), count, dtype},
           .out = {memory.data() + memory.size() / 2, count, dtype},
           .op = op};
 }
-int count(const std::vector<Operation>& calls) { return static_cast<int>(Fused::count(calls)); }
+int count(const std::vector<CollectiveCall>& calls) { return static_cast<int>(Coalescer::count(calls)); }
 
-TEST(Fused, TakesCallsThatAreAlike) {
+TEST(Coalescer, AcceptsSimilarCalls) {
   EXPECT_EQ(count({}), 0);
   EXPECT_EQ(count({reduction(1)}), 1);
   EXPECT_EQ(count({reduction(1), reduction(500), reduction(3)}), 3);
   EXPECT_EQ(count({reduction(1), reduction(5, DType::i32), reduction(3)}), 1);
   EXPECT_EQ(count({reduction(1), reduction(5), reduction(3, DType::f32, ReduceOp::max)}), 2);
-  EXPECT_EQ(count({reduction(1), Operation{.kind = Collective::barrier}, reduction(3)}), 1);
+  EXPECT_EQ(count({reduction(1), CollectiveCall{.kind = Collective::barrier}, reduction(3)}), 1);
 }
 
-TEST(Fused, LeavesAloneWhatCannotBePacked) {
-  EXPECT_EQ(count({Operation{.kind = Collective::broadcast, .out = reduction(1).out}}), 0);
+TEST(Coalescer, SkipsCallsThatCannotBePacked) {
+  EXPECT_EQ(count({CollectiveCall{.kind = Collective::broadcast, .out = reduction(1).out}}), 0);
   EXPECT_EQ(count({reduction(0)}), 0);
   EXPECT_EQ(count({reduction(2, DType::f32, ReduceOp::premul(2)), reduction(2)}), 0);
 }
 
 // Distinct memory a call, unless it is said otherwise.
-Operation between(int in, int out) {
+CollectiveCall between(int in, int out) {
   static float memory[100];
   return {.kind = Collective::all_reduce, .in = {memory + in, 2}, .out = {memory + out, 2}};
 }
 
-bool independent(const std::vector<Operation>& group) {
+bool independent(const std::vector<CollectiveCall>& group) {
   try {
-    Fused::require_independent(group);
+    Coalescer::require_independent(group);
     return true;
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Errc::invalid_argument) << e.what();
@@ -68,27 +68,28 @@ bool independent(const std::vector<Operation>& group) {
   }
 }
 
-TEST(Fused, RefusesACallThatReadsAResultOfTheSameRun) {
+TEST(Coalescer, RefusesACallThatReadsAResultOfTheSameRun) {
   EXPECT_TRUE(independent({between(0, 0), between(2, 2), between(4, 4)}));
   EXPECT_TRUE(independent({between(0, 50), between(20, 0), between(40, 70)}))
       << "within what they span, apart";
   EXPECT_FALSE(independent({between(0, 50), between(20, 70), between(51, 90)}));
   EXPECT_FALSE(independent({between(0, 0), between(0, 0)}));
-  const Operation message{.kind = Collective::send, .in = between(0, 0).in, .root = 1};
+  const CollectiveCall message{.kind = Collective::send, .in = between(0, 0).in, .root = 1};
   EXPECT_FALSE(independent({between(0, 0), message, between(0, 0)})) << "a message ends no run";
-  const Operation barrier{.kind = Collective::barrier};
+  const CollectiveCall barrier{.kind = Collective::barrier};
   EXPECT_TRUE(independent({between(0, 0), barrier, between(0, 0)})) << "two runs, in order";
 }
 
-TEST(Fused, AddressesDoNotCount) {
+TEST(Coalescer, AddressesDoNotCount) {
   EXPECT_EQ(count({between(0, 0), between(0, 0)}), count({between(0, 0), between(2, 2)}));
 }
 
-TEST(Fused, IsBounded) {
-  EXPECT_EQ(count({reduction(Fused::max_bytes / 4)}), 1);
-  EXPECT_EQ(count({reduction(Fused::max_bytes / 4 + 1)}), 0);
-  EXPECT_EQ(count({reduction(Fused::max_bytes / 8), reduction(Fused::max_bytes / 8), reduction(1)}), 2);
-  EXPECT_EQ(count(std::vector<Operation>(1000, reduction(1))), 255);
+TEST(Coalescer, IsBounded) {
+  EXPECT_EQ(count({reduction(Coalescer::max_bytes / 4)}), 1);
+  EXPECT_EQ(count({reduction(Coalescer::max_bytes / 4 + 1)}), 0);
+  EXPECT_EQ(count({reduction(Coalescer::max_bytes / 8), reduction(Coalescer::max_bytes / 8), reduction(1)}),
+            2);
+  EXPECT_EQ(count(std::vector<CollectiveCall>(1000, reduction(1))), 255);
 }
 
 // ---- among ranks
@@ -99,20 +100,21 @@ class Counting final : public Transport {
   Counting(std::unique_ptr<Transport> inner, std::set<std::uint32_t>& calls)
       : inner_(std::move(inner)), calls_(calls) {}
 
-  std::size_t post(int peer, Lane lane, const Signature& s, std::span<const std::byte> bytes) override {
-    if (lane == Lane::collective) calls_.insert(s.sequence);
+  std::size_t post(int peer, Channel lane, const CallSignature& s,
+                   std::span<const std::byte> bytes) override {
+    if (lane == Channel::collective) calls_.insert(s.sequence);
     return inner_->post(peer, lane, s, bytes);
   }
-  std::uint64_t released(int peer, Lane lane) override { return inner_->released(peer, lane); }
-  Incoming peek(int peer, Lane lane) override { return inner_->peek(peer, lane); }
-  void consume(int peer, Lane lane, std::size_t bytes) override { inner_->consume(peer, lane, bytes); }
+  std::uint64_t released(int peer, Channel lane) override { return inner_->released(peer, lane); }
+  ReceiveView peek(int peer, Channel lane) override { return inner_->peek(peer, lane); }
+  void consume(int peer, Channel lane, std::size_t bytes) override { inner_->consume(peer, lane, bytes); }
   void progress() override { inner_->progress(); }
   void wait(std::chrono::microseconds most, bool eager) override { inner_->wait(most, eager); }
   void wake() noexcept override { inner_->wake(); }
   void abort(const Failure& f) noexcept override { inner_->abort(f); }
-  void ask() override { inner_->ask(); }
-  void answer(const RankSet& waits_for) override { inner_->answer(waits_for); }
-  const WaitForGraph& waiting() const override { return inner_->waiting(); }
+  void query_waits() override { inner_->query_waits(); }
+  void reply_waits(const RankSet& waits_for) override { inner_->reply_waits(waits_for); }
+  const WaitForGraph& wait_graph() const override { return inner_->wait_graph(); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   bool one_host() const override { return inner_->one_host(); }
   std::span<const int> hosts() const override { return inner_->hosts(); }
@@ -131,13 +133,13 @@ void expect_calls(std::size_t expected, std::size_t all_reduces, bool as_group, 
   test::run_ranks(size, [&](int rank, std::shared_ptr<Store> store) {
     std::set<std::uint32_t> calls;
     TransportOptions where;
-    where.host_id = str(host[static_cast<std::size_t>(rank)]);
-    const auto backend = scheduled_backend(
+    where.host_id = concat(host[static_cast<std::size_t>(rank)]);
+    const auto backend = make_native_backend(
         rank, size,
         std::make_unique<Counting>(connect_transport(rank, size, *store, where, Deadline::after(20s)), calls),
         {.deterministic = false, .algorithm = algorithm});
     std::vector<float> x(all_reduces, 1.0f);
-    std::vector<Operation> group;
+    std::vector<CollectiveCall> group;
     for (float& v : x) group.push_back({.kind = Collective::all_reduce, .in = {&v, 1}, .out = {&v, 1}});
     std::vector<Work> works;
     if (as_group) works.push_back(backend->submit(group));
@@ -149,18 +151,18 @@ void expect_calls(std::size_t expected, std::size_t all_reduces, bool as_group, 
   });
 }
 
-TEST(Fused, AGroupOfSmallAllReducesIsOneCall) {
+TEST(Coalescer, AGroupOfSmallAllReducesIsOneCall) {
   expect_calls(1, 200, true, {0, 1});
   expect_calls(1, 200, true, {0, 0, 1, 1, 2});
   expect_calls(2, 300, true, {0, 1});
 }
 
-TEST(Fused, CallsOneByOneStayApart) {
+TEST(Coalescer, CallsOneByOneStayApart) {
   expect_calls(60, 60, false, {0, 1});
   expect_calls(60, 60, false, {0, 0, 1, 1, 2});
 }
 
-TEST(Fused, AGroupIsOneCallByEveryAlgorithm) {
+TEST(Coalescer, AGroupIsOneCallByEveryAlgorithm) {
   for (const Algorithm& a : algorithms()) {
     if (a.collective != Collective::all_reduce) continue;
     SCOPED_TRACE(a.name);
@@ -169,13 +171,13 @@ TEST(Fused, AGroupIsOneCallByEveryAlgorithm) {
   }
 }
 
-class FusedOver : public testing::TestWithParam<std::string> {
+class CoalescerOver : public testing::TestWithParam<std::string> {
  protected:
   /// "hosts": several, of which the first has one rank.
   CommOptions options(int rank) const {
     CommOptions o;
     if (GetParam() == "hosts")
-      o.host_id = str((rank + 1) / 2);
+      o.host_id = concat((rank + 1) / 2);
     else
       o.transport = GetParam();
     o.timeout = 20s;
@@ -189,7 +191,7 @@ float input(int rank, int call, std::size_t i) {
 
 // Large and small calls of several operations, barriers between the groups; calls alone and groups of several
 // sizes.
-TEST_P(FusedOver, GivesTheBitsOfCallsOneByOne) {
+TEST_P(CoalescerOver, HasTheBitsOfSeparateCalls) {
   constexpr int calls = 150, ranks = 3;
   const auto size = [](int call) -> std::size_t { return call % 17 == 5 ? 9000 : 1 + call * 7 % 40; };
   const auto run = [&](Communicator& comm, int of_a_group) {
@@ -217,7 +219,7 @@ TEST_P(FusedOver, GivesTheBitsOfCallsOneByOne) {
   });
 }
 
-TEST_P(FusedOver, AGroupIsFused) {
+TEST_P(CoalescerOver, AGroupIsFused) {
   test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 3, std::move(store), options(rank));
     std::vector<std::vector<int>> x;
@@ -230,7 +232,7 @@ TEST_P(FusedOver, AGroupIsFused) {
 }
 
 // Messages are not the same on every rank, and change nothing of which collectives run as one.
-TEST_P(FusedOver, MessagesOfSomeRanksAloneEndNoRun) {
+TEST_P(CoalescerOver, MessagesOfSomeRanksAloneEndNoRun) {
   test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 3, std::move(store), options(rank));
     std::vector<int> x(20, rank);
@@ -247,7 +249,7 @@ TEST_P(FusedOver, MessagesOfSomeRanksAloneEndNoRun) {
   });
 }
 
-TEST_P(FusedOver, ACallThatReadsAResultOfItsGroupIsRefused) {
+TEST_P(CoalescerOver, ACallThatReadsAResultOfItsGroupIsRefused) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 2, std::move(store), options(rank));
     float x = 1, y = static_cast<float>(rank);
@@ -284,7 +286,7 @@ void expect_mismatch(const std::function<CommOptions(int)>& options, const std::
   });
 }
 
-TEST_P(FusedOver, GroupsThatDifferAreAMismatch) {
+TEST_P(CoalescerOver, GroupsThatDifferAreAMismatch) {
   const auto here = [&](int rank) { return options(rank); };
   expect_mismatch(here, {4, 3, 5}, {4, 5, 3});
   expect_mismatch(here, {4, 3, 5}, {12});
@@ -292,7 +294,7 @@ TEST_P(FusedOver, GroupsThatDifferAreAMismatch) {
   expect_mismatch(here, {4, 3, 5}, {4, 3, 5}, false);
 }
 
-TEST_P(FusedOver, AFailureEndsAllThatIsFused) {
+TEST_P(CoalescerOver, AFailureEndsAllThatIsFused) {
   std::latch submitted(1);
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 2, std::move(store), options(rank));
@@ -315,7 +317,7 @@ TEST_P(FusedOver, AFailureEndsAllThatIsFused) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, FusedOver, testing::Values("auto", "tcp", "hosts"),
+INSTANTIATE_TEST_SUITE_P(Transports, CoalescerOver, testing::Values("auto", "tcp", "hosts"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -19,12 +19,12 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 struct Pair {
-  Descriptor here, there;
-  Watched watched;
+  UniqueFd here, there;
+  FdEvents watched;
   Pair() {
     int fd[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
-    here = Descriptor(fd[0]), there = Descriptor(fd[1]);
+    here = UniqueFd(fd[0]), there = UniqueFd(fd[1]);
   }
 };
 
@@ -38,8 +38,8 @@ class Pollers : public testing::TestWithParam<int> {
   ~Pollers() override {
     for (Pair& p : pairs) poller.remove(p.here.get());
   }
-  void say(Pair& p) { EXPECT_EQ(write(p.there.get(), "x", 1), 1); }
-  void hear(Pair& p) {
+  void write_byte(Pair& p) { EXPECT_EQ(write(p.there.get(), "x", 1), 1); }
+  void read_byte(Pair& p) {
     char byte;
     while (read(p.here.get(), &byte, 1) == 1) {
     }
@@ -51,48 +51,48 @@ class Pollers : public testing::TestWithParam<int> {
 
 INSTANTIATE_TEST_SUITE_P(FewAndMany, Pollers, testing::Values(1, 3, 8, 9, 40));
 
-TEST_P(Pollers, SayWhoHasNewsAndWhoHasNot) {
+TEST_P(Pollers, ReportReadyDescriptors) {
   for (Pair& p : pairs) EXPECT_TRUE(p.watched.writable() && !p.watched.readable());
   Pair& last = pairs.back();
-  say(last);
+  write_byte(last);
   EXPECT_TRUE(poller.poll(milliseconds(1000)));
   for (Pair& p : pairs) EXPECT_EQ(p.watched.readable(), &p == &last);
-  hear(last);
+  read_byte(last);
   EXPECT_FALSE(poller.poll(microseconds(0)));
   EXPECT_FALSE(last.watched.readable());
-  say(last);
+  write_byte(last);
   EXPECT_TRUE(poller.poll(milliseconds(1000)));
   EXPECT_TRUE(last.watched.readable());
 }
 
 // Bytes that nobody has read yet are no news.
-TEST_P(Pollers, WhatWasSaidEndsNoSleep) {
-  say(pairs.front());
+TEST_P(Pollers, AnEventAlreadyReportedDoesNotWake) {
+  write_byte(pairs.front());
   EXPECT_TRUE(poller.poll(milliseconds(1000)));
   EXPECT_FALSE(poller.poll(milliseconds(20)));
   EXPECT_TRUE(pairs.front().watched.readable());
 }
 
-TEST_P(Pollers, APeerThatHasGoneIsSaidOnce) {
+TEST_P(Pollers, AClosedPeerIsReportedOnce) {
   pairs.front().there.close();
   EXPECT_TRUE(poller.poll(milliseconds(1000)));
   EXPECT_TRUE(pairs.front().watched.hung_up());
   EXPECT_FALSE(poller.poll(milliseconds(20)));
 }
 
-TEST_P(Pollers, ARingEndsASleepAndIsForgotten) {
+TEST_P(Pollers, ASignalEndsASleepOnce) {
   for (int i = 0; i < 3; ++i) {
-    std::thread other([&] { Poller::ring(poller.doorbell()); });
+    std::thread other([&] { Poller::ring_doorbell(poller.doorbell()); });
     EXPECT_TRUE(poller.poll(milliseconds(1000)));
     other.join();
     EXPECT_FALSE(poller.poll(microseconds(0)));
   }
 }
 
-TEST_P(Pollers, WhoWasRemovedIsNotWatched) {
+TEST_P(Pollers, ARemovedDescriptorIsNotWatched) {
   Pair& first = pairs.front();
   poller.remove(first.here.get());
-  say(first);
+  write_byte(first);
   EXPECT_FALSE(poller.poll(milliseconds(20)));
   EXPECT_FALSE(first.watched.readable());
 }

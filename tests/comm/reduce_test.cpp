@@ -94,7 +94,7 @@ void check(ReduceOp::Kind op, std::size_t count, int sources, int dst, int divid
     for (std::size_t i = 0; i < count; ++i) want.push_back(expected(op, in, i, divide));
     std::vector<T>& out = dst < 0 ? own : in[static_cast<std::size_t>(dst)];
     if (twice)
-      reduce_twice(out.data(), too.data(), pointers(in), count, dtype_of<T>, op, divide);
+      reduce_to_both(out.data(), too.data(), pointers(in), count, dtype_of<T>, op, divide);
     else
       reduce(out.data(), pointers(in), count, dtype_of<T>, op, divide);
     ASSERT_EQ(out, want) << name(ReduceOp(op)) << " count " << count << " sources " << sources << " dst "
@@ -245,13 +245,13 @@ TYPED_TEST(ReduceFloats, MinAndMaxHaveTheSameBitsInEveryOrder) {
       std::vector<TypeParam> ab(a.size()), ba(a.size()), three(a.size()), too(a.size());
       const std::vector<const void*> sources{a.data(), b.data()}, swapped{b.data(), a.data()},
           more{a.data(), one.data(), b.data()};
-      reduce_twice(ab.data(), too.data(), sources, a.size(), dtype_of<TypeParam>, op);
+      reduce_to_both(ab.data(), too.data(), sources, a.size(), dtype_of<TypeParam>, op);
       reduce(ba.data(), swapped, a.size(), dtype_of<TypeParam>, op);
       reduce(three.data(), more, a.size(), dtype_of<TypeParam>, op);
       for (std::size_t i = 0; i < a.size(); ++i) {
         const std::uint64_t want = extreme(op, a[i], b[i]);
         const std::string what =
-            str(path, ' ', name(ReduceOp(op)), " of ", number(a[i]), " and ", number(b[i]));
+            concat(path, ' ', name(ReduceOp(op)), " of ", number(a[i]), " and ", number(b[i]));
         ASSERT_EQ(bits_in(ab[i]), want) << what;
         ASSERT_EQ(bits_in(too[i]), want) << what;
         ASSERT_EQ(bits_in(ba[i]), want) << what;
@@ -270,7 +270,7 @@ TEST(ReduceRounding, SmallFloatsAreRoundedOnce) {
   EXPECT_EQ(to_f32(out), 2050.0f);
 }
 
-TEST(ReduceRounding, SumsAreFoldedFromTheLeft) {
+TEST(ReduceRounding, SumsAreLeftFolds) {
   const std::vector<float> values{1e8f, -1e8f, 1.0f, 0.25f};
   std::vector<const void*> sources;
   for (const float& v : values) sources.push_back(&v);
@@ -342,7 +342,7 @@ std::vector<std::vector<unsigned char>> random_bits(int sources, std::size_t cou
   return all;
 }
 
-TEST(ReducePaths, AllGiveTheSameBits) {
+TEST(ReducePaths, AllHaveTheSameBits) {
   const std::size_t count = 1003;
   for (int t = 0; t < dtype_count; ++t)
     for (ReduceOp::Kind op : ops) {

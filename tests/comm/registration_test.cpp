@@ -83,20 +83,20 @@ struct Mapped {
   std::byte* data;
 };
 
-Registration lend(Arena& arena, void* data, std::size_t bytes) {
+Registration lend(SharedMemoryAllocator& arena, void* data, std::size_t bytes) {
   return arena.register_buffer({static_cast<std::byte*>(data), bytes});
 }
-std::string why_not(Arena& arena, void* data, std::size_t bytes) {
+std::string why_not(SharedMemoryAllocator& arena, void* data, std::size_t bytes) {
   const Registration r = lend(arena, data, bytes);
   EXPECT_FALSE(r.zero_copy());
-  return r.why();
+  return r.reason();
 }
-void expect_says(const std::string& why, const std::string& words) {
+void expect_message(const std::string& why, const std::string& words) {
   EXPECT_NE(why.find(words), std::string::npos) << why;
 }
 
 /// As a fresh process has it: what is freed makes malloc keep larger blocks among others.
-void take_large_blocks_from_mmap() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
+void use_mmap_for_large_blocks() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
 std::vector<int> counted(std::size_t n) {
   std::vector<int> v(n);
@@ -106,7 +106,7 @@ std::vector<int> counted(std::size_t n) {
 
 // ---- process tests stand first: they fork before this process has threads
 
-void sum_for_ever(Communicator& comm, float* x, std::size_t n) {
+void sum_until_killed(Communicator& comm, float* x, std::size_t n) {
   for (;;) {
     std::fill_n(x, n, 1.0f);
     comm.all_reduce({x, n}).wait();
@@ -116,20 +116,20 @@ void sum_for_ever(Communicator& comm, float* x, std::size_t n) {
 TEST(Registration, OfARankThatIsKilledIsStillTheOthersOwn) {
   constexpr std::size_t n = 1 << 20;
   const auto endings = run_processes(2, [&](int rank, auto store) {
-    take_large_blocks_from_mmap();
+    use_mmap_for_large_blocks();
     std::vector<float> x(n, 1.0f);
     std::optional<Registration> r;
     {
       auto comm = Communicator::connect(rank, 2, store, {.timeout = std::chrono::seconds(20)});
       r = comm.register_buffer(x.data(), n * sizeof(float));
-      EXPECT_TRUE(r->zero_copy()) << r->why();
+      EXPECT_TRUE(r->zero_copy()) << r->reason();
       std::optional<std::thread> death;
       if (rank == 1)
         death.emplace([&] {
           std::this_thread::sleep_for(std::chrono::milliseconds(60));
           kill(getpid(), SIGKILL);
         });
-      const Error e = error_of([&] { sum_for_ever(comm, x.data(), n); });
+      const Error e = error_of([&] { sum_until_killed(comm, x.data(), n); });
       EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
       EXPECT_EQ(e.culprit(), 1) << e.what();
     }
@@ -146,12 +146,12 @@ TEST(Registration, OfProcessesEndsWhilePeersHaveItMapped) {
   constexpr std::size_t n = 100'000;
   test::expect_processes(2, [&](int rank, auto store) {
     auto comm = Communicator::connect(rank, 2, store, {.timeout = std::chrono::seconds(20)});
-    take_large_blocks_from_mmap();
+    use_mmap_for_large_blocks();
     auto x = std::make_unique<std::vector<int>>(n);
     for (int call = 0; call < 20; ++call) {
       std::iota(x->begin(), x->end(), rank);
       Registration r = comm.register_buffer(x->data(), n * sizeof(int));
-      EXPECT_TRUE(r.zero_copy()) << r.why();
+      EXPECT_TRUE(r.zero_copy()) << r.reason();
       comm.all_reduce({x->data(), n}).wait();
       if (call % 2 == rank) {  // before the other rank's ends
         r = {};
@@ -167,16 +167,16 @@ TEST(Registration, OfProcessesEndsWhilePeersHaveItMapped) {
 // ---- what becomes of the memory
 
 TEST(Registration, KeepsContentsAndAddressesThereAndBack) {
-  take_large_blocks_from_mmap();
-  const auto arena = std::make_shared<Arena>();
+  use_mmap_for_large_blocks();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   const auto expected = counted(300'000);
   auto v = expected;
   {
     const Registration r = lend(*arena, v.data(), v.size() * sizeof(int));
-    ASSERT_TRUE(r.zero_copy()) << r.why();
-    EXPECT_EQ(r.why(), "");
-    expect_says(mapping_of(v.data()), "rw-s /memfd:ringzero");
-    expect_says(mapping_of(&v.back()), "rw-s /memfd:ringzero");
+    ASSERT_TRUE(r.zero_copy()) << r.reason();
+    EXPECT_EQ(r.reason(), "");
+    expect_message(mapping_of(v.data()), "rw-s /memfd:ringzero");
+    expect_message(mapping_of(&v.back()), "rw-s /memfd:ringzero");
     EXPECT_EQ(v, expected);
     v[0] = v[77'777] = v.back() = -5;
   }
@@ -188,8 +188,8 @@ TEST(Registration, KeepsContentsAndAddressesThereAndBack) {
 }
 
 TEST(Registration, OfMoreThanIsPutBackAtATime) {
-  take_large_blocks_from_mmap();
-  const auto arena = std::make_shared<Arena>();
+  use_mmap_for_large_blocks();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   auto v = counted((std::size_t{70} << 20) / sizeof(int));
   { ASSERT_TRUE(lend(*arena, v.data(), v.size() * sizeof(int)).zero_copy()); }
   EXPECT_TRUE(is_private(&v[v.size() / 2])) << mapping_of(&v[v.size() / 2]);
@@ -198,19 +198,19 @@ TEST(Registration, OfMoreThanIsPutBackAtATime) {
 }
 
 TEST(Registration, OfMallocNewMmapAndAlignedMemory) {
-  const auto arena = std::make_shared<Arena>();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   constexpr std::size_t bytes = 1 << 20;
   const auto check = [&](void* p, const char* which) {
     ASSERT_NE(p, nullptr);
     std::memset(p, 0x5a, bytes);
     {
       const Registration r = lend(*arena, p, bytes);
-      EXPECT_TRUE(r.zero_copy()) << which << ": " << r.why();
+      EXPECT_TRUE(r.zero_copy()) << which << ": " << r.reason();
     }
     EXPECT_EQ(std::count(static_cast<char*>(p), static_cast<char*>(p) + bytes, 0x5a), std::ptrdiff_t{bytes})
         << which;
   };
-  take_large_blocks_from_mmap();
+  use_mmap_for_large_blocks();
   void* const p = std::malloc(bytes);
   check(p, "malloc"), std::free(p);
   auto* const q = new char[bytes];
@@ -226,8 +226,8 @@ TEST(Registration, OfMallocNewMmapAndAlignedMemory) {
 }
 
 TEST(Registration, AfterItsEndFreeAndCallocAndDontneedDoWhatTheyDo) {
-  take_large_blocks_from_mmap();
-  const auto arena = std::make_shared<Arena>();
+  use_mmap_for_large_blocks();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   constexpr std::size_t bytes = 1 << 20;
   for (int i = 0; i < 50; ++i) {
     auto* const p = static_cast<unsigned char*>(std::malloc(bytes));
@@ -246,14 +246,14 @@ TEST(Registration, AfterItsEndFreeAndCallocAndDontneedDoWhatTheyDo) {
 }
 
 TEST(Registration, MayBeginAgainAndOutliveTheCommunicator) {
-  take_large_blocks_from_mmap();
-  const auto arena = std::make_shared<Arena>();
+  use_mmap_for_large_blocks();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   auto v = counted(100'000);
   for (int i = 0; i < 10; ++i) ASSERT_TRUE(lend(*arena, v.data(), v.size() * sizeof(int)).zero_copy());
   Registration r;
   EXPECT_FALSE(r.zero_copy());
   {
-    const auto brief = std::make_shared<Arena>();
+    const auto brief = std::make_shared<SharedMemoryAllocator>();
     r = lend(*brief, v.data(), v.size() * sizeof(int));
   }
   EXPECT_TRUE(r.zero_copy());
@@ -267,10 +267,10 @@ TEST(Registration, MayBeginAgainAndOutliveTheCommunicator) {
 
 // Wrong, but others' memory must not pay for it.
 TEST(Registration, OfMemoryThatWasFreedTooEarlyLeavesAloneWhatLiesThereNow) {
-  const auto arena = std::make_shared<Arena>();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   const Mapped m(8 * page);
   Registration r = lend(*arena, m.data, m.bytes);
-  ASSERT_TRUE(r.zero_copy()) << r.why();
+  ASSERT_TRUE(r.zero_copy()) << r.reason();
   std::memset(m.data, 1, m.bytes);
   ASSERT_EQ(munmap(m.data, m.bytes), 0);
   ASSERT_EQ(mmap(m.data, m.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
@@ -281,7 +281,7 @@ TEST(Registration, OfMemoryThatWasFreedTooEarlyLeavesAloneWhatLiesThereNow) {
 }
 
 TEST(Registration, ManyThreadsAtOnce) {
-  const auto arena = std::make_shared<Arena>();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&arena, t] {
@@ -289,7 +289,7 @@ TEST(Registration, ManyThreadsAtOnce) {
         const Mapped m(40 * page);
         std::memset(m.data, t + 1, m.bytes);
         const Registration r = lend(*arena, m.data, m.bytes);
-        EXPECT_TRUE(r.zero_copy()) << r.why();
+        EXPECT_TRUE(r.zero_copy()) << r.reason();
         EXPECT_EQ(std::count(m.data, m.data + m.bytes, static_cast<std::byte>(t + 1)),
                   static_cast<std::ptrdiff_t>(m.bytes));
       }
@@ -298,7 +298,7 @@ TEST(Registration, ManyThreadsAtOnce) {
 }
 
 TEST(Registration, ReadersNeverSeeAHole) {
-  const auto arena = std::make_shared<Arena>();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   const Mapped m(64 * page);
   std::memset(m.data, 7, m.bytes);
   std::atomic<bool> over{false};
@@ -319,57 +319,57 @@ TEST(Registration, ReadersNeverSeeAHole) {
 // ---- what is refused
 
 TEST(Registration, RefusesWhatIsNotPrivateAnonymousMemory) {
-  const auto arena = std::make_shared<Arena>();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   char here[3 * page];
   std::memset(here, 0, sizeof here);
-  expect_says(why_not(*arena, here, sizeof here), "stack");
+  expect_message(why_not(*arena, here, sizeof here), "stack");
   std::thread([&] {
     char there[3 * page];
     std::memset(there, 0, sizeof there);
-    expect_says(why_not(*arena, there, sizeof there), "stack");
+    expect_message(why_not(*arena, there, sizeof there), "stack");
   }).join();
 
-  const Descriptor self(open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+  const UniqueFd self(open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
   const Mapped file(8 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE, self.get());
-  expect_says(why_not(*arena, file.data, file.bytes), "registration_test");
+  expect_message(why_not(*arena, file.data, file.bytes), "registration_test");
 
   const Mapped read_only(8 * page, PROT_READ);
-  expect_says(why_not(*arena, read_only.data, read_only.bytes), "r--p");
+  expect_message(why_not(*arena, read_only.data, read_only.bytes), "r--p");
   const Mapped shared(8 * page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS);
-  expect_says(why_not(*arena, shared.data, shared.bytes), "shared memory already");
+  expect_message(why_not(*arena, shared.data, shared.bytes), "shared memory already");
   const auto own = arena->allocate(1 << 20);
-  expect_says(why_not(*arena, own.get(), 1 << 20), "of Communicator::allocate");
+  expect_message(why_not(*arena, own.get(), 1 << 20), "of Communicator::allocate");
 
   const Mapped partly(8 * page);
   ASSERT_EQ(mprotect(partly.data + 4 * page, page, PROT_NONE), 0);
-  expect_says(why_not(*arena, partly.data, partly.bytes), "---p");
+  expect_message(why_not(*arena, partly.data, partly.bytes), "---p");
   ASSERT_EQ(munmap(partly.data + 4 * page, page), 0);
-  expect_says(why_not(*arena, partly.data, partly.bytes), "not all of it is mapped");
+  expect_message(why_not(*arena, partly.data, partly.bytes), "not all of it is mapped");
   EXPECT_TRUE(is_private(partly.data));
 }
 
 TEST(Registration, RefusesPagesThatAreLockedOrHuge) {
-  const auto arena = std::make_shared<Arena>();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   const Mapped locked(8 * page);
   // Not by mlock(), which is empty under the address sanitizer.
   if (syscall(SYS_mlock, locked.data + page, page) != 0) GTEST_SKIP() << "mlock: " << std::strerror(errno);
-  expect_says(why_not(*arena, locked.data, locked.bytes), "locked");
+  expect_message(why_not(*arena, locked.data, locked.bytes), "locked");
   const Mapped beside(8 * page);
   EXPECT_TRUE(lend(*arena, beside.data, beside.bytes).zero_copy());
   const Mapped huge(std::size_t{2} << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB);
   if (huge.data == MAP_FAILED) GTEST_SKIP() << "no huge pages are reserved here: " << std::strerror(errno);
-  expect_says(why_not(*arena, huge.data, huge.bytes), "huge");
+  expect_message(why_not(*arena, huge.data, huge.bytes), "huge");
 }
 
 TEST(Registration, RefusesPagesThatOthersUseToo) {
-  const auto arena = std::make_shared<Arena>();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   const Mapped m(8 * page);
   m.data[100] = std::byte{1};
-  expect_says(why_not(*arena, m.data + 200, 6 * page), "first page");
-  expect_says(why_not(*arena, m.data + 16 + 200, 6 * page), "first page");
+  expect_message(why_not(*arena, m.data + 200, 6 * page), "first page");
+  expect_message(why_not(*arena, m.data + 16 + 200, 6 * page), "first page");
   m.data[100] = std::byte{};
   m.data[7 * page + 300] = std::byte{1};
-  expect_says(why_not(*arena, m.data, 7 * page + 300), "last page");
+  expect_message(why_not(*arena, m.data, 7 * page + 300), "last page");
   EXPECT_TRUE(lend(*arena, m.data, 7 * page + 301).zero_copy());
   EXPECT_TRUE(lend(*arena, m.data, 7 * page).zero_copy());
   EXPECT_TRUE(lend(*arena, m.data + 16, 7 * page - 16).zero_copy());
@@ -380,24 +380,24 @@ void put_words(std::byte* at, std::uint64_t first, std::uint64_t second) {
 }
 
 // Of the 16 bytes in front of a block only those of malloc itself may be replaced.
-TEST(Registration, RefusesPagesWhereOthersKeepAWordInFront) {
-  const auto arena = std::make_shared<Arena>();
+TEST(Registration, RefusesEdgePagesInUse) {
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   const Mapped m(8 * page);
   for (const std::size_t at : {0, 7, 8, 15}) {
     m.data[at] = std::byte{1};
-    expect_says(why_not(*arena, m.data + 16, 7 * page), "first page");
+    expect_message(why_not(*arena, m.data + 16, 7 * page), "first page");
     m.data[at] = std::byte{};
   }
   m.data[page] = std::byte{1};
-  expect_says(why_not(*arena, m.data + page + 8, 6 * page), "first page");
+  expect_message(why_not(*arena, m.data + page + 8, 6 * page), "first page");
   m.data[page] = std::byte{};
   // Numbers that are not those of a block that came from mmap: too short, of the heap, not of whole pages.
   for (const std::uint64_t second : {page | 2, 8 * page | 1, (8 * page - 64) | 2}) {
     put_words(m.data, 0, second);
-    expect_says(why_not(*arena, m.data + 16, 7 * page), "first page");
+    expect_message(why_not(*arena, m.data + 16, 7 * page), "first page");
   }
   put_words(m.data, 64, 8 * page | 2);
-  expect_says(why_not(*arena, m.data + 16, 7 * page), "first page");
+  expect_message(why_not(*arena, m.data + 16, 7 * page), "first page");
 #ifndef __SANITIZE_ADDRESS__  // its malloc has other words
   put_words(m.data, 0, 8 * page | 2);
   EXPECT_TRUE(lend(*arena, m.data + 16, 7 * page).zero_copy());
@@ -409,9 +409,9 @@ TEST(Registration, RefusesPagesWhereOthersKeepAWordInFront) {
 }
 
 // As on machines whose pages have 64 KiB: of whole pages there is one, and whose neighbours are in it.
-TEST(Registration, TakesWholePagesOfTheSystemsSize) {
+TEST(Registration, RoundsToWholePages) {
   constexpr std::size_t large = 64 << 10;
-  const auto arena = std::make_shared<Arena>();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   const Mapped m(6 * large);
   std::byte* const at = m.data + large - reinterpret_cast<std::uintptr_t>(m.data) % large;
   struct Pretence {
@@ -419,25 +419,25 @@ TEST(Registration, TakesWholePagesOfTheSystemsSize) {
     ~Pretence() { pretended_page = 0; }
   } const pretence;
   at[3 * page] = std::byte{1};
-  expect_says(why_not(*arena, at + 4 * page, page), "first page");
+  expect_message(why_not(*arena, at + 4 * page, page), "first page");
   at[3 * page] = std::byte{};
   at[9 * page] = std::byte{1};
-  expect_says(why_not(*arena, at + 4 * page, page), "last page");
+  expect_message(why_not(*arena, at + 4 * page, page), "last page");
   at[9 * page] = std::byte{};
   const Registration r = lend(*arena, at + 4 * page, page);
-  ASSERT_TRUE(r.zero_copy()) << r.why();
+  ASSERT_TRUE(r.zero_copy()) << r.reason();
   for (const std::size_t offset : {std::size_t{0}, 4 * page, large - 1})
-    expect_says(mapping_of(at + offset), "memfd:ringzero");
+    expect_message(mapping_of(at + offset), "memfd:ringzero");
   EXPECT_TRUE(is_private(at + large)) << mapping_of(at + large);
 }
 
 // As where a server has run out of them.
 TEST(Registration, EndsWithoutAFreeDescriptor) {
-  take_large_blocks_from_mmap();
-  const auto arena = std::make_shared<Arena>();
+  use_mmap_for_large_blocks();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   auto x = counted(100'000);
   Registration r = lend(*arena, x.data(), x.size() * sizeof(int));
-  ASSERT_TRUE(r.zero_copy()) << r.why();
+  ASSERT_TRUE(r.zero_copy()) << r.reason();
   rlimit limit{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
   const rlimit none{0, limit.rlim_max};
@@ -450,18 +450,19 @@ TEST(Registration, EndsWithoutAFreeDescriptor) {
 }
 
 TEST(Registration, RefusesWhatOverlapsAndNothingAtAll) {
-  const auto arena = std::make_shared<Arena>(), another = std::make_shared<Arena>();
+  const auto arena = std::make_shared<SharedMemoryAllocator>(),
+             another = std::make_shared<SharedMemoryAllocator>();
   const Mapped m(8 * page);
   {
     const Registration r = lend(*arena, m.data + 2 * page, 3 * page);
     ASSERT_TRUE(r.zero_copy());
-    expect_says(why_not(*arena, m.data, 8 * page), "registered before");
-    expect_says(why_not(*arena, m.data + 2 * page, 3 * page), "registered before");
-    expect_says(why_not(*another, m.data + 4 * page, 2 * page), "registered before");
+    expect_message(why_not(*arena, m.data, 8 * page), "registered before");
+    expect_message(why_not(*arena, m.data + 2 * page, 3 * page), "registered before");
+    expect_message(why_not(*another, m.data + 4 * page, 2 * page), "registered before");
     EXPECT_TRUE(lend(*another, m.data + 5 * page, 3 * page).zero_copy());
   }
   EXPECT_TRUE(lend(*arena, m.data, 8 * page).zero_copy());
-  expect_says(why_not(*arena, m.data, 0), "no bytes");
+  expect_message(why_not(*arena, m.data, 0), "no bytes");
 }
 
 // Where the kernel promises more than there is.
@@ -469,31 +470,31 @@ TEST(Registration, WithoutMemoryForItIsOneErrorAndChangesNothing) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "the thread sanitizer has no shadow for 4 TiB";
 #endif
-  const auto arena = std::make_shared<Arena>();
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   const std::size_t bytes = std::size_t{1} << 42;
   const Mapped m(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
   if (m.data == MAP_FAILED) GTEST_SKIP() << "no address space for 4 TiB: " << std::strerror(errno);
   m.data[12345] = std::byte{9};
   const Error e = error_of([&] { (void)lend(*arena, m.data, bytes); });
   EXPECT_EQ(e.code(), Errc::system);
-  expect_says(e.what(), "need 4");
+  expect_message(e.what(), "need 4");
   EXPECT_TRUE(is_private(m.data + 12345));
   EXPECT_EQ(m.data[12345], std::byte{9});
   EXPECT_TRUE(lend(*arena, m.data, 16 * page).zero_copy());
 }
 
-TEST(Registration, WithoutAPeerOnThisHostSaysSo) {
+TEST(Registration, WithoutALocalPeerIsReported) {
   auto alone = Communicator::connect(0, 1, nullptr);
   std::vector<float> x(100'000);
   const Registration r = alone.register_buffer(x.data(), x.size() * sizeof(float));
   EXPECT_FALSE(r.zero_copy());
-  expect_says(r.why(), "no other rank shares memory");
+  expect_message(r.reason(), "no other rank shares memory");
   EXPECT_EQ(error_of([&] { (void)alone.register_buffer(nullptr, 8); }).code(), Errc::invalid_argument);
   run_ranks(2, [](int rank, auto store) {
     auto comm = Communicator::connect(rank, 2, store, {.transport = "tcp"});
     std::vector<float> y(100'000);
-    expect_says(comm.register_buffer(y.data(), y.size() * sizeof(float)).why(),
-                "no other rank shares memory");
+    expect_message(comm.register_buffer(y.data(), y.size() * sizeof(float)).reason(),
+                   "no other rank shares memory");
     comm.barrier().wait();
   });
 }
@@ -504,7 +505,7 @@ enum class Kind { plain, registered };
 
 /// One call on a rank of `size`. Whatever is copied on its way to peers lies in this rank's ring.
 struct Ring {
-  explicit Ring(const MeetingView& view) : bytes(view.ring, view.ring_bytes) {
+  explicit Ring(const MailboxView& view) : bytes(view.staging_ring, view.staging_bytes) {
     std::memset(bytes.data(), 0xee, bytes.size());
   }
   bool untouched() const {
@@ -516,34 +517,34 @@ struct Ring {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-void call(Together& together, Transport& transport, const Operation& op, std::uint32_t sequence) {
-  together.start(op, sequence);
-  test::drive(transport, [&] { return together.spin(20); });
+void call(IntranodeEngine& engine, Transport& transport, const CollectiveCall& op, std::uint32_t sequence) {
+  engine.start(op, sequence);
+  test::drive(transport, [&] { return engine.spin(20); });
 }
 
 void expect_direct(int size, Kind of_last_rank, bool direct) {
-  take_large_blocks_from_mmap();
+  use_mmap_for_large_blocks();
   run_ranks(size, [&](int rank, auto store) {
     const auto transport = test::connect(rank, size, *store, {"shm"});
-    Together together(*transport, rank, size);
+    IntranodeEngine engine(*transport, rank, size);
     std::uint32_t sequence = 0;
     for (const std::size_t n : {std::size_t{40'000}, std::size_t{40'001}, std::size_t{1'000'003}}) {
       std::vector<float> in(n), out(n, -1.0f);
       for (std::size_t i = 0; i < n; ++i) in[i] = static_cast<float>(i % 1000) + static_cast<float>(rank);
       Registration a, b;
       if (rank + 1 < size || of_last_rank == Kind::registered) {
-        a = lend(*transport->arena(), in.data(), n * sizeof(float));
-        b = lend(*transport->arena(), out.data(), n * sizeof(float));
-        EXPECT_TRUE(a.zero_copy()) << a.why();
-        EXPECT_TRUE(b.zero_copy()) << b.why();
+        a = lend(*transport->allocator(), in.data(), n * sizeof(float));
+        b = lend(*transport->allocator(), out.data(), n * sizeof(float));
+        EXPECT_TRUE(a.zero_copy()) << a.reason();
+        EXPECT_TRUE(b.zero_copy()) << b.reason();
       }
-      const Ring ring(transport->meeting()[static_cast<std::size_t>(rank)]);
-      test::meet_all(*transport, rank, size);
-      Operation op{};
+      const Ring ring(transport->mailboxes()[static_cast<std::size_t>(rank)]);
+      test::sync_all(*transport, rank, size);
+      CollectiveCall op{};
       op.kind = Collective::all_reduce;
       op.in = Buffer{in.data(), n}, op.out = Buffer{out.data(), n};
-      call(together, *transport, op, sequence++);
-      test::meet_all(*transport, rank, size);
+      call(engine, *transport, op, sequence++);
+      test::sync_all(*transport, rank, size);
       EXPECT_EQ(ring.untouched(), direct) << n;
       for (std::size_t i = 0; i < n; ++i) {
         const auto sum = static_cast<float>(i % 1000) * static_cast<float>(size) +
@@ -554,18 +555,18 @@ void expect_direct(int size, Kind of_last_rank, bool direct) {
   });
 }
 
-TEST(RegisteredMemory, IsUsedWhereItLies) {
+TEST(RegisteredMemory, IsUsedInPlace) {
   expect_direct(2, Kind::registered, true);
   expect_direct(3, Kind::registered, true);
 }
-TEST(RegisteredMemory, OfSomeRanksAloneIsCopied) {
+TEST(RegisteredMemory, OfSomeRanksOnlyIsStaged) {
   expect_direct(2, Kind::plain, false);
   expect_direct(3, Kind::plain, false);
 }
 
 // Calls like the last one, of memory at the same addresses that is registered, registered anew, or not.
 TEST(RegisteredMemory, MayEndAndBeginBetweenCallsThatAreAlike) {
-  take_large_blocks_from_mmap();
+  use_mmap_for_large_blocks();
   for (const int size : {2, 3})
     test::run(size, test::before_wrap, [](test::Rank& me, Store&) {
       constexpr std::size_t n = 40'000;
@@ -573,18 +574,18 @@ TEST(RegisteredMemory, MayEndAndBeginBetweenCallsThatAreAlike) {
       std::vector<float> in(n), out(n);
       Registration a, b;
       for (int i = 0; i < calls; ++i) {
-        me.turns = i % 2 ? test::plenty : 0;
+        me.turns = i % 2 ? test::enough_spins : 0;
         if (i % 3 == 0) {
           a = {}, b = {};
           if (const int turn = i / 3 % 5; turn < 3 || turn - 3 != me.rank) {
-            a = lend(*me.transport->arena(), in.data(), n * sizeof(float));
-            b = lend(*me.transport->arena(), out.data(), n * sizeof(float));
-            EXPECT_TRUE(a.zero_copy()) << a.why();
-            EXPECT_TRUE(b.zero_copy()) << b.why();
+            a = lend(*me.transport->allocator(), in.data(), n * sizeof(float));
+            b = lend(*me.transport->allocator(), out.data(), n * sizeof(float));
+            EXPECT_TRUE(a.zero_copy()) << a.reason();
+            EXPECT_TRUE(b.zero_copy()) << b.reason();
           }
         }
         for (std::size_t k = 0; k < n; ++k) in[k] = static_cast<float>((k + at(i)) % 1000 + at(me.rank));
-        Operation op{.kind = Collective::all_reduce};
+        CollectiveCall op{.kind = Collective::all_reduce};
         op.in = Buffer{in.data(), n}, op.out = Buffer{out.data(), n};
         me.call(op);
         for (std::size_t k = 0; k < n; ++k) {
@@ -598,49 +599,49 @@ TEST(RegisteredMemory, MayEndAndBeginBetweenCallsThatAreAlike) {
 }
 
 TEST(RegisteredMemory, OfAPeerIsTheSameMemory) {
-  take_large_blocks_from_mmap();
+  use_mmap_for_large_blocks();
   run_ranks(2, [](int rank, auto store) {
     const auto transport = test::connect(rank, 2, *store, {"shm"});
     std::vector<int> v = counted(50'000);
-    std::optional<Registration> r = lend(*transport->arena(), v.data(), v.size() * sizeof(int));
-    ASSERT_TRUE(r->zero_copy()) << r->why();
+    std::optional<Registration> r = lend(*transport->allocator(), v.data(), v.size() * sizeof(int));
+    ASSERT_TRUE(r->zero_copy()) << r->reason();
     const auto bytes = std::as_bytes(std::span(v)).subspan(8 * sizeof(int));
-    const auto spot = transport->share(bytes);
+    const auto spot = transport->export_handle(bytes);
     ASSERT_TRUE(spot.has_value());
-    test::meet_all(*transport, rank, 2);
-    SharedSpot theirs{};
-    const Signature s{.sequence = 7};
-    test::post_all(*transport, 1 - rank, Lane::point_to_point, s, std::as_bytes(std::span(&*spot, 1)));
-    test::receive_all(*transport, 1 - rank, Lane::point_to_point,
+    test::sync_all(*transport, rank, 2);
+    SharedMemoryHandle theirs{};
+    const CallSignature s{.sequence = 7};
+    test::post_all(*transport, 1 - rank, Channel::point_to_point, s, std::as_bytes(std::span(&*spot, 1)));
+    test::receive_all(*transport, 1 - rank, Channel::point_to_point,
                       std::as_writable_bytes(std::span(&theirs, 1)));
-    auto* const there = reinterpret_cast<int*>(transport->reach(1 - rank, theirs, bytes.size()));
+    auto* const there = reinterpret_cast<int*>(transport->map_handle(1 - rank, theirs, bytes.size()));
     ASSERT_NE(there, nullptr);
     EXPECT_EQ(there[0], 9);
-    test::meet_all(*transport, rank, 2);
+    test::sync_all(*transport, rank, 2);
     there[100] = 1000 + rank;
-    test::meet_all(*transport, rank, 2);
+    test::sync_all(*transport, rank, 2);
     EXPECT_EQ(v[108], 1000 + 1 - rank);
     if (rank == 0) {
       r.reset();
-      EXPECT_FALSE(transport->share(bytes).has_value());
+      EXPECT_FALSE(transport->export_handle(bytes).has_value());
     }
-    test::meet_all(*transport, rank, 2);
+    test::sync_all(*transport, rank, 2);
     there[100] = -1;  // of rank 0 nobody's memory any more
-    test::meet_all(*transport, rank, 2);
+    test::sync_all(*transport, rank, 2);
     EXPECT_EQ(v[108], rank == 0 ? 1001 : -1);
   });
 }
 
 TEST(RegisteredMemory, InEveryCollective) {
-  take_large_blocks_from_mmap();
+  use_mmap_for_large_blocks();
   run_ranks(3, [](int rank, auto store) {
     auto comm = Communicator::connect(rank, 3, store);
     constexpr std::size_t n = 60'000;
     std::vector<int> one(n), all(3 * n);
     const Registration a = comm.register_buffer(one.data(), n * sizeof(int));
     const Registration b = comm.register_buffer(all.data(), 3 * n * sizeof(int));
-    ASSERT_TRUE(a.zero_copy()) << a.why();
-    ASSERT_TRUE(b.zero_copy()) << b.why();
+    ASSERT_TRUE(a.zero_copy()) << a.reason();
+    ASSERT_TRUE(b.zero_copy()) << b.reason();
     const auto value = [](int r, std::size_t i) { return static_cast<int>(i % 1009) * (r + 1); };
     for (int again = 0; again < 3; ++again) {
       for (std::size_t i = 0; i < n; ++i) one[i] = value(rank, i);

@@ -11,18 +11,18 @@ namespace {
 
 constexpr auto all_reduce = Collective::all_reduce;
 
-Schedule ring(Seat seat) { return find_algorithm(all_reduce, "ring").schedule(seat); }
+Schedule ring(RankContext seat) { return find_algorithm(all_reduce, "ring").schedule(seat); }
 
 void expect_refused(ScheduleFunction broken, Collective c, int size, InPlace in_place, const char* place,
                     const char* why) {
-  const Proof proof = verify(broken, c, size, 0, in_place);
+  const Verification proof = verify(broken, c, size, 0, in_place);
   EXPECT_FALSE(proof);
   EXPECT_NE(proof.error.find(place), std::string::npos) << proof.error;
   EXPECT_NE(proof.error.find(why), std::string::npos) << proof.error;
 }
 
 TEST(Verifier, RefusesSwappedChunksInARing) {
-  const auto swapped = [](Seat seat) {
+  const auto swapped = [](RankContext seat) {
     Schedule s = ring(seat);
     if (seat.rank == 1) std::swap(s.steps[2].slot, s.steps[4].slot);
     return s;
@@ -32,12 +32,12 @@ TEST(Verifier, RefusesSwappedChunksInARing) {
 }
 
 // Ranks 0 and 1 agree, since x0 + x1 is x1 + x0; rank 2 starts from x2.
-Schedule from_own_data(Seat seat) {
+Schedule from_own_data(RankContext seat) {
   Schedule s;
-  std::vector<Term> terms{local(input(0))};
+  std::vector<Operand> terms{local(input(0))};
   for (int r = 0; r < seat.size; ++r)
     if (r != seat.rank) s.steps.push_back(send(r, input(0))), terms.push_back(from(r));
-  s.steps.push_back(combine(output(0), terms, true));
+  s.steps.push_back(reduce_step(output(0), terms, true));
   return s;
 }
 
@@ -46,17 +46,17 @@ TEST(Verifier, RefusesASumThatStartsFromOwnData) {
   expect_refused(from_own_data, all_reduce, 3, InPlace::none, "rank 2, step 2, chunk 0", "another order");
 }
 
-TEST(Verifier, RefusesOverwritingInPlaceWhatPeersHaveYetToTake) {
+TEST(Verifier, RefusesOverwritingUnsentInput) {
   expect_refused(from_own_data, all_reduce, 2, InPlace::all,
                  "deadlock: rank 0, step 0 (send to 1), chunk 0 waits for rank 1, step 1",
                  "waits for rank 1, step 0 (send to 0), chunk 0 waits for rank 0, step 1");
 }
 
-TEST(Verifier, RefusesARingWhoseOnlyCellIsStillBeingSent) {
-  const auto one_cell = [](Seat seat) {
+TEST(Verifier, RefusesReuseOfScratchBeingSent) {
+  const auto one_cell = [](RankContext seat) {
     Schedule s = find_algorithm(Collective::reduce_scatter, "ring").schedule(seat);
-    s.cells = 1;
-    for (Step& step : s.steps) step.slot.cell = 0;
+    s.scratch_chunks = 1;
+    for (Step& step : s.steps) step.slot.scratch_index = 0;
     return s;
   };
   EXPECT_TRUE(verify(one_cell, Collective::reduce_scatter, 3, 0, InPlace::none));
@@ -65,10 +65,10 @@ TEST(Verifier, RefusesARingWhoseOnlyCellIsStillBeingSent) {
 }
 
 TEST(Verifier, RefusesTwoRanksThatWaitForEachOther) {
-  const auto both_receive_first = [](Seat seat) {
+  const auto both_receive_first = [](RankContext seat) {
     const int peer = 1 - seat.rank;
     return Schedule{
-        .steps = {combine(output(0), {local(input(0)), from(peer)}, true), send(peer, output(0))}};
+        .steps = {reduce_step(output(0), {local(input(0)), from(peer)}, true), send(peer, output(0))}};
   };
   expect_refused(both_receive_first, all_reduce, 2, InPlace::none, "deadlock: rank 0, step 0, chunk 0",
                  "waits for rank 1, step 1 (send to 0)");
@@ -76,24 +76,24 @@ TEST(Verifier, RefusesTwoRanksThatWaitForEachOther) {
 
 TEST(Verifier, NeedsNoBufferAtAll) {
   // A message may not overtake the one before it, which is only taken later.
-  const auto overtaking = [](Seat seat) {
+  const auto overtaking = [](RankContext seat) {
     if (seat.rank == 0)
       return Schedule{.chunks = 2,
                       .steps = {copy(output(0), input(0)), copy(output(1), input(1)), send(1, input(0)),
                                 send(1, input(1))}};
-    return Schedule{.chunks = 2, .cells = 1, .steps = {recv(output(0), 0), recv(output(1), 0)}};
+    return Schedule{.chunks = 2, .scratch_chunks = 1, .steps = {recv(output(0), 0), recv(output(1), 0)}};
   };
   EXPECT_TRUE(verify(overtaking, Collective::broadcast, 2, 0, InPlace::none));
-  const auto both_at_once = [](Seat seat) {
+  const auto both_at_once = [](RankContext seat) {
     if (seat.rank == 0) return Schedule{.steps = {send(1, input(0)), send(1, input(0)), recv(output(0), 1)}};
-    return Schedule{.steps = {combine(output(0), {from(0), from(0)}, true), send(0, output(0))}};
+    return Schedule{.steps = {reduce_step(output(0), {from(0), from(0)}, true), send(0, output(0))}};
   };
   expect_refused(both_at_once, all_reduce, 2, InPlace::none, "rank 0, step 1 (send to 1), chunk 0",
                  "deadlock");
 }
 
 TEST(Verifier, RefusesAMissingFinalStep) {
-  const auto never_final = [](Seat seat) {
+  const auto never_final = [](RankContext seat) {
     Schedule s = ring(seat);
     if (seat.rank == 2)
       for (Step& step : s.steps) step.final = false;
@@ -103,27 +103,28 @@ TEST(Verifier, RefusesAMissingFinalStep) {
 }
 
 TEST(Verifier, RefusesASecondFinalStep) {
-  const auto twice_final = [](Seat seat) {
+  const auto twice_final = [](RankContext seat) {
     Schedule s = ring(seat);
-    s.steps.push_back(combine(output(0), {local(output(0))}, true));
+    s.steps.push_back(reduce_step(output(0), {local(output(0))}, true));
     return s;
   };
   expect_refused(twice_final, all_reduce, 3, InPlace::none, "step 8, chunk 0", "reduced again");
 }
 
 TEST(Verifier, RefusesADoubleCount) {
-  const auto counted_twice = [](Seat seat) {
+  const auto counted_twice = [](RankContext seat) {
     if (seat.rank == 1) return Schedule{.steps = {send(0, input(0)), send(0, input(0)), recv(output(0), 0)}};
-    return Schedule{.cells = 1,
-                    .steps = {combine(scratch(0, 0), {local(input(0)), from(1)}),
-                              combine(output(0), {local(scratch(0, 0)), from(1)}, true), send(1, output(0))}};
+    return Schedule{
+        .scratch_chunks = 1,
+        .steps = {reduce_step(scratch(0, 0), {local(input(0)), from(1)}),
+                  reduce_step(output(0), {local(scratch(0, 0)), from(1)}, true), send(1, output(0))}};
   };
   expect_refused(counted_twice, all_reduce, 2, InPlace::none, "rank 0, step 1, chunk 0",
                  "rank 1 would count twice");
 }
 
-TEST(Verifier, RefusesALeftOverMessage) {
-  const auto one_more = [](Seat seat) {
+TEST(Verifier, RefusesAnUnreceivedMessage) {
+  const auto one_more = [](RankContext seat) {
     Schedule s = ring(seat);
     if (seat.rank == 1) s.steps.push_back(send(2, output(1)));
     return s;
@@ -131,8 +132,8 @@ TEST(Verifier, RefusesALeftOverMessage) {
   expect_refused(one_more, all_reduce, 3, InPlace::none, "rank 1, step 8, chunk 1", "rank 2 never receives");
 }
 
-TEST(Verifier, RefusesAMessageThatNobodySends) {
-  const auto one_more = [](Seat seat) {
+TEST(Verifier, RefusesAnUnmatchedReceive) {
+  const auto one_more = [](RankContext seat) {
     Schedule s = ring(seat);
     if (seat.rank == 1) s.steps.push_back(recv(output(1), 0));
     return s;
@@ -142,32 +143,34 @@ TEST(Verifier, RefusesAMessageThatNobodySends) {
 }
 
 TEST(Verifier, RefusesAMissingContribution) {
-  const auto alone = [](Seat) { return Schedule{.steps = {combine(output(0), {local(input(0))}, true)}}; };
+  const auto alone = [](RankContext) {
+    return Schedule{.steps = {reduce_step(output(0), {local(input(0))}, true)}};
+  };
   expect_refused(alone, all_reduce, 2, InPlace::all, "rank 0, step 0, chunk 0",
                  "lacks the contribution of rank 1");
 }
 
 TEST(Verifier, RefusesAnOutputThatIsNotWritten) {
-  const auto forgets_the_root = [](Seat seat) {
+  const auto omits_the_root = [](RankContext seat) {
     if (seat.rank == 0) return Schedule{.steps = {send(1, input(0))}};
     return Schedule{.steps = {recv(output(0), 0)}};
   };
-  EXPECT_TRUE(verify(forgets_the_root, Collective::broadcast, 2, 0, InPlace::all));
-  expect_refused(forgets_the_root, Collective::broadcast, 2, InPlace::none, "rank 0, no step, chunk 0",
+  EXPECT_TRUE(verify(omits_the_root, Collective::broadcast, 2, 0, InPlace::all));
+  expect_refused(omits_the_root, Collective::broadcast, 2, InPlace::none, "rank 0, no step, chunk 0",
                  "never written");
 }
 
 // The same sum, but a 16-bit float is rounded once on one rank and twice on the other.
 TEST(Verifier, RefusesRanksThatRoundDifferently) {
-  const auto roundings = [](Seat seat) {
+  const auto roundings = [](RankContext seat) {
     const int a = (seat.rank + 1) % 3, b = (seat.rank + 2) % 3;
-    Schedule s{.cells = 1, .steps = {send(a, input(0)), send(b, input(0))}};
+    Schedule s{.scratch_chunks = 1, .steps = {send(a, input(0)), send(b, input(0))}};
     const auto term = [&](int r) { return r == seat.rank ? local(input(0)) : from(r); };
     if (seat.rank < 2) {
-      s.steps.push_back(combine(output(0), {term(0), term(1), term(2)}, true));
+      s.steps.push_back(reduce_step(output(0), {term(0), term(1), term(2)}, true));
     } else {
-      s.steps.push_back(combine(scratch(0, 0), {term(0), term(1)}));
-      s.steps.push_back(combine(output(0), {local(scratch(0, 0)), term(2)}, true));
+      s.steps.push_back(reduce_step(scratch(0, 0), {term(0), term(1)}));
+      s.steps.push_back(reduce_step(output(0), {local(scratch(0, 0)), term(2)}, true));
     }
     return s;
   };
@@ -176,7 +179,7 @@ TEST(Verifier, RefusesRanksThatRoundDifferently) {
 }
 
 TEST(Verifier, RefusesABarrierThatLetsARankGoEarly) {
-  const auto one_round = [](Seat seat) {
+  const auto one_round = [](RankContext seat) {
     Schedule s = find_algorithm(Collective::barrier, "dissemination").schedule(seat);
     s.steps.resize(2);
     return s;
@@ -187,8 +190,8 @@ TEST(Verifier, RefusesABarrierThatLetsARankGoEarly) {
 
 /// One step of a group of 2, after which nothing else is looked at.
 template <auto make>
-Schedule only(Seat) {
-  return {.chunks = 2, .cells = 1, .steps = {make()}};
+Schedule only(RankContext) {
+  return {.chunks = 2, .scratch_chunks = 1, .steps = {make()}};
 }
 void expect_refused_step(ScheduleFunction function, Collective c, const char* why) {
   expect_refused(function, c, 2, InPlace::none, "rank 0, step 0, chunk", why);
@@ -204,34 +207,35 @@ TEST(Verifier, RefusesStepsThatMakeNoSense) {
   expect_refused_step(only<[] { return copy(scratch(1, 0), input(0)); }>, all_reduce, "scratch cell 1 of 1");
   expect_refused_step(only<[] { return copy(output(0), scratch(0, 0)); }>, all_reduce,
                       "before it was written");
-  expect_refused_step(only<[] { return combine(output(0), {}); }>, all_reduce, "combines nothing");
+  expect_refused_step(only<[] { return reduce_step(output(0), {}); }>, all_reduce, "combines nothing");
   expect_refused_step(only<[] { return copy(output(1), input(0)); }>, Collective::reduce_scatter,
                       "does not hold it");
   expect_refused_step(only<[] { return copy(output(0), input(1)); }>, Collective::all_gather,
                       "does not hold it");
   expect_refused_step(only<[] {
-                        return combine(output(0), {local(input(0)), from(1)});
+                        return reduce_step(output(0), {local(input(0)), from(1)});
                       }>,
                       Collective::broadcast, "does not reduce");
-  expect_refused_step(only<[] { return combine(output(0), {local(input(0))}, true); }>, Collective::broadcast,
-                      "nothing is reduced");
+  expect_refused_step(only<[] { return reduce_step(output(0), {local(input(0))}, true); }>,
+                      Collective::broadcast, "nothing is reduced");
 }
 
-TEST(Verifier, RefusesACellThatHoldsAnotherChunk) {
-  const auto mistaken = [](Seat) {
-    return Schedule{
-        .chunks = 2, .cells = 1, .steps = {copy(scratch(0, 0), input(0)), copy(output(1), scratch(0, 1))}};
+TEST(Verifier, RefusesScratchThatHoldsAnotherChunk) {
+  const auto mistaken = [](RankContext) {
+    return Schedule{.chunks = 2,
+                    .scratch_chunks = 1,
+                    .steps = {copy(scratch(0, 0), input(0)), copy(output(1), scratch(0, 1))}};
   };
   expect_refused(mistaken, all_reduce, 1, InPlace::none, "rank 0, step 1, chunk 1", "its cell holds chunk 0");
 }
 
 TEST(Verifier, RefusesCutsThatDiffer) {
-  const auto by_rank = [](Seat seat) { return Schedule{.chunks = seat.rank + 1}; };
+  const auto by_rank = [](RankContext seat) { return Schedule{.chunks = seat.rank + 1}; };
   expect_refused(by_rank, all_reduce, 2, InPlace::none, "rank 1", "2 chunks, rank 0 into 1");
   expect_refused(by_rank, Collective::all_gather, 2, InPlace::none, "rank 0", "instead of 2");
 }
 
-TEST(Verifier, RefusesQuestionsWithoutAnAnswer) {
+TEST(Verifier, RefusesInvalidQueries) {
   EXPECT_FALSE(verify(ring, Collective::send, 2, 0, InPlace::none));
   EXPECT_FALSE(verify(ring, all_reduce, 0, 0, InPlace::none));
   EXPECT_FALSE(verify(ring, all_reduce, 2, 2, InPlace::none));
@@ -241,12 +245,12 @@ TEST(Verifier, RefusesQuestionsWithoutAnAnswer) {
 
 // Alike, the ranks add x0 and x1 once, in place x1 and x0. Where one is in place it sends x1 to a rank that
 // adds x1.
-Schedule right_if_all_are_alike(Seat seat) {
+Schedule right_if_all_are_alike(RankContext seat) {
   if (seat.rank == 0)
     return {.steps = {send(1, input(0)), recv(output(0), 1), send(1, input(0)), recv(output(0), 1)}};
-  return {.cells = 1,
+  return {.scratch_chunks = 1,
           .steps = {recv(scratch(0, 0), 0), send(0, input(0)), copy(output(0), scratch(0, 0)),
-                    combine(output(0), {from(0), local(input(0))}, true), send(0, output(0))}};
+                    reduce_step(output(0), {from(0), local(input(0))}, true), send(0, output(0))}};
 }
 
 TEST(Verifier, RefusesRanksInPlaceBesideOthersWhereTheySendOtherValues) {
@@ -259,7 +263,7 @@ TEST(Verifier, RefusesRanksInPlaceBesideOthersWhereTheySendOtherValues) {
 TEST(Verifier, ProvesEachKindOfCallWhereAnyIsPossible) {
   EXPECT_TRUE(verify(from_own_data, all_reduce, 2, 0, InPlace::none));
   expect_refused(from_own_data, all_reduce, 2, InPlace::any, "deadlock", "rank 1, step 0 (send to 0)");
-  const auto only_in_place = [](Seat seat) {
+  const auto only_in_place = [](RankContext seat) {
     return seat.rank == 0 ? Schedule{.steps = {send(1, input(0))}} : Schedule{.steps = {recv(output(0), 0)}};
   };
   EXPECT_TRUE(verify(only_in_place, Collective::broadcast, 2, 0, InPlace::all));
@@ -269,50 +273,50 @@ TEST(Verifier, ProvesEachKindOfCallWhereAnyIsPossible) {
 // As it runs, no copy is left out that something else needs: not of a cell that is also sent, nor to an
 // output that is read before.
 TEST(Verifier, ProvesSchedulesAsTheyRun) {
-  const auto sends_the_cell = [](Seat seat) {
+  const auto sends_the_cell = [](RankContext seat) {
     if (seat.rank == 0) return Schedule{.steps = {send(1, input(0)), recv(output(0), 1)}};
-    return Schedule{.cells = 1,
-                    .steps = {combine(scratch(0, 0), {from(0), local(input(0))}, true),
+    return Schedule{.scratch_chunks = 1,
+                    .steps = {reduce_step(scratch(0, 0), {from(0), local(input(0))}, true),
                               copy(output(0), scratch(0, 0)), send(0, scratch(0, 0))}};
   };
   EXPECT_EQ(verify(sends_the_cell, all_reduce, 2, 0, InPlace::any).error, "");
-  const auto reads_the_output = [](Seat seat) {
+  const auto reads_the_output = [](RankContext seat) {
     if (seat.rank == 0)
-      return Schedule{.steps = {send(1, input(0)), combine(output(0), {local(input(0)), from(1)}, true)}};
+      return Schedule{.steps = {send(1, input(0)), reduce_step(output(0), {local(input(0)), from(1)}, true)}};
     return Schedule{
-        .cells = 1,
-        .steps = {copy(output(0), input(0)), combine(scratch(0, 0), {from(0), local(input(0))}, true),
+        .scratch_chunks = 1,
+        .steps = {copy(output(0), input(0)), reduce_step(scratch(0, 0), {from(0), local(input(0))}, true),
                   send(0, output(0)), copy(output(0), scratch(0, 0))}};
   };
   EXPECT_EQ(verify(reads_the_output, all_reduce, 2, 0, InPlace::none).error, "");
 }
 
-TEST(Verifier, LeavesOutCopiesOfWhatIsMadeForThemAlone) {
-  Schedule s{.cells = 1,
-             .steps = {combine(scratch(0, 0), {local(input(0)), from(1)}, true), send(1, input(0)),
+TEST(Verifier, ElidesScratchCopies) {
+  Schedule s{.scratch_chunks = 1,
+             .steps = {reduce_step(scratch(0, 0), {local(input(0)), from(1)}, true), send(1, input(0)),
                        copy(output(0), scratch(0, 0))}};
-  leave_out_copies(s);
+  elide_scratch_copies(s);
   ASSERT_EQ(s.steps.size(), 2u);
   EXPECT_EQ(s.steps[0].slot, output(0));
   EXPECT_TRUE(s.steps[0].final);
 }
 
-TEST(Verifier, CountsRoundsAndSeesRankOrder) {
-  const auto chain = [](Seat seat) {
+TEST(Verifier, ReportsDepthAndRankOrder) {
+  const auto chain = [](RankContext seat) {
     if (seat.rank < 2) {
       Schedule s;
-      if (seat.rank == 1) s.steps.push_back(combine(output(0), {local(input(0)), from(0)}));
+      if (seat.rank == 1) s.steps.push_back(reduce_step(output(0), {local(input(0)), from(0)}));
       s.steps.push_back(send(seat.rank + 1, seat.rank == 0 ? input(0) : output(0)));
       s.steps.push_back(recv(output(0), 2));
       return s;
     }
-    return Schedule{.steps = {combine(output(0), {local(input(0)), from(1)}, true), send(0, output(0)),
+    return Schedule{.steps = {reduce_step(output(0), {local(input(0)), from(1)}, true), send(0, output(0)),
                               send(1, output(0))}};
   };
-  const Proof proof = verify(chain, all_reduce, 3, 0, InPlace::all);
+  const Verification proof = verify(chain, all_reduce, 3, 0, InPlace::all);
   EXPECT_EQ(proof.error, "");
   EXPECT_TRUE(proof.rank_order);  // x2 + (x1 + x0)
-  EXPECT_EQ(proof.rounds, 3);
+  EXPECT_EQ(proof.depth, 3);
   EXPECT_FALSE(verify(ring, all_reduce, 3, 0, InPlace::all).rank_order);
 }
 

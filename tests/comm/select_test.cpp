@@ -10,8 +10,8 @@
 namespace rz {
 namespace {
 
-std::vector<Question> questions() {
-  std::vector<Question> all;
+std::vector<SelectionQuery> queries() {
+  std::vector<SelectionQuery> all;
   for (int c = 0; c < collective_count; ++c) {
     if (Collective(c) == Collective::send || Collective(c) == Collective::recv) continue;
     for (std::size_t bytes :
@@ -24,12 +24,12 @@ std::vector<Question> questions() {
   return all;
 }
 
-TEST(Select, AnswersEveryQuestionWithAnAlgorithmOfTheCollective) {
-  for (const Question& q : questions()) EXPECT_EQ(select(q).collective, q.collective);
+TEST(Select, SelectsAnAlgorithmForEveryQuery) {
+  for (const SelectionQuery& q : queries()) EXPECT_EQ(select(q).collective, q.collective);
 }
 
 TEST(Select, DeterministicSumsInRankOrder) {
-  for (const Question& q : questions())
+  for (const SelectionQuery& q : queries())
     if (q.deterministic && traits(q.collective).reduces) {
       EXPECT_TRUE(select(q).rank_order) << name(q.collective) << ' ' << q.bytes << ' ' << q.size;
     }
@@ -37,10 +37,10 @@ TEST(Select, DeterministicSumsInRankOrder) {
 
 // A sum in one step rounds small floats once, so their results do not depend on the size of a bucket either.
 TEST(Select, DeterministicRoundsOnce) {
-  for (const Question& q : questions()) {
+  for (const SelectionQuery& q : queries()) {
     if (!q.deterministic || !traits(q.collective).reduces || q.size > 65) continue;
     for (const Step& step : select(q).schedule({0, q.size, 0}).steps)
-      if (step.kind == Step::combine && (step.final || step.terms.size() > 1)) {
+      if (step.kind == Step::reduce && (step.final || step.terms.size() > 1)) {
         EXPECT_TRUE(step.final);
         EXPECT_EQ(step.terms.size(), static_cast<std::size_t>(q.size));
       }
@@ -48,18 +48,18 @@ TEST(Select, DeterministicRoundsOnce) {
 }
 
 TEST(Select, EveryChoiceIsProvedForItsGroup) {
-  for (const Question& q : questions())
+  for (const SelectionQuery& q : queries())
     if (q.size <= 9) {
-      const Proof proof = verify(select(q).schedule, q.collective, q.size, 0, InPlace::none);
+      const Verification proof = verify(select(q).schedule, q.collective, q.size, 0, InPlace::none);
       ASSERT_TRUE(proof) << proof.error;
     }
 }
 
 TEST(Select, IsAPureFunction) {
-  for (const Question& q : questions()) EXPECT_EQ(&select(q), &select(q));
+  for (const SelectionQuery& q : queries()) EXPECT_EQ(&select(q), &select(q));
 }
 
-TEST(Select, SmallAndLargeBuffersGoDifferentWays) {
+TEST(Select, SmallAndLargeBuffersUseDifferentAlgorithms) {
   EXPECT_STREQ(select({Collective::all_reduce, 8, 2}).name, "one_shot");
   EXPECT_STREQ(select({Collective::all_reduce, 25 << 20, 2}).name, "two_shot");
   EXPECT_STREQ(select({Collective::all_reduce, 64 << 10, 2, false}).name, "one_shot");
@@ -79,12 +79,12 @@ TEST(Select, SmallAndLargeBuffersGoDifferentWays) {
 TEST(Select, AForcedNameWins) {
   for (const Algorithm& a : algorithms())
     for (std::size_t bytes : {8, 1 << 28}) {
-      const Question q{a.collective, bytes, 4, true, a.rank_order, a.name};
+      const SelectionQuery q{a.collective, bytes, 4, true, a.rank_order, a.name};
       EXPECT_EQ(&select(q), &a) << a.name;
     }
 }
 
-void expect_config_error(const Question& q, const std::vector<const char*>& parts) {
+void expect_config_error(const SelectionQuery& q, const std::vector<const char*>& parts) {
   try {
     select(q);
     FAIL();
@@ -106,13 +106,13 @@ TEST(Select, AForcedNameOutOfRankOrderIsRefusedWhenDeterministic) {
 }
 
 // Placements of eight ranks: on two hosts, on eight (no two share one), and all on one.
-Question over_hosts(Collective c, std::size_t bytes, int hosts) {
-  Question q{c, bytes, 8, hosts == 1};
-  q.hosts = hosts;
+SelectionQuery over_hosts(Collective c, std::size_t bytes, int hosts) {
+  SelectionQuery q{c, bytes, 8, hosts == 1};
+  q.nodes = hosts;
   return q;
 }
 
-TEST(Select, SeveralRanksOnSeveralHostsTakeAHierarchy) {
+TEST(Select, MultiRankNodesUseAHierarchicalAlgorithm) {
   EXPECT_STREQ(select(over_hosts(Collective::all_reduce, 1 << 16, 4)).name, "hierarchical_chain");
   EXPECT_STREQ(select(over_hosts(Collective::all_reduce, 64 << 20, 4)).name, "hierarchical_chain_all_gather");
   for (const std::size_t bytes : {std::size_t{1} << 16, std::size_t{64} << 20}) {
@@ -120,40 +120,40 @@ TEST(Select, SeveralRanksOnSeveralHostsTakeAHierarchy) {
     for (const int hosts : {1, 8})
       for (const Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather,
                                  Collective::broadcast, Collective::reduce})
-        EXPECT_FALSE(select(over_hosts(c, bytes, hosts)).is(by_host)) << name(c) << ' ' << hosts;
+        EXPECT_FALSE(select(over_hosts(c, bytes, hosts)).is(hierarchical)) << name(c) << ' ' << hosts;
   }
 }
 
-TEST(Select, RanksThatAreNotInARowAreNotSummedHostByHostInRankOrder) {
+TEST(Select, RankOrderedHierarchyNeedsContiguousNodes) {
   for (int c = 0; c < collective_count; ++c) {
     if (Collective(c) == Collective::send || Collective(c) == Collective::recv) continue;
     for (const bool deterministic : {false, true})
       for (std::size_t bytes = 1; bytes < std::size_t{1} << 30; bytes *= 8) {
-        Question q = over_hosts(Collective(c), bytes, 2);
-        q.in_a_row = false, q.deterministic = deterministic;
-        EXPECT_FALSE(select(q).is(in_a_row)) << name(q.collective) << ' ' << bytes;
+        SelectionQuery q = over_hosts(Collective(c), bytes, 2);
+        q.contiguous_nodes = false, q.deterministic = deterministic;
+        EXPECT_FALSE(select(q).is(contiguous_nodes)) << name(q.collective) << ' ' << bytes;
       }
   }
 }
 
-TEST(Select, WhatIsRoundedOnTheWayIsSummedInOneStep) {
+TEST(Select, PartialSumsAreNotRounded) {
   for (const Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::reduce})
     for (std::size_t bytes = 1; bytes < std::size_t{1} << 30; bytes *= 8) {
-      Question q = over_hosts(c, bytes, 2);
-      q.rounds = true;
-      EXPECT_FALSE(select(q).is(rounds_often)) << name(c) << ' ' << bytes;
+      SelectionQuery q = over_hosts(c, bytes, 2);
+      q.rounds_partials = true;
+      EXPECT_FALSE(select(q).is(rounds_partials)) << name(c) << ' ' << bytes;
     }
 }
 
 TEST(Select, AForcedNameThatThePlacementForbidsIsRefused) {
-  Question q = over_hosts(Collective::all_reduce, 8, 2);
-  q.forced = "hierarchical_chain";
+  SelectionQuery q = over_hosts(Collective::all_reduce, 8, 2);
+  q.override_name = "hierarchical_chain";
   EXPECT_STREQ(select(q).name, "hierarchical_chain");
-  q.in_a_row = false;
+  q.contiguous_nodes = false;
   expect_config_error(q, {"'hierarchical_chain'", "consecutive ranks"});
 }
 
-TEST(Select, SendTakesNoAlgorithm) {
+TEST(Select, SendHasNoAlgorithm) {
   EXPECT_THROW(select({Collective::send, 8, 2}), Error);
   EXPECT_THROW(select({Collective::all_reduce, 8, 0}), Error);
 }

@@ -28,7 +28,7 @@ double processor_seconds() {
 
 class Over : public testing::TestWithParam<std::string> {};
 
-TEST_P(Over, WhoWaitsLongCostsNoProcessorTime) {
+TEST_P(Over, ALongWaitUsesNoProcessorTime) {
   const auto late = [&](int rank, std::shared_ptr<Store> store) {
     CommOptions options;
     options.transport = GetParam();
@@ -36,19 +36,19 @@ TEST_P(Over, WhoWaitsLongCostsNoProcessorTime) {
     std::vector<float> x(1 << 16, 1.0f);
     comm.barrier().wait();
     for (const std::size_t n : {std::size_t{1}, x.size()}) {
-      double least = 1;  // of several spells, since a machine may have other things to do, too
+      double lowest = 1;  // of several spells, since a machine may have other things to do, too
       std::thread watch([&] {
         for (int i = 0; i < 5; ++i) {
           std::this_thread::sleep_for(250ms);
           const double before = processor_seconds();
           std::this_thread::sleep_for(200ms);
-          least = std::min(least, processor_seconds() - before);
+          lowest = std::min(lowest, processor_seconds() - before);
         }
       });
       if (rank == 2) watch.join();
       comm.all_reduce({x.data(), n}).wait();
       if (rank != 2) watch.join();
-      EXPECT_LT(least, 0.0015) << "s of 0.2 s that rank " << rank << " waited";
+      EXPECT_LT(lowest, 0.0015) << "s of 0.2 s that rank " << rank << " waited";
     }
   };
   test::expect_processes(3, late);

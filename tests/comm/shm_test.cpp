@@ -30,12 +30,12 @@
 #include "tests/support/streams.h"
 
 namespace {
-off_t longest_fallocate = 0;  // what is longer a signal interrupts, unless it is 0
+off_t max_fallocate = 0;  // what is longer a signal interrupts, unless it is 0
 }
 
 /// In the place of the system's.
 extern "C" int posix_fallocate(int fd, off_t offset, off_t bytes) noexcept {
-  if (longest_fallocate && bytes > longest_fallocate) return EINTR;
+  if (max_fallocate && bytes > max_fallocate) return EINTR;
   static const auto real = reinterpret_cast<int (*)(int, off_t, off_t)>(dlsym(RTLD_NEXT, "posix_fallocate"));
   return real(fd, offset, bytes);
 }
@@ -50,18 +50,18 @@ std::span<const std::byte> view(const std::shared_ptr<std::byte>& memory, std::s
   return {memory.get(), bytes};
 }
 
-Incoming await_piece(Transport& t, int peer, Lane lane) {
+ReceiveView await_piece(Transport& t, int peer, Channel lane) {
   test::drive(t, [&] { return !t.peek(peer, lane).bytes.empty(); });
   return t.peek(peer, lane);
 }
 
-void tell(Transport& t, int peer) {
+void signal_peer(Transport& t, int peer) {
   const std::byte b{1};
-  test::post_all(t, peer, Lane::point_to_point, {}, {&b, 1});
+  test::post_all(t, peer, Channel::point_to_point, {}, {&b, 1});
 }
-void hear(Transport& t, int peer) {
+void wait_peer(Transport& t, int peer) {
   std::byte b;
-  test::receive_all(t, peer, Lane::point_to_point, {&b, 1});
+  test::receive_all(t, peer, Channel::point_to_point, {&b, 1});
 }
 
 // The receiver sees what the sender writes after it has posted: it reads the same memory.
@@ -71,32 +71,33 @@ void see_later_writes(int rank, std::shared_ptr<Store> store) {
   if (rank == 0) {
     const auto memory = t->allocate(size);
     std::memset(memory.get(), 1, size);
-    EXPECT_EQ(t->post(1, Lane::collective, {}, view(memory, size)), size) << "one frame, whatever its length";
-    hear(*t, 1);
+    EXPECT_EQ(t->post(1, Channel::collective, {}, view(memory, size)), size)
+        << "one frame, whatever its length";
+    wait_peer(*t, 1);
     memory.get()[size - 1] = std::byte{2};
-    tell(*t, 1);
-    hear(*t, 1);
-    EXPECT_EQ(t->released(1, Lane::collective), 0u) << "not before it was consumed";
-    tell(*t, 1);
-    test::drive(*t, [&] { return t->released(1, Lane::collective) >= 1000; });
-    EXPECT_EQ(t->released(1, Lane::collective), 1000u) << "as far as it was consumed";
-    tell(*t, 1);
-    test::drive(*t, [&] { return t->released(1, Lane::collective) == size; });
-    tell(*t, 1);
+    signal_peer(*t, 1);
+    wait_peer(*t, 1);
+    EXPECT_EQ(t->released(1, Channel::collective), 0u) << "not before it was consumed";
+    signal_peer(*t, 1);
+    test::drive(*t, [&] { return t->released(1, Channel::collective) >= 1000; });
+    EXPECT_EQ(t->released(1, Channel::collective), 1000u) << "as far as it was consumed";
+    signal_peer(*t, 1);
+    test::drive(*t, [&] { return t->released(1, Channel::collective) == size; });
+    signal_peer(*t, 1);
     return;
   }
-  const Incoming in = await_piece(*t, 0, Lane::collective);
+  const ReceiveView in = await_piece(*t, 0, Channel::collective);
   ASSERT_EQ(in.bytes.size(), size);
   EXPECT_EQ(in.bytes.back(), std::byte{1});
-  tell(*t, 0);
-  hear(*t, 0);
+  signal_peer(*t, 0);
+  wait_peer(*t, 0);
   EXPECT_EQ(in.bytes.back(), std::byte{2});
-  tell(*t, 0);
-  hear(*t, 0);
-  t->consume(0, Lane::collective, 1000);
-  hear(*t, 0);
-  t->consume(0, Lane::collective, size - 1000);
-  hear(*t, 0);
+  signal_peer(*t, 0);
+  wait_peer(*t, 0);
+  t->consume(0, Channel::collective, 1000);
+  wait_peer(*t, 0);
+  t->consume(0, Channel::collective, size - 1000);
+  wait_peer(*t, 0);
 }
 
 TEST(Shm, ByReferenceIsTheSendersOwnMemoryBetweenThreads) { test::run_ranks(2, see_later_writes); }
@@ -108,45 +109,45 @@ TEST(Shm, OtherMemoryIsReleasedAtOnce) {
     if (rank == 0) {
       std::vector<std::byte> plain(20'000, std::byte{5});
       const auto shared = t->allocate(200'000);
-      EXPECT_EQ(t->post(1, Lane::collective, {}, plain), plain.size());
-      EXPECT_EQ(t->released(1, Lane::collective), plain.size());
+      EXPECT_EQ(t->post(1, Channel::collective, {}, plain), plain.size());
+      EXPECT_EQ(t->released(1, Channel::collective), plain.size());
       std::fill(plain.begin(), plain.end(), std::byte{6});
-      EXPECT_EQ(t->post(1, Lane::collective, {}, view(shared, 100)), 100u);  // too short to be worth it
-      EXPECT_EQ(t->released(1, Lane::collective), plain.size() + 100);
-      EXPECT_EQ(t->post(1, Lane::collective, {}, view(shared, 160'000)), 160'000u);
-      EXPECT_EQ(t->post(1, Lane::collective, {}, plain), plain.size());
-      EXPECT_EQ(t->released(1, Lane::collective), plain.size() + 100) << "what lies behind waits";
-      tell(*t, 1);
-      test::drive(*t, [&] { return t->released(1, Lane::collective) == 2 * plain.size() + 160'100; });
+      EXPECT_EQ(t->post(1, Channel::collective, {}, view(shared, 100)), 100u);  // too short to be worth it
+      EXPECT_EQ(t->released(1, Channel::collective), plain.size() + 100);
+      EXPECT_EQ(t->post(1, Channel::collective, {}, view(shared, 160'000)), 160'000u);
+      EXPECT_EQ(t->post(1, Channel::collective, {}, plain), plain.size());
+      EXPECT_EQ(t->released(1, Channel::collective), plain.size() + 100) << "what lies behind waits";
+      signal_peer(*t, 1);
+      test::drive(*t, [&] { return t->released(1, Channel::collective) == 2 * plain.size() + 160'100; });
     } else {
-      hear(*t, 0);
+      wait_peer(*t, 0);
       std::vector<std::byte> all(200'100);
-      test::receive_all(*t, 0, Lane::collective, all);
+      test::receive_all(*t, 0, Channel::collective, all);
       EXPECT_EQ(all[19'999], std::byte{5});
       EXPECT_EQ(all.back(), std::byte{6});
     }
-    test::meet_all(*t, rank, 2);
+    test::sync_all(*t, rank, 2);
   });
 }
 
 // Pieces of a copied message end at whole cache lines, so that no element is cut.
-TEST(Shm, PiecesCutNoElement) {
+TEST(Shm, ChunksHoldWholeElements) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     const auto t = test::connect(rank, 2, *store);
     constexpr std::size_t size = 1'000'004;
     if (rank == 0) {
       const std::vector<std::byte> plain(size);
-      for (int i = 0; i < 3; ++i) test::post_all(*t, 1, Lane::collective, {}, plain);
+      for (int i = 0; i < 3; ++i) test::post_all(*t, 1, Channel::collective, {}, plain);
     } else {
       for (int i = 0; i < 3; ++i)
         for (std::size_t at = 0; at < size;) {
-          const std::size_t n = await_piece(*t, 0, Lane::collective).bytes.size();
+          const std::size_t n = await_piece(*t, 0, Channel::collective).bytes.size();
           at += n;
           EXPECT_TRUE(n % 64 == 0 || at == size) << n << " at " << at;
-          t->consume(0, Lane::collective, n);
+          t->consume(0, Channel::collective, n);
         }
     }
-    test::meet_all(*t, rank, 2);
+    test::sync_all(*t, rank, 2);
   });
 }
 
@@ -158,25 +159,25 @@ std::size_t mappings() {
 }
 
 // Memory that was given back is given back by the peers too.
-TEST(Shm, PeersForgetMemoryThatWasFreed) {
+TEST(Shm, PeersUnmapFreedMemory) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     const auto t = test::connect(rank, 2, *store);
-    test::meet_all(*t, rank, 2);
+    test::sync_all(*t, rank, 2);
     const std::size_t before = mappings();
     for (int i = 0; i < 20; ++i) {
       constexpr std::size_t size = 1 << 20;
       if (rank == 0) {
         const auto memory = t->allocate(size);
         *memory = std::byte(i);
-        EXPECT_EQ(t->post(1, Lane::collective, {}, view(memory, size)), size);
-        test::drive(*t, [&] { return t->released(1, Lane::collective) == (i + 1) * size; });
+        EXPECT_EQ(t->post(1, Channel::collective, {}, view(memory, size)), size);
+        test::drive(*t, [&] { return t->released(1, Channel::collective) == (i + 1) * size; });
       } else {
-        EXPECT_EQ(await_piece(*t, 0, Lane::collective).bytes.front(), std::byte(i));
-        t->consume(0, Lane::collective, size);
+        EXPECT_EQ(await_piece(*t, 0, Channel::collective).bytes.front(), std::byte(i));
+        t->consume(0, Channel::collective, size);
       }
     }
     test::drive(*t, [&] { return mappings() <= before + 2; });
-    test::meet_all(*t, rank, 2);
+    test::sync_all(*t, rank, 2);
   });
 }
 
@@ -187,16 +188,16 @@ TEST(Shm, FreedTooEarlyIsNoCrash) {
     if (rank == 0) {
       auto memory = t->allocate(1 << 20);
       *memory = std::byte{9};
-      EXPECT_EQ(t->post(1, Lane::collective, {}, view(memory, 1 << 20)), 1u << 20);
+      EXPECT_EQ(t->post(1, Channel::collective, {}, view(memory, 1 << 20)), 1u << 20);
       memory.reset();
       t->progress();
-      tell(*t, 1);
+      signal_peer(*t, 1);
     } else {
-      hear(*t, 0);
-      EXPECT_EQ(await_piece(*t, 0, Lane::collective).bytes.front(), std::byte{9});
-      t->consume(0, Lane::collective, 1 << 20);
+      wait_peer(*t, 0);
+      EXPECT_EQ(await_piece(*t, 0, Channel::collective).bytes.front(), std::byte{9});
+      t->consume(0, Channel::collective, 1 << 20);
     }
-    test::meet_all(*t, rank, 2);
+    test::sync_all(*t, rank, 2);
   });
 }
 
@@ -206,33 +207,33 @@ TEST(Shm, ManyFramesFillTheRingAndGoOn) {
     std::vector<std::byte> bytes(8);
     int posted = 0;
     while (rank == 0 &&
-           t->post(1, Lane::collective, {.sequence = static_cast<std::uint32_t>(posted)}, bytes) == 8)
+           t->post(1, Channel::collective, {.sequence = static_cast<std::uint32_t>(posted)}, bytes) == 8)
       ++posted;
     if (rank == 0) {
       EXPECT_GE(posted, 64);
       EXPECT_LT(posted, 10'000);
-      tell(*t, 1);
+      signal_peer(*t, 1);
       for (; posted < 20'000; ++posted)
-        test::post_all(*t, 1, Lane::collective, {.sequence = static_cast<std::uint32_t>(posted)}, bytes);
+        test::post_all(*t, 1, Channel::collective, {.sequence = static_cast<std::uint32_t>(posted)}, bytes);
     } else {
-      hear(*t, 0);
+      wait_peer(*t, 0);
       for (std::uint32_t i = 0; i < 20'000; ++i) {
-        ASSERT_EQ(await_piece(*t, 0, Lane::collective).signature.sequence, i);
-        t->consume(0, Lane::collective, 8);
+        ASSERT_EQ(await_piece(*t, 0, Channel::collective).signature.sequence, i);
+        t->consume(0, Channel::collective, 8);
       }
     }
-    test::meet_all(*t, rank, 2);
+    test::sync_all(*t, rank, 2);
   });
 }
 
 TEST(Shm, ConsumingMoreThanWasShownIsRefused) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     const auto t = test::connect(rank, 2, *store);
-    tell(*t, 1 - rank);
-    EXPECT_EQ(await_piece(*t, 1 - rank, Lane::point_to_point).bytes.size(), 1u);
-    EXPECT_THROW(t->consume(1 - rank, Lane::point_to_point, 2), Error);
-    t->consume(1 - rank, Lane::point_to_point, 1);
-    test::meet_all(*t, rank, 2);
+    signal_peer(*t, 1 - rank);
+    EXPECT_EQ(await_piece(*t, 1 - rank, Channel::point_to_point).bytes.size(), 1u);
+    EXPECT_THROW(t->consume(1 - rank, Channel::point_to_point, 2), Error);
+    t->consume(1 - rank, Channel::point_to_point, 1);
+    test::sync_all(*t, rank, 2);
   });
 }
 
@@ -251,7 +252,7 @@ TEST(Shm, LackOfMemoryStatesNeedAndHave) {
         EXPECT_EQ(std::string(e.what()).find("posix_fallocate"), std::string::npos)
             << "not called: " << e.what();
       }
-    test::meet_all(*t, rank, 2);
+    test::sync_all(*t, rank, 2);
   });
 }
 
@@ -275,7 +276,7 @@ Held held() {
 }
 
 // Ranks that make no call any more: one's memory is not held by the other.
-TEST(Shm, MemoryThatWasFreedIsGivenBackByIdleRanks) {
+TEST(Shm, IdleRanksReleaseFreedMemory) {
   test::expect_processes(2, [](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 2, store);
     comm.barrier().wait();
@@ -292,40 +293,40 @@ TEST(Shm, MemoryThatWasFreedIsGivenBackByIdleRanks) {
       EXPECT_GT(held().resident, before.resident + 8 * 8192 + 1024) << "KiB: of its own, and the peer's";
       comm.barrier().wait();
     }
-    store->set(str("freed", rank), "");
-    store->get(str("freed", 1 - rank), Deadline::after(seconds(20)));
+    store->set(concat("freed", rank), "");
+    store->get(concat("freed", 1 - rank), Deadline::after(seconds(20)));
     EXPECT_LT(held().resident, before.resident + 1024) << "KiB: the peer's are still there";
     const auto end = Deadline::after(seconds(20));
     while (held().mapped > before.mapped && !end.expired()) std::this_thread::sleep_for(milliseconds(20));
     EXPECT_LE(held().mapped, before.mapped) << "KiB: the peer's are still mapped";
-    store->set(str("seen", rank), "");
-    store->get(str("seen", 1 - rank), Deadline::after(seconds(30)));
+    store->set(concat("seen", rank), "");
+    store->get(concat("seen", 1 - rank), Deadline::after(seconds(30)));
   });
 }
 
 // What was promised by reference stays readable when the sender frees it and leaves.
-TEST(Shm, WhatWasPostedByReferenceOutlivesItsSender) {
+TEST(Shm, DataPostedByReferenceOutlivesItsSender) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     auto t = test::connect(rank, 2, *store);
     constexpr std::size_t size = 3 << 20;
     if (rank == 0) {
       auto memory = t->allocate(size);
       std::memset(memory.get(), 9, size);
-      EXPECT_EQ(t->post(1, Lane::collective, {}, view(memory, size)), size);
+      EXPECT_EQ(t->post(1, Channel::collective, {}, view(memory, size)), size);
       memory.reset();
       t.reset();
       store->set("left", "");
       return;
     }
     store->get("left", Deadline::after(seconds(20)));
-    const Incoming in = await_piece(*t, 0, Lane::collective);
+    const ReceiveView in = await_piece(*t, 0, Channel::collective);
     ASSERT_EQ(in.bytes.size(), size);
     EXPECT_EQ(std::count(in.bytes.begin(), in.bytes.end(), std::byte{9}), std::ptrdiff_t{size});
-    t->consume(0, Lane::collective, size);
+    t->consume(0, Channel::collective, size);
   });
 }
 
-TEST(Arena, AnArrayOfMoreBytesThanThereAreNumbersIsRefused) {
+TEST(SharedMemoryAllocator, AnArrayOfMoreBytesThanThereAreNumbersIsRefused) {
   auto comm = Communicator::connect(0, 1, nullptr);
   for (const std::size_t count : {~std::size_t{0} / 8 + 2, ~std::size_t{0} / 4, ~std::size_t{0}}) {
     const Error e = test::error_of([&] { comm.allocate_array<double>(count); });
@@ -334,10 +335,10 @@ TEST(Arena, AnArrayOfMoreBytesThanThereAreNumbersIsRefused) {
 }
 
 // As a profiler's timer does, which comes again before a long call is through.
-TEST(Arena, SignalsDoNotKeepMemoryFromBeingMade) {
+TEST(SharedMemoryAllocator, SignalsDoNotKeepMemoryFromBeingMade) {
   EXPECT_EQ(test::in_forked_child([] {
-              longest_fallocate = 256 << 10;
-              const auto arena = std::make_shared<Arena>();
+              max_fallocate = 256 << 10;
+              const auto arena = std::make_shared<SharedMemoryAllocator>();
               constexpr std::size_t bytes = 5'000'000;
               const auto memory = arena->allocate(bytes);
               return std::count(memory.get(), memory.get() + bytes, std::byte{}) == bytes;
@@ -346,11 +347,11 @@ TEST(Arena, SignalsDoNotKeepMemoryFromBeingMade) {
 }
 
 // ulimit -f: the kernel would end the process.
-TEST(Arena, MoreThanAFileMayHoldIsAnErrorThatNamesTheLimit) {
+TEST(SharedMemoryAllocator, MoreThanAFileMayHoldIsAnErrorThatNamesTheLimit) {
   EXPECT_EQ(test::in_forked_child([] {
               const rlimit limit{3 << 20, 3 << 20};
               setrlimit(RLIMIT_FSIZE, &limit);
-              const auto arena = std::make_shared<Arena>();
+              const auto arena = std::make_shared<SharedMemoryAllocator>();
               const auto small = arena->allocate(1000);
               const Error e = test::error_of([&] { arena->allocate(4 << 20); });
               return e.code() == Errc::system &&
@@ -360,8 +361,8 @@ TEST(Arena, MoreThanAFileMayHoldIsAnErrorThatNamesTheLimit) {
             0);
 }
 
-TEST(Arena, SmallBlocksShareASegmentAndComeBack) {
-  const auto arena = std::make_shared<Arena>();
+TEST(SharedMemoryAllocator, SmallBlocksShareASegmentAndComeBack) {
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   SegmentMap map;
   auto a = arena->allocate(1000), b = arena->allocate(5000);
   arena->refresh(map);
@@ -376,8 +377,8 @@ TEST(Arena, SmallBlocksShareASegmentAndComeBack) {
   EXPECT_EQ(map.find(&plain, 1), nullptr);
 }
 
-TEST(Arena, ASegmentThatIsGoneIsNotFound) {
-  const auto arena = std::make_shared<Arena>();
+TEST(SharedMemoryAllocator, ASegmentThatIsGoneIsNotFound) {
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   SegmentMap map;
   auto a = arena->allocate(10 << 20);
   const std::byte* at = a.get();
@@ -385,9 +386,9 @@ TEST(Arena, ASegmentThatIsGoneIsNotFound) {
   const auto number = map.find(at, 100)->number;
   a.reset();
   EXPECT_EQ(map.find(at, 100), nullptr) << "even before the map is refreshed";
-  EXPECT_TRUE(arena->has_dropped());
+  EXPECT_TRUE(arena->has_released());
   std::vector<std::uint32_t> dropped;
-  arena->take_dropped(dropped);
+  arena->drain_released(dropped);
   EXPECT_EQ(dropped, std::vector{number});
 }
 
@@ -404,10 +405,10 @@ long huge_kib(const std::byte* address) {
   return -1;
 }
 
-TEST(Arena, LargeBlocksLieInHugePagesWhereThereAreAny) {
+TEST(SharedMemoryAllocator, LargeBlocksLieInHugePagesWhereThereAreAny) {
   constexpr std::size_t bytes = 9 << 20;
   const SharedMemory memory = SharedMemory::create(bytes);
-  const SharedMemory peers = SharedMemory::map(Descriptor(dup(memory.fd())), true);
+  const SharedMemory peers = SharedMemory::map(UniqueFd(dup(memory.fd())), true);
   ASSERT_NE(memory.data(), peers.data());
   for (const SharedMemory* m : {&memory, &peers}) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(m->data()) % (2 << 20), 0u);
@@ -421,8 +422,9 @@ TEST(Arena, LargeBlocksLieInHugePagesWhereThereAreAny) {
   EXPECT_EQ(huge_kib(peers.data()), 8 << 10);
 }
 
-TEST(Arena, LargeBlocksDoNotCompeteForTheSamePlacesInCaches) {
-  const auto here = std::make_shared<Arena>(0), there = std::make_shared<Arena>(1);
+TEST(SharedMemoryAllocator, LargeBlocksHaveDifferentCacheColours) {
+  const auto here = std::make_shared<SharedMemoryAllocator>(0),
+             there = std::make_shared<SharedMemoryAllocator>(1);
   constexpr std::size_t bytes = 4 << 20, sets = 64 << 10;
   const auto place = [](const auto& block) { return reinterpret_cast<std::uintptr_t>(block.get()) % sets; };
   const auto a = here->allocate(bytes), b = here->allocate(bytes);
@@ -434,8 +436,8 @@ TEST(Arena, LargeBlocksDoNotCompeteForTheSamePlacesInCaches) {
   EXPECT_EQ(a.get()[bytes - 1], std::byte{});
 }
 
-TEST(Arena, ManyThreadsAllocateAndFree) {
-  const auto arena = std::make_shared<Arena>();
+TEST(SharedMemoryAllocator, ManyThreadsAllocateAndFree) {
+  const auto arena = std::make_shared<SharedMemoryAllocator>();
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
@@ -452,49 +454,49 @@ TEST(Arena, ManyThreadsAllocateAndFree) {
 }
 
 // Strangers on the listening socket of a handshake are dropped.
-TEST(Meet, StrangersOnTheUnixSocketDisturbNobody) {
+TEST(Handshake, UnauthenticatedPeersOnTheUnixSocketAreRejected) {
   const std::string name = "ringzero-test-" + random_hex();
   const JobId job = random_id();
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    const Introduction me{job, rank, 2, {}};
+    const HandshakeInfo me{job, rank, 2, {}};
     if (rank == 1) {
       store->get("listening", Deadline::after(seconds(10)));
-      Descriptor mute = connect_unix(name, Deadline::after(seconds(1)));
-      Descriptor liar = connect_unix(name, Deadline::after(seconds(1)));
+      UniqueFd mute = connect_unix(name, Deadline::after(seconds(1)));
+      UniqueFd liar = connect_unix(name, Deadline::after(seconds(1)));
       const std::string nonsense(40, 'x');
       EXPECT_EQ(send(liar.get(), nonsense.data(), nonsense.size(), MSG_NOSIGNAL), 40);
       std::vector<Connection> calls;
       calls.push_back({0, 0, connect_unix(name, Deadline::after(seconds(1))), {}, name});
-      EXPECT_EQ(meet(me, -1, std::move(calls), {}, 1, Deadline::after(seconds(10))).size(), 1u);
+      EXPECT_EQ(handshake(me, -1, std::move(calls), {}, 1, Deadline::after(seconds(10))).size(), 1u);
       return;
     }
-    const Descriptor listener = listen_unix(name);
+    const UniqueFd listener = listen_unix(name);
     store->set("listening", "");
-    const auto met = meet(me, listener.get(), {}, {1}, 1, Deadline::after(seconds(10)));
+    const auto met = handshake(me, listener.get(), {}, {1}, 1, Deadline::after(seconds(10)));
     ASSERT_EQ(met.size(), 1u);
     EXPECT_EQ(met[0].rank, 1);
   });
 }
 
 // Ranks may see different caches, and still have to lay out the same bytes at the same places.
-TEST(ShmMeeting, UsesAsMuchOfEachRingAsTheSmallestHas) {
+TEST(ShmMailboxes, UsesTheSmallestRingSizeOfAll) {
   constexpr std::size_t small = 1 << 20, large = 4 << 20;
   const JobId job = random_id();
   const std::vector<int> ranks{0, 1};
   std::array<Poller, 2> pollers;
   std::array<WaitForGraph, 2> waiting{WaitForGraph(0), WaitForGraph(1)};
-  ShmLinks a(0, ranks, large, pollers[0], waiting[0]), b(1, ranks, small, pollers[1], waiting[1]);
+  ShmTransport a(0, ranks, large, pollers[0], waiting[0]), b(1, ranks, small, pollers[1], waiting[1]);
   const std::vector<std::string> addresses{a.address(), b.address()};
-  const auto connect = [&](ShmLinks& links, int rank) {
+  const auto connect = [&](ShmTransport& links, int rank) {
     links.connect({job, rank, 2, {}}, addresses, Deadline::after(seconds(30)));
   };
   std::thread other([&] { connect(b, 1); });
   connect(a, 0);
   other.join();
-  for (const ShmLinks* links : {&a, &b})
-    for (const MeetingView& view : links->meeting()) EXPECT_EQ(view.ring_bytes, small);
-  a.meeting()[0].ring[small - 1] = std::byte{7};
-  EXPECT_EQ(b.meeting()[0].ring[small - 1], std::byte{7});
+  for (const ShmTransport* links : {&a, &b})
+    for (const MailboxView& view : links->mailboxes()) EXPECT_EQ(view.staging_bytes, small);
+  a.mailboxes()[0].staging_ring[small - 1] = std::byte{7};
+  EXPECT_EQ(b.mailboxes()[0].staging_ring[small - 1], std::byte{7});
 }
 
 }  // namespace

@@ -33,8 +33,8 @@ class Sequence {
       : comm_(comm),
         size_(static_cast<std::size_t>(comm.size())),
         rank_(static_cast<std::size_t>(comm.rank())),
-        together_(seed),
-        alone_(seed * 1000 + static_cast<unsigned>(comm.rank()) + 1) {}
+        common_random_(seed),
+        own_random_(seed * 1000 + static_cast<unsigned>(comm.rank()) + 1) {}
 
   void run(int calls) {
     std::deque<Call> pending;
@@ -42,7 +42,7 @@ class Sequence {
     for (call_ = 0; call_ < calls; ++call_) {
       pause(call_ == long_pause);
       pending.push_back(make());
-      while (pending.size() > alone_() % 6) finish(pending.front()), pending.pop_front();
+      while (pending.size() > own_random_() % 6) finish(pending.front()), pending.pop_front();
     }
     for (Call& c : pending) finish(c);
   }
@@ -51,7 +51,7 @@ class Sequence {
   /// Longer, once, than a progress thread pays attention to a communicator that is not called.
   void pause(bool long_one) {
     if (long_one) std::this_thread::sleep_for(1200ms);
-    if (alone_() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(alone_() % 3000));
+    if (own_random_() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own_random_() % 3000));
   }
 
   std::int64_t value(std::size_t rank, std::size_t i) const {
@@ -65,9 +65,9 @@ class Sequence {
 
   Call make() {
     constexpr std::size_t counts[] = {0, 1, 5, 300, 9000, 60000};
-    const std::size_t n = counts[together_() % 6];
-    const auto root = static_cast<std::size_t>(together_() % size_);
-    const unsigned kind = together_() % 8;
+    const std::size_t n = counts[common_random_() % 6];
+    const auto root = static_cast<std::size_t>(common_random_() % size_);
+    const unsigned kind = common_random_() % 8;
     const bool whole_in = kind == 1 || kind == 5, whole_out = kind == 2 || kind == 5;
     Call c;
     c.in = std::make_shared<Numbers>(whole_in ? n * size_ : n);
@@ -117,7 +117,7 @@ class Sequence {
   }
 
   void finish(Call& c) {
-    switch (alone_() % 4) {
+    switch (own_random_() % 4) {
       case 0:
         std::thread([&] { c.work.wait(); }).join();
         break;
@@ -132,7 +132,7 @@ class Sequence {
 
   Communicator& comm_;
   std::size_t size_, rank_;
-  std::mt19937 together_, alone_;
+  std::mt19937 common_random_, own_random_;
   int call_ = 0;
 };
 

@@ -25,7 +25,7 @@
 namespace rz {
 namespace {
 
-using store_wire::Answer;
+using store_wire::Reply;
 using store_wire::Request;
 using test::error_of;
 
@@ -60,7 +60,7 @@ class EveryStore : public testing::TestWithParam<const char*> {
     if (kind == "tcp4" || kind == "tcp6") {
       const std::string host = kind == "tcp4" ? "127.0.0.1" : "[::1]";
       a_ = tcp_store(host + ":0", true);
-      b_ = tcp_store(str(host, ':', tcp_store_port(*a_)));
+      b_ = tcp_store(concat(host, ':', tcp_store_port(*a_)));
     }
     if (kind == "prefix") {
       const auto inner = memory_store();
@@ -74,7 +74,7 @@ class EveryStore : public testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Stores, EveryStore, testing::Values("memory", "file", "tcp4", "tcp6", "prefix"),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST_P(EveryStore, GivesBackWhatWasSet) {
+TEST_P(EveryStore, ReturnsTheValueThatWasSet) {
   const std::string binary("\0\1/%\n\xff", 6), large(300'000, 'x');
   a_->set("key", "value");
   b_->set(binary, binary);
@@ -150,8 +150,8 @@ TEST(PrefixStore, KeepsGroupsApart) {
 TEST(FileStore, WorksAcrossProcesses) {
   test::expect_processes(4, [](int rank, std::shared_ptr<Store> store) {
     for (int i = 0; i < 50; ++i) store->add("sum", 1);
-    store->set(str("done", rank), "yes");
-    for (int r = 0; r < 4; ++r) store->get(str("done", r), soon());
+    store->set(concat("done", rank), "yes");
+    for (int r = 0; r < 4; ++r) store->get(concat("done", r), soon());
     require(store->add("sum", 0) == 200, Errc::io, "lost a count");
   });
 }
@@ -167,13 +167,13 @@ TEST(TcpStore, ServesAcrossProcesses) {
     std::shared_ptr<Store> store;
     if (rank == 0) {
       store = tcp_store("localhost:0", true);
-      files->set("port", str(tcp_store_port(*store)));
+      files->set("port", concat(tcp_store_port(*store)));
     } else {
       store = tcp_store("localhost:" + files->get("port", soon()));
     }
-    store->set(str("rank", rank), str(rank * rank));
+    store->set(concat("rank", rank), concat(rank * rank));
     for (int r = 0; r < 3; ++r)
-      require(store->get(str("rank", r), soon()) == str(r * r), Errc::io, "wrong value");
+      require(store->get(concat("rank", r), soon()) == concat(r * r), Errc::io, "wrong value");
     store->add("finished", 1);
     while (rank == 0 && store->add("finished", 0) < 3) std::this_thread::sleep_for(milliseconds(1));
   });
@@ -188,10 +188,10 @@ TEST(TcpStore, WaitsForAServerThatComesLater) {
   std::shared_ptr<Store> server;
   std::thread other([&] {
     std::this_thread::sleep_for(milliseconds(60));
-    server = tcp_store(str("127.0.0.1:", port), true);
+    server = tcp_store(concat("127.0.0.1:", port), true);
     server->set("key", "value");
   });
-  const auto client = tcp_store(str("127.0.0.1:", port));
+  const auto client = tcp_store(concat("127.0.0.1:", port));
   EXPECT_EQ(client->get("key", soon()), "value");
   other.join();
 }
@@ -199,7 +199,7 @@ TEST(TcpStore, WaitsForAServerThatComesLater) {
 TEST(TcpStore, ErrorsNameTheAddress) {
   int port = 0;
   { port = tcp_store_port(*tcp_store("127.0.0.1:0", true)); }
-  const std::string address = str("127.0.0.1:", port);
+  const std::string address = concat("127.0.0.1:", port);
   Error e = error_of([&] { tcp_store(address, false, milliseconds(50)); });
   EXPECT_EQ(e.code(), Errc::rendezvous);
   EXPECT_TRUE(contains(e, address) && contains(e, "refused")) << e.what();
@@ -219,7 +219,7 @@ TEST(TcpStore, ErrorsNameTheAddress) {
 
 TEST(TcpStore, AServerThatEndsIsAnError) {
   auto server = tcp_store("127.0.0.1:0", true);
-  const auto client = tcp_store(str("127.0.0.1:", tcp_store_port(*server)));
+  const auto client = tcp_store(concat("127.0.0.1:", tcp_store_port(*server)));
   std::thread other([&] {
     std::this_thread::sleep_for(milliseconds(30));
     server.reset();
@@ -238,7 +238,7 @@ TEST(TcpStore, TooLongIsRefusedBeforeItIsSent) {
   EXPECT_EQ(store->get("key", soon()).size(), 1u << 20);
 }
 
-TEST(TcpStore, GarbageOnThePortDisturbsNobody) {
+TEST(TcpStore, GarbageOnThePortIsRejected) {
   const auto store = tcp_store("127.0.0.1:0", true);
   const SocketAddress address = resolve({"127.0.0.1", tcp_store_port(*store)}).front();
   constexpr std::uint32_t magic = store_wire::request_magic;
@@ -249,7 +249,7 @@ TEST(TcpStore, GarbageOnThePortDisturbsNobody) {
   std::vector<std::string> garbage{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", std::string(100'000, '\xff')};
   for (const Request& h : headers) garbage.emplace_back(reinterpret_cast<const char*>(&h), sizeof h);
   for (const auto& bytes : garbage) {
-    const Descriptor socket = connect_tcp(address, soon());
+    const UniqueFd socket = connect_tcp(address, soon());
     ASSERT_TRUE(socket);
     send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     char c;
@@ -260,7 +260,7 @@ TEST(TcpStore, GarbageOnThePortDisturbsNobody) {
     EXPECT_TRUE(n == 0 || (n < 0 && errno == ECONNRESET)) << n;
   }
   // One that says half of a request and stays is no harm either.
-  const Descriptor half = connect_tcp(address, soon());
+  const UniqueFd half = connect_tcp(address, soon());
   send(half.get(), &headers[1], 10, MSG_NOSIGNAL);
   store->set("key", "value");
   EXPECT_EQ(store->get("key", soon()), "value");
@@ -299,12 +299,12 @@ class RawClient {
     pollfd p{fd(), events, 0};
     require(poll(&p, 1, 30'000) == 1, Errc::timeout, "nothing came in 30 s");
   }
-  Descriptor socket_;
+  UniqueFd socket_;
 };
 
 /// What a store answers with; its value goes to `value`.
-Answer read_answer(const RawClient& client, std::string* value = nullptr) {
-  Answer a;
+Reply read_reply(const RawClient& client, std::string* value = nullptr) {
+  Reply a;
   const std::string header = client.read(sizeof a);
   require(header.size() == sizeof a, Errc::io, "the connection ended");
   std::memcpy(&a, header.data(), sizeof a);
@@ -314,8 +314,8 @@ Answer read_answer(const RawClient& client, std::string* value = nullptr) {
 }
 
 TEST(TcpStore, AStoreThatIsOpenedLongBeforeItsFirstUseWorks) {
-  const auto server = tcp_store("127.0.0.1:0", {.serve = true, .stranger_limit = milliseconds(300)});
-  const auto client = tcp_store(str("127.0.0.1:", tcp_store_port(*server)));
+  const auto server = tcp_store("127.0.0.1:0", {.serve = true, .max_unauthenticated = milliseconds(300)});
+  const auto client = tcp_store(concat("127.0.0.1:", tcp_store_port(*server)));
   const RawClient stranger(tcp_store_port(*server));
   EXPECT_EQ(stranger.read(1), "");  // it is dropped: so long do strangers have
   client->set("key", "value");
@@ -324,7 +324,7 @@ TEST(TcpStore, AStoreThatIsOpenedLongBeforeItsFirstUseWorks) {
 
 TEST(TcpStore, AnIdleConnectionThatWasClosedIsMadeAgain) {
   auto server = tcp_store("127.0.0.1:0", true);
-  const std::string address = str("127.0.0.1:", tcp_store_port(*server));
+  const std::string address = concat("127.0.0.1:", tcp_store_port(*server));
   const auto client = tcp_store(address);
   client->set("key", "first");
   server.reset();
@@ -334,7 +334,7 @@ TEST(TcpStore, AnIdleConnectionThatWasClosedIsMadeAgain) {
 }
 
 // A client that sends many requests for a long value and reads no answer must not fill rank 0's memory.
-TEST(TcpStore, ARequestIsServedOnceTheAnswerBeforeItIsSent) {
+TEST(TcpStore, ARequestWaitsForThePreviousReply) {
   constexpr int requests = 64;
   const auto store = tcp_store("127.0.0.1:0", true);
   const std::string value(1 << 20, 'v');
@@ -345,13 +345,13 @@ TEST(TcpStore, ARequestIsServedOnceTheAnswerBeforeItIsSent) {
   client.send(bytes + to_bytes(Request{.kind = Request::add, .number = 1}, "", "served"));
   for (int i = 0; i < 10; ++i) store->add("turns of the server", 1);
   EXPECT_EQ(store->add("served", 0), 0) << "all answers were put together in the server's memory";
-  EXPECT_EQ(read_answer(client).value_bytes, 0u);
+  EXPECT_EQ(read_reply(client).value_bytes, 0u);
   for (int i = 0; i < requests; ++i) {
     std::string text;
-    ASSERT_EQ(read_answer(client, &text).status, Answer::ok) << i;
+    ASSERT_EQ(read_reply(client, &text).status, Reply::ok) << i;
     ASSERT_EQ(text, value) << i;
   }
-  EXPECT_EQ(read_answer(client).number, 1);
+  EXPECT_EQ(read_reply(client).number, 1);
   EXPECT_EQ(store->add("served", 0), 1);
 }
 
@@ -359,7 +359,7 @@ TEST(TcpStore, TheTableIsBounded) {
   const auto store = tcp_store("127.0.0.1:0", true);
   const std::string value(1 << 20, 'v');
   const Error e = error_of([&] {
-    for (int i = 0; i < 65; ++i) store->set(str("key ", i), value);
+    for (int i = 0; i < 65; ++i) store->set(concat("key ", i), value);
   });
   EXPECT_EQ(e.code(), Errc::rendezvous);
   EXPECT_TRUE(contains(e, "key 63") && contains(e, "full")) << e.what();
@@ -373,12 +373,12 @@ void limit_open_files(rlim_t soft, rlim_t hard) {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) fail_errno("setrlimit");
 }
 
-TEST(TcpStore, StrangersThatTakeDescriptorsKeepNoRankOut) {
+TEST(TcpStore, IdleConnectionsDoNotExhaustDescriptors) {
   test::expect_processes(2, [](int rank, std::shared_ptr<Store> files) {
     if (rank == 0) {
       limit_open_files(128, 128);
       const auto store = tcp_store("127.0.0.1:0", true);
-      files->set("port", str(tcp_store_port(*store)));
+      files->set("port", concat(tcp_store_port(*store)));
       files->get("done", soon());
       return;
     }
@@ -386,7 +386,7 @@ TEST(TcpStore, StrangersThatTakeDescriptorsKeepNoRankOut) {
     std::vector<RawClient> strangers;
     for (int i = 0; i < 200; ++i) strangers.emplace_back(port);
     const auto start = Deadline::Clock::now();
-    tcp_store(str("127.0.0.1:", port))->set("key", "value");
+    tcp_store(concat("127.0.0.1:", port))->set("key", "value");
     EXPECT_LT(Deadline::Clock::now() - start, seconds(5));
     files->set("done", "");
   });
@@ -430,7 +430,7 @@ TEST(TcpStore, AnExceptionEndsOneClientOnly) {
     std::list<RawClient> clients;
     for (int i = 0; i < 200; ++i) {
       clients.emplace_back(tcp_store_port(*store)).send(to_bytes(Request{.kind = Request::hello}, ""));
-      EXPECT_EQ(read_answer(clients.back()).status, Answer::ok);
+      EXPECT_EQ(read_reply(clients.back()).status, Reply::ok);
     }
     std::string partial = to_bytes(Request{.kind = Request::set}, "", "key", std::string(1 << 20, 'v'));
     partial.pop_back();  // so that the server keeps it
@@ -456,7 +456,7 @@ TEST(TcpStore, AnExceptionEndsOneClientOnly) {
   });
 }
 
-TEST(TcpStore, AServerWithoutDescriptorsRests) {
+TEST(TcpStore, AServerWithoutDescriptorsBacksOff) {
   test::expect_processes(2, [](int rank, std::shared_ptr<Store> files) {
     if (rank == 1) {
       const auto port = files->get("port", soon());
@@ -465,8 +465,8 @@ TEST(TcpStore, AServerWithoutDescriptorsRests) {
     }
     limit_open_files(128, 128);
     const auto store = tcp_store("127.0.0.1:0", true);
-    files->set("port", str(tcp_store_port(*store)));
-    std::vector<Descriptor> all;
+    files->set("port", concat(tcp_store_port(*store)));
+    std::vector<UniqueFd> all;
     do all.emplace_back(dup(STDOUT_FILENO));
     while (all.back());
     const double before = cpu_seconds();
@@ -477,15 +477,15 @@ TEST(TcpStore, AServerWithoutDescriptorsRests) {
   });
 }
 
-TEST(TcpStore, ATakenPortIsWaitedFor) {
-  Descriptor other = listen_tcp(resolve({"127.0.0.1", 0}).front());
+TEST(TcpStore, AnOccupiedPortIsAwaited) {
+  UniqueFd other = listen_tcp(resolve({"127.0.0.1", 0}).front());
   const int port = local_address(other.get()).port();
   std::thread holder([&] {
     std::this_thread::sleep_for(milliseconds(100));
     other.close();
   });
   try {
-    const auto store = tcp_store(str("127.0.0.1:", port), true);
+    const auto store = tcp_store(concat("127.0.0.1:", port), true);
     EXPECT_EQ(tcp_store_port(*store), port);
   } catch (const Error& e) {
     ADD_FAILURE() << e.what();
@@ -508,11 +508,11 @@ class SilentPort {
   }
 
  private:
-  Descriptor listener_;
-  std::vector<Descriptor> fill_;
+  UniqueFd listener_;
+  std::vector<UniqueFd> fill_;
 };
 
-TEST(TcpStore, ASilentAddressOfANameIsPassedOver) {
+TEST(TcpStore, AnUnresponsiveAddressIsSkipped) {
   const auto addresses = resolve({"localhost", 0});
   if (addresses.size() < 2) GTEST_SKIP() << "localhost has one address here";
   // The server takes the first address, so that the silent one is made the first by serving on the last.
@@ -521,7 +521,7 @@ TEST(TcpStore, ASilentAddressOfANameIsPassedOver) {
   first.set_port(tcp_store_port(*server));
   const SilentPort silent(first);
   const auto start = Deadline::Clock::now();
-  tcp_store(str("localhost:", tcp_store_port(*server)), false, seconds(20))->set("key", "value");
+  tcp_store(concat("localhost:", tcp_store_port(*server)), false, seconds(20))->set("key", "value");
   EXPECT_LT(Deadline::Clock::now() - start, seconds(10));
   EXPECT_EQ(server->get("key", soon()), "value");
 }
@@ -541,7 +541,7 @@ TEST(FileStore, ValuesAreTheUsersAlone) {
 
 TEST(TcpStore, AnotherLaunchIsRefusedByName) {
   const auto server = tcp_store("127.0.0.1:0", {.serve = true, .launch = "job 7 step 1"});
-  const std::string address = str("127.0.0.1:", tcp_store_port(*server));
+  const std::string address = concat("127.0.0.1:", tcp_store_port(*server));
   for (const std::string launch : {"job 7 step 2", ""}) {
     const Error e = error_of([&] { tcp_store(address, {.timeout = milliseconds(50), .launch = launch}); });
     EXPECT_EQ(e.code(), Errc::rendezvous);
@@ -557,10 +557,10 @@ TEST(TcpStore, ARequestOfAnotherLaunchIsRefused) {
   const auto server = tcp_store("127.0.0.1:0", {.serve = true, .launch = "ours"});
   const RawClient client(tcp_store_port(*server));
   client.send(to_bytes(Request{.kind = Request::hello}, "ours"));
-  EXPECT_EQ(read_answer(client).status, Answer::ok);
+  EXPECT_EQ(read_reply(client).status, Reply::ok);
   client.send(to_bytes(Request{.kind = Request::set}, "theirs", "key", "value"));
   std::string launch;
-  EXPECT_EQ(read_answer(client, &launch).status, Answer::stranger);
+  EXPECT_EQ(read_reply(client, &launch).status, Reply::wrong_launch);
   EXPECT_EQ(launch, "ours");
   EXPECT_EQ(client.read(1), "") << "it is disconnected";
   EXPECT_EQ(error_of([&] { server->get("key", Deadline::after({})); }).code(), Errc::timeout);
@@ -580,21 +580,21 @@ int port_before_a_free_one(const F& first) {
   }
 }
 
-TEST(TcpStore, AStrangersPortIsPassedOver) {
+TEST(TcpStore, AForeignPortIsSkipped) {
   std::unique_ptr<SilentPort> silent;
   const int port = port_before_a_free_one([&](const SocketAddress& a) { silent.reset(new SilentPort(a)); });
-  const std::string address = str("127.0.0.1:", port);
+  const std::string address = concat("127.0.0.1:", port);
   const auto server = tcp_store(address, {.serve = true, .launch = "ours", .ports = 2});
   EXPECT_EQ(tcp_store_port(*server), port + 1);
   tcp_store(address, {.launch = "ours", .ports = 2})->set("key", "value");
   EXPECT_EQ(server->get("key", soon()), "value");
 }
 
-TEST(TcpStore, AnotherLaunchsPortIsPassedOver) {
+TEST(TcpStore, ThePortOfAnotherLaunchIsSkipped) {
   std::shared_ptr<Store> theirs;
   const int port = port_before_a_free_one(
       [&](const SocketAddress& a) { theirs = tcp_store(a.text(), {.serve = true, .launch = "theirs"}); });
-  const std::string address = str("127.0.0.1:", port);
+  const std::string address = concat("127.0.0.1:", port);
   const auto ours = tcp_store(address, {.serve = true, .launch = "ours", .ports = 2});
   tcp_store(address, {.launch = "ours", .ports = 2})->set("key", "value");
   EXPECT_EQ(ours->get("key", soon()), "value");
@@ -604,22 +604,22 @@ TEST(TcpStore, AnotherLaunchsPortIsPassedOver) {
 // The last of several ports is found, too.
 TEST(TcpStore, EveryPortIsSearched) {
   constexpr int ports = 8;
-  TcpStoreOptions options{.launch = str("ours ", getpid()), .ports = ports};
+  TcpStoreOptions options{.launch = concat("ours ", getpid()), .ports = ports};
   for (int tries = 0; tries < 20; ++tries) {
     const int first = local_address(listen_tcp(resolve({"127.0.0.1", 0}).front()).get()).port();
     std::vector<std::shared_ptr<Store>> stores;
     try {
       for (int i = 0; i < ports; ++i) {
         const bool last = i == ports - 1;
-        stores.push_back(tcp_store(str("127.0.0.1:", first + i),
+        stores.push_back(tcp_store(concat("127.0.0.1:", first + i),
                                    {.serve = true,
                                     .timeout = seconds(1),
-                                    .launch = last ? options.launch : str("theirs ", getpid(), ' ', i)}));
+                                    .launch = last ? options.launch : concat("theirs ", getpid(), ' ', i)}));
       }
     } catch (const Error&) {
       continue;  // one of them is taken
     }
-    tcp_store(str("127.0.0.1:", first), options)->set("key", "value");
+    tcp_store(concat("127.0.0.1:", first), options)->set("key", "value");
     EXPECT_EQ(stores.back()->get("key", soon()), "value");
     return;
   }
@@ -634,7 +634,7 @@ TEST(TcpStore, SeveralPortsNeedALaunch) {
       Errc::config);
 }
 
-TEST(TcpStore, KnowsTheWayToTheServer) {
+TEST(TcpStore, ReportsTheLocalAddressTowardsTheServer) {
   const auto store = tcp_store("127.0.0.1:0", true);
   EXPECT_EQ(tcp_store_local_address(*prefix_store(store, "x")), "127.0.0.1");
   EXPECT_EQ(tcp_store_local_address(*memory_store()), "");

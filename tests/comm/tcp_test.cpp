@@ -51,9 +51,9 @@ class HookStore final : public Store {
 
 std::string tcp_address(const std::string& entry) { return entry.substr(entry.find(' ') + 1); }
 
-TEST(Tcp, StrangersDisturbNobody) {
+TEST(Tcp, UnauthenticatedPeersAreRejected) {
   test::run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
-    std::vector<Descriptor> strangers;
+    std::vector<UniqueFd> idle_connections;
     const auto attack = [&](Store& s) {
       if (rank != 2) return;
       const auto address = resolve(parse_host_port(tcp_address(s.get("at/0", soon())))).front();
@@ -65,11 +65,11 @@ TEST(Tcp, StrangersDisturbNobody) {
       const std::string wrong_job(reinterpret_cast<const char*>(&hello), sizeof hello);
       for (const auto& bytes : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100'000, '\xff'),
                                 wrong_job, wrong_job.substr(0, 20), std::string()}) {
-        strangers.push_back(connect_tcp(address, soon()));
-        ASSERT_TRUE(strangers.back());
-        send(strangers.back().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+        idle_connections.push_back(connect_tcp(address, soon()));
+        ASSERT_TRUE(idle_connections.back());
+        send(idle_connections.back().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       }
-      for (int i = 0; i < 100; ++i) strangers.push_back(connect_tcp(address, soon()));  // a scan
+      for (int i = 0; i < 100; ++i) idle_connections.push_back(connect_tcp(address, soon()));  // a scan
     };
     HookStore hooked(store, attack);
     const auto t = test::connect(rank, 3, hooked, {"tcp"});
@@ -79,13 +79,13 @@ TEST(Tcp, StrangersDisturbNobody) {
 
 /// Plays rank 1 of 2 by hand up to the handshake; returns its sockets in order of index.
 std::vector<Connection> play_rank_1(Store& store) {
-  const Roster roster = exchange_roster(1, 2, store, {"tcp", "", 1}, soon());
-  const auto entries = exchange(1, 2, store, "at", " ", soon());
+  const PeerInfo roster = exchange_peer_info(1, 2, store, {"tcp", "", 1}, soon());
+  const auto entries = store_all_gather(1, 2, store, "at", " ", soon());
   const std::string address = tcp_address(entries[0]);
   std::vector<Connection> calls;
   for (int i = 0; i < 3; ++i)
     calls.push_back({0, i, start_connect(resolve(parse_host_port(address)).front()), {}, address});
-  auto met = meet({roster.job, 1, 2, {}}, -1, std::move(calls), {}, 1, soon());
+  auto met = handshake({roster.job_id, 1, 2, {}}, -1, std::move(calls), {}, 1, soon());
   std::sort(met.begin(), met.end(), [](auto& a, auto& b) { return a.index < b.index; });
   return met;
 }
@@ -111,7 +111,7 @@ TEST(Tcp, DamagedFramesNameTheirSender) {
     std::string bytes;
     if (variant == 0) header.magic ^= 1;
     if (variant == 1) header.length = 0;
-    if (variant == 2) header.length = tcp::block + 1;
+    if (variant == 2) header.length = tcp::max_frame_bytes + 1;
     if (variant == 3) header.length = 0xffffffff;
     if (variant == 4) header.offset = 99;
     bytes.assign(reinterpret_cast<const char*>(&header), sizeof header);
@@ -127,7 +127,7 @@ TEST(Tcp, DamagedFramesNameTheirSender) {
       }
       const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
       try {
-        test::drive(*t, [&] { return !t->peek(1, Lane::collective).bytes.empty(); });
+        test::drive(*t, [&] { return !t->peek(1, Channel::collective).bytes.empty(); });
         ADD_FAILURE() << "variant " << variant << " was taken for a frame";
       } catch (const Error& e) {
         EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
@@ -151,7 +151,7 @@ TEST(Tcp, ABrokenSocketIsALostPeer) {
     const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
     try {
       test::drive(
-          *t, [&] { return !t->peek(1, Lane::collective).bytes.empty(); }, 5);
+          *t, [&] { return !t->peek(1, Channel::collective).bytes.empty(); }, 5);
       ADD_FAILURE();
     } catch (const Error& e) {
       EXPECT_EQ(e.culprit(), 1) << e.what();
@@ -164,8 +164,8 @@ TEST(Tcp, ASilentRankIsNamedAtTheDeadline) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     const TransportOptions options{"tcp", "", 1};
     if (rank == 1) {  // comes to the rendezvous, but never connects
-      exchange_roster(1, 2, *store, options, soon());
-      exchange(1, 2, *store, "at", " ", soon());
+      exchange_peer_info(1, 2, *store, options, soon());
+      store_all_gather(1, 2, *store, "at", " ", soon());
       return;
     }
     try {
@@ -200,12 +200,12 @@ TEST(Tcp, ListensOnTheChosenInterfaceOnly) {
     EXPECT_NE(std::string(e.what()).find("lo (127.0.0.1)"), std::string::npos) << e.what();
   }
   EXPECT_THROW(choose_address("lo", false, ""), Error) << "loopback between machines";
-  const Descriptor listener = listen_tcp(choose_address("", true, ""));
+  const UniqueFd listener = listen_tcp(choose_address("", true, ""));
   EXPECT_EQ(local_address(listener.get()).host(), "127.0.0.1");
 }
 
 // What lies unread grows with what arrives.
-TEST(Tcp, ASecondLookShowsMoreOfTheSameBytes) {
+TEST(Tcp, ASecondPeekExtendsTheFirst) {
   std::vector<std::byte> bytes(60'000);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
   constexpr std::size_t first = 5000;
@@ -224,14 +224,14 @@ TEST(Tcp, ASecondLookShowsMoreOfTheSameBytes) {
       return;
     }
     const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
-    test::drive(*t, [&] { return t->peek(1, Lane::collective).bytes.size() >= first / 64 * 64; });
+    test::drive(*t, [&] { return t->peek(1, Channel::collective).bytes.size() >= first / 64 * 64; });
     store->set("seen", "");
-    test::drive(*t, [&] { return t->peek(1, Lane::collective).bytes.size() > first; });
+    test::drive(*t, [&] { return t->peek(1, Channel::collective).bytes.size() > first; });
     std::size_t got = 0;
     test::drive(*t, [&] {
-      const auto piece = t->peek(1, Lane::collective).bytes;
+      const auto piece = t->peek(1, Channel::collective).bytes;
       EXPECT_TRUE(std::equal(piece.begin(), piece.end(), bytes.begin() + static_cast<std::ptrdiff_t>(got)));
-      t->consume(1, Lane::collective, piece.size());
+      t->consume(1, Channel::collective, piece.size());
       got += piece.size();
       return got == bytes.size();
     });
@@ -240,7 +240,7 @@ TEST(Tcp, ASecondLookShowsMoreOfTheSameBytes) {
 }
 
 // A frame that comes in two pieces is whole only when both are there.
-TEST(Tcp, AnAnswerMayComeInPieces) {
+TEST(Tcp, AReplyMayArriveInFragments) {
   constexpr std::uint64_t question = 0x0123456789abcdef;
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     if (rank == 1) {
@@ -255,8 +255,8 @@ TEST(Tcp, AnAnswerMayComeInPieces) {
         std::memcpy(frame.data(), &header, sizeof header);
         const std::size_t cut = i * frame.size() / 20;
         send(data, frame.data(), cut, MSG_NOSIGNAL);
-        store->set(str("sent ", i), "");
-        store->get(str("looked ", i), soon());
+        store->set(concat("sent ", i), "");
+        store->get(concat("looked ", i), soon());
         send(data, frame.data() + cut, frame.size() - cut, MSG_NOSIGNAL);
       }
       store->get("seen all", soon());
@@ -265,21 +265,21 @@ TEST(Tcp, AnAnswerMayComeInPieces) {
     const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
     for (std::uint64_t i = 0; i < 20; ++i) {
       std::uint64_t sent = question + i, got = 0;
-      test::post_all(*t, 1, Lane::collective, {}, std::as_bytes(std::span(&sent, 1)));
-      store->get(str("sent ", i), soon());
+      test::post_all(*t, 1, Channel::collective, {}, std::as_bytes(std::span(&sent, 1)));
+      store->get(concat("sent ", i), soon());
       for (int look = 0; look < 40; ++look) {
         t->progress();
-        ASSERT_TRUE(t->peek(1, Lane::collective).bytes.empty());
+        ASSERT_TRUE(t->peek(1, Channel::collective).bytes.empty());
       }
-      store->set(str("looked ", i), "");
-      test::receive_all(*t, 1, Lane::collective, std::as_writable_bytes(std::span(&got, 1)));
+      store->set(concat("looked ", i), "");
+      test::receive_all(*t, 1, Channel::collective, std::as_writable_bytes(std::span(&got, 1)));
       EXPECT_EQ(got, sent);
     }
     store->set("seen all", "");
   });
 }
 
-TEST(Tcp, AnswersHideNoFailure) {
+TEST(Tcp, RepliesDoNotHideAFailure) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     std::uint64_t bytes = 5;
     if (rank == 1) {
@@ -299,15 +299,15 @@ TEST(Tcp, AnswersHideNoFailure) {
     store->get("told", soon());
     const auto call = [&] {
       for (int i = 0; i < 1000; ++i) {
-        test::post_all(*t, 1, Lane::collective, {}, std::as_bytes(std::span(&bytes, 1)));
-        test::receive_all(*t, 1, Lane::collective, std::as_writable_bytes(std::span(&bytes, 1)));
+        test::post_all(*t, 1, Channel::collective, {}, std::as_bytes(std::span(&bytes, 1)));
+        test::receive_all(*t, 1, Channel::collective, std::as_writable_bytes(std::span(&bytes, 1)));
       }
     };
     EXPECT_EQ(test::error_of(call).code(), Errc::aborted);
   });
 }
 
-TEST(Tcp, ARankThatEndsInsteadOfAnsweringIsLost) {
+TEST(Tcp, ARankThatExitsWithoutReplyingIsLost) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     std::uint64_t bytes = 5;
     if (rank == 1) {
@@ -318,8 +318,8 @@ TEST(Tcp, ARankThatEndsInsteadOfAnsweringIsLost) {
     }
     const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
     const auto call = [&] {
-      test::post_all(*t, 1, Lane::collective, {}, std::as_bytes(std::span(&bytes, 1)));
-      test::receive_all(*t, 1, Lane::collective, std::as_writable_bytes(std::span(&bytes, 1)));
+      test::post_all(*t, 1, Channel::collective, {}, std::as_bytes(std::span(&bytes, 1)));
+      test::receive_all(*t, 1, Channel::collective, std::as_writable_bytes(std::span(&bytes, 1)));
     };
     EXPECT_EQ(test::error_of(call).code(), Errc::peer_lost);
   });
@@ -327,7 +327,7 @@ TEST(Tcp, ARankThatEndsInsteadOfAnsweringIsLost) {
 
 std::string congestion_of_system() {
   const SocketAddress here = choose_address("", true, "");
-  const Descriptor fresh(socket(here.storage.ss_family, SOCK_STREAM, 0));
+  const UniqueFd fresh(socket(here.storage.ss_family, SOCK_STREAM, 0));
   return congestion_control(fresh.get());
 }
 
@@ -358,7 +358,7 @@ std::set<std::string> congestion_of_group(const TransportOptions& options) {
     const auto t = test::connect(rank, 2, *store, options);
     test::exchange_streams(*t, rank, 2, {5, 50'000, 8});
     if (rank == 0) found = congestion_of_connections();
-    test::meet_all(*t, rank, 2);
+    test::sync_all(*t, rank, 2);
   });
   return found;
 }
@@ -384,27 +384,27 @@ TEST(Tcp, AnUnknownCongestionControlIsAnError) {
       const Error e = test::error_of([&] { test::connect(rank, 2, *store, options); });
       EXPECT_EQ(e.code(), Errc::config);
       const std::string message = e.what();
-      EXPECT_NE(message.find(str("RZ_CONGESTION='", name, "'")), std::string::npos) << message;
+      EXPECT_NE(message.find(concat("RZ_CONGESTION='", name, "'")), std::string::npos) << message;
       EXPECT_NE(message.find("'system'"), std::string::npos) << message;
       EXPECT_EQ(message.find('\n'), std::string::npos) << message;
     });
 }
 
 // Containers of one kernel share its processors, but not each other's quotas.
-TEST(Roster, RanksOfOneKernelCrowdEachOther) {
+TEST(PeerInfo, RanksOfOneKernelOversubscribeEachOther) {
   const auto roster = [](std::vector<std::string> machines, int quota) {
-    Roster r;
+    PeerInfo r;
     r.machines = std::move(machines);
-    r.allowances.assign(r.machines.size(), Allowance{{0, 1}, quota});
+    r.cpu_limits.assign(r.machines.size(), CpuLimits{{0, 1}, quota});
     return r;
   };
-  EXPECT_FALSE(roster({"k/a/1", "k/b/2"}, 0).crowded(0));
-  EXPECT_FALSE(roster({"k/a/1", "k/b/2"}, 1).crowded(0));
-  EXPECT_TRUE(roster({"k/a/1", "k/a/1"}, 1).crowded(0));
-  EXPECT_TRUE(roster({"k/a/1", "k/b/2", "k/c/3"}, 0).crowded(1));
-  EXPECT_FALSE(roster({"k/a/1", "l/b/2", "m/c/3"}, 0).crowded(1));
-  EXPECT_TRUE(roster({"k/a/1", "k/a/1", "k/a/1", "l/b/2"}, 0).crowded(0));
-  EXPECT_FALSE(roster({"k/a/1", "k/a/1", "k/a/1", "l/b/2"}, 0).crowded(3));
+  EXPECT_FALSE(roster({"k/a/1", "k/b/2"}, 0).oversubscribed(0));
+  EXPECT_FALSE(roster({"k/a/1", "k/b/2"}, 1).oversubscribed(0));
+  EXPECT_TRUE(roster({"k/a/1", "k/a/1"}, 1).oversubscribed(0));
+  EXPECT_TRUE(roster({"k/a/1", "k/b/2", "k/c/3"}, 0).oversubscribed(1));
+  EXPECT_FALSE(roster({"k/a/1", "l/b/2", "m/c/3"}, 0).oversubscribed(1));
+  EXPECT_TRUE(roster({"k/a/1", "k/a/1", "k/a/1", "l/b/2"}, 0).oversubscribed(0));
+  EXPECT_FALSE(roster({"k/a/1", "k/a/1", "k/a/1", "l/b/2"}, 0).oversubscribed(3));
 }
 
 TEST(Tcp, RunsOverIpv6) {
@@ -414,7 +414,7 @@ TEST(Tcp, RunsOverIpv6) {
   });
 }
 
-TEST(Tcp, TooFewFilesIsSaidBeforeItHurts) {
+TEST(Tcp, TooFewDescriptorsAreReportedEarly) {
   test::expect_processes(2, [](int rank, std::shared_ptr<Store> store) {
     const rlimit limit{32, 32};
     setrlimit(RLIMIT_NOFILE, &limit);
@@ -440,18 +440,18 @@ TEST(Tcp, TheSoftLimitOfOpenFilesIsRaised) {
   });
 }
 
-TEST(Tcp, StrangersThatTakeDescriptorsKeepNoPeerOut) {
+TEST(Tcp, IdleConnectionsDoNotExhaustDescriptors) {
   test::expect_processes(2, [](int rank, std::shared_ptr<Store> store) {
-    std::vector<Descriptor> strangers;
+    std::vector<UniqueFd> idle_connections;
     const auto attack = [&](Store& s) {
       if (rank == 0) {  // its listener is open, its peers' sockets are not
-        const int next = Descriptor(dup(0)).get();
+        const int next = UniqueFd(dup(0)).get();
         const rlimit limit{static_cast<rlim_t>(next) + 40, static_cast<rlim_t>(next) + 40};
         setrlimit(RLIMIT_NOFILE, &limit);
         return;
       }
       const auto address = resolve(parse_host_port(tcp_address(s.get("at/0", soon())))).front();
-      for (int i = 0; i < 60; ++i) strangers.push_back(connect_tcp(address, soon()));
+      for (int i = 0; i < 60; ++i) idle_connections.push_back(connect_tcp(address, soon()));
     };
     HookStore hooked(store, attack);
     const auto t = test::connect(rank, 2, hooked, {"tcp"});
@@ -467,11 +467,11 @@ TEST(Tcp, ControlFramesStayWhole) {
       const auto sockets = play_rank_1(*store);
       std::vector<std::byte> bytes;
       for (std::size_t k = 0; k < rounds; ++k) {
-        store->get(str("full ", k), soon());
+        store->get(concat("full ", k), soon());
         bytes.resize(bytes.size() + 3000 + k * 777);
         const auto last = std::span(bytes).last(3000 + k * 777);
         ASSERT_EQ(read_exactly(sockets[0].socket.get(), last), last.size());
-        store->set(str("read ", k), "");
+        store->set(concat("read ", k), "");
       }
       tcp::ControlFrame frame;
       for (std::size_t at = 0;; at += sizeof frame) {
@@ -490,9 +490,9 @@ TEST(Tcp, ControlFramesStayWhole) {
     }
     const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
     for (int k = 0; k < rounds; ++k) {
-      for (int i = 0; i < (k ? 300 : 20'000); ++i) t->ask();  // more than the kernel takes
-      store->set(str("full ", k), "");
-      store->get(str("read ", k), soon());
+      for (int i = 0; i < (k ? 300 : 20'000); ++i) t->query_waits();  // more than the kernel takes
+      store->set(concat("full ", k), "");
+      store->get(concat("read ", k), soon());
     }
     t->abort({0, Errc::aborted, "the end"});
     for (const Deadline end = soon(); !end.expired();) {
@@ -508,7 +508,7 @@ TEST(Tcp, ControlFramesStayWhole) {
 }
 
 void set_loopback(bool up) {
-  const Descriptor socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const UniqueFd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   ifreq request{};
   std::strcpy(request.ifr_name, "lo");
   request.ifr_flags = up ? IFF_UP | IFF_LOOPBACK | IFF_RUNNING : IFF_LOOPBACK;
@@ -523,7 +523,7 @@ bool enter_network() {
 }
 
 // On every socket something is on its way: keep-alive does not probe then.
-TEST(Tcp, AHostThatVanishesIsLostThoughItHasNotAcknowledged) {
+TEST(Tcp, AVanishedHostIsLostWithDataUnacknowledged) {
   const auto endings = test::run_processes(1, [](int, std::shared_ptr<Store>) {
     if (!enter_network()) _exit(77);
     test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
@@ -532,9 +532,9 @@ TEST(Tcp, AHostThatVanishesIsLostThoughItHasNotAcknowledged) {
       while (store->add("connected", 0) < 2) std::this_thread::sleep_for(milliseconds(1));
       if (rank == 0) set_loopback(false), store->set("down", "");
       store->get("down", soon());
-      t->ask();
+      t->query_waits();
       std::byte b{};
-      for (const Lane lane : {Lane::collective, Lane::point_to_point})
+      for (const Channel lane : {Channel::collective, Channel::point_to_point})
         test::post_all(*t, 1 - rank, lane, {}, {&b, 1});
       try {
         test::drive(
@@ -551,18 +551,18 @@ TEST(Tcp, AHostThatVanishesIsLostThoughItHasNotAcknowledged) {
 }
 
 // A socket that calls a port of its own range may be given that very port, and then it calls itself.
-TEST(Address, NobodyConnectsToItself) {
+TEST(Address, ARankRefusesToConnectToItself) {
   int low = 0;
   std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> low;
   ASSERT_GT(low, 0);
   SocketAddress address = resolve({"127.0.0.1", 0}).front();
   for (int port = low;; port += 2) {  // the kernel takes ports of this parity for calls first
     address.set_port(port);
-    const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (bind(socket.get(), address.get(), address.size) == 0) break;
   }
   for (int i = 0; i < 30'000; ++i) {
-    const Descriptor socket = connect_tcp(address, soon());
+    const UniqueFd socket = connect_tcp(address, soon());
     ASSERT_FALSE(socket) << "after " << i << " tries " << local_address(socket.get()).text()
                          << " is connected, and nobody listens there";
   }

@@ -27,7 +27,7 @@ using test::run_ranks;
 
 // ---- reading
 
-TEST(ProcessMemory, IsReadWhereItIsAndAnErrorWhereNot) {
+TEST(Cma, ReadsMappedMemoryAndFailsElsewhere) {
   const long page = sysconf(_SC_PAGESIZE);
   auto* const at = static_cast<std::byte*>(mmap(nullptr, static_cast<std::size_t>(2 * page),
                                                 PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -35,27 +35,27 @@ TEST(ProcessMemory, IsReadWhereItIsAndAnErrorWhereNot) {
   at[page - 1] = std::byte{7};
   std::byte got[2]{};
   const auto address = reinterpret_cast<std::uint64_t>(at + page - 1);
-  EXPECT_EQ(read_process(getpid(), address, got), 0);
+  EXPECT_EQ(cma_read_process(getpid(), address, got), 0);
   EXPECT_EQ(got[0], std::byte{7});
-  EXPECT_TRUE(kernel_reads({at, static_cast<std::size_t>(2 * page)}));
+  EXPECT_TRUE(cma_readable({at, static_cast<std::size_t>(2 * page)}));
   munmap(at + page, static_cast<std::size_t>(page));
-  EXPECT_EQ(read_process(getpid(), address, got), EFAULT) << "its second byte is gone";
-  EXPECT_FALSE(kernel_reads({at, static_cast<std::size_t>(2 * page)}));
-  EXPECT_TRUE(kernel_reads({at, static_cast<std::size_t>(page)}));
-  EXPECT_TRUE(kernel_reads({}));
-  EXPECT_EQ(read_process(0x3fffffff, address, got), ESRCH);
+  EXPECT_EQ(cma_read_process(getpid(), address, got), EFAULT) << "its second byte is gone";
+  EXPECT_FALSE(cma_readable({at, static_cast<std::size_t>(2 * page)}));
+  EXPECT_TRUE(cma_readable({at, static_cast<std::size_t>(page)}));
+  EXPECT_TRUE(cma_readable({}));
+  EXPECT_EQ(cma_read_process(0x3fffffff, address, got), ESRCH);
   munmap(at, static_cast<std::size_t>(page));
 }
 
 // ---- calls
 
-constexpr const char* all_once =
+constexpr const char* all_single_copy =
     "all_gather=single_copy,broadcast=single_copy,gather=single_copy,scatter=single_copy,"
     "all_to_all=single_copy";
 
 void force(Rank& me) {
-  me.together.emplace(*me.transport, me.rank, me.size,
-                      TogetherTable(me.size, {}, "", ForcedAlgorithms(all_once, true), true));
+  me.engine.emplace(*me.transport, me.rank, me.size,
+                    IntranodeTuningTable(me.size, {}, "", AlgorithmOverrides(all_single_copy, true), true));
 }
 
 constexpr Collective moves[] = {Collective::all_gather, Collective::broadcast, Collective::gather,
@@ -82,8 +82,8 @@ TEST(SingleCopy, MovesTheSameBytes) {
     });
 }
 
-TEST(SingleCopy, MovesWhatIsLargerThanAPiece) {
-  static_assert(300'001 * sizeof(float) > once_piece);
+TEST(SingleCopy, MovesMoreThanOneChunk) {
+  static_assert(300'001 * sizeof(float) > single_copy_chunk);
   run(3, 0, [](Rank& me, Store&) {
     force(me);
     for (const Collective kind : moves)
@@ -95,7 +95,7 @@ TEST(SingleCopy, MovesWhatIsLargerThanAPiece) {
   });
 }
 
-TEST(SingleCopy, ByTimeMovesTheSameBytes) {
+TEST(SingleCopy, TheTunerMovesTheSameBytes) {
   run(2, 0, [](Rank& me, Store&) {
     for (std::uint32_t i = 0; i < 240; ++i)  // the first round of trials ends at some 200
       for (const Collective kind : {Collective::all_gather, Collective::broadcast, Collective::scatter}) {
@@ -107,7 +107,7 @@ TEST(SingleCopy, ByTimeMovesTheSameBytes) {
 }
 
 // From now on the calling thread's process_vm_readv() fails.
-void forbid_to_read() {
+void deny_cma() {
   sock_filter steps[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
@@ -119,53 +119,53 @@ void forbid_to_read() {
   ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
 }
 
-TEST(SingleCopy, WhereOneRankMayNotReadAllStage) {
+TEST(SingleCopy, AllStageWhenOneRankLacksCma) {
   run_ranks(3, [](int rank, auto store) {
-    if (rank == 1) forbid_to_read();
+    if (rank == 1) deny_cma();
     Rank me(rank, 3, *store, 0);
-    EXPECT_EQ(me.transport->reads_peers(), rank != 1);
+    EXPECT_EQ(me.transport->has_cma(), rank != 1);
     force(me);
     check_all(me, {1000, 20000});
-    test::meet_all(*me.transport, rank, 3);
+    test::sync_all(*me.transport, rank, 3);
   });
 }
 
 // A container's rules, or a process that gives up privileges, may forbid it at any time.
-TEST(SingleCopy, WhereOneRankMayNoLongerReadAllStage) {
+TEST(SingleCopy, AllStageWhenOneRankLosesCma) {
   for (const int loser : {0, 2})
     run_ranks(3, [&](int rank, auto store) {
       Rank me(rank, 3, *store, 0);
-      EXPECT_TRUE(me.transport->reads_peers());
+      EXPECT_TRUE(me.transport->has_cma());
       force(me);
       check_all(me, {1000});
-      if (rank == loser) forbid_to_read();
+      if (rank == loser) deny_cma();
       check_all(me, {20000, 1000});
-      test::meet_all(*me.transport, rank, 3);
-      EXPECT_EQ(me.transport->reads_peers(), rank != loser);
+      test::sync_all(*me.transport, rank, 3);
+      EXPECT_EQ(me.transport->has_cma(), rank != loser);
     });
 }
 
-TEST(SingleCopy, WhereOneRankMayNoLongerReadALongCallIsStaged) {
+TEST(SingleCopy, ALongCallIsStagedWhenOneRankLosesCma) {
   for (const Collective kind : moves)
     run_ranks(3, [&](int rank, auto store) {
       Rank me(rank, 3, *store, 0);
       force(me);
-      if (rank == 1) forbid_to_read();
+      if (rank == 1) deny_cma();
       make_and_check<float>(me, {kind, 300'001, 0, ReduceOp::sum, false, Memory::ordinary, 7});
-      test::meet_all(*me.transport, rank, 3);
+      test::sync_all(*me.transport, rank, 3);
     });
 }
 
-TEST(SingleCopy, ByTimeStagesWhereOneRankMayNoLongerRead) {
+TEST(SingleCopy, TheTunerStagesWhenOneRankLosesCma) {
   run_ranks(2, [](int rank, auto store) {
     Rank me(rank, 2, *store, 0);
     for (std::uint32_t i = 0; i < 400; ++i) {
-      if (i == 200 && rank == 1) forbid_to_read();
+      if (i == 200 && rank == 1) deny_cma();
       make_and_check<float>(me,
                             {Collective::all_gather, 16 << 10, 0, ReduceOp::sum, false, Memory::ordinary, i});
       if (testing::Test::HasFatalFailure()) return;
     }
-    test::meet_all(*me.transport, rank, 2);
+    test::sync_all(*me.transport, rank, 2);
   });
 }
 
@@ -178,19 +178,19 @@ TEST(SingleCopy, MemoryWithAHoleIsAnErrorThatNamesItsRank) {
         static_cast<std::byte*>(mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     ASSERT_NE(at, MAP_FAILED);
     if (me.rank == 0) munmap(at + n / 2, n / 4);
-    Operation op{.kind = Collective::broadcast};
+    CollectiveCall op{.kind = Collective::broadcast};
     if (me.rank == 0) op.in = {at, n, DType::u8};
     op.out = {at, n, DType::u8};
     me.start(op);
     if (me.rank == 0) {
-      me.together->spin(test::plenty);
-      test::hear(store, "seen");
+      me.engine->spin(test::enough_spins);
+      test::wait_event(store, "seen");
     } else {
       const Error e = error_of([&] { me.finish(); });
       EXPECT_EQ(e.code(), Errc::system);
       EXPECT_NE(std::string(e.what()).find("of rank 0"), std::string::npos) << e.what();
       EXPECT_NE(std::string(e.what()).find("process_vm_readv"), std::string::npos) << e.what();
-      test::say(store, "seen");
+      test::signal_event(store, "seen");
     }
     munmap(at, n);
   });

@@ -30,22 +30,22 @@ using test::at;
 using test::before_wrap;
 using test::Buffers;
 using test::Call;
+using test::enough_spins;
+using test::fifo_depth;
 using test::has_form_in_place;
-using test::hear;
 using test::is_split;
-using test::kept;
 using test::kinds;
 using test::make_and_check;
 using test::Memory;
-using test::plenty;
 using test::Rank;
 using test::run;
 using test::run_ranks;
-using test::say;
+using test::signal_event;
+using test::wait_event;
 
 // Letters without bytes in between, of calls in memory that all reach, and rings that begin anew: nobody may
 // lay out another ring than his peers.
-TEST(Together, DirectCallsBetweenOthersLeaveTheRingInOrder) {
+TEST(Intranode, ZeroCopyCallsKeepTheStagingRingConsistent) {
   run(4, before_wrap, [](Rank& me, Store&) {
     for (std::uint32_t i = 0; i < 12; ++i) {
       const std::size_t n = 5000 + 9000 * (i % 4);
@@ -67,7 +67,7 @@ template <class T>
 std::vector<std::size_t> edges(Collective kind, int size) {
   std::vector<std::size_t> out{0, 1};
   const std::size_t parts = is_split(kind) ? at(size) - 1 : 1;
-  for (const std::size_t bytes : {letter_bytes, most_letters * letter_bytes, std::size_t{4 << 10},
+  for (const std::size_t bytes : {inline_bytes, max_inline_slots * inline_bytes, std::size_t{4 << 10},
                                   std::size_t{16 << 10}, std::size_t{32 << 10}, std::size_t{64 << 10}})
     for (const std::size_t count : {bytes / parts / sizeof(T)})
       for (const std::size_t n : {count - (count > 0), count, count + 1})
@@ -99,7 +99,7 @@ TEST_P(Groups, FloatsAtEveryEdge) {
   run(GetParam(), 0, [](Rank& me, Store&) { check_edges<float>(me); });
 }
 
-TEST_P(Groups, SeveralPieces) {
+TEST_P(Groups, SeveralChunks) {
   run(GetParam(), before_wrap, [](Rank& me, Store&) {
     std::uint32_t seed = 100;
     for (const Collective kind : kinds)
@@ -115,29 +115,30 @@ TEST_P(Groups, SeveralPieces) {
 
 // More pieces than letters: who only reads may not write letters so far ahead that it forgets where lies what
 // it has yet to read.
-TEST(Together, MorePiecesThanLetters) {
+TEST(Intranode, MoreChunksThanSlots) {
   constexpr Collective kinds[] = {Collective::broadcast, Collective::reduce, Collective::all_gather};
   constexpr std::size_t chunk = 4 << 10;
   std::vector<TuningRule> cut;
   for (const Collective kind : kinds)
-    cut.push_back({.collective = kind, .where = Where::together, .algorithm = "letters", .chunk = chunk});
+    cut.push_back(
+        {.collective = kind, .scope = TuningScope::intra_node, .algorithm = "letters", .chunk = chunk});
   run(4, 0, [&](Rank& me, Store&) {
-    me.together.emplace(*me.transport, me.rank, me.size, TogetherTable(me.size, cut, "", {}, true));
+    me.engine.emplace(*me.transport, me.rank, me.size, IntranodeTuningTable(me.size, cut, "", {}, true));
     std::uint32_t seed = 800;
     for (int i = 0; i < 4; ++i)
       for (const Collective kind : kinds)
-        make_and_check<std::uint64_t>(me, {kind, 2 * meeting_letters * chunk / sizeof(std::uint64_t) + 3,
-                                           i % 4, ReduceOp::sum, false, Memory::ordinary, ++seed});
+        make_and_check<std::uint64_t>(me, {kind, 2 * mailbox_depth * chunk / sizeof(std::uint64_t) + 3, i % 4,
+                                           ReduceOp::sum, false, Memory::ordinary, ++seed});
   });
 }
 
 // Every number of bytes that one letter or several hold, and a few more; each call twice, since the second
 // goes the way of calls like the last one. Rows of several letters begin at every step around the wrap.
 template <class T>
-void check_letters(Rank& me) {
+void check_slots(Rank& me) {
   std::uint32_t seed = 5000;
   for (const Collective kind : kinds)
-    for (std::size_t n = 0; n <= most_letters * letter_bytes / sizeof(T) + 2; ++n)
+    for (std::size_t n = 0; n <= max_inline_slots * inline_bytes / sizeof(T) + 2; ++n)
       for (const bool in_place : {false, true})
         for (int again = 0; again < 2; ++again) {
           if (in_place && !has_form_in_place(kind)) continue;
@@ -149,15 +150,15 @@ void check_letters(Rank& me) {
         }
 }
 
-TEST_P(Groups, EveryCountOfLetters) {
-  run(GetParam(), before_wrap, [](Rank& me, Store&) { check_letters<std::uint8_t>(me); });
-  run(GetParam(), before_wrap + 1, [](Rank& me, Store&) { check_letters<std::int32_t>(me); });
-  run(GetParam(), before_wrap - 200, [](Rank& me, Store&) { check_letters<float>(me); });
-  run(GetParam(), before_wrap - 1, [](Rank& me, Store&) { check_letters<double>(me); });
+TEST_P(Groups, EveryCountOfSlots) {
+  run(GetParam(), before_wrap, [](Rank& me, Store&) { check_slots<std::uint8_t>(me); });
+  run(GetParam(), before_wrap + 1, [](Rank& me, Store&) { check_slots<std::int32_t>(me); });
+  run(GetParam(), before_wrap - 200, [](Rank& me, Store&) { check_slots<float>(me); });
+  run(GetParam(), before_wrap - 1, [](Rank& me, Store&) { check_slots<double>(me); });
 }
 
 // A call of several letters at the wrap itself, whichever of them is the first behind it.
-TEST(Together, SeveralLettersAcrossTheWrap) {
+TEST(Intranode, SeveralSlotsAcrossTheWrap) {
   for (std::uint32_t before = 0; before < 4; ++before)
     run(3, 0u - before, [](Rank& me, Store&) {
       for (std::uint32_t i = 0; i < 4; ++i) {
@@ -170,7 +171,7 @@ TEST(Together, SeveralLettersAcrossTheWrap) {
 }
 
 // So many bytes that results go past the caches, in every way that they are written.
-TEST(Together, LargeResultsGoPastTheCaches) {
+TEST(Intranode, LargeResultsUseNontemporalStores) {
   run(2, 0, [](Rank& me, Store&) {
     constexpr std::size_t n = (25 << 20) / sizeof(std::uint64_t) + 5;
     std::uint32_t seed = 900;
@@ -185,7 +186,7 @@ TEST(Together, LargeResultsGoPastTheCaches) {
 }
 
 // With so many ranks and so few bytes nothing is left for the last of them, whichever way it goes.
-TEST(Together, LastRanksMayHaveNothingToFold) {
+TEST(Intranode, LastRanksMayHaveAnEmptyShard) {
   run(48, 0, [](Rank& me, Store&) {
     make_and_check<float>(me, {Collective::all_reduce, 8193, 0, ReduceOp::sum, false, Memory::ordinary});
     make_and_check<float>(me, {Collective::all_reduce, 8193, 0, ReduceOp::sum, true, Memory::shared});
@@ -195,7 +196,7 @@ TEST(Together, LastRanksMayHaveNothingToFold) {
 
 // ---- any sequence
 
-TEST_P(Groups, RandomCallsInARow) {
+TEST_P(Groups, RandomSequencesOfCalls) {
   for (const std::uint32_t seed : {1u, 2u, 3u}) {
     run(GetParam(), 0u - 100 * seed, [&](Rank& me, Store&) {
       std::mt19937 common(seed), own(seed * 100 + static_cast<std::uint32_t>(me.rank));
@@ -225,15 +226,15 @@ void run_ahead(Collective kind, int first, std::size_t bytes, unsigned calls) {
     for (unsigned i = 0; i < 31; ++i)
       make_and_check<std::uint8_t>(me, {.kind = kind, .count = bytes, .seed = i});
     make_and_check<std::uint8_t>(me, {Collective::barrier, 0});  // now all have said what they have read
-    test::meet_all(*me.transport, me.rank, me.size);
-    if (me.rank != first) hear(store, "ran ahead");
+    test::sync_all(*me.transport, me.rank, me.size);
+    if (me.rank != first) wait_event(store, "ran ahead");
     for (unsigned i = 0; i < calls + 30; ++i) {
       const Buffers<std::uint8_t> buffers(me, {.kind = kind, .count = bytes, .seed = 31u + i});
-      const Operation op = buffers.operation();
+      const CollectiveCall op = buffers.operation();
       me.start(op);
       if (me.rank == first && i <= calls) {
-        EXPECT_EQ(me.together->spin(plenty), i < calls) << "call " << i;
-        if (i == calls) say(store, "ran ahead");
+        EXPECT_EQ(me.engine->spin(enough_spins), i < calls) << "call " << i;
+        if (i == calls) signal_event(store, "ran ahead");
       }
       me.finish();
       buffers.check();
@@ -243,7 +244,7 @@ void run_ahead(Collective kind, int first, std::size_t bytes, unsigned calls) {
 
 // Calls like the last one take a way of their own: other memory and other values each time, ranks that come
 // late in turn, and rings that come to their end.
-TEST_P(Groups, CallsLikeTheLastOne) {
+TEST_P(Groups, RepeatedCalls) {
   run(GetParam(), before_wrap, [](Rank& me, Store&) {
     std::uint32_t seed = 0;
     int calls = 0;
@@ -261,14 +262,14 @@ TEST_P(Groups, CallsLikeTheLastOne) {
 
 // The same, where peers reach the memory: it lies where it did, or moves on one rank alone, or one rank has
 // other memory for a while.
-TEST_P(Groups, CallsLikeTheLastOneInSharedMemory) {
+TEST_P(Groups, RepeatedCallsInSharedMemory) {
   run(GetParam(), before_wrap, [](Rank& me, Store&) {
     std::uint32_t seed = 0;
     int calls = 0;
     for (const Collective kind : kinds)
       for (const std::size_t n : {600, 5001, 16000})
         for (int i = 0; i < 24; ++i, ++calls) {
-          me.turns = i % 3 ? plenty : 0;
+          me.turns = i % 3 ? enough_spins : 0;
           const int late = static_cast<int>(++seed % static_cast<std::uint32_t>(me.size));
           if (late == me.rank) std::this_thread::yield();
           const auto elsewhere = i % 4 == 3 && late == me.rank ? me.transport->allocate(1000) : nullptr;
@@ -281,7 +282,7 @@ TEST_P(Groups, CallsLikeTheLastOneInSharedMemory) {
   });
 }
 
-TEST(Together, WhoOnlySendsRunsAheadAsFarAsItIsKept) {
+TEST(Intranode, ASenderRunsAheadByTheFifoDepth) {
   // 256 letters, and the ring, of which a crowded rank uses 256 KiB. Of such sizes so many calls fit.
   const bool crowded = usable_processors() < 2;
   const std::size_t room = crowded ? 256 << 10 : staging_ring_bytes(caches(), 2);
@@ -297,28 +298,28 @@ TEST(Together, WhoOnlySendsRunsAheadAsFarAsItIsKept) {
   run_ahead(Collective::gather, 1, fits(few), few);
   run_ahead(Collective::reduce, 1, 56, 256);
 }
-TEST(Together, ASlowRankStillFindsTheLettersOfReceivers) {
+TEST(Intranode, ASlowRankFindsTheSlotsOfReceivers) {
   run(3, before_wrap, [](Rank& me, Store& store) {
     const Buffers<std::uint8_t> gathered(me, {.kind = Collective::all_gather, .count = 8});
-    const Operation op = gathered.operation();
-    if (me.rank != 2) hear(store, "offered");
+    const CollectiveCall op = gathered.operation();
+    if (me.rank != 2) wait_event(store, "offered");
     me.start(op);
     if (me.rank == 2) {
-      me.together->advance();
-      EXPECT_FALSE(me.together->complete());
-      say(store, "offered");
-      hear(store, "far ahead");
+      me.engine->advance();
+      EXPECT_FALSE(me.engine->complete());
+      signal_event(store, "offered");
+      wait_event(store, "far ahead");
     }
     me.finish();
     gathered.check();
-    for (int i = 0; i < kept + 40; ++i) {
+    for (int i = 0; i < fifo_depth + 40; ++i) {
       const Buffers<std::uint8_t> b(
           me, {.kind = Collective::broadcast, .count = 8, .seed = 2u + static_cast<unsigned>(i)});
-      const Operation broadcast = b.operation();
+      const CollectiveCall broadcast = b.operation();
       me.start(broadcast);
-      if (me.rank == 1 && i == kept - 1) {
-        EXPECT_FALSE(me.together->spin(plenty));
-        say(store, "far ahead");
+      if (me.rank == 1 && i == fifo_depth - 1) {
+        EXPECT_FALSE(me.engine->spin(enough_spins));
+        signal_event(store, "far ahead");
       }
       me.finish();
       b.check();
@@ -330,8 +331,8 @@ TEST(Together, ASlowRankStillFindsTheLettersOfReceivers) {
 
 // One thread moves all ranks, a few moves at a time, in an order drawn by lot; who has ended a call begins
 // its next. So that nobody can move any more is seen at once, not by a deadline.
-void take_turns(const std::vector<Rank*>& ranks, const std::vector<std::vector<Operation>>& calls,
-                std::uint32_t seed) {
+void progress_in_random_order(const std::vector<Rank*>& ranks,
+                              const std::vector<std::vector<CollectiveCall>>& calls, std::uint32_t seed) {
   std::mt19937 lot(seed);
   std::vector<std::size_t> begun(ranks.size());
   std::vector<std::size_t> order(ranks.size());
@@ -341,32 +342,31 @@ void take_turns(const std::vector<Rank*>& ranks, const std::vector<std::vector<O
     std::shuffle(order.begin(), order.end(), lot);
     for (const std::size_t r : order)
       for (unsigned moves = lot() % 6; moves > 0; --moves) {
-        Together& together = *ranks[r]->together;
-        if (together.complete() && begun[r] < calls[r].size()) ranks[r]->start(calls[r][begun[r]++]);
-        together.advance();
+        IntranodeEngine& engine = *ranks[r]->engine;
+        if (engine.complete() && begun[r] < calls[r].size()) ranks[r]->start(calls[r][begun[r]++]);
+        engine.advance();
       }
     for (std::size_t r = 0; r < ranks.size(); ++r)  // whom the lot gave no move may have one, all the same
-      moved |=
-          ranks[r]->together->advance() || (ranks[r]->together->complete() && begun[r] < calls[r].size());
+      moved |= ranks[r]->engine->advance() || (ranks[r]->engine->complete() && begun[r] < calls[r].size());
   }
   for (std::size_t r = 0; r < ranks.size(); ++r)
-    ASSERT_TRUE(ranks[r]->together->complete() && begun[r] == calls[r].size())
-        << "rank " << r << " waits in its call " << begun[r] << " for " << ranks[r]->together->waiting_for();
+    ASSERT_TRUE(ranks[r]->engine->complete() && begun[r] == calls[r].size())
+        << "rank " << r << " waits in its call " << begun[r] << " for " << ranks[r]->engine->waiting_for();
 }
 
 // Of two-shot calls each rank has two offers and two results in its ring before any is read; the table may
 // ask for pieces of any size.
-TEST(Together, NobodyWaitsForEverWhoeverMovesFirst) {
+TEST(Intranode, NoDeadlockInAnyOrderOfProgress) {
   for (const int size : {2, 3, 5, 8})
     for (const std::size_t chunk : {std::size_t{0}, std::size_t{20} << 10, std::size_t{1} << 30}) {
       std::vector<Rank*> ranks(at(size));
-      std::vector<std::vector<Operation>> calls(at(size));
+      std::vector<std::vector<CollectiveCall>> calls(at(size));
       run(size, 0, [&](Rank& me, Store& store) {
         const TuningRule two_shot{.collective = Collective::all_reduce,
-                                  .where = Where::together,
+                                  .scope = TuningScope::intra_node,
                                   .algorithm = "two_shot",
                                   .chunk = chunk};
-        me.together.emplace(*me.transport, me.rank, size, TogetherTable(size, {two_shot}, "", {}, true));
+        me.engine.emplace(*me.transport, me.rank, size, IntranodeTuningTable(size, {two_shot}, "", {}, true));
         std::vector<std::unique_ptr<Buffers<float>>> buffers;
         for (std::uint32_t i = 0; i < 6; ++i) {
           const Collective kind = i % 3 == 2 ? Collective::reduce_scatter : Collective::all_reduce;
@@ -376,14 +376,14 @@ TEST(Together, NobodyWaitsForEverWhoeverMovesFirst) {
           calls[at(me.rank)].push_back(buffers.back()->operation());
         }
         ranks[at(me.rank)] = &me;
-        say(store, str("ready ", me.rank));
+        signal_event(store, concat("ready ", me.rank));
         if (me.rank != 0) {
-          hear(store, "over");
+          wait_event(store, "over");
         } else {
-          for (int r = 1; r < size; ++r) hear(store, str("ready ", r));
-          take_turns(ranks, calls,
-                     static_cast<std::uint32_t>(size) * 100 + static_cast<std::uint32_t>(chunk % 97));
-          say(store, "over");
+          for (int r = 1; r < size; ++r) wait_event(store, concat("ready ", r));
+          progress_in_random_order(
+              ranks, calls, static_cast<std::uint32_t>(size) * 100 + static_cast<std::uint32_t>(chunk % 97));
+          signal_event(store, "over");
         }
         for (const auto& b : buffers) b->check();
       });
@@ -391,36 +391,36 @@ TEST(Together, NobodyWaitsForEverWhoeverMovesFirst) {
 }
 
 // A rank that computes keeps its processor for milliseconds: who has to yield to it must not count its turns.
-TEST(Together, WhoIsCrowdedGivesUpByTheClock) {
+TEST(Intranode, AnOversubscribedRankStopsSpinningByTime) {
   const int size = usable_processors() + 1;
   if (size > 33) GTEST_SKIP() << "so many processors that it would take " << size << " ranks to crowd them";
   run(size, before_wrap, [](Rank& me, Store& store) {
-    const Operation barrier{.kind = Collective::barrier};
-    ASSERT_TRUE(me.transport->crowded());
-    if (me.rank != 0) hear(store, "gave up");
+    const CollectiveCall barrier{.kind = Collective::barrier};
+    ASSERT_TRUE(me.transport->oversubscribed());
+    if (me.rank != 0) wait_event(store, "gave up");
     me.start(barrier);
     if (me.rank == 0) {
-      EXPECT_FALSE(me.together->spin(std::numeric_limits<int>::max()));  // of turns alone: many minutes
-      say(store, "gave up");
+      EXPECT_FALSE(me.engine->spin(std::numeric_limits<int>::max()));  // of turns alone: many minutes
+      signal_event(store, "gave up");
     }
     me.finish();
   });
 }
 
-TEST(Together, ADirectCallIsCompleteWhenPeersHaveWrittenTheirParts) {
+TEST(Intranode, AZeroCopyCallCompletesWhenPeersHaveWrittenTheirShards) {
   run(2, before_wrap, [](Rank& me, Store& store) {
     const Buffers<float> buffers(me,
                                  {.kind = Collective::all_reduce, .count = 5000, .memory = Memory::shared});
-    const Operation op = buffers.operation();
+    const CollectiveCall op = buffers.operation();
     me.start(op);
-    me.together->advance();  // says where its memory lies
-    say(store, str("said ", me.rank));
-    hear(store, str("said ", 1 - me.rank));
+    me.engine->advance();  // says where its memory lies
+    signal_event(store, concat("said ", me.rank));
+    wait_event(store, concat("said ", 1 - me.rank));
     if (me.rank == 0) {
-      EXPECT_FALSE(me.together->spin(plenty));
-      say(store, "tried");
+      EXPECT_FALSE(me.engine->spin(enough_spins));
+      signal_event(store, "tried");
     } else {
-      hear(store, "tried");
+      wait_event(store, "tried");
     }
     me.finish();
     buffers.check();
@@ -428,33 +428,33 @@ TEST(Together, ADirectCallIsCompleteWhenPeersHaveWrittenTheirParts) {
 }
 
 // So that who drives it looks at failures and deadlines in between.
-TEST(Together, ALargeDirectCallIsMovedInPartsOfBoundedSize) {
+TEST(Intranode, ALargeZeroCopyCallMovesInBoundedChunks) {
   run(2, 0, [](Rank& me, Store& store) {
     constexpr std::size_t n =
-        3 * Together::most_at_a_spin / sizeof(float);  // a half is more than a spin moves
+        3 * IntranodeEngine::max_spin_bytes / sizeof(float);  // a half is more than a spin moves
     const auto in = me.transport->allocate(n * sizeof(float)),
                out = me.transport->allocate(n * sizeof(float));
     auto* const x = reinterpret_cast<float*>(in.get());
     const auto* const sums = reinterpret_cast<const float*>(out.get());
     std::fill_n(x, n, 1.0f);
-    Operation op{.kind = Collective::all_reduce};
+    CollectiveCall op{.kind = Collective::all_reduce};
     op.in = {x, n}, op.out = {out.get(), n, DType::f32};
     me.start(op);
     if (me.rank == 1) {
-      while (me.together->advance()) {
+      while (me.engine->advance()) {
       }  // its letter
-      test::say(store, "asked");
-      test::hear(store, "looked");
+      test::signal_event(store, "asked");
+      test::wait_event(store, "looked");
     } else {
-      test::hear(store, "asked");
-      EXPECT_FALSE(me.together->spin(plenty));
-      EXPECT_TRUE(me.together->busy());
+      test::wait_event(store, "asked");
+      EXPECT_FALSE(me.engine->spin(enough_spins));
+      EXPECT_TRUE(me.engine->busy());
       EXPECT_EQ(sums[0], 2.0f);
       EXPECT_EQ(sums[n / 2 - 1], 0.0f) << "the end of its half";
-      test::say(store, "looked");
+      test::signal_event(store, "looked");
     }
     me.finish();
-    EXPECT_FALSE(me.together->busy());
+    EXPECT_FALSE(me.engine->busy());
     EXPECT_EQ(sums[n / 2 - 1] + sums[n - 1], 4.0f);
   });
 }

@@ -38,7 +38,7 @@ TEST(Topology, NumbersAreConsistent) {
   EXPECT_NE(text.find("this process may use"), std::string::npos);
 }
 
-TEST(Topology, RanksShareOutTheCores) {
+TEST(Topology, RanksDivideTheCores) {
   const auto all = processors_for(0, 1);
   EXPECT_EQ(static_cast<int>(all.size()), [] {
     cpu_set_t set;
@@ -105,9 +105,9 @@ constexpr unsigned long long mib = 1 << 20;
 
 /// 1 GiB, of which `used` MiB are.
 void limit_v2(const Files& f, const std::string& group, int used, const std::string& stat) {
-  f.write("/sys/fs/cgroup" + group + "/memory.max", str(1024 * mib, '\n'));
+  f.write("/sys/fs/cgroup" + group + "/memory.max", concat(1024 * mib, '\n'));
   f.write("/sys/fs/cgroup" + group + "/memory.current",
-          str(static_cast<unsigned long long>(used) * mib, '\n'));
+          concat(static_cast<unsigned long long>(used) * mib, '\n'));
   f.write("/sys/fs/cgroup" + group + "/memory.stat", stat);
 }
 
@@ -121,12 +121,12 @@ TEST(Cgroup, PagesOfFilesAreNotUsedMemory) {
   EXPECT_EQ(available_memory(f.root()), 22 * mib);
   // All but 100 MiB is in files, but of these 40 MiB in shared memory.
   limit_v2(f, "", 1002,
-           str("anon ", 62 * mib, "\nfile ", 900 * mib, "\nshmem ", 40 * mib, "\nslab ", 41 * mib,
-               "\nslab_reclaimable ", 40 * mib, "\nslab_unreclaimable ", mib, '\n'));
+           concat("anon ", 62 * mib, "\nfile ", 900 * mib, "\nshmem ", 40 * mib, "\nslab ", 41 * mib,
+                  "\nslab_reclaimable ", 40 * mib, "\nslab_unreclaimable ", mib, '\n'));
   EXPECT_EQ(available_memory(f.root()), (22 + 860 + 40) * mib);
   f.write("/sys/fs/cgroup/memory.max", "max\n");
   EXPECT_EQ(available_memory(f.root()), 4096 * mib);
-  f.write("/sys/fs/cgroup/memory.max", str(500 * mib, '\n'));
+  f.write("/sys/fs/cgroup/memory.max", concat(500 * mib, '\n'));
   f.write("/sys/fs/cgroup/memory.stat", "");
   EXPECT_EQ(available_memory(f.root()), 0u) << "more is used than the limit, which was lowered";
 }
@@ -135,9 +135,10 @@ TEST(Cgroup, OfVersion1CountsSharedMemoryAlone) {
   const Files f;
   f.write("/proc/self/cgroup", "9:cpu,cpuacct:/a\n4:memory:/docker/abc\n0::/\n");
   const std::string group = "/sys/fs/cgroup/memory";  // of a container, which is not told where it lies
-  f.write(group + "/memory.limit_in_bytes", str(1024 * mib));
-  f.write(group + "/memory.usage_in_bytes", str(1000 * mib));
-  f.write(group + "/memory.stat", str("cache 5\ntotal_cache ", 800 * mib, "\ntotal_shmem ", 100 * mib, '\n'));
+  f.write(group + "/memory.limit_in_bytes", concat(1024 * mib));
+  f.write(group + "/memory.usage_in_bytes", concat(1000 * mib));
+  f.write(group + "/memory.stat",
+          concat("cache 5\ntotal_cache ", 800 * mib, "\ntotal_shmem ", 100 * mib, '\n'));
   EXPECT_EQ(cgroup_memory(f.root()), 724 * mib);
 }
 
@@ -145,7 +146,7 @@ TEST(Cgroup, EveryGroupAboveCounts) {
   const Files f;
   f.write("/proc/self/cgroup", "1:name=systemd:/x\n0::/user/job/step\n");
   limit_v2(f, "/user/job/step", 100, "");
-  limit_v2(f, "/user/job", 700, str("file ", 200 * mib));
+  limit_v2(f, "/user/job", 700, concat("file ", 200 * mib));
   limit_v2(f, "/user", 300, "");
   limit_v2(f, "/other", 1024, "");
   EXPECT_EQ(cgroup_memory(f.root()), 524 * mib);
@@ -162,11 +163,11 @@ TEST(Cgroup, EveryGroupAboveCounts) {
   EXPECT_EQ(cgroup_processors(f.root()), 3);
 }
 
-TEST(Topology, RanksShareOutProcessorsAndQuotaAmongTheirThreads) {
+TEST(Topology, RanksDivideProcessorsAndQuotaAmongTheirThreads) {
   std::vector<int> many(64);
   std::iota(many.begin(), many.end(), 0);
   const std::vector<int> low(many.begin(), many.begin() + 32), high(many.begin() + 32, many.end());
-  const auto threads = [](const std::vector<Allowance>& ranks) { return threads_for(ranks.front(), ranks); };
+  const auto threads = [](const std::vector<CpuLimits>& ranks) { return threads_for(ranks.front(), ranks); };
   EXPECT_EQ(threads({{many}}), 64);
   EXPECT_EQ(threads({{many}, {many}}), 32);
   EXPECT_EQ(threads({{low}, {high}}), 32);
@@ -178,9 +179,9 @@ TEST(Topology, RanksShareOutProcessorsAndQuotaAmongTheirThreads) {
   EXPECT_EQ(threads({{many, 3}, {many, 3}, {many, 3}, {many, 3}}), 1);
 }
 
-TEST(Topology, RanksCrowdWhereTheyAreMoreThanTheirProcessors) {
-  const Allowance first{{0}}, second{{1}}, both{{0, 1}}, half{{0, 1}, 1};
-  const auto is_crowded = [](std::vector<Allowance> ranks) { return crowded(ranks); };
+TEST(Topology, MoreRanksThanProcessorsAreOversubscribed) {
+  const CpuLimits first{{0}}, second{{1}}, both{{0, 1}}, half{{0, 1}, 1};
+  const auto is_crowded = [](std::vector<CpuLimits> ranks) { return oversubscribed(ranks); };
   EXPECT_FALSE(is_crowded({first, second})) << "each is bound to a processor of its own";
   EXPECT_TRUE(is_crowded({first, first})) << "both are bound to the same";
   EXPECT_FALSE(is_crowded({both, both}));
@@ -188,13 +189,13 @@ TEST(Topology, RanksCrowdWhereTheyAreMoreThanTheirProcessors) {
   EXPECT_TRUE(is_crowded({half, half})) << "the cgroup allows them one of two processors";
 }
 
-TEST(Topology, AllowancesAreToldInWords) {
-  const Allowance a{{0, 3, 12}, 2}, read = allowance_from(in_words(a));
+TEST(Topology, CpuLimitsAreSerialized) {
+  const CpuLimits a{{0, 3, 12}, 2}, read = parse_cpu_limits(to_string(a));
   EXPECT_EQ(read.processors, a.processors);
   EXPECT_EQ(read.quota, a.quota);
-  EXPECT_EQ(in_words(a).find('\n'), std::string::npos) << "a line of the ranks' roster";
-  EXPECT_TRUE(allowance_from("nonsense").processors.empty());
-  EXPECT_FALSE(allowance().processors.empty());
+  EXPECT_EQ(to_string(a).find('\n'), std::string::npos) << "a line of the ranks' roster";
+  EXPECT_TRUE(parse_cpu_limits("nonsense").processors.empty());
+  EXPECT_FALSE(cpu_limits().processors.empty());
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ struct Kind {
   int hosts;  ///< the ranks are dealt out to so many
   int sockets;
   TransportOptions options(int rank) const {
-    return {transport, "", sockets, hosts > 1 ? str("host", rank % hosts) : ""};
+    return {transport, "", sockets, hosts > 1 ? concat("host", rank % hosts) : ""};
   }
 };
 
@@ -44,12 +44,12 @@ INSTANTIATE_TEST_SUITE_P(Transports, EveryTransport,
                                          Kind{"mixed5", "auto", 2, 5}),
                          [](const auto& info) { return std::string(info.param.name); });
 
-TEST(Sockets, AreSharedOutAmongTheRanksOfAHost) {
-  EXPECT_EQ(sockets_a_link(std::vector{0, 1}, 2), 2);
-  EXPECT_EQ(sockets_a_link(std::vector{0, 0, 1, 1}, 2), 1);
-  EXPECT_EQ(sockets_a_link(std::vector{0, 0, 1, 1}, 5), 2);
-  EXPECT_EQ(sockets_a_link(std::vector{0, 1, 0, 1, 0}, 16), 5);
-  EXPECT_EQ(sockets_a_link(std::vector{0, 0, 0, 1}, 1), 1);
+TEST(Sockets, AreDividedAmongTheRanksOfANode) {
+  EXPECT_EQ(sockets_per_peer(std::vector{0, 1}, 2), 2);
+  EXPECT_EQ(sockets_per_peer(std::vector{0, 0, 1, 1}, 2), 1);
+  EXPECT_EQ(sockets_per_peer(std::vector{0, 0, 1, 1}, 5), 2);
+  EXPECT_EQ(sockets_per_peer(std::vector{0, 1, 0, 1, 0}, 16), 5);
+  EXPECT_EQ(sockets_per_peer(std::vector{0, 0, 0, 1}, 1), 1);
 }
 
 TEST_P(EveryTransport, CarriesStreamsBetweenThreads) {
@@ -66,13 +66,13 @@ TEST_P(EveryTransport, CarriesStreamsBetweenProcesses) {
   });
 }
 
-TEST_P(EveryTransport, SaysWhatItIs) {
+TEST_P(EveryTransport, DescribesItself) {
   test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
     const auto t = connect(rank, 3, *store);
     EXPECT_EQ(t->one_host(), std::string(GetParam().transport) == "shm");
     const std::string expected = GetParam().hosts > 1 ? "shm+tcp" : GetParam().transport;
     EXPECT_EQ(t->describe(), expected) << "on rank 1, too, which is alone on its host";
-    test::meet_all(*t, rank, 3);
+    test::sync_all(*t, rank, 3);
   });
 }
 
@@ -98,14 +98,14 @@ TEST_P(EveryTransport, MemoryIsAlignedZeroedAndOutlivesTheTransport) {
       for (std::size_t i = 0; i < size; i += 61) ASSERT_EQ(blocks.back().get()[i], std::byte{0});
       blocks.pop_back();
     }
-    test::meet_all(*t, rank, 2);
+    test::sync_all(*t, rank, 2);
     t.reset();
     for (auto& b : blocks) *b = std::byte{7};
   });
 }
 
 // A sender whose peer does not read is held back, and its other lane is not.
-TEST_P(EveryTransport, HoldsBackASenderOfOneLaneOnly) {
+TEST_P(EveryTransport, BackPressureIsPerChannel) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     const auto t = connect(rank, 2, *store);
     const int peer = 1 - rank;
@@ -114,7 +114,7 @@ TEST_P(EveryTransport, HoldsBackASenderOfOneLaneOnly) {
     std::size_t posted = 0;
     Deadline quiet = Deadline::after(milliseconds(200));
     while (posted < total && !quiet.expired()) {
-      const std::size_t n = t->post(peer, Lane::collective, {}, bytes);
+      const std::size_t n = t->post(peer, Channel::collective, {}, bytes);
       posted += n;
       if (n) quiet = Deadline::after(milliseconds(200));
       t->progress();
@@ -125,29 +125,29 @@ TEST_P(EveryTransport, HoldsBackASenderOfOneLaneOnly) {
     std::vector<std::byte> message(3'000'00, std::byte(rank + 3)), got(message.size());
     std::size_t sent = 0, received = 0;
     test::drive(*t, [&] {
-      sent += t->post(peer, Lane::point_to_point, {}, std::span(message).subspan(sent));
-      received += t->receive(peer, Lane::point_to_point, std::span(got).subspan(received));
+      sent += t->post(peer, Channel::point_to_point, {}, std::span(message).subspan(sent));
+      received += t->receive(peer, Channel::point_to_point, std::span(got).subspan(received));
       return sent == message.size() && received == got.size() &&
-             t->released(peer, Lane::point_to_point) == sent;
+             t->released(peer, Channel::point_to_point) == sent;
     });
     EXPECT_EQ(got.front(), std::byte(peer + 3));
     EXPECT_EQ(got.back(), std::byte(peer + 3));
     // What was taken arrives once it is read.
     std::uint64_t count = 0;
-    test::post_all(*t, peer, Lane::point_to_point, {}, std::as_bytes(std::span(&posted, 1)));
-    test::receive_all(*t, peer, Lane::point_to_point, std::as_writable_bytes(std::span(&count, 1)));
+    test::post_all(*t, peer, Channel::point_to_point, {}, std::as_bytes(std::span(&posted, 1)));
+    test::receive_all(*t, peer, Channel::point_to_point, std::as_writable_bytes(std::span(&count, 1)));
     std::vector<std::byte> all(count);
-    test::receive_all(*t, peer, Lane::collective, all);
+    test::receive_all(*t, peer, Channel::collective, all);
     EXPECT_EQ(all.back(), std::byte(peer + 1));
-    test::drive(*t, [&] { return t->released(peer, Lane::collective) == posted; });
-    test::meet_all(*t, rank, 2);
+    test::drive(*t, [&] { return t->released(peer, Channel::collective) == posted; });
+    test::sync_all(*t, rank, 2);
   });
 }
 
 TEST_P(EveryTransport, WakeEndsAWait) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     const auto t = connect(rank, 2, *store);
-    test::meet_all(*t, rank, 2);
+    test::sync_all(*t, rank, 2);
     std::atomic<bool> stop{false};
     std::thread other([&] {
       std::this_thread::sleep_for(milliseconds(30));
@@ -158,7 +158,7 @@ TEST_P(EveryTransport, WakeEndsAWait) {
     while (!stop) t->wait(seconds(5));
     EXPECT_LT(Deadline::Clock::now() - start, seconds(3));
     other.join();
-    test::meet_all(*t, rank, 2);
+    test::sync_all(*t, rank, 2);
   });
 }
 
@@ -188,7 +188,7 @@ TEST_P(EveryTransport, AKilledRankIsNamedByAllOthers) {
   const auto endings = test::run_processes(size, [&](int rank, std::shared_ptr<Store> store) {
     const auto t = connect(rank, size, *store);
     const Error e = failure_of(*t, milliseconds(2000), [&] {
-      test::meet_all(*t, rank, size);
+      test::sync_all(*t, rank, size);
       if (rank == victim) kill(getpid(), SIGKILL);
     });
     EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
@@ -206,18 +206,18 @@ TEST_P(EveryTransport, AKilledRankIsNamedByAllOthers) {
 }
 
 // Nobody of the survivors waits: they post and peek all the time.
-TEST_P(EveryTransport, AKilledRankIsNamedByOnesThatSpin) {
+TEST_P(EveryTransport, AKilledRankIsNamedBySpinningRanks) {
   constexpr int size = 3, victim = 0;
   const auto endings = test::run_processes(size, [&](int rank, std::shared_ptr<Store> store) {
     const auto t = connect(rank, size, *store);
     const Deadline limit = Deadline::after(seconds(2));
     try {
-      test::meet_all(*t, rank, size);
+      test::sync_all(*t, rank, size);
       if (rank == victim) kill(getpid(), SIGKILL);
       std::vector<std::byte> bytes(100'000);
       while (!limit.expired()) {
-        t->post(victim, Lane::collective, {}, bytes);
-        t->peek(victim, Lane::collective);
+        t->post(victim, Channel::collective, {}, bytes);
+        t->peek(victim, Channel::collective);
         t->progress();
       }
       ADD_FAILURE() << "rank " << rank << " saw no failure";
@@ -230,7 +230,7 @@ TEST_P(EveryTransport, AKilledRankIsNamedByOnesThatSpin) {
         << endings[static_cast<std::size_t>(rank)].error;
 }
 
-TEST_P(EveryTransport, AbortReachesEverybodyWithItsCulprit) {
+TEST_P(EveryTransport, AbortReachesEveryRankWithItsCulprit) {
   test::run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {
     const auto t = connect(rank, 4, *store);
     std::thread other;
@@ -240,7 +240,7 @@ TEST_P(EveryTransport, AbortReachesEverybodyWithItsCulprit) {
         t->abort({3, Errc::aborted, "rank 3 has had enough"});
         t->abort({3, Errc::aborted, "again"});
       });
-    const Error e = failure_of(*t, seconds(5), [&] { test::meet_all(*t, rank, 4); });
+    const Error e = failure_of(*t, seconds(5), [&] { test::sync_all(*t, rank, 4); });
     EXPECT_EQ(e.code(), Errc::aborted) << e.what();
     EXPECT_EQ(e.culprit(), 3);
     EXPECT_STREQ(e.what(), "rank 3 has had enough");
@@ -248,30 +248,30 @@ TEST_P(EveryTransport, AbortReachesEverybodyWithItsCulprit) {
   });
 }
 
-TEST_P(EveryTransport, WhoLeavesInOrderDisturbsNobody) {
+TEST_P(EveryTransport, AnOrderlyDepartureDisturbsNoRank) {
   test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
     auto t = connect(rank, 3, *store);
-    test::meet_all(*t, rank, 3);
+    test::sync_all(*t, rank, 3);
     std::byte b{42};
     if (rank == 2) {  // posts, and goes
-      for (int peer : {0, 1}) test::post_all(*t, peer, Lane::collective, {}, {&b, 1});
+      for (int peer : {0, 1}) test::post_all(*t, peer, Channel::collective, {}, {&b, 1});
       t.reset();
       return;
     }
     for (const Deadline d = Deadline::after(milliseconds(100)); !d.expired(); t->wait(milliseconds(10)))
       t->progress();
     std::vector<std::byte> bytes(10'000, std::byte{9});
-    test::post_all(*t, 1 - rank, Lane::collective, {}, bytes);
-    test::receive_all(*t, 1 - rank, Lane::collective, bytes);
-    test::receive_all(*t, 2, Lane::collective, {&b, 1});  // what it posted is still there
+    test::post_all(*t, 1 - rank, Channel::collective, {}, bytes);
+    test::receive_all(*t, 1 - rank, Channel::collective, bytes);
+    test::receive_all(*t, 2, Channel::collective, {&b, 1});  // what it posted is still there
     EXPECT_EQ(b, std::byte{42});
-    test::drive(*t, [&] { return t->released(1 - rank, Lane::collective) == bytes.size(); });
+    test::drive(*t, [&] { return t->released(1 - rank, Channel::collective) == bytes.size(); });
     t->progress();
-    test::post_all(*t, 1 - rank, Lane::point_to_point, {}, {&b, 1});
-    test::receive_all(*t, 1 - rank, Lane::point_to_point, {&b, 1});
+    test::post_all(*t, 1 - rank, Channel::point_to_point, {}, {&b, 1});
+    test::receive_all(*t, 1 - rank, Channel::point_to_point, {&b, 1});
     // Who wants more of it fails, and says why.
     if (rank == 0) {
-      const auto want = [&] { return test::receive_all(*t, 2, Lane::collective, {&b, 1}); };
+      const auto want = [&] { return test::receive_all(*t, 2, Channel::collective, {&b, 1}); };
       try {
         want();
         ADD_FAILURE() << "nothing was there to receive";
@@ -287,15 +287,15 @@ TEST_P(EveryTransport, WhoLeavesInOrderDisturbsNobody) {
   });
 }
 
-TEST_P(EveryTransport, PostingToWhoLeftFails) {
+TEST_P(EveryTransport, PostingToADepartedRankFails) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     auto t = connect(rank, 2, *store);
-    test::meet_all(*t, rank, 2);
+    test::sync_all(*t, rank, 2);
     if (rank == 1) return;
     for (const Deadline d = Deadline::after(milliseconds(100)); !d.expired(); t->wait(milliseconds(10)))
       t->progress();
     std::byte b{1};
-    EXPECT_EQ(t->post(1, Lane::collective, {}, {&b, 1}), 0u);
+    EXPECT_EQ(t->post(1, Channel::collective, {}, {&b, 1}), 0u);
     const Error e = failure_of(*t, seconds(5));
     EXPECT_EQ(e.code(), Errc::peer_lost);
     EXPECT_EQ(e.culprit(), 1) << e.what();
@@ -341,7 +341,7 @@ TEST(Connect, DifferentOptionsAreNamed) {
 }
 
 /// Ranks that are forced to schedules do not meet those that are not.
-TEST(Connect, AnAlgorithmThatOnlySomeAreForcedToIsNamed) {
+TEST(Connect, AnOverrideOnSomeRanksOnlyIsNamed) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     try {
       TransportOptions options;
@@ -362,7 +362,8 @@ TEST(Connect, RanksThatDoNotAgreeOnTheSizeAreNamed) {
         [&] { connect_transport(rank, 2 + rank, *store, TransportOptions{}, Deadline::after(seconds(5))); });
     EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
     EXPECT_EQ(e.culprit(), 1 - rank);
-    const std::string has = str("rank ", 1 - rank, " has size=", 3 - rank, ", but rank ", rank, " has size=");
+    const std::string has =
+        concat("rank ", 1 - rank, " has size=", 3 - rank, ", but rank ", rank, " has size=");
     EXPECT_NE(std::string(e.what()).find(has), std::string::npos) << e.what();
   });
 }

@@ -42,9 +42,9 @@ constexpr const char* every_kind_of_line =
 class File {
  public:
   explicit File(const std::string& text, const std::string& name = "table") {
-    path_ =
-        (std::filesystem::temp_directory_path() / str("rz_tuning_", static_cast<int>(::getpid()), "_", name))
-            .string();
+    path_ = (std::filesystem::temp_directory_path() /
+             concat("rz_tuning_", static_cast<int>(::getpid()), "_", name))
+                .string();
     std::ofstream(path_) << text;
   }
   ~File() { std::filesystem::remove(path_); }
@@ -61,7 +61,9 @@ CommOptions quick(const std::string& transport = "auto") {
   return o;
 }
 
-bool says(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
+bool has_text(const std::string& text, const std::string& what) {
+  return text.find(what) != std::string::npos;
+}
 
 // ---- text
 
@@ -69,15 +71,15 @@ TEST(Tuning, TextAndTableAreTheSame) {
   const Tuning t = parse_tuning(every_kind_of_line, "t");
   ASSERT_EQ(t.rules.size(), 8u);
   EXPECT_EQ(t.text(), every_kind_of_line);
-  EXPECT_EQ(t.rules[0].bytes, 64u << 10);
-  EXPECT_EQ(t.rules[0].least_size, 2);
+  EXPECT_EQ(t.rules[0].max_bytes, 64u << 10);
+  EXPECT_EQ(t.rules[0].min_ranks, 2);
   EXPECT_EQ(t.rules[1].chunk, 16u << 10);
-  EXPECT_TRUE(t.rules[2].streams);
-  EXPECT_EQ(t.rules[5].traffic, 256u << 10);
+  EXPECT_TRUE(t.rules[2].is_schedule);
+  EXPECT_EQ(t.rules[5].max_traffic, 256u << 10);
   EXPECT_EQ(t.tcp->alpha, 20);
 }
 
-TEST(Tuning, CommentsAndBlankLinesSayNothing) {
+TEST(Tuning, CommentsAndBlankLinesAreIgnored) {
   const Tuning t = parse_tuning("# of a machine\n\n  \t\nreduce network tree # small\r\n#", "t");
   EXPECT_EQ(t.text(), "reduce network tree\n");
   EXPECT_TRUE(parse_tuning("# nothing\n", "t").empty());
@@ -87,10 +89,10 @@ TEST(Tuning, TheBuiltInTablesAreWrittenInTheSameLines) {
   Tuning t{"t", {built_in_rules().begin(), built_in_rules().end()}, {}, {}};
   for (TuningRule& r : t.rules) EXPECT_EQ(r.source, Source::built_in);
   EXPECT_EQ(parse_tuning(t.text(), "t").text(), t.text());
-  EXPECT_TRUE(says(t.text(), "all_reduce network ranks<=2 bytes<=256K one_shot\n")) << t.text();
+  EXPECT_TRUE(has_text(t.text(), "all_reduce network ranks<=2 bytes<=256K one_shot\n")) << t.text();
 }
 
-TEST(Tuning, AWrongLineIsOneErrorThatHelps) {
+TEST(Tuning, AWrongLineIsOneError) {
   const std::vector<std::pair<std::string, std::vector<const char*>>> wrong = {
       {"all_reduce", {"all_reduce one_host bytes<=64K one_shot"}},
       {"all_redcue network ring", {"'all_redcue'", "all_reduce", "broadcast", "link"}},
@@ -118,16 +120,16 @@ TEST(Tuning, AWrongLineIsOneErrorThatHelps) {
   for (const auto& [line, parts] : wrong) {
     const Error e = error_of([&] { parse_tuning("# first\n" + line, "file.txt"); });
     EXPECT_EQ(e.code(), Errc::config) << line;
-    EXPECT_TRUE(says(e.what(), "file.txt, line 2: ")) << e.what();
-    EXPECT_FALSE(says(e.what(), "\n")) << e.what();
-    for (const char* part : parts) EXPECT_TRUE(says(e.what(), part)) << part << " in: " << e.what();
+    EXPECT_TRUE(has_text(e.what(), "file.txt, line 2: ")) << e.what();
+    EXPECT_FALSE(has_text(e.what(), "\n")) << e.what();
+    for (const char* part : parts) EXPECT_TRUE(has_text(e.what(), part)) << part << " in: " << e.what();
   }
 }
 
 TEST(Tuning, AFileThatCannotBeReadIsNamed) {
   const Error e = error_of([] { read_tuning("/nowhere/table"); });
   EXPECT_EQ(e.code(), Errc::config);
-  EXPECT_TRUE(says(e.what(), "'/nowhere/table'") && says(e.what(), "RZ_TUNING")) << e.what();
+  EXPECT_TRUE(has_text(e.what(), "'/nowhere/table'") && has_text(e.what(), "RZ_TUNING")) << e.what();
 }
 
 // ---- which line serves
@@ -151,7 +153,7 @@ TEST(Tuning, TheFirstLineThatFitsWins) {
 
 // The lines that serve a call at each place.
 TEST(Tuning, ALineServesItsPlaceAlone) {
-  using enum Where;
+  using enum TuningScope;
   const Tuning t = parse_tuning(
       "all_gather one_host letters\n"
       "all_gather reachable copied\n"
@@ -161,50 +163,51 @@ TEST(Tuning, ALineServesItsPlaceAlone) {
       "all_gather shared_hosts ring\n"
       "all_gather anywhere ring\n",
       "t");
-  const auto serve = [&](Where call) {
-    std::set<Where> served;
+  const auto serve = [&](TuningScope call) {
+    std::set<TuningScope> served;
     for (const TuningRule& r : t.rules)
-      if (matches(r, {Collective::all_gather, call, 1000, 4})) served.insert(r.where);
+      if (matches(r, {Collective::all_gather, call, 1000, 4})) served.insert(r.scope);
     return served;
   };
-  EXPECT_EQ(serve(together), (std::set{together}));
-  EXPECT_EQ(serve(reachable), (std::set{reachable}));
-  EXPECT_EQ(serve(readable), (std::set{readable}));
-  EXPECT_EQ(serve(one_host), (std::set{one_host, anywhere}));
-  EXPECT_EQ(serve(network), (std::set{network, anywhere}));
-  EXPECT_EQ(serve(shared_hosts), (std::set{shared_hosts, network, anywhere}));
+  EXPECT_EQ(serve(intra_node), (std::set{intra_node}));
+  EXPECT_EQ(serve(intra_node_registered), (std::set{intra_node_registered}));
+  EXPECT_EQ(serve(intra_node_cma), (std::set{intra_node_cma}));
+  EXPECT_EQ(serve(intra_node_schedule), (std::set{intra_node_schedule, any}));
+  EXPECT_EQ(serve(inter_node), (std::set{inter_node, any}));
+  EXPECT_EQ(serve(multi_rank_nodes), (std::set{multi_rank_nodes, inter_node, any}));
 }
 
-TEST(Tuning, LinesForRanksThatMeetAreNoSchedules) {
+TEST(Tuning, IntranodeLinesAreNoSchedules) {
   const Tuning t = parse_tuning("all_reduce one_host two_shot\nall_reduce anywhere chain\n", "t");
   EXPECT_STREQ(select({Collective::all_reduce, 8, 3, true, true, "", t.rules}).name, "chain");
-  const TogetherTable table(3, t.rules, "t", {}, true);
-  EXPECT_TRUE(table.of(Collective::all_reduce, 8).two_shot);
-  EXPECT_FALSE(table.may_stream(Collective::all_reduce));
+  const IntranodeTuningTable table(3, t.rules, "t", {}, true);
+  EXPECT_TRUE(table.find(Collective::all_reduce, 8).two_shot);
+  EXPECT_FALSE(table.has_schedule(Collective::all_reduce));
 }
 
-TEST(Tuning, TheBuiltInWaysOfRanksThatMeet) {
+TEST(Tuning, BuiltInIntranodeAlgorithms) {
   for (const int size : {2, 3, 8, 256}) {
-    const TogetherTable table(size);
+    const IntranodeTuningTable table(size);
     const std::size_t most = (size == 2 ? 64 : 32) << 10;
     for (int i = 0; i < collective_count; ++i) {
       const Collective c{static_cast<std::uint8_t>(i)};
-      EXPECT_FALSE(table.may_stream(c));
-      EXPECT_FALSE(table.of(c, 0).asks) << name(c);
-      EXPECT_EQ(table.of(c, 64 << 10).asks, c != Collective::all_to_all_v && c != Collective::barrier &&
-                                                c != Collective::send && c != Collective::recv)
+      EXPECT_FALSE(table.has_schedule(c));
+      EXPECT_FALSE(table.find(c, 0).try_zero_copy) << name(c);
+      EXPECT_EQ(table.find(c, 64 << 10).try_zero_copy, c != Collective::all_to_all_v &&
+                                                           c != Collective::barrier &&
+                                                           c != Collective::send && c != Collective::recv)
           << name(c);
     }
-    EXPECT_FALSE(table.of(Collective::all_reduce, most).two_shot);
-    EXPECT_TRUE(table.of(Collective::all_reduce, most + 1).two_shot);
-    EXPECT_FALSE(table.of(Collective::all_reduce, 2047).asks);
-    EXPECT_TRUE(table.of(Collective::all_reduce, 2048).asks);
-    EXPECT_FALSE(table.of(Collective::broadcast, 16383).asks);
-    EXPECT_TRUE(table.of(Collective::broadcast, 16384).asks);
+    EXPECT_FALSE(table.find(Collective::all_reduce, most).two_shot);
+    EXPECT_TRUE(table.find(Collective::all_reduce, most + 1).two_shot);
+    EXPECT_FALSE(table.find(Collective::all_reduce, 2047).try_zero_copy);
+    EXPECT_TRUE(table.find(Collective::all_reduce, 2048).try_zero_copy);
+    EXPECT_FALSE(table.find(Collective::broadcast, 16383).try_zero_copy);
+    EXPECT_TRUE(table.find(Collective::broadcast, 16384).try_zero_copy);
   }
 }
 
-TEST(Tuning, PiecesCoverAPartAndFitTheRing) {
+TEST(Tuning, ChunksCoverAShardAndFitTheStagingRing) {
   for (const bool crowded : {false, true})
     for (const int size : {2, 3, 8, 256})
       for (const bool split : {false, true})
@@ -213,7 +216,7 @@ TEST(Tuning, PiecesCoverAPartAndFitTheRing) {
                {std::size_t{1}, std::size_t{57}, std::size_t{5000}, std::size_t{1} << 30}) {
             const std::size_t ring = 256 << 10, shares = split ? static_cast<std::size_t>(size) - 1 : 1;
             const auto [piece, rounds] =
-                cut_together({.split = split, .part = part}, size, chunk, {ring, crowded});
+                chunk_shard({.per_peer = split, .shard_bytes = part}, size, chunk, {ring, crowded});
             EXPECT_EQ(piece % 64, 0u);
             EXPECT_GT(piece, 0u);
             EXPECT_GE(piece * rounds, part);
@@ -227,14 +230,14 @@ TEST(Tuning, PiecesCoverAPartAndFitTheRing) {
 // ---- forced
 
 TEST(Tuning, ForcedNamesAreThoseOfTheCollective) {
-  const ForcedAlgorithms one("chain", true);
+  const AlgorithmOverrides one("chain", true);
   EXPECT_EQ(one.of(Collective::all_reduce), "chain");
   EXPECT_EQ(one.of(Collective::broadcast), "");
-  const ForcedAlgorithms several("all_reduce=direct,broadcast=streams:tree,barrier=dissemination", true);
+  const AlgorithmOverrides several("all_reduce=direct,broadcast=streams:tree,barrier=dissemination", true);
   EXPECT_EQ(several.of(Collective::all_reduce), "direct");
   EXPECT_EQ(several.of(Collective::broadcast), "streams:tree");
   EXPECT_EQ(several.schedule_of(Collective::broadcast), "tree");
-  EXPECT_EQ(ForcedAlgorithms("reduce=tree", false).of(Collective::reduce), "tree");
+  EXPECT_EQ(AlgorithmOverrides("reduce=tree", false).of(Collective::reduce), "tree");
   const std::vector<std::pair<std::string, std::vector<const char*>>> wrong = {
       {"telepathy",
        {"all_reduce has no algorithm 'telepathy'", "one_shot, two_shot, streams:one_shot", "direct"}},
@@ -249,9 +252,9 @@ TEST(Tuning, ForcedNamesAreThoseOfTheCollective) {
       {"all_reduce=", {"''", "one_shot"}},
   };
   for (const auto& [text, parts] : wrong) {
-    const Error e = error_of([&] { ForcedAlgorithms(text, true); });
+    const Error e = error_of([&] { AlgorithmOverrides(text, true); });
     EXPECT_EQ(e.code(), Errc::config) << text;
-    for (const char* part : parts) EXPECT_TRUE(says(e.what(), part)) << part << " in: " << e.what();
+    for (const char* part : parts) EXPECT_TRUE(has_text(e.what(), part)) << part << " in: " << e.what();
   }
 }
 
@@ -261,8 +264,8 @@ TEST(Tuning, ANameThatOnlyRanksOfOneHostHaveIsRefusedBetweenHosts) {
     options.algorithm = "direct";
     const Error e = error_of([&] { Communicator::connect(rank, 2, store, options); });
     EXPECT_EQ(e.code(), Errc::config);
-    EXPECT_TRUE(says(e.what(), "all_reduce has no algorithm 'direct'")) << e.what();
-    EXPECT_TRUE(says(e.what(), "ring")) << e.what();
+    EXPECT_TRUE(has_text(e.what(), "all_reduce has no algorithm 'direct'")) << e.what();
+    EXPECT_TRUE(has_text(e.what(), "ring")) << e.what();
   });
 }
 
@@ -303,13 +306,13 @@ TEST(Explain, LinesOfOneHostAreNoMatterBetweenHosts) {
     auto options = quick("tcp");
     options.tuning = file.path();
     auto comm = Communicator::connect(rank, 2, store, options);
-    EXPECT_EQ(comm.explain(Collective::all_gather, 4000).why,
+    EXPECT_EQ(comm.explain(Collective::all_gather, 4000).reason,
               "built-in table: all_gather between hosts, up to 8 ranks");
     check_calls(comm, 1000, false);
   });
 }
 
-TEST(Explain, ForcedWaysOfOneHostRunAndAreRight) {
+TEST(Explain, ForcedIntranodeAlgorithmsAreCorrect) {
   for (const std::string forced :
        {"one_shot", "two_shot", "direct", "chain", "streams:two_shot",
         "all_reduce=two_shot,reduce_scatter=direct,all_gather=direct,broadcast=direct,reduce=direct",
@@ -327,40 +330,40 @@ TEST(Explain, ForcedWaysOfOneHostRunAndAreRight) {
       });
 }
 
-TEST(Explain, SaysWhatIsForced) {
+TEST(Explain, ShowsOverrides) {
   run_ranks(2, [](int rank, auto store) {
     auto options = quick();
     options.algorithm = "all_reduce=direct,broadcast=tree,reduce=letters";
     const auto comm = Communicator::connect(rank, 2, store, options);
-    const CallChoice direct = comm.explain(Collective::all_reduce, 8, true);
+    const AlgorithmChoice direct = comm.explain(Collective::all_reduce, 8, true);
     EXPECT_EQ(direct.algorithm, "direct");
-    EXPECT_EQ(direct.why, "forced: all_reduce=direct");
-    const CallChoice not_reached = comm.explain(Collective::all_reduce, 8);
+    EXPECT_EQ(direct.reason, "forced: all_reduce=direct");
+    const AlgorithmChoice not_reached = comm.explain(Collective::all_reduce, 8);
     EXPECT_EQ(not_reached.algorithm, "one_shot");
-    EXPECT_TRUE(says(not_reached.why, "direct is forced, but not all")) << not_reached.why;
-    const CallChoice tree = comm.explain(Collective::broadcast, 1 << 20);
+    EXPECT_TRUE(has_text(not_reached.reason, "direct is forced, but not all")) << not_reached.reason;
+    const AlgorithmChoice tree = comm.explain(Collective::broadcast, 1 << 20);
     EXPECT_EQ(tree.algorithm, "streams:tree");
-    EXPECT_EQ(tree.why, "forced: broadcast=tree");
+    EXPECT_EQ(tree.reason, "forced: broadcast=tree");
     EXPECT_EQ(tree.chunk_bytes, 64u << 10);
     EXPECT_EQ(comm.explain(Collective::reduce, 1 << 20, true).algorithm, "letters");
     EXPECT_EQ(comm.explain(Collective::send, 8).algorithm, "message");
   });
 }
 
-TEST(Explain, SaysWhatTheBuiltInTableSays) {
+TEST(Explain, ShowsTheBuiltInTable) {
   run_ranks(2, [](int rank, auto store) {
     const auto comm = Communicator::connect(rank, 2, store, quick());
-    const CallChoice small = comm.explain(Collective::all_reduce, 8, true);
+    const AlgorithmChoice small = comm.explain(Collective::all_reduce, 8, true);
     EXPECT_EQ(small.algorithm, "one_shot");
     EXPECT_EQ(small.transport, "shm");
     EXPECT_EQ(small.chunk_bytes, 0u) << "in one letter";
-    EXPECT_EQ(small.why, "built-in table: all_reduce on one host, up to 64 KiB, up to 2 ranks");
+    EXPECT_EQ(small.reason, "built-in table: all_reduce on one host, up to 64 KiB, up to 2 ranks");
     EXPECT_EQ(comm.explain(Collective::all_reduce, (64 << 10) + 1).algorithm, "two_shot");
     EXPECT_EQ(comm.explain(Collective::all_reduce, 1 << 20, true).algorithm, "direct");
-    const CallChoice by_time = comm.explain(Collective::all_gather, 1 << 20);
+    const AlgorithmChoice by_time = comm.explain(Collective::all_gather, 1 << 20);
     EXPECT_EQ(by_time.algorithm, "letters");
-    EXPECT_TRUE(says(by_time.why, "single_copy instead while")) << by_time.why;
-    EXPECT_FALSE(says(comm.explain(Collective::all_gather, 1 << 10).why, "single_copy"));
+    EXPECT_TRUE(has_text(by_time.reason, "single_copy instead while")) << by_time.reason;
+    EXPECT_FALSE(has_text(comm.explain(Collective::all_gather, 1 << 10).reason, "single_copy"));
     EXPECT_EQ(comm.explain(Collective::barrier, 0).algorithm, "letters");
   });
 }
@@ -375,14 +378,14 @@ TEST(Explain, IsTheSameOnEveryRankAndHost) {
       for (int c = 0; c < collective_count; ++c)
         for (const std::size_t bytes : {0, 8, 5000, 1 << 22})
           for (const bool allocated : {false, true}) {
-            const CallChoice choice = comm.explain(Collective(c), bytes, allocated);
+            const AlgorithmChoice choice = comm.explain(Collective(c), bytes, allocated);
             answers[static_cast<std::size_t>(rank)].push_back(
-                str(choice.algorithm, '/', choice.transport, '/', choice.chunk_bytes, '/', choice.why));
+                concat(choice.algorithm, '/', choice.transport, '/', choice.chunk_bytes, '/', choice.reason));
           }
     });
     EXPECT_EQ(answers[0], answers[1]);
     EXPECT_EQ(answers[0], answers[2]);
-    EXPECT_TRUE(says(answers[0][0], hosts == "aaa" ? "/shm/" : hosts == "abc" ? "/tcp/" : "/shm+tcp/"));
+    EXPECT_TRUE(has_text(answers[0][0], hosts == "aaa" ? "/shm/" : hosts == "abc" ? "/tcp/" : "/shm+tcp/"));
   }
 }
 
@@ -393,7 +396,7 @@ bool rounded_once(Communicator& comm) {
   return std::all_of(x.begin(), x.end(), [](bf16 v) { return v.bits == 0x3f81; });
 }
 
-TEST(Explain, OfSmallFloatsItIsWhatRoundsThemOnce) {
+TEST(Explain, SmallFloatsUseAnAlgorithmThatRoundsOnce) {
   const File file("all_reduce one_host streams:chain\nall_reduce network chain\n");
   for (const std::string transport : {"shm", "tcp"})
     run_ranks(3, [&](int rank, auto store) {
@@ -412,9 +415,9 @@ TEST(Explain, OfSmallFloatsItIsWhatRoundsThemOnce) {
         EXPECT_EQ(taken(small).algorithm, "one_shot");
         EXPECT_EQ(taken(small, ReduceOp::prod).algorithm, "one_shot");
       }
-      const std::string why = taken(DType::bf16).why;
+      const std::string why = taken(DType::bf16).reason;
       EXPECT_TRUE(
-          says(why, transport == "shm" ? "; not chain, which rounds bf16 on the way" : "built-in table"))
+          has_text(why, transport == "shm" ? "; not chain, which rounds bf16 on the way" : "built-in table"))
           << why;
       EXPECT_TRUE(rounded_once(comm));
     });
@@ -429,7 +432,7 @@ TEST(Explain, OfSmallFloatsItIsWhatRoundsThemOnce) {
 
 // ---- whose table counts
 
-TEST(TuningOfAGroup, RankZerosTableIsEverybodys) {
+TEST(TuningOfAGroup, RankZerosTableIsUsedByAllRanks) {
   const File file(
       "all_reduce one_host bytes<=1K two_shot chunk=128\n"
       "all_reduce one_host bytes<=4K streams:chain\n"
@@ -444,16 +447,16 @@ TEST(TuningOfAGroup, RankZerosTableIsEverybodys) {
     auto options = quick();
     if (rank == 0) options.tuning = file.path();
     auto comm = Communicator::connect(rank, 3, store, options);
-    const CallChoice small = comm.explain(Collective::all_reduce, 1000, true);
+    const AlgorithmChoice small = comm.explain(Collective::all_reduce, 1000, true);
     EXPECT_EQ(small.algorithm, "two_shot");
     EXPECT_EQ(small.chunk_bytes, 128u);
-    EXPECT_EQ(small.why, str("tuning table ", file.path(), ": all_reduce on one host, up to 1 KiB"));
+    EXPECT_EQ(small.reason, concat("tuning table ", file.path(), ": all_reduce on one host, up to 1 KiB"));
     EXPECT_EQ(comm.explain(Collective::all_reduce, 4000).algorithm, "streams:chain");
     EXPECT_EQ(comm.explain(Collective::all_reduce, 1 << 20).chunk_bytes, 1024u);
     EXPECT_EQ(comm.explain(Collective::reduce, 100, true).algorithm, "direct");
     EXPECT_EQ(comm.explain(Collective::all_gather, 9999).algorithm, "single_copy");
     EXPECT_EQ(comm.explain(Collective::all_gather, 99999).algorithm, "letters");
-    EXPECT_EQ(comm.explain(Collective::scatter, 100).why, "built-in table: scatter on one host");
+    EXPECT_EQ(comm.explain(Collective::scatter, 100).reason, "built-in table: scatter on one host");
     for (const bool allocated : {false, true})
       for (const std::size_t n : {0, 1, 100, 900, 50021}) check_calls(comm, n, allocated);
     // 1 + 2^-8 + 2^-8: a chain, which stores partial sums, would give 1, and is left out.
@@ -469,7 +472,7 @@ TEST(TuningOfAGroup, ChunksAndSchedulesBetweenHosts) {
     auto options = quick("tcp");
     options.tuning = file.path();
     auto comm = Communicator::connect(rank, 3, store, options);
-    const CallChoice chain = comm.explain(Collective::all_reduce, 1 << 20);
+    const AlgorithmChoice chain = comm.explain(Collective::all_reduce, 1 << 20);
     EXPECT_EQ(chain.algorithm, "chain");
     EXPECT_EQ(chain.chunk_bytes, 4096u);
     EXPECT_EQ(comm.explain(Collective::all_reduce, (1 << 20) + 1).algorithm, "two_shot");
@@ -477,32 +480,32 @@ TEST(TuningOfAGroup, ChunksAndSchedulesBetweenHosts) {
   });
 }
 
-TEST(TuningOfAGroup, WhoHasAnotherTableIsNamedEverywhere) {
+TEST(TuningOfAGroup, ADifferentTableIsNamedOnEveryRank) {
   const File first("reduce network tree\n", "first"), second("reduce network two_shot\n", "second");
   run_ranks(3, [&](int rank, auto store) {
     auto options = quick();
     if (rank != 1) options.tuning = (rank == 2 ? second : first).path();
     const Error e = error_of([&] { Communicator::connect(rank, 3, store, options); });
     EXPECT_EQ(e.code(), Errc::mismatch);
-    EXPECT_TRUE(says(e.what(), "rank 2 has the tuning table '" + second.path())) << e.what();
-    EXPECT_TRUE(says(e.what(), first.path()) && says(e.what(), "RZ_TUNING")) << e.what();
+    EXPECT_TRUE(has_text(e.what(), "rank 2 has the tuning table '" + second.path())) << e.what();
+    EXPECT_TRUE(has_text(e.what(), first.path()) && has_text(e.what(), "RZ_TUNING")) << e.what();
   });
 }
 
-TEST(TuningOfAGroup, AWrongFileIsRefusedBeforeTheRanksMeet) {
+TEST(TuningOfAGroup, AWrongFileIsRefusedBeforeConnecting) {
   const File file("all_reduce network rnig\n");
   auto options = quick();
   options.tuning = file.path();
   const Error e = error_of([&] { Communicator::connect(0, 2, memory_store(), options); });
   EXPECT_EQ(e.code(), Errc::config);
-  EXPECT_TRUE(says(e.what(), file.path() + ", line 1: ")) << e.what();
+  EXPECT_TRUE(has_text(e.what(), file.path() + ", line 1: ")) << e.what();
 }
 
 // ---- the cost model
 
 constexpr LinkCost ethernet{20, 0.001, 0.0001};
 
-TEST(CostModel, CountsWhatASchedulesLongestPathHolds) {
+TEST(CostModel, CountsTheCriticalPath) {
   const auto cost = [](const char* name, int size, std::size_t bytes) {
     return estimate(find_algorithm(Collective::all_reduce, name), size, bytes, ethernet);
   };
@@ -523,7 +526,7 @@ TEST(CostModel, IsMonotoneInBytesForEveryAlgorithm) {
     for (const int size : {2, 3, 5, 8, 17}) {
       double last = -1;
       for (int shift = 0; shift < 30; shift += 3) {
-        const double us = estimate(a, size, std::size_t{1} << shift, ethernet).us(ethernet);
+        const double us = estimate(a, size, std::size_t{1} << shift, ethernet).microseconds(ethernet);
         EXPECT_GE(us, last) << name(a.collective) << ' ' << a.name << ' ' << size;
         EXPECT_GT(us, 0) << name(a.collective) << ' ' << a.name << ' ' << size;
         last = us;
@@ -533,8 +536,9 @@ TEST(CostModel, IsMonotoneInBytesForEveryAlgorithm) {
 
 std::string by_model(const std::string& table, int size, std::size_t bytes, bool deterministic = false) {
   const auto rules = rules_for(parse_tuning(table, "t"), size, deterministic);
-  const Selection s = select_by_rule({Collective::all_reduce, bytes, size, false, deterministic, "", rules});
-  return str(words_of_source(*s.rule, "t"), s.algorithm->name);
+  const SelectedAlgorithm s =
+      select_by_rule({Collective::all_reduce, bytes, size, false, deterministic, "", rules});
+  return concat(source_prefix(*s.rule, "t"), s.algorithm->name);
 }
 
 constexpr const char* link_alone = "link tcp alpha=20 beta=0.001 gamma=0.0001\n";
@@ -560,14 +564,14 @@ TEST(CostModel, MeasuredNeighboursComeFirst) {
   EXPECT_EQ(by_model(agree, 16, 512), "built-in table: tree") << "no larger group was measured";
 }
 
-TEST(CostModel, OfRanksThatMeet) {
+TEST(CostModel, CoversIntranodeCalls) {
   const Tuning t = parse_tuning("link shm alpha=0.5 beta=0.0001 gamma=0.0001\n", "t");
   for (const int size : {2, 4, 16}) {
-    const TogetherTable table(size, rules_for(t, size, true), "t", {}, true);
-    EXPECT_FALSE(table.of(Collective::all_reduce, 64).two_shot);
-    EXPECT_TRUE(table.of(Collective::all_reduce, 64 << 20).two_shot);
-    EXPECT_TRUE(says(table.of(Collective::all_reduce, 64).why, "cost model of t")) << size;
-    EXPECT_FALSE(table.may_stream(Collective::all_reduce));
+    const IntranodeTuningTable table(size, rules_for(t, size, true), "t", {}, true);
+    EXPECT_FALSE(table.find(Collective::all_reduce, 64).two_shot);
+    EXPECT_TRUE(table.find(Collective::all_reduce, 64 << 20).two_shot);
+    EXPECT_TRUE(has_text(table.find(Collective::all_reduce, 64).reason, "cost model of t")) << size;
+    EXPECT_FALSE(table.has_schedule(Collective::all_reduce));
   }
 }
 

@@ -12,78 +12,78 @@ struct Memory {
   const std::byte* at(std::size_t i) const { return bytes.data() + i; }
 };
 
-TEST(WindowBook, NumbersGoUp) {
+TEST(WindowRegistry, NumbersGoUp) {
   const Memory a, b;
-  WindowBook book;
+  WindowRegistry book;
   EXPECT_EQ(book.add(a.at(0), 1000), 0);
   EXPECT_EQ(book.add(b.at(0), 1000), 1);
   EXPECT_EQ(book.unused(), 0u);
 }
 
-TEST(WindowBook, OffersWhatWasGivenBack) {
+TEST(WindowRegistry, ReusesReleasedWindows) {
   const Memory a, b;
-  WindowBook book;
+  WindowRegistry book;
   book.add(a.at(0), 500);
   book.add(b.at(0), 1000);
-  EXPECT_EQ(book.fitting(10, book.unused()), std::nullopt);
-  book.give_back(1);
+  EXPECT_EQ(book.best_fit(10, book.unused()), std::nullopt);
+  book.release(1);
   EXPECT_EQ(book.unused(), 2u);
-  EXPECT_EQ(book.fitting(10, book.unused()), 1);
-  book.take(1);
+  EXPECT_EQ(book.best_fit(10, book.unused()), 1);
+  book.acquire(1);
   EXPECT_EQ(book.unused(), 0u);
 }
 
-TEST(WindowBook, TheSmallestThatFitsAndOfSeveralTheFirst) {
-  WindowBook book;
+TEST(WindowRegistry, TheSmallestThatFitsAndOfSeveralTheFirst) {
+  WindowRegistry book;
   for (const std::size_t bytes : {900, 300, 500, 300}) book.add(nullptr, bytes);
-  for (int i = 0; i < 4; ++i) book.give_back(i);
+  for (int i = 0; i < 4; ++i) book.release(i);
   const auto all = book.unused();
-  EXPECT_EQ(book.fitting(0, all), 1);
-  EXPECT_EQ(book.fitting(300, all), 1);
-  EXPECT_EQ(book.fitting(301, all), 2);
-  EXPECT_EQ(book.fitting(501, all), 0);
-  EXPECT_EQ(book.fitting(901, all), std::nullopt);
+  EXPECT_EQ(book.best_fit(0, all), 1);
+  EXPECT_EQ(book.best_fit(300, all), 1);
+  EXPECT_EQ(book.best_fit(301, all), 2);
+  EXPECT_EQ(book.best_fit(501, all), 0);
+  EXPECT_EQ(book.best_fit(901, all), std::nullopt);
 }
 
 // What another rank uses does not count, whatever is unused here.
-TEST(WindowBook, OnlyWhatNobodyUsesIsLookedAt) {
-  WindowBook book;
+TEST(WindowRegistry, OnlyUnusedWindowsAreConsidered) {
+  WindowRegistry book;
   for (const std::size_t bytes : {900, 300, 500}) book.add(nullptr, bytes);
-  for (int i = 0; i < 3; ++i) book.give_back(i);
-  EXPECT_EQ(book.fitting(100, 0b101), 2);
-  EXPECT_EQ(book.fitting(600, 0b110), std::nullopt);
-  EXPECT_EQ(book.fitting(100, 0), std::nullopt);
+  for (int i = 0; i < 3; ++i) book.release(i);
+  EXPECT_EQ(book.best_fit(100, 0b101), 2);
+  EXPECT_EQ(book.best_fit(600, 0b110), std::nullopt);
+  EXPECT_EQ(book.best_fit(100, 0), std::nullopt);
 }
 
-TEST(WindowBook, IsFullWithTheLast) {
-  WindowBook book;
-  for (std::size_t i = 0; i < WindowBook::most; ++i) {
-    EXPECT_FALSE(book.full());
+TEST(WindowRegistry, IsFullWithTheLast) {
+  WindowRegistry book;
+  for (std::size_t i = 0; i < WindowRegistry::max_windows; ++i) {
+    EXPECT_FALSE(book.is_full());
     EXPECT_EQ(book.add(nullptr, 100), static_cast<int>(i));
   }
-  EXPECT_TRUE(book.full());
-  book.give_back(63);
-  EXPECT_EQ(book.unused(), WindowBook::Set{1} << 63);
-  EXPECT_EQ(book.fitting(100, book.unused()), 63);
-  EXPECT_TRUE(book.full()) << "a window stays one when it is not used";
+  EXPECT_TRUE(book.is_full());
+  book.release(63);
+  EXPECT_EQ(book.unused(), WindowRegistry::WindowSet{1} << 63);
+  EXPECT_EQ(book.best_fit(100, book.unused()), 63);
+  EXPECT_TRUE(book.is_full()) << "a window stays one when it is not used";
 }
 
-TEST(WindowBook, KnowsMemoryByWindowAndOffset) {
+TEST(WindowRegistry, FindsMemoryByWindowAndOffset) {
   const Memory a, b, other;
-  WindowBook book;
+  WindowRegistry book;
   book.add(a.at(100), 800);
   book.add(b.at(0), 1000);
-  EXPECT_EQ(book.source_of(a.at(100), 800), peer::window_source(0, 0));
-  EXPECT_EQ(book.source_of(a.at(104), 4), peer::window_source(0, 4));
-  EXPECT_EQ(book.source_of(b.at(999), 1), peer::window_source(1, 999));
-  EXPECT_EQ(book.source_of(b.at(1000), 0), peer::window_source(1, 1000));
-  EXPECT_EQ(book.source_of(a.at(99), 4), 0u) << "begins before it";
-  EXPECT_EQ(book.source_of(a.at(104), 797), 0u) << "ends behind it";
-  EXPECT_EQ(book.source_of(other.at(0), 4), 0u);
-  EXPECT_EQ(book.source_of(nullptr, 0), 0u);
+  EXPECT_EQ(book.handle_of(a.at(100), 800), peer::window_source(0, 0));
+  EXPECT_EQ(book.handle_of(a.at(104), 4), peer::window_source(0, 4));
+  EXPECT_EQ(book.handle_of(b.at(999), 1), peer::window_source(1, 999));
+  EXPECT_EQ(book.handle_of(b.at(1000), 0), peer::window_source(1, 1000));
+  EXPECT_EQ(book.handle_of(a.at(99), 4), 0u) << "begins before it";
+  EXPECT_EQ(book.handle_of(a.at(104), 797), 0u) << "ends behind it";
+  EXPECT_EQ(book.handle_of(other.at(0), 4), 0u);
+  EXPECT_EQ(book.handle_of(nullptr, 0), 0u);
 }
 
-TEST(WindowBook, SourcesCannotBeTakenForAddressesOrArenas) {
+TEST(WindowRegistry, HandlesDifferFromAddressesAndArenas) {
   for (const int window : {0, 1, 63}) {
     const std::uint64_t source = peer::window_source(window, std::size_t{1} << 47);
     EXPECT_NE(source & peer::in_window, 0u);
@@ -92,14 +92,14 @@ TEST(WindowBook, SourcesCannotBeTakenForAddressesOrArenas) {
   }
 }
 
-TEST(WindowBook, ThreadsMayGiveBackWhileOthersLook) {
-  WindowBook book;
+TEST(WindowRegistry, ThreadsMayReleaseDuringLookups) {
+  WindowRegistry book;
   for (int i = 0; i < 64; ++i) book.add(nullptr, 100);
   std::thread other([&] {
-    for (int i = 0; i < 64; ++i) book.give_back(i);
+    for (int i = 0; i < 64; ++i) book.release(i);
   });
-  WindowBook::Set seen = 0;
-  while (seen != ~WindowBook::Set{0}) {
+  WindowRegistry::WindowSet seen = 0;
+  while (seen != ~WindowRegistry::WindowSet{0}) {
     const auto now = book.unused();
     EXPECT_EQ(now & seen, seen);
     seen = now;

@@ -16,7 +16,7 @@ int main() {
   rz::Tape tape(rz::Stream::host(1));
   strategy->attach(tape);
   strategy->fill_parameters([](const rz::Parameter& p, rz::Range elements, float* out) {
-    rz::initialise(p, {out, elements.count()}, elements.begin, 0);
+    rz::init_slice(p, {out, elements.count()}, elements.begin, 0);
   });
   const auto adam = rz::make_adamw({});
   std::int32_t words[] = {3, 1, 4, 1, 5, 9, 2, 6};

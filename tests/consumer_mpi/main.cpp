@@ -10,14 +10,14 @@ int main(int argc, char** argv) {
   MPI_Comm reversed;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_split(MPI_COMM_WORLD, 0, -rank, &reversed);
-  float x = static_cast<float>(rank + 1), want = 0;
+  float x = static_cast<float>(rank + 1), expected = 0;
   bool right = false;
   {
     auto comm = rz::connect_mpi(reversed);
     size = comm.size();
     comm.all_reduce({&x, 1}).wait();
-    for (int r = 0; r < size; ++r) want += static_cast<float>(r + 1);
-    right = x == want && comm.rank() == size - 1 - rank;
+    for (int r = 0; r < size; ++r) expected += static_cast<float>(r + 1);
+    right = x == expected && comm.rank() == size - 1 - rank;
     if (rank == 0) std::printf("%g over %s\n", x, comm.describe().c_str());
   }
   MPI_Comm_free(&reversed);

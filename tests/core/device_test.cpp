@@ -28,7 +28,7 @@ std::string how_many() {
   }
   const int n = cuda::device_count();
   if (n == 0) return "no CUDA device was found";
-  return str("this machine has ", n, n == 1 ? " device" : " devices", ", from cuda:0");
+  return concat("this machine has ", n, n == 1 ? " device" : " devices", ", from cuda:0");
 }
 
 TEST(Device, TheHostIsAlwaysThere) {

@@ -99,7 +99,7 @@ TYPED_TEST(SmallFloats, RoundsToNearestTiesToEven) {
   }
 }
 
-TYPED_TEST(SmallFloats, OverflowsAsPromised) {
+TYPED_TEST(SmallFloats, OverflowsAsDocumented) {
   const unsigned n = finite_patterns<TypeParam>(), infinity = n;
   const double largest = decode<TypeParam>(n - 1), step = largest - decode<TypeParam>(n - 2);
   const unsigned beyond = Format<TypeParam>::saturate ? n - 1 : infinity;

@@ -13,9 +13,9 @@
 namespace rz {
 namespace {
 
-TEST(ShortLock, OneThreadAtATime) {
+TEST(SpinFutexLock, OneThreadAtATime) {
   constexpr int threads = 4, times = 20000;
-  ShortLock lock;
+  SpinFutexLock lock;
   int count = 0, inside = 0;
   std::vector<std::thread> all;
   for (int t = 0; t < threads; ++t)
@@ -32,8 +32,8 @@ TEST(ShortLock, OneThreadAtATime) {
   EXPECT_EQ(count, threads * times);
 }
 
-TEST(ShortLock, WhoSleepsForItGetsIt) {
-  ShortLock lock;
+TEST(SpinFutexLock, ASleepingThreadAcquiresIt) {
+  SpinFutexLock lock;
   bool done = false;
   std::vector<std::thread> sleepers;
   int got = 0;
@@ -53,11 +53,11 @@ TEST(ShortLock, WhoSleepsForItGetsIt) {
   EXPECT_EQ(got, 3);
 }
 
-TEST(ShortLock, ConditionsTakeIt) {
-  ShortLock lock;
+TEST(SpinFutexLock, WorksWithConditionVariables) {
+  SpinFutexLock lock;
   std::condition_variable_any changed;
   int turn = 0;
-  const auto take_turns = [&](int mine) {
+  const auto progress_in_random_order = [&](int mine) {
     for (int i = 0; i < 200; ++i) {
       std::unique_lock held(lock);
       changed.wait(held, [&] { return turn % 2 == mine; });
@@ -65,8 +65,8 @@ TEST(ShortLock, ConditionsTakeIt) {
       changed.notify_all();
     }
   };
-  std::thread other(take_turns, 1);
-  take_turns(0);
+  std::thread other(progress_in_random_order, 1);
+  progress_in_random_order(0);
   other.join();
   EXPECT_EQ(turn, 400);
 }

@@ -29,9 +29,9 @@ void expect_sums(Communicator& comm) {
   constexpr std::size_t n = 300;
   std::vector<float> values(n, 1);
   const auto memory = comm.allocate_array<float>(n);
-  copy_bytes(memory.get(), values.data(), n * sizeof(float), s);
+  memcpy_async(memory.get(), values.data(), n * sizeof(float), s);
   comm.all_reduce(Buffer(memory.get(), n, s.device()), ReduceOp::sum, s).wait_on(s);
-  copy_bytes(values.data(), memory.get(), n * sizeof(float), s);
+  memcpy_async(values.data(), memory.get(), n * sizeof(float), s);
   EXPECT_EQ(values, std::vector<float>(n, static_cast<float>(comm.size())));
 }
 
@@ -58,7 +58,7 @@ class AutoBackend : public testing::Test {
 TEST_F(AutoBackend, IsNcclWhereEveryRankHasAGpu) {
   run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
     Communicator comm = Communicator::connect(rank, 3, store, on(rank));
-    EXPECT_EQ(comm.describe().find(ends(str("NCCL 2.28.9 on cuda:", rank, ", sums in rank order"),
+    EXPECT_EQ(comm.describe().find(ends(concat("NCCL 2.28.9 on cuda:", rank, ", sums in rank order"),
                                         "every rank has a GPU of its own")),
               0u)
         << comm.describe();
@@ -84,10 +84,10 @@ TEST_F(AutoBackend, ARankAloneRunsNoKernelForWhatChangesNothing) {
   const Buffer in(a.get(), 3, s.device()), out(b.get(), 3, s.device());
   const auto result = [&](const auto& memory) {
     std::vector<float> now(3);
-    copy_bytes(now.data(), memory.get(), 12, s);
+    memcpy_async(now.data(), memory.get(), 12, s);
     return now;
   };
-  copy_bytes(a.get(), values.data(), 12, s);
+  memcpy_async(a.get(), values.data(), 12, s);
   const std::size_t before = emulated::launches();
   comm.all_reduce(in, ReduceOp::avg, s).wait();
   comm.all_gather(in, in, s).wait();
@@ -121,14 +121,14 @@ TEST_F(AutoBackend, IsPeerCudaWithoutAnNcclThatServes) {
                 [](int) { return on(3); });
 }
 
-TEST_F(AutoBackend, IsStagedBetweenHostsWithoutNccl) {
+TEST_F(AutoBackend, IsHostStagedBetweenHostsWithoutNccl) {
   nccl.version(21000);
   run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     CommOptions options = on(rank);
-    options.host_id = str("host ", rank);
+    options.host_id = concat("host ", rank);
     Communicator comm = Communicator::connect(rank, 2, store, options);
     const std::string said = comm.describe();
-    EXPECT_EQ(said.find(str("cuda:", rank, " staged through pinned memory over ")), 0u) << said;
+    EXPECT_EQ(said.find(concat("cuda:", rank, " staged through pinned memory over ")), 0u) << said;
     EXPECT_NE(
         said.find("(chosen: rank 0 has no NCCL that serves, and rank 1 is on another host than rank 0)"),
         std::string::npos)
@@ -141,7 +141,7 @@ TEST_F(AutoBackend, IsStagedBetweenHostsWithoutNccl) {
 TEST_F(AutoBackend, IsNcclBetweenHosts) {
   expect_picked(2, "NCCL ", [](int rank) {
     CommOptions options = on(rank);
-    options.host_id = str("host ", rank);
+    options.host_id = concat("host ", rank);
     return options;
   });
 }
@@ -155,7 +155,7 @@ TEST_F(AutoBackend, LeavesANamedAlgorithmToTheHost) {
   });
 }
 
-TEST_F(AutoBackend, IsNotAskedOnTheHost) {
+TEST_F(AutoBackend, IsNotUsedOnTheHost) {
   auto options = on(0);
   options.device = {};
   const Communicator comm = Communicator::connect(0, 1, nullptr, options);

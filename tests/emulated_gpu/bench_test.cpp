@@ -19,7 +19,7 @@ using namespace bench;
 struct Outcome {
   int status = 0;
   std::string text;
-  bool says(const std::string& words) const { return text.find(words) != std::string::npos; }
+  bool has_text(const std::string& words) const { return text.find(words) != std::string::npos; }
   std::ptrdiff_t rows() const {
     std::istringstream in(text);
     std::ptrdiff_t n = 0;
@@ -44,7 +44,7 @@ class BenchOnDevices : public testing::Test {
   }
   static void expect_right(const Outcome& o) {
     EXPECT_EQ(o.status, 0) << o.text;
-    EXPECT_TRUE(o.says("# Out of bounds values : 0 OK")) << o.text;
+    EXPECT_TRUE(o.has_text("# Out of bounds values : 0 OK")) << o.text;
     EXPECT_EQ(o.rows(), 2) << o.text;
   }
 
@@ -64,7 +64,7 @@ TEST_F(BenchOnDevices, ABackendIsWhatItIsCalled) {
     flags.insert(flags.end(), {"-t", "2"});
     const Outcome o = run_perf("all_reduce", flags);
     expect_right(o);
-    EXPECT_TRUE(o.says(said)) << o.text;
+    EXPECT_TRUE(o.has_text(said)) << o.text;
   }
 }
 
@@ -72,10 +72,10 @@ TEST_F(BenchOnDevices, ThreadsTimesGpusAreRanksOnDevicesInTurn) {
   const Outcome o = run_perf("all_gather", {"--backend", "nccl", "-t", "2", "-g", "2"});
   expect_right(o);
   for (int r = 0; r < 4; ++r)
-    EXPECT_TRUE(o.says(str("device  ", r, " [0000:0", r + 1, ":00] emulated device"))) << o.text;
+    EXPECT_TRUE(o.has_text(concat("device  ", r, " [0000:0", r + 1, ":00] emulated device"))) << o.text;
   const Outcome shared = run_perf("all_gather", {"--backend", "peer_cuda", "-g", "5"});
   expect_right(shared);
-  EXPECT_TRUE(shared.says("#  Rank  4 ")) << shared.text;
+  EXPECT_TRUE(shared.has_text("#  Rank  4 ")) << shared.text;
 }
 
 TEST_F(BenchOnDevices, MoreRanksThanGpusAreRefusedByNccl) {
@@ -122,8 +122,8 @@ TEST_F(BenchOnDevices, HowItRunsLeavesItRight) {
       flags.insert(flags.end(), more.begin(), more.end());
       const Outcome o = run_perf("reduce_scatter", flags);
       EXPECT_EQ(o.status, 0) << backend << " " << more[0] << " " << more[1] << "\n" << o.text;
-      EXPECT_TRUE(o.says("# Out of bounds values : 0 OK")) << o.text;
-      if (more[0] == "-G") EXPECT_TRUE(o.says("graph: 2")) << o.text;
+      EXPECT_TRUE(o.has_text("# Out of bounds values : 0 OK")) << o.text;
+      if (more[0] == "-G") EXPECT_TRUE(o.has_text("graph: 2")) << o.text;
     }
 }
 

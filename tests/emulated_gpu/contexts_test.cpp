@@ -32,7 +32,7 @@ int current_device() {
 template <class F>
 void in_a_process(const F& f) {
   expect_processes(1, [&](int, auto) {
-    emulated::forget_contexts();
+    emulated::reset_contexts();
     f();
   });
 }
@@ -99,11 +99,11 @@ void use(Communicator& comm) {
   const auto memory = comm.allocate_array<float>(n);
   const auto window = comm.allocate_symmetric(n * sizeof(float));
   for (void* at : {static_cast<void*>(memory.get()), static_cast<void*>(window.get())}) {
-    copy_bytes(at, values.data(), n * sizeof(float), s);
+    memcpy_async(at, values.data(), n * sizeof(float), s);
     comm.all_reduce(Buffer(static_cast<float*>(at), n, s.device()), ReduceOp::sum, s).wait();
     comm.broadcast(Buffer(static_cast<float*>(at), n, s.device()), 0, s).wait_on(s);
   }
-  copy_bytes(values.data(), memory.get(), n * sizeof(float), s);
+  memcpy_async(values.data(), memory.get(), n * sizeof(float), s);
   EXPECT_EQ(values, std::vector<float>(n, static_cast<float>(comm.size())));
   comm.barrier().wait();
 }
@@ -112,7 +112,7 @@ class RanksOfAMachine : public testing::TestWithParam<const char*> {};
 
 TEST_P(RanksOfAMachine, TouchTheirOwnDevicesAlone) {
   expect_processes(3, [&](int rank, std::shared_ptr<Store> store) {
-    emulated::forget_contexts();
+    emulated::reset_contexts();
     CommOptions options;
     options.backend = GetParam();
     options.device = {Device::cuda, rank};

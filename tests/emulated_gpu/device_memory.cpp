@@ -190,7 +190,7 @@ bool DeviceMemory::share(const void* memory, IpcPlace& place) {
   const auto offset = static_cast<std::uint64_t>(it->first - s.arena);
   if (!a.note) a.note = IpcNote::map(s.file, offset + as_aligned(a.bytes));
   if (!a.note) return false;
-  a.note->offer();
+  a.note->publish();
   place = {getpid(), s.file, offset, a.bytes, a.device};
   return true;
 }

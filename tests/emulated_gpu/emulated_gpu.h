@@ -39,7 +39,7 @@ void fail_call(const std::string& name, cuda::Status status, int after = 0);
 /// current, and on whichever is current, at first 0, when a call comes that is not about devices as such.
 std::set<int> contexts();
 /// As if this process had made no call yet.
-void forget_contexts();
+void reset_contexts();
 /// How many streams there are on a device, its null stream included once it was used.
 std::size_t streams(int device);
 /// How many kernels this process has put into streams.

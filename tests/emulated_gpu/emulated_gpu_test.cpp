@@ -134,7 +134,7 @@ TEST(EmulatedGpu, NewMemoryIsNotANumber) {
   for (const float v : x.read(Stream::create(device))) EXPECT_TRUE(std::isnan(v));
 }
 
-TEST(EmulatedGpu, AMissingBarrierGivesAWrongResult) {
+TEST(EmulatedGpu, AMissingBarrierMakesAWrongResult) {
   const Schedule schedule(2);
   const Stream s = Stream::create(device);
   const Memory x(64), out(64);
@@ -154,7 +154,7 @@ std::string failure_of(const std::function<void()>& f) {
   return "nothing";
 }
 
-TEST(EmulatedGpu, BarriersThatCannotMeetAreNamed) {
+TEST(EmulatedGpu, DivergentBarriersAreNamed) {
   const Schedule schedule;
   const Stream s = Stream::create(device);
   const Memory x(1);

@@ -86,13 +86,13 @@ std::vector<std::unique_ptr<Fiber>>& spare() {
 }
 }  // namespace
 
-std::unique_ptr<Fiber> Fiber::take() {
+std::unique_ptr<Fiber> Fiber::acquire() {
   if (spare().empty()) return std::make_unique<Fiber>();
   auto fiber = std::move(spare().back());
   spare().pop_back();
   return fiber;
 }
 
-void Fiber::give_back(std::unique_ptr<Fiber> fiber) { spare().push_back(std::move(fiber)); }
+void Fiber::release(std::unique_ptr<Fiber> fiber) { spare().push_back(std::move(fiber)); }
 
 }  // namespace rz::emulated

@@ -26,8 +26,8 @@ class Fiber {
   void leave();
 
   /// Fibers that ended are used again.
-  static std::unique_ptr<Fiber> take();
-  static void give_back(std::unique_ptr<Fiber>);
+  static std::unique_ptr<Fiber> acquire();
+  static void release(std::unique_ptr<Fiber>);
 
  private:
   struct Entry;

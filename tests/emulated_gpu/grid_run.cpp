@@ -48,7 +48,7 @@ uint3 place(std::size_t i, const cuda::Extent& e) {
           static_cast<unsigned>(i / e.x / e.y)};
 }
 
-std::string text(const uint3& p) { return str("(", p.x, ", ", p.y, ", ", p.z, ")"); }
+std::string text(const uint3& p) { return concat("(", p.x, ", ", p.y, ", ", p.z, ")"); }
 
 }  // namespace
 
@@ -56,7 +56,7 @@ struct GridRun::Thread {
   enum State { ready, at_barrier, in_warp, spinning, done };
 
   GridRun* run = nullptr;
-  std::unique_ptr<Fiber> fiber = Fiber::take();
+  std::unique_ptr<Fiber> fiber = Fiber::acquire();
   uint3 index{};
   State state = ready;
   std::uint32_t mask = 0, present = 0;  // lanes of the exchange, and those that took part
@@ -181,7 +181,7 @@ GridRun::GridRun(const cuda::KernelCall& call, const cuda::Grid& grid, std::uint
 
 GridRun::~GridRun() {
   if (!block_) return;
-  for (Thread& t : block_->threads) Fiber::give_back(std::move(t.fiber));
+  for (Thread& t : block_->threads) Fiber::release(std::move(t.fiber));
 }
 
 namespace {

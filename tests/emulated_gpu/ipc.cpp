@@ -22,13 +22,13 @@ IpcNote::~IpcNote() { munmap(words_, page); }
 
 bool IpcNote::open() {
   __atomic_fetch_add(&words_->openers, 1, __ATOMIC_ACQ_REL);
-  if (__atomic_load_n(&words_->offered, __ATOMIC_ACQUIRE) != 0) return true;
+  if (__atomic_load_n(&words_->published, __ATOMIC_ACQUIRE) != 0) return true;
   close();
   return false;
 }
 
 std::uint32_t IpcNote::retire() {
-  set(words_->offered, 0);
+  set(words_->published, 0);
   return __atomic_load_n(&words_->openers, __ATOMIC_ACQUIRE);
 }
 

@@ -28,7 +28,7 @@ class IpcNote {
   IpcNote(const IpcNote&) = delete;
   IpcNote& operator=(const IpcNote&) = delete;
 
-  void offer() { set(words_->offered, 1); }
+  void publish() { set(words_->published, 1); }
   /// False: it was freed.
   bool open();
   void close() { __atomic_fetch_sub(&words_->openers, 1, __ATOMIC_ACQ_REL); }
@@ -37,7 +37,7 @@ class IpcNote {
 
  private:
   struct Words {
-    std::uint32_t offered, openers;
+    std::uint32_t published, openers;
   };
   explicit IpcNote(Words* words) : words_(words) {}
   static void set(std::uint32_t& word, std::uint32_t value) {

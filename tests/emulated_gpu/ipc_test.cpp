@@ -36,23 +36,23 @@ void add_one_to(float* x, std::size_t count, const Stream& s) {
 struct Floats {
   explicit Floats(float value) {
     const std::vector<float> values(n, value);
-    copy_bytes(data(), values.data(), n * sizeof(float), stream);
+    memcpy_async(data(), values.data(), n * sizeof(float), stream);
     stream.synchronize();
   }
   float* data() const { return reinterpret_cast<float*>(memory.get()); }
   std::vector<float> read() const {
     std::vector<float> values(n);
-    copy_bytes(values.data(), data(), n * sizeof(float), stream);
+    memcpy_async(values.data(), data(), n * sizeof(float), stream);
     return values;
   }
   Stream stream = Stream::create(device);
   std::shared_ptr<std::byte> memory = allocate_on(device, n * sizeof(float));
 };
 
-void tell(Store& store, const char* key, const IpcHandle& handle) {
+void put_handle(Store& store, const char* key, const IpcHandle& handle) {
   store.set(key, std::string(reinterpret_cast<const char*>(handle.bytes), sizeof handle.bytes));
 }
-IpcHandle told(Store& store, const char* key) {
+IpcHandle get_handle(Store& store, const char* key) {
   IpcHandle handle;
   const std::string bytes = store.get(key, Deadline::after(std::chrono::seconds(20)));
   std::memcpy(handle.bytes, bytes.data(), sizeof handle.bytes);
@@ -70,13 +70,13 @@ void on_shared_memory(float after, const F& f) {
       const Floats x(3);
       IpcHandle handle;
       ASSERT_EQ(runtime().ipc_get_handle(&handle, x.data()), success);
-      tell(*store, "handle", handle);
+      put_handle(*store, "handle", handle);
       await(*store, "done");
       EXPECT_EQ(x.read(), std::vector<float>(n, after));
       return;
     }
     void* base = nullptr;
-    ASSERT_EQ(runtime().ipc_open_handle(&base, told(*store, "handle")), success);
+    ASSERT_EQ(runtime().ipc_open_handle(&base, get_handle(*store, "handle")), success);
     f(static_cast<float*>(base));
     EXPECT_EQ(runtime().ipc_close(base), success);
     store->set("done", "");
@@ -86,7 +86,7 @@ void on_shared_memory(float after, const F& f) {
 TEST(EmulatedIpc, AnotherProcessReadsAndWrites) {
   on_shared_memory(4, [](float* x) {
     const Floats own(0);
-    copy_bytes(own.data(), x, n * sizeof(float), own.stream);
+    memcpy_async(own.data(), x, n * sizeof(float), own.stream);
     EXPECT_EQ(own.read(), std::vector<float>(n, 3));
     add_one_to(x, n, own.stream);
     own.stream.synchronize();
@@ -131,14 +131,14 @@ TEST(EmulatedIpc, MemoryThatIsOpenElsewhereMayNotBeFreed) {
   const auto endings = test::run_processes(2, [](int rank, std::shared_ptr<Store> store) {
     if (rank == 1) {
       void* base = nullptr;
-      EXPECT_EQ(runtime().ipc_open_handle(&base, told(*store, "handle")), success);
+      EXPECT_EQ(runtime().ipc_open_handle(&base, get_handle(*store, "handle")), success);
       store->set("opened", "");
       return;
     }
     const Floats x(3);
     IpcHandle handle;
     EXPECT_EQ(runtime().ipc_get_handle(&handle, x.data()), success);
-    tell(*store, "handle", handle);
+    put_handle(*store, "handle", handle);
     await(*store, "opened");
   });
   EXPECT_EQ(endings[0].signal, SIGABRT);
@@ -151,7 +151,7 @@ TEST(EmulatedIpc, WhatCudaRefusesIsRefused) {
     void* base = nullptr;
     if (rank == 1) {
       await(*store, "freed");
-      EXPECT_EQ(runtime().ipc_open_handle(&base, told(*store, "handle")), invalid_value);
+      EXPECT_EQ(runtime().ipc_open_handle(&base, get_handle(*store, "handle")), invalid_value);
       return;
     }
     IpcHandle handle;
@@ -164,7 +164,7 @@ TEST(EmulatedIpc, WhatCudaRefusesIsRefused) {
       EXPECT_EQ(runtime().ipc_open_handle(&base, handle), device_uninitialized);
       EXPECT_EQ(runtime().ipc_close(x.data()), invalid_value);
     }
-    tell(*store, "handle", handle);
+    put_handle(*store, "handle", handle);
     store->set("freed", "");
   });
 }

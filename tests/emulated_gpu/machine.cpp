@@ -90,7 +90,7 @@ void Machine::put(Stream* s, Task task) {
   task.submission = ++submissions_;
   s->tasks.push_back(std::move(task));
   ++changes_;
-  turns_in_vain_ = 0;
+  idle_turns_ = 0;
   changed_.notify_all();
 }
 
@@ -201,19 +201,19 @@ bool Machine::step(std::unique_lock<std::mutex>& lock) {
   }
   const bool moved = !all_wait || progress != Progress::waiting || changes_ != before;
   moves_ += moved;
-  turns_in_vain_ = moved ? 0 : turns_in_vain_ + 1;
-  return turns_in_vain_ < 8 * choice.size();
+  idle_turns_ = moved ? 0 : idle_turns_ + 1;
+  return idle_turns_ < 8 * choice.size();
 }
 
-std::string Machine::why_nothing_runs() {
+std::string Machine::describe_stall() {
   const auto behind = std::count_if(streams_.begin(), streams_.end(),
                                     [&](const auto& s) { return !s->tasks.empty() && behind_another(*s); });
-  return str("emulated GPU: nothing can run; kernels wait for memory that nobody writes, in ",
-             runnable().size(), " streams",
-             behind ? str("; ", behind,
-                          " streams wait behind others that share their "
-                          "hardware queue (CUDA_DEVICE_MAX_CONNECTIONS)")
-                    : "");
+  return concat("emulated GPU: nothing can run; kernels wait for memory that nobody writes, in ",
+                runnable().size(), " streams",
+                behind ? concat("; ", behind,
+                                " streams wait behind others that share their "
+                                "hardware queue (CUDA_DEVICE_MAX_CONNECTIONS)")
+                       : "");
 }
 
 template <class F>
@@ -235,7 +235,7 @@ bool Machine::run_until(const F& reached) {
     changed_.notify_all();
     if (!stands_still) continue;
     if (std::exchange(moves, moves_) != moves_) limit = std::chrono::steady_clock::now() + patience;
-    if (std::chrono::steady_clock::now() > limit) failure_ = why_nothing_runs();
+    if (std::chrono::steady_clock::now() > limit) failure_ = describe_stall();
     changed_.wait_for(lock, std::chrono::microseconds(200));  // another rank has to come
   }
   if (!failure_.empty())

@@ -121,7 +121,7 @@ class Machine {
   template <class F>
   bool run_until(const F& reached);
   void run_some();
-  std::string why_nothing_runs();
+  std::string describe_stall();
   Stream* add_stream(int device);
   int emptiest_queue(int device) const;
   bool behind_another(const Stream&) const;
@@ -142,7 +142,7 @@ class Machine {
   bool running_ = false;
   std::uint64_t changes_ = 0;
   std::uint64_t submissions_ = 0;
-  std::size_t turns_in_vain_ = 0;
+  std::size_t idle_turns_ = 0;
   std::uint64_t moves_ = 0;
   std::string failure_;
 };

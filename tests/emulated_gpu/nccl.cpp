@@ -37,7 +37,7 @@ struct Item {
 };
 
 /// A collective, or a message (sender first), that ranks come to.
-struct Meeting {
+struct PendingCall {
   std::vector<std::optional<Item>> places;
   bool held = false;
 };
@@ -47,8 +47,8 @@ struct World {
   std::vector<std::size_t> window_sizes;  // in the order in which the first rank to come registered them
   const int size;
   std::vector<int> devices;
-  std::map<std::uint64_t, Meeting> collectives;
-  std::map<std::pair<int, int>, std::map<std::uint64_t, Meeting>> messages;
+  std::map<std::uint64_t, PendingCall> collectives;
+  std::map<std::pair<int, int>, std::map<std::uint64_t, PendingCall>> messages;
 };
 
 struct Communicator {
@@ -160,8 +160,8 @@ std::vector<std::byte> reduced(const std::vector<std::optional<Item>>& places) {
 }
 
 /// Everybody has come: moves all data at once, reading before it writes.
-void hold(Meeting& meeting) {
-  const auto& all = meeting.places;
+void hold(PendingCall& pending) {
+  const auto& all = pending.places;
   const Item& first = *all[0];
   const std::size_t bytes = first.count * size_of(dtype_of_nccl(first.type));
   std::vector<std::byte> data;
@@ -184,7 +184,7 @@ void hold(Meeting& meeting) {
     const std::size_t size = item.kind == Item::reduce_scatter ? bytes : data.size();
     std::memcpy(item.out, data.data() + from, size);
   }
-  meeting.held = true;
+  pending.held = true;
 }
 
 /// Everybody has come, to the same. If not, NCCL hangs.
@@ -212,9 +212,9 @@ class Running {
     if (!arrived_) arrive();
     bool all_held = true;
     for (const Item& item : items_) {
-      Meeting& meeting = place_of(item);
-      if (!meeting.held && agree(meeting.places)) hold(meeting);
-      all_held &= meeting.held;
+      PendingCall& pending = place_of(item);
+      if (!pending.held && agree(pending.places)) hold(pending);
+      all_held &= pending.held;
     }
     return all_held ? end() : Progress::waiting;
   }
@@ -226,7 +226,7 @@ class Running {
     return Progress::done;
   }
   bool is_message(const Item& item) const { return item.kind == Item::send || item.kind == Item::recv; }
-  Meeting& place_of(const Item& item) {
+  PendingCall& place_of(const Item& item) {
     World& w = *comm_->world;
     if (!is_message(item)) return w.collectives[item.number];
     const bool sends = item.kind == Item::send;
@@ -242,9 +242,9 @@ class Running {
         item.number = comm_->received[item.root]++;
       else
         item.number = comm_->collectives++;
-      Meeting& meeting = place_of(item);
-      meeting.places.resize(is_message(item) ? 2 : static_cast<std::size_t>(comm_->world->size));
-      meeting.places[is_message(item) ? item.kind == Item::recv : static_cast<std::size_t>(comm_->rank)] =
+      PendingCall& pending = place_of(item);
+      pending.places.resize(is_message(item) ? 2 : static_cast<std::size_t>(comm_->world->size));
+      pending.places[is_message(item) ? item.kind == Item::recv : static_cast<std::size_t>(comm_->rank)] =
           item;
     }
   }
@@ -322,7 +322,7 @@ ReduceOp op_of(RedOp op) {
 Result get_unique_id(nccl::UniqueId* id) {
   const std::lock_guard lock(state().mutex);
   *id = {};
-  const std::string text = str("world ", ++state().ids);
+  const std::string text = concat("world ", ++state().ids);
   std::memcpy(id->bytes, text.data(), text.size());
   return nccl::success;
 }

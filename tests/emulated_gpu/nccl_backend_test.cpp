@@ -34,7 +34,7 @@ Device device_of(int rank) { return {Device::cuda, rank}; }
 /// Stands for the host's backend, of which only abort() is called.
 class Host final : public Backend {
  public:
-  Work submit(std::span<const Operation>) override { return {}; }
+  Work submit(std::span<const CollectiveCall>) override { return {}; }
   void abort(const std::string&) noexcept override { aborted = true; }
   std::shared_ptr<std::byte> allocate(std::size_t) override { return nullptr; }
   std::string describe() const override { return "none"; }
@@ -62,7 +62,7 @@ Communicator connect(const nccl::NcclOptions& o, std::shared_ptr<Store> store,
   CommOptions options;
   options.device = o.device;
   options.timeout = timeout;
-  return Communicator::over(o.rank, o.size, std::move(backend), options);
+  return Communicator::from_backend(o.rank, o.size, std::move(backend), options);
 }
 
 /// n floats of one value on a device, and a stream.
@@ -76,12 +76,12 @@ struct Floats {
   }
   void fill(float value) const {
     const std::vector<float> values(n, value);
-    copy_bytes(memory.get(), values.data(), n * sizeof(float), stream);
+    memcpy_async(memory.get(), values.data(), n * sizeof(float), stream);
   }
   Buffer all() const { return {memory.get(), n, device}; }
   std::vector<float> read() const {
     std::vector<float> values(n);
-    copy_bytes(values.data(), memory.get(), n * sizeof(float), stream);
+    memcpy_async(values.data(), memory.get(), n * sizeof(float), stream);
     return values;
   }
   const Device device;
@@ -124,14 +124,14 @@ class NcclBackend : public testing::Test {
 };
 
 /// The others may go when all have what they wanted to see.
-void meet(Store& store, int size, const std::string& name = "met") {
+void wait_for_all(Store& store, int size, const std::string& name = "met") {
   if (store.add(name, 1) == size) store.set(name + "/all", "");
   store.get(name + "/all", Deadline::after(20s));
 }
 
 // ---- the library
 
-TEST_F(NcclBackend, WaitsWithoutEndOnThreadsThatTakeNoSignals) {
+TEST_F(NcclBackend, WaitsWithoutTimeoutOnThreadsWithSignalsBlocked) {
   test::HelperThreads helpers(2);
   run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     helpers.begin();
@@ -171,7 +171,7 @@ TEST_F(NcclBackend, TheLibraryOfThisMachineHasAllThatItsVersionShould) {
   EXPECT_EQ(api.comm_window_register && api.comm_window_deregister, version >= 22700);
 }
 
-TEST_F(NcclBackend, RefusesVersionsThatItDoesNotKnow) {
+TEST_F(NcclBackend, RefusesUnsupportedVersions) {
   const std::pair<int, std::string> versions[] = {
       {21703, "2.17.3"}, {2708, "2.7.8"}, {11900, "1.19.0"}, {30000, "3.0.0"}};
   for (const auto& [version, text] : versions) {
@@ -186,12 +186,12 @@ TEST_F(NcclBackend, WorksWithWhatOldVersionsLack) {
     nccl.version(version);
     const nccl::NcclApi api = Nccl::table(version);
     run_ranks(2, [&](int rank, auto store) {
-      Communicator comm = connect(quick(rank, 2), prefix_store(store, str(version)), api);
+      Communicator comm = connect(quick(rank, 2), prefix_store(store, concat(version)), api);
       const Floats x(comm, 1000);
       comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait();
       EXPECT_EQ(x.read(), std::vector<float>(1000, 2));
       EXPECT_EQ(comm.describe(),
-                str("NCCL ", nccl::version_text(version), " on cuda:", rank, ", sums in rank order"));
+                concat("NCCL ", nccl::version_text(version), " on cuda:", rank, ", sums in rank order"));
     });
   }
 }
@@ -215,17 +215,17 @@ TEST_F(NcclBackend, TwoRanksOnOneDeviceAreNamed) {
 
 // The emulated NCCL refuses them all the same: but it is NCCL that does.
 TEST_F(NcclBackend, TwoRanksOnOneDeviceMayTryWithNcclsSettings) {
-  const auto settings = [](bool by_host, int rank) {
+  const auto settings = [](bool hierarchical, int rank) {
     auto options = quick(rank, 2);
     options.device = device_of(0);
-    if (by_host) options.host_id = str("h", rank);
-    options.shares_gpus = !by_host;
+    if (hierarchical) options.host_id = concat("h", rank);
+    options.shares_gpus = !hierarchical;
     return options;
   };
-  for (const bool by_host : {true, false}) {
+  for (const bool hierarchical : {true, false}) {
     nccl.version(23003);
     run_ranks(2, [&](int rank, auto store) {
-      expect_error(Errc::system, -1, "invalid usage", [&] { connect(settings(by_host, rank), store); });
+      expect_error(Errc::system, -1, "invalid usage", [&] { connect(settings(hierarchical, rank), store); });
     });
   }
   nccl.version(23002);
@@ -260,7 +260,7 @@ TEST_F(NcclBackend, AnInitThatNeverCompletesEndsAtTheDeadline) {
   EXPECT_EQ(nccl.communicators(), 0);
 }
 
-TEST_F(NcclBackend, AnInitThatFailsSaysWhy) {
+TEST_F(NcclBackend, AFailedInitStatesTheReason) {
   nccl.fail("comm_init_rank_config", 0, nccl::system_error);
   run_ranks(1, [&](int rank, auto store) {
     expect_error(Errc::system, -1, "ncclCommInitRankConfig: unhandled system error",
@@ -279,16 +279,16 @@ TEST_F(NcclBackend, EveryCallMayBeInProgressForAWhile) {
       comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait_on(x.stream);
       comm.all_gather(x.all(), y.all(), x.stream).wait_on(x.stream);
       std::vector<float> result(3 * n);
-      copy_bytes(result.data(), y.memory.get(), result.size() * sizeof(float), x.stream);
+      memcpy_async(result.data(), y.memory.get(), result.size() * sizeof(float), x.stream);
       EXPECT_EQ(result, std::vector<float>(3 * n, 3));
     }
   });
 }
 
-TEST_F(NcclBackend, GivesTheSameInSlices) {
+TEST_F(NcclBackend, HasTheSameResultInSlices) {
   run_ranks(3, [&](int rank, auto store) {
     auto sliced = quick(rank, 3);
-    sliced.scratch_limit = 40 << 10;
+    sliced.workspace_limit = 40 << 10;
     Communicator a = connect(quick(rank, 3), prefix_store(store, "a"));
     Communicator b = connect(sliced, prefix_store(store, "b"));
     const Stream stream = Stream::create(device_of(rank));
@@ -306,7 +306,7 @@ TEST_F(NcclBackend, GivesTheSameInSlices) {
   });
 }
 
-TEST_F(NcclBackend, ManySchedulesGiveOneResult) {
+TEST_F(NcclBackend, EveryScheduleHasTheSameResult) {
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     emulated::Machine::instance().restart(seed, emulated::Machine::Pace::any);
     run_ranks(2 + static_cast<int>(seed) % 3, [&](int rank, auto store) {
@@ -331,12 +331,12 @@ TEST_F(NcclBackend, ManySchedulesGiveOneResult) {
 }
 
 /// Numbers that add exactly, in any order.
-TEST_F(NcclBackend, LeavesReductionsToNcclUnlessTheirOrderMatters) {
+TEST_F(NcclBackend, UsesNcclReductionsUnlessRankOrderIsRequired) {
   run_ranks(3, [&](int rank, auto store) {
     auto options = quick(rank, 3);
     options.deterministic = false;
     Communicator comm = connect(options, store);
-    EXPECT_EQ(comm.describe(), str("NCCL 2.28.9 on cuda:", rank));
+    EXPECT_EQ(comm.describe(), concat("NCCL 2.28.9 on cuda:", rank));
     const auto expect = [&](ReduceOp op, float value) {
       const Floats x(comm, 3000, static_cast<float>(1 << rank)), y(comm, 1000);
       y.stream.wait(x.stream.record());
@@ -355,9 +355,9 @@ TEST_F(NcclBackend, LeavesReductionsToNcclUnlessTheirOrderMatters) {
     const Stream s = Stream::create(device_of(rank));
     const auto integers = comm.allocate_array<std::int32_t>(64);
     std::vector<std::int32_t> values(64, 3);
-    copy_bytes(integers.get(), values.data(), 256, s);
+    memcpy_async(integers.get(), values.data(), 256, s);
     comm.all_reduce(Buffer(integers.get(), 64, device_of(rank)), ReduceOp::premul(0.5), s).wait_on(s);
-    copy_bytes(values.data(), integers.get(), 256, s);
+    memcpy_async(values.data(), integers.get(), 256, s);
     EXPECT_EQ(values, std::vector<std::int32_t>(64, 6));  // as on the host: 1.5 is 2
   });
 }
@@ -370,10 +370,10 @@ TEST_F(NcclBackend, AGraphHoldsCollectives) {
     y.stream.synchronize();
     void *graph = nullptr, *executable = nullptr;
     cuda::check(cuda.begin_capture(x.stream.native()), "begin", x.device);
-    copy_bytes(x.memory.get(), y.memory.get(), x.n * sizeof(float), x.stream);
+    memcpy_async(x.memory.get(), y.memory.get(), x.n * sizeof(float), x.stream);
     const Work work = comm.all_reduce(x.all(), ReduceOp::sum, x.stream);
     work.wait_on(x.stream);
-    copy_bytes(y.memory.get(), x.memory.get(), x.n * sizeof(float), x.stream);
+    memcpy_async(y.memory.get(), x.memory.get(), x.n * sizeof(float), x.stream);
     cuda::check(cuda.end_capture(x.stream.native(), &graph), "end", x.device);
     expect_error(Errc::invalid_argument, -1, "graph that is being captured", [&] { work.wait(); });
     cuda::check(cuda.instantiate(&executable, graph), "instantiate", x.device);
@@ -389,7 +389,7 @@ TEST_F(NcclBackend, AGraphHoldsCollectives) {
   });
 }
 
-TEST_F(NcclBackend, AGraphThatNeedsMemorySaysWhatToDo) {
+TEST_F(NcclBackend, AGraphThatNeedsMemoryNamesTheRemedy) {
   run_ranks(1, [&](int, auto store) {
     Communicator comm = connect(quick(0, 1), store);
     const Floats x(comm, 8);
@@ -436,7 +436,7 @@ TEST_F(NcclBackend, ARankThatDoesNotRunItsGraphIsNamed) {
       });
       EXPECT_LT(took, 6s);
     }
-    meet(*store, 2);
+    wait_for_all(*store, 2);
   });
 }
 
@@ -478,12 +478,12 @@ TEST_F(NcclBackend, MemoryOutlivesItsCommunicator) {
     Communicator comm = connect(quick(rank, 2), store);
     memory[rank] = comm.allocate(1000);
     std::vector<std::byte> bytes(1000, std::byte{1});
-    copy_bytes(bytes.data(), memory[rank].get(), 1000, Stream::create(device_of(rank)));
+    memcpy_async(bytes.data(), memory[rank].get(), 1000, Stream::create(device_of(rank)));
     EXPECT_EQ(bytes, std::vector<std::byte>(1000));
     const auto gone = comm.allocate(10);
-    meet(*store, 2);
+    wait_for_all(*store, 2);
     EXPECT_EQ(nccl.registrations(), 4);
-    meet(*store, 2, "seen");
+    wait_for_all(*store, 2, "seen");
   });
   EXPECT_EQ(nccl.registrations(), 0);
   EXPECT_EQ(nccl.communicators(), 0);
@@ -499,9 +499,9 @@ TEST_F(NcclBackend, SymmetricMemoryIsAWindowThatEndsWithTheCommunicator) {
       const auto a = comm.allocate_symmetric(400), b = comm.allocate_symmetric(800);
       const Floats x(comm, 100, 3);
       const Buffer in_window(reinterpret_cast<float*>(b.get()), 100, comm.options().device);
-      copy_bytes(b.get(), x.memory.get(), 400, x.stream);
+      memcpy_async(b.get(), x.memory.get(), 400, x.stream);
       comm.all_reduce(in_window, ReduceOp::sum, x.stream).wait();
-      copy_bytes(x.memory.get(), b.get(), 400, x.stream);
+      memcpy_async(x.memory.get(), b.get(), 400, x.stream);
       EXPECT_EQ(x.read(), std::vector<float>(100, 6));
       if (rank == 0) outlives = a;
     });
@@ -517,19 +517,19 @@ TEST_F(NcclBackend, SymmetricMemoryOfAnOldVersionIsRegisteredAlone) {
     const auto memory = comm.allocate_symmetric(400);
     EXPECT_GE(nccl.registrations(), 1);
     EXPECT_EQ(nccl.windows(), 0);
-    meet(*store, 2);
+    wait_for_all(*store, 2);
   });
   EXPECT_EQ(nccl.registrations(), 0);
 }
 
-TEST_F(NcclBackend, ADifferentSizeOfSymmetricMemoryIsSaid) {
+TEST_F(NcclBackend, ADifferentSizeOfSymmetricMemoryIsNamed) {
   run_ranks(2, [&](int rank, auto store) {
     Communicator comm = connect(quick(rank, 2), store);
     if (rank == 0) comm.allocate_symmetric(400);
-    meet(*store, 2, "first");
+    wait_for_all(*store, 2, "first");
     if (rank == 1)
       expect_error(Errc::system, -1, "ncclCommWindowRegister", [&] { comm.allocate_symmetric(800); });
-    meet(*store, 2);
+    wait_for_all(*store, 2);
   });
 }
 
@@ -549,13 +549,13 @@ TEST_F(NcclBackend, ARankThatDoesNotCallIsNamedOnAllOthers) {
       expect_error(Errc::timeout, 1, "all_reduce sum of 100 f32 did not end within 300 ms",
                    [&] { static_cast<void>(comm.all_reduce(x.all(), ReduceOp::sum, x.stream)); });
     }
-    meet(store, 3);
+    wait_for_all(store, 3);
     x.stream.synchronize();
   });
 }
 
 // Rank 1 waits elsewhere for over a second, and so sees the alarm.
-TEST_F(NcclBackend, ARankThatLagsSaysHowFarItIs) {
+TEST_F(NcclBackend, ALaggingRankReportsItsProgress) {
   run_ranks(3, [&](int rank, auto store) {
     auto options = quick(rank, 3);
     options.timeout = rank == 1 ? 20s : 1500ms;
@@ -612,7 +612,7 @@ TEST_F(NcclBackend, ADeviceThatDoesNotGetThereIsNamed) {
           });
     expect_error(Errc::timeout, 1, "rank 1 called it, but its device still has work before it",
                  [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
-    meet(store, 2);
+    wait_for_all(store, 2);
     stuck = false;
     x.stream.synchronize();
   });
@@ -648,13 +648,13 @@ TEST_F(NcclBackend, AnAsynchronousErrorEndsTheGroup) {
   on_ranks(2, 10s, [&](Communicator& comm, Store& store) {
     const Floats x(comm, 100);
     if (comm.rank() == 1) {
-      meet(store, 2);
+      wait_for_all(store, 2);
       // Something of its own is in flight.
       const Work work = comm.recv(x.all(), 0, x.stream);
       nccl.report(1, nccl::unhandled_cuda_error);
       expect_error(Errc::system, 1, "NCCL failed: unhandled cuda error", [&] { work.wait(); });
     } else {
-      meet(store, 2);
+      wait_for_all(store, 2);
       expect_error(Errc::system, 1, "NCCL failed: unhandled cuda error",
                    [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
     }
@@ -672,7 +672,7 @@ TEST_F(NcclBackend, ARankThatNcclLostIsNamed) {
           time_of([&] { expect_error(Errc::peer_lost, 1, "rank 1 does not answer", [&] { work.wait(); }); });
       EXPECT_LT(time, 4s);
     }
-    meet(store, 2);
+    wait_for_all(store, 2);
     x.stream.synchronize();
   });
 }
@@ -681,14 +681,14 @@ TEST_F(NcclBackend, AnAbortEndsAllRanks) {
   on_ranks(3, 10s, [&](Communicator& comm, Store& store) {
     const Floats x(comm, 100);
     if (comm.rank() == 2) {
-      meet(store, 3);
+      wait_for_all(store, 3);
       EXPECT_LT(time_of([&] { comm.abort("enough"); }), 1s);
       EXPECT_LT(time_of([&] { comm.abort("again"); }), 100ms);
       expect_error(Errc::aborted, 2, "rank 2 aborted: enough",
                    [&] { static_cast<void>(comm.all_reduce(x.all(), ReduceOp::sum, x.stream)); });
     } else {
       const Work work = comm.all_reduce(x.all(), ReduceOp::sum, x.stream);
-      meet(store, 3);
+      wait_for_all(store, 3);
       const auto time =
           time_of([&] { expect_error(Errc::aborted, 2, "rank 2 aborted: enough", [&] { work.wait(); }); });
       EXPECT_LT(time, 3s);
@@ -700,7 +700,7 @@ TEST_F(NcclBackend, AnAbortEndsAllRanks) {
   EXPECT_EQ(nccl.aborts(), 3);
 }
 
-TEST_F(NcclBackend, AnAbortThatHangsIsLeftBehind) {
+TEST_F(NcclBackend, AnAbortThatHangsIsAbandoned) {
   nccl.hang_in_abort(0);
   const std::size_t before = emulated::bytes_in_use();
   run_ranks(2, [&](int rank, auto store) {
@@ -716,7 +716,7 @@ TEST_F(NcclBackend, AnAbortThatHangsIsLeftBehind) {
       EXPECT_LT(time, 4s);
       nccl.release();
     }
-    meet(*store, 2);
+    wait_for_all(*store, 2);
   });
   // What the call held is given back when it returns.
   for (const Deadline limit = Deadline::after(5s); emulated::bytes_in_use() != before && !limit.expired();)
@@ -724,7 +724,7 @@ TEST_F(NcclBackend, AnAbortThatHangsIsLeftBehind) {
   EXPECT_EQ(emulated::bytes_in_use(), before);
 }
 
-TEST_F(NcclBackend, LeavingWithOperationsInFlightEndsThem) {
+TEST_F(NcclBackend, DestructionWithOperationsInFlightEndsThem) {
   on_ranks(2, 10s, [&](Communicator& comm, Store& store) {
     auto x = std::make_unique<Floats>(comm, 100);
     const Work work = comm.rank() == 0 ? comm.all_reduce(x->all(), ReduceOp::sum, x->stream) : Work();
@@ -738,7 +738,7 @@ TEST_F(NcclBackend, LeavingWithOperationsInFlightEndsThem) {
       expect_error(Errc::peer_lost, 1, "rank 1 destroyed its communicator with operations in flight",
                    [&] { work.wait(); });
     }
-    meet(store, 2);
+    wait_for_all(store, 2);
     x->stream.synchronize();
   });
 }
@@ -749,7 +749,7 @@ TEST_F(NcclBackend, AFinalizeThatNeverEndsIsAborted) {
     auto comm = std::make_unique<Communicator>(connect(quick(rank, 2), store));
     const Floats x(*comm, 100);
     comm->all_reduce(x.all(), ReduceOp::sum, x.stream).wait();
-    meet(*store, 2);
+    wait_for_all(*store, 2);
     EXPECT_LT(time_of([&] { comm.reset(); }), 2s);
   });
   EXPECT_EQ(nccl.aborts(), 1);

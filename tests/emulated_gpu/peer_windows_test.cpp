@@ -50,11 +50,11 @@ struct Floats {
   Floats(std::shared_ptr<std::byte> m, std::size_t n)
       : memory(std::reinterpret_pointer_cast<float>(m)), count(n) {}
   void set(const std::vector<float>& values, const Stream& s) const {
-    copy_bytes(memory.get(), values.data(), count * sizeof(float), s);
+    memcpy_async(memory.get(), values.data(), count * sizeof(float), s);
   }
   std::vector<float> get(const Stream& s) const {
     std::vector<float> values(count);
-    copy_bytes(values.data(), memory.get(), count * sizeof(float), s);
+    memcpy_async(values.data(), memory.get(), count * sizeof(float), s);
     return values;
   }
   Buffer on(const Stream& s) const { return {memory.get(), count, s.device()}; }
@@ -85,7 +85,7 @@ std::size_t places_after_all_gather(Communicator& comm, const Stream& s, bool sy
   return places(mine);
 }
 
-TEST(PeerWindows, WhatMovesIsReadWhereItLies) {
+TEST(SymmetricWindows, DataMovementReadsWindowsInPlace) {
   on_processes(3, [](Communicator& comm, const Stream& s) {
     EXPECT_EQ(places_after_all_gather(comm, s, true), 2u) << "the input, and its part of the output";
   });
@@ -112,7 +112,7 @@ std::pair<std::size_t, std::size_t> places_after_all_reduce(Communicator& comm, 
   return {places(mine), places({begin, begin + static_cast<long>(part)})};
 }
 
-TEST(PeerWindows, WhatIsFoldedIsReadAndWrittenWhereItLies) {
+TEST(SymmetricWindows, ReductionsReadAndWriteWindowsInPlace) {
   for (const bool in : {true, false})
     for (const bool out : {true, false})
       on_processes(3, [&](Communicator& comm, const Stream& s) {
@@ -150,17 +150,17 @@ void expect_failure(const F& trouble, const std::string& here, const std::string
   });
 }
 
-TEST(PeerWindows, ARankWithoutMemoryIsNamed) {
+TEST(SymmetricWindows, ARankWithoutMemoryIsNamed) {
   expect_failure([] { emulated::set_capacity(64 << 20); }, "cannot allocate 100",
                  "rank 1 has no device memory");
 }
 
-TEST(PeerWindows, ARankThatCannotMapMemoryIsNamed) {
+TEST(SymmetricWindows, ARankThatCannotMapMemoryIsNamed) {
   expect_failure([] { emulated::fail_call("ipc_open_handle", 1, 1); }, "cudaIpcOpenMemHandle on cuda:1",
                  "rank 1 cannot map its peers' memory");
 }
 
-TEST(PeerWindows, ARankThatCannotShareMemoryIsNamed) {
+TEST(SymmetricWindows, ARankThatCannotShareMemoryIsNamed) {
   expect_failure([] { emulated::fail_call("ipc_get_handle", 1); }, "cudaIpcGetMemHandle on cuda:1",
                  "rank 1 has no device memory");
 }

@@ -109,7 +109,7 @@ Status get_properties(cuda::DeviceProperties* to, int device) {
          .minor = 0,
          .multiprocessors = 2,
          .memory_bytes = memory().capacity,
-         .shared_bytes_a_block = 227 << 10,
+         .shared_bytes_per_block = 227 << 10,
          .pci_domain = 0,
          .pci_bus = device + 1,
          .pci_device = 0,
@@ -457,7 +457,7 @@ std::set<int> contexts() {
   return all;
 }
 
-void forget_contexts() { context_bits = 0; }
+void reset_contexts() { context_bits = 0; }
 
 std::size_t streams(int device) { return machine().streams(device); }
 

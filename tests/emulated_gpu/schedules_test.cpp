@@ -22,9 +22,9 @@ CommOptions options_of(int rank, const std::string& backend) {
 }
 
 #ifdef __SANITIZE_ADDRESS__
-constexpr std::uint64_t most = 4;  // many times slower
+constexpr std::uint64_t max_seeds = 4;  // many times slower
 #else
-constexpr std::uint64_t most = 50;
+constexpr std::uint64_t max_seeds = 50;
 #endif
 
 class Schedules : public testing::TestWithParam<std::tuple<std::string, StrategyKind>> {};
@@ -35,12 +35,12 @@ TEST_P(Schedules, ChangeNoBit) {
   TinyRun run = smallest_run(kind, ranks, folder);
   run.comm = [&](int rank) { return options_of(rank, std::get<0>(GetParam())); };
   Reports first;
-  for (std::uint64_t seed = 0; seed < (backend == "nccl" ? most / 4 : most); ++seed) {
+  for (std::uint64_t seed = 0; seed < (backend == "nccl" ? max_seeds / 4 : max_seeds); ++seed) {
     const emulated::Schedule schedule(seed, static_cast<emulated::Pace>(seed % 3));
     const Reports reports = train(run, 1 + (seed + 1) % 2);  // buckets are rebuilt before the second
     if (first.empty()) first = reports;
     expect_same_bits({first.begin(), first.begin() + static_cast<std::ptrdiff_t>(reports.size())}, reports,
-                     str("schedule ", seed));
+                     concat("schedule ", seed));
     if (HasFailure()) return;
   }
 }
@@ -48,14 +48,14 @@ INSTANTIATE_TEST_SUITE_P(Backends, Schedules,
                          testing::Combine(testing::Values("peer_cuda", "nccl"),
                                           testing::ValuesIn(strategies)),
                          [](const auto& info) {
-                           return str(std::get<0>(info.param), "_", name(std::get<1>(info.param)));
+                           return concat(std::get<0>(info.param), "_", name(std::get<1>(info.param)));
                          });
 
 /// A backend whose operations streams do not wait for.
 class Unordered final : public Backend {
  public:
   explicit Unordered(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
-  Work submit(std::span<const Operation> group) override {
+  Work submit(std::span<const CollectiveCall> group) override {
     struct State final : WorkState {
       explicit State(Work w) : work(std::move(w)) {}
       bool done() const noexcept override { return work.done(); }
@@ -85,8 +85,8 @@ TEST(MissingWait, IsFoundByEveryStrategy) {
     }
     run.connect = [](int rank, std::shared_ptr<Store> store) {
       const CommOptions o = options_of(rank, "peer_cuda");
-      return Communicator::over(rank, ranks, std::make_unique<Unordered>(make_backend(rank, ranks, store, o)),
-                                o);
+      return Communicator::from_backend(rank, ranks,
+                                        std::make_unique<Unordered>(make_backend(rank, ranks, store, o)), o);
     };
     bool found = false;
     for (std::uint64_t seed = 0; seed < 20 && !found; ++seed) {

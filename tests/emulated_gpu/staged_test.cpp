@@ -41,20 +41,20 @@ class Aware final : public Backend {
         stream_(Stream::create(device)),
         inner_(make_backend(rank, size, store_, on_host())) {}
 
-  Work submit(std::span<const Operation> group) override {
-    std::vector<Operation> on_host(group.begin(), group.end());
+  Work submit(std::span<const CollectiveCall> group) override {
+    std::vector<CollectiveCall> on_host(group.begin(), group.end());
     std::vector<std::vector<std::byte>> kept;
     std::vector<std::pair<void*, std::size_t>> back;  // to the device, from kept
     const auto bring = [&](auto& buffer) {
       if (buffer.device.kind == Device::host) return false;
       kept.emplace_back(buffer.bytes());
-      copy_bytes(kept.back().data(), buffer.data, buffer.bytes(), stream_);
+      memcpy_async(kept.back().data(), buffer.data, buffer.bytes(), stream_);
       buffer.data = kept.back().data();
       buffer.device = {};
       return true;
     };
-    for (Operation& op : on_host) {
-      const Operation given = op;
+    for (CollectiveCall& op : on_host) {
+      const CollectiveCall given = op;
       if (bring(op.in)) note(op.kind);
       if (!bring(op.out)) continue;
       note(op.kind);
@@ -63,7 +63,7 @@ class Aware final : public Backend {
     const Work work = inner_->submit(on_host);
     if (back.empty()) return work;
     work.wait();
-    for (const auto& [to, from] : back) copy_bytes(to, kept[from].data(), kept[from].size(), stream_);
+    for (const auto& [to, from] : back) memcpy_async(to, kept[from].data(), kept[from].size(), stream_);
     stream_.synchronize();
     return Work();
   }
@@ -72,7 +72,8 @@ class Aware final : public Backend {
   std::unique_ptr<Backend> split(std::span<const int> members) override {
     const auto place = std::find(members.begin(), members.end(), rank_) - members.begin();
     return std::make_unique<Aware>(static_cast<int>(place), static_cast<int>(members.size()),
-                                   prefix_store(store_, str("split ", splits_++, members[0], "/")), device_);
+                                   prefix_store(store_, concat("split ", splits_++, members[0], "/")),
+                                   device_);
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   std::string describe() const override { return "an aware one"; }
@@ -104,12 +105,13 @@ Communicator over(std::shared_ptr<Backend> host, int rank, int size, Device devi
   CommOptions options = on_host();
   options.timeout = timeout;
   options.device = device;
-  auto staged =
-      staged_backend(host, {.device = device, .rank = rank, .timeout = options.timeout, .direct = direct});
-  return Communicator::over(rank, size, paired_backend(std::move(host), std::move(staged)), options);
+  auto staged = host_staged_backend(
+      host, {.device = device, .rank = rank, .timeout = options.timeout, .pass_device_memory = direct});
+  return Communicator::from_backend(rank, size, device_and_host_backend(std::move(host), std::move(staged)),
+                                    options);
 }
 
-class Staged : public testing::Test {
+class HostStaged : public testing::Test {
  protected:
   /// f(communicator, its host's backend, a stream) on every rank.
   template <class F>
@@ -131,7 +133,7 @@ class Staged : public testing::Test {
   emulated::Schedule schedule;
 };
 
-TEST_F(Staged, WhatMovesGoesAsItIsAndWhatIsCombinedThroughTheHost) {
+TEST_F(HostStaged, MovementIsDirectAndReductionsGoThroughTheHost) {
   for (const int size : {1, 2, 3})
     on_ranks(size, true, [&](Communicator& comm, Aware& host, const Stream& s) {
       for (const std::size_t n : {0, 1, 7, 3000}) test::expect_same(comm, DType::f32, ReduceOp::sum, n, s);
@@ -139,13 +141,13 @@ TEST_F(Staged, WhatMovesGoesAsItIsAndWhatIsCombinedThroughTheHost) {
       std::set<Collective> moving{all_gather, broadcast, gather, scatter, all_to_all, all_to_all_v};
       if (size > 1) moving.insert({send, recv});
       EXPECT_EQ(host.direct(), moving);
-      EXPECT_EQ(comm.describe(), str(name(s.device()),
-                                     ", what is combined staged through pinned memory over an aware one, "
-                                     "host memory an aware one"));
+      EXPECT_EQ(comm.describe(), concat(name(s.device()),
+                                        ", what is combined staged through pinned memory over an aware one, "
+                                        "host memory an aware one"));
     });
 }
 
-TEST_F(Staged, WaitsWithoutEndOnThreadsThatTakeNoSignals) {
+TEST_F(HostStaged, WaitsWithoutTimeoutOnThreadsWithSignalsBlocked) {
   test::HelperThreads threads(2);
   helpers = &threads;
   timeout = std::chrono::milliseconds::max();
@@ -155,14 +157,14 @@ TEST_F(Staged, WaitsWithoutEndOnThreadsThatTakeNoSignals) {
   });
 }
 
-TEST_F(Staged, NothingGoesAsItIsUnlessAllRanksCan) {
+TEST_F(HostStaged, DirectTransferNeedsAllRanks) {
   on_ranks(2, false, [&](Communicator& comm, Aware& host, const Stream& s) {
     test::expect_same(comm, DType::f32, ReduceOp::sum, 100, s);
     EXPECT_EQ(host.direct(), std::set<Collective>());
   });
 }
 
-TEST_F(Staged, MemoryThatGoesAsItIsWaitsForItsStream) {
+TEST_F(HostStaged, DirectTransferWaitsForTheStream) {
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
     const emulated::Schedule another(seed);
     on_ranks(2, true, [&](Communicator& comm, Aware&, const Stream& s) {
@@ -170,32 +172,32 @@ TEST_F(Staged, MemoryThatGoesAsItIsWaitsForItsStream) {
       const auto memory = comm.allocate_array<float>(512);
       const Buffer all(memory.get(), 512, s.device());
       std::vector<float> values(512, 3), result(512);
-      if (comm.rank() == 0) copy_bytes(memory.get(), values.data(), 512 * sizeof(float), s);
+      if (comm.rank() == 0) memcpy_async(memory.get(), values.data(), 512 * sizeof(float), s);
       comm.broadcast(all, 0, s).wait_on(later);
       comm.all_reduce(all, ReduceOp::sum, later).wait_on(s);
-      copy_bytes(result.data(), memory.get(), 512 * sizeof(float), s);
+      memcpy_async(result.data(), memory.get(), 512 * sizeof(float), s);
       EXPECT_EQ(result, std::vector<float>(512, 6));
       later.synchronize();
     });
   }
 }
 
-TEST_F(Staged, RanksOfAPartHaveNumbersOfTheirOwn) {
+TEST_F(HostStaged, RanksOfASubgroupAreRenumbered) {
   for (const bool direct : {false, true})
     on_ranks(3, direct, [&](Communicator& comm, Aware&, const Stream& s) {
       auto part = comm.split(0, -comm.rank());  // the other way round
       const auto memory = part->allocate_array<float>(64);
       const std::vector<float> values(64, static_cast<float>(comm.rank() + 1));
       std::vector<float> result(64);
-      copy_bytes(memory.get(), values.data(), 64 * sizeof(float), s);
+      memcpy_async(memory.get(), values.data(), 64 * sizeof(float), s);
       part->broadcast(Buffer(memory.get(), 64, s.device()), 0, s).wait_on(s);
-      copy_bytes(result.data(), memory.get(), 64 * sizeof(float), s);
+      memcpy_async(result.data(), memory.get(), 64 * sizeof(float), s);
       EXPECT_EQ(result, std::vector<float>(64, 3)) << "rank " << comm.rank();
       part->barrier().wait();
     });
 }
 
-TEST_F(Staged, AGraphThatCannotHoldItSaysWhatCan) {
+TEST_F(HostStaged, CaptureIsRefusedAndNamesTheAlternatives) {
   on_ranks(1, false, [&](Communicator& comm, Aware&, const Stream& s) {
     const auto memory = comm.allocate_array<float>(8);
     std::string said;

@@ -115,7 +115,7 @@ void expect_near(const Values& got, const Values& expected, double tolerance, co
 
 void expect_right(const Case& c, const ops::DropoutMask& mask, const Stream& stream) {
   SCOPED_TRACE(
-      str(c.batch, " x ", c.tokens, " tokens, ", c.heads, " heads of ", c.size, ", ", name(c.dtype)));
+      concat(c.batch, " x ", c.tokens, " tokens, ", c.heads, " heads of ", c.size, ", ", name(c.dtype)));
   const Tensors r = run(c, mask, stream);
   const Gradient e =
       expected(c, from_device(r.qkv, stream), from_device(r.d_out, stream), factors_of(c, mask));
@@ -178,7 +178,7 @@ TEST_F(Attention, ReadsItsSeedLate) {
   const Case c{2, 45, 2, 16, DType::f32};
   const auto seed = std::reinterpret_pointer_cast<std::uint64_t>(allocate_on(stream.device(), 8));
   const std::uint64_t five = 5;
-  copy_bytes(seed.get(), &five, sizeof five, stream);
+  memcpy_async(seed.get(), &five, sizeof five, stream);
   const Tensors late = run(c, {.p = 0.25f, .seed = 1, .seed_at = seed.get()}, stream),
                 early = run(c, {.p = 0.25f, .seed = five}, stream);
   EXPECT_EQ(from_device(late.out, stream), from_device(early.out, stream));
@@ -192,12 +192,12 @@ TEST_F(Attention, AnywhereInMemory) {
   const Tensor memory = empty_on(stream, {3 * c.count() + 1}, c.dtype),
                out = empty_on(stream, c.out_shape(), c.dtype);
   const Tensor moved = memory.view(1, c.qkv_shape());
-  copy_bytes(moved.raw(), r.qkv.raw(), r.qkv.bytes(), stream);
+  memcpy_async(moved.raw(), r.qkv.raw(), r.qkv.bytes(), stream);
   ops::causal_attention(out, r.log_sum, moved, 1, {}, stream);
   expect_near(from_device(out, stream), from_device(r.out, stream), 1.6e-2, "out");
 }
 
-TEST_F(Attention, GivesTheSameBitsEveryTime) {
+TEST_F(Attention, IsDeterministic) {
   for (const Case& c : {Case{1, 70, 2, 64, DType::bf16}, Case{1, 70, 2, 24, DType::f32}}) {
     std::vector<Values> first;
     for (std::uint64_t seed = 1; seed <= 3; ++seed) {

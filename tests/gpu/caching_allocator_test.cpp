@@ -13,7 +13,7 @@ namespace {
 using Caching = OnDevice;
 constexpr std::size_t mebibyte = std::size_t{1} << 20;
 
-TEST_F(Caching, WhatCameBackIsHandedOutAgain) {
+TEST_F(Caching, FreedBlocksAreReused) {
   const CachingAllocator allocator(allocator_on(device));
   std::byte* first = nullptr;
   for (int i = 0; i < 3; ++i) {
@@ -77,21 +77,21 @@ TEST_F(Caching, MemoryIsReusedInTheStreamsOrder) {
     const Tensor kept = empty_on(stream, {1024});
     {
       const auto a = allocator.allocate(4096, stream);
-      set_bytes(a.get(), 0, 4096, stream);
-      copy_bytes(kept.raw(), a.get(), 4096, stream);
+      memset_async(a.get(), 0, 4096, stream);
+      memcpy_async(kept.raw(), a.get(), 4096, stream);
     }
     const auto b = allocator.allocate(4096, stream);  // the same bytes, while the copy may not have run
-    set_bytes(b.get(), 1, 4096, stream);
+    memset_async(b.get(), 1, 4096, stream);
     EXPECT_EQ(from_device(kept, stream), std::vector<double>(1024, 0));
   }
 }
 
 /// As a tape on a device has it: a pool above, and segments below.
-TEST_F(Caching, OfSizesThatNeverComeAgainLittleIsHeld) {
-  std::size_t held = 0, most_held = 0;
+TEST_F(Caching, SizesThatNeverRecurAreReleased) {
+  std::size_t held = 0, max_held = 0;
   const auto counted = [&](std::size_t bytes) {
     const auto memory = allocate_on(device, bytes);
-    most_held = std::max(most_held, held += bytes);
+    max_held = std::max(max_held, held += bytes);
     return std::shared_ptr<std::byte>(memory.get(), [&held, bytes, memory](std::byte*) { held -= bytes; });
   };
   const CachingAllocator allocator({counted, device});
@@ -99,11 +99,11 @@ TEST_F(Caching, OfSizesThatNeverComeAgainLittleIsHeld) {
   for (std::size_t n = 24; n <= 80; n += 8) {
     const Tensor t = pool.empty({n * mebibyte}, DType::u8);
   }
-  EXPECT_LE(most_held, (2 * 80 + 64) * mebibyte);
+  EXPECT_LE(max_held, (2 * 80 + 64) * mebibyte);
   EXPECT_LE(pool.statistics().bytes, 2 * pool.statistics().peak);
 }
 
-TEST_F(Caching, WhatACapturedGraphUsesIsKeptUntilItIsTrimmed) {
+TEST_F(Caching, MemoryOfACapturedGraphIsKeptUntilTrim) {
   std::byte* used = nullptr;
   bool went = false;
   const BufferPool pool({[&](std::size_t bytes) {
@@ -117,8 +117,8 @@ TEST_F(Caching, WhatACapturedGraphUsesIsKeptUntilItIsTrimmed) {
   const Graph graph = capture(stream, [&] {
     const Tensor t = pool.empty({1024});
     EXPECT_EQ(t.raw(), used);
-    set_bytes(t.raw(), 0, t.bytes(), stream);
-    copy_bytes(result.raw(), t.raw(), t.bytes(), stream);
+    memset_async(t.raw(), 0, t.bytes(), stream);
+    memcpy_async(result.raw(), t.raw(), t.bytes(), stream);
   });
   for (std::size_t n = 2; n < 40; ++n) {  // passes of other sizes, for which the others of these go
     { const Tensor t = pool.empty({n * 1024}); }
@@ -126,7 +126,7 @@ TEST_F(Caching, WhatACapturedGraphUsesIsKeptUntilItIsTrimmed) {
   }
   EXPECT_LT(pool.statistics().bytes, std::size_t{39 * 20} * 4096);
   ASSERT_FALSE(went);
-  set_bytes(result.raw(), 1, result.bytes(), stream);
+  memset_async(result.raw(), 1, result.bytes(), stream);
   graph.launch(stream);
   EXPECT_EQ(from_device(result, stream), std::vector<double>(1024, 0));
   pool.trim();

@@ -50,7 +50,7 @@ class Collectives : public OnDevice, public testing::WithParamInterface<std::tup
   }
 };
 
-TEST_P(Collectives, GiveTheBitsOfTheHost) {
+TEST_P(Collectives, HaveTheBitsOfTheHost) {
   for (const std::size_t n : {0, 1, 7, 1000, 30'001}) expect_same(DType::f32, ReduceOp::sum, n);
 }
 
@@ -58,7 +58,7 @@ TEST_P(Collectives, CombineEveryType) {
   for (int t = 0; t < dtype_count; ++t) expect_same(static_cast<DType>(t), ReduceOp::sum, 333);
 }
 
-TEST_P(Collectives, KnowEveryOperator) {
+TEST_P(Collectives, HandleEveryOperator) {
   for (const auto kind : {ReduceOp::avg, ReduceOp::prod, ReduceOp::min, ReduceOp::max, ReduceOp::premul_sum})
     for (const DType t : {DType::f32, DType::bf16, DType::i32, DType::f8e4m3})
       expect_same(t, ReduceOp(kind, 0.5), 257);
@@ -73,10 +73,10 @@ TEST_P(Collectives, AreOrderedByStreams) {
       const auto memory = comm.allocate_array<float>(n);
       const Buffer all(memory.get(), n, s.device());
       std::vector<float> values(n, 1), result(n);
-      copy_bytes(memory.get(), values.data(), n * sizeof(float), s);
+      memcpy_async(memory.get(), values.data(), n * sizeof(float), s);
       comm.all_reduce(all, ReduceOp::sum, s).wait_on(other);
       comm.all_reduce(all, ReduceOp::sum, other).wait_on(s);
-      copy_bytes(result.data(), memory.get(), n * sizeof(float), s);
+      memcpy_async(result.data(), memory.get(), n * sizeof(float), s);
       EXPECT_EQ(result, std::vector<float>(n, static_cast<float>(comm.size() * comm.size())));
       other.synchronize();
     });
@@ -91,14 +91,14 @@ TEST_P(Collectives, ManyAreInFlightAtOnce) {
     for (std::size_t i = 0; i < calls; ++i) {
       memory.push_back(comm.allocate_array<float>(n));
       const std::vector<float> values(n, static_cast<float>(i));
-      copy_bytes(memory[i].get(), values.data(), n * sizeof(float), s);
+      memcpy_async(memory[i].get(), values.data(), n * sizeof(float), s);
       works.push_back(comm.all_reduce(Buffer(memory[i].get(), n, s.device()), ReduceOp::sum, s));
     }
     for (std::size_t i = 0; i < calls; ++i) {
       works[i].wait();
       EXPECT_TRUE(works[i].done());
       std::vector<float> result(n);
-      copy_bytes(result.data(), memory[i].get(), n * sizeof(float), s);
+      memcpy_async(result.data(), memory[i].get(), n * sizeof(float), s);
       EXPECT_EQ(result, std::vector<float>(n, static_cast<float>(i * static_cast<std::size_t>(comm.size()))));
     }
   });

@@ -20,7 +20,7 @@ std::vector<Call> calls(int rank, int size, std::size_t n, ReduceOp op, bool in_
   const auto add = [&](const char* name, std::size_t in_count, std::size_t out_count, std::size_t in_inside,
                        std::size_t out_inside, auto start) {
     if (in_place)
-      all.push_back({str(name, " in place"), in_inside, in_count, out_inside, out_count, start});
+      all.push_back({concat(name, " in place"), in_inside, in_count, out_inside, out_count, start});
     else
       all.push_back({name, 0, in_count, in_count, out_count, start});
   };
@@ -108,11 +108,11 @@ std::vector<std::byte> on_device(Communicator& comm, const Call& call, DType dty
   const std::size_t size = size_of(dtype);
   const auto own = memory ? nullptr : comm.allocate(block.size() + 1);
   if (own) memory = own.get();
-  copy_bytes(memory, block.data(), block.size(), stream);
+  memcpy_async(memory, block.data(), block.size(), stream);
   const Work work = call.start(comm, {memory + call.in_at * size, call.in_count, dtype, device},
                                {memory + call.out_at * size, call.out_count, dtype, device}, stream);
   work.wait_on(stream);
-  copy_bytes(block.data(), memory, block.size(), stream);
+  memcpy_async(block.data(), memory, block.size(), stream);
   work.wait();
   return block;
 }

@@ -15,11 +15,11 @@ struct Floats {
   Floats(std::shared_ptr<std::byte> m, std::size_t count, std::size_t at = 0)
       : memory(std::move(m)), data(reinterpret_cast<float*>(memory.get()) + at), count(count) {}
   void set(const std::vector<float>& values, const Stream& s) const {
-    copy_bytes(data, values.data(), count * sizeof(float), s);
+    memcpy_async(data, values.data(), count * sizeof(float), s);
   }
   std::vector<float> get(const Stream& s) const {
     std::vector<float> values(count);
-    copy_bytes(values.data(), data, count * sizeof(float), s);
+    memcpy_async(values.data(), data, count * sizeof(float), s);
     s.synchronize();
     return values;
   }

@@ -53,7 +53,7 @@ Reports run(const Case& c, bool graph, int* graphs, double loss_scale = 0) {
 
 class GraphTraining : public OnDevice, public testing::WithParamInterface<Case> {};
 
-TEST_P(GraphTraining, GivesTheSameBits) {
+TEST_P(GraphTraining, HasTheSameBits) {
   if (GetParam().backend == "nccl" && !emulated_device)
     GTEST_SKIP() << "NCCL needs a process a rank on a card of its own";
   int with = 0, without = 0;
@@ -150,10 +150,10 @@ std::vector<double> second_weight(const Stream& stream, const std::vector<bool>&
   return from_device(strategy->full_value(*model.parameters()[1], stream), stream);
 }
 
-class UnreachedOnDevice : public OnDevice {};
+class UnusedOnDevice : public OnDevice {};
 
 /// A weight that missed updates has bias corrections of its own, also where a graph runs.
-TEST_F(UnreachedOnDevice, UpdatesThatMissAWeightLeaveNoTraceInIt) {
+TEST_F(UnusedOnDevice, UpdatesThatMissAWeightLeaveNoTraceInIt) {
   const std::vector<bool> always(6, true), late{false, true, true, true, true, true, true};
   const auto expected = second_weight(stream, always, 6);
   EXPECT_EQ(second_weight(stream, late, 7), expected);

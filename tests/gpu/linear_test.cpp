@@ -126,7 +126,7 @@ TEST_F(Linear, BackwardOfEveryTypeLayoutAndSize) {
           }
 }
 
-TEST_F(Linear, BackwardComputesOnlyWhatIsWanted) {
+TEST_F(Linear, BackwardComputesOnlyRequestedGradients) {
   const Case c{65, 33, 40};
   const Layer l(c, WeightLayout::in_out);
   const Tensor x = to_device(l.x, {c.rows, c.in}, DType::f32, stream);
@@ -170,7 +170,7 @@ TEST_F(Linear, MatmulWithEveryTransposition) {
         }
 }
 
-TEST_F(Linear, GeluOnTheWay) {
+TEST_F(Linear, FusedGelu) {
   for (const DType t : types)
     for (const Case& c : cases)
       for (const bool with_bias : {false, true}) {
@@ -232,7 +232,7 @@ TEST_F(Linear, ACapturedProductRepeatsItself) {
     step();
     cuda::check(cuda.end_capture(stream.native(), &graph), "end_capture", device);
     cuda::check(cuda.instantiate(&executable, graph), "instantiate", device);
-    for (const Tensor* t : {&d_x, &d_weight, &d_bias}) set_bytes(t->raw(), 0xFF, t->bytes(), stream);
+    for (const Tensor* t : {&d_x, &d_weight, &d_bias}) memset_async(t->raw(), 0xFF, t->bytes(), stream);
     cuda::check(cuda.launch_graph(executable, stream.native()), "launch_graph", device);
     EXPECT_EQ(from_device(d_x, stream), first[0]);
     EXPECT_EQ(from_device(d_weight, stream), first[1]);

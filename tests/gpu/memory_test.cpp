@@ -27,7 +27,7 @@ TEST_F(Memory, PinnedMemoryIsCopiedInTheStreamsOrder) {
   auto* const from = reinterpret_cast<float*>(pinned.get());
   std::fill_n(from, 4, 3.0f);
   const Tensor x = empty_on(stream, {4});
-  copy_bytes(x.raw(), from, x.bytes(), stream);
+  memcpy_async(x.raw(), from, x.bytes(), stream);
   const Event copied = stream.record();
   copied.synchronize();
   EXPECT_TRUE(copied.done());
@@ -45,29 +45,29 @@ TEST_F(Memory, AStreamWaitsForAnother) {
     reschedule(static_cast<std::uint64_t>(seed));
     const Stream other = Stream::create(device, Stream::Priority::high);
     const Tensor x = empty_on(stream, {1 << 16}), y = empty_on(stream, {1 << 16});
-    set_bytes(x.raw(), 0, x.bytes(), stream);
+    memset_async(x.raw(), 0, x.bytes(), stream);
     other.wait(stream.record());
-    copy_bytes(y.raw(), x.raw(), x.bytes(), other);
+    memcpy_async(y.raw(), x.raw(), x.bytes(), other);
     EXPECT_EQ(from_device(y, other), std::vector<double>(1 << 16, 0));
   }
 }
 
 TEST_F(Memory, ScratchIsTheStreamsOwnAndGrows) {
-  void* const few = stream.scratch(100);
+  void* const few = stream.workspace(100);
   const Stream copy = stream, other = Stream::create(device);
-  EXPECT_EQ(copy.scratch(50), few);
-  EXPECT_NE(other.scratch(50), few);
-  void* const many = stream.scratch(1 << 20);
+  EXPECT_EQ(copy.workspace(50), few);
+  EXPECT_NE(other.workspace(50), few);
+  void* const many = stream.workspace(1 << 20);
   EXPECT_NE(many, few);
-  EXPECT_EQ(copy.scratch(100), many);
+  EXPECT_EQ(copy.workspace(100), many);
   // What was handed out before stays, for a graph may know it.
-  set_bytes(few, 0, 100, stream);
-  set_bytes(many, 0, 1 << 20, stream);
+  memset_async(few, 0, 100, stream);
+  memset_async(many, 0, 1 << 20, stream);
   stream.synchronize();
-  EXPECT_THROW(Stream().scratch(1), Error);
+  EXPECT_THROW(Stream().workspace(1), Error);
 }
 
-TEST_F(Memory, MoreThanThereIsSaysHowMuchThereIs) {
+TEST_F(Memory, AnAllocationBeyondCapacityStatesTheCapacity) {
   try {
     static_cast<void>(allocate_on(device, std::size_t{1} << 50));
     FAIL() << "a pebibyte was allocated";

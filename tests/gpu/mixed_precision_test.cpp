@@ -63,7 +63,7 @@ TEST_P(MixedPrecision, HasTheSameBitsForEveryStrategy) {
 }
 
 std::string precision_name(const testing::TestParamInfo<Precision>& info) {
-  return str(name(info.param.parameters), "_gradients_in_", name(info.param.gradients));
+  return concat(name(info.param.parameters), "_gradients_in_", name(info.param.gradients));
 }
 const Precision precisions[] = {
     {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}, {DType::f16, DType::f16}};
@@ -165,7 +165,7 @@ TEST_F(Overflow, LeavesUpdatesOutAndLowersTheScale) {
 }
 
 /// A fixed factor, a power of two, takes no part in results unless gradients leave f16's range.
-TEST_F(Overflow, AFixedScaleIsTakenOutAgain) {
+TEST_F(Overflow, AFixedScaleIsDividedOut) {
   const auto with_scale = [](double scale) {
     const Folder folder;
     TinyRun run = smallest_run(StrategyKind::ddp, 1, folder);

@@ -29,7 +29,7 @@ std::string problem_here() {
 }
 
 void share_the_card(int rank) {
-  const std::string host = str("h", rank);
+  const std::string host = concat("h", rank);
   setenv("NCCL_HOSTID", host.c_str(), 1);
   for (const auto& [name, value] : {std::pair("NCCL_IB_DISABLE", "1"),
                                     {"NCCL_MNNVL_ENABLE", "0"},
@@ -62,7 +62,7 @@ void on_processes(const F& f) {
       std::chrono::seconds(120));
 }
 
-TEST(NcclProcesses, GiveTheBitsOfTheHost) {
+TEST(NcclProcesses, HaveTheBitsOfTheHost) {
   on_processes([](Communicator& comm, const Stream& s) {
     for (const std::size_t n : {0, 1, 7, 1000, 300'001}) expect_same(comm, DType::f32, ReduceOp::sum, n, s);
     for (int t = 0; t < dtype_count; ++t) expect_same(comm, static_cast<DType>(t), ReduceOp::sum, 333, s);

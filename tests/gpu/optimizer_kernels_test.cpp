@@ -68,7 +68,7 @@ class DeviceOptimizer : public OnDevice {
  protected:
   /// Memory that starts `shift` elements behind an aligned address: of the arena, if there is one, since the
   /// emulated device takes its time for thousands of allocations.
-  Tensor take(std::size_t n, DType t, std::size_t shift) const {
+  Tensor allocate(std::size_t n, DType t, std::size_t shift) const {
     if (!arena_.defined()) return empty_on(stream, {n + shift}, t).view(shift, {n});
     std::byte* const at = arena_.raw() + used_ + shift * size_of(t);
     used_ += ((n + shift) * size_of(t) + 255) / 256 * 256;
@@ -76,7 +76,7 @@ class DeviceOptimizer : public OnDevice {
     return Tensor::borrow(at, {n}, t, device);
   }
   Tensor place(const Floats& x, DType t, std::size_t shift) const {
-    const Tensor to = take(x.size(), t, shift);
+    const Tensor to = allocate(x.size(), t, shift);
     if (t == DType::f32) to.assign(std::span<const float>(x), stream);
     if (t == DType::f16) to.assign(std::span<const f16>(rounded<f16>(x)), stream);
     if (t == DType::bf16) to.assign(std::span<const bf16>(rounded<bf16>(x)), stream);
@@ -92,7 +92,7 @@ class DeviceOptimizer : public OnDevice {
     x.g.assign(g.begin(), g.end());
     x.value = place(x.p, DType::f32, shift), x.state0 = place(x.m, DType::f32, shift);
     x.state1 = place(x.v, DType::f32, shift);
-    if (working != DType::f32) x.working = take(n, working, shift);
+    if (working != DType::f32) x.working = allocate(n, working, shift);
     x.decay = seed % 3 != 0;
     return x;
   }
@@ -193,7 +193,7 @@ TEST_F(DeviceOptimizer, SgdHasTheHostsBits) {
     }
 }
 
-TEST_F(DeviceOptimizer, AStepIsSkippedWhenTheDeviceSaysSo) {
+TEST_F(DeviceOptimizer, TheDeviceCanSkipAStep) {
   Piece x = piece(301, 1, DType::f16, DType::f32, 0);
   const UpdateRun r = run(x);
   const Tensor skip = to_device(std::vector<std::int32_t>{1}, {1}, stream);
@@ -201,7 +201,7 @@ TEST_F(DeviceOptimizer, AStepIsSkippedWhenTheDeviceSaysSo) {
   optimizer().adam({&r, 1}, adam_step(1), true, inputs, stream);
   optimizer().sgd({&r, 1}, {.momentum = 0.9f}, inputs, stream);
   expect_as_on_host(x);
-  set_bytes(skip.raw(), 0, skip.bytes(), stream);
+  memset_async(skip.raw(), 0, skip.bytes(), stream);
   optimizer().adam({&r, 1}, adam_step(1), true, inputs, stream);
   kernels::adamw(x.p.data(), x.g.data(), x.m.data(), x.v.data(), x.p.size(), adam_step(1));
   expect_as_on_host(x);
@@ -228,7 +228,7 @@ class DeviceNorm : public OnDevice {
   }
   Tensor zeros() const {
     const Tensor sum = empty_on(stream, {ExactLayout::words}, DType::i64);
-    set_bytes(sum.raw(), 0, sum.bytes(), stream);
+    memset_async(sum.raw(), 0, sum.bytes(), stream);
     return sum;
   }
   double value(const Tensor& sum) const {

@@ -78,7 +78,7 @@ std::vector<float> all_of(int size, std::size_t n) {
   return all;
 }
 
-TEST_F(PeerCudaProcesses, GiveTheBitsOfTheHost) {
+TEST_F(PeerCudaProcesses, HaveTheBitsOfTheHost) {
   for (const int size : {2, 3})
     on_processes(size, "", [&](Communicator& comm, const Stream& s) {
       for (const std::size_t n : {0, 1, 7, 1000, 70'001}) expect_same(comm, DType::f32, ReduceOp::sum, n, s);
@@ -90,7 +90,7 @@ TEST_F(PeerCudaProcesses, GiveTheBitsOfTheHost) {
     });
 }
 
-TEST_F(PeerCudaProcesses, SymmetricMemoryGivesTheBitsOfTheHost) {
+TEST_F(PeerCudaProcesses, SymmetricMemoryHasTheBitsOfTheHost) {
   for (const int size : {2, 3})
     for (const std::string algorithm : {"one_shot", "two_shot"})
       on_processes(size, algorithm, [&](Communicator& comm, const Stream& s) {
@@ -186,7 +186,7 @@ TEST_F(PeerCudaProcesses, RanksMayBeThreadsOfSeveralProcesses) {
   });
 }
 
-TEST_F(PeerCudaProcesses, AWindowThatAllHaveGivenBackIsUsedAgain) {
+TEST_F(PeerCudaProcesses, AWindowReleasedByAllRanksIsReused) {
   on_processes(2, "two_shot", [&](Communicator& comm, const Stream& s) {
     const auto small = comm.allocate_symmetric(1000);
     auto large = comm.allocate_symmetric(5 << 20);
@@ -202,7 +202,7 @@ TEST_F(PeerCudaProcesses, AWindowThatAllHaveGivenBackIsUsedAgain) {
   });
 }
 
-TEST_F(PeerCudaProcesses, AWindowThatOneRankStillHasIsNotUsedAgain) {
+TEST_F(PeerCudaProcesses, AWindowHeldByOneRankIsNotReused) {
   on_processes(2, "two_shot", [&](Communicator& comm, const Stream& s) {
     auto a = comm.allocate_symmetric(1000);
     const std::byte* const was = a.get();

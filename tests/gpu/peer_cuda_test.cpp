@@ -54,8 +54,8 @@ class PeerCuda : public OnDevice {
                                             .timeout = setup.timeout,
                                             .algorithm = setup.algorithm,
                                             .slot_bytes = setup.slot_bytes});
-      Communicator comm =
-          Communicator::over(rank, setup.size, paired_backend(host, std::move(peers)), options);
+      Communicator comm = Communicator::from_backend(
+          rank, setup.size, device_and_host_backend(host, std::move(peers)), options);
       const Stream stream = Stream::create(options.device);
       if constexpr (std::is_invocable_v<F, Communicator&, const Stream&, Backend&>)
         f(comm, stream, *host);
@@ -83,7 +83,7 @@ std::vector<float> sum_of(int size, std::size_t n, std::uint32_t seed) {
   return sum;
 }
 
-TEST_F(PeerCuda, WaitsWithoutEndOnThreadsThatTakeNoSignals) {
+TEST_F(PeerCuda, WaitsWithoutTimeoutOnThreadsWithSignalsBlocked) {
   HelperThreads helpers(2);
   on_ranks({.one_card = true, .timeout = std::chrono::milliseconds::max(), .helpers = &helpers},
            [&](Communicator& comm, const Stream& s) {
@@ -98,7 +98,7 @@ TEST_F(PeerCuda, WaitsWithoutEndOnThreadsThatTakeNoSignals) {
 
 /// Each seed is a schedule on the emulated device, and everywhere a group, an algorithm and memory of another
 /// kind.
-TEST_F(PeerCuda, EveryScheduleGivesTheSumInRankOrder) {
+TEST_F(PeerCuda, EveryScheduleSumsInRankOrder) {
   for (int seed = 0; seed < 50; ++seed) {
     reschedule(static_cast<std::uint64_t>(seed));
     Setup setup;
@@ -277,7 +277,7 @@ TEST_F(PeerCuda, CapturedOperationsHaveNoEndOfTheirOwn) {
   });
 }
 
-TEST_F(PeerCuda, AMessageThatNobodyTakesNamesItsPeer) {
+TEST_F(PeerCuda, AnUnreceivedMessageNamesItsPeer) {
   on_ranks({.size = 2, .timeout = 1500ms}, [&](Communicator& comm, const Stream& s) {
     const Floats x(comm.allocate(400), 100);
     if (comm.rank() == 0) {
@@ -307,7 +307,7 @@ TEST_F(PeerCuda, AbortEndsEveryRank) {
 }
 
 // What a process that dies leaves behind: only the host's backend knows.
-TEST_F(PeerCuda, WhatTheHostLearnsEndsTheKernels) {
+TEST_F(PeerCuda, AFailureOnTheHostEndsTheKernels) {
   on_ranks({.size = 2}, [&](Communicator& comm, const Stream& s, Backend& host) {
     if (comm.rank() == 1) {
       host.abort("gone");
@@ -375,7 +375,7 @@ TEST_F(PeerCuda, MessagesOfDifferentLengthsAreNamed) {
 TEST_F(PeerCuda, MemoryOutlivesTheCommunicator) {
   std::shared_ptr<std::byte> memory;
   on_ranks({.size = 1}, [&](Communicator& comm, const Stream&) { memory = comm.allocate(100); });
-  set_bytes(memory.get(), 1, 100, stream);
+  memset_async(memory.get(), 1, 100, stream);
   stream.synchronize();
 }
 

@@ -26,7 +26,7 @@ std::vector<std::byte> random_bytes(std::size_t count, std::uint32_t seed) {
 struct OnCard {
   OnCard(const std::vector<std::byte>& bytes, std::size_t misaligned, const Stream& s)
       : memory(allocate_on(s.device(), bytes.size() + misaligned)), data(memory.get() + misaligned) {
-    copy_bytes(data, bytes.data(), bytes.size(), s);
+    memcpy_async(data, bytes.data(), bytes.size(), s);
   }
   std::shared_ptr<std::byte> memory;
   std::byte* data;
@@ -72,7 +72,7 @@ void expect_same(const std::vector<std::byte>& device, const std::vector<std::by
   }
 }
 
-TEST_F(PeerKernelsTest, ReduceGivesTheBitsOfTheHost) {
+TEST_F(PeerKernelsTest, ReduceHasTheBitsOfTheHost) {
   for (int t = 0; t < dtype_count; ++t)
     for (const auto kind : {ReduceOp::sum, ReduceOp::avg, ReduceOp::prod, ReduceOp::min, ReduceOp::max})
       for (const std::size_t sources : {1, 2, 3, 7}) {
@@ -92,15 +92,15 @@ TEST_F(PeerKernelsTest, ReduceGivesTheBitsOfTheHost) {
         reduce(expected.data(), from_host, count, dtype, kind, 3);
         std::byte* const into = on_card[sources / 2].data;  // one of the sources
         peer_kernels().reduce(into, from_card, count, dtype, kind, 3, stream);
-        copy_bytes(result.data(), into, bytes, stream);
+        memcpy_async(result.data(), into, bytes, stream);
         stream.synchronize();
         const bool ordered = kind == ReduceOp::min || kind == ReduceOp::max;
-        expect_same(result, expected, dtype, str(name(dtype), " ", name(ReduceOp(kind)), " of ", sources),
+        expect_same(result, expected, dtype, concat(name(dtype), " ", name(ReduceOp(kind)), " of ", sources),
                     ordered && sources > 1);
       }
 }
 
-TEST_F(PeerKernelsTest, ScaleGivesTheBitsOfTheHost) {
+TEST_F(PeerKernelsTest, ScaleHasTheBitsOfTheHost) {
   for (int t = 0; t < dtype_count; ++t)
     for (const double factor : {0.3, -2.0, 1e30}) {
       const auto dtype = static_cast<DType>(t);
@@ -110,9 +110,9 @@ TEST_F(PeerKernelsTest, ScaleGivesTheBitsOfTheHost) {
       scale(expected.data(), input.data(), count, dtype, factor);
       const OnCard on_card(input, 0, stream);
       peer_kernels().scale(on_card.data, on_card.data, count, dtype, factor, stream);
-      copy_bytes(result.data(), on_card.data, result.size(), stream);
+      memcpy_async(result.data(), on_card.data, result.size(), stream);
       stream.synchronize();
-      expect_same(result, expected, dtype, str(name(dtype), " by ", factor));
+      expect_same(result, expected, dtype, concat(name(dtype), " by ", factor));
     }
 }
 
@@ -120,7 +120,7 @@ TEST_F(PeerKernelsTest, NothingToReduceIsDoneAtOnce) {
   const void* const source = nullptr;
   peer_kernels().reduce(nullptr, {&source, 1}, 0, DType::f32, ReduceOp::sum, 1, stream);
   EXPECT_THROW(peer_kernels().reduce(nullptr, {}, 0, DType::f32, ReduceOp::sum, 1, stream), Error);
-  const std::vector<const void*> many(PeerKernels::most_sources + 1);
+  const std::vector<const void*> many(PeerKernels::max_sources + 1);
   EXPECT_THROW(peer_kernels().reduce(nullptr, many, 1, DType::f32, ReduceOp::sum, 1, stream), Error);
 }
 

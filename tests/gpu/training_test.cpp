@@ -46,7 +46,8 @@ TEST_P(Training, FollowsPyTorchInFloat64) {
 }
 
 std::string setting_name(const testing::TestParamInfo<Setting>& info) {
-  return str(std::get<0>(info.param), "_ranks", std::get<1>(info.param), "_", name(std::get<2>(info.param)));
+  return concat(std::get<0>(info.param), "_ranks", std::get<1>(info.param), "_",
+                name(std::get<2>(info.param)));
 }
 using Kinds = std::vector<StrategyKind>;
 INSTANTIATE_TEST_SUITE_P(Peers, Training,

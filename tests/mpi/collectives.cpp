@@ -39,8 +39,8 @@ struct Case {
 };
 
 std::string name_of(const Case& c) {
-  return str(name(c.kind), c.in_place ? " in place" : "", " of ", c.n, " ", name(c.dtype), ", ", name(c.op),
-             ", root ", c.root, ", rank ", world_rank(), " of ", world_size());
+  return concat(name(c.kind), c.in_place ? " in place" : "", " of ", c.n, " ", name(c.dtype), ", ",
+                name(c.op), ", root ", c.root, ", rank ", world_rank(), " of ", world_size());
 }
 
 template <class T>
@@ -138,23 +138,23 @@ void compare(Communicator& mpi, Communicator& ours, const Counts& counts, bool w
           }
 }
 
-Communicator over_pieces(std::size_t most_bytes, bool deterministic) {
+Communicator over_pieces(std::size_t max_call_bytes, bool deterministic) {
   CommOptions options = quick("mpi");
   options.deterministic = deterministic;
-  return Communicator::over(
-      world_rank(), world_size(),
-      mpi_backend(MPI_COMM_WORLD,
-                  {.timeout = options.timeout, .deterministic = deterministic, .most_bytes = most_bytes}),
-      options);
+  return Communicator::from_backend(world_rank(), world_size(),
+                                    mpi_backend(MPI_COMM_WORLD, {.timeout = options.timeout,
+                                                                 .deterministic = deterministic,
+                                                                 .max_call_bytes = max_call_bytes}),
+                                    options);
 }
 
-TEST(Collectives, HaveTheBitsOfOurs) {
+TEST(Collectives, HaveTheBitsOfTheNativeBackend) {
   auto ours = connect(quick("ring")), mpi = connect(quick("mpi"));
   EXPECT_NE(mpi.describe().find("mpi ("), std::string::npos) << mpi.describe();
   compare(mpi, ours, {0, 1, 17, 1000}, false);
 }
 
-TEST(Collectives, HaveTheBitsOfOursInLargeBuffers) {
+TEST(Collectives, HaveTheBitsOfTheNativeBackendInLargeBuffers) {
   auto ours = connect(quick("ring")), mpi = connect_mpi(MPI_COMM_WORLD, quick("mpi"));
   for (const Collective kind : all_collectives)
     for (const DType t : {DType::f32, DType::bf16, DType::i8})
@@ -173,7 +173,7 @@ TEST(Collectives, WithoutRankOrderAreExact) {
 }
 
 // The pieces of calls beyond MPI's counts, with a limit of a few bytes instead of gigabytes.
-TEST(Collectives, InPiecesAreTheSame) {
+TEST(Collectives, InChunksAreTheSame) {
   auto ours = connect(quick("ring"));
   for (const bool deterministic : {true, false}) {
     auto mpi = over_pieces(24, deterministic);
@@ -190,12 +190,13 @@ TEST(Collectives, InPiecesAreTheSame) {
 /// it.
 class AsOnADevice final : public Backend {
  public:
-  explicit AsOnADevice(std::size_t most_bytes)
-      : mpi_(mpi_backend(MPI_COMM_WORLD, {.timeout = std::chrono::seconds(30), .most_bytes = most_bytes})) {}
+  explicit AsOnADevice(std::size_t max_call_bytes)
+      : mpi_(mpi_backend(MPI_COMM_WORLD,
+                         {.timeout = std::chrono::seconds(30), .max_call_bytes = max_call_bytes})) {}
 
-  Work submit(std::span<const Operation> group) override {
-    std::vector<Operation> marked(group.begin(), group.end());
-    for (Operation& op : marked) {
+  Work submit(std::span<const CollectiveCall> group) override {
+    std::vector<CollectiveCall> marked(group.begin(), group.end());
+    for (CollectiveCall& op : marked) {
       if (traits(op.kind).reduces || op.kind == Collective::barrier) continue;
       op.in.device = op.out.device = {Device::cuda, 0};
       if (op.kind != Collective::all_to_all || op.in.data != op.out.data || op.in.count == 0) continue;
@@ -214,9 +215,9 @@ class AsOnADevice final : public Backend {
   const std::unique_ptr<Backend> mpi_;
 };
 
-Communicator as_on_a_device(std::size_t most_bytes = std::size_t{1} << 30) {
-  return Communicator::over(world_rank(), world_size(), std::make_unique<AsOnADevice>(most_bytes),
-                            quick("mpi"));
+Communicator as_on_a_device(std::size_t max_call_bytes = std::size_t{1} << 30) {
+  return Communicator::from_backend(world_rank(), world_size(), std::make_unique<AsOnADevice>(max_call_bytes),
+                                    quick("mpi"));
 }
 
 TEST(Collectives, InMessagesAreTheSame) {
@@ -238,22 +239,22 @@ void all_to_all_v(Communicator& comm, std::size_t n, std::vector<int>& out) {
   const auto length = [&](int from, int to) {
     return (from + to) % 3 == 0 ? 0 : n + static_cast<std::size_t>(from * 2 + to);
   };
-  Counts send(ranks), send_at(ranks), receive(ranks), receive_at(ranks);
+  Counts send(ranks), send_offsets(ranks), receive(ranks), receive_at(ranks);
   std::size_t sends = 0, receives = 0;
   for (std::size_t r = 0; r < ranks; ++r) {
-    send[r] = length(comm.rank(), static_cast<int>(r)), send_at[r] = sends + 1, sends += send[r] + 1;
+    send[r] = length(comm.rank(), static_cast<int>(r)), send_offsets[r] = sends + 1, sends += send[r] + 1;
     receive[r] = length(static_cast<int>(r), comm.rank()), receive_at[r] = receives + 1,
     receives += receive[r] + 1;
   }
   std::vector<int> in(sends);
   std::iota(in.begin(), in.end(), comm.rank() * 1000000);
   out.assign(receives, -1);
-  comm.all_to_all_v(ConstBuffer(in.data(), in.size()), send, send_at, {out.data(), out.size()}, receive,
+  comm.all_to_all_v(ConstBuffer(in.data(), in.size()), send, send_offsets, {out.data(), out.size()}, receive,
                     receive_at)
       .wait();
 }
 
-TEST(Collectives, PartsOfDifferentLengths) {
+TEST(Collectives, CountsThatDiffer) {
   auto ours = connect(quick("ring")), mpi = connect(quick("mpi"));
   auto pieces = over_pieces(40, true), device = as_on_a_device();
   for (const std::size_t n : {0, 1, 100, 100003}) {
@@ -321,7 +322,7 @@ TEST(Messages, KeepTheirOrderAlsoToOneself) {
   comm.barrier().wait();
 }
 
-TEST(Work, IsDoneWithoutAnybodyWaiting) {
+TEST(Work, CompletesWithoutWait) {
   auto comm = connect(quick("mpi"));
   std::vector<float> x(100003, 1);
   const Work work = comm.all_reduce({x.data(), x.size()});
@@ -375,13 +376,13 @@ TEST(Split, WaitsForARankThatComesLate) {
   std::iota(everybody.begin(), everybody.end(), 0);
   for (int late = 0; late < world_size(); ++late) {
     if (world_rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(250));
-    auto part = Communicator::over(world_rank(), world_size(), all->split(everybody), quick("mpi"));
+    auto part = Communicator::from_backend(world_rank(), world_size(), all->split(everybody), quick("mpi"));
     expect_sum(part, 1, world_size());
   }
 }
 
 // What a communicator leaves behind must not reach the next one.
-TEST(Lifetime, WaitsWithoutEndOnThreadsThatTakeNoSignals) {
+TEST(Lifetime, WaitsWithoutTimeoutOnThreadsWithSignalsBlocked) {
   test::world_store();
   test::HelperThreads helpers;
   helpers.begin();

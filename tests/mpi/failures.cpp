@@ -20,12 +20,13 @@ using test::world_rank;
 using test::world_size;
 using Clock = std::chrono::steady_clock;
 
-void meet(const std::string& where) {
-  test::world_store()->set(str(where, "/", world_rank()), "");
-  for (int r = 0; r < world_size(); ++r) test::world_store()->get(str(where, "/", r), Deadline::after(30s));
+void wait_for_all(const std::string& where) {
+  test::world_store()->set(concat(where, "/", world_rank()), "");
+  for (int r = 0; r < world_size(); ++r)
+    test::world_store()->get(concat(where, "/", r), Deadline::after(30s));
 }
 
-bool says(const Error& e, const std::string& text) {
+bool has_text(const Error& e, const std::string& text) {
   return std::string(e.what()).find(text) != std::string::npos;
 }
 
@@ -39,15 +40,15 @@ TEST(Failure, ARankThatDoesNotComeIsNamed) {
     const Error e = error_of([&] { comm.all_reduce({x.data(), x.size()}).wait(); });
     EXPECT_EQ(e.code(), Errc::timeout) << e.what();
     EXPECT_EQ(e.culprit(), missing) << e.what();
-    EXPECT_TRUE(says(e, str("rank ", missing, " did not call it"))) << e.what();
-    EXPECT_TRUE(says(e, "all_reduce #1 (1000 f32, sum)")) << e.what();
+    EXPECT_TRUE(has_text(e, concat("rank ", missing, " did not call it"))) << e.what();
+    EXPECT_TRUE(has_text(e, "all_reduce #1 (1000 f32, sum)")) << e.what();
     EXPECT_LT(Clock::now() - begin, 5s);
   }
-  meet("timed out");
+  wait_for_all("timed out");
   EXPECT_EQ(error_of([&] { comm.barrier().wait(); }).code(), Errc::timeout);
 }
 
-TEST(Failure, AMessageThatNobodySendsNamesThePeer) {
+TEST(Failure, AnUnmatchedReceiveNamesThePeer) {
   auto comm = connect(quick("mpi", 700ms));
   float x = 0;
   if (world_rank() == 0) {
@@ -55,7 +56,7 @@ TEST(Failure, AMessageThatNobodySendsNamesThePeer) {
     EXPECT_EQ(e.code(), Errc::timeout) << e.what();
     EXPECT_EQ(e.culprit(), 1) << e.what();
   }
-  meet("timed out");
+  wait_for_all("timed out");
 }
 
 TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
@@ -70,9 +71,10 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
       comm.all_reduce({x.data(), 8}).wait();
   });
   EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
-  EXPECT_TRUE(says(e, "all_reduce #0 (8 f32, sum)") && says(e, "broadcast #0 (5 f32, root 0)")) << e.what();
-  EXPECT_TRUE(says(e, str("rank ", odd, " called broadcast")) || says(e, str("rank ", odd, " called ")) ||
-              world_rank() == odd)
+  EXPECT_TRUE(has_text(e, "all_reduce #0 (8 f32, sum)") && has_text(e, "broadcast #0 (5 f32, root 0)"))
+      << e.what();
+  EXPECT_TRUE(has_text(e, concat("rank ", odd, " called broadcast")) ||
+              has_text(e, concat("rank ", odd, " called ")) || world_rank() == odd)
       << e.what();
   EXPECT_LT(Clock::now() - begin, 5s);
   EXPECT_EQ(error_of([&] { comm.barrier().wait(); }).code(), Errc::mismatch);
@@ -82,11 +84,11 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
 TEST(Failure, ADevicesMemoryBesideAHostsIsNamed) {
   const auto backend = mpi_backend(MPI_COMM_WORLD, {.timeout = 30s});
   std::vector<float> x(8, 1);
-  Operation op{.kind = Collective::broadcast, .in = Buffer(x.data(), 8), .out = Buffer(x.data(), 8)};
+  CollectiveCall op{.kind = Collective::broadcast, .in = Buffer(x.data(), 8), .out = Buffer(x.data(), 8)};
   if (world_rank() == 1) op.in.device = op.out.device = {Device::cuda, 0};
   const Error e = error_of([&] { backend->submit({&op, 1}).wait(); });
   EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
-  EXPECT_TRUE(says(e, "broadcast #0 (8 f32, root 0, algorithm 1)")) << e.what();
+  EXPECT_TRUE(has_text(e, "broadcast #0 (8 f32, root 0, algorithm 1)")) << e.what();
 }
 
 TEST(Failure, ADeviceThatIsNotThereIsNamed) {
@@ -95,7 +97,7 @@ TEST(Failure, ADeviceThatIsNotThereIsNamed) {
   for (const bool by_store : {true, false}) {
     const Error e = error_of([&] { by_store ? connect(options) : connect_mpi(MPI_COMM_WORLD, options); });
     EXPECT_EQ(e.code(), Errc::config) << e.what();
-    EXPECT_TRUE(says(e, "cuda:99 is not there")) << e.what();
+    EXPECT_TRUE(has_text(e, "cuda:99 is not there")) << e.what();
   }
 }
 
@@ -103,10 +105,10 @@ TEST(Failure, ADevicesMemoryIsNotCombined) {
   const auto backend = mpi_backend(MPI_COMM_WORLD, {.timeout = 30s});
   std::vector<float> x(8, 1);
   const Device device{Device::cuda, 0};
-  const Operation op{
+  const CollectiveCall op{
       .kind = Collective::all_reduce, .in = Buffer(x.data(), 8, device), .out = Buffer(x.data(), 8, device)};
   const Error e = error_of([&] { backend->submit({&op, 1}).wait(); });
-  EXPECT_TRUE(says(e, "MPI was given memory on cuda:0 to combine; copy it to the host")) << e.what();
+  EXPECT_TRUE(has_text(e, "MPI was given memory on cuda:0 to combine; copy it to the host")) << e.what();
 }
 
 TEST(Failure, DifferentCountsAreNamed) {
@@ -114,10 +116,10 @@ TEST(Failure, DifferentCountsAreNamed) {
   std::vector<float> x(8, 1);
   const Error e = error_of([&] { comm.all_reduce({x.data(), world_rank() == 0 ? 8u : 7u}).wait(); });
   EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
-  EXPECT_TRUE(says(e, "(8 f32, sum)") && says(e, "(7 f32, sum)")) << e.what();
+  EXPECT_TRUE(has_text(e, "(8 f32, sum)") && has_text(e, "(7 f32, sum)")) << e.what();
 }
 
-TEST(Failure, PartsThatDoNotFitAreNamed) {
+TEST(Failure, MismatchedAllToAllCountsAreNamed) {
   auto comm = connect(quick("mpi"));
   const auto ranks = static_cast<std::size_t>(world_size());
   std::vector<std::size_t> one(ranks, 1), receive(ranks, 1), at(ranks);
@@ -130,7 +132,7 @@ TEST(Failure, PartsThatDoNotFitAreNamed) {
     comm.barrier().wait();
   });
   EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
-  EXPECT_TRUE(says(e, "rank 0 sends 1 elements")) << e.what();
+  EXPECT_TRUE(has_text(e, "rank 0 sends 1 elements")) << e.what();
 }
 
 TEST(Failure, MessagesThatDoNotFitAreNamed) {
@@ -143,14 +145,14 @@ TEST(Failure, MessagesThatDoNotFitAreNamed) {
     comm.barrier().wait();
   });
   EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
-  EXPECT_TRUE(says(e, "rank 0 sent message #0 of 9 i32")) << e.what();
+  EXPECT_TRUE(has_text(e, "rank 0 sent message #0 of 9 i32")) << e.what();
 }
 
 TEST(Failure, AbortEndsEveryRankWithinASecond) {
   auto comm = connect(quick("mpi"));
   comm.barrier().wait();
   if (world_rank() == 0) {
-    test::world_store()->set("at", str(Clock::now().time_since_epoch().count()));
+    test::world_store()->set("at", concat(Clock::now().time_since_epoch().count()));
     comm.abort("the user pressed a key");
     comm.abort("twice");
   }
@@ -162,7 +164,7 @@ TEST(Failure, AbortEndsEveryRankWithinASecond) {
   EXPECT_LT(Clock::now().time_since_epoch() - at, 1s);
   EXPECT_EQ(e.code(), Errc::aborted);
   EXPECT_EQ(e.culprit(), 0);
-  EXPECT_TRUE(says(e, "the user pressed a key")) << e.what();
+  EXPECT_TRUE(has_text(e, "the user pressed a key")) << e.what();
 }
 
 // Often, and with a rank that gets on slowly: what the rank that left says may reach it before what ends the
@@ -186,7 +188,7 @@ TEST(Failure, ARankThatLeftIsNamed) {
         EXPECT_LT(Clock::now() - begin, 5s);
       }
     }
-    meet(str("gone", time));
+    wait_for_all(concat("gone", time));
   }
 }
 
@@ -206,14 +208,14 @@ TEST(Failure, DestructionWithOperationsPendingIsBounded) {
     });
     EXPECT_TRUE(e.code() == Errc::peer_lost || e.code() == Errc::mismatch) << e.what();
   }
-  meet("gone");
+  wait_for_all("gone");
 }
 
 // Its progress thread is stopped with it: it cannot answer.
 TEST(Failure, AStoppedRankIsNamed) {
   auto comm = connect(quick("mpi", 500ms));
   comm.barrier().wait();
-  test::world_store()->set(str("pid/", world_rank()), str(getpid()));
+  test::world_store()->set(concat("pid/", world_rank()), concat(getpid()));
   if (world_rank() == 1) {
     kill(getpid(), SIGSTOP);
   } else {
@@ -222,10 +224,10 @@ TEST(Failure, AStoppedRankIsNamed) {
     });
     EXPECT_EQ(e.code(), Errc::timeout) << e.what();
     EXPECT_EQ(e.culprit(), 1) << e.what();
-    EXPECT_TRUE(says(e, "rank 1 did not answer")) << e.what();
+    EXPECT_TRUE(has_text(e, "rank 1 did not answer")) << e.what();
     if (world_rank() == 0) kill(std::stoi(test::world_store()->get("pid/1", Deadline::after(1s))), SIGCONT);
   }
-  meet("awake");
+  wait_for_all("awake");
   const Error e = error_of([&] {
     for (;;) comm.barrier().wait();  // one may still end well: at last all have called it
   });
@@ -248,7 +250,8 @@ TEST(Failure, CommunicatorsOfAProcessFailAlone) {
 
 TEST(Failure, BadCommunicatorsAreRefused) {
   EXPECT_EQ(error_of([] { connect_mpi(MPI_COMM_NULL); }).code(), Errc::invalid_argument);
-  EXPECT_EQ(error_of([] { mpi_backend(MPI_COMM_WORLD, {.most_bytes = 7}); }).code(), Errc::invalid_argument);
+  EXPECT_EQ(error_of([] { mpi_backend(MPI_COMM_WORLD, {.max_call_bytes = 7}); }).code(),
+            Errc::invalid_argument);
 }
 
 }  // namespace

@@ -14,8 +14,8 @@
 
 namespace rz::test {
 
-inline const Place& place() {
-  static const Place here = place_from_environment();
+inline const LaunchInfo& place() {
+  static const LaunchInfo here = launch_info_from_environment();
   return here;
 }
 inline int world_rank() { return place().rank; }
@@ -36,13 +36,13 @@ inline CommOptions quick(const std::string& backend,
 
 /// One store for all tests; each call of connect() takes keys of its own in it.
 inline std::shared_ptr<Store> world_store() {
-  static const std::shared_ptr<Store> store = store_for(place());
+  static const std::shared_ptr<Store> store = store_for_launch(place());
   return store;
 }
 inline Communicator connect(const CommOptions& options) {
   static int number = 0;
   return Communicator::connect(world_rank(), world_size(),
-                               prefix_store(world_store(), str("comm", number++, "/")), options);
+                               prefix_store(world_store(), concat("comm", number++, "/")), options);
 }
 
 }  // namespace rz::test

@@ -10,7 +10,7 @@ namespace rz {
 namespace {
 
 /// What parsing (and resolving for `ranks`, if any) complains of; empty if it does not.
-std::string complaint(const std::string& text, int ranks = 0) {
+std::string error_message(const std::string& text, int ranks = 0) {
   try {
     const DsConfig config = parse_ds_config(text, "ds.json");
     if (ranks) resolve_batch(config, ranks);
@@ -23,8 +23,8 @@ std::string complaint(const std::string& text, int ranks = 0) {
   }
 }
 
-void expect_complaint(const std::string& text, std::initializer_list<const char*> parts, int ranks = 0) {
-  const std::string what = complaint(text, ranks);
+void expect_error_message(const std::string& text, std::initializer_list<const char*> parts, int ranks = 0) {
+  const std::string what = error_message(text, ranks);
   for (const char* part : parts)
     EXPECT_NE(what.find(part), std::string::npos) << "'" << what << "' lacks " << part;
 }
@@ -35,7 +35,7 @@ std::string warnings(const std::string& text) {
   return all;
 }
 
-TEST(DsConfig, ReadsWhatItHonours) {
+TEST(DsConfig, ReadsSupportedKeys) {
   const DsConfig c = parse_ds_config(R"({
     "train_batch_size": 8, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5,
     "optimizer": {"type": "adamw", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.1}},
@@ -57,7 +57,7 @@ TEST(DsConfig, ReadsWhatItHonours) {
   EXPECT_TRUE(c.warnings.empty());
 }
 
-TEST(DsConfig, TakesCommentsTrailingCommasAndFloatsAsIntegers) {
+TEST(DsConfig, AcceptsCommentsTrailingCommasAndFloatsAsIntegers) {
   const DsConfig c = parse_ds_config(R"({
     // a comment with a "quote" and a , }
     "train_batch_size": 1.6e1, /* in between */ # and hash
@@ -67,37 +67,37 @@ TEST(DsConfig, TakesCommentsTrailingCommasAndFloatsAsIntegers) {
   EXPECT_EQ(c.train_batch_size, 16);
   EXPECT_EQ(c.optimizer.type, OptimizerConfig::Type::sgd);
   EXPECT_TRUE(c.optimizer.nesterov);
-  EXPECT_EQ(complaint(R"({"train_batch_size": 8, "zero_optimization": {"sub_group_size": 1e9}})"), "");
+  EXPECT_EQ(error_message(R"({"train_batch_size": 8, "zero_optimization": {"sub_group_size": 1e9}})"), "");
 }
 
 TEST(DsConfig, CommentMarksInsideStringsAreText) {
-  expect_complaint(R"({"optimizer": {"type": "a//b,}"}})", {R"("a//b,}")"});
+  expect_error_message(R"({"optimizer": {"type": "a//b,}"}})", {R"("a//b,}")"});
 }
 
 TEST(DsConfig, KeepsPositionsInMessages) {
-  expect_complaint("{\n // comment\n \"train_batch_size\": nought\n}", {"line 3", "not valid JSON"});
-  expect_complaint("{\"a\": /* never ends", {"not valid JSON"});
-  expect_complaint("", {"not valid JSON"});
-  expect_complaint("[1]", {"expected an object"});
-  expect_complaint(std::string(100000, '['), {"nested more than"});
+  expect_error_message("{\n // comment\n \"train_batch_size\": nought\n}", {"line 3", "not valid JSON"});
+  expect_error_message("{\"a\": /* never ends", {"not valid JSON"});
+  expect_error_message("", {"not valid JSON"});
+  expect_error_message("[1]", {"expected an object"});
+  expect_error_message(std::string(100000, '['), {"nested more than"});
 }
 
-TEST(DsConfig, RefusesAKeyGivenTwice) {
-  expect_complaint(R"({"train_batch_size": 8, "train_batch_size": 16})", {"train_batch_size", "twice"});
-  expect_complaint(R"({"zero_optimization": {"stage": 1, "stage": 1}})", {"stage", "twice"});
-  EXPECT_EQ(complaint(R"({"fp16": {"enabled": false}, "bf16": {"enabled": false}})"), "");
+TEST(DsConfig, RefusesADuplicateKey) {
+  expect_error_message(R"({"train_batch_size": 8, "train_batch_size": 16})", {"train_batch_size", "twice"});
+  expect_error_message(R"({"zero_optimization": {"stage": 1, "stage": 1}})", {"stage", "twice"});
+  EXPECT_EQ(error_message(R"({"fp16": {"enabled": false}, "bf16": {"enabled": false}})"), "");
 }
 
 TEST(DsConfig, NothingMayFollowAZeroByte) {
   const std::string good = R"({"train_batch_size": 8})";
-  expect_complaint(good + std::string("\0", 1), {"not valid JSON", "byte 24 is zero"});
-  expect_complaint(good + std::string("\0{\"zero\": 1}", 12), {"not valid JSON", "byte 24 is zero"});
-  expect_complaint(good + std::string(" // a comment\0", 14), {"is zero"});
+  expect_error_message(good + std::string("\0", 1), {"not valid JSON", "byte 24 is zero"});
+  expect_error_message(good + std::string("\0{\"zero\": 1}", 12), {"not valid JSON", "byte 24 is zero"});
+  expect_error_message(good + std::string(" // a comment\0", 14), {"is zero"});
 }
 
 TEST(DsConfig, MessagesAreFitForATerminal) {
   const auto plain = [](const std::string& text, const char* part) {
-    const std::string what = complaint(text);
+    const std::string what = error_message(text);
     EXPECT_NE(what.find(part), std::string::npos) << what;
     for (const char c : what) EXPECT_FALSE(static_cast<unsigned char>(c) < 0x20 || c == 0x7f) << what;
     EXPECT_EQ(what.find('\xff'), std::string::npos) << what;
@@ -110,16 +110,17 @@ TEST(DsConfig, MessagesAreFitForATerminal) {
 }
 
 TEST(DsConfig, SuggestsTheNearestKey) {
-  expect_complaint(R"({"gradient_cliping": 1})", {"gradient_cliping", "did you mean 'gradient_clipping'"});
-  expect_complaint(R"({"zero_optimization": {"stge": 1}})", {"zero_optimization.stge", "'stage'"});
-  expect_complaint(R"({"optimizer": {"type": "Adam", "params": {"weightdecay": 1}}})",
-                   {"optimizer.params.weightdecay", "'weight_decay'"});
-  expect_complaint(R"({"optimizer": {"type": "SGD", "params": {"betas": [0, 0]}}})",
-                   {"optimizer.params.betas"});
-  expect_complaint(R"({"zzzzzzzzzzzzzzzzzzzzzzzzzz": 1})", {"unknown key"});
+  expect_error_message(R"({"gradient_cliping": 1})",
+                       {"gradient_cliping", "did you mean 'gradient_clipping'"});
+  expect_error_message(R"({"zero_optimization": {"stge": 1}})", {"zero_optimization.stge", "'stage'"});
+  expect_error_message(R"({"optimizer": {"type": "Adam", "params": {"weightdecay": 1}}})",
+                       {"optimizer.params.weightdecay", "'weight_decay'"});
+  expect_error_message(R"({"optimizer": {"type": "SGD", "params": {"betas": [0, 0]}}})",
+                       {"optimizer.params.betas"});
+  expect_error_message(R"({"zzzzzzzzzzzzzzzzzzzzzzzzzz": 1})", {"unknown key"});
 }
 
-TEST(DsConfig, NamesWhatIsNotSupportedYet) {
+TEST(DsConfig, NamesUnsupportedKeys) {
   const char* refused[][2] = {
       {R"({"fp16": {"enabled": true, "auto_cast": true}})", "fp16.auto_cast"},
       {R"({"scheduler": {"type": "WarmupLR"}})", "scheduler"},
@@ -136,7 +137,7 @@ TEST(DsConfig, NamesWhatIsNotSupportedYet) {
       {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})", "optimizer.params.amsgrad"},
   };
   for (const auto& [text, where] : refused)
-    expect_complaint(text, {where, "not supported in this build yet"});
+    expect_error_message(text, {where, "not supported in this build yet"});
 }
 
 TEST(DsConfig, ReadsPrecision) {
@@ -163,16 +164,17 @@ TEST(DsConfig, ReadsPrecision) {
 }
 
 TEST(DsConfig, RefusesWrongPrecision) {
-  expect_complaint(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})", {"fp16", "bf16", "one of"});
-  expect_complaint(R"({"fp16": {"enabled": true, "min_loss_scale": 0}})", {"fp16.min_loss_scale", "0"});
-  expect_complaint(R"({"fp16": {"enabled": true, "hysterisis": 1}})", {"'hysteresis'"});
-  expect_complaint(R"({"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp16"}})",
-                   {"data_types.grad_accum_dtype", "choose bf16 or fp32"});
-  expect_complaint(R"({"data_types": {"grad_accum_dtype": "bf16"}})", {"data_types.grad_accum_dtype"});
-  expect_complaint(R"({"communication_data_type": "fp17"})", {"communication_data_type", "fp17"});
+  expect_error_message(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
+                       {"fp16", "bf16", "one of"});
+  expect_error_message(R"({"fp16": {"enabled": true, "min_loss_scale": 0}})", {"fp16.min_loss_scale", "0"});
+  expect_error_message(R"({"fp16": {"enabled": true, "hysterisis": 1}})", {"'hysteresis'"});
+  expect_error_message(R"({"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp16"}})",
+                       {"data_types.grad_accum_dtype", "choose bf16 or fp32"});
+  expect_error_message(R"({"data_types": {"grad_accum_dtype": "bf16"}})", {"data_types.grad_accum_dtype"});
+  expect_error_message(R"({"communication_data_type": "fp17"})", {"communication_data_type", "fp17"});
 }
 
-TEST(DsConfig, WarnsOfWhatHasNoEffect) {
+TEST(DsConfig, WarnsOfKeysWithoutEffect) {
   EXPECT_NE(warnings(R"({"steps_per_print": 10})").find("ds.json: steps_per_print: has no effect"),
             std::string::npos);
   EXPECT_NE(warnings(R"({"zero_optimization": {"reduce_bucket_size": 5e8}})").find("reduce_bucket_size"),
@@ -190,26 +192,27 @@ TEST(DsConfig, WarnsOfWhatHasNoEffect) {
 }
 
 TEST(DsConfig, NamesKeyPathAndValueOfAWrongType) {
-  expect_complaint(R"({"train_batch_size": "eight"})", {"train_batch_size", "whole number", "\"eight\""});
-  expect_complaint(R"({"train_batch_size": 1.5})", {"whole number", "1.5"});
-  expect_complaint(R"({"train_batch_size": 0})", {"from 1"});
-  expect_complaint(R"({"gradient_clipping": -1})", {"gradient_clipping", "-1"});
-  expect_complaint(R"({"optimizer": "AdamW"})", {"optimizer", "expected an object"});
-  expect_complaint(R"({"optimizer": {"type": "AdamW", "params": {"lr": [1]}}})", {"optimizer.params.lr"});
-  expect_complaint(R"({"optimizer": {"type": "AdamW", "params": {"betas": [0.9]}}})",
-                   {"optimizer.params.betas"});
-  expect_complaint(R"({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1]}}})", {"below 1"});
-  expect_complaint(R"({"optimizer": {"params": {}}})", {"optimizer.type", "missing", "AdamW"});
-  expect_complaint(R"({"optimizer": {"type": "Adan"}})",
-                   {"optimizer.type", "\"Adan\"", "Adam, AdamW or SGD"});
-  expect_complaint(R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})", {"momentum"});
-  expect_complaint(R"({"zero_optimization": {"stage": 4}})", {"zero_optimization.stage", "from 0 to 3", "4"});
-  expect_complaint(R"({"zero_optimization": 2})", {"zero_optimization"});
+  expect_error_message(R"({"train_batch_size": "eight"})", {"train_batch_size", "whole number", "\"eight\""});
+  expect_error_message(R"({"train_batch_size": 1.5})", {"whole number", "1.5"});
+  expect_error_message(R"({"train_batch_size": 0})", {"from 1"});
+  expect_error_message(R"({"gradient_clipping": -1})", {"gradient_clipping", "-1"});
+  expect_error_message(R"({"optimizer": "AdamW"})", {"optimizer", "expected an object"});
+  expect_error_message(R"({"optimizer": {"type": "AdamW", "params": {"lr": [1]}}})", {"optimizer.params.lr"});
+  expect_error_message(R"({"optimizer": {"type": "AdamW", "params": {"betas": [0.9]}}})",
+                       {"optimizer.params.betas"});
+  expect_error_message(R"({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1]}}})", {"below 1"});
+  expect_error_message(R"({"optimizer": {"params": {}}})", {"optimizer.type", "missing", "AdamW"});
+  expect_error_message(R"({"optimizer": {"type": "Adan"}})",
+                       {"optimizer.type", "\"Adan\"", "Adam, AdamW or SGD"});
+  expect_error_message(R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})", {"momentum"});
+  expect_error_message(R"({"zero_optimization": {"stage": 4}})",
+                       {"zero_optimization.stage", "from 0 to 3", "4"});
+  expect_error_message(R"({"zero_optimization": 2})", {"zero_optimization"});
 }
 
-TEST(DsConfig, AdamIsAdamWUnlessItSaysOtherwise) {
+TEST(DsConfig, AdamIsAdamWUnlessConfiguredOtherwise) {
   const auto type = [](const char* params, const char* type_name) {
-    return parse_ds_config(str(R"({"optimizer": {"type": ")", type_name, R"(", "params": )", params, "}}"),
+    return parse_ds_config(concat(R"({"optimizer": {"type": ")", type_name, R"(", "params": )", params, "}}"),
                            "ds.json")
         .optimizer.type;
   };
@@ -219,7 +222,7 @@ TEST(DsConfig, AdamIsAdamWUnlessItSaysOtherwise) {
   EXPECT_EQ(type(R"({"adam_w_mode": false})", "AdamW"), OptimizerConfig::Type::adamw);
 }
 
-TEST(DsConfig, TwoSizesGiveTheThirdExactly) {
+TEST(DsConfig, TwoBatchSizesDetermineTheThird) {
   const auto sizes = [](const char* text, int ranks) {
     return resolve_batch(parse_ds_config(text, "ds.json"), ranks);
   };
@@ -236,18 +239,18 @@ TEST(DsConfig, TwoSizesGiveTheThirdExactly) {
 }
 
 TEST(DsConfig, SizesThatDoNotDivideAreErrorsWithTheNumbers) {
-  expect_complaint(R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4})",
-                   {"train_batch_size: 64", "6 ranks", "4", "48 or 72"}, 6);
-  expect_complaint(R"({"train_batch_size": 8})", {"8", "3 ranks", "6 or 9"}, 3);
-  expect_complaint(R"({"train_batch_size": 2})", {"2", "3 ranks", "use 3"}, 3);
-  expect_complaint(
+  expect_error_message(R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4})",
+                       {"train_batch_size: 64", "6 ranks", "4", "48 or 72"}, 6);
+  expect_error_message(R"({"train_batch_size": 8})", {"8", "3 ranks", "6 or 9"}, 3);
+  expect_error_message(R"({"train_batch_size": 2})", {"2", "3 ranks", "use 3"}, 3);
+  expect_error_message(
       R"({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2})",
       {"10", "= 8"}, 2);
-  expect_complaint(R"({"gradient_accumulation_steps": 2})", {"train_batch_size", "missing"}, 2);
-  expect_complaint("{}", {"train_batch_size", "missing"}, 1);
+  expect_error_message(R"({"gradient_accumulation_steps": 2})", {"train_batch_size", "missing"}, 2);
+  expect_error_message("{}", {"train_batch_size", "missing"}, 1);
 }
 
-TEST(DsConfig, WhatIsResolvedReadsBack) {
+TEST(DsConfig, ResolvedConfigurationReadsBack) {
   const DsConfig c = parse_ds_config(R"({"train_batch_size": 8, "gradient_clipping": 1, "optimizer":
     {"type": "Adam", "params": {"adam_w_mode": false, "lr": 0.1}}, "zero_optimization": {"stage": 3}})",
                                      "ds.json");
@@ -261,7 +264,7 @@ TEST(DsConfig, WhatIsResolvedReadsBack) {
   EXPECT_TRUE(again.warnings.empty());
 }
 
-TEST(DsConfig, TellsWhichParametersDecay) {
+TEST(DsConfig, ReadsWhichParametersDecay) {
   const std::string resolved =
       resolved_json(parse_ds_config(R"({"train_batch_size": 8})", "ds.json"), {8, 8, 1});
   EXPECT_NE(resolved.find(R"("decay_one_dimensional": false)"), std::string::npos) << resolved;
@@ -272,10 +275,10 @@ TEST(DsConfig, TellsWhichParametersDecay) {
       "ds.json");
   const DsConfig again = parse_ds_config(resolved_json(c, {8, 8, 1}), "again.json");
   EXPECT_TRUE(again.decay_one_dimensional);
-  EXPECT_EQ(again.unreached, Unreached::deepspeed);
-  expect_complaint(R"({"ringzero": {"decay_1d": true}})", {"ringzero", "decay_1d"});
-  expect_complaint(R"({"ringzero": {"unreached_parameters": "jax"}})",
-                   {"ringzero.unreached_parameters", "jax", "choose pytorch or deepspeed"});
+  EXPECT_EQ(again.unused_parameters, UnusedParameterPolicy::deepspeed);
+  expect_error_message(R"({"ringzero": {"decay_1d": true}})", {"ringzero", "decay_1d"});
+  expect_error_message(R"({"ringzero": {"unreached_parameters": "jax"}})",
+                       {"ringzero.unreached_parameters", "jax", "choose pytorch or deepspeed"});
 }
 
 }  // namespace

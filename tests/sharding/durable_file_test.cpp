@@ -75,7 +75,7 @@ TEST_P(DurableFiles, AppearWholeOrNotAtAll) {
   EXPECT_EQ(names(), std::set<std::string>{"x"});
 }
 
-TEST_P(DurableFiles, TheNextOneSweepsWhatKilledProcessesLeft) {
+TEST_P(DurableFiles, TheNextOneRemovesFilesOfKilledProcesses) {
   for (int i = 0; i < 3; ++i) killed_while_writing("x");
   EXPECT_LE(names().size(), 1u) << "each sweeps what the last one left";
   killed_while_writing("y");
@@ -88,7 +88,7 @@ TEST_P(DurableFiles, TheNextOneSweepsWhatKilledProcessesLeft) {
   EXPECT_EQ(of_x, std::set<std::string>{"x"});
 }
 
-TEST_P(DurableFiles, WhatIsBeingWrittenIsNotSwept) {
+TEST_P(DurableFiles, AFileBeingWrittenIsNotRemoved) {
   DurableFile first(path("x"), GetParam()), second(path("x"), GetParam());
   first.write("first"), second.write("second");
   first.commit();
@@ -104,7 +104,7 @@ TEST_P(DurableFiles, AFolderThatIsMissingIsNamed) {
       << e.what();
 }
 
-TEST_P(DurableFiles, FoldersThatAreMadeAreOnTheDiskInThoseAbove) {
+TEST_P(DurableFiles, CreatedFoldersAreSyncedInTheirParents) {
   synced_folders = 0;
   make_folders(path("a/b/c"));
   EXPECT_TRUE(fs::is_directory(path("a/b/c")));

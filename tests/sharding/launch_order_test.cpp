@@ -30,11 +30,11 @@ class Chain final : public Module {
   explicit Chain(During during) : during_(std::move(during)) {
     for (int i = 0; i < scope_count; ++i) {
       auto& p = *parameters_.emplace_back(std::make_unique<Parameter>());
-      p.name = str("p", i);
+      p.name = concat("p", i);
       p.shape = {elements_of(i)};
       p.value = Tensor::empty(p.shape);
       std::fill_n(p.value.data<float>(), p.count(), 1.0f);
-      scopes_.push_back(std::make_unique<Scope>(Scope{str("s", i), {&p}}));
+      scopes_.push_back(std::make_unique<Scope>(Scope{concat("s", i), {&p}}));
     }
   }
   std::vector<Parameter*> parameters() override {
@@ -69,7 +69,7 @@ class Chain final : public Module {
       during_(i, Pass::backward);
       const auto target = t.grad_target(w);
       std::copy_n(t.value(w).data<float>(), elements_of(i), target.tensor.data<float>());
-      if (sum.defined()) t.give_grad(sum, d_out);
+      if (sum.defined()) t.accumulate_grad(sum, d_out);
     });
   }
 
@@ -157,7 +157,7 @@ void during_backward(StrategyKind kind, bool overlap,
   int checked = 0;
   Training t(kind, {.overlap = overlap}, [&](int scope, Pass pass) {
     if (pass == Pass::forward) return;
-    SCOPED_TRACE(str(name(kind), " in backward of scope ", scope));
+    SCOPED_TRACE(concat(name(kind), " in backward of scope ", scope));
     check(scope, scopes_of(record->launched(reductions)), scopes_of(record->in_flight(reductions)));
     ++checked;
   });
@@ -193,7 +193,7 @@ TEST(LaunchOrder, WithoutOverlapAReductionEndsBeforeBackwardGoesOn) {
 TEST(LaunchOrder, UpdatedValuesAreOnTheirWayWhileTheNextBucketIsUpdated) {
   for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2})
     for (const bool overlap : {true, false}) {
-      SCOPED_TRACE(str(name(kind), ", overlap ", overlap));
+      SCOPED_TRACE(concat(name(kind), ", overlap ", overlap));
       Training t(kind, {.overlap = overlap});
       int bucket = scope_count;
       ToldSgd sgd([&] {
@@ -226,8 +226,8 @@ void expect_prefetch(int depth, const StrategyOptions& options) {
   Training* training = nullptr;
   int checked = 0;
   const auto check = [&](int scope, Pass pass) {
-    SCOPED_TRACE(str("prefetch_scopes ", depth, ", overlap ", options.overlap, ", scope ", scope,
-                     pass == Pass::forward ? ", forward" : ", backward"));
+    SCOPED_TRACE(concat("prefetch_scopes ", depth, ", overlap ", options.overlap, ", scope ", scope,
+                        pass == Pass::forward ? ", forward" : ", backward"));
     const CallRecord& record = *training->record;
     const Scopes ahead = coming(scope, pass, depth);
     EXPECT_EQ(scopes_of(record.in_flight(gathers)), ahead);

@@ -196,23 +196,23 @@ TEST(MemoryReport, ReadsAsOneLine) {
 
 TEST(TransientMemory, UsesBlocksAgainAndDropsThoseThatAreTooSmall) {
   TransientMemory memory(allocate_host);
-  Tensor small = memory.take({100});
-  Tensor large = memory.take({1000});
+  Tensor small = memory.allocate({100});
+  Tensor large = memory.allocate({1000});
   EXPECT_EQ(memory.in_use(), 4400u);
   std::byte* const place = large.raw();
   large = {};
   EXPECT_EQ(memory.in_use(), 400u);
   EXPECT_EQ(memory.held(), 4400u);
-  large = memory.take({900});  // fits into what came back
+  large = memory.allocate({900});  // fits into what came back
   EXPECT_EQ(large.raw(), place);
   EXPECT_EQ(memory.in_use(), 4000u);
   small = {};
-  small = memory.take({200});  // 100 is too small, and goes
+  small = memory.allocate({200});  // 100 is too small, and goes
   EXPECT_EQ(memory.held(), 4800u);
   EXPECT_EQ(memory.peak(), 4400u);
   EXPECT_EQ(memory.allocations(), 3u);
   small = {}, large = {};
-  small = memory.take({100});  // 200 will do
+  small = memory.allocate({100});  // 200 will do
   EXPECT_EQ(memory.allocations(), 3u);
 }
 
@@ -220,17 +220,18 @@ TEST(TransientMemory, TensorsMayOutliveIt) {
   Tensor t;
   {
     TransientMemory memory(allocate_host);
-    t = memory.take({10});
+    t = memory.allocate({10});
   }
   t.data<float>()[9] = 1;
   EXPECT_EQ(t.data<float>()[9], 1);
 }
 
-TEST(TransientMemory, SettlesOnTheLargestThatAreNeededTogether) {
+TEST(TransientMemory, ConvergesToTheLargestConcurrentSet) {
   TransientMemory memory(allocate_host);
   const auto round = [&] {
     Tensor before;
-    for (const std::size_t n : {10, 20, 300, 40, 500, 60, 500, 40, 300, 20, 10}) before = memory.take({n});
+    for (const std::size_t n : {10, 20, 300, 40, 500, 60, 500, 40, 300, 20, 10})
+      before = memory.allocate({n});
   };
   for (int i = 0; i < 3; ++i) round();
   const std::size_t allocations = memory.allocations();

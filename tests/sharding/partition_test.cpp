@@ -22,11 +22,11 @@ struct Members {
 const BucketLayout layout{{{DType::f32, 512, {1, 0, 2}}}, {{0, 128}, {0, 0}, {0, 192}}};
 const Members members({{8, 8}, {100}, {9, 29}});
 
-TEST(Partition, PartsAreEqualAndCoverAll) {
-  EXPECT_EQ(part(12, 0, 3), (Range{0, 4}));
-  EXPECT_EQ(part(12, 2, 3), (Range{8, 12}));
-  EXPECT_EQ(part(0, 1, 2), (Range{0, 0}));
-  EXPECT_THROW(part(10, 0, 3), Error);
+TEST(Partition, ShardsAreEqualAndCoverAll) {
+  EXPECT_EQ(shard_range(12, 0, 3), (Range{0, 4}));
+  EXPECT_EQ(shard_range(12, 2, 3), (Range{8, 12}));
+  EXPECT_EQ(shard_range(0, 1, 2), (Range{0, 0}));
+  EXPECT_THROW(shard_range(10, 0, 3), Error);
 }
 
 TEST(Partition, Intersections) {
@@ -35,22 +35,23 @@ TEST(Partition, Intersections) {
   EXPECT_EQ(intersect({6, 8}, {2, 4}).count(), 0u);
 }
 
-TEST(Partition, PiecesOfAllRanksCoverEveryElementOnce) {
+TEST(Partition, SlicesOfAllRanksCoverEveryElementOnce) {
   for (const int size : {1, 2, 4, 8}) {
     std::vector<std::vector<int>> seen;
     for (const Parameter* p : members.pointers) seen.emplace_back(p->count());
     for (int rank = 0; rank < size; ++rank)
-      for (const Piece& piece : pieces(layout, members.pointers, 0, part(512, rank, size))) {
-        const auto m = static_cast<std::size_t>(piece.member);
-        EXPECT_EQ(piece.offset, layout.places[m].offset + piece.elements.begin);
-        for (std::size_t i = piece.elements.begin; i < piece.elements.end; ++i) ++seen[m][i];
+      for (const ParameterSlice& slice :
+           parameter_slices(layout, members.pointers, 0, shard_range(512, rank, size))) {
+        const auto m = static_cast<std::size_t>(slice.member);
+        EXPECT_EQ(slice.offset, layout.offsets[m].offset + slice.elements.begin);
+        for (std::size_t i = slice.elements.begin; i < slice.elements.end; ++i) ++seen[m][i];
       }
     for (const auto& s : seen) EXPECT_EQ(s, std::vector<int>(s.size(), 1)) << size;
   }
 }
 
-TEST(Partition, PiecesBeginAndEndWhereTheRangeCutsThem) {
-  const auto cut = pieces(layout, members.pointers, 0, {64, 256});
+TEST(Partition, SlicesAreCutAtTheRange) {
+  const auto cut = parameter_slices(layout, members.pointers, 0, {64, 256});
   ASSERT_EQ(cut.size(), 3u);
   EXPECT_EQ(cut[0].member, 1);
   EXPECT_EQ(cut[0].elements, (Range{64, 100}));
@@ -58,10 +59,10 @@ TEST(Partition, PiecesBeginAndEndWhereTheRangeCutsThem) {
   EXPECT_EQ(cut[1].member, 0);
   EXPECT_EQ(cut[1].elements, (Range{0, 64}));
   EXPECT_EQ(cut[2].elements, (Range{0, 64}));
-  EXPECT_TRUE(pieces(layout, members.pointers, 0, {460, 512}).empty());  // padding only
+  EXPECT_TRUE(parameter_slices(layout, members.pointers, 0, {460, 512}).empty());  // padding only
 }
 
-TEST(Partition, ExtentsTakePaddingAlong) {
+TEST(Partition, ExtentsIncludePadding) {
   const Range extents[] = {{0, 128}, {128, 192}, {192, 512}};
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(padded_extent(layout, 0, i), extents[i]);
 }
@@ -79,7 +80,7 @@ TEST(Partition, MemberRunsJoinNeighboursThatAgree) {
             (std::vector<MemberRun>{{{0, 192}, 1, matrix}, {{192, 512}, 2, late}}));
 }
 
-TEST(Partition, MemberRunsLeaveOutWhatIsSkipped) {
+TEST(Partition, MemberRunsOmitSkippedMembers) {
   EXPECT_EQ(member_runs(layout, 0, {0, 512}, std::vector<MemberUpdate>{{.skip = true}, {}, {}}),
             (std::vector<MemberRun>{{{0, 128}, 1, {}}, {{192, 512}, 2, {}}}));
   EXPECT_TRUE(member_runs(layout, 0, {0, 512}, std::vector<MemberUpdate>(3, {.skip = true})).empty());

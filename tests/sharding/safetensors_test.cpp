@@ -56,7 +56,7 @@ class Safetensors : public testing::Test {
     return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
   }
   /// What opening complains of; empty if it does not.
-  std::string complaint(const std::string& bytes) const {
+  std::string error_message(const std::string& bytes) const {
     put(bytes);
     try {
       SafetensorsFile::open(path());
@@ -68,13 +68,13 @@ class Safetensors : public testing::Test {
       return e.what();
     }
   }
-  void expect_complaint(const std::string& bytes, std::initializer_list<const char*> parts) const {
-    const std::string what = complaint(bytes);
+  void expect_error_message(const std::string& bytes, std::initializer_list<const char*> parts) const {
+    const std::string what = error_message(bytes);
     for (const char* part : parts)
       EXPECT_NE(what.find(part), std::string::npos) << "'" << what << "' lacks " << part;
   }
   std::string written() const {
-    const std::vector<SafetensorsOut> tensors{{"b", {2, 3}}, {"a", {}}, {"none", {0, 4}}, {"c", {5}}};
+    const std::vector<SafetensorsSpec> tensors{{"b", {2, 3}}, {"a", {}}, {"none", {0, 4}}, {"c", {5}}};
     std::vector<float> values(12);
     std::iota(values.begin(), values.end(), 0.5f);
     SafetensorsWriter writer(path(), tensors);
@@ -88,7 +88,7 @@ class Safetensors : public testing::Test {
   fs::path directory_;
 };
 
-TEST_F(Safetensors, WhatIsWrittenReadsBackInSlices) {
+TEST_F(Safetensors, WrittenTensorsReadBackInSlices) {
   written();
   const auto file = SafetensorsFile::open(path());
   ASSERT_EQ(file.tensors().size(), 4u);
@@ -115,7 +115,7 @@ TEST_F(Safetensors, TheHeaderIsPaddedToEightBytes) {
 }
 
 TEST_F(Safetensors, NothingHalfWrittenIsLeft) {
-  const std::vector<SafetensorsOut> tensors{{"x", {4}}};
+  const std::vector<SafetensorsSpec> tensors{{"x", {4}}};
   const std::vector<float> two(2), five(5);
   {
     SafetensorsWriter writer(path(), tensors);
@@ -136,11 +136,11 @@ TEST_F(Safetensors, AFileIsOnTheDiskBeforeItHasItsNameAndTheFolderAfterIt) {
   }
 }
 
-TEST_F(Safetensors, KilledWritersLeaveNothingBehindForLong) {
+TEST_F(Safetensors, FilesOfKilledWritersAreRemoved) {
   for (int i = 0; i < 3; ++i) {
     const pid_t child = ::fork();
     if (child == 0) {
-      SafetensorsWriter writer(path(), std::vector<SafetensorsOut>{{"x", {4}}});
+      SafetensorsWriter writer(path(), std::vector<SafetensorsSpec>{{"x", {4}}});
       writer.write(std::vector<float>(2));
       ::raise(SIGKILL);
     }
@@ -155,8 +155,8 @@ TEST_F(Safetensors, KilledWritersLeaveNothingBehindForLong) {
   EXPECT_EQ(left, std::vector<std::string>{"x.safetensors"});
 }
 
-TEST_F(Safetensors, WhatCouldNotBeReadBackIsNotWritten) {
-  const auto refusal = [this](const std::vector<SafetensorsOut>& tensors) -> std::string {
+TEST_F(Safetensors, UnreadableNamesAreNotWritten) {
+  const auto refusal = [this](const std::vector<SafetensorsSpec>& tensors) -> std::string {
     try {
       SafetensorsWriter(path(), tensors);
       return "";
@@ -182,14 +182,16 @@ std::string one_tensor(const std::string& name, const std::string& dtype, const 
          std::to_string(bytes) + "]}}";
 }
 
-TEST_F(Safetensors, EveryTypeOfTheFormatIsKnownAndReadWhereItIsNeeded) {
+TEST_F(Safetensors, EveryTypeOfTheFormatIsAccepted) {
   for (const char* dtype : {"F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4", "F6_E2M3", "F6_E3M2"}) {
     const std::size_t bits = dtype[1] == '4' ? 4 : dtype[1] == '6' ? 6 : 8;
-    EXPECT_EQ(complaint(framed(one_tensor("t", dtype, "[4,2]", bits), std::string(bits, 'x'))), "") << dtype;
-    expect_complaint(framed(one_tensor("t", dtype, "[4,4]", bits), std::string(bits, 'x')),
-                     {"tensor 't'", dtype, "needs"});
+    EXPECT_EQ(error_message(framed(one_tensor("t", dtype, "[4,2]", bits), std::string(bits, 'x'))), "")
+        << dtype;
+    expect_error_message(framed(one_tensor("t", dtype, "[4,4]", bits), std::string(bits, 'x')),
+                         {"tensor 't'", dtype, "needs"});
   }
-  expect_complaint(framed(one_tensor("t", "F4", "[3]", 2), "xx"), {"[3] of F4 is 12 bits", "no whole bytes"});
+  expect_error_message(framed(one_tensor("t", "F4", "[3]", 2), "xx"),
+                       {"[3] of F4 is 12 bits", "no whole bytes"});
   put(framed(one_tensor("t", "F4", "[4]", 2), "xx"));
   const auto file = SafetensorsFile::open(path());
   std::vector<float> out(4);
@@ -202,7 +204,7 @@ TEST_F(Safetensors, EveryTypeOfTheFormatIsKnownAndReadWhereItIsNeeded) {
   }
 }
 
-TEST_F(Safetensors, AnUnknownTypeThatNobodyNeedsIsNoObstacle) {
+TEST_F(Safetensors, AnUnusedUnknownTypeIsAccepted) {
   const float one = 1;
   put(framed(R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
              R"("later":{"dtype":"F2_E1M0","shape":[16],"data_offsets":[4,8]}})",
@@ -213,22 +215,23 @@ TEST_F(Safetensors, AnUnknownTypeThatNobodyNeedsIsNoObstacle) {
   EXPECT_EQ(w[0], 1);
   EXPECT_THROW(file.read_f32(*file.find("later"), 0, later), Error);
   // Its bytes are the file's all the same, and a bit an element is the least.
-  expect_complaint(framed(one_tensor("t", "F2", "[8]", 4), "xx"), {"'t'", "beyond"});
-  expect_complaint(framed(one_tensor("t", "F2", "[17]", 2), "xx"), {"'t'", "[17]", "F2", "cannot lie in 2"});
+  expect_error_message(framed(one_tensor("t", "F2", "[8]", 4), "xx"), {"'t'", "beyond"});
+  expect_error_message(framed(one_tensor("t", "F2", "[17]", 2), "xx"),
+                       {"'t'", "[17]", "F2", "cannot lie in 2"});
 }
 
 TEST_F(Safetensors, NothingButSpacesFollowsTheHeadersObject) {
   const std::string header = one_tensor("t", "F32", "[1]", 4);
-  EXPECT_EQ(complaint(framed(header + "   ", "xxxx")), "");
-  expect_complaint(framed(header + std::string("\0", 1), "xxxx"), {"zero"});
-  expect_complaint(framed(header + std::string("\0{}", 3), "xxxx"), {"zero"});
-  expect_complaint(framed(header + "\n", "xxxx"), {"header", "end"});
-  expect_complaint(framed(header + " {}", "xxxx"), {"not valid JSON"});
+  EXPECT_EQ(error_message(framed(header + "   ", "xxxx")), "");
+  expect_error_message(framed(header + std::string("\0", 1), "xxxx"), {"zero"});
+  expect_error_message(framed(header + std::string("\0{}", 3), "xxxx"), {"zero"});
+  expect_error_message(framed(header + "\n", "xxxx"), {"header", "end"});
+  expect_error_message(framed(header + " {}", "xxxx"), {"not valid JSON"});
 }
 
 TEST_F(Safetensors, MessagesAreFitForATerminal) {
   const auto plain = [this](const std::string& bytes, const char* part) {
-    const std::string what = complaint(bytes);
+    const std::string what = error_message(bytes);
     EXPECT_NE(what.find(part), std::string::npos) << what;
     for (const char c : what) EXPECT_FALSE(static_cast<unsigned char>(c) < 0x20 || c == 0x7f) << what;
     EXPECT_EQ(what.find("\xff"), std::string::npos);
@@ -265,48 +268,52 @@ TEST_F(Safetensors, ReadsHalfBrainAndDouble) {
   EXPECT_THROW(file.read_f32(*file.find("mask"), 0, d), Error);
 }
 
-TEST_F(Safetensors, LyingHeadersAreNamed) {
+TEST_F(Safetensors, WrongHeadersAreNamed) {
   const std::string eight(8, 'x');
   const auto one = [](const char* body) { return std::string("{\"t\":") + body + "}"; };
-  expect_complaint("abc", {"too few"});
-  expect_complaint(std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8) + eight, {"limit"});
-  expect_complaint(std::string("\xff\0\0\0\0\0\0\0", 8) + "{}", {"255", "cut off"});
-  expect_complaint(framed("", ""), {"does not start with '{'"});
-  expect_complaint(framed("[1]", ""), {"does not start with '{'"});
-  expect_complaint(framed("{nonsense", ""), {"not valid JSON"});
-  expect_complaint(framed("{,}", ""), {"not valid JSON"});
-  expect_complaint(framed(one("3"), ""), {"tensor 't'", "expected an object"});
-  expect_complaint(framed(one(R"({"shape":[1],"data_offsets":[0,4]})"), ""),
-                   {"tensor 't'", "dtype is missing"});
-  expect_complaint(framed(one(R"({"dtype":"F32","data_offsets":[0,4]})"), ""), {"shape is missing"});
-  expect_complaint(framed(one(R"({"dtype":"F32","shape":[1]})"), ""), {"data_offsets is missing"});
-  expect_complaint(framed(one(R"({"dtype":33,"shape":[1],"data_offsets":[0,4]})"), eight),
-                   {"tensor 't'", "dtype: expected a text", "33"});
-  expect_complaint(framed(one(R"({"dtype":"F32","shape":[-1],"data_offsets":[0,4]})"), eight), {"[-1]"});
-  expect_complaint(framed(one(R"({"dtype":"F32","shape":[1.5],"data_offsets":[0,4]})"), eight), {"[1.5]"});
-  expect_complaint(framed(one(R"({"dtype":"F32","shape":[2],"data_offsets":[4,0]})"), eight), {"[4,0]"});
-  expect_complaint(framed(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})"), eight),
-                   {"tensor 't'", "needs 12 bytes", "hold 8"});
-  expect_complaint(framed(one(R"({"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]})"), ""),
-                   {"larger than any memory"});
-  expect_complaint(framed(one(R"({"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]})"), ""),
-                   {"larger than any memory"});
-  expect_complaint(framed(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8],"more":1})"), eight),
-                   {"'more'"});
-  expect_complaint(framed(one(R"({"dtype":"F32","shape":[4],"data_offsets":[0,16]})"), eight), {"beyond"});
-  expect_complaint(framed(one(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})"), eight),
-                   {"4 bytes after the last tensor"});
-  expect_complaint(framed(one(R"({"dtype":"F32","shape":[1],"data_offsets":[4,8]})"), eight), {"hole"});
-  expect_complaint(framed(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
-                          R"("u":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
-                          eight),
-                   {"'u'", "overlap"});
-  expect_complaint(framed(R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
-                          R"("t":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
-                          eight),
-                   {"'t'", "twice"});
-  expect_complaint(framed(R"({"__metadata__":{"format":1}})", ""), {"__metadata__"});
-  EXPECT_EQ(complaint(framed("{}", "")), "");
+  expect_error_message("abc", {"too few"});
+  expect_error_message(std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8) + eight, {"limit"});
+  expect_error_message(std::string("\xff\0\0\0\0\0\0\0", 8) + "{}", {"255", "cut off"});
+  expect_error_message(framed("", ""), {"does not start with '{'"});
+  expect_error_message(framed("[1]", ""), {"does not start with '{'"});
+  expect_error_message(framed("{nonsense", ""), {"not valid JSON"});
+  expect_error_message(framed("{,}", ""), {"not valid JSON"});
+  expect_error_message(framed(one("3"), ""), {"tensor 't'", "expected an object"});
+  expect_error_message(framed(one(R"({"shape":[1],"data_offsets":[0,4]})"), ""),
+                       {"tensor 't'", "dtype is missing"});
+  expect_error_message(framed(one(R"({"dtype":"F32","data_offsets":[0,4]})"), ""), {"shape is missing"});
+  expect_error_message(framed(one(R"({"dtype":"F32","shape":[1]})"), ""), {"data_offsets is missing"});
+  expect_error_message(framed(one(R"({"dtype":33,"shape":[1],"data_offsets":[0,4]})"), eight),
+                       {"tensor 't'", "dtype: expected a text", "33"});
+  expect_error_message(framed(one(R"({"dtype":"F32","shape":[-1],"data_offsets":[0,4]})"), eight), {"[-1]"});
+  expect_error_message(framed(one(R"({"dtype":"F32","shape":[1.5],"data_offsets":[0,4]})"), eight),
+                       {"[1.5]"});
+  expect_error_message(framed(one(R"({"dtype":"F32","shape":[2],"data_offsets":[4,0]})"), eight), {"[4,0]"});
+  expect_error_message(framed(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})"), eight),
+                       {"tensor 't'", "needs 12 bytes", "hold 8"});
+  expect_error_message(
+      framed(one(R"({"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]})"), ""),
+      {"larger than any memory"});
+  expect_error_message(
+      framed(one(R"({"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]})"), ""),
+      {"larger than any memory"});
+  expect_error_message(framed(one(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8],"more":1})"), eight),
+                       {"'more'"});
+  expect_error_message(framed(one(R"({"dtype":"F32","shape":[4],"data_offsets":[0,16]})"), eight),
+                       {"beyond"});
+  expect_error_message(framed(one(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})"), eight),
+                       {"4 bytes after the last tensor"});
+  expect_error_message(framed(one(R"({"dtype":"F32","shape":[1],"data_offsets":[4,8]})"), eight), {"hole"});
+  expect_error_message(framed(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                              R"("u":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+                              eight),
+                       {"'u'", "overlap"});
+  expect_error_message(framed(R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                              R"("t":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+                              eight),
+                       {"'t'", "twice"});
+  expect_error_message(framed(R"({"__metadata__":{"format":1}})", ""), {"__metadata__"});
+  EXPECT_EQ(error_message(framed("{}", "")), "");
 }
 
 TEST_F(Safetensors, AMissingFileAndADirectoryAreNamed) {
@@ -322,7 +329,7 @@ TEST_F(Safetensors, AMissingFileAndADirectoryAreNamed) {
 TEST_F(Safetensors, EveryTruncationIsRefused) {
   const std::string bytes = written();
   for (std::size_t length = 0; length < bytes.size(); ++length)
-    EXPECT_NE(complaint(bytes.substr(0, length)), "") << "cut to " << length << " bytes";
+    EXPECT_NE(error_message(bytes.substr(0, length)), "") << "cut to " << length << " bytes";
 }
 
 TEST_F(Safetensors, MutationsAreReadOrRefusedButNeverCrash) {
@@ -333,7 +340,7 @@ TEST_F(Safetensors, MutationsAreReadOrRefusedButNeverCrash) {
     std::string bytes = good;
     for (int m = 0; m <= i % 3; ++m) bytes[random() % (good.size() - 48)] = static_cast<char>(random());
     if (i % 7 == 0) bytes.resize(random() % bytes.size());
-    if (!complaint(bytes).empty()) {
+    if (!error_message(bytes).empty()) {
       ++refused;
       continue;
     }

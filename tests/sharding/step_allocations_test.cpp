@@ -86,7 +86,7 @@ Counts train(StrategyKind kind, bool overlap) {
     auto comm = Communicator::connect(rank, ranks, std::move(store));
     Gpt2 model(small_config());
     allocate_parameters(model);
-    initialise_parameters(model, 1);
+    init_parameters(model, 1);
     const auto strategy = make_strategy(
         kind, model, comm, {.first_bucket_bytes = 4096, .bucket_bytes = 16384, .overlap = overlap});
     Tape tape;
@@ -117,7 +117,7 @@ TEST_P(StepAllocations, AreFewAndSmallFromTheThirdUpdateOn) {
   const auto& [kind, overlap] = GetParam();
   const Counts counts = train(kind, overlap);
   for (std::size_t u = 2; u < updates; ++u) {
-    SCOPED_TRACE(str("update ", u));
+    SCOPED_TRACE(concat("update ", u));
     const auto &before = counts.after[u - 1], &after = counts.after[u];
     EXPECT_EQ(after.large - before.large, 0);
     EXPECT_EQ(after.blocks - before.blocks, 0u);
@@ -133,8 +133,8 @@ INSTANTIATE_TEST_SUITE_P(Strategies, StepAllocations,
                                                           StrategyKind::zero2, StrategyKind::zero3),
                                           testing::Bool()),
                          [](const auto& info) {
-                           return str(name(std::get<0>(info.param)),
-                                      std::get<1>(info.param) ? "" : "_without_overlap");
+                           return concat(name(std::get<0>(info.param)),
+                                         std::get<1>(info.param) ? "" : "_without_overlap");
                          });
 
 }  // namespace

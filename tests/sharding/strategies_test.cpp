@@ -119,7 +119,7 @@ void expect_like_one_process(const Run& run) {
   const Reference ref = reference(run.ranks, run.micro_batches);
   for (const StrategyKind kind : kinds)
     run_ranks(run.ranks, [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(str(name(kind), " on rank ", rank, " of ", run.ranks));
+      SCOPED_TRACE(concat(name(kind), " on rank ", rank, " of ", run.ranks));
       auto comm = Communicator::connect(rank, run.ranks, std::move(store));
       train(kind, run, comm, ref);
     });
@@ -190,7 +190,7 @@ Outcome train_on_random_data(StrategyKind kind, Communicator& comm, const Strate
   return out;
 }
 
-TEST_P(Strategies, GiveTheSameBitsWhateverTheStrategyBucketsAndOverlap) {
+TEST_P(Strategies, HaveTheSameBitsForEveryStrategyBucketSizeAndOverlap) {
   run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, GetParam(), std::move(store));
     const Outcome expected = train_on_random_data(StrategyKind::ddp, comm, {});
@@ -250,7 +250,7 @@ TEST(Strategy, ClippingAndLossScaleReachTheUpdate) {
   run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 2, std::move(store));
     for (const StrategyKind kind : kinds) {
-      SCOPED_TRACE(str(name(kind), " on rank ", rank));
+      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
       const Moved free = update_clipped(kind, comm, true, 0, 1),
                   clipped = update_clipped(kind, comm, true, limit, 1);
       ASSERT_GT(free.norm, 2 * limit);
@@ -354,7 +354,7 @@ TEST(Strategy, ATapeServesOneStrategy) {
     f.strategy->attach(f.tape);  // again is no other
     ToyModel other(initial_value);
     const auto second = make_strategy(StrategyKind::ddp, other, f.comm);
-    EXPECT_EQ(f.error_of([&] { second->attach(f.tape); }, str("serves a ", name(kind), " strategy")),
+    EXPECT_EQ(f.error_of([&] { second->attach(f.tape); }, concat("serves a ", name(kind), " strategy")),
               Errc::invalid_argument);
     f.pass(true);  // the first one's hooks are still there
     f.strategy->finish_gradients();
@@ -380,7 +380,7 @@ class Watching final : public Optimizer {
   mutable std::vector<int> threads;
 };
 
-TEST(Strategy, WithoutAStreamTheTapesThreadsUpdate) {
+TEST(Strategy, TheDefaultStreamIsTheTapes) {
   auto comm = Communicator::connect(0, 1, memory_store());
   ToyModel model(initial_value);
   const auto strategy = make_strategy(StrategyKind::ddp, model, comm);
@@ -469,10 +469,10 @@ struct Replica {
   std::unique_ptr<Optimizer> optimizer = make_sgd({});
 };
 
-TEST(Replicas, ThatWereFilledWithOtherValuesAreNamed) {
+TEST(Replicas, WithDifferentValuesAreNamed) {
   for (const StrategyKind kind : kinds)
     for (const char* parameter : {"second.weight", "frozen"})
-      expect_mismatch(3, 2, str("value differs over the ranks: ", parameter),
+      expect_mismatch(3, 2, concat("value differs over the ranks: ", parameter),
                       [&](int rank, Communicator& comm) {
                         Replica r(kind, comm);
                         r.fill(parameter, rank == 2 ? 2.0f : 1.0f);
@@ -517,7 +517,7 @@ TEST(Replicas, WithOtherOptionsAreNamed) {
   };
   refused("bucket_bytes is 26214400 on rank 0 and 5 on rank 1", [](auto& o) { o.bucket_bytes = 5; });
   refused("overlap is yes on rank 0 and no on rank 1", [](auto& o) { o.overlap = false; });
-  refused("unreached is pytorch", [](auto& o) { o.unreached = Unreached::deepspeed; });
+  refused("unreached is pytorch", [](auto& o) { o.unused_parameters = UnusedParameterPolicy::deepspeed; });
   refused("weight decay of position is no on rank 0 and yes",
           [](auto& o) { o.decays = [](const Parameter&) { return true; }; });
   expect_mismatch(2, 1, "the strategy is ddp on rank 0 and zero3 on rank 1",
@@ -538,14 +538,14 @@ std::vector<float> values_of(Strategy& strategy, const Parameter& p) {
 struct Unused {
   std::vector<float> sometimes, never;
 };
-Unused train_unused(StrategyKind kind, Communicator& comm, Unreached unreached,
+Unused train_unused(StrategyKind kind, Communicator& comm, UnusedParameterPolicy unreached,
                     const std::vector<bool>& reached) {
   ToyModel model(initial_value);
   const auto strategy = make_strategy(kind, model, comm,
                                       {.first_bucket_bytes = 300,
                                        .bucket_bytes = 900,
                                        .decays = [](const Parameter&) { return true; },
-                                       .unreached = unreached});
+                                       .unused_parameters = unreached});
   Tape tape;
   strategy->attach(tape);
   const auto adamw = make_adamw({.learning_rate = 0.1, .weight_decay = 0.1});
@@ -564,13 +564,13 @@ Unused train_unused(StrategyKind kind, Communicator& comm, Unreached unreached,
           values_of(*strategy, model[model.index("never")])};
 }
 
-TEST_P(Strategies, AParameterThatNoLossReachedIsSkippedAsInPyTorch) {
+TEST_P(Strategies, AnUnusedParameterIsSkippedAsInPyTorch) {
   for (const StrategyKind kind : kinds)
     run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(str(name(kind), " on rank ", rank));
+      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
       auto comm = Communicator::connect(rank, GetParam(), std::move(store));
       const auto after = [&](const std::vector<bool>& reached) {
-        return train_unused(kind, comm, Unreached::pytorch, reached);
+        return train_unused(kind, comm, UnusedParameterPolicy::pytorch, reached);
       };
       const Unused a = after({true, false, true, false}), b = after({true, true});
       EXPECT_EQ(a.sometimes, b.sometimes) << "updates that skip a parameter leave no trace in it";
@@ -581,45 +581,45 @@ TEST_P(Strategies, AParameterThatNoLossReachedIsSkippedAsInPyTorch) {
     });
 }
 
-TEST_P(Strategies, AParameterThatNoLossReachedDecaysAsInDeepSpeed) {
+TEST_P(Strategies, AnUnusedParameterDecaysAsInDeepSpeed) {
   for (const StrategyKind kind : kinds)
     run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(str(name(kind), " on rank ", rank));
+      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
       auto comm = Communicator::connect(rank, GetParam(), std::move(store));
-      const Unused a = train_unused(kind, comm, Unreached::deepspeed, {true, false});
+      const Unused a = train_unused(kind, comm, UnusedParameterPolicy::deepspeed, {true, false});
       for (std::size_t i = 0; i < a.never.size(); ++i)
         ASSERT_EQ(a.never[i], initial_value(5, i) * 0.99f * 0.99f);
     });
 }
 
-TEST(PassAgreement, KnowsWhatAnyRankReachedAndWhoCancelled) {
+TEST(PassAgreement, AgreesOnUsedParametersAndTheCancellingRank) {
   run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 3, std::move(store));
     PassAgreement agreement(comm, 4);
-    agreement.reach(rank);
+    agreement.mark_used(rank);
     agreement.begin(rank > 0);
     agreement.wait();
-    for (int m = 0; m < 4; ++m) EXPECT_EQ(agreement.reached(m), m < 3);
+    for (int m = 0; m < 4; ++m) EXPECT_EQ(agreement.is_used(m), m < 3);
     EXPECT_EQ(agreement.cancelled_by(), 1);
-    EXPECT_TRUE(agreement.values_unchecked());
-    agreement.values_checked();
-    agreement.keep();  // a captured pass that reaches the same
-    agreement.reach(3);
-    EXPECT_EQ(test::error_of([&] { agreement.keep(); }).code(), Errc::invalid_argument);
-    agreement.forget();
-    if (rank == 2) agreement.values_written();
+    EXPECT_TRUE(agreement.values_need_check());
+    agreement.mark_values_checked();
+    agreement.reuse_last();  // a captured pass that reaches the same
+    agreement.mark_used(3);
+    EXPECT_EQ(test::error_of([&] { agreement.reuse_last(); }).code(), Errc::invalid_argument);
+    agreement.reset();
+    if (rank == 2) agreement.mark_values_written();
     agreement.begin(false);
     agreement.wait();
-    EXPECT_FALSE(agreement.reached(rank));
+    EXPECT_FALSE(agreement.is_used(rank));
     EXPECT_EQ(agreement.cancelled_by(), -1);
-    EXPECT_TRUE(agreement.values_unchecked()) << "written on one rank";
+    EXPECT_TRUE(agreement.values_need_check()) << "written on one rank";
   });
 }
 
 TEST(Strategy, NamesOfChoicesRoundTrip) {
-  for (const Unreached u : {Unreached::pytorch, Unreached::deepspeed})
-    EXPECT_EQ(unreached_from_name(name(u)), u);
-  EXPECT_THROW(unreached_from_name("jax"), Error);
+  for (const UnusedParameterPolicy u : {UnusedParameterPolicy::pytorch, UnusedParameterPolicy::deepspeed})
+    EXPECT_EQ(unused_parameter_policy_from_name(name(u)), u);
+  EXPECT_THROW(unused_parameter_policy_from_name("jax"), Error);
 }
 
 // ---- after an error
@@ -688,7 +688,7 @@ std::vector<float> train_through(StrategyKind kind, Communicator& comm, const Fa
 TEST_P(Strategies, GoOnAfterAnErrorOnEveryRank) {
   for (const StrategyKind kind : kinds)
     run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(str(name(kind), " on rank ", rank));
+      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
       auto comm = Communicator::connect(rank, GetParam(), std::move(store));
       const auto good = train_through(kind, comm, {});
       for (const auto where : {Failing::forward, Failing::backward, Failing::late})
@@ -699,7 +699,7 @@ TEST_P(Strategies, GoOnAfterAnErrorOnEveryRank) {
 TEST(Strategy, GoesOnAfterAnErrorOnOneRank) {
   for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2})
     run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(str(name(kind), " on rank ", rank));
+      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
       auto comm = Communicator::connect(rank, 3, std::move(store));
       const auto good = train_through(kind, comm, {});
       for (const auto where : {Failing::forward, Failing::backward, Failing::late})
@@ -741,7 +741,7 @@ TEST(Strategy, NamesRoundTrip) {
   EXPECT_THROW(strategy_from_name("zero4"), Error);
 }
 
-TEST(Strategy, RanksWithDifferentModelsLearnWhichParameterDiffers) {
+TEST(Strategy, DifferentModelsNameTheParameterThatDiffers) {
   run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 3, std::move(store));
     ToyModel model(initial_value);

@@ -66,10 +66,10 @@ TEST(Zero3, AScopeHasItsParametersAndNoOthers) {
 }
 
 // The last scope's prefetch is still on its way when a rank has no more to do.
-TEST(Zero3, EndingWithAPrefetchInFlightHarmsNobody) {
+TEST(Zero3, DestructionWithAPrefetchInFlightIsClean) {
   run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
     for (int i = 0; i < 100; ++i) {
-      Rank r(rank, 3, prefix_store(store, str(i, "/")));
+      Rank r(rank, 3, prefix_store(store, concat(i, "/")));
       const Tape::NoGrad no_grad(r.tape);
       r.tape.scope(*r.model.scopes()[0], [] { return Var{}; });
     }
@@ -106,14 +106,14 @@ TEST(Zero3, NothingIsHeldBetweenSteps) {
   });
 }
 
-TEST(Zero3, RecomputedScopesGatherAgain) {
+TEST(Zero3, CheckpointedScopesGatherAgain) {
   run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     Rank r(rank, 2, std::move(store));
     const Scope& scope = *r.model.scopes()[2];
     Parameter* p = scope.parameters[1];
     const Var x = r.tape.variable(Tensor::zeros({}));
     int runs = 0;
-    const Var loss = r.tape.recompute(scope, x, [&, p](Var in) {
+    const Var loss = r.tape.checkpoint(scope, x, [&, p](Var in) {
       ++runs;
       const Var w = r.tape.parameter(*p);
       EXPECT_TRUE(p->value.defined());
@@ -149,7 +149,7 @@ TEST(Zero3, AScopeMayRunTwice) {
           float& place = target.tensor.data<float>()[i];
           place = (target.accumulate ? place : 0) + *d_out.data<float>() * t.value(w).data<float>()[i];
         }
-        t.give_grad(in, d_out);
+        t.accumulate_grad(in, d_out);
       });
     };
     for (int run = 0; run < 2; ++run) sum = r.tape.scope(scope, [&] { return add_once(sum, p); });
@@ -205,7 +205,7 @@ struct OneOperator final : Module {
   OneOperator(const std::vector<Shape>& shapes, Run run) : run(std::move(run)) {
     for (const Shape& shape : shapes) {
       auto& p = *storage.emplace_back(std::make_unique<Parameter>());
-      p.name = str("p", storage.size());
+      p.name = concat("p", storage.size());
       p.shape = shape;
       p.value = Tensor::empty(shape);
       for (std::size_t i = 0; i < p.count(); ++i)

@@ -52,7 +52,7 @@ inline std::size_t pair_begin(const Call& c, int from,
 }
 
 template <class T>
-T folded(const Call& c, int size, std::size_t i) {
+T expected_reduction(const Call& c, int size, std::size_t i) {
   T x = input<T>(c, 0, i);
   for (int r = 1; r < size; ++r) {
     const T y = input<T>(c, r, i);
@@ -93,21 +93,21 @@ class Buffers {
     for (std::size_t i = 0; i < in_count_; ++i) in_at_[i] = input<T>(c, me.rank, i);
   }
 
-  Operation operation() const {
+  CollectiveCall operation() const {
     const Call& c = call_;
-    Operation op{.kind = c.kind, .op = c.op, .root = c.root};
+    CollectiveCall op{.kind = c.kind, .op = c.op, .root = c.root};
     const bool root = me_.rank == c.root;
     const bool sends = root || (c.kind != Collective::broadcast && c.kind != Collective::scatter);
     const bool receives = root || (c.kind != Collective::gather && c.kind != Collective::reduce);
     if (c.kind == Collective::barrier) return op;
     if (sends) op.in = {in_at_, in_count_};
     if (receives) op.out = {out_at_, out_count_};
-    if (c.kind == Collective::all_to_all_v) op.pairs = std::make_shared<PairCounts>(pairs());
+    if (c.kind == Collective::all_to_all_v) op.counts = std::make_shared<AllToAllVCounts>(pairs());
     return op;
   }
 
-  PairCounts pairs() const {
-    PairCounts p;
+  AllToAllVCounts pairs() const {
+    AllToAllVCounts p;
     for (int r = 0; r < me_.size; ++r) {
       p.send_counts.push_back(pair_count(call_, me_.rank, r));
       p.send_offsets.push_back(pair_begin(call_, me_.rank, r));
@@ -118,10 +118,11 @@ class Buffers {
   }
 
   void check() const {
-    const Operation op = operation();
+    const CollectiveCall op = operation();
     if (call_.kind == Collective::all_to_all_v) return check_pairs();
     for (std::size_t i = 0; op.out.data && i < out_count_; ++i)
-      if (!(out_at_[i] == want(i))) FAIL() << "at " << i << ": " << +out_at_[i] << ", not " << +want(i);
+      if (!(out_at_[i] == expected(i)))
+        FAIL() << "at " << i << ": " << +out_at_[i] << ", not " << +expected(i);
     for (std::size_t i = 0; op.in.data && !call_.in_place && i < in_count_; ++i)
       if (!(in_at_[i] == input<T>(call_, me_.rank, i))) FAIL() << "the input was changed at " << i;
     check_guards();
@@ -146,15 +147,15 @@ class Buffers {
     for (int r = 0; r < from; ++r) sum += pair_count(call_, r, me_.rank) + 1;
     return sum;
   }
-  T want(std::size_t i) const {
+  T expected(std::size_t i) const {
     const Call& c = call_;
     const std::size_t part = c.count ? i / c.count : 0, j = c.count ? i % c.count : 0, mine = at(me_.rank);
     switch (c.kind) {
       case Collective::all_reduce:
       case Collective::reduce:
-        return folded<T>(c, me_.size, i);
+        return expected_reduction<T>(c, me_.size, i);
       case Collective::reduce_scatter:
-        return folded<T>(c, me_.size, mine * c.count + i);
+        return expected_reduction<T>(c, me_.size, mine * c.count + i);
       case Collective::broadcast:
         return input<T>(c, c.root, i);
       case Collective::scatter:
@@ -199,7 +200,7 @@ class Buffers {
 template <class T>
 void make_and_check(Rank& me, const Call& c) {
   const Buffers<T> buffers(me, c);
-  const Operation op = buffers.operation();
+  const CollectiveCall op = buffers.operation();
   me.call(op);
   SCOPED_TRACE(testing::Message() << name(c.kind) << " of " << c.count << " " << name(dtype_of<T>)
                                   << ", root " << c.root << (c.in_place ? ", in place" : "") << ", memory "

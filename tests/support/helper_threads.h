@@ -53,8 +53,8 @@ class HelperThreads {
     begun_.arrive_and_wait();
   }
 
-  /// There are `least` new threads, and they block all signals but those of their own faults.
-  void expect_no_signals(std::size_t least) {
+  /// There are `min_threads` new threads, and they block all signals but those of their own faults.
+  void expect_no_signals(std::size_t min_threads) {
     std::size_t helpers = 0;
     for (const int thread : threads_of_process()) {
       if (own_.contains(thread)) continue;
@@ -65,7 +65,7 @@ class HelperThreads {
         EXPECT_TRUE(blocked >> (s - 1) & 1) << strsignal(s);
       }
     }
-    EXPECT_GE(helpers, least);
+    EXPECT_GE(helpers, min_threads);
     checked_.arrive_and_wait();  // nobody's end before
   }
 

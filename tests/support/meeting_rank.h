@@ -12,42 +12,42 @@
 namespace rz::test {
 
 inline constexpr std::uint32_t before_wrap = 0xfffffff0;
-inline constexpr int kept = static_cast<int>(meeting_letters);
-inline constexpr int plenty = 1000;  // turns within which a rank does all that it can do alone
+inline constexpr int fifo_depth = static_cast<int>(mailbox_depth);
+inline constexpr int enough_spins = 1000;  // turns within which a rank does all that it can do alone
 
 /// It numbers its calls.
 class Rank {
  public:
   Rank(int rank, int size, Store& store, std::uint32_t first_step)
       : rank(rank), size(size), transport(connect(rank, size, store, {"shm"})) {
-    together.emplace(*transport, rank, size, first_step);
-    meet_all(*transport, rank, size);
+    engine.emplace(*transport, rank, size, first_step);
+    sync_all(*transport, rank, size);
   }
 
   /// The short way, where the call is like the last one.
-  void start(const Operation& op) {
+  void start(const CollectiveCall& op) {
     const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
-    const BriefCall call{brief(op.kind, dtype, op.op.kind, op.root), common_count(op, size),
-                         op.in.data, op.out.data};
-    if (together->repeats(call))
-      together->repeat(call, sequence_++, turns), ++repeated;
+    const CallKey call{call_key(op.kind, dtype, op.op.kind, op.root), count_per_rank(op, size), op.in.data,
+                       op.out.data};
+    if (engine->matches_last(call))
+      engine->run_fast_path(call, sequence_++, turns), ++repeated;
     else
-      together->start(op, sequence_++);
+      engine->start(op, sequence_++);
   }
   void finish() {
     const auto deadline = Deadline::after(std::chrono::seconds(20));
-    while (!together->spin(20)) {
-      require(!deadline.expired(), Errc::timeout, "rank ", rank, " waits for ", together->waiting_for());
-      if (together->busy()) continue;
+    while (!engine->spin(20)) {
+      require(!deadline.expired(), Errc::timeout, "rank ", rank, " waits for ", engine->waiting_for());
+      if (engine->busy()) continue;
       transport->progress();
       transport->wait(std::chrono::milliseconds(5));
     }
   }
-  void call(const Operation& op) { start(op), finish(); }
+  void call(const CollectiveCall& op) { start(op), finish(); }
 
   const int rank, size;
   std::unique_ptr<Transport> transport;
-  std::optional<Together> together;
+  std::optional<IntranodeEngine> engine;
   int turns = 0;     // of a call that is like the last one, before it goes on like others
   int repeated = 0;  // calls
 
@@ -62,13 +62,13 @@ void run(int size, std::uint32_t first_step, const F& body) {
       [&](int rank, std::shared_ptr<Store> store) {
         Rank me(rank, size, *store, first_step);
         body(me, *store);
-        meet_all(*me.transport, rank, size);
+        sync_all(*me.transport, rank, size);
       },
       std::chrono::seconds(200));
 }
 
-inline void say(Store& store, const std::string& what) { store.set(what, "said"); }
-inline void hear(Store& store, const std::string& what) {
+inline void signal_event(Store& store, const std::string& what) { store.set(what, "said"); }
+inline void wait_event(Store& store, const std::string& what) {
   store.get(what, Deadline::after(std::chrono::seconds(20)));
 }
 

@@ -12,7 +12,7 @@ namespace rz::test {
 
 class MirroredCall final : public WorkState {
  public:
-  MirroredCall(Operation operation, int rank, int size)
+  MirroredCall(CollectiveCall operation, int rank, int size)
       : operation_(std::move(operation)), rank_(rank), size_(size) {}
 
   bool done() const noexcept override { return ended_; }
@@ -45,7 +45,7 @@ class MirroredCall final : public WorkState {
     }
   }
 
-  Operation operation_;
+  CollectiveCall operation_;
   int rank_, size_;
   bool ended_ = false;
 };
@@ -55,7 +55,7 @@ class MirroredBackend final : public Backend {
   MirroredBackend(int rank, int size, std::shared_ptr<CallRecord> record)
       : rank_(rank), size_(size), record_(std::move(record)) {}
 
-  Work submit(std::span<const Operation> group) override {
+  Work submit(std::span<const CollectiveCall> group) override {
     require(group.size() == 1, Errc::unsupported, "a mirrored communicator takes one call at a time");
     static constexpr Collective known[] = {Collective::all_gather, Collective::reduce_scatter,
                                            Collective::all_reduce, Collective::broadcast,
@@ -88,7 +88,8 @@ std::vector<CallRecord::Call> CallRecord::in_flight(const Filter& filter) const 
 }
 
 Communicator mirrored_communicator(int rank, int size, std::shared_ptr<CallRecord> record) {
-  return Communicator::over(rank, size, std::make_unique<MirroredBackend>(rank, size, std::move(record)));
+  return Communicator::from_backend(rank, size,
+                                    std::make_unique<MirroredBackend>(rank, size, std::move(record)));
 }
 
 }  // namespace rz::test

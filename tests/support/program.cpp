@@ -123,8 +123,9 @@ void expect_refusal(const std::string& program, const std::vector<std::string>& 
 std::string json_of(const std::string& program, int ranks, const std::vector<std::string>& flags,
                     std::string* out) {
   const auto path = std::filesystem::temp_directory_path() /
-                    str("rz_", program, "_test_", static_cast<int>(::getpid()), ".json");
-  std::vector<std::string> command{built("rzrun"), "-n", str(ranks), built(program), "--json", path.string()};
+                    concat("rz_", program, "_test_", static_cast<int>(::getpid()), ".json");
+  std::vector<std::string> command{built("rzrun"), "-n",     concat(ranks),
+                                   built(program), "--json", path.string()};
   command.insert(command.end(), flags.begin(), flags.end());
   Program p(command);
   EXPECT_EQ(p.wait(), 0) << p.err();

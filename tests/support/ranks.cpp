@@ -24,7 +24,7 @@ std::string what(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& e) {
-    return str(name(e.code()), ": ", e.what());
+    return concat(name(e.code()), ": ", e.what());
   } catch (const std::exception& e) {
     return e.what();
   } catch (...) {
@@ -51,7 +51,7 @@ class Watchdog {
     if (changed_.wait_until(lock, end, [&] { return left_ == 0; })) return;
     std::string names;
     for (std::size_t r = 0; r < running_.size(); ++r)
-      if (running_[r]) names += str(' ', r);
+      if (running_[r]) names += concat(' ', r);
     std::fprintf(stderr, "run_ranks: after %lld s these ranks still run:%s\n",
                  static_cast<long long>(deadline.count()), names.c_str());
     std::abort();
@@ -71,7 +71,7 @@ std::string failures_of_this_test() {
   if (!info) return text;
   const testing::TestResult& result = *info->result();
   for (int i = 0; i < result.total_part_count(); ++i)
-    if (result.GetTestPartResult(i).failed()) text += str(result.GetTestPartResult(i).message(), "\n");
+    if (result.GetTestPartResult(i).failed()) text += concat(result.GetTestPartResult(i).message(), "\n");
   return text;
 }
 

@@ -98,7 +98,7 @@ ReferenceParameters as_reference(const std::vector<NamedTensor>& tensors) {
 
 void write_start(const std::string& path) {
   const auto tensors = start();
-  std::vector<SafetensorsOut> shapes;
+  std::vector<SafetensorsSpec> shapes;
   for (const auto& t : tensors) shapes.push_back({t.name, t.shape});
   SafetensorsWriter writer(path, shapes);
   for (const auto& t : tensors) writer.write(t.values);

@@ -12,7 +12,7 @@ namespace rz::test {
 namespace {
 
 struct Message {
-  Signature signature;
+  CallSignature signature;
   std::uint64_t begin, end;  ///< in the stream
   bool by_reference;
 };
@@ -24,9 +24,9 @@ std::vector<Message> plan(int from, int to, int lane, const Traffic& traffic) {
   std::uint64_t at = 0;
   for (int i = 0; i < traffic.messages; ++i) {
     // Sizes of every magnitude: tiny, small, around the bounds, long.
-    const std::size_t most = random() % 2 ? traffic.longest : std::size_t{1} << random() % 14;
-    const std::size_t size = 1 + random() % std::min(most, traffic.longest);
-    Signature s;
+    const std::size_t limit = random() % 2 ? traffic.max_bytes : std::size_t{1} << random() % 14;
+    const std::size_t size = 1 + random() % std::min(limit, traffic.max_bytes);
+    CallSignature s;
     s.sequence = static_cast<std::uint32_t>(i);
     s.root = from;
     s.count = size;
@@ -68,7 +68,7 @@ class Sender {
 
   /// True while there is something left to do.
   bool step() {
-    const auto released = t_.released(peer_, Lane(lane_));
+    const auto released = t_.released(peer_, Channel(lane_));
     EXPECT_LE(released, posted_);
     EXPECT_GE(released, released_) << "released() went back";
     released_ = released;
@@ -80,7 +80,7 @@ class Sender {
     if (next_ == messages_.size()) return released < posted_;
     const Message& m = messages_[next_];
     const std::size_t size = m.end - m.begin;
-    if (!offered_) {
+    if (!submitted_) {
       held_.push_back({m.by_reference ? t_.allocate(size)
                                       : std::shared_ptr<std::byte>(new std::byte[size],
                                                                    std::default_delete<std::byte[]>()),
@@ -88,11 +88,11 @@ class Sender {
       for_runs(rank_, peer_, lane_, m.begin, size, [&](const std::byte* from, std::size_t at, std::size_t n) {
         std::memcpy(held_.back().memory.get() + at, from, n);
       });
-      offered_ = true;
+      submitted_ = true;
     }
     const std::size_t done = posted_ - m.begin;
-    posted_ += t_.post(peer_, Lane(lane_), m.signature, {held_.back().memory.get() + done, size - done});
-    if (posted_ == m.end) ++next_, offered_ = false;
+    posted_ += t_.post(peer_, Channel(lane_), m.signature, {held_.back().memory.get() + done, size - done});
+    if (posted_ == m.end) ++next_, submitted_ = false;
     return true;
   }
 
@@ -106,7 +106,7 @@ class Sender {
   int rank_, peer_, lane_;
   std::vector<Message> messages_;
   std::size_t next_ = 0;
-  bool offered_ = false;
+  bool submitted_ = false;
   std::uint64_t posted_ = 0, released_ = 0;
   std::list<Held> held_;
 };
@@ -126,20 +126,20 @@ class Receiver {
     const Message& m = messages_[next_];
     if (random_() % 3 == 0) {
       into_.resize(std::min<std::size_t>(m.end - at_, 1 + random_() % 100'000));
-      const std::size_t n = t_.receive(peer_, Lane(lane_), into_);
+      const std::size_t n = t_.receive(peer_, Channel(lane_), into_);
       check({into_.data(), n});
     } else {
-      const Incoming in = t_.peek(peer_, Lane(lane_));
+      const ReceiveView in = t_.peek(peer_, Channel(lane_));
       if (in.bytes.empty()) return true;
       EXPECT_EQ(in.signature, m.signature) << where();
       EXPECT_LE(in.bytes.size(), m.end - at_) << where();
-      const Incoming again = t_.peek(peer_, Lane(lane_));
+      const ReceiveView again = t_.peek(peer_, Channel(lane_));
       EXPECT_EQ(again.bytes.data(), in.bytes.data()) << where();
       // Now and then a part only.
       const std::size_t n =
           random_() % 4 ? in.bytes.size() : std::max<std::size_t>(1, in.bytes.size() / 128 * 64);
       check(in.bytes.first(n));
-      t_.consume(peer_, Lane(lane_), n);
+      t_.consume(peer_, Channel(lane_), n);
     }
     if (at_ == m.end) ++next_;
     return true;
@@ -156,7 +156,7 @@ class Receiver {
     at_ += bytes.size();
   }
   std::string where() const {
-    return str("at ", at_, " of lane ", lane_, " from rank ", peer_, " to rank ", rank_);
+    return concat("at ", at_, " of lane ", lane_, " from rank ", peer_, " to rank ", rank_);
   }
   Transport& t_;
   int rank_, peer_, lane_;
@@ -174,7 +174,7 @@ void exchange_streams(Transport& t, int rank, int size, const Traffic& traffic) 
   std::list<Sender> senders;
   std::list<Receiver> receivers;
   for (int peer = 0; peer < size; ++peer)
-    for (int lane = 0; lane < lane_count; ++lane) {
+    for (int lane = 0; lane < channel_count; ++lane) {
       if (peer == rank) continue;
       senders.emplace_back(t, rank, peer, lane, traffic);
       receivers.emplace_back(t, rank, peer, lane, traffic);
@@ -197,7 +197,7 @@ std::unique_ptr<Transport> connect(int rank, int size, Store& store, const Trans
   return connect_transport(rank, size, store, options, Deadline::after(std::chrono::seconds(20)));
 }
 
-void post_all(Transport& t, int peer, Lane lane, const Signature& signature,
+void post_all(Transport& t, int peer, Channel lane, const CallSignature& signature,
               std::span<const std::byte> bytes) {
   drive(t, [&] {
     bytes = bytes.subspan(t.post(peer, lane, signature, bytes));
@@ -205,22 +205,23 @@ void post_all(Transport& t, int peer, Lane lane, const Signature& signature,
   });
 }
 
-void receive_all(Transport& t, int peer, Lane lane, std::span<std::byte> into) {
+void receive_all(Transport& t, int peer, Channel lane, std::span<std::byte> into) {
   drive(t, [&] {
     into = into.subspan(t.receive(peer, lane, into));
     return into.empty();
   });
 }
 
-void meet_all(Transport& t, int rank, int size) {
+void sync_all(Transport& t, int rank, int size) {
   std::byte b{1};
   for (int peer = 0; peer < size; ++peer)
-    if (peer != rank) post_all(t, peer, Lane::point_to_point, {}, {&b, 1});
+    if (peer != rank) post_all(t, peer, Channel::point_to_point, {}, {&b, 1});
   for (int peer = 0; peer < size; ++peer)
-    if (peer != rank) receive_all(t, peer, Lane::point_to_point, {&b, 1});
+    if (peer != rank) receive_all(t, peer, Channel::point_to_point, {&b, 1});
   drive(t, [&] {
     bool all = true;
-    for (int peer = 0; peer < size; ++peer) all &= peer == rank || t.released(peer, Lane::point_to_point) > 0;
+    for (int peer = 0; peer < size; ++peer)
+      all &= peer == rank || t.released(peer, Channel::point_to_point) > 0;
     return all;
   });
 }

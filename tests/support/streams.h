@@ -10,8 +10,8 @@
 namespace rz::test {
 
 struct Traffic {
-  int messages = 40;              ///< a peer and lane
-  std::size_t longest = 300'000;  ///< bytes
+  int messages = 40;                ///< a peer and lane
+  std::size_t max_bytes = 300'000;  ///< bytes
   std::uint32_t seed = 1;
 };
 
@@ -34,11 +34,11 @@ void drive(Transport& transport, const F& done, double seconds = 20) {
 }
 
 /// Posts all of it; drives the transport meanwhile.
-void post_all(Transport&, int peer, Lane, const Signature&, std::span<const std::byte>);
+void post_all(Transport&, int peer, Channel, const CallSignature&, std::span<const std::byte>);
 /// Receives exactly as much.
-void receive_all(Transport&, int peer, Lane, std::span<std::byte>);
+void receive_all(Transport&, int peer, Channel, std::span<std::byte>);
 
 /// Every rank has reached this point: a byte to and from everyone on the point_to_point lane.
-void meet_all(Transport&, int rank, int size);
+void sync_all(Transport&, int rank, int size);
 
 }  // namespace rz::test

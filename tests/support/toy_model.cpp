@@ -84,7 +84,7 @@ Var ToyModel::term(Tape& tape, Var sum, std::size_t parameter, const Data& data,
         float& place = target.tensor.data<float>()[i];
         place = target.accumulate ? place + g : g;
       }
-    if (sum.defined()) t.give_grad(sum, d_out);
+    if (sum.defined()) t.accumulate_grad(sum, d_out);
   });
 }
 
@@ -93,7 +93,7 @@ Var ToyModel::watched(Tape& tape, Var sum) {
   if (!in_backward) return sum;
   return tape.record(tape.value(sum), {sum}, [sum, call = in_backward](Tape& t, const Tensor& d_out) {
     call();
-    t.give_grad(sum, d_out);
+    t.accumulate_grad(sum, d_out);
   });
 }
 

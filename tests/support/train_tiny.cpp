@@ -52,7 +52,7 @@ Folder::~Folder() { fs::remove_all(path_); }
 
 void write_tiny_start(const Gpt2Config& config, const std::string& path) {
   Gpt2 model(config);
-  std::vector<SafetensorsOut> tensors;
+  std::vector<SafetensorsSpec> tensors;
   for (const Parameter* p : model.parameters()) {
     tensors.push_back({p->name, {}});
     for (int i = 0; i < p->shape.dims(); ++i) tensors.back().shape.push_back(p->shape[i]);
@@ -89,7 +89,7 @@ std::vector<Reports> train_all(const TinyRun& run, std::int64_t steps) {
                             ? run.connect(rank, std::move(store))
                             : Communicator::connect(rank, run.ranks, std::move(store), run.comm(rank));
     Gpt2 model(run.c.config);
-    model.recompute_blocks = run.recompute;
+    model.checkpoint_blocks = run.recompute;
     Trainer trainer(model, Tokens::from_file(run.tokens), comm, run.options);
     trainer.load(Checkpoint(SafetensorsFile::open(run.checkpoint), model.parameters()));
     for (std::int64_t i = 0; i < steps; ++i) {

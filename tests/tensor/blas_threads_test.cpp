@@ -17,7 +17,7 @@ void openblas_set_num_threads(int);
 }
 
 namespace {
-std::atomic<int> calls{0}, most_threads{0};
+std::atomic<int> calls{0}, max_threads{0};
 }
 
 /// In the place of the BLAS's: looks at its number of threads, and calls it.
@@ -27,8 +27,8 @@ extern "C" void cblas_sgemm(int order, int a_form, int b_form, int m, int n, int
   using Product = decltype(&cblas_sgemm);
   static const auto product = reinterpret_cast<Product>(::dlsym(RTLD_NEXT, "cblas_sgemm"));
   const auto look = [] {
-    for (int before = most_threads, now = openblas_get_num_threads();
-         now > before && !most_threads.compare_exchange_weak(before, now);) {
+    for (int before = max_threads, now = openblas_get_num_threads();
+         now > before && !max_threads.compare_exchange_weak(before, now);) {
     }
   };
   ++calls;
@@ -45,7 +45,7 @@ class BlasThreads : public testing::Test {
   void SetUp() override {
     openblas_set_num_threads(2);
     ASSERT_EQ(openblas_get_num_threads(), 2);
-    calls = most_threads = 0;
+    calls = max_threads = 0;
   }
   static void multiply(const Stream& stream, int times) {
     const Tensor a = Tensor::zeros({96, 64}), b = Tensor::zeros({64, 96}), c = Tensor::empty({96, 96});
@@ -53,19 +53,19 @@ class BlasThreads : public testing::Test {
   }
 };
 
-TEST_F(BlasThreads, AProductTakesOneAndLeavesTheProgramsNumber) {
+TEST_F(BlasThreads, AProductUsesOneThreadAndRestoresTheSetting) {
   multiply(Stream::host(1), 1);
   EXPECT_GT(calls, 0);
-  EXPECT_EQ(most_threads, 1);
+  EXPECT_EQ(max_threads, 1);
   EXPECT_EQ(openblas_get_num_threads(), 2);
 }
 
-TEST_F(BlasThreads, SoDoProductsOfSeveralThreadsAtOnce) {
+TEST_F(BlasThreads, ConcurrentProductsRestoreTheSetting) {
   std::vector<std::thread> threads;
   for (int n = 0; n < 4; ++n) threads.emplace_back([n] { multiply(Stream::host(1 + n % 2), 300); });
   for (auto& t : threads) t.join();
   EXPECT_GE(calls, 4 * 300);
-  EXPECT_EQ(most_threads, 1);
+  EXPECT_EQ(max_threads, 1);
   EXPECT_EQ(openblas_get_num_threads(), 2);
 }
 

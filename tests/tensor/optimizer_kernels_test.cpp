@@ -108,7 +108,7 @@ TEST(OptimizerKernels, SubnormalMomentsBecomeZero) {
   for (std::size_t i = 0; i < 21; ++i) EXPECT_TRUE(i == 2 ? std::isnan(buf[i]) : buf[i] == 0) << i;
 }
 
-TEST(OptimizerKernels, EverySplitAndEveryCpuPathGiveTheSameBits) {
+TEST(OptimizerKernels, EverySplitAndEveryCpuPathHaveTheSameBits) {
   const Floats g = floats(301, 9);
   AdamState whole;
   kernels::adamw(whole.p.data(), g.data(), whole.m.data(), whole.v.data(), 301, step_at(3));

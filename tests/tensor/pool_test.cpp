@@ -82,7 +82,7 @@ TEST(Pool, AnErrorOfTheAllocatorPasses) {
 }
 
 /// Tensors of ever other sizes, as batches that are ragged make them.
-TEST(Pool, OfSizesThatNeverComeAgainLittleIsHeld) {
+TEST(Pool, SizesThatNeverRecurAreReleased) {
   const BufferPool pool;
   std::size_t held = 0;
   for (std::size_t kibibytes = 1; kibibytes <= 2000; ++kibibytes) {

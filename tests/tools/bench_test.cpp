@@ -50,7 +50,7 @@ struct Outcome {
       if (!line.empty() && line[0] == ' ') found.push_back(words(line));
     return found;
   }
-  bool says(const std::string& line) const { return text.find(line) != std::string::npos; }
+  bool has_text(const std::string& line) const { return text.find(line) != std::string::npos; }
 };
 
 Options options_of(std::string_view collective, std::vector<std::string> flags) {
@@ -117,7 +117,7 @@ TEST(BenchOptions, LongAndShortFlagsMeanTheSame) {
   }
 }
 
-TEST(BenchOptions, AWrongOneIsOneLineThatHelps) {
+TEST(BenchOptions, AWrongFlagIsOneLine) {
   const std::map<std::string, std::vector<std::string>> bad = {
       {"mulsum or all", {"-o", "median"}},
       {"bfloat16", {"-d", "float23"}},
@@ -188,7 +188,7 @@ TEST(BenchOptions, ThreeMeansPlainMemoryThatIsRegistered) {
   EXPECT_NE(p.out().find("# Out of bounds values : 0 OK"), std::string::npos) << p.out();
 }
 
-TEST(BenchOptions, AMachineWithoutADeviceIsSaidToBeOne) {
+TEST(BenchOptions, AMachineWithoutADeviceIsReported) {
   if (cuda::device_count() > 0) GTEST_SKIP() << "this machine has devices";
   for (const std::string backend : {"auto", "ring", "nccl", "peer_cuda"})
     expect_status_two({"--backend", backend, "--device", "cuda"}, "cuda:0 is not there: ");
@@ -267,17 +267,17 @@ TEST(BenchReport, ARowIsThatOfNcclTests) {
             "     2.50     3.00  12345.7     0.25     3.25     4.00  2026-11-21 05:20:00\n");
 }
 
-TEST(BenchRun, HasTheLinesThatParsersLookFor) {
+TEST(BenchRun, HasTheLinesThatParsersExpect) {
   const Outcome o = run_threads("all_reduce", {"-t", "2", "-b", "8", "-e", "64K", "-f", "8", "-n", "2"});
   EXPECT_EQ(o.status, 0);
   EXPECT_EQ(o.rows().size(), 5u);
-  EXPECT_TRUE(o.says("# Collective test starting: all_reduce_perf\n"));
-  EXPECT_TRUE(o.says("minBytes 8 maxBytes 65536 step: 8(factor) warmup iters: 1 iters: 2 agg iters: 1"));
-  EXPECT_TRUE(o.says("#  Rank  1 Group  0 Pid "));
-  EXPECT_TRUE(o.says(" device  1 [0000:00:00]"));
-  EXPECT_TRUE(o.says("out-of-place                       in-place          \n"));
-  EXPECT_TRUE(o.says("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : "));
-  EXPECT_TRUE(o.says("#\n# Collective test concluded: all_reduce_perf\n"));
+  EXPECT_TRUE(o.has_text("# Collective test starting: all_reduce_perf\n"));
+  EXPECT_TRUE(o.has_text("minBytes 8 maxBytes 65536 step: 8(factor) warmup iters: 1 iters: 2 agg iters: 1"));
+  EXPECT_TRUE(o.has_text("#  Rank  1 Group  0 Pid "));
+  EXPECT_TRUE(o.has_text(" device  1 [0000:00:00]"));
+  EXPECT_TRUE(o.has_text("out-of-place                       in-place          \n"));
+  EXPECT_TRUE(o.has_text("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : "));
+  EXPECT_TRUE(o.has_text("#\n# Collective test concluded: all_reduce_perf\n"));
 }
 
 TEST(BenchRun, EveryCollectiveIsRightInEveryDtype) {
@@ -286,8 +286,8 @@ TEST(BenchRun, EveryCollectiveIsRightInEveryDtype) {
       const Outcome o = run_threads(collective, {"-t", threads, "-b", "8", "-e", "16K", "-f", "45", "-n", "1",
                                                  "-d", "all", "-r", "-1"});
       EXPECT_EQ(o.status, 0) << collective;
-      EXPECT_TRUE(o.says("# Out of bounds values : 0 OK")) << collective << " on " << threads << "\n"
-                                                           << o.text;
+      EXPECT_TRUE(o.has_text("# Out of bounds values : 0 OK")) << collective << " on " << threads << "\n"
+                                                               << o.text;
       EXPECT_GE(o.rows().size(), 12u * 3);
       for (const auto& row : o.rows()) {
         ASSERT_EQ(row.size(), 13u) << collective;
@@ -303,7 +303,7 @@ TEST(BenchRun, EveryOpIsRightInEveryDtype) {
     const Outcome o = run_threads(collective, {"-t", "2", "-b", "8", "-e", "64K", "-f", "90", "-n", "1", "-w",
                                                "0", "-d", "all", "-o", "all"});
     EXPECT_EQ(o.status, 0) << o.text;
-    EXPECT_TRUE(o.says("# Out of bounds values : 0 OK")) << o.text;
+    EXPECT_TRUE(o.has_text("# Out of bounds values : 0 OK")) << o.text;
     EXPECT_EQ(o.rows().size(), 12u * 6 * 3);
   }
 }
@@ -345,7 +345,7 @@ TEST(BenchRun, DamageIsCountedAndFails) {
   EXPECT_EQ(o.rows()[0][8], "0") << "8 B have no fourth element";
   EXPECT_EQ(o.rows()[1][8], "2") << "one element in each of two checks";
   EXPECT_EQ(o.rows()[2][12], "2");
-  EXPECT_TRUE(o.says("# Out of bounds values : 8 FAILED")) << o.text;
+  EXPECT_TRUE(o.has_text("# Out of bounds values : 8 FAILED")) << o.text;
 }
 
 TEST(BenchRun, NoCheckMeansNotApplicable) {
@@ -380,8 +380,8 @@ TEST(BenchRun, FlagsThatChangeHowItRunsKeepItRight) {
     EXPECT_EQ(o.status, 0) << more[0] << more[1];
     ASSERT_EQ(o.rows().size(), 2u) << more[0] << more[1];
     EXPECT_EQ(o.rows()[0].size(), more[0] == "-S" ? 15u : 13u);
-    EXPECT_EQ(o.says("2 iterations of rank 0"), more[0] == "-I") << o.text;
-    EXPECT_EQ(o.says("# Memory: "), more[0] == "-M");
+    EXPECT_EQ(o.has_text("2 iterations of rank 0"), more[0] == "-I") << o.text;
+    EXPECT_EQ(o.has_text("# Memory: "), more[0] == "-M");
   }
 }
 
@@ -399,7 +399,7 @@ TEST(BenchRun, EveryCollectiveIsRightInAGroup) {
       const Outcome o = run_threads(collective, {"-t", threads, "-b", "100", "-e", "70K", "-f", "700", "-n",
                                                  "2", "-m", "5", "-r", "-1"});
       EXPECT_EQ(o.status, 0) << collective;
-      EXPECT_TRUE(o.says("# Out of bounds values : 0 OK")) << collective << "\n" << o.text;
+      EXPECT_TRUE(o.has_text("# Out of bounds values : 0 OK")) << collective << "\n" << o.text;
       EXPECT_GE(o.rows().size(), 2u);
     }
 }
@@ -464,7 +464,7 @@ TEST(BenchRun, OfOneRankTheSlowestIsItself) {
 
 std::string json_path() {
   return std::filesystem::temp_directory_path() /
-         str("rz_bench_test_", static_cast<int>(::getpid()), ".json");
+         concat("rz_bench_test_", static_cast<int>(::getpid()), ".json");
 }
 
 nlohmann::json read_json() {
@@ -498,7 +498,7 @@ TEST(BenchRun, JsonHoldsThePercentilesOfTheSlowestRank) {
       json_of("all_reduce", {"-b", "8", "-e", "8"}).at("results")[0].at("in_place").contains("percentiles"));
 }
 
-TEST(BenchRun, VerboseSaysWhatARowTakesAndWhatIsForced) {
+TEST(BenchRun, VerboseShowsTheAlgorithmOfEachRowAndOverrides) {
   using Words = std::vector<std::string>;
   const Words sizes{"-t", "2", "-b", "8", "-e", "128K", "-f", "16384", "-n", "2", "--verbose"};
   const auto with = [&](Words more) {
@@ -506,22 +506,23 @@ TEST(BenchRun, VerboseSaysWhatARowTakesAndWhatIsForced) {
     return more;
   };
   const Outcome table = run_threads("all_reduce", sizes);
-  EXPECT_TRUE(table.says("# 8 B: one_shot over shm (built-in table: all_reduce on one host, up to 64 KiB"))
+  EXPECT_TRUE(
+      table.has_text("# 8 B: one_shot over shm (built-in table: all_reduce on one host, up to 64 KiB"))
       << table.text;
-  EXPECT_TRUE(table.says("# 131072 B: two_shot over shm, pieces of ")) << table.text;
+  EXPECT_TRUE(table.has_text("# 131072 B: two_shot over shm, pieces of ")) << table.text;
   EXPECT_EQ(table.rows().size(), 2u);
   EXPECT_TRUE(
-      run_threads("all_reduce", with({"--algorithm", "two_shot"})).says("(forced: all_reduce=two_shot)"));
-  EXPECT_TRUE(run_threads("broadcast", with({"--algorithm", "tree"})).says("streams:tree over shm"));
-  EXPECT_TRUE(run_threads("alltoall", with({"-R", "1"})).says("direct over shm"));
-  EXPECT_TRUE(run_threads("sendrecv", sizes).says("message over shm"));
-  EXPECT_FALSE(run_threads("all_reduce", {"-t", "2", "-b", "8", "-e", "8"}).says("built-in table"));
+      run_threads("all_reduce", with({"--algorithm", "two_shot"})).has_text("(forced: all_reduce=two_shot)"));
+  EXPECT_TRUE(run_threads("broadcast", with({"--algorithm", "tree"})).has_text("streams:tree over shm"));
+  EXPECT_TRUE(run_threads("alltoall", with({"-R", "1"})).has_text("direct over shm"));
+  EXPECT_TRUE(run_threads("sendrecv", sizes).has_text("message over shm"));
+  EXPECT_FALSE(run_threads("all_reduce", {"-t", "2", "-b", "8", "-e", "8"}).has_text("built-in table"));
   EXPECT_THROW(run_threads("broadcast", with({"--algorithm", "ring"})), Error);
 }
 
-TEST(BenchRun, VerboseKnowsTheTypeAndTheOperation) {
+TEST(BenchRun, VerboseDependsOnTypeAndOperation) {
   const auto path =
-      std::filesystem::temp_directory_path() / str("rz_bench_table_", static_cast<int>(::getpid()));
+      std::filesystem::temp_directory_path() / concat("rz_bench_table_", static_cast<int>(::getpid()));
   std::ofstream(path) << "all_reduce one_host streams:chain\n";
   Program p({test::built("all_reduce_perf"), "-t", "2", "-b", "8", "-e", "8", "-n", "1", "-d", "all", "-o",
              "all", "--verbose"},
@@ -636,14 +637,14 @@ TEST(BenchJson, WhereAndWhenItRan) {
     EXPECT_EQ(devices[r].at("device"), r);
     EXPECT_EQ(devices[r].at("process_id"), static_cast<int>(::getpid()));
     EXPECT_EQ(devices[r].at("host"), host);
-    EXPECT_TRUE(run_threads("broadcast", {"-b", "8", "-e", "8"}).says(devices[r].at("device_info")));
+    EXPECT_TRUE(run_threads("broadcast", {"-b", "8", "-e", "8"}).has_text(devices[r].at("device_info")));
   }
 }
 
 // Ranks of one host rendezvous by their launch.
-TEST(BenchRun, AMasterPortThatIsTakenDoesNotMatterToRanksOfOneHost) {
-  const Descriptor other = listen_tcp(resolve({"127.0.0.1", 0}).front());
-  Program p({test::built("rzrun"), "-n", "2", "--master-port", str(local_address(other.get()).port()),
+TEST(BenchRun, RanksOfOneHostNeedNoMasterPort) {
+  const UniqueFd other = listen_tcp(resolve({"127.0.0.1", 0}).front());
+  Program p({test::built("rzrun"), "-n", "2", "--master-port", concat(local_address(other.get()).port()),
              test::built("sendrecv_perf"), "-b", "1K", "-e", "1K", "-n", "2"});
   EXPECT_EQ(p.wait(), 0) << p.err();
 }
@@ -653,7 +654,7 @@ TEST(BenchRun, TwoProcessesUnderRzrun) {
              "-n", "2"});
   EXPECT_EQ(p.wait(), 0) << p.err();
   const Outcome o{0, p.out()};
-  EXPECT_TRUE(o.says("#  Rank  3 "));
+  EXPECT_TRUE(o.has_text("#  Rank  3 "));
   EXPECT_EQ(o.rows().size(), 1u) << "only rank 0 prints";
 }
 

@@ -27,7 +27,8 @@ TEST_P(Gpt2Tiny, TrainsAsPyTorchDoesInFloat64) {
 }
 
 std::string setting_name(const testing::TestParamInfo<Setting>& info) {
-  return str(std::get<0>(info.param), "_ranks", std::get<1>(info.param), "_", name(std::get<2>(info.param)));
+  return concat(std::get<0>(info.param), "_ranks", std::get<1>(info.param), "_",
+                name(std::get<2>(info.param)));
 }
 INSTANTIATE_TEST_SUITE_P(Tied, Gpt2Tiny,
                          testing::Combine(testing::Values("tiny"), testing::Values(1, 2, 4, 8),
@@ -59,14 +60,14 @@ TEST_P(Gpt2TinyBits, DoNotDependOnStrategyBucketsOrOverlap) {
             o.strategy_options.first_bucket_bytes = std::min(bucket, o.strategy_options.first_bucket_bytes);
             o.strategy_options.overlap = overlap;
           });
-      expect_same_bits(base, other, str(rz::name(kind), ", buckets of ", bucket, ", overlap ", overlap));
+      expect_same_bits(base, other, concat(rz::name(kind), ", buckets of ", bucket, ", overlap ", overlap));
     }
 }
 INSTANTIATE_TEST_SUITE_P(Cases, Gpt2TinyBits,
                          testing::Values(std::tuple{"tiny", 2}, std::tuple{"tiny_batch12", 3},
                                          std::tuple{"untied", 4}),
                          [](const auto& info) {
-                           return str(std::get<0>(info.param), "_ranks", std::get<1>(info.param));
+                           return concat(std::get<0>(info.param), "_ranks", std::get<1>(info.param));
                          });
 
 // ---- against the double-precision reference
@@ -216,7 +217,8 @@ TEST_P(Gpt2SharedFixture, TrainsAsPyTorchDoesInFloat64) {
 INSTANTIATE_TEST_SUITE_P(Settings, Gpt2SharedFixture,
                          testing::Combine(testing::Values(1, 2, 4), testing::ValuesIn(strategies)),
                          [](const auto& info) {
-                           return str("ranks_", std::get<0>(info.param), "_", name(std::get<1>(info.param)));
+                           return concat("ranks_", std::get<0>(info.param), "_",
+                                         name(std::get<1>(info.param)));
                          });
 
 }  // namespace

@@ -31,7 +31,7 @@ class LowerBound : public testing::Test {
   void TearDown() override { std::filesystem::remove(json_); }
 
   const std::filesystem::path json_ = std::filesystem::temp_directory_path() /
-                                      str("rz_lower_bound_test_", static_cast<int>(::getpid()), ".json");
+                                      concat("rz_lower_bound_test_", static_cast<int>(::getpid()), ".json");
 };
 
 Words lower_bound(Words flags) {
@@ -119,7 +119,8 @@ TEST_F(LowerBound, ARankThatDiesIsNamed) {
   Program p(lower_bound({"--sizes", "8,4M", "-n", "100000", "--rounds", "1"}));
   p.wait_for("mapped_in_place");  // the first size's last row: there are two processes
   pid_t child = 0;
-  std::ifstream(str("/proc/", static_cast<int>(p.pid()), "/task/", static_cast<int>(p.pid()), "/children")) >>
+  std::ifstream(
+      concat("/proc/", static_cast<int>(p.pid()), "/task/", static_cast<int>(p.pid()), "/children")) >>
       child;
   ASSERT_GT(child, 0);
   ::kill(child, SIGKILL);

@@ -76,7 +76,7 @@ TEST_F(UnderMpirun, BenchesCheckTheirResults) {
   }
 }
 
-TEST_F(UnderMpirun, NoMpiIsLoadedUnlessItIsAskedFor) {
+TEST_F(UnderMpirun, MpiIsLoadedOnRequestOnly) {
   for (const std::string backend : {"auto", "mpi"}) {
     Program p(mpirun(
         2, {"env", "LD_DEBUG=files", built("all_reduce_perf"), "-b", "8", "-e", "8", "--backend", backend}));
@@ -95,7 +95,7 @@ std::string course(const std::string& log) {
   return text;
 }
 
-TEST_F(UnderMpirun, TrainingOverMpiHasTheBitsOfOurTransports) {
+TEST_F(UnderMpirun, TrainingOverMpiHasTheBitsOfTheNativeBackend) {
   const Folder folder;
   const std::string data = RZ_SOURCE_DIR "/tests/data/gpt2_tiny/";
   std::string first;
@@ -175,7 +175,7 @@ TEST(MpiLibrary, MissingOrBrokenIsOneLine) {
       {"old_mpi_plugin", "libringzero_mpi.so is of ringzero 0.0.9, but this program of "},
       {"mpi_plugin_without_mpi", "the MPI backend could not be loaded: libabsent_mpi.so"}};
   for (const auto& [stub, words] : stubs) {
-    fs::copy_file(str(RZ_BINARY_DIR "/stubs/", stub, ".so"), folder / "libringzero_mpi.so",
+    fs::copy_file(concat(RZ_BINARY_DIR "/stubs/", stub, ".so"), folder / "libringzero_mpi.so",
                   fs::copy_options::overwrite_existing);
     const std::string said = run();
     EXPECT_NE(said.find(words), std::string::npos) << said;

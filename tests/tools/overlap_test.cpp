@@ -17,7 +17,7 @@ nlohmann::json run(const Words& flags, std::string* text = nullptr) {
   return nlohmann::json::parse(test::json_of("overlap_bench", 2, flags, text));
 }
 
-TEST(Overlap, SaysWhatIsExposedAndWhatComputingLost) {
+TEST(Overlap, ReportsExposedTimeAndSlowdown) {
   std::string text;
   const auto j = run({"--bytes", "3000000", "--bucket", "1M", "-n", "3"}, &text);
   EXPECT_EQ(j.at("ranks"), 2);

@@ -122,7 +122,7 @@ TEST(Rzrun, ASignalIsNamed) {
   EXPECT_NE(p.err().find("rank 1 of 2 failed first: killed by SIGUSR1"), std::string::npos) << p.err();
 }
 
-TEST(Rzrun, WhoIgnoresTermIsKilledAfterTheGrace) {
+TEST(Rzrun, ARankThatIgnoresSigtermIsKilledAfterTheGracePeriod) {
   Program p(rzrun(
       {"-n", "2", "--grace", "0.3"},
       "trap '' TERM; [ $RANK = 1 ] && { sleep 0.2; exit 4; }; echo pid $$; while :; do sleep 60; done"));
@@ -143,7 +143,7 @@ TEST(Rzrun, GrandchildrenEndToo) {
   for (const auto& line : all) EXPECT_TRUE(test::gone(std::stoi(line.substr(6)))) << line;
 }
 
-TEST(Rzrun, WhatRanksLeaveBehindEndsWithThem) {
+TEST(Rzrun, LeftoverProcessesAreEnded) {
   Program p(rzrun({"-n", "1", "--prefix"}, "sleep 60 & echo $!"));
   EXPECT_EQ(p.wait(std::chrono::seconds(20)), 0);
   EXPECT_NE(p.err().find("left behind"), std::string::npos) << p.err();
@@ -252,7 +252,7 @@ TEST(Rzrun, BindsRanksToProcessorsOfTheirOwn) {
   }
 }
 
-TEST(Rzrun, BindsNobodyOnRequest) {
+TEST(Rzrun, BindingCanBeTurnedOff) {
   Program free(rzrun({"-n", "2", "--bind", "none"}, "grep Cpus_allowed: /proc/self/status"));
   EXPECT_EQ(free.wait(), 0);
   const std::string own = affinity_of(content("/proc/self/status"));
@@ -269,7 +269,7 @@ TEST(Rzrun, AProgramThatCannotStart) {
 
 struct BadLine {
   std::vector<std::string> flags;
-  std::string said;
+  std::string expected;
 };
 
 TEST(Rzrun, AWrongCommandLineIsOneLineAndTwo) {
@@ -287,24 +287,24 @@ TEST(Rzrun, AWrongCommandLineIsOneLineAndTwo) {
     Program p(command);
     EXPECT_EQ(p.wait(), 2) << p.err();
     EXPECT_EQ(lines(p.err()).size(), 1u) << p.err();
-    EXPECT_NE(p.err().find(bad.said), std::string::npos) << p.err();
+    EXPECT_NE(p.err().find(bad.expected), std::string::npos) << p.err();
     EXPECT_EQ(p.out(), "");
   }
 }
 
-TEST(Rzrun, WhatStandsBehindTheProgramIsItsOwn) {
+TEST(Rzrun, ArgumentsAfterTheProgramArePassedOn) {
   Program p({test::built("rzrun"), "-n", "1", "echo", "-n", "--prefix", "--help"});
   EXPECT_EQ(p.wait(), 0);
   EXPECT_EQ(p.out(), "--prefix --help");
 }
 
-TEST(RzrunFate, IsToldInWords) {
+TEST(RzrunExitStatus, IsDescribed) {
   EXPECT_EQ(rzrun::describe({3, 0, false}), "exited with 3");
   EXPECT_EQ(rzrun::describe({0, SIGSEGV, true}), "killed by SIGSEGV (Segmentation fault), core dumped");
-  EXPECT_EQ((rzrun::Fate{0, SIGKILL, false}.status()), 137);
+  EXPECT_EQ((rzrun::ExitStatus{0, SIGKILL, false}.shell_status()), 137);
 }
 
-TEST(RzrunFate, OutOfMemoryKillsAreCounted) {
+TEST(RzrunExitStatus, OutOfMemoryKillsAreCounted) {
   Directory directory;
   const std::string file = directory / "memory.events";
   std::ofstream(file) << "low 0\nhigh 4\noom 1\noom_kill 2\n";

@@ -71,7 +71,7 @@ class TrainGptProgram : public testing::Test {
       int status = 0;
       EXPECT_EQ(::waitpid(children[rank], &status, 0), children[rank]);
       ended.push_back({WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
-                       get(str("stdout.", rank)), get(str("stderr.", rank))});
+                       get(concat("stdout.", rank)), get(concat("stderr.", rank))});
     }
     return ended;
   }
@@ -81,11 +81,11 @@ class TrainGptProgram : public testing::Test {
     const pid_t child = ::fork();
     if (child != 0) return child;
     ::alarm(120);  // a rank that hangs is killed
-    redirect(STDOUT_FILENO, path(str("stdout.", rank)));
-    redirect(STDERR_FILENO, path(str("stderr.", rank)));
+    redirect(STDOUT_FILENO, path(concat("stdout.", rank)));
+    redirect(STDERR_FILENO, path(concat("stderr.", rank)));
     const auto set = [](const char* key, const std::string& value) { ::setenv(key, value.c_str(), 1); };
-    set("RANK", str(rank)), set("WORLD_SIZE", str(ranks)), set("LOCAL_RANK", str(rank));
-    set("LOCAL_WORLD_SIZE", str(ranks)), set("MASTER_ADDR", "127.0.0.1"), set("MASTER_PORT", str(port));
+    set("RANK", concat(rank)), set("WORLD_SIZE", concat(ranks)), set("LOCAL_RANK", concat(rank));
+    set("LOCAL_WORLD_SIZE", concat(ranks)), set("MASTER_ADDR", "127.0.0.1"), set("MASTER_PORT", concat(port));
     std::vector<char*> words;
     for (auto& a : arguments) words.push_back(a.data());
     words.push_back(nullptr);
@@ -199,9 +199,9 @@ TEST_F(TrainGptProgram, TheSampleGoesByItsFlags) {
   EXPECT_EQ(sample("1", "0.9", "1"), sample("1", "0", "0")) << "the likeliest token";
 }
 
-TEST_F(TrainGptProgram, TwoRanksLoseAsOneDoes) {
+TEST_F(TrainGptProgram, TwoRanksHaveTheLossesOfOne) {
   for (const int ranks : {1, 2}) {
-    auto arguments = with(good(), "--metrics", path(str("log.", ranks)));
+    auto arguments = with(good(), "--metrics", path(concat("log.", ranks)));
     arguments.insert(arguments.end(), {"--no-shuffle", "--steps", "6"});
     for (const Ended& e : run(ranks, arguments)) ASSERT_EQ(e.status, 0) << e.err;
   }
@@ -283,7 +283,7 @@ TEST_F(TrainGptProgram, TokensBeyondTheVocabularyAreRefused) {
 }
 
 TEST_F(TrainGptProgram, DamagedCheckpointsAreRefused) {
-  const std::vector<SafetensorsOut> tensors{{"transformer.wte.weight", {256, 8}}};
+  const std::vector<SafetensorsSpec> tensors{{"transformer.wte.weight", {256, 8}}};
   {
     SafetensorsWriter writer(path("m.safetensors"), tensors);
     writer.write(std::vector<float>(2048));
@@ -298,7 +298,7 @@ TEST_F(TrainGptProgram, DamagedCheckpointsAreRefused) {
   expect_refused(1, with(good(), "--init", path("m.safetensors")), {"m.safetensors", "header"});
 }
 
-TEST_F(TrainGptProgram, WhatOneRankAloneCannotReadStopsBoth) {
+TEST_F(TrainGptProgram, AReadErrorOnOneRankStopsAll) {
   // A relative path, and rank 1 stands in another folder.
   fs::copy_file(fixture + "tokens.bin", path("tokens.bin"));
   const int port = free_port();
@@ -354,7 +354,7 @@ TEST_F(TrainGptProgram, RanksThatWereStartedDifferentlyAreRefused) {
 /// Copies a checkpoint with another value for its last element.
 void copy_with_last(const std::string& from, const std::string& to, float last) {
   const auto file = SafetensorsFile::open(from);
-  std::vector<SafetensorsOut> tensors;
+  std::vector<SafetensorsSpec> tensors;
   for (const auto& entry : file.tensors()) tensors.push_back({entry.name, entry.shape});
   SafetensorsWriter writer(to, tensors);
   for (const auto& entry : file.tensors()) {
@@ -400,7 +400,7 @@ TEST_F(TrainGptProgram, ARunThatDivergesStopsAndSavesNothing) {
   EXPECT_EQ(std::ranges::count(log, '\n'), 2) << log;
 }
 
-TEST_F(TrainGptProgram, WeightsThatAreNotFiniteAreSavedOnlyIfAsked) {
+TEST_F(TrainGptProgram, NonfiniteWeightsAreSavedOnRequestOnly) {
   auto arguments = good();
   arguments.insert(arguments.end(), {"--steps", "0", "--save", path("model")});
   ASSERT_EQ(run(1, arguments)[0].status, 0);

@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 
 /// What `f` throws; empty if nothing.
 template <class F>
-std::string complaint(const F& f) {
+std::string error_message(const F& f) {
   try {
     f();
     return "";
@@ -103,16 +103,16 @@ TEST(TrainGptOptions, SamplingIsRead) {
   EXPECT_EQ(o.sample_top_k, 12);
   EXPECT_EQ(parse(good).options.sample_temperature, 0.8);
   EXPECT_EQ(parse(good).options.sample_top_k, 0);
-  expect_parts(complaint([&] { parse(with({"--sample-temperature", "-1"})); }), {"--sample-temperature"});
-  expect_parts(complaint([&] {
+  expect_parts(error_message([&] { parse(with({"--sample-temperature", "-1"})); }), {"--sample-temperature"});
+  expect_parts(error_message([&] {
                  parse(with({"--sample-temperature", "hot"}));
                }),
                {"--sample-temperature", "hot"});
-  expect_parts(complaint([&] { parse(with({"--sample-top-k", "-1"})); }), {"--sample-top-k"});
+  expect_parts(error_message([&] { parse(with({"--sample-top-k", "-1"})); }), {"--sample-top-k"});
   expect_parts(parse({"--help"}).help, {"--sample-temperature X", "--sample-top-k K"});
 }
 
-TEST(TrainGptOptions, MetricsGoWhereTheyAreWanted) {
+TEST(TrainGptOptions, MetricsAreWrittenToTheGivenPath) {
   EXPECT_EQ(parse({"--model", "m", "--config", "c", "--data", "d", "--metrics", "f"}).options.metrics, "f");
 }
 
@@ -141,7 +141,7 @@ TEST(TrainGptOptions, HelpIsText) {
 
 TEST(TrainGptOptions, MistakesAreOneLine) {
   const auto wrong = [](std::vector<const char*> words) {
-    const std::string what = complaint([&] { parse(std::move(words)); });
+    const std::string what = error_message([&] { parse(std::move(words)); });
     EXPECT_EQ(what.find('\n'), std::string::npos) << what;
     return what;
   };
@@ -170,7 +170,7 @@ TEST_F(TrainGptFiles, TheInitializerRangeIsReadAndWritten) {
   EXPECT_EQ(read_model_config(path("again.json")).initializer_range, 0.25);
   put("wrong.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256,)"
                     R"( "initializer_range": "wide"})");
-  expect_parts(complaint([&] { read_model_config(path("wrong.json")); }),
+  expect_parts(error_message([&] { read_model_config(path("wrong.json")); }),
                {"wrong.json", "initializer_range"});
   put("plain.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
   EXPECT_EQ(read_model_config(path("plain.json")).initializer_range, 0.02);
@@ -205,16 +205,17 @@ TEST_F(TrainGptFiles, TheTextOfTheDataIsThere) {
 
 // ---- tokens
 
-TEST_F(TrainGptFiles, TokensAreWordsOfTheFile) {
+TEST_F(TrainGptFiles, TokensAreUint16OfTheFile) {
   auto tokens = Tokens::from_file(put_tokens({1, 2, 300, 65535}));
   EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{1, 2, 300, 65535}));
   EXPECT_EQ(tokens.samples(1), 3u);
   EXPECT_EQ(tokens.samples(3), 1u);
-  expect_parts(complaint([&] { tokens.samples(4); }), {path("tokens.bin"), "4 tokens", "--seq-len"});
+  expect_parts(error_message([&] { tokens.samples(4); }), {path("tokens.bin"), "4 tokens", "--seq-len"});
   tokens.limit_vocabulary(300);
-  expect_parts(complaint([&] { tokens.check_vocabulary(); }), {"token 300 at position 2", "vocab_size 300"});
+  expect_parts(error_message([&] { tokens.check_vocabulary(); }),
+               {"token 300 at position 2", "vocab_size 300"});
   tokens.limit_vocabulary(65536);
-  EXPECT_EQ(complaint([&] { tokens.check_vocabulary(); }), "");
+  EXPECT_EQ(error_message([&] { tokens.check_vocabulary(); }), "");
 }
 
 TEST_F(TrainGptFiles, ATokenFarIntoTheFileIsFound) {
@@ -222,7 +223,7 @@ TEST_F(TrainGptFiles, ATokenFarIntoTheFileIsFound) {
   many[40001] = 9;
   auto tokens = Tokens::from_file(put_tokens(many));
   tokens.limit_vocabulary(8);
-  expect_parts(complaint([&] { tokens.check_vocabulary(); }), {"token 9 at position 40001"});
+  expect_parts(error_message([&] { tokens.check_vocabulary(); }), {"token 9 at position 40001"});
 }
 
 /// What read() was asked for in this process so far, in bytes.
@@ -253,7 +254,7 @@ TEST_F(TrainGptFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
     std::fstream file(path("tokens.bin"), std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(static_cast<std::streamoff>(at)).write("\xff\xff", 2);
     file.close();
-    expect_parts(complaint([&] { read_inputs(o, 0, 2); }),
+    expect_parts(error_message([&] { read_inputs(o, 0, 2); }),
                  {"token 65535 at position " + std::to_string(at / 2), "vocab_size 256"});
     file.open(path("tokens.bin"));
     file.seekp(static_cast<std::streamoff>(at)).write("\0\0", 2);
@@ -266,9 +267,9 @@ TEST_F(TrainGptFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
   file.close();
   const Inputs in = read_inputs(o, 1, 2);
   std::vector<std::int32_t> few(8);
-  expect_parts(complaint([&] { in.tokens.read(every / 2 - 3, few); }),
+  expect_parts(error_message([&] { in.tokens.read(every / 2 - 3, few); }),
                {"token 511 at position " + std::to_string(every / 2), "vocab_size 256"});
-  EXPECT_EQ(complaint([&] { in.tokens.read(every / 2 + 1, few); }), "");
+  EXPECT_EQ(error_message([&] { in.tokens.read(every / 2 + 1, few); }), "");
 }
 
 /// The header of llm.c's token files: 256 words of 32 bits.
@@ -284,7 +285,7 @@ TEST_F(TrainGptFiles, TheHeaderOfLlmCIsNoTokens) {
   EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{1, 2, 3}));
   const auto refused = [&](const std::string& bytes, std::initializer_list<std::string> parts) {
     put("llm.bin", bytes);
-    const std::string what = complaint([&] { Tokens::from_file(path("llm.bin")); });
+    const std::string what = error_message([&] { Tokens::from_file(path("llm.bin")); });
     expect_parts(what, {path("llm.bin"), "llm.c"});
     expect_parts(what, parts);
   };
@@ -298,7 +299,7 @@ TEST_F(TrainGptFiles, TheHeaderOfLlmCIsNoTokens) {
   EXPECT_EQ(Tokens::from_file(path("llm.bin")).count(), 512u);
 }
 
-TEST_F(TrainGptFiles, AHashSeesTheFirstAndTheLastTokenOfManyPieces) {
+TEST_F(TrainGptFiles, TheHashCoversTheFirstAndTheLastToken) {
   std::vector<std::uint16_t> many((std::size_t{1} << 22) + 70000, 7);
   const auto hash = [&] { return hash_of(Tokens::from_file(put_tokens(many))); };
   const std::uint64_t before = hash();
@@ -311,10 +312,10 @@ TEST_F(TrainGptFiles, AHashSeesTheFirstAndTheLastTokenOfManyPieces) {
 }
 
 TEST_F(TrainGptFiles, WrongTokenFilesAreNamed) {
-  expect_parts(complaint([&] { Tokens::from_file(path("none")); }), {path("none"), "cannot be opened"});
-  expect_parts(complaint([&] { Tokens::from_file(directory_.string()); }), {"not a regular file"});
+  expect_parts(error_message([&] { Tokens::from_file(path("none")); }), {path("none"), "cannot be opened"});
+  expect_parts(error_message([&] { Tokens::from_file(directory_.string()); }), {"not a regular file"});
   put("odd", "abc");
-  expect_parts(complaint([&] { Tokens::from_file(path("odd")); }), {"odd length"});
+  expect_parts(error_message([&] { Tokens::from_file(path("odd")); }), {"odd length"});
 }
 
 TEST_F(TrainGptFiles, AFolderIsItsTextFilesInOrder) {
@@ -338,14 +339,14 @@ TEST_F(TrainGptFiles, AFolderIsItsTextFilesInOrder) {
 }
 
 TEST_F(TrainGptFiles, TextThatIsNotThereIsNamed) {
-  expect_parts(complaint([&] { Tokens::from_text(path("none")); }), {path("none"), "no such file"});
+  expect_parts(error_message([&] { Tokens::from_text(path("none")); }), {path("none"), "no such file"});
   put("empty", "");
-  expect_parts(complaint([&] { Tokens::from_text(path("empty")); }), {"holds no text"});
+  expect_parts(error_message([&] { Tokens::from_text(path("empty")); }), {"holds no text"});
 }
 
 // ---- batches
 
-TEST(TrainGptBatches, UnshuffledUpdatesAreSharedOutInContiguousParts) {
+TEST(TrainGptBatches, UnshuffledUpdatesHaveAContiguousShardPerRank) {
   // B = 12 on 3 ranks, micro 2, accumulation 2, over 30 samples: update 2 covers 24 … 29, 0 … 5.
   for (int rank = 0; rank < 3; ++rank) {
     const Batches batches({.samples = 30,
@@ -439,7 +440,7 @@ class TrainGptCheckpoint : public TrainGptFiles {
     parameters_.push_back(storage_.back().get());
   }
   /// Every element of tensor i is 100·i plus its index.
-  Checkpoint load(const std::vector<SafetensorsOut>& tensors) const {
+  Checkpoint load(const std::vector<SafetensorsSpec>& tensors) const {
     SafetensorsWriter writer(path("m.safetensors"), tensors);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       std::uint64_t count = 1;
@@ -468,7 +469,7 @@ TEST_F(TrainGptCheckpoint, NamesMayLackThePrefixAndMasksAreIgnored) {
 }
 
 TEST_F(TrainGptCheckpoint, NamesOfTheFileAreFitForATerminal) {
-  const std::string what = complaint([&] {
+  const std::string what = error_message([&] {
     load({{"h.0.attn.c_attn.bias", {6}}, {"wte.weight", {4, 2}}, {"\x1b[2Jmore", {1}}});
   });
   expect_parts(what, {"not in the model: \\x1b[2Jmore"});
@@ -478,12 +479,12 @@ TEST_F(TrainGptCheckpoint, NamesOfTheFileAreFitForATerminal) {
 TEST_F(TrainGptCheckpoint, EverythingThatDoesNotFitIsListed) {
   add("transformer.ln_f.weight", {2});
   expect_parts(
-      complaint([&] {
+      error_message([&] {
         load({{"wte.weight", {2, 4}}, {"transformer.ln_f.weight", {2}}, {"surplus", {1}}, {"more", {1}}});
       }),
       {path("m.safetensors"), "missing: transformer.h.0.attn.c_attn.bias",
        "wte.weight is [2, 4] where the model has [4, 2]", "not in the model: surplus, more"});
-  expect_parts(complaint([&] {
+  expect_parts(error_message([&] {
                  load({{"wte.weight", {4, 2}},
                        {"transformer.wte.weight", {4, 2}},
                        {"ln_f.weight", {2}},
@@ -493,35 +494,37 @@ TEST_F(TrainGptCheckpoint, EverythingThatDoesNotFitIsListed) {
 }
 
 TEST_F(TrainGptCheckpoint, ATiedHeadMustEqualTheEmbedding) {
-  expect_parts(complaint([&] {
+  expect_parts(error_message([&] {
                  load({{"wte.weight", {4, 2}}, {"h.0.attn.c_attn.bias", {6}}, {"lm_head.weight", {4, 2}}});
                }),
                {"lm_head.weight differs", "tie_word_embeddings"});
   put("m.json", "");
   const std::vector<float> table(8, 1.5f), bias(6);
-  SafetensorsWriter writer(path("m.safetensors"), std::vector<SafetensorsOut>{{"wte.weight", {4, 2}},
-                                                                              {"lm_head.weight", {4, 2}},
-                                                                              {"h.0.attn.c_attn.bias", {6}}});
+  SafetensorsWriter writer(
+      path("m.safetensors"),
+      std::vector<SafetensorsSpec>{
+          {"wte.weight", {4, 2}}, {"lm_head.weight", {4, 2}}, {"h.0.attn.c_attn.bias", {6}}});
   writer.write(table);
   writer.write(table);
   writer.write(bias);
   writer.finish();
-  EXPECT_EQ(complaint([&] { Checkpoint(SafetensorsFile::open(path("m.safetensors")), parameters_); }), "");
+  EXPECT_EQ(error_message([&] { Checkpoint(SafetensorsFile::open(path("m.safetensors")), parameters_); }),
+            "");
 }
 
-TEST(Speed, IsTheShareOfWhatTheDevicesCouldDo) {
+TEST(Throughput, IsShownAsAShareOfThePeak) {
   // GPT-2 124M: 124 439 808 parameters, 786 432 of them for positions.
   EXPECT_EQ(flops_per_token(Gpt2Config(), 1024), 6.0 * (124439808 - 786432) + 12.0 * 12 * 768 * 1024);
   EXPECT_EQ(bf16_peak("NVIDIA H200"), 989.4e12);
   EXPECT_EQ(bf16_peak("NVIDIA H100 PCIe"), 756e12);
   EXPECT_EQ(bf16_peak("emulated GPU"), 0);
   EXPECT_EQ(
-      describe_speed(1000, 9.894e9, {"NVIDIA H200", 2}),
+      describe_throughput(1000, 9.894e9, {"NVIDIA H200", 2}),
       "speed: 1000 tokens/s in the median, 0.5% of the bf16 peak of 2 x NVIDIA H200 (989.4 TFLOP/s each)");
-  EXPECT_EQ(describe_speed(1000, 1e9, {}), "speed: 1000 tokens/s in the median");
+  EXPECT_EQ(describe_throughput(1000, 1e9, {}), "speed: 1000 tokens/s in the median");
 }
 
-TEST(Speed, TheMedianIsTheMiddle) {
+TEST(Throughput, TheMedianIsTheMiddle) {
   EXPECT_EQ(median(std::vector<double>{}), 0);
   EXPECT_EQ(median(std::vector<double>{3, 1, 2}), 2);
   EXPECT_EQ(median(std::vector<double>{4, 1, 2, 3}), 2.5);

@@ -29,7 +29,9 @@ ParsedOptions parse(Words flags) {
   return parse_options(static_cast<int>(argv.size()), argv.data());
 }
 
-bool says(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
+bool has_text(const std::string& text, const std::string& what) {
+  return text.find(what) != std::string::npos;
+}
 
 TEST(TuneOptions, DefaultsAndFlags) {
   const Options o = parse({}).options;
@@ -44,7 +46,7 @@ TEST(TuneOptions, DefaultsAndFlags) {
   EXPECT_EQ(given.collectives, (std::vector{Collective::reduce, Collective::broadcast}));
 }
 
-TEST(TuneOptions, AWrongOneIsOneLineThatHelps) {
+TEST(TuneOptions, AWrongFlagIsOneLine) {
   const std::vector<std::pair<Words, std::vector<const char*>>> wrong = {
       {{"--min", "8X"}, {"--min '8X'", "K, M or G"}},
       {{"--min", "0"}, {"--min '0'"}},
@@ -56,19 +58,19 @@ TEST(TuneOptions, AWrongOneIsOneLineThatHelps) {
   for (const auto& [flags, parts] : wrong) {
     const Error e = error_of([&] { parse(flags); });
     EXPECT_EQ(e.code(), Errc::config);
-    for (const char* part : parts) EXPECT_TRUE(says(e.what(), part)) << e.what();
+    for (const char* part : parts) EXPECT_TRUE(has_text(e.what(), part)) << e.what();
   }
 }
 
-TEST(TuneOptions, HelpIsWorthReading) {
+TEST(TuneOptions, HelpDescribesTheFlags) {
   const std::string help = parse({"--help"}).help;
   for (const char* part : {"rzrun -n 4 tune --output tuning.txt", "RZ_TUNING", "--seconds", "--schedules",
                            "docs/tuning.md", "Exit status"})
-    EXPECT_TRUE(says(help, part)) << help;
+    EXPECT_TRUE(has_text(help, part)) << help;
 }
 
 TEST(TuneCandidates, AreAllThatCompete) {
-  const auto count = [](bool meets, const Options& o) { return candidates(meets, o).size(); };
+  const auto count = [](bool intra_node, const Options& o) { return candidates(intra_node, o).size(); };
   Options all_reduce;
   all_reduce.collectives = {Collective::all_reduce};
   EXPECT_EQ(count(true, all_reduce), 3u) << "one_shot, two_shot, direct";
@@ -85,14 +87,16 @@ TEST(TuneCandidates, AreAllThatCompete) {
 
 // ---- tables out of times
 
-Measured times(bool meets, Collective c,
+Measured times(bool intra_node, Collective c,
                const std::vector<std::pair<std::string, std::vector<double>>>& rows) {
   Measured m;
-  m.ranks = 4, m.meets = meets, m.carrier = "scheduled over nothing";
+  m.ranks = 4, m.intra_node = intra_node, m.backend = "scheduled over nothing";
   std::size_t bytes = 64;
   for (std::size_t i = 0; i < rows[0].second.size(); ++i, bytes *= 4)
     for (const auto& [name, us] : rows) {
-      const Where where = !meets ? Where::network : name == "direct" ? Where::reachable : Where::together;
+      const TuningScope where = !intra_node        ? TuningScope::inter_node
+                                : name == "direct" ? TuningScope::intra_node_registered
+                                                   : TuningScope::intra_node;
       m.times.push_back({{c, where, name}, bytes, us[i]});
     }
   return m;
@@ -100,7 +104,7 @@ Measured times(bool meets, Collective c,
 
 /// Without the link's line.
 std::string lines(const Measured& m) {
-  Tuning t = table_of(m);
+  Tuning t = make_table(m);
   t.shm.reset(), t.tcp.reset();
   return t.text();
 }
@@ -114,13 +118,13 @@ TEST(TuneTable, ARangeEndsWhereTimesCross) {
             "all_reduce reachable ranks=4 direct\n");
 }
 
-TEST(TuneTable, ChanceAtOneSizeWritesNoLine) {
+TEST(TuneTable, NoiseAtOneSizeWritesNoLine) {
   EXPECT_EQ(lines(times(true, Collective::broadcast,
                         {{"letters", {1, 1, 1.1, 1, 1}}, {"direct", {1.05, 1.2, 1, 1.2, 1.1}}})),
             "broadcast reachable ranks=4 copied\n");
 }
 
-TEST(TuneTable, WhoSumsInAnotherOrderHasADeputy) {
+TEST(TuneTable, AnAlgorithmOutOfRankOrderHasAFallback) {
   const std::string table =
       lines(times(false, Collective::all_reduce,
                   {{"tree", {1, 1, 9, 9}}, {"one_shot", {2, 2, 8, 9}}, {"two_shot", {4, 4, 2, 2}}}));
@@ -132,7 +136,8 @@ TEST(TuneTable, WhoSumsInAnotherOrderHasADeputy) {
   const Tuning t = parse_tuning(table, "t");
   const auto algorithm = [&](std::size_t bytes, bool deterministic) {
     return std::string(
-        find_rule(t.rules, {Collective::all_reduce, Where::network, bytes, 4}, deterministic)->algorithm);
+        find_rule(t.rules, {Collective::all_reduce, TuningScope::inter_node, bytes, 4}, deterministic)
+            ->algorithm);
   };
   EXPECT_EQ(algorithm(100, false), "tree");
   EXPECT_EQ(algorithm(100, true), "one_shot");
@@ -142,12 +147,13 @@ TEST(TuneTable, WhoSumsInAnotherOrderHasADeputy) {
 TEST(TuneTable, TheLinkIsThatOfTheTimes) {
   const LinkCost link{20, 0.004, 0.0005};
   Measured m;
-  m.ranks = 4, m.carrier = "scheduled over tcp";
+  m.ranks = 4, m.backend = "scheduled over tcp";
   for (const char* name : {"one_shot", "two_shot", "ring", "tree", "chain", "halving_doubling"})
     for (std::size_t bytes = 64; bytes <= 16 << 20; bytes *= 4)
-      m.times.push_back({{Collective::all_reduce, Where::network, name},
-                         bytes,
-                         estimate(find_algorithm(Collective::all_reduce, name), 4, bytes, link).us(link)});
+      m.times.push_back(
+          {{Collective::all_reduce, TuningScope::inter_node, name},
+           bytes,
+           estimate(find_algorithm(Collective::all_reduce, name), 4, bytes, link).microseconds(link)});
   const LinkCost found = fit_link(m);
   EXPECT_NEAR(found.alpha, link.alpha, 0.1 * link.alpha);
   EXPECT_NEAR(found.beta, link.beta, 0.1 * link.beta);
@@ -159,7 +165,7 @@ TEST(TuneTable, TheLinkIsThatOfTheTimes) {
 class File {
  public:
   File()
-      : path_((std::filesystem::temp_directory_path() / str("rz_tune_test_", static_cast<int>(::getpid())))
+      : path_((std::filesystem::temp_directory_path() / concat("rz_tune_test_", static_cast<int>(::getpid())))
                   .string()) {}
   ~File() { std::filesystem::remove(path_); }
   const std::string& path() const { return path_; }
@@ -168,26 +174,27 @@ class File {
   std::string path_;
 };
 
-TEST(Tune, WritesATableThatACallTakes) {
+TEST(Tune, WritesATableThatCallsUse) {
   const File table;
   Program p({test::built("rzrun"), "-n", "2", test::built("tune"), "-o", table.path(), "--seconds", "0.5",
              "--rounds", "3", "--max", "128K", "--factor", "16"});
   ASSERT_EQ(p.wait(), 0) << p.err();
-  EXPECT_TRUE(says(p.out(), table.path() + ": ")) << p.out();
+  EXPECT_TRUE(has_text(p.out(), table.path() + ": ")) << p.out();
   EXPECT_EQ(p.err(), "") << "no bar where nobody looks";
   const Tuning t = read_tuning(table.path());
   EXPECT_TRUE(t.shm.has_value());
-  for (const Where where : {Where::together, Where::reachable})
+  for (const TuningScope where : {TuningScope::intra_node, TuningScope::intra_node_registered})
     EXPECT_NE(find_rule(t.rules, {Collective::all_reduce, where, 1000, 2}, true), nullptr);
   std::ostringstream text;
   text << std::ifstream(table.path()).rdbuf();
-  EXPECT_TRUE(says(text.str(), "# 2 ranks, scheduled over shm\n")) << text.str();
+  EXPECT_TRUE(has_text(text.str(), "# 2 ranks, scheduled over shm\n")) << text.str();
 
   Program bench(
       {test::built("rzrun"), "-n", "2", test::built("all_reduce_perf"), "-b", "8", "-e", "8", "--verbose"},
       {{"RZ_TUNING", table.path()}});
   ASSERT_EQ(bench.wait(), 0) << bench.err();
-  EXPECT_TRUE(says(bench.out(), "(tuning table " + table.path() + ": all_reduce on one host")) << bench.out();
+  EXPECT_TRUE(has_text(bench.out(), "(tuning table " + table.path() + ": all_reduce on one host"))
+      << bench.out();
 }
 
 TEST(Tune, MeasuresSchedulesBetweenHosts) {
@@ -198,7 +205,7 @@ TEST(Tune, MeasuresSchedulesBetweenHosts) {
   ASSERT_EQ(p.wait(), 0) << p.err();
   const Tuning t = read_tuning(table.path());
   EXPECT_TRUE(t.tcp.has_value());
-  EXPECT_NE(find_rule(t.rules, {Collective::broadcast, Where::network, 1000, 2}, true), nullptr);
+  EXPECT_NE(find_rule(t.rules, {Collective::broadcast, TuningScope::inter_node, 1000, 2}, true), nullptr);
 }
 
 TEST(Tune, BadInputEndsWithTwo) {
@@ -212,11 +219,11 @@ TEST(Tune, BadInputEndsWithTwo) {
     command.insert(command.end(), flags.begin(), flags.end());
     Program p(command);
     EXPECT_EQ(p.wait(), 2);
-    EXPECT_TRUE(says(p.err(), part)) << p.err();
+    EXPECT_TRUE(has_text(p.err(), part)) << p.err();
   }
   Program p({test::built("rzrun"), "-n", "2", test::built("tune"), "-o", "/nowhere/at/all"});
   EXPECT_EQ(p.wait(), 2);
-  EXPECT_TRUE(says(p.err(), "--output '/nowhere/at/all' cannot be written")) << p.err();
+  EXPECT_TRUE(has_text(p.err(), "--output '/nowhere/at/all' cannot be written")) << p.err();
 }
 
 }  // namespace

@@ -50,8 +50,9 @@ void refuse_rest(const CLI::App& app) {
 
 }  // namespace
 
-CommandLine::CommandLine(const std::string& what_it_is, const std::string& program, const std::string& footer)
-    : app_(std::make_unique<CLI::App>(what_it_is, program)) {
+CommandLine::CommandLine(const std::string& description, const std::string& program,
+                         const std::string& footer)
+    : app_(std::make_unique<CLI::App>(description, program)) {
   app_->footer(footer);
 }
 
@@ -102,10 +103,8 @@ Flag CommandLine::add_flag(const std::string& name, bool& value, const std::stri
   return Flag(app_->add_flag(name, value, what));
 }
 
-Flag Flag::within(std::int64_t least, std::int64_t most) {
-  return Flag(option_->check(CLI::Range(least, most)));
-}
-Flag Flag::within(double least, double most) { return Flag(option_->check(CLI::Range(least, most))); }
+Flag Flag::within(std::int64_t min, std::int64_t max) { return Flag(option_->check(CLI::Range(min, max))); }
+Flag Flag::within(double min, double max) { return Flag(option_->check(CLI::Range(min, max))); }
 Flag Flag::one_of(std::vector<std::string> words) {
   return Flag(option_->check(CLI::IsMember(std::move(words))));
 }
@@ -115,10 +114,10 @@ Flag Flag::group(const std::string& heading) { return Flag(option_->group(headin
 Flag Flag::required() { return Flag(option_->required()); }
 Flag Flag::excludes(Flag other) { return Flag(option_->excludes(other.option_)); }
 
-void CommandLine::ends_in_a_command() { app_->prefix_command(); }
+void CommandLine::allow_trailing_command() { app_->prefix_command(); }
 void CommandLine::column_width(std::size_t width) { app_->get_formatter()->column_width(width); }
 
-bool CommandLine::given(const std::string& name) const { return app_->count(name) > 0; }
+bool CommandLine::is_set(const std::string& name) const { return app_->count(name) > 0; }
 std::vector<std::string> CommandLine::remaining() const { return app_->remaining(); }
 
 std::vector<std::string> split_at_commas(const std::string& words) { return CLI::detail::split(words, ','); }

@@ -26,15 +26,15 @@ struct Parsed {
 /// which takes longer to compile than most programs.
 class CommandLine {
  public:
-  CommandLine(const std::string& what_it_is, const std::string& program, const std::string& footer);
+  CommandLine(const std::string& description, const std::string& program, const std::string& footer);
   ~CommandLine();
 
   /// What may be said of a flag besides.
   class Flag {
    public:
-    Flag within(int least, int most) { return within(std::int64_t{least}, std::int64_t{most}); }
-    Flag within(std::int64_t least, std::int64_t most);
-    Flag within(double least, double most);
+    Flag within(int min, int max) { return within(std::int64_t{min}, std::int64_t{max}); }
+    Flag within(std::int64_t min, std::int64_t max);
+    Flag within(double min, double max);
     Flag one_of(std::vector<std::string> words);
     Flag delimiter(char between);
     Flag type_name(const std::string& name);
@@ -62,7 +62,7 @@ class CommandLine {
   Flag add_flag(const std::string& name, bool& value, const std::string& what);
 
   /// Words from the first that is no flag on are a command: remaining().
-  void ends_in_a_command();
+  void allow_trailing_command();
   void column_width(std::size_t);
 
   /// Fills what flags are bound to and returns "", or returns the help if that was asked for. Errc::config
@@ -71,7 +71,7 @@ class CommandLine {
   /// unless they are a command.
   std::string parse(int argc, const char* const* argv);
 
-  bool given(const std::string& name) const;
+  bool is_set(const std::string& name) const;
   std::vector<std::string> remaining() const;
 
  private:

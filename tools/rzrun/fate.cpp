@@ -32,17 +32,17 @@ std::vector<std::string> oom_files() {
 
 }  // namespace
 
-Fate fate_of_wait_status(int status) {
+ExitStatus exit_status_of_wait(int status) {
   if (WIFSIGNALED(status)) return {0, WTERMSIG(status), static_cast<bool>(WCOREDUMP(status))};
   return {WEXITSTATUS(status), 0, false};
 }
 
-std::string describe(const Fate& f) {
-  if (!f.signal) return str("exited with ", f.exit_code);
+std::string describe(const ExitStatus& f) {
+  if (!f.signal) return concat("exited with ", f.exit_code);
   const char* name = sigabbrev_np(f.signal);
   const char* meaning = sigdescr_np(f.signal);
-  return str("killed by ", name ? str("SIG", name) : str("signal ", f.signal),
-             meaning ? str(" (", meaning, ")") : "", f.core_dumped ? ", core dumped" : "");
+  return concat("killed by ", name ? concat("SIG", name) : concat("signal ", f.signal),
+                meaning ? concat(" (", meaning, ")") : "", f.core_dumped ? ", core dumped" : "");
 }
 
 OomCounter::OomCounter() : OomCounter(oom_files()) {}

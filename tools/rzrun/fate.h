@@ -6,19 +6,19 @@
 
 namespace rz::rzrun {
 
-struct Fate {
+struct ExitStatus {
   int exit_code = 0;
   int signal = 0;  ///< not 0: a signal ended it
   bool core_dumped = false;
   bool failed() const { return signal || exit_code; }
   /// As a shell has it: the code, or 128 + signal.
-  int status() const { return signal ? 128 + signal : exit_code; }
+  int shell_status() const { return signal ? 128 + signal : exit_code; }
 };
 
-Fate fate_of_wait_status(int status);
+ExitStatus exit_status_of_wait(int status);
 
 /// "exited with 3", "killed by SIGSEGV (Segmentation fault)".
-std::string describe(const Fate&);
+std::string describe(const ExitStatus&);
 
 /// Counts what the kernel's out-of-memory killer has done in this process's cgroup (v2: memory.events, v1:
 /// memory.oom_control), or on the whole machine (/proc/vmstat) where there is neither.

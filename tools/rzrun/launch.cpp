@@ -21,25 +21,25 @@
 namespace rz::rzrun {
 namespace {
 
-std::pair<Descriptor, Descriptor> make_pipe() {
+std::pair<UniqueFd, UniqueFd> make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail_errno("pipe2");
-  return {Descriptor(ends[0]), Descriptor(ends[1])};
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-Descriptor open_log(const std::string& path) {
-  Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+UniqueFd open_log(const std::string& path) {
+  UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!file) fail_errno("open", path);
   return file;
 }
 
 /// The child's end of one of its streams, and what this process keeps.
-struct Stream {
-  Descriptor child, read, log;
+struct ChildStream {
+  UniqueFd child, read, log;
 };
 
-Stream open_stream(const Options& o, int rank, const char* name) {
-  Stream s;
+ChildStream open_stream(const Options& o, int rank, const char* name) {
+  ChildStream s;
   if (!o.log_dir.empty()) s.log = open_log(log_path(o, rank, name));
   if (!o.log_dir.empty() && !o.tee)
     s.child = std::move(s.log);  // straight into the file: nothing to forward
@@ -57,7 +57,7 @@ void default_signals() {
 
 /// Only one process can read a terminal or a pipe sensibly, and one in a background group must not read a
 /// terminal.
-void settle_stdin(int rank) {
+void redirect_stdin(int rank) {
   if (rank == 0 && !::isatty(STDIN_FILENO)) return;
   if (const int null = ::open("/dev/null", O_RDONLY); null >= 0) {
     ::dup2(null, STDIN_FILENO);
@@ -66,13 +66,13 @@ void settle_stdin(int rank) {
 }
 
 /// In the child. Returns only if something failed, with errno.
-void become(const Job& job, int rank, pid_t parent, const Stream& out, const Stream& err,
-            const std::vector<int>& processors) {
+void exec_child(const Job& job, int rank, pid_t parent, const ChildStream& out, const ChildStream& err,
+                const std::vector<int>& processors) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
   default_signals();
-  settle_stdin(rank);
+  redirect_stdin(rank);
   if (out.child) ::dup2(out.child.get(), STDOUT_FILENO);
   if (err.child) ::dup2(err.child.get(), STDERR_FILENO);
   for (const auto& [name, value] : rank_environment(job, rank)) ::setenv(name.c_str(), value.c_str(), 1);
@@ -84,20 +84,20 @@ void become(const Job& job, int rank, pid_t parent, const Stream& out, const Str
 }
 
 /// The error pipe closes when exec succeeds; else errno comes through it.
-void check_started(Descriptor error_pipe, pid_t pid) {
+void check_exec(UniqueFd error_pipe, pid_t pid) {
   int error = 0;
   ssize_t n;
   do n = ::read(error_pipe.get(), &error, sizeof error);
   while (n < 0 && errno == EINTR);
   if (n != sizeof error) return;
   ::waitpid(pid, nullptr, 0);
-  throw StartFailed{error};
+  throw LaunchError{error};
 }
 
 }  // namespace
 
 int free_port() {
-  Descriptor s(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  UniqueFd s(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -117,7 +117,7 @@ std::string random_id() {
 }
 
 std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job, int rank) {
-  const std::string r = str(rank), n = str(job.options.ranks);
+  const std::string r = concat(rank), n = concat(job.options.ranks);
   std::vector<std::pair<std::string, std::string>> variables{
       {"RANK", r},
       {"LOCAL_RANK", r},
@@ -129,7 +129,7 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
       {"ROLE_WORLD_SIZE", n},
       {"ROLE_NAME", "default"},
       {"MASTER_ADDR", "127.0.0.1"},
-      {"MASTER_PORT", str(job.master_port)},
+      {"MASTER_PORT", concat(job.master_port)},
       {"TORCHELASTIC_RESTART_COUNT", "0"},
       {"TORCHELASTIC_MAX_RESTARTS", "0"},
       {"TORCHELASTIC_RUN_ID", job.run_id},
@@ -141,32 +141,32 @@ std::vector<std::pair<std::string, std::string>> rank_environment(const Job& job
 }
 
 std::string log_path(const Options& o, int rank, const char* stream) {
-  return str(o.log_dir, "/rank", rank, ".", stream);
+  return concat(o.log_dir, "/rank", rank, ".", stream);
 }
 
-Launched launch(const Job& job, int rank) {
-  Stream out = open_stream(job.options, rank, "stdout"), err = open_stream(job.options, rank, "stderr");
+ChildProcess launch(const Job& job, int rank) {
+  ChildStream out = open_stream(job.options, rank, "stdout"), err = open_stream(job.options, rank, "stderr");
   auto [error_read, error_write] = make_pipe();
   std::vector<int> processors;
   if (job.options.bind) processors = processors_for(rank, job.options.ranks);
   const pid_t parent = ::getpid(), pid = ::fork();
-  if (pid < 0) fail_errno("fork", str("rank ", rank));
+  if (pid < 0) fail_errno("fork", concat("rank ", rank));
   if (pid == 0) {
-    become(job, rank, parent, out, err, processors);
+    exec_child(job, rank, parent, out, err, processors);
     const int error = errno;
     if (::write(error_write.get(), &error, sizeof error)) ::_exit(127);
     ::_exit(127);
   }
   ::setpgid(pid, pid);  // both sides do it, so that neither runs ahead of it
   error_write.reset();
-  check_started(std::move(error_read), pid);
-  Launched started{pid,
-                   Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))),
-                   std::move(out.read),
-                   std::move(err.read),
-                   std::move(out.log),
-                   std::move(err.log)};
-  if (!started.pidfd) fail_errno("pidfd_open", str("rank ", rank));
+  check_exec(std::move(error_read), pid);
+  ChildProcess started{pid,
+                       UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))),
+                       std::move(out.read),
+                       std::move(err.read),
+                       std::move(out.log),
+                       std::move(err.log)};
+  if (!started.pidfd) fail_errno("pidfd_open", concat("rank ", rank));
   return started;
 }
 

@@ -26,21 +26,21 @@ std::string random_id();
 /// Name and value of every variable that rank `rank` gets. OMP_NUM_THREADS only if this process has none.
 std::vector<std::pair<std::string, std::string>> rank_environment(const Job&, int rank);
 
-struct Launched {
+struct ChildProcess {
   pid_t pid = -1;
-  Descriptor pidfd;     ///< readable when the process has ended
-  Descriptor out, err;  ///< read ends of its pipes; empty where it writes to the console or a file itself
-  Descriptor out_log, err_log;  ///< for what comes through the pipes
+  UniqueFd pidfd;     ///< readable when the process has ended
+  UniqueFd out, err;  ///< read ends of its pipes; empty where it writes to the console or a file itself
+  UniqueFd out_log, err_log;  ///< for what comes through the pipes
 };
 
 /// `<log-dir>/rank<R>.<stream>`.
 std::string log_path(const Options&, int rank, const char* stream);
 
-/// The process leads a group of its own and dies with this one. Throws StartFailed.
-Launched launch(const Job&, int rank);
+/// The process leads a group of its own and dies with this one. Throws LaunchError.
+ChildProcess launch(const Job&, int rank);
 
 /// The program could not be started: the exit status is 127 where it was not found, else 126.
-struct StartFailed {
+struct LaunchError {
   int error;
 };
 

@@ -8,7 +8,7 @@
 namespace rz::rzrun {
 namespace {
 
-constexpr const char* what_it_is =
+constexpr const char* description =
     "rzrun -n N [OPTIONS] PROGRAM [ARGS…]\n\n"
     "Starts N ranks of PROGRAM on this machine, with the environment that torchrun gives them, and ends all "
     "of\n"
@@ -17,7 +17,7 @@ constexpr const char* what_it_is =
     "  rzrun -n 4 --prefix train_gpt --model config.json --config ds.json --data .\n"
     "  rzrun -n 4 --log-dir logs --tee ./my_program";
 
-constexpr const char* what_else =
+constexpr const char* footer =
     "Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and torchrun's\n"
     "other variables; RZ_LAUNCH, which tells this launch from every other; OMP_NUM_THREADS=1 if there are "
     "several ranks and it is not set. Rank 0 keeps the\n"
@@ -28,12 +28,12 @@ constexpr const char* what_else =
     "number if a signal ended it; 2 for a wrong command line; 126 or 127 if the program cannot be started.";
 
 /// What the command line says otherwise than Options.
-struct Words {
+struct RawOptions {
   std::string bind = "core";
   double grace_s = 5;
 };
 
-void add_flags(CommandLine& line, Options& o, Words& w) {
+void add_flags(CommandLine& line, Options& o, RawOptions& w) {
   line.add_option("-n,--ranks", o.ranks, "Ranks to start").type_name("N");
   line.add_option("--bind", w.bind,
                   "core (default): whole cores for each rank, or a core for each so many ranks; none: "
@@ -54,7 +54,7 @@ void add_flags(CommandLine& line, Options& o, Words& w) {
 }
 
 void check(const CommandLine& line, const Options& o) {
-  require(line.given("-n"), Errc::config, "how many ranks? Give -n N; see --help");
+  require(line.is_set("-n"), Errc::config, "how many ranks? Give -n N; see --help");
   require(o.ranks >= 1, Errc::config, "-n must be at least 1, not ", o.ranks);
   require(!o.command.empty(), Errc::config, "no program to start; try: rzrun -n ", o.ranks,
           " PROGRAM [ARGS…]");
@@ -68,15 +68,15 @@ void check(const CommandLine& line, const Options& o) {
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
   Options& o = parsed.options;
-  Words words;
-  CommandLine line(what_it_is, "rzrun", what_else);
-  line.ends_in_a_command();
-  add_flags(line, o, words);
+  RawOptions raw;
+  CommandLine line(description, "rzrun", footer);
+  line.allow_trailing_command();
+  add_flags(line, o, raw);
   parsed.help = line.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;
   o.command = line.remaining();
-  o.bind = words.bind == "core";
-  o.grace = std::chrono::milliseconds(static_cast<long>(words.grace_s * 1e3));
+  o.bind = raw.bind == "core";
+  o.grace = std::chrono::milliseconds(static_cast<long>(raw.grace_s * 1e3));
   check(line, o);
   return parsed;
 }

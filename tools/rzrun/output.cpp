@@ -12,7 +12,7 @@
 
 namespace rz::rzrun {
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
   if (this != &other) {
     reset();
     fd_ = other.release();
@@ -20,12 +20,12 @@ Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
   return *this;
 }
 
-void Descriptor::reset() {
+void UniqueFd::reset() {
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
 }
 
-int Descriptor::release() { return std::exchange(fd_, -1); }
+int UniqueFd::release() { return std::exchange(fd_, -1); }
 
 bool Console::write(std::string_view text) {
   while (!text.empty() && !closed_) {
@@ -42,34 +42,34 @@ bool Console::write(std::string_view text) {
   return !closed_;
 }
 
-Forwarder::Forwarder(Descriptor pipe, Console* console, Descriptor log, std::string prefix)
+Forwarder::Forwarder(UniqueFd pipe, Console* console, UniqueFd log, std::string prefix)
     : pipe_(std::move(pipe)), console_(console), log_(std::move(log)), prefix_(std::move(prefix)) {
   ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK);
 }
 
-void Forwarder::pump() { take(); }
+void Forwarder::pump() { read_some(); }
 
 void Forwarder::finish() {
-  while (take()) {
+  while (read_some()) {
   }
   pipe_.reset();
   if (!partial_.empty()) print_line(partial_);
   partial_.clear();
 }
 
-bool Forwarder::take() {
+bool Forwarder::read_some() {
   if (!pipe_) return false;
   char bytes[1 << 16];
   const auto n = ::read(pipe_.get(), bytes, sizeof bytes);
   if (n > 0) {
-    pass_on({bytes, static_cast<std::size_t>(n)});
+    forward({bytes, static_cast<std::size_t>(n)});
     return open();
   }
   if (n == 0) pipe_.reset();
   return n < 0 && errno == EINTR;
 }
 
-void Forwarder::pass_on(std::string_view bytes) {
+void Forwarder::forward(std::string_view bytes) {
   for (auto rest = bytes; log_ && !rest.empty();) {
     const auto n = ::write(log_.get(), rest.data(), rest.size());
     if (n < 0 && errno == EINTR) continue;
@@ -87,7 +87,7 @@ void Forwarder::print_lines() {
   for (std::size_t end; (end = partial_.find('\n', begin)) != std::string::npos; begin = end + 1)
     print_line(std::string_view(partial_).substr(begin, end - begin));
   partial_.erase(0, begin);
-  if (partial_.size() >= longest_line) {
+  if (partial_.size() >= max_line_bytes) {
     print_line(partial_);
     partial_.clear();
   }

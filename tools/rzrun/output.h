@@ -7,13 +7,13 @@
 namespace rz::rzrun {
 
 /// Owns a file descriptor.
-class Descriptor {
+class UniqueFd {
  public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  ~Descriptor() { reset(); }
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept;
+  ~UniqueFd() { reset(); }
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
   void reset();
@@ -42,10 +42,10 @@ class Console {
 class Forwarder {
  public:
   /// A line longer than this is cut in two, so that a rank without newlines cannot fill the memory.
-  static constexpr std::size_t longest_line = std::size_t{1} << 20;
+  static constexpr std::size_t max_line_bytes = std::size_t{1} << 20;
 
   /// `pipe` is set non-blocking. `console` may be null; `log` may be empty. With a prefix, lines stay whole.
-  Forwarder(Descriptor pipe, Console* console, Descriptor log, std::string prefix);
+  Forwarder(UniqueFd pipe, Console* console, UniqueFd log, std::string prefix);
   int fd() const { return pipe_.get(); }
   bool open() const { return static_cast<bool>(pipe_); }
   /// Passes on what is there now; closes the pipe at its end. At most one buffer a call, so that ranks take
@@ -55,15 +55,15 @@ class Forwarder {
   void finish();
 
  private:
-  bool take();
-  void pass_on(std::string_view bytes);
+  bool read_some();
+  void forward(std::string_view bytes);
   void print_lines();
   void print_line(std::string_view line);
   void to_console(std::string_view text);
 
-  Descriptor pipe_;
+  UniqueFd pipe_;
   Console* console_;
-  Descriptor log_;
+  UniqueFd log_;
   std::string prefix_;
   std::string partial_;
 };

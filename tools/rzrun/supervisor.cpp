@@ -24,18 +24,18 @@
 namespace rz::rzrun {
 namespace {
 
-void say(const std::string& line) {
+void log_error(const std::string& line) {
   const std::string text = "rzrun: " + line + "\n";
   if (::write(STDERR_FILENO, text.data(), text.size()) < 0) return;  // nobody listens: nothing to be done
 }
 
-Descriptor block_signals() {
+UniqueFd block_signals() {
   ::signal(SIGPIPE, SIG_IGN);
   sigset_t set;
   sigemptyset(&set);
   for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGCHLD}) sigaddset(&set, s);
   ::sigprocmask(SIG_BLOCK, &set, nullptr);
-  Descriptor fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  UniqueFd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd) fail_errno("signalfd");
   return fd;
 }
@@ -63,8 +63,8 @@ std::vector<pid_t> children() {
 struct Rank {
   int rank;
   pid_t pid;
-  Descriptor pidfd;
-  std::optional<Fate> fate;
+  UniqueFd pidfd;
+  std::optional<ExitStatus> exit_status;
 };
 
 class Supervisor {
@@ -79,7 +79,7 @@ class Supervisor {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
     if (!options_.log_dir.empty()) make_log_dir();
     start();
-    while (anything_lives()) turn();
+    while (any_process_alive()) poll_once();
     for (auto& f : forwarders_) f.finish();
     return status_;
   }
@@ -95,33 +95,33 @@ class Supervisor {
     const Job job{options_, options_.master_port ? options_.master_port : free_port(), random_id()};
     for (int rank = 0; rank < options_.ranks; ++rank) {
       try {
-        adopt(rank, launch(job, rank));
-      } catch (const StartFailed& e) {
-        say(str("cannot start '", options_.command.front(), "': ", std::strerror(e.error)));
+        add_rank(rank, launch(job, rank));
+      } catch (const LaunchError& e) {
+        log_error(concat("cannot start '", options_.command.front(), "': ", std::strerror(e.error)));
         status_ = e.error == ENOENT ? 127 : 126;
         return end_all();
       } catch (const Error& e) {
-        say(str("cannot start rank ", rank, ": ", e.what()));
+        log_error(concat("cannot start rank ", rank, ": ", e.what()));
         status_ = 1;
         return end_all();
       }
     }
   }
 
-  void adopt(int rank, Launched l) {
-    const std::string prefix = options_.prefix ? str("[", rank, "] ") : "";
+  void add_rank(int rank, ChildProcess l) {
+    const std::string prefix = options_.prefix ? concat("[", rank, "] ") : "";
     if (l.out) forwarders_.emplace_back(std::move(l.out), &stdout_, std::move(l.out_log), prefix);
     if (l.err) forwarders_.emplace_back(std::move(l.err), &stderr_, std::move(l.err_log), prefix);
     ranks_.push_back({rank, l.pid, std::move(l.pidfd), {}});
   }
 
   /// One wait for whatever comes next: output, an end, a signal, or the end of the grace period.
-  void turn() {
+  void poll_once() {
     std::vector<pollfd> wait{{signals_.get(), POLLIN, 0}};
-    for (const auto& r : ranks_) wait.push_back({r.fate ? -1 : r.pidfd.get(), POLLIN, 0});
+    for (const auto& r : ranks_) wait.push_back({r.exit_status ? -1 : r.pidfd.get(), POLLIN, 0});
     for (const auto& f : forwarders_) wait.push_back({f.fd(), POLLIN, 0});
-    if (::poll(wait.data(), wait.size(), patience_ms()) < 0 && errno != EINTR) fail_errno("poll");
-    hear_signals();
+    if (::poll(wait.data(), wait.size(), poll_timeout_ms()) < 0 && errno != EINTR) fail_errno("poll");
+    handle_signals();
     reap();
     for (auto& f : forwarders_) f.pump();
     if (ending_ && kill_at_.expired()) kill_all(SIGKILL);
@@ -129,19 +129,19 @@ class Supervisor {
   }
 
   /// While everything is being killed, what a dying process leaves behind must be looked for again.
-  int patience_ms() const {
+  int poll_timeout_ms() const {
     if (!ending_) return -1;
     return kill_at_.expired() ? 20 : kill_at_.poll_ms(60000);
   }
 
-  void hear_signals() {
+  void handle_signals() {
     signalfd_siginfo info;
     while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
       const int s = static_cast<int>(info.ssi_signo);
       if (s == SIGCHLD) continue;
       if (!interrupted_) {
-        say(str("SIG", sigabbrev_np(s), ": ending ", options_.ranks,
-                " ranks (once more kills them at once)"));
+        log_error(concat("SIG", sigabbrev_np(s), ": ending ", options_.ranks,
+                         " ranks (once more kills them at once)"));
         if (!status_) status_ = 128 + s;
       } else {
         kill_at_ = Deadline::after({});
@@ -157,53 +157,54 @@ class Supervisor {
     for (pid_t pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;)
       for (auto& r : ranks_)
         if (r.pid == pid) {
-          r.fate = fate_of_wait_status(status);
+          r.exit_status = exit_status_of_wait(status);
           ended.push_back(&r);
         }
     // Of ranks that ended within one turn, one that a signal killed is the cause; an exit code is often the
     // complaint of a rank that lost its peer.
-    std::stable_partition(ended.begin(), ended.end(), [](const Rank* r) { return r->fate->signal != 0; });
+    std::stable_partition(ended.begin(), ended.end(),
+                          [](const Rank* r) { return r->exit_status->signal != 0; });
     for (const Rank* r : ended)
-      if (r->fate->failed()) report(*r);
+      if (r->exit_status->failed()) report(*r);
   }
 
   void report(const Rank& r) {
     if (interrupted_) return;
     if (first_failed_ >= 0) {
-      if (!(r.fate->signal == SIGTERM || r.fate->signal == SIGKILL))
-        say(str("rank ", r.rank, " ", describe(*r.fate), " after that"));
+      if (!(r.exit_status->signal == SIGTERM || r.exit_status->signal == SIGKILL))
+        log_error(concat("rank ", r.rank, " ", describe(*r.exit_status), " after that"));
       return;
     }
     if (ending_) return;
     first_failed_ = r.rank;
-    status_ = r.fate->status();
-    say(str("rank ", r.rank, " of ", options_.ranks, " failed first: ", describe(*r.fate),
-            out_of_memory(*r.fate), where_its_log_is(r.rank)));
+    status_ = r.exit_status->shell_status();
+    log_error(concat("rank ", r.rank, " of ", options_.ranks, " failed first: ", describe(*r.exit_status),
+                     oom_hint(*r.exit_status), log_hint(r.rank)));
     end_all();
   }
 
-  std::string out_of_memory(const Fate& f) const {
+  std::string oom_hint(const ExitStatus& f) const {
     if (f.signal != SIGKILL || !oom_.increased()) return "";
     return "; the kernel's out-of-memory killer struck meanwhile: use less memory or fewer ranks";
   }
 
-  std::string where_its_log_is(int rank) const {
+  std::string log_hint(int rank) const {
     return options_.log_dir.empty() ? "" : "; its log: " + log_path(options_, rank, "stderr");
   }
 
   bool all_ended() const {
     for (const auto& r : ranks_)
-      if (!r.fate) return false;
+      if (!r.exit_status) return false;
     return true;
   }
 
-  bool anything_lives() const { return !all_ended() || !children().empty(); }
+  bool any_process_alive() const { return !all_ended() || !children().empty(); }
 
   void end_leftovers() {
     const auto left = children();
     if (left.empty()) return;
-    say(str("ending ", left.size(), left.size() == 1 ? " process" : " processes",
-            " that the ranks left behind"));
+    log_error(concat("ending ", left.size(), left.size() == 1 ? " process" : " processes",
+                     " that the ranks left behind"));
     end_all();
   }
 
@@ -226,7 +227,7 @@ class Supervisor {
   }
 
   const Options& options_;
-  Descriptor signals_;
+  UniqueFd signals_;
   Console stdout_, stderr_;
   OomCounter oom_;
   std::vector<Rank> ranks_;

@@ -25,12 +25,13 @@ void share_error(Communicator& comm, std::int32_t culprit, const std::optional<E
   std::string text(static_cast<std::size_t>(head[1]), '\0');
   if (here) text = mine->what();
   comm.broadcast(Buffer(text.data(), text.size(), DType::u8), culprit).wait();
-  throw Error(static_cast<Errc>(head[0]), culprit == 0 ? text : str("rank ", culprit, ": ", text), culprit);
+  throw Error(static_cast<Errc>(head[0]), culprit == 0 ? text : concat("rank ", culprit, ": ", text),
+              culprit);
 }
 
 }  // namespace
 
-void check_together(Communicator& comm, const std::function<void()>& check) {
+void check_on_all_ranks(Communicator& comm, const std::function<void()>& check) {
   std::optional<Error> mine;
   try {
     check();
@@ -51,7 +52,7 @@ int fair_threads(Communicator& comm) {
     std::int32_t quota;
   };
   Where mine{};
-  const Allowance own = allowance();
+  const CpuLimits own = cpu_limits();
   ::gethostname(mine.host.data(), mine.host.size() - 1);
   for (const int p : own.processors) CPU_SET(p, &mine.processors);
   mine.quota = own.quota;
@@ -59,7 +60,7 @@ int fair_threads(Communicator& comm) {
   comm.all_gather(ConstBuffer(&mine, sizeof mine, DType::u8),
                   Buffer(all.data(), all.size() * sizeof mine, DType::u8))
       .wait();
-  std::vector<Allowance> here;
+  std::vector<CpuLimits> here;
   for (const Where& w : all) {
     if (w.host != mine.host) continue;
     here.push_back({.quota = w.quota});

@@ -32,11 +32,11 @@ bool is_mask(std::string_view name) {
 }
 
 /// "a; b; c", each part under its heading.
-class Complaints {
+class ProblemList {
  public:
   void add(const char* heading, const std::vector<std::string>& names) {
     if (names.empty()) return;
-    text_ += str(text_.empty() ? "" : "; ", heading, " ");
+    text_ += concat(text_.empty() ? "" : "; ", heading, " ");
     for (const auto& name : names) text_ += (&name == &names.front() ? "" : ", ") + name;
   }
   const std::string& text() const { return text_; }
@@ -65,15 +65,15 @@ Checkpoint::Checkpoint(SafetensorsFile file, std::span<Parameter* const> paramet
     entries_[p] = entry;
     if (entry->shape != extents(p->shape))
       misshapen.push_back(
-          str(entry->name, " is ", name(entry->shape), " where the model has ", name(p->shape)));
+          concat(entry->name, " is ", name(entry->shape), " where the model has ", name(p->shape)));
     else if (std::ranges::find(readable, entry->dtype) == readable.end())
-      misshapen.push_back(str(entry->name, " is of dtype ", entry->dtype, " where a float is needed"));
+      misshapen.push_back(concat(entry->name, " is of dtype ", entry->dtype, " where a float is needed"));
   }
   const bool tied_head = wte && !has_head && file_.find("lm_head.weight");
   for (const auto& entry : file_.tensors())
     if (!used.contains(entry.name) && !is_mask(entry.name) && !(tied_head && entry.name == "lm_head.weight"))
       extra.push_back(entry.name);
-  Complaints complaints;
+  ProblemList complaints;
   complaints.add("missing:", missing);
   complaints.add("wrong:", misshapen);
   complaints.add("not in the model:", extra);
@@ -106,8 +106,8 @@ namespace {
 void require_finite(const std::string& path, const Parameter& p, std::span<const float> values) {
   const auto bad = std::ranges::find_if(values, [](float x) { return !std::isfinite(x); });
   if (bad == values.end()) return;
-  throw Diverged(str(path, ": not written: ", p.name, '[', bad - values.begin(), "] is ", *bad,
-                     "; --save-nonfinite writes such weights all the same"));
+  throw Diverged(concat(path, ": not written: ", p.name, '[', bad - values.begin(), "] is ", *bad,
+                        "; --save-nonfinite writes such weights all the same"));
 }
 }  // namespace
 
@@ -115,7 +115,7 @@ void save_model(const std::string& path, std::span<Parameter* const> parameters,
                 const Stream& stream, bool nonfinite) {
   std::unique_ptr<SafetensorsWriter> writer;
   if (rank == 0) {
-    std::vector<SafetensorsOut> tensors;
+    std::vector<SafetensorsSpec> tensors;
     for (const Parameter* p : parameters) tensors.push_back({p->name, extents(p->shape)});
     writer = std::make_unique<SafetensorsWriter>(path, tensors);
   }

@@ -28,9 +28,9 @@ namespace {
 
 enum Status { done = 0, failed = 1, wrong_input = 2 };
 
-void complain(const std::string& what) { std::fprintf(stderr, "train_gpt: %s\n", what.c_str()); }
+void print_error(const std::string& what) { std::fprintf(stderr, "train_gpt: %s\n", what.c_str()); }
 
-std::string plural(std::uint64_t n, const char* thing) { return str(n, " ", thing, n == 1 ? "" : "s"); }
+std::string plural(std::uint64_t n, const char* thing) { return concat(n, " ", thing, n == 1 ? "" : "s"); }
 
 TrainerOptions trainer_options(const Options& o, const Inputs& in, int threads) {
   const auto bucket = static_cast<std::size_t>(o.bucket_mb * (1 << 20));
@@ -40,7 +40,7 @@ TrainerOptions trainer_options(const Options& o, const Inputs& in, int threads) 
   t.strategy_options.first_bucket_bytes = std::min(bucket, t.strategy_options.first_bucket_bytes);
   t.strategy_options.overlap = o.overlap && in.ds.overlap_comm;
   t.strategy_options.precision = in.ds.precision;
-  t.strategy_options.unreached = in.ds.unreached;
+  t.strategy_options.unused_parameters = in.ds.unused_parameters;
   if (in.ds.decay_one_dimensional) t.strategy_options.decays = [](const Parameter&) { return true; };
   t.optimizer = in.ds.optimizer;
   t.gradient_clipping = in.ds.gradient_clipping;
@@ -58,7 +58,7 @@ TrainerOptions trainer_options(const Options& o, const Inputs& in, int threads) 
   return t;
 }
 
-void introduce(const Inputs& in, const Communicator& comm, int threads, std::uint64_t steps) {
+void print_run_summary(const Inputs& in, const Communicator& comm, int threads, std::uint64_t steps) {
   const Gpt2Config& c = in.model->config();
   std::size_t parameters = 0;
   for (const Parameter* p : in.model->parameters()) parameters += p->count();
@@ -76,8 +76,9 @@ void introduce(const Inputs& in, const Communicator& comm, int threads, std::uin
   std::printf("optimizer: %s, lr %g, weight decay %g of %s; a parameter that no loss reaches is %s\n",
               name(optimizer.type), optimizer.lr, optimizer.weight_decay,
               in.ds.decay_one_dimensional ? "every parameter" : "parameters of two or more dimensions",
-              in.ds.unreached == Unreached::pytorch ? "skipped, as in PyTorch"
-                                                    : "updated with a gradient of zero, as in DeepSpeed");
+              in.ds.unused_parameters == UnusedParameterPolicy::pytorch
+                  ? "skipped, as in PyTorch"
+                  : "updated with a gradient of zero, as in DeepSpeed");
   if (const Precision& p = in.ds.precision; p.mixed())
     std::printf("precision: model in %s, gradients in %s, updates in f32\n", name(p.parameters),
                 name(p.gradients));
@@ -117,15 +118,15 @@ void train(const Options& o, Inputs& in, Communicator& comm) {
   const bool first = comm.rank() == 0;
   const int fair = fair_threads(comm);
   const int threads = o.threads > 0 ? static_cast<int>(o.threads) : fair;
-  in.model->recompute_blocks = o.recompute;
+  in.model->checkpoint_blocks = o.recompute;
   Trainer trainer(*in.model, in.tokens, comm, trainer_options(o, in, threads));
   if (in.checkpoint) {
     trainer.load(*in.checkpoint);
   } else {
-    trainer.initialise(o.seed);
+    trainer.init(o.seed);
   }
   const std::uint64_t steps = o.steps ? static_cast<std::uint64_t>(*o.steps) : trainer.updates_per_epoch();
-  if (first) introduce(in, comm, threads, steps);
+  if (first) print_run_summary(in, comm, threads, steps);
 
   MetricsLog log(first ? o.metrics : "");
   Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps);
@@ -145,7 +146,7 @@ void train(const Options& o, Inputs& in, Communicator& comm) {
     std::printf(
         "done: %s, loss %.4f → %.4f\n%s\nmemory: %s\n", plural(steps, "update").c_str(), first_loss,
         last_loss,
-        describe_speed(median(speeds), flops_per_token(in.model->config(), in.seq_len), devices).c_str(),
+        describe_throughput(median(speeds), flops_per_token(in.model->config(), in.seq_len), devices).c_str(),
         describe(trainer.strategy().memory()).c_str());
   show_sample(o, in, trainer, first);
   save(o, in, trainer, first);
@@ -155,14 +156,14 @@ void train(const Options& o, Inputs& in, Communicator& comm) {
 /// The part in which a mistake is the user's: nothing has been written yet.
 Status check_inputs(const Options& o, Communicator& comm, Inputs& in) {
   try {
-    check_together(comm, [&] { in = read_inputs(o, comm.rank(), comm.size()); });
+    check_on_all_ranks(comm, [&] { in = read_inputs(o, comm.rank(), comm.size()); });
     require_same_run(o, in, comm);
   } catch (const Error& e) {
-    if (comm.rank() == 0) complain(e.what());
+    if (comm.rank() == 0) print_error(e.what());
     return e.code() == Errc::system ? failed : wrong_input;
   }
   if (comm.rank() == 0)
-    for (const auto& warning : in.ds.warnings) complain("warning: " + warning);
+    for (const auto& warning : in.ds.warnings) print_error("warning: " + warning);
   return done;
 }
 
@@ -171,45 +172,45 @@ Status train_or_abort(const Options& o, Communicator& comm, Inputs& in) {
     train(o, in, comm);
     return done;
   } catch (const Diverged& e) {  // on every rank
-    if (comm.rank() == 0) complain(e.what());
+    if (comm.rank() == 0) print_error(e.what());
     comm.barrier().wait();
     return failed;
   } catch (const Error& e) {
     // A rank that aborted has said why itself.
-    if (e.code() != Errc::aborted) complain(str("rank ", comm.rank(), ": ", e.what()));
+    if (e.code() != Errc::aborted) print_error(concat("rank ", comm.rank(), ": ", e.what()));
     comm.abort(e.what());
   } catch (const std::exception& e) {
-    complain(str("rank ", comm.rank(), ": ", e.what()));
+    print_error(concat("rank ", comm.rank(), ": ", e.what()));
     comm.abort(e.what());
   }
   return failed;
 }
 
-Status run(const Place& place, const Options& options, Device device) {
+Status run(const LaunchInfo& place, const Options& options, Device device) {
   try {
     CommOptions comm_options;
     comm_options.device = device;
     if (!options.backend.empty()) comm_options.backend = options.backend;
-    Communicator comm = Communicator::connect(place.rank, place.size, store_for(place), comm_options);
+    Communicator comm = Communicator::connect(place.rank, place.size, store_for_launch(place), comm_options);
     Inputs in;
     const Status checked = check_inputs(options, comm, in);
     return checked == done ? train_or_abort(options, comm, in) : checked;
   } catch (const std::exception& e) {
-    complain(str("rank ", place.rank, ": ", e.what()));
+    print_error(concat("rank ", place.rank, ": ", e.what()));
     return failed;
   }
 }
 
 Status main(int argc, char** argv) {
-  Place place;
+  LaunchInfo place;
   ParsedOptions parsed;
   Device device;
   try {
-    place = place_from_environment();
+    place = launch_info_from_environment();
     parsed = parse_options(argc, argv);
     if (parsed.help.empty()) device = cuda::device_from_name(parsed.options.device, place.local_rank);
   } catch (const std::exception& e) {
-    if (place.rank == 0) complain(e.what());
+    if (place.rank == 0) print_error(e.what());
     return wrong_input;
   }
   if (parsed.help.empty()) return run(place, parsed.options, device);

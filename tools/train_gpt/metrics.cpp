@@ -25,21 +25,21 @@ std::string printed(const char* format, double x) {
 }  // namespace
 
 std::string to_json(const UpdateReport& r) {
-  return str(R"({"step": )", r.step, R"(, "loss": )", number("%.17g", r.loss), R"(, "grad_norm": )",
-             number("%.17g", r.grad_norm), R"(, "lr": )", number("%.17g", r.lr), R"(, "tokens_per_second": )",
-             number("%.1f", r.tokens_per_second), R"(, "step_ms": )", number("%.3f", r.step_ms),
-             R"(, "exposed_comm_ms": )", number("%.3f", r.exposed_comm_ms),
-             r.loss_scale > 0 ? str(R"(, "loss_scale": )", number("%.17g", r.loss_scale)) : "",
-             r.skipped ? R"(, "skipped": true)" : "", "}");
+  return concat(R"({"step": )", r.step, R"(, "loss": )", number("%.17g", r.loss), R"(, "grad_norm": )",
+                number("%.17g", r.grad_norm), R"(, "lr": )", number("%.17g", r.lr),
+                R"(, "tokens_per_second": )", number("%.1f", r.tokens_per_second), R"(, "step_ms": )",
+                number("%.3f", r.step_ms), R"(, "exposed_comm_ms": )", number("%.3f", r.exposed_comm_ms),
+                r.loss_scale > 0 ? concat(R"(, "loss_scale": )", number("%.17g", r.loss_scale)) : "",
+                r.skipped ? R"(, "skipped": true)" : "", "}");
 }
 
 void require_finite(const UpdateReport& r) {
   if (!r.diverged) return;
   throw Diverged(
-      str("step ", r.step + 1, ": training diverged: loss ", printed("%g", r.loss), ", grad_norm ",
-          printed("%g", r.grad_norm),
-          "; the run stops and nothing is saved. Lower optimizer.params.lr, set gradient_clipping, or "
-          "train in bf16 with check_grad_overflow or in fp16, which skip such updates"));
+      concat("step ", r.step + 1, ": training diverged: loss ", printed("%g", r.loss), ", grad_norm ",
+             printed("%g", r.grad_norm),
+             "; the run stops and nothing is saved. Lower optimizer.params.lr, set gradient_clipping, or "
+             "train in bf16 with check_grad_overflow or in fp16, which skip such updates"));
 }
 
 MetricsLog::MetricsLog(const std::string& path) : path_(path), file_(nullptr, std::fclose) {

@@ -8,23 +8,23 @@
 namespace rz::train_gpt {
 namespace {
 
-std::size_t size(const JsonObject& o, const char* key, std::int64_t most) {
-  return static_cast<std::size_t>(o.required_integer(key, 1, most));
+std::size_t size(const JsonObject& o, const char* key, std::int64_t max_value) {
+  return static_cast<std::size_t>(o.required_integer(key, 1, max_value));
 }
 
 std::size_t positions(const JsonObject& o) {
-  constexpr std::int64_t most = 1 << 24;
-  return size(o, o.has("n_positions") || !o.has("n_ctx") ? "n_positions" : "n_ctx", most);
+  constexpr std::int64_t max_value = 1 << 24;
+  return size(o, o.has("n_positions") || !o.has("n_ctx") ? "n_positions" : "n_ctx", max_value);
 }
 
 void require_text(const JsonObject& o, const char* key, const char* value) {
   if (o.has(key) && o.text(key, "") != value)
-    o.fail_at(key, str("must be \"", value, "\", found ", shown(o.at(key))));
+    o.fail_at(key, concat("must be \"", value, "\", found ", to_display(o.at(key))));
 }
 
 void require_flag(const JsonObject& o, const char* key, bool value) {
   if (o.boolean(key, value) != value)
-    o.fail_at(key, str("must be ", value, " for this GPT-2; remove the key"));
+    o.fail_at(key, concat("must be ", value, " for this GPT-2; remove the key"));
 }
 
 /// Variants that change results and that this GPT-2 does not have.
@@ -36,7 +36,7 @@ void refuse_variants(const JsonObject& o, const Gpt2Config& c) {
   require_flag(o, "add_cross_attention", false);
   if (o.has("n_inner") && !o.at("n_inner").is_null() && o.at("n_inner") != 4 * c.n_embd)
     o.fail_at("n_inner",
-              str("must be null or 4 · n_embd = ", 4 * c.n_embd, ", found ", shown(o.at("n_inner"))));
+              concat("must be null or 4 · n_embd = ", 4 * c.n_embd, ", found ", to_display(o.at("n_inner"))));
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 namespace rz::train_gpt {
 namespace {
 
-constexpr const char* what_it_is =
+constexpr const char* description =
     "Trains a GPT-2 on text over the ranks that a launcher starts, or alone.\n\n"
     "  train_gpt --model config.json --config ds.json --data .          one process\n"
     "  rzrun -n 2 train_gpt --model config.json --config ds.json …      two ranks on this machine\n"
@@ -16,7 +16,7 @@ constexpr const char* what_it_is =
     "train_gpt's\n"
     "  mpirun -n 2 and srun start it as well: the rank is found in their environment.";
 
-constexpr const char* what_else =
+constexpr const char* footer =
     "The DeepSpeed configuration decides batch sizes, clipping, optimizer and ZeRO stage, e.g.\n"
     "  {\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3},\n"
     "   \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}}\n\n"
@@ -124,7 +124,7 @@ void add_speed(CommandLine& line, Options& o) {
       .group("Speed (results stay the same but for --threads)");
 }
 
-void check_together(const Options& o) {
+void check_combinations(const Options& o) {
   require(!o.data.empty() || !o.tokens.empty(), Errc::config,
           "nothing to train on; give --data FILE|DIR or --tokens TOKENS.bin");
 }
@@ -133,7 +133,7 @@ void check_together(const Options& o) {
 
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
-  CommandLine line(what_it_is, "train_gpt", what_else);
+  CommandLine line(description, "train_gpt", footer);
   line.column_width(34);
   add_inputs(line, parsed.options);
   add_training(line, parsed.options);
@@ -141,7 +141,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   add_speed(line, parsed.options);
   parsed.help = line.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;
-  check_together(parsed.options);
+  check_combinations(parsed.options);
   return parsed;
 }
 

@@ -17,26 +17,26 @@ const char* yes(bool x) { return x ? "yes" : "no"; }
 /// A fact for every value of a JSON document, under its path.
 void add_json(std::vector<Fact>& facts, const char* flag, const std::string& text) {
   const nlohmann::json values = nlohmann::json::parse(text).flatten();
-  for (const auto& [path, value] : values.items()) facts.push_back({str(flag, " ", path), value.dump()});
+  for (const auto& [path, value] : values.items()) facts.push_back({concat(flag, " ", path), value.dump()});
 }
 
 void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
-  facts.insert(facts.end(), {{"--seed", str(o.seed)},
+  facts.insert(facts.end(), {{"--seed", concat(o.seed)},
                              {"--init given", yes(in.checkpoint.has_value())},
                              {"--strategy", name(in.strategy)},
-                             {"--seq-len", str(in.seq_len)},
-                             {"--steps", o.steps ? str(*o.steps) : "one pass over the data"},
+                             {"--seq-len", concat(in.seq_len)},
+                             {"--steps", o.steps ? concat(*o.steps) : "one pass over the data"},
                              {"shuffle", yes(o.shuffle)},
                              {"overlap", yes(o.overlap)},
-                             {"--bucket-mb", str(o.bucket_mb)},
+                             {"--bucket-mb", concat(o.bucket_mb)},
                              {"--recompute", yes(o.recompute)},
                              {"graph", yes(o.graph)},
                              {"--save given", yes(!o.save.empty())},
                              {"--save-nonfinite", yes(o.save_nonfinite)},
-                             {"--sample", o.sample ? str('"', *o.sample, '"') : "not given"},
-                             {"--sample-tokens", str(o.sample_tokens)},
-                             {"--sample-temperature", str(o.sample_temperature)},
-                             {"--sample-top-k", str(o.sample_top_k)}});
+                             {"--sample", o.sample ? concat('"', *o.sample, '"') : "not given"},
+                             {"--sample-tokens", concat(o.sample_tokens)},
+                             {"--sample-temperature", concat(o.sample_temperature)},
+                             {"--sample-top-k", concat(o.sample_top_k)}});
 }
 
 /// The first, middle and last elements of every parameter.
@@ -82,7 +82,7 @@ void require_same_run(const Options& o, const Inputs& in, Communicator& communic
   add_flags(facts, o, in);
   add_json(facts, "--model", to_json(in.model->config()));
   add_json(facts, "--config", resolved_json(in.ds, in.sizes));
-  facts.push_back({"the number of tokens", str(in.tokens.count())});
+  facts.push_back({"the number of tokens", concat(in.tokens.count())});
   facts.push_back({"the hash of the tokens", hash_text(hash_of(in.tokens))});
   if (in.checkpoint)
     facts.push_back({"the hash of --init", hash_text(hash_of(*in.checkpoint, in.model->parameters()))});

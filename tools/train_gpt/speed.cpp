@@ -56,7 +56,7 @@ Devices devices_of(Communicator& comm) {
   return {card.name, static_cast<int>(cards.size())};
 }
 
-std::string describe_speed(double tokens_per_second, double flops_per_token, const Devices& devices) {
+std::string describe_throughput(double tokens_per_second, double flops_per_token, const Devices& devices) {
   char text[256];
   int length = std::snprintf(text, sizeof text, "speed: %.0f tokens/s in the median", tokens_per_second);
   const double peak = bf16_peak(devices.name);

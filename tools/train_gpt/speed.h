@@ -33,6 +33,6 @@ Devices devices_of(Communicator&);
 
 /// "speed: 123456 tokens/s in the median, 41.2% of the bf16 peak of 1 x NVIDIA H200 (989.4 TFLOP/s each)";
 /// without the share where the peak is not known.
-std::string describe_speed(double tokens_per_second, double flops_per_token, const Devices&);
+std::string describe_throughput(double tokens_per_second, double flops_per_token, const Devices&);
 
 }  // namespace rz::train_gpt

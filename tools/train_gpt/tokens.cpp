@@ -97,9 +97,9 @@ Tokens Tokens::from_file(const std::string& path) {
 
 namespace {
 
-constexpr std::size_t most_text = std::size_t{1} << 30;
+constexpr std::size_t max_text_bytes = std::size_t{1} << 30;
 
-bool left_out(const fs::directory_entry& entry) {
+bool is_excluded(const fs::directory_entry& entry) {
   const std::string name = entry.path().filename().string();
   if (name.starts_with(".") || entry.is_symlink()) return true;
   if (!entry.is_directory()) return !entry.is_regular_file();
@@ -118,7 +118,7 @@ std::vector<std::string> files_below(const std::string& folder, std::span<const 
   std::vector<std::string> files;
   const auto written = absolute(outputs);
   for (auto it = fs::recursive_directory_iterator(folder); it != fs::recursive_directory_iterator(); ++it) {
-    const bool skip = left_out(*it) || written.contains(fs::weakly_canonical(it->path()));
+    const bool skip = is_excluded(*it) || written.contains(fs::weakly_canonical(it->path()));
     if (skip && it->is_directory()) it.disable_recursion_pending();
     if (!skip && it->is_regular_file()) files.push_back(it->path().string());
   }
@@ -131,11 +131,11 @@ bool is_text(const std::string& bytes) { return bytes.find('\0') == std::string:
 std::string text_below(const std::string& folder, std::span<const std::string> outputs) {
   std::string all;
   for (const auto& file : files_below(folder, outputs)) {
-    const std::string text = read_text_file(file, most_text);
+    const std::string text = read_text_file(file, max_text_bytes);
     if (text.empty() || !is_text(text)) continue;
     all += (all.empty() ? "" : "\n") + text;
-    require(all.size() <= most_text, Errc::config, folder, ": holds more than ", human_bytes(most_text),
-            " of text; give a smaller folder");
+    require(all.size() <= max_text_bytes, Errc::config, folder, ": holds more than ",
+            human_bytes(max_text_bytes), " of text; give a smaller folder");
   }
   return all;
 }
@@ -147,7 +147,7 @@ Tokens Tokens::from_text(const std::string& path, std::span<const std::string> o
   state->name = path;
   try {
     require(fs::exists(path), Errc::config, path, ": no such file or folder; give text to train on");
-    state->text = fs::is_directory(path) ? text_below(path, outputs) : read_text_file(path, most_text);
+    state->text = fs::is_directory(path) ? text_below(path, outputs) : read_text_file(path, max_text_bytes);
   } catch (const fs::filesystem_error& e) {
     fail(Errc::config, path, ": cannot be read: ", e.code().message());
   }
@@ -174,12 +174,12 @@ void Tokens::read(std::uint64_t begin, std::span<std::int32_t> out) const {
       state_->read_words(begin + done, std::span(words).first(n));
       std::copy_n(words.begin(), n, part.begin());
     }
-    require_known(begin + done, part);
+    require_in_vocabulary(begin + done, part);
     done += n;
   }
 }
 
-void Tokens::require_known(std::uint64_t begin, std::span<const std::int32_t> tokens) const {
+void Tokens::require_in_vocabulary(std::uint64_t begin, std::span<const std::int32_t> tokens) const {
   const auto wrong = std::ranges::find_if(
       tokens, [&](std::int32_t t) { return static_cast<std::uint64_t>(t) >= vocabulary_; });
   if (wrong == tokens.end()) return;

@@ -42,7 +42,7 @@ class Tokens {
 
  private:
   struct State;
-  void require_known(std::uint64_t begin, std::span<const std::int32_t>) const;
+  void require_in_vocabulary(std::uint64_t begin, std::span<const std::int32_t>) const;
 
   std::shared_ptr<const State> state_;
   std::uint64_t vocabulary_ = std::uint64_t{1} << 31;

@@ -57,9 +57,9 @@ Trainer::Trainer(Gpt2& model, Tokens tokens, Communicator& comm, TrainerOptions 
   if (options_.strategy_options.precision.parameters == DType::f16) scaler_.emplace(options_.loss_scale);
 }
 
-void Trainer::initialise(std::uint64_t seed) {
+void Trainer::init(std::uint64_t seed) {
   strategy_->fill_parameters([&](const Parameter& p, Range elements, float* out) {
-    rz::initialise(p, {out, elements.count()}, elements.begin, seed);
+    rz::init_slice(p, {out, elements.count()}, elements.begin, seed);
   });
 }
 
@@ -75,7 +75,7 @@ void Trainer::draw_seeds() {
   const std::uint64_t first = step_ * next_seeds_.size();
   for (std::size_t m = 0; m < next_seeds_.size(); ++m)
     next_seeds_[m] = options_.seed ^ ((first + m) * ranks + rank + 1) * 0x9e3779b97f4a7c15u;
-  copy_bytes(seeds_.get(), next_seeds_.data(), next_seeds_.size() * sizeof(std::uint64_t), stream_);
+  memcpy_async(seeds_.get(), next_seeds_.data(), next_seeds_.size() * sizeof(std::uint64_t), stream_);
 }
 
 void Trainer::read_micro_batches() {
@@ -97,7 +97,7 @@ nn::CrossEntropy Trainer::run_micro_batch(std::uint64_t m) {
   return out.loss;
 }
 
-Trainer::LossSum Trainer::over_ranks(LossSum mine) {
+Trainer::LossSum Trainer::sum_over_ranks(LossSum mine) {
   double both[2] = {mine.sum, mine.count};
   comm_.all_reduce(Buffer(both, 2)).wait();
   return {both[0], both[1]};
@@ -114,8 +114,8 @@ void Trainer::run_update() {
 
 /// Memory settles in the second update after buckets were rebuilt.
 bool Trainer::may_capture() const {
-  constexpr int until_settled = 3;
-  return options_.graph && comm_.capturable() && updates_like_this_ >= until_settled;
+  constexpr int warmup_updates = 3;
+  return options_.graph && comm_.capturable() && uncaptured_updates_ >= warmup_updates;
 }
 
 void Trainer::run_update_as_graph() {
@@ -127,7 +127,7 @@ void Trainer::run_update_as_graph() {
   graph_.launch(stream_);
 }
 
-void Trainer::take_outcome(UpdateReport& report) {
+void Trainer::record_outcome(UpdateReport& report) {
   const Strategy::Outcome outcome = strategy_->outcome(*optimizer_, stream_);
   report.grad_norm = outcome.norm;
   report.skipped = outcome.skipped;
@@ -148,17 +148,17 @@ UpdateReport Trainer::update() {
     run_update_as_graph();
   } else {
     run_update();
-    ++updates_like_this_;
+    ++uncaptured_updates_;
   }
   ++step_;
-  take_outcome(report);
+  record_outcome(report);
   LossSum mine;
   for (const nn::CrossEntropy& loss : losses_) {
     const ops::LossSum part = loss.read(stream_);
     mine.sum += part.sum;
     mine.count += static_cast<double>(part.count);
   }
-  const LossSum all = over_ranks(mine);
+  const LossSum all = sum_over_ranks(mine);
   report.loss = all.sum / all.count;
   const bool finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
   report.diverged = !finite && !(report.skipped && options_.skip_overflow);
@@ -169,13 +169,13 @@ UpdateReport Trainer::update() {
   return report;
 }
 
-void Trainer::forget_graph() {
+void Trainer::drop_graph() {
   graph_ = {};
-  updates_like_this_ = 0;
+  uncaptured_updates_ = 0;
 }
 
 std::string Trainer::sample(const std::string& prompt, std::size_t tokens, const Sampling& how) {
-  forget_graph();
+  drop_graph();
   std::vector<std::int32_t> start;
   for (const unsigned char c : prompt) start.push_back(c);
   std::string text;
@@ -184,7 +184,7 @@ std::string Trainer::sample(const std::string& prompt, std::size_t tokens, const
 }
 
 void Trainer::save(const std::string& path, bool nonfinite) {
-  forget_graph();
+  drop_graph();
   save_model(path, model_.parameters(), *strategy_, comm_.rank(), stream_, nonfinite);
 }
 

@@ -34,13 +34,13 @@ struct TrainerOptions {
 };
 
 /// Every rank makes one, with the same options, and calls the same functions in the same order: all are
-/// collective, but for initialise() and load(), of which each rank calls one. Errors of the communicator pass
+/// collective, but for init() and load(), of which each rank calls one. Errors of the communicator pass
 /// through.
 class Trainer {
  public:
   Trainer(Gpt2&, Tokens, Communicator&, TrainerOptions);
 
-  void initialise(std::uint64_t seed);
+  void init(std::uint64_t seed);
   void load(const Checkpoint&);
 
   /// One update over accumulation × micro-batch samples of this rank. One whose gradients are not finite is
@@ -71,11 +71,11 @@ class Trainer {
   void run_update_as_graph();
   bool may_capture() const;
   /// Its memory may be given back by what comes now.
-  void forget_graph();
+  void drop_graph();
   nn::CrossEntropy run_micro_batch(std::uint64_t micro_batch);
-  LossSum over_ranks(LossSum);
+  LossSum sum_over_ranks(LossSum);
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1; }
-  void take_outcome(UpdateReport&);
+  void record_outcome(UpdateReport&);
 
   Gpt2& model_;
   Tokens tokens_;
@@ -94,7 +94,7 @@ class Trainer {
   std::vector<nn::CrossEntropy> losses_;  // of the last update
   Graph graph_;                           // of an update with this loss scale
   double captured_scale_ = 0;
-  int updates_like_this_ = 0;  // without a graph, since anything changed
+  int uncaptured_updates_ = 0;  // without a graph, since anything changed
   std::uint64_t step_ = 0;
 };
 

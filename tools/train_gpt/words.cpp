@@ -45,8 +45,8 @@ KnownWords known_words(std::string_view prompt, std::string_view sample, std::st
 }
 
 std::string describe(const KnownWords& w) {
-  return str("words: ", w.known, " of ", w.all, " occur in the data (", w.all ? 100 * w.known / w.all : 0,
-             "%)");
+  return concat("words: ", w.known, " of ", w.all, " occur in the data (", w.all ? 100 * w.known / w.all : 0,
+                "%)");
 }
 
 }  // namespace rz::train_gpt

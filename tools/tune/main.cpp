@@ -36,18 +36,18 @@ void write(const std::string& path, const std::string& text) {
 }
 
 int run(const Options& options) {
-  const Place place = place_from_environment();
+  const LaunchInfo place = launch_info_from_environment();
   require(place.size >= 2, Errc::config,
           "one rank alone has nothing to choose; try: rzrun -n 4 tune --output ", options.output);
   const bool first = place.rank == 0;
   if (first) check_writable(options.output);
   const Progress progress = first && ::isatty(STDERR_FILENO) ? Progress(draw) : Progress([](auto, auto&) {});
-  const Measured measured = measure(place.rank, place.size, store_for(place), options, progress);
+  const Measured measured = measure(place.rank, place.size, store_for_launch(place), options, progress);
   if (!first) return 0;
-  const Tuning table = table_of(measured);
-  write(options.output, heading(measured, options) + table.text());
+  const Tuning table = make_table(measured);
+  write(options.output, header(measured, options) + table.text());
   std::printf("%s: %zu lines for groups of %d, %s; RZ_TUNING=%s uses it\n", options.output.c_str(),
-              table.rules.size(), measured.ranks, measured.carrier.c_str(), options.output.c_str());
+              table.rules.size(), measured.ranks, measured.backend.c_str(), options.output.c_str());
   return 0;
 }
 

@@ -12,11 +12,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr Collective all_with_a_choice[] = {
+constexpr Collective tunable_collectives[] = {
     Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather, Collective::broadcast,
     Collective::reduce,     Collective::gather,         Collective::scatter,    Collective::all_to_all};
 
-std::vector<std::string> words(const std::string& list) {
+std::vector<std::string> split_list(const std::string& list) {
   std::vector<std::string> all;
   for (std::size_t at = 0; at < list.size();) {
     const std::size_t end = std::min(list.find(", ", at), list.size());
@@ -27,7 +27,7 @@ std::vector<std::string> words(const std::string& list) {
 }
 
 /// One call, of `bytes` of the whole buffer.
-Work start(Communicator& comm, Collective c, float* in, float* out, std::size_t bytes) {
+Work start_call(Communicator& comm, Collective c, float* in, float* out, std::size_t bytes) {
   const auto ranks = static_cast<std::size_t>(comm.size());
   const std::size_t whole = bytes / sizeof(float), part = whole / ranks;
   const ConstBuffer in_whole(in, whole), in_part(in, part);
@@ -55,7 +55,7 @@ Work start(Communicator& comm, Collective c, float* in, float* out, std::size_t 
 }
 
 /// A communicator that is forced to one candidate of every collective, and memory of it.
-struct Lane {
+struct CandidateComm {
   std::string forced;
   std::optional<Communicator> comm;
   std::shared_ptr<float> in, out;
@@ -67,25 +67,25 @@ class Measure {
       : rank_(rank), size_(size), store_(std::move(store)), options_(options), progress_(progress) {
     control_.emplace(connect("control", ""));
     measured_.ranks = size;
-    measured_.meets = control_->explain(Collective::barrier, 0).algorithm == "letters";
-    measured_.carrier = control_->describe();
-    make_lanes();
-    in_.assign(options.most / sizeof(float) + static_cast<std::size_t>(size), 1);
+    measured_.intra_node = control_->explain(Collective::barrier, 0).algorithm == "letters";
+    measured_.backend = control_->describe();
+    make_candidate_comms();
+    in_.assign(options.max_bytes / sizeof(float) + static_cast<std::size_t>(size), 1);
     out_.assign(in_.size(), 0);
   }
 
   Measured run() {
     const auto sizes = options_.sizes();
     std::size_t done = 0;
-    const std::size_t cells = lane_of_.size() * sizes.size();
-    slot_us_ = options_.seconds * 1e6 / static_cast<double>(cells) / options_.rounds;
-    for (auto first = lane_of_.begin(); first != lane_of_.end();) {
+    const std::size_t cells = comm_of_candidate_.size() * sizes.size();
+    budget_us_ = options_.seconds * 1e6 / static_cast<double>(cells) / options_.rounds;
+    for (auto first = comm_of_candidate_.begin(); first != comm_of_candidate_.end();) {
       const Collective c = first->first.collective;
       auto last = first;
-      while (last != lane_of_.end() && last->first.collective == c) ++last;
+      while (last != comm_of_candidate_.end() && last->first.collective == c) ++last;
       for (const std::size_t bytes : sizes) {
         progress_(static_cast<double>(done) / static_cast<double>(cells),
-                  str(name(c), ", ", human_bytes(bytes)));
+                  concat(name(c), ", ", human_bytes(bytes)));
         measure_size({first, last}, bytes);
         done += static_cast<std::size_t>(last - first);
       }
@@ -96,7 +96,7 @@ class Measure {
   }
 
  private:
-  using Lanes = std::vector<std::pair<Candidate, std::size_t>>;
+  using CandidateIndex = std::vector<std::pair<Candidate, std::size_t>>;
 
   Communicator connect(const std::string& group, const std::string& forced) {
     CommOptions o;
@@ -108,26 +108,29 @@ class Measure {
   }
 
   /// Candidate k of every collective shares communicator k.
-  void make_lanes() {
+  void make_candidate_comms() {
     std::map<Collective, std::size_t> used;
-    for (const Candidate& c : candidates(measured_.meets, options_)) {
+    for (const Candidate& c : candidates(measured_.intra_node, options_)) {
       const std::size_t k = used[c.collective]++;
-      if (k == lanes_.size()) lanes_.emplace_back();
-      lanes_[k].forced += str(lanes_[k].forced.empty() ? "" : ",", name(c.collective), "=", c.name);
-      lane_of_.emplace_back(c, k);
+      if (k == candidate_comms_.size()) candidate_comms_.emplace_back();
+      candidate_comms_[k].forced +=
+          concat(candidate_comms_[k].forced.empty() ? "" : ",", name(c.collective), "=", c.name);
+      comm_of_candidate_.emplace_back(c, k);
     }
-    require(!lanes_.empty(), Errc::config, "none of the collectives has a choice of algorithms to measure");
-    for (std::size_t k = 0; k < lanes_.size(); ++k) lanes_[k].comm.emplace(connect(str(k), lanes_[k].forced));
-    const std::size_t count = options_.most / sizeof(float) + static_cast<std::size_t>(size_);
-    for (const auto& [candidate, k] : lane_of_) {
-      if (!candidate.is_direct() || lanes_[k].in) continue;
-      lanes_[k].in = lanes_[k].comm->allocate_array<float>(count);
-      lanes_[k].out = lanes_[k].comm->allocate_array<float>(count);
+    require(!candidate_comms_.empty(), Errc::config,
+            "none of the collectives has a choice of algorithms to measure");
+    for (std::size_t k = 0; k < candidate_comms_.size(); ++k)
+      candidate_comms_[k].comm.emplace(connect(concat(k), candidate_comms_[k].forced));
+    const std::size_t count = options_.max_bytes / sizeof(float) + static_cast<std::size_t>(size_);
+    for (const auto& [candidate, k] : comm_of_candidate_) {
+      if (!candidate.is_zero_copy() || candidate_comms_[k].in) continue;
+      candidate_comms_[k].in = candidate_comms_[k].comm->allocate_array<float>(count);
+      candidate_comms_[k].out = candidate_comms_[k].comm->allocate_array<float>(count);
     }
   }
 
   struct Competing {
-    Lanes::const_iterator first, last;
+    CandidateIndex::const_iterator first, last;
   };
 
   void measure_size(const Competing& all, std::size_t wanted) {
@@ -138,7 +141,7 @@ class Measure {
     for (auto it = all.first; it != all.last; ++it) {
       time(*it, bytes, 1);  // connections, plans, pages
       const double once = time(*it, bytes, 2);
-      iterations.push_back(static_cast<int>(std::clamp(slot_us_ / std::max(once, 0.05), 1.0, 20000.0)));
+      iterations.push_back(static_cast<int>(std::clamp(budget_us_ / std::max(once, 0.05), 1.0, 20000.0)));
     }
     for (int round = 0; round < options_.rounds; ++round)
       for (std::size_t i = 0; i < us.size(); ++i)
@@ -153,12 +156,12 @@ class Measure {
   /// Microseconds a call, of the rank that takes longest.
   double time(const std::pair<Candidate, std::size_t>& which, std::size_t bytes, int iterations) {
     const auto& [candidate, k] = which;
-    Lane& lane = lanes_[k];
-    float* const in = candidate.is_direct() ? lane.in.get() : in_.data();
-    float* const out = candidate.is_direct() ? lane.out.get() : out_.data();
+    CandidateComm& lane = candidate_comms_[k];
+    float* const in = candidate.is_zero_copy() ? lane.in.get() : in_.data();
+    float* const out = candidate.is_zero_copy() ? lane.out.get() : out_.data();
     control_->barrier().wait();
     const auto begin = Clock::now();
-    for (int i = 0; i < iterations; ++i) start(*lane.comm, candidate.collective, in, out, bytes).wait();
+    for (int i = 0; i < iterations; ++i) start_call(*lane.comm, candidate.collective, in, out, bytes).wait();
     double us = std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / iterations;
     control_->all_reduce({&us, 1}, ReduceOp::max).wait();
     return us;
@@ -169,28 +172,28 @@ class Measure {
   const Options& options_;
   const Progress& progress_;
   std::optional<Communicator> control_;
-  std::vector<Lane> lanes_;
-  Lanes lane_of_;
+  std::vector<CandidateComm> candidate_comms_;
+  CandidateIndex comm_of_candidate_;
   std::vector<float> in_, out_;
-  double slot_us_ = 0;
+  double budget_us_ = 0;
   Measured measured_;
 };
 
 }  // namespace
 
-std::vector<Candidate> candidates(bool meets, const Options& options) {
+std::vector<Candidate> candidates(bool intra_node, const Options& options) {
   std::vector<Candidate> all;
-  for (const Collective c : all_with_a_choice) {
+  for (const Collective c : tunable_collectives) {
     const auto& asked = options.collectives;
     if (!asked.empty() && std::find(asked.begin(), asked.end(), c) == asked.end()) continue;
-    const Where where = meets ? Where::together : Where::network;
+    const TuningScope where = intra_node ? TuningScope::intra_node : TuningScope::inter_node;
     std::vector<Candidate> of_one;
-    for (const std::string& word : words(algorithm_choices(c, where))) {
+    for (const std::string& word : split_list(algorithm_choices(c, where))) {
       TuningRule rule{c, where, ""};
       set_algorithm(rule, word);
-      if (!rule.streams || options.schedules) of_one.push_back({c, where, word});
+      if (!rule.is_schedule || options.schedules) of_one.push_back({c, where, word});
     }
-    if (meets) of_one.push_back({c, Where::reachable, "direct"});
+    if (intra_node) of_one.push_back({c, TuningScope::intra_node_registered, "direct"});
     if (of_one.size() > 1) all.insert(all.end(), of_one.begin(), of_one.end());
   }
   return all;

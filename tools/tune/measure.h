@@ -14,14 +14,14 @@ namespace rz::tune {
 /// What competes: a name of the table, at a place. `direct` is of memory from allocate(), all else of any.
 struct Candidate {
   Collective collective;
-  Where where;
+  TuningScope where;
   std::string name;
 
-  bool is_direct() const { return where == Where::reachable; }
+  bool is_zero_copy() const { return where == TuningScope::intra_node_registered; }
 };
 
-/// What competes on a group; `meets`: in shared memory. Of a collective without a choice nothing does.
-std::vector<Candidate> candidates(bool meets, const Options&);
+/// What competes on a group; `intra_node`: in shared memory. Of a collective without a choice nothing does.
+std::vector<Candidate> candidates(bool intra_node, const Options&);
 
 /// A candidate's median of one size, of the rank that took longest.
 struct Time {
@@ -32,8 +32,8 @@ struct Time {
 
 struct Measured {
   int ranks = 0;
-  bool meets = false;
-  std::string carrier;  ///< "scheduled over shm"
+  bool intra_node = false;
+  std::string backend;  ///< "scheduled over shm"
   std::vector<Time> times;
 };
 

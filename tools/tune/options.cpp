@@ -7,14 +7,14 @@
 namespace rz::tune {
 namespace {
 
-constexpr const char* what_it_is =
+constexpr const char* description =
     "Measures which algorithm is the fastest for each collective and size, on the ranks that it is started "
     "with,\n"
     "and writes a tuning table.\n\n"
     "  rzrun -n 4 tune --output tuning.txt\n"
     "  RZ_TUNING=tuning.txt rzrun -n 4 all_reduce_perf -b 8 -e 64M -f 4 --verbose";
 
-constexpr const char* what_else =
+constexpr const char* footer =
     "On one host it times what ranks do that meet in shared memory, and from which size on memory of "
     "allocate() is\n"
     "better read where it lies; between hosts every schedule. All that compete at one size are timed in "
@@ -31,8 +31,8 @@ constexpr const char* what_else =
     "RZ_ALGORITHM do not.\n\n"
     "Exit status: 0 all right, 2 a wrong command line, 1 anything else.";
 
-struct Words {
-  std::string least = "8", most = "8M", collectives;
+struct RawOptions {
+  std::string min_bytes = "8", max_bytes = "8M", collectives;
 };
 
 std::size_t size_of_word(const std::string& word, const char* flag) {
@@ -42,10 +42,11 @@ std::size_t size_of_word(const std::string& word, const char* flag) {
   return *bytes;
 }
 
-void settle(Options& o, const Words& w) {
-  o.least = size_of_word(w.least, "--min");
-  o.most = size_of_word(w.most, "--max");
-  require(o.least <= o.most, Errc::config, "--min ", w.least, " is more than --max ", w.most);
+void resolve(Options& o, const RawOptions& w) {
+  o.min_bytes = size_of_word(w.min_bytes, "--min");
+  o.max_bytes = size_of_word(w.max_bytes, "--max");
+  require(o.min_bytes <= o.max_bytes, Errc::config, "--min ", w.min_bytes, " is more than --max ",
+          w.max_bytes);
   require(!o.output.empty(), Errc::config, "--output needs the name of a file");
   for (std::size_t at = 0; at < w.collectives.size();) {
     const std::size_t end = std::min(w.collectives.find(',', at), w.collectives.size());
@@ -58,7 +59,7 @@ void settle(Options& o, const Words& w) {
 
 std::vector<std::size_t> Options::sizes() const {
   std::vector<std::size_t> all;
-  for (std::size_t bytes = least; bytes <= most; bytes *= static_cast<std::size_t>(factor))
+  for (std::size_t bytes = min_bytes; bytes <= max_bytes; bytes *= static_cast<std::size_t>(factor))
     all.push_back(bytes);
   return all;
 }
@@ -66,20 +67,20 @@ std::vector<std::size_t> Options::sizes() const {
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
   Options& o = parsed.options;
-  Words words;
-  CommandLine line(what_it_is, "tune", what_else);
+  RawOptions raw;
+  CommandLine line(description, "tune", footer);
   line.add_option("-o,--output", o.output, "Where the table goes; default tuning.txt").type_name("FILE");
-  line.add_option("--min", words.least, "Least size, of the whole buffer; K, M, G are binary; default 8");
-  line.add_option("--max", words.most, "Largest; default 8M");
+  line.add_option("--min", raw.min_bytes, "Least size, of the whole buffer; K, M, G are binary; default 8");
+  line.add_option("--max", raw.max_bytes, "Largest; default 8M");
   line.add_option("--factor", o.factor, "From a size to the next; default 4").within(2, 1024);
   line.add_option("--rounds", o.rounds, "In which all that compete take turns; default 5").within(1, 1000);
   line.add_option("--seconds", o.seconds, "How long to measure, about; default 40").within(0.01, 86400.0);
-  line.add_option("--collectives", words.collectives,
+  line.add_option("--collectives", raw.collectives,
                   "all_reduce,broadcast and the like; default: all that have a choice");
   line.add_flag("--schedules", o.schedules,
                 "On one host: the schedules over streams too, which letters nearly always beat");
   parsed.help = line.parse(argc, argv);
-  if (parsed.help.empty()) settle(o, words);
+  if (parsed.help.empty()) resolve(o, raw);
   return parsed;
 }
 

@@ -19,16 +19,16 @@ namespace {
 
 /// That a change of algorithms has to gain, as the logarithm of a ratio of times, over the sizes until the
 /// next: else chance would write half of the lines.
-constexpr double toll = 0.15;
+constexpr double switch_penalty = 0.15;
 
 /// One collective's times at one place: of each name by size.
-struct Field {
+struct TimeTable {
   std::vector<std::string> names;
   std::map<std::size_t, std::map<std::string, double>> us;
 };
 
-Field field_of(const Measured& m, Collective c, Where where) {
-  Field f;
+TimeTable time_table_of(const Measured& m, Collective c, TuningScope where) {
+  TimeTable f;
   for (const Time& t : m.times) {
     if (t.candidate.collective != c || t.candidate.where != where) continue;
     if (std::find(f.names.begin(), f.names.end(), t.candidate.name) == f.names.end())
@@ -39,7 +39,7 @@ Field field_of(const Measured& m, Collective c, Where where) {
 }
 
 /// Bytes where `next` overtakes `now`, between two sizes, as a number that is easy to read.
-std::size_t crossing(const Field& f, std::size_t low, std::size_t high, const std::string& now,
+std::size_t crossing(const TimeTable& f, std::size_t low, std::size_t high, const std::string& now,
                      const std::string& next) {
   const auto ahead = [&](std::size_t at) { return std::log(f.us.at(at).at(next) / f.us.at(at).at(now)); };
   const double before = ahead(low), after = ahead(high);
@@ -52,13 +52,13 @@ std::size_t crossing(const Field& f, std::size_t low, std::size_t high, const st
   return std::clamp(exact / grain * grain, low, high - 1);
 }
 
-struct Range {
+struct SizeRange {
   std::string name;
-  std::size_t most = any_bytes;
+  std::size_t max_bytes = any_bytes;
 };
 
 /// For each size a name, so that the sum of the times' logarithms is least, with a toll for each change.
-std::vector<std::string> chosen(const Field& f, const std::vector<std::string>& names) {
+std::vector<std::string> choose_names(const TimeTable& f, const std::vector<std::string>& names) {
   struct State {
     double cost = 0;
     std::vector<std::string> way;
@@ -70,7 +70,8 @@ std::vector<std::string> chosen(const Field& f, const std::vector<std::string>& 
                             return a.second.cost < b.second.cost;
                           })->second;
     for (auto& [name, state] : states) {
-      if (!cheapest.way.empty() && cheapest.cost + toll < state.cost) state = cheapest, state.cost += toll;
+      if (!cheapest.way.empty() && cheapest.cost + switch_penalty < state.cost)
+        state = cheapest, state.cost += switch_penalty;
       state.cost += std::log(us.at(name));
       state.way.push_back(name);
     }
@@ -80,74 +81,77 @@ std::vector<std::string> chosen(const Field& f, const std::vector<std::string>& 
       ->second.way;
 }
 
-std::vector<Range> ranges(const Field& f, const std::vector<std::string>& names) {
-  std::vector<Range> found;
-  const std::vector<std::string> best = chosen(f, names);
+std::vector<SizeRange> size_ranges(const TimeTable& f, const std::vector<std::string>& names) {
+  std::vector<SizeRange> found;
+  const std::vector<std::string> best = choose_names(f, names);
   auto at = f.us.begin();
   for (std::size_t i = 0; i < best.size(); ++i) {
     const std::size_t bytes = at->first;
     if (i > 0 && best[i] != best[i - 1])
-      found.back().most = crossing(f, std::prev(at)->first, bytes, best[i - 1], best[i]);
+      found.back().max_bytes = crossing(f, std::prev(at)->first, bytes, best[i - 1], best[i]);
     if (i == 0 || best[i] != best[i - 1]) found.push_back({best[i]});
     ++at;
   }
   return found;
 }
 
-bool in_rank_order(Collective c, Where where, const std::string& name) {
+bool in_rank_order(Collective c, TuningScope where, const std::string& name) {
   TuningRule rule{c, where, ""};
   set_algorithm(rule, name);
   return find_rule({&rule, 1}, {c, where, 0, 1}, true) != nullptr;
 }
 
-TuningRule line(const Measured& m, Collective c, Where where, const Range& range, std::size_t above) {
+TuningRule make_rule(const Measured& m, Collective c, TuningScope where, const SizeRange& range,
+                     std::size_t above) {
   TuningRule rule{c, where, ""};
   set_algorithm(rule, range.name);
-  rule.size = rule.least_size = m.ranks;
-  rule.bytes_above = above;
-  rule.bytes = range.most;
+  rule.max_ranks = rule.min_ranks = m.ranks;
+  rule.min_bytes = above;
+  rule.max_bytes = range.max_bytes;
   rule.source = Source::file;
   return rule;
 }
 
 /// Where the fastest do not all sum in rank order, lines have both ends, so that none of them serves
 /// another's range instead.
-void add_lines(const Measured& m, Collective c, Where where, std::vector<TuningRule>& rules) {
-  const Field f = field_of(m, c, where);
+void add_rules(const Measured& m, Collective c, TuningScope where, std::vector<TuningRule>& rules) {
+  const TimeTable f = time_table_of(m, c, where);
   if (f.names.size() < 2) return;
   std::vector<std::string> ordered;
   for (const std::string& name : f.names)
     if (in_rank_order(c, where, name)) ordered.push_back(name);
-  const auto all = ranges(f, f.names);
-  const bool one_order =
-      std::all_of(all.begin(), all.end(), [&](const Range& r) { return in_rank_order(c, where, r.name); });
+  const auto all = size_ranges(f, f.names);
+  const bool one_order = std::all_of(all.begin(), all.end(),
+                                     [&](const SizeRange& r) { return in_rank_order(c, where, r.name); });
   std::size_t above = 0;
-  for (const Range& r : all) {
-    rules.push_back(line(m, c, where, r, one_order ? 0 : above));
-    above = r.most;
+  for (const SizeRange& r : all) {
+    rules.push_back(make_rule(m, c, where, r, one_order ? 0 : above));
+    above = r.max_bytes;
   }
   if (one_order || ordered.empty()) return;
-  for (const Range& r : ranges(f, ordered)) rules.push_back(line(m, c, where, r, 0));
+  for (const SizeRange& r : size_ranges(f, ordered)) rules.push_back(make_rule(m, c, where, r, 0));
 }
 
 /// Direct, or as if memory were any: held against the best of those who copy.
-void add_reachable(const Measured& m, Collective c, std::vector<TuningRule>& rules) {
-  const Field direct = field_of(m, c, Where::reachable), any = field_of(m, c, Where::together);
-  Field both;
+void add_registered_rules(const Measured& m, Collective c, std::vector<TuningRule>& rules) {
+  const TimeTable direct = time_table_of(m, c, TuningScope::intra_node_registered),
+                  any = time_table_of(m, c, TuningScope::intra_node);
+  TimeTable both;
   both.names = {"copied", "direct"};
   for (const auto& [bytes, us] : direct.us) {
     double least = std::numeric_limits<double>::max();
     for (const auto& [name, other] : any.us.at(bytes)) least = std::min(least, other);
     both.us[bytes] = {{"copied", least}, {"direct", us.at("direct")}};
   }
-  for (const Range& r : ranges(both, both.names)) rules.push_back(line(m, c, Where::reachable, r, 0));
+  for (const SizeRange& r : size_ranges(both, both.names))
+    rules.push_back(make_rule(m, c, TuningScope::intra_node_registered, r, 0));
 }
 
 /// The schedule that does the same, for the cost model.
 const Algorithm* schedule_like(const Candidate& c) {
   const std::string wanted = c.name == "letters" ? "direct" : c.name;
   for (const Algorithm& a : algorithms())
-    if (a.collective == c.collective && (wanted == a.name || wanted == str("streams:", a.name))) return &a;
+    if (a.collective == c.collective && (wanted == a.name || wanted == concat("streams:", a.name))) return &a;
   return nullptr;
 }
 
@@ -177,7 +181,7 @@ Row solve(const std::vector<Row>& rows, unsigned used) {
   return x;
 }
 
-double misfit(const std::vector<Row>& rows, const Row& x) {
+double residual(const std::vector<Row>& rows, const Row& x) {
   double sum = 0;
   for (const Row& r : rows) {
     const double off = r[0] * x[0] + r[1] * x[1] + r[2] * x[2] - 1;
@@ -189,11 +193,12 @@ double misfit(const std::vector<Row>& rows, const Row& x) {
 }  // namespace
 
 LinkCost fit_link(const Measured& m) {
-  const LinkCost about = m.meets ? LinkCost{0.5, 1e-4, 1e-4} : LinkCost{20, 1e-3, 1e-4};  // finds the path
+  const LinkCost about =
+      m.intra_node ? LinkCost{0.5, 1e-4, 1e-4} : LinkCost{20, 1e-3, 1e-4};  // finds the path
   std::vector<Row> rows;
   for (const Time& t : m.times) {
-    const Algorithm* const schedule = t.candidate.is_direct() ? nullptr : schedule_like(t.candidate);
-    if (!schedule || m.ranks > most_modelled || t.us <= 0) continue;
+    const Algorithm* const schedule = t.candidate.is_zero_copy() ? nullptr : schedule_like(t.candidate);
+    if (!schedule || m.ranks > max_modelled_ranks || t.us <= 0) continue;
     const ScheduleCost cost = estimate(*schedule, m.ranks, t.bytes, about);
     rows.push_back({cost.messages / t.us, cost.bytes / t.us, cost.read / t.us});
   }
@@ -202,7 +207,7 @@ LinkCost fit_link(const Measured& m) {
   for (unsigned used = 1; used < 8; ++used) {
     const Row x = solve(rows, used);
     const bool sensible = std::all_of(x.begin(), x.end(), [](double v) { return v >= 0 && v < 1e6; });
-    if (sensible && misfit(rows, x) < least) best = x, least = misfit(rows, x);
+    if (sensible && residual(rows, x) < least) best = x, least = residual(rows, x);
   }
   const auto digits = [](double v) {  // more would say nothing
     const double scale = v > 0 ? std::pow(10, 2 - std::floor(std::log10(v))) : 1;
@@ -211,28 +216,28 @@ LinkCost fit_link(const Measured& m) {
   return {digits(best[0]), digits(best[1]), digits(best[2])};
 }
 
-Tuning table_of(const Measured& m) {
+Tuning make_table(const Measured& m) {
   Tuning table;
   const LinkCost link = fit_link(m);
-  if (link.alpha > 0 || link.beta > 0 || link.gamma > 0) (m.meets ? table.shm : table.tcp) = link;
+  if (link.alpha > 0 || link.beta > 0 || link.gamma > 0) (m.intra_node ? table.shm : table.tcp) = link;
   for (int i = 0; i < collective_count; ++i) {
     const Collective c{static_cast<std::uint8_t>(i)};
-    add_lines(m, c, m.meets ? Where::together : Where::network, table.rules);
-    if (m.meets) add_reachable(m, c, table.rules);
+    add_rules(m, c, m.intra_node ? TuningScope::intra_node : TuningScope::inter_node, table.rules);
+    if (m.intra_node) add_registered_rules(m, c, table.rules);
   }
   return table;
 }
 
-std::string heading(const Measured& m, const Options& o) {
+std::string header(const Measured& m, const Options& o) {
   char host[256] = {}, date[32] = {};
   ::gethostname(host, sizeof host - 1);
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   std::strftime(date, sizeof date, "%Y-%m-%d %H:%M UTC", gmtime_r(&now, &utc));
-  return str(
+  return concat(
       "# Tuning table of ringzero ", RZ_VERSION, ", measured by tune\n# host ", host, ", ",
-      read_topology().processor, "\n# ", m.ranks, " ranks, ", m.carrier, "\n# ", date, "; ",
-      human_bytes(o.least), " to ", human_bytes(o.most), ", medians of ", o.rounds,
+      read_topology().processor, "\n# ", m.ranks, " ranks, ", m.backend, "\n# ", date, "; ",
+      human_bytes(o.min_bytes), " to ", human_bytes(o.max_bytes), ", medians of ", o.rounds,
       " rounds\n# The first line that fits wins; us a message, a byte and a byte of a sum of the link.\n");
 }
 

@@ -10,24 +10,24 @@
 
 namespace rz::mpi {
 
-void Note::set_text(const std::string& from) {
+void ControlMessage::set_text(const std::string& from) {
   length = static_cast<std::uint32_t>(std::min(from.size(), sizeof text));
   std::memcpy(text, from.data(), length);
 }
 
-void Control::tell(int peer, const Note& note) {
-  forget_sent();
+void ControlChannel::send(int peer, const ControlMessage& note) {
+  reap_sent();
   Outgoing& out = outgoing_.emplace_back(Outgoing{note});
-  const int bytes = static_cast<int>(offsetof(Note, text) + note.length);
-  check(MPI_Isend(&out.note, bytes, MPI_BYTE, peer, tag, comm_, &out.request), "MPI_Isend");
+  const int bytes = static_cast<int>(offsetof(ControlMessage, text) + note.length);
+  check(MPI_Isend(&out.message, bytes, MPI_BYTE, peer, tag, comm_, &out.request), "MPI_Isend");
 }
 
-void Control::tell_all(const Note& note) {
+void ControlChannel::broadcast(const ControlMessage& note) {
   for (int peer = 0; peer < size_; ++peer)
-    if (peer != rank_) tell(peer, note);
+    if (peer != rank_) send(peer, note);
 }
 
-void Control::forget_sent() {
+void ControlChannel::reap_sent() {
   outgoing_.remove_if([](Outgoing& out) {
     int done = 0;
     check(MPI_Test(&out.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
@@ -35,23 +35,23 @@ void Control::forget_sent() {
   });
 }
 
-void Control::poll(const std::function<void(int, const Note&)>& f) {
+void ControlChannel::poll(const std::function<void(int, const ControlMessage&)>& f) {
   for (;;) {
     int there = 0;
     MPI_Status status;
     check(MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_, &there, &status), "MPI_Iprobe");
     if (!there) return;
-    Note note;
+    ControlMessage note;
     check(MPI_Recv(&note, sizeof note, MPI_BYTE, status.MPI_SOURCE, tag, comm_, MPI_STATUS_IGNORE),
           "MPI_Recv");
     f(status.MPI_SOURCE, note);
   }
 }
 
-bool Control::flush(std::chrono::milliseconds most) noexcept {
+bool ControlChannel::flush(std::chrono::milliseconds most) noexcept {
   try {
     for (const Deadline end = Deadline::after(most);;) {
-      forget_sent();
+      reap_sent();
       if (outgoing_.empty() || end.expired()) return outgoing_.empty();
       std::this_thread::yield();
     }
@@ -60,7 +60,7 @@ bool Control::flush(std::chrono::milliseconds most) noexcept {
   }
 }
 
-void Control::give_up() {
+void ControlChannel::abandon() {
   if (!outgoing_.empty()) new std::list<Outgoing>(std::move(outgoing_));
   outgoing_.clear();
 }

@@ -13,33 +13,33 @@
 
 namespace rz::mpi {
 
-class Engine;
+class MpiEngine;
 
 /// `left` operations have to end before the job has. Written by whoever drives; done() by anybody.
-class Job final : public WorkState {
+class MpiRequest final : public WorkState {
  public:
-  Job(std::shared_ptr<Engine> engine, std::span<const Operation> group,
-      std::chrono::steady_clock::time_point deadline)
+  MpiRequest(std::shared_ptr<MpiEngine> engine, std::span<const CollectiveCall> group,
+             std::chrono::steady_clock::time_point deadline)
       : operations(group.begin(), group.end()),
         deadline(deadline),
-        left(group.size()),
+        remaining(group.size()),
         engine_(std::move(engine)) {}
 
   bool done() const noexcept override;
   void wait() override;
-  bool ended() const noexcept { return done_.load(std::memory_order_acquire); }
+  bool is_complete() const noexcept { return done_.load(std::memory_order_acquire); }
   /// Only once, by whoever drives.
-  void end(std::exception_ptr error) {
+  void complete(std::exception_ptr error) {
     error_ = std::move(error);
     done_.store(true, std::memory_order_release);
   }
 
-  std::vector<Operation> operations;
+  std::vector<CollectiveCall> operations;
   const std::chrono::steady_clock::time_point deadline;
-  std::size_t left;
+  std::size_t remaining;
 
  private:
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<MpiEngine> engine_;
   std::atomic<bool> done_{false};
   std::exception_ptr error_;
 };

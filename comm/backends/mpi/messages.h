@@ -14,34 +14,34 @@
 
 namespace rz::mpi {
 
-class Messages {
+class MpiPointToPoint {
  public:
-  using Ended = std::function<void(Job&)>;
+  using CompletionCallback = std::function<void(MpiRequest&)>;
 
   /// Messages have `comm` for themselves but for collectives, and parts of all_to_all_v, which have another
   /// tag.
-  Messages(MPI_Comm comm, int rank, int size, std::size_t most_bytes);
+  MpiPointToPoint(MPI_Comm comm, int rank, int size, std::size_t max_call_bytes);
 
-  void add(const Operation&, std::shared_ptr<Job>);
+  void add(const CollectiveCall&, std::shared_ptr<MpiRequest>);
   /// True if anything moved; calls `ended` for the job of each message that has. Errc::mismatch names the
   /// peer.
-  bool advance(const Ended& ended);
-  bool idle() const { return pending_ == 0; }
+  bool advance(const CompletionCallback& ended);
+  bool is_idle() const { return pending_ == 0; }
 
   /// The job with the earliest deadline that waits here, and the peer and direction; null without one.
   struct Overdue {
-    const Job* job = nullptr;
+    const MpiRequest* request = nullptr;
     int peer = -1;
     bool sending = false;
   };
-  Overdue oldest() const;
+  Overdue earliest_deadline() const;
   /// How many messages to and from the peer have ended.
-  std::uint64_t sent(int peer) const { return link(peer).sends_ended; }
-  std::uint64_t received(int peer) const { return link(peer).receives_ended; }
+  std::uint64_t sent(int peer) const { return queues_of(peer).sends_completed; }
+  std::uint64_t received(int peer) const { return queues_of(peer).receives_completed; }
   /// True if one waits that a peer, gone after as many of its own calls, will never serve.
-  bool in_vain(int peer, std::uint64_t peer_sent, std::uint64_t peer_received) const;
+  bool can_never_complete(int peer, std::uint64_t peer_sent, std::uint64_t peer_received) const;
   /// Hands over the jobs, and withdraws what MPI lets be withdrawn. What is still under way stays in memory.
-  void give_up(const Ended& ended);
+  void abandon(const CompletionCallback& ended);
 
  private:
   struct Header {
@@ -50,27 +50,27 @@ class Messages {
     bool operator==(const Header&) const = default;
   };
   struct Message {
-    std::shared_ptr<Job> job;
+    std::shared_ptr<MpiRequest> request;
     std::byte* data = nullptr;
     std::size_t bytes = 0;
-    Header header{}, theirs{};
-    bool posted = false, moving = false;
-    std::vector<MPI_Request> requests;
+    Header header{}, received_header{};
+    bool posted = false, transferring = false;
+    std::vector<MPI_Request> mpi_requests;
   };
-  struct Link {
+  struct PeerQueues {
     std::deque<Message> sends, receives;
-    std::uint64_t sends_made = 0, receives_made = 0, sends_ended = 0, receives_ended = 0;
+    std::uint64_t sends_added = 0, receives_added = 0, sends_completed = 0, receives_completed = 0;
   };
-  const Link& link(int peer) const { return links_[static_cast<std::size_t>(peer)]; }
-  void post_pieces(int peer, Message&, bool sending);
-  bool advance_sends(int peer, Link&, const Ended&);
-  bool advance_receives(int peer, Link&, const Ended&);
-  void compare(int peer, const Message&) const;
+  const PeerQueues& queues_of(int peer) const { return queues_[static_cast<std::size_t>(peer)]; }
+  void post_chunks(int peer, Message&, bool sending);
+  bool advance_sends(int peer, PeerQueues&, const CompletionCallback&);
+  bool advance_receives(int peer, PeerQueues&, const CompletionCallback&);
+  void check_header(int peer, const Message&) const;
 
   MPI_Comm comm_;
   int rank_;
-  std::size_t most_bytes_;
-  std::vector<Link> links_;
+  std::size_t max_call_bytes_;
+  std::vector<PeerQueues> queues_;
   std::size_t pending_ = 0;
 };
 

@@ -35,7 +35,7 @@ struct MpiOptions {
   std::chrono::milliseconds rendezvous_timeout{30'000};  ///< of duplicating the communicator
   bool deterministic = true;
   /// Of one count handed to MPI, whose counts are ints: larger calls go in pieces. At least 8.
-  std::size_t most_bytes = std::size_t{1} << 30;
+  std::size_t max_call_bytes = std::size_t{1} << 30;
 };
 
 /// On two duplicates of `comm`, which stays the caller's; every rank of it calls this. Errc::unsupported for
@@ -56,9 +56,9 @@ inline Communicator connect_mpi(MPI_Comm comm, CommOptions options = {}) {
   options.backend = "mpi";
   if (options.device.kind != Device::host) {
     const std::shared_ptr<Backend> host = std::move(backend);
-    backend = paired_backend(host, staged_over_mpi(host, rank, size, options));
+    backend = device_and_host_backend(host, host_staged_over_mpi(host, rank, size, options));
   }
-  return Communicator::over(rank, size, std::move(backend), std::move(options));
+  return Communicator::from_backend(rank, size, std::move(backend), std::move(options));
 }
 
 }  // namespace rz

@@ -9,10 +9,10 @@ namespace rz::mpi {
 
 namespace {
 
-bool orders(ReduceOp::Kind k) { return k == ReduceOp::min || k == ReduceOp::max; }
+bool is_min_or_max(ReduceOp::Kind k) { return k == ReduceOp::min || k == ReduceOp::max; }
 
 // avg and premul_sum are sums by the time that MPI sees them.
-ReduceOp::Kind plain(ReduceOp::Kind k) {
+ReduceOp::Kind as_sum(ReduceOp::Kind k) {
   return k == ReduceOp::avg || k == ReduceOp::premul_sum ? ReduceOp::sum : k;
 }
 
@@ -21,11 +21,13 @@ bool is_signed(DType t) { return t == DType::i8 || t == DType::i32 || t == DType
 // With floats, NaN wins in ours, and in MPI's nobody knows. Unsigned integers are ordered as signed ones by
 // MPICH 4.0 (its issue 6083) and by some of Open MPI (10525). Integers of 8 bits wrap in ours; Open MPI 4.1's
 // vector code stops at the largest.
-bool is_mpis(DType t, ReduceOp::Kind k) { return size_of(t) >= 4 && (is_signed(t) || !orders(k)); }
+bool mpi_op_matches(DType t, ReduceOp::Kind k) {
+  return size_of(t) >= 4 && (is_signed(t) || !is_min_or_max(k));
+}
 
 // A function of MPI is told neither type nor operator: there is one for each.
 template <int which>
-void combine(void* in, void* in_out, int* count, MPI_Datatype*) {
+void reduce_callback(void* in, void* in_out, int* count, MPI_Datatype*) {
   constexpr auto dtype = static_cast<DType>(which % dtype_count);
   constexpr auto kind = static_cast<ReduceOp::Kind>(which / dtype_count);
   const void* sources[] = {in, in_out};
@@ -33,10 +35,11 @@ void combine(void* in, void* in_out, int* count, MPI_Datatype*) {
 }
 
 template <int... which>
-constexpr auto functions_of(std::integer_sequence<int, which...>) {
-  return std::array{&combine<which>...};
+constexpr auto make_reduce_functions(std::integer_sequence<int, which...>) {
+  return std::array{&reduce_callback<which>...};
 }
-constexpr auto functions = functions_of(std::make_integer_sequence<int, dtype_count*(ReduceOp::max + 1)>());
+constexpr auto reduce_functions =
+    make_reduce_functions(std::make_integer_sequence<int, dtype_count*(ReduceOp::max + 1)>());
 
 }  // namespace
 
@@ -47,11 +50,11 @@ MPI_Datatype datatype(DType t, ReduceOp::Kind k) {
     case DType::f64:
       return MPI_DOUBLE;
     case DType::i8:
-      return orders(k) ? MPI_INT8_T : MPI_UINT8_T;
+      return is_min_or_max(k) ? MPI_INT8_T : MPI_UINT8_T;
     case DType::i32:
-      return orders(k) ? MPI_INT32_T : MPI_UINT32_T;
+      return is_min_or_max(k) ? MPI_INT32_T : MPI_UINT32_T;
     case DType::i64:
-      return orders(k) ? MPI_INT64_T : MPI_UINT64_T;
+      return is_min_or_max(k) ? MPI_INT64_T : MPI_UINT64_T;
     case DType::u32:
       return MPI_UINT32_T;
     case DType::u64:
@@ -67,20 +70,20 @@ MPI_Datatype datatype(DType t, ReduceOp::Kind k) {
 Operators::~Operators() {
   int finalised = 0;
   if (MPI_Finalized(&finalised) != MPI_SUCCESS || finalised) return;
-  for (auto& [key, op] : own_) MPI_Op_free(&op);
+  for (auto& [key, op] : created_) MPI_Op_free(&op);
 }
 
 MPI_Op Operators::get(DType t, ReduceOp::Kind kind) {
-  const ReduceOp::Kind k = plain(kind);
-  if (is_mpis(t, k))
+  const ReduceOp::Kind k = as_sum(kind);
+  if (mpi_op_matches(t, k))
     return k == ReduceOp::sum    ? MPI_SUM
            : k == ReduceOp::prod ? MPI_PROD
            : k == ReduceOp::min  ? MPI_MIN
                                  : MPI_MAX;
-  const auto [it, is_new] = own_.try_emplace({t, k}, MPI_OP_NULL);
+  const auto [it, is_new] = created_.try_emplace({t, k}, MPI_OP_NULL);
   if (is_new) {
     const auto which = static_cast<std::size_t>(k) * dtype_count + static_cast<std::size_t>(t);
-    check(MPI_Op_create(functions[which], 1, &it->second), "MPI_Op_create");
+    check(MPI_Op_create(reduce_functions[which], 1, &it->second), "MPI_Op_create");
   }
   return it->second;
 }

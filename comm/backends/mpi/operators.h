@@ -22,10 +22,10 @@ class Operators {
   ~Operators();
   MPI_Op get(DType, ReduceOp::Kind);
   /// After a failure they may be in use for ever.
-  void forget() { own_.clear(); }
+  void abandon() { created_.clear(); }
 
  private:
-  std::map<std::pair<DType, ReduceOp::Kind>, MPI_Op> own_;
+  std::map<std::pair<DType, ReduceOp::Kind>, MPI_Op> created_;
 };
 
 }  // namespace rz::mpi

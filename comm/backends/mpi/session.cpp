@@ -16,7 +16,7 @@ namespace rz::mpi {
 
 namespace {
 
-Deadline patience() {
+Deadline default_deadline() {
   return Deadline::after(std::chrono::milliseconds(static_cast<long>(environment().timeout_s * 1e3)));
 }
 
@@ -32,7 +32,7 @@ std::string library_name() {
   return line;
 }
 
-bool knows_cuda() {
+bool query_cuda_support() {
 #if defined(OMPI_HAVE_MPI_EXT_CUDA)
   return MPIX_Query_cuda_support() != 0;
 #elif defined(MPIX_GPU_SUPPORT_CUDA)  // MPICH
@@ -45,11 +45,11 @@ bool knows_cuda() {
 }
 
 // MPI_Finalize would wait for a rank that is never coming; a barrier can be given up.
-bool all_ranks_are_here() {
+bool all_ranks_arrived() {
   MPI_Request barrier = MPI_REQUEST_NULL;
   if (MPI_Ibarrier(MPI_COMM_WORLD, &barrier) != MPI_SUCCESS) return false;
   int done = 0;
-  for (const Deadline end = patience(); !done && !end.expired();) {
+  for (const Deadline end = default_deadline(); !done && !end.expired();) {
     if (MPI_Test(&barrier, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
     if (!done) std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
@@ -69,62 +69,62 @@ void check(int result, const char* call) {
 }
 
 // Never destroyed: threads that leave may outlive every static.
-Session& Session::start() {
-  static Session& session = *new Session;
-  require(session.open(), Errc::unsupported,
+MpiRuntime& MpiRuntime::instance() {
+  static MpiRuntime& session = *new MpiRuntime;
+  require(session.is_open(), Errc::unsupported,
           "MPI was finalised; a communicator must be connected before that");
   return session;
 }
 
-Session::Session() {
+MpiRuntime::MpiRuntime() {
   int initialised = 0, finalised = 0;
   check(MPI_Initialized(&initialised), "MPI_Initialized");
   check(MPI_Finalized(&finalised), "MPI_Finalized");
   require(!finalised, Errc::unsupported, "MPI was finalised; a communicator must be connected before that");
   if (!initialised) {
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level_), "MPI_Init_thread");
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &thread_level_), "MPI_Init_thread");
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    std::atexit([] { start().finalise_at_exit(); });
+    std::atexit([] { instance().finalise_at_exit(); });
   } else {
-    check(MPI_Query_thread(&level_), "MPI_Query_thread");
+    check(MPI_Query_thread(&thread_level_), "MPI_Query_thread");
   }
   library_ = library_name();
-  cuda_aware_ = knows_cuda();
+  cuda_aware_ = query_cuda_support();
   // MPI_Finalize begins with the attributes of MPI_COMM_SELF.
   int key = MPI_KEYVAL_INVALID;
   const auto closes = [](MPI_Comm, int, void* session, void*) {
-    static_cast<Session*>(session)->close();
+    static_cast<MpiRuntime*>(session)->close();
     return static_cast<int>(MPI_SUCCESS);
   };
   check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, closes, &key, nullptr), "MPI_Comm_create_keyval");
   check(MPI_Comm_set_attr(MPI_COMM_SELF, key, this), "MPI_Comm_set_attr");
 }
 
-void Session::begin_leaving() {
+void MpiRuntime::begin_departure() {
   const std::lock_guard lock(mutex_);
-  ++leaving_;
+  ++departing_;
 }
 
-void Session::end_leaving() {
+void MpiRuntime::end_departure() {
   const std::lock_guard lock(mutex_);
-  --leaving_;
-  left_.notify_all();
+  --departing_;
+  departed_.notify_all();
 }
 
-void Session::close() {
+void MpiRuntime::close() {
   std::unique_lock lock(mutex_);
-  left_.wait_for(lock, patience().remaining(), [&] { return leaving_ == 0; });
-  open_.store(false, std::memory_order_release);
+  departed_.wait_for(lock, default_deadline().remaining(), [&] { return departing_ == 0; });
+  is_open_.store(false, std::memory_order_release);
 }
 
-void Session::finalise_at_exit() noexcept {
+void MpiRuntime::finalise_at_exit() noexcept {
   int finalised = 0;
   if (MPI_Finalized(&finalised) != MPI_SUCCESS || finalised) return;
   {
     std::unique_lock lock(mutex_);
-    if (!left_.wait_for(lock, patience().remaining(), [&] { return leaving_ == 0; })) return;
+    if (!departed_.wait_for(lock, default_deadline().remaining(), [&] { return departing_ == 0; })) return;
   }
-  if (!failed_.load() && all_ranks_are_here()) MPI_Finalize();
+  if (!failed_.load() && all_ranks_arrived()) MPI_Finalize();
 }
 
 }  // namespace rz::mpi

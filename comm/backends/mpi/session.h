@@ -15,15 +15,15 @@ namespace rz::mpi {
 void check(int result, const char* call);
 
 /// What a process has one of. Thread-safe.
-class Session {
+class MpiRuntime {
  public:
   /// Initialises MPI with MPI_THREAD_MULTIPLE, unless it is. Errc::unsupported once MPI was finalised.
-  static Session& start();
+  static MpiRuntime& instance();
 
   /// Several threads may call MPI at once.
-  bool any_thread() const { return level_ == MPI_THREAD_MULTIPLE; }
+  bool thread_multiple() const { return thread_level_ == MPI_THREAD_MULTIPLE; }
   /// False from MPI_Finalize on.
-  bool open() const { return open_.load(std::memory_order_acquire); }
+  bool is_open() const { return is_open_.load(std::memory_order_acquire); }
   /// MPI says that it reads and writes memory of CUDA devices. In Open MPI that goes for messages and for
   /// collectives that block, never for those that do not.
   bool cuda_aware() const { return cuda_aware_; }
@@ -31,24 +31,24 @@ class Session {
   const std::string& library() const { return library_; }
 
   // A communicator lives, leaves, is gone. After a failure MPI is not finalised: it might wait for ever.
-  void begin_leaving();
-  void end_leaving();
-  void failed() { failed_.store(true); }
+  void begin_departure();
+  void end_departure();
+  void mark_failed() { failed_.store(true); }
 
   /// Before MPI_Finalize, whoever calls it: waits for those that leave.
   void close();
 
  private:
-  Session();
+  MpiRuntime();
   void finalise_at_exit() noexcept;
 
-  int level_ = 0;
+  int thread_level_ = 0;
   bool cuda_aware_ = false;
   std::string library_;
-  std::atomic<bool> open_{true}, failed_{false};
+  std::atomic<bool> is_open_{true}, failed_{false};
   std::mutex mutex_;
-  std::condition_variable left_;
-  int leaving_ = 0;
+  std::condition_variable departed_;
+  int departing_ = 0;
 };
 
 }  // namespace rz::mpi

@@ -17,18 +17,19 @@ namespace rz::mpi {
 
 namespace {
 
-constexpr std::size_t one_shot_bytes = 128 << 10;  // below, every rank gets everything and combines it all
-constexpr std::size_t exchange_bytes = 4
-                                       << 20;  // a piece of a part that is combined: bounds what is set aside
-constexpr int tag_of_parts = 3;
+constexpr std::size_t max_one_shot_bytes = 128
+                                           << 10;  // below, every rank gets everything and combines it all
+constexpr std::size_t max_exchange_bytes =
+    4 << 20;  // a piece of a part that is combined: bounds what is set aside
+constexpr int shard_tag = 3;
 
 using Memory = std::shared_ptr<std::byte>;
 
 /// Parts of a buffer, `stride` bytes apart, of which `bytes` are moved. Lives until the call that uses it
 /// ends.
-class Parts {
+class StridedShards {
  public:
-  Parts(std::size_t bytes, std::size_t stride) : count_(static_cast<int>(bytes)) {
+  StridedShards(std::size_t bytes, std::size_t stride) : count_(static_cast<int>(bytes)) {
     if (bytes == stride) return;
     MPI_Datatype piece;
     check(MPI_Type_contiguous(count_, MPI_BYTE, &piece), "MPI_Type_contiguous");
@@ -38,8 +39,8 @@ class Parts {
     count_ = 1;
     check(MPI_Type_commit(&type_), "MPI_Type_commit");
   }
-  Parts(const Parts&) = delete;
-  ~Parts() {
+  StridedShards(const StridedShards&) = delete;
+  ~StridedShards() {
     if (type_ != MPI_BYTE) MPI_Type_free(&type_);
   }
   int count() const { return count_; }
@@ -56,34 +57,35 @@ std::byte* at(const void* base, std::size_t bytes) {
 
 int as_count(std::size_t n) { return static_cast<int>(n); }
 
-class Planner {
+class StagePlanner {
  public:
-  Planner(const Operation& op, const Wire& wire, Operators& operators, std::vector<Stage>& stages)
+  StagePlanner(const CollectiveCall& op, const MpiContext& wire, Operators& operators,
+               std::vector<Stage>& stages)
       : op_(op),
-        wire_(wire),
+        context_(wire),
         operators_(operators),
         dtype_(op.out.data ? op.out.dtype : op.in.dtype),
         element_(size_of(dtype_)),
-        most_(std::max<std::size_t>(wire.most_bytes / element_, 1) * element_),
+        max_bytes_(std::max<std::size_t>(wire.max_call_bytes / element_, 1) * element_),
         ranks_(static_cast<std::size_t>(wire.size)),
-        own_(static_cast<std::size_t>(wire.rank)),
+        own_rank_(static_cast<std::size_t>(wire.rank)),
         in_(op.in.data),
         out_(op.out.data),
         stages_(stages) {}
 
   void plan() {
     if (op_.kind == Collective::all_to_all_v) return all_to_all_v();
-    const std::size_t bytes = common_count(op_, wire_.size) * element_;
+    const std::size_t bytes = count_per_rank(op_, context_.size) * element_;
     if (bytes == 0) return;
-    if (in_messages(op_)) return move_in_messages(bytes);
+    if (uses_messages(op_)) return move_by_messages(bytes);
     scale_input();
     switch (op_.kind) {
       case Collective::all_reduce:
       case Collective::reduce:
-        wire_.deterministic ? reduce_in_order(bytes) : reduce_by_mpi(bytes);
+        context_.deterministic ? reduce_rank_ordered(bytes) : reduce_by_mpi(bytes);
         break;
       case Collective::reduce_scatter:
-        wire_.deterministic ? reduce_scatter_in_order(bytes) : reduce_scatter_by_mpi(bytes);
+        context_.deterministic ? reduce_scatter_rank_ordered(bytes) : reduce_scatter_by_mpi(bytes);
         break;
       case Collective::all_gather:
         all_gather(bytes);
@@ -92,7 +94,7 @@ class Planner {
         broadcast(bytes);
         break;
       case Collective::gather:
-        gather(in_, out_, bytes, is_root() && in_place(op_, wire_.rank, wire_.size));
+        gather(in_, out_, bytes, is_root() && in_place(op_, context_.rank, context_.size));
         break;
       case Collective::scatter:
         scatter(bytes);
@@ -106,9 +108,9 @@ class Planner {
   }
 
  private:
-  bool is_root() const { return wire_.rank == op_.root; }
+  bool is_root() const { return context_.rank == op_.root; }
   bool rooted() const { return op_.kind == Collective::reduce; }
-  MPI_Comm comm() const { return wire_.comm; }
+  MPI_Comm comm() const { return context_.comm; }
 
   template <class Call>
   static void post(Requests& requests, const char* name, const Call& call) {
@@ -121,7 +123,7 @@ class Planner {
   }
   /// f(begin, bytes) of each piece.
   template <class F>
-  static void each_piece(std::size_t bytes, std::size_t most, const F& f) {
+  static void for_each_chunk(std::size_t bytes, std::size_t most, const F& f) {
     for (std::size_t begin = 0; begin < bytes; begin += most) f(begin, std::min(most, bytes - begin));
   }
 
@@ -137,13 +139,13 @@ class Planner {
   }
 
   /// Combines what all ranks sent, which lies `bytes` apart.
-  void combine(void* to, const std::byte* from, std::size_t bytes) const {
+  void reduce_received(void* to, const std::byte* from, std::size_t bytes) const {
     if (ranks_ == 1) return void(std::memcpy(to, from, bytes));
     std::vector<const void*> sources(ranks_);
     for (std::size_t r = 0; r < ranks_; ++r) sources[r] = from + r * bytes;
     reduce(to, sources, bytes / element_, dtype_, op_.op.kind, divisor());
   }
-  int divisor() const { return op_.op.kind == ReduceOp::avg ? wire_.size : 1; }
+  int divisor() const { return op_.op.kind == ReduceOp::avg ? context_.size : 1; }
   void divide(void* data, std::size_t bytes) const {
     const void* source[] = {data};
     if (divisor() > 1) reduce(data, source, bytes / element_, dtype_, ReduceOp::avg, divisor());
@@ -153,28 +155,29 @@ class Planner {
 
   // Each rank combines the part of its number and hands it round (or to the root). What is left over, less
   // than an element a rank, and what is small, goes to all as it is.
-  void reduce_in_order(std::size_t bytes) {
-    const std::size_t part = bytes * ranks_ <= one_shot_bytes ? 0 : bytes / element_ / ranks_ * element_,
+  void reduce_rank_ordered(std::size_t bytes) {
+    const std::size_t part = bytes * ranks_ <= max_one_shot_bytes ? 0 : bytes / element_ / ranks_ * element_,
                       rest = part * ranks_;
     const Memory set_aside = rooted() && !is_root() ? allocate_host(part) : nullptr;
     const Memory keep[] = {set_aside, scaled_};
-    std::byte* mine = set_aside ? set_aside.get() : at(out_, own_ * part);
-    combine_parts(mine, part, keep[0]);
-    combine_rest(rest, bytes - rest);
+    std::byte* mine = set_aside ? set_aside.get() : at(out_, own_rank_ * part);
+    reduce_shards(mine, part, keep[0]);
+    reduce_remainder(rest, bytes - rest);
     if (rooted())
       gather(mine, out_, part, is_root(), set_aside);
     else
-      hand_round(out_, out_, part, true);
+      post_all_gather(out_, out_, part, true);
   }
 
-  void reduce_scatter_in_order(std::size_t part) { combine_parts(at(out_, 0), part, nullptr); }
+  void reduce_scatter_rank_ordered(std::size_t part) { reduce_shards(at(out_, 0), part, nullptr); }
 
   // `keep` lives as long as the stages.
-  void combine_parts(std::byte* to, std::size_t part, const Memory& keep) {
-    const std::size_t most = std::max(std::min(most_, exchange_bytes) / element_, std::size_t{1}) * element_;
+  void reduce_shards(std::byte* to, std::size_t part, const Memory& keep) {
+    const std::size_t most =
+        std::max(std::min(max_bytes_, max_exchange_bytes) / element_, std::size_t{1}) * element_;
     const Memory all = part ? allocate_host(std::min(most, part) * ranks_) : nullptr;
-    each_piece(part, most, [&](std::size_t begin, std::size_t bytes) {
-      const auto parts = std::make_shared<Parts>(bytes, part);
+    for_each_chunk(part, most, [&](std::size_t begin, std::size_t bytes) {
+      const auto parts = std::make_shared<StridedShards>(bytes, part);
       add(
           [=, from = at(in_, begin), comm = comm(), scaled = scaled_](Requests& r) {
             post(r, "MPI_Ialltoall", [&](MPI_Request* request) {
@@ -182,14 +185,14 @@ class Planner {
                                    comm, request);
             });
           },
-          [=, self = *this, kept = keep] { self.combine(to + begin, all.get(), bytes); });
+          [=, self = *this, kept = keep] { self.reduce_received(to + begin, all.get(), bytes); });
     });
   }
 
-  void combine_rest(std::size_t first, std::size_t rest) {
-    const std::size_t most = std::min(most_, exchange_bytes / element_ * element_);
+  void reduce_remainder(std::size_t first, std::size_t rest) {
+    const std::size_t most = std::min(max_bytes_, max_exchange_bytes / element_ * element_);
     const Memory all = rest ? allocate_host(std::min(most, rest) * ranks_) : nullptr;
-    each_piece(rest, most, [&](std::size_t begin, std::size_t bytes) {
+    for_each_chunk(rest, most, [&](std::size_t begin, std::size_t bytes) {
       const std::byte* from = at(in_, first + begin);
       std::byte* to = at(out_, first + begin);
       const bool receives = !rooted() || is_root();
@@ -202,7 +205,7 @@ class Planner {
             });
           },
           [=, self = *this] {
-            if (receives) self.combine(to, all.get(), bytes);
+            if (receives) self.reduce_received(to, all.get(), bytes);
           });
     });
   }
@@ -212,7 +215,7 @@ class Planner {
   void reduce_by_mpi(std::size_t bytes) {
     const MPI_Op op = operators_.get(dtype_, op_.op.kind);
     const MPI_Datatype type = datatype(dtype_, op_.op.kind);
-    each_piece(bytes, most_, [&](std::size_t begin, std::size_t piece) {
+    for_each_chunk(bytes, max_bytes_, [&](std::size_t begin, std::size_t piece) {
       const bool receives = !rooted() || is_root();
       std::byte* to = receives ? at(out_, begin) : nullptr;
       const void* from = receives && in_ == out_ ? MPI_IN_PLACE : at(in_, begin);
@@ -235,8 +238,8 @@ class Planner {
   void reduce_scatter_by_mpi(std::size_t part) {
     const MPI_Op op = operators_.get(dtype_, op_.op.kind);
     const MPI_Datatype type = datatype(dtype_, op_.op.kind);
-    if (part > most_) return reduce_scatter_by_roots(part, op, type);
-    const bool same_memory = in_ == op_.in.data && in_place(op_, wire_.rank, wire_.size);
+    if (part > max_bytes_) return reduce_scatter_by_roots(part, op, type);
+    const bool same_memory = in_ == op_.in.data && in_place(op_, context_.rank, context_.size);
     const Memory set_aside = same_memory ? allocate_host(part) : nullptr;
     void* to = same_memory ? set_aside.get() : out_;
     add(
@@ -252,10 +255,10 @@ class Planner {
   }
 
   void reduce_scatter_by_roots(std::size_t part, MPI_Op op, MPI_Datatype type) {
-    for (int root = 0; root < wire_.size; ++root)
-      each_piece(part, most_, [&](std::size_t begin, std::size_t piece) {
+    for (int root = 0; root < context_.size; ++root)
+      for_each_chunk(part, max_bytes_, [&](std::size_t begin, std::size_t piece) {
         const std::byte* from = at(in_, static_cast<std::size_t>(root) * part + begin);
-        std::byte* to = root == wire_.rank ? at(out_, begin) : nullptr;
+        std::byte* to = root == context_.rank ? at(out_, begin) : nullptr;
         const void* in = from == to ? MPI_IN_PLACE : from;
         add(
             [=, comm = comm(), n = as_count(piece / element_), scaled = scaled_](Requests& r) {
@@ -271,11 +274,13 @@ class Planner {
 
   // ---- moved
 
-  void all_gather(std::size_t part) { hand_round(in_, out_, part, in_place(op_, wire_.rank, wire_.size)); }
+  void all_gather(std::size_t part) {
+    post_all_gather(in_, out_, part, in_place(op_, context_.rank, context_.size));
+  }
 
-  void hand_round(const void* in, void* out, std::size_t part, bool in_place) {
-    each_piece(part, most_, [&](std::size_t begin, std::size_t bytes) {
-      const auto parts = std::make_shared<Parts>(bytes, part);
+  void post_all_gather(const void* in, void* out, std::size_t part, bool in_place) {
+    for_each_chunk(part, max_bytes_, [&](std::size_t begin, std::size_t bytes) {
+      const auto parts = std::make_shared<StridedShards>(bytes, part);
       add([=, comm = comm()](Requests& r) {
         const void* from = in_place ? MPI_IN_PLACE : at(in, begin);
         post(r, "MPI_Iallgather", [&](MPI_Request* request) {
@@ -287,8 +292,8 @@ class Planner {
   }
 
   void gather(const void* in, void* out, std::size_t part, bool in_place, const Memory& keep = {}) {
-    each_piece(part, most_, [&](std::size_t begin, std::size_t bytes) {
-      const auto parts = std::make_shared<Parts>(bytes, part);
+    for_each_chunk(part, max_bytes_, [&](std::size_t begin, std::size_t bytes) {
+      const auto parts = std::make_shared<StridedShards>(bytes, part);
       add([=, comm = comm(), root = op_.root, to = is_root() ? at(out, begin) : nullptr,
            kept = keep](Requests& r) {
         const void* from = in_place ? MPI_IN_PLACE : at(in, begin);
@@ -301,9 +306,9 @@ class Planner {
   }
 
   void scatter(std::size_t part) {
-    const bool same_memory = is_root() && in_place(op_, wire_.rank, wire_.size);
-    each_piece(part, most_, [&](std::size_t begin, std::size_t bytes) {
-      const auto parts = std::make_shared<Parts>(bytes, part);
+    const bool same_memory = is_root() && in_place(op_, context_.rank, context_.size);
+    for_each_chunk(part, max_bytes_, [&](std::size_t begin, std::size_t bytes) {
+      const auto parts = std::make_shared<StridedShards>(bytes, part);
       add([=, comm = comm(), root = op_.root, from = is_root() ? at(in_, begin) : nullptr,
            out = at(out_, begin)](Requests& r) {
         void* to = same_memory ? MPI_IN_PLACE : out;
@@ -317,7 +322,7 @@ class Planner {
 
   void broadcast(std::size_t bytes) {
     if (is_root() && in_ != out_) std::memcpy(out_, in_, bytes);
-    each_piece(bytes, most_, [&](std::size_t begin, std::size_t piece) {
+    for_each_chunk(bytes, max_bytes_, [&](std::size_t begin, std::size_t piece) {
       add([=, comm = comm(), root = op_.root, data = at(out_, begin)](Requests& r) {
         post(r, "MPI_Ibcast", [&](MPI_Request* request) {
           return MPI_Ibcast(data, as_count(piece), MPI_BYTE, root, comm, request);
@@ -332,8 +337,8 @@ class Planner {
       copy = allocate_host(part * ranks_);
       std::memcpy(copy.get(), in_, part * ranks_);
     }
-    each_piece(part, most_, [&](std::size_t begin, std::size_t bytes) {
-      const auto parts = std::make_shared<Parts>(bytes, part);
+    for_each_chunk(part, max_bytes_, [&](std::size_t begin, std::size_t bytes) {
+      const auto parts = std::make_shared<StridedShards>(bytes, part);
       add([=, comm = comm(), from = at(copy ? copy.get() : in_, begin), to = at(out_, begin),
            kept = copy](Requests& r) {
         post(r, "MPI_Ialltoall", [&](MPI_Request* request) {
@@ -347,8 +352,8 @@ class Planner {
   // Only the two ranks of a pair know how much goes between them: first they compare.
   void all_to_all_v() {
     const auto theirs = std::make_shared<std::vector<std::uint64_t>>(ranks_);
-    const auto mine = std::make_shared<std::vector<std::uint64_t>>(op_.pairs->send_counts.begin(),
-                                                                   op_.pairs->send_counts.end());
+    const auto mine = std::make_shared<std::vector<std::uint64_t>>(op_.counts->send_counts.begin(),
+                                                                   op_.counts->send_counts.end());
     add(
         [=, comm = comm()](Requests& r) {
           post(r, "MPI_Ialltoall", [&](MPI_Request* request) {
@@ -357,38 +362,38 @@ class Planner {
           });
         },
         [=, self = *this] { self.compare_counts(*theirs); });
-    add([self = *this, kept = mine](Requests& r) { self.exchange_parts(r); });
+    add([self = *this, kept = mine](Requests& r) { self.exchange_shards(r); });
   }
 
   void compare_counts(const std::vector<std::uint64_t>& theirs) const {
     for (std::size_t r = 0; r < ranks_; ++r)
-      require(theirs[r] == op_.pairs->recv_counts[r], Errc::mismatch, "mismatched collectives: rank ", r,
-              " sends ", theirs[r], " elements in its all_to_all_v, of which rank ", own_, " expects ",
-              op_.pairs->recv_counts[r], "; every rank must make the same calls in the same order");
+      require(theirs[r] == op_.counts->recv_counts[r], Errc::mismatch, "mismatched collectives: rank ", r,
+              " sends ", theirs[r], " elements in its all_to_all_v, of which rank ", own_rank_, " expects ",
+              op_.counts->recv_counts[r], "; every rank must make the same calls in the same order");
   }
 
-  void exchange_parts(Requests& requests) const {
+  void exchange_shards(Requests& requests) const {
     for (std::size_t i = 0; i < ranks_; ++i) {
-      const std::size_t to = (own_ + i) % ranks_, from = (own_ + ranks_ - i) % ranks_;
-      receive(requests, from, at(out_, op_.pairs->recv_offsets[from] * element_),
-              op_.pairs->recv_counts[from] * element_);
-      send(requests, to, at(in_, op_.pairs->send_offsets[to] * element_),
-           op_.pairs->send_counts[to] * element_);
+      const std::size_t to = (own_rank_ + i) % ranks_, from = (own_rank_ + ranks_ - i) % ranks_;
+      receive(requests, from, at(out_, op_.counts->recv_offsets[from] * element_),
+              op_.counts->recv_counts[from] * element_);
+      send(requests, to, at(in_, op_.counts->send_offsets[to] * element_),
+           op_.counts->send_counts[to] * element_);
     }
   }
 
   void receive(Requests& requests, std::size_t from, std::byte* to, std::size_t all) const {
-    each_piece(all, most_, [&](std::size_t begin, std::size_t bytes) {
+    for_each_chunk(all, max_bytes_, [&](std::size_t begin, std::size_t bytes) {
       post(requests, "MPI_Irecv", [&](MPI_Request* request) {
-        return MPI_Irecv(to + begin, as_count(bytes), MPI_BYTE, static_cast<int>(from), tag_of_parts, comm(),
+        return MPI_Irecv(to + begin, as_count(bytes), MPI_BYTE, static_cast<int>(from), shard_tag, comm(),
                          request);
       });
     });
   }
   void send(Requests& requests, std::size_t to, const std::byte* from, std::size_t all) const {
-    each_piece(all, most_, [&](std::size_t begin, std::size_t bytes) {
+    for_each_chunk(all, max_bytes_, [&](std::size_t begin, std::size_t bytes) {
       post(requests, "MPI_Isend", [&](MPI_Request* request) {
-        return MPI_Isend(from + begin, as_count(bytes), MPI_BYTE, static_cast<int>(to), tag_of_parts, comm(),
+        return MPI_Isend(from + begin, as_count(bytes), MPI_BYTE, static_cast<int>(to), shard_tag, comm(),
                          request);
       });
     });
@@ -396,15 +401,15 @@ class Planner {
 
   // ---- moved in messages
 
-  void move_in_messages(std::size_t part) {
-    require(!traits(op_.kind).reduces, Errc::unsupported, "rank ", own_, ": MPI was given memory on ",
+  void move_by_messages(std::size_t part) {
+    require(!traits(op_.kind).reduces, Errc::unsupported, "rank ", own_rank_, ": MPI was given memory on ",
             name(op_.in.device), " to combine; copy it to the host");
-    if (op_.kind == Collective::broadcast) return broadcast_in_messages(part);
-    const bool own_is_there = in_place(op_, wire_.rank, wire_.size);
+    if (op_.kind == Collective::broadcast) return broadcast_by_messages(part);
+    const bool own_is_there = in_place(op_, context_.rank, context_.size);
     add([=, self = *this](Requests& requests) {
       for (std::size_t i = own_is_there ? 1 : 0; i < self.ranks_; ++i) {
-        const std::size_t to = (self.own_ + i) % self.ranks_,
-                          from = (self.own_ + self.ranks_ - i) % self.ranks_;
+        const std::size_t to = (self.own_rank_ + i) % self.ranks_,
+                          from = (self.own_rank_ + self.ranks_ - i) % self.ranks_;
         if (std::byte* const target = self.target(from, part)) self.receive(requests, from, target, part);
         if (const std::byte* source = self.source(to, part)) self.send(requests, to, source, part);
       }
@@ -426,9 +431,9 @@ class Planner {
   }
 
   // A binomial tree: a rank's place, counted from the root, less its lowest bit is whom it has the data from.
-  void broadcast_in_messages(std::size_t bytes) {
+  void broadcast_by_messages(std::size_t bytes) {
     const auto root = static_cast<std::size_t>(op_.root);
-    const std::size_t place = (own_ + ranks_ - root) % ranks_;
+    const std::size_t place = (own_rank_ + ranks_ - root) % ranks_;
     std::size_t bit = 1;
     while (bit < ranks_ && (place & bit) == 0) bit *= 2;
     if (place > 0)
@@ -440,17 +445,17 @@ class Planner {
       for (std::size_t b = bit / 2; b > 0; b /= 2)
         if (place + b < self.ranks_) self.send(requests, (root + place + b) % self.ranks_, from, bytes);
       if (place > 0 || self.in_ == self.out_) return;
-      self.receive(requests, self.own_, at(self.out_, 0), bytes);
-      self.send(requests, self.own_, from, bytes);
+      self.receive(requests, self.own_rank_, at(self.out_, 0), bytes);
+      self.send(requests, self.own_rank_, from, bytes);
     });
   }
 
-  const Operation& op_;
-  const Wire& wire_;
+  const CollectiveCall& op_;
+  const MpiContext& context_;
   Operators& operators_;
   const DType dtype_;
-  const std::size_t element_, most_;  // most_: bytes of one count
-  const std::size_t ranks_, own_;
+  const std::size_t element_, max_bytes_;  // most_: bytes of one count
+  const std::size_t ranks_, own_rank_;
   const void* in_;
   void* out_;
   Memory scaled_;
@@ -459,14 +464,14 @@ class Planner {
 
 }  // namespace
 
-bool in_messages(const Operation& op) {
+bool uses_messages(const CollectiveCall& op) {
   if (op.kind == Collective::all_to_all_v) return false;  // always is, so ranks may differ
   return op.in.device.kind != Device::host || op.out.device.kind != Device::host;
 }
 
-std::vector<Stage> stages_of(const Operation& op, const Wire& wire, Operators& operators) {
+std::vector<Stage> plan_stages(const CollectiveCall& op, const MpiContext& wire, Operators& operators) {
   std::vector<Stage> stages;
-  Planner(op, wire, operators, stages).plan();
+  StagePlanner(op, wire, operators, stages).plan();
   return stages;
 }
 

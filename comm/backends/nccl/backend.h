@@ -31,7 +31,7 @@ struct NcclOptions {
   std::chrono::milliseconds inquiry_limit{1'500};   ///< for the ranks' answers after a deadline
   /// Of device memory that one operation may need on its way; larger ones go in slices. The same on every
   /// rank.
-  std::size_t scratch_limit = std::size_t{64} << 20;
+  std::size_t workspace_limit = std::size_t{64} << 20;
   std::string host_id = environment().nccl_host_id;
   bool shares_gpus = environment().nccl_shares_gpus;
 };

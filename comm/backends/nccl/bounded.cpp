@@ -10,7 +10,7 @@
 
 namespace rz::nccl {
 
-bool returns_within(std::chrono::milliseconds limit, std::function<void()> f) {
+bool run_with_timeout(std::chrono::milliseconds limit, std::function<void()> f) {
   struct Ending {
     std::mutex mutex;
     std::condition_variable changed;

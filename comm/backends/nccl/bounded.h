@@ -8,6 +8,6 @@ namespace rz::nccl {
 
 /// Runs `f` in a thread of its own; true once it has returned. False: it had not by the limit, and goes on
 /// alone, so it must own all that it touches. `f` must not throw.
-bool returns_within(std::chrono::milliseconds limit, std::function<void()> f);
+bool run_with_timeout(std::chrono::milliseconds limit, std::function<void()> f);
 
 }  // namespace rz::nccl

@@ -15,62 +15,63 @@ namespace rz::nccl {
 
 /// Whether the group can go on. The first failure counts; whoever meets it is told once NCCL has let go of
 /// their memory. Thread-safe.
-class Fate {
+class GroupStatus {
  public:
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
   /// False: it had failed before.
   bool fail(Failure);
   /// Now whoever waits may throw it, with `more` at the end of its reason.
-  void settle(const std::string& more);
-  bool settled() const noexcept;
+  void publish(const std::string& more);
+  bool published() const noexcept;
   /// True if it is by then.
-  bool settled_within(std::chrono::milliseconds) const noexcept;
+  bool wait_published(std::chrono::milliseconds) const noexcept;
   /// Throws the failure, when it is settled.
-  [[noreturn]] void raise() const;
+  [[noreturn]] void rethrow() const;
 
  private:
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::atomic<bool> failed_{false};
-  bool settled_ = false;
+  bool published_ = false;
   Failure failure_;
 };
 
-class Job final : public WorkState {
+class NcclRequest final : public WorkState {
  public:
-  Job(std::shared_ptr<Fate> fate, std::string words, Waiting waiting, std::chrono::milliseconds timeout)
-      : words(std::move(words)),
-        waiting(std::move(waiting)),
-        began(Deadline::Clock::now()),
+  NcclRequest(std::shared_ptr<GroupStatus> fate, std::string words, PendingWait waiting,
+              std::chrono::milliseconds timeout)
+      : description(std::move(words)),
+        pending_on(std::move(waiting)),
+        submitted_at(Deadline::Clock::now()),
         timeout(timeout),
         deadline(Deadline::after(timeout)),
-        fate_(std::move(fate)) {}
+        group_status_(std::move(fate)) {}
 
   bool done() const noexcept override;
   void wait() override;
   void wait_on(const Stream&) override;
 
   /// All of it is in streams: it begins after `ready` and is over at `end`.
-  void issue(Event ready, Event end, bool captured);
+  void set_events(Event ready, Event end, bool captured);
   bool issued() const { return issued_.load(std::memory_order_acquire); }
   /// Whether the device has arrived at it.
-  bool ready() const { return !issued() || ready_.done(); }
+  bool has_started() const { return !issued() || start_event_.done(); }
 
-  const std::string words;
-  const Waiting waiting;
-  const Deadline::Clock::time_point began;
+  const std::string description;
+  const PendingWait pending_on;
+  const Deadline::Clock::time_point submitted_at;
   const std::chrono::milliseconds timeout;
   const Deadline deadline;
 
  private:
   /// True once it has ended well. An event that is reached only since NCCL was aborted does not count.
-  bool well() const;
+  bool succeeded() const;
 
-  const std::shared_ptr<Fate> fate_;
-  Event ready_, end_;
+  const std::shared_ptr<GroupStatus> group_status_;
+  Event start_event_, end_event_;
   bool captured_ = false;
   std::atomic<bool> issued_{false};
-  mutable std::atomic<bool> well_{false};
+  mutable std::atomic<bool> succeeded_{false};
 };
 
 }  // namespace rz::nccl

@@ -13,77 +13,78 @@ namespace {
 using namespace std::chrono_literals;
 
 /// How long another thread's call may keep an abort waiting: such calls return at once, unless they hang.
-constexpr auto patience_with_calls = 300ms;
+constexpr auto max_call_wait = 300ms;
 
-void use(Device device) noexcept { cuda::runtime().set_device(device.index); }
+void set_device(Device device) noexcept { cuda::runtime().set_device(device.index); }
 
 }  // namespace
 
-std::string CallFailed::text() const {
-  return str(call, ": ", words.empty() ? str("code ", result) : str(words, " (code ", result, ")"));
+std::string NcclError::text() const {
+  return concat(call, ": ",
+                message.empty() ? concat("code ", result) : concat(message, " (code ", result, ")"));
 }
 
-std::string Link::words(Result result) const {
+std::string NcclComm::error_text(Result result) const {
   const char* last = api_.get_last_error ? api_.get_last_error(comm_) : nullptr;
   std::string text = api_.get_error_string(result);
-  if (last && *last) text += str("; ", last);
+  if (last && *last) text += concat("; ", last);
   while (text.ends_with('\n')) text.pop_back();
   return text;
 }
 
-void Link::begin(int rank, int size, const UniqueId& id) {
+void NcclComm::init(int rank, int size, const UniqueId& id) {
   Config config;
   config.blocking = 0;
-  const std::lock_guard lock(calls_);
+  const std::lock_guard lock(call_mutex_);
   const cuda::DeviceGuard guard(device_);
   Comm comm = nullptr;
   const Result result = api_.comm_init_rank_config(&comm, size, id, rank, &config);
   comm_ = comm;
   if (result == success || result == in_progress) return;
-  throw CallFailed{"ncclCommInitRankConfig", result, words(result)};
+  throw NcclError{"ncclCommInitRankConfig", result, error_text(result)};
 }
 
-Result Link::state(std::string* words) noexcept {
-  const std::unique_lock lock(calls_, std::try_to_lock);
+Result NcclComm::async_state(std::string* words) noexcept {
+  const std::unique_lock lock(call_mutex_, std::try_to_lock);
   if (!lock || !comm_) return in_progress;
   Result state = success;
   const Result result = api_.comm_get_async_error(comm_, &state);
   const Result worst = result == success ? state : result;
-  if (words && worst != success && worst != in_progress) *words = this->words(worst);
+  if (words && worst != success && worst != in_progress) *words = this->error_text(worst);
   return worst;
 }
 
-bool Link::lock_within(std::chrono::milliseconds limit) noexcept {
-  for (const Deadline end = Deadline::after(limit); !calls_.try_lock(); std::this_thread::sleep_for(1ms))
+bool NcclComm::try_lock_for(std::chrono::milliseconds limit) noexcept {
+  for (const Deadline end = Deadline::after(limit); !call_mutex_.try_lock(); std::this_thread::sleep_for(1ms))
     if (end.expired()) return false;
   return true;
 }
 
-bool Link::abort(std::chrono::milliseconds limit, std::shared_ptr<void> keep) noexcept {
-  return returns_within(limit + patience_with_calls,
-                        [self = shared_from_this(), keep = std::move(keep)] { self->abort_now(); });
+bool NcclComm::abort(std::chrono::milliseconds limit, std::shared_ptr<void> keep) noexcept {
+  return run_with_timeout(limit + max_call_wait,
+                          [self = shared_from_this(), keep = std::move(keep)] { self->abort_now(); });
 }
 
 /// A call of another thread that hangs is what abort has to end: then it goes in beside it.
-void Link::abort_now() noexcept {
-  use(device_);
-  const bool locked = lock_within(patience_with_calls);
+void NcclComm::abort_now() noexcept {
+  set_device(device_);
+  const bool locked = try_lock_for(max_call_wait);
   const Comm comm = comm_.exchange(nullptr);
   std::list<Window> windows;  // until NCCL has let go
   if (locked) registered_.clear(), windows.swap(windows_);
-  if (locked) calls_.unlock();
+  if (locked) call_mutex_.unlock();
   if (comm) api_.comm_abort(comm);
 }
 
-bool Link::finalize(std::chrono::milliseconds limit) noexcept {
+bool NcclComm::finalize(std::chrono::milliseconds limit) noexcept {
   const auto well = std::make_shared<bool>(false);
-  return returns_within(limit + 100ms,
-                        [self = shared_from_this(), limit, well] { *well = self->finalize_now(limit); }) &&
+  return run_with_timeout(limit + 100ms,
+                          [self = shared_from_this(), limit, well] { *well = self->finalize_now(limit); }) &&
          *well;
 }
 
-bool Link::finalize_now(std::chrono::milliseconds limit) noexcept {
-  use(device_);
+bool NcclComm::finalize_now(std::chrono::milliseconds limit) noexcept {
+  set_device(device_);
   const Deadline end = Deadline::after(limit);
   const auto settled = [&](Result result) {
     for (; result == success || result == in_progress; std::this_thread::sleep_for(100us)) {
@@ -92,8 +93,8 @@ bool Link::finalize_now(std::chrono::milliseconds limit) noexcept {
     }
     return false;
   };
-  if (!lock_within(limit)) return false;
-  const std::lock_guard lock(calls_, std::adopt_lock);
+  if (!try_lock_for(limit)) return false;
+  const std::lock_guard lock(call_mutex_, std::adopt_lock);
   if (!comm_) return true;
   for (void* handle : std::exchange(registered_, {}))
     if (!settled(api_.comm_deregister(comm_, handle))) return false;
@@ -105,7 +106,7 @@ bool Link::finalize_now(std::chrono::milliseconds limit) noexcept {
   return api_.comm_destroy(comm_.exchange(nullptr)) == success;
 }
 
-void* Link::add_memory(void* memory, std::size_t bytes) {
+void* NcclComm::register_memory(void* memory, std::size_t bytes) {
   if (!api_.comm_register || !api_.comm_deregister) return nullptr;
   void* handle = nullptr;
   call("ncclCommRegister", [&](Comm comm) {
@@ -116,7 +117,7 @@ void* Link::add_memory(void* memory, std::size_t bytes) {
   return handle;
 }
 
-bool Link::add_window(std::shared_ptr<std::byte> memory, std::size_t bytes) {
+bool NcclComm::register_window(std::shared_ptr<std::byte> memory, std::size_t bytes) {
   if (!api_.comm_window_register || !api_.comm_window_deregister) return false;
   call("ncclCommWindowRegister", [&](Comm comm) {
     Window& window = windows_.emplace_back(Window{std::move(memory)});
@@ -125,10 +126,10 @@ bool Link::add_window(std::shared_ptr<std::byte> memory, std::size_t bytes) {
   return true;
 }
 
-void Link::remove_memory(void* handle) noexcept {
+void NcclComm::deregister_memory(void* handle) noexcept {
   const Deadline end = Deadline::after(2s);
-  if (!handle || !lock_within(2s)) return;
-  const std::lock_guard lock(calls_, std::adopt_lock);
+  if (!handle || !try_lock_for(2s)) return;
+  const std::lock_guard lock(call_mutex_, std::adopt_lock);
   if (!comm_ || registered_.erase(handle) == 0) return;
   // NCCL refuses calls while another is in progress.
   for (Result state = in_progress; state == in_progress && !end.expired(); std::this_thread::sleep_for(20us))

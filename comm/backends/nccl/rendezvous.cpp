@@ -10,7 +10,7 @@ namespace rz::nccl {
 
 namespace {
 
-constexpr int shares_from = 23003;  // the version that knows NCCL_MULTI_RANK_GPU_ENABLE
+constexpr int min_shared_gpu_version = 23003;  // the version that knows NCCL_MULTI_RANK_GPU_ENABLE
 
 std::string hex(std::string_view bytes) {
   std::string text;
@@ -23,14 +23,14 @@ std::string hex(std::string_view bytes) {
 }
 
 /// What a rank tells the others, a line each.
-struct Card {
-  std::string uuid, gpu, version, host_id, shares;
+struct RankEntry {
+  std::string uuid, gpu, version, host_id, shares_gpu;
 
-  std::string text() const { return str(uuid, '\n', gpu, '\n', version, '\n', shares, '\n', host_id); }
-  static Card of(const std::string& text) {
-    Card card;
+  std::string text() const { return concat(uuid, '\n', gpu, '\n', version, '\n', shares_gpu, '\n', host_id); }
+  static RankEntry parse(const std::string& text) {
+    RankEntry card;
     std::size_t at = 0;
-    for (std::string* line : {&card.uuid, &card.gpu, &card.version, &card.shares}) {
+    for (std::string* line : {&card.uuid, &card.gpu, &card.version, &card.shares_gpu}) {
       const std::size_t end = text.find('\n', at);
       require(end != std::string::npos, Errc::rendezvous,
               "another rank's key of the NCCL backend is damaged; ", "do all ranks run the same ringzero?");
@@ -42,17 +42,17 @@ struct Card {
   }
 };
 
-Card own_card(const Member& me) {
+RankEntry own_entry(const RankInfo& me) {
   cuda::DeviceProperties card;
   cuda::check(cuda::runtime().get_properties(&card, me.device.index), "cudaGetDeviceProperties", me.device);
-  return {hex(card.uuid), str(name(me.device), " (", card.name, ")"), version_text(me.version), me.host_id,
-          me.shares && me.version >= shares_from ? "1" : "0"};
+  return {hex(card.uuid), concat(name(me.device), " (", card.name, ")"), version_text(me.version), me.host_id,
+          me.shares_gpu && me.version >= min_shared_gpu_version ? "1" : "0"};
 }
 
-std::string card_key(int rank) { return str("nccl/rank/", rank); }
-std::string joining_key(int rank) { return str("nccl/joining/", rank); }
+std::string entry_key(int rank) { return concat("nccl/rank/", rank); }
+std::string joining_key(int rank) { return concat("nccl/joining/", rank); }
 
-bool is_there(Store& store, const std::string& key) {
+bool has_key(Store& store, const std::string& key) {
   try {
     store.get(key, Deadline::after({}));
     return true;
@@ -61,37 +61,38 @@ bool is_there(Store& store, const std::string& key) {
   }
 }
 
-std::string missing(const Member& me, Store& store, std::string (*key)(int)) {
+std::string list_missing(const RankInfo& me, Store& store, std::string (*key)(int)) {
   std::string names;
   for (int r = 0; r < me.size; ++r)
-    if (!is_there(store, key(r))) names += str(' ', r);
+    if (!has_key(store, key(r))) names += concat(' ', r);
   return names;
 }
 
-std::vector<Card> cards_of_all(const Member& me, Store& store, Deadline deadline) {
-  std::vector<Card> all;
+std::vector<RankEntry> read_entries(const RankInfo& me, Store& store, Deadline deadline) {
+  std::vector<RankEntry> all;
   for (int r = 0; r < me.size; ++r) try {
-      all.push_back(Card::of(store.get(card_key(r), deadline)));
+      all.push_back(RankEntry::parse(store.get(entry_key(r), deadline)));
     } catch (const Error& e) {
       if (e.code() != Errc::timeout) throw;
-      throw Error(Errc::timeout,
-                  str("rank ", me.rank, " of ", me.size,
-                      ": these ranks did not come to the NCCL backend before ", "the rendezvous' deadline:",
-                      missing(me, store, card_key), "; do they run, with the same rendezvous and backend?"),
-                  r);
+      throw Error(
+          Errc::timeout,
+          concat("rank ", me.rank, " of ", me.size, ": these ranks did not come to the NCCL backend before ",
+                 "the rendezvous' deadline:", list_missing(me, store, entry_key),
+                 "; do they run, with the same rendezvous and backend?"),
+          r);
     }
   return all;
 }
 
 /// NCCL itself says "invalid usage", or hangs.
-void refuse_pairs(const std::vector<Card>& all) {
+void check_entries(const std::vector<RankEntry>& all) {
   for (std::size_t a = 0; a < all.size(); ++a) {
     require(all[a].version == all[0].version, Errc::config, "rank 0 has NCCL ", all[0].version, " and rank ",
             a, " ", all[a].version, "; install one version on all hosts");
     for (std::size_t b = a + 1; b < all.size(); ++b) {
       const bool apart =
           !all[a].host_id.empty() && !all[b].host_id.empty() && all[a].host_id != all[b].host_id;
-      const bool may_share = all[a].shares == "1" && all[b].shares == "1";
+      const bool may_share = all[a].shares_gpu == "1" && all[b].shares_gpu == "1";
       require(all[a].uuid != all[b].uuid || apart || may_share, Errc::config, "ranks ", a, " and ", b,
               " are both on one GPU, ", all[a].gpu, ", uuid ", all[a].uuid,
               ": NCCL wants one of its own for each rank; start no more ranks than there are GPUs, or use "
@@ -102,9 +103,9 @@ void refuse_pairs(const std::vector<Card>& all) {
 
 }  // namespace
 
-UniqueId meet(const NcclApi& api, const Member& me, Store& store, Deadline deadline) {
-  store.set(card_key(me.rank), own_card(me).text());
-  refuse_pairs(cards_of_all(me, store, deadline));
+UniqueId exchange_unique_id(const NcclApi& api, const RankInfo& me, Store& store, Deadline deadline) {
+  store.set(entry_key(me.rank), own_entry(me).text());
+  check_entries(read_entries(me, store, deadline));
   UniqueId id{};
   if (me.rank == 0) {
     const Result result = api.get_unique_id(&id);
@@ -120,8 +121,10 @@ UniqueId meet(const NcclApi& api, const Member& me, Store& store, Deadline deadl
   return id;
 }
 
-void note_joining(const Member& me, Store& store) { store.set(joining_key(me.rank), ""); }
+void mark_joining(const RankInfo& me, Store& store) { store.set(joining_key(me.rank), ""); }
 
-std::string not_joining(const Member& me, Store& store) { return missing(me, store, joining_key); }
+std::string ranks_not_joined(const RankInfo& me, Store& store) {
+  return list_missing(me, store, joining_key);
+}
 
 }  // namespace rz::nccl

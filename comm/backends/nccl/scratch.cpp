@@ -7,10 +7,10 @@
 namespace rz::nccl {
 
 namespace {
-constexpr std::size_t least = std::size_t{1} << 20;
+constexpr std::size_t min_block_bytes = std::size_t{1} << 20;
 }
 
-std::byte* Scratch::reserve(std::size_t bytes, bool captured) {
+std::byte* Workspace::reserve(std::size_t bytes, bool captured) {
   if (!captured) {
     grow(eager_, bytes);
     grow(captured_, bytes);
@@ -22,9 +22,9 @@ std::byte* Scratch::reserve(std::size_t bytes, bool captured) {
   return captured_.memory.get();
 }
 
-void Scratch::grow(Block& block, std::size_t bytes) {
+void Workspace::grow(Block& block, std::size_t bytes) {
   if (bytes <= block.bytes) return;
-  const std::size_t size = std::max(least, std::bit_ceil(bytes));
+  const std::size_t size = std::max(min_block_bytes, std::bit_ceil(bytes));
   auto memory = allocate_on(device_, size);
   outgrown_.push_back(std::move(block));
   block = {std::move(memory), size};

@@ -11,9 +11,9 @@
 namespace rz::nccl {
 
 /// Whoever submits uses it, one at a time.
-class Scratch {
+class Workspace {
  public:
-  explicit Scratch(Device device) : device_(device) {}
+  explicit Workspace(Device device) : device_(device) {}
 
   /// At least `bytes`, aligned to 256. A graph cannot allocate while it is captured: Errc::unsupported unless
   /// an operation outside of it has asked for as much before, or it is little.

@@ -35,60 +35,60 @@ struct WatchdogOptions {
 class Watchdog {
  public:
   /// `host` is aborted with NCCL; `keep` is what NCCL's operations use, held until NCCL lets go of it.
-  Watchdog(std::shared_ptr<Link>, std::shared_ptr<Store>, std::shared_ptr<Backend> host,
+  Watchdog(std::shared_ptr<NcclComm>, std::shared_ptr<Store>, std::shared_ptr<Backend> host,
            std::shared_ptr<void> keep, const WatchdogOptions&);
   ~Watchdog();
 
   /// Numbers the calls of a submission and starts its deadline; throws the failure if there is one.
-  std::shared_ptr<Job> begin(std::span<const Operation>);
+  std::shared_ptr<NcclRequest> begin(std::span<const CollectiveCall>);
   /// The operations are in streams.
-  void issued(const std::shared_ptr<Job>&, Event ready, Event end, bool captured);
+  void mark_issued(const std::shared_ptr<NcclRequest>&, Event ready, Event end, bool captured);
   /// Follows what a stream holds now. Throws as begin().
-  std::shared_ptr<Job> follow(const Stream&, std::chrono::milliseconds limit);
+  std::shared_ptr<NcclRequest> watch_stream(const Stream&, std::chrono::milliseconds limit);
   /// This rank could not put all of them there, which ends the group. Throws what it ends with.
-  [[noreturn]] void broken(const CallFailed&);
-  [[noreturn]] void broken(Failure);
+  [[noreturn]] void fail_submission(const NcclError&);
+  [[noreturn]] void fail_submission(Failure);
   /// Returns once NCCL is aborted, but within a second.
   void abort(const std::string& reason) noexcept;
   /// Ends what is in flight with peer_lost on the other ranks; true if nothing was, and nothing failed.
-  bool leave() noexcept;
+  bool depart() noexcept;
 
-  const std::shared_ptr<Fate>& fate() const { return fate_; }
+  const std::shared_ptr<GroupStatus>& group_status() const { return group_status_; }
 
  private:
-  struct Request {
+  struct Termination {
     Failure failure;
-    bool inquire;  // and blame those who lag
+    bool query_ranks;  // and blame those who lag
   };
   void run();
-  void retire();
-  std::shared_ptr<Job> most_urgent() const;
-  std::optional<Request> look(const Job& front);
-  std::optional<Request> look_into_store(const Job& front);
-  void end(Request, const std::shared_ptr<Job>& front);
-  Failure inquire(Failure, const Job* front);
-  Failure agree(const Failure& mine);
-  Standing standing();
-  void ask(Request);
+  void retire_completed();
+  std::shared_ptr<NcclRequest> earliest_deadline() const;
+  std::optional<Termination> check_communicator(const NcclRequest& front);
+  std::optional<Termination> check_store(const NcclRequest& front);
+  void terminate(Termination, const std::shared_ptr<NcclRequest>& front);
+  Failure query_ranks(Failure, const NcclRequest* front);
+  Failure elect_failure(const Failure& mine);
+  CallProgress call_progress();
+  void request_termination(Termination);
 
-  const std::shared_ptr<Link> link_;
+  const std::shared_ptr<NcclComm> nccl_comm_;
   const std::shared_ptr<Store> store_;
   const std::shared_ptr<Backend> host_;
-  const std::shared_ptr<void> keep_;
+  const std::shared_ptr<void> kept_alive_;
   const WatchdogOptions options_;
-  const std::shared_ptr<Fate> fate_ = std::make_shared<Fate>();
+  const std::shared_ptr<GroupStatus> group_status_ = std::make_shared<GroupStatus>();
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Job>> jobs_;      // in the order of the backend's stream
-  std::vector<std::shared_ptr<Job>> streams_;  // of callers, which they wait for
-  Standing standing_;
-  std::optional<Request> request_;
+  std::deque<std::shared_ptr<NcclRequest>> requests_;          // in the order of the backend's stream
+  std::vector<std::shared_ptr<NcclRequest>> watched_streams_;  // of callers, which they wait for
+  CallProgress call_progress_;
+  std::optional<Termination> termination_;
   bool stopping_ = false;
 
   // The thread's own.
-  Deadline next_look_into_store_ = Deadline::after({});
-  bool store_answers_ = true;
+  Deadline next_store_poll_ = Deadline::after({});
+  bool store_responsive_ = true;
 
   std::thread thread_;
 };

@@ -22,9 +22,9 @@
 namespace rz::cuda {
 
 /// Blocks of `threads` for one thread an element, or fewer where the kernel strides over the grid.
-inline Grid grid_for(std::size_t elements, unsigned threads = 256, std::size_t most_blocks = 1 << 20) {
+inline Grid grid_for(std::size_t elements, unsigned threads = 256, std::size_t max_blocks = 1 << 20) {
   const std::size_t blocks = ceil_div(elements, threads);
-  return {{static_cast<unsigned>(blocks < most_blocks ? blocks : most_blocks)}, {threads}, 0};
+  return {{static_cast<unsigned>(blocks < max_blocks ? blocks : max_blocks)}, {threads}, 0};
 }
 
 namespace detail {

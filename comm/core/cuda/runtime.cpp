@@ -47,9 +47,10 @@ void require_device(Device device) {
   const Status status = cuda->get_device_count(&count);
   if (status != success) count = 0;
   require(device.index >= 0 && device.index < count, Errc::config, name(device), " is not there: ",
-          count == 0 ? std::string("no CUDA device was found")
-                     : str("this machine has ", count, count == 1 ? " device" : " devices", ", from cuda:0"),
-          status != success ? str(" (", cuda->error_text(status), ")") : "");
+          count == 0
+              ? std::string("no CUDA device was found")
+              : concat("this machine has ", count, count == 1 ? " device" : " devices", ", from cuda:0"),
+          status != success ? concat(" (", cuda->error_text(status), ")") : "");
 }
 
 Device device_from_name(std::string_view text, int local_rank) {
@@ -79,22 +80,22 @@ void check(Status status, const char* call, Device device) {
 DeviceGuard::DeviceGuard(Device device) {
   if (device.kind == Device::host) return;
   const char* call = nullptr;
-  check(enter(device.index, &call), call, device);
+  check(make_current(device.index, &call), call, device);
 }
 
 DeviceGuard::DeviceGuard(Device device, std::nothrow_t) noexcept {
   const char* call = nullptr;
-  if (device.kind == Device::cuda) static_cast<void>(enter(device.index, &call));
+  if (device.kind == Device::cuda) static_cast<void>(make_current(device.index, &call));
 }
 
-Status DeviceGuard::enter(int device, const char** call) {
+Status DeviceGuard::make_current(int device, const char** call) {
   const Runtime& cuda = runtime();
   *call = "cudaGetDevice";
-  if (const Status status = cuda.get_device(&before_)) return status;
-  if (before_ == device) return success;
+  if (const Status status = cuda.get_device(&previous_)) return status;
+  if (previous_ == device) return success;
   *call = "cuDevicePrimaryCtxGetState";
   bool restores = false;
-  if (const Status status = cuda.has_context(&restores, before_)) return status;
+  if (const Status status = cuda.has_context(&restores, previous_)) return status;
   *call = "cudaSetDevice";
   const Status status = cuda.set_device(device);
   restores_ = restores && status == success;
@@ -102,7 +103,7 @@ Status DeviceGuard::enter(int device, const char** call) {
 }
 
 DeviceGuard::~DeviceGuard() {
-  if (restores_) runtime().set_device(before_);
+  if (restores_) runtime().set_device(previous_);
 }
 
 }  // namespace rz::cuda

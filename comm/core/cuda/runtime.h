@@ -48,7 +48,7 @@ struct DeviceProperties {
   int major = 0, minor = 0;  ///< compute capability
   int multiprocessors = 0;
   std::size_t memory_bytes = 0;
-  std::size_t shared_bytes_a_block = 0;  ///< with opt-in
+  std::size_t shared_bytes_per_block = 0;  ///< with opt-in
   int pci_domain = 0, pci_bus = 0, pci_device = 0;
   std::string uuid;  ///< 16 bytes: tells two ranks whether they share a card
 };
@@ -140,9 +140,9 @@ class DeviceGuard {
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  Status enter(int device, const char** call);
+  Status make_current(int device, const char** call);
 
-  int before_ = 0;
+  int previous_ = 0;
   bool restores_ = false;
 };
 

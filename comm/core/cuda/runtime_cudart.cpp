@@ -22,7 +22,7 @@ Status get_properties(DeviceProperties* to, int device) {
          .minor = p.minor,
          .multiprocessors = p.multiProcessorCount,
          .memory_bytes = p.totalGlobalMem,
-         .shared_bytes_a_block = p.sharedMemPerBlockOptin,
+         .shared_bytes_per_block = p.sharedMemPerBlockOptin,
          .pci_domain = p.pciDomainID,
          .pci_bus = p.pciBusID,
          .pci_device = p.pciDeviceID,
