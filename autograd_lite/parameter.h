@@ -7,7 +7,7 @@
 
 namespace rz {
 
-/// How a parameter's elements are drawn before training: see autograd_lite/initialise.h.
+/// How a parameter's elements are drawn before training: see autograd_lite/init.h.
 struct Initial {
   enum Kind { constant, normal, uniform };
   Kind kind = constant;

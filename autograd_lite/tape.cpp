@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "comm/core/caching_allocator.h"
+#include "comm/device/caching_allocator.h"
 #include "tensor/ops.h"
 
 namespace rz {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "autograd_lite/parameter.h"
-#include "comm/core/stream.h"
+#include "comm/device/stream.h"
 #include "tensor/pool.h"
 #include "tensor/tensor.h"
 

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "comm/reduce.h"
-#include "comm/transports/socket.h"
+#include "comm/net/socket.h"
+#include "comm/reduce/reduce.h"
 
 namespace {
 

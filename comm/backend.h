@@ -6,8 +6,8 @@
 #include <span>
 #include <string>
 
-#include "comm/choice.h"
 #include "comm/collective.h"
+#include "comm/explain.h"
 #include "comm/registration.h"
 #include "comm/work.h"
 

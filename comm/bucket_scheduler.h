@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/core/stream.h"
+#include "comm/device/stream.h"
 #include "comm/work.h"
 
 namespace rz {

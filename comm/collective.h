@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "comm/core/stream.h"
 #include "comm/core/types.h"
+#include "comm/device/stream.h"
 
 namespace rz {
 

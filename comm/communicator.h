@@ -30,10 +30,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/choice.h"
 #include "comm/collective.h"
 #include "comm/core/environment.h"
 #include "comm/core/types.h"
+#include "comm/explain.h"
 #include "comm/registration.h"
 #include "comm/store.h"
 #include "comm/work.h"
@@ -50,7 +50,7 @@ struct CommOptions {
   std::chrono::milliseconds timeout{static_cast<long>(environment().timeout_s * 1e3)};
   /// What performs the collectives: "ring" (ours), "mpi" (docs/decisions/0011), "nccl" or "peer_cuda". "auto"
   /// is "ring" on host memory; on devices the ranks agree on "nccl", "peer_cuda" or "ring", whichever of them
-  /// in this order can serve them all (comm/backends/choose.h), and describe() says which, and why.
+  /// in this order can serve them all (comm/backends/auto_backend.h), and describe() says which, and why.
   std::string backend = environment().backend;
   std::string transport = environment().transport;    ///< of "ring": "auto", "shm", "tcp"
   std::string interface = environment().interface;    ///< of TCP; empty: by the route
@@ -58,11 +58,11 @@ struct CommOptions {
   std::string congestion = environment().congestion;  ///< control of TCP: "system" or a name
   std::string host_id = environment().host_id;        ///< what counts as one host; empty: this machine
   /// Forces algorithms, of "ring" (host memory, with "auto" too): "two_shot", which is all_reduce's, or
-  /// "all_reduce=ring,broadcast=tree"; comm/forced.h has the names. Of "peer_cuda" all_reduce's alone. Empty:
-  /// the tuning table. Errc::config lists the choices.
+  /// "all_reduce=ring,broadcast=tree"; comm/tuning/overrides.h has the names. Of "peer_cuda" all_reduce's
+  /// alone. Empty: the tuning table. Errc::config lists the choices.
   std::string algorithm = environment().algorithm;
-  /// A file with a tuning table (comm/tuning.h) for calls of "ring", which comes before the built-in one.
-  /// Rank 0's counts for the whole group; a rank that names another one is named (Errc::mismatch).
+  /// A file with a tuning table (comm/tuning/tuning.h) for calls of "ring", which comes before the built-in
+  /// one. Rank 0's counts for the whole group; a rank that names another one is named (Errc::mismatch).
   std::string tuning = environment().tuning;
   /// Sums in rank order, so that results do not depend on how gradients are cut into buckets, nor on the
   /// strategy.
@@ -135,8 +135,9 @@ class Communicator {
   /// backend's: with NCCL 2.27 or newer a symmetric window, which its fastest kernels need, and which is
   /// given back when the communicator ends too; with "peer_cuda" among processes memory that their kernels
   /// read where it lies, which that of allocate() is among threads of one process alone
-  /// (comm/backends/peer_cuda.h). A group that split() makes does not know the memory of the group it was
-  /// made from. What ranks differ in is an error or a timeout of NCCL's, and Errc::mismatch with "peer_cuda".
+  /// (comm/backends/peer_cuda/peer_cuda_backend.h). A group that split() makes does not know the memory of
+  /// the group it was made from. What ranks differ in is an error or a timeout of NCCL's, and Errc::mismatch
+  /// with "peer_cuda".
   std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes);
   /// Memory of the caller's own (malloc, new, mmap, a std::vector), to be used like that of allocate() from
   /// now until the registration ends. Each rank registers for itself; a collective copies nothing if every
@@ -168,7 +169,7 @@ class Communicator {
   /// idempotent; returns within a second.
   void abort(const std::string& reason = "abort() was called") noexcept;
 
-  /// Whether operations on device memory may be put into a stream while it is captured (comm/core/graph.h),
+  /// Whether operations on device memory may be put into a stream while it is captured (comm/device/graph.h),
   /// and so be repeated by a graph. Every rank then runs its graph as often. What is captured has no end of
   /// its own: its Work serves for wait_on() alone; synchronize() waits for runs.
   bool capturable() const;

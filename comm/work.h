@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "comm/core/stream.h"
+#include "comm/device/stream.h"
 
 namespace rz {
 

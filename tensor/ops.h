@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "comm/core/stream.h"
+#include "comm/device/stream.h"
 #include "tensor/tensor.h"
 
 namespace rz::ops {

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <utility>
 
-#include "comm/core/graph.h"
-#include "comm/core/rounding.h"
+#include "comm/core/integer_math.h"
+#include "comm/device/graph.h"
 
 namespace rz {
 

@@ -1,6 +1,6 @@
 #include "tensor/tensor.h"
 
-#include "comm/core/memory.h"
+#include "comm/device/memory.h"
 
 namespace rz {
 

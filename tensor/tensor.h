@@ -10,8 +10,8 @@
 #include <string>
 
 #include "comm/core/error.h"
-#include "comm/core/stream.h"
 #include "comm/core/types.h"
+#include "comm/device/stream.h"
 
 namespace rz {
 

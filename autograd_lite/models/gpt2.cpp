@@ -4,8 +4,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "autograd_lite/initialise.h"
-#include "comm/core/rounding.h"
+#include "autograd_lite/init.h"
+#include "comm/core/integer_math.h"
 
 namespace rz {
 namespace {

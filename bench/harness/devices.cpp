@@ -2,7 +2,7 @@
 
 #include <unistd.h>
 
-#include "comm/core/cuda/runtime.h"
+#include "comm/device/cuda_runtime.h"
 #include "comm/topology.h"
 
 namespace rz::bench {

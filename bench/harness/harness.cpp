@@ -12,8 +12,8 @@
 #include "bench/harness/timing.h"
 #include "bench/harness/validation.h"
 #include "comm/bootstrap.h"
-#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
+#include "comm/device/cuda_runtime.h"
 
 namespace rz::bench {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "comm/core/graph.h"
+#include "comm/device/graph.h"
 
 namespace rz::bench {
 namespace {

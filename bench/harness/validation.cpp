@@ -1,7 +1,7 @@
 #include "bench/harness/validation.h"
 
 #include "bench/harness/timing.h"
-#include "comm/core/memory.h"
+#include "comm/device/memory.h"
 
 namespace rz::bench {
 namespace {

@@ -1,5 +1,5 @@
-// Highway compiles this file once a target and picks one at run time, as in comm/reduce.cpp, whose kernels
-// compute a single cached result.
+// Highway compiles this file once a target and picks one at run time, as in comm/reduce/reduce.cpp, whose
+// kernels compute a single cached result.
 
 #include "bench/lower_bound/arithmetic.h"
 
@@ -15,7 +15,7 @@
 #include <array>
 #include <cstring>
 
-#include "comm/reduce.h"
+#include "comm/reduce/reduce.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace rz::bench::lower_bound {

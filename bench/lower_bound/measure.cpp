@@ -6,9 +6,9 @@
 #include <new>
 
 #include "comm/core/error.h"
-#include "comm/core/rounding.h"
+#include "comm/core/integer_math.h"
 #include "comm/core/types.h"
-#include "comm/transports/shared_memory.h"
+#include "comm/shared_memory/shared_memory.h"
 
 namespace rz::bench::lower_bound {
 namespace {

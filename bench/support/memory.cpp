@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "comm/core/error.h"
-#include "comm/core/memory.h"
+#include "comm/device/memory.h"
 
 namespace rz::bench {
 namespace {

@@ -7,7 +7,7 @@
 #include <new>
 
 #include "comm/core/error.h"
-#include "comm/core/rounding.h"
+#include "comm/core/integer_math.h"
 
 namespace rz {
 

@@ -7,8 +7,8 @@
 
 #include <cmath>
 
-#include "comm/core/cuda/launch.h"
 #include "comm/core/math.h"
+#include "comm/device/launch.h"
 #include "tensor/kernels/attention_device.h"
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"

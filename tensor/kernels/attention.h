@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tensor/kernels/dropping.h"
+#include "tensor/kernels/dropout_params.h"
 
 namespace rz::kernels {
 

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "comm/core/stream.h"
-#include "tensor/kernels/dropping.h"
+#include "comm/device/stream.h"
+#include "tensor/kernels/dropout_params.h"
 #include "tensor/kernels/philox.h"
 
 namespace rz::kernels {

@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "comm/core/cuda/launch.h"
+#include "comm/device/launch.h"
 #include "tensor/kernels/attention_device.h"
 #include "tensor/kernels/tensor_cores.h"
 

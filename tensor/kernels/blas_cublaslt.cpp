@@ -13,8 +13,8 @@
 #include <optional>
 #include <string>
 
-#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
+#include "comm/device/cuda_runtime.h"
 #include "tensor/kernels/blas.h"
 
 namespace rz::kernels {

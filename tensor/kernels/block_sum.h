@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "comm/core/cuda/launch.h"
+#include "comm/device/launch.h"
 
 namespace rz::ops {
 

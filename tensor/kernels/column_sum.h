@@ -5,7 +5,7 @@
 #include <array>
 #include <cstddef>
 
-#include "comm/core/stream.h"
+#include "comm/device/stream.h"
 #include "tensor/ops.h"
 
 namespace rz::ops {

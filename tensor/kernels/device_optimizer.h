@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <span>
 
-#include "comm/core/stream.h"
 #include "comm/core/types.h"
-#include "tensor/kernels/exact_parts.h"
+#include "comm/device/stream.h"
 #include "tensor/kernels/optimizer_step.h"
 #include "tensor/kernels/step_outcome.h"
+#include "tensor/kernels/superaccumulator.h"
 
 namespace rz::ops {
 

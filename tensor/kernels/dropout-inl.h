@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tensor/kernels/dropping.h"
+#include "tensor/kernels/dropout_params.h"
 #include "tensor/kernels/philox.h"
 
 HWY_BEFORE_NAMESPACE();

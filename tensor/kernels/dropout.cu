@@ -1,11 +1,11 @@
 // The decisions of dropout-inl.h, bit for bit: that of element i is word i % 4 of counter i / 4.
 
-#include "comm/core/cuda/launch.h"
-#include "tensor/kernels/by_dtype.h"
+#include "comm/device/launch.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/dropping.h"
-#include "tensor/kernels/packs.h"
+#include "tensor/kernels/dropout_params.h"
+#include "tensor/kernels/dtype_dispatch.h"
 #include "tensor/kernels/philox.h"
+#include "tensor/kernels/vector_load.h"
 
 namespace rz::ops::device {
 

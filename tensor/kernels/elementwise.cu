@@ -1,4 +1,4 @@
-#include "comm/core/memory.h"
+#include "comm/device/memory.h"
 #include "tensor/kernels/block_sum.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/map_elements.h"

@@ -2,11 +2,11 @@
 // positions of its tokens in their order, and then a warp a row and 32 packs of columns adds them up. So a
 // row is added in the order of its positions, as on the host, and rounded once a list.
 
-#include "comm/core/memory.h"
+#include "comm/device/memory.h"
 #include "tensor/kernels/block_sum.h"
-#include "tensor/kernels/by_dtype.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/packs.h"
+#include "tensor/kernels/dtype_dispatch.h"
+#include "tensor/kernels/vector_load.h"
 
 namespace rz::ops::device {
 

@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "comm/core/stream.h"
+#include "comm/device/stream.h"
 
 namespace rz::kernels {
 

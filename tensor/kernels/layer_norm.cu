@@ -3,9 +3,9 @@
 // to one block of threads a few columns, so that nothing but the shape decides their order.
 
 #include "tensor/kernels/block_sum.h"
-#include "tensor/kernels/by_dtype.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/packs.h"
+#include "tensor/kernels/dtype_dispatch.h"
+#include "tensor/kernels/vector_load.h"
 
 namespace rz::ops::device {
 

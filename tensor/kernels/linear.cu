@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "comm/core/cuda/launch.h"
 #include "comm/core/environment.h"
 #include "comm/core/math.h"
-#include "comm/core/memory.h"
+#include "comm/device/launch.h"
+#include "comm/device/memory.h"
 #include "tensor/kernels/blas.h"
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"

@@ -1,9 +1,9 @@
 #pragma once
 /// out[i] = f(in[i]…) on a device. For .cu files.
 
-#include "comm/core/cuda/launch.h"
-#include "tensor/kernels/by_dtype.h"
-#include "tensor/kernels/packs.h"
+#include "comm/device/launch.h"
+#include "tensor/kernels/dtype_dispatch.h"
+#include "tensor/kernels/vector_load.h"
 #include "tensor/tensor.h"
 
 namespace rz::ops {

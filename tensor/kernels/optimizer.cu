@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cfloat>
 
-#include "comm/core/cuda/launch.h"
+#include "comm/device/launch.h"
 #include "tensor/kernels/adam_factors.h"
 #include "tensor/kernels/block_sum.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/packs.h"
+#include "tensor/kernels/vector_load.h"
 
 namespace rz::ops::device {
 

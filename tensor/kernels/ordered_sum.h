@@ -4,7 +4,7 @@
 #include <array>
 #include <cstddef>
 
-#include "comm/core/stream.h"
+#include "comm/device/stream.h"
 
 namespace rz::ops {
 

@@ -3,9 +3,9 @@
 // thread adds is f32 and short; the threads' sums are added in double.
 
 #include "tensor/kernels/block_sum.h"
-#include "tensor/kernels/by_dtype.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/packs.h"
+#include "tensor/kernels/dtype_dispatch.h"
+#include "tensor/kernels/vector_load.h"
 
 namespace rz::ops::device {
 

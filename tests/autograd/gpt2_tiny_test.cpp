@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "autograd_lite/initialise.h"
+#include "autograd_lite/init.h"
 #include "autograd_lite/models/gpt2.h"
 #include "tests/support/shared_fixture.h"
 

@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "autograd_lite/initialise.h"
+#include "autograd_lite/init.h"
 
 namespace rz {
 namespace {

@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "autograd_lite/initialise.h"
+#include "autograd_lite/init.h"
 
 /// Every operator's backward against finite differences of its forward, through the tape: each input once as
 /// a variable and, where it may be one, as a parameter whose gradient is added to.

@@ -4,9 +4,9 @@
 #include <bit>
 #include <set>
 
-#include "comm/algorithms/algorithm.h"
-#include "comm/algorithms/hosts.h"
 #include "comm/core/error.h"
+#include "comm/schedule/algorithms/algorithm.h"
+#include "comm/schedule/algorithms/node_map.h"
 
 namespace rz {
 namespace {

@@ -11,9 +11,9 @@
 #include <map>
 #include <set>
 
+#include "comm/bootstrap/local_rendezvous.h"
 #include "comm/core/error.h"
-#include "comm/rendezvous_directory.h"
-#include "comm/transports/socket.h"
+#include "comm/net/socket.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

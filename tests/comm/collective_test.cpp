@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "comm/algorithms/algorithm.h"
-#include "comm/schedule.h"
+#include "comm/schedule/algorithms/algorithm.h"
+#include "comm/schedule/schedule.h"
 
 namespace rz {
 namespace {

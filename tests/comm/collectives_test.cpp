@@ -6,10 +6,10 @@
 #include <random>
 #include <vector>
 
-#include "comm/algorithms/algorithm.h"
 #include "comm/communicator.h"
 #include "comm/core/error.h"
 #include "comm/core/math.h"
+#include "comm/schedule/algorithms/algorithm.h"
 #include "tests/support/ranks.h"
 
 namespace rz {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "comm/core/helper_thread.h"
+#include "comm/os/helper_thread.h"
 #include "tests/support/helper_threads.h"
 #include "tests/support/ranks.h"
 

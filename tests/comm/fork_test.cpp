@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
+#include "comm/bootstrap/local_rendezvous.h"
 #include "comm/communicator.h"
 #include "comm/core/error.h"
-#include "comm/rendezvous_directory.h"
-#include "comm/transports/arena.h"
+#include "comm/shared_memory/allocator.h"
 #include "tests/support/error_of.h"
 #include "tests/support/forked.h"
 #include "tests/support/ranks.h"

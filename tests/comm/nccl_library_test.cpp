@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "comm/backends/nccl/api.h"
+#include "comm/backends/nccl/api/api.h"
 #include "comm/core/error.h"
 
 namespace rz {

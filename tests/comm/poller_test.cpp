@@ -1,6 +1,6 @@
 // What a poller promises, for one descriptor and for many: news are said once, and nothing old ends a sleep.
 
-#include "comm/transports/poller.h"
+#include "comm/net/poller.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>

@@ -1,4 +1,4 @@
-#include "comm/reduce.h"
+#include "comm/reduce/reduce.h"
 
 #include <gtest/gtest.h>
 #include <hwy/targets.h>

@@ -20,15 +20,15 @@
 #include <sstream>
 #include <thread>
 
-#include "comm/backends/together.h"
 #include "comm/communicator.h"
 #include "comm/core/error.h"
 #include "comm/core/types.h"
-#include "comm/transports/arena.h"
-#include "comm/transports/descriptor.h"
-#include "comm/transports/meeting.h"
+#include "comm/intranode/engine.h"
+#include "comm/os/fd.h"
+#include "comm/shared_memory/allocator.h"
+#include "comm/transport/mailbox.h"
 #include "tests/support/error_of.h"
-#include "tests/support/meeting_rank.h"
+#include "tests/support/mailbox_rank.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"
 

@@ -1,10 +1,10 @@
-#include "comm/schedule.h"
+#include "comm/schedule/schedule.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "comm/algorithms/algorithm.h"
+#include "comm/schedule/algorithms/algorithm.h"
 
 namespace rz {
 namespace {

@@ -1,4 +1,4 @@
-#include "comm/select.h"
+#include "comm/tuning/select.h"
 
 #include <gtest/gtest.h>
 

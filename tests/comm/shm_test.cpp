@@ -1,7 +1,5 @@
 // What only shared memory promises: nothing is copied, and what that needs.
 
-#include "comm/transports/shm.h"
-
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -19,11 +17,12 @@
 
 #include "comm/communicator.h"
 #include "comm/core/error.h"
-#include "comm/transports/arena.h"
-#include "comm/transports/meet.h"
-#include "comm/transports/poller.h"
-#include "comm/transports/unix_socket.h"
-#include "comm/transports/wait_for_graph.h"
+#include "comm/net/handshake.h"
+#include "comm/net/poller.h"
+#include "comm/net/unix_socket.h"
+#include "comm/shared_memory/allocator.h"
+#include "comm/transport/shm_transport.h"
+#include "comm/transport/wait_for_graph.h"
 #include "tests/support/error_of.h"
 #include "tests/support/forked.h"
 #include "tests/support/ranks.h"

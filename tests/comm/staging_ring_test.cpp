@@ -1,4 +1,4 @@
-#include "comm/transports/staging_ring.h"
+#include "comm/shared_memory/staging_ring.h"
 
 #include <gtest/gtest.h>
 

@@ -15,10 +15,10 @@
 #include <thread>
 #include <vector>
 
+#include "comm/bootstrap/store_internal.h"
+#include "comm/bootstrap/store_wire.h"
 #include "comm/core/error.h"
-#include "comm/store_detail.h"
-#include "comm/store_wire.h"
-#include "comm/transports/socket.h"
+#include "comm/net/socket.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

@@ -1,7 +1,5 @@
 // What only TCP promises: where it listens, and that nobody who does not belong to the group gets in.
 
-#include "comm/transports/tcp.h"
-
 #include <gtest/gtest.h>
 #include <net/if.h>
 #include <poll.h>
@@ -19,7 +17,8 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "comm/transports/roster.h"
+#include "comm/transport/peer_info.h"
+#include "comm/transport/tcp_transport.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"

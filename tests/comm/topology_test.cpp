@@ -11,9 +11,9 @@
 #include <numeric>
 #include <set>
 
-#include "comm/core/cgroup.h"
 #include "comm/core/error.h"
-#include "comm/transports/shared_memory.h"
+#include "comm/os/cgroup.h"
+#include "comm/shared_memory/shared_memory.h"
 
 namespace rz {
 namespace {

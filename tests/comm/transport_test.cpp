@@ -1,6 +1,6 @@
 // What every transport promises, for each of them: shared memory, TCP, and both in one group.
 
-#include "comm/transports/transport.h"
+#include "comm/transport/transport.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,7 +1,7 @@
 // The tuning table: its text, what is wrong with one, whose counts, what is forced, and that what explain()
 // says is what runs.
 
-#include "comm/tuning.h"
+#include "comm/tuning/tuning.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -11,12 +11,12 @@
 #include <fstream>
 #include <set>
 
-#include "comm/backends/layout.h"
 #include "comm/communicator.h"
 #include "comm/core/error.h"
-#include "comm/cost_model.h"
-#include "comm/select.h"
-#include "comm/select_together.h"
+#include "comm/schedule/chunk_layout.h"
+#include "comm/tuning/cost_model.h"
+#include "comm/tuning/intranode.h"
+#include "comm/tuning/select.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 

@@ -1,4 +1,4 @@
-#include "comm/transports/wait_for_graph.h"
+#include "comm/transport/wait_for_graph.h"
 
 #include <gtest/gtest.h>
 

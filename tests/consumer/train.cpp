@@ -2,10 +2,10 @@
 
 #include <cstdio>
 
-#include "autograd_lite/initialise.h"
+#include "autograd_lite/init.h"
 #include "autograd_lite/models/gpt2.h"
 #include "comm/communicator.h"
-#include "sharding/strategy.h"
+#include "sharding/strategies/strategy.h"
 
 int main() {
   rz::Gpt2Config config;

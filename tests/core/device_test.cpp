@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
+#include "comm/device/cuda_runtime.h"
 
 namespace rz {
 namespace {

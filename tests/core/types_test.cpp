@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "comm/core/stream.h"
+#include "comm/device/stream.h"
 
 namespace rz {
 namespace {

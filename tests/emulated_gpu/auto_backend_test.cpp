@@ -1,11 +1,11 @@
 // What "auto" picks for groups on devices, and that every rank picks the same. The decision itself:
-// tests/comm/choose_test.cpp.
+// tests/comm/auto_backend_test.cpp.
 
 #include <gtest/gtest.h>
 
 #include "comm/communicator.h"
 #include "comm/core/error.h"
-#include "comm/core/memory.h"
+#include "comm/device/memory.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
 #include "tests/emulated_gpu/nccl.h"
 #include "tests/support/ranks.h"

@@ -8,9 +8,9 @@
 #include <memory>
 #include <vector>
 
-#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
 #include "comm/core/math.h"
+#include "comm/device/cuda_runtime.h"
 #include "tensor/kernels/gemm.h"
 #include "tests/emulated_gpu/machine.h"
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/core/cuda/runtime.h"
-#include "comm/core/graph.h"
-#include "comm/core/memory.h"
+#include "comm/device/cuda_runtime.h"
+#include "comm/device/graph.h"
+#include "comm/device/memory.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
 #include "tests/emulated_gpu/nccl.h"
 #include "tests/support/ranks.h"

@@ -1,5 +1,5 @@
 #pragma once
-/// A device that every machine has, behind the table of comm/core/cuda/runtime.h: for tests that link
+/// A device that every machine has, behind the table of comm/device/cuda_runtime.h: for tests that link
 /// rz_emulated_gpu. Four devices, each with 1 GiB.
 
 #include <chrono>
@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "comm/core/cuda/runtime.h"
+#include "comm/device/cuda_runtime.h"
 
 namespace rz::emulated {
 

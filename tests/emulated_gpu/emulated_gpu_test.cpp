@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/core/cuda/launch.h"
+#include "comm/device/launch.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
 
 namespace rz {

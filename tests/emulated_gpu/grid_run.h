@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/core/cuda/runtime.h"
+#include "comm/device/cuda_runtime.h"
 
 namespace rz::emulated {
 

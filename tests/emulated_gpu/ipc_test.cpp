@@ -9,8 +9,8 @@
 #include <cstring>
 #include <vector>
 
-#include "comm/core/cuda/launch.h"
-#include "comm/core/memory.h"
+#include "comm/device/launch.h"
+#include "comm/device/memory.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
 #include "tests/support/ranks.h"
 

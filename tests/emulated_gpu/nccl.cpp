@@ -10,9 +10,9 @@
 #include <set>
 #include <vector>
 
-#include "comm/core/cuda/runtime.h"
 #include "comm/core/math.h"
-#include "comm/reduce.h"
+#include "comm/device/cuda_runtime.h"
+#include "comm/reduce/reduce.h"
 #include "tests/emulated_gpu/machine.h"
 
 namespace rz::emulated {

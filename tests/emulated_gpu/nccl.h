@@ -1,5 +1,5 @@
 #pragma once
-/// NCCL for emulated devices, behind the table of comm/backends/nccl/api.h: ranks are threads of the test
+/// NCCL for emulated devices, behind the table of comm/backends/nccl/api/api.h: ranks are threads of the test
 /// process, collectives are tasks in the devices' streams that wait until every rank's has come, and its sums
 /// begin with rank 1, in no order that anybody promised. Tests that link rz_emulated_gpu get it as
 /// nccl_api().
@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "comm/backends/nccl/api.h"
+#include "comm/backends/nccl/api/api.h"
 
 namespace rz::emulated {
 

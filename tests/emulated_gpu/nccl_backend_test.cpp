@@ -1,17 +1,18 @@
 // The NCCL backend over an emulated NCCL that can be told to fail: what it refuses, whom it names, and how
 // soon. That it gives the host's bits is tests/gpu/collectives_test.cpp's.
 
+#include "comm/backends/nccl/nccl_backend.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <thread>
 
-#include "comm/backends/nccl/backend.h"
 #include "comm/communicator.h"
-#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
-#include "comm/core/graph.h"
-#include "comm/core/memory.h"
+#include "comm/device/cuda_runtime.h"
+#include "comm/device/graph.h"
+#include "comm/device/memory.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
 #include "tests/emulated_gpu/machine.h"
 #include "tests/emulated_gpu/nccl.h"

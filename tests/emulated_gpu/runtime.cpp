@@ -1,8 +1,6 @@
 // The table of CUDA calls, answered by the emulated devices. Misuse that CUDA answers with an error is
 // answered with the same.
 
-#include "comm/core/cuda/runtime.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -12,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "comm/device/cuda_runtime.h"
 #include "tests/emulated_gpu/device_memory.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
 #include "tests/emulated_gpu/ipc.h"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/backend.h"
-#include "comm/backends/make.h"
+#include "comm/backends/backend_factory.h"
 #include "tests/emulated_gpu/emulated_gpu.h"
 #include "tests/support/train_tiny.h"
 

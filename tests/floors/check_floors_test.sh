@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
-# The floor check passes the tree as it is, and refuses an include that goes up and one that goes sideways.
+# The room check passes the tree as it is. It refuses an include that goes up, one that goes sideways, one between rooms of a
+# floor, and a folder that is no room.
 #   check_floors_test.sh SOURCE_DIR
 set -u
 check="python3 $1/tools/check_floors.py"
 $check "$1" || exit 1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work/comm/core" "$work/tensor"
+mkdir -p "$work/comm/core" "$work/comm/transport" "$work/comm/misc" "$work/tensor"
 echo '#include "comm/communicator.h"' >"$work/comm/core/up.h"
 echo '#include "comm/work.h"' >"$work/tensor/sideways.cpp"
+echo '#include "comm/intranode/engine.h"' >"$work/comm/transport/room.h"
+echo '#include "comm/transport/transport.h"' >"$work/comm/public.h"
+echo '#include <vector>' >"$work/comm/misc/no_room.h"
 out=$($check "$work") && { echo "accepted: $out"; exit 1; }
-grep -q '^comm/core/up.h:1: ' <<<"$out" && grep -q '^tensor/sideways.cpp:1: ' <<<"$out" || { echo "not named: $out"; exit 1; }
+for file in comm/core/up.h tensor/sideways.cpp comm/transport/room.h comm/public.h comm/misc/no_room.h; do
+  grep -q "^$file:1: " <<<"$out" || { echo "$file is not named: $out"; exit 1; }
+done

@@ -1,9 +1,9 @@
-#include "comm/core/caching_allocator.h"
+#include "comm/device/caching_allocator.h"
 
 #include <map>
 #include <random>
 
-#include "comm/core/graph.h"
+#include "comm/device/graph.h"
 #include "tensor/pool.h"
 #include "tests/gpu/on_device.h"
 

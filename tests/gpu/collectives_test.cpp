@@ -1,10 +1,10 @@
 // Every collective on device memory gives the bits that it gives on host memory, over every backend of
 // devices. Ranks are threads; on a card they share it.
 
-#include "comm/backends/nccl/api.h"
+#include "comm/backends/nccl/api/api.h"
 #include "comm/communicator.h"
-#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
+#include "comm/device/cuda_runtime.h"
 #include "tests/gpu/device_calls.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/ranks.h"

@@ -8,7 +8,7 @@
 
 #include "comm/core/error.h"
 #include "comm/core/math.h"
-#include "comm/core/memory.h"
+#include "comm/device/memory.h"
 
 namespace rz::test {
 

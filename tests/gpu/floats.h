@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
-#include "comm/core/memory.h"
-#include "comm/core/stream.h"
 #include "comm/core/types.h"
+#include "comm/device/memory.h"
+#include "comm/device/stream.h"
 
 namespace rz::test {
 

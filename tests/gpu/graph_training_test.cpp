@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "autograd_lite/ops.h"
-#include "comm/core/cuda/runtime.h"
-#include "comm/core/graph.h"
-#include "sharding/strategy.h"
+#include "comm/device/cuda_runtime.h"
+#include "comm/device/graph.h"
+#include "sharding/strategies/strategy.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/train_tiny.h"
 

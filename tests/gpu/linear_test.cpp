@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "comm/core/cuda/runtime.h"
+#include "comm/device/cuda_runtime.h"
 #include "tensor/ops.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/reference.h"

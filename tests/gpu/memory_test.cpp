@@ -1,6 +1,6 @@
 #include <numeric>
 
-#include "comm/core/cuda/runtime.h"
+#include "comm/device/cuda_runtime.h"
 #include "tests/gpu/on_device.h"
 
 namespace rz::test {

@@ -6,7 +6,7 @@
 #include <map>
 #include <mutex>
 
-#include "comm/core/cuda/runtime.h"
+#include "comm/device/cuda_runtime.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/ranks.h"
 #include "tests/support/train_tiny.h"

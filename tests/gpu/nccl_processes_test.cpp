@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "comm/backends/nccl/api.h"
+#include "comm/backends/nccl/api/api.h"
 #include "comm/communicator.h"
-#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
+#include "comm/device/cuda_runtime.h"
 #include "tests/gpu/device_calls.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/ranks.h"

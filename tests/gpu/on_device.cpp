@@ -2,8 +2,8 @@
 
 #include <cstdlib>
 
-#include "comm/core/cuda/runtime.h"
 #include "comm/core/math.h"
+#include "comm/device/cuda_runtime.h"
 #ifdef RZ_EMULATED_DEVICE
 #include "tests/emulated_gpu/emulated_gpu.h"
 #endif
@@ -24,7 +24,8 @@ struct OnDevice::Schedule {
 #endif
 
 namespace {
-// Before CUDA starts: ranks are threads here, and may share a card (comm/backends/peer_cuda.h).
+// Before CUDA starts: ranks are threads here, and may share a card
+// (comm/backends/peer_cuda/peer_cuda_backend.h).
 [[maybe_unused]] const int eager = ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 [[maybe_unused]] const int queues = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }  // namespace

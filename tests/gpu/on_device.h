@@ -9,8 +9,8 @@
 #include <memory>
 #include <vector>
 
-#include "comm/core/memory.h"
-#include "comm/core/stream.h"
+#include "comm/device/memory.h"
+#include "comm/device/stream.h"
 #include "tensor/tensor.h"
 
 namespace rz::test {

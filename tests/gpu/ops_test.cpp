@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-#include "comm/core/cuda/runtime.h"
+#include "comm/device/cuda_runtime.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/reference.h"
 

@@ -9,7 +9,7 @@
 #include <random>
 
 #include "comm/core/math.h"
-#include "sharding/grad_norm.h"
+#include "sharding/optim/grad_norm.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/optimizer.h"
 #include "tests/gpu/on_device.h"

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "comm/communicator.h"
-#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
-#include "comm/core/graph.h"
+#include "comm/device/cuda_runtime.h"
+#include "comm/device/graph.h"
 #include "tests/gpu/device_calls.h"
 #include "tests/gpu/floats.h"
 #include "tests/gpu/on_device.h"

@@ -1,8 +1,6 @@
 // What is CUDA peers' own: every way that memory goes, graphs, and how a group ends when a rank does not play
 // along.
 
-#include "comm/backends/peer_cuda.h"
-
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -11,11 +9,12 @@
 #include <random>
 #include <thread>
 
-#include "comm/backends/make.h"
-#include "comm/backends/paired.h"
+#include "comm/backends/backend_factory.h"
+#include "comm/backends/composite_backend.h"
+#include "comm/backends/peer_cuda/peer_cuda_backend.h"
 #include "comm/communicator.h"
-#include "comm/core/cuda/runtime.h"
-#include "comm/core/graph.h"
+#include "comm/device/cuda_runtime.h"
+#include "comm/device/graph.h"
 #include "tests/gpu/floats.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/error_of.h"

@@ -1,12 +1,12 @@
 // The communicator's kernels on one device give the bits of their namesakes on the host.
 
-#include "comm/kernels/peer_kernels.h"
+#include "comm/backends/peer_cuda/kernels/peer_kernels.h"
 
 #include <cstring>
 #include <random>
 
 #include "comm/core/math.h"
-#include "comm/reduce.h"
+#include "comm/reduce/reduce.h"
 #include "tests/gpu/on_device.h"
 
 namespace rz::test {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "comm/core/cuda/runtime.h"
+#include "comm/device/cuda_runtime.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/train_tiny.h"
 

@@ -9,7 +9,7 @@
 
 #include "comm/collective.h"
 #include "comm/core/math.h"
-#include "comm/select_together.h"
+#include "comm/tuning/intranode.h"
 #include "tests/mpi/world.h"
 #include "tests/support/helper_threads.h"
 
@@ -186,8 +186,8 @@ TEST(Collectives, InChunksAreTheSame) {
 }
 
 /// Says of the host's memory that it is a device's, as is handed to an MPI that knows devices: what moves
-/// then goes in messages. In place, all_to_all comes from a copy on the host, as comm/backends/staged.h has
-/// it.
+/// then goes in messages. In place, all_to_all comes from a copy on the host, as
+/// comm/backends/host_staged/host_staged_backend.h has it.
 class AsOnADevice final : public Backend {
  public:
   explicit AsOnADevice(std::size_t max_call_bytes)

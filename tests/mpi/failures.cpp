@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/core/pause.h"
+#include "comm/os/spin.h"
 #include "tests/mpi/world.h"
 
 namespace rz {

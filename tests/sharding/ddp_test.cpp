@@ -1,5 +1,5 @@
 /// What is DDP's own: buckets that follow the order in which gradients became ready.
-#include "sharding/ddp.h"
+#include "sharding/strategies/ddp.h"
 
 #include <gtest/gtest.h>
 

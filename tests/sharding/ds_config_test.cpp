@@ -1,4 +1,4 @@
-#include "sharding/ds_config.h"
+#include "sharding/config/ds_config.h"
 
 #include <gtest/gtest.h>
 

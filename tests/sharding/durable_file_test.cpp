@@ -1,4 +1,4 @@
-#include "sharding/durable_file.h"
+#include "sharding/io/durable_file.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <set>
 
-#include "sharding/json.h"
+#include "sharding/io/json.h"
 #include "tests/support/error_of.h"
 
 namespace {

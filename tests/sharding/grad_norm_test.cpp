@@ -1,4 +1,4 @@
-#include "sharding/grad_norm.h"
+#include "sharding/optim/grad_norm.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <set>
 
-#include "sharding/strategy.h"
+#include "sharding/strategies/strategy.h"
 #include "tests/support/mirrored_backend.h"
 
 namespace rz {

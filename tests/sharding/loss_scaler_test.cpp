@@ -1,4 +1,4 @@
-#include "sharding/loss_scaler.h"
+#include "sharding/optim/loss_scaler.h"
 
 #include <gtest/gtest.h>
 

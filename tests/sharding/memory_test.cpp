@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <map>
 
-#include "comm/core/rounding.h"
-#include "sharding/strategy.h"
-#include "sharding/transient_memory.h"
+#include "comm/core/integer_math.h"
+#include "sharding/memory/transient_memory.h"
+#include "sharding/strategies/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
 

@@ -1,5 +1,5 @@
 /// Update rules against their formulas in double, and the properties that strategies build on.
-#include "sharding/optimizer.h"
+#include "sharding/optim/optimizer.h"
 
 #include <gtest/gtest.h>
 

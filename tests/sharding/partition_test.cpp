@@ -1,4 +1,4 @@
-#include "sharding/partition.h"
+#include "sharding/strategies/partition.h"
 
 #include <gtest/gtest.h>
 

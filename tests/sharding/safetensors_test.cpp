@@ -1,4 +1,4 @@
-#include "sharding/safetensors.h"
+#include "sharding/checkpoint/safetensors.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "sharding/sampler.h"
+#include "sharding/data/sampler.h"
 
 #include <gtest/gtest.h>
 

@@ -8,9 +8,9 @@
 #include <new>
 #include <vector>
 
-#include "autograd_lite/initialise.h"
+#include "autograd_lite/init.h"
 #include "autograd_lite/models/gpt2.h"
-#include "sharding/strategy.h"
+#include "sharding/strategies/strategy.h"
 #include "tests/support/ranks.h"
 
 namespace {

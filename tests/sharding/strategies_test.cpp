@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
-#include "sharding/strategy.h"
+#include "sharding/strategies/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"

@@ -1,5 +1,5 @@
 /// What is ZeRO-3's own: which parameters are there when.
-#include "sharding/zero3.h"
+#include "sharding/strategies/zero3.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
-#include "comm/core/memory.h"
+#include "comm/device/memory.h"
 
 namespace rz::test {
 

@@ -8,8 +8,8 @@
 #include <numbers>
 #include <random>
 
-#include "sharding/json.h"
-#include "sharding/safetensors.h"
+#include "sharding/checkpoint/safetensors.h"
+#include "sharding/io/json.h"
 
 namespace rz::test::shared_fixture {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "comm/core/error.h"
-#include "comm/transports/connect.h"
+#include "comm/transport/group_transport.h"
 
 namespace rz::test {
 

@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "sharding/json.h"
+#include "sharding/io/json.h"
 #include "tests/support/gpt2_tiny.h"
 #include "tests/support/ranks.h"
-#include "tools/train_gpt/model_config.h"
+#include "tools/train_gpt/model/model_config.h"
 
 namespace rz::test {
 

@@ -17,9 +17,9 @@
 #include "bench/harness/values.h"
 #include "bench/support/numbers.h"
 #include "bench/support/statistics.h"
-#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
-#include "comm/transports/socket.h"
+#include "comm/device/cuda_runtime.h"
+#include "comm/net/socket.h"
 #include "tests/support/program.h"
 
 namespace rz {

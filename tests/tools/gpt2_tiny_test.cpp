@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "sharding/json.h"
+#include "sharding/io/json.h"
 #include "tests/support/reference_gpt2.h"
 #include "tests/support/shared_fixture.h"
 #include "tests/support/train_tiny.h"

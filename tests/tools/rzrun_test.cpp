@@ -13,7 +13,7 @@
 #include "comm/core/error.h"
 #include "comm/topology.h"
 #include "tests/support/program.h"
-#include "tools/rzrun/fate.h"
+#include "tools/rzrun/exit_status.h"
 #include "tools/rzrun/launch.h"
 #include "tools/rzrun/options.h"
 

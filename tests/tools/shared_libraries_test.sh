@@ -31,7 +31,7 @@ for package in "$(PKG_CONFIG_PATH=$work pkg-config --libs --static ringzero-comm
   ! grep -q cudart_static <<<"$package" || wrong "a package hands on a copy of the CUDA runtime: $package"
 done
 cat >"$work/user.cpp" <<'END'
-#include "comm/core/cuda/runtime.h"
+#include "comm/device/cuda_runtime.h"
 int main() { return rz::cuda::device_count() < 0; }
 END
 g++ -std=c++20 -I"$source" -o "$work/user" "$work/user.cpp" -L"$(dirname "$core")" -lringzero_core -Wl,-rpath,"$(dirname "$core")"

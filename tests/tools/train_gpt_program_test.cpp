@@ -15,8 +15,8 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/core/error.h"
-#include "sharding/json.h"
-#include "sharding/safetensors.h"
+#include "sharding/checkpoint/safetensors.h"
+#include "sharding/io/json.h"
 
 namespace rz {
 namespace {

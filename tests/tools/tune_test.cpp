@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "comm/core/error.h"
-#include "comm/cost_model.h"
+#include "comm/tuning/cost_model.h"
 #include "tests/support/error_of.h"
 #include "tests/support/program.h"
 #include "tools/tune/options.h"

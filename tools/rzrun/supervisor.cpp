@@ -17,7 +17,7 @@
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
-#include "tools/rzrun/fate.h"
+#include "tools/rzrun/exit_status.h"
 #include "tools/rzrun/launch.h"
 #include "tools/rzrun/output.h"
 

@@ -8,7 +8,7 @@
 #include <filesystem>
 
 #include "comm/core/error.h"
-#include "tools/train_gpt/model_config.h"
+#include "tools/train_gpt/model/model_config.h"
 
 namespace rz::train_gpt {
 namespace {

@@ -6,11 +6,11 @@
 #include <string>
 
 #include "autograd_lite/models/gpt2.h"
-#include "sharding/ds_config.h"
-#include "sharding/strategy.h"
-#include "tools/train_gpt/checkpoint.h"
+#include "sharding/config/ds_config.h"
+#include "sharding/strategies/strategy.h"
+#include "tools/train_gpt/data/tokens.h"
+#include "tools/train_gpt/model/checkpoint.h"
 #include "tools/train_gpt/options.h"
-#include "tools/train_gpt/tokens.h"
 
 namespace rz::train_gpt {
 

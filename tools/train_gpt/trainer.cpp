@@ -3,8 +3,8 @@
 #include <chrono>
 #include <cmath>
 
-#include "autograd_lite/initialise.h"
-#include "comm/core/memory.h"
+#include "autograd_lite/init.h"
+#include "comm/device/memory.h"
 
 namespace rz::train_gpt {
 namespace {

@@ -8,14 +8,14 @@
 
 #include "autograd_lite/models/gpt2.h"
 #include "comm/communicator.h"
-#include "comm/core/graph.h"
-#include "sharding/ds_config.h"
-#include "sharding/loss_scaler.h"
-#include "sharding/strategy.h"
-#include "tools/train_gpt/batches.h"
-#include "tools/train_gpt/checkpoint.h"
-#include "tools/train_gpt/metrics.h"
-#include "tools/train_gpt/tokens.h"
+#include "comm/device/graph.h"
+#include "sharding/config/ds_config.h"
+#include "sharding/optim/loss_scaler.h"
+#include "sharding/strategies/strategy.h"
+#include "tools/train_gpt/data/batches.h"
+#include "tools/train_gpt/data/tokens.h"
+#include "tools/train_gpt/model/checkpoint.h"
+#include "tools/train_gpt/report/metrics.h"
 
 namespace rz::train_gpt {
 

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "comm/core/error.h"
-#include "comm/select_together.h"
+#include "comm/tuning/intranode.h"
 
 namespace rz::tune {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/tuning.h"
+#include "comm/tuning/tuning.h"
 #include "tools/tune/options.h"
 
 namespace rz::tune {

@@ -1,7 +1,7 @@
 #include "tools/tune/options.h"
 
 #include "comm/core/error.h"
-#include "comm/tuning.h"
+#include "comm/tuning/tuning.h"
 #include "tools/command_line/command_line.h"
 
 namespace rz::tune {
@@ -23,7 +23,7 @@ constexpr const char* footer =
     "rounds; medians count, of the rank that takes longest. Out of all times it fits what a message, a byte "
     "and a byte\n"
     "of a sum cost on that link, by which groups of other sizes are served. The table is text; "
-    "comm/tuning.h and\n"
+    "comm/tuning/tuning.h and\n"
     "docs/tuning.md say how to read it, and how to put tables of several group sizes into one file.\n\n"
     "Nothing else should run on the machine meanwhile. RZ_TRANSPORT, RZ_HOST_ID and the like count, "
     "RZ_TUNING "

@@ -11,8 +11,8 @@
 #include <map>
 
 #include "comm/core/text.h"
-#include "comm/cost_model.h"
 #include "comm/topology.h"
+#include "comm/tuning/cost_model.h"
 
 namespace rz::tune {
 namespace {

@@ -21,10 +21,10 @@
 #include <utility>
 
 #include "comm/backend.h"
-#include "comm/backends/make.h"
-#include "comm/backends/paired.h"
+#include "comm/backends/backend_factory.h"
+#include "comm/backends/composite_backend.h"
 #include "comm/communicator.h"
-#include "comm/core/cuda/runtime.h"
+#include "comm/device/cuda_runtime.h"
 
 namespace rz {
 

@@ -2,8 +2,8 @@
 
 #include <array>
 
-#include "comm/backends/mpi/session.h"
-#include "comm/reduce.h"
+#include "comm/backends/mpi/mpi_runtime.h"
+#include "comm/reduce/reduce.h"
 
 namespace rz::mpi {
 

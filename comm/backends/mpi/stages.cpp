@@ -8,10 +8,10 @@
 #include <cstring>
 #include <memory>
 
-#include "comm/backends/layout.h"
-#include "comm/backends/mpi/session.h"
+#include "comm/backends/mpi/mpi_runtime.h"
 #include "comm/core/error.h"
-#include "comm/reduce.h"
+#include "comm/reduce/reduce.h"
+#include "comm/schedule/chunk_layout.h"
 
 namespace rz::mpi {
 

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <vector>
 
-#include "comm/core/cuda/runtime.h"
 #include "comm/core/error.h"
+#include "comm/device/cuda_runtime.h"
 
 namespace rz::nccl {
 

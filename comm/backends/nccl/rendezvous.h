@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/backends/nccl/api.h"
+#include "comm/backends/nccl/api/api.h"
 #include "comm/core/deadline.h"
 #include "comm/core/types.h"
 #include "comm/store.h"

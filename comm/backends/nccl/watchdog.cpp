@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/backends/nccl/bounded.h"
+#include "comm/backends/nccl/run_with_timeout.h"
 #include "comm/core/error.h"
-#include "comm/core/helper_thread.h"
+#include "comm/os/helper_thread.h"
 
 namespace rz::nccl {
 

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "comm/backend.h"
-#include "comm/backends/nccl/job.h"
-#include "comm/backends/nccl/link.h"
+#include "comm/backends/nccl/nccl_comm.h"
+#include "comm/backends/nccl/nccl_request.h"
 #include "comm/store.h"
 
 namespace rz::nccl {

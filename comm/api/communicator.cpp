@@ -1,0 +1,244 @@
+#include "comm/communicator.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <thread>
+
+#include "comm/api/arguments.h"
+#include "comm/backend.h"
+#include "comm/backends/backend_factory.h"
+#include "comm/collective.h"
+#include "comm/core/deadline.h"
+#include "comm/core/error.h"
+#include "comm/os/process.h"
+
+namespace rz {
+
+struct Communicator::State {
+  int rank, size;
+  CommOptions options;
+  std::shared_ptr<Store> store;
+  std::shared_ptr<Backend> backend;
+  int splits = 0;
+};
+
+namespace {
+
+/// A child of fork() has a copy of a backend without its threads, with locks that may be held for ever.
+std::shared_ptr<Backend> in_creator_process(std::unique_ptr<Backend> backend) {
+  return {backend.release(), [creator = Creator()](Backend* b) {
+            if (creator.is_this_process()) return delete b;
+            b->abandon();
+            leak_reachable(b);
+          }};
+}
+
+}  // namespace
+
+Communicator::Communicator(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Communicator::Communicator(Communicator&&) noexcept = default;
+Communicator& Communicator::operator=(Communicator&&) noexcept = default;
+Communicator::~Communicator() = default;
+
+Communicator Communicator::connect(int rank, int size, std::shared_ptr<Store> store, CommOptions options) {
+  require(size >= 1, Errc::invalid_argument, "a group needs at least 1 rank, got ", size);
+  require(rank >= 0 && rank < size, Errc::invalid_argument, "rank ", rank, " is not within 0 to ", size - 1);
+  require(store != nullptr || size == 1, Errc::invalid_argument, "rank ", rank, " of ", size,
+          " has no store");
+  if (!store) store = memory_store();
+  auto backend = make_backend(rank, size, store, options);
+  return Communicator(
+      std::make_unique<State>(State{rank, size, options, store, in_creator_process(std::move(backend))}));
+}
+
+Communicator Communicator::from_backend(int rank, int size, std::unique_ptr<Backend> backend,
+                                        CommOptions options) {
+  require(backend != nullptr && rank >= 0 && rank < size, Errc::invalid_argument, "rank ", rank, " of ", size,
+          " has no backend or no place in the group");
+  return Communicator(std::make_unique<State>(
+      State{rank, size, std::move(options), nullptr, in_creator_process(std::move(backend))}));
+}
+
+int Communicator::rank() const { return state_->rank; }
+int Communicator::size() const { return state_->size; }
+const CommOptions& Communicator::options() const { return state_->options; }
+bool Communicator::capturable() const { return state_->backend->capturable(); }
+
+namespace {
+
+void backoff(unsigned polls) {
+  if (polls < 4000)
+    std::this_thread::yield();
+  else
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
+// What has failed leaves the stream soon, and until then uses memory of the group: who is told of it may end
+// the communicator next.
+void check_while_running(Backend& backend, const Event& end) {
+  try {
+    backend.check();
+  } catch (const Error&) {
+    const Deadline deadline = Deadline::after(std::chrono::seconds(1));
+    for (unsigned polls = 0; !end.done() && !deadline.expired(); ++polls) backoff(polls);
+    throw;
+  }
+}
+
+}  // namespace
+
+void Communicator::synchronize(const Stream& stream) {
+  const auto limit = 2 * bounded(state_->options.timeout);
+  if (const auto followed = state_->backend->watch_stream(stream, limit)) return followed->wait();
+  const Event end = stream.record();
+  const Deadline deadline = Deadline::after(limit);
+  for (unsigned polls = 0; !end.done(); ++polls) {
+    if (polls % 64 == 63) check_while_running(*state_->backend, end);
+    if (deadline.expired()) {
+      const std::string what =
+          concat("a stream of ", name(stream.device()), " on rank ", state_->rank, " did not end within ",
+                 std::chrono::duration<double>(limit).count(), " s: another rank's may be stuck");
+      abort(what);
+      fail(Errc::timeout, what);
+    }
+    backoff(polls);
+  }
+  state_->backend->check();
+}
+
+std::string Communicator::describe() const { return state_->backend->describe(); }
+AlgorithmChoice Communicator::explain(Collective kind, std::size_t bytes, bool allocated, DType dtype,
+                                      ReduceOp op) const {
+  return state_->backend->explain(kind, bytes, allocated, dtype, op);
+}
+Work Communicator::submit(std::span<const CollectiveCall> group) { return state_->backend->submit(group); }
+Work Communicator::submit_one(const CollectiveCall& operation) { return submit({&operation, 1}); }
+void Communicator::abort(const std::string& reason) noexcept { state_->backend->abort(reason); }
+
+namespace {
+
+/// Backends round up, which must not begin at 0 again.
+std::size_t require_addressable(std::size_t bytes) {
+  require(bytes <= static_cast<std::size_t>(PTRDIFF_MAX), Errc::system, "cannot allocate ",
+          human_bytes(bytes), ": no process can address so much; is the count right?");
+  return bytes;
+}
+
+}  // namespace
+
+std::shared_ptr<std::byte> Communicator::allocate(std::size_t bytes) {
+  return state_->backend->allocate(require_addressable(bytes));
+}
+
+std::shared_ptr<std::byte> Communicator::allocate_symmetric(std::size_t bytes) {
+  return state_->backend->allocate_symmetric(require_addressable(bytes));
+}
+
+Registration Communicator::register_buffer(void* data, std::size_t bytes) {
+  require(data != nullptr || bytes == 0, Errc::invalid_argument, "register_buffer on rank ", state_->rank,
+          ": the memory is null but has ", bytes, " bytes");
+  Registration made = state_->backend->register_buffer({static_cast<std::byte*>(data), bytes});
+  return made.zero_copy()
+             ? std::move(made)
+             : Registration(concat("the memory of ", human_bytes(bytes), " is not shared: ", made.reason()));
+}
+
+Allocator Communicator::allocator() {
+  return {[backend = state_->backend](std::size_t bytes) {
+            return backend->allocate(require_addressable(bytes));
+          },
+          state_->options.device};
+}
+
+using Counts = std::span<const std::size_t>;
+
+// A call that is like the last one needs neither its checks nor an Operation.
+template <Collective kind>
+Work Communicator::start(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op,
+                         const Stream& stream) {
+  const Caller caller{rank(), size(), options().device};
+  CallKey call;
+  if (Work work;
+      make_key(caller, traits(kind), in, out, root, op, call) && state_->backend->try_fast_path(call, work))
+    return work;
+  return submit_one(make_call(caller, kind, in, out, root, op, stream));
+}
+
+Work Communicator::all_reduce(const Buffer& b, ReduceOp op, const Stream& stream) {
+  return start<Collective::all_reduce>(b, b, 0, op, stream);
+}
+Work Communicator::all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& stream) {
+  return start<Collective::all_reduce>(in, out, 0, op, stream);
+}
+Work Communicator::reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op,
+                                  const Stream& stream) {
+  return start<Collective::reduce_scatter>(in, out, 0, op, stream);
+}
+Work Communicator::all_gather(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
+  return start<Collective::all_gather>(in, out, 0, ReduceOp::sum, stream);
+}
+Work Communicator::broadcast(const Buffer& b, int root, const Stream& stream) {
+  return start<Collective::broadcast>(b, b, root, ReduceOp::sum, stream);
+}
+Work Communicator::broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
+  return start<Collective::broadcast>(in, out, root, ReduceOp::sum, stream);
+}
+Work Communicator::reduce(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op,
+                          const Stream& stream) {
+  return start<Collective::reduce>(in, out, root, op, stream);
+}
+Work Communicator::gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
+  return start<Collective::gather>(in, out, root, ReduceOp::sum, stream);
+}
+Work Communicator::scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
+  return start<Collective::scatter>(in, out, root, ReduceOp::sum, stream);
+}
+Work Communicator::all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
+  return start<Collective::all_to_all>(in, out, 0, ReduceOp::sum, stream);
+}
+
+Work Communicator::all_to_all_v(const ConstBuffer& in, Counts send_counts, Counts send_offsets,
+                                const Buffer& out, Counts recv_counts, Counts recv_offsets,
+                                const Stream& stream) {
+  return submit_one(make_all_to_all_v({rank(), size(), options().device}, in, send_counts, send_offsets, out,
+                                      recv_counts, recv_offsets, stream));
+}
+Work Communicator::send(const ConstBuffer& buffer, int to, const Stream& stream) {
+  return submit_one(make_send({rank(), size(), options().device}, buffer, to, stream));
+}
+Work Communicator::recv(const Buffer& buffer, int from, const Stream& stream) {
+  return submit_one(make_recv({rank(), size(), options().device}, buffer, from, stream));
+}
+Work Communicator::barrier() { return submit_one(CollectiveCall{.kind = Collective::barrier}); }
+
+std::optional<Communicator> Communicator::split(std::optional<int> color, int key) {
+  struct Choice {
+    std::int64_t has_color, color, key;
+  };
+  const Choice mine{color.has_value(), color.value_or(0), key};
+  std::vector<Choice> all(static_cast<std::size_t>(size()));
+  all_gather(ConstBuffer(&mine.has_color, 3), Buffer(&all.data()->has_color, 3 * all.size())).wait();
+  const int number = state_->splits++;
+  if (!color) return std::nullopt;
+  std::vector<int> members;
+  for (int r = 0; r < size(); ++r) {
+    const Choice& c = all[static_cast<std::size_t>(r)];
+    if (c.has_color && c.color == mine.color) members.push_back(r);
+  }
+  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+    return all[static_cast<std::size_t>(a)].key < all[static_cast<std::size_t>(b)].key;
+  });
+  const auto place = std::find(members.begin(), members.end(), rank()) - members.begin();
+  const int new_rank = static_cast<int>(place), new_size = static_cast<int>(members.size());
+  auto store =
+      state_->store ? prefix_store(state_->store, concat("split/", number, "/", *color, "/")) : nullptr;
+  auto backend = state_->backend->split(members);
+  if (!backend) return connect(new_rank, new_size, std::move(store), state_->options);
+  return Communicator(std::make_unique<State>(
+      State{new_rank, new_size, state_->options, std::move(store), std::move(backend)}));
+}
+
+Group Communicator::group() { return Group(*this); }
+
+}  // namespace rz

@@ -1,0 +1,64 @@
+#include "comm/api/arguments.h"
+#include "comm/communicator.h"
+
+namespace rz {
+
+using Counts = std::span<const std::size_t>;
+
+Group::Group(Communicator& communicator) : communicator_(&communicator) {}
+Group::Group(Group&&) noexcept = default;
+Group::~Group() = default;
+
+Group& Group::add(const CollectiveCall& call) {
+  operations_.push_back(call);
+  return *this;
+}
+Caller Group::caller() const {
+  return {communicator_->rank(), communicator_->size(), communicator_->options().device};
+}
+
+Group& Group::all_reduce(const Buffer& in_out, ReduceOp op, const Stream& stream) {
+  return all_reduce(in_out, in_out, op, stream);
+}
+Group& Group::all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& stream) {
+  return add(make_call(caller(), Collective::all_reduce, in, out, 0, op, stream));
+}
+Group& Group::reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& stream) {
+  return add(make_call(caller(), Collective::reduce_scatter, in, out, 0, op, stream));
+}
+Group& Group::all_gather(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
+  return add(make_call(caller(), Collective::all_gather, in, out, 0, ReduceOp::sum, stream));
+}
+Group& Group::broadcast(const Buffer& in_out, int root, const Stream& stream) {
+  return broadcast(in_out, in_out, root, stream);
+}
+Group& Group::broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
+  return add(make_call(caller(), Collective::broadcast, in, out, root, ReduceOp::sum, stream));
+}
+Group& Group::reduce(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op, const Stream& stream) {
+  return add(make_call(caller(), Collective::reduce, in, out, root, op, stream));
+}
+Group& Group::gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
+  return add(make_call(caller(), Collective::gather, in, out, root, ReduceOp::sum, stream));
+}
+Group& Group::scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& stream) {
+  return add(make_call(caller(), Collective::scatter, in, out, root, ReduceOp::sum, stream));
+}
+Group& Group::all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& stream) {
+  return add(make_call(caller(), Collective::all_to_all, in, out, 0, ReduceOp::sum, stream));
+}
+Group& Group::all_to_all_v(const ConstBuffer& in, Counts send_counts, Counts send_offsets, const Buffer& out,
+                           Counts recv_counts, Counts recv_offsets, const Stream& stream) {
+  return add(
+      make_all_to_all_v(caller(), in, send_counts, send_offsets, out, recv_counts, recv_offsets, stream));
+}
+Group& Group::send(const ConstBuffer& buffer, int to, const Stream& stream) {
+  return add(make_send(caller(), buffer, to, stream));
+}
+Group& Group::recv(const Buffer& buffer, int from, const Stream& stream) {
+  return add(make_recv(caller(), buffer, from, stream));
+}
+
+Work Group::launch() { return communicator_->submit(operations_); }
+
+}  // namespace rz

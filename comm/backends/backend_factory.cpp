@@ -1,0 +1,154 @@
+#include "comm/backends/backend_factory.h"
+
+#include <algorithm>
+
+#include "comm/backends/auto_backend.h"
+#include "comm/backends/composite_backend.h"
+#include "comm/backends/host_staged/host_staged_backend.h"
+#include "comm/backends/mpi_plugin.h"
+#include "comm/backends/native/native_backend.h"
+#include "comm/backends/nccl/nccl_backend.h"
+#include "comm/backends/peer_cuda/peer_cuda_backend.h"
+#include "comm/bootstrap/device_location.h"
+#include "comm/core/error.h"
+#include "comm/device/cuda_runtime.h"
+#include "comm/transport/group_transport.h"
+#include "comm/tuning/overrides.h"
+
+namespace rz {
+
+namespace {
+
+// As ranks tell each other: the name, then the table, so that all of them say the same of it.
+std::string serialize_tuning(const Tuning& tuning) {
+  return tuning.empty() ? "" : concat(tuning.name, '\n', tuning.text());
+}
+Tuning deserialize_tuning(const std::string& text) {
+  const std::size_t end = std::min(text.find('\n'), text.size());
+  return text.empty() ? Tuning{} : parse_tuning(std::string_view(text).substr(end), text.substr(0, end));
+}
+
+std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const CommOptions& options) {
+  // "peer_cuda" has names of its own, for its own calls.
+  const std::string algorithm = options.backend == "peer_cuda" ? std::string() : options.algorithm;
+  AlgorithmOverrides(algorithm, options.deterministic);  // refuses what cannot be forced
+  const Tuning tuning = options.tuning.empty() ? Tuning{} : read_tuning(options.tuning);
+  const TransportOptions transport{.kind = options.transport,
+                                   .interface = options.interface,
+                                   .sockets = options.sockets,
+                                   .host_id = options.host_id,
+                                   .algorithm = algorithm,
+                                   .congestion = options.congestion,
+                                   .tuning = serialize_tuning(tuning),
+                                   .deterministic = options.deterministic};
+  std::string agreed;
+  auto wire =
+      connect_transport(rank, size, store, transport, Deadline::after(options.rendezvous_timeout), agreed);
+  const NativeOptions scheduled{.timeout = options.timeout,
+                                .deterministic = options.deterministic,
+                                .algorithm = algorithm,
+                                .tuning = deserialize_tuning(agreed)};
+  return make_native_backend(rank, size, std::move(wire), scheduled);
+}
+
+std::unique_ptr<Backend> make_mpi(int rank, int size, Store& store, const CommOptions& options) {
+  return load_mpi_backend(rank, size, store, options);
+}
+
+// ---- backends of device memory; `host` carries what the ranks say to each other on the way
+
+std::unique_ptr<Backend> make_host_staged(int rank, int, const std::shared_ptr<Store>&,
+                                          const CommOptions& options, const std::shared_ptr<Backend>& host) {
+  return host_staged_backend(host, {.device = options.device, .rank = rank, .timeout = options.timeout});
+}
+
+std::unique_ptr<Backend> make_host_staged_over_mpi(int rank, int size, const std::shared_ptr<Store>&,
+                                                   const CommOptions& options,
+                                                   const std::shared_ptr<Backend>& host) {
+  return host_staged_over_mpi(host, rank, size, options);
+}
+
+std::unique_ptr<Backend> make_peer_cuda(int rank, int size, const std::shared_ptr<Store>&,
+                                        const CommOptions& options, const std::shared_ptr<Backend>& host) {
+  return peer_cuda_backend(host, {.rank = rank,
+                                  .size = size,
+                                  .device = options.device,
+                                  .timeout = options.timeout,
+                                  .algorithm = options.algorithm});
+}
+
+std::unique_ptr<Backend> make_nccl(int rank, int size, const std::shared_ptr<Store>& store,
+                                   const CommOptions& options, const std::shared_ptr<Backend>& host) {
+  const nccl::NcclOptions nccl{.rank = rank,
+                               .size = size,
+                               .device = options.device,
+                               .deterministic = options.deterministic,
+                               .rendezvous_timeout = options.rendezvous_timeout,
+                               .timeout = options.timeout};
+  return nccl_backend(nccl::nccl_api(), store, host, nccl);
+}
+
+struct BackendEntry {
+  const char* name;
+  std::unique_ptr<Backend> (*make_host)(int rank, int size, Store&, const CommOptions&);
+  /// Null: not for devices, or not in this build.
+  std::unique_ptr<Backend> (*make_device)(int rank, int size, const std::shared_ptr<Store>&,
+                                          const CommOptions&, const std::shared_ptr<Backend>& host);
+  bool serves_host;  ///< serves a communicator on the host
+};
+// On devices, "auto" becomes one of the others.
+constexpr BackendEntry backend_entries[] = {{"auto", make_native, make_host_staged, true},
+                                            {"ring", make_native, make_host_staged, true},
+                                            {"mpi", make_mpi, make_host_staged_over_mpi, true},
+                                            {"nccl", make_native, make_nccl, false},
+                                            {"peer_cuda", make_native, make_peer_cuda, false}};
+
+const BackendEntry& find_backend(const std::string& backend) {
+  std::string names;
+  for (const BackendEntry& choice : backend_entries) {
+    if (backend == choice.name) return choice;
+    names += concat(names.empty() ? "" : ", ", choice.name);
+  }
+  fail(Errc::config, "the backend '", backend, "' is unknown; choose one of ", names);
+}
+
+/// `options` with what "auto" comes to on this group's devices, and why.
+std::string resolve_auto(int rank, int size, Backend& host, CommOptions& options) {
+  if (options.backend != "auto") return "";
+  BackendChoice choice =
+      choose_backend(gather_device_ranks(host, rank, size, options), options.deterministic);
+  options.backend = choice.backend;
+  options.algorithm.clear();  // a name of the host's, which has it
+  return choice.reason;
+}
+
+}  // namespace
+
+// Which way memory takes is one decision of all ranks, as the calls of MPI differ.
+std::unique_ptr<Backend> host_staged_over_mpi(const std::shared_ptr<Backend>& host, int rank, int size,
+                                              const CommOptions& options) {
+  const auto all = all_gather_value(*host, static_cast<std::uint8_t>(host->moves_device_memory()), size);
+  const bool direct = std::find(all.begin(), all.end(), 0) == all.end();
+  return host_staged_backend(
+      host,
+      {.device = options.device, .rank = rank, .timeout = options.timeout, .pass_device_memory = direct});
+}
+
+std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& store,
+                                      const CommOptions& options) {
+  const BackendEntry& choice = find_backend(options.backend);
+  const bool on_host = options.device.kind == Device::host;
+  require(on_host ? choice.serves_host : choice.make_device != nullptr, Errc::unsupported, "rank ", rank,
+          ": the backend '", options.backend, "' does not serve memory on ", name(options.device),
+          "; use 'ring' or 'mpi'");
+  cuda::require_device(options.device);
+  auto host = choice.make_host(rank, size, *store, options);
+  if (on_host) return host;
+  const std::shared_ptr<Backend> shared = std::move(host);
+  CommOptions settled = options;
+  const std::string why = resolve_auto(rank, size, *shared, settled);
+  auto device = find_backend(settled.backend).make_device(rank, size, store, settled, shared);
+  return device_and_host_backend(shared, std::move(device), why);
+}
+
+}  // namespace rz

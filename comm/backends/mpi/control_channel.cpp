@@ -1,0 +1,68 @@
+#include "comm/backends/mpi/control_channel.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <thread>
+
+#include "comm/backends/mpi/mpi_runtime.h"
+#include "comm/core/deadline.h"
+
+namespace rz::mpi {
+
+void ControlMessage::set_text(const std::string& from) {
+  length = static_cast<std::uint32_t>(std::min(from.size(), sizeof text));
+  std::memcpy(text, from.data(), length);
+}
+
+void ControlChannel::send(int peer, const ControlMessage& note) {
+  reap_sent();
+  Outgoing& out = outgoing_.emplace_back(Outgoing{note});
+  const int bytes = static_cast<int>(offsetof(ControlMessage, text) + note.length);
+  check(MPI_Isend(&out.message, bytes, MPI_BYTE, peer, tag, comm_, &out.request), "MPI_Isend");
+}
+
+void ControlChannel::broadcast(const ControlMessage& note) {
+  for (int peer = 0; peer < size_; ++peer)
+    if (peer != rank_) send(peer, note);
+}
+
+void ControlChannel::reap_sent() {
+  outgoing_.remove_if([](Outgoing& out) {
+    int done = 0;
+    check(MPI_Test(&out.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    return done != 0;
+  });
+}
+
+void ControlChannel::poll(const std::function<void(int, const ControlMessage&)>& f) {
+  for (;;) {
+    int there = 0;
+    MPI_Status status;
+    check(MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_, &there, &status), "MPI_Iprobe");
+    if (!there) return;
+    ControlMessage note;
+    check(MPI_Recv(&note, sizeof note, MPI_BYTE, status.MPI_SOURCE, tag, comm_, MPI_STATUS_IGNORE),
+          "MPI_Recv");
+    f(status.MPI_SOURCE, note);
+  }
+}
+
+bool ControlChannel::flush(std::chrono::milliseconds most) noexcept {
+  try {
+    for (const Deadline end = Deadline::after(most);;) {
+      reap_sent();
+      if (outgoing_.empty() || end.expired()) return outgoing_.empty();
+      std::this_thread::yield();
+    }
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void ControlChannel::abandon() {
+  if (!outgoing_.empty()) new std::list<Outgoing>(std::move(outgoing_));
+  outgoing_.clear();
+}
+
+}  // namespace rz::mpi

@@ -1,0 +1,141 @@
+#include <memory>
+#include <set>
+
+#include "comm/backends/mpi/mpi.h"
+#include "comm/backends/mpi/mpi_engine.h"
+#include "comm/backends/mpi_plugin.h"
+#include "comm/core/error.h"
+
+namespace rz {
+
+namespace mpi {
+
+namespace {
+
+class MpiBackend final : public Backend {
+ public:
+  explicit MpiBackend(std::shared_ptr<MpiEngine> engine) : engine_(std::move(engine)) { engine_->start(); }
+  ~MpiBackend() override { engine_->stop(); }
+
+  Work submit(std::span<const CollectiveCall> group) override { return Work(engine_->submit(group)); }
+  void abort(const std::string& reason) noexcept override { engine_->abort(reason); }
+  std::unique_ptr<Backend> split(std::span<const int> members) override;
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
+  bool moves_device_memory() const override { return engine_->runtime().cuda_aware(); }
+  std::string describe() const override {
+    return concat("mpi (", engine_->runtime().library(), moves_device_memory() ? ", CUDA-aware)" : ")");
+  }
+
+ private:
+  std::shared_ptr<MpiEngine> engine_;
+};
+
+std::unique_ptr<Backend> backend_over(MpiRuntime& session, CommPair comms, MpiOptions options) {
+  if (!session.cuda_aware()) options.device = {};
+  int rank = 0, size = 1;
+  check(MPI_Comm_rank(comms.control, &rank), "MPI_Comm_rank");
+  check(MPI_Comm_size(comms.control, &size), "MPI_Comm_size");
+  return std::make_unique<MpiBackend>(std::make_shared<MpiEngine>(session, comms, rank, size, options));
+}
+
+std::unique_ptr<Backend> MpiBackend::split(std::span<const int> members) {
+  return backend_over(engine_->runtime(), engine_->split(members), engine_->options());
+}
+
+std::shared_ptr<std::byte> MpiBackend::allocate(std::size_t bytes) {
+  auto memory = allocate_host(bytes);
+  std::fill_n(memory.get(), bytes, std::byte{0});
+  return memory;
+}
+
+// Started by another MPI's launcher, every process is a world of its own.
+void check_world(const MpiLaunchInfo& place, const MpiRuntime& session, int world) {
+  require(place.launched_size == 0 || place.launched_size == world, Errc::unsupported, "rank ", place.rank,
+          ": ", session.library(), " sees ", world, " process", world == 1 ? "" : "es",
+          ", but the launcher, ", place.launcher, ", started ", place.launched_size,
+          "; start with the mpirun of ", session.library(), ", or use --backend ring");
+}
+
+/// The ranks of MPI_COMM_WORLD that the group's ranks are, which they tell each other through the store.
+std::vector<int> world_ranks(const MpiLaunchInfo& place, const CommOptions& options) {
+  int own = 0;
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &own), "MPI_Comm_rank");
+  place.store->set(concat("mpi/", place.rank), concat(own));
+  const Deadline end = Deadline::after(options.rendezvous_timeout);
+  std::vector<int> ranks;
+  std::set<int> different;
+  for (int r = 0; r < place.size; ++r) {
+    ranks.push_back(std::stoi(place.store->get(concat("mpi/", r), end)));
+    require(
+        different.insert(ranks.back()).second, Errc::unsupported, "rank ", r,
+        " is in the same MPI process as another rank of its group; the MPI backend needs a process a rank, "
+        "started by mpirun");
+  }
+  return ranks;
+}
+
+constexpr int world_tag = 21082;  // Open MPI sends messages of it, which a program should not receive
+
+MPI_Comm comm_of(const std::vector<int>& ranks) {
+  MPI_Group world, group;
+  check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+  const int chosen = MPI_Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &group);
+  MPI_Group_free(&world);
+  check(chosen, "MPI_Group_incl");
+  MPI_Comm comm = MPI_COMM_NULL;
+  const int made = MPI_Comm_create_group(MPI_COMM_WORLD, group, world_tag, &comm);
+  MPI_Group_free(&group);
+  check(made, "MPI_Comm_create_group");
+  return comm;
+}
+
+std::unique_ptr<Backend> connect(MpiRuntime& session, const MpiLaunchInfo& place,
+                                 const CommOptions& options) {
+  int world = 0;
+  check(MPI_Comm_size(MPI_COMM_WORLD, &world), "MPI_Comm_size");
+  check_world(place, session, world);
+  const MPI_Comm comm = comm_of(world_ranks(place, options));
+  return backend_over(session, adopt(comm, options.rendezvous_timeout),
+                      {.device = options.device,
+                       .timeout = options.timeout,
+                       .rendezvous_timeout = options.rendezvous_timeout,
+                       .deterministic = options.deterministic});
+}
+
+// A rank that could not connect must not wait for the others at its exit.
+Backend* connect_or_fail(const MpiLaunchInfo& place, const CommOptions& options) {
+  MpiRuntime& session = MpiRuntime::instance();
+  try {
+    return connect(session, place, options).release();
+  } catch (...) {
+    session.mark_failed();
+    throw;
+  }
+}
+
+}  // namespace
+}  // namespace mpi
+
+std::unique_ptr<Backend> mpi_backend(MPI_Comm comm, const MpiOptions& options) {
+  int initialised = 0;
+  mpi::check(MPI_Initialized(&initialised), "MPI_Initialized");
+  require(initialised, Errc::invalid_argument, "connect_mpi() before MPI_Init");
+  mpi::MpiRuntime& session = mpi::MpiRuntime::instance();
+  int inter = 0;
+  require(comm != MPI_COMM_NULL, Errc::invalid_argument, "connect_mpi() was given MPI_COMM_NULL");
+  mpi::check(MPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter");
+  require(!inter, Errc::unsupported, "connect_mpi() takes no intercommunicator; merge it first");
+  require(options.max_call_bytes >= 8 && options.max_call_bytes <= std::size_t{1} << 30,
+          Errc::invalid_argument, "most_bytes must be from 8 to 2^30, got ", options.max_call_bytes);
+  return mpi::backend_over(session, mpi::duplicate(comm, options.rendezvous_timeout), options);
+}
+
+}  // namespace rz
+
+// What comm finds by name (comm/backends/mpi_plugin.h).
+extern "C" {
+const char* rz_mpi_plugin_version() { return RZ_VERSION; }
+rz::Backend* rz_mpi_plugin_connect(const rz::MpiLaunchInfo& place, const rz::CommOptions& options) {
+  return rz::mpi::connect_or_fail(place, options);
+}
+}

@@ -1,0 +1,131 @@
+#pragma once
+/// Folding contributions, by the threads of a block or a grid: device code that several kernels share.
+/// Sources are folded in their order, so that every rank has the same bits. 16 bytes at a time where all
+/// addresses allow it.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/core/error.h"
+#include "comm/reduce/reduce_ops.h"
+
+namespace rz::peer {
+
+/// This thread's place among those that share a piece of work.
+struct ThreadIndex {
+  std::size_t index, count;
+};
+
+template <class T>
+struct alignas(16) Word {
+  static constexpr int count = 16 / static_cast<int>(sizeof(T));
+  T at[count];
+};
+
+__device__ inline bool aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+
+template <class Op, class T>
+__device__ void widen(elementwise::Accumulator<Op, T>* to, const Word<T>& word) {
+#pragma unroll
+  for (int v = 0; v < Word<T>::count; ++v) to[v] = elementwise::widen<Op>(word.at[v]);
+}
+
+template <class Op, class T>
+__device__ void accumulate(Op op, elementwise::Accumulator<Op, T>* sum, const Word<T>& word) {
+#pragma unroll
+  for (int v = 0; v < Word<T>::count; ++v) sum[v] = op.apply(sum[v], elementwise::widen<Op>(word.at[v]));
+}
+
+/// Word `w` of the result. Four sources are on their way at a time, unless their sums fill the registers.
+template <class Op, class T>
+__device__ Word<T> reduce_word(Op op, const T* const* sources, int n, std::size_t w, int divisor) {
+  const auto word = [&](int s) { return reinterpret_cast<const Word<T>*>(sources[s])[w]; };
+  elementwise::Accumulator<Op, T> sum[Word<T>::count];
+  widen<Op>(sum, word(0));
+  int s = 1;
+  for (; Word<T>::count <= 8 && s + 4 <= n; s += 4) {
+    const Word<T> a = word(s), b = word(s + 1), c = word(s + 2), d = word(s + 3);
+    accumulate(op, sum, a), accumulate(op, sum, b), accumulate(op, sum, c), accumulate(op, sum, d);
+  }
+  for (; s < n; ++s) accumulate(op, sum, word(s));
+  Word<T> result;
+#pragma unroll
+  for (int v = 0; v < Word<T>::count; ++v) result.at[v] = elementwise::narrow<Op, T>(sum[v], divisor);
+  return result;
+}
+
+template <class Op, class T>
+__device__ T reduce_element(Op op, const T* const* sources, int n, std::size_t i, int divisor) {
+  auto sum = elementwise::widen<Op>(sources[0][i]);
+  for (int s = 1; s < n; ++s) sum = op.apply(sum, elementwise::widen<Op>(sources[s][i]));
+  return elementwise::narrow<Op, T>(sum, divisor);
+}
+
+/// dst[i] = sources[0][i] op sources[1][i] op …, for all i < count. dst may be one of the sources.
+template <class Op, class T>
+__device__ void reduce_elements(Op op, T* dst, const T* const* sources, int n, std::size_t count, int divisor,
+                                ThreadIndex thread) {
+  bool words = aligned(dst);
+  for (int s = 0; s < n; ++s) words = words && aligned(sources[s]);
+  const std::size_t whole = words ? count / Word<T>::count : 0;
+  for (std::size_t w = thread.index; w < whole; w += thread.count)
+    reinterpret_cast<Word<T>*>(dst)[w] = reduce_word(op, sources, n, w, divisor);
+  for (std::size_t i = whole * Word<T>::count + thread.index; i < count; i += thread.count)
+    dst[i] = reduce_element(op, sources, n, i, divisor);
+}
+
+template <class T>
+__device__ void scale_elements(T* dst, const T* src, std::size_t count, double factor, ThreadIndex thread) {
+  for (std::size_t i = thread.index; i < count; i += thread.count)
+    dst[i] = elementwise::scale(src[i], factor);
+}
+
+/// Calls f(T{}) with the element type.
+template <class F>
+void dispatch_dtype(DType t, const F& f) {
+  switch (t) {
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::f16:
+      return f(f16{});
+    case DType::bf16:
+      return f(bf16{});
+    case DType::f8e4m3:
+      return f(f8e4m3{});
+    case DType::f8e5m2:
+      return f(f8e5m2{});
+    case DType::i8:
+      return f(std::int8_t{});
+    case DType::u8:
+      return f(std::uint8_t{});
+    case DType::i32:
+      return f(std::int32_t{});
+    case DType::u32:
+      return f(std::uint32_t{});
+    case DType::i64:
+      return f(std::int64_t{});
+    case DType::u64:
+      return f(std::uint64_t{});
+  }
+}
+
+/// Calls f(op, T{}): avg and premul_sum are sums here.
+template <class F>
+void dispatch_op(ReduceOp::Kind kind, DType t, const F& f) {
+  dispatch_dtype(t, [&](auto element) {
+    switch (kind) {
+      case ReduceOp::prod:
+        return f(elementwise::RuntimeOp{elementwise::RuntimeOp::product}, element);
+      case ReduceOp::min:
+        return f(elementwise::RuntimeOp{elementwise::RuntimeOp::min}, element);
+      case ReduceOp::max:
+        return f(elementwise::RuntimeOp{elementwise::RuntimeOp::max}, element);
+      default:
+        return f(elementwise::Sum{}, element);
+    }
+  });
+}
+
+}  // namespace rz::peer

@@ -1,0 +1,209 @@
+#include "comm/backends/peer_cuda/peer_arenas.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <thread>
+
+#include "comm/core/deadline.h"
+#include "comm/core/error.h"
+#include "comm/device/cuda_runtime.h"
+
+namespace rz {
+
+namespace {
+
+using cuda::runtime;
+
+using Memory = std::shared_ptr<std::byte>;
+
+/// How a rank's memory is reached.
+struct MemoryHandle {
+  std::uint64_t owner = 0;  ///< a shared_ptr's address, for ranks of its process; 0: it has none
+  cuda::IpcHandle handle{};
+};
+
+MemoryHandle export_memory(const Memory& memory, Device device, bool one_process) {
+  if (!memory) return {};
+  MemoryHandle access{.owner = reinterpret_cast<std::uint64_t>(&memory)};
+  if (one_process) return access;
+  const cuda::DeviceGuard guard(device);
+  cuda::check(runtime().ipc_get_handle(&access.handle, memory.get()), "cudaIpcGetMemHandle", device);
+  return access;
+}
+
+/// Memory that peers may have mapped: it is never given back, unless they have said that they have not.
+class ExportedMemory {
+ public:
+  explicit ExportedMemory(Memory memory) : memory_(std::move(memory)) {}
+  ~ExportedMemory() {
+    if (memory_) static_cast<void>(new Memory(std::move(memory_)));
+  }
+  ExportedMemory(const ExportedMemory&) = delete;
+  ExportedMemory& operator=(const ExportedMemory&) = delete;
+  void release() { memory_.reset(); }
+
+ private:
+  Memory memory_;
+};
+
+/// What goes wrong first.
+template <class F>
+void keep_first_error(std::optional<Error>& problem, const F& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    if (!problem) problem = e;
+  }
+}
+
+void host_barrier(Backend& host) {
+  const CollectiveCall op{.kind = Collective::barrier};
+  host.submit({&op, 1}).wait();
+}
+
+/// How many blocks of every rank can be on its card at once: a collective's kernel has at most one block for
+/// each multiprocessor that the rank would have alone if ranks shared their card evenly. A multiprocessor
+/// holds two such blocks (__launch_bounds__(512, 2)), so that there is room for the kernel of messages beside
+/// it.
+int max_concurrent_blocks(const std::vector<DeviceLocation>& locations) {
+  int blocks = peer::max_blocks;
+  for (const DeviceLocation& h : locations) {
+    const auto sharing =
+        std::count_if(locations.begin(), locations.end(), [&](auto& o) { return same_gpu(h, o); });
+    blocks = std::min(blocks, h.multiprocessors / static_cast<int>(sharing));
+  }
+  return std::max(blocks, 1);
+}
+
+void enable_peer_access(Device device, int rank, const DeviceLocation& peer, int peer_rank) {
+  if (peer.device == device.index) return;
+  bool can = false;
+  cuda::check(runtime().can_access_peer(&can, device.index, peer.device), "cudaDeviceCanAccessPeer", device);
+  require(can, Errc::unsupported, "rank ", rank, " on ", name(device), " cannot reach the memory of rank ",
+          peer_rank, " on cuda:", peer.device, "; use the backend 'nccl' or 'ring'");
+  const cuda::DeviceGuard guard(device);
+  cuda::check(runtime().enable_peer_access(peer.device), "cudaDeviceEnablePeerAccess", device);
+}
+
+/// Memory of another process; closed with the last copy.
+Memory open_ipc(const cuda::IpcHandle& handle, Device device) {
+  const cuda::DeviceGuard guard(device);
+  void* base = nullptr;
+  cuda::check(runtime().ipc_open_handle(&base, handle), "cudaIpcOpenMemHandle", device);
+  return {static_cast<std::byte*>(base), [device](std::byte* p) {
+            const cuda::DeviceGuard current(device, std::nothrow);
+            runtime().ipc_close(p);
+          }};
+}
+
+}  // namespace
+
+PeerArenas::PeerArenas(Backend& host, int rank, int size, Device device, std::size_t slot_bytes)
+    : device_(device),
+      status_(allocate_pinned(device, sizeof(peer::DeviceStatus))),
+      control_stream_(Stream::create(device)) {
+  require(size <= peer::max_ranks, Errc::unsupported, "the backend 'peer_cuda' serves at most ",
+          peer::max_ranks, " ranks, not ", size, "; use 'nccl' or 'ring'");
+  const DeviceLocation mine = locate_device(device);
+  locations_ = all_gather_value(host, mine, size);
+  for (int r = 0; r < size; ++r) {
+    const DeviceLocation& h = locations_[static_cast<std::size_t>(r)];
+    if (!same_machine(h, mine))
+      throw Error(Errc::unsupported,
+                  concat("rank ", rank, ": rank ", r,
+                         " is on another host, and the backend 'peer_cuda' is for one; use 'nccl' or 'ring'"),
+                  r);
+    one_process_ = one_process_ && h.process_id == mine.process_id;
+    if (h.process_id == mine.process_id) enable_peer_access(device, rank, h, r);
+  }
+  std::memset(status_.get(), 0, sizeof(peer::DeviceStatus));
+  device_comm_ = {
+      .rank = rank,
+      .size = size,
+      .layout = {.size = size,
+                 .blocks = max_concurrent_blocks(locations_),
+                 .slot_bytes = (slot_bytes + 255) / 256 * 256,
+                 .message_bytes = std::min<std::size_t>((slot_bytes + 255) / 256 * 256, 64 << 10)},
+      .status = reinterpret_cast<peer::DeviceStatus*>(status_.get())};
+  const auto arena = allocate_on(device, device_comm_.layout.bytes());
+  memset_async(arena.get(), 0, device_comm_.layout.slots(), control_stream_);
+  control_stream_.synchronize();
+  arenas_ = map_peers(host, arena);
+  for (int r = 0; r < size; ++r) device_comm_.arenas[r] = arenas_[static_cast<std::size_t>(r)].get();
+}
+
+std::vector<Memory> PeerArenas::map_peers(Backend& host, const Memory& mine) {
+  std::optional<Error> problem;
+  MemoryHandle access;
+  keep_first_error(problem, [&] { access = export_memory(mine, device_, one_process_); });
+  const std::vector<MemoryHandle> all = all_gather_value(host, access, device_comm_.size);
+  ExportedMemory exposed(mine);
+  std::vector<Memory> parts;
+  keep_first_error(problem, [&] {
+    for (int r = 0; r < device_comm_.size; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      if (all[i].owner == 0)
+        throw Error(Errc::system, concat("rank ", r, " has no device memory to share; it says why"), r);
+      const bool here =
+          locations_[i].process_id == locations_[static_cast<std::size_t>(device_comm_.rank)].process_id;
+      parts.push_back(here ? *reinterpret_cast<const Memory*>(all[i].owner)
+                           : open_ipc(all[i].handle, device_));
+    }
+  });
+  // Until then everybody's `mine` must be there.
+  const auto well = all_gather_value(host, static_cast<std::uint8_t>(!problem), device_comm_.size);
+  const auto bad = std::find(well.begin(), well.end(), 0);
+  if (bad != well.end()) {
+    parts.clear();
+    host_barrier(host);  // now nobody has mapped anything
+  }
+  exposed.release();
+  if (problem) throw *problem;
+  const auto culprit = static_cast<int>(bad - well.begin());
+  if (bad != well.end())
+    throw Error(Errc::system, concat("rank ", culprit, " cannot map its peers' memory; it says why"),
+                culprit);
+  return parts;
+}
+
+/// This rank may hold a peer's arena last: what leave() wrote there must have arrived before it goes.
+PeerArenas::~PeerArenas() {
+  if (!drain()) leak();
+}
+
+bool PeerArenas::drain() const noexcept {
+  try {
+    const Deadline deadline = Deadline::after(std::chrono::seconds(2));
+    const Event last = control_stream_.record();
+    while (!last.done() && !deadline.expired()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    return last.done();
+  } catch (const Error&) {  // a device that has failed
+    return false;
+  }
+}
+
+void PeerArenas::unmap_peers() noexcept {
+  for (std::size_t r = 0; r < arenas_.size(); ++r)
+    if (static_cast<int>(r) != device_comm_.rank) arenas_[r].reset();
+}
+
+void PeerArenas::signal_departure(peer::Departure how) noexcept {
+  try {
+    for (int r = 0; r < device_comm_.size; ++r) {
+      if (r == device_comm_.rank) continue;
+      auto* const gone =
+          &reinterpret_cast<peer::DeviceCounters*>(device_comm_.arenas[r])->departed[device_comm_.rank];
+      memcpy_async(gone, &how, sizeof how, control_stream_);
+    }
+  } catch (const Error&) {  // a device that has failed; the peers' deadlines remain
+  }
+}
+
+void PeerArenas::leak() noexcept {
+  static_cast<void>(new std::vector<Memory>(arenas_));
+  static_cast<void>(new Memory(status_));
+}
+
+}  // namespace rz

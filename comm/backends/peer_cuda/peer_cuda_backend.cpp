@@ -1,0 +1,461 @@
+#include "comm/backends/peer_cuda/peer_cuda_backend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "comm/backends/peer_cuda/build_kernel_args.h"
+#include "comm/backends/peer_cuda/kernels/peer_kernels.h"
+#include "comm/backends/peer_cuda/peer_allocator.h"
+#include "comm/backends/peer_cuda/peer_arenas.h"
+#include "comm/backends/peer_cuda/symmetric_windows.h"
+#include "comm/core/deadline.h"
+#include "comm/core/error.h"
+#include "comm/os/helper_thread.h"
+
+namespace rz {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+/// Reads and writes of memory that kernels write and read.
+template <class T>
+T load_acquire(const T& word) {
+  return __atomic_load_n(&word, __ATOMIC_ACQUIRE);
+}
+template <class T>
+void store_release(T& word, T value) {
+  __atomic_store_n(&word, value, __ATOMIC_RELEASE);
+}
+
+double to_seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+/// Why a group can go no further, and the thread that finds out. The first reason wins; from then on no
+/// kernel of this rank waits for anything.
+class DeviceWatchdog {
+ public:
+  DeviceWatchdog(const std::shared_ptr<Backend>& host, const PeerArenas& group,
+                 const PeerCudaOptions& options)
+      : options_(options), host_(host), status_(group.status()), thread_(helper_thread([this] { run(); })) {}
+  ~DeviceWatchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void check() {
+    check_device_error();
+    std::unique_lock lock(mutex_);
+    decided_.wait_for(lock, 2s, [&] { return !deciding_; });
+    if (failure_) std::rethrow_exception(failure_);
+  }
+  bool failed() noexcept {
+    try {
+      check();
+    } catch (...) {
+      return true;
+    }
+    return false;
+  }
+  void fail_with(const Error& error) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::make_exception_ptr(error);
+    store_release(status_.stop, std::uint32_t{1});
+  }
+  /// Stops the kernels, which then say for whom they wait, and blames that rank.
+  void fail_timeout(int lane) noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_ || deciding_) return;
+      deciding_ = true;
+      store_release(status_.stop, std::uint32_t{1});
+    }
+    const Deadline deadline = Deadline::after(1s);
+    while (load_acquire(status_.finished[lane]) != load_acquire(status_.started[lane]) && !deadline.expired())
+      std::this_thread::sleep_for(100us);
+    check_device_error();  // it may have been something else
+    fail_with(timeout_error(lane));
+    {
+      const std::lock_guard lock(mutex_);
+      deciding_ = false;
+    }
+    decided_.notify_all();
+  }
+
+ private:
+  struct ChannelProgress {
+    std::uint64_t call = 0;
+    Clock::time_point since;
+  };
+
+  void run() {
+    const auto pause = std::clamp<Clock::duration>(options_.timeout / 20, 1ms, 20ms);
+    ChannelProgress lanes[peer::channel_count];
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, pause, [&] { return stopping_; })) {
+      lock.unlock();
+      check_device_error();
+      for (int i = 0; i < peer::channel_count; ++i) check_progress(i, lanes[i]);
+      lock.lock();
+    }
+  }
+
+  /// A call that has begun has to end.
+  void check_progress(int i, ChannelProgress& lane) {
+    const std::uint64_t left = load_acquire(status_.finished[i]), entered = load_acquire(status_.started[i]);
+    if (entered == left || entered != lane.call) {
+      lane = {entered, Clock::now()};
+      return;
+    }
+    check_host();
+    if (Clock::now() - lane.since >= options_.timeout && !load_acquire(status_.stop)) fail_timeout(i);
+  }
+
+  /// Names the rank that a kernel waits for.
+  Error timeout_error(int lane) const {
+    int culprit = -1;
+    for (int r = options_.size - 1; r >= 0; --r)
+      if (r != options_.rank && load_acquire(status_.waiting_on[lane][r])) culprit = r;
+    return Error(
+        Errc::timeout,
+        concat(lane == peer::message_channel ? "a message" : "a collective", " on ", name(options_.device),
+               " did not end within ", to_seconds(options_.timeout), " s on rank ", options_.rank, ": ",
+               culprit < 0 ? std::string("no rank is missing, so work before it in the stream is late")
+                           : concat("rank ", culprit, " did not come to it"),
+               "; a rank may be stuck, or slower than the timeout allows"),
+        culprit);
+  }
+
+  /// A rank that has died or aborted is known to the backend of host memory.
+  void check_host() noexcept {
+    try {
+      if (const auto host = host_.lock()) host->check();
+    } catch (const Error& e) {
+      fail_with(e);
+    }
+  }
+
+  /// What the kernels have found.
+  void check_device_error() {
+    const std::uint32_t trouble = load_acquire(status_.error);
+    if (trouble == peer::no_error) return;
+    const int culprit = static_cast<int>(status_.culprit);
+    switch (trouble) {
+      case peer::mismatch:
+        return fail_with(Error(
+            Errc::mismatch,
+            concat("rank ", options_.rank, " called ", to_string(status_.own_call[0], status_.own_call[1]),
+                   ", but rank ", culprit, " called ", to_string(status_.peer_call[0], status_.peer_call[1])),
+            culprit));
+      case peer::peer_aborted:
+        return fail_with(Error(Errc::aborted, concat("rank ", culprit, " called abort()"), culprit));
+      default:
+        return fail_with(Error(Errc::peer_lost,
+                               concat("rank ", culprit, " has left the group, and rank ", options_.rank,
+                                      " waits for it on ", name(options_.device)),
+                               culprit));
+    }
+  }
+
+  const PeerCudaOptions options_;
+  const std::weak_ptr<Backend> host_;  // Works keep this alive, but no host backend
+  peer::DeviceStatus& status_;
+  std::mutex mutex_;
+  std::condition_variable changed_, decided_;
+  bool stopping_ = false, deciding_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+/// What Works share with their backend; they may outlive it.
+struct PeerCudaState {
+  PeerCudaState(const std::shared_ptr<Backend>& host, const PeerCudaOptions& o)
+      : options(o), group(*host, o.rank, o.size, o.device, o.slot_bytes), watchdog(host, group, o) {}
+
+  const PeerCudaOptions options;
+  PeerArenas group;
+  DeviceWatchdog watchdog;
+};
+
+class PeerWork final : public WorkState {
+ public:
+  /// `captured`: the ends are nodes of a graph.
+  PeerWork(std::shared_ptr<PeerCudaState> shared, std::vector<Event> ends, int lane, bool captured)
+      : shared_(std::move(shared)),
+        end_events_(std::move(ends)),
+        channel_(lane),
+        captured_(captured),
+        deadline_(Clock::now() + 2 * shared_->options.timeout) {}
+
+  bool done() const noexcept override {
+    try {
+      return succeeded_ || captured_ ||
+             std::all_of(end_events_.begin(), end_events_.end(), [](const Event& e) { return e.done(); });
+    } catch (...) {
+      return true;
+    }
+  }
+
+  void wait() override {
+    if (succeeded_) return;
+    require(
+        !captured_, Errc::invalid_argument,
+        "an operation that is captured in a graph has no end of its own; use wait_on(stream), and wait for "
+        "the stream that the graph runs in");
+    std::optional<Clock::time_point> failed_at;
+    for (unsigned polls = 0; !all_reached(); ++polls) {
+      if (polls % 64 == 63) poll_failure(failed_at);
+      if (polls < 4000)
+        std::this_thread::yield();
+      else
+        std::this_thread::sleep_for(20us);
+    }
+    shared_->watchdog.check();
+    succeeded_ = true;
+  }
+
+  void wait_on(const Stream& stream) override {
+    for (const Event& e : end_events_) stream.wait(e);
+  }
+
+ private:
+  bool all_reached() const {
+    return std::all_of(end_events_.begin(), end_events_.end(), [](const Event& e) { return e.done(); });
+  }
+  /// After a failure the kernels leave; those behind somebody else's may take their time.
+  void poll_failure(std::optional<Clock::time_point>& failed_at) const {
+    if (!failed_at) {
+      if (shared_->watchdog.failed()) failed_at = Clock::now();
+      // What has begun has its own deadline; twice the time is for what waits before it.
+      else if (Clock::now() > deadline_)
+        shared_->watchdog.fail_timeout(channel_);
+    } else if (Clock::now() - *failed_at > 1s) {
+      shared_->watchdog.check();
+    }
+  }
+
+  const std::shared_ptr<PeerCudaState> shared_;
+  const std::vector<Event> end_events_;
+  const int channel_;
+  const bool captured_;
+  const Clock::time_point deadline_;
+  std::atomic<bool> succeeded_{false};
+};
+
+class PeerCudaBackend final : public Backend {
+ public:
+  PeerCudaBackend(std::shared_ptr<Backend> host, const PeerCudaOptions& options)
+      : host_(std::move(host)),
+        options_(options),
+        kernels_(peer_kernels()),
+        shared_(std::make_shared<PeerCudaState>(host_, options)),
+        allocator_(std::make_shared<PeerAllocator>(shared_->group.control_stream())),
+        symmetric_windows_(shared_->group),
+        stream_(Stream::create(options.device, Stream::Priority::high)),
+        message_stream_(Stream::create(options.device, Stream::Priority::high)) {
+    select_cuda_launch({.collective = Collective::all_reduce,
+                        .override_name = options.algorithm});  // refuses an unknown one
+  }
+  ~PeerCudaBackend() override;
+
+  Work submit(std::span<const CollectiveCall> group) override {
+    const std::lock_guard order(submitting_);
+    shared_->watchdog.check();
+    bool collectives = false;
+    std::vector<CollectiveCall> messages;
+    for (const CollectiveCall& op : group) {
+      if (traits(op.kind).point_to_point)
+        messages.push_back(op);
+      else
+        start(op), collectives = true;
+    }
+    std::vector<Event> ends;
+    if (collectives) ends.push_back(stream_.record());
+    const bool any_message = !messages.empty();
+    start_messages(std::move(messages));
+    if (any_message) ends.push_back(message_stream_.record());
+    return Work(std::make_shared<PeerWork>(shared_, std::move(ends),
+                                           collectives ? peer::collective_channel : peer::message_channel,
+                                           !group.empty() && group.front().stream.capturing()));
+  }
+
+  void abort(const std::string& reason) noexcept override {
+    host_->abort(reason);
+    shared_->watchdog.fail_with(Error(Errc::aborted, reason, options_.rank));
+    if (!departure_signalled_.exchange(true)) shared_->group.signal_departure(peer::aborted_group);
+  }
+
+  void check() override { shared_->watchdog.check(); }
+  bool capturable() const override { return true; }
+
+  std::unique_ptr<Backend> split(std::span<const int> members) override {
+    std::shared_ptr<Backend> host = host_->split(members);
+    if (!host) return nullptr;
+    PeerCudaOptions options = options_;
+    options.size = static_cast<int>(members.size());
+    options.rank =
+        static_cast<int>(std::find(members.begin(), members.end(), options_.rank) - members.begin());
+    return peer_cuda_backend(std::move(host), options);
+  }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return allocator_->allocate(bytes); }
+  std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) override {
+    if (shared_->group.one_process()) return allocate(bytes);  // which peers reach as it is
+    shared_->watchdog.check();
+    auto memory = symmetric_windows_.allocate(*host_, bytes);
+    return memory ? memory : allocate(bytes);
+  }
+  std::string describe() const override {
+    return concat("peer_cuda on ", name(options_.device), ", ", device_comm().layout.blocks, " blocks");
+  }
+
+ private:
+  const peer::DeviceComm& device_comm() const { return shared_->group.device_comm(); }
+  bool wait_kernels_ended() const noexcept;
+  bool wait_all_unmapped() const noexcept;
+  PeerHandles peer_handles(const CollectiveCall& op) const {
+    return {handle_of(op.in.data, op.in.bytes()), handle_of(op.out.data, op.out.bytes())};
+  }
+  /// Plain addresses mean nothing in another process.
+  std::uint64_t handle_of(const void* at, std::size_t bytes) const {
+    if (!shared_->group.one_process()) return symmetric_windows_.handle_of(at, bytes);
+    return allocator_->contains(at, bytes) ? reinterpret_cast<std::uint64_t>(at) : 0;
+  }
+
+  /// Nobody to meet: what a rank alone gets is what it has. False: a kernel has to look at it.
+  bool start_single_rank(const CollectiveCall& op) {
+    const bool unchanged = op.kind != Collective::all_to_all_v && op.op.kind != ReduceOp::premul_sum;
+    if (device_comm().size > 1 || !unchanged) return false;
+    if (op.in.data != op.out.data) memcpy_async(op.out.data, op.in.data, op.in.bytes(), stream_);
+    return true;
+  }
+
+  void start(const CollectiveCall& op) {
+    stream_.wait(op.stream.record());
+    if (start_single_rank(op)) return;
+    const CudaLaunchPlan choice = plan_launch(op, device_comm(), options_.algorithm);
+    if (traits(op.kind).reduces)
+      kernels_.collective_reduce(device_comm(), reduce_args(op, device_comm(), choice, peer_handles(op)),
+                                 op.in.dtype, op.op.kind, choice.blocks, choice.threads, stream_);
+    else
+      kernels_.collective_copy(device_comm(), copy_args(op, device_comm(), choice, peer_handles(op)),
+                               choice.blocks, choice.threads, stream_);
+  }
+
+  /// The first message to and from every peer in one kernel, then the second ones, and so on.
+  void start_messages(std::vector<CollectiveCall> waiting) {
+    std::size_t most = 0;
+    for (const CollectiveCall& op : waiting) {
+      message_stream_.wait(op.stream.record());
+      most = std::max({most, op.in.bytes(), op.out.bytes()});
+    }
+    while (!waiting.empty()) {
+      peer::SendRecvArgs call{};
+      std::erase_if(waiting, [&](const CollectiveCall& op) { return add_message(call, op); });
+      kernels_.send_recv(device_comm(), call, most < 8 << 10 ? 128 : 512, message_stream_);
+    }
+  }
+  static bool add_message(peer::SendRecvArgs& call, const CollectiveCall& op) {
+    const int peer = op.root;
+    bool& taken = op.kind == Collective::send ? call.sends[peer] : call.recvs[peer];
+    if (taken) return false;
+    taken = true;
+    // Both sides know it as a receive.
+    const std::uint64_t what =
+        static_cast<std::uint64_t>(Collective::recv) |
+        static_cast<std::uint64_t>((op.kind == Collective::send ? op.in.dtype : op.out.dtype)) << 8;
+    if (op.kind == Collective::send) {
+      call.signature_to[peer] = what;
+      call.send[peer] = static_cast<const std::byte*>(op.in.data);
+      call.send_bytes[peer] = op.in.bytes();
+    } else {
+      call.signature_from[peer] = what;
+      call.recv[peer] = static_cast<std::byte*>(op.out.data);
+      call.recv_bytes[peer] = op.out.bytes();
+    }
+    return true;
+  }
+
+  const std::shared_ptr<Backend> host_;
+  const PeerCudaOptions options_;
+  const PeerKernels& kernels_;
+  const std::shared_ptr<PeerCudaState> shared_;
+  const std::shared_ptr<PeerAllocator> allocator_;
+  SymmetricWindows symmetric_windows_;
+  const Stream stream_, message_stream_;
+  std::mutex submitting_;
+  std::atomic<bool> departure_signalled_{false};
+};
+
+// Kernels still in flight leave at once; the peers' learn that nobody will come. Memory that other processes
+// have mapped may be given back when they have closed it: if they do not come here to say so, it is kept.
+PeerCudaBackend::~PeerCudaBackend() {
+  PeerArenas& group = shared_->group;
+  shared_->watchdog.fail_with(Error(
+      Errc::aborted, concat("the communicator of rank ", options_.rank, " was destroyed"), options_.rank));
+  if (!departure_signalled_.exchange(true)) group.signal_departure(peer::left_group);
+  const bool ended = wait_kernels_ended();
+  if (ended && group.one_process()) return;
+  if (ended && group.drain()) {
+    symmetric_windows_.unmap_peers();
+    group.unmap_peers();
+    if (wait_all_unmapped()) return;
+  }
+  symmetric_windows_.leak();
+  group.leak();
+}
+
+// A graph's kernels run in streams of the caller's, and are known by what they say of themselves.
+bool PeerCudaBackend::wait_kernels_ended() const noexcept {
+  const peer::DeviceStatus& status = shared_->group.status();
+  const auto none_runs = [&](int lane) {
+    return load_acquire(status.finished[lane]) == load_acquire(status.started[lane]);
+  };
+  try {
+    const Event ends[] = {stream_.record(), message_stream_.record()};
+    const Deadline deadline = Deadline::after(5s);
+    for (const Event& e : ends)
+      while (!e.done() && !deadline.expired()) std::this_thread::sleep_for(20us);
+    while (!(none_runs(peer::collective_channel) && none_runs(peer::message_channel)) &&
+           !deadline.expired()) {
+      static_cast<void>(stream_.record().done());  // asking keeps a device at work
+      std::this_thread::sleep_for(20us);
+    }
+    return !deadline.expired();
+  } catch (const Error&) {  // said by the operation that failed
+    return false;
+  }
+}
+
+bool PeerCudaBackend::wait_all_unmapped() const noexcept {
+  try {
+    const CollectiveCall op{.kind = Collective::barrier};
+    const Work all = host_->submit({&op, 1});
+    const Deadline deadline = Deadline::after(std::min<Clock::duration>(options_.timeout, 2s));
+    while (!all.done() && !deadline.expired()) std::this_thread::sleep_for(100us);
+    if (!all.done()) return false;
+    all.wait();  // it may have ended badly
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> peer_cuda_backend(std::shared_ptr<Backend> host, const PeerCudaOptions& options) {
+  PeerCudaOptions own = options;
+  own.timeout = bounded(own.timeout);
+  return std::make_unique<PeerCudaBackend>(std::move(host), own);
+}
+
+}  // namespace rz

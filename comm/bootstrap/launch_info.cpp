@@ -1,0 +1,294 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <vector>
+
+#include "comm/bootstrap.h"
+#include "comm/bootstrap/local_rendezvous.h"
+#include "comm/core/error.h"
+#include "comm/net/socket.h"
+
+namespace rz {
+
+namespace {
+
+/// What one launcher calls things; any of several names.
+struct LauncherVariables {
+  const char* launcher;
+  std::vector<const char*> rank, size, local_rank, local_size;  ///< no name of the last: see local_size_of()
+};
+
+const std::vector<LauncherVariables>& launchers() {
+  static const std::vector<LauncherVariables> all = {
+      {"torchrun", {"RANK"}, {"WORLD_SIZE"}, {"LOCAL_RANK"}, {"LOCAL_WORLD_SIZE"}},
+      {"openmpi",
+       {"OMPI_COMM_WORLD_RANK"},
+       {"OMPI_COMM_WORLD_SIZE"},
+       {"OMPI_COMM_WORLD_LOCAL_RANK"},
+       {"OMPI_COMM_WORLD_LOCAL_SIZE"}},
+      {"pmix",
+       {"PMIX_RANK"},
+       {"PMIX_SIZE", "PRTE_COMM_WORLD_SIZE", "SLURM_NTASKS"},
+       {"PMIX_LOCAL_RANK", "PRTE_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"},
+       {"PMIX_LOCAL_SIZE", "PRTE_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE",
+        "SLURM_NTASKS_PER_NODE"}},
+      {"mpich", {"PMI_RANK"}, {"PMI_SIZE"}, {"MPI_LOCALRANKID"}, {"MPI_LOCALNRANKS"}},
+      {"flux", {"FLUX_TASK_RANK"}, {"FLUX_JOB_SIZE"}, {"FLUX_TASK_LOCAL_ID"}, {}},
+      {"slurm",
+       {"SLURM_PROCID"},
+       {"SLURM_NTASKS", "SLURM_NPROCS"},
+       {"SLURM_LOCALID"},
+       {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"}}};
+  return all;
+}
+
+std::optional<int> parse_int(std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+/// Slurm's "2(x3),1": tasks of each node in turn; which node this is, SLURM_NODEID says.
+std::optional<int> tasks_of_node(std::string_view list, int node) {
+  for (std::size_t at = 0; at < list.size();) {
+    const auto comma = std::min(list.find(',', at), list.size());
+    std::string_view part = list.substr(at, comma - at);
+    int times = 1;
+    if (const auto open = part.find("(x"); open != std::string_view::npos && part.back() == ')') {
+      const auto n = parse_int(part.substr(open + 2, part.size() - open - 3));
+      if (!n) return std::nullopt;
+      times = *n;
+      part = part.substr(0, open);
+    }
+    const auto tasks = parse_int(part);
+    if (!tasks || node < times) return tasks;
+    node -= times;
+    at = comma + 1;
+  }
+  return std::nullopt;
+}
+
+/// Collects what is wrong, so that one message names it all.
+class EnvironmentReader {
+ public:
+  EnvironmentReader(const Variables& variables, const LauncherVariables& names)
+      : variables_(variables), names_(names) {}
+
+  int number(const std::vector<const char*>& any, int least) {
+    for (const char* name : any) {
+      const auto text = variables_(name);
+      if (!text) continue;
+      const std::string_view n = name;
+      const auto value =
+          n.find("_TASKS_PER_NODE") != n.npos ? tasks_of_node(*text, node()) : parse_int(*text);
+      if (!value || *value < least)
+        complain(concat(name, "='", *text, "' is not a number from ", least, " on"));
+      return value.value_or(least);
+    }
+    std::string list;
+    for (const char* name : any) list += concat(list.empty() ? "" : " or ", name);
+    complain(list + " is missing");
+    return least;
+  }
+
+  void check(bool ok, const std::string& problem) {
+    if (!ok && problems_.empty()) complain(problem);
+  }
+  void complain(const std::string& problem) { problems_ += (problems_.empty() ? "" : "; ") + problem; }
+  void finish() const {
+    require(problems_.empty(), Errc::config, "the environment of ", names_.launcher, ": ", problems_,
+            "; start through the launcher, or set them all");
+  }
+
+ private:
+  int node() const { return parse_int(variables_("SLURM_NODEID").value_or("0")).value_or(0); }
+  const Variables& variables_;
+  const LauncherVariables& names_;
+  std::string problems_;
+};
+
+/// "node[01-03,07],gpu1": its first host.
+std::string first_host(const std::string& list) {
+  const auto open = list.find_first_of("[,");
+  if (open == std::string::npos || list[open] == ',') return list.substr(0, open);
+  const auto end = list.find_first_of("-,]", open);
+  const auto close = list.find(']', open);
+  if (end == std::string::npos || close == std::string::npos) return "";
+  const auto comma = std::min(list.find(',', close), list.size());
+  return list.substr(0, open) + list.substr(open + 1, end - open - 1) +
+         list.substr(close + 1, comma - close - 1);
+}
+
+/// Ports from the first on that the store may take, so that one which is taken is not the end.
+constexpr int ports_of_a_launch = 8;
+
+std::string slurm_job(const Variables& variables) {
+  return variables("SLURM_HET_JOB_ID").value_or(variables("SLURM_JOB_ID").value_or("0"));
+}
+
+/// Steps of one job begin their search at ports of their own.
+int slurm_port(const Variables& variables) {
+  const int job = parse_int(slurm_job(variables)).value_or(0);
+  const int step = parse_int(variables("SLURM_STEP_ID").value_or("0")).value_or(0);
+  return 20000 + (job + step % 20000 * ports_of_a_launch) % 20000;
+}
+
+std::string slurm_master(const Variables& variables, EnvironmentReader& reader) {
+  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
+    const auto list = variables(name);
+    if (!list) continue;
+    const std::string host = first_host(*list);
+    if (host.empty()) reader.complain(concat(name, "='", *list, "' is no list of hosts"));
+    return join_host_port(host, slurm_port(variables));
+  }
+  reader.complain("MASTER_ADDR and MASTER_PORT, or SLURM_NODELIST, are missing");
+  return "";
+}
+
+bool is_single_node(const LaunchInfo& place) { return place.local_size == place.size; }
+
+/// What tells this job of an MPI launcher from every other on this host.
+std::string job_id(const Variables& variables, const std::string& launcher) {
+  for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_jobid"})
+    if (const auto value = variables(name)) return concat(launcher, '/', *value);
+  return concat(launcher, '/', launcher_process_id());
+}
+
+/// torchrun's agents count restarts each for itself ("membership changes do not count as retries"), so that
+/// the count names a launch only where there is one agent.
+std::string torchrun_launch(const Variables& variables, const LaunchInfo& place) {
+  const auto run = variables("TORCHELASTIC_RUN_ID");
+  if (!run || run == variables("RZ_LAUNCH")) return "";
+  const std::string port = variables("MASTER_PORT").value_or("");
+  const std::string restart = variables("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  return concat("torchrun run ", *run, " port ", port, is_single_node(place) ? " restart " + restart : "");
+}
+
+std::string slurm_launch(const Variables& variables) {
+  return concat("slurm job ", slurm_job(variables), " step ", variables("SLURM_STEP_ID").value_or("0"),
+                " restart ", variables("SLURM_RESTART_COUNT").value_or("0"));
+}
+
+std::string launch_id_of(const Variables& variables, const LaunchInfo& place) {
+  std::string launch;
+  const auto add = [&](const std::string& part) {
+    launch += (launch.empty() || part.empty() ? "" : " ") + part;
+  };
+  if (place.launcher == "torchrun") {
+    add(torchrun_launch(variables, place));
+  } else if (place.launcher == "slurm") {
+    add(slurm_launch(variables));
+  } else if (place.launcher == "flux") {
+    if (const auto job = variables("FLUX_JOB_ID")) add("flux job " + *job);
+  } else if (const auto name = variables("PMIX_NAMESPACE")) {
+    add("pmix " + *name);
+    if (const auto restart = variables("SLURM_RESTART_COUNT")) add("restart " + *restart);
+  }
+  if (const auto token = variables("RZ_LAUNCH")) add("RZ_LAUNCH " + *token);
+  return launch;
+}
+
+std::string master_of(const Variables& variables, const LaunchInfo& place, EnvironmentReader& reader) {
+  if (place.launcher == "torchrun" && is_single_node(place) && !place.launch.empty())
+    return "job:" + place.launch;
+  const auto host = variables("MASTER_ADDR"), port = variables("MASTER_PORT");
+  if (host || port || place.launcher == "torchrun") {
+    if (!host || host->empty()) reader.complain("MASTER_ADDR is missing");
+    if (!port) reader.complain("MASTER_PORT is missing");
+    if (!host || !port) return "";
+    const auto number = parse_int(*port);
+    if (!number || *number < 1 || *number > 65535)
+      reader.complain(concat("MASTER_PORT='", *port, "' is not a number from 1 to 65535"));
+    const bool agent = variables("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+    return join_host_port(*host, number.value_or(0) + agent);
+  }
+  if (variables("SLURM_PROCID") && place.launcher != "flux" && !is_single_node(place))
+    return slurm_master(variables, reader);
+  if (!place.launch.empty() &&
+      (place.launcher == "slurm" || (place.launcher == "flux" && is_single_node(place))))
+    return "job:" + place.launch;
+  if (!is_single_node(place))
+    reader.complain(concat("MASTER_ADDR and MASTER_PORT are missing, and only ", place.local_size, " of ",
+                           place.size, " ranks are on this host"));
+  return "job:" + job_id(variables, place.launcher);
+}
+
+/// PMI_RANK and PMI_SIZE are also set by srun --mpi=pmi2 and by Flux, which have names of their own for all
+/// of it.
+bool is_set(const LauncherVariables& names, const Variables& variables) {
+  const std::string_view launcher = names.launcher;
+  // Either is enough, so that half a set is an error and not another launcher.
+  if (launcher == "torchrun") return variables("RANK") || variables("WORLD_SIZE");
+  if (launcher == "mpich" && !variables("MPI_LOCALRANKID") && !variables("MPI_LOCALNRANKS") &&
+      (variables("SLURM_PROCID") || variables("FLUX_TASK_RANK")))
+    return false;
+  return variables(names.rank.front()).has_value();
+}
+
+/// Flux has no variable for the tasks of a node; it deals them out evenly where that is possible.
+int local_size_of(const LauncherVariables& names, EnvironmentReader& reader, int size) {
+  if (!names.local_size.empty()) return reader.number(names.local_size, 1);
+  const int nodes = reader.number({"FLUX_JOB_NNODES"}, 1);
+  reader.check(
+      size % nodes == 0,
+      concat("FLUX_JOB_SIZE=", size, " tasks on FLUX_JOB_NNODES=", nodes,
+             " nodes: no variable has the number of tasks on this one; set RANK, WORLD_SIZE, LOCAL_RANK, "
+             "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"));
+  return std::max(1, size / nodes);
+}
+
+}  // namespace
+
+LaunchInfo launch_info_from(const Variables& variables) {
+  for (const LauncherVariables& names : launchers()) {
+    if (!is_set(names, variables)) continue;
+    EnvironmentReader reader(variables, names);
+    LaunchInfo place;
+    place.launcher = names.launcher;
+    place.rank = reader.number(names.rank, 0);
+    place.size = reader.number(names.size, 1);
+    place.local_rank = reader.number(names.local_rank, 0);
+    place.local_size = local_size_of(names, reader, place.size);
+    reader.check(place.rank < place.size,
+                 concat(names.rank.front(), "=", place.rank, " is not below the size, ", place.size));
+    const std::string local_size = names.local_size.empty() ? "the local size" : names.local_size.front();
+    reader.check(place.local_size <= place.size,
+                 concat(local_size, "=", place.local_size, " is more than the size, ", place.size));
+    reader.check(place.local_rank < place.local_size,
+                 concat(names.local_rank.front(), "=", place.local_rank, " is not below the local size, ",
+                        place.local_size));
+    reader.finish();
+    place.launch = launch_id_of(variables, place);
+    if (place.size > 1) place.master = master_of(variables, place, reader);
+    reader.finish();
+    return place;
+  }
+  LaunchInfo alone;
+  alone.launcher = "none";
+  return alone;
+}
+
+LaunchInfo launch_info_from_environment() {
+  return launch_info_from([](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  });
+}
+
+std::shared_ptr<Store> store_for_launch(const LaunchInfo& place, std::chrono::milliseconds timeout) {
+  if (place.size == 1) return memory_store();
+  require(!place.master.empty(), Errc::config, "a group of ", place.size, " ranks without a master");
+  if (place.master.rfind("job:", 0) == 0)
+    return local_rendezvous_store(place.master.substr(4), place.rank, place.size, Deadline::after(timeout));
+  return tcp_store(place.master, {.serve = place.rank == 0,
+                                  .timeout = timeout,
+                                  .launch = place.launch,
+                                  .size = place.size,
+                                  .ports = place.launch.empty() ? 1 : ports_of_a_launch});
+}
+
+}  // namespace rz

@@ -1,0 +1,121 @@
+#include <charconv>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "comm/bootstrap/store_internal.h"
+#include "comm/core/error.h"
+#include "comm/store.h"
+
+namespace rz {
+
+namespace {
+
+class MemoryStore final : public Store {
+ public:
+  void set(std::string_view key, std::string_view value) override { table_.set(key, value); }
+  std::string get(std::string_view key, Deadline deadline) override {
+    if (auto value = table_.wait(key, deadline)) return *std::move(value);
+    fail(Errc::timeout, missing_key(key, "the store of this process"));
+  }
+  std::int64_t add(std::string_view key, std::int64_t amount) override { return table_.add(key, amount); }
+
+ private:
+  KeyValueTable table_;
+};
+
+class PrefixStore final : public Store {
+ public:
+  PrefixStore(std::shared_ptr<Store> store, std::string prefix)
+      : store_(std::move(store)), prefix_(std::move(prefix)) {}
+  void set(std::string_view key, std::string_view value) override {
+    store_->set(concat(prefix_, key), value);
+  }
+  std::string get(std::string_view key, Deadline deadline) override {
+    return store_->get(concat(prefix_, key), deadline);
+  }
+  std::int64_t add(std::string_view key, std::int64_t amount) override {
+    return store_->add(concat(prefix_, key), amount);
+  }
+  const Store& inner() const { return *store_; }
+
+ private:
+  std::shared_ptr<Store> store_;
+  std::string prefix_;
+};
+
+}  // namespace
+
+std::int64_t parse_counter(std::string_view key, std::string_view text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  require(error == std::errc{} && end == text.data() + text.size(), Errc::rendezvous, "the value of key '",
+          key, "' is not an integer, so nothing can be added to it");
+  return value;
+}
+
+std::string missing_key(std::string_view key, std::string_view where) {
+  return concat("key '", key, "' did not appear in ", where,
+                " before the deadline; is every rank running, with the same rendezvous?");
+}
+
+/// Under the lock.
+void KeyValueTable::put(const std::string& key, std::string value) {
+  constexpr std::size_t bytes_of_an_entry = 128;
+  const auto old = values_.find(key);
+  const std::size_t others =
+      bytes_ - (old == values_.end() ? 0 : bytes_of_an_entry + key.size() + old->second.size());
+  const std::size_t more = bytes_of_an_entry + key.size() + value.size();
+  require(more <= max_bytes_ - others, Errc::rendezvous, "the store is full: key '", key, "' needs ", more,
+          " bytes, and ", others, " of ", max_bytes_, " are taken");
+  values_[key] = std::move(value);
+  bytes_ = others + more;
+}
+
+void KeyValueTable::set(std::string_view key, std::string_view value) {
+  {
+    const std::lock_guard lock(mutex_);
+    put(std::string(key), std::string(value));
+  }
+  changed_.notify_all();
+}
+
+std::int64_t KeyValueTable::add(std::string_view key, std::int64_t amount) {
+  std::int64_t sum = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto old = values_.find(std::string(key));
+    sum = (old == values_.end() || old->second.empty() ? 0 : parse_counter(key, old->second)) + amount;
+    put(std::string(key), concat(sum));
+  }
+  changed_.notify_all();
+  return sum;
+}
+
+std::optional<std::string> KeyValueTable::wait(std::string_view key, Deadline deadline) {
+  const std::string name(key);
+  std::unique_lock lock(mutex_);
+  const auto there = [&] { return values_.count(name) > 0; };
+  if (!changed_.wait_until(lock, deadline.at(), there)) return std::nullopt;
+  return values_[name];
+}
+
+std::optional<std::string> KeyValueTable::find(std::string_view key) {
+  const std::lock_guard lock(mutex_);
+  const auto it = values_.find(std::string(key));
+  if (it == values_.end()) return std::nullopt;
+  return it->second;
+}
+
+const Store& innermost(const Store& store) {
+  const auto* prefix = dynamic_cast<const PrefixStore*>(&store);
+  return prefix ? innermost(prefix->inner()) : store;
+}
+
+std::shared_ptr<Store> memory_store() { return std::make_shared<MemoryStore>(); }
+
+std::shared_ptr<Store> prefix_store(std::shared_ptr<Store> store, std::string prefix) {
+  return std::make_shared<PrefixStore>(std::move(store), std::move(prefix));
+}
+
+}  // namespace rz

@@ -1,0 +1,253 @@
+#include "comm/bootstrap/store_server.h"
+
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "comm/core/error.h"
+#include "comm/net/socket.h"
+#include "comm/os/helper_thread.h"
+#include "comm/os/open_files.h"
+
+namespace rz {
+
+using store_wire::Reply;
+using store_wire::Request;
+
+namespace {
+
+constexpr std::size_t max_table_bytes = 64 << 20;
+/// Connections of one rank: its threads that wait for a key have one each.
+constexpr std::size_t max_clients_a_rank = 64;
+constexpr std::size_t max_clients_of_any_group = 4096;
+/// Connections without a hello, beyond one for each rank that is on its way.
+constexpr std::size_t max_unauthenticated = 64;
+constexpr auto rest_without_descriptors = std::chrono::milliseconds(100);
+constexpr std::size_t first_client = 2;  ///< in descriptors_, behind the eventfd and the listener
+
+}  // namespace
+
+StoreServer::StoreServer(UniqueFd listener, Options options)
+    : listener_(std::move(listener)),
+      stop_(eventfd(0, EFD_CLOEXEC)),
+      options_(std::move(options)),
+      table_(max_table_bytes) {
+  if (!stop_) fail_errno("eventfd");
+  descriptors_.reserve(first_client);
+  if (options_.size > 0)
+    require_open_files(static_cast<std::size_t>(options_.size) + max_unauthenticated,
+                       concat("the store of a group of ", options_.size, " ranks"));
+  thread_ = helper_thread([this] { run(); });
+}
+
+StoreServer::~StoreServer() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto n = ::write(stop_.get(), &one, sizeof one);
+  thread_.join();
+}
+
+void StoreServer::run() {
+  for (;;) {
+    list_descriptors();
+    if (poll(descriptors_.data(), descriptors_.size(), time_to_poll()) < 0) {
+      if (errno != EINTR) std::this_thread::sleep_for(rest_without_descriptors);  // the kernel has no memory
+      continue;
+    }
+    if (descriptors_[0].revents) return;
+    std::size_t i = first_client;
+    for (auto c = clients_.begin(); c != clients_.end(); ++i)
+      c = poll_again(*c, descriptors_[i].revents) ? std::next(c) : drop(c);
+    reply_to_waiting();
+    if (descriptors_[1].revents) accept_clients();
+  }
+}
+
+/// Nothing is read of a client that waits for an answer, only whether it is still there.
+void StoreServer::list_descriptors() {
+  if (no_descriptors_ && no_descriptors_->expired()) no_descriptors_.reset();
+  descriptors_.clear();  // its capacity is that of all clients: see accept_client()
+  descriptors_.push_back({stop_.get(), POLLIN, 0});
+  descriptors_.push_back({no_descriptors_ ? -1 : listener_.get(), POLLIN, 0});
+  for (const Client& c : clients_) {
+    const int events = !c.out.empty() ? POLLOUT : c.waits_for ? POLLRDHUP : POLLIN;
+    descriptors_.push_back({c.socket.get(), static_cast<short>(events), 0});
+  }
+}
+
+/// Until the next deadline.
+int StoreServer::time_to_poll() const {
+  int ms = no_descriptors_ ? no_descriptors_->poll_ms(1000) : 1000;
+  for (const Client& c : clients_) {
+    if (c.waits_for) ms = c.until.poll_ms(ms);
+    if (!c.authenticated) ms = c.deadline_extension.poll_ms(ms);
+  }
+  return ms;
+}
+
+// ---- one client
+
+/// An exception (no memory, say) ends this client only.
+bool StoreServer::poll_again(Client& c, short events) noexcept {
+  try {
+    return serve_events(c, events);
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+bool StoreServer::serve_events(Client& c, short events) {
+  if (!c.authenticated && c.deadline_extension.expired()) return false;
+  if (!events) return true;
+  if (c.waits_for) return false;  // it hung up
+  return (c.out.empty() ? receive(c) : flush(c)) && serve(c);
+}
+
+bool StoreServer::receive(Client& c) {
+  char bytes[65536];
+  const ssize_t n = ::recv(c.socket.get(), bytes, sizeof bytes, 0);
+  if (n > 0) c.in.append(bytes, static_cast<std::size_t>(n));
+  return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
+bool StoreServer::flush(Client& c) {
+  const ssize_t n =
+      ::send(c.socket.get(), c.out.data() + c.sent, c.out.size() - c.sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n < 0) return errno == EAGAIN || errno == EINTR;
+  c.sent += static_cast<std::size_t>(n);
+  if (c.sent < c.out.size()) return true;
+  c.out.clear();
+  c.sent = 0;
+  return !c.leaving;
+}
+
+/// The whole requests that are there, each once the answer to the one before is sent. False: a malformed one.
+bool StoreServer::serve(Client& c) {
+  std::size_t done = 0;
+  while (c.out.empty() && !c.waits_for) {
+    const std::string_view rest = std::string_view(c.in).substr(done);
+    std::uint32_t magic = 0;
+    if (rest.size() >= sizeof magic) {
+      std::memcpy(&magic, rest.data(), sizeof magic);
+      if (magic != store_wire::request_magic) return false;
+    }
+    if (rest.size() < sizeof(Request)) break;
+    Request r;
+    std::memcpy(&r, rest.data(), sizeof r);
+    if (!valid(r) || (!c.authenticated && r.kind != Request::hello)) return false;
+    const std::size_t launch = sizeof r, key = launch + r.launch_bytes, value = key + r.key_bytes;
+    if (rest.size() < value + r.value_bytes) break;
+    perform(c, r, rest.substr(launch, r.launch_bytes), rest.substr(key, r.key_bytes),
+            rest.substr(value, r.value_bytes));
+    done += value + r.value_bytes;
+    if (!c.out.empty() && !flush(c)) return false;
+  }
+  c.in.erase(0, done);
+  return true;
+}
+
+void StoreServer::perform(Client& c, const Request& r, std::string_view launch, std::string_view key,
+                          std::string_view value) {
+  if (launch != options_.launch) {
+    c.leaving = true;
+    return reply(c, Reply::wrong_launch, options_.launch);
+  }
+  try {
+    if (r.kind == Request::hello) return admit(c);
+    if (r.kind == Request::get) return find_value(c, key, r.number);
+    if (r.kind == Request::add) return reply(c, Reply::ok, {}, table_.add(key, r.number));
+    table_.set(key, value);
+    reply(c, Reply::ok, {});
+  } catch (const Error& e) {
+    reply(c, Reply::refused, e.what());
+  }
+}
+
+void StoreServer::admit(Client& c) {
+  const std::size_t max_clients = options_.size > 0
+                                      ? max_clients_a_rank * static_cast<std::size_t>(options_.size)
+                                      : max_clients_of_any_group;
+  if (!c.authenticated && authenticated_ >= max_clients) {
+    c.leaving = true;
+    return reply(c, Reply::refused,
+                 concat("the store has ", authenticated_, " clients already, and a group of ", options_.size,
+                        " ranks gets no more"));
+  }
+  authenticated_ += !c.authenticated;
+  c.authenticated = true;
+  reply(c, Reply::ok, {});
+}
+
+void StoreServer::find_value(Client& c, std::string_view key, std::int64_t milliseconds) {
+  if (const auto found = table_.find(key)) return reply(c, Reply::ok, *found);
+  c.waits_for = key;
+  c.until = Deadline::after(std::chrono::milliseconds(std::clamp<std::int64_t>(milliseconds, 0, 86'400'000)));
+}
+
+void StoreServer::reply_to_waiting() noexcept {
+  for (auto c = clients_.begin(); c != clients_.end();) {
+    bool stays = true;
+    if (c->waits_for) try {
+        const auto found = table_.find(*c->waits_for);
+        if (found || c->until.expired()) {
+          c->waits_for.reset();
+          reply(*c, found ? Reply::ok : Reply::timeout, found.value_or(""));
+          stays = flush(*c) && serve(*c);
+        }
+      } catch (const std::exception&) {
+        stays = false;
+      }
+    c = stays ? std::next(c) : drop(c);
+  }
+}
+
+void StoreServer::reply(Client& c, Reply::Status status, std::string_view value, std::int64_t number) {
+  const Reply a{store_wire::reply_magic, status, static_cast<std::uint32_t>(value.size()), 0, number};
+  c.out.assign(reinterpret_cast<const char*>(&a), sizeof a).append(value);
+}
+
+// ---- all of them
+
+StoreServer::Clients::iterator StoreServer::drop(Clients::iterator c) {
+  authenticated_ -= c->authenticated;
+  return clients_.erase(c);
+}
+
+bool StoreServer::drop_oldest_unauthenticated() {
+  const auto c =
+      std::find_if(clients_.begin(), clients_.end(), [](const Client& c) { return !c.authenticated; });
+  if (c == clients_.end()) return false;
+  drop(c);
+  return true;
+}
+
+void StoreServer::accept_clients() noexcept {
+  try {
+    for (int i = 0; i < max_accepts_per_poll && accept_client(); ++i)
+      if (unauthenticated() > max_unauthenticated + static_cast<std::size_t>(options_.size))
+        drop_oldest_unauthenticated();
+  } catch (const std::exception&) {  // no memory for one more
+    no_descriptors_ = Deadline::after(rest_without_descriptors);
+  }
+}
+
+/// False: nobody calls, or there is no room. A poll() of a listener that cannot be served would spin.
+bool StoreServer::accept_client() {
+  descriptors_.reserve(first_client + clients_.size() + 1);
+  UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!socket) {
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
+    if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)
+      return true;  // it has gone
+    if (drop_oldest_unauthenticated()) return true;
+    no_descriptors_ = Deadline::after(rest_without_descriptors);
+    return false;
+  }
+  set_tcp_options(socket.get());
+  clients_.push_back({std::move(socket), Deadline::after(options_.max_unauthenticated), {}, {}});
+  return true;
+}
+
+}  // namespace rz

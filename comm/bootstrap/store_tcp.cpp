@@ -1,0 +1,344 @@
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "comm/bootstrap/store_internal.h"
+#include "comm/bootstrap/store_server.h"
+#include "comm/bootstrap/store_wire.h"
+#include "comm/core/error.h"
+#include "comm/net/socket.h"
+#include "comm/os/process.h"
+#include "comm/store.h"
+
+namespace rz {
+
+namespace {
+
+using std::chrono::milliseconds;
+using store_wire::Reply;
+using store_wire::Request;
+
+/// For the server to answer what it can answer at once.
+constexpr auto retry_interval = std::chrono::seconds(30);
+/// For one address to accept a connection and answer a hello: at first, and after some rounds. One that is
+/// silent must not keep the others from being tried.
+constexpr milliseconds first_address_timeout{500}, max_address_timeout{8000};
+
+Deadline earlier(milliseconds limit, Deadline deadline) {
+  return Deadline::after(std::min<Deadline::Clock::duration>(limit, deadline.remaining()));
+}
+
+// ---- one connection, for one call at a time
+
+/// Its errors say what is wrong and leave it to the caller to say where.
+class StoreConnection {
+ public:
+  explicit StoreConnection(UniqueFd socket) : socket_(std::move(socket)) {}
+
+  std::pair<Reply, std::string> call(std::string_view bytes, Deadline deadline) {
+    send_all(bytes, deadline);
+    Reply answer;
+    receive_all(&answer, sizeof answer, deadline);
+    require(answer.magic == store_wire::reply_magic && answer.value_bytes <= store_wire::max_value,
+            Errc::rendezvous, "it is no store of this version of ringzero");
+    std::string text(answer.value_bytes, '\0');
+    receive_all(text.data(), text.size(), deadline);
+    return {answer, std::move(text)};
+  }
+  /// While it is idle nothing comes, but for its end.
+  bool alive() const {
+    char c;
+    return ::recv(socket_.get(), &c, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+  }
+  int fd() const { return socket_.get(); }
+
+ private:
+  void send_all(std::string_view bytes, Deadline deadline) {
+    while (!bytes.empty()) {
+      const ssize_t n = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (n > 0) bytes.remove_prefix(static_cast<std::size_t>(n));
+      if (n < 0) await(POLLOUT, deadline);
+    }
+  }
+
+  void receive_all(void* to, std::size_t size, Deadline deadline) {
+    auto* at = static_cast<char*>(to);
+    while (size) {
+      const ssize_t n = ::recv(socket_.get(), at, size, 0);
+      require(n != 0, Errc::rendezvous, "it hung up; did rank 0 end?");
+      if (n < 0) await(POLLIN, deadline);
+      if (n > 0) at += n, size -= static_cast<std::size_t>(n);
+    }
+  }
+
+  /// After a call that returned -1.
+  void await(short events, Deadline deadline) {
+    require(errno == EAGAIN || errno == EINTR, Errc::rendezvous, std::strerror(errno));
+    require(!deadline.expired(), Errc::rendezvous, "it does not answer");
+    pollfd p{socket_.get(), events, 0};
+    poll(&p, 1, deadline.poll_ms(1000));
+  }
+
+  UniqueFd socket_;
+};
+
+// ---- where the server is
+
+/// Searches addresses and ports for the server of a launch.
+class ServerSearch {
+ public:
+  ServerSearch(const std::string& launch) : launch_(launch) {}
+
+  /// A connection whose hello was answered, or none, and why() says why.
+  std::optional<StoreConnection> try_address(const SocketAddress& address, Deadline deadline) {
+    refused_ = false;
+    UniqueFd socket = connect_tcp(address, deadline);
+    if (!socket) {
+      refused_ = errno == ECONNREFUSED;
+      return fails(concat("connect to ", address.text(), ": ", std::strerror(errno)));
+    }
+    try {
+      StoreConnection line(std::move(socket));
+      const auto [answer, text] = line.call(to_bytes(Request{.kind = Request::hello}, launch_), deadline);
+      if (answer.status == Reply::ok) return line;
+      if (answer.status != Reply::wrong_launch) return fails(concat(address.text(), ": ", text));
+      wrong_launch_ = concat("the store at ", address.text(), " is that of launch '", text,
+                             "', and this one is '", launch_, "'");
+      return std::nullopt;
+    } catch (const Error& e) {
+      return fails(concat(address.text(), " took the connection, but ", e.what()));
+    }
+  }
+  std::nullopt_t fails(std::string why) {
+    failure_ = std::move(why);
+    return std::nullopt;
+  }
+  /// Another launch's store is the cause, whatever else is wrong.
+  const std::string& failure() const { return wrong_launch_.empty() ? failure_ : wrong_launch_; }
+  /// At the last address nobody listens.
+  bool refused() const { return refused_; }
+
+ private:
+  const std::string& launch_;
+  std::string failure_ = "no address", wrong_launch_;
+  bool refused_ = false;
+};
+
+/// Calls `f` again and again, with pauses, until it returns something or the deadline has passed.
+template <class F>
+auto repeat_until(Deadline deadline, const F& f) -> decltype(f()) {
+  for (auto pause = milliseconds(5);; pause = std::min(pause * 2, milliseconds(500))) {
+    if (auto result = f()) return result;
+    if (deadline.expired()) return {};
+    std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(pause, deadline.remaining()));
+  }
+}
+
+class TcpStore final : public Store {
+ public:
+  TcpStore(const std::string& address, const TcpStoreOptions& options)
+      : address_(address), options_(options), where_(parse_host_port(address)) {
+    check();
+    const Deadline deadline = Deadline::after(options.timeout);
+    if (options.serve) start_server(deadline);
+    idle_.push_back(find_server(deadline));
+    local_address_ = rz::local_address(idle_.back().fd()).host();
+  }
+
+  void set(std::string_view key, std::string_view value) override {
+    call({.kind = Request::set}, key, value, Deadline::after(retry_interval));
+  }
+
+  std::string get(std::string_view key, Deadline deadline) override {
+    const auto ms = std::chrono::ceil<milliseconds>(deadline.remaining());
+    return call({.kind = Request::get, .number = ms.count()}, key, {}, Deadline::after(ms + retry_interval))
+        .second;
+  }
+
+  std::int64_t add(std::string_view key, std::int64_t amount) override {
+    return call({.kind = Request::add, .number = amount}, key, {}, Deadline::after(retry_interval)).first;
+  }
+
+  int port() const { return port_; }
+  const std::string& local_address() const { return local_address_; }
+
+ private:
+  void check() const {
+    require(options_.serve || where_.port != 0, Errc::config, "address '", address_,
+            "': port 0 is for the server only");
+    require(options_.launch.size() <= store_wire::max_launch, Errc::config, "the launch's identity has ",
+            options_.launch.size(), " bytes; at most ", store_wire::max_launch);
+    require(options_.ports >= 1 && (options_.ports == 1 || !options_.launch.empty()), Errc::invalid_argument,
+            options_.ports, " ports for the store at ", address_,
+            "; more than one needs a launch, by which clients know the server");
+  }
+
+  /// The ports to try, as far as there are so many.
+  std::vector<int> ports() const {
+    std::vector<int> all{where_.port};
+    while (where_.port && static_cast<int>(all.size()) < options_.ports && all.back() < 65535)
+      all.push_back(all.back() + 1);
+    return all;
+  }
+
+  void start_server(Deadline deadline) {
+    UniqueFd listener = open_listener(deadline);
+    where_.port = port_ = rz::local_address(listener.get()).port();
+    server_ = std::make_unique<StoreServer>(
+        std::move(listener),
+        StoreServer::Options{options_.launch, options_.size, options_.max_unauthenticated});
+  }
+
+  /// On the first address of the name that other hosts can reach, if it has one.
+  UniqueFd open_listener(Deadline deadline) const {
+    try {
+      const auto addresses = resolve(where_);
+      auto at = std::find_if(addresses.begin(), addresses.end(), [](auto& a) { return !a.loopback(); });
+      if (at == addresses.end()) at = addresses.begin();
+      UniqueFd listener = repeat_until(deadline, [&] { return listen_on(*at); });
+      require(static_cast<bool>(listener), Errc::rendezvous, "bind ", at->text(),
+              options_.ports > 1 ? concat(" and the ", options_.ports - 1, " ports after it") : "", ": ",
+              std::strerror(EADDRINUSE));
+      return listener;
+    } catch (const Error& e) {
+      fail(Errc::rendezvous, "cannot serve a store at ", address_, ": ", e.what());
+    }
+  }
+
+  /// Empty: all ports are taken.
+  UniqueFd listen_on(SocketAddress address) const {
+    for (const int port : ports()) {
+      address.set_port(port);
+      if (UniqueFd listener = listen_tcp_if_free(address)) return listener;
+    }
+    return {};
+  }
+
+  /// The server may not be up yet, and something else may listen where it will. The first port is tried in
+  /// every round, the others by turns: behind a firewall they may be silent.
+  StoreConnection find_server(Deadline deadline) {
+    ServerSearch search(options_.launch);
+    const std::vector<int> all = server_ ? std::vector{port_} : ports();
+    const std::size_t others = all.size() - 1, turns = std::max<std::size_t>(others, 1);
+    auto patience = first_address_timeout;
+    std::size_t round = 0;
+    auto found = repeat_until(deadline, [&] {
+      std::vector<int> now{all.front()};
+      if (others) now.push_back(all[1 + round % others]);
+      auto line = try_ports(now, search, patience, deadline);
+      if (++round % turns == 0) patience = std::min(patience * 2, max_address_timeout);
+      return line;
+    });
+    require(found.has_value(), Errc::rendezvous, "no store at ", address_, " before the deadline (",
+            search.failure(), "); is rank 0 running there, and the port open?");
+    return *std::move(found);
+  }
+
+  std::optional<StoreConnection> try_ports(const std::vector<int>& ports, ServerSearch& search,
+                                           milliseconds patience, Deadline deadline) {
+    try {
+      const auto addresses = resolve(where_);
+      for (const int port : ports)
+        for (SocketAddress address : addresses) {
+          address.set_port(port);
+          auto line = search.try_address(address, earlier(patience, deadline));
+          if (!line) continue;
+          server_address_ = address;
+          return line;
+        }
+    } catch (const Error& e) {
+      search.fails(e.what());
+    }
+    return std::nullopt;
+  }
+
+  /// As before; but where nobody listens any more, nobody will.
+  StoreConnection reconnect(std::string_view key, Deadline deadline) const {
+    ServerSearch search(options_.launch);
+    auto line = repeat_until(deadline, [&] {
+      auto found = search.try_address(server_address_, earlier(max_address_timeout, deadline));
+      if (search.refused()) broken(key, "nobody listens there any more; did rank 0 end?");
+      return found;
+    });
+    if (!line) broken(key, search.failure());
+    return *std::move(line);
+  }
+
+  std::pair<std::int64_t, std::string> call(Request request, std::string_view key, std::string_view value,
+                                            Deadline deadline) {
+    require(key.size() <= store_wire::max_key, Errc::invalid_argument, "a key of ", key.size(),
+            " bytes; at most ", store_wire::max_key);
+    require(value.size() <= store_wire::max_value, Errc::invalid_argument, "the value of key '", key,
+            "' has ", value.size(), " bytes; at most ", store_wire::max_value);
+    StoreConnection line = acquire(key, deadline);
+    auto [answer, text] = [&] {
+      try {
+        return line.call(to_bytes(request, options_.launch, key, value), deadline);
+      } catch (const Error& e) {
+        broken(key, e.what());
+      }
+    }();
+    release(std::move(line));
+    if (answer.status == Reply::timeout) fail(Errc::timeout, missing_key(key, "the store at " + address_));
+    if (answer.status == Reply::refused) fail(Errc::rendezvous, text);
+    if (answer.status == Reply::wrong_launch) broken(key, concat("it is that of launch '", text, "' now"));
+    return {answer.number, std::move(text)};
+  }
+
+  /// A connection that no other call is using: a get that waits must not keep a set from being heard.
+  StoreConnection acquire(std::string_view key, Deadline deadline) {
+    {
+      const std::lock_guard lock(mutex_);
+      while (!idle_.empty()) {
+        StoreConnection line = std::move(idle_.back());
+        idle_.pop_back();
+        if (line.alive()) return line;
+      }
+    }
+    return reconnect(key, deadline);
+  }
+  void release(StoreConnection line) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(line));
+  }
+
+  [[noreturn]] void broken(std::string_view key, const std::string& why) const {
+    fail(Errc::rendezvous, "the store at ", address_, " failed at key '", key, "': ", why);
+  }
+
+  const std::string address_;
+  const TcpStoreOptions options_;
+  HostPort where_;
+  int port_ = 0;
+  std::unique_ptr<StoreServer> server_;
+  SocketAddress server_address_;  ///< where it was found
+  std::string local_address_;
+  std::mutex mutex_;
+  std::vector<StoreConnection> idle_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> tcp_store(const std::string& address, const TcpStoreOptions& options) {
+  return std::shared_ptr<Store>(new TcpStore(address, options), DeletedByCreator<TcpStore>());
+}
+
+std::shared_ptr<Store> tcp_store(const std::string& address, bool serve, milliseconds timeout) {
+  return tcp_store(address, TcpStoreOptions{.serve = serve, .timeout = timeout});
+}
+
+int tcp_store_port(const Store& store) {
+  const auto* tcp = dynamic_cast<const TcpStore*>(&innermost(store));
+  return tcp ? tcp->port() : 0;
+}
+
+std::string tcp_store_local_address(const Store& store) {
+  const auto* tcp = dynamic_cast<const TcpStore*>(&innermost(store));
+  return tcp ? tcp->local_address() : "";
+}
+
+}  // namespace rz

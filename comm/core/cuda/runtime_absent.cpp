@@ -1,9 +1,0 @@
-#include "comm/core/cuda/runtime.h"
-
-namespace rz::cuda {
-
-const Runtime& runtime() {
-  fail(Errc::unsupported, "this build has no CUDA: configure it with -DRZ_CUDA=ON where nvcc is installed");
-}
-
-}  // namespace rz::cuda

@@ -1,0 +1,31 @@
+#include "comm/device/memory.h"
+
+#include <cstring>
+
+#include "comm/device/cuda_runtime.h"
+
+namespace rz {
+
+using cuda::runtime;
+
+void memcpy_async(void* to, const void* from, std::size_t bytes, const Stream& stream) {
+  if (bytes == 0) return;
+  if (stream.device().kind == Device::host) {
+    std::memmove(to, from, bytes);
+    return;
+  }
+  const cuda::DeviceGuard guard(stream.device());
+  cuda::check(runtime().memcpy_async(to, from, bytes, stream.native()), "cudaMemcpyAsync", stream.device());
+}
+
+void memset_async(void* to, int value, std::size_t bytes, const Stream& stream) {
+  if (bytes == 0) return;
+  if (stream.device().kind == Device::host) {
+    std::memset(to, value, bytes);
+    return;
+  }
+  const cuda::DeviceGuard guard(stream.device());
+  cuda::check(runtime().memset_async(to, value, bytes, stream.native()), "cudaMemsetAsync", stream.device());
+}
+
+}  // namespace rz

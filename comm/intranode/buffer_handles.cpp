@@ -1,0 +1,55 @@
+#include "comm/intranode/buffer_handles.h"
+
+#include "comm/core/error.h"
+#include "comm/os/cma.h"
+#include "comm/transport/transport.h"
+
+namespace rz {
+
+BufferHandles::BufferHandles(Transport& transport, int rank, int size)
+    : transport_(transport),
+      arena_(transport.allocator()),
+      rank_(rank),
+      handles_(index(size)),
+      ins_(index(size)),
+      outs_(index(size)) {}
+
+void BufferHandles::publish_local(const LocalBuffers& own, bool by_kernel, SingleCopyTuner::Times took) {
+  local_ = own;
+  version_ = arena_->version();  // before it is looked at, since other threads may change it
+  BufferHandle& mine = handles_[index(rank_)] = {};
+  if (own.in.data()) mine.in = make_handle(own.in, by_kernel);
+  if (own.out.data()) mine.out = make_handle(own.out, by_kernel);
+  mine.has_cma = by_kernel && transport_.has_cma();
+  mine.times = took;
+}
+
+SharedMemoryHandle BufferHandles::make_handle(std::span<const std::byte> memory, bool by_kernel) const {
+  if (const auto found = transport_.export_handle(memory)) return *found;
+  if (!by_kernel || !cma_readable(memory)) return {BufferHandle::none, 0};
+  return {BufferHandle::cma, reinterpret_cast<std::uint64_t>(memory.data())};
+}
+
+void BufferHandles::sum_times(std::uint64_t& single_copy_ns, std::uint64_t& staged_ns) const {
+  single_copy_ns = staged_ns = 0;
+  for (const BufferHandle& o : handles_)
+    single_copy_ns += o.times.single_copy_ns, staged_ns += o.times.staged_ns;
+}
+
+std::byte* BufferHandles::map_handle(int peer, const SharedMemoryHandle& spot, std::size_t bytes) {
+  std::byte* const at = transport_.map_handle(peer, spot, bytes);
+  require(at != nullptr, Errc::system, "rank ", peer, " offers memory that rank ", rank_,
+          " cannot reach: ", bytes, " bytes at ", spot.offset, " of its segment ", spot.segment);
+  return at;
+}
+
+const std::byte* BufferHandles::mapped_in(int peer, std::size_t at, std::size_t bytes) {
+  const SharedMemoryHandle& spot = handle_in(peer);
+  return is_mapped(spot) ? map_handle(peer, {spot.segment, spot.offset + at}, bytes) : nullptr;
+}
+
+CmaResult BufferHandles::cma_read(int peer, std::size_t at, std::span<std::byte> into) {
+  return transport_.cma_read(peer, handle_in(peer).offset + at, into);
+}
+
+}  // namespace rz

@@ -1,0 +1,161 @@
+#include "comm/intranode/mailbox_channel.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "comm/core/deadline.h"
+#include "comm/core/error.h"
+#include "comm/core/integer_math.h"
+#include "comm/schedule/executor.h"
+
+namespace rz {
+
+namespace {
+
+constexpr std::size_t line = 64;
+constexpr int spins_per_poll = 40;  // at one thing, before all else is looked at again
+constexpr int unpaused_spins =
+    32;  // without a pause, which takes longer than a letter does between near processors
+
+std::uint64_t hash_signature(const CallSignature& s) {
+  std::uint64_t h = 0;
+  for (const std::uint64_t word :
+       {s.count, static_cast<std::uint64_t>(static_cast<std::uint32_t>(s.root)),
+        static_cast<std::uint64_t>(s.kind) | static_cast<std::uint64_t>(s.dtype) << 8 |
+            static_cast<std::uint64_t>(s.op) << 16}) {
+    h = (h ^ word) * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+  }
+  return h;
+}
+
+}  // namespace
+
+MailboxChannel::MailboxChannel(Transport& transport, int rank, int size, std::uint32_t first_step)
+    : transport_(transport),
+      views_(transport.mailboxes().begin(), transport.mailboxes().end()),
+      rank_(rank),
+      size_(size),
+      own_(*views_[index(rank)].mailbox),
+      next_step_(first_step),
+      first_step_(first_step),
+      acked_(index(size), first_step),
+      staging_window_(views_[0].staging_bytes),
+      lap_begin_(first_step),
+      overwritten_before_(first_step) {
+  if (first_step == 0) return;  // as in fresh memory
+  for (MailboxSlot& l : own_.slots) l.tag.store(first_step);
+  own_.acked.store(first_step);
+  own_.produced.store(first_step);
+}
+
+void MailboxChannel::begin(const CallSignature& call) {
+  call_ = call;
+  call_hash_ = hash_signature(call);
+  begin_repeat(call.sequence);
+}
+
+void MailboxChannel::set_staging_window(std::size_t bytes) {
+  staging_window_ = std::min(bytes, staging_bytes());
+}
+
+/// Behind the last bytes, or at the ring's beginning. Since the ring began anew nothing overlaps; of the lap
+/// before, what begins before the end of these bytes; and all older ones are taken to.
+void MailboxChannel::reserve_staging(std::size_t bytes) {
+  is_reserved_ = true;
+  if (staging_cursor_ + bytes > staging_window_)
+    staging_cursor_ = 0, overwritten_before_ = std::exchange(lap_begin_, next_step_);
+  staging_offset_[next_step_ % mailbox_depth] = static_cast<std::uint32_t>(staging_cursor_);
+  staging_cursor_ = round_up(staging_cursor_ + bytes, line);
+  const std::uint32_t kept = next_step_ + 1 - static_cast<std::uint32_t>(mailbox_depth);
+  if (is_after(kept, overwritten_before_)) overwritten_before_ = kept;
+  if (is_after(kept, lap_begin_)) lap_begin_ = kept;
+  while (is_after(lap_begin_, overwritten_before_) &&
+         staging_offset_[overwritten_before_ % mailbox_depth] < staging_cursor_)
+    ++overwritten_before_;
+}
+
+void MailboxChannel::spin_once() {
+  flush_acks();
+  for (int i = 0; i < spins_per_poll; ++i) {
+    if (waiting_for_ == WaitingFor::slot &&
+        !is_after(awaited_step_, static_cast<std::uint32_t>(slot_tag(awaited_peer_, awaited_step_ - 1))))
+      return;
+    if (waiting_for_ == WaitingFor::space && !is_after(awaited_step_, acked(awaited_peer_))) return;
+    if (i >= unpaused_spins) cpu_pause();
+  }
+}
+
+void MailboxChannel::check_peer_alive() {
+  flush_acks();
+  if (waiting_for_ != WaitingFor::nothing) transport_.require_alive(awaited_peer_);
+}
+
+/// Letters of one call have one history. False, too, where the letter before is gone.
+bool MailboxChannel::begins_call(int rank, std::uint32_t step) const {
+  const std::uint64_t before = slot_tag(rank, step - 1), there = slot_tag(rank, step);
+  return static_cast<std::uint32_t>(before) == step && before >> history_shift != there >> history_shift;
+}
+
+void MailboxChannel::mismatch(int peer, std::uint32_t step) const {
+  // Its call is written after the letter: at once, unless that rank was stopped in between.
+  for (const Deadline end = Deadline::after(std::chrono::seconds(1));
+       is_after(step + 1, produced(peer)) && !end.expired();)
+    sched_yield();
+  const auto called = [&](int r, std::uint32_t s) -> std::optional<CallSignature> {
+    const Mailbox& place = *views_[index(r)].mailbox;
+    const auto tag = [&] {
+      return static_cast<std::uint32_t>(place.slots[s % mailbox_depth].tag.load(std::memory_order_acquire));
+    };
+    if (tag() != s + 1 || !is_after(produced(r), s) || !begins_call(r, s)) return std::nullopt;
+    const CallSignature call = place.call_log[s % mailbox_depth];
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return tag() == s + 1 ? std::optional(call) : std::nullopt;  // it may be written anew meanwhile
+  };
+  for (std::uint32_t s = next_step_ - static_cast<std::uint32_t>(mailbox_depth); s != next_step_; ++s) {
+    const auto theirs = called(peer, s), mine = called(rank_, s);
+    if (!theirs || !mine || *theirs == *mine) continue;
+    fail(Errc::mismatch, "mismatched collectives: rank ", peer, " called ", describe(*theirs), " while rank ",
+         rank_, " called ", describe(*mine), "; every rank must make the same calls in the same order");
+  }
+  fail(Errc::mismatch, "mismatched collectives: rank ", peer, " made other calls than rank ", rank_,
+       " some time before ", describe(call()), "; every rank must make the same calls in the same order");
+}
+
+// ---- who is missing
+
+std::vector<int> MailboxChannel::missing_peers(const PeerFilter& looks) const {
+  std::vector<int> all;
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    if ((waiting_for_ == WaitingFor::space && is_after(awaited_step_, acked(r))) ||
+        (waiting_for_ == WaitingFor::slot && looks(r) && is_after(awaited_step_, produced(r))))
+      all.push_back(r);
+  }
+  return all;
+}
+
+int MailboxChannel::culprit(const PeerFilter& looks) const {
+  int worst = -1;
+  const auto is_behind = [&](int a, int b) {
+    const std::uint32_t x = produced(a), y = produced(b);
+    return x != y ? is_after(y, x) : is_after(acked(b), acked(a));
+  };
+  for (const int r : missing_peers(looks))
+    if (worst < 0 || is_behind(r, worst)) worst = r;
+  return worst < 0 ? awaited_peer_ : worst;
+}
+
+std::string MailboxChannel::waiting_for(const PeerFilter& looks) const {
+  std::string out;
+  for (const int r : missing_peers(looks))
+    out += concat(out.empty() ? "" : ", ", "rank ", r,
+                  waiting_for_ == WaitingFor::space ? " to receive" : " to send");
+  return out.empty() ? "nobody" : out;
+}
+
+}  // namespace rz

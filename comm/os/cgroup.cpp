@@ -1,0 +1,101 @@
+#include "comm/os/cgroup.h"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <vector>
+
+namespace rz {
+
+namespace {
+
+/// A folder with the files of one group.
+struct Group {
+  std::string folder;
+  bool v2;
+};
+
+bool has_controller(const std::string& controllers, const std::string& controller) {
+  std::istringstream in(controllers);
+  for (std::string one; std::getline(in, one, ',');)
+    if (one == controller) return true;
+  return false;
+}
+
+/// The group of this process and those that hold it, up to what is mounted. Lines of /proc/self/cgroup are
+/// "number:controllers:path", of version 2 without controllers. A container may see the path of the host, but
+/// mounts its own group in the place of the root.
+std::vector<Group> cgroup_folders(const std::string& root, const std::string& controller) {
+  std::vector<Group> all;
+  std::ifstream in(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(in, line);) {
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const bool v2 = controllers.empty();
+    if (!v2 && !has_controller(controllers, controller)) continue;
+    const std::string mount = root + "/sys/fs/cgroup" + (v2 ? "" : "/" + controller);
+    for (std::string path = line.substr(second + 1);; path.erase(path.rfind('/'))) {
+      all.push_back({mount + path, v2});
+      if (path.rfind('/') == std::string::npos) break;
+    }
+  }
+  return all;
+}
+
+/// None for "max", and where there is no such file.
+std::optional<unsigned long long> read_value(const std::string& file) {
+  std::ifstream in(file);
+  unsigned long long value = 0;
+  return in >> value ? std::optional(value) : std::nullopt;
+}
+
+/// cpu.max is "quota period"; version 1 has a file for each, and quota -1 for none.
+std::optional<double> processors(const Group& g) {
+  double quota = 0, period = 0;
+  if (g.v2) {
+    std::ifstream(g.folder + "/cpu.max") >> quota >> period;
+  } else {
+    std::ifstream(g.folder + "/cpu.cfs_quota_us") >> quota;
+    std::ifstream(g.folder + "/cpu.cfs_period_us") >> period;
+  }
+  return quota > 0 && period > 0 ? std::optional(quota / period) : std::nullopt;
+}
+
+unsigned long long reclaimable(const Group& g) {
+  std::map<std::string, unsigned long long> stat;
+  std::ifstream in(g.folder + "/memory.stat");
+  for (std::string key; in >> key;) in >> stat[key];
+  const auto files = stat[g.v2 ? "file" : "total_cache"], shared = stat[g.v2 ? "shmem" : "total_shmem"];
+  return files - std::min(files, shared) + stat["slab_reclaimable"];
+}
+
+std::optional<unsigned long long> memory(const Group& g) {
+  const auto limit = read_value(g.folder + (g.v2 ? "/memory.max" : "/memory.limit_in_bytes"));
+  const auto used = read_value(g.folder + (g.v2 ? "/memory.current" : "/memory.usage_in_bytes"));
+  if (!limit || !used) return std::nullopt;
+  const unsigned long long kept = *used - std::min(*used, reclaimable(g));
+  return *limit - std::min(*limit, kept);
+}
+
+template <class T>
+std::optional<T> min_optional(std::optional<T> a, std::optional<T> b) {
+  return a && b ? std::min(*a, *b) : a ? a : b;
+}
+
+}  // namespace
+
+std::optional<double> cgroup_processors(const std::string& root) {
+  std::optional<double> fewest;
+  for (const Group& g : cgroup_folders(root, "cpu")) fewest = min_optional(fewest, processors(g));
+  return fewest;
+}
+
+std::optional<unsigned long long> cgroup_memory(const std::string& root) {
+  std::optional<unsigned long long> smallest;
+  for (const Group& g : cgroup_folders(root, "memory")) smallest = min_optional(smallest, memory(g));
+  return smallest;
+}
+
+}  // namespace rz

@@ -1,0 +1,311 @@
+// The loops below are plain C++ over the scalar functions of comm/reduce/reduce_ops.h and comm/core/math.h.
+// Highway compiles this file once a target and picks one at run time; the compiler makes the loops vector
+// code, but for min and max of floats, in which it does not find the processor's instructions. No loop adds
+// across elements and nothing is contracted to a fused multiply-add (see CMakeLists.txt), so every target
+// gives the same bits.
+//
+// Memory is walked once, in blocks that stay in the first-level cache while several sources are folded into
+// them.
+
+#include "comm/reduce/reduce.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "comm/reduce/reduce.cpp"
+// AVX-512, AVX2 and the portable target remain.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#endif
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/core/error.h"
+#include "comm/core/math.h"
+#include "comm/reduce/reduce_ops.h"
+
+// dst may be one of the sources: each element is then read before it is written, which is no dependence
+// between iterations.
+#ifndef RZ_EACH
+#ifdef __clang__
+#define RZ_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define RZ_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+#define RZ_EACH(i, begin, end) RZ_INDEPENDENT for (std::size_t i = (begin); i < (end); ++i)
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace rz {
+namespace HWY_NAMESPACE {
+
+using Sources = std::span<const void* const>;
+
+using elementwise::Max;
+using elementwise::Min;
+using elementwise::Product;
+using elementwise::Sum;
+
+/// Element i of memory that need not be aligned: what TCP delivered is read where it lies.
+template <class T>
+T load(const T* memory, std::size_t i) {
+  T x;
+  std::memcpy(&x, reinterpret_cast<const std::byte*>(memory) + i * sizeof(T), sizeof x);
+  return x;
+}
+
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// Min or Max of floats. The processor gives the second of two that are equal or have no order.
+template <class Op, class V>
+HWY_INLINE V apply_to_vectors(V a, V b) {
+  const V nan = hn::Set(hn::DFromV<V>(), elementwise::canonical_nan<hn::TFromV<V>>());
+  if constexpr (std::is_same_v<Op, Min>) {
+    const V x = hn::Min(a, b), y = hn::Min(b, a);
+    return hn::IfThenElse(hn::Eq(x, y), hn::Or(x, y), nan);
+  } else {
+    const V x = hn::Max(a, b), y = hn::Max(b, a);
+    return hn::IfThenElse(hn::Eq(x, y), hn::And(x, y), nan);
+  }
+}
+
+/// Folds what fills whole vectors, and returns the number of these elements: none where the compiler's own
+/// vector code is as good. `c` and `too` may be null.
+template <class Op, class T>
+HWY_INLINE std::size_t fold_vectors(T* dst, T* too, const T* a, const T* b, const T* c, std::size_t count) {
+  std::size_t i = 0;
+  if constexpr (std::is_floating_point_v<T> && elementwise::ordered<Op>) {
+    const hn::ScalableTag<T> d;
+    for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
+      auto x = apply_to_vectors<Op>(hn::LoadU(d, a + i), hn::LoadU(d, b + i));
+      if (c) x = apply_to_vectors<Op>(x, hn::LoadU(d, c + i));
+      hn::StoreU(x, d, dst + i);
+      if (too) hn::StoreU(x, d, too + i);
+    }
+  }
+  return i;
+}
+#else
+template <class Op, class T>
+constexpr std::size_t fold_vectors(T*, T*, const T*, const T*, const T*, std::size_t) {
+  return 0;
+}
+#endif
+
+template <class Op, class T>
+void fold2(T* dst, const T* a, const T* b, std::size_t count) {
+  const std::size_t done = fold_vectors<Op, T>(dst, nullptr, a, b, nullptr, count);
+  RZ_EACH(i, done, count) dst[i] = Op::apply(load(a, i), load(b, i));
+}
+
+template <class Op, class T>
+void fold3(T* dst, const T* a, const T* b, const T* c, std::size_t count) {
+  const std::size_t done = fold_vectors<Op, T>(dst, nullptr, a, b, c, count);
+  RZ_EACH(i, done, count) dst[i] = Op::apply(Op::apply(load(a, i), load(b, i)), load(c, i));
+}
+
+/// To two places, from one pass over the sources.
+template <class Op, class T>
+void fold2_twice(T* dst, T* too, const T* a, const T* b, std::size_t count) {
+  const std::size_t done = fold_vectors<Op, T>(dst, too, a, b, nullptr, count);
+  RZ_EACH(i, done, count) dst[i] = too[i] = Op::apply(load(a, i), load(b, i));
+}
+
+template <class T>
+void divide_by(T* x, std::size_t count, int divisor) {
+  RZ_EACH(i, 0, count) x[i] = elementwise::divide(x[i], divisor);
+}
+
+template <class T>
+const T* at(const void* memory, std::size_t element) {
+  return static_cast<const T*>(memory) + element;
+}
+
+// One block of all sources, from element `begin` on. Until the last pass the sum stays in a buffer, since dst
+// may be a source that is yet to be read.
+template <class Op, class T>
+void fold_block(T* dst, T* buffer, Sources sources, std::size_t begin, std::size_t count) {
+  const T* sum = at<T>(sources[0], begin);
+  std::size_t next = 1;
+  for (; sources.size() - next > 2; next += 2, sum = buffer)
+    fold3<Op>(buffer, sum, at<T>(sources[next], begin), at<T>(sources[next + 1], begin), count);
+  if (sources.size() - next == 2)
+    fold3<Op>(dst, sum, at<T>(sources[next], begin), at<T>(sources[next + 1], begin), count);
+  else if (sources.size() - next == 1)
+    fold2<Op>(dst, sum, at<T>(sources[next], begin), count);
+  else if (dst != sum)
+    std::memcpy(dst, sum, count * sizeof(T));
+}
+
+// `T` does the folding and `Result` the division: sums and products of signed integers are those of unsigned
+// ones.
+template <class Op, class T, class Result>
+HWY_NOINLINE void fold_blocks(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
+  constexpr std::size_t block = 8192 / sizeof(T);
+  T buffer[block];
+  for (std::size_t begin = 0; begin < count; begin += block) {
+    const std::size_t n = std::min(block, count - begin);
+    fold_block<Op>(static_cast<T*>(dst) + begin, buffer, sources, begin, n);
+    if (divisor > 1) divide_by(static_cast<Result*>(dst) + begin, n, divisor);
+    if (too) std::memcpy(static_cast<T*>(too) + begin, static_cast<T*>(dst) + begin, n * sizeof(T));
+  }
+}
+
+/// Two sources go without that one's buffer, which takes as long as the least messages do.
+template <class Op, class T, class Result = T>
+void fold(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
+  if (sources.size() != 2 || divisor > 1)
+    return fold_blocks<Op, T, Result>(dst, too, sources, count, divisor);
+  const T *a = at<T>(sources[0], 0), *b = at<T>(sources[1], 0);
+  return too ? fold2_twice<Op>(static_cast<T*>(dst), static_cast<T*>(too), a, b, count)
+             : fold2<Op>(static_cast<T*>(dst), a, b, count);
+}
+
+template <class T>
+void widen(float* dst, const T* src, std::size_t count) {
+  RZ_EACH(i, 0, count) dst[i] = to_f32(load(src, i));
+}
+
+template <class T>
+void narrow(T* dst, const float* src, std::size_t count) {
+  RZ_EACH(i, 0, count) dst[i] = from_f32<T>(src[i]);
+}
+
+template <class Op, class T>
+void fold_small(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
+  constexpr std::size_t block = 2048;
+  float sum[block], term[block];
+  for (std::size_t begin = 0; begin < count; begin += block) {
+    const std::size_t n = std::min(block, count - begin);
+    widen(sum, at<T>(sources[0], begin), n);
+    for (const void* source : sources.subspan(1)) {
+      widen(term, at<T>(source, begin), n);
+      fold2<Op>(sum, sum, term, n);
+    }
+    if (divisor > 1) divide_by(sum, n, divisor);
+    narrow(static_cast<T*>(dst) + begin, sum, n);
+    if (too) std::memcpy(static_cast<T*>(too) + begin, static_cast<T*>(dst) + begin, n * sizeof(T));
+  }
+}
+
+using Fold = void (*)(void* dst, void* too, Sources, std::size_t count, int divisor);
+
+template <class Op>
+Fold fold_of_dtype(DType dtype) {
+  using I8 = elementwise::Accumulator<Op, std::int8_t>;
+  using I32 = elementwise::Accumulator<Op, std::int32_t>;
+  using I64 = elementwise::Accumulator<Op, std::int64_t>;
+  switch (dtype) {
+    case DType::f32:
+      return fold<Op, float>;
+    case DType::f64:
+      return fold<Op, double>;
+    case DType::f16:
+      return fold_small<Op, f16>;
+    case DType::bf16:
+      return fold_small<Op, bf16>;
+    case DType::f8e4m3:
+      return fold_small<Op, f8e4m3>;
+    case DType::f8e5m2:
+      return fold_small<Op, f8e5m2>;
+    case DType::i8:
+      return fold<Op, I8, std::int8_t>;
+    case DType::u8:
+      return fold<Op, std::uint8_t>;
+    case DType::i32:
+      return fold<Op, I32, std::int32_t>;
+    case DType::u32:
+      return fold<Op, std::uint32_t>;
+    case DType::i64:
+      return fold<Op, I64, std::int64_t>;
+    case DType::u64:
+      return fold<Op, std::uint64_t>;
+  }
+  return nullptr;
+}
+
+Fold fold_of(DType dtype, ReduceOp::Kind kind) {
+  switch (kind) {
+    case ReduceOp::avg:
+    case ReduceOp::sum:
+    case ReduceOp::premul_sum:
+      return fold_of_dtype<Sum>(dtype);
+    case ReduceOp::prod:
+      return fold_of_dtype<Product>(dtype);
+    case ReduceOp::min:
+      return fold_of_dtype<Min>(dtype);
+    case ReduceOp::max:
+      return fold_of_dtype<Max>(dtype);
+  }
+  return nullptr;
+}
+
+template <class T>
+void scale_as(void* dst, const void* src, std::size_t count, double factor) {
+  T* out = static_cast<T*>(dst);
+  const T* in = static_cast<const T*>(src);
+  RZ_EACH(i, 0, count) out[i] = elementwise::scale(in[i], factor);
+}
+
+void scale_all(void* dst, const void* src, std::size_t count, DType dtype, double factor) {
+  switch (dtype) {
+    case DType::f32:
+      return scale_as<float>(dst, src, count, factor);
+    case DType::f64:
+      return scale_as<double>(dst, src, count, factor);
+    case DType::f16:
+      return scale_as<f16>(dst, src, count, factor);
+    case DType::bf16:
+      return scale_as<bf16>(dst, src, count, factor);
+    case DType::f8e4m3:
+      return scale_as<f8e4m3>(dst, src, count, factor);
+    case DType::f8e5m2:
+      return scale_as<f8e5m2>(dst, src, count, factor);
+    case DType::i8:
+      return scale_as<std::int8_t>(dst, src, count, factor);
+    case DType::u8:
+      return scale_as<std::uint8_t>(dst, src, count, factor);
+    case DType::i32:
+      return scale_as<std::int32_t>(dst, src, count, factor);
+    case DType::u32:
+      return scale_as<std::uint32_t>(dst, src, count, factor);
+    case DType::i64:
+      return scale_as<std::int64_t>(dst, src, count, factor);
+    case DType::u64:
+      return scale_as<std::uint64_t>(dst, src, count, factor);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace rz
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace rz {
+
+HWY_EXPORT(fold_of);
+HWY_EXPORT(scale_all);
+
+ReduceKernel reduce_kernel(DType dtype, ReduceOp::Kind kind) {
+  return HWY_DYNAMIC_DISPATCH(fold_of)(dtype, kind);
+}
+
+void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType dtype,
+            ReduceOp::Kind kind, int divide) {
+  reduce_to_both(dst, nullptr, sources, count, dtype, kind, divide);
+}
+
+void reduce_to_both(void* dst, void* too, std::span<const void* const> sources, std::size_t count,
+                    DType dtype, ReduceOp::Kind kind, int divide) {
+  require(!sources.empty(), Errc::invalid_argument, "reduce() of ", name(dtype), " without a source");
+  if (count != 0) reduce_kernel(dtype, kind)(dst, too, sources, count, kind == ReduceOp::avg ? divide : 1);
+}
+
+void scale(void* dst, const void* src, std::size_t count, DType dtype, double factor) {
+  if (count != 0) HWY_DYNAMIC_DISPATCH(scale_all)(dst, src, count, dtype, factor);
+}
+
+}  // namespace rz
+#endif

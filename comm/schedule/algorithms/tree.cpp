@@ -1,0 +1,72 @@
+// Binomial tree: log2(n) levels, each rank meets the whole buffer once or twice; for rooted collectives, and
+// for small all-reduces where messages are dear. Ranks are counted from the root; the parent of v is v
+// without its lowest set bit, its children v + 1, v + 2, v + 4, … below that bit. Thakur, Rabenseifner and
+// Gropp, "Optimization of collective communication operations in MPICH", doi:10.1177/1094342005051521.
+
+#include "comm/schedule/algorithms/ring_neighbours.h"
+
+namespace rz {
+
+namespace {
+
+struct Node {
+  int parent = -1;            // -1 at the root
+  std::vector<int> children;  // smallest subtree first
+};
+
+Node node_of(RankContext seat) {
+  const int v = (seat.rank - seat.root + seat.size) % seat.size;
+  const auto rank = [&](int relative) { return (relative + seat.root) % seat.size; };
+  Node node;
+  const int lowest = v & -v;
+  if (v != 0) node.parent = rank(v - lowest);
+  for (int bit = 1; v + bit < seat.size && (v == 0 || bit < lowest); bit *= 2)
+    node.children.push_back(rank(v + bit));
+  return node;
+}
+
+// A leaf sends its input as it is; others sum it with their children's in `sum`.
+void reduce_up(const Node& node, ChunkRef sum, std::vector<Step>& steps) {
+  const bool root = node.parent < 0;
+  std::vector<Operand> terms{local(input(0))};
+  for (int child : node.children) terms.push_back(from(child));
+  const bool leaf = terms.size() == 1 && !root;
+  if (!leaf) steps.push_back(reduce_step(sum, std::move(terms), root));
+  if (!root) steps.push_back(send(node.parent, leaf ? input(0) : sum));
+}
+
+// The largest subtree, which has the longest way, first.
+void broadcast_down(const Node& node, ChunkRef what, std::vector<Step>& steps) {
+  for (auto child = node.children.rbegin(); child != node.children.rend(); ++child)
+    steps.push_back(send(*child, what));
+}
+
+}  // namespace
+
+Schedule tree_all_reduce(RankContext seat) {
+  const Node node = node_of(seat);
+  Schedule s;
+  reduce_up(node, output(0), s.steps);
+  if (node.parent >= 0) s.steps.push_back(recv(output(0), node.parent));
+  broadcast_down(node, output(0), s.steps);
+  return s;
+}
+
+Schedule tree_reduce(RankContext seat) {
+  const Node node = node_of(seat);
+  const bool in_between = node.parent >= 0 && !node.children.empty();
+  Schedule s{.scratch_chunks = in_between ? 1 : 0};
+  reduce_up(node, in_between ? scratch(0, 0) : output(0), s.steps);
+  return s;
+}
+
+Schedule tree_broadcast(RankContext seat) {
+  const Node node = node_of(seat);
+  const bool root = node.parent < 0;
+  Schedule s;
+  s.steps.push_back(root ? copy(output(0), input(0)) : recv(output(0), node.parent));
+  broadcast_down(node, root ? input(0) : output(0), s.steps);
+  return s;
+}
+
+}  // namespace rz

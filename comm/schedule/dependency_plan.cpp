@@ -1,0 +1,72 @@
+#include "comm/schedule/dependency_plan.h"
+
+#include <map>
+
+namespace rz {
+
+namespace {
+
+// What was done to a piece of memory last.
+struct History {
+  int writer = -1;
+  int writer_chunk = 0;
+  std::vector<std::pair<int, int>> readers;  // step, chunk; since the last write
+};
+
+class Dependencies {
+ public:
+  explicit Dependencies(bool in_place) : in_place_(in_place) {}
+
+  void read(int step, ChunkRef slot, std::vector<DependencyPlan::Dependency>& after) {
+    History& h = history(slot);
+    if (h.writer >= 0 && h.writer != step) after.push_back({h.writer, h.writer_chunk != slot.chunk});
+    h.readers.emplace_back(step, slot.chunk);
+  }
+
+  void write(int step, ChunkRef slot, std::vector<DependencyPlan::Dependency>& after) {
+    History& h = history(slot);
+    if (h.writer >= 0 && h.writer != step) after.push_back({h.writer, h.writer_chunk != slot.chunk});
+    for (const auto& [reader, chunk] : h.readers)
+      if (reader != step) after.push_back({reader, chunk != slot.chunk});
+    h = {step, slot.chunk, {}};
+  }
+
+ private:
+  History& history(ChunkRef slot) {
+    const Region region = in_place_ && slot.region == Region::input ? Region::output : slot.region;
+    return memory_[{region, region == Region::scratch ? slot.scratch_index : slot.chunk}];
+  }
+  bool in_place_;
+  std::map<std::pair<Region, int>, History> memory_;
+};
+
+}  // namespace
+
+DependencyPlan make_dependency_plan(Schedule schedule, int size, bool in_place) {
+  if (!in_place) elide_scratch_copies(schedule);
+  DependencyPlan plan;
+  plan.sends.resize(static_cast<std::size_t>(size));
+  plan.receives.resize(static_cast<std::size_t>(size));
+  Dependencies dependencies(in_place);
+  for (const Step& step : schedule.steps) {
+    const int index = static_cast<int>(plan.steps.size());
+    DependencyPlan::PlannedStep planned{.step = step, .after = {}};
+    if (step.kind == Step::send) {
+      dependencies.read(index, step.slot, planned.after);
+      plan.sends[static_cast<std::size_t>(step.peer)].push_back(index);
+    } else {
+      for (const Operand& term : step.terms) {
+        if (term.peer < 0)
+          dependencies.read(index, term.chunk, planned.after);
+        else
+          plan.receives[static_cast<std::size_t>(term.peer)].push_back(index), planned.remote = true;
+      }
+      dependencies.write(index, step.slot, planned.after);
+    }
+    plan.steps.push_back(std::move(planned));
+  }
+  plan.schedule = std::move(schedule);
+  return plan;
+}
+
+}  // namespace rz

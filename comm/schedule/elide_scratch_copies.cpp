@@ -1,0 +1,41 @@
+#include <algorithm>
+
+#include "comm/schedule/schedule.h"
+
+namespace rz {
+
+namespace {
+
+bool touches(const Step& step, const auto& is_it) {
+  return is_it(step.slot) || std::any_of(step.terms.begin(), step.terms.end(),
+                                         [&](const Operand& t) { return t.peer < 0 && is_it(t.chunk); });
+}
+
+}  // namespace
+
+// A cell that one step writes and one copy reads, and nothing else touches; an output that nothing but the
+// copy touches.
+void elide_scratch_copies(Schedule& schedule) {
+  const auto count = [&](const auto& is_it) {
+    return std::count_if(schedule.steps.begin(), schedule.steps.end(),
+                         [&](const Step& s) { return touches(s, is_it); });
+  };
+  for (std::size_t i = 0; i < schedule.steps.size(); ++i) {
+    const Step copy = schedule.steps[i];
+    if (copy.kind != Step::reduce || copy.terms.size() != 1 || copy.terms[0].peer >= 0) continue;
+    const ChunkRef from = copy.terms[0].chunk, to = copy.slot;
+    const auto same_cell = [&](ChunkRef s) {
+      return s.region == Region::scratch && s.scratch_index == from.scratch_index;
+    };
+    const auto same_output = [&](ChunkRef s) { return s.region == Region::output && s.chunk == to.chunk; };
+    if (from.region != Region::scratch || to.region != Region::output || copy.final) continue;
+    if (count(same_cell) != 2 || count(same_output) != 1) continue;
+    const auto maker = std::find_if(schedule.steps.begin(), schedule.steps.end(),
+                                    [&](const Step& s) { return s.kind == Step::reduce && s.slot == from; });
+    if (maker == schedule.steps.end()) continue;
+    maker->slot = to;
+    schedule.steps.erase(schedule.steps.begin() + static_cast<std::ptrdiff_t>(i--));
+  }
+}
+
+}  // namespace rz

@@ -1,0 +1,596 @@
+// The verifier: runs a schedule on all ranks at once, with expressions in place of numbers.
+//
+// What the steps wait for makes a graph that does not depend on any clock: a reader follows the last writer
+// of its slot, a writer follows its last writer and all readers since, a send follows the send before it to
+// the same peer. Nothing is buffered: a combination fires when all of that is done *and* all of its messages
+// stand ready at their senders, and those sends end at that moment. Steps that conflict are ordered by the
+// graph, so every execution gives the same values, and running one proves them all; steps left over wait for
+// each other for ever.
+//
+// Ranks in place beside ranks that are not need no run of their own, if a run with all ranks in place and one
+// with none send the same values. A rank's values depend on what it receives and on its own memory: so a
+// mixture sends these values, too, and each rank ends as it does in the run of its own kind. Nor is there a
+// deadlock: no step writes an input, so a rank out of place waits for nothing that it would not wait for in
+// place, with or without its copies.
+
+#include <algorithm>
+
+#include "comm/core/error.h"
+#include "comm/core/text.h"
+#include "comm/schedule/schedule.h"
+#include "comm/schedule/symbolic_sums.h"
+
+namespace rz {
+
+namespace {
+
+struct Refused {
+  std::string reason;
+};
+
+template <class... T>
+[[noreturn]] void refuse(const T&... parts) {
+  throw Refused{concat(parts...)};
+}
+
+bool all_to_all(Collective c) { return c == Collective::all_to_all || c == Collective::all_to_all_v; }
+
+/// Some of the chunks: first, first + stride, …
+struct Chunks {
+  int count = 0, first = 0, stride = 1;
+  /// The place of a chunk among them, or -1.
+  int index_of(int chunk) const {
+    const int distance = chunk - first;
+    return distance >= 0 && distance % stride == 0 && distance / stride < count ? distance / stride : -1;
+  }
+  int operator[](int i) const { return first + i * stride; }
+};
+
+/// The chunks that a rank's input holds.
+Chunks inputs(Collective c, RankContext seat, int chunks) {
+  const Chunks all{chunks}, own{1, seat.rank};
+  switch (c) {
+    case Collective::all_reduce:
+    case Collective::reduce:
+    case Collective::reduce_scatter:
+      return all;
+    case Collective::broadcast:
+    case Collective::scatter:
+      return seat.rank == seat.root ? all : Chunks{};
+    case Collective::all_gather:
+    case Collective::gather:
+      return own;
+    case Collective::all_to_all:
+    case Collective::all_to_all_v:
+      return {seat.size, seat.rank * seat.size};
+    default:
+      return {};
+  }
+}
+
+/// The chunks that a rank's output holds.
+Chunks outputs(Collective c, RankContext seat, int chunks) {
+  const Chunks all{chunks}, own{1, seat.rank};
+  switch (c) {
+    case Collective::all_reduce:
+    case Collective::broadcast:
+    case Collective::all_gather:
+      return all;
+    case Collective::reduce:
+    case Collective::gather:
+      return seat.rank == seat.root ? all : Chunks{};
+    case Collective::reduce_scatter:
+    case Collective::scatter:
+      return own;
+    case Collective::all_to_all:
+    case Collective::all_to_all_v:
+      return {seat.size, seat.rank, seat.size};
+    default:
+      return {};
+  }
+}
+
+/// How many chunks the collective prescribes, or 0 if that is free.
+int prescribed_chunks(Collective c, int size) {
+  if (c == Collective::barrier) return 1;
+  if (all_to_all(c)) return size * size;
+  const bool free = c == Collective::all_reduce || c == Collective::reduce || c == Collective::broadcast;
+  return free ? 0 : size;
+}
+
+/// What a slot holds. `exact` also says where the sum was stored on its way, which rounds small floats;
+/// `plain` is the sum alone.
+struct Value {
+  SymbolicSums::Id exact = -1, plain = -1;
+  int chunk = -1;
+  int rounds = 0;  // messages on its longest way here
+  bool finished = false;
+};
+
+struct Case {
+  ScheduleFunction function;
+  Collective collective;
+  int size, root;
+  std::span<const int> host;
+};
+
+/// How all ranks of a run make their calls.
+enum class Memory { apart, apart_without_copies, in_place };
+
+class Verifier {
+ public:
+  Verifier(const Case& what, Memory memory, SymbolicSums& expressions)
+      : collective_(what.collective),
+        size_(what.size),
+        root_(what.root),
+        in_place_(memory == Memory::in_place),
+        host_(what.host),
+        expressions_(expressions) {
+    for (int r = 0; r < size_; ++r) {
+      Schedule schedule = what.function(seat(r));
+      if (memory == Memory::apart_without_copies) elide_scratch_copies(schedule);
+      add_rank(std::move(schedule));
+    }
+  }
+
+  std::size_t steps() const { return nodes_.size(); }
+
+  /// After both have proved: that their ranks send each other the same. `how` says what differs.
+  void compare(const Verifier& other, const char* how) const {
+    const std::vector<int> mine = sends(),
+                           theirs = other.sends();  // elide_scratch_copies() leaves all of them
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      const Value &a = nodes_[mine[i]].sent, &b = other.nodes_[theirs[i]].sent;
+      if (a.exact != b.exact || a.plain != b.plain || a.finished != b.finished)
+        refuse(where(mine[i], a.chunk), "sends another value ", how);
+    }
+    if (results_ != other.results_) refuse("a result is summed or rounded in another order ", how);
+  }
+
+  Verification prove() {
+    match_messages();
+    for (int r = 0; r < size_; ++r) order_steps(r);
+    run();
+    check_no_pending();
+    Verification proof;
+    if (collective_ == Collective::barrier) check_all_contributions();
+    const Order order = check_outputs();
+    proof.rank_order = order.by_rank && traits(collective_).reduces;
+    proof.rounded_once = order.rounded_once && traits(collective_).reduces;
+    proof.depth = rounds_;
+    return proof;
+  }
+
+ private:
+  // Ids count over all ranks: of steps, of memory locations, of combinations' terms, of edges. -1 is none.
+  struct Node {
+    const Step* step;
+    int rank, index;
+    int pending = 0;      // what it still waits for
+    int partner = -1;     // send: the combination that receives it; combine: its first term
+    int first_edge = -1;  // to the steps that wait for this one
+    bool done = false;
+    Value sent{};
+  };
+  struct Edge {
+    int to, next;
+  };
+  struct Location {
+    Value value;
+    int writer = -1, first_reader = -1;
+  };
+  struct Reader {
+    int step, next;
+  };
+  struct Rank {
+    Schedule schedule;
+    Chunks inputs, outputs;
+    int first_step, first_location;
+    std::vector<std::uint64_t> received_from;
+  };
+
+  RankContext seat(int rank) const { return {rank, size_, root_, host_}; }
+  std::string where(int step, int chunk) const {
+    return concat("rank ", nodes_[step].rank, ", step ", nodes_[step].index, ", chunk ", chunk, ": ");
+  }
+
+  void add_rank(Schedule schedule) {
+    const int r = static_cast<int>(ranks_.size());
+    const int chunks = schedule.chunks, prescribed = prescribed_chunks(collective_, size_);
+    if (chunks < 1 || (prescribed && chunks != prescribed))
+      refuse("rank ", r, " cuts ", name(collective_), " into ", chunks, " chunks instead of ",
+             prescribed ? concat(prescribed) : std::string("1 or more"));
+    if (r > 0 && chunks != ranks_[0].schedule.chunks)
+      refuse("rank ", r, " cuts the buffer into ", chunks, " chunks, rank 0 into ",
+             ranks_[0].schedule.chunks);
+    ranks_.push_back({std::move(schedule),
+                      inputs(collective_, seat(r), chunks),
+                      outputs(collective_, seat(r), chunks),
+                      static_cast<int>(nodes_.size()),
+                      static_cast<int>(locations_.size()),
+                      {}});
+    const Rank& rank = ranks_.back();
+    lay_out_memory(r);
+    // A vector's elements stay where they are when the Rank around it moves.
+    int index = 0;
+    for (const Step& step : rank.schedule.steps) {
+      nodes_.push_back({&step, r, index++});
+      check_step(static_cast<int>(nodes_.size()) - 1);
+    }
+  }
+
+  void lay_out_memory(int r) {
+    Rank& rank = ranks_[r];
+    const int cells = std::max(0, rank.schedule.scratch_chunks);
+    locations_.resize(locations_.size() +
+                      static_cast<std::size_t>(rank.inputs.count + rank.outputs.count + cells));
+    for (int i = 0; i < rank.inputs.count; ++i) {
+      const int chunk = rank.inputs[i];
+      const auto leaf = expressions_.leaf(r, chunk);
+      locations_[rank.first_location + i].value = {leaf, leaf, chunk, 0, false};
+    }
+    if (collective_ != Collective::barrier) return;
+    rank.received_from.resize(static_cast<std::size_t>(expressions_.words_per_set()));
+    const auto leaf = expressions_.leaf(r, 0);
+    for (int i = 0; i < cells; ++i) locations_[rank.first_location + i].value = {leaf, leaf, 0, 0, false};
+    note_received(rank, leaf);
+  }
+
+  void check_step(int id) const {
+    const Step& step = *nodes_[id].step;
+    check_slot(id, step.slot);
+    if (step.kind == Step::send) return check_peer(id, step.peer, step.slot.chunk);
+    const std::string here = where(id, step.slot.chunk);
+    if (step.slot.region == Region::input) refuse(here, "writes its input");
+    if (step.terms.empty()) refuse(here, "combines nothing");
+    if (!traits(collective_).reduces && step.final) refuse(here, "is marked final, but nothing is reduced");
+    if (!traits(collective_).reduces && collective_ != Collective::barrier && step.terms.size() > 1)
+      refuse(here, "adds, but ", name(collective_), " does not reduce");
+    for (const Operand& term : step.terms) {
+      if (term.peer >= 0) check_peer(id, term.peer, step.slot.chunk);
+      if (term.peer >= 0) continue;
+      check_slot(id, term.chunk);
+      if (term.chunk.chunk != step.slot.chunk) refuse(here, "takes chunk ", term.chunk.chunk, " for it");
+    }
+  }
+
+  void check_peer(int id, int peer, int chunk) const {
+    if (peer < 0 || peer >= size_ || peer == nodes_[id].rank)
+      refuse(where(id, chunk), "rank ", peer, " is no peer of this rank");
+  }
+
+  void check_slot(int id, ChunkRef slot) const {
+    const Rank& rank = ranks_[nodes_[id].rank];
+    if (slot.region == Region::input && rank.inputs.index_of(slot.chunk) < 0)
+      refuse(where(id, slot.chunk), "this rank's input does not hold it");
+    if (slot.region == Region::output && rank.outputs.index_of(slot.chunk) < 0)
+      refuse(where(id, slot.chunk), "this rank's output does not hold it");
+    if (slot.chunk < 0 || slot.chunk >= rank.schedule.chunks)
+      refuse(where(id, slot.chunk), "there are ", rank.schedule.chunks, " chunks");
+    if (slot.region == Region::scratch &&
+        (slot.scratch_index < 0 || slot.scratch_index >= rank.schedule.scratch_chunks))
+      refuse(where(id, slot.chunk), "scratch cell ", slot.scratch_index, " of ",
+             rank.schedule.scratch_chunks);
+  }
+
+  int locate(int r, ChunkRef slot) const {
+    const Rank& rank = ranks_[r];
+    const int as_input = rank.inputs.index_of(slot.chunk);
+    int offset = rank.inputs.count;
+    if (slot.region == Region::input || (slot.region == Region::output && in_place_ && as_input >= 0))
+      offset = as_input;
+    else if (slot.region == Region::output)
+      offset += rank.outputs.index_of(slot.chunk);
+    else
+      offset += rank.outputs.count + slot.scratch_index;
+    return rank.first_location + offset;
+  }
+
+  // The k-th send of a rank to another belongs to the k-th term that the other takes from it.
+  void match_messages() {
+    std::vector<int> next_send(nodes_.size(), -1);
+    std::vector<int> first(static_cast<std::size_t>(size_) * size_, -1), last = first;
+    for (int id = 0; id < static_cast<int>(nodes_.size()); ++id) {
+      if (nodes_[id].step->kind != Step::send) continue;
+      const int pair = nodes_[id].rank * size_ + nodes_[id].step->peer;
+      (first[pair] < 0 ? first[pair] : next_send[last[pair]]) = id;
+      if (last[pair] >= 0) wait_for(id, last[pair]);
+      last[pair] = id;
+    }
+    for (int id = 0; id < static_cast<int>(nodes_.size()); ++id) {
+      if (nodes_[id].step->kind != Step::reduce) continue;
+      nodes_[id].partner = static_cast<int>(messages_.size());
+      for (const Operand& term : nodes_[id].step->terms) {
+        int& head = first[std::max(0, term.peer) * size_ + nodes_[id].rank];
+        messages_.push_back(term.peer < 0 ? -1 : head);
+        if (term.peer < 0) continue;
+        match(head, id, term.peer);
+        head = next_send[head];
+      }
+    }
+    for (int head : first)
+      if (head >= 0)
+        refuse(where(head, nodes_[head].step->slot.chunk), "rank ", nodes_[head].step->peer,
+               " never receives this message");
+  }
+
+  void match(int send, int combine, int peer) {
+    const int chunk = nodes_[combine].step->slot.chunk;
+    if (send < 0) refuse(where(combine, chunk), "rank ", peer, " sends no message for this");
+    const int sent = nodes_[send].step->slot.chunk;
+    if (sent != chunk)
+      refuse(where(combine, chunk), "rank ", peer, " sends chunk ", sent, " for it (its step ",
+             nodes_[send].index, ")");
+    nodes_[send].partner = combine;
+    ++nodes_[combine].pending;
+  }
+
+  void wait_for(int step, int before) {
+    if (before < 0 || before == step) return;
+    edges_.push_back({step, nodes_[before].first_edge});
+    nodes_[before].first_edge = static_cast<int>(edges_.size()) - 1;
+    ++nodes_[step].pending;
+  }
+
+  void order_steps(int r) {
+    const int begin = ranks_[r].first_step;
+    const int end = begin + static_cast<int>(ranks_[r].schedule.steps.size());
+    for (int id = begin; id < end; ++id) {
+      const Step& step = *nodes_[id].step;
+      if (step.kind == Step::send) read(id, locate(r, step.slot));
+      for (const Operand& term : step.terms)
+        if (term.peer < 0) read(id, locate(r, term.chunk));
+      if (step.kind == Step::reduce) write(id, locate(r, step.slot));
+    }
+  }
+
+  void read(int id, int location) {
+    Location& l = locations_[location];
+    wait_for(id, l.writer);
+    readers_.push_back({id, l.first_reader});
+    l.first_reader = static_cast<int>(readers_.size()) - 1;
+  }
+
+  void write(int id, int location) {
+    Location& l = locations_[location];
+    wait_for(id, l.writer);
+    for (int i = l.first_reader; i >= 0; i = readers_[i].next) wait_for(id, readers_[i].step);
+    l.writer = id;
+    l.first_reader = -1;
+  }
+
+  void run() {
+    for (int id = static_cast<int>(nodes_.size()) - 1; id >= 0; --id)
+      if (nodes_[id].pending == 0) ready_.push_back(id);
+    while (!ready_.empty()) {
+      const int id = ready_.back();
+      ready_.pop_back();
+      if (nodes_[id].step->kind == Step::send)
+        decrement(nodes_[id].partner);
+      else
+        complete_node(id);
+    }
+  }
+
+  void decrement(int id) {
+    if (--nodes_[id].pending == 0) ready_.push_back(id);
+  }
+
+  void finish(int id) {
+    nodes_[id].done = true;
+    for (int e = nodes_[id].first_edge; e >= 0; e = edges_[e].next) decrement(edges_[e].to);
+  }
+
+  void complete_node(int id) {
+    const Node& node = nodes_[id];
+    Value result = fold(id);
+    locations_[locate(node.rank, node.step->slot)].value = result;
+    rounds_ = std::max(rounds_, result.rounds);
+    if (collective_ == Collective::barrier) note_received(ranks_[node.rank], result.plain);
+    for (std::size_t t = 0; t < node.step->terms.size(); ++t)
+      if (const int message = messages_[node.partner + t]; message >= 0) finish(message);
+    finish(id);
+  }
+
+  Value fold(int id) {
+    const Step& step = *nodes_[id].step;
+    Value sum;
+    for (std::size_t t = 0; t < step.terms.size(); ++t) {
+      const int message = messages_[nodes_[id].partner + t];
+      Value term = message >= 0 ? fetch(message, nodes_[message].step->slot) : fetch(id, step.terms[t].chunk);
+      if (message >= 0) nodes_[message].sent = term, ++term.rounds;
+      if (term.finished && (step.final || step.terms.size() > 1))
+        refuse(where(id, step.slot.chunk), "a finished result is reduced again");
+      sum = t == 0 ? term : add(id, sum, term);
+    }
+    if (step.final) sum.exact = expressions_.finished(sum.exact);
+    if (step.final || step.terms.size() > 1) sum.exact = expressions_.stored(sum.exact);
+    sum.finished |= step.final;
+    return sum;
+  }
+
+  Value add(int id, const Value& a, const Value& b) {
+    if (traits(collective_).reduces)
+      if (const int twice = expressions_.common_rank(a.plain, b.plain); twice >= 0)
+        refuse(where(id, a.chunk), "the contribution of rank ", twice, " would count twice");
+    return {expressions_.sum(a.exact, b.exact), expressions_.sum(a.plain, b.plain), a.chunk,
+            std::max(a.rounds, b.rounds), false};
+  }
+
+  const Value& fetch(int id, ChunkRef slot) const {
+    const Value& value = locations_[locate(nodes_[id].rank, slot)].value;
+    if (value.chunk < 0) refuse(where(id, slot.chunk), "is read before it was written");
+    if (value.chunk != slot.chunk) refuse(where(id, slot.chunk), "its cell holds chunk ", value.chunk);
+    return value;
+  }
+
+  // --- What must hold at the end ---
+
+  /// All sends, rank by rank, in their order.
+  std::vector<int> sends() const {
+    std::vector<int> all;
+    for (int id = 0; id < static_cast<int>(nodes_.size()); ++id)
+      if (nodes_[id].step->kind == Step::send) all.push_back(id);
+    return all;
+  }
+
+  void check_no_pending() const {
+    for (int id = 0; id < static_cast<int>(nodes_.size()); ++id)
+      if (!nodes_[id].done) fail_deadlock(id);
+  }
+
+  // What a step that will never be done waits for; there is always such a step, so that following it goes in
+  // circles.
+  int find_blocker(int id) const {
+    const Node& node = nodes_[id];
+    if (node.step->kind == Step::send && node.pending == 0) return node.partner;
+    for (int before = 0; before < static_cast<int>(nodes_.size()); ++before)
+      for (int e = nodes_[before].first_edge; e >= 0 && !nodes_[before].done; e = edges_[e].next)
+        if (edges_[e].to == id) return before;
+    for (std::size_t t = 0; t < node.step->terms.size(); ++t)
+      if (const int m = messages_[node.partner + t]; m >= 0 && nodes_[m].pending > 0) return m;
+    return id;
+  }
+
+  [[noreturn]] void fail_deadlock(int id) const {
+    std::vector<int> way;
+    for (; std::find(way.begin(), way.end(), id) == way.end(); id = find_blocker(id)) way.push_back(id);
+    way.erase(way.begin(), std::find(way.begin(), way.end(), id));
+    way.push_back(id);
+    std::string text = "deadlock: ";
+    for (std::size_t i = 0; i < way.size() && i < 6; ++i) {
+      const Node& node = nodes_[way[i]];
+      text +=
+          concat(i ? " waits for " : "", "rank ", node.rank, ", step ", node.index,
+                 node.step->kind == Step::send ? concat(" (send to ", node.step->peer, ")") : std::string{},
+                 ", chunk ", node.step->slot.chunk);
+    }
+    refuse(text, way.size() > 6 ? " waits for …" : "");
+  }
+
+  void note_received(Rank& rank, SymbolicSums::Id value) {
+    for (std::size_t w = 0; w < rank.received_from.size(); ++w)
+      rank.received_from[w] |= expressions_.ranks(value)[w];
+  }
+
+  void check_all_contributions() const {
+    for (int r = 0; r < size_; ++r)
+      for (int other = 0; other < size_; ++other)
+        if (!(ranks_[r].received_from[other / 64] >> other % 64 & 1))
+          refuse("rank ", r, ", step ", ranks_[r].schedule.steps.size(),
+                 ", chunk 0: leaves the barrier without rank ", other);
+  }
+
+  struct Order {
+    bool by_rank = true, rounded_once = true;
+  };
+
+  // How all elements are summed.
+  Order check_outputs() {
+    std::vector<SymbolicSums::Id> exact(static_cast<std::size_t>(ranks_[0].schedule.chunks), -1),
+        ordered = exact;
+    Order order;
+    for (int r = 0; r < size_; ++r)
+      for (int i = 0; i < ranks_[r].outputs.count; ++i) {
+        const int chunk = ranks_[r].outputs[i];
+        const Location& l = locations_[locate(r, output(chunk))];
+        const std::string here =
+            l.writer >= 0 ? where(l.writer, chunk) : concat("rank ", r, ", no step, chunk ", chunk, ": ");
+        check_output(l.value, here);
+        if (!traits(collective_).reduces) continue;
+        if (exact[chunk] < 0) exact[chunk] = l.value.exact, ordered[chunk] = sum_in_rank_order(chunk);
+        if (exact[chunk] != l.value.exact)
+          refuse(here, "is summed or rounded in another order than on a rank before");
+        order.by_rank &= l.value.plain == ordered[chunk];
+        order.rounded_once &= l.value.exact == expressions_.stored(expressions_.finished(ordered[chunk]));
+      }
+    results_ = std::move(exact);
+    return order;
+  }
+
+  // Where nothing is reduced, a chunk has one source only, and chunks were compared on the way.
+  void check_output(const Value& value, const std::string& here) const {
+    if (value.chunk < 0) refuse(here, "the output is never written");
+    if (!traits(collective_).reduces) return;
+    if (const int missing = expressions_.missing_rank(value.plain); missing >= 0)
+      refuse(here, "lacks the contribution of rank ", missing);
+    if (!value.finished) refuse(here, "has passed no final step");
+  }
+
+  SymbolicSums::Id sum_in_rank_order(int chunk) {
+    auto sum = expressions_.leaf(0, chunk);
+    for (int r = 1; r < size_; ++r) sum = expressions_.sum(sum, expressions_.leaf(r, chunk));
+    return sum;
+  }
+
+  Collective collective_;
+  int size_, root_;
+  bool in_place_;
+  std::span<const int> host_;
+  SymbolicSums& expressions_;
+  std::vector<Rank> ranks_;
+  std::vector<Node> nodes_;
+  std::vector<Edge> edges_;
+  std::vector<Location> locations_;
+  std::vector<Reader> readers_;
+  std::vector<int> messages_;  // a term: the send that it takes, or -1
+  std::vector<int> ready_;
+  std::vector<SymbolicSums::Id> results_;  // of a reduction, by chunk
+  int rounds_ = 0;
+};
+
+void check_case(const Case& q, InPlace in_place) {
+  const Collective c = q.collective;
+  if (c == Collective::send || c == Collective::recv) refuse(name(c), " is no scheduled collective");
+  if (q.size < 1 || q.root < 0 || q.root >= q.size)
+    refuse("there is no group of ", q.size, " with root ", q.root);
+  if (in_place != InPlace::none && (all_to_all(c) || c == Collective::barrier))
+    refuse(name(c), " has no in-place form");
+  if (!q.host.empty() && q.host.size() != static_cast<std::size_t>(q.size))
+    refuse(q.host.size(), " hosts are named for ", q.size, " ranks");
+}
+
+/// Of two runs of the same messages.
+Verification both(const Verification& a, const Verification& b) {
+  return {.error = {},
+          .rank_order = a.rank_order && b.rank_order,
+          .rounded_once = a.rounded_once && b.rounded_once,
+          .depth = std::max(a.depth, b.depth)};
+}
+
+Verification verify_apart(const Case& what, SymbolicSums& expressions, Verifier& as_written) {
+  const Verification proof = as_written.prove();
+  Verifier as_run(what, Memory::apart_without_copies, expressions);
+  if (as_run.steps() == as_written.steps()) return proof;
+  const Verification run = as_run.prove();
+  as_run.compare(as_written, "without its copies");
+  return both(proof, run);
+}
+
+Verification verify_case(const Case& what, InPlace in_place) {
+  check_case(what, in_place);
+  SymbolicSums expressions(what.size);
+  if (in_place == InPlace::all) return Verifier(what, Memory::in_place, expressions).prove();
+  Verifier apart(what, Memory::apart, expressions);
+  const Verification proof = verify_apart(what, expressions, apart);
+  if (in_place == InPlace::none) return proof;
+  Verifier same(what, Memory::in_place, expressions);
+  const Verification in = same.prove();
+  same.compare(apart, "in place than out of place");
+  return both(proof, in);
+}
+
+}  // namespace
+
+Verification verify(ScheduleFunction function, Collective collective, int size, int root, InPlace in_place,
+                    std::span<const int> host) {
+  try {
+    return verify_case({function, collective, size, root, host}, in_place);
+  } catch (const Refused& refused) {
+    return {.error = refused.reason};
+  } catch (const Error& error) {
+    return {.error = error.what()};
+  }
+}
+
+}  // namespace rz

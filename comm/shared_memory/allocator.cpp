@@ -1,0 +1,173 @@
+#include "comm/shared_memory/allocator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "comm/core/error.h"
+#include "comm/core/integer_math.h"
+#include "comm/core/types.h"
+#include "comm/shared_memory/page_check.h"
+
+namespace rz {
+
+namespace {
+constexpr std::size_t alignment = 256;
+constexpr std::size_t slab_bytes = std::size_t{2} << 20;
+constexpr std::size_t max_slab_block = slab_bytes / 4;
+
+// Blocks that begin at the same place of their pages compete for the same cache sets, of huge pages in all
+// caches: so large ones begin at places of their own, which differ between a rank's blocks and its peers'.
+constexpr std::size_t cache_colours = 16, colour_stride = 4096 + alignment;
+constexpr std::size_t min_coloured_bytes = std::size_t{2} << 20;
+
+}  // namespace
+
+/// A piece of a slab; its memory goes back with it.
+struct SharedMemoryAllocator::Block {
+  std::shared_ptr<SharedMemoryAllocator> allocator;
+  std::shared_ptr<Segment> segment;
+  std::size_t offset, bytes;
+  ~Block() {
+    if (allocator->creator_.is_this_process()) allocator->free_block(segment.get(), offset, bytes);
+  }
+};
+
+std::shared_ptr<Segment> SegmentMap::find(const std::byte* at, std::size_t bytes) const {
+  const std::less<const std::byte*> before;
+  auto it = std::upper_bound(entries.begin(), entries.end(), at,
+                             [&](const std::byte* a, const Entry& e) { return before(a, e.begin); });
+  if (it == entries.begin()) return nullptr;
+  --it;
+  if (!before(at, it->end) || bytes > static_cast<std::size_t>(it->end - at)) return nullptr;
+  return it->segment.lock();
+}
+
+std::shared_ptr<std::byte> SharedMemoryAllocator::allocate(std::size_t bytes) {
+  const std::size_t need = round_up(std::max<std::size_t>(bytes, 1), alignment);
+  if (bytes > max_slab_block) {
+    const bool placed = bytes >= min_coloured_bytes;
+    require(bytes <= static_cast<std::size_t>(PTRDIFF_MAX), Errc::system, "shared memory: need ",
+            human_bytes(bytes), ", have about ", human_bytes(available_memory()));
+    const auto segment =
+        new_segment(round_up(bytes + (placed ? cache_colours * colour_stride : 0), page_bytes()));
+    const std::size_t place = (segment->number * (cache_colours / 2) + colour_) % cache_colours;
+    return {segment, segment->memory.data() + (placed ? place * colour_stride : 0)};
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& slab : slabs_)
+      if (auto block = allocate_from_slab(*slab, need)) return block;
+  }
+  auto slab = std::make_unique<Slab>();
+  slab->segment = new_segment(slab_bytes);
+  slab->free[0] = slab_bytes;
+  const std::lock_guard lock(mutex_);
+  slabs_.push_back(std::move(slab));
+  return allocate_from_slab(*slabs_.back(), need);
+}
+
+/// First fit.
+std::shared_ptr<std::byte> SharedMemoryAllocator::allocate_from_slab(Slab& slab, std::size_t bytes) {
+  const auto it =
+      std::find_if(slab.free.begin(), slab.free.end(), [&](auto& f) { return f.second >= bytes; });
+  if (it == slab.free.end()) return nullptr;
+  const auto [offset, size] = *it;
+  slab.free.erase(it);
+  if (size > bytes) slab.free[offset + bytes] = size - bytes;
+  std::byte* at = slab.segment->memory.data() + offset;
+  std::memset(at, 0, bytes);
+  return {std::shared_ptr<Block>(new Block{shared_from_this(), slab.segment, offset, bytes}), at};
+}
+
+void SharedMemoryAllocator::free_block(Segment* segment, std::size_t offset, std::size_t bytes) noexcept {
+  std::shared_ptr<Segment> last;  // dies after the lock is released
+  const std::lock_guard lock(mutex_);
+  const auto slab =
+      std::find_if(slabs_.begin(), slabs_.end(), [&](const auto& s) { return s->segment.get() == segment; });
+  auto& free = (*slab)->free;
+  auto it = free.emplace(offset, bytes).first;
+  if (const auto next = std::next(it); next != free.end() && it->first + it->second == next->first)
+    it->second += next->second, free.erase(next);
+  if (it != free.begin())
+    if (const auto previous = std::prev(it); previous->first + previous->second == it->first)
+      previous->second += it->second, free.erase(it), it = previous;
+  // The last slab stays, so that a lone small block does not cost a memfd each time.
+  if (it->second != slab_bytes || slabs_.size() == 1) return;
+  last = std::move((*slab)->segment);
+  slabs_.erase(slab);
+}
+
+std::shared_ptr<Segment> SharedMemoryAllocator::new_segment(std::size_t bytes) {
+  auto* made = new Segment{next_number_.fetch_add(1), SharedMemory::create(bytes)};
+  const std::shared_ptr<Segment> segment(made, [arena = weak_from_this()](Segment* s) {
+    if (const auto a = arena.lock(); a && a->creator_.is_this_process()) a->remove_entry(s->number);
+    s->memory.discard();  // or a peer would hold it until it looks for news
+    delete s;
+  });
+  add_entry(segment, {made->memory.data(), made->memory.size()});
+  return segment;
+}
+
+/// Memory of a caller's: at the end first nobody is told of it any more, then it is private again. In a child
+/// of fork() the arena's lock may be held for ever.
+struct SharedMemoryAllocator::RegisteredRegion {
+  std::shared_ptr<SharedMemoryAllocator> allocator;
+  std::shared_ptr<Segment> segment;
+  ~RegisteredRegion() {
+    if (allocator->creator_.is_this_process()) allocator->remove_entry(segment->number);
+    segment->memory = {};  // whoever else may still hold the segment
+  }
+};
+
+Registration SharedMemoryAllocator::register_buffer(std::span<std::byte> memory) {
+  std::string why;
+  auto shared = SharedMemory::remap_as_shared(memory, why);
+  if (!shared) return Registration(std::move(why));
+  const auto segment = std::make_shared<Segment>(Segment{next_number_.fetch_add(1), std::move(*shared)});
+  auto lent = std::shared_ptr<RegisteredRegion>(new RegisteredRegion{shared_from_this(), segment});
+  add_entry(segment, {segment->memory.data(), segment->memory.size()});
+  return Registration(std::move(lent));
+}
+
+void SharedMemoryAllocator::add_entry(const std::shared_ptr<Segment>& segment,
+                                      std::span<const std::byte> bytes) {
+  const std::byte* const begin = bytes.data();
+  const std::lock_guard lock(mutex_);
+  const auto at =
+      std::upper_bound(entries_.begin(), entries_.end(), begin, [](auto* a, auto& e) { return a < e.begin; });
+  entries_.insert(at, {begin, begin + bytes.size(), segment, segment->number});
+  version_.fetch_add(1, std::memory_order_release);
+}
+
+void SharedMemoryAllocator::remove_entry(std::uint32_t number) noexcept {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(entries_, [&](auto& e) { return e.number == number; });
+  released_.push_back(number);
+  has_released_.store(true, std::memory_order_relaxed);
+  version_.fetch_add(1, std::memory_order_release);
+}
+
+std::shared_ptr<std::byte> allocate_zeroed(const std::shared_ptr<SharedMemoryAllocator>& arena,
+                                           std::size_t bytes) {
+  if (arena) return arena->allocate(bytes);
+  auto memory = allocate_host(bytes);
+  if (bytes) std::memset(memory.get(), 0, bytes);
+  return memory;
+}
+
+void SharedMemoryAllocator::refresh(SegmentMap& map) {
+  if (map.version == version_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(mutex_);
+  map.entries = entries_;
+  map.version = version_.load(std::memory_order_relaxed);
+}
+
+void SharedMemoryAllocator::drain_released(std::vector<std::uint32_t>& numbers) {
+  const std::lock_guard lock(mutex_);
+  numbers.insert(numbers.end(), released_.begin(), released_.end());
+  released_.clear();
+  has_released_.store(false, std::memory_order_relaxed);
+}
+
+}  // namespace rz

@@ -1,0 +1,271 @@
+#include "comm/tuning/intranode.h"
+
+#include <algorithm>
+
+#include "comm/core/error.h"
+#include "comm/core/integer_math.h"
+#include "comm/transport/mailbox.h"
+
+namespace rz {
+
+namespace {
+
+constexpr std::size_t KiB = 1024;
+constexpr std::size_t line = 64;
+// Pieces of a part, if they are at least, and at most, of so many bytes. Fewer in two phases, where folding
+// and gathering overlap anyhow, and on a crowded host, where each is a change of processes. Large ones were
+// measured to be faster, most likely since what a peer reads has left the writer's own cache by then.
+constexpr std::size_t pipelined = 4, pipelined_two_shot = 2, pipelined_oversubscribed = 2;
+constexpr std::size_t min_chunk = 4 * KiB, max_chunk = 128 * KiB, max_chunk_oversubscribed = 64 * KiB;
+
+using enum Collective;
+using enum TuningScope;
+
+// Where memory lies costs a letter to ask. Of what one rank sends, or gets, no rank waits for all others
+// anyhow.
+constexpr TuningRule table[] = {
+    {.collective = all_reduce,
+     .scope = intra_node,
+     .algorithm = "one_shot",
+     .max_ranks = 2,
+     .max_bytes = 64 * KiB},
+    {.collective = all_reduce, .scope = intra_node, .algorithm = "one_shot", .max_bytes = 32 * KiB},
+    {.collective = all_reduce, .scope = intra_node, .algorithm = "two_shot"},
+    {.collective = reduce_scatter, .scope = intra_node, .algorithm = "letters"},
+    {.collective = all_gather, .scope = intra_node, .algorithm = "letters"},
+    {.collective = broadcast, .scope = intra_node, .algorithm = "letters"},
+    {.collective = reduce, .scope = intra_node, .algorithm = "letters"},
+    {.collective = gather, .scope = intra_node, .algorithm = "letters"},
+    {.collective = scatter, .scope = intra_node, .algorithm = "letters"},
+    {.collective = all_to_all, .scope = intra_node, .algorithm = "letters"},
+    {.collective = all_to_all_v, .scope = intra_node, .algorithm = "letters"},
+    {.collective = barrier, .scope = intra_node, .algorithm = "letters"},
+
+    {.collective = all_reduce,
+     .scope = intra_node_registered,
+     .algorithm = "copied",
+     .max_bytes = 2 * KiB - 1},
+    {.collective = all_reduce, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = reduce_scatter,
+     .scope = intra_node_registered,
+     .algorithm = "copied",
+     .max_bytes = 2 * KiB - 1},
+    {.collective = reduce_scatter, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = all_gather,
+     .scope = intra_node_registered,
+     .algorithm = "copied",
+     .max_bytes = 8 * KiB - 1},
+    {.collective = all_gather, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = broadcast,
+     .scope = intra_node_registered,
+     .algorithm = "copied",
+     .max_bytes = 16 * KiB - 1},
+    {.collective = broadcast, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = reduce, .scope = intra_node_registered, .algorithm = "copied", .max_bytes = 16 * KiB - 1},
+    {.collective = reduce, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = gather, .scope = intra_node_registered, .algorithm = "copied", .max_bytes = 64 * KiB - 1},
+    {.collective = gather, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = scatter, .scope = intra_node_registered, .algorithm = "copied", .max_bytes = 16 * KiB - 1},
+    {.collective = scatter, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = all_to_all,
+     .scope = intra_node_registered,
+     .algorithm = "copied",
+     .max_bytes = 2 * KiB - 1},
+    {.collective = all_to_all, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = all_to_all_v, .scope = intra_node_registered, .algorithm = "copied"},
+    {.collective = barrier, .scope = intra_node_registered, .algorithm = "copied"},
+
+    {.collective = all_gather, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
+    {.collective = broadcast, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
+    {.collective = gather, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
+    {.collective = scatter, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
+    {.collective = all_to_all, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
+};
+
+// What a rank that explains a call does not know: whether all may read, and what the last calls took.
+constexpr const char* adaptive_words =
+    "; single_copy instead while all ranks may read each other's memory and that takes less time";
+
+/// Fills the ways of one group.
+class Resolver {
+ public:
+  Resolver(int size, const std::vector<TuningRule>& tuned, const std::string& name, bool deterministic)
+      : size_(size), name_(name), deterministic_(deterministic), rules_(tuned) {
+    rules_.insert(rules_.end(), std::begin(table), std::end(table));
+  }
+
+  /// By size, each up to a limit that some line has.
+  std::vector<IntranodeAlgorithm> resolve_all(Collective c) const {
+    std::vector<IntranodeAlgorithm> found;
+    for (const std::size_t bytes : limits(c)) {
+      IntranodeAlgorithm way = resolve(c, bytes);
+      if (!found.empty() && found.back().same_algorithm(way))
+        found.back().max_bytes = bytes;
+      else
+        found.push_back(std::move(way));
+    }
+    return found;
+  }
+
+  std::vector<IntranodeAlgorithm> forced(Collective c, const std::string& algorithm) const {
+    const std::string why = concat("forced: ", name(c), "=", algorithm);
+    const bool direct = algorithm == "direct";
+    if (direct || algorithm == "single_copy") {
+      auto found = resolve_all(c);
+      for (IntranodeAlgorithm& way : found) {
+        way.forced = true;
+        way.reason += concat("; ", algorithm, " is forced, but not all of the memory can be ",
+                             direct ? "reached" : "read");
+        if (direct)
+          way.try_zero_copy = true, way.zero_copy_reason = why;
+        else
+          way.single_copy = SingleCopyPolicy::always, way.single_copy_reason = why;
+      }
+      return found;
+    }
+    TuningRule rule{c, intra_node, ""};
+    set_algorithm(rule, algorithm);
+    IntranodeAlgorithm way;
+    use(rule, way);
+    way.reason = why;
+    return {way};
+  }
+
+ private:
+  std::vector<std::size_t> limits(Collective c) const {
+    std::vector<std::size_t> all{any_bytes};
+    for (const TuningRule& r : rules_) {
+      if (r.collective != c || !is_intra_node(r.scope)) continue;
+      all.push_back(r.max_bytes);
+      if (r.min_bytes > 0) all.push_back(r.min_bytes);
+      if (r.max_traffic != any_bytes) all.push_back(r.max_traffic / static_cast<std::size_t>(size_));
+    }
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    return all;
+  }
+
+  IntranodeAlgorithm resolve(Collective c, std::size_t bytes) const {
+    IntranodeAlgorithm way{.max_bytes = bytes};
+    const TuningRule* const any = find_rule(rules_, {c, intra_node, bytes, size_}, deterministic_);
+    const TuningRule* const reached =
+        find_rule(rules_, {c, intra_node_registered, bytes, size_}, deterministic_);
+    if (any) use(*any, way);  // of send and recv there is none
+    const TuningRule* const read = find_rule(rules_, {c, intra_node_cma, bytes, size_}, deterministic_);
+    if (way.schedule) return way;
+    if (reached && std::string_view(reached->algorithm) == "direct") {
+      way.try_zero_copy = true;
+      way.zero_copy_reason = reason(*reached);
+    }
+    if (read) use_once(*read, way);
+    return way;
+  }
+
+  void use_once(const TuningRule& rule, IntranodeAlgorithm& way) const {
+    const std::string_view algorithm = rule.algorithm;
+    if (algorithm == "copied") return;
+    way.single_copy = algorithm == "by_time" ? SingleCopyPolicy::adaptive : SingleCopyPolicy::always;
+    way.single_copy_reason = reason(rule);
+  }
+
+  void use(const TuningRule& rule, IntranodeAlgorithm& way) const {
+    const std::string_view algorithm = rule.algorithm;
+    way.schedule = rule.is_schedule ? &find_algorithm(rule.collective, algorithm) : nullptr;
+    way.two_shot = !rule.is_schedule && algorithm == "two_shot";
+    way.chunk = rule.chunk;
+    way.reason = reason(rule);
+  }
+
+  std::string reason(const TuningRule& rule) const { return source_prefix(rule, name_) + to_string(rule); }
+
+  int size_;
+  const std::string& name_;
+  bool deterministic_;
+  std::vector<TuningRule> rules_;
+};
+
+}  // namespace
+
+bool IntranodeAlgorithm::same_algorithm(const IntranodeAlgorithm& o) const {
+  return schedule == o.schedule && two_shot == o.two_shot && try_zero_copy == o.try_zero_copy &&
+         forced == o.forced && single_copy == o.single_copy && chunk == o.chunk && reason == o.reason &&
+         zero_copy_reason == o.zero_copy_reason && single_copy_reason == o.single_copy_reason;
+}
+
+IntranodeTuningTable::IntranodeTuningTable(int size) : IntranodeTuningTable(size, {}, "", {}, true) {}
+
+IntranodeTuningTable::IntranodeTuningTable(int size, const std::vector<TuningRule>& tuned,
+                                           const std::string& name, const AlgorithmOverrides& forced,
+                                           bool deterministic) {
+  const Resolver resolver(size, tuned, name, deterministic);
+  for (int i = 0; i < collective_count; ++i) {
+    const Collective c{static_cast<std::uint8_t>(i)};
+    auto& ways = algorithms_[static_cast<std::size_t>(i)];
+    ways = forced.of(c).empty() ? resolver.resolve_all(c) : resolver.forced(c, forced.of(c));
+    for (const IntranodeAlgorithm& way : ways)
+      has_schedule_[static_cast<std::size_t>(i)] |= way.schedule != nullptr;
+  }
+}
+
+std::size_t shard_bytes(std::size_t bytes, int size) {
+  return ceil_div(ceil_div(bytes, static_cast<std::size_t>(size)), line) * line;
+}
+
+CallPlan plan_call(Collective kind, std::size_t common, int size, const IntranodeAlgorithm& way,
+                   const StagingLimits& room) {
+  CallPlan plan;
+  plan.two_shot = kind == all_reduce && way.two_shot && common > 0;
+  plan.per_peer = plan.two_shot || traits(kind).sends_per_rank();
+  plan.shard_bytes = plan.two_shot ? shard_bytes(common, size) : common;
+  const std::size_t offered =
+      plan.per_peer ? plan.shard_bytes * (static_cast<std::size_t>(size) - 1) : plan.shard_bytes;
+  const std::size_t letters = std::max<std::size_t>(ceil_div(offered, inline_bytes), 1);
+  if (letters <= (traits(kind).rooted() ? 1 : max_inline_slots) && !plan.two_shot && kind != all_to_all_v)
+    plan.inline_slots = static_cast<std::uint32_t>(letters);
+  if (plan.inline_slots)
+    plan.chunking.chunk_bytes = std::max<std::size_t>(plan.shard_bytes, 1);
+  else
+    plan.chunking = chunk_shard(plan, size, way.chunk, room);
+  return plan;
+}
+
+Chunking chunk_shard(const CallPlan& plan, int size, std::size_t chunk, const StagingLimits& room) {
+  const std::size_t shares = plan.per_peer ? static_cast<std::size_t>(size) - 1 : 1;
+  // In two phases a rank writes two offers and two results before it needs to be read, and some of the ring's
+  // end may be too short for an offer.
+  const std::size_t in_flight = room.staging_bytes / (3 * shares + 2) / line * line;
+  Chunking cut;
+  if (chunk) {
+    cut.chunk_bytes = std::min(chunk, in_flight);
+  } else {
+    const std::size_t wanted =
+        (room.oversubscribed ? max_chunk_oversubscribed : max_chunk) / shares / line * line;
+    const std::size_t most = std::min(wanted, in_flight);
+    const std::size_t pieces = room.oversubscribed ? pipelined_oversubscribed
+                               : plan.two_shot     ? pipelined_two_shot
+                                                   : pipelined;
+    cut.chunk_bytes =
+        std::clamp(ceil_div(plan.shard_bytes / pieces, line) * line, std::min(min_chunk, most), most);
+  }
+  cut.chunk_bytes =
+      std::min(cut.chunk_bytes, std::max(ceil_div(plan.shard_bytes, line), std::size_t{1}) * line);
+  cut.chunks = std::max<std::size_t>(ceil_div(plan.shard_bytes, cut.chunk_bytes), 1);
+  return cut;
+}
+
+AlgorithmChoice explain_intranode(Collective kind, std::size_t bytes, int size, const IntranodeAlgorithm& way,
+                                  const StagingLimits& room, bool is_mapped) {
+  if (is_mapped && way.try_zero_copy) return {"direct", "shm", zero_copy_chunk, way.zero_copy_reason};
+  if (way.single_copy == SingleCopyPolicy::always)
+    return {"single_copy", "shm", single_copy_chunk, way.single_copy_reason};
+  const std::size_t common = bytes / (message_bytes(kind, 1, size));
+  const CallPlan plan = plan_call(kind, common, size, way, room);
+  const char* const algorithm = plan.two_shot ? "two_shot" : kind == all_reduce ? "one_shot" : "letters";
+  const std::size_t chunk =
+      plan.inline_slots ? 0 : std::min(plan.chunking.chunk_bytes, std::max(plan.shard_bytes, line));
+  const std::string why =
+      way.single_copy == SingleCopyPolicy::adaptive ? way.reason + adaptive_words : way.reason;
+  return {algorithm, "shm", kind == all_to_all_v ? 0 : chunk, why};
+}
+
+}  // namespace rz

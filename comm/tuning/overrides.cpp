@@ -1,0 +1,58 @@
+#include "comm/tuning/overrides.h"
+
+#include <algorithm>
+
+#include "comm/core/error.h"
+#include "comm/tuning/select.h"
+
+namespace rz {
+
+namespace {
+
+bool is_known_algorithm(Collective c, const std::string& name) {
+  TuningRule direct{c, TuningScope::intra_node_registered, ""}, once{c, TuningScope::intra_node_cma, ""},
+      way{c, TuningScope::intra_node, ""};
+  if (name == "direct") return set_algorithm(direct, name);
+  if (name == "single_copy") return set_algorithm(once, name);
+  return set_algorithm(way, name) && !way.is_schedule;
+}
+
+void check(Collective c, const std::string& name, bool deterministic) {
+  require(!algorithm_choices(c, TuningScope::inter_node).empty(), Errc::config, rz::name(c),
+          " takes no algorithm");
+  if (is_known_algorithm(c, name)) return;
+  TuningRule rule{c, TuningScope::intra_node, ""};
+  const std::string choices = algorithm_choices(c, TuningScope::intra_node);
+  require(set_algorithm(rule, name), Errc::config, rz::name(c), " has no algorithm '", name,
+          "'; choose one of ", choices, is_known_algorithm(c, "direct") ? ", or on one host direct" : "",
+          is_known_algorithm(c, "single_copy") ? " or single_copy" : "");
+  select({.collective = c,
+          .deterministic = deterministic,
+          .override_name = rule.algorithm});  // refuses a wrong order
+}
+
+}  // namespace
+
+AlgorithmOverrides::AlgorithmOverrides(const std::string& text, bool deterministic) {
+  if (text.empty()) return;
+  const bool one = text.find('=') == std::string::npos;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string entry = text.substr(begin, end - begin);
+    const std::size_t equals = one ? std::string::npos : entry.find('=');
+    require(one || equals != std::string::npos, Errc::config, "'", entry, "' of the forced algorithms '",
+            text, "' is not COLLECTIVE=ALGORITHM");
+    const Collective c = one ? Collective::all_reduce : collective_from_name(entry.substr(0, equals));
+    const std::string name = one ? entry : entry.substr(equals + 1);
+    check(c, name, deterministic);
+    names_[static_cast<std::size_t>(c)] = name;
+    begin = end + 1;
+  }
+}
+
+std::string AlgorithmOverrides::schedule_of(Collective c) const {
+  constexpr std::string_view schedule_override = "streams:";
+  return of(c).starts_with(schedule_override) ? of(c).substr(schedule_override.size()) : of(c);
+}
+
+}  // namespace rz

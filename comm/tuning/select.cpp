@@ -1,0 +1,150 @@
+#include "comm/tuning/select.h"
+
+#include "comm/core/error.h"
+
+namespace rz {
+
+namespace {
+
+constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
+
+using Rule = TuningRule;
+
+using enum Collective;
+using enum TuningScope;
+
+// The first line that fits wins; with `deterministic`, lines whose algorithm does not sum in rank order are
+// passed over. Every collective ends with a line that always fits. On one host, and on a network of few
+// ranks, the direct algorithms have the least traffic *and* the fewest rounds; of two ranks one_shot, too. In
+// large groups on a network, their many small messages cost more than a few more rounds do. All slices of a
+// chunk are pipelined, so rounds count by slices, not buffers. Where ranks share hosts, a hierarchy sends
+// less over the network, and in fewer messages, at the price of rounds (docs/decisions/0018).
+constexpr Rule table[] = {
+    {.collective = all_reduce,
+     .scope = intra_node_schedule,
+     .algorithm = "one_shot",
+     .max_traffic = 128 * KiB},
+    {.collective = all_reduce, .scope = intra_node_schedule, .algorithm = "two_shot"},
+    {.collective = all_reduce,
+     .scope = multi_rank_nodes,
+     .algorithm = "hierarchical_chain",
+     .max_ranks = 16,
+     .max_bytes = MiB},
+    {.collective = all_reduce, .scope = multi_rank_nodes, .algorithm = "hierarchical", .min_bytes = MiB},
+    {.collective = all_reduce,
+     .scope = multi_rank_nodes,
+     .algorithm = "hierarchical_chain_all_gather",
+     .min_bytes = MiB},
+    {.collective = all_reduce,
+     .scope = inter_node,
+     .algorithm = "one_shot",
+     .max_ranks = 2,
+     .max_bytes = 256 * KiB},
+    {.collective = all_reduce,
+     .scope = inter_node,
+     .algorithm = "one_shot",
+     .max_ranks = 8,
+     .max_traffic = 256 * KiB},
+    {.collective = all_reduce, .scope = inter_node, .algorithm = "two_shot", .max_ranks = 8},
+    {.collective = all_reduce, .scope = inter_node, .algorithm = "tree", .max_bytes = 16 * KiB},
+    {.collective = all_reduce, .scope = inter_node, .algorithm = "halving_doubling", .max_bytes = 4 * MiB},
+    {.collective = all_reduce, .scope = inter_node, .algorithm = "ring"},
+    {.collective = all_reduce, .scope = inter_node, .algorithm = "one_shot", .max_traffic = 64 * KiB},
+    {.collective = all_reduce, .scope = any, .algorithm = "two_shot"},
+
+    {.collective = reduce_scatter, .scope = intra_node_schedule, .algorithm = "direct"},
+    {.collective = reduce_scatter,
+     .scope = multi_rank_nodes,
+     .algorithm = "direct",
+     .max_ranks = 4,
+     .max_bytes = 64 * KiB},
+    {.collective = reduce_scatter, .scope = multi_rank_nodes, .algorithm = "hierarchical"},
+    {.collective = reduce_scatter, .scope = multi_rank_nodes, .algorithm = "hierarchical_chain"},
+    {.collective = reduce_scatter, .scope = inter_node, .algorithm = "direct", .max_ranks = 8},
+    {.collective = reduce_scatter, .scope = inter_node, .algorithm = "halving", .max_bytes = 4 * MiB},
+    {.collective = reduce_scatter, .scope = inter_node, .algorithm = "ring"},
+    {.collective = reduce_scatter, .scope = any, .algorithm = "direct"},
+
+    {.collective = all_gather, .scope = intra_node_schedule, .algorithm = "direct"},
+    {.collective = all_gather, .scope = multi_rank_nodes, .algorithm = "hierarchical"},
+    {.collective = all_gather, .scope = inter_node, .algorithm = "direct", .max_ranks = 8},
+    {.collective = all_gather, .scope = inter_node, .algorithm = "doubling", .max_bytes = 4 * MiB},
+    {.collective = all_gather, .scope = any, .algorithm = "ring"},
+
+    {.collective = broadcast, .scope = any, .algorithm = "direct", .max_ranks = 2},
+    {.collective = broadcast, .scope = intra_node_schedule, .algorithm = "direct", .max_bytes = 256 * KiB},
+    {.collective = broadcast, .scope = multi_rank_nodes, .algorithm = "hierarchical_chain", .min_bytes = MiB},
+    {.collective = broadcast, .scope = inter_node, .algorithm = "tree", .max_bytes = 64 * KiB},
+    {.collective = broadcast, .scope = any, .algorithm = "scatter_all_gather"},
+
+    {.collective = reduce, .scope = intra_node_schedule, .algorithm = "direct", .max_traffic = 128 * KiB},
+    {.collective = reduce, .scope = intra_node_schedule, .algorithm = "two_shot"},
+    {.collective = reduce,
+     .scope = multi_rank_nodes,
+     .algorithm = "hierarchical_chain",
+     .min_bytes = 256 * KiB},
+    {.collective = reduce,
+     .scope = inter_node,
+     .algorithm = "direct",
+     .max_ranks = 8,
+     .max_traffic = 64 * KiB},
+    {.collective = reduce, .scope = inter_node, .algorithm = "tree", .max_bytes = 64 * KiB},
+    {.collective = reduce, .scope = any, .algorithm = "two_shot"},
+
+    {.collective = gather, .scope = any, .algorithm = "direct"},
+    {.collective = scatter, .scope = any, .algorithm = "direct"},
+    {.collective = all_to_all, .scope = any, .algorithm = "pairwise"},
+    {.collective = all_to_all_v, .scope = any, .algorithm = "pairwise"},
+    {.collective = barrier, .scope = any, .algorithm = "dissemination"},
+};
+
+TuningScope scope_of(const SelectionQuery& q) {
+  if (q.intra_node) return intra_node_schedule;
+  return q.nodes > 1 && q.nodes < q.size ? multi_rank_nodes : inter_node;
+}
+
+bool rank_ordered(const Algorithm& algorithm, const SelectionQuery& q) {
+  return algorithm.rank_order || !q.deterministic || !traits(q.collective).reduces;
+}
+
+// A sum that is rounded on the way depends on which algorithm a size takes, and on who shares a host.
+bool allowed(const Algorithm& algorithm, const SelectionQuery& q) {
+  const bool depends =
+      q.rounds_partials && q.deterministic && traits(q.collective).reduces && algorithm.is(rounds_partials);
+  return rank_ordered(algorithm, q) && !depends && (q.contiguous_nodes || !algorithm.is(contiguous_nodes));
+}
+
+const Algorithm& forced(const SelectionQuery& q) {
+  const Algorithm& algorithm = find_algorithm(q.collective, q.override_name);
+  require(q.contiguous_nodes || !algorithm.is(contiguous_nodes), Errc::config, "the ", name(q.collective),
+          " algorithm '", q.override_name,
+          "' serves only groups whose hosts hold consecutive ranks; number the ranks host by host");
+  if (rank_ordered(algorithm, q)) return algorithm;
+  std::string choices;
+  for (const Algorithm& a : algorithms())
+    if (a.collective == q.collective && a.rank_order) choices += concat(choices.empty() ? "" : ", ", a.name);
+  fail(Errc::config, "the ", name(q.collective), " algorithm '", q.override_name,
+       "' does not sum in rank order, which `deterministic` asks for; choose one of ", choices,
+       ", or switch `deterministic` off");
+}
+
+}  // namespace
+
+const Algorithm& select(const SelectionQuery& q) { return *select_by_rule(q).algorithm; }
+
+std::span<const TuningRule> built_in_rules() { return table; }
+
+SelectedAlgorithm select_by_rule(const SelectionQuery& q) {
+  require(q.size >= 1, Errc::invalid_argument, "no algorithm for a group of ", q.size);
+  if (!q.override_name.empty()) return {&forced(q)};
+  const RuleQuery query{q.collective, scope_of(q), q.bytes, q.size};
+  for (const std::span<const Rule> rules : {q.file_rules, built_in_rules()})
+    for (const Rule& rule : rules) {
+      if (!matches(rule, query)) continue;
+      const Algorithm& algorithm = find_algorithm(q.collective, rule.algorithm);
+      if (allowed(algorithm, q)) return {&algorithm, rule.chunk, &rule};
+    }
+  fail(Errc::invalid_argument, name(q.collective), " takes no algorithm");
+}
+
+}  // namespace rz

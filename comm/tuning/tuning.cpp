@@ -1,0 +1,352 @@
+#include "comm/tuning/tuning.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <sstream>
+
+#include "comm/core/error.h"
+
+namespace rz {
+
+namespace {
+
+struct ScopeName {
+  TuningScope where;
+  const char* name;
+  const char* words;
+};
+constexpr ScopeName places[] = {
+    {TuningScope::intra_node, "one_host", "on one host"},
+    {TuningScope::intra_node_registered, "reachable", "on one host, of memory that all ranks reach"},
+    {TuningScope::intra_node_cma, "readable", "on one host, of memory that all ranks may read"},
+    {TuningScope::intra_node_schedule, "streams", "over streams of one host"},
+    {TuningScope::inter_node, "network", "between hosts"},
+    {TuningScope::multi_rank_nodes, "shared_hosts", "between hosts of several ranks"},
+    {TuningScope::any, "anywhere", "over streams"}};
+
+const ScopeName& place(TuningScope where) {
+  return *std::find_if(std::begin(places), std::end(places), [&](const auto& p) { return p.where == where; });
+}
+
+/// What ranks that meet do themselves, instead of running a schedule.
+std::vector<const char*> algorithm_names(Collective c, TuningScope where) {
+  const bool may_be_direct = c != Collective::all_to_all_v && c != Collective::barrier;
+  if (where == TuningScope::intra_node_registered && may_be_direct) return {"direct", "copied"};
+  const bool only_moves = may_be_direct && !traits(c).reduces;
+  if (where == TuningScope::intra_node_cma && only_moves) return {"by_time", "single_copy", "copied"};
+  if (where == TuningScope::intra_node_registered || where == TuningScope::intra_node_cma) return {"copied"};
+  if (where != TuningScope::intra_node) return {};
+  if (c == Collective::all_reduce) return {"one_shot", "two_shot"};
+  return {"letters"};
+}
+
+constexpr std::string_view schedule_override = "streams:";
+
+/// Whether ranks that meet mean something else by it than a schedule.
+bool is_algorithm_name(Collective c, std::string_view name) {
+  const auto holds = [&](const std::vector<const char*>& names) {
+    return std::any_of(names.begin(), names.end(), [&](const char* n) { return name == n; });
+  };
+  return holds(algorithm_names(c, TuningScope::intra_node)) ||
+         (name == "direct" && holds(algorithm_names(c, TuningScope::intra_node_registered))) ||
+         (name == "single_copy" && holds(algorithm_names(c, TuningScope::intra_node_cma)));
+}
+
+const Algorithm* schedule(Collective c, std::string_view name) {
+  for (const Algorithm& a : algorithms())
+    if (a.collective == c && name == a.name) return &a;
+  return nullptr;
+}
+
+bool reduces_in_rank_order(const TuningRule& r) {
+  const bool by_schedule = r.is_schedule || !is_intra_node(r.scope);
+  if (!by_schedule || !traits(r.collective).reduces) return true;
+  return find_algorithm(r.collective, r.algorithm).rank_order;
+}
+
+bool covers(TuningScope rule, TuningScope call) {
+  if (rule == TuningScope::any) return !is_intra_node(call);
+  return rule == call || (rule == TuningScope::inter_node && call == TuningScope::multi_rank_nodes);
+}
+
+std::optional<Collective> find_collective(std::string_view word) {
+  for (int c = 0; c < collective_count; ++c)
+    if (word == name(Collective(c))) return Collective(c);
+  return std::nullopt;
+}
+
+std::string collective_choices() {
+  std::string choices;
+  for (int c = 0; c < collective_count; ++c)
+    if (Collective(c) != Collective::send && Collective(c) != Collective::recv)
+      choices += concat(choices.empty() ? "" : ", ", name(Collective(c)));
+  return choices;
+}
+
+template <class T>
+std::optional<T> number(std::string_view text) {
+  T value{};
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || stop != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::optional<std::string_view> after(std::string_view word, std::string_view prefix) {
+  if (!word.starts_with(prefix)) return std::nullopt;
+  return word.substr(prefix.size());
+}
+
+/// Reads the lines of one table.
+class Parser {
+ public:
+  explicit Parser(const std::string& name) { tuning_.name = name; }
+
+  void line(std::string_view text) {
+    ++line_;
+    std::istringstream in{std::string(text.substr(0, text.find('#')))};
+    std::vector<std::string> words;
+    for (std::string word; in >> word;) words.push_back(word);
+    if (words.empty()) return;
+    words[0] == "link" ? link(words) : rule(words);
+  }
+  Tuning result() && { return std::move(tuning_); }
+
+ private:
+  template <class... T>
+  void that(bool ok, const T&... parts) const {
+    if (!ok) fail(Errc::config, "the tuning table ", tuning_.name, ", line ", line_, ": ", parts...);
+  }
+
+  void rule(const std::vector<std::string>& words) {
+    TuningRule r{collective(words[0]), TuningScope::any, "", any_size};
+    that(words.size() >= 3, "'", words[0],
+         "' needs a place and an algorithm, as in: all_reduce one_host bytes<=64K one_shot");
+    r.scope = where(words[1]);
+    r.source = Source::file;
+    bool named = false;
+    for (std::size_t i = 2; i < words.size(); ++i) {
+      const bool condition = words[i].find_first_of("=<>") != std::string::npos;
+      if (condition) {
+        set(r, words[i]);
+        continue;
+      }
+      that(!named, "'", words[i], "' is one algorithm too many");
+      named = true;
+      that(set_algorithm(r, words[i]), name(r.collective), " has no algorithm '", words[i],
+           "' for the place '", words[1], "'; choose one of ", algorithm_choices(r.collective, r.scope));
+    }
+    that(named, "no algorithm; choose one of ", algorithm_choices(r.collective, r.scope));
+    tuning_.rules.push_back(r);
+  }
+
+  Collective collective(const std::string& word) const {
+    const auto found = find_collective(word);
+    that(found && !algorithm_choices(*found, TuningScope::inter_node).empty(), "'", word,
+         "' is no collective that takes algorithms; choose one of ", collective_choices(), ", or link");
+    return *found;
+  }
+
+  TuningScope where(const std::string& word) const {
+    std::string choices;
+    for (const ScopeName& p : places) {
+      if (word == p.name) return p.where;
+      choices += concat(choices.empty() ? "" : ", ", p.name);
+    }
+    that(false, "'", word, "' is no place; choose one of ", choices);
+    return {};
+  }
+
+  void set(TuningRule& r, const std::string& word) const {
+    const auto size = [&](std::string_view text) {
+      const auto bytes = bytes_from(text);
+      that(bytes.has_value(), "'", text, "' in '", word, "' is no size; write bytes, or as many K, M or G");
+      return *bytes;
+    };
+    const auto ranks = [&](std::string_view text) {
+      const auto n = number<int>(text);
+      that(n && *n >= 1, "'", text, "' in '", word, "' is no number of ranks");
+      return *n;
+    };
+    if (const auto b = after(word, "bytes<=")) {
+      r.max_bytes = size(*b);
+    } else if (const auto l = after(word, "bytes>")) {
+      r.min_bytes = size(*l);
+    } else if (const auto t = after(word, "traffic<=")) {
+      r.max_traffic = size(*t);
+    } else if (const auto c = after(word, "chunk=")) {
+      r.chunk = size(*c);
+      that(r.chunk >= 64 && r.chunk % 64 == 0, "'", word, "' is no multiple of 64");
+    } else if (const auto most = after(word, "ranks<=")) {
+      r.max_ranks = ranks(*most);
+    } else if (const auto least = after(word, "ranks>=")) {
+      r.min_ranks = ranks(*least);
+    } else if (const auto n = after(word, "ranks=")) {
+      r.max_ranks = r.min_ranks = ranks(*n);
+    } else {
+      that(false, "'", word, "' is no condition; there are ranks=N, ranks<=N, ranks>=N, bytes<=B, bytes>B, ",
+           "traffic<=B and chunk=B");
+    }
+  }
+
+  void link(const std::vector<std::string>& words) {
+    const bool known = words.size() == 5 && (words[1] == "shm" || words[1] == "tcp");
+    that(known, "a link is written so: link shm|tcp alpha=US beta=US gamma=US");
+    LinkCost cost;
+    constexpr const char* prefixes[] = {"alpha=", "beta=", "gamma="};
+    double* const values[] = {&cost.alpha, &cost.beta, &cost.gamma};
+    for (std::size_t i = 0; i < 3; ++i) {
+      const auto text = after(words[i + 2], prefixes[i]);
+      const auto value = text ? number<double>(*text) : std::nullopt;
+      that(value && *value >= 0 && *value < 1e9, "'", words[i + 2], "' is not ", prefixes[i],
+           "US, a number of microseconds from 0 on");
+      *values[i] = *value;
+    }
+    (words[1] == "shm" ? tuning_.shm : tuning_.tcp) = cost;
+  }
+
+  Tuning tuning_;
+  int line_ = 0;
+};
+
+std::string conditions(const TuningRule& r) {
+  std::string text;
+  if (r.min_ranks == r.max_ranks) {
+    text += concat(" ranks=", r.max_ranks);
+  } else {
+    if (r.min_ranks > 1) text += concat(" ranks>=", r.min_ranks);
+    if (r.max_ranks != any_size) text += concat(" ranks<=", r.max_ranks);
+  }
+  if (r.min_bytes > 0) text += " bytes>" + exact_bytes(r.min_bytes);
+  if (r.max_bytes != any_bytes) text += " bytes<=" + exact_bytes(r.max_bytes);
+  if (r.max_traffic != any_bytes) text += " traffic<=" + exact_bytes(r.max_traffic);
+  return text;
+}
+
+std::string link_line(const char* name, const std::optional<LinkCost>& link) {
+  if (!link) return "";
+  return concat("link ", name, " alpha=", link->alpha, " beta=", link->beta, " gamma=", link->gamma, "\n");
+}
+
+}  // namespace
+
+std::string to_string(const TuningRule& r) {
+  std::string text = concat(name(r.collective), " ", place(r.scope).words);
+  if (r.min_bytes > 0) text += concat(", above ", human_bytes(r.min_bytes));
+  if (r.max_bytes != any_bytes) text += concat(", up to ", human_bytes(r.max_bytes));
+  if (r.max_traffic != any_bytes) text += concat(", up to ", human_bytes(r.max_traffic), " of all ranks");
+  if (r.min_ranks == r.max_ranks)
+    text += concat(", ", r.max_ranks, r.max_ranks == 1 ? " rank" : " ranks");
+  else if (r.max_ranks != any_size)
+    text += concat(", up to ", r.max_ranks, " ranks");
+  else if (r.min_ranks > 1)
+    text += concat(", from ", r.min_ranks, " ranks");
+  return text;
+}
+
+std::string source_prefix(const TuningRule& r, const std::string& table) {
+  switch (r.source) {
+    case Source::built_in:
+      return "built-in table: ";
+    case Source::file:
+      return concat("tuning table ", table, ": ");
+    case Source::interpolated:
+      return concat("between measured groups of ", table, ": ");
+    case Source::model:
+      return concat("cost model of ", table, ": ");
+  }
+  return "";
+}
+
+std::string Tuning::text() const {
+  std::string text = link_line("shm", shm) + link_line("tcp", tcp);
+  for (const TuningRule& r : rules)
+    text += concat(rz::name(r.collective), " ", place(r.scope).name, conditions(r), " ",
+                   r.is_schedule ? schedule_override : "", r.algorithm,
+                   r.chunk ? " chunk=" + exact_bytes(r.chunk) : "", "\n");
+  return text;
+}
+
+Tuning parse_tuning(std::string_view text, const std::string& name) {
+  Parser parser(name);
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    parser.line(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return std::move(parser).result();
+}
+
+Tuning read_tuning(const std::string& path) {
+  std::ifstream in(path);
+  std::ostringstream text;
+  text << in.rdbuf();
+  require(in.good(), Errc::config, "the tuning table '", path,
+          "' cannot be read; RZ_TUNING or CommOptions::tuning names it, and tune writes one");
+  return parse_tuning(text.str(), path);
+}
+
+bool matches(const TuningRule& r, const RuleQuery& q) {
+  if (r.collective != q.collective || !covers(r.scope, q.scope)) return false;
+  if (r.max_traffic != any_bytes && q.bytes > r.max_traffic / static_cast<std::size_t>(q.size)) return false;
+  if (r.min_bytes != 0 && q.bytes <= r.min_bytes) return false;
+  return q.size >= r.min_ranks && q.size <= r.max_ranks && q.bytes <= r.max_bytes;
+}
+
+const TuningRule* find_rule(std::span<const TuningRule> rules, const RuleQuery& q, bool deterministic) {
+  for (const TuningRule& r : rules)
+    if (matches(r, q) && (!deterministic || reduces_in_rank_order(r))) return &r;
+  return nullptr;
+}
+
+std::string algorithm_choices(Collective c, TuningScope where) {
+  std::string choices;
+  const auto add = [&](const auto&... parts) { choices += concat(choices.empty() ? "" : ", ", parts...); };
+  for (const char* way : algorithm_names(c, where)) add(way);
+  if (where == TuningScope::intra_node_registered || where == TuningScope::intra_node_cma) return choices;
+  for (const Algorithm& a : algorithms())
+    if (a.collective == c)
+      add(where == TuningScope::intra_node && is_algorithm_name(c, a.name) ? schedule_override : "", a.name);
+  return choices;
+}
+
+bool set_algorithm(TuningRule& r, std::string_view name) {
+  for (const char* way : algorithm_names(r.collective, r.scope))
+    if (name == way) {
+      r.algorithm = way;
+      return true;
+    }
+  if (r.scope == TuningScope::intra_node_registered || r.scope == TuningScope::intra_node_cma) return false;
+  if (r.scope == TuningScope::intra_node && is_algorithm_name(r.collective, name)) return false;
+  const auto qualified = after(name, schedule_override);
+  const Algorithm* const found = schedule(r.collective, qualified.value_or(name));
+  if (!found) return false;
+  r.algorithm = found->name;
+  r.is_schedule = r.scope == TuningScope::intra_node;
+  return true;
+}
+
+std::string exact_bytes(std::size_t bytes) {
+  constexpr const char* units[] = {"", "K", "M", "G"};
+  int unit = 0;
+  while (bytes > 0 && bytes % 1024 == 0 && unit < 3) bytes /= 1024, ++unit;
+  return concat(bytes, units[unit]);
+}
+
+std::optional<std::size_t> bytes_from(std::string_view text) {
+  const std::size_t unit = text.empty() ? std::string_view::npos : std::string_view("KMG").find(text.back());
+  if (unit != std::string_view::npos) text.remove_suffix(1);
+  const int shift = unit == std::string_view::npos ? 0 : 10 * (static_cast<int>(unit) + 1);
+  const auto value = number<std::size_t>(text);
+  if (!value || (*value << shift) >> shift != *value) return std::nullopt;
+  return *value << shift;
+}
+
+Collective collective_from_name(std::string_view word) {
+  const auto found = find_collective(word);
+  require(found.has_value(), Errc::config, "'", word, "' is no collective; choose one of ",
+          collective_choices());
+  return *found;
+}
+
+}  // namespace rz

@@ -1,0 +1,385 @@
+#include "sharding/checkpoint/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "comm/core/error.h"
+#include "sharding/io/durable_file.h"
+#include "sharding/io/json.h"
+#include "sharding/io/text.h"
+
+namespace rz {
+
+static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
+
+namespace {
+
+using nlohmann::json;
+using std::uint64_t;
+
+constexpr uint64_t max_header_bytes = 100'000'000;
+
+struct FileHandle {
+  int fd = -1;
+  FileHandle() = default;
+  explicit FileHandle(int f) : fd(f) {}
+  FileHandle(FileHandle&& o) noexcept : fd(std::exchange(o.fd, -1)) {}
+  FileHandle& operator=(FileHandle&& o) noexcept {
+    std::swap(fd, o.fd);
+    return *this;
+  }
+  ~FileHandle() {
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+[[noreturn]] void fail_file(const std::string& path, const char* doing) {
+  fail(Errc::io, path, ": ", doing, ": ", std::strerror(errno));
+}
+
+void read_at(int fd, const std::string& path, uint64_t offset, void* out, std::size_t bytes) {
+  auto* to = static_cast<char*>(out);
+  while (bytes > 0) {
+    const ssize_t n = ::pread(fd, to, bytes, static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_file(path, "cannot be read");
+    require(n > 0, Errc::io, path, ": ends at byte ", offset, ", ", bytes, " bytes early");
+    to += n, offset += static_cast<uint64_t>(n), bytes -= static_cast<std::size_t>(n);
+  }
+}
+
+struct Element {
+  const char* name;
+  unsigned bits;
+};
+/// The format's own list, and U16, U32 and U64.
+constexpr std::array<Element, 22> elements{
+    {{"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
+     {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+     {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
+     {"F64", 64},    {"I64", 64},    {"U64", 64},    {"C64", 64}}};
+
+/// One tensor's line of the header.
+class EntryReader {
+ public:
+  EntryReader(const std::string& path, const std::string& name, const json& node) : path_(path), node_(node) {
+    entry_.name = name;
+  }
+
+  SafetensorsEntry read() {
+    check(node_.is_object(), "expected an object, found ", to_display(node_));
+    for (const auto& [key, value] : node_.items())
+      check(key == "dtype" || key == "shape" || key == "data_offsets", "unknown key '", key, "'");
+    read_dtype();
+    read_shape();
+    read_offsets();
+    check_size();
+    return std::move(entry_);
+  }
+
+ private:
+  template <class... T>
+  void check(bool ok, const T&... parts) const {
+    if (!ok) fail(Errc::io, escaped(concat(path_, ": tensor '", entry_.name, "': ", parts...)));
+  }
+
+  const json& field(const char* key) const {
+    check(node_.contains(key), key, " is missing");
+    return node_[key];
+  }
+
+  void read_dtype() {
+    const json& dtype = field("dtype");
+    check(dtype.is_string(), "dtype: expected a text, found ", to_display(dtype));
+    entry_.dtype = dtype.get<std::string>();
+  }
+
+  /// The bytes are what the shape needs; of a dtype that is not known, an element has a bit at least.
+  void check_size() const {
+    const uint64_t held = entry_.end - entry_.begin;
+    const auto known =
+        std::ranges::find_if(elements, [this](const Element& e) { return entry_.dtype == e.name; });
+    if (known == elements.end()) {
+      check(entry_.count / 8 + (entry_.count % 8 != 0) <= held, "shape ", rz::name(entry_.shape),
+            " of the unknown dtype ", entry_.dtype, " cannot lie in ", held, " bytes");
+      return;
+    }
+    uint64_t bits = 0;
+    check(!__builtin_mul_overflow(entry_.count, known->bits, &bits), "shape ", rz::name(entry_.shape),
+          " is larger than any memory");
+    check(bits % 8 == 0, "shape ", rz::name(entry_.shape), " of ", entry_.dtype, " is ", bits,
+          " bits, which are no whole bytes");
+    check(bits / 8 == held, "shape ", rz::name(entry_.shape), " of ", entry_.dtype, " needs ", bits / 8,
+          " bytes, data_offsets hold ", held);
+  }
+
+  void read_shape() {
+    const json& shape = field("shape");
+    check(shape.is_array() && shape.size() <= 64, "shape: expected a list of extents, found ",
+          to_display(shape));
+    for (const auto& extent : shape) {
+      check(extent.is_number_unsigned(), "shape: ", to_display(shape), " holds what is not a count");
+      entry_.shape.push_back(extent.get<uint64_t>());
+      check(!__builtin_mul_overflow(entry_.count, entry_.shape.back(), &entry_.count), "shape ",
+            to_display(shape), " is larger than any memory");
+    }
+  }
+
+  void read_offsets() {
+    const json& offsets = field("data_offsets");
+    check(offsets.is_array() && offsets.size() == 2 && offsets[0].is_number_unsigned() &&
+              offsets[1].is_number_unsigned() && offsets[0].get<uint64_t>() <= offsets[1].get<uint64_t>(),
+          "data_offsets: expected [begin, end], found ", to_display(offsets));
+    entry_.begin = offsets[0].get<uint64_t>();
+    entry_.end = offsets[1].get<uint64_t>();
+  }
+
+  const std::string& path_;
+  const json& node_;
+  SafetensorsEntry entry_;
+};
+
+/// The data is covered exactly once.
+void check_cover(const std::string& path, const std::vector<SafetensorsEntry>& sorted, uint64_t data_bytes) {
+  uint64_t at = 0;
+  for (const auto& e : sorted) {
+    require(e.end <= data_bytes, Errc::io, escaped(path), ": tensor '", escaped(e.name), "': its bytes ",
+            e.begin, " to ", e.end, " lie beyond the file's ", data_bytes,
+            " bytes of data; the file is cut off or damaged");
+    require(e.begin == at, Errc::io, escaped(path), ": tensor '", escaped(e.name), "': starts at byte ",
+            e.begin, " where ", at, " was expected (tensors ", e.begin < at ? "overlap" : "leave a hole",
+            ")");
+    at = e.end;
+  }
+  require(at == data_bytes, Errc::io, path, ": ", data_bytes - at,
+          " bytes after the last tensor belong to none");
+}
+
+std::map<std::string, std::string> read_metadata(const std::string& path, const json& node) {
+  require(node.is_object(), Errc::io, path, ": __metadata__: expected an object, found ", to_display(node));
+  std::map<std::string, std::string> out;
+  for (const auto& [key, value] : node.items()) {
+    require(value.is_string(), Errc::io, escaped(path), ": __metadata__: '", escaped(key), "' is not a text");
+    out[key] = value.get<std::string>();
+  }
+  return out;
+}
+
+float widen(std::uint16_t half) {
+  // IEEE 754 binary16: a normal number is moved to f32's bias; a subnormal one is an exact product.
+  const std::uint32_t sign = std::uint32_t(half & 0x8000u) << 16, rest = half & 0x7fffu;
+  if (rest >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+  if (rest >= 0x400u) return std::bit_cast<float>(sign | ((rest << 13) + (112u << 23)));
+  const float small = static_cast<float>(rest) * 0x1p-24f;
+  return sign ? -small : small;
+}
+
+float widened(float x) { return x; }
+float widened(double x) { return static_cast<float>(x); }
+struct Half {
+  std::uint16_t bits;
+};
+float widened(Half x) { return widen(x.bits); }
+struct Brain {
+  std::uint16_t bits;
+};
+float widened(Brain x) { return std::bit_cast<float>(std::uint32_t(x.bits) << 16); }
+
+}  // namespace
+
+std::string name(const std::vector<uint64_t>& shape) {
+  std::string out = "[";
+  for (const auto extent : shape) out += concat(out.size() > 1 ? ", " : "", extent);
+  return out + "]";
+}
+
+struct SafetensorsFile::State {
+  std::string path;
+  FileHandle file;
+  uint64_t data_start = 0;
+  std::vector<SafetensorsEntry> tensors;
+  std::map<std::string, std::size_t, std::less<>> index;
+  std::map<std::string, std::string> metadata;
+
+  template <class T>
+  void read(const SafetensorsEntry& e, uint64_t begin, std::span<float> out) const {
+    std::array<T, 8192> block;
+    const uint64_t from = data_start + e.begin;
+    for (std::size_t done = 0; done < out.size();) {
+      const std::size_t n = std::min(block.size(), out.size() - done);
+      read_at(file.fd, path, from + (begin + done) * sizeof(T), block.data(), n * sizeof(T));
+      for (std::size_t i = 0; i < n; ++i) out[done + i] = widened(block[i]);
+      done += n;
+    }
+  }
+};
+
+namespace {
+
+/// The header's text, or why it cannot be.
+std::string read_header(const FileHandle& file, const std::string& path, uint64_t file_bytes) {
+  uint64_t length = 0;
+  require(file_bytes >= 8, Errc::io, path, ": ", file_bytes, " bytes are too few for a safetensors file");
+  read_at(file.fd, path, 0, &length, 8);
+  require(length <= max_header_bytes, Errc::io, path, ": a header of ", length,
+          " bytes is above the format's limit of ", max_header_bytes, "; not a safetensors file, or damaged");
+  require(length <= file_bytes - 8, Errc::io, path, ": a header of ", length,
+          " bytes does not fit into the file's ", file_bytes, "; the file is cut off or damaged");
+  std::string text(length, '\0');
+  read_at(file.fd, path, 8, text.data(), length);
+  require(!text.empty() && text[0] == '{', Errc::io, path, ": the header does not start with '{'");
+  return text;
+}
+
+}  // namespace
+
+SafetensorsFile SafetensorsFile::open(const std::string& path) {
+  auto state = std::make_shared<State>();
+  state->path = path;
+  state->file = FileHandle(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (state->file.fd < 0) fail_file(path, "cannot be opened");
+  struct stat info {};
+  if (::fstat(state->file.fd, &info) != 0) fail_file(path, "cannot be read");
+  require(S_ISREG(info.st_mode), Errc::io, path, ": not a regular file");
+  const auto file_bytes = static_cast<uint64_t>(info.st_size);
+
+  const std::string text = read_header(state->file, path, file_bytes);
+  state->data_start = 8 + text.size();
+  const json header = parse_json(text, path, JsonDialect::strict);
+  require(text[text.find_last_not_of(' ')] == '}', Errc::io, path,
+          ": the header ends with more than '}' and spaces");
+  for (const auto& [key, node] : header.items()) {
+    if (key == "__metadata__") {
+      state->metadata = read_metadata(path, node);
+    } else {
+      state->tensors.push_back(EntryReader(path, key, node).read());
+    }
+  }
+  auto& tensors = state->tensors;
+  std::ranges::sort(tensors, {}, [](const SafetensorsEntry& e) { return std::pair(e.begin, e.end); });
+  check_cover(path, tensors, file_bytes - state->data_start);
+  for (std::size_t i = 0; i < tensors.size(); ++i) state->index[tensors[i].name] = i;
+  SafetensorsFile file;
+  file.state_ = std::move(state);
+  return file;
+}
+
+const std::string& SafetensorsFile::path() const { return state_->path; }
+const std::vector<SafetensorsEntry>& SafetensorsFile::tensors() const { return state_->tensors; }
+const std::map<std::string, std::string>& SafetensorsFile::metadata() const { return state_->metadata; }
+
+const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
+  const auto found = state_->index.find(name);
+  return found == state_->index.end() ? nullptr : &state_->tensors[found->second];
+}
+
+void SafetensorsFile::read_f32(const SafetensorsEntry& e, uint64_t begin, std::span<float> out) const {
+  require(begin <= e.count && out.size() <= e.count - begin, Errc::invalid_argument, state_->path,
+          ": tensor '", escaped(e.name), "': elements ", begin, " to ", begin + out.size(), " asked of ",
+          e.count);
+  if (e.dtype == "F32") return state_->read<float>(e, begin, out);
+  if (e.dtype == "F64") return state_->read<double>(e, begin, out);
+  if (e.dtype == "F16") return state_->read<Half>(e, begin, out);
+  if (e.dtype == "BF16") return state_->read<Brain>(e, begin, out);
+  fail(Errc::unsupported, escaped(concat(state_->path, ": tensor '", e.name, "': dtype ", e.dtype,
+                                         " cannot be read as f32; F32, F16, BF16 and F64 can")));
+}
+
+// ---- writing
+
+namespace {
+
+void require_fits(const std::string& path, uint64_t header_bytes) {
+  require(header_bytes <= max_header_bytes, Errc::invalid_argument, path, ": a header of ", header_bytes,
+          " bytes is above the format's limit of ", max_header_bytes,
+          "; write fewer tensors, or shorter names");
+}
+
+/// What open() would not take back is not written.
+void check_names(const std::string& path, std::span<const SafetensorsSpec> tensors) {
+  uint64_t bytes = 0;
+  for (const auto& t : tensors) bytes += t.name.size();
+  require_fits(path, bytes);
+  std::set<std::string_view> seen;
+  for (const auto& t : tensors) {
+    const auto check = [&](bool ok, const char* what) {
+      if (!ok) fail(Errc::invalid_argument, escaped(concat(path, ": tensor '", t.name, "': ", what)));
+    };
+    check(t.name != "__metadata__", "the format keeps this name for metadata; rename the parameter");
+    check(is_utf8(t.name), "the name is not UTF-8; rename the parameter");
+    check(seen.insert(t.name).second, "there are two of this name; rename one");
+  }
+}
+
+uint64_t count_of(const std::string& path, const SafetensorsSpec& t) {
+  uint64_t count = 1, bytes = 0;
+  bool fits = true;
+  for (const auto extent : t.shape) fits = fits && !__builtin_mul_overflow(count, extent, &count);
+  require(fits && !__builtin_mul_overflow(count, uint64_t{4}, &bytes), Errc::invalid_argument, path,
+          ": tensor '", escaped(t.name), "': shape ", rz::name(t.shape), " is larger than any memory");
+  return count;
+}
+
+/// dump() would sort the keys; the format asks for nothing, but readers show tensors in this order.
+std::string header_text(const std::string& path, std::span<const SafetensorsSpec> tensors) {
+  check_names(path, tensors);
+  std::string text = R"({"__metadata__":{"format":"pt"})";
+  uint64_t at = 0;
+  for (const auto& t : tensors) {
+    const uint64_t end = at + 4 * count_of(path, t);
+    text += concat(",", json(t.name).dump(), R"(:{"dtype":"F32","shape":)", json(t.shape).dump(),
+                   R"(,"data_offsets":[)", at, ",", end, "]}");
+    at = end;
+  }
+  text += "}";
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  require_fits(path, text.size());
+  return text;
+}
+
+}  // namespace
+
+struct SafetensorsWriter::State {
+  State(const std::string& path, std::span<const SafetensorsSpec> tensors)
+      : State(path, header_text(path, tensors)) {
+    for (const auto& t : tensors) remaining += count_of(path, t);
+  }
+  State(const std::string& path, const std::string& header) : path(path), file(path) {
+    const uint64_t length = header.size();
+    file.write(&length, 8);
+    file.write(header.data(), header.size());
+  }
+
+  const std::string path;
+  DurableFile file;
+  uint64_t remaining = 0;  // elements
+};
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const SafetensorsSpec> tensors)
+    : state_(std::make_unique<State>(path, tensors)) {}
+
+SafetensorsWriter::~SafetensorsWriter() = default;
+
+void SafetensorsWriter::write(std::span<const float> values) {
+  require(values.size() <= state_->remaining, Errc::invalid_argument, state_->path, ": ", values.size(),
+          " elements written where ", state_->remaining, " were left");
+  state_->file.write(values.data(), values.size_bytes());
+  state_->remaining -= values.size();
+}
+
+void SafetensorsWriter::finish() {
+  require(state_->remaining == 0, Errc::invalid_argument, state_->path, ": ", state_->remaining,
+          " elements were not written");
+  state_->file.commit();
+}
+
+}  // namespace rz

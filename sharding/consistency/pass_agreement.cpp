@@ -1,0 +1,47 @@
+#include "sharding/consistency/pass_agreement.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "comm/core/error.h"
+
+namespace rz {
+
+PassAgreement::PassAgreement(Communicator& communicator, std::size_t members)
+    : communicator_(communicator), used_(members), exchanged_(members), words_(fixed_words + members) {}
+
+PassAgreement::~PassAgreement() {
+  try {
+    wait();
+  } catch (const std::exception&) {  // nobody asks any more how it ended
+  }
+}
+
+void PassAgreement::reset() { std::ranges::fill(used_, 0); }
+
+void PassAgreement::begin(bool cancelled) {
+  exchanged_ = used_;
+  words_[0] = cancelled ? communicator_.size() - communicator_.rank() : 0;
+  words_[1] = values_written_;
+  std::ranges::copy(used_, words_.begin() + fixed_words);
+  if (communicator_.size() > 1)
+    exchange_ = communicator_.all_reduce(Buffer(words_.data(), words_.size()), ReduceOp::max);
+}
+
+void PassAgreement::wait() { std::exchange(exchange_, {}).wait(); }
+
+void PassAgreement::reuse_last() {
+  require(used_ == exchanged_, Errc::invalid_argument,
+          "a pass that is captured in a graph reaches other parameters than the pass before; run an update "
+          "that is not captured first");
+}
+
+int PassAgreement::cancelled_by() const { return words_[0] == 0 ? -1 : communicator_.size() - words_[0]; }
+
+void PassAgreement::mark_values_checked() {
+  values_written_ = false;
+  words_[1] = 0;
+}
+
+}  // namespace rz

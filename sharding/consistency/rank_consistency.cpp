@@ -1,0 +1,116 @@
+#include "sharding/consistency/rank_consistency.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdio>
+#include <cstring>
+
+#include "comm/core/error.h"
+
+namespace rz {
+
+namespace {
+
+template <class T>
+std::vector<T> gather_all(const std::vector<T>& mine, Communicator& communicator) {
+  std::vector<T> all(mine.size() * static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(ConstBuffer(mine.data(), mine.size()), Buffer(all.data(), all.size())).wait();
+  return all;
+}
+
+std::uint64_t hash_of(const Fact& fact) {
+  return hash_bytes(fact.value.data(), fact.value.size(), hash_bytes(fact.name.data(), fact.name.size()));
+}
+
+/// What every rank has as fact i. Long texts are cut.
+std::vector<Fact> gather_fact(std::span<const Fact> facts, std::size_t i, Communicator& communicator) {
+  constexpr std::size_t room = 256;
+  std::vector<std::uint8_t> mine(2 * room);
+  const auto put = [&](std::size_t at, const std::string& text) {
+    std::copy_n(text.begin(), std::min(text.size(), room - 1),
+                mine.begin() + static_cast<std::ptrdiff_t>(at));
+  };
+  if (i < facts.size()) put(0, facts[i].name);
+  put(room, i < facts.size() ? facts[i].value : "missing");
+  const auto all = gather_all(mine, communicator);
+  std::vector<Fact> out;
+  for (std::size_t at = 0; at < all.size(); at += mine.size())
+    out.push_back({reinterpret_cast<const char*>(&all[at]), reinterpret_cast<const char*>(&all[at + room])});
+  return out;
+}
+
+[[noreturn]] void throw_difference(const char* subject, const Fact& first, const Fact& other,
+                                   std::size_t rank, const char* advice) {
+  const std::string& name = first.name.empty() ? other.name : first.name;
+  const bool renamed = !first.name.empty() && !other.name.empty() && first.name != other.name;
+  throw Error(Errc::mismatch,
+              concat(subject, " differs over the ranks: ", name, " is ", first.value, " on rank 0 and ",
+                     renamed ? concat(other.name, " ") : "", other.value, " on rank ", rank, "; ", advice),
+              static_cast<int>(rank));
+}
+
+std::string describe(const Parameter& p) {
+  return concat(p.name, " ", name(p.shape), p.requires_grad ? "" : " (frozen)",
+                p.value.defined() ? "" : " (no value)");
+}
+
+}  // namespace
+
+void require_same(const char* subject, std::span<const Fact> facts, const char* advice,
+                  Communicator& communicator) {
+  if (communicator.size() == 1) return;
+  const auto counts = gather_all(std::vector<std::uint64_t>{facts.size()}, communicator);
+  const std::size_t max_count = *std::max_element(counts.begin(), counts.end());
+  std::vector<std::uint64_t> hashes(max_count);
+  std::transform(facts.begin(), facts.end(), hashes.begin(), hash_of);
+  const auto all = gather_all(hashes, communicator);
+  for (std::size_t i = 0; i < max_count; ++i)
+    for (std::size_t r = 1; r < counts.size(); ++r) {
+      if (all[r * max_count + i] == all[i]) continue;
+      const auto has = gather_fact(facts, i, communicator);
+      communicator.barrier().wait();  // a rank that leaves now takes nothing from the others
+      throw_difference(subject, has[0], has[r], r, advice);
+    }
+}
+
+void require_same_model(std::span<Parameter* const> parameters, Communicator& communicator) {
+  std::vector<Fact> facts;
+  for (const Parameter* p : parameters) facts.push_back({concat("parameter ", facts.size()), describe(*p)});
+  require_same("the model", facts, "every rank must build the same model", communicator);
+}
+
+void broadcast_values(std::span<Parameter* const> parameters, Communicator& communicator) {
+  if (communicator.size() == 1) return;
+  for (const Parameter* p : parameters)
+    if (p->value.defined()) communicator.broadcast(p->value.buffer(), 0).wait();
+}
+
+/// FNV-1a over words, in four lanes that do not wait for each other.
+std::uint64_t hash_bytes(const void* data, std::size_t bytes, std::uint64_t seed) {
+  constexpr std::uint64_t prime = 0x100000001b3u;
+  std::array<std::uint64_t, 4> lane;
+  for (std::size_t i = 0; i < lane.size(); ++i) lane[i] = (0xcbf29ce484222325u ^ seed) + i;
+  const auto* from = static_cast<const std::byte*>(data);
+  const auto mix = [&](std::uint64_t& h, std::uint64_t word) { h = std::rotl((h ^ word) * prime, 29); };
+  std::array<std::uint64_t, 4> words;
+  std::size_t at = 0;
+  for (; at + sizeof words <= bytes; at += sizeof words) {
+    std::memcpy(words.data(), from + at, sizeof words);
+    for (std::size_t i = 0; i < lane.size(); ++i) mix(lane[i], words[i]);
+  }
+  words = {};
+  if (at < bytes) std::memcpy(words.data(), from + at, bytes - at);
+  for (std::size_t i = 0; i < lane.size(); ++i) mix(lane[i], words[i]);
+  std::uint64_t hash = bytes;
+  for (const std::uint64_t l : lane) mix(hash, l), mix(hash, l >> 32);
+  return hash;
+}
+
+std::string hash_text(std::uint64_t hash) {
+  std::array<char, 17> text;
+  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(hash));
+  return text.data();
+}
+
+}  // namespace rz

@@ -1,0 +1,211 @@
+#include "sharding/io/json.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "comm/core/error.h"
+#include "sharding/io/text.h"
+
+namespace rz {
+namespace {
+
+using nlohmann::json;
+constexpr int max_depth = 64;
+
+std::string cut(std::string text, std::size_t max) {
+  if (text.size() <= max) return text;
+  while (max > 0 && (static_cast<unsigned char>(text[max]) & 0xc0) == 0x80) --max;  // not within a character
+  return text.substr(0, max) + "…";
+}
+
+/// The parser takes a zero byte for the end, and would not look at what follows.
+void refuse_zero_bytes(std::string_view text, const std::string& file) {
+  const auto zero = text.find('\0');
+  require(zero == std::string_view::npos, Errc::config, escaped(file), ": not valid JSON: byte ", zero + 1,
+          " is zero");
+}
+
+/// Blanks comments and trailing commas, so that positions in messages stay true.
+class Relaxer {
+ public:
+  explicit Relaxer(std::string_view text) : text_(text) {}
+
+  std::string run() {
+    while (at_ < text_.size()) step();
+    return std::move(text_);
+  }
+
+ private:
+  bool ahead(std::string_view what) const { return text_.compare(at_, what.size(), what) == 0; }
+
+  void step() {
+    const char c = text_[at_];
+    if (c == '"') return skip_string();
+    if (c == '#' || ahead("//")) return blank_until("\n", false);
+    if (ahead("/*")) return blank_until("*/", true);
+    if ((c == '}' || c == ']') && comma_ != none) text_[comma_] = ' ';
+    if (c == ',') {
+      comma_ = at_;
+    } else if (!std::isspace(static_cast<unsigned char>(c))) {
+      comma_ = none;
+    }
+    ++at_;
+  }
+
+  void skip_string() {
+    comma_ = none;
+    for (++at_; at_ < text_.size() && text_[at_] != '"'; ++at_)
+      if (text_[at_] == '\\') ++at_;
+    if (at_ < text_.size()) ++at_;
+  }
+
+  void blank_until(std::string_view end, bool end_too) {
+    // A comment that never ends is left as it stands, for the parser to complain about.
+    const auto found = text_.find(end, at_ + (end_too ? 2 : 0));
+    if (found == std::string::npos && end_too) return void(at_ = text_.size());
+    const auto stop = found == std::string::npos ? text_.size() : found + (end_too ? end.size() : 0);
+    for (; at_ < stop; ++at_)
+      if (text_[at_] != '\n') text_[at_] = ' ';
+  }
+
+  static constexpr auto none = std::string::npos;
+  std::string text_;
+  std::size_t at_ = 0, comma_ = none;
+};
+
+/// Sees every key as it is parsed.
+class DuplicateKeyDetector {
+ public:
+  explicit DuplicateKeyDetector(const std::string& file) : file_(file) {}
+
+  bool operator()(int depth, json::parse_event_t event, json& parsed) {
+    require(depth <= max_depth, Errc::config, escaped(file_), ": nested more than ", max_depth,
+            " levels deep");
+    if (event == json::parse_event_t::object_start) seen_.emplace_back();
+    if (event == json::parse_event_t::object_end) seen_.pop_back();
+    if (event == json::parse_event_t::key) see(parsed.get_ref<const std::string&>());
+    return true;
+  }
+
+ private:
+  void see(const std::string& key) {
+    if (!seen_.back().insert(key).second)
+      fail(Errc::config,
+           escaped(concat(file_, ": key '", cut(key, 100), "' is given twice in one object; remove one")));
+  }
+
+  const std::string& file_;
+  std::vector<std::set<std::string>> seen_;
+};
+
+std::string without_prefix(std::string what) {
+  const auto end = what.find("] ");
+  return cut(end == std::string::npos ? what : what.substr(end + 2), 240);
+}
+
+}  // namespace
+
+json parse_json(std::string_view text, const std::string& file, JsonDialect dialect) {
+  refuse_zero_bytes(text, file);
+  const std::string relaxed = dialect == JsonDialect::relaxed ? Relaxer(text).run() : std::string();
+  if (dialect == JsonDialect::relaxed) text = relaxed;
+  try {
+    return json::parse(text.begin(), text.end(), DuplicateKeyDetector(file));
+  } catch (const json::exception& e) {
+    fail(Errc::config, escaped(concat(file, ": not valid JSON: ", without_prefix(e.what()))));
+  }
+}
+
+std::string read_text_file(const std::string& path, std::size_t max) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  require(file != nullptr, Errc::config, path, ": cannot be opened: ", std::strerror(errno));
+  std::string text;
+  char block[1 << 16];
+  while (const std::size_t n = std::fread(block, 1, sizeof block, file.get())) {
+    text.append(block, n);
+    require(text.size() <= max, Errc::config, path, ": longer than ", human_bytes(max));
+  }
+  require(!std::ferror(file.get()), Errc::config, path, ": cannot be read: ", std::strerror(errno));
+  return text;
+}
+
+JsonObject::JsonObject(const json& node, std::string file, std::string path)
+    : node_(&node), file_(std::move(file)), path_(std::move(path)) {
+  require(node.is_object(), Errc::config, escaped(file_), ": ", escaped(path_), path_.empty() ? "" : ": ",
+          "expected an object { … }, found ", to_display(node));
+}
+
+bool JsonObject::has(std::string_view key) const { return node_->contains(key); }
+
+std::vector<std::string> JsonObject::keys() const {
+  std::vector<std::string> names;
+  for (const auto& [key, value] : node_->items()) names.push_back(key);
+  return names;
+}
+
+const json& JsonObject::at(std::string_view key) const { return *node_->find(key); }
+
+std::string JsonObject::path(std::string_view key) const {
+  return escaped(concat(path_, path_.empty() ? "" : ".", key));
+}
+
+void JsonObject::fail_at(std::string_view key, const std::string& what) const {
+  fail(Errc::config, escaped(concat(file_, ": ", path(key), ": ", what)));
+}
+
+double JsonObject::number(std::string_view key, double absent, double min, double max) const {
+  if (!has(key)) return absent;
+  const json& value = at(key);
+  if (!value.is_number()) fail_at(key, concat("expected a number, found ", to_display(value)));
+  const auto x = value.get<double>();
+  if (!(x >= min && x <= max))
+    fail_at(key, concat("must be from ", min, " to ", max, ", found ", to_display(value)));
+  return x;
+}
+
+std::int64_t JsonObject::integer(std::string_view key, std::int64_t absent, std::int64_t min,
+                                 std::int64_t max) const {
+  if (!has(key)) return absent;
+  const json& value = at(key);
+  const bool whole = value.is_number() && value.get<double>() == std::floor(value.get<double>());
+  if (!whole) fail_at(key, concat("expected a whole number, found ", to_display(value)));
+  const auto x = value.get<double>();
+  if (!(x >= static_cast<double>(min) && x <= static_cast<double>(max)))
+    fail_at(key, concat("must be from ", min, " to ", max, ", found ", to_display(value)));
+  return value.is_number_integer() ? value.get<std::int64_t>() : static_cast<std::int64_t>(x);
+}
+
+std::int64_t JsonObject::required_integer(std::string_view key, std::int64_t min, std::int64_t max) const {
+  if (!has(key)) fail_at(key, "missing; give a whole number");
+  return integer(key, 0, min, max);
+}
+
+bool JsonObject::boolean(std::string_view key, bool absent) const {
+  if (!has(key)) return absent;
+  if (!at(key).is_boolean()) fail_at(key, concat("expected true or false, found ", to_display(at(key))));
+  return at(key).get<bool>();
+}
+
+std::string JsonObject::text(std::string_view key, const std::string& absent) const {
+  if (!has(key)) return absent;
+  if (!at(key).is_string()) fail_at(key, concat("expected a text in quotes, found ", to_display(at(key))));
+  return at(key).get<std::string>();
+}
+
+JsonObject JsonObject::object(std::string_view key) const {
+  if (!has(key)) fail_at(key, "missing; give an object { … }");
+  return JsonObject(at(key), file_, path(key));
+}
+
+std::string to_display(const json& value) {
+  return cut(escaped(value.dump(-1, ' ', false, json::error_handler_t::replace)), 60);
+}
+
+}  // namespace rz

@@ -1,0 +1,98 @@
+#include "sharding/optim/grad_norm.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "comm/device/memory.h"
+#include "tensor/kernels/device_ops.h"
+#include "tensor/kernels/optimizer.h"
+
+namespace rz {
+
+namespace {
+
+constexpr int limbs = ExactLayout::limbs, words = ExactLayout::words;
+constexpr std::int64_t additions_before_carry = std::int64_t{1} << 29;
+
+}  // namespace
+
+void ExactSum::add(double x) {
+  const ExactParts parts = exact_parts(x);
+  const auto first = static_cast<std::size_t>(parts.first);
+  if (parts.first >= limbs) {
+    ++word_[first];
+    return;
+  }
+  for (std::size_t i = 0; i < 3; ++i) word_[first + i] += parts.part[i];
+  if (++pending_ == additions_before_carry) carry();
+}
+
+void ExactSum::add(const ExactSum& other) {
+  ExactSum summand = other;
+  summand.carry();
+  carry();
+  for (std::size_t i = 0; i < words; ++i) word_[i] += summand.word_[i];
+  pending_ = 1;
+}
+
+void ExactSum::add(std::span<const std::int64_t, ExactLayout::words> from) {
+  ExactSum summand;
+  std::copy(from.begin(), from.end(), summand.word_);
+  add(summand);
+}
+
+void ExactSum::carry() {
+  propagate_carries(word_);
+  pending_ = 0;
+}
+
+double ExactSum::value() const {
+  ExactSum copy = *this;
+  return exact_value(copy.word_);
+}
+
+void ExactSum::all_reduce(Communicator& communicator) {
+  carry();
+  communicator.all_reduce(Buffer(word_, words)).wait();
+  pending_ = communicator.size();
+}
+
+/// Threads add up on their own: since sums are exact, the order in which they are joined does not matter.
+void add_squares(ExactSum& sum, const float* x, std::size_t count, const Stream& stream) {
+  std::mutex joining;
+  stream.parallel_for(count / norm_block, 1024, [&](std::size_t begin, std::size_t end) {
+    ExactSum own;
+    std::array<double, 256> squares;
+    for (std::size_t first = begin; first < end; first += squares.size()) {
+      const std::size_t n = std::min(squares.size(), end - first);
+      kernels::sum_of_squares(x + first * norm_block, n, squares.data());
+      for (std::size_t i = 0; i < n; ++i) own.add(squares[i]);
+    }
+    const std::lock_guard lock(joining);
+    sum.add(own);
+  });
+}
+
+void SquareSum::add(const Tensor& x) {
+  if (stream_.device().kind == Device::host) return add_squares(sum_, x.data<float>(), x.count(), stream_);
+  const ops::Squared squared{x.raw(), x.dtype(), x.count()};
+  ops::device_ops().optimizer.add_squares(words().data<std::int64_t>(), {&squared, 1}, stream_);
+}
+
+const Tensor& SquareSum::words() {
+  if (!words_.defined())
+    words_ = Tensor::empty({ExactLayout::words}, DType::i64, allocator_on(stream_.device()));
+  if (!std::exchange(begun_, true)) memset_async(words_.raw(), 0, words_.bytes(), stream_);
+  return words_;
+}
+
+ExactSum SquareSum::read() const {
+  ExactSum sum = sum_;
+  if (!begun_) return sum;
+  const Tensor words = words_.on_host(stream_);
+  sum.add(std::span<const std::int64_t, ExactLayout::words>(words.data<std::int64_t>(), ExactLayout::words));
+  return sum;
+}
+
+}  // namespace rz

@@ -1,0 +1,36 @@
+#pragma once
+/// Data parallel: every rank holds everything; gradients are averaged over the ranks, bucket by bucket, while
+/// backward makes the rest (Li et al., PyTorch Distributed, doi:10.14778/3415478.3415530).
+
+#include "sharding/strategies/replicated_values.h"
+#include "sharding/strategies/strategy.h"
+
+namespace rz {
+
+/// The first zero_grad() after the first step puts members into buckets anew, in the order in which rank 0
+/// saw their gradients become ready.
+class Ddp final : public Strategy {
+ public:
+  Ddp(Module&, Communicator&, StrategyOptions);
+  ~Ddp() override;
+
+ private:
+  void fill_values(const Fill& fill) override { values_.fill(fill, stream()); }
+  void visit_frozen(const Visit& visit) const override { values_.visit_frozen(visit, stream()); }
+  Tensor unsharded_value(const Parameter& p) override { return p.value; }
+  void ensure_gradient_storage(int) override {}
+  Work reduce(int bucket, const Stream&) override;
+  Updated updated(int bucket) const override;
+  void after_step(const Stream&) override;
+  void drop_gradients() override;
+  void count_memory(MemoryReport&) const override;
+
+  void allocate_gradients();
+
+  ReplicatedValues values_;
+  std::vector<Tensor> gradients_;  // a bucket each
+  enum class Rebuild { pending, due, done } rebuild_;
+  std::vector<int> ready_order_;
+};
+
+}  // namespace rz

@@ -1,0 +1,46 @@
+// How a schedule is made ready to run.
+
+#include "comm/schedule/dependency_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "comm/schedule/algorithms/algorithm.h"
+
+namespace rz {
+namespace {
+
+DependencyPlan plan_of(const char* algorithm, bool in_place) {
+  return make_dependency_plan(find_algorithm(Collective::all_reduce, algorithm).schedule({1, 3, 0}), 3,
+                              in_place);
+}
+
+bool uses_scratch(const DependencyPlan& plan) {
+  return std::any_of(plan.steps.begin(), plan.steps.end(),
+                     [](const auto& s) { return s.step.slot.region == Region::scratch; });
+}
+
+// In place the sum must not overwrite what peers have yet to take; elsewhere it needs no copy.
+TEST(DependencyPlan, ASumGoesStraightToTheOutputUnlessThatIsTheInput) {
+  const DependencyPlan apart = plan_of("one_shot", false), in_place = plan_of("one_shot", true);
+  EXPECT_EQ(apart.steps.size() + 1, in_place.steps.size());
+  EXPECT_FALSE(uses_scratch(apart));
+  EXPECT_TRUE(uses_scratch(in_place));
+  const Step& sum = apart.steps.back().step;
+  EXPECT_EQ(sum.slot, output(0));
+  EXPECT_EQ(sum.terms.size(), 3u);
+  EXPECT_TRUE(sum.final);
+  EXPECT_TRUE(apart.steps.back().after.empty()) << "it writes what nobody reads";
+  for (int peer : {0, 2}) EXPECT_EQ(apart.receives[static_cast<std::size_t>(peer)].size(), 1u);
+}
+
+TEST(DependencyPlan, OtherStepsAreKept) {
+  for (const char* name : {"two_shot", "ring", "tree", "chain", "halving_doubling"}) {
+    const Schedule schedule = find_algorithm(Collective::all_reduce, name).schedule({1, 3, 0});
+    EXPECT_EQ(plan_of(name, false).steps.size(), schedule.steps.size()) << name;
+  }
+}
+
+}  // namespace
+}  // namespace rz

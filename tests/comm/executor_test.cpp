@@ -1,0 +1,334 @@
+// Schedules that no algorithm of the list has, but that are proved: the executor runs them all the same.
+
+#include "comm/schedule/executor.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <vector>
+
+#include "comm/backends/native/progress_engine.h"
+#include "comm/core/error.h"
+#include "comm/core/math.h"
+#include "comm/schedule/algorithms/algorithm.h"
+#include "comm/schedule/chunk_layout.h"
+#include "tests/support/error_of.h"
+
+namespace rz {
+namespace {
+
+/// A group's streams. A peer takes their bytes a few at a time: never a whole number of elements.
+class Streams {
+ public:
+  static constexpr std::size_t received = 13, shown = 4099;
+
+  struct Stream {
+    CallSignature signature;
+    std::deque<std::byte> bytes;
+    std::uint64_t consumed = 0;
+  };
+  Stream& of(int from, int to) { return streams_[static_cast<std::size_t>(from * 8 + to)]; }
+
+ private:
+  std::vector<Stream> streams_ = std::vector<Stream>(64);
+};
+
+class InPieces final : public Transport {
+ public:
+  InPieces(Streams& streams, int rank, int size)
+      : streams_(streams), rank_(rank), hosts_(static_cast<std::size_t>(size)) {}
+
+  std::size_t post(int peer, Channel, const CallSignature& signature,
+                   std::span<const std::byte> bytes) override {
+    auto& stream = streams_.of(rank_, peer);
+    stream.signature = signature;
+    stream.bytes.insert(stream.bytes.end(), bytes.begin(), bytes.end());
+    return bytes.size();
+  }
+  std::uint64_t released(int peer, Channel) override { return streams_.of(rank_, peer).consumed; }
+  ReceiveView peek(int peer, Channel) override {
+    auto& stream = streams_.of(peer, rank_);
+    const auto n = static_cast<std::ptrdiff_t>(std::min(stream.bytes.size(), Streams::shown));
+    auto& shown = shown_[static_cast<std::size_t>(peer)];
+    shown.assign(stream.bytes.begin(), stream.bytes.begin() + n);
+    return {stream.signature, shown};
+  }
+  void consume(int peer, Channel, std::size_t bytes) override {
+    auto& stream = streams_.of(peer, rank_);
+    require(bytes <= stream.bytes.size(), Errc::invalid_argument, "more was consumed than shown");
+    stream.bytes.erase(stream.bytes.begin(), stream.bytes.begin() + static_cast<std::ptrdiff_t>(bytes));
+    stream.consumed += bytes;
+  }
+  std::size_t receive(int peer, Channel lane, std::span<std::byte> into) override {
+    return Transport::receive(peer, lane, into.first(std::min(into.size(), Streams::received)));
+  }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
+    return {new std::byte[bytes], [](const std::byte* p) { delete[] p; }};
+  }
+  void progress() override {}
+  void wait(std::chrono::microseconds, bool) override {}
+  void wake() noexcept override {}
+  void abort(const Failure&) noexcept override {}
+  void query_waits() override {}
+  void reply_waits(const RankSet&) override {}
+  const WaitForGraph& wait_graph() const override { return wait_graph_; }
+  bool one_host() const override { return true; }
+  std::span<const int> hosts() const override { return hosts_; }
+  std::string describe() const override { return "in pieces"; }
+
+ private:
+  Streams& streams_;
+  const int rank_;
+  const std::vector<int> hosts_;
+  std::array<std::vector<std::byte>, 8> shown_;
+  WaitForGraph wait_graph_{0};
+};
+
+/// A peer whose bytes come one element at a time, but always come: a call that never stands still.
+class Trickle final : public Transport {
+ public:
+  std::size_t post(int, Channel, const CallSignature& signature, std::span<const std::byte> bytes) override {
+    signature_ = signature;
+    posted_ += bytes.size();
+    return bytes.size();
+  }
+  std::uint64_t released(int, Channel) override { return posted_; }
+  ReceiveView peek(int, Channel) override {
+    return {signature_, {element_, posted_ > 0 ? sizeof element_ : 0}};
+  }
+  void consume(int, Channel, std::size_t) override {}
+  std::size_t receive(int, Channel, std::span<std::byte> into) override {
+    const std::size_t n = std::min(into.size(), sizeof element_);
+    std::memcpy(into.data(), element_, n);
+    return n;
+  }
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
+    return {new std::byte[bytes], [](const std::byte* p) { delete[] p; }};
+  }
+  void progress() override {}
+  void wait(std::chrono::microseconds, bool) override {}
+  void wake() noexcept override {}
+  void abort(const Failure&) noexcept override {}
+  void query_waits() override {}
+  void reply_waits(const RankSet&) override {}
+  const WaitForGraph& wait_graph() const override { return wait_graph_; }
+  bool one_host() const override { return false; }
+  std::span<const int> hosts() const override { return hosts_; }
+  std::string describe() const override { return "trickle"; }
+
+ private:
+  CallSignature signature_;
+  std::uint64_t posted_ = 0;
+  std::byte element_[sizeof(float)]{};
+  const std::vector<int> hosts_{0, 1};
+  WaitForGraph wait_graph_{0};
+};
+
+TEST(ProgressEngine, ASlowCallEndsAtItsDeadline) {
+  const auto driver = std::make_shared<ProgressEngine>(
+      0, 2, std::make_unique<Trickle>(), NativeOptions{.timeout = std::chrono::milliseconds(20)});
+  std::vector<float> x(8 << 20);
+  CollectiveCall op{.kind = Collective::all_reduce};
+  op.in = Buffer(x.data(), x.size()), op.out = Buffer(x.data(), x.size());
+  const auto job = driver->submit({&op, 1});
+  const Error e = test::error_of([&] { job->wait(); });
+  EXPECT_EQ(e.code(), Errc::timeout) << e.what();
+  driver->stop();
+}
+
+template <class T>
+T element(double x) {
+  if constexpr (std::is_arithmetic_v<T>)
+    return static_cast<T>(x);
+  else
+    return from_f32<T>(static_cast<float>(x));
+}
+
+/// An all_reduce of `count` elements, of which rank r's are 1 + (i + r) % 7: what every rank has then. Ranks
+/// for which `in_place` is true call so.
+template <class T>
+std::vector<std::vector<T>> run(ScheduleFunction schedule, ReduceOp op, std::size_t count,
+                                std::vector<bool> in_place) {
+  const int size = static_cast<int>(in_place.size());
+  struct Rank {
+    std::vector<T> in, out;
+    std::unique_ptr<InPieces> transport;
+    CollectiveCall operation;
+    DependencyPlan plan;
+    std::unique_ptr<ScheduleExecutor> execution;
+  };
+  Streams streams;
+  std::vector<Rank> ranks(in_place.size());
+  for (int r = 0; r < size; ++r) {
+    Rank& me = ranks[static_cast<std::size_t>(r)];
+    const bool same = in_place[static_cast<std::size_t>(r)];
+    for (std::size_t i = 0; i < count; ++i)
+      me.in.push_back(element<T>(static_cast<double>(1 + (i + static_cast<std::size_t>(r)) % 7)));
+    me.out = same ? me.in : std::vector<T>(count);
+    me.transport = std::make_unique<InPieces>(streams, r, size);
+    me.operation.kind = Collective::all_reduce;
+    me.operation.in = Buffer(same ? me.out.data() : me.in.data(), count);
+    me.operation.out = Buffer(me.out.data(), count);
+    me.operation.op = op;
+    me.plan = make_dependency_plan(schedule({r, size, 0}), size, rz::in_place(me.operation, r, size));
+    me.execution = std::make_unique<ScheduleExecutor>(*me.transport, r, size);
+    me.execution->start(me.operation, me.plan, make_signature(me.operation, size, 0));
+  }
+  const auto complete = [](const Rank& r) { return r.execution->complete(); };
+  for (bool moved = true; moved && !std::all_of(ranks.begin(), ranks.end(), complete);) {
+    moved = false;
+    for (Rank& r : ranks) moved |= r.execution->advance();
+  }
+  std::vector<std::vector<T>> out;
+  for (Rank& r : ranks) {
+    EXPECT_TRUE(complete(r)) << "it waits for " << r.execution->waiting_for();
+    out.push_back(r.out);
+  }
+  return out;
+}
+
+template <class T>
+std::vector<T> sums_of_two(std::size_t count, double divisor = 1) {
+  std::vector<T> all;
+  for (std::size_t i = 0; i < count; ++i)
+    all.push_back(element<T>(static_cast<double>(2 + i % 7 + (i + 1) % 7) / divisor));
+  return all;
+}
+
+template <class T>
+std::size_t wrong(const std::vector<T>& got, const std::vector<T>& want) {
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) n += !(got[i] == want[i]);
+  return n;
+}
+
+constexpr std::size_t count = 10'007;
+
+Schedule receives_then_adds_two_slots(RankContext seat) {
+  if (seat.rank == 0) return {.steps = {send(1, input(0)), recv(output(0), 1)}};
+  return {
+      .scratch_chunks = 1,
+      .steps = {recv(scratch(0, 0), 0), reduce_step(output(0), {local(scratch(0, 0)), local(input(0))}, true),
+                send(0, output(0))}};
+}
+
+TEST(ScheduleExecutor, ASumOfTwoSlotsThatFollowsAReceiveGoesByWholeElements) {
+  ASSERT_TRUE(verify(receives_then_adds_two_slots, Collective::all_reduce, 2, 0, InPlace::none));
+  for (const bool in_place : {false, true}) {
+    const auto out = run<double>(receives_then_adds_two_slots, ReduceOp::sum, count, {in_place, in_place});
+    for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<double>(count)), 0u);
+  }
+}
+
+/// In place, rank 0's sum overwrites what rank 1 takes, a few bytes at a time.
+Schedule overwrites_what_it_sent(RankContext seat) {
+  if (seat.rank == 0)
+    return {.steps = {send(1, input(0)), reduce_step(output(0), {local(input(0)), from(1)}, true)}};
+  return {.scratch_chunks = 1,
+          .steps = {recv(scratch(0, 0), 0), send(0, input(0)),
+                    reduce_step(output(0), {local(scratch(0, 0)), local(input(0))}, true)}};
+}
+
+TEST(ScheduleExecutor, ASumOverWhatIsStillBeingSentGoesByWholeElements) {
+  ASSERT_TRUE(verify(overwrites_what_it_sent, Collective::all_reduce, 2, 0, InPlace::all));
+  const auto out = run<double>(overwrites_what_it_sent, ReduceOp::sum, count, {true, true});
+  for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<double>(count)), 0u);
+}
+
+/// What both receive and what rank 1 holds becomes an average in a step of its own.
+Schedule divides_in_a_step_of_one_term(RankContext seat) {
+  if (seat.rank == 0) return {.steps = {send(1, input(0)), reduce_step(output(0), {from(1)}, true)}};
+  return {.scratch_chunks = 1,
+          .steps = {reduce_step(scratch(0, 0), {from(0), local(input(0))}), send(0, scratch(0, 0)),
+                    reduce_step(output(0), {local(scratch(0, 0))}, true)}};
+}
+
+template <class T>
+void expect_averages() {
+  const auto out = run<T>(divides_in_a_step_of_one_term, ReduceOp::avg, count, {false, false});
+  for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<T>(count, 2)), 0u) << name(dtype_of<T>);
+}
+
+TEST(ScheduleExecutor, AFinalStepOfOneTermDivides) {
+  ASSERT_TRUE(verify(divides_in_a_step_of_one_term, Collective::all_reduce, 2, 0, InPlace::none));
+  expect_averages<float>();
+  expect_averages<double>();
+  expect_averages<bf16>();
+  expect_averages<f16>();
+  expect_averages<std::int32_t>();
+  expect_averages<std::int64_t>();
+  const auto out = run<float>(divides_in_a_step_of_one_term, ReduceOp::sum, count, {false, false});
+  for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<float>(count)), 0u);
+}
+
+// The proof says so for all groups; these run.
+TEST(ScheduleExecutor, RanksInPlaceStandBesideRanksThatAreNot) {
+  constexpr std::size_t few = 211;
+  for (const Algorithm& a : algorithms()) {
+    if (a.collective != Collective::all_reduce) continue;
+    for (int size = 2; size <= 4; ++size) {
+      std::vector<float> want(few);
+      for (int r = 0; r < size; ++r)
+        for (std::size_t i = 0; i < few; ++i)
+          want[i] += static_cast<float>(1 + (i + static_cast<std::size_t>(r)) % 7);
+      for (unsigned mask = 0; mask < 1u << size; ++mask) {
+        std::vector<bool> in_place;
+        for (int r = 0; r < size; ++r) in_place.push_back(mask >> r & 1);
+        for (const auto& rank : run<float>(a.schedule, ReduceOp::sum, few, in_place))
+          ASSERT_EQ(wrong(rank, want), 0u) << a.name << ", " << testing::PrintToString(in_place);
+      }
+    }
+  }
+}
+
+/// A step moves by whole elements unless it takes or gives bytes as they come.
+bool moves_by_elements(const DependencyPlan& plan, int step) {
+  const DependencyPlan::PlannedStep& s = plan.steps[static_cast<std::size_t>(step)];
+  if (s.step.kind == Step::send) return false;
+  if (s.step.terms.size() > 1) return true;
+  return !s.remote && std::all_of(s.after.begin(), s.after.end(), [&](const DependencyPlan::Dependency& d) {
+    return d.complete || moves_by_elements(plan, d.step);
+  });
+}
+
+/// The first step of a plan that adds while what it adds or overwrites moves by bytes, or that is final and
+/// has one term; -1: none.
+int depends_on_the_executor(const DependencyPlan& plan) {
+  for (std::size_t i = 0; i < plan.steps.size(); ++i) {
+    const DependencyPlan::PlannedStep& s = plan.steps[i];
+    if (s.step.kind != Step::reduce) continue;
+    if (s.step.terms.size() == 1 && !s.step.final) continue;
+    const bool odd = std::any_of(s.after.begin(), s.after.end(), [&](const DependencyPlan::Dependency& d) {
+      return !d.complete && !moves_by_elements(plan, d.step);
+    });
+    if (odd || s.step.terms.size() == 1) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+// So none of them ever gave wrong sums when the executor counted bytes there.
+TEST(ScheduleExecutor, NoBuiltInScheduleReducesPartialElements) {
+  for (const ScheduleFunction f : {receives_then_adds_two_slots, divides_in_a_step_of_one_term})
+    EXPECT_GE(depends_on_the_executor(make_dependency_plan(f({1, 2, 0}), 2, false)), 0);
+  EXPECT_GE(depends_on_the_executor(make_dependency_plan(overwrites_what_it_sent({0, 2, 0}), 2, true)), 0);
+  for (const Algorithm& a : algorithms())
+    for (int size = 2; size <= 9; ++size)
+      for (const int root : {0, size - 1})
+        for (const int per_host : {1, 2, 3, size}) {
+          std::vector<int> host;
+          for (int r = 0; r < size; ++r) host.push_back(r / per_host);
+          for (int r = 0; r < size; ++r)
+            for (const bool in_place : {false, true}) {
+              const DependencyPlan plan =
+                  make_dependency_plan(a.schedule({r, size, root, host}), size, in_place);
+              EXPECT_EQ(depends_on_the_executor(plan), -1)
+                  << name(a.collective) << ' ' << a.name << ", rank " << r << " of " << size << ", root "
+                  << root << ", " << per_host << " a host" << (in_place ? ", in place" : "");
+            }
+        }
+}
+
+}  // namespace
+}  // namespace rz

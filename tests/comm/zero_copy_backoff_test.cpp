@@ -1,0 +1,122 @@
+// Whether calls ask where memory lies, and which of two ways they take then.
+#include "comm/intranode/zero_copy_backoff.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+namespace rz {
+namespace {
+
+using namespace std::chrono_literals;
+
+// ---- whether to ask
+
+TEST(ZeroCopyBackoff, FailedProbesBackOffExponentially) {
+  ZeroCopyBackoff doubt;
+  std::vector<unsigned> rows;  // of calls that did not ask, before each that did
+  for (unsigned row = 0; rows.size() < 8;) {
+    if (doubt.should_probe()) {
+      doubt.record(false, false);
+      rows.push_back(std::exchange(row, 0));
+    } else {
+      ++row;
+    }
+  }
+  EXPECT_EQ(rows, (std::vector<unsigned>{0, 1, 3, 7, 15, 31, 63, 63}));
+}
+
+TEST(ZeroCopyBackoff, ASuccessfulProbeResetsTheBackoff) {
+  ZeroCopyBackoff doubt;
+  for (int i = 0; i < 3; ++i) doubt.record(false, false);
+  doubt.record(true, false);
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_TRUE(doubt.should_probe()) << i;
+    doubt.record(true, false);
+  }
+}
+
+TEST(ZeroCopyBackoff, TheTunerStartsAfterTheFirstCalls) {
+  ZeroCopyBackoff doubt;
+  int calls = 0;
+  for (; !doubt.tuner().enabled(); ++calls)
+    if (doubt.should_probe()) doubt.record(false, true);
+  EXPECT_EQ(calls, 1 + 2 + 4 + 8 + 16 + 32);
+  EXPECT_TRUE(doubt.should_probe()) << "the first trial";
+  doubt.record(false, true);
+  EXPECT_TRUE(doubt.tuner().enabled()) << "as long as all may read";
+  doubt.record(false, false);
+  EXPECT_FALSE(doubt.tuner().enabled());
+  EXPECT_FALSE(doubt.should_probe()) << "in vain, like those before";
+}
+
+// ---- which way
+
+// One rank's calls, of which each way takes so long; what is chosen at last.
+bool choice_after_calls(SingleCopyTuner& way, unsigned calls, std::chrono::nanoseconds once,
+                        std::chrono::nanoseconds staged) {
+  for (unsigned i = 0; i < calls; ++i) {
+    way.begin_call();
+    if (way.is_decision()) way.decide(way.own_times().single_copy_ns, way.own_times().staged_ns);
+    if (way.is_sample()) way.record(way.uses_single_copy() ? once : staged);
+  }
+  return way.uses_single_copy();
+}
+
+TEST(SingleCopyTuner, SamplesBothAndPicksTheFaster) {
+  SingleCopyTuner way;
+  EXPECT_FALSE(way.enabled());
+  way.enable();
+  constexpr unsigned trials = SingleCopyTuner::samples;
+  for (unsigned i = 0; i < 2 * trials + 4; ++i) {
+    const bool tries_once = i < trials, chooses = i == 2 * trials;
+    EXPECT_EQ(way.begin_call(), tries_once || i >= 2 * trials) << "asks where memory lies, call " << i;
+    EXPECT_EQ(way.is_decision(), chooses) << i;
+    EXPECT_EQ(way.is_sample(), i < 2 * trials) << i;
+    if (chooses) {
+      EXPECT_EQ(way.own_times(), (SingleCopyTuner::Times{70, 100})) << "the least of each";
+      way.decide(70, 100);
+    }
+    EXPECT_EQ(way.uses_single_copy(), tries_once || i >= 2 * trials) << i;
+    if (way.is_sample()) way.record(i % trials == 1 ? (tries_once ? 70ns : 100ns) : 130ns);
+  }
+}
+
+TEST(SingleCopyTuner, StaysStagedWithinTheHysteresis) {
+  SingleCopyTuner way;
+  way.enable();
+  EXPECT_FALSE(choice_after_calls(way, 2 * SingleCopyTuner::samples + 1, 95ns, 100ns));
+  for (unsigned i = 0; i < SingleCopyTuner::min_hold; ++i) {
+    EXPECT_FALSE(way.begin_call()) << i;
+    EXPECT_FALSE(way.is_sample());
+  }
+  EXPECT_TRUE(way.begin_call()) << "tries again";
+  EXPECT_TRUE(way.is_sample());
+}
+
+TEST(SingleCopyTuner, FollowsAChangeWithinTheMaximumHold) {
+  SingleCopyTuner way;
+  way.enable();
+  constexpr unsigned round = 2 * SingleCopyTuner::samples + 1 + SingleCopyTuner::max_hold;
+  EXPECT_FALSE(choice_after_calls(way, 10 * round, 200ns, 100ns));
+  EXPECT_TRUE(choice_after_calls(way, 2 * round, 50ns, 100ns));
+  EXPECT_FALSE(choice_after_calls(way, 2 * round, 200ns, 100ns));
+}
+
+TEST(SingleCopyTuner, SamplesAreRareOnceTheChoiceIsStable) {
+  SingleCopyTuner way;
+  way.enable();
+  choice_after_calls(way, 5000, 200ns, 100ns);
+  int trials = 0;
+  for (int i = 0; i < 10'000; ++i) {
+    way.begin_call();
+    if (way.is_decision()) way.decide(200, 100);
+    trials += way.is_sample() && way.uses_single_copy();
+  }
+  EXPECT_LT(trials, 50);
+}
+
+}  // namespace
+}  // namespace rz

@@ -1,0 +1,89 @@
+#include "tools/train_gpt/model/model_config.h"
+
+#include <nlohmann/json.hpp>
+
+#include "comm/core/error.h"
+#include "sharding/io/json.h"
+
+namespace rz::train_gpt {
+namespace {
+
+std::size_t size(const JsonObject& o, const char* key, std::int64_t max_value) {
+  return static_cast<std::size_t>(o.required_integer(key, 1, max_value));
+}
+
+std::size_t positions(const JsonObject& o) {
+  constexpr std::int64_t max_value = 1 << 24;
+  return size(o, o.has("n_positions") || !o.has("n_ctx") ? "n_positions" : "n_ctx", max_value);
+}
+
+void require_text(const JsonObject& o, const char* key, const char* value) {
+  if (o.has(key) && o.text(key, "") != value)
+    o.fail_at(key, concat("must be \"", value, "\", found ", to_display(o.at(key))));
+}
+
+void require_flag(const JsonObject& o, const char* key, bool value) {
+  if (o.boolean(key, value) != value)
+    o.fail_at(key, concat("must be ", value, " for this GPT-2; remove the key"));
+}
+
+/// Variants that change results and that this GPT-2 does not have.
+void refuse_variants(const JsonObject& o, const Gpt2Config& c) {
+  require_text(o, "model_type", "gpt2");
+  require_text(o, "activation_function", "gelu_new");
+  require_flag(o, "scale_attn_weights", true);
+  require_flag(o, "scale_attn_by_inverse_layer_idx", false);
+  require_flag(o, "add_cross_attention", false);
+  if (o.has("n_inner") && !o.at("n_inner").is_null() && o.at("n_inner") != 4 * c.n_embd)
+    o.fail_at("n_inner",
+              concat("must be null or 4 · n_embd = ", 4 * c.n_embd, ", found ", to_display(o.at("n_inner"))));
+}
+
+}  // namespace
+
+Gpt2Config read_model_config(const std::string& path) {
+  const nlohmann::json document = parse_json(read_text_file(path), path, JsonDialect::relaxed);
+  const JsonObject o(document, path);
+  Gpt2Config c;
+  c.n_layer = size(o, "n_layer", 1 << 16);
+  c.n_head = size(o, "n_head", 1 << 16);
+  c.n_embd = size(o, "n_embd", 1 << 20);
+  c.n_positions = positions(o);
+  c.vocab_size = size(o, "vocab_size", (std::int64_t{1} << 31) - 1);
+  c.layer_norm_epsilon = o.number("layer_norm_epsilon", 1e-5, 0, 1);
+  c.tie_word_embeddings = o.boolean("tie_word_embeddings", true);
+  c.initializer_range = o.number("initializer_range", 0.02, 0, 1);
+  c.embd_pdrop = o.number("embd_pdrop", 0, 0, 1);
+  c.attn_pdrop = o.number("attn_pdrop", 0, 0, 1);
+  c.resid_pdrop = o.number("resid_pdrop", 0, 0, 1);
+  refuse_variants(o, c);
+  try {
+    check(c);
+  } catch (const Error& e) {
+    fail(e.code(), path, ": ", e.what());
+  }
+  return c;
+}
+
+std::string to_json(const Gpt2Config& c) {
+  const nlohmann::ordered_json all{
+      {"model_type", "gpt2"},
+      {"architectures", {"GPT2LMHeadModel"}},
+      {"activation_function", "gelu_new"},
+      {"n_layer", c.n_layer},
+      {"n_head", c.n_head},
+      {"n_embd", c.n_embd},
+      {"n_positions", c.n_positions},
+      {"n_ctx", c.n_positions},
+      {"vocab_size", c.vocab_size},
+      {"layer_norm_epsilon", c.layer_norm_epsilon},
+      {"tie_word_embeddings", c.tie_word_embeddings},
+      {"initializer_range", c.initializer_range},
+      {"embd_pdrop", c.embd_pdrop},
+      {"attn_pdrop", c.attn_pdrop},
+      {"resid_pdrop", c.resid_pdrop},
+  };
+  return all.dump(2) + "\n";
+}
+
+}  // namespace rz::train_gpt

@@ -1,0 +1,110 @@
+#include "tools/train_gpt/report/metrics.h"
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+
+#include "comm/core/error.h"
+#include "tools/train_gpt/report/diverged.h"
+
+namespace rz::train_gpt {
+namespace {
+
+std::string number(const char* format, double x) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, x);
+  return std::isfinite(x) ? text : "null";
+}
+
+std::string printed(const char* format, double x) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, x);
+  return text;
+}
+
+}  // namespace
+
+std::string to_json(const UpdateReport& r) {
+  return concat(R"({"step": )", r.step, R"(, "loss": )", number("%.17g", r.loss), R"(, "grad_norm": )",
+                number("%.17g", r.grad_norm), R"(, "lr": )", number("%.17g", r.lr),
+                R"(, "tokens_per_second": )", number("%.1f", r.tokens_per_second), R"(, "step_ms": )",
+                number("%.3f", r.step_ms), R"(, "exposed_comm_ms": )", number("%.3f", r.exposed_comm_ms),
+                r.loss_scale > 0 ? concat(R"(, "loss_scale": )", number("%.17g", r.loss_scale)) : "",
+                r.skipped ? R"(, "skipped": true)" : "", "}");
+}
+
+void require_finite(const UpdateReport& r) {
+  if (!r.diverged) return;
+  throw Diverged(
+      concat("step ", r.step + 1, ": training diverged: loss ", printed("%g", r.loss), ", grad_norm ",
+             printed("%g", r.grad_norm),
+             "; the run stops and nothing is saved. Lower optimizer.params.lr, set gradient_clipping, or "
+             "train in bf16 with check_grad_overflow or in fp16, which skip such updates"));
+}
+
+MetricsLog::MetricsLog(const std::string& path) : path_(path), file_(nullptr, std::fclose) {
+  if (path.empty()) return;
+  file_.reset(std::fopen(path.c_str(), "we"));
+  require(file_ != nullptr, Errc::io, path, ": cannot be written: ", std::strerror(errno));
+}
+
+void MetricsLog::write(const UpdateReport& report) {
+  if (!file_) return;
+  const std::string line = to_json(report) + "\n";
+  // A line at a time, so that whoever follows the file never reads half of one.
+  require(std::fputs(line.c_str(), file_.get()) >= 0 && std::fflush(file_.get()) == 0, Errc::io, path_,
+          ": cannot be written: ", std::strerror(errno));
+}
+
+std::string human_duration(double seconds) {
+  const auto whole = static_cast<long long>(seconds + 0.5);
+  char text[64];
+  if (whole < 60) {
+    std::snprintf(text, sizeof text, "%lld s", whole);
+  } else if (whole < 3600) {
+    std::snprintf(text, sizeof text, "%lld min %02lld s", whole / 60, whole % 60);
+  } else {
+    std::snprintf(text, sizeof text, "%lld h %02lld min", whole / 3600, whole / 60 % 60);
+  }
+  return text;
+}
+
+Progress::Progress(std::FILE* out, bool terminal, std::uint64_t steps)
+    : out_(out), terminal_(terminal), steps_(steps) {}
+
+bool Progress::line_is_due(const UpdateReport& r) const {
+  if (r.step == 0 || r.step + 1 == steps_) return true;
+  const auto since = Clock::now() - last_line_;
+  const bool part = (r.step - last_step_) * 20 >= steps_;
+  return (part && since >= std::chrono::seconds(1)) || since >= std::chrono::seconds(10);
+}
+
+void Progress::draw_bar(const UpdateReport& r) {
+  constexpr int width = 24;
+  const double done = static_cast<double>(r.step + 1), all = static_cast<double>(steps_);
+  const double left = std::chrono::duration<double>(Clock::now() - start_).count() * (all - done) / done;
+  std::string bar;
+  for (int i = 0; i < width; ++i) bar += i < static_cast<int>(width * done / all) ? "█" : "░";
+  std::fprintf(out_, "\r\x1b[K%s %llu/%llu  loss %.4f  %.0f tokens/s  ETA %s", bar.c_str(),
+               static_cast<unsigned long long>(r.step + 1), static_cast<unsigned long long>(steps_), r.loss,
+               r.tokens_per_second, human_duration(left).c_str());
+  if (r.step + 1 == steps_) std::fputc('\n', out_);
+  std::fflush(out_);
+}
+
+void Progress::update(const UpdateReport& r) {
+  if (terminal_) return draw_bar(r);
+  if (!line_is_due(r)) return;
+  last_line_ = Clock::now();
+  last_step_ = r.step;
+  const std::string norm = printed("%.4f", r.grad_norm);
+  std::fprintf(
+      out_, "step %llu/%llu  loss %.4f  grad_norm %s  %.0f tokens/s  %.1f ms%s%s\n",
+      static_cast<unsigned long long>(r.step + 1), static_cast<unsigned long long>(steps_), r.loss,
+      norm.c_str(), r.tokens_per_second, r.step_ms,
+      std::isnan(r.exposed_comm_ms) ? "" : printed("  exposed comm %.1f ms", r.exposed_comm_ms).c_str(),
+      r.skipped ? "  skipped: gradients overflow" : "");
+  std::fflush(out_);
+}
+
+}  // namespace rz::train_gpt

@@ -1,0 +1,71 @@
+#include "tools/train_gpt/report/throughput.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+#include <vector>
+
+#include "comm/device/cuda_runtime.h"
+
+namespace rz::train_gpt {
+
+double flops_per_token(const Gpt2Config& c, std::size_t seq_len) {
+  const auto channels = static_cast<double>(c.n_embd), layers = static_cast<double>(c.n_layer);
+  const double embeddings = static_cast<double>(c.vocab_size) * channels * (c.tie_word_embeddings ? 1 : 2);
+  const double block = 12 * channels * channels + 13 * channels;
+  const double parameters = embeddings + layers * block + 2 * channels;
+  return 6 * parameters + 12 * layers * channels * static_cast<double>(seq_len);
+}
+
+double bf16_peak(std::string_view device_name) {
+  struct Peak {
+    std::string_view name;
+    double flops;
+  };
+  // The first that the device's name contains.
+  static constexpr Peak peaks[] = {{"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H200 NVL", 835e12},
+                                   {"H200", 989.4e12},    {"H100", 989.4e12},   {"A100", 312e12},
+                                   {"L40S", 362e12}};
+  for (const Peak& p : peaks)
+    if (device_name.find(p.name) != device_name.npos) return p.flops;
+  return 0;
+}
+
+double median(std::span<const double> values) {
+  if (values.empty()) return 0;
+  std::vector<double> sorted(values.begin(), values.end());
+  std::sort(sorted.begin(), sorted.end());
+  const std::size_t middle = sorted.size() / 2;
+  return sorted.size() % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+Devices devices_of(Communicator& comm) {
+  const Device device = comm.options().device;
+  if (device.kind == Device::host) return {};
+  cuda::DeviceProperties card;
+  cuda::check(cuda::runtime().get_properties(&card, device.index), "cudaGetDeviceProperties", device);
+  constexpr std::size_t bytes = 16;
+  std::string mine = card.uuid;
+  mine.resize(bytes);
+  std::string all(bytes * static_cast<std::size_t>(comm.size()), '\0');
+  comm.all_gather(ConstBuffer(reinterpret_cast<const std::uint8_t*>(mine.data()), bytes),
+                  Buffer(reinterpret_cast<std::uint8_t*>(all.data()), all.size()))
+      .wait();
+  std::set<std::string> cards;
+  for (std::size_t at = 0; at < all.size(); at += bytes) cards.insert(all.substr(at, bytes));
+  return {card.name, static_cast<int>(cards.size())};
+}
+
+std::string describe_throughput(double tokens_per_second, double flops_per_token, const Devices& devices) {
+  char text[256];
+  int length = std::snprintf(text, sizeof text, "speed: %.0f tokens/s in the median", tokens_per_second);
+  const double peak = bf16_peak(devices.name);
+  if (peak > 0)
+    std::snprintf(text + length, sizeof text - static_cast<std::size_t>(length),
+                  ", %.1f%% of the bf16 peak of %d x %.100s (%.1f TFLOP/s each)",
+                  100 * tokens_per_second * flops_per_token / (peak * devices.count), devices.count,
+                  devices.name.c_str(), peak * 1e-12);
+  return text;
+}
+
+}  // namespace rz::train_gpt

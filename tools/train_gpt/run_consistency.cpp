@@ -1,0 +1,92 @@
+#include "tools/train_gpt/run_consistency.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "comm/core/error.h"
+#include "sharding/consistency/rank_consistency.h"
+#include "tools/train_gpt/model/model_config.h"
+
+namespace rz::train_gpt {
+namespace {
+
+const char* yes(bool x) { return x ? "yes" : "no"; }
+
+/// A fact for every value of a JSON document, under its path.
+void add_json(std::vector<Fact>& facts, const char* flag, const std::string& text) {
+  const nlohmann::json values = nlohmann::json::parse(text).flatten();
+  for (const auto& [path, value] : values.items()) facts.push_back({concat(flag, " ", path), value.dump()});
+}
+
+void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
+  facts.insert(facts.end(), {{"--seed", concat(o.seed)},
+                             {"--init given", yes(in.checkpoint.has_value())},
+                             {"--strategy", name(in.strategy)},
+                             {"--seq-len", concat(in.seq_len)},
+                             {"--steps", o.steps ? concat(*o.steps) : "one pass over the data"},
+                             {"shuffle", yes(o.shuffle)},
+                             {"overlap", yes(o.overlap)},
+                             {"--bucket-mb", concat(o.bucket_mb)},
+                             {"--recompute", yes(o.recompute)},
+                             {"graph", yes(o.graph)},
+                             {"--save given", yes(!o.save.empty())},
+                             {"--save-nonfinite", yes(o.save_nonfinite)},
+                             {"--sample", o.sample ? concat('"', *o.sample, '"') : "not given"},
+                             {"--sample-tokens", concat(o.sample_tokens)},
+                             {"--sample-temperature", concat(o.sample_temperature)},
+                             {"--sample-top-k", concat(o.sample_top_k)}});
+}
+
+/// The first, middle and last elements of every parameter.
+std::uint64_t hash_of(const Checkpoint& checkpoint, std::span<Parameter* const> parameters) {
+  constexpr std::size_t piece = 16384;
+  std::vector<float> values(piece);
+  std::uint64_t hash = 0;
+  for (const Parameter* p : parameters) {
+    const std::size_t count = std::min(piece, p->count());
+    for (const std::size_t begin : {std::size_t{0}, (p->count() - count) / 2, p->count() - count}) {
+      checkpoint.read(*p, {begin, begin + count}, values.data());
+      hash = hash_bytes(values.data(), count * sizeof(float), hash);
+      if (count == p->count()) break;
+    }
+  }
+  return hash;
+}
+
+}  // namespace
+
+std::uint64_t hash_of(const Tokens& tokens) {
+  constexpr std::uint64_t piece = 1 << 16, pieces = 64;
+  std::vector<std::int32_t> read(std::min(piece, tokens.count()));
+  std::uint64_t hash = 0;
+  const auto add = [&](std::uint64_t begin, std::uint64_t count) {
+    tokens.read(begin, std::span(read).first(count));
+    hash = hash_bytes(read.data(), count * sizeof(std::int32_t), hash);
+  };
+  if (tokens.count() <= piece * pieces) {
+    for (std::uint64_t at = 0; at < tokens.count(); at += piece)
+      add(at, std::min(piece, tokens.count() - at));
+  } else {
+    const std::uint64_t stride = (tokens.count() - piece) / (pieces - 1);
+    for (std::uint64_t i = 0; i < pieces; ++i)
+      add(i + 1 < pieces ? i * stride : tokens.count() - piece, piece);
+  }
+  return hash;
+}
+
+void require_same_run(const Options& o, const Inputs& in, Communicator& communicator) {
+  if (communicator.size() == 1) return;
+  std::vector<Fact> facts;
+  add_flags(facts, o, in);
+  add_json(facts, "--model", to_json(in.model->config()));
+  add_json(facts, "--config", resolved_json(in.ds, in.sizes));
+  facts.push_back({"the number of tokens", concat(in.tokens.count())});
+  facts.push_back({"the hash of the tokens", hash_text(hash_of(in.tokens))});
+  if (in.checkpoint)
+    facts.push_back({"the hash of --init", hash_text(hash_of(*in.checkpoint, in.model->parameters()))});
+  require_same("the run", facts, "start every rank alike", communicator);
+}
+
+}  // namespace rz::train_gpt
