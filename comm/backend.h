@@ -58,7 +58,7 @@ class Backend {
   virtual Registration register_buffer(std::span<std::byte>) {
     return Registration(describe() + " copies host memory as its library does; there is nothing to register");
   }
-  /// "scheduled over shm", for reports.
+  /// "native over shm", for reports.
   virtual std::string describe() const = 0;
 };
 

@@ -17,7 +17,7 @@
 /// be the same on every rank. Errors are rz::Error; the first failure poisons the communicator, whose later
 /// calls throw it again.
 ///
-/// A communicator belongs to the process that connected it. In a child of fork() "ring" on host memory
+/// A communicator belongs to the process that connected it. In a child of fork() "native" on host memory
 /// refuses calls (Errc::invalid_argument), and its abort() does nothing; the child may connect communicators
 /// of its own.
 
@@ -48,20 +48,21 @@ struct CommOptions {
   std::chrono::milliseconds rendezvous_timeout{static_cast<long>(environment().rendezvous_timeout_s * 1e3)};
   /// Of one operation. milliseconds::max(), here and above: a wait without end.
   std::chrono::milliseconds timeout{static_cast<long>(environment().timeout_s * 1e3)};
-  /// What performs the collectives: "ring" (ours), "mpi" (docs/decisions/0011), "nccl" or "peer_cuda". "auto"
-  /// is "ring" on host memory; on devices the ranks agree on "nccl", "peer_cuda" or "ring", whichever of them
-  /// in this order can serve them all (comm/backends/auto_backend.h), and describe() says which, and why.
+  /// What performs the collectives: "native" (ours), "mpi" (docs/decisions/0011), "nccl" or "peer_cuda".
+  /// "auto" is "native" on host memory; on devices the ranks agree on "nccl", "peer_cuda" or "native",
+  /// whichever of them in this order can serve them all (comm/backends/auto_backend.h), and describe() says
+  /// which, and why.
   std::string backend = environment().backend;
-  std::string transport = environment().transport;    ///< of "ring": "auto", "shm", "tcp"
+  std::string transport = environment().transport;    ///< of "native": "auto", "shm", "tcp"
   std::string interface = environment().interface;    ///< of TCP; empty: by the route
   int sockets = environment().sockets;                ///< TCP, from a host to another
   std::string congestion = environment().congestion;  ///< control of TCP: "system" or a name
   std::string host_id = environment().host_id;        ///< what counts as one host; empty: this machine
-  /// Forces algorithms, of "ring" (host memory, with "auto" too): "two_shot", which is all_reduce's, or
+  /// Forces algorithms, of "native" (host memory, with "auto" too): "two_shot", which is all_reduce's, or
   /// "all_reduce=ring,broadcast=tree"; comm/tuning/overrides.h has the names. Of "peer_cuda" all_reduce's
   /// alone. Empty: the tuning table. Errc::config lists the choices.
   std::string algorithm = environment().algorithm;
-  /// A file with a tuning table (comm/tuning/tuning.h) for calls of "ring", which comes before the built-in
+  /// A file with a tuning table (comm/tuning/tuning.h) for calls of "native", which comes before the built-in
   /// one. Rank 0's counts for the whole group; a rank that names another one is named (Errc::mismatch).
   std::string tuning = environment().tuning;
   /// Sums in rank order, so that results do not depend on how gradients are cut into buckets, nor on the
@@ -179,7 +180,7 @@ class Communicator {
   /// graph.
   void synchronize(const Stream&);
 
-  /// What carries this group, e.g. "scheduled over shm+tcp"; where "auto" chose it, also why.
+  /// What carries this group, e.g. "native over shm+tcp"; where "auto" chose it, also why.
   std::string describe() const;
   /// Which algorithm, transport and chunk a call of so many bytes takes, and why. Bytes are of the whole
   /// buffer, the larger of a rank's input and output (of all_to_all_v and barrier they count nothing);

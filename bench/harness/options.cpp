@@ -125,10 +125,10 @@ void add_running(CommandLine& line, Options& o, Words& w) {
 void add_ours(CommandLine& line, Options& o, Words& w) {
   line.add_option("--device", w.device, "host or cuda; default cuda for nccl and peer_cuda, else host")
       .one_of({"host", "cuda"});
-  line.add_option(
-      "--backend", o.backend,
-      "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto, which "
-      "on devices is the first of nccl, peer_cuda and ring that can");
+  line.add_option("--backend", o.backend,
+                  "What performs the collectives: auto, native, mpi, nccl or peer_cuda; default RZ_BACKEND "
+                  "or auto, which "
+                  "on devices is the first of nccl, peer_cuda and ring that can");
   line.add_option(
           "--algorithm", o.algorithm,
           "Forces it: a name of this collective's (a wrong one lists them), or "

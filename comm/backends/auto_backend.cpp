@@ -77,7 +77,7 @@ BackendChoice choose_backend(Ranks ranks, bool deterministic) {
   if (no_nccl.empty()) return {"nccl", "every rank has a GPU of its own"};
   const std::string no_peers = reason_against_peer_cuda(ranks);
   if (no_peers.empty()) return {"peer_cuda", no_nccl};
-  return {"ring", concat(no_nccl, ", and ", no_peers)};
+  return {"native", concat(no_nccl, ", and ", no_peers)};
 }
 
 std::vector<DeviceRank> gather_device_ranks(Backend& host, int rank, int size, const CommOptions& options) {

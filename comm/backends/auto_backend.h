@@ -20,7 +20,7 @@ struct DeviceRank {
 };
 
 struct BackendChoice {
-  std::string backend;  ///< "nccl", "peer_cuda" or "ring" (staged)
+  std::string backend;  ///< "nccl", "peer_cuda" or "native" (staged)
   std::string reason;   ///< e.g. "every rank has a GPU of its own"
 };
 

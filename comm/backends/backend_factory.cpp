@@ -98,7 +98,7 @@ struct BackendEntry {
 };
 // On devices, "auto" becomes one of the others.
 constexpr BackendEntry backend_entries[] = {{"auto", make_native, make_host_staged, true},
-                                            {"ring", make_native, make_host_staged, true},
+                                            {"native", make_native, make_host_staged, true},
                                             {"mpi", make_mpi, make_host_staged_over_mpi, true},
                                             {"nccl", make_native, make_nccl, false},
                                             {"peer_cuda", make_native, make_peer_cuda, false}};
@@ -140,7 +140,7 @@ std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<
   const bool on_host = options.device.kind == Device::host;
   require(on_host ? choice.serves_host : choice.make_device != nullptr, Errc::unsupported, "rank ", rank,
           ": the backend '", options.backend, "' does not serve memory on ", name(options.device),
-          "; use 'ring' or 'mpi'");
+          "; use 'native' or 'mpi'");
   cuda::require_device(options.device);
   auto host = choice.make_host(rank, size, *store, options);
   if (on_host) return host;

@@ -58,7 +58,8 @@ void* open_plugin() {
     if (problem.empty()) problem = error ? error : concat(file, ": unknown reason");
   }
   fail(Errc::unsupported, "the MPI backend could not be loaded: ", problem,
-       "; install an MPI (Debian: libopenmpi3) and a ringzero that was built with it, or use --backend ring");
+       "; install an MPI (Debian: libopenmpi3) and a ringzero that was built with it, or use --backend "
+       "native");
 }
 
 template <class F>
@@ -66,7 +67,7 @@ F find_symbol(void* handle, const char* name) {
   void* address = ::dlsym(handle, name);
   require(address != nullptr, Errc::unsupported, RZ_MPI_PLUGIN_FILE,
           " is no MPI backend of ringzero: it has no ", name,
-          "; install the one of this version, or use --backend ring");
+          "; install the one of this version, or use --backend native");
   return reinterpret_cast<F>(address);
 }
 
@@ -74,7 +75,7 @@ MpiPluginConnect load_plugin() {
   void* handle = open_plugin();
   const std::string version = find_symbol<MpiPluginVersion>(handle, mpi_plugin_version_symbol)();
   require(version == RZ_VERSION, Errc::unsupported, RZ_MPI_PLUGIN_FILE, " is of ringzero ", version,
-          ", but this program of ", RZ_VERSION, "; install the one of this version, or use --backend ring");
+          ", but this program of ", RZ_VERSION, "; install the one of this version, or use --backend native");
   return find_symbol<MpiPluginConnect>(handle, mpi_plugin_connect_symbol);
 }
 

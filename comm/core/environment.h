@@ -8,9 +8,9 @@
 namespace rz {
 
 struct Environment {
-  /// RZ_BACKEND: what performs the collectives: "auto" (default: "ring" on host memory; on devices the first
-  /// of "nccl", "peer_cuda" and "ring" that can serve all ranks), "ring" (ours, over shared memory and TCP),
-  /// "mpi", "nccl" or "peer_cuda".
+  /// RZ_BACKEND: what performs the collectives: "auto" (default: "native" on host memory; on devices the
+  /// first of "nccl", "peer_cuda" and "native" that can serve all ranks), "native" (ours, over shared memory
+  /// and TCP), "mpi", "nccl" or "peer_cuda".
   std::string backend = "auto";
   /// RZ_TRANSPORT: "auto" (default: shared memory within a host, TCP between hosts), "shm" or "tcp".
   std::string transport = "auto";

@@ -61,8 +61,8 @@ class GroupTransport final : public Transport {
              options.congestion, listen_address(peer_info, options, store), poller_, wait_graph_) {}
 
   void connect(Store& store, const PeerInfo& peer_info, Deadline deadline) {
-    const auto entries =
-        store_all_gather(rank_, size_, store, "at", concat(shm_.address(), ' ', tcp_.address()), deadline);
+    const auto entries = store_all_gather(rank_, size_, store, "address",
+                                          concat(shm_.address(), ' ', tcp_.address()), deadline);
     std::vector<std::string> shm, tcp;
     for (const auto& entry : entries) {
       const auto space = std::min(entry.find(' '), entry.size());

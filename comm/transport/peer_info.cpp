@@ -107,7 +107,7 @@ PeerInfo exchange_peer_info(int rank, int size, Store& store, const TransportOpt
   require(host.find('\n') == std::string::npos, Errc::config, "the host id holds a line break");
   const auto ours = group_settings(size, options);
   const auto entries = store_all_gather(
-      rank, size, store, "who",
+      rank, size, store, "peer_info",
       concat(join_fields(ours), '\n', host, '\n', machine, '\n', to_string(cpu_limits()), '\n',
              rank == 0 ? random_hex() : "", '\n', options.tuning),
       deadline, [&](int peer, const std::string& entry) { check_settings(rank, ours, peer, entry); });

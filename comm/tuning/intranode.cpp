@@ -31,55 +31,55 @@ constexpr TuningRule table[] = {
      .max_bytes = 64 * KiB},
     {.collective = all_reduce, .scope = intra_node, .algorithm = "one_shot", .max_bytes = 32 * KiB},
     {.collective = all_reduce, .scope = intra_node, .algorithm = "two_shot"},
-    {.collective = reduce_scatter, .scope = intra_node, .algorithm = "letters"},
-    {.collective = all_gather, .scope = intra_node, .algorithm = "letters"},
-    {.collective = broadcast, .scope = intra_node, .algorithm = "letters"},
-    {.collective = reduce, .scope = intra_node, .algorithm = "letters"},
-    {.collective = gather, .scope = intra_node, .algorithm = "letters"},
-    {.collective = scatter, .scope = intra_node, .algorithm = "letters"},
-    {.collective = all_to_all, .scope = intra_node, .algorithm = "letters"},
-    {.collective = all_to_all_v, .scope = intra_node, .algorithm = "letters"},
-    {.collective = barrier, .scope = intra_node, .algorithm = "letters"},
+    {.collective = reduce_scatter, .scope = intra_node, .algorithm = "staged"},
+    {.collective = all_gather, .scope = intra_node, .algorithm = "staged"},
+    {.collective = broadcast, .scope = intra_node, .algorithm = "staged"},
+    {.collective = reduce, .scope = intra_node, .algorithm = "staged"},
+    {.collective = gather, .scope = intra_node, .algorithm = "staged"},
+    {.collective = scatter, .scope = intra_node, .algorithm = "staged"},
+    {.collective = all_to_all, .scope = intra_node, .algorithm = "staged"},
+    {.collective = all_to_all_v, .scope = intra_node, .algorithm = "staged"},
+    {.collective = barrier, .scope = intra_node, .algorithm = "staged"},
 
     {.collective = all_reduce,
      .scope = intra_node_registered,
-     .algorithm = "copied",
+     .algorithm = "staged",
      .max_bytes = 2 * KiB - 1},
-    {.collective = all_reduce, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = all_reduce, .scope = intra_node_registered, .algorithm = "zero_copy"},
     {.collective = reduce_scatter,
      .scope = intra_node_registered,
-     .algorithm = "copied",
+     .algorithm = "staged",
      .max_bytes = 2 * KiB - 1},
-    {.collective = reduce_scatter, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = reduce_scatter, .scope = intra_node_registered, .algorithm = "zero_copy"},
     {.collective = all_gather,
      .scope = intra_node_registered,
-     .algorithm = "copied",
+     .algorithm = "staged",
      .max_bytes = 8 * KiB - 1},
-    {.collective = all_gather, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = all_gather, .scope = intra_node_registered, .algorithm = "zero_copy"},
     {.collective = broadcast,
      .scope = intra_node_registered,
-     .algorithm = "copied",
+     .algorithm = "staged",
      .max_bytes = 16 * KiB - 1},
-    {.collective = broadcast, .scope = intra_node_registered, .algorithm = "direct"},
-    {.collective = reduce, .scope = intra_node_registered, .algorithm = "copied", .max_bytes = 16 * KiB - 1},
-    {.collective = reduce, .scope = intra_node_registered, .algorithm = "direct"},
-    {.collective = gather, .scope = intra_node_registered, .algorithm = "copied", .max_bytes = 64 * KiB - 1},
-    {.collective = gather, .scope = intra_node_registered, .algorithm = "direct"},
-    {.collective = scatter, .scope = intra_node_registered, .algorithm = "copied", .max_bytes = 16 * KiB - 1},
-    {.collective = scatter, .scope = intra_node_registered, .algorithm = "direct"},
+    {.collective = broadcast, .scope = intra_node_registered, .algorithm = "zero_copy"},
+    {.collective = reduce, .scope = intra_node_registered, .algorithm = "staged", .max_bytes = 16 * KiB - 1},
+    {.collective = reduce, .scope = intra_node_registered, .algorithm = "zero_copy"},
+    {.collective = gather, .scope = intra_node_registered, .algorithm = "staged", .max_bytes = 64 * KiB - 1},
+    {.collective = gather, .scope = intra_node_registered, .algorithm = "zero_copy"},
+    {.collective = scatter, .scope = intra_node_registered, .algorithm = "staged", .max_bytes = 16 * KiB - 1},
+    {.collective = scatter, .scope = intra_node_registered, .algorithm = "zero_copy"},
     {.collective = all_to_all,
      .scope = intra_node_registered,
-     .algorithm = "copied",
+     .algorithm = "staged",
      .max_bytes = 2 * KiB - 1},
-    {.collective = all_to_all, .scope = intra_node_registered, .algorithm = "direct"},
-    {.collective = all_to_all_v, .scope = intra_node_registered, .algorithm = "copied"},
-    {.collective = barrier, .scope = intra_node_registered, .algorithm = "copied"},
+    {.collective = all_to_all, .scope = intra_node_registered, .algorithm = "zero_copy"},
+    {.collective = all_to_all_v, .scope = intra_node_registered, .algorithm = "staged"},
+    {.collective = barrier, .scope = intra_node_registered, .algorithm = "staged"},
 
-    {.collective = all_gather, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
-    {.collective = broadcast, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
-    {.collective = gather, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
-    {.collective = scatter, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
-    {.collective = all_to_all, .scope = intra_node_cma, .algorithm = "by_time", .min_bytes = 64 * KiB - 1},
+    {.collective = all_gather, .scope = intra_node_cma, .algorithm = "adaptive", .min_bytes = 64 * KiB - 1},
+    {.collective = broadcast, .scope = intra_node_cma, .algorithm = "adaptive", .min_bytes = 64 * KiB - 1},
+    {.collective = gather, .scope = intra_node_cma, .algorithm = "adaptive", .min_bytes = 64 * KiB - 1},
+    {.collective = scatter, .scope = intra_node_cma, .algorithm = "adaptive", .min_bytes = 64 * KiB - 1},
+    {.collective = all_to_all, .scope = intra_node_cma, .algorithm = "adaptive", .min_bytes = 64 * KiB - 1},
 };
 
 // What a rank that explains a call does not know: whether all may read, and what the last calls took.
@@ -109,7 +109,7 @@ class Resolver {
 
   std::vector<IntranodeAlgorithm> forced(Collective c, const std::string& algorithm) const {
     const std::string why = concat("forced: ", name(c), "=", algorithm);
-    const bool direct = algorithm == "direct";
+    const bool direct = algorithm == "zero_copy";
     if (direct || algorithm == "single_copy") {
       auto found = resolve_all(c);
       for (IntranodeAlgorithm& way : found) {
@@ -153,7 +153,7 @@ class Resolver {
     if (any) use(*any, way);  // of send and recv there is none
     const TuningRule* const read = find_rule(rules_, {c, intra_node_cma, bytes, size_}, deterministic_);
     if (way.schedule) return way;
-    if (reached && std::string_view(reached->algorithm) == "direct") {
+    if (reached && std::string_view(reached->algorithm) == "zero_copy") {
       way.try_zero_copy = true;
       way.zero_copy_reason = reason(*reached);
     }
@@ -163,8 +163,8 @@ class Resolver {
 
   void use_once(const TuningRule& rule, IntranodeAlgorithm& way) const {
     const std::string_view algorithm = rule.algorithm;
-    if (algorithm == "copied") return;
-    way.single_copy = algorithm == "by_time" ? SingleCopyPolicy::adaptive : SingleCopyPolicy::always;
+    if (algorithm == "staged") return;
+    way.single_copy = algorithm == "adaptive" ? SingleCopyPolicy::adaptive : SingleCopyPolicy::always;
     way.single_copy_reason = reason(rule);
   }
 
@@ -255,12 +255,12 @@ Chunking chunk_shard(const CallPlan& plan, int size, std::size_t chunk, const St
 
 AlgorithmChoice explain_intranode(Collective kind, std::size_t bytes, int size, const IntranodeAlgorithm& way,
                                   const StagingLimits& room, bool is_mapped) {
-  if (is_mapped && way.try_zero_copy) return {"direct", "shm", zero_copy_chunk, way.zero_copy_reason};
+  if (is_mapped && way.try_zero_copy) return {"zero_copy", "shm", zero_copy_chunk, way.zero_copy_reason};
   if (way.single_copy == SingleCopyPolicy::always)
     return {"single_copy", "shm", single_copy_chunk, way.single_copy_reason};
   const std::size_t common = bytes / (message_bytes(kind, 1, size));
   const CallPlan plan = plan_call(kind, common, size, way, room);
-  const char* const algorithm = plan.two_shot ? "two_shot" : kind == all_reduce ? "one_shot" : "letters";
+  const char* const algorithm = plan.two_shot ? "two_shot" : kind == all_reduce ? "one_shot" : "staged";
   const std::size_t chunk =
       plan.inline_slots ? 0 : std::min(plan.chunking.chunk_bytes, std::max(plan.shard_bytes, line));
   const std::string why =

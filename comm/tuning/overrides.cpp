@@ -12,7 +12,7 @@ namespace {
 bool is_known_algorithm(Collective c, const std::string& name) {
   TuningRule direct{c, TuningScope::intra_node_registered, ""}, once{c, TuningScope::intra_node_cma, ""},
       way{c, TuningScope::intra_node, ""};
-  if (name == "direct") return set_algorithm(direct, name);
+  if (name == "zero_copy") return set_algorithm(direct, name);
   if (name == "single_copy") return set_algorithm(once, name);
   return set_algorithm(way, name) && !way.is_schedule;
 }
@@ -24,7 +24,8 @@ void check(Collective c, const std::string& name, bool deterministic) {
   TuningRule rule{c, TuningScope::intra_node, ""};
   const std::string choices = algorithm_choices(c, TuningScope::intra_node);
   require(set_algorithm(rule, name), Errc::config, rz::name(c), " has no algorithm '", name,
-          "'; choose one of ", choices, is_known_algorithm(c, "direct") ? ", or on one host direct" : "",
+          "'; choose one of ", choices,
+          is_known_algorithm(c, "zero_copy") ? ", or within a node zero_copy" : "",
           is_known_algorithm(c, "single_copy") ? " or single_copy" : "");
   select({.collective = c,
           .deterministic = deterministic,
@@ -51,7 +52,7 @@ AlgorithmOverrides::AlgorithmOverrides(const std::string& text, bool determinist
 }
 
 std::string AlgorithmOverrides::schedule_of(Collective c) const {
-  constexpr std::string_view schedule_override = "streams:";
+  constexpr std::string_view schedule_override = "schedule:";
   return of(c).starts_with(schedule_override) ? of(c).substr(schedule_override.size()) : of(c);
 }
 

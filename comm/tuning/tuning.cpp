@@ -17,13 +17,13 @@ struct ScopeName {
   const char* words;
 };
 constexpr ScopeName places[] = {
-    {TuningScope::intra_node, "one_host", "on one host"},
-    {TuningScope::intra_node_registered, "reachable", "on one host, of memory that all ranks reach"},
-    {TuningScope::intra_node_cma, "readable", "on one host, of memory that all ranks may read"},
-    {TuningScope::intra_node_schedule, "streams", "over streams of one host"},
-    {TuningScope::inter_node, "network", "between hosts"},
-    {TuningScope::multi_rank_nodes, "shared_hosts", "between hosts of several ranks"},
-    {TuningScope::any, "anywhere", "over streams"}};
+    {TuningScope::intra_node, "intra_node", "intra-node"},
+    {TuningScope::intra_node_registered, "intra_node_registered", "intra-node, memory that all ranks map"},
+    {TuningScope::intra_node_cma, "intra_node_cma", "intra-node, memory that all ranks may read"},
+    {TuningScope::intra_node_schedule, "intra_node_schedule", "intra-node schedules"},
+    {TuningScope::inter_node, "inter_node", "inter-node"},
+    {TuningScope::multi_rank_nodes, "multi_rank_nodes", "inter-node, several ranks a node"},
+    {TuningScope::any, "any", "schedules"}};
 
 const ScopeName& place(TuningScope where) {
   return *std::find_if(std::begin(places), std::end(places), [&](const auto& p) { return p.where == where; });
@@ -32,16 +32,16 @@ const ScopeName& place(TuningScope where) {
 /// What ranks that meet do themselves, instead of running a schedule.
 std::vector<const char*> algorithm_names(Collective c, TuningScope where) {
   const bool may_be_direct = c != Collective::all_to_all_v && c != Collective::barrier;
-  if (where == TuningScope::intra_node_registered && may_be_direct) return {"direct", "copied"};
+  if (where == TuningScope::intra_node_registered && may_be_direct) return {"zero_copy", "staged"};
   const bool only_moves = may_be_direct && !traits(c).reduces;
-  if (where == TuningScope::intra_node_cma && only_moves) return {"by_time", "single_copy", "copied"};
-  if (where == TuningScope::intra_node_registered || where == TuningScope::intra_node_cma) return {"copied"};
+  if (where == TuningScope::intra_node_cma && only_moves) return {"adaptive", "single_copy", "staged"};
+  if (where == TuningScope::intra_node_registered || where == TuningScope::intra_node_cma) return {"staged"};
   if (where != TuningScope::intra_node) return {};
   if (c == Collective::all_reduce) return {"one_shot", "two_shot"};
-  return {"letters"};
+  return {"staged"};
 }
 
-constexpr std::string_view schedule_override = "streams:";
+constexpr std::string_view schedule_override = "schedule:";
 
 /// Whether ranks that meet mean something else by it than a schedule.
 bool is_algorithm_name(Collective c, std::string_view name) {
@@ -49,7 +49,7 @@ bool is_algorithm_name(Collective c, std::string_view name) {
     return std::any_of(names.begin(), names.end(), [&](const char* n) { return name == n; });
   };
   return holds(algorithm_names(c, TuningScope::intra_node)) ||
-         (name == "direct" && holds(algorithm_names(c, TuningScope::intra_node_registered))) ||
+         (name == "zero_copy" && holds(algorithm_names(c, TuningScope::intra_node_registered))) ||
          (name == "single_copy" && holds(algorithm_names(c, TuningScope::intra_node_cma)));
 }
 
@@ -121,7 +121,7 @@ class Parser {
   void rule(const std::vector<std::string>& words) {
     TuningRule r{collective(words[0]), TuningScope::any, "", any_size};
     that(words.size() >= 3, "'", words[0],
-         "' needs a place and an algorithm, as in: all_reduce one_host bytes<=64K one_shot");
+         "' needs a place and an algorithm, as in: all_reduce intra_node bytes<=64K one_shot");
     r.scope = where(words[1]);
     r.source = Source::file;
     bool named = false;

@@ -167,7 +167,7 @@ void read_ringzero(const JsonObject& root, ds::KeyValidator& validator, DsConfig
   const JsonObject own = root.object("ringzero");
   validator.validate(own, ds::ringzero_keys());
   config.decay_one_dimensional = own.boolean("decay_one_dimensional", config.decay_one_dimensional);
-  const char* const key = "unreached_parameters";
+  const char* const key = "unused_parameters";
   const std::string choice = own.text(key, name(config.unused_parameters));
   if (choice != name(UnusedParameterPolicy::pytorch) && choice != name(UnusedParameterPolicy::deepspeed))
     own.fail_at(key, concat("unknown choice \"", choice, "\"; choose pytorch or deepspeed"));
@@ -302,7 +302,7 @@ std::string resolved_json(const DsConfig& c, const BatchSizes& batch) {
       {"zero_optimization", {{"stage", c.zero_stage}, {"overlap_comm", c.overlap_comm}}},
       {"ringzero",
        {{"decay_one_dimensional", c.decay_one_dimensional},
-        {"unreached_parameters", name(c.unused_parameters)}}},
+        {"unused_parameters", name(c.unused_parameters)}}},
   };
   add_precision(c, all);
   return all.dump(2) + "\n";

@@ -46,8 +46,7 @@ struct DsConfig {
   bool skip_overflow = false;          ///< an update whose gradients are not finite is left out
   bool drop_last = false;              ///< dataloader_drop_last
   bool decay_one_dimensional = false;  ///< ringzero: weight decay acts on biases and norms, too
-  UnusedParameterPolicy unused_parameters =
-      UnusedParameterPolicy::pytorch;  ///< ringzero.unreached_parameters
+  UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;  ///< ringzero.unused_parameters
   std::vector<std::string> warnings;
 };
 

@@ -72,7 +72,7 @@ constexpr KeySpec top_table[] = {
 /// Our own: what DeepSpeed has no key for.
 constexpr KeySpec ringzero_table[] = {
     {"decay_one_dimensional", KeyRule::supported},
-    {"unreached_parameters", KeyRule::supported},
+    {"unused_parameters", KeyRule::supported},
 };
 
 constexpr KeySpec zero_table[] = {

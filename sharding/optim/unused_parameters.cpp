@@ -12,7 +12,7 @@ UnusedParameterPolicy unused_parameter_policy_from_name(std::string_view text) {
   for (const UnusedParameterPolicy choice :
        {UnusedParameterPolicy::pytorch, UnusedParameterPolicy::deepspeed})
     if (text == name(choice)) return choice;
-  fail(Errc::config, "unknown choice for unreached parameters \"", text, "\"; choose pytorch or deepspeed");
+  fail(Errc::config, "unknown choice for unused parameters \"", text, "\"; choose pytorch or deepspeed");
 }
 
 }  // namespace rz

@@ -82,7 +82,7 @@ void Strategy::require_same_options() {
                           {"precision.parameters", name(precision().parameters)},
                           {"precision.gradients", name(precision().gradients)},
                           {"prefetch_scopes", concat(options_.prefetch_scopes)},
-                          {"unreached", name(options_.unused_parameters)}};
+                          {"unused_parameters", name(options_.unused_parameters)}};
   for (std::size_t m = 0; m < members_.size(); ++m)
     facts.push_back({concat("weight decay of ", members_[m]->name), yes(decays_[m])});
   require_same("StrategyOptions", facts, "give every rank the same", communicator_);

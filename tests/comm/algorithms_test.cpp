@@ -210,11 +210,11 @@ TEST(Algorithms, HierarchicalAlgorithmsSendABufferOncePerNode) {
   EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", unequal, 1), 2);
   EXPECT_EQ(out_of_a_host(all_reduce, "hierarchical_chain", unequal, 2), 1);
 
-  EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "direct", two, 0), 2);
+  EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "linear", two, 0), 2);
   EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "hierarchical_chain", two, 0), 1);
   EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "hierarchical_chain", two, 1), 0.5);
   EXPECT_EQ(out_of_a_host(Collective::reduce_scatter, "hierarchical", two, 0), 0.5);
-  EXPECT_EQ(out_of_a_host(Collective::all_gather, "direct", two, 0), 2);
+  EXPECT_EQ(out_of_a_host(Collective::all_gather, "linear", two, 0), 2);
   EXPECT_EQ(out_of_a_host(Collective::all_gather, "hierarchical", two, 0), 0.5);
   EXPECT_EQ(out_of_a_host(Collective::broadcast, "hierarchical_chain", four, 0), 1);
   EXPECT_EQ(out_of_a_host(Collective::broadcast, "hierarchical_chain", four, 3), 0);
@@ -240,7 +240,7 @@ TEST(Algorithms, HostsAreNumberedWithoutGaps) {
   const Verification proof = verify(find_algorithm(Collective::all_gather, "hierarchical").schedule,
                                     Collective::all_gather, 3, 0, InPlace::none, gap);
   EXPECT_EQ(proof.error, "rank 1 is on host 2, but only 1 hosts come before it");
-  EXPECT_FALSE(verify(find_algorithm(Collective::all_gather, "direct").schedule, Collective::all_gather, 4, 0,
+  EXPECT_FALSE(verify(find_algorithm(Collective::all_gather, "linear").schedule, Collective::all_gather, 4, 0,
                       InPlace::none, gap));
 }
 
@@ -257,7 +257,7 @@ TEST(Algorithms, AnUnknownNameListsTheChoices) {
   }
 }
 
-TEST(Algorithms, SendHasNone) { EXPECT_THROW(find_algorithm(Collective::send, "direct"), Error); }
+TEST(Algorithms, SendHasNone) { EXPECT_THROW(find_algorithm(Collective::send, "linear"), Error); }
 
 }  // namespace
 }  // namespace rz

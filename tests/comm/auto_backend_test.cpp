@@ -59,7 +59,7 @@ TEST(AutoBackend, DifferentVersionsOfNcclDoNotMix) {
 
 TEST(AutoBackend, SumsInRankOrderHaveALimitThatOtherSumsLack) {
   auto ranks = one_host(257);
-  expect_choice(ranks, "ring",
+  expect_choice(ranks, "native",
                 "sums in rank order over NCCL serve at most 256 ranks, and the kernels of peer_cuda serve at "
                 "most 16 ranks");
   expect_choice(ranks, "nccl", "every rank has a GPU of its own", false);
@@ -69,7 +69,7 @@ TEST(AutoBackend, HostStagedBetweenHostsWithoutNccl) {
   auto ranks = one_host(2);
   ranks[1].host = "another";
   ranks[0].nccl_version = 0;
-  expect_choice(ranks, "ring", "rank 0 has no NCCL that serves, and rank 1 is on another host than rank 0");
+  expect_choice(ranks, "native", "rank 0 has no NCCL that serves, and rank 1 is on another host than rank 0");
 }
 
 // The card's number alone tells ranks apart, whatever their hosts are called: NCCL would refuse them.
@@ -77,21 +77,21 @@ TEST(AutoBackend, HostStagedWhereRanksOfTwoHostsShareACard) {
   auto ranks = one_host(2);
   ranks[1].host = "another";
   ranks[1].gpu_uuid = ranks[0].gpu_uuid;
-  expect_choice(ranks, "ring", "ranks 0 and 1 share a GPU, and rank 1 is on another host than rank 0");
+  expect_choice(ranks, "native", "ranks 0 and 1 share a GPU, and rank 1 is on another host than rank 0");
 }
 
 TEST(AutoBackend, HostStagedWithoutPeerAccess) {
   auto ranks = one_host(3);
   ranks[2].nccl_version = 0;
   ranks[1].unreachable_rank = 2;
-  expect_choice(ranks, "ring",
+  expect_choice(ranks, "native",
                 "rank 2 has no NCCL that serves, and rank 1's GPU does not reach the memory of rank 2's");
 }
 
 TEST(AutoBackend, HostStagedForMoreRanksThanPeerCudaServes) {
   auto ranks = one_host(17);
   ranks[16].gpu_uuid = ranks[0].gpu_uuid;
-  expect_choice(ranks, "ring",
+  expect_choice(ranks, "native",
                 "ranks 0 and 16 share a GPU, and the kernels of peer_cuda serve at most 16 ranks");
   ranks.pop_back();
   ranks[15].gpu_uuid = ranks[0].gpu_uuid;

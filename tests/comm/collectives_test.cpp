@@ -184,7 +184,7 @@ TEST(Collectives, ReductionsOverTcpAndOverBoth) {
       auto options = quick(hosts == "aaa" ? "tcp" : "auto");
       options.host_id = hosts[static_cast<std::size_t>(rank)];
       auto comm = Communicator::connect(rank, size, store, options);
-      EXPECT_EQ(comm.describe(), hosts == "aaa" ? "scheduled over tcp" : "scheduled over shm+tcp");
+      EXPECT_EQ(comm.describe(), hosts == "aaa" ? "native over tcp" : "native over shm+tcp");
       check_all_types(comm, {17}, false);
       check_reductions<float>(comm, {0}, false);
       check_reductions<bf16>(comm, {1, 3, 1000}, true);
@@ -436,7 +436,7 @@ TEST(Collectives, EveryAlgorithmOfAllReduce) {
     for (const int size : {2, 3, 5}) {
       run_ranks(size, [&](int rank, auto store) {
         auto options = quick(size == 3 ? "tcp" : "auto");
-        options.algorithm = concat("streams:", algorithm.name);
+        options.algorithm = concat("schedule:", algorithm.name);
         options.deterministic = false;
         auto comm = Communicator::connect(rank, size, store, options);
         for (const auto kind : {ReduceOp::sum, ReduceOp::avg, ReduceOp::premul_sum})
@@ -562,7 +562,7 @@ TEST(Collectives, EveryAlgorithmHasTheSameBitsOnEveryRank) {
     std::vector<std::vector<float>> results(7);
     run_ranks(7, [&](int rank, auto store) {
       auto options = quick();
-      options.algorithm = concat("streams:", algorithm.name);
+      options.algorithm = concat("schedule:", algorithm.name);
       options.deterministic = false;
       auto comm = Communicator::connect(rank, 7, store, options);
       auto& x = results[static_cast<std::size_t>(rank)] = noise(rank, n);

@@ -401,7 +401,7 @@ TEST(Backend, AnUnknownOneIsRefusedWithTheChoices) {
     ADD_FAILURE() << "accepted";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Errc::config);
-    for (const char* word : {"pigeon", "auto", "ring", "mpi", "nccl", "peer_cuda"})
+    for (const char* word : {"pigeon", "auto", "native", "mpi", "nccl", "peer_cuda"})
       EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
   }
 }

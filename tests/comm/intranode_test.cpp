@@ -120,7 +120,7 @@ TEST(Intranode, MoreChunksThanSlots) {
   std::vector<TuningRule> cut;
   for (const Collective kind : kinds)
     cut.push_back(
-        {.collective = kind, .scope = TuningScope::intra_node, .algorithm = "letters", .chunk = chunk});
+        {.collective = kind, .scope = TuningScope::intra_node, .algorithm = "staged", .chunk = chunk});
   run(4, 0, [&](Rank& me, Store&) {
     me.engine.emplace(*me.transport, me.rank, me.size, IntranodeTuningTable(me.size, cut, "", {}, true));
     std::uint32_t seed = 800;

@@ -37,7 +37,7 @@ class HookStore final : public Store {
   HookStore(std::shared_ptr<Store> inner, std::function<void(Store&)> hook)
       : inner_(std::move(inner)), hook_(std::move(hook)) {}
   void set(std::string_view key, std::string_view value) override {
-    if (key.rfind("at/", 0) == 0) hook_(*inner_);
+    if (key.rfind("address/", 0) == 0) hook_(*inner_);
     inner_->set(key, value);
   }
   std::string get(std::string_view key, Deadline d) override { return inner_->get(key, d); }
@@ -55,7 +55,7 @@ TEST(Tcp, UnauthenticatedPeersAreRejected) {
     std::vector<UniqueFd> idle_connections;
     const auto attack = [&](Store& s) {
       if (rank != 2) return;
-      const auto address = resolve(parse_host_port(tcp_address(s.get("at/0", soon())))).front();
+      const auto address = resolve(parse_host_port(tcp_address(s.get("address/0", soon())))).front();
       struct {
         char magic[8] = {'r', 'i', 'n', 'g', 'z', 'e', 'r', 'o'};
         std::uint32_t version = 1, rank = 2, size = 3, index = 0;
@@ -79,7 +79,7 @@ TEST(Tcp, UnauthenticatedPeersAreRejected) {
 /// Plays rank 1 of 2 by hand up to the handshake; returns its sockets in order of index.
 std::vector<Connection> play_rank_1(Store& store) {
   const PeerInfo roster = exchange_peer_info(1, 2, store, {"tcp", "", 1}, soon());
-  const auto entries = store_all_gather(1, 2, store, "at", " ", soon());
+  const auto entries = store_all_gather(1, 2, store, "address", " ", soon());
   const std::string address = tcp_address(entries[0]);
   std::vector<Connection> calls;
   for (int i = 0; i < 3; ++i)
@@ -164,7 +164,7 @@ TEST(Tcp, ASilentRankIsNamedAtTheDeadline) {
     const TransportOptions options{"tcp", "", 1};
     if (rank == 1) {  // comes to the rendezvous, but never connects
       exchange_peer_info(1, 2, *store, options, soon());
-      store_all_gather(1, 2, *store, "at", " ", soon());
+      store_all_gather(1, 2, *store, "address", " ", soon());
       return;
     }
     try {
@@ -449,7 +449,7 @@ TEST(Tcp, IdleConnectionsDoNotExhaustDescriptors) {
         setrlimit(RLIMIT_NOFILE, &limit);
         return;
       }
-      const auto address = resolve(parse_host_port(tcp_address(s.get("at/0", soon())))).front();
+      const auto address = resolve(parse_host_port(tcp_address(s.get("address/0", soon())))).front();
       for (int i = 0; i < 60; ++i) idle_connections.push_back(connect_tcp(address, soon()));
     };
     HookStore hooked(store, attack);

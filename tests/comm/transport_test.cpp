@@ -372,10 +372,10 @@ TEST(Connect, RanksThatDoNotAgreeOnTheSizeAreNamed) {
 TEST(Connect, AnotherVersionIsNamed) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     if (rank == 1) {
-      std::string entry = store->get("who/0", Deadline::after(seconds(5)));
+      std::string entry = store->get("peer_info/0", Deadline::after(seconds(5)));
       const auto at = entry.find("version="), end = entry.find_first_of("\t\n", at);
       ASSERT_NE(at, std::string::npos);
-      store->set("who/1", entry.replace(at, end - at, "version=9.8.7\tand=more"));
+      store->set("peer_info/1", entry.replace(at, end - at, "version=9.8.7\tand=more"));
       return;
     }
     const Error e = test::error_of(

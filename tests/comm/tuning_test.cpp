@@ -29,14 +29,14 @@ using test::run_ranks;
 constexpr const char* every_kind_of_line =
     "link shm alpha=0.5 beta=0.001 gamma=5e-04\n"
     "link tcp alpha=20 beta=0.01 gamma=5e-04\n"
-    "all_reduce one_host ranks=2 bytes<=64K one_shot\n"
-    "all_reduce one_host ranks<=8 two_shot chunk=16K\n"
-    "all_reduce one_host streams:two_shot\n"
-    "all_reduce reachable bytes<=2047 copied\n"
-    "all_reduce reachable direct\n"
-    "all_reduce network ranks>=3 ranks<=8 traffic<=256K one_shot chunk=32K\n"
-    "broadcast anywhere bytes>1K bytes<=1M tree\n"
-    "barrier streams dissemination\n";
+    "all_reduce intra_node ranks=2 bytes<=64K one_shot\n"
+    "all_reduce intra_node ranks<=8 two_shot chunk=16K\n"
+    "all_reduce intra_node schedule:two_shot\n"
+    "all_reduce intra_node_registered bytes<=2047 staged\n"
+    "all_reduce intra_node_registered zero_copy\n"
+    "all_reduce inter_node ranks>=3 ranks<=8 traffic<=256K one_shot chunk=32K\n"
+    "broadcast any bytes>1K bytes<=1M tree\n"
+    "barrier intra_node_schedule dissemination\n";
 
 /// A file of this test, gone with it.
 class File {
@@ -80,8 +80,8 @@ TEST(Tuning, TextAndTableAreTheSame) {
 }
 
 TEST(Tuning, CommentsAndBlankLinesAreIgnored) {
-  const Tuning t = parse_tuning("# of a machine\n\n  \t\nreduce network tree # small\r\n#", "t");
-  EXPECT_EQ(t.text(), "reduce network tree\n");
+  const Tuning t = parse_tuning("# of a machine\n\n  \t\nreduce inter_node tree # small\r\n#", "t");
+  EXPECT_EQ(t.text(), "reduce inter_node tree\n");
   EXPECT_TRUE(parse_tuning("# nothing\n", "t").empty());
 }
 
@@ -89,30 +89,32 @@ TEST(Tuning, TheBuiltInTablesAreWrittenInTheSameLines) {
   Tuning t{"t", {built_in_rules().begin(), built_in_rules().end()}, {}, {}};
   for (TuningRule& r : t.rules) EXPECT_EQ(r.source, Source::built_in);
   EXPECT_EQ(parse_tuning(t.text(), "t").text(), t.text());
-  EXPECT_TRUE(has_text(t.text(), "all_reduce network ranks<=2 bytes<=256K one_shot\n")) << t.text();
+  EXPECT_TRUE(has_text(t.text(), "all_reduce inter_node ranks<=2 bytes<=256K one_shot\n")) << t.text();
 }
 
 TEST(Tuning, AWrongLineIsOneError) {
   const std::vector<std::pair<std::string, std::vector<const char*>>> wrong = {
-      {"all_reduce", {"all_reduce one_host bytes<=64K one_shot"}},
-      {"all_redcue network ring", {"'all_redcue'", "all_reduce", "broadcast", "link"}},
-      {"send network ring", {"'send'", "choose one of"}},
+      {"all_reduce", {"all_reduce intra_node bytes<=64K one_shot"}},
+      {"all_redcue inter_node ring", {"'all_redcue'", "all_reduce", "broadcast", "link"}},
+      {"send inter_node ring", {"'send'", "choose one of"}},
       {"all_reduce nowhere ring",
-       {"'nowhere'", "one_host, reachable, readable, streams, network, shared_hosts, anywhere"}},
-      {"all_reduce network rnig", {"'rnig'", "'network'", "one_shot, two_shot, chain, ring"}},
-      {"all_reduce one_host direct", {"'direct'", "one_shot, two_shot, streams:one_shot"}},
-      {"broadcast one_host direct", {"'direct'", "choose one of letters, streams:direct, tree"}},
-      {"all_reduce reachable ring", {"'ring'", "direct, copied"}},
-      {"all_to_all_v reachable direct", {"'direct'", "choose one of copied"}},
-      {"all_reduce readable single_copy", {"'single_copy'", "choose one of copied"}},
-      {"broadcast readable direct", {"'direct'", "choose one of by_time, single_copy, copied"}},
-      {"all_reduce network ring tree", {"'tree' is one algorithm too many"}},
-      {"all_reduce network bytes<=64", {"no algorithm", "ring"}},
-      {"all_reduce network bytes<=64X ring", {"'64X'", "K, M or G"}},
-      {"all_reduce network bytes<=99999999999G ring", {"is no size"}},
-      {"all_reduce network ranks<=0 ring", {"'0'", "ranks"}},
-      {"all_reduce network size<=0 ring", {"'size<=0'", "ranks=N", "chunk=B"}},
-      {"all_reduce network chunk=100 ring", {"multiple of 64"}},
+       {"'nowhere'",
+        "intra_node, intra_node_registered, intra_node_cma, intra_node_schedule, inter_node, "
+        "multi_rank_nodes, any"}},
+      {"all_reduce inter_node rnig", {"'rnig'", "'inter_node'", "one_shot, two_shot, chain, ring"}},
+      {"all_reduce intra_node zero_copy", {"'zero_copy'", "one_shot, two_shot, schedule:one_shot"}},
+      {"broadcast intra_node zero_copy", {"'zero_copy'", "choose one of staged, schedule:linear, tree"}},
+      {"all_reduce intra_node_registered ring", {"'ring'", "zero_copy, staged"}},
+      {"all_to_all_v intra_node_registered zero_copy", {"'zero_copy'", "choose one of staged"}},
+      {"all_reduce intra_node_cma single_copy", {"'single_copy'", "choose one of staged"}},
+      {"broadcast intra_node_cma zero_copy", {"'zero_copy'", "choose one of adaptive, single_copy, staged"}},
+      {"all_reduce inter_node ring tree", {"'tree' is one algorithm too many"}},
+      {"all_reduce inter_node bytes<=64", {"no algorithm", "ring"}},
+      {"all_reduce inter_node bytes<=64X ring", {"'64X'", "K, M or G"}},
+      {"all_reduce inter_node bytes<=99999999999G ring", {"is no size"}},
+      {"all_reduce inter_node ranks<=0 ring", {"'0'", "ranks"}},
+      {"all_reduce inter_node size<=0 ring", {"'size<=0'", "ranks=N", "chunk=B"}},
+      {"all_reduce inter_node chunk=100 ring", {"multiple of 64"}},
       {"link ib alpha=1 beta=1 gamma=1", {"link shm|tcp"}},
       {"link tcp alpha=1 beta=-1 gamma=1", {"'beta=-1'", "beta=US"}},
       {"link tcp alpha=1 gamma=1 beta=1", {"'gamma=1'", "beta=US"}},
@@ -136,9 +138,9 @@ TEST(Tuning, AFileThatCannotBeReadIsNamed) {
 
 TEST(Tuning, TheFirstLineThatFitsWins) {
   const Tuning t = parse_tuning(
-      "all_reduce network ranks=4 bytes<=1K tree\n"
-      "all_reduce network ranks=4 bytes<=1K one_shot\n"
-      "all_reduce network ranks=4 bytes<=1M chain\n",
+      "all_reduce inter_node ranks=4 bytes<=1K tree\n"
+      "all_reduce inter_node ranks=4 bytes<=1K one_shot\n"
+      "all_reduce inter_node ranks=4 bytes<=1M chain\n",
       "t");
   const auto algorithm = [&](std::size_t bytes, int size, bool deterministic) {
     return std::string(select({Collective::all_reduce, bytes, size, false, deterministic, "", t.rules}).name);
@@ -155,13 +157,13 @@ TEST(Tuning, TheFirstLineThatFitsWins) {
 TEST(Tuning, ALineServesItsPlaceAlone) {
   using enum TuningScope;
   const Tuning t = parse_tuning(
-      "all_gather one_host letters\n"
-      "all_gather reachable copied\n"
-      "all_gather readable copied\n"
-      "all_gather streams ring\n"
-      "all_gather network ring\n"
-      "all_gather shared_hosts ring\n"
-      "all_gather anywhere ring\n",
+      "all_gather intra_node staged\n"
+      "all_gather intra_node_registered staged\n"
+      "all_gather intra_node_cma staged\n"
+      "all_gather intra_node_schedule ring\n"
+      "all_gather inter_node ring\n"
+      "all_gather multi_rank_nodes ring\n"
+      "all_gather any ring\n",
       "t");
   const auto serve = [&](TuningScope call) {
     std::set<TuningScope> served;
@@ -178,7 +180,7 @@ TEST(Tuning, ALineServesItsPlaceAlone) {
 }
 
 TEST(Tuning, IntranodeLinesAreNoSchedules) {
-  const Tuning t = parse_tuning("all_reduce one_host two_shot\nall_reduce anywhere chain\n", "t");
+  const Tuning t = parse_tuning("all_reduce intra_node two_shot\nall_reduce any chain\n", "t");
   EXPECT_STREQ(select({Collective::all_reduce, 8, 3, true, true, "", t.rules}).name, "chain");
   const IntranodeTuningTable table(3, t.rules, "t", {}, true);
   EXPECT_TRUE(table.find(Collective::all_reduce, 8).two_shot);
@@ -233,19 +235,20 @@ TEST(Tuning, ForcedNamesAreThoseOfTheCollective) {
   const AlgorithmOverrides one("chain", true);
   EXPECT_EQ(one.of(Collective::all_reduce), "chain");
   EXPECT_EQ(one.of(Collective::broadcast), "");
-  const AlgorithmOverrides several("all_reduce=direct,broadcast=streams:tree,barrier=dissemination", true);
-  EXPECT_EQ(several.of(Collective::all_reduce), "direct");
-  EXPECT_EQ(several.of(Collective::broadcast), "streams:tree");
+  const AlgorithmOverrides several("all_reduce=zero_copy,broadcast=schedule:tree,barrier=dissemination",
+                                   true);
+  EXPECT_EQ(several.of(Collective::all_reduce), "zero_copy");
+  EXPECT_EQ(several.of(Collective::broadcast), "schedule:tree");
   EXPECT_EQ(several.schedule_of(Collective::broadcast), "tree");
   EXPECT_EQ(AlgorithmOverrides("reduce=tree", false).of(Collective::reduce), "tree");
   const std::vector<std::pair<std::string, std::vector<const char*>>> wrong = {
       {"telepathy",
-       {"all_reduce has no algorithm 'telepathy'", "one_shot, two_shot, streams:one_shot", "direct"}},
-      {"broadcast=ring", {"broadcast has no algorithm 'ring'", "letters", "tree", "direct or single_copy"}},
-      {"reduce=single_copy", {"reduce has no algorithm 'single_copy'", "letters"}},
-      {"barrier=direct", {"barrier has no algorithm 'direct'", "letters, dissemination"}},
+       {"all_reduce has no algorithm 'telepathy'", "one_shot, two_shot, schedule:one_shot", "zero_copy"}},
+      {"broadcast=ring", {"broadcast has no algorithm 'ring'", "staged", "tree", "zero_copy or single_copy"}},
+      {"reduce=single_copy", {"reduce has no algorithm 'single_copy'", "staged"}},
+      {"barrier=zero_copy", {"barrier has no algorithm 'zero_copy'", "staged, dissemination"}},
       {"all_reduce=ring", {"'ring'", "rank order", "deterministic"}},
-      {"all_reduce=streams:ring", {"'ring'", "rank order"}},
+      {"all_reduce=schedule:ring", {"'ring'", "rank order"}},
       {"send=ring", {"send takes no algorithm"}},
       {"all_redcue=ring", {"'all_redcue'", "all_reduce"}},
       {"all_reduce=chain,tree", {"'tree'", "COLLECTIVE=ALGORITHM"}},
@@ -261,10 +264,10 @@ TEST(Tuning, ForcedNamesAreThoseOfTheCollective) {
 TEST(Tuning, ANameThatOnlyRanksOfOneHostHaveIsRefusedBetweenHosts) {
   run_ranks(2, [](int rank, auto store) {
     auto options = quick("tcp");
-    options.algorithm = "direct";
+    options.algorithm = "zero_copy";
     const Error e = error_of([&] { Communicator::connect(rank, 2, store, options); });
     EXPECT_EQ(e.code(), Errc::config);
-    EXPECT_TRUE(has_text(e.what(), "all_reduce has no algorithm 'direct'")) << e.what();
+    EXPECT_TRUE(has_text(e.what(), "all_reduce has no algorithm 'zero_copy'")) << e.what();
     EXPECT_TRUE(has_text(e.what(), "ring")) << e.what();
   });
 }
@@ -301,7 +304,9 @@ void check_calls(Communicator& comm, std::size_t n, bool allocated) {
 }
 
 TEST(Explain, LinesOfOneHostAreNoMatterBetweenHosts) {
-  const File file("all_gather readable copied\nall_gather reachable copied\nall_gather one_host letters\n");
+  const File file(
+      "all_gather intra_node_cma staged\nall_gather intra_node_registered staged\nall_gather intra_node "
+      "staged\n");
   run_ranks(2, [&](int rank, auto store) {
     auto options = quick("tcp");
     options.tuning = file.path();
@@ -314,11 +319,11 @@ TEST(Explain, LinesOfOneHostAreNoMatterBetweenHosts) {
 
 TEST(Explain, ForcedIntranodeAlgorithmsAreCorrect) {
   for (const std::string forced :
-       {"one_shot", "two_shot", "direct", "chain", "streams:two_shot",
-        "all_reduce=two_shot,reduce_scatter=direct,all_gather=direct,broadcast=direct,reduce=direct",
-        "all_reduce=chain,reduce_scatter=streams:direct,all_gather=ring,broadcast=tree,reduce=two_shot,"
+       {"one_shot", "two_shot", "zero_copy", "chain", "schedule:two_shot",
+        "all_reduce=two_shot,reduce_scatter=linear,all_gather=linear,broadcast=linear,reduce=linear",
+        "all_reduce=chain,reduce_scatter=schedule:linear,all_gather=ring,broadcast=tree,reduce=two_shot,"
         "barrier=dissemination",
-        "broadcast=streams:direct,reduce=letters,all_gather=letters",
+        "broadcast=schedule:linear,reduce=staged,all_gather=staged",
         "broadcast=single_copy,all_gather=single_copy"})
     for (const int size : {2, 3})
       run_ranks(size, [&](int rank, auto store) {
@@ -333,19 +338,19 @@ TEST(Explain, ForcedIntranodeAlgorithmsAreCorrect) {
 TEST(Explain, ShowsOverrides) {
   run_ranks(2, [](int rank, auto store) {
     auto options = quick();
-    options.algorithm = "all_reduce=direct,broadcast=tree,reduce=letters";
+    options.algorithm = "all_reduce=zero_copy,broadcast=tree,reduce=staged";
     const auto comm = Communicator::connect(rank, 2, store, options);
     const AlgorithmChoice direct = comm.explain(Collective::all_reduce, 8, true);
-    EXPECT_EQ(direct.algorithm, "direct");
-    EXPECT_EQ(direct.reason, "forced: all_reduce=direct");
+    EXPECT_EQ(direct.algorithm, "zero_copy");
+    EXPECT_EQ(direct.reason, "forced: all_reduce=zero_copy");
     const AlgorithmChoice not_reached = comm.explain(Collective::all_reduce, 8);
     EXPECT_EQ(not_reached.algorithm, "one_shot");
-    EXPECT_TRUE(has_text(not_reached.reason, "direct is forced, but not all")) << not_reached.reason;
+    EXPECT_TRUE(has_text(not_reached.reason, "zero_copy is forced, but not all")) << not_reached.reason;
     const AlgorithmChoice tree = comm.explain(Collective::broadcast, 1 << 20);
-    EXPECT_EQ(tree.algorithm, "streams:tree");
+    EXPECT_EQ(tree.algorithm, "schedule:tree");
     EXPECT_EQ(tree.reason, "forced: broadcast=tree");
     EXPECT_EQ(tree.chunk_bytes, 64u << 10);
-    EXPECT_EQ(comm.explain(Collective::reduce, 1 << 20, true).algorithm, "letters");
+    EXPECT_EQ(comm.explain(Collective::reduce, 1 << 20, true).algorithm, "staged");
     EXPECT_EQ(comm.explain(Collective::send, 8).algorithm, "message");
   });
 }
@@ -357,14 +362,14 @@ TEST(Explain, ShowsTheBuiltInTable) {
     EXPECT_EQ(small.algorithm, "one_shot");
     EXPECT_EQ(small.transport, "shm");
     EXPECT_EQ(small.chunk_bytes, 0u) << "in one letter";
-    EXPECT_EQ(small.reason, "built-in table: all_reduce on one host, up to 64 KiB, up to 2 ranks");
+    EXPECT_EQ(small.reason, "built-in table: all_reduce intra-node, up to 64 KiB, up to 2 ranks");
     EXPECT_EQ(comm.explain(Collective::all_reduce, (64 << 10) + 1).algorithm, "two_shot");
-    EXPECT_EQ(comm.explain(Collective::all_reduce, 1 << 20, true).algorithm, "direct");
+    EXPECT_EQ(comm.explain(Collective::all_reduce, 1 << 20, true).algorithm, "zero_copy");
     const AlgorithmChoice by_time = comm.explain(Collective::all_gather, 1 << 20);
-    EXPECT_EQ(by_time.algorithm, "letters");
+    EXPECT_EQ(by_time.algorithm, "staged");
     EXPECT_TRUE(has_text(by_time.reason, "single_copy instead while")) << by_time.reason;
     EXPECT_FALSE(has_text(comm.explain(Collective::all_gather, 1 << 10).reason, "single_copy"));
-    EXPECT_EQ(comm.explain(Collective::barrier, 0).algorithm, "letters");
+    EXPECT_EQ(comm.explain(Collective::barrier, 0).algorithm, "staged");
   });
 }
 
@@ -397,13 +402,13 @@ bool rounded_once(Communicator& comm) {
 }
 
 TEST(Explain, SmallFloatsUseAnAlgorithmThatRoundsOnce) {
-  const File file("all_reduce one_host streams:chain\nall_reduce network chain\n");
+  const File file("all_reduce intra_node schedule:chain\nall_reduce inter_node chain\n");
   for (const std::string transport : {"shm", "tcp"})
     run_ranks(3, [&](int rank, auto store) {
       auto options = quick(transport);
       options.tuning = file.path();
       auto comm = Communicator::connect(rank, 3, store, options);
-      const std::string chain = transport == "shm" ? "streams:chain" : "chain";
+      const std::string chain = transport == "shm" ? "schedule:chain" : "chain";
       const auto taken = [&](DType dtype, ReduceOp op = ReduceOp::sum) {
         return comm.explain(Collective::all_reduce, 40000, false, dtype, op);
       };
@@ -425,7 +430,7 @@ TEST(Explain, SmallFloatsUseAnAlgorithmThatRoundsOnce) {
     auto options = quick();
     options.algorithm = "chain";
     auto comm = Communicator::connect(rank, 3, store, options);
-    EXPECT_EQ(comm.explain(Collective::all_reduce, 40000, false, DType::bf16).algorithm, "streams:chain");
+    EXPECT_EQ(comm.explain(Collective::all_reduce, 40000, false, DType::bf16).algorithm, "schedule:chain");
     EXPECT_FALSE(rounded_once(comm)) << "who forces an algorithm gets it";
   });
 }
@@ -434,15 +439,15 @@ TEST(Explain, SmallFloatsUseAnAlgorithmThatRoundsOnce) {
 
 TEST(TuningOfAGroup, RankZerosTableIsUsedByAllRanks) {
   const File file(
-      "all_reduce one_host bytes<=1K two_shot chunk=128\n"
-      "all_reduce one_host bytes<=4K streams:chain\n"
-      "all_reduce one_host one_shot chunk=1K\n"
-      "all_reduce reachable copied\n"
-      "broadcast one_host bytes<=2K tree\n"
-      "reduce reachable direct\n"
-      "all_gather one_host letters chunk=64\n"
-      "all_gather readable bytes<=10K single_copy\n"
-      "all_gather readable copied\n");
+      "all_reduce intra_node bytes<=1K two_shot chunk=128\n"
+      "all_reduce intra_node bytes<=4K schedule:chain\n"
+      "all_reduce intra_node one_shot chunk=1K\n"
+      "all_reduce intra_node_registered staged\n"
+      "broadcast intra_node bytes<=2K tree\n"
+      "reduce intra_node_registered zero_copy\n"
+      "all_gather intra_node staged chunk=64\n"
+      "all_gather intra_node_cma bytes<=10K single_copy\n"
+      "all_gather intra_node_cma staged\n");
   run_ranks(3, [&](int rank, auto store) {
     auto options = quick();
     if (rank == 0) options.tuning = file.path();
@@ -450,13 +455,13 @@ TEST(TuningOfAGroup, RankZerosTableIsUsedByAllRanks) {
     const AlgorithmChoice small = comm.explain(Collective::all_reduce, 1000, true);
     EXPECT_EQ(small.algorithm, "two_shot");
     EXPECT_EQ(small.chunk_bytes, 128u);
-    EXPECT_EQ(small.reason, concat("tuning table ", file.path(), ": all_reduce on one host, up to 1 KiB"));
-    EXPECT_EQ(comm.explain(Collective::all_reduce, 4000).algorithm, "streams:chain");
+    EXPECT_EQ(small.reason, concat("tuning table ", file.path(), ": all_reduce intra-node, up to 1 KiB"));
+    EXPECT_EQ(comm.explain(Collective::all_reduce, 4000).algorithm, "schedule:chain");
     EXPECT_EQ(comm.explain(Collective::all_reduce, 1 << 20).chunk_bytes, 1024u);
-    EXPECT_EQ(comm.explain(Collective::reduce, 100, true).algorithm, "direct");
+    EXPECT_EQ(comm.explain(Collective::reduce, 100, true).algorithm, "zero_copy");
     EXPECT_EQ(comm.explain(Collective::all_gather, 9999).algorithm, "single_copy");
-    EXPECT_EQ(comm.explain(Collective::all_gather, 99999).algorithm, "letters");
-    EXPECT_EQ(comm.explain(Collective::scatter, 100).reason, "built-in table: scatter on one host");
+    EXPECT_EQ(comm.explain(Collective::all_gather, 99999).algorithm, "staged");
+    EXPECT_EQ(comm.explain(Collective::scatter, 100).reason, "built-in table: scatter intra-node");
     for (const bool allocated : {false, true})
       for (const std::size_t n : {0, 1, 100, 900, 50021}) check_calls(comm, n, allocated);
     // 1 + 2^-8 + 2^-8: a chain, which stores partial sums, would give 1, and is left out.
@@ -467,7 +472,7 @@ TEST(TuningOfAGroup, RankZerosTableIsUsedByAllRanks) {
 }
 
 TEST(TuningOfAGroup, ChunksAndSchedulesBetweenHosts) {
-  const File file("all_reduce network bytes<=1M chain chunk=4K\nall_gather network ring chunk=64\n");
+  const File file("all_reduce inter_node bytes<=1M chain chunk=4K\nall_gather inter_node ring chunk=64\n");
   run_ranks(3, [&](int rank, auto store) {
     auto options = quick("tcp");
     options.tuning = file.path();
@@ -481,7 +486,7 @@ TEST(TuningOfAGroup, ChunksAndSchedulesBetweenHosts) {
 }
 
 TEST(TuningOfAGroup, ADifferentTableIsNamedOnEveryRank) {
-  const File first("reduce network tree\n", "first"), second("reduce network two_shot\n", "second");
+  const File first("reduce inter_node tree\n", "first"), second("reduce inter_node two_shot\n", "second");
   run_ranks(3, [&](int rank, auto store) {
     auto options = quick();
     if (rank != 1) options.tuning = (rank == 2 ? second : first).path();
@@ -493,7 +498,7 @@ TEST(TuningOfAGroup, ADifferentTableIsNamedOnEveryRank) {
 }
 
 TEST(TuningOfAGroup, AWrongFileIsRefusedBeforeConnecting) {
-  const File file("all_reduce network rnig\n");
+  const File file("all_reduce inter_node rnig\n");
   auto options = quick();
   options.tuning = file.path();
   const Error e = error_of([&] { Communicator::connect(0, 2, memory_store(), options); });
@@ -554,8 +559,8 @@ TEST(CostModel, FewMessagesForSmallBuffersAndFewBytesForLargeOnes) {
 
 TEST(CostModel, MeasuredNeighboursComeFirst) {
   const std::string agree =
-      "all_reduce network ranks=2 bytes<=1K tree\nall_reduce network ranks=2 ring\n"
-      "all_reduce network ranks=8 bytes<=64K tree\nall_reduce network ranks=8 ring\n";
+      "all_reduce inter_node ranks=2 bytes<=1K tree\nall_reduce inter_node ranks=2 ring\n"
+      "all_reduce inter_node ranks=8 bytes<=64K tree\nall_reduce inter_node ranks=8 ring\n";
   EXPECT_EQ(by_model(agree, 4, 512), "between measured groups of t: tree");
   EXPECT_EQ(by_model(agree, 4, 1 << 20), "between measured groups of t: ring");
   EXPECT_EQ(by_model(agree, 4, 8 << 10), "built-in table: one_shot") << "they differ, and there is no link";

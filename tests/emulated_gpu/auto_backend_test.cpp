@@ -48,7 +48,7 @@ class AutoBackend : public testing::Test {
     });
   }
   static std::string ends(const std::string& picked, const std::string& why) {
-    return picked + " (chosen: " + why + "), host memory scheduled over ";
+    return picked + " (chosen: " + why + "), host memory native over ";
   }
 
   emulated::Schedule schedule;
@@ -159,7 +159,7 @@ TEST_F(AutoBackend, IsNotUsedOnTheHost) {
   auto options = on(0);
   options.device = {};
   const Communicator comm = Communicator::connect(0, 1, nullptr, options);
-  EXPECT_EQ(comm.describe().find("scheduled over "), 0u) << comm.describe();
+  EXPECT_EQ(comm.describe().find("native over "), 0u) << comm.describe();
 }
 
 }  // namespace

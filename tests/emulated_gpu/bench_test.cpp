@@ -56,10 +56,10 @@ TEST_F(BenchOnDevices, ABackendIsWhatItIsCalled) {
   const std::pair<std::vector<std::string>, std::string> backends[] = {
       {{"--backend", "nccl"}, "# Backend: NCCL 2.28.9 on cuda:0"},
       {{"--backend", "peer_cuda"}, "# Backend: peer_cuda on cuda:0"},
-      {{"--backend", "ring", "--device", "cuda"},
-       "# Backend: cuda:0 staged through pinned memory over scheduled over "},
+      {{"--backend", "native", "--device", "cuda"},
+       "# Backend: cuda:0 staged through pinned memory over native over "},
       {{"--backend", "auto", "--device", "cuda"}, "(chosen: every rank has a GPU of its own)"},
-      {{"--backend", "auto"}, "# Backend: scheduled over "}};
+      {{"--backend", "auto"}, "# Backend: native over "}};
   for (auto [flags, said] : backends) {
     flags.insert(flags.end(), {"-t", "2"});
     const Outcome o = run_perf("all_reduce", flags);
@@ -129,7 +129,7 @@ TEST_F(BenchOnDevices, HowItRunsLeavesItRight) {
 
 TEST_F(BenchOnDevices, AGraphOfWhatGoesThroughTheHostIsRefused) {
   try {
-    run_perf("all_reduce", {"--backend", "ring", "--device", "cuda", "-G", "1"});
+    run_perf("all_reduce", {"--backend", "native", "--device", "cuda", "-G", "1"});
     ADD_FAILURE() << "accepted";
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("which a CUDA graph cannot hold"), std::string::npos) << e.what();

@@ -25,7 +25,7 @@ using test::run_ranks;
 
 CommOptions on_host() {
   CommOptions o;
-  o.backend = "ring";
+  o.backend = "native";
   o.timeout = std::chrono::seconds(30);
   return o;
 }

@@ -43,7 +43,7 @@ class PeerCuda : public OnDevice {
     run_ranks(setup.size, [&](int rank, std::shared_ptr<Store> store) {
       if (setup.helpers) setup.helpers->begin();
       CommOptions options;
-      options.backend = "ring";
+      options.backend = "native";
       options.timeout = 30s;
       const std::shared_ptr<Backend> host = make_backend(rank, setup.size, store, options);
       options.device = {Device::cuda, setup.one_card ? 0 : rank % cuda::device_count()};

@@ -268,17 +268,17 @@ TEST(DsConfig, ReadsWhichParametersDecay) {
   const std::string resolved =
       resolved_json(parse_ds_config(R"({"train_batch_size": 8})", "ds.json"), {8, 8, 1});
   EXPECT_NE(resolved.find(R"("decay_one_dimensional": false)"), std::string::npos) << resolved;
-  EXPECT_NE(resolved.find(R"("unreached_parameters": "pytorch")"), std::string::npos) << resolved;
+  EXPECT_NE(resolved.find(R"("unused_parameters": "pytorch")"), std::string::npos) << resolved;
   const DsConfig c = parse_ds_config(
       R"({"train_batch_size": 8,
-          "ringzero": {"decay_one_dimensional": true, "unreached_parameters": "deepspeed"}})",
+          "ringzero": {"decay_one_dimensional": true, "unused_parameters": "deepspeed"}})",
       "ds.json");
   const DsConfig again = parse_ds_config(resolved_json(c, {8, 8, 1}), "again.json");
   EXPECT_TRUE(again.decay_one_dimensional);
   EXPECT_EQ(again.unused_parameters, UnusedParameterPolicy::deepspeed);
   expect_error_message(R"({"ringzero": {"decay_1d": true}})", {"ringzero", "decay_1d"});
-  expect_error_message(R"({"ringzero": {"unreached_parameters": "jax"}})",
-                       {"ringzero.unreached_parameters", "jax", "choose pytorch or deepspeed"});
+  expect_error_message(R"({"ringzero": {"unused_parameters": "jax"}})",
+                       {"ringzero.unused_parameters", "jax", "choose pytorch or deepspeed"});
 }
 
 }  // namespace

@@ -517,7 +517,8 @@ TEST(Replicas, WithOtherOptionsAreNamed) {
   };
   refused("bucket_bytes is 26214400 on rank 0 and 5 on rank 1", [](auto& o) { o.bucket_bytes = 5; });
   refused("overlap is yes on rank 0 and no on rank 1", [](auto& o) { o.overlap = false; });
-  refused("unreached is pytorch", [](auto& o) { o.unused_parameters = UnusedParameterPolicy::deepspeed; });
+  refused("unused_parameters is pytorch",
+          [](auto& o) { o.unused_parameters = UnusedParameterPolicy::deepspeed; });
   refused("weight decay of position is no on rank 0 and yes",
           [](auto& o) { o.decays = [](const Parameter&) { return true; }; });
   expect_mismatch(2, 1, "the strategy is ddp on rank 0 and zero3 on rank 1",

@@ -151,7 +151,7 @@ TEST(BenchOptions, AWrongFlagIsOneLine) {
 TEST(BenchOptions, DeviceBackendsMeanDeviceMemory) {
   for (const std::string backend : {"nccl", "peer_cuda"})
     EXPECT_TRUE(options_of("reduce", {"--backend", backend}).cuda);
-  for (const std::string backend : {"auto", "ring", "mpi"}) {
+  for (const std::string backend : {"auto", "native", "mpi"}) {
     EXPECT_FALSE(options_of("reduce", {"--backend", backend}).cuda);
     EXPECT_TRUE(options_of("reduce", {"--backend", backend, "--device", "cuda"}).cuda);
   }
@@ -175,7 +175,7 @@ TEST(BenchOptions, TheProgramLeavesWithTwo) {
   expect_status_two({"-d", "float23"}, "bfloat16");
   expect_status_two({"--device", "cuda:9"}, "cuda:9");
   expect_status_two({"--backend", "pigeon"},
-                    "the backend 'pigeon' is unknown; choose one of auto, ring, mpi");
+                    "the backend 'pigeon' is unknown; choose one of auto, native, mpi");
 }
 
 TEST(BenchOptions, ThreeMeansPlainMemoryThatIsRegistered) {
@@ -190,7 +190,7 @@ TEST(BenchOptions, ThreeMeansPlainMemoryThatIsRegistered) {
 
 TEST(BenchOptions, AMachineWithoutADeviceIsReported) {
   if (cuda::device_count() > 0) GTEST_SKIP() << "this machine has devices";
-  for (const std::string backend : {"auto", "ring", "nccl", "peer_cuda"})
+  for (const std::string backend : {"auto", "native", "nccl", "peer_cuda"})
     expect_status_two({"--backend", backend, "--device", "cuda"}, "cuda:0 is not there: ");
 }
 
@@ -506,15 +506,14 @@ TEST(BenchRun, VerboseShowsTheAlgorithmOfEachRowAndOverrides) {
     return more;
   };
   const Outcome table = run_threads("all_reduce", sizes);
-  EXPECT_TRUE(
-      table.has_text("# 8 B: one_shot over shm (built-in table: all_reduce on one host, up to 64 KiB"))
+  EXPECT_TRUE(table.has_text("# 8 B: one_shot over shm (built-in table: all_reduce intra-node, up to 64 KiB"))
       << table.text;
   EXPECT_TRUE(table.has_text("# 131072 B: two_shot over shm, pieces of ")) << table.text;
   EXPECT_EQ(table.rows().size(), 2u);
   EXPECT_TRUE(
       run_threads("all_reduce", with({"--algorithm", "two_shot"})).has_text("(forced: all_reduce=two_shot)"));
-  EXPECT_TRUE(run_threads("broadcast", with({"--algorithm", "tree"})).has_text("streams:tree over shm"));
-  EXPECT_TRUE(run_threads("alltoall", with({"-R", "1"})).has_text("direct over shm"));
+  EXPECT_TRUE(run_threads("broadcast", with({"--algorithm", "tree"})).has_text("schedule:tree over shm"));
+  EXPECT_TRUE(run_threads("alltoall", with({"-R", "1"})).has_text("zero_copy over shm"));
   EXPECT_TRUE(run_threads("sendrecv", sizes).has_text("message over shm"));
   EXPECT_FALSE(run_threads("all_reduce", {"-t", "2", "-b", "8", "-e", "8"}).has_text("built-in table"));
   EXPECT_THROW(run_threads("broadcast", with({"--algorithm", "ring"})), Error);
@@ -523,7 +522,7 @@ TEST(BenchRun, VerboseShowsTheAlgorithmOfEachRowAndOverrides) {
 TEST(BenchRun, VerboseDependsOnTypeAndOperation) {
   const auto path =
       std::filesystem::temp_directory_path() / concat("rz_bench_table_", static_cast<int>(::getpid()));
-  std::ofstream(path) << "all_reduce one_host streams:chain\n";
+  std::ofstream(path) << "all_reduce intra_node schedule:chain\n";
   Program p({test::built("all_reduce_perf"), "-t", "2", "-b", "8", "-e", "8", "-n", "1", "-d", "all", "-o",
              "all", "--verbose"},
             {{"RZ_TUNING", path.string()}});
@@ -538,7 +537,7 @@ TEST(BenchRun, VerboseDependsOnTypeAndOperation) {
     const auto row = words(line);
     const bool rounds = (row[2] == "half" || row[2] == "bfloat16" || row[2].starts_with("f8")) &&
                         row[3] != "min" && row[3] != "max";
-    EXPECT_TRUE(choice.starts_with(rounds ? "# 8 B: one_shot" : "# 8 B: streams:chain")) << choice << line;
+    EXPECT_TRUE(choice.starts_with(rounds ? "# 8 B: one_shot" : "# 8 B: schedule:chain")) << choice << line;
     ++seen;
   }
   EXPECT_EQ(seen, 12 * 6);

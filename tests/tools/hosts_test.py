@@ -66,7 +66,7 @@ class Network(unittest.TestCase):
         for time_us in row.split()[1:3]: self.assertGreater(float(time_us), 0)
 
     def test_wrong_results_are_an_error(self):
-        wrong = self.program('echo "# Backend: scheduled over tcp"; echo "256 64 float sum -1 1 1 1 3"')
+        wrong = self.program('echo "# Backend: native over tcp"; echo "256 64 float sum -1 1 1 1 3"')
         p = run('--bin', wrong, '--alone', '--rounds', '1', '--sizes', '256')
         self.assertEqual((p.returncode, p.stderr), (1, 'hosts.py: 3 wrong results at 256 bytes\n'))
 

@@ -68,7 +68,7 @@ class UnderMpirun : public testing::Test {
 };
 
 TEST_F(UnderMpirun, BenchesCheckTheirResults) {
-  for (const std::string backend : {"ring", "mpi"}) {
+  for (const std::string backend : {"native", "mpi"}) {
     Program p(mpirun(2, {built("all_reduce_perf"), "-b", "8", "-e", "1M", "-f", "64", "-n", "2", "-d", "all",
                          "--backend", backend}));
     EXPECT_EQ(p.wait(), 0) << p.err();
@@ -102,8 +102,8 @@ TEST_F(UnderMpirun, TrainingOverMpiHasTheBitsOfTheNativeBackend) {
   for (const int ranks : {2, 4}) {
     std::string ring;
     for (const std::string strategy : {"ddp", "zero1", "zero2", "zero3"})
-      for (const std::string backend : {"ring", "mpi"}) {
-        if (backend == "ring" && strategy != "ddp")
+      for (const std::string backend : {"native", "mpi"}) {
+        if (backend == "native" && strategy != "ddp")
           continue;  // tests/tools/gpt2_tiny_test.cpp: all are alike
         const std::string log = folder / (strategy + backend + std::to_string(ranks));
         Program p(
@@ -111,11 +111,10 @@ TEST_F(UnderMpirun, TrainingOverMpiHasTheBitsOfTheNativeBackend) {
                            data + "ds_config.json", "--tokens", data + "tokens.bin", "--strategy", strategy,
                            "--steps", "4", "--threads", "1", "--metrics", log, "--backend", backend}));
         ASSERT_EQ(p.wait(120s), 0) << p.out() << p.err();
-        EXPECT_NE(p.out().find(backend == "mpi" ? "(mpi (" : "(scheduled over"), std::string::npos)
-            << p.out();
+        EXPECT_NE(p.out().find(backend == "mpi" ? "(mpi (" : "(native over"), std::string::npos) << p.out();
         const std::string got = course(log);
         EXPECT_EQ(lines_of(got), 4) << got;
-        if (backend == "ring") ring = got;
+        if (backend == "native") ring = got;
         EXPECT_EQ(got, ring) << strategy << " on " << ranks << " ranks over " << backend;
       }
   }
@@ -166,7 +165,7 @@ TEST(MpiLibrary, MissingOrBrokenIsOneLine) {
   const std::string missing = run();
   EXPECT_NE(missing.find("the MPI backend could not be loaded: libringzero_mpi.so: "), std::string::npos)
       << missing;
-  EXPECT_NE(missing.find("--backend ring"), std::string::npos) << missing;
+  EXPECT_NE(missing.find("--backend native"), std::string::npos) << missing;
   std::ofstream(folder / "libringzero_mpi.so") << "no library";
   const std::string broken = run();
   EXPECT_NE(broken.find(folder / "libringzero_mpi.so"), std::string::npos) << broken;
@@ -179,7 +178,7 @@ TEST(MpiLibrary, MissingOrBrokenIsOneLine) {
                   fs::copy_options::overwrite_existing);
     const std::string said = run();
     EXPECT_NE(said.find(words), std::string::npos) << said;
-    EXPECT_NE(said.find("--backend ring"), std::string::npos) << said;
+    EXPECT_NE(said.find("--backend native"), std::string::npos) << said;
   }
 }
 

@@ -73,7 +73,7 @@ TEST(TuneCandidates, AreAllThatCompete) {
   const auto count = [](bool intra_node, const Options& o) { return candidates(intra_node, o).size(); };
   Options all_reduce;
   all_reduce.collectives = {Collective::all_reduce};
-  EXPECT_EQ(count(true, all_reduce), 3u) << "one_shot, two_shot, direct";
+  EXPECT_EQ(count(true, all_reduce), 3u) << "one_shot, two_shot, zero_copy";
   all_reduce.schedules = true;
   std::size_t schedules = 0;
   for (const Algorithm& a : algorithms()) schedules += a.collective == Collective::all_reduce;
@@ -90,13 +90,13 @@ TEST(TuneCandidates, AreAllThatCompete) {
 Measured times(bool intra_node, Collective c,
                const std::vector<std::pair<std::string, std::vector<double>>>& rows) {
   Measured m;
-  m.ranks = 4, m.intra_node = intra_node, m.backend = "scheduled over nothing";
+  m.ranks = 4, m.intra_node = intra_node, m.backend = "native over nothing";
   std::size_t bytes = 64;
   for (std::size_t i = 0; i < rows[0].second.size(); ++i, bytes *= 4)
     for (const auto& [name, us] : rows) {
-      const TuningScope where = !intra_node        ? TuningScope::inter_node
-                                : name == "direct" ? TuningScope::intra_node_registered
-                                                   : TuningScope::intra_node;
+      const TuningScope where = !intra_node           ? TuningScope::inter_node
+                                : name == "zero_copy" ? TuningScope::intra_node_registered
+                                                      : TuningScope::intra_node;
       m.times.push_back({{c, where, name}, bytes, us[i]});
     }
   return m;
@@ -110,18 +110,19 @@ std::string lines(const Measured& m) {
 }
 
 TEST(TuneTable, ARangeEndsWhereTimesCross) {
-  EXPECT_EQ(lines(times(true, Collective::all_reduce,
-                        {{"one_shot", {1, 1, 2, 8}}, {"two_shot", {4, 4, 3, 2}}, {"direct", {3, 3, 1, 1}}})),
-            "all_reduce one_host ranks=4 bytes<=1280 one_shot\n"
-            "all_reduce one_host ranks=4 two_shot\n"
-            "all_reduce reachable ranks=4 bytes<=576 copied\n"
-            "all_reduce reachable ranks=4 direct\n");
+  EXPECT_EQ(
+      lines(times(true, Collective::all_reduce,
+                  {{"one_shot", {1, 1, 2, 8}}, {"two_shot", {4, 4, 3, 2}}, {"zero_copy", {3, 3, 1, 1}}})),
+      "all_reduce intra_node ranks=4 bytes<=1280 one_shot\n"
+      "all_reduce intra_node ranks=4 two_shot\n"
+      "all_reduce intra_node_registered ranks=4 bytes<=576 staged\n"
+      "all_reduce intra_node_registered ranks=4 zero_copy\n");
 }
 
 TEST(TuneTable, NoiseAtOneSizeWritesNoLine) {
   EXPECT_EQ(lines(times(true, Collective::broadcast,
-                        {{"letters", {1, 1, 1.1, 1, 1}}, {"direct", {1.05, 1.2, 1, 1.2, 1.1}}})),
-            "broadcast reachable ranks=4 copied\n");
+                        {{"staged", {1, 1, 1.1, 1, 1}}, {"zero_copy", {1.05, 1.2, 1, 1.2, 1.1}}})),
+            "broadcast intra_node_registered ranks=4 staged\n");
 }
 
 TEST(TuneTable, AnAlgorithmOutOfRankOrderHasAFallback) {
@@ -129,10 +130,10 @@ TEST(TuneTable, AnAlgorithmOutOfRankOrderHasAFallback) {
       lines(times(false, Collective::all_reduce,
                   {{"tree", {1, 1, 9, 9}}, {"one_shot", {2, 2, 8, 9}}, {"two_shot", {4, 4, 2, 2}}}));
   EXPECT_EQ(table,
-            "all_reduce network ranks=4 bytes<=480 tree\n"
-            "all_reduce network ranks=4 bytes>480 two_shot\n"
-            "all_reduce network ranks=4 bytes<=384 one_shot\n"
-            "all_reduce network ranks=4 two_shot\n");
+            "all_reduce inter_node ranks=4 bytes<=480 tree\n"
+            "all_reduce inter_node ranks=4 bytes>480 two_shot\n"
+            "all_reduce inter_node ranks=4 bytes<=384 one_shot\n"
+            "all_reduce inter_node ranks=4 two_shot\n");
   const Tuning t = parse_tuning(table, "t");
   const auto algorithm = [&](std::size_t bytes, bool deterministic) {
     return std::string(
@@ -147,7 +148,7 @@ TEST(TuneTable, AnAlgorithmOutOfRankOrderHasAFallback) {
 TEST(TuneTable, TheLinkIsThatOfTheTimes) {
   const LinkCost link{20, 0.004, 0.0005};
   Measured m;
-  m.ranks = 4, m.backend = "scheduled over tcp";
+  m.ranks = 4, m.backend = "native over tcp";
   for (const char* name : {"one_shot", "two_shot", "ring", "tree", "chain", "halving_doubling"})
     for (std::size_t bytes = 64; bytes <= 16 << 20; bytes *= 4)
       m.times.push_back(
@@ -187,13 +188,13 @@ TEST(Tune, WritesATableThatCallsUse) {
     EXPECT_NE(find_rule(t.rules, {Collective::all_reduce, where, 1000, 2}, true), nullptr);
   std::ostringstream text;
   text << std::ifstream(table.path()).rdbuf();
-  EXPECT_TRUE(has_text(text.str(), "# 2 ranks, scheduled over shm\n")) << text.str();
+  EXPECT_TRUE(has_text(text.str(), "# 2 ranks, native over shm\n")) << text.str();
 
   Program bench(
       {test::built("rzrun"), "-n", "2", test::built("all_reduce_perf"), "-b", "8", "-e", "8", "--verbose"},
       {{"RZ_TUNING", table.path()}});
   ASSERT_EQ(bench.wait(), 0) << bench.err();
-  EXPECT_TRUE(has_text(bench.out(), "(tuning table " + table.path() + ": all_reduce on one host"))
+  EXPECT_TRUE(has_text(bench.out(), "(tuning table " + table.path() + ": all_reduce intra-node"))
       << bench.out();
 }
 

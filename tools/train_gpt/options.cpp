@@ -117,7 +117,7 @@ void add_speed(CommandLine& line, Options& o) {
       .group("Speed (results stay the same but for --threads)");
   line.add_option(
           "--backend", o.backend,
-          "What performs the collectives: auto, ring, mpi, nccl or peer_cuda; default RZ_BACKEND or auto")
+          "What performs the collectives: auto, native, mpi, nccl or peer_cuda; default RZ_BACKEND or auto")
       .type_name("NAME")
       .group("Speed (results stay the same but for --threads)");
   line.add_flag("!--no-overlap", o.overlap, "Wait for each bucket of gradients before backward goes on")

@@ -67,7 +67,7 @@ class Measure {
       : rank_(rank), size_(size), store_(std::move(store)), options_(options), progress_(progress) {
     control_.emplace(connect("control", ""));
     measured_.ranks = size;
-    measured_.intra_node = control_->explain(Collective::barrier, 0).algorithm == "letters";
+    measured_.intra_node = control_->explain(Collective::barrier, 0).algorithm == "staged";
     measured_.backend = control_->describe();
     make_candidate_comms();
     in_.assign(options.max_bytes / sizeof(float) + static_cast<std::size_t>(size), 1);
@@ -100,7 +100,7 @@ class Measure {
 
   Communicator connect(const std::string& group, const std::string& forced) {
     CommOptions o;
-    o.backend = "ring";
+    o.backend = "native";
     o.algorithm = forced;
     o.tuning.clear();
     o.deterministic = false;
@@ -193,7 +193,7 @@ std::vector<Candidate> candidates(bool intra_node, const Options& options) {
       set_algorithm(rule, word);
       if (!rule.is_schedule || options.schedules) of_one.push_back({c, where, word});
     }
-    if (intra_node) of_one.push_back({c, TuningScope::intra_node_registered, "direct"});
+    if (intra_node) of_one.push_back({c, TuningScope::intra_node_registered, "zero_copy"});
     if (of_one.size() > 1) all.insert(all.end(), of_one.begin(), of_one.end());
   }
   return all;

@@ -33,7 +33,7 @@ struct Time {
 struct Measured {
   int ranks = 0;
   bool intra_node = false;
-  std::string backend;  ///< "scheduled over shm"
+  std::string backend;  ///< "native over shm"
   std::vector<Time> times;
 };
 

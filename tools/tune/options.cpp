@@ -78,7 +78,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   line.add_option("--collectives", raw.collectives,
                   "all_reduce,broadcast and the like; default: all that have a choice");
   line.add_flag("--schedules", o.schedules,
-                "On one host: the schedules over streams too, which letters nearly always beat");
+                "Within a node: the schedules too, which the intra-node algorithms nearly always beat");
   parsed.help = line.parse(argc, argv);
   if (parsed.help.empty()) resolve(o, raw);
   return parsed;

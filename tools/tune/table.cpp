@@ -137,11 +137,11 @@ void add_registered_rules(const Measured& m, Collective c, std::vector<TuningRul
   const TimeTable direct = time_table_of(m, c, TuningScope::intra_node_registered),
                   any = time_table_of(m, c, TuningScope::intra_node);
   TimeTable both;
-  both.names = {"copied", "direct"};
+  both.names = {"staged", "zero_copy"};
   for (const auto& [bytes, us] : direct.us) {
     double least = std::numeric_limits<double>::max();
     for (const auto& [name, other] : any.us.at(bytes)) least = std::min(least, other);
-    both.us[bytes] = {{"copied", least}, {"direct", us.at("direct")}};
+    both.us[bytes] = {{"staged", least}, {"zero_copy", us.at("zero_copy")}};
   }
   for (const SizeRange& r : size_ranges(both, both.names))
     rules.push_back(make_rule(m, c, TuningScope::intra_node_registered, r, 0));
@@ -149,9 +149,10 @@ void add_registered_rules(const Measured& m, Collective c, std::vector<TuningRul
 
 /// The schedule that does the same, for the cost model.
 const Algorithm* schedule_like(const Candidate& c) {
-  const std::string wanted = c.name == "letters" ? "direct" : c.name;
+  const std::string wanted = c.name == "staged" ? "linear" : c.name;
   for (const Algorithm& a : algorithms())
-    if (a.collective == c.collective && (wanted == a.name || wanted == concat("streams:", a.name))) return &a;
+    if (a.collective == c.collective && (wanted == a.name || wanted == concat("schedule:", a.name)))
+      return &a;
   return nullptr;
 }
 

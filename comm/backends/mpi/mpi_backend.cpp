@@ -53,7 +53,7 @@ void check_world(const MpiLaunchInfo& place, const MpiRuntime& session, int worl
   require(place.launched_size == 0 || place.launched_size == world, Errc::unsupported, "rank ", place.rank,
           ": ", session.library(), " sees ", world, " process", world == 1 ? "" : "es",
           ", but the launcher, ", place.launcher, ", started ", place.launched_size,
-          "; start with the mpirun of ", session.library(), ", or use --backend ring");
+          "; start with the mpirun of ", session.library(), ", or use --backend native");
 }
 
 /// The ranks of MPI_COMM_WORLD that the group's ranks are, which they tell each other through the store.

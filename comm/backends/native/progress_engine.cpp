@@ -101,7 +101,7 @@ std::shared_ptr<std::byte> ProgressEngine::allocate(std::size_t bytes) {
   return allocate_zeroed(arena(), bytes);
 }
 
-std::string ProgressEngine::describe() const { return "scheduled over " + transport_name_; }
+std::string ProgressEngine::describe() const { return "native over " + transport_name_; }
 
 AlgorithmChoice ProgressEngine::explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
                                         ReduceOp op) const {
@@ -115,7 +115,7 @@ AlgorithmChoice ProgressEngine::explain(Collective kind, std::size_t bytes, bool
       choice.reason += concat("; not ", way.schedule->name, ", which rounds ", name(dtype), " on the way");
       return choice;
     }
-    return {concat("streams:", way.schedule->name), transport_name_,
+    return {concat("schedule:", way.schedule->name), transport_name_,
             way.chunk ? way.chunk : default_slice_bytes, way.reason};
   }
   const SelectedAlgorithm s = schedule_for(kind, bytes, rounds_partial_sums(dtype, op));

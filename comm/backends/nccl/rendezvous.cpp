@@ -96,7 +96,7 @@ void check_entries(const std::vector<RankEntry>& all) {
       require(all[a].uuid != all[b].uuid || apart || may_share, Errc::config, "ranks ", a, " and ", b,
               " are both on one GPU, ", all[a].gpu, ", uuid ", all[a].uuid,
               ": NCCL wants one of its own for each rank; start no more ranks than there are GPUs, or use "
-              "--backend peer_cuda or ring");
+              "--backend peer_cuda or native");
     }
   }
 }

@@ -20,7 +20,7 @@ constexpr auto store_timeout = 1s;           // for one conversation with it
 constexpr const char* claims_key = "nccl/verdict/claims";
 constexpr const char* verdict_key = "nccl/verdict";
 constexpr const char* alarms_key = "nccl/alarms";
-std::string progress_key(int rank) { return concat("nccl/standing/", rank); }
+std::string progress_key(int rank) { return concat("nccl/progress/", rank); }
 
 /// As a store holds it: code, culprit, reason.
 std::string encode(const Failure& f) {

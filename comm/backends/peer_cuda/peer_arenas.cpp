@@ -82,7 +82,7 @@ void enable_peer_access(Device device, int rank, const DeviceLocation& peer, int
   bool can = false;
   cuda::check(runtime().can_access_peer(&can, device.index, peer.device), "cudaDeviceCanAccessPeer", device);
   require(can, Errc::unsupported, "rank ", rank, " on ", name(device), " cannot reach the memory of rank ",
-          peer_rank, " on cuda:", peer.device, "; use the backend 'nccl' or 'ring'");
+          peer_rank, " on cuda:", peer.device, "; use the backend 'nccl' or 'native'");
   const cuda::DeviceGuard guard(device);
   cuda::check(runtime().enable_peer_access(peer.device), "cudaDeviceEnablePeerAccess", device);
 }
@@ -105,16 +105,17 @@ PeerArenas::PeerArenas(Backend& host, int rank, int size, Device device, std::si
       status_(allocate_pinned(device, sizeof(peer::DeviceStatus))),
       control_stream_(Stream::create(device)) {
   require(size <= peer::max_ranks, Errc::unsupported, "the backend 'peer_cuda' serves at most ",
-          peer::max_ranks, " ranks, not ", size, "; use 'nccl' or 'ring'");
+          peer::max_ranks, " ranks, not ", size, "; use 'nccl' or 'native'");
   const DeviceLocation mine = locate_device(device);
   locations_ = all_gather_value(host, mine, size);
   for (int r = 0; r < size; ++r) {
     const DeviceLocation& h = locations_[static_cast<std::size_t>(r)];
     if (!same_machine(h, mine))
-      throw Error(Errc::unsupported,
-                  concat("rank ", rank, ": rank ", r,
-                         " is on another host, and the backend 'peer_cuda' is for one; use 'nccl' or 'ring'"),
-                  r);
+      throw Error(
+          Errc::unsupported,
+          concat("rank ", rank, ": rank ", r,
+                 " is on another host, and the backend 'peer_cuda' is for one; use 'nccl' or 'native'"),
+          r);
     one_process_ = one_process_ && h.process_id == mine.process_id;
     if (h.process_id == mine.process_id) enable_peer_access(device, rank, h, r);
   }

@@ -25,7 +25,7 @@ Schedule two_shot_all_reduce(RankContext seat) {
   return s;
 }
 
-Schedule direct_reduce_scatter(RankContext seat) {
+Schedule linear_reduce_scatter(RankContext seat) {
   Schedule s{.chunks = seat.size};
   reduce_own_chunk(seat, output(seat.rank), s.steps);
   return s;

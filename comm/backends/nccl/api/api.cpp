@@ -11,7 +11,7 @@ namespace {
 constexpr int min_version = 21800;
 constexpr const char* remedy =
     "; install NCCL 2.18 or newer (NVIDIA's package libnccl2), or use --backend "
-    "peer_cuda or ring";
+    "peer_cuda or native";
 
 /// Functions of a loaded library, by name.
 class Library {

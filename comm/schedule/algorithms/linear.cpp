@@ -6,7 +6,7 @@
 
 namespace rz {
 
-Schedule direct_all_gather(RankContext seat) {
+Schedule linear_all_gather(RankContext seat) {
   Schedule s{.chunks = seat.size};
   s.steps.push_back(copy(output(seat.rank), input(seat.rank)));
   for (int d = 1; d < seat.size; ++d) s.steps.push_back(send(rank_at_distance(seat, d), input(seat.rank)));
@@ -15,19 +15,19 @@ Schedule direct_all_gather(RankContext seat) {
   return s;
 }
 
-Schedule direct_broadcast(RankContext seat) {
+Schedule linear_broadcast(RankContext seat) {
   if (seat.rank != seat.root) return {.steps = {recv(output(0), seat.root)}};
   Schedule s{.steps = {copy(output(0), input(0))}};
   for (int d = 1; d < seat.size; ++d) s.steps.push_back(send(rank_at_distance(seat, d), input(0)));
   return s;
 }
 
-Schedule direct_reduce(RankContext seat) {
+Schedule linear_reduce(RankContext seat) {
   if (seat.rank != seat.root) return {.steps = {send(seat.root, input(0))}};
   return {.steps = {reduce_step(output(0), rank_ordered_operands(seat, input(0)), true)}};
 }
 
-Schedule direct_gather(RankContext seat) {
+Schedule linear_gather(RankContext seat) {
   if (seat.rank != seat.root) return {.chunks = seat.size, .steps = {send(seat.root, input(seat.rank))}};
   Schedule s{.chunks = seat.size, .steps = {copy(output(seat.rank), input(seat.rank))}};
   for (int d = 1; d < seat.size; ++d)
@@ -35,7 +35,7 @@ Schedule direct_gather(RankContext seat) {
   return s;
 }
 
-Schedule direct_scatter(RankContext seat) {
+Schedule linear_scatter(RankContext seat) {
   if (seat.rank != seat.root) return {.chunks = seat.size, .steps = {recv(output(seat.rank), seat.root)}};
   Schedule s{.chunks = seat.size, .steps = {copy(output(seat.rank), input(seat.rank))}};
   for (int d = 1; d < seat.size; ++d)
