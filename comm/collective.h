@@ -2,8 +2,11 @@
 /// The collectives by name, and one call of one of them as plain data: what the communicator hands to a
 /// backend.
 
+#include <array>
 #include <cstdint>
-#include <memory>
+#include <forward_list>
+#include <span>
+#include <type_traits>
 #include <vector>
 
 #include "comm/core/types.h"
@@ -79,16 +82,48 @@ struct AllToAllVCounts {
   std::vector<std::size_t> send_counts, send_offsets, recv_counts, recv_offsets;
 };
 
-/// One call, already checked. Small: the least messages take less time than clearing a few cache lines.
-/// Counts are elements of `in.dtype` / `out.dtype`.
+/// Where the memory of a call is ready and its result is needed: a stream of a device, or the calling
+/// thread's own order on the host. The stream outlives the submission of the call.
+struct StreamHandle {
+  Device device{};
+  void* native = nullptr;  ///< a cudaStream_t; null: the device's default stream
+
+  Stream stream() const { return Stream::borrow(device, native); }
+};
+
+/// One call whose arguments were checked. Counts are elements of `in.dtype` and `out.dtype`. Plain data: the
+/// submitter keeps what it points to until submit() returns, and a backend that goes on after that keeps a
+/// CallList.
 struct CollectiveCall {
   Collective kind = Collective::barrier;
   ConstBuffer in;
   Buffer out;
   ReduceOp op;
-  int root = 0;                                   ///< of a rooted collective; the peer of send and recv
-  std::shared_ptr<const AllToAllVCounts> counts;  ///< all_to_all_v only
-  Stream stream;
+  int root = 0;                             ///< of a rooted collective; the peer of send and recv
+  const AllToAllVCounts* counts = nullptr;  ///< all_to_all_v only
+  StreamHandle stream;
+};
+static_assert(std::is_trivially_copyable_v<CollectiveCall> && sizeof(CollectiveCall) <= 128);
+
+/// Calls, and the counts that they point to.
+class CallList {
+ public:
+  CallList() = default;
+  explicit CallList(std::span<const CollectiveCall> calls);
+  CallList(CallList&&) noexcept = default;
+  CallList& operator=(CallList&&) noexcept = default;
+
+  CollectiveCall& add(const CollectiveCall&);
+  CollectiveCall& operator[](std::size_t i) { return calls_[i]; }
+  const CollectiveCall& operator[](std::size_t i) const { return calls_[i]; }
+  std::size_t size() const { return calls_.size(); }
+  auto begin() { return calls_.begin(); }
+  auto end() { return calls_.end(); }
+  operator std::span<const CollectiveCall>() const { return calls_; }
+
+ private:
+  std::vector<CollectiveCall> calls_;
+  std::forward_list<AllToAllVCounts> counts_;
 };
 
 /// Elements that all ranks agree on (Extent::shard); 0 of all_to_all_v, of messages and of a barrier.

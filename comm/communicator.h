@@ -242,7 +242,7 @@ class Group {
   Group& add(const struct CollectiveCall&);
   struct Caller caller() const;
   Communicator* communicator_;
-  std::vector<struct CollectiveCall> operations_;
+  std::unique_ptr<class CallList> calls_;
 };
 
 }  // namespace rz

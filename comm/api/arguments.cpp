@@ -38,12 +38,11 @@ class ArgumentChecks {
   }
   /// A device's memory is reached in a stream of that device, for which a host stream stands for the null
   /// stream; the host's in the caller's order.
-  Stream stream(const Stream& given, Device memory) const {
+  StreamHandle stream(const Stream& given, Device memory) const {
     if (memory.kind == Device::host) return {};
-    if (given.device() == memory) return given;
-    if (given.device().kind != Device::host)
+    if (given.device().kind != Device::host && given.device() != memory)
       require(false, "the memory is on ", name(memory), ", but the stream is of ", name(given.device()));
-    return Stream::borrow(memory, nullptr);
+    return {memory, given.native()};
   }
   void root(int root) const {
     require(root >= 0 && root < size_, "root ", root, " is not a rank of 0 to ", size_ - 1);
@@ -157,20 +156,22 @@ CollectiveCall make_call(const Caller& caller, Collective kind, const ConstBuffe
           .stream = check.stream(stream, has_out ? out.device : in.device)};
 }
 
-CollectiveCall make_all_to_all_v(const Caller& caller, const ConstBuffer& in, Counts send_counts,
-                                 Counts send_offsets, const Buffer& out, Counts recv_counts,
-                                 Counts recv_offsets, const Stream& stream) {
+CallList make_all_to_all_v(const Caller& caller, const ConstBuffer& in, Counts send_counts,
+                           Counts send_offsets, const Buffer& out, Counts recv_counts, Counts recv_offsets,
+                           const Stream& stream) {
   const ArgumentChecks check(Collective::all_to_all_v, caller);
   check.buffers(in, out);
   check.overlap(in.data, in.bytes(), out.data, out.bytes(), nullptr, &check);  // no form is in place
   check_counts(check, caller, in, send_counts, send_offsets, out, recv_counts, recv_offsets);
   const auto list = [](Counts s) { return std::vector(s.begin(), s.end()); };
-  return {.kind = Collective::all_to_all_v,
-          .in = in,
-          .out = out,
-          .counts = std::make_shared<AllToAllVCounts>(
-              AllToAllVCounts{list(send_counts), list(send_offsets), list(recv_counts), list(recv_offsets)}),
-          .stream = check.stream(stream, out.device)};
+  CallList made;
+  const AllToAllVCounts counts{list(send_counts), list(send_offsets), list(recv_counts), list(recv_offsets)};
+  made.add({.kind = Collective::all_to_all_v,
+            .in = in,
+            .out = out,
+            .counts = &counts,
+            .stream = check.stream(stream, out.device)});
+  return made;
 }
 
 CollectiveCall make_send(const Caller& caller, const ConstBuffer& buffer, int to, const Stream& stream) {

@@ -2,6 +2,17 @@
 
 namespace rz {
 
+CallList::CallList(std::span<const CollectiveCall> calls) {
+  calls_.reserve(calls.size());
+  for (const CollectiveCall& call : calls) add(call);
+}
+
+CollectiveCall& CallList::add(const CollectiveCall& call) {
+  CollectiveCall& own = calls_.emplace_back(call);
+  if (call.counts) own.counts = &counts_.emplace_front(*call.counts);
+  return own;
+}
+
 std::size_t count_per_rank(const CollectiveCall& op, int size) {
   const CollectiveTraits& t = traits(op.kind);
   if (t.point_to_point) return 0;

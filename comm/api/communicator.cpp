@@ -201,8 +201,8 @@ Work Communicator::all_to_all(const ConstBuffer& in, const Buffer& out, const St
 Work Communicator::all_to_all_v(const ConstBuffer& in, Counts send_counts, Counts send_offsets,
                                 const Buffer& out, Counts recv_counts, Counts recv_offsets,
                                 const Stream& stream) {
-  return submit_one(make_all_to_all_v({rank(), size(), options().device}, in, send_counts, send_offsets, out,
-                                      recv_counts, recv_offsets, stream));
+  return submit(make_all_to_all_v({rank(), size(), options().device}, in, send_counts, send_offsets, out,
+                                  recv_counts, recv_offsets, stream));
 }
 Work Communicator::send(const ConstBuffer& buffer, int to, const Stream& stream) {
   return submit_one(make_send({rank(), size(), options().device}, buffer, to, stream));

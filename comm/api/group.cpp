@@ -5,12 +5,13 @@ namespace rz {
 
 using Counts = std::span<const std::size_t>;
 
-Group::Group(Communicator& communicator) : communicator_(&communicator) {}
+Group::Group(Communicator& communicator)
+    : communicator_(&communicator), calls_(std::make_unique<CallList>()) {}
 Group::Group(Group&&) noexcept = default;
 Group::~Group() = default;
 
 Group& Group::add(const CollectiveCall& call) {
-  operations_.push_back(call);
+  calls_->add(call);
   return *this;
 }
 Caller Group::caller() const {
@@ -50,7 +51,7 @@ Group& Group::all_to_all(const ConstBuffer& in, const Buffer& out, const Stream&
 Group& Group::all_to_all_v(const ConstBuffer& in, Counts send_counts, Counts send_offsets, const Buffer& out,
                            Counts recv_counts, Counts recv_offsets, const Stream& stream) {
   return add(
-      make_all_to_all_v(caller(), in, send_counts, send_offsets, out, recv_counts, recv_offsets, stream));
+      make_all_to_all_v(caller(), in, send_counts, send_offsets, out, recv_counts, recv_offsets, stream)[0]);
 }
 Group& Group::send(const ConstBuffer& buffer, int to, const Stream& stream) {
   return add(make_send(caller(), buffer, to, stream));
@@ -59,6 +60,6 @@ Group& Group::recv(const Buffer& buffer, int from, const Stream& stream) {
   return add(make_recv(caller(), buffer, from, stream));
 }
 
-Work Group::launch() { return communicator_->submit(operations_); }
+Work Group::launch() { return communicator_->submit(*calls_); }
 
 }  // namespace rz

@@ -6,7 +6,6 @@
 #include <exception>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "comm/collective.h"
 #include "comm/work.h"
@@ -20,10 +19,7 @@ class Request final : public WorkState {
  public:
   Request(std::shared_ptr<ProgressEngine> driver, std::span<const CollectiveCall> group,
           std::chrono::steady_clock::time_point deadline)
-      : operations(group.begin(), group.end()),
-        deadline(deadline),
-        remaining(group.size()),
-        engine_(std::move(driver)) {}
+      : operations(group), deadline(deadline), remaining(group.size()), engine_(std::move(driver)) {}
 
   bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
   void wait() override;
@@ -35,7 +31,7 @@ class Request final : public WorkState {
   /// After done().
   const std::exception_ptr& error() const { return error_; }
 
-  std::vector<CollectiveCall> operations;
+  CallList operations;
   const std::chrono::steady_clock::time_point deadline;
   std::size_t remaining;
   std::shared_ptr<std::byte> staged_input;  // a scaled or copied input

@@ -20,7 +20,7 @@ namespace {
 #ifdef MADV_POPULATE_WRITE
 constexpr int madv_populate_write = MADV_POPULATE_WRITE;
 #else
-constexpr int populate = 23;
+constexpr int madv_populate_write = 23;
 #endif
 constexpr std::size_t restore_chunk_bytes = std::size_t{32} << 20;
 

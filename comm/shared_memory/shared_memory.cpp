@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
 #ifdef MADV_COLLAPSE
-constexpr int collapse = MADV_COLLAPSE;
+constexpr int madv_collapse = MADV_COLLAPSE;
 #else
 constexpr int madv_collapse = 25;  // from Linux 6.1 on; EINVAL before
 #endif

@@ -145,10 +145,11 @@ TEST(IntranodeMismatch, CountsOfAPairThatDifferAreNamed) {
   run(2, 0, [](Rank& me, Store&) {
     float x[4] = {}, y[8] = {};
     CollectiveCall op{.kind = Collective::all_to_all_v, .in = {x, 4}, .out = {y, 8}};
-    op.counts = std::make_shared<AllToAllVCounts>(AllToAllVCounts{.send_counts = {2, 2},
-                                                                  .send_offsets = {0, 2},
-                                                                  .recv_counts = {me.rank == 1 ? 3u : 2u, 2},
-                                                                  .recv_offsets = {0, 4}});
+    const AllToAllVCounts counts{.send_counts = {2, 2},
+                                 .send_offsets = {0, 2},
+                                 .recv_counts = {me.rank == 1 ? 3u : 2u, 2},
+                                 .recv_offsets = {0, 4}};
+    op.counts = &counts;
     me.start(op);
     if (me.rank == 0) {
       EXPECT_FALSE(me.engine->spin(enough_spins));

@@ -103,7 +103,7 @@ TEST(Tuning, AWrongLineIsOneError) {
         "multi_rank_nodes, any"}},
       {"all_reduce inter_node rnig", {"'rnig'", "'inter_node'", "one_shot, two_shot, chain, ring"}},
       {"all_reduce intra_node zero_copy", {"'zero_copy'", "one_shot, two_shot, schedule:one_shot"}},
-      {"broadcast intra_node zero_copy", {"'zero_copy'", "choose one of staged, schedule:linear, tree"}},
+      {"broadcast intra_node zero_copy", {"'zero_copy'", "choose one of staged, linear, tree"}},
       {"all_reduce intra_node_registered ring", {"'ring'", "zero_copy, staged"}},
       {"all_to_all_v intra_node_registered zero_copy", {"'zero_copy'", "choose one of staged"}},
       {"all_reduce intra_node_cma single_copy", {"'single_copy'", "choose one of staged"}},
@@ -312,7 +312,7 @@ TEST(Explain, LinesOfOneHostAreNoMatterBetweenHosts) {
     options.tuning = file.path();
     auto comm = Communicator::connect(rank, 2, store, options);
     EXPECT_EQ(comm.explain(Collective::all_gather, 4000).reason,
-              "built-in table: all_gather between hosts, up to 8 ranks");
+              "built-in table: all_gather inter-node, up to 8 ranks");
     check_calls(comm, 1000, false);
   });
 }

@@ -124,7 +124,7 @@ TEST_P(RanksOfAMachine, TouchTheirOwnDevicesAlone) {
     EXPECT_EQ(emulated::contexts(), std::set{rank});
   });
 }
-INSTANTIATE_TEST_SUITE_P(Contexts, RanksOfAMachine, testing::Values("peer_cuda", "ring"),
+INSTANTIATE_TEST_SUITE_P(Contexts, RanksOfAMachine, testing::Values("peer_cuda", "native"),
                          [](const auto& info) { return std::string(info.param); });
 
 /// What peers opened of each other's memory is closed where it was opened, whatever device the caller made

@@ -150,8 +150,8 @@ TEST_P(Collectives, RefuseMemoryOfAnotherDevice) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ring, Collectives,
-                         testing::Combine(testing::Values("ring"), testing::Values(1, 2, 3)));
+INSTANTIATE_TEST_SUITE_P(Native, Collectives,
+                         testing::Combine(testing::Values("native"), testing::Values(1, 2, 3)));
 INSTANTIATE_TEST_SUITE_P(PeerCuda, Collectives,
                          testing::Combine(testing::Values("peer_cuda"), testing::Values(1, 2, 3, 4)));
 INSTANTIATE_TEST_SUITE_P(Nccl, Collectives,

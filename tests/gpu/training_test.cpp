@@ -59,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(Peers, Training,
                                                                                      std::end(strategies)))),
                          setting_name);
 INSTANTIATE_TEST_SUITE_P(Others, Training,
-                         testing::Combine(testing::Values("ring", "nccl"), testing::Values(2),
+                         testing::Combine(testing::Values("native", "nccl"), testing::Values(2),
                                           testing::ValuesIn(checks_addresses ? Kinds{StrategyKind::zero3}
                                                                              : Kinds{StrategyKind::ddp,
                                                                                      StrategyKind::zero3})),

@@ -149,13 +149,13 @@ Communicator over_pieces(std::size_t max_call_bytes, bool deterministic) {
 }
 
 TEST(Collectives, HaveTheBitsOfTheNativeBackend) {
-  auto ours = connect(quick("ring")), mpi = connect(quick("mpi"));
+  auto ours = connect(quick("native")), mpi = connect(quick("mpi"));
   EXPECT_NE(mpi.describe().find("mpi ("), std::string::npos) << mpi.describe();
   compare(mpi, ours, {0, 1, 17, 1000}, false);
 }
 
 TEST(Collectives, HaveTheBitsOfTheNativeBackendInLargeBuffers) {
-  auto ours = connect(quick("ring")), mpi = connect_mpi(MPI_COMM_WORLD, quick("mpi"));
+  auto ours = connect(quick("native")), mpi = connect_mpi(MPI_COMM_WORLD, quick("mpi"));
   for (const Collective kind : all_collectives)
     for (const DType t : {DType::f32, DType::bf16, DType::i8})
       for (const bool in_place : {false, true})
@@ -166,7 +166,7 @@ TEST(Collectives, HaveTheBitsOfTheNativeBackendInLargeBuffers) {
 TEST(Collectives, WithoutRankOrderAreExact) {
   auto options = quick("mpi");
   options.deterministic = false;
-  auto ours = connect(quick("ring")), mpi = connect(options);
+  auto ours = connect(quick("native")), mpi = connect(options);
   compare(mpi, ours, {0, 1, 17, 1000}, true);
   for (const Collective kind : {Collective::all_reduce, Collective::reduce_scatter, Collective::reduce})
     expect_same(mpi, ours, {kind, DType::f32, ReduceOp::sum, 300007, 0, false}, true);
@@ -174,7 +174,7 @@ TEST(Collectives, WithoutRankOrderAreExact) {
 
 // The pieces of calls beyond MPI's counts, with a limit of a few bytes instead of gigabytes.
 TEST(Collectives, InChunksAreTheSame) {
-  auto ours = connect(quick("ring"));
+  auto ours = connect(quick("native"));
   for (const bool deterministic : {true, false}) {
     auto mpi = over_pieces(24, deterministic);
     compare(mpi, ours, {1, 17}, !deterministic);
@@ -221,7 +221,7 @@ Communicator as_on_a_device(std::size_t max_call_bytes = std::size_t{1} << 30) {
 }
 
 TEST(Collectives, InMessagesAreTheSame) {
-  auto ours = connect(quick("ring")), mpi = as_on_a_device(), pieces = as_on_a_device(24);
+  auto ours = connect(quick("native")), mpi = as_on_a_device(), pieces = as_on_a_device(24);
   for (const Collective kind : all_collectives)
     for (const DType t : {DType::f32, DType::i8})
       for (const std::size_t n : {0, 1, 17, 60001})
@@ -255,7 +255,7 @@ void all_to_all_v(Communicator& comm, std::size_t n, std::vector<int>& out) {
 }
 
 TEST(Collectives, CountsThatDiffer) {
-  auto ours = connect(quick("ring")), mpi = connect(quick("mpi"));
+  auto ours = connect(quick("native")), mpi = connect(quick("mpi"));
   auto pieces = over_pieces(40, true), device = as_on_a_device();
   for (const std::size_t n : {0, 1, 100, 100003}) {
     std::vector<int> want, got, in_pieces;

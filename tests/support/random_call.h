@@ -91,6 +91,7 @@ class Buffers {
       (larger_in ? out_at_ : in_at_) += at(me.rank) * c.count;
     }
     for (std::size_t i = 0; i < in_count_; ++i) in_at_[i] = input<T>(c, me.rank, i);
+    if (c.kind == Collective::all_to_all_v) counts_ = std::make_shared<AllToAllVCounts>(pairs());
   }
 
   CollectiveCall operation() const {
@@ -102,7 +103,7 @@ class Buffers {
     if (c.kind == Collective::barrier) return op;
     if (sends) op.in = {in_at_, in_count_};
     if (receives) op.out = {out_at_, out_count_};
-    if (c.kind == Collective::all_to_all_v) op.counts = std::make_shared<AllToAllVCounts>(pairs());
+    if (c.kind == Collective::all_to_all_v) op.counts = counts_.get();
     return op;
   }
 
@@ -195,6 +196,7 @@ class Buffers {
   std::size_t in_count_ = 0, out_count_ = 0;
   std::shared_ptr<std::byte> in_, out_;
   T *in_at_ = nullptr, *out_at_ = nullptr;
+  std::shared_ptr<AllToAllVCounts> counts_;
 };
 
 template <class T>

@@ -74,7 +74,7 @@ class StagedRequest final : public WorkState {
     changed_.notify_all();
   }
 
-  std::vector<CollectiveCall> operations;  // on the pinned copies
+  CallList operations;  // on the pinned copies
   std::vector<StagedCopy> back;
   std::vector<std::pair<std::size_t, std::shared_ptr<std::byte>>> pinned;
   Event fetched;
@@ -123,7 +123,7 @@ class HostStagedBackend final : public Backend {
     const std::lock_guard order(submitting_);  // copies and jobs in one order
     auto job = std::make_shared<StagedRequest>(options_.device, Deadline::after(options_.timeout));
     for (const CollectiveCall& op : group) {
-      stream_.wait(op.stream.record());
+      stream_.wait(op.stream.stream().record());
       if (options_.pass_device_memory && !traits(op.kind).reduces)
         submit_direct(*job, op);
       else
@@ -162,10 +162,10 @@ class HostStagedBackend final : public Backend {
   /// What the host does between two copies is no part of a graph.
   void reject_capture(std::span<const CollectiveCall> group) const {
     for (const CollectiveCall& op : group) {
-      if (op.stream.device().kind == Device::host) continue;
+      if (op.stream.device.kind == Device::host) continue;
       bool captured = false;
-      cuda::check(cuda::runtime().is_capturing(op.stream.native(), &captured), "cudaStreamIsCapturing",
-                  op.stream.device());
+      cuda::check(cuda::runtime().is_capturing(op.stream.native, &captured), "cudaStreamIsCapturing",
+                  op.stream.device);
       require(!captured, Errc::unsupported, "rank ", options_.rank, ": ", name(op.kind), " of memory on ",
               name(options_.device),
               " goes through the host, which a CUDA graph cannot hold; capture it "
@@ -181,7 +181,7 @@ class HostStagedBackend final : public Backend {
   /// The operation on the device's memory. Exchanging parts in place, which no rank can know of another,
   /// needs a copy of what goes out.
   void submit_direct(StagedRequest& job, const CollectiveCall& op) {
-    CollectiveCall& there = job.operations.emplace_back(op);
+    CollectiveCall& there = job.operations.add(op);
     there.stream = {};
     if (op.kind != Collective::all_to_all || op.in.data != op.out.data || op.in.count == 0) return;
     std::byte* const copy = pinned(job, op.in.bytes());
@@ -213,7 +213,7 @@ class HostStagedBackend final : public Backend {
     on_host.in = ConstBuffer(host_in, op.in.count, op.in.dtype);
     on_host.out = Buffer(around ? host_in + (out - in) : host_out, op.out.count, op.out.dtype);
     record_outputs(job, op, static_cast<std::byte*>(on_host.out.data));
-    job.operations.push_back(std::move(on_host));
+    job.operations.add(on_host);
   }
 
   void record_outputs(StagedRequest& job, const CollectiveCall& op, std::byte* host_out) const {

@@ -6,7 +6,6 @@
 #include <exception>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "comm/collective.h"
 #include "comm/work.h"
@@ -20,10 +19,7 @@ class MpiRequest final : public WorkState {
  public:
   MpiRequest(std::shared_ptr<MpiEngine> engine, std::span<const CollectiveCall> group,
              std::chrono::steady_clock::time_point deadline)
-      : operations(group.begin(), group.end()),
-        deadline(deadline),
-        remaining(group.size()),
-        engine_(std::move(engine)) {}
+      : operations(group), deadline(deadline), remaining(group.size()), engine_(std::move(engine)) {}
 
   bool done() const noexcept override;
   void wait() override;
@@ -34,7 +30,7 @@ class MpiRequest final : public WorkState {
     done_.store(true, std::memory_order_release);
   }
 
-  std::vector<CollectiveCall> operations;
+  CallList operations;
   const std::chrono::steady_clock::time_point deadline;
   std::size_t remaining;
 

@@ -167,9 +167,9 @@ class NcclBackend final : public Backend {
   }
 
   static bool is_captured(std::span<const CollectiveCall> group) {
-    const bool captured = group.front().stream.capturing();
+    const bool captured = group.front().stream.stream().capturing();
     for (const CollectiveCall& op : group)
-      require(op.stream.capturing() == captured, Errc::invalid_argument,
+      require(op.stream.stream().capturing() == captured, Errc::invalid_argument,
               "a group has operations in a stream that is being captured and in one that is not");
     return captured;
   }
@@ -178,9 +178,9 @@ class NcclBackend final : public Backend {
              const Stream& stream, std::byte* scratch, bool captured) {
     void* last = nullptr;
     for (const CollectiveCall& op : group) {
-      if (&op != group.data() && op.stream.native() == last) continue;
-      last = op.stream.native();
-      stream.wait(op.stream.record());
+      if (&op != group.data() && op.stream.native == last) continue;
+      last = op.stream.native;
+      stream.wait(op.stream.stream().record());
     }
     Event ready = stream.record();
     ops_.issue(group, stream, scratch);

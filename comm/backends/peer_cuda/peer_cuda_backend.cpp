@@ -286,7 +286,7 @@ class PeerCudaBackend final : public Backend {
     if (any_message) ends.push_back(message_stream_.record());
     return Work(std::make_shared<PeerWork>(shared_, std::move(ends),
                                            collectives ? peer::collective_channel : peer::message_channel,
-                                           !group.empty() && group.front().stream.capturing()));
+                                           !group.empty() && group.front().stream.stream().capturing()));
   }
 
   void abort(const std::string& reason) noexcept override {
@@ -340,7 +340,7 @@ class PeerCudaBackend final : public Backend {
   }
 
   void start(const CollectiveCall& op) {
-    stream_.wait(op.stream.record());
+    stream_.wait(op.stream.stream().record());
     if (start_single_rank(op)) return;
     const CudaLaunchPlan choice = plan_launch(op, device_comm(), options_.algorithm);
     if (traits(op.kind).reduces)
@@ -355,7 +355,7 @@ class PeerCudaBackend final : public Backend {
   void start_messages(std::vector<CollectiveCall> waiting) {
     std::size_t most = 0;
     for (const CollectiveCall& op : waiting) {
-      message_stream_.wait(op.stream.record());
+      message_stream_.wait(op.stream.stream().record());
       most = std::max({most, op.in.bytes(), op.out.bytes()});
     }
     while (!waiting.empty()) {
