@@ -1,5 +1,5 @@
 #pragma once
-/// The seam for whole collectives: ours (scheduled), MPI's, and later those of NCCL and CUDA peers.
+/// Interface of a collective backend: native (comm/backends/native), MPI, NCCL and peer_cuda implement it.
 
 #include <chrono>
 #include <memory>
@@ -16,49 +16,53 @@ namespace rz {
 class Backend {
  public:
   virtual ~Backend() = default;
-  /// In a child of fork(), where no destructor runs: closes what it may, and tells nobody.
+  /// Called in a child of fork() in place of the destructor. Closes the child's copies of descriptors and
+  /// mappings. Must not use threads or locks, nor signal a departure to the peers.
   virtual void abandon() noexcept {}
-  /// Starts the operations as one: they may run in any order and together, and the Work ends when all have.
-  /// The arguments have been checked. Thread-safe: calls of several threads are put in one order.
+  /// Starts the calls of a group and returns one Work that ends when all of them have ended. The calls may
+  /// run concurrently and in any order. The caller has validated the arguments. Thread-safe: calls from
+  /// several threads are serialized.
   virtual Work submit(std::span<const CollectiveCall> group) = 0;
-  /// submit() of one call that is like the last one but for its memory, where that is faster; the arguments
-  /// have been checked. False: it was not begun.
+  /// Fast path of submit() for one host-memory call whose key and count equal those of the previous call;
+  /// only the pointers may differ. The caller has validated the arguments. Returns false if the call was not
+  /// started; the caller then uses submit().
   virtual bool try_fast_path(const CallKey&, Work&) { return false; }
-  /// Ends every operation in flight, here and on the other ranks, with Errc::aborted. Any thread, idempotent,
-  /// bounded.
+  /// Ends every operation in flight on all ranks with Errc::aborted. Any thread; idempotent; returns in
+  /// bounded time.
   virtual void abort(const std::string& reason) noexcept = 0;
-  /// Throws what has broken the group, if this rank can know of anything; never blocks. For who waits for
-  /// peers by other means than Work::wait().
+  /// Throws the group's failure if this rank has already detected one. Never blocks. Used while the caller
+  /// waits for peers by other means than Work::wait().
   virtual void check() {}
-  /// All that a stream holds now, for who waits for runs of a graph, of which a backend knows nothing else.
-  /// Its wait() throws what breaks the group, and by `limit` names who is missing. None: look at check().
+  /// Tracks all work that is in `stream` now, for Communicator::synchronize(): runs of a CUDA graph have no
+  /// Work. The state's wait() throws the group's failure. After `limit` it throws Errc::timeout and names the
+  /// missing ranks. Returns null if the backend cannot track a stream; the caller then polls check().
   virtual std::shared_ptr<WorkState> watch_stream(const Stream&, std::chrono::milliseconds /*limit*/) {
     return nullptr;
   }
-  /// A backend for the given ranks of this one, in their new order; each of them calls it, with the same
-  /// list, and no other rank does. None where ranks have to meet in a store for that.
+  /// Collective over `members` only (ranks of this group, in the order of the new group; the same list on
+  /// each). Returns null if the backend cannot split without a store; the caller then connects a new group.
   virtual std::unique_ptr<Backend> split(std::span<const int> /*members*/) { return nullptr; }
-  /// Whether operations on device memory may be captured in CUDA graphs, whose runs repeat them.
+  /// True if operations on device memory may be captured in a CUDA graph and replayed.
   virtual bool capturable() const { return false; }
-  /// Whether a backend of host memory takes a device's too, in what moves and does not combine. May differ
-  /// from rank to rank; a group uses it on all or on none.
+  /// True if this host-memory backend accepts device buffers in collectives that only move data. May differ
+  /// between ranks; a group uses it only if it holds on all ranks.
   virtual bool moves_device_memory() const { return false; }
-  /// Memory that this backend moves without copying.
+  /// Allocates memory on which this backend is zero-copy.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
-  /// The same, called by every rank together with as many bytes: memory that all reach at one place, where
-  /// that makes a difference.
+  /// Collective form of allocate(): every rank calls it with the same size. The memory is mapped on all
+  /// ranks, where the backend has such memory.
   virtual std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) { return allocate(bytes); }
-  /// What a call of so many bytes, of the whole buffer, takes, and why; `reachable`: of memory that this
-  /// backend moves without copying, on every rank. Asks nobody; any thread.
+  /// The algorithm of a call, and the reason. `bytes` is the size of the larger buffer. `reachable`: all
+  /// ranks' buffers are zero-copy memory of this backend. No communication; any thread.
   virtual AlgorithmChoice explain(Collective, std::size_t /*bytes*/, bool /*reachable*/, DType,
                                   ReduceOp) const {
     return {"its own", describe(), 0, "this backend chooses by itself"};
   }
-  /// Host memory of the caller's, to be moved without copying, until the registration ends.
+  /// Makes the caller's host memory zero-copy until the returned registration ends.
   virtual Registration register_buffer(std::span<std::byte>) {
     return Registration(describe() + " copies host memory as its library does; there is nothing to register");
   }
-  /// "native over shm", for reports.
+  /// Short description for reports, such as "native over shm".
   virtual std::string describe() const = 0;
 };
 

@@ -1,6 +1,5 @@
 #pragma once
-/// Who am I: rank, size and rendezvous, from the environment that torchrun, Open MPI, MPICH, PMIx, Flux and
-/// Slurm set.
+/// Rank, size and rendezvous address from the environment of torchrun, Open MPI, MPICH, PMIx, Flux or Slurm.
 
 #include <functional>
 #include <memory>
@@ -16,42 +15,46 @@ struct LaunchInfo {
   int size = 1;
   int local_rank = 0;
   int local_size = 1;
-  /// "host:port" of rank 0's store; "job:<id>" where all ranks are on this host and meet under the job's id;
-  /// empty for a group of one.
+  /// "host:port" of rank 0's store, or "job:<id>" if all ranks are on this node and meet in a directory named
+  /// after the job. Empty for a group of one.
   std::string master;
-  /// Which environment it was: "torchrun", "openmpi", "pmix", "mpich", "flux", "slurm", "none".
+  /// The launcher that was detected: "torchrun", "openmpi", "pmix", "mpich", "flux", "slurm" or "none".
   std::string launcher;
-  /// What tells this launch from every other: Slurm's job, step and restart, torchrun's run id and port (and
-  /// its restart, if all ranks are on one host), PMIx's namespace, Flux's job, and what RZ_LAUNCH holds,
-  /// which rzrun sets. Empty if the environment has none of them.
+  /// Identifier of this launch: Slurm's job, step and restart; torchrun's run id and port (plus its restart
+  /// count if all ranks are on one node); the PMIx namespace; Flux's job id; RZ_LAUNCH, which rzrun sets.
+  /// Empty if the environment has none of them.
   std::string launch;
 };
 
-/// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or the equivalents of an
-/// MPI launcher, Flux or Slurm (OMPI_COMM_WORLD_*, PMIX_*, PMI_*, MPI_LOCAL*, FLUX_*, SLURM_*). With none of
-/// them: a group of one. Errc::config names each variable that is missing or malformed, and the launcher
-/// whose it is. Flux has no variable for the ranks on a host: the same number on each is assumed, and an
-/// error where that cannot be.
+/// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or the equivalents of
+/// an MPI launcher, Flux or Slurm (OMPI_COMM_WORLD_*, PMIX_*, PMI_*, MPI_LOCAL*, FLUX_*, SLURM_*). Without
+/// any of them the result is a group of one. Errc::config lists every missing or malformed variable and names
+/// the launcher. Flux has no variable for the number of ranks on a node: the tasks must divide evenly by the
+/// nodes, otherwise Errc::config.
 ///
-/// MASTER_ADDR and MASTER_PORT count under every launcher, but for ranks of torchrun or rzrun that are all on
-/// this host: they meet under their launch, and need no port. Without the two, ranks of an MPI launcher or
-/// Flux must all be on this host; Slurm's use its first node, at a port from 20000 on that follows from job
-/// and step. Where torchrun's agent itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE), the store
-/// is at the port after it.
+/// MASTER_ADDR and MASTER_PORT apply under every launcher. Exception: if all ranks of torchrun or rzrun are
+/// on this node, they meet under their launch identifier and need no port. Without the two variables:
+///   - ranks of an MPI launcher or Flux must all be on this node;
+///   - ranks of Slurm use the first node of the job, and a port of at least 20000 derived from job and step.
+///
+/// If torchrun's agent itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE), the store uses the next
+/// port.
 LaunchInfo launch_info_from_environment();
 
-/// A variable's value, or none.
+/// Looks up a variable: its value, or nullopt.
 using Variables = std::function<std::optional<std::string>(const std::string& name)>;
-/// The same with variables from elsewhere than the process's environment.
+/// launch_info_from_environment() with variables from another source than the process environment.
 LaunchInfo launch_info_from(const Variables&);
 
-/// The store that belongs to the place: rank 0 serves, all connect. Where the launch is known, a port that is
-/// taken is not the end: rank 0 takes the first free one of eight, and the others search them, passing over
-/// stores of other launches and all else (a firewall must let the eight pass). A place that names a job
-/// ("job:<id>") has no port: its ranks meet in a private directory (0700, under XDG_RUNTIME_DIR or the
-/// temporary directory) derived from the job's id. Then rank 0 waits for all, which
-/// Errc::timeout names if they do not come, and removes the directory with its store; what an earlier job has
-/// left there is not taken for this one's.
+/// Creates the store of a launch: rank 0 serves, all ranks connect.
+///   - "host:port" with a launch identifier: rank 0 takes the first free one of eight ports. The other ranks
+///     search these ports and skip servers of other launches. Firewalls must pass all eight.
+///   - "host:port" without one: that port only.
+///   - "job:<id>": no port. The ranks meet in a private directory (mode 0700, under XDG_RUNTIME_DIR or the
+///     temporary directory) whose name derives from the job id. Rank 0 waits for all ranks, and removes the
+///     directory with its store. Remains of an earlier job are ignored.
+///
+/// Errc::timeout names the ranks that did not arrive.
 std::shared_ptr<Store> store_for_launch(const LaunchInfo&,
                                         std::chrono::milliseconds timeout = std::chrono::seconds(30));
 

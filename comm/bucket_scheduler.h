@@ -1,6 +1,7 @@
 #pragma once
-/// Cuts gradients into buckets and launches a collective for each as soon as its members are ready, in an
-/// order that is the same on every rank, overlapped with the backward pass that makes the rest ready.
+/// Groups gradients into buckets and launches one collective per bucket as soon as its members are ready.
+/// Buckets are launched in the same order on every rank, overlapped with the rest of the backward pass. (Li
+/// et al., "PyTorch Distributed", VLDB 2020.)
 
 #include <chrono>
 #include <cstddef>
@@ -19,68 +20,69 @@ struct BucketMember {
 };
 
 struct BucketOptions {
-  std::size_t first_bytes = std::size_t{1} << 20;  ///< cap of the bucket that is launched first
+  std::size_t first_bytes = std::size_t{1} << 20;  ///< bytes; cap of the bucket launched first
   std::size_t cap_bytes = std::size_t{25}
-                          << 20;  ///< cap of every other; a member larger than it has its own bucket
-  /// Members start at multiples of this many elements, and buckets end at multiples of `granularity`:
-  /// strategies that shard pass size · align, so that every rank's part is equally long.
+                          << 20;  ///< bytes; cap of the others. A larger member gets a bucket of its own.
+  /// Elements. Members start at multiples of `align`, and buckets end at multiples of `granularity`.
+  /// Strategies that shard pass size · align, so that all shards have the same length.
   std::size_t align = 64;
   std::size_t granularity = 64;
-  bool overlap =
-      true;  ///< false: each launch is waited for at once, so that one bucket is under way at a time
+  bool overlap = true;  ///< false: wait for each bucket before launching the next
 };
 
-/// Where the members lie: bucket b holds elements [0, buckets[b].count) of one dtype, padding included and
-/// zero.
+/// Placement of the members. Bucket b holds elements [0, buckets[b].count) of one dtype; padding is zero.
 struct BucketLayout {
   struct Bucket {
     DType dtype;
     std::size_t count;         ///< elements, a multiple of the granularity
-    std::vector<int> members;  ///< in the order in which they are expected to become ready
+    std::vector<int> members;  ///< in expected ready order
   };
   struct MemberOffset {
     int bucket;
     std::size_t offset;  ///< elements from the bucket's start
   };
   std::vector<Bucket> buckets;        ///< in launch order
-  std::vector<MemberOffset> offsets;  ///< one a member
+  std::vector<MemberOffset> offsets;  ///< one per member
 };
 
-/// Pure: members in the order of their first use; buckets are filled from the last member to the first, one
-/// dtype each. `order` (if not empty) gives the expected ready order instead: a permutation of the members.
+/// Computes the layout; pure function. `members` are in order of first use in the forward pass. Buckets are
+/// filled from the last member to the first, one dtype per bucket. A non-empty `order`, a permutation of the
+/// member indices, replaces that sequence. Errc::invalid_argument if it is no permutation.
 BucketLayout plan_buckets(std::span<const BucketMember>, const BucketOptions&,
                           std::span<const int> order = {});
 
-/// One step: ready() for members in any order, then finish(). Not thread-safe; one thread drives it.
-/// Destruction waits for nothing: collectives still in flight go on, so their memory must outlive them.
+/// Runs the steps of one layout: per step, ready() for members in any order, then finish(). Not thread-safe.
+/// The destructor does not wait: memory of collectives in flight must outlive them.
 class BucketScheduler {
  public:
-  /// Starts the collective of a bucket; called in the layout's order, once a bucket and step.
+  /// Starts the collective of a bucket. Called once per bucket and step, in layout order.
   using Launch = std::function<Work(int bucket, const Stream&)>;
 
   BucketScheduler(BucketLayout, BucketOptions, Launch);
 
   const BucketLayout& layout() const { return layout_; }
 
-  /// The member's gradient is complete as of now in `producer`. Twice in a step is Errc::invalid_argument.
+  /// The member's gradient is complete after the work now in `producer`. Errc::invalid_argument on the second
+  /// call for a member in one step.
   void ready(int member, const Stream& producer);
-  /// Members that never became ready count as ready now: launches what is left.
+  /// Treats members that are not ready as ready, and launches the remaining buckets.
   void launch_rest(const Stream& producer);
-  /// launch_rest(), and orders `consumer` after all that was launched.
+  /// Calls launch_rest(), then orders `consumer` after all launched collectives.
   void finish(const Stream& consumer);
-  /// Forgets a step half done. Its Works are waited for; the first failure is thrown, and forgotten as well.
+  /// Discards an unfinished step. Waits for its collectives, throws the first failure, and clears it.
   void reset();
 
-  /// The members in the order in which they became ready in the last finished step; those that did not, last.
+  /// Members in the order in which they became ready in the last finished step, followed by those that did
+  /// not.
   const std::vector<int>& ready_order() const { return last_order_; }
   /// Members that did not become ready in the last finished step.
   const std::vector<int>& unused() const { return unused_; }
 
   struct Report {
-    std::chrono::nanoseconds exposed{};  ///< time spent waiting, in finish() and without overlap:
-                                         ///< communication that was not hidden
-    std::chrono::nanoseconds total{};    ///< from the first launch to the end of the last bucket
-    int launched_early = 0;              ///< buckets launched before finish()
+    /// time spent waiting in finish(), or after each launch without overlap
+    std::chrono::nanoseconds exposed{};
+    std::chrono::nanoseconds total{};  ///< from the first launch to the end of the last bucket
+    int launched_early = 0;            ///< buckets launched before launch_rest() or finish()
   };
   const Report& report() const { return report_; }
 
@@ -90,7 +92,7 @@ class BucketScheduler {
   BucketLayout layout_;
   BucketOptions options_;
   Launch launch_;
-  std::vector<int> missing_;  // members not ready yet, a bucket
+  std::vector<int> missing_;  // per bucket: members that are not ready yet
   std::vector<bool> is_ready_;
   std::vector<int> order_, last_order_, unused_;
   std::vector<Work> works_;

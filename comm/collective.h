@@ -1,6 +1,6 @@
 #pragma once
-/// The collectives by name, and one call of one of them as plain data: what the communicator hands to a
-/// backend.
+/// The collectives and their traits, and CollectiveCall: one checked call as plain data, passed from the
+/// communicator to a backend.
 
 #include <array>
 #include <cstdint>
@@ -30,26 +30,26 @@ enum class Collective : std::uint8_t {
 };
 inline constexpr int collective_count = 12;
 
-/// How many elements a rank's buffer of a collective has: none, as many as all ranks agree on (a shard), so
-/// many for each rank, or what the counts of the call say.
+/// Number of elements in a rank's buffer of a collective: none; one shard (a count that all ranks agree on);
+/// one shard per rank; or given by the counts of the call.
 enum class Extent : std::uint8_t { none, shard, shard_per_rank, by_counts };
 
-/// What a collective is. Every rule that depends on the collective follows from these.
+/// Properties of a collective. All rules that depend on the kind of collective derive from these.
 struct CollectiveTraits {
   Collective kind;
   const char* name;
   Extent in = Extent::none, out = Extent::none;
-  bool in_at_root = false, out_at_root = false;  ///< the root alone has that buffer
-  bool reduces = false;                          ///< combines contributions by a ReduceOp
-  bool point_to_point = false;                   ///< between two ranks, `root` is the peer
+  bool in_at_root = false, out_at_root = false;  ///< only the root has that buffer
+  bool reduces = false;                          ///< reduces contributions with a ReduceOp
+  bool point_to_point = false;                   ///< between two ranks; `root` is the peer
 
-  /// One rank has the data of all, or gets it.
+  /// The data starts or ends at one rank.
   constexpr bool rooted() const { return in_at_root || out_at_root; }
-  /// The root sends, and waits for no rank.
+  /// The root sends and does not wait for contributions.
   constexpr bool root_sends() const { return in_at_root; }
-  /// Whether a rank sends anything.
+  /// True if this rank sends data.
   constexpr bool sends(bool is_root) const { return in_at_root ? is_root : !(out_at_root && is_root); }
-  /// A rank has other data for each of its peers.
+  /// Each rank sends different data to each peer.
   constexpr bool sends_per_rank() const { return in == Extent::shard_per_rank || in == Extent::by_counts; }
 };
 
@@ -77,7 +77,7 @@ static_assert([] {
 }());
 constexpr const char* name(Collective c) { return traits(c).name; }
 
-/// What an all_to_all_v moves between a rank and each of its peers: elements, one entry a rank.
+/// Counts and offsets of an all_to_all_v, in elements; one entry per rank.
 struct AllToAllVCounts {
   std::vector<std::size_t> send_counts, send_offsets, recv_counts, recv_offsets;
 };
@@ -126,24 +126,24 @@ class CallList {
   std::forward_list<AllToAllVCounts> counts_;
 };
 
-/// Elements that all ranks agree on (Extent::shard); 0 of all_to_all_v, of messages and of a barrier.
+/// Elements per shard (Extent::shard), the same on all ranks; 0 for all_to_all_v, send, recv and barrier.
 std::size_t count_per_rank(const CollectiveCall&, int size);
-/// The larger of a rank's input and output, where `common` elements or bytes are what all ranks agree on:
-/// what tuning tables go by.
+/// Size of the larger of a rank's input and output, given the size `common` of a shard, in the same unit.
+/// Tuning tables use this size.
 constexpr std::size_t message_bytes(Collective c, std::size_t common, int size) {
   const CollectiveTraits& t = traits(c);
   const bool parts = t.in == Extent::shard_per_rank || t.out == Extent::shard_per_rank;
   return parts ? common * static_cast<std::size_t>(size) : common;
 }
-/// The call's input is the same memory as this rank's part of its output, or its output as its part of the
-/// input. Never of an all_to_all, whose parts change places.
+/// True if the rank's shard of one buffer is the other buffer. Always false for all_to_all, which permutes
+/// the parts.
 bool in_place(const CollectiveCall&, int rank, int size);
 
-/// A call on host memory in brief: what tells it from the one before, as plain words, since the least
-/// messages take less time than putting together an Operation.
+/// Key of a host-memory call, compared with the previous call to reuse its plan. Plain words: for the
+/// smallest messages, building a CollectiveCall is a measurable cost.
 struct CallKey {
-  std::uint64_t key;  ///< of brief()
-  std::size_t count;  ///< elements that all ranks have: of the smaller of input and output
+  std::uint64_t key;  ///< call_key()
+  std::size_t count;  ///< elements of the smaller of input and output; the same on all ranks
   const void* in;
   void* out;
 };

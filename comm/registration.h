@@ -1,12 +1,12 @@
 #pragma once
-/// A caller's own memory that peers of this host read and write where it lies, until this ends. Made by
-/// Communicator::register_buffer(), which says what may be registered.
+/// Handle of the caller's memory that local peers access in place, returned by
+/// Communicator::register_buffer().
 ///
-/// End it while no operation on the memory is in flight, and before the memory is freed; it may outlive the
-/// communicator. The memory keeps its address and contents, and is private and anonymous again, so that
-/// free(), calloc() and madvise(MADV_DONTNEED) do what they always do. That takes as much time as copying it,
-/// and 32 MiB more memory for a moment; where there is none, what is left stays a private mapping of the
-/// shared file: nobody else sees it, and free() takes it.
+/// End it while no operation on the memory is in flight, and before the memory is freed. It may outlive the
+/// communicator. When it ends, the memory becomes private and anonymous again at the same address with the
+/// same contents, so that free(), calloc() and madvise(MADV_DONTNEED) behave as usual. This takes as long as
+/// copying the memory and temporarily needs 32 MiB. If these cannot be allocated, the rest remains a private
+/// mapping of the shared file: no other process sees it, and free() releases it.
 
 #include <memory>
 #include <string>
@@ -16,19 +16,19 @@ namespace rz {
 
 class [[nodiscard]] Registration {
  public:
-  /// Of nothing.
+  /// An empty registration.
   Registration() = default;
-  /// Nothing was registered, and why: one line.
+  /// A failed registration; `why` is one line.
   explicit Registration(std::string why) : reason_(std::move(why)) {}
-  /// Registered until the last copy of `held` ends.
+  /// Registered until the last copy of `held` is destroyed.
   explicit Registration(std::shared_ptr<void> held) : held_(std::move(held)) {}
 
   Registration(Registration&&) noexcept = default;
   Registration& operator=(Registration&&) noexcept = default;
 
-  /// Collectives of the host use the memory where it lies. False: they copy it, as any other memory.
+  /// True if intra-node collectives access the memory in place; false if they copy it.
   bool zero_copy() const { return held_ != nullptr; }
-  /// Why not; empty if zero_copy().
+  /// The reason if zero_copy() is false, otherwise empty.
   const std::string& reason() const { return reason_; }
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// Rendezvous: a small key-value store in which the ranks of a group find each other.
+/// Key-value stores for the rendezvous of a group's ranks.
 
 #include <chrono>
 #include <cstdint>
@@ -11,51 +11,50 @@
 
 namespace rz {
 
-/// Thread-safe. A key is set once; setting it again to another value replaces it.
+/// A key-value store; thread-safe. Setting a key again replaces its value.
 class Store {
  public:
   virtual ~Store() = default;
   virtual void set(std::string_view key, std::string_view value) = 0;
-  /// Waits until the key is there. Errc::timeout names the key and the deadline.
+  /// Waits until the key exists. Errc::timeout names the key and the deadline.
   virtual std::string get(std::string_view key, Deadline) = 0;
-  /// Adds to an integer key (absent: 0) and returns the sum.
+  /// Adds to an integer key (0 if absent) and returns the sum.
   virtual std::int64_t add(std::string_view key, std::int64_t amount) = 0;
 };
 
-/// For ranks that are threads of one process.
+/// A store for ranks that are threads of one process.
 std::shared_ptr<Store> memory_store();
 
-/// A directory that every rank sees. Values are written to a temporary name and renamed, so that a reader
-/// never sees half of one. The directory must be empty at the start of a job.
+/// A store in a directory that all ranks share. Values are written to a temporary file and renamed, so a
+/// reader never sees a partial value. The directory must be empty at the start of a job.
 std::shared_ptr<Store> file_store(const std::string& directory);
 
 struct TcpStoreOptions {
-  bool serve = false;  ///< run the server too (rank 0 does), on a thread that ends with the store
-  std::chrono::milliseconds timeout = std::chrono::seconds(30);  ///< of the rendezvous: to listen or connect
-  /// What tells the launch from every other; at most 1,024 bytes. It goes into every request, and the server
-  /// refuses those of another launch.
+  bool serve = false;  ///< also run the server (rank 0); its thread ends with the store
+  std::chrono::milliseconds timeout = std::chrono::seconds(30);  ///< to listen or connect
+  /// Identifier of the launch, at most 1,024 bytes. Every request carries it; the server rejects requests of
+  /// other launches.
   std::string launch;
-  int size = 0;  ///< ranks that will come: the server's limit of clients follows from it; 0: not known
-  /// The server listens on the first free one of so many ports from the address's on, and clients search them
-  /// for the server of their launch, passing over all else that listens there. More than one needs a
-  /// `launch`.
+  int size = 0;  ///< number of ranks, from which the server derives its limit of clients; 0: unknown
+  /// Number of consecutive ports, starting at the address's. The server listens on the first free one;
+  /// clients search them for the server of their launch. More than one requires a `launch`.
   int ports = 1;
-  /// The server drops connections that have sent no request by then.
+  /// The server drops a connection that has sent no request within this time.
   std::chrono::milliseconds max_unauthenticated = std::chrono::seconds(10);
 };
 
-/// "host:port", IPv4, IPv6 ("[::1]:29500") or a name; port 0 takes a free one. A port that is taken, and a
-/// server that is not up yet, are tried again until the timeout. It may be opened long before its use: a
-/// connection that has ended is made again. Errc::rendezvous names address and reason, and both launches
-/// where the server is another launch's; Errc::system the limit of open files where a group of `size` ranks
-/// does not fit into it (the soft limit is raised as far as needed).
+/// Connects to "host:port" (IPv4, IPv6 as "[::1]:29500", or a name); with `serve`, listens there, and port 0
+/// picks a free port. Retries a port in use and a server that is not up until the timeout. A connection that
+/// was closed is reopened at the next request. Errc::rendezvous names the address and the reason, and both
+/// launches if the server belongs to another one. Errc::system if a group of `size` ranks exceeds the hard
+/// limit of open files; the soft limit is raised as needed.
 std::shared_ptr<Store> tcp_store(const std::string& address, const TcpStoreOptions&);
 std::shared_ptr<Store> tcp_store(const std::string& address, bool serve = false,
                                  std::chrono::milliseconds timeout = std::chrono::seconds(30));
 /// The port that a serving tcp_store listens on; 0 for any other store.
 int tcp_store_port(const Store&);
 
-/// A view of `store` in which every key stands behind `prefix`: for sub-groups and successive groups.
+/// A view of `store` that prepends `prefix` to every key, for sub-groups and successive groups.
 std::shared_ptr<Store> prefix_store(std::shared_ptr<Store> store, std::string prefix);
 
 }  // namespace rz

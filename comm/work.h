@@ -1,5 +1,5 @@
 #pragma once
-/// A handle on an operation in flight.
+/// Handle of an asynchronous operation.
 
 #include <memory>
 
@@ -9,34 +9,34 @@ namespace rz {
 
 class WorkState;
 
-/// Copyable; all copies stand for the same operation. Dropping the last one neither cancels nor loses the
-/// operation: a failure that nobody waited for poisons the communicator and is thrown by its next call.
+/// Handle of an operation; copies refer to the same operation. Destroying the last copy does not cancel it. A
+/// failure that no wait() reported poisons the communicator and is thrown by its next call.
 class [[nodiscard]] Work {
  public:
-  /// Nothing to wait for.
+  /// An operation that has ended.
   Work() = default;
   explicit Work(std::shared_ptr<WorkState> state) : state_(std::move(state)) {}
 
-  /// True once the operation has ended, well or badly. Never blocks, never throws.
+  /// True once the operation has ended, with or without an error. Never blocks, never throws.
   bool done() const noexcept;
-  /// Blocks the calling thread until the operation has ended, and throws what went wrong: peer_lost, timeout,
-  /// mismatch, aborted. The thread may move the operation forward itself. Any number of times, any thread.
+  /// Blocks until the operation has ended. Throws its failure: Errc::peer_lost, timeout, mismatch or aborted.
+  /// The calling thread may progress the operation itself. Any thread, any number of times.
   void wait() const;
-  /// Orders `stream` after the operation, without blocking the host where the operation runs in streams. A
-  /// host stream is the calling thread's order: there it is wait().
+  /// Orders `stream` after the operation. Does not block the host if the operation runs in a CUDA stream. On
+  /// a host stream it is wait().
   void wait_on(const Stream& stream) const;
 
  private:
   std::shared_ptr<WorkState> state_;
 };
 
-/// What a backend keeps of an operation. The backend calls finish() once; everybody else waits.
+/// State of an operation, implemented by a backend.
 class WorkState {
  public:
   virtual ~WorkState() = default;
   virtual bool done() const noexcept = 0;
   virtual void wait() = 0;
-  /// Orders a CUDA stream after the operation; whoever has no events waits.
+  /// Orders a CUDA stream after the operation. The default, for backends without events, blocks in wait().
   virtual void wait_on(const Stream&) { wait(); }
 };
 
