@@ -1,25 +1,28 @@
 #pragma once
-/// A group of ranks and the collectives among them: the public face of ringzero::comm. Raw pointers in; no
-/// global state.
+/// Communicator: a group of ranks and the collectives among them; the public interface of ringzero::comm.
+/// Takes raw pointers. No global state.
 ///
-/// Every collective is called by every rank of the group, in the same order, with matching arguments; a rank
-/// that calls something else is named on every rank (Errc::mismatch). Operations are asynchronous: memory
-/// passed in must stay alive and untouched until Work::wait(). Any count is fine, 0 too. In place means the
-/// same pointer where a collective has one buffer a rank; for all_gather `in` is the rank's own part of
-/// `out`, for reduce_scatter `out` its own part of `in`, for gather and scatter likewise at the root;
-/// all_to_all may have in == out. Other overlaps are refused.
+/// Every rank of the group calls the same collectives in the same order with matching arguments. Otherwise
+/// every rank gets Errc::mismatch with the deviating rank as culprit. Operations are asynchronous: buffers
+/// must stay alive and unmodified until Work::wait(). Any count is valid, including 0. In place means:
+///   - one buffer per rank (all_reduce, broadcast, reduce): in == out;
+///   - all_gather, and gather at the root: `in` is the rank's own part of `out`;
+///   - reduce_scatter, and scatter at the root: `out` is the rank's own part of `in`;
+///   - all_to_all: in == out.
 ///
-/// A communicator on a CUDA device moves memory of that device and of the host. On device memory an operation
-/// runs after everything that was put into `stream` before it (a host stream stands for the device's null
-/// stream), and Work::wait_on() orders other streams after it. All buffers of a call lie on one device.
+/// Any other overlap of buffers is Errc::invalid_argument.
 ///
-/// Thread safety: several threads may call one communicator; their calls are put into one order, which must
-/// be the same on every rank. Errors are rz::Error; the first failure poisons the communicator, whose later
-/// calls throw it again.
+/// A communicator on a CUDA device accepts memory of that device and of the host. An operation on device
+/// memory runs after all work that is in `stream` at the call; a host stream stands for the device's null
+/// stream. Work::wait_on() orders other streams after the operation. All buffers of a call lie on one device.
 ///
-/// A communicator belongs to the process that connected it. In a child of fork() "native" on host memory
-/// refuses calls (Errc::invalid_argument), and its abort() does nothing; the child may connect communicators
-/// of its own.
+/// Thread safety: several threads may use one communicator; their calls are serialized in an order that must
+/// be the same on every rank. Errors are rz::Error. The first failure poisons the communicator: later calls
+/// throw it again.
+///
+/// A communicator belongs to the process that connected it. In a child of fork(), "native" on host memory
+/// throws Errc::invalid_argument, and its abort() has no effect. The child may connect communicators of its
+/// own.
 
 #include <chrono>
 #include <cstddef>
@@ -46,46 +49,45 @@ class Group;
 struct CommOptions {
   Device device{};
   std::chrono::milliseconds rendezvous_timeout{static_cast<long>(environment().rendezvous_timeout_s * 1e3)};
-  /// Of one operation. milliseconds::max(), here and above: a wait without end.
+  /// Deadline of one operation. milliseconds::max() disables it; likewise for rendezvous_timeout.
   std::chrono::milliseconds timeout{static_cast<long>(environment().timeout_s * 1e3)};
-  /// What performs the collectives: "native" (ours), "mpi" (docs/decisions/0011), "nccl" or "peer_cuda".
-  /// "auto" is "native" on host memory; on devices the ranks agree on "nccl", "peer_cuda" or "native",
-  /// whichever of them in this order can serve them all (comm/backends/auto_backend.h), and describe() says
-  /// which, and why.
+  /// Backend: "native", "mpi" (docs/decisions/0011), "nccl", "peer_cuda" or "auto". On host memory "auto" is
+  /// "native". On devices it is the first of "nccl", "peer_cuda" and "native" that all ranks can use
+  /// (comm/backends/auto_backend.h); describe() reports the choice and the reason.
   std::string backend = environment().backend;
-  std::string transport = environment().transport;    ///< of "native": "auto", "shm", "tcp"
-  std::string interface = environment().interface;    ///< of TCP; empty: by the route
-  int sockets = environment().sockets;                ///< TCP, from a host to another
-  std::string congestion = environment().congestion;  ///< control of TCP: "system" or a name
-  std::string host_id = environment().host_id;        ///< what counts as one host; empty: this machine
-  /// Forces algorithms, of "native" (host memory, with "auto" too): "two_shot", which is all_reduce's, or
-  /// "all_reduce=ring,broadcast=tree"; comm/tuning/overrides.h has the names. Of "peer_cuda" all_reduce's
-  /// alone. Empty: the tuning table. Errc::config lists the choices.
+  std::string transport = environment().transport;  ///< "native" only: "auto", "shm" or "tcp"
+  /// TCP network interface; empty: the one that routes to rank 0
+  std::string interface = environment().interface;
+  int sockets = environment().sockets;                ///< TCP sockets between two nodes
+  std::string congestion = environment().congestion;  ///< TCP congestion control: "system" or a name
+  std::string host_id = environment().host_id;        ///< identifier of the node; empty: this machine's
+  /// Forces algorithms: "two_shot" (all_reduce only) or "all_reduce=ring,broadcast=tree"; names are in
+  /// comm/tuning/overrides.h. Applies to host memory of "native" (also under "auto"), and to all_reduce of
+  /// "peer_cuda". Empty: the tuning table decides. Errc::config lists the valid names.
   std::string algorithm = environment().algorithm;
-  /// A file with a tuning table (comm/tuning/tuning.h) for calls of "native", which comes before the built-in
-  /// one. Rank 0's counts for the whole group; a rank that names another one is named (Errc::mismatch).
+  /// File with a tuning table (comm/tuning/tuning.h) for "native"; its rules precede the built-in ones. Rank
+  /// 0's table applies to the group. Errc::mismatch names a rank that passes a different file name.
   std::string tuning = environment().tuning;
-  /// Sums in rank order, so that results do not depend on how gradients are cut into buckets, nor on the
-  /// strategy.
+  /// Reduce in rank order, so that results do not depend on the bucket layout or the sharding strategy.
   bool deterministic = environment().deterministic;
 };
 
 class Communicator {
  public:
-  /// Joins a group of `size` ranks that meet in `store`. Every rank calls it, with the same options; the
-  /// store may be used for other groups under other prefixes (prefix_store). Errc::rendezvous or timeout
-  /// names who is missing.
+  /// Connects a group of `size` ranks through `store`. Every rank calls it with the same options. Other
+  /// groups may use the same store under other prefixes (prefix_store). Errc::rendezvous or timeout names the
+  /// missing ranks.
   static Communicator connect(int rank, int size, std::shared_ptr<Store> store, CommOptions options = {});
 
-  /// A group that a backend has brought together already, e.g. of an MPI communicator (connect_mpi). Without
-  /// a store, split() works where the backend can split.
+  /// Wraps a connected backend, e.g. of an MPI communicator (connect_mpi). There is no store, so split()
+  /// works only if the backend implements it.
   static Communicator from_backend(int rank, int size, std::unique_ptr<Backend> backend,
                                    CommOptions options = {});
 
   Communicator(Communicator&&) noexcept;
   Communicator& operator=(Communicator&&) noexcept;
-  /// Waits for nothing: operations still in flight end with peer_lost on the other ranks. In a child of
-  /// fork() it closes the child's copies of what the group holds, and the group goes on.
+  /// Does not wait. Operations in flight end with Errc::peer_lost on the other ranks. In a child of fork() it
+  /// only closes the child's copies of the group's resources; the group is not affected.
   ~Communicator();
 
   int rank() const;
@@ -94,99 +96,104 @@ class Communicator {
 
   Work all_reduce(const Buffer& in_out, ReduceOp op = ReduceOp::sum, const Stream& = {});
   Work all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& = {});
-  /// in.count = size · out.count; rank r gets part r.
+  /// in.count = size · out.count; rank r receives part r.
   Work reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op = ReduceOp::sum,
                       const Stream& = {});
   /// out.count = size · in.count; part r comes from rank r.
   Work all_gather(const ConstBuffer& in, const Buffer& out, const Stream& = {});
   Work broadcast(const Buffer& in_out, int root, const Stream& = {});
-  /// The root reads `in`, every rank (the root too) gets `out`; elsewhere `in` is not looked at.
+  /// `in` is read at the root only. `out` is written on every rank, including the root.
   Work broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
-  /// `out` is written at the root only; elsewhere it may be empty.
+  /// `out` is written at the root only; it may be empty elsewhere.
   Work reduce(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op = ReduceOp::sum,
               const Stream& = {});
-  /// out.count = size · in.count at the root; elsewhere `out` may be empty.
+  /// out.count = size · in.count at the root; `out` may be empty elsewhere.
   Work gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
-  /// in.count = size · out.count at the root; elsewhere `in` may be empty.
+  /// in.count = size · out.count at the root; `in` may be empty elsewhere.
   Work scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
-  /// Both counts are size · n; part d of `in` goes to rank d, part s of `out` comes from rank s.
+  /// Both counts are size · n. Part d of `in` is sent to rank d; part s of `out` comes from rank s.
   Work all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& = {});
-  /// Counts and offsets in elements, one a rank; send_counts[d] here equals recv_counts[this rank] on d.
+  /// Counts and offsets are in elements, one entry per rank. send_counts[d] on this rank must equal
+  /// recv_counts[this rank] on rank d.
   Work all_to_all_v(const ConstBuffer& in, std::span<const std::size_t> send_counts,
                     std::span<const std::size_t> send_offsets, const Buffer& out,
                     std::span<const std::size_t> recv_counts, std::span<const std::size_t> recv_offsets,
                     const Stream& = {});
-  /// Messages between two ranks arrive in the order they were sent. A send may wait for its receive.
+  /// Messages between two ranks are received in the order in which they were sent. A send may block until its
+  /// receive is posted.
   Work send(const ConstBuffer&, int to, const Stream& = {});
   Work recv(const Buffer&, int from, const Stream& = {});
   Work barrier();
 
-  /// Collects calls and starts them as one, e.g. a send to and a receive from every neighbour.
+  /// Collects calls to start them as one group, e.g. a send to and a receive from each neighbour.
   Group group();
 
-  /// Ranks that pass the same color form a new group, ordered by key, then by rank. Every rank calls it; with
-  /// no color (nullopt) a rank takes part in the call and gets nothing.
+  /// Collective. Ranks with the same color form a new group, ordered by key, then by rank. A rank without a
+  /// color takes part in the call and gets nullopt.
   std::optional<Communicator> split(std::optional<int> color, int key);
 
-  /// Memory that peers on this host read where it lies, so that collectives on it copy nothing; aligned to
-  /// 256 bytes, zeroed. It may outlive the communicator. Device memory must not be given back (its last copy
-  /// end) while work in a stream still uses it. Errc::system states need and have.
+  /// Allocates memory that local peers access in place, so that collectives on it are zero-copy. Aligned to
+  /// 256 bytes, zeroed. It may outlive the communicator. Do not release device memory while work in a stream
+  /// uses it. Errc::system reports the bytes required and available.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
-  /// As allocate(), called by every rank together with as many bytes. What it is beyond that is the
-  /// backend's: with NCCL 2.27 or newer a symmetric window, which its fastest kernels need, and which is
-  /// given back when the communicator ends too; with "peer_cuda" among processes memory that their kernels
-  /// read where it lies, which that of allocate() is among threads of one process alone
-  /// (comm/backends/peer_cuda/peer_cuda_backend.h). A group that split() makes does not know the memory of
-  /// the group it was made from. What ranks differ in is an error or a timeout of NCCL's, and Errc::mismatch
-  /// with "peer_cuda".
-  std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes);
-  /// Memory of the caller's own (malloc, new, mmap, a std::vector), to be used like that of allocate() from
-  /// now until the registration ends. Each rank registers for itself; a collective copies nothing if every
-  /// rank's memory is of either kind. Not for memory of a device.
+  /// Collective form of allocate(): every rank calls it with the same size. The result depends on the
+  /// backend:
+  ///   - NCCL 2.27 or newer: a symmetric window, which its fastest kernels require. It is released when the
+  ///     communicator ends, too. If the ranks' sizes differ, NCCL reports an error or a timeout.
+  ///   - "peer_cuda": memory that the kernels of all ranks access in place, also between processes; memory of
+  ///     allocate() has this property between threads of one process only
+  ///     (comm/backends/peer_cuda/peer_cuda_backend.h). If the ranks' sizes differ: Errc::mismatch.
   ///
-  /// The whole pages that hold the range are replaced by shared ones with their contents, at the same
-  /// addresses; pointers stay valid, and other threads may read meanwhile. So
-  ///   - nobody may write to the range, nor read() or DMA into it, until the call returns, nor while the
-  ///     registration ends; what pinned its pages before (cudaHostRegister, RDMA) goes on with the old ones;
-  ///   - the pages must be private, anonymous, readable and writable memory, and hold nothing else: arrays
-  ///     of malloc and std::vector do from 128 KiB on, where malloc takes them from mmap. Registered memory
-  ///     that overlaps is refused. What cannot be registered is used all the same, by copying:
-  ///     Registration::zero_copy() is false, and why() says why;
-  ///   - a process that fork()s shares the memory with its child, as it does that of allocate(), and ends the
-  ///     registration alone: a child that ends its copy only closes a descriptor;
-  ///   - end the registration before the memory is freed, unmapped or resized (realloc, a vector that grows).
-  /// Takes as long as copying the range twice, and as much memory again for that time: Errc::system states
-  /// need and have, and the memory is then as it was. Thread-safe.
+  /// A group made by split() does not recognize memory of its parent group.
+  std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes);
+  /// Makes the caller's host memory (malloc, new, mmap, std::vector) zero-copy, like that of allocate(),
+  /// until the registration ends. Each rank registers independently. A collective is zero-copy if every
+  /// rank's memory was allocated here or registered.
+  ///
+  /// The whole pages that contain the range are replaced by shared pages with the same contents at the same
+  /// addresses. Pointers stay valid, and other threads may read meanwhile. Requirements:
+  ///   - No thread writes to the range, and no read() or DMA targets it, during this call or while the
+  ///     registration ends. Earlier page pins (cudaHostRegister, RDMA) keep referring to the old pages.
+  ///   - The pages are private, anonymous, readable and writable, and contain no other data. This holds for
+  ///     arrays of malloc and std::vector from 128 KiB, if malloc uses mmap for them. The range does not
+  ///     overlap another registration. Otherwise the registration fails: Registration::zero_copy() is false,
+  ///     reason() has the cause, and collectives copy the memory.
+  ///   - A child of fork() shares the memory, as it does that of allocate(). Only the parent ends the
+  ///     registration; in the child, ending its copy closes a descriptor.
+  ///   - The registration ends before the memory is freed, unmapped or resized (realloc, a growing vector).
+  ///
+  /// The call takes the time of two copies of the range and temporarily needs as much memory again.
+  /// Errc::system reports the bytes required and available; the memory is then unchanged. Thread-safe.
   Registration register_buffer(void* data, std::size_t bytes);
   template <class T>
   std::shared_ptr<T> allocate_array(std::size_t count) {
     constexpr std::size_t all = ~std::size_t{0};
     return std::reinterpret_pointer_cast<T>(allocate(count > all / sizeof(T) ? all : count * sizeof(T)));
   }
-  /// allocate() as a value, for floors that know no communicator. Holds the backend alive.
+  /// allocate() as an Allocator, for layers that do not include comm. Keeps the backend alive.
   Allocator allocator();
 
   /// Ends every operation in flight on every rank with Errc::aborted and this rank as culprit. Any thread;
-  /// idempotent; returns within a second.
+  /// idempotent; returns within one second.
   void abort(const std::string& reason = "abort() was called") noexcept;
 
-  /// Whether operations on device memory may be put into a stream while it is captured (comm/device/graph.h),
-  /// and so be repeated by a graph. Every rank then runs its graph as often. What is captured has no end of
-  /// its own: its Work serves for wait_on() alone; synchronize() waits for runs.
+  /// True if operations on device memory may be captured in a CUDA graph (comm/device/graph.h) and replayed.
+  /// All ranks must launch their graphs equally often. The Work of a captured operation supports wait_on()
+  /// only; use synchronize() to wait for graph runs.
   bool capturable() const;
-  /// Waits for all that was put into a stream, graphs too: before the communicator ends, for it may not while
-  /// they run. Throws what breaks the group meanwhile, once the stream has ended too, or a second later;
-  /// after twice the operations' timeout it ends the group: Errc::timeout, which names who did not run its
-  /// graph.
+  /// Waits for all work in `stream`, including graph runs. Call it before the communicator ends, which must
+  /// not happen while a graph of it runs. Throws the group's failure after the stream has drained, or one
+  /// second later. After twice the operation timeout it aborts the group with Errc::timeout, which names the
+  /// ranks that did not run their graphs if the backend can determine them.
   void synchronize(const Stream&);
 
-  /// What carries this group, e.g. "native over shm+tcp"; where "auto" chose it, also why.
+  /// Backend and transports, e.g. "native over shm+tcp"; with "auto" also the reason for the choice.
   std::string describe() const;
-  /// Which algorithm, transport and chunk a call of so many bytes takes, and why. Bytes are of the whole
-  /// buffer, the larger of a rank's input and output (of all_to_all_v and barrier they count nothing);
-  /// `allocated`: every rank's buffers are from allocate(). With `deterministic`, a sum of small floats takes
-  /// no algorithm that rounds it on the way, so type and operation of a reduction count. The answer is the
-  /// same on every rank and runs through what the call itself runs through; nobody is asked. Any thread.
+  /// Algorithm, transport and chunk size of a call, and the reason. `bytes` is the size of the larger of a
+  /// rank's input and output; it has no effect for all_to_all_v and barrier. `allocated`: every rank's
+  /// buffers come from allocate(). `dtype` and `op` matter for reductions: with `deterministic`, sums of 8-
+  /// and 16-bit floats exclude algorithms that round partial sums. Uses the same selection code as the calls
+  /// themselves, so the result is the same on every rank. No communication; any thread.
   AlgorithmChoice explain(Collective, std::size_t bytes, bool allocated = false, DType = DType::f32,
                           ReduceOp = ReduceOp::sum) const;
 
@@ -201,15 +208,14 @@ class Communicator {
   std::unique_ptr<State> state_;
 };
 
-/// Calls that start together, each as Communicator's of that name and checked like it. Not thread-safe;
-/// launch() once.
+/// Calls that start as one group; the functions correspond to those of Communicator and validate their
+/// arguments in the same way. Not thread-safe. Call launch() once.
 ///
-/// Every rank launches the same collectives in a group, in the same order; Errc::mismatch else. No call may
-/// read or write what another call of the group writes: backends may run them at once or in any order. In
-/// host memory, small all_reduces of one type and operation that follow each other run as one call: up to
-/// 16 KiB together. launch() refuses a dependence between those (Errc::invalid_argument). Small calls that
-/// are not in a group are not coalesced, even if none is waited for; over a network each then costs messages
-/// of its own.
+/// Every rank launches the same collectives in the same order; otherwise Errc::mismatch. Calls of a group may
+/// run concurrently in any order, so no call may read or write memory that another call writes. On host
+/// memory, consecutive small all_reduces with the same dtype and operation are coalesced into one call of up
+/// to 16 KiB; launch() throws Errc::invalid_argument if these depend on each other. Small calls outside
+/// groups are not coalesced, even if several are in flight; over a network each then costs its own messages.
 class Group {
  public:
   Group& all_reduce(const Buffer& in_out, ReduceOp op = ReduceOp::sum, const Stream& = {});
@@ -230,7 +236,7 @@ class Group {
                       const Stream& = {});
   Group& send(const ConstBuffer&, int to, const Stream& = {});
   Group& recv(const Buffer&, int from, const Stream& = {});
-  /// The Work ends when all of the group's operations have.
+  /// Starts the calls. The Work ends when all of them have ended.
   Work launch();
 
   Group(Group&&) noexcept;

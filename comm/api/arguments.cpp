@@ -12,7 +12,7 @@ namespace {
 
 using key_detail::shard_of;
 
-// Checks of one call, each a line that names the call and the rank.
+// Validates one call. Every message starts with the collective and the rank.
 class ArgumentChecks {
  public:
   ArgumentChecks(Collective kind, const Caller& caller)
@@ -50,12 +50,12 @@ class ArgumentChecks {
   void peer(int peer) const {
     require(peer >= 0 && peer < size_, "peer ", peer, " is not a rank of 0 to ", size_ - 1);
   }
-  /// `whole` has `size` times as many elements as `part`.
+  /// Requires whole == size · part.
   void parts(const char* whole_name, std::size_t whole, const char* part_name, std::size_t part) const {
     require(whole == part * static_cast<std::size_t>(size_), "'", whole_name, "' must have ", size_, " x ",
             part, " elements, as many parts as ranks of '", part_name, "', but has ", whole);
   }
-  /// Buffers may be the same from `offset` bytes on, or apart.
+  /// The buffers must be disjoint, or allowed_in == allowed_out (the in-place form).
   void overlap(const void* in, std::size_t in_bytes, const void* out, std::size_t out_bytes,
                const void* allowed_in, const void* allowed_out) const {
     const auto* a = static_cast<const std::byte*>(in);
@@ -64,7 +64,7 @@ class ArgumentChecks {
     require(allowed_in == allowed_out,
             "'in' and 'out' overlap, but are not the in-place form of this collective");
   }
-  /// No two ranks' parts of 'out' share an element.
+  /// The parts of 'out' must be disjoint.
   void apart(std::span<const std::size_t> counts, std::span<const std::size_t> offsets) const {
     std::vector<std::size_t> order;
     for (std::size_t r = 0; r < counts.size(); ++r)
@@ -83,7 +83,7 @@ class ArgumentChecks {
   Device device_;
 };
 
-/// As large as the other buffer says, and apart from it or the in-place form.
+/// Requires matching counts, and buffers that are disjoint or the in-place form.
 void check_both(const ArgumentChecks& check, const CollectiveTraits& t, const Caller& caller,
                 const ConstBuffer& in, const Buffer& out) {
   check.buffers(in, out);
@@ -105,7 +105,7 @@ void check_both(const ArgumentChecks& check, const CollectiveTraits& t, const Ca
                 shard_of(out.data, t.out, shard, caller.rank));
 }
 
-/// In place of a buffer that this rank does not have.
+/// Stands for a buffer that this rank does not have.
 Buffer no_buffer(const ConstBuffer& like) { return {nullptr, 0, like.dtype, like.device}; }
 
 using Counts = std::span<const std::size_t>;
@@ -161,7 +161,7 @@ CallList make_all_to_all_v(const Caller& caller, const ConstBuffer& in, Counts s
                            const Stream& stream) {
   const ArgumentChecks check(Collective::all_to_all_v, caller);
   check.buffers(in, out);
-  check.overlap(in.data, in.bytes(), out.data, out.bytes(), nullptr, &check);  // no form is in place
+  check.overlap(in.data, in.bytes(), out.data, out.bytes(), nullptr, &check);  // there is no in-place form
   check_counts(check, caller, in, send_counts, send_offsets, out, recv_counts, recv_offsets);
   const auto list = [](Counts s) { return std::vector(s.begin(), s.end()); };
   CallList made;

@@ -1,5 +1,5 @@
 #pragma once
-/// The arguments of a collective, checked, as one call. Not for users.
+/// Validates the arguments of a collective and builds its CollectiveCall. Internal.
 
 #include <span>
 
@@ -7,14 +7,14 @@
 
 namespace rz {
 
-/// The rank that calls, and the device of its communicator.
+/// The calling rank, and the device of its communicator.
 struct Caller {
   int rank, size;
   Device device;
 };
 
-/// A call by its arguments, as those of Communicator's function of that name. A buffer that this rank does
-/// not need is ignored. Errc::invalid_argument names the collective, the rank and the argument.
+/// Build a call from the arguments of the Communicator function of the same name. A buffer that this rank
+/// does not need is ignored. Errc::invalid_argument names the collective, the rank and the argument.
 CollectiveCall make_call(const Caller&, Collective, const ConstBuffer& in, const Buffer& out, int root,
                          ReduceOp, const Stream&);
 CallList make_all_to_all_v(const Caller&, const ConstBuffer& in, std::span<const std::size_t> send_counts,
@@ -24,7 +24,7 @@ CallList make_all_to_all_v(const Caller&, const ConstBuffer& in, std::span<const
 CollectiveCall make_send(const Caller&, const ConstBuffer&, int to, const Stream&);
 CollectiveCall make_recv(const Caller&, const Buffer&, int from, const Stream&);
 
-// ---- calls that need no checks, in line: a tiny call takes less time than they do
+// ---- fast path, inline: for tiny calls the full validation takes longer than the call
 
 namespace key_detail {
 
@@ -34,16 +34,16 @@ inline const std::byte* at(const void* base, std::size_t bytes) {
 
 inline bool is_on_host(const ConstBuffer& b) { return b.data && b.device.kind == Device::host; }
 
-/// Of the larger buffer of two, the part that is rank `rank`'s.
+/// This rank's shard of a buffer with `extent`.
 inline const std::byte* shard_of(const void* base, Extent extent, std::size_t shard_bytes, int rank) {
   return at(base, extent == Extent::shard_per_rank ? shard_bytes * static_cast<std::size_t>(rank) : 0);
 }
 
 }  // namespace key_detail
 
-/// Fills `call` for what nearly every call is: host memory of one type, with counts that match, and buffers
-/// that lie apart or are the in-place form. All that make_call() checks of it holds, but for the root, which
-/// `call` has in it: a call with the root of an earlier one that was checked is right.
+/// Fills `call` and returns true for the common case: host memory of one dtype, matching counts, buffers that
+/// are disjoint or the in-place form. This covers all checks of make_call() except the root; the root is part
+/// of the key, so a key equal to that of a validated call is valid.
 inline bool make_key(const Caller& caller, const CollectiveTraits& t, const ConstBuffer& in,
                      const Buffer& out, int root, const ReduceOp& op, CallKey& call) {
   using namespace key_detail;
@@ -57,7 +57,7 @@ inline bool make_key(const Caller& caller, const CollectiveTraits& t, const Cons
     const std::size_t bytes = count * size_of(dtype);
     const bool fits = in.count == (t.in == Extent::shard_per_rank ? n * count : count) &&
                       out.count == (t.out == Extent::shard_per_rank ? n * count : count);
-    const bool moves = t.in == t.out;  // every part keeps its place, or all change places
+    const bool moves = t.in == t.out;  // in place means in == out
     const bool same = shard_of(in.data, moves ? Extent::shard : t.in, bytes, caller.rank) ==
                       shard_of(out.data, moves ? Extent::shard : t.out, bytes, caller.rank);
     if (!fits || in.dtype != out.dtype || !is_on_host(in) || !is_on_host(out)) return false;

@@ -14,10 +14,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Fills buckets one after the other, one being open for each dtype.
-class RuleInterpolator {
+// Fills buckets in sequence; one bucket per dtype is open at a time.
+class BucketFiller {
  public:
-  RuleInterpolator(BucketLayout& layout, const BucketOptions& options) : layout_(layout), options_(options) {
+  BucketFiller(BucketLayout& layout, const BucketOptions& options) : layout_(layout), options_(options) {
     open_.fill(-1);
   }
 
@@ -60,7 +60,7 @@ BucketLayout plan_buckets(std::span<const BucketMember> members, const BucketOpt
   }
   BucketLayout layout;
   layout.offsets.assign(members.size(), {-1, 0});
-  RuleInterpolator filler(layout, options);
+  BucketFiller filler(layout, options);
   for (const int m : sequence) {
     require(m >= 0 && m < static_cast<int>(members.size()) &&
                 layout.offsets[static_cast<std::size_t>(m)].bucket < 0,
@@ -80,7 +80,7 @@ BucketScheduler::BucketScheduler(BucketLayout layout, BucketOptions options, Lau
 
 void BucketScheduler::reset() {
   std::vector<Work> works;
-  if (!works_.empty()) works.swap(works_);  // else it keeps its memory for the next step
+  if (!works_.empty()) works.swap(works_);  // otherwise works_ keeps its capacity
   order_.clear();
   next_ = launched_early_ = 0;
   ends_ = false;
@@ -88,7 +88,7 @@ void BucketScheduler::reset() {
   missing_.clear();
   for (const auto& b : layout_.buckets) missing_.push_back(static_cast<int>(b.members.size()));
   is_ready_.assign(layout_.offsets.size(), false);
-  for (const Work& w : works) w.wait();  // last: a failed one is thrown once, not for ever
+  for (const Work& w : works) w.wait();  // last, so that a failure is thrown only once
 }
 
 void BucketScheduler::ready(int member, const Stream& producer) {
@@ -106,7 +106,7 @@ void BucketScheduler::launch_complete_buckets(const Stream& stream) {
   while (next_ < static_cast<int>(layout_.buckets.size()) && missing_[static_cast<std::size_t>(next_)] == 0) {
     if (next_ == 0) first_launch_ = Clock::now();
     works_.push_back(launch_(next_, stream));
-    ++next_;  // after a launch that threw, the same bucket is next
+    ++next_;  // not reached if the launch threw: the bucket is retried
     if (!options_.overlap) wait_on(works_.back(), stream);
   }
 }

@@ -25,7 +25,8 @@ struct Communicator::State {
 
 namespace {
 
-/// A child of fork() has a copy of a backend without its threads, with locks that may be held for ever.
+/// Destroys the backend in its creator process. A child of fork() has no threads of the backend, and locks in
+/// its copy may be held forever: there it is abandoned and leaked.
 std::shared_ptr<Backend> in_creator_process(std::unique_ptr<Backend> backend) {
   return {backend.release(), [creator = Creator()](Backend* b) {
             if (creator.is_this_process()) return delete b;
@@ -74,8 +75,8 @@ void backoff(unsigned polls) {
     std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
-// What has failed leaves the stream soon, and until then uses memory of the group: who is told of it may end
-// the communicator next.
+// On a failure, waits up to 1 s for the stream to drain before throwing: its work still uses memory of the
+// group, and the caller may destroy the communicator next.
 void check_while_running(Backend& backend, const Event& end) {
   try {
     backend.check();
@@ -118,7 +119,7 @@ void Communicator::abort(const std::string& reason) noexcept { state_->backend->
 
 namespace {
 
-/// Backends round up, which must not begin at 0 again.
+/// Rejects sizes that would overflow when a backend rounds them up.
 std::size_t require_addressable(std::size_t bytes) {
   require(bytes <= static_cast<std::size_t>(PTRDIFF_MAX), Errc::system, "cannot allocate ",
           human_bytes(bytes), ": no process can address so much; is the count right?");
@@ -153,7 +154,7 @@ Allocator Communicator::allocator() {
 
 using Counts = std::span<const std::size_t>;
 
-// A call that is like the last one needs neither its checks nor an Operation.
+// A call with the same key as the previous one skips validation and the CollectiveCall.
 template <Collective kind>
 Work Communicator::start(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op,
                          const Stream& stream) {

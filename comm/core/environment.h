@@ -1,6 +1,6 @@
 #pragma once
-/// Every environment variable that the library reads, in one place. Explicit options beat them. They are read
-/// once, on the first call of environment(); values that cannot be used are an error that names the variable.
+/// All environment variables that the library reads. They are read once, at the first call of environment().
+/// Explicit options override them. An invalid value is Errc::config, which names the variable.
 
 #include <optional>
 #include <string>
@@ -8,48 +8,49 @@
 namespace rz {
 
 struct Environment {
-  /// RZ_BACKEND: what performs the collectives: "auto" (default: "native" on host memory; on devices the
-  /// first of "nccl", "peer_cuda" and "native" that can serve all ranks), "native" (ours, over shared memory
-  /// and TCP), "mpi", "nccl" or "peer_cuda".
+  /// RZ_BACKEND: "auto" (default), "native" (over shared memory and TCP), "mpi", "nccl" or "peer_cuda".
+  /// "auto" is "native" on host memory; on devices it is the first of "nccl", "peer_cuda" and "native" that
+  /// all ranks can use.
   std::string backend = "auto";
-  /// RZ_TRANSPORT: "auto" (default: shared memory within a host, TCP between hosts), "shm" or "tcp".
+  /// RZ_TRANSPORT: "auto" (default: shared memory within a node, TCP between nodes), "shm" or "tcp".
   std::string transport = "auto";
-  /// RZ_INTERFACE: network interface for TCP: its name, address, or the address's first numbers ("10.1");
-  /// default: by the route to rank 0.
+  /// RZ_INTERFACE: TCP network interface, by name, address, or leading parts of the address ("10.1").
+  /// Default: the one that routes to rank 0.
   std::string interface;
-  /// RZ_SOCKETS: TCP sockets from a host to another, 1 to 16; default 2. Ranks that share a host share them
-  /// out; each link has at least one.
+  /// RZ_SOCKETS: TCP sockets between two nodes, 1 to 16; default 2. They are divided among the ranks of a
+  /// node; each link has at least one.
   int sockets = 2;
-  /// RZ_CONGESTION: congestion control of the TCP sockets between ranks: "system" (default: none is set, so
-  /// that the host's applies) or a name, such as "reno".
+  /// RZ_CONGESTION: congestion control of the TCP sockets between ranks: a name such as "reno", or "system"
+  /// (default), which leaves the system's setting.
   std::string congestion = "system";
-  /// RZ_ALGORITHM: forces an algorithm of all_reduce by name ("ring", …), or of any collective
-  /// ("all_reduce=ring,broadcast=tree"); default: the tuning table.
+  /// RZ_ALGORITHM: forces the algorithm of all_reduce ("ring") or of any collective
+  /// ("all_reduce=ring,broadcast=tree"). Default: the tuning table.
   std::string algorithm;
-  /// RZ_TUNING: a file with a tuning table, as `tune` writes it; default: the built-in one. Rank 0's counts.
+  /// RZ_TUNING: file with a tuning table, as written by `tune`. Default: the built-in table. Rank 0's
+  /// applies.
   std::string tuning;
-  /// RZ_DETERMINISTIC: 1 (default): reductions sum in rank order; 0: any algorithm may serve them.
+  /// RZ_DETERMINISTIC: 1 (default): reduce in rank order; 0: any algorithm.
   bool deterministic = true;
-  /// RZ_ALLOW_TF32: 1: products of f32 matrices on a CUDA device may round their factors to TF32 (10 bits of
-  /// mantissa), which is several times as fast; 0 (default): they are f32 throughout.
+  /// RZ_ALLOW_TF32: 1: f32 matrix products on CUDA devices may round their operands to TF32 (10-bit
+  /// mantissa), which is several times faster; 0 (default): full f32.
   bool allow_tf32 = false;
   /// RZ_TIMEOUT_S: deadline of an operation in seconds; default 600.
   double timeout_s = 600;
   /// RZ_RENDEZVOUS_TIMEOUT_S: deadline of the rendezvous in seconds; default 30.
   double rendezvous_timeout_s = 30;
-  /// RZ_HOST_ID: what counts as one host; default the kernel's boot id and host name. Tests split a machine
-  /// with it.
+  /// RZ_HOST_ID: identifier of the node. Default: the kernel's boot id and the host name. Tests set it to
+  /// simulate several nodes on one machine.
   std::string host_id;
-  /// NCCL_HOSTID, NCCL's own: what it counts as one host. Ranks that share a GPU need different ones.
+  /// NCCL_HOSTID: NCCL's identifier of the node. Ranks that share a GPU need different values.
   std::string nccl_host_id;
-  /// NCCL_MULTI_RANK_GPU_ENABLE, NCCL's own (2.30.3 and newer): 1 lets ranks share a GPU.
+  /// NCCL_MULTI_RANK_GPU_ENABLE (NCCL 2.30.3 and newer): 1 allows ranks to share a GPU.
   bool nccl_shares_gpus = false;
 
-  /// Reads the process's environment now. Errc::config names a malformed variable.
+  /// Reads the process environment now. Errc::config names a malformed variable.
   static Environment read();
 };
 
-/// The process's environment as it was on the first call.
+/// The environment at the first call. Thread-safe.
 const Environment& environment();
 
 }  // namespace rz

@@ -1,6 +1,6 @@
 #pragma once
-/// Errors of every floor: one exception type with a code, and the rank that is to blame where there is one.
-/// A message says what happened, where (rank, peer, file, key), and what to do.
+/// Errors of all layers: one exception type with a code and, where known, the culprit rank. A message states
+/// the failure, the place (rank, peer, file, key) and the remedy.
 
 #include <stdexcept>
 #include <string>
@@ -10,17 +10,17 @@
 namespace rz {
 
 enum class Errc {
-  invalid_argument,  ///< the caller's arguments are wrong; nothing was done
+  invalid_argument,  ///< invalid arguments; the call had no effect
   config,            ///< a file, flag or environment variable is missing or malformed
   timeout,           ///< a deadline passed
-  peer_lost,         ///< a rank died or left; culprit() names it
-  aborted,           ///< somebody called abort(); culprit() names the rank that did
-  mismatch,          ///< ranks called different collectives, or with different arguments
+  peer_lost,         ///< a rank died or departed; culprit() names it
+  aborted,           ///< abort() was called; culprit() names the rank
+  mismatch,          ///< ranks called different collectives, or passed different arguments
   rendezvous,        ///< the ranks could not find each other
-  system,            ///< a system call failed; the message holds its name and errno's text
-  io,                ///< a file's content is damaged or not what was expected
+  system,            ///< a system call failed; the message has its name and the text of errno
+  io,                ///< a file is damaged or has unexpected content
   unsupported,       ///< not available in this build or on this machine
-  unsynchronised,    ///< step() with gradients that were not reduced over the ranks
+  unsynchronised,    ///< step() was called with gradients that were not reduced over the ranks
 };
 
 const char* name(Errc);
@@ -30,7 +30,7 @@ class Error : public std::runtime_error {
   Error(Errc code, const std::string& what, int culprit = -1)
       : std::runtime_error(what), code_(code), culprit_(culprit) {}
   Errc code() const noexcept { return code_; }
-  /// The rank to blame, or -1.
+  /// The rank that caused the failure, or -1.
   int culprit() const noexcept { return culprit_; }
 
  private:
@@ -44,13 +44,13 @@ template <class... T>
   throw Error(code, concat(parts...));
 }
 
-/// Throws unless `ok`: for checks at a public face. The parts are only joined on failure.
+/// Throws unless `ok`. The parts are joined only on failure.
 template <class... T>
 void require(bool ok, Errc code, const T&... parts) {
   if (!ok) fail(code, parts...);
 }
 
-/// Throws Errc::system with the name of the call, what it was about and errno's text.
+/// Throws Errc::system with the name of the call, `about`, and the text of errno.
 [[noreturn]] void fail_errno(const char* call, const std::string& about = {});
 
 }  // namespace rz

@@ -1,9 +1,10 @@
 #pragma once
-/// Scalar conversions of the small floats, written once for g++ and nvcc, without branches so that loops over
-/// them become vector code. To f32 is exact; from f32 rounds to nearest, ties to even. NaN stays NaN and
-/// keeps its sign. f16 and bf16 overflow to infinity; f8e4m3 and f8e5m2 (OCP 8-bit Floating Point
-/// Specification 1.0) saturate to their largest finite value, infinity included. Subnormals are kept. A card
-/// converts f16 and bf16 by its own instructions: the same bits, except that it makes a NaN of its own.
+/// Scalar conversions of f16, bf16, f8e4m3 and f8e5m2, shared by g++ and nvcc. Branch-free, so that loops
+/// over them vectorize. Conversion to f32 is exact; conversion from f32 rounds to nearest, ties to even. NaN
+/// stays NaN and keeps its sign. f16 and bf16 overflow to infinity. f8e4m3 and f8e5m2 (OCP 8-bit Floating
+/// Point Specification 1.0) saturate to their largest finite value, also for infinity. Subnormals are
+/// preserved. Device code uses the hardware's f16 and bf16 instructions; results are identical except for the
+/// payload and sign of NaN.
 
 #include <cstdint>
 #include <cstring>
@@ -37,8 +38,8 @@ RZ_HOST_DEVICE inline float power_of_two(int exponent) {
   return float_of(static_cast<std::uint32_t>(127 + exponent) << 23);
 }
 
-/// A float of one sign bit, E exponent bits and M mantissa bits with the usual bias. With infinity as in IEEE
-/// 754; else as in E4M3, whose only NaN is all ones.
+/// A float with one sign bit, E exponent bits and M mantissa bits, and the usual bias. `infinity`: IEEE 754
+/// encoding of infinity and NaN; otherwise that of E4M3, whose only NaN is all ones.
 template <int E, int M, bool infinity, bool saturate>
 struct SmallFloat {
   static constexpr int bias = (1 << (E - 1)) - 1;
@@ -47,7 +48,7 @@ struct SmallFloat {
   static constexpr std::uint32_t nan = infinity ? all_ones_exponent | 1u << (M - 1) : magnitude;
   static constexpr std::uint32_t largest = infinity ? all_ones_exponent - 1 : magnitude - 1;
   static constexpr std::uint32_t ceiling = saturate ? largest : largest + 1;
-  /// What an exponent field must gain to become f32's.
+  /// Added to a shifted exponent field to convert its bias to that of f32.
   static constexpr std::uint32_t rebias = static_cast<std::uint32_t>(127 - bias) << 23;
 
   RZ_HOST_DEVICE static float widen(std::uint32_t bits) {
@@ -66,7 +67,7 @@ struct SmallFloat {
     constexpr int dropped = 23 - M;
     const std::uint32_t odd = rest >> dropped & 1;
     const std::uint32_t normal = (rest + ((1u << (dropped - 1)) - 1) + odd - rebias) >> dropped;
-    // Adding a number whose last mantissa bit is worth one unit here lets the addition do the rounding.
+    // The addition rounds: the last mantissa bit of unit_last is the smallest subnormal of this format.
     const float unit_last = power_of_two(1 - bias - M + 23);
     const std::uint32_t subnormal = bits_of(float_of(rest) + unit_last) - bits_of(unit_last);
     std::uint32_t result = rest < rebias + (1u << 23) ? subnormal : normal;

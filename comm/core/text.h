@@ -1,5 +1,5 @@
 #pragma once
-/// Text assembly for error messages and reports: `str("rank ", 3, " of ", 8)`. No stream, no locale.
+/// Text for error messages and reports: `concat("rank ", 3, " of ", 8)`. No streams, no locale.
 
 #include <charconv>
 #include <string>
@@ -29,10 +29,11 @@ std::string concat(const T&... parts) {
   return out;
 }
 
-/// "512 B", "1.5 MiB": at most one decimal, binary units.
+/// Bytes in binary units with at most one decimal: "512 B", "1.5 MiB".
 std::string human_bytes(unsigned long long bytes);
 
-/// The candidate closest to `word` by edit distance, or empty if none is near: for "did you mean …".
+/// The name with the smallest edit distance to `word`, for "did you mean" messages. Empty if the distance
+/// exceeds half the length of `word`.
 template <class Names>
 std::string nearest_name(std::string_view word, const Names& names);
 

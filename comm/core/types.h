@@ -1,5 +1,5 @@
 #pragma once
-/// The words every floor shares: Device, DType, ReduceOp, and memory that is borrowed, never owned.
+/// Types of all layers: Device, DType, ReduceOp, and buffers, which borrow memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -41,10 +41,10 @@ constexpr std::size_t size_of(DType t) {
   }
 }
 const char* name(DType);  ///< "f32", "bf16", …
-DType dtype_from_name(
-    std::string_view);  ///< Also "float", "half", "bfloat16", "int8", …; else Errc::config with the choices.
+/// Also accepts "float", "half", "bfloat16", "int8", …. Errc::config lists the valid names.
+DType dtype_from_name(std::string_view);
 
-// Bit patterns of the small floats: storage types without arithmetic. comm/core/math.h converts them.
+// Storage types of the small floats, without arithmetic. comm/core/math.h converts them.
 struct f16 {
   std::uint16_t bits;
   bool operator==(const f16&) const = default;
@@ -92,9 +92,9 @@ inline constexpr DType dtype_of<std::int64_t> = DType::i64;
 template <>
 inline constexpr DType dtype_of<std::uint64_t> = DType::u64;
 
-/// How contributions are combined. `avg` divides the sum by the group's size (integers: towards zero);
-/// `premul_sum` multiplies each rank's input by that rank's own factor before the sum. Sums and products of
-/// 16- and 8-bit floats are made in f32 and rounded once a combining step.
+/// Reduction operator. `avg` divides the sum by the group size (integers: towards zero). `premul_sum`
+/// multiplies each rank's input by that rank's factor before the sum. Sums and products of 16- and 8-bit
+/// floats are computed in f32 and rounded once per reduction step.
 struct ReduceOp {
   enum Kind : std::uint8_t { sum, avg, prod, min, max, premul_sum };
   Kind kind = sum;
@@ -103,10 +103,10 @@ struct ReduceOp {
   static constexpr ReduceOp premul(double factor) { return {premul_sum, factor}; }
 };
 const char* name(ReduceOp);
-ReduceOp op_from_name(
-    std::string_view);  ///< sum prod max min avg mulsum; else Errc::config with the choices.
+/// sum, prod, max, min, avg or mulsum. Errc::config lists the valid names.
+ReduceOp op_from_name(std::string_view);
 
-/// Borrowed memory of `count` elements. The caller keeps it alive until the work on it is done.
+/// Borrowed memory of `count` elements. The caller keeps it alive until the operations on it have ended.
 struct Buffer {
   void* data = nullptr;
   std::size_t count = 0;
@@ -120,7 +120,7 @@ struct Buffer {
   std::size_t bytes() const { return count * size_of(dtype); }
 };
 
-/// Borrowed memory that is only read.
+/// Borrowed read-only memory.
 struct ConstBuffer {
   const void* data = nullptr;
   std::size_t count = 0;
@@ -137,9 +137,9 @@ struct ConstBuffer {
   std::size_t bytes() const { return count * size_of(dtype); }
 };
 
-/// Gives memory aligned to 256 bytes, not initialised, freed with the last copy of the pointer; throws
-/// Errc::system with need and have when there is none. Passing one down is how a floor uses memory of a
-/// sibling (tensors in communicator memory) without including it.
+/// Allocates uninitialized memory, aligned to 256 bytes, which is freed with the last copy of the pointer.
+/// Errc::system reports the bytes required and available. Lets a layer use memory of a sibling without
+/// including it, e.g. tensors in communicator memory.
 struct Allocator {
   using Function = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
 
@@ -149,10 +149,10 @@ struct Allocator {
   std::shared_ptr<std::byte> operator()(std::size_t bytes) const { return allocate(bytes); }
 
   Function allocate;
-  Device device;  ///< where the memory lies
+  Device device;  ///< device of the memory
 };
 
-/// Plain process memory, aligned to 256 bytes.
+/// Private host memory, uninitialized, aligned to 256 bytes. Errc::system if there is none.
 std::shared_ptr<std::byte> allocate_host(std::size_t bytes);
 
 }  // namespace rz
