@@ -34,7 +34,7 @@ inline const std::byte* at(const void* base, std::size_t bytes) {
 
 inline bool is_on_host(const ConstBuffer& b) { return b.data && b.device.kind == Device::host; }
 
-/// This rank's shard of a buffer with `extent`.
+/// Rank `rank`'s shard of a buffer with `extent`.
 inline const std::byte* shard_of(const void* base, Extent extent, std::size_t shard_bytes, int rank) {
   return at(base, extent == Extent::shard_per_rank ? shard_bytes * static_cast<std::size_t>(rank) : 0);
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// Memory of any device.
+/// Memory allocation on any device.
 
 #include <cstddef>
 #include <memory>
@@ -8,12 +8,13 @@
 
 namespace rz {
 
-/// Memory of the device from its driver, not initialised, aligned to 256 bytes. Freeing it waits for the
-/// device: for what lives long. Errc::system states need and have.
+/// Uninitialized device memory from the driver, aligned to 256 bytes. Freeing it synchronizes the device, so
+/// use it for long-lived buffers. Errc::system reports the bytes required and available.
 std::shared_ptr<std::byte> allocate_on(Device, std::size_t bytes);
 Allocator allocator_on(Device);
 
-/// Host memory that all devices copy from and to without the host's help, by a call to this device's driver.
+/// Pinned host memory, mapped for all devices, allocated through the driver of `device`. Errc::system if it
+/// fails.
 std::shared_ptr<std::byte> allocate_pinned(Device, std::size_t bytes);
 
 }  // namespace rz

@@ -13,20 +13,20 @@ namespace rz {
 namespace {
 
 constexpr std::size_t alignment = 512, mebibyte = std::size_t{1} << 20;
-constexpr std::size_t reserve_slack = 64 * mebibyte;  // segments are larger than blocks
+constexpr std::size_t reserve_slack = 64 * mebibyte;  // segments are larger than their blocks
 
 std::size_t round_up_nonzero(std::size_t bytes, std::size_t to) {
   return round_up(std::max<std::size_t>(bytes, 1), to);
 }
 
-/// What is asked of upstream for a block: small ones share segments.
+/// Size of the segment to allocate for a block. Small blocks share segments.
 std::size_t segment_bytes(std::size_t block) {
   if (block <= mebibyte) return 2 * mebibyte;
   if (block < 10 * mebibyte) return 20 * mebibyte;
   return round_up_nonzero(block, 2 * mebibyte);
 }
 
-/// Part of a segment; its neighbours are those before and behind it there.
+/// Part of a segment. `previous` and `next` are its neighbors in the segment.
 struct Block {
   std::shared_ptr<std::byte> segment;
   std::byte* data;
@@ -50,7 +50,7 @@ struct CachingAllocator::State {
 
   const Allocator upstream;
   std::mutex mutex;
-  std::map<void*, std::set<Block*, SmallerBlock>> free;  // by stream
+  std::map<void*, std::set<Block*, SmallerBlock>> free;  // per stream
   Statistics statistics;
 
   Block* acquire(std::size_t wanted, void* stream) {
@@ -70,7 +70,7 @@ struct CachingAllocator::State {
     return block;
   }
 
-  /// Not one of the large segments for a small block: it would hold it for good.
+  /// A small block is not placed in a large segment, which it would keep from being released.
   Block* best_fit(std::size_t bytes, void* stream) {
     Block key{{}, nullptr, bytes, stream};
     auto& blocks = free[stream];
@@ -113,7 +113,7 @@ struct CachingAllocator::State {
     free[block->stream].insert(block);
   }
 
-  /// `a`, which stands before `b`, with both their bytes; neither stands in the list of free blocks any more.
+  /// Merges adjacent blocks `a` and `b` and returns `a`. Neither is in the list of free blocks afterwards.
   Block* merge(Block* a, Block* b) {
     if (a->free) free[a->stream].erase(a), a->free = false;
     if (b->free) free[b->stream].erase(b);
@@ -124,7 +124,7 @@ struct CachingAllocator::State {
     return a;
   }
 
-  /// Bytes that went back.
+  /// Returns wholly free segments to upstream; returns their bytes.
   std::size_t trim() {
     std::size_t bytes = 0;
     for (auto& [stream, blocks] : free)

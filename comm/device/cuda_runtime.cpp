@@ -40,7 +40,7 @@ void require_device(Device device) {
   const Runtime* cuda = nullptr;
   try {
     cuda = &runtime();
-  } catch (const Error& none) {  // in this build
+  } catch (const Error& none) {  // a build without CUDA
     fail(Errc::config, name(device), " is not there: ", none.what());
   }
   int count = 0;

@@ -1,9 +1,8 @@
 #pragma once
-/// The CUDA runtime calls that ringzero makes, as one table: what a build with CUDA fills with NVIDIA's, a
-/// build without it with nothing, and tests with an emulated device. No header of CUDA is needed to use it.
+/// Table of the CUDA runtime calls that ringzero makes. A build with CUDA fills it with NVIDIA's runtime;
+/// tests with an emulated device; a build without CUDA has none. Using it requires no CUDA header.
 ///
-/// Handles (streams, events, graphs) are opaque pointers, as in CUDA's own interface; numbers of devices are
-/// those of CUDA.
+/// Handles (streams, events, graphs) are opaque pointers as in CUDA. Device numbers are CUDA's.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,19 +24,19 @@ struct Extent {
   std::size_t count() const { return std::size_t{x} * y * z; }
 };
 
-/// How a kernel is spread: blocks of threads, and shared memory a block beyond what the kernel declares.
+/// Launch configuration: blocks, threads per block, and dynamic shared memory per block.
 struct Grid {
   Extent blocks, threads;
   std::size_t shared_bytes = 0;
 };
 
-/// A kernel and its arguments, which live until the call returns.
+/// A kernel and its arguments, which stay valid until launch() returns.
 struct KernelCall {
   const char* name;      ///< for error messages
-  const void* function;  ///< what cudaLaunchKernel takes
-  void** arguments;      ///< likewise
-  /// The arguments as one trivially copyable object, and how to run one thread with them: for a device that
-  /// is emulated on the host, null elsewhere.
+  const void* function;  ///< as cudaLaunchKernel takes it
+  void** arguments;      ///< as cudaLaunchKernel takes them
+  /// The arguments as one trivially copyable object, and the function that runs one thread with them. Set for
+  /// the emulated device, null otherwise.
   const void* packed;
   std::size_t packed_bytes;
   void (*run_thread)(const void* packed);
@@ -50,7 +49,7 @@ struct DeviceProperties {
   std::size_t memory_bytes = 0;
   std::size_t shared_bytes_per_block = 0;  ///< with opt-in
   int pci_domain = 0, pci_bus = 0, pci_device = 0;
-  std::string uuid;  ///< 16 bytes: tells two ranks whether they share a card
+  std::string uuid;  ///< 16 bytes; equal if two ranks share a GPU
 };
 
 struct IpcHandle {
@@ -60,7 +59,7 @@ struct IpcHandle {
 struct Runtime {
   Status (*get_device_count)(int*);
   Status (*get_device)(int*);
-  Status (*set_device)(int);  ///< makes a context on the device, unless this process has one there
+  Status (*set_device)(int);  ///< creates a context on the device if this process has none there
   Status (*has_context)(bool*, int device);
   Status (*get_properties)(DeviceProperties*, int device);
   Status (*device_synchronize)();
@@ -70,7 +69,7 @@ struct Runtime {
   Status (*free)(void*);
   Status (*host_alloc)(void**, std::size_t bytes);  ///< pinned, mapped, usable by every device
   Status (*host_free)(void*);
-  /// The device that owns a pointer; host memory of any kind is {host, 0}.
+  /// The device that owns a pointer; {host, 0} for any host memory.
   Status (*get_owner)(Device*, const void*);
   Status (*memcpy_async)(void* to, const void* from, std::size_t bytes, void* stream);  ///< any direction
   Status (*memset_async)(void*, int value, std::size_t bytes, void* stream);
@@ -89,7 +88,7 @@ struct Runtime {
   Status (*event_elapsed_ms)(float*, void* from, void* to);
 
   Status (*launch)(const KernelCall&, const Grid&, void* stream);
-  /// Lets a kernel have more than 48 KiB of shared memory a block.
+  /// Allows a kernel more than 48 KiB of dynamic shared memory per block.
   Status (*allow_shared_bytes)(const void* function, std::size_t bytes);
 
   Status (*begin_capture)(void* stream);
@@ -101,7 +100,7 @@ struct Runtime {
   Status (*destroy_executable)(void* executable);
 
   Status (*can_access_peer)(bool*, int device, int peer);
-  Status (*enable_peer_access)(int peer);  ///< for the current device; doing it twice is no error
+  Status (*enable_peer_access)(int peer);  ///< for the current device; enabling it twice is no error
   Status (*ipc_get_handle)(IpcHandle*, void* base);
   Status (*ipc_open_handle)(void** base, const IpcHandle&);
   Status (*ipc_close)(void* base);
@@ -110,30 +109,30 @@ struct Runtime {
   const char* (*error_text)(Status);  ///< "out of memory"
 };
 
-/// Errc::unsupported in a build without CUDA.
+/// The table. Errc::unsupported in a build without CUDA.
 const Runtime& runtime();
 
-/// How many devices there are; 0 in a build without CUDA, and without a driver.
+/// Number of devices; 0 in a build without CUDA and without a driver.
 int device_count() noexcept;
-/// Errc::config, one line that says how many devices there are, or that the build has no CUDA, unless
-/// `device` is one of them.
+/// Errc::config unless `device` is the host or an existing device. The message has the number of devices, or
+/// states that the build has no CUDA.
 void require_device(Device);
 
-/// "host", "cuda:N", or "cuda" for this machine's devices in turn by `local_rank`. Errc::config for anything
-/// else, and for a device that is not there.
+/// Parses "host", "cuda:N" or "cuda", which selects device local_rank modulo the number of devices.
+/// Errc::config for other text and for a missing device.
 Device device_from_name(std::string_view, int local_rank = 0);
 
-/// Throws Errc::system unless success: "cudaMalloc on cuda:1: out of memory (cudaErrorMemoryAllocation)".
+/// Throws Errc::system unless `status` is success, e.g. "cudaMalloc on cuda:1: out of memory
+/// (cudaErrorMemoryAllocation)".
 void check(Status, const char* call, Device);
 
-/// Makes a device current in this thread for its lifetime, which every call needs that belongs to a device:
-/// CUDA makes a context, some 500 MiB of the device's memory, on whichever one is current. Where this process
-/// has no context on the device that was current before, that one is not made current again, for the same
-/// reason.
+/// Makes a device current in this thread for its lifetime. Required around every call that refers to a
+/// device, since CUDA creates a context (about 500 MiB of device memory) on the current one. For the same
+/// reason, the previous device is restored only if this process has a context there.
 class DeviceGuard {
  public:
   explicit DeviceGuard(Device);
-  /// For destructors. A device that has failed may then not be current.
+  /// For destructors: ignores errors. The device may then not be current.
   DeviceGuard(Device, std::nothrow_t) noexcept;
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;

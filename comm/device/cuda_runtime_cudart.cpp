@@ -1,4 +1,4 @@
-// The table filled with NVIDIA's runtime.
+// The table of CUDA calls, filled with NVIDIA's runtime.
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -30,8 +30,8 @@ Status get_properties(DeviceProperties* to, int device) {
   return cudaSuccess;
 }
 
-/// Of the driver's library, which the runtime has loaded: the runtime itself has no call that tells it
-/// without making a context.
+/// cuDevicePrimaryCtxGetState of the driver library, which the runtime has loaded. The runtime has no
+/// equivalent that does not create a context.
 using GetContextState = int (*)(int device, unsigned* flags, int* active);
 
 Status has_context(bool* yes, int device) {
@@ -98,7 +98,7 @@ Status can_access_peer(bool* yes, int device, int peer) {
 Status enable_peer_access(int peer) {
   const auto status = cudaDeviceEnablePeerAccess(peer, 0);
   if (status != cudaErrorPeerAccessAlreadyEnabled) return status;
-  cudaGetLastError();  // or it would be reported by a later call
+  cudaGetLastError();  // otherwise a later call reports it
   return cudaSuccess;
 }
 

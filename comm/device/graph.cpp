@@ -8,7 +8,7 @@ namespace rz {
 using cuda::runtime;
 
 namespace {
-thread_local int open_captures = 0;  // open ones of this thread
+thread_local int open_captures = 0;  // of this thread
 }
 
 struct Graph::Handle {

@@ -1,5 +1,5 @@
 #pragma once
-/// CUDA graphs: work that was put into a stream once and is then run many times at the cost of one launch.
+/// CUDA graphs: stream work that is captured once and replayed with one launch.
 
 #include <memory>
 
@@ -7,12 +7,12 @@
 
 namespace rz {
 
-/// Copies share one graph. Thread-safe but for a stream's own order.
+/// An executable graph; copies share it. Thread-safe, except for ordering within a stream.
 class Graph {
  public:
   Graph() = default;
   bool defined() const { return handle_ != nullptr; }
-  /// Puts a run of the whole graph into the stream.
+  /// Enqueues one run of the graph in the stream.
   void launch(const Stream&) const;
 
  private:
@@ -21,18 +21,19 @@ class Graph {
   std::shared_ptr<Handle> handle_;
 };
 
-/// From construction to end(), what is put into a CUDA stream, and into others that wait for it and that it
-/// waits for again, is recorded and not run. Nothing may be waited for or allocated by this thread meanwhile.
+/// Captures the work enqueued in a CUDA stream between construction and end(), including other streams that
+/// fork from it and join it again. The work is recorded, not run. Meanwhile this thread must not synchronize
+/// or allocate.
 class GraphCapture {
  public:
   explicit GraphCapture(const Stream&);
-  /// Ends a capture that an exception left, and throws it away.
+  /// Ends and discards a capture that an exception left open.
   ~GraphCapture();
   GraphCapture(const GraphCapture&) = delete;
   GraphCapture& operator=(const GraphCapture&) = delete;
-  /// Errc::system if something happened that cannot be captured.
+  /// Ends the capture and instantiates the graph. Errc::system if it contains work that cannot be captured.
   Graph end();
-  /// Whether this thread captures now: what it takes, a graph uses whenever it runs.
+  /// True while this thread captures. Resources obtained during a capture are used by every run of the graph.
   static bool active();
 
  private:
@@ -40,7 +41,7 @@ class GraphCapture {
   bool open_ = true;
 };
 
-/// The graph of what f() puts into the stream.
+/// The graph of the work that f() enqueues in the stream.
 template <class F>
 Graph capture(const Stream& stream, const F& f) {
   GraphCapture capture(stream);

@@ -1,7 +1,7 @@
 #pragma once
-/// The words in which kernels (.cu files) are written, and the one function that launches them. nvcc compiles
-/// a kernel for the card; a host compiler compiles the same source for an emulated device, after a header
-/// that gives it CUDA's words (RZ_EMULATED_GPU).
+/// Macros for writing kernels (.cu files), and launch(). nvcc compiles a kernel for the GPU. For the emulated
+/// device a host compiler compiles the same source, after a header that defines the CUDA keywords
+/// (RZ_EMULATED_GPU).
 
 #include <tuple>
 #include <utility>
@@ -11,9 +11,9 @@
 #include "comm/device/stream.h"
 
 #ifdef __CUDACC__
-/// `T name[count]` in the block's shared memory.
+/// `T name[count]` in static shared memory of the block.
 #define RZ_SHARED(T, name, count) __shared__ T name[count]
-/// `T* name`: the shared memory that the launch asked for.
+/// `T* name`: the dynamic shared memory of the launch.
 #define RZ_DYNAMIC_SHARED(T, name)                            \
   extern __shared__ __align__(16) unsigned char rz_shared_[]; \
   T* const name = reinterpret_cast<T*>(rz_shared_)
@@ -21,7 +21,8 @@
 
 namespace rz::cuda {
 
-/// Blocks of `threads` for one thread an element, or fewer where the kernel strides over the grid.
+/// One thread per element in blocks of `threads`. Limited to `max_blocks`, for kernels with a grid-stride
+/// loop.
 inline Grid grid_for(std::size_t elements, unsigned threads = 256, std::size_t max_blocks = 1 << 20) {
   const std::size_t blocks = ceil_div(elements, threads);
   return {{static_cast<unsigned>(blocks < max_blocks ? blocks : max_blocks)}, {threads}, 0};
@@ -51,8 +52,8 @@ void launch_packed(const char* name, void (*kernel)(P...), const Grid& grid, con
 
 }  // namespace detail
 
-/// Starts kernel(args…) on the stream. A grid without blocks or threads starts nothing. Errc::system names
-/// the kernel and the device.
+/// Launches kernel(args…) in the stream. An empty grid launches nothing. Errc::system names the kernel and
+/// the device.
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const Grid& grid, const Stream& stream, A&&... args) {
   static_assert((std::is_trivially_copyable_v<P> && ...), "a kernel's arguments are copied as bytes");

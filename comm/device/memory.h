@@ -1,5 +1,5 @@
 #pragma once
-/// Copies between the memories of all devices.
+/// Copies and fills on any device.
 
 #include <cstddef>
 
@@ -8,9 +8,10 @@
 
 namespace rz {
 
-/// In the stream's order, between any two places, a host stream at once. From ordinary host memory the call
-/// returns when that may be reused, to it when it holds the data; else the memory must live until the stream
-/// was there.
+/// Copies between any two memories in stream order; on a host stream at once (memmove). With pageable host
+/// memory as the source, the call returns when the source may be reused; as the target, when the data has
+/// arrived. All other memory must stay valid until the stream has passed the copy. Errc::system if the device
+/// reports an error.
 void memcpy_async(void* to, const void* from, std::size_t bytes, const Stream&);
 void memset_async(void* to, int value, std::size_t bytes, const Stream&);
 

@@ -46,7 +46,7 @@ void Event::synchronize() const {
 struct Stream::DeviceState {
   explicit DeviceState(Device d) : device(d) {}
   ~DeviceState() {
-    blocks.clear();  // before the stream
+    blocks.clear();  // destroyed before the stream
     if (!owned) return;
     const DeviceGuard guard(device, std::nothrow);
     runtime().stream_destroy(owned);
@@ -55,10 +55,10 @@ struct Stream::DeviceState {
   DeviceState& operator=(const DeviceState&) = delete;
 
   const Device device;
-  void* owned = nullptr;  // the stream, unless it is borrowed
+  void* owned = nullptr;  // the stream; null if borrowed
   std::mutex mutex;
-  std::vector<std::shared_ptr<std::byte>> blocks;  // of scratch; the last one is in use
-  std::size_t bytes = 0;                           // of the last one
+  std::vector<std::shared_ptr<std::byte>> blocks;  // scratch buffers; the last one is in use
+  std::size_t bytes = 0;                           // size of the last block
 };
 
 Stream Stream::host(int threads) {

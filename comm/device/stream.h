@@ -1,7 +1,7 @@
 #pragma once
-/// A Stream is an order of execution, as a value. On CUDA it is a cudaStream_t, owned or borrowed. On the
-/// host it is the calling thread's own order, with a team of threads that share the work of each kernel;
-/// recording an event is free, and waiting for anything means that the calling thread waits.
+/// Streams and events as values. On CUDA a Stream is a cudaStream_t, owned or borrowed. On the host it is the
+/// calling thread's order of execution, with a thread team for the kernels: recording an event is free, and
+/// waiting blocks the calling thread.
 
 #include <algorithm>
 #include <cstddef>
@@ -13,13 +13,13 @@
 
 namespace rz {
 
-/// A point in a stream. Copying shares it. A default one, and every one of a host stream, has been reached.
+/// A point in a stream; copies share it. A default event, and any event of a host stream, has been reached.
 class Event {
  public:
   Event() = default;
-  /// True once the point was reached. Never blocks. Errc::system if the device has failed.
+  /// True once the point has been reached. Never blocks. Errc::system if the device has failed.
   bool done() const;
-  /// Blocks the host until the point was reached. Errc::system if the device has failed.
+  /// Blocks the host until the point has been reached. Errc::system if the device has failed.
   void synchronize() const;
 
  private:
@@ -28,46 +28,46 @@ class Event {
   std::shared_ptr<Handle> handle_;
 };
 
-/// Thread-safe on CUDA, as CUDA's streams are; one thread at a time on the host.
+/// Thread-safe on CUDA, as CUDA's streams are. A host stream may be used by one thread at a time.
 class Stream {
  public:
-  /// The calling thread alone.
+  /// A host stream with the calling thread only.
   Stream() = default;
-  /// A host stream whose kernels run on `threads` threads, the caller's among them. One thread at a time may
-  /// use it.
+  /// A host stream whose kernels run on `threads` threads, including the caller's. Errc::invalid_argument if
+  /// less than 1.
   static Stream host(int threads);
   enum class Priority : bool { normal, high };
-  /// A CUDA stream of its own, destroyed with the last copy; on the host the calling thread's order.
-  /// Errc::config if there is no such device.
+  /// A new CUDA stream that does not synchronize with the null stream; destroyed with the last copy. For the
+  /// host, a default Stream. Errc::config if there is no such device.
   static Stream create(Device, Priority = Priority::normal);
-  /// The caller's cudaStream_t (null: the device's default stream), never destroyed here.
+  /// Wraps the caller's cudaStream_t (null: the device's default stream) without taking ownership.
   static Stream borrow(Device, void* native);
 
   Device device() const { return device_; }
   void* native() const { return native_; }
   int threads() const { return team_ ? team_->size() : 1; }
 
-  /// The point after everything that was put into the stream so far.
+  /// The point after all work that is in the stream now.
   Event record() const;
-  /// What is put into the stream from now on runs after the event. A host stream blocks until then.
+  /// Later work in this stream runs after the event. A host stream blocks until the event is reached.
   void wait(const Event&) const;
-  /// Blocks the host until everything in the stream has run. Errc::system if something failed.
+  /// Blocks the host until all work in the stream has run. Errc::system if any of it failed.
   void synchronize() const;
 
-  /// Whether what is put into it now becomes a part of a graph (comm/device/graph.h).
+  /// True while work in this stream is captured into a graph (comm/device/graph.h).
   bool capturing() const;
 
-  /// CUDA only: memory of the device, not initialised, aligned to 256 bytes, for what kernels of this stream
-  /// hand to those right behind them: whoever calls next gets the same bytes. Belongs to the copies of this
-  /// Stream (of a borrowed one: of what that call of `borrow` returned) and is given back with the last of
-  /// them, not before, since a graph may refer to it: run what was captured here in this stream, and while it
-  /// lives. A call that asks for more than all before it allocates, which no capture allows: run once, then
-  /// capture. One thread at a time may use what it gets.
+  /// CUDA only. Uninitialized device memory, aligned to 256 bytes, for passing data between consecutive
+  /// kernels of this stream: each call returns the same buffer, so the next user overwrites it. Belongs to
+  /// this Stream and its copies (for a borrowed stream, those of one borrow() call) and is freed with the
+  /// last of them, since a graph may refer to it: launch a graph captured here in this stream, during its
+  /// lifetime. A call that exceeds all previous sizes allocates, which a capture forbids: run once before
+  /// capturing. One thread at a time may use the memory.
   void* workspace(std::size_t bytes) const;
 
-  /// Host only. Splits [0, n) into one contiguous range a thread, each a multiple of `grain` long but the
-  /// last, and calls f(begin, end) for those that are not empty. The split depends on n, grain and threads()
-  /// alone, so results repeat. f must not throw.
+  /// Host only. Splits [0, n) into one contiguous range per thread, with lengths that are multiples of
+  /// `grain` except the last, and calls f(begin, end) for the non-empty ranges. The split depends only on n,
+  /// grain and threads(), so results are reproducible. f must not throw.
   template <class F>
   void parallel_for(std::size_t n, std::size_t grain, const F& f) const {
     const std::size_t most = grain ? ceil_div(n, grain) : n;

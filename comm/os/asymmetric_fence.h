@@ -1,13 +1,14 @@
 #pragma once
-/// The rare side of an asymmetric fence: who is about to sleep makes all other threads of the machine pass a
-/// full fence, so that those who publish news need none (membarrier(2)).
+/// Asymmetric fence by membarrier(2). The thread that is about to sleep runs heavy_fence(), so that frequent
+/// publishers need no fence of their own.
 
 namespace rz {
 
-/// Makes heavy_fence() reach this process's threads. False: the system has no such call, or forbids it.
+/// Registers this process as a target of heavy_fence(). Returns false if the system lacks the call or forbids
+/// it.
 bool register_asymmetric_fence() noexcept;
-/// What this thread wrote before is seen by registered threads of all processes in what they read after what
-/// they wrote before it, as if each had passed a full fence.
+/// Full fence on this thread and on all running threads of registered processes: it orders earlier writes of
+/// this thread and earlier writes of those threads before later reads of either.
 void heavy_fence() noexcept;
 
 }  // namespace rz

@@ -10,7 +10,7 @@ namespace rz {
 
 namespace {
 
-/// A folder with the files of one group.
+/// Directory of one cgroup.
 struct Group {
   std::string folder;
   bool v2;
@@ -23,9 +23,9 @@ bool has_controller(const std::string& controllers, const std::string& controlle
   return false;
 }
 
-/// The group of this process and those that hold it, up to what is mounted. Lines of /proc/self/cgroup are
-/// "number:controllers:path", of version 2 without controllers. A container may see the path of the host, but
-/// mounts its own group in the place of the root.
+/// Directories of this process's cgroup and its ancestors, up to the mount point. A line of /proc/self/cgroup
+/// is "number:controllers:path", without controllers in version 2. In a container the path may be that of the
+/// host, while the container's own cgroup is mounted as the root.
 std::vector<Group> cgroup_folders(const std::string& root, const std::string& controller) {
   std::vector<Group> all;
   std::ifstream in(root + "/proc/self/cgroup");
@@ -44,14 +44,14 @@ std::vector<Group> cgroup_folders(const std::string& root, const std::string& co
   return all;
 }
 
-/// None for "max", and where there is no such file.
+/// nullopt for "max" and if the file does not exist.
 std::optional<unsigned long long> read_value(const std::string& file) {
   std::ifstream in(file);
   unsigned long long value = 0;
   return in >> value ? std::optional(value) : std::nullopt;
 }
 
-/// cpu.max is "quota period"; version 1 has a file for each, and quota -1 for none.
+/// Version 2: cpu.max is "quota period". Version 1: one file each; quota -1 means no limit.
 std::optional<double> processors(const Group& g) {
   double quota = 0, period = 0;
   if (g.v2) {

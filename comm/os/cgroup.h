@@ -1,18 +1,18 @@
 #pragma once
-/// What control groups (Linux, versions 1 and 2) leave this process: the limits of its own group and of all
-/// that hold it.
+/// Limits of Linux control groups (versions 1 and 2) for this process: the tightest of its cgroup and its
+/// ancestors. `root` is prepended to /proc and /sys, for tests.
 
 #include <optional>
 #include <string>
 
 namespace rz {
 
-/// Processors' worth of time, the smallest quota (cpu.max). None: no limit. `root`: where /proc and /sys
-/// stand.
+/// CPU quota, in CPUs; may be fractional. nullopt: no limit.
 std::optional<double> cgroup_processors(const std::string& root = "");
 
-/// Bytes that may still be taken: the smallest difference of a limit and what counts as used. Pages of files
-/// and reclaimable slab do not, since the kernel gives them up; shared memory does. None: no limit.
+/// Bytes of memory that this process can still allocate: the smallest limit minus usage. File pages and
+/// reclaimable slab do not count as usage, since the kernel reclaims them; shared memory does. nullopt: no
+/// limit.
 std::optional<unsigned long long> cgroup_memory(const std::string& root = "");
 
 }  // namespace rz

@@ -14,7 +14,7 @@ int cma_read_process(pid_t process, std::uint64_t address, std::span<std::byte> 
     const ssize_t n = process_vm_readv(process, &to, 1, &from, 1, 0);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return n < 0 ? errno : EFAULT;
-    into = into.subspan(static_cast<std::size_t>(n));  // it stops early where memory ends
+    into = into.subspan(static_cast<std::size_t>(n));  // short read: unmapped memory follows
     address += static_cast<std::uint64_t>(n);
   }
   return 0;

@@ -1,7 +1,7 @@
 #pragma once
-/// Another process's own memory, read through the kernel: process_vm_readv(2), which finds the pages and
-/// copies them once. Who may read whom is up to the kernel (ptrace(2), "access mode checks"): as a rule
-/// processes of one user may, in some containers nobody.
+/// Cross-memory attach (CMA): reads the memory of another process with one copy, by process_vm_readv(2). The
+/// kernel decides on permission (ptrace(2), "access mode checks"): usually processes of one user may read
+/// each other; in some containers no process may.
 
 #include <sys/types.h>
 
@@ -11,15 +11,16 @@
 
 namespace rz {
 
-/// Fills `into` from that address of the process; 0, or what is wrong as errno has it: ESRCH if the process
-/// is gone, EFAULT if it has no such memory, EPERM or ENOSYS if it may not be read.
+/// Fills `into` from `address` of the process. Returns 0 or an errno value: ESRCH if the process has exited,
+/// EFAULT if the range is not mapped, EPERM or ENOSYS if reading is not permitted.
 int cma_read_process(pid_t, std::uint64_t address, std::span<std::byte> into) noexcept;
 
-/// Whether the kernel reads this process's memory there: not what some devices map. Looks at both ends.
+/// True if the kernel can read this range of the calling process; false for some device mappings. Checks the
+/// first and the last byte.
 bool cma_readable(std::span<const std::byte>) noexcept;
 
-/// How reading a peer's own memory ended. `gone`: the peer, or the group has failed, as the transport will
-/// say. `refused`: the kernel does not let this rank read that process any more.
+/// Result of reading a peer's memory. `gone`: the peer has exited or the group has failed; the transport
+/// reports the cause. `refused`: the kernel no longer permits this rank to read that process.
 enum class CmaResult : unsigned char { done, gone, refused };
 
 }  // namespace rz

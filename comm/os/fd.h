@@ -1,5 +1,5 @@
 #pragma once
-/// An open file descriptor, closed with its owner.
+/// Owner of a file descriptor.
 
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The library's own threads.
+/// Threads of the library.
 
 #include <csignal>
 #include <thread>
@@ -7,8 +7,8 @@
 
 namespace rz {
 
-/// While it lives, the calling thread blocks every signal but those of its own faults (SIGSEGV, SIGBUS,
-/// SIGFPE, SIGILL, SIGTRAP, SIGSYS). A thread that is made meanwhile blocks them for ever.
+/// Scope in which the calling thread blocks every signal except synchronous faults (SIGSEGV, SIGBUS, SIGFPE,
+/// SIGILL, SIGTRAP, SIGSYS). Threads created in the scope inherit the mask for their lifetime.
 class SignalsBlocked {
  public:
   SignalsBlocked();
@@ -20,8 +20,8 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-/// A thread that takes no signals: the handlers of the program that uses the library run on that program's
-/// threads. Every thread that the library starts is one.
+/// Starts a thread that blocks signals, so that signal handlers of the embedding program run on that
+/// program's threads. The library creates all its threads here.
 template <class F>
 std::thread helper_thread(F&& f) {
   const SignalsBlocked blocked;

@@ -9,11 +9,11 @@ namespace rz {
 
 namespace {
 
-/// Follows the forks of this process from its first use on.
+/// Counts fork() calls with pthread_atfork handlers, from its first use.
 class ForkTracker {
  public:
   static ForkTracker& instance() {
-    static ForkTracker& forks = *new ForkTracker;  // never destroyed: what outlives statics asks, too
+    static ForkTracker& forks = *new ForkTracker;  // never destroyed: used by objects that outlive statics
     return forks;
   }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// fork() copies objects whose threads, sockets and shared memory stay the parent's. What a child may not end
-/// knows its creator.
+/// Process ownership across fork(). A child gets copies of objects whose threads, sockets and shared memory
+/// belong to the parent; such objects record their creator.
 
 #include <sys/types.h>
 #include <unistd.h>
@@ -10,16 +10,16 @@
 
 namespace rz {
 
-/// How many calls of fork() lie between the first process that this one comes of and itself. A clone() that
-/// runs no handlers of pthread_atfork() goes unseen.
+/// Number of fork() calls between the original process and this one. A clone() that bypasses pthread_atfork()
+/// handlers is not counted.
 std::uint64_t fork_generation() noexcept;
 
-/// The process that made the object whose member this is.
+/// Member of an object that records the process which created it.
 class Creator {
  public:
-  /// Whether this process made the object. Asks the system.
+  /// True if this process created the object. Makes a system call.
   bool is_this_process() const noexcept { return process_ == ::getpid(); }
-  /// The same by generation(): for calls that take less time than the system does.
+  /// is_this_process() by fork_generation(), without a system call.
   bool is_this_generation() const noexcept { return generation_ == fork_generation(); }
   pid_t process() const noexcept { return process_; }
 
@@ -28,17 +28,18 @@ class Creator {
   std::uint64_t generation_ = fork_generation();
 };
 
-/// How often this process, and those that it was forked from, have called fork().
+/// Number of fork() calls made by this process and its ancestors.
 std::uint64_t fork_count() noexcept;
 
-/// Calls `f` unless this process has forked since forks() was `since`. No fork() begins until `f` returns.
+/// Calls `f` unless fork_count() has changed from `since`. Blocks fork() in other threads until `f` returns.
 void unless_forked_since(std::uint64_t since, const std::function<void()>& f);
 
-/// Holds an object for ever that this process cannot end, reachable, so that no tool takes it for lost.
+/// Leaks an object, for processes that must not destroy it. It stays reachable, so leak checkers do not
+/// report it.
 void leak_reachable(void* object) noexcept;
 
-/// Deletes an object in the process that made it. In a child of fork() the object stays as it is: its threads
-/// are not there, and a lock of it may be held for ever.
+/// Deleter that acts only in the creator process. A child of fork() leaks its copy: the object's threads do
+/// not exist there, and its locks may be held forever.
 template <class T>
 struct DeletedByCreator {
   Creator creator{};

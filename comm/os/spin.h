@@ -1,11 +1,11 @@
 #pragma once
-/// Waiting for a value of this process to change: spin briefly, then sleep.
+/// Waiting for a value in this process to change: spin, then sleep.
 
 #include <atomic>
 
 namespace rz {
 
-/// Tells the processor that this is a spin loop.
+/// CPU hint for spin loops.
 inline void cpu_pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -14,7 +14,7 @@ inline void cpu_pause() {
 #endif
 }
 
-/// This line of memory is written next, and others have read it: it is fetched for that meanwhile.
+/// Prefetches, for writing, a cache line that other cores have read.
 inline void prefetch_for_write(const void* line) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
@@ -23,8 +23,8 @@ inline void prefetch_for_write(const void* line) {
 #endif
 }
 
-/// Returns once `value` no longer holds `old`. Spins for a few tens of microseconds, the length of a gap
-/// between two kernels, before it sleeps.
+/// Returns once `value` differs from `old`, with acquire ordering. Spins for tens of microseconds, about the
+/// gap between two kernels, before it sleeps.
 template <class T>
 void spin_then_wait(const std::atomic<T>& value, T old) {
   for (int i = 0; i < 4000; ++i) {

@@ -13,9 +13,10 @@ constexpr timespec max_futex_sleep{.tv_sec = 0, .tv_nsec = 1'000'000};
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "what a futex is");
 }  // namespace
 
-// Nothing keeps unlock()'s look at waiting_ behind its store for a thread on another processor: that one may
-// not be seen and still find the lock held. Before it sleeps the system looks once more, which takes longer
-// than a store does to arrive; and no sleep is long.
+// unlock() has no fence between its store to held_ and its load of sleepers_, so it may read 0 while this
+// thread still reads held_ == 1 (store buffering), and skip the wakeup. Two things bound the delay:
+// FUTEX_WAIT reads held_ again in the kernel, by when the store is visible in practice; and a sleep lasts at
+// most max_futex_sleep.
 void SpinFutexLock::wait() noexcept {
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   while (held_.exchange(1, std::memory_order_acquire))

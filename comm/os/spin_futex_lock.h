@@ -1,13 +1,13 @@
 #pragma once
-/// A mutex that mostly one thread enters: one atomic exchange, one store and one look, where std::mutex takes
-/// two exchanges and two calls. Unfair, as that is.
+/// Mutex for mostly uncontended use. lock() is one atomic exchange, unlock() one store and one load;
+/// std::mutex takes two exchanges and two calls. Not fair.
 
 #include <atomic>
 #include <cstdint>
 
 namespace rz {
 
-/// What std::unique_lock and std::condition_variable_any take.
+/// Lockable, for std::unique_lock and std::condition_variable_any.
 class SpinFutexLock {
  public:
   void lock() noexcept {
@@ -23,7 +23,7 @@ class SpinFutexLock {
   void wait() noexcept;
   void wake() noexcept;
 
-  std::atomic<std::uint32_t> held_{0}, sleepers_{0};  // waiting_: threads that sleep, or are about to
+  std::atomic<std::uint32_t> held_{0}, sleepers_{0};  // sleepers_: threads in wait()
 };
 
 }  // namespace rz

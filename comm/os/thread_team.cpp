@@ -16,8 +16,8 @@ struct ThreadTeam::State {
   const int size;
   std::mutex turn;
   const FunctionRef* work = nullptr;
-  std::atomic<unsigned> round{0};  // a new value is a new run
-  std::atomic<int> running{0};     // members that have not ended yet
+  std::atomic<unsigned> round{0};  // incremented to start a run
+  std::atomic<int> running{0};     // threads that have not finished this run
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
 

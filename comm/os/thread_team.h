@@ -1,12 +1,12 @@
 #pragma once
-/// A fixed team of threads that runs one function on all its members at once: the only pool that GEMM and
-/// element-wise kernels share, so that two pools never fight over the cores.
+/// A fixed team of threads that runs one function on all members at once. GEMM and element-wise kernels share
+/// one team per stream, so that two pools do not compete for cores.
 
 #include <memory>
 
 namespace rz {
 
-/// A borrowed callable `void(int member)`: no allocation, valid during the call it is passed to.
+/// Non-owning reference to a callable `void(int member)`. No allocation; valid for the duration of the call.
 class FunctionRef {
  public:
   template <class F>
@@ -21,15 +21,15 @@ class FunctionRef {
 
 class ThreadTeam {
  public:
-  /// `threads` counts the caller of run(), which works too. At least 1.
+  /// `threads` includes the caller of run(). Errc::invalid_argument if it is less than 1.
   explicit ThreadTeam(int threads);
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
 
   int size() const;
-  /// Calls f(0) … f(size-1), each on its own thread, and returns when all have ended. The function must not
-  /// throw. One run at a time: a second caller waits its turn.
+  /// Calls f(0) … f(size-1), each on its own thread, and returns when all have returned. `f` must not throw.
+  /// Runs are serialized: a second caller blocks until the first run has ended.
   void run(FunctionRef f);
 
  private:
