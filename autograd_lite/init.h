@@ -1,6 +1,6 @@
 #pragma once
-/// The first value of a parameter's elements, each a pure function of (seed, parameter name, element index):
-/// any rank makes any slice, and gets the same bits as one that makes the whole.
+/// Parameter initialization. Each element is a pure function of (seed, parameter name, element index), so a
+/// rank that computes a slice gets the same bits as a rank that computes the whole parameter.
 
 #include <cstdint>
 #include <span>
@@ -10,17 +10,18 @@
 
 namespace rz {
 
-/// Elements [begin, begin + slice.size()) of the parameter, drawn as Parameter::initial says, from
-/// Philox4x32-10 (Salmon et al., 2011, doi:10.1145/2063384.2063405) and, for normal ones, Box and Muller's
+/// Computes elements [begin, begin + slice.size()) of the parameter from the distribution Parameter::initial.
+/// Random words: Philox4x32-10 (Salmon et al., 2011, doi:10.1145/2063384.2063405). Normal values: Box-Muller
 /// transform (1958, doi:10.1214/aoms/1177706645). Errc::invalid_argument if the slice exceeds the parameter.
 void init_slice(const Parameter&, std::span<float> slice, std::size_t begin, std::uint64_t seed);
 
-/// Number `index` of the named stream of uniform numbers in (0, 1).
+/// Element `index` of the named stream of uniform random numbers in (0, 1).
 double random_uniform(std::uint64_t seed, std::string_view stream, std::uint64_t index);
 
-/// Gives every parameter of a module that has no value yet memory of its own, not initialised.
+/// Allocates the value of every parameter that has none: f32, uninitialized. Errc::invalid_argument if two
+/// parameters have the same name.
 void allocate_parameters(Module&, const Allocator& = allocate_host);
-/// init_slice() of the whole of every parameter.
+/// Initializes all elements of every parameter with init_slice(). Same error.
 void init_parameters(Module&, std::uint64_t seed, const Stream& = {});
 
 }  // namespace rz

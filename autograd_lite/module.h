@@ -1,5 +1,5 @@
 #pragma once
-/// What a strategy and an optimizer need to know of a model.
+/// Interface of a model for strategies and optimizers.
 
 #include <span>
 #include <string>
@@ -12,16 +12,16 @@ namespace rz {
 class Module {
  public:
   virtual ~Module() = default;
-  /// Every parameter once, in the order of first use, shared ones (tied embeddings) at their first use.
+  /// Every parameter once, in order of first use.
   virtual std::vector<Parameter*> parameters() = 0;
-  /// In the order of use in forward. Every parameter stands in at least one; shared ones may stand in
+  /// Scopes in order of use in forward. Every parameter is in at least one scope; a shared one may be in
   /// several.
   virtual std::vector<const Scope*> scopes() = 0;
 };
 
-/// Errc::invalid_argument if two parameters have one name: their initial values would be the same, and a
-/// checkpoint could not tell them apart. allocate_parameters(), init_parameters() and strategies call
-/// it before they give parameters memory or values.
+/// Errc::invalid_argument if two parameters have the same name: their initial values would be equal, and a
+/// checkpoint could not distinguish them. Called by allocate_parameters(), init_parameters() and the
+/// strategies.
 void require_distinct_names(std::span<Parameter* const>);
 
 }  // namespace rz

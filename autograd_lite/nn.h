@@ -1,7 +1,7 @@
 #pragma once
-/// Layers: named parameters and the operator that uses them. Their parameters have no memory until somebody
-/// gives it to them (allocate_parameters, or a strategy). A layer must stay where it is once its parameters
-/// were listed.
+/// Layers: named parameters and the operators that use them. A new layer's parameters have no memory;
+/// allocate_parameters() or a strategy allocates it. Do not move a layer after append_parameters(), which
+/// stores pointers to its parameters.
 
 #include <string>
 #include <vector>
@@ -10,13 +10,12 @@
 
 namespace rz::nn {
 
-/// Names are `name`.weight and `name`.bias. Drawn as PyTorch's nn.Linear by default: uniform within
-/// 1/sqrt(in).
+/// Parameters `name`.weight and `name`.bias, initialized like PyTorch's nn.Linear: uniform in ±1/sqrt(in).
 struct Linear {
   Linear(const std::string& name, std::size_t in, std::size_t out, WeightLayout layout = WeightLayout::out_in,
          bool with_bias = true);
   Var operator()(Tape&, Var x);
-  /// With a GELU behind it, which the next layer takes.
+  /// linear_gelu(): the layer followed by a GELU, as the input of the next Linear.
   Activation gelu(Tape&, Var x);
   Var operator()(Tape&, const Activation& x);
   void append_parameters(std::vector<Parameter*>& to);
@@ -26,11 +25,11 @@ struct Linear {
   Parameter weight, bias;
 };
 
-/// Weight one, bias zero.
+/// Parameters `name`.weight, initialized to 1, and `name`.bias, to 0.
 struct LayerNorm {
   LayerNorm(const std::string& name, std::size_t channels, float epsilon);
   Var operator()(Tape&, Var x);
-  /// Of a + b, which comes too.
+  /// add_layer_norm(): a + b, and its layer norm.
   SumAndNorm add_and_norm(Tape&, Var a, Var b);
   void append_parameters(std::vector<Parameter*>& to);
 
@@ -38,7 +37,7 @@ struct LayerNorm {
   Parameter weight, bias;
 };
 
-/// Normal(0, deviation).
+/// Parameter `name`.weight [rows, channels], initialized to normal(0, deviation).
 struct Embedding {
   Embedding(const std::string& name, std::size_t rows, std::size_t channels, float deviation = 1);
   Var operator()(Tape&, const Tensor& tokens);

@@ -29,11 +29,12 @@ void require_dims(const char* op, const char* what, const Tensor& t, int at_leas
          " extents, expected ", at_least, at_least == at_most ? "" : concat(" to ", at_most));
 }
 
-/// Memory for as many elements of the same type.
+/// An uninitialized tensor of the same shape and dtype.
 Tensor empty_like(Tape& tape, const Tensor& t) { return tape.empty(t.shape(), t.dtype()); }
 
-/// An input that backward reads again: a parameter's value as it is then, for its memory may have gone
-/// meanwhile; anything else is kept, also from operators that overwrite what nobody else keeps.
+/// An input that backward reads again. For a parameter it reads the current value, since the memory may have
+/// moved or been released. Other tensors are kept, which also prevents operators from overwriting them
+/// (Tape::can_reuse).
 class SavedVariable {
  public:
   SavedVariable(const Tape& tape, Var v)
@@ -56,7 +57,7 @@ Var unary_of_input(Tape& tape, Var x) {
   });
 }
 
-/// One whose backward needs its output.
+/// An element-wise operator whose backward needs its output.
 template <auto forward, auto backward>
 Var unary_of_output(Tape& tape, Var x) {
   const Tensor in = tape.value(x);
@@ -68,8 +69,8 @@ Var unary_of_output(Tape& tape, Var x) {
   });
 }
 
-/// What two layers' backward share: the parameters' gradients in one call, or in two when one of them is
-/// overwritten and the other one added to.
+/// Calls `backward` for the gradients of weight and bias: once, or twice if one of them is overwritten and
+/// the other is accumulated.
 template <class F>
 void both_parameters(Tape& tape, Var weight, Var bias, F&& backward) {
   const auto d_weight = tape.grad_target(weight);
@@ -84,7 +85,7 @@ void both_parameters(Tape& tape, Var weight, Var bias, F&& backward) {
   }
 }
 
-/// The backward of a layer norm of x, whose statistics the forward kept.
+/// Backward of a layer norm of x, with the statistics kept by forward.
 auto layer_norm_backward(Var x_var, Var weight, Var bias, const SavedVariable& kept, const Tensor& mean,
                          const Tensor& inverse_deviation) {
   return [=](Tape& tape, const Tensor& d_out) {
@@ -195,7 +196,7 @@ Var at_position(Tape& tape, Var x, std::size_t position) {
 
 namespace {
 
-/// New memory for what a layer makes of x.
+/// Memory for the output of a linear layer.
 Tensor layer_output(Tape& tape, const Tensor& x, const Tensor& weight, WeightLayout layout) {
   require_dims("linear", "the input", x, 1, 4);
   require_dims("linear", "the weight", weight, 2, 2);
@@ -204,7 +205,7 @@ Tensor layer_output(Tape& tape, const Tensor& x, const Tensor& weight, WeightLay
 
 Tensor value_or_none(Tape& tape, Var v) { return v.defined() ? tape.value(v) : Tensor(); }
 
-/// The backward of x · W + bias, with respect to x if `d_x` is defined.
+/// Backward of x · W + bias; with respect to x only if `d_x` is defined.
 void layer_backward(Tape& tape, Tape::GradTarget d_x, Var weight, Var bias, const Tensor& d_out,
                     const Tensor& x, WeightLayout layout) {
   both_parameters(tape, weight, bias, [&](const Tensor& d_w, const Tensor& d_b, ops::Into into_parameters) {
@@ -304,8 +305,8 @@ SumAndNorm add_layer_norm(Tape& tape, Var a, Var b, Var weight, Var bias, float 
   const Tensor mean = tape.empty(rows), inverse_deviation = tape.empty(rows);
   ops::add_layer_norm(sum, out, mean, inverse_deviation, tape.value(a), tape.value(b), tape.value(weight),
                       tape.value(bias), epsilon, tape.stream());
-  // Two operators in backward: the norm adds to what the residual stream's later users left for the sum,
-  // and the sum hands that on.
+  // Two operators in backward: the norm adds to the gradient of `sum` that later users have accumulated; the
+  // sum then propagates it to a and b.
   SumAndNorm result;
   result.sum = tape.record(sum, {a, b}, [a, b](Tape& tape, const Tensor& d_sum) {
     tape.accumulate_grad(a, d_sum);
@@ -387,7 +388,7 @@ CrossEntropy cross_entropy(Tape& tape, Var logits_var, const Tensor& targets) {
       tape.record(loss, {logits_var},
                   [logits_var, shape, table, sums, kept = SavedVariable(tape, logits_var), log_sum,
                    target_rows](Tape& tape, const Tensor& d_loss) {
-                    const bool overwrite = tape.can_reuse(logits_var);  // before there is another copy
+                    const bool overwrite = tape.can_reuse(logits_var);  // before `logits` adds a reference
                     const Tensor logits = kept(tape).reshape(table);
                     const Tensor d = overwrite ? logits : empty_like(tape, logits);
                     ops::cross_entropy_backward(d, logits, log_sum, target_rows, d_loss, sums, tape.stream());

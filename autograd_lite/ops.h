@@ -1,6 +1,6 @@
 #pragma once
-/// The operators of tensor/ops.h on a tape: each runs forward and records its backward. Shapes as there; what
-/// does not fit is Errc::invalid_argument. A default Var stands for "no bias".
+/// The operators of tensor/ops.h on a tape: each runs forward and records its backward. Shapes are those of
+/// tensor/ops.h; a mismatch is Errc::invalid_argument. A default Var means "no bias".
 
 #include <cstddef>
 
@@ -18,10 +18,10 @@ Var scale(Tape&, Var x, float factor);
 Var gelu(Tape&, Var x);  ///< tanh approximation
 Var relu(Tape&, Var x);
 Var tanh(Tape&, Var x);
-Var softmax(Tape&, Var x);  ///< over the last extent
-/// Takes a range of the tape's random numbers; x itself if p is 0.
+Var softmax(Tape&, Var x);  ///< over the last dimension
+/// Consumes a range of the tape's random numbers. Returns x itself if p is 0.
 Var dropout(Tape&, Var x, float p);
-/// The same memory in another shape.
+/// The same memory with another shape.
 Var reshape(Tape&, Var x, const Shape&);
 /// x[B, T, C] → [B, 1, C]: one position of each sequence.
 Var at_position(Tape&, Var x, std::size_t position);
@@ -29,19 +29,19 @@ Var at_position(Tape&, Var x, std::size_t position);
 // ---- linear
 /// x[…, in] → […, out]
 Var linear(Tape&, Var x, Var weight, Var bias, WeightLayout);
-/// gelu(pre), of which only `pre` is on the tape: whoever uses `value` hands on the gradient of `pre`.
+/// gelu(pre). Only `pre` is on the tape: an operator that reads `value` must propagate its gradient to `pre`.
 struct Activation {
   Var pre;
   Tensor value;
 };
-/// A linear layer and a GELU (tanh approximation) in one operator, and the layer behind it, whose backward
-/// goes on through the GELU: on a device no kernel of the GELU's own is left.
+/// A linear layer followed by a GELU (tanh approximation) as one operator, and the linear layer that reads
+/// the result. The backward of the latter includes the GELU's, so that devices need no separate GELU kernel.
 Activation linear_gelu(Tape&, Var x, Var weight, Var bias, WeightLayout);
 Var linear(Tape&, const Activation& x, Var weight, Var bias, WeightLayout);
-/// Two dimensions each, optionally transposed.
+/// Matrices, each optionally transposed.
 Var matmul(Tape&, Var a, bool transpose_a, Var b, bool transpose_b);
 
-// ---- layer norm, over the last extent
+// ---- layer norm, over the last dimension
 Var layer_norm(Tape&, Var x, Var weight, Var bias, float epsilon);
 struct SumAndNorm {
   Var sum, norm;
@@ -50,24 +50,24 @@ struct SumAndNorm {
 SumAndNorm add_layer_norm(Tape&, Var a, Var b, Var weight, Var bias, float epsilon);
 
 // ---- transformer
-/// tokens: i32 of any shape → [that shape, C]
+/// tokens: i32 [any shape] → [that shape, C]
 Var embedding(Tape&, const Tensor& tokens, Var table);
-/// tokens: i32 [B, T] → [B, T, C]; row t of `positions` is added to every sequence's token t.
+/// tokens: i32 [B, T] → [B, T, C]; row t of `positions` is added to token t of every sequence.
 Var embedding_with_positions(Tape&, const Tensor& tokens, Var table, Var positions);
-/// qkv[B, T, 3C] → [B, T, C]; dropout of the probabilities takes B · H · T² of the tape's random numbers.
+/// qkv[B, T, 3C] → [B, T, C]. Dropout of the probabilities consumes B · H · T² of the tape's random numbers.
 Var causal_attention(Tape&, Var qkv, int heads, float dropout = 0);
 
 // ---- losses
-/// Mean negative log-likelihood over the rows whose target (i32) is not -100, and what it is the mean of: a
-/// global mean is the ranks' sums over their counts. 0 if there is no such row.
+/// Mean negative log-likelihood over the rows whose target (i32) is not -100, and its numerator and
+/// denominator: the mean over all ranks is the ratio of their sums. 0 if there is no such row.
 struct CrossEntropy {
   Var loss;
-  Tensor sums;  ///< f64, where the logits are: {sum, count}
-  /// On a device this waits for the stream.
+  Tensor sums;  ///< f64, on the device of the logits: {sum, count}
+  /// Copies `sums` to the host. On a device it synchronizes the stream.
   ops::LossSum read(const Stream&) const;
 };
 CrossEntropy cross_entropy(Tape&, Var logits, const Tensor& targets);
-/// Mean of squared differences.
+/// Mean squared difference.
 Var mse(Tape&, Var prediction, const Tensor& target);
 
 }  // namespace rz::nn

@@ -1,5 +1,5 @@
 #pragma once
-/// A named tensor that is trained.
+/// A named trainable tensor.
 
 #include <string>
 
@@ -7,25 +7,26 @@
 
 namespace rz {
 
-/// How a parameter's elements are drawn before training: see autograd_lite/init.h.
+/// Initial distribution of a parameter's elements; see autograd_lite/init.h.
 struct Initial {
   enum Kind { constant, normal, uniform };
   Kind kind = constant;
-  /// The constant, the standard deviation around 0, or the bound of [-scale, scale).
+  /// The constant, the standard deviation of a normal distribution with mean 0, or the bound of uniform
+  /// [-scale, scale).
   float scale = 0;
 };
 
-/// Strategies move the memory behind a parameter: `value` may be undefined outside of the scopes that use it
-/// (ZeRO-3), and `grad` may be a view of a bucket. Code that runs in backward reads `value` then, and keeps
-/// no copy of it.
+/// A parameter. Strategies replace its memory: `value` may be undefined outside the scopes that use it
+/// (ZeRO-3), and `grad` may be a view of a bucket. Code that runs in backward must read `value` at that time
+/// and must not keep a copy.
 struct Parameter {
   std::string name;  ///< "transformer.h.0.attn.c_attn.weight"
   Shape shape;
   bool requires_grad = true;
   Tensor value;
   Tensor grad;
-  /// True after zero_grad() until the first accumulation, which then overwrites: gradients are never filled
-  /// with zeros.
+  /// True between zero_grad() and the first accumulation, which then overwrites `grad`. Gradients are never
+  /// zero-filled.
   bool grad_is_fresh = true;
   Initial initial{};
 

@@ -9,7 +9,7 @@
 namespace rz {
 namespace {
 
-/// Bump memory that grows in chunks, is taken back in the reverse order, and keeps its chunks.
+/// Bump allocator that grows in chunks and is rewound in reverse order. It keeps its chunks.
 class BumpAllocator {
  public:
   struct Position {
@@ -41,7 +41,7 @@ class BumpAllocator {
   Position at_;
 };
 
-/// What one pass knows of a parameter. Kept between passes, so that the table stops growing.
+/// Per-parameter state of one pass. Entries are kept between passes, so that the table stops growing.
 struct Use {
   Parameter* parameter = nullptr;
   std::uint32_t pass = 0;
@@ -56,11 +56,11 @@ struct Value {
   bool needs_grad = false;
   Use* use = nullptr;
   Tensor tensor, grad;
-  int view = -1;  ///< which of State::views it is
+  int view = -1;  ///< index in State::views, or -1
 };
 
-/// A value that is a parameter's memory in another shape, without a copy of the pointer to it outside of the
-/// parameter's scopes.
+/// A reshaped view of a parameter's memory. It holds no reference to that memory outside the parameter's
+/// scopes.
 struct View {
   int value;
   Var parameter;
@@ -72,14 +72,14 @@ struct View {
 struct Tape::State {
   State(Stream s, BufferPool p) : stream(std::move(s)), pool(std::move(p)) {}
 
-  /// An operator, or where a scope begins or ends.
+  /// An operator, or the begin or end of a scope.
   struct Node {
     enum Type : std::uint8_t { op, scope_begin, scope_end } type = op;
     int output = -1;
     const Scope* scope = nullptr;
     Captured backward{};
     std::span<const Var> inputs;
-    BumpAllocator::Position begin;  ///< of its memory
+    BumpAllocator::Position begin;  ///< of its memory in the arena
   };
 
   Stream stream;
@@ -93,7 +93,7 @@ struct Tape::State {
   BumpAllocator::Position recorded;  ///< end of the last node's memory
   std::unordered_map<const Parameter*, Use> uses;
   std::vector<const Scope*> open;  ///< innermost last
-  /// Parameters that the rehearsals under way have used, and how many of these nest.
+  /// Parameters used by the first runs of checkpoints in progress, and the nesting depth of these.
   std::vector<Parameter*> checkpointed_parameters;
   int checkpoint_depth = 0;
   std::vector<Var> checkpoint_inputs;
@@ -141,7 +141,7 @@ struct Tape::State {
     while (!views.empty() && static_cast<std::size_t>(views.back().value) >= first) views.pop_back();
   }
 
-  /// The node's uses of parameters are over; those without any left have their whole gradient.
+  /// Ends the node's uses of parameters. Parameters without pending uses have complete gradients.
   void finish_uses(Node& node) {
     for (Var v : std::exchange(node.inputs, {})) {
       if (!v.defined() || !at(v).use || !at(v).needs_grad) continue;
@@ -161,7 +161,7 @@ struct Tape::State {
 
 Tape::Tape(Stream stream, BufferPool pool)
     : state_(std::make_unique<State>(std::move(stream), std::move(pool))) {
-  // Handles of different tapes should differ too: start counting from somewhere else in each.
+  // Starts at a different number in each tape, so that a handle of another tape is detected.
   state_->pass = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(state_.get()) >> 4) | 1u;
 }
 
@@ -280,7 +280,7 @@ Tape::GradTarget Tape::grad_target(Var v) {
     return {value.grad, false};
   }
   if (value.grad.use_count() != 1) {
-    // The memory was taken over from an operator that gave it to others too.
+    // The memory is shared: accumulate_grad() kept a tensor that its operator passed elsewhere, too.
     Tensor own = empty(value.grad.shape(), value.grad.dtype());
     ops::copy(own, value.grad, s.stream);
     value.grad = std::move(own);
@@ -338,7 +338,7 @@ void Tape::open_scope(const Scope& scope) {
 void Tape::close_scope(const Scope& scope) {
   auto& nodes = state_->nodes;
   if (nodes.back().type == State::Node::scope_begin && nodes.back().scope == &scope) {
-    nodes.pop_back();  // nothing to run backward
+    nodes.pop_back();  // the scope recorded nothing
   } else {
     nodes.push_back({State::Node::scope_end, -1, &scope, {}, {}, state_->recorded});
   }
@@ -363,7 +363,7 @@ Tensor Tape::end_checkpoint_forward(const CheckpointForward& r, Var result, Var 
   s.leave(*r.scope, Pass::forward);
 
   inputs.assign(1, input);
-  if (s.checkpoint_depth > 0) return output;  // the outer rehearsal collects its parameters
+  if (s.checkpoint_depth > 0) return output;  // the outer checkpoint collects its parameters
   const auto first = s.checkpointed_parameters.begin() + static_cast<std::ptrdiff_t>(r.parameters);
   for (auto p = first; p != s.checkpointed_parameters.end(); ++p) {
     if (std::find(first, p, *p) == p) inputs.push_back(parameter(**p));
@@ -381,7 +381,7 @@ Tape::CheckpointBackward Tape::begin_checkpoint_backward(const Scope& scope, std
 void Tape::end_checkpoint_backward(const CheckpointBackward& r, Var result, const Tensor& d_out) {
   State& s = *state_;
   s.next_random = r.random;
-  s.finish_uses(*s.running);  // from here on the operators of the second run count
+  s.finish_uses(*s.running);  // from here on, the operators of the second run count as uses
   accumulate_grad(result, d_out);
   run_backward(r.nodes);
   s.drop_values_from(r.values);
@@ -414,7 +414,7 @@ void Tape::run_backward(std::size_t down_to) {
 }
 
 void Tape::run_node(int output, const Captured& backward) {
-  // Whatever happens, what was captured ends here, before the gradients that become complete are sent off.
+  // Destroys the captured state in any case, before hooks send the gradients that become complete.
   const std::unique_ptr<void, void (*)(void*)> captured(backward.object, backward.destroy);
   Value& value = state_->values[static_cast<std::size_t>(output)];
   const Tensor d_out = std::exchange(value.grad, {});

@@ -1,9 +1,8 @@
 #pragma once
-/// Reverse-mode differentiation over a recorded list of operators.
+/// Reverse-mode automatic differentiation over a recorded list of operators.
 ///
-/// A tape is used for one forward and one backward pass, then reset; its memory is kept, so that from the
-/// third identical pass on nothing is allocated (tensor/pool.h says how much is kept of passes that differ).
-/// One thread at a time.
+/// A tape runs one forward and one backward pass, then reset(). It keeps its memory: from the third identical
+/// pass on nothing is allocated (tensor/pool.h specifies what is kept if passes differ). Not thread-safe.
 
 #include <cstdint>
 #include <functional>
@@ -25,16 +24,16 @@ struct DropoutMask;
 
 namespace rz {
 
-/// A value on a tape. A plain handle: cheap to copy, valid until Tape::reset(). A default one stands for
-/// "none" (a layer without bias).
+/// Handle of a value on a tape. Cheap to copy; valid until Tape::reset(). A default Var means "none", e.g. no
+/// bias.
 struct Var {
   int index = -1;
-  std::uint32_t pass = 0;  ///< the recording it belongs to
+  std::uint32_t pass = 0;  ///< the recording to which it belongs
   bool defined() const { return index >= 0; }
 };
 
-/// Parameters that are used together, e.g. a transformer block: the unit that ZeRO-3 gathers. Lives as long
-/// as its module.
+/// Parameters that are used together, e.g. those of a transformer block: the unit that ZeRO-3 gathers. Must
+/// live as long as its module.
 struct Scope {
   std::string name;
   std::vector<Parameter*> parameters;
@@ -42,25 +41,26 @@ struct Scope {
 
 enum class Pass : bool { forward, backward };
 
-/// What a strategy wants to be told.
+/// Callbacks by which a strategy follows a pass.
 struct TapeHooks {
-  /// Before the first operator of a scope runs (or runs backward), and after the last one.
-  /// `parameters[i]->value` must be defined between the two. Scopes nest and may share parameters. A scope
-  /// that recorded nothing that needs a gradient is not entered in backward. When an operator throws, the
-  /// scopes it stood in are not left.
+  /// `enter` is called before the first operator of a scope runs (or runs backward), `leave` after the last
+  /// one. `parameters[i]->value` must be defined in between. Scopes nest and may share parameters. A scope
+  /// without operators that need a gradient is not entered in backward. If an operator throws, its scopes are
+  /// not left.
   std::function<void(const Scope&, Pass)> enter, leave;
-  /// Before a gradient is first written in this backward pass: `grad` must be defined on return.
+  /// Called before a parameter's gradient is first written in a backward pass. `grad` must be defined on
+  /// return.
   std::function<void(Parameter&)> before_grad;
-  /// The parameter's gradient is complete: all of its uses on this tape have run backward.
+  /// Called when a parameter's gradient is complete: all its uses on this tape have run backward.
   std::function<void(Parameter&, const Stream&)> grad_ready;
-  /// Whose hooks they are, for messages ("a zero2 strategy"), and what lives as long as their owner.
+  /// Name of the hooks' owner for messages ("a zero2 strategy"), and a pointer that expires with the owner.
   std::string owner;
   std::weak_ptr<const void> alive;
 };
 
 class Tape {
  public:
-  /// Memory comes from a pool of its own on the stream's device.
+  /// Allocates from a new pool on the stream's device.
   explicit Tape(const Stream& stream = {});
   Tape(Stream stream, BufferPool pool);
   ~Tape();
@@ -69,60 +69,63 @@ class Tape {
 
   const Stream& stream() const;
   BufferPool& pool();
-  /// Errc::invalid_argument while the owner of earlier hooks, another one, lives.
+  /// Installs hooks. Errc::invalid_argument while a different owner of earlier hooks is alive.
   void set_hooks(TapeHooks);
 
-  /// Memory from the pool.
+  /// An uninitialized tensor from the pool.
   Tensor empty(const Shape&, DType = DType::f32);
 
   // ---- leaves
   Var constant(Tensor);
-  /// A leaf whose gradient can be read after backward().
+  /// A leaf whose gradient grad() returns after backward().
   Var variable(Tensor);
   Var parameter(Parameter&);
 
-  /// A parameter's current value, or the recorded tensor; the reference holds until the next value is made.
-  /// Backward frees what operators recorded, except for the loss; reading it then is Errc::invalid_argument.
+  /// A parameter's current value, or the recorded tensor. The reference is valid until the next value is
+  /// recorded. Backward frees the outputs of operators, except the loss; reading one afterwards is
+  /// Errc::invalid_argument.
   const Tensor& value(Var) const;
   bool needs_grad(Var) const;
 
   // ---- recording, for operators
-  /// Appends an operator. `backward(tape, d_out)` runs once, if a gradient reaches the output; it captures
-  /// what it needs by value (it is stored in the tape's own memory: no heap allocation) and hands gradients
-  /// on with the calls below. d_out may be shared with others: it is only read.
+  /// Appends an operator. `backward(tape, d_out)` runs at most once, if a gradient reaches the output. It
+  /// captures by value, is stored in the tape's own memory (no heap allocation), and propagates gradients
+  /// with the functions below. It must not write to d_out, which may be shared.
   template <class F>
   Var record(Tensor output, std::initializer_list<Var> inputs, F backward);
 
-  /// In backward: where an input's gradient is to be written, and whether to overwrite or to add. For a
-  /// parameter it is Parameter::grad. Each place must be written before the next call for the same input.
+  /// In backward: the memory for an input's gradient, and whether to overwrite it or add to it. For a
+  /// parameter it is Parameter::grad. Write it before the next call for the same input.
   struct GradTarget {
-    Tensor tensor;  ///< undefined: not wanted
+    Tensor tensor;  ///< undefined: no gradient needed
     bool accumulate = false;
   };
   GradTarget grad_target(Var);
-  /// In backward: takes over a gradient that was computed anyway, or adds it to what is there.
+  /// In backward: uses a tensor as an input's gradient, possibly without a copy, or adds it to the existing
+  /// gradient.
   void accumulate_grad(Var, Tensor);
-  /// Whether the value is a parameter's memory, which may be elsewhere, or gone, outside of the parameter's
-  /// scopes: backward reads value() again, and nothing that outlives forward keeps it.
+  /// True if the value is a parameter's memory, which may be moved or released outside the parameter's
+  /// scopes: backward must read value() again, and objects that outlive forward must not keep the tensor.
   bool is_parameter_memory(Var) const;
-  /// `output` is `input`, a parameter's memory, in another shape: value() makes it anew where it is needed.
+  /// Declares that `output` is a reshaped view of `input`, a parameter's memory. value() recreates the view
+  /// on demand.
   void mark_view(Var output, Var input);
-  /// In backward: true if the input is an operator's output whose memory nobody but the tape and the calling
-  /// operator's one captured copy holds, so that a gradient may be written over it.
+  /// In backward: true if the input is an operator's output and only the tape and one copy captured by the
+  /// calling operator refer to its memory. A gradient may then overwrite it.
   bool can_reuse(Var) const;
 
   // ---- structure
-  /// Runs body() -> Var with the scope's parameters in place, now and again around the backward of what it
-  /// recorded.
+  /// Runs body() -> Var with the scope's parameters available, both now and around the backward of the
+  /// operators that it records.
   template <class F>
   Var scope(const Scope&, const F& body);
-  /// Like scope(), but keeps only `input`: body(input) -> Var is run a second time in backward, as if its
-  /// scopes inside were entered in forward (Chen et al., arXiv:1604.06174). `body` is stored in the tape's
-  /// own memory and must capture by value what does not outlive backward(); apart from its result, handles
-  /// made in it end with it.
+  /// Like scope(), but keeps only `input` and runs body(input) -> Var again in backward; its inner scopes are
+  /// then entered as in forward (Chen et al., arXiv:1604.06174). `body` is stored in the tape's own memory
+  /// and must capture by value everything that does not outlive backward(). Handles made in `body`, except
+  /// its result, become invalid when it returns.
   template <class F>
   Var checkpoint(const Scope&, Var input, F body);
-  /// While it lives nothing is recorded.
+  /// Disables recording during its lifetime.
   class NoGrad {
    public:
     explicit NoGrad(Tape& tape);
@@ -135,23 +138,23 @@ class Tape {
   };
 
   // ---- running
-  /// Gradients of `factor` · loss, a scalar, into parameters and variables. Once between resets. Parameters
-  /// that require a gradient and were not used are left alone.
+  /// Computes the gradients of `factor` · loss, a scalar, into parameters and variables. Once per recording;
+  /// Errc::invalid_argument otherwise. Parameters that were not used are not changed.
   void backward(Var loss, float factor = 1);
-  /// Of a variable(); undefined before backward.
+  /// The gradient of a variable(); undefined before backward().
   Tensor grad(Var) const;
-  /// Forgets the recording. Handles become invalid, memory goes back to the pool.
+  /// Discards the recording. Handles become invalid; memory returns to the pool.
   void reset();
 
-  /// Base of the counter-based generator for dropout: set per micro-batch; every dropout of a pass takes its
-  /// own range, and a recomputed scope takes the same ones again.
+  /// Seed of the counter-based generator for dropout, to be set per micro-batch. Every dropout of a pass uses
+  /// a range of its own; a recomputed scope uses the same ranges again.
   void seed(std::uint64_t);
-  /// The same, but what stands there when a dropout runs, forward or backward, so that a captured graph draws
-  /// anew: memory of the stream's device.
+  /// Reads the seed from memory of the stream's device when a dropout runs, forward or backward, so that each
+  /// run of a captured graph may use a new seed.
   void seed_at(const std::uint64_t*);
-  /// A dropout of `count` elements.
+  /// Parameters of a dropout of `count` elements; consumes their random numbers.
   ops::DropoutMask next_dropout_mask(float p, std::uint64_t count);
-  std::uint64_t next_random_range(std::uint64_t count);  ///< start of a range of `count` draws
+  std::uint64_t next_random_range(std::uint64_t count);  ///< start of a new range of `count` random numbers
 
  private:
   struct State;
@@ -161,13 +164,13 @@ class Tape {
     void (*run)(void*, Tape&, const Tensor&);
     void (*destroy)(void*);
   };
-  /// A recomputed scope's first run.
+  /// State of the first run of a recomputed scope.
   struct CheckpointForward {
     const Scope* scope;
     std::size_t values, parameters;
     std::uint64_t random;
   };
-  /// Its second run, in backward.
+  /// State of its second run, in backward.
   struct CheckpointBackward {
     const Scope* scope;
     std::size_t values, nodes;
@@ -183,7 +186,8 @@ class Tape {
   void open_scope(const Scope&);
   void close_scope(const Scope&);
   CheckpointForward begin_checkpoint_forward(const Scope&);
-  /// Ends the first run and gives the result, which alone is kept, and the parameters that it used.
+  /// Ends the first run. Returns the result, the only value that is kept, and in `inputs` the parameters that
+  /// it used.
   Tensor end_checkpoint_forward(const CheckpointForward&, Var result, Var input, std::vector<Var>& inputs);
   std::vector<Var>& checkpoint_inputs();
   CheckpointBackward begin_checkpoint_backward(const Scope&, std::uint64_t random);
@@ -194,7 +198,7 @@ class Tape {
   std::unique_ptr<State> state_;
 };
 
-// ---- the templates
+// ---- templates
 
 template <class F>
 Tape::Captured Tape::capture(F f) {

@@ -66,7 +66,7 @@ struct CommOptions {
   /// "peer_cuda". Empty: the tuning table decides. Errc::config lists the valid names.
   std::string algorithm = environment().algorithm;
   /// File with a tuning table (comm/tuning/tuning.h) for "native"; its rules precede the built-in ones. Rank
-  /// 0's table applies to the group. Errc::mismatch names a rank that passes a different file name.
+  /// 0's table applies to the group. Errc::mismatch names a rank whose table differs; a rank may pass none.
   std::string tuning = environment().tuning;
   /// Reduce in rank order, so that results do not depend on the bucket layout or the sharding strategy.
   bool deterministic = environment().deterministic;

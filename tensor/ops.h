@@ -1,14 +1,14 @@
 #pragma once
-/// The operators of a GPT-2-class model and of small nets, forward and backward, on contiguous tensors: f32
-/// on the host; f32, f16 or bf16 on a CUDA device, which the stream must belong to
-/// (tensor/kernels/device_ops.h). Outputs are given by the caller and checked; a mismatch is
-/// Errc::invalid_argument that names the operator and the shapes. Every result is a pure function of its
-/// inputs and of stream.threads(): sums run in a fixed order. On a device the host is never waited for.
+/// Operators of GPT-2-class models and small networks, forward and backward, on contiguous tensors: f32 on
+/// the host; f32, f16 or bf16 on a CUDA device, in a stream of that device (tensor/kernels/device_ops.h). The
+/// caller allocates the outputs. A mismatch of shapes, dtypes or devices is Errc::invalid_argument, which
+/// names the operator and the shapes. Results are pure functions of the inputs and of stream.threads(): sums
+/// run in a fixed order. On a device the operators only enqueue work and never block the host.
 ///
-/// `Into::overwrite` stores a gradient, `Into::accumulate` adds it to what is there.
+/// `Into::overwrite` stores a gradient; `Into::accumulate` adds it to the existing value.
 ///
-/// Shapes: N rows (any leading extents, taken together), C channels, B batch, T tokens, H heads, V
-/// vocabulary.
+/// Dimensions: N rows (all leading dimensions), C channels, B batch, T tokens, H heads, V vocabulary, I
+/// inputs, O outputs.
 
 #include <cstdint>
 
@@ -38,32 +38,32 @@ void relu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, In
 void tanh(const Tensor& out, const Tensor& in, const Stream&);
 void tanh_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, Into, const Stream&);
 
-/// Keeps an element with probability 1 - p, scaled by 1/(1 - p). The decision for element i is a pure
-/// function of (seed, offset + i): Philox4x32-10 (Salmon et al., 2011, doi:10.1145/2063384.2063405).
+/// Dropout: keeps an element with probability 1 - p, scaled by 1/(1 - p). The decision for element i is a
+/// pure function of (seed, offset + i): Philox4x32-10 (Salmon et al., 2011, doi:10.1145/2063384.2063405).
 struct DropoutMask {
   float p = 0;
   std::uint64_t seed = 0, offset = 0;
-  /// If given, the seed is what this says when the kernel runs, so that a captured graph draws anew: memory
-  /// of the operands' device.
+  /// If not null, the kernel reads the seed here, in memory of the operands' device, when it runs. A captured
+  /// graph can thus use a new seed in each run.
   const std::uint64_t* seed_at = nullptr;
 };
-/// Backward is the same call on d_out.
+/// The backward is the same call on d_out.
 void dropout(const Tensor& out, const Tensor& in, const DropoutMask&, const Stream&);
 
 // ---- linear
 /// out[N, O] = x[N, I] · W (+ bias[O]); bias may be undefined.
 void linear(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout,
             const Stream&);
-/// Each of d_x, d_weight, d_bias may be undefined and is then not computed. d_weight and d_bias follow
-/// `into`.
+/// d_x, d_weight and d_bias are each optional: an undefined one is not computed. d_x follows into_x, d_weight
+/// and d_bias follow into_parameters.
 void linear_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_bias, const Tensor& d_out,
                      const Tensor& x, const Tensor& weight, WeightLayout, Into into_x, Into into_parameters,
                      const Stream&);
-/// pre[N, O] = x[N, I] · W (+ bias[O]) and out = gelu(pre); pre is kept for backward.
+/// pre[N, O] = x[N, I] · W (+ bias[O]) and out = gelu(pre). Backward needs pre.
 void linear_gelu(const Tensor& out, const Tensor& pre, const Tensor& x, const Tensor& weight,
                  const Tensor& bias, WeightLayout, const Stream&);
-/// The d_x of a linear layer whose input was x = gelu(pre), taken on to pre: d_pre[N, I] = (d_out[N, O] · Wᵀ)
-/// · gelu'(pre[N, I]).
+/// Backward of a linear layer whose input was gelu(pre), with respect to pre: d_pre[N, I] = (d_out[N, O] ·
+/// Wᵀ) · gelu'(pre[N, I]).
 void linear_backward_through_gelu(const Tensor& d_pre, const Tensor& d_out, const Tensor& weight,
                                   const Tensor& pre, WeightLayout, const Stream&);
 /// out[M, N] = a · b, each optionally transposed.
@@ -71,22 +71,23 @@ void matmul(const Tensor& out, const Tensor& a, bool transpose_a, const Tensor& 
             const Stream&);
 
 // ---- layer norm (Ba et al., arXiv:1607.06450)
-/// mean[N] and inverse_deviation[N] are kept for backward.
+/// Also writes mean[N] and inverse_deviation[N] for backward.
 void layer_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation, const Tensor& x,
                 const Tensor& weight, const Tensor& bias, float epsilon, const Stream&);
-/// sum = a + b, then layer norm of it: the residual and the norm in one pass over memory.
+/// sum = a + b and out = layer norm of sum, in one pass over memory.
 void add_layer_norm(const Tensor& sum, const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation,
                     const Tensor& a, const Tensor& b, const Tensor& weight, const Tensor& bias, float epsilon,
                     const Stream&);
-/// d_weight and d_bias may be undefined. d_x follows into_x.
+/// d_weight and d_bias are optional. d_x follows into_x.
 void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_bias, const Tensor& d_out,
                          const Tensor& x, const Tensor& weight, const Tensor& mean,
                          const Tensor& inverse_deviation, Into into_x, Into into_parameters, const Stream&);
 
 // ---- attention
-/// Causal self-attention with scale 1/sqrt(C/H): qkv[B, T, 3C] → out[B, T, C]; log_sum[B, H, T] is kept for
-/// backward (the probabilities are not). The mask drops probabilities: that of key j for query i of head h in
-/// sequence b is its element ((b · H + h) · T + i) · T + j.
+/// Causal self-attention with scale 1/sqrt(C/H): qkv[B, T, 3C] → out[B, T, C]. Writes log_sum[B, H, T] for
+/// backward (the probabilities are not kept; Dao et al., arXiv:2205.14135). Dropout applies to the
+/// probabilities: key j for query i of head h in sequence b is element ((b · H + h) · T + i) · T + j of the
+/// mask.
 void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qkv, int heads,
                       const DropoutMask&, const Stream&);
 void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const Tensor& out,
@@ -94,34 +95,35 @@ void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const T
                                const Stream&);
 
 // ---- embedding
-/// out[N, C] = table[tokens[n]]; tokens are i32. Errc::invalid_argument names the first token that is out of
-/// range; on a device, where the host cannot look, its row becomes NaN, and its gradient goes nowhere.
+/// out[N, C] = table[tokens[n]]; tokens are i32. On the host, Errc::invalid_argument names the first token
+/// out of range. On a device, the row of such a token becomes NaN, and its gradient is dropped.
 void embedding(const Tensor& out, const Tensor& tokens, const Tensor& table, const Stream&);
-/// out[B, T, C] = tokens' rows + positions' rows t = 0 … T-1.
+/// out[B, T, C] = table[tokens[b, t]] + positions[t]
 void embedding_with_positions(const Tensor& out, const Tensor& tokens, const Tensor& table,
                               const Tensor& positions, const Stream&);
 void embedding_backward(const Tensor& d_table, const Tensor& d_out, const Tensor& tokens, Into,
                         const Stream&);
-/// d_positions[T, C] (rows beyond T untouched, or zeroed with `overwrite`) from d_out[B, T, C].
+/// d_positions[T, C] from d_out[B, T, C]. Rows beyond T are unchanged, or zeroed with Into::overwrite.
 void positions_backward(const Tensor& d_positions, const Tensor& d_out, Into, const Stream&);
 
 // ---- losses
-/// out = softmax over the last extent.
+/// out = softmax over the last dimension.
 void softmax(const Tensor& out, const Tensor& in, const Stream&);
 void softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, Into, const Stream&);
 struct LossSum {
   double sum = 0;
   std::size_t count = 0;
 };
-/// Negative log-likelihood of targets (i32, [N]; -100 is ignored) under softmax(logits[N, V]): losses[N] and
-/// log_sum[N] in f32; sums (f64, [2]) = {their sum, made in double; rows not ignored}; loss (a scalar) = the
-/// mean over these rows, 0 if there are none. On a device a target out of range makes loss and gradient NaN.
+/// Negative log-likelihood of targets (i32, [N]; -100 is ignored) under softmax(logits[N, V]). Writes
+/// losses[N] and log_sum[N] in f32; sums (f64, [2]) = {sum of the losses, number of rows not ignored}; loss
+/// (a scalar) = their ratio, or 0 without rows. On a device, a target out of range makes loss and gradient
+/// NaN.
 void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses, const Tensor& log_sum,
                    const Tensor& logits, const Tensor& targets, const Stream&);
-/// d_logits = (softmax(logits) - onehot) · d_loss / rows not ignored; d_logits may be logits itself.
+/// d_logits = (softmax(logits) - onehot) · d_loss / (rows not ignored). d_logits may be logits itself.
 void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const Tensor& log_sum,
                             const Tensor& targets, const Tensor& d_loss, const Tensor& sums, const Stream&);
-/// loss (a scalar) = the mean of (a - b)², summed in double.
+/// loss (a scalar) = mean of (a - b)², summed in double.
 void mean_squared_error(const Tensor& loss, const Tensor& a, const Tensor& b, const Stream&);
 /// d_a = 2 (a - b) · d_loss / count
 void mean_squared_error_backward(const Tensor& d_a, const Tensor& d_loss, const Tensor& a, const Tensor& b,

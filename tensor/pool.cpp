@@ -14,22 +14,21 @@ namespace rz {
 
 namespace {
 
-/// A block of memory and room for the control block of the pointer to it, so that handing it out again
-/// allocates nothing.
+/// A block of memory with space for the shared_ptr control block, so that reusing it allocates nothing.
 struct Block {
   std::shared_ptr<std::byte> memory;
   std::size_t bytes = 0;
-  Block *above = nullptr, *below = nullptr;  // in the stack of free blocks of its size
-  Block *newer = nullptr, *older = nullptr;  // among all free blocks, by when they came back
-  std::uint64_t pass = 0;                    // in which it came back
-  bool captured = false;                     // a graph may use it, in use or free
+  Block *above = nullptr, *below = nullptr;  // stack of free blocks of the same size
+  Block *newer = nullptr, *older = nullptr;  // all free blocks, by release time
+  std::uint64_t pass = 0;                    // pass in which it was released
+  bool captured = false;                     // a graph may use it, whether in use or free
   alignas(std::max_align_t) std::array<std::byte, 96> control;
 };
 
-/// Free blocks: by size, last come first served, and by age.
+/// Free blocks: a LIFO stack per size, and a list by age.
 class FreeBlocks {
  public:
-  /// So that push() allocates nothing.
+  /// Creates the stack of a size, so that push() does not allocate.
   void prepare(std::size_t bytes) { by_size_.try_emplace(bytes, nullptr); }
 
   void push(Block* b) {
@@ -63,11 +62,11 @@ class FreeBlocks {
   Block *newest_ = nullptr, *oldest_ = nullptr;
 };
 
-/// Sixteen sizes from one power of two to the next, so that batches of other lengths find blocks too: at most
-/// a sixteenth more than asked for, or 63 bytes.
+/// Size classes: sixteen per power of two, so that slightly different batches share blocks. Waste is at most
+/// 1/16, or 63 bytes.
 std::size_t size_class(std::size_t bytes) {
   constexpr std::size_t largest = std::size_t{1} << 62, min_block = 64;
-  if (bytes > largest) return bytes;  // upstream has not that much
+  if (bytes > largest) return bytes;  // upstream will refuse
   const std::size_t step = std::bit_ceil(std::max(bytes, std::size_t{1})) / 32;
   return round_up(std::max(bytes, std::size_t{1}), std::max(step, min_block));
 }
@@ -118,7 +117,8 @@ struct BufferPool::State {
     return block.release();
   }
 
-  /// Blocks that came back first go first, but for those of this pass and the last one.
+  /// Returns the oldest free blocks until `bytes` fit the limit; blocks of this pass and the previous one
+  /// stay.
   void make_room(std::size_t bytes) {
     const std::size_t limit = 2 * std::max(statistics.peak, statistics.in_use + bytes);
     drop_while([&](const Block& b) {
@@ -136,7 +136,8 @@ struct BufferPool::State {
     return upstream(bytes);
   }
 
-  /// From the oldest free block on, but for those that graphs use. Returns whether any went.
+  /// Returns free blocks, oldest first, while f(block) holds; skips those that graphs use. True if any was
+  /// returned.
   template <class F>
   bool drop_while(const F& f) {
     bool any = false;
@@ -158,8 +159,8 @@ struct BufferPool::State {
 
 namespace {
 
-/// Places a pointer's control block in its Block. Deallocating it is the last thing a shared_ptr does, after
-/// which nobody touches the Block: there it goes back to the pool. Keeps the pool's state alive until then.
+/// Places a shared_ptr's control block in its Block. Deallocating the control block is the last access of the
+/// shared_ptr, so it releases the Block to the pool. Keeps the pool's state alive until then.
 template <class T, class State>
 struct ControlAllocator {
   using value_type = T;

@@ -1,6 +1,5 @@
 #pragma once
-/// Memory that a training step takes and gives back every time: after the first steps nothing is allocated
-/// any more.
+/// A pool for the memory of training steps: in steady state nothing is allocated.
 
 #include <cstddef>
 #include <memory>
@@ -9,34 +8,34 @@
 
 namespace rz {
 
-/// Keeps returned blocks by size, rounded up by a sixteenth at most. When it has none of a size, and would
-/// hold more than twice the most that was ever in use, what nobody used for longest goes back to upstream
-/// first, and so does every free block before an error of upstream passes. Kept are blocks of this pass and
-/// the last one (next_pass()), and those that were taken while this thread captured a CUDA graph, which may
-/// run at any time: trim() alone gives them back.
+/// Keeps released blocks in size classes that waste at most 1/16. If no block fits and the pool would exceed
+/// twice its peak use, it first returns the least recently released blocks to upstream. If upstream fails, it
+/// returns all free blocks and retries once. Two kinds of blocks are exempt:
+///   - from the first rule, blocks released in this pass or the previous one (next_pass());
+///   - from both rules, blocks allocated while this thread captured a CUDA graph, which may run at any time.
+///     Only trim() returns these.
 ///
-/// Copies share one pool; memory taken from it may outlive it. Thread-safe. On a device it serves one stream:
-/// a block that was given back may be handed out while kernels of that stream still use it.
+/// Copies share one pool; memory taken from it may outlive it. Thread-safe. On a device a pool serves one
+/// stream: a released block may be reused while earlier kernels of that stream still access it.
 class BufferPool {
  public:
   explicit BufferPool(Allocator upstream = allocate_host);
 
-  /// Not initialised; its block goes back when the last Tensor on it ends. No heap allocation of any kind
-  /// once a block of this size is free.
+  /// An uninitialized tensor. Its block is released with the last Tensor that refers to it. No heap
+  /// allocation if a block of the size is free. Throws upstream's error.
   Tensor empty(const Shape&, DType = DType::f32) const;
 
   struct Statistics {
-    std::size_t allocations = 0;  ///< blocks ever asked of upstream
-    std::size_t bytes = 0;        ///< of blocks held now, in use or free
-    std::size_t in_use = 0;       ///< of blocks now in use
-    std::size_t peak = 0;         ///< most bytes ever in use
+    std::size_t allocations = 0;  ///< total number of blocks allocated from upstream
+    std::size_t bytes = 0;        ///< of all blocks held, in use or free
+    std::size_t in_use = 0;       ///< of the blocks in use
+    std::size_t peak = 0;         ///< maximum of in_use
   };
   Statistics statistics() const;
-  /// A pass over a model is over: from the third on, passes that are alike allocate nothing, whatever they
-  /// take.
+  /// Marks the end of a pass over a model. From the third on, identical passes allocate nothing, whatever
+  /// their size.
   void next_pass() const;
-  /// Gives every free block back to upstream. Graphs that were captured with this pool's memory must not run
-  /// any more.
+  /// Returns every free block to upstream. Graphs captured with memory of this pool must not run afterwards.
   void trim() const;
 
  private:

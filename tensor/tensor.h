@@ -1,6 +1,6 @@
 #pragma once
-/// Contiguous tensors: an element type, a shape, and a place in memory that is owned, borrowed, or the
-/// communicator's. Copying a Tensor shares the memory.
+/// Contiguous tensors: dtype, shape, and memory that is owned, borrowed or shared. Copying a Tensor shares
+/// the memory.
 
 #include <array>
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace rz {
 
-/// Up to four extents; the last one varies fastest. A scalar has none.
+/// Up to four dimensions in row-major order. A scalar has none.
 class Shape {
  public:
   Shape() = default;
@@ -23,7 +23,7 @@ class Shape {
   explicit Shape(std::span<const std::size_t> extents);
 
   int dims() const { return dims_; }
-  /// Negative indices count from the back.
+  /// Negative indices count from the last dimension.
   std::size_t operator[](int i) const { return extents_[static_cast<std::size_t>(i < 0 ? i + dims_ : i)]; }
   std::size_t count() const;
   bool operator==(const Shape&) const = default;
@@ -36,14 +36,14 @@ std::string name(const Shape&);  ///< "[4, 64, 768]"
 
 class Tensor {
  public:
-  /// No memory; defined() is false.
+  /// An undefined tensor.
   Tensor() = default;
-  /// New memory, not initialised.
+  /// Allocates uninitialized memory.
   static Tensor empty(Shape, DType = DType::f32, const Allocator& = allocate_host);
   static Tensor zeros(Shape, DType = DType::f32, const Allocator& = allocate_host);
-  /// The caller's memory, which must outlive every copy.
+  /// Borrows the caller's memory, which must outlive every copy.
   static Tensor borrow(void* data, Shape, DType = DType::f32, Device = {});
-  /// Memory that somebody else's pointer keeps alive, from `offset` elements on.
+  /// Shares ownership of `memory`; the elements start at `offset`, in elements.
   static Tensor share(std::shared_ptr<std::byte> memory, std::size_t offset, Shape, DType = DType::f32,
                       Device = {});
 
@@ -54,8 +54,8 @@ class Tensor {
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }
 
-  /// On a device an address that only its kernels may follow. Errc::invalid_argument unless T is the element
-  /// type.
+  /// The elements. For device memory the address is valid in kernels only. Errc::invalid_argument unless T is
+  /// the dtype.
   template <class T>
   T* data() const {
     require(dtype_ == dtype_of<T>, Errc::invalid_argument, "a tensor of ", name(dtype_), " was read as ",
@@ -63,13 +63,13 @@ class Tensor {
     return reinterpret_cast<T*>(data_);
   }
   std::byte* raw() const { return data_; }
-  /// How many tensors keep this memory alive; 0 if it is borrowed.
+  /// Number of references to the memory; 0 if it is borrowed.
   long use_count() const { return owner_.use_count(); }
 
-  /// Itself if it is on the host; else a copy, made in the stream's order and waited for.
+  /// This tensor if it is on the host; otherwise a copy on the host, after synchronizing the stream.
   Tensor on_host(const Stream&) const;
-  /// Copies as many elements of the same type from the host, in the stream's order; `from` may be reused at
-  /// once.
+  /// Copies the elements from host memory in stream order; `from` may be reused on return.
+  /// Errc::invalid_argument if the sizes differ.
   void assign(std::span<const std::byte> from, const Stream&) const;
   template <class T>
   void assign(std::span<const T> from, const Stream& stream) const {
@@ -78,11 +78,11 @@ class Tensor {
     assign(std::as_bytes(from), stream);
   }
 
-  /// The same memory in another shape of as many elements.
+  /// The same memory with another shape. Errc::invalid_argument if the counts differ.
   Tensor reshape(Shape) const;
-  /// Elements [begin, begin + shape.count()) of the flat memory.
+  /// Elements [begin, begin + shape.count()) of the flat memory. Errc::invalid_argument if out of range.
   Tensor view(std::size_t begin, Shape) const;
-  /// The bridge to comm.
+  /// This tensor as a buffer for comm.
   Buffer buffer() const { return {data_, count(), dtype_, device_}; }
 
  private:

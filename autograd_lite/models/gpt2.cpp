@@ -65,7 +65,7 @@ struct Gpt2::Block {
     mlp_proj.append_parameters(scope.parameters);
   }
 
-  /// Every block adds twice to the residual stream.
+  /// Each block adds to the residual stream twice, hence 2 n_layer additions.
   static float residual_deviation(const Gpt2Config& c) {
     return deviation(c) / std::sqrt(2 * static_cast<float>(c.n_layer));
   }
@@ -182,9 +182,9 @@ Var Gpt2::logits_at(Tape& tape, const Tensor& tokens, std::size_t position) {
 
 namespace {
 
-/// The tokens of the k largest logits, in the order of their numbers; all if k is 0. Of equal logits the
-/// first count as larger.
-std::vector<std::int32_t> plugin_candidates(std::span<const float> logits, std::size_t k) {
+/// The tokens of the k largest logits in ascending order; all tokens if k is 0. Among equal logits, lower
+/// tokens win.
+std::vector<std::int32_t> top_candidates(std::span<const float> logits, std::size_t k) {
   std::vector<std::int32_t> tokens(logits.size());
   std::iota(tokens.begin(), tokens.end(), 0);
   if (k == 0 || k >= tokens.size()) return tokens;
@@ -207,7 +207,7 @@ std::int32_t pick_token(std::span<const float> logits, double temperature, std::
   const auto weight = [&](std::int32_t token) {
     return std::exp((double{logits[static_cast<std::size_t>(token)]} - *likeliest) / temperature);
   };
-  const auto tokens = plugin_candidates(logits, top_k);
+  const auto tokens = top_candidates(logits, top_k);
   double total = 0;
   for (const auto token : tokens) total += weight(token);
   double left = u * total;
@@ -218,7 +218,7 @@ std::int32_t pick_token(std::span<const float> logits, double temperature, std::
 
 namespace {
 
-/// On the host.
+/// x in f32 on the host.
 Tensor in_f32(Tape& tape, const Tensor& x) {
   if (x.dtype() == DType::f32) return x.on_host(tape.stream());
   const Tensor wide = tape.empty(x.shape());
@@ -226,7 +226,7 @@ Tensor in_f32(Tape& tape, const Tensor& x) {
   return wide.on_host(tape.stream());
 }
 
-/// Without dropout while it lives.
+/// Disables dropout during its lifetime.
 class EvalMode {
  public:
   explicit EvalMode(Gpt2& model) : model_(model), before_(model.training()) { model.set_training(false); }
@@ -246,8 +246,8 @@ std::vector<std::int32_t> generate(Gpt2& model, Tape& tape, std::span<const std:
           "generate: the prompt is empty, expected a token at least");
   require(how.temperature >= 0, Errc::invalid_argument, "generate: temperature is ", how.temperature,
           ", expected 0 or more");
-  // Windows are filled up behind the last token, which attention does not see, to a multiple of `grain`: few
-  // sizes, so that the pool's blocks are used again.
+  // Pads windows behind the last token, where attention does not see, to a multiple of `grain`. Few distinct
+  // sizes let the pool reuse its blocks.
   constexpr std::size_t grain = 32;
   const std::size_t max_context = model.config().n_positions;
   std::vector<std::int32_t> text(prompt.begin(), prompt.end());

@@ -1,5 +1,5 @@
 #pragma once
-/// GPT-2 (Radford et al., 2019) with the names and layouts of Hugging Face's checkpoints.
+/// GPT-2 (Radford et al., 2019), with the parameter names and layouts of Hugging Face's checkpoints.
 
 #include <cstdint>
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace rz {
 
-/// The keys of Hugging Face's GPT-2 configuration that matter here.
+/// The supported keys of Hugging Face's GPT-2 configuration.
 struct Gpt2Config {
   std::size_t n_layer = 12;
   std::size_t n_head = 12;
@@ -22,36 +22,36 @@ struct Gpt2Config {
   double layer_norm_epsilon = 1e-5;
   bool tie_word_embeddings = true;
   double embd_pdrop = 0, attn_pdrop = 0, resid_pdrop = 0;
-  double initializer_range = 0.02;  ///< standard deviation of fresh weights
+  double initializer_range = 0.02;  ///< standard deviation of initial weights
 };
-/// Errc::config with the key and what it must be.
+/// Errc::config names an invalid key and its valid values.
 void check(const Gpt2Config&);
 
 class Gpt2 : public Module {
  public:
-  /// Parameters have names, shapes and their rule of initialisation (normal(0, 0.02); projections into the
-  /// residual stream by 1/sqrt(2 n_layer) less; norms one and zero; biases zero), but no memory yet.
+  /// Creates the parameters without memory. Initial values: weights normal(0, initializer_range), projections
+  /// into the residual stream smaller by 1/sqrt(2 n_layer), norm weights 1, biases 0.
   explicit Gpt2(const Gpt2Config&);
   ~Gpt2() override;
   Gpt2(const Gpt2&) = delete;
 
   const Gpt2Config& config() const { return config_; }
   std::vector<Parameter*> parameters() override;
-  /// Embeddings, one a block, and the head: the last norm with wte (tied) or lm_head.
+  /// The embeddings, one scope per block, and the head: the last norm with wte (tied) or lm_head.
   std::vector<const Scope*> scopes() override;
 
   struct Output {
     Var logits;             ///< [B, T, vocab_size]
     nn::CrossEntropy loss;  ///< loss.loss is undefined without targets
   };
-  /// tokens and targets: i32 [B, T], T at most n_positions; undefined targets: logits only.
+  /// tokens and targets: i32 [B, T], T at most n_positions. Without targets only the logits are computed.
   Output forward(Tape&, const Tensor& tokens, const Tensor& targets = {});
-  /// Logits [B, 1, vocab_size] of one position alone.
+  /// Logits [B, 1, vocab_size] of one position.
   Var logits_at(Tape&, const Tensor& tokens, std::size_t position);
 
-  /// Keep a block's input only, and run the block again in backward.
+  /// Keep only the input of each block and recompute the block in backward.
   bool checkpoint_blocks = false;
-  /// Dropout is active; true at first.
+  /// Enables dropout; initially true.
   void set_training(bool);
   bool training() const { return dropout_.training; }
 
@@ -67,25 +67,26 @@ class Gpt2 : public Module {
   nn::Dropout dropout_;
   std::vector<std::unique_ptr<Block>> blocks_;
   nn::LayerNorm ln_f_;
-  std::unique_ptr<nn::Linear> lm_head_;  ///< none if tied
+  std::unique_ptr<nn::Linear> lm_head_;  ///< null if tied
   Scope embeddings_scope_, head_scope_;
 };
 
-/// How tokens are drawn.
+/// Sampling parameters.
 struct Sampling {
-  double temperature = 1;  ///< divides the logits; 0: the likeliest token
-  std::size_t top_k = 0;   ///< only the tokens of the k largest logits are drawn; 0: any
+  double temperature = 1;  ///< divides the logits; 0 selects the most likely token
+  std::size_t top_k = 0;   ///< restricts sampling to the k largest logits; 0: no restriction
   std::uint64_t seed = 0;
 };
 
-/// Draws `n` tokens after `prompt` and returns them. Each depends on the last n_positions tokens, on the seed
-/// and its number only. No dropout. Every rank of a ZeRO-3 group must call it with the same arguments, for
-/// the scopes gather. The tape is reset before and after.
+/// Samples `n` tokens after `prompt` and returns them. Each depends only on the last n_positions tokens, the
+/// seed and its index. Dropout is off. Resets the tape before and after. All ranks of a ZeRO-3 group must
+/// call it with the same arguments, since scopes gather parameters. Errc::invalid_argument for an empty
+/// prompt or a negative temperature.
 std::vector<std::int32_t> generate(Gpt2&, Tape&, std::span<const std::int32_t> prompt, std::size_t n,
                                    const Sampling& = {});
 
-/// The token at which the cumulated probability of the candidates first exceeds `u`, of [0, 1). Sums are in
-/// double and in the order of tokens. `top_k` and `temperature` as in Sampling.
+/// The first token, in token order, whose cumulative probability among the candidates exceeds `u`, in [0, 1).
+/// Sums in double. `top_k` and `temperature` as in Sampling.
 std::int32_t pick_token(std::span<const float> logits, double temperature, std::size_t top_k, double u);
 
 }  // namespace rz

@@ -1,16 +1,16 @@
 #pragma once
-/// The constants of an Adam step as every kernel uses them.
+/// The constants of an Adam step in the form that all kernels use.
 
 #include "tensor/kernels/optimizer_step.h"
 
 namespace rz::kernels {
 
-/// Each rounded once from double.
+/// Each constant is rounded once, from double.
 struct AdamFactors {
   float keep, l2, beta1, rest1, beta2, rest2, rate, correction, eps, scale;
 };
 
-/// `decoupled`: the decay of AdamW, else that of Adam.
+/// `decoupled`: weight decay as in AdamW; otherwise as in Adam.
 inline AdamFactors factors(const AdamStep& s, bool decoupled) {
   const double lr = s.lr, decay = s.weight_decay;
   return {.keep = static_cast<float>(decoupled ? 1 - lr * decay : 1),
@@ -25,7 +25,7 @@ inline AdamFactors factors(const AdamStep& s, bool decoupled) {
           .scale = s.grad_scale};
 }
 
-/// A step for what decays and what does not.
+/// The constants for elements with and without weight decay.
 struct AdamRule {
   AdamFactors with_decay, without;
 };

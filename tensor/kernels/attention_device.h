@@ -1,5 +1,5 @@
 #pragma once
-/// What the attention kernels of CUDA devices share. Tensors as in tensor/ops.h.
+/// Definitions shared by the attention kernels of CUDA devices. Tensors as in tensor/ops.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,16 +11,16 @@
 namespace rz::kernels {
 
 struct AttentionShape {
-  std::size_t batch, tokens, heads, size;  ///< `size` channels a head
+  std::size_t batch, tokens, heads, size;  ///< `size` channels per head
   float scale;
   DropoutParams dropout;
-  std::uint64_t decisions;  ///< number of the first decision
+  std::uint64_t decisions;  ///< index of the first dropout decision
 
   RZ_HOST_DEVICE std::size_t channels() const { return heads * size; }
   RZ_HOST_DEVICE std::size_t stride() const { return 3 * channels(); }  ///< of qkv
 };
 
-/// Of head h in sequence b: where its first element is.
+/// Offsets of the first element of head h in sequence b.
 struct HeadPlace {
   std::size_t in_out, in_qkv, in_log_sum;
   std::uint64_t decisions;
@@ -38,7 +38,7 @@ struct AttentionForward {
   const T* qkv;
 };
 
-/// delta[B, H, T] = the sum of out · d_out over a head's channels.
+/// delta[B, H, T] = sum of out · d_out over a head's channels.
 template <class T>
 struct AttentionBackward {
   T* d_qkv;
@@ -46,8 +46,8 @@ struct AttentionBackward {
   const float *log_sum, *delta;
 };
 
-/// Whether the kernels on tensor cores can: f16 or bf16, heads of 64 or 128 channels, no dropout, 16-byte
-/// alignment.
+/// True if the tensor-core kernels support the call: f16 or bf16, heads of 64 or 128 channels, no dropout,
+/// 16-byte alignment.
 template <class T>
 bool fits_tensor_cores(const AttentionShape&, const T* qkv, const T* out);
 template <class T>

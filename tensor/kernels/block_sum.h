@@ -1,6 +1,6 @@
 #pragma once
-/// Sums and maxima over a warp and over a block of whole warps, the same in every thread, in an order that
-/// the size of the block alone decides. For .cu files.
+/// Sums and maxima over a warp and over a block of whole warps. Every thread gets the same result; the order
+/// of the additions depends on the block size only. For .cu files.
 
 #include <cmath>
 
@@ -16,7 +16,7 @@ __device__ inline T warp_sum(T value) {
   return value;
 }
 
-/// NaN is passed over.
+/// Ignores NaN.
 __device__ inline float warp_max(float value) {
   for (int bits = 16; bits; bits >>= 1) value = fmaxf(value, __shfl_xor_sync(whole_warp, value, bits));
   return value;
@@ -27,7 +27,7 @@ template <class T>
 __device__ inline T block_sum(T value) {
   RZ_SHARED(T, parts, 32);
   value = warp_sum(value);
-  __syncthreads();  // the last call's parts have been read
+  __syncthreads();  // the previous call's parts have been read
   if (threadIdx.x % warp_size == 0) parts[threadIdx.x / warp_size] = value;
   __syncthreads();
   T total = parts[0];
@@ -35,7 +35,7 @@ __device__ inline T block_sum(T value) {
   return total;
 }
 
-/// Likewise; NaN is passed over.
+/// All threads of the block must call it. Ignores NaN.
 __device__ inline float block_max(float value) {
   RZ_SHARED(float, parts, 32);
   value = warp_max(value);
@@ -47,7 +47,7 @@ __device__ inline float block_max(float value) {
   return largest;
 }
 
-/// Threads for one block a row of `items`: whole warps, at most `limit`.
+/// Threads of a block that processes one row of `items` elements: whole warps, at most `limit`.
 inline unsigned threads_for_row(std::size_t items, unsigned limit = 512) {
   const std::size_t whole = (items + warp_size - 1) / warp_size * warp_size;
   return static_cast<unsigned>(whole < warp_size ? warp_size : whole > limit ? limit : whole);

@@ -1,5 +1,6 @@
 #pragma once
-/// Sums over the rows of a matrix, in double, split over threads by columns: the same for every split.
+/// Column sums of a matrix, in double. Threads split the columns, so the result does not depend on their
+/// number.
 
 #include <algorithm>
 #include <array>
@@ -10,8 +11,8 @@
 
 namespace rz::ops {
 
-/// add(row, first, count, sums) adds a row's part, columns [first, first + count), to sums[0 … count-1].
-/// out gets the sums of all columns.
+/// Writes the sums of all columns to `out`. add(row, first, count, sums) adds columns [first, first + count)
+/// of a row to sums[0 … count-1].
 template <class F>
 void column_sums(float* out, std::size_t rows, std::size_t columns, Into into, const Stream& stream,
                  const F& add) {

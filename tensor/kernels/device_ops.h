@@ -1,16 +1,16 @@
 #pragma once
-/// The operators on CUDA devices, as one table: filled by the .cu files of this folder in a build with CUDA,
-/// and in tests by the same files compiled for an emulated device.
+/// The operators on CUDA devices, as a table. In a build with CUDA the .cu files of this directory fill it;
+/// in tests, the same files compiled for an emulated device.
 
 #include "tensor/kernels/device_optimizer.h"
 #include "tensor/ops.h"
 
 namespace rz::ops {
 
-/// Each as its namesake in tensor/ops.h, after that one's checks of shapes and devices. Tensors are f32, f16
-/// or bf16, all of one call alike, except statistics (mean, inverse_deviation, log_sum, losses: f32) and
-/// gradients of parameters, which may be f32 beside 16-bit values. Sums are made in f32 at least and run in a
-/// fixed order.
+/// Each entry implements the function of the same name in tensor/ops.h, which has checked shapes and devices.
+/// The tensors of a call have one dtype (f32, f16 or bf16), except statistics (mean, inverse_deviation,
+/// log_sum, losses: f32) and parameter gradients, which may be f32 next to 16-bit values. Sums are in f32 or
+/// wider and run in a fixed order.
 struct DeviceOps {
 #define RZ_OP(name) decltype(&ops::name) name;
 #include "tensor/kernels/ops.inc"
@@ -18,14 +18,14 @@ struct DeviceOps {
   DeviceOptimizer optimizer;
 };
 
-/// Errc::unsupported in a build without CUDA.
+/// The table. Errc::unsupported in a build without CUDA.
 const DeviceOps& device_ops();
 
-/// Null for tensors on the host; else the table. Errc::invalid_argument if the stream belongs to another
-/// device than the tensor.
+/// Null for a host tensor, otherwise the table. Errc::invalid_argument if the stream belongs to a different
+/// device.
 const DeviceOps* on_device(const char* op, const Tensor&, const Stream&);
 
-/// What device_ops() hands out: each .cu file defines its operators here.
+/// The functions behind device_ops(). Each .cu file defines its operators in this namespace.
 namespace device {
 #define RZ_OP(name) decltype(ops::name) name;
 #include "tensor/kernels/ops.inc"

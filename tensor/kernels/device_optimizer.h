@@ -1,6 +1,6 @@
 #pragma once
-/// Optimizer updates and the norm of gradients on a device: many pieces of memory in few launches, with the
-/// bits of tensor/kernels/optimizer_step.h. The host is never waited for.
+/// Optimizer updates and gradient norms on a device: many buffers in few launches, bit-identical to
+/// tensor/kernels/optimizer.h. Never blocks the host.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,29 +14,29 @@
 
 namespace rz::ops {
 
-/// `count` elements that are updated alike, all on the stream's device; pieces do not overlap.
+/// `count` elements that are updated with one rule, on the stream's device. Runs do not overlap.
 struct UpdateRun {
   float* value;
   const void* gradient;
   DType gradient_dtype;     ///< f32, f16 or bf16
-  void* working = nullptr;  ///< a copy of the new values in 16 bits; null if there is none
+  void* working = nullptr;  ///< 16-bit copy of the new values; may be null
   DType working_dtype = DType::bf16;
-  float* state0;            ///< Adam's m, SGD's momentum (null without)
+  float* state0;            ///< Adam's m; SGD's momentum, null without momentum
   float* state1 = nullptr;  ///< Adam's v
   std::size_t count;
-  bool decay = true;  ///< false: as with a weight decay of 0
+  bool decay = true;  ///< false: no weight decay
 };
 
-/// What a step takes from the device's memory.
+/// Inputs of a step in device memory.
 struct StepInputs {
-  const float* grad_scale = nullptr;  ///< multiplies the step's grad_scale; null: 1
-  const int* skip = nullptr;          ///< not 0: nothing is written; null: 0
-  /// The kernels::AdamRule or kernels::SgdStep to be used in place of the step that is passed; null: that.
-  /// So that a step in a graph can be another one each time.
+  const float* grad_scale = nullptr;  ///< multiplies AdamStep::grad_scale or SgdStep::grad_scale; null: 1
+  const int* skip = nullptr;          ///< if not 0, nothing is written; null: 0
+  /// A kernels::AdamRule or kernels::SgdStep that replaces the step argument, so that each run of a graph may
+  /// use a new one; null: the argument applies.
   const void* rule = nullptr;
 };
 
-/// Elements to be squared and added; count is a multiple of 64.
+/// Elements whose squares are summed; `count` is a multiple of 64.
 struct Squared {
   const void* data;
   DType dtype;  ///< f32, f16 or bf16
@@ -45,19 +45,19 @@ struct Squared {
 
 namespace device {
 
-/// kernels::adamw if `decoupled`, else kernels::adam.
+/// Updates as kernels::adamw if `decoupled`, otherwise as kernels::adam.
 void adam(std::span<const UpdateRun>, const kernels::AdamStep&, bool decoupled, const StepInputs&,
           const Stream&);
-/// kernels::sgd_momentum
+/// Updates as kernels::sgd_momentum.
 void sgd(std::span<const UpdateRun>, const kernels::SgdStep&, const StepInputs&, const Stream&);
 
-/// Adds to the ExactLayout::words at `sum`, on the device, what rz::add_squares adds to an ExactSum: words
-/// that differ, and the same value. They begin as zeros, and may be added up over ranks, as long as all
-/// squares in the sum are at most 2^30 blocks of 64.
+/// Adds the squares to the exact sum at `sum`, ExactLayout::words in device memory. The words may differ from
+/// those of rz::add_squares; their value is the same. Start from zeros. Sums may be added over ranks word by
+/// word, as long as one sum covers at most 2^30 blocks of 64 squares.
 void add_squares(std::int64_t* sum, std::span<const Squared>, const Stream&);
 
-/// *outcome = what an exact sum of squares, at `words` on the device and added up over ranks, makes of a
-/// step.
+/// Computes step_outcome() from the exact sum of squares at `words`, in device memory and summed over ranks,
+/// and stores it in *outcome.
 void decide_step(StepOutcome* outcome, const std::int64_t* words, const StepLimits&, const Stream&);
 
 }  // namespace device

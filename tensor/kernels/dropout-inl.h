@@ -1,4 +1,4 @@
-// Dropout of a row, compiled once a target: include it after <hwy/highway.h>, inside no namespace.
+// Dropout of a row. Compiled once per target: include it after <hwy/highway.h>, outside any namespace.
 #if defined(RZ_TENSOR_DROPOUT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RZ_TENSOR_DROPOUT_INL_H_
 #undef RZ_TENSOR_DROPOUT_INL_H_
@@ -17,10 +17,10 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-/// Counters computed side by side, so that the compiler uses vectors.
+/// Counters computed per batch, so that the compiler vectorizes.
 constexpr std::size_t decision_batch = 32;
 
-/// Philox4x32-10 of counters first … first + decision_batch - 1: word w of counter j in words[w][j].
+/// Philox4x32-10 of counters first … first + decision_batch - 1; word w of counter j is words[w][j].
 inline void philox_batch(std::uint32_t words[4][decision_batch], std::uint64_t first, std::uint64_t seed) {
   for (std::size_t j = 0; j < decision_batch; ++j) {
     words[0][j] = static_cast<std::uint32_t>(first + j);
@@ -35,7 +35,8 @@ inline void philox_batch(std::uint32_t words[4][decision_batch], std::uint64_t f
   }
 }
 
-/// out[i] for decision `index` + i, of which each takes word index % 4 of counter index / 4. out may be in.
+/// Applies dropout to n elements; out may be in. Element i uses decision d = index + i, which is word d % 4
+/// of counter d / 4.
 inline void drop(float* out, const float* in, std::size_t n, std::uint64_t index,
                  const kernels::DropoutParams& d) {
   std::uint32_t words[4][decision_batch];

@@ -1,5 +1,5 @@
 #pragma once
-/// What a dropout mask asks of the kernels.
+/// Dropout parameters in the form that kernels use.
 
 #include <cmath>
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace rz::kernels {
 
-/// An element is dropped if its random word is less than `threshold`; the others are multiplied by `factor`.
+/// An element is dropped if its random word is below `threshold`; otherwise it is multiplied by `factor`.
 struct DropoutParams {
   std::uint32_t threshold;
   float factor;
   std::uint64_t seed;
   const std::uint64_t* seed_at;
-  /// Where the operands are, before `seed` is used.
+  /// Call it on the device of the operands before using `seed`.
   RZ_HOST_DEVICE void read_seed() {
     if (seed_at) seed = *seed_at;
   }

@@ -1,12 +1,12 @@
 #pragma once
-/// From a tensor's element type, known when the program runs, to a kernel's, known when it is compiled.
+/// Dispatch from a tensor's dtype to a template type.
 
 #include "comm/core/error.h"
 #include "comm/core/types.h"
 
 namespace rz::ops {
 
-/// f(T{}) for T = float, f16 or bf16.
+/// Calls f(T{}) with T = float, f16 or bf16. Errc::invalid_argument for other types.
 template <class F>
 void dispatch_dtype(DType t, const F& f) {
   switch (t) {
@@ -21,7 +21,8 @@ void dispatch_dtype(DType t, const F& f) {
   }
 }
 
-/// f(G{}) for the gradient of a parameter whose values are of type T: T itself or float.
+/// Calls f(G{}) for the gradient dtype of a parameter of type T: G = T or float. Errc::invalid_argument for
+/// other types.
 template <class T, class F>
 void dispatch_gradient_dtype(DType t, const F& f) {
   if (t == DType::f32)

@@ -1,6 +1,6 @@
 #pragma once
-/// Matrix products in f32 on row-major memory. All threads are the stream's: the BLAS below is held to one
-/// thread a call while a product runs, and has the program's number of threads again afterwards
+/// Matrix products in f32 on row-major memory. The stream provides all threads: while a product runs, the
+/// BLAS is set to one thread per call, and afterwards to the program's own number again
 /// (docs/decisions/0002-blas.md).
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace rz::kernels {
 
 struct Matrix {
   const float* data;
-  std::size_t stride;  ///< elements from row to row
+  std::size_t stride;  ///< elements between rows
   bool transposed = false;
 };
 
@@ -19,8 +19,8 @@ struct Matrix {
 void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
           Matrix b, float beta);
 
-/// The same, blocks of rows or columns of c split over the stream's threads. The split depends on the sizes
-/// and on stream.threads() alone.
+/// The same product with blocks of rows or columns of c split over the stream's threads. The split depends on
+/// the sizes and stream.threads() only.
 void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
           Matrix b, float beta, const Stream&);
 

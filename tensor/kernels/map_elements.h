@@ -1,5 +1,5 @@
 #pragma once
-/// out[i] = f(in[i]…) on a device. For .cu files.
+/// Element-wise kernels on a device: out[i] = f(in[i]…). For .cu files.
 
 #include "comm/device/launch.h"
 #include "tensor/kernels/dtype_dispatch.h"
@@ -8,15 +8,15 @@
 
 namespace rz::ops {
 
-/// What a function of elements is made of: `arity` inputs, begin() once a thread, operator()(x) with
-/// x[0 … arity-1] for each element.
+/// Base of element functions with `arity` inputs. A function has begin(), called once per thread, and
+/// operator()(x) with x[0 … arity-1], called per element.
 template <int inputs>
 struct Function {
   static constexpr int arity = inputs;
   __device__ void begin() {}
 };
 
-/// Adds what F gives to what is there, which is the last input.
+/// F, added to the existing value of the output, which is passed as the last input.
 template <class F>
 struct Accumulated : F {
   static constexpr int arity = F::arity + 1;
@@ -51,7 +51,7 @@ __global__ void map_elements(F f, Split<common_width<Out, In>> split, Out* out, 
             });
 }
 
-/// Each of the inputs may be `out`.
+/// Launches `f` on all elements. Inputs may alias `out`.
 template <class Out, class In, class F, class... Tensors>
 void map_as(const char* name, const F& f, const Stream& stream, const Tensor& out, const Tensors&... in) {
   static_assert(F::arity == sizeof...(in));
@@ -65,7 +65,7 @@ void map_as(const char* name, const F& f, const Stream& stream, const Tensor& ou
   cuda::launch(name, map_elements<F, Out, In>, cuda::grid_for(split.threads()), stream, f, split, to, from);
 }
 
-/// All tensors of one element type.
+/// map_as() for tensors of one dtype.
 template <class F, class... Tensors>
 void map(const char* name, const F& f, const Stream& stream, const Tensor& out, const Tensors&... in) {
   dispatch_dtype(out.dtype(), [&](auto t) { map_as<decltype(t), decltype(t)>(name, f, stream, out, in...); });

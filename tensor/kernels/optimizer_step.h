@@ -1,5 +1,5 @@
 #pragma once
-/// The constants of one step of an optimizer.
+/// Hyperparameters of one optimizer step.
 
 namespace rz::kernels {
 
@@ -12,7 +12,7 @@ struct AdamStep {
   float weight_decay = 0;
   double bias_correction1 = 1;       ///< 1 - beta1^t
   double bias_correction2_sqrt = 1;  ///< √(1 - beta2^t)
-  float grad_scale = 1;              ///< g is first multiplied by it
+  float grad_scale = 1;              ///< g is multiplied by it first
 };
 
 struct SgdStep {
@@ -20,7 +20,7 @@ struct SgdStep {
   float momentum = 0;
   float weight_decay = 0;
   bool nesterov = false;
-  bool first = false;  ///< the first step of this parameter: buf = g
+  bool first = false;  ///< first step of this parameter: buf = g
   float grad_scale = 1;
 };
 }  // namespace rz::kernels

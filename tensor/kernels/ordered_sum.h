@@ -1,5 +1,5 @@
 #pragma once
-/// A sum over [0, n) whose value does not depend on how many threads make it.
+/// A sum over [0, n) whose value does not depend on the number of threads.
 
 #include <array>
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace rz::ops {
 
-/// Adds, in order, part(begin, end) of up to 64 ranges that n alone decides.
+/// Sums part(begin, end), in order, over up to 64 ranges that depend on n only.
 template <class F>
 double ordered_sum(std::size_t n, const Stream& stream, const F& part) {
   std::array<double, 64> parts{};

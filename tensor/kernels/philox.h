@@ -1,5 +1,5 @@
 #pragma once
-/// One round of Philox4x32 (Salmon et al., 2011, doi:10.1145/2063384.2063405), written once for g++ and nvcc.
+/// One round of Philox4x32 (Salmon et al., 2011, doi:10.1145/2063384.2063405), shared by g++ and nvcc.
 
 #include <cstdint>
 
@@ -10,7 +10,7 @@ namespace rz {
 struct Philox {
   static constexpr int rounds = 10;
   static constexpr std::uint32_t multiplier0 = 0xD2511F53, multiplier1 = 0xCD9E8D57;
-  static constexpr std::uint32_t weyl0 = 0x9E3779B9, weyl1 = 0xBB67AE85;  // added to the key after a round
+  static constexpr std::uint32_t weyl0 = 0x9E3779B9, weyl1 = 0xBB67AE85;  // added to the key after each round
 
   RZ_HOST_DEVICE static inline void round(std::uint32_t& c0, std::uint32_t& c1, std::uint32_t& c2,
                                           std::uint32_t& c3, std::uint32_t key0, std::uint32_t key1) {

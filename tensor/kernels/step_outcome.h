@@ -1,5 +1,5 @@
 #pragma once
-/// What the norm of the gradients decides of an update: one arithmetic for host and device.
+/// Effect of the gradient norm on an update: clipping and skipping. Same arithmetic on host and device.
 
 #include <cmath>
 #include <cstdint>
@@ -9,18 +9,19 @@
 namespace rz {
 
 struct StepLimits {
-  double max_norm = 0;         ///< gradients are scaled down to it; 0: never
-  double loss_scale = 1;       ///< the factor that gradients carry, and that is taken out
-  bool skip_overflow = false;  ///< a norm that is not finite leaves the update out
+  double max_norm = 0;         ///< clipping threshold of the norm; 0: no clipping
+  double loss_scale = 1;       ///< factor in the gradients, which the update removes
+  bool skip_overflow = false;  ///< skip the update if the norm is not finite
 };
 
 struct StepOutcome {
-  double norm = 0;        ///< without the loss scale, before clipping
-  float grad_scale = 1;   ///< what the update multiplies gradients by
-  std::int32_t skip = 0;  ///< 1: the update is left out
+  double norm = 0;        ///< without loss scale, before clipping
+  float grad_scale = 1;   ///< factor by which the update multiplies gradients
+  std::int32_t skip = 0;  ///< 1: skip the update
 };
 
-/// Clips as torch.nn.utils.clip_grad_norm_: by max_norm / (norm + 1e-6) where that is below 1 or NaN.
+/// Clipping factor of torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6) if that is below 1 or NaN,
+/// otherwise 1.
 RZ_HOST_DEVICE inline double clip_factor(double norm, double max_norm) {
   const double factor = max_norm / (norm + 1e-6);
   return factor < 1 || factor != factor ? factor : 1;

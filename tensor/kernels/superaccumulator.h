@@ -1,6 +1,6 @@
 #pragma once
-/// A double as a part of an exact sum: what host and device add, so that both make the same sum (ExactSum in
-/// sharding/optim/grad_norm.h says what it is good for).
+/// Exact sums of doubles (superaccumulator). Host and device use the same arithmetic, so both get the same
+/// sum; its use is described at ExactSum in sharding/optim/grad_norm.h.
 
 #include <cmath>
 #include <cstdint>
@@ -10,15 +10,16 @@
 
 namespace rz {
 
-/// An exact sum is `words` int64. Limb i weighs 2^(32 i - 1074); the upper half of each takes up carries, so
-/// that up to 2^30 numbers may be added, in any order, before carries are passed on. Behind the limbs stand
-/// the numbers of NaNs and infinities.
+/// An exact sum is an array of `words` int64. Limb i has weight 2^(32 i - 1074). Each limb has 32 spare bits
+/// for carries, so up to 2^30 numbers may be added in any order before carries must be propagated. The limbs
+/// are followed by the counts of NaNs and infinities.
 struct ExactLayout {
-  static constexpr int limbs = 67;  // the largest double ends in limb 65; one more for sums of many
+  static constexpr int limbs = 67;  // the largest double ends in limb 65; one more for carries
   enum { not_a_number = limbs, plus_infinity, minus_infinity, words };
 };
 
-/// What a double adds: part[i] to word `first` + i; of those that are not finite, 1 to one word.
+/// Contribution of one double: part[i] is added to word `first` + i. A double that is not finite adds 1 to
+/// one word.
 struct ExactParts {
   int first;
   std::int64_t part[3];
@@ -45,7 +46,7 @@ RZ_HOST_DEVICE inline ExactParts exact_parts(double x) {
            sign * static_cast<std::int64_t>(high)}};
 }
 
-/// Leaves 32 bits in every limb but the last, which keeps the sign.
+/// Propagates carries: afterwards every limb has 32 bits, except the last, which has the sign.
 RZ_HOST_DEVICE inline void propagate_carries(std::int64_t (&word)[ExactLayout::words]) {
   for (int i = 0; i + 1 < ExactLayout::limbs; ++i) {
     word[i + 1] += word[i] >> 32;
@@ -53,7 +54,7 @@ RZ_HOST_DEVICE inline void propagate_carries(std::int64_t (&word)[ExactLayout::w
   }
 }
 
-/// The sum, correctly rounded to nearest even; NaN and infinities as in ordinary addition. Uses up `word`.
+/// The sum, rounded to nearest even; NaN and infinities as in ordinary addition. Overwrites `word`.
 RZ_HOST_DEVICE inline double exact_value(std::int64_t (&word)[ExactLayout::words]) {
   const bool up = word[ExactLayout::plus_infinity] != 0, down = word[ExactLayout::minus_infinity] != 0;
   if (word[ExactLayout::not_a_number] || (up && down)) return NAN;
@@ -69,13 +70,13 @@ RZ_HOST_DEVICE inline double exact_value(std::int64_t (&word)[ExactLayout::words
   while (top >= 0 && word[top] == 0) --top;
   if (top < 0) return 0;
 
-  // The upper three limbs hold at least 65 bits. 64 of them, the last one standing for everything below, are
-  // rounded by the conversion to double as the whole would be. Below 2^-1022 nothing is rounded: every sum is
-  // a multiple of the smallest double.
+  // The upper three limbs hold at least 65 bits. Their top 64 bits, with all lower bits ORed into the last
+  // one (sticky bit), round to double as the exact sum does. Results below 2^-1022 are exact: every sum is a
+  // multiple of the smallest double.
   const std::uint64_t first = static_cast<std::uint64_t>(word[top]);
   const std::uint64_t second = top > 0 ? static_cast<std::uint64_t>(word[top - 1]) : 0;
   const std::uint64_t third = top > 1 ? static_cast<std::uint64_t>(word[top - 2]) : 0;
-  int spare = 1;  // bits of the first limb: from 1 to 63
+  int spare = 1;  // significant bits of the first limb: 1 to 63
   while (first >> spare) ++spare;
   // first · 2^64 + second · 2^32 + third, without its lowest `spare` bits.
   const std::uint64_t lower = second << 32 | third;

@@ -1,13 +1,12 @@
 #pragma once
-/// Tensor cores by their warp-wide instructions (sm_80 and later), and copies into shared memory that run on
-/// while a kernel computes. Of matrices of 16-bit elements: f16 or bf16. Beside each instruction stands what
-/// it does, for the emulated device.
+/// Warp-wide tensor-core instructions (sm_80 and later) and asynchronous copies into shared memory, for
+/// matrices of f16 or bf16. Each instruction has an equivalent for the emulated device.
 ///
-/// Lane l of a warp holds of a fragment, with g = l / 4 and t = l % 4:
-///   a[16, 16]: pairs of columns 2t, 2t+1 of row g, row g+8, and the same eight columns on
-///   b[16, 8]:  pairs of rows 2t, 2t+1 of column g, and eight rows on
-///   c[16, 8]:  columns 2t, 2t+1 of row g, then of row g+8
-/// (PTX ISA, "Matrix fragments for mma.m16n8k16").
+/// Fragments held by lane l of a warp, with g = l / 4 and t = l % 4 (PTX ISA, "Matrix fragments for
+/// mma.m16n8k16"):
+///   - a[16, 16]: columns 2t, 2t+1 of row g and of row g+8, then columns 2t+8, 2t+9 of the same rows
+///   - b[16, 8]: rows 2t, 2t+1 of column g, then rows 2t+8, 2t+9
+///   - c[16, 8]: columns 2t, 2t+1 of row g, then of row g+8
 
 #include <cstddef>
 #include <cstdint>
@@ -41,7 +40,7 @@ __device__ inline std::uint32_t pack<bf16>(float low, float high) {
   return both;
 }
 
-/// 2^x, to about 2 units in the last place.
+/// 2^x, accurate to about 2 ulp.
 __device__ inline float power_of_2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -57,8 +56,8 @@ inline float power_of_2(float x) { return std::exp2(x); }
 
 // ---- fragments from shared memory
 
-/// Four matrices of 8 x 8: each lane names a row of 16 bytes, lane 8i+r row r of matrix i, and gets of each
-/// matrix the pair of columns 2t, 2t+1 of row g.
+/// Loads four 8 x 8 matrices. Lane 8i+r passes the address of row r (16 bytes) of matrix i. Each lane gets
+/// columns 2t, 2t+1 of row g of each matrix.
 __device__ inline void load_matrices(std::uint32_t (&to)[4], const void* row) {
 #ifndef RZ_EMULATED_GPU
   const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
@@ -74,7 +73,7 @@ __device__ inline void load_matrices(std::uint32_t (&to)[4], const void* row) {
 #endif
 }
 
-/// The same of the transposed matrices: the pair of rows 2t, 2t+1 of column g.
+/// The same for the transposed matrices: rows 2t, 2t+1 of column g.
 __device__ inline void load_matrices_transposed(std::uint32_t (&to)[4], const void* row) {
 #ifndef RZ_EMULATED_GPU
   const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
@@ -96,7 +95,7 @@ __device__ inline void load_matrices_transposed(std::uint32_t (&to)[4], const vo
 
 // ---- products
 
-/// c += a · b, the products exact, sums in f32.
+/// c += a · b; products are exact, sums are in f32.
 template <class T>
 __device__ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
 
@@ -141,13 +140,13 @@ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, 
 }
 #endif
 
-// ---- copies that run on
+// ---- asynchronous copies
 
-/// Of one thread: 16 bytes each from global to shared memory, in groups, of which the oldest end first. What
-/// another thread copied may be read after it has waited, and a barrier.
+/// Asynchronous 16-byte copies of one thread from global to shared memory. Groups complete in order. Data
+/// copied by another thread may be read after that thread has waited and a barrier has followed.
 class AsyncCopies {
  public:
-  /// Zeros if not `valid`; `from` is an address that may be read then too.
+  /// Writes zeros if not `valid`; `from` must be a readable address in any case.
   __device__ void copy(void* to, const void* from, bool valid) {
 #ifndef RZ_EMULATED_GPU
     const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
@@ -164,12 +163,12 @@ class AsyncCopies {
     groups_.push_back(std::move(open_)), open_.clear();
 #endif
   }
-  /// Until at most `left` of the newest groups are still under way.
+  /// Waits until at most `left` groups are pending.
   template <int left>
   __device__ void wait() {
 #ifndef RZ_EMULATED_GPU
     asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");
-#else  // as late as may be
+#else  // copies as late as permitted
     for (; groups_.size() > left; groups_.erase(groups_.begin()))
       for (const Copy& c : groups_.front()) c.from ? std::memcpy(c.to, c.from, 16) : std::memset(c.to, 0, 16);
 #endif

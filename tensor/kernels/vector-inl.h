@@ -1,5 +1,5 @@
-// Vector helpers of the kernels, compiled once a target: include it after <hwy/highway.h>, inside no
-// namespace. A tail shorter than a vector goes through a padded copy, so that nothing outside of the data is
+// Vector helpers of the kernels. Compiled once per target: include it after <hwy/highway.h>, outside any
+// namespace. A tail shorter than a vector is copied to a padded buffer, so that no memory outside the data is
 // read.
 #if defined(RZ_TENSOR_VECTOR_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RZ_TENSOR_VECTOR_INL_H_
@@ -17,17 +17,16 @@ namespace rz {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// dst may be one of the sources: each element is read before it is written, which is no dependence between
-// iterations.
+// The output may alias an input: each element is read before it is written, so iterations are independent.
 #define RZ_EACH(i, begin, end) _Pragma("GCC ivdep") for (std::size_t i = begin; i < end; ++i)
 
 using Floats = hn::ScalableTag<float>;
 using Doubles = hn::ScalableTag<double>;
-using HalfFloats = hn::Rebind<float, Doubles>;  // as many floats as a vector of doubles holds
+using HalfFloats = hn::Rebind<float, Doubles>;  // as many floats as a vector of doubles has lanes
 using FloatVector = hn::Vec<Floats>;
 using DoubleVector = hn::Vec<Doubles>;
 
-/// The first n < lanes floats at p, the others `pad`.
+/// Loads n < lanes floats from p; the other lanes are `pad`.
 template <class D>
 HWY_INLINE hn::Vec<D> load_part(D d, const float* p, std::size_t n, float pad) {
   HWY_ALIGN float lanes[hn::MaxLanes(d)];
@@ -42,7 +41,7 @@ HWY_INLINE void store_part(hn::Vec<D> v, D d, float* p, std::size_t n) {
   std::memcpy(p, lanes, n * sizeof(float));
 }
 
-/// out[i] = f(in[i]…) over vectors.
+/// out[i] = f(in[i]…), vectorized.
 template <class F, class... In>
 HWY_INLINE void map(float* out, std::size_t n, const F& f, const In*... in) {
   const Floats d;
@@ -52,7 +51,7 @@ HWY_INLINE void map(float* out, std::size_t n, const F& f, const In*... in) {
   if (i < n) store_part(f(load_part(d, in + i, n - i, 0.0f)...), d, out + i, n - i);
 }
 
-/// Σ f(in[i]…) in double; f takes and gives vectors of doubles, f(0…) must be 0.
+/// Σ f(in[i]…) in double. f maps vectors of doubles to a vector of doubles; f(0…) must be 0.
 template <class F, class... In>
 HWY_INLINE double sum(std::size_t n, const F& f, const In*... in) {
   const Doubles d;
@@ -87,8 +86,8 @@ HWY_INLINE float largest(const float* in, std::size_t n) {
   return hn::GetLane(hn::MaxOfLanes(d, hn::Max(a, b)));
 }
 
-/// x = n·ln 2 + r with |r| ≤ ln 2 / 2: gives n, and e^r - 1 by its series up to r^7 (the rest is below 2^-27
-/// of it).
+/// Reduces x = n·ln 2 + r with |r| ≤ ln 2 / 2. expm1 is the series of e^r - 1 up to r^7; the relative error
+/// is below 2^-27.
 struct Reduced {
   hn::Vec<hn::RebindToSigned<Floats>> n;
   FloatVector expm1;
@@ -106,7 +105,7 @@ HWY_INLINE Reduced reduce_exponent(FloatVector x) {
   return {n, hn::MulAdd(hn::Mul(p, r), r, r)};
 }
 
-/// 2^n by two factors, so that results may be subnormal or overflow to infinity.
+/// x · 2^n with two factors, so that results may be subnormal or overflow to infinity.
 HWY_INLINE FloatVector scale_by_power(FloatVector x, hn::Vec<hn::RebindToSigned<Floats>> n) {
   const Floats d;
   const auto bias = hn::Set(hn::RebindToSigned<Floats>(), 127);
@@ -115,7 +114,7 @@ HWY_INLINE FloatVector scale_by_power(FloatVector x, hn::Vec<hn::RebindToSigned<
   return hn::Mul(hn::Mul(x, power(half)), power(hn::Sub(n, half)));
 }
 
-/// e^x within 1 ulp or so; NaN stays NaN, so that a diverged run is seen.
+/// e^x within about 1 ulp. NaN stays NaN, so that divergence is visible.
 HWY_INLINE FloatVector exponential(FloatVector x) {
   const Floats d;
   const FloatVector low = hn::Set(d, -104.0f), high = hn::Set(d, 104.0f);
@@ -125,7 +124,7 @@ HWY_INLINE FloatVector exponential(FloatVector x) {
   return scale_by_power(hn::Add(r.expm1, hn::Set(d, 1.0f)), r.n);
 }
 
-/// By e^2|x| - 1, without cancellation near 0.
+/// tanh x from e^2|x| - 1, without cancellation near 0.
 HWY_INLINE FloatVector hyperbolic_tangent(FloatVector x) {
   const Floats d;
   const FloatVector one = hn::Set(d, 1.0f), high = hn::Set(d, 20.0f);

@@ -1,6 +1,6 @@
 #pragma once
-/// How kernels read and write rows of elements: as f32, 16 bytes at a time where the addresses allow it, one
-/// by one elsewhere. For .cu files.
+/// Loads and stores of rows as f32: 16 bytes at a time where the addresses permit it, otherwise single
+/// elements. For .cu files.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +17,7 @@ inline constexpr int pack_width = 16 / static_cast<int>(sizeof(T));
 template <int n>
 using Width = std::integral_constant<int, n>;
 
-/// n elements that are accessed at once; at most 16 bytes make one instruction.
+/// n elements accessed at once; up to 16 bytes take one instruction.
 template <class T, int n>
 struct alignas(n * sizeof(T) < 16 ? n * sizeof(T) : 16) Pack {
   T at[n];
@@ -30,7 +30,7 @@ __device__ inline void load(float (&x)[n], const T* p) {
   for (int j = 0; j < n; ++j) x[j] = to_f32(pack.at[j]);
 }
 
-/// A pack as it came from memory, in as few registers as that takes.
+/// A pack in its memory format, in as few registers as possible.
 template <class T, int n>
 struct alignas(Pack<T, n>) Raw {
   using Word = std::conditional_t<sizeof(Pack<T, n>) % 4 == 0, std::uint32_t, std::uint16_t>;
@@ -39,7 +39,7 @@ struct alignas(Pack<T, n>) Raw {
   __device__ static Raw at(const T* p) {
 #ifdef __CUDA_ARCH__
     return *reinterpret_cast<const Raw*>(p);
-#else  // the rules of a host's compiler forbid that
+#else  // a host compiler's aliasing rules forbid the cast
     Raw raw;
     std::memcpy(&raw, p, sizeof raw);
     return raw;
@@ -51,7 +51,7 @@ struct alignas(Pack<T, n>) Raw {
 #pragma unroll
     for (int j = 0; j < n; ++j) x[j] = to_f32(pack.at[j]);
   }
-  /// What was widened before is to be widened again, and not to be kept.
+  /// Prevents the compiler from keeping widened values across this point: they are recomputed.
   __device__ void hold() {
 #ifdef __CUDA_ARCH__
 #pragma unroll
@@ -68,8 +68,8 @@ __device__ inline void store(T* p, const float (&x)[n]) {
   *reinterpret_cast<Pack<T, n>*>(p) = pack;
 }
 
-/// n elements as single ones up to an aligned address, packs of `width`, and single ones again. Arrays that
-/// are not aligned at the same elements have single ones only.
+/// Splits n elements into single elements up to an aligned address, packs of `width`, and single elements
+/// again. Arrays with different alignments use single elements only.
 template <int width>
 struct Split {
   std::size_t n, head, packs;
@@ -81,7 +81,7 @@ struct Split {
     if (head > n) head = n;
     packs = (n - head) / width;
   }
-  /// Another array that is accessed at the same elements.
+  /// Adds an array that is accessed with the same split.
   template <class T>
   RZ_HOST_DEVICE Split with(const T* p) const {
     Split s = *this;
@@ -89,15 +89,15 @@ struct Split {
     return s;
   }
   RZ_HOST_DEVICE std::size_t tail() const { return head + packs * width; }
-  /// How many threads find something to do.
+  /// Number of threads that get work.
   std::size_t threads() const {
     const std::size_t rest = n - tail(), larger = packs > head ? packs : head;
     return larger > rest ? larger : rest;
   }
 };
 
-/// Calls f(Width<k>, i), k = 1 or `width`, for those groups of elements i … i + k - 1 that are the turn of
-/// thread `first` of `stride`.
+/// Calls f(Width<k>, i), k = 1 or `width`, for those groups of elements i … i + k - 1 that belong to thread
+/// `first` of `stride`.
 template <int width, class F>
 __device__ inline void each_pack(const Split<width>& s, std::size_t first, std::size_t stride, const F& f) {
   for (std::size_t i = first; i < s.head; i += stride) f(Width<1>(), i);
@@ -105,7 +105,7 @@ __device__ inline void each_pack(const Split<width>& s, std::size_t first, std::
   for (std::size_t i = s.tail() + first; i < s.n; i += stride) f(Width<1>(), i);
 }
 
-/// All addresses are multiples of 16 bytes, and so are rows of c elements.
+/// True if all addresses and rows of c elements are multiples of 16 bytes.
 template <class T, class... U>
 bool rows_are_packs(std::size_t c, const T* p, const U*... others) {
   const auto aligned = [](const void* q) { return reinterpret_cast<std::uintptr_t>(q) % 16 == 0; };
