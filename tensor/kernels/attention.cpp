@@ -1,9 +1,8 @@
-// Per (batch, head), by tiles of 64 queries and 64 keys; what lies above the diagonal is skipped. Forward
-// keeps a running maximum and sum a query (Milakov and Gimelshein, arXiv:1805.02867; Dao et al.,
-// arXiv:2205.14135), so that scores live in one tile on the stack whatever T is. Backward makes the
-// probabilities again from log_sum. The tiles are too small for a BLAS to be quick, and it could not skip
-// half of the diagonal ones: their products are made here, with the second factor packed into a tile of its
-// own.
+// Attention on the CPU, per (batch, head), in tiles of 64 queries and 64 keys; tiles above the diagonal are
+// skipped. Forward keeps a running maximum and sum per query (Milakov and Gimelshein, arXiv:1805.02867; Dao
+// et al., arXiv:2205.14135), so that scores need one tile on the stack for any T. Backward recomputes the
+// probabilities from log_sum. The tiles are too small for a BLAS to be fast, and a BLAS cannot skip half of a
+// diagonal tile, so the products are implemented here, with the second operand packed into a tile.
 
 #include "tensor/ops.h"
 
@@ -45,7 +44,7 @@ void pack(Tile& to, const float* from, std::size_t stride, std::size_t rows, std
   }
 }
 
-/// to's rows are from's columns.
+/// Packs the transpose: rows of `to` are columns of `from`.
 void pack_transposed(Tile& to, const float* from, std::size_t stride, std::size_t rows, std::size_t columns) {
   for (std::size_t j = 0; j < columns; ++j) {
     for (std::size_t i = 0; i < rows; ++i) to[j * tile + i] = from[i * stride + j];
@@ -64,7 +63,7 @@ HWY_INLINE void store_result(const TileProduct& p, FloatVector sum, std::size_t 
     store_part(p.add ? hn::MulAdd(sum, scale, load_part(d, c, left, 0)) : hn::Mul(sum, scale), d, c, left);
 }
 
-/// Rows i … i+3 and two vectors of columns from j: eight sums in registers. With one row or one vector less.
+/// A block of `rows` rows from i and `vectors` vectors of columns from j, summed in registers: up to 4 x 2.
 template <int rows, int vectors>
 HWY_INLINE void multiply_block(const TileProduct& p, std::size_t i, std::size_t j, std::size_t first,
                                std::size_t past) {
@@ -109,7 +108,7 @@ void multiply(const TileProduct& p) {
 
 // ---- rows of scores
 
-/// scores[0 … n) → e^(score - shift), the others of the tile's row 0; returns their sum.
+/// scores[0 … n) = e^(score - shift), the rest of the tile's row = 0. Returns the sum.
 float exponentials(float* scores, std::size_t n, float shift) {
   const Floats d;
   const std::size_t lanes = hn::Lanes(d);
@@ -133,7 +132,7 @@ float exponentials(float* scores, std::size_t n, float shift) {
 
 void multiply_row(float* row, std::size_t n, float factor) { RZ_EACH(i, 0, n) row[i] *= factor; }
 
-/// d_scores = p · (d_p - delta) · scale, in place of d_p; 0 beyond n.
+/// Computes d_scores = p · (d_p - delta) · scale in place of d_p; 0 beyond n.
 void score_gradient(float* HWY_RESTRICT d_p, const float* HWY_RESTRICT p, std::size_t n, float delta,
                     float scale) {
   for (std::size_t i = 0; i < n; ++i) d_p[i] = p[i] * (d_p[i] - delta) * scale;
@@ -142,12 +141,12 @@ void score_gradient(float* HWY_RESTRICT d_p, const float* HWY_RESTRICT p, std::s
 
 // ---- heads
 
-/// What dropout leaves of a row of probabilities, or of their gradient: query i, keys from j.
+/// Applies dropout to a row of probabilities or of their gradients: query i, keys from j.
 void drop_row(const Head& h, float* row, std::size_t i, std::size_t j) {
   if (h.dropout.active()) drop(row, row, h.visible(i, j), h.decision(i, j), h.dropout);
 }
 
-/// c = scale · a · bᵀ for rows of `size` channels: the tile of queries at i against that of keys at j.
+/// c = scale · a · bᵀ over `size` channels, for the queries of the tile at i and the keys of the tile at j.
 void multiply_transposed(Tile& c, const Head& h, std::size_t i, std::size_t j, const float* a,
                          std::size_t a_stride, const float* b, float scale) {
   alignas(64) Tile packed;
@@ -158,8 +157,8 @@ void multiply_transposed(Tile& c, const Head& h, std::size_t i, std::size_t j, c
   }
 }
 
-/// The rows of c at `to`, `c_stride` apart, are weights · the rows of b at `from`, `b_stride` apart. With
-/// `transposed` weights the rows of c are keys, else queries.
+/// Rows of c at `to` (`c_stride` apart) = weights · rows of b at `from` (`b_stride` apart). With `transposed`
+/// weights the rows of c are keys, otherwise queries.
 void mix(const Head& h, float* c, std::size_t c_stride, std::size_t to, const Tile& weights, bool transposed,
          const float* b, std::size_t b_stride, std::size_t from, bool add) {
   alignas(64) Tile packed;
@@ -207,7 +206,7 @@ void attend_tile_backward(const Head& h, const HeadGradient& g, std::size_t i) {
     delta[r] = static_cast<float>(sum(h.size, product, g.d_out + at, g.out + at));
   }
   for (std::size_t j = 0; j <= i; j += tile) {
-    const bool add = i != j;  // the diagonal is a key's first tile
+    const bool add = i != j;  // a key's first tile is the diagonal one
     multiply_transposed(p, h, i, j, h.q, h.stride, h.k, h.scale);
     multiply_transposed(d_p, h, i, j, g.d_out, h.channels, h.v, 1);
     for (std::size_t r = 0; r < h.span(i); ++r) {
@@ -247,7 +246,7 @@ namespace {
 
 using kernels::Head;
 
-/// f(head, index of its first element in out and in qkv) for every head of every sequence.
+/// Calls f(head, offset in out, offset in qkv) for every head of every sequence.
 template <class F>
 void each_head(const Tensor& qkv, const Tensor& log_sum, int heads, const DropoutMask& mask,
                const Stream& stream, const F& f) {

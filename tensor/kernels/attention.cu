@@ -1,9 +1,9 @@
-// Attention in f32 arithmetic, for every type and head size. A warp holds a few rows and a tile of 32 others
-// streams by, one a lane: forward and the gradient of q hold queries and stream keys, the gradient of k and v
-// holds keys and streams queries. Each gradient therefore has one block that sums it, in the order of tokens.
-// Scores live in registers and one tile of shared memory: forward keeps a running maximum and sum a query
-// (Milakov and Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135), backward makes the probabilities
-// again from log_sum. Where tensor cores can, attention_mma.cu does it instead.
+// Attention in f32 arithmetic, for every dtype and head size. A warp holds a few rows while tiles of 32 other
+// rows stream by, one per lane. Forward and d_q hold queries and stream keys; d_k and d_v hold keys and
+// stream queries. Each gradient is therefore summed by one block, in token order. Scores stay in registers
+// and one tile of shared memory. Forward keeps a running maximum and sum per query (Milakov and Gimelshein,
+// arXiv:1805.02867; Dao et al., arXiv:2205.14135); backward recomputes the probabilities from log_sum.
+// attention_mma.cu replaces these kernels where tensor cores support the call.
 
 #include <cmath>
 
@@ -23,18 +23,18 @@ struct alignas(16) Four {
   float values[4];
 };
 
-/// Rows are padded with zeros to a multiple of four channels, and to a pitch that spreads them over the
-/// banks.
+/// Rows are zero-padded to a multiple of four channels, with a pitch that avoids bank conflicts.
 RZ_HOST_DEVICE constexpr unsigned padded(std::size_t size) {
   return (static_cast<unsigned>(size) + 3) / 4 * 4;
 }
 RZ_HOST_DEVICE constexpr unsigned pitch_of(std::size_t size) { return padded(size) + 4; }
 
-/// Of the thread that runs.
+/// Indices of the calling thread.
 __device__ unsigned warp() { return threadIdx.x / 32; }
 __device__ unsigned lane() { return threadIdx.x % 32; }
 
-/// Rows first … first + count - 1 of a head, `stride` apart, into shared memory; zeros beyond the last token.
+/// Loads rows first … first + count - 1 of a head, `stride` apart, into shared memory; zeros beyond the last
+/// token.
 template <class T>
 __device__ void load_rows(float* to, unsigned count, const T* from, std::size_t stride, std::size_t first,
                           const AttentionShape& s) {
@@ -97,7 +97,7 @@ __device__ float sum_of_warp(float x) {
   return x;
 }
 
-/// What dropout makes of x: of key j for query i.
+/// Applies dropout to x, the probability or gradient of key j for query i.
 __device__ float drop(float x, const AttentionShape& s, std::uint64_t head, std::size_t i, std::size_t j) {
   if (s.dropout.threshold == 0) return x;
   const std::uint64_t index = head + i * s.tokens + j, counter = index / 4;
@@ -114,8 +114,8 @@ __device__ float drop(float x, const AttentionShape& s, std::uint64_t head, std:
   return word < s.dropout.threshold ? 0.0f : x * s.dropout.factor;
 }
 
-/// A running softmax of one row: the largest score, this lane's part of the sum, and what is left of both and
-/// of the row's output when a larger score comes.
+/// Running softmax of one row: the maximum and this lane's part of the sum. add() returns in `keep` the
+/// factor by which earlier sums and outputs must be multiplied when the maximum grows.
 struct RunningRow {
   float row_max = -INFINITY, sum = 0;
   __device__ float add(float score, float& keep) {
@@ -128,7 +128,7 @@ struct RunningRow {
   }
 };
 
-/// R queries a warp, C times 32 channels.
+/// R queries per warp, C times 32 channels.
 template <class T, int R, int C>
 __global__ void __launch_bounds__(warps * 32, C <= 2 ? 2 : 1)
     attend(AttentionShape s, AttentionForward<T> t) {
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(warps * 32, C <= 2 ? 2 : 1)
   float* const weights = v + streamed * pitch + warp() * R * streamed;
   const HeadPlace head(s, blockIdx.z, blockIdx.y);
   const T* const x = t.qkv + head.in_qkv;
-  // The longest rows first: they end last.
+  // Longest rows first, since they finish last.
   const std::size_t begin = std::size_t{gridDim.x - 1 - blockIdx.x} * rows, first = begin + warp() * R;
   load_rows(q, rows, x, s.stride(), begin, s);
   RunningRow running[R];
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(warps * 32, C <= 2 ? 2 : 1)
   store_rows(t.out + head.in_out, s.channels(), first, out, s);
 }
 
-/// delta: a warp a row of a head.
+/// Computes delta; one warp per token and head.
 template <class T>
 __global__ void multiply_outputs(float* __restrict__ delta, const T* __restrict__ out,
                                  const T* __restrict__ d_out, AttentionShape s) {
@@ -187,10 +187,10 @@ __global__ void multiply_outputs(float* __restrict__ delta, const T* __restrict_
   if (lane() == 0) delta[(b * s.heads + h) * s.tokens + token % s.tokens] = sum;
 }
 
-/// A probability and the gradient of its score, before `scale`.
+/// A probability after dropout, and the gradient of its score before multiplication by `scale`.
 struct Probability {
   float dropped, d_score;
-  /// Of query i and key j, from the product q · k and the gradient of the dropped probability.
+  /// For query i and key j, from q · k and the gradient of the dropped probability.
   __device__ Probability(float product, float d_dropped, float log_sum, float delta, std::size_t i,
                          std::size_t j, const AttentionShape& s, std::uint64_t head) {
     const float p = j <= i && i < s.tokens ? expf(product * s.scale - log_sum) : 0;
@@ -199,7 +199,7 @@ struct Probability {
   }
 };
 
-/// d_q of R queries a warp.
+/// d_q; R queries per warp.
 template <class T, int R, int C>
 __global__ void __launch_bounds__(warps * 32) attend_backward_q(AttentionShape s, AttentionBackward<T> t) {
   s.dropout.read_seed();
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(warps * 32) attend_backward_q(AttentionShape s
   store_rows(t.d_qkv + head.in_qkv, s.stride(), first, d_q, s);
 }
 
-/// d_k and d_v of R keys a warp.
+/// d_k and d_v; R keys per warp.
 template <class T, int R, int C>
 __global__ void __launch_bounds__(warps * 32) attend_backward_kv(AttentionShape s, AttentionBackward<T> t) {
   s.dropout.read_seed();
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(warps * 32) attend_backward_kv(AttentionShape 
 
 // ---- launching
 
-/// f<R, C>() with as many rows a warp as registers and shared memory hold.
+/// Calls f<R, C>() with as many rows per warp as registers and shared memory permit.
 template <class F>
 void with_sizes(std::size_t size, const F& f) {
   if (size <= 32) return f.template operator()<8, 1>();
@@ -293,8 +293,8 @@ void with_sizes(std::size_t size, const F& f) {
   f.template operator()<4, 8>();
 }
 
-/// A kernel that holds `held` times R rows a warp and a tile of weights as often as `tiles` says, and streams
-/// two tiles.
+/// Launches a kernel whose shared memory has `held` sets of rows_of_warp rows per warp, `tiles` tiles of
+/// weights, and two streamed tiles.
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const AttentionShape& s, unsigned rows_of_warp,
             unsigned held, unsigned tiles, const Stream& stream, const A&... args) {

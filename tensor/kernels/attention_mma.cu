@@ -1,8 +1,8 @@
 // Attention of f16 and bf16 on tensor cores (after Dao, arXiv:2307.08691), for heads of 64 or 128 channels
-// without dropout. As in attention.cu some rows are held and tiles of N others stream by, here through two
-// stages of shared memory: while one is computed with, the next one is copied. A warp owns 16·M of the held
-// rows, and what it makes of scores goes into the next product straight from its registers. Scores are kept
-// times log2(e), for 2^x is what the hardware has.
+// without dropout. As in attention.cu, some rows are held while tiles of N other rows stream by, here through
+// two stages of shared memory: the next tile is copied during the computation on the current one. A warp owns
+// 16·M of the held rows; probabilities pass from its registers directly into the next product. Scores are
+// scaled by log2(e), since the hardware computes 2^x.
 
 #include <cmath>
 
@@ -20,8 +20,8 @@ using Bytes = unsigned char;
 
 // ---- tiles in shared memory
 
-/// Rows of D elements in chunks of 16 bytes, so mixed that eight rows' chunks of one column lie in different
-/// banks.
+/// Rows of D elements in 16-byte chunks, swizzled so that the chunks of eight rows in one column are in
+/// different banks.
 template <int D>
 struct Tile {
   static constexpr unsigned row_bytes = 2 * D, chunks = D / 8;
@@ -30,7 +30,7 @@ struct Tile {
   }
 };
 
-/// Begins to copy rows first … first + rows - 1, `stride` apart; zeros beyond the last token.
+/// Starts to copy rows first … first + rows - 1, `stride` apart; zeros beyond the last token.
 template <int D, int rows, class T>
 __device__ void copy_rows(AsyncCopies& copies, Bytes* to, const T* from, std::size_t stride, unsigned first,
                           unsigned tokens) {
@@ -44,20 +44,20 @@ __device__ void copy_rows(AsyncCopies& copies, Bytes* to, const T* from, std::si
   }
 }
 
-/// The b-fragments of 16 columns, where a column of b is a row of the tile: rows from `row`, 16 channels.
+/// Loads b-fragments of 16 columns; a column of b is a row of the tile: rows from `row`, 16 channels.
 template <int D>
 __device__ void load_rows_as_columns(std::uint32_t (&to)[4], const Bytes* tile, unsigned row, unsigned step) {
   const unsigned lane = threadIdx.x % 32;
   load_matrices(to, tile + Tile<D>::at(row + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2));
 }
-/// The same where b is the tile: 16 rows from `row`, channels from 16 · step.
+/// Loads b-fragments where b is the tile itself: 16 rows from `row`, channels from 16 · step.
 template <int D>
 __device__ void load_rows_as_rows(std::uint32_t (&to)[4], const Bytes* tile, unsigned row, unsigned step) {
   const unsigned lane = threadIdx.x % 32;
   load_matrices_transposed(to, tile + Tile<D>::at(row + lane % 16, 2 * step + lane / 16));
 }
 
-/// The a-fragments of the warp's 16·M rows: `kept` in registers from their first use on, or read every time.
+/// The a-fragments of the warp's 16·M rows: `kept` in registers after keep(), otherwise loaded at each use.
 template <int D, int M, bool kept>
 class HeldRows {
  public:
@@ -96,7 +96,7 @@ __device__ void clear(float (&sums)[M][C][4]) {
       for (int i = 0; i < 4; ++i) sums[m][c][i] = 0;
 }
 
-/// products[16 M, N] = held rows · the tile's rows
+/// products[16 M, N] = held rows · rows of the tile
 template <class T, int D, int M, int C, bool kept>
 __device__ void multiply_rows(float (&products)[M][C][4], const HeldRows<D, M, kept>& held,
                               const Bytes* tile) {
@@ -118,8 +118,8 @@ __device__ void multiply_rows(float (&products)[M][C][4], const HeldRows<D, M, k
   }
 }
 
-/// sums[16 M, D] += weights, rounded to T, · the tile. What a lane holds of c-fragments is what it must hold
-/// of a-fragments.
+/// sums[16 M, D] += weights (rounded to T) · tile. The c-fragments of a lane have the layout of its
+/// a-fragments.
 template <class T, int D, int M, int C>
 __device__ void mix(float (&sums)[M][D / 8][4], const float (&weights)[M][C][4], const Bytes* tile) {
 #pragma unroll
@@ -146,13 +146,13 @@ __device__ void mix(float (&sums)[M][D / 8][4], const float (&weights)[M][C][4],
 
 // ---- where a lane's elements are
 
-/// Of the warp's rows of a block that begins at `begin`, the first one of fragment m that this lane holds a
-/// part of; the other one is 8 on.
+/// For rows that begin at `begin`: the first of the two rows of fragment m in which this lane has elements.
+/// The second is 8 rows further.
 template <int M>
 __device__ unsigned row_of_lane(unsigned begin, int m) {
   return begin + (threadIdx.x / 32 * M + static_cast<unsigned>(m)) * 16 + threadIdx.x % 32 / 4;
 }
-/// The first one of fragment c's two columns.
+/// The first of this lane's two columns in fragment c.
 __device__ unsigned column_of_lane(int c) { return static_cast<unsigned>(c) * 8 + threadIdx.x % 4 * 2; }
 
 __device__ float largest_of_four(float x) {
@@ -181,7 +181,7 @@ __device__ void store_rows(T* to, std::size_t stride, unsigned begin, unsigned t
 
 // ---- forward
 
-/// Running softmax of the rows of a lane's fragments: the largest score and this lane's part of the sum.
+/// Running softmax of the rows of a lane's fragments: the maximum and this lane's part of the sum.
 template <int M>
 struct RunningRows {
   float row_max[M][2], sum[M][2];
@@ -191,7 +191,7 @@ struct RunningRows {
   }
 };
 
-/// Scores become probabilities times e^(row_max); what was summed before is brought to the new maximum.
+/// Replaces scores by e^(score - row_max), and rescales earlier sums and outputs to the new maximum.
 template <int M, int C, int O>
 __device__ void soften(float (&scores)[M][C][4], RunningRows<M>& rows, float (&out)[M][O][4], float scale) {
 #pragma unroll
@@ -214,7 +214,7 @@ __device__ void soften(float (&scores)[M][C][4], RunningRows<M>& rows, float (&o
     }
 }
 
-/// Scores of keys behind their query become -infinity.
+/// Sets the scores of keys after their query to -infinity.
 template <int M, int C>
 __device__ void hide_later_keys(float (&scores)[M][C][4], unsigned begin, unsigned key) {
   for (int m = 0; m < M; ++m) {
@@ -240,11 +240,11 @@ __global__ void __launch_bounds__(warps * 32, 2) attend(AttentionShape s, Attent
   Bytes* const tiles = shared + F::held_bytes;
   const HeadPlace head(s, blockIdx.z, blockIdx.y);
   const T* const x = t.qkv + head.in_qkv;
-  // The longest rows first: they end last.
+  // Longest rows first, since they finish last.
   const auto tokens = static_cast<unsigned>(s.tokens);
   const unsigned begin = (gridDim.x - 1 - blockIdx.x) * F::rows;
   const unsigned end = begin + F::rows < tokens ? begin + F::rows : tokens;
-  const unsigned first = begin + threadIdx.x / 32 * (16 * M);  // of the warp
+  const unsigned first = begin + threadIdx.x / 32 * (16 * M);  // first row of the warp
   AsyncCopies copies;
   const auto copy_tile = [&](unsigned key, unsigned stage) {
     Bytes* const to = tiles + stage * 2 * F::tile_bytes;
@@ -262,10 +262,10 @@ __global__ void __launch_bounds__(warps * 32, 2) attend(AttentionShape s, Attent
   unsigned stage = 0;
   for (unsigned key = 0; key < end; key += N, stage ^= 1) {
     copies.template wait<0>();
-    __syncthreads();  // the tile is here, and nobody needs the one before
+    __syncthreads();  // the tile has arrived, and all warps have finished the previous one
     if (key == 0) q.keep();
     if (key + N < end) copy_tile(key + N, stage ^ 1);
-    if (key >= first + 16 * M) continue;  // of the other warps alone
+    if (key >= first + 16 * M) continue;  // only other warps have queries after these keys
     const Bytes* const k = tiles + stage * 2 * F::tile_bytes;
     Sums<M, N> scores;
     multiply_rows<T>(scores, q, k);
@@ -291,11 +291,11 @@ template <int D, int M, int N>
 struct Backward {
   static constexpr int rows = warps * M * 16;
   static constexpr std::size_t held_bytes = 2 * rows * D, tile_bytes = 2 * N * D;
-  /// Two sorts of rows held, two stages of two sorts of tiles, and of two numbers a row of a tile.
+  /// Two sets of held rows; two stages of two tiles and of two numbers per tile row.
   static constexpr std::size_t shared_bytes = 2 * held_bytes + 4 * tile_bytes + 4 * N * sizeof(float);
 };
 
-/// d_q. Rows held: q and d_out; tiles: k and v.
+/// d_q. Held rows: q and d_out; tiles: k and v.
 template <class T, int D, int M, int N>
 __global__ void __launch_bounds__(warps * 32, 2) attend_backward_q(AttentionShape s, AttentionBackward<T> t) {
   using B = Backward<D, M, N>;
@@ -354,19 +354,18 @@ __global__ void __launch_bounds__(warps * 32, 2) attend_backward_q(AttentionShap
   store_rows(t.d_qkv + head.in_qkv, s.stride(), begin, tokens, d_q, factors);
 }
 
-/// log_sum and delta of a tile's queries, on their way into shared memory: read when the tile is asked for,
-/// stored when the one before is done with.
+/// log_sum and delta of a tile's queries on their way to shared memory: read when the tile's copy starts,
+/// stored when the previous tile is finished.
 struct QueryNumbers {
   float log_sum = 0, delta = 0;
   __device__ void read(const float* log_sums, const float* deltas, unsigned query, unsigned tokens) {
     const bool there = query < tokens;
-    log_sum = there ? log_sums[query] * log2_e : INFINITY;  // beyond the last one, probabilities of 0
+    log_sum = there ? log_sums[query] * log2_e : INFINITY;  // beyond the last token: probabilities become 0
     delta = there ? deltas[query] : 0;
   }
 };
 
-/// d_k and d_v. Rows held: k and v; tiles: q and d_out. Everything stands on its side: a row of scores is a
-/// key's.
+/// d_k and d_v. Held rows: k and v; tiles: q and d_out. Scores are transposed: each row belongs to a key.
 template <class T, int D, int M, int N>
 __global__ void __launch_bounds__(warps * 32, 2)
     attend_backward_kv(AttentionShape s, AttentionBackward<T> t) {
@@ -409,7 +408,7 @@ __global__ void __launch_bounds__(warps * 32, 2)
     if (query == begin) k.keep(), v.keep();
     const bool more = query + N < tokens;
     if (more) copy_tile(query + N, stage ^ 1);
-    if (query + N > first) {  // else no query of the tile sees a key of this warp
+    if (query + N > first) {  // otherwise no query of the tile attends to a key of this warp
       const Bytes *const q = tiles + stage * 2 * B::tile_bytes, *const d_out = q + B::tile_bytes;
       const float* const mine = numbers + stage * 2 * N;
       Sums<M, N> p, d_p;
@@ -488,7 +487,7 @@ bool fits_tensor_cores(const AttentionShape& s, const T* qkv, const T* out) {
          aligned(out);
 }
 
-// Fragments and tiles as large as 255 registers hold.
+// The largest fragments and tiles that 255 registers permit.
 template <class T>
 void attend_on_tensor_cores(const AttentionShape& s, const AttentionForward<T>& t, const Stream& stream) {
   if (s.size == 64) return forward<64, 2, 64>(s, t, stream);

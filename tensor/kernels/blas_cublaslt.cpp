@@ -1,6 +1,6 @@
-// cuBLASLt is column-major: what is row-major here is its transpose there, so that d = a · b is asked for as
-// dᵀ = bᵀ · aᵀ and "A" and "B" change places. The library (half a gigabyte) is looked up on the first call:
-// what never multiplies on a card starts, and runs, without it.
+// cuBLASLt is column-major, so a row-major matrix is its transpose there: d = a · b is computed as dᵀ = bᵀ ·
+// aᵀ, which exchanges "A" and "B". The library (half a gigabyte) is loaded at the first call, so that
+// programs without matrix products on a GPU start and run without it.
 
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -80,7 +80,7 @@ void check(cublasStatus_t status, const char* call, Device device) {
 
 // ---- descriptions
 
-/// An object of cuBLASLt that is destroyed at the end.
+/// Owner of a cuBLASLt object.
 template <class T>
 class Owned {
  public:
@@ -119,7 +119,7 @@ cublasLtEpilogue_t epilogue(const GemmCall& c) {
   }
 }
 
-/// A call in cuBLASLt's words.
+/// A GemmCall translated to cuBLASLt.
 class Description {
  public:
   Description(const GemmCall& c, Device device) : device_(device) {
@@ -168,15 +168,16 @@ class Description {
   Device device_;
 };
 
-// ---- which of its kernels
+// ---- choice of the kernel
 
-/// Beyond 16 bytes it does not matter: else equal calls could take different kernels, and give other bits.
+/// Alignment, at most 16. Larger alignments are ignored: otherwise equal calls could use different kernels
+/// and get different bits.
 std::uint32_t alignment(const void* p) {
   const auto at = reinterpret_cast<std::uintptr_t>(p);
   return at % 16 == 0 ? 16 : static_cast<std::uint32_t>(at & (~at + 1));
 }
 
-/// All that the choice may depend on.
+/// Everything on which the choice depends.
 struct Key {
   std::size_t m, n, k, a_stride, b_stride, d_stride;
   bool transpose_a, transpose_b, accumulate, has_bias, tf32;
@@ -215,14 +216,14 @@ std::size_t workspace_bytes(Device device) {
   if (added) {
     cuda::DeviceProperties p;
     cuda::check(cuda::runtime().get_properties(&p, device.index), "cudaGetDeviceProperties", device);
-    it->second = std::size_t{p.major >= 9 ? 32u : 8u} << 20;  // what NVIDIA recommends
+    it->second = std::size_t{p.major >= 9 ? 32u : 8u} << 20;  // NVIDIA's recommendation
   }
   return it->second;
 }
 
 using Algorithm = std::optional<cublasLtMatmulAlgo_t>;
 
-/// What cuBLASLt knows of one device; lives as long as the process, and holds no memory of the device.
+/// cuBLASLt state of one device. Lives as long as the process; holds no device memory.
 class Card {
  public:
   explicit Card(Device device) : device_(device) {
@@ -232,7 +233,7 @@ class Card {
 
   cublasLtHandle_t handle() const { return handle_; }
 
-  /// None: it has no kernel for this call.
+  /// The algorithm for a call, cached; nullopt if cuBLASLt has none.
   Algorithm algorithm(const GemmCall& c) {
     const std::lock_guard lock(mutex_);
     const auto known = chosen_.find(Key(c));
@@ -252,7 +253,7 @@ class Card {
     Owned<cublasLtMatmulPreference_t> wanted{library().cublasLtMatmulPreferenceDestroy};
     check(library().cublasLtMatmulPreferenceCreate(wanted.out()), "cublasLtMatmulPreferenceCreate", device_);
     set(wanted.get(), CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{workspace_bytes(device_)});
-    // Parts of a sum meet in f32, never in the result's type, and never in the order of their arrival.
+    // Partial sums are reduced in f32, not in the result type, and in a fixed order.
     set(wanted.get(), CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
         static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     set(wanted.get(), CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(c.b));
@@ -277,7 +278,8 @@ class Card {
 
 Card& card(Device device) {
   static std::mutex mutex;
-  static auto* const cards = new std::map<int, Card>();  // the driver may be gone before static objects are
+  // never destroyed: the driver may be unloaded before static objects are
+  static auto* const cards = new std::map<int, Card>();
   const std::lock_guard lock(mutex);
   return cards->try_emplace(device.index, device).first->second;
 }

@@ -1,4 +1,4 @@
-// The decisions of dropout-inl.h, bit for bit: that of element i is word i % 4 of counter i / 4.
+// The same decisions as dropout-inl.h, bit for bit: element i uses word i % 4 of counter i / 4.
 
 #include "comm/device/launch.h"
 #include "tensor/kernels/device_ops.h"
@@ -23,7 +23,7 @@ __device__ inline void philox_words(std::uint32_t* words, std::uint64_t counter,
   words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 
-/// The words of decisions index … index + k - 1 in words[0 … k-1].
+/// words[0 … k-1] = words of decisions index … index + k - 1.
 template <int k>
 __device__ inline void decision_words(std::uint32_t (&words)[k + 4], std::uint64_t index,
                                       std::uint64_t seed) {
@@ -33,7 +33,7 @@ __device__ inline void decision_words(std::uint32_t (&words)[k + 4], std::uint64
 #pragma unroll
   for (int w = 0; w < k; w += 4) philox_words(words + w, index / 4 + w / 4, seed);
   if (k > 1 && skip) philox_words(words + (k + 3) / 4 * 4, index / 4 + (k + 3) / 4, seed);
-    // By two selections, so that the words stay in registers.
+    // Selected without indexing, so that the words stay in registers.
 #pragma unroll
   for (int w = 0; w + 1 < k + 4; ++w) words[w] = skip & 1 ? words[w + 1] : words[w];
 #pragma unroll

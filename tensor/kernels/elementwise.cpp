@@ -29,7 +29,7 @@ void scale(float* out, const float* in, float factor, std::size_t n) {
   RZ_EACH(i, 0, n) out[i] = factor * in[i];
 }
 void relu(float* out, const float* in, std::size_t n) {
-  RZ_EACH(i, 0, n) out[i] = in[i] < 0 ? 0 : in[i];  // NaN stays
+  RZ_EACH(i, 0, n) out[i] = in[i] < 0 ? 0 : in[i];  // NaN stays NaN
 }
 void relu_backward(float* d_in, const float* d_out, const float* in, bool accumulate, std::size_t n) {
   if (accumulate)
@@ -83,7 +83,7 @@ HWY_EXPORT(squared_error);
 namespace ops {
 
 namespace {
-constexpr std::size_t grain = 4096;  // elements: below it a thread is not worth waking
+constexpr std::size_t grain = 4096;  // elements per thread at least
 }
 
 void fill(const Tensor& out, float value, const Stream& stream) {

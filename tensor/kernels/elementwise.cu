@@ -25,7 +25,7 @@ struct Scale : Function<1> {
   __device__ float operator()(const float* x) const { return factor * x[0]; }
 };
 struct Relu : Function<1> {
-  __device__ float operator()(const float* x) const { return x[0] < 0 ? 0 : x[0]; }  // NaN stays
+  __device__ float operator()(const float* x) const { return x[0] < 0 ? 0 : x[0]; }  // NaN stays NaN
 };
 struct ReluBackward : Function<2> {
   __device__ float operator()(const float* x) const { return x[1] > 0 ? x[0] : 0; }
@@ -44,7 +44,7 @@ struct ScaledDifference : Function<2> {
   __device__ float operator()(const float* x) const { return factor * (x[0] - x[1]); }
 };
 
-/// One block: losses of this kind belong to small nets.
+/// One block suffices: this loss is used by small networks.
 template <class T>
 __global__ void mean_of_squares(float* loss, const T* a, const T* b, Split<pack_width<T>> split) {
   double sum = 0;

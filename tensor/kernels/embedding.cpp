@@ -1,5 +1,5 @@
-// Copies and additions of rows, which the compiler makes vector code by itself. Backward splits channels over
-// threads, so that rows of one token are added in their order.
+// Copies and additions of rows, which the compiler vectorizes. Backward splits the channels over threads, so
+// that rows of one token are added in order.
 
 #include <algorithm>
 #include <cstring>

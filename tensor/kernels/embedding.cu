@@ -1,6 +1,6 @@
-// Backward without atomic additions: each block owns every so many-th row of the table. It lists the
-// positions of its tokens in their order, and then a warp a row and 32 packs of columns adds them up. So a
-// row is added in the order of its positions, as on the host, and rounded once a list.
+// Backward without atomics: block b owns the table rows r with r % blocks == b. It lists the positions of its
+// tokens in order, then one warp adds them up per row and 32 packs of columns. Thus each row is summed in the
+// order of positions, as on the host, and rounded once per list.
 
 #include "comm/device/memory.h"
 #include "tensor/kernels/block_sum.h"
@@ -15,7 +15,7 @@ namespace {
 std::size_t last(const Tensor& t) { return t.shape()[-1]; }
 std::size_t rows(const Tensor& t) { return last(t) ? t.count() / last(t) : 0; }
 
-/// A block a row. `positions` may be null.
+/// One block per row. `positions` may be null.
 template <class T>
 __global__ void __launch_bounds__(256)
     look_up(T* out, const std::int32_t* tokens, const T* table, std::size_t vocabulary, const T* positions,
@@ -53,18 +53,18 @@ void launch_look_up(const char* name, const Tensor& out, const Tensor& tokens, c
 
 constexpr unsigned add_threads = 256, add_warps = add_threads / warp_size;
 constexpr unsigned tokens_a_thread = 8, tokens_a_round = add_threads * tokens_a_thread;
-constexpr unsigned owned = 64;        // rows a block
+constexpr unsigned owned = 64;        // table rows per block
 constexpr unsigned list_room = 6144;  // positions in shared memory
 constexpr int rows_in_flight = 8;
 
-/// The positions of a block's tokens, in order: position[i] is one of token slot[i] · blocks + block.
+/// Positions of a block's tokens, in order: position[i] is a position of token slot[i] · blocks + block.
 struct List {
   std::uint32_t* position;
   unsigned char* slot;
   unsigned count;
 };
 
-/// Appends those of positions [begin, begin + tokens_a_round).
+/// Appends the block's positions in [begin, begin + tokens_a_round).
 __device__ inline void list_round(List& list, const std::int32_t* tokens, std::size_t begin, std::size_t n,
                                   std::size_t vocabulary) {
   RZ_SHARED(unsigned, found, add_warps);
@@ -103,8 +103,8 @@ __device__ inline void list_round(List& list, const std::int32_t* tokens, std::s
   __syncthreads();
 }
 
-/// Adds the listed rows of one slot to sum, `k` columns from `column` on, in the list's order; several are
-/// on their way at once.
+/// Adds the listed rows of one slot to sum, `k` columns from `column`, in list order, with several loads in
+/// flight.
 template <class T, int k>
 __device__ inline void add_rows(float (&sum)[k], const List& list, unsigned slot, const T* d_out,
                                 std::size_t columns, std::size_t column) {
@@ -235,7 +235,8 @@ void positions_backward(const Tensor& d_positions, const Tensor& d_out, Into int
       if (into == Into::overwrite && d_positions.count() > used)
         memset_async(d + used, 0, (d_positions.count() - used) * sizeof(G), stream);
       auto split = Split<pack_width<T>>(used, d_out.data<T>()).with(d);
-      if (used % pack_width<T> != 0) split.head = used, split.packs = 0;  // sequences start anywhere
+      // sequences may start at unaligned addresses
+      if (used % pack_width<T> != 0) split.head = used, split.packs = 0;
       cuda::launch("positions_backward", add_positions<T, G>, cuda::grid_for(split.threads()), stream, d,
                    d_out.data<T>(), d_out.shape()[0], used, split, into == Into::accumulate);
     });

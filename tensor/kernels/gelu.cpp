@@ -1,5 +1,5 @@
-// gelu(x) = x/2 (1 + tanh u) with u = √(2/π) (x + 0.044715 x³). As (1 + tanh u)/2 = s = 1/(1 + e^-2u), it is
-// x·s, and its derivative s + x·s·(1 - s)·2u' with 1 - s = s·e^-2u: no difference of near numbers anywhere.
+// gelu(x) = x/2 (1 + tanh u) with u = √(2/π) (x + 0.044715 x³). With s = (1 + tanh u)/2 = 1/(1 + e^-2u) it is
+// x·s, and its derivative is s + x·s·(1 - s)·2u' with 1 - s = s·e^-2u: no cancellation anywhere.
 
 #include "tensor/ops.h"
 
@@ -32,7 +32,8 @@ HWY_INLINE FloatVector sigmoid(FloatVector decay) {
   return hn::Div(one, hn::Add(one, decay));
 }
 
-/// Beyond |x| = 9 it is 0 or 1 to the last bit; there x is held, so that no product overflows.
+/// The derivative. Beyond |x| = 9 it is 0 or 1 to the last bit; x is clamped there, so that no product
+/// overflows.
 HWY_INLINE FloatVector derivative(FloatVector x) {
   const Floats d;
   const FloatVector bound = hn::Set(d, 9.0f);

@@ -1,4 +1,4 @@
-// The formulas of gelu.cpp: no difference of near numbers anywhere.
+// The formulas of gelu.cpp, without cancellation.
 
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/map_elements.h"
@@ -22,7 +22,8 @@ struct Gelu : Function<1> {
 
 struct GeluBackward : Function<2> {
   __device__ float operator()(const float* in) const {
-    // Beyond |x| = 9 the derivative is 0 or 1 to the last bit; there x is held, so that no product overflows.
+    // Beyond |x| = 9 the derivative is 0 or 1 to the last bit; x is clamped there, so that no product
+    // overflows.
     const float x = fabsf(in[1]) > 9 ? copysignf(9, in[1]) : in[1];
     const float square = x * x, e = decay(x, square), s = 1 / (1 + e);
     const float twice_du = fmaf(square, 3 * root_cubic, root);

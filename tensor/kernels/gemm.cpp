@@ -11,10 +11,10 @@ namespace rz::kernels {
 
 namespace {
 
-/// One thread a call of the BLAS while one lives: the pool is the stream's, and a second one would fight over
-/// the cores. The number belongs to the whole process (openblas_set_num_threads_local sets the same one), so
-/// the first of several sets it, and the last gives back what the program had, unless the program set another
-/// meanwhile.
+/// Limits the BLAS to one thread per call while at least one instance lives: the stream's team provides the
+/// threads, and a second pool would compete for the cores. OpenBLAS's setting is process-wide
+/// (openblas_set_num_threads_local changes the same one). So the first instance sets it, and the last
+/// restores the program's value unless the program has changed it meanwhile.
 class OneBlasThread {
  public:
   OneBlasThread() {
@@ -46,7 +46,7 @@ Matrix columns_from(Matrix m, std::size_t j) {
   return m;
 }
 
-/// On the calling thread, within a OneBlasThread.
+/// One product on the calling thread. Requires a OneBlasThread.
 void multiply(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha,
               Matrix a, Matrix b, float beta) {
   cblas_sgemm(CblasRowMajor, form(a), form(b), static_cast<blasint>(m), static_cast<blasint>(n),
@@ -62,7 +62,7 @@ void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::siz
   multiply(c, c_stride, m, n, k, alpha, a, b, beta);
 }
 
-// Every thread packs the factor that is not split once more, so the longer side of c is split.
+// Splits the longer side of c, since every thread packs the operand that is not split.
 void gemm(float* c, std::size_t c_stride, std::size_t m, std::size_t n, std::size_t k, float alpha, Matrix a,
           Matrix b, float beta, const Stream& stream) {
   const OneBlasThread one;

@@ -1,5 +1,5 @@
-// Statistics in double, in two passes over a row that stays in the first-level cache. Backward: with n the
-// normal values and g = d_out · weight, d_x = inverse_deviation · (g - mean(g) - n · mean(g n)).
+// Statistics in double, in two passes over a row that stays in L1. Backward, with n the normalized values and
+// g = d_out · weight: d_x = inverse_deviation · (g - mean(g) - n · mean(g n)).
 
 #include "tensor/ops.h"
 
@@ -40,8 +40,7 @@ ops::Statistics normalise(float* out, const float* x, const float* weight, const
   const double mean = sum(
                           n, [](auto v) HWY_ATTR { return v; }, x) /
                       static_cast<double>(n);
-  // Σ(x - mean)² by Σx(x - 2 mean) + n mean² would cancel; the deviations are made first. A padded 0 adds
-  // mean², which is taken off.
+  // Sums the squared deviations: Σx(x - 2 mean) + n mean² would cancel.
   const auto centre = hn::Set(dd, mean);
   const std::size_t lanes = hn::Lanes(dd), whole = n / lanes * lanes;
   double squares = sum(
@@ -189,7 +188,7 @@ void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor
   float* dx = d_x.data<float>();
   const float *dy = d_out.data<float>(), *v = x.data<float>(), *w = weight.data<float>();
   const float *m = mean.data<float>(), *r = inverse_deviation.data<float>();
-  // The sums first: d_x may be d_out.
+  // The sums first, since d_x may alias d_out.
   if (d_weight.defined())
     column_sums(d_weight.data<float>(), n, c, into_parameters, stream,
                 [&](std::size_t row, std::size_t first, std::size_t count, double* sums) {

@@ -1,6 +1,6 @@
-// A warp a row: the row is read once and stays in registers while its statistics are made, unless it is long
-// or its rows do not start at multiples of 16 bytes. Sums over rows (the gradients of weight and bias) belong
-// to one block of threads a few columns, so that nothing but the shape decides their order.
+// One warp per row. The row is read once and stays in registers while its statistics are computed, unless it
+// is long or rows are not 16-byte aligned. Sums over rows (the gradients of weight and bias) are computed by
+// one block per group of columns, so that their order depends on the shape only.
 
 #include "tensor/kernels/block_sum.h"
 #include "tensor/kernels/device_ops.h"
@@ -12,10 +12,10 @@ namespace rz::ops::device {
 namespace {
 
 constexpr unsigned row_threads = 256;
-/// Of a multiprocessor: what registers must leave room for.
+/// Blocks per multiprocessor for which registers must leave room.
 constexpr unsigned blocks_at_once(int kept) { return kept == 4 ? 4 : 2; }
 
-/// Of a launch with row_threads a block: the row of this warp.
+/// The row of this warp in a launch with row_threads per block.
 __device__ inline std::size_t row_of_warp() {
   return (std::size_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp_size;
 }
@@ -28,16 +28,16 @@ struct Normalising {
   float *mean, *inverse_deviation;
   const T *a, *b, *weight, *bias;
   std::size_t rows, columns;
-  double share;  ///< 1 / columns: a division a row in double is worth avoiding
+  double share;  ///< 1 / columns, to avoid a division in double per row
   float epsilon;
 };
 
-/// Of the mean of (x - mean)².
+/// 1 / sqrt(variance + epsilon).
 __device__ inline float inverse_deviation_of(double variance, float epsilon) {
   return 1 / sqrtf(static_cast<float>(variance + static_cast<double>(epsilon)));
 }
 
-/// x += what T rounds a + b to; written to `sum` as well.
+/// x = a + b rounded to T, where x holds a; also stored in `sum`.
 template <class T, int k>
 __device__ inline void add_rounded(float (&x)[k], const T* b, T* sum) {
   float y[k];
@@ -47,7 +47,7 @@ __device__ inline void add_rounded(float (&x)[k], const T* b, T* sum) {
   store(sum, x);
 }
 
-/// Rows of at most 32 · kept packs.
+/// For rows of at most 32 · kept packs.
 template <class T, int kept, bool add>
 __global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) normalise_kept(Normalising<T> a) {
   constexpr int width = pack_width<T>;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(row_threads, blocks_at_once(kept)) normalise_k
   if (lane == 0) a.mean[row] = mean, a.inverse_deviation[row] = inverse;
 }
 
-/// Any row: read three times, one element at a time.
+/// For any row: reads it three times, one element at a time.
 template <class T>
 __global__ void __launch_bounds__(row_threads) normalise_any(Normalising<T> a) {
   const std::size_t row = row_of_warp(), lane = threadIdx.x % warp_size;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(row_threads) normalise_any(Normalising<T> a) {
     if (a.b) add_rounded(v, a.b + row * a.columns + i, a.sum + row * a.columns + i);
     sum += static_cast<double>(v[0]);
   }
-  if (a.b) x = a.sum + row * a.columns;  // each lane reads what it wrote itself
+  if (a.b) x = a.sum + row * a.columns;  // each lane reads only elements that it wrote
   const float mean = static_cast<float>(warp_sum(sum) * a.share);
   double squares = 0;
   for (std::size_t i = lane; i < a.columns; i += warp_size) {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(row_threads) normalise_any(Normalising<T> a) {
   if (lane == 0) a.mean[row] = mean, a.inverse_deviation[row] = inverse;
 }
 
-/// How many packs a lane keeps of a row: 4, 8, or 0 for rows that are not kept.
+/// Packs of a row that a lane keeps: 4, 8, or 0 if rows are not kept.
 template <class T, class... Pointers>
 int kept_packs(std::size_t columns, const T* p, const Pointers*... others) {
   if (!rows_are_packs(columns, p, others...)) return 0;
@@ -144,7 +144,8 @@ struct NormaliseBackward {
   bool accumulate;
 };
 
-/// With n the normal values and g = d_out · weight, d_x = inverse_deviation · (g - mean(g) - n · mean(g n)).
+/// With n the normalized values and g = d_out · weight, d_x = inverse_deviation · (g - mean(g) - n · mean(g
+/// n)).
 struct RowGradient {
   float mean, inverse, mean_g, mean_gn;
   __device__ float operator()(float d_out, float x, float weight) const {
@@ -224,8 +225,8 @@ struct ColumnSums {
 
 constexpr unsigned column_threads = 512;
 
-/// A block has 32 bytes of each row (16 elements where rows are not aligned), the least that memory is read
-/// by without waste; `width` of them are a thread's. Threads add every so many rows: four in f32, these in
+/// A block reads 32 bytes of each row (16 elements if rows are not aligned), one memory sector; a thread
+/// reads `width` elements of these. Threads stride over the rows; four rows are summed in f32, these sums in
 /// double.
 template <class T, class G, int width>
 __global__ void __launch_bounds__(column_threads) sum_columns(ColumnSums<T, G> a) {
@@ -344,7 +345,7 @@ void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor
     const std::size_t rows = mean.count(), columns = weight.count();
     const T *dy = d_out.data<T>(), *v = x.data<T>();
     const float *m = mean.data<float>(), *r = inverse_deviation.data<float>();
-    // The sums first: d_x may be d_out.
+    // The sums first, since d_x may alias d_out.
     if (d_weight.defined() || d_bias.defined())
       dispatch_gradient_dtype<T>(gradients, [&](auto g) {
         using G = decltype(g);

@@ -65,7 +65,7 @@ void bias_gradient(const Tensor& d_bias, const Tensor& d_out, const Sizes& s, In
 
 }  // namespace
 
-// The BLAS would set out to 0 and then add: it starts from the bias instead, at no cost.
+// Starts the product from the bias, at no cost: without it the BLAS would set `out` to 0 and then add.
 void linear(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout,
             const Stream& stream) {
   const Sizes s{rows(x), last(x), last(out)};

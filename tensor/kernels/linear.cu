@@ -1,6 +1,6 @@
-// Products by the table of blas.h. What an epilogue cannot do there is done behind it: gradients of biases,
-// which the product of the weights' gradient sums on the way where it may, are sums over columns in two steps
-// whose order the shape alone decides.
+// Products by the table of blas.h. Bias gradients are fused into the weight gradient's product where the
+// epilogue supports it. Otherwise they are column sums in two steps, in an order that depends on the shape
+// only.
 
 #include <algorithm>
 #include <cstdint>
@@ -30,7 +30,7 @@ struct alignas(16) Vector {
   T values[size];
 };
 
-/// Element j … of a row; 0 beyond its end.
+/// Elements from j on of a row; 0 beyond its end.
 template <class T>
 __device__ Vector<T> load_columns(const T* row, std::size_t j, std::size_t columns, bool aligned) {
   if (aligned && j < columns) return *reinterpret_cast<const Vector<T>*>(row + j);
@@ -39,8 +39,8 @@ __device__ Vector<T> load_columns(const T* row, std::size_t j, std::size_t colum
   return v;
 }
 
-/// parts[p, j]: the sum of column j over the p-th `height` rows. A block of 32 x 8 threads takes 32 vectors
-/// of columns and every eighth row in each line of threads.
+/// parts[p, j] = sum of column j over the p-th group of `height` rows. A block of 32 x 8 threads covers 32
+/// vectors of columns; each of its 8 thread rows sums every eighth matrix row.
 template <class T>
 __global__ void __launch_bounds__(lanes* row_lanes)
     sum_part_of_columns(float* __restrict__ parts, const T* __restrict__ x, std::size_t rows,
@@ -83,7 +83,7 @@ void with_type(DType t, const F& f) {
   f(static_cast<float*>(nullptr));
 }
 
-/// d_bias = the sums of d_out's columns.
+/// d_bias = column sums of d_out.
 void bias_gradient(const Tensor& d_bias, const Tensor& d_out, Into into, const Stream& stream) {
   const std::size_t n = rows(d_out), columns = last(d_out);
   const std::size_t height = std::max<std::size_t>(64, (n + 127) / 128), count = (n + height - 1) / height;
@@ -108,11 +108,11 @@ void bias_gradient(const Tensor& d_bias, const Tensor& d_out, Into into, const S
 
 struct Factor {
   const Tensor& tensor;
-  std::size_t stride;  ///< elements from row to row
+  std::size_t stride;  ///< elements between rows
   bool transposed = false;
 };
 
-/// d[m, n] = a · b. Errc::invalid_argument unless the factors are of one type, and the result of theirs or
+/// d[m, n] = a · b. Errc::invalid_argument unless both operands have one dtype, and the result that dtype or
 /// f32.
 GemmCall product(const char* op, std::size_t m, std::size_t n, std::size_t k, const Tensor& d,
                  const Factor& a, const Factor& b, Into into) {
@@ -145,7 +145,7 @@ void require_type(const char* op, const char* what, const Tensor& t, DType wante
 void run(const char* op, GemmCall call, const Stream& stream) {
   if (call.m == 0 || call.n == 0) return;
   const kernels::Blas& blas = kernels::blas();
-  if (call.k == 0) {  // a sum of nothing
+  if (call.k == 0) {  // an empty sum
     require(call.epilogue == Epilogue::none, Errc::invalid_argument, op, ": the inputs have no elements");
     if (call.beta == 0) memset_async(call.d, 0, call.m * call.n * size_of(call.result), stream);
     return;
@@ -154,7 +154,7 @@ void run(const char* op, GemmCall call, const Stream& stream) {
   blas.gemm(call, stream.device(), stream.native());
 }
 
-/// Every row of out[rows, columns] becomes `row`.
+/// Copies `row` to every row of out[rows, columns].
 template <class T>
 __global__ void repeat_row(T* __restrict__ out, const T* __restrict__ row, std::size_t rows,
                            std::size_t columns) {
@@ -185,7 +185,7 @@ GemmCall input_gradient(const char* op, const Tensor& d_x, const Tensor& d_out, 
                  {weight, last(weight), layout == WeightLayout::in_out}, into);
 }
 
-/// xᵀ · d_out, or its transpose: as the weight lies.
+/// xᵀ · d_out, or its transpose, according to the weight's layout.
 GemmCall weight_gradient(const char* op, const Tensor& d_weight, const Tensor& d_out, const Tensor& x,
                          WeightLayout layout, Into into) {
   const Factor in{x, last(x)}, d{d_out, last(d_out)};
@@ -200,7 +200,7 @@ GemmCall weight_gradient(const char* op, const Tensor& d_weight, const Tensor& d
 void linear(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout,
             const Stream& stream) {
   GemmCall call = forward("linear", out, x, weight, bias, layout);
-  if (bias.defined() && !can(call, stream)) {  // the product is added to it instead, and rounded once as well
+  if (bias.defined() && !can(call, stream)) {  // add the product to the bias instead; rounds once as well
     with_type(out.dtype(), [&]<class T>(T*) {
       cuda::launch("repeat_row", repeat_row<T>, cuda::grid_for(out.count(), 256, ~std::size_t{0}), stream,
                    out.data<T>(), bias.data<T>(), rows(out), last(out));

@@ -1,5 +1,5 @@
-// Plain loops over elements; Highway compiles this file once a target and the compiler makes them vector
-// code. Nothing is contracted to a fused multiply-add (see tensor/CMakeLists.txt).
+// Plain loops. Highway compiles this file once per target, and the compiler vectorizes them without
+// contraction to fused multiply-adds (see tensor/CMakeLists.txt).
 
 #include "tensor/kernels/optimizer.h"
 
@@ -75,8 +75,8 @@ void momentum_all(float* p, const float* g, float* buf, std::size_t n, kernels::
     s.nesterov ? momentum_as<false, true>(p, g, buf, n, s) : momentum_as<false, false>(p, g, buf, n, s);
 }
 
-// Eight columns of eight, added to four, and those in pairs: the order is written out, not left to a vector's
-// width.
+// Sums eight columns of eight, adds these to four sums, then pairs. The order is explicit, so that it does
+// not depend on the vector width.
 void squares_all(const float* x, std::size_t blocks, double* out) {
   for (std::size_t b = 0; b < blocks; ++b, x += 64) {
     double column[8] = {};

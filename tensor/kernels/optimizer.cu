@@ -1,6 +1,6 @@
-// The updates of optimizer.cpp, operation by operation: intrinsics that round once keep the compiler from
-// fusing them. Pieces of memory go to a kernel by value, as many as its arguments have room for; each block
-// takes a tile of one of them.
+// The updates of optimizer.cpp, operation by operation; intrinsics that round once prevent fused
+// multiply-adds. Buffers are passed to a kernel by value, as many as fit its arguments; each block processes
+// one tile of one buffer.
 
 #include <algorithm>
 #include <cfloat>
@@ -19,17 +19,17 @@ using kernels::AdamFactors;
 using kernels::SgdStep;
 
 constexpr unsigned threads = 256;
-constexpr int width = 4;  // elements a thread at once
+constexpr int width = 4;  // elements per thread and access
 constexpr unsigned tile = threads * width * 2;
 
-/// Pieces and where their tiles begin in the grid.
+/// Buffers, and the index of each one's first tile in the grid.
 template <class Piece, int room>
 struct Batch {
   Piece piece[room];
   std::uint32_t first_tile[room];
   int count = 0;
 
-  /// The piece that a tile belongs to.
+  /// The buffer to which tile t belongs.
   __device__ int find(std::uint32_t t) const {
     int low = 0, high = count;
     while (high - low > 1) {
@@ -40,8 +40,8 @@ struct Batch {
   }
 };
 
-/// Calls launch(batch, tiles) for every `room` pieces that are not empty. make(p) turns an element of `all`
-/// into a piece; tiles_of(p) counts its tiles.
+/// Calls launch(batch, tiles) for groups of up to `room` non-empty elements of `all`. make(p) converts an
+/// element to a Piece; tiles_of(p) is its number of tiles.
 template <int room, class Piece, class From, class Make, class Tiles, class Launch>
 void in_batches(std::span<const From> all, const Make& make, const Tiles& tiles_of, const Launch& launch) {
   Batch<Piece, room> batch;
@@ -207,8 +207,8 @@ constexpr unsigned lanes_a_block = 8, groups = threads / lanes_a_block;
 constexpr unsigned tile_of_squares = groups * 4;  // blocks of 64
 constexpr int squared_room = 120;
 
-/// What a thread has added, before it goes to shared memory: four words from `first` on. Squares of one
-/// tensor are of much the same size, so that they seldom leave this window.
+/// Partial sum of a thread: four words from `first` on, flushed to shared memory when a value does not fit.
+/// Squares of one tensor have similar magnitude, so this is rare.
 struct Window {
   int first = 0;
   std::int64_t word[4] = {};
@@ -239,9 +239,9 @@ struct Window {
   }
 };
 
-/// The sum of squares of one block of 64, made by 8 lanes in the order of kernels::sum_of_squares: eight
-/// columns of eight, added to four, and those in pairs. A square of f32 is exact in double, so that a fused
-/// multiply-add rounds as the host does.
+/// Sum of squares of one block of 64, computed by 8 lanes in the order of kernels::sum_of_squares: eight
+/// columns of eight, then four sums, then pairs. A square of an f32 is exact in double, so a fused
+/// multiply-add rounds like the host.
 template <class T>
 __device__ inline double squares_of_block(const T* x, bool there) {
   const unsigned lane = threadIdx.x % lanes_a_block;

@@ -1,5 +1,5 @@
-// Softmax and cross entropy over the last extent: the maximum first, then sums of e^(x - maximum) made in
-// blocks of f32 vectors that are added in double.
+// Softmax and cross entropy over the last dimension: first the maximum, then sums of e^(x - maximum) in
+// blocks of f32 vectors, which are added in double.
 
 #include "tensor/ops.h"
 
@@ -47,7 +47,7 @@ double sum_of_exponentials(const float* in, std::size_t n, float row_max) {
   return total;
 }
 
-/// log Σ e^in, in double; NaN if there is one.
+/// log Σ e^in, in double; NaN if any element is NaN.
 double log_sum_of(const float* in, std::size_t n) {
   const float row_max = largest(in, n);
   return row_max + std::log(sum_of_exponentials(in, n, row_max));
@@ -94,7 +94,7 @@ namespace {
 
 constexpr std::int32_t ignored = -100;
 
-/// Rows below which a thread is not worth waking.
+/// Minimum number of rows per thread.
 std::size_t grain(std::size_t columns) {
   return std::max<std::size_t>(1, 2048 / std::max<std::size_t>(columns, 1));
 }

@@ -1,6 +1,6 @@
-// A block a row. One pass over it makes its largest element and the sum of e^(x - largest) at once: a thread
-// scales its sum down whenever it meets a larger element (Milakov and Gimelshein, arXiv:1805.02867). What a
-// thread adds is f32 and short; the threads' sums are added in double.
+// One block per row. A single pass computes the maximum and the sum of e^(x - maximum): a thread rescales its
+// sum when it finds a larger element (Milakov and Gimelshein, arXiv:1805.02867). Sums within a thread are
+// short and in f32; the threads' sums are added in double.
 
 #include "tensor/kernels/block_sum.h"
 #include "tensor/kernels/device_ops.h"
@@ -16,7 +16,7 @@ constexpr unsigned max_threads = 512;
 
 __device__ inline float not_a_number() { return detail::float_of(0x7fc00000u); }
 
-/// Σ e^(x - maximum) over what a thread has seen.
+/// Σ e^(x - maximum) over the elements of one thread.
 struct Exponentials {
   float maximum = -INFINITY, sum = 0;
 
@@ -25,7 +25,7 @@ struct Exponentials {
     float larger = maximum;
 #pragma unroll
     for (int j = 0; j < k; ++j) larger = fmaxf(larger, x[j]);
-    const float shift = larger == -INFINITY ? 0 : larger;  // e^(-∞) is 0, however many there are
+    const float shift = larger == -INFINITY ? 0 : larger;  // every e^(-∞) is 0
     float added = 0;
 #pragma unroll
     for (int j = 0; j < k; ++j) added += expf(x[j] - shift);
@@ -36,10 +36,10 @@ struct Exponentials {
 
 struct RowSum {
   float maximum;
-  double sum;  ///< NaN if there is one in the row, or nothing but -∞
+  double sum;  ///< NaN if the row contains NaN or only -∞
 };
 
-/// The same in every thread of the block.
+/// Every thread of the block gets the result.
 template <class T>
 __device__ inline RowSum sum_of_exponentials(const T* row, std::size_t n) {
   Exponentials own;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(max_threads)
   losses[blockIdx.x] = target == ignored ? 0 : static_cast<float>(log_total - static_cast<double>(here));
 }
 
-/// One block: a pass over two numbers a row.
+/// One block: a pass over two numbers per row.
 __global__ void mean_of_losses(float* loss, double* sums, const float* losses, const std::int32_t* targets,
                                std::size_t rows) {
   double sum = 0, count = 0;
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(max_threads)
 
 std::size_t last(const Tensor& t) { return t.shape().dims() ? t.shape()[-1] : 1; }
 
-/// One block a row of `t`.
+/// One block per row of `t`.
 cuda::Grid grid_of_rows(const Tensor& t) {
   const std::size_t n = last(t), width = 16 / size_of(t.dtype());
   return {{static_cast<unsigned>(n ? t.count() / n : 0)},
