@@ -76,9 +76,11 @@ class Tape {
   Tensor empty(const Shape&, DType = DType::f32);
 
   // ---- leaves
+  /// A leaf without a gradient.
   Var constant(Tensor);
   /// A leaf whose gradient grad() returns after backward().
   Var variable(Tensor);
+  /// A leaf whose gradient accumulates in Parameter::grad.
   Var parameter(Parameter&);
 
   /// A parameter's current value, or the recorded tensor. The reference is valid until the next value is

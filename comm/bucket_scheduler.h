@@ -20,9 +20,10 @@ struct BucketMember {
 };
 
 struct BucketOptions {
-  std::size_t first_bytes = std::size_t{1} << 20;  ///< bytes; cap of the bucket launched first
-  std::size_t cap_bytes = std::size_t{25}
-                          << 20;  ///< bytes; cap of the others. A larger member gets a bucket of its own.
+  /// Bytes; cap of the bucket launched first.
+  std::size_t first_bytes = std::size_t{1} << 20;
+  /// Bytes; cap of the other buckets. A larger member gets a bucket of its own.
+  std::size_t cap_bytes = std::size_t{25} << 20;
   /// Elements. Members start at multiples of `align`, and buckets end at multiples of `granularity`.
   /// Strategies that shard pass size · align, so that all shards have the same length.
   std::size_t align = 64;
@@ -79,7 +80,7 @@ class BucketScheduler {
   const std::vector<int>& unused() const { return unused_; }
 
   struct Report {
-    /// time spent waiting in finish(), or after each launch without overlap
+    /// Time spent waiting in finish(), and after each launch without overlap.
     std::chrono::nanoseconds exposed{};
     std::chrono::nanoseconds total{};  ///< from the first launch to the end of the last bucket
     int launched_early = 0;            ///< buckets launched before launch_rest() or finish()

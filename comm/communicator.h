@@ -92,24 +92,29 @@ class Communicator {
 
   int rank() const;
   int size() const;
+  /// The options passed to connect() or from_backend().
   const CommOptions& options() const;
 
+  /// Reduces all ranks' buffers; every rank gets the result. The same count on every rank.
   Work all_reduce(const Buffer& in_out, ReduceOp op = ReduceOp::sum, const Stream& = {});
   Work all_reduce(const ConstBuffer& in, const Buffer& out, ReduceOp op, const Stream& = {});
-  /// in.count = size · out.count; rank r receives part r.
+  /// Reduces all ranks' `in`; rank r receives part r of the result. in.count = size · out.count.
   Work reduce_scatter(const ConstBuffer& in, const Buffer& out, ReduceOp op = ReduceOp::sum,
                       const Stream& = {});
-  /// out.count = size · in.count; part r comes from rank r.
+  /// Concatenates all ranks' `in` in rank order on every rank. out.count = size · in.count.
   Work all_gather(const ConstBuffer& in, const Buffer& out, const Stream& = {});
+  /// Copies the root's buffer to every rank's. The same count on every rank.
   Work broadcast(const Buffer& in_out, int root, const Stream& = {});
-  /// `in` is read at the root only. `out` is written on every rank, including the root.
+  /// As above; `in` is read at the root only, `out` is written on every rank, including the root.
   Work broadcast(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
-  /// `out` is written at the root only; it may be empty elsewhere.
+  /// Reduces all ranks' `in` to the root's `out`, which may be empty elsewhere. Equal counts.
   Work reduce(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op = ReduceOp::sum,
               const Stream& = {});
-  /// out.count = size · in.count at the root; `out` may be empty elsewhere.
+  /// Concatenates all ranks' `in` in rank order at the root. out.count = size · in.count there; `out` may be
+  /// empty elsewhere.
   Work gather(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
-  /// in.count = size · out.count at the root; `in` may be empty elsewhere.
+  /// Sends part r of the root's `in` to rank r. in.count = size · out.count at the root; `in` may be empty
+  /// elsewhere.
   Work scatter(const ConstBuffer& in, const Buffer& out, int root, const Stream& = {});
   /// Both counts are size · n. Part d of `in` is sent to rank d; part s of `out` comes from rank s.
   Work all_to_all(const ConstBuffer& in, const Buffer& out, const Stream& = {});
@@ -123,6 +128,7 @@ class Communicator {
   /// receive is posted.
   Work send(const ConstBuffer&, int to, const Stream& = {});
   Work recv(const Buffer&, int from, const Stream& = {});
+  /// The Work ends once every rank has called barrier().
   Work barrier();
 
   /// Collects calls to start them as one group, e.g. a send to and a receive from each neighbour.
@@ -165,6 +171,7 @@ class Communicator {
   /// The call takes the time of two copies of the range and temporarily needs as much memory again.
   /// Errc::system reports the bytes required and available; the memory is then unchanged. Thread-safe.
   Registration register_buffer(void* data, std::size_t bytes);
+  /// allocate() for `count` elements of type T.
   template <class T>
   std::shared_ptr<T> allocate_array(std::size_t count) {
     constexpr std::size_t all = ~std::size_t{0};

@@ -34,6 +34,7 @@ class [[nodiscard]] Work {
 class WorkState {
  public:
   virtual ~WorkState() = default;
+  /// As Work::done() and Work::wait().
   virtual bool done() const noexcept = 0;
   virtual void wait() = 0;
   /// Orders a CUDA stream after the operation. The default, for backends without events, blocks in wait().

@@ -27,8 +27,8 @@ class BufferPool {
 
   struct Statistics {
     std::size_t allocations = 0;  ///< total number of blocks allocated from upstream
-    std::size_t bytes = 0;        ///< of all blocks held, in use or free
-    std::size_t in_use = 0;       ///< of the blocks in use
+    std::size_t bytes = 0;        ///< bytes of all blocks held, in use or free
+    std::size_t in_use = 0;       ///< bytes of the blocks in use
     std::size_t peak = 0;         ///< maximum of in_use
   };
   Statistics statistics() const;

@@ -40,6 +40,7 @@ class Tensor {
   Tensor() = default;
   /// Allocates uninitialized memory.
   static Tensor empty(Shape, DType = DType::f32, const Allocator& = allocate_host);
+  /// Allocates memory and sets it to zero; on a device it synchronizes the null stream.
   static Tensor zeros(Shape, DType = DType::f32, const Allocator& = allocate_host);
   /// Borrows the caller's memory, which must outlive every copy.
   static Tensor borrow(void* data, Shape, DType = DType::f32, Device = {});
