@@ -1,6 +1,6 @@
 #pragma once
-/// Where the ranks of a group on CUDA devices are: machines, processes and cards, which they tell each other
-/// over the backend of host memory.
+/// Machine, process and GPU of each rank of a group on CUDA devices, exchanged through the backend for host
+/// memory.
 
 #include <cstdint>
 #include <vector>
@@ -10,24 +10,25 @@
 
 namespace rz {
 
-/// Plain data, to be sent as it is.
+/// Plain data, sent as it is.
 struct DeviceLocation {
-  char machine[160] = {};  ///< ranks for which it is the same can map each other's memory
+  char machine[160] = {};  ///< machine_id(): ranks with equal ids can map each other's memory
   char gpu_uuid[16] = {};
-  std::uint64_t process_id = 0;
-  int device = 0;  ///< of CUDA, in this process
+  std::uint64_t process_id = 0;  ///< random, unique per process and fork
+  int device = 0;                ///< CUDA device index in the rank's process
   int multiprocessors = 0;
 };
 
-/// This process's, on a device of its.
+/// The location of this process on one of its devices. Throws if CUDA does not report the device's
+/// properties.
 DeviceLocation locate_device(Device);
 bool same_machine(const DeviceLocation&, const DeviceLocation&);
 bool same_gpu(const DeviceLocation&, const DeviceLocation&);
-/// Whether kernels on `own`, which is this process's, may read memory of `other`'s card. A card that this
-/// process does not see is taken for one that they may not.
+/// Whether kernels on `own`, a device of this process, can access memory of `other`'s GPU. False if this
+/// process does not see that GPU.
 bool can_access_peer(const DeviceLocation& own, const DeviceLocation& other);
 
-/// Every rank's value; every rank calls it, as one collective.
+/// All-gather of one plain-data value per rank on the backend `host`; blocks. Every rank must call it.
 template <class T>
 std::vector<T> all_gather_value(Backend& host, const T& mine, int size) {
   std::vector<T> all(static_cast<std::size_t>(size));

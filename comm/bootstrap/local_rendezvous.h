@@ -1,6 +1,6 @@
 #pragma once
-/// The private rendezvous of ranks on one host that share nothing but the id of their job. Not for users:
-/// store_for_launch() is.
+/// Rendezvous of ranks on one host that share only the id of their job. Internal: users call
+/// store_for_launch().
 
 #include <memory>
 #include <string>
@@ -10,15 +10,16 @@
 
 namespace rz {
 
-/// A file_store in a fresh directory inside one that is named from user and job. Rank 0 makes it, says in
-/// "current" where it is and who it is, and waits until every rank has taken its seat there. The others
-/// follow "current" only if the process that wrote it is alive and their seat is free: what an earlier job or
-/// an earlier program of the same job has left is passed over. Rank 0's store removes the directory; what a
-/// job that was killed has left, rank 0 of the user's next job does.
+/// Returns a file_store in a fresh private directory, below a directory named after user and job. Rank 0
+/// creates it, writes its name and its own process id and start time to the file "current", and waits until
+/// every rank has registered there. Another rank follows "current" only if the process that wrote it is alive
+/// and the rank is not registered yet. So files of an earlier job, or of an earlier program of the same job,
+/// are ignored. Rank 0's store removes the directory. Directories of killed jobs are removed by rank 0 of the
+/// user's next job. Errc::timeout names the ranks that did not register.
 std::shared_ptr<Store> local_rendezvous_store(const std::string& job, int rank, int size, Deadline);
 
-/// Names the process that launched this one, and its start: the nearest ancestor that is a launcher's proxy,
-/// else the parent.
+/// Process id and start time of the process that launched this one: the nearest ancestor that is a Hydra
+/// proxy, else the parent.
 std::string launcher_process_id();
 
 }  // namespace rz

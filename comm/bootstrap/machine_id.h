@@ -1,11 +1,11 @@
 #pragma once
-/// A name of the machine that its processes agree on.
+/// Identifier of a machine, equal in all of its processes.
 
 #include <string>
 
 namespace rz {
 
-/// The kernel's boot id, the host's name and the network namespace: ranks that agree on it can share memory.
+/// "<kernel boot id>/<host name>/<network namespace>". Ranks with equal ids can share memory.
 std::string machine_id();
 
 }  // namespace rz

@@ -1,5 +1,5 @@
 #pragma once
-/// What the stores have in common. Not for users.
+/// Shared parts of the stores. Internal.
 
 #include <condition_variable>
 #include <cstddef>
@@ -13,16 +13,18 @@
 
 namespace rz {
 
-/// Keys and values of one process, thread-safe: the memory store, and the server side of the TCP store.
+/// Keys and values in the memory of one process: for the memory store and the server of the TCP store.
+/// Thread-safe.
 class KeyValueTable {
  public:
-  /// Errc::rendezvous from set() and add() once keys and values would take more than so many bytes.
+  /// set() and add() throw Errc::rendezvous if keys and values would take more than `max_bytes`.
   explicit KeyValueTable(std::size_t max_bytes = std::numeric_limits<std::size_t>::max())
       : max_bytes_(max_bytes) {}
   void set(std::string_view key, std::string_view value);
   std::int64_t add(std::string_view key, std::int64_t amount);
-  /// Empty once the deadline has passed.
+  /// Waits until the key exists; empty if the deadline passes first.
   std::optional<std::string> wait(std::string_view key, Deadline);
+  /// Empty if the key does not exist.
   std::optional<std::string> find(std::string_view key);
 
  private:
@@ -35,13 +37,13 @@ class KeyValueTable {
   std::map<std::string, std::string> values_;
 };
 
-/// Errc::rendezvous names the key if the text is not an integer.
+/// Parses an integer value. Errc::rendezvous names the key if the text is not an integer.
 std::int64_t parse_counter(std::string_view key, std::string_view text);
-/// The message of Errc::timeout.
+/// Message of an Errc::timeout from get().
 std::string missing_key(std::string_view key, std::string_view where);
-/// The store behind any prefixes.
+/// The store behind all prefix_stores.
 const Store& innermost(const Store&);
-/// The numeric local address, without port, of a tcp_store's connection: the interface by which this process
+/// Numeric local address, without port, of a tcp_store's connection: the interface through which this process
 /// reaches rank 0. Empty for any other store.
 std::string tcp_store_local_address(const Store&);
 

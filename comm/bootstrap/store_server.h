@@ -1,5 +1,5 @@
 #pragma once
-/// The server side of the TCP store. Not for users: tcp_store() is.
+/// Server of the TCP store. Internal: users call tcp_store().
 
 #include <poll.h>
 
@@ -17,18 +17,19 @@
 
 namespace rz {
 
-/// Serves on a thread of its own until it is destroyed. A client that breaks the rules is disconnected, and
-/// nobody else notices. What clients cost is bounded: each has at most one request and one answer in memory,
-/// values are limited together, and clients that have not sent a hello by `stranger_limit`, or are too many,
-/// are dropped, the oldest first.
+/// Serves on its own thread until it is destroyed. A client that violates the protocol is disconnected; other
+/// clients are not affected. Memory is bounded: each client has at most one request and one reply in memory,
+/// and all values together are limited (64 MiB). Clients that have not sent a hello are dropped after
+/// Options::max_unauthenticated, or, oldest first, if there are too many of them.
 class StoreServer {
  public:
   struct Options {
-    std::string launch;  ///< whose hello is answered; another's is refused by name
-    int size = 0;        ///< ranks of the group; 0: not known
+    std::string launch;  ///< clients of any other launch are refused, with this name
+    int size = 0;        ///< ranks of the group; 0: unknown
+    /// Time for a client to send its hello.
     std::chrono::milliseconds max_unauthenticated = std::chrono::seconds(10);
   };
-  /// Errc::system if this process may not open as many files as the group needs.
+  /// Starts the thread. Errc::system if the limit of open files is too low for the group.
   StoreServer(UniqueFd listener, Options);
   StoreServer(const StoreServer&) = delete;
   ~StoreServer();
@@ -36,14 +37,14 @@ class StoreServer {
  private:
   struct Client {
     UniqueFd socket;
-    Deadline deadline_extension;  ///< for its hello
-    std::string in;               ///< at most a request and one read
-    std::string out;              ///< at most an answer
-    std::size_t sent = 0;         ///< of `out`
-    bool authenticated = false;   ///< has sent its hello
-    bool leaving = false;         ///< ends once `out` is sent
-    std::optional<std::string> waits_for;
-    Deadline until = Deadline::after({});
+    Deadline deadline_extension;           ///< for its hello
+    std::string in;                        ///< at most one request and one read
+    std::string out;                       ///< at most one reply
+    std::size_t sent = 0;                  ///< bytes of `out`
+    bool authenticated = false;            ///< has sent its hello
+    bool leaving = false;                  ///< close the connection once `out` is sent
+    std::optional<std::string> waits_for;  ///< key of a get without a reply yet
+    Deadline until = Deadline::after({});  ///< of that get
   };
   using Clients = std::list<Client>;
 
@@ -71,8 +72,8 @@ class StoreServer {
   const Options options_;
   KeyValueTable table_;
   Clients clients_;
-  std::size_t authenticated_ = 0;           ///< clients that have sent their hello
-  std::optional<Deadline> no_descriptors_;  ///< accept no one until then
+  std::size_t authenticated_ = 0;           ///< number of authenticated clients
+  std::optional<Deadline> no_descriptors_;  ///< out of descriptors: do not accept until then
   std::vector<pollfd> descriptors_;
   std::thread thread_;
 };

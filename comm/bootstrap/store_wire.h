@@ -1,6 +1,6 @@
 #pragma once
-/// What clients and the server of a TCP store send each other: one request, one answer, on a connection that
-/// stays. Headers of fixed size; lengths are checked before anything is read. Not for users.
+/// Protocol of the TCP store: requests and replies alternate on a persistent connection. Headers have a fixed
+/// size; lengths are checked before anything else is read. Internal.
 
 #include <cstdint>
 #include <string>
@@ -12,7 +12,7 @@ constexpr std::uint32_t request_magic = 0x32515a52;  // "RZQ2": the version is p
 constexpr std::uint32_t reply_magic = 0x32415a52;    // "RZA2"
 constexpr std::uint32_t max_launch = 1024, max_key = 1024, max_value = 1 << 20;
 
-/// Then come the launch's identity, the key and the value.
+/// Header of a request. The launch's identity, the key and the value follow.
 struct Request {
   /// The first request of a connection is a hello, which has neither key nor value.
   enum Kind : std::uint32_t { set = 1, get = 2, add = 3, hello = 4 };
@@ -24,7 +24,8 @@ struct Request {
 static_assert(sizeof(Request) == 32);
 constexpr std::size_t max_request = sizeof(Request) + max_launch + max_key + max_value;
 
-/// Then comes the value: of a get, the server's launch with `stranger`, the reason with `refused`.
+/// Header of a reply. The value follows: the value of a get, the server's launch with `wrong_launch`, or the
+/// reason with `refused`.
 struct Reply {
   enum Status : std::uint32_t { ok = 0, timeout = 1, refused = 2, wrong_launch = 3 };
   std::uint32_t magic = reply_magic;
@@ -40,7 +41,7 @@ inline bool valid(const Request& r) {
          (r.kind == Request::set || !r.value_bytes) && (r.kind != Request::hello || !r.key_bytes);
 }
 
-/// Sets the lengths of `r`.
+/// Serializes a request; sets the lengths in its header.
 inline std::string to_bytes(Request r, std::string_view launch, std::string_view key = {},
                             std::string_view value = {}) {
   r.launch_bytes = static_cast<std::uint32_t>(launch.size());

@@ -1,6 +1,6 @@
 #pragma once
-/// The handshake of a fresh connection: both sides show that they belong to the same group before anything
-/// else is read. Who cannot is dropped and disturbs nobody.
+/// Handshake of new connections. Both ends send a hello (job id, group size, rank) before any other data. A
+/// connection whose hello does not match is closed; other connections are not affected.
 
 #include <string>
 #include <vector>
@@ -11,29 +11,31 @@
 
 namespace rz {
 
-/// Who I am, and what my hello brings along on a unix socket.
+/// Identity of this rank, and the descriptors that its hello carries on unix sockets.
 struct HandshakeInfo {
   JobId job{};
   int rank = 0;
   int size = 1;
-  std::vector<int> passed_fds;  ///< descriptors, borrowed
+  std::vector<int> passed_fds;  ///< at most 4, borrowed
 };
 
-/// A non-blocking socket to a rank: still connecting when it goes into handshake(), proved when it comes out.
+/// A non-blocking socket to a rank. It may still be connecting when it is passed to handshake(), and is
+/// authenticated when handshake() returns it.
 struct Connection {
   int rank = -1;
-  int index = 0;  ///< of the sockets between the two ranks
+  int index = 0;  ///< number of this socket among those between the two ranks
   UniqueFd socket;
-  std::vector<UniqueFd> received_fds;  ///< what the peer's hello brought
-  std::string address;                 ///< where it leads, for messages
+  std::vector<UniqueFd> received_fds;  ///< descriptors from the peer's hello
+  std::string address;                 ///< of the peer, for messages
 };
 
-/// Completes the outgoing `calls` and accepts `links` connections from each of `callers`. Errc::timeout names
-/// the ranks that did not come; Errc::rendezvous a call that failed.
+/// Completes the outgoing connections `calls` and accepts `links` connections from each rank of `callers`.
+/// Returns all of them, in the order of completion. Errc::timeout names the ranks that did not connect;
+/// Errc::rendezvous names an outgoing connection that failed.
 std::vector<Connection> handshake(const HandshakeInfo&, int listener, std::vector<Connection> calls,
                                   const std::vector<int>& callers, int links, Deadline);
 
-/// "1, 2 and 5".
+/// "1, 2 and 5", for messages.
 std::string list_ranks(const std::vector<int>&);
 
 }  // namespace rz

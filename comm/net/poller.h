@@ -1,5 +1,5 @@
 #pragma once
-/// Waiting for any of many descriptors, and for a doorbell that other threads and processes ring.
+/// Waits for events of many descriptors (epoll), and for a doorbell that other threads and processes ring.
 
 #include <sys/epoll.h>
 
@@ -10,8 +10,8 @@
 
 namespace rz {
 
-/// What the system has said about a descriptor and its owner has not cleared yet. Edges, not levels: after
-/// clearing a bit, read or write until EAGAIN, or it may not come back.
+/// Events of a descriptor that epoll has reported and the owner has not cleared. Edge-triggered: after
+/// clearing a bit, read or write until EAGAIN, otherwise the bit may not be set again.
 struct FdEvents {
   std::uint32_t events = 0;
   bool readable() const { return events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR); }
@@ -19,17 +19,19 @@ struct FdEvents {
   bool hung_up() const { return events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR); }
 };
 
-/// One thread adds, removes and polls; any thread, or process that holds the doorbell, rings.
+/// add(), remove() and poll() are for one thread. Any thread may ring the doorbell, and any process that
+/// holds its descriptor.
 class Poller {
  public:
   Poller();
-  /// `watched` must outlive the registration.
+  /// Watches `fd` for `events` (EPOLLIN, EPOLLOUT) and for hang-up, and reports them in `watched`, which must
+  /// stay valid until remove(). Errc::system if epoll refuses the descriptor.
   void add(int fd, FdEvents& watched, std::uint32_t events);
   void remove(int fd);
-  /// Sleeps until an event comes or the doorbell rings, at most `most`; zero looks only. True if anything
-  /// came.
+  /// Sleeps until an event arrives or the doorbell rings, at most `most` and at most 1 s; zero does not
+  /// sleep. Returns true if anything arrived.
   bool poll(std::chrono::microseconds most);
-  /// An eventfd: writing to it makes poll() return.
+  /// The doorbell, an eventfd: writing to it makes poll() return. Borrowed.
   int doorbell() const { return doorbell_.get(); }
   static void ring_doorbell(int doorbell) noexcept;
 

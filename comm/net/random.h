@@ -1,5 +1,5 @@
 #pragma once
-/// Names that nobody can guess: 128 bits from the kernel.
+/// Unguessable identifiers: 128 random bits from getrandom(2).
 
 #include <array>
 #include <cstdint>
@@ -10,8 +10,9 @@ namespace rz {
 using JobId = std::array<std::uint8_t, 16>;
 
 JobId random_id();
+/// 32 lower-case hexadecimal digits.
 std::string to_hex(const JobId&);
-/// Errc::rendezvous if the text is not 32 hexadecimal digits.
+/// Inverse of to_hex(). Errc::rendezvous if the text is not 32 lower-case hexadecimal digits.
 JobId from_hex(const std::string&);
 inline std::string random_hex() { return to_hex(random_id()); }
 

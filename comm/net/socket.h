@@ -16,9 +16,9 @@ struct HostPort {
   std::string host;
   int port = 0;
 };
-/// "host:port", "1.2.3.4:port" or "[::1]:port". Errc::config says what is wrong with the text.
+/// Parses "host:port", "1.2.3.4:port" or "[::1]:port". Errc::config describes the error.
 HostPort parse_host_port(const std::string&);
-/// The inverse: brackets around IPv6.
+/// Inverse of parse_host_port(): puts brackets around an IPv6 address.
 std::string join_host_port(const std::string& host, int port);
 
 struct SocketAddress {
@@ -34,41 +34,46 @@ struct SocketAddress {
   bool loopback() const;
 };
 
-/// Every address of a name or number. Errc::rendezvous names the host and the resolver's reason.
+/// All addresses of a host name or numeric address. Errc::rendezvous names the host and the resolver's error.
 std::vector<SocketAddress> resolve(const HostPort&);
 
 struct Interface {
   std::string name;
   SocketAddress address;
 };
-/// Those that are up and have an address, IPv4 first.
+/// The addresses of all interfaces that are up, IPv4 first.
 std::vector<Interface> interfaces();
 
-/// Bound to exactly this address, never to all; port 0 takes a free one. Non-blocking.
+/// A non-blocking listener, bound to exactly this address. Port 0 selects a free port. Errc::system names the
+/// address.
 UniqueFd listen_tcp(const SocketAddress&);
-/// The same; empty if the port is taken.
+/// Like listen_tcp(), but returns an empty descriptor if the port is in use.
 UniqueFd listen_tcp_if_free(const SocketAddress&);
-/// Connections that a server accepts before it reads those that it has. A client that has sent its hello is
-/// then no stranger, whom a later one could replace.
+/// Connections that a server accepts before it reads from those that it has. The reads authenticate clients
+/// that have sent their hello, so that later connections cannot evict them.
 inline constexpr int max_accepts_per_poll = 32;
-/// Non-blocking, still connecting; TCP_NODELAY. `congestion`: see set_congestion_control().
+/// Starts a connection and returns the non-blocking socket, still connecting, with set_tcp_options() applied.
+/// `congestion`: see set_congestion_control(). Errc::rendezvous if the connection fails at once.
 UniqueFd start_connect(const SocketAddress&, const std::string& congestion = "system");
-/// Connected or empty, with errno set. ECONNREFUSED too where nobody listens and the kernel has given the
-/// socket the very port that it calls, which connects it with itself.
+/// Connects and returns the non-blocking socket, with set_tcp_options() applied. On failure it is empty, and
+/// errno is set. A self-connection counts as ECONNREFUSED: if there is no listener, the kernel may assign the
+/// socket the very port that it connects to.
 UniqueFd connect_tcp(const SocketAddress&, Deadline);
+/// The address that the socket is bound to.
 SocketAddress local_address(int socket);
-/// TCP_NODELAY, and keep-alive probes that find a dead host within about ten seconds of silence.
+/// Sets TCP_NODELAY, and keep-alive probes that detect a dead host after about ten seconds of silence.
 void set_tcp_options(int socket);
-/// A peer that has not acknowledged what was sent by then is lost (keep-alive does not probe meanwhile). Not
-/// for data: a live peer that reads nothing for so long would be lost, too.
+/// Sets TCP_USER_TIMEOUT: the connection fails if sent data stays unacknowledged for this long. Keep-alive
+/// does not probe meanwhile. Not for data sockets: a live peer that reads nothing for so long would be lost.
 void limit_unacknowledged(int socket, std::chrono::milliseconds);
-/// A socket takes no more bytes while so many have not been sent yet.
+/// Sets TCP_NOTSENT_LOWAT: the socket is writable only while fewer than `bytes` bytes are unsent.
 void limit_unsent(int socket, int bytes);
 
-/// To be called before the socket connects or listens; accepted connections inherit it. "system" changes
-/// nothing. Any other name is set; Errc::config if this host does not have it, or does not permit it.
+/// Sets the congestion control algorithm; "system" changes nothing. Call it before the socket connects or
+/// listens; accepted connections inherit it. Errc::config if this host lacks the algorithm or does not permit
+/// it.
 void set_congestion_control(int socket, const std::string& name);
-/// Of this socket; empty if the kernel does not say.
+/// The socket's congestion control algorithm; empty if the kernel does not report it.
 std::string congestion_control(int socket);
 
 }  // namespace rz

@@ -1,5 +1,6 @@
 #pragma once
-/// Unix sockets in the abstract namespace: messages that keep their bounds and may carry a descriptor.
+/// Unix sockets of type SOCK_SEQPACKET in the abstract namespace: messages keep their boundaries and may
+/// carry one descriptor.
 
 #include <sys/types.h>
 
@@ -11,16 +12,18 @@
 
 namespace rz {
 
-/// Both are non-blocking. Errc::system or Errc::rendezvous names the address.
+/// Both return non-blocking sockets. Errors (Errc::system, Errc::rendezvous) name the address.
 UniqueFd listen_unix(const std::string& name);
 UniqueFd connect_unix(const std::string& name, Deadline);
 
-/// The process at the other end, by its number here; 0: it cannot be told, or lives in another namespace.
+/// Process id of the peer, as seen here; 0 if it is unknown or the peer is in another pid namespace.
 pid_t peer_pid(int socket);
 
-/// False if the message could not go now (or the peer has gone); fd = -1: none goes along.
+/// Sends one message, with the descriptor `fd` unless it is -1. Returns false if the socket is full or the
+/// peer has closed it. Never blocks.
 bool send_message(int socket, const void* bytes, std::size_t size, int fd);
-/// False if no whole message is there.
+/// Receives one message of `size` bytes; `fd` becomes its descriptor, or empty. Returns false if there is no
+/// such message. Never blocks.
 bool receive_message(int socket, void* bytes, std::size_t size, UniqueFd& fd);
 
 template <class T>

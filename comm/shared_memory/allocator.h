@@ -1,6 +1,6 @@
 #pragma once
-/// Memory that peers of this host may read where it lies. Small blocks share segments; large ones have their
-/// own. Thread-safe.
+/// Allocator of memory that peers on this host can map. Small blocks share segments (slabs of 2 MiB); larger
+/// ones have their own. Thread-safe.
 
 #include <atomic>
 #include <cstdint>
@@ -15,13 +15,13 @@
 
 namespace rz {
 
-/// One memfd, known to peers by its number. Numbers are never used twice.
+/// One memfd, identified to peers by its number. Numbers are never reused.
 struct Segment {
   std::uint32_t number = 0;
   SharedMemory memory;
 };
 
-/// Where memory of segments lies, as it was when `version` was current.
+/// Snapshot of the segments' address ranges, taken at `version`. Not thread-safe.
 struct SegmentMap {
   struct Entry {
     const std::byte* begin;
@@ -30,24 +30,27 @@ struct SegmentMap {
     std::uint32_t number;
   };
   std::uint64_t version = 0;
-  std::vector<Entry> entries;  ///< by address
-  /// The segment that holds all of [at, at + bytes), or none.
+  std::vector<Entry> entries;  ///< sorted by address
+  /// The segment that contains all of [at, at + bytes); null if there is none.
   std::shared_ptr<Segment> find(const std::byte* at, std::size_t bytes) const;
 };
 
 class SharedMemoryAllocator : public std::enable_shared_from_this<SharedMemoryAllocator> {
  public:
-  /// `place`: large blocks of arenas that differ in it lie at different places of their pages.
+  /// `place`: cache colour. Large blocks of allocators with different colours start at different offsets in
+  /// their pages.
   explicit SharedMemoryAllocator(std::uint32_t place = 0) : colour_(place) {}
-  /// Zeroed, aligned to 256 bytes; may outlive the arena's other holders. Errc::system states need and have.
+  /// Zeroed memory, aligned to 256 bytes. Small blocks keep the allocator alive. Errc::system states the
+  /// bytes needed and available.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
-  /// The caller's own memory as a segment, until the registration ends (comm/communicator.h).
+  /// Makes the caller's memory a segment until the registration ends (comm/registration.h). A range whose
+  /// pages cannot be replaced gives an empty Registration with the reason. Errc::system if memory is short.
   Registration register_buffer(std::span<std::byte>);
-  /// Grows whenever a segment begins or ends.
+  /// Incremented whenever a segment is added or removed.
   std::uint64_t version() const { return version_.load(std::memory_order_acquire); }
-  /// Brings the map up to date, if anything changed; without a lock if not.
+  /// Brings the map up to date; takes no lock if nothing has changed.
   void refresh(SegmentMap&);
-  /// Appends the numbers of segments that are gone since the last call.
+  /// Appends the numbers of the segments removed since the last call.
   void drain_released(std::vector<std::uint32_t>&);
   bool has_released() const { return has_released_.load(std::memory_order_relaxed); }
 
@@ -75,7 +78,7 @@ class SharedMemoryAllocator : public std::enable_shared_from_this<SharedMemoryAl
   std::atomic<std::uint32_t> next_number_{0};
 };
 
-/// Of the arena; where there is none, memory of this process alone. Zeroed.
+/// Zeroed memory from the allocator; private memory if it is null.
 std::shared_ptr<std::byte> allocate_zeroed(const std::shared_ptr<SharedMemoryAllocator>&, std::size_t bytes);
 
 }  // namespace rz

@@ -1,6 +1,5 @@
 #pragma once
-/// What memory of this process is, by /proc/self/maps: whether its pages may be replaced by others under the
-/// same addresses.
+/// Checks by /proc/self/maps whether pages of this process can be replaced by others at the same addresses.
 
 #include <cstddef>
 #include <span>
@@ -8,20 +7,20 @@
 
 namespace rz {
 
-/// Of a page of this system.
+/// Page size of this system.
 std::size_t page_bytes();
 
-/// The whole pages that hold the range.
+/// The range, extended to whole pages.
 std::span<std::byte> pages_of(std::span<std::byte>);
 
-/// Why the pages of the range cannot be replaced; empty: they can. They must be private, anonymous, readable
-/// and writable, not executable, not locked, not a stack (of other threads' stacks this knows nothing), and
-/// the first and the last page must hold nothing of anybody else's: outside the range only zeros, and words
-/// of malloc's own where it took the block from mmap (which is told by what glibc's words say).
+/// Returns why the pages of the range cannot be replaced; empty if they can. They must be private, anonymous,
+/// readable and writable, not executable and not locked. They must not be a stack; only the main thread's and
+/// the caller's stacks are detected. Outside the range, the first and the last page must contain only zeros,
+/// or the header of a block that malloc took from mmap (glibc's header is recognized).
 std::string check_remappable(std::span<const std::byte>);
 
-/// Whether all of the range is a mapping of this file. Needs no free descriptor once check_remappable() has
-/// been called.
+/// Whether all pages of the range are a mapping of this file. Needs no free descriptor after the first call
+/// of check_remappable().
 bool is_mapping_of(int fd, std::span<const std::byte>);
 
 }  // namespace rz

@@ -1,7 +1,7 @@
 #pragma once
-/// Memory that processes share by passing a file descriptor: a memfd, sealed so that no holder can shrink it
-/// under another's feet, and fully backed from the start, so that lack of memory is an error, never a SIGBUS.
-/// From 2 MiB on it is in huge pages as far as the system has them free (Linux 6.1 and newer).
+/// Memory that processes share by passing a file descriptor: a memfd. It is sealed, so that no holder can
+/// shrink it while others use it. All pages are allocated at creation, so that lack of memory is an error and
+/// not a SIGBUS. From 2 MiB on, it uses huge pages as far as the system has them free (Linux 6.1 and newer).
 
 #include <cstddef>
 #include <cstdint>
@@ -18,15 +18,16 @@ namespace rz {
 class SharedMemory {
  public:
   SharedMemory() = default;
-  /// Zeroed. Errc::system states need and have, or the limit of files (ulimit -f), which counts here too.
+  /// Creates zeroed memory. Errc::system states the bytes needed and available, or the file size limit
+  /// (ulimit -f), which applies to memfds.
   static SharedMemory create(std::size_t bytes);
-  /// Maps memory that a peer made. Errc::system if it is not sealed, i.e. could shrink.
+  /// Maps memory created by a peer. Errc::system if it is not sealed against shrinking.
   static SharedMemory map(UniqueFd fd, bool writable);
-  /// Shared memory in the place of ordinary memory: over the whole pages that hold the range, at the same
-  /// addresses, with the same contents. None, and why, if the pages cannot be replaced (check_remappable()).
-  /// They change in one step: who reads them meanwhile finds the old or the new ones; what is written to them
-  /// between the copy and that step is lost. Errc::system if there is no memory for it, as much again for a
-  /// moment; then the pages are as they were. Thread-safe.
+  /// Replaces ordinary memory by shared memory: all pages that overlap the range, at the same addresses, with
+  /// the same contents. Empty if the pages cannot be replaced; `why` has the reason (check_remappable()). The
+  /// pages are replaced in one step: concurrent reads see the old or the new pages. Writes between the copy
+  /// and the replacement are lost. Needs as much memory again for a moment; Errc::system if there is not
+  /// enough, and the pages are unchanged. Thread-safe.
   static std::optional<SharedMemory> remap_as_shared(std::span<std::byte>, std::string& why);
 
   SharedMemory(SharedMemory&& other) noexcept { swap(other); }
@@ -34,20 +35,20 @@ class SharedMemory {
     swap(other);
     return *this;
   }
-  /// In the place of ordinary memory: puts private, anonymous memory with the current contents back, likewise
-  /// in one step, 32 MiB at a time. Not in a child of fork(), where the pages stay shared: it closes the
-  /// descriptor alone.
+  /// Unmaps the memory. After remap_as_shared(), puts private, anonymous memory with the current contents in
+  /// its place instead, 32 MiB per step. In a child of fork() remapped pages stay shared, and only the
+  /// descriptor is closed.
   ~SharedMemory();
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   int fd() const { return fd_.get(); }
-  /// Peers may read it even when it has ended here.
+  /// Keeps the contents for peers after this object is destroyed: disables discard().
   void keep_for_peers() { kept_for_peers_ = true; }
-  /// Gives the memory back to the system, though peers still have it mapped and find zeros from now on. Not
-  /// what was promised, nor what a child of fork() may read.
+  /// Returns the memory to the system, even while peers have it mapped; they read zeros from then on. Does
+  /// nothing after keep_for_peers(), or if a child of fork() may read the memory.
   void discard() const noexcept { punch_hole(0, size_); }
-  /// The mapping stays; nobody can be given it any more.
+  /// Closes the descriptor; the mapping stays. The memory cannot be passed to a peer any more.
   void close_fd() { fd_.close(); }
 
  private:
@@ -65,11 +66,11 @@ class SharedMemory {
   std::size_t size_ = 0;
   bool remapped_ = false, kept_for_peers_ = false;
   Creator creator_;
-  std::uint64_t forks_at_creation_ = fork_count();  // before the memory was there
+  std::uint64_t forks_at_creation_ = fork_count();  // before the memory existed
 };
 
-/// What can still be had of memory: the kernel's estimate, at most what control groups leave. `root`: where
-/// /proc and /sys stand.
+/// Available memory in bytes: the kernel's estimate (MemAvailable), at most what the control groups' limits
+/// leave. `root`: prefix of /proc and /sys, for tests.
 unsigned long long available_memory(const std::string& root = "");
 
 }  // namespace rz

@@ -1,5 +1,5 @@
 #pragma once
-/// The size of the ring of bytes through which a rank stages what its peers on the same host read.
+/// Size of a rank's staging ring, through which its peers on the same host receive data.
 
 #include <cstddef>
 
@@ -7,12 +7,12 @@
 
 namespace rz {
 
-/// Bytes, a multiple of the largest usual page, for one of `ranks` ranks of a host with these caches: twice
-/// the second-level cache, but at most a quarter of the rank's share of the third, and at least 1 MiB.
+/// Size in bytes for each of `ranks` ranks on a host with these caches: twice the L2, but at most a quarter
+/// of the rank's share of the L3, and at least 1 MiB. A multiple of 64 KiB, the largest common page size.
 ///
-/// A store to a line that a reader's second-level cache still holds has to invalidate it there first. When a
-/// rank comes round to a place in a ring of this size, that line has mostly left the cache. The third level
-/// has to keep the ring, since what it does not keep is read from memory.
+/// Reason: a store to a line that is still in a reader's L2 must first invalidate it there. In a ring of this
+/// size, most lines have left the reader's L2 before the writer reuses them. The ring must fit into the L3,
+/// since it would otherwise be read from memory.
 std::size_t staging_ring_bytes(const Caches&, std::size_t ranks);
 
 }  // namespace rz

@@ -1,5 +1,5 @@
 #pragma once
-/// What identifies a call, so that ranks can compare theirs.
+/// The fields that identify a call. Ranks compare them to detect mismatched calls.
 
 #include <cstdint>
 
@@ -7,15 +7,16 @@
 
 namespace rz {
 
-/// Travels with every piece of a message, so that two ranks that called different things find out.
+/// Sent with every frame, so that ranks that made different calls detect the mismatch. Plain data without
+/// padding.
 struct CallSignature {
-  std::uint32_t sequence = 0;  ///< number of the call in its lane
+  std::uint32_t sequence = 0;  ///< number of the call in its channel
   std::int32_t root = 0;
   std::uint64_t count = 0;  ///< elements of the call (all_to_all_v: of this pair)
   Collective kind = Collective::barrier;
   DType dtype = DType::u8;
   ReduceOp::Kind op = ReduceOp::sum;
-  std::uint8_t unused = 0;  ///< in place of padding, whose bytes are not defined
+  std::uint8_t unused = 0;  ///< explicit padding, so that all bytes are defined
   std::uint32_t algorithm = 0;
   bool operator==(const CallSignature&) const = default;
 };

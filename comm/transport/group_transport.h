@@ -1,5 +1,5 @@
 #pragma once
-/// Makes the transport of a group: shared memory within a host, TCP between hosts.
+/// The transport of a group: shared memory within a host, TCP between hosts.
 
 #include <memory>
 #include <span>
@@ -12,22 +12,23 @@
 
 namespace rz {
 
-/// Every rank calls it, with the same kind and number of sockets; the store must be fresh for the group
-/// (prefix_store). When it returns, this rank is connected with every other and needs the store no longer.
-/// Errc::timeout names the ranks that did not come.
+/// Connects this rank with every other rank of the group. Every rank calls it, with the same options (see
+/// exchange_peer_info()) and with a store that is fresh for the group (prefix_store()). The store is not used
+/// after the return. Errors: Errc::config for invalid options; Errc::mismatch for options that differ between
+/// ranks; Errc::timeout names the ranks that did not connect; Errc::rendezvous for a connection that failed.
 ///
-/// Failures. progress() throws once any rank has died (peer_lost) or called abort() (aborted); every rank
-/// throws the same culprit. A rank whose transport is destroyed in order leaves the group: what it posted can
-/// still be read, and nobody is disturbed who needs it no longer. Who posts to it, finds its stream empty in
-/// peek(), or waits for it to consume, fails with peer_lost at the next progress(), and then the group with
-/// it.
+/// Failures: once a rank has died (peer_lost) or has called abort() (the code that it passed), progress()
+/// throws on every rank, with the same culprit. Destroying the transport is an orderly departure. Data that
+/// the departed rank has posted remains readable, and ranks that no longer need it are not affected. Posting
+/// to it, finding its stream empty in peek(), or waiting for it to consume data fails the group with
+/// peer_lost at the next progress().
 std::unique_ptr<Transport> connect_transport(int rank, int size, Store&, const TransportOptions&, Deadline);
-/// The same; `tuning` becomes rank 0's.
+/// As above; sets `tuning` to rank 0's tuning table.
 std::unique_ptr<Transport> connect_transport(int rank, int size, Store&, const TransportOptions&, Deadline,
                                              std::string& tuning);
 
-/// Sockets of each link where the ranks lie on these hosts (Transport::hosts()): the ranks that share a host
-/// share `wanted` of them out, by the host that most ranks share; at least one.
+/// Number of TCP sockets per peer for collectives: `wanted` divided by the largest number of ranks on one
+/// host, at least 1. `hosts`: the host of each rank (Transport::hosts()).
 int sockets_per_peer(std::span<const int> hosts, int wanted);
 
 }  // namespace rz

@@ -1,6 +1,6 @@
 #pragma once
-/// Where the ranks of one host meet: a part of every rank's shared memory that it alone writes and all its
-/// peers read. Plain data.
+/// Mailboxes of the intra-node engine: a part of every rank's shared memory that the rank alone writes and
+/// all its peers on the host read. Plain data. comm/intranode/mailbox_channel.h has the protocol.
 
 #include <atomic>
 #include <cstddef>
@@ -10,40 +10,41 @@
 
 namespace rz {
 
-inline constexpr std::size_t mailbox_depth = 256;
+inline constexpr std::size_t mailbox_depth = 256;  ///< slots of a mailbox
+inline constexpr std::size_t inline_bytes = 56;    ///< payload of a slot
 
-inline constexpr std::size_t inline_bytes = 56;
-
-/// What a rank offers at one step: one cache line, so that a tiny message arrives with its own news.
+/// Data that a rank publishes at one step: one cache line, so that an inline payload arrives with its flag.
 struct alignas(64) MailboxSlot {
-  std::atomic<std::uint64_t>
-      tag;  ///< step + 1, and above it what comm/intranode/mailbox_channel.h says; written last
+  /// Step + 1 in the lower half, a hash of the call history in the upper half. Written last.
+  std::atomic<std::uint64_t> tag;
   std::byte payload[inline_bytes];
 };
 static_assert(sizeof(MailboxSlot) == 64 && std::atomic<std::uint64_t>::is_always_lock_free);
 
 struct Mailbox {
-  MailboxSlot slots[mailbox_depth];  ///< of step s in letter s % mailbox_depth
-  CallSignature
-      call_log[mailbox_depth];  ///< at the first of a call's steps; between its letter and `written`
-  alignas(
-      64) std::atomic<std::uint32_t> acked;  ///< what peers offered at steps before this one is not needed
-  alignas(64) std::atomic<std::uint32_t> produced;  ///< letters of the steps before this one
+  /// Step s uses slot s % mailbox_depth.
+  MailboxSlot slots[mailbox_depth];
+  /// The call that begins at each step. Written after the step's slot and before `produced` covers it.
+  CallSignature call_log[mailbox_depth];
+  /// The rank no longer needs what its peers published at steps before this one.
+  alignas(64) std::atomic<std::uint32_t> acked;
+  /// The rank has written the slots of all steps before this one.
+  alignas(64) std::atomic<std::uint32_t> produced;
 };
 
-/// A rank's place and its ring of bytes, for what letters do not hold, as this process has mapped them.
+/// A rank's mailbox and its staging ring (payloads longer than inline_bytes), as mapped in this process.
 struct MailboxView {
   Mailbox* mailbox = nullptr;
   std::byte* staging_ring = nullptr;
   std::size_t staging_bytes = 0;
-  std::atomic<std::uint32_t>* sleeping = nullptr;  ///< it has to be woken: Transport::wake_peers()
-  bool needs_full_fence = false;                   ///< who writes must fence before it looks at `asleep`
+  std::atomic<std::uint32_t>* sleeping = nullptr;  ///< nonzero: wake it (Transport::wake_peers())
+  bool needs_full_fence = false;                   ///< writers need a full fence before they read `sleeping`
 };
 
-/// A part of memory from allocate(), as peers find it.
+/// Location of shared memory, for peers to map (Transport::export_handle(), map_handle()).
 struct SharedMemoryHandle {
-  std::uint32_t segment;
-  std::uint64_t offset;
+  std::uint32_t segment;  ///< Segment::number
+  std::uint64_t offset;   ///< bytes from the segment's start
   bool operator==(const SharedMemoryHandle&) const = default;
 };
 

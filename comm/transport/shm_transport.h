@@ -1,12 +1,11 @@
 #pragma once
-/// The links between ranks of one host, through shared memory: the shm part of the transport that
-/// connect_transport() makes.
+/// Shared-memory transport between the ranks of one host: the intra-node part of connect_transport().
 ///
-/// Every rank owns a memfd that holds the channels *to* it, one a peer and lane: a ring of frames, one cache
-/// line each, and a ring of bytes. One rank writes a channel, one reads it; there is no lock. A frame's bytes
-/// lie in the frame itself (tiny ones), in the ring of bytes (a copy), or in the sender's own segment
-/// (by reference: memory from allocate(), nothing copied). A unix socket a pair carries the segments'
-/// descriptors; it breaks when a process dies.
+/// Every rank owns a memfd that holds its incoming channels, one per peer and Channel, and its mailbox with
+/// the staging ring. A channel is a ring of cache-line frames and a ring of bytes. It has one writer and one
+/// reader, and no lock. A frame's bytes lie in the frame itself (up to 24), in the ring of bytes (copied), or
+/// in a segment of the sender (by reference, zero-copy: memory from allocate(), or registered). A unix socket
+/// per pair of ranks carries the segments' descriptors. It hangs up when the peer's process dies.
 
 #include <array>
 #include <deque>
@@ -35,16 +34,16 @@ struct ChannelCounters;
 
 class ShmTransport {
  public:
-  /// `ranks`: those of this host, this one among them, ascending. `ring_bytes`: of this rank's meeting place;
-  /// all ranks use as much of theirs as the smallest has, since the caches that they see may differ.
+  /// `ranks`: the ranks of this host, this one included, ascending. `ring_bytes`: size of this rank's staging
+  /// ring. All ranks use the smallest of their sizes, since the caches that they detect may differ.
   ShmTransport(int rank, std::vector<int> ranks, std::size_t ring_bytes, Poller&, WaitForGraph&);
-  /// Says goodbye: what was posted stays readable, what was promised by reference too. In a child of fork()
-  /// it only closes what it holds.
+  /// Departs in order: posted data stays readable, data posted by reference included. In a child of fork() it
+  /// only closes descriptors.
   ~ShmTransport();
 
-  /// Where this rank listens: a name in the abstract namespace that nobody can guess.
+  /// Where this rank listens: an unguessable name in the abstract unix namespace.
   const std::string& address() const { return address_; }
-  /// addresses[r] is rank r's address(); `introduction` without passed_fds.
+  /// Connects with the other ranks of the host. addresses[r] is rank r's address(); passed_fds is ignored.
   void connect(HandshakeInfo, const std::vector<std::string>& addresses, Deadline);
 
   bool has(int peer) const { return by_rank_[static_cast<std::size_t>(peer)] != nullptr; }
@@ -54,7 +53,7 @@ class ShmTransport {
   void consume(int peer, Channel, std::size_t bytes);
   const std::shared_ptr<SharedMemoryAllocator>& allocator() const { return allocator_; }
 
-  /// Of the ranks of this host, in their order.
+  /// The mailboxes of the ranks of this host, in rank order.
   std::span<const MailboxView> mailboxes() const { return mailboxes_; }
   void wake_peers();
   void require_alive(int peer) {
@@ -65,19 +64,21 @@ class ShmTransport {
   bool has_cma() const { return has_cma_; }
   CmaResult cma_read(int peer, std::uint64_t address, std::span<std::byte> into);
 
-  /// Has a peer posted or consumed anything since the last call that said so?
+  /// True if a peer has posted, consumed, or updated its mailbox since the last call.
   bool changed();
-  /// While asleep, peers ring the poller's doorbell when they post or consume.
+  /// While it is set, peers ring the poller's doorbell after they post, consume, or update their mailbox.
   void set_sleeping(bool);
 
-  /// Reads the sockets that the poller has flagged and sends what is due on them. Returns a failure if a peer
-  /// died, or if this rank wants something from one that left.
+  /// Handles messages on the sockets that the poller has flagged, and sends pending releases of segments.
+  /// Returns a failure if a peer died, or if this rank still needs a departed peer.
   std::optional<Failure> poll_failures();
-  /// What the ranks of this host have agreed on as the group's first failure.
+  /// The group's first failure, as elected by the ranks of this host; empty if there is none.
   std::optional<Failure> group_failure() const;
-  /// Proposes the first failure and returns the one that won; wakes every rank of the host. Once, any thread.
+  /// Proposes a failure as the group's first and returns the elected one. Wakes every rank of the host. Call
+  /// at most once; any thread.
   Failure elect_failure(const Failure&);
-  /// Lost if the peer reads nothing for long. What peers tell, look() passes on.
+  /// Sends a wait-for message; drops it if the peer's socket is full. poll_failures() receives those of
+  /// peers.
   void send_wait_message(int peer, const WaitMessage&);
 
  private:
@@ -92,7 +93,7 @@ class ShmTransport {
     std::uint64_t frame_count = 0, ring_bytes = 0;
     std::uint64_t posted = 0, ring_posted = 0, accepted = 0;
     std::uint64_t frames_done = 0, ring_done = 0;  ///< as last read from the counters
-    std::uint64_t seen = 0;                        ///< bytes consumed, as changed() saw them
+    std::uint64_t seen = 0;                        ///< bytes consumed, as last read by changed()
     std::deque<Reference> references;              ///< not yet consumed
   };
   struct Inbound {
@@ -100,27 +101,27 @@ class ShmTransport {
     shm::ChannelCounters* counters = nullptr;
     const std::byte* ring = nullptr;
     std::uint64_t frame_count = 0, ring_bytes = 0;
-    std::uint64_t next = 0;  ///< frame
-    std::uint64_t seen = 0;  ///< frames, as changed() saw them
+    std::uint64_t next = 0;  ///< number of the front frame
+    std::uint64_t seen = 0;  ///< frames that have arrived, as last read by changed()
     std::uint64_t consumed = 0, ring_done = 0;
-    const std::byte* at = nullptr;  ///< the rest of the front frame, if it was looked at
+    const std::byte* at = nullptr;  ///< the rest of the front frame; null before it is resolved
     std::size_t remaining = 0;
   };
   struct Peer {
     int rank = -1;
     UniqueFd socket, doorbell;
     FdEvents fd_events;
-    SharedMemory memory;  ///< the peer's
+    SharedMemory memory;  ///< the peer's memfd
     shm::Header* header = nullptr;
     std::array<Outbound, channel_count> out;
     std::array<Inbound, channel_count> in;
-    std::unordered_set<std::uint32_t> sent_segments;                  ///< my segments that it knows
-    std::unordered_map<std::uint32_t, SharedMemory> mapped_segments;  ///< its segments that I have mapped
-    std::vector<std::uint32_t> segments_to_release;                   ///< my segments that it should forget
+    std::unordered_set<std::uint32_t> sent_segments;                  ///< own, whose descriptors it has
+    std::unordered_map<std::uint32_t, SharedMemory> mapped_segments;  ///< the peer's, mapped here
+    std::vector<std::uint32_t> segments_to_release;                   ///< own, that it must unmap
     pid_t pid = 0;
     bool departed = false;
-    std::size_t mailbox_index = 0;   ///< in meeting_
-    std::uint64_t mailbox_seen = 0;  ///< what changed() saw there
+    std::size_t mailbox_index = 0;   ///< in mailboxes_
+    std::uint64_t mailbox_seen = 0;  ///< its state, as last read by changed()
   };
 
   Peer& peer_at(int peer) { return *by_rank_[static_cast<std::size_t>(peer)]; }
@@ -148,7 +149,7 @@ class ShmTransport {
   std::shared_ptr<SharedMemoryAllocator> allocator_ =
       std::make_shared<SharedMemoryAllocator>(static_cast<std::uint32_t>(rank_));
   SegmentMap segment_map_;
-  // The segments that all were told of last: mostly the next call's too.
+  // The last segments whose descriptors all peers have; the next call mostly uses the same ones.
   struct ExportedSegment {
     const std::byte *begin = nullptr, *end = nullptr;
     std::uint32_t number = 0;
@@ -157,15 +158,15 @@ class ShmTransport {
     }
   };
   std::array<ExportedSegment, 2> exported_{};
-  std::uint64_t exported_version_ = 0;  // of map_
+  std::uint64_t exported_version_ = 0;  // of segment_map_
   SharedMemory memory_;
   shm::Header* header_ = nullptr;
-  shm::Header* leader_ = nullptr;  ///< of the lowest rank of the host: its word decides who failed first
+  shm::Header* leader_ = nullptr;  ///< of the host's lowest rank; it elects the first failure
   std::vector<std::unique_ptr<Peer>> peers_;
-  std::vector<Peer*> by_rank_;  ///< null: not of this host
+  std::vector<Peer*> by_rank_;  ///< null: on another host
   std::vector<MailboxView> mailboxes_;
   bool has_cma_ = false;
-  bool asymmetric_fence_ = false;  ///< who goes to sleep fences for those who publish
+  bool asymmetric_fence_ = false;  ///< a rank fences heavily before it sleeps, so publishers need no fence
   std::optional<Failure> local_failure_;
 };
 

@@ -1,22 +1,28 @@
 #pragma once
-/// How the transport of a group is made.
+/// Options of a group's transport.
 
 #include <string>
 
 namespace rz {
 
 struct TransportOptions {
-  /// "auto": ranks with the same host id share memory, others use TCP. "shm": ranks of several hosts are an
-  /// error that names them. "tcp": TCP for every pair.
+  /// "auto": ranks with equal host ids share memory, other pairs use TCP. "shm": Errc::config names the ranks
+  /// on other hosts. "tcp": TCP for every pair.
   std::string kind = "auto";
-  std::string interface;  ///< name, address or its first numbers; empty: by the route to rank 0
-  int sockets = 2;        ///< TCP sockets for collectives from a host to another, see sockets_per_peer()
-  std::string host_id;    ///< what counts as one host; empty: this machine
-  std::string algorithm;  ///< that the ranks' calls are forced to: all must say the same
-  std::string congestion = "system";  ///< control of TCP's sockets, see set_congestion_control()
-  std::string
-      tuning;  ///< a table as text (comm/tuning/tuning.h), of rank 0; another's must be empty, or the same
-  bool deterministic = true;  ///< what the ranks' sums are held to: the same on all ranks
+  /// Interface of TCP: name, address or leading numbers of the address. Empty: see choose_address().
+  std::string interface;
+  /// TCP sockets for collectives between two hosts, 1 to 16; see sockets_per_peer().
+  int sockets = 2;
+  /// Ranks with equal ids count as one host. Empty: machine_id().
+  std::string host_id;
+  /// Forced algorithm of the ranks' calls. Must be equal on all ranks.
+  std::string algorithm;
+  /// Congestion control of the TCP sockets; see set_congestion_control().
+  std::string congestion = "system";
+  /// Tuning table as text (comm/tuning/tuning.h). Rank 0's is used; other ranks' must be empty or equal.
+  std::string tuning;
+  /// Rank-ordered reductions. Must be equal on all ranks.
+  bool deterministic = true;
 };
 
 }  // namespace rz

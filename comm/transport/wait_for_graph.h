@@ -1,6 +1,6 @@
 #pragma once
-/// Who waits for whom, as the ranks of a group tell each other once one of them has waited long: by it a
-/// deadline blames the rank that holds up the others, and not a live one that waits for it, too.
+/// Wait-for graph of a group. Ranks exchange it once one of them has waited long. At a deadline it identifies
+/// the rank that blocks the others as the culprit, instead of a live rank that also waits for it.
 
 #include <bitset>
 #include <cstdint>
@@ -9,29 +9,33 @@
 
 namespace rz {
 
-/// As many as a control frame has room for; ranks beyond are never blamed for what others wait for.
+/// A set of ranks that fits into a control frame. Waits for ranks beyond its size are not recorded.
 using RankSet = std::bitset<3840>;
 
-/// What one rank says to another.
+/// A query, or the reply to one.
 struct WaitMessage {
   enum Kind : std::uint32_t { query, reply } kind;
-  RankSet waits_for;  ///< of an answer
+  RankSet waits_for;  ///< reply only
 };
 
+/// Queries and replies received by one rank. Not thread-safe.
 class WaitForGraph {
  public:
   explicit WaitForGraph(int rank) : rank_(rank) {}
 
+  /// Records a message from `peer`.
   void receive(int peer, const WaitMessage&);
+  /// Whether there are queries without a reply.
   bool has_requests() const { return !requesters_.empty(); }
-  /// Who has asked and got no answer yet.
+  /// Removes and returns the peers whose queries have no reply yet.
   std::vector<int> drain_requesters();
 
   void clear_replies() { replies_.clear(); }
-  /// Has told nothing since forget(): it is stuck, or stopped, or makes no call.
+  /// True if the peer has sent no reply since clear_replies(): it is stuck, stopped, or makes no call.
   bool unresponsive(int peer) const { return !replies_.contains(peer); }
-  /// Of those for whom this rank waits, `suspect` first, and for whom they wait, and so on: the nearest that
-  /// is silent, else one that waits for nobody. -1: all wait for each other.
+  /// The rank that blocks this one. Searches breadth-first along the replies, from `suspect` and then from
+  /// `waits_for`, the ranks for which this rank waits. Returns the nearest rank without a reply, else the
+  /// nearest that waits for no rank, else -1 (all wait for each other).
   int culprit(int suspect, const RankSet& waits_for) const;
 
  private:
