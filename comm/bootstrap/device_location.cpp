@@ -32,10 +32,10 @@ std::uint64_t process_token() {
     std::memcpy(&n, bytes.data(), sizeof n);
     return n;
   }();
-  return number ^ static_cast<std::uint64_t>(getpid());  // a fork is another process
+  return number ^ static_cast<std::uint64_t>(getpid());  // differs in a child of fork()
 }
 
-/// The number of a card in this process; -1 if it is not visible here.
+/// CUDA device index of the GPU in this process; -1 if it is not visible here.
 int find_gpu(const DeviceLocation& location) {
   for (int i = 0; i < cuda::device_count(); ++i) {
     DeviceLocation here;

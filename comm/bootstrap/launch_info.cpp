@@ -15,10 +15,10 @@ namespace rz {
 
 namespace {
 
-/// What one launcher calls things; any of several names.
+/// Environment variables of one launcher. Of several names, the first that is set is used.
 struct LauncherVariables {
   const char* launcher;
-  std::vector<const char*> rank, size, local_rank, local_size;  ///< no name of the last: see local_size_of()
+  std::vector<const char*> rank, size, local_rank, local_size;  ///< empty local_size: see local_size_of()
 };
 
 const std::vector<LauncherVariables>& launchers() {
@@ -52,7 +52,7 @@ std::optional<int> parse_int(std::string_view text) {
   return value;
 }
 
-/// Slurm's "2(x3),1": tasks of each node in turn; which node this is, SLURM_NODEID says.
+/// Number of tasks on node `node` (SLURM_NODEID) in Slurm's list of tasks per node: "2(x3),1" is 2, 2, 2, 1.
 std::optional<int> tasks_of_node(std::string_view list, int node) {
   for (std::size_t at = 0; at < list.size();) {
     const auto comma = std::min(list.find(',', at), list.size());
@@ -72,7 +72,7 @@ std::optional<int> tasks_of_node(std::string_view list, int node) {
   return std::nullopt;
 }
 
-/// Collects what is wrong, so that one message names it all.
+/// Reads variables and collects all problems, so that one error message lists them.
 class EnvironmentReader {
  public:
   EnvironmentReader(const Variables& variables, const LauncherVariables& names)
@@ -111,7 +111,7 @@ class EnvironmentReader {
   std::string problems_;
 };
 
-/// "node[01-03,07],gpu1": its first host.
+/// First host of a Slurm node list such as "node[01-03,07],gpu1"; empty if the list is malformed.
 std::string first_host(const std::string& list) {
   const auto open = list.find_first_of("[,");
   if (open == std::string::npos || list[open] == ',') return list.substr(0, open);
@@ -123,14 +123,14 @@ std::string first_host(const std::string& list) {
          list.substr(close + 1, comma - close - 1);
 }
 
-/// Ports from the first on that the store may take, so that one which is taken is not the end.
+/// Number of consecutive ports that the store may use, so that a port in use does not fail the launch.
 constexpr int ports_of_a_launch = 8;
 
 std::string slurm_job(const Variables& variables) {
   return variables("SLURM_HET_JOB_ID").value_or(variables("SLURM_JOB_ID").value_or("0"));
 }
 
-/// Steps of one job begin their search at ports of their own.
+/// First port of the store. The steps of a job start at different ports.
 int slurm_port(const Variables& variables) {
   const int job = parse_int(slurm_job(variables)).value_or(0);
   const int step = parse_int(variables("SLURM_STEP_ID").value_or("0")).value_or(0);
@@ -151,15 +151,15 @@ std::string slurm_master(const Variables& variables, EnvironmentReader& reader) 
 
 bool is_single_node(const LaunchInfo& place) { return place.local_size == place.size; }
 
-/// What tells this job of an MPI launcher from every other on this host.
+/// Identifier of an MPI launcher's job, unique on this host.
 std::string job_id(const Variables& variables, const std::string& launcher) {
   for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_jobid"})
     if (const auto value = variables(name)) return concat(launcher, '/', *value);
   return concat(launcher, '/', launcher_process_id());
 }
 
-/// torchrun's agents count restarts each for itself ("membership changes do not count as retries"), so that
-/// the count names a launch only where there is one agent.
+/// Each torchrun agent has its own restart count ("membership changes do not count as retries"). So the count
+/// is part of the identity only if there is a single agent.
 std::string torchrun_launch(const Variables& variables, const LaunchInfo& place) {
   const auto run = variables("TORCHELASTIC_RUN_ID");
   if (!run || run == variables("RZ_LAUNCH")) return "";
@@ -217,11 +217,11 @@ std::string master_of(const Variables& variables, const LaunchInfo& place, Envir
   return "job:" + job_id(variables, place.launcher);
 }
 
-/// PMI_RANK and PMI_SIZE are also set by srun --mpi=pmi2 and by Flux, which have names of their own for all
-/// of it.
+/// Whether this launcher has set its variables. srun --mpi=pmi2 and Flux also set PMI_RANK and PMI_SIZE;
+/// their own variables take precedence.
 bool is_set(const LauncherVariables& names, const Variables& variables) {
   const std::string_view launcher = names.launcher;
-  // Either is enough, so that half a set is an error and not another launcher.
+  // One of the two is enough, so that an incomplete set is an error and does not select another launcher.
   if (launcher == "torchrun") return variables("RANK") || variables("WORLD_SIZE");
   if (launcher == "mpich" && !variables("MPI_LOCALRANKID") && !variables("MPI_LOCALNRANKS") &&
       (variables("SLURM_PROCID") || variables("FLUX_TASK_RANK")))
@@ -229,7 +229,7 @@ bool is_set(const LauncherVariables& names, const Variables& variables) {
   return variables(names.rank.front()).has_value();
 }
 
-/// Flux has no variable for the tasks of a node; it deals them out evenly where that is possible.
+/// Ranks on this node. Flux has no variable for it; it distributes tasks evenly if their number allows.
 int local_size_of(const LauncherVariables& names, EnvironmentReader& reader, int size) {
   if (!names.local_size.empty()) return reader.number(names.local_size, 1);
   const int nodes = reader.number({"FLUX_JOB_NNODES"}, 1);

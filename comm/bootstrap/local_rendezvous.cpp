@@ -47,7 +47,7 @@ std::optional<Process> find_process(int pid) {
   return p;
 }
 
-/// 64-bit FNV-1a: ids hold characters that file names cannot.
+/// 64-bit FNV-1a: job ids may contain characters that file names cannot.
 std::string hash(const std::string& text) {
   std::uint64_t h = 0xcbf29ce484222325;
   for (const unsigned char c : text) h = (h ^ c) * 0x100000001b3;
@@ -60,7 +60,7 @@ bool is_ours(const fs::path& directory) {
          !(s.st_mode & 077);
 }
 
-/// Where the directories of all jobs are.
+/// Parent directory of the directories of all jobs.
 fs::path base_directory() {
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
   return runtime && is_ours(runtime) ? fs::path(runtime) : fs::temp_directory_path();
@@ -101,7 +101,7 @@ std::optional<Current> read_current(const fs::path& directory) {
   return c;
 }
 
-/// Among which processes a pid is one: those of this machine and of this container.
+/// Identifies the set of processes in which a pid is unique: machine and pid namespace.
 std::string visible_processes() {
   std::error_code ignored;
   return concat(machine_id(), '/', fs::read_symlink("/proc/self/ns/pid", ignored).string());
@@ -125,7 +125,7 @@ bool register_rank(const fs::path& place, int rank) {
   return static_cast<bool>(fd);
 }
 
-/// Calls `f` until it is true; false at the deadline.
+/// Calls `f` until it returns true; returns false at the deadline.
 template <class F>
 bool poll_until(Deadline deadline, const F& f) {
   for (auto pause = std::chrono::milliseconds(1);;
@@ -136,8 +136,9 @@ bool poll_until(Deadline deadline, const F& f) {
   }
 }
 
-/// Under its name the place is there whole, with all seats taken, or not at all: a rank that comes again and
-/// still follows the old "current" must find no free seat in it.
+/// Renames the directory before it removes its files, so that under its own name it always has all
+/// registrations or does not exist. A restarted rank that still follows the old "current" thus cannot
+/// register in it.
 void remove_directory(const fs::path& directory, const std::string& name) noexcept {
   std::error_code ignored;
   const auto current = read_current(directory);
@@ -148,7 +149,8 @@ void remove_directory(const fs::path& directory, const std::string& name) noexce
   fs::remove(directory, ignored);  // only if it is empty
 }
 
-/// If the process that wrote "current" is dead. A new one of the same job may come meanwhile.
+/// Removes a job's files if the process that wrote "current" is dead. A new process of the same job may write
+/// "current" at the same time.
 void remove_stale_directories(const fs::path& directory, const std::string& visible) {
   const auto is_dead = [&](const std::optional<Current>& c) {
     return c && c->processes == visible && !is_alive(*c);
@@ -165,7 +167,7 @@ void remove_stale_directories(const fs::path& directory, const std::string& visi
   fs::remove(directory, error);  // only if it is empty
 }
 
-/// What killed jobs of this user have left: each has a directory of its own, to which nobody else comes.
+/// Removes the directories of killed jobs of this user. No other job uses such a directory.
 void sweep_stale(const fs::path& base) {
   const std::string visible = visible_processes();
   std::error_code error;
@@ -179,14 +181,14 @@ std::shared_ptr<Store> root_store(const fs::path& directory, const std::string& 
                                   Deadline deadline) {
   sweep_stale(directory.parent_path());
   make_private(directory);
-  if (!read_current(directory)) {  // what a dead job left
+  if (!read_current(directory)) {  // files of a dead job
     std::error_code ignored;
     for (const auto& entry : fs::directory_iterator(directory, ignored))
       fs::remove_all(entry.path(), ignored);
   }
   const std::string name = random_hex();
   make_private(directory / name);
-  // The store's end removes the place, whatever happens from here on.
+  // From here on, the store's deleter removes the directory, also after an exception.
   const auto files = file_store((directory / name).string());
   const std::shared_ptr<Store> store(files.get(), [files, directory, name, creator = Creator()](Store*) {
     if (creator.is_this_process()) remove_directory(directory, name);

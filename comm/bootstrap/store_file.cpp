@@ -22,9 +22,8 @@ namespace rz {
 
 namespace {
 
-/// Keys are any bytes, file names are not: all but letters, digits, '-' and '_' becomes %XX. Names of keys
-/// end in
-/// "=", so that no key is mistaken for a temporary name or the lock.
+/// File name of a key: bytes other than ASCII alphanumerics, '-' and '_' are encoded as %XX. The name ends in
+/// "=", which distinguishes keys from temporary files and the lock.
 std::string file_name(std::string_view key) {
   static constexpr char hex[] = "0123456789abcdef";
   std::string name;
@@ -69,7 +68,7 @@ class FileStore final : public Store {
   }
 
   std::int64_t add(std::string_view key, std::int64_t amount) override {
-    // flock excludes other open files, of this process too: each call opens its own.
+    // Each call opens the file anew, so that flock also excludes other threads of this process.
     const std::string lock = directory_ + "/lock";
     const UniqueFd held(open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     if (!held || flock(held.get(), LOCK_EX) != 0) fail_errno("flock", lock);

@@ -59,7 +59,7 @@ std::string missing_key(std::string_view key, std::string_view where) {
                 " before the deadline; is every rank running, with the same rendezvous?");
 }
 
-/// Under the lock.
+/// Requires mutex_.
 void KeyValueTable::put(const std::string& key, std::string value) {
   constexpr std::size_t bytes_of_an_entry = 128;
   const auto old = values_.find(key);

@@ -20,10 +20,10 @@ using store_wire::Request;
 namespace {
 
 constexpr std::size_t max_table_bytes = 64 << 20;
-/// Connections of one rank: its threads that wait for a key have one each.
+/// Connections per rank: each thread that waits for a key has its own.
 constexpr std::size_t max_clients_a_rank = 64;
 constexpr std::size_t max_clients_of_any_group = 4096;
-/// Connections without a hello, beyond one for each rank that is on its way.
+/// Connections without a hello, beyond one per rank of the group.
 constexpr std::size_t max_unauthenticated = 64;
 constexpr auto rest_without_descriptors = std::chrono::milliseconds(100);
 constexpr std::size_t first_client = 2;  ///< in descriptors_, behind the eventfd and the listener
@@ -53,7 +53,8 @@ void StoreServer::run() {
   for (;;) {
     list_descriptors();
     if (poll(descriptors_.data(), descriptors_.size(), time_to_poll()) < 0) {
-      if (errno != EINTR) std::this_thread::sleep_for(rest_without_descriptors);  // the kernel has no memory
+      if (errno != EINTR)
+        std::this_thread::sleep_for(rest_without_descriptors);  // the kernel is out of memory
       continue;
     }
     if (descriptors_[0].revents) return;
@@ -65,10 +66,10 @@ void StoreServer::run() {
   }
 }
 
-/// Nothing is read of a client that waits for an answer, only whether it is still there.
+/// Fills descriptors_ for poll(). A client with a pending get is only checked for hang-up.
 void StoreServer::list_descriptors() {
   if (no_descriptors_ && no_descriptors_->expired()) no_descriptors_.reset();
-  descriptors_.clear();  // its capacity is that of all clients: see accept_client()
+  descriptors_.clear();  // accept_client() has reserved the capacity for all clients
   descriptors_.push_back({stop_.get(), POLLIN, 0});
   descriptors_.push_back({no_descriptors_ ? -1 : listener_.get(), POLLIN, 0});
   for (const Client& c : clients_) {
@@ -77,7 +78,7 @@ void StoreServer::list_descriptors() {
   }
 }
 
-/// Until the next deadline.
+/// Milliseconds until the next deadline.
 int StoreServer::time_to_poll() const {
   int ms = no_descriptors_ ? no_descriptors_->poll_ms(1000) : 1000;
   for (const Client& c : clients_) {
@@ -89,7 +90,7 @@ int StoreServer::time_to_poll() const {
 
 // ---- one client
 
-/// An exception (no memory, say) ends this client only.
+/// Serves a client; false if it must be dropped. An exception (such as out of memory) drops only this client.
 bool StoreServer::poll_again(Client& c, short events) noexcept {
   try {
     return serve_events(c, events);
@@ -123,7 +124,8 @@ bool StoreServer::flush(Client& c) {
   return !c.leaving;
 }
 
-/// The whole requests that are there, each once the answer to the one before is sent. False: a malformed one.
+/// Serves the complete requests in c.in, each after the reply to the previous one was sent. False if a
+/// request is malformed.
 bool StoreServer::serve(Client& c) {
   std::size_t done = 0;
   while (c.out.empty() && !c.waits_for) {
@@ -228,19 +230,20 @@ void StoreServer::accept_clients() noexcept {
     for (int i = 0; i < max_accepts_per_poll && accept_client(); ++i)
       if (unauthenticated() > max_unauthenticated + static_cast<std::size_t>(options_.size))
         drop_oldest_unauthenticated();
-  } catch (const std::exception&) {  // no memory for one more
+  } catch (const std::exception&) {  // no memory for another client
     no_descriptors_ = Deadline::after(rest_without_descriptors);
   }
 }
 
-/// False: nobody calls, or there is no room. A poll() of a listener that cannot be served would spin.
+/// False if no connection is pending, or if there are no descriptors. In the latter case the listener is not
+/// polled for a while, since poll() would return at once.
 bool StoreServer::accept_client() {
   descriptors_.reserve(first_client + clients_.size() + 1);
   UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!socket) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
     if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)
-      return true;  // it has gone
+      return true;  // the connection was closed before it was accepted
     if (drop_oldest_unauthenticated()) return true;
     no_descriptors_ = Deadline::after(rest_without_descriptors);
     return false;

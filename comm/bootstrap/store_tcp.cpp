@@ -22,19 +22,20 @@ using std::chrono::milliseconds;
 using store_wire::Reply;
 using store_wire::Request;
 
-/// For the server to answer what it can answer at once.
+/// Time for the server to reply to a request that does not wait.
 constexpr auto retry_interval = std::chrono::seconds(30);
-/// For one address to accept a connection and answer a hello: at first, and after some rounds. One that is
-/// silent must not keep the others from being tried.
+/// Time for one address to accept a connection and reply to a hello, in the first rounds and at most in later
+/// ones. Short, so that an unresponsive address does not delay the others.
 constexpr milliseconds first_address_timeout{500}, max_address_timeout{8000};
 
 Deadline earlier(milliseconds limit, Deadline deadline) {
   return Deadline::after(std::min<Deadline::Clock::duration>(limit, deadline.remaining()));
 }
 
-// ---- one connection, for one call at a time
+// ---- one connection
 
-/// Its errors say what is wrong and leave it to the caller to say where.
+/// A connection to the server, for one call at a time. Error messages state the cause; the caller adds the
+/// address.
 class StoreConnection {
  public:
   explicit StoreConnection(UniqueFd socket) : socket_(std::move(socket)) {}
@@ -49,7 +50,7 @@ class StoreConnection {
     receive_all(text.data(), text.size(), deadline);
     return {answer, std::move(text)};
   }
-  /// While it is idle nothing comes, but for its end.
+  /// For an idle connection, on which only its end can be received.
   bool alive() const {
     char c;
     return ::recv(socket_.get(), &c, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
@@ -75,7 +76,7 @@ class StoreConnection {
     }
   }
 
-  /// After a call that returned -1.
+  /// Waits after a system call that returned -1; throws if errno is not EAGAIN or EINTR.
   void await(short events, Deadline deadline) {
     require(errno == EAGAIN || errno == EINTR, Errc::rendezvous, std::strerror(errno));
     require(!deadline.expired(), Errc::rendezvous, "it does not answer");
@@ -93,7 +94,7 @@ class ServerSearch {
  public:
   ServerSearch(const std::string& launch) : launch_(launch) {}
 
-  /// A connection whose hello was answered, or none, and why() says why.
+  /// An authenticated connection; if empty, failure() has the reason.
   std::optional<StoreConnection> try_address(const SocketAddress& address, Deadline deadline) {
     refused_ = false;
     UniqueFd socket = connect_tcp(address, deadline);
@@ -117,9 +118,9 @@ class ServerSearch {
     failure_ = std::move(why);
     return std::nullopt;
   }
-  /// Another launch's store is the cause, whatever else is wrong.
+  /// The last failure; the store of another launch takes precedence over other causes.
   const std::string& failure() const { return wrong_launch_.empty() ? failure_ : wrong_launch_; }
-  /// At the last address nobody listens.
+  /// Whether the last address refused the connection: it has no listener.
   bool refused() const { return refused_; }
 
  private:
@@ -128,7 +129,7 @@ class ServerSearch {
   bool refused_ = false;
 };
 
-/// Calls `f` again and again, with pauses, until it returns something or the deadline has passed.
+/// Calls `f`, with growing pauses, until its result is not empty or the deadline has passed.
 template <class F>
 auto repeat_until(Deadline deadline, const F& f) -> decltype(f()) {
   for (auto pause = milliseconds(5);; pause = std::min(pause * 2, milliseconds(500))) {
@@ -177,7 +178,7 @@ class TcpStore final : public Store {
             "; more than one needs a launch, by which clients know the server");
   }
 
-  /// The ports to try, as far as there are so many.
+  /// The ports to try, up to 65535.
   std::vector<int> ports() const {
     std::vector<int> all{where_.port};
     while (where_.port && static_cast<int>(all.size()) < options_.ports && all.back() < 65535)
@@ -193,7 +194,7 @@ class TcpStore final : public Store {
         StoreServer::Options{options_.launch, options_.size, options_.max_unauthenticated});
   }
 
-  /// On the first address of the name that other hosts can reach, if it has one.
+  /// Listens on the first address of the name that is not loopback, else on its first address.
   UniqueFd open_listener(Deadline deadline) const {
     try {
       const auto addresses = resolve(where_);
@@ -209,7 +210,7 @@ class TcpStore final : public Store {
     }
   }
 
-  /// Empty: all ports are taken.
+  /// Empty if all ports are in use.
   UniqueFd listen_on(SocketAddress address) const {
     for (const int port : ports()) {
       address.set_port(port);
@@ -218,8 +219,8 @@ class TcpStore final : public Store {
     return {};
   }
 
-  /// The server may not be up yet, and something else may listen where it will. The first port is tried in
-  /// every round, the others by turns: behind a firewall they may be silent.
+  /// Retries until the deadline: the server may not be up yet, and another program may use a port. Each round
+  /// tries the first port and one of the others, since a firewall may make those unresponsive.
   StoreConnection find_server(Deadline deadline) {
     ServerSearch search(options_.launch);
     const std::vector<int> all = server_ ? std::vector{port_} : ports();
@@ -256,7 +257,8 @@ class TcpStore final : public Store {
     return std::nullopt;
   }
 
-  /// As before; but where nobody listens any more, nobody will.
+  /// Connects again to the server's address. Fails at once if the address refuses the connection, since the
+  /// server will not come back.
   StoreConnection reconnect(std::string_view key, Deadline deadline) const {
     ServerSearch search(options_.launch);
     auto line = repeat_until(deadline, [&] {
@@ -289,7 +291,7 @@ class TcpStore final : public Store {
     return {answer.number, std::move(text)};
   }
 
-  /// A connection that no other call is using: a get that waits must not keep a set from being heard.
+  /// A connection that no other call uses, since a get that waits must not block a set.
   StoreConnection acquire(std::string_view key, Deadline deadline) {
     {
       const std::lock_guard lock(mutex_);

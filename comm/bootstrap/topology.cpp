@@ -18,12 +18,12 @@ namespace rz {
 
 namespace {
 
-/// A core: its processors (hardware threads), by the system's numbers.
+/// The processors (hardware threads) of a core, by the system's numbers.
 using Core = std::vector<int>;
 
 struct Machine {
   Topology topology;
-  std::vector<Core> cores;  ///< those this process may use, neighbours together
+  std::vector<Core> cores;  ///< all cores, in hwloc's order
 };
 
 std::vector<int> affinity() {
@@ -51,7 +51,7 @@ unsigned long long physical_memory() {
 
 class Hwloc {
  public:
-  enum class Objects { all, caches };  // caches alone load in a tenth of the time
+  enum class Objects { all, caches };  // loading only caches takes a tenth of the time
 
   explicit Hwloc(Objects objects) {
     if (hwloc_topology_init(&topology_) != 0) fail(Errc::system, "hwloc_topology_init failed");
@@ -107,11 +107,11 @@ Caches read_caches() try {
   const Hwloc hwloc(Hwloc::Objects::caches);
   return {hwloc.cache(HWLOC_OBJ_L2CACHE), hwloc.cache(HWLOC_OBJ_L3CACHE),
           hwloc.processors_of_cache(HWLOC_OBJ_L3CACHE)};
-} catch (const Error&) {  // a communicator works without knowing them
+} catch (const Error&) {  // a communicator works without the sizes
   return {};
 }
 
-/// Leaves of each core what this process may use.
+/// The cores, reduced to the processors that this process may use.
 std::vector<Core> usable_cores() {
   const auto allowed = affinity();
   std::vector<Core> cores;
@@ -147,7 +147,7 @@ CpuLimits parse_cpu_limits(const std::string& words) {
 
 bool oversubscribed(std::span<const CpuLimits> threads) {
   std::set<int> processors;
-  std::size_t quota = 0;  // threads of one machine mostly share a cgroup
+  std::size_t quota = 0;  // threads of one machine usually share a cgroup
   for (const CpuLimits& a : threads) {
     processors.insert(a.processors.begin(), a.processors.end());
     if (a.quota > 0) quota = std::max(quota, static_cast<std::size_t>(a.quota));
@@ -195,7 +195,7 @@ std::vector<int> processors_for(int rank, int size) {
           " of ", size);
   const auto cores = usable_cores();
   const auto n = cores.size(), r = static_cast<std::size_t>(rank), of = static_cast<std::size_t>(size);
-  const bool even = of <= n || of % n == 0;  // else some cores would have more ranks than others
+  const bool even = of <= n || of % n == 0;  // otherwise some cores would have more ranks than others
   const std::size_t begin = even ? n * r / of : 0, end = even ? std::max(n * (r + 1) / of, begin + 1) : n;
   std::vector<int> processors;
   for (auto i = begin; i < end; ++i) processors.insert(processors.end(), cores[i].begin(), cores[i].end());

@@ -29,10 +29,10 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 40);
 
-/// A connection on its way from stranger to peer.
+/// A connection whose handshake is not complete.
 struct PendingConnection {
   Connection connection;
-  bool outgoing = false;  ///< by us; its rank is known
+  bool outgoing = false;  ///< opened by this rank; the peer's rank is known
   bool connecting = false;
   Deadline deadline;
   Hello hello{};
@@ -72,7 +72,7 @@ class Handshake {
     if (fds[0].revents) accept_connections();
   }
 
-  /// False: this pending is done with, as a peer or as nobody.
+  /// False if the connection is no longer pending: it was established, or must be dropped.
   bool advance(PendingConnection& pending) {
     if (pending.connecting) {
       int error = 0;
@@ -163,7 +163,7 @@ class Handshake {
           if (drop_oldest_unauthenticated()) continue;
           fail_errno("accept4", "(ulimit -n raises the limit)");
         }
-        continue;  // that connection ended before it was accepted
+        continue;  // the connection was closed before it was accepted
       }
       if (!same_user(socket.get())) continue;
       PendingConnection pending{Connection{}, false, false, Deadline::after(unauthenticated_timeout)};
@@ -175,7 +175,7 @@ class Handshake {
 
   static bool is_unauthenticated(const PendingConnection& g) { return !g.outgoing; }
 
-  /// Strangers beyond a number are dropped, the oldest first.
+  /// Limits the number of unauthenticated connections: drops the oldest.
   void evict_excess() {
     if (static_cast<std::size_t>(std::count_if(pending_.begin(), pending_.end(), is_unauthenticated)) >
         max_pending_connections + missing_.size())
@@ -188,7 +188,7 @@ class Handshake {
     return true;
   }
 
-  /// On a unix socket only processes of this user may be peers.
+  /// Whether the peer may connect: on a unix socket, only processes of this user may.
   static bool same_user(int socket) {
     int domain = 0;
     socklen_t size = sizeof domain;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kind = SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC;
 
-/// In the abstract namespace: a zero byte, then the name; no file anywhere.
+/// An address in the abstract namespace: a zero byte, then the name. There is no file.
 socklen_t fill(sockaddr_un& address, const std::string& name) {
   require(name.size() < sizeof address.sun_path, Errc::rendezvous, "unix socket name '", name,
           "' is too long");

@@ -16,14 +16,15 @@ constexpr std::size_t alignment = 256;
 constexpr std::size_t slab_bytes = std::size_t{2} << 20;
 constexpr std::size_t max_slab_block = slab_bytes / 4;
 
-// Blocks that begin at the same place of their pages compete for the same cache sets, of huge pages in all
-// caches: so large ones begin at places of their own, which differ between a rank's blocks and its peers'.
+// Cache colouring. Blocks that start at the same offset in their pages compete for the same cache sets; with
+// huge pages, in all caches. So large blocks start at different offsets, which differ between a rank's own
+// blocks and between ranks.
 constexpr std::size_t cache_colours = 16, colour_stride = 4096 + alignment;
 constexpr std::size_t min_coloured_bytes = std::size_t{2} << 20;
 
 }  // namespace
 
-/// A piece of a slab; its memory goes back with it.
+/// A block of a slab; its destructor frees it.
 struct SharedMemoryAllocator::Block {
   std::shared_ptr<SharedMemoryAllocator> allocator;
   std::shared_ptr<Segment> segment;
@@ -81,7 +82,7 @@ std::shared_ptr<std::byte> SharedMemoryAllocator::allocate_from_slab(Slab& slab,
 }
 
 void SharedMemoryAllocator::free_block(Segment* segment, std::size_t offset, std::size_t bytes) noexcept {
-  std::shared_ptr<Segment> last;  // dies after the lock is released
+  std::shared_ptr<Segment> last;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   const auto slab =
       std::find_if(slabs_.begin(), slabs_.end(), [&](const auto& s) { return s->segment.get() == segment; });
@@ -92,7 +93,8 @@ void SharedMemoryAllocator::free_block(Segment* segment, std::size_t offset, std
   if (it != free.begin())
     if (const auto previous = std::prev(it); previous->first + previous->second == it->first)
       previous->second += it->second, free.erase(it), it = previous;
-  // The last slab stays, so that a lone small block does not cost a memfd each time.
+  // Keeps the last slab, so that allocating a single small block repeatedly does not create a memfd each
+  // time.
   if (it->second != slab_bytes || slabs_.size() == 1) return;
   last = std::move((*slab)->segment);
   slabs_.erase(slab);
@@ -102,21 +104,22 @@ std::shared_ptr<Segment> SharedMemoryAllocator::new_segment(std::size_t bytes) {
   auto* made = new Segment{next_number_.fetch_add(1), SharedMemory::create(bytes)};
   const std::shared_ptr<Segment> segment(made, [arena = weak_from_this()](Segment* s) {
     if (const auto a = arena.lock(); a && a->creator_.is_this_process()) a->remove_entry(s->number);
-    s->memory.discard();  // or a peer would hold it until it looks for news
+    s->memory.discard();  // a peer keeps it mapped until it handles the release
     delete s;
   });
   add_entry(segment, {made->memory.data(), made->memory.size()});
   return segment;
 }
 
-/// Memory of a caller's: at the end first nobody is told of it any more, then it is private again. In a child
-/// of fork() the arena's lock may be held for ever.
+/// Registered memory of the caller. At the end, the segment is first removed from the map, so that it is no
+/// longer exported, and then made private again. Not removed in a child of fork(), where the allocator's
+/// mutex may be locked for ever.
 struct SharedMemoryAllocator::RegisteredRegion {
   std::shared_ptr<SharedMemoryAllocator> allocator;
   std::shared_ptr<Segment> segment;
   ~RegisteredRegion() {
     if (allocator->creator_.is_this_process()) allocator->remove_entry(segment->number);
-    segment->memory = {};  // whoever else may still hold the segment
+    segment->memory = {};  // at once, even if the segment has other holders
   }
 };
 

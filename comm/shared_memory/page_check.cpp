@@ -25,8 +25,8 @@ namespace rz {
 
 namespace {
 
-constexpr std::size_t malloc_header_bytes =
-    16;  // malloc's, in front of a block and of what it took from mmap
+/// In front of a malloc block, and at the start of a mapping that malloc made for one.
+constexpr std::size_t malloc_header_bytes = 16;
 
 struct Range {
   std::uintptr_t begin, end;
@@ -38,7 +38,7 @@ Range page_range(std::span<const std::byte> s) {
   return {begin / page_bytes() * page_bytes(), round_up(begin + s.size(), page_bytes())};
 }
 
-// These look at memory that is not the caller's, which sanitizers take ill.
+// These read bytes outside the caller's allocation, so they are excluded from the sanitizers.
 
 __attribute__((no_sanitize("address", "thread"))) bool all_zero(std::uintptr_t begin, std::uintptr_t end) {
   for (; begin < end; ++begin)
@@ -48,16 +48,16 @@ __attribute__((no_sanitize("address", "thread"))) bool all_zero(std::uintptr_t b
 
 #ifdef __SANITIZE_ADDRESS__
 
-/// That malloc has other words; what is poisoned besides is nobody's.
+/// ASan's allocator has other headers. It is asked for the block; the poisoned bytes around it are unused.
 bool is_mmapped_block(std::uintptr_t begin, std::uintptr_t, Range) {
   return __sanitizer_get_ownership(reinterpret_cast<const void*>(begin));
 }
 
 #else
 
-/// Whether the block is one that glibc took from mmap for itself. The words in front then are: how far before
-/// them the mapping begins, and with flag 2 alone how far from them it reaches; newer versions do not count
-/// the words, and mark huge pages by bit 0 of the first.
+/// Whether glibc's malloc took the block from mmap. Then two words precede it: the distance from the start of
+/// the mapping to these words, and the distance from them to its end, in which flag 2 alone is set. Newer
+/// glibc versions exclude the words from the second distance, and mark huge pages by bit 0 of the first word.
 __attribute__((no_sanitize("thread"))) bool is_mmapped_block(std::uintptr_t begin, std::uintptr_t end,
                                                              Range whole) {
   if (begin % malloc_header_bytes != 0) return false;
@@ -72,8 +72,8 @@ __attribute__((no_sanitize("thread"))) bool is_mmapped_block(std::uintptr_t begi
 
 #endif
 
-/// Others may write to their memory at any time, also while it is copied, and after a fork() would find it
-/// shared with the parent: so nobody else's may be among it.
+/// Why the first or last page cannot be replaced; empty if they can. They must hold no other data: its owner
+/// may write to it while it is copied, and after a fork() would share it with the parent.
 std::string check_edge_pages(std::span<const std::byte> memory, Range whole) {
   const auto begin = reinterpret_cast<std::uintptr_t>(memory.data()), end = begin + memory.size();
   const bool alone_in_first = all_zero(whole.begin, begin) ||
@@ -89,7 +89,7 @@ std::string check_edge_pages(std::span<const std::byte> memory, Range whole) {
                 "as memory is freed, unless mallopt() sets it)");
 }
 
-/// One line of maps.
+/// One line of /proc/self/maps.
 struct Mapping {
   Range range{};
   std::string permissions, name;
@@ -111,7 +111,7 @@ struct Mapping {
   }
 };
 
-/// "begin-end rights offset device inode name", of smaps its first lines.
+/// Parses "begin-end permissions offset device inode name", a line of maps or a heading in smaps.
 bool parse_mapping(const std::string& line, Mapping& m) {
   std::istringstream in(line);
   std::string offset, device;
@@ -124,8 +124,8 @@ bool parse_mapping(const std::string& line, Mapping& m) {
   return true;
 }
 
-/// /proc/self/maps, none if it cannot be read. The file stays open, so that a registration can end where no
-/// descriptor is free. One thread at a time.
+/// Contents of /proc/self/maps; empty if it cannot be read. The file stays open, so that a registration can
+/// end when no descriptor is free. Not thread-safe.
 std::string read_maps() {
   struct Maps {
     Creator creator;
@@ -140,7 +140,8 @@ std::string read_maps() {
   return text;
 }
 
-/// The first reason that `why_not` has against a mapping of the range, or that there is none for some of it.
+/// The first reason that `why_not` returns for a mapping of the range, or that part of the range is not
+/// mapped. Empty if there is none.
 template <class F>
 std::string first_unmappable(Range whole, const F& why_not) {
   std::istringstream maps(read_maps());
@@ -156,7 +157,8 @@ std::string first_unmappable(Range whole, const F& why_not) {
   return known < whole.end ? "not all of it is mapped memory of this process" : "";
 }
 
-/// Whether any of it is locked. Reading smaps walks all pages: only if anything is.
+/// Whether any page of the range is locked. Reads smaps, which walks all pages, only if the process has
+/// locked memory.
 bool is_locked(Range whole) {
   std::ifstream status("/proc/self/status");
   bool any = false;
@@ -173,7 +175,7 @@ bool is_locked(Range whole) {
   return false;
 }
 
-/// The main thread's stack has a name in maps; those of others have not.
+/// Whether the range overlaps the calling thread's stack. Only the main thread's stack has a name in maps.
 bool is_on_thread_stack(Range whole) {
   pthread_attr_t attributes;
   if (pthread_getattr_np(pthread_self(), &attributes) != 0) return false;

@@ -1,4 +1,4 @@
-// Shared memory in the place of a caller's own, and back.
+// Replaces a caller's private pages by shared memory, and back.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -24,15 +24,16 @@ constexpr int madv_populate_write = 23;
 #endif
 constexpr std::size_t restore_chunk_bytes = std::size_t{32} << 20;
 
-/// Looking at the pages and replacing them is one step among threads that register.
+/// Makes the check and the replacement of pages atomic among threads that register.
 std::mutex& remap_mutex() {
   static std::mutex mutex;
   return mutex;
 }
 
-// Straight to the kernel: the edges of the pages are not the caller's, which the sanitizers' wrappers mind.
+// System calls without the C library's wrappers: the edge pages contain bytes outside the caller's
+// allocation, which the sanitizers' interceptors would report.
 
-/// False with errno.
+/// On failure returns false with errno set.
 bool write_all(int fd, std::span<const std::byte> from) {
   for (std::size_t at = 0; at < from.size();) {
     const long n = syscall(SYS_pwrite64, fd, from.data() + at, from.size() - at, at);
@@ -53,7 +54,7 @@ bool read_all(int fd, std::size_t offset, std::span<std::byte> to) {
   return true;
 }
 
-/// Copies a slice of the file to `aside`, whose pages then take their place at `to`.
+/// Copies a part of the file to `aside`, and then moves the pages of `aside` to `to`.
 bool restore_chunk(int fd, std::size_t offset, std::byte* to, std::byte* aside, std::size_t bytes) {
   return read_all(fd, offset, {aside, bytes}) &&
          mremap(aside, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED;
@@ -70,14 +71,14 @@ std::optional<SharedMemory> SharedMemory::remap_as_shared(std::span<std::byte> m
   if (!write_all(m.fd(), pages)) fail_errno("pwrite", "of memory that is to be shared");
   if (mremap(m.data_, m.size_, m.size_, MREMAP_MAYMOVE | MREMAP_FIXED, pages.data()) == MAP_FAILED)
     fail_errno("mremap", concat("of ", human_bytes(m.size_), " of shared memory"));
-  // Or the first calls would find each page missing. From Linux 5.14 on.
+  // Avoids a page fault per page in the first calls. From Linux 5.14 on.
   (void)madvise(pages.data(), pages.size(), madv_populate_write);
   m.data_ = pages.data();
   m.remapped_ = true;
   return m;
 }
 
-/// Gives that part of the file back to the system, unless it was promised or a child of fork() may read it.
+/// Returns this part of the file to the system, unless it is kept for peers or a child of fork() may read it.
 void SharedMemory::punch_hole(std::size_t offset, std::size_t bytes) const noexcept {
   if (kept_for_peers_ || !fd_) return;
   unless_forked_since(forks_at_creation_, [&] {
@@ -88,19 +89,20 @@ void SharedMemory::punch_hole(std::size_t offset, std::size_t bytes) const noexc
 
 void SharedMemory::restore_private() noexcept {
   const std::lock_guard lock(remap_mutex());
-  // Freed too early: what lies there now, or part of it, is somebody else's.
+  // Not our mapping any more: the caller has freed the memory too early, and it may be in other use.
   if (!is_mapping_of(fd_.get(), {data_, size_})) return;
-  // One region for all slices, so that the kernel sees one mapping in the end.
+  // One region for all chunks, so that the result is a single mapping.
   void* const aside = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   std::size_t at = 0;
   for (std::size_t n = 0; aside != MAP_FAILED && at < size_; at += n) {
     n = std::min(restore_chunk_bytes, size_ - at);
     if (!restore_chunk(fd_.get(), at, data_ + at, static_cast<std::byte*>(aside) + at, n)) break;
-    punch_hole(at, n);  // or peers that still have it mapped would keep memory that nobody reads
+    punch_hole(at, n);  // peers may have it mapped, which would keep the memory in use
   }
   if (at == size_) return;
   if (aside != MAP_FAILED) munmap(static_cast<std::byte*>(aside) + at, size_ - at);
-  // Takes no memory. If even that fails, the pages stay as they are: shared, and as good as before.
+  // Out of memory: maps the rest privately from the file, which needs no memory. If that fails too, the pages
+  // stay shared; their contents are unchanged.
   (void)mmap(data_ + at, size_ - at, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd_.get(),
              static_cast<off_t>(at));
 }

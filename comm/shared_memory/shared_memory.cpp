@@ -26,7 +26,7 @@ constexpr int madv_collapse = MADV_COLLAPSE;
 constexpr int madv_collapse = 25;  // from Linux 6.1 on; EINVAL before
 #endif
 
-/// Address space that begins where a huge page can; null: there is none.
+/// Reserves address space aligned to huge pages; null if there is none.
 void* reserve_aligned(std::size_t bytes) {
   const std::size_t all = bytes + huge_page_bytes;
   void* const from = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -46,13 +46,14 @@ std::byte* map_fd(int fd, std::size_t bytes, int protection) {
   return static_cast<std::byte*>(at);
 }
 
-/// Huge pages for all that has room for one, as far as the system has them now; the rest stays empty. Each
-/// needs a page to begin with. The kernel does so for who asks, unless it is told to deny them to all.
+/// Collapses each whole huge page of the range, as far as the system has free ones; the rest stays
+/// unallocated. MADV_COLLAPSE needs one small page in each, and works unless huge pages are disabled
+/// system-wide.
 void populate_huge_pages(int fd, std::byte* at, std::size_t bytes) {
   const std::size_t whole = bytes / huge_page_bytes * huge_page_bytes;
   for (std::size_t offset = 0; offset < whole; offset += huge_page_bytes)
-    if (fallocate(fd, 0, static_cast<off_t>(offset), 1) != 0) return;  // who fills the rest finds out
-  (void)madvise(at, whole, madv_collapse);                             // without, small pages do
+    if (fallocate(fd, 0, static_cast<off_t>(offset), 1) != 0) return;  // allocate_file() will report it
+  (void)madvise(at, whole, madv_collapse);                             // on failure, small pages are used
 }
 
 [[noreturn]] void fail_no_memory(const char* call, std::size_t bytes, int error) {
@@ -61,7 +62,7 @@ void populate_huge_pages(int fd, std::byte* at, std::size_t bytes) {
        "); use smaller buffers or fewer ranks on this host, or raise the container's memory limit");
 }
 
-/// A file that grows beyond its limit ends the process, by SIGXFSZ.
+/// Checks RLIMIT_FSIZE, since SIGXFSZ ends a process that lets a file grow beyond it.
 void check_file_size(std::size_t bytes) {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || bytes <= limit.rlim_cur) return;
@@ -69,8 +70,8 @@ void check_file_size(std::size_t bytes) {
        human_bytes(limit.rlim_cur), "; raise the limit (ulimit -f)");
 }
 
-/// posix_fallocate in pieces. A signal undoes the piece that it interrupts: of a timer that comes often, as a
-/// profiler's, only short pieces get through.
+/// posix_fallocate() in pieces. A signal undoes the piece that it interrupts, so the pieces are halved until
+/// they finish between frequent signals, such as a profiler's timer. Returns 0 or an errno value.
 int allocate_file(int fd, std::size_t bytes) {
   std::size_t piece = std::size_t{4} << 20;
   for (std::size_t at = 0; at < bytes;) {
@@ -100,7 +101,8 @@ unsigned long long available_memory(const std::string& root) {
 SharedMemory SharedMemory::create(std::size_t bytes) {
   if (bytes > static_cast<std::size_t>(PTRDIFF_MAX)) fail_no_memory("", bytes, EFBIG);
   check_file_size(bytes);
-  // Beyond a cgroup's limit the kernel kills rather than refuses: ask first where it matters.
+  // Beyond a cgroup's limit, the kernel kills the process instead of failing the call; so check large
+  // requests.
   if (bytes >= (64u << 20) && bytes > available_memory()) fail_no_memory("", bytes, ENOMEM);
   SharedMemory m;
   m.fd_ = UniqueFd(memfd_create("ringzero", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -113,7 +115,8 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
   return m;
 }
 
-/// Maps first what has room for huge pages, since they are made through a mapping.
+/// Allocates all pages of the file. Memory that can have huge pages is mapped first, since MADV_COLLAPSE
+/// needs a mapping.
 void SharedMemory::allocate_backing(std::size_t bytes) {
   if (bytes >= huge_page_bytes) {
     if (ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0) fail_no_memory("ftruncate of ", bytes, errno);

@@ -6,7 +6,7 @@ namespace rz {
 
 namespace {
 
-constexpr std::size_t page = 64 << 10;  // the largest usual one
+constexpr std::size_t page = 64 << 10;  // the largest common page size
 constexpr std::size_t min_staging_bytes = 1 << 20;
 constexpr std::size_t l2_multiple = 2, l3_share_divisor = 4;
 

@@ -25,21 +25,20 @@ namespace {
 
 using std::chrono::microseconds;
 
-/// How long wait() looks before it sleeps: about as long as falling asleep and waking up takes, and over TCP
-/// as long as a small message does.
+/// Spin limits of wait() before it sleeps. In shared memory: about the cost of a sleep and a wake-up. Over
+/// TCP: about the latency of a small message.
 constexpr int shm_spins = 2000;
 constexpr int shm_yields = 4;
-constexpr int pauses_per_poll = 4;  ///< between two looks at sockets, each a system call
+constexpr int pauses_per_poll = 4;  ///< between two polls of the sockets, each a system call
 constexpr auto max_socket_spin = microseconds(100);
-/// The same where ranks are crowded, and each look gives the processor to another rank: twice as many take
-/// turns.
+/// Spin limit on an oversubscribed host, where the loop yields: twice as long, since ranks take turns.
 constexpr auto max_oversubscribed_spin = microseconds(200);
-/// Sockets are looked at this often while progress() is called all the time.
+/// Interval of socket polls in progress() if no peer uses TCP.
 constexpr auto failure_poll_interval = std::chrono::milliseconds(2);
-/// A sleep is cut here, in case something is missed.
+/// Longest sleep, in case a wake-up is missed.
 constexpr auto max_poll_sleep = std::chrono::milliseconds(100);
 
-/// Routes each peer to its link, and is the one place for waiting and for failures.
+/// Routes each peer to ShmTransport or TcpTransport, and implements waiting and failure handling for both.
 class GroupTransport final : public Transport {
  public:
   GroupTransport(int rank, int size, const PeerInfo& peer_info, const TransportOptions& options,
@@ -93,7 +92,7 @@ class GroupTransport final : public Transport {
 
   void progress() override {
     throw_if_failed();
-    if (tcp_.empty()) {  // then there is nothing to move, only to see who died
+    if (tcp_.empty()) {  // the sockets carry no data, but show which peers died
       const auto now = Deadline::Clock::now();
       if (now < next_poll_) return;
       next_poll_ = now + failure_poll_interval;
@@ -159,7 +158,7 @@ class GroupTransport final : public Transport {
 
  private:
   static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
-  /// The ranks that share memory with this one, itself among them.
+  /// The ranks that share memory with this one, itself included.
   static std::vector<int> local_ranks(int rank, const PeerInfo& peer_info, const std::string& kind) {
     std::vector<int> near, far;
     for (int r = 0; r < static_cast<int>(peer_info.hosts.size()); ++r)
@@ -168,7 +167,7 @@ class GroupTransport final : public Transport {
             " is not on the host of rank ", rank, "; use 'auto' or 'tcp'");
     return kind == "tcp" ? std::vector{rank} : near;
   }
-  /// Over "tcp" alone every rank is a host of its own.
+  /// With kind "tcp", every rank counts as a host.
   static std::vector<int> number_hosts(const PeerInfo& peer_info, const std::string& kind) {
     std::vector<int> numbers;
     std::vector<std::string> seen;
@@ -199,7 +198,7 @@ class GroupTransport final : public Transport {
     shm_.has(peer) ? shm_.send_wait_message(peer, note) : tcp_.send_wait_message(peer, note);
   }
 
-  /// Looks for news without sleeping; true if there is something.
+  /// Spins without sleeping; true if there is an event.
   bool spin(bool eager) {
     if (eager && !tcp_.empty()) return spin_on_sockets();
     const bool spinning = eager && !oversubscribed_;
@@ -223,7 +222,7 @@ class GroupTransport final : public Transport {
     return false;
   }
 
-  /// Something that a caller of wait() wants to see.
+  /// An event for which wait() must return.
   bool has_event() {
     return woken_.exchange(false) || shm_.changed() || failed_.load() || shm_.group_failure();
   }
@@ -242,7 +241,7 @@ class GroupTransport final : public Transport {
     throw_if_failed();
   }
 
-  /// The first failure wins; every rank is told. Any thread.
+  /// Fails the group; the first failure wins and is sent to every rank. Any thread.
   void poison(const Failure& failure) noexcept {
     const std::lock_guard lock(mutex_);
     if (failed_.load()) return;
@@ -256,19 +255,18 @@ class GroupTransport final : public Transport {
 
   int rank_, size_;
   std::vector<int> local_ranks_, hosts_;
-  bool oversubscribed_;  ///< more ranks than processors on this machine: spinning would take them from each
-                         ///< other
-  bool any_shared_memory_;  ///< some ranks of the group share memory, not only this one's
+  bool oversubscribed_;     ///< more ranks than processors on this host: spinning slows other ranks down
+  bool any_shared_memory_;  ///< some ranks of the group share memory, not necessarily with this one
   Poller poller_;
   WaitForGraph wait_graph_;
   ShmTransport shm_;
   TcpTransport tcp_;
-  bool event_pending_ = false;  ///< progress() saw something that wait() must not sleep over
+  bool event_pending_ = false;  ///< progress() saw an event, so the next wait() returns at once
   Deadline::Clock::time_point next_poll_{};
   std::atomic<bool> woken_{false};
   std::mutex mutex_;
   std::atomic<bool> failed_{false};
-  Failure failure_;  ///< written before failed_
+  Failure failure_;  ///< written before failed_ is set
 };
 
 void check_arguments(int rank, int size, const TransportOptions& options) {
@@ -281,8 +279,8 @@ void check_arguments(int rank, int size, const TransportOptions& options) {
 
 }  // namespace
 
-// Each link's blocks go by turns over its sockets, and all sockets of a host by turns over its network: with
-// more of them every block is longer on its way, and so is all that follows from it.
+// Frames to a peer are striped over its sockets, and all sockets of a host share its network. With more
+// sockets, every frame takes longer, and so do all transfers that depend on it.
 int sockets_per_peer(std::span<const int> hosts, int wanted) {
   std::ptrdiff_t sharing = 1;
   for (const int host : hosts) sharing = std::max(sharing, std::count(hosts.begin(), hosts.end(), host));

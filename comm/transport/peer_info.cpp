@@ -20,14 +20,14 @@ std::vector<std::string> split(const std::string& text, char at) {
   return lines;
 }
 
-/// All of a text behind so many lines.
+/// The text without its first `lines` lines.
 std::string skip_lines(const std::string& text, int lines) {
   std::size_t at = 0;
   for (; lines > 0; --lines) at = text.find('\n', at) + 1;
   return text.substr(at);
 }
 
-/// What all ranks must have alike, and what to do where they do not.
+/// A setting that must be equal on all ranks, and the advice if it is not.
 struct GroupSetting {
   std::string field, advice;
 };
@@ -42,7 +42,7 @@ std::vector<GroupSetting> group_settings(int size, const TransportOptions& o) {
           {concat("deterministic=", o.deterministic ? "on" : "off"), same("RZ_DETERMINISTIC")}};
 }
 
-/// The first line of every entry, whatever the version. No field holds a tab.
+/// First line of every entry, in every version of the library. No field contains a tab.
 std::string join_fields(const std::vector<GroupSetting>& commons) {
   std::string line;
   for (const GroupSetting& c : commons) line += (line.empty() ? "" : "\t") + c.field;
@@ -61,13 +61,13 @@ void check_settings(int rank, const std::vector<GroupSetting>& ours, int peer, c
                   peer);
 }
 
-/// A table, whose first line is its name, for messages.
+/// Description of a tuning table for messages. The table's first line is its name.
 std::string describe_table(const std::string& table) {
   const std::size_t end = table.find('\n');
   return concat("'", table.substr(0, end), "' (", std::count(table.begin(), table.end(), '\n'), " lines)");
 }
 
-/// The ranks from `first` on that have not published yet, without waiting.
+/// The ranks from `first` on that have not published. Waits at most 1 ms for each.
 std::vector<int> missing_ranks(int first, int size, Store& store, const std::string& what) {
   std::vector<int> ranks;
   for (int r = first; r < size; ++r) try {
@@ -137,7 +137,8 @@ bool PeerInfo::oversubscribed(int rank) const {
   std::vector<CpuLimits> machine, all;
   for (std::size_t r = 0; r < machines.size(); ++r) {
     if (machines[r] == here) machine.push_back(cpu_limits[r]);
-    if (kernel(machines[r]) == kernel(here)) all.push_back({cpu_limits[r].processors});  // quotas differ
+    if (kernel(machines[r]) == kernel(here))
+      all.push_back({cpu_limits[r].processors});  // containers have different quotas
   }
   return rz::oversubscribed(machine) || rz::oversubscribed(all);
 }

@@ -28,24 +28,24 @@ constexpr std::size_t max_reference_bytes = std::size_t{1} << 30;
 
 enum State : std::uint32_t { active = 0, departed = 1 };
 
-/// At the start of every rank's memory.
+/// At the start of every rank's memfd.
 struct Header {
   std::uint64_t magic_word = magic;
   std::uint32_t rank = 0, ranks = 0;
-  std::uint64_t staging_bytes = 0;      ///< of its meeting place
-  std::uint32_t asymmetric_fence = 0;   ///< it makes them, and is reached by those of others
-  JobId cma_probe{};                    ///< random
-  std::uint64_t cma_probe_address = 0;  ///< of the rank's process, where it lies
+  std::uint64_t staging_bytes = 0;      ///< size of its staging ring
+  std::uint32_t asymmetric_fence = 0;   ///< register_asymmetric_fence() succeeded
+  JobId cma_probe{};                    ///< random; see probe_cma()
+  std::uint64_t cma_probe_address = 0;  ///< its address in the rank's process
   alignas(cache_line) std::atomic<std::uint32_t> sleeping{0};
   alignas(cache_line) std::atomic<std::uint32_t> state{active};
-  /// The leader's decides for the host: 1 + the rank whose record holds the group's first failure.
+  /// In the leader's header: 1 + the rank whose header has the group's first failure; 0: no failure.
   std::atomic<std::uint32_t> elected_rank{0};
   std::int32_t culprit = -1;
   std::uint32_t code = 0;
   char reason[488] = {};
 };
 
-/// `ready` is the frame's number plus one, written last; the reader needs this one line to learn of it.
+/// `ready` is the frame's number + 1 and is written last. The reader polls this line alone.
 struct alignas(cache_line) Frame {
   std::atomic<std::uint64_t> ready;
   CallSignature signature;
@@ -59,13 +59,13 @@ struct alignas(cache_line) Frame {
 static_assert(sizeof(Frame) == cache_line && sizeof(CallSignature) == 24);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-/// Written by the reader of a channel.
+/// Written only by the channel's reader.
 struct alignas(cache_line) ChannelCounters {
   std::atomic<std::uint64_t> frames_done, ring_done, consumed;
 };
 
-/// How a channel of one lane is cut. The rings shrink when many ranks share the host: the memory grows with
-/// the square of their number.
+/// Sizes of a channel. The rings shrink when many ranks share the host, since the number of channels grows
+/// with the square of the number of ranks.
 struct ChannelLayout {
   std::size_t frames, ring_bytes;
   std::size_t bytes() const { return sizeof(ChannelCounters) + frames * sizeof(Frame) + ring_bytes; }
@@ -77,15 +77,16 @@ ChannelLayout channel_layout(int lane, std::size_t ranks) {
                                                        : ChannelLayout{64, ring / 4};
 }
 
-/// An odd number of lines beyond whole pages, so that channels do not compete for the same cache sets.
+/// Bytes of the channels from one peer. An odd number of lines beyond whole pages, so that the channels of
+/// different peers do not compete for the same cache sets.
 std::size_t peer_stride(std::size_t ranks) {
   return round_up(channel_layout(0, ranks).bytes() + channel_layout(1, ranks).bytes(), 4096) +
          13 * cache_line;
 }
 constexpr std::size_t header_bytes = round_up(sizeof(Header), 4096) + cache_line;
 
-// The ring of a meeting place is skewed, so that it does not compete with whole pages for the same cache
-// sets.
+// The staging ring does not start at a page boundary, so that it does not compete with whole pages for the
+// same cache sets.
 constexpr std::size_t staging_offset = 5 * cache_line;
 std::size_t mailbox_offset(std::size_t ranks) {
   return round_up(header_bytes + (ranks - 1) * peer_stride(ranks), 4096);
@@ -98,7 +99,7 @@ MailboxView mailbox_view(std::byte* memory, std::size_t ranks, std::size_t ring_
   return {reinterpret_cast<Mailbox*>(at), at + round_up(sizeof(Mailbox), 4096) + staging_offset, ring_bytes,
           &reinterpret_cast<Header*>(memory)->sleeping, fences};
 }
-/// Differs from what it was if the rank has offered or read anything since.
+/// Changes whenever the rank publishes a slot or acknowledges steps.
 std::uint64_t mailbox_state(const Mailbox& place) {
   return static_cast<std::uint64_t>(place.acked.load(std::memory_order_seq_cst)) << 32 |
          place.produced.load(std::memory_order_seq_cst);
@@ -109,7 +110,7 @@ struct ChannelMemory {
   ChannelCounters* counters;
   std::byte* ring;
 };
-/// The channel of one lane in slot `slot` of the memory that starts with `header`.
+/// The channel number `lane` of the peer with index `slot`, in the memory that starts with `header`.
 ChannelMemory channel_memory(Header* header, std::size_t slot, int lane, std::size_t ranks) {
   std::byte* at = reinterpret_cast<std::byte*>(header) + header_bytes + slot * peer_stride(ranks);
   if (lane == 1) at += channel_layout(0, ranks).bytes();
@@ -118,7 +119,8 @@ ChannelMemory channel_memory(Header* header, std::size_t slot, int lane, std::si
   return {frames, counters, reinterpret_cast<std::byte*>(frames + channel_layout(lane, ranks).frames)};
 }
 
-/// What travels on the unix sockets.
+/// Message on the unix sockets: a segment with its descriptor, the release of a segment, or a wait-for
+/// message.
 struct SocketMessage {
   enum Kind : std::uint32_t { segment, release, wait } kind;
   std::uint32_t number = 0;
@@ -194,7 +196,7 @@ void ShmTransport::attach(Connection connection) {
               l.header->rank == static_cast<std::uint32_t>(l.rank) && l.header->ranks == n &&
               l.memory.size() == rank_memory_bytes(n, l.header->staging_bytes),
           Errc::rendezvous, "rank ", l.rank, " lays out shared memory in another way; is it the same build?");
-  const auto slot = [&](int owner, int sender) {  // the owner has no channel to itself
+  const auto slot = [&](int owner, int sender) {  // the owner has no channel from itself
     const auto of = [&](int r) { return std::find(ranks_.begin(), ranks_.end(), r) - ranks_.begin(); };
     return static_cast<std::size_t>(of(sender) - (sender > owner));
   };
@@ -211,12 +213,12 @@ void ShmTransport::attach(Connection connection) {
   l.mailbox_index =
       static_cast<std::size_t>(std::find(ranks_.begin(), ranks_.end(), l.rank) - ranks_.begin());
   poller_.add(l.socket.get(), l.fd_events, EPOLLIN);
-  l.fd_events.events = EPOLLIN;  // what came before the registration
+  l.fd_events.events = EPOLLIN;  // messages may have arrived before the registration
   by_rank_[static_cast<std::size_t>(l.rank)] = &l;
   peers_.push_back(std::move(fresh));
 }
 
-/// Whether the peer's process is the one that this number names here, and may be read.
+/// Whether `pid` is the peer's process id here, and the kernel lets this rank read that process.
 bool ShmTransport::probe_cma(const Peer& l) const {
   JobId key{};
   const auto into = std::as_writable_bytes(std::span(key));
@@ -233,7 +235,7 @@ ShmTransport::~ShmTransport() {
       for (auto& r : out.references) r.segment->memory.keep_for_peers();
     }
     poller_.remove(l->socket.get());
-    l->socket.close();  // wakes the peer, too
+    l->socket.close();  // also wakes the peer
   }
 }
 
@@ -241,7 +243,7 @@ ShmTransport::~ShmTransport() {
 
 namespace {
 
-/// Publishes frame number `number`; all but `ready` is written.
+/// Publishes frame number `number`, whose other fields are written.
 void publish_frame(Frame& frame, std::uint64_t number) {
   frame.ready.store(number + 1, std::memory_order_seq_cst);
 }
@@ -254,7 +256,7 @@ std::size_t ShmTransport::post(int peer, Channel lane, const CallSignature& sign
   if (l.departed) return fail_on_departed(l), 0;
   Outbound& out = l.out[static_cast<std::size_t>(lane)];
   std::shared_ptr<Segment> segment;
-  // What is shorter is copied sooner than a reference to it is given back.
+  // Shorter data is copied: that takes less time than the release of a reference.
   if (bytes.size() >= out.ring_bytes / 2) {
     allocator_->refresh(segment_map_);
     segment = segment_map_.find(bytes.data(), bytes.size());
@@ -294,8 +296,8 @@ std::size_t ShmTransport::post_by_reference(Peer& l, Outbound& out, const CallSi
   return taken;
 }
 
-/// In pieces of at most a quarter of the ring, so that the reader works on one while the next is copied.
-/// Pieces end at multiples of a cache line from the start of the post, and so never within an element.
+/// Copies in pieces of at most a quarter of the ring, so that the reader processes one while the next is
+/// copied. Pieces end at multiples of a cache line from the start of the post, so no element is split.
 std::size_t ShmTransport::post_copy(Outbound& out, const CallSignature& signature,
                                     std::span<const std::byte> bytes) {
   std::size_t taken = 0;
@@ -335,8 +337,7 @@ void ShmTransport::wake_if_sleeping(Peer& l) {
   if (asleep.load(std::memory_order_seq_cst) && asleep.exchange(0)) Poller::ring_doorbell(l.doorbell.get());
 }
 
-/// Gives the peer the segment's descriptor on first use. False if its socket is full now: then bytes are
-/// copied.
+/// Sends the segment's descriptor to the peer on first use. False if the peer's socket is full now.
 bool ShmTransport::send_segment(Peer& l, const Segment& segment) {
   if (l.sent_segments.count(segment.number)) return true;
   if (!send_message(l.socket.get(), SocketMessage{SocketMessage::segment, segment.number},
@@ -379,7 +380,7 @@ ReceiveView ShmTransport::peek(int peer, Channel lane) {
   return {frame.signature, {in.at, in.remaining}};
 }
 
-/// Where the frame's bytes lie in this process; null if they are not within what was mapped.
+/// Address of the frame's bytes in this process; null if they are outside the mapped memory.
 const std::byte* ShmTransport::resolve(Peer& l, const Inbound& in, const Frame& frame) {
   const auto within = [&](std::uint64_t size) {
     return frame.length <= size && frame.offset <= size - frame.length;
@@ -418,8 +419,8 @@ void ShmTransport::consume(int peer, Channel lane, std::size_t bytes) {
   wake_if_sleeping(l);
 }
 
-/// Segments that the peer gives, and those that it takes back, which are only such as were consumed; and
-/// notes.
+/// Handles segments, releases of segments, and wait-for messages. A peer releases a segment only after its
+/// references to it were consumed.
 void ShmTransport::read_messages(Peer& l) {
   SocketMessage message{};
   UniqueFd fd;
@@ -484,7 +485,7 @@ std::byte* ShmTransport::map_handle(int peer, const SharedMemoryHandle& spot, st
   Peer& l = peer_at(peer);
   auto it = l.mapped_segments.find(spot.segment);
   if (it == l.mapped_segments.end()) {
-    read_messages(l);  // its descriptor was sent before the letter
+    read_messages(l);  // its descriptor was sent before the handle
     it = l.mapped_segments.find(spot.segment);
   }
   if (it == l.mapped_segments.end() || bytes > it->second.size() || spot.offset > it->second.size() - bytes)
@@ -495,8 +496,8 @@ std::byte* ShmTransport::map_handle(int peer, const SharedMemoryHandle& spot, st
 CmaResult ShmTransport::cma_read(int peer, std::uint64_t address, std::span<std::byte> into) {
   const int error = cma_read_process(peer_at(peer).pid, address, into);
   if (error == 0) return CmaResult::done;
-  if (error == ESRCH) return require_alive(peer), CmaResult::gone;  // its socket tells how it went
-  if (group_failure()) return CmaResult::gone;  // it may have given its memory up for that
+  if (error == ESRCH) return require_alive(peer), CmaResult::gone;  // its socket will show how it ended
+  if (group_failure()) return CmaResult::gone;  // the peer may have freed its memory after it
   if (error == EPERM || error == EACCES || error == ENOSYS) return has_cma_ = false, CmaResult::refused;
   fail(Errc::system, "process_vm_readv of ", into.size(), " bytes at ", address, " of rank ", peer,
        ", process ", peer_at(peer).pid, ": ", std::strerror(error));
@@ -569,8 +570,8 @@ std::optional<Failure> ShmTransport::group_failure() const {
                  std::string(h->reason, strnlen(h->reason, sizeof h->reason))};
 }
 
-/// Each rank writes its own record and then competes for the leader's word, so that nobody can die in the
-/// middle of writing what others wait for.
+/// Each rank writes its own record and then competes for the leader's word with one compare-and-swap. So a
+/// rank that dies while it writes its record does not block the others.
 Failure ShmTransport::elect_failure(const Failure& failure) {
   if (!leader_) return failure;
   header_->culprit = failure.culprit;

@@ -32,6 +32,7 @@ struct Frame;
 struct ChannelCounters;
 }  // namespace shm
 
+/// Functions without a comment implement those of Transport for the peers of this host.
 class ShmTransport {
  public:
   /// `ranks`: the ranks of this host, this one included, ascending. `ring_bytes`: size of this rank's staging

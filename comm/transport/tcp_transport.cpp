@@ -17,28 +17,28 @@ using tcp::FrameHeader;
 
 namespace {
 
-/// First read of a frame: its header, and a small frame whole. Long frames go straight to their place after
-/// it.
+/// Size of the first read of a frame: its header, and all of a small frame. The rest of a long frame is read
+/// directly into its destination.
 constexpr std::size_t first_read_bytes = 4096;
-/// Frames of up to so much are put together before they are sent.
+/// Frames of up to this size are assembled in one buffer before they are sent.
 constexpr std::size_t coalesce_below = 2048;
 constexpr std::size_t buffered_read_bytes = 64 << 10;
 constexpr std::size_t read_buffer_bytes = buffered_read_bytes + first_read_bytes;
-/// A look at less than this reads on first, if there is more.
+/// If peek() has fewer bytes than this, it first reads more of the frame from the socket.
 constexpr std::size_t min_read = 16 << 10;
-/// Pieces of a frame that is not whole yet end at multiples of this, so that no element is cut.
+/// peek() returns incomplete frames up to a multiple of this, so that no element is split.
 constexpr std::size_t element_alignment = 64;
-/// receive() returns after so much, so that one fast peer does not keep the others waiting.
+/// Limit of one receive(), so that a fast peer does not starve the others.
 constexpr std::size_t max_receive_bytes = 1 << 20;
-/// What the kernel takes of a socket beyond what is on the wire. Enough to keep the wire busy; with more,
-/// blocks would wait in one socket's queue while another socket, whose later blocks wait for them, has long
-/// sent its own.
+/// Unsent bytes that the kernel queues per socket: enough to keep the network busy. With more, blocks would
+/// wait in the queue of one socket while another has already sent the blocks after them.
 constexpr int max_unsent_bytes = 256 << 10;
-/// A host that has acknowledged nothing for so long has vanished.
+/// A host that acknowledges no control data for this long is lost.
 constexpr auto max_silence = std::chrono::seconds(10);
+/// Time for a departure notice to arrive after a data socket has ended.
 constexpr auto departure_grace = std::chrono::milliseconds(500);
 
-constexpr int first_data_socket = 1;  // 0 is control, 1 point_to_point, 2 and up collective
+constexpr int first_data_socket = 1;  // index 0: control, 1: point_to_point, from 2 on: collective
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
@@ -93,7 +93,7 @@ void TcpTransport::attach(Connection c) {
   if (c.index < first_data_socket) {
     l.control = std::move(c.socket);
     limit_unacknowledged(l.control.get(), max_silence);
-    l.fd_events.events = EPOLLIN;  // what came before the registration
+    l.fd_events.events = EPOLLIN;  // data may have arrived before the registration
     return poller_.add(l.control.get(), l.fd_events, EPOLLIN);
   }
   const bool p2p = c.index == first_data_socket;
@@ -106,8 +106,7 @@ void TcpTransport::attach(Connection c) {
 }
 
 TcpTransport::~TcpTransport() {
-  if (!creator_.is_this_process())
-    return;  // the sockets, and the epoll that watches them, are the parent's too
+  if (!creator_.is_this_process()) return;  // the parent still uses the sockets and the epoll instance
   ControlFrame goodbye;
   for (auto& l : peers_) {
     if (l->control) send_control(*l, goodbye, true);
@@ -125,8 +124,8 @@ TcpTransport::~TcpTransport() {
 
 // ---- sending ----
 
-/// A socket whose last frame has gone and that takes more. Long posts take the next in turn that does; short
-/// ones the first socket, so that they do not overtake each other for nothing.
+/// A writable socket without an unfinished frame, or null. Striped posts use the sockets in turn. Short posts
+/// use the first socket, so that they arrive in order.
 DataSocket* TcpTransport::free_data_socket(ChannelState& lane, bool striped) {
   const std::size_t n = striped ? lane.data_sockets.size() : 1;
   for (std::size_t i = 0; i < n; ++i) {
@@ -155,7 +154,7 @@ std::size_t TcpTransport::post(int peer, Channel which, const CallSignature& sig
     w->payload = bytes.data() + taken;
     w->sent = 0;
     flush(*w);
-    if (w->sent == 0 && w->busy) {  // the kernel took nothing: neither do we
+    if (w->sent == 0 && w->busy) {  // the kernel took nothing, so nothing is accepted
       w->busy = false;
       continue;
     }
@@ -165,7 +164,7 @@ std::size_t TcpTransport::post(int peer, Channel which, const CallSignature& sig
   return taken;
 }
 
-/// A small frame in one piece: for the system that is less work than two.
+/// Sends a small frame as one buffer, which costs the kernel less than two.
 ssize_t TcpTransport::send_small_frame(const DataSocket& w) {
   std::array<std::byte, coalesce_below> frame;
   std::memcpy(frame.data(), &w.out_header, sizeof(FrameHeader));
@@ -186,7 +185,7 @@ ssize_t TcpTransport::send_remaining(DataSocket& w) {
   return sendmsg(w.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/// Writes what is left of the frame; `busy` says whether something still is.
+/// Sends the rest of the frame; `busy` is set if some of it remains.
 void TcpTransport::flush(DataSocket& w) {
   const std::size_t total = sizeof(FrameHeader) + w.out_header.length;
   w.busy = true;
@@ -194,8 +193,8 @@ void TcpTransport::flush(DataSocket& w) {
   const ssize_t sent = w.sent == 0 && total <= coalesce_below ? send_small_frame(w) : send_remaining(w);
   if (sent > 0) w.sent += static_cast<std::size_t>(sent);
   w.busy = w.sent < total;
-  if (sent < 0 && !would_block() && errno != EINTR) w.write_closed = true;  // look() finds out why
-  // Short: the kernel takes no more, and will say so when it does.
+  if (sent < 0 && !would_block() && errno != EINTR) w.write_closed = true;  // see check_lost()
+  // Short write: the socket is full. epoll reports EPOLLOUT once it has space again.
   if (w.busy && (sent >= 0 || would_block())) w.fd_events.events &= ~static_cast<std::uint32_t>(EPOLLOUT);
 }
 
@@ -211,11 +210,11 @@ std::uint64_t TcpTransport::released(int peer, Channel which) {
 
 // ---- receiving ----
 
-/// Appends what is there to the buffer, at most `most`.
+/// Reads at most `most` available bytes and appends them to the buffer.
 void TcpTransport::fill_buffer(DataSocket& w, std::size_t most) {
   if (w.read_closed || !w.fd_events.readable()) return;
   if (w.read_buffer.empty()) w.read_buffer.resize(read_buffer_bytes);
-  if (w.read_begin) {  // only ever a few bytes are left here
+  if (w.read_begin) {  // only a few bytes remain here
     std::memmove(w.read_buffer.data(), w.read_buffer.data() + w.read_begin, w.read_end - w.read_begin);
     w.read_end -= w.read_begin, w.read_begin = 0;
   }
@@ -223,7 +222,7 @@ void TcpTransport::fill_buffer(DataSocket& w, std::size_t most) {
   w.read_end += read_into(w, {&part, 1});
 }
 
-/// One read; keeps the wire's flags.
+/// One read; updates fd_events and read_closed.
 std::size_t TcpTransport::read_into(DataSocket& w, std::span<const iovec> parts) {
   std::size_t requested = 0;
   for (const iovec& part : parts) requested += part.iov_len;
@@ -232,8 +231,8 @@ std::size_t TcpTransport::read_into(DataSocket& w, std::span<const iovec> parts)
                         : readv(w.socket.get(), parts.data(), static_cast<int>(parts.size()));
   const bool nothing = n < 0 && would_block();
   if (n == 0 || (n < 0 && !nothing && errno != EINTR)) w.read_closed = true;
-  // Short: the kernel has no more, and will say so when it has. Unless the end was announced: it is not said
-  // twice.
+  // Short read: no more is available, and epoll reports EPOLLIN when there is. A hang-up is reported only
+  // once, so the bit stays set after it.
   if (nothing || (n > 0 && static_cast<std::size_t>(n) < requested && !w.fd_events.hung_up()))
     w.fd_events.events &= ~static_cast<std::uint32_t>(EPOLLIN);
   return n > 0 ? static_cast<std::size_t>(n) : 0;
@@ -264,7 +263,8 @@ void TcpTransport::protocol_error(const Peer& l, const DataSocket& w, const Chan
                w.in_header.length, ", offset ", w.in_header.offset, " where ", lane.consumed, " was due")};
 }
 
-/// The wire whose frame continues the stream. Each wire's frames are in order, so it is at one of the fronts.
+/// The socket whose front frame continues the stream, or null. Each socket's frames are in stream order, so
+/// the next one is at the front of some socket.
 DataSocket* TcpTransport::front_socket(Peer& l, ChannelState& lane) {
   if (lane.front_socket) return lane.front_socket;
   bool open = false, whole = true;
@@ -273,7 +273,7 @@ DataSocket* TcpTransport::front_socket(Peer& l, ChannelState& lane) {
     open |= !w.read_closed;
     whole &= w.has_header;
   }
-  if (whole) protocol_error(l, lane.data_sockets.front(), lane);  // every wire shows a frame of a later place
+  if (whole) protocol_error(l, lane.data_sockets.front(), lane);  // all front frames have later offsets
   if (!open && l.departed) fail_on_departed(l);
   return nullptr;
 }
@@ -317,8 +317,8 @@ void TcpTransport::consume(int peer, Channel which, std::size_t bytes) {
   advance(lane, *w, bytes);
 }
 
-/// First what lies in the buffer, then straight from the kernel into place; a read that ends a frame takes
-/// the start of the next along.
+/// Copies the buffered bytes first, then reads directly into `into`. A read that completes a frame also reads
+/// the start of the next one into the buffer.
 std::size_t TcpTransport::receive(int peer, Channel which, std::span<std::byte> into) {
   Peer& l = peer_at(peer);
   ChannelState& lane = l.channels[static_cast<std::size_t>(which)];
@@ -394,7 +394,7 @@ void TcpTransport::read_control(Peer& l, std::optional<Failure>& failure) {
   }
 }
 
-/// Has this peer gone without a goodbye?
+/// A failure if the peer has gone without a departure notice.
 std::optional<Failure> TcpTransport::check_lost(Peer& l) {
   if (l.departed) return std::nullopt;
   bool ended = false;
@@ -408,7 +408,8 @@ std::optional<Failure> TcpTransport::check_lost(Peer& l) {
                         " ended without a goodbye; its process or host died, or the network failed")};
 }
 
-/// Reports come first: a peer that goes because of a failure tells it before.
+/// Failure reports take precedence over lost connections: a peer that exits after a failure has reported it
+/// before.
 std::optional<Failure> TcpTransport::poll_failures() {
   std::optional<Failure> failure;
   flush_controls();
@@ -431,7 +432,7 @@ void TcpTransport::send_control(Peer& l, const ControlFrame& frame, bool last_wo
   std::memcpy(l.unsent_control.data() + before, &frame, sizeof frame);
   l.unsent_bytes = before + sizeof frame;
   flush_control(l);
-  // Nothing of it has gone: unless it is a last word, nothing has to.
+  // No byte of the frame was sent: drop it unless it is a last word.
   if (!before && !last_word && l.unsent_bytes == sizeof frame) l.unsent_bytes = 0;
 }
 
@@ -443,7 +444,7 @@ void TcpTransport::flush_controls() noexcept {
   }
 }
 
-/// Under the mutex.
+/// Requires send_mutex.
 void TcpTransport::flush_control(Peer& l) noexcept {
   const std::size_t bytes = l.unsent_bytes;
   if (!bytes) return;
@@ -473,7 +474,8 @@ void TcpTransport::send_wait_message(int peer, const WaitMessage& note) {
 
 namespace {
 
-/// "10.0.0.1" is an address, or the beginning of 10.0.0.1%eth0; "10.0" and "10.0." are of 10.0.0.1.
+/// Whether `numbers` is the address or a prefix of it that ends at a separator: "10.0.0.1", "10.0" and
+/// "10.0." match 10.0.0.1; "10.0.0.1" also matches 10.0.0.1%eth0.
 bool has_address_prefix(const std::string& address, const std::string& numbers) {
   if (address.rfind(numbers, 0) != 0) return false;
   const auto separates = [](char c) { return c == '.' || c == ':' || c == '%'; };

@@ -72,6 +72,7 @@ struct DataSocket {
 
 }  // namespace tcp
 
+/// Functions without a comment implement those of Transport for the peers connected by TCP.
 class TcpTransport {
  public:
   /// Listens on `bind_to` if there are peers. Raises the soft limit of open files as needed; Errc::system if

@@ -10,7 +10,7 @@ namespace rz {
 std::size_t Transport::receive(int peer, Channel lane, std::span<std::byte> into) {
   std::size_t done = 0;
   CallSignature signature;
-  // Peeks only for what is wanted: to look for more in the stream of a rank that left is a failure.
+  // Peeks only while bytes are needed: a peek() at the end of a departed rank's stream fails the group.
   while (done < into.size()) {
     const ReceiveView next = peek(peer, lane);
     if (next.bytes.empty() || (done && next.signature != signature)) break;
