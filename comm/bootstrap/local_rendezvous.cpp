@@ -77,7 +77,7 @@ void make_private(const fs::path& directory) {
           " belongs to someone else or is open to others; remove it, or set XDG_RUNTIME_DIR or MASTER_ADDR");
 }
 
-/// What "current" says.
+/// Contents of the file "current".
 struct Current {
   int pid = 0;
   std::string start, name, processes;

@@ -23,7 +23,7 @@ using Core = std::vector<int>;
 
 struct Machine {
   Topology topology;
-  std::vector<Core> cores;  ///< all cores, in hwloc's order
+  std::vector<Core> cores;  ///< all that hwloc reports, in its order: neighbours are adjacent
 };
 
 std::vector<int> affinity() {

@@ -104,7 +104,7 @@ std::shared_ptr<Segment> SharedMemoryAllocator::new_segment(std::size_t bytes) {
   auto* made = new Segment{next_number_.fetch_add(1), SharedMemory::create(bytes)};
   const std::shared_ptr<Segment> segment(made, [arena = weak_from_this()](Segment* s) {
     if (const auto a = arena.lock(); a && a->creator_.is_this_process()) a->remove_entry(s->number);
-    s->memory.discard();  // a peer keeps it mapped until it handles the release
+    s->memory.discard();  // frees the pages now; peers unmap them later
     delete s;
   });
   add_entry(segment, {made->memory.data(), made->memory.size()});

@@ -48,7 +48,7 @@ __attribute__((no_sanitize("address", "thread"))) bool all_zero(std::uintptr_t b
 
 #ifdef __SANITIZE_ADDRESS__
 
-/// ASan's allocator has other headers. It is asked for the block; the poisoned bytes around it are unused.
+/// ASan's allocator has other headers, but a query for its blocks. The poisoned bytes around one are unused.
 bool is_mmapped_block(std::uintptr_t begin, std::uintptr_t, Range) {
   return __sanitizer_get_ownership(reinterpret_cast<const void*>(begin));
 }

@@ -101,8 +101,8 @@ void SharedMemory::restore_private() noexcept {
   }
   if (at == size_) return;
   if (aside != MAP_FAILED) munmap(static_cast<std::byte*>(aside) + at, size_ - at);
-  // Out of memory: maps the rest privately from the file, which needs no memory. If that fails too, the pages
-  // stay shared; their contents are unchanged.
+  // The rest could not be restored: map it privately from the file, which needs no memory. If that fails too,
+  // the pages stay shared; their contents are unchanged.
   (void)mmap(data_ + at, size_ - at, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd_.get(),
              static_cast<off_t>(at));
 }
