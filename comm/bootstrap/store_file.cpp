@@ -22,7 +22,7 @@ namespace rz {
 
 namespace {
 
-/// File name of a key: bytes other than letters, digits, '-' and '_' are encoded as %XX. The name ends in
+/// File name of a key: bytes other than alphanumerics, '-' and '_' are encoded as %XX. The name ends in
 /// "=", which distinguishes keys from temporary files and the lock.
 std::string file_name(std::string_view key) {
   static constexpr char hex[] = "0123456789abcdef";
