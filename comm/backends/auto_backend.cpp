@@ -16,7 +16,7 @@ namespace {
 
 using Ranks = std::span<const DeviceRank>;
 
-/// The first two ranks on one card, in the order of the second.
+/// The first pair of ranks on one GPU, ordered by the higher rank.
 std::optional<std::pair<std::size_t, std::size_t>> find_shared_gpu(Ranks ranks) {
   for (std::size_t b = 1; b < ranks.size(); ++b)
     for (std::size_t a = 0; a < b; ++a)
@@ -24,7 +24,8 @@ std::optional<std::pair<std::size_t, std::size_t>> find_shared_gpu(Ranks ranks) 
   return std::nullopt;
 }
 
-/// Empty if NCCL can serve the group. In an order that first names what no installation mends.
+/// The reason why NCCL cannot serve the group; empty if it can. Reasons that no installation can fix come
+/// first.
 std::string reason_against_nccl(Ranks ranks, bool deterministic) {
   if (const auto pair = find_shared_gpu(ranks))
     return concat("ranks ", pair->first, " and ", pair->second, " share a GPU");
@@ -50,12 +51,13 @@ std::string reason_against_peer_cuda(Ranks ranks) {
   return "";
 }
 
-/// What ranks say once they know where all are.
+/// Second exchange, made once all locations are known.
 struct Capabilities {
   int nccl_version = 0, unreachable_rank = -1;
 };
 
-/// Why it does not serve is for who asks for it by name.
+/// Version of the usable NCCL; 0 if there is none. The reason is dropped: make_backend() reports it when
+/// "nccl" is requested by name.
 int usable_nccl_version() {
   try {
     return nccl::require_version(nccl::nccl_api());

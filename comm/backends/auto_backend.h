@@ -1,7 +1,6 @@
 #pragma once
-/// What carries device memory where nobody has said it ("auto"): NCCL where it can, else our own kernels,
-/// else the way through pinned host memory. Decided from what all ranks tell each other, so alike on every
-/// rank.
+/// Backend selection for device memory with backend "auto": NCCL if every rank can use it, else peer_cuda,
+/// else host-staged copies. Every rank decides from the same gathered data, so all ranks choose alike.
 
 #include <span>
 #include <string>
@@ -13,10 +12,10 @@
 namespace rz {
 
 struct DeviceRank {
-  std::string host;           ///< alike for ranks that may share memory
-  std::string gpu_uuid;       ///< alike for ranks that share a card
-  int nccl_version = 0;       ///< its NCCL's version; 0: none that serves
-  int unreachable_rank = -1;  ///< the first rank whose card's memory its own does not reach; -1: none
+  std::string host;           ///< equal for ranks that may share memory
+  std::string gpu_uuid;       ///< equal for ranks that share a GPU
+  int nccl_version = 0;       ///< of this rank's NCCL; 0: no usable NCCL
+  int unreachable_rank = -1;  ///< lowest rank whose GPU memory this rank's GPU cannot access; -1: none
 };
 
 struct BackendChoice {
@@ -24,12 +23,11 @@ struct BackendChoice {
   std::string reason;   ///< e.g. "every rank has a GPU of its own"
 };
 
-/// A pure function; `ranks` in the order of their numbers. A rank alone has "peer_cuda", which loads nothing
-/// and copies within the card.
+/// Pure function; `ranks` is indexed by rank. A group of one rank uses "peer_cuda", which loads no library
+/// and copies within the GPU.
 BackendChoice choose_backend(std::span<const DeviceRank> ranks, bool deterministic);
 
-/// What choose_backend needs; every rank calls it, and they talk over `host`. Looks for NCCL only where it
-/// could serve.
+/// Collective: gathers the input of choose_backend over `host`. Loads NCCL only if no two ranks share a GPU.
 std::vector<DeviceRank> gather_device_ranks(Backend& host, int rank, int size, const CommOptions&);
 
 }  // namespace rz

@@ -19,7 +19,7 @@ namespace rz {
 
 namespace {
 
-// As ranks tell each other: the name, then the table, so that all of them say the same of it.
+// Exchanged among ranks as the name, a newline, and the table; all ranks then use the same text.
 std::string serialize_tuning(const Tuning& tuning) {
   return tuning.empty() ? "" : concat(tuning.name, '\n', tuning.text());
 }
@@ -29,9 +29,9 @@ Tuning deserialize_tuning(const std::string& text) {
 }
 
 std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const CommOptions& options) {
-  // "peer_cuda" has names of its own, for its own calls.
+  // peer_cuda's algorithm names apply to its own kernels, not to host memory.
   const std::string algorithm = options.backend == "peer_cuda" ? std::string() : options.algorithm;
-  AlgorithmOverrides(algorithm, options.deterministic);  // refuses what cannot be forced
+  AlgorithmOverrides(algorithm, options.deterministic);  // throws for a name that cannot be forced
   const Tuning tuning = options.tuning.empty() ? Tuning{} : read_tuning(options.tuning);
   const TransportOptions transport{.kind = options.transport,
                                    .interface = options.interface,
@@ -55,7 +55,7 @@ std::unique_ptr<Backend> make_mpi(int rank, int size, Store& store, const CommOp
   return load_mpi_backend(rank, size, store, options);
 }
 
-// ---- backends of device memory; `host` carries what the ranks say to each other on the way
+// ---- device backends; they use `host` to exchange their setup data
 
 std::unique_ptr<Backend> make_host_staged(int rank, int, const std::shared_ptr<Store>&,
                                           const CommOptions& options, const std::shared_ptr<Backend>& host) {
@@ -91,12 +91,12 @@ std::unique_ptr<Backend> make_nccl(int rank, int size, const std::shared_ptr<Sto
 struct BackendEntry {
   const char* name;
   std::unique_ptr<Backend> (*make_host)(int rank, int size, Store&, const CommOptions&);
-  /// Null: not for devices, or not in this build.
+  /// Null: no device support.
   std::unique_ptr<Backend> (*make_device)(int rank, int size, const std::shared_ptr<Store>&,
                                           const CommOptions&, const std::shared_ptr<Backend>& host);
-  bool serves_host;  ///< serves a communicator on the host
+  bool serves_host;  ///< can serve a communicator on the host
 };
-// On devices, "auto" becomes one of the others.
+// On devices, resolve_auto() replaces "auto" by another entry.
 constexpr BackendEntry backend_entries[] = {{"auto", make_native, make_host_staged, true},
                                             {"native", make_native, make_host_staged, true},
                                             {"mpi", make_mpi, make_host_staged_over_mpi, true},
@@ -112,19 +112,19 @@ const BackendEntry& find_backend(const std::string& backend) {
   fail(Errc::config, "the backend '", backend, "' is unknown; choose one of ", names);
 }
 
-/// `options` with what "auto" comes to on this group's devices, and why.
+/// Replaces backend "auto" in `options` by the choice for this group's devices; returns the reason.
 std::string resolve_auto(int rank, int size, Backend& host, CommOptions& options) {
   if (options.backend != "auto") return "";
   BackendChoice choice =
       choose_backend(gather_device_ranks(host, rank, size, options), options.deterministic);
   options.backend = choice.backend;
-  options.algorithm.clear();  // a name of the host's, which has it
+  options.algorithm.clear();  // an algorithm name of the host backend, which already has it
   return choice.reason;
 }
 
 }  // namespace
 
-// Which way memory takes is one decision of all ranks, as the calls of MPI differ.
+// All ranks must choose alike: the two paths make different MPI calls.
 std::unique_ptr<Backend> host_staged_over_mpi(const std::shared_ptr<Backend>& host, int rank, int size,
                                               const CommOptions& options) {
   const auto all = all_gather_value(*host, static_cast<std::uint8_t>(host->moves_device_memory()), size);

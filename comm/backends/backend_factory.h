@@ -1,5 +1,5 @@
 #pragma once
-/// The one place where a backend is chosen by name.
+/// Creates backends by name.
 
 #include <memory>
 
@@ -8,13 +8,14 @@
 
 namespace rz {
 
-/// The backend that `options.backend` names, for rank `rank` of `size` that meet in `store`; every rank calls
-/// it. Errc::config for a name that is none, with the choices; Errc::unsupported for one that cannot serve
-/// `options.device`, or is not in this build or on this machine.
+/// Collective over the `size` ranks of `store`: creates the backend named by `options.backend`. Errc::config
+/// (with the valid names) for an unknown name. Errc::unsupported if the backend cannot serve
+/// `options.device`, or is not available in this build or on this machine.
 std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& store,
                                       const CommOptions& options);
 
-/// Memory of `options.device` over a backend of MPI for the host's; every rank calls it.
+/// Collective: a backend for memory of `options.device` over an MPI backend for host memory. Passes device
+/// pointers to MPI if every rank's MPI accepts them; otherwise stages all calls.
 std::unique_ptr<Backend> host_staged_over_mpi(const std::shared_ptr<Backend>& host, int rank, int size,
                                               const CommOptions& options);
 

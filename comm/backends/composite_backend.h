@@ -1,6 +1,6 @@
 #pragma once
-/// Two backends as one: what a communicator on a CUDA device has, whose ranks exchange device memory and, for
-/// the few numbers that the host keeps (losses, norms, decisions), host memory.
+/// Combines a device backend and a host backend. A communicator on a CUDA device uses it to exchange device
+/// memory and the few host values it needs (losses, norms, decisions).
 
 #include <memory>
 #include <string>
@@ -9,9 +9,10 @@
 
 namespace rz {
 
-/// An operation goes to the backend of the device that its memory is on; a group must be on one. Memory is
-/// the device backend's. abort() and errors of either end both. describe() says `why` the device's was
-/// chosen, if somebody chose it.
+/// Routes each operation to the backend that serves its memory's device. All operations of a group must be on
+/// one side; otherwise submit() fails with Errc::invalid_argument. Allocations come from the device backend,
+/// register_buffer() from the host's. abort() aborts both backends. describe() includes `why`, the reason for
+/// the choice of the device backend, unless it is empty.
 std::unique_ptr<Backend> device_and_host_backend(std::shared_ptr<Backend> host,
                                                  std::unique_ptr<Backend> device, std::string why = "");
 

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The folder of the program or library that holds this function.
+/// Folder of the program or library that contains this function.
 fs::path library_folder() {
   Dl_info info{};
   std::error_code ignored;
@@ -33,8 +33,7 @@ fs::path library_folder() {
   return fs::absolute(file, ignored).parent_path();
 }
 
-/// Where the library may be, seen from a program in bin/ and from a library in lib/, in a build and
-/// installed.
+/// Candidate paths, for a program in bin/ and a library in lib/, in a build tree and installed.
 std::vector<std::string> plugin_candidates() {
   std::vector<std::string> all;
   const fs::path own = library_folder();

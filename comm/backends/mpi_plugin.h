@@ -1,6 +1,6 @@
 #pragma once
-/// The MPI backend lives in a library of its own, libringzero_mpi, which is loaded when it is asked for: comm
-/// and all programs on it run where there is no MPI.
+/// Loader of the MPI backend, which is a separate library (libringzero_mpi). It is loaded on request, so comm
+/// and its programs run without an MPI installation.
 
 #include <memory>
 
@@ -9,23 +9,24 @@
 
 namespace rz {
 
-/// What the library is told. Plain data, as both sides of the border were compiled apart.
+/// Input of the library's entry point. Plain data, since library and program are compiled separately.
 struct MpiLaunchInfo {
   int rank, size;
-  Store* store;          ///< where the ranks tell each other who they are to MPI
-  int launched_size;     ///< size of the job as the launcher's variables have it; 0 without a launcher
-  const char* launcher;  ///< whose variables, e.g. "openmpi"
+  Store* store;          ///< for the exchange of each rank's MPI identity
+  int launched_size;     ///< job size from the launcher's environment; 0 without a launcher
+  const char* launcher;  ///< name of that launcher, e.g. "openmpi"
 };
 
-/// Names and type of the library's two entry points. The first says what it was built from: a library of
-/// another version is refused.
+/// Names and types of the library's two entry points. The first returns the ringzero version it was built
+/// from; another version is rejected.
 inline constexpr const char* mpi_plugin_version_symbol = "rz_mpi_plugin_version";
 inline constexpr const char* mpi_plugin_connect_symbol = "rz_mpi_plugin_connect";
 using MpiPluginVersion = const char* (*)();
 using MpiPluginConnect = Backend* (*)(const MpiLaunchInfo&, const CommOptions&);
 
-/// Loads the library once and connects. Looks beside this code (the build's folder, the installed lib/), then
-/// along the loader's path. Errc::unsupported, one line: what could not be loaded, and why.
+/// Loads the library once per process, then connects. Searches next to this code (build folder or installed
+/// lib/), then the loader's path. Errc::unsupported with a one-line reason if the library is missing, is not
+/// a ringzero backend or has another version.
 std::unique_ptr<Backend> load_mpi_backend(int rank, int size, Store& store, const CommOptions& options);
 
 }  // namespace rz

@@ -19,7 +19,7 @@ namespace rz {
 
 namespace {
 
-/// Pinned memory that is used again: pinning takes milliseconds.
+/// Cache of pinned blocks; pinning takes milliseconds.
 class PinnedPool {
  public:
   explicit PinnedPool(Device device) : device_(device) {}
@@ -42,7 +42,7 @@ class PinnedPool {
   std::multimap<std::size_t, std::shared_ptr<std::byte>> free_;
 };
 
-/// Where an operation's memory stands on the host meanwhile, and what goes back.
+/// A result to copy from pinned memory back to the device.
 struct StagedCopy {
   std::byte* device;
   std::byte* host;
@@ -81,7 +81,7 @@ class StagedRequest final : public WorkState {
   const Deadline deadline;
 
  private:
-  /// The worker ends every job, at the host backend's deadline at the latest.
+  /// Blocks until the worker has ended this request, at the latest at the host backend's deadline.
   Event returned() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return ended_; });
@@ -114,13 +114,13 @@ class HostStagedBackend final : public Backend {
     worker_.join();
     try {
       stream_.synchronize();
-    } catch (const Error&) {  // said by the operation that failed
+    } catch (const Error&) {  // already reported by the operation that failed
     }
   }
 
   Work submit(std::span<const CollectiveCall> group) override {
     reject_capture(group);
-    const std::lock_guard order(submitting_);  // copies and jobs in one order
+    const std::lock_guard order(submitting_);  // copies and requests in one order
     auto job = std::make_shared<StagedRequest>(options_.device, Deadline::after(options_.timeout));
     for (const CollectiveCall& op : group) {
       stream_.wait(op.stream.stream().record());
@@ -159,7 +159,7 @@ class HostStagedBackend final : public Backend {
   }
 
  private:
-  /// What the host does between two copies is no part of a graph.
+  /// The host's part of a staged call cannot be recorded in a CUDA graph.
   void reject_capture(std::span<const CollectiveCall> group) const {
     for (const CollectiveCall& op : group) {
       if (op.stream.device.kind == Device::host) continue;
@@ -178,8 +178,8 @@ class HostStagedBackend final : public Backend {
     return job.pinned.back().second.get();
   }
 
-  /// The operation on the device's memory. Exchanging parts in place, which no rank can know of another,
-  /// needs a copy of what goes out.
+  /// Passes the device pointers on. An in-place all_to_all sends a copy, since it would overwrite data not
+  /// yet sent.
   void submit_direct(StagedRequest& job, const CollectiveCall& op) {
     CollectiveCall& there = job.operations.add(op);
     there.stream = {};
@@ -189,7 +189,8 @@ class HostStagedBackend final : public Backend {
     there.in = ConstBuffer(copy, op.in.count, op.in.dtype);
   }
 
-  /// Copies what this rank contributes to pinned memory, and notes what comes back.
+  /// Copies this rank's input to pinned memory and records the outputs to copy back. In-place operands stay
+  /// in place.
   void stage_input(StagedRequest& job, const CollectiveCall& op) {
     CollectiveCall on_host = op;
     on_host.stream = {};
@@ -261,7 +262,7 @@ class HostStagedBackend final : public Backend {
     }
   }
 
-  /// Pinned memory goes back to the pool once the copies from it are over.
+  /// Returns pinned memory to the pool once the copies from it have ended.
   void recycle_after(const Event& returned, StagedRequest& job) {
     in_flight_.emplace_back(returned, std::move(job.pinned));
     while (!in_flight_.empty() && in_flight_.front().first.done()) {
@@ -276,12 +277,12 @@ class HostStagedBackend final : public Backend {
   const Stream stream_;
   std::mutex submitting_;
 
-  std::mutex mutex_;  // guards the queue
+  std::mutex mutex_;  // guards queue_ and stopping_
   std::condition_variable changed_;
   std::deque<std::shared_ptr<StagedRequest>> queue_;
   bool stopping_ = false;
 
-  // The worker's own.
+  // Used by the worker only.
   std::exception_ptr failure_;
   std::deque<std::pair<Event, std::vector<std::pair<std::size_t, std::shared_ptr<std::byte>>>>> in_flight_;
 
