@@ -178,8 +178,8 @@ class HostStagedBackend final : public Backend {
     return job.pinned.back().second.get();
   }
 
-  /// Passes the device pointers on. An in-place all_to_all sends a copy, since it would overwrite data not
-  /// yet sent.
+  /// Passes the device pointers on. An in-place all_to_all sends a copy, since a rank does not see whether
+  /// its peers are in place, too.
   void submit_direct(StagedRequest& job, const CollectiveCall& op) {
     CollectiveCall& there = job.operations.add(op);
     there.stream = {};
@@ -189,8 +189,8 @@ class HostStagedBackend final : public Backend {
     there.in = ConstBuffer(copy, op.in.count, op.in.dtype);
   }
 
-  /// Copies this rank's input to pinned memory and records the outputs to copy back. In-place operands stay
-  /// in place.
+  /// Copies this rank's input to pinned memory and records the outputs to copy back. Overlapping
+  /// operands overlap there, too.
   void stage_input(StagedRequest& job, const CollectiveCall& op) {
     CollectiveCall on_host = op;
     on_host.stream = {};

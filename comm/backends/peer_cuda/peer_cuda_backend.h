@@ -1,27 +1,29 @@
 #pragma once
-/// Collectives among CUDA devices of one host by kernels of our own: ranks read each other's device memory,
-/// and sum in rank order with the host's bits (comm/reduce/reduce_ops.h). Ranks may be threads or processes,
-/// and share a card.
+/// Collectives among CUDA devices of one node, by our own kernels. Ranks read each other's device memory and
+/// reduce in rank order, with the same bits as on the host (comm/reduce/reduce_ops.h). Ranks may be threads
+/// or processes, and may share a GPU.
 ///
-/// Where all ranks are threads of one process, kernels read memory of allocate() where it lies. Processes map
-/// each other's parts of allocate_symmetric() by CUDA's IPC handles; everything else they copy through slots,
-/// and so does a group made by split() with what is not its own. Each rank may pass memory of either kind, at
-/// any offset, in captured graphs too. A group has at most 64 such windows, each a multiple of 2 MiB, until
-/// it ends: what all ranks have given back serves a later call that it is large enough for, and beyond the
-/// last one memory is that of allocate(), on every rank. A rank that has no memory, cannot map a peer's, or
-/// asks for another size is named on all, and the group goes on without that window.
+/// Zero copy. If all ranks are threads of one process, kernels read memory of allocate() in place. Processes
+/// map each other's parts of allocate_symmetric() through CUDA IPC handles. Everything else is copied through
+/// slots in the arenas; so are calls of a group made by split() on memory that is not its own. Each rank may
+/// pass either kind of memory, at any offset, also in captured graphs.
 ///
-/// The end of a backend among processes waits, up to two seconds, until all ranks have closed what they have
-/// mapped; if they do not come, the memory that they may still read is never given back.
+/// Windows. A group has at most 64 symmetric windows, each a multiple of 2 MiB, which exist until the group
+/// ends. A window that all ranks have freed is reused by a later call that fits. Beyond 64 windows,
+/// allocate_symmetric() returns memory of allocate() on every rank. If a rank cannot allocate, cannot map a
+/// peer's part, or asks for another size, every rank's call fails with an error that names it, and the group
+/// stays usable.
 ///
-/// A kernel of one rank waits for those of its peers, so all must be able to run at once: its blocks are so
-/// few that all ranks of a card fit on it (PeerArenas). What runs on the card beside them must not wait for
-/// them, as a call does that gives memory back to CUDA while another rank on the same card is in a
-/// collective. Where threads of one process are ranks that share a card, two more things have to be set
-/// before the first call of CUDA: CUDA_MODULE_LOADING=EAGER, for the first launch of a kernel may else wait
-/// until the card is idle; and CUDA_DEVICE_MAX_CONNECTIONS=32, the largest number of hardware queues. Streams
-/// that share a queue wait for each other, CUDA makes 8 unless told, and each rank has three streams beside
-/// the caller's.
+/// Shutdown. Among processes, the destructor waits up to 2 s until all ranks have unmapped each other's
+/// memory. After that, memory that a peer may still read is leaked.
+///
+/// Forward progress. The kernels of all ranks wait for each other, so all must be resident at once:
+/// PeerArenas limits the blocks of a kernel so that all ranks of a GPU fit. Other work on the GPU must not
+/// wait for these kernels: for instance, freeing CUDA memory must not happen while another rank on the same
+/// GPU is in a collective. If ranks that share a GPU are threads of one process, set two variables before the
+/// first CUDA call. CUDA_MODULE_LOADING=EAGER: otherwise the first launch of a kernel may wait until the GPU
+/// is idle. CUDA_DEVICE_MAX_CONNECTIONS=32 (the maximum; default 8): streams that share a hardware queue wait
+/// for each other, and each rank has three streams besides the caller's.
 
 #include <chrono>
 #include <memory>
@@ -34,14 +36,15 @@ namespace rz {
 struct PeerCudaOptions {
   int rank = 0, size = 1;
   Device device;
-  std::chrono::milliseconds timeout{600'000};  ///< of one operation, from when it begins on the device
-  std::string algorithm;                       ///< forces all_reduce's; empty: select_cuda_launch
-  std::size_t slot_bytes = 128 << 10;          ///< that a block moves in one step; the same on every rank
+  std::chrono::milliseconds timeout{600'000};  ///< of one operation, from its start on the device
+  std::string algorithm;                       ///< forces all_reduce's algorithm; empty: select_cuda_launch()
+  std::size_t slot_bytes = 128 << 10;          ///< bytes that a block moves per step; the same on every rank
 };
 
-/// `host` carries what the ranks say to each other. Operations run in the order of their submission, messages
-/// in an order of their own; in a stream that is being captured they become a part of its graph.
-/// Work::wait_on() never blocks.
+/// Collective. `host` exchanges setup data and reports failures. Collectives run in submission order;
+/// point-to-point messages run in a separate order. Operations submitted on a capturing stream become part of
+/// its graph. Work::wait_on() never blocks. Errc::config if `options.algorithm` is unknown; Errc::unsupported
+/// as PeerArenas, or in a build without CUDA.
 std::unique_ptr<Backend> peer_cuda_backend(std::shared_ptr<Backend> host, const PeerCudaOptions&);
 
 }  // namespace rz

@@ -1,5 +1,4 @@
-// Collectives that move bytes as they are: every rank reads what its peers offer it, straight from their
-// memory.
+// Collectives that only move data: every rank reads its peers' data from their memory.
 
 #include "comm/backends/peer_cuda/kernels/device_sync.cuh"
 #include "comm/backends/peer_cuda/kernels/peer_kernels.h"
@@ -14,11 +13,11 @@ struct Range {
   bool more;
 };
 
-/// Of `total` bytes between two ranks: this block's chunk that begins `done` bytes into its stripe.
-__device__ Range chunk_of(std::size_t total, std::size_t done, std::size_t most) {
+/// This block's chunk that begins `done` bytes into its stripe, out of `total` bytes peer_stride two ranks.
+__device__ Range chunk_of(std::size_t total, std::size_t done, std::size_t max_bytes) {
   const std::size_t stripe = ((total + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
   const std::size_t first = blockIdx.x * stripe, last = first + stripe;
-  const std::size_t from = first + done, to = from + most < last ? from + most : last;
+  const std::size_t from = first + done, to = from + max_bytes < last ? from + max_bytes : last;
   const std::size_t begin = from < total ? from : total, end = to < total ? to : total;
   return {begin, end > begin ? end - begin : 0, to < last && to < total};
 }
@@ -29,30 +28,30 @@ __global__ void __launch_bounds__(512, 2)
   BlockState& block = states[0];
   begin_call(comm, collective_channel, block);
   std::uint64_t step = block.step;
-  const std::size_t between = call.same_to_all ? 0 : call.chunk;
-  bool well = true;
-  for (std::size_t done = 0; well; done += call.chunk) {
+  const std::size_t peer_stride = call.same_to_all ? 0 : call.chunk;
+  bool ok = true;
+  for (std::size_t done = 0; ok; done += call.chunk) {
     const std::uint64_t slot = comm.layout.slot(static_cast<int>(blockIdx.x), step);
     bool more = false, staged = call.in_source != 0;
     for (int peer = 0; peer < comm.size; ++peer) {
       const Range r = chunk_of(call.send_bytes[peer], done, call.chunk);
       more |= r.more;
       if (staged || r.bytes == 0) continue;
-      copy(comm.arenas[comm.rank] + slot + static_cast<std::size_t>(peer) * between,
+      copy(comm.arenas[comm.rank] + slot + static_cast<std::size_t>(peer) * peer_stride,
            call.in + call.send_offsets[peer] + r.begin, r.bytes, block_thread());
       staged = call.same_to_all;
     }
-    const auto offer = [&](int peer) {
-      if (!call.in_source) return in_arena | (slot + static_cast<std::size_t>(peer) * between);
+    const auto source_for = [&](int peer) {
+      if (!call.in_source) return in_arena | (slot + static_cast<std::size_t>(peer) * peer_stride);
       return call.in_source + call.send_offsets[peer] +
              chunk_of(call.send_bytes[peer], done, call.chunk).begin;
     };
     const auto count = [&](const std::uint64_t* counts) {
       return [counts](int peer) { return counts[peer]; };
     };
-    well = sync_step(comm, block, step, call.signature, more, count(call.count_to), count(call.count_from),
-                     offer);
-    for (int peer = 0; well && peer < comm.size; ++peer) {
+    ok = sync_step(comm, block, step, call.signature, more, count(call.count_to), count(call.count_from),
+                   source_for);
+    for (int peer = 0; ok && peer < comm.size; ++peer) {
       const Range r = chunk_of(call.recv_bytes[peer], done, call.chunk);
       copy(call.out + call.recv_offsets[peer] + r.begin,
            reinterpret_cast<const std::byte*>(block.source[peer]), r.bytes, block_thread());
@@ -60,8 +59,7 @@ __global__ void __launch_bounds__(512, 2)
     if (!block.more[step++ % 2]) break;
   }
   const auto nothing = [](int) { return std::uint64_t{0}; };
-  if (well && call.exit_step)
-    sync_step(comm, block, step++, call.signature, false, nothing, nothing, nothing);
+  if (ok && call.exit_step) sync_step(comm, block, step++, call.signature, false, nothing, nothing, nothing);
   end_call(comm, collective_channel, step);
 }
 

@@ -1,12 +1,12 @@
 #pragma once
-/// How blocks of several ranks meet: letters, and the loops that wait for them. Device code.
+/// Synchronization among the blocks of several ranks: sync slots, and loops that poll them. Device code.
 
 #include "comm/backends/peer_cuda/kernels/kernel_args.h"
 #include "comm/backends/peer_cuda/kernels/reduce_elements.cuh"
 
 namespace rz::peer {
 
-// ---- memory that other devices and the host write while a kernel runs
+// ---- loads and stores of memory that other devices and the host access while a kernel runs
 
 template <class T>
 __device__ inline T load_acquire(const T* from) {
@@ -34,7 +34,7 @@ __device__ inline void store_release(T* to, T value) {
 #endif
 }
 
-/// A turn of a loop that waits.
+/// Pause between two polls of a waiting loop.
 __device__ inline void backoff(unsigned turn) {
 #ifdef RZ_EMULATED_GPU
   __nanosleep(turn);
@@ -48,7 +48,7 @@ __device__ inline void backoff(unsigned turn) {
 struct BlockState {
   std::uint64_t step;
   std::uint64_t source[max_ranks];  ///< addresses
-  std::uint32_t more[2];            ///< by parity of the step: somebody has more to offer
+  std::uint32_t more[2];            ///< by parity of the step: some rank has more chunks
   std::uint32_t failed;
 };
 
@@ -66,7 +66,7 @@ __device__ inline void begin_call(const DeviceComm& comm, int channel, BlockStat
   __syncthreads();
 }
 
-/// The grid's last block to end says so.
+/// Records the end of this block. The last block of the grid publishes the end of the call.
 __device__ inline void end_call(const DeviceComm& comm, int channel, std::uint64_t step) {
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -79,25 +79,26 @@ __device__ inline void end_call(const DeviceComm& comm, int channel, std::uint64
   store_release(&comm.status->finished[channel], counters.calls[channel]);
 }
 
-/// Tells the host once, and stops all blocks of this rank.
-__device__ inline void report_error(const DeviceComm& comm, DeviceError trouble, int culprit,
-                                    std::uint64_t own_what = 0, std::uint64_t own_count = 0,
-                                    std::uint64_t what = 0, std::uint64_t count = 0) {
+/// Reports the first error to the host and stops all blocks of this rank.
+__device__ inline void report_error(const DeviceComm& comm, DeviceError error, int culprit,
+                                    std::uint64_t own_signature = 0, std::uint64_t own_count = 0,
+                                    std::uint64_t signature = 0, std::uint64_t count = 0) {
   if (atomicExch(&own_counters(comm).failed, 1u) != 0) return;
   DeviceStatus& status = *comm.status;
   status.culprit = static_cast<std::uint32_t>(culprit);
-  status.own_call[0] = own_what, status.own_call[1] = own_count;
-  status.peer_call[0] = what, status.peer_call[1] = count;
-  store_release(&status.error, static_cast<std::uint32_t>(trouble));
+  status.own_call[0] = own_signature, status.own_call[1] = own_count;
+  status.peer_call[0] = signature, status.peer_call[1] = count;
+  store_release(&status.error, static_cast<std::uint32_t>(error));
   store_release(&status.stop, 1u);
 }
 
-/// What a thread that waits for a peer looks at now and then. False: leave.
+/// Periodic check of a thread that polls for `peer`: marks the peer as waited for, and detects departures and
+/// stop requests. False: exit the kernel.
 __device__ inline bool should_continue(const DeviceComm& comm, int channel, int peer, unsigned turn) {
   if (turn % 64 != 0) return true;
   if (turn == 256 || turn % 4096 == 0) store_release(&comm.status->waiting_on[channel][peer], 1u);
-  const std::uint32_t leaving = load_acquire(&own_counters(comm).departed[peer]);
-  if (leaving != present) report_error(comm, leaving == left_group ? peer_left : peer_aborted, peer);
+  const std::uint32_t departure = load_acquire(&own_counters(comm).departed[peer]);
+  if (departure != present) report_error(comm, departure == left_group ? peer_left : peer_aborted, peer);
   const bool stop = load_acquire(&comm.status->stop) != 0;
   if (stop) store_release(&comm.status->waiting_on[channel][peer], 1u);
   return !stop;
@@ -123,11 +124,13 @@ __device__ inline std::uint64_t resolve_source(const DeviceComm& comm, int peer,
   return reinterpret_cast<const std::uint64_t*>(addresses)[peer] + offset;
 }
 
-/// One step. Offers offer(peer) to each peer and waits for what they offer, which block.source then holds.
-/// What all threads of the block wrote before is visible to the peers after it. False: leave the kernel.
-template <class Offer, class Count>
-__device__ bool sync_step(const DeviceComm& comm, BlockState& block, std::uint64_t step, std::uint64_t what,
-                          bool more, const Count& count_to, const Count& count_from, const Offer& offer) {
+/// One step. Publishes source_for(peer) to each peer and waits for the sources of all peers, stored to
+/// block.source. Writes by all threads of the block before the call are visible to the peers after it. False:
+/// exit the kernel.
+template <class SourceFn, class Count>
+__device__ bool sync_step(const DeviceComm& comm, BlockState& block, std::uint64_t step,
+                          std::uint64_t signature, bool more, const Count& count_to, const Count& count_from,
+                          const SourceFn& source_for) {
   __syncthreads();
   const int peer = static_cast<int>(threadIdx.x);
   if (peer == 0) block.more[(step + 1) % 2] = 0;
@@ -137,15 +140,16 @@ __device__ bool sync_step(const DeviceComm& comm, BlockState& block, std::uint64
                                          comm.layout.sync_slot(static_cast<int>(blockIdx.x), step, from));
     };
     SyncSlot* const to = sync_slot(peer, comm.rank);
-    to->signature = what | (more ? more_data : 0);
+    to->signature = signature | (more ? more_data : 0);
     to->count = count_to(peer);
-    to->source = offer(peer);
+    to->source = source_for(peer);
     store_release(&to->step, step + 1);
     const SyncSlot* const from = sync_slot(comm.rank, peer);
     if (!wait_for_flag(comm, peer, &from->step, step + 1)) {
       block.failed = 1;
-    } else if ((from->signature & ~more_data) != what || from->count != count_from(peer)) {
-      report_error(comm, mismatch, peer, what, count_from(peer), from->signature & ~more_data, from->count);
+    } else if ((from->signature & ~more_data) != signature || from->count != count_from(peer)) {
+      report_error(comm, mismatch, peer, signature, count_from(peer), from->signature & ~more_data,
+                   from->count);
       block.failed = 1;
     } else {
       block.source[peer] = resolve_source(comm, peer, from->source);

@@ -1,5 +1,5 @@
-// Combining on one device: what NCCL's deterministic mode needs, and tests of the arithmetic. Bound by
-// memory: (sources + 1) · bytes.
+// Reduction and scaling on one device, for NCCL's deterministic mode and for tests of the arithmetic. Bound
+// by memory bandwidth: (sources + 1) * bytes.
 
 #include "comm/backends/peer_cuda/kernels/peer_kernels.h"
 #include "comm/backends/peer_cuda/kernels/reduce_elements.cuh"

@@ -1,6 +1,6 @@
 #pragma once
-/// The communicator's kernels for CUDA devices, as one table: filled by the .cu files of this folder in a
-/// build with CUDA, and in tests by the same files compiled for an emulated device.
+/// Table of the CUDA kernels of the communicator. A build with CUDA fills it from the .cu files of this
+/// folder; tests fill it from the same files compiled for an emulated device.
 
 #include <cstddef>
 #include <span>
@@ -12,19 +12,20 @@
 namespace rz {
 
 struct PeerKernels {
-  /// As rz::reduce (comm/reduce/reduce.h), with the same bits, of memory that the stream's device reaches:
-  /// its own, or a peer's. dst may be any one source. Errc::unsupported for more than max_sources.
+  /// rz::reduce (comm/reduce/reduce.h) on device memory, with the same bits. Sources may be on the stream's
+  /// device or on a peer that it can access. dst may be one of the sources. An avg is divided by `divide`.
+  /// Errc::unsupported for more than max_sources, Errc::invalid_argument for none.
   void (*reduce)(void* dst, std::span<const void* const> sources, std::size_t count, DType, ReduceOp::Kind,
                  int divide, const Stream&);
-  /// As rz::scale, with the same bits. dst may be src.
+  /// rz::scale on device memory, with the same bits. dst may be src.
   void (*scale)(void* dst, const void* src, std::size_t count, DType, double factor, const Stream&);
 
-  /// One collective among ranks, each of which starts it with the same number of blocks; threads: 32 to 512.
+  /// One collective. Every rank must launch it with the same number of blocks; threads: 32 to 512.
   void (*collective_reduce)(const peer::DeviceComm&, const peer::ReduceArgs&, DType, ReduceOp::Kind,
                             int blocks, int threads, const Stream&);
   void (*collective_copy)(const peer::DeviceComm&, const peer::CopyArgs&, int blocks, int threads,
                           const Stream&);
-  /// Messages, of which each has its counterpart in some call of the peer's.
+  /// Point-to-point messages. Each must have its counterpart in some send_recv() of the peer.
   void (*send_recv)(const peer::DeviceComm&, const peer::SendRecvArgs&, int threads, const Stream&);
 
   static constexpr std::size_t max_sources = 256;
@@ -33,7 +34,7 @@ struct PeerKernels {
 /// Errc::unsupported in a build without CUDA.
 const PeerKernels& peer_kernels();
 
-/// What peer_kernels() hands out: each .cu file defines its own here.
+/// Entries of the table; each .cu file defines its own.
 namespace peer {
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType, ReduceOp::Kind,
             int divide, const Stream&);

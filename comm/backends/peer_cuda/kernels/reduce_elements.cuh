@@ -1,7 +1,7 @@
 #pragma once
-/// Folding contributions, by the threads of a block or a grid: device code that several kernels share.
-/// Sources are folded in their order, so that every rank has the same bits. 16 bytes at a time where all
-/// addresses allow it.
+/// Reduction of several sources by the threads of a block or a grid; device code shared by several kernels.
+/// Sources are reduced in their order, so that every rank gets the same bits. Processes 16 bytes at a time if
+/// all addresses are aligned.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace rz::peer {
 
-/// This thread's place among those that share a piece of work.
+/// Index of this thread among the threads that share a loop.
 struct ThreadIndex {
   std::size_t index, count;
 };
@@ -36,7 +36,7 @@ __device__ void accumulate(Op op, elementwise::Accumulator<Op, T>* sum, const Wo
   for (int v = 0; v < Word<T>::count; ++v) sum[v] = op.apply(sum[v], elementwise::widen<Op>(word.at[v]));
 }
 
-/// Word `w` of the result. Four sources are on their way at a time, unless their sums fill the registers.
+/// Word `w` of the result. Keeps four loads in flight, unless the accumulators need the registers.
 template <class Op, class T>
 __device__ Word<T> reduce_word(Op op, const T* const* sources, int n, std::size_t w, int divisor) {
   const auto word = [&](int s) { return reinterpret_cast<const Word<T>*>(sources[s])[w]; };
@@ -80,7 +80,7 @@ __device__ void scale_elements(T* dst, const T* src, std::size_t count, double f
     dst[i] = elementwise::scale(src[i], factor);
 }
 
-/// Calls f(T{}) with the element type.
+/// Calls f(T{}), T being the element type.
 template <class F>
 void dispatch_dtype(DType t, const F& f) {
   switch (t) {
@@ -111,7 +111,7 @@ void dispatch_dtype(DType t, const F& f) {
   }
 }
 
-/// Calls f(op, T{}): avg and premul_sum are sums here.
+/// Calls f(op, T{}). avg and premul_sum are dispatched as sums.
 template <class F>
 void dispatch_op(ReduceOp::Kind kind, DType t, const F& f) {
   dispatch_dtype(t, [&](auto element) {

@@ -1,5 +1,5 @@
-// Reductions among ranks: each folds what its peers offer, straight from their memory and in rank order.
-// One-shot: everybody folds everything. Two-shot: rank r folds part r, and a second step gathers the results.
+// Reductions among ranks. Each rank reduces its peers' data, read from their memory, in rank order. One-shot:
+// every rank reduces everything. Two-shot: rank r reduces shard r, and a second step gathers the results.
 
 #include "comm/backends/peer_cuda/kernels/device_sync.cuh"
 #include "comm/backends/peer_cuda/kernels/peer_kernels.h"
@@ -9,10 +9,10 @@ namespace rz::peer {
 
 namespace {
 
-/// What one step of a block moves of each part.
+/// The elements of each shard that a block processes in one step.
 struct Chunk {
-  std::size_t offset;        // in the part
-  std::size_t max_elements;  // elements
+  std::size_t offset;  // in the shard
+  std::size_t max_elements;
 
   __device__ std::size_t length(const ReduceArgs& call, int part) const {
     const std::size_t begin = static_cast<std::size_t>(part) * call.shard;
@@ -50,21 +50,21 @@ __global__ void __launch_bounds__(512, 2)
     return comm.arenas[comm.rank] + comm.layout.slot(static_cast<int>(blockIdx.x), s);
   };
   const auto part_of = [&](int rank) { return static_cast<std::size_t>(call.shards > 1 ? rank : 0); };
-  const auto meet_with = [&](const auto& offer) {
-    return sync_step(comm, block, step++, call.signature, false, count, count, offer);
+  const auto sync = [&](const auto& source_for) {
+    return sync_step(comm, block, step++, call.signature, false, count, count, source_for);
   };
   const int own_part = static_cast<int>(part_of(comm.rank));
-  bool well = true;
-  for (std::size_t done = 0; well && (done == 0 || done < call.stripe); done += call.chunk) {
+  bool ok = true;
+  for (std::size_t done = 0; ok && (done == 0 || done < call.stripe); done += call.chunk) {
     const std::size_t left = call.stripe - done;
     const Chunk chunk{blockIdx.x * call.stripe + done, left < call.chunk ? left : call.chunk};
     if (!call.in_source) stage(call, chunk, reinterpret_cast<T*>(slot(step)));
     const std::uint64_t slot_at = in_arena | comm.layout.slot(static_cast<int>(blockIdx.x), step);
-    well = meet_with([&](int peer) {
+    ok = sync([&](int peer) {
       return call.in_source ? call.in_source + (part_of(peer) * call.shard + chunk.offset) * sizeof(T)
                             : slot_at + part_of(peer) * call.chunk * sizeof(T);
     });
-    if (!well || !call.receives_result) continue;
+    if (!ok || !call.receives_result) continue;
     const std::size_t at = (call.scatters ? 0 : part_of(comm.rank) * call.shard) + chunk.offset;
     T* target = static_cast<T*>(call.out) + at;
     if (call.gathers && !call.out_source) target = reinterpret_cast<T*>(slot(step));
@@ -74,13 +74,13 @@ __global__ void __launch_bounds__(512, 2)
     const std::uint64_t result = call.out_source
                                      ? call.out_source + at * sizeof(T)
                                      : in_arena | comm.layout.slot(static_cast<int>(blockIdx.x), step);
-    well = meet_with([&](int) { return result; });
-    for (int part = 0; well && part < call.shards; ++part)
+    ok = sync([&](int) { return result; });
+    for (int part = 0; ok && part < call.shards; ++part)
       copy(static_cast<T*>(call.out) + static_cast<std::size_t>(part) * call.shard + chunk.offset,
            reinterpret_cast<const T*>(block.source[part]), chunk.length(call, part) * sizeof(T),
            block_thread());
   }
-  if (well && call.exit_step) meet_with([](int) { return std::uint64_t{0}; });
+  if (ok && call.exit_step) sync([](int) { return std::uint64_t{0}; });
   end_call(comm, collective_channel, step);
 }
 

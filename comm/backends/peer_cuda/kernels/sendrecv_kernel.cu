@@ -1,7 +1,7 @@
-// Messages between two ranks, many at a time. A sender copies chunks to slots of its own and writes a note to
-// the receiver, which takes them and says so. Two slots a pair and block: a short message leaves at once. A
-// block serves all its messages in turn, whichever is ready, so that no order of calls can block another
-// pair.
+// Point-to-point messages, many at a time. The sender copies a chunk to a slot in its own arena and writes a
+// sync slot in the receiver's. The receiver copies the chunk and acknowledges it. Each pair and block has two
+// slots, so a short message is sent without waiting. A block progresses all its messages in turn as they
+// become ready, so that no order of calls blocks another pair.
 
 #include "comm/backends/peer_cuda/kernels/device_sync.cuh"
 #include "comm/backends/peer_cuda/kernels/peer_kernels.h"
@@ -11,9 +11,9 @@ namespace rz::peer {
 
 namespace {
 
-/// One message of this block; those to peers come first.
+/// One message of this block. Tasks [0, size) are sends, [size, 2 size) are receives.
 struct Task {
-  std::uint64_t chunk;    // number of the next one, of all between these two blocks
+  std::uint64_t chunk;    // number of the next chunk, counted over all messages of this pair and block
   std::size_t done, end;  // bytes of the message
   std::uint32_t open, ready;
 };
@@ -52,7 +52,7 @@ __device__ void send_chunk(const DeviceComm& comm, const SendRecvArgs& call, Tas
   store_release(&to->step, task.chunk + 1);
 }
 
-/// False: it is not the message that was expected.
+/// False: mismatch with the expected message.
 __device__ bool receive_chunk(const DeviceComm& comm, const SendRecvArgs& call, Task& task, int peer,
                               std::size_t bytes) {
   const SyncSlot* const from = message_slot(comm, comm.rank, peer, task.chunk);
@@ -103,16 +103,16 @@ __global__ void __launch_bounds__(512, 2)
       open |= task.open != 0;
       if (!task.ready) continue;
       moved = true;
-      const std::size_t left = task.end - task.done, most = comm.layout.message_bytes;
-      const std::size_t bytes = left < most ? left : most;
-      bool well = true;
+      const std::size_t left = task.end - task.done, max_bytes = comm.layout.message_bytes;
+      const std::size_t bytes = left < max_bytes ? left : max_bytes;
+      bool ok = true;
       if (t < comm.size)
         send_chunk(comm, call, task, t, bytes);
       else
-        well = receive_chunk(comm, call, task, t - comm.size, bytes);
+        ok = receive_chunk(comm, call, task, t - comm.size, bytes);
       __syncthreads();
       if (threadIdx.x == 0) {
-        if (!well) block.failed = 1;
+        if (!ok) block.failed = 1;
         task.chunk += 1;
         task.done += bytes;
         task.open = task.done < task.end;
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(512, 2)
     }
     __syncthreads();
     const bool failed = block.failed != 0;
-    __syncthreads();  // nobody writes it before all have read it
+    __syncthreads();  // read by all threads before it is written again
     if (failed) break;
     turn = moved ? 1 : turn + 1;
     if (!moved && open) backoff(turn);
