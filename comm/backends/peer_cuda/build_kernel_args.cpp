@@ -23,12 +23,12 @@ std::uint64_t packed_signature(const CollectiveCall& op) {
               : static_cast<std::uint64_t>(static_cast<std::uint16_t>(op.root)) << 32);
 }
 
-std::string to_string(std::uint64_t what, std::uint64_t count) {
-  const auto kind = static_cast<Collective>(what & 0xff);
-  const auto dtype = static_cast<DType>(what >> 8 & 0xff);
-  const ReduceOp op(static_cast<ReduceOp::Kind>(what >> 16 & 0xff));
+std::string to_string(std::uint64_t signature, std::uint64_t count) {
+  const auto kind = static_cast<Collective>(signature & 0xff);
+  const auto dtype = static_cast<DType>(signature >> 8 & 0xff);
+  const ReduceOp op(static_cast<ReduceOp::Kind>(signature >> 16 & 0xff));
   return concat(name(kind), traits(kind).reduces ? concat(" (", name(op), ")") : "", " of ", count, " ",
-                name(dtype), traits(kind).rooted() ? concat(" with root ", what >> 32 & 0xffff) : "");
+                name(dtype), traits(kind).rooted() ? concat(" with root ", signature >> 32 & 0xffff) : "");
 }
 
 CudaLaunchPlan plan_launch(const CollectiveCall& op, const peer::DeviceComm& comm,
@@ -45,7 +45,7 @@ CudaLaunchPlan plan_launch(const CollectiveCall& op, const peer::DeviceComm& com
 }
 
 peer::ReduceArgs reduce_args(const CollectiveCall& op, const peer::DeviceComm& comm,
-                             const CudaLaunchPlan& choice, PeerHandles reach) {
+                             const CudaLaunchPlan& plan, PeerHandles handles) {
   const std::size_t element = size_of(op.in.dtype), word = 16 / element;
   const auto size = static_cast<std::size_t>(comm.size);
   peer::ReduceArgs call{};
@@ -55,26 +55,26 @@ peer::ReduceArgs reduce_args(const CollectiveCall& op, const peer::DeviceComm& c
   call.out = op.out.data;
   call.count = op.in.count;
   call.scatters = op.kind == Collective::reduce_scatter;
-  call.gathers = choice.two_shot;
+  call.gathers = plan.two_shot;
   call.shards = call.scatters || call.gathers ? comm.size : 1;
   call.shard = call.scatters  ? op.out.count
                : call.gathers ? round_up(ceil_div(op.in.count, size), word)
                               : op.in.count;
-  call.stripe = round_up(ceil_div(call.shard, static_cast<std::size_t>(choice.blocks)), word);
+  call.stripe = round_up(ceil_div(call.shard, static_cast<std::size_t>(plan.blocks)), word);
   call.chunk = comm.layout.slot_bytes / static_cast<std::size_t>(call.shards) / 16 * word;
   call.divisor = op.op.kind == ReduceOp::avg ? comm.size : 1;
   call.receives_result = op.kind != Collective::reduce || comm.rank == op.root;
   call.scales = op.op.kind == ReduceOp::premul_sum;
   call.factor = op.op.factor;
-  call.in_source = choice.zero_copy && !call.scales ? reach.in : 0;
-  call.out_source = choice.zero_copy ? reach.out : 0;
-  call.exit_step = choice.zero_copy;
+  call.in_source = plan.zero_copy && !call.scales ? handles.in : 0;
+  call.out_source = plan.zero_copy ? handles.out : 0;
+  call.exit_step = plan.zero_copy;
   return call;
 }
 
 namespace {
 
-/// Which bytes go to and come from each rank.
+/// Sets the ranges sent to and received from each rank.
 void set_ranges(peer::CopyArgs& call, const CollectiveCall& op, const peer::DeviceComm& comm) {
   const std::size_t element = size_of(operation_dtype(op)), in = op.in.bytes(), out = op.out.bytes();
   const auto size = static_cast<std::size_t>(comm.size);
@@ -112,8 +112,8 @@ void set_ranges(peer::CopyArgs& call, const CollectiveCall& op, const peer::Devi
 
 }  // namespace
 
-peer::CopyArgs copy_args(const CollectiveCall& op, const peer::DeviceComm& comm, const CudaLaunchPlan& choice,
-                         PeerHandles reach) {
+peer::CopyArgs copy_args(const CollectiveCall& op, const peer::DeviceComm& comm, const CudaLaunchPlan& plan,
+                         PeerHandles handles) {
   peer::CopyArgs call{};
   call.signature = packed_signature(op);
   call.in = static_cast<const std::byte*>(op.in.data);
@@ -128,10 +128,10 @@ peer::CopyArgs copy_args(const CollectiveCall& op, const peer::DeviceComm& comm,
   call.same_to_all = !traits(op.kind).sends_per_rank();
   call.chunk =
       comm.layout.slot_bytes / (call.same_to_all ? 1 : static_cast<std::size_t>(comm.size)) / 16 * 16;
-  // In place, an all_to_all's parts change places: peers then read copies.
+  // An in-place all_to_all would overwrite data that peers still read, so peers read copies.
   const bool swaps = op.kind == Collective::all_to_all && op.in.data == op.out.data;
-  call.in_source = choice.zero_copy && !swaps ? reach.in : 0;
-  call.exit_step = choice.zero_copy;
+  call.in_source = plan.zero_copy && !swaps ? handles.in : 0;
+  call.exit_step = plan.zero_copy;
   return call;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Turns an operation into what a kernel is told (peer_call.h): pure functions.
+/// Translates calls to kernel arguments (kernel_args.h). Pure functions.
 
 #include "comm/backends/peer_cuda/peer_arenas.h"
 #include "comm/collective.h"
@@ -7,7 +7,8 @@
 
 namespace rz {
 
-/// Where peers can read an operation's memory: what letters call it (peer_call.h). 0: nowhere.
+/// Locations of an operation's operands for peers, encoded as peer::SyncSlot::source. 0: peers cannot access
+/// the operand.
 struct PeerHandles {
   std::uint64_t in = 0, out = 0;
 };
@@ -17,8 +18,9 @@ peer::ReduceArgs reduce_args(const CollectiveCall&, const peer::DeviceComm&, con
                              PeerHandles);
 peer::CopyArgs copy_args(const CollectiveCall&, const peer::DeviceComm&, const CudaLaunchPlan&, PeerHandles);
 
-/// The signature of a call, and in words, e.g. "all_reduce (sum) of 12 f32".
+/// The signature of a call for the mismatch check, and its text with a count, e.g. "all_reduce (sum) of 12
+/// f32".
 std::uint64_t packed_signature(const CollectiveCall&);
-std::string to_string(std::uint64_t what, std::uint64_t count);
+std::string to_string(std::uint64_t signature, std::uint64_t count);
 
 }  // namespace rz

@@ -45,7 +45,7 @@ std::shared_ptr<std::byte> PeerAllocator::allocate(std::size_t bytes) {
   return {block, at};
 }
 
-/// The smallest gap that is large enough.
+/// Best fit: the smallest gap that is large enough.
 std::byte* PeerAllocator::allocate_from_slab(Slab& slab, std::size_t bytes) {
   auto best = slab.free.end();
   for (auto it = slab.free.begin(); it != slab.free.end(); ++it)

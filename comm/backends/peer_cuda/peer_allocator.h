@@ -1,6 +1,7 @@
 #pragma once
-/// Device memory that peers read where it lies: cut from slabs that live as long as their last user, since
-/// giving memory back to CUDA waits for kernels, which may wait for other ranks. Thread-safe.
+/// Allocator of device memory that peers read in place. Blocks are cut from slabs, and a slab lives as long
+/// as its last block: freeing CUDA memory waits for running kernels, which may wait for other ranks.
+/// Thread-safe.
 
 #include <cstddef>
 #include <map>
@@ -16,11 +17,12 @@ namespace rz {
 
 class PeerAllocator : public std::enable_shared_from_this<PeerAllocator> {
  public:
-  /// In the stream, which is for what waits for no other rank, memory is zeroed.
+  /// Memory is zeroed on `stream`, which must not carry work that waits for other ranks.
   explicit PeerAllocator(Stream stream) : stream_(std::move(stream)) {}
-  /// Zeroed, aligned to 256 bytes; may outlive everybody else. Errc::system states need and have.
+  /// Zeroed, aligned to 256 bytes; may outlive the allocator's other users. Errc::system if the device is out
+  /// of memory; the message has the requested and the available bytes.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
-  /// Whether all of it lies in a slab.
+  /// True if the whole range lies in one slab.
   bool contains(const void* at, std::size_t bytes) const;
 
  private:

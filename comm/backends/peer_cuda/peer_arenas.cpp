@@ -18,22 +18,23 @@ using cuda::runtime;
 
 using Memory = std::shared_ptr<std::byte>;
 
-/// How a rank's memory is reached.
+/// Exchanged by map_peers(): how peers reach a rank's memory.
 struct MemoryHandle {
-  std::uint64_t owner = 0;  ///< a shared_ptr's address, for ranks of its process; 0: it has none
+  std::uint64_t owner = 0;  ///< address of its shared_ptr, valid in its process; 0: no memory
   cuda::IpcHandle handle{};
 };
 
 MemoryHandle export_memory(const Memory& memory, Device device, bool one_process) {
   if (!memory) return {};
-  MemoryHandle access{.owner = reinterpret_cast<std::uint64_t>(&memory)};
-  if (one_process) return access;
+  MemoryHandle own_handle{.owner = reinterpret_cast<std::uint64_t>(&memory)};
+  if (one_process) return own_handle;
   const cuda::DeviceGuard guard(device);
-  cuda::check(runtime().ipc_get_handle(&access.handle, memory.get()), "cudaIpcGetMemHandle", device);
-  return access;
+  cuda::check(runtime().ipc_get_handle(&own_handle.handle, memory.get()), "cudaIpcGetMemHandle", device);
+  return own_handle;
 }
 
-/// Memory that peers may have mapped: it is never given back, unless they have said that they have not.
+/// Memory that peers may have mapped. Leaked unless release() is called after all peers have unmapped it or
+/// mapping has succeeded.
 class ExportedMemory {
  public:
   explicit ExportedMemory(Memory memory) : memory_(std::move(memory)) {}
@@ -48,7 +49,7 @@ class ExportedMemory {
   Memory memory_;
 };
 
-/// What goes wrong first.
+/// Runs f and keeps its error if it is the first.
 template <class F>
 void keep_first_error(std::optional<Error>& problem, const F& f) {
   try {
@@ -63,10 +64,9 @@ void host_barrier(Backend& host) {
   host.submit({&op, 1}).wait();
 }
 
-/// How many blocks of every rank can be on its card at once: a collective's kernel has at most one block for
-/// each multiprocessor that the rank would have alone if ranks shared their card evenly. A multiprocessor
-/// holds two such blocks (__launch_bounds__(512, 2)), so that there is room for the kernel of messages beside
-/// it.
+/// Blocks that can be resident for every rank at once. A collective kernel has at most one block per
+/// multiprocessor of the rank's share of its GPU. A multiprocessor holds two such blocks
+/// (__launch_bounds__(512, 2)), which leaves room for the point-to-point kernel.
 int max_concurrent_blocks(const std::vector<DeviceLocation>& locations) {
   int blocks = peer::max_blocks;
   for (const DeviceLocation& h : locations) {
@@ -87,7 +87,7 @@ void enable_peer_access(Device device, int rank, const DeviceLocation& peer, int
   cuda::check(runtime().enable_peer_access(peer.device), "cudaDeviceEnablePeerAccess", device);
 }
 
-/// Memory of another process; closed with the last copy.
+/// Maps memory of another process; unmapped with the last copy of the pointer.
 Memory open_ipc(const cuda::IpcHandle& handle, Device device) {
   const cuda::DeviceGuard guard(device);
   void* base = nullptr;
@@ -137,39 +137,40 @@ PeerArenas::PeerArenas(Backend& host, int rank, int size, Device device, std::si
 
 std::vector<Memory> PeerArenas::map_peers(Backend& host, const Memory& mine) {
   std::optional<Error> problem;
-  MemoryHandle access;
-  keep_first_error(problem, [&] { access = export_memory(mine, device_, one_process_); });
-  const std::vector<MemoryHandle> all = all_gather_value(host, access, device_comm_.size);
-  ExportedMemory exposed(mine);
+  MemoryHandle own_handle;
+  keep_first_error(problem, [&] { own_handle = export_memory(mine, device_, one_process_); });
+  const std::vector<MemoryHandle> all = all_gather_value(host, own_handle, device_comm_.size);
+  ExportedMemory exported(mine);
   std::vector<Memory> parts;
   keep_first_error(problem, [&] {
     for (int r = 0; r < device_comm_.size; ++r) {
       const auto i = static_cast<std::size_t>(r);
       if (all[i].owner == 0)
         throw Error(Errc::system, concat("rank ", r, " has no device memory to share; it says why"), r);
-      const bool here =
+      const bool same_process =
           locations_[i].process_id == locations_[static_cast<std::size_t>(device_comm_.rank)].process_id;
-      parts.push_back(here ? *reinterpret_cast<const Memory*>(all[i].owner)
-                           : open_ipc(all[i].handle, device_));
+      parts.push_back(same_process ? *reinterpret_cast<const Memory*>(all[i].owner)
+                                   : open_ipc(all[i].handle, device_));
     }
   });
-  // Until then everybody's `mine` must be there.
-  const auto well = all_gather_value(host, static_cast<std::uint8_t>(!problem), device_comm_.size);
-  const auto bad = std::find(well.begin(), well.end(), 0);
-  if (bad != well.end()) {
+  // Every rank's `mine` must exist until all ranks have mapped it.
+  const auto mapped = all_gather_value(host, static_cast<std::uint8_t>(!problem), device_comm_.size);
+  const auto failed = std::find(mapped.begin(), mapped.end(), 0);
+  if (failed != mapped.end()) {
     parts.clear();
-    host_barrier(host);  // now nobody has mapped anything
+    host_barrier(host);  // now no rank has anything mapped
   }
-  exposed.release();
+  exported.release();
   if (problem) throw *problem;
-  const auto culprit = static_cast<int>(bad - well.begin());
-  if (bad != well.end())
+  const auto culprit = static_cast<int>(failed - mapped.begin());
+  if (failed != mapped.end())
     throw Error(Errc::system, concat("rank ", culprit, " cannot map its peers' memory; it says why"),
                 culprit);
   return parts;
 }
 
-/// This rank may hold a peer's arena last: what leave() wrote there must have arrived before it goes.
+/// This rank may hold the last reference to a peer's arena: the writes of signal_departure() must complete
+/// before it is freed.
 PeerArenas::~PeerArenas() {
   if (!drain()) leak();
 }
@@ -180,7 +181,7 @@ bool PeerArenas::drain() const noexcept {
     const Event last = control_stream_.record();
     while (!last.done() && !deadline.expired()) std::this_thread::sleep_for(std::chrono::microseconds(20));
     return last.done();
-  } catch (const Error&) {  // a device that has failed
+  } catch (const Error&) {  // the device has failed
     return false;
   }
 }
@@ -198,7 +199,7 @@ void PeerArenas::signal_departure(peer::Departure how) noexcept {
           &reinterpret_cast<peer::DeviceCounters*>(device_comm_.arenas[r])->departed[device_comm_.rank];
       memcpy_async(gone, &how, sizeof how, control_stream_);
     }
-  } catch (const Error&) {  // a device that has failed; the peers' deadlines remain
+  } catch (const Error&) {  // the device has failed; the peers' deadlines still apply
   }
 }
 

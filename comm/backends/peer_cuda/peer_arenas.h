@@ -1,6 +1,6 @@
 #pragma once
-/// The arenas of a group of ranks on CUDA devices of one host, each mapped by all: threads of one process by
-/// plain pointers, processes by CUDA's IPC handles.
+/// The arenas of a group of ranks on CUDA devices of one node. Every rank maps all arenas: by plain pointers
+/// among threads of one process, by CUDA IPC handles among processes.
 
 #include <memory>
 #include <vector>
@@ -14,8 +14,8 @@ namespace rz {
 
 class PeerArenas {
  public:
-  /// Every rank calls it; they talk over `host`. Errc::unsupported names a rank that is on another host, or
-  /// whose device this one cannot reach.
+  /// Collective over `host`. Errc::unsupported for more than peer::max_ranks ranks, for a rank on another
+  /// node, or for a peer whose device memory is not accessible from this device; the message names that rank.
   PeerArenas(Backend& host, int rank, int size, Device, std::size_t slot_bytes);
   ~PeerArenas();
   PeerArenas(const PeerArenas&) = delete;
@@ -24,21 +24,23 @@ class PeerArenas {
   Device device() const { return device_; }
   const peer::DeviceComm& device_comm() const { return device_comm_; }
   peer::DeviceStatus& status() const { return *device_comm_.status; }
-  /// For what waits for no other rank: new memory, addresses, and the words of leave().
+  /// Stream for work that waits for no other rank: zeroing memory, publishing addresses, signal_departure().
   const Stream& control_stream() const { return control_stream_; }
-  /// Whether plain pointers of a rank mean the same to all others.
+  /// True if all ranks are threads of one process, so that plain pointers are valid on all of them.
   bool one_process() const { return one_process_; }
-  /// Each rank's device memory, as this one reaches it, its own as it is; every rank calls it with the start
-  /// of an allocation, and they talk over `host`. If that fails, it does on every rank; one that passes
-  /// nothing, or cannot map a peer's, is named. Nobody may give back what peers still have mapped.
+  /// Maps each rank's device memory; element `rank` is `mine` itself. Collective over `host`; `mine` must be
+  /// the start of an allocation. On failure every rank throws, and the error names a rank that passed null or
+  /// could not map a peer's memory. Memory must not be freed while peers have it mapped.
   std::vector<std::shared_ptr<std::byte>> map_peers(Backend& host, const std::shared_ptr<std::byte>& mine);
-  /// Tells the peers' kernels, now and later, that they wait for this rank in vain. Bounded.
+  /// Sets the departure flag in every peer's arena; their kernels stop waiting for this rank, now and later.
+  /// Asynchronous, does not block.
   void signal_departure(peer::Departure) noexcept;
-  /// Waits for the last words that it told them, at most two seconds. False: they are still on their way.
+  /// Waits up to 2 s for the writes of signal_departure(). False: they are still in flight.
   bool drain() const noexcept;
-  /// Closes the peers' arenas, which nothing of this rank may use any more.
+  /// Unmaps the peers' arenas. No kernel of this rank may use them any more.
   void unmap_peers() noexcept;
-  /// For memory that kernels, here or on peers, may go on using: it is never given back.
+  /// Keeps all mappings for the process lifetime, because a kernel of this rank or of a peer may still access
+  /// them.
   void leak() noexcept;
 
  private:
@@ -48,7 +50,7 @@ class PeerArenas {
   bool one_process_ = true;
   std::shared_ptr<std::byte> status_;
   Stream control_stream_;
-  std::vector<std::shared_ptr<std::byte>> arenas_;  // each rank's, this one's too
+  std::vector<std::shared_ptr<std::byte>> arenas_;  // by rank, including this one
 };
 
 }  // namespace rz

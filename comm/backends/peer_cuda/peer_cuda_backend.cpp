@@ -25,7 +25,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-/// Reads and writes of memory that kernels write and read.
+/// Accesses to pinned memory that kernels read and write.
 template <class T>
 T load_acquire(const T& word) {
   return __atomic_load_n(&word, __ATOMIC_ACQUIRE);
@@ -37,8 +37,8 @@ void store_release(T& word, T value) {
 
 double to_seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-/// Why a group can go no further, and the thread that finds out. The first reason wins; from then on no
-/// kernel of this rank waits for anything.
+/// Failure state of a group, and the thread that detects failures. The first failure wins; from then on no
+/// kernel of this rank waits for a peer.
 class DeviceWatchdog {
  public:
   DeviceWatchdog(const std::shared_ptr<Backend>& host, const PeerArenas& group,
@@ -72,8 +72,9 @@ class DeviceWatchdog {
     if (!failure_) failure_ = std::make_exception_ptr(error);
     store_release(status_.stop, std::uint32_t{1});
   }
-  /// Stops the kernels, which then say for whom they wait, and blames that rank.
-  void fail_timeout(int lane) noexcept {
+  /// Stops the kernels of `channel`, which then mark the ranks they wait for; fails with such a rank as
+  /// culprit.
+  void fail_timeout(int channel) noexcept {
     {
       const std::lock_guard lock(mutex_);
       if (failure_ || deciding_) return;
@@ -81,10 +82,11 @@ class DeviceWatchdog {
       store_release(status_.stop, std::uint32_t{1});
     }
     const Deadline deadline = Deadline::after(1s);
-    while (load_acquire(status_.finished[lane]) != load_acquire(status_.started[lane]) && !deadline.expired())
+    while (load_acquire(status_.finished[channel]) != load_acquire(status_.started[channel]) &&
+           !deadline.expired())
       std::this_thread::sleep_for(100us);
-    check_device_error();  // it may have been something else
-    fail_with(timeout_error(lane));
+    check_device_error();  // the kernels may have reported another error meanwhile
+    fail_with(timeout_error(channel));
     {
       const std::lock_guard lock(mutex_);
       deciding_ = false;
@@ -100,35 +102,35 @@ class DeviceWatchdog {
 
   void run() {
     const auto pause = std::clamp<Clock::duration>(options_.timeout / 20, 1ms, 20ms);
-    ChannelProgress lanes[peer::channel_count];
+    ChannelProgress channels[peer::channel_count];
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, pause, [&] { return stopping_; })) {
       lock.unlock();
       check_device_error();
-      for (int i = 0; i < peer::channel_count; ++i) check_progress(i, lanes[i]);
+      for (int i = 0; i < peer::channel_count; ++i) check_progress(i, channels[i]);
       lock.lock();
     }
   }
 
-  /// A call that has begun has to end.
-  void check_progress(int i, ChannelProgress& lane) {
+  /// Fails with Errc::timeout if a started call does not end in time.
+  void check_progress(int i, ChannelProgress& channel) {
     const std::uint64_t left = load_acquire(status_.finished[i]), entered = load_acquire(status_.started[i]);
-    if (entered == left || entered != lane.call) {
-      lane = {entered, Clock::now()};
+    if (entered == left || entered != channel.call) {
+      channel = {entered, Clock::now()};
       return;
     }
     check_host();
-    if (Clock::now() - lane.since >= options_.timeout && !load_acquire(status_.stop)) fail_timeout(i);
+    if (Clock::now() - channel.since >= options_.timeout && !load_acquire(status_.stop)) fail_timeout(i);
   }
 
-  /// Names the rank that a kernel waits for.
-  Error timeout_error(int lane) const {
+  /// Timeout error; the culprit is the lowest rank that a kernel waits for.
+  Error timeout_error(int channel) const {
     int culprit = -1;
     for (int r = options_.size - 1; r >= 0; --r)
-      if (r != options_.rank && load_acquire(status_.waiting_on[lane][r])) culprit = r;
+      if (r != options_.rank && load_acquire(status_.waiting_on[channel][r])) culprit = r;
     return Error(
         Errc::timeout,
-        concat(lane == peer::message_channel ? "a message" : "a collective", " on ", name(options_.device),
+        concat(channel == peer::message_channel ? "a message" : "a collective", " on ", name(options_.device),
                " did not end within ", to_seconds(options_.timeout), " s on rank ", options_.rank, ": ",
                culprit < 0 ? std::string("no rank is missing, so work before it in the stream is late")
                            : concat("rank ", culprit, " did not come to it"),
@@ -136,7 +138,7 @@ class DeviceWatchdog {
         culprit);
   }
 
-  /// A rank that has died or aborted is known to the backend of host memory.
+  /// The host backend detects ranks that have died or aborted.
   void check_host() noexcept {
     try {
       if (const auto host = host_.lock()) host->check();
@@ -145,12 +147,12 @@ class DeviceWatchdog {
     }
   }
 
-  /// What the kernels have found.
+  /// Turns an error reported by a kernel into the group's failure.
   void check_device_error() {
-    const std::uint32_t trouble = load_acquire(status_.error);
-    if (trouble == peer::no_error) return;
+    const std::uint32_t error = load_acquire(status_.error);
+    if (error == peer::no_error) return;
     const int culprit = static_cast<int>(status_.culprit);
-    switch (trouble) {
+    switch (error) {
       case peer::mismatch:
         return fail_with(Error(
             Errc::mismatch,
@@ -168,7 +170,7 @@ class DeviceWatchdog {
   }
 
   const PeerCudaOptions options_;
-  const std::weak_ptr<Backend> host_;  // Works keep this alive, but no host backend
+  const std::weak_ptr<Backend> host_;  // weak: Works keep the watchdog alive, but not the host backend
   peer::DeviceStatus& status_;
   std::mutex mutex_;
   std::condition_variable changed_, decided_;
@@ -177,7 +179,7 @@ class DeviceWatchdog {
   std::thread thread_;
 };
 
-/// What Works share with their backend; they may outlive it.
+/// State shared by the backend and its Works, which may outlive it.
 struct PeerCudaState {
   PeerCudaState(const std::shared_ptr<Backend>& host, const PeerCudaOptions& o)
       : options(o), group(*host, o.rank, o.size, o.device, o.slot_bytes), watchdog(host, group, o) {}
@@ -189,11 +191,11 @@ struct PeerCudaState {
 
 class PeerWork final : public WorkState {
  public:
-  /// `captured`: the ends are nodes of a graph.
-  PeerWork(std::shared_ptr<PeerCudaState> shared, std::vector<Event> ends, int lane, bool captured)
+  /// `captured`: the end events are nodes of a graph.
+  PeerWork(std::shared_ptr<PeerCudaState> shared, std::vector<Event> end_events, int channel, bool captured)
       : shared_(std::move(shared)),
-        end_events_(std::move(ends)),
-        channel_(lane),
+        end_events_(std::move(end_events)),
+        channel_(channel),
         captured_(captured),
         deadline_(Clock::now() + 2 * shared_->options.timeout) {}
 
@@ -232,11 +234,12 @@ class PeerWork final : public WorkState {
   bool all_reached() const {
     return std::all_of(end_events_.begin(), end_events_.end(), [](const Event& e) { return e.done(); });
   }
-  /// After a failure the kernels leave; those behind somebody else's may take their time.
+  /// After a failure the kernels exit. Kernels queued behind other work get 1 s to do so.
   void poll_failure(std::optional<Clock::time_point>& failed_at) const {
     if (!failed_at) {
       if (shared_->watchdog.failed()) failed_at = Clock::now();
-      // What has begun has its own deadline; twice the time is for what waits before it.
+      // The watchdog enforces the deadline of started calls. Twice the timeout covers work queued before the
+      // call.
       else if (Clock::now() > deadline_)
         shared_->watchdog.fail_timeout(channel_);
     } else if (Clock::now() - *failed_at > 1s) {
@@ -264,7 +267,7 @@ class PeerCudaBackend final : public Backend {
         stream_(Stream::create(options.device, Stream::Priority::high)),
         message_stream_(Stream::create(options.device, Stream::Priority::high)) {
     select_cuda_launch({.collective = Collective::all_reduce,
-                        .override_name = options.algorithm});  // refuses an unknown one
+                        .override_name = options.algorithm});  // throws for an unknown name
   }
   ~PeerCudaBackend() override;
 
@@ -279,12 +282,12 @@ class PeerCudaBackend final : public Backend {
       else
         start(op), collectives = true;
     }
-    std::vector<Event> ends;
-    if (collectives) ends.push_back(stream_.record());
+    std::vector<Event> end_events;
+    if (collectives) end_events.push_back(stream_.record());
     const bool any_message = !messages.empty();
     start_messages(std::move(messages));
-    if (any_message) ends.push_back(message_stream_.record());
-    return Work(std::make_shared<PeerWork>(shared_, std::move(ends),
+    if (any_message) end_events.push_back(message_stream_.record());
+    return Work(std::make_shared<PeerWork>(shared_, std::move(end_events),
                                            collectives ? peer::collective_channel : peer::message_channel,
                                            !group.empty() && group.front().stream.stream().capturing()));
   }
@@ -309,7 +312,7 @@ class PeerCudaBackend final : public Backend {
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return allocator_->allocate(bytes); }
   std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes) override {
-    if (shared_->group.one_process()) return allocate(bytes);  // which peers reach as it is
+    if (shared_->group.one_process()) return allocate(bytes);  // peers access it by plain pointers
     shared_->watchdog.check();
     auto memory = symmetric_windows_.allocate(*host_, bytes);
     return memory ? memory : allocate(bytes);
@@ -325,13 +328,13 @@ class PeerCudaBackend final : public Backend {
   PeerHandles peer_handles(const CollectiveCall& op) const {
     return {handle_of(op.in.data, op.in.bytes()), handle_of(op.out.data, op.out.bytes())};
   }
-  /// Plain addresses mean nothing in another process.
+  /// In other processes only window handles are valid, not addresses.
   std::uint64_t handle_of(const void* at, std::size_t bytes) const {
     if (!shared_->group.one_process()) return symmetric_windows_.handle_of(at, bytes);
     return allocator_->contains(at, bytes) ? reinterpret_cast<std::uint64_t>(at) : 0;
   }
 
-  /// Nobody to meet: what a rank alone gets is what it has. False: a kernel has to look at it.
+  /// Group of one rank: the result is the input. False: a kernel must compute it.
   bool start_single_rank(const CollectiveCall& op) {
     const bool unchanged = op.kind != Collective::all_to_all_v && op.op.kind != ReduceOp::premul_sum;
     if (device_comm().size > 1 || !unchanged) return false;
@@ -342,16 +345,17 @@ class PeerCudaBackend final : public Backend {
   void start(const CollectiveCall& op) {
     stream_.wait(op.stream.stream().record());
     if (start_single_rank(op)) return;
-    const CudaLaunchPlan choice = plan_launch(op, device_comm(), options_.algorithm);
+    const CudaLaunchPlan plan = plan_launch(op, device_comm(), options_.algorithm);
     if (traits(op.kind).reduces)
-      kernels_.collective_reduce(device_comm(), reduce_args(op, device_comm(), choice, peer_handles(op)),
-                                 op.in.dtype, op.op.kind, choice.blocks, choice.threads, stream_);
+      kernels_.collective_reduce(device_comm(), reduce_args(op, device_comm(), plan, peer_handles(op)),
+                                 op.in.dtype, op.op.kind, plan.blocks, plan.threads, stream_);
     else
-      kernels_.collective_copy(device_comm(), copy_args(op, device_comm(), choice, peer_handles(op)),
-                               choice.blocks, choice.threads, stream_);
+      kernels_.collective_copy(device_comm(), copy_args(op, device_comm(), plan, peer_handles(op)),
+                               plan.blocks, plan.threads, stream_);
   }
 
-  /// The first message to and from every peer in one kernel, then the second ones, and so on.
+  /// Batches messages: the first message to and from every peer in one kernel, then the second ones, and so
+  /// on.
   void start_messages(std::vector<CollectiveCall> waiting) {
     std::size_t most = 0;
     for (const CollectiveCall& op : waiting) {
@@ -369,7 +373,7 @@ class PeerCudaBackend final : public Backend {
     bool& taken = op.kind == Collective::send ? call.sends[peer] : call.recvs[peer];
     if (taken) return false;
     taken = true;
-    // Both sides know it as a receive.
+    // The signature of a message is that of its receive, on both sides.
     const std::uint64_t what =
         static_cast<std::uint64_t>(Collective::recv) |
         static_cast<std::uint64_t>((op.kind == Collective::send ? op.in.dtype : op.out.dtype)) << 8;
@@ -396,8 +400,8 @@ class PeerCudaBackend final : public Backend {
   std::atomic<bool> departure_signalled_{false};
 };
 
-// Kernels still in flight leave at once; the peers' learn that nobody will come. Memory that other processes
-// have mapped may be given back when they have closed it: if they do not come here to say so, it is kept.
+// Kernels in flight exit at once, and those of the peers see the departure. Memory mapped by other processes
+// may be freed once they have unmapped it; if they do not confirm this in time, it is leaked.
 PeerCudaBackend::~PeerCudaBackend() {
   PeerArenas& group = shared_->group;
   shared_->watchdog.fail_with(Error(
@@ -414,24 +418,24 @@ PeerCudaBackend::~PeerCudaBackend() {
   group.leak();
 }
 
-// A graph's kernels run in streams of the caller's, and are known by what they say of themselves.
+// Kernels of captured graphs run in the caller's streams, so their end is seen only in DeviceStatus.
 bool PeerCudaBackend::wait_kernels_ended() const noexcept {
   const peer::DeviceStatus& status = shared_->group.status();
-  const auto none_runs = [&](int lane) {
-    return load_acquire(status.finished[lane]) == load_acquire(status.started[lane]);
+  const auto none_runs = [&](int channel) {
+    return load_acquire(status.finished[channel]) == load_acquire(status.started[channel]);
   };
   try {
-    const Event ends[] = {stream_.record(), message_stream_.record()};
+    const Event end_events[] = {stream_.record(), message_stream_.record()};
     const Deadline deadline = Deadline::after(5s);
-    for (const Event& e : ends)
+    for (const Event& e : end_events)
       while (!e.done() && !deadline.expired()) std::this_thread::sleep_for(20us);
     while (!(none_runs(peer::collective_channel) && none_runs(peer::message_channel)) &&
            !deadline.expired()) {
-      static_cast<void>(stream_.record().done());  // asking keeps a device at work
+      static_cast<void>(stream_.record().done());  // a query makes the driver submit pending work
       std::this_thread::sleep_for(20us);
     }
     return !deadline.expired();
-  } catch (const Error&) {  // said by the operation that failed
+  } catch (const Error&) {  // already reported by the operation that failed
     return false;
   }
 }
@@ -443,7 +447,7 @@ bool PeerCudaBackend::wait_all_unmapped() const noexcept {
     const Deadline deadline = Deadline::after(std::min<Clock::duration>(options_.timeout, 2s));
     while (!all.done() && !deadline.expired()) std::this_thread::sleep_for(100us);
     if (!all.done()) return false;
-    all.wait();  // it may have ended badly
+    all.wait();  // throws if it failed
     return true;
   } catch (const Error&) {
     return false;

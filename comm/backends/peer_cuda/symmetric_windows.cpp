@@ -11,26 +11,26 @@ namespace rz {
 
 namespace {
 
-// CUDA maps memory in pieces of 2 MiB: a smaller window would show the peers what lies beside it.
+// CUDA IPC maps memory in units of 2 MiB: a smaller window would expose neighbouring memory to the peers.
 constexpr std::size_t window_granularity = std::size_t{2} << 20;
 
-/// What a rank wants, and what it could offer for it.
+/// Exchanged by allocate(): the requested size and the windows unused on a rank.
 struct WindowRequest {
   std::size_t bytes;
   WindowRegistry::WindowSet unused;
 };
 
-/// What no rank uses.
-WindowRegistry::WindowSet intersect_unused(Backend& host, const peer::DeviceComm& seat,
+/// Windows that no rank uses. Errc::mismatch if the sizes differ.
+WindowRegistry::WindowSet intersect_unused(Backend& host, const peer::DeviceComm& comm,
                                            const WindowRequest& mine) {
-  const std::vector<WindowRequest> all = all_gather_value(host, mine, seat.size);
+  const std::vector<WindowRequest> all = all_gather_value(host, mine, comm.size);
   WindowRegistry::WindowSet unused = ~WindowRegistry::WindowSet{0};
   for (const WindowRequest& r : all) unused &= r.unused;
-  for (int r = 0; r < seat.size; ++r) {
+  for (int r = 0; r < comm.size; ++r) {
     const std::size_t theirs = all[static_cast<std::size_t>(r)].bytes;
     if (theirs != mine.bytes)
       throw Error(Errc::mismatch,
-                  concat("rank ", seat.rank, " called allocate_symmetric of ", mine.bytes,
+                  concat("rank ", comm.rank, " called allocate_symmetric of ", mine.bytes,
                          " bytes, but rank ", r, " of ", theirs, " bytes"),
                   r);
   }
@@ -39,7 +39,7 @@ WindowRegistry::WindowSet intersect_unused(Backend& host, const peer::DeviceComm
 
 }  // namespace
 
-/// A window that is in use: its memory and its entry in the book stay.
+/// Keeps a window in use: its memory and its registry entry.
 struct SymmetricWindows::WindowLease {
   std::shared_ptr<WindowRegistry> registry;
   std::shared_ptr<std::byte> memory;
@@ -67,17 +67,17 @@ std::shared_ptr<std::byte> SymmetricWindows::allocate(Backend& host, std::size_t
 
 int SymmetricWindows::open_window(Backend& host, std::size_t bytes) {
   std::shared_ptr<std::byte> memory;
-  std::exception_ptr none;
+  std::exception_ptr allocation_error;
   try {
     memory = allocate_on(group_.device(), bytes);
   } catch (const Error&) {
-    none = std::current_exception();
+    allocation_error = std::current_exception();
   }
   Parts parts;
   try {
     parts = group_.map_peers(host, memory);
   } catch (const Error&) {
-    if (none) std::rethrow_exception(none);  // says why
+    if (allocation_error) std::rethrow_exception(allocation_error);  // has the reason
     throw;
   }
   own_memory_.push_back(memory);
@@ -87,11 +87,11 @@ int SymmetricWindows::open_window(Backend& host, std::size_t bytes) {
 }
 
 void SymmetricWindows::publish_addresses(int window, const Parts& parts) const {
-  const peer::DeviceComm& seat = group_.device_comm();
+  const peer::DeviceComm& comm = group_.device_comm();
   std::uint64_t addresses[peer::max_ranks] = {};
   for (std::size_t r = 0; r < parts.size(); ++r)
     addresses[r] = reinterpret_cast<std::uint64_t>(parts[r].get());
-  memcpy_async(seat.arenas[seat.rank] + seat.layout.window(window), addresses, sizeof addresses,
+  memcpy_async(comm.arenas[comm.rank] + comm.layout.window(window), addresses, sizeof addresses,
                group_.control_stream());
   group_.control_stream().synchronize();
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// Symmetric memory of CUDA peers in several processes: every rank's part of a window is mapped by all, so
-/// that kernels read it where it lies, by its number and an offset.
+/// Symmetric memory of CUDA peers in several processes. Every rank maps all parts of a window, so kernels
+/// read it in place, addressed by window number and offset.
 
 #include <memory>
 #include <mutex>
@@ -14,19 +14,19 @@ namespace rz {
 
 class SymmetricWindows {
  public:
-  /// The group must live as long.
+  /// `group` must outlive this object.
   explicit SymmetricWindows(PeerArenas& group) : group_(group) {}
 
-  /// Zeroed, aligned to 256 bytes; every rank calls it with as many bytes, and they talk over `host`. Null,
-  /// on every rank, once there are WindowRegistry::max_windows windows and none that fits is unused by all.
-  /// It may outlive this. Where one rank has no memory, all get an error that names it; Errc::mismatch names
-  /// a rank that asks for another size.
+  /// Collective over `host`; every rank must pass the same size. Returns zeroed memory aligned to 256 bytes,
+  /// which may outlive this object. Returns null on every rank if there are already
+  /// WindowRegistry::max_windows windows and none that fits is unused on all ranks. If a rank cannot allocate
+  /// or map, every rank throws an error that names it. Errc::mismatch names a rank that passed another size.
   std::shared_ptr<std::byte> allocate(Backend& host, std::size_t bytes);
-  /// As WindowRegistry's.
+  /// As WindowRegistry::handle_of().
   std::uint64_t handle_of(const void* at, std::size_t bytes) const { return registry_->handle_of(at, bytes); }
-  /// Closes the peers' parts, which no kernel of this rank may read any more.
+  /// Unmaps the peers' parts. No kernel of this rank may read them any more.
   void unmap_peers() noexcept;
-  /// For memory that peers may go on reading: it is never given back.
+  /// Leaks all windows, because peers may still read them.
   void leak() noexcept;
 
  private:
@@ -39,8 +39,8 @@ class SymmetricWindows {
   PeerArenas& group_;
   const std::shared_ptr<WindowRegistry> registry_ = std::make_shared<WindowRegistry>();
   std::mutex mutex_;
-  std::vector<Parts> windows_;                          // each rank's part of each window
-  std::vector<std::shared_ptr<std::byte>> own_memory_;  // this rank's parts
+  std::vector<Parts> windows_;                          // by window, then rank
+  std::vector<std::shared_ptr<std::byte>> own_memory_;  // this rank's part, by window
 };
 
 }  // namespace rz

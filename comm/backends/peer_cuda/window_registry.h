@@ -1,7 +1,6 @@
 #pragma once
-/// Which windows of symmetric memory a group has, and which of them are in use here: bookkeeping that knows
-/// of no device. A window is memory that every rank has under one number, each at an address of its own.
-/// Thread-safe.
+/// Bookkeeping of a group's symmetric windows and of their use on this rank; makes no device calls. A window
+/// has the same number on every rank and a different address on each. Thread-safe.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,22 +16,22 @@ class WindowRegistry {
  public:
   static constexpr std::size_t max_windows = peer::max_windows;
 
-  /// A set of windows, a bit each.
+  /// Set of windows, one bit each.
   using WindowSet = std::uint64_t;
   static_assert(max_windows <= 64);
 
-  /// Those that nobody uses on this rank.
+  /// Windows not in use on this rank.
   WindowSet unused() const;
-  /// The smallest of `unused` that holds `bytes`, of several the first: on every rank the same, for the same
-  /// question. None: a new one is needed.
+  /// The smallest window of `unused` that holds `bytes`; the lowest number among equals. A function of its
+  /// arguments and the windows' sizes, so all ranks get the same result. nullopt: none fits.
   std::optional<int> best_fit(std::size_t bytes, WindowSet unused) const;
   bool is_full() const;
-  /// A new window, in use: numbers go up from 0. It is this rank's memory.
+  /// Registers this rank's part of a new window, in use. Returns its number; numbers count up from 0.
   int add(const std::byte* memory, std::size_t bytes);
   void acquire(int window);
   void release(int window) noexcept;
 
-  /// What letters call this memory (peer_call.h); 0 unless all of it lies in one window.
+  /// Location of the range for peers, encoded as peer::SyncSlot::source; 0 unless it lies in one window.
   std::uint64_t handle_of(const void* at, std::size_t bytes) const;
 
  private:

@@ -167,7 +167,7 @@ __device__ void copy_as(std::byte* to, const std::byte* from, std::size_t words,
   auto* const d = reinterpret_cast<W*>(to);
   const auto* const s = reinterpret_cast<const W*>(from);
   std::size_t i = thread.index;
-  for (; i + 3 * thread.count < words; i += 4 * thread.count) {  // four loads on their way
+  for (; i + 3 * thread.count < words; i += 4 * thread.count) {  // four loads in flight
     const W a = s[i], b = s[i + thread.count], c = s[i + 2 * thread.count], e = s[i + 3 * thread.count];
     d[i] = a, d[i + thread.count] = b, d[i + 2 * thread.count] = c, d[i + 3 * thread.count] = e;
   }

@@ -35,16 +35,15 @@ inline constexpr int window_shift = 56;
 constexpr std::uint64_t window_source(int window, std::size_t offset) {
   return in_window | static_cast<std::uint64_t>(window) << window_shift | offset;
 }
-inline constexpr std::uint64_t more_data =
-    std::uint64_t{1} << 63;  ///< flag in SyncSlot::signature: the writer has more chunks
+/// Flag in SyncSlot::signature: the writer has more chunks.
+inline constexpr std::uint64_t more_data = std::uint64_t{1} << 63;
 
 /// First page of an arena.
 struct DeviceCounters {
   std::uint64_t steps[max_blocks];  ///< next step, per block of this rank
   std::uint64_t sent[max_ranks][message_blocks], received[max_ranks][message_blocks];  ///< chunks
-  std::uint64_t acked[max_ranks]
-                     [message_blocks];  ///< written by peers: chunks of this rank that they have read
-  std::uint32_t departed[max_ranks];    ///< written by departing peers: a Departure
+  std::uint64_t acked[max_ranks][message_blocks];  ///< written by peers: chunks that they have read
+  std::uint32_t departed[max_ranks];               ///< written by departing peers: a Departure
   std::uint64_t calls[channel_count];
   std::uint32_t finished[channel_count];  ///< blocks of the current call that have ended
   std::uint32_t failed;
@@ -58,7 +57,7 @@ struct DeviceStatus {
   std::uint32_t culprit;  ///< a rank
   std::uint64_t own_call[2], peer_call[2];  ///< signature and count of the mismatched calls
   std::uint64_t started[channel_count], finished[channel_count];  ///< number of calls
-  std::uint32_t waiting_on[channel_count][max_ranks];
+  std::uint32_t waiting_on[channel_count][max_ranks];  ///< 1: a kernel has waited long for this rank
 };
 enum DeviceError : std::uint32_t { no_error = 0, mismatch = 1, peer_left = 2, peer_aborted = 3 };
 
