@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(512, 2)
     return comm.arenas[comm.rank] + comm.layout.slot(static_cast<int>(blockIdx.x), s);
   };
   const auto part_of = [&](int rank) { return static_cast<std::size_t>(call.shards > 1 ? rank : 0); };
-  const auto sync = [&](const auto& source_for) {
+  const auto sync_blocks = [&](const auto& source_for) {
     return sync_step(comm, block, step++, call.signature, false, count, count, source_for);
   };
   const int own_part = static_cast<int>(part_of(comm.rank));
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(512, 2)
     const Chunk chunk{blockIdx.x * call.stripe + done, left < call.chunk ? left : call.chunk};
     if (!call.in_source) stage(call, chunk, reinterpret_cast<T*>(slot(step)));
     const std::uint64_t slot_at = in_arena | comm.layout.slot(static_cast<int>(blockIdx.x), step);
-    ok = sync([&](int peer) {
+    ok = sync_blocks([&](int peer) {
       return call.in_source ? call.in_source + (part_of(peer) * call.shard + chunk.offset) * sizeof(T)
                             : slot_at + part_of(peer) * call.chunk * sizeof(T);
     });
@@ -74,13 +74,13 @@ __global__ void __launch_bounds__(512, 2)
     const std::uint64_t result = call.out_source
                                      ? call.out_source + at * sizeof(T)
                                      : in_arena | comm.layout.slot(static_cast<int>(blockIdx.x), step);
-    ok = sync([&](int) { return result; });
+    ok = sync_blocks([&](int) { return result; });
     for (int part = 0; ok && part < call.shards; ++part)
       copy(static_cast<T*>(call.out) + static_cast<std::size_t>(part) * call.shard + chunk.offset,
            reinterpret_cast<const T*>(block.source[part]), chunk.length(call, part) * sizeof(T),
            block_thread());
   }
-  if (ok && call.exit_step) sync([](int) { return std::uint64_t{0}; });
+  if (ok && call.exit_step) sync_blocks([](int) { return std::uint64_t{0}; });
   end_call(comm, collective_channel, step);
 }
 
