@@ -9,7 +9,7 @@ namespace rz::nccl {
 std::string describe(const CollectiveCall& op) {
   std::string text = name(op.kind);
   if (traits(op.kind).reduces) text += concat(' ', name(op.op));
-  // Only what every rank passes: the root's other buffer, and all_to_all_v's counts, differ.
+  // Only arguments that all ranks share: the root's second buffer and all_to_all_v's counts differ.
   const CollectiveTraits& t = traits(op.kind);
   const bool at_output = t.out == Extent::shard && !t.out_at_root;
   if (op.kind != Collective::all_to_all_v && op.kind != Collective::barrier)
@@ -85,33 +85,33 @@ namespace {
 
 using AllProgress = std::span<const std::optional<CallProgress>>;
 
-/// The first rank whose call of this number is not what most ranks called.
+/// The first rank whose call of this number differs from the majority's.
 std::optional<Failure> find_mismatch(std::uint64_t number, AllProgress all) {
   const auto call = [&](std::size_t r) { return all[r] ? all[r]->description_of(number) : nullptr; };
   std::map<std::string, int> votes;
   for (std::size_t r = 0; r < all.size(); ++r)
     if (call(r)) ++votes[*call(r)];
   if (votes.size() < 2) return std::nullopt;
-  std::size_t usual = 0;
-  while (!call(usual)) ++usual;
-  for (std::size_t r = usual; r < all.size(); ++r)
-    if (call(r) && votes[*call(r)] > votes[*call(usual)]) usual = r;
-  std::size_t other = 0;
-  while (!call(other) || *call(other) == *call(usual)) ++other;
-  return Failure{static_cast<int>(other), Errc::mismatch,
-                 concat("call ", number, " of the group's collectives is '", *call(other), "' on rank ",
-                        other, ", but '", *call(usual), "' on rank ", usual)};
+  std::size_t majority = 0;
+  while (!call(majority)) ++majority;
+  for (std::size_t r = majority; r < all.size(); ++r)
+    if (call(r) && votes[*call(r)] > votes[*call(majority)]) majority = r;
+  std::size_t deviating = 0;
+  while (!call(deviating) || *call(deviating) == *call(majority)) ++deviating;
+  return Failure{static_cast<int>(deviating), Errc::mismatch,
+                 concat("call ", number, " of the group's collectives is '", *call(deviating), "' on rank ",
+                        deviating, ", but '", *call(majority), "' on rank ", majority)};
 }
 
-/// How far a rank is from having done its part; who is furthest is the culprit.
+/// How far a rank is from having done its part; the rank with the highest stage is the culprit.
 enum class LagStage { done, queued, within_call, not_called, unresponsive };
 
 struct Lag {
   LagStage stage = LagStage::done;
-  std::string reason;  ///< empty: nobody waits for it
+  std::string reason;  ///< empty: the rank blocks nothing
 };
 
-/// Why rank r keeps the collective waiting.
+/// Lag of rank r in the collective.
 Lag lag_of(std::size_t r, std::uint64_t number, const std::optional<CallProgress>& s, bool some_issued) {
   if (!s) return {LagStage::unresponsive, concat("rank ", r, " does not answer")};
   if (s->called <= number)
@@ -120,7 +120,7 @@ Lag lag_of(std::size_t r, std::uint64_t number, const std::optional<CallProgress
         concat("rank ", r, " has not called it", s->descriptions.empty() ? "" : ", its last was '",
                s->descriptions.empty() ? "" : s->descriptions.back(), s->descriptions.empty() ? "" : "'")};
   if (s->issued <= number) {
-    if (!some_issued) return {};  // so it is on all ranks: none waits for this one
+    if (!some_issued) return {};  // not enqueued on any rank: this one does not block the others
     return {LagStage::within_call, concat("rank ", r, " called it, but is still within NCCL's own call")};
   }
   if (s->started <= number)
@@ -128,7 +128,7 @@ Lag lag_of(std::size_t r, std::uint64_t number, const std::optional<CallProgress
   return {};
 }
 
-/// Why a message waits.
+/// Lag of the peer of a message.
 Lag lag_of(int rank, const PendingWait::Message& m, const std::optional<CallProgress>& peer) {
   if (!peer) return {LagStage::unresponsive, concat("rank ", m.peer, " does not answer")};
   const auto& counts = m.is_send ? peer->received : peer->sent;
@@ -139,7 +139,7 @@ Lag lag_of(int rank, const PendingWait::Message& m, const std::optional<CallProg
                  m.number, m.is_send ? " from" : " to", " rank ", rank)};
 }
 
-/// Why the graph may wait that runs in this rank's stream of that number.
+/// Lag of rank r in the graph that may run in the stream of that number.
 Lag lag_of_stream(std::size_t r, std::uint64_t number, const std::optional<CallProgress>& s) {
   if (!s) return {LagStage::unresponsive, concat("rank ", r, " does not answer")};
   if (s->waited_streams > number) return {};
@@ -149,7 +149,7 @@ Lag lag_of_stream(std::size_t r, std::uint64_t number, const std::optional<CallP
 
 }  // namespace
 
-Failure find_culprit(int rank, const PendingWait& waiting, AllProgress all, Errc code) {
+Failure find_culprit(int rank, const PendingWait& pending, AllProgress all, Errc code) {
   Failure failure{-1, code, ""};
   LagStage furthest = LagStage::done;
   const auto add = [&](int culprit, const Lag& found) {
@@ -159,16 +159,16 @@ Failure find_culprit(int rank, const PendingWait& waiting, AllProgress all, Errc
     }
     if (!found.reason.empty()) failure.reason += concat(failure.reason.empty() ? "" : "; ", found.reason);
   };
-  if (waiting.collective) {
-    if (auto mismatch = find_mismatch(*waiting.collective, all)) return *mismatch;
+  if (pending.collective) {
+    if (auto mismatch = find_mismatch(*pending.collective, all)) return *mismatch;
     const bool some_issued =
-        std::any_of(all.begin(), all.end(), [&](auto& s) { return s && s->issued > *waiting.collective; });
+        std::any_of(all.begin(), all.end(), [&](auto& s) { return s && s->issued > *pending.collective; });
     for (std::size_t r = 0; r < all.size(); ++r)
-      add(static_cast<int>(r), lag_of(r, *waiting.collective, all[r], some_issued));
+      add(static_cast<int>(r), lag_of(r, *pending.collective, all[r], some_issued));
   }
-  for (const auto& m : waiting.messages) add(m.peer, lag_of(rank, m, all[static_cast<std::size_t>(m.peer)]));
-  for (std::size_t r = 0; waiting.stream && r < all.size(); ++r)
-    add(static_cast<int>(r), lag_of_stream(r, *waiting.stream, all[r]));
+  for (const auto& m : pending.messages) add(m.peer, lag_of(rank, m, all[static_cast<std::size_t>(m.peer)]));
+  for (std::size_t r = 0; pending.stream && r < all.size(); ++r)
+    add(static_cast<int>(r), lag_of_stream(r, *pending.stream, all[r]));
   if (failure.culprit < 0)
     failure.reason =
         "all ranks are there, so a GPU or the network between them hangs (NCCL_DEBUG=INFO says "

@@ -1,6 +1,6 @@
 #pragma once
-/// Where a rank stands among the calls of its group: what ranks tell each other once one waits too long, and
-/// who is to blame then. Pure functions of the standings.
+/// Position of a rank in its group's sequence of calls. Ranks exchange it after a deadline; find_culprit()
+/// derives the rank that blocks the others. Pure functions.
 
 #include <cstdint>
 #include <deque>
@@ -14,31 +14,31 @@
 
 namespace rz::nccl {
 
-/// "all_reduce sum of 1000 f32"; what all ranks have to agree on, no more.
+/// Text of the arguments that all ranks must agree on, e.g. "all_reduce sum of 1000 f32".
 std::string describe(const CollectiveCall&);
 
 struct CallProgress {
-  /// How many collectives this rank has called, how many NCCL has taken, and at how many of those its device
-  /// has arrived.
+  /// Collectives that this rank has called, that NCCL has enqueued, and that the device has reached.
   std::uint64_t called = 0, issued = 0, started = 0;
-  /// How many streams it has waited for (Communicator::synchronize).
+  /// Streams it has waited for (Communicator::synchronize).
   std::uint64_t waited_streams = 0;
-  /// The latest of them in words, the last one last.
+  /// Descriptions of the latest collectives, oldest first.
   std::deque<std::string> descriptions;
-  /// Messages to and from each rank.
+  /// Number of messages to and from each rank.
   std::vector<std::uint64_t> sent, received;
 
   static constexpr std::size_t max_descriptions = 32;
   void add(std::string call);
-  /// Of the collective with this number, if it is remembered.
+  /// Description of collective `number`; null if it is no longer stored.
   const std::string* description_of(std::uint64_t number) const;
 
   std::string serialize() const;
-  /// None: damaged.
+  /// nullopt if the text is malformed.
   static std::optional<CallProgress> parse(const std::string& text);
 };
 
-/// What a rank waits for: a collective by its number, messages by theirs, or the stream with this number.
+/// The calls that a rank waits for: a collective by its number, messages by theirs, or the stream with this
+/// number.
 struct PendingWait {
   struct Message {
     int peer;
@@ -50,9 +50,9 @@ struct PendingWait {
   std::optional<std::uint64_t> stream;
 };
 
-/// Who keeps `rank` waiting, given all standings (its own too; none: that rank did not answer).
-/// Errc::mismatch if ranks called different collectives; else `code`, with the rank that is furthest behind
-/// as culprit, the first of equals, or -1 if all came.
+/// Finds the rank that blocks `rank`, given the progress of all ranks (nullopt: no reply). Errc::mismatch if
+/// ranks called different collectives; otherwise `code`, with the rank furthest behind as culprit (the lowest
+/// among equals), or -1 if no rank is behind.
 Failure find_culprit(int rank, const PendingWait&, std::span<const std::optional<CallProgress>> all,
                      Errc code);
 

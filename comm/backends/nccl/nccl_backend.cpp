@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Polls at a pace that costs little: at once for a while, then with naps.
+/// Paces a polling loop: yields for 1 ms, then sleeps 50 us per poll.
 class PollBackoff {
  public:
   void pause() const {
@@ -30,50 +30,51 @@ class PollBackoff {
   const Deadline spinning_until_ = Deadline::after(1ms);
 };
 
-/// What operations run in and on. NCCL may hold on to it longer than the backend lives.
+/// Streams and memory of the operations. NCCL may use them longer than the backend exists.
 struct BackendResources {
   explicit BackendResources(Device device)
       : stream(Stream::create(device, Stream::Priority::high)),
         capture_stream(Stream::create(device, Stream::Priority::high)),
         workspace(device) {
-    workspace.reserve(1, false);  // what a graph may need without a run before
+    workspace.reserve(1, false);  // the minimum, for graphs captured before any other call
   }
-  const Stream stream, capture_stream;  ///< apart, so that no thread's operation gets into another's graph
+  const Stream stream,
+      capture_stream;  ///< separate, so that eager operations do not enter another thread's capture
   Workspace workspace;
 };
 
-/// Makes the communicator; throws with nothing left behind.
+/// Creates the communicator. On failure, aborts it and throws.
 std::shared_ptr<NcclComm> connect_comm(const NcclApi& api, Store& store, const NcclOptions& options,
-                                       const std::shared_ptr<BackendResources>& room) {
+                                       const std::shared_ptr<BackendResources>& resources) {
   const Deadline deadline = Deadline::after(options.rendezvous_timeout);
-  const RankInfo me{options.rank,         options.size,    options.device,
-                    require_version(api), options.host_id, options.shares_gpus};
-  const UniqueId id = exchange_unique_id(api, me, store, deadline);
-  auto link = std::make_shared<NcclComm>(api, options.device);
+  const RankInfo own{options.rank,         options.size,    options.device,
+                     require_version(api), options.host_id, options.shares_gpus};
+  const UniqueId id = exchange_unique_id(api, own, store, deadline);
+  auto comm = std::make_shared<NcclComm>(api, options.device);
   const auto end = [&](Errc code, const std::string& reason) {
-    const bool ended = link->abort(options.abort_limit, room);
+    const bool ended = comm->abort(options.abort_limit, resources);
     fail(code, "rank ", options.rank, " of ", options.size, ": ", reason,
          ended ? "" : "; ncclCommAbort did not return either and was left behind");
   };
   try {
-    mark_joining(me, store);
-    link->init(options.rank, options.size, id);
+    mark_joining(own, store);
+    comm->init(options.rank, options.size, id);
   } catch (const NcclError& failed) {
     end(Errc::system, failed.text() + "; NCCL_DEBUG=WARN says more");
   }
-  std::string words;
+  std::string message;
   const PollBackoff poll;
-  for (Result state = in_progress; (state = link->async_state(&words)) != success; poll.pause()) {
-    if (state != in_progress) end(Errc::system, "NCCL could not connect the ranks: " + words);
+  for (Result state = in_progress; (state = comm->async_state(&message)) != success; poll.pause()) {
+    if (state != in_progress) end(Errc::system, "NCCL could not connect the ranks: " + message);
     if (!deadline.expired()) continue;
-    const std::string missing = ranks_not_joined(me, store);
+    const std::string missing = ranks_not_joined(own, store);
     end(Errc::timeout,
         concat("NCCL did not connect the ranks within ", options.rendezvous_timeout.count(), " ms: ",
                missing.empty() ? std::string("all of them called ncclCommInitRankConfig, so look at "
                                              "the network (NCCL_SOCKET_IFNAME, NCCL_DEBUG=INFO)")
                                : concat("these did not call ncclCommInitRankConfig:", missing)));
   }
-  return link;
+  return comm;
 }
 
 class NcclBackend final : public Backend {
@@ -112,15 +113,15 @@ class NcclBackend final : public Backend {
     const bool captured = is_captured(group);
     const std::size_t bytes = ops_.workspace_bytes(group);
     std::byte* const scratch = bytes ? resources_->workspace.reserve(bytes, captured) : nullptr;
-    const auto job = watchdog_->begin(group);
+    const auto request = watchdog_->begin(group);
     try {
-      issue(job, group, captured ? resources_->capture_stream : resources_->stream, scratch, captured);
+      issue(request, group, captured ? resources_->capture_stream : resources_->stream, scratch, captured);
     } catch (const NcclError& failed) {
       watchdog_->fail_submission(failed);
     } catch (const Error& e) {
       watchdog_->fail_submission({options_.rank, e.code(), e.what()});
     }
-    return Work(job);
+    return Work(request);
   }
 
   void abort(const std::string& reason) noexcept override { watchdog_->abort(reason); }
@@ -131,8 +132,8 @@ class NcclBackend final : public Backend {
     run_registration(
         bytes, [&] { handle = nccl_comm_->register_memory(memory.get(), std::max<std::size_t>(bytes, 1)); });
     std::byte* const at = memory.get();
-    return {at, [link = nccl_comm_, handle, memory = std::move(memory)](std::byte*) mutable {
-              link->deregister_memory(handle);
+    return {at, [comm = nccl_comm_, handle, memory = std::move(memory)](std::byte*) mutable {
+              comm->deregister_memory(handle);
               memory.reset();
             }};
   }
@@ -161,9 +162,9 @@ class NcclBackend final : public Backend {
 
  private:
   static bool has_f8(const NcclApi& api, Device device) {
-    cuda::DeviceProperties card;
-    cuda::check(cuda::runtime().get_properties(&card, device.index), "cudaGetDeviceProperties", device);
-    return require_version(api) >= 22400 && card.major >= 9;
+    cuda::DeviceProperties properties;
+    cuda::check(cuda::runtime().get_properties(&properties, device.index), "cudaGetDeviceProperties", device);
+    return require_version(api) >= 22400 && properties.major >= 9;
   }
 
   static bool is_captured(std::span<const CollectiveCall> group) {
@@ -174,7 +175,7 @@ class NcclBackend final : public Backend {
     return captured;
   }
 
-  void issue(const std::shared_ptr<NcclRequest>& job, std::span<const CollectiveCall> group,
+  void issue(const std::shared_ptr<NcclRequest>& request, std::span<const CollectiveCall> group,
              const Stream& stream, std::byte* scratch, bool captured) {
     void* last = nullptr;
     for (const CollectiveCall& op : group) {
@@ -184,16 +185,16 @@ class NcclBackend final : public Backend {
     }
     Event ready = stream.record();
     ops_.issue(group, stream, scratch);
-    watchdog_->mark_issued(job, std::move(ready), stream.record(), captured);
+    watchdog_->mark_issued(request, std::move(ready), stream.record(), captured);
   }
 
-  /// Until NCCL has done what it was asked for, which it may do in the background.
+  /// Waits until NCCL has enqueued all calls made so far; it may do so in the background.
   void wait_issued() const {
-    std::string words;
+    std::string message;
     const PollBackoff poll;
-    for (Result state = in_progress; (state = nccl_comm_->async_state(&words)) != success; poll.pause()) {
+    for (Result state = in_progress; (state = nccl_comm_->async_state(&message)) != success; poll.pause()) {
       if (watchdog_->group_status()->failed()) watchdog_->group_status()->rethrow();
-      if (state != in_progress) throw NcclError{"NCCL", state, words};
+      if (state != in_progress) throw NcclError{"NCCL", state, message};
     }
   }
 
@@ -205,10 +206,10 @@ class NcclBackend final : public Backend {
     return memory;
   }
 
-  /// f() makes a call for new memory, which is over when this returns.
+  /// Runs f(), a collective or local registration call, and waits until NCCL has completed it.
   template <class F>
   void run_registration(std::size_t bytes, const F& f) {
-    const std::lock_guard order(submitting_);  // NCCL refuses calls while another is in progress
+    const std::lock_guard order(submitting_);  // NCCL rejects calls while another is in progress
     try {
       f();
       wait_issued();
@@ -233,13 +234,13 @@ class NcclBackend final : public Backend {
             }};
   }
 
-  /// Lets a stream become empty, for as long as may be expected.
+  /// Waits up to 1 s until the stream is empty.
   static void drain(const Stream& stream) noexcept {
     try {
       const Event end = stream.record();
       const PollBackoff poll;
       for (const Deadline limit = Deadline::after(1s); !end.done() && !limit.expired();) poll.pause();
-    } catch (const Error&) {  // a device that has failed was told of by the operation that met it
+    } catch (const Error&) {  // already reported by the operation that failed
     }
   }
 

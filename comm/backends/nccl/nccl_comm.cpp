@@ -12,7 +12,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// How long another thread's call may keep an abort waiting: such calls return at once, unless they hang.
+/// How long an abort waits for another thread's call. Such calls return at once, unless they hang.
 constexpr auto max_call_wait = 300ms;
 
 void set_device(Device device) noexcept { cuda::runtime().set_device(device.index); }
@@ -44,13 +44,13 @@ void NcclComm::init(int rank, int size, const UniqueId& id) {
   throw NcclError{"ncclCommInitRankConfig", result, error_text(result)};
 }
 
-Result NcclComm::async_state(std::string* words) noexcept {
+Result NcclComm::async_state(std::string* message) noexcept {
   const std::unique_lock lock(call_mutex_, std::try_to_lock);
   if (!lock || !comm_) return in_progress;
   Result state = success;
   const Result result = api_.comm_get_async_error(comm_, &state);
   const Result worst = result == success ? state : result;
-  if (words && worst != success && worst != in_progress) *words = this->error_text(worst);
+  if (message && worst != success && worst != in_progress) *message = this->error_text(worst);
   return worst;
 }
 
@@ -65,28 +65,28 @@ bool NcclComm::abort(std::chrono::milliseconds limit, std::shared_ptr<void> keep
                           [self = shared_from_this(), keep = std::move(keep)] { self->abort_now(); });
 }
 
-/// A call of another thread that hangs is what abort has to end: then it goes in beside it.
+/// A hanging call of another thread must not block the abort: then comm_abort runs concurrently with it.
 void NcclComm::abort_now() noexcept {
   set_device(device_);
   const bool locked = try_lock_for(max_call_wait);
   const Comm comm = comm_.exchange(nullptr);
-  std::list<Window> windows;  // until NCCL has let go
+  std::list<Window> windows;  // destroyed after comm_abort returns
   if (locked) registered_.clear(), windows.swap(windows_);
   if (locked) call_mutex_.unlock();
   if (comm) api_.comm_abort(comm);
 }
 
 bool NcclComm::finalize(std::chrono::milliseconds limit) noexcept {
-  const auto well = std::make_shared<bool>(false);
+  const auto ok = std::make_shared<bool>(false);
   return run_with_timeout(limit + 100ms,
-                          [self = shared_from_this(), limit, well] { *well = self->finalize_now(limit); }) &&
-         *well;
+                          [self = shared_from_this(), limit, ok] { *ok = self->finalize_now(limit); }) &&
+         *ok;
 }
 
 bool NcclComm::finalize_now(std::chrono::milliseconds limit) noexcept {
   set_device(device_);
   const Deadline end = Deadline::after(limit);
-  const auto settled = [&](Result result) {
+  const auto completes = [&](Result result) {
     for (; result == success || result == in_progress; std::this_thread::sleep_for(100us)) {
       if (api_.comm_get_async_error(comm_, &result) != success || end.expired()) return false;
       if (result == success) return true;
@@ -97,12 +97,12 @@ bool NcclComm::finalize_now(std::chrono::milliseconds limit) noexcept {
   const std::lock_guard lock(call_mutex_, std::adopt_lock);
   if (!comm_) return true;
   for (void* handle : std::exchange(registered_, {}))
-    if (!settled(api_.comm_deregister(comm_, handle))) return false;
+    if (!completes(api_.comm_deregister(comm_, handle))) return false;
   for (; !windows_.empty(); windows_.pop_front())
     if (void* const handle = windows_.front().handle;
-        handle && !settled(api_.comm_window_deregister(comm_, handle)))
+        handle && !completes(api_.comm_window_deregister(comm_, handle)))
       return false;
-  if (!settled(api_.comm_finalize(comm_))) return false;
+  if (!completes(api_.comm_finalize(comm_))) return false;
   return api_.comm_destroy(comm_.exchange(nullptr)) == success;
 }
 
@@ -131,7 +131,7 @@ void NcclComm::deregister_memory(void* handle) noexcept {
   if (!handle || !try_lock_for(2s)) return;
   const std::lock_guard lock(call_mutex_, std::adopt_lock);
   if (!comm_ || registered_.erase(handle) == 0) return;
-  // NCCL refuses calls while another is in progress.
+  // NCCL rejects calls while another is in progress.
   for (Result state = in_progress; state == in_progress && !end.expired(); std::this_thread::sleep_for(20us))
     if (api_.comm_get_async_error(comm_, &state) != success || !comm_) return;
   const cuda::DeviceGuard guard(device_, std::nothrow);

@@ -1,6 +1,6 @@
 #pragma once
-/// One communicator of NCCL and its life: made without blocking, called by one thread at a time, ended in
-/// bounded time whatever NCCL does.
+/// One ncclComm_t: created without blocking, called by one thread at a time, ended in bounded time whatever
+/// NCCL does.
 
 #include <atomic>
 #include <chrono>
@@ -15,7 +15,7 @@
 
 namespace rz::nccl {
 
-/// A call of NCCL that failed: its name, code, and NCCL's own words.
+/// A failed NCCL call: its name, result code and NCCL's message.
 struct NcclError {
   const char* call;
   Result result;
@@ -31,11 +31,11 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   const NcclApi& api() const { return api_; }
   Device device() const { return device_; }
 
-  /// Begins ncclCommInitRankConfig; state() says when it is over.
+  /// Starts ncclCommInitRankConfig; async_state() reports its completion.
   void init(int rank, int size, const UniqueId&);
 
-  /// f(comm) with the device current and no other call in between; throws NcclError unless its result is
-  /// success or in_progress.
+  /// Calls f(comm) with the device current, serialized with other calls. Throws NcclError unless the result
+  /// is success or in_progress.
   template <class F>
   void call(const char* name, const F& f) {
     const std::lock_guard lock(call_mutex_);
@@ -45,23 +45,23 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
     if (!comm || (result != success && result != in_progress))
       throw NcclError{name, result, error_text(result)};
   }
-  /// What ncclCommGetAsyncError says: success, in_progress (also while another call runs), or what failed.
-  /// Never blocks.
-  Result async_state(std::string* words = nullptr) noexcept;
+  /// Result of ncclCommGetAsyncError: success, in_progress (also while another call runs), or the error, with
+  /// its text in `message`. Never blocks.
+  Result async_state(std::string* message = nullptr) noexcept;
 
-  /// Ends everything in flight. `keep` lives until NCCL lets go. False: ncclCommAbort had not returned by the
-  /// limit, and was left behind.
+  /// Aborts everything in flight. `keep` is released once ncclCommAbort has returned. False: it had not
+  /// returned within `limit` (plus 300 ms for a concurrent call) and continues in the background.
   bool abort(std::chrono::milliseconds limit, std::shared_ptr<void> keep) noexcept;
-  /// Ends the communicator when nothing is in flight; false, and nothing done that could not be followed by
-  /// abort(), if that takes longer than the limit or fails.
+  /// Finalizes and destroys the communicator; requires that nothing is in flight. False if this fails or
+  /// exceeds `limit`; abort() is still possible then.
   bool finalize(std::chrono::milliseconds limit) noexcept;
 
-  /// Lets NCCL read and write this memory in place, where the version can. Null: it cannot.
+  /// Registers memory for zero-copy access by NCCL (2.19). Null if the version does not support it.
   void* register_memory(void* memory, std::size_t bytes);
   void deregister_memory(void* handle) noexcept;
-  /// Lets all ranks reach this memory at the same place of a window, where the version can; every rank calls
-  /// it, with as many bytes. Deregistering is every rank's too: it is kept until the communicator ends.
-  /// False: it cannot.
+  /// Registers a symmetric window (NCCL 2.27). Collective; every rank passes the same size. Deregistration is
+  /// collective, too, so the memory is kept until the communicator ends. False if the version does not
+  /// support it.
   bool register_window(std::shared_ptr<std::byte> memory, std::size_t bytes);
 
  private:
@@ -73,11 +73,11 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   const NcclApi& api_;
   const Device device_;
   std::mutex call_mutex_;
-  std::atomic<Comm> comm_{nullptr};  // abort() takes it even from a call that hangs
-  std::set<void*> registered_;       // handles that it holds
+  std::atomic<Comm> comm_{nullptr};  // abort() takes it even while another thread's call hangs
+  std::set<void*> registered_;       // handles of register_memory()
   struct Window {
     std::shared_ptr<std::byte> memory;
-    void* handle = nullptr;  // written when the call is over, perhaps later
+    void* handle = nullptr;  // written when the call completes, possibly later
   };
   std::list<Window> windows_;
 };

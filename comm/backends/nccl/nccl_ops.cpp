@@ -13,9 +13,9 @@ namespace rz::nccl {
 
 namespace {
 
-/// Up to here latency is all: everybody gets everything, in one call.
+/// Up to this size latency dominates: all ranks receive all contributions, in one call.
 constexpr std::size_t max_single_call_bytes = 32 << 10;
-/// Parts are multiples of so many elements, so that those of aligned buffers are aligned.
+/// Shards are multiples of this many elements, so that shards of an aligned buffer are aligned.
 constexpr std::size_t shard_alignment = 16;
 
 const std::byte* at(const ConstBuffer& b, std::size_t element) {
@@ -35,7 +35,7 @@ DataType nccl_type(DType t) {
 bool is_f8(DType t) { return t == DType::f8e4m3 || t == DType::f8e5m2; }
 bool is_float(DType t) { return t == DType::f32 || t == DType::f64 || t == DType::f16 || t == DType::bf16; }
 
-/// A factor as NCCL reads it: one element of the type.
+/// A premul_sum factor as NCCL reads it: one element of the type.
 struct Scalar {
   Scalar(double factor, DType t) {
     if (t == DType::f64) f64 = factor;
@@ -50,27 +50,28 @@ struct Scalar {
   };
 };
 
-/// Operators of one submission, those that NCCL makes to order among them.
+/// NCCL operators of one submission; destroys the premul_sum operators created for it.
 class NcclReduceOps {
  public:
-  explicit NcclReduceOps(NcclComm& link) : nccl_comm_(link) {}
+  explicit NcclReduceOps(NcclComm& comm) : nccl_comm_(comm) {}
   ~NcclReduceOps() {
-    for (const RedOp made : created_) try {
-        nccl_comm_.call("ncclRedOpDestroy", [&](Comm c) { return nccl_comm_.api().red_op_destroy(made, c); });
-      } catch (const NcclError&) {  // the group is ending: the communicator takes it along
+    for (const RedOp created : created_) try {
+        nccl_comm_.call("ncclRedOpDestroy",
+                        [&](Comm c) { return nccl_comm_.api().red_op_destroy(created, c); });
+      } catch (const NcclError&) {  // the group is failing; ending the communicator releases the operator
       }
   }
   RedOp get(const ReduceOp& op, DType t) {
     constexpr RedOp fixed[] = {nccl::sum, nccl::avg, nccl::prod, nccl::min, nccl::max};
     if (op.kind != ReduceOp::premul_sum) return fixed[op.kind];
     Scalar scalar(op.factor, t);
-    RedOp made = 0;
+    RedOp created = 0;
     nccl_comm_.call("ncclRedOpCreatePreMulSum", [&](Comm c) {
-      return nccl_comm_.api().red_op_create_pre_mul_sum(&made, &scalar, nccl_type(t), scalar_host_immediate,
-                                                        c);
+      return nccl_comm_.api().red_op_create_pre_mul_sum(&created, &scalar, nccl_type(t),
+                                                        scalar_host_immediate, c);
     });
-    created_.push_back(made);
-    return made;
+    created_.push_back(created);
+    return created;
   }
 
  private:
@@ -80,8 +81,8 @@ class NcclReduceOps {
 
 }  // namespace
 
-/// The calls between ncclGroupStart and ncclGroupEnd; no group for none. Without a communicator lock of its
-/// own: Link::call has it.
+/// The calls between ncclGroupStart and ncclGroupEnd; without calls, no group. Takes no lock:
+/// NcclComm::call() holds it.
 class NcclOps::GroupCall {
  public:
   GroupCall(const NcclApi& api, Comm comm, const Stream& stream)
@@ -133,22 +134,23 @@ void NcclOps::in_group(const Stream& stream, const F& f) const {
   wait_issued_();
 }
 
-// ---- which way an operation goes
+// ---- choice of the implementation
 
 bool NcclOps::reduces_natively(const CollectiveCall& op) const {
   if (options_.deterministic || options_.size == 1) return false;
-  if (op.op.kind == ReduceOp::premul_sum) return is_float(op.in.dtype);  // else NCCL's factor is an integer
+  if (op.op.kind == ReduceOp::premul_sum)
+    return is_float(op.in.dtype);  // for integers, NCCL's factor is an integer
   return !is_f8(op.in.dtype) || options_.has_f8;
 }
 
-/// In one group with all others: NCCL alone.
+/// True if NCCL's calls suffice: the operation shares one NCCL group with all others.
 bool NcclOps::is_single_group(const CollectiveCall& op) const {
   if (traits(op.kind).reduces) return reduces_natively(op);
   return op.kind != Collective::all_to_all || op.in.data != op.out.data || options_.size == 1;
 }
 
 void NcclOps::check(std::span<const CollectiveCall> group) const {
-  std::vector<std::size_t> sent, received;  // to this rank itself
+  std::vector<std::size_t> sent, received;  // sends to and receives from this rank itself
   for (const CollectiveCall& op : group) {
     require(op.kind != Collective::barrier, Errc::invalid_argument, "rank ", options_.rank,
             ": a barrier is the host's, not NCCL's");
@@ -161,16 +163,17 @@ void NcclOps::check(std::span<const CollectiveCall> group) const {
           "that would wait for ever; put both into one group()");
 }
 
-// ---- how a reduction is cut
+// ---- chunks of a reduction
 
-/// Elements [at, at + size · part) in a part a rank, then `rest` that every rank combines itself.
+/// Elements [offset, offset + size * shard) are reduced one shard per rank; every rank reduces the
+/// `remainder` elements that follow itself.
 struct Chunk {
   std::size_t offset, shard, remainder;
 };
 
 namespace {
 
-/// Elements a rank, if the memory holds what is gathered, and as much scaled.
+/// Elements of a shard such that the workspace holds the gathered shards and as many scaled elements.
 std::size_t shard_elements(std::size_t limit, std::size_t ranks, DType t) {
   return std::max(limit / 2 / size_of(t) / ranks / shard_alignment, std::size_t{2}) * shard_alignment -
          shard_alignment;
@@ -179,13 +182,13 @@ std::size_t shard_elements(std::size_t limit, std::size_t ranks, DType t) {
 std::vector<Chunk> chunks_of(std::size_t n, std::size_t ranks, DType t, std::size_t limit) {
   if (n * size_of(t) <= max_single_call_bytes) return {{0, 0, n}};
   std::vector<Chunk> all;
-  const std::size_t most = shard_elements(limit, ranks, t);
+  const std::size_t largest = shard_elements(limit, ranks, t);
   for (std::size_t at = 0; at < n;) {
-    const std::size_t part = std::min(most, (n - at) / ranks / shard_alignment * shard_alignment);
-    const std::size_t left = n - at - part * ranks;
-    const std::size_t rest = left < shard_alignment * ranks ? left : 0;
-    all.push_back({at, part, rest});
-    at += part * ranks + rest;
+    const std::size_t shard = std::min(largest, (n - at) / ranks / shard_alignment * shard_alignment);
+    const std::size_t left = n - at - shard * ranks;
+    const std::size_t remainder = left < shard_alignment * ranks ? left : 0;
+    all.push_back({at, shard, remainder});
+    at += shard * ranks + remainder;
   }
   return all;
 }
@@ -202,19 +205,20 @@ std::size_t scatter_chunk(std::size_t n, std::size_t ranks, DType t, std::size_t
 
 std::size_t NcclOps::workspace_bytes(std::span<const CollectiveCall> group) const {
   const auto ranks = static_cast<std::size_t>(options_.size);
-  std::size_t most = 0;
+  std::size_t largest = 0;
   for (const CollectiveCall& op : group) {
     if (is_single_group(op) || ranks == 1) continue;
     const DType t = op.in.dtype;
     if (op.kind == Collective::all_reduce || op.kind == Collective::reduce)
       for (const Chunk& s : chunks_of(op.in.count, ranks, t, options_.workspace_limit))
-        most = std::max(most, gathered_bytes(s, ranks, t) + (s.shard * ranks + s.remainder) * size_of(t));
-    else  // reduce_scatter; all_to_all in place
-      most =
-          std::max(most, 2 * ranks * scatter_chunk(op.in.count / ranks, ranks, t, options_.workspace_limit) *
-                             size_of(t));
+        largest =
+            std::max(largest, gathered_bytes(s, ranks, t) + (s.shard * ranks + s.remainder) * size_of(t));
+    else  // reduce_scatter, or all_to_all in place
+      largest = std::max(
+          largest,
+          2 * ranks * scatter_chunk(op.in.count / ranks, ranks, t, options_.workspace_limit) * size_of(t));
   }
-  return most;
+  return largest;
 }
 
 void NcclOps::issue(std::span<const CollectiveCall> group, const Stream& stream, std::byte* scratch) const {
@@ -233,9 +237,9 @@ void NcclOps::issue(std::span<const CollectiveCall> group, const Stream& stream,
     if (!is_single_group(op)) issue_ordered(op, stream, scratch);
 }
 
-// ---- in one group
+// ---- operations in one NCCL group
 
-/// What NCCL has a call for.
+/// Operations with an NCCL call of their own; others go to issue_point_to_point().
 void NcclOps::issue_native(GroupCall& g, const CollectiveCall& op, RedOp red) const {
   const DataType type = nccl_type(op.in.dtype);
   const auto* in = op.in.data;
@@ -269,7 +273,7 @@ void NcclOps::issue_native(GroupCall& g, const CollectiveCall& op, RedOp red) co
   }
 }
 
-/// What is made of messages.
+/// Operations made of sends and receives.
 void NcclOps::issue_point_to_point(GroupCall& g, const CollectiveCall& op) const {
   const auto p = static_cast<std::size_t>(options_.size), me = static_cast<std::size_t>(options_.rank);
   const bool is_root = op.root == options_.rank;
@@ -307,12 +311,12 @@ void NcclOps::issue_point_to_point(GroupCall& g, const CollectiveCall& op) const
     case Collective::recv:
       if (!is_root) g.recv(out, op.out.bytes(), op.root);
       break;
-    default:  // a barrier is the host's
+    default:  // a barrier runs on the host backend
       break;
   }
 }
 
-/// What a rank gives to itself.
+/// Copies each operation's data from this rank to itself.
 void NcclOps::copy_to_self(std::span<const CollectiveCall> group, const Stream& stream) const {
   const auto p = static_cast<std::size_t>(options_.size), me = static_cast<std::size_t>(options_.rank);
   std::vector<const CollectiveCall*> sends, recvs;
@@ -337,7 +341,7 @@ void NcclOps::copy_to_self(std::span<const CollectiveCall> group, const Stream& 
     copy(at(recvs[i]->out, 0), at(sends[i]->in, 0), sends[i]->in.bytes());
 }
 
-// ---- in several groups, with kernels in between
+// ---- operations in several NCCL groups, with kernels in between
 
 void NcclOps::issue_ordered(const CollectiveCall& op, const Stream& stream, std::byte* scratch) const {
   const auto p = static_cast<std::size_t>(options_.size);
@@ -356,7 +360,8 @@ void NcclOps::run_single_rank(const CollectiveCall& op, const Stream& stream) co
     memcpy_async(op.out.data, op.in.data, op.in.bytes(), stream);
 }
 
-/// dst = the sources in rank order, of which this rank's is `own` and the others' lie `stride` bytes apart.
+/// Reduces all ranks' contributions to dst in rank order. This rank's is `own`; the others' lie in
+/// `gathered`, `stride` bytes apart.
 void NcclOps::reduce_gathered(std::byte* dst, const std::byte* own, const std::byte* gathered,
                               std::size_t stride, std::size_t count, const CollectiveCall& op,
                               const Stream& stream) const {
@@ -366,43 +371,44 @@ void NcclOps::reduce_gathered(std::byte* dst, const std::byte* own, const std::b
   if (count) peer_kernels().reduce(dst, sources, count, op.in.dtype, op.op.kind, options_.size, stream);
 }
 
-/// A slice of all_reduce or reduce: parts to their ranks, each combined there, and on to who needs them; the
-/// rest to all who need it, combined by them.
+/// One chunk of all_reduce or reduce. Shards go to their ranks, are reduced there, and the results go to all
+/// ranks (or the root). The remainder goes to all ranks that need it, which reduce it themselves.
 void NcclOps::reduce_chunk(const CollectiveCall& op, const Chunk& s, const Stream& stream,
                            std::byte* scratch) const {
   const auto p = static_cast<std::size_t>(options_.size), me = static_cast<std::size_t>(options_.rank);
   const DType t = op.in.dtype;
-  const std::size_t width = size_of(t), part = s.shard * width, rest = s.remainder * width;
-  const bool all = op.kind == Collective::all_reduce, gets = all || op.root == options_.rank;
+  const std::size_t width = size_of(t), shard = s.shard * width, remainder = s.remainder * width;
+  const bool all = op.kind == Collective::all_reduce, receives = all || op.root == options_.rank;
   const std::byte* src = at(op.in, s.offset);
   if (op.op.kind == ReduceOp::premul_sum) {
     std::byte* scaled = scratch + gathered_bytes(s, p, t);
     peer_kernels().scale(scaled, src, s.shard * p + s.remainder, t, op.op.factor, stream);
     src = scaled;
   }
-  std::byte* const rests = scratch + p * part;
-  const bool one_call = all && part == 0;
-  const std::size_t stride = one_call ? rest : round_up(s.remainder, shard_alignment) * width;
+  std::byte* const remainders = scratch + p * shard;
+  const bool one_call = all && shard == 0;
+  const std::size_t stride = one_call ? remainder : round_up(s.remainder, shard_alignment) * width;
   in_group(stream, [&](GroupCall& g) {
-    if (one_call) return g.all_gather(src, rests, rest);
+    if (one_call) return g.all_gather(src, remainders, remainder);
     for (int d = 0; d < options_.size; ++d) {
       if (d == options_.rank) continue;
       const auto peer = static_cast<std::size_t>(d);
-      g.send(src + peer * part, part, d);
-      g.recv(scratch + peer * part, part, d);
-      if (all || d == op.root) g.send(src + p * part, rest, d);
-      if (gets) g.recv(rests + peer * stride, rest, d);
+      g.send(src + peer * shard, shard, d);
+      g.recv(scratch + peer * shard, shard, d);
+      if (all || d == op.root) g.send(src + p * shard, remainder, d);
+      if (receives) g.recv(remainders + peer * stride, remainder, d);
     }
   });
-  std::byte* const out = gets ? at(op.out, s.offset) : nullptr;
-  std::byte* const mine = gets ? out + me * part : scratch + me * part;
-  reduce_gathered(mine, src + me * part, scratch, part, s.shard, op, stream);
-  if (gets) reduce_gathered(out + p * part, src + p * part, rests, stride, s.remainder, op, stream);
+  std::byte* const out = receives ? at(op.out, s.offset) : nullptr;
+  std::byte* const mine = receives ? out + me * shard : scratch + me * shard;
+  reduce_gathered(mine, src + me * shard, scratch, shard, s.shard, op, stream);
+  if (receives)
+    reduce_gathered(out + p * shard, src + p * shard, remainders, stride, s.remainder, op, stream);
   in_group(stream, [&](GroupCall& g) {
-    if (all) return g.all_gather(mine, out, part);
-    if (!gets) return g.send(mine, part, op.root);
+    if (all) return g.all_gather(mine, out, shard);
+    if (!receives) return g.send(mine, shard, op.root);
     for (int d = 0; d < options_.size; ++d)
-      if (d != options_.rank) g.recv(out + static_cast<std::size_t>(d) * part, part, d);
+      if (d != options_.rank) g.recv(out + static_cast<std::size_t>(d) * shard, shard, d);
   });
 }
 
@@ -410,10 +416,10 @@ void NcclOps::reduce_scatter(const CollectiveCall& op, const Stream& stream, std
   const auto p = static_cast<std::size_t>(options_.size), me = static_cast<std::size_t>(options_.rank);
   const DType t = op.in.dtype;
   const std::size_t width = size_of(t), n = op.out.count;
-  const std::size_t most = scatter_chunk(n, p, t, options_.workspace_limit), stride = most * width;
+  const std::size_t largest = scatter_chunk(n, p, t, options_.workspace_limit), stride = largest * width;
   std::byte* const scaled = scratch + p * stride;
-  for (std::size_t from = 0; from < n; from += most) {
-    const std::size_t count = std::min(most, n - from);
+  for (std::size_t from = 0; from < n; from += largest) {
+    const std::size_t count = std::min(largest, n - from);
     const auto src = [&](std::size_t d) -> const std::byte* {
       return op.op.kind == ReduceOp::premul_sum ? scaled + d * stride : at(op.in, d * n + from);
     };
@@ -431,13 +437,14 @@ void NcclOps::reduce_scatter(const CollectiveCall& op, const Stream& stream, std
   }
 }
 
-/// NCCL would receive into what it has not sent yet.
+/// NCCL would receive into data that has not been sent yet, so sends use a copy.
 void NcclOps::all_to_all_in_place(const CollectiveCall& op, const Stream& stream, std::byte* scratch) const {
   const auto p = static_cast<std::size_t>(options_.size), me = static_cast<std::size_t>(options_.rank);
   const std::size_t width = size_of(op.in.dtype), n = op.in.count / p;
-  const std::size_t most = scatter_chunk(n, p, op.in.dtype, options_.workspace_limit), stride = most * width;
-  for (std::size_t from = 0; from < n; from += most) {
-    const std::size_t bytes = std::min(most, n - from) * width;
+  const std::size_t largest = scatter_chunk(n, p, op.in.dtype, options_.workspace_limit),
+                    stride = largest * width;
+  for (std::size_t from = 0; from < n; from += largest) {
+    const std::size_t bytes = std::min(largest, n - from) * width;
     for (std::size_t d = 0; d < p; ++d)
       if (d != me) memcpy_async(scratch + d * stride, at(op.in, d * n + from), bytes, stream);
     in_group(stream, [&](GroupCall& g) {

@@ -1,10 +1,10 @@
 #pragma once
-/// Operations as calls of NCCL in a stream.
+/// Translates operations to NCCL calls in a stream.
 ///
-/// Bytes are moved by NCCL. Sums that have to be in rank order (and reductions that NCCL does not have) are
-/// made of an exchange of parts, the kernel that combines them as the host does, and an all_gather: as many
-/// bytes on the wire as a ring has. Large operations go in slices, so that memory on the way is bounded; how
-/// they are cut depends on the call alone, and is the same on every rank.
+/// Data movement uses NCCL's calls. Reductions in rank order (and reductions that NCCL lacks) are an exchange
+/// of shards, a reduction kernel with the host's bits, and an all_gather; they move as many bytes as a ring.
+/// Large operations are cut into chunks to bound the workspace. The chunks depend on the call alone, so they
+/// are the same on every rank.
 
 #include <functional>
 #include <span>
@@ -18,27 +18,28 @@ struct Chunk;
 
 struct NcclOpsOptions {
   int rank = 0, size = 1;
-  bool deterministic = true;  ///< sums in rank order
+  bool deterministic = true;  ///< reduce in rank order
   bool has_f8 = false;        ///< NCCL 2.24 on compute capability 9.0
-  /// Of scratch memory, for one operation; the same on every rank.
+  /// Bytes of workspace for one operation; the same on every rank.
   std::size_t workspace_limit = std::size_t{64} << 20;
 };
 
 class NcclOps {
  public:
-  /// `settle` returns once NCCL has put what it was given into the stream, and throws if it cannot.
-  NcclOps(NcclComm& link, const NcclOpsOptions& options, std::function<void()> settle)
-      : nccl_comm_(link), options_(options), wait_issued_(std::move(settle)) {}
+  /// `wait_issued` returns once NCCL has enqueued all calls made so far in the stream, and throws if it
+  /// fails.
+  NcclOps(NcclComm& comm, const NcclOpsOptions& options, std::function<void()> wait_issued)
+      : nccl_comm_(comm), options_(options), wait_issued_(std::move(wait_issued)) {}
 
-  /// Errc::invalid_argument for a group that cannot be: then nothing has been done.
+  /// Errc::invalid_argument for a barrier or for unmatched sends to self; nothing has been issued then.
   void check(std::span<const CollectiveCall>) const;
-  /// Bytes of scratch memory that the operations need.
+  /// Bytes of workspace that `group` needs.
   std::size_t workspace_bytes(std::span<const CollectiveCall>) const;
   void issue(std::span<const CollectiveCall>, const Stream&, std::byte* scratch) const;
 
  private:
   class GroupCall;
-  /// f(group) between ncclGroupStart and ncclGroupEnd.
+  /// Calls f(group_call) between ncclGroupStart and ncclGroupEnd, then waits until it is issued.
   template <class F>
   void in_group(const Stream&, const F& f) const;
   bool is_single_group(const CollectiveCall&) const;

@@ -36,7 +36,7 @@ bool GroupStatus::wait_published(std::chrono::milliseconds limit) const noexcept
 }
 
 void GroupStatus::rethrow() const {
-  wait_published(10s);  // whoever ends NCCL does so with limits that are shorter
+  wait_published(10s);  // longer than all limits of the watchdog's termination
   const std::lock_guard lock(mutex_);
   throw Error(failure_.code, failure_.reason, failure_.culprit);
 }
@@ -59,7 +59,7 @@ bool NcclRequest::done() const noexcept {
   try {
     return succeeded() || (group_status_->failed() && group_status_->published());
   } catch (...) {
-    return true;  // the device has failed; wait() says how
+    return true;  // the device has failed; wait() throws the reason
   }
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What the NCCL backend keeps of a submission, and of the end that all of them share.
+/// A submission to the NCCL backend, and the failure state that all submissions of a group share.
 
 #include <atomic>
 #include <condition_variable>
@@ -13,19 +13,19 @@
 
 namespace rz::nccl {
 
-/// Whether the group can go on. The first failure counts; whoever meets it is told once NCCL has let go of
-/// their memory. Thread-safe.
+/// Failure state of a group. Only the first failure counts. It is thrown after publish(), that is, once NCCL
+/// no longer accesses the callers' memory. Thread-safe.
 class GroupStatus {
  public:
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
-  /// False: it had failed before.
+  /// False: the group had failed before.
   bool fail(Failure);
-  /// Now whoever waits may throw it, with `more` at the end of its reason.
+  /// Allows waiters to throw the failure; `more` is appended to its reason.
   void publish(const std::string& more);
   bool published() const noexcept;
-  /// True if it is by then.
+  /// Waits until the failure is published; false if the limit passes first.
   bool wait_published(std::chrono::milliseconds) const noexcept;
-  /// Throws the failure, when it is settled.
+  /// Waits up to 10 s until the failure is published, then throws it.
   [[noreturn]] void rethrow() const;
 
  private:
@@ -38,23 +38,23 @@ class GroupStatus {
 
 class NcclRequest final : public WorkState {
  public:
-  NcclRequest(std::shared_ptr<GroupStatus> fate, std::string words, PendingWait waiting,
+  NcclRequest(std::shared_ptr<GroupStatus> status, std::string text, PendingWait pending,
               std::chrono::milliseconds timeout)
-      : description(std::move(words)),
-        pending_on(std::move(waiting)),
+      : description(std::move(text)),
+        pending_on(std::move(pending)),
         submitted_at(Deadline::Clock::now()),
         timeout(timeout),
         deadline(Deadline::after(timeout)),
-        group_status_(std::move(fate)) {}
+        group_status_(std::move(status)) {}
 
   bool done() const noexcept override;
   void wait() override;
   void wait_on(const Stream&) override;
 
-  /// All of it is in streams: it begins after `ready` and is over at `end`.
+  /// All calls are enqueued: the operation starts after `ready` and is complete at `end`.
   void set_events(Event ready, Event end, bool captured);
   bool issued() const { return issued_.load(std::memory_order_acquire); }
-  /// Whether the device has arrived at it.
+  /// True once the device has reached the operation.
   bool has_started() const { return !issued() || start_event_.done(); }
 
   const std::string description;
@@ -64,7 +64,8 @@ class NcclRequest final : public WorkState {
   const Deadline deadline;
 
  private:
-  /// True once it has ended well. An event that is reached only since NCCL was aborted does not count.
+  /// True once the operation has completed without a failure. An event reached only because NCCL was aborted
+  /// does not count.
   bool succeeded() const;
 
   const std::shared_ptr<GroupStatus> group_status_;

@@ -10,7 +10,7 @@ namespace rz::nccl {
 
 namespace {
 
-constexpr int min_shared_gpu_version = 23003;  // the version that knows NCCL_MULTI_RANK_GPU_ENABLE
+constexpr int min_shared_gpu_version = 23003;  // first version with NCCL_MULTI_RANK_GPU_ENABLE
 
 std::string hex(std::string_view bytes) {
   std::string text;
@@ -22,7 +22,7 @@ std::string hex(std::string_view bytes) {
   return text;
 }
 
-/// What a rank tells the others, a line each.
+/// Published by each rank in the store, one field per line.
 struct RankEntry {
   std::string uuid, gpu, version, host_id, shares_gpu;
 
@@ -84,17 +84,17 @@ std::vector<RankEntry> read_entries(const RankInfo& me, Store& store, Deadline d
   return all;
 }
 
-/// NCCL itself says "invalid usage", or hangs.
+/// Rejects groups for which NCCL would report "invalid usage" or hang.
 void check_entries(const std::vector<RankEntry>& all) {
   for (std::size_t a = 0; a < all.size(); ++a) {
     require(all[a].version == all[0].version, Errc::config, "rank 0 has NCCL ", all[0].version, " and rank ",
             a, " ", all[a].version, "; install one version on all hosts");
     for (std::size_t b = a + 1; b < all.size(); ++b) {
-      const bool apart =
+      const bool different_hosts =
           !all[a].host_id.empty() && !all[b].host_id.empty() && all[a].host_id != all[b].host_id;
       const bool may_share = all[a].shares_gpu == "1" && all[b].shares_gpu == "1";
-      require(all[a].uuid != all[b].uuid || apart || may_share, Errc::config, "ranks ", a, " and ", b,
-              " are both on one GPU, ", all[a].gpu, ", uuid ", all[a].uuid,
+      require(all[a].uuid != all[b].uuid || different_hosts || may_share, Errc::config, "ranks ", a, " and ",
+              b, " are both on one GPU, ", all[a].gpu, ", uuid ", all[a].uuid,
               ": NCCL wants one of its own for each rank; start no more ranks than there are GPUs, or use "
               "--backend peer_cuda or native");
     }

@@ -19,7 +19,7 @@ bool run_with_timeout(std::chrono::milliseconds limit, std::function<void()> f) 
   const auto ending = std::make_shared<Ending>();
   std::thread thread = helper_thread([ending, f = std::move(f)]() mutable {
     f();
-    f = nullptr;  // what it owned goes before anybody is told
+    f = nullptr;  // releases its captures before completion is signalled
     {
       const std::lock_guard lock(ending->mutex);
       ending->reached = true;

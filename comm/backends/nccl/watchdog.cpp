@@ -13,16 +13,16 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto poll_interval = 50ms;         // of looks at NCCL while something is in flight
-constexpr auto store_poll_delay = 1s;        // in flight for longer: other ranks may have something to say
-constexpr auto store_poll_interval = 200ms;  // of looks into the store then
-constexpr auto store_timeout = 1s;           // for one conversation with it
+constexpr auto poll_interval = 50ms;         // of NCCL's errors while operations are in flight
+constexpr auto store_poll_delay = 1s;        // age of an operation from which the store is polled
+constexpr auto store_poll_interval = 200ms;  // of the store
+constexpr auto store_timeout = 1s;           // for one exchange with the store
 constexpr const char* claims_key = "nccl/verdict/claims";
 constexpr const char* verdict_key = "nccl/verdict";
 constexpr const char* alarms_key = "nccl/alarms";
 std::string progress_key(int rank) { return concat("nccl/progress/", rank); }
 
-/// As a store holds it: code, culprit, reason.
+/// Format in the store: "code culprit reason".
 std::string encode(const Failure& f) {
   return concat(static_cast<int>(f.code), ' ', f.culprit, ' ', f.reason);
 }
@@ -33,16 +33,16 @@ Failure decode(const std::string& text) {
 }
 
 std::string describe_group(std::span<const CollectiveCall> group) {
-  std::string words;
-  for (const CollectiveCall& op : group) words += concat(words.empty() ? "" : " + ", describe(op));
-  return words;
+  std::string text;
+  for (const CollectiveCall& op : group) text += concat(text.empty() ? "" : " + ", describe(op));
+  return text;
 }
 
 }  // namespace
 
-Watchdog::Watchdog(std::shared_ptr<NcclComm> link, std::shared_ptr<Store> store,
+Watchdog::Watchdog(std::shared_ptr<NcclComm> comm, std::shared_ptr<Store> store,
                    std::shared_ptr<Backend> host, std::shared_ptr<void> keep, const WatchdogOptions& options)
-    : nccl_comm_(std::move(link)),
+    : nccl_comm_(std::move(comm)),
       store_(std::move(store)),
       host_(std::move(host)),
       kept_alive_(std::move(keep)),
@@ -61,13 +61,13 @@ Watchdog::~Watchdog() {
   thread_.join();
 }
 
-// ---- what is in flight
+// ---- requests in flight
 
 std::shared_ptr<NcclRequest> Watchdog::begin(std::span<const CollectiveCall> group) {
   if (group_status_->failed()) group_status_->rethrow();
-  std::string words = describe_group(group), collectives;
+  std::string text = describe_group(group), collectives;
   const std::lock_guard lock(mutex_);
-  PendingWait waiting;
+  PendingWait pending;
   for (const CollectiveCall& op : group) {
     if (!traits(op.kind).point_to_point) {
       collectives += concat(collectives.empty() ? "" : " + ", describe(op));
@@ -76,53 +76,54 @@ std::shared_ptr<NcclRequest> Watchdog::begin(std::span<const CollectiveCall> gro
     const bool sends = op.kind == Collective::send;
     auto& counter =
         (sends ? call_progress_.sent : call_progress_.received)[static_cast<std::size_t>(op.root)];
-    waiting.messages.push_back({op.root, sends, counter++});
+    pending.messages.push_back({op.root, sends, counter++});
   }
   if (!collectives.empty()) {
-    waiting.collective = call_progress_.called;
+    pending.collective = call_progress_.called;
     call_progress_.add(std::move(collectives));
   }
-  auto job =
-      std::make_shared<NcclRequest>(group_status_, std::move(words), std::move(waiting), options_.timeout);
-  requests_.push_back(job);
+  auto request =
+      std::make_shared<NcclRequest>(group_status_, std::move(text), std::move(pending), options_.timeout);
+  requests_.push_back(request);
   changed_.notify_all();
-  return job;
+  return request;
 }
 
-void Watchdog::mark_issued(const std::shared_ptr<NcclRequest>& job, Event ready, Event end, bool captured) {
-  job->set_events(std::move(ready), std::move(end), captured);
+void Watchdog::mark_issued(const std::shared_ptr<NcclRequest>& request, Event ready, Event end,
+                           bool captured) {
+  request->set_events(std::move(ready), std::move(end), captured);
   const std::lock_guard lock(mutex_);
-  if (captured) std::erase(requests_, job);
+  if (captured) std::erase(requests_, request);
   retire_completed();
 }
 
 std::shared_ptr<NcclRequest> Watchdog::watch_stream(const Stream& stream, std::chrono::milliseconds limit) {
   if (group_status_->failed()) group_status_->rethrow();
   const Event end = stream.record();
-  std::shared_ptr<NcclRequest> job;
+  std::shared_ptr<NcclRequest> request;
   {
     const std::lock_guard lock(mutex_);
-    job = std::make_shared<NcclRequest>(group_status_,
-                                        concat("what a stream of ", name(stream.device()), " holds"),
-                                        PendingWait{.stream = call_progress_.waited_streams++}, limit);
-    job->set_events(end, end, false);
-    watched_streams_.push_back(job);
+    request = std::make_shared<NcclRequest>(group_status_,
+                                            concat("what a stream of ", name(stream.device()), " holds"),
+                                            PendingWait{.stream = call_progress_.waited_streams++}, limit);
+    request->set_events(end, end, false);
+    watched_streams_.push_back(request);
   }
   changed_.notify_all();
-  return job;
+  return request;
 }
 
-/// Forgets what is over. A device that has failed fails whoever waits.
+/// Drops completed requests. A failure of the device is thrown by wait().
 void Watchdog::retire_completed() {
   while (!requests_.empty() && requests_.front()->done()) requests_.pop_front();
-  std::erase_if(watched_streams_, [](const auto& job) { return job->done(); });
+  std::erase_if(watched_streams_, [](const auto& request) { return request->done(); });
 }
 
-/// What has to end first of all that is in flight.
+/// The request in flight with the earliest deadline.
 std::shared_ptr<NcclRequest> Watchdog::earliest_deadline() const {
   std::shared_ptr<NcclRequest> first = requests_.empty() ? nullptr : requests_.front();
-  for (const auto& job : watched_streams_)
-    if (!first || job->deadline.remaining() < first->deadline.remaining()) first = job;
+  for (const auto& request : watched_streams_)
+    if (!first || request->deadline.remaining() < first->deadline.remaining()) first = request;
   return first;
 }
 
@@ -130,19 +131,19 @@ CallProgress Watchdog::call_progress() {
   const std::lock_guard lock(mutex_);
   CallProgress s = call_progress_;
   s.started = s.issued = s.called;
-  for (const auto& job : requests_) {
-    if (!job->pending_on.collective) continue;
-    const std::uint64_t number = *job->pending_on.collective;
-    if (!job->issued()) s.issued = std::min(s.issued, number);
+  for (const auto& request : requests_) {
+    if (!request->pending_on.collective) continue;
+    const std::uint64_t number = *request->pending_on.collective;
+    if (!request->issued()) s.issued = std::min(s.issued, number);
     try {
-      if (!job->has_started()) s.started = std::min(s.started, number);
-    } catch (const Error&) {  // the device has failed: its own message says so
+      if (!request->has_started()) s.started = std::min(s.started, number);
+    } catch (const Error&) {  // reported by the failed operation
     }
   }
   return s;
 }
 
-// ---- requests
+// ---- failures
 
 void Watchdog::request_termination(Termination request) {
   {
@@ -187,7 +188,7 @@ bool Watchdog::depart() noexcept {
   return false;
 }
 
-// ---- the thread
+// ---- the watchdog thread
 
 void Watchdog::run() {
   std::unique_lock lock(mutex_);
@@ -208,27 +209,27 @@ void Watchdog::run() {
   }
 }
 
-/// What the operation that all others stand behind has come to.
+/// Reason to terminate, from the state of NCCL, the request's deadline, or the store.
 std::optional<Watchdog::Termination> Watchdog::check_communicator(const NcclRequest& front) {
-  std::string words;
-  const Result state = nccl_comm_->async_state(&words);
-  const std::string who = concat("rank ", options_.rank, ": ", front.description);
+  std::string text;
+  const Result state = nccl_comm_->async_state(&text);
+  const std::string prefix = concat("rank ", options_.rank, ": ", front.description);
   if (state != success && state != in_progress) {
     const bool by_others = state == remote_error || state == system_error;
     const Errc code = state == remote_error ? Errc::peer_lost : Errc::system;
-    return Termination{{by_others ? -1 : options_.rank, code, concat(who, ": NCCL failed: ", words)},
+    return Termination{{by_others ? -1 : options_.rank, code, concat(prefix, ": NCCL failed: ", text)},
                        by_others};
   }
   if (front.deadline.expired())
-    return Termination{{-1, Errc::timeout, concat(who, " did not end within ", front.timeout.count(), " ms")},
-                       true};
+    return Termination{
+        {-1, Errc::timeout, concat(prefix, " did not end within ", front.timeout.count(), " ms")}, true};
   const bool late = Deadline::Clock::now() - front.submitted_at > store_poll_delay;
   if (!late || !store_responsive_ || !next_store_poll_.expired()) return std::nullopt;
   next_store_poll_ = Deadline::after(store_poll_interval);
   return check_store(front);
 }
 
-/// Answers an alarm; finds another rank's verdict.
+/// Replies to an alarm with this rank's progress; returns another rank's failure.
 std::optional<Watchdog::Termination> Watchdog::check_store(const NcclRequest&) {
   struct Found {
     std::atomic<bool> reachable{false};
@@ -237,15 +238,15 @@ std::optional<Watchdog::Termination> Watchdog::check_store(const NcclRequest&) {
   const auto found = std::make_shared<Found>();
   store_responsive_ =
       run_with_timeout(store_timeout,
-                       [found, store = store_, rank = options_.rank, standing = call_progress().serialize()] {
+                       [found, store = store_, rank = options_.rank, progress = call_progress().serialize()] {
                          try {
                            if (store->add(claims_key, 0) > 0)
                              found->verdict =
                                  decode(store->get(verdict_key, Deadline::after(store_timeout / 2)));
                            else if (store->add(alarms_key, 0) > 0)
-                             store->set(progress_key(rank), standing);
+                             store->set(progress_key(rank), progress);
                            found->reachable = true;
-                         } catch (const std::exception&) {  // the deadline says it all
+                         } catch (const std::exception&) {  // store_responsive_ becomes false
                          }
                        }) &&
       found->reachable;
@@ -256,7 +257,7 @@ std::optional<Watchdog::Termination> Watchdog::check_store(const NcclRequest&) {
 void Watchdog::terminate(Termination request, const std::shared_ptr<NcclRequest>& front) {
   if (request.query_ranks) request.failure = query_ranks(std::move(request.failure), front.get());
   const Failure verdict = elect_failure(request.failure);
-  group_status_->fail(verdict);  // before NCCL lets go: what ends from now on has no result
+  group_status_->fail(verdict);  // before the abort: operations that end from now on have no result
   const bool aborted = nccl_comm_->abort(options_.abort_limit, kept_alive_);
   host_->abort(verdict.reason);
   group_status_->publish(aborted
@@ -265,18 +266,18 @@ void Watchdog::terminate(Termination request, const std::shared_ptr<NcclRequest>
                                       options_.abort_limit.count(), " ms and was left behind"));
 }
 
-/// Tells where this rank stands, hears the others, and says who lags.
+/// Publishes this rank's progress, collects that of the others, and adds the culprit to the failure.
 Failure Watchdog::query_ranks(Failure failure, const NcclRequest* front) {
-  struct Answers {
+  struct Replies {
     std::mutex mutex;
     std::vector<std::optional<CallProgress>> of;
   };
-  const auto answers = std::make_shared<Answers>();
+  const auto replies = std::make_shared<Replies>();
   const auto own = static_cast<std::size_t>(options_.rank);
-  answers->of.resize(static_cast<std::size_t>(options_.size));
-  answers->of[own] = call_progress();
+  replies->of.resize(static_cast<std::size_t>(options_.size));
+  replies->of[own] = call_progress();
   const auto limit = options_.inquiry_limit;
-  const auto listen = [answers, own, limit, store = store_, text = answers->of[own]->serialize()] {
+  const auto collect = [replies, own, limit, store = store_, text = replies->of[own]->serialize()] {
     try {
       store->set(progress_key(static_cast<int>(own)), text);
       store->add(alarms_key, 1);
@@ -284,43 +285,43 @@ Failure Watchdog::query_ranks(Failure failure, const NcclRequest* front) {
       return;
     }
     const Deadline end = Deadline::after(limit);
-    for (std::size_t r = 0; r < answers->of.size(); ++r) try {
+    for (std::size_t r = 0; r < replies->of.size(); ++r) try {
         if (r == own) continue;
-        auto answer = CallProgress::parse(store->get(progress_key(static_cast<int>(r)), end));
-        const std::lock_guard lock(answers->mutex);
-        answers->of[r] = std::move(answer);
-      } catch (const std::exception&) {  // no answer
+        auto reply = CallProgress::parse(store->get(progress_key(static_cast<int>(r)), end));
+        const std::lock_guard lock(replies->mutex);
+        replies->of[r] = std::move(reply);
+      } catch (const std::exception&) {  // no reply
       }
   };
-  run_with_timeout(limit + 500ms, listen);
-  const std::lock_guard lock(answers->mutex);
-  const Failure blamed = find_culprit(options_.rank, front ? front->pending_on : PendingWait{}, answers->of,
-                                      failure.code == Errc::system ? Errc::peer_lost : failure.code);
-  failure.reason += concat(": ", blamed.reason);
-  failure.culprit = blamed.culprit;
-  if (blamed.culprit >= 0) failure.code = blamed.code;
+  run_with_timeout(limit + 500ms, collect);
+  const std::lock_guard lock(replies->mutex);
+  const Failure lag = find_culprit(options_.rank, front ? front->pending_on : PendingWait{}, replies->of,
+                                   failure.code == Errc::system ? Errc::peer_lost : failure.code);
+  failure.reason += concat(": ", lag.reason);
+  failure.culprit = lag.culprit;
+  if (lag.culprit >= 0) failure.code = lag.code;
   return failure;
 }
 
-/// The first verdict in the store, which this one is if there was none.
+/// Publishes `mine` if no rank has published a failure yet. Returns the group's failure.
 Failure Watchdog::elect_failure(const Failure& mine) {
-  struct Answer {
+  struct Reply {
     std::mutex mutex;
     std::optional<Failure> first;
   };
-  const auto answer = std::make_shared<Answer>();
+  const auto reply = std::make_shared<Reply>();
   if (!store_responsive_) return mine;
-  run_with_timeout(store_timeout, [answer, mine, store = store_] {
+  run_with_timeout(store_timeout, [reply, mine, store = store_] {
     try {
       if (store->add(claims_key, 1) == 1) return store->set(verdict_key, encode(mine));
       const Failure first = decode(store->get(verdict_key, Deadline::after(store_timeout / 2)));
-      const std::lock_guard lock(answer->mutex);
-      answer->first = first;
-    } catch (const std::exception&) {  // then this rank has its own
+      const std::lock_guard lock(reply->mutex);
+      reply->first = first;
+    } catch (const std::exception&) {  // keep this rank's failure
     }
   });
-  const std::lock_guard lock(answer->mutex);
-  return answer->first.value_or(mine);
+  const std::lock_guard lock(reply->mutex);
+  return reply->first.value_or(mine);
 }
 
 }  // namespace rz::nccl

@@ -1,11 +1,12 @@
 #pragma once
-/// Sees to it that every operation ends: a thread that sleeps while nothing is in flight, looks at NCCL's
-/// asynchronous errors while something is, and ends the communicator when a deadline passes, NCCL fails,
-/// somebody aborts, or another rank did so.
+/// Ensures that every operation ends. The watchdog thread sleeps while nothing is in flight; otherwise it
+/// polls NCCL's asynchronous errors. It terminates the communicator when a deadline passes, NCCL fails, or
+/// this or another rank aborts.
 ///
-/// Ranks tell each other nothing on the way. Once an operation is too late its rank raises an alarm in the
-/// store and says where it stands; ranks that wait for over a second see the alarm, and answer. Whoever is
-/// behind is named. The first verdict in the store counts for all.
+/// Ranks exchange nothing during normal operation. A rank with an overdue operation raises an alarm in the
+/// store and publishes its progress. Ranks with an operation in flight for over a second poll for the alarm
+/// and publish theirs. The rank that is behind is the culprit. The first failure published in the store
+/// applies to all ranks.
 
 #include <condition_variable>
 #include <deque>
@@ -28,29 +29,32 @@ struct WatchdogOptions {
   int rank = 0, size = 1;
   std::chrono::milliseconds timeout{600'000};      ///< of one operation, from its submission
   std::chrono::milliseconds abort_limit{2'000};    ///< for ncclCommAbort
-  std::chrono::milliseconds inquiry_limit{1'500};  ///< for the other ranks' answers
+  std::chrono::milliseconds inquiry_limit{1'500};  ///< for the other ranks' replies
 };
 
 /// Thread-safe.
 class Watchdog {
  public:
-  /// `host` is aborted with NCCL; `keep` is what NCCL's operations use, held until NCCL lets go of it.
+  /// `host` is aborted together with NCCL. `keep` holds the resources of NCCL's operations until
+  /// ncclCommAbort returns.
   Watchdog(std::shared_ptr<NcclComm>, std::shared_ptr<Store>, std::shared_ptr<Backend> host,
            std::shared_ptr<void> keep, const WatchdogOptions&);
   ~Watchdog();
 
-  /// Numbers the calls of a submission and starts its deadline; throws the failure if there is one.
+  /// Registers a submission: numbers its calls and starts its deadline. Throws the group's failure if there
+  /// is one.
   std::shared_ptr<NcclRequest> begin(std::span<const CollectiveCall>);
-  /// The operations are in streams.
+  /// The operations are enqueued. Captured ones are no longer watched.
   void mark_issued(const std::shared_ptr<NcclRequest>&, Event ready, Event end, bool captured);
-  /// Follows what a stream holds now. Throws as begin().
+  /// Watches the current work of a stream until it completes or `limit` passes. Throws as begin().
   std::shared_ptr<NcclRequest> watch_stream(const Stream&, std::chrono::milliseconds limit);
-  /// This rank could not put all of them there, which ends the group. Throws what it ends with.
+  /// An operation could not be enqueued, which fails the group. Throws the group's failure.
   [[noreturn]] void fail_submission(const NcclError&);
   [[noreturn]] void fail_submission(Failure);
-  /// Returns once NCCL is aborted, but within a second.
+  /// Returns once NCCL is aborted, or after 0.9 s.
   void abort(const std::string& reason) noexcept;
-  /// Ends what is in flight with peer_lost on the other ranks; true if nothing was, and nothing failed.
+  /// If operations are in flight, fails the group with peer_lost. True if none were and the group had not
+  /// failed.
   bool depart() noexcept;
 
   const std::shared_ptr<GroupStatus>& group_status() const { return group_status_; }
@@ -58,7 +62,7 @@ class Watchdog {
  private:
   struct Termination {
     Failure failure;
-    bool query_ranks;  // and blame those who lag
+    bool query_ranks;  // query the ranks' progress to find the culprit
   };
   void run();
   void retire_completed();
@@ -81,12 +85,12 @@ class Watchdog {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<NcclRequest>> requests_;          // in the order of the backend's stream
-  std::vector<std::shared_ptr<NcclRequest>> watched_streams_;  // of callers, which they wait for
+  std::vector<std::shared_ptr<NcclRequest>> watched_streams_;  // callers' streams
   CallProgress call_progress_;
   std::optional<Termination> termination_;
   bool stopping_ = false;
 
-  // The thread's own.
+  // Used by the thread only.
   Deadline next_store_poll_ = Deadline::after({});
   bool store_responsive_ = true;
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Device memory that operations of one backend need on their way. Those in its stream use it one after the
-/// other, so one block serves all; those in graphs have another, since a graph may run beside the stream.
+/// Device workspace of a backend. Operations in the backend's stream run one after the other and share one
+/// block. Operations in graphs share another, since a graph may run concurrently with the stream.
 
 #include <cstddef>
 #include <memory>
@@ -10,13 +10,14 @@
 
 namespace rz::nccl {
 
-/// Whoever submits uses it, one at a time.
+/// Not thread-safe: the backend serializes submissions.
 class Workspace {
  public:
   explicit Workspace(Device device) : device_(device) {}
 
-  /// At least `bytes`, aligned to 256. A graph cannot allocate while it is captured: Errc::unsupported unless
-  /// an operation outside of it has asked for as much before, or it is little.
+  /// A block of at least `bytes`, aligned to 256 bytes. During capture no memory can be allocated:
+  /// Errc::unsupported if `captured` and no earlier reserve() outside of a capture was as large. Blocks have
+  /// at least 1 MiB.
   std::byte* reserve(std::size_t bytes, bool captured);
 
  private:
@@ -28,7 +29,7 @@ class Workspace {
 
   const Device device_;
   Block eager_, captured_;
-  std::vector<Block> outgrown_;  // may still be in use, by streams and by graphs: freeing would wait for them
+  std::vector<Block> outgrown_;  // streams and graphs may still use them; freeing would block
 };
 
 }  // namespace rz::nccl

@@ -13,7 +13,7 @@ constexpr const char* remedy =
     "; install NCCL 2.18 or newer (NVIDIA's package libnccl2), or use --backend "
     "peer_cuda or native";
 
-/// Functions of a loaded library, by name.
+/// Symbol lookup in a loaded library.
 class Library {
  public:
   explicit Library(const std::string& file)
@@ -44,7 +44,7 @@ NcclApi load_nccl(const std::string& file) {
   const Library library(file);
   NcclApi api{};
   library.require_symbol(api.get_version, "ncclGetVersion");
-  require_version(api);  // before the names that an old one lacks
+  require_version(api);  // first, since an old library lacks some of the following symbols
   library.require_symbol(api.get_unique_id, "ncclGetUniqueId");
   library.require_symbol(api.comm_init_rank_config, "ncclCommInitRankConfig");
   library.require_symbol(api.comm_get_async_error, "ncclCommGetAsyncError");

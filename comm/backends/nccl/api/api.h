@@ -1,8 +1,7 @@
 #pragma once
-/// The calls of NCCL that ringzero makes, as one table, which is filled from libnccl.so.2 at run time: a
-/// build needs neither its header nor its library, and tests put a table of their own in its place. Types and
-/// numbers are those of NCCL's stable interface (header_check.cpp compares them with nccl.h where there is
-/// one).
+/// Table of the NCCL calls that ringzero makes, filled from libnccl.so.2 at run time. A build needs neither
+/// NCCL's header nor its library, and tests install their own table. Types and constants are those of NCCL's
+/// stable interface; header_check.cpp compares them with nccl.h if it is installed.
 
 #include <climits>
 #include <cstddef>
@@ -28,7 +27,7 @@ struct UniqueId {
 };
 using Comm = struct OpaqueComm*;
 
-/// ncclConfig_t as 2.18 has it, which every later version takes.
+/// ncclConfig_t of 2.18, which every later version accepts.
 struct Config {
   static constexpr int undefined = INT_MIN;
   std::size_t size = sizeof(Config);
@@ -38,7 +37,7 @@ struct Config {
   int split_share = undefined;
 };
 
-/// Streams are cudaStream_t, counts are elements.
+/// Streams are cudaStream_t; counts are in elements.
 struct NcclApi {
   Result (*get_version)(int*);
   Result (*get_unique_id)(UniqueId*);
@@ -61,7 +60,7 @@ struct NcclApi {
   Result (*red_op_destroy)(RedOp, Comm);
   const char* (*get_error_string)(Result);
 
-  // Null where the library is too old for them.
+  // Null if the library is too old.
   const char* (*get_last_error)(Comm);
   Result (*comm_register)(Comm, void*, std::size_t, void** handle);  ///< 2.19
   Result (*comm_deregister)(Comm, void* handle);
@@ -71,13 +70,14 @@ struct NcclApi {
   Result (*mem_free)(void*);
 };
 
-/// The table of a library, which stays loaded. Errc::unsupported, one line: what is missing, and what to do.
+/// Loads a library, which stays loaded, and returns its table. Errc::unsupported, one line with the missing
+/// symbol or file and the remedy.
 NcclApi load_nccl(const std::string& file = "libnccl.so.2");
 
-/// The table of this process's libnccl.so.2, loaded on the first call; throws as load_nccl.
+/// Table of the process's libnccl.so.2, loaded on the first call; throws as load_nccl(). Thread-safe.
 const NcclApi& nccl_api();
 
-/// The library's version, e.g. 22809. Errc::unsupported, one line, unless it is 2.18 or newer, below 3.
+/// Version of the library, e.g. 22809. Errc::unsupported, one line, unless it is at least 2.18 and below 3.
 int require_version(const NcclApi&);
 std::string version_text(int version);  ///< "2.28.9"
 

@@ -1,4 +1,4 @@
-// Alone in its file: tests link another nccl_api() before this one.
+// In its own file, so that tests can link another nccl_api() instead.
 
 #include "comm/backends/nccl/api/api.h"
 

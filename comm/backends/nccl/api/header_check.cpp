@@ -1,4 +1,4 @@
-// Compiled where nccl.h is: that what api.h says of NCCL's interface is so. Makes no code.
+// Compiled if nccl.h is installed: static checks of api.h against it. Generates no code.
 
 #include <nccl.h>
 
@@ -35,7 +35,7 @@ static_assert(offsetof(ncclConfig_t, size) == offsetof(Config, size) &&
 static_assert(NCCL_CONFIG_UNDEF_INT == Config::undefined);
 #endif
 
-// Enumerations and handles travel as the integers and pointers that they are.
+// Enumerations and handles are passed as plain integers and pointers, so only the arity is compared.
 template <class>
 struct Arity;
 template <class R, class... A>
