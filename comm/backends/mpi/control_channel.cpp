@@ -15,16 +15,16 @@ void ControlMessage::set_text(const std::string& from) {
   std::memcpy(text, from.data(), length);
 }
 
-void ControlChannel::send(int peer, const ControlMessage& note) {
+void ControlChannel::send(int peer, const ControlMessage& message) {
   reap_sent();
-  Outgoing& out = outgoing_.emplace_back(Outgoing{note});
-  const int bytes = static_cast<int>(offsetof(ControlMessage, text) + note.length);
+  Outgoing& out = outgoing_.emplace_back(Outgoing{message});
+  const int bytes = static_cast<int>(offsetof(ControlMessage, text) + message.length);
   check(MPI_Isend(&out.message, bytes, MPI_BYTE, peer, tag, comm_, &out.request), "MPI_Isend");
 }
 
-void ControlChannel::broadcast(const ControlMessage& note) {
+void ControlChannel::broadcast(const ControlMessage& message) {
   for (int peer = 0; peer < size_; ++peer)
-    if (peer != rank_) send(peer, note);
+    if (peer != rank_) send(peer, message);
 }
 
 void ControlChannel::reap_sent() {
@@ -37,20 +37,20 @@ void ControlChannel::reap_sent() {
 
 void ControlChannel::poll(const std::function<void(int, const ControlMessage&)>& f) {
   for (;;) {
-    int there = 0;
+    int available = 0;
     MPI_Status status;
-    check(MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_, &there, &status), "MPI_Iprobe");
-    if (!there) return;
-    ControlMessage note;
-    check(MPI_Recv(&note, sizeof note, MPI_BYTE, status.MPI_SOURCE, tag, comm_, MPI_STATUS_IGNORE),
+    check(MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_, &available, &status), "MPI_Iprobe");
+    if (!available) return;
+    ControlMessage message;
+    check(MPI_Recv(&message, sizeof message, MPI_BYTE, status.MPI_SOURCE, tag, comm_, MPI_STATUS_IGNORE),
           "MPI_Recv");
-    f(status.MPI_SOURCE, note);
+    f(status.MPI_SOURCE, message);
   }
 }
 
-bool ControlChannel::flush(std::chrono::milliseconds most) noexcept {
+bool ControlChannel::flush(std::chrono::milliseconds limit) noexcept {
   try {
-    for (const Deadline end = Deadline::after(most);;) {
+    for (const Deadline end = Deadline::after(limit);;) {
       reap_sent();
       if (outgoing_.empty() || end.expired()) return outgoing_.empty();
       std::this_thread::yield();

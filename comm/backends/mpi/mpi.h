@@ -1,18 +1,17 @@
 #pragma once
-/// The MPI backend for programs that have an MPI communicator of their own: link ringzero::mpi.
+/// MPI backend for programs that have an MPI communicator; link ringzero::mpi.
 ///
 ///   auto comm = rz::connect_mpi(MPI_COMM_WORLD);
 ///
-/// MPI must have been initialised. With MPI_THREAD_MULTIPLE a progress thread of the communicator's own, or
-/// whoever waits, moves its operations. With less, operations move only within calls of the communicator and
-/// Work::wait() and done(), which must then come from where MPI allows calls (MPI_THREAD_FUNNELED: the main
-/// thread; SERIALIZED: never beside another call of MPI), and abort() reaches the other ranks at their next
-/// such call.
+/// MPI must be initialised. With MPI_THREAD_MULTIPLE, the communicator's progress thread or a thread blocked
+/// in Work::wait() progresses its operations. With a lower level, operations progress only within calls of
+/// the communicator, Work::wait() and Work::done(). These calls must then follow MPI's rules
+/// (MPI_THREAD_FUNNELED: main thread only; SERIALIZED: never concurrently with another MPI call), and abort()
+/// reaches the other ranks at their next such call.
 ///
-/// A communicator that is destroyed leaves in the background, once all its ranks have; MPI_Finalize waits for
-/// that. After a failure its MPI communicators are given up, not freed, and MPI may still write to buffers of
-/// collectives that were in flight, as it has no way to withdraw them: keep such memory until the process
-/// ends.
+/// A destroyed communicator is released in the background once all its ranks have destroyed theirs;
+/// MPI_Finalize waits for that. After a failure its MPI communicators are leaked. MPI cannot cancel
+/// collectives in flight and may still write to their buffers: keep such memory until the process ends.
 
 #include <mpi.h>
 
@@ -29,21 +28,23 @@
 namespace rz {
 
 struct MpiOptions {
-  /// Whose memory operations may lie on besides the host's, where MPI is CUDA-aware.
+  /// Device whose memory operations may use besides host memory, if MPI is CUDA-aware.
   Device device{};
   std::chrono::milliseconds timeout{600'000};            ///< of one operation, from its submission
   std::chrono::milliseconds rendezvous_timeout{30'000};  ///< of duplicating the communicator
   bool deterministic = true;
-  /// Of one count handed to MPI, whose counts are ints: larger calls go in pieces. At least 8.
+  /// Bytes per MPI call, whose counts are ints; larger transfers are cut into chunks. From 8 to 2^30.
   std::size_t max_call_bytes = std::size_t{1} << 30;
 };
 
-/// On two duplicates of `comm`, which stays the caller's; every rank of it calls this. Errc::unsupported for
-/// an intercommunicator, Errc::timeout if the other ranks do not come.
+/// Collective over `comm`; works on two duplicates of it, and `comm` stays the caller's.
+/// Errc::invalid_argument before MPI_Init, for MPI_COMM_NULL or for a max_call_bytes out of range.
+/// Errc::unsupported for an intercommunicator or once MPI was finalised. Errc::timeout if not all ranks call
+/// it within `rendezvous_timeout`.
 std::unique_ptr<Backend> mpi_backend(MPI_Comm comm, const MpiOptions& = {});
 
-/// The communicator of all ranks of `comm`, under the same numbers, and of memory of `options.device`. Of the
-/// options, those of the rendezvous and of transports are not looked at.
+/// A communicator with the ranks of `comm`, for memory of `options.device`. Of the rendezvous and transport
+/// options only rendezvous_timeout applies. Errors as mpi_backend().
 inline Communicator connect_mpi(MPI_Comm comm, CommOptions options = {}) {
   cuda::require_device(options.device);
   auto backend = mpi_backend(comm, {.device = options.device,

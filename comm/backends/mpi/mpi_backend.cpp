@@ -30,12 +30,12 @@ class MpiBackend final : public Backend {
   std::shared_ptr<MpiEngine> engine_;
 };
 
-std::unique_ptr<Backend> backend_over(MpiRuntime& session, CommPair comms, MpiOptions options) {
-  if (!session.cuda_aware()) options.device = {};
+std::unique_ptr<Backend> backend_over(MpiRuntime& runtime, CommPair comms, MpiOptions options) {
+  if (!runtime.cuda_aware()) options.device = {};
   int rank = 0, size = 1;
   check(MPI_Comm_rank(comms.control, &rank), "MPI_Comm_rank");
   check(MPI_Comm_size(comms.control, &size), "MPI_Comm_size");
-  return std::make_unique<MpiBackend>(std::make_shared<MpiEngine>(session, comms, rank, size, options));
+  return std::make_unique<MpiBackend>(std::make_shared<MpiEngine>(runtime, comms, rank, size, options));
 }
 
 std::unique_ptr<Backend> MpiBackend::split(std::span<const int> members) {
@@ -48,33 +48,33 @@ std::shared_ptr<std::byte> MpiBackend::allocate(std::size_t bytes) {
   return memory;
 }
 
-// Started by another MPI's launcher, every process is a world of its own.
-void check_world(const MpiLaunchInfo& place, const MpiRuntime& session, int world) {
-  require(place.launched_size == 0 || place.launched_size == world, Errc::unsupported, "rank ", place.rank,
-          ": ", session.library(), " sees ", world, " process", world == 1 ? "" : "es",
-          ", but the launcher, ", place.launcher, ", started ", place.launched_size,
-          "; start with the mpirun of ", session.library(), ", or use --backend native");
+// Under another MPI's launcher, every process has an MPI_COMM_WORLD of size 1.
+void check_world(const MpiLaunchInfo& launch_info, const MpiRuntime& runtime, int world) {
+  require(launch_info.launched_size == 0 || launch_info.launched_size == world, Errc::unsupported, "rank ",
+          launch_info.rank, ": ", runtime.library(), " sees ", world, " process", world == 1 ? "" : "es",
+          ", but the launcher, ", launch_info.launcher, ", started ", launch_info.launched_size,
+          "; start with the mpirun of ", runtime.library(), ", or use --backend native");
 }
 
-/// The ranks of MPI_COMM_WORLD that the group's ranks are, which they tell each other through the store.
-std::vector<int> world_ranks(const MpiLaunchInfo& place, const CommOptions& options) {
+/// The MPI_COMM_WORLD ranks of the group's ranks, exchanged through the store.
+std::vector<int> world_ranks(const MpiLaunchInfo& launch_info, const CommOptions& options) {
   int own = 0;
   check(MPI_Comm_rank(MPI_COMM_WORLD, &own), "MPI_Comm_rank");
-  place.store->set(concat("mpi/", place.rank), concat(own));
+  launch_info.store->set(concat("mpi/", launch_info.rank), concat(own));
   const Deadline end = Deadline::after(options.rendezvous_timeout);
   std::vector<int> ranks;
-  std::set<int> different;
-  for (int r = 0; r < place.size; ++r) {
-    ranks.push_back(std::stoi(place.store->get(concat("mpi/", r), end)));
+  std::set<int> distinct;
+  for (int r = 0; r < launch_info.size; ++r) {
+    ranks.push_back(std::stoi(launch_info.store->get(concat("mpi/", r), end)));
     require(
-        different.insert(ranks.back()).second, Errc::unsupported, "rank ", r,
+        distinct.insert(ranks.back()).second, Errc::unsupported, "rank ", r,
         " is in the same MPI process as another rank of its group; the MPI backend needs a process a rank, "
         "started by mpirun");
   }
   return ranks;
 }
 
-constexpr int world_tag = 21082;  // Open MPI sends messages of it, which a program should not receive
+constexpr int world_tag = 21082;  // Open MPI sends messages with this tag, which the program must not use
 
 MPI_Comm comm_of(const std::vector<int>& ranks) {
   MPI_Group world, group;
@@ -89,26 +89,26 @@ MPI_Comm comm_of(const std::vector<int>& ranks) {
   return comm;
 }
 
-std::unique_ptr<Backend> connect(MpiRuntime& session, const MpiLaunchInfo& place,
+std::unique_ptr<Backend> connect(MpiRuntime& runtime, const MpiLaunchInfo& launch_info,
                                  const CommOptions& options) {
   int world = 0;
   check(MPI_Comm_size(MPI_COMM_WORLD, &world), "MPI_Comm_size");
-  check_world(place, session, world);
-  const MPI_Comm comm = comm_of(world_ranks(place, options));
-  return backend_over(session, adopt(comm, options.rendezvous_timeout),
+  check_world(launch_info, runtime, world);
+  const MPI_Comm comm = comm_of(world_ranks(launch_info, options));
+  return backend_over(runtime, adopt(comm, options.rendezvous_timeout),
                       {.device = options.device,
                        .timeout = options.timeout,
                        .rendezvous_timeout = options.rendezvous_timeout,
                        .deterministic = options.deterministic});
 }
 
-// A rank that could not connect must not wait for the others at its exit.
-Backend* connect_or_fail(const MpiLaunchInfo& place, const CommOptions& options) {
-  MpiRuntime& session = MpiRuntime::instance();
+// A rank that failed to connect must not wait for the others at exit.
+Backend* connect_or_fail(const MpiLaunchInfo& launch_info, const CommOptions& options) {
+  MpiRuntime& runtime = MpiRuntime::instance();
   try {
-    return connect(session, place, options).release();
+    return connect(runtime, launch_info, options).release();
   } catch (...) {
-    session.mark_failed();
+    runtime.mark_failed();
     throw;
   }
 }
@@ -120,22 +120,22 @@ std::unique_ptr<Backend> mpi_backend(MPI_Comm comm, const MpiOptions& options) {
   int initialised = 0;
   mpi::check(MPI_Initialized(&initialised), "MPI_Initialized");
   require(initialised, Errc::invalid_argument, "connect_mpi() before MPI_Init");
-  mpi::MpiRuntime& session = mpi::MpiRuntime::instance();
+  mpi::MpiRuntime& runtime = mpi::MpiRuntime::instance();
   int inter = 0;
   require(comm != MPI_COMM_NULL, Errc::invalid_argument, "connect_mpi() was given MPI_COMM_NULL");
   mpi::check(MPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter");
   require(!inter, Errc::unsupported, "connect_mpi() takes no intercommunicator; merge it first");
   require(options.max_call_bytes >= 8 && options.max_call_bytes <= std::size_t{1} << 30,
           Errc::invalid_argument, "most_bytes must be from 8 to 2^30, got ", options.max_call_bytes);
-  return mpi::backend_over(session, mpi::duplicate(comm, options.rendezvous_timeout), options);
+  return mpi::backend_over(runtime, mpi::duplicate(comm, options.rendezvous_timeout), options);
 }
 
 }  // namespace rz
 
-// What comm finds by name (comm/backends/mpi_plugin.h).
+// Entry points that load_mpi_backend() looks up by name (comm/backends/mpi_plugin.h).
 extern "C" {
 const char* rz_mpi_plugin_version() { return RZ_VERSION; }
-rz::Backend* rz_mpi_plugin_connect(const rz::MpiLaunchInfo& place, const rz::CommOptions& options) {
-  return rz::mpi::connect_or_fail(place, options);
+rz::Backend* rz_mpi_plugin_connect(const rz::MpiLaunchInfo& launch_info, const rz::CommOptions& options) {
+  return rz::mpi::connect_or_fail(launch_info, options);
 }
 }

@@ -17,17 +17,17 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t min_thread_wake_bytes = 1 << 20;  // bytes: below, the caller mostly waits at once
-constexpr auto active_window = 1s;  // after the last call, the thread looks once a millisecond
+constexpr std::size_t min_thread_wake_bytes = 1 << 20;  // below this, the caller usually waits at once
+constexpr auto active_window = 1s;  // polls at active_poll for so long after the last call
 constexpr auto active_poll = 1ms;
-constexpr auto control_poll_interval = 1ms;      // between looks for notes while operations are in flight
-constexpr auto idle_poll_interval = 100ms;       // and while there are none
-constexpr auto inquiry_timeout = 1s;             // an idle rank answers within idle_poll_interval
-constexpr auto catch_up_time = 200ms;            // for calls that others have ended
-constexpr std::size_t max_agreements_ahead = 8;  // agreements under way
-constexpr std::size_t max_remembered_calls = 8;  // ended calls, for ranks that ask
+constexpr auto control_poll_interval = 1ms;      // of control messages, while operations are in flight
+constexpr auto idle_poll_interval = 100ms;       // of control messages, while there are none
+constexpr auto inquiry_timeout = 1s;             // idle ranks reply within idle_poll_interval
+constexpr auto catch_up_time = 200ms;            // to complete calls that the failed rank had completed
+constexpr std::size_t max_agreements_ahead = 8;  // verifications in flight
+constexpr std::size_t max_remembered_calls = 8;  // completed calls, to reply to queries
 constexpr int first_split_tag = ControlChannel::tag + 1,
-              split_tag_count = 32000;  // of 32,767 that MPI promises
+              split_tag_count = 32000;  // MPI guarantees 32,767 tags
 
 bool should_wake_thread(std::span<const CollectiveCall> group) {
   std::size_t bytes = 0;
@@ -35,7 +35,7 @@ bool should_wake_thread(std::span<const CollectiveCall> group) {
   return bytes >= min_thread_wake_bytes;
 }
 
-// Two different calls get the same number once in 2^64 times.
+// Distinct calls collide with probability 2^-64.
 std::uint64_t signature_hash(const CallSignature& s) {
   std::uint64_t h = 0x9e3779b97f4a7c15u;
   for (const std::uint64_t field :
@@ -98,8 +98,8 @@ void MpiRequest::wait() {
   if (error_) std::rethrow_exception(error_);
 }
 
-MpiEngine::MpiEngine(MpiRuntime& session, CommPair comms, int rank, int size, const MpiOptions& options)
-    : runtime_(session),
+MpiEngine::MpiEngine(MpiRuntime& runtime, CommPair comms, int rank, int size, const MpiOptions& options)
+    : runtime_(runtime),
       comms_(comms),
       rank_(rank),
       size_(size),
@@ -109,7 +109,7 @@ MpiEngine::MpiEngine(MpiRuntime& session, CommPair comms, int rank, int size, co
       point_to_point_(comms.data, rank, size, options.max_call_bytes),
       departed_(static_cast<std::size_t>(size)) {}
 
-// ---- who drives
+// ---- progress
 
 void MpiEngine::start() {
   if (has_progress_thread()) helper_thread([self = shared_from_this()] { self->progress_thread(); }).detach();
@@ -117,34 +117,34 @@ void MpiEngine::start() {
 
 std::shared_ptr<MpiRequest> MpiEngine::submit(std::span<const CollectiveCall> group) {
   const auto now = Clock::now();
-  auto job = std::make_shared<MpiRequest>(shared_from_this(), group, now + options_.timeout);
+  auto request = std::make_shared<MpiRequest>(shared_from_this(), group, now + options_.timeout);
   {
     const std::lock_guard lock(mutex_);
     if (failure_) std::rethrow_exception(failure_);
     if (group.empty()) {
-      job->complete(nullptr);
-      return job;
+      request->complete(nullptr);
+      return request;
     }
-    incoming_.push_back(job);
+    incoming_.push_back(request);
     ++unfinished_;
     last_use_ = now;
     inbox_changed_.store(true, std::memory_order_release);
     if (!progress_held_ && should_wake_thread(group)) work_arrived_.notify_one();
   }
   if (!has_progress_thread()) progress();
-  return job;
+  return request;
 }
 
-void MpiEngine::wait(const MpiRequest& job) {
+void MpiEngine::wait(const MpiRequest& request) {
   std::unique_lock lock(mutex_);
-  while (!job.is_complete()) {
+  while (!request.is_complete()) {
     if (progress_held_) {
       changed_.wait(lock);
       continue;
     }
     progress_held_ = true;
     lock.unlock();
-    progress_until(&job);
+    progress_until(&request);
     lock.lock();
     release_progress(lock);
   }
@@ -168,7 +168,7 @@ void MpiEngine::progress() noexcept {
   progress_held_ = true;
   lock.unlock();
   try {
-    const cuda::DeviceGuard device(options_.device);  // as MPI wants it
+    const cuda::DeviceGuard device(options_.device);  // device that CUDA-aware MPI uses
     progress_once();
   } catch (...) {
     poison(std::current_exception());
@@ -197,7 +197,7 @@ void MpiEngine::progress_thread() {
     if (departing_) runtime_.end_departure();
     return;
   }
-  // A thread that waits may still drive: its step sees stopping_.
+  // A waiting thread may still hold progress_held_: its progress_once() sees stopping_.
   const bool mine = acquire_progress(lock);
   lock.unlock();
   if (mine) depart();
@@ -241,14 +241,14 @@ void MpiEngine::stop() noexcept {
   if (mine) depart();
 }
 
-// ---- collectives and messages
+// ---- collectives and point-to-point
 
 void MpiEngine::progress_once() {
   require(runtime_.is_open(), Errc::aborted, "MPI was finalised while the communicator of rank ", rank_,
           " was in use");
   if (inbox_changed_.load(std::memory_order_acquire)) accept_submitted();
   bool moved = advance_front();
-  moved |= point_to_point_.advance([this](MpiRequest& job) { complete_operation(job); });
+  moved |= point_to_point_.advance([this](MpiRequest& request) { complete_operation(request); });
   check_remote_failure();
   const auto now = Clock::now();
   if (now >= next_control_poll_) {
@@ -268,15 +268,15 @@ void MpiEngine::accept_submitted() {
   if (failure_) std::rethrow_exception(failure_);
   require(!stopping_ || unfinished_ == 0, Errc::aborted, "the communicator of rank ", rank_,
           " was destroyed");
-  for (const auto& job : incoming_)
-    for (std::size_t i = 0; i < job->operations.size(); ++i) {
-      const CollectiveCall& op = job->operations[i];
+  for (const auto& request : incoming_)
+    for (std::size_t i = 0; i < request->operations.size(); ++i) {
+      const CollectiveCall& op = request->operations[i];
       if (traits(op.kind).point_to_point) {
-        point_to_point_.add(op, job);
+        point_to_point_.add(op, request);
         continue;
       }
       Call& call = queue_.emplace_back();
-      call.request = job;
+      call.request = request;
       call.operation_index = i;
       call.signature = {.sequence = next_sequence_++,
                         .root = op.root,
@@ -289,7 +289,7 @@ void MpiEngine::accept_submitted() {
   incoming_.clear();
 }
 
-// The order is the same on every rank, as the calls' is.
+// All ranks post the verifications in the same order, that of their calls.
 void MpiEngine::propose() {
   for (std::size_t i = 0; i < std::min(queue_.size(), max_agreements_ahead); ++i) {
     Call& call = queue_[i];
@@ -314,12 +314,12 @@ bool MpiEngine::advance_front() {
     if (!call.stages.empty()) call.stages[0].post(call.mpi_requests);
   }
   if (!advance_stages(call)) return false;
-  const auto job = std::move(call.request);
+  const auto request = std::move(call.request);
   recent_calls_.push_back(call.signature);
   if (recent_calls_.size() > max_remembered_calls) recent_calls_.pop_front();
   queue_.pop_front();
   inquiry_.reset();
-  complete_operation(*job);
+  complete_operation(*request);
   return true;
 }
 
@@ -328,7 +328,7 @@ bool MpiEngine::check_agreement(Call& call) {
   check(MPI_Test(&call.agreement_request, &done, MPI_STATUS_IGNORE), "MPI_Test");
   if (!done) return false;
   if (call.reduced[0] == ~call.reduced[1]) return true;
-  // All have come, but not to the same call: now it is asked who.
+  // All ranks have made a call, but not the same: query which rank differs.
   if (!inquiry_) start_inquiry(call);
   return false;
 }
@@ -347,41 +347,41 @@ bool MpiEngine::advance_stages(Call& call) {
   return true;
 }
 
-void MpiEngine::complete_operation(MpiRequest& job) {
-  if (--job.remaining > 0) return;
+void MpiEngine::complete_operation(MpiRequest& request) {
+  if (--request.remaining > 0) return;
   const std::lock_guard lock(mutex_);
-  job.complete(nullptr);
+  request.complete(nullptr);
   --unfinished_;
   changed_.notify_all();
 }
 
-// ---- notes
+// ---- control messages
 
 void MpiEngine::receive_control() {
-  control_.poll([this](int peer, const ControlMessage& note) { handle_control(peer, note); });
+  control_.poll([this](int peer, const ControlMessage& message) { handle_control(peer, message); });
 }
 
-void MpiEngine::handle_control(int peer, const ControlMessage& note) {
-  switch (note.kind) {
+void MpiEngine::handle_control(int peer, const ControlMessage& message) {
+  switch (message.kind) {
     case ControlMessage::query:
-      return control_.send(peer, reply_to(note));
+      return control_.send(peer, reply_to(message));
     case ControlMessage::reply:
-      if (inquiry_ && inquiry_->sequence == note.sequence &&
+      if (inquiry_ && inquiry_->sequence == message.sequence &&
           !inquiry_->replies[static_cast<std::size_t>(peer)]) {
-        inquiry_->replies[static_cast<std::size_t>(peer)] = note;
+        inquiry_->replies[static_cast<std::size_t>(peer)] = message;
         --inquiry_->pending_replies;
       }
       return;
     case ControlMessage::departure:
-      departed_[static_cast<std::size_t>(peer)] = note;
+      departed_[static_cast<std::size_t>(peer)] = message;
       return;
     case ControlMessage::failure:
       failure_is_remote_ = true;
       if (!remote_failure_)
-        remote_failure_ =
-            RemoteFailure{.error = Error(static_cast<Errc>(note.code), note.get_text(), note.culprit),
-                          .calls = note.calls,
-                          .until = Clock::now() + catch_up_time};
+        remote_failure_ = RemoteFailure{
+            .error = Error(static_cast<Errc>(message.code), message.get_text(), message.culprit),
+            .calls = message.calls,
+            .until = Clock::now() + catch_up_time};
       return check_remote_failure();
   }
 }
@@ -393,24 +393,25 @@ void MpiEngine::check_remote_failure() const {
 }
 
 ControlMessage MpiEngine::reply_to(const ControlMessage& query) const {
-  ControlMessage answer{.kind = ControlMessage::reply, .calls = next_sequence_, .sequence = query.sequence};
-  const auto look = [&](const CallSignature& s) {
+  ControlMessage reply{.kind = ControlMessage::reply, .calls = next_sequence_, .sequence = query.sequence};
+  const auto match = [&](const CallSignature& s) {
     if (s.sequence != query.sequence) return;
-    answer.found = 1;
-    answer.signature = s;
+    reply.found = 1;
+    reply.signature = s;
   };
-  std::for_each(recent_calls_.begin(), recent_calls_.end(), look);
-  for (const Call& call : queue_) look(call.signature);
-  return answer;
+  std::for_each(recent_calls_.begin(), recent_calls_.end(), match);
+  for (const Call& call : queue_) match(call.signature);
+  return reply;
 }
 
-// Whoever left had ended all its calls, and no other ones will come: those are ended here, too.
+// A departed rank has completed all its calls and makes no others, so calls and messages that it lacks never
+// complete.
 void MpiEngine::check_departed() const {
   for (int peer = 0; peer < size_; ++peer) {
-    const auto& note = departed_[static_cast<std::size_t>(peer)];
-    if (!note) continue;
-    const bool missed = !queue_.empty() && queue_.front().signature.sequence >= note->calls;
-    if (missed || point_to_point_.can_never_complete(peer, note->sent, note->received))
+    const auto& message = departed_[static_cast<std::size_t>(peer)];
+    if (!message) continue;
+    const bool missed = !queue_.empty() && queue_.front().signature.sequence >= message->calls;
+    if (missed || point_to_point_.can_never_complete(peer, message->sent, message->received))
       throw Error(Errc::peer_lost,
                   concat("rank ", peer, " destroyed its communicator, but rank ", rank_, " called ",
                          missed ? describe(queue_.front().signature) : "a message that it should share",
@@ -419,7 +420,7 @@ void MpiEngine::check_departed() const {
   }
 }
 
-// ---- waiting, and deadlines
+// ---- idle waiting and deadlines
 
 void MpiEngine::on_idle() {
   check_deadlines();
@@ -454,42 +455,47 @@ void MpiEngine::start_inquiry(const Call& call) {
 
 void MpiEngine::conclude_inquiry() {
   const CallSignature& mine = queue_.front().signature;
-  std::vector<int> silent, late;
+  std::vector<int> unresponsive, late;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    const auto& answer = inquiry_->replies[static_cast<std::size_t>(peer)];
-    if (!answer) {
-      silent.push_back(peer);
-    } else if (!answer->found && answer->calls <= mine.sequence) {
+    const auto& reply = inquiry_->replies[static_cast<std::size_t>(peer)];
+    if (!reply) {
+      unresponsive.push_back(peer);
+    } else if (!reply->found && reply->calls <= mine.sequence) {
       late.push_back(peer);
-    } else if (answer->found && !(answer->signature == mine)) {
-      fail(Errc::mismatch, "mismatched collectives: rank ", peer, " called ", describe(answer->signature),
+    } else if (reply->found && !(reply->signature == mine)) {
+      fail(Errc::mismatch, "mismatched collectives: rank ", peer, " called ", describe(reply->signature),
            " while rank ", rank_, " called ", describe(mine),
            "; every rank must make the same calls in the same order");
     }
   }
-  std::string who;
-  if (!late.empty()) who = ranks_text(late) + " did not call it";
-  if (!silent.empty()) who += concat(who.empty() ? "" : ", and ", ranks_text(silent), " did not answer");
-  if (who.empty()) who = "every rank called it, but MPI did not end it";
-  fail_timeout(who, !late.empty() ? late[0] : !silent.empty() ? silent[0] : -1, describe(mine));
+  std::string reason;
+  if (!late.empty()) reason = ranks_text(late) + " did not call it";
+  if (!unresponsive.empty())
+    reason += concat(reason.empty() ? "" : ", and ", ranks_text(unresponsive), " did not answer");
+  if (reason.empty()) reason = "every rank called it, but MPI did not end it";
+  fail_timeout(reason,
+               !late.empty()           ? late[0]
+               : !unresponsive.empty() ? unresponsive[0]
+                                       : -1,
+               describe(mine));
 }
 
-void MpiEngine::fail_timeout(const std::string& who, int culprit, const std::string& what) const {
+void MpiEngine::fail_timeout(const std::string& reason, int culprit, const std::string& operation) const {
   throw Error(Errc::timeout,
-              concat(what, " did not end within ", to_seconds(options_.timeout), " s on rank ", rank_, ": ",
-                     who, "; a rank may be stuck, or slower than the timeout allows"),
+              concat(operation, " did not end within ", to_seconds(options_.timeout), " s on rank ", rank_,
+                     ": ", reason, "; a rank may be stuck, or slower than the timeout allows"),
               culprit);
 }
 
-// ---- the end
+// ---- shutdown
 
-// What MPI still holds stays in memory for ever: it has no way to withdraw a collective.
+// Memory that MPI still uses is leaked, since MPI cannot cancel a collective.
 void MpiEngine::poison(std::exception_ptr error) noexcept {
-  ControlMessage note{.kind = ControlMessage::failure,
-                      .code = static_cast<int>(Errc::aborted),
-                      .culprit = rank_,
-                      .calls = queue_.empty() ? next_sequence_ : queue_.front().signature.sequence};
+  ControlMessage message{.kind = ControlMessage::failure,
+                         .code = static_cast<int>(Errc::aborted),
+                         .culprit = rank_,
+                         .calls = queue_.empty() ? next_sequence_ : queue_.front().signature.sequence};
   bool destroyed = false;
   {
     const std::lock_guard lock(mutex_);
@@ -500,30 +506,30 @@ void MpiEngine::poison(std::exception_ptr error) noexcept {
   } catch (const Error& e) {
     const bool shared = e.code() == Errc::timeout || e.code() == Errc::mismatch ||
                         e.code() == Errc::peer_lost || e.code() == Errc::aborted;
-    if (shared) note.code = static_cast<int>(e.code()), note.culprit = e.culprit();
-    note.set_text(shared ? e.what() : concat("rank ", rank_, ": ", e.what()));
+    if (shared) message.code = static_cast<int>(e.code()), message.culprit = e.culprit();
+    message.set_text(shared ? e.what() : concat("rank ", rank_, ": ", e.what()));
   } catch (const std::exception& e) {
-    note.set_text(concat("rank ", rank_, ": ", e.what()));
+    message.set_text(concat("rank ", rank_, ": ", e.what()));
   }
   if (destroyed) {
-    note.code = static_cast<int>(Errc::peer_lost);
-    note.culprit = rank_;
+    message.code = static_cast<int>(Errc::peer_lost);
+    message.culprit = rank_;
   }
   runtime_.mark_failed();
   try {
-    if (!failure_is_remote_ && runtime_.is_open()) control_.broadcast(note);
+    if (!failure_is_remote_ && runtime_.is_open()) control_.broadcast(message);
     control_.flush(500ms);
-  } catch (const Error&) {  // MPI is broken here; the others have their deadlines
+  } catch (const Error&) {  // MPI is broken here; the other ranks have their deadlines
   }
   control_.abandon();
   operators_.abandon();
   const std::lock_guard lock(mutex_);
   if (!failure_) failure_ = error;
-  const auto end = [&](MpiRequest& job) {
-    if (!job.is_complete()) job.complete(failure_);
+  const auto end = [&](MpiRequest& request) {
+    if (!request.is_complete()) request.complete(failure_);
   };
   for (const Call& call : queue_) end(*call.request);
-  for (const auto& job : incoming_) end(*job);
+  for (const auto& request : incoming_) end(*request);
   incoming_.clear();
   point_to_point_.abandon(end);
   if (!queue_.empty()) new std::deque<Call>(std::move(queue_));
@@ -535,8 +541,8 @@ void MpiEngine::poison(std::exception_ptr error) noexcept {
   work_arrived_.notify_all();
 }
 
-// The last note of each rank says that no other will follow: once all have come, no message can meet a later
-// communicator of the same number.
+// A rank's departure is its last message. Once all departures have arrived, no message can be received by a
+// later communicator that reuses the context id.
 void MpiEngine::depart() noexcept {
   try {
     accept_submitted();
@@ -546,17 +552,17 @@ void MpiEngine::depart() noexcept {
                              .calls = next_sequence_,
                              .sent = point_to_point_.sent(peer),
                              .received = point_to_point_.received(peer)});
-    const auto patience =
+    const auto limit =
         has_progress_thread() ? options_.timeout : std::min<std::chrono::milliseconds>(options_.timeout, 1s);
-    const Deadline end = Deadline::after(patience);
+    const Deadline end = Deadline::after(limit);
     const auto all_left = [&] {
       return std::count_if(departed_.begin(), departed_.end(),
-                           [](const auto& note) { return note.has_value(); }) == size_ - 1;
+                           [](const auto& message) { return message.has_value(); }) == size_ - 1;
     };
-    for (auto nap = 10us; !all_left() && !end.expired();
-         nap = std::min<std::chrono::microseconds>(nap * 2, 10ms)) {
+    for (auto pause = 10us; !all_left() && !end.expired();
+         pause = std::min<std::chrono::microseconds>(pause * 2, 10ms)) {
       receive_control();
-      if (!all_left()) std::this_thread::sleep_for(nap);
+      if (!all_left()) std::this_thread::sleep_for(pause);
     }
     if (all_left() && control_.flush(1s)) free_comms();
     control_.abandon();
@@ -584,15 +590,15 @@ CommPair MpiEngine::split(std::span<const int> members) {
   CommPair comms;
   std::exception_ptr error;
   try {
-    MPI_Group all, some;
+    MPI_Group all, subset;
     check(MPI_Comm_group(comms_.control, &all), "MPI_Comm_group");
-    const int chosen = MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some);
+    const int chosen = MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &subset);
     MPI_Group_free(&all);
     check(chosen, "MPI_Group_incl");
     MPI_Comm comm = MPI_COMM_NULL;
-    const int made = MPI_Comm_create_group(comms_.control, some,
+    const int made = MPI_Comm_create_group(comms_.control, subset,
                                            first_split_tag + split_count_++ % split_tag_count, &comm);
-    MPI_Group_free(&some);
+    MPI_Group_free(&subset);
     check(made, "MPI_Comm_create_group");
     comms = adopt(comm, options_.rendezvous_timeout);
   } catch (...) {

@@ -1,11 +1,12 @@
 #pragma once
-/// Moves a communicator's operations over MPI. At any time one thread drives, which alone calls MPI for it: a
-/// progress thread, or whoever waits. Without MPI_THREAD_MULTIPLE there is no progress thread.
+/// Progress engine of a communicator over MPI. One thread at a time progresses its operations and makes its
+/// MPI calls: a thread blocked in Work::wait(), otherwise the progress thread. Without MPI_THREAD_MULTIPLE
+/// there is no progress thread.
 ///
-/// Before a collective begins, all ranks agree that it is the same one: a small reduction of what identifies
-/// the call, run ahead for the calls that are queued. So MPI never sees collectives that do not match, and a
-/// deadline that passes before can be told from one that passes within: those who did not come, or come to
-/// something else, are asked for and named.
+/// Before a collective starts, all ranks verify that they make the same call: an MPI_Iallreduce of a hash of
+/// the call's signature, run ahead for queued calls. MPI therefore never executes mismatched collectives, and
+/// a deadline that expires before the start is distinguished from one during execution: the engine queries
+/// the other ranks and names those that did not make the call or made another.
 
 #include <mpi.h>
 
@@ -29,29 +30,30 @@
 
 namespace rz::mpi {
 
-/// Two communicators of the same ranks, whose errors are returned: one for agreements and notes, one for
-/// data.
+/// Two communicators with the same ranks and MPI_ERRORS_RETURN: one for call verification and control
+/// messages, one for data.
 struct CommPair {
   MPI_Comm control = MPI_COMM_NULL, data = MPI_COMM_NULL;
 };
 
 class MpiEngine : public std::enable_shared_from_this<MpiEngine> {
  public:
-  /// The communicators become the engine's.
+  /// Takes ownership of the communicators.
   MpiEngine(MpiRuntime&, CommPair, int rank, int size, const MpiOptions&);
 
   void start();
-  /// The communicator is destroyed: what is pending ends with an error. Bounded; the rest happens in the
-  /// background.
+  /// Called when the communicator is destroyed: pending requests fail. Blocks for at most a few seconds; the
+  /// rest of the departure happens in the background.
   void stop() noexcept;
 
-  /// Throws the failure that poisoned the group, if there is one.
+  /// Throws the group's failure if there is one.
   std::shared_ptr<MpiRequest> submit(std::span<const CollectiveCall> group);
   void wait(const MpiRequest&);
-  /// Without a progress thread: moves what can be moved.
+  /// Progresses pending requests once; used without a progress thread.
   void progress() noexcept;
   void abort(const std::string& reason) noexcept;
-  /// Two communicators of some of the ranks; each of them calls it with the same list.
+  /// Collective over `members`, which must be the same list on each of them. Returns communicators of these
+  /// ranks.
   CommPair split(std::span<const int> members);
 
   bool has_progress_thread() const { return runtime_.thread_multiple(); }
@@ -59,26 +61,26 @@ class MpiEngine : public std::enable_shared_from_this<MpiEngine> {
   const MpiOptions& options() const { return options_; }
 
  private:
-  /// A collective on its way.
+  /// A collective in flight.
   struct Call {
     std::shared_ptr<MpiRequest> request;
     std::size_t operation_index = 0;
     CallSignature signature;
-    std::uint64_t proposal[2], reduced[2];  // the largest of each: alike if all are
+    std::uint64_t proposal[2], reduced[2];  // maxima over all ranks; complementary iff all hashes are equal
     MPI_Request agreement_request = MPI_REQUEST_NULL;
     bool proposed = false, started = false;
     std::vector<Stage> stages;
     std::size_t stage_index = 0;
     Requests mpi_requests;
   };
-  /// Another rank's failure: what its sender had ended, this rank ends first, within a bounded time. Notes
-  /// are faster than collectives.
+  /// A failure reported by another rank. This rank first completes the calls that the sender had completed,
+  /// within a bounded time, since control messages overtake collectives.
   struct RemoteFailure {
     Error error;
     std::uint64_t calls;
     std::chrono::steady_clock::time_point until;
   };
-  /// Who is where, asked when a deadline has passed.
+  /// Query of all ranks' progress after a deadline.
   struct TimeoutInquiry {
     std::uint32_t sequence;
     std::chrono::steady_clock::time_point until;
@@ -90,7 +92,7 @@ class MpiEngine : public std::enable_shared_from_this<MpiEngine> {
   bool acquire_progress(std::unique_lock<std::mutex>&);
   void release_progress(std::unique_lock<std::mutex>&);
 
-  // All of these are called by the one that drives.
+  // These are called only by the thread that holds progress_held_.
   void progress_until(const MpiRequest* until);
   void progress_once();
   void accept_submitted();
@@ -108,7 +110,7 @@ class MpiEngine : public std::enable_shared_from_this<MpiEngine> {
   void check_deadlines();
   void start_inquiry(const Call&);
   void conclude_inquiry();
-  [[noreturn]] void fail_timeout(const std::string& who, int culprit, const std::string& what) const;
+  [[noreturn]] void fail_timeout(const std::string& reason, int culprit, const std::string& operation) const;
   void poison(std::exception_ptr) noexcept;
   void depart() noexcept;
   void free_comms();
@@ -124,7 +126,7 @@ class MpiEngine : public std::enable_shared_from_this<MpiEngine> {
 
   // Guarded by mutex_.
   std::mutex mutex_;
-  std::condition_variable changed_;       // for waiters: a job ended, or nobody drives any more
+  std::condition_variable changed_;       // for waiters: a request completed, or progress_held_ was released
   std::condition_variable work_arrived_;  // for the progress thread
   std::deque<std::shared_ptr<MpiRequest>> incoming_;
   std::size_t unfinished_ = 0;
@@ -134,25 +136,25 @@ class MpiEngine : public std::enable_shared_from_this<MpiEngine> {
 
   std::atomic<bool> inbox_changed_{false};  // incoming_, stopping_ or failure_ changed
 
-  // Belongs to whoever drives.
+  // Used by the thread that holds progress_held_.
   ControlChannel control_;
   MpiPointToPoint point_to_point_;
   Operators operators_;
   std::deque<Call> queue_;
-  std::deque<CallSignature> recent_calls_;  // the last few
+  std::deque<CallSignature> recent_calls_;  // completed calls, latest last
   std::uint32_t next_sequence_ = 0;
   std::optional<TimeoutInquiry> inquiry_;
   std::optional<RemoteFailure> remote_failure_;
-  std::vector<std::optional<ControlMessage>> departed_;  // a rank's last note
+  std::vector<std::optional<ControlMessage>> departed_;  // each departed rank's last message
   std::chrono::steady_clock::time_point next_control_poll_{};
   unsigned idle_spins_ = 0;
   bool failure_is_remote_ = false;  // the failure came from another rank
   int split_count_ = 0;
 };
 
-/// Duplicates `comm` twice, by the deadline.
+/// Duplicates `comm` twice. Errc::timeout if not all ranks join.
 CommPair duplicate(MPI_Comm comm, std::chrono::milliseconds timeout);
-/// Takes `comm` over, and duplicates it.
+/// Takes ownership of `comm` and duplicates it once.
 CommPair adopt(MPI_Comm comm, std::chrono::milliseconds timeout);
 
 }  // namespace rz::mpi

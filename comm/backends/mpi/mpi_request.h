@@ -1,5 +1,5 @@
 #pragma once
-/// What the MPI backend keeps of a submission: one operation, or a group that ends as one.
+/// A submission to the MPI backend: one operation, or a group that completes as one.
 
 #include <atomic>
 #include <chrono>
@@ -14,7 +14,8 @@ namespace rz::mpi {
 
 class MpiEngine;
 
-/// `left` operations have to end before the job has. Written by whoever drives; done() by anybody.
+/// Complete once all `remaining` operations are. Written by the thread that holds the engine's progress;
+/// done() may be called by any thread.
 class MpiRequest final : public WorkState {
  public:
   MpiRequest(std::shared_ptr<MpiEngine> engine, std::span<const CollectiveCall> group,
@@ -24,7 +25,7 @@ class MpiRequest final : public WorkState {
   bool done() const noexcept override;
   void wait() override;
   bool is_complete() const noexcept { return done_.load(std::memory_order_acquire); }
-  /// Only once, by whoever drives.
+  /// At most once, by the thread that holds the engine's progress.
   void complete(std::exception_ptr error) {
     error_ = std::move(error);
     done_.store(true, std::memory_order_release);

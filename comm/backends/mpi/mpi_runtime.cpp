@@ -44,7 +44,7 @@ bool query_cuda_support() {
 #endif
 }
 
-// MPI_Finalize would wait for a rank that is never coming; a barrier can be given up.
+// MPI_Finalize would block for a rank that never arrives; a non-blocking barrier can be abandoned.
 bool all_ranks_arrived() {
   MPI_Request barrier = MPI_REQUEST_NULL;
   if (MPI_Ibarrier(MPI_COMM_WORLD, &barrier) != MPI_SUCCESS) return false;
@@ -68,12 +68,12 @@ void check(int result, const char* call) {
   fail(Errc::system, call, ": ", line);
 }
 
-// Never destroyed: threads that leave may outlive every static.
+// Never destroyed: departing threads may outlive all static objects.
 MpiRuntime& MpiRuntime::instance() {
-  static MpiRuntime& session = *new MpiRuntime;
-  require(session.is_open(), Errc::unsupported,
+  static MpiRuntime& runtime = *new MpiRuntime;
+  require(runtime.is_open(), Errc::unsupported,
           "MPI was finalised; a communicator must be connected before that");
-  return session;
+  return runtime;
 }
 
 MpiRuntime::MpiRuntime() {
@@ -90,13 +90,13 @@ MpiRuntime::MpiRuntime() {
   }
   library_ = library_name();
   cuda_aware_ = query_cuda_support();
-  // MPI_Finalize begins with the attributes of MPI_COMM_SELF.
+  // MPI_Finalize first deletes the attributes of MPI_COMM_SELF, which calls close().
   int key = MPI_KEYVAL_INVALID;
-  const auto closes = [](MPI_Comm, int, void* session, void*) {
-    static_cast<MpiRuntime*>(session)->close();
+  const auto on_finalize = [](MPI_Comm, int, void* runtime, void*) {
+    static_cast<MpiRuntime*>(runtime)->close();
     return static_cast<int>(MPI_SUCCESS);
   };
-  check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, closes, &key, nullptr), "MPI_Comm_create_keyval");
+  check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_finalize, &key, nullptr), "MPI_Comm_create_keyval");
   check(MPI_Comm_set_attr(MPI_COMM_SELF, key, this), "MPI_Comm_set_attr");
 }
 

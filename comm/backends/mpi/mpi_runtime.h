@@ -1,5 +1,5 @@
 #pragma once
-/// MPI in this process: initialised here if nobody else has, and then finalised at exit.
+/// MPI in this process. Initialised here unless the program has done so; then finalised at exit.
 
 #include <mpi.h>
 
@@ -11,31 +11,33 @@
 
 namespace rz::mpi {
 
-/// Throws Errc::system with MPI's own words unless `result` is MPI_SUCCESS.
+/// Throws Errc::system with MPI's error text unless `result` is MPI_SUCCESS.
 void check(int result, const char* call);
 
-/// What a process has one of. Thread-safe.
+/// Process-wide singleton. Thread-safe.
 class MpiRuntime {
  public:
-  /// Initialises MPI with MPI_THREAD_MULTIPLE, unless it is. Errc::unsupported once MPI was finalised.
+  /// Initialises MPI with MPI_THREAD_MULTIPLE unless it is initialised already. Errc::unsupported once MPI
+  /// was finalised.
   static MpiRuntime& instance();
 
-  /// Several threads may call MPI at once.
+  /// True if several threads may call MPI concurrently.
   bool thread_multiple() const { return thread_level_ == MPI_THREAD_MULTIPLE; }
-  /// False from MPI_Finalize on.
+  /// False once MPI_Finalize has begun.
   bool is_open() const { return is_open_.load(std::memory_order_acquire); }
-  /// MPI says that it reads and writes memory of CUDA devices. In Open MPI that goes for messages and for
-  /// collectives that block, never for those that do not.
+  /// True if MPI reports that it accepts CUDA device memory. In Open MPI this holds for point-to-point
+  /// messages and blocking collectives, never for non-blocking collectives.
   bool cuda_aware() const { return cuda_aware_; }
-  /// "Open MPI v4.1.4".
+  /// Name and version, e.g. "Open MPI v4.1.4".
   const std::string& library() const { return library_; }
 
-  // A communicator lives, leaves, is gone. After a failure MPI is not finalised: it might wait for ever.
+  // Departures in progress. After mark_failed() MPI is not finalised at exit, because that might block
+  // forever.
   void begin_departure();
   void end_departure();
   void mark_failed() { failed_.store(true); }
 
-  /// Before MPI_Finalize, whoever calls it: waits for those that leave.
+  /// Called within MPI_Finalize: waits for departing communicators.
   void close();
 
  private:

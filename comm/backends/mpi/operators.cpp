@@ -11,21 +11,22 @@ namespace {
 
 bool is_min_or_max(ReduceOp::Kind k) { return k == ReduceOp::min || k == ReduceOp::max; }
 
-// avg and premul_sum are sums by the time that MPI sees them.
+// avg and premul_sum are sums for MPI: the input is scaled before, the result divided after.
 ReduceOp::Kind as_sum(ReduceOp::Kind k) {
   return k == ReduceOp::avg || k == ReduceOp::premul_sum ? ReduceOp::sum : k;
 }
 
 bool is_signed(DType t) { return t == DType::i8 || t == DType::i32 || t == DType::i64; }
 
-// With floats, NaN wins in ours, and in MPI's nobody knows. Unsigned integers are ordered as signed ones by
-// MPICH 4.0 (its issue 6083) and by some of Open MPI (10525). Integers of 8 bits wrap in ours; Open MPI 4.1's
-// vector code stops at the largest.
+// Float min and max: rz::reduce propagates NaN, MPI does not specify it. Unsigned min and max: MPICH 4.0
+// (issue 6083) and some Open MPI versions (issue 10525) compare them as signed. 8-bit integers: rz::reduce
+// wraps, Open MPI 4.1's vector code saturates.
 bool mpi_op_matches(DType t, ReduceOp::Kind k) {
   return size_of(t) >= 4 && (is_signed(t) || !is_min_or_max(k));
 }
 
-// A function of MPI is told neither type nor operator: there is one for each.
+// An MPI operator function receives neither ringzero's dtype nor operator, so there is one function for each
+// pair.
 template <int which>
 void reduce_callback(void* in, void* in_out, int* count, MPI_Datatype*) {
   constexpr auto dtype = static_cast<DType>(which % dtype_count);

@@ -1,5 +1,5 @@
 #pragma once
-/// Our types and operators in MPI's words, for sums whose order MPI may choose.
+/// MPI datatypes and operators for reductions in the order that MPI chooses.
 
 #include <mpi.h>
 
@@ -10,18 +10,19 @@
 
 namespace rz::mpi {
 
-/// Elements of a reduction. Sums and products of signed integers are those of unsigned ones, which wrap.
-/// Small floats are their bits, as only operators of ours know them.
+/// Datatype of a reduction. Sums and products of signed integers use the unsigned type, which wraps. Small
+/// floats are passed as their bits, since only operators created here reduce them.
 MPI_Datatype datatype(DType, ReduceOp::Kind);
 
-/// MPI's own operators where they mean what ours do; else operators over rz::reduce.
+/// Provides MPI's built-in operators where they match ringzero's semantics; otherwise operators that call
+/// rz::reduce.
 class Operators {
  public:
   Operators() = default;
   Operators(const Operators&) = delete;
   ~Operators();
   MPI_Op get(DType, ReduceOp::Kind);
-  /// After a failure they may be in use for ever.
+  /// Leaks the created operators: after a failure MPI may still use them.
   void abandon() { created_.clear(); }
 
  private:

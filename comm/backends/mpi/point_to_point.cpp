@@ -23,16 +23,17 @@ bool all_done(std::vector<MPI_Request>& requests) {
 MpiPointToPoint::MpiPointToPoint(MPI_Comm comm, int rank, int size, std::size_t max_call_bytes)
     : comm_(comm), rank_(rank), max_call_bytes_(max_call_bytes), queues_(static_cast<std::size_t>(size)) {}
 
-void MpiPointToPoint::add(const CollectiveCall& op, std::shared_ptr<MpiRequest> job) {
-  PeerQueues& link = queues_[static_cast<std::size_t>(op.root)];
+void MpiPointToPoint::add(const CollectiveCall& op, std::shared_ptr<MpiRequest> request) {
+  PeerQueues& queues = queues_[static_cast<std::size_t>(op.root)];
   const bool sends = op.kind == Collective::send;
   const std::size_t count = sends ? op.in.count : op.out.count;
   const DType dtype = sends ? op.in.dtype : op.out.dtype;
-  Message& m = (sends ? link.sends : link.receives).emplace_back();
-  m.request = std::move(job);
+  Message& m = (sends ? queues.sends : queues.receives).emplace_back();
+  m.request = std::move(request);
   m.data = static_cast<std::byte*>(sends ? const_cast<void*>(op.in.data) : op.out.data);
   m.bytes = count * size_of(dtype);
-  m.header = {sends ? link.sends_added++ : link.receives_added++, count, static_cast<std::uint64_t>(dtype)};
+  m.header = {sends ? queues.sends_added++ : queues.receives_added++, count,
+              static_cast<std::uint64_t>(dtype)};
   ++pending_;
 }
 
@@ -47,31 +48,31 @@ void MpiPointToPoint::post_chunks(int peer, Message& m, bool sending) {
   }
 }
 
-bool MpiPointToPoint::advance(const CompletionCallback& ended) {
+bool MpiPointToPoint::advance(const CompletionCallback& on_complete) {
   if (pending_ == 0) return false;
   bool moved = false;
   for (std::size_t i = 0; i < queues_.size(); ++i) {
-    moved |= advance_sends(static_cast<int>(i), queues_[i], ended);
-    moved |= advance_receives(static_cast<int>(i), queues_[i], ended);
+    moved |= advance_sends(static_cast<int>(i), queues_[i], on_complete);
+    moved |= advance_receives(static_cast<int>(i), queues_[i], on_complete);
   }
   return moved;
 }
 
-bool MpiPointToPoint::advance_sends(int peer, PeerQueues& link, const CompletionCallback& ended) {
+bool MpiPointToPoint::advance_sends(int peer, PeerQueues& queues, const CompletionCallback& on_complete) {
   bool moved = false;
-  for (Message& m : link.sends) {
+  for (Message& m : queues.sends) {
     if (m.posted) continue;
     MPI_Request& request = m.mpi_requests.emplace_back(MPI_REQUEST_NULL);
     check(MPI_Isend(&m.header, sizeof m.header, MPI_BYTE, peer, header_tag, comm_, &request), "MPI_Isend");
     m.posted = moved = true;
     post_chunks(peer, m, true);
   }
-  while (!link.sends.empty() && all_done(link.sends.front().mpi_requests)) {
-    const auto job = std::move(link.sends.front().request);
-    link.sends.pop_front();
-    ++link.sends_completed;
+  while (!queues.sends.empty() && all_done(queues.sends.front().mpi_requests)) {
+    const auto request = std::move(queues.sends.front().request);
+    queues.sends.pop_front();
+    ++queues.sends_completed;
     --pending_;
-    ended(*job);
+    on_complete(*request);
     moved = true;
   }
   return moved;
@@ -84,11 +85,11 @@ void MpiPointToPoint::check_header(int peer, const Message& m) const {
           m.header.sequence, " of ", m.header.count, " ", name(static_cast<DType>(m.header.dtype)));
 }
 
-// One at a time, so that bytes are not asked for before it is known that they are the right ones.
-bool MpiPointToPoint::advance_receives(int peer, PeerQueues& link, const CompletionCallback& ended) {
+// One message at a time: its bytes are received only after its header has been checked.
+bool MpiPointToPoint::advance_receives(int peer, PeerQueues& queues, const CompletionCallback& on_complete) {
   bool moved = false;
-  while (!link.receives.empty()) {
-    Message& m = link.receives.front();
+  while (!queues.receives.empty()) {
+    Message& m = queues.receives.front();
     if (!m.posted) {
       MPI_Request& request = m.mpi_requests.emplace_back(MPI_REQUEST_NULL);
       check(MPI_Irecv(&m.received_header, sizeof m.received_header, MPI_BYTE, peer, header_tag, comm_,
@@ -105,11 +106,11 @@ bool MpiPointToPoint::advance_receives(int peer, PeerQueues& link, const Complet
       post_chunks(peer, m, false);
       continue;
     }
-    const auto job = std::move(m.request);
-    link.receives.pop_front();
-    ++link.receives_completed;
+    const auto request = std::move(m.request);
+    queues.receives.pop_front();
+    ++queues.receives_completed;
     --pending_;
-    ended(*job);
+    on_complete(*request);
   }
   return moved;
 }
@@ -130,14 +131,14 @@ bool MpiPointToPoint::can_never_complete(int peer, std::uint64_t peer_sent,
   return l.sends_added > peer_received || l.receives_added > peer_sent;
 }
 
-void MpiPointToPoint::abandon(const CompletionCallback& ended) {
-  for (PeerQueues& link : queues_)
-    for (auto* queue : {&link.receives, &link.sends})
+void MpiPointToPoint::abandon(const CompletionCallback& on_complete) {
+  for (PeerQueues& queues : queues_)
+    for (auto* queue : {&queues.receives, &queues.sends})
       for (Message& m : *queue) {
-        if (queue == &link.receives)
+        if (queue == &queues.receives)
           for (MPI_Request& request : m.mpi_requests)
             if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);
-        ended(*m.request);
+        on_complete(*m.request);
       }
   if (pending_ > 0) new std::vector<PeerQueues>(std::move(queues_));
   queues_.clear();

@@ -1,6 +1,6 @@
 #pragma once
-/// send and recv: a header that says what comes, then its bytes, so that two ranks that mean different things
-/// find out. Driven by one thread at a time.
+/// send and recv. A message is a header followed by its bytes; the receiver compares the header with its own
+/// call to detect mismatches. Used by one thread at a time.
 
 #include <mpi.h>
 
@@ -18,30 +18,31 @@ class MpiPointToPoint {
  public:
   using CompletionCallback = std::function<void(MpiRequest&)>;
 
-  /// Messages have `comm` for themselves but for collectives, and parts of all_to_all_v, which have another
-  /// tag.
+  /// Messages use `comm`. Collectives and all_to_all_v on it use other tags or contexts.
   MpiPointToPoint(MPI_Comm comm, int rank, int size, std::size_t max_call_bytes);
 
   void add(const CollectiveCall&, std::shared_ptr<MpiRequest>);
-  /// True if anything moved; calls `ended` for the job of each message that has. Errc::mismatch names the
-  /// peer.
-  bool advance(const CompletionCallback& ended);
+  /// Progresses all messages; true if anything moved. Calls `on_complete` with the request of each completed
+  /// message. Errc::mismatch names the peer.
+  bool advance(const CompletionCallback& on_complete);
   bool is_idle() const { return pending_ == 0; }
 
-  /// The job with the earliest deadline that waits here, and the peer and direction; null without one.
+  /// The pending message whose request has the earliest deadline; a null request if there is none.
   struct Overdue {
     const MpiRequest* request = nullptr;
     int peer = -1;
     bool sending = false;
   };
   Overdue earliest_deadline() const;
-  /// How many messages to and from the peer have ended.
+  /// Number of completed messages to and from the peer.
   std::uint64_t sent(int peer) const { return queues_of(peer).sends_completed; }
   std::uint64_t received(int peer) const { return queues_of(peer).receives_completed; }
-  /// True if one waits that a peer, gone after as many of its own calls, will never serve.
+  /// True if a pending message will never complete because `peer` departed after these numbers of sends and
+  /// receives.
   bool can_never_complete(int peer, std::uint64_t peer_sent, std::uint64_t peer_received) const;
-  /// Hands over the jobs, and withdraws what MPI lets be withdrawn. What is still under way stays in memory.
-  void abandon(const CompletionCallback& ended);
+  /// Calls `on_complete` with all pending requests and cancels posted receives. Leaks the state of what MPI
+  /// may still access.
+  void abandon(const CompletionCallback& on_complete);
 
  private:
   struct Header {

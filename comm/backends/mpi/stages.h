@@ -1,6 +1,6 @@
 #pragma once
-/// A collective as stages: non-blocking calls of MPI that run together, then work on what they brought. A
-/// stage begins when the one before has ended.
+/// A collective as a sequence of stages. A stage posts non-blocking MPI calls and, once they complete,
+/// processes the received data. Then the next stage starts.
 
 #include <mpi.h>
 
@@ -19,22 +19,22 @@ struct Stage {
   std::function<void()> finish;  ///< may be empty
 };
 
-/// Where and how collectives run.
+/// The communicator and settings of collectives.
 struct MpiContext {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0, size = 1;
   bool deterministic = true;
-  std::size_t max_call_bytes = 0;  ///< of one count of MPI
+  std::size_t max_call_bytes = 0;  ///< bytes per MPI call
 };
 
-/// True of a collective that is made of messages because its memory is a device's: Open MPI, CUDA-aware as it
-/// may be, takes such memory in no collective that does not block.
+/// True for a collective on device memory, which is made of sends and receives: Open MPI accepts device
+/// memory in no non-blocking collective, even if it is CUDA-aware.
 bool uses_messages(const CollectiveCall&);
 
-/// The stages of a checked collective; none if there is nothing to move. With `deterministic`, contributions
-/// are exchanged whole and combined by rz::reduce in rank order, which gives the bits of the scheduled
-/// backend; else MPI combines them. Operation, wire and operators outlive the stages. Errc::unsupported for a
-/// reduction of a device's memory.
+/// The stages of a validated collective; empty if there is nothing to move. With `deterministic`,
+/// contributions are exchanged and reduced by rz::reduce in rank order, with the same bits as the native
+/// backend; otherwise MPI reduces them. The call, the context and the operators must outlive the stages.
+/// Errc::unsupported for a reduction of device memory.
 std::vector<Stage> plan_stages(const CollectiveCall&, const MpiContext&, Operators&);
 
 }  // namespace rz::mpi
