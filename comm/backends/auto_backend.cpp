@@ -51,7 +51,7 @@ std::string reason_against_peer_cuda(Ranks ranks) {
   return "";
 }
 
-/// Second exchange, made once all locations are known.
+/// Second exchange, made after the exchange of all locations.
 struct Capabilities {
   int nccl_version = 0, unreachable_rank = -1;
 };
@@ -92,15 +92,15 @@ std::vector<DeviceRank> gather_device_ranks(Backend& host, int rank, int size, c
                              std::string(h.host_id, sizeof h.host_id),
                      .gpu_uuid = std::string(h.location.gpu_uuid, sizeof h.location.gpu_uuid)});
   if (size == 1) return ranks;
-  Capabilities means;
-  if (!find_shared_gpu(ranks)) means.nccl_version = usable_nccl_version();
+  Capabilities capabilities;
+  if (!find_shared_gpu(ranks)) capabilities.nccl_version = usable_nccl_version();
   for (int r = size - 1; r >= 0; --r) {
     const auto i = static_cast<std::size_t>(r);
     if (ranks[i].host == ranks[static_cast<std::size_t>(rank)].host &&
         !can_access_peer(mine.location, locations[i].location))
-      means.unreachable_rank = r;
+      capabilities.unreachable_rank = r;
   }
-  const auto all = all_gather_value(host, means, size);
+  const auto all = all_gather_value(host, capabilities, size);
   for (std::size_t r = 0; r < all.size(); ++r)
     ranks[r].nccl_version = all[r].nccl_version, ranks[r].unreachable_rank = all[r].unreachable_rank;
   return ranks;

@@ -145,9 +145,9 @@ std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<
   auto host = choice.make_host(rank, size, *store, options);
   if (on_host) return host;
   const std::shared_ptr<Backend> shared = std::move(host);
-  CommOptions settled = options;
-  const std::string why = resolve_auto(rank, size, *shared, settled);
-  auto device = find_backend(settled.backend).make_device(rank, size, store, settled, shared);
+  CommOptions resolved = options;
+  const std::string why = resolve_auto(rank, size, *shared, resolved);
+  auto device = find_backend(resolved.backend).make_device(rank, size, store, resolved, shared);
   return device_and_host_backend(shared, std::move(device), why);
 }
 

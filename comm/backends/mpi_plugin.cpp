@@ -82,13 +82,13 @@ MpiPluginConnect load_plugin() {
 
 std::unique_ptr<Backend> load_mpi_backend(int rank, int size, Store& store, const CommOptions& options) {
   static const MpiPluginConnect connect = load_plugin();
-  const LaunchInfo place = launch_info_from_environment();
-  const MpiLaunchInfo mine{.rank = rank,
-                           .size = size,
-                           .store = &store,
-                           .launched_size = place.launcher == "none" ? 0 : place.size,
-                           .launcher = place.launcher.c_str()};
-  return std::unique_ptr<Backend>(connect(mine, options));
+  const LaunchInfo launch_info = launch_info_from_environment();
+  const MpiLaunchInfo plugin_info{.rank = rank,
+                                  .size = size,
+                                  .store = &store,
+                                  .launched_size = launch_info.launcher == "none" ? 0 : launch_info.size,
+                                  .launcher = launch_info.launcher.c_str()};
+  return std::unique_ptr<Backend>(connect(plugin_info, options));
 }
 
 }  // namespace rz

@@ -121,21 +121,21 @@ class HostStagedBackend final : public Backend {
   Work submit(std::span<const CollectiveCall> group) override {
     reject_capture(group);
     const std::lock_guard order(submitting_);  // copies and requests in one order
-    auto job = std::make_shared<StagedRequest>(options_.device, Deadline::after(options_.timeout));
+    auto request = std::make_shared<StagedRequest>(options_.device, Deadline::after(options_.timeout));
     for (const CollectiveCall& op : group) {
       stream_.wait(op.stream.stream().record());
       if (options_.pass_device_memory && !traits(op.kind).reduces)
-        submit_direct(*job, op);
+        submit_direct(*request, op);
       else
-        stage_input(*job, op);
+        stage_input(*request, op);
     }
-    job->fetched = stream_.record();
+    request->fetched = stream_.record();
     {
       const std::lock_guard lock(mutex_);
-      queue_.push_back(job);
+      queue_.push_back(request);
     }
     changed_.notify_all();
-    return Work(job);
+    return Work(request);
   }
 
   void abort(const std::string& reason) noexcept override { host_->abort(reason); }
@@ -173,9 +173,9 @@ class HostStagedBackend final : public Backend {
     }
   }
 
-  std::byte* pinned(StagedRequest& job, std::size_t bytes) {
-    job.pinned.emplace_back(bytes, pool_.acquire(bytes));
-    return job.pinned.back().second.get();
+  std::byte* pinned(StagedRequest& request, std::size_t bytes) {
+    request.pinned.emplace_back(bytes, pool_.acquire(bytes));
+    return request.pinned.back().second.get();
   }
 
   /// Passes the device pointers on. An in-place all_to_all sends a copy, since a rank does not see whether
@@ -184,14 +184,14 @@ class HostStagedBackend final : public Backend {
     CollectiveCall& there = job.operations.add(op);
     there.stream = {};
     if (op.kind != Collective::all_to_all || op.in.data != op.out.data || op.in.count == 0) return;
-    std::byte* const copy = pinned(job, op.in.bytes());
+    std::byte* const copy = pinned(request, op.in.bytes());
     memcpy_async(copy, op.in.data, op.in.bytes(), stream_);
-    there.in = ConstBuffer(copy, op.in.count, op.in.dtype);
+    direct.in = ConstBuffer(copy, op.in.count, op.in.dtype);
   }
 
-  /// Copies this rank's input to pinned memory and records the outputs to copy back. Overlapping
-  /// operands overlap there, too.
-  void stage_input(StagedRequest& job, const CollectiveCall& op) {
+  /// Copies this rank's input to pinned memory and records the outputs to copy back. Overlapping operands
+  /// overlap there, too.
+  void stage_input(StagedRequest& request, const CollectiveCall& op) {
     CollectiveCall on_host = op;
     on_host.stream = {};
     auto* const out = static_cast<std::byte*>(op.out.data);
@@ -204,12 +204,12 @@ class HostStagedBackend final : public Backend {
     };
     const bool inside = holds(out, op.out.bytes(), in, op.in.bytes());
     const bool around = !inside && holds(in, op.in.bytes(), out, op.out.bytes());
-    std::byte* const host_out = op.out.bytes() && !around ? pinned(job, op.out.bytes()) : nullptr;
+    std::byte* const host_out = op.out.bytes() && !around ? pinned(request, op.out.bytes()) : nullptr;
     std::byte* host_in = nullptr;
     if (inside)
       host_in = host_out + (in - out);
     else if (op.in.bytes())
-      host_in = pinned(job, op.in.bytes());
+      host_in = pinned(request, op.in.bytes());
     if (reads) memcpy_async(host_in, in, op.in.bytes(), stream_);
     on_host.in = ConstBuffer(host_in, op.in.count, op.in.dtype);
     on_host.out = Buffer(around ? host_in + (out - in) : host_out, op.out.count, op.out.dtype);
@@ -217,54 +217,56 @@ class HostStagedBackend final : public Backend {
     job.operations.add(on_host);
   }
 
-  void record_outputs(StagedRequest& job, const CollectiveCall& op, std::byte* host_out) const {
+  void record_outputs(StagedRequest& request, const CollectiveCall& op, std::byte* host_out) const {
     auto* const out = static_cast<std::byte*>(op.out.data);
     if (op.kind == Collective::all_to_all_v) {
       const std::size_t size = size_of(op.out.dtype);
       for (std::size_t r = 0; r < op.counts->recv_counts.size(); ++r)
-        job.back.push_back({out + op.counts->recv_offsets[r] * size,
-                            host_out + op.counts->recv_offsets[r] * size, op.counts->recv_counts[r] * size});
+        request.back.push_back({out + op.counts->recv_offsets[r] * size,
+                                host_out + op.counts->recv_offsets[r] * size,
+                                op.counts->recv_counts[r] * size});
     } else if (op.out.bytes() && op.kind != Collective::send) {
-      job.back.push_back({out, host_out, op.out.bytes()});
+      request.back.push_back({out, host_out, op.out.bytes()});
     }
   }
 
   void worker_loop() {
     for (;;) {
-      std::shared_ptr<StagedRequest> job;
+      std::shared_ptr<StagedRequest> request;
       {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
         if (queue_.empty()) return;
-        job = std::move(queue_.front());
+        request = std::move(queue_.front());
         queue_.pop_front();
       }
-      run(*job);
+      run(*request);
     }
   }
 
-  void run(StagedRequest& job) {
+  void run(StagedRequest& request) {
     try {
       if (failure_) std::rethrow_exception(failure_);
-      while (!job.fetched.done()) {
-        require(!job.deadline.expired(), Errc::timeout, "rank ", options_.rank, ": ", name(options_.device),
+      while (!request.fetched.done()) {
+        require(!request.deadline.expired(), Errc::timeout, "rank ", options_.rank, ": ",
+                name(options_.device),
                 " did not come to a collective's input within its deadline; a kernel before it hangs");
         std::this_thread::sleep_for(std::chrono::microseconds(5));
       }
-      host_->submit(job.operations).wait();
-      for (const StagedCopy& c : job.back) memcpy_async(c.device, c.host, c.bytes, stream_);
+      host_->submit(request.operations).wait();
+      for (const StagedCopy& c : request.back) memcpy_async(c.device, c.host, c.bytes, stream_);
       const Event returned = stream_.record();
-      job.end(nullptr, returned);
-      recycle_after(returned, job);
+      request.end(nullptr, returned);
+      recycle_after(returned, request);
     } catch (...) {
       if (!failure_) failure_ = std::current_exception();
-      job.end(std::current_exception(), {});
+      request.end(std::current_exception(), {});
     }
   }
 
   /// Returns pinned memory to the pool once the copies from it have ended.
-  void recycle_after(const Event& returned, StagedRequest& job) {
-    in_flight_.emplace_back(returned, std::move(job.pinned));
+  void recycle_after(const Event& returned, StagedRequest& request) {
+    in_flight_.emplace_back(returned, std::move(request.pinned));
     while (!in_flight_.empty() && in_flight_.front().first.done()) {
       for (auto& [bytes, memory] : in_flight_.front().second) pool_.release(bytes, std::move(memory));
       in_flight_.pop_front();

@@ -15,7 +15,7 @@ namespace rz::mpi {
 
 struct ControlMessage {
   enum Kind : std::int32_t {
-    query,    ///< asks for the call with number `sequence`
+    query,    ///< requests the receiver's state of call number `sequence`
     reply,    ///< to a query: the call's signature if `found`; the rank has made `calls` calls
     failure,  ///< the group has failed: code, culprit, text; the sender had completed its first `calls` calls
     departure  ///< a rank's last message: it made `calls` calls, all completed, and destroys its communicator

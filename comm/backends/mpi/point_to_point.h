@@ -18,7 +18,7 @@ class MpiPointToPoint {
  public:
   using CompletionCallback = std::function<void(MpiRequest&)>;
 
-  /// Messages use `comm`. Collectives and all_to_all_v on it use other tags or contexts.
+  /// Messages use two tags of `comm`; collectives made of sends and receives (stages.h) use another.
   MpiPointToPoint(MPI_Comm comm, int rank, int size, std::size_t max_call_bytes);
 
   void add(const CollectiveCall&, std::shared_ptr<MpiRequest>);

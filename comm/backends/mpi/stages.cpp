@@ -157,12 +157,12 @@ class StagePlanner {
   // an element per rank) and small calls are sent to all ranks unreduced.
   void reduce_rank_ordered(std::size_t bytes) {
     const std::size_t shard = bytes * ranks_ <= max_one_shot_bytes ? 0 : bytes / element_ / ranks_ * element_,
-                      remainder = shard * ranks_;
+                      begin = shard * ranks_;
     const Memory temporary = rooted() && !is_root() ? allocate_host(shard) : nullptr;
     const Memory keep[] = {temporary, scaled_};
     std::byte* own = temporary ? temporary.get() : at(out_, own_rank_ * shard);
     reduce_shards(own, shard, keep[0]);
-    reduce_remainder(remainder, bytes - remainder);
+    reduce_remainder(begin, bytes - begin);
     if (rooted())
       gather(own, out_, shard, is_root(), temporary);
     else

@@ -38,8 +38,8 @@ struct BackendResources {
         workspace(device) {
     workspace.reserve(1, false);  // the minimum, for graphs captured before any other call
   }
-  const Stream stream,
-      capture_stream;  ///< separate, so that eager operations do not enter another thread's capture
+  /// Separate streams, so that eager operations do not enter another thread's capture.
+  const Stream stream, capture_stream;
   Workspace workspace;
 };
 

@@ -27,11 +27,10 @@ struct NcclOptions {
   /// order.
   bool deterministic = true;
   std::chrono::milliseconds rendezvous_timeout{30'000};
-  std::chrono::milliseconds timeout{600'000};  ///< of one operation, from its submission
-  std::chrono::milliseconds finalize_limit{
-      5'000};                                      ///< for ncclCommFinalize; then the communicator is aborted
-  std::chrono::milliseconds abort_limit{2'000};    ///< for ncclCommAbort; then the call is abandoned
-  std::chrono::milliseconds inquiry_limit{1'500};  ///< for the replies of the other ranks after a deadline
+  std::chrono::milliseconds timeout{600'000};       ///< of one operation, from its submission
+  std::chrono::milliseconds finalize_limit{5'000};  ///< for ncclCommFinalize, before the abort
+  std::chrono::milliseconds abort_limit{2'000};     ///< for ncclCommAbort; then the call is abandoned
+  std::chrono::milliseconds inquiry_limit{1'500};   ///< for the replies of the other ranks after a deadline
   /// Bytes of device workspace for one operation; larger operations are cut into chunks. The same on every
   /// rank.
   std::size_t workspace_limit = std::size_t{64} << 20;

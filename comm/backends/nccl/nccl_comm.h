@@ -73,7 +73,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   const NcclApi& api_;
   const Device device_;
   std::mutex call_mutex_;
-  std::atomic<Comm> comm_{nullptr};  // abort() takes it even while another thread's call hangs
+  std::atomic<Comm> comm_{nullptr};  // atomic: abort() uses it even while another thread's call hangs
   std::set<void*> registered_;       // handles of register_memory()
   struct Window {
     std::shared_ptr<std::byte> memory;

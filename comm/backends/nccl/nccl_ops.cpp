@@ -138,8 +138,8 @@ void NcclOps::in_group(const Stream& stream, const F& f) const {
 
 bool NcclOps::reduces_natively(const CollectiveCall& op) const {
   if (options_.deterministic || options_.size == 1) return false;
-  if (op.op.kind == ReduceOp::premul_sum)
-    return is_float(op.in.dtype);  // for integers, NCCL's factor is an integer
+  // For integer types NCCL's factor is an integer, too.
+  if (op.op.kind == ReduceOp::premul_sum) return is_float(op.in.dtype);
   return !is_f8(op.in.dtype) || options_.has_f8;
 }
 

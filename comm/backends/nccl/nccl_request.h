@@ -14,7 +14,7 @@
 namespace rz::nccl {
 
 /// Failure state of a group. Only the first failure counts. It is thrown after publish(), that is, once NCCL
-/// no longer accesses the callers' memory. Thread-safe.
+/// no longer accesses the callers' memory or its abort has timed out. Thread-safe.
 class GroupStatus {
  public:
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }

@@ -1,7 +1,7 @@
 #pragma once
-/// Collectives among CUDA devices of one node, by our own kernels. Ranks read each other's device memory and
-/// reduce in rank order, with the same bits as on the host (comm/reduce/reduce_ops.h). Ranks may be threads
-/// or processes, and may share a GPU.
+/// Collectives among CUDA devices of one node, by ringzero's own kernels. Ranks read each other's device
+/// memory and reduce in rank order, with the same bits as on the host (comm/reduce/reduce_ops.h). Ranks may
+/// be threads or processes, and may share a GPU.
 ///
 /// Zero copy. If all ranks are threads of one process, kernels read memory of allocate() in place. Processes
 /// map each other's parts of allocate_symmetric() through CUDA IPC handles. Everything else is copied through

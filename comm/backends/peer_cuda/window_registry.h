@@ -31,7 +31,7 @@ class WindowRegistry {
   void acquire(int window);
   void release(int window) noexcept;
 
-  /// Location of the range for peers, encoded as peer::SyncSlot::source; 0 unless it lies in one window.
+  /// Location of the range for peers, encoded as peer::SyncSlot::source; 0 unless one window contains it.
   std::uint64_t handle_of(const void* at, std::size_t bytes) const;
 
  private:

@@ -13,7 +13,7 @@ struct Range {
   bool more;
 };
 
-/// This block's chunk that begins `done` bytes into its stripe, out of `total` bytes peer_stride two ranks.
+/// This block's chunk that begins `done` bytes into its stripe, out of `total` bytes between two ranks.
 __device__ Range chunk_of(std::size_t total, std::size_t done, std::size_t max_bytes) {
   const std::size_t stripe = ((total + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
   const std::size_t first = blockIdx.x * stripe, last = first + stripe;

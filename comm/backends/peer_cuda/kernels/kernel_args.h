@@ -57,7 +57,7 @@ struct DeviceStatus {
   std::uint32_t culprit;  ///< a rank
   std::uint64_t own_call[2], peer_call[2];  ///< signature and count of the mismatched calls
   std::uint64_t started[channel_count], finished[channel_count];  ///< number of calls
-  std::uint32_t waiting_on[channel_count][max_ranks];  ///< 1: a kernel has waited long for this rank
+  std::uint32_t waiting_on[channel_count][max_ranks];  ///< 1: a kernel waits for it (set after a while)
 };
 enum DeviceError : std::uint32_t { no_error = 0, mismatch = 1, peer_left = 2, peer_aborted = 3 };
 
