@@ -61,14 +61,14 @@ struct Element {
   const char* name;
   unsigned bits;
 };
-/// The format's own list, and U16, U32 and U64.
+/// The dtypes of the format, and U16, U32 and U64.
 constexpr std::array<Element, 22> elements{
     {{"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
      {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
      {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
      {"F64", 64},    {"I64", 64},    {"U64", 64},    {"C64", 64}}};
 
-/// One tensor's line of the header.
+/// Parses the header entry of one tensor.
 class EntryReader {
  public:
   EntryReader(const std::string& path, const std::string& name, const json& node) : path_(path), node_(node) {
@@ -103,7 +103,8 @@ class EntryReader {
     entry_.dtype = dtype.get<std::string>();
   }
 
-  /// The bytes are what the shape needs; of a dtype that is not known, an element has a bit at least.
+  /// Checks that the byte range matches shape × dtype; elements of an unknown dtype need at least one bit
+  /// each.
   void check_size() const {
     const uint64_t held = entry_.end - entry_.begin;
     const auto known =
@@ -148,7 +149,7 @@ class EntryReader {
   SafetensorsEntry entry_;
 };
 
-/// The data is covered exactly once.
+/// Checks that the byte ranges cover the data exactly once.
 void check_cover(const std::string& path, const std::vector<SafetensorsEntry>& sorted, uint64_t data_bytes) {
   uint64_t at = 0;
   for (const auto& e : sorted) {
@@ -175,7 +176,7 @@ std::map<std::string, std::string> read_metadata(const std::string& path, const 
 }
 
 float widen(std::uint16_t half) {
-  // IEEE 754 binary16: a normal number is moved to f32's bias; a subnormal one is an exact product.
+  // IEEE 754 binary16: a normal number is rebiased to f32; a subnormal one is an exact product.
   const std::uint32_t sign = std::uint32_t(half & 0x8000u) << 16, rest = half & 0x7fffu;
   if (rest >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
   if (rest >= 0x400u) return std::bit_cast<float>(sign | ((rest << 13) + (112u << 23)));
@@ -225,7 +226,7 @@ struct SafetensorsFile::State {
 
 namespace {
 
-/// The header's text, or why it cannot be.
+/// Returns the text of the header, or throws if the file is too short or the length is out of range.
 std::string read_header(const FileHandle& file, const std::string& path, uint64_t file_bytes) {
   uint64_t length = 0;
   require(file_bytes >= 8, Errc::io, path, ": ", file_bytes, " bytes are too few for a safetensors file");
@@ -304,7 +305,7 @@ void require_fits(const std::string& path, uint64_t header_bytes) {
           "; write fewer tensors, or shorter names");
 }
 
-/// What open() would not take back is not written.
+/// Rejects names that open() would reject.
 void check_names(const std::string& path, std::span<const SafetensorsSpec> tensors) {
   uint64_t bytes = 0;
   for (const auto& t : tensors) bytes += t.name.size();
@@ -329,7 +330,7 @@ uint64_t count_of(const std::string& path, const SafetensorsSpec& t) {
   return count;
 }
 
-/// dump() would sort the keys; the format asks for nothing, but readers show tensors in this order.
+/// Built by hand, since dump() would sort the keys: readers list tensors in the order of the header.
 std::string header_text(const std::string& path, std::span<const SafetensorsSpec> tensors) {
   check_names(path, tensors);
   std::string text = R"({"__metadata__":{"format":"pt"})";
@@ -361,7 +362,7 @@ struct SafetensorsWriter::State {
 
   const std::string path;
   DurableFile file;
-  uint64_t remaining = 0;  // elements
+  uint64_t remaining = 0;  // elements not yet written
 };
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const SafetensorsSpec> tensors)

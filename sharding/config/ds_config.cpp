@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Hugging Face's "auto" leaves a value to the runtime: here it means the default.
+/// Removes values of "auto" (Hugging Face leaves them to the runtime), so that the defaults apply.
 void drop_auto(json& node, const std::string& path, DsConfig& config) {
   for (auto it = node.begin(); it != node.end();) {
     const std::string here = path + (path.empty() ? "" : ".") + it.key();
@@ -89,7 +89,7 @@ void read_optimizer(const JsonObject& root, ds::KeyValidator& validator, DsConfi
   if (sgd) return read_sgd(params, o);
   read_adam(params, o);
   params.boolean("torch_adam", false);
-  // DeepSpeed: "Adam" decouples the decay too, unless adam_w_mode is off; "AdamW" always does.
+  // As in DeepSpeed: "Adam" decouples weight decay unless adam_w_mode is off; "AdamW" always does.
   const bool decoupled = params.boolean("adam_w_mode", true) || o.type == OptimizerConfig::Type::adamw;
   if (o.type == OptimizerConfig::Type::adam && decoupled && o.weight_decay != 0 && !params.has("adam_w_mode"))
     config.warnings.push_back(
@@ -110,7 +110,7 @@ void read_fp16(const JsonObject& fp16, DsConfig& config) {
   if (o.minimum == 0) fp16.fail_at("min_loss_scale", "is 0, expected more");
 }
 
-/// The element type that a key names, or `absent`.
+/// The dtype in `key`, or `absent` if there is none.
 DType read_dtype(const JsonObject& object, const char* key, DType absent) {
   if (!object.has(key) || object.at(key).is_null()) return absent;
   const std::string text = lower(object.text(key, ""));
@@ -120,8 +120,8 @@ DType read_dtype(const JsonObject& object, const char* key, DType absent) {
   object.fail_at(key, concat("unknown type \"", text, "\"; choose fp32, fp16 or bf16"));
 }
 
-/// Gradients are accumulated in the parameters' type, as in DeepSpeed, unless data_types says otherwise, and
-/// exchanged as they are accumulated.
+/// Gradients are accumulated in the dtype of the parameters, as in DeepSpeed, unless data_types sets another.
+/// They are reduced in the dtype in which they are accumulated.
 void read_gradient_dtype(const JsonObject& root, ds::KeyValidator& validator, DsConfig& config) {
   Precision& p = config.precision;
   p.gradients = p.parameters;
@@ -148,7 +148,7 @@ void read_precision(const JsonObject& root, ds::KeyValidator& validator, DsConfi
     validator.validate(object, keys);
     return object.boolean("enabled", false);
   };
-  const char* const bf16 = root.has("bfloat16") ? "bfloat16" : "bf16";  // the older name
+  const char* const bf16 = root.has("bfloat16") ? "bfloat16" : "bf16";  // older spelling
   const bool half = enabled("fp16", ds::fp16_keys()), brain = enabled(bf16, ds::bf16_keys());
   if (half && brain) root.fail_at("fp16", concat("is enabled, and ", bf16, " too; enable one of them"));
   if (half) {
@@ -223,7 +223,8 @@ DsConfig read_ds_config(const std::string& path) { return parse_ds_config(read_t
 
 namespace {
 
-/// whole / parts, exactly; `key` is what the caller gave and would change.
+/// whole / parts; throws unless the division is exact. `key` is the configuration key to blame in the
+/// message.
 std::int64_t divide(const DsConfig& c, const char* key, std::int64_t whole, const std::string& parts_text,
                     std::int64_t parts) {
   const std::int64_t below = whole / parts * parts;

@@ -69,7 +69,7 @@ constexpr KeySpec top_table[] = {
     {"ringzero", KeyRule::supported},
 };
 
-/// Our own: what DeepSpeed has no key for.
+/// Keys that DeepSpeed does not have.
 constexpr KeySpec ringzero_table[] = {
     {"decay_one_dimensional", KeyRule::supported},
     {"unused_parameters", KeyRule::supported},

@@ -1,6 +1,5 @@
 #pragma once
-/// What is known of every key of a DeepSpeed configuration, honoured or not, and what a configuration that
-/// uses it is told.
+/// Tables of all keys of a DeepSpeed configuration, supported or not, and the validator that applies them.
 
 #include <span>
 #include <string>
@@ -10,24 +9,24 @@
 
 namespace rz::ds {
 
-/// What becomes of a known key.
+/// How a known key is handled.
 enum class KeyRule {
-  supported,            ///< read elsewhere
-  ignored,              ///< changes no result: accepted with a warning
-  always_on,            ///< true is what is done anyway; other values are harmless
-  one_of,               ///< accepted with one of `values`, else not supported yet
-  unsupported_feature,  ///< an object that may say "enabled": true, which is not supported yet
-  unsupported_device,   ///< an object whose "device" must be "none"
-  deprecated,           ///< accepted with a warning that says what to write instead
+  supported,            ///< read by ds_config.cpp
+  ignored,              ///< does not change results: accepted with a warning
+  always_on,            ///< true is the behaviour of this library; other values are harmless
+  one_of,               ///< one of `values` is accepted; other values are not supported yet
+  unsupported_feature,  ///< an object; "enabled": true is not supported yet
+  unsupported_device,   ///< an object; "device" must be "none"
+  deprecated,           ///< accepted with a warning that names the replacement
 };
 
 struct KeySpec {
   const char* key;
   KeyRule rule;
-  const char* values = "";  ///< only: a JSON list; obsolete: the advice
+  const char* values = "";  ///< one_of: a JSON list; deprecated: the advice
 };
 
-/// The tables, an object of the configuration each.
+/// One table per object of the configuration.
 std::span<const KeySpec> top_keys();
 std::span<const KeySpec> zero_keys();
 std::span<const KeySpec> optimizer_keys();
@@ -38,13 +37,13 @@ std::span<const KeySpec> bf16_keys();
 std::span<const KeySpec> data_types_keys();
 std::span<const KeySpec> ringzero_keys();
 
-/// Judges the keys of one object by its table.
+/// Validates the keys of one object against its table.
 class KeyValidator {
  public:
   KeyValidator(std::string file, std::vector<std::string>& warnings)
       : file_(std::move(file)), warnings_(warnings) {}
-  /// Errc::config for an unknown key, with the nearest known one; Errc::unsupported for what would change
-  /// results or memory and is not done; warnings for the rest.
+  /// Errc::config for an unknown key, with the nearest known one. Errc::unsupported for a value that would
+  /// change results or memory and is not supported. Appends warnings for the rest.
   void validate(const JsonObject&, std::span<const KeySpec>);
 
  private:

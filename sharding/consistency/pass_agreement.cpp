@@ -14,7 +14,7 @@ PassAgreement::PassAgreement(Communicator& communicator, std::size_t members)
 PassAgreement::~PassAgreement() {
   try {
     wait();
-  } catch (const std::exception&) {  // nobody asks any more how it ended
+  } catch (const std::exception&) {  // the result is not needed any more
   }
 }
 

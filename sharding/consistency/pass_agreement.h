@@ -1,6 +1,6 @@
 #pragma once
-/// What the ranks exchange with every reduced pass: which parameters a loss reached, whether a rank gave the
-/// update up, and whether values were written since they were last compared.
+/// Exchange of control state in every reduced pass: which parameters were used, whether a rank cancelled the
+/// update, and whether values were written since they were last compared.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,44 +10,47 @@
 
 namespace rz {
 
-/// One small all_reduce a pass; none in a group of one rank.
+/// One small all_reduce per pass; none in a group of one rank.
 class PassAgreement {
  public:
   PassAgreement(Communicator&, std::size_t members);
-  /// Waits for an exchange under way, whose memory goes: it ends by the communicator's deadline.
+  /// Waits for an exchange in flight, because its buffer is freed here. The deadline of the communicator
+  /// bounds the wait.
   ~PassAgreement();
   PassAgreement(const PassAgreement&) = delete;
 
-  /// A gradient of the member was written here.
+  /// The gradient of the member was written on this rank.
   void mark_used(int member) { used_[static_cast<std::size_t>(member)] = 1; }
-  /// Gradients were forgotten here.
+  /// Gradients were dropped on this rank.
   void reset();
-  /// Values were written here.
+  /// Values were written on this rank.
   void mark_values_written() { values_written_ = true; }
 
-  /// Starts the exchange; every rank calls it, once a reduced pass.
+  /// Starts the exchange. Every rank calls it once per reduced pass.
   void begin(bool cancelled);
-  /// Waits for it. From here on the ranks know the same.
+  /// Waits for the exchange. Afterwards all ranks have the same state.
   void wait();
-  /// In place of both where a pass is captured in a graph, which cannot ask: what the last exchange gave.
-  /// Errc::invalid_argument if a loss reaches other parameters now.
+  /// Replaces begin() and wait() in a pass that is captured in a graph, which cannot exchange host data:
+  /// reuses the result of the last exchange. Errc::invalid_argument if the set of used parameters has
+  /// changed.
   void reuse_last();
 
-  /// On any rank, since its gradients were forgotten.
+  /// True if any rank wrote the gradient of the member since gradients were dropped.
   bool is_used(int member) const { return words_[fixed_words + static_cast<std::size_t>(member)] != 0; }
-  /// The lowest rank that gave the update up; -1: none.
+  /// The lowest rank that cancelled the update; -1: none.
   int cancelled_by() const;
-  /// Whether values were written on any rank before the last exchange and not compared since.
+  /// True if values were written on any rank before the last exchange and not compared since.
   bool values_need_check() const { return words_[1] != 0; }
-  /// All ranks have compared them.
+  /// Called after all ranks have compared their values.
   void mark_values_checked();
 
  private:
   static constexpr std::size_t fixed_words = 2;
   Communicator& communicator_;
-  std::vector<std::uint8_t> used_, exchanged_;  // here: now, and at the last exchange
+  std::vector<std::uint8_t> used_, exchanged_;  // on this rank: now, and at the last exchange
   bool values_written_ = true;
-  std::vector<std::int32_t> words_;  // size - rank if it cancelled, values written, members: reached
+  std::vector<std::int32_t>
+      words_;  // [0]: size - rank if it cancelled; [1]: values written; then one per member: used
   Work exchange_;
 };
 

@@ -23,7 +23,7 @@ std::uint64_t hash_of(const Fact& fact) {
   return hash_bytes(fact.value.data(), fact.value.size(), hash_bytes(fact.name.data(), fact.name.size()));
 }
 
-/// What every rank has as fact i. Long texts are cut.
+/// Fact i of every rank. Long texts are truncated.
 std::vector<Fact> gather_fact(std::span<const Fact> facts, std::size_t i, Communicator& communicator) {
   constexpr std::size_t room = 256;
   std::vector<std::uint8_t> mine(2 * room);
@@ -69,7 +69,8 @@ void require_same(const char* subject, std::span<const Fact> facts, const char* 
     for (std::size_t r = 1; r < counts.size(); ++r) {
       if (all[r * max_count + i] == all[i]) continue;
       const auto has = gather_fact(facts, i, communicator);
-      communicator.barrier().wait();  // a rank that leaves now takes nothing from the others
+      communicator.barrier()
+          .wait();  // a rank that throws and leaves now cannot break the gather of another rank
       throw_difference(subject, has[0], has[r], r, advice);
     }
 }
@@ -86,7 +87,7 @@ void broadcast_values(std::span<Parameter* const> parameters, Communicator& comm
     if (p->value.defined()) communicator.broadcast(p->value.buffer(), 0).wait();
 }
 
-/// FNV-1a over words, in four lanes that do not wait for each other.
+/// FNV-1a over 64-bit words, in four independent lanes.
 std::uint64_t hash_bytes(const void* data, std::size_t bytes, std::uint64_t seed) {
   constexpr std::uint64_t prime = 0x100000001b3u;
   std::array<std::uint64_t, 4> lane;

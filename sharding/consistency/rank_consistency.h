@@ -1,5 +1,6 @@
 #pragma once
-/// What must be the same on every rank, and who differs. All calls are collective.
+/// Checks that ranks agree on model, options and values, and names the rank that differs. All calls are
+/// collective.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,25 +13,25 @@
 
 namespace rz {
 
-/// Something that every rank must have alike, as text.
+/// A named value, as text, that must be equal on all ranks.
 struct Fact {
   std::string name, value;
 };
 
-/// Errc::mismatch on every rank, with the first fact in which a rank differs from rank 0, what both have, and
-/// that rank as culprit: "SUBJECT differs over the ranks: NAME is VALUE on rank 0 and VALUE on rank 2;
-/// ADVICE". A rank may have fewer facts than another.
+/// Errc::mismatch on every rank if a rank differs from rank 0, with that rank as culprit and the first fact
+/// that differs: "SUBJECT differs over the ranks: NAME is VALUE on rank 0 and VALUE on rank 2; ADVICE". Ranks
+/// may pass different numbers of facts.
 void require_same(const char* subject, std::span<const Fact>, const char* advice, Communicator&);
 
-/// require_same() for names, shapes, which parameters are frozen, and which have a value.
+/// require_same() for names, shapes, frozen flags, and the presence of values.
 void require_same_model(std::span<Parameter* const>, Communicator&);
 
-/// Rank 0's values on every rank, for parameters that have one.
+/// Broadcasts the values of rank 0, for parameters that have a value.
 void broadcast_values(std::span<Parameter* const>, Communicator&);
 
-/// Of bytes: the same on every machine of the same byte order. Not cryptographic.
+/// Hash of bytes; equal on all machines of the same byte order. Not cryptographic.
 std::uint64_t hash_bytes(const void* data, std::size_t bytes, std::uint64_t seed = 0);
-/// As text.
+/// The hash as text.
 std::string hash_text(std::uint64_t hash);
 
 }  // namespace rz

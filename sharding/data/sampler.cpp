@@ -35,7 +35,7 @@ std::uint64_t Permutation::encrypt(std::uint64_t x) const {
 }
 
 std::uint64_t Permutation::operator()(std::uint64_t i) const {
-  // The domain is less than four times the size, so that the walk is short: under four steps on average.
+  // The domain is smaller than four times the size, so the loop takes under four steps on average.
   do i = encrypt(i);
   while (i >= size_);
   return i;
@@ -47,7 +47,7 @@ DistributedSampler::DistributedSampler(SamplerOptions options) : options_(option
           "the sampler was given rank ", options.rank, " of ", options.ranks);
   const auto ranks = static_cast<std::uint64_t>(options.ranks);
   const bool cut = options.drop_last && options.samples % ranks != 0;
-  // ⌈(N-W)/W⌉ is ⌊N/W⌋ where W does not divide N.
+  // ⌈(N-W)/W⌉ is ⌊N/W⌋ if W does not divide N.
   per_rank_ = cut ? options.samples / ranks : ceil_div(options.samples, ranks);
 }
 

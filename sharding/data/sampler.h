@@ -1,14 +1,14 @@
 #pragma once
-/// Which samples a rank trains on in an epoch: as torch's DistributedSampler shares them out.
+/// Assignment of samples to ranks in an epoch, as in torch.utils.data.DistributedSampler.
 
 #include <cstdint>
 
 namespace rz {
 
-/// A permutation of [0, size) whose every value is a pure function of (size, key), found in O(1) time and
-/// memory: a Feistel network over the next even power of two, walked along its cycle until it lands inside
-/// [0, size) (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002, doi:10.1007/3-540-45760-7_9).
-/// Not torch.randperm's bits.
+/// A permutation of [0, size) that computes each value from (size, key) in O(1) time and memory: a Feistel
+/// network over the next even power of two, iterated until the value is inside [0, size) (cycle walking:
+/// Black and Rogaway, "Ciphers with arbitrary finite domains", 2002, doi:10.1007/3-540-45760-7_9). Does not
+/// reproduce the bits of torch.randperm.
 class Permutation {
  public:
   Permutation(std::uint64_t size, std::uint64_t key);
@@ -29,20 +29,20 @@ struct SamplerOptions {
   std::uint64_t seed = 0;
 };
 
-/// drop_last and N mod W ≠ 0: n = ⌈(N-W)/W⌉ samples a rank, else n = ⌈N/W⌉; nW in all. The epoch's order is
-/// the permutation seeded with seed + epoch (or 0, 1, …), padded from its head, again and again if need be,
-/// or cut; the rank takes [r : nW : W]. The index is a pure function of (seed, epoch, position): resuming
-/// costs nothing.
+/// If drop_last is set and N mod W ≠ 0, each rank gets n = ⌈(N-W)/W⌉ samples, otherwise n = ⌈N/W⌉. The order
+/// of an epoch is the permutation seeded with seed + epoch (without shuffle: 0, 1, …), padded cyclically or
+/// truncated to nW samples. Rank r takes [r : nW : W]. An index is a pure function of (seed, epoch,
+/// position), so resuming costs nothing.
 class DistributedSampler {
  public:
-  /// Errc::invalid_argument for no samples, or a rank that is not one of the ranks.
+  /// Errc::invalid_argument if there are no samples or the rank is out of range.
   explicit DistributedSampler(SamplerOptions);
 
   std::uint64_t per_rank() const { return per_rank_; }                                            ///< n
   std::uint64_t total() const { return per_rank_ * static_cast<std::uint64_t>(options_.ranks); }  ///< nW
-  /// Position < per_rank() of this rank in an epoch.
+  /// Sample at `position` < per_rank() of this rank in an epoch.
   std::uint64_t index(std::uint64_t epoch, std::uint64_t position) const;
-  /// Position < total() of the order that all ranks share.
+  /// Sample at `position` < total() of the order shared by all ranks.
   std::uint64_t global_index(std::uint64_t epoch, std::uint64_t position) const;
 
  private:

@@ -47,7 +47,7 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-/// ".model.safetensors.ringzero-XXXXXX.tmp", X in a-z and 0-9: no other program's name.
+/// ".model.safetensors.ringzero-XXXXXX.tmp" with X in a-z and 0-9: no other program uses such names.
 class TemporaryName {
  public:
   explicit TemporaryName(const std::string& path)
@@ -72,7 +72,7 @@ class TemporaryName {
   std::string folder_, front_;
 };
 
-/// Held while the file is open, and by nobody once the process has ended.
+/// The lock is held while the file is open. The kernel releases it when the process ends.
 bool lock(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB) == 0; }
 
 bool is_linked(int fd) {
@@ -80,7 +80,7 @@ bool is_linked(int fd) {
   return ::fstat(fd, &info) == 0 && info.st_nlink > 0;
 }
 
-/// Removes temporary files of processes that were killed. What cannot be removed does not matter.
+/// Removes temporary files of processes that were killed. Failures to remove one are ignored.
 void sweep_stale(const std::string& folder, const TemporaryName& name) {
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(folder.c_str()), ::closedir);
   if (!entries) return;
@@ -95,17 +95,17 @@ void sweep_stale(const std::string& folder, const TemporaryName& name) {
 void sync_folder(const std::string& folder) {
   const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd < 0) fail_on_disk(folder, "cannot be opened");
-  // EINVAL: a file system whose folders need no such call.
+  // EINVAL: the file system does not support syncing a directory.
   if (::fsync(fd) != 0 && errno != EINVAL) fail_on_disk(folder, "cannot be synced");
 }
 
 std::string proc_fd_path(int fd) { return concat("/proc/self/fd/", fd); }
 
-/// Without a name; -1 where the file system or a missing /proc does not allow it.
+/// Opens a file without a name. Returns -1 where the file system does not support it or /proc is missing.
 UniqueFd open_nameless(const std::string& folder) {
   UniqueFd fd(::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
   if (fd >= 0 && ::access(proc_fd_path(fd).c_str(), F_OK) != 0) fd = UniqueFd(-1);
-  if (fd >= 0) lock(fd);  // before it has a name that others may sweep
+  if (fd >= 0) lock(fd);  // before it has a name that another process may sweep
   return fd;
 }
 
@@ -117,7 +117,7 @@ struct DurableFile::State {
     if (!temporary.empty()) ::unlink(temporary.c_str());
   }
 
-  /// Another process may sweep the file before it is locked: then there is another.
+  /// Another process may remove the file between open() and lock(); then retry with another name.
   void open_named() {
     do {
       temporary = name.fresh();
@@ -129,7 +129,7 @@ struct DurableFile::State {
     } while (fd < 0 || (!lock(fd) && errno == EWOULDBLOCK) || !is_linked(fd));
   }
 
-  /// A link cannot take the place of a file that is there; rename() can.
+  /// linkat() cannot replace an existing file, rename() can. So the file gets a temporary name first.
   void link_temporary_name() {
     for (;;) {
       temporary = name.fresh();
@@ -145,7 +145,7 @@ struct DurableFile::State {
   const std::string path, folder;
   const TemporaryName name;
   UniqueFd fd{-1};
-  std::string temporary;  // empty: it has no name
+  std::string temporary;  // empty: the file has no name
 };
 
 DurableFile::DurableFile(std::string path, Temporary temporary)
@@ -178,7 +178,7 @@ void DurableFile::commit() {
 }
 
 void make_folders(const std::string& path) {
-  std::vector<fs::path> above;  // of what is missing
+  std::vector<fs::path> above;  // parents of the missing directories
   for (fs::path p = fs::absolute(path).lexically_normal(); !fs::exists(p) && p != p.parent_path();
        p = p.parent_path())
     above.push_back(p.parent_path());

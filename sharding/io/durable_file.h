@@ -1,5 +1,5 @@
 #pragma once
-/// Files that appear whole under their names, or not at all.
+/// Files that become visible under their names complete, or not at all.
 
 #include <cstddef>
 #include <memory>
@@ -8,11 +8,11 @@
 
 namespace rz {
 
-/// Writes a file from its beginning. commit() puts its bytes on the disk, gives it its name in the place of
-/// what had it, and puts the folder on the disk: after a crash of the machine there is the old file or the
-/// new one, whole. Without commit() nothing changes, and nothing is left behind. Until then the file has no
-/// name, where the file system can do that (O_TMPFILE); else it has a temporary one, which a process that is
-/// killed leaves: the next DurableFile of the same name removes those whose processes ended. Errors are
+/// Writes a file from its beginning. commit() syncs the data, renames the file over any existing one, and
+/// syncs the directory: after a crash of the machine either the old or the new file exists, complete. Without
+/// commit() nothing changes, and no file remains. Before commit() the file has no name where the file system
+/// supports that (O_TMPFILE). Elsewhere it has a temporary name, which remains if the process is killed; the
+/// next DurableFile of the same name removes temporary files of processes that have ended. Errors are
 /// Errc::io, "FILE: …".
 class DurableFile {
  public:
@@ -31,7 +31,7 @@ class DurableFile {
   std::unique_ptr<State> state_;
 };
 
-/// Makes the folder and those above it that are missing, on the disk too. Errc::io if one cannot be made.
+/// Creates the directory and its missing parents, and syncs them. Errc::io if one cannot be created.
 void make_folders(const std::string& path);
 
 }  // namespace rz

@@ -21,18 +21,19 @@ constexpr int max_depth = 64;
 
 std::string cut(std::string text, std::size_t max) {
   if (text.size() <= max) return text;
-  while (max > 0 && (static_cast<unsigned char>(text[max]) & 0xc0) == 0x80) --max;  // not within a character
+  while (max > 0 && (static_cast<unsigned char>(text[max]) & 0xc0) == 0x80)
+    --max;  // do not cut within a character
   return text.substr(0, max) + "…";
 }
 
-/// The parser takes a zero byte for the end, and would not look at what follows.
+/// The parser takes a zero byte for the end of the text and would ignore everything after it.
 void refuse_zero_bytes(std::string_view text, const std::string& file) {
   const auto zero = text.find('\0');
   require(zero == std::string_view::npos, Errc::config, escaped(file), ": not valid JSON: byte ", zero + 1,
           " is zero");
 }
 
-/// Blanks comments and trailing commas, so that positions in messages stay true.
+/// Replaces comments and trailing commas by spaces, so that positions in messages stay correct.
 class Relaxer {
  public:
   explicit Relaxer(std::string_view text) : text_(text) {}
@@ -67,7 +68,7 @@ class Relaxer {
   }
 
   void blank_until(std::string_view end, bool end_too) {
-    // A comment that never ends is left as it stands, for the parser to complain about.
+    // An unterminated comment is kept, so that the parser reports it.
     const auto found = text_.find(end, at_ + (end_too ? 2 : 0));
     if (found == std::string::npos && end_too) return void(at_ = text_.size());
     const auto stop = found == std::string::npos ? text_.size() : found + (end_too ? end.size() : 0);
@@ -80,7 +81,7 @@ class Relaxer {
   std::size_t at_ = 0, comma_ = none;
 };
 
-/// Sees every key as it is parsed.
+/// Parser callback that throws on a duplicate key.
 class DuplicateKeyDetector {
  public:
   explicit DuplicateKeyDetector(const std::string& file) : file_(file) {}

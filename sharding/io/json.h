@@ -1,7 +1,7 @@
 #pragma once
-/// JSON from outside: parsed strictly about structure (a key given twice is an error, depth is bounded),
-/// leniently about habits of configuration files where asked, and read with errors that name file and key
-/// path, in one line whatever the file holds: control characters and what is not UTF-8 stand there as \xNN.
+/// Parser and reader for JSON input. The parser is strict about structure (duplicate keys are errors, depth
+/// is bounded) and accepts common extensions of configuration files where requested. Errors name the file and
+/// the key path in one line; control characters and invalid UTF-8 are printed as \xNN.
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
@@ -11,29 +11,29 @@
 
 namespace rz {
 
-/// `relaxed` also takes // , # and /* */ comments and trailing commas, as people write configurations.
+/// `relaxed` also accepts // , # and /* */ comments and trailing commas.
 enum class JsonDialect { strict, relaxed };
 
-/// The whole text is one value. Errc::config, "FILE: …", for bad syntax (with line and column), a zero byte,
-/// a key given twice, or nesting beyond 64 levels.
+/// The whole text must be one value. Errc::config, "FILE: …", for bad syntax (with line and column), a zero
+/// byte, a duplicate key, or nesting beyond 64 levels.
 nlohmann::json parse_json(std::string_view text, const std::string& file, JsonDialect);
 
-/// The whole file. Errc::config, "FILE: …", if it cannot be read or is longer than `max` bytes.
+/// Reads a whole file. Errc::config, "FILE: …", if it cannot be read or is longer than `max` bytes.
 std::string read_text_file(const std::string& path, std::size_t max = std::size_t{16} << 20);
 
-/// An object of a parsed document and the way to it. Refers to the document, which must outlive it. Every
-/// error is Errc::config and starts with "FILE: key.path: ". An absent key yields the default; `required_…`
-/// calls it missing.
+/// An object of a parsed document, and its key path. Refers to the document, which must outlive it. Every
+/// error is Errc::config and starts with "FILE: key.path: ". An absent key yields the default; the
+/// `required_…` functions throw.
 class JsonObject {
  public:
-  /// Errc::config unless `node` is an object.
+  /// Errc::config unless `node` is a JSON object.
   JsonObject(const nlohmann::json& node, std::string file, std::string path = {});
 
   bool has(std::string_view key) const;
   std::vector<std::string> keys() const;
-  const nlohmann::json& at(std::string_view key) const;  ///< present keys only
+  const nlohmann::json& at(std::string_view key) const;  ///< the key must be present
 
-  /// 1e9 and 8.0 are integers too.
+  /// Accepts 1e9 and 8.0 as integers.
   std::int64_t integer(std::string_view key, std::int64_t absent, std::int64_t min, std::int64_t max) const;
   std::int64_t required_integer(std::string_view key, std::int64_t min, std::int64_t max) const;
   double number(std::string_view key, double absent, double min, double max) const;
@@ -50,7 +50,7 @@ class JsonObject {
   std::string file_, path_;
 };
 
-/// How a value reads in a message: `"auto"`, `[1,2]`; cut off when it is long.
+/// A value for use in a message: `"auto"`, `[1,2]`; truncated if it is long.
 std::string to_display(const nlohmann::json&);
 
 }  // namespace rz

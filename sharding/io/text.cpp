@@ -10,7 +10,7 @@ void append_hex(std::string& out, unsigned char byte) {
   out += digits[byte & 15];
 }
 
-/// C1 controls (U+0080 to U+009F) are two bytes that terminals obey.
+/// C1 controls (U+0080 to U+009F) are two bytes in UTF-8, and terminals interpret them.
 bool is_control(std::string_view character) {
   const auto first = static_cast<unsigned char>(character[0]);
   if (character.size() == 1) return first < 0x20 || first == 0x7f;

@@ -1,5 +1,5 @@
 #pragma once
-/// Text from outside: where its characters end, and how it reads in a message.
+/// UTF-8 validation, and escaping of untrusted text for messages.
 
 #include <cstddef>
 #include <string>
@@ -7,12 +7,13 @@
 
 namespace rz {
 
-/// Bytes of the UTF-8 character at the front; 0 if it is none. Overlong forms and surrogates are none.
+/// Length in bytes of the UTF-8 character at the front; 0 if it is invalid. Overlong forms and surrogates are
+/// invalid.
 std::size_t utf8_length(std::string_view);
 bool is_utf8(std::string_view);
 
-/// One line that is fit for a terminal: control characters and bytes that are not UTF-8 become \xNN, all else
-/// stays. Doing it twice changes nothing more.
+/// Returns the text as one line that is safe on a terminal: control characters and invalid UTF-8 become \xNN.
+/// Idempotent.
 std::string escaped(std::string_view);
 
 }  // namespace rz

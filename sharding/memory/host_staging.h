@@ -1,5 +1,5 @@
 #pragma once
-/// Lets the host write and read pieces of tensors wherever they are: in place on the host, by a copy else.
+/// Host access to the elements of tensors on any device: in place on the host, through a copy otherwise.
 
 #include <cstddef>
 #include <span>
@@ -8,10 +8,10 @@
 
 namespace rz {
 
-/// The same values on the host as elements of another type (f32, f16, bf16); itself if it has that type.
+/// The values of a host tensor in another dtype (f32, f16, bf16); the tensor itself if it has that dtype.
 Tensor converted(const Tensor&, DType);
 
-/// f(float*) writes all elements; those of 16 bits are rounded to nearest.
+/// Calls f(float*), which writes all elements; 16-bit elements are rounded to nearest.
 template <class F>
 void write_via_host(const Tensor& to, const Stream& stream, const F& f) {
   if (to.device().kind == Device::host && to.dtype() == DType::f32) return f(to.data<float>());
@@ -20,7 +20,7 @@ void write_via_host(const Tensor& to, const Stream& stream, const F& f) {
   to.assign(std::as_bytes(std::span(converted(values, to.dtype()).raw(), to.bytes())), stream);
 }
 
-/// f(const float*) reads all elements.
+/// Calls f(const float*), which reads all elements.
 template <class F>
 void read_via_host(const Tensor& from, const Stream& stream, const F& f) {
   f(static_cast<const float*>(converted(from.on_host(stream), DType::f32).data<float>()));

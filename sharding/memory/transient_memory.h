@@ -1,5 +1,6 @@
 #pragma once
-/// Memory for what lives for a part of a step: whole gradients until they are reduced, gathered scopes.
+/// Cache of memory blocks for buffers that live for a part of a step: whole gradients until they are reduced,
+/// gathered scopes.
 
 #include <cstddef>
 #include <functional>
@@ -9,23 +10,23 @@
 
 namespace rz {
 
-/// Blocks from `upstream`, whole, used again as they come back: the smallest that is large enough, unless
-/// that wastes more than half of it and there is room for a new one. Room is what was once in use together:
-/// beyond it, free blocks that are too small go back to upstream before a new one is made. After the first
-/// steps nothing is asked of upstream any more. Thread-safe.
+/// Caches whole blocks of `upstream`. allocate() returns the smallest free block that is large enough, unless
+/// more than half of it would be wasted and the peak of concurrent use allows a new block. Beyond that peak,
+/// free blocks that are too small are released to upstream before a new one is allocated. After the first
+/// steps upstream is not called any more. Thread-safe.
 class TransientMemory {
  public:
-  /// `synchronize` is called before blocks go back to upstream: on a device it waits for the work that still
-  /// uses them.
+  /// `synchronize` is called before blocks are released to upstream: on a device it waits for the work that
+  /// still uses them.
   explicit TransientMemory(Allocator upstream, std::function<void()> synchronize = {});
 
-  /// Not initialised; comes back when the last Tensor on it ends.
+  /// Uninitialised memory. The block is free again when the last Tensor that refers to it is destroyed.
   Tensor allocate(const Shape&, DType = DType::f32);
 
   std::size_t held() const;         ///< bytes, in use or free
-  std::size_t in_use() const;       ///< bytes asked for and not back yet
-  std::size_t peak() const;         ///< most of in_use() ever
-  std::size_t allocations() const;  ///< blocks ever asked of upstream
+  std::size_t in_use() const;       ///< bytes allocated and not yet returned
+  std::size_t peak() const;         ///< maximum of in_use() so far
+  std::size_t allocations() const;  ///< number of blocks allocated from upstream so far
 
  private:
   struct State;

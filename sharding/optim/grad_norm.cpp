@@ -58,7 +58,7 @@ void ExactSum::all_reduce(Communicator& communicator) {
   pending_ = communicator.size();
 }
 
-/// Threads add up on their own: since sums are exact, the order in which they are joined does not matter.
+/// Each thread has its own sum. Sums are exact, so the order in which they are added does not matter.
 void add_squares(ExactSum& sum, const float* x, std::size_t count, const Stream& stream) {
   std::mutex joining;
   stream.parallel_for(count / norm_block, 1024, [&](std::size_t begin, std::size_t end) {

@@ -1,6 +1,6 @@
 #pragma once
-/// Sums of squares that do not depend on the order of summation, nor on who sums what: the same global
-/// gradient norm, bit for bit, however gradients are spread over ranks.
+/// Sums of squares that are independent of the order of summation and of the distribution over ranks. The
+/// global gradient norm has the same bits for every sharding.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,15 +15,16 @@ namespace rz {
 
 /// An exact sum of doubles: a fixed-point number wide enough for all of them, rounded once when it is read
 /// (Kulisch accumulator; for its use in reproducible summation see Demmel and Nguyen,
-/// doi:10.1109/TC.2014.2345391), laid out as ExactLayout says.
+/// doi:10.1109/TC.2014.2345391). The layout is ExactLayout.
 class ExactSum {
  public:
   void add(double);
-  /// Adds another rank's or thread's sum.
+  /// Adds the sum of another rank or thread.
   void add(const ExactSum&);
-  /// Adds the words of a sum that a device made (ops::device::add_squares), its own or added up over ranks.
+  /// Adds the words of a sum computed on a device (ops::device::add_squares), by one rank or reduced over
+  /// ranks.
   void add(std::span<const std::int64_t, ExactLayout::words>);
-  /// The sum, correctly rounded to nearest even; NaN and infinities as in ordinary addition.
+  /// The sum, rounded to nearest even; NaN and infinities as in ordinary addition.
   double value() const;
   /// Replaces this sum by the sum over the ranks. Collective.
   void all_reduce(Communicator&);
@@ -34,22 +35,22 @@ class ExactSum {
   std::int64_t pending_ = 0;  // additions since the last carry()
 };
 
-/// Elements that are squared and added in double before they enter an ExactSum. Blocks start at multiples of
-/// it in every parameter, in every strategy.
+/// Number of elements whose squares are summed in double before they are added to an ExactSum. Blocks start
+/// at multiples of it in every parameter, in every strategy.
 inline constexpr std::size_t norm_block = 64;
 
-/// Adds the squares of x[0, count); count is a multiple of norm_block.
+/// Adds the squares of x[0, count); count must be a multiple of norm_block.
 void add_squares(ExactSum&, const float* x, std::size_t count, const Stream&);
 
-/// A sum of squares that is made where the tensors are, in the order of a stream.
+/// A sum of squares, computed on the device of the tensors, in the order of a stream.
 class SquareSum {
  public:
-  /// On a device the sum is made in `words`, which is given memory if it has none: to be kept from one sum to
-  /// the next, since giving device memory back waits for all that runs there.
+  /// On a device the sum is computed in `words`, which is allocated if undefined. Keep `words` from one sum
+  /// to the next: freeing device memory waits for all work on the device.
   SquareSum(Stream stream, Tensor& words) : stream_(std::move(stream)), words_(words) {}
-  /// Of an f32 tensor on the stream's device, whose count is a multiple of norm_block.
+  /// Adds an f32 tensor on the device of the stream; its count must be a multiple of norm_block.
   void add(const Tensor&);
-  /// On a device: where the sum is made.
+  /// On a device: the memory that holds the sum.
   const Tensor& words();
   /// On a device this waits for the stream.
   ExactSum read() const;

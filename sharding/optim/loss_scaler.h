@@ -1,29 +1,30 @@
 #pragma once
-/// The factor that keeps small gradients in f16's range (Micikevicius et al., arXiv:1710.03740): halved when
-/// gradients overflow, doubled when they have not for a while, as DeepSpeed does.
+/// Dynamic loss scaling, which keeps small gradients in the range of f16 (Micikevicius et al.,
+/// arXiv:1710.03740). The factor is halved when gradients overflow and doubled after a window without
+/// overflow, as in DeepSpeed.
 
 #include <cstdint>
 
 namespace rz {
 
-/// Keys and defaults of DeepSpeed's "fp16".
+/// Keys and defaults of the "fp16" section of DeepSpeed.
 struct LossScaleOptions {
-  double fixed = 0;                     ///< loss_scale: never changed; 0: as follows
-  int initial_power = 16;               ///< the first factor is 2 to this
-  std::int64_t window = 1000;           ///< updates without an overflow before the factor is doubled
-  int hysteresis = 2;                   ///< overflows before it is halved
-  bool consecutive_hysteresis = false;  ///< an update without an overflow starts that count anew
+  double fixed = 0;                     ///< loss_scale: constant factor; 0: dynamic
+  int initial_power = 16;               ///< the initial factor is 2 to this power
+  std::int64_t window = 1000;           ///< updates without overflow before the factor is doubled
+  int hysteresis = 2;                   ///< overflows before the factor is halved
+  bool consecutive_hysteresis = false;  ///< an update without overflow resets the hysteresis count
   double minimum = 1;
 };
 
-/// A state machine that is the same on every rank if it is told the same.
+/// Deterministic state machine: equal on all ranks if update() gets equal arguments.
 class LossScaler {
  public:
   explicit LossScaler(const LossScaleOptions& = {});
 
   double scale() const { return scale_; }
-  /// An update has ended; with `overflow` it was left out. Errc::unsupported if the factor would have to go
-  /// below its minimum: training has diverged.
+  /// Call at the end of an update. `overflow`: the update was skipped. Errc::unsupported if the factor would
+  /// fall below its minimum, which means that training has diverged.
   void update(bool overflow);
 
  private:

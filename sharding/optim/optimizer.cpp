@@ -13,13 +13,13 @@ namespace rz {
 
 namespace {
 
-constexpr std::size_t grain = 4096;  // elements: below it a thread is not worth waking
+constexpr std::size_t grain = 4096;  // elements per thread; waking another thread for fewer does not pay
 
 void require_not_negative(const char* rule, const char* option, double value) {
   require(value >= 0, Errc::invalid_argument, rule, ": ", option, " = ", value, " must not be negative");
 }
 
-/// As text that gives the same number back.
+/// Decimal text that parses to the same number.
 std::string all_digits(double x) {
   char text[32];
   std::snprintf(text, sizeof text, "%.17g", x);
@@ -39,14 +39,14 @@ std::vector<std::byte> bytes_of(const T& x) {
   return {bytes.begin(), bytes.end()};
 }
 
-/// On the host.
+/// For updates on the host.
 const float* gradient_of(const UpdateSpan& s) {
   require(s.gradient_dtype == DType::f32 && !s.working, Errc::unsupported,
           "updates on the host are of f32 values by f32 gradients; mixed precision needs a CUDA device");
   return static_cast<const float*>(s.gradient);
 }
 
-/// The same spans for one launch on a device.
+/// The spans as runs of one device launch.
 std::vector<ops::UpdateRun> runs_of(std::span<const UpdateSpan> spans) {
   std::vector<ops::UpdateRun> runs;
   for (const UpdateSpan& s : spans)
@@ -103,7 +103,7 @@ class Sgd final : public Optimizer {
     step.momentum = static_cast<float>(o_.momentum);
     step.weight_decay = static_cast<float>(o_.weight_decay);
     step.nesterov = o_.nesterov;
-    step.grad_scale = grad_scale;  // `first` stays false: momenta start from zeros
+    step.grad_scale = grad_scale;  // `first` stays false: the momentum starts from zeros
     return step;
   }
 

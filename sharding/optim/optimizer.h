@@ -1,6 +1,6 @@
 #pragma once
-/// Update rules. An Optimizer knows hyperparameters and how many updates were made; the memory of its state
-/// (momenta) belongs to the strategy, which keeps it only for the elements that this rank updates.
+/// Update rules. An Optimizer holds the hyperparameters and the number of updates. The strategy owns the
+/// optimizer state (moments), for the elements that this rank updates only.
 
 #include <array>
 #include <cstddef>
@@ -16,49 +16,53 @@
 
 namespace rz {
 
-/// A run of elements that are updated alike. Gradients are means over the ranks, before clipping.
+/// A run of elements with equal update settings. Gradients are means over the ranks, before clipping.
 struct UpdateSpan {
   float* value = nullptr;
   const void* gradient = nullptr;
-  std::array<float*, 2> state{};  ///< the first state_count() are set; zero before the first update
-  std::size_t count = 0;  ///< a multiple of 64: the zeros between parameters are updated too, and stay zero
-  bool decay = true;      ///< whether weight decay applies
-  DType gradient_dtype = DType::f32;  ///< on the host f32 alone
-  void* working = nullptr;            ///< on a device: a copy of the values in 16 bits, written too
+  std::array<float*, 2> state{};  ///< the first state_count() pointers are set; zeros before the first update
+  std::size_t count =
+      0;              ///< a multiple of 64; zero padding between parameters is updated too, and stays zero
+  bool decay = true;  ///< whether weight decay applies
+  DType gradient_dtype = DType::f32;  ///< on the host f32 only
+  void* working = nullptr;            ///< on a device: 16-bit copy of the values, updated too
   DType working_dtype = DType::bf16;
 };
 
-/// How gradients enter an update.
+/// How an update reads its gradients.
 struct UpdateScale {
-  float factor = 1;  ///< they are multiplied by it
+  float factor = 1;  ///< multiplies the gradients
   const StepOutcome* device_outcome =
-      nullptr;                      ///< in device memory: its factor instead, and whether to leave it out
-  const void* constants = nullptr;  ///< in device memory: what constants() gave, instead of what is now
-  std::int64_t missed = 0;          ///< earlier updates that left these elements out
+      nullptr;  ///< in device memory: replaces factor, and may skip the update
+  const void* constants =
+      nullptr;              ///< in device memory: a result of constants(), replaces the current settings
+  std::int64_t missed = 0;  ///< earlier updates that skipped these elements
 };
 
-/// The seam for update rules. Element-wise: the result for an element does not depend on how elements are cut
-/// into spans, so that every strategy makes the same bits. One thread at a time.
+/// Interface of update rules. Element-wise: the result for an element does not depend on how elements are
+/// split into spans, so all strategies produce the same bits. Not thread-safe.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
   virtual const char* name() const = 0;  ///< "sgd", "adam", "adamw"
-  /// The name and every option, with all digits: ranks that differ in it make other updates.
+  /// The name and all options, with all digits. Ranks with different descriptions would make different
+  /// updates.
   virtual std::string describe() const = 0;
-  /// f32 values of state an element.
+  /// Number of f32 state values per element.
   virtual int state_count() const = 0;
-  /// Spans of update number updates() - missed, with gradient · factor for the gradient. They lie on the
-  /// stream's device, where all of them are one launch. State that would be subnormal becomes 0.
+  /// Applies update number updates() - missed to the spans, with gradient · factor as the gradient. The spans
+  /// are on the device of the stream, where all of them are one kernel launch. State that would be subnormal
+  /// becomes 0.
   virtual void update(std::span<const UpdateSpan>, const UpdateScale&, const Stream&) const = 0;
-  /// What differs between this update and another one, as a device reads it, of elements that so many earlier
-  /// updates left out: for updates in a graph.
+  /// The constants that differ from one update to the next, in the layout read by the device, for elements
+  /// that missed `missed` earlier updates. Used by updates in a graph.
   virtual std::vector<std::byte> constants(std::int64_t missed) const = 0;
 
-  /// Counts an update; the strategy calls it once before the spans of a step.
+  /// Counts an update; the strategy calls it once before update().
   void begin_update() { ++updates_; }
   std::int64_t updates() const { return updates_; }
-  void set_updates(std::int64_t n) { updates_ = n; }  ///< when training is resumed
+  void set_updates(std::int64_t n) { updates_ = n; }  ///< for resumed training
 
   double learning_rate() const { return learning_rate_; }
   void set_learning_rate(double rate) { learning_rate_ = rate; }
@@ -72,13 +76,13 @@ class Optimizer {
 };
 
 /// g += weight_decay · p; m = momentum · m + g; p -= lr · m (nesterov: lr · (g + momentum · m)), as
-/// torch.optim.SGD with no dampening. No state without momentum.
+/// torch.optim.SGD with dampening 0. No state if momentum is 0.
 struct SgdOptions {
   double learning_rate = 1e-3, momentum = 0, weight_decay = 0;
   bool nesterov = false;
 };
-/// Kingma and Ba, arXiv:1412.6980, with PyTorch's placement of epsilon: p -= lr / (1 - beta1^t) · m /
-/// (sqrt(v) / sqrt(1 - beta2^t) + epsilon).
+/// Kingma and Ba, arXiv:1412.6980, with the epsilon of PyTorch: p -= lr / (1 - beta1^t) · m / (sqrt(v) /
+/// sqrt(1 - beta2^t) + epsilon).
 struct AdamOptions {
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
 };

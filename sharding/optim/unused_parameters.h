@@ -1,5 +1,5 @@
 #pragma once
-/// What becomes of a parameter that no loss reached on any rank.
+/// Treatment of a parameter that was used on no rank.
 
 #include <string_view>
 
@@ -7,10 +7,10 @@ namespace rz {
 
 enum class UnusedParameterPolicy {
   pytorch,   ///< the update skips it: no weight decay, no momentum, and its first update is still to come
-  deepspeed  ///< it is updated with a gradient of zero: weight decay and momentum act on it
+  deepspeed  ///< it is updated with a zero gradient: weight decay and momentum apply
 };
 const char* name(UnusedParameterPolicy);
-/// Errc::config names the choices.
+/// Errc::config lists the valid names.
 UnusedParameterPolicy unused_parameter_policy_from_name(std::string_view);
 
 }  // namespace rz

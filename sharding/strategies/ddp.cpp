@@ -49,8 +49,8 @@ void Ddp::drop_gradients() {
   rebuild_ = Rebuild::done;
   std::vector<std::int32_t> order(ready_order_.begin(), ready_order_.end());
   communicator().broadcast(Buffer(order.data(), order.size()), 0).wait();
-  stream().synchronize();  // the update that read them
-  gradients_.clear();      // before new memory is taken
+  stream().synchronize();  // the last update still reads the gradients
+  gradients_.clear();      // before new buckets are allocated
   change_layout(plan_member_buckets(members(), precision().gradients, bucket_options(),
                                     std::vector<int>(order.begin(), order.end())));
   values_.move_to_layout(layout(), stream());

@@ -1,14 +1,15 @@
 #pragma once
-/// Data parallel: every rank holds everything; gradients are averaged over the ranks, bucket by bucket, while
-/// backward makes the rest (Li et al., PyTorch Distributed, doi:10.14778/3415478.3415530).
+/// Distributed data parallel: every rank holds all parameters, gradients and optimizer state. Gradients are
+/// averaged over the ranks bucket by bucket, while backward computes the rest (Li et al., PyTorch
+/// Distributed, doi:10.14778/3415478.3415530).
 
 #include "sharding/strategies/replicated_values.h"
 #include "sharding/strategies/strategy.h"
 
 namespace rz {
 
-/// The first zero_grad() after the first step puts members into buckets anew, in the order in which rank 0
-/// saw their gradients become ready.
+/// The first zero_grad() after the first step rebuckets the members in the order in which their gradients
+/// became ready on rank 0.
 class Ddp final : public Strategy {
  public:
   Ddp(Module&, Communicator&, StrategyOptions);
@@ -28,7 +29,7 @@ class Ddp final : public Strategy {
   void allocate_gradients();
 
   ReplicatedValues values_;
-  std::vector<Tensor> gradients_;  // a bucket each
+  std::vector<Tensor> gradients_;  // one per bucket
   enum class Rebuild { pending, due, done } rebuild_;
   std::vector<int> ready_order_;
 };

@@ -1,5 +1,6 @@
 #pragma once
-/// Who owns which elements.
+/// Ranges of elements: shards of ranks, slices of parameters in a bucket, and runs of members that share an
+/// update.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,43 +18,42 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-/// Part `rank` of `size` of `count` elements, which `size` divides.
+/// Shard `rank` of `size` equal shards of `count` elements; `size` must divide `count`.
 Range shard_range(std::size_t count, int rank, int size);
 
-/// What two ranges have in common; empty (begin == end) if nothing.
+/// Intersection of two ranges; begin == end if it is empty.
 Range intersect(Range, Range);
 
-/// A run of a parameter's elements that lies in some range of a bucket.
+/// The elements of one parameter that lie in a given range of a bucket.
 struct ParameterSlice {
   int member;
-  Range elements;      ///< of the flat parameter
-  std::size_t offset;  ///< of elements.begin, from the bucket's start
+  Range elements;      ///< in the flat parameter
+  std::size_t offset;  ///< of elements.begin from the start of the bucket
 };
-/// The pieces in elements `range` of a bucket, in the order of their offsets.
+/// Slices of all parameters in `range` of a bucket, in the order of their offsets.
 std::vector<ParameterSlice> parameter_slices(const BucketLayout&, std::span<Parameter* const> members,
                                              int bucket, Range range);
 
-/// Where the bucket's member number `i`, in the bucket's order, begins, and ends if the padding behind it is
-/// taken along.
+/// Range of member `i` of a bucket, in the order of the bucket, including the padding after it.
 Range padded_extent(const BucketLayout&, int bucket, std::size_t i);
 
-/// How an update treats a member.
+/// How an update treats one member.
 struct MemberUpdate {
-  bool skip = false;        ///< it stays as it is
+  bool skip = false;        ///< the member keeps its values
   bool decay = true;        ///< weight decay applies
-  std::int64_t missed = 0;  ///< earlier updates that skipped it
+  std::int64_t missed = 0;  ///< earlier updates that skipped the member
   bool operator==(const MemberUpdate&) const = default;
 };
 
-/// A run of members that are updated alike.
+/// A run of consecutive members with equal MemberUpdate.
 struct MemberRun {
-  Range range;  ///< of a bucket
-  int first;    ///< its first member
+  Range range;  ///< in the bucket
+  int first;    ///< index of its first member
   MemberUpdate update;
   bool operator==(const MemberRun&) const = default;
 };
-/// A bucket's range, cut where `updates`, one a member, change; what is skipped is left out. Padding goes
-/// with the member before it. The memory of `reused` becomes the result's.
+/// Splits a range of a bucket where `updates` (one per member) change, and leaves out skipped members.
+/// Padding belongs to the member before it. The result uses the storage of `reused`.
 std::vector<MemberRun> member_runs(const BucketLayout&, int bucket, Range range,
                                    std::span<const MemberUpdate> updates, std::vector<MemberRun> reused = {});
 

@@ -29,7 +29,7 @@ ReplicatedValues::ReplicatedValues(Communicator& communicator, DType dtype, std:
     if (p->value.defined() && p->count()) ops::copy(value, p->value, stream);
     before.push_back(std::exchange(p->value, value));
   }
-  if (!before.empty()) stream.synchronize();  // what was copied goes now
+  if (!before.empty()) stream.synchronize();  // the sources of the copies are freed now
 }
 
 void ReplicatedValues::move_to_layout(const BucketLayout& layout, const Stream& stream) {
@@ -42,7 +42,7 @@ void ReplicatedValues::move_to_layout(const BucketLayout& layout, const Stream& 
     if (p.value.defined() && p.count()) ops::copy(value, p.value, stream);
     p.value = value;
   }
-  stream.synchronize();  // what was copied goes now
+  stream.synchronize();  // the sources of the copies are freed now
   buckets_ = std::move(buckets);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Parameters that every rank holds whole: the trainable ones in flat buckets, where an update or a gather of
-/// a bucket is one call, the frozen ones where they are.
+/// Parameters that every rank holds whole. Trainable ones lie in flat buckets, so that an update or a gather
+/// of a bucket is one call; frozen ones keep their own tensors.
 
 #include <vector>
 
@@ -10,16 +10,16 @@ namespace rz {
 
 class ReplicatedValues {
  public:
-  /// Frozen parameters take on `dtype`, zeros if they have no value.
+  /// Converts frozen parameters to `dtype`; those without a value become zeros.
   ReplicatedValues(Communicator&, DType dtype, std::vector<Parameter*> members,
                    std::vector<Parameter*> frozen, const Stream&);
 
-  /// Moves the members' values into new memory with this layout.
+  /// Moves the values of the members to new buckets with this layout.
   void move_to_layout(const BucketLayout&, const Stream&);
   const Tensor& bucket(int b) const { return buckets_[static_cast<std::size_t>(b)]; }
 
   void fill(const Strategy::Fill&, const Stream&);
-  /// On rank 0.
+  /// Calls `visit` on rank 0 only.
   void visit_frozen(const Strategy::Visit&, const Stream&) const;
   std::size_t bytes() const;
 
@@ -30,11 +30,12 @@ class ReplicatedValues {
   std::vector<Tensor> buckets_;
 };
 
-/// Buckets of elements of a type over the members in the order of first use, or in the given ready order.
+/// Buckets of elements of one dtype, over the members in the order of first use, or in `order` if it is not
+/// empty.
 BucketLayout plan_member_buckets(std::span<Parameter* const> members, DType, const BucketOptions&,
                                  std::span<const int> order = {});
 
-/// `count` zeros in the communicator's memory, on its device.
+/// `count` zeros in memory of the communicator, on its device.
 Tensor allocate_flat(Communicator&, std::size_t count, DType);
 
 }  // namespace rz

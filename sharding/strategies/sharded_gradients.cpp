@@ -7,7 +7,7 @@
 namespace rz {
 
 namespace {
-constexpr std::size_t max_in_flight = 1;  // transient buckets under reduction while another one is filled
+constexpr std::size_t max_in_flight = 1;  // transient buckets being reduced while another one is filled
 }
 
 ShardedGradients::ShardedGradients(FullGradients mode, Communicator& communicator, TransientMemory memory,

@@ -1,5 +1,5 @@
 #pragma once
-/// Gradients of which each rank keeps the mean over the ranks for its own part of every bucket.
+/// Sharded gradients: each rank keeps the mean over the ranks for its own shard of every bucket.
 
 #include <deque>
 #include <functional>
@@ -11,31 +11,32 @@
 
 namespace rz {
 
-/// Whole buckets are what backward writes; they are reduced into shards.
+/// Backward writes whole buckets; reduce-scatter turns them into shards.
 class ShardedGradients {
  public:
-  /// `persistent`: whole buckets stay, and a shard is the rank's part of one. `transient`: a whole bucket
-  /// lives from its first gradient to the end of its reduction.
+  /// `persistent`: whole buckets are kept, and a shard is a view of the rank's part. `transient`: a whole
+  /// bucket lives from its first gradient to the end of its reduction.
   enum class FullGradients { persistent, transient };
-  /// Waits for an operation and counts the time.
+  /// Waits for an operation and counts the time as exposed.
   using Wait = std::function<void(const Work&)>;
 
   ShardedGradients(FullGradients, Communicator&, TransientMemory, const BucketLayout&,
                    std::vector<Parameter*> members, Wait);
 
-  /// Defines Parameter::grad of the bucket's members. For transient buckets it may wait: one is filled while
-  /// another is reduced.
+  /// Defines Parameter::grad of the members of the bucket. With transient buckets it may wait for the oldest
+  /// reduction: one bucket is filled while another is reduced.
   void ensure_storage(int bucket, const Stream&);
-  /// Starts the mean over the ranks.
+  /// Starts the reduce-scatter that computes the mean over the ranks.
   Work reduce(int bucket, const Stream&);
-  /// Waits for what was started; afterwards means are in the shards, added to what was there since drop().
+  /// Waits for all reductions that were started. Afterwards the shards hold the means, added to the values
+  /// accumulated since drop().
   void finish_reductions(const Stream&);
-  /// Makes room for another pass after finish_reductions(), with the shards kept.
+  /// Prepares another pass after finish_reductions(), and keeps the shards.
   void carry_over(const Stream&);
   void drop();
 
   const Tensor& shard(int bucket) const;
-  /// Of shards, and of whole buckets that are kept.
+  /// Bytes of the shards, and of the whole buckets that are kept.
   std::size_t bytes() const;
 
  private:
@@ -47,7 +48,7 @@ class ShardedGradients {
     Range own_range;
     Tensor full;            // undefined while a transient bucket is not in use
     Tensor shard;           // persistent: a view of `full`
-    Tensor accumulated;     // persistent: means of earlier passes, to be added to those of this one
+    Tensor accumulated;     // persistent: sum of the means of earlier passes
     bool has_mean = false;  // transient: `shard` holds a mean
     Work reduction;
   };

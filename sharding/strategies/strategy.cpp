@@ -140,7 +140,7 @@ void Strategy::attach(Tape& tape) {
     if (synchronising()) on_gradient_ready(member_of(p), stream);
   };
   tape.set_hooks(std::move(hooks));
-  tape.stream().wait(stream_.record());  // values may still be on their way
+  tape.stream().wait(stream_.record());  // values may still be in flight on the old stream
   stream_ = tape.stream();
 }
 
@@ -169,7 +169,7 @@ void Strategy::on_gradient_begin(int member) {
 
 void Strategy::on_gradient_ready(int member, const Stream& stream) { scheduler_->ready(member, stream); }
 
-/// Members that no pass has written count as zero, and padding is zero.
+/// Gradients that no pass has written are filled with zeros; padding is zero already.
 Work Strategy::launch(int bucket, const Stream& given) {
   const Stream& stream = device_stream(given);
   ensure_gradient_storage(bucket);
@@ -205,7 +205,7 @@ void Strategy::finish_gradients(const Stream& given) {
                " gave the update up (cancel_update()); gradients are forgotten, go on with zero_grad()"),
         culprit);
   }
-  state_ = State::none;  // unless the ranks are replicas
+  state_ = State::none;  // if the comparison below throws
   if (agreement_->values_need_check() && !stream.capturing()) require_same_values();
   state_ = State::reduced;
   clip_factor_ = 1;
@@ -218,13 +218,13 @@ void Strategy::cancel_update(const Stream& given) {
   reset_gradients();
 }
 
-/// Every rank makes the same calls in the same order, whatever its pass did.
+/// Every rank makes the same calls in the same order, whichever parameters its pass used.
 void Strategy::reduce_all(const Stream& stream, bool cancelled) {
   const bool captured = stream.capturing();
   if (captured) agreement_->reuse_last();
   scheduler_->launch_rest(stream);
-  // Device memory that is staged through the host's goes when its stream is there, in no order with calls on
-  // host memory: then these come after it.
+  // A backend that stages device memory through the host starts a call when its stream arrives there, in no
+  // fixed order with calls on host memory. So the exchange in host memory runs after the staged calls.
   const bool staged = stream.device().kind == Device::cuda && !communicator_.capturable();
   if (!captured && !staged) agreement_->begin(cancelled);
   scheduler_->finish(stream);
@@ -264,7 +264,7 @@ void Strategy::set_loss_scale(double scale) {
   loss_scale_ = scale;
 }
 
-/// Each element once over all ranks.
+/// Adds each element exactly once over all ranks.
 void Strategy::add_squares(SquareSum& sum) const {
   for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
     const Range own =
@@ -311,7 +311,7 @@ void Strategy::make_state(const Optimizer& optimizer) {
 
 void Strategy::require_same_optimizer(const Optimizer& optimizer, const Stream& stream) {
   if (same_optimizer_ || communicator_.size() == 1) return;
-  // Calls on host memory come in no order with those on a device's memory that are staged.
+  // Calls on host memory have no fixed order with staged calls on device memory.
   if (stream.device().kind == Device::cuda) stream.synchronize();
   require_same("the update", std::vector<Fact>{{"the optimizer", optimizer.describe()}},
                "give every rank the same", communicator_);
@@ -332,12 +332,12 @@ void Strategy::decide_updates() {
     updates_.push_back({.skip = skipped(static_cast<int>(m)), .decay = decays_[m], .missed = missed_[m]});
 }
 
-/// After an update that was made.
+/// Call after an update that was not skipped.
 void Strategy::count_missed() {
   for (std::size_t m = 0; m < members_.size(); ++m) missed_[m] += skipped(static_cast<int>(m));
 }
 
-/// Members that missed as many updates are one call of the optimizer.
+/// Members that missed the same number of updates are one call of the optimizer.
 void Strategy::update_bucket(int bucket, const Optimizer& optimizer, const UpdateScale& scale,
                              const Stream& stream) {
   runs_ = member_runs(layout(), bucket, updated_range(bucket), updates_, std::move(runs_));
@@ -417,11 +417,11 @@ void Strategy::wait_exposed(const Work& work, const Stream& stream) {
 
 void Strategy::abort_in_flight() noexcept {
   if (state_ == State::reducing) abort_reductions();
-  try {  // a device may still use the memory that goes now; a hung one is not waited for
+  try {  // the device may still use memory that is freed now; the wait for a hung device is bounded
     const Deadline deadline = Deadline::after(std::chrono::seconds(5));
     const Event last = stream_.record();
     while (!last.done() && !deadline.expired()) std::this_thread::sleep_for(std::chrono::microseconds(100));
-  } catch (const std::exception&) {  // it has failed: it uses nothing any more
+  } catch (const std::exception&) {  // a failed stream uses no memory any more
   }
 }
 
@@ -429,7 +429,7 @@ void Strategy::abort_reductions() noexcept {
   communicator_.abort("a strategy was destroyed between begin_backward() and finish_gradients()");
   try {
     scheduler_->reset();
-  } catch (const std::exception&) {  // that operations end badly is what was asked for
+  } catch (const std::exception&) {  // the operations fail because of the abort
   }
 }
 

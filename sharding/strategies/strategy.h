@@ -1,63 +1,64 @@
 #pragma once
-/// How a model is spread over the ranks of a group: the seam under which DDP and ZeRO-1, 2 and 3 are the same
-/// to a training loop.
+/// Interface of the data-parallel strategies. DDP and ZeRO-1, ZeRO-2 and ZeRO-3 present the same interface to
+/// a training loop.
 ///
 ///     auto strategy = make_strategy(StrategyKind::zero3, model, comm);   // every rank
 ///     strategy->attach(tape);
 ///     for (each update) {
 ///       strategy->zero_grad();
 ///       for (int m = 0; m < accumulation; ++m) {
-///         Var loss = model.loss(tape, …);                                // hooks gather what it needs
-///         strategy->begin_backward(m + 1 == accumulation);               // reduce with the last one only
-///         tape.backward(loss, 1.0f / accumulation);
-///         tape.reset();
+///         Var loss = model.loss(tape, …);                                // hooks gather the parameters it
+///         needs strategy->begin_backward(m + 1 == accumulation);               // reduce with the last pass
+///         only tape.backward(loss, 1.0f / accumulation); tape.reset();
 ///       }
 ///       strategy->finish_gradients(stream);                              // means over the ranks
-///       strategy->clip_and_step(*optimizer, {.max_norm = 1}, stream);    // parameters are new everywhere
-///       double norm = strategy->outcome(*optimizer, stream).norm;        // before clipping
+///       strategy->clip_and_step(*optimizer, {.max_norm = 1}, stream);    // all ranks have the new
+///       parameters double norm = strategy->outcome(*optimizer, stream).norm;        // before clipping
 ///     }
 ///
-/// Every strategy makes the same parameters, losses and norms, bit for bit, for any bucket size and with
-/// overlap on or off, if the communicator is deterministic and each update is one backward pass.
+/// Determinism: all strategies produce the same parameters, losses and norms, bit for bit, for any bucket
+/// size and with overlap on or off. This holds if the communicator is deterministic and each update is one
+/// backward pass.
 ///
-/// One meaning of accumulation everywhere: a pass that does not synchronise adds to this rank's own
-/// gradients; the next pass that does reduces all of it once. What that costs: nothing in ddp and zero1; in
-/// zero2 and zero3 whole gradients (4Ψ bytes) from the first such pass to the reduction. To pay in
-/// communication instead, synchronise with every pass (finish_gradients after each): means are then added up
-/// in the shards.
+/// Accumulation: a pass that does not synchronise adds to the local gradients of this rank. The next pass
+/// that synchronises reduces the sum once. This needs no extra memory in ddp and zero1. In zero2 and zero3
+/// whole gradients (4Ψ bytes) are held from the first such pass to the reduction. To pay in communication
+/// instead, synchronise every pass (finish_gradients after each); the means are then accumulated in the
+/// shards.
 ///
-/// Parameters: those with requires_grad = false when the strategy is made are frozen: no gradient, no state.
-/// To freeze others later, make a new strategy: Errc::invalid_argument names one that was frozen since.
-/// One that no loss reached on this rank contributes zeros. One that no loss reached on any rank since
-/// zero_grad() has a gradient of zero and is skipped by the update, as in PyTorch, or updated by that zero,
-/// as in DeepSpeed (StrategyOptions::unused_parameters). Parameters shared by several scopes count once.
+/// Parameters: those with requires_grad = false when the strategy is constructed are frozen. They have no
+/// gradient and no optimizer state. To freeze others later, construct a new strategy: Errc::invalid_argument
+/// names a parameter that was frozen in between. A parameter unused in the loss of this rank contributes
+/// zeros. A parameter unused on all ranks since zero_grad() has a zero gradient; the update skips it, as in
+/// PyTorch, or applies the zero gradient, as in DeepSpeed (StrategyOptions::unused_parameters). A parameter
+/// shared by several scopes counts once.
 ///
-/// Ranks are replicas: with the first reduced pass, and with the first after fill_parameters(), they compare
-/// all values that several of them hold; in zero3, where each value is held once, what a part of each
-/// parameter was filled with. With the first update they compare what their optimizers are. Errc::mismatch
-/// names what differs, and the rank.
+/// Consistency: ranks are replicas. In the first reduced pass, and in the first one after fill_parameters(),
+/// they compare all values that more than one rank holds. In zero3, where each value is held once, they
+/// compare the first elements of each parameter as fill_parameters() received them. With the first update
+/// they compare optimizers. Errc::mismatch names what differs, and the rank.
 ///
-/// After an exception between zero_grad() and finish_gradients() (a forward, a backward, memory), reset the
-/// tape and call cancel_update(); training goes on with zero_grad().
+/// Errors: after an exception between zero_grad() and finish_gradients() (in forward, in backward, out of
+/// memory), reset the tape and call cancel_update(). Training continues with zero_grad().
 ///
-/// In mixed precision (StrategyOptions::precision) values go in and out in f32, from and to the masters. To
-/// keep small gradients in f16's range, multiply losses by a factor (Tape::backward(loss, factor)) that
-/// set_loss_scale() knows too; sharding/optim/loss_scaler.h chooses it, and StepPolicy::skip_overflow leaves
-/// out what was too much.
+/// Mixed precision (StrategyOptions::precision): values are imported and exported in f32, to and from the
+/// masters. To keep small gradients in the range of f16, multiply losses by a factor (Tape::backward(loss,
+/// factor)) and pass the same factor to set_loss_scale(). sharding/optim/loss_scaler.h chooses the factor;
+/// StepPolicy::skip_overflow skips updates whose gradients overflowed.
 ///
-/// On a CUDA device (the communicator's) parameters, gradients and state live there, and everything runs in
-/// the streams that are passed, by default the tape's; the host waits for the device in gradient_norm(),
-/// clip_gradients() and outcome() only, and in finish_gradients() for the other ranks' hosts, unless the pass
-/// is captured. So an update, from zero_grad() to clip_and_step(), can be captured in a graph
-/// (comm/device/graph.h) where the communicator's operations can be, and run again while shapes, loss scale,
-/// policy and the parameters that losses reach stay: next_update() comes before each run, outcome() after it.
-/// Three updates that are not captured come first, in which memory and buckets settle. After anything else
-/// was done with the strategy, capture anew.
+/// CUDA: if the communicator is on a CUDA device, parameters, gradients and state are on it too, and all work
+/// runs on the streams passed in (default: the stream of the tape). The host waits for the device only in
+/// gradient_norm(), clip_gradients() and outcome(), and in finish_gradients() for the hosts of the other
+/// ranks, unless the pass is captured. An update, from zero_grad() to clip_and_step(), can be captured in a
+/// graph (comm/device/graph.h) if the operations of the communicator can be. The graph can be replayed while
+/// shapes, loss scale, policy and the set of used parameters stay the same; call next_update() before each
+/// replay and outcome() after it. Run three updates without capture first, so that memory and buckets settle.
+/// Capture again after any other use of the strategy.
 ///
-/// Driven by one thread a rank. Between begin_backward and the end of finish_gradients the communicator must
-/// not be used for anything else, nor in zero3 while a forward pass runs. Errors of the communicator pass
-/// through. A strategy that is destroyed with reductions in flight aborts the communicator; one with a
-/// prefetch in flight waits for it, for at most 5 s, and then aborts.
+/// Thread safety: one thread per rank. Between begin_backward and the end of finish_gradients the
+/// communicator must not be used for anything else; in zero3 also not during a forward pass. Errors of the
+/// communicator propagate. Destroying a strategy with reductions in flight aborts the communicator.
+/// Destroying one with a prefetch in flight waits up to 5 s for it, then aborts.
 
 #include <chrono>
 #include <cstddef>
@@ -87,23 +88,24 @@ class SquareSum;
 
 enum class StrategyKind { ddp, zero1, zero2, zero3 };
 const char* name(StrategyKind);
-/// Errc::config names the choices.
+/// Errc::config lists the valid names.
 StrategyKind strategy_from_name(std::string_view);
 
-/// The same on every rank: Errc::mismatch names the option and the rank that differs.
+/// Must be equal on all ranks: Errc::mismatch names the option and the rank that differs.
 struct StrategyOptions {
   std::size_t first_bucket_bytes = std::size_t{1} << 20;  ///< cap of the bucket that is reduced first
   std::size_t bucket_bytes = std::size_t{25} << 20;  ///< cap of the others; zero3 reduces by scope instead
-  bool overlap = true;  ///< false: each reduction is waited for where it begins; nothing is fetched ahead
-  bool rebuild = true;  ///< ddp: buckets follow the order in which gradients became ready in the first step
+  bool overlap = true;  ///< false: wait for each reduction where it starts, and do not prefetch
+  bool rebuild = true;  ///< ddp: rebucket by the order of gradient readiness in the first step
   Precision precision;
-  int prefetch_scopes = 1;  ///< zero3: scopes gathered ahead of their use, forward and backward
-  /// Which parameters weight decay applies to, called once for each; empty: those of two or more dimensions.
+  int prefetch_scopes = 1;  ///< zero3: scopes gathered before their use, in forward and backward
+  /// Returns whether weight decay applies to a parameter; called once per parameter. Empty: parameters of two
+  /// or more dimensions.
   std::function<bool(const Parameter&)> decays;
   UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;
 };
 
-/// Abstract; the public part is the same for all strategies.
+/// Abstract base class. The public interface is the same for all strategies.
 class Strategy {
  public:
   virtual ~Strategy();
@@ -112,74 +114,76 @@ class Strategy {
 
   StrategyKind kind() const;
 
-  // ---- a step
-  /// Installs the hooks that the strategy lives by. The tape must not run after the strategy has gone.
-  /// Errc::invalid_argument if it serves another strategy that lives.
+  // ---- one update
+  /// Installs the strategy's hooks. The tape must not run after the strategy is destroyed.
+  /// Errc::invalid_argument if the tape is attached to another live strategy.
   void attach(Tape&);
-  /// Comes before each backward pass. `synchronise`: the pass's gradients are reduced over the ranks, with
-  /// whatever passes before it left. All ranks pass the same.
+  /// Call before each backward pass. `synchronise`: reduce the gradients of this pass, and those accumulated
+  /// before it, over the ranks. Must be equal on all ranks.
   void begin_backward(bool synchronise = true);
-  /// Comes after each backward pass that synchronises: all reductions are done, gradients are means over the
-  /// ranks. Errc::unsynchronised if the last pass did not synchronise, or if a rank called cancel_update()
-  /// instead: culprit() is that rank, gradients are forgotten as by zero_grad().
+  /// Call after each backward pass that synchronises. Waits for all reductions; gradients are then means over
+  /// the ranks. Errc::unsynchronised if the last pass did not synchronise, or if a rank called
+  /// cancel_update() instead; culprit() is that rank, and gradients are dropped as by zero_grad().
   void finish_gradients(const Stream& = {});
-  /// After an error before the end of finish_gradients(): gives the update up on every rank. A rank calls it
-  /// in place of finish_gradients(), which then throws on the others. All reductions are made, so that the
-  /// ranks stay in step, and their results are forgotten as by zero_grad(). In zero3, where passes
-  /// communicate too, ranks must have failed at the same operator: if others have gathered since, the error
-  /// is Errc::mismatch, and the group is lost, as it is after an error of the communicator.
+  /// Cancels the update on every rank, after an error before the end of finish_gradients(). The rank that
+  /// failed calls it in place of finish_gradients(), which then throws on the others. All reductions still
+  /// run, so that the ranks stay in step; their results are dropped as by zero_grad(). In zero3, where passes
+  /// communicate too, all ranks must have failed at the same operator. If other ranks have gathered since,
+  /// the error is Errc::mismatch, and the group is unusable, as after an error of the communicator.
   void cancel_update(const Stream& = {});
-  /// The factor that losses are multiplied by from now on: gradients carry it until norms and updates take it
-  /// out. All ranks give the same. Errc::invalid_argument unless it is positive and finite.
+  /// Sets the factor by which losses are multiplied from now on. Gradients contain it until norms and updates
+  /// divide it out. Must be equal on all ranks. Errc::invalid_argument unless it is positive and finite.
   void set_loss_scale(double);
-  /// Square root of the sum of squares of all gradients, each parameter once. Exact but for the rounding of
-  /// squares, so the same bits whatever the strategy. Collective. Errc::unsynchronised as step().
+  /// L2 norm of all gradients, each parameter counted once. Exact but for the rounding of the squares, so all
+  /// strategies return the same bits. Collective. Errc::unsynchronised as for step().
   double gradient_norm(const Stream& = {});
-  /// Scales gradients, in the coming step(), by max_norm / (norm + 1e-6) if that is below 1, as
-  /// torch.nn.utils.clip_grad_norm_. Returns the norm before. Collective.
+  /// Scales the gradients, in the next step(), by max_norm / (norm + 1e-6) if that is below 1, as
+  /// torch.nn.utils.clip_grad_norm_ does. Returns the norm before clipping. Collective.
   double clip_gradients(double max_norm, const Stream& = {});
-  /// Updates the parameters; afterwards every rank sees the new ones. Collective. Errc::unsynchronised unless
-  /// finish_gradients() came after the last backward pass.
+  /// Updates the parameters; afterwards every rank has the new ones. Collective. Errc::unsynchronised unless
+  /// finish_gradients() was called after the last backward pass.
   void step(Optimizer&, const Stream& = {});
   struct StepPolicy {
-    double max_norm = 0;         ///< as clip_gradients(); 0: none
-    bool skip_overflow = false;  ///< a norm that is not finite leaves the update out, on every rank alike
+    double max_norm = 0;         ///< as for clip_gradients(); 0: no clipping
+    bool skip_overflow = false;  ///< skip the update, on every rank alike, if the norm is not finite
   };
-  /// clip_gradients() and step() in one; on a device the host does not wait. Collective.
+  /// clip_gradients() and step() in one call; on a device the host does not wait. Collective.
   void clip_and_step(Optimizer&, const StepPolicy&, const Stream& = {});
   struct Outcome {
     double norm = 0;  ///< before clipping
     bool skipped = false;
   };
-  /// Of the last clip_and_step(), or of a graph's last run of it; on a device it waits, as
-  /// Communicator::synchronize(). An update that was left out does not count in the optimizer. Once an
-  /// update.
+  /// Result of the last clip_and_step(), or of the last replay of a graph that contains it. On a device it
+  /// waits, as Communicator::synchronize() does. A skipped update is not counted in the optimizer. Call once
+  /// per update.
   Outcome outcome(Optimizer&, const Stream& = {});
-  /// On a device, before an update or a graph's run of one: counts it in the optimizer and writes what the
-  /// optimizer makes of its number and learning rate to where the device reads it.
+  /// On a device, call before an update or a replay of one. Counts the update in the optimizer and copies the
+  /// constants that depend on the update number and the learning rate to device memory.
   void next_update(Optimizer&, const Stream& = {});
-  /// Forgets the gradients; nothing is filled with zeros. All ranks call it.
+  /// Drops the gradients; does not write zeros. All ranks call it.
   void zero_grad();
 
-  // ---- parameters in and out, never more than a scope or a bucket at a time
+  // ---- import and export of parameters, at most one scope or one bucket at a time
   using Fill = std::function<void(const Parameter&, Range elements, float* out)>;
-  /// Calls fill for the elements that this rank stores (ddp, zero1, zero2: all; zero3: its parts, and the
-  /// first 64 of each parameter, to be compared), to load or initialise without ever holding the model. Ranks
-  /// must write the same values. Not collective.
+  /// Calls fill for the elements that this rank stores, to load or initialise without holding the whole
+  /// model. ddp, zero1 and zero2 store all elements. zero3 stores shards; fill is also called for the first
+  /// 64 elements of each parameter, which the ranks compare. All ranks must write the same values. Not
+  /// collective.
   void fill_parameters(const Fill&);
   using Visit = std::function<void(const Parameter&, Range elements, const float* value)>;
-  /// The parts of the parameters that this rank answers for: over all ranks, each element exactly once.
+  /// Visits the elements that this rank exports. Over all ranks, each element is visited exactly once.
   void visit_owned(const Visit&) const;
-  /// The whole of a parameter in f32, to be read and dropped soon. Collective; not while a pass runs.
+  /// Returns a whole parameter in f32. Drop the tensor soon. Collective; not during a pass.
   Tensor full_value(const Parameter&, const Stream& = {});
 
-  // ---- figures
+  // ---- statistics
   MemoryReport memory() const;
-  /// Seconds of the last finished step that the calling thread waited for communication: gathers, reductions,
-  /// and what step() exchanged.
+  /// Seconds in which the calling thread waited for communication during the last finished step: gathers,
+  /// reductions, and the exchanges of step().
   double exposed_seconds() const;
 
-  /// While one lives, passes do not synchronise, whatever begin_backward() is told.
+  /// While an object of this class lives, passes do not synchronise, whatever the argument of
+  /// begin_backward().
   class NoSync {
    public:
     explicit NoSync(Strategy& strategy) : strategy_(strategy) { ++strategy_.no_sync_; }
@@ -191,75 +195,75 @@ class Strategy {
   };
 
  protected:
-  // ---- the seam: what a strategy decides. Members are the trainable parameters, in the order of first use;
-  // they lie in buckets, which are reduced, updated and published one by one.
+  // ---- interface to implement. Members are the trainable parameters in the order of first use. They lie in
+  // buckets, which are reduced, updated and published one by one.
 
-  /// The elements of a bucket that this rank updates, updated_range(): the values that the model sees, and
-  /// the reduced gradients.
+  /// The elements in updated_range() of a bucket: the values used by the model, and the reduced gradients.
   struct Updated {
     Tensor values, gradients;
   };
 
-  /// Checks that all ranks have the same model and options, and takes rank 0's values of it.
+  /// Checks that all ranks have the same model and options, and broadcasts the values of rank 0.
   Strategy(StrategyKind, Module&, Communicator&, StrategyOptions);
-  /// To be called once by the constructor of a strategy.
+  /// Called exactly once, by the constructor of a derived class.
   void set_layout(BucketLayout);
 
-  /// Called before a gradient of the bucket is written or reduced: Parameter::grad of its members must be
-  /// defined.
+  /// Called before a gradient of the bucket is written or reduced. Must define Parameter::grad of the
+  /// members.
   virtual void ensure_gradient_storage(int bucket) = 0;
-  /// Starts the reduction of a bucket, whose gradients are complete and whose padding is zero.
+  /// Starts the reduction of a bucket. Its gradients are complete and its padding is zero.
   virtual Work reduce(int bucket, const Stream&) = 0;
-  /// A pass begins, after what begin_backward() decides.
+  /// Called at the start of a pass, after begin_backward() has set the state.
   virtual void on_backward_begin() {}
-  /// A member's gradient is about to be written for the first time in a pass.
+  /// Called before the gradient of a member is written for the first time in a pass.
   virtual void on_gradient_begin(int member);
-  /// A member's gradient is complete in a pass that synchronises.
+  /// Called when the gradient of a member is complete in a pass that synchronises.
   virtual void on_gradient_ready(int member, const Stream&);
-  /// All reductions have ended.
+  /// Called after the last reduction was started; waits for all of them.
   virtual void finish_reductions(const Stream&) {}
-  /// Another pass follows one that was reduced, without zero_grad() between.
+  /// Called when another pass follows a reduced one without zero_grad() between them.
   virtual void carry_gradients(const Stream&) {}
   virtual void drop_gradients() {}
   virtual Updated updated(int bucket) const = 0;
-  /// Tells the other ranks the new values of what updated() named.
+  /// Sends the new values of updated() to the other ranks.
   virtual Work publish(int /*bucket*/, const Stream&) { return {}; }
   virtual void after_step(const Stream&) {}
   virtual void enter(const Scope&, Pass) {}
   virtual void leave(const Scope&, Pass) {}
 
-  /// fill_parameters() for the values that the model sees.
+  /// fill_parameters() for the values used by the model.
   virtual void fill_values(const Fill&) = 0;
   /// visit_owned() for the frozen parameters.
   virtual void visit_frozen(const Visit&) const = 0;
-  /// As the model sees it, whole.
+  /// The whole parameter, in the dtype of the model.
   virtual Tensor unsharded_value(const Parameter&) = 0;
 
   virtual void count_memory(MemoryReport&) const = 0;
 
-  // ---- what strategies share
-  /// The first thing a strategy's destructor does: ends reductions in flight, whose memory is about to go,
-  /// and waits, for 5 s at most, for what a device still does with it.
+  // ---- services for derived classes
+  /// Must be the first call of a derived destructor. Ends the reductions in flight, whose buffers are about
+  /// to be freed, and waits up to 5 s for device work that still uses them.
   void abort_in_flight() noexcept;
   Communicator& communicator() const { return communicator_; }
   const StrategyOptions& options() const { return options_; }
   const Precision& precision() const { return options_.precision; }
-  /// Memory of the communicator's for what lives for a part of a step.
+  /// Communicator memory for buffers that live for a part of a step.
   TransientMemory& transient() { return transient_; }
   const std::vector<Parameter*>& members() const { return members_; }
   const std::vector<Parameter*>& frozen() const { return frozen_; }
   const BucketLayout& layout() const { return scheduler_->layout(); }
   BucketScheduler& scheduler() { return *scheduler_; }
   int member_of(const Parameter&) const;  ///< -1: frozen
-  /// Of a bucket: all of it in ddp, this rank's part in the others.
+  /// Range of the bucket that this rank updates: all of it in ddp, the shard of this rank otherwise.
   Range updated_range(int bucket) const;
   bool synchronising() const { return state_ == State::reducing; }
   BucketOptions bucket_options() const;
-  /// Waits, and counts the time as exposed.
+  /// Waits, and adds the time to the exposed communication time.
   void wait_exposed(const Work&, const Stream&);
-  /// The tape's.
+  /// The stream of the tape.
   const Stream& stream() const { return stream_; }
-  /// Puts members into other buckets; optimizer state moves along. Only while updated() names whole buckets.
+  /// Moves the members to a new bucket layout; optimizer state moves with them. Requires that updated()
+  /// returns whole buckets.
   void change_layout(BucketLayout);
 
  private:
@@ -267,8 +271,8 @@ class Strategy {
 
   void abort_reductions() noexcept;
   Work launch(int bucket, const Stream&);
-  /// What the caller gave, or the tape's if the caller named none: no stream of the device, or on the host
-  /// one of a single thread, whose results are those of the tape's team.
+  /// Returns `given`, or the stream of the tape if `given` names none: on a device a null stream, on the host
+  /// a stream of one thread, whose results equal those of the tape's thread team.
   const Stream& device_stream(const Stream& given) const;
   void require_same_options();
   void require_same_values();
@@ -278,7 +282,8 @@ class Strategy {
   void reset_gradients();
   bool skipped(int member) const;
   void decide_updates();
-  /// Where the device reads the constants of members that missed so many updates; `first` is one of them.
+  /// Offset of the device-side constants for members that missed `missed` updates; `first` is one such
+  /// member.
   std::size_t constants_slot(std::int64_t missed, int first) const;
   void count_missed();
   void end_step();
@@ -302,10 +307,11 @@ class Strategy {
   Stream stream_;
   std::vector<Parameter*> members_, frozen_;
   std::unordered_map<const Parameter*, int> member_of_;
-  std::vector<Fact> filled_;          // zero3: what fill_parameters() was given, as far as all ranks see it
+  std::vector<Fact>
+      filled_;  // zero3: hashes of the first elements of each parameter given to fill_parameters()
   std::vector<bool> decays_;          // [member]
   std::vector<std::int64_t> missed_;  // [member], updates that skipped it
-  // Of one update; here, so that a step allocates nothing.
+  // Scratch space of one update, kept so that a step allocates nothing.
   std::vector<MemberUpdate> updates_;  // [member]
   std::vector<MemberRun> runs_;
   std::vector<UpdateSpan> spans_;
@@ -313,22 +319,23 @@ class Strategy {
   std::unique_ptr<PassAgreement> agreement_;
   std::unique_ptr<BucketScheduler> scheduler_;
   TransientMemory transient_;
-  int gathered_bucket_ = -1;  // of the masters in gathered_, which the last full_value() gathered
+  int gathered_bucket_ = -1;  // bucket of the masters in gathered_, from the last full_value()
   Tensor gathered_;
-  std::vector<Tensor> masters_;                       // [bucket], of the updated range; none unless mixed
-  std::vector<std::vector<Tensor>> optimizer_state_;  // [state][bucket], of the updated range
-  Tensor norm_words_;                                 // of the gradient norm on a device
-  Tensor device_outcome_;                             // StepOutcome on a device
-  Tensor constants_;                                  // of the optimizer on a device, see constants_slot()
+  std::vector<Tensor> masters_;  // [bucket], updated range only; empty unless mixed precision
+  std::vector<std::vector<Tensor>> optimizer_state_;  // [state][bucket], updated range only
+  Tensor norm_words_;                                 // device accumulator of the gradient norm
+  Tensor device_outcome_;                             // StepOutcome in device memory
+  Tensor constants_;  // optimizer constants in device memory, see constants_slot()
   std::size_t constants_stride_ = 0;
-  bool same_optimizer_ = false;     // on every rank
-  bool constants_current_ = false;  // constants_ are those of the coming update
-  StepOutcome outcome_;             // on the host
+  bool same_optimizer_ = false;     // optimizers were compared and are equal on all ranks
+  bool constants_current_ = false;  // constants_ are those of the next update
+  StepOutcome outcome_;             // in host memory
   State state_ = State::none;
   int no_sync_ = 0;
   double loss_scale_ = 1, clip_factor_ = 1;
   std::chrono::nanoseconds exposed_{}, last_exposed_{};
-  std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);  // for tapes
+  std::shared_ptr<const bool> alive_ =
+      std::make_shared<const bool>(true);  // lets tapes detect a destroyed strategy
 };
 
 std::unique_ptr<Strategy> make_strategy(StrategyKind, Module&, Communicator&, StrategyOptions = {});

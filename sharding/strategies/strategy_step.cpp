@@ -1,4 +1,4 @@
-// Norm, clipping and update in one, decided on the device where the gradients are there.
+// Norm, clipping and update in one call. If the gradients are on a device, the device decides.
 
 #include <algorithm>
 #include <cstring>
@@ -75,7 +75,8 @@ void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
   constants_current_ = true;
 }
 
-/// A place of its own for each member that missed any, so that a graph finds them where they were.
+/// Each member that missed updates has a slot of its own, so that a graph finds its constants at a fixed
+/// address.
 std::size_t Strategy::constants_slot(std::int64_t missed, int first) const {
   return missed == 0 ? 0 : constants_stride_ * (1 + static_cast<std::size_t>(first));
 }

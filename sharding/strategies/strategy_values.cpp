@@ -1,4 +1,4 @@
-// Parameters on their way in and out, and from one layout to another.
+// Import and export of parameter values, and their conversion from one layout to another.
 
 #include <algorithm>
 #include <vector>
@@ -15,7 +15,7 @@ namespace {
 std::size_t as_index(int i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
-/// From the values that parameters come with, which the strategy has not yet rounded.
+/// Initialises the masters from the values of the model before the strategy rounds them.
 void Strategy::make_masters() {
   for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
     const Range range = updated_range(b);
@@ -49,7 +49,7 @@ void Strategy::move_to_layout(std::vector<Tensor>& buckets, const BucketLayout& 
   buckets = std::move(moved);
 }
 
-// ---- parameters in and out
+// ---- import and export
 
 void Strategy::fill_parameters(const Fill& fill) {
   drop_gathered();
@@ -99,7 +99,7 @@ Tensor Strategy::value_in_f32(const Parameter& p, int member) {
   const std::size_t count = layout().buckets[as_index(place.bucket)].count;
   if (mine.count() == count) return mine.view(place.offset, p.shape);
   if (gathered_bucket_ != place.bucket) {
-    drop_gathered();  // before memory is taken
+    drop_gathered();  // before memory is allocated
     gathered_ = transient_.allocate({count});
     wait_exposed(communicator_.all_gather(mine.buffer(), gathered_.buffer(), stream_), stream_);
     gathered_bucket_ = place.bucket;
@@ -112,7 +112,7 @@ void Strategy::drop_gathered() {
   gathered_ = {};
 }
 
-// ---- replicas
+// ---- comparison of replicas
 
 namespace {
 Fact fact_of(const Parameter& p, const void* values, std::size_t bytes) {
@@ -130,7 +130,8 @@ void Strategy::record_filled_values(const Fill& fill) {
     }
 }
 
-/// What every rank holds whole: in mixed precision the working copies, and in ddp the masters.
+/// Compares all values that every rank holds whole: in mixed precision the working copies, and in ddp the
+/// masters.
 void Strategy::require_same_values() {
   std::vector<Fact> facts = filled_;
   const auto add = [&](const Parameter& p, const Tensor& value) {

@@ -1,7 +1,7 @@
 #pragma once
-/// ZeRO-1 and ZeRO-2 (Rajbhandari et al., doi:10.1109/SC41405.2020.00024): each rank updates its own part of
-/// every bucket and keeps optimizer state for that part alone; ZeRO-2 keeps gradients for that part alone,
-/// too.
+/// ZeRO-1 and ZeRO-2 (Rajbhandari et al., doi:10.1109/SC41405.2020.00024). Each rank updates its own shard of
+/// every bucket and keeps optimizer state for that shard only. ZeRO-2 also keeps gradients for that shard
+/// only.
 
 #include "sharding/strategies/replicated_values.h"
 #include "sharding/strategies/sharded_gradients.h"
@@ -9,11 +9,11 @@
 
 namespace rz {
 
-/// After finish_gradients() Parameter::grad holds nothing of use: means are in the shards. Buckets stay as
-/// planned, since who owns what follows from them.
+/// After finish_gradients() the contents of Parameter::grad are undefined: the means are in the shards.
+/// Buckets are never rearranged, since ownership of elements follows from the layout.
 class Zero final : public Strategy {
  public:
-  /// zero1 or zero2.
+  /// The kind is zero1 or zero2.
   Zero(StrategyKind, Module&, Communicator&, StrategyOptions);
   ~Zero() override;
 

@@ -19,7 +19,8 @@ namespace rz {
 
 namespace {
 
-constexpr auto destructor_timeout = std::chrono::seconds(5);  // of a destructor
+constexpr auto destructor_timeout =
+    std::chrono::seconds(5);  // limit of the wait for prefetches in the destructor
 
 bool contains(const std::vector<int>& list, int x) {
   return std::find(list.begin(), list.end(), x) != list.end();
@@ -32,7 +33,7 @@ Zero3::Zero3(Module& module, Communicator& communicator, StrategyOptions options
   make_flat_parameters(scopes_);
   set_layout(gradient_layout());
   for (FlatParameter& u : flat_parameters_) make_shard(u);
-  stream().synchronize();  // what was copied goes now
+  stream().synchronize();  // the sources of the copies are freed now
   for (FlatParameter& u : flat_parameters_)
     for (Parameter* p : u.parameters) p->value = {};
   gradients_ = std::make_unique<ShardedGradients>(ShardedGradients::FullGradients::transient, communicator,
@@ -42,8 +43,8 @@ Zero3::Zero3(Module& module, Communicator& communicator, StrategyOptions options
   queued_.resize(layout().buckets.size());
 }
 
-// A prefetch may be on its way although nobody will use it. The other ranks have begun it too, or will, so
-// that it ends: aborting it at once would take from them what they still wait for.
+// A prefetch may be in flight although no scope will use it. The other ranks have started it too, or will, so
+// it completes. An immediate abort would break gathers that they still wait for.
 Zero3::~Zero3() {
   abort_in_flight();
   const Deadline deadline = Deadline::after(destructor_timeout);
@@ -55,12 +56,12 @@ Zero3::~Zero3() {
         "a strategy was destroyed while it gathered parameters, and the other ranks did not");
     try {
       u.gather.wait();
-    } catch (const std::exception&) {  // as abort_in_flight()
+    } catch (const std::exception&) {  // as in abort_in_flight()
     }
   }
 }
 
-/// Groups parameters by the set of scopes they stand in.
+/// Groups parameters by the set of scopes that use them.
 void Zero3::make_flat_parameters(const std::vector<const Scope*>& scopes) {
   std::map<const Parameter*, std::vector<std::size_t>> stands_in;
   for (std::size_t s = 0; s < scopes.size(); ++s) {
@@ -92,7 +93,7 @@ void Zero3::make_flat_parameters(const std::vector<const Scope*>& scopes) {
     for (const Parameter* p : flat_parameters_[u].parameters) flat_parameter_of_[p] = static_cast<int>(u);
 }
 
-/// Copies the rank's part of the unit's values into its shard.
+/// Copies this rank's part of the values of a flat parameter into its shard.
 void Zero3::make_shard(FlatParameter& u) {
   const Range mine = own_range(u);
   u.shard = allocate_flat(communicator(), mine.count(), precision().parameters);
@@ -143,7 +144,7 @@ const Zero3::FlatParameterIndices& Zero3::prefetch_set(const Scope& scope, Pass 
   return at->second;
 }
 
-/// The units that the coming scopes will use. The last scope of forward is the first of backward.
+/// The flat parameters that the next scopes will use. The last scope of forward is the first of backward.
 Zero3::FlatParameterIndices Zero3::find_ahead(const Scope& scope, Pass pass) const {
   FlatParameterIndices out;
   const auto found = scope_index_.find(&scope);
@@ -234,8 +235,8 @@ void Zero3::on_gradient_ready(int member, const Stream&) {
   progress_[static_cast<std::size_t>(member)] = Progress::ready;
 }
 
-/// Members that backward has not touched by now will not be: no scope that could is left. A scope that runs
-/// several times leaves several times; its unit waits for the last.
+/// Members that backward has not touched by now will not be touched: no scope that uses them is left. A scope
+/// that runs several times leaves several times; its flat parameters are reduced at the last.
 void Zero3::reduce_complete(const Scope& scope) {
   const auto index = scope_index_.find(&scope);
   if (index == scope_index_.end()) return;
@@ -257,7 +258,7 @@ Strategy::Updated Zero3::updated(int bucket) const {
   return {flat_parameters_[static_cast<std::size_t>(bucket)].shard, gradients_->shard(bucket)};
 }
 
-/// What is gathered has become stale.
+/// The gathered values are stale after the update.
 void Zero3::after_step(const Stream&) { close_scopes(); }
 
 void Zero3::drop_gradients() {
@@ -265,7 +266,7 @@ void Zero3::drop_gradients() {
   close_scopes();
 }
 
-/// No pass runs now; one that failed halfway has left scopes open.
+/// No pass runs now; a pass that failed may have left scopes open.
 void Zero3::close_scopes() {
   for (FlatParameter& u : flat_parameters_) {
     u.active_scopes = 0;
@@ -274,9 +275,10 @@ void Zero3::close_scopes() {
   reshard_all_but({}, {});
 }
 
-// ---- in and out
+// ---- import and export
 
-/// f(parameter, elements, where they begin in the range) for what lies in a range of a unit.
+/// Calls f(parameter, elements, offset in the range) for each piece of a parameter in a range of a flat
+/// parameter.
 template <class F>
 void Zero3::for_each_parameter(const FlatParameter& u, Range range, const F& f) {
   for (std::size_t i = 0; i < u.parameters.size(); ++i) {

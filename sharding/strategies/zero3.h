@@ -1,12 +1,12 @@
 #pragma once
-/// ZeRO-3 (Rajbhandari et al., doi:10.1109/SC41405.2020.00024): each rank keeps its own part of parameters,
-/// gradients and optimizer state; a scope's parameters are gathered just before the scope runs, forward and
-/// backward, and dropped after it, while the next scope is already on its way.
+/// ZeRO-3 (Rajbhandari et al., doi:10.1109/SC41405.2020.00024): each rank keeps its own shard of parameters,
+/// gradients and optimizer state. The parameters of a scope are gathered just before the scope runs, in
+/// forward and backward, and dropped after it. Meanwhile the next scope is prefetched.
 ///
-/// Parameters that stand in the same scopes form a unit, which is gathered, reduced and updated as one; so
-/// tied embeddings are one unit that two scopes use. All ranks must run the same scopes in the same order,
-/// forward and backward. A unit is reduced when the earliest of its scopes leaves backward: a moment that is
-/// the same on every rank, whatever parameters a rank did not use.
+/// Parameters that belong to the same scopes form one flat parameter, which is gathered, reduced and updated
+/// as a whole. Tied embeddings are one flat parameter used by two scopes. All ranks must run the same scopes
+/// in the same order, forward and backward. A flat parameter is reduced when the earliest of its scopes
+/// leaves backward; that moment is the same on every rank, whichever parameters a rank did not use.
 
 #include <array>
 #include <unordered_map>
@@ -18,21 +18,21 @@ namespace rz {
 
 class Zero3 final : public Strategy {
  public:
-  /// Errc::invalid_argument names a parameter that stands in no scope. Parameter::value becomes undefined
-  /// until a scope that uses it is entered.
+  /// Errc::invalid_argument names a parameter that belongs to no scope. Parameter::value is undefined until a
+  /// scope that uses the parameter is entered.
   Zero3(Module&, Communicator&, StrategyOptions);
   ~Zero3() override;
 
  private:
   struct FlatParameter {
     std::vector<Parameter*> parameters;
-    std::vector<std::size_t> offsets;  // in the unit
-    std::size_t count = 0;             // elements, padded
-    std::size_t first_scope = 0;       // the last to leave backward
-    bool trainable = false;            // then its index is that of its bucket
-    Tensor shard, unsharded;           // `unsharded` is undefined unless gathered or on its way
+    std::vector<std::size_t> offsets;  // in the flat parameter
+    std::size_t count = 0;             // elements, including padding
+    std::size_t first_scope = 0;       // index of the earliest scope, the last one to leave backward
+    bool trainable = false;            // if true, the index of the flat parameter is that of its bucket
+    Tensor shard, unsharded;           // `unsharded` is undefined unless gathered or being gathered
     Work gather;
-    int active_scopes = 0;  // scopes entered and not left
+    int active_scopes = 0;  // scopes that were entered and not yet left
   };
   using FlatParameterIndices = std::vector<int>;
 
@@ -74,14 +74,13 @@ class Zero3 final : public Strategy {
   std::unordered_map<const Scope*, std::size_t> scope_index_;
   std::unordered_map<const Scope*, FlatParameterIndices> scope_flat_parameters_;
   std::array<std::unordered_map<const Scope*, FlatParameterIndices>, 2>
-      ahead_;  // [Pass], as find_ahead() gave them
+      ahead_;  // [Pass], results of find_ahead()
   std::unordered_map<const Parameter*, int> flat_parameter_of_;
-  std::vector<FlatParameter>
-      flat_parameters_;  // the trainable ones first, in the order in which they are reduced
+  std::vector<FlatParameter> flat_parameters_;  // trainable ones first, in the order of reduction
   std::unique_ptr<ShardedGradients> gradients_;
   enum class Progress : char { untouched, touched, ready };
-  std::vector<Progress> progress_;  // of members in this pass
-  std::vector<char> queued_;        // units given to the scheduler in this pass
+  std::vector<Progress> progress_;  // of each member in this pass
+  std::vector<char> queued_;        // flat parameters passed to the scheduler in this pass
 };
 
 }  // namespace rz
