@@ -11,9 +11,9 @@ namespace {
 using CountList = std::vector<std::size_t>;
 using ExpectedRanges = std::vector<ExpectedRange>;
 
-// ---- Elements that a rank sends and receives.
+// ---- Elements that a rank sends and receives
 
-/// One rank's share of `count` elements, a multiple of 16 bytes.
+/// The shard of one rank of `count` elements, rounded down to a multiple of 16 bytes.
 std::size_t share_of(std::size_t count, std::size_t element_size, int ranks) {
   return count / static_cast<std::size_t>(ranks) & ~(16 / element_size - 1);
 }
@@ -48,7 +48,7 @@ ElementCounts exchange_shares(std::size_t count, std::size_t element_size, RankI
   return {.send = all, .recv = all, .count_column = share, .size_column = all, .in_place_extent = all};
 }
 
-/// In place, output follows input in one buffer: the two cannot overlap.
+/// In place, the output follows the input in one buffer, since they must not overlap.
 ElementCounts exchange_with_neighbours(std::size_t count, std::size_t, RankInfo) {
   return {.send = count,
           .recv = count,
@@ -58,8 +58,8 @@ ElementCounts exchange_with_neighbours(std::size_t count, std::size_t, RankInfo)
           .in_place_extent = 2 * count};
 }
 
-/// Of alltoallv, elements from a rank to another: one, two or three thirds of a share, so that neighbours
-/// differ and a rank's input differs in size from its output.
+/// For alltoallv: elements from one rank to another. It is one, two or three thirds of a share, so that
+/// neighbours differ, and input and output of a rank differ in size.
 std::size_t uneven_count(std::size_t share, int from, int to) {
   return share * ((from + 2 * to) % 3 + 1) / 3;
 }
@@ -86,7 +86,7 @@ CountList offsets_of(const CountList& counts) {
   return offsets;
 }
 
-/// In place, output and input are separate halves of one buffer: the two cannot overlap.
+/// In place, output and input are separate halves of one buffer, since they must not overlap.
 ElementCounts exchange_uneven_shares(std::size_t count, std::size_t element_size, RankInfo self) {
   const std::size_t share = share_of(count, element_size, self.size), all = share * self.size;
   std::size_t max_total = 0;
@@ -101,14 +101,14 @@ ElementCounts exchange_uneven_shares(std::size_t count, std::size_t element_size
           .in_place_extent = 2 * all};
 }
 
-// ---- Bus bandwidth over algorithm bandwidth, as nccl-tests' PERFORMANCE.md derives it.
+// ---- Ratio of bus bandwidth to algorithm bandwidth, as derived in PERFORMANCE.md of nccl-tests
 
 double factor_one(int) { return 1; }
-/// A rank need not send its own share to itself.
+/// A rank does not send its own share to itself.
 double factor_other_ranks(int ranks) { return static_cast<double>(ranks - 1) / ranks; }
 double factor_all_reduce(int ranks) { return 2 * factor_other_ranks(ranks); }
 
-// ---- Expected values.
+// ---- Expected values
 
 ExpectedRanges expect_reduced(const ElementCounts& c, RankInfo, int) {
   return {{ExpectedRange::reduced, 0, 0, c.recv}};
@@ -153,7 +153,8 @@ ExpectedRanges expect_input_of_neighbour(const ElementCounts& c, RankInfo self, 
   return {{(self.rank + self.size - 1) % self.size, 0, 0, c.recv}};
 }
 
-// ---- Calls. Each serves a communicator, which returns the work, and a group, which returns itself.
+// ---- Calls. Each function works for a communicator, and returns the Work, and for a group, which it
+// returns.
 
 constexpr auto call_all_reduce = [](auto& to, const Call& c) -> decltype(auto) {
   if (c.in_place) return to.all_reduce(c.output(), c.op, c.stream);
@@ -189,7 +190,7 @@ constexpr auto call_gather = [](auto& to, const Call& c) -> decltype(auto) {
   return to.gather(c.input(), c.output(), c.root, c.stream);
 };
 
-/// A ring: every rank sends to the next and receives from the one before, in one group.
+/// A ring: every rank sends to the next rank and receives from the previous one, in one group.
 struct CallSendrecv {
   Group& operator()(Group& group, const Call& c) const {
     const int rank = c.comm.rank(), size = c.comm.size();

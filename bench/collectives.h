@@ -1,5 +1,5 @@
 #pragma once
-/// The ten collectives that the _perf programs time: one table, a row each.
+/// Table of the ten collectives that the _perf programs time.
 
 #include <cstddef>
 #include <span>
@@ -20,8 +20,9 @@ struct RankInfo {
 /// How many elements one rank sends and receives for a requested size, and where they lie in place.
 struct ElementCounts {
   std::size_t send = 0, recv = 0;
-  std::size_t count_column = 0;  ///< what the column `count` shows
-  std::size_t size_column = 0;   ///< what the column `size` shows; the bandwidths use it; same on every rank
+  std::size_t count_column = 0;  ///< shown in the column `count`
+  std::size_t size_column =
+      0;  ///< shown in the column `size` and used for the bandwidths; equal on every rank
   /// In place, input and output start at these elements of one buffer of `in_place_extent` elements.
   std::size_t in_place_in = 0, in_place_out = 0, in_place_extent = 0;
 };
@@ -42,8 +43,8 @@ struct Call {
   Buffer output() const { return {out, counts.recv, dtype, stream.device()}; }
 };
 
-/// Expected values of a part of a rank's output: elements [from, from + count) of the input of rank `source`,
-/// or of the reduction of all inputs, start at element `at` of the output.
+/// Expected values of a part of the output of a rank: elements [from, from + count) of the input of rank
+/// `source`, or of the reduction of all inputs, start at element `at` of the output.
 struct ExpectedRange {
   static constexpr int reduced = -1;
   int source;

@@ -1,6 +1,7 @@
-// Times the matrix products of a training step with each BLAS of this build, in the scheme of
-// tensor/kernels/gemm.cpp: single-threaded calls on blocks that the stream's threads share. The two take
-// turns inside one run, so that what else the machine does weighs on both alike; medians are printed.
+// Times the matrix products of a training step with each BLAS library of this build, in the scheme of
+// tensor/kernels/gemm.cpp: single-threaded calls on blocks, which are distributed over the threads of the
+// stream. The libraries are interleaved in one run, so that other load on the machine affects both alike.
+// Prints medians.
 
 #include <algorithm>
 #include <chrono>
@@ -25,7 +26,7 @@ struct Product {
   const char* what;
   std::size_t m, n, k;
   bool transpose_a, transpose_b;
-  int times;  ///< a step
+  int times;  ///< per training step
 };
 
 std::vector<Product> products() {
@@ -41,7 +42,7 @@ std::vector<Product> products() {
     for (const auto& [in, out] : {std::pair{c, 3 * c}, {c, c}, {c, 4 * c}, {4 * c, c}})
       linear(model, rows, in, out, true, layers);
     linear(model, rows, c, vocabulary, false, 1);
-    // attention's tiles, which the library multiplies itself: shown, not part of the step
+    // tiles of attention, which tensor/kernels multiplies itself: shown, but not part of the step
     all.push_back({model, "tile q kT", 64, 64, head, false, true, 0});
     all.push_back({model, "tile p v", 64, head, 64, false, false, 0});
     all.push_back({model, "tile pT dy", 64, head, 64, true, false, 0});
@@ -61,7 +62,7 @@ void run_library(const Product& p, float* c, const Matrix& a, const Matrix& b, c
 void run_dnnl(const Product& p, float* c, const Matrix& a, const Matrix& b, const Stream& stream) {
   const char ta = p.transpose_a ? 'T' : 'N', tb = p.transpose_b ? 'T' : 'N';
   const auto call = [&](float* to, const float* x, const float* y, std::size_t m, std::size_t n) {
-    omp_set_num_threads(1);  // a value of the calling thread
+    omp_set_num_threads(1);  // per-thread setting
     dnnl_sgemm(ta, tb, static_cast<dnnl_dim_t>(m), static_cast<dnnl_dim_t>(n), static_cast<dnnl_dim_t>(p.k),
                1, x, static_cast<dnnl_dim_t>(a.stride), y, static_cast<dnnl_dim_t>(b.stride), 0, to,
                static_cast<dnnl_dim_t>(p.n));
@@ -82,7 +83,7 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-/// Median seconds of each library's calls, taken in turns.
+/// Median seconds per call of each library, measured in interleaved rounds.
 std::vector<double> time(const Product& p, const std::vector<Gemm>& libraries, const Stream& stream) {
   std::vector<float> a(p.m * p.k, 0.5f), b(p.k * p.n, 0.25f), c(p.m * p.n);
   const Matrix x{a.data(), p.transpose_a ? p.m : p.k, p.transpose_a};
@@ -96,7 +97,7 @@ std::vector<double> time(const Product& p, const std::vector<Gemm>& libraries, c
       const auto begin = std::chrono::steady_clock::now();
       for (int i = 0; i < calls; ++i) libraries[l](p, c.data(), x, y, stream);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      if (round >= 0) seconds[l].push_back(took.count() / calls);  // the first is a warm-up
+      if (round >= 0) seconds[l].push_back(took.count() / calls);  // the first round is a warm-up
     }
   std::vector<double> medians;
   for (auto& s : seconds) medians.push_back(median(std::move(s)));

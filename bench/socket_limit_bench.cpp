@@ -1,14 +1,14 @@
-// What sockets allow: processes that stream to each other over one TCP connection a pair, with nothing else
-// around it. An all_reduce of S bytes on n ranks has to send 2S(n-1)/n bytes from every rank, and every rank
-// has to add half of what it gets. So each process here sends 2S/n to every other, adds the first half of
-// what comes to floats of its own while it is in the cache, and takes the rest as it is; no byte waits for
-// another.
+// Measures the limit of sockets: processes that stream to each other over one TCP connection per pair,
+// without a runtime. An all_reduce of S bytes on n ranks sends 2S(n-1)/n bytes from every rank, and every
+// rank adds half of the bytes that it receives. So each process here sends 2S/n bytes to every other process,
+// adds the first half of the received bytes to its own floats while they are in the cache, and stores the
+// rest. No byte waits for another.
 //
-//   socket_limit RANK HOST,HOST,… PORT BYTES ITERATIONS [-sleep]
+//     socket_limit RANK HOST,HOST,… PORT BYTES ITERATIONS [-sleep]
 //
-// HOST is each process's address, in order; the process of rank r listens at PORT + r. -sleep: wait in poll()
-// at once instead of looking for some microseconds before, for more processes than processors. Rank 0 prints
-// the median of its iterations in microseconds.
+// HOST is the address of each process, in rank order; the process of rank r listens at PORT + r. -sleep:
+// block in poll() without spinning first, for more processes than processors. Rank 0 prints the median time
+// of its iterations in microseconds.
 
 #include <netinet/in.h>
 #include <poll.h>
@@ -32,8 +32,8 @@ namespace {
 using namespace rz;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t slice = 32 << 10;                    ///< of one read or write
-constexpr auto max_spin = std::chrono::microseconds(100);  ///< before it sleeps
+constexpr std::size_t slice = 32 << 10;                    ///< bytes of one read or write
+constexpr auto max_spin = std::chrono::microseconds(100);  ///< before poll() blocks
 
 struct Pair {
   UniqueFd socket;
@@ -92,7 +92,7 @@ class Stream {
         own_(bytes / sizeof(float), 1.f),
         sums_(own_) {}
 
-  /// Everything to everybody, and from everybody.
+  /// Sends to and receives from all peers.
   void run() {
     for (Pair& p : pairs_) p.sent = p.received = 0;
     while (!done()) {
@@ -121,7 +121,7 @@ class Stream {
     if (p.received == bytes_) return false;
     const std::size_t half = bytes_ / 2 / sizeof(float) * sizeof(float);
     const bool adds = p.received < half;
-    // An element that arrived in part is added with the next read: it is read in front of that.
+    // The bytes of a partly received element stay in front, and the next read completes the element.
     const std::size_t part = adds ? p.received % sizeof(float) : 0;
     auto* to = adds ? reinterpret_cast<std::byte*>(p.arrived.data()) + part
                     : reinterpret_cast<std::byte*>(sums_.data()) + p.received;

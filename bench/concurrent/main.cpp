@@ -1,4 +1,4 @@
-// Communicators over the same ranks, used at once.
+// Measures several communicators over the same ranks that are used concurrently.
 
 #include <algorithm>
 #include <cstdio>
@@ -61,7 +61,7 @@ void add_options(CommandLine& line, Options& o) {
 struct Row {
   Figure figure;
   std::size_t bytes = 0;
-  double alone = 0;  ///< calls per second of streams of this size by themselves
+  double alone = 0;  ///< calls per second of a stream of this size that runs alone
 
   double share() const { return figure.calls_per_s / alone; }
   double bus_bytes_per_s(int ranks) const {
@@ -69,7 +69,7 @@ struct Row {
   }
 };
 
-/// A phase's medians over rounds.
+/// Medians of one phase over all rounds.
 struct Table {
   const char* way;
   std::vector<Row> rows;
@@ -93,7 +93,8 @@ double median(const std::vector<Round>& rounds, Phase Round::*phase, std::size_t
   return summarize(values).p50;
 }
 
-/// Calls per second of a stream by itself. Streams of one size are alike: what lies between them is chance.
+/// Calls per second of a stream that runs alone: the median over all streams of this size, since they differ
+/// by noise only.
 double alone(const std::vector<Round>& rounds, const Plan& plan, std::size_t bytes) {
   std::vector<double> values;
   for (const Round& r : rounds)
@@ -127,7 +128,7 @@ void print(const Communicator& comm, const Options& o, const std::vector<Table>&
       std::printf("%8s %6zu %10zu %10.0f %10.3f %9.2f %9.2f %6.3f\n", t.way, i, r.bytes, r.figure.calls_per_s,
                   r.bus_bytes_per_s(comm.size()) / 1e9, r.figure.p50_us, r.figure.p99_us, r.share());
     }
-    if (t.way == tables.front().way) continue;  // they were not at once
+    if (t.way == tables.front().way) continue;  // in this phase streams do not run concurrently
     std::printf("%8s %6s %10s %10.0f %10.3f %9s %9s %6.3f %6.3f\n", t.way, "all", "", calls, bus / 1e9, "",
                 "", t.shares(), t.fairness());
   }

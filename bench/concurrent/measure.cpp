@@ -13,7 +13,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Microseconds = std::chrono::duration<double, std::micro>;
 
-/// The first element marks a stream's last call; the others hold the rank's values.
+/// The first element marks the last call of a stream; the others hold values of the rank.
 constexpr float not_last = 0, last = 1;
 
 float sum_of_ranks(int size) { return static_cast<float>(size * (size + 1) / 2); }

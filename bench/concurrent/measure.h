@@ -1,6 +1,6 @@
 #pragma once
-/// Times communicators over the same ranks that are used at once, each with a stream of all_reduces of its
-/// own.
+/// Times communicators over the same ranks that are used concurrently, each with its own stream of
+/// all_reduces.
 
 #include <chrono>
 #include <vector>
@@ -11,34 +11,34 @@
 namespace rz::bench::concurrent {
 
 struct Plan {
-  std::vector<std::size_t> bytes;  ///< of a call, a communicator each
-  int registered = 0;              ///< of memory_of()
+  std::vector<std::size_t> bytes;  ///< bytes of a call, one entry per communicator
+  int registered = 0;              ///< argument of memory_of()
   int rounds = 5;
   std::chrono::duration<double> phase{0.2};
 };
 
-/// One stream in one phase, by rank 0's clock.
+/// Result of one stream in one phase, measured on rank 0.
 struct Figure {
   double calls_per_s = 0, p50_us = 0, p99_us = 0;
 };
 
-/// A phase's streams, in the plan's order.
+/// One entry per stream, in the order of the plan.
 using Phase = std::vector<Figure>;
 
-/// All phases take turns.
+/// One measurement of all phases. Rounds interleave the phases.
 struct Round {
-  Phase alone;    ///< one stream after the other, each by itself
-  Phase threads;  ///< all at once, each called by a thread of its own
-  Phase in_turn;  ///< all at once, called by one thread: one call of each in flight, then the next
+  Phase alone;    ///< each stream alone, one after the other
+  Phase threads;  ///< all streams concurrently, each on its own thread
+  Phase in_turn;  ///< all streams on one thread: one call of each in flight, then the next
 };
 
 class Measure {
  public:
-  /// Makes the communicators. Every rank makes the same calls.
+  /// Creates the communicators. Collective.
   Measure(Communicator& world, const Plan&);
   Measure(const Measure&) = delete;
 
-  /// The first round, in which memory is met for the first time, is not counted. Errc::io if a sum is wrong.
+  /// Runs all rounds; a warm-up round is not counted. Errc::io if a sum is wrong. Collective.
   std::vector<Round> run();
 
  private:
@@ -56,7 +56,7 @@ class Measure {
   Figure alone(Caller&);
   Phase threads();
   Phase in_turn();
-  /// Rank 0 marks the last call in its data, so that every rank makes as many.
+  /// Calls until `end`. Rank 0 marks the last call in its data, so that every rank makes the same number.
   Figure call_until(Caller&, Clock::time_point end);
   Clock::time_point begin();
 

@@ -5,8 +5,9 @@
 namespace rz::bench {
 namespace {
 
-// With -m small operations get memory of their own: those of a group must not read each other's results.
-constexpr std::size_t max_disjoint_bytes_of_one = 16 << 10, max_disjoint_bytes = 1 << 20;  // of all
+// With -m, small operations use disjoint buffers: operations of a group must not read each other's results.
+// Limits of the extra memory, per operation and in total.
+constexpr std::size_t max_disjoint_bytes_of_one = 16 << 10, max_disjoint_bytes = 1 << 20;
 
 RankInfo rank_of(const Communicator& comm) { return {comm.rank(), comm.size()}; }
 

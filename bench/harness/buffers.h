@@ -1,5 +1,5 @@
 #pragma once
-/// A rank's input and output memory.
+/// Input and output memory of a rank.
 
 #include <cstddef>
 
@@ -9,14 +9,14 @@
 
 namespace rz::bench {
 
-/// The arguments of a case's successive operations, which rotate through the buffers so that small messages
-/// do not reuse one cache line. Every rank rotates through as many positions.
+/// The arguments of successive operations of a case. They rotate through the buffers, so that small messages
+/// do not reuse one cache line. All ranks rotate through the same number of positions.
 class BufferRotation {
  public:
   /// The arguments of operation `index`. The reference is valid until the next call of at().
   const Call& at(int index) {
     const auto i = static_cast<unsigned>(index);
-    const bool follows = i == next_;  // without a division: small messages take less time than a few
+    const bool follows = i == next_;  // avoids a division, which costs much relative to a small message
     call_.in = in_.position(i, follows), call_.out = out_.position(i, follows);
     next_ = i + 1;
     return call_;
@@ -44,13 +44,13 @@ class BufferRotation {
   unsigned next_ = ~0u;
 };
 
-/// The memory of all cases of a run on one rank. Every rank of the communicator constructs it together.
+/// The memory for all cases of a run on one rank. The constructor is collective.
 class RankBuffers {
  public:
   RankBuffers(Communicator&, const Collective&, const Options&, const Stream&);
 
   BufferRotation rotation(const Case&) const;
-  /// Operations of one iteration (-m) that have memory of their own.
+  /// Operations of one iteration (-m) that have disjoint buffers.
   int disjoint_operations() const { return disjoint_operations_; }
   std::size_t bytes() const { return send_.bytes + recv_.bytes; }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What one measurement of a _perf program calls.
+/// Parameters of one measurement of a _perf program.
 
 #include <cstddef>
 
@@ -7,7 +7,7 @@
 
 namespace rz::bench {
 
-/// The out-of-place or the in-place half of a row.
+/// The out-of-place or the in-place half of a table row.
 struct Case {
   std::size_t bytes = 0;
   DType dtype{};

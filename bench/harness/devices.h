@@ -1,5 +1,5 @@
 #pragma once
-/// Where each rank of a run is.
+/// The device of each rank of a run.
 
 #include <vector>
 
@@ -7,15 +7,15 @@
 
 namespace rz::bench {
 
-/// A row of "Using devices".
+/// One line of "Using devices".
 struct DeviceLine {
   int rank = 0, pid = 0, local_rank = 0;
   char host[64] = {};
-  char processor[80] = {};  ///< of host memory; else the card's name
+  char processor[80] = {};  ///< processor name for host memory, otherwise the name of the card
   int pci_domain = 0, pci_bus = 0, pci_device = 0;
 };
 
-/// The lines of all ranks, on every rank. Every rank calls it together.
+/// Returns the lines of all ranks, on every rank. Collective.
 std::vector<DeviceLine> gather_devices(Communicator&, int local_rank);
 
 }  // namespace rz::bench

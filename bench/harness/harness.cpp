@@ -29,7 +29,7 @@ double reduce_over_ranks(Communicator& comm, Average average, double us) {
   return us;
 }
 
-/// Each iteration's time on the rank on which it took longest. Called after the timing.
+/// The maximum over ranks of each iteration's time. Call after the timing; collective.
 std::vector<double> max_over_ranks(Communicator& comm, std::vector<double> us) {
   comm.all_reduce({us.data(), us.size()}, ReduceOp::max).wait();
   return us;
@@ -43,7 +43,7 @@ std::string memory_line(std::size_t read_buffer_bytes) {
                 " of rank 0's process at most so far\n");
 }
 
-/// One rank's run over all cases; rank 0 prints.
+/// Runs all cases on one rank; rank 0 prints.
 class RankRun {
  public:
   RankRun(const Collective& collective, const Options& options, Communicator comm, const Hooks& hooks,
@@ -133,7 +133,7 @@ class RankRun {
                   choice.reason, ")\n");
   }
 
-  /// `bytes`: of the column size, which the bandwidths are computed from.
+  /// `bytes`: the value of the column size, from which the bandwidths are computed.
   Figure measure(const Case& c, std::size_t bytes, Results& results) {
     Timed timed = timing_.time(buffers_.rotation(c));
     Figure f;
@@ -161,7 +161,7 @@ class RankRun {
   Validation validation_;
 };
 
-/// The first failure of this process's ranks is the cause; those after it are its consequences.
+/// Keeps the first failure of the ranks of this process; later ones are its consequences.
 class FirstError {
  public:
   void keep(std::exception_ptr e) {
@@ -187,7 +187,7 @@ CommOptions comm_options(const Options& options, int local_rank) {
   return comm;
 }
 
-/// Calls rank_main(0) here and rank_main(1) to rank_main(count - 1) in threads of their own; rethrows the
+/// Calls rank_main(0) on this thread and rank_main(1) to rank_main(count - 1) on other threads; rethrows the
 /// first failure.
 void run_in_threads(int count, const std::function<void(int)>& rank_main) {
   FirstError error;
@@ -214,7 +214,7 @@ int run(const Collective& collective, const Options& options, const Print& print
   require(options.root < size, Errc::config, "-r ", options.root, ", but there are only ", size, " ranks");
   if (options.cuda) cuda::require_device({Device::cuda, 0});
   const auto store = place.size > 1 ? store_for_launch(place) : memory_store();
-  int status = 0;  // of thread 0; every rank's is the same
+  int status = 0;  // of thread 0; equal on all ranks
   run_in_threads(here, [&](int thread) {
     const int rank = place.rank * here + thread, local_rank = place.local_rank * here + thread;
     RankRun rank_run(collective, options,

@@ -1,5 +1,5 @@
 #pragma once
-/// The run of a _perf program: sizes, warm-up, timing, checking, report. Shared by all collectives.
+/// Runs a _perf program: sizes, warm-up, timing, checking, report. Shared by all collectives.
 
 #include <functional>
 #include <string>
@@ -10,10 +10,10 @@
 
 namespace rz::bench {
 
-/// Called on rank 0 with output, whole lines at a time.
+/// Output function, called on rank 0 with whole lines.
 using Print = std::function<void(const std::string&)>;
 
-/// Connects the group that the environment describes, with options.threads x options.gpus ranks in this
+/// Connects the group described by the environment, with options.threads x options.gpus ranks in this
 /// process, and runs all cases. Returns the exit status: 0, or 7 if a check failed. Throws rz::Error.
 int run(const Collective&, const Options&, const Print&, const Hooks& = {});
 

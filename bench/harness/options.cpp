@@ -30,7 +30,7 @@ struct DTypeName {
   DType dtype;
   const char* name;
 };
-/// In the order of nccl-tests, which -d all follows.
+/// In the order of nccl-tests, in which -d all runs.
 constexpr DTypeName dtype_names[] = {
     {DType::i8, "int8"},    {DType::u8, "uint8"},      {DType::i32, "int32"},     {DType::u32, "uint32"},
     {DType::i64, "int64"},  {DType::u64, "uint64"},    {DType::f16, "half"},      {DType::f32, "float"},
@@ -59,7 +59,7 @@ std::vector<ReduceOp> ops_of(const std::string& word) {
   }
 }
 
-/// Flags whose words are not yet values of Options.
+/// Flags that are converted before they are stored in Options.
 struct Words {
   std::string min = "32M", max = "32M", step = "1M", op = "sum", dtype = "float";
   std::string device;
@@ -178,7 +178,7 @@ void settle(const Collective& c, Options& o, const Words& w) {
   require(!o.percentiles || o.skipped < o.iterations, Errc::config, "-K ", o.skipped, " of -n ", o.iterations,
           " leaves no iteration for --percentiles");
   const bool one = !o.algorithm.empty() && o.algorithm.find('=') == std::string::npos;
-  if (one && c.kind != rz::Collective::all_reduce)  // which one name alone means
+  if (one && c.kind != rz::Collective::all_reduce)  // a name without a collective applies to all_reduce
     o.algorithm.insert(0, concat(name(c.kind), "="));
   require(w.cta_policy == 0, Errc::config, "-x ", w.cta_policy,
           ": ours have one way to divide a card into blocks; leave it out");

@@ -1,5 +1,5 @@
 #pragma once
-/// The command line of the _perf programs: that of nccl-tests.
+/// The command line of the _perf programs, compatible with nccl-tests.
 
 #include <string>
 #include <vector>
@@ -14,38 +14,39 @@ struct Collective;
 enum class Average { rank0, mean, min, max };
 
 struct Options {
-  std::vector<std::string> arguments;  ///< as given, for the report
+  std::vector<std::string> arguments;  ///< as given; printed in the report
   int threads = 1;
-  int gpus = 1;       ///< ranks a thread, each on a device of its own
-  bool cuda = false;  ///< device memory
+  int gpus = 1;       ///< ranks per thread, each on its own device
+  bool cuda = false;  ///< use device memory
   bool null_stream = false;
   int graph = 0;  ///< replays of a captured graph of all iterations; 0: none
   std::size_t min_bytes = 32 << 20, max_bytes = 32 << 20, step_bytes = 1 << 20;
-  double step_factor = 1;  ///< above 1 it replaces step_bytes
+  double step_factor = 1;  ///< if above 1, replaces step_bytes
   int iterations = 20, warmup = 1, aggregated = 1, cycles = 1, checks = 1;
-  bool separate = false;  ///< the aggregated operations are calls of their own, not one group
+  bool separate = false;  ///< the aggregated operations are separate calls, not one group
   std::vector<ReduceOp> ops;
   std::vector<DType> dtypes;
-  int root = 0;      ///< -1: each in turn
-  int blocking = 0;  ///< 1: wait and barrier an inner iteration; 2: wait; 3: a barrier an outer iteration
+  int root = 0;      ///< -1: all ranks in turn
+  int blocking = 0;  ///< 1: wait and barrier per inner iteration; 2: wait; 3: barrier per outer iteration
   bool cpu_time = false;
   Average average = Average::mean;
   int registered = 0;
   bool timestamps = false;
   std::string json;
   double timeout_s = 0;
-  std::string backend;    ///< empty: RZ_BACKEND's
-  std::string algorithm;  ///< empty: RZ_ALGORITHM's
-  bool verbose = false;   ///< before each row, which algorithm it takes, and why
+  std::string backend;    ///< empty: from RZ_BACKEND
+  std::string algorithm;  ///< empty: from RZ_ALGORITHM
+  bool verbose = false;   ///< print the selected algorithm and the reason before each row
   bool memory_report = false;
-  int misalign = 0;  ///< elements that buffers start after their natural place
+  int misalign = 0;  ///< offset of the buffers, in elements
   bool per_iteration = false, percentiles = false;
-  int skipped = 0;  ///< first iterations that these two leave out
+  int skipped = 0;  ///< first iterations, which these two options ignore
 
-  /// A clock is read at each iteration's end.
+  /// True if the time of each iteration is recorded.
   bool times_iterations() const { return per_iteration || percentiles; }
 
-  /// The operations of an iteration are one group. Those that are waited for one by one are none.
+  /// True if the operations of an iteration form one group. With -z 1 and 2 each operation is waited for, so
+  /// they do not.
   bool grouped() const { return aggregated > 1 && !separate && blocking != 1 && blocking != 2; }
 
   std::size_t next_size(std::size_t bytes) const;
@@ -53,10 +54,10 @@ struct Options {
 
 using ParsedOptions = Parsed<Options>;
 
-/// Errc::config, one line, for whatever is wrong.
+/// Errors are Errc::config, in one line.
 ParsedOptions parse_options(const Collective&, int argc, const char* const* argv);
 
-/// nccl-tests' words: "float", "bfloat16", …
+/// Type names of nccl-tests: "float", "bfloat16", …
 const char* type_name(DType);
 
 }  // namespace rz::bench

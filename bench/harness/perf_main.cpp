@@ -10,7 +10,8 @@
 namespace rz::bench {
 
 int perf_main(const char* name, int argc, char** argv) {
-  // Before CUDA starts: ranks may be threads that share a card (comm/backends/peer_cuda/peer_cuda_backend.h).
+  // Must precede CUDA initialisation: ranks may be threads that share a card
+  // (comm/backends/peer_cuda/peer_cuda_backend.h).
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   const Collective& collective = collective_from_name(name);

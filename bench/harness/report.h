@@ -1,5 +1,5 @@
 #pragma once
-/// What the tools print, in nccl-tests' format, and what they write with -J.
+/// Text output in the format of nccl-tests, and JSON output for -J.
 
 #include <functional>
 #include <optional>
@@ -15,9 +15,9 @@ namespace rz::bench {
 
 struct Figure {
   double us = 0, alg_bw = 0, bus_bw = 0;
-  std::optional<std::size_t> wrong;  ///< none: not checked
-  std::vector<double> samples;       ///< with -I: of rank 0's iterations, us
-  std::optional<Summary> slowest;    ///< with --percentiles: of the slowest rank of each iteration, us
+  std::optional<std::size_t> wrong;  ///< empty if not checked
+  std::vector<double> samples;       ///< with -I: times of the iterations of rank 0, us
+  std::optional<Summary> slowest;    ///< with --percentiles: times of the slowest rank of each iteration, us
 };
 
 struct Row {
@@ -31,12 +31,12 @@ struct Row {
 std::string start_lines(const Collective&, const Options&);
 std::string device_lines(const std::vector<DeviceLine>&);
 std::string header_lines(const Options&);
-/// nccl-tests' 13 words; then, if the row has them, p50, p99 and worst out of place and in place; then its
-/// date and time.
+/// The 13 columns of nccl-tests; then, if present, p50, p99 and maximum out of place and in place; then date
+/// and time.
 std::string row_line(const Row&);
 std::string sample_lines(const Row&, int skipped);
 
-/// Everything that a run found. Its last lines, and its JSON.
+/// All results of a run, with the closing lines and the JSON document.
 struct Results {
   std::string start_time, end_time;
   std::vector<DeviceLine> devices;
@@ -50,8 +50,8 @@ struct Results {
 /// "2026-11-21 05:20:00" in local time.
 std::string now();
 
-/// nccl-tests' JSON, version 3, less what has one value here: the group of a device, and the check of the
-/// average bandwidth. Errc::system if the file cannot be written.
+/// Writes JSON version 3 of nccl-tests, without the device groups and the check of the average bandwidth,
+/// which have only one value here. Errc::system if the file cannot be written.
 void write_json(const std::string& path, const Collective&, const Options&, const Results&);
 
 }  // namespace rz::bench

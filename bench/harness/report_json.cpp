@@ -8,7 +8,7 @@
 namespace rz::bench {
 namespace {
 
-/// The variables that are reported. The rest of the environment may hold secrets.
+/// Variables included in the report. The rest of the environment may contain secrets.
 constexpr const char* reported_variables[] = {
     "WORLD_SIZE",       "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS",      "RZ_TRANSPORT",
     "RZ_INTERFACE",     "RZ_SOCKETS",       "RZ_CONGESTION",        "RZ_ALGORITHM",

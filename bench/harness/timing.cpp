@@ -51,10 +51,10 @@ double Timing::per_operation(double us_of_all) const {
   return us_of_all / options_.iterations / options_.aggregated;
 }
 
-// Where iterations are timed, each begins when the one before ends.
+// If iterations are timed, each starts at the end of the previous one.
 Timed Timing::time_iterations(Run& run) const {
   Timed timed;
-  if (options_.times_iterations())  // written here, so that no page fault is timed
+  if (options_.times_iterations())  // written before the timing, to avoid page faults in it
     timed.iterations_us.assign(static_cast<std::size_t>(options_.iterations), 0);
   double submitted_us = 0;
   const auto begin = Clock::now();
@@ -93,7 +93,7 @@ double Timing::iterate(Run& run, int i) const {
   return submitted_us;
 }
 
-// The clock is read only if its time is used: reading it takes a large part of a small message's time.
+// Reads the clock only if the time is used: reading it takes long compared with a small message.
 double Timing::run_one_operation(Run& run, int i) const {
   const auto begin = options_.cpu_time ? Clock::now() : Clock::time_point();
   const Work work = start_operation(collective_, run.rotation, i);
@@ -102,7 +102,7 @@ double Timing::run_one_operation(Run& run, int i) const {
   return submitted_us;
 }
 
-// With -z 1 and 2 the operations are waited for one by one.
+// With -z 1 and 2 each operation is waited for before the next.
 double Timing::run_several_operations(Run& run, int i) const {
   const auto begin = Clock::now();
   const int n = options_.aggregated;
@@ -118,7 +118,7 @@ double Timing::run_several_operations(Run& run, int i) const {
   return submitted_us;
 }
 
-// The stream waits for each operation before the next, as in a program's stream.
+// The stream waits for each operation before the next one, as in a typical program.
 double Timing::enqueue(Run& run, int i) const {
   const auto begin = Clock::now();
   const int n = options_.aggregated;

@@ -9,19 +9,19 @@
 
 namespace rz::bench {
 
-/// How the operations of an iteration are started and waited for.
+/// How the operations of an iteration are started and completed.
 enum class TimingMode {
-  one_operation,       ///< one operation, which the iteration waits for
-  several_operations,  ///< -m: several in flight, which the iteration waits for
-  stream,              ///< on a device: iterations are enqueued; the run waits for all
+  one_operation,       ///< one operation; the iteration waits for it
+  several_operations,  ///< -m: several operations in flight; the iteration waits for all
+  stream,              ///< on a device: iterations are enqueued, and the run waits for all of them
   graph,               ///< -G: all iterations are captured in a CUDA graph, which is replayed
 };
 TimingMode timing_mode(const Options&, Device);
 
-/// Of one rank, per operation, in microseconds.
+/// Times of one rank, in microseconds per operation.
 struct Timed {
   double mean_us = 0;
-  std::vector<double> iterations_us;  ///< with Options::times_iterations(), else empty
+  std::vector<double> iterations_us;  ///< empty unless Options::times_iterations()
 };
 
 /// Starts operation `index` of the rotation.
@@ -29,16 +29,16 @@ Work start_operation(const Collective&, BufferRotation&, int index);
 /// Starts `count` operations from `first` on as one group.
 Work start_group(const Collective&, Communicator&, BufferRotation&, int first, int count);
 
-/// Times the iterations of cases in the mode that the options choose.
+/// Times the iterations of a case in the mode selected by the options.
 class Timing {
  public:
   Timing(const Collective&, const Options&, Communicator&, const Stream&);
 
-  /// One operation that is not timed comes first. Every rank calls it together.
+  /// Runs one warm-up operation first. Collective.
   Timed time(BufferRotation) const;
 
  private:
-  /// A run of iterations: what they use and what they have started.
+  /// State of one run: its buffers and the operations started.
   struct Run {
     BufferRotation rotation;
     std::vector<Work> works;
@@ -46,7 +46,7 @@ class Timing {
 
   Timed time_iterations(Run&) const;
   double time_graph(Run&) const;
-  /// Each runs iteration `i` and returns the microseconds until its operations were submitted.
+  /// Each of these runs iteration `i` and returns the microseconds until its operations were submitted.
   double iterate(Run&, int i) const;
   double run_one_operation(Run&, int i) const;
   double run_several_operations(Run&, int i) const;

@@ -6,7 +6,7 @@
 namespace rz::bench {
 namespace {
 
-/// Other values for each operation, so that the result of an earlier one is wrong.
+/// Each operation has different values, so that the result of an earlier operation counts as wrong.
 std::uint64_t seed_of(const Case& c, int operation) {
   return c.bytes * 31 + static_cast<std::uint64_t>(operation) * 2 + c.in_place;
 }
@@ -33,7 +33,7 @@ CheckResult Validation::check(const Case& c, BufferRotation rotation) const {
   return found;
 }
 
-// Operations start as they do when they are timed.
+// Operations start in the same way as in the timing.
 std::uint64_t Validation::wrong_on_this_rank(const Case& c, BufferRotation& rotation, int iteration) const {
   const int first = iteration * operations_, end = first + operations_;
   for (int i = first; i < end; ++i) prepare(c, rotation.at(i), i);

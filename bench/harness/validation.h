@@ -12,24 +12,25 @@
 namespace rz::bench {
 
 struct Hooks {
-  /// Called with a rank's result before it is checked: tests damage it here.
+  /// Called with the result of a rank before it is checked. Tests corrupt it here.
   std::function<void(int rank, Buffer result)> before_check;
 };
 
-/// What the checks of a case found on all ranks.
+/// Results of the checks of a case, over all ranks.
 struct CheckResult {
   std::uint64_t wrong_elements = 0;
   int failed_checks = 0;
 };
 
-/// Runs a case on inputs of known values and counts the output elements that are wrong.
+/// Runs a case on known inputs and counts wrong output elements.
 class Validation {
  public:
-  /// `disjoint_operations`: of a group, results that do not overwrite each other; all of them are checked.
+  /// `disjoint_operations`: operations of a group whose results do not overwrite each other; all of them are
+  /// checked.
   Validation(const Collective&, const Options&, Communicator&, const Stream&, int disjoint_operations,
              const Hooks&);
 
-  /// Runs options.checks checks. Every rank calls it together and gets the same result.
+  /// Runs options.checks checks. Collective; every rank gets the same result.
   CheckResult check(const Case&, BufferRotation) const;
 
  private:
@@ -43,7 +44,7 @@ class Validation {
   const Options& options_;
   Communicator& comm_;
   const Stream stream_;
-  const int operations_;  ///< of one check
+  const int operations_;  ///< operations per check
   const Hooks& hooks_;
 };
 

@@ -16,7 +16,7 @@ bool is_float(DType t) {
 }
 bool is_signed(DType t) { return t != DType::u8 && t != DType::u32 && t != DType::u64; }
 
-/// All integers up to this are exact in the dtype; more would not test more.
+/// All integers up to this limit are exact in the dtype; larger ones would not improve the test.
 std::int64_t exact_limit(DType t) {
   switch (t) {
     case DType::f8e5m2:
@@ -43,8 +43,8 @@ std::uint64_t hash(std::uint64_t x) {
   return x ^ x >> 31;
 }
 
-/// Where one more rank's contribution would make the total inexact, only some of the ranks contribute at an
-/// element: one in `stride`, others at the next element.
+/// If contributions of all ranks would make the total inexact, only one rank in `stride` contributes at an
+/// element, and others contribute at the next element.
 struct Share {
   int stride;
   std::int64_t largest;
@@ -74,7 +74,7 @@ struct Source {
       case ReduceOp::min:
       case ReduceOp::max:
         return random % (limit + 1);
-      case ReduceOp::prod: {  // ones and at most a few twos
+      case ReduceOp::prod: {  // ones and a few twos
         const auto turn = share(dtype == DType::f8e5m2 ? 3 : 6, size);
         return static_cast<int>((rank + i) % turn.stride) == 0 ? 1 + (random & 1) : 1;
       }
@@ -117,7 +117,7 @@ void store(std::byte* at, T value) {
   std::memcpy(at, &value, sizeof value);
 }
 
-/// The bits of a float as an integer that grows with its value.
+/// The bits of a float as an integer that is monotone in its value.
 std::int64_t ordered(const std::byte* at, std::size_t size) {
   std::uint64_t bits = 0;
   std::memcpy(&bits, at, size);

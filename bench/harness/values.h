@@ -1,7 +1,7 @@
 #pragma once
-/// Inputs whose combination is exactly representable in their dtype, in any order of combining, so that
-/// results are compared bit for bit. They repeat after a prime number of elements, so that filling and
-/// comparing cost little more than the memory traffic and data that a wrong offset moved is noticed.
+/// Inputs whose reduction is exactly representable in their dtype, in any order of summation, so that results
+/// can be compared bit for bit. Values repeat with a prime period: filling and comparing cost little more
+/// than the memory traffic, and data moved by a wrong offset is detected.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,14 +15,14 @@ class Pattern {
  public:
   static constexpr std::size_t period = 8191;
 
-  /// What rank `rank` of `size` contributes. Every `seed` gives other values.
+  /// The input of rank `rank` of `size`. Each `seed` gives different values.
   static Pattern input(DType, ReduceOp, int rank, int size, std::uint64_t seed);
-  /// What the contributions of all ranks combine to.
+  /// The reduction of the inputs of all ranks.
   static Pattern combined(DType, ReduceOp, int size, std::uint64_t seed);
 
   /// to[i] = value(from + i).
   void fill(void* to, std::size_t count, std::size_t from = 0) const;
-  /// How many of data[i] differ from value(from + i).
+  /// The number of data[i] that differ from value(from + i).
   std::size_t wrong(const void* data, std::size_t count, std::size_t from = 0) const;
 
  private:
@@ -32,7 +32,7 @@ class Pattern {
   std::size_t wrong_in_run(const std::byte* data, std::size_t first, std::size_t count) const;
 
   DType dtype_;
-  int tolerance_;  // units in the last place: a mean may be a sum times 1/n
+  int tolerance_;  // units in the last place; nonzero since a mean may be a sum times 1/n
   std::vector<std::byte> bytes_;
 };
 

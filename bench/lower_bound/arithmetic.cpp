@@ -1,5 +1,5 @@
-// Highway compiles this file once a target and picks one at run time, as in comm/reduce/reduce.cpp, whose
-// kernels compute a single cached result.
+// Highway compiles this file once per target and selects a target at run time, as for comm/reduce/reduce.cpp,
+// whose kernels compute a single cached result.
 
 #include "bench/lower_bound/arithmetic.h"
 
@@ -32,7 +32,7 @@ HWY_INLINE void put(V value, float* to) {
     hn::StoreU(value, d, to);
 }
 
-/// each(i) handles a whole vector at i, rest(i) one element.
+/// Calls each(i) for whole vectors at i, rest(i) for single elements.
 template <class Each, class Rest>
 HWY_INLINE void walk(std::size_t count, const Each& each, const Rest& rest) {
   const std::size_t lanes = hn::Lanes(hn::ScalableTag<float>());

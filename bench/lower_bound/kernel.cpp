@@ -14,7 +14,7 @@ constexpr std::uint64_t depth = 4;  // slots of each kind
 static_assert(2 * 2 * depth * max_piece <= RankMemory::slot_bytes &&
               2 * 2 * max_one_shot <= RankMemory::slot_bytes);
 
-/// Copies out of the memory of another process. Errc::system if the kernel does not permit it.
+/// Copies from the memory of another process. Errc::system if the kernel does not permit it.
 void read_peer(pid_t process, float* to, const float* from, std::size_t count) {
   for (std::size_t at = 0; at < count * sizeof(float);) {
     const iovec here{reinterpret_cast<std::byte*>(to) + at, count * sizeof(float) - at};
@@ -25,7 +25,7 @@ void read_peer(pid_t process, float* to, const float* from, std::size_t count) {
   }
 }
 
-/// A rank's half of the elements, to whole cache lines; rank 0's is the larger.
+/// The elements reduced by a rank: one half, rounded to whole cache lines; the half of rank 0 is the larger.
 struct Part {
   std::size_t begin, count;
 };
@@ -34,13 +34,13 @@ Part part_of(int rank, std::size_t count) {
   return rank == 0 ? Part{0, cut} : Part{cut, count - cut};
 }
 
-/// Of a part, piece k of `piece` elements; the last ones may be empty.
+/// Piece k of `piece` elements of a part; the last pieces may be empty.
 Part piece_of(Part part, std::size_t k, std::size_t piece) {
   const std::size_t at = std::min(k * piece, part.count);
   return {part.begin + at, std::min(piece, part.count - at)};
 }
 
-/// The peer's count from which on the slot of `number` may be overwritten.
+/// The count that the peer must reach before the slot of `number` may be overwritten.
 std::uint64_t count_that_frees(std::uint64_t number) { return number < depth ? 0 : number - depth + 1; }
 
 }  // namespace
@@ -62,8 +62,8 @@ void Kernel::all_reduce(const Variant& variant, std::size_t count) {
   }
 }
 
-// Successive calls use two sets of lines and slots in turn. A rank that begins a call has received all of the
-// call before, so the peer has read the set that this call overwrites.
+// Successive calls alternate between two sets of lines and slots. A rank that starts a call has received all
+// data of the previous call, so the peer has read the set that this call overwrites.
 
 void Kernel::lines(float* in, std::size_t count) {
   const std::uint64_t number = ++lines_;
@@ -150,7 +150,7 @@ void Kernel::single_copy(const Variant& variant, std::size_t count) {
     read_peer(memory_.peer.process, piece_.data(), theirs + p.begin, p.count);
     add(memory_.out + p.begin, in + p.begin, piece_.data(), p.count, variant.stores);
   }
-  // Until here, in place, each rank has written its own half only, which the peer reads after this wait.
+  // Up to here, in place, each rank has written only its own half. The peer reads that half after this wait.
   PairRank::publish(state.half_done[rank], mapped_);
   self_.wait_for(state.half_done[peer], mapped_);
   read_peer(memory_.peer.process, memory_.out + other.begin, memory_.peer.out + other.begin, other.count);

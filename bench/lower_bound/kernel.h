@@ -1,5 +1,5 @@
 #pragma once
-/// One rank's part of each variant.
+/// The work of one rank in each variant.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace rz::bench::lower_bound {
 
-/// The memory that one rank accesses. Everything starts at a multiple of 64 bytes; `slots` holds slot_bytes.
+/// The memory accessed by one rank. All pointers are aligned to 64 bytes; `slots` has slot_bytes bytes.
 struct RankMemory {
   static constexpr std::size_t slot_bytes = std::size_t{16} << 20;
   float *in, *out;
@@ -19,13 +19,13 @@ struct RankMemory {
   PeerBuffers peer;
 };
 
-/// Runs all_reduces of two ranks, one on each side.
+/// Runs all_reduces of two ranks; each rank has one Kernel.
 class Kernel {
  public:
   Kernel(PairRank& self, const RankMemory& memory) : self_(self), memory_(memory) {}
 
-  /// One all_reduce of `count` floats on this rank; the peer makes the same calls. In place, `out` is the
-  /// input. A barrier of both ranks separates calls of different variants.
+  /// Runs one all_reduce of `count` floats on this rank; the peer must make the same call. In place, `out` is
+  /// the input. Calls of different variants must be separated by a barrier of both ranks.
   void all_reduce(const Variant&, std::size_t count);
 
  private:

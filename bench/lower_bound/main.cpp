@@ -1,4 +1,5 @@
-// The least time of an all_reduce of floats on two ranks of this machine, to compare all_reduce_perf with.
+// Lower bound of the time of an all_reduce of floats on two ranks of this machine, for comparison with
+// all_reduce_perf.
 
 #include <algorithm>
 #include <cstdio>

@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t page = 4096;
 
-/// All memory that both ranks map, created before the fork.
+/// All memory that both ranks map, created before fork().
 class SharedState {
  public:
   explicit SharedState(const Plan& plan)
@@ -37,7 +37,7 @@ class SharedState {
   float* mapped(int which) const {
     return reinterpret_cast<float*>(mapped_.data() + static_cast<std::size_t>(which) * bytes_);
   }
-  /// Of the rank's last timed iterations, us.
+  /// Times of the last iterations of a rank, us.
   double* times(int rank) const {
     return reinterpret_cast<double*>(times_.data()) + static_cast<std::ptrdiff_t>(rank) * max_iterations_;
   }
@@ -49,12 +49,12 @@ class SharedState {
   int max_iterations_ = 1;
 };
 
-/// Small integers, whose sums are exact.
+/// Small integers, so that sums are exact.
 float input(int rank, std::size_t i) {
   return static_cast<float>(i % 8191 + static_cast<std::size_t>(rank) * 4096);
 }
 
-/// The checks and timings of one of the two ranks.
+/// Checks and times the variants on one of the two ranks.
 class RankMeasure {
  public:
   RankMeasure(const Plan& plan, const SharedState& shared, PairRank& self)
@@ -95,13 +95,13 @@ class RankMeasure {
   std::vector<Variant> wanted(std::size_t bytes) const {
     std::vector<Variant> variants = variants_for(bytes);
     std::erase_if(variants, [&](const Variant& w) {
-      if (plan_.methods.empty()) return w.kind == Variant::single_copy;  // not permitted everywhere
+      if (plan_.methods.empty()) return w.kind == Variant::single_copy;  // not permitted on every machine
       return std::ranges::find(plan_.methods, w.method()) == plan_.methods.end();
     });
     return variants;
   }
 
-  /// This rank's buffers of the variant: in, out.
+  /// The input and output buffers of this rank for a variant.
   std::pair<float*, float*> buffers(const Variant& variant) const {
     float* const out = variant.mapped() ? memory_.mapped_out[self_.rank] : memory_.out;
     if (variant.in_place) return {out, out};
@@ -121,11 +121,11 @@ class RankMeasure {
              " of ", count, ": ", out[i]);
   }
 
-  /// Adds an entry for each iteration to rank 0's list.
+  /// Appends one time per iteration to the list of rank 0.
   void time(const Variant& variant, std::size_t bytes, std::vector<double>& slowest) {
     const std::size_t count = bytes / sizeof(float);
     const auto [in, out] = buffers(variant);
-    std::fill_n(in, count, 0.f);  // in place, sums of anything else would grow without end
+    std::fill_n(in, count, 0.f);  // zeros, since repeated sums in place would overflow
     std::fill_n(out, count, 0.f);
     const int iterations = iterations_for(plan_, bytes);
     self_.barrier();

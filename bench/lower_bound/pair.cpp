@@ -16,7 +16,7 @@
 namespace rz::bench::lower_bound {
 namespace {
 
-/// A forked process, which does not outlive this object.
+/// A forked process, which is killed when this object is destroyed.
 class Child {
  public:
   explicit Child(pid_t pid) : pid_(pid) {}
@@ -55,19 +55,20 @@ void PairRank::wait_longer(const std::atomic<std::uint64_t>& count, std::uint64_
   const auto end = Deadline::after(timeout_);
   while (count.load(std::memory_order_acquire) < min_count) {
     if (state.failed.load(std::memory_order_acquire)) fail(Errc::aborted, "rank ", peer, ": ", state.why);
-    // WNOWAIT: the process is not reaped, so its id is not reused before Child waits for it.
+    // WNOWAIT: does not reap the process, so that its id is not reused before Child waits for it.
     siginfo_t gone{};
     const bool lost =
         peer_process_ > 0 &&
         ::waitid(P_PID, static_cast<id_t>(peer_process_), &gone, WEXITED | WNOHANG | WNOWAIT) == 0 &&
         gone.si_pid != 0;
-    if (count.load(std::memory_order_acquire) >= min_count) return;  // it may have ended after its last count
+    if (count.load(std::memory_order_acquire) >= min_count)
+      return;  // the peer may have ended after its last count
     if (lost && !state.failed)
       fail(Errc::peer_lost, "rank ", peer, " ended; its process was ", peer_process_);
     if (end.expired())
       fail(Errc::timeout, "rank ", rank, " waited ", timeout_.count(), " ms for rank ", peer,
            "; is the machine busy? -T allows more");
-    sched_yield();  // others may wait for this processor
+    sched_yield();  // another process may need this core
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Two processes that map the same memory and wait for each other by spinning on flags in it: the cheapest
-/// synchronization of two ranks of one host.
+/// Two processes that map the same memory and synchronise by spinning on flags in it, the cheapest
+/// synchronisation of two ranks of one node.
 
 #include <sys/types.h>
 
@@ -12,27 +12,27 @@
 
 namespace rz::bench::lower_bound {
 
-/// A counter that one rank writes and the other reads. It has two cache lines for itself, since some
-/// processors fetch lines in pairs.
+/// A counter written by one rank and read by the other. It occupies two cache lines, since some processors
+/// prefetch pairs of lines.
 struct alignas(128) Flag {
   std::atomic<std::uint64_t> count;
 };
 
-/// A cache line with a flag and as many floats as fit beside it.
+/// A cache line with a flag and as many floats as fit after it.
 struct alignas(64) LineSlot {
   static constexpr std::size_t floats = 14;
   std::atomic<std::uint64_t> number;
   float values[floats];
 };
 
-/// The addresses of a rank's own memory, for the peer to read it from another process.
+/// The addresses of a rank's own memory, which the peer reads from its process.
 struct PeerBuffers {
   pid_t process;
   float *in, *out;
 };
 
-/// What the two ranks share besides data; zero at first. A flag is of the rank of its index, and the code
-/// that uses it defines what it counts.
+/// State shared by the two ranks, initially zero. A flag is written by the rank of its index; the code that
+/// uses it defines its meaning.
 struct PairState {
   Flag barrier[2], ready[2], done[2], pieces[2], copied[2], reduced[2], gathered[2], half_done[2];
   PeerBuffers buffers[2];
@@ -42,7 +42,7 @@ struct PairState {
   char why[512];
 };
 
-/// One of the two ranks, and its waits for the other.
+/// One of the two ranks, with functions that wait for the other.
 class PairRank {
  public:
   PairRank(PairState& state, int rank, pid_t peer_process, std::chrono::milliseconds timeout)
@@ -51,7 +51,8 @@ class PairRank {
   PairState& state;
   const int rank, peer;
 
-  /// Spins until the count is at least `min_count`. Errc::timeout, or Errc::peer_lost if the peer ended.
+  /// Spins until the count is at least `min_count`. Errc::timeout after the timeout, Errc::peer_lost if the
+  /// peer ended.
   void wait_for(const std::atomic<std::uint64_t>& count, std::uint64_t min_count) const {
     for (int i = 0; i < spins; ++i)
       if (count.load(std::memory_order_acquire) >= min_count) return;
@@ -66,14 +67,14 @@ class PairRank {
   static constexpr int spins = 1 << 16;
   void wait_longer(const std::atomic<std::uint64_t>&, std::uint64_t min_count) const;
 
-  pid_t peer_process_;  // 0: the parent, with which this process ends
+  pid_t peer_process_;  // 0: the parent, whose death kills this process
   std::chrono::milliseconds timeout_;
   std::uint64_t barriers_ = 0;
 };
 
-/// Calls rank_main as rank 0 in this process and as rank 1 in a forked process, each on a core of its own if
-/// there are two. Returns when both have returned. Throws what either threw, rank 0's first. The caller is
-/// the only thread of its process.
+/// Calls rank_main as rank 0 in this process and as rank 1 in a forked process, each bound to a core of its
+/// own if there are two. Returns when both have returned. Rethrows an exception of either, that of rank 0
+/// first. The caller must be the only thread of its process.
 void run_pair(PairState&, std::chrono::milliseconds timeout, const std::function<void(PairRank&)>& rank_main);
 
 }  // namespace rz::bench::lower_bound

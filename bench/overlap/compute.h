@@ -1,6 +1,6 @@
 #pragma once
-/// Floating-point work of a fixed amount that stays in the first-level cache, as most of a matrix product
-/// does: what communication takes of it is time of the processor alone.
+/// A fixed amount of floating-point work in the first-level cache, similar to a matrix product. Communication
+/// slows it down only by using processor time.
 
 #include <array>
 #include <cstddef>
@@ -13,8 +13,8 @@ class Compute {
 
   void run(long passes) {
     for (long p = 0; p < passes; ++p) {
-      for (float& v : values_) v = v * 0.75f + 0.25f;       // tends to 1: never a denormal
-      asm volatile("" : : "r"(values_.data()) : "memory");  // so that no pass is left out
+      for (float& v : values_) v = v * 0.75f + 0.25f;       // converges to 1, so no denormals
+      asm volatile("" : : "r"(values_.data()) : "memory");  // keeps the compiler from removing passes
     }
   }
 

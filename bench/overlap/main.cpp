@@ -1,4 +1,4 @@
-// The bucketed case: gradients are all-reduced while the ranks still compute others.
+// Measures overlap: gradients are all-reduced in buckets while the ranks still compute other gradients.
 
 #include <cstdio>
 

@@ -24,11 +24,12 @@ std::vector<BucketMember> members_of(const Plan& plan) {
 }
 
 BucketOptions options_of(const Plan& plan) {
-  // All buckets alike, the first too; members end where they end, so that five of a fifth fit.
+  // All buckets have the same size, including the first. No alignment, so that five members of a fifth fit
+  // exactly.
   return {.first_bytes = plan.bucket_bytes, .cap_bytes = plan.bucket_bytes, .align = 1, .granularity = 1};
 }
 
-/// The mean of 1 to size, exact.
+/// The mean of 1 to size; exact.
 float mean_of_ranks(int size) { return static_cast<float>(size + 1) / 2; }
 
 }  // namespace
@@ -73,7 +74,7 @@ double Measure::step(Through through, long passes) {
   return computing;
 }
 
-/// As one of the timed iterations, on data whose mean is known.
+/// Runs a timed iteration on data whose mean is known.
 void Measure::check() {
   for (const Through through : {Through::communicator, Through::scheduler}) {
     for (std::size_t b = 0; b < memory_.size(); ++b)
@@ -103,9 +104,7 @@ void Measure::calibrate(long wanted) {
     compute.run(passes);
     took = ms_since(begin);
   }
-  // ms a pass, of the rank that is slowest at it
-  const double each =
-      max_of(took / static_cast<double>(passes / 2));  // ms, of the rank that is slowest at it
+  const double each = max_of(took / static_cast<double>(passes / 2));  // ms per pass, on the slowest rank
   passes_ = std::max(1L, std::lround(summarize(ms).p50 / each / static_cast<double>(order_.size())));
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Times gradients that are all-reduced in buckets while the ranks compute.
+/// Times the all_reduce of gradients in buckets while the ranks compute.
 
 #include <chrono>
 #include <vector>
@@ -12,39 +12,40 @@ namespace rz::bench::overlap {
 
 struct Plan {
   std::size_t bytes = 495'000'000, bucket_bytes = std::size_t{25} << 20;
-  std::size_t members = 5;  ///< a bucket's: parameters whose gradients become ready one after the other
+  std::size_t members = 5;  ///< per bucket: parameters whose gradients become ready one after the other
   int iterations = 5;
-  int registered = 1;  ///< of memory_of()
-  long passes = 0;     ///< of compute a member; 0: so many that computing takes as long as communicating
+  int registered = 1;  ///< argument of memory_of()
+  long passes =
+      0;  ///< computing passes per member; 0: calibrated, so that computing takes as long as communicating
 };
 
-/// Milliseconds of one iteration on one rank, or of the rank that took longest.
+/// Milliseconds of one iteration, on one rank or as the maximum over ranks.
 struct Times {
-  double compute = 0;        ///< alone
-  double communication = 0;  ///< alone: all buckets launched at once
+  double compute = 0;        ///< computing alone
+  double communication = 0;  ///< communicating alone, all buckets launched at once
   double together = 0;       ///< each bucket launched when its last member is computed
-  double exposed = 0;        ///< together less compute alone: communication that was not hidden
-  double lost_compute = 0;   ///< what computing itself took longer than alone
+  double exposed = 0;        ///< overlapped time minus computing alone: communication that was not hidden
+  double lost_compute = 0;   ///< additional time of computing while communicating
 };
 
-/// What starts the buckets' collectives.
+/// The interface that starts the collectives of the buckets.
 enum class Through { communicator, scheduler };
 
 class Measure {
  public:
-  /// Allocates, checks sums (Errc::io if one is wrong) and calibrates. Every rank makes the same calls.
+  /// Allocates, checks sums (Errc::io if one is wrong) and calibrates. Collective.
   Measure(Communicator&, const Plan&);
   Measure(const Measure&) = delete;
 
   const BucketLayout& layout() const { return layout_; }
-  /// Passes of compute a member.
+  /// Computing passes per member.
   long passes() const { return passes_; }
 
   struct Results {
     std::vector<Times> communicator, scheduler;
   };
-  /// Each iteration's times, each the maximum over ranks. All phases take turns; the first round is not
-  /// counted.
+  /// Times of each iteration, each the maximum over ranks. Phases are interleaved; a warm-up round is not
+  /// counted. Collective.
   Results run();
 
  private:
@@ -56,8 +57,8 @@ class Measure {
   void check();
   void calibrate(long wanted);
   Work launch(int bucket);
-  /// Computes every member, starts each bucket when its last member is computed, then waits for all. Returns
-  /// ms of the computing alone.
+  /// Computes all members, starts each bucket when its last member is computed, then waits for all of them.
+  /// Returns the milliseconds of the computing alone.
   double step(Through, long passes);
   double max_of(double ms);
 
@@ -65,8 +66,8 @@ class Measure {
   const Plan plan_;
   BucketOptions options_;
   BucketLayout layout_;
-  std::vector<int> order_;      // of the members, as they become ready
-  std::vector<Memory> memory_;  // a bucket
+  std::vector<int> order_;      // members in the order in which they become ready
+  std::vector<Memory> memory_;  // one per bucket
   BucketScheduler scheduler_;
   long passes_ = 0;
 };

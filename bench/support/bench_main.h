@@ -1,5 +1,5 @@
 #pragma once
-/// The main function of a bench program other than the _perf programs.
+/// Main function of the bench programs other than the _perf programs.
 
 #include <functional>
 #include <string>
@@ -13,22 +13,23 @@ namespace rz::bench {
 template <class Options>
 struct BenchProgram {
   const char* name;
-  const char* purpose;  ///< one sentence, for --help
+  const char* purpose;  ///< one sentence for --help
   const char* details;  ///< the rest of --help
   void (*add_options)(CommandLine&, Options&);
-  void (*complete)(Options&);  ///< computes what depends on several flags; Errc::config if they are wrong
-  /// Measures, prints the table and returns what --json writes besides the program's name; null on ranks that
-  /// do not report.
+  void (*complete)(
+      Options&);  ///< computes values that depend on several flags; Errc::config if they are invalid
+  /// Measures, prints the table and returns the content of --json except for the name of the program; null on
+  /// ranks that do not report.
   Json (*run)(const Options&);
 };
 
-/// bench_main() less what depends on the type of the options.
+/// The part of bench_main() that does not depend on the type of the options.
 int run_bench_program(const char* name, const char* purpose, const char* details, int argc,
                       const char* const* argv, const std::function<void(CommandLine&)>& add_options,
                       const std::function<Json()>& run);
 
-/// Parses the command line, to which --json is added, runs the program and writes its JSON. Returns the exit
-/// status: 0, 2 for a wrong command line, 1 for any other error.
+/// Parses the command line, including --json, runs the program and writes its JSON. Returns the exit status:
+/// 0, 2 for a wrong command line, 1 for any other error.
 template <class Options>
 int bench_main(const BenchProgram<Options>& program, int argc, const char* const* argv) {
   Options options;

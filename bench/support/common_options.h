@@ -1,5 +1,5 @@
 #pragma once
-/// Flags that the benches share.
+/// Flags shared by the bench programs.
 
 #include <string>
 
@@ -7,9 +7,9 @@
 
 namespace rz::bench {
 
-/// --timeout of an operation; 0, the default: the library's own.
+/// --timeout of an operation; 0, the default: the timeout of the library.
 void add_timeout(CommandLine&, double& seconds);
-/// -R, the kind of memory. `why`: after the default.
+/// -R, the kind of memory. `why` is printed after the default.
 void add_memory(CommandLine&, int& registered, const std::string& why = "");
 
 }  // namespace rz::bench

@@ -1,12 +1,12 @@
 #pragma once
-/// The group of ranks of a program in which each process is one rank.
+/// Connects the ranks of a program in which each process is one rank.
 
 #include "comm/communicator.h"
 
 namespace rz::bench {
 
-/// Connects the ranks that the launcher's environment describes; without a launcher, one rank alone.
-/// `timeout_s` limits each operation; 0 means the library's default.
+/// Connects the ranks described by the environment of the launcher; without a launcher, a group of one rank.
+/// `timeout_s` limits each operation; 0: the default of the library.
 Communicator connect_group(double timeout_s);
 
 }  // namespace rz::bench

@@ -1,11 +1,12 @@
 #pragma once
-/// Results in a file.
+/// Writes results to a file.
 
 #include <string>
 
 namespace rz::bench {
 
-/// The text and a newline, in place of what the file held. Errc::system if not all of it could be written.
+/// Replaces the contents of the file by the text and a newline. Errc::system if it could not be written
+/// completely.
 void write_file(const std::string& path, const std::string& text);
 
 }  // namespace rz::bench

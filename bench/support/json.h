@@ -5,7 +5,7 @@
 
 namespace rz::bench {
 
-/// Keeps keys in the order in which they are added.
+/// Keeps keys in the order of insertion.
 using Json = nlohmann::ordered_json;
 
 }  // namespace rz::bench

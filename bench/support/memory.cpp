@@ -8,7 +8,7 @@
 namespace rz::bench {
 namespace {
 
-// So large that malloc takes it from mmap: memory to register has its pages for itself.
+// So large that malloc uses mmap: registered memory must not share its pages.
 constexpr std::size_t min_bytes_to_register = 256 << 10;
 
 }  // namespace

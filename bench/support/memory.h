@@ -1,5 +1,5 @@
 #pragma once
-/// A rank's memory of the kind that -R of the programs names.
+/// Memory of a rank, of the kind selected by -R.
 
 #include <memory>
 
@@ -9,12 +9,13 @@ namespace rz::bench {
 
 struct Memory {
   std::shared_ptr<std::byte> data;
-  Registration registration{};  ///< ends before the memory does
+  Registration registration{};  ///< ends before the memory is freed
 };
 
-/// `registered`: 0 ordinary memory of the communicator's device, 1 of allocate(), 2 of allocate_symmetric(),
-/// which every rank calls together, 3 ordinary memory that is then registered. Zeroed in the stream's order,
-/// so that every page is there. Errc::unsupported where 3 finds nothing that could be registered.
+/// `registered`: 0: ordinary memory on the device of the communicator; 1: from allocate(); 2: from
+/// allocate_symmetric(), which is collective; 3: ordinary memory that is then registered. The memory is
+/// zeroed in the order of the stream, so that all pages exist. Errc::unsupported if 3 cannot register the
+/// memory.
 Memory memory_of(Communicator&, int registered, std::size_t bytes, const Stream& = {});
 
 }  // namespace rz::bench

@@ -1,5 +1,5 @@
 #pragma once
-/// Numbers as nccl-tests reads and writes them.
+/// Parsing and printing of numbers as in nccl-tests.
 
 #include <cstddef>
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace rz::bench {
 
-/// At least `width` characters, right-aligned: with two decimals, one, none, or an exponent, whichever is the
-/// first to fit.
+/// At least `width` characters, right-aligned: with two decimals, one, none, or an exponent, the first that
+/// fits.
 std::string fit(double value, int width);
 inline std::string fit_time(double us) { return fit(us, 7); }
 inline std::string fit_bandwidth(double gb_per_s) { return fit(gb_per_s, 6); }
@@ -16,7 +16,7 @@ inline std::string fit_bandwidth(double gb_per_s) { return fit(gb_per_s, 6); }
 /// "32M", "1.5K", "8": K, M, G and T are binary. Errc::config names the flag.
 std::size_t parse_size(std::string_view text, std::string_view flag);
 
-/// printf into a string.
+/// printf to a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
 }  // namespace rz::bench

@@ -1,5 +1,5 @@
 #pragma once
-/// Many times in a few numbers.
+/// Summary statistics of samples.
 
 #include <cstddef>
 #include <vector>
@@ -11,8 +11,9 @@ struct Summary {
   double min = 0, mean = 0, p50 = 0, p99 = 0, max = 0;
 };
 
-/// Summarizes the samples after the first `skipped`; all zero if there are none. Percentiles are samples, by
-/// nearest rank: p99 is the smallest sample that at least 99% do not exceed (of fewer than 100 the largest).
+/// Summarizes the samples after the first `skipped`; all zero if none remain. Percentiles are samples, by
+/// nearest rank: p99 is the smallest sample that at least 99% do not exceed (with fewer than 100 samples the
+/// largest).
 Summary summarize(std::vector<double> samples, int skipped = 0);
 
 }  // namespace rz::bench

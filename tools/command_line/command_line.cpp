@@ -12,11 +12,11 @@ namespace rz {
 
 namespace {
 
-/// The word without a value that '=' joins to it.
+/// The word up to '=', without the value.
 std::string flag_of(const std::string& word) { return word.substr(0, word.find('=')); }
 
-/// Refuses the first flag of another launcher that is no flag of `app`. CLI11 cannot: it reads "-np" as "-n"
-/// with the value "p", and "-host" as a request for help.
+/// Throws for the first flag that belongs to another launcher and not to `app`. CLI11 cannot do this: it
+/// parses "-np" as "-n" with the value "p", and "-host" as a request for help.
 void refuse_launcher_flags(const CLI::App& app, std::span<const char* const> words) {
   const bool starts_a_program = app.get_prefix_command();
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -130,7 +130,7 @@ std::string CommandLine::parse(int argc, const char* const* argv) {
   } catch (const CLI::CallForHelp&) {
     return app_->help();
   } catch (const CLI::ParseError& e) {
-    refuse_rest(*app_);  // an unknown flag explains more than what is missing besides it
+    refuse_rest(*app_);  // an unknown flag explains more than a missing one
     std::string line = e.what();
     std::ranges::replace(line, '\n', ' ');
     fail(Errc::config, line, "; see --help");

@@ -1,5 +1,5 @@
 #pragma once
-/// What the programs share of reading their command lines.
+/// Command line parsing shared by the programs.
 
 #include <cstdint>
 #include <functional>
@@ -15,21 +15,21 @@ class Option;
 
 namespace rz {
 
-/// What a command line says: options, or the help if that was asked for, which is then all that is wanted.
+/// Result of parsing: the options, or the help text if help was requested; a program then only prints it.
 template <class Options>
 struct Parsed {
   Options options;
   std::string help;
 };
 
-/// The flags of a program, each bound to a variable that outlives this. Only its own file includes CLI11,
-/// which takes longer to compile than most programs.
+/// The flags of a program. Each flag is bound to a variable that must outlive this object. Only
+/// command_line.cpp includes CLI11, which takes longer to compile than most programs.
 class CommandLine {
  public:
   CommandLine(const std::string& description, const std::string& program, const std::string& footer);
   ~CommandLine();
 
-  /// What may be said of a flag besides.
+  /// A flag, with functions that set its constraints and its help.
   class Flag {
    public:
     Flag within(int min, int max) { return within(std::int64_t{min}, std::int64_t{max}); }
@@ -48,7 +48,7 @@ class CommandLine {
     CLI::Option* option_;
   };
 
-  /// `names` as in "-n,--ranks".
+  /// Adds an option with a value; `names` as in "-n,--ranks".
   Flag add_option(const std::string& names, int& value, const std::string& what);
   Flag add_option(const std::string& names, std::int64_t& value, const std::string& what);
   Flag add_option(const std::string& names, std::uint64_t& value, const std::string& what);
@@ -58,17 +58,18 @@ class CommandLine {
   Flag add_option(const std::string& names, std::vector<std::string>& values, const std::string& what);
   Flag add_option(const std::string& names, std::optional<std::int64_t>& value, const std::string& what);
   Flag add_option(const std::string& names, std::optional<std::string>& value, const std::string& what);
-  /// Given, it makes its variable true, or false if the name starts with '!'.
+  /// Adds a flag without a value. If present, it sets its variable to true, or to false if the name starts
+  /// with '!'.
   Flag add_flag(const std::string& name, bool& value, const std::string& what);
 
-  /// Words from the first that is no flag on are a command: remaining().
+  /// The first word that is not a flag, and all words after it, form a command: remaining().
   void allow_trailing_command();
   void column_width(std::size_t);
 
-  /// Fills what flags are bound to and returns "", or returns the help if that was asked for. Errc::config
-  /// says in one line what is wrong, for an unknown flag with the nearest one that there is, for a flag of
-  /// another launcher with what to use instead (launcher_flags.h). Words that are no flags are refused too,
-  /// unless they are a command.
+  /// Parses the words into the bound variables and returns "", or returns the help text if help was
+  /// requested. Errors are Errc::config in one line. For an unknown flag it names the nearest known one, for
+  /// a flag of another launcher the replacement (launcher_flags.h). Words that are not flags are errors too,
+  /// unless they form a command.
   std::string parse(int argc, const char* const* argv);
 
   bool is_set(const std::string& name) const;
@@ -78,17 +79,17 @@ class CommandLine {
   std::unique_ptr<CLI::App> app_;
 };
 
-/// "a,b,c"; of nothing, one empty word.
+/// Splits "a,b,c"; an empty text yields one empty word.
 std::vector<std::string> split_at_commas(const std::string& words);
 
-/// What main() returns: what `body` does; after an Error, which becomes one line on standard error, 2 if it
-/// was the user's (Errc::config), else 1.
+/// Runs `body` and returns the exit status for main(). An Error is printed as one line on standard error; the
+/// status is then 2 for an error of the user (Errc::config), otherwise 1.
 int run_program(const char* name, const std::function<int()>& body);
 
-/// On standard output; main()'s result.
+/// Prints to standard output; returns the exit status for main().
 int print_help(const std::string& help);
 
-/// What main() returns: what `run` does with the options that `parse` gives as Parsed.
+/// Runs `run` with the options of the Parsed that `parse` returns; returns the exit status for main().
 template <class Parse, class Run>
 int run_program(const char* name, const Parse& parse, const Run& run) {
   return run_program(name, [&] {

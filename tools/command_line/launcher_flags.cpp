@@ -5,7 +5,7 @@
 namespace rz {
 namespace {
 
-/// What to do instead: in rzrun, and in the programs that it starts.
+/// The advice for rzrun, and for the programs that it starts.
 struct Instead {
   std::string_view in_rzrun, in_programs;
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// The flags of other launchers that users of torchrun, mpirun and DeepSpeed type, and what to use here.
+/// Flags of torchrun, mpirun and DeepSpeed, each with its replacement here.
 
 #include <span>
 #include <string_view>
@@ -9,15 +9,15 @@ namespace rz {
 /// A flag of another launcher.
 struct LauncherFlag {
   std::string_view flag;         ///< as its launcher documents it, with its dashes
-  std::string_view launcher;     ///< "torchrun", "mpirun" or "deepspeed"; the first of several that have it
-  std::string_view in_rzrun;     ///< what to do when rzrun was given it
-  std::string_view in_programs;  ///< what to do when another program was given it
+  std::string_view launcher;     ///< "torchrun", "mpirun" or "deepspeed"; the first if several have the flag
+  std::string_view in_rzrun;     ///< advice if it was passed to rzrun
+  std::string_view in_programs;  ///< advice if it was passed to another program
 };
 
-/// Every row of the table.
+/// All rows of the table.
 std::span<const LauncherFlag> launcher_flags();
 
-/// The row of `flag`, or nullptr. Behind two dashes '-' and '_' are the same, as in torchrun and DeepSpeed.
+/// The row of `flag`, or nullptr. After two dashes '-' and '_' are equal, as in torchrun and DeepSpeed.
 const LauncherFlag* find_launcher_flag(std::string_view flag);
 
 }  // namespace rz

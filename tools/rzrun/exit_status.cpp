@@ -10,7 +10,7 @@
 namespace rz::rzrun {
 namespace {
 
-/// /proc/self/cgroup has lines "id:controllers:path"; v2's has no controllers.
+/// Lines of /proc/self/cgroup are "id:controllers:path"; in cgroup v2 controllers is empty.
 std::vector<std::string> oom_files() {
   std::vector<std::string> files;
   std::ifstream cgroups("/proc/self/cgroup");
@@ -19,7 +19,8 @@ std::vector<std::string> oom_files() {
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1),
                       path = line.substr(second + 1);
-    // Inside a container the path may be the host's; the root of the mount is then the container's own group.
+    // In a container the path may be that of the host; the root of the mount is then the group of the
+    // container.
     if (controllers.empty())
       for (const auto& p : {path, std::string()}) files.push_back("/sys/fs/cgroup" + p + "/memory.events");
     if (controllers == "memory")

@@ -1,5 +1,5 @@
 #pragma once
-/// How a process ended, and in which words that is told.
+/// How a process ended, and its description for messages.
 
 #include <string>
 #include <vector>
@@ -8,10 +8,10 @@ namespace rz::rzrun {
 
 struct ExitStatus {
   int exit_code = 0;
-  int signal = 0;  ///< not 0: a signal ended it
+  int signal = 0;  ///< not 0: the signal that killed the process
   bool core_dumped = false;
   bool failed() const { return signal || exit_code; }
-  /// As a shell has it: the code, or 128 + signal.
+  /// The code a shell would report: the exit code, or 128 + signal.
   int shell_status() const { return signal ? 128 + signal : exit_code; }
 };
 
@@ -20,14 +20,14 @@ ExitStatus exit_status_of_wait(int status);
 /// "exited with 3", "killed by SIGSEGV (Segmentation fault)".
 std::string describe(const ExitStatus&);
 
-/// Counts what the kernel's out-of-memory killer has done in this process's cgroup (v2: memory.events, v1:
-/// memory.oom_control), or on the whole machine (/proc/vmstat) where there is neither.
+/// Number of kills by the kernel's out-of-memory killer in the cgroup of this process (v2: memory.events, v1:
+/// memory.oom_control), or on the whole machine (/proc/vmstat) if neither file exists.
 class OomCounter {
  public:
   OomCounter();
-  /// For tests: files that hold a line "oom_kill N"; the first that does counts.
+  /// For tests: files that may contain a line "oom_kill N"; the first one that has such a line is used.
   explicit OomCounter(std::vector<std::string> files);
-  /// True if there were kills since the construction.
+  /// True if the number has increased since construction.
   bool increased() const;
 
  private:

@@ -33,7 +33,7 @@ UniqueFd open_log(const std::string& path) {
   return file;
 }
 
-/// The child's end of one of its streams, and what this process keeps.
+/// The end of a stream that the child uses, and the descriptors that this process keeps.
 struct ChildStream {
   UniqueFd child, read, log;
 };
@@ -42,7 +42,7 @@ ChildStream open_stream(const Options& o, int rank, const char* name) {
   ChildStream s;
   if (!o.log_dir.empty()) s.log = open_log(log_path(o, rank, name));
   if (!o.log_dir.empty() && !o.tee)
-    s.child = std::move(s.log);  // straight into the file: nothing to forward
+    s.child = std::move(s.log);  // the child writes to the file directly
   else if (o.prefix || o.tee)
     std::tie(s.read, s.child) = make_pipe();
   return s;
@@ -55,8 +55,8 @@ void default_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-/// Only one process can read a terminal or a pipe sensibly, and one in a background group must not read a
-/// terminal.
+/// Only rank 0 reads standard input, since concurrent readers of a pipe would split the data. A terminal is
+/// not passed on, since a background process group must not read it.
 void redirect_stdin(int rank) {
   if (rank == 0 && !::isatty(STDIN_FILENO)) return;
   if (const int null = ::open("/dev/null", O_RDONLY); null >= 0) {
@@ -65,7 +65,7 @@ void redirect_stdin(int rank) {
   }
 }
 
-/// In the child. Returns only if something failed, with errno.
+/// Runs in the child. Returns only on failure, with errno set.
 void exec_child(const Job& job, int rank, pid_t parent, const ChildStream& out, const ChildStream& err,
                 const std::vector<int>& processors) {
   ::setpgid(0, 0);
@@ -76,14 +76,14 @@ void exec_child(const Job& job, int rank, pid_t parent, const ChildStream& out, 
   if (out.child) ::dup2(out.child.get(), STDOUT_FILENO);
   if (err.child) ::dup2(err.child.get(), STDERR_FILENO);
   for (const auto& [name, value] : rank_environment(job, rank)) ::setenv(name.c_str(), value.c_str(), 1);
-  if (!processors.empty()) bind_process(processors);  // a refusal costs speed, not correctness
+  if (!processors.empty()) bind_process(processors);  // failure costs speed only
   std::vector<char*> argv;
   for (const auto& word : job.options.command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   ::execvp(argv[0], argv.data());
 }
 
-/// The error pipe closes when exec succeeds; else errno comes through it.
+/// The error pipe closes when exec succeeds; otherwise it carries errno.
 void check_exec(UniqueFd error_pipe, pid_t pid) {
   int error = 0;
   ssize_t n;
@@ -157,7 +157,7 @@ ChildProcess launch(const Job& job, int rank) {
     if (::write(error_write.get(), &error, sizeof error)) ::_exit(127);
     ::_exit(127);
   }
-  ::setpgid(pid, pid);  // both sides do it, so that neither runs ahead of it
+  ::setpgid(pid, pid);  // parent and child both call it, so that neither can run ahead
   error_write.reset();
   check_exec(std::move(error_read), pid);
   ChildProcess started{pid,

@@ -1,5 +1,5 @@
 #pragma once
-/// Starting one rank: its environment, its cores, its process group, its output.
+/// Launch of one rank: its environment, core binding, process group, and output.
 
 #include <sys/types.h>
 
@@ -12,34 +12,36 @@
 
 namespace rz::rzrun {
 
-/// What all ranks of a job share.
+/// Settings shared by all ranks of a job.
 struct Job {
   Options options;
   int master_port;
-  std::string run_id;  ///< random: tells this launch from every other
+  std::string run_id;  ///< random; unique to this launch
 };
 
-/// A port on 127.0.0.1 that nobody listens on now.
+/// A port on 127.0.0.1 that is free now.
 int free_port();
 std::string random_id();
 
-/// Name and value of every variable that rank `rank` gets. OMP_NUM_THREADS only if this process has none.
+/// Name and value of every variable set for rank `rank`. OMP_NUM_THREADS is set only if this process does not
+/// have it.
 std::vector<std::pair<std::string, std::string>> rank_environment(const Job&, int rank);
 
 struct ChildProcess {
   pid_t pid = -1;
   UniqueFd pidfd;     ///< readable when the process has ended
-  UniqueFd out, err;  ///< read ends of its pipes; empty where it writes to the console or a file itself
-  UniqueFd out_log, err_log;  ///< for what comes through the pipes
+  UniqueFd out, err;  ///< read ends of its pipes; empty if it writes directly to the console or a file
+  UniqueFd out_log, err_log;  ///< log files for the data read from the pipes
 };
 
 /// `<log-dir>/rank<R>.<stream>`.
 std::string log_path(const Options&, int rank, const char* stream);
 
-/// The process leads a group of its own and dies with this one. Throws LaunchError.
+/// Starts the process as the leader of a new process group; the kernel kills it when this process ends.
+/// Throws LaunchError.
 ChildProcess launch(const Job&, int rank);
 
-/// The program could not be started: the exit status is 127 where it was not found, else 126.
+/// The program could not be started. rzrun then exits with 127 if it was not found, otherwise with 126.
 struct LaunchError {
   int error;
 };

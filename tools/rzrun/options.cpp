@@ -27,7 +27,7 @@ constexpr const char* footer =
     "Exit status: 0 if every rank left with 0; else that of the rank that failed first, 128 + the signal's\n"
     "number if a signal ended it; 2 for a wrong command line; 126 or 127 if the program cannot be started.";
 
-/// What the command line says otherwise than Options.
+/// Options whose text differs from their type in Options.
 struct RawOptions {
   std::string bind = "core";
   double grace_s = 5;

@@ -12,19 +12,19 @@ namespace rz::rzrun {
 struct Options {
   int ranks = 0;
   std::vector<std::string> command;  ///< the program and its arguments
-  bool bind = true;                  ///< each rank to cores of its own
-  bool prefix = false;               ///< "[rank] " before every line
-  std::string log_dir;               ///< one file a rank and stream; empty: none
-  bool tee = false;                  ///< log files and the console
+  bool bind = true;                  ///< bind each rank to its own cores
+  bool prefix = false;               ///< print "[rank] " before every line
+  std::string log_dir;               ///< one file per rank and stream; empty: no log files
+  bool tee = false;                  ///< write to log files and the console
   std::chrono::milliseconds grace{5000};
-  int master_port = 0;  ///< 0: a free one
+  int master_port = 0;  ///< 0: any free port
 
   bool to_console() const { return log_dir.empty() || tee; }
 };
 
 using ParsedOptions = Parsed<Options>;
 
-/// Errc::config, one line, for whatever is wrong.
+/// Errors are Errc::config, in one line.
 ParsedOptions parse_options(int argc, const char* const* argv);
 
 }  // namespace rz::rzrun

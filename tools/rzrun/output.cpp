@@ -31,8 +31,8 @@ bool Console::write(std::string_view text) {
   while (!text.empty() && !closed_) {
     std::array<pollfd, 2> wait{{{fd_, POLLOUT, 0}, {interrupt_, POLLIN, 0}}};
     if (::poll(wait.data(), wait.size(), -1) < 0) continue;
-    if (!wait[0].revents) return true;  // a signal came first: drop the rest, hear the signal
-    // A pipe that is ready takes this much without blocking.
+    if (!wait[0].revents) return true;  // a signal is pending: drop the rest and handle it
+    // A pipe that polls as writable accepts this much without blocking.
     const auto n = ::write(fd_, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
     if (n >= 0)
       text.remove_prefix(static_cast<std::size_t>(n));
@@ -102,7 +102,7 @@ void Forwarder::print_line(std::string_view line) {
 void Forwarder::to_console(std::string_view text) {
   if (!console_ || console_->write(text)) return;
   console_ = nullptr;
-  // Nobody reads: the rank learns it as it would without rzrun, by SIGPIPE, unless its log goes on.
+  // The read end is closed. Without a log file, closing the pipe gives the rank SIGPIPE, as without rzrun.
   if (!log_) pipe_.reset();
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Where the output of a rank goes: a log file, the console, whole lines with the rank before them.
+/// Forwarding of the output of a rank to a log file, to the console, or as whole lines with a rank prefix.
 
 #include <string>
 #include <string_view>
@@ -23,13 +23,12 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-/// The terminal, pipe or file that rzrun itself writes to. A reader that is slow must not keep rzrun from
-/// hearing signals: while it waits to write it also watches `interrupt`, and drops what is left if that
-/// becomes readable.
+/// The terminal, pipe or file of rzrun's own output. A slow reader must not keep rzrun from handling signals:
+/// while write() waits it also polls `interrupt`, and drops the rest of the text if that becomes readable.
 class Console {
  public:
   Console(int fd, int interrupt) : fd_(fd), interrupt_(interrupt) {}
-  /// False once nobody reads any more.
+  /// Returns false once the read end is closed.
   bool write(std::string_view text);
 
  private:
@@ -38,20 +37,21 @@ class Console {
   bool closed_ = false;
 };
 
-/// One stream of one rank: reads its pipe and passes on what comes.
+/// Reads one stream of one rank from its pipe and forwards the data.
 class Forwarder {
  public:
-  /// A line longer than this is cut in two, so that a rank without newlines cannot fill the memory.
+  /// Longer lines are split, so that a rank that prints no newline cannot exhaust memory.
   static constexpr std::size_t max_line_bytes = std::size_t{1} << 20;
 
-  /// `pipe` is set non-blocking. `console` may be null; `log` may be empty. With a prefix, lines stay whole.
+  /// `pipe` is set to non-blocking mode. `console` may be null; `log` may be empty. With a prefix, output is
+  /// forwarded in whole lines.
   Forwarder(UniqueFd pipe, Console* console, UniqueFd log, std::string prefix);
   int fd() const { return pipe_.get(); }
   bool open() const { return static_cast<bool>(pipe_); }
-  /// Passes on what is there now; closes the pipe at its end. At most one buffer a call, so that ranks take
-  /// turns.
+  /// Forwards at most one buffer of the available data, so that ranks take turns; closes the pipe at end of
+  /// file.
   void pump();
-  /// Everything that is in the pipe, then the last line even if it has no newline.
+  /// Forwards everything left in the pipe, then the last line even if it has no newline.
   void finish();
 
  private:

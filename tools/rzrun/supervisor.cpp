@@ -26,7 +26,8 @@ namespace {
 
 void log_error(const std::string& line) {
   const std::string text = "rzrun: " + line + "\n";
-  if (::write(STDERR_FILENO, text.data(), text.size()) < 0) return;  // nobody listens: nothing to be done
+  if (::write(STDERR_FILENO, text.data(), text.size()) < 0)
+    return;  // standard error is closed: the message is lost
 }
 
 UniqueFd block_signals() {
@@ -40,7 +41,7 @@ UniqueFd block_signals() {
   return fd;
 }
 
-/// Processes whose parent is this one: ranks, and what their dead descendants left to us, the subreaper.
+/// Processes whose parent is this one: the ranks, and orphans reparented to this process, a subreaper.
 std::vector<pid_t> children() {
   std::vector<pid_t> found;
   std::error_code ignored;
@@ -115,7 +116,7 @@ class Supervisor {
     ranks_.push_back({rank, l.pid, std::move(l.pidfd), {}});
   }
 
-  /// One wait for whatever comes next: output, an end, a signal, or the end of the grace period.
+  /// Waits once for the next event: output, the end of a process, a signal, or the end of the grace period.
   void poll_once() {
     std::vector<pollfd> wait{{signals_.get(), POLLIN, 0}};
     for (const auto& r : ranks_) wait.push_back({r.exit_status ? -1 : r.pidfd.get(), POLLIN, 0});
@@ -128,7 +129,7 @@ class Supervisor {
     if (!ending_ && all_ended()) end_leftovers();
   }
 
-  /// While everything is being killed, what a dying process leaves behind must be looked for again.
+  /// After the grace period poll periodically, since dying processes may leave orphans to kill.
   int poll_timeout_ms() const {
     if (!ending_) return -1;
     return kill_at_.expired() ? 20 : kill_at_.poll_ms(60000);
@@ -160,8 +161,8 @@ class Supervisor {
           r.exit_status = exit_status_of_wait(status);
           ended.push_back(&r);
         }
-    // Of ranks that ended within one turn, one that a signal killed is the cause; an exit code is often the
-    // complaint of a rank that lost its peer.
+    // If several ranks ended in one iteration, report those killed by a signal first: a nonzero exit code is
+    // often the consequence of a lost peer.
     std::stable_partition(ended.begin(), ended.end(),
                           [](const Rank* r) { return r->exit_status->signal != 0; });
     for (const Rank* r : ended)
@@ -218,12 +219,12 @@ class Supervisor {
     }
   }
 
-  /// The groups of the ranks, living or dead, and whoever left those groups and came to us.
+  /// Signals the process groups of all ranks, including ended ones, and orphans reparented to this process.
   void kill_all(int signal) {
     for (const auto& r : ranks_) ::kill(-r.pid, signal);
     for (pid_t pid : children()) ::kill(pid, signal);
     if (signal == SIGTERM)
-      for (const auto& r : ranks_) ::kill(-r.pid, SIGCONT);  // one that is stopped must hear it too
+      for (const auto& r : ranks_) ::kill(-r.pid, SIGCONT);  // a stopped process must handle SIGTERM too
   }
 
   const Options& options_;

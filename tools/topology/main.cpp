@@ -1,4 +1,4 @@
-// Prints the machine as ringzero sees it.
+// Prints the topology of the machine as ringzero detects it.
 #include <cstdio>
 
 #include "comm/topology.h"

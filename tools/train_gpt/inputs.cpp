@@ -45,7 +45,7 @@ void check_precision(const Options& o, const DsConfig& ds) {
           " needs a CUDA device; give --device cuda, or set it to false");
 }
 
-/// The nearest folder that exists, of a path that is to be made.
+/// The nearest existing ancestor of a path that will be created.
 fs::path existing_parent(fs::path path) {
   path = fs::absolute(path).lexically_normal();
   while (!fs::exists(path) && path.has_parent_path() && path != path.parent_path()) path = path.parent_path();

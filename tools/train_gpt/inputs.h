@@ -1,5 +1,5 @@
 #pragma once
-/// Everything that a run reads, read and checked before anything is written.
+/// All inputs of a run. They are read and checked before anything is written.
 
 #include <memory>
 #include <optional>
@@ -15,7 +15,7 @@
 namespace rz::train_gpt {
 
 struct Inputs {
-  std::unique_ptr<Gpt2> model;  ///< without memory
+  std::unique_ptr<Gpt2> model;  ///< without allocated parameters
   DsConfig ds;
   BatchSizes sizes;
   StrategyKind strategy = StrategyKind::ddp;
@@ -25,8 +25,8 @@ struct Inputs {
   std::optional<Checkpoint> checkpoint;
 };
 
-/// Errors are one line: what, where, what to do. Rank 0 also checks that the outputs can be written, and
-/// looks at tokens (Tokens::check_vocabulary).
+/// Errors are one line: place, problem, remedy. Rank 0 also checks that the outputs are writable, and checks
+/// the tokens (Tokens::check_vocabulary).
 Inputs read_inputs(const Options&, int rank, int ranks);
 
 }  // namespace rz::train_gpt

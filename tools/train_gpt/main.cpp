@@ -1,4 +1,4 @@
-// train_gpt: trains a GPT-2 over the ranks of a launcher. See --help.
+// train_gpt: trains a GPT-2 on the ranks of a launcher. See --help.
 
 #include <unistd.h>
 
@@ -153,7 +153,7 @@ void train(const Options& o, Inputs& in, Communicator& comm) {
   comm.barrier().wait();
 }
 
-/// The part in which a mistake is the user's: nothing has been written yet.
+/// Reads and checks all inputs. Errors are user errors here, and nothing has been written yet.
 Status check_inputs(const Options& o, Communicator& comm, Inputs& in) {
   try {
     check_on_all_ranks(comm, [&] { in = read_inputs(o, comm.rank(), comm.size()); });
@@ -171,12 +171,12 @@ Status train_or_abort(const Options& o, Communicator& comm, Inputs& in) {
   try {
     train(o, in, comm);
     return done;
-  } catch (const Diverged& e) {  // on every rank
+  } catch (const Diverged& e) {  // thrown on every rank
     if (comm.rank() == 0) print_error(e.what());
     comm.barrier().wait();
     return failed;
   } catch (const Error& e) {
-    // A rank that aborted has said why itself.
+    // The rank that called abort() has printed the error itself.
     if (e.code() != Errc::aborted) print_error(concat("rank ", comm.rank(), ": ", e.what()));
     comm.abort(e.what());
   } catch (const std::exception& e) {

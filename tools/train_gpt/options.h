@@ -1,5 +1,5 @@
 #pragma once
-/// What the command line of train_gpt says.
+/// The command line of train_gpt.
 
 #include <cstdint>
 #include <optional>
@@ -11,30 +11,30 @@ namespace rz::train_gpt {
 
 struct Options {
   std::string model;                    ///< Hugging Face config.json
-  std::string init;                     ///< model.safetensors; empty: fresh weights from the seed
+  std::string init;                     ///< model.safetensors; empty: random initial weights from the seed
   std::string data;                     ///< text file or directory
-  std::string tokens;                   ///< or tokens.bin
+  std::string tokens;                   ///< tokens.bin; alternative to `data`
   std::string config;                   ///< DeepSpeed configuration
-  std::string strategy;                 ///< empty: by zero_optimization.stage
-  std::string metrics;                  ///< metrics.jsonl; empty: none
+  std::string strategy;                 ///< empty: from zero_optimization.stage
+  std::string metrics;                  ///< metrics.jsonl; empty: not written
   std::string save;                     ///< directory; empty: the model is not saved
   std::optional<std::string> sample;    ///< prompt of a text sample at the end
-  std::optional<std::int64_t> seq_len;  ///< default: the model's positions
+  std::optional<std::int64_t> seq_len;  ///< default: the number of positions of the model
   std::optional<std::int64_t> steps;    ///< default: one pass over the data
   std::int64_t sample_tokens = 200;
   double sample_temperature = 0.8;
-  std::int64_t sample_top_k = 0;  ///< 0: any token
+  std::int64_t sample_top_k = 0;  ///< 0: all tokens
   std::uint64_t seed = 0;
-  std::int64_t threads = 0;  ///< a rank; 0: its share of the processors
+  std::int64_t threads = 0;  ///< per rank; 0: this rank's share of the processors
   double bucket_mb = 25;
   std::string device = "host";
-  std::string backend;  ///< empty: RZ_BACKEND's
+  std::string backend;  ///< empty: from RZ_BACKEND
   bool shuffle = true, overlap = true, recompute = false, graph = true, save_nonfinite = false;
 };
 
-using ParsedOptions = Parsed<Options>;  ///< what --version prints is help, too
+using ParsedOptions = Parsed<Options>;  ///< `help` also holds the output of --version
 
-/// Errc::config: one line that names the flag, with the nearest known one if it is unknown.
+/// Errors are Errc::config, one line that names the flag, with the nearest known one for an unknown flag.
 ParsedOptions parse_options(int argc, const char* const* argv);
 
 }  // namespace rz::train_gpt

@@ -16,7 +16,7 @@
 namespace rz::train_gpt {
 namespace {
 
-/// The error of the first rank that has one, on every rank.
+/// Throws the error of rank `culprit` on every rank.
 void share_error(Communicator& comm, std::int32_t culprit, const std::optional<Error>& mine) {
   const bool here = culprit == comm.rank();
   std::int64_t head[2] = {here ? static_cast<std::int64_t>(mine->code()) : 0,

@@ -1,5 +1,5 @@
 #pragma once
-/// What all ranks must agree on before anything long starts.
+/// Agreement of all ranks before the run starts: errors of checks, and the number of threads.
 
 #include <functional>
 
@@ -7,13 +7,13 @@
 
 namespace rz::train_gpt {
 
-/// Runs `check` here and on every other rank. If it throws rz::Error anywhere, throws the first such rank's
-/// error on every rank (named unless it is rank 0), so that no rank goes on alone. Collective.
+/// Runs `check` on every rank. If any rank throws rz::Error, all ranks throw the error of the lowest such
+/// rank, prefixed with its number unless it is rank 0, so that no rank continues alone. Collective.
 void check_on_all_ranks(Communicator&, const std::function<void()>& check);
 
-/// Threads for this rank: the processors it may run on, divided by the ranks of this host that may run on
-/// exactly the same ones, but no more than its part of what control groups let this host's ranks keep busy
-/// (cpu.max); at least 1. So ranks that a launcher bound to cores of their own use them all. Collective.
+/// Number of threads for this rank, at least 1: the processors it may run on, divided by the number of ranks
+/// of this node with exactly the same set. It is limited by this rank's share of the cgroup quota of the node
+/// (cpu.max). Ranks that a launcher bound to cores of their own thus use all of them. Collective.
 int fair_threads(Communicator&);
 
 }  // namespace rz::train_gpt

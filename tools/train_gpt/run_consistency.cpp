@@ -14,7 +14,7 @@ namespace {
 
 const char* yes(bool x) { return x ? "yes" : "no"; }
 
-/// A fact for every value of a JSON document, under its path.
+/// Adds one fact for every leaf of a JSON document, named by its path.
 void add_json(std::vector<Fact>& facts, const char* flag, const std::string& text) {
   const nlohmann::json values = nlohmann::json::parse(text).flatten();
   for (const auto& [path, value] : values.items()) facts.push_back({concat(flag, " ", path), value.dump()});
@@ -39,7 +39,7 @@ void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
                              {"--sample-top-k", concat(o.sample_top_k)}});
 }
 
-/// The first, middle and last elements of every parameter.
+/// Hash of the first, middle and last elements of every parameter.
 std::uint64_t hash_of(const Checkpoint& checkpoint, std::span<Parameter* const> parameters) {
   constexpr std::size_t piece = 16384;
   std::vector<float> values(piece);

@@ -1,5 +1,5 @@
 #pragma once
-/// Whether the ranks were started alike.
+/// Checks that all ranks were started with the same inputs.
 
 #include "comm/communicator.h"
 #include "tools/train_gpt/inputs.h"
@@ -7,13 +7,13 @@
 
 namespace rz::train_gpt {
 
-/// Errc::mismatch on every rank, naming the first rank that differs from rank 0, and in what: flags, seed,
-/// model, configuration, data (count and hash of tokens), checkpoint (hash). Of data and checkpoints above a
-/// few MiB the hash is of samples spread over all of it. What may differ does not count: threads, paths,
-/// devices. Collective.
+/// Throws Errc::mismatch on every rank if a rank differs from rank 0; it names the first such rank and the
+/// difference. Compared are flags, seed, model, configuration, data (count and hash of tokens) and checkpoint
+/// (hash). Above a few MiB the hash covers samples spread over the data or checkpoint. Threads, paths and
+/// devices may differ. Collective.
 void require_same_run(const Options&, const Inputs&, Communicator&);
 
-/// Of the tokens, or of pieces spread over them.
+/// Hash of the tokens, or of pieces spread over them.
 std::uint64_t hash_of(const Tokens&);
 
 }  // namespace rz::train_gpt

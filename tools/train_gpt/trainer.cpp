@@ -68,7 +68,7 @@ void Trainer::load(const Checkpoint& checkpoint) {
       [&](const Parameter& p, Range elements, float* out) { checkpoint.read(p, elements, out); });
 }
 
-/// Every micro-batch of every rank draws its own dropout.
+/// Every micro-batch of every rank has its own dropout seed.
 void Trainer::draw_seeds() {
   const auto rank = static_cast<std::uint64_t>(comm_.rank()),
              ranks = static_cast<std::uint64_t>(comm_.size());
@@ -112,7 +112,7 @@ void Trainer::run_update() {
                            stream_);
 }
 
-/// Memory settles in the second update after buckets were rebuilt.
+/// Memory allocation settles in the second update after buckets were rebuilt.
 bool Trainer::may_capture() const {
   constexpr int warmup_updates = 3;
   return options_.graph && comm_.capturable() && uncaptured_updates_ >= warmup_updates;

@@ -1,5 +1,5 @@
 #pragma once
-/// The training loop: data, model, strategy and optimizer, an update at a time.
+/// The training loop: data, model, strategy and optimizer.
 
 #include <cstdint>
 #include <memory>
@@ -23,19 +23,19 @@ struct TrainerOptions {
   StrategyKind strategy = StrategyKind::ddp;
   StrategyOptions strategy_options;
   OptimizerConfig optimizer;
-  double gradient_clipping = 0;  ///< 0: none
-  LossScaleOptions loss_scale;   ///< of f16
-  bool skip_overflow = false;    ///< an update whose gradients are not finite is no divergence
-  BatchPlan batches;             ///< its rank and ranks come from the communicator
+  double gradient_clipping = 0;  ///< 0: no clipping
+  LossScaleOptions loss_scale;   ///< f16 only
+  bool skip_overflow =
+      false;          ///< skip updates whose gradients are not finite, instead of reporting divergence
+  BatchPlan batches;  ///< rank and ranks are set from the communicator
   std::size_t seq_len = 0;
-  std::uint64_t seed = 0;  ///< of dropout
-  int threads = 1;         ///< of a host stream
-  bool graph = true;  ///< on a device: updates are captured in a CUDA graph once they are always the same
+  std::uint64_t seed = 0;  ///< dropout seed
+  int threads = 1;         ///< threads of the host stream
+  bool graph = true;       ///< on a device: capture updates in a CUDA graph once they are identical
 };
 
-/// Every rank makes one, with the same options, and calls the same functions in the same order: all are
-/// collective, but for init() and load(), of which each rank calls one. Errors of the communicator pass
-/// through.
+/// Every rank creates a Trainer with the same options and calls the same functions in the same order. All are
+/// collective, except init() and load(), of which each rank calls one. Errors of the communicator propagate.
 class Trainer {
  public:
   Trainer(Gpt2&, Tokens, Communicator&, TrainerOptions);
@@ -43,15 +43,15 @@ class Trainer {
   void init(std::uint64_t seed);
   void load(const Checkpoint&);
 
-  /// One update over accumulation × micro-batch samples of this rank. One whose gradients are not finite is
-  /// left out.
+  /// One update over accumulation × micro-batch samples of this rank. It is skipped if the gradients are not
+  /// finite.
   UpdateReport update();
-  /// Whether the last update was a run of a graph.
+  /// True if the last update replayed a graph.
   bool ran_graph() const { return graph_.defined(); }
-  /// Continues a text of bytes, which must not be empty.
+  /// Generates a continuation of `prompt` bytes; the prompt must not be empty.
   std::string sample(const std::string& prompt, std::size_t tokens, const Sampling&);
-  /// Every parameter, whole, as safetensors; rank 0 writes. Diverged if an element is not finite, unless
-  /// `nonfinite` allows that: `path` is then as it was.
+  /// Saves all parameters as safetensors; rank 0 writes. Throws Diverged if an element is not finite, unless
+  /// `nonfinite` is set; an existing file is then unchanged.
   void save(const std::string& path, bool nonfinite = false);
 
   std::uint64_t updates_per_epoch() const { return batches_.updates_per_epoch(); }
@@ -62,15 +62,15 @@ class Trainer {
     double sum = 0, count = 0;
   };
   struct MicroBatch {
-    Tensor inputs, targets;  // where the model is
+    Tensor inputs, targets;  // on the device of the model
   };
   void read_micro_batches();
   void draw_seeds();
-  /// All that an update does where the model is.
+  /// The part of an update that runs on the device of the model.
   void run_update();
   void run_update_as_graph();
   bool may_capture() const;
-  /// Its memory may be given back by what comes now.
+  /// Call before operations that may free memory used by the graph.
   void drop_graph();
   nn::CrossEntropy run_micro_batch(std::uint64_t micro_batch);
   LossSum sum_over_ranks(LossSum);
@@ -84,17 +84,17 @@ class Trainer {
   Batches batches_;
   Stream stream_;
   Tape tape_;
-  std::unique_ptr<Strategy> strategy_;  // lives shorter than the tape that it is attached to
+  std::unique_ptr<Strategy> strategy_;  // declared after the tape it is attached to, so destroyed first
   std::unique_ptr<Optimizer> optimizer_;
-  std::optional<LossScaler> scaler_;                      // in f16
-  std::vector<std::int32_t> next_inputs_, next_targets_;  // on the host
-  std::vector<std::uint64_t> next_seeds_;                 // of micro-batches, on the host
-  std::shared_ptr<std::uint64_t> seeds_;                  // where the model is
+  std::optional<LossScaler> scaler_;                      // f16 only
+  std::vector<std::int32_t> next_inputs_, next_targets_;  // in host memory
+  std::vector<std::uint64_t> next_seeds_;  // dropout seeds of the micro-batches, in host memory
+  std::shared_ptr<std::uint64_t> seeds_;   // the same on the device of the model
   std::vector<MicroBatch> micro_batches_;
   std::vector<nn::CrossEntropy> losses_;  // of the last update
-  Graph graph_;                           // of an update with this loss scale
+  Graph graph_;                           // one update with loss scale captured_scale_
   double captured_scale_ = 0;
-  int uncaptured_updates_ = 0;  // without a graph, since anything changed
+  int uncaptured_updates_ = 0;  // updates without a graph since the last change
   std::uint64_t step_ = 0;
 };
 

@@ -20,7 +20,7 @@ void for_each_word(std::string_view text, const F& use) {
   }
 }
 
-/// With the prompt's letters before it, and without a word that its end cuts off.
+/// The sample, with the part of the prompt that its first word continues, and without a last word cut off.
 std::string whole_words(std::string_view prompt, std::string_view sample) {
   std::size_t begin = prompt.size();
   while (begin > 0 && is_letter(prompt[begin - 1])) --begin;

@@ -1,5 +1,5 @@
 #pragma once
-/// How much of a sample is words of the text that the model was trained on.
+/// Share of the words of a generated sample that occur in the training text.
 
 #include <cstddef>
 #include <string>
@@ -8,13 +8,13 @@
 namespace rz::train_gpt {
 
 struct KnownWords {
-  std::size_t all = 0;    ///< words of the sample
-  std::size_t known = 0;  ///< those that are words of the data
+  std::size_t all = 0;    ///< words in the sample
+  std::size_t known = 0;  ///< words that occur in the data
 };
 
-/// A word is a run of ASCII letters that no letter precedes or follows; upper and lower case differ. The
-/// sample's first word begins in the prompt if that ends with a letter. A word at the end of the sample,
-/// which may go on, does not count. Data without text: no words at all.
+/// A word is a maximal run of ASCII alphabetic characters, case-sensitive. If the prompt ends within a word,
+/// the first word of the sample includes that part of the prompt. A word cut off by the end of the sample is
+/// not counted. Without text data both counts are 0.
 KnownWords known_words(std::string_view prompt, std::string_view sample, std::string_view data);
 
 /// "words: 41 of 43 occur in the data (95%)"

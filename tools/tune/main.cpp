@@ -1,4 +1,4 @@
-// Measures which algorithm serves which call, and writes a tuning table.
+// Measures the algorithms of each collective and writes a tuning table.
 #include <unistd.h>
 
 #include <cstdio>
@@ -12,7 +12,7 @@
 namespace rz::tune {
 namespace {
 
-/// A bar on a terminal, which later calls draw over.
+/// Draws a progress bar on a terminal; later calls overwrite it.
 void draw(double done, const std::string& what) {
   constexpr int width = 40;
   const int full = static_cast<int>(done * width);
@@ -22,7 +22,7 @@ void draw(double done, const std::string& what) {
                done >= 1 ? "\n" : "");
 }
 
-/// Before minutes are spent on what cannot be written.
+/// Fails early, before minutes of measurement, if the file cannot be written.
 void check_writable(const std::string& path) {
   std::ofstream out(path, std::ios::app);
   require(out.good(), Errc::config, "--output '", path, "' cannot be written");

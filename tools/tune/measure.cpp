@@ -26,7 +26,7 @@ std::vector<std::string> split_list(const std::string& list) {
   return all;
 }
 
-/// One call, of `bytes` of the whole buffer.
+/// Starts one call; `bytes` is the size of the whole buffer.
 Work start_call(Communicator& comm, Collective c, float* in, float* out, std::size_t bytes) {
   const auto ranks = static_cast<std::size_t>(comm.size());
   const std::size_t whole = bytes / sizeof(float), part = whole / ranks;
@@ -54,7 +54,7 @@ Work start_call(Communicator& comm, Collective c, float* in, float* out, std::si
   }
 }
 
-/// A communicator that is forced to one candidate of every collective, and memory of it.
+/// A communicator in which one candidate of every collective is forced, and its memory.
 struct CandidateComm {
   std::string forced;
   std::optional<Communicator> comm;
@@ -107,7 +107,7 @@ class Measure {
     return Communicator::connect(rank_, size_, prefix_store(store_, "tune/" + group + "/"), o);
   }
 
-  /// Candidate k of every collective shares communicator k.
+  /// Candidate k of every collective uses communicator k.
   void make_candidate_comms() {
     std::map<Collective, std::size_t> used;
     for (const Candidate& c : candidates(measured_.intra_node, options_)) {
@@ -139,7 +139,7 @@ class Measure {
     std::vector<int> iterations;
     std::vector<std::vector<double>> us(static_cast<std::size_t>(all.last - all.first));
     for (auto it = all.first; it != all.last; ++it) {
-      time(*it, bytes, 1);  // connections, plans, pages
+      time(*it, bytes, 1);  // warm-up: connections, plans, page faults
       const double once = time(*it, bytes, 2);
       iterations.push_back(static_cast<int>(std::clamp(budget_us_ / std::max(once, 0.05), 1.0, 20000.0)));
     }
@@ -153,7 +153,7 @@ class Measure {
     }
   }
 
-  /// Microseconds a call, of the rank that takes longest.
+  /// Microseconds per call, on the slowest rank.
   double time(const std::pair<Candidate, std::size_t>& which, std::size_t bytes, int iterations) {
     const auto& [candidate, k] = which;
     CandidateComm& lane = candidate_comms_[k];

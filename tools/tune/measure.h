@@ -1,5 +1,5 @@
 #pragma once
-/// How long each algorithm of a collective takes, on the ranks of this job.
+/// Measures how long each algorithm of a collective takes on the ranks of this job.
 
 #include <functional>
 #include <string>
@@ -11,7 +11,8 @@
 
 namespace rz::tune {
 
-/// What competes: a name of the table, at a place. `direct` is of memory from allocate(), all else of any.
+/// An algorithm of a tuning table, in a scope. `zero_copy` applies to memory from allocate(), all others to
+/// any memory.
 struct Candidate {
   Collective collective;
   TuningScope where;
@@ -20,10 +21,10 @@ struct Candidate {
   bool is_zero_copy() const { return where == TuningScope::intra_node_registered; }
 };
 
-/// What competes on a group; `intra_node`: in shared memory. Of a collective without a choice nothing does.
+/// The candidates for a group; `intra_node`: in shared memory. A collective without alternatives has none.
 std::vector<Candidate> candidates(bool intra_node, const Options&);
 
-/// A candidate's median of one size, of the rank that took longest.
+/// The median time of a candidate at one size, on the slowest rank.
 struct Time {
   Candidate candidate;
   std::size_t bytes;  ///< of the whole buffer
@@ -37,10 +38,11 @@ struct Measured {
   std::vector<Time> times;
 };
 
-/// Told how far it is, from 0 to 1, and what is measured.
+/// Called with the progress from 0 to 1, and a description of the current measurement.
 using Progress = std::function<void(double done, const std::string& what)>;
 
-/// Called by every rank of a group of at least two, which meet in the store; the result is the same on all.
+/// Collective over a group of at least two ranks, which rendezvous through the store. The result is equal on
+/// all ranks.
 Measured measure(int rank, int size, const std::shared_ptr<Store>&, const Options&, const Progress&);
 
 }  // namespace rz::tune

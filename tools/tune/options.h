@@ -1,5 +1,5 @@
 #pragma once
-/// tune's command line.
+/// Command line of tune.
 
 #include <string>
 #include <vector>
@@ -12,18 +12,18 @@ namespace rz::tune {
 struct Options {
   std::string output = "tuning.txt";
   std::size_t min_bytes = 8, max_bytes = 8 << 20;  ///< bytes of the whole buffer
-  int factor = 4;                                  ///< from a size to the next
-  int rounds = 5;                                  ///< of all that compete at one size, in turn
-  double seconds = 40;                             ///< of measuring, about
-  bool schedules = false;                          ///< on one host, over streams too
-  std::vector<Collective> collectives;             ///< empty: all that have a choice
+  int factor = 4;                                  ///< ratio of consecutive sizes
+  int rounds = 5;                                  ///< measurements per candidate and size, interleaved
+  double seconds = 40;                             ///< approximate duration of the measurement
+  bool schedules = false;                          ///< intra-node: also measure schedules over the transport
+  std::vector<Collective> collectives;             ///< empty: all that have alternatives
 
   std::vector<std::size_t> sizes() const;
 };
 
 using ParsedOptions = Parsed<Options>;
 
-/// Errc::config, one line, for whatever is wrong.
+/// Errors are Errc::config, in one line.
 ParsedOptions parse_options(int argc, const char* const* argv);
 
 }  // namespace rz::tune

@@ -17,11 +17,11 @@
 namespace rz::tune {
 namespace {
 
-/// That a change of algorithms has to gain, as the logarithm of a ratio of times, over the sizes until the
-/// next: else chance would write half of the lines.
+/// Minimal gain for a change of algorithm, in the logarithm of the ratio of times, summed over the sizes up
+/// to the next change. Otherwise noise would cause half of the rules.
 constexpr double switch_penalty = 0.15;
 
-/// One collective's times at one place: of each name by size.
+/// Times of one collective in one scope: by size and algorithm.
 struct TimeTable {
   std::vector<std::string> names;
   std::map<std::size_t, std::map<std::string, double>> us;
@@ -38,7 +38,7 @@ TimeTable time_table_of(const Measured& m, Collective c, TuningScope where) {
   return f;
 }
 
-/// Bytes where `next` overtakes `now`, between two sizes, as a number that is easy to read.
+/// The size between `low` and `high` at which `next` becomes faster than `now`, rounded to a readable number.
 std::size_t crossing(const TimeTable& f, std::size_t low, std::size_t high, const std::string& now,
                      const std::string& next) {
   const auto ahead = [&](std::size_t at) { return std::log(f.us.at(at).at(next) / f.us.at(at).at(now)); };
@@ -48,7 +48,7 @@ std::size_t crossing(const TimeTable& f, std::size_t low, std::size_t high, cons
       std::pow(static_cast<double>(low), 1 - share) * std::pow(static_cast<double>(high), share);
   const auto exact = static_cast<std::size_t>(bytes);
   std::size_t grain = 1;
-  while (grain * 16 <= exact) grain *= 2;  // four binary digits
+  while (grain * 16 <= exact) grain *= 2;  // keep four significant binary digits
   return std::clamp(exact / grain * grain, low, high - 1);
 }
 
@@ -57,7 +57,8 @@ struct SizeRange {
   std::size_t max_bytes = any_bytes;
 };
 
-/// For each size a name, so that the sum of the times' logarithms is least, with a toll for each change.
+/// Chooses an algorithm for each size: minimises the sum of the logarithms of times plus a penalty per
+/// change.
 std::vector<std::string> choose_names(const TimeTable& f, const std::vector<std::string>& names) {
   struct State {
     double cost = 0;
@@ -112,8 +113,8 @@ TuningRule make_rule(const Measured& m, Collective c, TuningScope where, const S
   return rule;
 }
 
-/// Where the fastest do not all sum in rank order, lines have both ends, so that none of them serves
-/// another's range instead.
+/// If some of the fastest algorithms do not sum in rank order, rules have both bounds, so that none applies
+/// outside its own range.
 void add_rules(const Measured& m, Collective c, TuningScope where, std::vector<TuningRule>& rules) {
   const TimeTable f = time_table_of(m, c, where);
   if (f.names.size() < 2) return;
@@ -132,7 +133,7 @@ void add_rules(const Measured& m, Collective c, TuningScope where, std::vector<T
   for (const SizeRange& r : size_ranges(f, ordered)) rules.push_back(make_rule(m, c, where, r, 0));
 }
 
-/// Direct, or as if memory were any: held against the best of those who copy.
+/// Compares zero-copy with the best algorithm that copies.
 void add_registered_rules(const Measured& m, Collective c, std::vector<TuningRule>& rules) {
   const TimeTable direct = time_table_of(m, c, TuningScope::intra_node_registered),
                   any = time_table_of(m, c, TuningScope::intra_node);
@@ -147,7 +148,7 @@ void add_registered_rules(const Measured& m, Collective c, std::vector<TuningRul
     rules.push_back(make_rule(m, c, TuningScope::intra_node_registered, r, 0));
 }
 
-/// The schedule that does the same, for the cost model.
+/// The schedule with the same communication pattern, for the cost model.
 const Algorithm* schedule_like(const Candidate& c) {
   const std::string wanted = c.name == "staged" ? "linear" : c.name;
   for (const Algorithm& a : algorithms())
@@ -158,7 +159,7 @@ const Algorithm* schedule_like(const Candidate& c) {
 
 using Row = std::array<double, 3>;
 
-/// Least squares of rows · x = 1 over the columns in `used`; others are 0.
+/// Least-squares solution of rows · x = 1 over the columns in `used`; other components are 0.
 Row solve(const std::vector<Row>& rows, unsigned used) {
   double m[3][4] = {};
   for (const Row& r : rows)
@@ -195,7 +196,7 @@ double residual(const std::vector<Row>& rows, const Row& x) {
 
 LinkCost fit_link(const Measured& m) {
   const LinkCost about =
-      m.intra_node ? LinkCost{0.5, 1e-4, 1e-4} : LinkCost{20, 1e-3, 1e-4};  // finds the path
+      m.intra_node ? LinkCost{0.5, 1e-4, 1e-4} : LinkCost{20, 1e-3, 1e-4};  // used to find the critical path
   std::vector<Row> rows;
   for (const Time& t : m.times) {
     const Algorithm* const schedule = t.candidate.is_zero_copy() ? nullptr : schedule_like(t.candidate);
@@ -210,7 +211,7 @@ LinkCost fit_link(const Measured& m) {
     const bool sensible = std::all_of(x.begin(), x.end(), [](double v) { return v >= 0 && v < 1e6; });
     if (sensible && residual(rows, x) < least) best = x, least = residual(rows, x);
   }
-  const auto digits = [](double v) {  // more would say nothing
+  const auto digits = [](double v) {  // three significant digits
     const double scale = v > 0 ? std::pow(10, 2 - std::floor(std::log10(v))) : 1;
     return std::round(v * scale) / scale;
   };

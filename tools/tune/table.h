@@ -1,19 +1,20 @@
 #pragma once
-/// From times to a tuning table: pure functions.
+/// Converts measured times to a tuning table. Pure functions.
 
 #include "tools/tune/measure.h"
 
 namespace rz::tune {
 
-/// Lines for groups of that size: at each range of sizes the fastest, and the fastest that sums in rank order
-/// where that is another; and the link's costs. A range ends where two lines of times cross, between the
-/// sizes that were measured. Who is faster by little, or by chance at one size, is left out.
+/// Rules for groups of the measured size: for each range of sizes the fastest algorithm, and the fastest that
+/// sums in rank order if that is another one; and the link costs. A range ends where the times of two
+/// algorithms cross, interpolated between measured sizes. Small advantages, and those at a single size, are
+/// ignored as noise.
 Tuning make_table(const Measured&);
 
-/// What fits the times best, each counted by its own size, none of the three below 0.
+/// Least-squares fit of the cost model to the times, weighted by relative error; all three costs are >= 0.
 LinkCost fit_link(const Measured&);
 
-/// A text for people above a table: where, when and how it was measured.
+/// Header comment of a table: where, when and how it was measured.
 std::string header(const Measured&, const Options&);
 
 }  // namespace rz::tune

@@ -1,6 +1,6 @@
 #pragma once
-/// Which samples a rank takes at which micro-batch: a pure function of the update, so that all ranks and any
-/// resumed run agree.
+/// Assignment of samples to ranks and micro-batches. It is a pure function of the update number, so all ranks
+/// and any resumed run agree.
 
 #include <cstdint>
 #include <optional>
@@ -14,7 +14,7 @@
 namespace rz::train_gpt {
 
 struct BatchPlan {
-  std::uint64_t samples = 0;  ///< in the data
+  std::uint64_t samples = 0;  ///< in the whole data
   BatchSizes sizes;
   int rank = 0, ranks = 1;
   bool shuffle = true, drop_last = false;
@@ -25,12 +25,11 @@ class Batches {
  public:
   explicit Batches(BatchPlan);
 
-  /// Indices of the samples of one micro-batch.
-  /// Shuffled: the distributed sampler's next `micro` of this rank, epoch after epoch.
-  /// Else: update s covers samples s·B … s·B+B-1 (modulo their number); rank r of W takes the B/W that start
-  /// at r·B/W, micro-batch by micro-batch.
+  /// Indices of the samples of one micro-batch. Shuffled: the next `micro` samples of the distributed sampler
+  /// for this rank, epoch after epoch. Not shuffled: update s covers samples s·B … s·B+B-1 (modulo the number
+  /// of samples); rank r of W takes the B/W samples that start at r·B/W, one micro-batch after another.
   std::vector<std::uint64_t> indices(std::uint64_t update, std::uint64_t micro_batch) const;
-  /// Updates that see about every sample once; at least 1.
+  /// Number of updates that cover every sample about once; at least 1.
   std::uint64_t updates_per_epoch() const;
 
  private:
@@ -38,7 +37,7 @@ class Batches {
   std::optional<DistributedSampler> sampler_;
 };
 
-/// Inputs and targets, [samples, T] each.
+/// Reads inputs and targets of the samples, [samples, T] each.
 void read_samples(const Tokens&, std::span<const std::uint64_t> indices, std::uint64_t seq_len,
                   std::span<std::int32_t> inputs, std::span<std::int32_t> targets);
 

@@ -23,9 +23,9 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 struct Tokens::State {
   std::string name;
   std::uint64_t count = 0;
-  std::string text;          // of bytes
-  int file = -1;             // or of uint16
-  std::uint64_t header = 0;  // bytes before the first
+  std::string text;          // bytes, from from_text()
+  int file = -1;             // uint16, from from_file()
+  std::uint64_t header = 0;  // bytes before the first token
   State() = default;
   State(const State&) = delete;
   ~State() {
@@ -51,7 +51,7 @@ struct Tokens::State {
 
 namespace {
 
-/// What llm.c's files begin with, and how many tokens follow.
+/// The first fields of the header of llm.c files.
 struct LlmcHeader {
   std::int32_t magic, version, tokens;
 };
@@ -194,7 +194,7 @@ void Tokens::check_vocabulary() const {
   std::array<std::int32_t, part> tokens;
   const std::uint64_t in_all = (count() + part - 1) / part, looked_at = std::min(in_all, parts);
   for (std::uint64_t i = 0; i < looked_at; ++i) {
-    // The last part too, and the others as evenly as parts allow.
+    // Covers the first and the last part, and spreads the others evenly.
     const std::uint64_t at = part * (looked_at == in_all ? i : i * (in_all - 1) / (looked_at - 1));
     read(at, std::span(tokens).first(std::min(part, count() - at)));
   }

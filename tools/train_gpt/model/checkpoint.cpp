@@ -31,7 +31,7 @@ bool is_mask(std::string_view name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
 }
 
-/// "a; b; c", each part under its heading.
+/// "a; b; c", each part with its heading.
 class ProblemList {
  public:
   void add(const char* heading, const std::vector<std::string>& names) {

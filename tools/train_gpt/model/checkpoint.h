@@ -1,5 +1,6 @@
 #pragma once
-/// A model in and out of safetensors, by Hugging Face's names, a slice of one tensor at a time.
+/// Import and export of a model as safetensors, with the names of Hugging Face, a slice of one tensor at a
+/// time.
 
 #include <cstdint>
 #include <span>
@@ -12,16 +13,16 @@
 
 namespace rz::train_gpt {
 
-/// Where each parameter of a model lies in a checkpoint. Names may lack the prefix "transformer.". Attention
-/// masks (attn.bias, attn.masked_bias) are ignored, and so is a lm_head.weight that a model with tied
-/// embeddings does not have, if it holds the same values as wte.
+/// Maps the parameters of a model to tensors of a checkpoint. Names may lack the prefix "transformer.".
+/// Attention masks (attn.bias, attn.masked_bias) are ignored. An extra lm_head.weight is ignored for a model
+/// with tied embeddings if it equals wte.
 class Checkpoint {
  public:
-  /// Compares names, shapes and dtypes. Errc::config lists, in one line, everything that is missing,
-  /// misshapen or too much.
+  /// Compares names, shapes and dtypes. Errc::config lists, in one line, all missing, misshapen and
+  /// superfluous tensors.
   Checkpoint(SafetensorsFile file, std::span<Parameter* const> parameters);
 
-  /// Elements of a parameter.
+  /// Reads elements of a parameter.
   void read(const Parameter&, Range elements, float* out) const;
   std::size_t tensors() const { return entries_.size(); }
 
@@ -32,8 +33,9 @@ class Checkpoint {
   std::unordered_map<const Parameter*, const SafetensorsEntry*> entries_;
 };
 
-/// Writes path, one tensor at a time; rank 0 does, every rank calls it. Diverged on every rank names the
-/// first element that is not finite, unless `nonfinite` allows it: path is then as it was.
+/// Writes the model to `path`, one tensor at a time. Collective; rank 0 writes. Throws Diverged on every
+/// rank, naming the first element that is not finite, unless `nonfinite` is set; an existing file is then
+/// unchanged.
 void save_model(const std::string& path, std::span<Parameter* const> parameters, Strategy&, int rank,
                 const Stream&, bool nonfinite = false);
 

@@ -27,7 +27,7 @@ void require_flag(const JsonObject& o, const char* key, bool value) {
     o.fail_at(key, concat("must be ", value, " for this GPT-2; remove the key"));
 }
 
-/// Variants that change results and that this GPT-2 does not have.
+/// Throws for variants that change results and are not implemented here.
 void refuse_variants(const JsonObject& o, const Gpt2Config& c) {
   require_text(o, "model_type", "gpt2");
   require_text(o, "activation_function", "gelu_new");

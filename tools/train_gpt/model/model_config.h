@@ -1,5 +1,5 @@
 #pragma once
-/// Hugging Face's config.json of a GPT-2.
+/// The config.json of a GPT-2 in Hugging Face's format.
 
 #include <string>
 
@@ -7,10 +7,10 @@
 
 namespace rz::train_gpt {
 
-/// Errc::config, "FILE: key: what", for what is missing, wrong, or would need what this GPT-2 does not do.
-/// Keys that change nothing here are ignored.
+/// Errc::config, "FILE: key: reason", for a key that is missing or invalid, or requests a feature that this
+/// GPT-2 lacks. Keys without effect here are ignored.
 Gpt2Config read_model_config(const std::string& path);
-/// JSON that read_model_config and Hugging Face read.
+/// JSON that read_model_config and Hugging Face accept.
 std::string to_json(const Gpt2Config&);
 
 }  // namespace rz::train_gpt

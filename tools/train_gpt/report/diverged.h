@@ -1,11 +1,11 @@
 #pragma once
-/// What ends a run that no longer computes anything of use.
+/// Error of a training run that has diverged.
 
 #include "comm/core/error.h"
 
 namespace rz::train_gpt {
 
-/// A loss, a norm or a weight is not finite. The same on every rank, thrown by each.
+/// A loss, a norm or a weight is not finite. Thrown by every rank alike.
 class Diverged : public Error {
  public:
   explicit Diverged(const std::string& what) : Error(Errc::unsupported, what) {}

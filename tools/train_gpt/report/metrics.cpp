@@ -51,7 +51,7 @@ MetricsLog::MetricsLog(const std::string& path) : path_(path), file_(nullptr, st
 void MetricsLog::write(const UpdateReport& report) {
   if (!file_) return;
   const std::string line = to_json(report) + "\n";
-  // A line at a time, so that whoever follows the file never reads half of one.
+  // Flush whole lines, so that a process that follows the file never reads a partial one.
   require(std::fputs(line.c_str(), file_.get()) >= 0 && std::fflush(file_.get()) == 0, Errc::io, path_,
           ": cannot be written: ", std::strerror(errno));
 }

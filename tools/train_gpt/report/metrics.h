@@ -1,5 +1,5 @@
 #pragma once
-/// What is told of an update: to a file, a JSON object a line, and to whoever watches.
+/// Reports of updates: a JSON line per update in a file, and progress on a terminal.
 
 #include <chrono>
 #include <cstdint>
@@ -16,21 +16,22 @@ struct UpdateReport {
   double lr = 0;
   double tokens_per_second = 0;  ///< of all ranks
   double step_ms = 0;
-  double exposed_comm_ms = 0;  ///< that this rank waited for communication; NaN: a graph ran, nobody knows
-  double loss_scale = 0;       ///< in f16; 0: losses are not scaled
-  bool skipped = false;        ///< gradients were not finite: parameters stayed as they were
-  bool diverged = false;       ///< loss or norm is not finite, and the configuration does not skip that
+  double exposed_comm_ms =
+      0;  ///< waited for communication on this rank; NaN in a graph replay, where it cannot be measured
+  double loss_scale = 0;  ///< f16 only; 0: no loss scaling
+  bool skipped = false;   ///< gradients were not finite: the update was skipped
+  bool diverged = false;  ///< loss or norm is not finite, and the configuration does not skip such updates
 };
 
-/// One line without its end; 17 significant digits for loss and norm. What is not finite becomes null.
+/// One line without newline; 17 significant digits for loss and norm. Values that are not finite become null.
 std::string to_json(const UpdateReport&);
 
-/// Diverged if `diverged` is set: what is not finite, and what to do.
+/// Throws Diverged if `diverged` is set, with the value that is not finite and a remedy.
 void require_finite(const UpdateReport&);
 
 class MetricsLog {
  public:
-  /// Writes nothing without a path. Errc::io if the file cannot be made.
+  /// Writes nothing if `path` is empty. Errc::io if the file cannot be created.
   explicit MetricsLog(const std::string& path);
   void write(const UpdateReport&);
 
@@ -39,8 +40,8 @@ class MetricsLog {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
 };
 
-/// A bar that is redrawn in place on a terminal; elsewhere the first and last update and, in between, a line
-/// for every twentieth part of the way, at most one a second, at least one every ten.
+/// On a terminal: a bar that is redrawn in place. Elsewhere: lines for the first and the last update and for
+/// every twentieth of the run, at most one per second and at least one every ten seconds.
 class Progress {
  public:
   Progress(std::FILE* out, bool terminal, std::uint64_t steps);

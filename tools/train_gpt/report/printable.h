@@ -1,12 +1,12 @@
 #pragma once
-/// Bytes of a model, fit for a terminal.
+/// Makes bytes of a generated text safe for a terminal.
 
 #include <string>
 #include <string_view>
 
 namespace rz::train_gpt {
 
-/// Line ends, tabs, printable ASCII and well-formed UTF-8 stay; every other byte becomes "·".
+/// Keeps newlines, tabs, printable ASCII and valid UTF-8; replaces every other byte by "·".
 std::string printable(std::string_view bytes);
 
 }  // namespace rz::train_gpt

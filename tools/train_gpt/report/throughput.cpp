@@ -22,7 +22,7 @@ double bf16_peak(std::string_view device_name) {
     std::string_view name;
     double flops;
   };
-  // The first that the device's name contains.
+  // Searched in order; the first name contained in the device name applies.
   static constexpr Peak peaks[] = {{"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H200 NVL", 835e12},
                                    {"H200", 989.4e12},    {"H100", 989.4e12},   {"A100", 312e12},
                                    {"L40S", 362e12}};
