@@ -37,7 +37,7 @@ def run(command, output):
     if p.returncode: fail(1, f'{" ".join(command)} ended with {p.returncode}: {p.stderr.strip()}')
     with open(output) as f: return json.load(f)
 
-PROBE = 4096  # bytes, whose time tells how near processors are
+PROBE = 4096  # bytes; the time of this size shows how close the processors are
 ALIKE = 1.3
 
 def bounds_of(o, sizes, methods, tmp):

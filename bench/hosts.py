@@ -121,7 +121,7 @@ class Peers:
     """Open MPI, MPICH and Gloo, as far as they are here. They report the time of the slowest rank, through a file that all share."""
     def __init__(self, o, tmp):
         self.o, self.tmp, self.exe = o, tmp, {}
-        self.agent = f'{tmp}/agent'  # stands in for ssh: agent [-x …] HOST COMMAND…
+        self.agent = f'{tmp}/agent'  # replaces ssh: agent [-x …] HOST COMMAND…
         with open(self.agent, 'w') as f:
             f.write('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift; i=$(( ${host##*.} - 1 ))\n'
                     'exec ip netns exec rz$i unshare -u sh -c "hostname rz$i; $*"\n')
@@ -143,7 +143,7 @@ class Peers:
     def run(self, name, size):
         o, n, hosts = self.o, self.o.hosts, ','.join(address(i) for i in range(self.o.hosts))
         shm = f'/dev/shm/rz_hosts.{os.getpid()}'
-        # No page faults in temporaries: the peers at their best.
+        # Best case for the peers: no page faults in temporary buffers.
         env = {'BENCH_SHM': shm, 'BENCH_PEER': name, 'BENCH_OPS': 'ar', 'BENCH_SIZES': str(size), 'BENCH_BUDGET_MS': str(o.budget),
                'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': '1099511627776'}
         if name == 'ompi':

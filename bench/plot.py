@@ -19,7 +19,7 @@ Latency is the median where the file has one (lower bound, --percentiles), else 
 import argparse, json, math, sys
 from xml.sax.saxutils import escape
 
-# Okabe and Ito's colours, told apart by all common kinds of sight, less their yellow, which white swallows.
+# The colour-blind-safe colours of Okabe and Ito, without yellow, which is invisible on white.
 BLUE, SKY, VERMILION, GREEN, PURPLE, ORANGE, BLACK, GREY = '#0072B2', '#56B4E9', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#222222', '#7F7F7F'
 KNOWN = {'ours': (BLUE, 'circle', ''), 'ours -R 2': (SKY, 'circle', ''), 'bound': (BLACK, '', '6 4'), 'bound -R 2': (GREY, '', '6 4'),
          'bound staged': (BLACK, '', '6 4'), 'bound mapped': (GREY, '', '6 4')}
@@ -36,7 +36,7 @@ def fail(line):
 class Parser(argparse.ArgumentParser):
     def error(self, message): fail(message + '; see --help')
 
-# ---- what files hold
+# ---- input files
 
 def bus_factor(collective, ranks):
     if collective == 'all_reduce': return 2 * (ranks - 1) / ranks
@@ -86,7 +86,7 @@ def panels_of(points, o):
         panels.setdefault((collective, in_place, ranks), {}).setdefault(series, {})[size] = us
     return panels
 
-# ---- words and numbers
+# ---- texts and numbers
 
 def trimmed(x): return f'{x:.3g}' if x < 1000 else f'{x:.0f}'
 
@@ -130,7 +130,7 @@ def spread(wanted, low, high, gap):
     gather around their mean."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     gap = min(gap, (high - low) / max(len(order) - 1, 1))
-    groups = []  # [sum, count] of what stays together, each height less the gaps above it
+    groups = []  # [sum, count] of labels that touch, each height minus the gaps above it
     for rank, i in enumerate(order):
         groups.append([wanted[i] - rank * gap, 1])
         while len(groups) > 1 and groups[-2][0] / groups[-2][1] >= groups[-1][0] / groups[-1][1]:
@@ -170,7 +170,7 @@ def panel(series, styles, factor, what, left, top):
     x, y = Axis(sizes[0], sizes[-1], left + LEFT + 10, left + LEFT + WIDTH - 10), Axis(ticks[0], ticks[-1], top + HEIGHT, top)
     out = [text(left + LEFT, top - 12, HEADINGS[what], 12)] + grid(x, y, sizes, ticks, what)
     ends = {}
-    for name in sorted(values, key=lambda n: n.startswith('ours')):  # ours on top
+    for name in sorted(values, key=lambda n: n.startswith('ours')):  # draw ours last, on top
         points = [(x(s), y(v)) for s, v in values[name].items()]
         out += curve(points, styles[name], name.startswith('ours'))
         ends[name] = points[-1]

@@ -19,7 +19,8 @@ import argparse, glob, json, os, platform, select, shutil, statistics, subproces
 
 SHAPES = {'124M': dict(n_layer=12, n_head=12, n_embd=768, n_positions=1024, vocab_size=50257, batch=16, precision='bf16'),
           'tiny': dict(n_layer=4, n_head=4, n_embd=128, n_positions=64, vocab_size=256, batch=8, precision='f32')}
-# Dense bf16 FLOPS with sums in f32, from NVIDIA's data sheets. The first name that the device's own contains.
+# Dense bf16 FLOPS with f32 accumulation, from NVIDIA's data sheets. The first name contained in the device
+# name applies.
 PEAKS = [('H100 PCIe', 756e12), ('H100 NVL', 835e12), ('H200 NVL', 835e12), ('GH200', 989.4e12), ('H200', 989.4e12), ('H100', 989.4e12),
          ('A100', 312e12), ('L40S', 362e12)]
 WARM = 5          # updates of a round that are not counted

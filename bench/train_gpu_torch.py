@@ -64,13 +64,13 @@ class Gpt2(nn.Module):
     def forward(self, inputs, targets):
         x = self.tokens(inputs) + self.positions.weight[:inputs.shape[1]]
         for block in self.blocks: x = block(x)
-        logits = F.linear(self.ln(x), self.tokens.weight)  # tied
+        logits = F.linear(self.ln(x), self.tokens.weight)  # tied embeddings
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
 class Batches:
     def __init__(self, path, batch, context, device):
         with open(path, 'rb') as f: raw = bytearray(f.read())
-        # uint16, of which PyTorch knows little
+        # uint16 data, which PyTorch hardly supports
         tokens = torch.frombuffer(raw, dtype=torch.int16).to(torch.int64) & 0xffff
         samples = (len(tokens) - 1) // context // batch * batch
         x, y = (tokens[o:o + samples * context].view(-1, batch, context) for o in (0, 1))

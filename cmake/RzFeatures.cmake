@@ -1,4 +1,4 @@
-# Optional parts: AUTO takes what is there, ON insists, OFF leaves it out. Sets RZ_HAVE_<feature>.
+# Optional features: AUTO uses what is found, ON requires it, OFF disables it. Sets RZ_HAVE_<feature>.
 include(CheckLanguage)
 
 function(rz_feature name what)
@@ -31,27 +31,28 @@ if(CMAKE_CUDA_COMPILER)
 endif()
 rz_resolve(CUDA "${rz_cuda_found}" "no nvcc was found (set CUDACXX or CMAKE_CUDA_COMPILER)")
 if(RZ_HAVE_CUDA)
-  # Ampere, Hopper, and PTX for what comes after: all from one PTX, which nothing here asks more of, in two thirds of the
-  # time. -DCMAKE_CUDA_ARCHITECTURES=90 compiles for one of them alone.
+  # Ampere, Hopper, and PTX for later architectures. One PTX serves all of them, since the kernels need
+  # nothing newer, and that saves a third of the compile time. -DCMAKE_CUDA_ARCHITECTURES=90 compiles for one
+  # architecture only.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES OFF)
     add_compile_options(
       "$<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_80,code=[compute_80,sm_80];--generate-code=arch=compute_80,code=sm_90>")
   endif()
   enable_language(CUDA)
-  # CI has no card: what it compiles for one is checked, and run by nobody.
+  # CI has no GPU: device code is compiled as a check, and never run.
   if(CMAKE_UNITY_BUILD AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
     add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>)
   endif()
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know yet that nvcc 12 can
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc 12 supports C++20
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
   endif()
   find_package(CUDAToolkit REQUIRED)
-  # One copy of the runtime for all libraries: a kernel is registered with its own library's copy, and launched through
-  # core's.
+  # All libraries must share one copy of the CUDA runtime: a kernel is registered with the runtime of its own
+  # library, and launched through the runtime of core.
   if(BUILD_SHARED_LIBS)
     set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
     set(rz_cudart cudart)

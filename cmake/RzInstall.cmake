@@ -1,10 +1,10 @@
-# What `cmake --install` leaves: headers, libraries, programs, and packages for find_package and pkg-config.
+# Installation: headers, libraries, programs, and packages for find_package and pkg-config.
 include(CMakePackageConfigHelpers)
 
 get_property(rz_floors GLOBAL PROPERTY RZ_FLOORS)
 install(TARGETS ${rz_floors} EXPORT ringzero
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-# Public headers, and what they include. tests/tools/headers_test.py compiles each.
+# Public headers and the headers they include. tests/tools/headers_test.py compiles each of them.
 file(GLOB rz_headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS comm/*.h comm/core/*.h tensor/*.h autograd_lite/*.h
      autograd_lite/models/*.h sharding/*/*.h)
 list(APPEND rz_headers comm/device/allocate.h comm/device/caching_allocator.h comm/device/graph.h comm/device/memory.h
@@ -26,7 +26,7 @@ write_basic_package_version_file(ringzero-config-version.cmake COMPATIBILITY Sam
 install(FILES ${PROJECT_BINARY_DIR}/ringzero-config.cmake ${PROJECT_BINARY_DIR}/ringzero-config-version.cmake
         DESTINATION ${rz_cmake_dir})
 
-# Static archives hand their own dependencies on to whoever links them.
+# Static archives pass their dependencies on to the programs that link them.
 set(RZ_PC_REQUIRES "libhwy, hwloc")
 set(RZ_PC_VISIBILITY "")
 set(RZ_PC_BLAS ", openblas")
@@ -45,7 +45,7 @@ endif()
 file(RELATIVE_PATH RZ_PC_INCLUDEDIR ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_FULL_INCLUDEDIR})
 set(packages ringzero-comm ringzero)
 if(RZ_HAVE_MPI)
-  # By the paths that were found: which package of pkg-config belongs to this MPI differs between systems.
+  # Paths as found by CMake, since the pkg-config name of an MPI library differs between systems.
   list(APPEND packages ringzero-mpi)
   list(TRANSFORM MPI_CXX_INCLUDE_DIRS PREPEND -I OUTPUT_VARIABLE RZ_PC_MPI_INCLUDES)
   list(JOIN RZ_PC_MPI_INCLUDES " " RZ_PC_MPI_INCLUDES)

@@ -1,4 +1,5 @@
-# The floors and the programs on them. Sources are globbed, so that a new file of a room needs no line here.
+# Functions that define the libraries (floors) and programs. Sources are globbed, so a new file in an existing
+# folder needs no change here.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -10,9 +11,10 @@ if(PROJECT_IS_TOP_LEVEL)
   set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
   find_program(CCACHE_PROGRAM ccache)
   if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-    # What a precompiled header defines is the same wherever it is used, so that ccache may keep what includes it. It goes
-    # by what files hold, not by what the preprocessor makes of them: a precompiled header knows each file that it
-    # includes by its bytes, so that one of before a comment changed would have "#pragma once" let that file in twice.
+    # A precompiled header defines the same macros in all its users, so ccache may cache them (pch_defines).
+    # Depend mode hashes the source files instead of the preprocessed text: a precompiled header identifies
+    # its include files by content, so a cached one from before a change of a comment would defeat "#pragma
+    # once" and include such a file twice.
     set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_DEPEND=1
         ${CCACHE_PROGRAM})
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
@@ -21,31 +23,33 @@ endif()
 set(RZ_SANITIZE "" CACHE STRING "Sanitizers, e.g. address,undefined")
 find_package(Threads REQUIRED)
 
-# Flags for everything of ours, never for who links it.
+# Flags for all targets of this project, not for targets that link to it.
 add_library(rz_flags INTERFACE)
 target_compile_options(rz_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-missing-field-initializers>
                        $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall>)
-# Everything is position-independent, for the MPI plugin's sake; nobody puts functions of his own in the place of ours.
+# All code is position-independent, for the MPI plugin. Interposition of symbols is not supported, so calls
+# within a library can be direct.
 target_compile_options(rz_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-semantic-interposition>)
-# Without the checks of pointers that the address sanitizer makes too: they took most of the time to compile.
+# Pointer checks that the address sanitizer covers too are disabled: they took most of the compile time.
 if(RZ_SANITIZE)
   target_compile_options(rz_flags INTERFACE -fsanitize=${RZ_SANITIZE} -fno-omit-frame-pointer -g1
                          -fno-sanitize=null,vptr,object-size,pointer-overflow)
   target_link_options(rz_flags INTERFACE -fsanitize=${RZ_SANITIZE})
   if(RZ_SANITIZE MATCHES "undefined")
-    # What is found ends the program; that nothing goes on after a check also nearly halves the time to compile it.
+    # A finding ends the program. Without recovery code compilation takes about half the time.
     target_compile_options(rz_flags INTERFACE -fno-sanitize-recover=undefined)
   endif()
 endif()
 
-# rz_floor(name globs… ): library ringzero_<name>, alias ringzero::<name>, out of the folder's sources.
+# rz_floor(name globs… ): defines library ringzero_<name>, alias ringzero::<name>, from the sources of a
+# folder.
 function(rz_floor name)
   file(GLOB sources CONFIGURE_DEPENDS ${ARGN})
   add_library(ringzero_${name} ${sources})
   add_library(ringzero::${name} ALIAS ringzero_${name})
   set_target_properties(ringzero_${name} PROPERTIES EXPORT_NAME ${name} VERSION ${PROJECT_VERSION}
                         SOVERSION ${PROJECT_VERSION_MAJOR})
-  # Shared ones find each other, and CUDA's runtime, wherever they are installed.
+  # Shared libraries find each other, and the CUDA runtime, in any installation folder.
   set(folders $ORIGIN ${rz_cudart_folder})
   set_target_properties(ringzero_${name} PROPERTIES INSTALL_RPATH "${folders}")
   target_include_directories(ringzero_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
@@ -55,14 +59,14 @@ function(rz_floor name)
   set_property(GLOBAL APPEND PROPERTY RZ_FLOORS ringzero_${name})
 endfunction()
 
-# rz_leave_out(name file): of the floor's globbed sources, one that this build does without.
+# rz_leave_out(name file): removes a globbed source file from the library of a floor.
 function(rz_leave_out name file)
   get_target_property(sources ringzero_${name} SOURCES)
   list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${file})
   set_target_properties(ringzero_${name} PROPERTIES SOURCES "${sources}")
 endfunction()
 
-# rz_program(name sources… [LINK targets…]): an executable in bin/ that is installed.
+# rz_program(name sources… [LINK targets…]): defines an executable in bin/ and installs it.
 function(rz_program name)
   cmake_parse_arguments(P "" "" "LINK" ${ARGN})
   add_executable(${name} ${P_UNPARSED_ARGUMENTS})
@@ -74,16 +78,17 @@ function(rz_program name)
   add_dependencies(programs ${name})
 endfunction()
 
-# rz_of_templates(files…): sources that the templates of a command line or of JSON fill, in which nobody waits for anything
-# but the compiler. CI's build does not optimise them; others must, since the linker may take such a file's copy of an
-# inline function for all.
+# rz_of_templates(files…): sources that instantiate the templates of CLI11 or JSON, and whose speed does not
+# matter. They are not optimised in the build of CI. Other builds must optimise them, since the linker may
+# pick their copy of an inline function for the whole program.
 function(rz_of_templates)
   if(CMAKE_UNITY_BUILD)
     set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS -O0)
   endif()
 endfunction()
 
-# rz_require(PREFIX module package): PkgConfig::PREFIX, which every build needs. `package`: its name in Debian.
+# rz_require(PREFIX module package): defines PkgConfig::PREFIX, a required dependency. `package`: its name in
+# Debian.
 macro(rz_require prefix module package)
   pkg_check_modules(${prefix} QUIET IMPORTED_TARGET GLOBAL ${module})
   if(NOT ${prefix}_FOUND)

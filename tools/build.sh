@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Configures and builds a preset. Reports progress: on a terminal in one line that is redrawn, elsewhere in a line for every
-# tenth of the steps. Prints the compiler's output only if something is wrong.
+# Configures and builds a preset. Shows progress: on a terminal in one line that is redrawn, elsewhere one line per
+# tenth of the steps. Prints the output of the compiler only if something fails.
 #   tools/build.sh [PRESET] [TARGET…]        (default: release, everything)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,12 +15,12 @@ show() {  # TEXT: redrawn in place on a terminal
   if [ "$terminal" ]; then printf '\r\033[K%s' "$1"; else printf '%s\n' "$1"; fi
 }
 
-# Copies Ninja's output to the log, and shows how many of its steps are done: its lines begin with "[DONE/ALL] ".
+# Copies the output of Ninja to the log, and shows progress from its lines "[DONE/ALL] …".
 follow() {
   local line tenth=0 count='^\[([0-9]+)/([0-9]+)\] '
   while IFS= read -r line; do
     printf '%s\n' "$line" >>"$log"
-    [[ $line =~ $count && $line != *'] Re-'* ]] || continue  # Re-running CMake counts by itself
+    [[ $line =~ $count && $line != *'] Re-'* ]] || continue  # skip re-runs of CMake, which count separately
     local steps=${BASH_REMATCH[1]} all=${BASH_REMATCH[2]}
     [ "$terminal" ] || [ $((steps * 10 / all)) -gt "$tenth" ] || continue
     tenth=$((steps * 10 / all))
@@ -29,7 +29,7 @@ follow() {
   [ -z "$terminal" ] || printf '\r\033[K'
 }
 
-# What the compiler wrote of the first step that failed, without its command line; else the end of the log.
+# Prints the compiler output of the first failed step, without its command line, or else the end of the log.
 explain() {
   local what
   what=$(awk '/^FAILED: /{found = 1; print; getline; next} found && /^\[[0-9]+\/[0-9]+\] /{exit} found' "$log" | head -n 40)

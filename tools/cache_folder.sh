@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a folder, unless it is there, for what a build makes; its CACHEDIR.TAG says so to back-ups and to train_gpt --data DIR.
+# Creates a folder for build outputs unless it exists. Its CACHEDIR.TAG excludes it from back-ups and train_gpt --data.
 #   tools/cache_folder.sh FOLDER
 set -euo pipefail
 [ -d "$1" ] && exit 0

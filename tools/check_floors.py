@@ -18,7 +18,7 @@ ROOMS = {
     'tensor/kernels': 'comm/core comm/device tensor',
     'autograd_lite': 'comm/core comm/device tensor',
     'autograd_lite/models': 'comm/core autograd_lite tensor',
-    # Public headers: they include no room of their own floor.
+    # Public headers: they include no other folder of their own floor.
     'comm': 'comm/core comm/device',
     'comm/net': 'comm/core comm/os',
     'comm/bootstrap': DEVICE + 'comm comm/net',
@@ -59,7 +59,7 @@ ROOMS = {
     'tools/train_gpt/model': MODEL + 'sharding/checkpoint sharding/io sharding/strategies tools/train_gpt/report',
     'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/io sharding/optim sharding/strategies '
                        'tools/command_line tools/train_gpt/data tools/train_gpt/model tools/train_gpt/report',
-    # Stand-alone programs, which time a library's inner parts.
+    # Stand-alone programs, which time internal parts of a library.
     'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels',
     'bench/support': 'comm comm/core comm/device tools/command_line bench',
     'bench/harness': 'comm comm/core comm/device tools/command_line bench bench/support',

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job on host memory: installs what is missing, builds, shows the machine, times all_reduce between 2 ranks, then trains a
-# small GPT-2 on text with ZeRO-3 over 2 ranks, lets it write, and saves it as safetensors.
+# The main job on host memory: installs missing packages, builds, shows the machine, times all_reduce between 2 ranks,
+# then trains a small GPT-2 on text with ZeRO-3 over 2 ranks, generates a sample, and saves the model as safetensors.
 #   tools/run.sh [--ranks N] [--data FILE|DIR] [--steps N] [--save DIR] [more flags of train_gpt]
 # Default text: the prose of this repository's documents. Under 3 minutes after the build on 2 cores.
 set -euo pipefail
@@ -29,12 +29,12 @@ echo "== all_reduce between $ranks ranks"
 "$bin/rzrun" -n "$ranks" "$bin/all_reduce_perf" -b 8 -e 16M -f 16 -n 20 -w 3
 echo
 mkdir -p "$(dirname "$save")"
-if [ -z "$data" ]; then  # tables and indented code are no prose
+if [ -z "$data" ]; then  # leave out tables and indented code
   data=$(dirname "$save")/documents.txt
   find README.md CONTRIBUTING.md docs -name '*.md' | LC_ALL=C sort | xargs cat | grep -v -e '^ *|' -e '^    ' >"$data"
 fi
 echo "== GPT-2 on $data, ZeRO-3 over $ranks ranks"
-unless_given() {  # FLAG VALUE: train_gpt takes a flag once
+unless_given() {  # FLAG VALUE: train_gpt accepts each flag once
   [[ " ${extra[*]} " == *" $1"[\ =]* ]] || extra+=("$1" "$2")
 }
 unless_given --model tools/configs/gpt2_small_bytes.json

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what ringzero needs to build and test on Debian 12, if something is missing. Prints nothing if nothing is.
+# Installs missing packages that ringzero needs to build and test on Debian 12. Prints nothing if all are installed.
 #   tools/setup.sh
 set -euo pipefail
 packages=(build-essential cmake ninja-build ccache pkg-config git ca-certificates python3

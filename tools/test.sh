@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, and runs every test.
+# Installs missing packages, builds, and runs all tests.
 #   tools/test.sh [PRESET] [more flags of ctest, e.g. -R Communicator]      (default preset: release)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,5 +8,5 @@ preset=release
 case ${1:-} in release | ci | asan | tsan) preset=$1; shift ;; esac
 tools/setup.sh
 tools/build.sh "$preset"
-# One test at a time per core; those that kill processes or measure time stand up to it.
+# Tests that kill processes or measure time run correctly beside one other test.
 ctest --preset "$preset" -j2 --no-tests=error --output-on-failure "$@"
