@@ -15,22 +15,20 @@ namespace rz::bench::concurrent {
 namespace {
 
 constexpr const char* details =
-    "Each communicator has a stream of all_reduces (sum of f32, out of place), of which one is in flight at "
-    "a "
-    "time.\n"
-    "Three phases take turns; figures are rank 0's, medians over rounds:\n"
-    "  alone    each stream by itself\n"
-    "  threads  all at once, each called by a thread of its own\n"
-    "  in_turn  all at once, called by one thread: one call of each, then all are waited for\n"
-    "  share    a stream's calls per second over those that streams of its size make alone. In the row of "
-    "all "
-    "their sum:\n"
-    "           1 is as much work as they do one after the other\n"
-    "  fair     the smallest share over the largest\n"
-    "busbw is 2 (n - 1) / n times bytes per second; p50 and p99 are of a call, from its start to its end.\n\n"
+    "Each communicator has a stream of all_reduces (sum of f32, out of place) with one call in flight at a\n"
+    "time. Three phases are interleaved; results are those of rank 0, medians over rounds:\n"
+    "  alone    each stream alone\n"
+    "  threads  all streams concurrently, each on a thread of its own\n"
+    "  in_turn  all streams concurrently on one thread: starts one call of each, then waits for all of them\n"
+    "  share    calls per second of a stream, relative to those of a stream of its size alone. In the row\n"
+    "           \"all\" their sum: 1 means as much work as the streams do one after the other\n"
+    "  fair     the smallest share divided by the largest\n"
+    "busbw is 2 (n - 1) / n times bytes per second; p50 and p99 are the times of a call, from start to end.\n"
+    "\n"
     "  rzrun -n 2 concurrent_bench --bytes 8,8,8,8\n"
-    "  rzrun -n 2 concurrent_bench --bytes 8,4M -R 1\n\n"
-    "Exit status: 0 all right, 2 a wrong command line, 1 anything else.";
+    "  rzrun -n 2 concurrent_bench --bytes 8,4M -R 1\n"
+    "\n"
+    "Exit status: 0 success, 2 a wrong command line, 1 any other error.";
 
 struct Options {
   Plan plan;
@@ -51,9 +49,10 @@ void complete(Options& o) {
 void add_options(CommandLine& line, Options& o) {
   line.add_option(
       "--bytes", o.bytes,
-      "Of a call, one communicator each, with commas between; K, M, G are binary; default " + o.bytes);
-  line.add_option("--rounds", o.plan.rounds, "Turns that the phases take; default 5").within(1, 1 << 20);
-  line.add_option("--seconds", o.seconds, "Of a phase; default 0.2").within(0.001, 3600.0);
+      "Bytes of a call, one entry per communicator, separated by commas; K, M, G are binary; default " +
+          o.bytes);
+  line.add_option("--rounds", o.plan.rounds, "Rounds of the three phases; default 5").within(1, 1 << 20);
+  line.add_option("--seconds", o.seconds, "Duration of a phase; default 0.2").within(0.001, 3600.0);
   add_memory(line, o.plan.registered);
   add_timeout(line, o.timeout_s);
 }
@@ -165,7 +164,7 @@ Json run(const Options& o) {
 
 constexpr BenchProgram<Options> program{
     "concurrent_bench",
-    "Times several communicators over the same ranks that are used at once.",
+    "Times several communicators over the same ranks that are used concurrently.",
     details,
     add_options,
     complete,

@@ -12,19 +12,17 @@ namespace rz::bench {
 namespace {
 
 constexpr const char* what_else =
-    "Ranks are processes times -t times -g: alone with -t, under rzrun, mpirun, torchrun or srun, which say "
-    "which "
-    "rank a\n"
-    "process is. Only rank 0 prints. On host memory an iteration starts the operation and waits for it "
-    "(there is no\n"
-    "queue that could run ahead), so that `time` is the latency that a caller sees; on devices the "
-    "iterations are\n"
-    "put into a stream, which is waited for at their end. Ranks take the devices of their machine in "
-    "turn.\n\n"
+    "The number of ranks is processes times -t times -g: without a launcher one process; under rzrun, "
+    "mpirun,\n"
+    "torchrun or srun, those of the launch. Only rank 0 prints. On host memory an iteration starts the\n"
+    "operation and waits for it, so `time` is the latency that a caller sees. On devices the iterations are\n"
+    "put into a stream, which is waited for at the end. Ranks use the devices of their machine round-robin.\n"
+    "\n"
     "  rzrun -n 2 all_reduce_perf -b 8 -e 128M -f 2\n"
     "  all_reduce_perf -t 2 -b 64K -e 64K -d all -o all\n"
-    "  all_reduce_perf --backend peer_cuda -g 2 -b 8 -e 256M -f 2\n\n"
-    "Exit status: 0 all right, 7 wrong results, 2 a wrong command line, 1 anything else.";
+    "  all_reduce_perf --backend peer_cuda -g 2 -b 8 -e 256M -f 2\n"
+    "\n"
+    "Exit status: 0 success, 7 wrong results, 2 a wrong command line, 1 any other error.";
 
 struct DTypeName {
   DType dtype;
@@ -69,21 +67,20 @@ struct Words {
 void add_sizes(CommandLine& line, Options& o, Words& w) {
   line.add_option("-t,--nthreads", o.threads, "Threads of this process, each a rank; default 1")
       .within(1, 1 << 30);
-  line.add_option("-g,--ngpus", o.gpus, "Devices a thread, each a rank (with a thread of its own); default 1")
+  line.add_option("-g,--ngpus", o.gpus, "Devices per thread, each a rank with a thread of its own; default 1")
       .within(1, 1 << 30);
   line.add_option("-b,--minbytes", w.min, "Smallest size; K, M, G are binary; default 32M");
   line.add_option("-e,--maxbytes", w.max, "Largest size; default 32M");
-  line.add_option("-i,--stepbytes", w.step, "From a size to the next; default 1M");
-  line.add_option("-f,--stepfactor", o.step_factor, "Times the size before, instead of -i").within(1.0, 1e9);
-  line.add_option("-n,--iters", o.iterations, "Iterations a size; default 20").within(1, 1 << 30);
+  line.add_option("-i,--stepbytes", w.step, "Increment of the size; default 1M");
+  line.add_option("-f,--stepfactor", o.step_factor, "Factor of the size, instead of -i").within(1.0, 1e9);
+  line.add_option("-n,--iters", o.iterations, "Iterations per size; default 20").within(1, 1 << 30);
   line.add_option("-w,--warmup_iters", o.warmup, "Not timed, at the largest and the smallest size; default 1")
       .within(0, 1 << 30);
   line.add_option("-m,--agg_iters", o.aggregated,
-                  "Operations in an iteration, submitted as one group, in flight together; time is that of "
-                  "one. Up to 16 KiB each, or 1 MiB in all, each has memory of its own; default 1")
+                  "Operations per iteration, submitted as one group; the time is that of one operation. Up "
+                  "to 16 KiB each, or 1 MiB in total, each has its own buffers; default 1")
       .within(1, 1 << 30);
-  line.add_flag("--separate", o.separate,
-                "With -m: they are calls of their own, one after the other, no group");
+  line.add_flag("--separate", o.separate, "With -m: separate calls, one after the other, instead of a group");
   line.add_option("-N,--run_cycles", o.cycles, "Runs of all sizes, 0 for ever; default 1").within(0, 1 << 30);
 }
 
@@ -93,7 +90,7 @@ void add_operation(CommandLine& line, Options& o, Words& w) {
       "-d,--datatype", w.dtype,
       "int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, f8e4m3, f8e5m2 or all; "
       "default float");
-  line.add_option("-r,--root", o.root, "Of a rooted collective, -1 for each in turn; default 0")
+  line.add_option("-r,--root", o.root, "Root of a rooted collective; -1: all ranks in turn; default 0")
       .within(-1, 1 << 20);
   line.add_option("-c,--check", o.checks,
                   "Passes that check results, after the timing; 0 for none; default 1")
@@ -104,20 +101,20 @@ void add_running(CommandLine& line, Options& o, Words& w) {
   line.add_option("-p,--parallel_init", w.parallel_init, "Accepted; threads always join at once");
   line.add_option("-y,--stream_null", o.null_stream, "1: the device's null stream; default 0");
   line.add_option("-z,--blocking", o.blocking,
-                  "1 each operation is waited for, with a barrier; 2 it is waited for (those of -m one by "
-                  "one, no group); 3 a barrier after each iteration; default 0")
+                  "1: wait for each operation, with a barrier; 2: wait for each operation (with -m one by "
+                  "one, not as a group); 3: a barrier after each iteration; default 0")
       .within(0, 3);
   line.add_option("-G,--cudagraph", o.graph,
-                  "Capture the iterations in a CUDA graph and replay it so often; default 0")
+                  "Capture the iterations in a CUDA graph; number of replays; default 0")
       .within(0, 1 << 20);
-  line.add_option("-x,--cta_policy", w.cta_policy, "0: ours have one way to use the card");
+  line.add_option("-x,--cta_policy", w.cta_policy, "Only 0 is supported");
   line.add_option(
           "-R,--local_register", o.registered,
           "1: buffers of Communicator::allocate (with nccl: registered); 2: of allocate_symmetric (with "
           "nccl: symmetric windows; with peer_cuda among processes: read in place); 3: plain memory, then "
           "Communicator::register_buffer; default 0, plain memory")
       .within(0, 3);
-  line.add_option("-u,--unalign", o.misalign, "Elements that buffers start off their alignment; default 0")
+  line.add_option("-u,--unalign", o.misalign, "Misalignment of the buffers in elements; default 0")
       .within(0, 4096);
   add_timeout(line, o.timeout_s);
 }
@@ -125,34 +122,32 @@ void add_running(CommandLine& line, Options& o, Words& w) {
 void add_ours(CommandLine& line, Options& o, Words& w) {
   line.add_option("--device", w.device, "host or cuda; default cuda for nccl and peer_cuda, else host")
       .one_of({"host", "cuda"});
-  line.add_option("--backend", o.backend,
-                  "What performs the collectives: auto, native, mpi, nccl or peer_cuda; default RZ_BACKEND "
-                  "or auto, which "
-                  "on devices is the first of nccl, peer_cuda and ring that can");
   line.add_option(
-          "--algorithm", o.algorithm,
-          "Forces it: a name of this collective's (a wrong one lists them), or "
-          "all_reduce=ring,broadcast=tree; default RZ_ALGORITHM or the tuning table (RZ_TUNING). What "
-          "does not sum in rank order needs RZ_DETERMINISTIC=0")
+      "--backend", o.backend,
+      "Implementation of the collectives: auto, native, mpi, nccl or peer_cuda; default RZ_BACKEND or auto, "
+      "which on devices is the first of nccl, peer_cuda and native (staged through the host) that works");
+  line.add_option("--algorithm", o.algorithm,
+                  "Algorithm of this collective (an unknown name lists them), or "
+                  "all_reduce=ring,broadcast=tree; default RZ_ALGORITHM or the tuning table (RZ_TUNING). "
+                  "Algorithms that do not sum in rank order need RZ_DETERMINISTIC=0")
       .type_name("NAME");
 }
 
 void add_report(CommandLine& line, Options& o, Words& w) {
   line.add_option("-C,--report_cputime", o.cpu_time,
-                  "1: time until the operation was handed over, not until it ended");
+                  "1: time until the operation was submitted, not until it completed");
   line.add_option("-a,--average", w.average, "Over ranks: 0 rank 0's, 1 mean, 2 min, 3 max; default 1")
       .within(0, 3);
   line.add_option("-S,--report_timestamps", o.timestamps, "1: date and time behind each row");
   line.add_option("-J,--output_file", o.json, "Write the results there as JSON");
   line.add_option("-M,--memory_report", o.memory_report, "1: memory of the buffers and of the process");
   line.add_option("-I,--per_iteration", o.per_iteration, "1: a line of statistics over rank 0's iterations");
-  line.add_flag(
-      "--percentiles", o.percentiles,
-      "Six more columns: p50, p99 and worst time (us) out of place and in place, over the timed "
-      "iterations, of the rank that is slowest in each, from its own start to its own end. One clock "
-      "read an iteration; on devices each is then waited for");
+  line.add_flag("--percentiles", o.percentiles,
+                "Six more columns: p50, p99 and maximum time (us) out of place and in place, over the timed "
+                "iterations; each time is that of the slowest rank of the iteration. Reads the clock once "
+                "per iteration; on devices it waits for each iteration");
   line.add_flag("--verbose", o.verbose,
-                "A line before each row: which algorithm, transport and chunk its calls take, and why");
+                "A line before each row: algorithm, transport and chunk size of its calls, and the reason");
   line.add_option("-K,--skip_samples", o.skipped,
                   "First iterations that -I and --percentiles leave out; default 0")
       .within(0, 1 << 30);
@@ -180,8 +175,7 @@ void settle(const Collective& c, Options& o, const Words& w) {
   const bool one = !o.algorithm.empty() && o.algorithm.find('=') == std::string::npos;
   if (one && c.kind != rz::Collective::all_reduce)  // a name without a collective applies to all_reduce
     o.algorithm.insert(0, concat(name(c.kind), "="));
-  require(w.cta_policy == 0, Errc::config, "-x ", w.cta_policy,
-          ": ours have one way to divide a card into blocks; leave it out");
+  require(w.cta_policy == 0, Errc::config, "-x ", w.cta_policy, ": only 0 is supported; leave it out");
   o.min_bytes = parse_size(w.min, "-b");
   o.max_bytes = parse_size(w.max, "-e");
   o.step_bytes = parse_size(w.step, "-i");

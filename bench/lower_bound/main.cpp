@@ -18,21 +18,23 @@ constexpr const char* methods[] = {"staged", "staged_in_place", "single_copy", "
 constexpr const char* details =
     "Two processes, each on a core of its own, do nothing but the arithmetic of an all_reduce, its copies "
     "and\n"
-    "one flag a step. No runtime can be faster with the same method:\n"
-    "  staged       a rank accesses its own memory and shared slots: the bound of ordinary memory\n"
+    "one flag per step. No runtime can be faster with the same method:\n"
+    "  staged       a rank accesses its own memory and shared slots: the bound for ordinary memory\n"
     "  mapped       both ranks map all memory: each rank adds its half of both inputs and writes it to both\n"
-    "               outputs (or, out of place, adds both inputs whole to its own output): the bound of "
-    "memory\n"
-    "               of Communicator::allocate (-R 1, -R 2)\n"
-    "  single_copy  the kernel copies out of the peer's memory (process_vm_readv), where it permits that; "
-    "only\n"
-    "               with --methods\n"
-    "and each of them _in_place. A method's row is its fastest variant (pieces, cached or streaming stores) "
-    "by\n"
-    "the median; --all prints every variant. Times are of the slower rank, one iteration right behind the\n"
-    "other, as with all_reduce_perf --percentiles. busbw is bytes over the median.\n\n"
-    "  lower_bound_bench --sizes 8,64K,4M\n\n"
-    "Exit status: 0 all right, 2 a wrong command line, 1 anything else.";
+    "               outputs (or, out of place, adds both inputs to its own output): the bound for memory of\n"
+    "               Communicator::allocate (-R 1, -R 2)\n"
+    "  single_copy  the kernel copies from the memory of the peer (process_vm_readv), if permitted; only "
+    "with\n"
+    "               --methods\n"
+    "and each of them with the suffix _in_place. A row shows the fastest variant of a method (piece size,\n"
+    "cached or streaming stores) by the median; --all prints every variant. Times are those of the slower\n"
+    "rank, of iterations without a pause between them, as with all_reduce_perf --percentiles. busbw is "
+    "bytes\n"
+    "divided by the median.\n"
+    "\n"
+    "  lower_bound_bench --sizes 8,64K,4M\n"
+    "\n"
+    "Exit status: 0 success, 2 a wrong command line, 1 any other error.";
 
 struct Options {
   Plan plan;
@@ -52,15 +54,15 @@ void complete(Options& o) {
 }
 
 void add_options(CommandLine& line, Options& o) {
-  line.add_option("--sizes", o.sizes, "Bytes, with commas between; K, M, G are binary; default " + o.sizes);
+  line.add_option("--sizes", o.sizes, "Bytes, separated by commas; K, M, G are binary; default " + o.sizes);
   line.add_option("--methods", o.plan.methods,
-                  "Of those below, with commas between; default all but single_copy")
+                  "Methods listed below, separated by commas; default all but single_copy")
       .delimiter(',')
       .one_of({std::begin(methods), std::end(methods)});
   line.add_option("-n,--iters", o.plan.iterations,
-                  "Iterations a variant and round; default 2000 (64K) to 6 (above 64M)")
+                  "Iterations per variant and round; default 2000 (64K) to 6 (above 64M)")
       .within(1, 1'000'000);
-  line.add_option("--rounds", o.plan.rounds, "Turns that the variants take; default 2").within(1, 1000);
+  line.add_option("--rounds", o.plan.rounds, "Rounds of all variants; default 2").within(1, 1000);
   line.add_flag("--all", o.all, "A row for every variant");
   line.add_option("-T,--timeout", o.timeout_s, "Deadline of a wait in seconds; default 60").within(0.1, 1e6);
 }
@@ -121,7 +123,7 @@ Json run(const Options& o) {
 
 constexpr BenchProgram<Options> program{
     "lower_bound_bench",
-    "The least time that two ranks of this machine need for an all_reduce of floats.",
+    "Lower bound of the time of an all_reduce of floats on two ranks of this machine.",
     details,
     add_options,
     complete,

@@ -14,22 +14,21 @@ namespace rz::bench::overlap {
 namespace {
 
 constexpr const char* details =
-    "Each rank computes (arithmetic in the first-level cache, a fixed amount a parameter) and, when all of a "
-    "bucket's\n"
-    "parameters are done, starts its all_reduce (mean of f32, in place), which it waits for when all is "
-    "computed. Three\n"
-    "phases take turns: computing alone, communicating alone, both. Medians over iterations, of each the "
-    "rank that took\n"
-    "longest, in ms:\n"
-    "  exposed   both, less computing alone: what communication costs a step\n"
-    "  lost      what computing itself took longer, since communication needs processors too; a part of "
-    "exposed\n"
-    "  hidden    the share of communication alone that is not exposed\n"
-    "one row where the program calls the communicator, one where it uses the bucket scheduler.\n\n"
+    "Each rank computes (arithmetic in the first-level cache, a fixed amount per parameter). When all\n"
+    "parameters of a bucket are done, it starts the all_reduce of the bucket (mean of f32, in place). It "
+    "waits\n"
+    "for all of them at the end. Three phases are interleaved: computing alone, communicating alone, both.\n"
+    "Medians over iterations, each of the slowest rank, in ms:\n"
+    "  exposed   both, minus computing alone: the cost of communication per step\n"
+    "  lost      additional time of computing, since communication needs processors too; a part of exposed\n"
+    "  hidden    the percentage of communication alone that is not exposed\n"
+    "One row uses the communicator directly, one uses the bucket scheduler.\n"
+    "\n"
     "  rzrun -n 2 overlap_bench\n"
-    "  rzrun -n 2 overlap_bench --bytes 100M --bucket 4M -R 0 --passes 3000\n\n"
-    "To hold two builds against each other, give both the --passes that one of them printed.\n"
-    "Exit status: 0 all right, 2 a wrong command line, 1 anything else.";
+    "  rzrun -n 2 overlap_bench --bytes 100M --bucket 4M -R 0 --passes 3000\n"
+    "\n"
+    "To compare two builds, pass the same --passes to both, as printed by one of them.\n"
+    "Exit status: 0 success, 2 a wrong command line, 1 any other error.";
 
 struct Options {
   Plan plan;
@@ -46,13 +45,13 @@ void complete(Options& o) {
 }
 
 void add_options(CommandLine& line, Options& o) {
-  line.add_option("--bytes", o.bytes, "Of all gradients; K, M, G are binary; default " + o.bytes);
-  line.add_option("--bucket", o.bucket, "Bytes a bucket; default " + o.bucket);
-  line.add_option("--members", o.plan.members, "Parameters a bucket; default 5").within(1, 1 << 20);
+  line.add_option("--bytes", o.bytes, "Bytes of all gradients; K, M, G are binary; default " + o.bytes);
+  line.add_option("--bucket", o.bucket, "Bytes per bucket; default " + o.bucket);
+  line.add_option("--members", o.plan.members, "Parameters per bucket; default 5").within(1, 1 << 20);
   line.add_option("-n,--iters", o.plan.iterations, "Iterations; default 5").within(1, 1 << 20);
-  add_memory(line, o.plan.registered, ", as training has its buckets");
+  add_memory(line, o.plan.registered, ", as in training");
   line.add_option("--passes", o.plan.passes,
-                  "Of compute a parameter; default so many that computing takes as long as communicating")
+                  "Computing passes per parameter; default: computing takes as long as communicating")
       .within(1L, 1L << 40);
   add_timeout(line, o.timeout_s);
 }
@@ -132,7 +131,7 @@ Json run(const Options& o) {
 }
 
 constexpr BenchProgram<Options> program{
-    "overlap_bench", "Times gradients that are all-reduced in buckets while the ranks compute.",
+    "overlap_bench", "Times the all_reduce of gradients in buckets while the ranks compute.",
     details,         add_options,
     complete,        run};
 

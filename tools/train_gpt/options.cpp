@@ -29,7 +29,7 @@ void add_inputs(CommandLine& line, Options& o) {
       .required()
       .type_name("CONFIG.json")
       .group("Inputs");
-  line.add_option("--init", o.init, "Start from this checkpoint; default: fresh weights from --seed")
+  line.add_option("--init", o.init, "Start from this checkpoint; default: random weights from --seed")
       .type_name("MODEL.safetensors")
       .group("Inputs");
   const auto data =
@@ -59,10 +59,10 @@ void add_training(CommandLine& line, Options& o) {
       .type_name("NAME")
       .group("Training");
   line.add_option("--seed", o.seed,
-                  "Of fresh weights, the order of samples, and the text of --sample; default 0")
+                  "Seed of the initial weights, the order of samples, and the text of --sample; default 0")
       .type_name("S")
       .group("Training");
-  line.add_flag("!--no-shuffle", o.shuffle, "Update s takes samples s·B … s·B+B-1, a contiguous part a rank")
+  line.add_flag("!--no-shuffle", o.shuffle, "Update s uses samples s·B … s·B+B-1, a contiguous part per rank")
       .group("Training");
   line.add_flag("!--no-graph", o.graph,
                 "On a GPU: start each kernel by itself, not all of an update as a CUDA graph")
@@ -103,7 +103,7 @@ void add_outputs(CommandLine& line, Options& o) {
 
 void add_speed(CommandLine& line, Options& o) {
   line.add_option("--threads", o.threads,
-                  "A rank; default: the processors it may use, shared with ranks that may too")
+                  "Per rank; default: the processors it may use, divided by the ranks that share them")
       .type_name("N")
       .within(1, 1024)
       .group("Speed (results stay the same but for --threads)");
@@ -112,12 +112,12 @@ void add_speed(CommandLine& line, Options& o) {
       .within(0.001, 65536.0)
       .group("Speed (results stay the same but for --threads)");
   line.add_option("--device", o.device,
-                  "Where the model lives: host (default), cuda (this machine's devices in turn), or cuda:N")
+                  "Device of the model: host (default), cuda (this machine's devices in turn), or cuda:N")
       .type_name("NAME")
       .group("Speed (results stay the same but for --threads)");
-  line.add_option(
-          "--backend", o.backend,
-          "What performs the collectives: auto, native, mpi, nccl or peer_cuda; default RZ_BACKEND or auto")
+  line.add_option("--backend", o.backend,
+                  "Implementation of the collectives: auto, native, mpi, nccl or peer_cuda; default "
+                  "RZ_BACKEND or auto")
       .type_name("NAME")
       .group("Speed (results stay the same but for --threads)");
   line.add_flag("!--no-overlap", o.overlap, "Wait for each bucket of gradients before backward goes on")

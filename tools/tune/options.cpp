@@ -8,28 +8,27 @@ namespace rz::tune {
 namespace {
 
 constexpr const char* description =
-    "Measures which algorithm is the fastest for each collective and size, on the ranks that it is started "
-    "with,\n"
-    "and writes a tuning table.\n\n"
+    "Measures which algorithm is the fastest for each collective and size, on the ranks of this job, and\n"
+    "writes a tuning table.\n"
+    "\n"
     "  rzrun -n 4 tune --output tuning.txt\n"
     "  RZ_TUNING=tuning.txt rzrun -n 4 all_reduce_perf -b 8 -e 64M -f 4 --verbose";
 
 constexpr const char* footer =
-    "On one host it times what ranks do that meet in shared memory, and from which size on memory of "
-    "allocate() is\n"
-    "better read where it lies; between hosts every schedule. All that compete at one size are timed in "
-    "turn, "
-    "several\n"
-    "rounds; medians count, of the rank that takes longest. Out of all times it fits what a message, a byte "
-    "and a byte\n"
-    "of a sum cost on that link, by which groups of other sizes are served. The table is text; "
-    "comm/tuning/tuning.h and\n"
-    "docs/tuning.md say how to read it, and how to put tables of several group sizes into one file.\n\n"
-    "Nothing else should run on the machine meanwhile. RZ_TRANSPORT, RZ_HOST_ID and the like count, "
-    "RZ_TUNING "
-    "and\n"
-    "RZ_ALGORITHM do not.\n\n"
-    "Exit status: 0 all right, 2 a wrong command line, 1 anything else.";
+    "Within a node it times the intra-node algorithms, and from which size on zero-copy from memory of\n"
+    "allocate() is faster; between nodes it times every schedule. All candidates of one size are timed in\n"
+    "interleaved rounds; the median over rounds of the slowest rank's time counts. From all times it fits "
+    "the\n"
+    "costs of the link per message, per byte and per reduced byte, which are used for groups of other "
+    "sizes.\n"
+    "The table is text; comm/tuning/tuning.h and docs/tuning.md describe its format, and how to combine\n"
+    "tables of several group sizes in one file.\n"
+    "\n"
+    "Nothing else should run on the machine meanwhile. RZ_TRANSPORT, RZ_HOST_ID and similar variables "
+    "apply;\n"
+    "RZ_TUNING and RZ_ALGORITHM are ignored.\n"
+    "\n"
+    "Exit status: 0 success, 2 a wrong command line, 1 any other error.";
 
 struct RawOptions {
   std::string min_bytes = "8", max_bytes = "8M", collectives;
@@ -69,16 +68,20 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   Options& o = parsed.options;
   RawOptions raw;
   CommandLine line(description, "tune", footer);
-  line.add_option("-o,--output", o.output, "Where the table goes; default tuning.txt").type_name("FILE");
-  line.add_option("--min", raw.min_bytes, "Least size, of the whole buffer; K, M, G are binary; default 8");
-  line.add_option("--max", raw.max_bytes, "Largest; default 8M");
-  line.add_option("--factor", o.factor, "From a size to the next; default 4").within(2, 1024);
-  line.add_option("--rounds", o.rounds, "In which all that compete take turns; default 5").within(1, 1000);
-  line.add_option("--seconds", o.seconds, "How long to measure, about; default 40").within(0.01, 86400.0);
+  line.add_option("-o,--output", o.output, "File to write the table to; default tuning.txt")
+      .type_name("FILE");
+  line.add_option("--min", raw.min_bytes, "Smallest size of the whole buffer; K, M, G are binary; default 8");
+  line.add_option("--max", raw.max_bytes, "Largest size; default 8M");
+  line.add_option("--factor", o.factor, "Ratio of consecutive sizes; default 4").within(2, 1024);
+  line.add_option("--rounds", o.rounds, "Measurements of each candidate, interleaved; default 5")
+      .within(1, 1000);
+  line.add_option("--seconds", o.seconds, "Approximate duration of the measurement; default 40")
+      .within(0.01, 86400.0);
   line.add_option("--collectives", raw.collectives,
-                  "all_reduce,broadcast and the like; default: all that have a choice");
-  line.add_flag("--schedules", o.schedules,
-                "Within a node: the schedules too, which the intra-node algorithms nearly always beat");
+                  "e.g. all_reduce,broadcast; default: all that have several algorithms");
+  line.add_flag(
+      "--schedules", o.schedules,
+      "Within a node: also time the schedules, although the intra-node algorithms are nearly always faster");
   parsed.help = line.parse(argc, argv);
   if (parsed.help.empty()) resolve(o, raw);
   return parsed;
