@@ -1,25 +1,27 @@
 #!/usr/bin/env python3
-"""Compares all_reduce_perf with the lower bound of this machine for two ranks (lower_bound_bench), in turn, in one run.
+"""Compares all_reduce_perf with the lower bound of this machine for two ranks (lower_bound_bench), interleaved in one run.
 
-    against_lower_bound.py [--bin build/release/bin] [--rounds 5] [--sizes 8,64,1024,...] [--memory ordinary,symmetric] [--extra '...'] [--json OUT]
+    against_lower_bound.py [--bin build/release/bin] [--rounds 5] [--sizes 8,64,1024,...] [--memory ordinary,symmetric]
+                           [--extra '...'] [--json OUT]
 
---bin     folder that holds lower_bound_bench, all_reduce_perf and rzrun
---rounds  pairs of runs that follow each other, the bound and ours, for each size and memory; medians are taken over them
---sizes   bytes, with commas between
---memory  ordinary: memory of the caller's own, beside the bound of copying through shared slots; symmetric: all_reduce_perf -R 2, beside the
-          bound of memory that both ranks map (or of slots, where that is faster)
---launch  how a program is started on two ranks; default '{bin}/rzrun -n 2'
+--bin     folder of lower_bound_bench, all_reduce_perf and rzrun
+--rounds  pairs of consecutive runs, the bound and ours, for each size and memory; the table shows medians over them
+--sizes   bytes, separated by commas
+--memory  ordinary: ordinary memory, compared with the bound of copying through shared slots; symmetric:
+          all_reduce_perf -R 2, compared with the bound of memory mapped by both ranks (or of slots, if that is faster)
+--launch  command that starts a program on two ranks; default '{bin}/rzrun -n 2'
 --extra   more flags for all_reduce_perf
---json    write the rows there, which bench/plot.py draws
+--json    file for the rows as JSON, which bench/plot.py draws
 
-Microseconds, float sum. "bound" and "ours" are medians over rounds of the median iteration, each iteration with the time of its slower rank (lower_bound_bench;
-all_reduce_perf --percentiles); "p99" is the median over rounds of ours. "bound/ours" is the median over rounds of the round's ratio: 1 at the bound, 0.5
-where twice its time is taken.
+Times are in microseconds, float sum. "bound" and "ours" are medians over rounds of the median iteration; the time of an
+iteration is that of its slower rank (lower_bound_bench; all_reduce_perf --percentiles). "p99" is the median over rounds
+of ours. "bound/ours" is the median over rounds of the ratio of a round: 1 at the bound, 0.5 at twice its time.
 
-A virtual machine's processors move: two threads of one core, two cores of one cache, or far apart, which is a factor of five for small sizes. So lower_bound_bench
-times 4 KiB before and after each of our runs: how much longer they take than at best tells how far apart processors are. A pair of runs
-between which that changed by more than 30% says nothing and does not count: it is timed anew, up to three times as often as there are rounds.
-"near" is how many of the rounds that count were within 30% of the best."""
+The processors of a virtual machine migrate: they may be two threads of one core, two cores that share a cache, or far
+apart, which changes times of small sizes by a factor of five. So lower_bound_bench times 4 KiB before and after each of
+our runs; that time, relative to the best one, shows the distance of the processors. A pair of runs between which it
+changed by more than 30% is discarded and repeated, up to three times as often as there are rounds. "near" is the number
+of rounds in the table whose 4 KiB time was within 30% of the best."""
 import argparse, json, os, shlex, statistics, subprocess, sys, tempfile
 
 MEMORY = {'ordinary': ([], ['staged']), 'symmetric': (['-R', '2'], ['staged', 'mapped'])}
@@ -46,7 +48,7 @@ def bounds_of(o, sizes, methods, tmp):
 def probe_in(rows): return min(r['median'] for r in rows if r['size'] == PROBE and r['method'] == 'staged')
 
 def bound(o, size, tmp):
-    """The rows of lower_bound_bench, by method; and its time for the probe."""
+    """The rows of lower_bound_bench, by method, and its 4 KiB time."""
     rows = bounds_of(o, {PROBE, size}, [], tmp)
     return {r['method']: r for r in rows if r['size'] == size}, probe_in(rows)
 
@@ -57,7 +59,7 @@ def ours(o, size, memory, tmp):
     return run(command, f'{tmp}/ours')['results'][0]
 
 class Pairs:
-    """Of runs that follow each other: (the bound's row, our figure, the probe before and after), by size, memory and place."""
+    """Pairs of consecutive runs: (row of the bound, our result, 4 KiB time before and after), by size, memory and place."""
     def __init__(self, o):
         self.o, self.found = o, {(s, m, p): [] for s in o.sizes for m in o.memory for p in PLACES}
 
@@ -70,7 +72,7 @@ class Pairs:
             self.found[size, memory, p].append((best, figure[p]['percentiles'], before, after))
 
     def like(self, key):
-        """Those whose two runs found processors equally near, and whether they were near."""
+        """The pairs between whose runs the 4 KiB time did not change, each with a flag for near processors."""
         best = min((pair[2] for pairs in self.found.values() for pair in pairs), default=0)
         return [(bound, figure, max(a, b) < ALIKE * best) for bound, figure, a, b in self.found[key] if max(a, b) < ALIKE * min(a, b)]
 
@@ -86,7 +88,7 @@ def measure(o):
                 pairs.time(s, m, tmp)
     if sys.stderr.isatty(): print(file=sys.stderr)
     for key in pairs.found:
-        if not pairs.like(key): print(f'# {key[0]} bytes, {key[1]}: processors moved within every pair; the row says nothing', file=sys.stderr)
+        if not pairs.like(key): print(f'# {key[0]} bytes, {key[1]}: processors migrated within every pair; the row is not reliable', file=sys.stderr)
     return {key: pairs.like(key)[:o.rounds] or [(*pair[:2], False) for pair in pairs.found[key][-o.rounds:]] for key in pairs.found}
 
 def row(size, memory, place, rounds):

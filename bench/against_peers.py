@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
-"""Holds the tools against other libraries' collectives by the middle and by the tail of their times: median and p99 of iterations, in turn, in one run.
+"""Compares the _perf programs with collectives of other libraries: median and p99 of iterations, interleaved in one run.
 
-    against_peers.py --peers COMMAND[,COMMAND...] --ranks N [--bin build/release/bin] [--rounds 5] [--sizes 8,1024,...] [--collectives all_reduce,...]
-                     [--extra '...'] [--json OUT]
+    against_peers.py --peers COMMAND[,COMMAND...] --ranks N [--bin build/release/bin] [--rounds 5] [--sizes 8,1024,...]
+                     [--collectives all_reduce,...] [--extra '...'] [--json OUT]
 
---peers       name=command, of a program that times a peer's collectives: run with BENCH_OPS (ar, ari, rs, ag, bc: all_reduce, in place, reduce_scatter,
-              all_gather, broadcast; rd, ga, sc, a2a: reduce, gather, scatter, alltoall, out of place, root 0), BENCH_SIZES (bytes, with commas between), BENCH_PEER and BENCH_SHM (a file that its ranks may share) in its environment
-              it prints lines ROW,peer,ranks,op,bytes,iterations,least,median,p99,mean,... in microseconds
---ranks       as many as the peers' commands start
---bin         folder that holds the _perf tools and rzrun
---collectives default the first four; reduce, gather, scatter and alltoall where the peers' programs know them
---rounds      each times everything once; medians are taken over rounds
---extra       more flags for ours, e.g. '-R 2'
---json        write the rows there
+--peers       name=command, a program that times the collectives of a peer library. It is run with BENCH_OPS (ar, ari,
+              rs, ag, bc: all_reduce, in place, reduce_scatter, all_gather, broadcast; rd, ga, sc, a2a: reduce, gather,
+              scatter, alltoall, out of place, root 0), BENCH_SIZES (bytes, separated by commas), BENCH_PEER and
+              BENCH_SHM (a file that its ranks may share) in its environment, and prints lines
+              ROW,peer,ranks,op,bytes,iterations,min,median,p99,mean,... in microseconds
+--ranks       number of ranks; must equal that of the peer commands
+--bin         folder of the _perf programs and rzrun
+--collectives default the first four; reduce, gather, scatter and alltoall if the peer programs support them
+--rounds      each round times everything once; the table shows medians over rounds
+--extra       more flags for our programs, e.g. '-R 2'
+--json        file for the rows as JSON
 
-An iteration's time is that of its slowest rank, of peers and of ours (--percentiles). "p50 ratio" and "p99 ratio" are the best peer's figure over ours: above 1
-ours is faster. Peers' broadcast is in place, and is held against ours in place.
+The time of an iteration is that of its slowest rank, for peers and for ours (--percentiles). "p50 ratio" and "p99 ratio"
+are the time of the best peer divided by ours; above 1 ours is faster. The broadcast of peers is in place, and is
+compared with ours in place.
 
     against_peers.py --ranks 4 --peers 'ompi=mpirun --oversubscribe -np 4 ./mpi_coll'"""
 import argparse, json, os, shlex, statistics, subprocess, sys, tempfile
@@ -66,7 +69,7 @@ def peer_rows(o, name, folder):
     return {(r[3], int(r[4])): (float(r[7]), float(r[8])) for r in rows}
 
 def own_rows(o, collective, size, folder):
-    """{place: (p50, p99)} of one run of ours."""
+    """{place: (p50, p99)} of one run of our program."""
     out = f'{folder}/rows.json'
     iterations = 4000 if size <= 64 << 10 else 400 if size <= 1 << 20 else 100
     iterations //= 1 if o.ranks == 2 else 4
@@ -78,7 +81,7 @@ def own_rows(o, collective, size, folder):
     return {place: (row[place]['percentiles']['p50'], row[place]['percentiles']['p99']) for place in ('out_of_place', 'in_place')}
 
 def measure(o):
-    """{(op, bytes, who): [(p50, p99), one a round]}"""
+    """{(op, bytes, library): [(p50, p99), one per round]}"""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for r in range(o.rounds):

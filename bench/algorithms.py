@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Times every algorithm of all_reduce beside the tuning table's choice, in turn, in one run on one machine.
+"""Times every algorithm of all_reduce beside the one selected by the tuning table, interleaved in one run on one machine.
 
-    algorithms.py [--bin build/release/bin] [--ranks 2] [--transport auto|shm|tcp] [--sizes 1024,...] [--rounds 5] [--extra '-R 2']
+    algorithms.py [--bin build/release/bin] [--ranks 2] [--transport auto|shm|tcp] [--sizes 1024,...] [--rounds 5]
+                  [--extra '-R 2']
 
-On one host one_shot and two_shot are those of ranks that meet in shared memory; the others are schedules over streams.
-Microseconds, out of place, float sum, medians over rounds. "table": what a call gets by default; "cost": the fastest algorithm that
-sums in rank order (which `deterministic` asks for) over the fastest of all."""
+Within a node one_shot and two_shot are the intra-node algorithms in shared memory; all others are schedules over the
+transport. Times are in microseconds, out of place, float sum, medians over rounds. "table": the default algorithm;
+"cost": time of the fastest algorithm that sums in rank order (required by `deterministic`), divided by that of the
+fastest of all."""
 import argparse, os, shlex, statistics, subprocess, sys
 
 ORDERED, OTHERS = ['one_shot', 'two_shot', 'chain'], ['ring', 'halving_doubling', 'tree']

@@ -1,23 +1,27 @@
 #!/usr/bin/env python3
-"""Checks the results of every collective: each type and reduction, sizes, numbers of ranks, in place and not, with the tools that time them.
+"""Checks the results of every collective with the _perf programs: all types and reductions, several sizes and numbers of
+ranks, in place and out of place.
 
-    check_all.py [--bin build/release/bin] [--ranks 1,2,3,4,7,8] [--sizes 1000,100000,3000000] [--collectives all_reduce,...] [--registered 0,2]
-                 [--launch '{bin}/rzrun -n {n}'] [--extra '...'] [--json OUT]
+    check_all.py [--bin build/release/bin] [--ranks 1,2,3,4,7,8] [--sizes 1000,100000,3000000]
+                 [--collectives all_reduce,...] [--registered 0,2] [--launch '{bin}/rzrun -n {n}'] [--extra '...']
+                 [--json OUT]
 
---bin         folder that holds the _perf tools and rzrun
+--bin         folder of the _perf programs and rzrun
 --ranks       numbers of ranks, each in runs of its own
 --sizes       bytes of the whole buffer
---collectives all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, alltoall, alltoallv, sendrecv; default all
---registered  0: memory of the caller's own; 1, 2: of the communicator (-R of the tools)
---launch      how a program is started on n ranks
---extra       more flags for the tools
---json        write the table there
+--collectives all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, alltoall, alltoallv, sendrecv;
+              default all
+--registered  0: ordinary memory; 1, 2: memory of the communicator (-R of the _perf programs)
+--launch      command that starts a program on n ranks
+--extra       more flags for the _perf programs
+--json        file for the table as JSON
 
-Each tool runs once a number of ranks, with -d all -o all and one checked iteration of each row (-c 1): ranks fill their inputs with numbers whose results
-they know exactly, and count elements that differ, in place and out of place. RZ_TRANSPORT, RZ_ALGORITHM and the library's other variables
-count as ever. A line a collective; "results" are rows of the tools, in place and not.
+Each program runs once per number of ranks, with -d all -o all and one checked iteration of each row (-c 1): inputs are
+numbers with exactly known results, and output elements that differ are counted, in place and out of place.
+RZ_TRANSPORT, RZ_ALGORITHM and the other variables of the library apply. Prints a line per collective; "results" are rows
+of the _perf programs, in place and out of place.
 
-Exit status: 0 all results right, 7 some wrong, 1 a tool failed, 2 a wrong command line."""
+Exit status: 0 all results correct, 7 some wrong, 1 a program failed, 2 a wrong command line."""
 import argparse, json, os, shlex, subprocess, sys, tempfile, time
 
 COLLECTIVES = ['all_reduce', 'reduce_scatter', 'all_gather', 'broadcast', 'reduce', 'gather', 'scatter', 'alltoall', 'alltoallv', 'sendrecv']
@@ -59,13 +63,13 @@ def options():
     return o
 
 def wrong_of(result):
-    """Of a row: figures that were checked, and how many of them had wrong elements."""
+    """(number of checked results of a row, number of them with wrong elements)."""
     found = [result[place].get('nwrong') for place in ('out_of_place', 'in_place')]
     checked = [int(w) for w in found if w not in (None, 'N/A')]
     return len(checked), sum(w > 0 for w in checked)
 
 def run(o, name, ranks, registered, size, folder):
-    """(checked, wrong) of one run of a tool."""
+    """(checked, wrong) of one run of a _perf program."""
     out = f'{folder}/rows.json'
     command = shlex.split(o.launch.format(bin=o.bin, n=ranks)) + [
         f'{o.bin}/{name}_perf', '-b', str(size), '-e', str(size), '-d', 'all', '-o', 'all', '-n', '1', '-w', '0', '-c', '1', '-R', str(registered), '-J', out] + o.extra

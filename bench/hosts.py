@@ -1,35 +1,40 @@
 #!/usr/bin/env python3
-"""Times all_reduce (or another collective of ours) between hosts, beside Open MPI, MPICH and Gloo over TCP and beside what bare sockets allow, in turn, in one run.
+"""Times all_reduce (or another collective) between hosts, beside Open MPI, MPICH and Gloo over TCP and the limit of bare
+sockets, interleaved in one run.
 
-    bench/hosts.py [--bin build/release/bin] [--hosts 2] [--sizes 1K,64K,4M,64M] [--rounds 3] [--peer-source DIR [--peer-build DIR]] [--peers ompi,mpich,gloo]
-                   [--per-host 1] [--algorithms two_shot,hierarchical_chain] [--beside DIR] [--collective all_gather]
+    bench/hosts.py [--bin build/release/bin] [--hosts 2] [--sizes 1K,64K,4M,64M] [--rounds 3]
+                   [--peer-source DIR [--peer-build DIR]] [--peers ompi,mpich,gloo] [--per-host 1]
+                   [--algorithms two_shot,hierarchical_chain] [--beside DIR] [--collective all_gather]
                    [--rate 1gbit [--burst 64kb]] [--congestion cubic] [--env RZ_SOCKETS=4 …] [--alone] [--json OUT] [--clean]
 
-The hosts are network namespaces (rz0, rz1, …) with host names of their own, --per-host ranks each, joined by veth links at a bridge (in a
-namespace, too: rzsw); the machine's own network is not touched, and everything is removed at the end, also of a run that fails or is
-interrupted. That needs root, iproute2 and a kernel that permits it; else the script says "skipped: …" and ends with 0.
+The hosts are network namespaces (rz0, rz1, …) with their own host names and --per-host ranks each. Veth links join them
+at a bridge in another namespace (rzsw); the network of the machine is not changed. Everything is removed at the end, also
+after a failure or an interrupt. This needs root, iproute2 and kernel support; without them the script prints
+"skipped: …" and exits with 0.
 
---bin          folder that holds all_reduce_perf (or that of --collective) and socket_limit
---hosts        how many, 2 to 8; all share this machine's processors
---peer-source  folder with mpi_coll.cpp and gloo_coll.cpp, which are built here (Debian: libopenmpi-dev, libmpich-dev, libgloo-dev)
---peer-build   folder that keeps what was built of them for the next run
---peers        which of them
---per-host     ranks of every host, which share memory; more than one, or another collective, is timed without peers and limit (--alone)
---algorithms   of all_reduce, forced (RZ_ALGORITHM), in turn with what the table takes ("ours")
---beside       folder of another build, in turn with ours ("beside")
---collective   whose *_perf is run; default all_reduce
---rate         limits every host's link in the direction out of it (tc tbf), e.g. 1gbit; a column says how much of it was used
---burst        bucket of that limit. A packet that does not fit in it, as the largest of the kernel do not in 64kb, is cut into frames by this
-               machine's processors, which a network card does elsewhere; 128kb leaves them whole
---congestion   congestion control of all sockets in the hosts (sysctl net.ipv4.tcp_congestion_control); default: the machine's
---env          for our ranks; more than one may be given
---alone        no peers and no limit: ours only
---clean        only removes what a killed run has left
+--bin          folder of all_reduce_perf (or the program of --collective) and socket_limit
+--hosts        number of hosts, 2 to 8; all share the processors of this machine
+--peer-source  folder with mpi_coll.cpp and gloo_coll.cpp, which are compiled (Debian: libopenmpi-dev, libmpich-dev, libgloo-dev)
+--peer-build   folder that keeps the compiled peer programs for the next run
+--peers        the peer libraries to time
+--per-host     ranks per host, which share memory; more than one, or another collective, implies --alone
+--algorithms   algorithms of all_reduce to force (RZ_ALGORITHM), timed beside the default of the tuning table ("ours")
+--beside       folder of another build, timed beside ours ("beside")
+--collective   the collective whose *_perf is run; default all_reduce
+--rate         limits the outgoing traffic of every host (tc tbf), e.g. 1gbit; the column "line" shows its utilisation
+--burst        bucket size of that limit. The largest packets of the kernel do not fit in 64kb and are segmented in software,
+               which otherwise a network card does; 128kb avoids this
+--congestion   congestion control of all sockets of the hosts (sysctl net.ipv4.tcp_congestion_control); default: the machine's
+--env          environment variable for our ranks; may be repeated
+--alone        time only ours: no peers and no limit
+--clean        only remove the namespaces of a killed run
 
-Microseconds, out of place, float sum: the median over iterations (rank 0's of ours and of the limit; of the slowest rank of the peers; the
-mean of rooted collectives, where one rank runs ahead), then the median over rounds. "peer": the best peer's time over ours, above 1 ours is faster. "limit": over ours, the time of bare sockets
-that carry the same bytes and add half of them (bench/socket_limit_bench.cpp; 1: nothing is lost). "line": bytes that each host has to
-send, 2S(n-1)/n with n hosts, over our time, as a share of --rate (all_reduce only); frames' headers alone take 4.4% of it at 1500 bytes a frame."""
+Times are in microseconds, out of place, float sum: the median over iterations, then the median over rounds. The time of
+an iteration is that of rank 0 for ours and for the limit, and that of the slowest rank for peers. For rooted collectives,
+where one rank runs ahead, it is the mean over iterations. "peer": time of the best peer divided by ours; above 1 ours is
+faster. "limit": time of bare sockets that carry the same bytes and add half of them (bench/socket_limit_bench.cpp),
+divided by ours; 1 is the limit. "line": bytes that each host has to send, 2S(n-1)/n with n hosts, divided by our time, as a
+fraction of --rate (all_reduce only); frame headers alone take 4.4% of it at 1500 bytes per frame."""
 import argparse, contextlib, json, os, re, shlex, shutil, signal, statistics, subprocess, sys, tempfile
 
 NAMES, SWITCH = [f'rz{i}' for i in range(8)], 'rzsw'
@@ -49,7 +54,7 @@ def remove(): [sh(f'ip netns del {n}', check=False) for n in NAMES + [SWITCH]]
 
 @contextlib.contextmanager
 def network(n, rate, congestion, burst='64kb'):
-    """n hosts at a switch; removed in the end, whatever happens."""
+    """n hosts at a bridge; always removed at the end."""
     here = set(sh('ip netns list').split()) & set(NAMES + [SWITCH])
     if here: sys.exit(f'hosts.py: namespaces {", ".join(sorted(here))} exist: another run is on, or one was killed; --clean removes them')
     try:
@@ -79,7 +84,7 @@ def network(n, rate, congestion, burst='64kb'):
 def on_host(i, command): return ['ip', 'netns', 'exec', NAMES[i], 'unshare', '-u', 'sh', '-c', f'hostname {NAMES[i]}; exec "$@"', 'sh'] + command
 
 def run_all(commands, environments, timeout):
-    """One command a rank; the output of rank 0. All end together."""
+    """Runs one command per rank and returns the output of rank 0. If one times out, kills all of them."""
     running = [subprocess.Popen(c, env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
                for c, e in zip(commands, environments)]
     try:
@@ -118,7 +123,7 @@ def limit(o, size):
     return float(run_all(commands, [os.environ] * o.hosts, 300))
 
 class Peers:
-    """Open MPI, MPICH and Gloo, as far as they are here. They report the time of the slowest rank, through a file that all share."""
+    """Open MPI, MPICH and Gloo, if installed. They report the time of the slowest rank, through a shared file."""
     def __init__(self, o, tmp):
         self.o, self.tmp, self.exe = o, tmp, {}
         self.agent = f'{tmp}/agent'  # replaces ssh: agent [-x …] HOST COMMAND…

@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
-"""Draws latency and bus bandwidth over size as SVG: a row a collective (and number of ranks), logarithmic axes, ours beside peers and the lower bound.
+"""Draws latency and bus bandwidth over size as SVG: a row per collective and number of ranks, logarithmic axes, ours beside peers and the lower bound.
 
     plot.py FILE[=LABEL]... [--out FILE.svg] [--what latency,busbw] [--collectives all_reduce,...] [--only ours,mpich,...] [--title TEXT]
 
-FILE is JSON of any of
-  - a _perf tool (-J): out of place and in place
+FILE is JSON of one of these kinds:
+  - a _perf program (-J): out of place and in place
   - bench/lower_bound_bench --json and bench/against_lower_bound.py --json
   - a list of {"collective": NAME, "bytes": N, "ranks": N, "us": {SERIES: MICROSECONDS, ...}}, where "ours" is one of the series and the others
     are peers; NAME may end in " in-place"
-LABEL is what our curves of that file are called, instead of "ours": builds beside each other. Where files have a series in common, the last
-one's points count.
+LABEL replaces "ours" as the name of our curves in that file, to compare builds. If files share a series, the points of the last file count.
 
 --what         the columns; default both
 --collectives  the rows to draw, e.g. all_reduce,all_reduce in-place; default all
 --only         the series to draw; default all
 --out          default: standard output
-Latency is the median where the file has one (lower bound, --percentiles), else the mean that it calls the time."""
+Latency is the median if the file has one (lower bound, --percentiles), otherwise the mean time."""
 import argparse, json, math, sys
 from xml.sax.saxutils import escape
 
@@ -126,8 +125,7 @@ def marker(shape, x, y, colour):
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.4" fill="{colour}" stroke="white" stroke-width="0.8"/>' if shape else ''
 
 def spread(wanted, low, high, gap):
-    """Heights with `gap` between them, in the wanted ones' order and (least squares) as near to them as can be: those that are too close
-    gather around their mean."""
+    """Heights at least `gap` apart, in the order of the wanted heights and as close to them as possible (least squares)."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     gap = min(gap, (high - low) / max(len(order) - 1, 1))
     groups = []  # [sum, count] of labels that touch, each height minus the gaps above it

@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Times GPT-2 training on one GPU: train_gpt beside PyTorch, in turn, in one run on one machine.
+"""Times GPT-2 training on one GPU: train_gpt and PyTorch, interleaved in one run on one machine.
 
     train_gpu.py [--bin build/gpu/bin] [--out DIR] [--shape 124M|tiny] [--batch B] [--precision bf16|f32] [--steps N] [--rounds R]
                  [--peak FLOPS] [--torch LIST] [--python PYTHON] [--device cuda|cpu]
 
 Shapes: 124M (12 layers, 12 heads, 768 channels, vocabulary 50257, context 1024, batch 16) and tiny (4, 4, 128, 256, 64, batch 8; a smoke
-test, in f32 unless told). The same for all: AdamW (lr 1e-4, weight decay 0.01), gradients clipped to norm 1, no dropout, the same tokens in
-the same order. A round runs each case for N updates after some that are not counted; the table gives the median over rounds of tokens a
-second. Ours waits for every update's loss, PyTorch only for the end of a round.
+test, f32 by default). All cases use AdamW (lr 1e-4, weight decay 0.01), gradients clipped to norm 1, no dropout, and the same tokens in
+the same order. A round runs each case for N updates after some warm-up updates; the table shows the median over rounds of tokens per
+second. Ours waits for the loss of every update, PyTorch only for the end of a round.
 
---torch LIST: PyTorch's precisions (bench/train_gpu_torch.py), of autocast, pure and f32, with commas; default: autocast for bf16, f32 for
-f32; "none" leaves it out. Where there is no PyTorch, a line says so and ours is timed alone. --no-compile: without torch.compile.
+--torch LIST: precisions of PyTorch (bench/train_gpu_torch.py), separated by commas: autocast, pure, f32; default: autocast for bf16, f32
+for f32; "none" omits PyTorch. If PyTorch is not installed, a line reports it and only ours is timed. --no-compile: without torch.compile.
 
-Model FLOPs a token: 6 N + 12 L H Q T (N parameters but for the position embedding, L layers, H heads of Q channels, context T). Their share
-of the device's peak in bf16 (dense, by the device's name; --peak says it for others) is given for bf16. --device cpu runs everything on the
-host, to try this script. --out DIR: also writes train_gpu.md and train_gpu.json there. Exit status 2: no GPU, or a wrong argument."""
+Model FLOPs per token: 6 N + 12 L H Q T (N parameters without the position embedding, L layers, H heads of Q channels, context T). For bf16
+the table shows their share of the bf16 peak of the device (dense, looked up by the device name; --peak sets it for other devices).
+--device cpu runs everything on the host, to test this script. --out DIR: also writes train_gpu.md and train_gpu.json there. Exit status 2:
+no GPU, or a wrong argument."""
 import argparse, glob, json, os, platform, select, shutil, statistics, subprocess, sys, tempfile, time
 
 SHAPES = {'124M': dict(n_layer=12, n_head=12, n_embd=768, n_positions=1024, vocab_size=50257, batch=16, precision='bf16'),
@@ -35,7 +36,7 @@ def write(path, value):
     return path
 
 def gpu():
-    """What the first GPU says of itself; None if there is none."""
+    """Properties of the first GPU; None if there is none."""
     if shutil.which('nvidia-smi'):
         fields = 'name,driver_version,memory.total,clocks.max.sm,power.limit'
         p = subprocess.run(['nvidia-smi', '-i', '0', f'--query-gpu={fields}', '--format=csv,noheader'], stdout=subprocess.PIPE,
@@ -79,7 +80,7 @@ class Ours:
 class Absent(Exception): pass
 
 class Torch:
-    """One process for all rounds, so that it compiles once; it waits while others run."""
+    """One process for all rounds, so that it compiles once; it is idle while other cases run."""
     def __init__(self, o, files, precision):
         here = os.path.dirname(os.path.abspath(__file__))
         command = [o.python, f'{here}/train_gpu_torch.py', '--model', f'{files}/model.json', '--tokens', f'{files}/tokens.bin', '--batch',

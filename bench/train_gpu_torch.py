@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""PyTorch's side of bench/train_gpu.py: a plain GPT-2 that trains when it is told to.
+"""The PyTorch side of bench/train_gpu.py: a plain GPT-2 that trains on request.
 
     train_gpu_torch.py --model config.json --tokens TOKENS.bin --batch B [--warm W] [--precision autocast|pure|f32]
                        [--device cuda|cpu] [--no-compile] [--compile-mode MODE]
 
-Does W updates (compiling on the way) and writes a line of JSON: what it runs on and how. Then it reads lines from standard input, each a
-number N, does N updates and writes a line: "ms" (an update, milliseconds, of the clock between two synchronisations), "loss" (of the last
-one). Ends with standard input. Samples are read in order: update s takes samples s·B … s·B+B-1, of T + 1 tokens every T.
+Runs W warm-up updates, which compile the model, and writes a line of JSON with versions and settings. Then it reads lines from standard
+input, each a number N, runs N updates and writes a line of JSON: "ms" (milliseconds per update, wall time between two synchronisations)
+and "loss" (of the last update). Exits at the end of standard input. Samples are read in order: update s uses samples s·B … s·B+B-1, of
+T + 1 tokens at a distance of T.
 
-Precisions: autocast (float32 parameters, bfloat16 where autocast says so), pure (parameters, gradients and moments in bfloat16), f32 (with
-TF32 where the device has it). AdamW is fused on CUDA, gradients are clipped to norm 1, cross-entropy is of all logits; nothing is read from
-the device between updates.
+Precisions: autocast (float32 parameters, bfloat16 where autocast selects it), pure (parameters, gradients and moments in bfloat16), f32
+(with TF32 if the device has it). AdamW is fused on CUDA, gradients are clipped to norm 1, cross-entropy covers all logits; nothing is read
+from the device between updates.
 
-Exit status 3: there is no PyTorch, or none for the device; one line says so."""
+Exit status 3: PyTorch is not installed or does not support the device; one line reports it."""
 import argparse, contextlib, json, math, sys, time
 
 ADAMW = dict(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Times training steps of train_gpt: medians over updates, in turn, in one run on one machine.
+"""Times training steps of train_gpt: medians over updates, interleaved in one run on one machine.
 
     train_step.py [--bin build/release/bin] [--shape tiny|124M] [--steps N] [--rounds R] [--beside COMMAND]
 
 Shapes: tiny (4 layers, 4 heads, 128 channels, vocabulary 256, batch 8 x 64 tokens) and 124M (12, 12, 768, 50257, batch 4 x 64). Cases: one
-rank on 1 and on 2 threads; 2 ranks of one thread each with DDP and with ZeRO-1 to 3, each half of the batch; and 2 ranks that know nothing of
-each other with half of the batch each: what DDP would cost if it exchanged nothing. "over" is a case's median less that one's.
+rank on 1 and on 2 threads; 2 ranks of one thread each with DDP and with ZeRO-1 to 3, with half of the batch each; and 2 independent
+processes with half of the batch each, the cost of DDP without communication. "over" is the median of a case minus that of the independent
+processes.
 
---beside COMMAND runs `COMMAND SHAPE` once a round, after ours, for another program's times: lines of JSON with "ms_med" (median, milliseconds)
-and any of "peer", "mode", "world", "thr" and "nosync", which name the case. The table then gives the median over rounds."""
+--beside COMMAND runs `COMMAND SHAPE` once per round, after ours, and reads the times of another program: lines of JSON with "ms_med"
+(median, milliseconds) and any of "peer", "mode", "world", "thr" and "nosync", which identify the case. The table then shows the median over
+rounds."""
 import argparse, json, shlex, statistics, subprocess, sys, tempfile
 
 SHAPES = {'tiny': dict(n_layer=4, n_head=4, n_embd=128, n_positions=64, vocab_size=256, batch=8),
