@@ -16,6 +16,7 @@
 
 namespace rz {
 
+/// The "optimizer" section.
 struct OptimizerConfig {
   enum class Type { adam, adamw, sgd };
   Type type = Type::adamw;  ///< "Adam" means AdamW too, unless adam_w_mode or torch_adam is set otherwise (as
@@ -34,6 +35,7 @@ struct BatchSizes {
   bool operator==(const BatchSizes&) const = default;
 };
 
+/// The keys that this library supports, with their defaults.
 struct DsConfig {
   std::string file;  ///< path, for messages
   std::optional<std::int64_t> train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps;

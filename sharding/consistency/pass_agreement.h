@@ -13,6 +13,7 @@ namespace rz {
 /// One small all_reduce per pass; none in a group of one rank.
 class PassAgreement {
  public:
+  /// `members`: the number of trainable parameters, equal on all ranks.
   PassAgreement(Communicator&, std::size_t members);
   /// Waits for an exchange in flight, because its buffer is freed here. The deadline of the communicator
   /// bounds the wait.

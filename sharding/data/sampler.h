@@ -11,6 +11,7 @@ namespace rz {
 /// reproduce the bits of torch.randperm.
 class Permutation {
  public:
+  /// Different keys give different permutations.
   Permutation(std::uint64_t size, std::uint64_t key);
   std::uint64_t operator()(std::uint64_t i) const;  ///< i < size
 

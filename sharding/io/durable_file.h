@@ -17,13 +17,16 @@ namespace rz {
 class DurableFile {
  public:
   enum class Temporary { automatic, named };
+  /// `named` forces a temporary name, for tests. Errc::io if the file cannot be created.
   explicit DurableFile(std::string path, Temporary = Temporary::automatic);
   ~DurableFile();
   DurableFile(const DurableFile&) = delete;
   DurableFile& operator=(const DurableFile&) = delete;
 
+  /// Appends bytes. Errc::io on failure.
   void write(const void* data, std::size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
+  /// Makes the file durable and visible. Errc::io on failure; call at most once.
   void commit();
 
  private:

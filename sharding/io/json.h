@@ -29,6 +29,7 @@ class JsonObject {
   /// Errc::config unless `node` is a JSON object.
   JsonObject(const nlohmann::json& node, std::string file, std::string path = {});
 
+  /// True if the key is present, even with value null.
   bool has(std::string_view key) const;
   std::vector<std::string> keys() const;
   const nlohmann::json& at(std::string_view key) const;  ///< the key must be present

@@ -18,6 +18,7 @@ namespace rz {
 /// doi:10.1109/TC.2014.2345391). The layout is ExactLayout.
 class ExactSum {
  public:
+  /// Adds one number exactly.
   void add(double);
   /// Adds the sum of another rank or thread.
   void add(const ExactSum&);

@@ -22,6 +22,7 @@ class LossScaler {
  public:
   explicit LossScaler(const LossScaleOptions& = {});
 
+  /// The factor for the next update.
   double scale() const { return scale_; }
   /// Call at the end of an update. `overflow`: the update was skipped. Errc::unsupported if the factor would
   /// fall below its minimum, which means that training has diverged.

@@ -12,6 +12,7 @@ struct Precision {
   DType parameters = DType::f32;  ///< f32, bf16 or f16
   DType gradients = DType::f32;   ///< dtype of accumulation and reduction: that of the parameters, or f32
 
+  /// True if the model has 16-bit parameters.
   bool mixed() const { return parameters != DType::f32; }
   bool operator==(const Precision&) const = default;
 };

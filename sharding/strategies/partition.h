@@ -12,6 +12,7 @@
 
 namespace rz {
 
+/// Elements [begin, end).
 struct Range {
   std::size_t begin = 0, end = 0;
   std::size_t count() const { return end - begin; }

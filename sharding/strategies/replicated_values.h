@@ -16,11 +16,14 @@ class ReplicatedValues {
 
   /// Moves the values of the members to new buckets with this layout.
   void move_to_layout(const BucketLayout&, const Stream&);
+  /// The values of bucket b, padding included.
   const Tensor& bucket(int b) const { return buckets_[static_cast<std::size_t>(b)]; }
 
+  /// Strategy::fill_parameters() for these parameters.
   void fill(const Strategy::Fill&, const Stream&);
   /// Calls `visit` on rank 0 only.
   void visit_frozen(const Strategy::Visit&, const Stream&) const;
+  /// Bytes of all values, padding included.
   std::size_t bytes() const;
 
  private:

@@ -20,6 +20,7 @@ class ShardedGradients {
   /// Waits for an operation and counts the time as exposed.
   using Wait = std::function<void(const Work&)>;
 
+  /// Allocates the memory that is kept; `members` in the order of the layout.
   ShardedGradients(FullGradients, Communicator&, TransientMemory, const BucketLayout&,
                    std::vector<Parameter*> members, Wait);
 
@@ -33,8 +34,10 @@ class ShardedGradients {
   void finish_reductions(const Stream&);
   /// Prepares another pass after finish_reductions(), and keeps the shards.
   void carry_over(const Stream&);
+  /// Drops the means; transient whole buckets are released.
   void drop();
 
+  /// This rank's part of the means of a bucket; valid after finish_reductions().
   const Tensor& shard(int bucket) const;
   /// Bytes of the shards, and of the whole buckets that are kept.
   std::size_t bytes() const;

@@ -169,7 +169,7 @@ void Strategy::on_gradient_begin(int member) {
 
 void Strategy::on_gradient_ready(int member, const Stream& stream) { scheduler_->ready(member, stream); }
 
-/// Gradients that no pass has written are filled with zeros; padding is zero already.
+/// Fills gradients that no pass has written, and padding, with zeros, then starts the reduction.
 Work Strategy::launch(int bucket, const Stream& given) {
   const Stream& stream = device_stream(given);
   ensure_gradient_storage(bucket);

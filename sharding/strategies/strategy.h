@@ -86,7 +86,9 @@ namespace rz {
 
 class SquareSum;
 
+/// ZeRO stages as in Rajbhandari et al., doi:10.1109/SC41405.2020.00024; ddp shards nothing.
 enum class StrategyKind { ddp, zero1, zero2, zero3 };
+/// "ddp", "zero1", "zero2", "zero3".
 const char* name(StrategyKind);
 /// Errc::config lists the valid names.
 StrategyKind strategy_from_name(std::string_view);
@@ -112,6 +114,7 @@ class Strategy {
   Strategy(const Strategy&) = delete;
   Strategy& operator=(const Strategy&) = delete;
 
+  /// The kind passed to make_strategy().
   StrategyKind kind() const;
 
   // ---- one update
@@ -143,12 +146,14 @@ class Strategy {
   /// Updates the parameters; afterwards every rank has the new ones. Collective. Errc::unsynchronised unless
   /// finish_gradients() was called after the last backward pass.
   void step(Optimizer&, const Stream& = {});
+  /// Options of clip_and_step(); must be equal on all ranks.
   struct StepPolicy {
     double max_norm = 0;         ///< as for clip_gradients(); 0: no clipping
     bool skip_overflow = false;  ///< skip the update, on every rank alike, if the norm is not finite
   };
   /// clip_gradients() and step() in one call; on a device the host does not wait. Collective.
   void clip_and_step(Optimizer&, const StepPolicy&, const Stream& = {});
+  /// Result of an update.
   struct Outcome {
     double norm = 0;  ///< before clipping
     bool skipped = false;
@@ -164,12 +169,14 @@ class Strategy {
   void zero_grad();
 
   // ---- import and export of parameters, at most one scope or one bucket at a time
+  /// Writes `elements` of the flat parameter to out[0, elements.count()), in f32.
   using Fill = std::function<void(const Parameter&, Range elements, float* out)>;
   /// Calls fill for the elements that this rank stores, to load or initialise without holding the whole
   /// model. ddp, zero1 and zero2 store all elements. zero3 stores shards; fill is also called for the first
   /// 64 elements of each parameter, which the ranks compare. All ranks must write the same values. Not
   /// collective.
   void fill_parameters(const Fill&);
+  /// Reads `elements` of the flat parameter from value[0, elements.count()), in f32.
   using Visit = std::function<void(const Parameter&, Range elements, const float* value)>;
   /// Visits the elements that this rank exports. Over all ranks, each element is visited exactly once.
   void visit_owned(const Visit&) const;
@@ -177,6 +184,7 @@ class Strategy {
   Tensor full_value(const Parameter&, const Stream& = {});
 
   // ---- statistics
+  /// Memory held on this rank now.
   MemoryReport memory() const;
   /// Seconds in which the calling thread waited for communication during the last finished step: gathers,
   /// reductions, and the exchanges of step().
@@ -223,12 +231,17 @@ class Strategy {
   virtual void finish_reductions(const Stream&) {}
   /// Called when another pass follows a reduced one without zero_grad() between them.
   virtual void carry_gradients(const Stream&) {}
+  /// Called by zero_grad() and after a cancelled update: drops gradients and reduced shards.
   virtual void drop_gradients() {}
+  /// The tensors that the update of a bucket reads and writes. Valid after finish_reductions().
   virtual Updated updated(int bucket) const = 0;
   /// Sends the new values of updated() to the other ranks.
   virtual Work publish(int /*bucket*/, const Stream&) { return {}; }
+  /// Called after all buckets were updated and published.
   virtual void after_step(const Stream&) {}
+  /// Called before a scope runs in forward or backward.
   virtual void enter(const Scope&, Pass) {}
+  /// Called after a scope has run in forward or backward.
   virtual void leave(const Scope&, Pass) {}
 
   /// fill_parameters() for the values used by the model.
@@ -238,6 +251,7 @@ class Strategy {
   /// The whole parameter, in the dtype of the model.
   virtual Tensor unsharded_value(const Parameter&) = 0;
 
+  /// Adds the parameters and gradients held by the derived class to the report.
   virtual void count_memory(MemoryReport&) const = 0;
 
   // ---- services for derived classes
@@ -256,7 +270,9 @@ class Strategy {
   int member_of(const Parameter&) const;  ///< -1: frozen
   /// Range of the bucket that this rank updates: all of it in ddp, the shard of this rank otherwise.
   Range updated_range(int bucket) const;
+  /// True in a pass whose gradients are reduced.
   bool synchronising() const { return state_ == State::reducing; }
+  /// Bucket sizes and alignment for plan_member_buckets().
   BucketOptions bucket_options() const;
   /// Waits, and adds the time to the exposed communication time.
   void wait_exposed(const Work&, const Stream&);
@@ -271,8 +287,8 @@ class Strategy {
 
   void abort_reductions() noexcept;
   Work launch(int bucket, const Stream&);
-  /// Returns `given`, or the stream of the tape if `given` names none: on a device a null stream, on the host
-  /// a stream of one thread, whose results equal those of the tape's thread team.
+  /// Returns `given` if it is a stream of the device, or on the host one with several threads; otherwise the
+  /// stream of the tape. On the host both give the same results.
   const Stream& device_stream(const Stream& given) const;
   void require_same_options();
   void require_same_values();
@@ -319,7 +335,7 @@ class Strategy {
   std::unique_ptr<PassAgreement> agreement_;
   std::unique_ptr<BucketScheduler> scheduler_;
   TransientMemory transient_;
-  int gathered_bucket_ = -1;  // bucket of the masters in gathered_, from the last full_value()
+  int gathered_bucket_ = -1;  // bucket whose masters are in gathered_, since the last full_value(); -1: none
   Tensor gathered_;
   std::vector<Tensor> masters_;  // [bucket], updated range only; empty unless mixed precision
   std::vector<std::vector<Tensor>> optimizer_state_;  // [state][bucket], updated range only
@@ -338,6 +354,8 @@ class Strategy {
       std::make_shared<const bool>(true);  // lets tapes detect a destroyed strategy
 };
 
+/// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator.
+/// Collective. Errc::mismatch if models or options differ over the ranks.
 std::unique_ptr<Strategy> make_strategy(StrategyKind, Module&, Communicator&, StrategyOptions = {});
 
 }  // namespace rz
