@@ -81,7 +81,7 @@ class Relaxer {
   std::size_t at_ = 0, comma_ = none;
 };
 
-/// Parser callback that throws on a duplicate key.
+/// Parser callback that throws on a duplicate key, and on nesting that is too deep.
 class DuplicateKeyDetector {
  public:
   explicit DuplicateKeyDetector(const std::string& file) : file_(file) {}
