@@ -46,7 +46,7 @@ class Mlp : public Module {
   Scope scopes_[2];
 };
 
-/// Two layers that somebody called alike.
+/// Two layers with the same name.
 struct Namesakes final : Module {
   std::vector<Parameter*> parameters() override { return scope.parameters; }
   std::vector<const Scope*> scopes() override { return {&scope}; }

@@ -284,7 +284,7 @@ TEST(Ops, CrossEntropyOfNothingIsZero) {
 
 TEST(Ops, CrossEntropyLeavesLogitsThatOthersNeed) {
   const Tensor x = random({4, 5}, "x"), targets = integers({4}, {0, 1, 2, 3});
-  // The second loss' backward runs first, and must not write over what the first one's gelu kept.
+  // The second loss' backward runs first and must not overwrite the values that the first one's gelu saved.
   const Operator op = [=](Tape& t, const auto& v) {
     const Var logits = scale(t, v[0], 2);
     const Var side = cross_entropy(t, gelu(t, logits), targets).loss;

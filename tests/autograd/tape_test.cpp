@@ -22,7 +22,7 @@ void* counted(std::size_t bytes, std::size_t alignment) {
 }
 }  // namespace
 
-// Inlined, g++ would take malloc() and delete, or new and free(), for a mismatched pair.
+// When inlined, g++ would report malloc() with delete, or new with free(), as a mismatched pair.
 [[gnu::noinline]] void* operator new(std::size_t n) { return counted(n, 0); }
 [[gnu::noinline]] void* operator new[](std::size_t n) { return counted(n, 0); }
 [[gnu::noinline]] void* operator new(std::size_t n, std::align_val_t a) {
@@ -113,7 +113,7 @@ TEST(Tape, GradientsAccumulateOverPassesUntilFresh) {
   EXPECT_EQ(values(p.grad), std::vector<float>(3, 2));
 }
 
-/// Everything that hooks are told, as one line an event.
+/// Every call of a hook, one line an event.
 struct Recorder {
   std::vector<std::string> events;
   TapeHooks hooks() {
@@ -223,7 +223,7 @@ TEST(Tape, ActivationsAreFreedAsBackwardGoes) {
   EXPECT_GE(recorded, 20 * 4000u);
   tape.backward(loss);
   EXPECT_LE(tape.pool().statistics().in_use, recorded / 8);
-  // Two gradients and a sum at a time on top of what was recorded, no more.
+  // At any time at most two gradients and a sum exist beside the recorded tensors.
   EXPECT_LE(tape.pool().statistics().peak, recorded + 4 * 5000);
   EXPECT_EQ(tape.value(loss).count(), 1u);
   EXPECT_TRUE(contains(error_of([&] { tape.value(y); }), "backward() had freed it"));

@@ -25,7 +25,7 @@ std::set<int> roots(Collective c, int size) {
   return {0, size > 1 ? 1 : 0, size - 1};
 }
 
-/// Ranks a host, host after host, as RankContext::node_of_rank.
+/// Ranks on each node, node after node, as RankContext::node_of_rank.
 std::vector<int> hosts_of(std::initializer_list<int> ranks) {
   std::vector<int> host;
   for (const int n : ranks)
@@ -86,7 +86,7 @@ TEST_P(EveryAlgorithm, IsVerifiedOrRefusedWhereNodesHoldNoConsecutiveRanks) {
     }
 }
 
-/// A schedule function has no state of its own, so what to break stands beside it.
+/// A schedule function has no state, so the step to break is a global.
 struct Mutant {
   const Algorithm* algorithm;
   int rank, step;
@@ -180,7 +180,7 @@ TEST(Algorithms, LargeBufferAlgorithmsSendNoMoreThanTheyMust) {
   EXPECT_EQ(messages_sent(Collective::broadcast, "scatter_all_gather", {4, 9}), 7);
 }
 
-/// Bytes that the ranks of one host send to those of others, in units of the whole buffer, as a fraction.
+/// Bytes that the ranks of one node send to other nodes, in units of the whole buffer, as a fraction.
 double out_of_a_host(Collective c, const char* algorithm, const std::vector<int>& host, int which) {
   double sent = 0;
   const int size = static_cast<int>(host.size());
@@ -222,8 +222,8 @@ TEST(Algorithms, HierarchicalAlgorithmsSendABufferOncePerNode) {
   EXPECT_EQ(out_of_a_host(Collective::reduce, "two_shot", two, 1), 2.5);
 }
 
-// The last part of a lane goes out by its relay when other links have nothing left to send: it has to be
-// small. Each part is a message: there must not be too many.
+// The relay sends the last chunk of a lane when the other links are idle, so it must be small. Each chunk is
+// a message, so there must not be too many.
 TEST(Algorithms, TheLastChunkOfALaneBetweenNodesIsSmall) {
   for (int hosts = 3; hosts <= 8; ++hosts) {
     std::vector<int> host;

@@ -1,5 +1,5 @@
-// What "auto" comes to on devices, as far as it is a pure function. That groups come to it:
-// tests/emulated_gpu/auto_backend_test.cpp.
+// The choice of "auto" on devices, as a pure function. tests/emulated_gpu/auto_backend_test.cpp tests that
+// groups follow it.
 
 #include "comm/backends/auto_backend.h"
 
@@ -8,7 +8,7 @@
 namespace rz {
 namespace {
 
-/// As many ranks, each on a card of its own and with NCCL, all on one host.
+/// That many ranks of one node, each with a card of its own and with NCCL.
 std::vector<DeviceRank> one_host(int size) {
   std::vector<DeviceRank> ranks;
   for (int r = 0; r < size; ++r) ranks.push_back({"host", "card " + std::to_string(r), 22809, -1});
@@ -72,7 +72,8 @@ TEST(AutoBackend, HostStagedBetweenHostsWithoutNccl) {
   expect_choice(ranks, "native", "rank 0 has no NCCL that serves, and rank 1 is on another host than rank 0");
 }
 
-// The card's number alone tells ranks apart, whatever their hosts are called: NCCL would refuse them.
+// Only the card's identity distinguishes ranks, whatever the names of their nodes: NCCL rejects two ranks on
+// one card.
 TEST(AutoBackend, HostStagedWhereRanksOfTwoHostsShareACard) {
   auto ranks = one_host(2);
   ranks[1].host = "another";

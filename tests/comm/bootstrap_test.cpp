@@ -161,7 +161,7 @@ TEST(Bootstrap, SlurmsListsAreUnderstood) {
             4);
 }
 
-/// The error that these variables give; it must name every one of `words`.
+/// The error for these variables; it must contain every one of `words`.
 void expect_error(const Set& variables, std::initializer_list<const char*> words) {
   try {
     place(variables);
@@ -236,7 +236,7 @@ TEST_F(PrivateRendezvous, RanksConnectAndCleanUp) {
   EXPECT_TRUE(empty());
 }
 
-/// Two groups of two ranks each, at the same time: the second begins once the first has met.
+/// Two groups of two ranks, concurrently: the second starts once the first has connected.
 void expect_two_groups(const std::function<Set(int group, int rank)>& variables) {
   test::run_ranks(4, [&](int r, std::shared_ptr<Store> sync) {
     const int group = r / 2, rank = r % 2;
@@ -268,7 +268,7 @@ TEST(Launches, AreNamedFromTheEnvironment) {
   EXPECT_EQ(launch({}), "");
 }
 
-/// Slurm's variables of a step of two ranks on two hosts, of which this is the first.
+/// Slurm's variables of a step of two ranks on two nodes, for the first rank.
 Set step_of(int job, int step, int rank) {
   return {{"SLURM_PROCID", concat(rank)},  {"SLURM_NTASKS", "2"},
           {"SLURM_LOCALID", "0"},          {"SLURM_NODEID", concat(rank)},
@@ -309,7 +309,7 @@ Set torchrun_at(int port, int rank, int local_size) {
 }
 
 TEST(Launches, AnOccupiedPortIsRetried) {
-  const UniqueFd other = listen_tcp(resolve({"127.0.0.1", 0}).front());  // it accepts, and never answers
+  const UniqueFd other = listen_tcp(resolve({"127.0.0.1", 0}).front());  // it accepts and never replies
   const int agent = local_address(other.get()).port() - 1;
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> sync) {
     const auto store = store_for_launch(place(torchrun_at(agent, rank, 1)), seconds(10));
@@ -344,7 +344,7 @@ TEST_F(PrivateRendezvous, TheDirectoryIsPrivate) {
   });
 }
 
-// A job whose ranks were killed leaves files; the next job of the same id starts afresh.
+// A killed job leaves files; the next job with the same id starts with none of them.
 TEST_F(PrivateRendezvous, FilesOfADeadJobAreIgnored) {
   const auto endings = test::run_processes(2, [&](int rank, std::shared_ptr<Store>) {
     const auto store = store_for_launch(at(rank, 2));
@@ -366,7 +366,7 @@ TEST_F(PrivateRendezvous, FilesOfADeadJobAreIgnored) {
   EXPECT_TRUE(empty());
 }
 
-// Launches have names of their own, so that nobody comes again to tidy up after one that was killed.
+// Every launch has a new name, so no later launch removes the files of one that was killed.
 TEST_F(PrivateRendezvous, FilesOfKilledJobsAreRemoved) {
   test::run_processes(2, [&](int rank, std::shared_ptr<Store> files) {
     const auto store = store_for_launch(at(rank, 2));

@@ -133,7 +133,7 @@ TEST(PlanBuckets, MembersDoNotOverlap) {
   }
 }
 
-// A collective that never moves: it notes what was launched and waited for.
+// A collective that never ends; it records launches and waits.
 struct Log {
   struct Waited final : WorkState {
     explicit Waited(int* count) : count(count) {}
@@ -285,7 +285,7 @@ TEST(BucketScheduler, AFailedWorkIsThrownByFinishAndClearedByReset) {
   EXPECT_EQ(scheduler.report().launched_early, 3);
 }
 
-// A collective that takes a while from its launch.
+// A collective that ends some time after its launch.
 class Later final : public WorkState {
  public:
   explicit Later(std::chrono::milliseconds takes) : end_(std::chrono::steady_clock::now() + takes) {}

@@ -52,7 +52,7 @@ TEST(Coalescer, SkipsCallsThatCannotBePacked) {
   EXPECT_EQ(count({reduction(2, DType::f32, ReduceOp::premul(2)), reduction(2)}), 0);
 }
 
-// Distinct memory a call, unless it is said otherwise.
+// Separate memory for each call, unless stated.
 CollectiveCall between(int in, int out) {
   static float memory[100];
   return {.kind = Collective::all_reduce, .in = {memory + in, 2}, .out = {memory + out, 2}};
@@ -94,7 +94,7 @@ TEST(Coalescer, IsBounded) {
 
 // ---- among ranks
 
-/// Of what it carries: how many collectives.
+/// A transport that counts the collectives that it carries.
 class Counting final : public Transport {
  public:
   Counting(std::unique_ptr<Transport> inner, std::set<std::uint32_t>& calls)
@@ -125,8 +125,8 @@ class Counting final : public Transport {
   std::set<std::uint32_t>& calls_;
 };
 
-/// How many calls over streams all_reduces of one element take, as one group or one by one. `host` is that of
-/// every rank.
+/// The number of schedule calls that all_reduces of one element need, as one group or one by one. `host` is
+/// the node of every rank.
 void expect_calls(std::size_t expected, std::size_t all_reduces, bool as_group, const std::vector<int>& host,
                   const std::string& algorithm = {}) {
   const int size = static_cast<int>(host.size());
@@ -173,7 +173,7 @@ TEST(Coalescer, AGroupIsOneCallByEveryAlgorithm) {
 
 class CoalescerOver : public testing::TestWithParam<std::string> {
  protected:
-  /// "hosts": several, of which the first has one rank.
+  /// "hosts": several nodes, of which the first has one rank.
   CommOptions options(int rank) const {
     CommOptions o;
     if (GetParam() == "hosts")

@@ -27,7 +27,8 @@ TEST(CollectiveTraits, NameTheRankThatSends) {
   }
 }
 
-/// The schedules are proved: what a rank sends to two peers tells whether each gets other data.
+/// Schedules are verified: whether a rank sends different data to each peer follows from its sends to two
+/// peers.
 TEST(CollectiveTraits, AgreeWithTheSchedulesOfOneStep) {
   for (const Algorithm& a : algorithms()) {
     if (std::string_view(a.name) != "linear" && std::string_view(a.name) != "pairwise") continue;

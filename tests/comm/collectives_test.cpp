@@ -69,7 +69,7 @@ T expected(ReduceOp::Kind kind, int size, std::size_t i) {
     return exact<T>(static_cast<float>(x) / static_cast<float>(size));
 }
 
-// Memory of a communicator or of the process, with a few elements behind its end that nobody may touch.
+// Memory of a communicator or of the process, with a few guard elements behind its end.
 template <class T>
 class Block {
  public:
@@ -193,7 +193,7 @@ TEST(Collectives, ReductionsOverTcpAndOverBoth) {
   }
 }
 
-// Element i of what rank `from` has for rank `to`, different bytes for each.
+// Element i of the data of rank `from` for rank `to`; every pair has different bytes.
 std::uint64_t message_word(int from, int to, std::size_t i) {
   return (static_cast<std::uint64_t>(from) * 31 + static_cast<std::uint64_t>(to) + 1) * 0x9e3779b97f4a7c15u +
          i * 0x2545f4914f6cdd1du;
@@ -359,7 +359,7 @@ TEST(Collectives, MovementsOverTcpAndOverBoth) {
   }
 }
 
-/// One letter a rank: who shares a letter shares a host.
+/// One character a rank: ranks with the same character are on one node.
 void on_hosts(const std::string& hosts, const CommOptions& options,
               const std::function<void(Communicator&)>& run) {
   SCOPED_TRACE(hosts);
@@ -380,7 +380,7 @@ TEST(Collectives, HostsOfSeveralRanks) {
       check_reductions<bf16>(comm, {20011}, true);
       check_movements<double>(comm, {0, 3, 20011}, true);
     });
-  on_hosts("aabbb", quick(), [](Communicator& comm) {  // of sizes for which all take a hierarchy
+  on_hosts("aabbb", quick(), [](Communicator& comm) {  // sizes for which every collective uses a hierarchy
     check_reductions<float>(comm, {300007}, false);
     check_movements<double>(comm, {150001}, false);
   });
@@ -401,13 +401,13 @@ TEST(Collectives, HostsOfSeveralRanksInAnyOrder) {
 
 TEST(Collectives, ASplitGroupHasItsOwnNodeMap) {
   on_hosts("aabbcc", quick(), [](Communicator& comm) {
-    for (const int hosts_apart : {2, 3}) {  // of two hosts in a row, and of one rank a host
+    for (const int hosts_apart : {2, 3}) {  // of two nodes with consecutive ranks, and of one rank a node
       const int color = hosts_apart == 2 ? comm.rank() / 4 : comm.rank() % 2;
       auto part = comm.split(color, comm.rank());
       check_reductions<float>(*part, {3, 20011}, false);
       check_movements<float>(*part, {3, 20011}, false);
     }
-    auto back = comm.split(0, -comm.rank());  // still in a row, the last host first
+    auto back = comm.split(0, -comm.rank());  // still consecutive, the last node first
     check_reductions<float>(*back, {20011}, false);
     auto mixed = comm.split(0, comm.rank() * 5 % 6);
     check_reductions<float>(*mixed, {20011}, false);
@@ -450,7 +450,7 @@ TEST(Collectives, EveryAlgorithmOfAllReduce) {
   }
 }
 
-// Groups of more than eight ranks on a network take the algorithms of few messages.
+// Groups of more than eight ranks on a network use the algorithms with few messages.
 TEST(Collectives, ALargeGroupOnANetwork) {
   run_ranks(9, [](int rank, auto store) {
     auto options = quick("tcp");
@@ -511,7 +511,7 @@ TEST(Collectives, DeterministicSumsAreALeftFoldForAnyChunking) {
   }
 }
 
-// Of a size that the table serves flat, too.
+// A size for which the table selects flat schedules, too.
 TEST(Collectives, RankOrderedHierarchyHasTheBitsOfFlatAlgorithms) {
   for (const std::string algorithm :
        {"two_shot", "one_shot", "hierarchical_chain", "hierarchical_chain_all_gather"}) {
@@ -643,7 +643,7 @@ TEST(Collectives, AGroupRefusesWhatACallAloneWould) {
   EXPECT_THROW(group.gather(ConstBuffer(x.data(), 2), {x.data(), 4}, 0), Error);
   EXPECT_THROW(group.scatter(ConstBuffer(x.data(), 4), {x.data(), 2}, 0), Error);
   EXPECT_THROW(group.all_to_all(ConstBuffer(x.data(), 4), {x.data(), 2}), Error);
-  group.launch().wait();  // what was refused is not in it
+  group.launch().wait();  // the rejected calls are not in it
 }
 
 // A group of premul reduce_scatters, and all_to_alls in place: each needs a copy of its input of its own.

@@ -80,8 +80,8 @@ TEST(Communicator, SumsOverRanksInPlace) {
   }
 }
 
-// A call like the last one takes a shorter way, in which it must find what is wrong all the same: and the
-// ranks, which all refuse it, go on.
+// A call like the previous one takes the fast path. The fast path must detect the same errors, and the group
+// continues after all ranks have rejected the call.
 TEST(Communicator, RepeatedCallsAreChecked) {
   run_ranks(2, [&](int rank, auto store) {
     auto comm = Communicator::connect(rank, 2, store, quick());
@@ -220,7 +220,7 @@ TEST(Communicator, ATimeoutNamesTheAwaitedRank) {
     float x = 1;
     try {
       if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(600));
-      comm.all_reduce({&x, 1}).wait();  // what rank 0 sent may have arrived all the same
+      comm.all_reduce({&x, 1}).wait();  // data of rank 0 may have arrived nevertheless
       comm.barrier().wait();
       ADD_FAILURE() << "rank " << rank << " noticed nothing";
     } catch (const Error& e) {
@@ -275,7 +275,7 @@ TEST(Communicator, ALateRankIsAwaited) {
   });
 }
 
-// Each look of a progress thread takes the processor from a rank, in the middle of some call.
+// Each poll of a progress thread takes the core from a rank in the middle of a call.
 TEST(Communicator, TheProgressThreadRarelyPollsWhileCallsAreAttended) {
   run_ranks(2, [&](int rank, auto store) {
     const auto others = threads_of_process();
@@ -287,7 +287,7 @@ TEST(Communicator, TheProgressThreadRarelyPollsWhileCallsAreAttended) {
     for (const int t : threads_of_process())
       if (!others.contains(t) && t != ranks[0] && t != ranks[1]) progress.insert(t);
     EXPECT_EQ(progress.size(), 2u);
-    std::vector<float> x(200'000);  // so large that it becomes a job
+    std::vector<float> x(200'000);  // so large that it becomes a request
     int quiet = 0;
     for (int window = 0; window < 40 && !quiet; ++window) {  // a machine that stops a rank makes threads look
       const long before = sleeps(progress);

@@ -1,4 +1,4 @@
-// Waits: how long is too long, and by which clock.
+// Deadlines: upper bound of the duration, and the clock in use.
 
 #include "comm/core/deadline.h"
 
@@ -86,7 +86,7 @@ TEST(Deadline, OperationsWaitWithoutEnd) {
     });
 }
 
-// An administrator, or NTP, sets it while somebody waits.
+// An administrator or NTP changes the clock during a wait.
 TEST(Deadline, AWaitDoesNotFollowTheSystemsClock) {
   const auto store = memory_store();
   system_clock_error = 3600;

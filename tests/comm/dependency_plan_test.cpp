@@ -21,7 +21,7 @@ bool uses_scratch(const DependencyPlan& plan) {
                      [](const auto& s) { return s.step.slot.region == Region::scratch; });
 }
 
-// In place the sum must not overwrite what peers have yet to take; elsewhere it needs no copy.
+// In place the sum must not overwrite data that peers have not read yet; otherwise it needs no copy.
 TEST(DependencyPlan, ASumGoesStraightToTheOutputUnlessThatIsTheInput) {
   const DependencyPlan apart = plan_of("one_shot", false), in_place = plan_of("one_shot", true);
   EXPECT_EQ(apart.steps.size() + 1, in_place.steps.size());

@@ -19,7 +19,7 @@
 namespace rz {
 namespace {
 
-/// A group's streams. A peer takes their bytes a few at a time: never a whole number of elements.
+/// The streams of a group, where a peer consumes a few bytes at a time: never a whole number of elements.
 class Streams {
  public:
   static constexpr std::size_t received = 13, shown = 4099;
@@ -146,8 +146,8 @@ T element(double x) {
     return from_f32<T>(static_cast<float>(x));
 }
 
-/// An all_reduce of `count` elements, of which rank r's are 1 + (i + r) % 7: what every rank has then. Ranks
-/// for which `in_place` is true call so.
+/// An all_reduce of `count` elements; those of rank r are 1 + (i + r) % 7. Returns the result of every rank.
+/// Ranks for which `in_place` is true call in place.
 template <class T>
 std::vector<std::vector<T>> run(ScheduleFunction schedule, ReduceOp op, std::size_t count,
                                 std::vector<bool> in_place) {
@@ -222,7 +222,7 @@ TEST(ScheduleExecutor, ASumOfTwoSlotsThatFollowsAReceiveGoesByWholeElements) {
   }
 }
 
-/// In place, rank 0's sum overwrites what rank 1 takes, a few bytes at a time.
+/// In place, rank 0's sum overwrites data that rank 1 reads, a few bytes at a time.
 Schedule overwrites_what_it_sent(RankContext seat) {
   if (seat.rank == 0)
     return {.steps = {send(1, input(0)), reduce_step(output(0), {local(input(0)), from(1)}, true)}};
@@ -237,7 +237,7 @@ TEST(ScheduleExecutor, ASumOverWhatIsStillBeingSentGoesByWholeElements) {
   for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<double>(count)), 0u);
 }
 
-/// What both receive and what rank 1 holds becomes an average in a step of its own.
+/// A separate step averages data that both ranks receive with data of rank 1.
 Schedule divides_in_a_step_of_one_term(RankContext seat) {
   if (seat.rank == 0) return {.steps = {send(1, input(0)), reduce_step(output(0), {from(1)}, true)}};
   return {.scratch_chunks = 1,
@@ -263,7 +263,7 @@ TEST(ScheduleExecutor, AFinalStepOfOneTermDivides) {
   for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<float>(count)), 0u);
 }
 
-// The proof says so for all groups; these run.
+// The verifier proves this for all group sizes; these run.
 TEST(ScheduleExecutor, RanksInPlaceStandBesideRanksThatAreNot) {
   constexpr std::size_t few = 211;
   for (const Algorithm& a : algorithms()) {
@@ -283,7 +283,7 @@ TEST(ScheduleExecutor, RanksInPlaceStandBesideRanksThatAreNot) {
   }
 }
 
-/// A step moves by whole elements unless it takes or gives bytes as they come.
+/// A step advances by whole elements, unless it copies bytes as they arrive.
 bool moves_by_elements(const DependencyPlan& plan, int step) {
   const DependencyPlan::PlannedStep& s = plan.steps[static_cast<std::size_t>(step)];
   if (s.step.kind == Step::send) return false;
@@ -293,8 +293,8 @@ bool moves_by_elements(const DependencyPlan& plan, int step) {
   });
 }
 
-/// The first step of a plan that adds while what it adds or overwrites moves by bytes, or that is final and
-/// has one term; -1: none.
+/// The first step of a plan that reduces while an operand or its target advances by bytes, or that is final
+/// and has one operand; -1: none.
 int depends_on_the_executor(const DependencyPlan& plan) {
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
     const DependencyPlan::PlannedStep& s = plan.steps[i];

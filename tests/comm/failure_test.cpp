@@ -15,7 +15,7 @@
 #include "tests/support/ranks.h"
 
 namespace {
-/// While it is there, an allocation stops where it asks for its memory.
+/// While it exists, an allocation stops where it requests memory from the system.
 struct HeldAllocation {
   std::promise<void> begun, go_on;
 };
@@ -48,8 +48,8 @@ CommOptions quick(const std::string& transport = "auto") {
   return options;
 }
 
-// Deadlines that a rank at work must keep, and a stopped one not: under the thread sanitizer work takes
-// longer.
+// Deadlines that a working rank must meet and a stopped one must miss; longer under the thread sanitizer,
+// where work is slower.
 #ifdef __SANITIZE_THREAD__
 constexpr auto short_timeout = 2000ms;
 #else
@@ -124,7 +124,7 @@ TEST(Failure, AKilledRankIsNamedBySingleCopyReaders) {
   EXPECT_EQ(endings[1].signal, SIGKILL) << endings[1].error;
 }
 
-// Each rank waits for both others at times, but only for one of them in vain.
+// At times each rank waits for both others, but only one of them never comes.
 TEST_P(Transports, AStoppedRankIsNamedByATimeout) {
   for (const std::size_t n : {std::size_t{2}, std::size_t{300000}}) {
     for (const int stopped : {0, 2}) {
@@ -216,7 +216,7 @@ TEST_P(Transports, DestructionWithOperationsPendingIsBounded) {
       comm.reset();
       EXPECT_LT(Clock::now() - begin, 2s);
       for (const Work& w : works) EXPECT_TRUE(w.done());
-      for (const int i : {0, 1, 3})  // what was sent may be on its way
+      for (const int i : {0, 1, 3})  // data sent may be in flight
         EXPECT_EQ(error_of([&] { works[i].wait(); }).code(), Errc::aborted);
       store->set("gone", "");
       return;
@@ -312,7 +312,7 @@ TEST_P(Transports, AbortFromAnotherThreadEndsWaits) {
       });
     }
     const auto begin = Clock::now();
-    // Rank 2 does not take part; it learns of the abort in its next call.
+    // Rank 2 does not take part; its next call throws the abort.
     if (rank == 2) std::this_thread::sleep_for(200ms);
     const Error e = error_of([&] { comm.all_reduce({x.data(), x.size()}).wait(); });
     EXPECT_LT(Clock::now() - begin, 2s);
@@ -324,7 +324,7 @@ TEST_P(Transports, AbortFromAnotherThreadEndsWaits) {
   });
 }
 
-// Large memory takes seconds to make.
+// A large allocation takes seconds.
 TEST(Failure, AnAllocationBlocksNeitherCallsNorAbort) {
   run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 2, store, quick("shm"));
@@ -369,7 +369,7 @@ TEST(Failure, CommunicatorsOfAProcessFailAlone) {
   });
 }
 
-// What only one rank runs into ends the others soon, not at their timeout.
+// An error on one rank ends the calls of the others soon, before their timeout.
 TEST(Failure, AnErrorOfOneRankReachesTheOthers) {
   run_ranks(3, [](int rank, auto store) {
     auto comm = Communicator::connect(rank, 3, store, quick());

@@ -1,4 +1,4 @@
-// What a child of fork() may do to the group of its parent: nothing.
+// A child of fork() must not affect its parent's group.
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -37,7 +37,7 @@ CommOptions quick(const std::string& transport) {
   return options;
 }
 
-/// An array that malloc has taken from mmap.
+/// An array that malloc allocated by mmap.
 std::vector<int> alone(int value) {
   mallopt(M_MMAP_THRESHOLD, 128 << 10);
   return std::vector<int>(n, value);
@@ -131,7 +131,7 @@ void end_in_a_child(int rank, int size, const std::shared_ptr<Store>& store, con
   std::vector<int> x(5000, 1);
   EXPECT_TRUE(sums_to(*comm, x, size));
   const auto block = comm->allocate(1000);
-  // The progress thread sleeps soundly: what it waits on has a waiter in the child, who never comes back.
+  // The progress thread sleeps. Its condition variable has a waiter in the child that never returns.
   std::this_thread::sleep_for(1200ms);
   if (rank == 0) {
     EXPECT_EQ(in_forked_child([&] {
@@ -211,7 +211,7 @@ TEST_P(ForkOver, CallsOfTheChildAreRefusedAndChangeNothing) {
 INSTANTIATE_TEST_SUITE_P(Transports, ForkOver, testing::Values("shm", "tcp"),
                          [](const auto& info) { return std::string(info.param); });
 
-// ---- what ranks meet by
+// ---- rendezvous
 
 TEST(Fork, ARendezvousDirectoryStaysWhenTheChildEndsItsStore) {
   const std::string job = concat("fork_test/", getpid());

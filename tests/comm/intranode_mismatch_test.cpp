@@ -1,4 +1,4 @@
-// What ranks of one host learn of each other when their calls differ, and when one of them does not come.
+// Detection of different calls on ranks of one node, and of a rank that does not call.
 
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ void expect_mismatch(const Error& e, const std::string& part) {
   EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
 }
 
-// Complete at once: who is the root waits for nobody.
+// The root's call is complete at once: it waits for no rank.
 void broadcast_from(Rank& me, int root, std::size_t count = 1) {
   std::uint64_t x[14] = {};
   const CollectiveCall op{.kind = Collective::broadcast, .in = {x, count}, .out = {x, count}, .root = root};
@@ -49,7 +49,7 @@ TEST(IntranodeMismatch, DifferentRootsAreDetectedByTheNextCall) {
     });
 }
 
-// Who made the call of fewer letters looks at a later letter of the other's.
+// The rank whose call uses fewer slots polls a later slot of the other rank.
 TEST(IntranodeMismatch, AMismatchIsNamedByTheFirstOfSeveralSlots) {
   run(2, before_wrap, [](Rank& me, Store& store) {
     for (int i = 0; i < 9; ++i) broadcast_from(me, 0, 14), barrier(me);
@@ -58,10 +58,10 @@ TEST(IntranodeMismatch, AMismatchIsNamedByTheFirstOfSeveralSlots) {
       const CollectiveCall op{.kind = Collective::all_reduce, .in = {x, 18}, .out = {y, 18}};
       me.start(op);
       me.engine->advance();
-      signal_event(store, "two letters");
+      signal_event(store, "two slots");
       return wait_event(store, "seen");
     }
-    wait_event(store, "two letters");
+    wait_event(store, "two slots");
     broadcast_from(me, 1);
     const Error e = error_of([&] { barrier(me); });
     signal_event(store, "seen");
@@ -70,7 +70,7 @@ TEST(IntranodeMismatch, AMismatchIsNamedByTheFirstOfSeveralSlots) {
   });
 }
 
-// The other way round: a rank that collects several letters finds another call's in their place.
+// The reverse: a rank that collects several slots finds slots of another call.
 TEST(IntranodeMismatch, AReaderOfSeveralSlotsDetectsOtherCalls) {
   run(2, before_wrap, [](Rank& me, Store& store) {
     for (int i = 0; i < 9; ++i) broadcast_from(me, 0, 14), barrier(me);
@@ -159,7 +159,7 @@ TEST(IntranodeMismatch, CountsOfAPairThatDifferAreNamed) {
   });
 }
 
-// ---- who is waited for
+// ---- ranks waited for
 
 TEST(IntranodeMismatch, NamesTheRankThatHasNotSent) {
   run(3, before_wrap, [](Rank& me, Store& store) {
@@ -204,7 +204,7 @@ TEST(IntranodeMismatch, NamesTheRankThatHasNotReceived) {
   });
 }
 
-// A letter, or room for one, of a rank that is gone.
+// The awaited slot, or the space for one, belongs to a departed rank.
 TEST(IntranodeMismatch, ADepartedRankFailsOnlyCallsThatNeedIt) {
   run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     std::optional<Rank> me(std::in_place, rank, 2, *store, before_wrap);
@@ -241,7 +241,7 @@ TEST(IntranodeMismatch, ADepartureFailsAZeroCopyCall) {
       test::sync_all(*me->transport, rank, 3);
       if (rank == 2) {
         me->turns = 0;
-        if (in_the_middle) me->start(op);  // says where its memory lies
+        if (in_the_middle) me->start(op);  // publishes its buffer handles
         me.reset();
         return;
       }

@@ -130,7 +130,7 @@ TEST(SingleCopy, AllStageWhenOneRankLacksCma) {
   });
 }
 
-// A container's rules, or a process that gives up privileges, may forbid it at any time.
+// A container's policy, or a process that drops privileges, may forbid it at any time.
 TEST(SingleCopy, AllStageWhenOneRankLosesCma) {
   for (const int loser : {0, 2})
     run_ranks(3, [&](int rank, auto store) {

@@ -1,5 +1,5 @@
-// Collectives among ranks of one host, driven call by call: steps that wrap around, ranks that run ahead of
-// others, sizes at the edges of letters and pieces.
+// Collectives among ranks of one node, driven call by call: steps that wrap around, ranks ahead of others,
+// sizes at the boundaries of slots and chunks.
 
 #include <gtest/gtest.h>
 
@@ -42,8 +42,8 @@ using test::run_ranks;
 using test::signal_event;
 using test::wait_event;
 
-// Letters without bytes in between, of calls in memory that all reach, and rings that begin anew: nobody may
-// lay out another ring than his peers.
+// Slots without staged bytes, calls in registered memory between them, and staging rings that wrap: all ranks
+// must compute the same offsets.
 TEST(Intranode, ZeroCopyCallsKeepTheStagingRingConsistent) {
   run(4, before_wrap, [](Rank& me, Store&) {
     for (std::uint32_t i = 0; i < 12; ++i) {
@@ -60,8 +60,8 @@ TEST(Intranode, ZeroCopyCallsKeepTheStagingRingConsistent) {
 class Groups : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Groups, testing::Values(2, 3, 4, 5, 6, 7, 8));
 
-// Bytes of a part: what lies in a letter, or in several, asks where memory lies, fills a piece, and the same
-// for parts of which a letter or piece holds one for each peer.
+// Bytes of a shard: one slot, several slots, the thresholds of handle exchange, one chunk; and the same
+// divided by the number of peers that share a slot or chunk.
 template <class T>
 std::vector<std::size_t> edges(Collective kind, int size) {
   std::vector<std::size_t> out{0, 1};
@@ -112,8 +112,8 @@ TEST_P(Groups, SeveralChunks) {
   });
 }
 
-// More pieces than letters: who only reads may not write letters so far ahead that it forgets where lies what
-// it has yet to read.
+// More chunks than slots: a rank that only reads must not send slots so far ahead that it loses the staging
+// offsets of unread chunks.
 TEST(Intranode, MoreChunksThanSlots) {
   constexpr Collective kinds[] = {Collective::broadcast, Collective::reduce, Collective::all_gather};
   constexpr std::size_t chunk = 4 << 10;
@@ -131,8 +131,8 @@ TEST(Intranode, MoreChunksThanSlots) {
   });
 }
 
-// Every number of bytes that one letter or several hold, and a few more; each call twice, since the second
-// goes the way of calls like the last one. Rows of several letters begin at every step around the wrap.
+// Every number of bytes that fits into one slot or several, and a few more. Each call runs twice, since the
+// second takes the fast path. Sequences of several slots begin at every step around the wrap.
 template <class T>
 void check_slots(Rank& me) {
   std::uint32_t seed = 5000;
@@ -156,7 +156,7 @@ TEST_P(Groups, EveryCountOfSlots) {
   run(GetParam(), before_wrap - 1, [](Rank& me, Store&) { check_slots<double>(me); });
 }
 
-// A call of several letters at the wrap itself, whichever of them is the first behind it.
+// A call of several slots across the wrap itself, with each of them as the first one behind it.
 TEST(Intranode, SeveralSlotsAcrossTheWrap) {
   for (std::uint32_t before = 0; before < 4; ++before)
     run(3, 0u - before, [](Rank& me, Store&) {
@@ -217,14 +217,14 @@ TEST_P(Groups, RandomSequencesOfCalls) {
 
 // ---- ranks that run ahead
 
-// Calls of which `calls` wait for nobody, made by rank `first` while the other has not begun.
+// `calls` calls that wait for no rank, made by rank `first` before the other rank begins.
 void run_ahead(Collective kind, int first, std::size_t bytes, unsigned calls) {
   SCOPED_TRACE(testing::Message() << name(kind) << " of " << bytes << " bytes");
   run(2, before_wrap, [&](Rank& me, Store& store) {
-    // The larger ones ask where memory lies, at calls 1, 3, 7, 15 and 31: then nobody asks for a while.
+    // The larger calls exchange handles at calls 1, 3, 7, 15 and 31, and then none do for a while.
     for (unsigned i = 0; i < 31; ++i)
       make_and_check<std::uint8_t>(me, {.kind = kind, .count = bytes, .seed = i});
-    make_and_check<std::uint8_t>(me, {Collective::barrier, 0});  // now all have said what they have read
+    make_and_check<std::uint8_t>(me, {Collective::barrier, 0});  // now all ranks have acknowledged
     test::sync_all(*me.transport, me.rank, me.size);
     if (me.rank != first) wait_event(store, "ran ahead");
     for (unsigned i = 0; i < calls + 30; ++i) {
@@ -241,8 +241,8 @@ void run_ahead(Collective kind, int first, std::size_t bytes, unsigned calls) {
   });
 }
 
-// Calls like the last one take a way of their own: other memory and other values each time, ranks that come
-// late in turn, and rings that come to their end.
+// Calls like the previous one take the fast path: with other memory and other values each time, ranks that
+// come late in turn, and staging rings that wrap.
 TEST_P(Groups, RepeatedCalls) {
   run(GetParam(), before_wrap, [](Rank& me, Store&) {
     std::uint32_t seed = 0;
@@ -282,10 +282,11 @@ TEST_P(Groups, RepeatedCallsInSharedMemory) {
 }
 
 TEST(Intranode, ASenderRunsAheadByTheFifoDepth) {
-  // 256 letters, and the ring, of which a crowded rank uses 256 KiB. Of such sizes so many calls fit.
-  const bool crowded = usable_processors() < 2;
-  const std::size_t room = crowded ? 256 << 10 : staging_ring_bytes(caches(), 2);
-  const unsigned many = crowded ? 5 : 21, few = crowded ? 2 : 8;
+  // 256 slots, and the staging ring, of which an oversubscribed rank uses 256 KiB. That many calls of these
+  // sizes fit.
+  const bool oversubscribed = usable_processors() < 2;
+  const std::size_t room = oversubscribed ? 256 << 10 : staging_ring_bytes(caches(), 2);
+  const unsigned many = oversubscribed ? 5 : 21, few = oversubscribed ? 2 : 8;
   const auto fits = [&](unsigned calls) { return room / calls / 4096 * 4096; };
   run_ahead(Collective::broadcast, 0, 56, 256);
   run_ahead(Collective::broadcast, 0, 57, 256);
@@ -328,8 +329,8 @@ TEST(Intranode, ASlowRankFindsTheSlotsOfReceivers) {
 
 // ---- in whatever order ranks get their turns
 
-// One thread moves all ranks, a few moves at a time, in an order drawn by lot; who has ended a call begins
-// its next. So that nobody can move any more is seen at once, not by a deadline.
+// One thread advances all ranks, a few moves at a time, in random order; a rank that has ended a call begins
+// its next. A state in which no rank can move is detected at once, not by a deadline.
 void progress_in_random_order(const std::vector<Rank*>& ranks,
                               const std::vector<std::vector<CollectiveCall>>& calls, std::uint32_t seed) {
   std::mt19937 lot(seed);
@@ -353,8 +354,8 @@ void progress_in_random_order(const std::vector<Rank*>& ranks,
         << "rank " << r << " waits in its call " << begun[r] << " for " << ranks[r]->engine->waiting_for();
 }
 
-// Of two-shot calls each rank has two offers and two results in its ring before any is read; the table may
-// ask for pieces of any size.
+// In two-shot calls each rank has two contributions and two results in its ring before any is read; the table
+// may request chunks of any size.
 TEST(Intranode, NoDeadlockInAnyOrderOfProgress) {
   for (const int size : {2, 3, 5, 8})
     for (const std::size_t chunk : {std::size_t{0}, std::size_t{20} << 10, std::size_t{1} << 30}) {
@@ -389,7 +390,8 @@ TEST(Intranode, NoDeadlockInAnyOrderOfProgress) {
     }
 }
 
-// A rank that computes keeps its processor for milliseconds: who has to yield to it must not count its turns.
+// A rank that computes keeps its core for milliseconds: a rank that yields to it must not be limited by its
+// number of turns.
 TEST(Intranode, AnOversubscribedRankStopsSpinningByTime) {
   const int size = usable_processors() + 1;
   if (size > 33) GTEST_SKIP() << "so many processors that it would take " << size << " ranks to crowd them";
@@ -412,7 +414,7 @@ TEST(Intranode, AZeroCopyCallCompletesWhenPeersHaveWrittenTheirShards) {
                                  {.kind = Collective::all_reduce, .count = 5000, .memory = Memory::shared});
     const CollectiveCall op = buffers.operation();
     me.start(op);
-    me.engine->advance();  // says where its memory lies
+    me.engine->advance();  // publishes its buffer handles
     signal_event(store, concat("said ", me.rank));
     wait_event(store, concat("said ", 1 - me.rank));
     if (me.rank == 0) {
@@ -426,7 +428,7 @@ TEST(Intranode, AZeroCopyCallCompletesWhenPeersHaveWrittenTheirShards) {
   });
 }
 
-// So that who drives it looks at failures and deadlines in between.
+// So that the progress engine checks failures and deadlines in between.
 TEST(Intranode, ALargeZeroCopyCallMovesInBoundedChunks) {
   run(2, 0, [](Rank& me, Store& store) {
     constexpr std::size_t n =
@@ -441,7 +443,7 @@ TEST(Intranode, ALargeZeroCopyCallMovesInBoundedChunks) {
     me.start(op);
     if (me.rank == 1) {
       while (me.engine->advance()) {
-      }  // its letter
+      }  // its slot
       test::signal_event(store, "asked");
       test::wait_event(store, "looked");
     } else {

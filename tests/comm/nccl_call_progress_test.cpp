@@ -1,4 +1,4 @@
-// Who keeps a group of NCCL's waiting.
+// The rank for which an NCCL group waits.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Libraries that are not the NCCL that is asked for, loaded for real. What a whole one does:
-// tests/emulated_gpu/nccl_backend_test.cpp.
+// Libraries that are not the required NCCL, loaded for real. tests/emulated_gpu/nccl_backend_test.cpp tests a
+// complete one.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// What a poller promises, for one descriptor and for many: news are said once, and nothing old ends a sleep.
+// The contract of a poller, for one descriptor and for many: each event is reported once, and no old event
+// ends a sleep.
 
 #include "comm/net/poller.h"
 
@@ -65,7 +66,7 @@ TEST_P(Pollers, ReportReadyDescriptors) {
   EXPECT_TRUE(last.watched.readable());
 }
 
-// Bytes that nobody has read yet are no news.
+// Unread old bytes are no new event.
 TEST_P(Pollers, AnEventAlreadyReportedDoesNotWake) {
   write_byte(pairs.front());
   EXPECT_TRUE(poller.poll(milliseconds(1000)));

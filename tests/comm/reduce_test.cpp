@@ -231,7 +231,8 @@ void on_each_path(const F& f) {
   }
 }
 
-// Ranks fold the same contributions in other orders, over MPI say: they have the same bits all the same.
+// Ranks reduce the same contributions in different orders, for example over MPI, and still have the same
+// bits.
 TYPED_TEST(ReduceFloats, MinAndMaxHaveTheSameBitsInEveryOrder) {
   const std::vector<TypeParam> special = special_numbers<TypeParam>();
   std::vector<TypeParam> a, b;

@@ -1,5 +1,5 @@
-// A caller's own memory that collectives use where it lies: what may be registered, what becomes of it, and
-// that it is used so.
+// A caller's own memory that collectives use in place: conditions of registration, state of the memory
+// afterwards, and zero-copy calls.
 
 #include "comm/registration.h"
 
@@ -33,7 +33,7 @@
 #include "tests/support/streams.h"
 
 namespace {
-long pretended_page = 0;  // what sysconf() says of pages, unless it is 0
+long pretended_page = 0;  // the page size that sysconf() returns, unless it is 0
 }
 
 /// In the place of the system's; the sanitizers call it before they are there themselves.
@@ -95,7 +95,7 @@ void expect_message(const std::string& why, const std::string& words) {
   EXPECT_NE(why.find(words), std::string::npos) << why;
 }
 
-/// As a fresh process has it: what is freed makes malloc keep larger blocks among others.
+/// As in a fresh process: freed memory makes malloc keep larger blocks in its heap.
 void use_mmap_for_large_blocks() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
 std::vector<int> counted(std::size_t n) {
@@ -164,7 +164,7 @@ TEST(Registration, OfProcessesEndsWhilePeersHaveItMapped) {
   });
 }
 
-// ---- what becomes of the memory
+// ---- state of the memory
 
 TEST(Registration, KeepsContentsAndAddressesThereAndBack) {
   use_mmap_for_large_blocks();
@@ -316,7 +316,7 @@ TEST(Registration, ReadersNeverSeeAHole) {
   EXPECT_EQ(wrong, 0);
 }
 
-// ---- what is refused
+// ---- rejected memory
 
 TEST(Registration, RefusesWhatIsNotPrivateAnonymousMemory) {
   const auto arena = std::make_shared<SharedMemoryAllocator>();
@@ -391,7 +391,7 @@ TEST(Registration, RefusesEdgePagesInUse) {
   m.data[page] = std::byte{1};
   expect_message(why_not(*arena, m.data + page + 8, 6 * page), "first page");
   m.data[page] = std::byte{};
-  // Numbers that are not those of a block that came from mmap: too short, of the heap, not of whole pages.
+  // Header words that no mmapped block has: too short, of the heap, not whole pages.
   for (const std::uint64_t second : {page | 2, 8 * page | 1, (8 * page - 64) | 2}) {
     put_words(m.data, 0, second);
     expect_message(why_not(*arena, m.data + 16, 7 * page), "first page");
@@ -503,7 +503,7 @@ TEST(Registration, WithoutALocalPeerIsReported) {
 
 enum class Kind { plain, registered };
 
-/// One call on a rank of `size`. Whatever is copied on its way to peers lies in this rank's ring.
+/// One call on a rank of `size`. Any copy on the way to peers would be in this rank's staging ring.
 struct Ring {
   explicit Ring(const MailboxView& view) : bytes(view.staging_ring, view.staging_bytes) {
     std::memset(bytes.data(), 0xee, bytes.size());
@@ -626,7 +626,7 @@ TEST(RegisteredMemory, OfAPeerIsTheSameMemory) {
       EXPECT_FALSE(transport->export_handle(bytes).has_value());
     }
     test::sync_all(*transport, rank, 2);
-    there[100] = -1;  // of rank 0 nobody's memory any more
+    there[100] = -1;  // rank 0's memory is no longer shared
     test::sync_all(*transport, rank, 2);
     EXPECT_EQ(v[108], rank == 0 ? 1001 : -1);
   });

@@ -75,7 +75,7 @@ TEST(Verifier, RefusesTwoRanksThatWaitForEachOther) {
 }
 
 TEST(Verifier, NeedsNoBufferAtAll) {
-  // A message may not overtake the one before it, which is only taken later.
+  // A message must not overtake the previous one, which is received only later.
   const auto overtaking = [](RankContext seat) {
     if (seat.rank == 0)
       return Schedule{.chunks = 2,

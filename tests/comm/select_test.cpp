@@ -105,7 +105,7 @@ TEST(Select, AForcedNameOutOfRankOrderIsRefusedWhenDeterministic) {
   EXPECT_STREQ(select({Collective::all_reduce, 8, 2, true, false, "ring"}).name, "ring");
 }
 
-// Placements of eight ranks: on two hosts, on eight (no two share one), and all on one.
+// Placements of eight ranks: on two nodes, on eight nodes, and all on one.
 SelectionQuery over_hosts(Collective c, std::size_t bytes, int hosts) {
   SelectionQuery q{c, bytes, 8, hosts == 1};
   q.nodes = hosts;

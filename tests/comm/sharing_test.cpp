@@ -1,5 +1,5 @@
-// Ranks share processors, communicators share ranks, and calls share a communicator: nobody takes what is not
-// its own.
+// Ranks share cores, communicators share ranks, and calls share a communicator: no call may receive another's
+// data.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -36,7 +36,7 @@ TEST_P(Over, ALongWaitUsesNoProcessorTime) {
     std::vector<float> x(1 << 16, 1.0f);
     comm.barrier().wait();
     for (const std::size_t n : {std::size_t{1}, x.size()}) {
-      double lowest = 1;  // of several spells, since a machine may have other things to do, too
+      double lowest = 1;  // of several intervals, since the machine may run other work, too
       std::thread watch([&] {
         for (int i = 0; i < 5; ++i) {
           std::this_thread::sleep_for(250ms);

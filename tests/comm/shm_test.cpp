@@ -1,4 +1,4 @@
-// What only shared memory promises: nothing is copied, and what that needs.
+// Guarantees of shared memory alone: zero-copy, and its conditions.
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@
 #include "tests/support/streams.h"
 
 namespace {
-off_t max_fallocate = 0;  // what is longer a signal interrupts, unless it is 0
+off_t max_fallocate = 0;  // a longer allocation is interrupted, unless it is 0
 }
 
 /// In the place of the system's.
@@ -63,7 +63,7 @@ void wait_peer(Transport& t, int peer) {
   test::receive_all(t, peer, Channel::point_to_point, {&b, 1});
 }
 
-// The receiver sees what the sender writes after it has posted: it reads the same memory.
+// The receiver sees writes that the sender makes after post(): both use the same memory.
 void see_later_writes(int rank, std::shared_ptr<Store> store) {
   const auto t = test::connect(rank, 2, *store);
   constexpr std::size_t size = 3 << 20;
@@ -111,7 +111,7 @@ TEST(Shm, OtherMemoryIsReleasedAtOnce) {
       EXPECT_EQ(t->post(1, Channel::collective, {}, plain), plain.size());
       EXPECT_EQ(t->released(1, Channel::collective), plain.size());
       std::fill(plain.begin(), plain.end(), std::byte{6});
-      EXPECT_EQ(t->post(1, Channel::collective, {}, view(shared, 100)), 100u);  // too short to be worth it
+      EXPECT_EQ(t->post(1, Channel::collective, {}, view(shared, 100)), 100u);  // too short for a reference
       EXPECT_EQ(t->released(1, Channel::collective), plain.size() + 100);
       EXPECT_EQ(t->post(1, Channel::collective, {}, view(shared, 160'000)), 160'000u);
       EXPECT_EQ(t->post(1, Channel::collective, {}, plain), plain.size());
@@ -129,7 +129,7 @@ TEST(Shm, OtherMemoryIsReleasedAtOnce) {
   });
 }
 
-// Pieces of a copied message end at whole cache lines, so that no element is cut.
+// Parts of a copied message end at whole cache lines, so that no element is cut.
 TEST(Shm, ChunksHoldWholeElements) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     const auto t = test::connect(rank, 2, *store);
@@ -157,7 +157,7 @@ std::size_t mappings() {
   return n;
 }
 
-// Memory that was given back is given back by the peers too.
+// Peers unmap memory that its owner has freed.
 TEST(Shm, PeersUnmapFreedMemory) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     const auto t = test::connect(rank, 2, *store);
@@ -303,7 +303,7 @@ TEST(Shm, IdleRanksReleaseFreedMemory) {
   });
 }
 
-// What was promised by reference stays readable when the sender frees it and leaves.
+// Memory posted by reference stays readable after the sender frees it and departs.
 TEST(Shm, DataPostedByReferenceOutlivesItsSender) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     auto t = test::connect(rank, 2, *store);

@@ -19,7 +19,7 @@ namespace {
 using namespace std::chrono_literals;
 using Numbers = std::vector<std::int64_t>;
 
-/// One call in flight: its memory, and what must be there when it has ended.
+/// One call in flight: its memory and its expected result.
 struct Call {
   Work work;
   std::shared_ptr<Numbers> in, out;
@@ -106,7 +106,7 @@ class Sequence {
       case 6:
         start(comm_.barrier(), nullptr);
         break;
-      default: {  // a ring of messages
+      default: {  // messages around a ring of ranks
         Group both = comm_.group();
         const std::size_t before = (me + all - 1) % all;
         both.send(in, static_cast<int>((me + 1) % all)).recv(out, static_cast<int>(before));

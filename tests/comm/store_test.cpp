@@ -97,7 +97,7 @@ TEST_P(EveryStore, GetWaitsForTheKey) {
   other.join();
 }
 
-// One object, two threads: the wait of one must not keep the other from setting what it waits for.
+// One object, two threads: a waiting get must not block the set that it waits for.
 TEST_P(EveryStore, AWaitBlocksNoOtherThreadOfTheSameStore) {
   std::thread other([&] { EXPECT_EQ(a_->get("late", soon()), "here"); });
   std::this_thread::sleep_for(milliseconds(30));
@@ -259,7 +259,7 @@ TEST(TcpStore, GarbageOnThePortIsRejected) {
       std::this_thread::sleep_for(milliseconds(1));
     EXPECT_TRUE(n == 0 || (n < 0 && errno == ECONNRESET)) << n;
   }
-  // One that says half of a request and stays is no harm either.
+  // A client that sends half of a request and stays connected does no harm either.
   const UniqueFd half = connect_tcp(address, soon());
   send(half.get(), &headers[1], 10, MSG_NOSIGNAL);
   store->set("key", "value");
@@ -302,7 +302,7 @@ class RawClient {
   UniqueFd socket_;
 };
 
-/// What a store answers with; its value goes to `value`.
+/// A store's reply; the value is stored in `value`.
 Reply read_reply(const RawClient& client, std::string* value = nullptr) {
   Reply a;
   const std::string header = client.read(sizeof a);
@@ -333,7 +333,7 @@ TEST(TcpStore, AnIdleConnectionThatWasClosedIsMadeAgain) {
   EXPECT_EQ(server->get("key", soon()), "second");
 }
 
-// A client that sends many requests for a long value and reads no answer must not fill rank 0's memory.
+// A client that sends many requests for a long value and reads no reply must not fill rank 0's memory.
 TEST(TcpStore, ARequestWaitsForThePreviousReply) {
   constexpr int requests = 64;
   const auto store = tcp_store("127.0.0.1:0", true);
@@ -436,7 +436,7 @@ TEST(TcpStore, AnExceptionEndsOneClientOnly) {
     partial.pop_back();  // so that the server keeps it
     rlimit before{};
     getrlimit(RLIMIT_DATA, &before);
-    const rlimit none{1, before.rlim_max};  // but what the process has already
+    const rlimit none{1, before.rlim_max};  // none beyond the memory in use
     setrlimit(RLIMIT_DATA, &none);
     const auto one_dropped = [&] { return std::any_of(clients.begin(), clients.end(), ended); };
     for (const RawClient& client : clients) {
@@ -493,7 +493,7 @@ TEST(TcpStore, AnOccupiedPortIsAwaited) {
   holder.join();
 }
 
-/// A port whose listener takes no more connections, and refuses none either.
+/// A port whose listener neither accepts nor refuses further connections.
 class SilentPort {
  public:
   explicit SilentPort(const SocketAddress& address)
@@ -515,7 +515,7 @@ class SilentPort {
 TEST(TcpStore, AnUnresponsiveAddressIsSkipped) {
   const auto addresses = resolve({"localhost", 0});
   if (addresses.size() < 2) GTEST_SKIP() << "localhost has one address here";
-  // The server takes the first address, so that the silent one is made the first by serving on the last.
+  // The server uses the first address, so the silent one becomes the first by serving on the last.
   const auto server = tcp_store(join_host_port(addresses.back().host(), 0), true);
   SocketAddress first = addresses.front();
   first.set_port(tcp_store_port(*server));
@@ -566,7 +566,7 @@ TEST(TcpStore, ARequestOfAnotherLaunchIsRefused) {
   EXPECT_EQ(error_of([&] { server->get("key", Deadline::after({})); }).code(), Errc::timeout);
 }
 
-/// Two ports in a row, of which the first is taken by `first`, made from its address.
+/// Two consecutive ports, of which `first`, made from its address, occupies the first.
 template <class F>
 int port_before_a_free_one(const F& first) {
   for (;;) {
@@ -617,7 +617,7 @@ TEST(TcpStore, EveryPortIsSearched) {
                                     .launch = last ? options.launch : concat("theirs ", getpid(), ' ', i)}));
       }
     } catch (const Error&) {
-      continue;  // one of them is taken
+      continue;  // one of them is occupied
     }
     tcp_store(concat("127.0.0.1:", first), options)->set("key", "value");
     EXPECT_EQ(stores.back()->get("key", soon()), "value");

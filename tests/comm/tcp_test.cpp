@@ -1,4 +1,4 @@
-// What only TCP promises: where it listens, and that nobody who does not belong to the group gets in.
+// Guarantees of TCP alone: the listening address, and rejection of connections from outside the group.
 
 #include <gtest/gtest.h>
 #include <net/if.h>
@@ -78,13 +78,13 @@ TEST(Tcp, UnauthenticatedPeersAreRejected) {
 
 /// Plays rank 1 of 2 by hand up to the handshake; returns its sockets in order of index.
 std::vector<Connection> play_rank_1(Store& store) {
-  const PeerInfo roster = exchange_peer_info(1, 2, store, {"tcp", "", 1}, soon());
+  const PeerInfo peer_info = exchange_peer_info(1, 2, store, {"tcp", "", 1}, soon());
   const auto entries = store_all_gather(1, 2, store, "address", " ", soon());
   const std::string address = tcp_address(entries[0]);
   std::vector<Connection> calls;
   for (int i = 0; i < 3; ++i)
     calls.push_back({0, i, start_connect(resolve(parse_host_port(address)).front()), {}, address});
-  auto met = handshake({roster.job_id, 1, 2, {}}, -1, std::move(calls), {}, 1, soon());
+  auto met = handshake({peer_info.job_id, 1, 2, {}}, -1, std::move(calls), {}, 1, soon());
   std::sort(met.begin(), met.end(), [](auto& a, auto& b) { return a.index < b.index; });
   return met;
 }
@@ -203,7 +203,7 @@ TEST(Tcp, ListensOnTheChosenInterfaceOnly) {
   EXPECT_EQ(local_address(listener.get()).host(), "127.0.0.1");
 }
 
-// What lies unread grows with what arrives.
+// Unread data grows with arriving data.
 TEST(Tcp, ASecondPeekExtendsTheFirst) {
   std::vector<std::byte> bytes(60'000);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
@@ -238,7 +238,7 @@ TEST(Tcp, ASecondPeekExtendsTheFirst) {
   });
 }
 
-// A frame that comes in two pieces is whole only when both are there.
+// A frame that arrives in two parts is complete only with both.
 TEST(Tcp, AReplyMayArriveInFragments) {
   constexpr std::uint64_t question = 0x0123456789abcdef;
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
@@ -330,7 +330,7 @@ std::string congestion_of_system() {
   return congestion_control(fresh.get());
 }
 
-/// A name that the host permits beside its default; empty: there is none.
+/// Another congestion control that the host permits; empty: none.
 std::string another_congestion_control() {
   std::ifstream in("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
   for (std::string name; in >> name;)
@@ -350,7 +350,7 @@ std::set<std::string> congestion_of_connections() {
   return found;
 }
 
-/// What the sockets of a group have while it is connected, both ends of every link.
+/// The congestion control of the group's sockets while it is connected, both ends of every link.
 std::set<std::string> congestion_of_group(const TransportOptions& options) {
   std::set<std::string> found;
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
@@ -391,19 +391,19 @@ TEST(Tcp, AnUnknownCongestionControlIsAnError) {
 
 // Containers of one kernel share its processors, but not each other's quotas.
 TEST(PeerInfo, RanksOfOneKernelOversubscribeEachOther) {
-  const auto roster = [](std::vector<std::string> machines, int quota) {
+  const auto peer_info = [](std::vector<std::string> machines, int quota) {
     PeerInfo r;
     r.machines = std::move(machines);
     r.cpu_limits.assign(r.machines.size(), CpuLimits{{0, 1}, quota});
     return r;
   };
-  EXPECT_FALSE(roster({"k/a/1", "k/b/2"}, 0).oversubscribed(0));
-  EXPECT_FALSE(roster({"k/a/1", "k/b/2"}, 1).oversubscribed(0));
-  EXPECT_TRUE(roster({"k/a/1", "k/a/1"}, 1).oversubscribed(0));
-  EXPECT_TRUE(roster({"k/a/1", "k/b/2", "k/c/3"}, 0).oversubscribed(1));
-  EXPECT_FALSE(roster({"k/a/1", "l/b/2", "m/c/3"}, 0).oversubscribed(1));
-  EXPECT_TRUE(roster({"k/a/1", "k/a/1", "k/a/1", "l/b/2"}, 0).oversubscribed(0));
-  EXPECT_FALSE(roster({"k/a/1", "k/a/1", "k/a/1", "l/b/2"}, 0).oversubscribed(3));
+  EXPECT_FALSE(peer_info({"k/a/1", "k/b/2"}, 0).oversubscribed(0));
+  EXPECT_FALSE(peer_info({"k/a/1", "k/b/2"}, 1).oversubscribed(0));
+  EXPECT_TRUE(peer_info({"k/a/1", "k/a/1"}, 1).oversubscribed(0));
+  EXPECT_TRUE(peer_info({"k/a/1", "k/b/2", "k/c/3"}, 0).oversubscribed(1));
+  EXPECT_FALSE(peer_info({"k/a/1", "l/b/2", "m/c/3"}, 0).oversubscribed(1));
+  EXPECT_TRUE(peer_info({"k/a/1", "k/a/1", "k/a/1", "l/b/2"}, 0).oversubscribed(0));
+  EXPECT_FALSE(peer_info({"k/a/1", "k/a/1", "k/a/1", "l/b/2"}, 0).oversubscribed(3));
 }
 
 TEST(Tcp, RunsOverIpv6) {
@@ -458,7 +458,7 @@ TEST(Tcp, IdleConnectionsDoNotExhaustDescriptors) {
   });
 }
 
-// Where the peer reads little, the kernel takes a part of a frame; another frame must not follow the part.
+// Where the peer reads little, the kernel accepts a part of a frame; no other frame may follow that part.
 TEST(Tcp, ControlFramesStayWhole) {
   constexpr int rounds = 60;
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
@@ -489,13 +489,13 @@ TEST(Tcp, ControlFramesStayWhole) {
     }
     const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
     for (int k = 0; k < rounds; ++k) {
-      for (int i = 0; i < (k ? 300 : 20'000); ++i) t->query_waits();  // more than the kernel takes
+      for (int i = 0; i < (k ? 300 : 20'000); ++i) t->query_waits();  // more than the kernel accepts
       store->set(concat("full ", k), "");
       store->get(concat("read ", k), soon());
     }
     t->abort({0, Errc::aborted, "the end"});
     for (const Deadline end = soon(); !end.expired();) {
-      EXPECT_THROW(t->progress(), Error);  // what had no room goes on its way
+      EXPECT_THROW(t->progress(), Error);  // sends the postponed bytes
       try {
         store->get("checked", Deadline::after({}));
         return;
@@ -549,13 +549,13 @@ TEST(Tcp, AVanishedHostIsLostWithDataUnacknowledged) {
   EXPECT_EQ(endings[0].exit_code, 0) << endings[0].error;
 }
 
-// A socket that calls a port of its own range may be given that very port, and then it calls itself.
+// A socket that connects to a port of its own ephemeral range may get that very port and connect to itself.
 TEST(Address, ARankRefusesToConnectToItself) {
   int low = 0;
   std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> low;
   ASSERT_GT(low, 0);
   SocketAddress address = resolve({"127.0.0.1", 0}).front();
-  for (int port = low;; port += 2) {  // the kernel takes ports of this parity for calls first
+  for (int port = low;; port += 2) {  // the kernel uses ports of this parity for outgoing connections first
     address.set_port(port);
     const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (bind(socket.get(), address.get(), address.size) == 0) break;

@@ -134,7 +134,7 @@ TEST(Cgroup, PagesOfFilesAreNotUsedMemory) {
 TEST(Cgroup, OfVersion1CountsSharedMemoryAlone) {
   const Files f;
   f.write("/proc/self/cgroup", "9:cpu,cpuacct:/a\n4:memory:/docker/abc\n0::/\n");
-  const std::string group = "/sys/fs/cgroup/memory";  // of a container, which is not told where it lies
+  const std::string group = "/sys/fs/cgroup/memory";  // of a container, whose place on the machine is unknown
   f.write(group + "/memory.limit_in_bytes", concat(1024 * mib));
   f.write(group + "/memory.usage_in_bytes", concat(1000 * mib));
   f.write(group + "/memory.stat",
@@ -193,7 +193,7 @@ TEST(Topology, CpuLimitsAreSerialized) {
   const CpuLimits a{{0, 3, 12}, 2}, read = parse_cpu_limits(to_string(a));
   EXPECT_EQ(read.processors, a.processors);
   EXPECT_EQ(read.quota, a.quota);
-  EXPECT_EQ(to_string(a).find('\n'), std::string::npos) << "a line of the ranks' roster";
+  EXPECT_EQ(to_string(a).find('\n'), std::string::npos) << "a line of the ranks' peer info";
   EXPECT_TRUE(parse_cpu_limits("nonsense").processors.empty());
   EXPECT_FALSE(cpu_limits().processors.empty());
 }

@@ -1,4 +1,4 @@
-// What every transport promises, for each of them: shared memory, TCP, and both in one group.
+// The contract of every transport, for each of them: shared memory, TCP, and both in one group.
 
 #include "comm/transport/transport.h"
 
@@ -104,7 +104,7 @@ TEST_P(EveryTransport, MemoryIsAlignedZeroedAndOutlivesTheTransport) {
   });
 }
 
-// A sender whose peer does not read is held back, and its other lane is not.
+// A sender whose peer does not read is held back; its other channel is not.
 TEST_P(EveryTransport, BackPressureIsPerChannel) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     const auto t = connect(rank, 2, *store);
@@ -121,7 +121,7 @@ TEST_P(EveryTransport, BackPressureIsPerChannel) {
     }
     EXPECT_LT(posted, total) << "nobody held it back";
     EXPECT_GT(posted, 0u);
-    // The collective lane is full in both directions now; the other one still carries a stream.
+    // The collective channel is full in both directions now; the other one still carries a stream.
     std::vector<std::byte> message(3'000'00, std::byte(rank + 3)), got(message.size());
     std::size_t sent = 0, received = 0;
     test::drive(*t, [&] {
@@ -132,7 +132,7 @@ TEST_P(EveryTransport, BackPressureIsPerChannel) {
     });
     EXPECT_EQ(got.front(), std::byte(peer + 3));
     EXPECT_EQ(got.back(), std::byte(peer + 3));
-    // What was taken arrives once it is read.
+    // Accepted bytes arrive once they are read.
     std::uint64_t count = 0;
     test::post_all(*t, peer, Channel::point_to_point, {}, std::as_bytes(std::span(&posted, 1)));
     test::receive_all(*t, peer, Channel::point_to_point, std::as_writable_bytes(std::span(&count, 1)));
@@ -205,7 +205,7 @@ TEST_P(EveryTransport, AKilledRankIsNamedByAllOthers) {
   }
 }
 
-// Nobody of the survivors waits: they post and peek all the time.
+// No survivor waits: they post and peek all the time.
 TEST_P(EveryTransport, AKilledRankIsNamedBySpinningRanks) {
   constexpr int size = 3, victim = 0;
   const auto endings = test::run_processes(size, [&](int rank, std::shared_ptr<Store> store) {
@@ -234,7 +234,7 @@ TEST_P(EveryTransport, AbortReachesEveryRankWithItsCulprit) {
   test::run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {
     const auto t = connect(rank, 4, *store);
     std::thread other;
-    if (rank == 3)  // from a thread that does not drive
+    if (rank == 3)  // from a thread that does not own progress
       other = std::thread([&] {
         std::this_thread::sleep_for(milliseconds(20));
         t->abort({3, Errc::aborted, "rank 3 has had enough"});
@@ -263,13 +263,13 @@ TEST_P(EveryTransport, AnOrderlyDepartureDisturbsNoRank) {
     std::vector<std::byte> bytes(10'000, std::byte{9});
     test::post_all(*t, 1 - rank, Channel::collective, {}, bytes);
     test::receive_all(*t, 1 - rank, Channel::collective, bytes);
-    test::receive_all(*t, 2, Channel::collective, {&b, 1});  // what it posted is still there
+    test::receive_all(*t, 2, Channel::collective, {&b, 1});  // bytes that it posted are still there
     EXPECT_EQ(b, std::byte{42});
     test::drive(*t, [&] { return t->released(1 - rank, Channel::collective) == bytes.size(); });
     t->progress();
     test::post_all(*t, 1 - rank, Channel::point_to_point, {}, {&b, 1});
     test::receive_all(*t, 1 - rank, Channel::point_to_point, {&b, 1});
-    // Who wants more of it fails, and says why.
+    // A rank that needs more of it fails, with the reason.
     if (rank == 0) {
       const auto want = [&] { return test::receive_all(*t, 2, Channel::collective, {&b, 1}); };
       try {
@@ -340,7 +340,7 @@ TEST(Connect, DifferentOptionsAreNamed) {
   });
 }
 
-/// Ranks that are forced to schedules do not meet those that are not.
+/// Ranks with a forced schedule are not connected to ranks without one.
 TEST(Connect, AnOverrideOnSomeRanksOnlyIsNamed) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     try {
@@ -368,7 +368,7 @@ TEST(Connect, RanksThatDoNotAgreeOnTheSizeAreNamed) {
   });
 }
 
-// What another version publishes may hold anything but its version.
+// Entries of another version may hold anything but its version.
 TEST(Connect, AnotherVersionIsNamed) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     if (rank == 1) {

@@ -1,5 +1,5 @@
-// The tuning table: its text, what is wrong with one, whose counts, what is forced, and that what explain()
-// says is what runs.
+// The tuning table: its text, errors in it, whose table serves the group, overrides, and that a call runs the
+// algorithm that explain() returns.
 
 #include "comm/tuning/tuning.h"
 
@@ -210,7 +210,7 @@ TEST(Tuning, BuiltInIntranodeAlgorithms) {
 }
 
 TEST(Tuning, ChunksCoverAShardAndFitTheStagingRing) {
-  for (const bool crowded : {false, true})
+  for (const bool oversubscribed : {false, true})
     for (const int size : {2, 3, 8, 256})
       for (const bool split : {false, true})
         for (const std::size_t chunk : {std::size_t{0}, std::size_t{64}, std::size_t{1} << 30})
@@ -218,7 +218,7 @@ TEST(Tuning, ChunksCoverAShardAndFitTheStagingRing) {
                {std::size_t{1}, std::size_t{57}, std::size_t{5000}, std::size_t{1} << 30}) {
             const std::size_t ring = 256 << 10, shares = split ? static_cast<std::size_t>(size) - 1 : 1;
             const auto [piece, rounds] =
-                chunk_shard({.per_peer = split, .shard_bytes = part}, size, chunk, {ring, crowded});
+                chunk_shard({.per_peer = split, .shard_bytes = part}, size, chunk, {ring, oversubscribed});
             EXPECT_EQ(piece % 64, 0u);
             EXPECT_GT(piece, 0u);
             EXPECT_GE(piece * rounds, part);
@@ -272,7 +272,7 @@ TEST(Tuning, ANameThatOnlyRanksOfOneHostHaveIsRefusedBetweenHosts) {
   });
 }
 
-// ---- what explain() says is what runs
+// ---- a call runs the algorithm that explain() returns
 
 /// Sums and copies of several sizes, right whatever runs them.
 void check_calls(Communicator& comm, std::size_t n, bool allocated) {
@@ -361,7 +361,7 @@ TEST(Explain, ShowsTheBuiltInTable) {
     const AlgorithmChoice small = comm.explain(Collective::all_reduce, 8, true);
     EXPECT_EQ(small.algorithm, "one_shot");
     EXPECT_EQ(small.transport, "shm");
-    EXPECT_EQ(small.chunk_bytes, 0u) << "in one letter";
+    EXPECT_EQ(small.chunk_bytes, 0u) << "in one slot";
     EXPECT_EQ(small.reason, "built-in table: all_reduce intra-node, up to 64 KiB, up to 2 ranks");
     EXPECT_EQ(comm.explain(Collective::all_reduce, (64 << 10) + 1).algorithm, "two_shot");
     EXPECT_EQ(comm.explain(Collective::all_reduce, 1 << 20, true).algorithm, "zero_copy");
@@ -464,7 +464,7 @@ TEST(TuningOfAGroup, RankZerosTableIsUsedByAllRanks) {
     EXPECT_EQ(comm.explain(Collective::scatter, 100).reason, "built-in table: scatter intra-node");
     for (const bool allocated : {false, true})
       for (const std::size_t n : {0, 1, 100, 900, 50021}) check_calls(comm, n, allocated);
-    // 1 + 2^-8 + 2^-8: a chain, which stores partial sums, would give 1, and is left out.
+    // 1 + 2^-8 + 2^-8: a chain, which stores partial sums, would give 1, and is excluded.
     std::vector<bf16> x(1000, rank == 0 ? bf16{0x3f80} : bf16{0x3b80});
     comm.all_reduce({x.data(), x.size()}).wait();
     for (const bf16 v : x) ASSERT_EQ(v.bits, 0x3f81);

@@ -45,7 +45,7 @@ TEST(WindowRegistry, TheSmallestThatFitsAndOfSeveralTheFirst) {
   EXPECT_EQ(book.best_fit(901, all), std::nullopt);
 }
 
-// What another rank uses does not count, whatever is unused here.
+// A window that another rank uses is not free, even if this rank does not use it.
 TEST(WindowRegistry, OnlyUnusedWindowsAreConsidered) {
   WindowRegistry book;
   for (const std::size_t bytes : {900, 300, 500}) book.add(nullptr, bytes);

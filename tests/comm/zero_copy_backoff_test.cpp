@@ -1,4 +1,4 @@
-// Whether calls ask where memory lies, and which of two ways they take then.
+// Backoff of the handle exchange, and the adaptive choice between staged and single copy.
 #include "comm/intranode/zero_copy_backoff.h"
 
 #include <gtest/gtest.h>
@@ -12,14 +12,14 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// ---- whether to ask
+// ---- backoff
 
 TEST(ZeroCopyBackoff, FailedProbesBackOffExponentially) {
-  ZeroCopyBackoff doubt;
-  std::vector<unsigned> rows;  // of calls that did not ask, before each that did
+  ZeroCopyBackoff backoff;
+  std::vector<unsigned> rows;  // calls without an exchange, before each one with it
   for (unsigned row = 0; rows.size() < 8;) {
-    if (doubt.should_probe()) {
-      doubt.record(false, false);
+    if (backoff.should_probe()) {
+      backoff.record(false, false);
       rows.push_back(std::exchange(row, 0));
     } else {
       ++row;
@@ -29,32 +29,32 @@ TEST(ZeroCopyBackoff, FailedProbesBackOffExponentially) {
 }
 
 TEST(ZeroCopyBackoff, ASuccessfulProbeResetsTheBackoff) {
-  ZeroCopyBackoff doubt;
-  for (int i = 0; i < 3; ++i) doubt.record(false, false);
-  doubt.record(true, false);
+  ZeroCopyBackoff backoff;
+  for (int i = 0; i < 3; ++i) backoff.record(false, false);
+  backoff.record(true, false);
   for (int i = 0; i < 100; ++i) {
-    EXPECT_TRUE(doubt.should_probe()) << i;
-    doubt.record(true, false);
+    EXPECT_TRUE(backoff.should_probe()) << i;
+    backoff.record(true, false);
   }
 }
 
 TEST(ZeroCopyBackoff, TheTunerStartsAfterTheFirstCalls) {
-  ZeroCopyBackoff doubt;
+  ZeroCopyBackoff backoff;
   int calls = 0;
-  for (; !doubt.tuner().enabled(); ++calls)
-    if (doubt.should_probe()) doubt.record(false, true);
+  for (; !backoff.tuner().enabled(); ++calls)
+    if (backoff.should_probe()) backoff.record(false, true);
   EXPECT_EQ(calls, 1 + 2 + 4 + 8 + 16 + 32);
-  EXPECT_TRUE(doubt.should_probe()) << "the first trial";
-  doubt.record(false, true);
-  EXPECT_TRUE(doubt.tuner().enabled()) << "as long as all may read";
-  doubt.record(false, false);
-  EXPECT_FALSE(doubt.tuner().enabled());
-  EXPECT_FALSE(doubt.should_probe()) << "in vain, like those before";
+  EXPECT_TRUE(backoff.should_probe()) << "the first trial";
+  backoff.record(false, true);
+  EXPECT_TRUE(backoff.tuner().enabled()) << "as long as all may read";
+  backoff.record(false, false);
+  EXPECT_FALSE(backoff.tuner().enabled());
+  EXPECT_FALSE(backoff.should_probe()) << "backed off, like those before";
 }
 
 // ---- which way
 
-// One rank's calls, of which each way takes so long; what is chosen at last.
+// One rank's calls, with a fixed duration of each algorithm; returns the final choice.
 bool choice_after_calls(SingleCopyTuner& way, unsigned calls, std::chrono::nanoseconds once,
                         std::chrono::nanoseconds staged) {
   for (unsigned i = 0; i < calls; ++i) {

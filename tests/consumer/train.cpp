@@ -1,4 +1,4 @@
-// Two updates of a small GPT-2 with ZeRO-1, one rank: every library and what each needs is linked.
+// Two updates of a small GPT-2 with ZeRO-1, one rank: every library and its dependencies are linked.
 
 #include <cstdio>
 

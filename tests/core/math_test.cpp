@@ -10,7 +10,7 @@
 namespace rz {
 namespace {
 
-/// What a small float is, in numbers: the reference knows no bit tricks.
+/// The value of a small float as a number: the reference uses no bit operations.
 template <class T>
 struct Format;
 template <>

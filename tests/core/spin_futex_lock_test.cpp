@@ -1,4 +1,4 @@
-// A lock that threads take in turn, some of which have to sleep for it.
+// A lock that threads acquire in turn; some of them have to sleep.
 
 #include "comm/os/spin_futex_lock.h"
 

@@ -1,5 +1,5 @@
-// What "auto" picks for groups on devices, and that every rank picks the same. The decision itself:
-// tests/comm/auto_backend_test.cpp.
+// The choice of "auto" for groups on devices, and that every rank makes the same.
+// tests/comm/auto_backend_test.cpp tests the decision itself.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// The _perf tools on devices: that flags of nccl-tests which are about devices do what they say. On host
-// memory: tests/tools/bench_test.cpp.
+// The _perf tools on devices: the flags of nccl-tests that concern devices. On host memory:
+// tests/tools/bench_test.cpp.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The table of matrix products, answered by the host's BLAS when the emulated stream comes to it.
+// The table of matrix products, computed by the host's BLAS when the emulated stream reaches them.
 
 #include "tensor/kernels/blas.h"
 
@@ -98,11 +98,11 @@ void multiply(const GemmCall& c) {
     sum_columns(c, b, c.n, c.transpose_b ? c.k : 1, c.transpose_b ? 1 : c.n);
   if (c.epilogue == Epilogue::row_sums_of_a)
     sum_columns(c, a, c.m, c.transpose_a ? 1 : c.k, c.transpose_a ? c.m : 1);
-  std::memset(c.workspace, 0xFF, workspace);  // no longer what anybody else left there
+  std::memset(c.workspace, 0xFF, workspace);  // no longer another caller's contents
 }
 
-/// As cuBLASLt refuses them: what lies unevenly, and a bias for odd sizes in 16 bits. And sums over an odd
-/// number of rows, for no reason but that callers must know what to do.
+/// cuBLASLt rejects unaligned data, and a bias for odd sizes in 16 bits. Sums over an odd number of rows are
+/// rejected only to test the callers' fallback.
 bool can(const GemmCall& c, Device) {
   if (c.epilogue == Epilogue::bias && size_of(c.factors) == 2 && (c.n % 2 != 0 || c.k % 2 != 0)) return false;
   const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };

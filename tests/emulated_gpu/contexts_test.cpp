@@ -1,5 +1,5 @@
-// A rank makes a context on its own device alone: one that it made on another would take some 500 MiB of that
-// card's memory, once for each rank of the machine. Each test is a process, which begins without a context.
+// A rank makes a context on its own device alone: one on another device would use some 500 MiB of that card's
+// memory, for each rank of the machine. Each test is a process, which begins without a context.
 
 #include <gtest/gtest.h>
 
@@ -127,8 +127,7 @@ TEST_P(RanksOfAMachine, TouchTheirOwnDevicesAlone) {
 INSTANTIATE_TEST_SUITE_P(Contexts, RanksOfAMachine, testing::Values("peer_cuda", "native"),
                          [](const auto& info) { return std::string(info.param); });
 
-/// What peers opened of each other's memory is closed where it was opened, whatever device the caller made
-/// current.
+/// A peer's memory is closed on the device where it was opened, whatever device the caller made current.
 TEST(Contexts, ACommunicatorMayEndWhileAnotherDeviceIsCurrent) {
   expect_processes(2, [&](int rank, std::shared_ptr<Store> store) {
     CommOptions options;

@@ -1,5 +1,5 @@
 #pragma once
-/// CUDA's words for a kernel that a host compiler compiles: stands before a .cu file (compiler flag
+/// CUDA's keywords for a kernel that a host compiler compiles; included before a .cu file (compiler flag
 /// -include). A thread of a block is a fiber; each of these calls that waits for other threads switches to
 /// another one.
 
@@ -31,7 +31,7 @@ extern uint3 thread_index, block_index, block_size, grid_size;
 /// __syncthreads(), and the same for a part of a warp.
 void wait_for_block();
 void wait_for_warp(std::uint32_t mask);
-/// Hands `value` to the others of the warp that stand in `mask`; at(lane) gives theirs.
+/// Exchanges `value` with the other threads of the warp in `mask`; at(lane) returns theirs.
 class Exchange {
  public:
   Exchange(std::uint32_t mask, std::uint64_t value);
@@ -80,7 +80,7 @@ T unpack(std::uint64_t bits) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
-/// The value of lane `from`, or one's own where that lane is outside of the sub-warp.
+/// The value of lane `from`, or the own value where that lane is outside of the sub-warp.
 template <class T>
 T shuffle(unsigned mask, T value, unsigned from, bool inside) {
   const Exchange exchange(mask, pack(value));

@@ -41,8 +41,8 @@ struct DeviceMemory::State {
 
   mutable std::mutex mutex;
   std::byte* arena = nullptr;
-  int file = -1;         // whose pages the arena is made of
-  std::size_t used = 0;  // of the arena; never goes back
+  int file = -1;         // the arena's pages
+  std::size_t used = 0;  // of the arena; never freed
   std::map<const std::byte*, Allocation> live, freed;
   std::array<std::size_t, 64> in_use{};
   bool is_open = false;
@@ -75,7 +75,7 @@ void complain(const char* text) {
   if (write(STDERR_FILENO, text, std::strlen(text)) < 0) std::abort();
 }
 
-/// Says what was touched, and leaves the rest to whoever handled faults before.
+/// Reports the address touched, and passes the fault to the previous handler.
 void on_fault(int number, siginfo_t* info, void*) {
   const auto* const address = static_cast<const std::byte*>(info->si_addr);
   const DeviceMemory::State& s = *state_of_handler;
@@ -106,7 +106,7 @@ DeviceMemory& DeviceMemory::instance() {
   return *memory;
 }
 
-/// Makes the arena of fresh pages, at its address if it has one.
+/// Maps the arena with fresh pages, at its address if it has one.
 void DeviceMemory::State::renew() {
   file = create_file(arena_bytes);
   const int fixed = arena ? MAP_FIXED : 0;
@@ -115,7 +115,7 @@ void DeviceMemory::State::renew() {
   arena = static_cast<std::byte*>(all);
 }
 
-/// What is still known of the parent's memory only names it in errors.
+/// Records of the parent's memory only name it in errors.
 void DeviceMemory::State::after_fork() {
   ::close(file);
   renew();
@@ -131,7 +131,7 @@ DeviceMemory::DeviceMemory() : state_(new State()) {
                    instance().state_->after_fork();
                    instance().state_->mutex.unlock();
                  });
-  static std::array<std::byte, 64 << 10> stack;  // a fiber's own may be what overflowed
+  static std::array<std::byte, 64 << 10> stack;  // the fiber's own stack may have overflowed
   const stack_t alternative{stack.data(), 0, stack.size()};
   stack_t present{};
   if (sigaltstack(nullptr, &present) == 0 && (present.ss_flags & SS_DISABLE))  // a sanitizer has its own
@@ -231,7 +231,7 @@ bool DeviceMemory::close_shared(void* memory) {
   return true;
 }
 
-// ---- memory of the host
+// ---- host memory
 
 void* DeviceMemory::allocate_pinned(std::size_t bytes) {
   void* const memory = std::aligned_alloc(page, pages_for(std::max<std::size_t>(bytes, 1)));

@@ -1,8 +1,8 @@
 #pragma once
-/// Memory of the emulated devices: the host's, behind a door. New memory is poisoned (bytes of 0xFF: NaN as a
-/// float, -1 as an integer), freed memory is never handed out again, and behind every allocation lies a page
-/// that nobody may touch. While the door is closed host code that reads or writes it ends the process with a
-/// line that says whose memory it was; within a kernel an access out of bounds does, and names the thread.
+/// Memory of the emulated devices: host memory with access control. New memory is poisoned (bytes of 0xFF:
+/// NaN as a float, -1 as an integer), freed memory is never reused, and a guard page follows every
+/// allocation. While the memory is closed, host code that reads or writes it ends the process with a line
+/// that names the allocation; within a kernel an access out of bounds does so, and the line names the thread.
 
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +43,7 @@ class DeviceMemory {
   std::size_t places_of(std::string_view bytes);
   std::size_t capacity = std::size_t{1} << 30;  ///< of a device
 
-  /// Opening and closing cost a system call an allocation: the machine leaves the door open between tasks,
+  /// Opening and closing cost a system call an allocation: the machine leaves the memory open between tasks,
   /// and closes it when a host thread has waited for them.
   void open();
   void close();

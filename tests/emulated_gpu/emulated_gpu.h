@@ -15,11 +15,11 @@ namespace rz::emulated {
 
 inline constexpr int devices = 4;
 
-/// When tasks run: at once, at random, or only when somebody waits.
+/// When tasks run: at once, at random, or only during a wait.
 enum class Pace { eager, any, lazy };
 
-/// Begins a schedule: the same seed gives the same order of tasks, as far as one host thread decides it. Its
-/// end checks, with a test failure, that nothing was left in a stream and that all memory was given back.
+/// Begins a schedule: the same seed repeats the order of tasks, as far as one host thread decides it. Its end
+/// checks, with a test failure, that all streams are empty and all memory is freed.
 class Schedule {
  public:
   explicit Schedule(std::uint64_t seed = 1, Pace = Pace::any);
@@ -44,7 +44,7 @@ void reset_contexts();
 std::size_t streams(int device);
 /// How many kernels this process has put into streams.
 std::size_t launches();
-/// How long the devices may stand still while somebody waits, until that counts as a failure.
+/// How long the devices may make no progress during a wait, until that counts as a failure.
 void set_patience(std::chrono::milliseconds);
 
 /// Bytes now allocated on all devices.

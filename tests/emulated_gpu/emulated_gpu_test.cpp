@@ -1,4 +1,4 @@
-// The emulated device itself: what it computes, and that it finds the mistakes it is there to find.
+// The emulated device itself: its results, and the mistakes that it must find.
 
 #include "tests/emulated_gpu/device_code.h"
 // after CUDA's words

@@ -18,7 +18,7 @@ namespace {
 namespace context = boost::context::detail;
 constexpr std::size_t stack_bytes = 64 << 10, guard_bytes = 4 << 10;
 
-// Tells the sanitizer of a switch to another stack, and that it is done.
+// Notifies the sanitizer of a switch to another stack, and of its end.
 #if defined(__SANITIZE_ADDRESS__)
 void leaving(void** fake, const void* bottom, std::size_t bytes) {
   __sanitizer_start_switch_fiber(fake, bottom, bytes);
@@ -45,7 +45,7 @@ struct Fiber::Entry {
   }
 };
 
-// Below every stack lies a page that nobody may touch.
+// A guard page below every stack.
 Fiber::Fiber() {
   void* memory = mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -79,9 +79,9 @@ void Fiber::leave() {
 }
 
 namespace {
-// Only the thread that runs the machine takes and gives back (machine.h), so there is no lock.
+// Only the thread that runs the machine acquires and releases stacks (machine.h), so there is no lock.
 std::vector<std::unique_ptr<Fiber>>& spare() {
-  static auto* const fibers = new std::vector<std::unique_ptr<Fiber>>();  // outlives everybody
+  static auto* const fibers = new std::vector<std::unique_ptr<Fiber>>();  // never destroyed
   return *fibers;
 }
 }  // namespace

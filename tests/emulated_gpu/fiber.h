@@ -16,8 +16,8 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  /// Makes resume() begin f(argument). Only when the last function has ended, or is given up: nothing of it
-  /// is destroyed then.
+  /// Makes resume() begin f(argument). Only when the last function has ended or is abandoned, in which case
+  /// none of its objects is destroyed.
   void start(Function f, void* argument);
   /// Runs until the function calls leave() or returns.
   void resume();
@@ -37,7 +37,7 @@ class Fiber {
   Function function_ = nullptr;
   void* argument_ = nullptr;
   bool ended_ = true;
-  // What the address sanitizer has to know of both stacks.
+  // The address sanitizer's state of both stacks.
   void* fake_inside_ = nullptr;
   const void* outer_stack_ = nullptr;
   std::size_t outer_bytes_ = 0;

@@ -108,7 +108,7 @@ struct GridRun::Block {
       t.state = Thread::ready;
     }
   }
-  /// Lets go on who of a warp stands in a complete exchange.
+  /// Resumes the threads of a warp whose exchange is complete.
   bool release_warp(std::size_t first) {
     bool released = false;
     for (std::size_t i = first; i < first + lanes(first); ++i) {
@@ -128,7 +128,7 @@ struct GridRun::Block {
 
 namespace {
 
-// What runs now, in the one thread that runs the machine.
+// The code that runs now, in the one thread that runs the machine.
 GridRun* running = nullptr;
 GridRun::Thread* thread = nullptr;
 GridRun::Block* block = nullptr;
@@ -159,7 +159,7 @@ unsigned Exchange::lane() const { return lane_of_thread(); }
 bool Exchange::has(unsigned lane) const { return lane < warp && (thread->present >> lane & 1); }
 
 std::uint64_t Exchange::at(unsigned lane) const {
-  if (!has(lane)) return ~std::uint64_t{0};  // garbage, as from a lane that does not take part
+  if (!has(lane)) return ~std::uint64_t{0};  // garbage, as from an inactive lane
   return first_of_warp[lane].published;
 }
 
@@ -235,7 +235,7 @@ bool GridRun::run_warp(std::size_t first, bool backwards) {
   return progress;
 }
 
-/// By the seed, warps take turns from one exchange to the next, or each runs as far as it can without the
+/// By the seed, warps alternate from one exchange to the next, or each runs as far as it can without the
 /// others.
 GridRun::Progress GridRun::run_block() {
   std::vector<Thread>& threads = block_->threads;

@@ -1,5 +1,5 @@
 #pragma once
-/// One launch of a kernel: its blocks run one after the other, a block's threads as fibers that take turns.
+/// One launch of a kernel: its blocks run one after the other, a block's threads as fibers in turn.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace rz::emulated {
 
 class GridRun {
  public:
-  /// Copies the arguments. `seed` decides in which order threads of a block take turns.
+  /// Copies the arguments. `seed` decides the order in which threads of a block run.
   GridRun(const cuda::KernelCall&, const cuda::Grid&, std::uint64_t seed);
   ~GridRun();
 
@@ -28,9 +28,9 @@ class GridRun {
   Progress run(std::size_t blocks);
 
   const std::string& name() const { return name_; }
-  /// "layer_norm, block (3, 0, 0), thread (17, 0, 0)" of what runs now, for a fault.
+  /// "layer_norm, block (3, 0, 0), thread (17, 0, 0)": the code that runs now, for a fault.
   static const char* where() noexcept;
-  /// Says what runs next where that is no kernel.
+  /// Names the code that runs next, if it is no kernel.
   [[gnu::format(printf, 1, 2)]] static void describe(const char* format, ...) noexcept;
 
   struct Thread;

@@ -1,5 +1,5 @@
-// Device memory over a backend of host memory that takes a device's too, as a CUDA-aware MPI does; here one
-// that says so over our own transports. Without that: tests/gpu/collectives_test.cpp, "ring".
+// Device memory over a host backend that also accepts device memory, as a CUDA-aware MPI does; here one that
+// claims so over our own transports. Otherwise: tests/gpu/collectives_test.cpp, "host_staged".
 
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ CommOptions on_host() {
   return o;
 }
 
-/// Moves host memory and, at once, a device's, which must hold what is moved by the time it is handed over.
+/// Moves host memory and, at once, device memory, whose contents must be complete at the call.
 class Aware final : public Backend {
  public:
   Aware(int rank, int size, std::shared_ptr<Store> store, Device device)

@@ -1,7 +1,7 @@
 #pragma once
-/// Memory of an emulated device that other processes map, as CUDA's IPC handles do it: a process's device
-/// memory is a file without a name, which others open by /proc. Whoever gives memory back that another
-/// process has open still is ended with a line that says so, where CUDA promises nothing.
+/// Memory of an emulated device that other processes map, as with CUDA's IPC handles: a process's device
+/// memory is a file without a name, which others open by /proc. A process that frees memory which another
+/// process still has open is ended with an error line, where CUDA guarantees nothing.
 
 #include <sys/types.h>
 
@@ -11,7 +11,7 @@
 
 namespace rz::emulated {
 
-/// Where an allocation lies in its process's file: what a handle holds.
+/// The place of an allocation in its process's file: the contents of a handle.
 struct IpcPlace {
   pid_t process;
   int file;
@@ -19,7 +19,7 @@ struct IpcPlace {
   int device;
 };
 
-/// What processes know of an allocation together: a page of the file, behind its last.
+/// State of an allocation shared between processes: a page of the file, behind its last.
 class IpcNote {
  public:
   /// Null if the file cannot be mapped there.
@@ -32,7 +32,7 @@ class IpcNote {
   /// False: it was freed.
   bool open();
   void close() { __atomic_fetch_sub(&words_->openers, 1, __ATOMIC_ACQ_REL); }
-  /// From now on nobody can open it. How many have it open.
+  /// From now on no process can open it. Returns how many have it open.
   std::uint32_t retire();
 
  private:

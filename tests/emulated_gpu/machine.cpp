@@ -243,7 +243,7 @@ bool Machine::run_until(const F& reached) {
   return failure_.empty();
 }
 
-/// After something was put into a queue: as much as the pace says.
+/// After a submission to a queue: runs as many tasks as the pace requires.
 void Machine::run_some() {
   std::unique_lock lock(mutex_);
   std::size_t tasks = 0;
@@ -289,7 +289,7 @@ bool Machine::reached(const EventHandle& event) {
   {
     std::unique_lock lock(mutex_);
     if (event->reached >= event->recorded) return true;
-    if (!running_ && failure_.empty()) {  // whoever polls moves the machine, or nobody might
+    if (!running_ && failure_.empty()) {  // each poll runs tasks, since no other thread might
       running_ = true;
       DeviceMemory::instance().open();
       stuck = !step(lock);

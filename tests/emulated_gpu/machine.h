@@ -1,13 +1,12 @@
 #pragma once
 /// The emulated devices' streams: queues of tasks that a seeded scheduler runs in any order that streams and
-/// events allow, as late as it likes. A wait that is missing in a program therefore shows as a wrong result
-/// on some seed, where a real card would mostly do the expected.
+/// events allow, as late as possible. A missing wait in a program therefore shows as a wrong result for some
+/// seed, where a real card would mostly give the expected one.
 ///
-/// A device has as many hardware queues as CUDA_DEVICE_MAX_CONNECTIONS says when a stream is made, or 8.
-/// Streams beyond that share queues, and what is in a queue runs in the order of its submission, whatever
-/// stream it is of.
+/// A device has as many hardware queues as CUDA_DEVICE_MAX_CONNECTIONS specifies when a stream is made, or 8.
+/// Further streams share queues, and each queue runs in the order of submission, whatever the stream.
 ///
-/// Tasks run in whichever host thread waits for something, one at a time. Thread-safe.
+/// Tasks run in any host thread that waits, one at a time. Thread-safe.
 
 #include <chrono>
 #include <condition_variable>
@@ -27,8 +26,8 @@ namespace rz::emulated {
 
 using Progress = GridRun::Progress;
 
-/// What a stream holds: a piece of work that goes on when it is called again. `make` gives a fresh one, so
-/// that a graph can run it many times; it gets a random number.
+/// An entry of a stream: work that continues when it is called again. `make` creates a fresh one from a
+/// random number, so that a graph can run it many times.
 using Work = std::function<Progress()>;
 using MakeWork = std::function<Work(std::uint64_t random)>;
 
@@ -42,7 +41,7 @@ struct EventState {
 };
 using EventHandle = std::shared_ptr<EventState>;
 
-/// Work and what it has to come after, by index; -1 where a stream had nothing yet.
+/// Work and its predecessors, by index; -1 where a stream was empty.
 struct Graph {
   struct Node {
     MakeWork make;
@@ -75,7 +74,7 @@ struct Stream {
   bool stalled = false;  ///< its first task waits for memory to change
   bool orphan = false;   ///< destroyed by its owner; ends with its last task
   Graph* graph = nullptr;
-  std::vector<int> last;  ///< of the graph: what the next node comes after
+  std::vector<int> last;  ///< of the graph: predecessors of the next node
 };
 
 class Machine {
@@ -83,7 +82,7 @@ class Machine {
   static Machine& instance();
 
   enum class Pace { eager, any, lazy };
-  /// Forgets tasks and failures; streams and memory stay.
+  /// Discards tasks and failures; streams and memory stay.
   void restart(std::uint64_t seed, Pace);
 
   Stream* create_stream(int device);
@@ -99,7 +98,7 @@ class Machine {
   bool synchronize(Stream*);
   bool synchronize(const EventHandle&);
   bool synchronize_device(int device);
-  /// Runs a little, and says.
+  /// Runs a little and returns its state.
   bool idle(Stream*);
   bool reached(const EventHandle&);
 
@@ -111,10 +110,10 @@ class Machine {
   /// Whether this thread captures: it may then not wait or allocate.
   static bool thread_captures();
 
-  /// What broke the machine; empty while it works.
+  /// The failure of the machine; empty while it works.
   std::string failure();
   std::size_t pending();
-  /// How long it may stand still while somebody waits.
+  /// How long it may make no progress during a wait.
   std::chrono::milliseconds patience{20'000};
 
  private:
@@ -147,7 +146,7 @@ class Machine {
   std::string failure_;
 };
 
-/// A graph's nodes as one piece of work, in a random order that their edges allow.
+/// A graph's nodes as one task, in a random order that their edges allow.
 MakeWork replay(std::shared_ptr<const Graph>);
 
 }  // namespace rz::emulated

@@ -102,7 +102,7 @@ Handle find(Comm comm, const char* call) {
   return nullptr;
 }
 
-/// What a call meets before it does anything. May wait.
+/// Faults injected into a call before it does anything. May wait.
 Result entry(const char* call, const Handle& comm, std::unique_lock<std::mutex>& lock) {
   auto& faults = state().faults;
   for (auto f = faults.begin(); f != faults.end(); ++f) {
@@ -117,7 +117,7 @@ Result entry(const char* call, const Handle& comm, std::unique_lock<std::mutex>&
   return nccl::success;
 }
 
-/// Now, or after some polls. Without the lock: streams take it.
+/// Now, or after some polls. Without the lock: streams acquire it.
 Result perform(const Handle& comm, std::unique_lock<std::mutex>& lock, std::function<void()> f) {
   if (state().in_progress > 0) {
     comm->polls_left = state().in_progress;
@@ -130,7 +130,7 @@ Result perform(const Handle& comm, std::unique_lock<std::mutex>& lock, std::func
   return nccl::success;
 }
 
-// ---- what collectives do
+// ---- results of collectives
 
 DType dtype_of_nccl(DataType t) {
   constexpr DType types[] = {DType::i8,  DType::u8,  DType::i32, DType::u32,  DType::i64,    DType::u64,
@@ -159,7 +159,7 @@ std::vector<std::byte> reduced(const std::vector<std::optional<Item>>& places) {
   return result;
 }
 
-/// Everybody has come: moves all data at once, reading before it writes.
+/// All ranks have called: moves all data at once, reading before it writes.
 void hold(PendingCall& pending) {
   const auto& all = pending.places;
   const Item& first = *all[0];
@@ -187,7 +187,7 @@ void hold(PendingCall& pending) {
   pending.held = true;
 }
 
-/// Everybody has come, to the same. If not, NCCL hangs.
+/// All ranks have made the same call. Otherwise NCCL hangs.
 bool agree(const std::vector<std::optional<Item>>& places) {
   for (const auto& p : places) {
     if (!places[0] || !p) return false;

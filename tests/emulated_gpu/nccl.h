@@ -12,12 +12,12 @@
 
 namespace rz::emulated {
 
-/// What goes wrong, from construction to destruction; one at a time. Ranks are those of the communicator.
+/// An injected fault, from construction to destruction; one at a time. Ranks are those of the communicator.
 class Nccl {
  public:
   /// Calls are named as in nccl::NcclApi, e.g. "group_end".
   Nccl();
-  /// Releases what hangs, and waits until all communicators have ended.
+  /// Releases hanging calls, and waits until all communicators have ended.
   ~Nccl();
   Nccl(const Nccl&) = delete;
 
@@ -29,19 +29,19 @@ class Nccl {
   void stall(const std::string& call, int rank);
   /// The call fails once, after `after` more that went well.
   void fail(const std::string& call, int rank, nccl::Result, int after = 0);
-  /// From now on ncclCommGetAsyncError says so.
+  /// From now on ncclCommGetAsyncError returns this.
   void report(int rank, nccl::Result);
   void never_connect();
   void never_finalize(int rank);
-  /// ncclCommAbort returns, and takes effect, when it is released.
+  /// ncclCommAbort returns and acts only when it is released.
   void hang_in_abort(int rank);
-  /// Every call is still in progress when ncclCommGetAsyncError is asked so many times.
+  /// Every call stays in progress for that many queries of ncclCommGetAsyncError.
   void in_progress(int polls);
   void release();
 
   int communicators() const;
   int aborts() const;  ///< that have returned
-  /// Handles of ncclCommRegister that were not given back.
+  /// Handles of ncclCommRegister that were not deregistered.
   int registrations() const;
   int windows() const;  ///< ever registered
 };

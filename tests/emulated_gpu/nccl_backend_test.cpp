@@ -1,5 +1,5 @@
-// The NCCL backend over an emulated NCCL that can be told to fail: what it refuses, whom it names, and how
-// soon. That it gives the host's bits is tests/gpu/collectives_test.cpp's.
+// The NCCL backend over an emulated NCCL with injected faults: errors, culprits and delays.
+// tests/gpu/collectives_test.cpp tests that it has the host's bits.
 
 #include "comm/backends/nccl/nccl_backend.h"
 
@@ -32,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 
 Device device_of(int rank) { return {Device::cuda, rank}; }
 
-/// Stands for the host's backend, of which only abort() is called.
+/// Replaces the host's backend; only its abort() is called.
 class Host final : public Backend {
  public:
   Work submit(std::span<const CollectiveCall>) override { return {}; }
@@ -124,7 +124,7 @@ class NcclBackend : public testing::Test {
   Nccl nccl;
 };
 
-/// The others may go when all have what they wanted to see.
+/// The others may leave when all have seen their results.
 void wait_for_all(Store& store, int size, const std::string& name = "met") {
   if (store.add(name, 1) == size) store.set(name + "/all", "");
   store.get(name + "/all", Deadline::after(20s));
@@ -419,7 +419,7 @@ TEST_F(NcclBackend, AGraphThatNeedsMemoryNamesTheRemedy) {
   });
 }
 
-/// What a graph repeats has no Work that a watchdog could follow, but who waits for its stream is followed.
+/// Runs of a graph have no Work that a watchdog could follow, but a wait for its stream is followed.
 TEST_F(NcclBackend, ARankThatDoesNotRunItsGraphIsNamed) {
   run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     Communicator comm = connect(quick(rank, 2), store, table(), 500ms);
@@ -578,7 +578,7 @@ TEST_F(NcclBackend, DifferentCallsAreNamed) {
     const Floats x(comm, 100);
     const auto op = comm.rank() == 1 ? ReduceOp::max : ReduceOp::sum;
     comm.broadcast(x.all(), 0, x.stream).wait();
-    // With as much to send, NCCL would even give some result.
+    // With equal byte counts NCCL would even return some result.
     const Buffer part(x.memory.get(), comm.rank() == 1 ? 99u : 100u, x.device);
     expect_error(
         Errc::mismatch, 1,
@@ -592,7 +592,7 @@ TEST_F(NcclBackend, DifferentCallsAreNamed) {
 TEST_F(NcclBackend, AMessageThatDoesNotComeNamesItsSender) {
   on_ranks(2, 1200ms, [&](Communicator& comm, Store&) {
     const Floats x(comm, 100);
-    // Both receive, and nobody sends: either may say so first.
+    // Both receive and none sends: either may report first.
     const Error e = error_of([&] { comm.recv(x.all(), 1 - comm.rank(), x.stream).wait(); });
     EXPECT_EQ(e.code(), Errc::timeout) << e.what();
     EXPECT_NE(std::string(e.what()).find("has not called the send for message 0 to rank"), std::string::npos)
@@ -719,7 +719,7 @@ TEST_F(NcclBackend, AnAbortThatHangsIsAbandoned) {
     }
     wait_for_all(*store, 2);
   });
-  // What the call held is given back when it returns.
+  // The call releases its memory when it returns.
   for (const Deadline limit = Deadline::after(5s); emulated::bytes_in_use() != before && !limit.expired();)
     std::this_thread::yield();
   EXPECT_EQ(emulated::bytes_in_use(), before);

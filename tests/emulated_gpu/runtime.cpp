@@ -1,5 +1,4 @@
-// The table of CUDA calls, answered by the emulated devices. Misuse that CUDA answers with an error is
-// answered with the same.
+// The table of CUDA calls, implemented by the emulated devices. Misuse returns the same errors as CUDA.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -72,7 +71,7 @@ DeviceMemory& memory() { return DeviceMemory::instance(); }
 Stream* stream_of(void* s) { return s ? static_cast<Stream*>(s) : machine().null_stream(current_device); }
 EventHandle& event_of(void* e) { return *static_cast<EventHandle*>(e); }
 
-/// What a call meets before it does anything.
+/// Faults injected into a call before it does anything.
 Status entry(const char* name) {
   use_context();
   if (const Status status = faults().next(name)) return status;
@@ -168,8 +167,8 @@ MakeWork copy_work(void* to, const void* from, std::size_t bytes, std::shared_pt
   };
 }
 
-/// Ordinary host memory is read at once, and written before the call returns, as CUDA does it; device and
-/// pinned memory when the stream comes to it.
+/// Ordinary host memory is read at once and written before the call returns, as in CUDA; device and pinned
+/// memory when the stream reaches the task.
 Status memcpy_async(void* to, const void* from, std::size_t bytes, void* s) {
   if (const Status status = entry("memcpy_async")) return status;
   const auto source = memory().owner(from), target = memory().owner(to);
@@ -220,7 +219,7 @@ Status event_record(void* e, void* s) {
 
 Status event_query(void* e) {
   if (const Status status = entry("event_query")) return status;
-  // A thread that captures may ask of no event, and nobody of one that is being captured.
+  // A capturing thread must not query any event, and no thread one that is being captured.
   if (Machine::thread_captures() || machine().capturing_into(event_of(e))) return unsupported_in_capture;
   const bool reached = machine().reached(event_of(e));
   if (!machine().failure().empty()) return launch_failure;

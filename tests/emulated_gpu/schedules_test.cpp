@@ -1,5 +1,5 @@
-// Training gives the same bits for every strategy in whatever order streams may run; and an order that is not
-// asked for, because a wait was left out, shows.
+// Training has the same bits for every strategy in whatever order streams may run; and a missing wait is
+// detected.
 
 #include <gtest/gtest.h>
 

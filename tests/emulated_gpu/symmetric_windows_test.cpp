@@ -1,5 +1,5 @@
-// What a card would not show: where the bytes went that CUDA peers in several processes exchange, and what
-// becomes of their windows when calls of CUDA fail.
+// Checks that a card cannot show: where the bytes exchanged by CUDA peers in several processes went, and the
+// state of their windows after CUDA calls fail.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ CommOptions options_of(int rank) {
   return options;
 }
 
-/// f(communicator, stream) in a process a rank, whose memory is all given back after it.
+/// f(communicator, stream) in one process a rank, which must free all memory.
 template <class F>
 void on_processes(int size, const F& f) {
   expect_processes(size, [&](int rank, std::shared_ptr<Store> store) {
@@ -129,7 +129,7 @@ void expect_a_sum(Communicator& comm, const Stream& s) {
   EXPECT_EQ(x.get(s), std::vector<float>(1000, 6));
 }
 
-/// What allocate_symmetric throws where rank 1 gets into trouble, and that nothing is left of it.
+/// The error of allocate_symmetric where rank 1 fails, and that nothing of it is left.
 template <class F>
 void expect_failure(const F& trouble, const std::string& here, const std::string& elsewhere) {
   on_processes(3, [&](Communicator& comm, const Stream& s) {

@@ -79,7 +79,7 @@ Gradient expected(const Case& c, const Values& qkv, const Values& d_out, const V
   return g;
 }
 
-/// What the host's dropout makes of ones.
+/// The result of the host's dropout on ones.
 Values factors_of(const Case& c, const ops::DropoutMask& mask) {
   if (mask.p == 0) return {};
   const Tensor ones = Tensor::empty({c.batch * c.heads * c.tokens * c.tokens});
@@ -185,7 +185,7 @@ TEST_F(Attention, ReadsItsSeedLate) {
   EXPECT_EQ(from_device(late.d_qkv, stream), from_device(early.d_qkv, stream));
 }
 
-/// What does not lie on 16 bytes takes other kernels.
+/// Data that is not aligned to 16 bytes uses other kernels.
 TEST_F(Attention, AnywhereInMemory) {
   const Case c{1, 20, 1, 64, DType::bf16};
   const Tensors r = run(c, {}, stream);

@@ -1,5 +1,5 @@
-// Every collective on device memory gives the bits that it gives on host memory, over every backend of
-// devices. Ranks are threads; on a card they share it.
+// Every collective on device memory has the bits of the same call on host memory, over every device backend.
+// Ranks are threads; on a card they share it.
 
 #include "comm/backends/nccl/api/api.h"
 #include "comm/communicator.h"

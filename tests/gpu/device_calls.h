@@ -27,7 +27,7 @@ std::vector<Call> calls(int rank, int size, std::size_t n, ReduceOp op, bool in_
 /// Numbers with every mantissa bit in use, so that another order of additions gives other bits.
 std::vector<std::byte> random_block(DType dtype, std::size_t count, std::uint32_t seed);
 
-/// The block after the call, which ran on the host.
+/// The block after the call, as computed on the host.
 std::vector<std::byte> on_host(Communicator& comm, const Call& call, DType dtype,
                                std::vector<std::byte> block);
 
@@ -37,7 +37,7 @@ std::vector<std::byte> on_device(Communicator& comm, const Call& call, DType dty
                                  std::vector<std::byte> block, const Stream& stream,
                                  std::byte* memory = nullptr);
 
-/// Both give the same bytes: of every call, in place and not. `memory` as above: at most 3 · n · ranks
+/// Both have the same bytes after every call, in place and not. `memory` as above: at most 3 · n · ranks
 /// elements.
 void expect_same(Communicator& comm, DType dtype, ReduceOp op, std::size_t n, const Stream& stream,
                  std::byte* memory = nullptr);

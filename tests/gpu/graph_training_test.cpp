@@ -163,7 +163,7 @@ TEST_F(UnusedOnDevice, UpdatesThatMissAWeightLeaveNoTraceInIt) {
       << "a graph that misses it";
 }
 
-/// Through the host no graph can go: every update is made of its kernels.
+/// A host-staged backend cannot be captured: each update launches its kernels.
 class GraphTrainingElsewhere : public OnDevice {};
 
 TEST_F(GraphTrainingElsewhere, IsLeftOutWhereOperationsCannotBeCaptured) {

@@ -60,7 +60,7 @@ TEST_F(Memory, ScratchIsTheStreamsOwnAndGrows) {
   void* const many = stream.workspace(1 << 20);
   EXPECT_NE(many, few);
   EXPECT_EQ(copy.workspace(100), many);
-  // What was handed out before stays, for a graph may know it.
+  // Memory handed out earlier stays valid, since a graph may contain it.
   memset_async(few, 0, 100, stream);
   memset_async(many, 0, 1 << 20, stream);
   stream.synchronize();

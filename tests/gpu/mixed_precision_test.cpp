@@ -1,5 +1,5 @@
-// Training with 16 bits: near the course that float64 takes, the same bits for every strategy, masters that
-// come and go in f32, and updates that overflow left out.
+// Training with 16 bits: close to the float64 run, the same bits for every strategy, masters imported and
+// exported in f32, and updates skipped after overflow.
 
 #include <algorithm>
 #include <cmath>
@@ -35,8 +35,8 @@ std::function<void(TinyRun&)> in(Precision precision, const std::function<void(T
 
 class MixedPrecision : public OnDevice, public testing::WithParamInterface<Precision> {};
 
-/// Rounding to 8 bits moves the loss of an untrained model by little; 2e-2 of 5.5 is far below what a mistake
-/// in an operator or a lost gradient makes.
+/// Rounding to 8 bits moves the loss of an untrained model by little; 2e-2 of 5.5 is far below the effect of
+/// a wrong operator or a lost gradient.
 TEST_P(MixedPrecision, FollowsFloat64) {
   const TinyCase c = tiny_case("tiny");
   const std::int64_t steps = checks_addresses ? 1 : emulated_device ? 2 : c.steps;
@@ -113,7 +113,7 @@ TEST_F(Masters, GoInAndOutAsTheyAre) {
   }
 }
 
-/// Members of one bucket share what was gathered, while somebody reads them.
+/// Members of one bucket share the gathered memory while it is read.
 TEST_F(Masters, AreGatheredOnceABucket) {
   const Gpt2Config config{.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32};
   for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero3})
@@ -137,7 +137,7 @@ TEST_F(Masters, AreGatheredOnceABucket) {
       const std::size_t in_use = s->memory().transient_in_use;
       const Tensor bias = first_of("transformer.h.0.ln_1.bias");
       EXPECT_EQ(s->memory().transient_in_use, in_use) << name(kind);
-      fill(2);  // what was gathered is stale
+      fill(2);  // the gathered values are stale
       EXPECT_EQ(first_of("transformer.h.0.ln_1.bias").on_host(reader).data<float>()[0], 2) << name(kind);
       comm.barrier().wait();
     });
@@ -164,7 +164,7 @@ TEST_F(Overflow, LeavesUpdatesOutAndLowersTheScale) {
   }
 }
 
-/// A fixed factor, a power of two, takes no part in results unless gradients leave f16's range.
+/// A fixed factor, a power of two, does not change results unless gradients leave f16's range.
 TEST_F(Overflow, AFixedScaleIsDividedOut) {
   const auto with_scale = [](double scale) {
     const Folder folder;

@@ -24,7 +24,7 @@ inline constexpr bool checks_addresses = false;
 #endif
 
 /// Fixture: a stream of device 0. On the emulated device each test is a schedule of its own; `reschedule`
-/// begins another one, with another order of what may run in several.
+/// begins another one, with another order of concurrent tasks.
 class OnDevice : public testing::Test {
  protected:
   OnDevice();

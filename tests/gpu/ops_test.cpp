@@ -23,7 +23,7 @@ class DeviceOps : public OnDevice, public testing::WithParamInterface<DType> {
  protected:
   const DType dtype = GetParam();
 
-  /// What rounding to nearest may be off by, relative to the value.
+  /// Maximum error of rounding to nearest, relative to the value.
   double rounding(DType t) const { return t == DType::f16 ? 0x1p-11 : t == DType::bf16 ? 0x1p-8 : 0; }
 
   /// The same where f16 is subnormal.
@@ -240,7 +240,7 @@ TEST_P(DeviceOps, DropoutReadsItsSeedLate) {
 }
 
 constexpr float epsilon = 1e-5f;
-// Packs that a lane keeps four or eight of, rows that are not aligned, and rows that are not kept.
+// Packs of four or eight in a lane, rows that are not aligned, and rows that are not kept in registers.
 constexpr std::array<std::size_t, 2> norm_shapes[] = {{1, 1},    {1, 5},   {3, 8},    {9, 67},
                                                       {70, 136}, {2, 768}, {3, 1600}, {2, 2056}};
 

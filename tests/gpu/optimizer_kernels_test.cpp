@@ -1,4 +1,4 @@
-// Updates and sums of squares on a device have the host's bits: many pieces in one call, unaligned ones and
+// Updates and sums of squares on a device have the host's bits: many spans in one call, unaligned ones and
 // empty ones, gradients and working copies in 16 bits.
 
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ Floats widened(const std::vector<T>& x) {
   return y;
 }
 
-/// A piece on the host and on the device.
+/// A span on the host and on the device.
 struct Piece {
   Floats p, g, m, v;
   Tensor value, gradient, state0, state1, working;
@@ -66,8 +66,8 @@ struct Piece {
 
 class DeviceOptimizer : public OnDevice {
  protected:
-  /// Memory that starts `shift` elements behind an aligned address: of the arena, if there is one, since the
-  /// emulated device takes its time for thousands of allocations.
+  /// Memory that starts `shift` elements behind an aligned address: of the arena, if there is one, since
+  /// thousands of allocations are slow on the emulated device.
   Tensor allocate(std::size_t n, DType t, std::size_t shift) const {
     if (!arena_.defined()) return empty_on(stream, {n + shift}, t).view(shift, {n});
     std::byte* const at = arena_.raw() + used_ + shift * size_of(t);
@@ -120,7 +120,7 @@ class DeviceOptimizer : public OnDevice {
       ASSERT_EQ(got[i], expected[i]) << i;
     }
   }
-  /// More than one launch takes, of sizes that no pack, block or tile divides.
+  /// More than one launch holds, of sizes that no pack, block or tile divides.
   std::vector<Piece> pieces() {
     arena_ = empty_on(stream, {1 << 20}, DType::f32), used_ = 0;
     std::vector<Piece> all;
@@ -220,7 +220,7 @@ TEST_F(DeviceOptimizer, NothingToUpdateIsNoWork) {
 
 class DeviceNorm : public OnDevice {
  protected:
-  /// Of all tensors, by the device; added to what is in `sum` already.
+  /// Of all tensors, by the device; added to the contents of `sum`.
   void add_on_device(const Tensor& sum, const std::vector<Tensor>& all) const {
     std::vector<Squared> list;
     for (const Tensor& t : all) list.push_back({t.raw(), t.dtype(), t.count()});

@@ -1,5 +1,4 @@
-// What is CUDA peers' own: every way that memory goes, graphs, and how a group ends when a rank does not play
-// along.
+// CUDA peers: every kind of memory, graphs, and how a group ends when a rank fails.
 
 #include <gtest/gtest.h>
 
@@ -91,7 +90,7 @@ TEST_F(PeerCuda, WaitsWithoutTimeoutOnThreadsWithSignalsBlocked) {
              if (comm.rank() == 1) std::this_thread::sleep_for(100ms);
              comm.all_reduce(x.on(s), ReduceOp::sum, s).wait();
              EXPECT_EQ(x.get(s)[999], 2.0f);
-             if (emulated_device) helpers.expect_no_signals(2);  // a driver has threads of its own
+             if (emulated_device) helpers.expect_no_signals(2);  // a CUDA driver has threads of its own
            });
 }
 
@@ -106,7 +105,7 @@ TEST_F(PeerCuda, EveryScheduleSumsInRankOrder) {
     setup.algorithm = seed % 4 < 2 ? "two_shot" : "one_shot";
     setup.slot_bytes = 512;
     const std::size_t n = seed % 5 == 0 ? 7 : 700;
-    // Once all allocate, once nobody does, and once some do.
+    // First all ranks allocate, then none, then some.
     const auto allocates = [&](int rank) { return seed % 3 == 0 || (seed % 3 == 1 && rank % 2 == 0); };
     const std::size_t misaligned = seed % 7 == 3 ? 1 : 0;
     on_ranks(setup, [&](Communicator& comm, const Stream& s) {
@@ -239,7 +238,7 @@ TEST_F(PeerCuda, ARankThatDoesNotComeIsNamed) {
   });
 }
 
-/// What a graph repeats has no Work: the group itself looks after it.
+/// Runs of a graph have no Work: the group itself watches them.
 TEST_F(PeerCuda, ARankThatDoesNotRunItsGraphIsNamed) {
   on_ranks({.size = 3, .timeout = 1500ms}, [&](Communicator& comm, const Stream& s) {
     const Floats x(comm.allocate(400), 100);
@@ -305,12 +304,12 @@ TEST_F(PeerCuda, AbortEndsEveryRank) {
   });
 }
 
-// What a process that dies leaves behind: only the host's backend knows.
+// The death of a process: only the host's backend detects it.
 TEST_F(PeerCuda, AFailureOnTheHostEndsTheKernels) {
   on_ranks({.size = 2}, [&](Communicator& comm, const Stream& s, Backend& host) {
     if (comm.rank() == 1) {
       host.abort("gone");
-      std::promise<void>().get_future().wait_for(3s);  // and says nothing on the device
+      std::promise<void>().get_future().wait_for(3s);  // and reports nothing on the device
       return;
     }
     const Floats x(comm.allocate(400), 100);

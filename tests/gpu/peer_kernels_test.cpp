@@ -1,4 +1,4 @@
-// The communicator's kernels on one device give the bits of their namesakes on the host.
+// The communicator's kernels on one device have the bits of the corresponding host code.
 
 #include "comm/backends/peer_cuda/kernels/peer_kernels.h"
 

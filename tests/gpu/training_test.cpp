@@ -25,8 +25,8 @@ std::function<void(TinyRun&)> on_devices(const std::string& backend) {
   };
 }
 
-/// An update takes the emulated device a second: one setting of each number of ranks goes the whole way, a
-/// minute in all; the others, which make the same bits, three updates.
+/// An update takes the emulated device a second. One setting of each number of ranks runs to the end, a
+/// minute in all; the others, which have the same bits, run three updates.
 bool goes_all_the_way(const Setting& setting) {
   static const Setting settings[] = {{"peer_cuda", 1, StrategyKind::ddp},
                                      {"peer_cuda", 2, StrategyKind::zero3},

@@ -172,22 +172,23 @@ TEST(Collectives, WithoutRankOrderAreExact) {
     expect_same(mpi, ours, {kind, DType::f32, ReduceOp::sum, 300007, 0, false}, true);
 }
 
-// The pieces of calls beyond MPI's counts, with a limit of a few bytes instead of gigabytes.
+// The parts of calls beyond MPI's counts, with a limit of a few bytes instead of gigabytes.
 TEST(Collectives, InChunksAreTheSame) {
   auto ours = connect(quick("native"));
   for (const bool deterministic : {true, false}) {
     auto mpi = over_pieces(24, deterministic);
     compare(mpi, ours, {1, 17}, !deterministic);
-    auto longer = over_pieces(4001, deterministic);  // beyond the size up to which everybody gets everything
+    auto longer =
+        over_pieces(4001, deterministic);  // beyond the size up to which every rank receives everything
     for (const Collective kind : all_collectives)
       for (const bool in_place : {false, true})
         expect_same(longer, ours, {kind, DType::f32, ReduceOp::sum, 40001, 1, in_place}, true);
   }
 }
 
-/// Says of the host's memory that it is a device's, as is handed to an MPI that knows devices: what moves
-/// then goes in messages. In place, all_to_all comes from a copy on the host, as
-/// comm/backends/host_staged/host_staged_backend.h has it.
+/// Presents host memory as device memory, as for a CUDA-aware MPI: data movement then uses point-to-point
+/// messages. In place, all_to_all reads from a copy on the host, as in
+/// comm/backends/host_staged/host_staged_backend.h.
 class AsOnADevice final : public Backend {
  public:
   explicit AsOnADevice(std::size_t max_call_bytes)
@@ -368,8 +369,8 @@ TEST(Split, MakesGroupsOfGroups) {
   }
 }
 
-// While it is idle, a rank looks for notes of others. What Open MPI itself sends for a split are messages of
-// the same communicator, which must not be taken for one.
+// While it is idle, a rank polls for control messages. Open MPI itself sends messages on the same
+// communicator for a split, which must not be received as such.
 TEST(Split, WaitsForARankThatComesLate) {
   const auto all = mpi_backend(MPI_COMM_WORLD, {.timeout = std::chrono::seconds(30)});
   std::vector<int> everybody(static_cast<std::size_t>(world_size()));
@@ -381,7 +382,7 @@ TEST(Split, WaitsForARankThatComesLate) {
   }
 }
 
-// What a communicator leaves behind must not reach the next one.
+// Messages left by a communicator must not reach the next one.
 TEST(Lifetime, WaitsWithoutTimeoutOnThreadsWithSignalsBlocked) {
   test::world_store();
   test::HelperThreads helpers;

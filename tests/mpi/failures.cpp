@@ -1,4 +1,4 @@
-// What goes wrong is named, on every rank, in time. Each test is a job of its own.
+// Failures are named on every rank, in time. Each test is a job of its own.
 
 #include <signal.h>
 #include <unistd.h>
@@ -80,7 +80,7 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
   EXPECT_EQ(error_of([&] { comm.barrier().wait(); }).code(), Errc::mismatch);
 }
 
-// What one rank does in messages and another in a collective of MPI's would never meet.
+// A point-to-point message on one rank and an MPI collective on another would never match.
 TEST(Failure, ADevicesMemoryBesideAHostsIsNamed) {
   const auto backend = mpi_backend(MPI_COMM_WORLD, {.timeout = 30s});
   std::vector<float> x(8, 1);
@@ -167,8 +167,8 @@ TEST(Failure, AbortEndsEveryRankWithinASecond) {
   EXPECT_TRUE(has_text(e, "the user pressed a key")) << e.what();
 }
 
-// Often, and with a rank that gets on slowly: what the rank that left says may reach it before what ends the
-// barrier that it shared.
+// Repeated, and with a slow rank: a departing rank's message may arrive before the end of the barrier that
+// both take part in.
 TEST(Failure, ARankThatLeftIsNamed) {
   std::vector<std::jthread> others;
   if (world_rank() + 1 == world_size())
@@ -211,7 +211,7 @@ TEST(Failure, DestructionWithOperationsPendingIsBounded) {
   wait_for_all("gone");
 }
 
-// Its progress thread is stopped with it: it cannot answer.
+// Its progress thread is stopped with it: it cannot reply.
 TEST(Failure, AStoppedRankIsNamed) {
   auto comm = connect(quick("mpi", 500ms));
   comm.barrier().wait();

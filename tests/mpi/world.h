@@ -1,5 +1,5 @@
 #pragma once
-/// What the tests under mpirun share.
+/// Helpers shared by the tests under mpirun.
 
 #include <gtest/gtest.h>
 #include <mpi.h>
@@ -34,7 +34,7 @@ inline CommOptions quick(const std::string& backend,
   return options;
 }
 
-/// One store for all tests; each call of connect() takes keys of its own in it.
+/// One store for all tests; each call of connect() uses keys of its own.
 inline std::shared_ptr<Store> world_store() {
   static const std::shared_ptr<Store> store = store_for_launch(place());
   return store;

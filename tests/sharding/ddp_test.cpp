@@ -1,4 +1,4 @@
-/// What is DDP's own: buckets that follow the order in which gradients became ready.
+/// DDP only: buckets that follow the order in which gradients became ready.
 #include "sharding/strategies/ddp.h"
 
 #include <gtest/gtest.h>
@@ -86,7 +86,7 @@ TEST(Ddp, GradientsAreMeansInPlaceOnEveryRank) {
   });
 }
 
-/// Strategies give parameters their memory, and are where a model is built for training.
+/// Strategies place the parameters, and are where a model is built for training.
 TEST(Ddp, TwoParametersOfOneNameAreRefused) {
   run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 2, std::move(store));

@@ -9,7 +9,7 @@
 namespace rz {
 namespace {
 
-/// What parsing (and resolving for `ranks`, if any) complains of; empty if it does not.
+/// The error of parsing (and of resolving for `ranks`, if any); empty if there is none.
 std::string error_message(const std::string& text, int ranks = 0) {
   try {
     const DsConfig config = parse_ds_config(text, "ds.json");
@@ -157,7 +157,7 @@ TEST(DsConfig, ReadsPrecision) {
   EXPECT_EQ(half.loss_scale.hysteresis, 3);
   EXPECT_TRUE(half.loss_scale.consecutive_hysteresis);
   EXPECT_EQ(half.loss_scale.minimum, 2);
-  // What is written out is read back.
+  // Written output is read back.
   const DsConfig again = parse_ds_config(resolved_json(half, {8, 8, 1}), "again.json");
   EXPECT_EQ(again.precision, half.precision);
   EXPECT_EQ(again.loss_scale.window, 500);

@@ -1,6 +1,6 @@
-/// What is under way while a scope computes: gradients that are reduced during backward, parameters that are
-/// gathered ahead, updated values that are published during the update. No clocks: a mirrored communicator
-/// says what was launched and not yet waited for.
+/// Calls in flight while a scope computes: gradients reduced during backward, parameters gathered ahead,
+/// updated values published during the update. No clocks: a mirrored communicator records which calls were
+/// launched and not yet waited for.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ constexpr int ranks = 2, scope_count = 4;
 constexpr StrategyKind every_kind[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
                                        StrategyKind::zero3};
 
-/// Elements of scope i's one parameter: needs no padding, and tells the scope.
+/// Elements of scope i's one parameter: needs no padding, and identifies the scope.
 constexpr std::size_t elements_of(int scope) { return 128u * static_cast<std::size_t>(scope + 1); }
 
 /// Scopes that run one after the other; the loss is the sum of all parameters' halved squares.
@@ -78,7 +78,7 @@ class Chain final : public Module {
   std::vector<std::unique_ptr<Scope>> scopes_;
 };
 
-/// SGD that tells when it updates.
+/// SGD that records its updates.
 class ToldSgd final : public Optimizer {
  public:
   explicit ToldSgd(std::function<void()> during) : Optimizer(0.5), during_(std::move(during)) {}
@@ -150,7 +150,7 @@ struct Training {
 
 // ---- overlap of reductions with backward
 
-/// What backward sees of the reductions; `check(scope, launched, in flight)`.
+/// The reductions as seen in backward; `check(scope, launched, in flight)`.
 void during_backward(StrategyKind kind, bool overlap,
                      const std::function<void(int, const Scopes&, const Scopes&)>& check) {
   const CallRecord* record = nullptr;

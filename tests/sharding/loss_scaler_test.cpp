@@ -32,7 +32,7 @@ TEST(LossScaler, AFixedScaleStays) {
 TEST(LossScaler, HalvesWhenHysteresisIsUsedUp) {
   EXPECT_EQ(scales(LossScaler({.initial_power = 4, .hysteresis = 2}), "ooo"), (Scales{16, 8, 4}));
   EXPECT_EQ(scales(LossScaler({.initial_power = 4, .hysteresis = 1}), "oo"), (Scales{8, 4}));
-  // An update without an overflow gives the count back only if that is asked for.
+  // An update without an overflow restores the count only if that is configured.
   EXPECT_EQ(scales(LossScaler({.initial_power = 4, .hysteresis = 2}), "o.o"), (Scales{16, 16, 8}));
   EXPECT_EQ(scales(LossScaler({.initial_power = 4, .hysteresis = 2, .consecutive_hysteresis = true}), "o.o"),
             (Scales{16, 16, 16}));

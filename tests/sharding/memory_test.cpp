@@ -48,7 +48,7 @@ Sizes sizes(ToyModel& model, std::size_t ranks) {
   return s;
 }
 
-/// Units of zero3 by hand: what stands in the same scopes, trainable and frozen apart.
+/// Flat parameters of zero3 by hand: parameters that stand in the same scopes, trainable and frozen apart.
 std::map<std::string, std::size_t> units(ToyModel& model, std::size_t ranks) {
   const std::map<std::string, std::vector<const char*>> grouped{
       {"tied", {"tied"}},
@@ -142,19 +142,19 @@ TEST_P(Memory, Zero3NeverGathersMoreThanTheTwoLargestScopes) {
                                     u["norm"] + u["tied"]};
     std::sort(scopes.rbegin(), scopes.rend());
     EXPECT_LE(strategy->memory().transient_peak, 4 * (scopes[0] + scopes[1]));
-    // Small units may sit in large blocks that were free: what is held exceeds what is in use, but not
-    // without bound.
+    // Small flat parameters may use large free blocks: held memory exceeds used memory, but within a bound.
     EXPECT_LE(strategy->memory().transient, 2 * 4 * (scopes[0] + scopes[1]));
   });
 }
 
-/// Without overlap a bucket is given back before the next one is filled. "tied" is used by the first and the
+/// Without overlap a bucket is released before the next one is filled. "tied" is used by the first and the
 /// last scope, so that its bucket is filled all the time.
 TEST_P(Memory, WithoutOverlapZero2HoldsTheBucketThatIsFilled) {
   run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, GetParam(), std::move(store));
     ToyModel model(one);
-    model[model.index("never")].requires_grad = false;  // what no loss reaches holds back what comes after it
+    model[model.index("never")].requires_grad =
+        false;  // a parameter that no loss reaches delays the buckets behind it
     const auto strategy = make_strategy(StrategyKind::zero2, model, comm,
                                         {.first_bucket_bytes = 4, .bucket_bytes = 4, .overlap = false});
     train(*strategy, model);
@@ -203,11 +203,11 @@ TEST(TransientMemory, UsesBlocksAgainAndDropsThoseThatAreTooSmall) {
   large = {};
   EXPECT_EQ(memory.in_use(), 400u);
   EXPECT_EQ(memory.held(), 4400u);
-  large = memory.allocate({900});  // fits into what came back
+  large = memory.allocate({900});  // fits into released memory
   EXPECT_EQ(large.raw(), place);
   EXPECT_EQ(memory.in_use(), 4000u);
   small = {};
-  small = memory.allocate({200});  // 100 is too small, and goes
+  small = memory.allocate({200});  // 100 is too small and is freed
   EXPECT_EQ(memory.held(), 4800u);
   EXPECT_EQ(memory.peak(), 4400u);
   EXPECT_EQ(memory.allocations(), 3u);

@@ -18,7 +18,7 @@
 #include "comm/core/error.h"
 
 namespace {
-/// What was put on the disk, and what was given its name, in order.
+/// Events of the disk and of renames, in order.
 std::vector<std::string> disk_calls;
 }  // namespace
 
@@ -55,7 +55,7 @@ class Safetensors : public testing::Test {
     std::uint64_t length = header.size();
     return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
   }
-  /// What opening complains of; empty if it does not.
+  /// The error of opening; empty if there is none.
   std::string error_message(const std::string& bytes) const {
     put(bytes);
     try {

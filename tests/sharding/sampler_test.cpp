@@ -11,7 +11,7 @@
 namespace rz {
 namespace {
 
-/// The formulas of torch's DistributedSampler, written down as they are, over a given order of the samples.
+/// The formulas of torch's DistributedSampler, over a given order of the samples.
 std::vector<std::uint64_t> transcription(std::vector<std::uint64_t> order, int ranks, int rank,
                                          bool drop_last) {
   const auto n = static_cast<double>(order.size()), w = static_cast<double>(ranks);

@@ -1,5 +1,5 @@
-/// Memory in the steady state: from the third update on a training step (forward, backward, step) takes its
-/// tensors from what earlier ones left, and of the heap only small records, as many as are said here.
+/// Memory in the steady state: from the third update on a training step (forward, backward, step) reuses the
+/// tensors of earlier ones, and allocates only small records on the heap, in the numbers below.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -25,9 +25,8 @@ void* counted(std::size_t bytes, std::size_t alignment) {
 }
 }  // namespace
 
-// Every allocation of the library's comes by here: blocks of pools and of communicators have owners that are
-// made with new. Inlined, g++ would take aligned_alloc() and delete, or new and free(), for a mismatched
-// pair.
+// Every allocation of the comm library passes here: owners of blocks of pools and communicators are made with
+// new. When inlined, g++ would report aligned_alloc() with delete, or new with free(), as a mismatched pair.
 [[gnu::noinline]] void* operator new(std::size_t n) { return counted(n, alignof(std::max_align_t)); }
 [[gnu::noinline]] void* operator new(std::size_t n, std::align_val_t a) {
   return counted(n, static_cast<std::size_t>(a));
@@ -42,9 +41,9 @@ namespace {
 
 constexpr int ranks = 2, updates = 8;
 
-/// Of both ranks in an update: up to two records for a call of the communicator that is queued, one for each
-/// piece of transient memory. 12 buckets are reduced (zero3: 7), their values published but in ddp, and 10
-/// times a scope is gathered; the ranks agree twice.
+/// Of both ranks in an update: up to two records for each queued call of the communicator, one for each block
+/// of transient memory. 12 buckets are reduced (zero3: 7), their values published except in ddp, and 10 times
+/// a scope is gathered; the ranks agree twice.
 long max_small(StrategyKind kind) {
   switch (kind) {
     case StrategyKind::ddp:
@@ -72,7 +71,7 @@ Gpt2Config small_config() {
 struct Counts {
   struct Now {
     long small, large;   ///< heap allocations of both ranks, their communicators' threads included
-    std::size_t blocks;  ///< that the tape's pool asked for, on rank 0
+    std::size_t blocks;  ///< requested by the tape's pool, on rank 0
     std::size_t held;    ///< bytes of the strategy's transient memory, on rank 0
   };
   std::vector<Now> after;
@@ -81,7 +80,7 @@ struct Counts {
 Counts train(StrategyKind kind, bool overlap) {
   Counts counts;
   counts.after.reserve(updates);
-  std::barrier meeting(ranks);
+  std::barrier all_ranks(ranks);
   test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, ranks, std::move(store));
     Gpt2 model(small_config());
@@ -101,11 +100,11 @@ Counts train(StrategyKind kind, bool overlap) {
       tape.reset();
       strategy->finish_gradients();
       strategy->clip_and_step(*adamw, {.max_norm = 1});
-      meeting.arrive_and_wait();
+      all_ranks.arrive_and_wait();
       if (rank == 0)
         counts.after.push_back({small_allocations, large_allocations, tape.pool().statistics().allocations,
                                 strategy->memory().transient});
-      meeting.arrive_and_wait();
+      all_ranks.arrive_and_wait();
     }
   });
   return counts;
@@ -121,7 +120,7 @@ TEST_P(StepAllocations, AreFewAndSmallFromTheThirdUpdateOn) {
     const auto &before = counts.after[u - 1], &after = counts.after[u];
     EXPECT_EQ(after.large - before.large, 0);
     EXPECT_EQ(after.blocks - before.blocks, 0u);
-    if (!overlap) {  // with it, what is in flight together, and so held, depends on time
+    if (!overlap) {  // with overlap, memory in flight depends on time
       EXPECT_EQ(after.held - before.held, 0u);
     }
     EXPECT_LE(after.small - before.small, max_small(kind));

@@ -37,7 +37,7 @@ float datum(std::size_t parameter, std::size_t i, int sample, int step) {
 }
 bool uses_sometimes(int rank, int step) { return (rank + step) % 2 == 0; }
 
-/// What one process would have after `steps` updates with SGD, in double, where all of it is exact.
+/// The result of one process after `steps` updates with SGD, in double, where all of it is exact.
 struct Reference {
   std::vector<std::vector<double>> values;
   std::vector<double> losses, norms;
@@ -194,7 +194,7 @@ TEST_P(Strategies, HaveTheSameBitsForEveryStrategyBucketSizeAndOverlap) {
   run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, GetParam(), std::move(store));
     const Outcome expected = train_on_random_data(StrategyKind::ddp, comm, {});
-    EXPECT_GT(expected.norms[0], 0.3);  // so that clipping takes part
+    EXPECT_GT(expected.norms[0], 0.3);  // so that clipping applies
     for (const StrategyKind kind : kinds)
       for (const StrategyOptions& options :
            {StrategyOptions{}, StrategyOptions{.first_bucket_bytes = 4, .bucket_bytes = 4},
@@ -269,7 +269,7 @@ TEST(Strategy, ClippingAndLossScaleReachTheUpdate) {
   });
 }
 
-// ---- what goes wrong is said
+// ---- errors
 
 struct Fixture {
   explicit Fixture(StrategyKind kind)
@@ -366,7 +366,7 @@ TEST(Strategy, ATapeServesOneStrategy) {
   }
 }
 
-/// An update rule that notes the streams it is given.
+/// An update rule that records its streams.
 class Watching final : public Optimizer {
  public:
   Watching() : Optimizer(0) {}
@@ -433,7 +433,7 @@ TEST(Strategy, ASkippedUpdateReportsItsOwnExposedTime) {
 
 // ---- replicas
 
-/// What every rank throws; each names `culprit`.
+/// The error of every rank; each names `culprit`.
 void expect_mismatch(int ranks, int culprit, const std::string& words,
                      const std::function<void(int rank, Communicator&)>& body) {
   run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {

@@ -1,4 +1,4 @@
-/// What is ZeRO-3's own: which parameters are there when.
+/// ZeRO-3 only: which parameters are gathered when.
 #include "sharding/strategies/zero3.h"
 
 #include <gtest/gtest.h>
@@ -215,7 +215,7 @@ struct OneOperator final : Module {
   }
   std::vector<Parameter*> parameters() override { return scope.parameters; }
   std::vector<const Scope*> scopes() override { return {&scope}; }
-  /// The operator within the scope, and behind it a scalar of what it gave.
+  /// The operator within the scope, and behind it a scalar of its output.
   Var loss(Tape& tape) {
     const Var out = tape.scope(scope, [&] {
       std::vector<Var> vars;

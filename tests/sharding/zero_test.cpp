@@ -1,4 +1,4 @@
-/// What a strategy leaves behind when it goes in the middle of a step.
+/// State left by a strategy that is destroyed in the middle of a step.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// A libnccl that is too old: it knows its version, and lacks what came later.
+// An old libnccl: it has a version, and lacks later functions.
 extern "C" int ncclGetVersion(int* version) {
   *version = 2708;  // 2.7.8
   return 0;

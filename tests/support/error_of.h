@@ -1,5 +1,5 @@
 #pragma once
-/// What a call throws.
+/// The error of a call.
 
 #include <gtest/gtest.h>
 

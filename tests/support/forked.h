@@ -21,7 +21,7 @@ int in_forked_child(const F& f) {
   return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-/// What another process waits for.
+/// An event that another process waits for.
 class Gate {
  public:
   Gate() {

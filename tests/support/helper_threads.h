@@ -1,5 +1,5 @@
 #pragma once
-/// Which threads a library has started, and which signals they take.
+/// The threads that a library has started, and the signals that they receive.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -32,7 +32,7 @@ inline std::uint64_t blocked_by(int thread) {
   return ~std::uint64_t{0};  // it has ended
 }
 
-/// What a thread's own instructions raise.
+/// Signals raised by a thread's own instructions.
 inline bool is_fault(int signal) {
   return signal == SIGSEGV || signal == SIGBUS || signal == SIGFPE || signal == SIGILL || signal == SIGTRAP ||
          signal == SIGSYS;
@@ -66,7 +66,7 @@ class HelperThreads {
       }
     }
     EXPECT_GE(helpers, min_threads);
-    checked_.arrive_and_wait();  // nobody's end before
+    checked_.arrive_and_wait();  // no thread ends before
   }
 
  private:

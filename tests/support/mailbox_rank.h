@@ -1,5 +1,5 @@
 #pragma once
-/// One rank of a group that meets in the shared memory of its host, driven call by call.
+/// One rank of a group on one node, driven call by call through the intra-node engine.
 
 #include <optional>
 

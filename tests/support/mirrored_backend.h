@@ -1,9 +1,9 @@
 #pragma once
-/// A group in one process, whose other ranks are taken to call what this one calls, with the same data: for
-/// tests of the order in which calls are launched and waited for.
+/// A group in one process, whose other ranks are assumed to make the same calls with the same data: for tests
+/// of the order in which calls are launched and waited for.
 ///
-/// A call runs when it is waited for, not before. So a result that is used too early is not there, and what
-/// is in flight at a moment does not depend on clocks or threads.
+/// A call runs when it is waited for, not before. So the result of a call that is used too early is absent,
+/// and the set of calls in flight does not depend on clocks or threads.
 
 #include <functional>
 #include <memory>
@@ -37,8 +37,8 @@ class CallRecord {
   std::vector<std::shared_ptr<MirroredCall>> calls_;
 };
 
-/// Of rank `rank` of `size`. Sums are what one rank gave; messages, gathers at a root and all_to_all are not
-/// there (Errc::unsupported).
+/// Of rank `rank` of `size`. Sums equal one rank's contribution; messages, gathers at a root and all_to_all
+/// are Errc::unsupported.
 Communicator mirrored_communicator(int rank, int size, std::shared_ptr<CallRecord>);
 
 }  // namespace rz::test

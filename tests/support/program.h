@@ -1,5 +1,5 @@
 #pragma once
-/// Starts a program, and tells what it wrote and how it ended.
+/// Starts a program; returns its output and exit status.
 
 #include <sys/types.h>
 
@@ -17,7 +17,7 @@ class Program {
  public:
   using Variables = std::vector<std::pair<std::string, std::string>>;
 
-  /// The environment is this process's, less what launchers set, with `variables` added. Standard input is
+  /// The environment is this process's without launchers' variables, plus `variables`. Standard input is
   /// empty.
   explicit Program(const std::vector<std::string>& command, const Variables& variables = {});
   Program(const Program&) = delete;
@@ -29,7 +29,7 @@ class Program {
   int wait(std::chrono::seconds deadline = std::chrono::seconds(60));
   /// Waits until standard output or error holds the text; the test fails if it does not come to that.
   void wait_for(const std::string& text, std::chrono::seconds deadline = std::chrono::seconds(30)) const;
-  /// What it wrote so far.
+  /// Its output so far.
   std::string out() const;
   std::string err() const;
 
@@ -38,7 +38,7 @@ class Program {
   int out_ = -1, err_ = -1;
 };
 
-/// True once no process has the id any more, or only a zombie that is somebody else's to bury.
+/// True once no process has the id any more, or only a zombie of another parent.
 bool gone(pid_t pid, std::chrono::seconds deadline = std::chrono::seconds(10));
 
 /// The program, one of this build, refuses these flags: status 2, and nothing but one line that begins with
@@ -46,8 +46,8 @@ bool gone(pid_t pid, std::chrono::seconds deadline = std::chrono::seconds(10));
 void expect_refusal(const std::string& program, const std::vector<std::string>& flags,
                     const std::string& words);
 
-/// Runs a program of this build on so many ranks, which ends well, and returns what it wrote to the file that
-/// its flag --json names; to `out` what it printed.
+/// Runs a program of this build on that many ranks, which must succeed. Returns the file that its flag --json
+/// names; `out` receives its standard output.
 std::string json_of(const std::string& program, int ranks, const std::vector<std::string>& flags,
                     std::string* out = nullptr);
 

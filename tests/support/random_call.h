@@ -1,5 +1,5 @@
 #pragma once
-/// Any call of a rank that meets others in shared memory, and what must come of it.
+/// Any collective call of an intra-node rank, and its expected result.
 
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ inline std::uint32_t mixed(std::uint32_t seed, int rank, std::size_t i) {
                     0x9e3779b97f4a7c15u;
   return static_cast<std::uint32_t>((h ^ h >> 31) >> 16);
 }
-// Sums of these are rounded, so that their bits tell the order of the ranks.
+// Sums of these are rounded, so that their bits depend on the order of the ranks.
 template <class T>
 T input(const Call& c, int rank, std::size_t i) {
   if constexpr (std::is_floating_point_v<T>)
@@ -68,7 +68,7 @@ inline bool is_gathered(Collective kind) {
   return kind == Collective::all_gather || kind == Collective::gather || kind == Collective::all_to_all;
 }
 
-// Input and output of one rank; a few bytes behind their ends that nobody may touch.
+// Input and output of one rank, with a few guard bytes behind their ends.
 template <class T>
 class Buffers {
  public:

@@ -64,7 +64,7 @@ class Watchdog {
   std::thread thread_;
 };
 
-/// What a child says before it ends: every failed EXPECT, one a line.
+/// The report of a child before it ends: every failed EXPECT, one a line.
 std::string failures_of_this_test() {
   std::string text;
   const auto* info = testing::UnitTest::GetInstance()->current_test_info();
@@ -94,7 +94,7 @@ struct Child {
   Ending ending;
 };
 
-/// Reads what the child says until it ends; kills it at the deadline.
+/// Reads the child's report until it ends; kills it at the deadline.
 void await(Child& child, Deadline deadline) {
   char text[4096];
   for (;;) {

@@ -22,7 +22,7 @@ void run_ranks(int size, const RankFunction&, std::chrono::seconds deadline = st
 struct Ending {
   int exit_code = -1;  ///< 0: returned, and no EXPECT failed in it; 1: else; -1: killed
   int signal = 0;      ///< that killed it
-  std::string error;   ///< what it threw, or the test failures it had
+  std::string error;   ///< the error it threw, or its test failures
 };
 
 /// Each rank is a forked process; they share a file_store in a directory of their own. Call it before the

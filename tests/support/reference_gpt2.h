@@ -1,6 +1,6 @@
 #pragma once
-/// GPT-2 and AdamW once more, in double precision, one thread, nothing shared with the library: what training
-/// is held against.
+/// GPT-2 and AdamW again, in double precision, one thread, nothing shared with the library: the reference of
+/// training.
 
 #include <map>
 #include <span>

@@ -36,15 +36,15 @@ struct Expected {
 /// PyTorch's, in float64, at a batch of 8: from expected.json.
 Expected expected();
 
-/// How far a float32 run may be from float64 at an update.
+/// Maximum distance of a float32 run from float64 at an update.
 ///
 /// Up to update 14 rounding grows slowly: 18 of our runs (SIMD targets AVX-512, AVX2 and portable, BLAS
 /// kernels SkylakeX, Haswell, Zen, Sandybridge and Nehalem, 1, 2 and 4 ranks) had norms within 4.3e-7 and
-/// losses within 3e-7. At update 15 the norm jumps from 1.07 to 9.33, and what was rounded before shows: the
+/// losses within 3e-7. At update 15 the norm jumps from 1.07 to 9.33, which amplifies earlier rounding: the
 /// same runs have a standard deviation of 3e-4 there, PyTorch's float32 run is off by 1.2e-4. At updates 16
 /// to 19 a hundredth of that is left: norms were within 4.3e-6, losses within 1.6e-6.
 ///
-/// PyTorch's run is one draw of that noise. Its multiple is the bound where it is above the floor.
+/// PyTorch's run is one sample of that noise. Its multiple is the bound where it is above the floor.
 struct Bound {
   double loss, relative_grad_norm;
 };

@@ -17,7 +17,7 @@ struct Message {
   bool by_reference;
 };
 
-/// What `from` sends `to` on `lane`: both know it.
+/// The stream from `from` to `to` on `lane`; both ranks compute it.
 std::vector<Message> plan(int from, int to, int lane, const Traffic& traffic) {
   std::mt19937 random(traffic.seed + static_cast<unsigned>(from * 1009 + to * 31 + lane));
   std::vector<Message> messages;
@@ -38,7 +38,7 @@ std::vector<Message> plan(int from, int to, int lane, const Traffic& traffic) {
 }
 
 /// The bytes of every stream: a random table of prime length that each stream enters elsewhere, so that whole
-/// pieces are written and compared at once.
+/// spans are written and compared at once.
 constexpr std::size_t table_bytes = 65'521;
 const std::vector<std::byte>& table() {
   static const std::vector<std::byte> bytes = [] {
@@ -66,13 +66,13 @@ class Sender {
   Sender(Transport& t, int rank, int peer, int lane, const Traffic& traffic)
       : t_(t), rank_(rank), peer_(peer), lane_(lane), messages_(plan(rank, peer, lane, traffic)) {}
 
-  /// True while there is something left to do.
+  /// True while some transfer is unfinished.
   bool step() {
     const auto released = t_.released(peer_, Channel(lane_));
     EXPECT_LE(released, posted_);
     EXPECT_GE(released, released_) << "released() went back";
     released_ = released;
-    // Memory that was released is written over: whoever still reads it finds out.
+    // Released memory is overwritten, so that a rank which still reads it gets wrong data.
     while (!held_.empty() && held_.front().end <= released) {
       std::memset(held_.front().memory.get(), 0xee, held_.front().size);
       held_.pop_front();

@@ -1,6 +1,6 @@
 #pragma once
-/// Traffic for transports: every rank sends every other a stream of messages of random sizes on both lanes,
-/// and checks each byte and each signature of what it gets.
+/// Traffic for transports: every rank sends every other a stream of messages of random sizes on both
+/// channels, and checks each received byte and signature.
 
 #include <cstdint>
 
@@ -10,13 +10,13 @@
 namespace rz::test {
 
 struct Traffic {
-  int messages = 40;                ///< a peer and lane
+  int messages = 40;                ///< for each peer and channel
   std::size_t max_bytes = 300'000;  ///< bytes
   std::uint32_t seed = 1;
 };
 
 /// Returns when this rank has sent and received everything, and all its memory was released. Failed
-/// expectations name peer, lane and place.
+/// expectations name peer, channel and offset.
 void exchange_streams(Transport&, int rank, int size, const Traffic& = {});
 
 /// connect_transport with a deadline of 20 s.
@@ -33,12 +33,12 @@ void drive(Transport& transport, const F& done, double seconds = 20) {
   }
 }
 
-/// Posts all of it; drives the transport meanwhile.
+/// Posts all of it; makes progress meanwhile.
 void post_all(Transport&, int peer, Channel, const CallSignature&, std::span<const std::byte>);
 /// Receives exactly as much.
 void receive_all(Transport&, int peer, Channel, std::span<std::byte>);
 
-/// Every rank has reached this point: a byte to and from everyone on the point_to_point lane.
+/// Every rank has reached this point: a byte to and from every other on the point_to_point channel.
 void sync_all(Transport&, int rank, int size);
 
 }  // namespace rz::test

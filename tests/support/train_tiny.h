@@ -1,5 +1,5 @@
 #pragma once
-/// Runs of a small GPT-2 whose course is known: PyTorch's in float64 (tests/data/gpt2_tiny).
+/// Runs of a small GPT-2 with known losses: PyTorch's in float64 (tests/data/gpt2_tiny).
 
 #include <cstdint>
 #include <functional>
@@ -51,7 +51,7 @@ struct TinyRun {
   std::function<void(train_gpt::Trainer&, int rank)> afterwards = {};  ///< on every rank
 };
 
-/// Runs the updates with threads as ranks: what each rank reports.
+/// Runs the updates with threads as ranks; returns each rank's reports.
 std::vector<Reports> train_all(const TinyRun&, std::int64_t steps);
 /// Every rank must report the same losses and norms.
 Reports train(const TinyRun&, std::int64_t steps);

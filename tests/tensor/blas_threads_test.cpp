@@ -1,5 +1,4 @@
-// The BLAS belongs to the program too: our products take one thread a call, and leave its number of threads
-// as they found it.
+// The BLAS belongs to the program too: our products use one thread a call, and restore its number of threads.
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>

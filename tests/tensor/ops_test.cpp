@@ -220,7 +220,7 @@ TEST_P(Ops, LayerNorm) {
   }
 }
 
-/// What a probability is multiplied by: 0 or 1/(1 - p).
+/// The factor of a probability: 0 or 1/(1 - p).
 Values dropout_factors(std::size_t n, const ops::DropoutMask& mask, const Stream& stream) {
   const Tensor factors = tensor_of(Values(n, 1.0), {n});
   ops::dropout(factors, factors, mask, stream);
@@ -249,7 +249,7 @@ void expect_attention(const ops::DropoutMask& mask, const Stream& stream) {
     const auto of = [=](const Values& v) { return reference::causal_attention(v, bb, tt, cc, hh, factors); };
     expect_close(out, of(x), close, "attention");
     ops::causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, mask, stream);
-    if (t > 17) {  // the whole gradient by differences would take long: a few directions of it
+    if (t > 17) {  // a few directions, since all differences would take long
       for (const unsigned seed : {5u, 6u, 7u}) {
         const Values direction = random_values(x.size(), seed);
         const auto along = [&](const Values& step) {

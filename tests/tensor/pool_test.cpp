@@ -12,8 +12,8 @@ namespace {
 std::atomic<long> news{0};
 }
 
-// Counts what the pool must not do. Alignment variants are not replaced: nothing here uses them.
-// Inlined, g++ would take malloc() and delete, or new and free(), for a mismatched pair.
+// Counts the allocations that the pool must avoid. Alignment variants are not replaced: nothing here uses
+// them. When inlined, g++ would report malloc() with delete, or new with free(), as a mismatched pair.
 [[gnu::noinline]] void* operator new(std::size_t n) {
   ++news;
   if (void* p = std::malloc(n ? n : 1)) return p;
@@ -105,7 +105,7 @@ TEST(Pool, SizesAreRoundedUpByASixteenthAtMost) {
   EXPECT_EQ(pool.empty({1000, 990}).raw(), first);  // a batch that is a little shorter
 }
 
-/// Forty sizes, one after another: a pass uses many times what it uses at once.
+/// Forty sizes, one after another: the sum over a pass is many times the use at any one time.
 TEST(Pool, PassesThatAreAlikeAllocateNothingFromTheThirdOn) {
   const BufferPool pool;
   std::size_t before = 0;

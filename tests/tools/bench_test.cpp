@@ -1,4 +1,4 @@
-// The nccl-tests-style tools: their words, their numbers, and that they notice what is wrong.
+// The nccl-tests-style tools: their output, their figures, and that they detect wrong results.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -195,7 +195,7 @@ TEST(BenchOptions, AMachineWithoutADeviceIsReported) {
 }
 
 TEST(BenchValues, AreExactInEveryDtypeAndOp) {
-  // Combined here in double from what the ranks really contribute; all but means must agree bit for bit.
+  // Combined here in double from the ranks' actual contributions; all but means must agree bit for bit.
   for (int ranks : {1, 2, 3, 65})
     for (auto op : {ReduceOp::sum, ReduceOp::prod, ReduceOp::min, ReduceOp::max}) {
       std::vector<std::vector<std::int8_t>> inputs(ranks, std::vector<std::int8_t>(Pattern::period));
@@ -640,7 +640,7 @@ TEST(BenchJson, WhereAndWhenItRan) {
   }
 }
 
-// Ranks of one host rendezvous by their launch.
+// Ranks of one node rendezvous by their launch.
 TEST(BenchRun, RanksOfOneHostNeedNoMasterPort) {
   const UniqueFd other = listen_tcp(resolve({"127.0.0.1", 0}).front());
   Program p({test::built("rzrun"), "-n", "2", "--master-port", concat(local_address(other.get()).port()),

@@ -12,7 +12,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-/// A short run, and what it wrote as JSON.
+/// A short run and its JSON output.
 nlohmann::json run(int ranks, Words flags, std::string* text = nullptr) {
   flags.insert(flags.end(), {"--seconds", "0.01"});
   return nlohmann::json::parse(test::json_of("concurrent_bench", ranks, flags, text));

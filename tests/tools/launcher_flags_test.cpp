@@ -1,4 +1,4 @@
-// Flags of other launchers: each program names what to use instead.
+// Flags of other launchers: each program names the replacement.
 
 #include "tools/command_line/launcher_flags.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 struct Tool {
   std::string name;
-  std::set<std::string_view> own;  ///< flags of the table that are the program's own too
+  std::set<std::string_view> own;  ///< flags of the table that the program has itself
 };
 
 const Tool launcher{"rzrun", {"--master-port", "--log-dir"}};
@@ -72,7 +72,7 @@ TEST(LauncherFlags, AProgramsOwnFlagsAndValuesAreNotRefused) {
   test::Program behind({test::built("rzrun"), "-n", "1", "echo", "-np", "--standalone", "--hostfile=x"});
   EXPECT_EQ(behind.wait(), 0) << behind.err();
   EXPECT_EQ(behind.out(), "-np --standalone --hostfile=x\n");
-  // The value of a flag is no flag: what is refused is the missing program.
+  // The value of a flag is no flag: the error is the missing program.
   test::expect_refusal("rzrun", {"-n", "1", "--log-dir", "-np"}, "no program to start");
 }
 

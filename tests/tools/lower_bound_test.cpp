@@ -86,8 +86,8 @@ TEST_F(LowerBound, HasARowForEverySizeAndMethod) {
 }
 
 TEST_F(LowerBound, EveryVariantAddsUpAnySize) {
-  // The program checks each sum, and fails if one is wrong. Sizes around those where pieces, halves and
-  // lines end.
+  // The program checks each sum, and fails if one is wrong. Sizes around the ends of chunks, halves and
+  // lines.
   Program p(lower_bound(
       {"--sizes", "4,56,60,560,564,1020,8196,100004,1048580", "-n", "1", "--rounds", "1", "--all"}));
   ASSERT_EQ(p.wait(), 0) << p.err();

@@ -132,7 +132,7 @@ TEST_F(UnderMpirun, AKilledRankEndsTheJob) {
   EXPECT_NE(p.wait(30s), 0);
 }
 
-/// For programs that start MPI without mpirun. MPI keeps what it allocated.
+/// For programs that start MPI without mpirun. MPI does not free its allocations.
 const Program::Variables alone = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
                                   {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
                                   {"ASAN_OPTIONS", "detect_leaks=0"}};

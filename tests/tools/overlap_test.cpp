@@ -12,7 +12,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-/// A run of a few MB on 2 ranks, and what it wrote as JSON.
+/// A run of a few MB on 2 ranks and its JSON output.
 nlohmann::json run(const Words& flags, std::string* text = nullptr) {
   return nlohmann::json::parse(test::json_of("overlap_bench", 2, flags, text));
 }
@@ -31,8 +31,8 @@ TEST(Overlap, ReportsExposedTimeAndSlowdown) {
       EXPECT_EQ(row.at("samples").at(phase).size(), 3u);
       EXPECT_GT(row.at(phase).get<double>(), 0) << phase;
     }
-    // What computing lost is a part of what the step took longer: on every rank, so of the most over ranks
-    // too.
+    // The time lost by computation is a part of the step's slowdown: on every rank, so for the maximum over
+    // ranks too.
     EXPECT_LE(row.at("lost_compute_ms").get<double>(), row.at("exposed_ms").get<double>());
     EXPECT_EQ(row.at("hidden").get<double>(),
               1 - row.at("exposed_ms").get<double>() / row.at("communication_ms").get<double>());

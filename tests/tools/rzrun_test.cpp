@@ -108,7 +108,7 @@ TEST(Rzrun, AllRanksDoneIsSilentSuccess) {
 }
 
 TEST(Rzrun, TheFirstFailureIsNamedAndItsCodeReturned) {
-  // Rank 2 fails; the others fail too when they are told to end.
+  // Rank 2 fails; the others fail too when they are terminated.
   Program p(
       rzrun({"-n", "3"}, "trap 'exit 9' TERM; [ $RANK = 2 ] && { sleep 0.3; exit 5; }; sleep 60 & wait"));
   EXPECT_EQ(p.wait(), 5);
@@ -179,7 +179,7 @@ TEST(Rzrun, RanksDieWithTheirLauncher) {
 }
 
 TEST(Rzrun, PrefixedLinesStayWhole) {
-  // Long lines written in pieces by several ranks at once, and a last one without its newline.
+  // Long lines written in parts by several ranks at once, and a last one without its newline.
   constexpr int length = 30000;
   Program p(rzrun({"-n", "3", "--prefix"},
                   "i=0; while [ $i -lt 20 ]; do head -c 15000 /dev/zero | tr '\\0' $RANK; sleep 0.01; "

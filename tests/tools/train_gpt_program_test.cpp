@@ -161,7 +161,7 @@ TEST_F(TrainGptProgram, TrainsSavesAndGoesOnFromWhatItSaved) {
   ASSERT_EQ(first.size(), 12u);
   EXPECT_LT(first.back(), first.front() - 0.2) << "the loss falls";
 
-  // What was saved is read again, by one process and another strategy.
+  // One process and another strategy read a saved model.
   const auto again = run(1, {"--model", path("saved/config.json"), "--init", path("saved/model.safetensors"),
                              "--config", path("ds.json"), "--tokens", fixture + "tokens.bin", "--strategy",
                              "ddp", "--steps", "2", "--metrics", path("b.jsonl")});

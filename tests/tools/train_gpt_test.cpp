@@ -28,7 +28,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What `f` throws; empty if nothing.
+/// The error of `f`; empty if there is none.
 template <class F>
 std::string error_message(const F& f) {
   try {
@@ -116,8 +116,7 @@ TEST(TrainGptOptions, MetricsAreWrittenToTheGivenPath) {
   EXPECT_EQ(parse({"--model", "m", "--config", "c", "--data", "d", "--metrics", "f"}).options.metrics, "f");
 }
 
-/// torchrun --no-python train_gpt … takes what could be short for an option of its own, also behind the
-/// program.
+/// torchrun --no-python train_gpt … parses an abbreviation of its own options, also behind the program.
 TEST(TrainGptOptions, NoneIsShortForOneOfTorchrun) {
   const std::vector<std::string> torchrun{
       "nnodes",     "nproc-per-node", "rdzv-backend",     "rdzv-endpoint", "rdzv-id",   "rdzv-conf",
@@ -226,7 +225,7 @@ TEST_F(TrainGptFiles, ATokenFarIntoTheFileIsFound) {
   expect_parts(error_message([&] { tokens.check_vocabulary(); }), {"token 9 at position 40001"});
 }
 
-/// What read() was asked for in this process so far, in bytes.
+/// Bytes that read() requested in this process so far.
 std::uint64_t bytes_read() {
   std::ifstream in("/proc/self/io");
   std::string key;
@@ -239,7 +238,7 @@ std::uint64_t bytes_read() {
 TEST_F(TrainGptFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
   const std::uint64_t size = std::uint64_t{256} << 20;
   put("tokens.bin", "");
-  fs::resize_file(path("tokens.bin"), size);  // zeros that take no room
+  fs::resize_file(path("tokens.bin"), size);  // zeros that occupy no disk space
   put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
   put("ds.json", R"({"train_batch_size": 4})");
   Options o;
@@ -249,7 +248,7 @@ TEST_F(TrainGptFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
     read_inputs(o, rank, 2);
     EXPECT_LE(bytes_read() - before, rank == 0 ? (17u << 20) : (1u << 20)) << "rank " << rank;
   }
-  // The beginning and the end are among what rank 0 looks at.
+  // The beginning and the end are among the samples that rank 0 reads.
   for (const std::uint64_t at : {std::uint64_t{0}, size - 2}) {
     std::fstream file(path("tokens.bin"), std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(static_cast<std::streamoff>(at)).write("\xff\xff", 2);
@@ -393,7 +392,7 @@ TEST_F(TrainGptFiles, SamplesOverlapByOneToken) {
   EXPECT_EQ(targets, (std::vector<std::int32_t>{9, 10, 11, 12, 1, 2, 3, 4}));
 }
 
-// ---- what is told
+// ---- messages
 
 TEST(TrainGptMetrics, AreJsonWithAllDigits) {
   const UpdateReport r{
