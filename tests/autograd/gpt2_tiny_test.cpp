@@ -14,7 +14,7 @@
 #include "autograd_lite/models/gpt2.h"
 #include "tests/support/shared_fixture.h"
 
-/// Twenty updates of a small GPT-2 against PyTorch's float64 run of the same thing.
+/// Twenty updates of a small GPT-2 against PyTorch's float64 run.
 namespace rz {
 namespace {
 
@@ -55,7 +55,7 @@ std::vector<std::uint16_t> read_tokens() {
   return tokens;
 }
 
-/// Sample i is tokens[T i … T i + T]: inputs, and the same one further on as targets.
+/// Sample i is tokens[T i … T i + T]: inputs, and the tokens one further on as targets.
 struct Batch {
   explicit Batch(const Case& c)
       : inputs(Tensor::empty({c.batch, c.length}, DType::i32)),
@@ -143,7 +143,7 @@ void start_of_shared_fixture(Gpt2& model) {
   }
 }
 
-/// Of the losses, and relative of the gradient norms, at an update.
+/// Tolerance of losses (absolute) and gradient norms (relative) at an update.
 using Bounds = std::function<test::shared_fixture::Bound(std::size_t update)>;
 test::shared_fixture::Bound everywhere_alike(std::size_t) { return {2e-5, 1e-4}; }
 

@@ -92,7 +92,7 @@ TEST(Tape, GradientsOfSeveralUsesAddUp) {
 TEST(Tape, AGradientThatTwoShareIsNotWrittenOver) {
   Tape tape;
   const Var a = tape.variable(filled({2}, 1)), b = tape.variable(filled({2}, 1));
-  const Var sum = nn::add(tape, a, b);        // hands the same memory to both
+  const Var sum = nn::add(tape, a, b);        // passes the same memory to both
   const Var more = nn::relu(tape, a);         // recorded later, so it comes first in backward
   const Var tail = nn::add(tape, sum, more);  // shares once more
   tape.backward(total(tape, tail));
@@ -377,7 +377,7 @@ void expect_no_allocation_from_the_third_pass_on(bool recompute) {
   }
 }
 
-/// Batches of ever other lengths.
+/// Batches whose lengths all differ.
 TEST(Tape, MemoryIsBoundedForPassesThatDiffer) {
   Tape tape;
   std::size_t held = 0;

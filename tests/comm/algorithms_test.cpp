@@ -33,7 +33,7 @@ std::vector<int> hosts_of(std::initializer_list<int> ranks) {
   return host;
 }
 
-/// Where the ranks of a group may be: for most algorithms that makes no difference.
+/// Placements of a group's ranks: for most algorithms they make no difference.
 std::vector<std::vector<int>> placements(const Algorithm& a, int size) {
   std::vector<std::vector<int>> all{{}};
   if (!a.is(hierarchical) || (size > 20 && size < 64)) return all;
@@ -54,7 +54,7 @@ class EveryAlgorithm : public testing::TestWithParam<Algorithm> {};
 
 TEST_P(EveryAlgorithm, IsVerified) {
   const Algorithm& a = GetParam();
-  bool rank_order = true, rounded_once = true;  // at every size: up to 3 ranks, a tree has no other
+  bool rank_order = true, rounded_once = true;  // at every size: for up to 3 ranks a tree has no other order
   for (int size = 1; size <= largest_group; ++size)
     for (const std::vector<int>& host : placements(a, size))
       for (int root : roots(a.collective, size)) {
@@ -163,7 +163,7 @@ TEST(Algorithms, RoundsAreThoseOfTheLiterature) {
   EXPECT_EQ(depth(Collective::barrier, "dissemination", 65), 7);
 }
 
-/// Chunk-sized messages that a rank sends: the traffic that an algorithm promises.
+/// Chunk-sized messages that a rank sends: the algorithm's traffic.
 int messages_sent(Collective c, const char* algorithm, RankContext seat) {
   int sent = 0;
   for (const Step& step : find_algorithm(c, algorithm).schedule(seat).steps) sent += step.kind == Step::send;

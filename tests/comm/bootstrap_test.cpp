@@ -384,7 +384,7 @@ TEST_F(PrivateRendezvous, FilesOfKilledJobsAreRemoved) {
   EXPECT_TRUE(empty());
 }
 
-// Its writer is not to be seen from here, and may live all the same.
+// Its writer is invisible to this process, and may be alive.
 TEST_F(PrivateRendezvous, FilesOfAnotherContainerAreKept) {
   const auto other = std::filesystem::path(runtime_) / concat("ringzero-", geteuid(), "-1");
   std::filesystem::create_directory(other);
@@ -427,7 +427,7 @@ TEST_F(PrivateRendezvous, ADirectoryThatIsOpenToOthersIsRefused) {
   std::string made;
   {
     const auto store = store_for_launch({0, 1, 0, 1, "", ""});
-    // Find the name by making it once.
+    // Learns the name by creating it once.
     try {
       store_for_launch(at(0, 2), milliseconds(20));
     } catch (const Error& e) {

@@ -99,7 +99,7 @@ TEST(PlanBuckets, FollowsAnOrder) {
   expect_refused([&] { plan_buckets(members, {.align = 0}); }, "alignment");
 }
 
-// Members never overlap, lie within their bucket, and every one has a place, whatever the sizes.
+// Members never overlap, lie within their bucket, and all have an offset, whatever the sizes.
 TEST(PlanBuckets, MembersDoNotOverlap) {
   std::mt19937 random(5);
   for (int round = 0; round < 200; ++round) {
@@ -204,7 +204,7 @@ TEST(BucketScheduler, LaunchesTheRestOnce) {
   EXPECT_EQ(scheduler.unused(), (List{1, 2, 3}));
 }
 
-// A rank that left a bucket out would reduce others than its peers do.
+// A rank that omitted a bucket would reduce other buckets than its peers.
 TEST(BucketScheduler, ALaunchThatThrewIsMadeAgain) {
   Log log;
   bool broken = true;

@@ -189,8 +189,8 @@ float input(int rank, int call, std::size_t i) {
   return std::sin(static_cast<float>(rank * 1000 + call) + 0.1f * static_cast<float>(i));
 }
 
-// Large and small calls of several operations, barriers between the groups; calls alone and groups of several
-// sizes.
+// Large and small calls of several operations, barriers between the groups; single calls and groups of
+// several sizes.
 TEST_P(CoalescerOver, HasTheBitsOfSeparateCalls) {
   constexpr int calls = 150, ranks = 3;
   const auto size = [](int call) -> std::size_t { return call % 17 == 5 ? 9000 : 1 + call * 7 % 40; };
@@ -231,7 +231,7 @@ TEST_P(CoalescerOver, AGroupIsFused) {
   });
 }
 
-// Messages are not the same on every rank, and change nothing of which collectives run as one.
+// Point-to-point messages differ between ranks and do not affect which collectives are coalesced.
 TEST_P(CoalescerOver, MessagesOfSomeRanksAloneEndNoRun) {
   test::run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 3, std::move(store), options(rank));
@@ -259,12 +259,12 @@ TEST_P(CoalescerOver, ACallThatReadsAResultOfItsGroupIsRefused) {
     EXPECT_EQ(e.code(), Errc::invalid_argument) << e.what();
     EXPECT_NE(std::string(e.what()).find("call 3 of the group reads the result of call 1"), std::string::npos)
         << e.what();
-    comm.all_reduce({&x, 1}).wait();  // the communicator goes on
+    comm.all_reduce({&x, 1}).wait();  // the communicator still works
     EXPECT_EQ(x, 2);
   });
 }
 
-/// Ranks make these groups of all_reduces of so many elements.
+/// Ranks make these groups of all_reduces; the numbers are element counts.
 void expect_mismatch(const std::function<CommOptions(int)>& options, const std::vector<std::size_t>& rank0,
                      const std::vector<std::size_t>& rank1, bool rank1_as_group = true) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {

@@ -36,7 +36,7 @@ T exact(double x) {
     return from_f32<T>(static_cast<float>(x));
 }
 
-// Small whole numbers: whatever is combined of them for up to nine ranks is exact in every type, 8-bit floats
+// Small whole numbers: every reduction of them for up to nine ranks is exact in every type, 8-bit floats
 // included.
 double input(ReduceOp::Kind kind, DType dtype, int rank, std::size_t i) {
   const auto r = static_cast<std::size_t>(rank);
@@ -94,7 +94,7 @@ class Block {
   std::size_t count_;
 };
 
-// How to call a reduction: `root` < 0 for those that have none.
+// Calls a reduction: `root` < 0 for those that have none.
 struct Way {
   Collective kind;
   int root;
@@ -205,7 +205,7 @@ T pattern(int from, int to, std::size_t i) {
   if constexpr (std::is_integral_v<T>) {
     return static_cast<T>(bits >> (64 - 8 * sizeof(T)));
   } else {
-    T x;  // any bits: collectives that combine nothing keep NaN's payloads
+    T x;  // any bits: collectives that only move data keep NaN's payloads
     std::memcpy(&x, &bits, sizeof x);
     return x;
   }
@@ -225,7 +225,7 @@ bool holds(const T* data, int from, int target, std::size_t n) {
   return true;
 }
 
-// The collectives that only move elements, of parts of n elements.
+// The collectives that only move data, with shards of n elements.
 template <class T>
 struct Movement {
   Communicator& comm;
@@ -384,7 +384,7 @@ TEST(Collectives, HostsOfSeveralRanks) {
     check_reductions<float>(comm, {300007}, false);
     check_movements<double>(comm, {150001}, false);
   });
-  on_hosts("aabbc", quick(), [](Communicator& comm) {  // and where a result has several ways
+  on_hosts("aabbc", quick(), [](Communicator& comm) {  // and for which two paths lead to a result
     check_reductions<float>(comm, {300007}, false);
   });
 }
@@ -646,7 +646,7 @@ TEST(Collectives, AGroupRefusesWhatACallAloneWould) {
   group.launch().wait();  // the rejected calls are not in it
 }
 
-// A group of premul reduce_scatters, and all_to_alls in place: each needs a copy of its input of its own.
+// A group of premul reduce_scatters, and all_to_alls in place: each needs its own copy of its input.
 TEST(Collectives, OperationsOfAGroupDoNotShareTheirCopies) {
   run_ranks(3, [](int rank, auto store) {
     auto comm = Communicator::connect(rank, 3, store, quick());

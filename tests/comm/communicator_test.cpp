@@ -30,7 +30,7 @@ CommOptions quick() {
   return options;
 }
 
-// How often these threads went to sleep.
+// How often these threads have slept.
 long sleeps(const std::set<int>& of) {
   long sum = 0;
   for (const int thread : of) {
@@ -53,7 +53,7 @@ TEST(HelperThread, BlocksAllSignalsButItsOwnFaults) {
   }
 }
 
-// So that the handlers of the program around it run on that program's threads.
+// So that signal handlers of the embedding program run on that program's threads.
 TEST(Communicator, ItsThreadsBlockSignals) {
   test::HelperThreads helpers(2);
   run_ranks(2, [&](int rank, auto store) {
@@ -61,7 +61,7 @@ TEST(Communicator, ItsThreadsBlockSignals) {
     const auto server = rank == 0 ? tcp_store("127.0.0.1:0", true) : nullptr;
     const Stream team = Stream::host(3);
     const auto comm = Communicator::connect(rank, 2, store, quick());
-    helpers.expect_no_signals(rank == 0 ? 1 + 2 + 1 : 2 + 1);  // the store's, a team's, that of progress
+    helpers.expect_no_signals(rank == 0 ? 1 + 2 + 1 : 2 + 1);  // threads of the store, a team, progress
   });
 }
 
@@ -264,7 +264,7 @@ TEST(Communicator, ManyInFlightEndInOrder) {
   });
 }
 
-// Longer than the progress thread's attention lasts: it must then leave the mutex to the rank that waits.
+// Longer than the progress thread polls: it must then leave the mutex to the waiting rank.
 TEST(Communicator, ALateRankIsAwaited) {
   run_ranks(2, [&](int rank, auto store) {
     auto comm = Communicator::connect(rank, 2, store, quick());
@@ -289,7 +289,7 @@ TEST(Communicator, TheProgressThreadRarelyPollsWhileCallsAreAttended) {
     EXPECT_EQ(progress.size(), 2u);
     std::vector<float> x(200'000);  // so large that it becomes a request
     int quiet = 0;
-    for (int window = 0; window < 40 && !quiet; ++window) {  // a machine that stops a rank makes threads look
+    for (int window = 0; window < 40 && !quiet; ++window) {  // a machine that stops a rank makes threads poll
       const long before = sleeps(progress);
       const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
       for (int more = 1; more;) {
@@ -297,7 +297,7 @@ TEST(Communicator, TheProgressThreadRarelyPollsWhileCallsAreAttended) {
         more = std::chrono::steady_clock::now() < end;
         comm.broadcast({&more, 1}, 0).wait();
       }
-      quiet = sleeps(progress) - before < 50;  // 13 times a thread, where 200 would be once a millisecond
+      quiet = sleeps(progress) - before < 50;  // 13 times a thread; every millisecond would be 200 times
       comm.all_reduce({&quiet, 1}, ReduceOp::max).wait();
     }
     EXPECT_TRUE(quiet);
@@ -366,7 +366,7 @@ TEST(Communicator, BadArgumentsAreRefusedBeforeAnythingMoves) {
       });
     };
     exchange({0, 5}, {0, 4});
-    exchange({0, SIZE_MAX - 1}, {0, 4});  // offset and count together wrap around
+    exchange({0, SIZE_MAX - 1}, {0, 4});  // offset plus count overflows
     exchange({0, 4}, {0, SIZE_MAX - 1});
     exchange({0, 4}, {3, 0});  // parts of 'out' overlap
     comm.barrier().wait();
@@ -378,7 +378,7 @@ TEST(Communicator, ThreadsOfARankMayCallIt) {
     auto comm = Communicator::connect(rank, 2, store, quick());
     std::vector<std::thread> threads;
     std::atomic<int> wrong{0};
-    // The same call from every thread: whatever the order, ranks agree.
+    // Every thread makes the same call, so ranks agree whatever the order.
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&] {
         for (int i = 0; i < 50; ++i) {

@@ -18,7 +18,7 @@
 
 namespace {
 
-/// How far the system's clock is ahead of the true time, as this program sees it.
+/// Offset of the system's clock from true time, as this program sees it.
 std::atomic<time_t> system_clock_error{0};
 
 }  // namespace
@@ -64,7 +64,7 @@ TEST(Deadline, AStoreWaitsWithoutEnd) {
   expect_a_wait(*store);
 }
 
-// One rank comes late, so that the other has to look at the time while it waits.
+// One rank is late, so the other reads the clock while it waits.
 TEST(Deadline, OperationsWaitWithoutEnd) {
   for (const char* transport : {"shm", "tcp"})
     test::run_ranks(2, [&](int rank, auto store) {

@@ -1,4 +1,4 @@
-// How a schedule is made ready to run.
+// Construction of a dependency plan.
 
 #include "comm/schedule/dependency_plan.h"
 

@@ -1,4 +1,4 @@
-// Schedules that no algorithm of the list has, but that are proved: the executor runs them all the same.
+// Verified schedules that no algorithm of the list has: the executor runs them too.
 
 #include "comm/schedule/executor.h"
 
@@ -86,7 +86,7 @@ class InPieces final : public Transport {
   WaitForGraph wait_graph_{0};
 };
 
-/// A peer whose bytes come one element at a time, but always come: a call that never stands still.
+/// A peer whose bytes arrive one element at a time without a pause: the call always progresses.
 class Trickle final : public Transport {
  public:
   std::size_t post(int, Channel, const CallSignature& signature, std::span<const std::byte> bytes) override {
@@ -308,7 +308,7 @@ int depends_on_the_executor(const DependencyPlan& plan) {
   return -1;
 }
 
-// So none of them ever gave wrong sums when the executor counted bytes there.
+// So none of them ever had wrong sums when the executor counted bytes there.
 TEST(ScheduleExecutor, NoBuiltInScheduleReducesPartialElements) {
   for (const ScheduleFunction f : {receives_then_adds_two_slots, divides_in_a_step_of_one_term})
     EXPECT_GE(depends_on_the_executor(make_dependency_plan(f({1, 2, 0}), 2, false)), 0);

@@ -22,7 +22,7 @@ struct HeldAllocation {
 std::atomic<HeldAllocation*> held_allocation{nullptr};
 }  // namespace
 
-/// In the place of the system's.
+/// Replaces the system's.
 extern "C" int memfd_create(const char* name, unsigned flags) noexcept {
   if (HeldAllocation* const held = held_allocation.exchange(nullptr)) {
     held->begun.set_value();
@@ -77,7 +77,7 @@ void reduce_until_killed(Communicator& comm, std::size_t n) {
   }
 }
 
-// Sends itself a signal in the middle of whatever the other threads do.
+// Sends itself a signal during the work of the other threads.
 std::thread signal_soon(int signal, std::shared_ptr<Store> store) {
   return std::thread([=] {
     std::this_thread::sleep_for(60ms);
@@ -86,7 +86,7 @@ std::thread signal_soon(int signal, std::shared_ptr<Store> store) {
   });
 }
 
-// Process tests stand first: they fork before this process has threads.
+// Process tests come first: they fork before this process has threads.
 class Transports : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Over, Transports, testing::Values("shm", "tcp"),
                          [](const auto& info) { return info.param; });
@@ -148,8 +148,8 @@ TEST_P(Transports, AStoppedRankIsNamedByATimeout) {
   }
 }
 
-// Where a schedule relays, most ranks wait for a live one that itself waits for the stopped one: they name
-// that.
+// Where a schedule relays, most ranks wait for a live rank that itself waits for the stopped one: they name
+// the stopped one.
 struct Relayed {
   std::string algorithm, transport;
   std::vector<int> host;  // of every rank
@@ -226,7 +226,7 @@ TEST_P(Transports, DestructionWithOperationsPendingIsBounded) {
   });
 }
 
-// Of several pending messages the one whose deadline has passed names its peer.
+// Of several pending messages, the one whose deadline has passed names its peer.
 TEST(Failure, AnUnmatchedReceiveNamesThePeer) {
   run_ranks(3, [](int rank, auto store) {
     auto options = quick();
@@ -245,7 +245,7 @@ TEST(Failure, AnUnmatchedReceiveNamesThePeer) {
   });
 }
 
-// Rank 0 waits for a live rank, and that for another; rank 3, for which that waits, computes.
+// Rank 0 waits for a live rank, that one for rank 2, rank 2 for rank 3, which computes.
 TEST_P(Transports, ALateMessageNamesTheRankThatDelayedItsSender) {
   run_ranks(4, [&](int rank, auto store) {
     auto options = quick(GetParam());
@@ -263,7 +263,7 @@ TEST_P(Transports, ALateMessageNamesTheRankThatDelayedItsSender) {
   });
 }
 
-// A thread that waits while another destroys the communicator does not hang.
+// A thread that waits while another one destroys the communicator does not hang.
 TEST(Failure, DestructionEndsAThreadThatWaits) {
   run_ranks(2, [](int rank, auto store) {
     auto comm = std::make_optional(Communicator::connect(rank, 2, store, quick()));
@@ -375,7 +375,7 @@ TEST(Failure, AnErrorOfOneRankReachesTheOthers) {
     auto comm = Communicator::connect(rank, 3, store, quick());
     const auto begin = Clock::now();
     if (rank == 1) {
-      // More memory than any machine has, for the copy that the factor needs; the input is not looked at.
+      // More memory than any machine has, for the copy that the factor needs; the input is not read.
       constexpr std::size_t n = std::size_t{1} << 44;
       auto* far = reinterpret_cast<float*>(std::uintptr_t{1} << 20);
       EXPECT_EQ(

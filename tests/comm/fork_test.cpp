@@ -151,7 +151,7 @@ void end_in_a_child(int rank, int size, const std::shared_ptr<Store>& store, con
 class ForkOver : public testing::TestWithParam<const char*> {};
 
 TEST_P(ForkOver, ACommunicatorThatEndsInTheChildGoesOnInTheParent) {
-  // So many that their sockets are watched by epoll, which parent and child share.
+  // So many that epoll watches their sockets; parent and child share it.
   test::expect_processes(4, [](int rank, auto store) { end_in_a_child(rank, 4, store, GetParam()); });
 }
 

@@ -210,7 +210,7 @@ TEST(IntranodeMismatch, ADepartedRankFailsOnlyCallsThatNeedIt) {
     std::optional<Rank> me(std::in_place, rank, 2, *store, before_wrap);
     barrier(*me);
     if (rank == 1) {
-      broadcast_from(*me, 1);  // rank 0 finds it when rank 1 has left
+      broadcast_from(*me, 1);  // rank 0 detects it after rank 1 has left
       me.reset();
       return signal_event(*store, "left");
     }
@@ -226,7 +226,7 @@ TEST(IntranodeMismatch, ADepartedRankFailsOnlyCallsThatNeedIt) {
   });
 }
 
-// Calls like the last one in memory that all reach; one rank leaves in the middle of one, or before it.
+// Repeated calls in registered memory; one rank leaves during one, or before it.
 TEST(IntranodeMismatch, ADepartureFailsAZeroCopyCall) {
   for (const bool in_the_middle : {false, true})
     run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {

@@ -1,4 +1,4 @@
-// Calls whose bytes the kernel copies out of other ranks' processes.
+// Calls in which the kernel copies data out of other ranks' processes.
 
 #include <gtest/gtest.h>
 #include <linux/filter.h>
@@ -97,7 +97,7 @@ TEST(SingleCopy, MovesMoreThanOneChunk) {
 
 TEST(SingleCopy, TheTunerMovesTheSameBytes) {
   run(2, 0, [](Rank& me, Store&) {
-    for (std::uint32_t i = 0; i < 240; ++i)  // the first round of trials ends at some 200
+    for (std::uint32_t i = 0; i < 240; ++i)  // the first round of samples ends at about 200
       for (const Collective kind : {Collective::all_gather, Collective::broadcast, Collective::scatter}) {
         make_and_check<float>(me, {kind, 16 << 10, static_cast<int>(i % 2), ReduceOp::sum, false,
                                    i % 100 == 99 ? Memory::shared : Memory::ordinary, i + 1});
@@ -169,7 +169,7 @@ TEST(SingleCopy, TheTunerStagesWhenOneRankLosesCma) {
   });
 }
 
-// Neither end shows it.
+// Neither end reports it.
 TEST(SingleCopy, MemoryWithAHoleIsAnErrorThatNamesItsRank) {
   run(2, 0, [](Rank& me, Store& store) {
     force(me);

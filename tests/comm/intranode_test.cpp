@@ -55,7 +55,7 @@ TEST(Intranode, ZeroCopyCallsKeepTheStagingRingConsistent) {
   });
 }
 
-// ---- every collective at every edge
+// ---- every collective at every boundary
 
 class Groups : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Groups, testing::Values(2, 3, 4, 5, 6, 7, 8));
@@ -169,7 +169,7 @@ TEST(Intranode, SeveralSlotsAcrossTheWrap) {
     });
 }
 
-// So many bytes that results go past the caches, in every way that they are written.
+// So many bytes that results use non-temporal stores, in every protocol.
 TEST(Intranode, LargeResultsUseNontemporalStores) {
   run(2, 0, [](Rank& me, Store&) {
     constexpr std::size_t n = (25 << 20) / sizeof(std::uint64_t) + 5;
@@ -184,7 +184,7 @@ TEST(Intranode, LargeResultsUseNontemporalStores) {
   });
 }
 
-// With so many ranks and so few bytes nothing is left for the last of them, whichever way it goes.
+// With so many ranks and so few bytes the last ranks' shards are empty, in either protocol.
 TEST(Intranode, LastRanksMayHaveAnEmptyShard) {
   run(48, 0, [](Rank& me, Store&) {
     make_and_check<float>(me, {Collective::all_reduce, 8193, 0, ReduceOp::sum, false, Memory::ordinary});
@@ -206,7 +206,7 @@ TEST_P(Groups, RandomSequencesOfCalls) {
         c.in_place = draw(2) && has_form_in_place(c.kind);
         c.memory = static_cast<Memory>(draw(4));
         c.seed = seed * 1000 + i;
-        if (own() % 16 == 0)  // some are late, now and then
+        if (own() % 16 == 0)  // some are late at times
           for (unsigned k = own() % 64; k > 0; --k) std::this_thread::yield();
         make_and_check<float>(me, c);
         if (testing::Test::HasFatalFailure()) return;
@@ -221,7 +221,7 @@ TEST_P(Groups, RandomSequencesOfCalls) {
 void run_ahead(Collective kind, int first, std::size_t bytes, unsigned calls) {
   SCOPED_TRACE(testing::Message() << name(kind) << " of " << bytes << " bytes");
   run(2, before_wrap, [&](Rank& me, Store& store) {
-    // The larger calls exchange handles at calls 1, 3, 7, 15 and 31, and then none do for a while.
+    // The larger calls exchange handles at calls 1, 3, 7, 15 and 31; then none does for a while.
     for (unsigned i = 0; i < 31; ++i)
       make_and_check<std::uint8_t>(me, {.kind = kind, .count = bytes, .seed = i});
     make_and_check<std::uint8_t>(me, {Collective::barrier, 0});  // now all ranks have acknowledged
@@ -259,8 +259,8 @@ TEST_P(Groups, RepeatedCalls) {
   });
 }
 
-// The same, where peers reach the memory: it lies where it did, or moves on one rank alone, or one rank has
-// other memory for a while.
+// The same in registered memory: it stays where it was, or moves on one rank alone, or one rank uses other
+// memory for a while.
 TEST_P(Groups, RepeatedCallsInSharedMemory) {
   run(GetParam(), before_wrap, [](Rank& me, Store&) {
     std::uint32_t seed = 0;
@@ -327,7 +327,7 @@ TEST(Intranode, ASlowRankFindsTheSlotsOfReceivers) {
   });
 }
 
-// ---- in whatever order ranks get their turns
+// ---- any order of the ranks' turns
 
 // One thread advances all ranks, a few moves at a time, in random order; a rank that has ended a call begins
 // its next. A state in which no rank can move is detected at once, not by a deadline.
@@ -346,7 +346,8 @@ void progress_in_random_order(const std::vector<Rank*>& ranks,
         if (engine.complete() && begun[r] < calls[r].size()) ranks[r]->start(calls[r][begun[r]++]);
         engine.advance();
       }
-    for (std::size_t r = 0; r < ranks.size(); ++r)  // whom the lot gave no move may have one, all the same
+    for (std::size_t r = 0; r < ranks.size();
+         ++r)  // a rank without a move in the draw may have one nevertheless
       moved |= ranks[r]->engine->advance() || (ranks[r]->engine->complete() && begun[r] < calls[r].size());
   }
   for (std::size_t r = 0; r < ranks.size(); ++r)
@@ -401,7 +402,7 @@ TEST(Intranode, AnOversubscribedRankStopsSpinningByTime) {
     if (me.rank != 0) wait_event(store, "gave up");
     me.start(barrier);
     if (me.rank == 0) {
-      EXPECT_FALSE(me.engine->spin(std::numeric_limits<int>::max()));  // of turns alone: many minutes
+      EXPECT_FALSE(me.engine->spin(std::numeric_limits<int>::max()));  // limited by turns alone: many minutes
       signal_event(store, "gave up");
     }
     me.finish();
@@ -432,7 +433,7 @@ TEST(Intranode, AZeroCopyCallCompletesWhenPeersHaveWrittenTheirShards) {
 TEST(Intranode, ALargeZeroCopyCallMovesInBoundedChunks) {
   run(2, 0, [](Rank& me, Store& store) {
     constexpr std::size_t n =
-        3 * IntranodeEngine::max_spin_bytes / sizeof(float);  // a half is more than a spin moves
+        3 * IntranodeEngine::max_spin_bytes / sizeof(float);  // half of it is more than one spin moves
     const auto in = me.transport->allocate(n * sizeof(float)),
                out = me.transport->allocate(n * sizeof(float));
     auto* const x = reinterpret_cast<float*>(in.get());

@@ -9,7 +9,7 @@ namespace {
 
 using AllProgress = std::vector<std::optional<CallProgress>>;
 
-/// A rank that has called `called` times the same collective.
+/// A rank that has made the same collective `called` times.
 CallProgress at(std::uint64_t called, std::uint64_t issued, std::uint64_t begun) {
   CallProgress s{.issued = issued, .started = begun, .sent = {0, 0, 0}, .received = {0, 0, 0}};
   while (s.called < called) s.add("all_reduce sum of 10 f32");

@@ -32,7 +32,7 @@ TEST(NcclLibrary, ThatIsSomethingElseIsOneLine) {
   expect_refused("libm.so.6", "libm.so.6 has no ncclGetVersion");
 }
 
-// Its version is looked at before the names that it lacks.
+// Its version is read before the functions that it lacks.
 TEST(NcclLibrary, ThatIsTooOldIsOneLine) {
   expect_refused(RZ_BINARY_DIR "/stubs/old_nccl.so",
                  "this machine has NCCL 2.7.8, but ringzero knows 2.18 and newer ones below 3");

@@ -8,7 +8,7 @@
 namespace rz {
 namespace {
 
-// Every beginning and end within lines, and nothing beyond.
+// Every begin and end within lines, and nothing beyond.
 TEST(NontemporalCopy, CopiesExactlyTheGivenBytes) {
   constexpr std::size_t margin = 128;
   std::vector<std::uint8_t> from(5000 + 2 * margin);

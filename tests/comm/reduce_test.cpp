@@ -48,7 +48,7 @@ double fold(ReduceOp::Kind op, double a, double b) {
   }
 }
 
-/// In double, which is exact for the small whole numbers of these tests, up to the one rounding at the end.
+/// In double, which is exact for the small whole numbers of these tests, except for one rounding at the end.
 template <class T>
 T expected(ReduceOp::Kind op, const std::vector<std::vector<T>>& sources, std::size_t i, int divide) {
   double sum = number(sources[0][i]);
@@ -57,7 +57,7 @@ T expected(ReduceOp::Kind op, const std::vector<std::vector<T>>& sources, std::s
   return element<T>(std::is_integral_v<T> ? std::trunc(sum / divide) : sum / divide);
 }
 
-/// Whole numbers of magnitude 1 to 3, without zero so that products stay telling.
+/// Whole numbers of magnitude 1 to 3, without zero, so that products depend on every factor.
 template <class T>
 std::vector<std::vector<T>> small_numbers(int sources, std::size_t count) {
   std::vector<std::vector<T>> all(static_cast<std::size_t>(sources));
@@ -83,7 +83,7 @@ using Types = testing::Types<float, double, f16, bf16, f8e4m3, f8e5m2, std::int8
                              std::int32_t, std::uint32_t, std::int64_t, std::uint64_t>;
 TYPED_TEST_SUITE(Reduce, Types);
 
-/// dst = -1: memory of its own; else that source.
+/// dst = -1: separate memory; otherwise that source.
 template <class T>
 void check(ReduceOp::Kind op, std::size_t count, int sources, int dst, int divide) {
   std::vector<T> want;
@@ -199,7 +199,7 @@ constexpr std::uint64_t canonical_nan<f8e4m3> = 0x7f;
 template <>
 constexpr std::uint64_t canonical_nan<f8e5m2> = 0x7e;
 
-/// Zeros, ones, infinities where there are any, and NaNs of all kinds.
+/// Zeros, ones, infinities if the type has any, and NaNs of all kinds.
 template <class T>
 std::vector<T> special_numbers() {
   constexpr std::uint64_t sign = std::uint64_t{1} << (8 * sizeof(T) - 1);
@@ -218,7 +218,7 @@ std::uint64_t extreme(ReduceOp::Kind op, T a, T b) {
   return bits_in((op == ReduceOp::min) == (rank(a) < rank(b)) ? a : b);
 }
 
-/// Calls f(name) with each path of reduce().
+/// Calls f(name) with each code path of reduce().
 template <class F>
 void on_each_path(const F& f) {
   for (std::int64_t target : {HWY_AVX3, HWY_AVX2, HWY_EMU128, HWY_SCALAR}) {
@@ -327,7 +327,7 @@ TEST(ReduceErrors, ASourceIsNeeded) {
   EXPECT_THROW(reduce(&out, {}, 1, DType::f32, ReduceOp::sum), Error);
 }
 
-/// Any bits at all, apart from NaNs: which of two NaNs an addition keeps is the processor's choice.
+/// Any bits, apart from NaNs: the processor decides which of two NaNs an addition keeps.
 std::vector<std::vector<unsigned char>> random_bits(int sources, std::size_t count, DType dtype) {
   std::mt19937 random(7);
   std::vector<std::vector<unsigned char>> all(static_cast<std::size_t>(sources));

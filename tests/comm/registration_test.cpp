@@ -36,7 +36,7 @@ namespace {
 long pretended_page = 0;  // the page size that sysconf() returns, unless it is 0
 }
 
-/// In the place of the system's; the sanitizers call it before they are there themselves.
+/// Replaces the system's; the sanitizers call it before they are initialised.
 extern "C" long __sysconf(int name) noexcept;
 extern "C" __attribute__((no_sanitize("address", "thread"))) long sysconf(int name) noexcept {
   return name == _SC_PAGESIZE && pretended_page ? pretended_page : __sysconf(name);
@@ -51,7 +51,7 @@ using test::run_ranks;
 
 constexpr std::size_t page = 4096;
 
-/// The rights and the name of the mapping that holds the address.
+/// Protection and name of the mapping that contains the address.
 std::string mapping_of(const void* address) {
   std::ifstream maps("/proc/self/maps");
   const auto wanted = reinterpret_cast<std::uintptr_t>(address);
@@ -70,7 +70,7 @@ bool is_private(const void* address) {
   return m == "rw-p " || m == "rw-p [heap]" || m.rfind("rw-p [anon", 0) == 0;
 }
 
-/// Memory of mmap, for its time.
+/// Memory of mmap, unmapped at its end.
 struct Mapped {
   explicit Mapped(std::size_t bytes, int protection = PROT_READ | PROT_WRITE,
                   int flags = MAP_PRIVATE | MAP_ANONYMOUS, int fd = -1)
@@ -104,7 +104,7 @@ std::vector<int> counted(std::size_t n) {
   return v;
 }
 
-// ---- process tests stand first: they fork before this process has threads
+// ---- process tests come first: they fork before this process has threads
 
 void sum_until_killed(Communicator& comm, float* x, std::size_t n) {
   for (;;) {
@@ -153,7 +153,7 @@ TEST(Registration, OfProcessesEndsWhilePeersHaveItMapped) {
       Registration r = comm.register_buffer(x->data(), n * sizeof(int));
       EXPECT_TRUE(r.zero_copy()) << r.reason();
       comm.all_reduce({x->data(), n}).wait();
-      if (call % 2 == rank) {  // before the other rank's ends
+      if (call % 2 == rank) {  // before the other rank's registration ends
         r = {};
         x = std::make_unique<std::vector<int>>(*x);
       }
@@ -265,7 +265,7 @@ TEST(Registration, MayBeginAgainAndOutliveTheCommunicator) {
   EXPECT_EQ(v, counted(100'000));
 }
 
-// Wrong, but others' memory must not pay for it.
+// A misuse, but memory of others must not be damaged.
 TEST(Registration, OfMemoryThatWasFreedTooEarlyLeavesAloneWhatLiesThereNow) {
   const auto arena = std::make_shared<SharedMemoryAllocator>();
   const Mapped m(8 * page);
@@ -351,7 +351,7 @@ TEST(Registration, RefusesWhatIsNotPrivateAnonymousMemory) {
 TEST(Registration, RefusesPagesThatAreLockedOrHuge) {
   const auto arena = std::make_shared<SharedMemoryAllocator>();
   const Mapped locked(8 * page);
-  // Not by mlock(), which is empty under the address sanitizer.
+  // Not by mlock(), which does nothing under the address sanitizer.
   if (syscall(SYS_mlock, locked.data + page, page) != 0) GTEST_SKIP() << "mlock: " << std::strerror(errno);
   expect_message(why_not(*arena, locked.data, locked.bytes), "locked");
   const Mapped beside(8 * page);
@@ -379,7 +379,7 @@ void put_words(std::byte* at, std::uint64_t first, std::uint64_t second) {
   std::memcpy(at, &first, 8), std::memcpy(at + 8, &second, 8);
 }
 
-// Of the 16 bytes in front of a block only those of malloc itself may be replaced.
+// Of the 16 bytes before a block, only malloc's own may be replaced.
 TEST(Registration, RefusesEdgePagesInUse) {
   const auto arena = std::make_shared<SharedMemoryAllocator>();
   const Mapped m(8 * page);
@@ -398,17 +398,17 @@ TEST(Registration, RefusesEdgePagesInUse) {
   }
   put_words(m.data, 64, 8 * page | 2);
   expect_message(why_not(*arena, m.data + 16, 7 * page), "first page");
-#ifndef __SANITIZE_ADDRESS__  // its malloc has other words
+#ifndef __SANITIZE_ADDRESS__  // its malloc has other header words
   put_words(m.data, 0, 8 * page | 2);
   EXPECT_TRUE(lend(*arena, m.data + 16, 7 * page).zero_copy());
-  put_words(m.data, 1, (8 * page - 16) | 2);  // as newer versions of glibc
+  put_words(m.data, 1, (8 * page - 16) | 2);  // as in newer versions of glibc
   EXPECT_TRUE(lend(*arena, m.data + 16, 7 * page).zero_copy());
 #endif
   put_words(m.data, 0, 0);
   EXPECT_TRUE(lend(*arena, m.data + 16, 7 * page).zero_copy());
 }
 
-// As on machines whose pages have 64 KiB: of whole pages there is one, and whose neighbours are in it.
+// As on machines with pages of 64 KiB: there is one whole page, shared with neighbours.
 TEST(Registration, RoundsToWholePages) {
   constexpr std::size_t large = 64 << 10;
   const auto arena = std::make_shared<SharedMemoryAllocator>();
@@ -431,7 +431,7 @@ TEST(Registration, RoundsToWholePages) {
   EXPECT_TRUE(is_private(at + large)) << mapping_of(at + large);
 }
 
-// As where a server has run out of them.
+// As on a server without free descriptors.
 TEST(Registration, EndsWithoutAFreeDescriptor) {
   use_mmap_for_large_blocks();
   const auto arena = std::make_shared<SharedMemoryAllocator>();
@@ -465,7 +465,7 @@ TEST(Registration, RefusesWhatOverlapsAndNothingAtAll) {
   expect_message(why_not(*arena, m.data, 0), "no bytes");
 }
 
-// Where the kernel promises more than there is.
+// As where the kernel promises more memory than exists.
 TEST(Registration, WithoutMemoryForItIsOneErrorAndChangesNothing) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "the thread sanitizer has no shadow for 4 TiB";
@@ -499,7 +499,7 @@ TEST(Registration, WithoutALocalPeerIsReported) {
   });
 }
 
-// ---- collectives use it where it lies
+// ---- collectives use it in place
 
 enum class Kind { plain, registered };
 
@@ -564,7 +564,7 @@ TEST(RegisteredMemory, OfSomeRanksOnlyIsStaged) {
   expect_direct(3, Kind::plain, false);
 }
 
-// Calls like the last one, of memory at the same addresses that is registered, registered anew, or not.
+// Repeated calls of memory at the same addresses that is registered, registered anew, or not.
 TEST(RegisteredMemory, MayEndAndBeginBetweenCallsThatAreAlike) {
   use_mmap_for_large_blocks();
   for (const int size : {2, 3})

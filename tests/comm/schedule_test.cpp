@@ -188,7 +188,7 @@ TEST(Verifier, RefusesABarrierThatLetsARankGoEarly) {
   expect_refused(one_round, Collective::barrier, 3, InPlace::none, "rank 0, step 2", "without rank 1");
 }
 
-/// One step of a group of 2, after which nothing else is looked at.
+/// One step of a group of 2, after which verification stops.
 template <auto make>
 Schedule only(RankContext) {
   return {.chunks = 2, .scratch_chunks = 1, .steps = {make()}};
@@ -243,8 +243,8 @@ TEST(Verifier, RefusesInvalidQueries) {
                       0, InPlace::all));
 }
 
-// Alike, the ranks add x0 and x1 once, in place x1 and x0. Where one is in place it sends x1 to a rank that
-// adds x1.
+// With the same placement on all ranks, they add x0 and x1 out of place, x1 and x0 in place. If only one is
+// in place, it sends x1 to a rank that adds x1.
 Schedule right_if_all_are_alike(RankContext seat) {
   if (seat.rank == 0)
     return {.steps = {send(1, input(0)), recv(output(0), 1), send(1, input(0)), recv(output(0), 1)}};
@@ -270,8 +270,8 @@ TEST(Verifier, ProvesEachKindOfCallWhereAnyIsPossible) {
   expect_refused(only_in_place, Collective::broadcast, 2, InPlace::any, "rank 0, no step", "never written");
 }
 
-// As it runs, no copy is left out that something else needs: not of a cell that is also sent, nor to an
-// output that is read before.
+// Elision of copies keeps each copy that another step needs: a scratch chunk that is also sent, or an output
+// that is read before.
 TEST(Verifier, ProvesSchedulesAsTheyRun) {
   const auto sends_the_cell = [](RankContext seat) {
     if (seat.rank == 0) return Schedule{.steps = {send(1, input(0)), recv(output(0), 1)}};

@@ -37,7 +37,7 @@ TEST(SelectCuda, AChoiceCanBeForced) {
   }
 }
 
-// One-shot reads copies: in place, memory changes under its readers.
+// One-shot reads copies: in place, memory changes while peers read it.
 TEST(SelectCuda, OneShotIsNeverZeroCopy) {
   for (const std::size_t bytes : {std::size_t{0}, KiB, MiB, 64 * MiB})
     for (const int size : {1, 2, 3, 8, 16})

@@ -90,7 +90,7 @@ TEST(Sharing, ALargeCallDoesNotStarveAnotherCommunicator) {
       for (int i = 0; i < 12; ++i, ++rounds[rank])
         comm.all_reduce({x.data(), x.size()}, ReduceOp::max).wait();
     });
-    // All ranks make as many small calls: they go on until the ranks have agreed that both are through.
+    // All ranks make the same number of small calls: they continue until the ranks agree that both are done.
     for (float both = 0; both < 2;) {
       both = rounds[rank] == 12 ? 1.0f : 0.0f;
       other->all_reduce({&both, 1}).wait();

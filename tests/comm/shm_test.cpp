@@ -32,7 +32,7 @@ namespace {
 off_t max_fallocate = 0;  // a longer allocation is interrupted, unless it is 0
 }
 
-/// In the place of the system's.
+/// Replaces the system's.
 extern "C" int posix_fallocate(int fd, off_t offset, off_t bytes) noexcept {
   if (max_fallocate && bytes > max_fallocate) return EINTR;
   static const auto real = reinterpret_cast<int (*)(int, off_t, off_t)>(dlsym(RTLD_NEXT, "posix_fallocate"));
@@ -255,7 +255,7 @@ TEST(Shm, LackOfMemoryStatesNeedAndHave) {
   });
 }
 
-/// KiB of memory of ours that this process has mapped, and how much of it there is.
+/// KiB of our memory that this process has mapped, and how much of it there is.
 struct Held {
   long mapped = 0, resident = 0;
 };
@@ -274,7 +274,7 @@ Held held() {
   return sum;
 }
 
-// Ranks that make no call any more: one's memory is not held by the other.
+// Ranks without further calls: one must not hold the other's memory.
 TEST(Shm, IdleRanksReleaseFreedMemory) {
   test::expect_processes(2, [](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 2, store);
@@ -333,7 +333,7 @@ TEST(SharedMemoryAllocator, AnArrayOfMoreBytesThanThereAreNumbersIsRefused) {
   }
 }
 
-// As a profiler's timer does, which comes again before a long call is through.
+// As a profiler's timer, which fires again before a long call ends.
 TEST(SharedMemoryAllocator, SignalsDoNotKeepMemoryFromBeingMade) {
   EXPECT_EQ(test::in_forked_child([] {
               max_fallocate = 256 << 10;
@@ -391,7 +391,7 @@ TEST(SharedMemoryAllocator, ASegmentThatIsGoneIsNotFound) {
   EXPECT_EQ(dropped, std::vector{number});
 }
 
-/// KiB of the mapping at this address that huge pages hold.
+/// KiB of the mapping at this address that are in huge pages.
 long huge_kib(const std::byte* address) {
   std::ifstream smaps("/proc/self/smaps");
   const auto wanted = reinterpret_cast<std::uintptr_t>(address);
@@ -417,7 +417,7 @@ TEST(SharedMemoryAllocator, LargeBlocksLieInHugePagesWhereThereAreAny) {
   EXPECT_EQ(memory.data()[bytes - 1], std::byte{1});
   const long kib = huge_kib(memory.data());
   if (kib <= 0) GTEST_SKIP() << "the system has no huge pages for shared memory (" << kib << " KiB)";
-  EXPECT_EQ(kib, 8 << 10);  // the rest has no room for one
+  EXPECT_EQ(kib, 8 << 10);  // the rest is too small for one
   EXPECT_EQ(huge_kib(peers.data()), 8 << 10);
 }
 
@@ -452,7 +452,7 @@ TEST(SharedMemoryAllocator, ManyThreadsAllocateAndFree) {
   for (auto& t : threads) t.join();
 }
 
-// Strangers on the listening socket of a handshake are dropped.
+// Unauthenticated peers on the listening socket of a handshake are dropped.
 TEST(Handshake, UnauthenticatedPeersOnTheUnixSocketAreRejected) {
   const std::string name = "ringzero-test-" + random_hex();
   const JobId job = random_id();
@@ -477,7 +477,7 @@ TEST(Handshake, UnauthenticatedPeersOnTheUnixSocketAreRejected) {
   });
 }
 
-// Ranks may see different caches, and still have to lay out the same bytes at the same places.
+// Ranks may see different caches, and must still compute the same staging offsets.
 TEST(ShmMailboxes, UsesTheSmallestRingSizeOfAll) {
   constexpr std::size_t small = 1 << 20, large = 4 << 20;
   const JobId job = random_id();

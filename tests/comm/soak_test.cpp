@@ -23,10 +23,10 @@ using Numbers = std::vector<std::int64_t>;
 struct Call {
   Work work;
   std::shared_ptr<Numbers> in, out;
-  std::function<std::int64_t(std::size_t)> expected;  // element of out; empty: nothing to look at
+  std::function<std::int64_t(std::size_t)> expected;  // element of out; empty: not checked
 };
 
-/// A rank's part of a sequence of calls that `seed` decides alike on every rank.
+/// A rank's part of a sequence of calls that `seed` determines alike on every rank.
 class Sequence {
  public:
   Sequence(Communicator& comm, unsigned seed)
@@ -48,7 +48,7 @@ class Sequence {
   }
 
  private:
-  /// Longer, once, than a progress thread pays attention to a communicator that is not called.
+  /// Once, longer than a progress thread polls an idle communicator.
   void pause(bool long_one) {
     if (long_one) std::this_thread::sleep_for(1200ms);
     if (own_random_() % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own_random_() % 3000));
@@ -152,7 +152,7 @@ TEST_P(Soak, RandomCallsEndRight) {
   }
 }
 
-// Two communicators of a rank, each used by a thread of its own.
+// Two communicators of a rank, each used by its own thread.
 TEST_P(Soak, TwoCommunicatorsSideBySide) {
   test::run_ranks(2, [&](int rank, auto store) {
     CommOptions options;

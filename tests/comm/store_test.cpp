@@ -242,10 +242,11 @@ TEST(TcpStore, GarbageOnThePortIsRejected) {
   const auto store = tcp_store("127.0.0.1:0", true);
   const SocketAddress address = resolve({"127.0.0.1", tcp_store_port(*store)}).front();
   constexpr std::uint32_t magic = store_wire::request_magic;
-  const Request headers[] = {{0, 4, 0, 0, 0, 0, 0},          {magic, 0, 0, 0, 0, 0, 0},
-                             {magic, 9, 0, 0, 0, 0, 0},      {magic, 4, 0xffffffff, 0, 0, 0, 0},
-                             {magic, 4, 0, 1, 0, 0, 0},      {magic, 4, 0, 0, 1, 0, 0},
-                             {magic, 1, 0, 1, 1 << 19, 0, 0}};  // the last is well-formed, but no hello
+  const Request headers[] = {
+      {0, 4, 0, 0, 0, 0, 0},          {magic, 0, 0, 0, 0, 0, 0},
+      {magic, 9, 0, 0, 0, 0, 0},      {magic, 4, 0xffffffff, 0, 0, 0, 0},
+      {magic, 4, 0, 1, 0, 0, 0},      {magic, 4, 0, 0, 1, 0, 0},
+      {magic, 1, 0, 1, 1 << 19, 0, 0}};  // the last is well-formed, but no hello message
   std::vector<std::string> garbage{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", std::string(100'000, '\xff')};
   for (const Request& h : headers) garbage.emplace_back(reinterpret_cast<const char*>(&h), sizeof h);
   for (const auto& bytes : garbage) {
@@ -266,7 +267,7 @@ TEST(TcpStore, GarbageOnThePortIsRejected) {
   EXPECT_EQ(store->get("key", soon()), "value");
 }
 
-/// A connection that this test writes on by hand.
+/// A connection that this test writes to directly.
 class RawClient {
  public:
   explicit RawClient(int port) : socket_(connect_tcp(resolve({"127.0.0.1", port}).front(), soon())) {
@@ -281,7 +282,7 @@ class RawClient {
       if (n < 0) wait(POLLOUT);
     }
   }
-  /// Fewer bytes if the connection ends before.
+  /// Fewer bytes if the connection ends first.
   std::string read(std::size_t size) const {
     std::string bytes(size, 0);
     std::size_t got = 0;
@@ -317,7 +318,7 @@ TEST(TcpStore, AStoreThatIsOpenedLongBeforeItsFirstUseWorks) {
   const auto server = tcp_store("127.0.0.1:0", {.serve = true, .max_unauthenticated = milliseconds(300)});
   const auto client = tcp_store(concat("127.0.0.1:", tcp_store_port(*server)));
   const RawClient stranger(tcp_store_port(*server));
-  EXPECT_EQ(stranger.read(1), "");  // it is dropped: so long do strangers have
+  EXPECT_EQ(stranger.read(1), "");  // it is dropped: unauthenticated peers have that long
   client->set("key", "value");
   EXPECT_EQ(server->get("key", soon()), "value");
 }
@@ -417,7 +418,7 @@ constexpr bool sanitized = true;  // a failed allocation ends the process there
 constexpr bool sanitized = false;
 #endif
 
-/// Has the other side ended the connection?
+/// Whether the other side has closed the connection.
 bool ended(const RawClient& client) {
   pollfd p{client.fd(), POLLRDHUP, 0};
   return poll(&p, 1, 0) == 1;
@@ -552,7 +553,7 @@ TEST(TcpStore, AnotherLaunchIsRefusedByName) {
   EXPECT_EQ(server->get("key", soon()), "value");
 }
 
-// Every request is the launch's, not only the first of a connection.
+// Every request carries the launch's name, not only the first of a connection.
 TEST(TcpStore, ARequestOfAnotherLaunchIsRefused) {
   const auto server = tcp_store("127.0.0.1:0", {.serve = true, .launch = "ours"});
   const RawClient client(tcp_store_port(*server));

@@ -31,7 +31,7 @@ using std::chrono::seconds;
 
 Deadline soon() { return Deadline::after(seconds(10)); }
 
-/// A store that does something before it publishes where this rank listens.
+/// A store that runs a function before it publishes this rank's address.
 class HookStore final : public Store {
  public:
   HookStore(std::shared_ptr<Store> inner, std::function<void(Store&)> hook)
@@ -76,7 +76,7 @@ TEST(Tcp, UnauthenticatedPeersAreRejected) {
   });
 }
 
-/// Plays rank 1 of 2 by hand up to the handshake; returns its sockets in order of index.
+/// Acts as rank 1 of 2 up to the handshake; returns its sockets in order of index.
 std::vector<Connection> play_rank_1(Store& store) {
   const PeerInfo peer_info = exchange_peer_info(1, 2, store, {"tcp", "", 1}, soon());
   const auto entries = store_all_gather(1, 2, store, "address", " ", soon());
@@ -89,7 +89,7 @@ std::vector<Connection> play_rank_1(Store& store) {
   return met;
 }
 
-/// From a socket that does not block; fewer bytes if it ends before.
+/// From a non-blocking socket; fewer bytes if it ends first.
 std::size_t read_exactly(int socket, std::span<std::byte> into) {
   std::size_t got = 0;
   while (got < into.size()) {
@@ -138,7 +138,7 @@ TEST(Tcp, DamagedFramesNameTheirSender) {
   }
 }
 
-// A link of which one socket breaks is lost, even though the process lives.
+// A link with one broken socket is lost, even though the process lives.
 TEST(Tcp, ABrokenSocketIsALostPeer) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     if (rank == 1) {
@@ -162,7 +162,7 @@ TEST(Tcp, ABrokenSocketIsALostPeer) {
 TEST(Tcp, ASilentRankIsNamedAtTheDeadline) {
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
     const TransportOptions options{"tcp", "", 1};
-    if (rank == 1) {  // comes to the rendezvous, but never connects
+    if (rank == 1) {  // takes part in the rendezvous, but never connects
       exchange_peer_info(1, 2, *store, options, soon());
       store_all_gather(1, 2, *store, "address", " ", soon());
       return;
@@ -514,14 +514,14 @@ void set_loopback(bool up) {
   if (ioctl(socket.get(), SIOCSIFFLAGS, &request) != 0) fail_errno("ioctl(SIOCSIFFLAGS)");
 }
 
-/// A network of this process's own with nothing but loopback; false if this user may not make one.
+/// A network namespace with nothing but loopback; false if this user may not create one.
 bool enter_network() {
   if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;
   set_loopback(true);
   return true;
 }
 
-// On every socket something is on its way: keep-alive does not probe then.
+// Every socket has data in flight, so keep-alive does not probe.
 TEST(Tcp, AVanishedHostIsLostWithDataUnacknowledged) {
   const auto endings = test::run_processes(1, [](int, std::shared_ptr<Store>) {
     if (!enter_network()) _exit(77);

@@ -55,7 +55,7 @@ TEST(Topology, RanksDivideTheCores) {
     }
     return given;
   };
-  std::size_t cores = 1;  // for as many ranks there is one each
+  std::size_t cores = 1;  // with as many ranks, one for each
   while (given_to(static_cast<int>(cores) + 1).size() == all.size()) ++cores;
   for (int size = 1; size <= 8; ++size) {
     const auto given = given_to(size);
@@ -119,7 +119,7 @@ TEST(Cgroup, PagesOfFilesAreNotUsedMemory) {
   EXPECT_EQ(available_memory(f.root()), 4096 * mib);
   limit_v2(f, "", 1002, "");
   EXPECT_EQ(available_memory(f.root()), 22 * mib);
-  // All but 100 MiB is in files, but of these 40 MiB in shared memory.
+  // All but 100 MiB is page cache, of which 40 MiB are shared memory.
   limit_v2(f, "", 1002,
            concat("anon ", 62 * mib, "\nfile ", 900 * mib, "\nshmem ", 40 * mib, "\nslab ", 41 * mib,
                   "\nslab_reclaimable ", 40 * mib, "\nslab_unreclaimable ", mib, '\n'));

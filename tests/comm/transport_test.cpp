@@ -24,7 +24,7 @@ using std::chrono::seconds;
 struct Kind {
   const char* name;
   const char* transport;
-  int hosts;  ///< the ranks are dealt out to so many
+  int hosts;  ///< the ranks are distributed over that many nodes
   int sockets;
   TransportOptions options(int rank) const {
     return {transport, "", sockets, hosts > 1 ? concat("host", rank % hosts) : ""};
@@ -94,7 +94,7 @@ TEST_P(EveryTransport, MemoryIsAlignedZeroedAndOutlivesTheTransport) {
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(blocks.back().get()) % 256, 0u);
       for (std::size_t i = 0; i < size; i += 61) ASSERT_EQ(blocks.back().get()[i], std::byte{0});
       std::memset(blocks.back().get(), 0xff, size);
-      blocks.push_back(t->allocate(size));  // must not be the one before
+      blocks.push_back(t->allocate(size));  // must differ from the previous one
       for (std::size_t i = 0; i < size; i += 61) ASSERT_EQ(blocks.back().get()[i], std::byte{0});
       blocks.pop_back();
     }
@@ -162,7 +162,7 @@ TEST_P(EveryTransport, WakeEndsAWait) {
   });
 }
 
-/// Drives the transport until it throws, within `limit`; `before` may fail already.
+/// Makes progress until the transport throws, within `limit`; `before` may fail already.
 template <class F>
 Error failure_of(Transport& t, milliseconds limit, const F& before) {
   const auto start = Deadline::Clock::now();
@@ -253,7 +253,7 @@ TEST_P(EveryTransport, AnOrderlyDepartureDisturbsNoRank) {
     auto t = connect(rank, 3, *store);
     test::sync_all(*t, rank, 3);
     std::byte b{42};
-    if (rank == 2) {  // posts, and goes
+    if (rank == 2) {  // posts and departs
       for (int peer : {0, 1}) test::post_all(*t, peer, Channel::collective, {}, {&b, 1});
       t.reset();
       return;

@@ -38,7 +38,7 @@ constexpr const char* every_kind_of_line =
     "broadcast any bytes>1K bytes<=1M tree\n"
     "barrier intra_node_schedule dissemination\n";
 
-/// A file of this test, gone with it.
+/// A file of this test, removed with it.
 class File {
  public:
   explicit File(const std::string& text, const std::string& name = "table") {
@@ -134,7 +134,7 @@ TEST(Tuning, AFileThatCannotBeReadIsNamed) {
   EXPECT_TRUE(has_text(e.what(), "'/nowhere/table'") && has_text(e.what(), "RZ_TUNING")) << e.what();
 }
 
-// ---- which line serves
+// ---- which rule matches
 
 TEST(Tuning, TheFirstLineThatFitsWins) {
   const Tuning t = parse_tuning(
@@ -153,7 +153,7 @@ TEST(Tuning, TheFirstLineThatFitsWins) {
   EXPECT_EQ(algorithm(1 << 30, 16, false), "ring");
 }
 
-// The lines that serve a call at each place.
+// The rules that match a call in each scope.
 TEST(Tuning, ALineServesItsPlaceAlone) {
   using enum TuningScope;
   const Tuning t = parse_tuning(
@@ -229,7 +229,7 @@ TEST(Tuning, ChunksCoverAShardAndFitTheStagingRing) {
           }
 }
 
-// ---- forced
+// ---- overrides
 
 TEST(Tuning, ForcedNamesAreThoseOfTheCollective) {
   const AlgorithmOverrides one("chain", true);
@@ -274,7 +274,7 @@ TEST(Tuning, ANameThatOnlyRanksOfOneHostHaveIsRefusedBetweenHosts) {
 
 // ---- a call runs the algorithm that explain() returns
 
-/// Sums and copies of several sizes, right whatever runs them.
+/// Sums and data movement of several sizes, correct whatever algorithm runs.
 void check_calls(Communicator& comm, std::size_t n, bool allocated) {
   const auto size = static_cast<std::size_t>(comm.size()), rank = static_cast<std::size_t>(comm.rank());
   std::vector<std::shared_ptr<float>> held;
@@ -435,7 +435,7 @@ TEST(Explain, SmallFloatsUseAnAlgorithmThatRoundsOnce) {
   });
 }
 
-// ---- whose table counts
+// ---- whose table is used
 
 TEST(TuningOfAGroup, RankZerosTableIsUsedByAllRanks) {
   const File file(

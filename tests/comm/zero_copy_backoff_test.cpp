@@ -52,7 +52,7 @@ TEST(ZeroCopyBackoff, TheTunerStartsAfterTheFirstCalls) {
   EXPECT_FALSE(backoff.should_probe()) << "backed off, like those before";
 }
 
-// ---- which way
+// ---- adaptive choice
 
 // One rank's calls, with a fixed duration of each algorithm; returns the final choice.
 bool choice_after_calls(SingleCopyTuner& way, unsigned calls, std::chrono::nanoseconds once,

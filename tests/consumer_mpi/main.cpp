@@ -1,4 +1,4 @@
-// MPI is the program's own; the sum runs over a communicator that it made.
+// The program owns MPI; the sum runs over a communicator that it made.
 
 #include <cstdio>
 

@@ -1,4 +1,4 @@
-// Devices by name, and those that are not there: on every machine one line, whether it has any or not.
+// Devices by name, and absent ones: one line on every machine, with or without devices.
 
 #include <gtest/gtest.h>
 

@@ -39,7 +39,7 @@ T pattern(unsigned bits) {
   return {static_cast<decltype(T::bits)>(bits)};
 }
 
-/// sign · 1.mantissa · 2^(exponent - bias), by the book.
+/// sign · 1.mantissa · 2^(exponent - bias), by definition.
 template <class T>
 double decode(unsigned bits) {
   using F = Format<T>;
@@ -103,7 +103,7 @@ TYPED_TEST(SmallFloats, OverflowsAsDocumented) {
   const unsigned n = finite_patterns<TypeParam>(), infinity = n;
   const double largest = decode<TypeParam>(n - 1), step = largest - decode<TypeParam>(n - 2);
   const unsigned beyond = Format<TypeParam>::saturate ? n - 1 : infinity;
-  const auto limit = static_cast<float>(largest + step / 2);  // the first that rounds away
+  const auto limit = static_cast<float>(largest + step / 2);  // the first that is rounded away
   EXPECT_EQ(from_f32<TypeParam>(std::nextafter(limit, 0.0f)).bits, n - 1);
   EXPECT_EQ(from_f32<TypeParam>(limit).bits, beyond);
   EXPECT_EQ(from_f32<TypeParam>(std::numeric_limits<float>::max()).bits, beyond);
@@ -113,7 +113,7 @@ TYPED_TEST(SmallFloats, OverflowsAsDocumented) {
 }
 
 TYPED_TEST(SmallFloats, TinyNumbersBecomeZeroWithTheirSign) {
-  if (Format<TypeParam>::exponent == 8) return;  // bf16 reaches as far down as f32
+  if (Format<TypeParam>::exponent == 8) return;  // bf16 has the exponents of f32
   const float tiny = std::numeric_limits<float>::denorm_min();
   EXPECT_EQ(from_f32<TypeParam>(tiny).bits, 0u);
   EXPECT_EQ(from_f32<TypeParam>(-tiny).bits, 1u << (Format<TypeParam>::bits - 1));

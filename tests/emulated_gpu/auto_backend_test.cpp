@@ -37,7 +37,7 @@ void expect_sums(Communicator& comm) {
 
 class AutoBackend : public testing::Test {
  protected:
-  /// Ranks with these options come to a backend whose description begins so, and it works.
+  /// Ranks with these options get a backend whose description begins with this, and it works.
   template <class F>
   void expect_picked(int size, const std::string& description, const F& options) {
     run_ranks(size, [&](int rank, std::shared_ptr<Store> store) {
@@ -63,7 +63,7 @@ TEST_F(AutoBackend, IsNcclWhereEveryRankHasAGpu) {
               0u)
         << comm.describe();
     expect_sums(comm);
-    // A group of its own decides for itself.
+    // A sub-group decides for itself.
     auto half = comm.split(rank == 0, 0);
     EXPECT_EQ(half->describe().find(rank == 0 ? "peer_cuda on cuda:0" : "NCCL"), 0u) << half->describe();
     expect_sums(*half);

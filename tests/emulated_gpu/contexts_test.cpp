@@ -60,7 +60,7 @@ TEST(Contexts, AGuardMakesADeviceWithOneCurrentAgain) {
 }
 
 /// f() in a thread that never chose a device. Its first call leaves the device of its guard current, so each
-/// call has a thread of its own.
+/// call has its own thread.
 template <class F>
 void in_a_thread(const F& f) {
   std::thread(f).join();
@@ -91,7 +91,7 @@ TEST(Contexts, AThreadThatNeverChoseADeviceMakesNone) {
   });
 }
 
-/// Everything that a rank does with its communicator, whose own threads never chose a device.
+/// All that a rank does with its communicator, whose own threads never chose a device.
 void use(Communicator& comm) {
   const Stream s = Stream::create(comm.options().device);
   constexpr std::size_t n = 3000;

@@ -28,7 +28,7 @@ namespace rz::emulated {
 /// Of the thread that runs; kept by the block's scheduler.
 extern uint3 thread_index, block_index, block_size, grid_size;
 
-/// __syncthreads(), and the same for a part of a warp.
+/// __syncthreads(), and its equivalent for a part of a warp.
 void wait_for_block();
 void wait_for_warp(std::uint32_t mask);
 /// Exchanges `value` with the other threads of the warp in `mask`; at(lane) returns theirs.
@@ -39,7 +39,7 @@ class Exchange {
   bool has(unsigned lane) const;
   unsigned lane() const;
 };
-/// A turn of a loop that waits for memory: lets other threads, blocks' kernels and devices go on.
+/// An iteration of a loop that waits for memory: lets other threads, blocks, kernels and devices run.
 void spin();
 /// Shared memory of the block, the same for the same key; poisoned when the block starts.
 void* shared_memory(const void* key, std::size_t bytes);

@@ -14,7 +14,7 @@ namespace rz::emulated {
 
 struct IpcPlace;
 
-/// The one of this process; a fork has none of its parent's. Thread-safe.
+/// The instance of this process; after fork() the child has none of its parent's memory. Thread-safe.
 class DeviceMemory {
  public:
   static DeviceMemory& instance();
@@ -39,7 +39,7 @@ class DeviceMemory {
   };
   Owner owner(const void*) const;
   std::size_t in_use(int device) const;
-  /// How often these bytes stand in this process's own memory on devices.
+  /// How often these bytes occur in this process's own memory on devices.
   std::size_t places_of(std::string_view bytes);
   std::size_t capacity = std::size_t{1} << 30;  ///< of a device
 

@@ -1,5 +1,5 @@
 #pragma once
-/// A device that every machine has, behind the table of comm/device/cuda_runtime.h: for tests that link
+/// A device available on every machine, behind the table of comm/device/cuda_runtime.h: for tests that link
 /// rz_emulated_gpu. Four devices, each with 1 GiB.
 
 #include <chrono>
@@ -31,25 +31,25 @@ class Schedule {
   std::size_t bytes_before_;
 };
 
-/// The call of this name fails with `status`, once, after `after` more of its calls went well. Names are
+/// The call of this name fails with `status`, once, after `after` further calls have succeeded. Names are
 /// those of cuda::Runtime, e.g. "malloc".
 void fail_call(const std::string& name, cuda::Status status, int after = 0);
 
-/// The devices on which this process has a context. As in CUDA one is made on the device that is made
-/// current, and on whichever is current, at first 0, when a call comes that is not about devices as such.
+/// The devices on which this process has a context. As in CUDA, a context is made on a device that becomes
+/// current, and on the current one, at first 0, by the first call that is not about devices as such.
 std::set<int> contexts();
-/// As if this process had made no call yet.
+/// Resets the state to that of a process without any call.
 void reset_contexts();
 /// How many streams there are on a device, its null stream included once it was used.
 std::size_t streams(int device);
-/// How many kernels this process has put into streams.
+/// How many kernels this process has launched.
 std::size_t launches();
 /// How long the devices may make no progress during a wait, until that counts as a failure.
 void set_patience(std::chrono::milliseconds);
 
 /// Bytes now allocated on all devices.
 std::size_t bytes_in_use();
-/// How often these bytes stand in this process's own memory, on all its devices.
+/// How often these bytes occur in this process's own memory, on all its devices.
 std::size_t places_of(std::string_view bytes);
 /// Of each device, from now on.
 void set_capacity(std::size_t bytes);

@@ -228,7 +228,7 @@ TEST(EmulatedGpu, AKernelMayWaitForAnotherDevicesKernel) {
   }
 }
 
-/// The device has this many hardware queues for streams that are made while this lives.
+/// The device has this many hardware queues for streams created while this object lives.
 class Queues {
  public:
   explicit Queues(const char* count) {

@@ -1,6 +1,5 @@
 #pragma once
-/// A function on a stack of its own that can be left in the middle and gone on with, by any thread, one at a
-/// time.
+/// A function on its own stack that can be suspended and resumed, by any thread, one at a time.
 
 #include <cstddef>
 #include <memory>
@@ -25,14 +24,14 @@ class Fiber {
   /// Within the function that this fiber runs: back to resume().
   void leave();
 
-  /// Fibers that ended are used again.
+  /// Stacks of ended fibers are reused.
   static std::unique_ptr<Fiber> acquire();
   static void release(std::unique_ptr<Fiber>);
 
  private:
   struct Entry;
   std::byte* stack_;
-  void* inside_ = nullptr;   // where the function stands
+  void* inside_ = nullptr;   // state of the suspended function
   void* outside_ = nullptr;  // where resume() was called
   Function function_ = nullptr;
   void* argument_ = nullptr;

@@ -17,7 +17,7 @@ uint3 thread_index, block_index, block_size, grid_size;
 namespace {
 
 constexpr std::size_t warp = 32;
-constexpr std::size_t margin = 64;  // bytes before and behind an array of shared memory that stay as they are
+constexpr std::size_t margin = 64;  // guard bytes before and behind an array of shared memory
 constexpr unsigned char margin_byte = 0xA5, poison = 0xFF;
 
 struct SharedArray {
@@ -87,7 +87,7 @@ struct GridRun::Block {
       if (t.state == Thread::at_barrier) t.state = Thread::ready;
     return true;
   }
-  /// Those of a warp that `mask` names and that have not ended stand in the same exchange.
+  /// The threads of a warp that `mask` names and that have not ended are in the same exchange.
   bool complete(std::size_t first, std::uint32_t mask) const {
     for (std::size_t lane = 0; lane < lanes(first); ++lane) {
       const Thread& t = threads[first + lane];
@@ -219,7 +219,7 @@ void GridRun::begin_block() {
   in_block_ = true;
 }
 
-/// A turn for every thread of a warp that can run. True if one of them did more than wait for memory.
+/// Runs every runnable thread of a warp once. True if one of them did more than wait for memory.
 bool GridRun::run_warp(std::size_t first, bool backwards) {
   bool progress = false;
   const std::size_t lanes = block_->lanes(first);

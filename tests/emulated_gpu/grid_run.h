@@ -20,11 +20,10 @@ class GridRun {
   enum class Progress {
     done,
     more,     ///< some blocks have run, others have not
-    waiting,  ///< every thread that could run waits for memory to change
+    waiting,  ///< every runnable thread waits for memory to change
   };
-  /// Runs at most `blocks` blocks. Throws Errc::system that names kernel, block and threads: when they wait
-  /// for each other in a way that cannot end, exchange values with a thread that is not there, or wrote
-  /// beyond shared memory.
+  /// Runs at most `blocks` blocks. Throws Errc::system that names kernel, block and threads: when their waits
+  /// form a deadlock, they exchange values with an absent thread, or wrote beyond shared memory.
   Progress run(std::size_t blocks);
 
   const std::string& name() const { return name_; }

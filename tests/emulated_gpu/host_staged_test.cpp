@@ -77,7 +77,7 @@ class Aware final : public Backend {
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   std::string describe() const override { return "an aware one"; }
 
-  /// The operations that came with device memory.
+  /// The operations that used device memory.
   std::set<Collective> direct() const {
     const std::lock_guard lock(mutex_);
     return direct_;

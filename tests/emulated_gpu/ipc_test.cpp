@@ -1,5 +1,5 @@
-// Memory of the emulated devices among processes. The test process itself makes no call of CUDA, but where it
-// is to have memory before it forks.
+// Memory of the emulated devices among processes. The test process itself makes no CUDA call, except where it
+// must have memory before it forks.
 
 #include "tests/emulated_gpu/device_code.h"
 // after CUDA's words
@@ -62,7 +62,7 @@ void await(Store& store, const char* key) {
   static_cast<void>(store.get(key, Deadline::after(std::chrono::seconds(20))));
 }
 
-/// Rank 0 has memory; rank 1 does something with it, as it reaches it, that leaves `after` in it.
+/// Rank 0 has memory; rank 1 maps it and changes it, which leaves `after` in it.
 template <class F>
 void on_shared_memory(float after, const F& f) {
   test::expect_processes(2, [&](int rank, std::shared_ptr<Store> store) {

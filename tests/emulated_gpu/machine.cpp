@@ -135,7 +135,7 @@ void Machine::wait(Stream* s, const EventHandle& event) {
   put(s, {.kind = Task::wait, .event = event, .version = event->recorded});
 }
 
-/// Whether the graph is being captured still.
+/// Whether the graph is still being captured.
 bool Machine::captures(const Graph* graph) const {
   return graph &&
          std::any_of(streams_.begin(), streams_.end(), [&](const auto& s) { return s->graph == graph; });
@@ -143,7 +143,7 @@ bool Machine::captures(const Graph* graph) const {
 
 // ---- running
 
-/// Whether another stream of the same queue has something that was submitted before this one's first task.
+/// Whether another stream of the same queue has a task submitted before this one's first task.
 bool Machine::behind_another(const Stream& s) const {
   return std::any_of(streams_.begin(), streams_.end(), [&](const auto& other) {
     return other->device == s.device && other->queue == s.queue && !other->tasks.empty() &&
@@ -161,7 +161,7 @@ std::vector<Stream*> Machine::runnable() {
   return all;
 }
 
-/// Runs a part of a stream's first task, without the lock: others may add to the queues meanwhile.
+/// Runs a part of a stream's first task, without the lock: others may submit meanwhile.
 Progress Machine::run_first(Stream& s, std::unique_lock<std::mutex>& lock) {
   Task& t = s.tasks.front();
   if (t.kind == Task::record) {
@@ -183,8 +183,8 @@ Progress Machine::run_first(Stream& s, std::unique_lock<std::mutex>& lock) {
   return progress;
 }
 
-/// One part of one task that may run, chosen at random; those that wait for memory last. False: there is none
-/// that could do anything, or those that wait did so for many turns.
+/// Runs one part of one runnable task, chosen at random; those that wait for memory last. False: none can
+/// progress, or the waiting ones did not for many turns.
 bool Machine::step(std::unique_lock<std::mutex>& lock) {
   std::vector<Stream*> choice = runnable();
   if (choice.empty()) return false;
@@ -318,7 +318,7 @@ std::unique_ptr<Graph> Machine::end_capture(Stream* s) {
   if (!s->graph || s->graph->origin != s) return nullptr;
   --captures_of_thread;
   std::unique_ptr<Graph> graph(s->graph);
-  // Everything that a joined stream did last must come before the origin's last node.
+  // Every last node of a joined stream must precede the origin's last node.
   std::set<int> before(s->last.begin(), s->last.end());
   for (int i = static_cast<int>(graph->nodes.size()) - 1; i >= 0; --i)
     if (before.contains(i))

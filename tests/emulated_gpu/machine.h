@@ -34,7 +34,7 @@ using MakeWork = std::function<Work(std::uint64_t random)>;
 struct Graph;
 
 struct EventState {
-  std::uint64_t recorded = 0, reached = 0;  ///< how many recordings were put into streams, and were come to
+  std::uint64_t recorded = 0, reached = 0;  ///< recordings submitted, and recordings reached
   Graph* graph = nullptr;                   ///< being captured: recorded there, after `node`
   int node = -1;
   std::chrono::steady_clock::time_point when;
@@ -103,11 +103,11 @@ class Machine {
   bool reached(const EventHandle&);
 
   bool begin_capture(Stream*);
-  /// Null if the capture was broken, or has streams that did not come back to `stream`.
+  /// Null if the capture was broken, or has streams that were not joined back to `stream`.
   std::unique_ptr<Graph> end_capture(Stream*);
   bool capturing(Stream*);
   bool capturing_into(const EventHandle&);
-  /// Whether this thread captures: it may then not wait or allocate.
+  /// Whether this thread captures: it must not wait or allocate then.
   static bool thread_captures();
 
   /// The failure of the machine; empty while it works.

@@ -36,7 +36,7 @@ struct Item {
   std::uint64_t number = 0;
 };
 
-/// A collective, or a message (sender first), that ranks come to.
+/// A collective, or a message (sender first), that ranks join.
 struct PendingCall {
   std::vector<std::optional<Item>> places;
   bool held = false;
@@ -44,7 +44,7 @@ struct PendingCall {
 
 struct World {
   explicit World(int size) : size(size) {}
-  std::vector<std::size_t> window_sizes;  // in the order in which the first rank to come registered them
+  std::vector<std::size_t> window_sizes;  // in the order in which the first rank registered them
   const int size;
   std::vector<int> devices;
   std::map<std::uint64_t, PendingCall> collectives;
@@ -62,7 +62,7 @@ struct Communicator {
   std::map<RedOp, double> factors;
   std::uint64_t collectives = 0;
   std::map<int, std::uint64_t> sent, received;
-  int tasks = 0;  // in streams, not over
+  int tasks = 0;  // enqueued in streams, not ended
 };
 using Handle = std::shared_ptr<Communicator>;
 
@@ -138,7 +138,7 @@ DType dtype_of_nccl(DataType t) {
   return types[t];
 }
 
-/// From rank 1 on, and rank 0 last.
+/// From rank 1 on, with rank 0 last.
 std::vector<std::byte> reduced(const std::vector<std::optional<Item>>& places) {
   const DType t = dtype_of_nccl(places[0]->type);
   const std::size_t ranks = places.size();
@@ -199,7 +199,7 @@ bool agree(const std::vector<std::optional<Item>>& places) {
   return true;
 }
 
-/// A group of one rank on its way: a task of a stream.
+/// A group of one rank in flight: a task of a stream.
 class Running {
  public:
   Running(Handle comm, std::vector<Item> items, std::uint64_t random)

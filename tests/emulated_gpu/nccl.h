@@ -1,8 +1,7 @@
 #pragma once
 /// NCCL for emulated devices, behind the table of comm/backends/nccl/api/api.h: ranks are threads of the test
-/// process, collectives are tasks in the devices' streams that wait until every rank's has come, and its sums
-/// begin with rank 1, in no order that anybody promised. Tests that link rz_emulated_gpu get it as
-/// nccl_api().
+/// process, and collectives are tasks in the devices' streams that wait for all ranks. Sums begin with rank
+/// 1, since NCCL guarantees no order. Tests that link rz_emulated_gpu get it as nccl_api().
 ///
 /// A test fails if a communicator is used after its end, destroyed with registered memory, or not ended.
 
@@ -22,12 +21,12 @@ class Nccl {
   Nccl(const Nccl&) = delete;
 
   void version(int);
-  /// As a library of that version fills it.
+  /// Fills the table as a library of that version.
   static nccl::NcclApi table(int version = 22809);
 
   /// The call returns when it is released, or its communicator is aborted.
   void stall(const std::string& call, int rank);
-  /// The call fails once, after `after` more that went well.
+  /// The call fails once, after `after` further calls have succeeded.
   void fail(const std::string& call, int rank, nccl::Result, int after = 0);
   /// From now on ncclCommGetAsyncError returns this.
   void report(int rank, nccl::Result);

@@ -202,7 +202,7 @@ TEST_F(NcclBackend, RefusesMoreRanksThanItsKernelsCombine) {
                [] { nccl_backend(table(), memory_store(), nullptr, quick(0, 257)); });
 }
 
-// ---- coming together
+// ---- connecting
 
 TEST_F(NcclBackend, TwoRanksOnOneDeviceAreNamed) {
   run_ranks(3, [&](int rank, auto store) {
@@ -214,7 +214,7 @@ TEST_F(NcclBackend, TwoRanksOnOneDeviceAreNamed) {
   EXPECT_EQ(nccl.communicators(), 0);
 }
 
-// The emulated NCCL refuses them all the same: but it is NCCL that does.
+// The emulated NCCL rejects them too, but the error is NCCL's own.
 TEST_F(NcclBackend, TwoRanksOnOneDeviceMayTryWithNcclsSettings) {
   const auto settings = [](bool hierarchical, int rank) {
     auto options = quick(rank, 2);
@@ -269,7 +269,7 @@ TEST_F(NcclBackend, AFailedInitStatesTheReason) {
   });
 }
 
-// ---- going well
+// ---- success
 
 TEST_F(NcclBackend, EveryCallMayBeInProgressForAWhile) {
   nccl.in_progress(3);
@@ -534,7 +534,7 @@ TEST_F(NcclBackend, ADifferentSizeOfSymmetricMemoryIsNamed) {
   });
 }
 
-// ---- going wrong
+// ---- failures
 
 TEST_F(NcclBackend, ARankThatDoesNotCallIsNamedOnAllOthers) {
   on_ranks(3, 300ms, [&](Communicator& comm, Store& store) {
@@ -555,7 +555,7 @@ TEST_F(NcclBackend, ARankThatDoesNotCallIsNamedOnAllOthers) {
   });
 }
 
-// Rank 1 waits elsewhere for over a second, and so sees the alarm.
+// Rank 1 waits elsewhere for over a second, and so sees the failure.
 TEST_F(NcclBackend, ALaggingRankReportsItsProgress) {
   run_ranks(3, [&](int rank, auto store) {
     auto options = quick(rank, 3);
@@ -650,7 +650,7 @@ TEST_F(NcclBackend, AnAsynchronousErrorEndsTheGroup) {
     const Floats x(comm, 100);
     if (comm.rank() == 1) {
       wait_for_all(store, 2);
-      // Something of its own is in flight.
+      // Another call of its own is in flight.
       const Work work = comm.recv(x.all(), 0, x.stream);
       nccl.report(1, nccl::unhandled_cuda_error);
       expect_error(Errc::system, 1, "NCCL failed: unhandled cuda error", [&] { work.wait(); });

@@ -40,7 +40,7 @@ void use_context(int device = current_device) { context_bits |= 1u << device; }
 
 std::atomic<std::size_t> kernels_launched{0};
 
-// ---- calls that are to fail
+// ---- injected failures
 
 struct Faults {
   struct Fault {
@@ -247,7 +247,7 @@ Status launch(const cuda::KernelCall& call, const cuda::Grid& grid, void* s) {
     cuda::KernelCall mine = call;
     mine.packed = arguments->data();
     auto run = std::make_shared<GridRun>(mine, grid, random);
-    // A few blocks at a time, so that kernels of several streams mingle.
+    // A few blocks at a time, so that kernels of several streams interleave.
     return [run, turn = 1 + random % 64] { return run->run(turn); };
   });
   return success;
@@ -311,7 +311,7 @@ Status ipc_open_handle(void** base, const cuda::IpcHandle& handle) {
   return success;
 }
 
-/// As CUDA, in the context in which it was opened.
+/// As CUDA: in the context in which it was opened.
 Status ipc_close(void* base) {
   {
     const std::lock_guard lock(opened().mutex);

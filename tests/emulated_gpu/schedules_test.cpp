@@ -51,7 +51,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, Schedules,
                            return concat(std::get<0>(info.param), "_", name(std::get<1>(info.param)));
                          });
 
-/// A backend whose operations streams do not wait for.
+/// A backend whose operations do not make streams wait.
 class Unordered final : public Backend {
  public:
   explicit Unordered(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}

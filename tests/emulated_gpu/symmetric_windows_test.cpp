@@ -38,7 +38,7 @@ void on_processes(int size, const F& f) {
   });
 }
 
-/// Numbers that stand in no other rank's.
+/// Values that no other rank has.
 std::vector<float> values_of(int rank, std::size_t n) {
   std::vector<float> values(n);
   for (std::size_t i = 0; i < n; ++i)
@@ -62,15 +62,15 @@ struct Floats {
   std::size_t count;
 };
 
-/// In how many places of this rank's device memory the last of the values stand: a slot that they went
-/// through holds them still.
+/// In how many places of this rank's device memory the last values occur: a slot that they passed through
+/// still holds them.
 std::size_t places(const std::vector<float>& values) {
   constexpr std::size_t n = 16;
   return emulated::places_of(
       {reinterpret_cast<const char*>(values.data() + values.size() - n), n * sizeof(float)});
 }
 
-/// Of a rank's input after an all_gather, which copied it to the output.
+/// The input of a rank after an all_gather that copied it to the output.
 std::size_t places_after_all_gather(Communicator& comm, const Stream& s, bool symmetric) {
   const std::size_t n = 70'000, all = n * static_cast<std::size_t>(comm.size());
   const auto allocate = [&](std::size_t count) {
@@ -94,7 +94,7 @@ TEST(SymmetricWindows, DataMovementReadsWindowsInPlace) {
   });
 }
 
-/// Of a rank's input, and of its part of the result, after an all_reduce.
+/// The input of a rank, and its shard of the result, after an all_reduce.
 std::pair<std::size_t, std::size_t> places_after_all_reduce(Communicator& comm, const Stream& s,
                                                             bool symmetric_in, bool symmetric_out) {
   const std::size_t part = 1000, n = part * static_cast<std::size_t>(comm.size());

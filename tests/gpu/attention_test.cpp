@@ -119,7 +119,7 @@ void expect_right(const Case& c, const ops::DropoutMask& mask, const Stream& str
   const Tensors r = run(c, mask, stream);
   const Gradient e =
       expected(c, from_device(r.qkv, stream), from_device(r.d_out, stream), factors_of(c, mask));
-  // Probabilities and gradients of scores are rounded to the type on their way, and out is.
+  // Probabilities and gradients of scores are rounded to the type in between, and so is out.
   const double unit = c.dtype == DType::f32 ? 2e-6 : c.dtype == DType::f16 ? 1e-3 : 8e-3;
   expect_near(from_device(r.log_sum, stream), e.log_sum, 2e-6, "log_sum");
   expect_near(from_device(r.out, stream), e.out, 2 * unit, "out");

@@ -80,13 +80,13 @@ TEST_F(Caching, MemoryIsReusedInTheStreamsOrder) {
       memset_async(a.get(), 0, 4096, stream);
       memcpy_async(kept.raw(), a.get(), 4096, stream);
     }
-    const auto b = allocator.allocate(4096, stream);  // the same bytes, while the copy may not have run
+    const auto b = allocator.allocate(4096, stream);  // the same bytes, while the copy may still be pending
     memset_async(b.get(), 1, 4096, stream);
     EXPECT_EQ(from_device(kept, stream), std::vector<double>(1024, 0));
   }
 }
 
-/// As a tape on a device has it: a pool above, and segments below.
+/// As in a tape on a device: a pool above, segments below.
 TEST_F(Caching, SizesThatNeverRecurAreReleased) {
   std::size_t held = 0, max_held = 0;
   const auto counted = [&](std::size_t bytes) {
@@ -113,14 +113,14 @@ TEST_F(Caching, MemoryOfACapturedGraphIsKeptUntilTrim) {
                          },
                          device});
   const Tensor result = empty_on(stream, {1024});
-  used = pool.empty({1024}).raw();  // there when the capture begins
+  used = pool.empty({1024}).raw();  // exists when the capture begins
   const Graph graph = capture(stream, [&] {
     const Tensor t = pool.empty({1024});
     EXPECT_EQ(t.raw(), used);
     memset_async(t.raw(), 0, t.bytes(), stream);
     memcpy_async(result.raw(), t.raw(), t.bytes(), stream);
   });
-  for (std::size_t n = 2; n < 40; ++n) {  // passes of other sizes, for which the others of these go
+  for (std::size_t n = 2; n < 40; ++n) {  // passes of other sizes, which free the others of these
     { const Tensor t = pool.empty({n * 1024}); }
     pool.next_pass();
   }
@@ -142,7 +142,7 @@ TEST_F(Caching, WhenUpstreamIsEmptyFreeSegmentsGoBackFirst) {
     return std::shared_ptr<std::byte>(memory.get(), [&left, bytes, memory](std::byte*) { left += bytes; });
   };
   const CachingAllocator allocator({limited, device});
-  static_cast<void>(allocator.allocate(40 * mebibyte, stream));  // comes back, but its segment is kept
+  static_cast<void>(allocator.allocate(40 * mebibyte, stream));  // is freed, but its segment is kept
   const auto large = allocator.allocate(60 * mebibyte, stream);
   EXPECT_EQ(allocator.statistics().reserved, 60 * mebibyte);
   EXPECT_THROW(static_cast<void>(allocator.allocate(10 * mebibyte, stream)), Error);

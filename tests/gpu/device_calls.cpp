@@ -46,7 +46,7 @@ std::vector<Call> calls(int rank, int size, std::size_t n, ReduceOp op, bool in_
     return c.group().send(in, (rank + 1) % size, s).recv(out, (rank + size - 1) % size, s).launch();
   };
   if (size > 1) add("send and recv", n, n, 0, 0, ring);
-  // From rank a to rank b go (a + b) % 3 · n / 2 elements, with a gap of one before each part.
+  // Rank a sends (a + b) % 3 · n / 2 elements to rank b, with a gap of one before each part.
   std::vector<std::size_t> counts, offsets;
   std::size_t at = 0;
   for (std::size_t peer = 0; peer < p; ++peer) {

@@ -13,7 +13,7 @@
 
 namespace rz::test {
 
-/// One call of a collective on memory of any device: where its input and its output lie in one block.
+/// One call of a collective on memory of any device: the places of input and output in one block.
 struct Call {
   std::string name;
   std::size_t in_at, in_count, out_at, out_count;
@@ -31,7 +31,7 @@ std::vector<std::byte> random_block(DType dtype, std::size_t count, std::uint32_
 std::vector<std::byte> on_host(Communicator& comm, const Call& call, DType dtype,
                                std::vector<std::byte> block);
 
-/// The same on the device, with the input made just before in the same stream and read just after: in
+/// The same on the device, with the input written just before in the same stream and read just after: in
 /// `memory`, which must be large enough, or in memory of Communicator::allocate.
 std::vector<std::byte> on_device(Communicator& comm, const Call& call, DType dtype,
                                  std::vector<std::byte> block, const Stream& stream,

@@ -1,4 +1,4 @@
-// Updates that are captured in a CUDA graph and run again give the bits of updates that are not.
+// Updates captured in a CUDA graph and run again have the bits of updates without a graph.
 
 #include <algorithm>
 

@@ -82,8 +82,7 @@ TEST_F(Linear, EveryTypeLayoutAndSize) {
         }
 }
 
-/// 2048 + 1 + 1 in f16, which has no 2049: for sizes that the library has an epilogue for, and for those that
-/// it has not.
+/// 2048 + 1 + 1 in f16, which has no 2049: for sizes with an epilogue in the library, and for those without.
 TEST_F(Linear, TheBiasIsAddedBeforeTheResultIsRounded) {
   for (const std::size_t columns : {std::size_t{8}, std::size_t{7}}) {
     const Tensor out = empty_on(stream, {1, columns}, DType::f16);
@@ -208,7 +207,7 @@ TEST_F(Linear, BackwardThroughGelu) {
       }
 }
 
-/// A step of training as a graph; and the same bits from every order of what streams do.
+/// A step of training as a graph; the same bits for every order of the streams.
 TEST_F(Linear, ACapturedProductRepeatsItself) {
   const Case c{64, 32, 40};
   const Layer l(c, WeightLayout::in_out);

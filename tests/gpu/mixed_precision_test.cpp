@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(Types, MixedPrecision,
 
 class Masters : public OnDevice {};
 
-/// Every element of every parameter has bits that 16 bits do not hold.
+/// Every element of every parameter has bits that do not fit into 16 bits.
 float exact(const Parameter& p, std::size_t i) {
   return 1 + std::ldexp(static_cast<float>((p.name.size() * 131 + i) % 1021), -20);
 }
@@ -145,7 +145,7 @@ TEST_F(Masters, AreGatheredOnceABucket) {
 
 class Overflow : public OnDevice {};
 
-/// With a factor of 2^32 every gradient is infinite in f16: two updates are left out before the factor is
+/// With a factor of 2^32 every gradient is infinite in f16: two updates are skipped before the factor is
 /// halved (hysteresis 2), and the loss stays as it is.
 TEST_F(Overflow, LeavesUpdatesOutAndLowersTheScale) {
   for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero3}) {

@@ -1,5 +1,5 @@
-// NCCL itself on a card: two processes that share it, with the settings with which NCCL allows that. Times
-// mean nothing so.
+// NCCL itself on a card: two processes that share it, with the settings under which NCCL allows that. Times
+// are meaningless.
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int ranks = 2;
 
-/// In a process of its own: the parent must not have used the card, nor started a thread, before it forks.
+/// In a process of its own: the parent must neither use the card nor start a thread before it forks.
 std::string problem_here() {
   return run_processes(1,
                        [](int, auto) {

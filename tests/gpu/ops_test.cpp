@@ -60,7 +60,7 @@ class DeviceOps : public OnDevice, public testing::WithParamInterface<DType> {
   }
 
   using Backward = std::function<void(const Tensor&, Into)>;
-  /// Calls f twice, with a gradient to overwrite and one to add to, and compares both.
+  /// Calls f twice, with a gradient to overwrite and one to accumulate into, and compares both.
   void expect_gradient(const Values& expected, const Shape& shape, DType t, double tolerance,
                        const char* what, const Backward& f, std::size_t shift = 0) const {
     const Tensor stored = place(Values(expected.size(), NAN), shape, t, shift),
@@ -272,7 +272,7 @@ struct NormGradient {
   Values dx, dw, db;
 };
 
-/// By the formula, which differences confirm where they are quick.
+/// By the formula, which finite differences confirm where they are fast.
 NormGradient norm_gradient(const Values& x, const Values& w, const Values& dy, const Values& mean,
                            const Values& inverse) {
   const std::size_t n = mean.size(), c = w.size();

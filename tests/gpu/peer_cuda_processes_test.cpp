@@ -37,7 +37,7 @@ CommOptions options_of(int rank, const std::string& algorithm) {
   return options;
 }
 
-/// f(communicator, stream) in a process a rank, which share the cards that there are.
+/// f(communicator, stream) in one process a rank; the processes share the cards present.
 template <class F>
 void on_processes(int size, const std::string& algorithm, const F& f) {
   expect_processes(
@@ -96,7 +96,7 @@ TEST_F(PeerCudaProcesses, SymmetricMemoryHasTheBitsOfTheHost) {
       on_processes(size, algorithm, [&](Communicator& comm, const Stream& s) {
         const auto window = comm.allocate_symmetric(4 << 20);
         for (const std::size_t n : {0, 1, 7, 1000, 70'001})
-          // On every rank elsewhere in the window, and once so that only single elements are aligned.
+          // At another place of the window on every rank, and once aligned to single elements only.
           for (const std::size_t at : {std::size_t{4096}, std::size_t{4}})
             expect_same(comm, DType::f32, ReduceOp::sum, n, s,
                         window.get() + at * static_cast<std::size_t>(comm.rank()));
@@ -109,7 +109,7 @@ TEST_F(PeerCudaProcesses, SymmetricMemoryHasTheBitsOfTheHost) {
       });
 }
 
-/// Where each rank's buffers lie: in windows of different numbers, at different offsets, or in none.
+/// The places of the ranks' buffers: in windows of different numbers, at different offsets, or in none.
 Floats somewhere(Communicator& comm, std::size_t n, const std::shared_ptr<std::byte>& a,
                  const std::shared_ptr<std::byte>& b, int turn) {
   const auto offset = static_cast<std::size_t>(comm.rank()) * 64;
@@ -154,7 +154,7 @@ TEST_F(PeerCudaProcesses, AGraphReadsWindowsInPlace) {
       comm.all_reduce(in.on(s), out.on(s), ReduceOp::sum, s).wait_on(s);
       comm.all_reduce(out.on(s), ReduceOp::max, s).wait_on(s);
     });
-    const auto later = comm.allocate_symmetric(n * sizeof(float));  // which the graph has not seen
+    const auto later = comm.allocate_symmetric(n * sizeof(float));  // unknown to the graph
     for (int turn = 0; turn < 5; ++turn) {
       in.set(values_of(comm.rank(), n, turn), s);
       graph.launch(s);
@@ -167,7 +167,7 @@ TEST_F(PeerCudaProcesses, AGraphReadsWindowsInPlace) {
   });
 }
 
-/// Some peers' memory is this process's own, and some another's.
+/// Memory of some peers belongs to this process, that of others to another one.
 TEST_F(PeerCudaProcesses, RanksMayBeThreadsOfSeveralProcesses) {
   const auto rank_of_four = [](int rank, std::shared_ptr<Store> store) {
     const CommOptions options = options_of(rank, "two_shot");
@@ -293,7 +293,7 @@ TEST_F(PeerCudaProcesses, ARankThatDiesIsNamed) {
       const auto begin = std::chrono::steady_clock::now();
       const auto reduce = [&] { comm.all_reduce(x.on(s), ReduceOp::sum, s).wait(); };
       const auto allocate = [&] { comm.allocate_symmetric(4000); };
-      for (int i = 0; i < 2; ++i) {  // either may be the one that finds out
+      for (int i = 0; i < 2; ++i) {  // either may detect it
         const Error e = (i == 0) == windows ? error_of(reduce) : error_of(allocate);
         EXPECT_EQ(e.code(), Errc::peer_lost) << e.what();
         EXPECT_EQ(e.culprit(), 1) << e.what();

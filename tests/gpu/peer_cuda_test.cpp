@@ -94,8 +94,8 @@ TEST_F(PeerCuda, WaitsWithoutTimeoutOnThreadsWithSignalsBlocked) {
            });
 }
 
-/// Each seed is a schedule on the emulated device, and everywhere a group, an algorithm and memory of another
-/// kind.
+/// Each seed is a schedule on the emulated device, and on all devices a group, an algorithm and a kind of
+/// memory.
 TEST_F(PeerCuda, EveryScheduleSumsInRankOrder) {
   for (int seed = 0; seed < 50; ++seed) {
     reschedule(static_cast<std::uint64_t>(seed));
@@ -208,7 +208,7 @@ TEST_F(PeerCuda, AGraphIsReplayed) {
       ASSERT_EQ(cuda.launch_graph(executable, s.native()), cuda::success);
       EXPECT_EQ(out.get(s), sum_of(2, n, turn)) << "replay " << turn;
     }
-    comm.all_reduce(in.on(s), out.on(s), ReduceOp::sum, s).wait();  // and calls go on after it
+    comm.all_reduce(in.on(s), out.on(s), ReduceOp::sum, s).wait();  // and later calls work
     EXPECT_EQ(out.get(s), sum_of(2, n, 4));
     cuda.destroy_executable(executable);
     cuda.destroy_graph(graph);
@@ -231,7 +231,7 @@ TEST_F(PeerCuda, ARankThatDoesNotComeIsNamed) {
     EXPECT_EQ(e.culprit(), 1) << e.what();
     EXPECT_NE(std::string(e.what()).find("rank 1 did not come"), std::string::npos) << e.what();
     EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
-    s.synchronize();  // no kernel is left that waits
+    s.synchronize();  // no kernel keeps waiting
     EXPECT_EQ(error_of([&] { static_cast<void>(comm.all_reduce(x.on(s), ReduceOp::sum, s)); }).code(),
               Errc::timeout);
     comm.barrier().wait();
@@ -359,7 +359,7 @@ TEST_F(PeerCuda, MessagesOfDifferentLengthsAreNamed) {
   on_ranks({.size = 2}, [&](Communicator& comm, const Stream& s) {
     const Floats x(comm.allocate(800), comm.rank() == 0 ? 100 : 99);
     if (comm.rank() == 0) {
-      comm.send(x.on(s), 1, s).wait();  // short: it leaves at once
+      comm.send(x.on(s), 1, s).wait();  // short: the rank departs at once
     } else {
       const Error e = error_of([&] { comm.recv(x.on(s), 0, s).wait(); });
       EXPECT_EQ(e.code(), Errc::mismatch) << e.what();

@@ -61,7 +61,7 @@ bool is_nan(DType t, const std::byte* at) {
   }
 }
 
-/// The same bits, but that a NaN's sign and payload are the processor's own, unless they are `defined`.
+/// The same bits, except for a NaN's sign and payload, which are the processor's own unless `defined`.
 void expect_same(const std::vector<std::byte>& device, const std::vector<std::byte>& host, DType t,
                  const std::string& what, bool defined = false) {
   const std::size_t size = size_of(t);

@@ -12,7 +12,7 @@ namespace {
 
 using Setting = std::tuple<std::string, int, StrategyKind>;
 
-/// Ranks are threads, each on a device of its own as far as there are enough.
+/// Ranks are threads, each on a device of its own if there are enough.
 std::function<void(TinyRun&)> on_devices(const std::string& backend) {
   return [backend](TinyRun& run) {
     run.comm = [backend](int rank) {

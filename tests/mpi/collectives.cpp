@@ -1,5 +1,5 @@
-// Every collective over MPI, against the same call over our own transports: whatever either writes must be
-// the same bytes, in its result and beside it.
+// Every collective over MPI, against the same call over our own transports: both must write the same bytes,
+// in the result and beside it.
 
 #include <cstring>
 #include <numeric>
@@ -107,7 +107,7 @@ Work start(Communicator& comm, const Case& c, std::byte* a, std::byte* b) {
   }
 }
 
-// Both buffers as they are after the call, a few bytes beyond their ends included.
+// Both buffers after the call, with a few bytes beyond their ends.
 Bytes after(Communicator& comm, const Case& c, bool whole) {
   const std::size_t bytes = c.n * size_of(c.dtype) * static_cast<std::size_t>(comm.size());
   Bytes a(bytes + 16), b(bytes + 16);
@@ -162,7 +162,7 @@ TEST(Collectives, HaveTheBitsOfTheNativeBackendInLargeBuffers) {
         expect_same(mpi, ours, {kind, t, ReduceOp::avg, 60001, world_size() - 1, in_place}, false);
 }
 
-// Sums in an order of MPI's own: of whole numbers, so that it makes no difference.
+// Sums in an order of MPI's own: of whole numbers, so that the order makes no difference.
 TEST(Collectives, WithoutRankOrderAreExact) {
   auto options = quick("mpi");
   options.deterministic = false;
@@ -345,7 +345,7 @@ void expect_sum(Communicator& comm, int mine, int want) {
   EXPECT_EQ(mine, want);
 }
 
-// Both ways to a communicator: through a store, and from an MPI communicator without one.
+// A communicator through a store, and from an MPI communicator without one.
 TEST(Split, MakesGroupsOfGroups) {
   for (const bool handed_in : {false, true}) {
     auto all = handed_in ? connect_mpi(MPI_COMM_WORLD, quick("mpi")) : connect(quick("mpi"));

@@ -229,7 +229,7 @@ TEST(Failure, AStoppedRankIsNamed) {
   }
   wait_for_all("awake");
   const Error e = error_of([&] {
-    for (;;) comm.barrier().wait();  // one may still end well: at last all have called it
+    for (;;) comm.barrier().wait();  // one may still succeed: in the end all have called it
   });
   EXPECT_EQ(e.code(), Errc::timeout) << e.what();
 }

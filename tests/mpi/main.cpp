@@ -1,4 +1,4 @@
-// Tests that every rank of an mpirun runs together. This program owns MPI, as an embedder does.
+// Tests that every rank of an mpirun runs. This program owns MPI, as an embedding program does.
 #include <gtest/gtest.h>
 #include <mpi.h>
 

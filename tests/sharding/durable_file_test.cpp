@@ -17,7 +17,7 @@ namespace {
 int synced_folders = 0;
 }
 
-// In the place of the C library's.
+// Replaces the C library's.
 extern "C" int fsync(int fd) {
   struct stat info {};
   ::fstat(fd, &info);

@@ -28,7 +28,7 @@ TEST(ExactSum, KeepsWhatOrdinaryAdditionLoses) {
 
 TEST(ExactSum, ValueIsRoundedToNearestEven) {
   EXPECT_EQ(exact_sum({1, 0x1p-53}), 1);                       // a tie goes to the even neighbour
-  EXPECT_EQ(exact_sum({1 + 0x1p-52, 0x1p-53}), 1 + 0x1p-51);   // here upwards
+  EXPECT_EQ(exact_sum({1 + 0x1p-52, 0x1p-53}), 1 + 0x1p-51);   // from here on upwards
   EXPECT_EQ(exact_sum({1, 0x1p-53, 0x1p-1074}), 1 + 0x1p-52);  // no tie: the smallest double decides
   EXPECT_EQ(exact_sum({-1, -0x1p-53, -0x1p-1074}), -1 - 0x1p-52);
   EXPECT_EQ(exact_sum({1 + 0x1p-52, 0x1p-53, -0x1p-1074}), 1 + 0x1p-52);

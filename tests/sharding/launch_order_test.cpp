@@ -112,14 +112,14 @@ Scopes scopes_of(const std::vector<CallRecord::Call>& calls) {
   for (const auto& c : calls) out.push_back(static_cast<int>(c.elements / elements_of(0)) - 1);
   return out;
 }
-/// first, first + step, … last; empty if that is the wrong way round.
+/// first, first + step, … last; empty if last lies before first.
 Scopes from_to(int first, int last, int step) {
   Scopes out;
   for (int i = first; (last - i) * step >= 0; i += step) out.push_back(i);
   return out;
 }
 
-/// One rank that trains, and the calls that it makes. Each parameter is a bucket of its own.
+/// One rank that trains, and its calls. Each parameter is a bucket of its own.
 struct Training {
   Training(
       StrategyKind kind, StrategyOptions options, Chain::During during = [](int, Pass) {})
@@ -232,7 +232,7 @@ void expect_prefetch(int depth, const StrategyOptions& options) {
     const Scopes ahead = coming(scope, pass, depth);
     EXPECT_EQ(scopes_of(record.in_flight(gathers)), ahead);
     Scopes reduced = scopes_of(record.in_flight(reductions));
-    if (!options.overlap && pass == Pass::backward)  // ended, and there until the next one needs memory
+    if (!options.overlap && pass == Pass::backward)  // ended, and kept until the next one needs memory
       reduced = from_to(scope + 1, std::min(scope + 1, scope_count - 1), 1);
     EXPECT_EQ(training->strategy->memory().transient_in_use,
               bytes_of({scope}) + bytes_of(ahead) + bytes_of(reduced))
@@ -246,7 +246,7 @@ void expect_prefetch(int depth, const StrategyOptions& options) {
     t.update(*sgd);
     Scopes gathered = scopes_of(t.record->launched(gathers));
     std::ranges::sort(gathered);
-    Scopes expected{0, 0, 1, 1, 2, 2, 3};  // the last one is the first of backward
+    Scopes expected{0, 0, 1, 1, 2, 2, 3};  // the last one of forward is the first of backward
     if (depth == 0) expected.push_back(3);
     EXPECT_EQ(gathered, expected);
     EXPECT_EQ(t.strategy->memory().transient_in_use, 0u);

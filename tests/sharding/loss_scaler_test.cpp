@@ -9,7 +9,7 @@
 namespace rz {
 namespace {
 
-/// Scales after each of the updates that a text spells: 'o' an overflow, '.' none.
+/// Scales after each of the updates that a text lists: 'o' an overflow, '.' none.
 std::vector<double> scales(LossScaler scaler, const std::string& updates) {
   std::vector<double> out;
   for (const char u : updates) {

@@ -1,4 +1,4 @@
-/// Bytes held by every strategy against the formulas of the ZeRO paper, padding counted.
+/// Bytes held by every strategy against the formulas of the ZeRO paper, padding included.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -192,7 +192,7 @@ TEST(MemoryReport, ReadsAsOneLine) {
             "parameters 1.5 KiB, gradients 512 B, optimizer state 0 B, transient 1 KiB (peak 2 KiB)");
 }
 
-// ---- the pool behind it
+// ---- the pool below it
 
 TEST(TransientMemory, UsesBlocksAgainAndDropsThoseThatAreTooSmall) {
   TransientMemory memory(allocate_host);
@@ -212,7 +212,7 @@ TEST(TransientMemory, UsesBlocksAgainAndDropsThoseThatAreTooSmall) {
   EXPECT_EQ(memory.peak(), 4400u);
   EXPECT_EQ(memory.allocations(), 3u);
   small = {}, large = {};
-  small = memory.allocate({100});  // 200 will do
+  small = memory.allocate({100});  // 200 suffices
   EXPECT_EQ(memory.allocations(), 3u);
 }
 

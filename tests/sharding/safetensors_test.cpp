@@ -22,7 +22,7 @@ namespace {
 std::vector<std::string> disk_calls;
 }  // namespace
 
-// In the place of the C library's.
+// Replaces the C library's.
 extern "C" int fsync(int fd) {
   struct stat info {};
   ::fstat(fd, &info);
@@ -175,7 +175,7 @@ TEST_F(Safetensors, UnreadableNamesAreNotWritten) {
   EXPECT_TRUE(fs::is_empty(directory_));
 }
 
-/// The header of one tensor that lies in so many bytes, and those.
+/// The header of one tensor of that many bytes, and the bytes.
 std::string one_tensor(const std::string& name, const std::string& dtype, const std::string& shape,
                        std::size_t bytes) {
   return "{\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":[0,)" +
@@ -214,7 +214,7 @@ TEST_F(Safetensors, AnUnusedUnknownTypeIsAccepted) {
   file.read_f32(*file.find("w"), 0, w);
   EXPECT_EQ(w[0], 1);
   EXPECT_THROW(file.read_f32(*file.find("later"), 0, later), Error);
-  // Its bytes are the file's all the same, and a bit an element is the least.
+  // Its bytes are the file's nevertheless, and one bit an element is the minimum.
   expect_error_message(framed(one_tensor("t", "F2", "[8]", 4), "xx"), {"'t'", "beyond"});
   expect_error_message(framed(one_tensor("t", "F2", "[17]", 2), "xx"),
                        {"'t'", "[17]", "F2", "cannot lie in 2"});

@@ -207,7 +207,7 @@ TEST_P(Strategies, HaveTheSameBitsForEveryStrategyBucketSizeAndOverlap) {
 
 // ---- clipping and loss scale reach the update
 
-/// How far one update of SGD with rate 1 moves all parameters together, and the norm that was reported.
+/// The distance that one SGD update with rate 1 moves all parameters, and the reported norm.
 struct Moved {
   double distance = 0, norm = 0;
   std::vector<float> values;
@@ -351,7 +351,7 @@ TEST(Strategy, AParameterThatIsFrozenLaterIsAnError) {
 TEST(Strategy, ATapeServesOneStrategy) {
   for (const StrategyKind kind : kinds) {
     Fixture f(kind);
-    f.strategy->attach(f.tape);  // again is no other
+    f.strategy->attach(f.tape);  // the same strategy again is no other one
     ToyModel other(initial_value);
     const auto second = make_strategy(StrategyKind::ddp, other, f.comm);
     EXPECT_EQ(f.error_of([&] { second->attach(f.tape); }, concat("serves a ", name(kind), " strategy")),
@@ -442,7 +442,7 @@ void expect_mismatch(int ranks, int culprit, const std::string& words,
     EXPECT_EQ(e.code(), Errc::mismatch);
     EXPECT_EQ(e.culprit(), culprit);
     EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
-    comm.barrier().wait();  // the group lives on
+    comm.barrier().wait();  // the group still works
   });
 }
 
@@ -535,7 +535,7 @@ std::vector<float> values_of(Strategy& strategy, const Parameter& p) {
   return {value.data<float>(), value.data<float>() + value.count()};
 }
 
-/// "sometimes" after updates that reach it or not, and "never", with everything decayed.
+/// "sometimes" after updates that reach it or not, and "never", with weight decay everywhere.
 struct Unused {
   std::vector<float> sometimes, never;
 };
@@ -604,7 +604,7 @@ TEST(PassAgreement, AgreesOnUsedParametersAndTheCancellingRank) {
     EXPECT_EQ(agreement.cancelled_by(), 1);
     EXPECT_TRUE(agreement.values_need_check());
     agreement.mark_values_checked();
-    agreement.reuse_last();  // a captured pass that reaches the same
+    agreement.reuse_last();  // a captured pass that reaches the same parameters
     agreement.mark_used(3);
     EXPECT_EQ(test::error_of([&] { agreement.reuse_last(); }).code(), Errc::invalid_argument);
     agreement.reset();
@@ -628,11 +628,11 @@ TEST(Strategy, NamesOfChoicesRoundTrip) {
 struct Failing {
   enum Where { nowhere, forward, backward, late } where = nowhere;
   int update = 1;
-  bool everywhere = true;  ///< else rank 1 alone
+  bool everywhere = true;  ///< otherwise rank 1 alone
   int prefetch = 1;
 };
 
-/// Values after three good updates, one of which is made again after it failed.
+/// Values after three successful updates, one of which is repeated after it failed.
 std::vector<float> train_through(StrategyKind kind, Communicator& comm, const Failing& failing) {
   ToyModel model(initial_value);
   const auto strategy =

@@ -65,7 +65,7 @@ TEST(Zero3, AScopeHasItsParametersAndNoOthers) {
   });
 }
 
-// The last scope's prefetch is still on its way when a rank has no more to do.
+// The last scope's prefetch is still in flight when a rank has ended its pass.
 TEST(Zero3, DestructionWithAPrefetchInFlightIsClean) {
   run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
     for (int i = 0; i < 100; ++i) {
@@ -134,7 +134,7 @@ TEST(Zero3, CheckpointedScopesGatherAgain) {
   });
 }
 
-/// Its unit is reduced when it leaves backward for the last time, with the gradients of every run.
+/// Its flat parameter is reduced when it leaves backward for the last time, with the gradients of every run.
 TEST(Zero3, AScopeMayRunTwice) {
   run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     Rank r(rank, 2, std::move(store));
@@ -153,7 +153,8 @@ TEST(Zero3, AScopeMayRunTwice) {
       });
     };
     for (int run = 0; run < 2; ++run) sum = r.tape.scope(scope, [&] { return add_once(sum, p); });
-    sum = r.tape.scope(after, [&] { return add_once(sum, norm); });  // so that its unit is launched at once
+    sum = r.tape.scope(after,
+                       [&] { return add_once(sum, norm); });  // so that its flat parameter is reduced at once
     r.strategy.begin_backward();
     r.tape.backward(sum);
     r.strategy.finish_gradients();

@@ -1,4 +1,4 @@
-// Libraries in the place of libringzero_mpi.so that are not the one of this version.
+// Libraries in place of libringzero_mpi.so with another version.
 #ifdef RZ_STUB_VERSION
 extern "C" const char* rz_mpi_plugin_version() { return RZ_STUB_VERSION; }
 #endif

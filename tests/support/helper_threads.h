@@ -43,7 +43,7 @@ class HelperThreads {
  public:
   explicit HelperThreads(int ranks = 1) : here_(ranks), begun_(ranks), checked_(ranks) {}
 
-  /// All threads that are there now are the test's.
+  /// All threads that exist now are the test's.
   void begin() {
     here_.arrive_and_wait();
     {

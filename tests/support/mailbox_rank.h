@@ -15,7 +15,7 @@ inline constexpr std::uint32_t before_wrap = 0xfffffff0;
 inline constexpr int fifo_depth = static_cast<int>(mailbox_depth);
 inline constexpr int enough_spins = 1000;  // turns within which a rank does all that it can do alone
 
-/// It numbers its calls.
+/// Numbers its calls.
 class Rank {
  public:
   Rank(int rank, int size, Store& store, std::uint32_t first_step)
@@ -24,7 +24,7 @@ class Rank {
     sync_all(*transport, rank, size);
   }
 
-  /// The short way, where the call is like the last one.
+  /// Uses the fast path for a call like the previous one.
   void start(const CollectiveCall& op) {
     const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
     const CallKey call{call_key(op.kind, dtype, op.op.kind, op.root), count_per_rank(op, size), op.in.data,
@@ -48,8 +48,8 @@ class Rank {
   const int rank, size;
   std::unique_ptr<Transport> transport;
   std::optional<IntranodeEngine> engine;
-  int turns = 0;     // of a call that is like the last one, before it goes on like others
-  int repeated = 0;  // calls
+  int turns = 0;     // spins of a repeated call before it continues as others
+  int repeated = 0;  // calls on the fast path
 
  private:
   std::uint32_t sequence_ = 0;

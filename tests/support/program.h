@@ -25,9 +25,10 @@ class Program {
 
   pid_t pid() const { return pid_; }
   void signal(int signal) const;
-  /// Its status as a shell has it. One that has not ended by the deadline is killed, and the test fails.
+  /// Its exit status, as a shell reports it. A program that has not ended by the deadline is killed, and the
+  /// test fails.
   int wait(std::chrono::seconds deadline = std::chrono::seconds(60));
-  /// Waits until standard output or error holds the text; the test fails if it does not come to that.
+  /// Waits until standard output or error holds the text; the test fails after the deadline.
   void wait_for(const std::string& text, std::chrono::seconds deadline = std::chrono::seconds(30)) const;
   /// Its output so far.
   std::string out() const;
@@ -41,8 +42,8 @@ class Program {
 /// True once no process has the id any more, or only a zombie of another parent.
 bool gone(pid_t pid, std::chrono::seconds deadline = std::chrono::seconds(10));
 
-/// The program, one of this build, refuses these flags: status 2, and nothing but one line that begins with
-/// its name and holds the words.
+/// The program, one of this build, rejects these flags: status 2, and only one line that begins with its name
+/// and holds the words.
 void expect_refusal(const std::string& program, const std::vector<std::string>& flags,
                     const std::string& words);
 

@@ -17,7 +17,7 @@ enum class Memory { ordinary, shared, mixed, only_input_shared };
 
 struct Call {
   Collective kind;
-  std::size_t count;  ///< of all_to_all_v: the most between two ranks
+  std::size_t count;  ///< of all_to_all_v: the maximum between two ranks
   int root = 0;
   ReduceOp::Kind op = ReduceOp::sum;
   bool in_place = false;

@@ -1,6 +1,6 @@
 #pragma once
-/// The operators once more, in double and by their definitions, nothing shared with the library; and
-/// gradients by finite differences. Matrices are row-major vectors; sizes are named as in tensor/ops.h.
+/// The operators again, in double and by their definitions, nothing shared with the library; and gradients by
+/// finite differences. Matrices are row-major vectors; sizes are named as in tensor/ops.h.
 
 #include <cstdint>
 #include <functional>
@@ -22,7 +22,7 @@ Values values_of(const Tensor&);
 void expect_close(const Tensor& got, const Values& expected, double tolerance, const char* what);
 
 using Function = std::function<Values(const Values&)>;
-/// The gradient of <f(x), d_out> by central differences with steps of 1e-5: good to about 1e-9.
+/// The gradient of <f(x), d_out> by central differences with steps of 1e-5: accurate to about 1e-9.
 Values numeric_gradient(const Function& f, const Values& x, const Values& d_out);
 
 namespace reference {
@@ -38,7 +38,7 @@ Values linear(const Values& x, const Values& weight, const Values& bias, std::si
               std::size_t out);
 Values layer_norm(const Values& x, const Values& weight, const Values& bias, double epsilon);
 Values softmax(const Values& x, std::size_t columns);
-/// `factors`, of which each probability [batch, head, query, key] is multiplied by one, or none.
+/// `factors`: one for each probability [batch, head, query, key], or none.
 Values causal_attention(const Values& qkv, std::size_t batch, std::size_t tokens, std::size_t channels,
                         std::size_t heads, const Values& factors = {});
 /// Losses a row; 0 where the target is -100.

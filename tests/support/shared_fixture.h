@@ -1,6 +1,6 @@
 #pragma once
-/// The shared fixture gpt2_tiny, beside the sources where it is there: 4 layers, 4 heads, 128 channels, 64
-/// positions, vocabulary 256; and PyTorch's losses from the weights that start() makes.
+/// The fixture gpt2_tiny, if it lies beside the sources: 4 layers, 4 heads, 128 channels, 64 positions,
+/// vocabulary 256; and PyTorch's losses from the weights that start() makes.
 
 #include <string>
 #include <vector>
@@ -11,7 +11,7 @@ namespace rz::test::shared_fixture {
 
 inline constexpr int sequence_length = 64;
 
-/// The fixture's folder, or empty where it is not beside the sources.
+/// The fixture's folder, or empty if it does not lie beside the sources.
 std::string folder();
 
 ReferenceConfig config();

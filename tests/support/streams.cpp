@@ -135,7 +135,7 @@ class Receiver {
       EXPECT_LE(in.bytes.size(), m.end - at_) << where();
       const ReceiveView again = t_.peek(peer_, Channel(lane_));
       EXPECT_EQ(again.bytes.data(), in.bytes.data()) << where();
-      // Now and then a part only.
+      // At times only a part.
       const std::size_t n =
           random_() % 4 ? in.bytes.size() : std::max<std::size_t>(1, in.bytes.size() / 128 * 64);
       check(in.bytes.first(n));

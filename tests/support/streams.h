@@ -22,7 +22,7 @@ void exchange_streams(Transport&, int rank, int size, const Traffic& = {});
 /// connect_transport with a deadline of 20 s.
 std::unique_ptr<Transport> connect(int rank, int size, Store&, const TransportOptions& = {});
 
-/// Drives the transport until `done()`; fails the test after `seconds`.
+/// Makes progress until `done()`; fails the test after `seconds`.
 template <class F>
 void drive(Transport& transport, const F& done, double seconds = 20) {
   const auto deadline = Deadline::after(std::chrono::microseconds(static_cast<long>(seconds * 1e6)));
@@ -35,7 +35,7 @@ void drive(Transport& transport, const F& done, double seconds = 20) {
 
 /// Posts all of it; makes progress meanwhile.
 void post_all(Transport&, int peer, Channel, const CallSignature&, std::span<const std::byte>);
-/// Receives exactly as much.
+/// Receives exactly that many.
 void receive_all(Transport&, int peer, Channel, std::span<std::byte>);
 
 /// Every rank has reached this point: a byte to and from every other on the point_to_point channel.

@@ -1,7 +1,7 @@
 #pragma once
-/// A model whose gradients and updates are exact in f32 on small dyadic numbers, with all that makes sharding
-/// hard: sizes that no group size divides, a parameter that the first and the last scope share, a frozen one,
-/// one that no loss ever reaches, and one that only some ranks use.
+/// A model whose gradients and updates are exact in f32 on small dyadic numbers, with all difficulties of
+/// sharding: sizes that no group size divides, a parameter that the first and the last scope share, a frozen
+/// one, one that no loss ever reaches, and one that only some ranks use.
 ///
 /// loss = ½ Σ x_i w_i², where x is data: the gradient of w_i is x_i w_i, averaged over samples.
 
@@ -29,8 +29,7 @@ class ToyModel final : public Module {
   using Data = std::function<float(std::size_t, std::size_t)>;
   /// Runs every scope. With `use_sometimes` false, "sometimes" gets no gradient.
   Var loss(Tape&, const Data&, bool use_sometimes = true);
-  /// Called in backward within the second scope, when the last two are over; it may throw. Taken from when
-  /// loss() is called.
+  /// Called in backward within the second scope, when the last two are over; it may throw. loss() copies it.
   std::function<void()> in_backward;
 
  private:

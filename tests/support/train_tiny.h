@@ -41,11 +41,11 @@ struct TinyRun {
   TinyCase c;
   int ranks = 1;
   train_gpt::TrainerOptions options;
-  std::string checkpoint;  ///< that it starts from
+  std::string checkpoint;  ///< the initial weights
   std::string tokens = tiny_tokens();
   bool recompute = false;
   std::function<CommOptions(int rank)> comm = [](int) { return CommOptions(); };
-  /// Instead of `comm`: how a rank joins.
+  /// Instead of `comm`: how a rank connects.
   std::function<Communicator(int rank, std::shared_ptr<Store>)> connect = {};
   std::function<void(train_gpt::Trainer&, int rank)> each = {};        ///< after every update, on every rank
   std::function<void(train_gpt::Trainer&, int rank)> afterwards = {};  ///< on every rank
@@ -59,7 +59,7 @@ Reports train(const TinyRun&, std::int64_t steps);
 Reports train_tiny(const std::string& name, int ranks, StrategyKind, std::int64_t steps,
                    const std::function<void(TinyRun&)>& change = {});
 
-/// A GPT-2 so small that it can be trained hundreds of times, in many buckets.
+/// A GPT-2 so small that hundreds of updates are fast, in many buckets.
 TinyRun smallest_run(StrategyKind, int ranks, const Folder&);
 
 /// Losses within 2e-5, norms within 1e-4 of themselves.

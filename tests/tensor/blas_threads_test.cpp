@@ -19,7 +19,7 @@ namespace {
 std::atomic<int> calls{0}, max_threads{0};
 }
 
-/// In the place of the BLAS's: looks at its number of threads, and calls it.
+/// Replaces the BLAS's function: records its number of threads, and calls it.
 extern "C" void cblas_sgemm(int order, int a_form, int b_form, int m, int n, int k, float alpha,
                             const float* a, int a_stride, const float* b, int b_stride, float beta, float* c,
                             int c_stride) {

@@ -24,7 +24,7 @@ class Ops : public testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Threads, Ops, testing::Values(1, 3));
 
-/// Calls f twice, with a gradient to overwrite and one to add to, and compares both.
+/// Calls f twice, with a gradient to overwrite and one to accumulate into, and compares both.
 void expect_gradient(const Values& expected, Shape shape, double tolerance, const char* what,
                      const std::function<void(const Tensor&, Into)>& f) {
   const Values before = random_values(expected.size(), 99);

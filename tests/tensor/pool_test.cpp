@@ -31,7 +31,7 @@ TEST(Pool, AFreeBlockIsHandedOutWithoutAnyAllocation) {
   { const Tensor a = pool.empty({2, 20}), b = pool.empty({2, 20}); }
   const long before = news;
   for (int i = 0; i < 100; ++i) {
-    const Tensor t = pool.empty({50, 3});  // the size counts, not the shape
+    const Tensor t = pool.empty({50, 3});  // the size matters, not the shape
     EXPECT_EQ(t.raw(), first);
     const Tensor copy = t, a = pool.empty({40}), b = pool.empty({40});
     EXPECT_NE(a.raw(), b.raw());
@@ -81,7 +81,7 @@ TEST(Pool, AnErrorOfTheAllocatorPasses) {
   EXPECT_EQ(pool.statistics().bytes, 0u);
 }
 
-/// Tensors of ever other sizes, as batches that are ragged make them.
+/// Tensors whose sizes all differ, as ragged batches make them.
 TEST(Pool, SizesThatNeverRecurAreReleased) {
   const BufferPool pool;
   std::size_t held = 0;
@@ -119,7 +119,7 @@ TEST(Pool, PassesThatAreAlikeAllocateNothingFromTheThirdOn) {
     before = now;
   }
   EXPECT_GT(pool.statistics().bytes, 4 * pool.statistics().peak);
-  // They go once passes are of other kinds.
+  // They are freed once passes of another kind run.
   for (int pass = 0; pass < 3; ++pass) {
     { const Tensor t = pool.empty({(90 + 10 * static_cast<std::size_t>(pass)) << 10}); }
     pool.next_pass();

@@ -404,7 +404,7 @@ TEST(BenchRun, EveryCollectiveIsRightInAGroup) {
     }
 }
 
-/// Results that are looked at in one check on 2 ranks, out of place and in place.
+/// Results that one check on 2 ranks covers, out of place and in place.
 int results_of(std::vector<std::string> flags) {
   std::atomic<int> seen = 0;
   Hooks hooks;

@@ -1,4 +1,4 @@
-// Communicators used at once: the program that times them.
+// Concurrent use of communicators: the program that times it.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Training of a small GPT-2, held against PyTorch's and our own double precision, at every strategy and
+// Training of a small GPT-2, compared with PyTorch's and our own double precision, for every strategy and
 // number of ranks.
 
 #include <gtest/gtest.h>

@@ -68,7 +68,7 @@ TEST(LauncherFlags, AProgramsOwnFlagsAndValuesAreNotRefused) {
       {test::built("rzrun"), "-n", "1", "--master-port", "29511", "sh", "-c", "echo $MASTER_PORT"});
   EXPECT_EQ(port.wait(), 0) << port.err();
   EXPECT_EQ(port.out(), "29511\n");
-  // Behind PROGRAM every word is the program's.
+  // Words after PROGRAM belong to the program.
   test::Program behind({test::built("rzrun"), "-n", "1", "echo", "-np", "--standalone", "--hostfile=x"});
   EXPECT_EQ(behind.wait(), 0) << behind.err();
   EXPECT_EQ(behind.out(), "-np --standalone --hostfile=x\n");

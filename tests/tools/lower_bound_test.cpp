@@ -39,7 +39,7 @@ Words lower_bound(Words flags) {
   return flags;
 }
 
-/// Lines of the table, in words.
+/// Lines of the table, split into words.
 std::vector<Words> rows_of(const std::string& text) {
   std::vector<Words> rows;
   std::istringstream in(text);

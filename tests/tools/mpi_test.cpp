@@ -152,7 +152,7 @@ TEST_F(UnderMpirun, ThreadsAreNoRanksOfMpi) {
   EXPECT_NE(p.err().find("the MPI backend needs a process a rank"), std::string::npos) << p.err();
 }
 
-// A program far from the library's folder: a copy of one of the build.
+// A program outside of the library's folder: a copy of one of the build.
 TEST(MpiLibrary, MissingOrBrokenIsOneLine) {
   const Folder folder;
   fs::copy_file(built("all_reduce_perf"), folder / "all_reduce_perf");

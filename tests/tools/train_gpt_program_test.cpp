@@ -61,7 +61,7 @@ class TrainGptProgram : public testing::Test {
   }
   std::string get(const std::string& name) const { return read_text_file(path(name)); }
 
-  /// Starts the ranks, waits for all, and returns how each ended.
+  /// Starts the ranks, waits for all, and returns each exit status.
   std::vector<Ended> run(int ranks, const std::vector<std::string>& arguments) const {
     const int port = free_port();
     std::vector<pid_t> children;
@@ -112,7 +112,7 @@ class TrainGptProgram : public testing::Test {
     return arguments;
   }
 
-  /// Exit status 2 on every rank, one line on stderr of rank 0 that holds the parts, and nothing written.
+  /// Exit status 2 on every rank, one line on stderr of rank 0 that contains the parts, and no file written.
   void expect_refused(int ranks, std::vector<std::string> arguments,
                       std::initializer_list<std::string> parts) const {
     arguments.insert(arguments.end(),
@@ -299,7 +299,7 @@ TEST_F(TrainGptProgram, DamagedCheckpointsAreRefused) {
 }
 
 TEST_F(TrainGptProgram, AReadErrorOnOneRankStopsAll) {
-  // A relative path, and rank 1 stands in another folder.
+  // A relative path, and rank 1 runs in another folder.
   fs::copy_file(fixture + "tokens.bin", path("tokens.bin"));
   const int port = free_port();
   const auto arguments = with(good(), "--tokens", "tokens.bin");

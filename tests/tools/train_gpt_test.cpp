@@ -258,7 +258,7 @@ TEST_F(TrainGptFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
     file.open(path("tokens.bin"));
     file.seekp(static_cast<std::streamoff>(at)).write("\0\0", 2);
   }
-  // A token that this check leaves out is refused when it is read.
+  // A token that this check omits is rejected when it is read.
   std::fstream file(path("tokens.bin"), std::ios::in | std::ios::out | std::ios::binary);
   const std::uint64_t every = size / 2 / 8;
   for (std::uint64_t at = every / 2; at < size / 2; at += every)

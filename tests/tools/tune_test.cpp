@@ -1,4 +1,4 @@
-// The program that measures a tuning table: its command line, the table that times come to, and a run.
+// The program that measures a tuning table: its command line, the table made from times, and a run.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -85,7 +85,7 @@ TEST(TuneCandidates, AreAllThatCompete) {
   EXPECT_EQ(count(false, gather), 0u) << "it has one schedule";
 }
 
-// ---- tables out of times
+// ---- tables from times
 
 Measured times(bool intra_node, Collective c,
                const std::vector<std::pair<std::string, std::vector<double>>>& rows) {
