@@ -346,8 +346,7 @@ void progress_in_random_order(const std::vector<Rank*>& ranks,
         if (engine.complete() && begun[r] < calls[r].size()) ranks[r]->start(calls[r][begun[r]++]);
         engine.advance();
       }
-    for (std::size_t r = 0; r < ranks.size();
-         ++r)  // a rank without a move in the draw may have one nevertheless
+    for (std::size_t r = 0; r < ranks.size(); ++r)  // a rank that was not drawn may still move
       moved |= ranks[r]->engine->advance() || (ranks[r]->engine->complete() && begun[r] < calls[r].size());
   }
   for (std::size_t r = 0; r < ranks.size(); ++r)
@@ -402,7 +401,7 @@ TEST(Intranode, AnOversubscribedRankStopsSpinningByTime) {
     if (me.rank != 0) wait_event(store, "gave up");
     me.start(barrier);
     if (me.rank == 0) {
-      EXPECT_FALSE(me.engine->spin(std::numeric_limits<int>::max()));  // limited by turns alone: many minutes
+      EXPECT_FALSE(me.engine->spin(std::numeric_limits<int>::max()));  // so many turns take minutes
       signal_event(store, "gave up");
     }
     me.finish();

@@ -243,8 +243,8 @@ TEST(Verifier, RefusesInvalidQueries) {
                       0, InPlace::all));
 }
 
-// With the same placement on all ranks, they add x0 and x1 out of place, x1 and x0 in place. If only one is
-// in place, it sends x1 to a rank that adds x1.
+// Out of place all ranks add x0 and x1, in place x1 and x0. If only one is in place, it sends x1 to a rank
+// that adds x1.
 Schedule right_if_all_are_alike(RankContext seat) {
   if (seat.rank == 0)
     return {.steps = {send(1, input(0)), recv(output(0), 1), send(1, input(0)), recv(output(0), 1)}};

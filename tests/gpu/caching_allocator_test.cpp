@@ -120,7 +120,7 @@ TEST_F(Caching, MemoryOfACapturedGraphIsKeptUntilTrim) {
     memset_async(t.raw(), 0, t.bytes(), stream);
     memcpy_async(result.raw(), t.raw(), t.bytes(), stream);
   });
-  for (std::size_t n = 2; n < 40; ++n) {  // passes of other sizes, which free the others of these
+  for (std::size_t n = 2; n < 40; ++n) {  // other sizes: the pool frees unused blocks
     { const Tensor t = pool.empty({n * 1024}); }
     pool.next_pass();
   }

@@ -153,8 +153,7 @@ TEST(Zero3, AScopeMayRunTwice) {
       });
     };
     for (int run = 0; run < 2; ++run) sum = r.tape.scope(scope, [&] { return add_once(sum, p); });
-    sum = r.tape.scope(after,
-                       [&] { return add_once(sum, norm); });  // so that its flat parameter is reduced at once
+    sum = r.tape.scope(after, [&] { return add_once(sum, norm); });  // so that its reduction begins at once
     r.strategy.begin_backward();
     r.tape.backward(sum);
     r.strategy.finish_gradients();
