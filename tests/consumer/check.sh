@@ -22,7 +22,7 @@ embed() {  # PROGRAM SOURCE PACKAGE
 embed consumer main.cpp ringzero-comm
 embed train train.cpp ringzero
 
-# Who installs a build with CUDA needs its toolkit, and nobody else.
+# Only installations of a build with CUDA need its toolkit.
 asked=0
 grep -q '^CUDAToolkit_VERSION\|^CUDAToolkit_BIN_DIR\|^CUDA_CUDART' "$work/build/CMakeCache.txt" && asked=1
 named=$(pkg-config --libs --static ringzero | grep -c cudart_static || true)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The room check passes the tree as it is. It refuses an include that goes up, one that goes sideways, one between rooms of a
-# floor, and a folder that is no room.
+# The room check accepts the tree. It rejects an include of a higher floor, of a sibling floor and of another room of the
+# same floor, and a folder that is no room.
 #   check_floors_test.sh SOURCE_DIR
 set -u
 check="python3 $1/tools/check_floors.py"

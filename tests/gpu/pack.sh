@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Puts the Debian packages that a build needs into a folder, to be carried to a GPU machine that has a CUDA toolkit, CMake,
-# ninja and g++ but no network; tests/gpu/run.sh --deps takes it there. About 20 MiB.
+# ninja and g++ but no network; tests/gpu/run.sh --deps uses it there. About 20 MiB.
 #   tests/gpu/pack.sh DIR
 set -euo pipefail
 [ $# -eq 1 ] && [ "$1" != --help ] && [ "$1" != -h ] || { sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 2; }

@@ -8,9 +8,9 @@
 #   sanitize   compute-sanitizer on the kernels, and on collectives and training of few ranks
 #   bench      the bench tools on 1, 2 and 4 ranks of a card
 #   train      a training benchmark
-# Without a card the tests skip, and the last three parts are left out. A step that its part has no time left for counts as failed.
-# --deps DIR: packages made by tests/gpu/pack.sh, for a machine without a network. --bin DIR: what was built elsewhere (default
-# build/gpu/bin). --out DIR (default build/gpu/results): gets one archive, PART.tgz, or all.tgz.
+# Without a card the tests skip, and the last three parts are omitted. A step without time left in its part counts as failed.
+# --deps DIR: packages made by tests/gpu/pack.sh, for a machine without a network. --bin DIR: programs built elsewhere (default
+# build/gpu/bin). --out DIR (default build/gpu/results): receives one archive, PART.tgz, or all.tgz.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD deps='' out=$PWD/build/gpu/results bin=$PWD/build/gpu/bin parts=()
@@ -55,7 +55,7 @@ unpack_dependencies() {
     for package in "$deps"/*.deb; do dpkg-deb -x "$package" "$prefix.part" || return 1; done
     mv "$prefix.part" "$prefix" || return 1
   fi
-  # What the packages' own scripts would have linked.
+  # The links that the packages' own scripts would make.
   ln -sfn openblas-pthread/libopenblas.so.0 "$prefix/usr/lib/$triplet/libopenblas.so.0"
   ln -sfn openblas-pthread/libopenblas.so "$prefix/usr/lib/$triplet/libopenblas.so"
   command -v pkg-config >/dev/null || ln -sfn pkgconf "$prefix/usr/bin/pkg-config"
@@ -72,7 +72,7 @@ part_build() {
   try compile 540 cmake --build build/gpu --target gpu_tests programs
 }
 
-# A process a subject: making a context takes longer than most tests. tests/tools/gpu_run_test.sh holds these lists to what there is.
+# A process a subject: making a context takes longer than most tests. tests/tools/gpu_run_test.sh compares these lists with the tests.
 kernels=(memory caching_allocator ops linear attention optimizer_kernels peer_kernels)
 threads=(peer_cuda collectives training graph_training mixed_precision)
 processes=(peer_cuda_processes nccl_processes)
@@ -84,7 +84,7 @@ part_kernels() { tests 120 "${kernels[@]}"; }
 part_threads() { tests 180 "${threads[@]}"; }
 part_processes() { tests 270 "${processes[@]}"; }
 
-# Tools slow kernels down a hundredfold: what reads and writes memory in many ways, and for races what shares it in a block.
+# Tools slow kernels down a hundredfold: only kernels with many access patterns, and for races those with shared memory.
 part_sanitize() {
   command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/compute-sanitizer
   local subject

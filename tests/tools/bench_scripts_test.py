@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""bench/check_all.py and bench/against_peers.py: what they run, what they make of it, and that they say in one line what is wrong.
+"""bench/check_all.py and bench/against_peers.py: their commands, their reports, and one-line errors.
 
     bench_scripts_test.py ROOT BIN"""
 import json, os, stat, subprocess, sys, tempfile, unittest
 BIN, ROOT = os.path.abspath(sys.argv.pop(2)), os.path.abspath(sys.argv.pop(1))
 
-# A tool that finds a wrong result in one of two rows, and a peer that takes a second for whatever it is asked.
+# A tool that finds a wrong result in one of two rows, and a peer that needs a second for every call.
 WRONG = '''#!/usr/bin/env python3
 import json, sys
 row = lambda n: dict(out_of_place=dict(time=1, nwrong=n), in_place=dict(time=1, nwrong=None))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/build.sh: it reports progress, and prints what the compiler wrote of a step that failed. With a program that stands in for
+# tools/build.sh: it reports progress, and prints what the compiler wrote of a step that failed. A script replaces
 # cmake.
 #   build_test.sh SOURCE_DIR
 set -euo pipefail
@@ -11,7 +11,7 @@ mkdir "$work/tools" "$work/path"
 cp "$source/tools/build.sh" "$source/tools/cache_folder.sh" "$work/tools"
 export PATH=$work/path:$PATH
 
-stand_in() {  # what `cmake --build` prints comes from standard input, and its status is $1
+stand_in() {  # standard input is the output of `cmake --build`, $1 its status
   cat >"$work/output"
   printf '#!/bin/sh\ncase $1 in --build) cat %q; exit %s ;; esac\necho "configured $*"\n' "$work/output" "$1" >"$work/path/cmake"
   chmod +x "$work/path/cmake"
@@ -25,7 +25,7 @@ grep -q '^  50%  20 of 40 steps, ' "$work/shown" || wrong "half is not 50%: $(ca
 grep -q '^\[40/40\] Building' "$work/build/host.log" || wrong "the log lacks the output"
 grep -q '^configured --preset host' "$work/build/host.log" || wrong "the log lacks the configuration"
 
-# A step that fails: its errors, neither its command line nor other steps.
+# A failed step: its errors, without its command line and without other steps.
 stand_in 1 <<'END'
 [1/40] Building CXX object good.cpp.o
 [2/40] Building CXX object bad.cpp.o
@@ -41,7 +41,7 @@ status=0
 printf '%s\n' 'FAILED: bad.cpp.o' 'bad.cpp:7:1: error: expected a semicolon' \
   'build.sh: the build failed; the whole log is build/host.log' | diff - "$work/said" || wrong "that is not what went wrong"
 
-# Nothing of Ninja's: the end of the log.
+# No output of Ninja: the end of the log.
 stand_in 1 <<<'cmake: no such preset'
 ! "$work/tools/build.sh" host >/dev/null 2>"$work/said" || wrong "it built nothing, and was content"
 grep -q 'no such preset' "$work/said" || wrong "the end of the log is not shown: $(cat "$work/said")"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A feature that is ON and missing is an error that names it; OFF leaves it out. What every build needs is an error
+# A feature that is ON and missing is an error that names it; OFF omits it. A missing requirement is an error
 # that names the package.
 #   features_test.sh SOURCE_DIR
 set -u
@@ -22,7 +22,7 @@ refused 'RZ_NCCL=ON, but' -DRZ_NCCL=ON -DRZ_CUDA=OFF -DRZ_MPI=OFF
 refused 'RZ_MPI=ON, but' -DRZ_MPI=ON -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON -DRZ_CUDA=OFF -DRZ_NCCL=OFF
 out=$(configure -DRZ_CUDA=OFF -DRZ_NCCL=OFF -DRZ_MPI=OFF) || { echo "$out"; exit 1; }
 grep -q 'MPI no' <<<"$out" || { echo "OFF is not heeded: $out"; exit 1; }
-# Everything that pkg-config finds here, but for hwloc.
+# All that pkg-config finds here, except hwloc.
 mkdir "$work/pkgconfig"
 for module in libhwy openblas; do cp "$(pkg-config --variable=pcfiledir $module)/$module.pc" "$work/pkgconfig"; done
 PKG_CONFIG_LIBDIR=$work/pkgconfig refused 'needs hwloc, not found by pkg-config (Debian: libhwloc-dev)' -DRZ_CUDA=OFF -DRZ_NCCL=OFF -DRZ_MPI=OFF

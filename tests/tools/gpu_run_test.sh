@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# tests/gpu/run.sh: its parts cover every test of device code, keep their time, and leave one archive. With programs that stand
-# in for the tests and for a card.
-#   gpu_run_test.sh SOURCE_DIR PROGRAMS      (PROGRAMS: where the same tests for the emulated device are, which name what they hold)
+# tests/gpu/run.sh: its parts cover every test of device code, keep their time, and leave one archive. Scripts replace
+# the tests and the card.
+#   gpu_run_test.sh SOURCE_DIR PROGRAMS      (PROGRAMS: the folder of the same tests for the emulated device, which list their contents)
 set -euo pipefail
 source=$1 programs=$2
 work=$(mktemp -d)
@@ -41,7 +41,7 @@ tar -tzf "$work/out/kernels-threads-processes.tgz" | grep 'processes/nccl_proces
 run sanitize || wrong "the part sanitize failed: $(cat "$work/log")"
 [ "$(grep -c '^[a-z]*check-' "$work/log")" -gt 12 ] || wrong "the sanitizers ran on few tests: $(cat "$work/log")"
 
-# A test that hangs does not cost more than its part's time, and it and those behind it count as failed.
+# A hanging test ends with its part's time; it and the tests behind it count as failed.
 printf '#!/bin/sh\nexec sleep 300\n' >"$work/bin/gpu_ops_test"
 began=$SECONDS
 ! RZ_GPU_PART_SECONDS=8 run kernels || wrong "a test that hung passed"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench/hosts.py: the network that it makes and removes, a small run of all_reduce, and what it says of a wrong command line.
+"""bench/hosts.py: the network that it makes and removes, a small run of all_reduce, and the errors of a wrong command line.
 
     hosts_test.py ROOT BIN"""
 import contextlib, io, os, signal, subprocess, sys, tempfile, time, unittest

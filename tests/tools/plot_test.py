@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench/plot.py: what it reads, where it puts things, and that it says in one line what it cannot draw.
+"""bench/plot.py: its input, its layout, and one-line errors.
 
     plot_test.py ROOT"""
 import json, os, subprocess, sys, tempfile, unittest

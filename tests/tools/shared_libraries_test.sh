@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # With BUILD_SHARED_LIBS=ON and CUDA all libraries share one copy of the CUDA runtime: a kernel that is registered with one
 # copy cannot be launched with another. Configures such a build and builds its lowest library; of those with kernels, whose
-# compilation takes minutes, it looks at how they would be linked.
+# compilation takes minutes, it inspects the link command.
 #   shared_libraries_test.sh SOURCE_DIR NVCC
 set -euo pipefail
 source=$1 nvcc=$2
@@ -24,7 +24,7 @@ for library in core comm tensor; do
   ! grep -q 'cudart_static' <<<"$link" || wrong "libringzero_$library.so has a copy of the CUDA runtime of its own: $link"
 done
 
-# What users are given: libraries that find each other and the one runtime, and no copy of it.
+# Installed files: libraries that find each other and the one runtime, and no copy of it.
 grep -q "RPATH.*ORIGIN" "$work/cmake_install.cmake" ||
   wrong "installed libraries do not find each other"
 for package in "$(PKG_CONFIG_PATH=$work pkg-config --libs --static ringzero-comm)" "$(cat "$work"/CMakeFiles/Export/*/ringzero-targets*.cmake)"; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes expected.json: what PyTorch gets, in float64 and in float32, for the cases below. Run it with a Python that has torch (Debian:
+"""Makes expected.json: PyTorch's results, in float64 and in float32, for the cases below. Run it with a Python that has torch (Debian:
 python3-torch); no test needs it.
 
 The initial weights come from a formula, so that no checkpoint has to be stored. Element i of the parameter called NAME is
