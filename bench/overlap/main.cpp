@@ -78,7 +78,7 @@ struct Column {
 };
 constexpr Column columns[] = {{"compute", &Times::compute},
                               {"communication", &Times::communication},
-                              {"together", &Times::together},
+                              {"overlapped", &Times::overlapped},
                               {"exposed", &Times::exposed},
                               {"lost_compute", &Times::lost_compute}};
 

@@ -128,20 +128,20 @@ double Measure::communicate(Through through) {
   return ms_since(begin);
 }
 
-Times Measure::together(Through through) {
+Times Measure::overlapped(Through through) {
   Times t;
   comm_.barrier().wait();
   const auto begin = Clock::now();
   t.lost_compute = step(through, passes_);
-  t.together = ms_since(begin);
+  t.overlapped = ms_since(begin);
   return t;
 }
 
 Times Measure::iterate(Through through) {
   const double compute = compute_alone(), communication = communicate(through);
-  Times t = together(through);
+  Times t = overlapped(through);
   t.compute = compute, t.communication = communication;
-  t.exposed = t.together - compute;
+  t.exposed = t.overlapped - compute;
   t.lost_compute -= compute;
   return t;
 }

@@ -365,9 +365,9 @@ TEST(Explain, ShowsTheBuiltInTable) {
     EXPECT_EQ(small.reason, "built-in table: all_reduce intra-node, up to 64 KiB, up to 2 ranks");
     EXPECT_EQ(comm.explain(Collective::all_reduce, (64 << 10) + 1).algorithm, "two_shot");
     EXPECT_EQ(comm.explain(Collective::all_reduce, 1 << 20, true).algorithm, "zero_copy");
-    const AlgorithmChoice by_time = comm.explain(Collective::all_gather, 1 << 20);
-    EXPECT_EQ(by_time.algorithm, "staged");
-    EXPECT_TRUE(has_text(by_time.reason, "single_copy instead while")) << by_time.reason;
+    const AlgorithmChoice adaptive = comm.explain(Collective::all_gather, 1 << 20);
+    EXPECT_EQ(adaptive.algorithm, "staged");
+    EXPECT_TRUE(has_text(adaptive.reason, "single_copy instead while")) << adaptive.reason;
     EXPECT_FALSE(has_text(comm.explain(Collective::all_gather, 1 << 10).reason, "single_copy"));
     EXPECT_EQ(comm.explain(Collective::barrier, 0).algorithm, "staged");
   });

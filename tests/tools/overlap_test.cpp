@@ -27,7 +27,7 @@ TEST(Overlap, ReportsExposedTimeAndSlowdown) {
   EXPECT_EQ(j.at("rows")[0].at("through"), "communicator");
   EXPECT_EQ(j.at("rows")[1].at("through"), "scheduler");
   for (const auto& row : j.at("rows")) {
-    for (const char* phase : {"compute_ms", "communication_ms", "together_ms"}) {
+    for (const char* phase : {"compute_ms", "communication_ms", "overlapped_ms"}) {
       EXPECT_EQ(row.at("samples").at(phase).size(), 3u);
       EXPECT_GT(row.at(phase).get<double>(), 0) << phase;
     }

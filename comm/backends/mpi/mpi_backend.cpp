@@ -126,7 +126,7 @@ std::unique_ptr<Backend> mpi_backend(MPI_Comm comm, const MpiOptions& options) {
   mpi::check(MPI_Comm_test_inter(comm, &inter), "MPI_Comm_test_inter");
   require(!inter, Errc::unsupported, "connect_mpi() takes no intercommunicator; merge it first");
   require(options.max_call_bytes >= 8 && options.max_call_bytes <= std::size_t{1} << 30,
-          Errc::invalid_argument, "most_bytes must be from 8 to 2^30, got ", options.max_call_bytes);
+          Errc::invalid_argument, "max_call_bytes must be from 8 to 2^30, got ", options.max_call_bytes);
   return mpi::backend_over(runtime, mpi::duplicate(comm, options.rendezvous_timeout), options);
 }
 
