@@ -14,19 +14,19 @@ BufferHandles::BufferHandles(Transport& transport, int rank, int size)
       ins_(index(size)),
       outs_(index(size)) {}
 
-void BufferHandles::publish_local(const LocalBuffers& own, bool by_kernel, SingleCopyTuner::Times took) {
+void BufferHandles::publish_local(const LocalBuffers& own, bool allow_cma, SingleCopyTuner::Times times) {
   local_ = own;
-  version_ = arena_->version();  // before it is looked at, since other threads may change it
+  version_ = arena_->version();  // before the look-up, since other threads may change the allocator
   BufferHandle& mine = handles_[index(rank_)] = {};
-  if (own.in.data()) mine.in = make_handle(own.in, by_kernel);
-  if (own.out.data()) mine.out = make_handle(own.out, by_kernel);
-  mine.has_cma = by_kernel && transport_.has_cma();
-  mine.times = took;
+  if (own.in.data()) mine.in = make_handle(own.in, allow_cma);
+  if (own.out.data()) mine.out = make_handle(own.out, allow_cma);
+  mine.has_cma = allow_cma && transport_.has_cma();
+  mine.times = times;
 }
 
-SharedMemoryHandle BufferHandles::make_handle(std::span<const std::byte> memory, bool by_kernel) const {
+SharedMemoryHandle BufferHandles::make_handle(std::span<const std::byte> memory, bool allow_cma) const {
   if (const auto found = transport_.export_handle(memory)) return *found;
-  if (!by_kernel || !cma_readable(memory)) return {BufferHandle::none, 0};
+  if (!allow_cma || !cma_readable(memory)) return {BufferHandle::none, 0};
   return {BufferHandle::cma, reinterpret_cast<std::uint64_t>(memory.data())};
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-/// Where the memory of a call lies, as the ranks of one host tell each other in one letter each: in a segment
-/// that peers map, in the rank's own process, where the kernel reads it, or where nobody else reaches it.
+/// Exchange of buffer handles among the ranks of a node, one slot payload each. A buffer lies in a shared
+/// segment that peers map (zero-copy), in private memory that peers read by CMA (process_vm_readv), or where
+/// peers have no access. Not thread safe, like the engine.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,18 +17,19 @@
 
 namespace rz {
 
-/// What a letter says.
+/// A rank's handles of one call, as a slot payload.
 struct BufferHandle {
-  static constexpr std::uint32_t none = 0xffffffff, cma = 0xfffffffe;  ///< for a segment's number
-  SharedMemoryHandle in{none, 0};   ///< what peers read; in its own process: the address there
-  SharedMemoryHandle out{none, 0};  ///< what peers write
-  bool has_cma = false;             ///< this rank, what lies in others' processes
-  SingleCopyTuner::Times times;     ///< its calls, if all choose by it
+  /// Special segment numbers: no access; private memory, with its address as offset.
+  static constexpr std::uint32_t none = 0xffffffff, cma = 0xfffffffe;
+  SharedMemoryHandle in{none, 0};   ///< memory that peers read
+  SharedMemoryHandle out{none, 0};  ///< memory that peers write; never private
+  bool has_cma = false;             ///< this rank can read other processes' memory
+  SingleCopyTuner::Times times;     ///< of this rank's samples; zero unless this call decides
   bool operator==(const BufferHandle&) const = default;
 };
 static_assert(sizeof(BufferHandle) <= inline_bytes);
 
-/// A rank's own memory of a call; null where peers need nothing of it.
+/// This rank's buffers of a call; empty where peers need no access.
 struct LocalBuffers {
   std::span<const std::byte> in, out;
 };
@@ -36,10 +38,10 @@ class BufferHandles {
  public:
   BufferHandles(Transport&, int rank, int size);
 
-  /// This rank's. `by_kernel`: what lies in no segment may be read through the kernel.
-  void publish_local(const LocalBuffers&, bool by_kernel, SingleCopyTuner::Times took);
-  /// That memory lies where it did. What was freed or is shared since then, at the same addresses, has
-  /// changed the arena's version.
+  /// Sets this rank's handle. `allow_cma`: memory outside all segments is published for CMA reads.
+  void publish_local(const LocalBuffers&, bool allow_cma, SingleCopyTuner::Times times);
+  /// True if the handle of these buffers is the published one. Memory that was freed or registered since then
+  /// at the same addresses has changed the allocator's version.
   bool is_unchanged(const LocalBuffers& m) const {
     return m.in.data() == local_.in.data() && m.out.data() == local_.out.data() &&
            arena_->version() == version_;
@@ -47,7 +49,7 @@ class BufferHandles {
   void write_to(std::byte* payload) const {
     std::memcpy(payload, &handles_[index(rank_)], sizeof(BufferHandle));
   }
-  /// A peer's; whether it is another than the last.
+  /// Stores a peer's handle; true if it differs from the last one.
   bool receive(int peer, const std::byte* payload) {
     BufferHandle now;
     std::memcpy(&now, payload, sizeof now);
@@ -60,19 +62,19 @@ class BufferHandles {
   bool is_mapped_out(int rank) const { return is_mapped(handles_[index(rank)].out); }
   bool is_cma_readable_in(int rank) const { return handles_[index(rank)].in.segment != BufferHandle::none; }
   bool has_cma(int rank) const { return handles_[index(rank)].has_cma; }
-  /// Of all ranks together.
+  /// Sums of all ranks' times.
   void sum_times(std::uint64_t& single_copy_ns, std::uint64_t& staged_ns) const;
 
-  /// Finds what that peer shares, so many bytes of it, for in() and out(). Errc::system if it lies nowhere.
+  /// Maps that many bytes of the peer's buffer, for in() and out(). Errc::system if the segment lacks them.
   void map_in(int peer, std::size_t bytes) { ins_[index(peer)] = map_handle(peer, handle_in(peer), bytes); }
   void map_out(int peer, std::size_t bytes) {
     outs_[index(peer)] = map_handle(peer, handle_out(peer), bytes);
   }
   const std::byte* in(int peer) const { return ins_[index(peer)]; }
   std::byte* out(int peer) const { return outs_[index(peer)]; }
-  /// Where a part of what a peer shares lies here; null: it lies in its own process, for read().
+  /// Address in this process of a part of the peer's input; null if it is private memory, for cma_read().
   const std::byte* mapped_in(int peer, std::size_t at, std::size_t bytes);
-  /// That, through the kernel.
+  /// Reads a part of the peer's private input by CMA.
   CmaResult cma_read(int peer, std::size_t at, std::span<std::byte> into);
 
  private:
@@ -80,15 +82,15 @@ class BufferHandles {
   static bool is_mapped(const SharedMemoryHandle& s) { return s.segment < BufferHandle::cma; }
   const SharedMemoryHandle& handle_in(int rank) const { return handles_[index(rank)].in; }
   const SharedMemoryHandle& handle_out(int rank) const { return handles_[index(rank)].out; }
-  SharedMemoryHandle make_handle(std::span<const std::byte>, bool by_kernel) const;
+  SharedMemoryHandle make_handle(std::span<const std::byte>, bool allow_cma) const;
   std::byte* map_handle(int peer, const SharedMemoryHandle&, std::size_t bytes);
 
   Transport& transport_;
   const std::shared_ptr<SharedMemoryAllocator> arena_;
   const int rank_;
-  std::vector<BufferHandle> handles_;  // of every rank, as last made or heard
-  LocalBuffers local_;                 // of which this rank's is
-  std::uint64_t version_ = 0;          // the arena's then
+  std::vector<BufferHandle> handles_;  // of every rank, as last published or received
+  LocalBuffers local_;                 // buffers of handles_[rank_]
+  std::uint64_t version_ = 0;          // of the allocator, when they were published
   std::vector<std::byte*> ins_, outs_;
 };
 

@@ -17,12 +17,12 @@ namespace rz {
 
 namespace {
 
-constexpr std::size_t min_nontemporal_bytes = 96 << 20;  // bytes of all ranks' memory that no cache keeps
+constexpr std::size_t min_nontemporal_bytes = 96 << 20;  // of all ranks' buffers: exceeds the caches
 constexpr std::size_t line = 64;
-constexpr std::size_t min_staging_window = 16 << 10;  // bytes of it that calls take turns in
-constexpr std::size_t max_cached_exchange = 4 << 10;  // of an exchange that stays in a small part of the ring
+constexpr std::size_t min_staging_window = 16 << 10;
+constexpr std::size_t max_cached_exchange = 4 << 10;  // bytes of a call that uses a small, cached window
 constexpr auto max_yield_time = std::chrono::microseconds(500);
-constexpr int spins_before_yield = 16;  // some 4 us: then who waits elsewhere may have this processor
+constexpr int spins_before_yield = 16;  // about 4 us; then other threads may use this processor
 
 }  // namespace
 
@@ -56,7 +56,7 @@ void IntranodeEngine::start(const CollectiveCall& op, std::uint32_t sequence) {
   reset(channel_.next_step());
 }
 
-/// To the beginning of a call as planned, at that step.
+/// Resets the state to the beginning of a call with the current plan, at that step.
 void IntranodeEngine::reset(std::uint32_t first) {
   chunks_ = plan_;
   complete_ = false;
@@ -86,7 +86,7 @@ const IntranodeAlgorithm* IntranodeEngine::find_schedule(const CollectiveCall& o
   return way.schedule ? &way : nullptr;
 }
 
-/// How many rounds the call has, and what each moves.
+/// Makes the plan of the current call: protocol, chunks, senders.
 void IntranodeEngine::plan() {
   element_bytes_ = op_->kind == Collective::barrier ? 1 : size_of(channel_.call().dtype);
   total_bytes_ = op_->kind == Collective::barrier ? 0 : channel_.call().count * element_bytes_;
@@ -101,8 +101,7 @@ void IntranodeEngine::plan() {
   if (!inline_) set_staging_window();
   const std::size_t n = index(size_),
                     whole = chunks_.per_peer ? chunks_.shard_bytes * n : chunks_.shard_bytes;
-  const bool read_before =
-      traits(op_->kind).reduces && op_->in.data == op_->out.data;  // so that it is in the cache
+  const bool read_before = traits(op_->kind).reduces && op_->in.data == op_->out.data;  // output is cached
   nontemporal_ = !read_before && 2 * n * whole >= min_nontemporal_bytes;
   single_copy_ = oversubscribed_ && way.single_copy == SingleCopyPolicy::adaptive ? SingleCopyPolicy::never
                                                                                   : way.single_copy;
@@ -114,7 +113,7 @@ void IntranodeEngine::plan() {
   fast_path_ = !may_exchange_handles_ && plan_.protocol == Protocol::one_shot && plan_.chunks == 1;
 }
 
-/// None of calls that need a copy of their input, or take long.
+/// ~0, no fast path, for calls that need a copy of their input or are longer than max_inline_bytes.
 std::uint64_t IntranodeEngine::key_of_plan() const {
   const CallSignature call = channel_.call();
   const bool plain = call.op != ReduceOp::premul_sum && call.kind != Collective::all_to_all_v;
@@ -135,17 +134,16 @@ void IntranodeEngine::choose_peers() {
     last_sender_ = 0;
 }
 
-/// How much of the ring the call's bytes take turns in.
+/// Sets the part of the staging ring that this call uses.
 ///
-/// An exchange takes all of it, so that the places that it writes have left its readers' caches
-/// (comm/shared_memory/staging_ring.h). Two kinds take less. One of a few KiB is over before its readers'
-/// caches matter, and its own cache keeps a small part of the ring. One of more than half the ring was
-/// measured to be slower in all of it, most likely since the ring then takes space in the third level from
-/// the data.
+/// Symmetric collectives use the whole ring, so that the lines they write have left the readers' caches
+/// (comm/shared_memory/staging_ring.h). Two exceptions use twice the call's bytes, within limits: a call of
+/// up to 4 KiB, whose window stays in the writer's cache; and a call of more than half the ring, which was
+/// measured to be slower in the whole ring, probably because the ring then displaces the data from L3.
 ///
-/// A rank that only sends, in a rooted call, may run ahead of its readers: it takes as much as the letters
-/// reach. On a crowded host, where a call is too large for that, it takes less, since at the part's end it
-/// waits until all that the part holds has been read.
+/// In rooted collectives a sender may run ahead of its readers, by as many chunks as there are slots. On an
+/// oversubscribed node the window is limited unless 256 whole calls fit into the ring, since at its end the
+/// sender waits until the whole window has been read.
 void IntranodeEngine::set_staging_window() {
   const std::size_t shares = chunks_.per_peer ? index(size_) - 1 : 1, all = channel_.staging_bytes();
   const std::size_t own =
@@ -180,7 +178,7 @@ bool IntranodeEngine::advance() {
 }
 
 bool IntranodeEngine::spin(int turns) {
-  std::optional<Deadline> end;  // of yields: a rank that computes keeps its processor for milliseconds
+  std::optional<Deadline> end;  // yields are limited: a computing rank keeps its processor for milliseconds
   std::size_t moved = 0;        // bytes
   busy_ = false;
   for (int i = 0; i < turns; ++i) {
@@ -194,7 +192,7 @@ bool IntranodeEngine::spin(int turns) {
     }
     channel_.flush_acks();
     sched_yield();
-    if (i % 16 != 15) continue;  // most calls end before the clock is worth a look
+    if (i % 16 != 15) continue;  // most calls end before the first clock read
     if (!end) end = Deadline::after(max_yield_time);
     if (end->expired()) break;
   }
@@ -202,7 +200,7 @@ bool IntranodeEngine::spin(int turns) {
   return false;
 }
 
-// ---- all_to_all_v: who sends how much decides how many rounds there are
+// ---- all_to_all_v: the ranks exchange their counts, which determine the number of rounds
 
 bool IntranodeEngine::exchange_counts() {
   const std::size_t n = index(size_);
@@ -214,11 +212,11 @@ bool IntranodeEngine::exchange_counts() {
     return true;
   }
   if (!all_arrived(next_contribution_, first_step_)) return false;
-  std::size_t most = 0;
+  std::size_t max_count = 0;
   for (int r = 0; r < size_; ++r) {
     const auto* row = r == rank_ ? op_->counts->send_counts.data()
                                  : reinterpret_cast<const std::size_t*>(channel_.bytes(r, first_step_));
-    most = std::max(most, *std::max_element(row, row + size_));
+    max_count = std::max(max_count, *std::max_element(row, row + size_));
     CallSignature theirs = channel_.call(), mine = theirs;
     theirs.count = row[rank_], mine.count = op_->counts->recv_counts[index(r)];
     require(theirs == mine, Errc::mismatch, "mismatched collectives: rank ", r, " called ", describe(theirs),
@@ -227,7 +225,7 @@ bool IntranodeEngine::exchange_counts() {
   }
   channel_.ack(first_step_ + 1);
   exchanges_counts_ = false;
-  chunks_.shard_bytes = most * element_bytes_;
+  chunks_.shard_bytes = max_count * element_bytes_;
   const Chunking cut = chunk_shard({.per_peer = chunks_.per_peer, .shard_bytes = chunks_.shard_bytes}, size_,
                                    algorithm_->chunk, limits());
   chunks_.chunk_bytes = cut.chunk_bytes, chunks_.chunks = cut.chunks;
@@ -235,7 +233,7 @@ bool IntranodeEngine::exchange_counts() {
   return true;
 }
 
-// ---- who is missing
+// ---- missing peers
 
 bool IntranodeEngine::waits_for(int peer) const {
   return exchanges_handles_ || chunks_.protocol >= Protocol::zero_copy || reads_from(peer);

@@ -1,4 +1,5 @@
-// Calls like the last one: the same steps, without what was found out then.
+// Fast path: a small call with the plan of the last one. It runs the same steps as advance_one_shot() or
+// advance_zero_copy(), as straight-line code, and leaves to spin() if a peer is late.
 
 #include "comm/intranode/engine.h"
 
@@ -26,7 +27,7 @@ bool IntranodeEngine::run_fast_path(const CallKey& call, std::uint32_t sequence,
   return true;
 }
 
-/// send_contribution(0), of what takes longest in comparison.
+/// send_contribution(0), with the inline payload copied without a call of memcpy().
 void IntranodeEngine::send_last_contribution() {
   if (slots_ > 1) return send_slots();
   if (is_sender_ && inline_ && !plan_.per_peer)
@@ -37,14 +38,14 @@ void IntranodeEngine::send_last_contribution() {
   channel_.send();
 }
 
-/// What read_last() needs and no peer says: done while letters are on their way.
+/// Operands of read_last(), computed while slots are in flight.
 void IntranodeEngine::prepare_operands() {
   if (last_call_.kind != Collective::all_reduce) return;
   for (int r = 0; r < size_; ++r)
     sources_[index(r)] = r == rank_ ? last_call_.in.data : contribution(r, data_step_);
 }
 
-/// take(0), likewise.
+/// read_contributions(0), likewise.
 void IntranodeEngine::read_last() {
   if (last_call_.kind == Collective::all_reduce) {
     if (const std::size_t count = channel_.call().count)
@@ -59,7 +60,7 @@ void IntranodeEngine::read_last() {
   }
 }
 
-/// A call that repeat() began goes on as others do.
+/// Continues the call in the regular state machine, by spin().
 bool IntranodeEngine::leave_fast_path(int peer, int turns) {
   complete_ = false;
   exchanges_handles_ = exchanges_counts_ = false;
@@ -69,8 +70,8 @@ bool IntranodeEngine::leave_fast_path(int peer, int turns) {
   return spin(turns);
 }
 
-/// advance() of a call whose last one was direct, as a row of steps. What has changed since, or takes long,
-/// is left to advance() itself.
+/// The steps of exchange_handles() and advance_zero_copy() for a call whose predecessor was zero_copy in one
+/// round. If a buffer is no longer mapped or a peer is late, spin() continues.
 bool IntranodeEngine::run_zero_copy(int turns) {
   const std::uint32_t first = channel_.next_step();
   if (const LocalBuffers own = local_buffers(); !handles_.is_unchanged(own)) publish_handles(own);
@@ -83,12 +84,14 @@ bool IntranodeEngine::run_zero_copy(int turns) {
   read_zero_copy(read_++);
   channel_.send();
   if (!poll_all_produced(next_result_, data_step_, turns)) return spin(turns);
-  channel_.ack_lazily(channel_.next_step());  // all wait for all, so the next call's letter says so, too
+  // Every rank waits for all others here, so each learns of it by the next call's slot, too.
+  channel_.ack_lazily(channel_.next_step());
   complete_ = true;
   return true;
 }
 
-/// Looks for what is left of the turns, unless who is waited for may need this processor.
+/// Polls until all peers have published that step, or `turns` is used up; on an oversubscribed node only
+/// once, since a peer may need this processor.
 bool IntranodeEngine::poll_all_produced(int& next, std::uint32_t step, int& turns) {
   for (; !all_produced(next, step); --turns) {
     if (oversubscribed_ || turns == 0) return false;
@@ -97,7 +100,7 @@ bool IntranodeEngine::poll_all_produced(int& next, std::uint32_t step, int& turn
   return true;
 }
 
-/// Whether all that is needed can be reached again; mostly it lies where it did.
+/// Reads all handles of this call; true if every needed buffer is mapped. Unchanged handles need no mapping.
 bool IntranodeEngine::receive_handles() {
   if (!is_mapped(rank_)) return false;
   for (int r = 0; r < size_; ++r) {

@@ -17,9 +17,9 @@ namespace rz {
 namespace {
 
 constexpr std::size_t line = 64;
-constexpr int spins_per_poll = 40;  // at one thing, before all else is looked at again
-constexpr int unpaused_spins =
-    32;  // without a pause, which takes longer than a letter does between near processors
+constexpr int spins_per_poll = 40;  // of spin_once(), on one condition
+// The first spins have no pause instruction, which takes longer than a slot takes between near cores.
+constexpr int unpaused_spins = 32;
 
 std::uint64_t hash_signature(const CallSignature& s) {
   std::uint64_t h = 0;
@@ -47,7 +47,7 @@ MailboxChannel::MailboxChannel(Transport& transport, int rank, int size, std::ui
       staging_window_(views_[0].staging_bytes),
       lap_begin_(first_step),
       overwritten_before_(first_step) {
-  if (first_step == 0) return;  // as in fresh memory
+  if (first_step == 0) return;  // the state of zeroed memory
   for (MailboxSlot& l : own_.slots) l.tag.store(first_step);
   own_.acked.store(first_step);
   own_.produced.store(first_step);
@@ -63,8 +63,9 @@ void MailboxChannel::set_staging_window(std::size_t bytes) {
   staging_window_ = std::min(bytes, staging_bytes());
 }
 
-/// Behind the last bytes, or at the ring's beginning. Since the ring began anew nothing overlaps; of the lap
-/// before, what begins before the end of these bytes; and all older ones are taken to.
+/// Places the bytes behind the last reservation, or at the ring's beginning if they do not fit into the
+/// window. Reservations of the current lap do not overlap. Those of the previous lap overlap if they begin
+/// before the end of this one. All older ones are treated as overlapping.
 void MailboxChannel::reserve_staging(std::size_t bytes) {
   is_reserved_ = true;
   if (staging_cursor_ + bytes > staging_window_)
@@ -95,14 +96,15 @@ void MailboxChannel::check_peer_alive() {
   if (waiting_for_ != WaitingFor::nothing) transport_.require_alive(awaited_peer_);
 }
 
-/// Letters of one call have one history. False, too, where the letter before is gone.
+/// True if `step` is the first of a call: slots of one call share one history hash. False, too, if the slot
+/// of the step before was overwritten.
 bool MailboxChannel::begins_call(int rank, std::uint32_t step) const {
   const std::uint64_t before = slot_tag(rank, step - 1), there = slot_tag(rank, step);
   return static_cast<std::uint32_t>(before) == step && before >> history_shift != there >> history_shift;
 }
 
 void MailboxChannel::mismatch(int peer, std::uint32_t step) const {
-  // Its call is written after the letter: at once, unless that rank was stopped in between.
+  // call_log is written just after the tag; a preempted rank may take longer.
   for (const Deadline end = Deadline::after(std::chrono::seconds(1));
        is_after(step + 1, produced(peer)) && !end.expired();)
     sched_yield();
@@ -114,7 +116,7 @@ void MailboxChannel::mismatch(int peer, std::uint32_t step) const {
     if (tag() != s + 1 || !is_after(produced(r), s) || !begins_call(r, s)) return std::nullopt;
     const CallSignature call = place.call_log[s % mailbox_depth];
     std::atomic_thread_fence(std::memory_order_acquire);
-    return tag() == s + 1 ? std::optional(call) : std::nullopt;  // it may be written anew meanwhile
+    return tag() == s + 1 ? std::optional(call) : std::nullopt;  // the entry may have been overwritten
   };
   for (std::uint32_t s = next_step_ - static_cast<std::uint32_t>(mailbox_depth); s != next_step_; ++s) {
     const auto theirs = called(peer, s), mine = called(rank_, s);
@@ -126,7 +128,7 @@ void MailboxChannel::mismatch(int peer, std::uint32_t step) const {
        " some time before ", describe(call()), "; every rank must make the same calls in the same order");
 }
 
-// ---- who is missing
+// ---- missing peers
 
 std::vector<int> MailboxChannel::missing_peers(const PeerFilter& looks) const {
   std::vector<int> all;

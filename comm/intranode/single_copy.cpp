@@ -1,16 +1,17 @@
-// Calls that move what lies in other processes: the kernel copies it once (comm/os/cma.h).
+// The single_copy protocol: the kernel copies private memory of peers into this rank's output
+// (comm/os/cma.h).
 
 #include "comm/intranode/engine.h"
 
 namespace rz {
 
-/// Whether what is needed of that rank can be read, and it reads what it needs.
+/// True if the needed input of rank r is readable and rank r can read the others' inputs.
 bool IntranodeEngine::is_readable(int r) const {
   return handles_.has_cma(r) && (handles_.is_cma_readable_in(r) || !is_sender(r));
 }
 
-void IntranodeEngine::begin_sample(SingleCopyTuner& by_time) {
-  sampled_tuner_ = &by_time;
+void IntranodeEngine::begin_sample(SingleCopyTuner& tuner) {
+  sampled_tuner_ = &tuner;
   sample_begin_ = std::chrono::steady_clock::now();
 }
 
@@ -19,16 +20,16 @@ void IntranodeEngine::end_sample() {
   sampled_tuner_ = nullptr;
 }
 
-/// All have heard the same.
+/// The tuner's choice for this call; the same on all ranks, since they have the same handles and times.
 bool IntranodeEngine::chooses_single_copy() {
-  SingleCopyTuner& by_time = zero_copy_backoff().tuner();
-  if (!by_time.enabled()) return false;
-  if (by_time.is_decision()) {
+  SingleCopyTuner& tuner = zero_copy_backoff().tuner();
+  if (!tuner.enabled()) return false;
+  if (tuner.is_decision()) {
     std::uint64_t single_copy_ns, staged_ns;
     handles_.sum_times(single_copy_ns, staged_ns);
-    by_time.decide(single_copy_ns, staged_ns);
+    tuner.decide(single_copy_ns, staged_ns);
   }
-  return by_time.uses_single_copy();
+  return tuner.uses_single_copy();
 }
 
 bool IntranodeEngine::advance_single_copy() {
@@ -45,8 +46,8 @@ bool IntranodeEngine::advance_single_copy() {
   return true;
 }
 
-/// This rank reads no peer's memory any more; its letter says whether it was refused. All have come to this
-/// call, so nobody needs what lay there.
+/// Publishes that this rank has read all it needs, and whether the kernel refused. No try_reserve() is needed
+/// for this payload: all ranks have entered this call, so no peer reads the slot's previous contents.
 void IntranodeEngine::send_end_of_reads() {
   *channel_.payload(rank_, data_step_) = std::byte{cma_refused_};
   channel_.send();
@@ -58,8 +59,8 @@ bool IntranodeEngine::all_have_read() const {
   return true;
 }
 
-/// Begins the call anew, through letters and rings, on all ranks: calls that only move have not changed what
-/// is yet to be moved. From the next call on who was refused says so before (BufferHandle::has_cma).
+/// Restarts the call as planned, staged, on all ranks. Data movement has not changed any input, so nothing is
+/// lost. From the next call on the refused rank publishes has_cma = false.
 void IntranodeEngine::fall_back_to_staged() {
   channel_.ack(channel_.next_step());
   chunks_ = plan_;
@@ -67,7 +68,7 @@ void IntranodeEngine::fall_back_to_staged() {
   contributed_ = reduced_ = read_ = 0;
   next_contribution_ = next_result_ = 0;
   cma_refused_ = false;
-  sampled_tuner_ = nullptr;  // its time tells nothing
+  sampled_tuner_ = nullptr;  // its time is meaningless
 }
 
 CmaResult IntranodeEngine::read_single_copy(std::size_t round) {
@@ -76,14 +77,14 @@ CmaResult IntranodeEngine::read_single_copy(std::size_t round) {
   if (traits(op_->kind).root_sends()) return fetch(op_->root, at, out + at, n);
   if (traits(op_->kind).rooted() && rank_ != op_->root) return CmaResult::done;
   for (int i = 1; i <= size_; ++i) {
-    const int r = (rank_ + i) % size_;  // one's own last
+    const int r = (rank_ + i) % size_;  // its own shard last
     const CmaResult read = fetch(r, at, out + index(r) * chunks_.shard_bytes + at, n);
     if (read != CmaResult::done) return read;
   }
   return CmaResult::done;
 }
 
-/// What rank r has for this one, from `at` on.
+/// Copies `bytes` of rank r's data for this rank, from offset `at` on, mapped or by CMA.
 CmaResult IntranodeEngine::fetch(int r, std::size_t at, std::byte* to, std::size_t bytes) {
   if (bytes == 0) return CmaResult::done;
   if (r == rank_) return copy_to_output(to, shard_for(rank_) + at, bytes), CmaResult::done;

@@ -1,4 +1,5 @@
-// Calls whose bytes go through letters and rings: everybody offers, and who needs something reads it there.
+// The one_shot and two_shot protocols: senders copy contributions into slots or their staging ring, and
+// receivers read them there.
 
 #include <algorithm>
 #include <cstring>
@@ -10,17 +11,17 @@ namespace rz {
 
 namespace {
 
-/// Where rank `to` finds its share of what rank `by` has for each of its peers.
+/// Position of rank `to`'s shard in the contribution of rank `by`, which has one shard for each peer.
 std::size_t peer_index(int by, int to) { return static_cast<std::size_t>(to < by ? to : to - 1); }
 
 }  // namespace
 
-// ---- one phase: offer, and read what others offer
+// ---- one_shot
 
 bool IntranodeEngine::advance_one_shot() {
   bool moved = false;
-  // Who offers nothing writes letters all the same, so that all that are kept are of the last steps. What it
-  // has yet to read is among the steps whose place in the rings is remembered.
+  // A rank without a contribution publishes empty slots, so that all mailboxes cover the same steps. It stays
+  // within half the depth of its reads, since staging_offset_ holds the offsets of the last 256 steps only.
   const bool near = contributed_ < read_ + mailbox_depth / 2;
   if (contributed_ < chunks_.chunks && near && can_reserve_contribution()) {
     send_contribution(contributed_++);
@@ -38,7 +39,8 @@ bool IntranodeEngine::advance_one_shot() {
   return moved;
 }
 
-/// Brings together what this rank reads of an offer of several letters; resumes where it stopped.
+/// Copies the slots of a peer's contribution that this rank needs into one contiguous buffer. False: a slot
+/// is missing; the next call resumes with it.
 bool IntranodeEngine::collect_slots(int peer, std::uint32_t step) {
   const std::size_t begin = chunks_.per_peer ? peer_index(peer, rank_) * chunks_.shard_bytes : 0,
                     end = begin + chunks_.shard_bytes;
@@ -52,13 +54,14 @@ bool IntranodeEngine::collect_slots(int peer, std::uint32_t step) {
   return true;
 }
 
-/// This round's bytes of a part: fewer in the last one.
-std::size_t IntranodeEngine::chunk_length(std::size_t part, std::size_t round) const {
+/// Bytes of this round's chunk of a shard of `shard` bytes: fewer in the last round.
+std::size_t IntranodeEngine::chunk_length(std::size_t shard, std::size_t round) const {
   const std::size_t at = round * chunks_.chunk_bytes;
-  return part > at ? std::min(chunks_.chunk_bytes, part - at) : 0;
+  return shard > at ? std::min(chunks_.chunk_bytes, shard - at) : 0;
 }
 
-/// Bytes of the part of rank r: of a reduction in two phases, whose last parts are shorter; else all alike.
+/// Bytes of rank r's shard. They differ in an all_to_all_v, and in an all_reduce in shards, whose last ones
+/// are shorter or empty.
 std::size_t IntranodeEngine::shard_bytes_of(int r) const {
   if (op_->kind == Collective::all_to_all_v) return op_->counts->send_counts[index(r)] * element_bytes_;
   if (chunks_.protocol == Protocol::one_shot || op_->kind != Collective::all_reduce)
@@ -110,7 +113,8 @@ void IntranodeEngine::reduce_block(std::byte* to, std::byte* too, std::size_t by
     reduce_kernel_(to, too, sources_, bytes / element_bytes_, op_->op.kind == ReduceOp::avg ? size_ : 1);
 }
 
-/// To the result, and to `too` for the peers, if it is not null.
+/// Reduces sources_ into `to`, and into `too`, from where peers read it, unless that is null. Advances
+/// sources_ if stores are non-temporal.
 void IntranodeEngine::reduce_to_output(std::byte* to, std::byte* too, std::size_t bytes) {
   if (!nontemporal_) return reduce_block(to, too, bytes);
   std::byte buffer[block_bytes];
@@ -123,7 +127,6 @@ void IntranodeEngine::reduce_to_output(std::byte* to, std::byte* too, std::size_
   }
 }
 
-/// To the result.
 void IntranodeEngine::copy_to_output(std::byte* to, const std::byte* bytes_of, std::size_t bytes) const {
   if (bytes == 0 || to == bytes_of) return;
   nontemporal_ ? copy_nontemporal(to, bytes_of, bytes) : void(std::memcpy(to, bytes_of, bytes));
@@ -156,21 +159,22 @@ void IntranodeEngine::read_contributions(std::size_t round) {
   }
 }
 
-/// What rank r has for this rank alone, to the place that is r's.
+/// Copies rank r's chunk for this rank to r's place in the output.
 void IntranodeEngine::read_from(int r, std::size_t round, std::uint32_t step) {
   const bool pairs = op_->kind == Collective::all_to_all_v;
   const std::size_t whole = pairs ? op_->counts->recv_counts[index(r)] * element_bytes_ : chunks_.shard_bytes;
   const std::size_t begin =
       pairs ? op_->counts->recv_offsets[index(r)] * element_bytes_ : index(r) * chunks_.shard_bytes;
-  if (chunk_length(whole, round) == 0) return;  // there may be no memory at all
+  if (chunk_length(whole, round) == 0) return;  // the pointers may be null
   copy_to_output(static_cast<std::byte*>(op_->out.data) + begin + round * chunks_.chunk_bytes,
                  r == rank_ ? shard_for(rank_) + round * chunks_.chunk_bytes : contribution_of(r, step),
                  chunk_length(whole, round));
 }
 
-// ---- two phases: rank r folds part r, then everybody gathers the parts
+// ---- two_shot: rank r reduces shard r, then all ranks gather the shards
 
-// Offers and results take turns: A0, A1, B0, A2, B1, …, so that a rank folds while its peers read.
+// Steps of contributions (A) and results (B) alternate: A0, A1, B0, A2, B1, …, so that a rank reduces one
+// chunk while its peers read the one before.
 std::uint32_t IntranodeEngine::contribution_step(std::size_t k) const {
   return data_step_ + static_cast<std::uint32_t>(k + (k > 0 ? k - 1 : 0));
 }

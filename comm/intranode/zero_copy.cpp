@@ -1,4 +1,4 @@
-// Calls whose memory all ranks reach: what is needed is read, and results are written, where they lie.
+// Handle exchange, and the zero_copy protocol: peers read inputs, and write all_reduce outputs, in place.
 
 #include <algorithm>
 #include <cstring>
@@ -8,8 +8,8 @@
 
 namespace rz {
 
-/// Says where this rank's memory lies, and hears where the others' does: direct, if all that is needed can be
-/// reached.
+/// Publishes this rank's handle, reads all others, and chooses the protocol: zero_copy if all needed buffers
+/// are mapped; else single_copy if they are readable by CMA and the policy chooses it; else as planned.
 bool IntranodeEngine::exchange_handles() {
   if (channel_.next_step() == first_step_) {
     if (!can_reserve(0)) return false;
@@ -19,37 +19,38 @@ bool IntranodeEngine::exchange_handles() {
     return true;
   }
   if (!all_produced(next_contribution_, first_step_)) return false;
-  bool direct = algorithm_->try_zero_copy, once = single_copy_ != SingleCopyPolicy::never;
+  bool zero_copy = algorithm_->try_zero_copy, single_copy = single_copy_ != SingleCopyPolicy::never;
   for (int r = 0; r < size_; ++r) {
     handles_.receive(r, channel_.payload(r, first_step_));
-    direct = direct && is_mapped(r);
-    once = once && is_readable(r);
+    zero_copy = zero_copy && is_mapped(r);
+    single_copy = single_copy && is_readable(r);
   }
   exchanges_handles_ = last_was_zero_copy_ = false;
-  if (direct)
+  if (zero_copy)
     begin_zero_copy();
-  else if (once && (single_copy_ == SingleCopyPolicy::always || chooses_single_copy()))
+  else if (single_copy && (single_copy_ == SingleCopyPolicy::always || chooses_single_copy()))
     begin_in_chunks(Protocol::single_copy, single_copy_chunk);
-  record_outcome(direct, once);
+  record_outcome(zero_copy, single_copy);
   return true;
 }
 
-/// What calls like this one do next.
-void IntranodeEngine::record_outcome(bool direct, bool once) {
-  ZeroCopyBackoff& d = zero_copy_backoff();
-  const bool by_time = once && !direct && single_copy_ == SingleCopyPolicy::adaptive;
-  d.record(direct || (once && !by_time), by_time);
-  if (!d.tuner().enabled()) sampled_tuner_ = nullptr;
+/// Updates the backoff of calls like this one. `zero_copy`: all needed buffers are mapped; `single_copy`:
+/// they are readable by CMA.
+void IntranodeEngine::record_outcome(bool zero_copy, bool single_copy) {
+  ZeroCopyBackoff& backoff = zero_copy_backoff();
+  const bool adaptive = single_copy && !zero_copy && single_copy_ == SingleCopyPolicy::adaptive;
+  backoff.record(zero_copy || (single_copy && !adaptive), adaptive);
+  if (!backoff.tuner().enabled()) sampled_tuner_ = nullptr;
 }
 
-/// Bytes of a rank's input.
+/// Bytes of a sender's input.
 std::size_t IntranodeEngine::input_bytes() const {
   return plan_.per_peer && op_->kind != Collective::all_reduce ? plan_.shard_bytes * index(size_)
                                                                : total_bytes_;
 }
 
-/// Of which peers may need something. Parts that change places in one buffer are overwritten while peers
-/// would read them: they are copied.
+/// The buffers of this call that peers may access. The input of an in-place all_to_all is not among them: it
+/// is overwritten while peers would read it, so such calls are staged.
 LocalBuffers IntranodeEngine::local_buffers() const {
   const bool swaps = op_->kind == Collective::all_to_all && op_->in.data == op_->out.data;
   const auto at = [](const void* p, std::size_t bytes) {
@@ -62,40 +63,41 @@ LocalBuffers IntranodeEngine::local_buffers() const {
 }
 
 void IntranodeEngine::publish_handles(const LocalBuffers& own) {
-  const SingleCopyTuner& by_time = zero_copy_backoff().tuner();
+  const SingleCopyTuner& tuner = zero_copy_backoff().tuner();
   handles_.publish_local(
       own, single_copy_ != SingleCopyPolicy::never,
-      by_time.enabled() && by_time.is_decision() ? by_time.own_times() : SingleCopyTuner::Times{});
+      tuner.enabled() && tuner.is_decision() ? tuner.own_times() : SingleCopyTuner::Times{});
 }
 
-/// All that is needed of that rank's memory, by its letter.
+/// True if all buffers of that rank that this call accesses are mapped, by its handle.
 bool IntranodeEngine::is_mapped(int r) const {
   return (handles_.is_mapped_in(r) || !is_sender(r)) &&
          (handles_.is_mapped_out(r) || op_->kind != Collective::all_reduce);
 }
 
-/// Calls like this one, which every rank finds by the same numbers.
+/// The backoff state of calls of this kind and count, by a hash that is the same on every rank.
 ZeroCopyBackoff& IntranodeEngine::zero_copy_backoff() {
   const CallSignature call = channel_.call();
   const std::uint64_t h = (call.count * 16 + static_cast<std::uint64_t>(call.kind)) * 0x9e3779b97f4a7c15u;
   return backoffs_[h >> 58];
 }
 
-/// Not if the last such calls were in vain, as all ranks know: the less often, the more of them were.
+/// By the backoff of calls like this one; all ranks see the same outcomes and decide alike. Begins a sample
+/// of the SingleCopyTuner if this call is one.
 bool IntranodeEngine::should_exchange_handles() {
   if (algorithm_->forced) return true;
-  ZeroCopyBackoff& d = zero_copy_backoff();
-  const bool asks = d.should_probe();
-  if (d.tuner().enabled() && d.tuner().is_sample()) begin_sample(d.tuner());
-  return asks;
+  ZeroCopyBackoff& backoff = zero_copy_backoff();
+  const bool probes = backoff.should_probe();
+  if (backoff.tuner().enabled() && backoff.tuner().is_sample()) begin_sample(backoff.tuner());
+  return probes;
 }
 
-/// Of memory where it lies.
-void IntranodeEngine::begin_in_chunks(Protocol flow, std::size_t piece) {
+/// Sets the chunks of a call that accesses buffers in place.
+void IntranodeEngine::begin_in_chunks(Protocol protocol, std::size_t chunk_bytes) {
   if (op_->kind == Collective::all_reduce)
     chunks_.per_peer = true, chunks_.shard_bytes = shard_bytes(total_bytes_, size_);
-  chunks_.protocol = flow;
-  chunks_.chunk_bytes = piece;
+  chunks_.protocol = protocol;
+  chunks_.chunk_bytes = chunk_bytes;
   chunks_.chunks = std::max<std::size_t>(ceil_div(chunks_.shard_bytes, chunks_.chunk_bytes), 1);
 }
 
@@ -107,7 +109,7 @@ void IntranodeEngine::begin_zero_copy() {
   last_was_zero_copy_ = chunks_.chunks == 1;
 }
 
-/// What that peer offers, where it is needed.
+/// Maps the buffers of that peer that this call accesses.
 void IntranodeEngine::map_peer(int peer) {
   if (reads_from(peer)) handles_.map_in(peer, input_bytes());
   if (op_->kind == Collective::all_reduce) handles_.map_out(peer, total_bytes_);
@@ -116,7 +118,7 @@ void IntranodeEngine::map_peer(int peer) {
 bool IntranodeEngine::advance_zero_copy() {
   if (read_ < chunks_.chunks) {
     read_zero_copy(read_++);
-    if (read_ == chunks_.chunks) channel_.send();  // this rank reads and writes no peer's memory any more
+    if (read_ == chunks_.chunks) channel_.send();  // this rank no longer accesses any peer's buffers
     return true;
   }
   if (!all_produced(next_result_, data_step_)) return false;
@@ -148,7 +150,7 @@ void IntranodeEngine::read_zero_copy(std::size_t round) {
   reduce_to_all(out + own, own, chunk_length(shard_bytes_of(rank_), round));
 }
 
-/// To this rank's result, and to the same place in all others'.
+/// Reduces sources_ into this rank's output at `to`, and into all peers' outputs at offset `at`.
 void IntranodeEngine::reduce_to_all(std::byte* to, std::size_t at, std::size_t bytes) {
   const int other = rank_ == 0 ? 1 : 0;
   if (size_ == 2 && !nontemporal_) return reduce_block(to, handles_.out(other) + at, bytes);

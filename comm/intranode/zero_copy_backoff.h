@@ -1,6 +1,6 @@
 #pragma once
-/// Whether calls of one kind and size ask where their memory lies, which costs a letter. Pure: every rank
-/// counts the same calls and hears the same answers, so all ask alike.
+/// Decides which calls of one kind and size exchange buffer handles, which costs one slot round trip. All
+/// ranks count the same calls and see the same handles, so all decide alike without communication.
 
 #include <algorithm>
 
@@ -8,30 +8,31 @@
 
 namespace rz {
 
-/// Calls that asked in vain do so the less often, the more of them there were. Where all may read each
-/// other's memory, but nobody shares it, time tells what that is worth, once the first such calls are over.
+/// Exponential backoff: after n consecutive probes of a shape without usable buffers, the next 2^n - 1 calls
+/// (at most 63) exchange no handles. If all ranks can read each other's private buffers and the policy is
+/// adaptive, the sixth such probe enables the SingleCopyTuner, which decides from then on.
 class ZeroCopyBackoff {
  public:
-  static constexpr unsigned max_skipped = 63;  ///< calls in a row
+  static constexpr unsigned max_skipped = 63;  ///< consecutive calls
 
-  /// Whether the next call asks.
+  /// Counts the next call; true if it exchanges handles.
   bool should_probe() {
     if (tuner_.enabled()) return tuner_.begin_call();
     if (remaining_ == 0) return true;
     --remaining_;
     return false;
   }
-  /// What a call that asked was told: that all of its memory can be used where it lies, or else that it can
-  /// be read, which is worth it only if it is faster.
-  void record(bool usable, bool readable_by_time) {
-    if (readable_by_time && tuner_.enabled()) return;
+  /// Result of a probe. `usable`: all buffers are accessible, and zero-copy or single-copy is used.
+  /// `adaptive`: all buffers are readable by CMA, and the SingleCopyTuner decides.
+  void record(bool usable, bool adaptive) {
+    if (adaptive && tuner_.enabled()) return;
     tuner_.disable();
-    if (readable_by_time && interval_ == max_skipped / 2) tuner_.enable();  // rings are warm by now
+    if (adaptive && interval_ == max_skipped / 2) tuner_.enable();  // the staging rings are warm by now
     interval_ = usable ? 0 : std::min(2 * interval_ + 1, max_skipped);
     remaining_ = interval_;
   }
 
-  /// On: the calls are tried, or chosen, by time.
+  /// While enabled, the tuner decides instead of the backoff.
   SingleCopyTuner& tuner() { return tuner_; }
   const SingleCopyTuner& tuner() const { return tuner_; }
 
