@@ -6,13 +6,12 @@
 /// inline payload, with bytes in its staging ring, or with buffer handles. Four protocols:
 ///   one_shot     every rank reads every contribution that it needs from slots or staging rings.
 ///   two_shot     all_reduce: rank r reduces shard r, and an all_gather follows; both through staging rings.
-///   zero_copy    peers read registered inputs in place; in an all_reduce rank r writes shard r into all
-///   ranks'
-///                registered outputs. No rank's call completes before all ranks have done so. After a failure
-///                a peer may write into the output for a short time still.
+///   zero_copy    peers read registered inputs in place; in an all_reduce rank r writes shard r into the
+///                registered outputs of all ranks. No call completes before all ranks have done so. After a
+///                failure a peer may still write into the output for a short time.
 ///   single_copy  data movement only: receivers copy out of the owner's process (process_vm_readv).
-/// Reductions are in rank order in all of them, so results equal those of every rank-ordered schedule bit by
-/// bit.
+/// Reductions are in rank order in all of them, so results have the bits of every rank-ordered
+/// schedule.
 ///
 /// Not thread safe, but for table(): one thread at a time drives the engine.
 
