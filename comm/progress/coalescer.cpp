@@ -17,7 +17,7 @@ struct Bytes {
   Bytes() = default;
   Bytes(const void* at, std::size_t bytes)
       : begin(reinterpret_cast<std::uintptr_t>(at)), end(begin + bytes) {}
-  bool meets(const Bytes& o) const { return begin < o.end && o.begin < end; }
+  bool overlaps(const Bytes& o) const { return begin < o.end && o.begin < end; }
   void add(const Bytes& o) {
     begin = end == 0 ? o.begin : std::min(begin, o.begin);
     end = std::max(end, o.end);
@@ -30,16 +30,16 @@ bool is_collective(const CollectiveCall& op) {
   return op.kind != Collective::send && op.kind != Collective::recv;
 }
 
-/// None of these calls, which run as one, reads the result of one before it. `number` is a call's in its
-/// group.
+/// Throws if one of these calls, which run as one, reads the result of an earlier one. `number` maps a call
+/// to its number in the group.
 template <class Iterator, class Number>
 void require_independent_run(Iterator first, Iterator last, const Number& number) {
-  Bytes results;  // the range that holds all results so far
+  Bytes results;  // smallest range that holds all results so far
   for (auto at = first; at != last; results.add(written_by(*at)), ++at) {
     const Bytes input = read_by(*at);
-    if (!input.meets(results)) continue;
+    if (!input.overlaps(results)) continue;
     const auto writer =
-        std::find_if(first, at, [&](const CollectiveCall& op) { return written_by(op).meets(input); });
+        std::find_if(first, at, [&](const CollectiveCall& op) { return written_by(op).overlaps(input); });
     if (writer != at)
       fail(Errc::invalid_argument, "call ", number(*at), " of the group reads the result of call ",
            number(*writer), ", and both run at once; launch it after that call has ended");
@@ -68,7 +68,7 @@ bool Coalescer::is_fusable(const CollectiveCall& first, const CollectiveCall& op
 const CollectiveCall& Coalescer::begin(std::vector<const CollectiveCall*> calls, std::byte* memory) {
   calls_ = std::move(calls);
   std::size_t count = 0;
-  std::uint32_t shape = 0;  // so that ranks whose calls have other sizes find out
+  std::uint32_t shape = 0;  // hash of the counts, as `root`: ranks with other counts detect the mismatch
   for (const CollectiveCall* op : calls_) {
     std::memcpy(memory + count * size_of(op->in.dtype), op->in.data, op->in.bytes());
     count += op->in.count;

@@ -1,10 +1,10 @@
 #pragma once
-/// Coalesces small all_reduces of one Group: they run as one call.
+/// Coalesces consecutive small all_reduces of one Group into one call.
 ///
-/// All ranks make the same Group. Which calls run as one follows from their kinds, types, operations and
-/// counts, so that all ranks come to the same without any message. Addresses differ between ranks and decide
-/// nothing: a call that reads the result of another one of the same run is refused instead. Sums run in rank
-/// order, element by element, so the bits are those of calls that run one by one.
+/// All ranks submit the same Group. Kinds, types, operations and counts alone determine which calls run as
+/// one, so that all ranks agree without communication. Addresses differ between ranks and play no part: a
+/// call that reads the result of another call of the same run is rejected instead. Sums run in rank order,
+/// element by element, so results have the bits of calls that run one by one. Not thread safe.
 
 #include <cstddef>
 #include <span>
@@ -16,11 +16,11 @@ namespace rz {
 
 class Coalescer {
  public:
-  /// Of all calls of a run together: a larger call is worth its latency.
+  /// Of all calls of a run in sum. For a larger call the copies cost more than the latency they save.
   static constexpr std::size_t max_bytes = 16 << 10;
   static constexpr std::size_t max_calls = 255;
 
-  /// How many of these calls, from the first on, run as one; 0 if the first does not fit.
+  /// The number of calls, from the first on, that run as one; 0 if the first cannot be coalesced.
   template <class Calls>
   static std::size_t count(const Calls& calls) {
     std::size_t n = 0, bytes = 0;
@@ -31,12 +31,13 @@ class Coalescer {
     return n;
   }
 
-  /// Throws Errc::invalid_argument if a call of the group reads the result of one with which it runs as one.
+  /// Throws Errc::invalid_argument if a call of the group reads the result of another call of its run.
   static void require_independent(std::span<const CollectiveCall> group);
 
-  /// The call that stands for these, in place in `memory` of max_bytes.
+  /// Packs the inputs into `memory` (max_bytes) and returns the call that replaces these, in place there.
+  /// Valid until end().
   const CollectiveCall& begin(std::vector<const CollectiveCall*> calls, std::byte* memory);
-  /// It has ended: copies out the results.
+  /// Copies the results to the outputs, after that call has completed.
   void end();
 
  private:

@@ -1,5 +1,7 @@
 #pragma once
-/// Sends and receives between two ranks: one queue a peer and direction, all of them moving at once.
+/// Point-to-point sends and receives over a transport: one queue per peer and direction, all progressing at
+/// once. Messages of one queue complete in order. Not thread safe: the progress engine's driving thread calls
+/// all of it.
 
 #include <cstddef>
 #include <deque>
@@ -14,17 +16,20 @@ class PointToPoint {
  public:
   PointToPoint(Transport& transport, int rank, int size);
 
-  /// `tag` comes back from take_finished(). The operation's memory must stay until then.
+  /// Queues a send or recv. finished() reports its `tag` at completion; the buffer must stay valid until
+  /// then.
   void add(const CollectiveCall&, void* tag);
-  /// Moves what can be moved; true if anything was. Errc::mismatch if a message has another length or type.
+  /// Moves data without blocking; true on any progress. Errc::mismatch if a message has another count or type
+  /// than its receive.
   bool advance();
   bool idle() const { return pending_ == 0; }
-  /// Tags of the messages that ended since the last call.
+  /// Tags of completed messages, one each. The caller clears the list.
   std::vector<void*>& finished() { return finished_; }
-  /// The peers of pending messages of this tag; one of them, or -1; and all in words.
+  /// The peers of the pending messages of a tag; the lowest of them, or -1; and all in words.
   RankSet debtors(const void* tag) const;
   int culprit(const void* tag) const;
   std::string waiting_for(const void* tag) const;
+  /// Drops all messages, after a failure.
   void clear();
 
  private:
@@ -32,14 +37,14 @@ class PointToPoint {
     void* tag;
     std::byte* data;
     std::size_t bytes, done = 0;
-    std::uint64_t stream_end = 0;
+    std::uint64_t stream_end = 0;  // of a send: PeerQueues::posted after its last byte
     CallSignature signature;
     bool signature_checked = false;
   };
   struct PeerQueues {
     std::deque<Message> sends, receives;
-    std::size_t posting = 0;  // sends before it are posted and wait to be released
-    std::uint64_t posted = 0;
+    std::size_t posting = 0;   // index in sends: those before it are posted and not yet released
+    std::uint64_t posted = 0;  // bytes, over all sends
     std::uint32_t send_sequence = 0, receive_sequence = 0;
   };
 

@@ -1,5 +1,5 @@
 #pragma once
-/// What the scheduled backend keeps of a submission: one operation, or a group that ends as one.
+/// The native backend's record of a submission: one call, or a group that completes as one.
 
 #include <atomic>
 #include <chrono>
@@ -14,27 +14,28 @@ namespace rz {
 
 class ProgressEngine;
 
-/// `left` operations have to end before the job has. Written by whoever drives; done() by anybody.
+/// Complete when `remaining` is 0. Written only by the thread that drives the engine; done() and wait() are
+/// thread safe.
 class Request final : public WorkState {
  public:
-  Request(std::shared_ptr<ProgressEngine> driver, std::span<const CollectiveCall> group,
+  Request(std::shared_ptr<ProgressEngine> engine, std::span<const CollectiveCall> group,
           std::chrono::steady_clock::time_point deadline)
       : operations(group), deadline(deadline), remaining(group.size()), engine_(std::move(driver)) {}
 
   bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
   void wait() override;
-  /// Only once, by whoever drives.
+  /// Completes the request; a null error means success. Called once, by the driving thread.
   void end(std::exception_ptr error) {
     error_ = std::move(error);
     done_.store(true, std::memory_order_release);
   }
-  /// After done().
+  /// Valid after done().
   const std::exception_ptr& error() const { return error_; }
 
   CallList operations;
   const std::chrono::steady_clock::time_point deadline;
-  std::size_t remaining;
-  std::shared_ptr<std::byte> staged_input;  // a scaled or copied input
+  std::size_t remaining;                    // calls that have not ended
+  std::shared_ptr<std::byte> staged_input;  // scaled or copied input of the current call
 
  private:
   std::shared_ptr<ProgressEngine> engine_;

@@ -8,22 +8,22 @@ namespace {
 
 class NativeBackend final : public Backend {
  public:
-  explicit NativeBackend(std::shared_ptr<ProgressEngine> driver) : engine_(std::move(driver)) {
+  explicit NativeBackend(std::shared_ptr<ProgressEngine> engine) : engine_(std::move(engine)) {
     engine_->start_thread();
   }
   ~NativeBackend() override { engine_->stop(); }
   void abandon() noexcept override { engine_->abandon(); }
 
   Work submit(std::span<const CollectiveCall> group) override {
-    std::shared_ptr<Request> job;
-    if (!engine_->try_inline(group, job)) job = engine_->submit(group);
-    if (!job) return {};
-    return Work(std::move(job));
+    std::shared_ptr<Request> request;
+    if (!engine_->try_inline(group, request)) request = engine_->submit(group);
+    if (!request) return {};
+    return Work(std::move(request));
   }
   bool try_fast_path(const CallKey& call, Work& work) override {
-    std::shared_ptr<Request> job;
-    if (!engine_->try_fast_path(call, job)) return false;
-    if (job) work = Work(std::move(job));
+    std::shared_ptr<Request> request;
+    if (!engine_->try_fast_path(call, request)) return false;
+    if (request) work = Work(std::move(request));
     return true;
   }
   void abort(const std::string& reason) noexcept override { engine_->abort(reason); }

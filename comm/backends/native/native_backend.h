@@ -1,5 +1,6 @@
 #pragma once
-/// The backend of ours: collectives as schedules on a transport.
+/// The native backend for host memory: collectives by the intra-node engine, or by schedules over a
+/// transport.
 
 #include <memory>
 
@@ -9,6 +10,8 @@
 
 namespace rz {
 
+/// Backend of rank `rank` of a group of `size`. Errc::config if options.algorithm does not fit the group.
+/// Starts the progress thread.
 std::unique_ptr<Backend> make_native_backend(int rank, int size, std::unique_ptr<Transport>,
                                              const NativeOptions&);
 

@@ -1,5 +1,5 @@
 #pragma once
-/// How the native backend performs its calls.
+/// Options of the native backend.
 
 #include <chrono>
 #include <string>
@@ -9,10 +9,10 @@
 namespace rz {
 
 struct NativeOptions {
-  std::chrono::milliseconds timeout{600'000};  ///< of one operation, from its submission
-  bool deterministic = true;
-  std::string algorithm;  ///< that are forced (comm/tuning/overrides.h)
-  Tuning tuning;          ///< that comes before the built-in one; the same on every rank
+  std::chrono::milliseconds timeout{600'000};  ///< of one request, from its submission
+  bool deterministic = true;                   ///< only algorithms that reduce in rank order
+  std::string algorithm;                       ///< forced algorithms (comm/tuning/overrides.h), or empty
+  Tuning tuning;                               ///< rules before the built-in ones; the same on every rank
 };
 
 }  // namespace rz

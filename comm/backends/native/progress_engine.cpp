@@ -21,16 +21,18 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr int inline_spins = 30, spins_before_idle = 400, oversubscribed_spins = 100;
-constexpr auto active_window = 1s;      // after the last call, the thread looks whether any is left to it:
-constexpr auto active_poll = 1ms;       // this often, if one was within that time,
-constexpr auto idle_poll = 16ms;        // and this often, if not: each look takes a processor from some rank
-constexpr auto idle_failure_poll = 1s;  // without calls: peers may take back memory
-constexpr auto attended_grace = 200us;  // from a call to the wait for it, without other work between
-constexpr auto max_wait = 10ms;
-constexpr auto spin_limit = 30ms;  // without any move: a thread looks no more, but sleeps
-constexpr auto max_sleep = 50ms;   // at a time, since news wake it
+// Progress thread:
+constexpr auto active_window = 1s;      // poll while a call was made this recently
+constexpr auto active_poll = 1ms;       // period, if a request was unattended within active_window
+constexpr auto idle_poll = 16ms;        // period otherwise
+constexpr auto idle_failure_poll = 1s;  // period without calls, for failures and memory that peers free
+constexpr auto attended_grace = 200us;  // a request this young counts as attended: its caller may yet wait
+// Driving thread:
+constexpr auto max_wait = 10ms;    // of one Transport::wait(), before spin_limit
+constexpr auto spin_limit = 30ms;  // without progress; then sleep
+constexpr auto max_sleep = 50ms;   // of one Transport::wait(), after spin_limit
 
-// Min and max choose one of the contributions, and round nothing.
+// Min and max select one contribution and do not round.
 bool rounds_partial_sums(DType dtype, const ReduceOp& op) {
   const bool small = size_of(dtype) < 4 && dtype != DType::i8 && dtype != DType::u8;
   return small && op.kind != ReduceOp::min && op.kind != ReduceOp::max;
@@ -66,13 +68,14 @@ ProgressEngine::ProgressEngine(int rank, int size, std::unique_ptr<Transport> tr
       transport_name_(transport_->describe()),
       executor_(*transport_, rank, size),
       point_to_point_(*transport_, rank, size) {
-  constexpr int most_together = 256;  // ranks: a slot has a part for each
-  if (!transport_->mailboxes().empty() && size <= most_together)
+  constexpr int max_intranode_ranks = 256;  // a slot has a part for each
+  if (!transport_->mailboxes().empty() && size <= max_intranode_ranks)
     intranode_ = std::make_unique<IntranodeEngine>(
         *transport_, rank, size,
         IntranodeTuningTable(size, file_rules_, options_.tuning.name, overrides_, options_.deterministic));
   for (int c = 0; c < collective_count && !intranode_; ++c)
-    if (!overrides_.of(Collective(c)).empty()) schedule_for(Collective(c), 0);  // refuses what is no schedule
+    if (!overrides_.of(Collective(c)).empty())
+      schedule_for(Collective(c), 0);  // Errc::config for no schedule
 }
 
 ProgressEngine::~ProgressEngine() { stop(); }
@@ -96,7 +99,7 @@ std::shared_ptr<SharedMemoryAllocator> ProgressEngine::arena() {
   return transport_->allocator();
 }
 
-// Large memory takes long: without the lock, which calls in flight need, and abort().
+// Without the lock: a large allocation takes long, and calls in flight and abort() need the lock.
 std::shared_ptr<std::byte> ProgressEngine::allocate(std::size_t bytes) {
   return allocate_zeroed(arena(), bytes);
 }
@@ -106,17 +109,17 @@ std::string ProgressEngine::describe() const { return "native over " + transport
 AlgorithmChoice ProgressEngine::explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
                                         ReduceOp op) const {
   if (traits(kind).point_to_point) return {"message", transport_name_, 0, "messages take no algorithm"};
-  if (kind == Collective::barrier || kind == Collective::all_to_all_v) bytes = 0;  // what the tables go by
+  if (kind == Collective::barrier || kind == Collective::all_to_all_v) bytes = 0;  // as in the tables
   if (intranode_) {
-    const IntranodeAlgorithm& way = intranode_->table().find(kind, bytes);
-    AlgorithmChoice choice = explain_intranode(kind, bytes, size_, way, intranode_->limits(), reachable);
-    if (!way.schedule) return choice;
-    if (!is_allowed(*way.schedule, kind, rounds_partial_sums(dtype, op))) {
-      choice.reason += concat("; not ", way.schedule->name, ", which rounds ", name(dtype), " on the way");
+    const IntranodeAlgorithm& entry = intranode_->table().find(kind, bytes);
+    AlgorithmChoice choice = explain_intranode(kind, bytes, size_, entry, intranode_->limits(), reachable);
+    if (!entry.schedule) return choice;
+    if (!is_allowed(*entry.schedule, kind, rounds_partial_sums(dtype, op))) {
+      choice.reason += concat("; not ", entry.schedule->name, ", which rounds ", name(dtype), " on the way");
       return choice;
     }
-    return {concat("schedule:", way.schedule->name), transport_name_,
-            way.chunk ? way.chunk : default_slice_bytes, way.reason};
+    return {concat("schedule:", entry.schedule->name), transport_name_,
+            entry.chunk ? entry.chunk : default_slice_bytes, entry.reason};
   }
   const SelectedAlgorithm s = schedule_for(kind, bytes, rounds_partial_sums(dtype, op));
   const std::string why = s.rule ? source_prefix(*s.rule, options_.tuning.name) + to_string(*s.rule)
@@ -124,7 +127,7 @@ AlgorithmChoice ProgressEngine::explain(Collective kind, std::size_t bytes, bool
   return {s.algorithm->name, transport_name_, s.chunk ? s.chunk : default_slice_bytes, why};
 }
 
-// Copies without the lock, too.
+// Without the lock, since it copies.
 Registration ProgressEngine::register_buffer(std::span<std::byte> memory) {
   const auto shared = arena();
   return shared
@@ -136,23 +139,23 @@ std::shared_ptr<Request> ProgressEngine::submit(std::span<const CollectiveCall> 
   check_process();
   Coalescer::require_independent(group);
   const auto now = Clock::now();
-  auto job = std::make_shared<Request>(shared_from_this(), group, now + options_.timeout);
+  auto request = std::make_shared<Request>(shared_from_this(), group, now + options_.timeout);
   const std::lock_guard lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
   if (group.empty()) {
-    job->end(nullptr);
-    return job;
+    request->end(nullptr);
+    return request;
   }
-  incoming_.push_back(job);
+  incoming_.push_back(request);
   ++unfinished_;
   last_use_ = now;
-  const bool news = !inbox_changed_.exchange(true, std::memory_order_acq_rel);
+  const bool first = !inbox_changed_.exchange(true, std::memory_order_acq_rel);
   if (has_owner_) {
-    if (news) transport_->wake();  // it may sleep over a message that is long in coming
+    if (first) transport_->wake();  // the driving thread may sleep in Transport::wait()
   } else if (sleeping_) {
     work_arrived_.notify_one();
   }
-  return job;
+  return request;
 }
 
 bool ProgressEngine::is_inline_eligible(const CollectiveCall& op) const {
@@ -161,21 +164,21 @@ bool ProgressEngine::is_inline_eligible(const CollectiveCall& op) const {
          op.out.bytes() <= IntranodeEngine::max_inline_bytes && !intranode_->schedule_for(op);
 }
 
-bool ProgressEngine::try_fast_path(const CallKey& call, std::shared_ptr<Request>& job) {
+bool ProgressEngine::try_fast_path(const CallKey& call, std::shared_ptr<Request>& request) {
   if (!intranode_) return false;
   check_process();
   std::unique_lock lock(mutex_);
   if (has_owner_ || unfinished_ > 0 || stopping_ || failure_ || !intranode_->matches_last(call)) return false;
   try {
     if (!intranode_->run_fast_path(call, sequence_++, oversubscribed_ ? oversubscribed_spins : inline_spins))
-      job = enqueue_started(intranode_->call());
+      request = enqueue_started(intranode_->call());
   } catch (...) {
-    fail_inline(lock, job);
+    fail_inline(lock, request);
   }
   return true;
 }
 
-bool ProgressEngine::try_inline(std::span<const CollectiveCall> group, std::shared_ptr<Request>& job) {
+bool ProgressEngine::try_inline(std::span<const CollectiveCall> group, std::shared_ptr<Request>& request) {
   if (!intranode_ || group.size() != 1 || !is_inline_eligible(group.front())) return false;
   check_process();
   std::unique_lock lock(mutex_);
@@ -184,55 +187,55 @@ bool ProgressEngine::try_inline(std::span<const CollectiveCall> group, std::shar
   try {
     intranode_->start(group.front(), sequence_++);
     if (!intranode_->spin(oversubscribed_ ? oversubscribed_spins : inline_spins))
-      job = enqueue_started(group.front());
+      request = enqueue_started(group.front());
   } catch (...) {
-    fail_inline(lock, job);
+    fail_inline(lock, request);
   }
   return true;
 }
 
-/// What was thrown is the job's, and poisons the group.
-void ProgressEngine::fail_inline(std::unique_lock<SpinFutexLock>& lock, std::shared_ptr<Request>& job) {
+/// Ends the request with the current exception, and poisons the group with it.
+void ProgressEngine::fail_inline(std::unique_lock<SpinFutexLock>& lock, std::shared_ptr<Request>& request) {
   const auto error = std::current_exception();
-  has_owner_ = true;  // nobody else may touch what is cleared now
+  has_owner_ = true;  // poison() clears state of the driving thread
   lock.unlock();
   poison(error);
   lock.lock();
   has_owner_ = false;
   if (waiters_ > 0 || stopping_) changed_.notify_all();
-  job = std::make_shared<Request>(shared_from_this(), std::span<const CollectiveCall>{}, Clock::now());
-  job->end(error);
+  request = std::make_shared<Request>(shared_from_this(), std::span<const CollectiveCall>{}, Clock::now());
+  request->end(error);
 }
 
-/// Under the lock: what did not end soon becomes a job like others.
+/// Requires mutex_. Turns a call that intranode_ has begun into a queued request.
 std::shared_ptr<Request> ProgressEngine::enqueue_started(const CollectiveCall& op) {
   const auto now = Clock::now();
-  auto job = std::make_shared<Request>(shared_from_this(), std::span(&op, 1), now + options_.timeout);
-  intranode_->rebind(job->operations[0]);
-  current_ = {job, 0};
+  auto request = std::make_shared<Request>(shared_from_this(), std::span(&op, 1), now + options_.timeout);
+  intranode_->rebind(request->operations[0]);
+  current_ = {request, 0};
   current_is_intranode_ = true;
   ++unfinished_;
   last_use_ = now;
   if (sleeping_) work_arrived_.notify_one();
-  return job;
+  return request;
 }
 
-void ProgressEngine::wait(Request& job) {
-  if (job.done()) return;
+void ProgressEngine::wait(Request& request) {
+  if (request.done()) return;
   check_process();
   std::unique_lock lock(mutex_);
-  if (const auto now = Clock::now(); now > job.deadline - options_.timeout + active_poll)
+  if (const auto now = Clock::now(); now > request.deadline - options_.timeout + active_poll)
     last_unattended_ = now;
-  while (!job.done()) {
+  while (!request.done()) {
     if (has_owner_) {
-      if (++waiters_ == 1) transport_->wake();  // the progress thread may sleep, and makes room now
+      if (++waiters_ == 1) transport_->wake();  // a progress thread that drives yields to this one
       changed_.wait(lock);
       --waiters_;
       continue;
     }
     has_owner_ = true;
     lock.unlock();
-    progress(&job);
+    progress(&request);
     lock.lock();
     has_owner_ = false;
     if (waiters_ > 0 || stopping_) changed_.notify_all();
@@ -240,8 +243,8 @@ void ProgressEngine::wait(Request& job) {
   }
 }
 
-/// Under the lock: whether the oldest call is one that nobody came to wait for, rather than one whose caller
-/// is on the way.
+/// Requires mutex_. True if the oldest request is older than attended_grace, so that its caller probably does
+/// not wait for it, or if there is none.
 bool ProgressEngine::is_unattended() const {
   const Request* const oldest = current_.request    ? current_.request.get()
                                 : !queue_.empty()   ? queue_.front().request.get()
@@ -254,23 +257,23 @@ void ProgressEngine::progress_thread() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     if (unfinished_ > 0 && !has_owner_ && waiters_ == 0) {
-      const bool left = is_unattended();
+      const bool unattended = is_unattended();
       has_owner_ = true;
       lock.unlock();
       progress(nullptr);
       lock.lock();
       has_owner_ = false;
       changed_.notify_all();
-      if (left && waiters_ == 0) last_unattended_ = Clock::now();
+      if (unattended && waiters_ == 0) last_unattended_ = Clock::now();
     } else if (const auto now = Clock::now(); now - last_use_ < active_window) {
       work_arrived_.wait_for(lock, now - last_unattended_ < active_window ? active_poll : idle_poll);
     } else {
       sleeping_ = true;
-      const bool news = work_arrived_.wait_for(lock, idle_failure_poll, [&] {
+      const bool has_work = work_arrived_.wait_for(lock, idle_failure_poll, [&] {
         return stopping_ || (unfinished_ > 0 && !has_owner_ && waiters_ == 0);
       });
       sleeping_ = false;
-      if (!news) poll_once(lock);
+      if (!has_work) poll_once(lock);
     }
   }
 }
@@ -294,7 +297,8 @@ void ProgressEngine::check() {
   if (failure_) std::rethrow_exception(failure_);
 }
 
-/// Under the lock: looks for news, unless somebody drives, who does so.
+/// Requires mutex_, and releases it meanwhile. Polls the transport once, unless another thread drives and
+/// does so.
 void ProgressEngine::poll_once(std::unique_lock<SpinFutexLock>& lock) {
   if (failure_ || has_owner_ || stopping_ || !transport_) return;
   has_owner_ = true;
@@ -321,9 +325,9 @@ void ProgressEngine::stop() noexcept {
   }
   if (thread_.joinable()) thread_.join();
   std::unique_lock lock(mutex_);
-  // Another thread may still drive: it has been woken, and sees stopping_ in its next step.
+  // Another thread may still drive: it was woken and sees stopping_ in its next step.
   if (!changed_.wait_for(lock, 5s, [&] { return !has_owner_; })) return;
-  has_owner_ = true;  // a thread that comes to wait now must not drive any more
+  has_owner_ = true;  // a thread that enters wait() now must not drive
   lock.unlock();
   poison(std::make_exception_ptr(
       Error(Errc::aborted, concat("the communicator of rank ", rank_, " was destroyed"), rank_)));
@@ -337,8 +341,8 @@ void ProgressEngine::abandon() noexcept {
   if (mutex_.try_lock() && !has_owner_) transport_.reset();
 }
 
-/// The progress thread only until somebody waits: who waits drives, or every call would have two threads take
-/// turns.
+/// Drives until that request is done; for null (the progress thread), until there is nothing to do or a
+/// thread waits. Without the latter two threads would alternate during every call.
 void ProgressEngine::progress(const Request* until) {
   while (until ? !until->done() : !is_idle() && waiters_.load(std::memory_order_relaxed) == 0) {
     try {
@@ -350,8 +354,7 @@ void ProgressEngine::progress(const Request* until) {
   }
 }
 
-/// `waited_for`: somebody waits, so that a thread has nothing better to do than to look for news; but not for
-/// long.
+/// `waited_for`: the driving thread is in wait(), so it may spin, for spin_limit at most.
 void ProgressEngine::progress_step(bool waited_for) {
   const bool eager = waited_for && !may_sleep_;
   if (inbox_changed_.load(std::memory_order_acquire)) accept();
@@ -369,12 +372,13 @@ void ProgressEngine::progress_step(bool waited_for) {
   if (!moved) return on_idle(waited_for);
   idle_since_.reset(), may_sleep_ = false;
   if (++steps_ % 64 != 0) return;
-  const auto now = Clock::now();  // before the look, as in idle()
+  const auto now = Clock::now();  // before poll_control(), as in on_idle()
   poll_control(waited_for);
   check_deadlines(now);
 }
 
-/// Where all ranks share memory the others' news come within less time than looking elsewhere takes.
+/// Advances the current call. With the intra-node engine it spins on the peers' slots first: these change
+/// within less time than one poll of the transport takes.
 bool ProgressEngine::advance_current(bool eager) {
   if (!current_is_intranode_) return executor_.advance();
   if (intranode_->advance()) return true;
@@ -387,15 +391,15 @@ void ProgressEngine::accept() {
   inbox_changed_.store(false, std::memory_order_relaxed);
   require(!stopping_, Errc::aborted, "the communicator of rank ", rank_, " was destroyed");
   if (failure_) std::rethrow_exception(failure_);
-  for (auto& job : incoming_) {
+  for (auto& request : incoming_) {
     bool messages = false;
-    for (std::size_t i = 0; i < job->operations.size(); ++i) {
-      if (traits(job->operations[i].kind).point_to_point)
-        point_to_point_.add(job->operations[i], job.get()), messages = true;
+    for (std::size_t i = 0; i < request->operations.size(); ++i) {
+      if (traits(request->operations[i].kind).point_to_point)
+        point_to_point_.add(request->operations[i], request.get()), messages = true;
       else
-        queue_.push_back({job, i});
+        queue_.push_back({request, i});
     }
-    if (messages) point_to_point_requests_.push_back(job);
+    if (messages) point_to_point_requests_.push_back(request);
   }
   incoming_.clear();
 }
@@ -413,7 +417,8 @@ void ProgressEngine::start(const PendingCall& next) {
   dispatch(op);
 }
 
-/// How many calls at the front of the queue run as one. All are of one group, whose calls stand together.
+/// The number of calls at the front of the queue that run as one. All are of one group, whose calls are
+/// adjacent.
 std::size_t ProgressEngine::coalescable() const {
   const std::shared_ptr<Request>& group = queue_.front().request;
   if (group->operations.size() == 1) return 1;
@@ -435,10 +440,10 @@ void ProgressEngine::start_coalesced(std::size_t calls) {
 }
 
 void ProgressEngine::dispatch(const CollectiveCall& op) {
-  const IntranodeAlgorithm* by_streams = schedule_override(op);
-  current_is_intranode_ = intranode_ && !by_streams;
+  const IntranodeAlgorithm* entry = schedule_override(op);
+  current_is_intranode_ = intranode_ && !entry;
   if (current_is_intranode_) return intranode_->start(op, sequence_++);
-  if (by_streams) return run_schedule(op, *by_streams->schedule, by_streams->chunk);
+  if (entry) return run_schedule(op, *entry->schedule, entry->chunk);
   const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
   const SelectedAlgorithm s =
       schedule_for(op.kind, message_bytes(op.kind, count_per_rank(op, size_) * size_of(dtype), size_),
@@ -446,13 +451,14 @@ void ProgressEngine::dispatch(const CollectiveCall& op) {
   run_schedule(op, *s.algorithm, s.chunk);
 }
 
-/// The schedule of streams that serves the call in a meeting place's stead; null: none does.
+/// The tuning entry whose schedule runs the call instead of the intra-node engine; null: none does.
 const IntranodeAlgorithm* ProgressEngine::schedule_override(const CollectiveCall& op) const {
-  const IntranodeAlgorithm* const way = intranode_ ? intranode_->schedule_for(op) : nullptr;
-  return way && is_allowed(*way->schedule, op.kind, rounds_partial_sums(op)) ? way : nullptr;
+  const IntranodeAlgorithm* const entry = intranode_ ? intranode_->schedule_for(op) : nullptr;
+  return entry && is_allowed(*entry->schedule, op.kind, rounds_partial_sums(op)) ? entry : nullptr;
 }
 
-/// A line of a table may name an algorithm that, for some types, does not give the bits of all others.
+/// False if the algorithm rounds partial sums of this type, so that its bits differ from other algorithms',
+/// although `deterministic` is set and the algorithm is not forced. A tuning rule may name such an algorithm.
 bool ProgressEngine::is_allowed(const Algorithm& algorithm, Collective kind, bool rounds) const {
   const bool depends = algorithm.is(rounds_partials) && traits(kind).reduces && rounds;
   return !depends || !options_.deterministic || !overrides_.of(kind).empty();
@@ -485,9 +491,10 @@ void ProgressEngine::finish_current() {
   for (std::size_t calls = std::exchange(calls_in_one_, 1); calls > 0; --calls) call_ended(*ended.request);
 }
 
-// Where the input cannot be read where it lies, there is a copy: for a factor before the sum, and for the
-// schedule of an all_to_all in place, whose parts change places. Letters hold such parts before others come.
-void ProgressEngine::prepare_input(CollectiveCall& op, Request& job) {
+// Copies the input where it cannot be read in place: scaled for premul_sum, and for the schedule of an
+// in-place all_to_all, which overwrites shards that are yet to be sent. The intra-node engine stages those
+// before it reads.
+void ProgressEngine::prepare_input(CollectiveCall& op, Request& request) {
   const bool scaled = op.op.kind == ReduceOp::premul_sum && op.in.count > 0;
   const bool by_schedule = !intranode_ || schedule_override(op);
   const bool swapped = by_schedule && op.kind == Collective::all_to_all && op.in.data == op.out.data;
@@ -497,12 +504,12 @@ void ProgressEngine::prepare_input(CollectiveCall& op, Request& job) {
     op.in = op.out;
     return;
   }
-  job.staged_input = transport_->allocate(op.in.bytes());
+  request.staged_input = transport_->allocate(op.in.bytes());
   if (scaled)
-    scale(job.staged_input.get(), op.in.data, op.in.count, op.in.dtype, op.op.factor);
+    scale(request.staged_input.get(), op.in.data, op.in.count, op.in.dtype, op.op.factor);
   else if (op.in.bytes() > 0)
-    std::memcpy(job.staged_input.get(), op.in.data, op.in.bytes());
-  op.in.data = job.staged_input.get();
+    std::memcpy(request.staged_input.get(), op.in.data, op.in.bytes());
+  op.in.data = request.staged_input.get();
 }
 
 const DependencyPlan& ProgressEngine::plan_for(const Algorithm& algorithm, int root, bool in_place) {
@@ -516,28 +523,28 @@ const DependencyPlan& ProgressEngine::plan_for(const Algorithm& algorithm, int r
 
 void ProgressEngine::finish_point_to_point() {
   for (void* tag : point_to_point_.finished()) {
-    Request& job = *static_cast<Request*>(tag);
+    Request& request = *static_cast<Request*>(tag);
     const auto keep = std::find_if(point_to_point_requests_.begin(), point_to_point_requests_.end(),
-                                   [&](const auto& j) { return j.get() == &job; });
+                                   [&](const auto& j) { return j.get() == &request; });
     const auto held = *keep;
-    call_ended(job);
-    if (job.done()) point_to_point_requests_.erase(keep);
+    call_ended(request);
+    if (request.done()) point_to_point_requests_.erase(keep);
   }
   point_to_point_.finished().clear();
 }
 
-void ProgressEngine::call_ended(Request& job) {
-  if (--job.remaining > 0) return;
-  if (queried_request_ == &job) queried_request_ = nullptr;
-  job.staged_input.reset();
+void ProgressEngine::call_ended(Request& request) {
+  if (--request.remaining > 0) return;
+  if (queried_request_ == &request) queried_request_ = nullptr;
+  request.staged_input.reset();
   const std::lock_guard lock(mutex_);
-  job.end(nullptr);
+  request.end(nullptr);
   --unfinished_;
   if (waiters_ > 0) changed_.notify_all();
 }
 
-// The clock comes before all else that may have happened while this process slept: a rank that was stopped
-// itself blames nobody, and learns what the others have agreed on.
+// Reads the clock before it polls: a process that was stopped for longer than the timeout then receives the
+// failure that the others have agreed on, instead of reporting a timeout of its own.
 void ProgressEngine::on_idle(bool waited_for) {
   const auto now = Clock::now();
   const bool eager = waited_for && !may_sleep_;
@@ -549,19 +556,21 @@ void ProgressEngine::on_idle(bool waited_for) {
   transport_->wait(may_sleep_ ? max_sleep : max_wait, eager);
 }
 
-// A message that nobody waits for holds this rank back from nothing.
+// An unattended point-to-point request does not block this rank, so it is not reported in the wait-for graph.
 void ProgressEngine::poll_control(bool waited_for) {
   transport_->progress();
   if (!transport_->wait_graph().has_requests()) return;
-  const Request* job = current_.request.get();
-  if (!job && waited_for && !point_to_point_requests_.empty()) job = point_to_point_requests_.front().get();
-  transport_->reply_waits(wait_state_of(job).waiting_on);
+  const Request* request = current_.request.get();
+  if (!request && waited_for && !point_to_point_requests_.empty())
+    request = point_to_point_requests_.front().get();
+  transport_->reply_waits(wait_state_of(request).waiting_on);
 }
 
-ProgressEngine::WaitState ProgressEngine::wait_state_of(const Request* job) const {
-  if (!job) return {};
-  if (job != current_.request.get())
-    return {point_to_point_.debtors(job), point_to_point_.culprit(job), point_to_point_.waiting_for(job)};
+ProgressEngine::WaitState ProgressEngine::wait_state_of(const Request* request) const {
+  if (!request) return {};
+  if (request != current_.request.get())
+    return {point_to_point_.debtors(request), point_to_point_.culprit(request),
+            point_to_point_.waiting_for(request)};
   if (current_is_intranode_) return {intranode_->debtors(), intranode_->culprit(), intranode_->waiting_for()};
   return {executor_.debtors(), executor_.culprit(), executor_.waiting_for()};
 }
@@ -573,24 +582,24 @@ const Request* ProgressEngine::overdue_request(Clock::time_point by) const {
              : nullptr;
 }
 
-// Whom a rank waits for may itself wait for the guilty one, since schedules relay: a little before the
-// deadline all are asked, and whoever is in a call answers at once.
+// The peer that this rank waits for may itself wait for the culprit, since schedules relay. So the wait-for
+// graph is requested shortly before the deadline; every rank that is in a call replies at once.
 void ProgressEngine::check_deadlines(Clock::time_point now) {
-  const auto doubt = std::min<Clock::duration>(options_.timeout / 4, 1s);
-  const Request* const job = overdue_request(now + doubt);
-  if (job == queried_request_) {
-    if (job && now >= decide_at_) fail_timeout(*job);
+  const auto margin = std::min<Clock::duration>(options_.timeout / 4, 1s);
+  const Request* const request = overdue_request(now + margin);
+  if (request == queried_request_) {
+    if (request && now >= decide_at_) fail_timeout(*request);
     return;
   }
-  queried_request_ = job;
-  if (!job) return;
+  queried_request_ = request;
+  if (!request) return;
   transport_->query_waits();
-  decide_at_ = Clock::now() + doubt;
+  decide_at_ = Clock::now() + margin;
 }
 
-void ProgressEngine::fail_timeout(const Request& job) {
+void ProgressEngine::fail_timeout(const Request& request) {
   const double seconds = std::chrono::duration<double>(options_.timeout).count();
-  const WaitState wait = wait_state_of(&job);
+  const WaitState wait = wait_state_of(&request);
   const int found = transport_->wait_graph().culprit(wait.suspect, wait.waiting_on);
   const int culprit = found < 0 ? wait.suspect : found;
   const std::string cause =
@@ -600,7 +609,7 @@ void ProgressEngine::fail_timeout(const Request& job) {
                    transport_->wait_graph().unresponsive(found) ? " does not answer" : " waits for nobody");
   const Error error(
       Errc::timeout,
-      concat(name(job.operations[0].kind), " did not end within ", seconds, " s on rank ", rank_,
+      concat(name(request.operations[0].kind), " did not end within ", seconds, " s on rank ", rank_,
              ": it waits for ", wait.text, cause, "; a rank may be stuck, or slower than the timeout allows"),
       culprit);
   transport_->abort({culprit, Errc::timeout, error.what()});
@@ -611,19 +620,19 @@ void ProgressEngine::poison(std::exception_ptr error) noexcept {
   try {
     std::rethrow_exception(error);
   } catch (const Error& e) {
-    // What only this rank has seen, the others have to learn.
-    const bool learnt = e.code() == Errc::peer_lost || e.code() == Errc::aborted || e.code() == Errc::timeout;
+    // A failure that only this rank has seen must be sent to the others.
+    const bool shared = e.code() == Errc::peer_lost || e.code() == Errc::aborted || e.code() == Errc::timeout;
     if (e.code() == Errc::mismatch)
       transport_->abort({e.culprit(), e.code(), e.what()});
-    else if (!learnt)
+    else if (!shared)
       transport_->abort({rank_, Errc::aborted, concat("rank ", rank_, ": ", e.what())});
   } catch (const std::exception& e) {
     transport_->abort({rank_, Errc::aborted, concat("rank ", rank_, ": ", e.what())});
   }
   const std::lock_guard lock(mutex_);
   if (!failure_) failure_ = error;
-  const auto end = [&](const std::shared_ptr<Request>& job) {
-    if (job && !job->done()) job->end(failure_);
+  const auto end = [&](const std::shared_ptr<Request>& request) {
+    if (request && !request->done()) request->end(failure_);
   };
   end(current_.request);
   for (const PendingCall& q : queue_) end(q.request);

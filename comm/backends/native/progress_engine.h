@@ -1,12 +1,12 @@
 #pragma once
-/// Who moves a communicator's operations: a progress thread, and whoever waits for one of them. At any time
-/// one of them drives, all others sleep.
+/// Progress engine of a native communicator. Requests are progressed by exactly one thread at a time, the
+/// driving thread: a thread in Work::wait(), otherwise the progress thread. All others sleep.
 ///
-/// Operations wake the progress thread only if it has long had nothing to do: their caller mostly waits for
-/// them at once, and then drives them itself. While the communicator is in use the thread looks for what
-/// nobody waits for: once a millisecond where there is such, else every 16, since each look takes the
-/// processor from some rank. In a communicator without calls it looks once a second whether peers have taken
-/// memory back, or are gone.
+/// The progress thread polls for unattended requests every 1 ms if there was one in the last second,
+/// otherwise every 16 ms, since each poll competes with the ranks for cores. After 1 s without a call it
+/// sleeps; a submission then wakes it, and once a second it polls for failures and for memory that peers have
+/// freed. A submission does not wake it before, since callers mostly wait at once and then drive the request
+/// themselves.
 
 #include <atomic>
 #include <condition_variable>
@@ -36,27 +36,38 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   ~ProgressEngine();
 
   void start_thread();
-  /// Ends what is pending with an error, and the thread. Bounded.
+  /// Fails all pending requests with Errc::aborted, joins the thread and closes the transport. Waits 5 s at
+  /// most for another driving thread.
   void stop() noexcept;
-  /// Instead of the destructor in a child of fork(), where the thread is not and whose conditions may have
-  /// waiters that never come back: closes the links, if no thread was at work on them when the child began.
+  /// Replaces the destructor in a child of fork(), which has no progress thread, and whose condition
+  /// variables may have waiters that do not exist there. Closes the transport's descriptors if no thread was
+  /// driving at fork().
   void abandon() noexcept;
 
-  /// try_inline() of a call that is like the last one. Throws nothing.
+  // Thread safe. In a child of fork() they throw Errc::invalid_argument, but for abort(), describe() and
+  // explain().
+
+  /// try_inline() of a call with the plan of the last one. A failure is reported by the request, not thrown.
   bool try_fast_path(const CallKey&, std::shared_ptr<Request>&);
-  /// True for a small collective of one host that nothing is before: it is over, unless there is a job.
-  /// Throws the failure that poisoned the group, if there is one.
+  /// Runs a small intra-node collective on the calling thread. False: not eligible, or other requests are
+  /// pending; call submit(). True: started; complete if the request is null, else the request completes
+  /// later. Throws the failure that poisoned the group, if there is one.
   bool try_inline(std::span<const CollectiveCall> group, std::shared_ptr<Request>&);
-  /// Throws the failure that poisoned the group, if there is one.
+  /// Queues a group of calls. Throws the failure that poisoned the group of ranks, if there is one, and
+  /// Errc::invalid_argument for dependent calls (Coalescer::require_independent()).
   std::shared_ptr<Request> submit(std::span<const CollectiveCall> group);
+  /// Blocks until the request is done; drives the engine meanwhile if no other thread does.
   void wait(Request&);
+  /// Poisons the group of ranks with Errc::aborted.
   void abort(const std::string& reason) noexcept;
-  /// Throws the failure that poisoned the group, if there is one; looks for it if nobody drives. Never waits.
+  /// Throws the failure that poisoned the group, if there is one; polls for it if no thread drives. Does not
+  /// block.
   void check();
+  /// Zeroed memory that peers on this node map.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   Registration register_buffer(std::span<std::byte>);
   std::string describe() const;
-  /// Any thread.
+  /// The algorithm of a call of `bytes`; `reachable`: its buffers are registered on all ranks.
   AlgorithmChoice explain(Collective, std::size_t bytes, bool reachable, DType, ReduceOp) const;
 
  private:
@@ -64,10 +75,10 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
     std::shared_ptr<Request> request;
     std::size_t index;
   };
-  /// For whom a job waits.
+  /// The ranks that a request waits for.
   struct WaitState {
     RankSet waiting_on;
-    int suspect = -1;  // of them
+    int suspect = -1;  // one of them, the furthest behind
     std::string text;
   };
   struct CachedPlan {
@@ -82,7 +93,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   void poll_once(std::unique_lock<SpinFutexLock>&);
   bool is_unattended() const;
   void progress_thread();
-  // All of these are called by the one that drives.
+  // Called by the driving thread only.
   void progress(const Request* until);
   void progress_step(bool waited_for);
   void accept();
@@ -119,45 +130,46 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   const int rank_, size_;
   const NativeOptions options_;
   const AlgorithmOverrides overrides_;
-  const std::vector<TuningRule> file_rules_;  // for this group
-  std::unique_ptr<Transport> transport_;      // gone after stop()
+  const std::vector<TuningRule> file_rules_;  // of the tuning file, for this group
+  std::unique_ptr<Transport> transport_;      // null after stop()
   const bool oversubscribed_, intra_node_;
-  const std::vector<int> node_of_rank_;  // of every rank
+  const std::vector<int> node_of_rank_;
   const int nodes_;
-  const std::string transport_name_;  // what the transport calls itself
+  const std::string transport_name_;
 
   // Guarded by mutex_.
   SpinFutexLock mutex_;
-  std::condition_variable_any changed_;       // for waiters: a job ended, or nobody drives any more
+  std::condition_variable_any changed_;       // for waiters: a request ended, or no thread drives
   std::condition_variable_any work_arrived_;  // for the progress thread
   std::deque<std::shared_ptr<Request>> incoming_;
   std::size_t unfinished_ = 0;
+  // A thread drives; stop() was called; the progress thread sleeps since there was no call for 1 s.
   bool has_owner_ = false, stopping_ = false, sleeping_ = false;
   std::atomic<int> waiters_{0};  // also read without the lock
   std::exception_ptr failure_;
   std::chrono::steady_clock::time_point last_use_{};
-  std::chrono::steady_clock::time_point last_unattended_{};  // when a call was last left to the thread
+  std::chrono::steady_clock::time_point last_unattended_{};  // last time that no thread waited for a request
 
   std::atomic<bool> inbox_changed_{false};  // incoming_ or stopping_ changed
 
-  // Belongs to whoever drives.
+  // Owned by the driving thread.
   ScheduleExecutor executor_;
-  std::unique_ptr<IntranodeEngine> intranode_;  // where all ranks share memory
-  bool current_is_intranode_ = false;           // the current operation
+  std::unique_ptr<IntranodeEngine> intranode_;  // null unless all ranks share memory
+  bool current_is_intranode_ = false;           // intranode_ runs the current call, else executor_
   PointToPoint point_to_point_;
   std::deque<PendingCall> queue_;
   PendingCall current_{};
-  std::size_t calls_in_one_ = 1;  // of a group, from current_ on, that run as one call
+  std::size_t calls_in_one_ = 1;  // calls of the group, from current_ on, that run coalesced
   Coalescer coalescer_;
   std::shared_ptr<std::byte> coalescing_buffer_;
-  std::deque<std::shared_ptr<Request>> point_to_point_requests_;  // jobs with messages in flight
-  const Request* queried_request_ = nullptr;  // near its deadline: the others were asked whom they wait for
-  std::chrono::steady_clock::time_point decide_at_{};  // by what they have told
+  std::deque<std::shared_ptr<Request>> point_to_point_requests_;  // requests with messages in flight
+  const Request* queried_request_ = nullptr;           // near its deadline: the wait-for graph was requested
+  std::chrono::steady_clock::time_point decide_at_{};  // when the replies are evaluated
   std::uint32_t sequence_ = 0;
   std::vector<CachedPlan> plans_;
-  unsigned steps_ = 0;                                               // steps
-  std::optional<std::chrono::steady_clock::time_point> idle_since_;  // nothing has moved
-  bool may_sleep_ = false;                                           // for long
+  unsigned steps_ = 0;                                               // steps with progress
+  std::optional<std::chrono::steady_clock::time_point> idle_since_;  // begin of the steps without progress
+  bool may_sleep_ = false;                                           // idle for longer than spin_limit
 
   std::thread thread_;
 };
