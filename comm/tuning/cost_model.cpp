@@ -17,7 +17,7 @@ std::size_t chunk_bytes(Collective c, const Schedule& schedule, int size, std::s
   return ceil_div(bytes, parts);
 }
 
-/// All ranks' schedules, each as far as it goes before the next one's turn.
+/// Simulates the schedules of all ranks; each advances until it waits for a message.
 class CriticalPath {
  public:
   CriticalPath(const Algorithm& algorithm, int size) : collective_(algorithm.collective), size_(size) {
@@ -50,7 +50,7 @@ class CriticalPath {
     std::size_t next = 0;
     ScheduleCost clock;
   };
-  // When each message has arrived.
+  // Messages in flight, each with the critical path of its arrival.
   struct Wire {
     std::vector<ScheduleCost> messages;
     std::size_t received = 0;
@@ -63,7 +63,7 @@ class CriticalPath {
     if (rank.next == rank.schedule.steps.size()) return false;
     const Step& s = rank.schedule.steps[rank.next];
     if (s.kind == Step::send) {
-      // Chunks for one peer, one behind the other, go as one message.
+      // Consecutive chunks for one peer count as one message.
       const Step* const before = rank.next ? &s - 1 : nullptr;
       const bool begins = !before || before->kind != Step::send || before->peer != s.peer;
       rank.clock.messages += begins, rank.clock.bytes += chunk_;
@@ -92,7 +92,7 @@ class CriticalPath {
   std::vector<Wire> wires_;
 };
 
-/// Fills what a table does not hold of one collective at one place.
+/// Makes rules for calls of one collective in one scope that a table does not cover.
 class RuleInterpolator {
  public:
   RuleInterpolator(const Tuning& tuning, TuningScope where, Collective c, int size, bool deterministic)
@@ -109,8 +109,8 @@ class RuleInterpolator {
     }
   }
 
-  /// A line for calls of more than `above` and up to `most` bytes, of about `like`; none: there is one, or
-  /// nothing to go by.
+  /// A rule for calls of more than `above` and up to `most` bytes, chosen for calls of `like` bytes. Nullopt:
+  /// the table has one, or there is neither a measurement nor a link.
   std::optional<TuningRule> line(std::size_t above, std::size_t most, std::size_t like) {
     const auto held = [&](std::size_t bytes) {
       return find_rule(rules_, {collective_, where_, bytes, size_}, deterministic_) != nullptr;
@@ -142,7 +142,7 @@ class RuleInterpolator {
   }
 
  private:
-  /// Where ranks meet: what they do themselves, which costs less than the same over streams.
+  /// All candidates. Intra-node, only algorithms of the engine, which cost less than the same as a schedule.
   std::vector<TuningRule> all() const {
     std::vector<TuningRule> found;
     for (const Algorithm& a : algorithms()) {
@@ -150,7 +150,8 @@ class RuleInterpolator {
       if (a.collective != collective_ || a.is(hierarchical) || !set_algorithm(rule, a.name) ||
           rule.is_schedule)
         continue;
-      if (!find_rule({&rule, 1}, {collective_, where_, 0, size_}, deterministic_)) continue;  // another order
+      if (!find_rule({&rule, 1}, {collective_, where_, 0, size_}, deterministic_))
+        continue;  // not in rank order
       found.push_back(rule);
     }
     return found;

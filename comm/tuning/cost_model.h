@@ -1,9 +1,9 @@
 #pragma once
-/// What an algorithm costs, estimated from its schedule, where nobody has measured it. The model is that of
-/// LogGP with the overhead of a message for its latency (Alexandrov et al. 1995, doi:10.1145/215399.215427):
-/// a rank sends one message after the other, each for alpha + beta a byte, then it has arrived; a combination
-/// waits for all that it needs and takes gamma for each byte that it reads. Slices, which overlap, are left
-/// out: what has many rounds is estimated too dear.
+/// Cost model: estimates the time of an algorithm from its schedule, for calls without a measured rule. It is
+/// LogGP (Alexandrov et al. 1995, doi:10.1145/215399.215427) with one parameter alpha for latency and
+/// overhead. A rank sends one message after the other; each takes alpha + beta per byte and has then arrived.
+/// A reduction waits for all its operands and takes gamma per byte that it reads. Pipelining by slices is not
+/// modelled, so algorithms of many rounds are overestimated.
 
 #include <cstddef>
 #include <vector>
@@ -12,25 +12,26 @@
 
 namespace rz {
 
-/// What lies on the path that ends last.
+/// The critical path of a schedule.
 struct ScheduleCost {
-  double messages = 0;  ///< that are sent one after the other
-  double bytes = 0;     ///< of them
-  double read = 0;      ///< bytes that combinations read
+  double messages = 0;
+  double bytes = 0;  ///< of these messages
+  double read = 0;   ///< bytes that reductions read
 
   double microseconds(const LinkCost& c) const {
     return c.alpha * messages + c.beta * bytes + c.gamma * read;
   }
 };
 
-/// The largest group that is estimated: its schedules are gone through step by step.
+/// The largest group size that is estimated: the schedules of all ranks are simulated step by step.
 inline constexpr int max_modelled_ranks = 64;
 
-/// Of `bytes`, the larger of a rank's input and output, with root 0. Monotone in bytes.
+/// Cost of a call of `bytes`, the larger of a rank's input and output, with root 0. Monotone in bytes.
 ScheduleCost estimate(const Algorithm&, int size, std::size_t bytes, const LinkCost&);
 
-/// A table's lines, and behind them lines for this group of what they do not hold: what measured groups, a
-/// smaller and a larger one, agree on; else what costs least by the model, if the table has the link.
+/// The table's rules, followed by rules for this group size where none matches: the algorithm on which the
+/// next smaller and the next larger measured group agree; else the cheapest one by the model, if the table
+/// has the link.
 std::vector<TuningRule> rules_for(const Tuning&, int size, bool deterministic);
 
 }  // namespace rz

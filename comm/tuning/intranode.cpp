@@ -12,17 +12,18 @@ namespace {
 
 constexpr std::size_t KiB = 1024;
 constexpr std::size_t line = 64;
-// Pieces of a part, if they are at least, and at most, of so many bytes. Fewer in two phases, where folding
-// and gathering overlap anyhow, and on a crowded host, where each is a change of processes. Large ones were
-// measured to be faster, most likely since what a peer reads has left the writer's own cache by then.
+// Chunks of a shard, within the limits of min_chunk and max_chunk bytes. Fewer in two_shot, where reducing
+// and gathering overlap anyway, and on an oversubscribed node, where each chunk costs a context switch. Large
+// chunks were measured to be faster, probably because the lines that a peer reads have left the writer's own
+// cache by then.
 constexpr std::size_t pipelined = 4, pipelined_two_shot = 2, pipelined_oversubscribed = 2;
 constexpr std::size_t min_chunk = 4 * KiB, max_chunk = 128 * KiB, max_chunk_oversubscribed = 64 * KiB;
 
 using enum Collective;
 using enum TuningScope;
 
-// Where memory lies costs a letter to ask. Of what one rank sends, or gets, no rank waits for all others
-// anyhow.
+// Exchanging buffer handles costs one slot round trip, hence the 2 KiB threshold. Rooted collectives have no
+// such round trip otherwise, hence their higher thresholds.
 constexpr TuningRule table[] = {
     {.collective = all_reduce,
      .scope = intra_node,
@@ -82,11 +83,11 @@ constexpr TuningRule table[] = {
     {.collective = all_to_all, .scope = intra_node_cma, .algorithm = "adaptive", .min_bytes = 64 * KiB - 1},
 };
 
-// What a rank that explains a call does not know: whether all may read, and what the last calls took.
+// An explanation cannot include run-time state: whether CMA is permitted on all ranks, and the last samples.
 constexpr const char* adaptive_words =
     "; single_copy instead while all ranks may read each other's memory and that takes less time";
 
-/// Fills the ways of one group.
+/// Resolves the rules for one group size.
 class Resolver {
  public:
   Resolver(int size, const std::vector<TuningRule>& tuned, const std::string& name, bool deterministic)
@@ -94,41 +95,41 @@ class Resolver {
     rules_.insert(rules_.end(), std::begin(table), std::end(table));
   }
 
-  /// By size, each up to a limit that some line has.
+  /// Entries by ascending size; each limit is a limit of some rule.
   std::vector<IntranodeAlgorithm> resolve_all(Collective c) const {
     std::vector<IntranodeAlgorithm> found;
     for (const std::size_t bytes : limits(c)) {
-      IntranodeAlgorithm way = resolve(c, bytes);
-      if (!found.empty() && found.back().same_algorithm(way))
+      IntranodeAlgorithm entry = resolve(c, bytes);
+      if (!found.empty() && found.back().same_algorithm(entry))
         found.back().max_bytes = bytes;
       else
-        found.push_back(std::move(way));
+        found.push_back(std::move(entry));
     }
     return found;
   }
 
   std::vector<IntranodeAlgorithm> forced(Collective c, const std::string& algorithm) const {
     const std::string why = concat("forced: ", name(c), "=", algorithm);
-    const bool direct = algorithm == "zero_copy";
-    if (direct || algorithm == "single_copy") {
+    const bool zero_copy = algorithm == "zero_copy";
+    if (zero_copy || algorithm == "single_copy") {
       auto found = resolve_all(c);
-      for (IntranodeAlgorithm& way : found) {
-        way.forced = true;
-        way.reason += concat("; ", algorithm, " is forced, but not all of the memory can be ",
-                             direct ? "reached" : "read");
-        if (direct)
-          way.try_zero_copy = true, way.zero_copy_reason = why;
+      for (IntranodeAlgorithm& entry : found) {
+        entry.forced = true;
+        entry.reason += concat("; ", algorithm, " is forced, but not all of the memory can be ",
+                               zero_copy ? "reached" : "read");
+        if (zero_copy)
+          entry.try_zero_copy = true, entry.zero_copy_reason = why;
         else
-          way.single_copy = SingleCopyPolicy::always, way.single_copy_reason = why;
+          entry.single_copy = SingleCopyPolicy::always, entry.single_copy_reason = why;
       }
       return found;
     }
     TuningRule rule{c, intra_node, ""};
     set_algorithm(rule, algorithm);
-    IntranodeAlgorithm way;
-    use(rule, way);
-    way.reason = why;
-    return {way};
+    IntranodeAlgorithm entry;
+    use(rule, entry);
+    entry.reason = why;
+    return {entry};
   }
 
  private:
@@ -146,34 +147,34 @@ class Resolver {
   }
 
   IntranodeAlgorithm resolve(Collective c, std::size_t bytes) const {
-    IntranodeAlgorithm way{.max_bytes = bytes};
+    IntranodeAlgorithm entry{.max_bytes = bytes};
     const TuningRule* const any = find_rule(rules_, {c, intra_node, bytes, size_}, deterministic_);
-    const TuningRule* const reached =
+    const TuningRule* const registered =
         find_rule(rules_, {c, intra_node_registered, bytes, size_}, deterministic_);
-    if (any) use(*any, way);  // of send and recv there is none
-    const TuningRule* const read = find_rule(rules_, {c, intra_node_cma, bytes, size_}, deterministic_);
-    if (way.schedule) return way;
-    if (reached && std::string_view(reached->algorithm) == "zero_copy") {
-      way.try_zero_copy = true;
-      way.zero_copy_reason = reason(*reached);
+    if (any) use(*any, entry);  // null for send and recv
+    const TuningRule* const cma = find_rule(rules_, {c, intra_node_cma, bytes, size_}, deterministic_);
+    if (entry.schedule) return entry;
+    if (registered && std::string_view(registered->algorithm) == "zero_copy") {
+      entry.try_zero_copy = true;
+      entry.zero_copy_reason = reason(*registered);
     }
-    if (read) use_once(*read, way);
-    return way;
+    if (cma) use_single_copy(*cma, entry);
+    return entry;
   }
 
-  void use_once(const TuningRule& rule, IntranodeAlgorithm& way) const {
+  void use_single_copy(const TuningRule& rule, IntranodeAlgorithm& entry) const {
     const std::string_view algorithm = rule.algorithm;
     if (algorithm == "staged") return;
-    way.single_copy = algorithm == "adaptive" ? SingleCopyPolicy::adaptive : SingleCopyPolicy::always;
-    way.single_copy_reason = reason(rule);
+    entry.single_copy = algorithm == "adaptive" ? SingleCopyPolicy::adaptive : SingleCopyPolicy::always;
+    entry.single_copy_reason = reason(rule);
   }
 
-  void use(const TuningRule& rule, IntranodeAlgorithm& way) const {
+  void use(const TuningRule& rule, IntranodeAlgorithm& entry) const {
     const std::string_view algorithm = rule.algorithm;
-    way.schedule = rule.is_schedule ? &find_algorithm(rule.collective, algorithm) : nullptr;
-    way.two_shot = !rule.is_schedule && algorithm == "two_shot";
-    way.chunk = rule.chunk;
-    way.reason = reason(rule);
+    entry.schedule = rule.is_schedule ? &find_algorithm(rule.collective, algorithm) : nullptr;
+    entry.two_shot = !rule.is_schedule && algorithm == "two_shot";
+    entry.chunk = rule.chunk;
+    entry.reason = reason(rule);
   }
 
   std::string reason(const TuningRule& rule) const { return source_prefix(rule, name_) + to_string(rule); }
@@ -200,10 +201,10 @@ IntranodeTuningTable::IntranodeTuningTable(int size, const std::vector<TuningRul
   const Resolver resolver(size, tuned, name, deterministic);
   for (int i = 0; i < collective_count; ++i) {
     const Collective c{static_cast<std::uint8_t>(i)};
-    auto& ways = algorithms_[static_cast<std::size_t>(i)];
-    ways = forced.of(c).empty() ? resolver.resolve_all(c) : resolver.forced(c, forced.of(c));
-    for (const IntranodeAlgorithm& way : ways)
-      has_schedule_[static_cast<std::size_t>(i)] |= way.schedule != nullptr;
+    auto& entries = algorithms_[static_cast<std::size_t>(i)];
+    entries = forced.of(c).empty() ? resolver.resolve_all(c) : resolver.forced(c, forced.of(c));
+    for (const IntranodeAlgorithm& entry : entries)
+      has_schedule_[static_cast<std::size_t>(i)] |= entry.schedule != nullptr;
   }
 }
 
@@ -211,41 +212,41 @@ std::size_t shard_bytes(std::size_t bytes, int size) {
   return ceil_div(ceil_div(bytes, static_cast<std::size_t>(size)), line) * line;
 }
 
-CallPlan plan_call(Collective kind, std::size_t common, int size, const IntranodeAlgorithm& way,
-                   const StagingLimits& room) {
+CallPlan plan_call(Collective kind, std::size_t bytes_per_rank, int size, const IntranodeAlgorithm& entry,
+                   const StagingLimits& limits) {
   CallPlan plan;
-  plan.two_shot = kind == all_reduce && way.two_shot && common > 0;
+  plan.two_shot = kind == all_reduce && entry.two_shot && bytes_per_rank > 0;
   plan.per_peer = plan.two_shot || traits(kind).sends_per_rank();
-  plan.shard_bytes = plan.two_shot ? shard_bytes(common, size) : common;
-  const std::size_t offered =
+  plan.shard_bytes = plan.two_shot ? shard_bytes(bytes_per_rank, size) : bytes_per_rank;
+  const std::size_t contribution =
       plan.per_peer ? plan.shard_bytes * (static_cast<std::size_t>(size) - 1) : plan.shard_bytes;
-  const std::size_t letters = std::max<std::size_t>(ceil_div(offered, inline_bytes), 1);
-  if (letters <= (traits(kind).rooted() ? 1 : max_inline_slots) && !plan.two_shot && kind != all_to_all_v)
-    plan.inline_slots = static_cast<std::uint32_t>(letters);
+  const std::size_t slots = std::max<std::size_t>(ceil_div(contribution, inline_bytes), 1);
+  if (slots <= (traits(kind).rooted() ? 1 : max_inline_slots) && !plan.two_shot && kind != all_to_all_v)
+    plan.inline_slots = static_cast<std::uint32_t>(slots);
   if (plan.inline_slots)
     plan.chunking.chunk_bytes = std::max<std::size_t>(plan.shard_bytes, 1);
   else
-    plan.chunking = chunk_shard(plan, size, way.chunk, room);
+    plan.chunking = chunk_shard(plan, size, entry.chunk, limits);
   return plan;
 }
 
-Chunking chunk_shard(const CallPlan& plan, int size, std::size_t chunk, const StagingLimits& room) {
+Chunking chunk_shard(const CallPlan& plan, int size, std::size_t chunk, const StagingLimits& limits) {
   const std::size_t shares = plan.per_peer ? static_cast<std::size_t>(size) - 1 : 1;
-  // In two phases a rank writes two offers and two results before it needs to be read, and some of the ring's
-  // end may be too short for an offer.
-  const std::size_t in_flight = room.staging_bytes / (3 * shares + 2) / line * line;
+  // In two_shot a rank writes two contributions and two results before it needs an ack, and the end of the
+  // ring may be too short for a contribution.
+  const std::size_t in_flight = limits.staging_bytes / (3 * shares + 2) / line * line;
   Chunking cut;
   if (chunk) {
     cut.chunk_bytes = std::min(chunk, in_flight);
   } else {
     const std::size_t wanted =
-        (room.oversubscribed ? max_chunk_oversubscribed : max_chunk) / shares / line * line;
-    const std::size_t most = std::min(wanted, in_flight);
-    const std::size_t pieces = room.oversubscribed ? pipelined_oversubscribed
-                               : plan.two_shot     ? pipelined_two_shot
-                                                   : pipelined;
-    cut.chunk_bytes =
-        std::clamp(ceil_div(plan.shard_bytes / pieces, line) * line, std::min(min_chunk, most), most);
+        (limits.oversubscribed ? max_chunk_oversubscribed : max_chunk) / shares / line * line;
+    const std::size_t max_bytes = std::min(wanted, in_flight);
+    const std::size_t chunks = limits.oversubscribed ? pipelined_oversubscribed
+                               : plan.two_shot       ? pipelined_two_shot
+                                                     : pipelined;
+    cut.chunk_bytes = std::clamp(ceil_div(plan.shard_bytes / chunks, line) * line,
+                                 std::min(min_chunk, max_bytes), max_bytes);
   }
   cut.chunk_bytes =
       std::min(cut.chunk_bytes, std::max(ceil_div(plan.shard_bytes, line), std::size_t{1}) * line);
@@ -253,18 +254,19 @@ Chunking chunk_shard(const CallPlan& plan, int size, std::size_t chunk, const St
   return cut;
 }
 
-AlgorithmChoice explain_intranode(Collective kind, std::size_t bytes, int size, const IntranodeAlgorithm& way,
-                                  const StagingLimits& room, bool is_mapped) {
-  if (is_mapped && way.try_zero_copy) return {"zero_copy", "shm", zero_copy_chunk, way.zero_copy_reason};
-  if (way.single_copy == SingleCopyPolicy::always)
-    return {"single_copy", "shm", single_copy_chunk, way.single_copy_reason};
-  const std::size_t common = bytes / (message_bytes(kind, 1, size));
-  const CallPlan plan = plan_call(kind, common, size, way, room);
+AlgorithmChoice explain_intranode(Collective kind, std::size_t bytes, int size,
+                                  const IntranodeAlgorithm& entry, const StagingLimits& limits,
+                                  bool is_mapped) {
+  if (is_mapped && entry.try_zero_copy) return {"zero_copy", "shm", zero_copy_chunk, entry.zero_copy_reason};
+  if (entry.single_copy == SingleCopyPolicy::always)
+    return {"single_copy", "shm", single_copy_chunk, entry.single_copy_reason};
+  const std::size_t bytes_per_rank = bytes / (message_bytes(kind, 1, size));
+  const CallPlan plan = plan_call(kind, bytes_per_rank, size, entry, limits);
   const char* const algorithm = plan.two_shot ? "two_shot" : kind == all_reduce ? "one_shot" : "staged";
   const std::size_t chunk =
       plan.inline_slots ? 0 : std::min(plan.chunking.chunk_bytes, std::max(plan.shard_bytes, line));
   const std::string why =
-      way.single_copy == SingleCopyPolicy::adaptive ? way.reason + adaptive_words : way.reason;
+      entry.single_copy == SingleCopyPolicy::adaptive ? entry.reason + adaptive_words : entry.reason;
   return {algorithm, "shm", kind == all_to_all_v ? 0 : chunk, why};
 }
 

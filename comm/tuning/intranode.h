@@ -1,10 +1,11 @@
 #pragma once
-/// How ranks that meet in shared memory perform a call (comm/intranode/engine.h): which way, by the tuning
-/// table, and in which pieces, as pure functions of what is known on every rank.
+/// Algorithm selection and chunking of the intra-node engine (comm/intranode/engine.h), as pure functions of
+/// values that are the same on every rank.
 ///
-/// Ways. Of all_reduce: "one_shot", everybody reads and folds everything; "two_shot", rank r folds part r. Of
-/// the others: "letters", who needs something reads it out of letters and rings. Of all: "direct", in memory
-/// that every rank reaches, where it lies. Or a schedule, over streams.
+/// Names in tuning tables: all_reduce has "one_shot" (every rank reduces everything) and "two_shot" (rank r
+/// reduces shard r); the other collectives have "staged" (receivers read slots and staging rings). All but
+/// all_to_all_v and barrier have "zero_copy" (registered buffers in place), data movement also "single_copy"
+/// (CMA). A rule may name a schedule instead, which the executor runs over the transport.
 
 #include <array>
 #include <string>
@@ -16,40 +17,41 @@
 
 namespace rz {
 
-/// Whether memory that peers do not share is copied once, through the kernel: if that was the faster way of
-/// the last calls like it (comm/intranode/single_copy_tuner.h).
+/// Whether unregistered memory is copied by CMA. `adaptive`: if that was faster in the last samples of the
+/// call shape (comm/intranode/single_copy_tuner.h).
 enum class SingleCopyPolicy : std::uint8_t { never, adaptive, always };
 
-/// What calls of a range of sizes take.
+/// Table entry: the algorithm of all calls of one collective in a range of sizes.
 struct IntranodeAlgorithm {
-  std::size_t max_bytes = any_bytes;    ///< of the whole buffer, at most
-  const Algorithm* schedule = nullptr;  ///< this schedule
-  bool two_shot = false;                ///< of all_reduce
-  bool try_zero_copy = false;           ///< whether every rank reaches the memory: then direct
-  SingleCopyPolicy single_copy = SingleCopyPolicy::never;  ///< if not
-  bool forced = false;                                     ///< at every call, however often in vain
-  std::size_t chunk = 0;                                   ///< bytes; 0: by plan_call()
+  std::size_t max_bytes = any_bytes;    ///< message size limit, inclusive: bytes of the whole buffer
+  const Algorithm* schedule = nullptr;  ///< run this schedule instead of the intra-node engine
+  bool two_shot = false;                ///< all_reduce only
+  bool try_zero_copy = false;           ///< zero_copy if all ranks have mapped the buffers
+  SingleCopyPolicy single_copy = SingleCopyPolicy::never;  ///< otherwise
+  bool forced = false;    ///< exchange handles at every call, without backoff
+  std::size_t chunk = 0;  ///< bytes; 0: chosen by plan_call()
   std::string reason, zero_copy_reason, single_copy_reason;
 
   bool same_algorithm(const IntranodeAlgorithm&) const;
 };
 
-/// The tables as they are for one group. Constant, so any thread may ask.
+/// The tuning table resolved for one group size. Immutable, so thread safe.
 class IntranodeTuningTable {
  public:
-  /// Of the built-in lines.
+  /// The built-in rules only.
   explicit IntranodeTuningTable(int size);
-  /// `tuned` come before the built-in lines, and `forced` before all.
+  /// Rules in order of precedence: `forced`, `tuned` (of the file named `table`), built-in. Errc::config for
+  /// a forced name that the collective does not have.
   IntranodeTuningTable(int size, const std::vector<TuningRule>& tuned, const std::string& table,
                        const AlgorithmOverrides& forced, bool deterministic);
 
-  /// `bytes` of the whole buffer.
+  /// The entry for a message of `bytes`, of the whole buffer.
   const IntranodeAlgorithm& find(Collective c, std::size_t bytes) const {
-    const IntranodeAlgorithm* way = algorithms_[static_cast<std::size_t>(c)].data();
-    while (bytes > way->max_bytes) ++way;
-    return *way;
+    const IntranodeAlgorithm* entry = algorithms_[static_cast<std::size_t>(c)].data();
+    while (bytes > entry->max_bytes) ++entry;
+    return *entry;
   }
-  /// Whether some calls of it run schedules.
+  /// True if any entry of the collective is a schedule.
   bool has_schedule(Collective c) const { return has_schedule_[static_cast<std::size_t>(c)]; }
 
  private:
@@ -57,45 +59,47 @@ class IntranodeTuningTable {
   std::array<bool, collective_count> has_schedule_{};
 };
 
-/// That hold what ranks exchange: of more, the bytes of a ring are read faster. Whoever reads from a rank
-/// that is ahead finds its bytes in the ring at once: then one letter.
+/// Payloads up to 2 slots (112 B) are sent inline; beyond that the staging ring is faster. Rooted collectives
+/// use at most one slot, since receivers usually find the root's ring bytes already complete.
 inline constexpr std::size_t max_inline_slots = 2;
 
-/// Where a rank puts what it offers.
+/// The staging ring as chunk sizes see it.
 struct StagingLimits {
-  std::size_t staging_bytes = 0;
+  std::size_t staging_bytes = 0;  ///< that calls are chunked for
   bool oversubscribed = false;
 };
 
-/// A part, or what is left of it, in pieces.
+/// Division of a shard into chunks; the last one may be shorter.
 struct Chunking {
   std::size_t chunk_bytes = 1, chunks = 1;
 };
 
-/// What a call of one size comes to. Bytes; a part is what a rank has for each peer, or folds.
+/// Plan of a staged call. A shard is what a rank has for each peer (per_peer), reduces (two_shot), or else
+/// its whole contribution.
 struct CallPlan {
   bool two_shot = false;
-  bool per_peer = false;           ///< a rank's peers read each its own part
-  std::uint32_t inline_slots = 0;  ///< that hold what a rank offers; 0: its ring does
+  bool per_peer = false;           ///< each peer reads a shard of its own
+  std::uint32_t inline_slots = 0;  ///< slots of a contribution; 0: it goes to the staging ring
   std::size_t shard_bytes = 0;
   Chunking chunking;
 };
 
-/// `common`: bytes that every rank has in common (Layout::count_per_rank); of all_to_all_v 0.
-CallPlan plan_call(Collective, std::size_t common, int size, const IntranodeAlgorithm&, const StagingLimits&);
-/// Of the plan's part, which is not in letters.
+/// `bytes_per_rank`: bytes of count_per_rank() elements; 0 for all_to_all_v.
+CallPlan plan_call(Collective, std::size_t bytes_per_rank, int size, const IntranodeAlgorithm&,
+                   const StagingLimits&);
+/// Chunks of plan.shard_bytes through the staging ring. `chunk`: bytes by the tuning rule; 0: chosen here.
 Chunking chunk_shard(const CallPlan&, int size, std::size_t chunk, const StagingLimits&);
-/// A rank's part of an all_reduce that is folded in parts.
+/// Bytes of a rank's shard of an all_reduce of `bytes`, a multiple of 64; the last shards may be shorter.
 std::size_t shard_bytes(std::size_t bytes, int size);
 
-/// What a call of `bytes`, of the whole buffer, comes to, in words; `reachable`: every rank reaches its
-/// memory.
+/// Describes the choice for a message of `bytes`, of the whole buffer. `reachable`: all ranks have mapped its
+/// buffers.
 AlgorithmChoice explain_intranode(Collective, std::size_t bytes, int size, const IntranodeAlgorithm&,
                                   const StagingLimits&, bool reachable);
 
-/// Bytes of a direct call between two looks at the rest of the world.
+/// Zero-copy chunk: bytes processed between two polls of control traffic.
 inline constexpr std::size_t zero_copy_chunk = 128 << 10;
-/// The same of one whose bytes the kernel copies, which takes its time to begin.
+/// Single-copy chunk: larger, since each system call has a fixed cost.
 inline constexpr std::size_t single_copy_chunk = 1 << 20;
 
 }  // namespace rz

@@ -10,11 +10,11 @@ namespace rz {
 namespace {
 
 bool is_known_algorithm(Collective c, const std::string& name) {
-  TuningRule direct{c, TuningScope::intra_node_registered, ""}, once{c, TuningScope::intra_node_cma, ""},
-      way{c, TuningScope::intra_node, ""};
-  if (name == "zero_copy") return set_algorithm(direct, name);
-  if (name == "single_copy") return set_algorithm(once, name);
-  return set_algorithm(way, name) && !way.is_schedule;
+  TuningRule registered{c, TuningScope::intra_node_registered, ""}, cma{c, TuningScope::intra_node_cma, ""},
+      any{c, TuningScope::intra_node, ""};
+  if (name == "zero_copy") return set_algorithm(registered, name);
+  if (name == "single_copy") return set_algorithm(cma, name);
+  return set_algorithm(any, name) && !any.is_schedule;
 }
 
 void check(Collective c, const std::string& name, bool deterministic) {
@@ -29,7 +29,7 @@ void check(Collective c, const std::string& name, bool deterministic) {
           is_known_algorithm(c, "single_copy") ? " or single_copy" : "");
   select({.collective = c,
           .deterministic = deterministic,
-          .override_name = rule.algorithm});  // refuses a wrong order
+          .override_name = rule.algorithm});  // throws if it does not reduce in rank order
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #pragma once
-/// Algorithms that the caller forces by name: CommOptions::algorithm, RZ_ALGORITHM.
+/// Algorithms that the caller forces by name: CommOptions::algorithm, RZ_ALGORITHM. Immutable, so thread
+/// safe.
 
 #include <array>
 #include <string>
@@ -11,14 +12,15 @@ namespace rz {
 class AlgorithmOverrides {
  public:
   AlgorithmOverrides() = default;
-  /// One name, which is all_reduce's, or "all_reduce=ring,broadcast=tree": as lines of the tuning table for
-  /// the place one_host or network name them, on one host "direct" and "single_copy" too. Errc::config lists
-  /// what a collective has; with `deterministic`, it refuses what does not sum in rank order.
+  /// Parses one name, for all_reduce, or a list "all_reduce=ring,broadcast=tree". Names are those of tuning
+  /// rules for the scopes intra_node and inter_node; within a node also "zero_copy" and "single_copy".
+  /// Errc::config, with the valid names, for others and, with `deterministic`, for algorithms that do not
+  /// reduce in rank order.
   AlgorithmOverrides(const std::string& text, bool deterministic);
 
-  /// Empty: not forced.
+  /// The forced name; empty: none.
   const std::string& of(Collective c) const { return names_[static_cast<std::size_t>(c)]; }
-  /// The same where ranks do not meet in shared memory: "streams:" goes without saying.
+  /// The same without the prefix "schedule:", for groups without the intra-node engine.
   std::string schedule_of(Collective) const;
 
  private:

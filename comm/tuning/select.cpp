@@ -13,12 +13,13 @@ using Rule = TuningRule;
 using enum Collective;
 using enum TuningScope;
 
-// The first line that fits wins; with `deterministic`, lines whose algorithm does not sum in rank order are
-// passed over. Every collective ends with a line that always fits. On one host, and on a network of few
-// ranks, the direct algorithms have the least traffic *and* the fewest rounds; of two ranks one_shot, too. In
-// large groups on a network, their many small messages cost more than a few more rounds do. All slices of a
-// chunk are pipelined, so rounds count by slices, not buffers. Where ranks share hosts, a hierarchy sends
-// less over the network, and in fewer messages, at the price of rounds (docs/decisions/0018).
+// The first rule that matches wins; with `deterministic`, rules whose algorithm does not reduce in rank order
+// are skipped. The last rule of every collective matches every call. Intra-node, and inter-node with few
+// ranks, the direct algorithms (linear, two_shot, pairwise; for two ranks one_shot, too) have the least
+// traffic *and* the fewest rounds. In large inter-node groups their many small messages cost more than a few
+// additional rounds. All slices of a chunk are pipelined, so a round costs the latency of a slice, not of a
+// buffer. With several ranks on a node, hierarchical algorithms send less and fewer messages between nodes,
+// at the price of more rounds (docs/decisions/0018).
 constexpr Rule table[] = {
     {.collective = all_reduce,
      .scope = intra_node_schedule,
@@ -107,7 +108,8 @@ bool rank_ordered(const Algorithm& algorithm, const SelectionQuery& q) {
   return algorithm.rank_order || !q.deterministic || !traits(q.collective).reduces;
 }
 
-// A sum that is rounded on the way depends on which algorithm a size takes, and on who shares a host.
+// If partial sums are rounded, the result depends on the algorithm of that size and on the placement of
+// ranks.
 bool allowed(const Algorithm& algorithm, const SelectionQuery& q) {
   const bool depends =
       q.rounds_partials && q.deterministic && traits(q.collective).reduces && algorithm.is(rounds_partials);

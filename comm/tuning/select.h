@@ -1,5 +1,6 @@
 #pragma once
-/// Which schedule a call takes, as a pure function of what is known on every rank; the built-in tuning table.
+/// Selection of the schedule of a call, as a pure function of values that are the same on every rank; the
+/// built-in tuning table of schedules. Thread safe.
 
 #include <cstddef>
 #include <span>
@@ -14,26 +15,27 @@ struct SelectionQuery {
   std::size_t bytes = 0;  ///< of the whole buffer: the larger of a rank's input and output
   int size = 1;
   bool intra_node = true;                    ///< all ranks share memory
-  bool deterministic = true;                 ///< only algorithms that sum in rank order
-  std::string override_name;                 ///< a name, or empty
-  std::span<const TuningRule> file_rules{};  ///< lines that come before the built-in ones
-  int nodes = 1;                 ///< of the group, if it has several; as many as ranks: none is shared
-  bool contiguous_nodes = true;  ///< each host holds consecutive ranks
-  bool rounds_partials = false;  ///< storing a partial sum may round it: sums of small floats
+  bool deterministic = true;                 ///< only algorithms that reduce in rank order
+  std::string override_name;                 ///< name of a forced schedule, or empty
+  std::span<const TuningRule> file_rules{};  ///< rules before the built-in ones
+  int nodes = 1;                             ///< of the group; `size`: one rank on each
+  bool contiguous_nodes = true;              ///< each node has consecutive ranks
+  bool rounds_partials = false;              ///< sums of 8- or 16-bit floats: storing a partial sum rounds it
 };
 
 struct SelectedAlgorithm {
   const Algorithm* algorithm;
-  std::size_t chunk = 0;             ///< bytes of a slice; 0: as the executor has it
-  const TuningRule* rule = nullptr;  ///< that said so; null: the call is forced
+  std::size_t chunk = 0;             ///< bytes of a slice; 0: default_slice_bytes
+  const TuningRule* rule = nullptr;  ///< the rule that matched; null: forced
 };
 
-/// Never fails for a collective of the library; Errc::config if the forced name does not exist, does not
-/// serve this placement on hosts or, with `deterministic`, does not sum in rank order.
+/// The algorithm of a collective; every one of the library has one. Errc::config if the forced name does not
+/// exist, requires contiguous nodes that the group does not have or, with `deterministic`, does not reduce in
+/// rank order.
 const Algorithm& select(const SelectionQuery&);
-/// The same, with what else the rule says.
+/// The same, with chunk size and rule.
 SelectedAlgorithm select_by_rule(const SelectionQuery&);
-/// The lines of the built-in table, in order.
+/// The rules of the built-in table, in order.
 std::span<const TuningRule> built_in_rules();
 
 }  // namespace rz

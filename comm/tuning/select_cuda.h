@@ -1,5 +1,6 @@
 #pragma once
-/// How CUDA peers perform a call, as a pure function of what is known on every rank.
+/// Launch parameters of a collective among CUDA peers, as a pure function of values that are the same on
+/// every rank. Thread safe.
 
 #include <cstddef>
 #include <string>
@@ -12,18 +13,18 @@ struct CudaSelectionQuery {
   Collective collective;
   std::size_t bytes = 0;  ///< of the whole buffer: the larger of a rank's input and output
   int size = 1;
-  int max_blocks = 1;         ///< that may run at once on every rank
-  std::string override_name;  ///< "one_shot", "two_shot" or empty: of all_reduce
+  int max_blocks = 1;         ///< blocks that can be resident at once on every rank
+  std::string override_name;  ///< forced all_reduce algorithm: "one_shot", "two_shot" or empty
 };
 
 struct CudaLaunchPlan {
-  bool two_shot = false;   ///< all_reduce: each rank folds a part, and gathers the others
-  bool zero_copy = false;  ///< peers read memory of allocate() where it lies, for one more step at the end
+  bool two_shot = false;   ///< all_reduce: each rank reduces a shard and gathers the others
+  bool zero_copy = false;  ///< peers read memory of allocate() in place, which costs a step at the end
   int blocks = 1;
-  int threads = 512;  ///< a block
+  int threads = 512;  ///< per block
 };
 
-/// Errc::config for a forced name that is none of these.
+/// Errc::config for another override_name.
 CudaLaunchPlan select_cuda_launch(const CudaSelectionQuery&);
 
 }  // namespace rz

@@ -29,7 +29,7 @@ const ScopeName& place(TuningScope where) {
   return *std::find_if(std::begin(places), std::end(places), [&](const auto& p) { return p.where == where; });
 }
 
-/// What ranks that meet do themselves, instead of running a schedule.
+/// Algorithms of the intra-node engine in a scope; schedules are not among them.
 std::vector<const char*> algorithm_names(Collective c, TuningScope where) {
   const bool may_be_direct = c != Collective::all_to_all_v && c != Collective::barrier;
   if (where == TuningScope::intra_node_registered && may_be_direct) return {"zero_copy", "staged"};
@@ -43,7 +43,7 @@ std::vector<const char*> algorithm_names(Collective c, TuningScope where) {
 
 constexpr std::string_view schedule_override = "schedule:";
 
-/// Whether ranks that meet mean something else by it than a schedule.
+/// True if the intra-node engine has an algorithm of that name; a schedule then needs the prefix "schedule:".
 bool is_algorithm_name(Collective c, std::string_view name) {
   const auto holds = [&](const std::vector<const char*>& names) {
     return std::any_of(names.begin(), names.end(), [&](const char* n) { return name == n; });
@@ -97,7 +97,7 @@ std::optional<std::string_view> after(std::string_view word, std::string_view pr
   return word.substr(prefix.size());
 }
 
-/// Reads the lines of one table.
+/// Parses the lines of one table.
 class Parser {
  public:
   explicit Parser(const std::string& name) { tuning_.name = name; }

@@ -1,31 +1,35 @@
 #pragma once
-/// The tuning table as a value: which algorithm serves which calls. tools/tune measures one and writes it as
-/// text, CommOptions::tuning (RZ_TUNING) names it, and what it does not hold is up to the built-in tables
-/// (comm/tuning/select.cpp, comm/tuning/intranode.cpp), which are made of the same lines.
+/// The tuning table as a value: a list of rules that select the algorithm of a call. tools/tune measures one
+/// and writes it as text, and CommOptions::tuning (RZ_TUNING) is its path. Calls that no rule of the file
+/// matches use the built-in tables (comm/tuning/select.cpp, comm/tuning/intranode.cpp), which consist of the
+/// same rules.
 ///
 ///     # comment
 ///     link shm alpha=0.41 beta=0.00012 gamma=0.00006
-///     all_reduce one_host ranks=2 bytes<=64K one_shot
-///     all_reduce one_host ranks=2 two_shot chunk=32K
-///     all_reduce reachable ranks=2 bytes<=4K copied
-///     all_reduce network ranks<=8 bytes<=16K tree
+///     all_reduce intra_node ranks=2 bytes<=64K one_shot
+///     all_reduce intra_node ranks=2 two_shot chunk=32K
+///     all_reduce intra_node_registered ranks=2 bytes<=4K staged
+///     all_reduce inter_node ranks<=8 bytes<=16K tree
 ///
-/// A line is a collective, a place, conditions, an algorithm, and perhaps a chunk. The first line that fits
-/// wins; with `deterministic`, lines whose algorithm does not sum in rank order are passed over. Bytes are of
-/// the whole buffer, the larger of a rank's input and output. Places:
-///   one_host    ranks that meet in shared memory: "one_shot" and "two_shot" of all_reduce, "letters" of the
-///               others, or a schedule over streams ("ring", or "streams:two_shot" where ranks that meet have
-///               a way of that name, for which memory is not asked where it lies)
-///   reachable   the same, and every rank reaches the call's memory, e.g. that of Communicator::allocate():
-///               "direct" reads and writes it where it lies, "copied" does as if it were any memory
-///   readable    the same, and every rank may read every other's memory through the kernel
-///               (process_vm_readv): "single_copy" of what only moves, "copied" through shared memory,
-///               or "by_time": whichever took less time when both were last tried
-///   streams     one host whose ranks do not meet (more than 256 of them): schedules
-///   network     ranks of several hosts: schedules
-///   multi_rank_nodes the same, and some of the hosts have several ranks
-///   anywhere    streams and network
-/// Links are the cost model's (comm/tuning/cost_model.h) and fill what no line holds, for groups up to 64.
+/// A rule is a collective, a scope, conditions, an algorithm, and optionally a chunk size. The first rule
+/// that matches wins; with `deterministic`, rules whose algorithm does not reduce in rank order are skipped.
+/// Bytes are of the whole buffer, the larger of a rank's input and output. Scopes:
+///   intra_node             the ranks of one node, by the intra-node engine: "one_shot" and "two_shot" for
+///                          all_reduce, "staged" for the others; or a schedule by the executor: "ring", or
+///                          "schedule:two_shot" where the engine has an algorithm of that name. Schedules do
+///                          not use registered buffers.
+///   intra_node_registered  the same, if all ranks have mapped the buffers, such as those of
+///                          Communicator::allocate(): "zero_copy" reads and writes them in place, "staged"
+///                          treats them as other memory
+///   intra_node_cma         the same, if all ranks may read each other's memory by process_vm_readv:
+///                          "single_copy" (data movement only), "staged", or "adaptive": whichever was
+///                          faster in the last samples
+///   intra_node_schedule    one node without the intra-node engine (more than 256 ranks): schedules
+///   inter_node             several nodes: schedules
+///   multi_rank_nodes       the same, if some node has several ranks
+///   any                    intra_node_schedule and inter_node
+/// Link lines are parameters of the cost model (comm/tuning/cost_model.h), which selects where no rule
+/// matches, for groups of up to 64 ranks.
 
 #include <cstdint>
 #include <limits>
@@ -39,7 +43,7 @@
 
 namespace rz {
 
-/// One_host: "streams".
+/// Scope of a rule, as described above.
 enum class TuningScope : std::uint8_t {
   any,
   intra_node_schedule,
@@ -49,76 +53,77 @@ enum class TuningScope : std::uint8_t {
   intra_node_registered,
   intra_node_cma
 };
-/// In shared memory, without streams.
+/// True for scopes of the intra-node engine.
 constexpr bool is_intra_node(TuningScope where) { return where >= TuningScope::intra_node; }
 
 inline constexpr std::size_t any_bytes = std::numeric_limits<std::size_t>::max();
 inline constexpr int any_size = std::numeric_limits<int>::max();
 
-/// Who says so.
+/// Origin of a rule. `interpolated`: between two measured group sizes; `model`: by the cost model.
 enum class Source : std::uint8_t { built_in, file, interpolated, model };
 
-/// One line of a table: the algorithm serves groups up to `size` ranks, buffers up to `bytes`, and, of a
-/// rank that sends its whole buffer to everybody, up to `traffic` bytes in all (buffer times group size).
+/// One rule of a table. All conditions must hold; limits are inclusive. `max_traffic` limits buffer bytes
+/// times group size, for algorithms in which a rank sends its whole buffer to every other.
 struct TuningRule {
   Collective collective;
   TuningScope scope;
-  const char* algorithm;  ///< of the library's names: it outlives everything
+  const char* algorithm;  ///< one of the library's names, with static lifetime
   int max_ranks = any_size;
   std::size_t max_bytes = any_bytes;
   std::size_t max_traffic = any_bytes;
-  std::size_t min_bytes = 0;  ///< and buffers of more than that, if it is not 0
+  std::size_t min_bytes = 0;  ///< exclusive, unless 0: matches larger buffers only
   int min_ranks = 1;
-  std::size_t chunk = 0;     ///< bytes, a multiple of 64; 0: as the executor has it
-  bool is_schedule = false;  ///< of `together`: a schedule, over streams
+  std::size_t chunk = 0;     ///< bytes, a multiple of 64; 0: the executor's or engine's default
+  bool is_schedule = false;  ///< scope intra_node: a schedule, run by the executor
   Source source = Source::built_in;
 };
 
 /// "all_reduce on one host, up to 64 KiB, up to 2 ranks".
 std::string to_string(const TuningRule&);
-/// What comes before that: "built-in table: ", "tuning.txt: ", …; `table` is the file's name.
+/// Prefix of an explanation: "built-in table: ", "tuning.txt: ", …; `table` is the file's name.
 std::string source_prefix(const TuningRule&, const std::string& table);
 
-/// What a link costs, us: a message, a byte of it, and a byte that is combined or copied where it arrives.
+/// Costs of a link in us: alpha per message, beta per byte sent, gamma per byte reduced or copied at the
+/// receiver.
 struct LinkCost {
   double alpha = 0, beta = 0, gamma = 0;
 };
 
 struct Tuning {
-  std::string name;  ///< the file's, for messages; empty: there is no table
+  std::string name;  ///< of the file, for error messages; empty: no table
   std::vector<TuningRule> rules;
   std::optional<LinkCost> shm, tcp;
 
   bool empty() const { return rules.empty() && !shm && !tcp; }
-  /// As parse_tuning() reads it.
+  /// The text form; parse_tuning() restores an equal table from it.
   std::string text() const;
 };
 
-/// Errc::config says file, line, what is wrong there, and what may stand there instead.
+/// Parses a table. The message of Errc::config has file, line, the wrong word and the valid ones.
 Tuning parse_tuning(std::string_view text, const std::string& name);
-/// Errc::config, too, if the file cannot be read.
+/// Reads and parses a file; Errc::config, too, if it cannot be read.
 Tuning read_tuning(const std::string& path);
 
-/// A call, as rules see it.
+/// The properties of a call that rules test.
 struct RuleQuery {
   Collective collective;
-  TuningScope scope;      ///< the narrowest place: multi_rank_nodes rather than network; never anywhere
+  TuningScope scope;      ///< the narrowest one: multi_rank_nodes rather than inter_node; never any
   std::size_t bytes = 0;  ///< of the whole buffer: the larger of a rank's input and output
   int size = 1;
 };
 
-/// Whether the rule serves the call: collective, place, ranks and bytes. Rules for `anywhere` serve all
-/// schedules, rules for `network` those of multi_rank_nodes too.
+/// True if collective, scope, ranks and bytes match. Scope `any` matches all schedule scopes, `inter_node`
+/// matches multi_rank_nodes too.
 bool matches(const TuningRule&, const RuleQuery&);
-/// The first rule that matches and, with `deterministic`, sums in rank order; null: there is none.
+/// The first rule that matches and, with `deterministic`, reduces in rank order; null: none.
 const TuningRule* find_rule(std::span<const TuningRule>, const RuleQuery&, bool deterministic);
 
-/// The names that a line for that place, or a forced one, may have: "one_shot, two_shot, …".
+/// The algorithm names of a collective in a scope: "one_shot, two_shot, …".
 std::string algorithm_choices(Collective, TuningScope);
-/// Fills the rule's algorithm, its `streams` too. False: the collective has no such name at that place.
+/// Sets `algorithm` and `is_schedule`. False: the collective has no such algorithm in the rule's scope.
 bool set_algorithm(TuningRule&, std::string_view name);
 
-/// "64K" and the like, exactly; and back: nothing, if it is no size.
+/// Exact text of a size, "64K"; and its inverse: nullopt if the text is no size.
 std::string exact_bytes(std::size_t);
 std::optional<std::size_t> bytes_from(std::string_view);
 Collective collective_from_name(std::string_view);  ///< Errc::config lists the collectives
