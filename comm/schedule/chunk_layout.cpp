@@ -6,7 +6,7 @@ namespace rz {
 
 namespace {
 
-/// Chunks are even parts of one shard, else whole shards.
+/// True if the chunks are an even division of the buffer; else each chunk is a shard.
 bool is_split_evenly(Collective c) { return traits(c).in == Extent::shard && traits(c).out == Extent::shard; }
 
 }  // namespace
@@ -19,7 +19,7 @@ ChunkLayout::ChunkLayout(const CollectiveCall& op, int rank, int size, int chunk
       element_(op.kind == Collective::barrier ? 1 : size_of(op.out.data ? op.out.dtype : op.in.dtype)),
       chunk_bytes_(op.kind == Collective::barrier ? 1 : count_per_rank(op, size) * element_) {}
 
-// Cuts lie on cache lines where there is enough to cut.
+// Chunks begin at cache lines if there are at least 64 elements a chunk.
 ChunkLayout::ByteRange ChunkLayout::even_split(int chunk) const {
   const std::size_t count = chunk_bytes_ / element_;
   const std::size_t line = count >= chunks_ * 64 ? 64 / element_ : 1;
@@ -63,10 +63,10 @@ std::byte* ChunkLayout::output(int chunk) const {
 
 std::size_t ChunkLayout::largest() const {
   if (op_->kind == Collective::all_to_all_v) return 0;
-  std::size_t most = 0;
+  std::size_t max_bytes = 0;
   if (!is_split_evenly(op_->kind)) return chunk_bytes_;
-  for (std::size_t c = 0; c < chunks_; ++c) most = std::max(most, bytes(static_cast<int>(c)));
-  return most;
+  for (std::size_t c = 0; c < chunks_; ++c) max_bytes = std::max(max_bytes, bytes(static_cast<int>(c)));
+  return max_bytes;
 }
 
 }  // namespace rz

@@ -1,5 +1,5 @@
 #pragma once
-/// Where the chunks of a call lie in its buffers: the table of comm/schedule/schedule.h in bytes.
+/// Byte ranges of the chunks of a call in its buffers, by the table at ChunkRef (comm/schedule/schedule.h).
 
 #include <cstddef>
 
@@ -9,22 +9,23 @@ namespace rz {
 
 class ChunkLayout {
  public:
-  /// `op` outlives the layout. `chunks` is the schedule's.
+  /// `op` must outlive the layout. `chunks`: Schedule::chunks.
   ChunkLayout(const CollectiveCall& op, int rank, int size, int chunks);
 
+  /// Length of a chunk, and its address in the input and in the output.
   std::size_t bytes(int chunk) const;
   const std::byte* input(int chunk) const;
   std::byte* output(int chunk) const;
-  /// The largest chunk: what a cell of scratch has to hold.
+  /// Bytes of the largest chunk, hence of a scratch cell; 0 for all_to_all_v, which uses none.
   std::size_t largest() const;
 
  private:
   struct ByteRange {
-    std::size_t begin, end;  // bytes
+    std::size_t begin, end;
   };
   ByteRange even_split(int chunk) const;
   const CollectiveCall* op_;
-  std::size_t rank_, size_, chunks_, element_, chunk_bytes_;  // each_: bytes of a chunk where all are equal
+  std::size_t rank_, size_, chunks_, element_, chunk_bytes_;  // chunk_bytes_: where all chunks are equal
 };
 
 }  // namespace rz

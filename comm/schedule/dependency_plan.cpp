@@ -6,7 +6,7 @@ namespace rz {
 
 namespace {
 
-// What was done to a piece of memory last.
+// The last accesses to one slot.
 struct History {
   int writer = -1;
   int writer_chunk = 0;

@@ -1,5 +1,5 @@
 #pragma once
-/// A Schedule made ready to run: who waits for whom, and in which order each link is used.
+/// A Schedule with the dependencies of its steps and the order of steps on each link; input of the executor.
 
 #include <vector>
 
@@ -8,8 +8,8 @@
 namespace rz {
 
 /// Steps refer to each other by index. A step may touch byte b of its slot once each of its dependencies has
-/// passed byte b: a combination when it has written it, a send when its memory is released. Where two
-/// steps meet in a cell of scratch with different chunks, the earlier one has to be complete (`whole`).
+/// passed byte b: a reduction when it has written it, a send when the transport has released it. If two steps
+/// use one scratch cell for different chunks, the earlier one must have completed (`complete`).
 struct DependencyPlan {
   struct Dependency {
     int step;
@@ -18,15 +18,15 @@ struct DependencyPlan {
   struct PlannedStep {
     Step step;
     std::vector<Dependency> after;
-    bool remote = false;  ///< has a term of a peer
+    bool remote = false;  ///< an operand is a message
   };
   Schedule schedule;
   std::vector<PlannedStep> steps;
-  /// By peer, in program order: the steps that send to it, and those that take a message of it.
+  /// By peer, in program order: the steps that send to it, and those that receive a message from it.
   std::vector<std::vector<int>> sends, receives;
 };
 
-/// Out of place, of the schedule after elide_scratch_copies().
+/// Pure function. Unless `in_place`, it applies elide_scratch_copies() first.
 DependencyPlan make_dependency_plan(Schedule, int size, bool in_place);
 
 }  // namespace rz

@@ -13,8 +13,8 @@ bool touches(const Step& step, const auto& is_it) {
 
 }  // namespace
 
-// A cell that one step writes and one copy reads, and nothing else touches; an output that nothing but the
-// copy touches.
+// Applies to a scratch cell with exactly two accesses, a reduction and a copy, whose output slot no other
+// step touches.
 void elide_scratch_copies(Schedule& schedule) {
   const auto count = [&](const auto& is_it) {
     return std::count_if(schedule.steps.begin(), schedule.steps.end(),

@@ -10,8 +10,8 @@ namespace rz {
 
 namespace {
 
-// What is not complete yet is offered to a peer in no smaller pieces than this: each is a frame, and a call
-// of the system at both ends.
+// An incomplete chunk is posted in pieces of at least this size, since each piece is a frame and costs a
+// system call at both ends.
 constexpr std::size_t min_post_bytes = 32 << 10;
 
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
@@ -72,7 +72,7 @@ std::byte* ScheduleExecutor::write(ChunkRef slot) const {
                                         : layout_->output(slot.chunk);
 }
 
-// How far a step lets those that depend on it go.
+// Bytes of the step's slot that dependent steps may touch.
 std::size_t ScheduleExecutor::progress_of(int step) const {
   const Progress& p = progress_[index(step)];
   const Step& s = plan_->steps[index(step)].step;
@@ -86,7 +86,7 @@ std::size_t ScheduleExecutor::available(int step) const {
   const bool sends = plan_->steps[index(step)].step.kind == Step::send;
   std::size_t most = progress_[index(step)].size;
   for (const auto [earlier, whole] : plan_->steps[index(step)].after) {
-    // A read after a read never makes a dependency, so for a send all of them are writers.
+    // A read after a read is no dependency, so all dependencies of a send are writers.
     const std::size_t got = sends ? progress_[index(earlier)].done : progress_of(earlier);
     if (whole && !(got == progress_[index(earlier)].size)) return 0;
     if (!whole) most = std::min(most, got);
@@ -94,8 +94,8 @@ std::size_t ScheduleExecutor::available(int step) const {
   return most;
 }
 
-// How far a send goes now. All that it waits for may be complete without any other message (the verifier's
-// proof), so holding a piece back never holds up the group.
+// Bytes up to which a send may post now. The verifier proves that a schedule completes even if every send
+// waits until its dependencies are done entirely, so holding a small piece back cannot deadlock the group.
 std::size_t ScheduleExecutor::posted_limit(int step) const {
   const Progress& p = progress_[index(step)];
   const std::size_t most = available(step);
@@ -224,8 +224,8 @@ int ScheduleExecutor::divisor(const Step& step) const {
   return step.final && op_->op.kind == ReduceOp::avg ? size_ : 1;
 }
 
-// All terms at once, as far as the least of them goes: each byte of memory is touched once. What arrives, and
-// what peers take, may end within an element: the rest of it comes later.
+// Reduces all operands in one pass, up to the shortest of them, so that each byte of memory is touched once.
+// Received bytes may end within an element; its rest arrives later.
 bool ScheduleExecutor::advance_reduce(int step, std::size_t most) {
   const Step& s = plan_->steps[index(step)].step;
   most = most / element_bytes_ * element_bytes_;
@@ -254,8 +254,8 @@ bool ScheduleExecutor::advance_reduce(int step, std::size_t most) {
   return true;
 }
 
-// What a peer owes to the call. One whose bytes lie here unread owes nothing: the call waits for others
-// first.
+// What this call waits for from a peer. None, if the peer's bytes have arrived and are unread: then another
+// peer is late.
 ScheduleExecutor::PeerWait ScheduleExecutor::wait_of(int peer) const {
   const std::size_t p = index(peer);
   if (receive_head_[p] < plan_->receives[p].size() &&

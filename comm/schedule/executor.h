@@ -1,5 +1,5 @@
 #pragma once
-/// One collective on its way: a dataflow machine over the byte streams of a transport.
+/// Runs one collective at a time by its schedule, as a dataflow machine over the byte streams of a transport.
 
 #include <cstddef>
 #include <memory>
@@ -13,30 +13,32 @@
 
 namespace rz {
 
-/// Bytes that were ever posted to each peer in a lane, against which Transport::released counts.
+/// Total bytes posted to each peer on a channel; Transport::released() counts against it.
 using PostedBytes = std::vector<std::uint64_t>;
 
-/// What is combined before dependent sends get their turn: large enough to amortise, small enough to stay in
+/// Slice: bytes reduced before dependent sends continue. Large enough to amortize, small enough to stay in
 /// cache.
 inline constexpr std::size_t default_slice_bytes = 64 << 10;
 
-/// Reused from call to call: in the steady state nothing is allocated.
+/// Reused from call to call; in the steady state it allocates nothing. Not thread safe: the progress engine's
+/// driving thread calls all of it.
 class ScheduleExecutor {
  public:
   ScheduleExecutor(Transport& transport, int rank, int size)
       : transport_(transport), rank_(rank), size_(size), posted_(static_cast<std::size_t>(size)) {}
 
-  /// Begins a call. Operation and plan must outlive it. It goes by `slice` bytes, a multiple of 64.
+  /// Begins a call; requires complete(). Call and plan must outlive it. `slice`: bytes, a multiple of 64.
   void start(const CollectiveCall&, const DependencyPlan&, const CallSignature&,
              std::size_t slice = default_slice_bytes);
-  /// Moves what can be moved; true if anything was. Errc::mismatch if a peer is in another call.
+  /// Moves data without blocking; true on any progress. Errc::mismatch if a peer made another call.
   bool advance();
   bool complete() const { return remaining_ == 0; }
   /// The peers that the call waits for.
   RankSet debtors() const;
-  /// They, for messages: "rank 2 to send, rank 3 to receive".
+  /// The same for error messages: "rank 2 to send, rank 3 to receive".
   std::string waiting_for() const;
-  /// The one of them that owes most: that has sent nothing of the call, or not all, or takes nothing; or -1.
+  /// One of them, or -1: first a peer that has sent nothing of the call, then one that has not sent all, then
+  /// one that does not receive.
   int culprit() const;
 
  private:
@@ -45,7 +47,7 @@ class ScheduleExecutor {
     std::uint64_t stream_begin = 0;  // of a send
     bool finished = false;
   };
-  // A peer's bytes that end within an element wait here for the rest of it.
+  // First bytes of an element that has not arrived completely.
   struct PartialElement {
     std::size_t have = 0;
     std::byte bytes[8];
@@ -82,7 +84,7 @@ class ScheduleExecutor {
   CallSignature signature_;
   std::size_t element_bytes_ = 1, scratch_chunk_bytes_ = 0, slice_ = default_slice_bytes;
   std::vector<Progress> progress_;
-  std::vector<std::size_t> send_head_, receive_head_;  // positions in Plan::sends and receives
+  std::vector<std::size_t> send_head_, receive_head_;  // positions in DependencyPlan::sends and receives
   std::vector<PartialElement> partial_;
   std::vector<bool> signature_checked_;  // the peer's signature was compared in this call
   std::size_t first_unfinished_ = 0, remaining_ = 0;
@@ -93,10 +95,10 @@ class ScheduleExecutor {
   std::vector<Span> spans_;
 };
 
-/// What every rank must pass alike.
+/// The properties of a call that must be equal on all ranks.
 CallSignature make_signature(const CollectiveCall&, int size, std::uint32_t sequence,
                              std::uint32_t algorithm = 0);
-/// "all_reduce #17 (1024 f32, sum)": what a signature says, for messages.
+/// A signature for error messages: "all_reduce #17 (1024 f32, sum)".
 std::string describe(const CallSignature&);
 
 }  // namespace rz

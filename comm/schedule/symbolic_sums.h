@@ -1,6 +1,6 @@
 #pragma once
-/// Sums as shared trees: what the verifier computes with instead of numbers. Two expressions are equal
-/// exactly if their ids are, where a + b counts as b + a and nothing else is reordered.
+/// Symbolic values of the verifier: expressions as hash-consed trees. Two expressions are equal if and only
+/// if their ids are, where a + b equals b + a and nothing else is reordered. Not thread safe.
 
 #include <cstdint>
 #include <span>
@@ -17,17 +17,17 @@ class SymbolicSums {
   /// The contribution of one rank to one chunk.
   Id leaf(int rank, int chunk) { return intern(Kind::leaf, rank, chunk); }
   Id sum(Id a, Id b) { return intern(Kind::sum, a < b ? a : b, a < b ? b : a); }
-  /// Stored to memory: where a small float is rounded.
+  /// `a` stored to memory, which rounds 8- and 16-bit floats.
   Id stored(Id a) { return intern(Kind::stored, a, 0); }
-  /// Divided, if the operation is avg.
+  /// `a` after a final step, which divides for avg.
   Id finished(Id a) { return intern(Kind::finished, a, 0); }
 
-  /// The ranks whose contributions an expression holds, as a set of `words()` words of 64 bits.
+  /// The ranks whose contributions an expression includes, as a bit set of words_per_set() words.
   std::span<const std::uint64_t> ranks(Id) const;
   int words_per_set() const { return words_; }
-  /// A rank that both hold, or -1.
+  /// A rank that both include, or -1.
   int common_rank(Id a, Id b) const;
-  /// A rank that it does not hold, or -1.
+  /// A rank that it does not include, or -1.
   int missing_rank(Id) const;
 
  private:
@@ -41,8 +41,8 @@ class SymbolicSums {
   void collect_ranks(Kind, int a, int b);
 
   int ranks_, words_;
-  std::vector<Node> table_;             // open addressing, a power of two long; key 0 is free
-  std::vector<std::uint64_t> members_;  // words_ an expression
+  std::vector<Node> table_;             // open addressing; its size is a power of two, key 0 is free
+  std::vector<std::uint64_t> members_;  // words_ for each expression
   Id count_ = 0;
 };
 

@@ -1,17 +1,17 @@
 // The verifier: runs a schedule on all ranks at once, with expressions in place of numbers.
 //
-// What the steps wait for makes a graph that does not depend on any clock: a reader follows the last writer
-// of its slot, a writer follows its last writer and all readers since, a send follows the send before it to
-// the same peer. Nothing is buffered: a combination fires when all of that is done *and* all of its messages
-// stand ready at their senders, and those sends end at that moment. Steps that conflict are ordered by the
-// graph, so every execution gives the same values, and running one proves them all; steps left over wait for
-// each other for ever.
+// The dependencies of the steps form a graph that does not depend on timing: a reader follows the last writer
+// of its slot, a writer follows its last writer and all readers since, a send follows the previous send to
+// the same peer. Nothing is buffered: a reduction fires when its dependencies are done *and* all of its
+// messages are ready at their senders, and those sends complete at that moment. The graph orders all
+// conflicting steps, so every execution yields the same values, and one run proves all of them. Steps that
+// remain at the end are deadlocked.
 //
-// Ranks in place beside ranks that are not need no run of their own, if a run with all ranks in place and one
-// with none send the same values. A rank's values depend on what it receives and on its own memory: so a
-// mixture sends these values, too, and each rank ends as it does in the run of its own kind. Nor is there a
-// deadlock: no step writes an input, so a rank out of place waits for nothing that it would not wait for in
-// place, with or without its copies.
+// Mixtures of ranks in place and out of place need no run of their own, if the run with all ranks in place
+// and the run with none send the same values. Proof: a rank's values depend on the messages that it receives
+// and on its own memory, so a mixture sends these values, too, and each rank ends as in the run of its own
+// kind. There is no deadlock either: no step writes an input, so the dependencies of a rank out of place are
+// a subset of those in place, with or without elided copies.
 
 #include <algorithm>
 
@@ -35,10 +35,10 @@ template <class... T>
 
 bool all_to_all(Collective c) { return c == Collective::all_to_all || c == Collective::all_to_all_v; }
 
-/// Some of the chunks: first, first + stride, …
+/// A set of chunks: first, first + stride, …
 struct Chunks {
   int count = 0, first = 0, stride = 1;
-  /// The place of a chunk among them, or -1.
+  /// Index of a chunk in the set, or -1.
   int index_of(int chunk) const {
     const int distance = chunk - first;
     return distance >= 0 && distance % stride == 0 && distance / stride < count ? distance / stride : -1;
@@ -46,7 +46,7 @@ struct Chunks {
   int operator[](int i) const { return first + i * stride; }
 };
 
-/// The chunks that a rank's input holds.
+/// The chunks of a rank's input.
 Chunks inputs(Collective c, RankContext seat, int chunks) {
   const Chunks all{chunks}, own{1, seat.rank};
   switch (c) {
@@ -68,7 +68,7 @@ Chunks inputs(Collective c, RankContext seat, int chunks) {
   }
 }
 
-/// The chunks that a rank's output holds.
+/// The chunks of a rank's output.
 Chunks outputs(Collective c, RankContext seat, int chunks) {
   const Chunks all{chunks}, own{1, seat.rank};
   switch (c) {
@@ -90,7 +90,7 @@ Chunks outputs(Collective c, RankContext seat, int chunks) {
   }
 }
 
-/// How many chunks the collective prescribes, or 0 if that is free.
+/// Number of chunks that the collective prescribes; 0: any.
 int prescribed_chunks(Collective c, int size) {
   if (c == Collective::barrier) return 1;
   if (all_to_all(c)) return size * size;
@@ -98,12 +98,12 @@ int prescribed_chunks(Collective c, int size) {
   return free ? 0 : size;
 }
 
-/// What a slot holds. `exact` also says where the sum was stored on its way, which rounds small floats;
+/// Value of a slot. `exact` includes where partial sums were stored, which rounds 8- and 16-bit floats;
 /// `plain` is the sum alone.
 struct Value {
   SymbolicSums::Id exact = -1, plain = -1;
   int chunk = -1;
-  int rounds = 0;  // messages on its longest way here
+  int rounds = 0;  // messages in the longest chain that leads to it
   bool finished = false;
 };
 
@@ -111,10 +111,10 @@ struct Case {
   ScheduleFunction function;
   Collective collective;
   int size, root;
-  std::span<const int> host;
+  std::span<const int> node_of_rank;
 };
 
-/// How all ranks of a run make their calls.
+/// Form of the calls of all ranks in a run.
 enum class Memory { apart, apart_without_copies, in_place };
 
 class Verifier {
@@ -124,7 +124,7 @@ class Verifier {
         size_(what.size),
         root_(what.root),
         in_place_(memory == Memory::in_place),
-        host_(what.host),
+        node_of_rank_(what.node_of_rank),
         expressions_(expressions) {
     for (int r = 0; r < size_; ++r) {
       Schedule schedule = what.function(seat(r));
@@ -135,10 +135,11 @@ class Verifier {
 
   std::size_t steps() const { return nodes_.size(); }
 
-  /// After both have proved: that their ranks send each other the same. `how` says what differs.
+  /// Requires that both runs have proved. Error if their ranks send different values; `how` describes the
+  /// difference.
   void compare(const Verifier& other, const char* how) const {
     const std::vector<int> mine = sends(),
-                           theirs = other.sends();  // elide_scratch_copies() leaves all of them
+                           theirs = other.sends();  // elide_scratch_copies() removes none
     for (std::size_t i = 0; i < mine.size(); ++i) {
       const Value &a = nodes_[mine[i]].sent, &b = other.nodes_[theirs[i]].sent;
       if (a.exact != b.exact || a.plain != b.plain || a.finished != b.finished)
@@ -162,13 +163,13 @@ class Verifier {
   }
 
  private:
-  // Ids count over all ranks: of steps, of memory locations, of combinations' terms, of edges. -1 is none.
+  // Ids of steps, memory locations, operands and edges are unique over all ranks; -1: none.
   struct Node {
     const Step* step;
     int rank, index;
-    int pending = 0;      // what it still waits for
-    int partner = -1;     // send: the combination that receives it; combine: its first term
-    int first_edge = -1;  // to the steps that wait for this one
+    int pending = 0;      // dependencies that are not done
+    int partner = -1;     // send: the reduction that receives it; reduce: its first operand
+    int first_edge = -1;  // of the list of dependent steps
     bool done = false;
     Value sent{};
   };
@@ -189,7 +190,7 @@ class Verifier {
     std::vector<std::uint64_t> received_from;
   };
 
-  RankContext seat(int rank) const { return {rank, size_, root_, host_}; }
+  RankContext seat(int rank) const { return {rank, size_, root_, node_of_rank_}; }
   std::string where(int step, int chunk) const {
     return concat("rank ", nodes_[step].rank, ", step ", nodes_[step].index, ", chunk ", chunk, ": ");
   }
@@ -211,7 +212,7 @@ class Verifier {
                       {}});
     const Rank& rank = ranks_.back();
     lay_out_memory(r);
-    // A vector's elements stay where they are when the Rank around it moves.
+    // Elements of a vector keep their addresses when the Rank that holds it moves.
     int index = 0;
     for (const Step& step : rank.schedule.steps) {
       nodes_.push_back({&step, r, index++});
@@ -286,7 +287,7 @@ class Verifier {
     return rank.first_location + offset;
   }
 
-  // The k-th send of a rank to another belongs to the k-th term that the other takes from it.
+  // The k-th send of a rank to a peer matches the k-th operand that the peer receives from it.
   void match_messages() {
     std::vector<int> next_send(nodes_.size(), -1);
     std::vector<int> first(static_cast<std::size_t>(size_) * size_, -1), last = first;
@@ -424,9 +425,9 @@ class Verifier {
     return value;
   }
 
-  // --- What must hold at the end ---
+  // --- Checks at the end ---
 
-  /// All sends, rank by rank, in their order.
+  /// All sends, rank by rank, in program order.
   std::vector<int> sends() const {
     std::vector<int> all;
     for (int id = 0; id < static_cast<int>(nodes_.size()); ++id)
@@ -439,8 +440,8 @@ class Verifier {
       if (!nodes_[id].done) fail_deadlock(id);
   }
 
-  // What a step that will never be done waits for; there is always such a step, so that following it goes in
-  // circles.
+  // A dependency of a deadlocked step that is deadlocked itself. There is always one, so following it finds a
+  // cycle.
   int find_blocker(int id) const {
     const Node& node = nodes_[id];
     if (node.step->kind == Step::send && node.pending == 0) return node.partner;
@@ -453,19 +454,20 @@ class Verifier {
   }
 
   [[noreturn]] void fail_deadlock(int id) const {
-    std::vector<int> way;
-    for (; std::find(way.begin(), way.end(), id) == way.end(); id = find_blocker(id)) way.push_back(id);
-    way.erase(way.begin(), std::find(way.begin(), way.end(), id));
-    way.push_back(id);
+    std::vector<int> cycle;
+    for (; std::find(cycle.begin(), cycle.end(), id) == cycle.end(); id = find_blocker(id))
+      cycle.push_back(id);
+    cycle.erase(cycle.begin(), std::find(cycle.begin(), cycle.end(), id));
+    cycle.push_back(id);
     std::string text = "deadlock: ";
-    for (std::size_t i = 0; i < way.size() && i < 6; ++i) {
-      const Node& node = nodes_[way[i]];
+    for (std::size_t i = 0; i < cycle.size() && i < 6; ++i) {
+      const Node& node = nodes_[cycle[i]];
       text +=
           concat(i ? " waits for " : "", "rank ", node.rank, ", step ", node.index,
                  node.step->kind == Step::send ? concat(" (send to ", node.step->peer, ")") : std::string{},
                  ", chunk ", node.step->slot.chunk);
     }
-    refuse(text, way.size() > 6 ? " waits for …" : "");
+    refuse(text, cycle.size() > 6 ? " waits for …" : "");
   }
 
   void note_received(Rank& rank, SymbolicSums::Id value) {
@@ -485,7 +487,7 @@ class Verifier {
     bool by_rank = true, rounded_once = true;
   };
 
-  // How all elements are summed.
+  // Orders of summation over all elements.
   Order check_outputs() {
     std::vector<SymbolicSums::Id> exact(static_cast<std::size_t>(ranks_[0].schedule.chunks), -1),
         ordered = exact;
@@ -508,7 +510,7 @@ class Verifier {
     return order;
   }
 
-  // Where nothing is reduced, a chunk has one source only, and chunks were compared on the way.
+  // Without a reduction a chunk has one source, and chunk numbers were compared at every step.
   void check_output(const Value& value, const std::string& here) const {
     if (value.chunk < 0) refuse(here, "the output is never written");
     if (!traits(collective_).reduces) return;
@@ -526,14 +528,14 @@ class Verifier {
   Collective collective_;
   int size_, root_;
   bool in_place_;
-  std::span<const int> host_;
+  std::span<const int> node_of_rank_;
   SymbolicSums& expressions_;
   std::vector<Rank> ranks_;
   std::vector<Node> nodes_;
   std::vector<Edge> edges_;
   std::vector<Location> locations_;
   std::vector<Reader> readers_;
-  std::vector<int> messages_;  // a term: the send that it takes, or -1
+  std::vector<int> messages_;  // by operand: the send that it receives, or -1
   std::vector<int> ready_;
   std::vector<SymbolicSums::Id> results_;  // of a reduction, by chunk
   int rounds_ = 0;
@@ -546,11 +548,11 @@ void check_case(const Case& q, InPlace in_place) {
     refuse("there is no group of ", q.size, " with root ", q.root);
   if (in_place != InPlace::none && (all_to_all(c) || c == Collective::barrier))
     refuse(name(c), " has no in-place form");
-  if (!q.host.empty() && q.host.size() != static_cast<std::size_t>(q.size))
-    refuse(q.host.size(), " hosts are named for ", q.size, " ranks");
+  if (!q.node_of_rank.empty() && q.node_of_rank.size() != static_cast<std::size_t>(q.size))
+    refuse(q.node_of_rank.size(), " hosts are named for ", q.size, " ranks");
 }
 
-/// Of two runs of the same messages.
+/// Merges the results of two runs that send the same messages.
 Verification both(const Verification& a, const Verification& b) {
   return {.error = {},
           .rank_order = a.rank_order && b.rank_order,
@@ -583,9 +585,9 @@ Verification verify_case(const Case& what, InPlace in_place) {
 }  // namespace
 
 Verification verify(ScheduleFunction function, Collective collective, int size, int root, InPlace in_place,
-                    std::span<const int> host) {
+                    std::span<const int> node_of_rank) {
   try {
-    return verify_case({function, collective, size, root, host}, in_place);
+    return verify_case({function, collective, size, root, node_of_rank}, in_place);
   } catch (const Refused& refused) {
     return {.error = refused.reason};
   } catch (const Error& error) {

@@ -1,5 +1,6 @@
 #pragma once
-/// The list of algorithms. To add one: write its schedule in a file of this folder, and one line in list.inc.
+/// The list of algorithms. To add one, write its schedule in a file of this folder and add a line to
+/// list.inc.
 
 #include <span>
 #include <string_view>
@@ -9,24 +10,24 @@
 namespace rz {
 
 enum Trait : unsigned {
-  hierarchical = 1,      ///< pays only where some ranks share a host and others do not
-  contiguous_nodes = 2,  ///< only where each host holds consecutive ranks
-  rounds_partials = 4    ///< partial sums in rank order are stored: small floats are rounded on the way
+  hierarchical = 1,      ///< useful only for several nodes, some of which have several ranks
+  contiguous_nodes = 2,  ///< requires consecutive ranks on each node
+  rounds_partials = 4    ///< stores partial sums, which rounds 8- and 16-bit floats at each
 };
 
 struct Algorithm {
   Collective collective;
   const char* name;
   ScheduleFunction schedule;
-  bool rank_order;      ///< sums in rank order; the verifier holds the list to it
-  unsigned traits = 0;  ///< Trait, joined by |
+  bool rank_order;      ///< reduces in rank order; the tests check this with verify()
+  unsigned traits = 0;  ///< bitwise or of Trait
   bool is(Trait t) const { return (traits & t) != 0; }
 };
 
-/// Every algorithm of the library.
+/// Every algorithm of the library, with static lifetime. Thread safe.
 std::span<const Algorithm> algorithms();
 
-/// By name; Errc::config lists the names that the collective has.
+/// The algorithm of that name; Errc::config, with the valid names, if there is none.
 const Algorithm& find_algorithm(Collective, std::string_view name);
 
 }  // namespace rz

@@ -1,20 +1,20 @@
-// Dissemination barrier: in round k a rank tells the one 2^k places on of everybody it has heard of, itself
-// included; after ceil(log2 n) rounds everybody has heard of everybody. Hensgen, Finkel and Manber, "Two
-// algorithms for barrier synchronization", doi:10.1007/BF01379320.
+// Dissemination barrier: in round k rank r signals rank r + 2^k that it and all ranks that have signalled it,
+// directly or not, have arrived. After ceil(log2 n) rounds every rank has a signal of every other. Hensgen,
+// Finkel and Manber, "Two algorithms for barrier synchronization", doi:10.1007/BF01379320.
 
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
 namespace rz {
 
-// What a rank has heard by round k is cell k: combining the last cell with the message, rather than just
-// receiving it, makes the next round wait for both.
-Schedule dissemination_barrier(RankContext seat) {
+// Cell k stands for all signals up to round k. Reducing the last cell with the message, instead of receiving
+// the message only, makes the next round depend on both.
+Schedule dissemination_barrier(RankContext context) {
   Schedule s{.scratch_chunks = 1};
-  for (int distance = 1; distance < seat.size; distance *= 2, ++s.scratch_chunks) {
-    const int heard = s.scratch_chunks - 1;
-    s.steps.push_back(send(rank_at_distance(seat, distance), scratch(heard, 0)));
-    s.steps.push_back(reduce_step(scratch(heard + 1, 0),
-                                  {local(scratch(heard, 0)), from(rank_at_distance(seat, -distance))}));
+  for (int distance = 1; distance < context.size; distance *= 2, ++s.scratch_chunks) {
+    const int last = s.scratch_chunks - 1;
+    s.steps.push_back(send(rank_at_distance(context, distance), scratch(last, 0)));
+    s.steps.push_back(reduce_step(scratch(last + 1, 0),
+                                  {local(scratch(last, 0)), from(rank_at_distance(context, -distance))}));
   }
   return s;
 }

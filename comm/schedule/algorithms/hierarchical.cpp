@@ -1,12 +1,14 @@
-// Over hosts in two levels. Every rank has a stand-in on each other host, the rank of the same place there
-// (ranks take turns where a host has fewer). What a rank gathers from, or hands to, another host goes through
-// the stand-in: it sums its host's contributions to the rank's chunk, by shared memory, and sends one sum; it
-// receives the rank's chunk and hands it to its host. So a chunk crosses between two hosts once, and not once
-// for every rank. Hosts exchange directly, all pairs at once. Every rank leads for one
-// chunk of each host, as in Kandalla, Subramoni, Santhanaraman, Koop and Panda, "Designing multi-leader-based
-// Allgather algorithms for multi-core clusters", IPDPS 2009 (CAC workshop).
+// Two-level algorithms over nodes. Every rank has a proxy on each other node: the rank with the same local
+// index there (round-robin if the node has fewer ranks). All traffic of a rank with another node passes
+// through its proxy. In a reduction the proxy reduces its node's contributions to the rank's chunk over
+// shared memory and sends one sum; in an all_gather it receives the rank's chunk and distributes it within
+// its node. So a chunk crosses between two nodes once, not once per rank. All pairs of nodes exchange
+// directly and at once. Every rank is the leader for one chunk of each node, as in Kandalla, Subramoni,
+// Santhanaraman, Koop and Panda, "Designing multi-leader-based Allgather algorithms for multi-core clusters",
+// IPDPS 2009 (CAC workshop).
 //
-// Sums are those of hosts, and so in no rank order: beyond one host, for `deterministic = false`.
+// The operands are sums of nodes, so reductions over several nodes are not in rank order: `deterministic =
+// false` only.
 
 #include "comm/schedule/algorithms/node_map.h"
 #include "comm/schedule/algorithms/ring_neighbours.h"
@@ -15,85 +17,86 @@ namespace rz {
 
 namespace {
 
-/// The chunks (by the ranks that they belong to) that a rank of this host sums, as a stand-in and then for
-/// itself: an own chunk waits for the stand-ins, which must not wait for it.
-std::vector<int> partial_sums(const NodeMap& hosts, int rank, int size) {
+/// The chunks (numbered by the ranks that they belong to) that a rank of this node reduces: first those as a
+/// proxy, then its own. The own chunk depends on remote proxies, which must not depend on it.
+std::vector<int> partial_sums(const NodeMap& nodes, int rank, int size) {
   std::vector<int> chunks;
   for (int c = 0; c < size; ++c)
-    if (hosts.node_of(c) != hosts.my_node() && hosts.lane_owner(hosts.my_node(), hosts.index_of(c)) == rank)
+    if (nodes.node_of(c) != nodes.my_node() && nodes.lane_owner(nodes.my_node(), nodes.index_of(c)) == rank)
       chunks.push_back(c);
   chunks.push_back(rank);
   return chunks;
 }
 
-/// `partial(chunk)` is where a stand-in keeps its host's sum.
+/// `partial(chunk)`: slot of the node's sum at its proxy.
 template <class Partial>
-void reduce_by_node(RankContext seat, const NodeMap& hosts, Partial partial, std::vector<Step>& steps) {
-  for (const int peer : hosts.local_peers())
-    for (const int c : partial_sums(hosts, peer, seat.size)) steps.push_back(send(peer, input(c)));
-  const bool alone = hosts.ranks(hosts.my_node()).size() == 1;
-  for (const int c : partial_sums(hosts, seat.rank, seat.size)) {
-    if (c == seat.rank) continue;
+void reduce_by_node(RankContext context, const NodeMap& nodes, Partial partial, std::vector<Step>& steps) {
+  for (const int peer : nodes.local_peers())
+    for (const int c : partial_sums(nodes, peer, context.size)) steps.push_back(send(peer, input(c)));
+  const bool alone = nodes.ranks(nodes.my_node()).size() == 1;
+  for (const int c : partial_sums(nodes, context.rank, context.size)) {
+    if (c == context.rank) continue;
     const ChunkRef sum = alone ? input(c) : partial(c);
-    if (!alone) steps.push_back(reduce_step(sum, hosts.local_operands(input(c))));
+    if (!alone) steps.push_back(reduce_step(sum, nodes.local_operands(input(c))));
     steps.push_back(send(c, sum));
   }
   std::vector<Operand> terms;
-  for (int h = 0; h < hosts.count(); ++h)
-    if (h != hosts.my_node()) terms.push_back(from(hosts.lane_owner(h, hosts.local_rank())));
-  const std::vector<Operand> here = hosts.local_operands(input(seat.rank));
+  for (int h = 0; h < nodes.count(); ++h)
+    if (h != nodes.my_node()) terms.push_back(from(nodes.lane_owner(h, nodes.local_rank())));
+  const std::vector<Operand> here = nodes.local_operands(input(context.rank));
   terms.insert(terms.begin(), here.begin(), here.end());
-  steps.push_back(reduce_step(output(seat.rank), std::move(terms), true));
+  steps.push_back(reduce_step(output(context.rank), std::move(terms), true));
 }
 
-/// The chunks of another host that a rank of this one stands in for.
-std::vector<int> lane_peer(const NodeMap& hosts, int rank, int host) {
+/// The chunks of another node for which a rank of this node is the proxy.
+std::vector<int> proxied_chunks(const NodeMap& nodes, int rank, int node) {
   std::vector<int> chunks;
-  for (const int c : hosts.ranks(host))
-    if (hosts.lane_owner(hosts.my_node(), hosts.index_of(c)) == rank) chunks.push_back(c);
+  for (const int c : nodes.ranks(node))
+    if (nodes.lane_owner(nodes.my_node(), nodes.index_of(c)) == rank) chunks.push_back(c);
   return chunks;
 }
 
-/// Every rank's chunk, the own one from `own`, to every output.
-void gather_by_node(RankContext seat, const NodeMap& hosts, ChunkRef own, std::vector<Step>& steps) {
-  for (int d = 1; d < hosts.count(); ++d)
-    steps.push_back(send(hosts.lane_owner(hosts.around(d), hosts.local_rank()), own));
-  for (const int peer : hosts.local_peers()) steps.push_back(send(peer, own));
-  for (int d = 1; d < hosts.count(); ++d)
-    for (const int c : lane_peer(hosts, seat.rank, hosts.around(-d))) {
+/// All_gather of every rank's chunk, the own one from `own`.
+void gather_by_node(RankContext context, const NodeMap& nodes, ChunkRef own, std::vector<Step>& steps) {
+  for (int d = 1; d < nodes.count(); ++d)
+    steps.push_back(send(nodes.lane_owner(nodes.around(d), nodes.local_rank()), own));
+  for (const int peer : nodes.local_peers()) steps.push_back(send(peer, own));
+  for (int d = 1; d < nodes.count(); ++d)
+    for (const int c : proxied_chunks(nodes, context.rank, nodes.around(-d))) {
       steps.push_back(recv(output(c), c));
-      for (const int peer : hosts.local_peers()) steps.push_back(send(peer, output(c)));
+      for (const int peer : nodes.local_peers()) steps.push_back(send(peer, output(c)));
     }
-  for (const int peer : hosts.local_peers(true)) {
+  for (const int peer : nodes.local_peers(true)) {
     steps.push_back(recv(output(peer), peer));
-    for (int d = 1; d < hosts.count(); ++d)
-      for (const int c : lane_peer(hosts, peer, hosts.around(-d))) steps.push_back(recv(output(c), peer));
+    for (int d = 1; d < nodes.count(); ++d)
+      for (const int c : proxied_chunks(nodes, peer, nodes.around(-d)))
+        steps.push_back(recv(output(c), peer));
   }
 }
 
 }  // namespace
 
-// Partial sums lie where the results of other ranks come to lie.
-Schedule hierarchical_all_reduce(RankContext seat) {
-  const NodeMap hosts(seat);
-  Schedule s{.chunks = seat.size};
+// Partial sums are kept in output slots, which receive the results of other ranks later.
+Schedule hierarchical_all_reduce(RankContext context) {
+  const NodeMap nodes(context);
+  Schedule s{.chunks = context.size};
   reduce_by_node(
-      seat, hosts, [](int chunk) { return output(chunk); }, s.steps);
-  gather_by_node(seat, hosts, output(seat.rank), s.steps);
+      context, nodes, [](int chunk) { return output(chunk); }, s.steps);
+  gather_by_node(context, nodes, output(context.rank), s.steps);
   return s;
 }
 
-Schedule hierarchical_reduce_scatter(RankContext seat) {
-  const NodeMap hosts(seat);
-  Schedule s{.chunks = seat.size};
+Schedule hierarchical_reduce_scatter(RankContext context) {
+  const NodeMap nodes(context);
+  Schedule s{.chunks = context.size};
   reduce_by_node(
-      seat, hosts, [&](int chunk) { return scratch(s.scratch_chunks++, chunk); }, s.steps);
+      context, nodes, [&](int chunk) { return scratch(s.scratch_chunks++, chunk); }, s.steps);
   return s;
 }
 
-Schedule hierarchical_all_gather(RankContext seat) {
-  Schedule s{.chunks = seat.size, .steps = {copy(output(seat.rank), input(seat.rank))}};
-  gather_by_node(seat, NodeMap(seat), input(seat.rank), s.steps);
+Schedule hierarchical_all_gather(RankContext context) {
+  Schedule s{.chunks = context.size, .steps = {copy(output(context.rank), input(context.rank))}};
+  gather_by_node(context, NodeMap(context), input(context.rank), s.steps);
   return s;
 }
 

@@ -1,11 +1,11 @@
-// Reductions over hosts in rank order. A chunk has an owner on every host, which fetches what its host's
-// ranks hold (by shared memory) and folds it, in their order, onto the sum of the hosts before, which the
-// chunk's owner there has sent: (((x0 + x1) + x2) + x3) with two ranks on each of two hosts. The last host
-// has the result. Slices follow each other down the chain, so that a large buffer costs one transfer of it
-// out of a host each way, however many ranks a host has, where two_shot has each rank send to each other. It
-// is the chain of chain.cpp with hosts for links, and an own lane of it for every rank of a host.
+// Reductions over nodes in rank order. A chunk has an owner on every node, which reads the contributions of
+// its node's ranks (over shared memory) and adds them, in rank order, to the sum of the previous nodes,
+// received from the chunk's owner there: (((x0 + x1) + x2) + x3) with two ranks on each of two nodes. The
+// last node has the result. Slices are pipelined down the chain, so that a large buffer leaves a node once
+// each way, independent of the number of ranks on it, while in two_shot every rank sends to every other. It
+// is the chain of chain.cpp with nodes in place of ranks and one lane per rank of a node.
 //
-// Every host has to hold consecutive ranks. Small floats are rounded once a host.
+// Requires consecutive ranks on every node. 8- and 16-bit floats are rounded once per node.
 
 #include <algorithm>
 
@@ -16,136 +16,138 @@ namespace rz {
 
 namespace {
 
-/// Of a lane whose results are shared out over the hosts.
-constexpr int max_parts = 32;
+/// Chunks of a lane whose results are scattered over the nodes.
+constexpr int max_chunks_per_lane = 32;
 
-/// `duties(rank)`: the chunks that a rank of this host owns. In the order of messages: of two ranks, both go
-/// through them in the same order.
-template <class Duties>
-void send_to_owners(const NodeMap& hosts, Duties duties, std::vector<Step>& steps) {
-  for (const int peer : hosts.local_peers())
-    for (const int chunk : duties(peer)) steps.push_back(send(peer, input(chunk)));
+/// Sends this rank's contributions to the owners on its node. `chunks_of(rank)`: the chunks that a rank of
+/// this node owns, in an order that is the same on all ranks, since it is the order of messages.
+template <class ChunksOf>
+void send_to_owners(const NodeMap& nodes, ChunksOf chunks_of, std::vector<Step>& steps) {
+  for (const int peer : nodes.local_peers())
+    for (const int chunk : chunks_of(peer)) steps.push_back(send(peer, input(chunk)));
 }
 
-/// Takes lane `lane` of the chain one host further: this host's ranks onto the hosts before, into `sum`, and
-/// on to the next host.
-void reduce_node(const NodeMap& hosts, int lane, ChunkRef sum, std::vector<Step>& steps) {
-  std::vector<Operand> terms = hosts.local_operands(input(sum.chunk));
-  const bool nothing_to_add = hosts.my_node() == 0 && terms.size() == 1 && !hosts.last();
-  if (nothing_to_add) return steps.push_back(send(hosts.lane_owner(1, lane), input(sum.chunk)));
-  if (hosts.my_node() > 0) terms.insert(terms.begin(), from(hosts.lane_owner(hosts.my_node() - 1, lane)));
-  steps.push_back(reduce_step(sum, std::move(terms), hosts.last()));
-  if (!hosts.last()) steps.push_back(send(hosts.lane_owner(hosts.my_node() + 1, lane), sum));
+/// One node's part of the chain in lane `lane`: adds this node's contributions to the sum of the previous
+/// nodes, into `sum`, and sends it to the next node.
+void reduce_node(const NodeMap& nodes, int lane, ChunkRef sum, std::vector<Step>& steps) {
+  std::vector<Operand> terms = nodes.local_operands(input(sum.chunk));
+  const bool nothing_to_add = nodes.my_node() == 0 && terms.size() == 1 && !nodes.last();
+  if (nothing_to_add) return steps.push_back(send(nodes.lane_owner(1, lane), input(sum.chunk)));
+  if (nodes.my_node() > 0) terms.insert(terms.begin(), from(nodes.lane_owner(nodes.my_node() - 1, lane)));
+  steps.push_back(reduce_step(sum, std::move(terms), nodes.last()));
+  if (!nodes.last()) steps.push_back(send(nodes.lane_owner(nodes.my_node() + 1, lane), sum));
 }
 
-/// Lane i is the chunks from i * parts on.
-auto lanes_of(const NodeMap& hosts, int parts = 1) {
-  return [&hosts, parts](int rank) {
+/// The function chunks_of() for lanes of `chunks_per_lane` chunks: lane i has chunks from i * chunks_per_lane
+/// on.
+auto lanes_of(const NodeMap& nodes, int chunks_per_lane = 1) {
+  return [&nodes, chunks_per_lane](int rank) {
     std::vector<int> chunks;
-    const int there = static_cast<int>(hosts.ranks(hosts.my_node()).size());
-    for (int lane = hosts.index_of(rank); lane < hosts.largest(); lane += there)
-      for (int i = 0; i < parts; ++i) chunks.push_back(lane * parts + i);
+    const int there = static_cast<int>(nodes.ranks(nodes.my_node()).size());
+    for (int lane = nodes.index_of(rank); lane < nodes.largest(); lane += there)
+      for (int i = 0; i < chunks_per_lane; ++i) chunks.push_back(lane * chunks_per_lane + i);
     return chunks;
   };
 }
 
-/// Hands this host's results to its other ranks. `duties` as above.
-template <class Duties>
-void local_all_gather(const NodeMap& hosts, int rank, Duties duties, std::vector<Step>& steps) {
-  for (const int peer : hosts.local_peers())
-    for (const int c : duties(rank)) steps.push_back(send(peer, output(c)));
-  for (const int peer : hosts.local_peers(true))
-    for (const int c : duties(peer)) steps.push_back(recv(output(c), peer));
+/// All_gather of results among the ranks of this node.
+template <class ChunksOf>
+void local_all_gather(const NodeMap& nodes, int rank, ChunksOf chunks_of, std::vector<Step>& steps) {
+  for (const int peer : nodes.local_peers())
+    for (const int c : chunks_of(rank)) steps.push_back(send(peer, output(c)));
+  for (const int peer : nodes.local_peers(true))
+    for (const int c : chunks_of(peer)) steps.push_back(recv(output(c), peer));
 }
 
-/// A result of lane `lane` from the last host to all others, by way of host `relay`.
-void relay_result(const NodeMap& hosts, int lane, int relay, ChunkRef result, std::vector<Step>& steps) {
-  const int last = hosts.count() - 1;
-  if (hosts.my_node() == last && relay != last)
-    return steps.push_back(send(hosts.lane_owner(relay, lane), result));
-  if (hosts.my_node() != last)
-    steps.push_back(recv(result, hosts.lane_owner(hosts.my_node() == relay ? last : relay, lane)));
-  for (int d = 1; hosts.my_node() == relay && d < hosts.count(); ++d)
-    if (const int to = hosts.around(d); to != last) steps.push_back(send(hosts.lane_owner(to, lane), result));
+/// Sends a result of lane `lane` from the last node to all others, through node `relay`.
+void relay_result(const NodeMap& nodes, int lane, int relay, ChunkRef result, std::vector<Step>& steps) {
+  const int last = nodes.count() - 1;
+  if (nodes.my_node() == last && relay != last)
+    return steps.push_back(send(nodes.lane_owner(relay, lane), result));
+  if (nodes.my_node() != last)
+    steps.push_back(recv(result, nodes.lane_owner(nodes.my_node() == relay ? last : relay, lane)));
+  for (int d = 1; nodes.my_node() == relay && d < nodes.count(); ++d)
+    if (const int to = nodes.around(d); to != last) steps.push_back(send(nodes.lane_owner(to, lane), result));
 }
 
 }  // namespace
 
-// The result runs back along the chain, each owner handing it to its host's ranks on the way.
-Schedule hierarchical_chain_all_reduce(RankContext seat) {
-  const NodeMap hosts = NodeMap::contiguous(seat, "hierarchical_chain");
-  const auto duties = lanes_of(hosts);
-  const std::vector<int> mine = duties(seat.rank);
-  Schedule s{.chunks = hosts.largest()};
-  send_to_owners(hosts, duties, s.steps);
-  for (const int c : mine) reduce_node(hosts, c, output(c), s.steps);
+// The result moves back along the chain, and each owner distributes it within its node.
+Schedule hierarchical_chain_all_reduce(RankContext context) {
+  const NodeMap nodes = NodeMap::contiguous(context, "hierarchical_chain");
+  const auto chunks_of = lanes_of(nodes);
+  const std::vector<int> mine = chunks_of(context.rank);
+  Schedule s{.chunks = nodes.largest()};
+  send_to_owners(nodes, chunks_of, s.steps);
+  for (const int c : mine) reduce_node(nodes, c, output(c), s.steps);
   for (const int c : mine) {
-    if (!hosts.last()) s.steps.push_back(recv(output(c), hosts.lane_owner(hosts.my_node() + 1, c)));
-    if (hosts.my_node() > 0) s.steps.push_back(send(hosts.lane_owner(hosts.my_node() - 1, c), output(c)));
+    if (!nodes.last()) s.steps.push_back(recv(output(c), nodes.lane_owner(nodes.my_node() + 1, c)));
+    if (nodes.my_node() > 0) s.steps.push_back(send(nodes.lane_owner(nodes.my_node() - 1, c), output(c)));
   }
-  local_all_gather(hosts, seat.rank, duties, s.steps);
+  local_all_gather(nodes, context.rank, chunks_of, s.steps);
   return s;
 }
 
-// The last host scatters its results over the hosts, each of which hands its parts to all others: the
-// broadcast of scatter_all_gather.cpp, between hosts. Of a buffer n and H hosts, the last one sends
-// n (H - 1) / H to the others and as much of its own parts, and each other n along the chain and
-// n (H - 2) / H of results: no more than in a ring, where the way back along the chain has hosts in the
-// middle send 2n. Hosts take turns with the parts of a lane, that of the last host first, so that results are
-// on their way while sums are. Parts are small, since the last one of a lane goes out once its relay has it,
-// when most links have nothing left to send. Two hosts have nothing to share out: there it is the chain.
-Schedule hierarchical_chain_all_gather_all_reduce(RankContext seat) {
-  const NodeMap hosts = NodeMap::contiguous(seat, "hierarchical_chain_all_gather");
-  const int last = hosts.count() - 1, turns = std::max(1, max_parts / hosts.count());
-  const int parts = hosts.count() > 2 ? turns * hosts.count() : 1;
-  const auto duties = lanes_of(hosts, parts);
-  const std::vector<int> mine = duties(seat.rank);
-  Schedule s{.chunks = hosts.largest() * parts};
-  send_to_owners(hosts, duties, s.steps);
-  for (const int c : mine) reduce_node(hosts, c / parts, output(c), s.steps);
+// The last node scatters its results over the nodes, and each sends its chunks to all others: the broadcast
+// of scatter_all_gather.cpp between nodes. For a buffer of n bytes and H nodes, the last node sends n (H - 1)
+// / H bytes to the relays and as many of its own chunks; each other node sends n along the chain and n (H -
+// 2) / H of results. That is no more than in a ring, while the way back along the chain makes inner nodes
+// send 2n. Relays alternate over the chunks of a lane, beginning with the last node, so that results move
+// while the sums do. Chunks are small, since the last chunk of a lane is relayed when most links are already
+// idle. With two nodes there is nothing to scatter, and the algorithm is the plain chain.
+Schedule hierarchical_chain_all_gather_all_reduce(RankContext context) {
+  const NodeMap nodes = NodeMap::contiguous(context, "hierarchical_chain_all_gather");
+  const int last = nodes.count() - 1, turns = std::max(1, max_chunks_per_lane / nodes.count());
+  const int chunks_per_lane = nodes.count() > 2 ? turns * nodes.count() : 1;
+  const auto chunks_of = lanes_of(nodes, chunks_per_lane);
+  const std::vector<int> mine = chunks_of(context.rank);
+  Schedule s{.chunks = nodes.largest() * chunks_per_lane};
+  send_to_owners(nodes, chunks_of, s.steps);
+  for (const int c : mine) reduce_node(nodes, c / chunks_per_lane, output(c), s.steps);
   for (const int c : mine)
-    relay_result(hosts, c / parts, last - c % parts % hosts.count(), output(c), s.steps);
-  local_all_gather(hosts, seat.rank, duties, s.steps);
+    relay_result(nodes, c / chunks_per_lane, last - c % chunks_per_lane % nodes.count(), output(c), s.steps);
+  local_all_gather(nodes, context.rank, chunks_of, s.steps);
   return s;
 }
 
-// The last host sends each result to the rank that it belongs to, and a part of its own ends where it should.
-Schedule hierarchical_chain_reduce_scatter(RankContext seat) {
-  const NodeMap hosts = NodeMap::contiguous(seat, "hierarchical_chain");
-  const auto duties = [&](int rank) {
+// The last node sends each result to the rank that it belongs to; the owner's own chunk is reduced into its
+// output.
+Schedule hierarchical_chain_reduce_scatter(RankContext context) {
+  const NodeMap nodes = NodeMap::contiguous(context, "hierarchical_chain");
+  const auto chunks_of = [&](int rank) {
     std::vector<int> chunks;
-    for (int c = 0; c < seat.size; ++c)
-      if (hosts.lane_owner(hosts.my_node(), hosts.index_of(c)) == rank) chunks.push_back(c);
+    for (int c = 0; c < context.size; ++c)
+      if (nodes.lane_owner(nodes.my_node(), nodes.index_of(c)) == rank) chunks.push_back(c);
     return chunks;
   };
-  Schedule s{.chunks = seat.size};
-  send_to_owners(hosts, duties, s.steps);
-  for (const int c : duties(seat.rank)) {
-    const bool own = hosts.last() && c == seat.rank;
+  Schedule s{.chunks = context.size};
+  send_to_owners(nodes, chunks_of, s.steps);
+  for (const int c : chunks_of(context.rank)) {
+    const bool own = nodes.last() && c == context.rank;
     const ChunkRef sum = own ? output(c) : scratch(s.scratch_chunks++, c);
-    reduce_node(hosts, hosts.index_of(c), sum, s.steps);
-    if (hosts.last() && !own) s.steps.push_back(send(c, sum));
+    reduce_node(nodes, nodes.index_of(c), sum, s.steps);
+    if (nodes.last() && !own) s.steps.push_back(send(c, sum));
   }
-  if (!hosts.last())
-    s.steps.push_back(recv(output(seat.rank), hosts.lane_owner(hosts.count() - 1, hosts.local_rank())));
+  if (!nodes.last())
+    s.steps.push_back(recv(output(context.rank), nodes.lane_owner(nodes.count() - 1, nodes.local_rank())));
   return s;
 }
 
-// The last host sends its results to the root.
-Schedule hierarchical_chain_reduce(RankContext seat) {
-  const NodeMap hosts = NodeMap::contiguous(seat, "hierarchical_chain");
-  const auto duties = lanes_of(hosts);
-  const bool root = seat.rank == seat.root;
-  Schedule s{.chunks = hosts.largest()};
-  send_to_owners(hosts, duties, s.steps);
-  for (const int c : duties(seat.rank)) {
-    const bool own = hosts.last() && root;
+// The last node sends its results to the root.
+Schedule hierarchical_chain_reduce(RankContext context) {
+  const NodeMap nodes = NodeMap::contiguous(context, "hierarchical_chain");
+  const auto chunks_of = lanes_of(nodes);
+  const bool root = context.rank == context.root;
+  Schedule s{.chunks = nodes.largest()};
+  send_to_owners(nodes, chunks_of, s.steps);
+  for (const int c : chunks_of(context.rank)) {
+    const bool own = nodes.last() && root;
     const ChunkRef sum = own ? output(c) : scratch(s.scratch_chunks++, c);
-    reduce_node(hosts, c, sum, s.steps);
-    if (hosts.last() && !own) s.steps.push_back(send(seat.root, sum));
+    reduce_node(nodes, c, sum, s.steps);
+    if (nodes.last() && !own) s.steps.push_back(send(context.root, sum));
   }
   for (int c = 0; root && c < s.chunks; ++c)
-    if (const int owner = hosts.lane_owner(hosts.count() - 1, c); owner != seat.rank)
+    if (const int owner = nodes.lane_owner(nodes.count() - 1, c); owner != context.rank)
       s.steps.push_back(recv(output(c), owner));
   return s;
 }

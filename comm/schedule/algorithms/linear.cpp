@@ -1,45 +1,48 @@
-// Direct: one message between any two ranks that have something for each other, one round. Best where every
-// pair of ranks has a link of its own, and for small groups. Peers are visited from the next rank on, so that
-// nobody is swamped. (The direct reduce_scatter is half of two_shot and stands there.)
+// Direct algorithms: one message per pair of ranks that exchange data, one round. Best where every pair of
+// ranks has a link of its own, and for small groups. Each rank visits its peers from the next rank on, which
+// spreads the load over receivers. The direct reduce_scatter is half of two_shot and is in two_shot.cpp.
 
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
 namespace rz {
 
-Schedule linear_all_gather(RankContext seat) {
-  Schedule s{.chunks = seat.size};
-  s.steps.push_back(copy(output(seat.rank), input(seat.rank)));
-  for (int d = 1; d < seat.size; ++d) s.steps.push_back(send(rank_at_distance(seat, d), input(seat.rank)));
-  for (int d = 1; d < seat.size; ++d)
-    s.steps.push_back(recv(output(rank_at_distance(seat, -d)), rank_at_distance(seat, -d)));
+Schedule linear_all_gather(RankContext context) {
+  Schedule s{.chunks = context.size};
+  s.steps.push_back(copy(output(context.rank), input(context.rank)));
+  for (int d = 1; d < context.size; ++d)
+    s.steps.push_back(send(rank_at_distance(context, d), input(context.rank)));
+  for (int d = 1; d < context.size; ++d)
+    s.steps.push_back(recv(output(rank_at_distance(context, -d)), rank_at_distance(context, -d)));
   return s;
 }
 
-Schedule linear_broadcast(RankContext seat) {
-  if (seat.rank != seat.root) return {.steps = {recv(output(0), seat.root)}};
+Schedule linear_broadcast(RankContext context) {
+  if (context.rank != context.root) return {.steps = {recv(output(0), context.root)}};
   Schedule s{.steps = {copy(output(0), input(0))}};
-  for (int d = 1; d < seat.size; ++d) s.steps.push_back(send(rank_at_distance(seat, d), input(0)));
+  for (int d = 1; d < context.size; ++d) s.steps.push_back(send(rank_at_distance(context, d), input(0)));
   return s;
 }
 
-Schedule linear_reduce(RankContext seat) {
-  if (seat.rank != seat.root) return {.steps = {send(seat.root, input(0))}};
-  return {.steps = {reduce_step(output(0), rank_ordered_operands(seat, input(0)), true)}};
+Schedule linear_reduce(RankContext context) {
+  if (context.rank != context.root) return {.steps = {send(context.root, input(0))}};
+  return {.steps = {reduce_step(output(0), rank_ordered_operands(context, input(0)), true)}};
 }
 
-Schedule linear_gather(RankContext seat) {
-  if (seat.rank != seat.root) return {.chunks = seat.size, .steps = {send(seat.root, input(seat.rank))}};
-  Schedule s{.chunks = seat.size, .steps = {copy(output(seat.rank), input(seat.rank))}};
-  for (int d = 1; d < seat.size; ++d)
-    s.steps.push_back(recv(output(rank_at_distance(seat, d)), rank_at_distance(seat, d)));
+Schedule linear_gather(RankContext context) {
+  if (context.rank != context.root)
+    return {.chunks = context.size, .steps = {send(context.root, input(context.rank))}};
+  Schedule s{.chunks = context.size, .steps = {copy(output(context.rank), input(context.rank))}};
+  for (int d = 1; d < context.size; ++d)
+    s.steps.push_back(recv(output(rank_at_distance(context, d)), rank_at_distance(context, d)));
   return s;
 }
 
-Schedule linear_scatter(RankContext seat) {
-  if (seat.rank != seat.root) return {.chunks = seat.size, .steps = {recv(output(seat.rank), seat.root)}};
-  Schedule s{.chunks = seat.size, .steps = {copy(output(seat.rank), input(seat.rank))}};
-  for (int d = 1; d < seat.size; ++d)
-    s.steps.push_back(send(rank_at_distance(seat, d), input(rank_at_distance(seat, d))));
+Schedule linear_scatter(RankContext context) {
+  if (context.rank != context.root)
+    return {.chunks = context.size, .steps = {recv(output(context.rank), context.root)}};
+  Schedule s{.chunks = context.size, .steps = {copy(output(context.rank), input(context.rank))}};
+  for (int d = 1; d < context.size; ++d)
+    s.steps.push_back(send(rank_at_distance(context, d), input(rank_at_distance(context, d))));
   return s;
 }
 

@@ -6,12 +6,12 @@
 
 namespace rz {
 
-bool ranks_contiguous_by_node(std::span<const int> host) { return std::is_sorted(host.begin(), host.end()); }
+bool ranks_contiguous_by_node(std::span<const int> node) { return std::is_sorted(node.begin(), node.end()); }
 
-NodeMap::NodeMap(RankContext seat)
-    : rank_(seat.rank), node_of_rank_(seat.node_of_rank.begin(), seat.node_of_rank.end()) {
-  if (node_of_rank_.empty()) node_of_rank_.assign(static_cast<std::size_t>(seat.size), 0);
-  for (int r = 0; r < seat.size; ++r) {
+NodeMap::NodeMap(RankContext context)
+    : rank_(context.rank), node_of_rank_(context.node_of_rank.begin(), context.node_of_rank.end()) {
+  if (node_of_rank_.empty()) node_of_rank_.assign(static_cast<std::size_t>(context.size), 0);
+  for (int r = 0; r < context.size; ++r) {
     const int h = node_of(r);
     require(h >= 0 && h <= count(), Errc::invalid_argument, "rank ", r, " is on host ", h, ", but only ",
             count(), " hosts come before it");
@@ -24,10 +24,11 @@ NodeMap::NodeMap(RankContext seat)
   my_node_ = node_of(rank_);
 }
 
-NodeMap NodeMap::contiguous(RankContext seat, const char* algorithm) {
-  require(ranks_contiguous_by_node(seat.node_of_rank), Errc::invalid_argument, "the algorithm '", algorithm,
+NodeMap NodeMap::contiguous(RankContext context, const char* algorithm) {
+  require(ranks_contiguous_by_node(context.node_of_rank), Errc::invalid_argument, "the algorithm '",
+          algorithm,
           "' sums a host after the other, and so in rank order only where each host holds consecutive ranks");
-  return NodeMap(seat);
+  return NodeMap(context);
 }
 
 std::vector<int> NodeMap::local_peers(bool backwards) const {

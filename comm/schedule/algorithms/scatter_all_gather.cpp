@@ -1,7 +1,7 @@
-// Broadcast of a large buffer: the root hands each other rank one chunk, and those exchange chunks among
-// themselves. The root sends the buffer once however many ranks there are, and nobody receives anything
-// twice. After van de Geijn's broadcast; see Thakur, Rabenseifner and Gropp, doi:10.1177/1094342005051521.
-// The exchange is direct and not a ring, which spares the rounds.
+// Broadcast of a large buffer: the root scatters it, one chunk to each other rank, and these all_gather the
+// chunks among themselves. The root sends the buffer once, independent of the number of ranks, and no rank
+// receives a byte twice. After van de Geijn's broadcast; see Thakur, Rabenseifner and Gropp,
+// doi:10.1177/1094342005051521. The all_gather is direct instead of a ring, which saves rounds.
 
 #include <algorithm>
 
@@ -11,27 +11,27 @@ namespace rz {
 
 namespace {
 
-// Chunk c belongs to the rank c + 1 places after the root.
-int owner(RankContext seat, int chunk) { return (seat.root + 1 + chunk) % seat.size; }
+// Chunk c belongs to rank root + c + 1.
+int owner(RankContext context, int chunk) { return (context.root + 1 + chunk) % context.size; }
 
-Schedule scatter_chunks(RankContext seat, int chunks) {
+Schedule scatter_chunks(RankContext context, int chunks) {
   Schedule s{.chunks = chunks};
   for (int c = 0; c < chunks; ++c) s.steps.push_back(copy(output(c), input(c)));
-  for (int c = 0; c < seat.size - 1; ++c) s.steps.push_back(send(owner(seat, c), input(c)));
+  for (int c = 0; c < context.size - 1; ++c) s.steps.push_back(send(owner(context, c), input(c)));
   return s;
 }
 
 }  // namespace
 
-Schedule scatter_all_gather_broadcast(RankContext seat) {
-  const int chunks = std::max(1, seat.size - 1);
-  if (seat.rank == seat.root) return scatter_chunks(seat, chunks);
-  const int own = (seat.rank - seat.root - 1 + seat.size) % seat.size;
-  Schedule s{.chunks = chunks, .steps = {recv(output(own), seat.root)}};
-  for (int d = 1; d < chunks; ++d) s.steps.push_back(send(owner(seat, (own + d) % chunks), output(own)));
+Schedule scatter_all_gather_broadcast(RankContext context) {
+  const int chunks = std::max(1, context.size - 1);
+  if (context.rank == context.root) return scatter_chunks(context, chunks);
+  const int own = (context.rank - context.root - 1 + context.size) % context.size;
+  Schedule s{.chunks = chunks, .steps = {recv(output(own), context.root)}};
+  for (int d = 1; d < chunks; ++d) s.steps.push_back(send(owner(context, (own + d) % chunks), output(own)));
   for (int d = 1; d < chunks; ++d) {
     const int chunk = (own - d + chunks) % chunks;
-    s.steps.push_back(recv(output(chunk), owner(seat, chunk)));
+    s.steps.push_back(recv(output(chunk), owner(context, chunk)));
   }
   return s;
 }

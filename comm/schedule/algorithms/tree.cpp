@@ -1,7 +1,7 @@
-// Binomial tree: log2(n) levels, each rank meets the whole buffer once or twice; for rooted collectives, and
-// for small all-reduces where messages are dear. Ranks are counted from the root; the parent of v is v
-// without its lowest set bit, its children v + 1, v + 2, v + 4, … below that bit. Thakur, Rabenseifner and
-// Gropp, "Optimization of collective communication operations in MPICH", doi:10.1177/1094342005051521.
+// Binomial tree: log2(n) levels; for rooted collectives, and for small all-reduces where messages are
+// expensive. Ranks are numbered relative to the root. The parent of v is v without its lowest set bit; its
+// children are v + 1, v + 2, v + 4, … below that bit. Thakur, Rabenseifner and Gropp, "Optimization of
+// collective communication operations in MPICH", doi:10.1177/1094342005051521.
 
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
@@ -14,18 +14,18 @@ struct Node {
   std::vector<int> children;  // smallest subtree first
 };
 
-Node node_of(RankContext seat) {
-  const int v = (seat.rank - seat.root + seat.size) % seat.size;
-  const auto rank = [&](int relative) { return (relative + seat.root) % seat.size; };
+Node node_of(RankContext context) {
+  const int v = (context.rank - context.root + context.size) % context.size;
+  const auto rank = [&](int relative) { return (relative + context.root) % context.size; };
   Node node;
   const int lowest = v & -v;
   if (v != 0) node.parent = rank(v - lowest);
-  for (int bit = 1; v + bit < seat.size && (v == 0 || bit < lowest); bit *= 2)
+  for (int bit = 1; v + bit < context.size && (v == 0 || bit < lowest); bit *= 2)
     node.children.push_back(rank(v + bit));
   return node;
 }
 
-// A leaf sends its input as it is; others sum it with their children's in `sum`.
+// A leaf sends its input; others reduce it with their children's sums into `sum`.
 void reduce_up(const Node& node, ChunkRef sum, std::vector<Step>& steps) {
   const bool root = node.parent < 0;
   std::vector<Operand> terms{local(input(0))};
@@ -35,7 +35,7 @@ void reduce_up(const Node& node, ChunkRef sum, std::vector<Step>& steps) {
   if (!root) steps.push_back(send(node.parent, leaf ? input(0) : sum));
 }
 
-// The largest subtree, which has the longest way, first.
+// The largest subtree first, since it is the deepest.
 void broadcast_down(const Node& node, ChunkRef what, std::vector<Step>& steps) {
   for (auto child = node.children.rbegin(); child != node.children.rend(); ++child)
     steps.push_back(send(*child, what));
@@ -43,8 +43,8 @@ void broadcast_down(const Node& node, ChunkRef what, std::vector<Step>& steps) {
 
 }  // namespace
 
-Schedule tree_all_reduce(RankContext seat) {
-  const Node node = node_of(seat);
+Schedule tree_all_reduce(RankContext context) {
+  const Node node = node_of(context);
   Schedule s;
   reduce_up(node, output(0), s.steps);
   if (node.parent >= 0) s.steps.push_back(recv(output(0), node.parent));
@@ -52,16 +52,16 @@ Schedule tree_all_reduce(RankContext seat) {
   return s;
 }
 
-Schedule tree_reduce(RankContext seat) {
-  const Node node = node_of(seat);
+Schedule tree_reduce(RankContext context) {
+  const Node node = node_of(context);
   const bool in_between = node.parent >= 0 && !node.children.empty();
   Schedule s{.scratch_chunks = in_between ? 1 : 0};
   reduce_up(node, in_between ? scratch(0, 0) : output(0), s.steps);
   return s;
 }
 
-Schedule tree_broadcast(RankContext seat) {
-  const Node node = node_of(seat);
+Schedule tree_broadcast(RankContext context) {
+  const Node node = node_of(context);
   const bool root = node.parent < 0;
   Schedule s;
   s.steps.push_back(root ? copy(output(0), input(0)) : recv(output(0), node.parent));
