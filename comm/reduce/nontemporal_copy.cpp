@@ -1,4 +1,4 @@
-// Highway compiles this file once a target and picks one at run time.
+// Highway compiles this file once per target and selects one at run time.
 
 #include "comm/reduce/nontemporal_copy.h"
 
@@ -21,7 +21,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Lines of 64 bytes; `to` is aligned to one.
+/// `to` is aligned to 64 bytes, and `bytes` is a multiple of 64.
 void stream_lines(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) {
   const hn::ScalableTag<std::uint8_t> d;
   const std::size_t step = hn::Lanes(d);

@@ -1,13 +1,13 @@
 #pragma once
-/// Copying what is too large for any cache.
+/// Copies that bypass the caches, for data that is larger than any cache.
 
 #include <cstddef>
 
 namespace rz {
 
-/// As memcpy, but what is written goes past the caches, so that its lines are not read first and what lies in
-/// the caches stays. Pays where it would not be found there again anyhow: beyond the last-level cache.
-/// Ordered before what the calling thread writes next.
+/// memcpy() with non-temporal stores: destination lines are not read first, and cached data is not evicted.
+/// Useful if the destination exceeds the last-level cache, so that its lines would be evicted anyway. The
+/// stores are ordered before later stores of the calling thread. Thread safe.
 void copy_nontemporal(void* to, const void* from, std::size_t bytes);
 
 }  // namespace rz

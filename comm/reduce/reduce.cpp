@@ -1,17 +1,16 @@
 // The loops below are plain C++ over the scalar functions of comm/reduce/reduce_ops.h and comm/core/math.h.
-// Highway compiles this file once a target and picks one at run time; the compiler makes the loops vector
-// code, but for min and max of floats, in which it does not find the processor's instructions. No loop adds
-// across elements and nothing is contracted to a fused multiply-add (see CMakeLists.txt), so every target
-// gives the same bits.
+// Highway compiles this file once per target and selects one at run time. The compiler vectorizes the loops,
+// except min and max of floats, for which it does not find the processor's instructions. No loop adds across
+// elements and nothing is contracted to a fused multiply-add (see CMakeLists.txt), so every target produces
+// the same bits.
 //
-// Memory is walked once, in blocks that stay in the first-level cache while several sources are folded into
-// them.
+// Memory is traversed once, in blocks that stay in L1 while several sources are reduced into them.
 
 #include "comm/reduce/reduce.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "comm/reduce/reduce.cpp"
-// AVX-512, AVX2 and the portable target remain.
+// Targets: AVX-512, AVX2 and portable.
 #ifndef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #endif
@@ -25,8 +24,8 @@
 #include "comm/core/math.h"
 #include "comm/reduce/reduce_ops.h"
 
-// dst may be one of the sources: each element is then read before it is written, which is no dependence
-// between iterations.
+// dst may be one of the sources. Each element is then read before it is written, so iterations stay
+// independent.
 #ifndef RZ_EACH
 #ifdef __clang__
 #define RZ_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
@@ -47,7 +46,7 @@ using elementwise::Min;
 using elementwise::Product;
 using elementwise::Sum;
 
-/// Element i of memory that need not be aligned: what TCP delivered is read where it lies.
+/// Element i of memory that need not be aligned, such as a receive buffer of TCP.
 template <class T>
 T load(const T* memory, std::size_t i) {
   T x;
@@ -58,7 +57,8 @@ T load(const T* memory, std::size_t i) {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Min or Max of floats. The processor gives the second of two that are equal or have no order.
+/// Min or Max of floats. The processor's instructions return the second operand if both are equal or one is
+/// NaN.
 template <class Op, class V>
 HWY_INLINE V apply_to_vectors(V a, V b) {
   const V nan = hn::Set(hn::DFromV<V>(), elementwise::canonical_nan<hn::TFromV<V>>());
@@ -71,10 +71,10 @@ HWY_INLINE V apply_to_vectors(V a, V b) {
   }
 }
 
-/// Folds what fills whole vectors, and returns the number of these elements: none where the compiler's own
-/// vector code is as good. `c` and `too` may be null.
+/// Reduces the elements that fill whole vectors and returns their number: 0 where the compiler's vector code
+/// is as good. `c` and `too` may be null.
 template <class Op, class T>
-HWY_INLINE std::size_t fold_vectors(T* dst, T* too, const T* a, const T* b, const T* c, std::size_t count) {
+HWY_INLINE std::size_t reduce_vectors(T* dst, T* too, const T* a, const T* b, const T* c, std::size_t count) {
   std::size_t i = 0;
   if constexpr (std::is_floating_point_v<T> && elementwise::ordered<Op>) {
     const hn::ScalableTag<T> d;
@@ -89,27 +89,27 @@ HWY_INLINE std::size_t fold_vectors(T* dst, T* too, const T* a, const T* b, cons
 }
 #else
 template <class Op, class T>
-constexpr std::size_t fold_vectors(T*, T*, const T*, const T*, const T*, std::size_t) {
+constexpr std::size_t reduce_vectors(T*, T*, const T*, const T*, const T*, std::size_t) {
   return 0;
 }
 #endif
 
 template <class Op, class T>
-void fold2(T* dst, const T* a, const T* b, std::size_t count) {
-  const std::size_t done = fold_vectors<Op, T>(dst, nullptr, a, b, nullptr, count);
+void reduce2(T* dst, const T* a, const T* b, std::size_t count) {
+  const std::size_t done = reduce_vectors<Op, T>(dst, nullptr, a, b, nullptr, count);
   RZ_EACH(i, done, count) dst[i] = Op::apply(load(a, i), load(b, i));
 }
 
 template <class Op, class T>
-void fold3(T* dst, const T* a, const T* b, const T* c, std::size_t count) {
-  const std::size_t done = fold_vectors<Op, T>(dst, nullptr, a, b, c, count);
+void reduce3(T* dst, const T* a, const T* b, const T* c, std::size_t count) {
+  const std::size_t done = reduce_vectors<Op, T>(dst, nullptr, a, b, c, count);
   RZ_EACH(i, done, count) dst[i] = Op::apply(Op::apply(load(a, i), load(b, i)), load(c, i));
 }
 
-/// To two places, from one pass over the sources.
+/// Stores the result at two addresses, in one pass over the sources.
 template <class Op, class T>
-void fold2_twice(T* dst, T* too, const T* a, const T* b, std::size_t count) {
-  const std::size_t done = fold_vectors<Op, T>(dst, too, a, b, nullptr, count);
+void reduce2_to_both(T* dst, T* too, const T* a, const T* b, std::size_t count) {
+  const std::size_t done = reduce_vectors<Op, T>(dst, too, a, b, nullptr, count);
   RZ_EACH(i, done, count) dst[i] = too[i] = Op::apply(load(a, i), load(b, i));
 }
 
@@ -123,44 +123,45 @@ const T* at(const void* memory, std::size_t element) {
   return static_cast<const T*>(memory) + element;
 }
 
-// One block of all sources, from element `begin` on. Until the last pass the sum stays in a buffer, since dst
-// may be a source that is yet to be read.
+// Reduces one block of all sources, from element `begin` on. Until the last pass the sum stays in `buffer`,
+// since dst may be a source that has not been read yet.
 template <class Op, class T>
-void fold_block(T* dst, T* buffer, Sources sources, std::size_t begin, std::size_t count) {
+void reduce_block(T* dst, T* buffer, Sources sources, std::size_t begin, std::size_t count) {
   const T* sum = at<T>(sources[0], begin);
   std::size_t next = 1;
   for (; sources.size() - next > 2; next += 2, sum = buffer)
-    fold3<Op>(buffer, sum, at<T>(sources[next], begin), at<T>(sources[next + 1], begin), count);
+    reduce3<Op>(buffer, sum, at<T>(sources[next], begin), at<T>(sources[next + 1], begin), count);
   if (sources.size() - next == 2)
-    fold3<Op>(dst, sum, at<T>(sources[next], begin), at<T>(sources[next + 1], begin), count);
+    reduce3<Op>(dst, sum, at<T>(sources[next], begin), at<T>(sources[next + 1], begin), count);
   else if (sources.size() - next == 1)
-    fold2<Op>(dst, sum, at<T>(sources[next], begin), count);
+    reduce2<Op>(dst, sum, at<T>(sources[next], begin), count);
   else if (dst != sum)
     std::memcpy(dst, sum, count * sizeof(T));
 }
 
-// `T` does the folding and `Result` the division: sums and products of signed integers are those of unsigned
-// ones.
+// `T`: type of the reduction; `Result`: type of the division. Sums and products of signed integers use
+// unsigned types.
 template <class Op, class T, class Result>
-HWY_NOINLINE void fold_blocks(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
+HWY_NOINLINE void reduce_blocks(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
   constexpr std::size_t block = 8192 / sizeof(T);
   T buffer[block];
   for (std::size_t begin = 0; begin < count; begin += block) {
     const std::size_t n = std::min(block, count - begin);
-    fold_block<Op>(static_cast<T*>(dst) + begin, buffer, sources, begin, n);
+    reduce_block<Op>(static_cast<T*>(dst) + begin, buffer, sources, begin, n);
     if (divisor > 1) divide_by(static_cast<Result*>(dst) + begin, n, divisor);
     if (too) std::memcpy(static_cast<T*>(too) + begin, static_cast<T*>(dst) + begin, n * sizeof(T));
   }
 }
 
-/// Two sources go without that one's buffer, which takes as long as the least messages do.
+/// Without the buffer of reduce_blocks() for two sources: its cost is comparable to that of the smallest
+/// calls.
 template <class Op, class T, class Result = T>
-void fold(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
+void reduce_as(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
   if (sources.size() != 2 || divisor > 1)
-    return fold_blocks<Op, T, Result>(dst, too, sources, count, divisor);
+    return reduce_blocks<Op, T, Result>(dst, too, sources, count, divisor);
   const T *a = at<T>(sources[0], 0), *b = at<T>(sources[1], 0);
-  return too ? fold2_twice<Op>(static_cast<T*>(dst), static_cast<T*>(too), a, b, count)
-             : fold2<Op>(static_cast<T*>(dst), a, b, count);
+  return too ? reduce2_to_both<Op>(static_cast<T*>(dst), static_cast<T*>(too), a, b, count)
+             : reduce2<Op>(static_cast<T*>(dst), a, b, count);
 }
 
 template <class T>
@@ -174,7 +175,7 @@ void narrow(T* dst, const float* src, std::size_t count) {
 }
 
 template <class Op, class T>
-void fold_small(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
+void reduce_small_floats(void* dst, void* too, Sources sources, std::size_t count, int divisor) {
   constexpr std::size_t block = 2048;
   float sum[block], term[block];
   for (std::size_t begin = 0; begin < count; begin += block) {
@@ -182,7 +183,7 @@ void fold_small(void* dst, void* too, Sources sources, std::size_t count, int di
     widen(sum, at<T>(sources[0], begin), n);
     for (const void* source : sources.subspan(1)) {
       widen(term, at<T>(source, begin), n);
-      fold2<Op>(sum, sum, term, n);
+      reduce2<Op>(sum, sum, term, n);
     }
     if (divisor > 1) divide_by(sum, n, divisor);
     narrow(static_cast<T*>(dst) + begin, sum, n);
@@ -190,54 +191,54 @@ void fold_small(void* dst, void* too, Sources sources, std::size_t count, int di
   }
 }
 
-using Fold = void (*)(void* dst, void* too, Sources, std::size_t count, int divisor);
+using Kernel = void (*)(void* dst, void* too, Sources, std::size_t count, int divisor);
 
 template <class Op>
-Fold fold_of_dtype(DType dtype) {
+Kernel kernel_of_dtype(DType dtype) {
   using I8 = elementwise::Accumulator<Op, std::int8_t>;
   using I32 = elementwise::Accumulator<Op, std::int32_t>;
   using I64 = elementwise::Accumulator<Op, std::int64_t>;
   switch (dtype) {
     case DType::f32:
-      return fold<Op, float>;
+      return reduce_as<Op, float>;
     case DType::f64:
-      return fold<Op, double>;
+      return reduce_as<Op, double>;
     case DType::f16:
-      return fold_small<Op, f16>;
+      return reduce_small_floats<Op, f16>;
     case DType::bf16:
-      return fold_small<Op, bf16>;
+      return reduce_small_floats<Op, bf16>;
     case DType::f8e4m3:
-      return fold_small<Op, f8e4m3>;
+      return reduce_small_floats<Op, f8e4m3>;
     case DType::f8e5m2:
-      return fold_small<Op, f8e5m2>;
+      return reduce_small_floats<Op, f8e5m2>;
     case DType::i8:
-      return fold<Op, I8, std::int8_t>;
+      return reduce_as<Op, I8, std::int8_t>;
     case DType::u8:
-      return fold<Op, std::uint8_t>;
+      return reduce_as<Op, std::uint8_t>;
     case DType::i32:
-      return fold<Op, I32, std::int32_t>;
+      return reduce_as<Op, I32, std::int32_t>;
     case DType::u32:
-      return fold<Op, std::uint32_t>;
+      return reduce_as<Op, std::uint32_t>;
     case DType::i64:
-      return fold<Op, I64, std::int64_t>;
+      return reduce_as<Op, I64, std::int64_t>;
     case DType::u64:
-      return fold<Op, std::uint64_t>;
+      return reduce_as<Op, std::uint64_t>;
   }
   return nullptr;
 }
 
-Fold fold_of(DType dtype, ReduceOp::Kind kind) {
+Kernel kernel_of(DType dtype, ReduceOp::Kind kind) {
   switch (kind) {
     case ReduceOp::avg:
     case ReduceOp::sum:
     case ReduceOp::premul_sum:
-      return fold_of_dtype<Sum>(dtype);
+      return kernel_of_dtype<Sum>(dtype);
     case ReduceOp::prod:
-      return fold_of_dtype<Product>(dtype);
+      return kernel_of_dtype<Product>(dtype);
     case ReduceOp::min:
-      return fold_of_dtype<Min>(dtype);
+      return kernel_of_dtype<Min>(dtype);
     case ReduceOp::max:
-      return fold_of_dtype<Max>(dtype);
+      return kernel_of_dtype<Max>(dtype);
   }
   return nullptr;
 }
@@ -285,11 +286,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace rz {
 
-HWY_EXPORT(fold_of);
+HWY_EXPORT(kernel_of);
 HWY_EXPORT(scale_all);
 
 ReduceKernel reduce_kernel(DType dtype, ReduceOp::Kind kind) {
-  return HWY_DYNAMIC_DISPATCH(fold_of)(dtype, kind);
+  return HWY_DYNAMIC_DISPATCH(kernel_of)(dtype, kind);
 }
 
 void reduce(void* dst, std::span<const void* const> sources, std::size_t count, DType dtype,

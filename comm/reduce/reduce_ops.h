@@ -1,6 +1,6 @@
 #pragma once
-/// How two contributions become one, element by element: written once for g++ and nvcc, so that a sum has the
-/// same bits on the host and on every device. Nothing here may be contracted to a fused multiply-add.
+/// Scalar reduction operators, written once for g++ and nvcc, so that a sum has the same bits on the host and
+/// on every device. Compile without contraction to fused multiply-add.
 
 #include <cmath>
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Product {
   }
 };
 
-/// The bits of a float, and back.
+/// Unsigned integer of a float's size; as_bits() converts between the two.
 template <class T>
 using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
 template <class To, class From>
@@ -36,15 +36,15 @@ RZ_HOST_DEVICE To as_bits(From from) {
   return to;
 }
 
-/// What every NaN becomes: quiet, without sign and payload.
+/// The NaN that replaces every NaN: quiet, without sign and payload.
 template <class T>
 RZ_HOST_DEVICE T canonical_nan() {
   return as_bits<T>(sizeof(T) == 8 ? static_cast<Bits<T>>(0x7ff8000000000000u)
                                    : static_cast<Bits<T>>(0x7fc00000u));
 }
 
-/// min and max: -0 is less than +0, and one NaN makes the canonical one. So the order of the contributions
-/// makes no difference, and all processors have the same bits.
+/// min and max: -0 is less than +0, and any NaN gives the canonical one. So the result does not depend on the
+/// order of the contributions, and all processors produce the same bits.
 struct Min {
   template <class T>
   RZ_HOST_DEVICE static T apply(T a, T b) {
@@ -70,7 +70,7 @@ struct Max {
   }
 };
 
-/// One of the above that is known when the program runs: for code that should not be compiled for each.
+/// One of the above, selected at run time: for code that is not instantiated for each operation.
 struct RuntimeOp {
   enum Which { product, min, max } which;
   template <class T>
@@ -86,7 +86,7 @@ struct RuntimeOp {
   }
 };
 
-/// Integers towards zero.
+/// x / divisor; integers round towards zero.
 template <class T>
 RZ_HOST_DEVICE T divide(T x, int divisor) {
   using Divisor = std::conditional_t<std::is_floating_point_v<T>, T, int>;
@@ -98,7 +98,7 @@ struct Limits {
   static constexpr T min = std::numeric_limits<T>::min(), max = std::numeric_limits<T>::max();
 };
 
-/// x · factor. What does not fit an integer becomes the nearest one that does.
+/// x · factor. Integers saturate.
 template <class T>
 RZ_HOST_DEVICE T scale(T x, double factor) {
   if constexpr (std::is_integral_v<T>) {
@@ -125,8 +125,8 @@ template <class Op, class T>
 struct WideType<Op, T, true> {
   using type = std::make_unsigned_t<T>;
 };
-/// What elements of T are folded as: small floats in f32, sums and products of signed integers as those of
-/// unsigned ones.
+/// Type in which elements of T are reduced: f32 for 16- and 8-bit floats, and the unsigned type for sums and
+/// products of signed integers, so that overflow is defined.
 template <class Op, class T>
 using Accumulator = typename WideType<Op, T>::type;
 
@@ -138,14 +138,14 @@ RZ_HOST_DEVICE Accumulator<Op, T> widen(T x) {
     return to_f32(x);
 }
 
-/// The result of a fold: divided if `divisor` > 1, then rounded once.
+/// Result of a reduction: divided if `divisor` > 1, then rounded once.
 template <class Op, class T>
 RZ_HOST_DEVICE T narrow(Accumulator<Op, T> x, int divisor) {
   if constexpr (std::is_arithmetic_v<T>) {
     const T result = static_cast<T>(x);
     return divisor > 1 ? divide(result, divisor) : result;
   } else {
-#ifdef __CUDA_ARCH__  // a card's own conversion makes another NaN
+#ifdef __CUDA_ARCH__  // the device's conversion gives another NaN
     if constexpr (ordered<Op> && sizeof(T) == 2)
       if (x != x) return {std::is_same_v<T, f16> ? std::uint16_t{0x7e00} : std::uint16_t{0x7fc0}};
 #endif

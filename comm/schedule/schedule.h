@@ -32,17 +32,19 @@ struct RankContext {
 enum class Region : unsigned char { input, output, scratch };
 
 /// A slot: one chunk's place in a region. Chunks, by collective:
-///   all_reduce, broadcast, reduce: 0 … Schedule::chunks-1, an even division of the buffer, on cache lines
-///   where
-///     chunks are large (sizes differ, and may be 0). Input and output hold all of them (broadcast: input at
-///     the root only, output on all ranks; reduce: output at the root only).
-///   reduce_scatter, scatter: chunk r is rank r's shard. Input holds all (scatter: at the root), output the
-///   own one. all_gather, gather: chunk r is rank r's shard. Input holds the own one, output all (gather: at
-///   the root). all_to_all, all_to_all_v: chunk s·size + d goes from rank s to rank d. Input holds the chunks
-///   that the rank sends,
-///     output those that it receives. There is no in-place form: the caller copies the input first.
-///   barrier: one chunk of one byte, scratch only. Its cells may be read before they are written, since only
-///   the
+///   all_reduce, broadcast, reduce
+///     0 … Schedule::chunks-1, an even division of the buffer (large chunks begin at cache lines; sizes
+///     differ and may be 0). Input and output hold all of them (broadcast: input at the root only, output on
+///     all ranks; reduce: output at the root only).
+///   reduce_scatter, scatter
+///     Chunk r is rank r's shard. Input holds all (scatter: at the root), output the own one.
+///   all_gather, gather
+///     Chunk r is rank r's shard. Input holds the own one, output all (gather: at the root).
+///   all_to_all, all_to_all_v
+///     Chunk s·size + d goes from rank s to rank d. Input holds the chunks that the rank sends, output those
+///     that it receives. There is no in-place form: the caller copies the input first.
+///   barrier
+///     One chunk of one byte, scratch only. Its cells may be read before they are written, since only the
 ///     dependencies matter, not the values.
 struct ChunkRef {
   Region region = Region::input;
@@ -111,8 +113,8 @@ struct Verification {
 };
 
 /// Proves for one group size, root and placement of ranks on nodes:
-///   - every slot of the output ends with the value that the collective defines; sent and received chunks
-///   match;
+///   - every slot of the output ends with the value that the collective defines;
+///   - sent and received chunks match;
 ///   - every reduced element includes every rank's contribution exactly once and has passed one final step;
 ///   - all ranks that hold a result hold the same expression (a + b equals b + a), hence the same bits;
 ///   - there is no deadlock, even if no message is ever buffered;

@@ -38,8 +38,7 @@ void reduce_node(const NodeMap& nodes, int lane, ChunkRef sum, std::vector<Step>
   if (!nodes.last()) steps.push_back(send(nodes.lane_owner(nodes.my_node() + 1, lane), sum));
 }
 
-/// The function chunks_of() for lanes of `chunks_per_lane` chunks: lane i has chunks from i * chunks_per_lane
-/// on.
+/// The function chunks_of() for lanes of `chunks_per_lane` consecutive chunks.
 auto lanes_of(const NodeMap& nodes, int chunks_per_lane = 1) {
   return [&nodes, chunks_per_lane](int rank) {
     std::vector<int> chunks;
