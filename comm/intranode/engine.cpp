@@ -82,30 +82,30 @@ IntranodeEngine::CallShape IntranodeEngine::shape_of(const CollectiveCall& op) {
 const IntranodeAlgorithm* IntranodeEngine::find_schedule(const CollectiveCall& op) const {
   const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
   const std::size_t bytes = count_per_rank(op, size_) * size_of(dtype);
-  const IntranodeAlgorithm& way = table_.find(op.kind, message_bytes(op.kind, bytes, size_));
-  return way.schedule ? &way : nullptr;
+  const IntranodeAlgorithm& entry = table_.find(op.kind, message_bytes(op.kind, bytes, size_));
+  return entry.schedule ? &entry : nullptr;
 }
 
 /// Makes the plan of the current call: protocol, chunks, senders.
 void IntranodeEngine::plan() {
   element_bytes_ = op_->kind == Collective::barrier ? 1 : size_of(channel_.call().dtype);
   total_bytes_ = op_->kind == Collective::barrier ? 0 : channel_.call().count * element_bytes_;
-  const IntranodeAlgorithm& way = table_.find(op_->kind, message_bytes(op_->kind, total_bytes_, size_));
-  const CallPlan plan = plan_call(op_->kind, total_bytes_, size_, way, limits());
+  const IntranodeAlgorithm& entry = table_.find(op_->kind, message_bytes(op_->kind, total_bytes_, size_));
+  const CallPlan plan = plan_call(op_->kind, total_bytes_, size_, entry, limits());
   chunks_ = plan_ = {plan.two_shot ? Protocol::two_shot : Protocol::one_shot, plan.per_peer, plan.shard_bytes,
                      plan.chunking.chunk_bytes, plan.chunking.chunks};
   inline_ = plan.inline_slots > 0;
   slots_ = std::max(plan.inline_slots, 1u);
-  algorithm_ = &way;
+  algorithm_ = &entry;
   choose_peers();
   if (!inline_) set_staging_window();
   const std::size_t n = index(size_),
                     whole = chunks_.per_peer ? chunks_.shard_bytes * n : chunks_.shard_bytes;
   const bool read_before = traits(op_->kind).reduces && op_->in.data == op_->out.data;  // output is cached
   nontemporal_ = !read_before && 2 * n * whole >= min_nontemporal_bytes;
-  single_copy_ = oversubscribed_ && way.single_copy == SingleCopyPolicy::adaptive ? SingleCopyPolicy::never
-                                                                                  : way.single_copy;
-  may_exchange_handles_ = way.try_zero_copy || single_copy_ != SingleCopyPolicy::never;
+  single_copy_ = oversubscribed_ && entry.single_copy == SingleCopyPolicy::adaptive ? SingleCopyPolicy::never
+                                                                                    : entry.single_copy;
+  may_exchange_handles_ = entry.try_zero_copy || single_copy_ != SingleCopyPolicy::never;
   if (traits(op_->kind).reduces) reduce_kernel_ = reduce_kernel(channel_.call().dtype, op_->op.kind);
   key_ = key_of_plan();
   if (key_ != ~0ull) last_call_ = *op_;
@@ -226,9 +226,9 @@ bool IntranodeEngine::exchange_counts() {
   channel_.ack(first_step_ + 1);
   exchanges_counts_ = false;
   chunks_.shard_bytes = max_count * element_bytes_;
-  const Chunking cut = chunk_shard({.per_peer = chunks_.per_peer, .shard_bytes = chunks_.shard_bytes}, size_,
-                                   algorithm_->chunk, limits());
-  chunks_.chunk_bytes = cut.chunk_bytes, chunks_.chunks = cut.chunks;
+  const Chunking chunking = chunk_shard({.per_peer = chunks_.per_peer, .shard_bytes = chunks_.shard_bytes},
+                                        size_, algorithm_->chunk, limits());
+  chunks_.chunk_bytes = chunking.chunk_bytes, chunks_.chunks = chunking.chunks;
   set_staging_window();
   return true;
 }

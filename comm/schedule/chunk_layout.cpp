@@ -19,7 +19,7 @@ ChunkLayout::ChunkLayout(const CollectiveCall& op, int rank, int size, int chunk
       element_(op.kind == Collective::barrier ? 1 : size_of(op.out.data ? op.out.dtype : op.in.dtype)),
       chunk_bytes_(op.kind == Collective::barrier ? 1 : count_per_rank(op, size) * element_) {}
 
-// Chunks begin at cache lines if there are at least 64 elements a chunk.
+// Chunks begin at cache lines if there are at least 64 elements per chunk.
 ChunkLayout::ByteRange ChunkLayout::even_split(int chunk) const {
   const std::size_t count = chunk_bytes_ / element_;
   const std::size_t line = count >= chunks_ * 64 ? 64 / element_ : 1;

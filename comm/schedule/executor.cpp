@@ -84,22 +84,22 @@ std::size_t ScheduleExecutor::progress_of(int step) const {
 
 std::size_t ScheduleExecutor::available(int step) const {
   const bool sends = plan_->steps[index(step)].step.kind == Step::send;
-  std::size_t most = progress_[index(step)].size;
+  std::size_t limit = progress_[index(step)].size;
   for (const auto [earlier, whole] : plan_->steps[index(step)].after) {
     // A read after a read is no dependency, so all dependencies of a send are writers.
     const std::size_t got = sends ? progress_[index(earlier)].done : progress_of(earlier);
     if (whole && !(got == progress_[index(earlier)].size)) return 0;
-    if (!whole) most = std::min(most, got);
+    if (!whole) limit = std::min(limit, got);
   }
-  return most;
+  return limit;
 }
 
 // Bytes up to which a send may post now. The verifier proves that a schedule completes even if every send
 // waits until its dependencies are done entirely, so holding a small piece back cannot deadlock the group.
 std::size_t ScheduleExecutor::posted_limit(int step) const {
   const Progress& p = progress_[index(step)];
-  const std::size_t most = available(step);
-  return most == p.size || most >= p.done + min_post_bytes ? most : p.done;
+  const std::size_t limit = available(step);
+  return limit == p.size || limit >= p.done + min_post_bytes ? limit : p.done;
 }
 
 bool ScheduleExecutor::is_next_on_links(int step) const {
@@ -148,12 +148,12 @@ bool ScheduleExecutor::advance_send(int step) {
   if (p.done < p.size || p.size == 0) {
     if (plan_->sends[peer].size() <= send_head_[peer] || plan_->sends[peer][send_head_[peer]] != step)
       return false;
-    if (const std::size_t most = posted_limit(step); most > p.done) {
+    if (const std::size_t limit = posted_limit(step); limit > p.done) {
       CallSignature signature = signature_;
       if (op_->kind == Collective::all_to_all_v) signature.count = op_->counts->send_counts[peer];
       if (p.done == 0) p.stream_begin = posted_[peer];
       const std::size_t taken =
-          transport_.post(s.peer, Channel::collective, signature, {read(s.slot) + p.done, most - p.done});
+          transport_.post(s.peer, Channel::collective, signature, {read(s.slot) + p.done, limit - p.done});
       p.done += taken;
       posted_[peer] += taken;
       moved = taken > 0;
@@ -176,13 +176,13 @@ bool ScheduleExecutor::advance_local(int step) {
   if (planned.remote && !is_next_on_links(step)) return false;
   bool moved = false;
   if (p.size > 0) {
-    const std::size_t most = std::min(available(step) - p.done, slice_);
-    if (most == 0) return false;
+    const std::size_t limit = std::min(available(step) - p.done, slice_);
+    if (limit == 0) return false;
     const auto& terms = planned.step.terms;
     if (terms.size() == 1 && terms[0].peer >= 0 && divisor(planned.step) == 1) {
-      moved = advance_receive(step, terms[0].peer, most);
+      moved = advance_receive(step, terms[0].peer, limit);
     } else {
-      moved = advance_reduce(step, most);
+      moved = advance_reduce(step, limit);
     }
     if (p.done < p.size) return moved;
   }
@@ -192,11 +192,11 @@ bool ScheduleExecutor::advance_local(int step) {
   return true;
 }
 
-bool ScheduleExecutor::advance_receive(int step, int peer, std::size_t most) {
+bool ScheduleExecutor::advance_receive(int step, int peer, std::size_t limit) {
   if (!matches(peer)) return false;
   Progress& p = progress_[index(step)];
   std::byte* to = write(plan_->steps[index(step)].step.slot) + p.done;
-  const std::size_t taken = transport_.receive(peer, Channel::collective, {to, most});
+  const std::size_t taken = transport_.receive(peer, Channel::collective, {to, limit});
   p.done += taken;
   return taken > 0;
 }
@@ -226,31 +226,31 @@ int ScheduleExecutor::divisor(const Step& step) const {
 
 // Reduces all operands in one pass, up to the shortest of them, so that each byte of memory is touched once.
 // Received bytes may end within an element; its rest arrives later.
-bool ScheduleExecutor::advance_reduce(int step, std::size_t most) {
+bool ScheduleExecutor::advance_reduce(int step, std::size_t limit) {
   const Step& s = plan_->steps[index(step)].step;
-  most = most / element_bytes_ * element_bytes_;
-  if (most == 0) return false;
+  limit = limit / element_bytes_ * element_bytes_;
+  if (limit == 0) return false;
   Progress& p = progress_[index(step)];
   for (const Operand& t : s.terms)
     if (t.peer >= 0 && !matches(t.peer)) return false;
   spans_.clear();
   sources_.clear();
   for (const Operand& t : s.terms) {
-    spans_.push_back(t.peer < 0 ? Span{read(t.chunk) + p.done, most} : received_span(t.peer));
-    most = std::min(most, spans_.back().bytes);
+    spans_.push_back(t.peer < 0 ? Span{read(t.chunk) + p.done, limit} : received_span(t.peer));
+    limit = std::min(limit, spans_.back().bytes);
     sources_.push_back(spans_.back().data);
   }
-  if (most == 0) return false;
+  if (limit == 0) return false;
   std::byte* to = write(s.slot) + p.done;
   if (s.terms.size() > 1 || divisor(s) > 1) {
-    reduce(to, sources_, most / element_bytes_, op_->out.data ? op_->out.dtype : op_->in.dtype, op_->op.kind,
+    reduce(to, sources_, limit / element_bytes_, op_->out.data ? op_->out.dtype : op_->in.dtype, op_->op.kind,
            divisor(s));
   } else if (to != sources_[0]) {
-    std::memcpy(to, sources_[0], most);
+    std::memcpy(to, sources_[0], limit);
   }
   for (std::size_t i = 0; i < s.terms.size(); ++i)
-    if (s.terms[i].peer >= 0) consume(s.terms[i].peer, spans_[i], most);
-  p.done += most;
+    if (s.terms[i].peer >= 0) consume(s.terms[i].peer, spans_[i], limit);
+  p.done += limit;
   return true;
 }
 
@@ -288,9 +288,9 @@ RankSet ScheduleExecutor::debtors() const {
 
 int ScheduleExecutor::culprit() const {
   int worst = -1;
-  PeerWait most = PeerWait::none;
+  PeerWait worst_wait = PeerWait::none;
   for (int peer = 0; peer < size_; ++peer)
-    if (const PeerWait d = wait_of(peer); d > most) worst = peer, most = d;
+    if (const PeerWait d = wait_of(peer); d > worst_wait) worst = peer, worst_wait = d;
   return worst;
 }
 

@@ -66,8 +66,8 @@ class ScheduleExecutor {
   int divisor(const Step&) const;
   bool advance_send(int step);
   bool advance_local(int step);
-  bool advance_receive(int step, int peer, std::size_t most);
-  bool advance_reduce(int step, std::size_t most);
+  bool advance_receive(int step, int peer, std::size_t limit);
+  bool advance_reduce(int step, std::size_t limit);
   Span received_span(int peer);
   void consume(int peer, const Span&, std::size_t bytes);
   enum class PeerWait { none, receiving, partial, everything };

@@ -47,8 +47,8 @@ struct Chunks {
 };
 
 /// The chunks of a rank's input.
-Chunks inputs(Collective c, RankContext seat, int chunks) {
-  const Chunks all{chunks}, own{1, seat.rank};
+Chunks inputs(Collective c, RankContext context, int chunks) {
+  const Chunks all{chunks}, own{1, context.rank};
   switch (c) {
     case Collective::all_reduce:
     case Collective::reduce:
@@ -56,21 +56,21 @@ Chunks inputs(Collective c, RankContext seat, int chunks) {
       return all;
     case Collective::broadcast:
     case Collective::scatter:
-      return seat.rank == seat.root ? all : Chunks{};
+      return context.rank == context.root ? all : Chunks{};
     case Collective::all_gather:
     case Collective::gather:
       return own;
     case Collective::all_to_all:
     case Collective::all_to_all_v:
-      return {seat.size, seat.rank * seat.size};
+      return {context.size, context.rank * context.size};
     default:
       return {};
   }
 }
 
 /// The chunks of a rank's output.
-Chunks outputs(Collective c, RankContext seat, int chunks) {
-  const Chunks all{chunks}, own{1, seat.rank};
+Chunks outputs(Collective c, RankContext context, int chunks) {
+  const Chunks all{chunks}, own{1, context.rank};
   switch (c) {
     case Collective::all_reduce:
     case Collective::broadcast:
@@ -78,13 +78,13 @@ Chunks outputs(Collective c, RankContext seat, int chunks) {
       return all;
     case Collective::reduce:
     case Collective::gather:
-      return seat.rank == seat.root ? all : Chunks{};
+      return context.rank == context.root ? all : Chunks{};
     case Collective::reduce_scatter:
     case Collective::scatter:
       return own;
     case Collective::all_to_all:
     case Collective::all_to_all_v:
-      return {seat.size, seat.rank, seat.size};
+      return {context.size, context.rank, context.size};
     default:
       return {};
   }
@@ -127,7 +127,7 @@ class Verifier {
         node_of_rank_(what.node_of_rank),
         expressions_(expressions) {
     for (int r = 0; r < size_; ++r) {
-      Schedule schedule = what.function(seat(r));
+      Schedule schedule = what.function(context(r));
       if (memory == Memory::apart_without_copies) elide_scratch_copies(schedule);
       add_rank(std::move(schedule));
     }
@@ -190,7 +190,7 @@ class Verifier {
     std::vector<std::uint64_t> received_from;
   };
 
-  RankContext seat(int rank) const { return {rank, size_, root_, node_of_rank_}; }
+  RankContext context(int rank) const { return {rank, size_, root_, node_of_rank_}; }
   std::string where(int step, int chunk) const {
     return concat("rank ", nodes_[step].rank, ", step ", nodes_[step].index, ", chunk ", chunk, ": ");
   }
@@ -205,8 +205,8 @@ class Verifier {
       refuse("rank ", r, " cuts the buffer into ", chunks, " chunks, rank 0 into ",
              ranks_[0].schedule.chunks);
     ranks_.push_back({std::move(schedule),
-                      inputs(collective_, seat(r), chunks),
-                      outputs(collective_, seat(r), chunks),
+                      inputs(collective_, context(r), chunks),
+                      outputs(collective_, context(r), chunks),
                       static_cast<int>(nodes_.size()),
                       static_cast<int>(locations_.size()),
                       {}});

@@ -109,13 +109,13 @@ class RuleInterpolator {
     }
   }
 
-  /// A rule for calls of more than `above` and up to `most` bytes, chosen for calls of `like` bytes. Nullopt:
-  /// the table has one, or there is neither a measurement nor a link.
-  std::optional<TuningRule> line(std::size_t above, std::size_t most, std::size_t like) {
+  /// A rule for calls of more than `lower` and up to `upper` bytes, chosen for calls of `like` bytes.
+  /// Nullopt: the table has one, or there is neither a measurement nor a link.
+  std::optional<TuningRule> line(std::size_t lower, std::size_t upper, std::size_t like) {
     const auto held = [&](std::size_t bytes) {
       return find_rule(rules_, {collective_, where_, bytes, size_}, deterministic_) != nullptr;
     };
-    if (held(above + 1) && held(most)) return std::nullopt;
+    if (held(lower + 1) && held(upper)) return std::nullopt;
     std::vector<TuningRule> candidates;
     if (below_ > 0 && above_ < any_size)
       for (const int measured : {below_, above_})
@@ -136,7 +136,7 @@ class RuleInterpolator {
         candidates.begin(), candidates.end(),
         [&](const auto& a, const auto& b) { return candidates.size() > 1 && cost(a, like) < cost(b, like); });
     best.max_ranks = best.min_ranks = size_;
-    best.min_bytes = above, best.max_bytes = most, best.max_traffic = any_bytes;
+    best.min_bytes = lower, best.max_bytes = upper, best.max_traffic = any_bytes;
     best.source = source;
     return best;
   }
@@ -194,10 +194,10 @@ std::vector<TuningRule> rules_for(const Tuning& tuning, int size, bool determini
       const Collective c{static_cast<std::uint8_t>(i)};
       if (!has_alternatives(c, where)) continue;
       RuleInterpolator filler(tuning, where, c, size, deterministic);
-      std::size_t above = 0;
-      for (std::size_t most = first; above < last; above = most, most *= 4) {
-        const bool ends = most >= last;
-        const auto line = filler.line(above, ends ? any_bytes : most, ends ? last : most / 2);
+      std::size_t lower = 0;
+      for (std::size_t upper = first; lower < last; lower = upper, upper *= 4) {
+        const bool ends = upper >= last;
+        const auto line = filler.line(lower, ends ? any_bytes : upper, ends ? last : upper / 2);
         if (line) rules.push_back(*line);
       }
     }

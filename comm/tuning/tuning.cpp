@@ -177,10 +177,10 @@ class Parser {
     } else if (const auto c = after(word, "chunk=")) {
       r.chunk = size(*c);
       that(r.chunk >= 64 && r.chunk % 64 == 0, "'", word, "' is no multiple of 64");
-    } else if (const auto most = after(word, "ranks<=")) {
-      r.max_ranks = ranks(*most);
-    } else if (const auto least = after(word, "ranks>=")) {
-      r.min_ranks = ranks(*least);
+    } else if (const auto max_text = after(word, "ranks<=")) {
+      r.max_ranks = ranks(*max_text);
+    } else if (const auto min_text = after(word, "ranks>=")) {
+      r.min_ranks = ranks(*min_text);
     } else if (const auto n = after(word, "ranks=")) {
       r.max_ranks = r.min_ranks = ranks(*n);
     } else {
@@ -302,7 +302,7 @@ const TuningRule* find_rule(std::span<const TuningRule> rules, const RuleQuery& 
 std::string algorithm_choices(Collective c, TuningScope where) {
   std::string choices;
   const auto add = [&](const auto&... parts) { choices += concat(choices.empty() ? "" : ", ", parts...); };
-  for (const char* way : algorithm_names(c, where)) add(way);
+  for (const char* algorithm : algorithm_names(c, where)) add(algorithm);
   if (where == TuningScope::intra_node_registered || where == TuningScope::intra_node_cma) return choices;
   for (const Algorithm& a : algorithms())
     if (a.collective == c)
@@ -311,9 +311,9 @@ std::string algorithm_choices(Collective c, TuningScope where) {
 }
 
 bool set_algorithm(TuningRule& r, std::string_view name) {
-  for (const char* way : algorithm_names(r.collective, r.scope))
-    if (name == way) {
-      r.algorithm = way;
+  for (const char* algorithm : algorithm_names(r.collective, r.scope))
+    if (name == algorithm) {
+      r.algorithm = algorithm;
       return true;
     }
   if (r.scope == TuningScope::intra_node_registered || r.scope == TuningScope::intra_node_cma) return false;

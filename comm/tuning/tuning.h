@@ -78,9 +78,10 @@ struct TuningRule {
   Source source = Source::built_in;
 };
 
-/// "all_reduce on one host, up to 64 KiB, up to 2 ranks".
+/// The rule for explanations: "all_reduce intra-node, up to 64 KiB, up to 2 ranks".
 std::string to_string(const TuningRule&);
-/// Prefix of an explanation: "built-in table: ", "tuning.txt: ", …; `table` is the file's name.
+/// Origin of a rule as prefix of an explanation: "built-in table: ", "tuning table FILE: ", …; `table` is the
+/// file's name.
 std::string source_prefix(const TuningRule&, const std::string& table);
 
 /// Costs of a link in us: alpha per message, beta per byte sent, gamma per byte reduced or copied at the
