@@ -68,7 +68,7 @@ ProgressEngine::ProgressEngine(int rank, int size, std::unique_ptr<Transport> tr
       transport_name_(transport_->describe()),
       executor_(*transport_, rank, size),
       point_to_point_(*transport_, rank, size) {
-  constexpr int max_intranode_ranks = 256;  // a slot has a part for each
+  constexpr int max_intranode_ranks = 256;  // a staged contribution may have a shard for each peer
   if (!transport_->mailboxes().empty() && size <= max_intranode_ranks)
     intranode_ = std::make_unique<IntranodeEngine>(
         *transport_, rank, size,
