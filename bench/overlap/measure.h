@@ -23,7 +23,7 @@ struct Plan {
 struct Times {
   double compute = 0;        ///< computing alone
   double communication = 0;  ///< communicating alone, all buckets launched at once
-  double overlapped = 0;       ///< each bucket launched when its last member is computed
+  double overlapped = 0;     ///< each bucket launched when its last member is computed
   double exposed = 0;        ///< overlapped time minus computing alone: communication that was not hidden
   double lost_compute = 0;   ///< additional time of computing while communicating
 };

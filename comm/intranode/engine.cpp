@@ -18,7 +18,6 @@ namespace rz {
 namespace {
 
 constexpr std::size_t min_nontemporal_bytes = 96 << 20;  // of all ranks' buffers: exceeds the caches
-constexpr std::size_t line = 64;
 constexpr std::size_t min_staging_window = 16 << 10;
 constexpr std::size_t max_cached_exchange = 4 << 10;  // bytes of a call that uses a small, cached window
 constexpr auto max_yield_time = std::chrono::microseconds(500);
@@ -156,7 +155,7 @@ void IntranodeEngine::set_staging_window() {
                                                     : std::clamp(2 * own, min_staging_window, in_turns));
   }
   if (oversubscribed_ && own * mailbox_depth > all) return channel_.set_staging_window(in_turns);
-  const std::size_t bytes = round_up(chunks_.chunk_bytes * shares, line);
+  const std::size_t bytes = round_up(chunks_.chunk_bytes * shares, cache_line_bytes);
   channel_.set_staging_window(std::clamp(bytes * mailbox_depth, min_staging_window, all));
 }
 

@@ -16,7 +16,6 @@ namespace rz {
 
 namespace {
 
-constexpr std::size_t line = 64;
 constexpr int spins_per_poll = 40;  // of spin_once(), on one condition
 // The first spins have no pause instruction, which takes longer than a slot takes between near cores.
 constexpr int unpaused_spins = 32;
@@ -71,7 +70,7 @@ void MailboxChannel::reserve_staging(std::size_t bytes) {
   if (staging_cursor_ + bytes > staging_window_)
     staging_cursor_ = 0, overwritten_before_ = std::exchange(lap_begin_, next_step_);
   staging_offset_[next_step_ % mailbox_depth] = static_cast<std::uint32_t>(staging_cursor_);
-  staging_cursor_ = round_up(staging_cursor_ + bytes, line);
+  staging_cursor_ = round_up(staging_cursor_ + bytes, cache_line_bytes);
   const std::uint32_t kept = next_step_ + 1 - static_cast<std::uint32_t>(mailbox_depth);
   if (is_after(kept, overwritten_before_)) overwritten_before_ = kept;
   if (is_after(kept, lap_begin_)) lap_begin_ = kept;

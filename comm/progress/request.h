@@ -20,7 +20,7 @@ class Request final : public WorkState {
  public:
   Request(std::shared_ptr<ProgressEngine> engine, std::span<const CollectiveCall> group,
           std::chrono::steady_clock::time_point deadline)
-      : operations(group), deadline(deadline), remaining(group.size()), engine_(std::move(driver)) {}
+      : operations(group), deadline(deadline), remaining(group.size()), engine_(std::move(engine)) {}
 
   bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
   void wait() override;

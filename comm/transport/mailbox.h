@@ -10,6 +10,7 @@
 
 namespace rz {
 
+inline constexpr std::size_t cache_line_bytes = 64;
 inline constexpr std::size_t mailbox_depth = 256;  ///< slots of a mailbox
 inline constexpr std::size_t inline_bytes = 56;    ///< payload of a slot
 

@@ -11,7 +11,6 @@ namespace rz {
 namespace {
 
 constexpr std::size_t KiB = 1024;
-constexpr std::size_t line = 64;
 // Chunks of a shard, within the limits of min_chunk and max_chunk bytes. Fewer in two_shot, where reducing
 // and gathering overlap anyway, and on an oversubscribed node, where each chunk costs a context switch. Large
 // chunks were measured to be faster, probably because the lines that a peer reads have left the writer's own
@@ -209,7 +208,7 @@ IntranodeTuningTable::IntranodeTuningTable(int size, const std::vector<TuningRul
 }
 
 std::size_t shard_bytes(std::size_t bytes, int size) {
-  return ceil_div(ceil_div(bytes, static_cast<std::size_t>(size)), line) * line;
+  return ceil_div(ceil_div(bytes, static_cast<std::size_t>(size)), cache_line_bytes) * cache_line_bytes;
 }
 
 CallPlan plan_call(Collective kind, std::size_t bytes_per_rank, int size, const IntranodeAlgorithm& entry,
@@ -234,22 +233,23 @@ Chunking chunk_shard(const CallPlan& plan, int size, std::size_t chunk, const St
   const std::size_t shares = plan.per_peer ? static_cast<std::size_t>(size) - 1 : 1;
   // In two_shot a rank writes two contributions and two results before it needs an ack, and the end of the
   // ring may be too short for a contribution.
-  const std::size_t in_flight = limits.staging_bytes / (3 * shares + 2) / line * line;
+  const std::size_t in_flight = limits.staging_bytes / (3 * shares + 2) / cache_line_bytes * cache_line_bytes;
   Chunking cut;
   if (chunk) {
     cut.chunk_bytes = std::min(chunk, in_flight);
   } else {
-    const std::size_t wanted =
-        (limits.oversubscribed ? max_chunk_oversubscribed : max_chunk) / shares / line * line;
+    const std::size_t wanted = (limits.oversubscribed ? max_chunk_oversubscribed : max_chunk) / shares /
+                               cache_line_bytes * cache_line_bytes;
     const std::size_t max_bytes = std::min(wanted, in_flight);
     const std::size_t chunks = limits.oversubscribed ? pipelined_oversubscribed
                                : plan.two_shot       ? pipelined_two_shot
                                                      : pipelined;
-    cut.chunk_bytes = std::clamp(ceil_div(plan.shard_bytes / chunks, line) * line,
+    cut.chunk_bytes = std::clamp(ceil_div(plan.shard_bytes / chunks, cache_line_bytes) * cache_line_bytes,
                                  std::min(min_chunk, max_bytes), max_bytes);
   }
   cut.chunk_bytes =
-      std::min(cut.chunk_bytes, std::max(ceil_div(plan.shard_bytes, line), std::size_t{1}) * line);
+      std::min(cut.chunk_bytes,
+               std::max(ceil_div(plan.shard_bytes, cache_line_bytes), std::size_t{1}) * cache_line_bytes);
   cut.chunks = std::max<std::size_t>(ceil_div(plan.shard_bytes, cut.chunk_bytes), 1);
   return cut;
 }
@@ -264,7 +264,8 @@ AlgorithmChoice explain_intranode(Collective kind, std::size_t bytes, int size,
   const CallPlan plan = plan_call(kind, bytes_per_rank, size, entry, limits);
   const char* const algorithm = plan.two_shot ? "two_shot" : kind == all_reduce ? "one_shot" : "staged";
   const std::size_t chunk =
-      plan.inline_slots ? 0 : std::min(plan.chunking.chunk_bytes, std::max(plan.shard_bytes, line));
+      plan.inline_slots ? 0
+                        : std::min(plan.chunking.chunk_bytes, std::max(plan.shard_bytes, cache_line_bytes));
   const std::string why =
       entry.single_copy == SingleCopyPolicy::adaptive ? entry.reason + adaptive_words : entry.reason;
   return {algorithm, "shm", kind == all_to_all_v ? 0 : chunk, why};

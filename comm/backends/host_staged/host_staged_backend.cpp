@@ -180,9 +180,9 @@ class HostStagedBackend final : public Backend {
 
   /// Passes the device pointers on. An in-place all_to_all sends a copy, since a rank does not see whether
   /// its peers are in place, too.
-  void submit_direct(StagedRequest& job, const CollectiveCall& op) {
-    CollectiveCall& there = job.operations.add(op);
-    there.stream = {};
+  void submit_direct(StagedRequest& request, const CollectiveCall& op) {
+    CollectiveCall& direct = request.operations.add(op);
+    direct.stream = {};
     if (op.kind != Collective::all_to_all || op.in.data != op.out.data || op.in.count == 0) return;
     std::byte* const copy = pinned(request, op.in.bytes());
     memcpy_async(copy, op.in.data, op.in.bytes(), stream_);
@@ -213,8 +213,8 @@ class HostStagedBackend final : public Backend {
     if (reads) memcpy_async(host_in, in, op.in.bytes(), stream_);
     on_host.in = ConstBuffer(host_in, op.in.count, op.in.dtype);
     on_host.out = Buffer(around ? host_in + (out - in) : host_out, op.out.count, op.out.dtype);
-    record_outputs(job, op, static_cast<std::byte*>(on_host.out.data));
-    job.operations.add(on_host);
+    record_outputs(request, op, static_cast<std::byte*>(on_host.out.data));
+    request.operations.add(on_host);
   }
 
   void record_outputs(StagedRequest& request, const CollectiveCall& op, std::byte* host_out) const {
