@@ -8,7 +8,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/comm" "$work/docs"
 printf 'int most%s = 1;\n' _bytes >"$work/comm/code.h"
-printf '// A rank reads the next %s.\n' letter >"$work/comm/comment.cpp"
+printf '// A rank reads the next %ster.\n' let >"$work/comm/comment.cpp"
 printf 'A rank waits in %s.\n' vain >"$work/docs/document.md"
 out=$($check "$work") && { echo "accepted: $out"; exit 1; }
 for file in comm/code.h comm/comment.cpp docs/document.md; do
