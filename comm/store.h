@@ -40,7 +40,7 @@ struct TcpStoreOptions {
   /// clients search them for the server of their launch. More than one requires a `launch`.
   int ports = 1;
   /// The server drops a connection that has sent no request within this time.
-  std::chrono::milliseconds max_unauthenticated = std::chrono::seconds(10);
+  std::chrono::milliseconds hello_timeout = std::chrono::seconds(10);
 };
 
 /// Connects to "host:port" (IPv4, IPv6 as "[::1]:29500", or a name); with `serve`, listens there, and port 0

@@ -83,7 +83,7 @@ int StoreServer::time_to_poll() const {
   int ms = no_descriptors_ ? no_descriptors_->poll_ms(1000) : 1000;
   for (const Client& c : clients_) {
     if (c.waits_for) ms = c.until.poll_ms(ms);
-    if (!c.authenticated) ms = c.deadline_extension.poll_ms(ms);
+    if (!c.authenticated) ms = c.hello_deadline.poll_ms(ms);
   }
   return ms;
 }
@@ -100,7 +100,7 @@ bool StoreServer::poll_again(Client& c, short events) noexcept {
 }
 
 bool StoreServer::serve_events(Client& c, short events) {
-  if (!c.authenticated && c.deadline_extension.expired()) return false;
+  if (!c.authenticated && c.hello_deadline.expired()) return false;
   if (!events) return true;
   if (c.waits_for) return false;  // it hung up
   return (c.out.empty() ? receive(c) : flush(c)) && serve(c);
@@ -249,7 +249,7 @@ bool StoreServer::accept_client() {
     return false;
   }
   set_tcp_options(socket.get());
-  clients_.push_back({std::move(socket), Deadline::after(options_.max_unauthenticated), {}, {}});
+  clients_.push_back({std::move(socket), Deadline::after(options_.hello_timeout), {}, {}});
   return true;
 }
 

@@ -20,14 +20,14 @@ namespace rz {
 /// Serves on its own thread until it is destroyed. A client that violates the protocol is disconnected; other
 /// clients are not affected. Memory is bounded: each client has at most one request and one reply in memory,
 /// and all values together are limited (64 MiB). Clients that have not sent a hello are dropped after
-/// Options::max_unauthenticated, or, oldest first, if there are too many of them.
+/// Options::hello_timeout, or, oldest first, if there are too many of them.
 class StoreServer {
  public:
   struct Options {
     std::string launch;  ///< clients of any other launch are refused, with this name
     int size = 0;        ///< ranks of the group; 0: unknown
     /// Time for a client to send its hello.
-    std::chrono::milliseconds max_unauthenticated = std::chrono::seconds(10);
+    std::chrono::milliseconds hello_timeout = std::chrono::seconds(10);
   };
   /// Starts the thread. Errc::system if the limit of open files is too low for the group.
   StoreServer(UniqueFd listener, Options);
@@ -37,7 +37,7 @@ class StoreServer {
  private:
   struct Client {
     UniqueFd socket;
-    Deadline deadline_extension;           ///< for its hello
+    Deadline hello_deadline;               ///< for its hello
     std::string in;                        ///< at most one request and one read
     std::string out;                       ///< at most one reply
     std::size_t sent = 0;                  ///< bytes of `out`

@@ -190,8 +190,7 @@ class TcpStore final : public Store {
     UniqueFd listener = open_listener(deadline);
     where_.port = port_ = rz::local_address(listener.get()).port();
     server_ = std::make_unique<StoreServer>(
-        std::move(listener),
-        StoreServer::Options{options_.launch, options_.size, options_.max_unauthenticated});
+        std::move(listener), StoreServer::Options{options_.launch, options_.size, options_.hello_timeout});
   }
 
   /// Listens on the first address of the name that is not loopback, else on its first address.

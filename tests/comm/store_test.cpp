@@ -315,7 +315,7 @@ Reply read_reply(const RawClient& client, std::string* value = nullptr) {
 }
 
 TEST(TcpStore, AStoreThatIsOpenedLongBeforeItsFirstUseWorks) {
-  const auto server = tcp_store("127.0.0.1:0", {.serve = true, .max_unauthenticated = milliseconds(300)});
+  const auto server = tcp_store("127.0.0.1:0", {.serve = true, .hello_timeout = milliseconds(300)});
   const auto client = tcp_store(concat("127.0.0.1:", tcp_store_port(*server)));
   const RawClient stranger(tcp_store_port(*server));
   EXPECT_EQ(stranger.read(1), "");  // it is dropped: unauthenticated peers have that long
