@@ -2,7 +2,7 @@
 # The main job on host memory: installs missing packages, builds, shows the machine, times all_reduce between 2 ranks,
 # then trains a small GPT-2 on text with ZeRO-3 over 2 ranks, generates a sample, and saves the model as safetensors.
 #   tools/run.sh [--ranks N] [--data FILE|DIR] [--steps N] [--save DIR] [more flags of train_gpt]
-# Default text: the prose of this repository's documents. Under 3 minutes after the build on 2 cores.
+# Default text: the prose of this repository's documents and headers. Under 3 minutes after the build on 2 cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,9 +29,10 @@ echo "== all_reduce between $ranks ranks"
 "$bin/rzrun" -n "$ranks" "$bin/all_reduce_perf" -b 8 -e 16M -f 16 -n 20 -w 3
 echo
 mkdir -p "$(dirname "$save")"
-if [ -z "$data" ]; then  # leave out tables and indented code
+if [ -z "$data" ]; then  # documents without tables and indented code, and what headers say of their declarations
   data=$(dirname "$save")/documents.txt
   find README.md CONTRIBUTING.md docs -name '*.md' | LC_ALL=C sort | xargs cat | grep -v -e '^ *|' -e '^    ' >"$data"
+  find comm tensor autograd_lite sharding -name '*.h' | LC_ALL=C sort | xargs sed -n 's|^ *///* ||p' >>"$data"
 fi
 echo "== GPT-2 on $data, ZeRO-3 over $ranks ranks"
 unless_given() {  # FLAG VALUE: train_gpt accepts each flag once

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(512, 2)
 
 void collective_copy(const DeviceComm& comm, const CopyArgs& call, int blocks, int threads,
                      const Stream& stream) {
-  cuda::launch("move_together", collective_copy_kernel,
+  cuda::launch("collective_copy", collective_copy_kernel,
                cuda::Grid{{static_cast<unsigned>(blocks)}, {static_cast<unsigned>(threads)}, 0}, stream, comm,
                call);
 }

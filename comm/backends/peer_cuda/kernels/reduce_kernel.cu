@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(512, 2)
 void collective_reduce(const DeviceComm& comm, const ReduceArgs& call, DType dtype, ReduceOp::Kind kind,
                        int blocks, int threads, const Stream& stream) {
   dispatch_op(kind, dtype, [&](auto op, auto element) {
-    cuda::launch("fold_together", collective_reduce_kernel<decltype(op), decltype(element)>,
+    cuda::launch("collective_reduce", collective_reduce_kernel<decltype(op), decltype(element)>,
                  cuda::Grid{{static_cast<unsigned>(blocks)}, {static_cast<unsigned>(threads)}, 0}, stream,
                  comm, call, op);
   });

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(512, 2)
 }  // namespace
 
 void send_recv(const DeviceComm& comm, const SendRecvArgs& call, int threads, const Stream& stream) {
-  cuda::launch("messages_together", send_recv_kernel,
+  cuda::launch("send_recv", send_recv_kernel,
                cuda::Grid{{message_blocks}, {static_cast<unsigned>(threads)}, 0}, stream, comm, call);
 }
 
