@@ -1,0 +1,70 @@
+#include "tests/support/sim_transport.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace rz::test {
+
+std::size_t SimTransport::post(int peer, Channel channel, const CallSignature& signature,
+                               std::span<const std::byte> bytes) {
+  return network_.stream(rank_, peer, channel).post(signature, bytes);
+}
+
+std::uint64_t SimTransport::released(int peer, Channel channel) {
+  return network_.stream(rank_, peer, channel).released();
+}
+
+ReceiveView SimTransport::peek(int peer, Channel channel) {
+  return network_.stream(peer, rank_, channel).peek();
+}
+
+void SimTransport::consume(int peer, Channel channel, std::size_t bytes) {
+  network_.stream(peer, rank_, channel).consume(bytes);
+}
+
+void SimTransport::progress() {
+  network_.deliver_abort();
+  if (failure_) throw Error(failure_->code, failure_->reason, failure_->culprit);
+}
+
+void SimTransport::wait(std::chrono::microseconds most, bool) { network_.wait(rank_, most); }
+
+void SimTransport::abort(const Failure& failure) noexcept { network_.request_abort(rank_, failure); }
+
+void SimTransport::fail(const Failure& failure) {
+  if (!failure_) failure_ = failure;
+  wake();
+}
+
+void SimTransport::send_wait_message(int peer, const WaitMessage& message) {
+  network_.send_control(rank_, peer, [&to = network_.transport(peer), from = rank_, message] {
+    to.wait_graph_.receive(from, message);
+  });
+}
+
+void SimTransport::query_waits() {
+  wait_graph_.clear_replies();
+  for (int peer = 0; peer < network_.size(); ++peer)
+    if (peer != rank_) send_wait_message(peer, {WaitMessage::query, {}});
+}
+
+void SimTransport::reply_waits(const RankSet& waits_for) {
+  for (const int peer : wait_graph_.drain_requesters())
+    send_wait_message(peer, {WaitMessage::reply, waits_for});
+}
+
+std::shared_ptr<std::byte> SimTransport::allocate(std::size_t bytes) {
+  constexpr std::align_val_t line{256};
+  auto* memory = new (line, std::nothrow) std::byte[std::max<std::size_t>(bytes, 1)];
+  require(memory != nullptr, Errc::system, "rank ", rank_, ": no memory of ", bytes, " B");
+  std::memset(memory, 0, bytes);
+  return {memory, [](std::byte* p) { ::operator delete[](p, line); }};
+}
+
+bool SimTransport::one_host() const {
+  const auto nodes = hosts();
+  return std::all_of(nodes.begin(), nodes.end(), [](int node) { return node == 0; });
+}
+
+}  // namespace rz::test
