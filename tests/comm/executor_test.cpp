@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
-#include <deque>
+#include <cstring>
+#include <memory>
 #include <vector>
 
 #include "comm/backends/native/progress_engine.h"
@@ -15,76 +15,10 @@
 #include "comm/schedule/algorithms/algorithm.h"
 #include "comm/schedule/chunk_layout.h"
 #include "tests/support/error_of.h"
+#include "tests/support/sim_transport.h"
 
 namespace rz {
 namespace {
-
-/// The streams of a group, where a peer consumes a few bytes at a time: never a whole number of elements.
-class Streams {
- public:
-  static constexpr std::size_t received = 13, shown = 4099;
-
-  struct Stream {
-    CallSignature signature;
-    std::deque<std::byte> bytes;
-    std::uint64_t consumed = 0;
-  };
-  Stream& of(int from, int to) { return streams_[static_cast<std::size_t>(from * 8 + to)]; }
-
- private:
-  std::vector<Stream> streams_ = std::vector<Stream>(64);
-};
-
-class InPieces final : public Transport {
- public:
-  InPieces(Streams& streams, int rank, int size)
-      : streams_(streams), rank_(rank), hosts_(static_cast<std::size_t>(size)) {}
-
-  std::size_t post(int peer, Channel, const CallSignature& signature,
-                   std::span<const std::byte> bytes) override {
-    auto& stream = streams_.of(rank_, peer);
-    stream.signature = signature;
-    stream.bytes.insert(stream.bytes.end(), bytes.begin(), bytes.end());
-    return bytes.size();
-  }
-  std::uint64_t released(int peer, Channel) override { return streams_.of(rank_, peer).consumed; }
-  ReceiveView peek(int peer, Channel) override {
-    auto& stream = streams_.of(peer, rank_);
-    const auto n = static_cast<std::ptrdiff_t>(std::min(stream.bytes.size(), Streams::shown));
-    auto& shown = shown_[static_cast<std::size_t>(peer)];
-    shown.assign(stream.bytes.begin(), stream.bytes.begin() + n);
-    return {stream.signature, shown};
-  }
-  void consume(int peer, Channel, std::size_t bytes) override {
-    auto& stream = streams_.of(peer, rank_);
-    require(bytes <= stream.bytes.size(), Errc::invalid_argument, "more was consumed than shown");
-    stream.bytes.erase(stream.bytes.begin(), stream.bytes.begin() + static_cast<std::ptrdiff_t>(bytes));
-    stream.consumed += bytes;
-  }
-  std::size_t receive(int peer, Channel lane, std::span<std::byte> into) override {
-    return Transport::receive(peer, lane, into.first(std::min(into.size(), Streams::received)));
-  }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
-    return {new std::byte[bytes], [](const std::byte* p) { delete[] p; }};
-  }
-  void progress() override {}
-  void wait(std::chrono::microseconds, bool) override {}
-  void wake() noexcept override {}
-  void abort(const Failure&) noexcept override {}
-  void query_waits() override {}
-  void reply_waits(const RankSet&) override {}
-  const WaitForGraph& wait_graph() const override { return wait_graph_; }
-  bool one_host() const override { return true; }
-  std::span<const int> hosts() const override { return hosts_; }
-  std::string describe() const override { return "in pieces"; }
-
- private:
-  Streams& streams_;
-  const int rank_;
-  const std::vector<int> hosts_;
-  std::array<std::vector<std::byte>, 8> shown_;
-  WaitForGraph wait_graph_{0};
-};
 
 /// A peer whose bytes arrive one element at a time without a pause: the call always progresses.
 class Trickle final : public Transport {
@@ -146,6 +80,9 @@ T element(double x) {
     return from_f32<T>(static_cast<float>(x));
 }
 
+/// Pieces of at most 13 bytes, mostly not a whole number of elements.
+constexpr test::SimJitter in_pieces{.max_piece_bytes = 13, .max_unread_bytes = 1 << 20};
+
 /// An all_reduce of `count` elements; those of rank r are 1 + (i + r) % 7. Returns the result of every rank.
 /// Ranks for which `in_place` is true call in place.
 template <class T>
@@ -154,38 +91,32 @@ std::vector<std::vector<T>> run(ScheduleFunction schedule, ReduceOp op, std::siz
   const int size = static_cast<int>(in_place.size());
   struct Rank {
     std::vector<T> in, out;
-    std::unique_ptr<InPieces> transport;
-    CollectiveCall operation;
+    CollectiveCall call;
     DependencyPlan plan;
-    std::unique_ptr<ScheduleExecutor> execution;
+    std::unique_ptr<ScheduleExecutor> executor;
   };
-  Streams streams;
+  test::SimNetwork network(size, {.jitter = in_pieces});
   std::vector<Rank> ranks(in_place.size());
+  std::vector<test::SimProgram> programs;
   for (int r = 0; r < size; ++r) {
     Rank& me = ranks[static_cast<std::size_t>(r)];
     const bool same = in_place[static_cast<std::size_t>(r)];
     for (std::size_t i = 0; i < count; ++i)
       me.in.push_back(element<T>(static_cast<double>(1 + (i + static_cast<std::size_t>(r)) % 7)));
     me.out = same ? me.in : std::vector<T>(count);
-    me.transport = std::make_unique<InPieces>(streams, r, size);
-    me.operation.kind = Collective::all_reduce;
-    me.operation.in = Buffer(same ? me.out.data() : me.in.data(), count);
-    me.operation.out = Buffer(me.out.data(), count);
-    me.operation.op = op;
-    me.plan = make_dependency_plan(schedule({r, size, 0}), size, rz::in_place(me.operation, r, size));
-    me.execution = std::make_unique<ScheduleExecutor>(*me.transport, r, size);
-    me.execution->start(me.operation, me.plan, make_signature(me.operation, size, 0));
+    me.call.kind = Collective::all_reduce;
+    me.call.in = Buffer(same ? me.out.data() : me.in.data(), count);
+    me.call.out = Buffer(me.out.data(), count);
+    me.call.op = op;
+    me.plan = make_dependency_plan(schedule({r, size, 0}), size, rz::in_place(me.call, r, size));
+    me.executor = std::make_unique<ScheduleExecutor>(network.transport(r), r, size);
+    me.executor->start(me.call, me.plan, make_signature(me.call, size, 0));
+    programs.push_back({[&me] { return me.executor->advance(); }, [&me] { return me.executor->complete(); },
+                        [&me] { return me.executor->waiting_for(); }});
   }
-  const auto complete = [](const Rank& r) { return r.execution->complete(); };
-  for (bool moved = true; moved && !std::all_of(ranks.begin(), ranks.end(), complete);) {
-    moved = false;
-    for (Rank& r : ranks) moved |= r.execution->advance();
-  }
+  for (const auto& e : network.run_until_complete(programs)) EXPECT_FALSE(e) << e->what();
   std::vector<std::vector<T>> out;
-  for (Rank& r : ranks) {
-    EXPECT_TRUE(complete(r)) << "it waits for " << r.execution->waiting_for();
-    out.push_back(r.out);
-  }
+  for (Rank& r : ranks) out.push_back(std::move(r.out));
   return out;
 }
 
