@@ -85,16 +85,17 @@ std::vector<std::optional<Error>> SimNetwork::run_until_complete(std::span<const
           size(), " ranks");
   std::vector<std::optional<Error>> errors(programs.size());
   std::vector<bool> ended(programs.size());
+  std::size_t remaining = programs.size();
   for (int r = 0; r < size(); ++r) clock_.schedule(random_.delay(options_.jitter.max_delay), r, [] {});
   for (;;) {
     for (std::size_t r = 0; r < programs.size(); ++r) {
-      const auto ends = [&] { return stopped_[r] || errors[r] || programs[r].complete(); };
-      if (!ended[r] && !ends() && transports_[r]->clear_wake())
-        run_turn(static_cast<int>(r), programs[r], errors[r]);
-      ended[r] = ended[r] || ends();
+      if (ended[r] || !transports_[r]->clear_wake()) continue;
+      if (!stopped_[r] && !programs[r].complete()) run_turn(static_cast<int>(r), programs[r], errors[r]);
+      ended[r] = stopped_[r] || errors[r] || programs[r].complete();
+      remaining -= ended[r];
     }
     deliver_abort();
-    if (std::find(ended.begin(), ended.end(), false) == ended.end()) return errors;
+    if (remaining == 0) return errors;
     if (!clock_.next()) fail_deadlocked(programs, ended);
     run_event();
   }
