@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <random>
 #include <span>
 #include <vector>
 
 #include "comm/transport/transport.h"
 #include "tests/support/sim_clock.h"
+#include "tests/support/sim_random.h"
 
 namespace rz::test {
 
@@ -36,19 +36,6 @@ struct SimWire {
   SimLink link;
   SimTime busy_until{};
   bool down = false;  ///< all that has not arrived is lost
-};
-
-/// Source of all random decisions of a network.
-class SimRandom {
- public:
-  explicit SimRandom(std::uint64_t seed) : engine_(seed) {}
-  /// 0 … n-1.
-  std::uint64_t below(std::uint64_t n) { return engine_() % n; }
-  /// 0 … max.
-  SimTime delay(SimTime max) { return SimTime(below(static_cast<std::uint64_t>(max.count()) + 1)); }
-
- private:
-  std::mt19937_64 engine_;
 };
 
 /// Pieces arrive in order. A piece is read from the sender's memory when it arrives, and released later: some
