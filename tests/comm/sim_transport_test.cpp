@@ -207,6 +207,25 @@ TEST(SimTransport, AChangeOfPostedMemoryBeforeItsReleaseIsAnError) {
   EXPECT_STREQ(e.what(), "rank 0 changed memory that it had posted to rank 1 before it was released");
 }
 
+TEST(SimTransport, SomeMemoryIsReleasedOnlyOnceItIsConsumed) {
+  std::size_t released_unread = 0;
+  constexpr std::size_t seeds = 40;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    SimNetwork network(2, {.seed = seed});
+    SimTransport &sender = network.transport(0), &receiver = network.transport(1);
+    const std::byte memory{1};
+    while (sender.post(1, Channel::collective, {}, {&memory, 1}) == 0)
+      sender.wait(std::chrono::milliseconds(1), false);
+    for (int i = 0; i < 5; ++i) sender.wait(std::chrono::milliseconds(1), false);
+    released_unread += sender.released(1, Channel::collective);
+    receiver.consume(0, Channel::collective, 1);
+    for (int i = 0; i < 5; ++i) sender.wait(std::chrono::milliseconds(1), false);
+    EXPECT_EQ(sender.released(1, Channel::collective), 1u);
+  }
+  EXPECT_GT(released_unread, 5u);
+  EXPECT_LT(released_unread, seeds - 5);
+}
+
 TEST(SimTransport, MemoryIsAlignedAndZeroed) {
   SimNetwork network(1);
   for (const std::size_t bytes : {0, 1, 1000, 1000}) {
@@ -321,6 +340,15 @@ TEST(SimNetwork, BytesOnTheirWayAreLostWithTheirLinkOrTheirSender) {
   EXPECT_EQ(received_after([](SimNetwork& n) { n.drop_link(0, 1, SimTime(5000)); }), 1u);
   EXPECT_EQ(received_after([](SimNetwork& n) { n.stop_rank(0, SimTime(500)); }), 0u);
   EXPECT_EQ(received_after([](SimNetwork& n) { n.stop_rank(0, SimTime(5000)); }), 1u);
+}
+
+TEST(SimNetwork, ControlMessagesAreLostWithTheirLink) {
+  SimNetwork network(3, {.max_detection_time = std::chrono::seconds(1)});
+  network.drop_link(0, 1, SimTime(0));
+  network.transport(0).query_waits();
+  for (const int peer : {1, 2}) network.transport(peer).wait(std::chrono::milliseconds(1), false);
+  EXPECT_FALSE(network.transport(1).wait_graph().has_requests());
+  EXPECT_TRUE(network.transport(2).wait_graph().has_requests());
 }
 
 TEST(SimNetwork, AnAbortReachesEveryRank) {
