@@ -17,10 +17,15 @@ namespace {
 constexpr std::size_t large = 1024;  // bytes: the smallest gradient bucket has more
 std::atomic<long> small_allocations{0}, large_allocations{0};
 
-void* counted(std::size_t bytes, std::size_t alignment) {
+/// Null without memory.
+void* counted_or_null(std::size_t bytes, std::size_t alignment) noexcept {
   ++(bytes < large ? small_allocations : large_allocations);
   bytes = (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
-  if (void* p = std::aligned_alloc(alignment, bytes)) return p;
+  return std::aligned_alloc(alignment, bytes);
+}
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+  if (void* p = counted_or_null(bytes, alignment)) return p;
   throw std::bad_alloc();
 }
 }  // namespace
@@ -30,6 +35,12 @@ void* counted(std::size_t bytes, std::size_t alignment) {
 [[gnu::noinline]] void* operator new(std::size_t n) { return counted(n, alignof(std::max_align_t)); }
 [[gnu::noinline]] void* operator new(std::size_t n, std::align_val_t a) {
   return counted(n, static_cast<std::size_t>(a));
+}
+[[gnu::noinline]] void* operator new(std::size_t n, const std::nothrow_t&) noexcept {
+  return counted_or_null(n, alignof(std::max_align_t));
+}
+[[gnu::noinline]] void* operator new(std::size_t n, std::align_val_t a, const std::nothrow_t&) noexcept {
+  return counted_or_null(n, static_cast<std::size_t>(a));
 }
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
