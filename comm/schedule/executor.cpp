@@ -43,7 +43,9 @@ void ScheduleExecutor::start(const CollectiveCall& op, const DependencyPlan& pla
   plan_ = &plan;
   signature_ = signature;
   slice_ = slice;
-  element_bytes_ = op.kind == Collective::barrier ? 1 : size_of(op.out.data ? op.out.dtype : op.in.dtype);
+  // The single byte that a barrier moves has no type.
+  dtype_ = op.kind == Collective::barrier ? DType::u8 : op.out.data ? op.out.dtype : op.in.dtype;
+  element_bytes_ = size_of(dtype_);
   layout_.emplace(op, rank_, size_, plan.schedule.chunks);
   scratch_chunk_bytes_ = (layout_->largest() + 255) / 256 * 256;
   if (const std::size_t need = scratch_chunk_bytes_ * index(plan.schedule.scratch_chunks);
@@ -243,8 +245,7 @@ bool ScheduleExecutor::advance_reduce(int step, std::size_t limit) {
   if (limit == 0) return false;
   std::byte* to = write(s.slot) + p.done;
   if (s.terms.size() > 1 || divisor(s) > 1) {
-    reduce(to, sources_, limit / element_bytes_, op_->out.data ? op_->out.dtype : op_->in.dtype, op_->op.kind,
-           divisor(s));
+    reduce(to, sources_, limit / element_bytes_, dtype_, op_->op.kind, divisor(s));
   } else if (to != sources_[0]) {
     std::memcpy(to, sources_[0], limit);
   }

@@ -82,6 +82,7 @@ class ScheduleExecutor {
   const DependencyPlan* plan_ = nullptr;
   std::optional<ChunkLayout> layout_;
   CallSignature signature_;
+  DType dtype_ = DType::u8;
   std::size_t element_bytes_ = 1, scratch_chunk_bytes_ = 0, slice_ = default_slice_bytes;
   std::vector<Progress> progress_;
   std::vector<std::size_t> send_head_, receive_head_;  // positions in DependencyPlan::sends and receives
