@@ -123,7 +123,7 @@ TEST(BenchOptions, AWrongFlagIsOneLine) {
       {"bfloat16", {"-d", "float23"}},
       {"one device", {"-g", "2"}},
       {"graphs", {"-G", "1"}},
-      {"blocks", {"-x", "1"}},
+      {"only 0 is supported", {"-x", "1"}},
       {"null stream", {"-y", "1"}},
       {"captures no null stream", {"--device", "cuda", "-y", "1", "-G", "1"}},
       {"leave out --device host", {"--backend", "peer_cuda", "--device", "host"}},
