@@ -216,7 +216,8 @@ class Communicator {
 };
 
 /// Calls that start as one group; the functions correspond to those of Communicator and validate their
-/// arguments in the same way. Not thread-safe. Call launch() once.
+/// arguments in the same way. Not thread-safe. Call launch() once; buffers and streams live until the Work
+/// has ended.
 ///
 /// Every rank launches the same collectives in the same order; otherwise Errc::mismatch. Calls of a group may
 /// run concurrently in any order, so no call may read or write memory that another call writes. On host
