@@ -25,11 +25,12 @@ ROOMS = {
     'comm/shared_memory': 'comm/core comm/os comm',
     'comm/reduce': 'comm/core',
     'comm/transport': 'comm/core comm/os comm comm/net comm/bootstrap comm/shared_memory',
+    'comm/progress': 'comm/core comm/os comm comm/transport',
     'comm/schedule': 'comm/core comm comm/reduce comm/transport',
     'comm/schedule/algorithms': 'comm/core comm comm/schedule',
     'comm/tuning': 'comm/core comm comm/schedule comm/schedule/algorithms comm/transport',
-    'comm/intranode': 'comm/core comm/os comm comm/reduce comm/shared_memory comm/transport comm/schedule comm/tuning',
-    'comm/progress': 'comm/core comm/os comm comm/transport comm/schedule',
+    'comm/intranode': 'comm/core comm/os comm comm/reduce comm/shared_memory comm/transport comm/progress comm/schedule '
+                      'comm/tuning',
     'comm/backends/native': 'comm/core comm/os comm comm/reduce comm/shared_memory comm/transport comm/schedule '
                             'comm/schedule/algorithms comm/tuning comm/intranode comm/progress',
     'comm/backends/host_staged': DEVICE + 'comm',

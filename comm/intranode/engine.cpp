@@ -11,7 +11,6 @@
 #include "comm/core/error.h"
 #include "comm/core/integer_math.h"
 #include "comm/schedule/chunk_layout.h"
-#include "comm/schedule/executor.h"
 
 namespace rz {
 
@@ -237,17 +236,9 @@ bool IntranodeEngine::exchange_counts() {
 bool IntranodeEngine::waits_for(int peer) const {
   return exchanges_handles_ || chunks_.protocol >= Protocol::zero_copy || reads_from(peer);
 }
-RankSet IntranodeEngine::debtors() const {
-  RankSet all;
-  if (complete_) return all;
-  for (const int r : channel_.missing_peers([this](int r) { return waits_for(r); })) all.set(index(r));
-  return all;
-}
-int IntranodeEngine::culprit() const {
-  return complete_ ? -1 : channel_.culprit([this](int r) { return waits_for(r); });
-}
-std::string IntranodeEngine::waiting_for() const {
-  return complete_ ? "nobody" : channel_.waiting_for([this](int r) { return waits_for(r); });
+WaitState IntranodeEngine::waiting_on() const {
+  if (complete_) return {.text = "nobody"};
+  return channel_.waiting_on([this](int r) { return waits_for(r); });
 }
 
 }  // namespace rz

@@ -20,19 +20,19 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "comm/collective.h"
 #include "comm/intranode/buffer_handles.h"
 #include "comm/intranode/mailbox_channel.h"
 #include "comm/intranode/zero_copy_backoff.h"
+#include "comm/progress/collective_engine.h"
 #include "comm/reduce/reduce.h"
 #include "comm/tuning/intranode.h"
 
 namespace rz {
 
-class IntranodeEngine {
+class IntranodeEngine final : public CollectiveEngine {
  public:
   /// Requires a transport with mailboxes(). `first_step`: see MailboxChannel.
   IntranodeEngine(Transport&, int rank, int size, std::uint32_t first_step = 0);
@@ -40,7 +40,7 @@ class IntranodeEngine {
 
   /// Begins the call of that sequence number; requires complete(). The CollectiveCall must outlive the call,
   /// unless rebind() replaces it.
-  void start(const CollectiveCall&, std::uint32_t sequence);
+  void start(const CollectiveCall&, std::uint32_t sequence) override;
   /// Largest message, in bytes, that the caller's own thread tries before the progress engine gets it.
   static constexpr std::size_t max_inline_bytes = 256 << 10;
 
@@ -55,7 +55,7 @@ class IntranodeEngine {
   /// Replaces the current call by an equal one at another address.
   void rebind(const CollectiveCall& op) { op_ = &op; }
   /// Moves data without blocking; true on any progress. Errc::mismatch if a peer made another call.
-  bool advance();
+  bool advance() override;
   /// advance() until the call is complete or `turns` polls have failed; on an oversubscribed node it yields
   /// between polls, for 500 us at most. Then check_peer_alive(). True: complete. Returns early, with busy(),
   /// after max_spin_bytes bytes, so that the caller can check failures and deadlines during large calls.
@@ -63,7 +63,7 @@ class IntranodeEngine {
   static constexpr std::size_t max_spin_bytes = 8 << 20;
   /// The last spin() returned after max_spin_bytes: there is more to move without waiting.
   bool busy() const { return busy_; }
-  bool complete() const { return complete_; }
+  bool complete() const override { return complete_; }
   /// Throws if the peer that the call waits for has left the group.
   void check_peer_alive() { channel_.check_peer_alive(); }
 
@@ -80,10 +80,7 @@ class IntranodeEngine {
             oversubscribed_};
   }
 
-  /// The peers that the current call waits for; the same in words; and the one furthest behind, or -1.
-  RankSet debtors() const;
-  std::string waiting_for() const;
-  int culprit() const;
+  WaitState waiting_on() const override;
 
  private:
   enum class Protocol { one_shot, two_shot, zero_copy, single_copy };

@@ -10,7 +10,6 @@
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/core/integer_math.h"
-#include "comm/schedule/executor.h"
 
 namespace rz {
 
@@ -129,34 +128,25 @@ void MailboxChannel::mismatch(int peer, std::uint32_t step) const {
 
 // ---- missing peers
 
-std::vector<int> MailboxChannel::missing_peers(const PeerFilter& looks) const {
-  std::vector<int> all;
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
-    if ((waiting_for_ == WaitingFor::space && is_after(awaited_step_, acked(r))) ||
-        (waiting_for_ == WaitingFor::slot && looks(r) && is_after(awaited_step_, produced(r))))
-      all.push_back(r);
-  }
-  return all;
-}
-
-int MailboxChannel::culprit(const PeerFilter& looks) const {
-  int worst = -1;
+WaitState MailboxChannel::waiting_on(const PeerFilter& reads_from) const {
   const auto is_behind = [&](int a, int b) {
     const std::uint32_t x = produced(a), y = produced(b);
     return x != y ? is_after(y, x) : is_after(acked(b), acked(a));
   };
-  for (const int r : missing_peers(looks))
-    if (worst < 0 || is_behind(r, worst)) worst = r;
-  return worst < 0 ? awaited_peer_ : worst;
-}
-
-std::string MailboxChannel::waiting_for(const PeerFilter& looks) const {
-  std::string out;
-  for (const int r : missing_peers(looks))
-    out += concat(out.empty() ? "" : ", ", "rank ", r,
-                  waiting_for_ == WaitingFor::space ? " to receive" : " to send");
-  return out.empty() ? "nobody" : out;
+  WaitState state;
+  const bool for_space = waiting_for_ == WaitingFor::space;
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    const bool missing =
+        for_space ? is_after(awaited_step_, acked(r))
+                  : waiting_for_ == WaitingFor::slot && reads_from(r) && is_after(awaited_step_, produced(r));
+    if (!missing) continue;
+    if (index(r) < state.waiting_on.size()) state.waiting_on.set(index(r));
+    if (state.suspect < 0 || is_behind(r, state.suspect)) state.suspect = r;
+    state.text += concat(state.text.empty() ? "" : ", ", "rank ", r, for_space ? " to receive" : " to send");
+  }
+  if (state.suspect < 0) state.suspect = awaited_peer_, state.text = "nobody";
+  return state;
 }
 
 }  // namespace rz

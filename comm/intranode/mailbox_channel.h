@@ -22,6 +22,7 @@
 #include "comm/os/spin.h"
 #include "comm/transport/mailbox.h"
 #include "comm/transport/transport.h"
+#include "comm/transport/wait_state.h"
 
 namespace rz {
 
@@ -94,13 +95,10 @@ class MailboxChannel {
   void check_peer_alive();
 
   /// The peers that this rank waits for, since try_reserve() or poll() last returned false in this call. For
-  /// poll(), only peers that the filter accepts. Empty if all have progressed since.
+  /// poll(), only peers that the filter accepts. Empty if all have progressed since. The suspect is the one
+  /// furthest behind, since the others may wait for it.
   using PeerFilter = std::function<bool(int peer)>;
-  std::vector<int> missing_peers(const PeerFilter&) const;
-  /// The missing peer that is furthest behind, since the others may wait for it; -1: no peer was missing.
-  int culprit(const PeerFilter&) const;
-  /// missing_peers() for error messages: "rank 1 to send, rank 2 to send".
-  std::string waiting_for(const PeerFilter&) const;
+  WaitState waiting_on(const PeerFilter&) const;
 
  private:
   enum class WaitingFor { nothing, space, slot };

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "comm/core/error.h"
-#include "comm/schedule/executor.h"
 
 namespace rz {
 
@@ -121,26 +120,17 @@ bool PointToPoint::contains(const std::deque<Message>& queue, const void* tag) {
   return std::any_of(queue.begin(), queue.end(), [&](const Message& m) { return m.tag == tag; });
 }
 
-RankSet PointToPoint::debtors(const void* tag) const {
-  RankSet all;
-  for (std::size_t i = 0; i < std::min(peers_.size(), all.size()); ++i)
-    all[i] = contains(peers_[i].receives, tag) || contains(peers_[i].sends, tag);
-  return all;
-}
-
-int PointToPoint::culprit(const void* tag) const {
-  for (std::size_t i = 0; i < peers_.size(); ++i)
-    if (contains(peers_[i].receives, tag) || contains(peers_[i].sends, tag)) return static_cast<int>(i);
-  return -1;
-}
-
-std::string PointToPoint::waiting_for(const void* tag) const {
-  std::string out;
+WaitState PointToPoint::waiting_on(const void* tag) const {
+  WaitState state;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    if (contains(peers_[i].receives, tag)) out += concat(out.empty() ? "" : ", ", "rank ", i, " to send");
-    if (contains(peers_[i].sends, tag)) out += concat(out.empty() ? "" : ", ", "rank ", i, " to receive");
+    const bool receives = contains(peers_[i].receives, tag), sends = contains(peers_[i].sends, tag);
+    if (!receives && !sends) continue;
+    if (i < state.waiting_on.size()) state.waiting_on.set(i);
+    if (state.suspect < 0) state.suspect = static_cast<int>(i);
+    if (receives) state.text += concat(state.text.empty() ? "" : ", ", "rank ", i, " to send");
+    if (sends) state.text += concat(state.text.empty() ? "" : ", ", "rank ", i, " to receive");
   }
-  return out;
+  return state;
 }
 
 void PointToPoint::clear() {

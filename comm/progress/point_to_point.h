@@ -5,10 +5,10 @@
 
 #include <cstddef>
 #include <deque>
-#include <string>
 #include <vector>
 
 #include "comm/transport/transport.h"
+#include "comm/transport/wait_state.h"
 
 namespace rz {
 
@@ -25,10 +25,8 @@ class PointToPoint {
   bool idle() const { return pending_ == 0; }
   /// Tags of completed messages, one each. The caller clears the list.
   std::vector<void*>& finished() { return finished_; }
-  /// The peers of the pending messages of a tag; the lowest of them, or -1; and all in words.
-  RankSet debtors(const void* tag) const;
-  int culprit(const void* tag) const;
-  std::string waiting_for(const void* tag) const;
+  /// The peers of the pending messages of a tag. The suspect is the lowest of them.
+  WaitState waiting_on(const void* tag) const;
   /// Drops all messages, after a failure.
   void clear();
 

@@ -18,25 +18,6 @@ std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
 }  // namespace
 
-CallSignature make_signature(const CollectiveCall& op, int size, std::uint32_t sequence,
-                             std::uint32_t algorithm) {
-  return {.sequence = sequence,
-          .root = op.root,
-          .count = count_per_rank(op, size),
-          .kind = op.kind,
-          .dtype = op.out.data ? op.out.dtype : op.in.dtype,
-          .op = op.op.kind,
-          .algorithm = algorithm};
-}
-
-std::string describe(const CallSignature& s) {
-  const CollectiveTraits& t = traits(s.kind);
-  return concat(name(s.kind), " #", s.sequence, " (", s.count, " ", name(s.dtype),
-                t.reduces ? concat(", ", name(ReduceOp(s.op))) : "",
-                t.rooted() ? concat(", root ", s.root) : "",
-                s.algorithm ? concat(", algorithm ", s.algorithm) : "", ")");
-}
-
 void ScheduleExecutor::start(const CollectiveCall& op, const DependencyPlan& plan,
                              const CallSignature& signature, std::size_t slice) {
   op_ = &op;
@@ -271,28 +252,19 @@ ScheduleExecutor::PeerWait ScheduleExecutor::wait_of(int peer) const {
   return PeerWait::none;
 }
 
-std::string ScheduleExecutor::waiting_for() const {
-  std::string out;
-  for (int peer = 0; peer < size_; ++peer)
-    if (const PeerWait d = wait_of(peer); d != PeerWait::none)
-      out += concat(out.empty() ? "" : ", ", "rank ", peer,
-                    d == PeerWait::receiving ? " to receive" : " to send");
-  return out.empty() ? "nobody" : out;
-}
-
-RankSet ScheduleExecutor::debtors() const {
-  RankSet all;
-  for (std::size_t p = 0; p < std::min(index(size_), all.size()); ++p)
-    all[p] = wait_of(static_cast<int>(p)) != PeerWait::none;
-  return all;
-}
-
-int ScheduleExecutor::culprit() const {
-  int worst = -1;
-  PeerWait worst_wait = PeerWait::none;
-  for (int peer = 0; peer < size_; ++peer)
-    if (const PeerWait d = wait_of(peer); d > worst_wait) worst = peer, worst_wait = d;
-  return worst;
+WaitState ScheduleExecutor::waiting_on() const {
+  WaitState state;
+  PeerWait worst = PeerWait::none;
+  for (int peer = 0; peer < size_; ++peer) {
+    const PeerWait wait = wait_of(peer);
+    if (wait == PeerWait::none) continue;
+    if (index(peer) < state.waiting_on.size()) state.waiting_on.set(index(peer));
+    if (wait > worst) worst = wait, state.suspect = peer;
+    state.text += concat(state.text.empty() ? "" : ", ", "rank ", peer,
+                         wait == PeerWait::receiving ? " to receive" : " to send");
+  }
+  if (state.text.empty()) state.text = "nobody";
+  return state;
 }
 
 }  // namespace rz

@@ -4,12 +4,12 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "comm/schedule/chunk_layout.h"
 #include "comm/schedule/dependency_plan.h"
 #include "comm/transport/transport.h"
+#include "comm/transport/wait_state.h"
 
 namespace rz {
 
@@ -33,13 +33,9 @@ class ScheduleExecutor {
   /// Moves data without blocking; true on any progress. Errc::mismatch if a peer made another call.
   bool advance();
   bool complete() const { return remaining_ == 0; }
-  /// The peers that the call waits for.
-  RankSet debtors() const;
-  /// The same for error messages: "rank 2 to send, rank 3 to receive".
-  std::string waiting_for() const;
-  /// One of them, or -1: first a peer that has sent nothing of the call, then one that has not sent all, then
-  /// one that does not receive.
-  int culprit() const;
+  /// The peers that the call waits for. The suspect is first a peer that has sent nothing of the call, then
+  /// one that has not sent all, then one that does not receive.
+  WaitState waiting_on() const;
 
  private:
   struct Progress {
@@ -95,11 +91,5 @@ class ScheduleExecutor {
   std::vector<const void*> sources_;
   std::vector<Span> spans_;
 };
-
-/// The properties of a call that must be equal on all ranks.
-CallSignature make_signature(const CollectiveCall&, int size, std::uint32_t sequence,
-                             std::uint32_t algorithm = 0);
-/// A signature for error messages: "all_reduce #17 (1024 f32, sum)".
-std::string describe(const CallSignature&);
 
 }  // namespace rz

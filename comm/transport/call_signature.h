@@ -2,6 +2,7 @@
 /// The fields that identify a call. Ranks compare them to detect mismatched calls.
 
 #include <cstdint>
+#include <string>
 
 #include "comm/collective.h"
 
@@ -20,5 +21,11 @@ struct CallSignature {
   std::uint32_t algorithm = 0;
   bool operator==(const CallSignature&) const = default;
 };
+
+/// The properties of a call that must be equal on all ranks.
+CallSignature make_signature(const CollectiveCall&, int size, std::uint32_t sequence,
+                             std::uint32_t algorithm = 0);
+/// A signature for error messages: "all_reduce #17 (1024 f32, sum)".
+std::string describe(const CallSignature&);
 
 }  // namespace rz

@@ -112,7 +112,7 @@ std::vector<std::vector<T>> run(ScheduleFunction schedule, ReduceOp op, std::siz
     me.executor = std::make_unique<ScheduleExecutor>(network.transport(r), r, size);
     me.executor->start(me.call, me.plan, make_signature(me.call, size, 0));
     programs.push_back({[&me] { return me.executor->advance(); }, [&me] { return me.executor->complete(); },
-                        [&me] { return me.executor->waiting_for(); }});
+                        [&me] { return me.executor->waiting_on().text; }});
   }
   for (const auto& e : network.run_until_complete(programs)) EXPECT_FALSE(e) << e->what();
   std::vector<std::vector<T>> out;

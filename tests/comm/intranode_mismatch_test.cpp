@@ -173,14 +173,14 @@ TEST(IntranodeMismatch, NamesTheRankThatHasNotSent) {
     if (me.rank == 0) {
       wait_event(store, "three");
       EXPECT_FALSE(me.engine->spin(enough_spins));
-      EXPECT_EQ(me.engine->debtors(), RankSet(0b110));
-      EXPECT_EQ(me.engine->culprit(), 2) << "it is behind rank 1";
-      EXPECT_EQ(me.engine->waiting_for(), "rank 1 to send, rank 2 to send");
+      EXPECT_EQ(me.engine->waiting_on().waiting_on, RankSet(0b110));
+      EXPECT_EQ(me.engine->waiting_on().suspect, 2) << "it is behind rank 1";
+      EXPECT_EQ(me.engine->waiting_on().text, "rank 1 to send, rank 2 to send");
       signal_event(store, "named");
     }
     me.finish();
-    EXPECT_EQ(me.engine->culprit(), -1);
-    EXPECT_EQ(me.engine->debtors(), RankSet());
+    EXPECT_EQ(me.engine->waiting_on().suspect, -1);
+    EXPECT_EQ(me.engine->waiting_on().waiting_on, RankSet());
   });
 }
 
@@ -195,9 +195,9 @@ TEST(IntranodeMismatch, NamesTheRankThatHasNotReceived) {
     if (me.rank == 0) {
       wait_event(store, "all kept");
       EXPECT_FALSE(me.engine->spin(enough_spins));
-      EXPECT_EQ(me.engine->debtors(), RankSet(0b100));
-      EXPECT_EQ(me.engine->culprit(), 2);
-      EXPECT_EQ(me.engine->waiting_for(), "rank 2 to receive");
+      EXPECT_EQ(me.engine->waiting_on().waiting_on, RankSet(0b100));
+      EXPECT_EQ(me.engine->waiting_on().suspect, 2);
+      EXPECT_EQ(me.engine->waiting_on().text, "rank 2 to receive");
       signal_event(store, "named");
     }
     me.finish();

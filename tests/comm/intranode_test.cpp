@@ -351,7 +351,8 @@ void progress_in_random_order(const std::vector<Rank*>& ranks,
   }
   for (std::size_t r = 0; r < ranks.size(); ++r)
     ASSERT_TRUE(ranks[r]->engine->complete() && begun[r] == calls[r].size())
-        << "rank " << r << " waits in its call " << begun[r] << " for " << ranks[r]->engine->waiting_for();
+        << "rank " << r << " waits in its call " << begun[r] << " for "
+        << ranks[r]->engine->waiting_on().text;
 }
 
 // In two-shot calls each rank has two contributions and two results in its ring before any is read; the table

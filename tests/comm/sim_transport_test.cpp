@@ -480,9 +480,9 @@ TEST(PointToPointOverSim, AReceiveOfAnotherLengthIsAMismatch) {
   sender.add({.kind = Collective::send, .in = Buffer(out.data(), out.size()), .root = 1}, &out);
   receiver.add({.kind = Collective::recv, .out = Buffer(in.data(), in.size()), .root = 0}, &in);
   const std::vector<SimProgram> programs{
-      {[&] { return sender.advance(); }, [] { return false; }, [&] { return sender.waiting_for(&out); }},
+      {[&] { return sender.advance(); }, [] { return false; }, [&] { return sender.waiting_on(&out).text; }},
       {[&] { return receiver.advance(); }, [&] { return receiver.idle(); },
-       [&] { return receiver.waiting_for(&in); }}};
+       [&] { return receiver.waiting_on(&in).text; }}};
   for (const auto& e : network.run_until_complete(programs)) {
     ASSERT_TRUE(e);
     EXPECT_EQ(e->code(), Errc::mismatch) << e->what();
@@ -497,7 +497,7 @@ TEST(PointToPointOverSim, AReceiveWithoutASendIsADeadlock) {
   const SimProgram idle{[] { return false; }, [] { return true; }, [] { return std::string(); }};
   const std::vector<SimProgram> programs{idle,
                                          {[&] { return receiver.advance(); }, [&] { return receiver.idle(); },
-                                          [&] { return receiver.waiting_for(&in); }},
+                                          [&] { return receiver.waiting_on(&in).text; }},
                                          idle};
   const Error e = test::error_of([&] { (void)network.run_until_complete(programs); });
   EXPECT_NE(std::string(e.what()).find("rank 1 waits for rank 2 to send"), std::string::npos) << e.what();

@@ -37,7 +37,7 @@ class Rank {
   void finish() {
     const auto deadline = Deadline::after(std::chrono::seconds(20));
     while (!engine->spin(20)) {
-      require(!deadline.expired(), Errc::timeout, "rank ", rank, " waits for ", engine->waiting_for());
+      require(!deadline.expired(), Errc::timeout, "rank ", rank, " waits for ", engine->waiting_on().text);
       if (engine->busy()) continue;
       transport->progress();
       transport->wait(std::chrono::milliseconds(5));

@@ -34,7 +34,7 @@ class SimCollective {
     for (Rank& r : ranks_)
       all.push_back({[&r] { return r.advance(); },
                      [&r] { return r.started == r.calls.size() && r.executor.complete(); },
-                     [&r] { return r.started ? r.executor.waiting_for() : std::string("its start"); }});
+                     [&r] { return r.started ? r.executor.waiting_on().text : std::string("its start"); }});
     return all;
   }
   /// Runs all ranks. Throws the first error of a rank.

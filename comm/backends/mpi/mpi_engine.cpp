@@ -8,7 +8,7 @@
 #include "comm/os/helper_thread.h"
 #include "comm/os/spin.h"
 #include "comm/schedule/chunk_layout.h"
-#include "comm/schedule/executor.h"
+#include "comm/transport/call_signature.h"
 
 namespace rz::mpi {
 

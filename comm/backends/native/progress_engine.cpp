@@ -566,13 +566,10 @@ void ProgressEngine::poll_control(bool waited_for) {
   transport_->reply_waits(wait_state_of(request).waiting_on);
 }
 
-ProgressEngine::WaitState ProgressEngine::wait_state_of(const Request* request) const {
+WaitState ProgressEngine::wait_state_of(const Request* request) const {
   if (!request) return {};
-  if (request != current_.request.get())
-    return {point_to_point_.debtors(request), point_to_point_.culprit(request),
-            point_to_point_.waiting_for(request)};
-  if (current_is_intranode_) return {intranode_->debtors(), intranode_->culprit(), intranode_->waiting_for()};
-  return {executor_.debtors(), executor_.culprit(), executor_.waiting_for()};
+  if (request != current_.request.get()) return point_to_point_.waiting_on(request);
+  return current_is_intranode_ ? intranode_->waiting_on() : executor_.waiting_on();
 }
 
 const Request* ProgressEngine::overdue_request(Clock::time_point by) const {

@@ -75,12 +75,6 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
     std::shared_ptr<Request> request;
     std::size_t index;
   };
-  /// The ranks that a request waits for.
-  struct WaitState {
-    RankSet waiting_on;
-    int suspect = -1;  // one of them, the furthest behind
-    std::string text;
-  };
   struct CachedPlan {
     const Algorithm* algorithm;
     int root;
