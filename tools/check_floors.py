@@ -24,7 +24,11 @@ ROOMS = {
     'comm/bootstrap': DEVICE + 'comm comm/net',
     'comm/shared_memory': 'comm/core comm/os comm',
     'comm/reduce': 'comm/core',
-    'comm/transport': 'comm/core comm/os comm comm/net comm/bootstrap comm/shared_memory',
+    'comm/transport': 'comm/core comm/os comm comm/net comm/shared_memory',
+    'comm/transport/shm': 'comm/core comm/os comm/net comm/shared_memory comm/transport',
+    'comm/transport/tcp': 'comm/core comm/os comm/net comm/transport',
+    'comm/transport/group': 'comm/core comm comm/net comm/bootstrap comm/shared_memory comm/transport '
+                            'comm/transport/shm comm/transport/tcp',
     'comm/progress': 'comm/core comm/os comm comm/transport',
     'comm/schedule': 'comm/core comm comm/reduce comm/transport',
     'comm/schedule/algorithms': 'comm/core comm comm/schedule',
@@ -38,7 +42,7 @@ ROOMS = {
     'comm/backends/peer_cuda': DEVICE + 'comm comm/bootstrap comm/tuning comm/backends/peer_cuda/kernels',
     'comm/backends/nccl/api': 'comm/core',
     'comm/backends/nccl': DEVICE + 'comm comm/transport comm/backends/nccl/api comm/backends/peer_cuda/kernels',
-    'comm/backends': DEVICE + 'comm comm/bootstrap comm/transport comm/tuning comm/backends/native '
+    'comm/backends': DEVICE + 'comm comm/bootstrap comm/transport/group comm/tuning comm/backends/native '
                      'comm/backends/host_staged comm/backends/peer_cuda comm/backends/peer_cuda/kernels '
                      'comm/backends/nccl comm/backends/nccl/api',
     'comm/backends/mpi': DEVICE + 'comm comm/reduce comm/transport comm/schedule comm/progress comm/backends',

@@ -12,7 +12,7 @@
 #include "comm/bootstrap/device_location.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
-#include "comm/transport/group_transport.h"
+#include "comm/transport/group/connect_transport.h"
 #include "comm/tuning/overrides.h"
 
 namespace rz {

@@ -11,23 +11,13 @@
 #include <span>
 #include <string>
 
-#include "comm/core/error.h"
 #include "comm/os/cma.h"
 #include "comm/transport/call_signature.h"
+#include "comm/transport/channel.h"
+#include "comm/transport/failure.h"
 #include "comm/transport/wait_for_graph.h"
 
 namespace rz {
-
-/// Collectives and point-to-point messages have separate streams, so that neither blocks the other.
-enum class Channel : std::uint8_t { collective, point_to_point };
-inline constexpr int channel_count = 2;
-
-/// The cause of a group's failure. The first failure wins, and every rank throws it.
-struct Failure {
-  int culprit = -1;             ///< rank, or -1 if none is at fault
-  Errc code = Errc::peer_lost;  ///< peer_lost, aborted, timeout or mismatch
-  std::string reason;
-};
 
 /// Received bytes, readable in place until consume().
 struct ReceiveView {
@@ -36,6 +26,7 @@ struct ReceiveView {
 };
 
 class SharedMemoryAllocator;
+class SharedMemoryGroup;
 struct MailboxView;
 struct SharedMemoryHandle;
 
@@ -80,41 +71,31 @@ class Transport {
   /// The queries and replies received so far.
   virtual const WaitForGraph& wait_graph() const = 0;
 
-  /// Returns zeroed memory, freed with the last copy of the pointer. Peers on this host can read and write it
-  /// in place; without such peers it is private memory. Errc::system if there is not enough.
-  virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
-  /// The allocator behind allocate(); null if no peer shares memory. It may outlive the transport.
-  virtual std::shared_ptr<SharedMemoryAllocator> allocator() const { return nullptr; }
-
-  /// The mailboxes of all ranks, in rank order, if all share memory; else empty (comm/transport/mailbox.h).
-  virtual std::span<const MailboxView> mailboxes() const { return {}; }
-  /// Wakes peers that sleep. Call after a change to this rank's mailbox, and after a full fence where
-  /// MailboxView::needs_full_fence is set.
-  virtual void wake_peers() {}
-  /// This rank waits for a change to the peer's mailbox: fails the group if the peer has departed.
-  virtual void require_alive(int /*peer*/) {}
-  /// True if this host has more ranks than processors, so that spinning keeps other ranks from running. Equal
-  /// on all ranks that share memory; they derive chunk sizes from it.
-  virtual bool oversubscribed() const { return false; }
-  /// The handle of shared memory, valid on every peer of this host. Empty if the memory is neither from
-  /// allocate() nor registered, or if its descriptor cannot be sent to a peer now.
-  virtual std::optional<SharedMemoryHandle> export_handle(std::span<const std::byte>);
-  /// Address of a peer's shared memory in this process, readable and writable. Null if the peer has not
-  /// exported all of it.
-  virtual std::byte* map_handle(int peer, const SharedMemoryHandle&, std::size_t bytes);
-  /// Whether this rank may read the private memory of every other rank on its host (comm/os/cma.h).
-  virtual bool has_cma() const { return false; }
-  /// Fills `into` from this address of the peer's process. After the kernel has refused a read, has_cma() is
-  /// false. Errc::system if the peer has no such memory.
-  virtual CmaResult cma_read(int peer, std::uint64_t address, std::span<std::byte> into);
-
-  /// True if all ranks share memory.
-  virtual bool one_host() const = 0;
+  /// What is possible only among ranks that share memory. Null if this rank shares none.
+  virtual SharedMemoryGroup* shared_memory() { return nullptr; }
   /// The host number of every rank. Ranks with equal numbers share memory. Hosts are numbered from 0 in the
   /// order of their lowest ranks; equal on all ranks.
   virtual std::span<const int> hosts() const = 0;
+  /// True if this host has more ranks than processors, so that spinning keeps other ranks from running. Equal
+  /// on all ranks that share memory; they derive chunk sizes from it.
+  virtual bool oversubscribed() const { return false; }
   /// "shm", "tcp", "shm+tcp", for reports.
   virtual std::string describe() const = 0;
+
+  /// True if all ranks share memory.
+  bool one_host() const;
+  /// Returns zeroed memory, freed with the last copy of the pointer. Peers on this host can read and write it
+  /// in place; without such peers it is private memory. Errc::system if there is not enough.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+
+  std::shared_ptr<SharedMemoryAllocator> allocator();
+  std::span<const MailboxView> mailboxes();
+  void wake_peers();
+  void require_alive(int peer);
+  std::optional<SharedMemoryHandle> export_handle(std::span<const std::byte>);
+  std::byte* map_handle(int peer, const SharedMemoryHandle&, std::size_t bytes);
+  bool has_cma();
+  CmaResult cma_read(int peer, std::uint64_t address, std::span<std::byte> into);
 };
 
 }  // namespace rz

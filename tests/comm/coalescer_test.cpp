@@ -17,7 +17,7 @@
 #include "comm/communicator.h"
 #include "comm/core/error.h"
 #include "comm/schedule/algorithms/algorithm.h"
-#include "comm/transport/group_transport.h"
+#include "comm/transport/group/connect_transport.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 
@@ -115,8 +115,6 @@ class Counting final : public Transport {
   void query_waits() override { inner_->query_waits(); }
   void reply_waits(const RankSet& waits_for) override { inner_->reply_waits(waits_for); }
   const WaitForGraph& wait_graph() const override { return inner_->wait_graph(); }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
-  bool one_host() const override { return inner_->one_host(); }
   std::span<const int> hosts() const override { return inner_->hosts(); }
   std::string describe() const override { return inner_->describe(); }
 

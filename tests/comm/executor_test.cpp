@@ -38,9 +38,6 @@ class Trickle final : public Transport {
     std::memcpy(into.data(), element_, n);
     return n;
   }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
-    return {new std::byte[bytes], [](const std::byte* p) { delete[] p; }};
-  }
   void progress() override {}
   void wait(std::chrono::microseconds, bool) override {}
   void wake() noexcept override {}
@@ -48,7 +45,6 @@ class Trickle final : public Transport {
   void query_waits() override {}
   void reply_waits(const RankSet&) override {}
   const WaitForGraph& wait_graph() const override { return wait_graph_; }
-  bool one_host() const override { return false; }
   std::span<const int> hosts() const override { return hosts_; }
   std::string describe() const override { return "trickle"; }
 

@@ -21,7 +21,7 @@
 #include "comm/net/poller.h"
 #include "comm/net/unix_socket.h"
 #include "comm/shared_memory/allocator.h"
-#include "comm/transport/shm_transport.h"
+#include "comm/transport/shm/shm_transport.h"
 #include "comm/transport/wait_for_graph.h"
 #include "tests/support/error_of.h"
 #include "tests/support/forked.h"
@@ -482,20 +482,20 @@ TEST(ShmMailboxes, UsesTheSmallestRingSizeOfAll) {
   constexpr std::size_t small = 1 << 20, large = 4 << 20;
   const JobId job = random_id();
   const std::vector<int> ranks{0, 1};
-  std::array<Poller, 2> pollers;
-  std::array<WaitForGraph, 2> waiting{WaitForGraph(0), WaitForGraph(1)};
-  ShmTransport a(0, ranks, large, pollers[0], waiting[0]), b(1, ranks, small, pollers[1], waiting[1]);
+  const auto monitor = [](int rank) { return std::make_shared<LinkMonitor>(rank, std::vector{0, 0}, false); };
+  ShmTransport a(monitor(0), ranks, large), b(monitor(1), ranks, small);
   const std::vector<std::string> addresses{a.address(), b.address()};
-  const auto connect = [&](ShmTransport& links, int rank) {
-    links.connect({job, rank, 2, {}}, addresses, Deadline::after(seconds(30)));
+  const auto connect = [&](ShmTransport& transport, int rank) {
+    transport.connect({job, rank, 2, {}}, addresses, Deadline::after(seconds(30)));
   };
   std::thread other([&] { connect(b, 1); });
   connect(a, 0);
   other.join();
-  for (const ShmTransport* links : {&a, &b})
-    for (const MailboxView& view : links->mailboxes()) EXPECT_EQ(view.staging_bytes, small);
-  a.mailboxes()[0].staging_ring[small - 1] = std::byte{7};
-  EXPECT_EQ(b.mailboxes()[0].staging_ring[small - 1], std::byte{7});
+  for (ShmTransport* transport : {&a, &b})
+    for (const MailboxView& view : transport->shared_memory()->mailboxes())
+      EXPECT_EQ(view.staging_bytes, small);
+  a.shared_memory()->mailboxes()[0].staging_ring[small - 1] = std::byte{7};
+  EXPECT_EQ(b.shared_memory()->mailboxes()[0].staging_ring[small - 1], std::byte{7});
 }
 
 }  // namespace

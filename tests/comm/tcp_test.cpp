@@ -17,8 +17,11 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "comm/transport/peer_info.h"
-#include "comm/transport/tcp_transport.h"
+#include "comm/net/handshake.h"
+#include "comm/transport/group/peer_info.h"
+#include "comm/transport/tcp/control_socket.h"
+#include "comm/transport/tcp/data_socket.h"
+#include "comm/transport/tcp/listen_address.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/streams.h"

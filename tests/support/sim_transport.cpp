@@ -1,9 +1,5 @@
 #include "tests/support/sim_transport.h"
 
-#include <algorithm>
-#include <cstring>
-#include <new>
-
 namespace rz::test {
 
 std::size_t SimTransport::post(int peer, Channel channel, const CallSignature& signature,
@@ -52,19 +48,6 @@ void SimTransport::query_waits() {
 void SimTransport::reply_waits(const RankSet& waits_for) {
   for (const int peer : wait_graph_.drain_requesters())
     send_wait_message(peer, {WaitMessage::reply, waits_for});
-}
-
-std::shared_ptr<std::byte> SimTransport::allocate(std::size_t bytes) {
-  constexpr std::align_val_t line{256};
-  auto* memory = new (line, std::nothrow) std::byte[std::max<std::size_t>(bytes, 1)];
-  require(memory != nullptr, Errc::system, "rank ", rank_, ": no memory of ", bytes, " B");
-  std::memset(memory, 0, bytes);
-  return {memory, [](std::byte* p) { ::operator delete[](p, line); }};
-}
-
-bool SimTransport::one_host() const {
-  const auto nodes = hosts();
-  return std::all_of(nodes.begin(), nodes.end(), [](int node) { return node == 0; });
 }
 
 }  // namespace rz::test

@@ -23,8 +23,6 @@ class SimTransport final : public Transport {
   void query_waits() override;
   void reply_waits(const RankSet& waits_for) override;
   const WaitForGraph& wait_graph() const override { return wait_graph_; }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
-  bool one_host() const override;
   std::span<const int> hosts() const override { return network_.node_of_rank(); }
   std::string describe() const override { return "sim"; }
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "comm/core/error.h"
-#include "comm/transport/group_transport.h"
+#include "comm/transport/group/connect_transport.h"
 
 namespace rz::test {
 

@@ -9,7 +9,7 @@
 #include "comm/net/random.h"
 #include "comm/store.h"
 #include "comm/topology.h"
-#include "comm/transport/transport_options.h"
+#include "comm/transport/group/transport_options.h"
 
 namespace rz {
 

@@ -1,4 +1,4 @@
-#include "comm/transport/peer_info.h"
+#include "comm/transport/group/peer_info.h"
 
 #include <algorithm>
 

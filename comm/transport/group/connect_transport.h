@@ -1,5 +1,5 @@
 #pragma once
-/// The transport of a group: shared memory within a host, TCP between hosts.
+/// Connects the transport of a group: shared memory within a host, TCP between hosts.
 
 #include <memory>
 #include <span>
@@ -7,8 +7,8 @@
 
 #include "comm/core/deadline.h"
 #include "comm/store.h"
+#include "comm/transport/group/transport_options.h"
 #include "comm/transport/transport.h"
-#include "comm/transport/transport_options.h"
 
 namespace rz {
 

@@ -1,0 +1,41 @@
+#pragma once
+/// The first failure of a group.
+
+#include <atomic>
+#include <mutex>
+#include <string>
+
+#include "comm/core/error.h"
+
+namespace rz {
+
+/// The cause of a group's failure. The first failure wins, and every rank throws it.
+struct Failure {
+  int culprit = -1;             ///< rank, or -1 if none is at fault
+  Errc code = Errc::peer_lost;  ///< peer_lost, aborted, timeout or mismatch
+  std::string reason;
+};
+
+/// The group's failure, as this rank knows it. Thread-safe.
+class FailureState {
+ public:
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  /// Records the first failure; later calls do nothing. `agree` sends the failure to the peers and returns
+  /// the one that the group has agreed on. It runs once at most, under the lock.
+  template <class Agree>
+  void record(const Failure& failure, Agree&& agree) {
+    const std::lock_guard lock(mutex_);
+    if (failed()) return;
+    failure_ = agree(failure);
+    failed_.store(true, std::memory_order_release);
+  }
+  /// Requires failed().
+  [[noreturn]] void raise() const { throw Error(failure_.code, failure_.reason, failure_.culprit); }
+
+ private:
+  std::mutex mutex_;
+  std::atomic<bool> failed_{false};
+  Failure failure_;  // written before failed_ is set
+};
+
+}  // namespace rz

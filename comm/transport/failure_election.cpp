@@ -1,0 +1,36 @@
+#include "comm/transport/failure_election.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace rz {
+
+FailureElection::FailureElection(int rank, std::vector<shm::Header*> headers)
+    : rank_(rank), headers_(std::move(headers)) {
+  leader_ = *std::find_if(headers_.begin(), headers_.end(), [](const shm::Header* h) { return h; });
+}
+
+std::optional<Failure> FailureElection::elected() const {
+  const std::uint32_t word = leader_ ? leader_->elected_rank.load(std::memory_order_acquire) : 0;
+  if (!word) return std::nullopt;
+  const shm::Header* h = headers_[word - 1];
+  return Failure{h->culprit, static_cast<Errc>(h->code),
+                 std::string(h->reason, strnlen(h->reason, sizeof h->reason))};
+}
+
+/// Each rank writes its own record and then competes for the leader's word with one compare-and-swap. So a
+/// rank that dies while it writes its record does not block the others.
+Failure FailureElection::elect(const Failure& failure) {
+  if (!leader_) return failure;
+  shm::Header& own = *headers_[static_cast<std::size_t>(rank_)];
+  own.culprit = failure.culprit;
+  own.code = static_cast<std::uint32_t>(failure.code);
+  const std::size_t n = failure.reason.copy(own.reason, sizeof own.reason - 1);
+  own.reason[n] = 0;
+  std::uint32_t nobody = 0;
+  leader_->elected_rank.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank_) + 1);
+  return *elected();
+}
+
+}  // namespace rz

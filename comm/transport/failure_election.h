@@ -1,0 +1,31 @@
+#pragma once
+/// Election of the group's first failure among the ranks of a host, in the headers of their shared memory.
+
+#include <optional>
+#include <vector>
+
+#include "comm/transport/failure.h"
+#include "comm/transport/shm_layout.h"
+
+namespace rz {
+
+/// Thread-safe once it is constructed.
+class FailureElection {
+ public:
+  FailureElection() = default;
+  /// `headers`: of each rank; null for those of other hosts. The lowest rank of the host is the leader.
+  FailureElection(int rank, std::vector<shm::Header*> headers);
+
+  /// Empty if there is no failure.
+  std::optional<Failure> elected() const;
+  /// Proposes a failure as the first and returns the elected one. Call once at most. Without peers it returns
+  /// the proposed one.
+  Failure elect(const Failure&);
+
+ private:
+  int rank_ = 0;
+  std::vector<shm::Header*> headers_;
+  shm::Header* leader_ = nullptr;
+};
+
+}  // namespace rz

@@ -1,0 +1,96 @@
+#include "comm/transport/link_monitor.h"
+
+#include <utility>
+
+#include "comm/core/text.h"
+
+namespace rz {
+
+LinkMonitor::LinkMonitor(int rank, std::vector<int> hosts, bool oversubscribed)
+    : rank_(rank),
+      hosts_(std::move(hosts)),
+      oversubscribed_(oversubscribed),
+      waiter_(wait_policy(oversubscribed).transport),
+      wait_graph_(rank),
+      by_rank_(hosts_.size()) {}
+
+void LinkMonitor::add(MonitoredLinks& links, std::span<const int> peers, bool data_on_sockets) {
+  links_.push_back(&links);
+  for (const int peer : peers) by_rank_[static_cast<std::size_t>(peer)] = &links;
+  if (data_on_sockets) waiter_.expect_data_on_sockets();
+}
+
+void LinkMonitor::progress() {
+  throw_if_failed();
+  if (!waiter_.poll()) return;
+  // Backwards: a failure that another host reports takes precedence over a peer lost on this one.
+  for (auto links = links_.rbegin(); links != links_.rend(); ++links)
+    if (const auto failure = (*links)->poll_failures()) abort(*failure);
+  if (reported_) abort(*reported_);
+  throw_if_failed();
+}
+
+void LinkMonitor::wait(std::chrono::microseconds most, bool eager) {
+  waiter_.wait(
+      most, eager, [&] { return has_event(); },
+      [&](bool asleep) {
+        for (MonitoredLinks* links : links_) links->set_sleeping(asleep);
+      });
+}
+
+/// An event in memory for which wait() must return.
+bool LinkMonitor::has_event() {
+  bool any = false;
+  for (MonitoredLinks* links : links_) any |= links->changed();
+  return any || failure_.failed() || group_failure();
+}
+
+void LinkMonitor::query_waits() {
+  wait_graph_.clear_replies();
+  for (int r = 0; r < std::ssize(by_rank_); ++r) send_wait_message(r, {WaitMessage::query, {}});
+}
+
+void LinkMonitor::reply_waits(const RankSet& waits_for) {
+  for (const int r : wait_graph_.drain_requesters()) send_wait_message(r, {WaitMessage::reply, waits_for});
+}
+
+void LinkMonitor::send_wait_message(int peer, const WaitMessage& message) {
+  if (auto* links = by_rank_[static_cast<std::size_t>(peer)]) links->send_wait_message(peer, message);
+}
+
+// ---- failures ----
+
+/// The first failure wins. Each of the links sends what the links before it have agreed on.
+void LinkMonitor::abort(const Failure& first) noexcept {
+  failure_.record(first, [&](Failure failure) {
+    for (MonitoredLinks* links : links_) failure = links->spread_failure(failure);
+    return failure;
+  });
+  waiter_.ring_doorbell();
+}
+
+std::optional<Failure> LinkMonitor::group_failure() const {
+  for (const MonitoredLinks* links : links_)
+    if (auto failure = links->group_failure()) return failure;
+  return std::nullopt;
+}
+
+void LinkMonitor::throw_if_failed() {
+  if (!failure_.failed())
+    if (const auto failure = group_failure()) abort(*failure);
+  if (!failure_.failed()) return;
+  for (MonitoredLinks* links : links_) links->flush_failure();
+  failure_.raise();
+}
+
+void LinkMonitor::report(const Failure& failure) {
+  if (!reported_) reported_ = failure;
+}
+
+void LinkMonitor::report_departed(int peer) {
+  if (reported_) return;
+  report(
+      {peer, Errc::peer_lost, concat("rank ", peer, " left the group, and rank ", rank_, " still needs it")});
+}
+
+}  // namespace rz

@@ -1,0 +1,89 @@
+#pragma once
+/// Waiting, failures and wait-for messages of a group, once for all its transports. Transports that serve
+/// different peers of one group share a monitor and add their links to it.
+
+#include <chrono>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "comm/transport/failure.h"
+#include "comm/transport/transport_waiter.h"
+#include "comm/transport/wait_for_graph.h"
+
+namespace rz {
+
+/// The connections of one transport with its peers, as LinkMonitor drives them.
+class MonitoredLinks {
+ public:
+  /// Continues transfers, and handles control data on the descriptors that the poller has flagged. Returns a
+  /// failure if a peer reports one or is lost.
+  virtual std::optional<Failure> poll_failures() = 0;
+  /// Sends the group's failure to the peers, once at most. Returns it, or another one that peers have agreed
+  /// on before. Never blocks. Any thread.
+  virtual Failure spread_failure(const Failure&) = 0;
+  /// Continues what spread_failure() could not send at once.
+  virtual void flush_failure() noexcept {}
+  /// Drops the message if the peer's socket is full.
+  virtual void send_wait_message(int peer, const WaitMessage&) = 0;
+
+  // Links that use memory shared with peers.
+
+  /// True if a peer has changed it since the last call.
+  virtual bool changed() { return false; }
+  /// While it is set, peers ring the poller's doorbell after they have changed it.
+  virtual void set_sleeping(bool) {}
+  /// The failure that the peers have agreed on in it; empty if there is none.
+  virtual std::optional<Failure> group_failure() const { return std::nullopt; }
+
+ protected:
+  ~MonitoredLinks() = default;
+};
+
+/// Functions without a comment implement those of Transport.
+class LinkMonitor {
+ public:
+  /// `hosts`: the host of each rank (Transport::hosts()). `oversubscribed`: waits yield instead of spinning.
+  LinkMonitor(int rank, std::vector<int> hosts, bool oversubscribed);
+
+  int rank() const { return rank_; }
+  std::span<const int> hosts() const { return hosts_; }
+  bool oversubscribed() const { return oversubscribed_; }
+  /// Watches descriptors of links; they are flagged by progress() and wait().
+  Poller& poller() { return waiter_.poller(); }
+  /// Adds links with these peers. They stay valid as long as functions of Transport are called.
+  void add(MonitoredLinks&, std::span<const int> peers, bool data_on_sockets);
+
+  void progress();
+  void wait(std::chrono::microseconds most, bool eager);
+  void wake() noexcept { waiter_.wake(); }
+  void abort(const Failure&) noexcept;
+  void query_waits();
+  void reply_waits(const RankSet& waits_for);
+  WaitForGraph& wait_graph() { return wait_graph_; }
+
+  // For links, on the driving thread.
+
+  /// A later progress() fails the group with this, unless it finds another failure first.
+  void report(const Failure&);
+  /// This rank needs a peer that has left the group.
+  void report_departed(int peer);
+
+ private:
+  std::optional<Failure> group_failure() const;
+  bool has_event();
+  void throw_if_failed();
+  void send_wait_message(int peer, const WaitMessage&);
+
+  const int rank_;
+  const std::vector<int> hosts_;
+  const bool oversubscribed_;
+  TransportWaiter waiter_;
+  WaitForGraph wait_graph_;
+  FailureState failure_;
+  std::optional<Failure> reported_;
+  std::vector<MonitoredLinks*> links_;
+  std::vector<MonitoredLinks*> by_rank_;  // null: this rank
+};
+
+}  // namespace rz

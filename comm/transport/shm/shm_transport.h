@@ -1,0 +1,85 @@
+#pragma once
+/// Shared-memory transport, between the ranks of one host.
+///
+/// Every rank owns a memfd that holds its incoming channels, one per peer and Channel, and its mailbox with
+/// the staging ring (shm_layout.h). A unix socket per pair of ranks carries the descriptors of segments. It
+/// hangs up when the peer's process dies.
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/core/deadline.h"
+#include "comm/net/handshake.h"
+#include "comm/os/process.h"
+#include "comm/transport/link_monitor.h"
+#include "comm/transport/shared_memory_group.h"
+#include "comm/transport/shm/shm_channel.h"
+#include "comm/transport/transport.h"
+
+namespace rz {
+
+/// Functions without a comment implement those of Transport for the peers, and those of MonitoredLinks.
+class ShmTransport final : public Transport, private MonitoredLinks {
+ public:
+  /// `ranks`: the ranks of this host, this one included, ascending. `ring_bytes`: see SharedMemoryGroup.
+  ShmTransport(std::shared_ptr<LinkMonitor>, std::vector<int> ranks, std::size_t ring_bytes);
+  /// Departs in order: posted data stays readable, data posted by reference included. In a child of fork() it
+  /// only closes descriptors.
+  ~ShmTransport();
+
+  /// Where this rank listens: an unguessable name in the abstract unix namespace.
+  const std::string& address() const { return address_; }
+  /// Connects with the other ranks of the host. addresses[r] is rank r's address(); passed_fds is ignored.
+  void connect(HandshakeInfo, const std::vector<std::string>& addresses, Deadline);
+
+  std::size_t post(int peer, Channel, const CallSignature&, std::span<const std::byte>) override;
+  std::uint64_t released(int peer, Channel) override;
+  ReceiveView peek(int peer, Channel) override;
+  void consume(int peer, Channel, std::size_t bytes) override;
+
+  void progress() override { monitor_->progress(); }
+  void wait(std::chrono::microseconds most, bool eager) override { monitor_->wait(most, eager); }
+  void wake() noexcept override { monitor_->wake(); }
+  void abort(const Failure& failure) noexcept override { monitor_->abort(failure); }
+  void query_waits() override { monitor_->query_waits(); }
+  void reply_waits(const RankSet& waits_for) override { monitor_->reply_waits(waits_for); }
+  const WaitForGraph& wait_graph() const override { return monitor_->wait_graph(); }
+
+  SharedMemoryGroup* shared_memory() override { return group_.get(); }
+  std::span<const int> hosts() const override { return monitor_->hosts(); }
+  bool oversubscribed() const override { return monitor_->oversubscribed(); }
+  std::string describe() const override { return "shm"; }
+
+ private:
+  /// The streams to and from a peer.
+  struct Streams {
+    Streams(SharedMemoryGroup&, ShmPeer&);
+    ShmPeer& peer;
+    std::array<shm::Sender, channel_count> out;
+    std::array<shm::Receiver, channel_count> in;
+  };
+
+  bool changed() override;
+  void set_sleeping(bool) override;
+  std::optional<Failure> poll_failures() override;
+  std::optional<Failure> group_failure() const override;
+  Failure spread_failure(const Failure&) override;
+  void send_wait_message(int peer, const WaitMessage&) override;
+
+  Streams& streams_of(int peer) { return *by_rank_[static_cast<std::size_t>(peer)]; }
+  void report_missing(const ShmPeer&, const shm::Receiver&);
+
+  const Creator creator_;
+  const std::shared_ptr<LinkMonitor> monitor_;
+  const std::vector<int> ranks_;
+  std::string address_;
+  UniqueFd listener_;
+  std::unique_ptr<SharedMemoryGroup> group_;  // null without peers
+  std::vector<std::unique_ptr<Streams>> streams_;
+  std::vector<Streams*> by_rank_;  // null: on another host
+};
+
+}  // namespace rz

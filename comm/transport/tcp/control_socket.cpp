@@ -1,0 +1,124 @@
+#include "comm/transport/tcp/control_socket.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "comm/net/socket.h"
+
+namespace rz::tcp {
+
+namespace {
+
+/// A host that acknowledges no control data for this long is lost.
+constexpr auto max_silence = std::chrono::seconds(10);
+
+}  // namespace
+
+void ControlSocket::open(UniqueFd socket, Poller& poller) {
+  socket_ = std::move(socket);
+  limit_unacknowledged(socket_.get(), max_silence);
+  fd_events_.events = EPOLLIN;  // data may have arrived before the registration
+  poller.add(socket_.get(), fd_events_, EPOLLIN);
+}
+
+void ControlSocket::close(Poller& poller) {
+  if (!socket_) return;
+  send(ControlFrame{}, true);
+  poller.remove(socket_.get());
+  shutdown(socket_.get(), SHUT_WR);
+  socket_.close();
+}
+
+// ---- receiving ----
+
+/// False if no whole frame has arrived.
+bool ControlSocket::receive(ControlFrame& frame) {
+  while (partial_bytes_ < partial_.size()) {
+    const ssize_t n = ::recv(socket_.get(), partial_.data() + partial_bytes_,
+                             partial_.size() - partial_bytes_, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+    if (n <= 0) return closed_ = true, false;
+    partial_bytes_ += static_cast<std::size_t>(n);
+  }
+  partial_bytes_ = 0;
+  std::memcpy(&frame, partial_.data(), sizeof frame);
+  closed_ = frame.magic != control_magic;
+  return !closed_;
+}
+
+std::optional<Failure> ControlSocket::read(int peer, WaitForGraph& graph) {
+  std::optional<Failure> failure;
+  if (!fd_events_.events || closed_) return failure;
+  fd_events_.events = 0;
+  for (ControlFrame frame; receive(frame);) {
+    store(peer, frame, graph);
+    if (frame.kind == ControlFrame::failure && !failure)
+      failure = Failure{frame.culprit, static_cast<Errc>(frame.code),
+                        std::string(frame.reason, strnlen(frame.reason, sizeof frame.reason))};
+  }
+  return failure;
+}
+
+void ControlSocket::store(int peer, const ControlFrame& frame, WaitForGraph& graph) {
+  if (frame.kind == ControlFrame::departure) departed_ = true;
+  if (frame.kind == ControlFrame::wait_query) graph.receive(peer, {WaitMessage::query, {}});
+  if (frame.kind == ControlFrame::wait_reply) {
+    WaitMessage message{WaitMessage::reply, {}};
+    std::memcpy(&message.waits_for, frame.reason, sizeof message.waits_for);
+    graph.receive(peer, message);
+  }
+}
+
+// ---- sending ----
+
+/// Drops the frame if the socket is full. Only a last word (failure or departure) is queued, behind the rest
+/// of at most one other frame.
+void ControlSocket::send(const ControlFrame& frame, bool last_word) noexcept {
+  const std::lock_guard lock(mutex_);
+  flush_locked();
+  const std::size_t before = unsent_bytes_;
+  if (before && !(last_word && before < sizeof frame)) return;
+  std::memcpy(unsent_.data() + before, &frame, sizeof frame);
+  unsent_bytes_ = before + sizeof frame;
+  flush_locked();
+  // No byte of the frame was sent: drop it unless it is a last word.
+  if (!before && !last_word && unsent_bytes_ == sizeof frame) unsent_bytes_ = 0;
+}
+
+void ControlSocket::flush() noexcept {
+  if (!unsent_bytes_) return;
+  const std::lock_guard lock(mutex_);
+  flush_locked();
+}
+
+/// Requires mutex_.
+void ControlSocket::flush_locked() noexcept {
+  const std::size_t bytes = unsent_bytes_;
+  if (!bytes) return;
+  const ssize_t n = ::send(socket_.get(), unsent_.data(), bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n <= 0) return;
+  std::memmove(unsent_.data(), unsent_.data() + n, bytes - static_cast<std::size_t>(n));
+  unsent_bytes_ = bytes - static_cast<std::size_t>(n);
+}
+
+void ControlSocket::send_failure(const Failure& failure) noexcept {
+  ControlFrame frame;
+  frame.kind = ControlFrame::failure;
+  frame.culprit = failure.culprit;
+  frame.code = static_cast<std::uint32_t>(failure.code);
+  failure.reason.copy(frame.reason, sizeof frame.reason - 1);
+  send(frame, true);
+}
+
+void ControlSocket::send_wait_message(const WaitMessage& message) noexcept {
+  ControlFrame frame;
+  frame.kind = message.kind == WaitMessage::query ? ControlFrame::wait_query : ControlFrame::wait_reply;
+  std::memcpy(frame.reason, &message.waits_for, sizeof message.waits_for);
+  send(frame, false);
+}
+
+}  // namespace rz::tcp

@@ -1,0 +1,71 @@
+#pragma once
+/// The control socket of two ranks: departure notices, failures and wait-for messages, which never wait for
+/// data.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+
+#include "comm/net/poller.h"
+#include "comm/transport/failure.h"
+#include "comm/transport/wait_for_graph.h"
+
+namespace rz::tcp {
+
+constexpr std::uint32_t control_magic = 0x31435a52;  // "RZC1"
+
+struct ControlFrame {
+  enum Kind : std::uint32_t { departure = 1, failure = 2, wait_query = 3, wait_reply = 4 };
+  std::uint32_t magic = control_magic;
+  std::uint32_t kind = departure;
+  std::int32_t culprit = -1;
+  std::uint32_t code = 0;
+  char reason[496] = {};  ///< of a failure; a wait_reply has its RankSet here
+};
+static_assert(sizeof(ControlFrame) == 512 && sizeof(RankSet) <= sizeof(ControlFrame::reason));
+
+/// One thread at a time calls a function, except that any thread sends a failure. Nothing blocks. Does not
+/// move while the poller watches it.
+class ControlSocket {
+ public:
+  void open(UniqueFd, Poller&);
+  /// Sends a departure notice and ends the stream.
+  void close(Poller&);
+
+  /// Reads the frames that have arrived since the poller has flagged the socket: stores wait-for messages of
+  /// `peer` in the graph. Returns a failure that the peer reports.
+  std::optional<Failure> read(int peer, WaitForGraph&);
+  /// The peer has sent a departure notice.
+  bool departed() const { return departed_; }
+  /// The stream has ended, or is damaged.
+  bool closed() const { return closed_; }
+
+  /// Any thread.
+  void send_failure(const Failure&) noexcept;
+  /// Drops the message if the socket is full.
+  void send_wait_message(const WaitMessage&) noexcept;
+  /// Continues sending a failure. Any thread.
+  void flush() noexcept;
+
+ private:
+  void send(const ControlFrame&, bool last_word) noexcept;
+  void flush_locked() noexcept;
+  bool receive(ControlFrame&);
+  void store(int peer, const ControlFrame&, WaitForGraph&);
+
+  UniqueFd socket_;
+  FdEvents fd_events_;
+  // Sending.
+  std::mutex mutex_;
+  std::array<std::byte, 2 * sizeof(ControlFrame)> unsent_;  // the rest of a frame, then at most one last word
+  std::atomic<std::size_t> unsent_bytes_{0};                // written under mutex_
+  // Receiving.
+  std::array<std::byte, sizeof(ControlFrame)> partial_;  // the received part of a frame
+  std::size_t partial_bytes_ = 0;
+  bool departed_ = false, closed_ = false;
+};
+
+}  // namespace rz::tcp

@@ -1,0 +1,149 @@
+#include "comm/transport/tcp/tcp_transport.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/core/error.h"
+#include "comm/os/open_files.h"
+
+namespace rz {
+
+namespace {
+
+/// Time for a departure notice to arrive after a data socket has ended.
+constexpr auto departure_grace = std::chrono::milliseconds(500);
+
+constexpr int first_data_socket = 1;  // index 0: control, 1: point_to_point, from 2 on: collective
+
+}  // namespace
+
+TcpTransport::TcpTransport(std::shared_ptr<LinkMonitor> monitor, std::vector<int> peers, TcpOptions options)
+    : monitor_(std::move(monitor)), peer_ranks_(std::move(peers)), options_(std::move(options)) {
+  monitor_->add(*this, peer_ranks_, !peer_ranks_.empty());
+  if (peer_ranks_.empty()) return;
+  require_open_files(peer_ranks_.size() * static_cast<std::size_t>(options_.sockets + 2),
+                     concat("rank ", monitor_->rank(), ": TCP to ", peer_ranks_.size(), " ranks"),
+                     ", or lower RZ_SOCKETS");
+  listener_ = listen_tcp(options_.listen_address);
+  set_congestion_control(listener_.get(), options_.congestion);
+  address_ = local_address(listener_.get()).text();
+}
+
+void TcpTransport::connect(const HandshakeInfo& me, const std::vector<std::string>& addresses,
+                           Deadline deadline) {
+  by_rank_.resize(addresses.size());
+  if (peer_ranks_.empty()) return;
+  const int sockets = options_.sockets + 2;
+  std::vector<Connection> calls;
+  std::vector<int> callers;
+  for (const int peer : peer_ranks_) {
+    peers_.push_back(std::make_unique<Peer>(peer, options_.sockets, *monitor_));
+    by_rank_[static_cast<std::size_t>(peer)] = peers_.back().get();
+    if (peer > me.rank) callers.push_back(peer);
+    if (peer > me.rank) continue;
+    const auto& address = addresses[static_cast<std::size_t>(peer)];
+    const SocketAddress at = resolve(parse_host_port(address)).front();
+    for (int i = 0; i < sockets; ++i)
+      calls.push_back({peer, i, start_connect(at, options_.congestion), {}, address});
+  }
+  for (auto& c : handshake(me, listener_.get(), std::move(calls), callers, sockets, deadline))
+    attach(std::move(c));
+  listener_.close();
+}
+
+void TcpTransport::attach(Connection c) {
+  set_tcp_options(c.socket.get());
+  if (c.index < first_data_socket)
+    return peer_at(c.rank).control.open(std::move(c.socket), monitor_->poller());
+  const bool p2p = c.index == first_data_socket;
+  channel_at(c.rank, p2p ? Channel::point_to_point : Channel::collective)
+      .open(p2p ? 0 : c.index - first_data_socket - 1, std::move(c.socket));
+}
+
+TcpTransport::~TcpTransport() {
+  if (!creator_.is_this_process()) return;  // the parent still uses the sockets and the epoll instance
+  for (auto& peer : peers_) {
+    peer->control.close(monitor_->poller());
+    for (auto& channel : peer->channels) channel.close();
+  }
+}
+
+// ---- streams ----
+
+std::size_t TcpTransport::post(int peer, Channel channel, const CallSignature& signature,
+                               std::span<const std::byte> bytes) {
+  if (peer_at(peer).control.departed()) return monitor_->report_departed(peer), 0;
+  return channel_at(peer, channel).post(signature, bytes);
+}
+
+std::uint64_t TcpTransport::released(int peer, Channel channel) {
+  return channel_at(peer, channel).released();
+}
+
+ReceiveView TcpTransport::peek(int peer, Channel which) {
+  tcp::TcpChannel& channel = channel_at(peer, which);
+  const ReceiveView view = channel.peek();
+  if (view.bytes.empty()) report_end(peer, channel);
+  return view;
+}
+
+void TcpTransport::consume(int peer, Channel channel, std::size_t bytes) {
+  channel_at(peer, channel).consume(bytes);
+}
+
+std::size_t TcpTransport::receive(int peer, Channel which, std::span<std::byte> into) {
+  tcp::TcpChannel& channel = channel_at(peer, which);
+  const std::size_t done = channel.receive(into);
+  if (done == 0 && !into.empty()) report_end(peer, channel);
+  return done;
+}
+
+/// This rank has found no more bytes of the peer, and needs some.
+void TcpTransport::report_end(int peer, const tcp::TcpChannel& channel) {
+  if (peer_at(peer).control.departed() && channel.at_end()) monitor_->report_departed(peer);
+}
+
+// ---- failures ----
+
+/// A failure if the peer has gone without a departure notice.
+std::optional<Failure> TcpTransport::check_lost(Peer& peer) {
+  if (peer.control.departed()) return std::nullopt;
+  const bool ended = std::any_of(peer.channels.begin(), peer.channels.end(),
+                                 [](const auto& channel) { return channel.ended(); });
+  if (ended && !peer.departure_deadline) peer.departure_deadline = Deadline::after(departure_grace);
+  if (!peer.control.closed() && !(peer.departure_deadline && peer.departure_deadline->expired()))
+    return std::nullopt;
+  return Failure{peer.rank, Errc::peer_lost,
+                 concat("rank ", peer.rank, " is lost: its connection to rank ", monitor_->rank(),
+                        " ended without a goodbye; its process or host died, or the network failed")};
+}
+
+/// Failure reports take precedence over lost connections: a peer that exits after a failure has reported it
+/// before.
+std::optional<Failure> TcpTransport::poll_failures() {
+  std::optional<Failure> failure;
+  for (auto& peer : peers_) {
+    peer->control.flush();
+    if (auto reported = peer->control.read(peer->rank, monitor_->wait_graph()); reported && !failure)
+      failure = std::move(reported);
+    for (auto& channel : peer->channels) channel.flush();
+  }
+  for (auto& peer : peers_)
+    if (!failure) failure = check_lost(*peer);
+  return failure;
+}
+
+Failure TcpTransport::spread_failure(const Failure& failure) {
+  for (auto& peer : peers_) peer->control.send_failure(failure);
+  return failure;
+}
+
+void TcpTransport::flush_failure() noexcept {
+  for (auto& peer : peers_) peer->control.flush();
+}
+
+void TcpTransport::send_wait_message(int peer, const WaitMessage& message) {
+  peer_at(peer).control.send_wait_message(message);
+}
+
+}  // namespace rz

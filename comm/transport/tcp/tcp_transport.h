@@ -1,0 +1,99 @@
+#pragma once
+/// TCP transport, between ranks of different hosts.
+///
+/// Each pair of ranks has one control socket, one socket for Channel::point_to_point and several for
+/// Channel::collective, so that no channel blocks the other and failure reports never wait for data. A
+/// channel's stream is sent in frames: a header of fixed size with the frame's offset in the stream, then the
+/// payload, sent from the caller's memory and, by receive(), read into it. Unread data stays in the kernel's
+/// buffers, and then at the sender (TCP flow control).
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/core/deadline.h"
+#include "comm/net/handshake.h"
+#include "comm/net/socket.h"
+#include "comm/os/process.h"
+#include "comm/transport/link_monitor.h"
+#include "comm/transport/tcp/control_socket.h"
+#include "comm/transport/tcp/tcp_channel.h"
+#include "comm/transport/transport.h"
+
+namespace rz {
+
+/// Settings of the connections, equal on all ranks but for the address.
+struct TcpOptions {
+  int sockets = 1;                    ///< per peer, for collectives
+  std::string congestion = "system";  ///< TransportOptions::congestion
+  SocketAddress listen_address;       ///< choose_address(); unused without peers
+};
+
+/// Functions without a comment implement those of Transport for the peers, and those of MonitoredLinks.
+class TcpTransport final : public Transport, private MonitoredLinks {
+ public:
+  /// Listens if there are peers. Raises the soft limit of open files as needed; Errc::system if the hard
+  /// limit is too low.
+  TcpTransport(std::shared_ptr<LinkMonitor>, std::vector<int> peers, TcpOptions);
+  /// Departs in order: notifies the peers; data that the kernel has accepted still arrives. In a child of
+  /// fork() it only closes descriptors.
+  ~TcpTransport();
+
+  /// Where this rank listens; empty without peers.
+  const std::string& address() const { return address_; }
+  /// Connects with the peers. addresses[r] is rank r's address().
+  void connect(const HandshakeInfo&, const std::vector<std::string>& addresses, Deadline);
+
+  std::size_t post(int peer, Channel, const CallSignature&, std::span<const std::byte>) override;
+  std::uint64_t released(int peer, Channel) override;
+  ReceiveView peek(int peer, Channel) override;
+  void consume(int peer, Channel, std::size_t bytes) override;
+  std::size_t receive(int peer, Channel, std::span<std::byte> into) override;
+
+  void progress() override { monitor_->progress(); }
+  void wait(std::chrono::microseconds most, bool eager) override { monitor_->wait(most, eager); }
+  void wake() noexcept override { monitor_->wake(); }
+  void abort(const Failure& failure) noexcept override { monitor_->abort(failure); }
+  void query_waits() override { monitor_->query_waits(); }
+  void reply_waits(const RankSet& waits_for) override { monitor_->reply_waits(waits_for); }
+  const WaitForGraph& wait_graph() const override { return monitor_->wait_graph(); }
+
+  std::span<const int> hosts() const override { return monitor_->hosts(); }
+  bool oversubscribed() const override { return monitor_->oversubscribed(); }
+  std::string describe() const override { return "tcp"; }
+
+ private:
+  struct Peer {
+    Peer(int r, int sockets, LinkMonitor& m) : rank(r), channels{{{r, sockets, m}, {r, 1, m}}} {}
+    const int rank;
+    tcp::ControlSocket control;
+    std::array<tcp::TcpChannel, channel_count> channels;
+    std::optional<Deadline> departure_deadline;  ///< for the departure notice, once a data socket has ended
+  };
+
+  std::optional<Failure> poll_failures() override;
+  Failure spread_failure(const Failure&) override;
+  void flush_failure() noexcept override;
+  void send_wait_message(int peer, const WaitMessage&) override;
+
+  Peer& peer_at(int peer) { return *by_rank_[static_cast<std::size_t>(peer)]; }
+  tcp::TcpChannel& channel_at(int peer, Channel c) {
+    return peer_at(peer).channels[static_cast<std::size_t>(c)];
+  }
+  void attach(Connection);
+  void report_end(int peer, const tcp::TcpChannel&);
+  std::optional<Failure> check_lost(Peer&);
+
+  const Creator creator_;
+  const std::shared_ptr<LinkMonitor> monitor_;
+  const std::vector<int> peer_ranks_;
+  const TcpOptions options_;
+  UniqueFd listener_;
+  std::string address_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<Peer*> by_rank_;  // null: not connected by TCP
+};
+
+}  // namespace rz

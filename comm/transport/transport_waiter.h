@@ -1,0 +1,94 @@
+#pragma once
+/// Waiting of a transport: for descriptors, for the doorbell, and for changes of shared memory.
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "comm/core/deadline.h"
+#include "comm/net/poller.h"
+#include "comm/os/spin.h"
+#include "comm/os/wait_policy.h"
+
+namespace rz {
+
+/// One thread at a time polls and waits; any thread may wake it.
+class TransportWaiter {
+ public:
+  explicit TransportWaiter(const TransportWaitPolicy& policy) : policy_(policy) {}
+
+  Poller& poller() { return poller_; }
+  /// From now on poll() always polls, and wait() spins on the sockets, too.
+  void expect_data_on_sockets() { data_on_sockets_ = true; }
+
+  /// Makes wait() return. Any thread.
+  void wake() noexcept {
+    woken_.store(true, std::memory_order_seq_cst);
+    ring_doorbell();
+  }
+  /// Ends a sleep in wait(). Any thread.
+  void ring_doorbell() noexcept { Poller::ring_doorbell(poller_.doorbell()); }
+
+  /// Polls the descriptors without sleeping. Returns false if it did not, since the last poll was less than
+  /// failure_poll_interval ago: sockets that carry no data only show which peers died.
+  bool poll();
+
+  /// Returns after an event on a descriptor, after wake(), once has_event() is true, or after `most`.
+  /// `eager`: spins before it sleeps. set_sleeping(true) makes peers that change shared memory ring the
+  /// doorbell.
+  template <class HasEvent, class SetSleeping>
+  void wait(std::chrono::microseconds most, bool eager, HasEvent has_event, SetSleeping set_sleeping) {
+    const auto ready = [&] { return woken_.exchange(false) || has_event(); };
+    if (std::exchange(event_pending_, false) || ready()) return;
+    if (eager && (data_on_sockets_ ? spin_on_sockets(ready) : spin_on_memory(ready))) return;
+    set_sleeping(true);
+    if (!ready()) poller_.poll(std::min<std::chrono::microseconds>(most, policy_.max_sleep));
+    set_sleeping(false);
+    next_poll_ = {};
+  }
+
+ private:
+  template <class Ready>
+  bool spin_on_memory(Ready ready) {
+    for (int i = 0; i < policy_.memory_spins; ++i, cpu_pause())
+      if (ready()) return true;
+    for (int i = 0; i < policy_.memory_yields; ++i) {
+      sched_yield();
+      if (ready()) return true;
+    }
+    return false;
+  }
+  template <class Ready>
+  bool spin_on_sockets(Ready ready) {
+    const auto end = Deadline::Clock::now() + policy_.socket_spin;
+    do {
+      if (policy_.yields_between_polls) sched_yield();
+      for (int i = 0; i < policy_.pauses_per_poll; ++i, cpu_pause())
+        if (ready()) return true;
+      if (poller_.poll({})) return true;
+    } while (Deadline::Clock::now() < end);
+    return false;
+  }
+
+  const TransportWaitPolicy policy_;
+  Poller poller_;
+  bool data_on_sockets_ = false;
+  bool event_pending_ = false;  // poll() saw an event, so the next wait() returns at once
+  Deadline::Clock::time_point next_poll_{};
+  std::atomic<bool> woken_{false};
+};
+
+inline bool TransportWaiter::poll() {
+  if (!data_on_sockets_) {
+    const auto now = Deadline::Clock::now();
+    if (now < next_poll_) return false;
+    next_poll_ = now + policy_.failure_poll_interval;
+  }
+  event_pending_ |= poller_.poll({});
+  return true;
+}
+
+}  // namespace rz
