@@ -2,13 +2,13 @@
 
 #include "comm/core/error.h"
 #include "comm/os/cma.h"
-#include "comm/transport/transport.h"
+#include "comm/transport/shared_memory_group.h"
 
 namespace rz {
 
-BufferHandles::BufferHandles(Transport& transport, int rank, int size)
-    : transport_(transport),
-      arena_(transport.allocator()),
+BufferHandles::BufferHandles(SharedMemoryGroup& memory, int rank, int size)
+    : shared_memory_(memory),
+      arena_(memory.allocator()),
       rank_(rank),
       handles_(index(size)),
       ins_(index(size)),
@@ -20,12 +20,12 @@ void BufferHandles::publish_local(const LocalBuffers& own, bool allow_cma, Singl
   BufferHandle& mine = handles_[index(rank_)] = {};
   if (own.in.data()) mine.in = make_handle(own.in, allow_cma);
   if (own.out.data()) mine.out = make_handle(own.out, allow_cma);
-  mine.has_cma = allow_cma && transport_.has_cma();
+  mine.has_cma = allow_cma && shared_memory_.has_cma();
   mine.times = times;
 }
 
 SharedMemoryHandle BufferHandles::make_handle(std::span<const std::byte> memory, bool allow_cma) const {
-  if (const auto found = transport_.export_handle(memory)) return *found;
+  if (const auto found = shared_memory_.export_handle(memory)) return *found;
   if (!allow_cma || !cma_readable(memory)) return {BufferHandle::none, 0};
   return {BufferHandle::cma, reinterpret_cast<std::uint64_t>(memory.data())};
 }
@@ -37,7 +37,7 @@ void BufferHandles::sum_times(std::uint64_t& single_copy_ns, std::uint64_t& stag
 }
 
 std::byte* BufferHandles::map_handle(int peer, const SharedMemoryHandle& spot, std::size_t bytes) {
-  std::byte* const at = transport_.map_handle(peer, spot, bytes);
+  std::byte* const at = shared_memory_.map_handle(peer, spot, bytes);
   require(at != nullptr, Errc::system, "rank ", peer, " offers memory that rank ", rank_,
           " cannot reach: ", bytes, " bytes at ", spot.offset, " of its segment ", spot.segment);
   return at;
@@ -49,7 +49,7 @@ const std::byte* BufferHandles::mapped_in(int peer, std::size_t at, std::size_t 
 }
 
 CmaResult BufferHandles::cma_read(int peer, std::size_t at, std::span<std::byte> into) {
-  return transport_.cma_read(peer, handle_in(peer).offset + at, into);
+  return shared_memory_.cma_read(peer, handle_in(peer).offset + at, into);
 }
 
 }  // namespace rz

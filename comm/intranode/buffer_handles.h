@@ -13,7 +13,7 @@
 #include "comm/intranode/single_copy_tuner.h"
 #include "comm/shared_memory/allocator.h"
 #include "comm/transport/mailbox.h"
-#include "comm/transport/transport.h"
+#include "comm/transport/shared_memory_group.h"
 
 namespace rz {
 
@@ -36,7 +36,7 @@ struct LocalBuffers {
 
 class BufferHandles {
  public:
-  BufferHandles(Transport&, int rank, int size);
+  BufferHandles(SharedMemoryGroup&, int rank, int size);
 
   /// Sets this rank's handle. `allow_cma`: memory outside all segments is published for CMA reads.
   void publish_local(const LocalBuffers&, bool allow_cma, SingleCopyTuner::Times times);
@@ -85,7 +85,7 @@ class BufferHandles {
   SharedMemoryHandle make_handle(std::span<const std::byte>, bool allow_cma) const;
   std::byte* map_handle(int peer, const SharedMemoryHandle&, std::size_t bytes);
 
-  Transport& transport_;
+  SharedMemoryGroup& shared_memory_;
   const std::shared_ptr<SharedMemoryAllocator> arena_;
   const int rank_;
   std::vector<BufferHandle> handles_;  // of every rank, as last published or received

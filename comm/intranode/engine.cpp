@@ -29,13 +29,13 @@ IntranodeEngine::IntranodeEngine(Transport& transport, int rank, int size, std::
 
 IntranodeEngine::IntranodeEngine(Transport& transport, int rank, int size, IntranodeTuningTable table,
                                  std::uint32_t first_step)
-    : channel_(transport, rank, size, first_step),
+    : channel_(*transport.shared_memory(), rank, size, first_step),
       rank_(rank),
       size_(size),
       oversubscribed_(transport.oversubscribed()),
       collected_slots_(std::make_unique<std::byte[]>(index(size) * max_inline_slots * inline_bytes)),
       sources_(index(size)),
-      handles_(transport, rank, size),
+      handles_(*transport.shared_memory(), rank, size),
       table_(std::move(table)) {}
 
 // ---- a call

@@ -28,13 +28,14 @@
 #include "comm/intranode/zero_copy_backoff.h"
 #include "comm/progress/collective_engine.h"
 #include "comm/reduce/reduce.h"
+#include "comm/transport/transport.h"
 #include "comm/tuning/intranode.h"
 
 namespace rz {
 
 class IntranodeEngine final : public CollectiveEngine {
  public:
-  /// Requires a transport with mailboxes(). `first_step`: see MailboxChannel.
+  /// Requires shared_memory() with mailboxes(). `first_step`: see MailboxChannel.
   IntranodeEngine(Transport&, int rank, int size, std::uint32_t first_step = 0);
   IntranodeEngine(Transport&, int rank, int size, IntranodeTuningTable, std::uint32_t first_step = 0);
 

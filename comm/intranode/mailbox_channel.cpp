@@ -33,9 +33,9 @@ std::uint64_t hash_signature(const CallSignature& s) {
 
 }  // namespace
 
-MailboxChannel::MailboxChannel(Transport& transport, int rank, int size, std::uint32_t first_step)
-    : transport_(transport),
-      views_(transport.mailboxes().begin(), transport.mailboxes().end()),
+MailboxChannel::MailboxChannel(SharedMemoryGroup& memory, int rank, int size, std::uint32_t first_step)
+    : shared_memory_(memory),
+      views_(memory.mailboxes().begin(), memory.mailboxes().end()),
       rank_(rank),
       size_(size),
       own_(*views_[index(rank)].mailbox),
@@ -91,7 +91,7 @@ void MailboxChannel::spin_once() {
 
 void MailboxChannel::check_peer_alive() {
   flush_acks();
-  if (waiting_for_ != WaitingFor::nothing) transport_.require_alive(awaited_peer_);
+  if (waiting_for_ != WaitingFor::nothing) shared_memory_.require_alive(awaited_peer_);
 }
 
 /// True if `step` is the first of a call: slots of one call share one history hash. False, too, if the slot

@@ -21,7 +21,7 @@
 
 #include "comm/os/spin.h"
 #include "comm/transport/mailbox.h"
-#include "comm/transport/transport.h"
+#include "comm/transport/shared_memory_group.h"
 #include "comm/transport/wait_state.h"
 
 namespace rz {
@@ -39,9 +39,9 @@ class MailboxChannel {
   /// Order of two steps that are less than 2^31 apart.
   static bool is_after(std::uint32_t a, std::uint32_t b) { return static_cast<std::int32_t>(a - b) > 0; }
 
-  /// Requires a transport with mailboxes(). Steps are counted from `first_step`, the same on every rank.
+  /// Requires mailboxes(). Steps are counted from `first_step`, the same on every rank.
   /// Unless it is 0, all ranks must have constructed their channels before any of them begins a call.
-  MailboxChannel(Transport&, int rank, int size, std::uint32_t first_step);
+  MailboxChannel(SharedMemoryGroup&, int rank, int size, std::uint32_t first_step);
 
   /// Begins a call at next_step(). This rank must have read everything that it needs of earlier calls.
   void begin(const CallSignature&);
@@ -127,7 +127,7 @@ class MailboxChannel {
   bool begins_call(int rank, std::uint32_t step) const;
   [[noreturn]] void mismatch(int peer, std::uint32_t step) const;
 
-  Transport& transport_;
+  SharedMemoryGroup& shared_memory_;
   const std::vector<MailboxView> views_;
   const int rank_, size_;
   Mailbox& own_;
@@ -172,7 +172,7 @@ inline void MailboxChannel::wake_sleepers() {
     std::atomic_signal_fence(std::memory_order_seq_cst);  // the sleeper's heavy_fence() orders the processor
   for (int r = 0; r < size_; ++r)
     if (r != rank_ && views_[index(r)].sleeping->load(std::memory_order_relaxed))
-      return transport_.wake_peers();
+      return shared_memory_.wake_peers();
 }
 
 inline void MailboxChannel::reserve_inline(std::uint32_t slots) {

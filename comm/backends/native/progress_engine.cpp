@@ -69,7 +69,8 @@ ProgressEngine::ProgressEngine(int rank, int size, std::unique_ptr<Transport> tr
       executor_(*transport_, rank, size),
       point_to_point_(*transport_, rank, size) {
   constexpr int max_intranode_ranks = 256;  // a staged contribution may have a shard for each peer
-  if (!transport_->mailboxes().empty() && size <= max_intranode_ranks)
+  const SharedMemoryGroup* const shared = transport_->shared_memory();
+  if (shared && !shared->mailboxes().empty() && size <= max_intranode_ranks)
     intranode_ = std::make_unique<IntranodeEngine>(
         *transport_, rank, size,
         IntranodeTuningTable(size, file_rules_, options_.tuning.name, overrides_, options_.deterministic));
@@ -96,7 +97,8 @@ std::shared_ptr<SharedMemoryAllocator> ProgressEngine::arena() {
   check_process();
   const std::lock_guard lock(mutex_);
   require(transport_ != nullptr, Errc::aborted, "the communicator of rank ", rank_, " was destroyed");
-  return transport_->allocator();
+  SharedMemoryGroup* const shared = transport_->shared_memory();
+  return shared ? shared->allocator() : nullptr;
 }
 
 // Without the lock: a large allocation takes long, and calls in flight and abort() need the lock.
