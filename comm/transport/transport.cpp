@@ -33,23 +33,4 @@ std::shared_ptr<std::byte> Transport::allocate(std::size_t bytes) {
   return allocate_zeroed(group ? group->allocator() : nullptr, bytes);
 }
 
-std::shared_ptr<SharedMemoryAllocator> Transport::allocator() {
-  return shared_memory() ? shared_memory()->allocator() : nullptr;
-}
-std::span<const MailboxView> Transport::mailboxes() {
-  return shared_memory() ? shared_memory()->mailboxes() : std::span<const MailboxView>();
-}
-void Transport::wake_peers() { shared_memory()->wake_peers(); }
-void Transport::require_alive(int peer) { shared_memory()->require_alive(peer); }
-std::optional<SharedMemoryHandle> Transport::export_handle(std::span<const std::byte> bytes) {
-  return shared_memory()->export_handle(bytes);
-}
-std::byte* Transport::map_handle(int peer, const SharedMemoryHandle& at, std::size_t bytes) {
-  return shared_memory()->map_handle(peer, at, bytes);
-}
-bool Transport::has_cma() { return shared_memory()->has_cma(); }
-CmaResult Transport::cma_read(int peer, std::uint64_t address, std::span<std::byte> into) {
-  return shared_memory()->cma_read(peer, address, into);
-}
-
 }  // namespace rz

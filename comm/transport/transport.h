@@ -7,11 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 
-#include "comm/os/cma.h"
 #include "comm/transport/call_signature.h"
 #include "comm/transport/channel.h"
 #include "comm/transport/failure.h"
@@ -25,10 +23,7 @@ struct ReceiveView {
   std::span<const std::byte> bytes;  ///< empty: nothing has arrived
 };
 
-class SharedMemoryAllocator;
 class SharedMemoryGroup;
-struct MailboxView;
-struct SharedMemoryHandle;
 
 class Transport {
  public:
@@ -82,20 +77,11 @@ class Transport {
   /// "shm", "tcp", "shm+tcp", for reports.
   virtual std::string describe() const = 0;
 
-  /// True if all ranks share memory.
+  /// True if all ranks are on one host.
   bool one_host() const;
   /// Returns zeroed memory, freed with the last copy of the pointer. Peers on this host can read and write it
   /// in place; without such peers it is private memory. Errc::system if there is not enough.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
-
-  std::shared_ptr<SharedMemoryAllocator> allocator();
-  std::span<const MailboxView> mailboxes();
-  void wake_peers();
-  void require_alive(int peer);
-  std::optional<SharedMemoryHandle> export_handle(std::span<const std::byte>);
-  std::byte* map_handle(int peer, const SharedMemoryHandle&, std::size_t bytes);
-  bool has_cma();
-  CmaResult cma_read(int peer, std::uint64_t address, std::span<std::byte> into);
 };
 
 }  // namespace rz

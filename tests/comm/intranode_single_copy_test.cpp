@@ -123,7 +123,7 @@ TEST(SingleCopy, AllStageWhenOneRankLacksCma) {
   run_ranks(3, [](int rank, auto store) {
     if (rank == 1) deny_cma();
     Rank me(rank, 3, *store, 0);
-    EXPECT_EQ(me.transport->has_cma(), rank != 1);
+    EXPECT_EQ(me.transport->shared_memory()->has_cma(), rank != 1);
     force(me);
     check_all(me, {1000, 20000});
     test::sync_all(*me.transport, rank, 3);
@@ -135,13 +135,13 @@ TEST(SingleCopy, AllStageWhenOneRankLosesCma) {
   for (const int loser : {0, 2})
     run_ranks(3, [&](int rank, auto store) {
       Rank me(rank, 3, *store, 0);
-      EXPECT_TRUE(me.transport->has_cma());
+      EXPECT_TRUE(me.transport->shared_memory()->has_cma());
       force(me);
       check_all(me, {1000});
       if (rank == loser) deny_cma();
       check_all(me, {20000, 1000});
       test::sync_all(*me.transport, rank, 3);
-      EXPECT_EQ(me.transport->has_cma(), rank != loser);
+      EXPECT_EQ(me.transport->shared_memory()->has_cma(), rank != loser);
     });
 }
 

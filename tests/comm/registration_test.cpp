@@ -533,12 +533,12 @@ void expect_direct(int size, Kind of_last_rank, bool direct) {
       for (std::size_t i = 0; i < n; ++i) in[i] = static_cast<float>(i % 1000) + static_cast<float>(rank);
       Registration a, b;
       if (rank + 1 < size || of_last_rank == Kind::registered) {
-        a = lend(*transport->allocator(), in.data(), n * sizeof(float));
-        b = lend(*transport->allocator(), out.data(), n * sizeof(float));
+        a = lend(*transport->shared_memory()->allocator(), in.data(), n * sizeof(float));
+        b = lend(*transport->shared_memory()->allocator(), out.data(), n * sizeof(float));
         EXPECT_TRUE(a.zero_copy()) << a.reason();
         EXPECT_TRUE(b.zero_copy()) << b.reason();
       }
-      const Ring ring(transport->mailboxes()[static_cast<std::size_t>(rank)]);
+      const Ring ring(transport->shared_memory()->mailboxes()[static_cast<std::size_t>(rank)]);
       test::sync_all(*transport, rank, size);
       CollectiveCall op{};
       op.kind = Collective::all_reduce;
@@ -578,8 +578,8 @@ TEST(RegisteredMemory, MayEndAndBeginBetweenCallsThatAreAlike) {
         if (i % 3 == 0) {
           a = {}, b = {};
           if (const int turn = i / 3 % 5; turn < 3 || turn - 3 != me.rank) {
-            a = lend(*me.transport->allocator(), in.data(), n * sizeof(float));
-            b = lend(*me.transport->allocator(), out.data(), n * sizeof(float));
+            a = lend(*me.transport->shared_memory()->allocator(), in.data(), n * sizeof(float));
+            b = lend(*me.transport->shared_memory()->allocator(), out.data(), n * sizeof(float));
             EXPECT_TRUE(a.zero_copy()) << a.reason();
             EXPECT_TRUE(b.zero_copy()) << b.reason();
           }
@@ -603,10 +603,11 @@ TEST(RegisteredMemory, OfAPeerIsTheSameMemory) {
   run_ranks(2, [](int rank, auto store) {
     const auto transport = test::connect(rank, 2, *store, {"shm"});
     std::vector<int> v = counted(50'000);
-    std::optional<Registration> r = lend(*transport->allocator(), v.data(), v.size() * sizeof(int));
+    std::optional<Registration> r =
+        lend(*transport->shared_memory()->allocator(), v.data(), v.size() * sizeof(int));
     ASSERT_TRUE(r->zero_copy()) << r->reason();
     const auto bytes = std::as_bytes(std::span(v)).subspan(8 * sizeof(int));
-    const auto spot = transport->export_handle(bytes);
+    const auto spot = transport->shared_memory()->export_handle(bytes);
     ASSERT_TRUE(spot.has_value());
     test::sync_all(*transport, rank, 2);
     SharedMemoryHandle theirs{};
@@ -614,7 +615,8 @@ TEST(RegisteredMemory, OfAPeerIsTheSameMemory) {
     test::post_all(*transport, 1 - rank, Channel::point_to_point, s, std::as_bytes(std::span(&*spot, 1)));
     test::receive_all(*transport, 1 - rank, Channel::point_to_point,
                       std::as_writable_bytes(std::span(&theirs, 1)));
-    auto* const there = reinterpret_cast<int*>(transport->map_handle(1 - rank, theirs, bytes.size()));
+    auto* const there =
+        reinterpret_cast<int*>(transport->shared_memory()->map_handle(1 - rank, theirs, bytes.size()));
     ASSERT_NE(there, nullptr);
     EXPECT_EQ(there[0], 9);
     test::sync_all(*transport, rank, 2);
@@ -623,7 +625,7 @@ TEST(RegisteredMemory, OfAPeerIsTheSameMemory) {
     EXPECT_EQ(v[108], 1000 + 1 - rank);
     if (rank == 0) {
       r.reset();
-      EXPECT_FALSE(transport->export_handle(bytes).has_value());
+      EXPECT_FALSE(transport->shared_memory()->export_handle(bytes).has_value());
     }
     test::sync_all(*transport, rank, 2);
     there[100] = -1;  // rank 0's memory is no longer shared
