@@ -60,25 +60,18 @@ std::shared_ptr<std::byte> SharedMemoryAllocator::allocate(std::size_t bytes) {
     for (auto& slab : slabs_)
       if (auto block = allocate_from_slab(*slab, need)) return block;
   }
-  auto slab = std::make_unique<Slab>();
-  slab->segment = new_segment(slab_bytes);
-  slab->free[0] = slab_bytes;
+  auto slab = std::make_unique<Slab>(Slab{new_segment(slab_bytes), FreeList(slab_bytes)});
   const std::lock_guard lock(mutex_);
   slabs_.push_back(std::move(slab));
   return allocate_from_slab(*slabs_.back(), need);
 }
 
-/// First fit.
 std::shared_ptr<std::byte> SharedMemoryAllocator::allocate_from_slab(Slab& slab, std::size_t bytes) {
-  const auto it =
-      std::find_if(slab.free.begin(), slab.free.end(), [&](auto& f) { return f.second >= bytes; });
-  if (it == slab.free.end()) return nullptr;
-  const auto [offset, size] = *it;
-  slab.free.erase(it);
-  if (size > bytes) slab.free[offset + bytes] = size - bytes;
-  std::byte* at = slab.segment->memory.data() + offset;
+  const auto offset = slab.free.acquire(bytes);
+  if (!offset) return nullptr;
+  std::byte* at = slab.segment->memory.data() + *offset;
   std::memset(at, 0, bytes);
-  return {std::shared_ptr<Block>(new Block{shared_from_this(), slab.segment, offset, bytes}), at};
+  return {std::shared_ptr<Block>(new Block{shared_from_this(), slab.segment, *offset, bytes}), at};
 }
 
 void SharedMemoryAllocator::free_block(Segment* segment, std::size_t offset, std::size_t bytes) noexcept {
@@ -86,16 +79,10 @@ void SharedMemoryAllocator::free_block(Segment* segment, std::size_t offset, std
   const std::lock_guard lock(mutex_);
   const auto slab =
       std::find_if(slabs_.begin(), slabs_.end(), [&](const auto& s) { return s->segment.get() == segment; });
-  auto& free = (*slab)->free;
-  auto it = free.emplace(offset, bytes).first;
-  if (const auto next = std::next(it); next != free.end() && it->first + it->second == next->first)
-    it->second += next->second, free.erase(next);
-  if (it != free.begin())
-    if (const auto previous = std::prev(it); previous->first + previous->second == it->first)
-      previous->second += it->second, free.erase(it), it = previous;
+  (*slab)->free.release(offset, bytes);
   // Keeps the last slab, so that allocating a single small block repeatedly does not create a memfd each
   // time.
-  if (it->second != slab_bytes || slabs_.size() == 1) return;
+  if (!(*slab)->free.all_free() || slabs_.size() == 1) return;
   last = std::move((*slab)->segment);
   slabs_.erase(slab);
 }

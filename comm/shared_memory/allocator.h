@@ -4,12 +4,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
 
+#include "comm/core/free_list.h"
 #include "comm/registration.h"
 #include "comm/shared_memory/shared_memory.h"
 
@@ -59,7 +59,7 @@ class SharedMemoryAllocator : public std::enable_shared_from_this<SharedMemoryAl
   struct RegisteredRegion;
   struct Slab {
     std::shared_ptr<Segment> segment;
-    std::map<std::size_t, std::size_t> free;  ///< offset, size
+    FreeList free;
   };
   std::shared_ptr<Segment> new_segment(std::size_t bytes);
   void add_entry(const std::shared_ptr<Segment>&, std::span<const std::byte>);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <iterator>
 
 #include "comm/core/integer_math.h"
 #include "comm/device/memory.h"
@@ -35,7 +34,7 @@ std::shared_ptr<std::byte> PeerAllocator::allocate(std::size_t bytes) {
       if (!at) at = allocate_from_slab(slab, need);
     if (!at) {
       const std::size_t whole = std::max(need, min_slab_bytes);
-      slabs_.push_back({allocate_on(stream_.device(), whole), whole, {{0, whole}}});
+      slabs_.push_back({allocate_on(stream_.device(), whole), whole, FreeList(whole)});
       at = allocate_from_slab(slabs_.back(), need);
     }
   }
@@ -45,16 +44,9 @@ std::shared_ptr<std::byte> PeerAllocator::allocate(std::size_t bytes) {
   return {block, at};
 }
 
-/// Best fit: the smallest gap that is large enough.
 std::byte* PeerAllocator::allocate_from_slab(Slab& slab, std::size_t bytes) {
-  auto best = slab.free.end();
-  for (auto it = slab.free.begin(); it != slab.free.end(); ++it)
-    if (it->second >= bytes && (best == slab.free.end() || it->second < best->second)) best = it;
-  if (best == slab.free.end()) return nullptr;
-  const auto [offset, size] = *best;
-  slab.free.erase(best);
-  if (size > bytes) slab.free[offset + bytes] = size - bytes;
-  return slab.memory.get() + offset;
+  const auto offset = slab.free.acquire(bytes);
+  return offset ? slab.memory.get() + *offset : nullptr;
 }
 
 void PeerAllocator::free_block(const std::byte* at, std::size_t bytes) noexcept {
@@ -62,13 +54,7 @@ void PeerAllocator::free_block(const std::byte* at, std::size_t bytes) noexcept 
   const auto slab = std::find_if(slabs_.begin(), slabs_.end(), [&](const Slab& s) {
     return contains_range(s.memory.get(), s.bytes, at, bytes);
   });
-  auto& free = slab->free;
-  auto it = free.emplace(static_cast<std::size_t>(at - slab->memory.get()), bytes).first;
-  if (const auto next = std::next(it); next != free.end() && it->first + it->second == next->first)
-    it->second += next->second, free.erase(next);
-  if (it == free.begin()) return;
-  if (const auto previous = std::prev(it); previous->first + previous->second == it->first)
-    previous->second += it->second, free.erase(it);
+  slab->free.release(static_cast<std::size_t>(at - slab->memory.get()), bytes);
 }
 
 bool PeerAllocator::contains(const void* at, std::size_t bytes) const {

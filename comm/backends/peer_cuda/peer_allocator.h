@@ -4,12 +4,12 @@
 /// Thread-safe.
 
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "comm/core/free_list.h"
 #include "comm/core/types.h"
 #include "comm/device/stream.h"
 
@@ -30,7 +30,7 @@ class PeerAllocator : public std::enable_shared_from_this<PeerAllocator> {
   struct Slab {
     std::shared_ptr<std::byte> memory;
     std::size_t bytes;
-    std::map<std::size_t, std::size_t> free;  ///< offset, size
+    FreeList free;
   };
   std::byte* allocate_from_slab(Slab&, std::size_t bytes);
   void free_block(const std::byte* at, std::size_t bytes) noexcept;
