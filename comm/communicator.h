@@ -24,9 +24,7 @@
 /// throws Errc::invalid_argument, and its abort() has no effect. The child may connect communicators of its
 /// own.
 
-#include <chrono>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -34,9 +32,9 @@
 #include <vector>
 
 #include "comm/collective.h"
-#include "comm/core/environment.h"
 #include "comm/core/types.h"
 #include "comm/explain.h"
+#include "comm/options.h"
 #include "comm/registration.h"
 #include "comm/store.h"
 #include "comm/work.h"
@@ -45,32 +43,6 @@ namespace rz {
 
 class Backend;
 class Group;
-
-struct CommOptions {
-  Device device{};
-  std::chrono::milliseconds rendezvous_timeout{static_cast<long>(environment().rendezvous_timeout_s * 1e3)};
-  /// Deadline of one operation. milliseconds::max() disables it; likewise for rendezvous_timeout.
-  std::chrono::milliseconds timeout{static_cast<long>(environment().timeout_s * 1e3)};
-  /// Backend: "native", "mpi" (docs/decisions/0011), "nccl", "peer_cuda" or "auto". On host memory "auto" is
-  /// "native". On devices it is the first of "nccl", "peer_cuda" and "native" that all ranks can use
-  /// (comm/backends/auto_backend.h); describe() reports the choice and the reason.
-  std::string backend = environment().backend;
-  std::string transport = environment().transport;  ///< "native" only: "auto", "shm" or "tcp"
-  /// TCP network interface; empty: the one that routes to rank 0
-  std::string interface = environment().interface;
-  int sockets = environment().sockets;                ///< TCP sockets between two nodes
-  std::string congestion = environment().congestion;  ///< TCP congestion control: "system" or a name
-  std::string host_id = environment().host_id;        ///< identifier of the node; empty: this machine's
-  /// Forces algorithms: "two_shot" (all_reduce only) or "all_reduce=ring,broadcast=tree"; names are in
-  /// comm/tuning/overrides.h. Applies to host memory of "native" (also under "auto"), and to all_reduce of
-  /// "peer_cuda". Empty: the tuning table decides. Errc::config lists the valid names.
-  std::string algorithm = environment().algorithm;
-  /// File with a tuning table (comm/tuning/tuning.h) for "native"; its rules precede the built-in ones. Rank
-  /// 0's table applies to the group. Errc::mismatch names a rank whose table differs; a rank may pass none.
-  std::string tuning = environment().tuning;
-  /// Reduce in rank order, so that results do not depend on the bucket layout or the sharding strategy.
-  bool deterministic = environment().deterministic;
-};
 
 class Communicator {
  public:

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/backend.h"
-#include "comm/communicator.h"
+#include "comm/options.h"
 
 namespace rz {
 

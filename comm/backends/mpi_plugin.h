@@ -5,7 +5,8 @@
 #include <memory>
 
 #include "comm/backend.h"
-#include "comm/communicator.h"
+#include "comm/options.h"
+#include "comm/store.h"
 
 namespace rz {
 

@@ -1,0 +1,39 @@
+#pragma once
+/// Options of a communicator. Their defaults are those of the environment (comm/core/environment.h) when the
+/// object is made.
+
+#include <chrono>
+#include <string>
+
+#include "comm/core/environment.h"
+#include "comm/core/types.h"
+
+namespace rz {
+
+struct CommOptions {
+  Device device{};
+  std::chrono::milliseconds rendezvous_timeout{static_cast<long>(environment().rendezvous_timeout_s * 1e3)};
+  /// Deadline of one operation. milliseconds::max() disables it; likewise for rendezvous_timeout.
+  std::chrono::milliseconds timeout{static_cast<long>(environment().timeout_s * 1e3)};
+  /// Backend: "native", "mpi" (docs/decisions/0011), "nccl", "peer_cuda" or "auto". On host memory "auto" is
+  /// "native". On devices it is the first of "nccl", "peer_cuda" and "native" that all ranks can use
+  /// (comm/backends/auto_backend.h); describe() reports the choice and the reason.
+  std::string backend = environment().backend;
+  std::string transport = environment().transport;  ///< "native" only: "auto", "shm" or "tcp"
+  /// TCP network interface; empty: the one that routes to rank 0
+  std::string interface = environment().interface;
+  int sockets = environment().sockets;                ///< TCP sockets between two nodes
+  std::string congestion = environment().congestion;  ///< TCP congestion control: "system" or a name
+  std::string host_id = environment().host_id;        ///< identifier of the node; empty: this machine's
+  /// Forces algorithms: "two_shot" (all_reduce only) or "all_reduce=ring,broadcast=tree"; names are in
+  /// comm/tuning/overrides.h. Applies to host memory of "native" (also under "auto"), and to all_reduce of
+  /// "peer_cuda". Empty: the tuning table decides. Errc::config lists the valid names.
+  std::string algorithm = environment().algorithm;
+  /// File with a tuning table (comm/tuning/tuning.h) for "native"; its rules precede the built-in ones. Rank
+  /// 0's table applies to the group. Errc::mismatch names a rank whose table differs; a rank may pass none.
+  std::string tuning = environment().tuning;
+  /// Reduce in rank order, so that results do not depend on the bucket layout or the sharding strategy.
+  bool deterministic = environment().deterministic;
+};
+
+}  // namespace rz
