@@ -6,7 +6,7 @@ namespace rz {
 
 namespace {
 
-// The last accesses to one slot.
+// The last accesses to the memory of one chunk.
 struct History {
   int writer = -1;
   int writer_chunk = 0;
@@ -17,24 +17,24 @@ class Dependencies {
  public:
   explicit Dependencies(bool in_place) : in_place_(in_place) {}
 
-  void read(int step, ChunkRef slot, std::vector<DependencyPlan::Dependency>& after) {
-    History& h = history(slot);
-    if (h.writer >= 0 && h.writer != step) after.push_back({h.writer, h.writer_chunk != slot.chunk});
-    h.readers.emplace_back(step, slot.chunk);
+  void read(int step, ChunkRef ref, std::vector<DependencyPlan::Dependency>& after) {
+    History& h = history(ref);
+    if (h.writer >= 0 && h.writer != step) after.push_back({h.writer, h.writer_chunk != ref.number});
+    h.readers.emplace_back(step, ref.number);
   }
 
-  void write(int step, ChunkRef slot, std::vector<DependencyPlan::Dependency>& after) {
-    History& h = history(slot);
-    if (h.writer >= 0 && h.writer != step) after.push_back({h.writer, h.writer_chunk != slot.chunk});
+  void write(int step, ChunkRef ref, std::vector<DependencyPlan::Dependency>& after) {
+    History& h = history(ref);
+    if (h.writer >= 0 && h.writer != step) after.push_back({h.writer, h.writer_chunk != ref.number});
     for (const auto& [reader, chunk] : h.readers)
-      if (reader != step) after.push_back({reader, chunk != slot.chunk});
-    h = {step, slot.chunk, {}};
+      if (reader != step) after.push_back({reader, chunk != ref.number});
+    h = {step, ref.number, {}};
   }
 
  private:
-  History& history(ChunkRef slot) {
-    const Region region = in_place_ && slot.region == Region::input ? Region::output : slot.region;
-    return memory_[{region, region == Region::scratch ? slot.scratch_index : slot.chunk}];
+  History& history(ChunkRef ref) {
+    const Region region = in_place_ && ref.region == Region::input ? Region::output : ref.region;
+    return memory_[{region, region == Region::scratch ? ref.cell : ref.number}];
   }
   bool in_place_;
   std::map<std::pair<Region, int>, History> memory_;
@@ -52,16 +52,16 @@ DependencyPlan make_dependency_plan(Schedule schedule, int size, bool in_place) 
     const int index = static_cast<int>(plan.steps.size());
     DependencyPlan::PlannedStep planned{.step = step, .after = {}};
     if (step.kind == Step::send) {
-      dependencies.read(index, step.slot, planned.after);
+      dependencies.read(index, step.chunk, planned.after);
       plan.sends[static_cast<std::size_t>(step.peer)].push_back(index);
     } else {
-      for (const Operand& term : step.terms) {
+      for (const Operand& term : step.operands) {
         if (term.peer < 0)
           dependencies.read(index, term.chunk, planned.after);
         else
           plan.receives[static_cast<std::size_t>(term.peer)].push_back(index), planned.remote = true;
       }
-      dependencies.write(index, step.slot, planned.after);
+      dependencies.write(index, step.chunk, planned.after);
     }
     plan.steps.push_back(std::move(planned));
   }

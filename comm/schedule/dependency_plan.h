@@ -7,7 +7,7 @@
 
 namespace rz {
 
-/// Steps refer to each other by index. A step may touch byte b of its slot once each of its dependencies has
+/// Steps refer to each other by index. A step may touch byte b of its chunk once each of its dependencies has
 /// passed byte b: a reduction when it has written it, a send when the transport has released it. If two steps
 /// use one scratch cell for different chunks, the earlier one must have completed (`complete`).
 struct DependencyPlan {

@@ -44,14 +44,14 @@ void ScheduleExecutor::start(const CollectiveCall& op, const DependencyPlan& pla
   call_ = {&op, &plan, signature, dtype, size_of(dtype), slice};
   memory_.start(op, rank_, size_, plan.schedule, transport_);
   steps_.start(plan.steps.size());
-  for (int i = 0; i < steps_.size(); ++i) steps_[i].size = memory_.bytes(call_.step(i).slot.chunk);
+  for (int i = 0; i < steps_.size(); ++i) steps_[i].size = memory_.bytes(call_.step(i).chunk.number);
   for (Peer& p : peers_) {
     p.incoming.start();
     p.next_send = p.next_receive = 0;
   }
 }
 
-// Bytes of the step's slot that dependent steps may touch.
+// Bytes of the step's chunk that dependent steps may touch.
 std::size_t ScheduleExecutor::progress_of(int step) const {
   const StepProgress& p = steps_[step];
   const Step& s = call_.step(step);
@@ -90,7 +90,7 @@ bool ScheduleExecutor::is_next_send(int step, int to) const {
 
 // The messages of a reduction are the next ones of all their peers.
 bool ScheduleExecutor::is_next_receive(const Step& s, int step) const {
-  return std::all_of(s.terms.begin(), s.terms.end(), [&](const Operand& t) {
+  return std::all_of(s.operands.begin(), s.operands.end(), [&](const Operand& t) {
     return t.peer < 0 ||
            call_.plan->receives[static_cast<std::size_t>(t.peer)][peer(t.peer).next_receive] == step;
   });
@@ -120,7 +120,7 @@ bool ScheduleExecutor::advance_send(int step) {
     if (const std::size_t limit = posted_limit(step); limit > p.done) {
       if (p.done == 0) p.stream_begin = to.posted;
       const std::size_t taken = transport_.post(s.peer, Channel::collective, call_.signature_of_send(s.peer),
-                                                {memory_.read(s.slot) + p.done, limit - p.done});
+                                                {memory_.read(s.chunk) + p.done, limit - p.done});
       p.done += taken;
       to.posted += taken;
       moved = taken > 0;
@@ -139,21 +139,21 @@ bool ScheduleExecutor::advance_send(int step) {
 
 bool ScheduleExecutor::advance_local(int step) {
   const DependencyPlan::PlannedStep& planned = call_.plan->steps[static_cast<std::size_t>(step)];
-  const auto& terms = planned.step.terms;
+  const auto& operands = planned.step.operands;
   if (planned.remote && !is_next_receive(planned.step, step)) return false;
   const StepProgress& p = steps_[step];
   bool moved = false;
   if (p.size > 0) {
     const std::size_t limit = std::min(available(step) - p.done, call_.slice_bytes);
     if (limit == 0) return false;
-    if (terms.size() == 1 && terms[0].peer >= 0 && call_.divisor(planned.step, size_) == 1) {
-      moved = advance_receive(step, terms[0].peer, limit);
+    if (operands.size() == 1 && operands[0].peer >= 0 && call_.divisor(planned.step, size_) == 1) {
+      moved = advance_receive(step, operands[0].peer, limit);
     } else {
       moved = advance_reduce(step, limit);
     }
     if (p.done < p.size) return moved;
   }
-  for (const Operand& t : terms)
+  for (const Operand& t : operands)
     if (t.peer >= 0) ++peer(t.peer).next_receive;
   steps_.finish(step);
   return true;
@@ -163,7 +163,7 @@ bool ScheduleExecutor::advance_receive(int step, int from, std::size_t limit) {
   if (!match(from)) return false;
   StepProgress& p = steps_[step];
   const std::size_t taken =
-      peer(from).incoming.receive({memory_.write(call_.step(step).slot) + p.done, limit});
+      peer(from).incoming.receive({memory_.write(call_.step(step).chunk) + p.done, limit});
   p.done += taken;
   return taken > 0;
 }
@@ -175,10 +175,10 @@ bool ScheduleExecutor::advance_reduce(int step, std::size_t limit) {
   limit = limit / call_.element_bytes * call_.element_bytes;
   if (limit == 0) return false;
   StepProgress& p = steps_[step];
-  for (const Operand& t : s.terms)
+  for (const Operand& t : s.operands)
     if (t.peer >= 0 && !match(t.peer)) return false;
   sources_.clear();
-  for (const Operand& t : s.terms) {
+  for (const Operand& t : s.operands) {
     if (t.peer < 0) {
       sources_.push_back(memory_.read(t.chunk) + p.done);
       continue;
@@ -188,14 +188,14 @@ bool ScheduleExecutor::advance_reduce(int step, std::size_t limit) {
     sources_.push_back(received.data());
   }
   if (limit == 0) return false;
-  std::byte* to = memory_.write(s.slot) + p.done;
+  std::byte* to = memory_.write(s.chunk) + p.done;
   const int divisor = call_.divisor(s, size_);
-  if (s.terms.size() > 1 || divisor > 1) {
+  if (s.operands.size() > 1 || divisor > 1) {
     reduce(to, sources_, limit / call_.element_bytes, call_.dtype, call_.op->op.kind, divisor);
   } else if (to != sources_[0]) {
     std::memcpy(to, sources_[0], limit);
   }
-  for (const Operand& t : s.terms)
+  for (const Operand& t : s.operands)
     if (t.peer >= 0) peer(t.peer).incoming.consume(limit);
   p.done += limit;
   return true;

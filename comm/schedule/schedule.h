@@ -1,13 +1,13 @@
 #pragma once
 /// Algorithms as data. A Schedule holds the steps of one rank in one collective: sends, and reductions of
-/// local slots and incoming messages. It is independent of sizes, types and transports. One executor
+/// local chunks and incoming messages. It is independent of sizes, types and transports. One executor
 /// (comm/schedule/executor.h) runs any Schedule on any Transport, and verify() proves it correct in the
 /// tests.
 ///
-/// Steps are in program order, and each waits for its dependencies only: a step that reads a slot follows the
-/// last step that wrote it, a step that writes a slot follows the steps that read or wrote it, and messages
-/// between two ranks are sent and received in program order. All else may overlap, slice by slice within a
-/// chunk, so that a ring is pipelined without further notation.
+/// Steps are in program order, and each waits for its dependencies only: a step that reads a chunk follows
+/// the last step that wrote it, a step that writes a chunk follows the steps that read or wrote it, and
+/// messages between two ranks are sent and received in program order. All else may overlap, slice by slice
+/// within a chunk, so that a ring is pipelined without further notation.
 
 #include <span>
 #include <string>
@@ -27,11 +27,11 @@ struct RankContext {
   std::span<const int> node_of_rank{};
 };
 
-/// Memory of a call. `input` is never written. In an in-place call the slots of `input` and `output` with the
-/// same chunk number are the same memory. `scratch` is temporary; a cell holds one chunk of any size.
+/// Memory of a call. `input` is never written. In an in-place call the chunks of `input` and `output` with
+/// the same number are the same memory. `scratch` is temporary; a cell holds one chunk of any size.
 enum class Region : unsigned char { input, output, scratch };
 
-/// A slot: one chunk's place in a region. Chunks, by collective:
+/// A chunk in a region: what one step sends or reduces. Numbers of chunks, by collective:
 ///   all_reduce, broadcast, reduce
 ///     0 … Schedule::chunks-1, an even division of the buffer (large chunks begin at cache lines; sizes
 ///     differ and may be 0). Input and output hold all of them (broadcast: input at the root only, output on
@@ -48,12 +48,12 @@ enum class Region : unsigned char { input, output, scratch };
 ///     dependencies matter, not the values.
 struct ChunkRef {
   Region region = Region::input;
-  int chunk = 0;
-  int scratch_index = 0;  ///< scratch only
+  int number = 0;
+  int cell = 0;  ///< scratch only
   bool operator==(const ChunkRef&) const = default;
 };
 
-/// One operand of a reduction: the next message from `peer`, or, with peer = -1, a slot of this rank.
+/// One operand of a reduction: the next message from `peer`, or, with peer = -1, a chunk of this rank.
 struct Operand {
   int peer = -1;
   ChunkRef chunk{};
@@ -62,10 +62,10 @@ struct Operand {
 struct Step {
   enum Kind : unsigned char { send, reduce };
   Kind kind = reduce;
-  int peer = -1;    ///< send: receiver
-  ChunkRef slot{};  ///< send: source; reduce: destination
+  int peer = -1;     ///< send: receiver
+  ChunkRef chunk{};  ///< send: source; reduce: destination
   std::vector<Operand>
-      terms;  ///< reduce: operands, from the left, ((t0 + t1) + t2) + …; one operand is a copy
+      operands;  ///< reduce: operands, from the left, ((t0 + t1) + t2) + …; one operand is a copy
   /// reduce: the result includes all ranks, so `avg` divides here, even in a step of one operand. Every
   /// element of a reduced output passes exactly one final step, on one rank.
   bool final = false;
@@ -73,19 +73,19 @@ struct Step {
 
 struct Schedule {
   int chunks = 1;
-  int scratch_chunks = 0;  ///< number of scratch cells
+  int scratch_cells = 0;  ///< number of scratch cells
   std::vector<Step> steps;
 };
 
-// Shorthands for slots, operands and steps.
+// Shorthands for chunks, operands and steps.
 inline ChunkRef input(int chunk) { return {Region::input, chunk, 0}; }
 inline ChunkRef output(int chunk) { return {Region::output, chunk, 0}; }
 inline ChunkRef scratch(int cell, int chunk) { return {Region::scratch, chunk, cell}; }
 inline Operand from(int peer) { return {peer, {}}; }
-inline Operand local(ChunkRef slot) { return {-1, slot}; }
+inline Operand local(ChunkRef ref) { return {-1, ref}; }
 inline Step send(int peer, ChunkRef what) { return {Step::send, peer, what, {}, false}; }
-inline Step reduce_step(ChunkRef to, std::vector<Operand> terms, bool final = false) {
-  return {Step::reduce, -1, to, std::move(terms), final};
+inline Step reduce_step(ChunkRef to, std::vector<Operand> operands, bool final = false) {
+  return {Step::reduce, -1, to, std::move(operands), final};
 }
 inline Step recv(ChunkRef to, int peer) { return reduce_step(to, {from(peer)}); }
 inline Step copy(ChunkRef to, ChunkRef what) { return reduce_step(to, {local(what)}); }
@@ -113,7 +113,7 @@ struct Verification {
 };
 
 /// Proves for one group size, root and placement of ranks on nodes:
-///   - every slot of the output ends with the value that the collective defines;
+///   - every chunk of the output ends with the value that the collective defines;
 ///   - sent and received chunks match;
 ///   - every reduced element includes every rank's contribution exactly once and has passed one final step;
 ///   - all ranks that hold a result hold the same expression (a + b equals b + a), hence the same bits;

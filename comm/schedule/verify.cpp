@@ -1,7 +1,7 @@
 // The verifier: runs a schedule on all ranks at once, with expressions in place of numbers.
 //
 // The dependencies of the steps form a graph that does not depend on timing: a reader follows the last writer
-// of its slot, a writer follows its last writer and all readers since, a send follows the previous send to
+// of its chunk, a writer follows its last writer and all readers since, a send follows the previous send to
 // the same peer. Nothing is buffered: a reduction fires when its dependencies are done *and* all of its
 // messages are ready at their senders, and those sends complete at that moment. The graph orders all
 // conflicting steps, so every execution yields the same values, and one run proves all of them. Steps that
@@ -98,8 +98,8 @@ int prescribed_chunks(Collective c, int size) {
   return free ? 0 : size;
 }
 
-/// Value of a slot. `exact` includes where partial sums were stored, which rounds 8- and 16-bit floats;
-/// `plain` is the sum alone.
+/// Value of a chunk in a region. `exact` includes where partial sums were stored, which rounds 8- and 16-bit
+/// floats; `plain` is the sum alone.
 struct Value {
   SymbolicSums::Id exact = -1, plain = -1;
   int chunk = -1;
@@ -222,7 +222,7 @@ class Verifier {
 
   void lay_out_memory(int r) {
     Rank& rank = ranks_[r];
-    const int cells = std::max(0, rank.schedule.scratch_chunks);
+    const int cells = std::max(0, rank.schedule.scratch_cells);
     locations_.resize(locations_.size() +
                       static_cast<std::size_t>(rank.inputs.count + rank.outputs.count + cells));
     for (int i = 0; i < rank.inputs.count; ++i) {
@@ -239,19 +239,19 @@ class Verifier {
 
   void check_step(int id) const {
     const Step& step = *nodes_[id].step;
-    check_slot(id, step.slot);
-    if (step.kind == Step::send) return check_peer(id, step.peer, step.slot.chunk);
-    const std::string here = where(id, step.slot.chunk);
-    if (step.slot.region == Region::input) refuse(here, "writes its input");
-    if (step.terms.empty()) refuse(here, "combines nothing");
+    check_chunk(id, step.chunk);
+    if (step.kind == Step::send) return check_peer(id, step.peer, step.chunk.number);
+    const std::string here = where(id, step.chunk.number);
+    if (step.chunk.region == Region::input) refuse(here, "writes its input");
+    if (step.operands.empty()) refuse(here, "combines nothing");
     if (!traits(collective_).reduces && step.final) refuse(here, "is marked final, but nothing is reduced");
-    if (!traits(collective_).reduces && collective_ != Collective::barrier && step.terms.size() > 1)
+    if (!traits(collective_).reduces && collective_ != Collective::barrier && step.operands.size() > 1)
       refuse(here, "adds, but ", name(collective_), " does not reduce");
-    for (const Operand& term : step.terms) {
-      if (term.peer >= 0) check_peer(id, term.peer, step.slot.chunk);
+    for (const Operand& term : step.operands) {
+      if (term.peer >= 0) check_peer(id, term.peer, step.chunk.number);
       if (term.peer >= 0) continue;
-      check_slot(id, term.chunk);
-      if (term.chunk.chunk != step.slot.chunk) refuse(here, "takes chunk ", term.chunk.chunk, " for it");
+      check_chunk(id, term.chunk);
+      if (term.chunk.number != step.chunk.number) refuse(here, "takes chunk ", term.chunk.number, " for it");
     }
   }
 
@@ -260,30 +260,28 @@ class Verifier {
       refuse(where(id, chunk), "rank ", peer, " is no peer of this rank");
   }
 
-  void check_slot(int id, ChunkRef slot) const {
+  void check_chunk(int id, ChunkRef ref) const {
     const Rank& rank = ranks_[nodes_[id].rank];
-    if (slot.region == Region::input && rank.inputs.index_of(slot.chunk) < 0)
-      refuse(where(id, slot.chunk), "this rank's input does not hold it");
-    if (slot.region == Region::output && rank.outputs.index_of(slot.chunk) < 0)
-      refuse(where(id, slot.chunk), "this rank's output does not hold it");
-    if (slot.chunk < 0 || slot.chunk >= rank.schedule.chunks)
-      refuse(where(id, slot.chunk), "there are ", rank.schedule.chunks, " chunks");
-    if (slot.region == Region::scratch &&
-        (slot.scratch_index < 0 || slot.scratch_index >= rank.schedule.scratch_chunks))
-      refuse(where(id, slot.chunk), "scratch cell ", slot.scratch_index, " of ",
-             rank.schedule.scratch_chunks);
+    if (ref.region == Region::input && rank.inputs.index_of(ref.number) < 0)
+      refuse(where(id, ref.number), "this rank's input does not hold it");
+    if (ref.region == Region::output && rank.outputs.index_of(ref.number) < 0)
+      refuse(where(id, ref.number), "this rank's output does not hold it");
+    if (ref.number < 0 || ref.number >= rank.schedule.chunks)
+      refuse(where(id, ref.number), "there are ", rank.schedule.chunks, " chunks");
+    if (ref.region == Region::scratch && (ref.cell < 0 || ref.cell >= rank.schedule.scratch_cells))
+      refuse(where(id, ref.number), "scratch cell ", ref.cell, " of ", rank.schedule.scratch_cells);
   }
 
-  int locate(int r, ChunkRef slot) const {
+  int locate(int r, ChunkRef ref) const {
     const Rank& rank = ranks_[r];
-    const int as_input = rank.inputs.index_of(slot.chunk);
+    const int as_input = rank.inputs.index_of(ref.number);
     int offset = rank.inputs.count;
-    if (slot.region == Region::input || (slot.region == Region::output && in_place_ && as_input >= 0))
+    if (ref.region == Region::input || (ref.region == Region::output && in_place_ && as_input >= 0))
       offset = as_input;
-    else if (slot.region == Region::output)
-      offset += rank.outputs.index_of(slot.chunk);
+    else if (ref.region == Region::output)
+      offset += rank.outputs.index_of(ref.number);
     else
-      offset += rank.outputs.count + slot.scratch_index;
+      offset += rank.outputs.count + ref.cell;
     return rank.first_location + offset;
   }
 
@@ -301,7 +299,7 @@ class Verifier {
     for (int id = 0; id < static_cast<int>(nodes_.size()); ++id) {
       if (nodes_[id].step->kind != Step::reduce) continue;
       nodes_[id].partner = static_cast<int>(messages_.size());
-      for (const Operand& term : nodes_[id].step->terms) {
+      for (const Operand& term : nodes_[id].step->operands) {
         int& head = first[std::max(0, term.peer) * size_ + nodes_[id].rank];
         messages_.push_back(term.peer < 0 ? -1 : head);
         if (term.peer < 0) continue;
@@ -311,14 +309,14 @@ class Verifier {
     }
     for (int head : first)
       if (head >= 0)
-        refuse(where(head, nodes_[head].step->slot.chunk), "rank ", nodes_[head].step->peer,
+        refuse(where(head, nodes_[head].step->chunk.number), "rank ", nodes_[head].step->peer,
                " never receives this message");
   }
 
   void match(int send, int combine, int peer) {
-    const int chunk = nodes_[combine].step->slot.chunk;
+    const int chunk = nodes_[combine].step->chunk.number;
     if (send < 0) refuse(where(combine, chunk), "rank ", peer, " sends no message for this");
-    const int sent = nodes_[send].step->slot.chunk;
+    const int sent = nodes_[send].step->chunk.number;
     if (sent != chunk)
       refuse(where(combine, chunk), "rank ", peer, " sends chunk ", sent, " for it (its step ",
              nodes_[send].index, ")");
@@ -338,10 +336,10 @@ class Verifier {
     const int end = begin + static_cast<int>(ranks_[r].schedule.steps.size());
     for (int id = begin; id < end; ++id) {
       const Step& step = *nodes_[id].step;
-      if (step.kind == Step::send) read(id, locate(r, step.slot));
-      for (const Operand& term : step.terms)
+      if (step.kind == Step::send) read(id, locate(r, step.chunk));
+      for (const Operand& term : step.operands)
         if (term.peer < 0) read(id, locate(r, term.chunk));
-      if (step.kind == Step::reduce) write(id, locate(r, step.slot));
+      if (step.kind == Step::reduce) write(id, locate(r, step.chunk));
     }
   }
 
@@ -385,10 +383,10 @@ class Verifier {
   void complete_node(int id) {
     const Node& node = nodes_[id];
     Value result = fold(id);
-    locations_[locate(node.rank, node.step->slot)].value = result;
+    locations_[locate(node.rank, node.step->chunk)].value = result;
     rounds_ = std::max(rounds_, result.rounds);
     if (collective_ == Collective::barrier) note_received(ranks_[node.rank], result.plain);
-    for (std::size_t t = 0; t < node.step->terms.size(); ++t)
+    for (std::size_t t = 0; t < node.step->operands.size(); ++t)
       if (const int message = messages_[node.partner + t]; message >= 0) finish(message);
     finish(id);
   }
@@ -396,16 +394,17 @@ class Verifier {
   Value fold(int id) {
     const Step& step = *nodes_[id].step;
     Value sum;
-    for (std::size_t t = 0; t < step.terms.size(); ++t) {
+    for (std::size_t t = 0; t < step.operands.size(); ++t) {
       const int message = messages_[nodes_[id].partner + t];
-      Value term = message >= 0 ? fetch(message, nodes_[message].step->slot) : fetch(id, step.terms[t].chunk);
+      Value term =
+          message >= 0 ? fetch(message, nodes_[message].step->chunk) : fetch(id, step.operands[t].chunk);
       if (message >= 0) nodes_[message].sent = term, ++term.rounds;
-      if (term.finished && (step.final || step.terms.size() > 1))
-        refuse(where(id, step.slot.chunk), "a finished result is reduced again");
+      if (term.finished && (step.final || step.operands.size() > 1))
+        refuse(where(id, step.chunk.number), "a finished result is reduced again");
       sum = t == 0 ? term : add(id, sum, term);
     }
     if (step.final) sum.exact = expressions_.finished(sum.exact);
-    if (step.final || step.terms.size() > 1) sum.exact = expressions_.stored(sum.exact);
+    if (step.final || step.operands.size() > 1) sum.exact = expressions_.stored(sum.exact);
     sum.finished |= step.final;
     return sum;
   }
@@ -418,10 +417,10 @@ class Verifier {
             std::max(a.rounds, b.rounds), false};
   }
 
-  const Value& fetch(int id, ChunkRef slot) const {
-    const Value& value = locations_[locate(nodes_[id].rank, slot)].value;
-    if (value.chunk < 0) refuse(where(id, slot.chunk), "is read before it was written");
-    if (value.chunk != slot.chunk) refuse(where(id, slot.chunk), "its cell holds chunk ", value.chunk);
+  const Value& fetch(int id, ChunkRef ref) const {
+    const Value& value = locations_[locate(nodes_[id].rank, ref)].value;
+    if (value.chunk < 0) refuse(where(id, ref.number), "is read before it was written");
+    if (value.chunk != ref.number) refuse(where(id, ref.number), "its cell holds chunk ", value.chunk);
     return value;
   }
 
@@ -448,7 +447,7 @@ class Verifier {
     for (int before = 0; before < static_cast<int>(nodes_.size()); ++before)
       for (int e = nodes_[before].first_edge; e >= 0 && !nodes_[before].done; e = edges_[e].next)
         if (edges_[e].to == id) return before;
-    for (std::size_t t = 0; t < node.step->terms.size(); ++t)
+    for (std::size_t t = 0; t < node.step->operands.size(); ++t)
       if (const int m = messages_[node.partner + t]; m >= 0 && nodes_[m].pending > 0) return m;
     return id;
   }
@@ -465,7 +464,7 @@ class Verifier {
       text +=
           concat(i ? " waits for " : "", "rank ", node.rank, ", step ", node.index,
                  node.step->kind == Step::send ? concat(" (send to ", node.step->peer, ")") : std::string{},
-                 ", chunk ", node.step->slot.chunk);
+                 ", chunk ", node.step->chunk.number);
     }
     refuse(text, cycle.size() > 6 ? " waits for …" : "");
   }

@@ -69,11 +69,11 @@ class CriticalPath {
       rank.clock.messages += begins, rank.clock.bytes += chunk_;
       wire(r, s.peer).messages.push_back(rank.clock);
     } else {
-      for (const Operand& t : s.terms)
+      for (const Operand& t : s.operands)
         if (t.peer >= 0 && wire(t.peer, r).empty()) return false;
-      for (const Operand& t : s.terms)
+      for (const Operand& t : s.operands)
         if (t.peer >= 0) receive(rank, wire(t.peer, r));
-      rank.clock.read += chunk_ * static_cast<double>(s.terms.size());
+      rank.clock.read += chunk_ * static_cast<double>(s.operands.size());
     }
     ++rank.next;
     return true;

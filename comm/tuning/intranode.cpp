@@ -173,6 +173,7 @@ class Resolver {
     entry.schedule = rule.is_schedule ? &find_algorithm(rule.collective, algorithm) : nullptr;
     entry.two_shot = !rule.is_schedule && algorithm == "two_shot";
     entry.chunk = rule.chunk;
+    entry.slice = rule.slice;
     entry.reason = reason(rule);
   }
 
@@ -188,8 +189,9 @@ class Resolver {
 
 bool IntranodeAlgorithm::same_algorithm(const IntranodeAlgorithm& o) const {
   return schedule == o.schedule && two_shot == o.two_shot && try_zero_copy == o.try_zero_copy &&
-         forced == o.forced && single_copy == o.single_copy && chunk == o.chunk && reason == o.reason &&
-         zero_copy_reason == o.zero_copy_reason && single_copy_reason == o.single_copy_reason;
+         forced == o.forced && single_copy == o.single_copy && chunk == o.chunk && slice == o.slice &&
+         reason == o.reason && zero_copy_reason == o.zero_copy_reason &&
+         single_copy_reason == o.single_copy_reason;
 }
 
 IntranodeTuningTable::IntranodeTuningTable(int size) : IntranodeTuningTable(size, {}, "", {}, true) {}

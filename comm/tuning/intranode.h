@@ -30,6 +30,7 @@ struct IntranodeAlgorithm {
   SingleCopyPolicy single_copy = SingleCopyPolicy::never;  ///< otherwise
   bool forced = false;    ///< exchange handles at every call, without backoff
   std::size_t chunk = 0;  ///< bytes; 0: chosen by plan_call()
+  std::size_t slice = 0;  ///< of `schedule`: bytes; 0: default_slice_bytes
   std::string reason, zero_copy_reason, single_copy_reason;
 
   bool same_algorithm(const IntranodeAlgorithm&) const;

@@ -144,7 +144,7 @@ SelectedAlgorithm select_by_rule(const SelectionQuery& q) {
     for (const Rule& rule : rules) {
       if (!matches(rule, query)) continue;
       const Algorithm& algorithm = find_algorithm(q.collective, rule.algorithm);
-      if (allowed(algorithm, q)) return {&algorithm, rule.chunk, &rule};
+      if (allowed(algorithm, q)) return {&algorithm, rule.slice, &rule};
     }
   fail(Errc::invalid_argument, name(q.collective), " takes no algorithm");
 }

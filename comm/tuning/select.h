@@ -25,7 +25,7 @@ struct SelectionQuery {
 
 struct SelectedAlgorithm {
   const Algorithm* algorithm;
-  std::size_t chunk = 0;             ///< bytes of a slice; 0: default_slice_bytes
+  std::size_t slice = 0;             ///< bytes; 0: default_slice_bytes
   const TuningRule* rule = nullptr;  ///< the rule that matched; null: forced
 };
 
@@ -33,7 +33,7 @@ struct SelectedAlgorithm {
 /// exist, requires contiguous nodes that the group does not have or, with `deterministic`, does not reduce in
 /// rank order.
 const Algorithm& select(const SelectionQuery&);
-/// The same, with chunk size and rule.
+/// The same, with size of a slice and rule.
 SelectedAlgorithm select_by_rule(const SelectionQuery&);
 /// The rules of the built-in table, in order.
 std::span<const TuningRule> built_in_rules();

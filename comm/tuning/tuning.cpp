@@ -137,6 +137,9 @@ class Parser {
            "' for the place '", words[1], "'; choose one of ", algorithm_choices(r.collective, r.scope));
     }
     that(named, "no algorithm; choose one of ", algorithm_choices(r.collective, r.scope));
+    const bool is_schedule = r.is_schedule || !is_intra_node(r.scope);
+    that(!r.chunk || !is_schedule, "chunk=B is of the intra-node engine; a schedule takes slice=B");
+    that(!r.slice || is_schedule, "slice=B is of a schedule; the intra-node engine takes chunk=B");
     tuning_.rules.push_back(r);
   }
 
@@ -163,6 +166,11 @@ class Parser {
       that(bytes.has_value(), "'", text, "' in '", word, "' is no size; write bytes, or as many K, M or G");
       return *bytes;
     };
+    const auto pipelined_size = [&](std::string_view text) {
+      const std::size_t bytes = size(text);
+      that(bytes >= 64 && bytes % 64 == 0, "'", word, "' is no multiple of 64");
+      return bytes;
+    };
     const auto ranks = [&](std::string_view text) {
       const auto n = number<int>(text);
       that(n && *n >= 1, "'", text, "' in '", word, "' is no number of ranks");
@@ -175,8 +183,9 @@ class Parser {
     } else if (const auto t = after(word, "traffic<=")) {
       r.max_traffic = size(*t);
     } else if (const auto c = after(word, "chunk=")) {
-      r.chunk = size(*c);
-      that(r.chunk >= 64 && r.chunk % 64 == 0, "'", word, "' is no multiple of 64");
+      r.chunk = pipelined_size(*c);
+    } else if (const auto s = after(word, "slice=")) {
+      r.slice = pipelined_size(*s);
     } else if (const auto max_text = after(word, "ranks<=")) {
       r.max_ranks = ranks(*max_text);
     } else if (const auto min_text = after(word, "ranks>=")) {
@@ -185,7 +194,7 @@ class Parser {
       r.max_ranks = r.min_ranks = ranks(*n);
     } else {
       that(false, "'", word, "' is no condition; there are ranks=N, ranks<=N, ranks>=N, bytes<=B, bytes>B, ",
-           "traffic<=B and chunk=B");
+           "traffic<=B, chunk=B and slice=B");
     }
   }
 
@@ -263,7 +272,8 @@ std::string Tuning::text() const {
   for (const TuningRule& r : rules)
     text += concat(rz::name(r.collective), " ", place(r.scope).name, conditions(r), " ",
                    r.is_schedule ? schedule_override : "", r.algorithm,
-                   r.chunk ? " chunk=" + exact_bytes(r.chunk) : "", "\n");
+                   r.chunk ? " chunk=" + exact_bytes(r.chunk) : "",
+                   r.slice ? " slice=" + exact_bytes(r.slice) : "", "\n");
   return text;
 }
 

@@ -11,7 +11,8 @@
 ///     all_reduce intra_node_registered ranks=2 bytes<=4K staged
 ///     all_reduce inter_node ranks<=8 bytes<=16K tree
 ///
-/// A rule is a collective, a scope, conditions, an algorithm, and optionally a chunk size. The first rule
+/// A rule is a collective, a scope, conditions, an algorithm, and optionally the size of a chunk (`chunk=`,
+/// intra-node engine) or of a slice (`slice=`, schedules). The first rule
 /// that matches wins; with `deterministic`, rules whose algorithm does not reduce in rank order are skipped.
 /// Bytes are of the whole buffer, the larger of a rank's input and output. Scopes:
 ///   intra_node             the ranks of one node, by the intra-node engine: "one_shot" and "two_shot" for
@@ -73,7 +74,8 @@ struct TuningRule {
   std::size_t max_traffic = any_bytes;
   std::size_t min_bytes = 0;  ///< exclusive, unless 0: matches larger buffers only
   int min_ranks = 1;
-  std::size_t chunk = 0;     ///< bytes, a multiple of 64; 0: the executor's or engine's default
+  std::size_t chunk = 0;     ///< of the intra-node engine: bytes, a multiple of 64; 0: its default
+  std::size_t slice = 0;     ///< of a schedule: bytes, a multiple of 64; 0: default_slice_bytes
   bool is_schedule = false;  ///< scope intra_node: a schedule, run by the executor
   Source source = Source::built_in;
 };

@@ -91,14 +91,14 @@ struct Mutant {
   const Algorithm* algorithm;
   int rank, step;
 } mutant;
-Schedule without_a_step(RankContext seat) {
-  Schedule s = mutant.algorithm->schedule(seat);
-  if (seat.rank == mutant.rank) s.steps.erase(s.steps.begin() + mutant.step);
+Schedule without_a_step(RankContext context) {
+  Schedule s = mutant.algorithm->schedule(context);
+  if (context.rank == mutant.rank) s.steps.erase(s.steps.begin() + mutant.step);
   return s;
 }
-Schedule with_a_step_twice(RankContext seat) {
-  Schedule s = mutant.algorithm->schedule(seat);
-  if (seat.rank == mutant.rank) s.steps.insert(s.steps.begin() + mutant.step, s.steps[mutant.step]);
+Schedule with_a_step_twice(RankContext context) {
+  Schedule s = mutant.algorithm->schedule(context);
+  if (context.rank == mutant.rank) s.steps.insert(s.steps.begin() + mutant.step, s.steps[mutant.step]);
   return s;
 }
 
@@ -113,7 +113,7 @@ TEST_P(EveryAlgorithm, NeedsEachOfItsSteps) {
         mutant = {&a, rank, step};
         ASSERT_FALSE(verify(without_a_step, a.collective, size, 0, InPlace::none, host))
             << rank << ' ' << step;
-        const bool talks = std::any_of(whole.steps[step].terms.begin(), whole.steps[step].terms.end(),
+        const bool talks = std::any_of(whole.steps[step].operands.begin(), whole.steps[step].operands.end(),
                                        [](const Operand& t) { return t.peer >= 0; });
         if (talks || whole.steps[step].kind == Step::send) {
           ASSERT_FALSE(verify(with_a_step_twice, a.collective, size, 0, InPlace::none, host))
@@ -164,9 +164,10 @@ TEST(Algorithms, RoundsAreThoseOfTheLiterature) {
 }
 
 /// Chunk-sized messages that a rank sends: the algorithm's traffic.
-int messages_sent(Collective c, const char* algorithm, RankContext seat) {
+int messages_sent(Collective c, const char* algorithm, RankContext context) {
   int sent = 0;
-  for (const Step& step : find_algorithm(c, algorithm).schedule(seat).steps) sent += step.kind == Step::send;
+  for (const Step& step : find_algorithm(c, algorithm).schedule(context).steps)
+    sent += step.kind == Step::send;
   return sent;
 }
 

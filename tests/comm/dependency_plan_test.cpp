@@ -18,7 +18,7 @@ DependencyPlan plan_of(const char* algorithm, bool in_place) {
 
 bool uses_scratch(const DependencyPlan& plan) {
   return std::any_of(plan.steps.begin(), plan.steps.end(),
-                     [](const auto& s) { return s.step.slot.region == Region::scratch; });
+                     [](const auto& s) { return s.step.chunk.region == Region::scratch; });
 }
 
 // In place the sum must not overwrite data that peers have not read yet; otherwise it needs no copy.
@@ -28,8 +28,8 @@ TEST(DependencyPlan, ASumGoesStraightToTheOutputUnlessThatIsTheInput) {
   EXPECT_FALSE(uses_scratch(apart));
   EXPECT_TRUE(uses_scratch(in_place));
   const Step& sum = apart.steps.back().step;
-  EXPECT_EQ(sum.slot, output(0));
-  EXPECT_EQ(sum.terms.size(), 3u);
+  EXPECT_EQ(sum.chunk, output(0));
+  EXPECT_EQ(sum.operands.size(), 3u);
   EXPECT_TRUE(sum.final);
   EXPECT_TRUE(apart.steps.back().after.empty()) << "it writes what nobody reads";
   for (int peer : {0, 2}) EXPECT_EQ(apart.receives[static_cast<std::size_t>(peer)].size(), 1u);

@@ -133,27 +133,27 @@ std::size_t wrong(const std::vector<T>& got, const std::vector<T>& want) {
 
 constexpr std::size_t count = 10'007;
 
-Schedule receives_then_adds_two_slots(RankContext seat) {
-  if (seat.rank == 0) return {.steps = {send(1, input(0)), recv(output(0), 1)}};
+Schedule receives_then_adds_two_chunks(RankContext context) {
+  if (context.rank == 0) return {.steps = {send(1, input(0)), recv(output(0), 1)}};
   return {
-      .scratch_chunks = 1,
+      .scratch_cells = 1,
       .steps = {recv(scratch(0, 0), 0), reduce_step(output(0), {local(scratch(0, 0)), local(input(0))}, true),
                 send(0, output(0))}};
 }
 
-TEST(ScheduleExecutor, ASumOfTwoSlotsThatFollowsAReceiveGoesByWholeElements) {
-  ASSERT_TRUE(verify(receives_then_adds_two_slots, Collective::all_reduce, 2, 0, InPlace::none));
+TEST(ScheduleExecutor, ASumOfTwoChunksThatFollowsAReceiveGoesByWholeElements) {
+  ASSERT_TRUE(verify(receives_then_adds_two_chunks, Collective::all_reduce, 2, 0, InPlace::none));
   for (const bool in_place : {false, true}) {
-    const auto out = run<double>(receives_then_adds_two_slots, ReduceOp::sum, count, {in_place, in_place});
+    const auto out = run<double>(receives_then_adds_two_chunks, ReduceOp::sum, count, {in_place, in_place});
     for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<double>(count)), 0u);
   }
 }
 
 /// In place, rank 0's sum overwrites data that rank 1 reads, a few bytes at a time.
-Schedule overwrites_what_it_sent(RankContext seat) {
-  if (seat.rank == 0)
+Schedule overwrites_what_it_sent(RankContext context) {
+  if (context.rank == 0)
     return {.steps = {send(1, input(0)), reduce_step(output(0), {local(input(0)), from(1)}, true)}};
-  return {.scratch_chunks = 1,
+  return {.scratch_cells = 1,
           .steps = {recv(scratch(0, 0), 0), send(0, input(0)),
                     reduce_step(output(0), {local(scratch(0, 0)), local(input(0))}, true)}};
 }
@@ -165,28 +165,28 @@ TEST(ScheduleExecutor, ASumOverWhatIsStillBeingSentGoesByWholeElements) {
 }
 
 /// A separate step averages data that both ranks receive with data of rank 1.
-Schedule divides_in_a_step_of_one_term(RankContext seat) {
-  if (seat.rank == 0) return {.steps = {send(1, input(0)), reduce_step(output(0), {from(1)}, true)}};
-  return {.scratch_chunks = 1,
+Schedule divides_in_a_step_of_one_operand(RankContext context) {
+  if (context.rank == 0) return {.steps = {send(1, input(0)), reduce_step(output(0), {from(1)}, true)}};
+  return {.scratch_cells = 1,
           .steps = {reduce_step(scratch(0, 0), {from(0), local(input(0))}), send(0, scratch(0, 0)),
                     reduce_step(output(0), {local(scratch(0, 0))}, true)}};
 }
 
 template <class T>
 void expect_averages() {
-  const auto out = run<T>(divides_in_a_step_of_one_term, ReduceOp::avg, count, {false, false});
+  const auto out = run<T>(divides_in_a_step_of_one_operand, ReduceOp::avg, count, {false, false});
   for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<T>(count, 2)), 0u) << name(dtype_of<T>);
 }
 
-TEST(ScheduleExecutor, AFinalStepOfOneTermDivides) {
-  ASSERT_TRUE(verify(divides_in_a_step_of_one_term, Collective::all_reduce, 2, 0, InPlace::none));
+TEST(ScheduleExecutor, AFinalStepOfOneOperandDivides) {
+  ASSERT_TRUE(verify(divides_in_a_step_of_one_operand, Collective::all_reduce, 2, 0, InPlace::none));
   expect_averages<float>();
   expect_averages<double>();
   expect_averages<bf16>();
   expect_averages<f16>();
   expect_averages<std::int32_t>();
   expect_averages<std::int64_t>();
-  const auto out = run<float>(divides_in_a_step_of_one_term, ReduceOp::sum, count, {false, false});
+  const auto out = run<float>(divides_in_a_step_of_one_operand, ReduceOp::sum, count, {false, false});
   for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<float>(count)), 0u);
 }
 
@@ -214,7 +214,7 @@ TEST(ScheduleExecutor, RanksInPlaceStandBesideRanksThatAreNot) {
 bool moves_by_elements(const DependencyPlan& plan, int step) {
   const DependencyPlan::PlannedStep& s = plan.steps[static_cast<std::size_t>(step)];
   if (s.step.kind == Step::send) return false;
-  if (s.step.terms.size() > 1) return true;
+  if (s.step.operands.size() > 1) return true;
   return !s.remote && std::all_of(s.after.begin(), s.after.end(), [&](const DependencyPlan::Dependency& d) {
     return d.complete || moves_by_elements(plan, d.step);
   });
@@ -226,18 +226,18 @@ int depends_on_the_executor(const DependencyPlan& plan) {
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
     const DependencyPlan::PlannedStep& s = plan.steps[i];
     if (s.step.kind != Step::reduce) continue;
-    if (s.step.terms.size() == 1 && !s.step.final) continue;
+    if (s.step.operands.size() == 1 && !s.step.final) continue;
     const bool odd = std::any_of(s.after.begin(), s.after.end(), [&](const DependencyPlan::Dependency& d) {
       return !d.complete && !moves_by_elements(plan, d.step);
     });
-    if (odd || s.step.terms.size() == 1) return static_cast<int>(i);
+    if (odd || s.step.operands.size() == 1) return static_cast<int>(i);
   }
   return -1;
 }
 
 // So none of them ever had wrong sums when the executor counted bytes there.
 TEST(ScheduleExecutor, NoBuiltInScheduleReducesPartialElements) {
-  for (const ScheduleFunction f : {receives_then_adds_two_slots, divides_in_a_step_of_one_term})
+  for (const ScheduleFunction f : {receives_then_adds_two_chunks, divides_in_a_step_of_one_operand})
     EXPECT_GE(depends_on_the_executor(make_dependency_plan(f({1, 2, 0}), 2, false)), 0);
   EXPECT_GE(depends_on_the_executor(make_dependency_plan(overwrites_what_it_sent({0, 2, 0}), 2, true)), 0);
   for (const Algorithm& a : algorithms())

@@ -11,7 +11,7 @@ namespace {
 
 constexpr auto all_reduce = Collective::all_reduce;
 
-Schedule ring(RankContext seat) { return find_algorithm(all_reduce, "ring").schedule(seat); }
+Schedule ring(RankContext context) { return find_algorithm(all_reduce, "ring").schedule(context); }
 
 void expect_refused(ScheduleFunction broken, Collective c, int size, InPlace in_place, const char* place,
                     const char* why) {
@@ -22,9 +22,9 @@ void expect_refused(ScheduleFunction broken, Collective c, int size, InPlace in_
 }
 
 TEST(Verifier, RefusesSwappedChunksInARing) {
-  const auto swapped = [](RankContext seat) {
-    Schedule s = ring(seat);
-    if (seat.rank == 1) std::swap(s.steps[2].slot, s.steps[4].slot);
+  const auto swapped = [](RankContext context) {
+    Schedule s = ring(context);
+    if (context.rank == 1) std::swap(s.steps[2].chunk, s.steps[4].chunk);
     return s;
   };
   expect_refused(swapped, all_reduce, 4, InPlace::none, "rank 2, step 3, chunk 3",
@@ -32,12 +32,12 @@ TEST(Verifier, RefusesSwappedChunksInARing) {
 }
 
 // Ranks 0 and 1 agree, since x0 + x1 is x1 + x0; rank 2 starts from x2.
-Schedule from_own_data(RankContext seat) {
+Schedule from_own_data(RankContext context) {
   Schedule s;
-  std::vector<Operand> terms{local(input(0))};
-  for (int r = 0; r < seat.size; ++r)
-    if (r != seat.rank) s.steps.push_back(send(r, input(0))), terms.push_back(from(r));
-  s.steps.push_back(reduce_step(output(0), terms, true));
+  std::vector<Operand> operands{local(input(0))};
+  for (int r = 0; r < context.size; ++r)
+    if (r != context.rank) s.steps.push_back(send(r, input(0))), operands.push_back(from(r));
+  s.steps.push_back(reduce_step(output(0), operands, true));
   return s;
 }
 
@@ -53,10 +53,10 @@ TEST(Verifier, RefusesOverwritingUnsentInput) {
 }
 
 TEST(Verifier, RefusesReuseOfScratchBeingSent) {
-  const auto one_cell = [](RankContext seat) {
-    Schedule s = find_algorithm(Collective::reduce_scatter, "ring").schedule(seat);
-    s.scratch_chunks = 1;
-    for (Step& step : s.steps) step.slot.scratch_index = 0;
+  const auto one_cell = [](RankContext context) {
+    Schedule s = find_algorithm(Collective::reduce_scatter, "ring").schedule(context);
+    s.scratch_cells = 1;
+    for (Step& step : s.steps) step.chunk.cell = 0;
     return s;
   };
   EXPECT_TRUE(verify(one_cell, Collective::reduce_scatter, 3, 0, InPlace::none));
@@ -65,8 +65,8 @@ TEST(Verifier, RefusesReuseOfScratchBeingSent) {
 }
 
 TEST(Verifier, RefusesTwoRanksThatWaitForEachOther) {
-  const auto both_receive_first = [](RankContext seat) {
-    const int peer = 1 - seat.rank;
+  const auto both_receive_first = [](RankContext context) {
+    const int peer = 1 - context.rank;
     return Schedule{
         .steps = {reduce_step(output(0), {local(input(0)), from(peer)}, true), send(peer, output(0))}};
   };
@@ -76,16 +76,17 @@ TEST(Verifier, RefusesTwoRanksThatWaitForEachOther) {
 
 TEST(Verifier, NeedsNoBufferAtAll) {
   // A message must not overtake the previous one, which is received only later.
-  const auto overtaking = [](RankContext seat) {
-    if (seat.rank == 0)
+  const auto overtaking = [](RankContext context) {
+    if (context.rank == 0)
       return Schedule{.chunks = 2,
                       .steps = {copy(output(0), input(0)), copy(output(1), input(1)), send(1, input(0)),
                                 send(1, input(1))}};
-    return Schedule{.chunks = 2, .scratch_chunks = 1, .steps = {recv(output(0), 0), recv(output(1), 0)}};
+    return Schedule{.chunks = 2, .scratch_cells = 1, .steps = {recv(output(0), 0), recv(output(1), 0)}};
   };
   EXPECT_TRUE(verify(overtaking, Collective::broadcast, 2, 0, InPlace::none));
-  const auto both_at_once = [](RankContext seat) {
-    if (seat.rank == 0) return Schedule{.steps = {send(1, input(0)), send(1, input(0)), recv(output(0), 1)}};
+  const auto both_at_once = [](RankContext context) {
+    if (context.rank == 0)
+      return Schedule{.steps = {send(1, input(0)), send(1, input(0)), recv(output(0), 1)}};
     return Schedule{.steps = {reduce_step(output(0), {from(0), from(0)}, true), send(0, output(0))}};
   };
   expect_refused(both_at_once, all_reduce, 2, InPlace::none, "rank 0, step 1 (send to 1), chunk 0",
@@ -93,9 +94,9 @@ TEST(Verifier, NeedsNoBufferAtAll) {
 }
 
 TEST(Verifier, RefusesAMissingFinalStep) {
-  const auto never_final = [](RankContext seat) {
-    Schedule s = ring(seat);
-    if (seat.rank == 2)
+  const auto never_final = [](RankContext context) {
+    Schedule s = ring(context);
+    if (context.rank == 2)
       for (Step& step : s.steps) step.final = false;
     return s;
   };
@@ -103,8 +104,8 @@ TEST(Verifier, RefusesAMissingFinalStep) {
 }
 
 TEST(Verifier, RefusesASecondFinalStep) {
-  const auto twice_final = [](RankContext seat) {
-    Schedule s = ring(seat);
+  const auto twice_final = [](RankContext context) {
+    Schedule s = ring(context);
     s.steps.push_back(reduce_step(output(0), {local(output(0))}, true));
     return s;
   };
@@ -112,10 +113,11 @@ TEST(Verifier, RefusesASecondFinalStep) {
 }
 
 TEST(Verifier, RefusesADoubleCount) {
-  const auto counted_twice = [](RankContext seat) {
-    if (seat.rank == 1) return Schedule{.steps = {send(0, input(0)), send(0, input(0)), recv(output(0), 0)}};
+  const auto counted_twice = [](RankContext context) {
+    if (context.rank == 1)
+      return Schedule{.steps = {send(0, input(0)), send(0, input(0)), recv(output(0), 0)}};
     return Schedule{
-        .scratch_chunks = 1,
+        .scratch_cells = 1,
         .steps = {reduce_step(scratch(0, 0), {local(input(0)), from(1)}),
                   reduce_step(output(0), {local(scratch(0, 0)), from(1)}, true), send(1, output(0))}};
   };
@@ -124,18 +126,18 @@ TEST(Verifier, RefusesADoubleCount) {
 }
 
 TEST(Verifier, RefusesAnUnreceivedMessage) {
-  const auto one_more = [](RankContext seat) {
-    Schedule s = ring(seat);
-    if (seat.rank == 1) s.steps.push_back(send(2, output(1)));
+  const auto one_more = [](RankContext context) {
+    Schedule s = ring(context);
+    if (context.rank == 1) s.steps.push_back(send(2, output(1)));
     return s;
   };
   expect_refused(one_more, all_reduce, 3, InPlace::none, "rank 1, step 8, chunk 1", "rank 2 never receives");
 }
 
 TEST(Verifier, RefusesAnUnmatchedReceive) {
-  const auto one_more = [](RankContext seat) {
-    Schedule s = ring(seat);
-    if (seat.rank == 1) s.steps.push_back(recv(output(1), 0));
+  const auto one_more = [](RankContext context) {
+    Schedule s = ring(context);
+    if (context.rank == 1) s.steps.push_back(recv(output(1), 0));
     return s;
   };
   expect_refused(one_more, all_reduce, 3, InPlace::none, "rank 1, step 8, chunk 1",
@@ -151,8 +153,8 @@ TEST(Verifier, RefusesAMissingContribution) {
 }
 
 TEST(Verifier, RefusesAnOutputThatIsNotWritten) {
-  const auto omits_the_root = [](RankContext seat) {
-    if (seat.rank == 0) return Schedule{.steps = {send(1, input(0))}};
+  const auto omits_the_root = [](RankContext context) {
+    if (context.rank == 0) return Schedule{.steps = {send(1, input(0))}};
     return Schedule{.steps = {recv(output(0), 0)}};
   };
   EXPECT_TRUE(verify(omits_the_root, Collective::broadcast, 2, 0, InPlace::all));
@@ -162,11 +164,11 @@ TEST(Verifier, RefusesAnOutputThatIsNotWritten) {
 
 // The same sum, but a 16-bit float is rounded once on one rank and twice on the other.
 TEST(Verifier, RefusesRanksThatRoundDifferently) {
-  const auto roundings = [](RankContext seat) {
-    const int a = (seat.rank + 1) % 3, b = (seat.rank + 2) % 3;
-    Schedule s{.scratch_chunks = 1, .steps = {send(a, input(0)), send(b, input(0))}};
-    const auto term = [&](int r) { return r == seat.rank ? local(input(0)) : from(r); };
-    if (seat.rank < 2) {
+  const auto roundings = [](RankContext context) {
+    const int a = (context.rank + 1) % 3, b = (context.rank + 2) % 3;
+    Schedule s{.scratch_cells = 1, .steps = {send(a, input(0)), send(b, input(0))}};
+    const auto term = [&](int r) { return r == context.rank ? local(input(0)) : from(r); };
+    if (context.rank < 2) {
       s.steps.push_back(reduce_step(output(0), {term(0), term(1), term(2)}, true));
     } else {
       s.steps.push_back(reduce_step(scratch(0, 0), {term(0), term(1)}));
@@ -179,8 +181,8 @@ TEST(Verifier, RefusesRanksThatRoundDifferently) {
 }
 
 TEST(Verifier, RefusesABarrierThatLetsARankGoEarly) {
-  const auto one_round = [](RankContext seat) {
-    Schedule s = find_algorithm(Collective::barrier, "dissemination").schedule(seat);
+  const auto one_round = [](RankContext context) {
+    Schedule s = find_algorithm(Collective::barrier, "dissemination").schedule(context);
     s.steps.resize(2);
     return s;
   };
@@ -191,7 +193,7 @@ TEST(Verifier, RefusesABarrierThatLetsARankGoEarly) {
 /// One step of a group of 2, after which verification stops.
 template <auto make>
 Schedule only(RankContext) {
-  return {.chunks = 2, .scratch_chunks = 1, .steps = {make()}};
+  return {.chunks = 2, .scratch_cells = 1, .steps = {make()}};
 }
 void expect_refused_step(ScheduleFunction function, Collective c, const char* why) {
   expect_refused(function, c, 2, InPlace::none, "rank 0, step 0, chunk", why);
@@ -223,14 +225,14 @@ TEST(Verifier, RefusesStepsThatMakeNoSense) {
 TEST(Verifier, RefusesScratchThatHoldsAnotherChunk) {
   const auto mistaken = [](RankContext) {
     return Schedule{.chunks = 2,
-                    .scratch_chunks = 1,
+                    .scratch_cells = 1,
                     .steps = {copy(scratch(0, 0), input(0)), copy(output(1), scratch(0, 1))}};
   };
   expect_refused(mistaken, all_reduce, 1, InPlace::none, "rank 0, step 1, chunk 1", "its cell holds chunk 0");
 }
 
 TEST(Verifier, RefusesCutsThatDiffer) {
-  const auto by_rank = [](RankContext seat) { return Schedule{.chunks = seat.rank + 1}; };
+  const auto by_rank = [](RankContext context) { return Schedule{.chunks = context.rank + 1}; };
   expect_refused(by_rank, all_reduce, 2, InPlace::none, "rank 1", "2 chunks, rank 0 into 1");
   expect_refused(by_rank, Collective::all_gather, 2, InPlace::none, "rank 0", "instead of 2");
 }
@@ -245,10 +247,10 @@ TEST(Verifier, RefusesInvalidQueries) {
 
 // Out of place all ranks add x0 and x1, in place x1 and x0. If only one is in place, it sends x1 to a rank
 // that adds x1.
-Schedule right_if_all_are_alike(RankContext seat) {
-  if (seat.rank == 0)
+Schedule right_if_all_are_alike(RankContext context) {
+  if (context.rank == 0)
     return {.steps = {send(1, input(0)), recv(output(0), 1), send(1, input(0)), recv(output(0), 1)}};
-  return {.scratch_chunks = 1,
+  return {.scratch_cells = 1,
           .steps = {recv(scratch(0, 0), 0), send(0, input(0)), copy(output(0), scratch(0, 0)),
                     reduce_step(output(0), {from(0), local(input(0))}, true), send(0, output(0))}};
 }
@@ -263,8 +265,9 @@ TEST(Verifier, RefusesRanksInPlaceBesideOthersWhereTheySendOtherValues) {
 TEST(Verifier, ProvesEachKindOfCallWhereAnyIsPossible) {
   EXPECT_TRUE(verify(from_own_data, all_reduce, 2, 0, InPlace::none));
   expect_refused(from_own_data, all_reduce, 2, InPlace::any, "deadlock", "rank 1, step 0 (send to 0)");
-  const auto only_in_place = [](RankContext seat) {
-    return seat.rank == 0 ? Schedule{.steps = {send(1, input(0))}} : Schedule{.steps = {recv(output(0), 0)}};
+  const auto only_in_place = [](RankContext context) {
+    return context.rank == 0 ? Schedule{.steps = {send(1, input(0))}}
+                             : Schedule{.steps = {recv(output(0), 0)}};
   };
   EXPECT_TRUE(verify(only_in_place, Collective::broadcast, 2, 0, InPlace::all));
   expect_refused(only_in_place, Collective::broadcast, 2, InPlace::any, "rank 0, no step", "never written");
@@ -273,18 +276,18 @@ TEST(Verifier, ProvesEachKindOfCallWhereAnyIsPossible) {
 // Elision of copies keeps each copy that another step needs: a scratch chunk that is also sent, or an output
 // that is read before.
 TEST(Verifier, ProvesSchedulesAsTheyRun) {
-  const auto sends_the_cell = [](RankContext seat) {
-    if (seat.rank == 0) return Schedule{.steps = {send(1, input(0)), recv(output(0), 1)}};
-    return Schedule{.scratch_chunks = 1,
+  const auto sends_the_cell = [](RankContext context) {
+    if (context.rank == 0) return Schedule{.steps = {send(1, input(0)), recv(output(0), 1)}};
+    return Schedule{.scratch_cells = 1,
                     .steps = {reduce_step(scratch(0, 0), {from(0), local(input(0))}, true),
                               copy(output(0), scratch(0, 0)), send(0, scratch(0, 0))}};
   };
   EXPECT_EQ(verify(sends_the_cell, all_reduce, 2, 0, InPlace::any).error, "");
-  const auto reads_the_output = [](RankContext seat) {
-    if (seat.rank == 0)
+  const auto reads_the_output = [](RankContext context) {
+    if (context.rank == 0)
       return Schedule{.steps = {send(1, input(0)), reduce_step(output(0), {local(input(0)), from(1)}, true)}};
     return Schedule{
-        .scratch_chunks = 1,
+        .scratch_cells = 1,
         .steps = {copy(output(0), input(0)), reduce_step(scratch(0, 0), {from(0), local(input(0))}, true),
                   send(0, output(0)), copy(output(0), scratch(0, 0))}};
   };
@@ -292,21 +295,21 @@ TEST(Verifier, ProvesSchedulesAsTheyRun) {
 }
 
 TEST(Verifier, ElidesScratchCopies) {
-  Schedule s{.scratch_chunks = 1,
+  Schedule s{.scratch_cells = 1,
              .steps = {reduce_step(scratch(0, 0), {local(input(0)), from(1)}, true), send(1, input(0)),
                        copy(output(0), scratch(0, 0))}};
   elide_scratch_copies(s);
   ASSERT_EQ(s.steps.size(), 2u);
-  EXPECT_EQ(s.steps[0].slot, output(0));
+  EXPECT_EQ(s.steps[0].chunk, output(0));
   EXPECT_TRUE(s.steps[0].final);
 }
 
 TEST(Verifier, ReportsDepthAndRankOrder) {
-  const auto chain = [](RankContext seat) {
-    if (seat.rank < 2) {
+  const auto chain = [](RankContext context) {
+    if (context.rank < 2) {
       Schedule s;
-      if (seat.rank == 1) s.steps.push_back(reduce_step(output(0), {local(input(0)), from(0)}));
-      s.steps.push_back(send(seat.rank + 1, seat.rank == 0 ? input(0) : output(0)));
+      if (context.rank == 1) s.steps.push_back(reduce_step(output(0), {local(input(0)), from(0)}));
+      s.steps.push_back(send(context.rank + 1, context.rank == 0 ? input(0) : output(0)));
       s.steps.push_back(recv(output(0), 2));
       return s;
     }

@@ -40,9 +40,9 @@ TEST(Select, DeterministicRoundsOnce) {
   for (const SelectionQuery& q : queries()) {
     if (!q.deterministic || !traits(q.collective).reduces || q.size > 65) continue;
     for (const Step& step : select(q).schedule({0, q.size, 0}).steps)
-      if (step.kind == Step::reduce && (step.final || step.terms.size() > 1)) {
+      if (step.kind == Step::reduce && (step.final || step.operands.size() > 1)) {
         EXPECT_TRUE(step.final);
-        EXPECT_EQ(step.terms.size(), static_cast<std::size_t>(q.size));
+        EXPECT_EQ(step.operands.size(), static_cast<std::size_t>(q.size));
       }
   }
 }

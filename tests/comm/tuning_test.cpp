@@ -34,7 +34,7 @@ constexpr const char* every_kind_of_line =
     "all_reduce intra_node schedule:two_shot\n"
     "all_reduce intra_node_registered bytes<=2047 staged\n"
     "all_reduce intra_node_registered zero_copy\n"
-    "all_reduce inter_node ranks>=3 ranks<=8 traffic<=256K one_shot chunk=32K\n"
+    "all_reduce inter_node ranks>=3 ranks<=8 traffic<=256K one_shot slice=32K\n"
     "broadcast any bytes>1K bytes<=1M tree\n"
     "barrier intra_node_schedule dissemination\n";
 
@@ -114,7 +114,10 @@ TEST(Tuning, AWrongLineIsOneError) {
       {"all_reduce inter_node bytes<=99999999999G ring", {"is no size"}},
       {"all_reduce inter_node ranks<=0 ring", {"'0'", "ranks"}},
       {"all_reduce inter_node size<=0 ring", {"'size<=0'", "ranks=N", "chunk=B"}},
-      {"all_reduce inter_node chunk=100 ring", {"multiple of 64"}},
+      {"all_reduce inter_node slice=100 ring", {"multiple of 64"}},
+      {"all_reduce inter_node chunk=64 ring", {"a schedule takes slice=B"}},
+      {"all_reduce intra_node chunk=64 schedule:ring", {"a schedule takes slice=B"}},
+      {"all_reduce intra_node slice=64 two_shot", {"takes chunk=B"}},
       {"link ib alpha=1 beta=1 gamma=1", {"link shm|tcp"}},
       {"link tcp alpha=1 beta=-1 gamma=1", {"'beta=-1'", "beta=US"}},
       {"link tcp alpha=1 gamma=1 beta=1", {"'gamma=1'", "beta=US"}},
@@ -472,7 +475,7 @@ TEST(TuningOfAGroup, RankZerosTableIsUsedByAllRanks) {
 }
 
 TEST(TuningOfAGroup, ChunksAndSchedulesBetweenHosts) {
-  const File file("all_reduce inter_node bytes<=1M chain chunk=4K\nall_gather inter_node ring chunk=64\n");
+  const File file("all_reduce inter_node bytes<=1M chain slice=4K\nall_gather inter_node ring slice=64\n");
   run_ranks(3, [&](int rank, auto store) {
     auto options = quick("tcp");
     options.tuning = file.path();

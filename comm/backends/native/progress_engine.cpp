@@ -121,12 +121,12 @@ AlgorithmChoice ProgressEngine::explain(Collective kind, std::size_t bytes, bool
       return choice;
     }
     return {concat("schedule:", entry.schedule->name), transport_name_,
-            entry.chunk ? entry.chunk : default_slice_bytes, entry.reason};
+            entry.slice ? entry.slice : default_slice_bytes, entry.reason};
   }
   const SelectedAlgorithm s = schedule_for(kind, bytes, rounds_partial_sums(dtype, op));
   const std::string why = s.rule ? source_prefix(*s.rule, options_.tuning.name) + to_string(*s.rule)
                                  : concat("forced: ", name(kind), "=", overrides_.of(kind));
-  return {s.algorithm->name, transport_name_, s.chunk ? s.chunk : default_slice_bytes, why};
+  return {s.algorithm->name, transport_name_, s.slice ? s.slice : default_slice_bytes, why};
 }
 
 // Without the lock, since it copies.
@@ -445,12 +445,12 @@ void ProgressEngine::dispatch(const CollectiveCall& op) {
   const IntranodeAlgorithm* entry = schedule_override(op);
   current_is_intranode_ = intranode_ && !entry;
   if (current_is_intranode_) return intranode_->start(op, sequence_++);
-  if (entry) return run_schedule(op, *entry->schedule, entry->chunk);
+  if (entry) return run_schedule(op, *entry->schedule, entry->slice);
   const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
   const SelectedAlgorithm s =
       schedule_for(op.kind, message_bytes(op.kind, count_per_rank(op, size_) * size_of(dtype), size_),
                    rounds_partial_sums(op));
-  run_schedule(op, *s.algorithm, s.chunk);
+  run_schedule(op, *s.algorithm, s.slice);
 }
 
 /// The tuning entry whose schedule runs the call instead of the intra-node engine; null: none does.

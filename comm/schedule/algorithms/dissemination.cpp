@@ -9,9 +9,9 @@ namespace rz {
 // Cell k stands for all signals up to round k. Reducing the last cell with the message, instead of receiving
 // the message only, makes the next round depend on both.
 Schedule dissemination_barrier(RankContext context) {
-  Schedule s{.scratch_chunks = 1};
-  for (int distance = 1; distance < context.size; distance *= 2, ++s.scratch_chunks) {
-    const int last = s.scratch_chunks - 1;
+  Schedule s{.scratch_cells = 1};
+  for (int distance = 1; distance < context.size; distance *= 2, ++s.scratch_cells) {
+    const int last = s.scratch_cells - 1;
     s.steps.push_back(send(rank_at_distance(context, distance), scratch(last, 0)));
     s.steps.push_back(reduce_step(scratch(last + 1, 0),
                                   {local(scratch(last, 0)), from(rank_at_distance(context, -distance))}));

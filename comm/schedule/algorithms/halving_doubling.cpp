@@ -25,7 +25,7 @@ std::vector<Round> halvings(int size) {
   return rounds;
 }
 
-// `partial(relative chunk)`: slot of the partial sum of a chunk other than the own.
+// `partial(relative chunk)`: where the partial sum of a chunk other than the own is.
 template <class Partial>
 void halve(RankContext context, std::vector<Step>& steps, Partial partial) {
   std::vector<ChunkRef> held;
@@ -42,7 +42,7 @@ void halve(RankContext context, std::vector<Step>& steps, Partial partial) {
   if (context.size == 1) steps.push_back(reduce_step(output(0), {local(input(0))}, true));
 }
 
-// `own`: slot of relative chunk 0, the own one. All others are received into the output.
+// `own`: relative chunk 0, the own one. All others are received into the output.
 void all_gather_doubling(RankContext context, ChunkRef own, std::vector<Step>& steps) {
   const auto rounds = halvings(context.size);
   for (auto round = rounds.rbegin(); round != rounds.rend(); ++round) {
@@ -65,7 +65,7 @@ Schedule halving_doubling_all_reduce(RankContext context) {
 }
 
 Schedule halving_reduce_scatter(RankContext context) {
-  Schedule s{.chunks = context.size, .scratch_chunks = context.size > 3 ? context.size / 2 - 1 : 0};
+  Schedule s{.chunks = context.size, .scratch_cells = context.size > 3 ? context.size / 2 - 1 : 0};
   halve(context, s.steps, [&](int i) { return scratch(i - 1, rank_at_distance(context, i)); });
   return s;
 }

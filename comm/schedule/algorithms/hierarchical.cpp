@@ -28,7 +28,7 @@ std::vector<int> partial_sums(const NodeMap& nodes, int rank, int size) {
   return chunks;
 }
 
-/// `partial(chunk)`: slot of the node's sum at its proxy.
+/// `partial(chunk)`: where the node's sum is at its proxy.
 template <class Partial>
 void reduce_by_node(RankContext context, const NodeMap& nodes, Partial partial, std::vector<Step>& steps) {
   for (const int peer : nodes.local_peers())
@@ -40,12 +40,12 @@ void reduce_by_node(RankContext context, const NodeMap& nodes, Partial partial, 
     if (!alone) steps.push_back(reduce_step(sum, nodes.local_operands(input(c))));
     steps.push_back(send(c, sum));
   }
-  std::vector<Operand> terms;
+  std::vector<Operand> operands;
   for (int h = 0; h < nodes.count(); ++h)
-    if (h != nodes.my_node()) terms.push_back(from(nodes.lane_owner(h, nodes.local_rank())));
+    if (h != nodes.my_node()) operands.push_back(from(nodes.lane_owner(h, nodes.local_rank())));
   const std::vector<Operand> here = nodes.local_operands(input(context.rank));
-  terms.insert(terms.begin(), here.begin(), here.end());
-  steps.push_back(reduce_step(output(context.rank), std::move(terms), true));
+  operands.insert(operands.begin(), here.begin(), here.end());
+  steps.push_back(reduce_step(output(context.rank), std::move(operands), true));
 }
 
 /// The chunks of another node for which a rank of this node is the proxy.
@@ -76,7 +76,7 @@ void gather_by_node(RankContext context, const NodeMap& nodes, ChunkRef own, std
 
 }  // namespace
 
-// Partial sums are kept in output slots, which receive the results of other ranks later.
+// Partial sums are kept in output chunks, which receive the results of other ranks later.
 Schedule hierarchical_all_reduce(RankContext context) {
   const NodeMap nodes(context);
   Schedule s{.chunks = context.size};
@@ -90,7 +90,7 @@ Schedule hierarchical_reduce_scatter(RankContext context) {
   const NodeMap nodes(context);
   Schedule s{.chunks = context.size};
   reduce_by_node(
-      context, nodes, [&](int chunk) { return scratch(s.scratch_chunks++, chunk); }, s.steps);
+      context, nodes, [&](int chunk) { return scratch(s.scratch_cells++, chunk); }, s.steps);
   return s;
 }
 

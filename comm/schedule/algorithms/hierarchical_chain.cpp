@@ -30,11 +30,12 @@ void send_to_owners(const NodeMap& nodes, ChunksOf chunks_of, std::vector<Step>&
 /// One node's part of the chain in lane `lane`: adds this node's contributions to the sum of the previous
 /// nodes, into `sum`, and sends it to the next node.
 void reduce_node(const NodeMap& nodes, int lane, ChunkRef sum, std::vector<Step>& steps) {
-  std::vector<Operand> terms = nodes.local_operands(input(sum.chunk));
-  const bool nothing_to_add = nodes.my_node() == 0 && terms.size() == 1 && !nodes.last();
-  if (nothing_to_add) return steps.push_back(send(nodes.lane_owner(1, lane), input(sum.chunk)));
-  if (nodes.my_node() > 0) terms.insert(terms.begin(), from(nodes.lane_owner(nodes.my_node() - 1, lane)));
-  steps.push_back(reduce_step(sum, std::move(terms), nodes.last()));
+  std::vector<Operand> operands = nodes.local_operands(input(sum.number));
+  const bool nothing_to_add = nodes.my_node() == 0 && operands.size() == 1 && !nodes.last();
+  if (nothing_to_add) return steps.push_back(send(nodes.lane_owner(1, lane), input(sum.number)));
+  if (nodes.my_node() > 0)
+    operands.insert(operands.begin(), from(nodes.lane_owner(nodes.my_node() - 1, lane)));
+  steps.push_back(reduce_step(sum, std::move(operands), nodes.last()));
   if (!nodes.last()) steps.push_back(send(nodes.lane_owner(nodes.my_node() + 1, lane), sum));
 }
 
@@ -123,7 +124,7 @@ Schedule hierarchical_chain_reduce_scatter(RankContext context) {
   send_to_owners(nodes, chunks_of, s.steps);
   for (const int c : chunks_of(context.rank)) {
     const bool own = nodes.last() && c == context.rank;
-    const ChunkRef sum = own ? output(c) : scratch(s.scratch_chunks++, c);
+    const ChunkRef sum = own ? output(c) : scratch(s.scratch_cells++, c);
     reduce_node(nodes, nodes.index_of(c), sum, s.steps);
     if (nodes.last() && !own) s.steps.push_back(send(c, sum));
   }
@@ -141,7 +142,7 @@ Schedule hierarchical_chain_reduce(RankContext context) {
   send_to_owners(nodes, chunks_of, s.steps);
   for (const int c : chunks_of(context.rank)) {
     const bool own = nodes.last() && root;
-    const ChunkRef sum = own ? output(c) : scratch(s.scratch_chunks++, c);
+    const ChunkRef sum = own ? output(c) : scratch(s.scratch_cells++, c);
     reduce_node(nodes, c, sum, s.steps);
     if (nodes.last() && !own) s.steps.push_back(send(context.root, sum));
   }

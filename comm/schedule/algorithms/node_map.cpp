@@ -41,9 +41,9 @@ std::vector<int> NodeMap::local_peers(bool backwards) const {
 }
 
 std::vector<Operand> NodeMap::local_operands(ChunkRef mine) const {
-  std::vector<Operand> terms;
-  for (const int r : ranks(my_node_)) terms.push_back(r == rank_ ? local(mine) : from(r));
-  return terms;
+  std::vector<Operand> operands;
+  for (const int r : ranks(my_node_)) operands.push_back(r == rank_ ? local(mine) : from(r));
+  return operands;
 }
 
 }  // namespace rz

@@ -18,7 +18,7 @@ void all_gather_around_ring(RankContext context, ChunkRef own, std::vector<Step>
   }
 }
 
-// `partial(round, chunk)`: slot of the sum of a round until it is sent.
+// `partial(round, chunk)`: where the sum of a round is until it is sent.
 template <class Partial>
 void reduce_around_ring(RankContext context, std::vector<Step>& steps, Partial partial) {
   ChunkRef carried = input(rank_at_distance(context, -1));
@@ -45,7 +45,7 @@ Schedule ring_all_reduce(RankContext context) {
 // The output holds the own chunk only, so partial sums use scratch: two cells alternately, since with one
 // cell every rank would wait for its successor to receive a sum before it could compute the next.
 Schedule ring_reduce_scatter(RankContext context) {
-  Schedule s{.chunks = context.size, .scratch_chunks = context.size > 2 ? 2 : 0};
+  Schedule s{.chunks = context.size, .scratch_cells = context.size > 2 ? 2 : 0};
   reduce_around_ring(context, s.steps, [](int round, int chunk) { return scratch(round % 2, chunk); });
   return s;
 }

@@ -12,10 +12,10 @@ inline int rank_at_distance(RankContext context, int distance) {
 
 /// The operands x0, x1, …, x(n-1): the next message of every peer, and `mine` in this rank's place.
 inline std::vector<Operand> rank_ordered_operands(RankContext context, ChunkRef mine) {
-  std::vector<Operand> terms;
-  terms.reserve(static_cast<std::size_t>(context.size));
-  for (int r = 0; r < context.size; ++r) terms.push_back(r == context.rank ? local(mine) : from(r));
-  return terms;
+  std::vector<Operand> operands;
+  operands.reserve(static_cast<std::size_t>(context.size));
+  for (int r = 0; r < context.size; ++r) operands.push_back(r == context.rank ? local(mine) : from(r));
+  return operands;
 }
 
 }  // namespace rz

@@ -28,10 +28,10 @@ Node node_of(RankContext context) {
 // A leaf sends its input; others reduce it with their children's sums into `sum`.
 void reduce_up(const Node& node, ChunkRef sum, std::vector<Step>& steps) {
   const bool root = node.parent < 0;
-  std::vector<Operand> terms{local(input(0))};
-  for (int child : node.children) terms.push_back(from(child));
-  const bool leaf = terms.size() == 1 && !root;
-  if (!leaf) steps.push_back(reduce_step(sum, std::move(terms), root));
+  std::vector<Operand> operands{local(input(0))};
+  for (int child : node.children) operands.push_back(from(child));
+  const bool leaf = operands.size() == 1 && !root;
+  if (!leaf) steps.push_back(reduce_step(sum, std::move(operands), root));
   if (!root) steps.push_back(send(node.parent, leaf ? input(0) : sum));
 }
 
@@ -55,7 +55,7 @@ Schedule tree_all_reduce(RankContext context) {
 Schedule tree_reduce(RankContext context) {
   const Node node = node_of(context);
   const bool in_between = node.parent >= 0 && !node.children.empty();
-  Schedule s{.scratch_chunks = in_between ? 1 : 0};
+  Schedule s{.scratch_cells = in_between ? 1 : 0};
   reduce_up(node, in_between ? scratch(0, 0) : output(0), s.steps);
   return s;
 }

@@ -36,7 +36,7 @@ Schedule linear_reduce_scatter(RankContext context) {
 // Only the root receives the results.
 Schedule two_shot_reduce(RankContext context) {
   const bool root = context.rank == context.root;
-  Schedule s{.chunks = context.size, .scratch_chunks = root ? 0 : 1};
+  Schedule s{.chunks = context.size, .scratch_cells = root ? 0 : 1};
   const ChunkRef sum = root ? output(context.rank) : scratch(0, context.rank);
   reduce_own_chunk(context, sum, s.steps);
   if (!root) s.steps.push_back(send(context.root, sum));
