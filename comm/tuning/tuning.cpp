@@ -108,7 +108,7 @@ class Parser {
     std::vector<std::string> words;
     for (std::string word; in >> word;) words.push_back(word);
     if (words.empty()) return;
-    words[0] == "link" ? link(words) : rule(words);
+    rule(words);
   }
   Tuning result() && { return std::move(tuning_); }
 
@@ -146,7 +146,7 @@ class Parser {
   Collective collective(const std::string& word) const {
     const auto found = find_collective(word);
     that(found && !algorithm_choices(*found, TuningScope::inter_node).empty(), "'", word,
-         "' is no collective that takes algorithms; choose one of ", collective_choices(), ", or link");
+         "' is no collective that takes algorithms; choose one of ", collective_choices());
     return *found;
   }
 
@@ -198,22 +198,6 @@ class Parser {
     }
   }
 
-  void link(const std::vector<std::string>& words) {
-    const bool known = words.size() == 5 && (words[1] == "shm" || words[1] == "tcp");
-    that(known, "a link is written so: link shm|tcp alpha=US beta=US gamma=US");
-    LinkCost cost;
-    constexpr const char* prefixes[] = {"alpha=", "beta=", "gamma="};
-    double* const values[] = {&cost.alpha, &cost.beta, &cost.gamma};
-    for (std::size_t i = 0; i < 3; ++i) {
-      const auto text = after(words[i + 2], prefixes[i]);
-      const auto value = text ? number<double>(*text) : std::nullopt;
-      that(value && *value >= 0 && *value < 1e9, "'", words[i + 2], "' is not ", prefixes[i],
-           "US, a number of microseconds from 0 on");
-      *values[i] = *value;
-    }
-    (words[1] == "shm" ? tuning_.shm : tuning_.tcp) = cost;
-  }
-
   Tuning tuning_;
   int line_ = 0;
 };
@@ -230,11 +214,6 @@ std::string conditions(const TuningRule& r) {
   if (r.max_bytes != any_bytes) text += " bytes<=" + exact_bytes(r.max_bytes);
   if (r.max_traffic != any_bytes) text += " traffic<=" + exact_bytes(r.max_traffic);
   return text;
-}
-
-std::string link_line(const char* name, const std::optional<LinkCost>& link) {
-  if (!link) return "";
-  return concat("link ", name, " alpha=", link->alpha, " beta=", link->beta, " gamma=", link->gamma, "\n");
 }
 
 }  // namespace
@@ -259,16 +238,14 @@ std::string source_prefix(const TuningRule& r, const std::string& table) {
       return "built-in table: ";
     case Source::file:
       return concat("tuning table ", table, ": ");
-    case Source::interpolated:
-      return concat("between measured groups of ", table, ": ");
-    case Source::model:
-      return concat("cost model of ", table, ": ");
+    case Source::other_size:
+      return concat("tuning table ", table, ", measured with another number of ranks: ");
   }
   return "";
 }
 
 std::string Tuning::text() const {
-  std::string text = link_line("shm", shm) + link_line("tcp", tcp);
+  std::string text;
   for (const TuningRule& r : rules)
     text += concat(rz::name(r.collective), " ", place(r.scope).name, conditions(r), " ",
                    r.is_schedule ? schedule_override : "", r.algorithm,

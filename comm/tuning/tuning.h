@@ -5,7 +5,6 @@
 /// same rules.
 ///
 ///     # comment
-///     link shm alpha=0.41 beta=0.00012 gamma=0.00006
 ///     all_reduce intra_node ranks=2 bytes<=64K one_shot
 ///     all_reduce intra_node ranks=2 two_shot chunk=32K
 ///     all_reduce intra_node_registered ranks=2 bytes<=4K staged
@@ -29,8 +28,7 @@
 ///   inter_node             several nodes: schedules
 ///   multi_rank_nodes       the same, if some node has several ranks
 ///   any                    intra_node_schedule and inter_node
-/// Link lines are parameters of the cost model (comm/tuning/cost_model.h), which selects where no rule
-/// matches, for groups of up to 64 ranks.
+/// Rules of `ranks=N` serve other group sizes, too, for which the file has none (comm/tuning/group_size.h).
 
 #include <cstdint>
 #include <limits>
@@ -60,8 +58,8 @@ constexpr bool is_intra_node(TuningScope where) { return where >= TuningScope::i
 inline constexpr std::size_t any_bytes = std::numeric_limits<std::size_t>::max();
 inline constexpr int any_size = std::numeric_limits<int>::max();
 
-/// Origin of a rule. `interpolated`: between two measured group sizes; `model`: by the cost model.
-enum class Source : std::uint8_t { built_in, file, interpolated, model };
+/// Origin of a rule. `other_size`: a rule of the file for another number of ranks.
+enum class Source : std::uint8_t { built_in, file, other_size };
 
 /// One rule of a table. All conditions must hold; limits are inclusive. `max_traffic` limits buffer bytes
 /// times group size, for algorithms in which a rank sends its whole buffer to every other.
@@ -86,18 +84,11 @@ std::string to_string(const TuningRule&);
 /// file's name.
 std::string source_prefix(const TuningRule&, const std::string& table);
 
-/// Costs of a link in us: alpha per message, beta per byte sent, gamma per byte reduced or copied at the
-/// receiver.
-struct LinkCost {
-  double alpha = 0, beta = 0, gamma = 0;
-};
-
 struct Tuning {
   std::string name;  ///< of the file, for error messages; empty: no table
   std::vector<TuningRule> rules;
-  std::optional<LinkCost> shm, tcp;
 
-  bool empty() const { return rules.empty() && !shm && !tcp; }
+  bool empty() const { return rules.empty(); }
   /// The text form; parse_tuning() restores an equal table from it.
   std::string text() const;
 };

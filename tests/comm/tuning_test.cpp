@@ -14,7 +14,7 @@
 #include "comm/communicator.h"
 #include "comm/core/error.h"
 #include "comm/schedule/chunk_layout.h"
-#include "comm/tuning/cost_model.h"
+#include "comm/tuning/group_size.h"
 #include "comm/tuning/intranode.h"
 #include "comm/tuning/select.h"
 #include "tests/support/error_of.h"
@@ -27,8 +27,6 @@ using test::error_of;
 using test::run_ranks;
 
 constexpr const char* every_kind_of_line =
-    "link shm alpha=0.5 beta=0.001 gamma=5e-04\n"
-    "link tcp alpha=20 beta=0.01 gamma=5e-04\n"
     "all_reduce intra_node ranks=2 bytes<=64K one_shot\n"
     "all_reduce intra_node ranks<=8 two_shot chunk=16K\n"
     "all_reduce intra_node schedule:two_shot\n"
@@ -76,7 +74,7 @@ TEST(Tuning, TextAndTableAreTheSame) {
   EXPECT_EQ(t.rules[1].chunk, 16u << 10);
   EXPECT_TRUE(t.rules[2].is_schedule);
   EXPECT_EQ(t.rules[5].max_traffic, 256u << 10);
-  EXPECT_EQ(t.tcp->alpha, 20);
+  EXPECT_EQ(t.rules[5].slice, 32u << 10);
 }
 
 TEST(Tuning, CommentsAndBlankLinesAreIgnored) {
@@ -86,7 +84,7 @@ TEST(Tuning, CommentsAndBlankLinesAreIgnored) {
 }
 
 TEST(Tuning, TheBuiltInTablesAreWrittenInTheSameLines) {
-  Tuning t{"t", {built_in_rules().begin(), built_in_rules().end()}, {}, {}};
+  Tuning t{"t", {built_in_rules().begin(), built_in_rules().end()}};
   for (TuningRule& r : t.rules) EXPECT_EQ(r.source, Source::built_in);
   EXPECT_EQ(parse_tuning(t.text(), "t").text(), t.text());
   EXPECT_TRUE(has_text(t.text(), "all_reduce inter_node ranks<=2 bytes<=256K one_shot\n")) << t.text();
@@ -95,7 +93,7 @@ TEST(Tuning, TheBuiltInTablesAreWrittenInTheSameLines) {
 TEST(Tuning, AWrongLineIsOneError) {
   const std::vector<std::pair<std::string, std::vector<const char*>>> wrong = {
       {"all_reduce", {"all_reduce intra_node bytes<=64K one_shot"}},
-      {"all_redcue inter_node ring", {"'all_redcue'", "all_reduce", "broadcast", "link"}},
+      {"all_redcue inter_node ring", {"'all_redcue'", "all_reduce", "broadcast"}},
       {"send inter_node ring", {"'send'", "choose one of"}},
       {"all_reduce nowhere ring",
        {"'nowhere'",
@@ -118,9 +116,6 @@ TEST(Tuning, AWrongLineIsOneError) {
       {"all_reduce inter_node chunk=64 ring", {"a schedule takes slice=B"}},
       {"all_reduce intra_node chunk=64 schedule:ring", {"a schedule takes slice=B"}},
       {"all_reduce intra_node slice=64 two_shot", {"takes chunk=B"}},
-      {"link ib alpha=1 beta=1 gamma=1", {"link shm|tcp"}},
-      {"link tcp alpha=1 beta=-1 gamma=1", {"'beta=-1'", "beta=US"}},
-      {"link tcp alpha=1 gamma=1 beta=1", {"'gamma=1'", "beta=US"}},
   };
   for (const auto& [line, parts] : wrong) {
     const Error e = error_of([&] { parse_tuning("# first\n" + line, "file.txt"); });
@@ -509,77 +504,53 @@ TEST(TuningOfAGroup, AWrongFileIsRefusedBeforeConnecting) {
   EXPECT_TRUE(has_text(e.what(), file.path() + ", line 1: ")) << e.what();
 }
 
-// ---- the cost model
+// ---- group sizes that a table does not have
 
-constexpr LinkCost ethernet{20, 0.001, 0.0001};
-
-TEST(CostModel, CountsTheCriticalPath) {
-  const auto cost = [](const char* name, int size, std::size_t bytes) {
-    return estimate(find_algorithm(Collective::all_reduce, name), size, bytes, ethernet);
-  };
-  const ScheduleCost one_shot = cost("one_shot", 4, 1 << 20);
-  EXPECT_EQ(one_shot.messages, 3);
-  EXPECT_EQ(one_shot.bytes, 3 << 20);
-  EXPECT_EQ(one_shot.read, 5 << 20) << "a sum of four, and its copy";
-  EXPECT_EQ(cost("two_shot", 4, 1 << 20).messages, 6);
-  EXPECT_EQ(cost("two_shot", 4, 1 << 20).bytes, 6 << 18);
-  EXPECT_EQ(cost("ring", 8, 8 << 20).messages, 14);
-  EXPECT_EQ(cost("ring", 8, 8 << 20).bytes, 14 << 20);
-  EXPECT_EQ(cost("halving_doubling", 8, 8 << 20).messages, 6) << "of several chunks each";
-  EXPECT_EQ(cost("halving_doubling", 8, 8 << 20).bytes, 14 << 20);
-}
-
-TEST(CostModel, IsMonotoneInBytesForEveryAlgorithm) {
-  for (const Algorithm& a : algorithms())
-    for (const int size : {2, 3, 5, 8, 17}) {
-      double last = -1;
-      for (int shift = 0; shift < 30; shift += 3) {
-        const double us = estimate(a, size, std::size_t{1} << shift, ethernet).microseconds(ethernet);
-        EXPECT_GE(us, last) << name(a.collective) << ' ' << a.name << ' ' << size;
-        EXPECT_GT(us, 0) << name(a.collective) << ' ' << a.name << ' ' << size;
-        last = us;
-      }
-    }
-}
-
-std::string by_model(const std::string& table, int size, std::size_t bytes, bool deterministic = false) {
-  const auto rules = rules_for(parse_tuning(table, "t"), size, deterministic);
+std::string selected(const std::string& table, int size, std::size_t bytes, bool deterministic = false) {
+  const auto rules = rules_for(parse_tuning(table, "t"), size);
   const SelectedAlgorithm s =
       select_by_rule({Collective::all_reduce, bytes, size, false, deterministic, "", rules});
   return concat(source_prefix(*s.rule, "t"), s.algorithm->name);
 }
 
-constexpr const char* link_alone = "link tcp alpha=20 beta=0.001 gamma=0.0001\n";
+constexpr const char* two_four_and_sixteen =
+    "all_reduce inter_node ranks=2 chain\n"
+    "all_reduce inter_node ranks=4 bytes<=1K one_shot\nall_reduce inter_node ranks=4 two_shot\n"
+    "all_reduce inter_node ranks=16 bytes<=64K tree\nall_reduce inter_node ranks=16 two_shot\n";
+constexpr const char* other = "tuning table t, measured with another number of ranks: ";
 
-TEST(CostModel, FewMessagesForSmallBuffersAndFewBytesForLargeOnes) {
-  EXPECT_EQ(by_model(link_alone, 33, 8), "cost model of t: tree");
-  EXPECT_EQ(by_model(link_alone, 3, 8), "cost model of t: one_shot");
-  EXPECT_EQ(by_model(link_alone, 32, 256 << 10), "cost model of t: halving_doubling");
-  EXPECT_EQ(by_model(link_alone, 33, 64 << 20, true), "cost model of t: two_shot");
-  EXPECT_EQ(by_model(link_alone, 4, 64 << 20, true), "cost model of t: two_shot");
-  EXPECT_EQ(by_model(link_alone, 100, 8), "built-in table: tree") << "too many ranks to go through";
+TEST(RulesForASize, AreThoseOfTheNextLargerSize) {
+  EXPECT_EQ(selected(two_four_and_sixteen, 4, 512), "tuning table t: one_shot");
+  EXPECT_EQ(selected(two_four_and_sixteen, 3, 512), concat(other, "one_shot"));
+  EXPECT_EQ(selected(two_four_and_sixteen, 3, 1 << 20), concat(other, "two_shot"));
+  EXPECT_EQ(selected(two_four_and_sixteen, 5, 512), concat(other, "tree"));
+  EXPECT_EQ(selected(two_four_and_sixteen, 5, 512, true), concat(other, "two_shot")) << "in rank order";
 }
 
-TEST(CostModel, MeasuredNeighboursComeFirst) {
-  const std::string agree =
-      "all_reduce inter_node ranks=2 bytes<=1K tree\nall_reduce inter_node ranks=2 ring\n"
-      "all_reduce inter_node ranks=8 bytes<=64K tree\nall_reduce inter_node ranks=8 ring\n";
-  EXPECT_EQ(by_model(agree, 4, 512), "between measured groups of t: tree");
-  EXPECT_EQ(by_model(agree, 4, 1 << 20), "between measured groups of t: ring");
-  EXPECT_EQ(by_model(agree, 4, 8 << 10), "built-in table: one_shot") << "they differ, and there is no link";
-  EXPECT_EQ(by_model(link_alone + agree, 4, 8 << 10), "cost model of t: tree") << "one of the two";
-  EXPECT_EQ(by_model(agree, 2, 512), "tuning table t: tree");
-  EXPECT_EQ(by_model(agree, 16, 512), "built-in table: tree") << "no larger group was measured";
+TEST(RulesForASize, AreThoseOfASmallerSizeUpToTwiceItsRanks) {
+  EXPECT_EQ(selected(two_four_and_sixteen, 32, 512), concat(other, "tree"));
+  EXPECT_EQ(selected(two_four_and_sixteen, 33, 512), "built-in table: tree");
+  EXPECT_EQ(selected("all_reduce inter_node ranks=2 chain\n", 3, 512), "built-in table: one_shot")
+      << "not those of two ranks";
 }
 
-TEST(CostModel, CoversIntranodeCalls) {
-  const Tuning t = parse_tuning("link shm alpha=0.5 beta=0.0001 gamma=0.0001\n", "t");
-  for (const int size : {2, 4, 16}) {
-    const IntranodeTuningTable table(size, rules_for(t, size, true), "t", {}, true);
+TEST(RulesForASize, ComeAfterThoseOfTheFile) {
+  const std::string table = concat("all_reduce inter_node ranks<=8 bytes<=64 ring\n", two_four_and_sixteen);
+  EXPECT_EQ(selected(table, 5, 64), "tuning table t: ring");
+  EXPECT_EQ(selected(table, 5, 512), "built-in table: one_shot") << "the file has rules for five ranks";
+  EXPECT_EQ(selected(table, 9, 512), concat(other, "tree"));
+}
+
+TEST(RulesForASize, ServeIntranodeCalls) {
+  const Tuning t = parse_tuning(
+      "all_reduce intra_node ranks=8 bytes<=2K one_shot\nall_reduce intra_node ranks=8 two_shot chunk=4K\n",
+      "t");
+  for (const int size : {3, 16}) {
+    const IntranodeTuningTable table(size, rules_for(t, size), "t", {}, true);
     EXPECT_FALSE(table.find(Collective::all_reduce, 64).two_shot);
-    EXPECT_TRUE(table.find(Collective::all_reduce, 64 << 20).two_shot);
-    EXPECT_TRUE(has_text(table.find(Collective::all_reduce, 64).reason, "cost model of t")) << size;
-    EXPECT_FALSE(table.has_schedule(Collective::all_reduce));
+    EXPECT_TRUE(table.find(Collective::all_reduce, 4 << 10).two_shot);
+    EXPECT_EQ(table.find(Collective::all_reduce, 4 << 10).chunk, 4096u);
+    EXPECT_TRUE(has_text(table.find(Collective::all_reduce, 64).reason, "another number of ranks")) << size;
   }
 }
 

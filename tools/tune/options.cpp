@@ -17,10 +17,7 @@ constexpr const char* description =
 constexpr const char* footer =
     "Within a node it times the intra-node algorithms, and from which size on zero-copy from memory of\n"
     "allocate() is faster; between nodes it times every schedule. All candidates of one size are timed in\n"
-    "interleaved rounds; the median over rounds of the slowest rank's time counts. From all times it fits "
-    "the\n"
-    "costs of the link per message, per byte and per reduced byte, which are used for groups of other "
-    "sizes.\n"
+    "interleaved rounds; the median over rounds of the slowest rank's time counts.\n"
     "The table is text; comm/tuning/tuning.h and docs/tuning.md describe its format, and how to combine\n"
     "tables of several group sizes in one file.\n"
     "\n"

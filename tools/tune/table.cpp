@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <ctime>
 #include <iterator>
@@ -12,7 +11,7 @@
 
 #include "comm/core/text.h"
 #include "comm/topology.h"
-#include "comm/tuning/cost_model.h"
+#include "comm/tuning/tuning.h"
 
 namespace rz::tune {
 namespace {
@@ -148,80 +147,10 @@ void add_registered_rules(const Measured& m, Collective c, std::vector<TuningRul
     rules.push_back(make_rule(m, c, TuningScope::intra_node_registered, r, 0));
 }
 
-/// The schedule with the same communication pattern, for the cost model.
-const Algorithm* schedule_like(const Candidate& c) {
-  const std::string wanted = c.name == "staged" ? "linear" : c.name;
-  for (const Algorithm& a : algorithms())
-    if (a.collective == c.collective && (wanted == a.name || wanted == concat("schedule:", a.name)))
-      return &a;
-  return nullptr;
-}
-
-using Row = std::array<double, 3>;
-
-/// Least-squares solution of rows · x = 1 over the columns in `used`; other components are 0.
-Row solve(const std::vector<Row>& rows, unsigned used) {
-  double m[3][4] = {};
-  for (const Row& r : rows)
-    for (int i = 0; i < 3; ++i) {
-      for (int j = 0; j < 3; ++j) m[i][j] += r[static_cast<std::size_t>(i)] * r[static_cast<std::size_t>(j)];
-      m[i][3] += r[static_cast<std::size_t>(i)];
-    }
-  for (int i = 0; i < 3; ++i)
-    if (!(used >> i & 1)) {
-      for (int j = 0; j < 3; ++j) m[i][j] = m[j][i] = 0;
-      m[i][i] = 1, m[i][3] = 0;
-    }
-  for (int i = 0; i < 3; ++i)
-    for (int k = 0; k < 3; ++k) {
-      if (k == i || m[i][i] == 0) continue;
-      const double factor = m[k][i] / m[i][i];
-      for (int j = 0; j < 4; ++j) m[k][j] -= factor * m[i][j];
-    }
-  Row x{};
-  for (int i = 0; i < 3; ++i) x[static_cast<std::size_t>(i)] = m[i][i] > 0 ? m[i][3] / m[i][i] : -1;
-  return x;
-}
-
-double residual(const std::vector<Row>& rows, const Row& x) {
-  double sum = 0;
-  for (const Row& r : rows) {
-    const double off = r[0] * x[0] + r[1] * x[1] + r[2] * x[2] - 1;
-    sum += off * off;
-  }
-  return sum;
-}
-
 }  // namespace
-
-LinkCost fit_link(const Measured& m) {
-  const LinkCost about =
-      m.intra_node ? LinkCost{0.5, 1e-4, 1e-4} : LinkCost{20, 1e-3, 1e-4};  // used to find the critical path
-  std::vector<Row> rows;
-  for (const Time& t : m.times) {
-    const Algorithm* const schedule = t.candidate.is_zero_copy() ? nullptr : schedule_like(t.candidate);
-    if (!schedule || m.ranks > max_modelled_ranks || t.us <= 0) continue;
-    const ScheduleCost cost = estimate(*schedule, m.ranks, t.bytes, about);
-    rows.push_back({cost.messages / t.us, cost.bytes / t.us, cost.read / t.us});
-  }
-  Row best{};
-  double least = std::numeric_limits<double>::max();
-  for (unsigned used = 1; used < 8; ++used) {
-    const Row x = solve(rows, used);
-    const bool sensible = std::all_of(x.begin(), x.end(), [](double v) { return v >= 0 && v < 1e6; });
-    if (sensible && residual(rows, x) < least) best = x, least = residual(rows, x);
-  }
-  const auto digits = [](double v) {  // three significant digits
-    const double scale = v > 0 ? std::pow(10, 2 - std::floor(std::log10(v))) : 1;
-    return std::round(v * scale) / scale;
-  };
-  return {digits(best[0]), digits(best[1]), digits(best[2])};
-}
 
 Tuning make_table(const Measured& m) {
   Tuning table;
-  const LinkCost link = fit_link(m);
-  if (link.alpha > 0 || link.beta > 0 || link.gamma > 0) (m.intra_node ? table.shm : table.tcp) = link;
   for (int i = 0; i < collective_count; ++i) {
     const Collective c{static_cast<std::uint8_t>(i)};
     add_rules(m, c, m.intra_node ? TuningScope::intra_node : TuningScope::inter_node, table.rules);
@@ -236,11 +165,10 @@ std::string header(const Measured& m, const Options& o) {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   std::strftime(date, sizeof date, "%Y-%m-%d %H:%M UTC", gmtime_r(&now, &utc));
-  return concat(
-      "# Tuning table of ringzero ", RZ_VERSION, ", measured by tune\n# host ", host, ", ",
-      read_topology().processor, "\n# ", m.ranks, " ranks, ", m.backend, "\n# ", date, "; ",
-      human_bytes(o.min_bytes), " to ", human_bytes(o.max_bytes), ", medians of ", o.rounds,
-      " rounds\n# The first line that fits wins; us a message, a byte and a byte of a sum of the link.\n");
+  return concat("# Tuning table of ringzero ", RZ_VERSION, ", measured by tune\n# host ", host, ", ",
+                read_topology().processor, "\n# ", m.ranks, " ranks, ", m.backend, "\n# ", date, "; ",
+                human_bytes(o.min_bytes), " to ", human_bytes(o.max_bytes), ", medians of ", o.rounds,
+                " rounds\n# The first line that matches a call applies.\n");
 }
 
 }  // namespace rz::tune

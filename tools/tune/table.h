@@ -6,13 +6,9 @@
 namespace rz::tune {
 
 /// Rules for groups of the measured size: for each range of sizes the fastest algorithm, and the fastest that
-/// sums in rank order if that is another one; and the link costs. A range ends where the times of two
-/// algorithms cross, interpolated between measured sizes. Small advantages, and those at a single size, are
-/// ignored as noise.
+/// sums in rank order if that is another one. A range ends where the times of two algorithms cross,
+/// interpolated between measured sizes. Small advantages, and those at a single size, are ignored as noise.
 Tuning make_table(const Measured&);
-
-/// Least-squares fit of the cost model to the times, weighted by relative error; all three costs are >= 0.
-LinkCost fit_link(const Measured&);
 
 /// Header comment of a table: where, when and how it was measured.
 std::string header(const Measured&, const Options&);

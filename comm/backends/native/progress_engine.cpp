@@ -11,7 +11,7 @@
 #include "comm/reduce/reduce.h"
 #include "comm/schedule/algorithms/node_map.h"
 #include "comm/shared_memory/allocator.h"
-#include "comm/tuning/cost_model.h"
+#include "comm/tuning/group_size.h"
 
 namespace rz {
 
@@ -59,7 +59,7 @@ ProgressEngine::ProgressEngine(int rank, int size, std::unique_ptr<Transport> tr
       size_(size),
       options_(with_bounded_timeout(std::move(options))),
       overrides_(options_.algorithm, options_.deterministic),
-      file_rules_(rules_for(options_.tuning, size, options_.deterministic)),
+      file_rules_(rules_for(options_.tuning, size)),
       transport_(std::move(transport)),
       oversubscribed_(transport_->oversubscribed()),
       intra_node_(transport_->one_host()),
