@@ -2,18 +2,19 @@
 /// Interface of the data-parallel strategies. DDP and ZeRO-1, ZeRO-2 and ZeRO-3 present the same interface to
 /// a training loop.
 ///
-///     auto strategy = make_strategy(StrategyKind::zero3, model, comm);   // every rank
+///     auto strategy = make_strategy(StrategyKind::zero3, model, comm);  // on every rank
 ///     strategy->attach(tape);
-///     for (each update) {
+///     for (int update = 0; update < updates; ++update) {
 ///       strategy->zero_grad();
 ///       for (int m = 0; m < accumulation; ++m) {
-///         Var loss = model.loss(tape, …);                                // hooks gather the parameters it
-///         needs strategy->begin_backward(m + 1 == accumulation);               // reduce with the last pass
-///         only tape.backward(loss, 1.0f / accumulation); tape.reset();
+///         const Var loss = model.loss(tape, batch(update, m));  // zero3 gathers scope by scope
+///         strategy->begin_backward(m + 1 == accumulation);      // the last pass reduces
+///         tape.backward(loss, 1.0f / accumulation);
+///         tape.reset();
 ///       }
-///       strategy->finish_gradients(stream);                              // means over the ranks
-///       strategy->clip_and_step(*optimizer, {.max_norm = 1}, stream);    // all ranks have the new
-///       parameters double norm = strategy->outcome(*optimizer, stream).norm;        // before clipping
+///       strategy->finish_gradients(stream);  // means over the ranks
+///       strategy->clip_and_step(*optimizer, {.max_norm = 1}, stream);  // new values on every rank
+///       const double norm = strategy->outcome(*optimizer, stream).norm;
 ///     }
 ///
 /// Determinism: all strategies produce the same parameters, losses and norms, bit for bit, for any bucket
