@@ -54,7 +54,13 @@ ROOMS = {
     'sharding/optim': TENSOR + 'comm',
     'sharding/config': 'comm/core sharding/io sharding/optim',
     'sharding/consistency': 'comm comm/core autograd_lite',
-    'sharding/strategies': TENSOR + 'comm autograd_lite sharding/consistency sharding/memory sharding/optim',
+    'sharding/layout': TENSOR + 'comm autograd_lite',
+    'sharding/runtime': TENSOR + 'comm sharding/memory',
+    'sharding/stores': TENSOR + 'comm autograd_lite sharding/optim sharding/layout sharding/runtime',
+    'sharding/update': TENSOR + 'comm sharding/consistency sharding/optim sharding/layout sharding/runtime '
+                       'sharding/stores',
+    'sharding/strategies': TENSOR + 'comm autograd_lite sharding/consistency sharding/memory sharding/optim '
+                           'sharding/layout sharding/runtime sharding/stores sharding/update',
     'tools/command_line': 'comm/core',
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',

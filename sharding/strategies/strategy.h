@@ -61,62 +61,41 @@
 /// communicator propagate. Destroying a strategy with reductions in flight aborts the communicator.
 /// Destroying one with a prefetch in flight waits up to 5 s for it, then aborts.
 
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "autograd_lite/module.h"
 #include "autograd_lite/tape.h"
-#include "comm/bucket_scheduler.h"
 #include "comm/communicator.h"
-#include "sharding/consistency/pass_agreement.h"
-#include "sharding/consistency/rank_consistency.h"
 #include "sharding/memory/memory_report.h"
-#include "sharding/memory/transient_memory.h"
 #include "sharding/optim/optimizer.h"
-#include "sharding/optim/precision.h"
-#include "sharding/optim/unused_parameters.h"
-#include "sharding/strategies/partition.h"
+#include "sharding/runtime/runtime.h"
+#include "sharding/stores/sharded_model.h"
+#include "sharding/strategies/bucket_rebuild.h"
+#include "sharding/strategies/gradient_reduction.h"
+#include "sharding/strategies/pass_state.h"
+#include "sharding/strategies/replicas.h"
+#include "sharding/strategies/strategy_options.h"
+#include "sharding/strategies/value_access.h"
+#include "sharding/update/step_control.h"
+#include "sharding/update/updater.h"
 
 namespace rz {
 
-class SquareSum;
-
-/// ZeRO stages as in Rajbhandari et al., doi:10.1109/SC41405.2020.00024; ddp shards nothing.
-enum class StrategyKind { ddp, zero1, zero2, zero3 };
-/// "ddp", "zero1", "zero2", "zero3".
-const char* name(StrategyKind);
-/// Errc::config lists the valid names.
-StrategyKind strategy_from_name(std::string_view);
-
-/// Must be equal on all ranks: Errc::mismatch names the option and the rank that differs.
-struct StrategyOptions {
-  std::size_t first_bucket_bytes = std::size_t{1} << 20;  ///< cap of the bucket that is reduced first
-  std::size_t bucket_bytes = std::size_t{25} << 20;  ///< cap of the others; zero3 reduces by scope instead
-  bool overlap = true;  ///< false: wait for each reduction where it starts, and do not prefetch
-  bool rebuild = true;  ///< ddp: rebucket by the order of gradient readiness in the first step
-  Precision precision;
-  int prefetch_scopes = 1;  ///< zero3: scopes gathered before their use, in forward and backward
-  /// Returns whether weight decay applies to a parameter; called once per parameter. Empty: parameters of two
-  /// or more dimensions.
-  std::function<bool(const Parameter&)> decays;
-  UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;
-};
-
-/// Abstract base class. The public interface is the same for all strategies.
+/// Trains the parameters of a module on the ranks of a communicator. A plan chooses the parts of which a
+/// strategy is composed.
 class Strategy {
  public:
-  virtual ~Strategy();
+  /// Checks that all ranks have the same model and options, and broadcasts the values of rank 0. Call
+  /// make_strategy() for the plan of a kind; `kind` names any other plan in messages.
+  Strategy(StrategyKind kind, const ShardingPlan&, Module&, Communicator&, StrategyOptions);
+  ~Strategy();
   Strategy(const Strategy&) = delete;
   Strategy& operator=(const Strategy&) = delete;
 
   /// The kind passed to make_strategy().
-  StrategyKind kind() const;
+  StrategyKind kind() const { return kind_; }
 
   // ---- one update
   /// Installs the strategy's hooks. The tape must not run after the strategy is destroyed.
@@ -137,7 +116,7 @@ class Strategy {
   void cancel_update(const Stream& = {});
   /// Sets the factor by which losses are multiplied from now on. Gradients contain it until norms and updates
   /// divide it out. Must be equal on all ranks. Errc::invalid_argument unless it is positive and finite.
-  void set_loss_scale(double);
+  void set_loss_scale(double scale) { control_.set_loss_scale(scale); }
   /// L2 norm of all gradients, each parameter counted once. Exact but for the rounding of the squares, so all
   /// strategies return the same bits. Collective. Errc::unsynchronised as for step().
   double gradient_norm(const Stream& = {});
@@ -147,11 +126,9 @@ class Strategy {
   /// Updates the parameters; afterwards every rank has the new ones. Collective. Errc::unsynchronised unless
   /// finish_gradients() was called after the last backward pass.
   void step(Optimizer&, const Stream& = {});
-  /// Options of clip_and_step(); must be equal on all ranks.
-  struct StepPolicy {
-    double max_norm = 0;         ///< as for clip_gradients(); 0: no clipping
-    bool skip_overflow = false;  ///< skip the update, on every rank alike, if the norm is not finite
-  };
+  /// Options of clip_and_step(); must be equal on all ranks. `max_norm`: as for clip_gradients(); 0: no
+  /// clipping. `skip_overflow`: skip the update, on every rank alike, if the norm is not finite.
+  using StepPolicy = StepControl::Policy;
   /// clip_gradients() and step() in one call; on a device the host does not wait. Collective.
   void clip_and_step(Optimizer&, const StepPolicy&, const Stream& = {});
   /// Result of an update.
@@ -171,14 +148,14 @@ class Strategy {
 
   // ---- import and export of parameters, at most one scope or one bucket at a time
   /// Writes `elements` of the flat parameter to out[0, elements.count()), in f32.
-  using Fill = std::function<void(const Parameter&, Range elements, float* out)>;
+  using Fill = ValueAccess::Fill;
   /// Calls fill for the elements that this rank stores, to load or initialise without holding the whole
   /// model. ddp, zero1 and zero2 store all elements. zero3 stores shards; fill is also called for the first
   /// 64 elements of each parameter, which the ranks compare. All ranks must write the same values. Not
   /// collective.
   void fill_parameters(const Fill&);
   /// Reads `elements` of the flat parameter from value[0, elements.count()), in f32.
-  using Visit = std::function<void(const Parameter&, Range elements, const float* value)>;
+  using Visit = ValueAccess::Visit;
   /// Visits the elements that this rank exports. Over all ranks, each element is visited exactly once.
   void visit_owned(const Visit&) const;
   /// Returns a whole parameter in f32. Drop the tensor soon. Collective; not during a pass.
@@ -189,170 +166,40 @@ class Strategy {
   MemoryReport memory() const;
   /// Seconds in which the calling thread waited for communication during the last finished step: gathers,
   /// reductions, and the exchanges of step().
-  double exposed_seconds() const;
+  double exposed_seconds() const { return runtime_.exposed.last_step(); }
 
   /// While an object of this class lives, passes do not synchronise, whatever the argument of
   /// begin_backward().
   class NoSync {
    public:
-    explicit NoSync(Strategy& strategy) : strategy_(strategy) { ++strategy_.no_sync_; }
-    ~NoSync() { --strategy_.no_sync_; }
+    explicit NoSync(Strategy& strategy) : pass_(strategy.pass_) { pass_.hold(); }
+    ~NoSync() { pass_.release(); }
     NoSync(const NoSync&) = delete;
 
    private:
-    Strategy& strategy_;
+    PassState& pass_;
   };
-
- protected:
-  // ---- interface to implement. Members are the trainable parameters in the order of first use. They lie in
-  // buckets, which are reduced, updated and published one by one.
-
-  /// The elements in updated_range() of a bucket: the values used by the model, and the reduced gradients.
-  struct Updated {
-    Tensor values, gradients;
-  };
-
-  /// Checks that all ranks have the same model and options, and broadcasts the values of rank 0.
-  Strategy(StrategyKind, Module&, Communicator&, StrategyOptions);
-  /// Called exactly once, by the constructor of a derived class.
-  void set_layout(BucketLayout);
-
-  /// Called before a gradient of the bucket is written or reduced. Must define Parameter::grad of the
-  /// members.
-  virtual void ensure_gradient_storage(int bucket) = 0;
-  /// Starts the reduction of a bucket. Its gradients are complete and its padding is zero.
-  virtual Work reduce(int bucket, const Stream&) = 0;
-  /// Called at the start of a pass, after begin_backward() has set the state.
-  virtual void on_backward_begin() {}
-  /// Called before the gradient of a member is written for the first time in a pass.
-  virtual void on_gradient_begin(int member);
-  /// Called when the gradient of a member is complete in a pass that synchronises.
-  virtual void on_gradient_ready(int member, const Stream&);
-  /// Called after the last reduction was started; waits for all of them.
-  virtual void finish_reductions(const Stream&) {}
-  /// Called when another pass follows a reduced one without zero_grad() between them.
-  virtual void carry_gradients(const Stream&) {}
-  /// Called by zero_grad() and after a cancelled update: drops gradients and reduced shards.
-  virtual void drop_gradients() {}
-  /// The tensors that the update of a bucket reads and writes. Valid after finish_reductions().
-  virtual Updated updated(int bucket) const = 0;
-  /// Sends the new values of updated() to the other ranks.
-  virtual Work publish(int /*bucket*/, const Stream&) { return {}; }
-  /// Called after all buckets were updated and published.
-  virtual void after_step(const Stream&) {}
-  /// Called before a scope runs in forward or backward.
-  virtual void enter(const Scope&, Pass) {}
-  /// Called after a scope has run in forward or backward.
-  virtual void leave(const Scope&, Pass) {}
-
-  /// fill_parameters() for the values used by the model.
-  virtual void fill_values(const Fill&) = 0;
-  /// visit_owned() for the frozen parameters.
-  virtual void visit_frozen(const Visit&) const = 0;
-  /// The whole parameter, in the dtype of the model.
-  virtual Tensor unsharded_value(const Parameter&) = 0;
-
-  /// Adds the parameters and gradients held by the derived class to the report.
-  virtual void count_memory(MemoryReport&) const = 0;
-
-  // ---- services for derived classes
-  /// Must be the first call of a derived destructor. Ends the reductions in flight, whose buffers are about
-  /// to be freed, and waits up to 5 s for device work that still uses them.
-  void abort_in_flight() noexcept;
-  Communicator& communicator() const { return communicator_; }
-  const StrategyOptions& options() const { return options_; }
-  const Precision& precision() const { return options_.precision; }
-  /// Communicator memory for buffers that live for a part of a step.
-  TransientMemory& transient() { return transient_; }
-  const std::vector<Parameter*>& members() const { return members_; }
-  const std::vector<Parameter*>& frozen() const { return frozen_; }
-  const BucketLayout& layout() const { return scheduler_->layout(); }
-  BucketScheduler& scheduler() { return *scheduler_; }
-  int member_of(const Parameter&) const;  ///< -1: frozen
-  /// Range of the bucket that this rank updates: all of it in ddp, the shard of this rank otherwise.
-  Range updated_range(int bucket) const;
-  /// True in a pass whose gradients are reduced.
-  bool synchronising() const { return state_ == State::reducing; }
-  /// Bucket sizes and alignment for plan_member_buckets().
-  BucketOptions bucket_options() const;
-  /// Waits, and adds the time to the exposed communication time.
-  void wait_exposed(const Work&, const Stream&);
-  /// The stream of the tape.
-  const Stream& stream() const { return stream_; }
-  /// Moves the members to a new bucket layout; optimizer state moves with them. Requires that updated()
-  /// returns whole buckets.
-  void change_layout(BucketLayout);
 
  private:
-  enum class State { none, local, reducing, reduced };
-
-  void abort_reductions() noexcept;
-  Work launch(int bucket, const Stream&);
-  /// Returns `given` if it is a stream of the device, or on the host one with several threads; otherwise the
-  /// stream of the tape. On the host both give the same results.
-  const Stream& device_stream(const Stream& given) const;
-  void require_same_options();
-  void require_same_values();
-  void record_filled_values(const Fill&);
-  void require_trainable(const char* call) const;
-  void reduce_all(const Stream&, bool cancelled);
+  TapeHooks hooks();
+  void gradient_begins(const Parameter&);
+  void check_values(const Stream&);
   void reset_gradients();
-  bool skipped(int member) const;
-  void decide_updates();
-  /// Offset of the device-side constants for members that missed `missed` updates; `first` is one such
-  /// member.
-  std::size_t constants_slot(std::int64_t missed, int first) const;
-  void count_missed();
-  void end_step();
-  void drop_gathered();
-  void require_reduced(const char* call) const;
-  void make_masters();
-  Tensor value_in_f32(const Parameter&, int member);
-  void make_state(const Optimizer&);
-  void require_same_optimizer(const Optimizer&, const Stream&);
-  void add_squares(SquareSum&) const;
-  double sum_over_ranks(const SquareSum&);
-  void update_all(Optimizer&, const UpdateScale&, const Stream&);
-  const Tensor& values_to_update(int bucket, const Updated&) const;
-  void move_to_layout(std::vector<Tensor>& buckets, const BucketLayout& before) const;
-  void update_bucket(int bucket, const Optimizer&, const UpdateScale&, const Stream&);
-  void make_spans(int bucket, std::span<const MemberRun>);
+  void update(Optimizer&, const UpdateScale&, const Stream&);
 
   StrategyKind kind_;
-  Communicator& communicator_;
   StrategyOptions options_;
-  Stream stream_;
-  std::vector<Parameter*> members_, frozen_;
-  std::unordered_map<const Parameter*, int> member_of_;
-  std::vector<Fact>
-      filled_;  // zero3: hashes of the first elements of each parameter given to fill_parameters()
-  std::vector<bool> decays_;          // [member]
-  std::vector<std::int64_t> missed_;  // [member], updates that skipped it
-  // Scratch space of one update, kept so that a step allocates nothing.
-  std::vector<MemberUpdate> updates_;  // [member]
-  std::vector<MemberRun> runs_;
-  std::vector<UpdateSpan> spans_;
-  std::vector<Work> published_;
-  std::unique_ptr<PassAgreement> agreement_;
-  std::unique_ptr<BucketScheduler> scheduler_;
-  TransientMemory transient_;
-  int gathered_bucket_ = -1;  // bucket whose masters are in gathered_, since the last full_value(); -1: none
-  Tensor gathered_;
-  std::vector<Tensor> masters_;  // [bucket], updated range only; empty unless mixed precision
-  std::vector<std::vector<Tensor>> optimizer_state_;  // [state][bucket], updated range only
-  Tensor norm_words_;                                 // device accumulator of the gradient norm
-  Tensor device_outcome_;                             // StepOutcome in device memory
-  Tensor constants_;  // optimizer constants in device memory, see constants_slot()
-  std::size_t constants_stride_ = 0;
-  bool same_optimizer_ = false;     // optimizers were compared and are equal on all ranks
-  bool constants_current_ = false;  // constants_ are those of the next update
-  StepOutcome outcome_;             // in host memory
-  State state_ = State::none;
-  int no_sync_ = 0;
-  double loss_scale_ = 1, clip_factor_ = 1;
-  std::chrono::nanoseconds exposed_{}, last_exposed_{};
-  std::shared_ptr<const bool> alive_ =
-      std::make_shared<const bool>(true);  // lets tapes detect a destroyed strategy
+  Runtime runtime_;
+  ShardedModel model_;
+  ValueAccess access_;
+  ReplicaComparison comparison_;
+  GradientReduction reduction_;
+  MemberUpdates members_;
+  Updater updater_;
+  StepControl control_;
+  BucketRebuild rebuild_;
+  PassState pass_;
+  std::shared_ptr<const bool> alive_;  // lets tapes detect a destroyed strategy
 };
 
 /// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator.

@@ -1,8 +1,7 @@
 /// DDP only: buckets that follow the order in which gradients became ready.
-#include "sharding/strategies/ddp.h"
-
 #include <gtest/gtest.h>
 
+#include "sharding/strategies/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
@@ -30,19 +29,20 @@ std::vector<const float*> places(ToyModel& model) {
 Trained train(Communicator& comm, bool rebuild) {
   ToyModel model(initial_value);
   Tape tape;
-  Ddp ddp(model, comm, {.first_bucket_bytes = 512, .bucket_bytes = 1024, .rebuild = rebuild});
-  ddp.attach(tape);
+  const auto ddp = make_strategy(StrategyKind::ddp, model, comm,
+                                 {.first_bucket_bytes = 512, .bucket_bytes = 1024, .rebuild = rebuild});
+  ddp->attach(tape);
   const auto adam = make_adam({.learning_rate = 0.125});
   Trained out;
   out.places_before = places(model);
   for (int step = 0; step < 4; ++step) {
-    ddp.zero_grad();
+    ddp->zero_grad();
     const Var loss = model.loss(tape, datum);
-    ddp.begin_backward();
+    ddp->begin_backward();
     tape.backward(loss);
     tape.reset();
-    ddp.finish_gradients();
-    ddp.step(*adam);
+    ddp->finish_gradients();
+    ddp->step(*adam);
   }
   out.places_after = places(model);
   for (const Parameter* p : model.parameters())
@@ -67,15 +67,15 @@ TEST(Ddp, GradientsAreMeansInPlaceOnEveryRank) {
     auto comm = Communicator::connect(rank, 2, std::move(store));
     ToyModel model([](std::size_t, std::size_t) { return 2.0f; });
     Tape tape;
-    Ddp ddp(model, comm, {});
-    ddp.attach(tape);
+    const auto ddp = make_strategy(StrategyKind::ddp, model, comm);
+    ddp->attach(tape);
     std::vector<const std::byte*> before;
     for (const Parameter* p : model.parameters()) before.push_back(p->grad.raw());
     const Var loss = model.loss(
         tape, [&](std::size_t, std::size_t) { return static_cast<float>(1 + 2 * rank); }, rank == 0);
-    ddp.begin_backward();
+    ddp->begin_backward();
     tape.backward(loss);
-    ddp.finish_gradients();
+    ddp->finish_gradients();
     const auto gradient = [&](const char* name) { return *model[model.index(name)].grad.data<float>(); };
     EXPECT_EQ(gradient("norm"), 2 * 2.0f);      // mean of 1 · 2 and 3 · 2
     EXPECT_EQ(gradient("tied"), 3 * 2 * 2.0f);  // used twice

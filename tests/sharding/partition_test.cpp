@@ -1,4 +1,4 @@
-#include "sharding/strategies/partition.h"
+#include "sharding/layout/partition.h"
 
 #include <gtest/gtest.h>
 

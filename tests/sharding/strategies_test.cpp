@@ -157,7 +157,9 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-Outcome train_on_random_data(StrategyKind kind, Communicator& comm, const StrategyOptions& options) {
+using Make = std::function<std::unique_ptr<Strategy>(Module&)>;
+
+Outcome train_on_random_data(Communicator& comm, const Make& make) {
   const auto noise = [](std::size_t p, std::size_t i, int seed) {
     std::minstd_rand random(
         static_cast<unsigned>(p * 1000 + i + static_cast<std::size_t>(seed) * 100000 + 1));
@@ -166,7 +168,7 @@ Outcome train_on_random_data(StrategyKind kind, Communicator& comm, const Strate
   };
   ToyModel model([&](std::size_t p, std::size_t i) { return noise(p, i, 99); });
   Tape tape;
-  const auto strategy = make_strategy(kind, model, comm, options);
+  const auto strategy = make(model);
   strategy->attach(tape);
   const auto adamw = make_adamw({.learning_rate = 0.05, .weight_decay = 0.1});
   Outcome out;
@@ -190,6 +192,10 @@ Outcome train_on_random_data(StrategyKind kind, Communicator& comm, const Strate
   return out;
 }
 
+Outcome train_on_random_data(StrategyKind kind, Communicator& comm, const StrategyOptions& options) {
+  return train_on_random_data(comm, [&](Module& model) { return make_strategy(kind, model, comm, options); });
+}
+
 TEST_P(Strategies, HaveTheSameBitsForEveryStrategyBucketSizeAndOverlap) {
   run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, GetParam(), std::move(store));
@@ -203,6 +209,46 @@ TEST_P(Strategies, HaveTheSameBitsForEveryStrategyBucketSizeAndOverlap) {
         EXPECT_TRUE(train_on_random_data(kind, comm, options) == expected)
             << name(kind) << " on rank " << rank;
   });
+}
+
+// ---- plans
+
+/// Values are sharded, and whole gradients are kept: a combination that is no kind.
+constexpr ShardingPlan whole_gradients{.values = Placement::sharded, .state = Placement::sharded};
+
+TEST_P(Strategies, APlanThatIsNoKindHasTheSameBits) {
+  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    ToyModel sharded(initial_value);
+    const std::size_t all_gradients = static_cast<std::size_t>(GetParam()) *
+                                      make_strategy(StrategyKind::zero3, sharded, comm)->memory().gradients;
+    const Outcome planned = train_on_random_data(comm, [&](Module& model) {
+      auto strategy =
+          std::make_unique<Strategy>(StrategyKind::zero3, whole_gradients, model, comm, StrategyOptions{});
+      EXPECT_EQ(strategy->memory().gradients, all_gradients);
+      return strategy;
+    });
+    EXPECT_TRUE(planned == train_on_random_data(StrategyKind::ddp, comm, {})) << "on rank " << rank;
+  });
+}
+
+TEST(Strategy, KindsAreThePlansOfTheZeroPaper) {
+  using enum Placement;
+  EXPECT_EQ(plan_of(StrategyKind::ddp), (ShardingPlan{replicated, replicated, replicated}));
+  EXPECT_EQ(plan_of(StrategyKind::zero1), (ShardingPlan{replicated, replicated, sharded}));
+  EXPECT_EQ(plan_of(StrategyKind::zero2), (ShardingPlan{replicated, sharded, sharded}));
+  EXPECT_EQ(plan_of(StrategyKind::zero3), (ShardingPlan{sharded, sharded, sharded}));
+}
+
+TEST(Strategy, APlanThatShardsMoreThanItsStateIsAnError) {
+  using enum Placement;
+  auto comm = Communicator::connect(0, 1, memory_store());
+  ToyModel model(initial_value);
+  for (const ShardingPlan& plan : {ShardingPlan{.values = sharded}, ShardingPlan{.gradients = sharded}}) {
+    const Error e =
+        test::error_of([&] { Strategy(StrategyKind::ddp, plan, model, comm, StrategyOptions{}); });
+    EXPECT_EQ(e.code(), Errc::invalid_argument) << e.what();
+  }
 }
 
 // ---- clipping and loss scale reach the update

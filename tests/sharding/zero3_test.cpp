@@ -1,6 +1,4 @@
 /// ZeRO-3 only: which parameters are gathered when.
-#include "sharding/strategies/zero3.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,6 +6,7 @@
 
 #include "autograd_lite/ops.h"
 #include "comm/core/error.h"
+#include "sharding/strategies/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
 
@@ -26,20 +25,21 @@ void expect_none_there(ToyModel& model) {
 
 struct Rank {
   Rank(int rank, int size, std::shared_ptr<Store> store, StrategyOptions options = {})
-      : comm(Communicator::connect(rank, size, std::move(store))), strategy(model, comm, std::move(options)) {
-    strategy.attach(tape);
+      : comm(Communicator::connect(rank, size, std::move(store))),
+        strategy(make_strategy(StrategyKind::zero3, model, comm, std::move(options))) {
+    strategy->attach(tape);
   }
   void pass() {
     const Var loss = model.loss(tape, one);
-    strategy.begin_backward();
+    strategy->begin_backward();
     tape.backward(loss);
     tape.reset();
-    strategy.finish_gradients();
+    strategy->finish_gradients();
   }
   ToyModel model{index_value};
   Communicator comm;
   Tape tape;
-  Zero3 strategy;
+  std::unique_ptr<Strategy> strategy;
 };
 
 TEST(Zero3, AScopeHasItsParametersAndNoOthers) {
@@ -96,12 +96,12 @@ TEST(Zero3, NothingIsHeldBetweenSteps) {
     Rank r(rank, 2, std::move(store));
     const auto sgd = make_sgd({});
     for (int step = 0; step < 3; ++step) {
-      r.strategy.zero_grad();
+      r.strategy->zero_grad();
       r.pass();
       for (const Parameter* p : r.model.parameters()) EXPECT_FALSE(p->grad.defined()) << p->name;
-      r.strategy.step(*sgd);
+      r.strategy->step(*sgd);
       expect_none_there(r.model);
-      EXPECT_EQ(r.strategy.memory().transient_in_use, 0u);
+      EXPECT_EQ(r.strategy->memory().transient_in_use, 0u);
     }
   });
 }
@@ -123,14 +123,14 @@ TEST(Zero3, CheckpointedScopesGatherAgain) {
           target.tensor.data<float>()[i] = *d_out.data<float>() * t.value(w).data<float>()[i];
       });
     });
-    r.strategy.begin_backward();
+    r.strategy->begin_backward();
     r.tape.backward(loss);
     EXPECT_EQ(runs, 2);
-    r.strategy.finish_gradients();
+    r.strategy->finish_gradients();
     double square = 0;
     for (std::size_t i = 0; i < p->count(); ++i)
       square += std::pow(static_cast<double>(index_value(7, i)), 2);
-    EXPECT_EQ(r.strategy.gradient_norm(), std::sqrt(square));
+    EXPECT_EQ(r.strategy->gradient_norm(), std::sqrt(square));
   });
 }
 
@@ -154,13 +154,13 @@ TEST(Zero3, AScopeMayRunTwice) {
     };
     for (int run = 0; run < 2; ++run) sum = r.tape.scope(scope, [&] { return add_once(sum, p); });
     sum = r.tape.scope(after, [&] { return add_once(sum, norm); });  // so that its reduction begins at once
-    r.strategy.begin_backward();
+    r.strategy->begin_backward();
     r.tape.backward(sum);
-    r.strategy.finish_gradients();
+    r.strategy->finish_gradients();
     double square = std::pow(static_cast<double>(index_value(8, 0)), 2);
     for (std::size_t i = 0; i < p->count(); ++i)
       square += std::pow(2 * static_cast<double>(index_value(7, i)), 2);
-    EXPECT_EQ(r.strategy.gradient_norm(), std::sqrt(square));
+    EXPECT_EQ(r.strategy->gradient_norm(), std::sqrt(square));
   });
 }
 
@@ -170,11 +170,11 @@ TEST(Zero3, AFailedForwardPassLeavesNothingStale) {
     EXPECT_THROW(r.tape.scope(*r.model.scopes()[1], [&]() -> Var { throw std::runtime_error("bad token"); }),
                  std::runtime_error);
     r.tape.reset();
-    r.strategy.zero_grad();
+    r.strategy->zero_grad();
     expect_none_there(r.model);
-    EXPECT_EQ(r.strategy.memory().transient_in_use, 0u);
+    EXPECT_EQ(r.strategy->memory().transient_in_use, 0u);
     r.pass();
-    r.strategy.step(*make_sgd({.learning_rate = 0}));
+    r.strategy->step(*make_sgd({.learning_rate = 0}));
     expect_none_there(r.model);
   });
 }
@@ -190,7 +190,7 @@ TEST(Zero3, AParameterInNoScopeIsNamed) {
   OneScope model;
   auto comm = Communicator::connect(0, 1, memory_store());
   try {
-    Zero3 strategy(model, comm, {});
+    const auto strategy = make_strategy(StrategyKind::zero3, model, comm);
     FAIL() << "no error";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Errc::invalid_argument);
@@ -308,14 +308,14 @@ TEST_P(OperatorOnParameters, KeepsNoneOfThemAfterForward) {
     Tape tape;
     StrategyOptions options;
     options.prefetch_scopes = 0;
-    Zero3 strategy(model, comm, std::move(options));
-    strategy.attach(tape);
+    const auto strategy = make_strategy(StrategyKind::zero3, model, comm, std::move(options));
+    strategy->attach(tape);
     const Var loss = model.loss(tape);
-    EXPECT_EQ(strategy.memory().transient_in_use, 0u) << "after forward a parameter is still there";
-    strategy.begin_backward();
+    EXPECT_EQ(strategy->memory().transient_in_use, 0u) << "after forward a parameter is still there";
+    strategy->begin_backward();
     tape.backward(loss);
-    strategy.finish_gradients();
-    EXPECT_NEAR(strategy.gradient_norm(), std::sqrt(square), 1e-6 * std::sqrt(square));
+    strategy->finish_gradients();
+    EXPECT_NEAR(strategy->gradient_norm(), std::sqrt(square), 1e-6 * std::sqrt(square));
   });
 }
 
@@ -327,11 +327,11 @@ TEST(Zero3, FrozenModelRunsForwardOnly) {
     auto comm = Communicator::connect(rank, 2, std::move(store));
     ToyModel model(index_value);
     for (Parameter* p : model.parameters()) p->requires_grad = false;
-    Zero3 strategy(model, comm, {});
+    const auto strategy = make_strategy(StrategyKind::zero3, model, comm);
     Tape tape;
-    strategy.attach(tape);
+    strategy->attach(tape);
     model.loss(tape, one);
-    const MemoryReport memory = strategy.memory();
+    const MemoryReport memory = strategy->memory();
     EXPECT_EQ(memory.gradients, 0u);
     EXPECT_EQ(memory.optimizer_state, 0u);
     EXPECT_GT(memory.parameters, 0u);

@@ -1,0 +1,76 @@
+#pragma once
+/// Parameters grouped by the scopes that use them: the units in which sharded values are gathered.
+
+#include <cstddef>
+#include <unordered_map>
+#include <vector>
+
+#include "autograd_lite/tape.h"
+#include "comm/bucket_scheduler.h"
+#include "comm/communicator.h"
+#include "sharding/layout/model_parameters.h"
+#include "sharding/layout/partition.h"
+
+namespace rz {
+
+/// Parameters of the same scopes in one buffer.
+struct FlatParameter {
+  std::vector<Parameter*> parameters;
+  std::vector<std::size_t> offsets;  ///< of the parameters, in elements
+  std::size_t count = 0;             ///< elements, including padding
+  std::size_t first_scope = 0;       ///< index of the earliest scope, the last one to leave backward
+  bool trainable = false;
+};
+
+/// The flat parameters of a model, trainable ones first, in the order of reduction. A trainable one has the
+/// number of its bucket.
+class FlatParameters {
+ public:
+  using Indices = std::vector<int>;
+  static constexpr std::ptrdiff_t unknown = -1;
+
+  /// `scopes` in the order of use in forward. Errc::invalid_argument names a parameter that belongs to no
+  /// scope. `align`: elements; parameters start at multiples of it, shards too.
+  FlatParameters(std::vector<const Scope*> scopes, const ModelParameters&, std::size_t align,
+                 const Communicator&);
+
+  int size() const { return static_cast<int>(list_.size()); }
+  const FlatParameter& operator[](int u) const { return list_[static_cast<std::size_t>(u)]; }
+  /// The flat parameter that contains a parameter of the model.
+  int containing(const Parameter& p) const { return containing_.at(&p); }
+  /// Shard of this rank.
+  Range shard(int u) const;
+  /// The trainable ones as buckets.
+  BucketLayout buckets(DType) const;
+
+  /// The flat parameters that a scope uses. Errc::invalid_argument if it uses a parameter of another model.
+  const Indices& of(const Scope&);
+  /// Index of the scope in the order of use, or `unknown`.
+  std::ptrdiff_t position(const Scope&) const;
+  /// The flat parameters used by the next `count` scopes of a pass. The last scope of forward is the first of
+  /// backward.
+  Indices ahead(const Scope&, Pass, int count) const;
+
+ private:
+  const ModelParameters& parameters_;
+  int rank_, ranks_;
+  std::vector<const Scope*> scopes_;
+  std::unordered_map<const Scope*, std::ptrdiff_t> position_;
+  std::unordered_map<const Scope*, Indices> of_;
+  std::unordered_map<const Parameter*, int> containing_;
+  std::vector<FlatParameter> list_;
+};
+
+/// Calls f(parameter, elements, offset in the range) for each piece of a parameter in a range of a flat
+/// parameter.
+template <class F>
+void for_each_piece(const FlatParameter& u, Range range, const F& f) {
+  for (std::size_t i = 0; i < u.parameters.size(); ++i) {
+    const std::size_t offset = u.offsets[i];
+    const Range here = intersect({offset, offset + u.parameters[i]->count()}, range);
+    if (here.count())
+      f(*u.parameters[i], Range{here.begin - offset, here.end - offset}, here.begin - range.begin);
+  }
+}
+
+}  // namespace rz

@@ -1,0 +1,30 @@
+#pragma once
+/// Where the parts of a strategy run on this rank.
+
+#include "comm/communicator.h"
+#include "comm/device/stream.h"
+#include "sharding/memory/transient_memory.h"
+#include "sharding/runtime/exposed_time.h"
+#include "tensor/tensor.h"
+
+namespace rz {
+
+/// A communicator, with stream and memory on its device. One per strategy; its parts refer to it.
+struct Runtime {
+  /// Creates a stream on the device of the communicator, which must outlive the Runtime.
+  explicit Runtime(Communicator&);
+  Runtime(const Runtime&) = delete;
+
+  /// Returns `given` if it is a stream of the device, or on the host one with several threads; otherwise
+  /// `stream`. On the host both give the same results.
+  const Stream& stream_for(const Stream& given) const;
+  /// Zeros in memory of the communicator, on its device.
+  Tensor allocate_flat(std::size_t count, DType) const;
+
+  Communicator& communicator;
+  Stream stream;              ///< the stream of the tape, once one is attached
+  TransientMemory transient;  ///< communicator memory for buffers that live for a part of a step
+  ExposedTime exposed;
+};
+
+}  // namespace rz

@@ -1,0 +1,35 @@
+#pragma once
+/// Values that every rank holds whole. Trainable ones lie in flat buckets, so that an update or a gather of a
+/// bucket is one call; frozen ones keep their own tensors.
+
+#include <vector>
+
+#include "sharding/layout/flat_layout.h"
+#include "sharding/runtime/runtime.h"
+#include "sharding/stores/value_store.h"
+
+namespace rz {
+
+class ReplicatedValues final : public ValueStore {
+ public:
+  /// Moves the values of the members to buckets of `dtype`, and converts those of frozen parameters.
+  /// Parameters without a value become zeros.
+  ReplicatedValues(const ModelParameters&, const FlatLayout&, DType dtype, const Runtime&);
+
+  Tensor updated(int bucket) const override;
+  Work publish(int bucket, const Stream&) override;
+  std::vector<StoredValue> stored() const override;
+  Tensor whole(const Parameter& p) override { return p.value; }
+  std::size_t bytes() const override;
+
+ private:
+  void convert_frozen(DType);
+  void place_members(DType);
+
+  const ModelParameters& parameters_;
+  const FlatLayout& layout_;
+  const Runtime& runtime_;
+  std::vector<Tensor> buckets_;
+};
+
+}  // namespace rz

@@ -1,0 +1,116 @@
+#include "sharding/stores/sharded_model.h"
+
+#include <utility>
+
+#include "comm/core/error.h"
+#include "comm/device/allocate.h"
+#include "sharding/optim/grad_norm.h"
+#include "sharding/stores/kept_gradients.h"
+#include "sharding/stores/replicated_values.h"
+#include "sharding/stores/sharded_gradients.h"
+#include "sharding/stores/sharded_values.h"
+#include "sharding/stores/whole_gradients.h"
+#include "tensor/ops.h"
+
+namespace rz {
+
+namespace {
+
+void check(const ShardingPlan& plan) {
+  const bool shards = plan.values == Placement::sharded || plan.gradients == Placement::sharded;
+  require(!shards || plan.state == Placement::sharded, Errc::invalid_argument,
+          "a plan that shards values or gradients must shard the optimizer state too");
+}
+
+}  // namespace
+
+ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const StorageOptions& options,
+                           Runtime& runtime)
+    : options_(options),
+      runtime_(runtime),
+      parameters_(std::move(parameters)),
+      layout_(parameters_, plan_buckets(module, runtime), options.plan.state, runtime.communicator) {
+  if (options_.precision.mixed()) masters_ = make_masters();
+  make_values();
+  make_gradients();
+}
+
+ShardedModel::~ShardedModel() = default;
+
+BucketLayout ShardedModel::plan_buckets(Module& module, Runtime& runtime) {
+  check(options_.plan);
+  if (options_.plan.values == Placement::replicated)
+    return plan_member_buckets(parameters_, options_.precision.gradients, options_.buckets);
+  flat_parameters_ =
+      std::make_unique<FlatParameters>(module.scopes(), parameters_, norm_block, runtime.communicator);
+  return flat_parameters_->buckets(options_.precision.gradients);
+}
+
+/// From the values of the model, before they are rounded.
+std::vector<Tensor> ShardedModel::make_masters() const {
+  std::vector<Tensor> out;
+  for (const int b : layout_.indices()) {
+    const Range range = layout_.updated(b);
+    out.push_back(Tensor::zeros({range.count()}, DType::f32, allocator_on(runtime_.stream.device())));
+    for (const ParameterSlice& slice : layout_.slices(b, range)) {
+      const Shape count{slice.elements.count()};
+      if (const Tensor& value = parameters_.member(slice.member).value; value.defined())
+        ops::copy(out.back().view(slice.offset - range.begin, count), value.view(slice.elements.begin, count),
+                  runtime_.stream);
+    }
+  }
+  return out;
+}
+
+void ShardedModel::make_values() {
+  const DType dtype = options_.precision.parameters;
+  if (flat_parameters_)
+    values_ = std::make_unique<ShardedValues>(*flat_parameters_, dtype, options_.prefetch, runtime_);
+  else
+    values_ = std::make_unique<ReplicatedValues>(parameters_, layout_, dtype, runtime_);
+}
+
+/// A rank keeps means of the elements that it updates.
+void ShardedModel::make_gradients() {
+  const DType dtype = options_.precision.gradients;
+  if (options_.plan.state == Placement::replicated)
+    gradients_ = std::make_unique<WholeGradients>(parameters_, layout_, dtype, runtime_);
+  else if (options_.plan.gradients == Placement::replicated)
+    gradients_ = std::make_unique<KeptGradients>(parameters_, layout_, dtype, runtime_);
+  else
+    gradients_ = std::make_unique<ShardedGradients>(parameters_, layout_, dtype, runtime_);
+}
+
+Tensor ShardedModel::updated_f32(int bucket) const {
+  return options_.precision.mixed() ? masters_[static_cast<std::size_t>(bucket)] : values_->updated(bucket);
+}
+
+void ShardedModel::rebucket(std::span<const int> order) {
+  require(options_.plan == ShardingPlan{}, Errc::invalid_argument,
+          "rebucket(): the buckets of a sharded model decide which rank owns which elements");
+  runtime_.stream.synchronize();  // the last update still reads the gradients
+  gradients_ = nullptr;           // before new buckets are allocated
+  const BucketLayout before = layout_.buckets();
+  layout_.replace(plan_member_buckets(parameters_, options_.precision.gradients, options_.buckets, order));
+  if (options_.precision.mixed())
+    masters_ = moved_to(layout_, before, masters_, parameters_, runtime_.stream);
+  make_values();
+  make_gradients();
+}
+
+std::vector<Tensor> moved_to(const FlatLayout& layout, const BucketLayout& before,
+                             std::span<const Tensor> buckets, const ModelParameters& parameters,
+                             const Stream& stream) {
+  std::vector<Tensor> out;
+  for (const int b : layout.indices())
+    out.push_back(Tensor::zeros({layout.bucket(b).count}, DType::f32, allocator_on(stream.device())));
+  for (std::size_t m = 0; m < parameters.members().size(); ++m) {
+    const auto from = before.offsets[m], to = layout.place(static_cast<int>(m));
+    const Shape shape{parameters.members()[m]->count()};
+    ops::copy(out[static_cast<std::size_t>(to.bucket)].view(to.offset, shape),
+              buckets[static_cast<std::size_t>(from.bucket)].view(from.offset, shape), stream);
+  }
+  return out;
+}
+
+}  // namespace rz

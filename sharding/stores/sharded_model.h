@@ -1,0 +1,71 @@
+#pragma once
+/// A model's parameters in flat buckets, placed by a plan.
+
+#include <memory>
+#include <vector>
+
+#include "autograd_lite/module.h"
+#include "comm/bucket_scheduler.h"
+#include "sharding/layout/flat_layout.h"
+#include "sharding/layout/flat_parameters.h"
+#include "sharding/optim/precision.h"
+#include "sharding/runtime/runtime.h"
+#include "sharding/stores/gradient_store.h"
+#include "sharding/stores/value_store.h"
+
+namespace rz {
+
+/// Where values and gradients lie, in which types.
+struct StorageOptions {
+  ShardingPlan plan;
+  Precision precision;
+  BucketOptions buckets;
+  int prefetch = 0;  ///< sharded values: scopes gathered before their use
+};
+
+/// Layout and memory of the parameters of one model: values, masters and gradients.
+class ShardedModel {
+ public:
+  /// Takes the f32 values of the parameters of the module. Module and runtime must outlive it.
+  /// Errc::invalid_argument if the plan is impossible.
+  ShardedModel(Module&, ModelParameters, const StorageOptions&, Runtime&);
+  ShardedModel(const ShardedModel&) = delete;
+  ~ShardedModel();
+
+  const StorageOptions& options() const { return options_; }
+  const ModelParameters& parameters() const { return parameters_; }
+  const FlatLayout& layout() const { return layout_; }
+  /// Null unless values are sharded.
+  FlatParameters* flat_parameters() const { return flat_parameters_.get(); }
+  ValueStore& values() const { return *values_; }
+  GradientStore& gradients() const { return *gradients_; }
+
+  /// In mixed precision, the f32 copies of the values that this rank updates, by bucket; otherwise empty.
+  const std::vector<Tensor>& masters() const { return masters_; }
+  /// The f32 values of FlatLayout::updated() of a bucket: masters in mixed precision.
+  Tensor updated_f32(int bucket) const;
+
+  /// Forms new buckets over the members in this order. Gradients are dropped. Nothing may be sharded.
+  void rebucket(std::span<const int> order);
+
+ private:
+  BucketLayout plan_buckets(Module&, Runtime&);
+  std::vector<Tensor> make_masters() const;
+  void make_values();
+  void make_gradients();
+
+  StorageOptions options_;
+  Runtime& runtime_;
+  ModelParameters parameters_;
+  std::unique_ptr<FlatParameters> flat_parameters_;
+  FlatLayout layout_;
+  std::vector<Tensor> masters_;
+  std::unique_ptr<ValueStore> values_;
+  std::unique_ptr<GradientStore> gradients_;
+};
+
+/// Moves f32 buckets of whole members from one layout to another.
+std::vector<Tensor> moved_to(const FlatLayout&, const BucketLayout& before, std::span<const Tensor> buckets,
+                             const ModelParameters&, const Stream&);
+
+}  // namespace rz

@@ -1,0 +1,27 @@
+#pragma once
+/// Gradients that every rank holds whole, as means over the ranks.
+
+#include <vector>
+
+#include "sharding/layout/flat_layout.h"
+#include "sharding/runtime/runtime.h"
+#include "sharding/stores/gradient_store.h"
+
+namespace rz {
+
+/// Each bucket is reduced in place.
+class WholeGradients final : public GradientStore {
+ public:
+  WholeGradients(const ModelParameters&, const FlatLayout&, DType, const Runtime&);
+
+  void provide(int, const Stream&) override {}
+  Work reduce(int bucket, const Stream&) override;
+  const Tensor& mean(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)]; }
+  std::size_t bytes() const override;
+
+ private:
+  Communicator& communicator_;
+  std::vector<Tensor> buckets_;
+};
+
+}  // namespace rz

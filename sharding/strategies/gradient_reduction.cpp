@@ -1,0 +1,99 @@
+#include "sharding/strategies/gradient_reduction.h"
+
+#include "comm/core/error.h"
+#include "tensor/ops.h"
+
+namespace rz {
+
+GradientReduction::GradientReduction(ShardedModel& model, Runtime& runtime)
+    : model_(model),
+      runtime_(runtime),
+      agreement_(runtime.communicator, model.parameters().members().size()) {
+  follow_layout();
+  if (FlatParameters* flat = model.flat_parameters())
+    scopes_ = std::make_unique<ScopeReadiness>(*flat, model.parameters(), model.layout());
+}
+
+void GradientReduction::follow_layout() {
+  scheduler_ = std::make_unique<BucketScheduler>(
+      model_.layout().buckets(), model_.options().buckets,
+      [this](int bucket, const Stream& stream) { return launch(bucket, stream); });
+}
+
+void GradientReduction::begin_pass() {
+  if (scopes_) scopes_->begin_pass();
+}
+
+void GradientReduction::gradient_begins(int member) {
+  agreement_.mark_used(member);
+  if (scopes_) scopes_->touch(member);
+  model_.gradients().provide(model_.layout().place(member).bucket, runtime_.stream);
+}
+
+void GradientReduction::gradient_ready(int member, const Stream& stream) {
+  if (scopes_)
+    scopes_->ready(member);
+  else
+    scheduler_->ready(member, stream);
+}
+
+void GradientReduction::leave(const Scope& scope) {
+  if (scopes_) scopes_->leave(scope, *scheduler_, runtime_.stream);
+}
+
+Work GradientReduction::launch(int bucket, const Stream& given) {
+  const Stream& stream = runtime_.stream_for(given);
+  model_.gradients().provide(bucket, runtime_.stream);
+  fill_unwritten(bucket, stream);
+  return model_.gradients().reduce(bucket, stream);
+}
+
+/// Zeros for gradients that no pass has written, and for padding.
+void GradientReduction::fill_unwritten(int bucket, const Stream& stream) {
+  const auto& members = model_.layout().bucket(bucket).members;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    Parameter& p = model_.parameters().member(members[i]);
+    if (p.grad_is_fresh && p.count()) ops::fill(p.grad, 0, stream);
+    p.grad_is_fresh = false;
+    const std::size_t gap = padded_extent(model_.layout().buckets(), bucket, i).count() - p.count();
+    if (gap)
+      ops::fill(Tensor::borrow(p.grad.raw() + p.grad.bytes(), {gap}, p.grad.dtype(), p.grad.device()), 0,
+                stream);
+  }
+}
+
+void GradientReduction::finish(const Stream& stream, bool cancelled) {
+  const bool captured = stream.capturing();
+  if (captured) agreement_.reuse_last();
+  scheduler_->launch_rest(stream);
+  // A backend that stages device memory through the host starts a call when its stream arrives there, in no
+  // fixed order with calls on host memory. So the exchange in host memory runs after the staged calls.
+  const bool staged = stream.device().kind == Device::cuda && !runtime_.communicator.capturable();
+  if (!captured && !staged) agreement_.begin(cancelled);
+  scheduler_->finish(stream);
+  runtime_.exposed.add(scheduler_->report().exposed);
+  model_.gradients().settle(stream);
+  runtime_.exposed.measure([&] {
+    if (staged) {
+      stream.synchronize();
+      agreement_.begin(cancelled);
+    }
+    agreement_.wait();
+  });
+}
+
+void GradientReduction::reset() {
+  for (Parameter* p : model_.parameters().members()) p->grad_is_fresh = true;
+  agreement_.reset();
+  model_.gradients().forget();
+}
+
+void GradientReduction::abort() noexcept {
+  runtime_.communicator.abort("a strategy was destroyed between begin_backward() and finish_gradients()");
+  try {
+    scheduler_->reset();
+  } catch (const std::exception&) {  // the operations fail because of the abort
+  }
+}
+
+}  // namespace rz

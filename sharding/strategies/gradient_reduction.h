@@ -1,0 +1,58 @@
+#pragma once
+/// Reduction of gradients over the ranks.
+
+#include <memory>
+#include <vector>
+
+#include "autograd_lite/tape.h"
+#include "comm/bucket_scheduler.h"
+#include "sharding/consistency/pass_agreement.h"
+#include "sharding/runtime/runtime.h"
+#include "sharding/stores/sharded_model.h"
+#include "sharding/strategies/scope_readiness.h"
+
+namespace rz {
+
+/// Reduces the buckets of a pass in a fixed order, while backward computes the rest, and exchanges the
+/// control state of the pass.
+class GradientReduction {
+ public:
+  /// Both must outlive the reduction.
+  GradientReduction(ShardedModel&, Runtime&);
+  GradientReduction(const GradientReduction&) = delete;
+
+  // ---- a backward pass; `member` as in ModelParameters
+  void begin_pass();
+  /// Called before the gradient of a member is written for the first time in a pass.
+  void gradient_begins(int member);
+  /// Called in a pass that synchronises when the gradient of a member is complete.
+  void gradient_ready(int member, const Stream&);
+  /// Called in a pass that synchronises after a scope has run backward.
+  void leave(const Scope&);
+
+  /// Reduces what is left and waits for all. Every rank makes the same calls in the same order, whichever
+  /// members its pass used. Afterwards agreement() holds for all ranks.
+  void finish(const Stream&, bool cancelled);
+  /// Drops all gradients.
+  void reset();
+  /// Aborts the communicator, and ends the reductions in flight.
+  void abort() noexcept;
+  /// Follows ShardedModel::rebucket().
+  void follow_layout();
+
+  PassAgreement& agreement() { return agreement_; }
+  /// Members in the order in which their gradients became ready in the last pass that was reduced.
+  const std::vector<int>& ready_order() const { return scheduler_->ready_order(); }
+
+ private:
+  Work launch(int bucket, const Stream&);
+  void fill_unwritten(int bucket, const Stream&);
+
+  ShardedModel& model_;
+  Runtime& runtime_;
+  PassAgreement agreement_;
+  std::unique_ptr<BucketScheduler> scheduler_;
+  std::unique_ptr<ScopeReadiness> scopes_;  // null unless values are sharded
+};
+
+}  // namespace rz

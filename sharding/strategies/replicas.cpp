@@ -1,0 +1,94 @@
+#include "sharding/strategies/replicas.h"
+
+#include <algorithm>
+
+#include "comm/core/error.h"
+
+namespace rz {
+
+namespace {
+
+void require_in_f32(const Parameter& p) {
+  require(!p.value.defined() || p.value.dtype() == DType::f32, Errc::unsupported, "parameter ", p.name,
+          " is ", name(p.value.dtype()),
+          "; strategies take f32 parameters (StrategyOptions::precision says what they become)");
+}
+
+void require_same_options(StrategyKind kind, const StrategyOptions& options,
+                          const ModelParameters& parameters, Communicator& communicator) {
+  const auto yes = [](bool x) { return x ? "yes" : "no"; };
+  std::vector<Fact> facts{{"the strategy", name(kind)},
+                          {"first_bucket_bytes", concat(options.first_bucket_bytes)},
+                          {"bucket_bytes", concat(options.bucket_bytes)},
+                          {"overlap", yes(options.overlap)},
+                          {"rebuild", yes(options.rebuild)},
+                          {"precision.parameters", name(options.precision.parameters)},
+                          {"precision.gradients", name(options.precision.gradients)},
+                          {"prefetch_scopes", concat(options.prefetch_scopes)},
+                          {"unused_parameters", name(options.unused_parameters)}};
+  for (std::size_t m = 0; m < parameters.members().size(); ++m)
+    facts.push_back({concat("weight decay of ", parameters.members()[m]->name), yes(parameters.decays()[m])});
+  require_same("StrategyOptions", facts, "give every rank the same", communicator);
+}
+
+Fact fact_of(const Parameter& p, const void* values, std::size_t bytes) {
+  return {p.name, concat("of hash ", hash_text(hash_bytes(values, bytes)))};
+}
+
+Fact fact_of(const Parameter& p, const Tensor& value, const Stream& stream) {
+  const Tensor on_host = value.on_host(stream);
+  return fact_of(p, on_host.raw(), on_host.bytes());
+}
+
+}  // namespace
+
+ModelParameters agree_on_model(StrategyKind kind, Module& module, const StrategyOptions& options,
+                               Communicator& communicator) {
+  const auto all = module.parameters();
+  require_distinct_names(all);
+  require_same_model(all, communicator);
+  for (const Parameter* p : all) require_in_f32(*p);
+  ModelParameters parameters(all, options.decays);
+  require_same_options(kind, options, parameters, communicator);
+  broadcast_values(all, communicator);
+  return parameters;
+}
+
+ReplicaComparison::ReplicaComparison(const ShardedModel& model, ValueAccess& access, Runtime& runtime)
+    : model_(model), access_(access), runtime_(runtime) {}
+
+void ReplicaComparison::record(const ValueAccess::Fill& fill) {
+  if (model_.options().plan.values == Placement::replicated) return;
+  filled_.clear();
+  for (const auto* list : {&model_.parameters().members(), &model_.parameters().frozen()})
+    for (const Parameter* p : *list) {
+      std::vector<float> values(std::min<std::size_t>(p->count(), 64));
+      fill(*p, {0, values.size()}, values.data());
+      filled_.push_back(fact_of(*p, values.data(), values.size() * sizeof(float)));
+    }
+}
+
+/// The values that every rank holds whole: in mixed precision the working copies.
+std::vector<Fact> ReplicaComparison::held_values() const {
+  std::vector<Fact> facts;
+  for (const StoredValue& stored : model_.values().stored())
+    facts.push_back(fact_of(*stored.parameter, stored.values, runtime_.stream));
+  return facts;
+}
+
+void ReplicaComparison::add_masters(std::vector<Fact>& facts) {
+  for (const Parameter* p : model_.parameters().members())
+    facts.push_back(fact_of(*p, access_.whole(*p), runtime_.stream));
+}
+
+void ReplicaComparison::require_same_values() {
+  const StorageOptions& options = model_.options();
+  const bool replicated = options.plan.values == Placement::replicated;
+  std::vector<Fact> facts = replicated ? held_values() : filled_;
+  if (options.plan.state == Placement::replicated && options.precision.mixed()) add_masters(facts);
+  require_same("a parameter's value", facts,
+               "fill or load the same on every rank (the same seed, the same checkpoint)",
+               runtime_.communicator);
+}
+
+}  // namespace rz

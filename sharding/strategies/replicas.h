@@ -1,0 +1,40 @@
+#pragma once
+/// Comparison of models, options and values over the ranks.
+
+#include <vector>
+
+#include "autograd_lite/module.h"
+#include "sharding/consistency/rank_consistency.h"
+#include "sharding/layout/model_parameters.h"
+#include "sharding/strategies/strategy_options.h"
+#include "sharding/strategies/value_access.h"
+
+namespace rz {
+
+/// Checks that the ranks have the same model, in f32, and the same options, and broadcasts the values of
+/// rank 0. Collective.
+ModelParameters agree_on_model(StrategyKind, Module&, const StrategyOptions&, Communicator&);
+
+/// Compares the values that several ranks hold. Values that one rank holds are compared as they were filled
+/// in.
+class ReplicaComparison {
+ public:
+  ReplicaComparison(const ShardedModel&, ValueAccess&, Runtime&);
+
+  /// Call before ValueAccess::fill(). If values are sharded, calls fill for the first 64 elements of each
+  /// parameter.
+  void record(const ValueAccess::Fill&);
+  /// Errc::mismatch names the parameter and the rank that differ. Collective.
+  void require_same_values();
+
+ private:
+  std::vector<Fact> held_values() const;
+  void add_masters(std::vector<Fact>&);
+
+  const ShardedModel& model_;
+  ValueAccess& access_;
+  Runtime& runtime_;
+  std::vector<Fact> filled_;  // hashes of the first elements that fill() wrote
+};
+
+}  // namespace rz

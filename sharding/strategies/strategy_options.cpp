@@ -1,0 +1,68 @@
+#include "sharding/strategies/strategy_options.h"
+
+#include <array>
+
+#include "comm/core/error.h"
+#include "sharding/optim/grad_norm.h"
+
+namespace rz {
+
+namespace {
+
+constexpr std::array strategy_names{"ddp", "zero1", "zero2", "zero3"};
+
+bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
+
+void check(const Precision& p, Device device) {
+  require(is_float(p.parameters), Errc::invalid_argument, "precision: parameters in ", name(p.parameters),
+          "; choose f32, bf16 or f16");
+  require(p.gradients == DType::f32 || p.gradients == p.parameters, Errc::invalid_argument,
+          "precision: gradients in ", name(p.gradients), " of parameters in ", name(p.parameters),
+          "; choose f32 or ", name(p.parameters));
+  require(!p.mixed() || device.kind == Device::cuda, Errc::unsupported, "training in ", name(p.parameters),
+          " needs a CUDA device, and the communicator's memory is on the ", name(device),
+          "; train in f32, or choose a device");
+}
+
+}  // namespace
+
+const char* name(StrategyKind kind) { return strategy_names[static_cast<std::size_t>(kind)]; }
+
+StrategyKind strategy_from_name(std::string_view text) {
+  for (std::size_t i = 0; i < strategy_names.size(); ++i)
+    if (text == strategy_names[i]) return static_cast<StrategyKind>(i);
+  fail(Errc::config, "unknown strategy \"", text, "\"; choose ddp, zero1, zero2 or zero3");
+}
+
+ShardingPlan plan_of(StrategyKind kind) {
+  using enum Placement;
+  switch (kind) {
+    case StrategyKind::ddp:
+      return {};
+    case StrategyKind::zero1:
+      return {.state = sharded};
+    case StrategyKind::zero2:
+      return {.gradients = sharded, .state = sharded};
+    case StrategyKind::zero3:
+      return {.values = sharded, .gradients = sharded, .state = sharded};
+  }
+  fail(Errc::invalid_argument, "no such strategy");
+}
+
+StrategyOptions checked(StrategyOptions options, const Communicator& communicator) {
+  check(options.precision, communicator.options().device);
+  if (!options.decays) options.decays = [](const Parameter& p) { return p.shape.dims() >= 2; };
+  return options;
+}
+
+BucketOptions bucket_options(const StrategyOptions& options, const Communicator& communicator) {
+  BucketOptions o;
+  o.first_bytes = options.first_bucket_bytes;
+  o.cap_bytes = options.bucket_bytes;
+  o.align = norm_block;
+  o.granularity = norm_block * static_cast<std::size_t>(communicator.size());
+  o.overlap = options.overlap;
+  return o;
+}
+
+}  // namespace rz

@@ -1,0 +1,82 @@
+#include "sharding/strategies/value_access.h"
+
+#include <algorithm>
+
+#include "comm/core/error.h"
+#include "sharding/memory/host_staging.h"
+#include "tensor/ops.h"
+
+namespace rz {
+
+ValueAccess::ValueAccess(ShardedModel& model, Runtime& runtime) : model_(model), runtime_(runtime) {}
+
+void ValueAccess::fill(const Fill& fill) {
+  const auto write = [&](const Tensor& to, const Parameter& p, Range elements) {
+    write_via_host(to, runtime_.stream, [&](float* out) { fill(p, elements, out); });
+  };
+  release();
+  model_.values().release();
+  for (const StoredValue& stored : model_.values().stored())
+    write(stored.values, *stored.parameter, stored.elements);
+  if (!model_.options().precision.mixed()) return;
+  const FlatLayout& layout = model_.layout();
+  for (const int b : layout.indices())
+    for (const ParameterSlice& slice : layout.slices(b, layout.updated(b)))
+      write(model_.updated_f32(b).view(slice.offset - layout.updated(b).begin, {slice.elements.count()}),
+            model_.parameters().member(slice.member), slice.elements);
+}
+
+void ValueAccess::visit_owned(const Visit& visit) const {
+  const auto read = [&](const Tensor& from, const Parameter& p, Range elements) {
+    read_via_host(from, runtime_.stream, [&](const float* value) { visit(p, elements, value); });
+  };
+  const FlatLayout& layout = model_.layout();
+  for (const int b : layout.indices()) {
+    const Tensor values = model_.updated_f32(b);
+    for (const ParameterSlice& slice : layout.slices(b, layout.shard(b)))
+      read(values.view(slice.offset - layout.updated(b).begin, {slice.elements.count()}),
+           model_.parameters().member(slice.member), slice.elements);
+  }
+  for (const StoredValue& stored : model_.values().stored())
+    if (stored.exported && model_.parameters().member_of(*stored.parameter) < 0)
+      read(stored.values, *stored.parameter, stored.elements);
+}
+
+Tensor ValueAccess::whole(const Parameter& p) {
+  const int member = model_.parameters().member_of(p);
+  require(member >= 0 ||
+              std::ranges::find(model_.parameters().frozen(), &p) != model_.parameters().frozen().end(),
+          Errc::invalid_argument, "full_value(): ", p.name, " is not a parameter of the model");
+  if (!model_.options().precision.mixed()) return model_.values().whole(p);
+  return member >= 0 ? whole_master(member) : widened(model_.values().whole(p));
+}
+
+Tensor ValueAccess::widened(const Tensor& value) {
+  const Tensor wide = runtime_.transient.allocate(value.shape());
+  if (value.count()) ops::copy(wide, value, runtime_.stream);
+  return wide;
+}
+
+Tensor ValueAccess::whole_master(int member) {
+  const auto place = model_.layout().place(member);
+  const Shape& shape = model_.parameters().member(member).shape;
+  const Tensor& mine = model_.masters()[static_cast<std::size_t>(place.bucket)];
+  const std::size_t count = model_.layout().bucket(place.bucket).count;
+  if (mine.count() == count) return mine.view(place.offset, shape);
+  if (gathered_bucket_ != place.bucket) {
+    release();  // before memory is allocated
+    gathered_ = runtime_.transient.allocate({count});
+    runtime_.exposed.wait(
+        runtime_.communicator.all_gather(mine.buffer(), gathered_.buffer(), runtime_.stream),
+        runtime_.stream);
+    gathered_bucket_ = place.bucket;
+  }
+  return gathered_.view(place.offset, shape);
+}
+
+void ValueAccess::release() {
+  gathered_bucket_ = -1;
+  gathered_ = {};
+}
+
+}  // namespace rz

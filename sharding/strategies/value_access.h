@@ -1,0 +1,41 @@
+#pragma once
+/// Import and export of parameter values in f32, at most one scope or one bucket at a time.
+
+#include <functional>
+
+#include "sharding/runtime/runtime.h"
+#include "sharding/stores/sharded_model.h"
+
+namespace rz {
+
+/// Reads and writes the values of a sharded model: masters in mixed precision, otherwise the values that the
+/// model uses.
+class ValueAccess {
+ public:
+  /// Writes `elements` of the flat parameter to out[0, elements.count()).
+  using Fill = std::function<void(const Parameter&, Range elements, float* out)>;
+  /// Reads `elements` of the flat parameter from value[0, elements.count()).
+  using Visit = std::function<void(const Parameter&, Range elements, const float* value)>;
+
+  ValueAccess(ShardedModel&, Runtime&);
+
+  /// Calls fill for all elements that this rank holds.
+  void fill(const Fill&);
+  /// Over all ranks, visits each element exactly once.
+  void visit_owned(const Visit&) const;
+  /// The whole parameter. Collective. Errc::invalid_argument unless it is one of the model.
+  Tensor whole(const Parameter&);
+  /// Drops what whole() has gathered; call before values change.
+  void release();
+
+ private:
+  Tensor whole_master(int member);
+  Tensor widened(const Tensor&);
+
+  ShardedModel& model_;
+  Runtime& runtime_;
+  int gathered_bucket_ = -1;  // bucket whose masters are in gathered_; -1: none
+  Tensor gathered_;
+};
+
+}  // namespace rz

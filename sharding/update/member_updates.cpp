@@ -1,0 +1,24 @@
+#include "sharding/update/member_updates.h"
+
+namespace rz {
+
+MemberUpdates::MemberUpdates(const std::vector<bool>& decays, UnusedParameterPolicy policy,
+                             const PassAgreement& used)
+    : decays_(decays), policy_(policy), used_(used), missed_(decays.size()) {}
+
+bool MemberUpdates::skipped(std::size_t member) const {
+  return policy_ == UnusedParameterPolicy::pytorch && !used_.is_used(static_cast<int>(member));
+}
+
+std::span<const MemberUpdate> MemberUpdates::decide() {
+  updates_.clear();
+  for (std::size_t m = 0; m < missed_.size(); ++m)
+    updates_.push_back({.skip = skipped(m), .decay = decays_[m], .missed = missed_[m]});
+  return updates_;
+}
+
+void MemberUpdates::count_missed() {
+  for (std::size_t m = 0; m < missed_.size(); ++m) missed_[m] += skipped(m);
+}
+
+}  // namespace rz

@@ -1,0 +1,38 @@
+#pragma once
+/// How updates treat each member.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sharding/consistency/pass_agreement.h"
+#include "sharding/layout/partition.h"
+#include "sharding/optim/unused_parameters.h"
+
+namespace rz {
+
+/// Decides which members an update skips, and counts the updates that each has missed.
+class MemberUpdates {
+ public:
+  /// `decays`: whether weight decay applies, by member. `used`: the members used in the passes since
+  /// zero_grad(); must outlive this object.
+  MemberUpdates(const std::vector<bool>& decays, UnusedParameterPolicy, const PassAgreement& used);
+
+  /// For the next update, by member; valid until the next call.
+  std::span<const MemberUpdate> decide();
+  /// Call after an update that was not skipped.
+  void count_missed();
+  /// Updates that skipped a member, by member.
+  std::span<const std::int64_t> missed() const { return missed_; }
+
+ private:
+  bool skipped(std::size_t member) const;
+
+  const std::vector<bool>& decays_;
+  UnusedParameterPolicy policy_;
+  const PassAgreement& used_;
+  std::vector<std::int64_t> missed_;
+  std::vector<MemberUpdate> updates_;  // kept so that an update allocates nothing
+};
+
+}  // namespace rz

@@ -1,0 +1,114 @@
+#include "sharding/update/updater.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/core/error.h"
+#include "comm/device/allocate.h"
+#include "sharding/consistency/rank_consistency.h"
+
+namespace rz {
+
+Updater::Updater(ShardedModel& model, MemberUpdates& members, bool overlap, Runtime& runtime)
+    : model_(model), members_(members), overlap_(overlap), runtime_(runtime) {}
+
+void Updater::make_state(const Optimizer& optimizer) {
+  const FlatLayout& layout = model_.layout();
+  if (state_.empty())
+    for (int s = 0; s < optimizer.state_count(); ++s) {
+      auto& buckets = state_.emplace_back();
+      for (const int b : layout.indices())
+        buckets.push_back(
+            Tensor::zeros({layout.updated(b).count()}, DType::f32, allocator_on(runtime_.stream.device())));
+    }
+  require(static_cast<int>(state_.size()) == optimizer.state_count(), Errc::invalid_argument,
+          "step(): ", optimizer.name(), " keeps ", optimizer.state_count(),
+          " values an element, and earlier steps kept ", state_.size(),
+          "; use one optimizer with a strategy");
+}
+
+void Updater::require_same_optimizer(const Optimizer& optimizer, const Stream& stream) {
+  if (same_optimizer_ || runtime_.communicator.size() == 1) return;
+  // Calls on host memory have no fixed order with staged calls on device memory.
+  if (stream.device().kind == Device::cuda) stream.synchronize();
+  require_same("the update", std::vector<Fact>{{"the optimizer", optimizer.describe()}},
+               "give every rank the same", runtime_.communicator);
+  same_optimizer_ = true;
+}
+
+void Updater::update(Optimizer& optimizer, const UpdateScale& given, const Stream& stream) {
+  require_same_optimizer(optimizer, stream);
+  make_state(optimizer);
+  const std::span<const MemberUpdate> updates = members_.decide();
+  const bool prepared = constants_.take_written();
+  UpdateScale scale = given;
+  if (!prepared) optimizer.begin_update();
+  if (prepared && scale.device_outcome) scale.constants = constants_.of(0, 0);
+  for (const int b : model_.layout().indices()) {
+    update_bucket(b, optimizer, updates, scale, stream);
+    published_.push_back(model_.values().publish(b, stream));
+    if (!overlap_) runtime_.exposed.wait(published_.back(), stream);
+  }
+  for (const Work& work : published_) runtime_.exposed.wait(work, stream);
+  published_.clear();
+}
+
+/// Members that missed the same number of updates are one call of the optimizer.
+void Updater::update_bucket(int bucket, const Optimizer& optimizer, std::span<const MemberUpdate> updates,
+                            const UpdateScale& scale, const Stream& stream) {
+  const FlatLayout& layout = model_.layout();
+  runs_ = member_runs(layout.buckets(), bucket, layout.updated(bucket), updates, std::move(runs_));
+  std::ranges::sort(runs_, {},
+                    [](const MemberRun& run) { return std::pair(run.update.missed, run.range.begin); });
+  for (std::size_t begin = 0, end = 0; begin < runs_.size(); begin = end) {
+    const std::int64_t missed = runs_[begin].update.missed;
+    while (end < runs_.size() && runs_[end].update.missed == missed) ++end;
+    make_spans(bucket, {&runs_[begin], end - begin});
+    UpdateScale own = scale;
+    own.missed = missed;
+    if (scale.constants) own.constants = constants_.of(missed, runs_[begin].first);
+    optimizer.update(spans_, own, stream);
+  }
+}
+
+void Updater::make_spans(int bucket, std::span<const MemberRun> runs) {
+  const Tensor values = model_.updated_f32(bucket), &gradients = model_.gradients().mean(bucket);
+  const bool mixed = model_.options().precision.mixed();
+  const Tensor working = mixed ? model_.values().updated(bucket) : Tensor();
+  const Range range = model_.layout().updated(bucket);
+  spans_.clear();
+  for (const MemberRun& run : runs) {
+    const std::size_t at = run.range.begin - range.begin;
+    UpdateSpan& span = spans_.emplace_back();
+    span.value = values.data<float>() + at;
+    span.gradient = gradients.raw() + at * size_of(gradients.dtype());
+    span.gradient_dtype = gradients.dtype();
+    if (mixed) {
+      span.working = working.raw() + at * size_of(working.dtype());
+      span.working_dtype = working.dtype();
+    }
+    span.count = run.range.count();
+    span.decay = run.update.decay;
+    for (std::size_t s = 0; s < state_.size(); ++s)
+      span.state[s] = state_[s][static_cast<std::size_t>(bucket)].data<float>() + at;
+  }
+}
+
+void Updater::prepare(Optimizer& optimizer, const Stream& stream) {
+  optimizer.begin_update();
+  constants_.write(optimizer, members_.missed(), stream);
+}
+
+void Updater::move_state(const BucketLayout& before) {
+  for (auto& buckets : state_)
+    buckets = moved_to(model_.layout(), before, buckets, model_.parameters(), runtime_.stream);
+}
+
+std::size_t Updater::bytes() const {
+  std::size_t total = 0;
+  for (const auto& buckets : state_)
+    for (const Tensor& t : buckets) total += t.bytes();
+  return total;
+}
+
+}  // namespace rz
