@@ -1,0 +1,33 @@
+#pragma once
+/// Seeds of dropout.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/device/stream.h"
+
+namespace rz::train_gpt {
+
+/// Every micro-batch of every rank has its own seed, in memory that a graph may read.
+class DropoutSeeds {
+ public:
+  struct Place {
+    int rank = 0, ranks = 1;
+  };
+  /// For updates of `micro_batches`, on the device of the stream.
+  DropoutSeeds(std::uint64_t seed, std::size_t micro_batches, Place, const Stream&);
+
+  /// Writes the seeds of an update in the order of the stream.
+  void draw(std::uint64_t update, const Stream&);
+  /// On the device; see Tape::seed_at().
+  const std::uint64_t* at(std::size_t micro_batch) const { return on_device_.get() + micro_batch; }
+
+ private:
+  std::uint64_t seed_;
+  Place place_;
+  std::vector<std::uint64_t> next_;  // in host memory
+  std::shared_ptr<std::uint64_t> on_device_;
+};
+
+}  // namespace rz::train_gpt

@@ -1,0 +1,30 @@
+#include "tools/train_gpt/update_graph.h"
+
+namespace rz::train_gpt {
+
+namespace {
+constexpr int warmup_updates = 3;  // memory settles in the second update after buckets were rebuilt
+}
+
+bool UpdateGraph::run(const Stream& stream, bool may_capture, double loss_scale,
+                      const std::function<void()>& update) {
+  if (!may_capture || uncaptured_updates_ < warmup_updates) {
+    update();
+    ++uncaptured_updates_;
+    return false;
+  }
+  if (!graph_.defined() || captured_scale_ != loss_scale) {
+    graph_ = {};
+    graph_ = capture(stream, update);
+    captured_scale_ = loss_scale;
+  }
+  graph_.launch(stream);
+  return true;
+}
+
+void UpdateGraph::drop() {
+  graph_ = {};
+  uncaptured_updates_ = 0;
+}
+
+}  // namespace rz::train_gpt
