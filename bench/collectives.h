@@ -21,8 +21,8 @@ struct RankInfo {
 struct ElementCounts {
   std::size_t send = 0, recv = 0;
   std::size_t count_column = 0;  ///< shown in the column `count`
-  std::size_t size_column =
-      0;  ///< shown in the column `size` and used for the bandwidths; equal on every rank
+  /// Shown in the column `size` and used for the bandwidths; equal on every rank.
+  std::size_t size_column = 0;
   /// In place, input and output start at these elements of one buffer of `in_place_extent` elements.
   std::size_t in_place_in = 0, in_place_out = 0, in_place_extent = 0;
 };

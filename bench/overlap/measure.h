@@ -15,8 +15,8 @@ struct Plan {
   std::size_t members = 5;  ///< per bucket: parameters whose gradients become ready one after the other
   int iterations = 5;
   int registered = 1;  ///< argument of memory_of()
-  long passes =
-      0;  ///< computing passes per member; 0: calibrated, so that computing takes as long as communicating
+  /// Computing passes per member; 0: calibrated, so that computing takes as long as communicating.
+  long passes = 0;
 };
 
 /// Milliseconds of one iteration, on one rank or as the maximum over ranks.

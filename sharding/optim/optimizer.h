@@ -21,9 +21,9 @@ struct UpdateSpan {
   float* value = nullptr;
   const void* gradient = nullptr;
   std::array<float*, 2> state{};  ///< the first state_count() pointers are set; zeros before the first update
-  std::size_t count =
-      0;              ///< a multiple of 64; zero padding between parameters is updated too, and stays zero
-  bool decay = true;  ///< whether weight decay applies
+  /// A multiple of 64; zero padding between parameters is updated too, and stays zero.
+  std::size_t count = 0;
+  bool decay = true;                  ///< whether weight decay applies
   DType gradient_dtype = DType::f32;  ///< on the host f32 only
   void* working = nullptr;            ///< on a device: 16-bit copy of the values, updated too
   DType working_dtype = DType::bf16;
@@ -32,10 +32,10 @@ struct UpdateSpan {
 /// How an update reads its gradients.
 struct UpdateScale {
   float factor = 1;  ///< multiplies the gradients
-  const StepOutcome* device_outcome =
-      nullptr;  ///< in device memory: replaces factor, and may skip the update
-  const void* constants =
-      nullptr;              ///< in device memory: a result of constants(), replaces the current settings
+  /// In device memory: replaces factor, and may skip the update.
+  const StepOutcome* device_outcome = nullptr;
+  /// In device memory: a result of constants(), replaces the current settings.
+  const void* constants = nullptr;
   std::int64_t missed = 0;  ///< earlier updates that skipped these elements
 };
 

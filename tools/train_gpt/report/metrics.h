@@ -16,8 +16,8 @@ struct UpdateReport {
   double lr = 0;
   double tokens_per_second = 0;  ///< of all ranks
   double step_ms = 0;
-  double exposed_comm_ms =
-      0;  ///< waited for communication on this rank; NaN in a graph replay, where it cannot be measured
+  /// Waited for communication on this rank; NaN in a graph replay, where it cannot be measured.
+  double exposed_comm_ms = 0;
   double loss_scale = 0;  ///< f16 only; 0: no loss scaling
   bool skipped = false;   ///< gradients were not finite: the update was skipped
   bool diverged = false;  ///< loss or norm is not finite, and the configuration does not skip such updates
