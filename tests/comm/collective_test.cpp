@@ -35,7 +35,7 @@ TEST(CollectiveTraits, AgreeWithTheSchedulesOfOneStep) {
     const Schedule s = a.schedule({0, 3, 0, {}});
     std::vector<int> chunks;
     for (const Step& step : s.steps)
-      if (step.kind == Step::send) chunks.push_back(step.slot.chunk);
+      if (step.kind == Step::send) chunks.push_back(step.chunk.number);
     ASSERT_EQ(chunks.size(), traits(a.collective).sends(true) ? 2u : 0u) << name(a.collective);
     if (chunks.size() == 2)
       EXPECT_EQ(chunks[0] != chunks[1], traits(a.collective).sends_per_rank()) << name(a.collective);
