@@ -1,113 +1,100 @@
-// Fast path: a small call with the plan of the last one. It runs the same steps as advance_one_shot() or
-// advance_zero_copy(), as straight-line code, and leaves to spin() if a peer is late.
+// An all_reduce of 8 B by two ranks takes these steps on each of them:
+//
+//   1. try_reserve: the peer has acknowledged, or implied, that it no longer reads the slot's last contents.
+//   2. send: the 8 bytes go into the payload of this rank's slot. Then its tag, with a release store: step
+//      number and hash of the calls so far. Payload and tag share a cache line, so the peer gets both in one
+//      miss. The bookkeeping (call log, step counter) follows while the line travels.
+//   3. all_arrived: polls the tag of the peer's slot until it is that of this step, with an acquire load. A
+//      tag of a later step, or of another history, is a mismatch.
+//   4. read: reduces this rank's input and the peer's payload, in rank order, into the output.
+//   5. ack_lazily: the next call's slot implies the acknowledgement, so it is written every 16 steps only.
+//
+// In other collectives without handle exchange the contribution may lie in two slots or in the staging ring,
+// and the receiver copies. Where calls of this shape are zero_copy, steps 2 and 3 exchange the handles of the
+// buffers, which seldom change; step 4 accesses the peers' buffers; and a second slot ends these accesses.
 
-#include "comm/intranode/engine.h"
+#include "comm/intranode/fast_path.h"
+
+#include <utility>
 
 namespace rz {
 
-bool IntranodeEngine::run_fast_path(const CallKey& call, std::uint32_t sequence, int turns) {
-  last_call_.in.data = call.in, last_call_.out.data = call.out;
-  op_ = &last_call_;
-  channel_.begin_repeat(sequence);
-  if (!fast_path_ || !can_reserve_contribution()) {
-    if (last_was_zero_copy_ && can_reserve(0)) return run_zero_copy(turns);
-    reset(channel_.next_step());
-    return spin(turns);
-  }
-  data_step_ = channel_.next_step();
-  send_last_contribution();
-  prepare_operands();
-  int peer = 0;
-  while (!all_arrived(peer, data_step_)) {
-    if (oversubscribed_ || turns-- == 0) return leave_fast_path(peer, oversubscribed_ ? turns : 0);
-    channel_.spin_once();
-  }
-  read_last();
-  inline_ && !traits(last_call_.kind).rooted() ? channel_.ack_lazily(channel_.next_step()) : finish();
-  return true;
+void FastPath::plan(const PlannedCall& c) {
+  const Collective kind = c.ranks().kind;
+  const bool plain = c.op->op.kind != ReduceOp::premul_sum && kind != Collective::all_to_all_v;
+  eligible_ = plain && message_bytes(kind, c.layout.total_bytes, c.ranks().size) <= max_bytes;
+  const bool one_round = c.plan.protocol == Protocol::one_shot && c.plan.chunking.chunks == 1;
+  form_ = one_round && !c.may_exchange_handles() ? Form::one_shot : Form::none;
 }
 
-/// send_contribution(0), with the inline payload copied without a call of memcpy().
-void IntranodeEngine::send_last_contribution() {
-  if (slots_ > 1) return send_slots();
-  if (is_sender_ && inline_ && !plan_.per_peer)
-    copy_small(channel_.payload(rank_, data_step_), static_cast<const std::byte*>(last_call_.in.data),
-               plan_.shard_bytes);
-  else if (is_sender_)
-    write_contribution(0);
+void FastPath::chosen(const PlannedCall& c, Protocol protocol) {
+  form_ = protocol == Protocol::zero_copy && c.in_place.chunking.chunks == 1 ? Form::zero_copy : Form::none;
+}
+
+FastPath::End FastPath::run(const PlannedCall& c, int& turns) {
+  if (form_ == Form::one_shot && staged_.contributions().try_reserve(c)) return run_one_shot(c, turns);
+  if (form_ == Form::zero_copy && channel_.try_reserve(0, false)) return run_zero_copy(c, turns);
+  return End::declined;
+}
+
+// ---- one_shot
+
+FastPath::End FastPath::run_one_shot(const PlannedCall& c, int& turns) {
+  Contributions& contributions = staged_.contributions();
+  const StepNumber step = channel_.next_step();
+  send(c, step);
+  std::span<const void*> operands;  // found while slots are in flight
+  if (c.ranks().kind == Collective::all_reduce) operands = contributions.operands(c, 0, step);
+  peer_ = 0;
+  if (!poll([&] { return contributions.all_arrived(c, peer_, step); }, turns))
+    return End::waits_contributions;
+  read(c, operands, step);
+  const StepNumber end = channel_.next_step();
+  c.inlined() && !traits(c.ranks().kind).rooted() ? channel_.ack_lazily(end) : contributions.ack_all(c, end);
+  return End::complete;
+}
+
+/// Contributions::send(), with the payload of one slot copied without a call of memcpy().
+void FastPath::send(const PlannedCall& c, StepNumber step) {
+  if (c.plan.inline_slots != 1 || c.plan.per_peer) return staged_.contributions().send(c, 0);
+  if (c.ranks().is_sender) copy_small(channel_.payload(c.ranks().rank, step), c.in(), c.plan.shard_bytes);
   channel_.send();
 }
 
-/// Operands of read_last(), computed while slots are in flight.
-void IntranodeEngine::prepare_operands() {
-  if (last_call_.kind != Collective::all_reduce) return;
-  for (int r = 0; r < size_; ++r)
-    sources_[index(r)] = r == rank_ ? last_call_.in.data : contribution(r, data_step_);
-}
-
-/// read_contributions(0), likewise.
-void IntranodeEngine::read_last() {
-  if (last_call_.kind == Collective::all_reduce) {
-    if (const std::size_t count = channel_.call().count)
-      reduce_kernel_(last_call_.out.data, nullptr, sources_, count,
-                     last_call_.op.kind == ReduceOp::avg ? size_ : 1);
-  } else if (last_call_.kind == Collective::broadcast && inline_ && rank_ != last_call_.root) {
-    copy_small(static_cast<std::byte*>(last_call_.out.data), channel_.payload(last_call_.root, data_step_),
-               plan_.shard_bytes);
+/// OneShotCall::read(), likewise.
+void FastPath::read(const PlannedCall& c, std::span<const void*> operands, StepNumber step) {
+  const CallRanks& ranks = c.ranks();
+  if (ranks.kind == Collective::all_reduce) {
+    if (c.op->in.count) c.stores.kernel(c.out(), nullptr, operands, c.op->in.count, c.stores.divide);
+  } else if (ranks.kind == Collective::broadcast && c.inlined() && ranks.rank != ranks.root) {
+    copy_small(c.out(), channel_.payload(ranks.root, step), c.plan.shard_bytes);
   } else {
-    read_ = 0;
-    read_contributions(0);
+    staged_.one_shot().read(c, 0, step);
   }
 }
 
-/// Continues the call in the regular state machine, by spin().
-bool IntranodeEngine::leave_fast_path(int peer, int turns) {
-  complete_ = false;
-  exchanges_handles_ = exchanges_counts_ = false;
-  first_step_ = data_step_;
-  contributed_ = 1, read_ = 0;
-  next_contribution_ = peer;
-  return spin(turns);
-}
+// ---- zero_copy
 
-/// The steps of exchange_handles() and advance_zero_copy() for a call whose predecessor was zero_copy in one
-/// round. If a buffer is no longer mapped or a peer is late, spin() continues.
-bool IntranodeEngine::run_zero_copy(int turns) {
-  const std::uint32_t first = channel_.next_step();
-  if (const LocalBuffers own = local_buffers(); !handles_.is_unchanged(own)) publish_handles(own);
-  handles_.write_to(channel_.payload(rank_, first));
-  channel_.send();
-  reset(first);
-  if (!poll_all_produced(next_contribution_, first_step_, turns) || !receive_handles()) return spin(turns);
-  exchanges_handles_ = false;
-  chunks_ = zero_copy_chunks_;
-  read_zero_copy(read_++);
-  channel_.send();
-  if (!poll_all_produced(next_result_, data_step_, turns)) return spin(turns);
+FastPath::End FastPath::run_zero_copy(const PlannedCall& c, int& turns) {
+  const StepNumber first = channel_.next_step();
+  handles_.publish_again(c, first);
+  handles_.begin(c);
+  if (!poll([&] { return handles_.poll_all(first); }, turns) ||
+      !handles_.receive_again(c, first, [&](int r) { zero_copy_.map_peer(c, r); }))
+    return End::waits_handles;
+  zero_copy_.start(c, first + 1);
+  zero_copy_.access(c);
+  if (!poll([&] { return zero_copy_.poll_ends(); }, turns)) return End::waits_ends;
   // Every rank waits for all others here, so each learns of it by the next call's slot, too.
   channel_.ack_lazily(channel_.next_step());
-  complete_ = true;
-  return true;
+  return End::complete;
 }
 
-/// Polls until all peers have published that step, or `turns` is used up; on an oversubscribed node only
-/// once, since a peer may need this processor.
-bool IntranodeEngine::poll_all_produced(int& next, std::uint32_t step, int& turns) {
-  for (; !all_produced(next, step); --turns) {
+template <class F>
+bool FastPath::poll(const F& arrived, int& turns) {
+  for (; !arrived(); --turns) {
     if (oversubscribed_ || turns == 0) return false;
     channel_.spin_once();
-  }
-  return true;
-}
-
-/// Reads all handles of this call; true if every needed buffer is mapped. Unchanged handles need no mapping.
-bool IntranodeEngine::receive_handles() {
-  if (!is_mapped(rank_)) return false;
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
-    if (!handles_.receive(r, channel_.payload(r, first_step_))) continue;
-    if (!is_mapped(r)) return false;
-    map_peer(r);
   }
   return true;
 }

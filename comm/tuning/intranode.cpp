@@ -3,20 +3,12 @@
 #include <algorithm>
 
 #include "comm/core/error.h"
-#include "comm/core/integer_math.h"
-#include "comm/transport/mailbox.h"
 
 namespace rz {
 
 namespace {
 
 constexpr std::size_t KiB = 1024;
-// Chunks of a shard, within the limits of min_chunk and max_chunk bytes. Fewer in two_shot, where reducing
-// and gathering overlap anyway, and on an oversubscribed node, where each chunk costs a context switch. Large
-// chunks were measured to be faster, probably because the lines that a peer reads have left the writer's own
-// cache by then.
-constexpr std::size_t pipelined = 4, pipelined_two_shot = 2, pipelined_oversubscribed = 2;
-constexpr std::size_t min_chunk = 4 * KiB, max_chunk = 128 * KiB, max_chunk_oversubscribed = 64 * KiB;
 
 using enum Collective;
 using enum TuningScope;
@@ -81,10 +73,6 @@ constexpr TuningRule table[] = {
     {.collective = scatter, .scope = intra_node_cma, .algorithm = "adaptive", .min_bytes = 64 * KiB - 1},
     {.collective = all_to_all, .scope = intra_node_cma, .algorithm = "adaptive", .min_bytes = 64 * KiB - 1},
 };
-
-// An explanation cannot include run-time state: whether CMA is permitted on all ranks, and the last samples.
-constexpr const char* adaptive_words =
-    "; single_copy instead while all ranks may read each other's memory and that takes less time";
 
 /// Resolves the rules for one group size.
 class Resolver {
@@ -207,70 +195,6 @@ IntranodeTuningTable::IntranodeTuningTable(int size, const std::vector<TuningRul
     for (const IntranodeAlgorithm& entry : entries)
       has_schedule_[static_cast<std::size_t>(i)] |= entry.schedule != nullptr;
   }
-}
-
-std::size_t shard_bytes(std::size_t bytes, int size) {
-  return ceil_div(ceil_div(bytes, static_cast<std::size_t>(size)), cache_line_bytes) * cache_line_bytes;
-}
-
-CallPlan plan_call(Collective kind, std::size_t bytes_per_rank, int size, const IntranodeAlgorithm& entry,
-                   const StagingLimits& limits) {
-  CallPlan plan;
-  plan.two_shot = kind == all_reduce && entry.two_shot && bytes_per_rank > 0;
-  plan.per_peer = plan.two_shot || traits(kind).sends_per_rank();
-  plan.shard_bytes = plan.two_shot ? shard_bytes(bytes_per_rank, size) : bytes_per_rank;
-  const std::size_t contribution =
-      plan.per_peer ? plan.shard_bytes * (static_cast<std::size_t>(size) - 1) : plan.shard_bytes;
-  const std::size_t slots = std::max<std::size_t>(ceil_div(contribution, inline_bytes), 1);
-  if (slots <= (traits(kind).rooted() ? 1 : max_inline_slots) && !plan.two_shot && kind != all_to_all_v)
-    plan.inline_slots = static_cast<std::uint32_t>(slots);
-  if (plan.inline_slots)
-    plan.chunking.chunk_bytes = std::max<std::size_t>(plan.shard_bytes, 1);
-  else
-    plan.chunking = chunk_shard(plan, size, entry.chunk, limits);
-  return plan;
-}
-
-Chunking chunk_shard(const CallPlan& plan, int size, std::size_t chunk, const StagingLimits& limits) {
-  const std::size_t shares = plan.per_peer ? static_cast<std::size_t>(size) - 1 : 1;
-  // In two_shot a rank writes two contributions and two results before it needs an ack, and the end of the
-  // ring may be too short for a contribution.
-  const std::size_t in_flight = limits.staging_bytes / (3 * shares + 2) / cache_line_bytes * cache_line_bytes;
-  Chunking cut;
-  if (chunk) {
-    cut.chunk_bytes = std::min(chunk, in_flight);
-  } else {
-    const std::size_t wanted = (limits.oversubscribed ? max_chunk_oversubscribed : max_chunk) / shares /
-                               cache_line_bytes * cache_line_bytes;
-    const std::size_t max_bytes = std::min(wanted, in_flight);
-    const std::size_t chunks = limits.oversubscribed ? pipelined_oversubscribed
-                               : plan.two_shot       ? pipelined_two_shot
-                                                     : pipelined;
-    cut.chunk_bytes = std::clamp(ceil_div(plan.shard_bytes / chunks, cache_line_bytes) * cache_line_bytes,
-                                 std::min(min_chunk, max_bytes), max_bytes);
-  }
-  cut.chunk_bytes =
-      std::min(cut.chunk_bytes,
-               std::max(ceil_div(plan.shard_bytes, cache_line_bytes), std::size_t{1}) * cache_line_bytes);
-  cut.chunks = std::max<std::size_t>(ceil_div(plan.shard_bytes, cut.chunk_bytes), 1);
-  return cut;
-}
-
-AlgorithmChoice explain_intranode(Collective kind, std::size_t bytes, int size,
-                                  const IntranodeAlgorithm& entry, const StagingLimits& limits,
-                                  bool is_mapped) {
-  if (is_mapped && entry.try_zero_copy) return {"zero_copy", "shm", zero_copy_chunk, entry.zero_copy_reason};
-  if (entry.single_copy == SingleCopyPolicy::always)
-    return {"single_copy", "shm", single_copy_chunk, entry.single_copy_reason};
-  const std::size_t bytes_per_rank = bytes / (message_bytes(kind, 1, size));
-  const CallPlan plan = plan_call(kind, bytes_per_rank, size, entry, limits);
-  const char* const algorithm = plan.two_shot ? "two_shot" : kind == all_reduce ? "one_shot" : "staged";
-  const std::size_t chunk =
-      plan.inline_slots ? 0
-                        : std::min(plan.chunking.chunk_bytes, std::max(plan.shard_bytes, cache_line_bytes));
-  const std::string why =
-      entry.single_copy == SingleCopyPolicy::adaptive ? entry.reason + adaptive_words : entry.reason;
-  return {algorithm, "shm", kind == all_to_all_v ? 0 : chunk, why};
 }
 
 }  // namespace rz

@@ -26,11 +26,8 @@ class Rank {
 
   /// Uses the fast path for a call like the previous one.
   void start(const CollectiveCall& op) {
-    const DType dtype = op.out.data ? op.out.dtype : op.in.dtype;
-    const CallKey call{call_key(op.kind, dtype, op.op.kind, op.root), count_per_rank(op, size), op.in.data,
-                       op.out.data};
-    if (engine->matches_last(call))
-      engine->run_fast_path(call, sequence_++, turns), ++repeated;
+    if (engine->matches_last(op))
+      engine->run_fast_path(op, sequence_++, turns), ++repeated;
     else
       engine->start(op, sequence_++);
   }

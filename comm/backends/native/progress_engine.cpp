@@ -7,6 +7,7 @@
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/intranode/explain.h"
 #include "comm/os/helper_thread.h"
 #include "comm/reduce/reduce.h"
 #include "comm/schedule/algorithms/node_map.h"

@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "comm/backends/native/native_options.h"
+#include "comm/explain.h"
 #include "comm/intranode/engine.h"
 #include "comm/os/process.h"
 #include "comm/os/spin_futex_lock.h"

@@ -1,0 +1,45 @@
+#include "comm/intranode/planner.h"
+
+namespace rz {
+
+namespace {
+
+constexpr std::size_t min_nontemporal_bytes = 96 << 20;  // of all ranks' buffers: exceeds the caches
+
+DType dtype_of_call(const CollectiveCall& op) { return op.out.data ? op.out.dtype : op.in.dtype; }
+
+}  // namespace
+
+PlannedCall CallPlanner::plan(const CollectiveCall& op) const {
+  const Collective kind = op.kind;
+  const bool moves_bytes = kind != Collective::barrier;
+  PlannedCall c{.op = &op};
+  c.layout.ranks = CallRanks(kind, rank_, size_, op.root);
+  c.layout.element_bytes = moves_bytes ? size_of(dtype_of_call(op)) : 1;
+  c.layout.total_bytes = moves_bytes ? count_per_rank(op, size_) * c.layout.element_bytes : 0;
+  const std::size_t bytes = c.layout.total_bytes;
+  c.algorithm = &table_.find(kind, message_bytes(kind, bytes, size_));
+  c.plan = plan_call(kind, bytes, size_, *c.algorithm, limits_);
+  c.in_place = plan_in_place(Protocol::zero_copy, kind, bytes, size_);
+  const bool samples = !limits_.oversubscribed || c.algorithm->single_copy != SingleCopyPolicy::adaptive;
+  c.single_copy = samples ? c.algorithm->single_copy : SingleCopyPolicy::never;
+  const std::size_t whole = c.plan.per_peer ? c.plan.shard_bytes * static_cast<std::size_t>(size_) : bytes;
+  c.exceeds_caches = 2 * static_cast<std::size_t>(size_) * whole >= min_nontemporal_bytes;
+  c.stores.element_bytes = c.layout.element_bytes;
+  c.stores.divide = op.op.kind == ReduceOp::avg ? size_ : 1;
+  if (traits(kind).reduces) c.stores.kernel = reduce_kernel(dtype_of_call(op), op.op.kind);
+  return c;
+}
+
+void CallPlanner::divide(PlannedCall& c, std::size_t max_count) const {
+  c.plan.shard_bytes = max_count * c.layout.element_bytes;
+  c.plan.chunking = chunk_shard(c.plan, size_, c.algorithm->chunk, limits_);
+}
+
+const IntranodeAlgorithm* CallPlanner::find_schedule(const CollectiveCall& op) const {
+  const std::size_t bytes = count_per_rank(op, size_) * size_of(dtype_of_call(op));
+  const IntranodeAlgorithm& entry = table_.find(op.kind, message_bytes(op.kind, bytes, size_));
+  return entry.schedule ? &entry : nullptr;
+}
+
+}  // namespace rz
