@@ -25,6 +25,7 @@
 #include "comm/intranode/staged.h"
 #include "comm/intranode/zero_copy.h"
 #include "comm/progress/collective_engine.h"
+#include "comm/transport/transport.h"
 
 namespace rz {
 

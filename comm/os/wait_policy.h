@@ -1,53 +1,78 @@
 #pragma once
-/// How long loops spin before they yield or sleep: all constants of waiting, for processors of which every
-/// rank has one, and for oversubscribed ones.
+/// How long threads spin, yield and sleep while they wait: all constants of waiting, for nodes on which every
+/// rank has a processor, and for oversubscribed ones. Each step from spinning to sleeping trades latency for
+/// the time of other threads.
 
 #include <chrono>
+#include <thread>
 
 namespace rz {
 
 /// Transport::wait() and progress() (comm/transport/transport_waiter.h).
 struct TransportWaitPolicy {
-  /// Polls of shared memory before the thread yields: about the cost of a sleep and a wake-up.
-  int memory_spins;
-  /// Yields of the processor after them, before the thread sleeps.
-  int memory_yields;
-  /// Spin limit if sockets carry data: about the latency of a small message.
-  std::chrono::microseconds socket_spin;
-  /// Polls of shared memory between two polls of the sockets, each a system call.
-  int pauses_per_poll = 4;
-  /// Yields before each poll of the sockets.
-  bool yields_between_polls;
-  /// Interval of socket polls in progress() if sockets carry no data.
-  std::chrono::milliseconds failure_poll_interval{2};
-  /// Upper bound of a sleep, in case a wake-up is missed.
-  std::chrono::milliseconds max_sleep{100};
+  int memory_spins;   ///< polls of shared memory before the thread yields: as long as a sleep and a wake-up
+  int memory_yields;  ///< yields of the processor after them, before the thread sleeps
+  std::chrono::microseconds socket_spin;  ///< limit if sockets carry data: the latency of a small message
+  bool yields_between_polls;              ///< before each poll of the sockets
+  int pauses_per_poll = 4;  ///< polls of shared memory between two polls of the sockets, each a system call
+  std::chrono::milliseconds failure_poll_interval{2};  ///< of polls of sockets that carry no data
+  std::chrono::milliseconds max_sleep{100};            ///< in case a wake-up is missed
 };
 
-/// The constants of one kind of processors.
+/// The progress engine (comm/progress/progress_engine.h) and what it drives.
+struct ProgressWaitPolicy {
+  using Time = std::chrono::microseconds;
+
+  // A turn polls the peers' slots some forty times; on an oversubscribed node it yields instead.
+  int inline_turns;  ///< of a small call in submit(), before the call becomes a request
+  int driver_turns;  ///< of a thread in wait(), before it polls for failures and deadlines
+
+  // The driving thread.
+  Time spin_limit{30'000};  ///< without progress a thread in wait() spins for so long; then it sleeps
+  Time max_wait{10'000};    ///< one wait for an event, before spin_limit
+  Time max_sleep{50'000};   ///< one wait for an event, after spin_limit
+
+  // The progress thread.
+  Time attended_grace{200};       ///< the caller of a request this young may still be about to wait for it
+  Time active_window{1'000'000};  ///< it polls for requests while a call was made this recently
+  Time active_poll{1'000};        ///< period of that, if a request was unattended within active_window
+  Time idle_poll{16'000};         ///< period of that otherwise
+};
+
 struct WaitPolicy {
   TransportWaitPolicy transport;
+  ProgressWaitPolicy progress;
 };
 
-/// Every rank has a processor: spinning delays nobody.
-inline constexpr WaitPolicy normal_waits{
+/// Every rank has a processor: spinning delays no other.
+inline constexpr WaitPolicy normal_wait_policy{
     .transport = {.memory_spins = 2000,
                   .memory_yields = 4,
                   .socket_spin = std::chrono::microseconds(100),
                   .yields_between_polls = false},
+    .progress = {.inline_turns = 30, .driver_turns = 400},
 };
 
-/// Ranks share processors: a rank that spins keeps its peers from running. It sleeps at once in shared
-/// memory, and yields between polls of sockets, twice as long, since ranks take turns.
-inline constexpr WaitPolicy oversubscribed_waits{
+/// A node with more ranks than processors: a rank that spins keeps its peers from running. It sleeps at once
+/// in shared memory, and spins on sockets for twice as long, with yields, since ranks take turns.
+inline constexpr WaitPolicy oversubscribed_wait_policy{
     .transport = {.memory_spins = 0,
                   .memory_yields = 0,
                   .socket_spin = std::chrono::microseconds(200),
                   .yields_between_polls = true},
+    .progress = {.inline_turns = 100, .driver_turns = 100},
 };
 
-inline constexpr const WaitPolicy& wait_policy(bool oversubscribed) {
-  return oversubscribed ? oversubscribed_waits : normal_waits;
+constexpr const WaitPolicy& wait_policy(bool oversubscribed) {
+  return oversubscribed ? oversubscribed_wait_policy : normal_wait_policy;
+}
+
+/// Between two polls of an event that wakes no thread: yields for about a millisecond, then sleeps.
+inline void yield_then_sleep(unsigned polls) {
+  if (polls < 4000)
+    std::this_thread::yield();
+  else
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
 }  // namespace rz

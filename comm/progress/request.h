@@ -1,5 +1,5 @@
 #pragma once
-/// The native backend's record of a submission: one call, or a group that completes as one.
+/// A submission to a progress engine: one call, or a group that completes as one.
 
 #include <atomic>
 #include <chrono>
@@ -14,28 +14,27 @@ namespace rz {
 
 class ProgressEngine;
 
-/// Complete when `remaining` is 0. Written only by the thread that drives the engine; done() and wait() are
-/// thread safe.
+/// Complete when `remaining` is 0. Written only by the thread that holds the progress token; done() and
+/// wait() are thread safe.
 class Request final : public WorkState {
  public:
   Request(std::shared_ptr<ProgressEngine> engine, std::span<const CollectiveCall> group,
           std::chrono::steady_clock::time_point deadline)
       : operations(group), deadline(deadline), remaining(group.size()), engine_(std::move(engine)) {}
 
-  bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
+  /// Without a progress thread it also progresses the engine.
+  bool done() const noexcept override;
   void wait() override;
-  /// Completes the request; a null error means success. Called once, by the driving thread.
+  bool is_complete() const noexcept { return done_.load(std::memory_order_acquire); }
+  /// Completes the request; a null error means success. Called once.
   void end(std::exception_ptr error) {
     error_ = std::move(error);
     done_.store(true, std::memory_order_release);
   }
-  /// Valid after done().
-  const std::exception_ptr& error() const { return error_; }
 
   CallList operations;
   const std::chrono::steady_clock::time_point deadline;
-  std::size_t remaining;                    // calls that have not ended
-  std::shared_ptr<std::byte> staged_input;  // scaled or copied input of the current call
+  std::size_t remaining;  // calls that have not ended
 
  private:
   std::shared_ptr<ProgressEngine> engine_;

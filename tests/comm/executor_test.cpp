@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/backends/native/progress_engine.h"
+#include "comm/backends/native/native_backend.h"
 #include "comm/core/error.h"
 #include "comm/core/math.h"
 #include "comm/schedule/algorithms/algorithm.h"
@@ -57,15 +57,14 @@ class Trickle final : public Transport {
 };
 
 TEST(ProgressEngine, ASlowCallEndsAtItsDeadline) {
-  const auto driver = std::make_shared<ProgressEngine>(
-      0, 2, std::make_unique<Trickle>(), NativeOptions{.timeout = std::chrono::milliseconds(20)});
+  const auto backend =
+      make_native_backend(0, 2, std::make_unique<Trickle>(), {.timeout = std::chrono::milliseconds(20)});
   std::vector<float> x(8 << 20);
   CollectiveCall op{.kind = Collective::all_reduce};
   op.in = Buffer(x.data(), x.size()), op.out = Buffer(x.data(), x.size());
-  const auto job = driver->submit({&op, 1});
-  const Error e = test::error_of([&] { job->wait(); });
+  const Work work = backend->submit({&op, 1});
+  const Error e = test::error_of([&] { work.wait(); });
   EXPECT_EQ(e.code(), Errc::timeout) << e.what();
-  driver->stop();
 }
 
 template <class T>

@@ -1,53 +1,150 @@
 #include "comm/backends/native/native_backend.h"
 
-#include "comm/backends/native/progress_engine.h"
+#include "comm/backends/native/dispatcher.h"
+#include "comm/backends/native/explain.h"
+#include "comm/core/error.h"
+#include "comm/progress/progress_engine.h"
+#include "comm/shared_memory/allocator.h"
+#include "comm/transport/shared_memory_group.h"
 
 namespace rz {
 
 namespace {
 
+/// The checked call that a key stands for.
+CollectiveCall call_of(const CallKey& key, int rank, int size) {
+  const Collective kind{static_cast<std::uint8_t>(key.key)};
+  const DType dtype{static_cast<std::uint8_t>(key.key >> 8)};
+  const CollectiveTraits& t = traits(kind);
+  const int root = static_cast<int>(key.key >> 32);
+  const auto count = [&](Extent e, bool there) {
+    if (e == Extent::shard_per_rank) return there ? key.count * static_cast<std::size_t>(size) : 0;
+    return e == Extent::shard ? key.count : 0;
+  };
+  const bool has_in = !t.in_at_root || rank == root, has_out = !t.out_at_root || rank == root;
+  return {.kind = kind,
+          .in = {key.in, count(t.in, has_in), dtype},
+          .out = {key.out, has_out ? count(t.out, true) : 0, dtype},
+          .op = ReduceOp::Kind{static_cast<std::uint8_t>(key.key >> 16)},
+          .root = root};
+}
+
 class NativeBackend final : public Backend {
  public:
-  explicit NativeBackend(std::shared_ptr<ProgressEngine> engine) : engine_(std::move(engine)) {
+  NativeBackend(int rank, int size, std::unique_ptr<Dispatcher> dispatcher, const NativeOptions& options)
+      : rank_(rank),
+        size_(size),
+        dispatcher_(*dispatcher),
+        intranode_(dispatcher->intranode()),
+        turns_(dispatcher->policy().inline_turns),
+        engine_(std::make_shared<ProgressEngine>(
+            std::move(dispatcher),
+            ProgressOptions{.rank = rank, .timeout = options.timeout, .policy = &dispatcher_.policy()})) {
     engine_->start_thread();
   }
   ~NativeBackend() override { engine_->stop(); }
   void abandon() noexcept override { engine_->abandon(); }
 
-  Work submit(std::span<const CollectiveCall> group) override {
-    std::shared_ptr<Request> request;
-    if (!engine_->try_inline(group, request)) request = engine_->submit(group);
-    if (!request) return {};
-    return Work(std::move(request));
-  }
-  bool try_fast_path(const CallKey& call, Work& work) override {
-    std::shared_ptr<Request> request;
-    if (!engine_->try_fast_path(call, request)) return false;
-    if (request) work = Work(std::move(request));
-    return true;
-  }
+  Work submit(std::span<const CollectiveCall> group) override;
+  bool try_fast_path(const CallKey&, Work&) override;
   void abort(const std::string& reason) noexcept override { engine_->abort(reason); }
   void check() override { engine_->check(); }
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return engine_->allocate(bytes); }
-  AlgorithmChoice explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
-                          ReduceOp op) const override {
-    return engine_->explain(kind, bytes, reachable, dtype, op);
+  /// Without the token: a large allocation takes long.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
+    return allocate_zeroed(shared_memory(), bytes);
   }
-  Registration register_buffer(std::span<std::byte> memory) override {
-    return engine_->register_buffer(memory);
-  }
-  std::string describe() const override { return engine_->describe(); }
+  AlgorithmChoice explain(Collective, std::size_t bytes, bool reachable, DType, ReduceOp) const override;
+  Registration register_buffer(std::span<std::byte>) override;
+  std::string describe() const override { return "native over " + dispatcher_.transport().describe(); }
 
  private:
-  std::shared_ptr<ProgressEngine> engine_;
+  bool try_inline(const CollectiveCall&, Work&);
+  bool is_small(const CollectiveCall&) const;
+  template <class Run>
+  Work run_inline(const Run& run);
+  std::shared_ptr<SharedMemoryAllocator> shared_memory() const {
+    engine_->check_process();
+    SharedMemoryGroup* const shared = dispatcher_.shared_memory();
+    return shared ? shared->allocator() : nullptr;
+  }
+
+  const int rank_, size_;
+  Dispatcher& dispatcher_;  // engine_ owns it
+  IntranodeEngine* const intranode_;
+  const int turns_;
+  const std::shared_ptr<ProgressEngine> engine_;
 };
+
+Work NativeBackend::submit(std::span<const CollectiveCall> group) {
+  if (Work work; group.size() == 1 && intranode_ && try_inline(group.front(), work)) return work;
+  Coalescer::require_independent(group);
+  return Work(engine_->submit(group));
+}
+
+/// A call that the submitter's own thread tries before the progress engine gets it.
+bool NativeBackend::is_small(const CollectiveCall& call) const {
+  return !traits(call.kind).point_to_point && call.op.kind != ReduceOp::premul_sum &&
+         call.in.bytes() <= IntranodeEngine::max_inline_bytes &&
+         call.out.bytes() <= IntranodeEngine::max_inline_bytes && !intranode_->schedule_for(call);
+}
+
+bool NativeBackend::try_fast_path(const CallKey& key, Work& work) {
+  if (!intranode_) return false;
+  const CollectiveCall call = call_of(key, rank_, size_);
+  engine_->check_process();
+  if (!engine_->try_begin_inline()) return false;
+  if (!intranode_->matches_last(call)) {
+    engine_->end_inline();
+    return false;
+  }
+  work = run_inline([&] { return intranode_->run_fast_path(call, dispatcher_.next_sequence(), turns_); });
+  return true;
+}
+
+bool NativeBackend::try_inline(const CollectiveCall& call, Work& work) {
+  if (!is_small(call)) return false;
+  engine_->check_process();
+  if (!engine_->try_begin_inline()) return false;
+  work = run_inline([&] {
+    intranode_->start(call, dispatcher_.next_sequence());
+    return intranode_->spin(turns_);
+  });
+  return true;
+}
+
+/// Requires the progress token and releases it. `run` returns whether the call is complete.
+template <class Run>
+Work NativeBackend::run_inline(const Run& run) {
+  try {
+    if (!run())
+      return Work(engine_->continue_inline(intranode_->call(), [this](Request& r) { dispatcher_.adopt(r); }));
+  } catch (...) {
+    return Work(engine_->fail_inline(std::current_exception()));
+  }
+  engine_->end_inline();
+  return {};
+}
+
+AlgorithmChoice NativeBackend::explain(Collective kind, std::size_t bytes, bool reachable, DType dtype,
+                                       ReduceOp op) const {
+  return explain_call({kind, bytes, reachable, dtype, op, size_, dispatcher_.transport().describe()},
+                      dispatcher_.schedules(), intranode_);
+}
+
+// Without the token, since it copies.
+Registration NativeBackend::register_buffer(std::span<std::byte> memory) {
+  const auto shared = shared_memory();
+  return shared
+             ? shared->register_buffer(memory)
+             : Registration(concat("no other rank shares memory with rank ", rank_, " (", describe(), ")"));
+}
 
 }  // namespace
 
 std::unique_ptr<Backend> make_native_backend(int rank, int size, std::unique_ptr<Transport> transport,
                                              const NativeOptions& options) {
   return std::make_unique<NativeBackend>(
-      std::make_shared<ProgressEngine>(rank, size, std::move(transport), options));
+      rank, size, std::make_unique<Dispatcher>(rank, size, std::move(transport), options), options);
 }
 
 }  // namespace rz

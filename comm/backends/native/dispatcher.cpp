@@ -1,0 +1,173 @@
+#include "comm/backends/native/dispatcher.h"
+
+#include <algorithm>
+#include <ranges>
+#include <utility>
+
+#include "comm/backends/native/input_staging.h"
+#include "comm/core/deadline.h"
+#include "comm/core/error.h"
+#include "comm/transport/shared_memory_group.h"
+
+namespace rz {
+
+namespace {
+
+constexpr int max_intranode_ranks = 256;  // a staged contribution may have a shard for each peer
+
+}  // namespace
+
+Dispatcher::Dispatcher(int rank, int size, std::unique_ptr<Transport> transport, const NativeOptions& options)
+    : rank_(rank),
+      transport_(std::move(transport)),
+      policy_(wait_policy(transport_->oversubscribed()).progress),
+      schedules_(*transport_, rank, size, options),
+      point_to_point_(*transport_, rank, size),
+      timeouts_(*transport_, rank, bounded(options.timeout)) {
+  const SharedMemoryGroup* const shared = transport_->shared_memory();
+  if (shared && !shared->mailboxes().empty() && size <= max_intranode_ranks)
+    intranode_ = std::make_unique<IntranodeEngine>(*transport_, rank, size, schedules_.intranode_table());
+  else
+    schedules_.require_schedules();
+}
+
+// ---- starting calls
+
+void Dispatcher::accept(const std::shared_ptr<Request>& request) {
+  for (std::size_t i = 0; i < request->operations.size(); ++i) {
+    const CollectiveCall& call = request->operations[i];
+    if (traits(call.kind).point_to_point)
+      point_to_point_.add(call, request.get());
+    else
+      queue_.push_back({request.get(), i});
+  }
+}
+
+void Dispatcher::adopt(Request& request) {
+  intranode_->rebind(request.operations[0]);
+  current_ = {.request = &request, .engine = intranode_.get()};
+}
+
+void Dispatcher::start_next() {
+  if (const std::size_t calls = coalescable(); calls > 1) return start_coalesced(calls);
+  const PendingCall next = queue_.front();
+  queue_.pop_front();
+  current_ = {.request = next.request};
+  CollectiveCall& call = next.request->operations[next.index];
+  current_.staged_input = stage_input(call, !intranode_ || schedule_override(call), *transport_);
+  dispatch(call);
+}
+
+/// The number of calls at the front of the queue that run as one. All are of one group, whose calls are
+/// adjacent.
+std::size_t Dispatcher::coalescable() const {
+  Request* const group = queue_.front().request;
+  if (group->operations.size() == 1) return 1;
+  return Coalescer::count(queue_ |
+                          std::views::take_while([&](const PendingCall& q) { return q.request == group; }) |
+                          std::views::transform([&](const PendingCall& q) -> const CollectiveCall& {
+                            return group->operations[q.index];
+                          }));
+}
+
+void Dispatcher::start_coalesced(std::size_t calls) {
+  if (!coalescing_buffer_) coalescing_buffer_ = transport_->allocate(Coalescer::max_bytes);
+  current_ = {.request = queue_.front().request, .calls = calls};
+  std::vector<const CollectiveCall*> operations;
+  for (; operations.size() < calls; queue_.pop_front())
+    operations.push_back(&current_.request->operations[queue_.front().index]);
+  dispatch(coalescer_.begin(std::move(operations), coalescing_buffer_.get()));
+}
+
+void Dispatcher::dispatch(const CollectiveCall& call) {
+  const IntranodeAlgorithm* const entry = schedule_override(call);
+  const bool by_schedule = !intranode_ || entry;
+  current_.engine = by_schedule ? static_cast<CollectiveEngine*>(&schedules_) : intranode_.get();
+  if (entry)
+    schedules_.start(call, next_sequence(), *entry->schedule, entry->slice);
+  else
+    current_.engine->start(call, next_sequence());
+}
+
+/// The tuning entry whose schedule runs the call instead of the intra-node engine; null: none does.
+const IntranodeAlgorithm* Dispatcher::schedule_override(const CollectiveCall& call) const {
+  const IntranodeAlgorithm* const entry = intranode_ ? intranode_->schedule_for(call) : nullptr;
+  return entry && schedules_.is_allowed(*entry->schedule, call.kind, rounds_partial_sums(call)) ? entry
+                                                                                                : nullptr;
+}
+
+// ---- progress
+
+bool Dispatcher::advance(bool eager, std::vector<Request*>& ended) {
+  if (!current_.request && !queue_.empty()) start_next();
+  bool moved = false;
+  if (current_.request) {
+    moved = advance_current(eager);
+    if (current_.engine->complete()) {
+      finish_current(ended);
+      moved = true;
+    }
+  }
+  moved |= point_to_point_.advance();
+  for (void* const tag : point_to_point_.finished()) ended.push_back(static_cast<Request*>(tag));
+  point_to_point_.finished().clear();
+  return moved;
+}
+
+/// With the intra-node engine it spins on the peers' slots first: these change within less time than one poll
+/// of the transport takes.
+bool Dispatcher::advance_current(bool eager) {
+  if (current_.engine->advance()) return true;
+  if (current_.engine != intranode_.get()) return false;
+  if (eager && point_to_point_.idle()) return intranode_->spin(policy_.driver_turns) || intranode_->busy();
+  intranode_->check_peer_alive();
+  return false;
+}
+
+void Dispatcher::finish_current(std::vector<Request*>& ended) {
+  const CurrentCall done = std::exchange(current_, {});
+  if (done.calls > 1) coalescer_.end();
+  ended.insert(ended.end(), done.calls, done.request);
+}
+
+// A message that nobody waits for does not block this rank, so it is not reported in the wait-for graph.
+void Dispatcher::poll(Time now, const Request* oldest, bool waited_for) {
+  transport_->progress();
+  if (transport_->wait_graph().has_requests()) {
+    const Request* const blocking = current_.request ? current_.request : waited_for ? oldest : nullptr;
+    transport_->reply_waits(wait_state_of(blocking).waiting_on);
+  }
+  if (const Request* const late = timeouts_.check(now, current_.request, oldest))
+    timeouts_.fail(*late, wait_state_of(late));
+}
+
+WaitState Dispatcher::wait_state_of(const Request* request) const {
+  if (!request) return {};
+  return request == current_.request ? current_.engine->waiting_on() : point_to_point_.waiting_on(request);
+}
+
+// ---- failures
+
+void Dispatcher::fail(const std::exception_ptr& error, bool /*destroyed*/) noexcept {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    // A failure that only this rank has seen must be sent to the others.
+    const bool shared = e.code() == Errc::peer_lost || e.code() == Errc::aborted || e.code() == Errc::timeout;
+    if (e.code() == Errc::mismatch)
+      transport_->abort({e.culprit(), e.code(), e.what()});
+    else if (!shared)
+      transport_->abort({rank_, Errc::aborted, concat("rank ", rank_, ": ", e.what())});
+  } catch (const std::exception& e) {
+    transport_->abort({rank_, Errc::aborted, concat("rank ", rank_, ": ", e.what())});
+  }
+  current_ = {};
+  queue_.clear();
+  point_to_point_.clear();
+}
+
+void Dispatcher::abort(const std::string& reason) noexcept {
+  transport_->abort({rank_, Errc::aborted, reason});
+}
+
+}  // namespace rz

@@ -1,0 +1,88 @@
+#pragma once
+/// The calls of a native communicator: queues them and runs each by the engine that serves it. Collectives
+/// run one at a time, in order; messages run beside them.
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "comm/backends/native/native_options.h"
+#include "comm/backends/native/schedule_engine.h"
+#include "comm/intranode/engine.h"
+#include "comm/os/wait_policy.h"
+#include "comm/progress/coalescer.h"
+#include "comm/progress/point_to_point.h"
+#include "comm/progress/progressable.h"
+#include "comm/progress/timeouts.h"
+#include "comm/transport/transport.h"
+
+namespace rz {
+
+class Dispatcher final : public Progressable {
+ public:
+  /// Errc::config if options.algorithm does not fit the group.
+  Dispatcher(int rank, int size, std::unique_ptr<Transport>, const NativeOptions&);
+
+  void accept(const std::shared_ptr<Request>&) override;
+  bool advance(bool eager, std::vector<Request*>& ended) override;
+  void poll(Time now, const Request* oldest, bool waited_for) override;
+  void poll_idle() override { transport_->progress(); }
+  void wait(std::chrono::microseconds max, bool eager) override { transport_->wait(max, eager); }
+  void wake() noexcept override { transport_->wake(); }
+  void fail(const std::exception_ptr&, bool destroyed) noexcept override;
+  void abort(const std::string& reason) noexcept override;
+  void abandon() noexcept override { transport_.reset(); }
+
+  /// The number of the next collective; the calls of the group are numbered in order. Requires the progress
+  /// token.
+  std::uint32_t next_sequence() { return sequence_++; }
+  /// The call of the request, the only one, has begun in the intra-node engine. Requires the progress token.
+  void adopt(Request&);
+
+  // Thread safe.
+  const ProgressWaitPolicy& policy() const { return policy_; }
+  const Transport& transport() const { return *transport_; }
+  /// Null if no other rank shares memory with this one.
+  SharedMemoryGroup* shared_memory() const { return transport_->shared_memory(); }
+  const ScheduleEngine& schedules() const { return schedules_; }
+  /// Null unless all ranks share memory. The progress token is required to run calls.
+  IntranodeEngine* intranode() const { return intranode_.get(); }
+
+ private:
+  struct PendingCall {
+    Request* request = nullptr;
+    std::size_t index = 0;
+  };
+  struct CurrentCall {
+    Request* request = nullptr;
+    std::size_t calls = 1;  // of the request that run coalesced
+    CollectiveEngine* engine = nullptr;
+    std::shared_ptr<std::byte> staged_input;
+  };
+
+  void start_next();
+  std::size_t coalescable() const;
+  void start_coalesced(std::size_t calls);
+  const IntranodeAlgorithm* schedule_override(const CollectiveCall&) const;
+  void dispatch(const CollectiveCall&);
+  bool advance_current(bool eager);
+  void finish_current(std::vector<Request*>& ended);
+  WaitState wait_state_of(const Request*) const;
+
+  const int rank_;
+  std::unique_ptr<Transport> transport_;  // null after abandon()
+  const ProgressWaitPolicy& policy_;
+  ScheduleEngine schedules_;
+  std::unique_ptr<IntranodeEngine> intranode_;
+  PointToPoint point_to_point_;
+  Timeouts timeouts_;
+  std::deque<PendingCall> queue_;
+  CurrentCall current_;
+  Coalescer coalescer_;
+  std::shared_ptr<std::byte> coalescing_buffer_;
+  std::uint32_t sequence_ = 0;
+};
+
+}  // namespace rz

@@ -1,0 +1,50 @@
+#pragma once
+/// What the threads of a progress engine have seen lately, from which they derive how long to poll and sleep.
+
+#include <chrono>
+#include <optional>
+
+#include "comm/os/wait_policy.h"
+
+namespace rz {
+
+/// Of the driving threads: how long no call has progressed. Used with the progress token.
+class IdleTime {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  /// True at every 64th step with progress, when failures and deadlines are to be polled.
+  bool progressed() {
+    since_.reset(), may_sleep_ = false;
+    return ++steps_ % 64 == 0;
+  }
+  void idle(Time now, const ProgressWaitPolicy& policy) {
+    if (!since_) since_ = now;
+    may_sleep_ = now - *since_ >= policy.spin_limit;
+  }
+  /// No call has progressed for ProgressWaitPolicy::spin_limit.
+  bool may_sleep() const { return may_sleep_; }
+
+ private:
+  unsigned steps_ = 0;  // with progress
+  std::optional<Time> since_;
+  bool may_sleep_ = false;
+};
+
+/// Of the progress thread: when calls were made and whether threads waited for them. Used with the engine's
+/// mutex.
+struct PollSchedule {
+  using Time = std::chrono::steady_clock::time_point;
+
+  Time last_use{};         ///< of submit()
+  Time last_unattended{};  ///< last time that no thread waited for a request
+  Time last_poll{};        ///< of failures, while no thread drives
+  bool sleeping = false;   ///< the thread sleeps until a submission, since there was none for active_window
+
+  bool is_active(Time now, const ProgressWaitPolicy& policy) const { return now - last_use < policy.active_window; }
+  std::chrono::microseconds period(Time now, const ProgressWaitPolicy& policy) const {
+    return now - last_unattended < policy.active_window ? policy.active_poll : policy.idle_poll;
+  }
+};
+
+}  // namespace rz

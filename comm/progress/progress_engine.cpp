@@ -1,0 +1,398 @@
+#include "comm/progress/progress_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/core/deadline.h"
+#include "comm/core/error.h"
+#include "comm/os/helper_thread.h"
+#include "comm/os/spin.h"
+
+namespace rz {
+
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto max_token_wait = 5s;  // for a driving thread, which was woken
+constexpr auto max_departure = 2s;   // for the last requests, before the rest of stop() in the background
+constexpr auto inline_poll = 50us;   // of a token that an inline holder is about to release
+
+std::size_t bytes_of(std::span<const CollectiveCall> group) {
+  std::size_t bytes = 0;
+  for (const CollectiveCall& call : group) bytes += std::max(call.in.bytes(), call.out.bytes());
+  return bytes;
+}
+
+ProgressOptions with_bounded_timeout(ProgressOptions options) {
+  options.timeout = bounded(options.timeout);
+  return options;
+}
+
+std::exception_ptr destroyed_error(int rank) {
+  return std::make_exception_ptr(
+      Error(Errc::aborted, concat("the communicator of rank ", rank, " was destroyed"), rank));
+}
+
+}  // namespace
+
+bool Request::done() const noexcept {
+  if (!is_complete() && !engine_->has_thread()) engine_->progress();
+  return is_complete();
+}
+
+void Request::wait() {
+  engine_->wait(*this);
+  if (error_) std::rethrow_exception(error_);
+}
+
+ProgressEngine::ProgressEngine(std::unique_ptr<Progressable> target, const ProgressOptions& options)
+    : options_(with_bounded_timeout(options)), target_(std::move(target)) {}
+
+ProgressEngine::~ProgressEngine() { stop(); }
+
+void ProgressEngine::fail_in_child() const {
+  rz::fail(Errc::invalid_argument, "the communicator of rank ", options_.rank, " belongs to process ",
+           creator_.process(), ", and this is process ", ::getpid(),
+           ", which came of it by fork(); connect a communicator in each process that uses one");
+}
+
+std::shared_ptr<Request> ProgressEngine::make_request(std::span<const CollectiveCall> group) {
+  return std::make_shared<Request>(shared_from_this(), group, Clock::now() + options_.timeout);
+}
+
+// ---- submission
+
+std::shared_ptr<Request> ProgressEngine::submit(std::span<const CollectiveCall> group) {
+  check_process();
+  auto request = make_request(group);
+  {
+    const std::lock_guard lock(mutex_);
+    if (ending_.failure) std::rethrow_exception(ending_.failure);
+    if (group.empty()) {
+      request->end(nullptr);
+      return request;
+    }
+    inbox_.requests.push_back(request);
+    ++unfinished_;
+    schedule_.last_use = request->deadline - options_.timeout;
+    const bool first = !inbox_.changed.exchange(true, std::memory_order_acq_rel);
+    if (token_.has_driver()) {
+      if (first) target_->wake();  // the driving thread may sleep in Progressable::wait()
+    } else if (schedule_.sleeping || bytes_of(group) >= options_.wake_bytes) {
+      work_arrived_.notify_one();
+    }
+  }
+  if (!has_thread()) progress();
+  return request;
+}
+
+std::shared_ptr<Request> ProgressEngine::continue_inline(const CollectiveCall& call,
+                                                         const std::function<void(Request&)>& adopt) {
+  auto request = make_request({&call, 1});
+  adopt(*request);
+  in_flight_.requests.push_back(request);
+  const std::lock_guard lock(mutex_);
+  ++unfinished_;
+  schedule_.last_use = request->deadline - options_.timeout;
+  token_.release_inline();
+  if (schedule_.sleeping) work_arrived_.notify_one();
+  return request;
+}
+
+std::shared_ptr<Request> ProgressEngine::fail_inline(const std::exception_ptr& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    token_.become_driver();
+  }
+  fail(error);
+  auto request = make_request({});
+  request->end(error);
+  const std::lock_guard lock(mutex_);
+  release_driver();
+  return request;
+}
+
+// ---- waiting and driving
+
+void ProgressEngine::wait(Request& request) {
+  if (request.is_complete()) return;
+  check_process();
+  Lock lock(mutex_);
+  if (const auto now = Clock::now(); now > request.deadline - options_.timeout + options_.policy->active_poll)
+    schedule_.last_unattended = now;
+  for (unsigned polls = 0; !request.is_complete();) {
+    if (token_.try_acquire_driver()) {
+      lock.unlock();
+      drive(&request);
+      lock.lock();
+      release_driver();
+    } else if (token_.has_driver()) {
+      if (++waiters_ == 1) target_->wake();  // a progress thread that drives yields to this one
+      changed_.wait(lock);
+      --waiters_;
+    } else {
+      lock.unlock();
+      yield_then_sleep(polls++);
+      lock.lock();
+    }
+  }
+}
+
+/// Makes this thread a driver. False after `limit`.
+bool ProgressEngine::acquire_within(std::chrono::seconds limit, Lock& lock) {
+  const Deadline end = Deadline::after(limit);
+  bool acquired = false;
+  ++waiters_;
+  while (!(acquired = token_.try_acquire_driver()) && !end.expired()) {
+    if (token_.has_driver()) target_->wake();
+    changed_.wait_for(lock, token_.has_driver() ? end.remaining() : Clock::duration(inline_poll));
+  }
+  --waiters_;
+  return acquired;
+}
+
+void ProgressEngine::release_driver() {
+  token_.release_driver();
+  if (waiters_ > 0 || ending_.stopping) changed_.notify_all();
+  if (unfinished_ > 0) work_arrived_.notify_one();
+}
+
+void ProgressEngine::progress() noexcept {
+  Lock lock(mutex_);
+  if (!token_.try_acquire_driver()) return;
+  lock.unlock();
+  try {
+    step(false);
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  lock.lock();
+  release_driver();
+}
+
+void ProgressEngine::run_exclusively(const std::function<void()>& f) {
+  check_process();
+  Lock lock(mutex_);
+  if (ending_.failure) std::rethrow_exception(ending_.failure);
+  require(acquire_within(max_token_wait, lock), Errc::timeout, "rank ", options_.rank,
+          ": another thread kept the communicator busy");
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    f();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  release_driver();
+  if (error) std::rethrow_exception(error);
+}
+
+/// Until that request is complete; for null, until there is nothing to do or a thread waits. Without the
+/// latter two threads would alternate during every call.
+void ProgressEngine::drive(const Request* until) {
+  const auto idle = [this] {
+    return in_flight_.requests.empty() && !inbox_.changed.load(std::memory_order_acquire);
+  };
+  while (until ? !until->is_complete() : !idle() && waiters_.load(std::memory_order_relaxed) == 0) {
+    try {
+      step(until != nullptr);
+    } catch (...) {
+      return fail(std::current_exception());
+    }
+  }
+}
+
+/// `waited_for`: the driving thread is in wait(), so it may spin, for ProgressWaitPolicy::spin_limit at most.
+void ProgressEngine::step(bool waited_for) {
+  const bool eager = waited_for && !in_flight_.idle.may_sleep();
+  if (inbox_.changed.load(std::memory_order_acquire)) accept();
+  const bool moved = target_->advance(eager, in_flight_.ended);
+  end_calls();
+  if (moved && !in_flight_.idle.progressed()) return;
+  // The clock is read before failures are polled: a process that was stopped for longer than the timeout then
+  // receives the failure that the others have agreed on, instead of reporting a timeout of its own.
+  const auto now = Clock::now();
+  target_->poll(now, in_flight_.requests.empty() ? nullptr : in_flight_.requests.front().get(), waited_for);
+  if (moved) return;
+  in_flight_.idle.idle(now, *options_.policy);
+  target_->wait(in_flight_.idle.may_sleep() ? options_.policy->max_sleep : options_.policy->max_wait, eager);
+}
+
+void ProgressEngine::accept() {
+  const std::lock_guard lock(mutex_);
+  inbox_.changed.store(false, std::memory_order_relaxed);
+  if (ending_.failure) std::rethrow_exception(ending_.failure);
+  if (ending_.stopping && unfinished_ > 0) std::rethrow_exception(destroyed_error(options_.rank));
+  for (auto& request : inbox_.requests) {
+    in_flight_.requests.push_back(request);
+    target_->accept(request);
+  }
+  inbox_.requests.clear();
+}
+
+void ProgressEngine::end_calls() {
+  auto& requests = in_flight_.requests;
+  for (Request* const ended : in_flight_.ended) {
+    if (--ended->remaining > 0) continue;
+    const auto at = std::ranges::find(requests, ended, &std::shared_ptr<Request>::get);
+    const auto held = std::move(*at);
+    requests.erase(at);
+    const std::lock_guard lock(mutex_);
+    ended->end(nullptr);
+    --unfinished_;
+    if (waiters_ > 0 || ending_.stopping) changed_.notify_all();
+  }
+  in_flight_.ended.clear();
+}
+
+// ---- failures
+
+void ProgressEngine::fail(const std::exception_ptr& error) noexcept {
+  end_calls();
+  bool reported = false, destroyed = false;
+  {
+    const std::lock_guard lock(mutex_);
+    reported = std::exchange(ending_.reported, true);
+    destroyed = ending_.stopping && !ending_.failure;
+  }
+  if (!reported) target_->fail(error, destroyed);
+  const std::lock_guard lock(mutex_);
+  ending_.fail(error);
+  const auto end = [this](const std::shared_ptr<Request>& request) {
+    if (!request->is_complete()) request->end(ending_.failure);
+  };
+  std::ranges::for_each(in_flight_.requests, end);
+  std::ranges::for_each(inbox_.requests, end);
+  in_flight_.requests.clear();
+  inbox_.requests.clear();
+  inbox_.changed.store(false, std::memory_order_relaxed);
+  unfinished_ = 0;
+  changed_.notify_all();
+}
+
+void ProgressEngine::abort(const std::string& reason) noexcept {
+  if (!creator_.is_this_generation()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!target_) return;
+    target_->abort(reason);
+    target_->wake();
+    if (ending_.failure) return;
+    ending_.fail(std::make_exception_ptr(Error(Errc::aborted, reason, options_.rank)));
+    inbox_.changed.store(true, std::memory_order_release);
+    work_arrived_.notify_one();
+  }
+  if (!has_thread()) progress();
+}
+
+void ProgressEngine::check() {
+  check_process();
+  Lock lock(mutex_);
+  poll_idle(lock);
+  if (ending_.failure) std::rethrow_exception(ending_.failure);
+}
+
+/// Unless another thread drives and does so. Releases the mutex meanwhile.
+void ProgressEngine::poll_idle(Lock& lock) {
+  schedule_.last_poll = Clock::now();
+  if (ending_.begun || !token_.try_acquire_driver()) return;
+  lock.unlock();
+  try {
+    target_->poll_idle();
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  lock.lock();
+  release_driver();
+}
+
+// ---- the progress thread
+
+void ProgressEngine::start_thread() {
+  schedule_.last_poll = Clock::now();
+  if (options_.thread == ProgressOptions::joined) thread_ = helper_thread([this] { run_thread(); });
+  if (options_.thread == ProgressOptions::detached)
+    helper_thread([self = shared_from_this()] { self->run_thread(); }).detach();
+}
+
+void ProgressEngine::run_thread() {
+  const ProgressWaitPolicy& policy = *options_.policy;
+  const auto is_needed = [this] {
+    return (unfinished_ > 0 || inbox_.changed) && waiters_ == 0 && !token_.has_driver();
+  };
+  Lock lock(mutex_);
+  while (!ending_.stopping) {
+    const auto now = Clock::now(), next_poll = schedule_.last_poll + options_.failure_poll;
+    if (is_needed()) {
+      if (!drive_unattended(lock)) work_arrived_.wait_for(lock, inline_poll);
+    } else if (now >= next_poll) {
+      poll_idle(lock);
+    } else if (schedule_.is_active(now, policy)) {
+      work_arrived_.wait_for(lock, schedule_.period(now, policy));
+    } else {
+      schedule_.sleeping = true;
+      work_arrived_.wait_until(lock, next_poll, [&] { return ending_.stopping || is_needed(); });
+      schedule_.sleeping = false;
+    }
+  }
+  lock.unlock();
+  finish();
+}
+
+/// False if an inline holder has the token. A request older than ProgressWaitPolicy::attended_grace counts as
+/// unattended: its caller probably does not wait for it.
+bool ProgressEngine::drive_unattended(Lock& lock) {
+  if (!token_.try_acquire_driver()) return false;
+  const auto& requests = in_flight_.requests.empty() ? inbox_.requests : in_flight_.requests;
+  const auto grace = options_.policy->attended_grace;
+  const bool unattended =
+      requests.empty() || Clock::now() > requests.front()->deadline - options_.timeout + grace;
+  lock.unlock();
+  drive(nullptr);
+  lock.lock();
+  release_driver();
+  if (unattended && waiters_ == 0) schedule_.last_unattended = Clock::now();
+  return true;
+}
+
+// ---- the end
+
+void ProgressEngine::stop() noexcept {
+  Lock lock(mutex_);
+  if (ending_.stopping) return;
+  ending_.stop();
+  inbox_.changed.store(true, std::memory_order_release);
+  target_->wake();
+  work_arrived_.notify_all();
+  if (options_.thread == ProgressOptions::detached) {
+    changed_.wait_for(lock, max_departure, [this] { return unfinished_ == 0; });
+    return;
+  }
+  lock.unlock();
+  thread_.joinable() ? thread_.join() : finish();
+}
+
+/// Keeps the token, so that no thread drives from now on. A thread that still drives was woken and sees
+/// ending_.stopping in its next step.
+void ProgressEngine::finish() noexcept {
+  Lock lock(mutex_);
+  if (!acquire_within(max_token_wait, lock)) return;
+  const auto destroyed = destroyed_error(options_.rank);
+  const auto error = ending_.failure ? ending_.failure : unfinished_ > 0 ? destroyed : nullptr;
+  lock.unlock();
+  if (error) fail(error);
+  target_->close();
+  lock.lock();
+  ending_.fail(destroyed);
+  const auto closed = std::move(target_);
+  lock.unlock();
+}
+
+void ProgressEngine::abandon() noexcept {
+  if (mutex_.try_lock() && token_.try_acquire_driver()) target_->abandon();
+}
+
+}  // namespace rz

@@ -1,0 +1,160 @@
+#pragma once
+/// Progress engine of a communicator. Requests are progressed by exactly one thread at a time, the holder of
+/// the progress token: a thread in Work::wait(), otherwise the progress thread. All others sleep. The engine
+/// knows no collective and no transport: it drives a Progressable.
+///
+/// The progress thread polls for unattended requests every 1 ms if there was one in the last second,
+/// otherwise every 16 ms, since each poll competes with the ranks for cores. After 1 s without a call it
+/// sleeps; a submission then wakes it. A submission does not wake it before, since callers mostly wait at
+/// once and then drive the request themselves. While no thread drives it polls for failures.
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/os/process.h"
+#include "comm/os/wait_policy.h"
+#include "comm/progress/driving_state.h"
+#include "comm/progress/progress_token.h"
+#include "comm/progress/progressable.h"
+#include "comm/progress/request.h"
+
+namespace rz {
+
+struct ProgressOptions {
+  enum Thread {
+    none,     ///< requests progress only in submit(), wait(), Request::done() and abort()
+    joined,   ///< stop() ends it
+    detached  ///< stop() lets it close the Progressable in the background
+  };
+
+  int rank = 0;                                ///< for messages
+  std::chrono::milliseconds timeout{600'000};  ///< of one request, from its submission
+  Thread thread = joined;
+  std::chrono::milliseconds failure_poll{1'000};  ///< period of poll_idle(), while no thread drives
+  std::size_t wake_bytes = ~std::size_t{0};       ///< a submission of so many bytes wakes the thread
+  const ProgressWaitPolicy* policy = &normal_wait_policy.progress;
+};
+
+class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
+ public:
+  ProgressEngine(std::unique_ptr<Progressable>, const ProgressOptions&);
+  ~ProgressEngine();
+
+  void start_thread();
+  /// Fails all pending requests with Errc::aborted and closes the Progressable. Waits a few seconds at most
+  /// for another driving thread.
+  void stop() noexcept;
+  /// Replaces the destructor in a child of fork(), which has no progress thread, and whose condition
+  /// variables may have waiters that do not exist there. Abandons the Progressable if no thread held the
+  /// token at fork().
+  void abandon() noexcept;
+
+  // Thread safe. In a child of fork() they throw Errc::invalid_argument, but for abort().
+
+  /// Queues a group of calls. Throws the failure that poisoned the group of ranks, if there is one.
+  std::shared_ptr<Request> submit(std::span<const CollectiveCall> group);
+  /// Blocks until the request is complete; drives the engine meanwhile if no other thread does.
+  void wait(Request&);
+  /// Progresses pending requests once, unless another thread drives.
+  void progress() noexcept;
+  bool has_thread() const { return options_.thread != ProgressOptions::none; }
+  /// Poisons the group of ranks with Errc::aborted.
+  void abort(const std::string& reason) noexcept;
+  /// Throws the failure that poisoned the group, if there is one; polls for it if no thread drives. Does not
+  /// block.
+  void check();
+  /// Calls `f` while no thread progresses requests. Errc::timeout if another thread does for 5 s.
+  void run_exclusively(const std::function<void()>& f);
+  /// Throws unless this is the process that made the engine.
+  void check_process() const {
+    if (!creator_.is_this_generation()) [[unlikely]]
+      fail_in_child();
+  }
+
+  // A call that its submitter runs inline, instead of queueing it. Exactly one of the functions that end it
+  // follows try_begin_inline() == true.
+
+  /// Acquires the progress token. False if another thread holds it, if requests are pending, or if the group
+  /// has failed or is being destroyed.
+  bool try_begin_inline() noexcept {
+    if (!token_.try_acquire_inline()) return false;
+    if (unfinished_.load(std::memory_order_relaxed) == 0 && !ending_.begun.load(std::memory_order_relaxed))
+      return true;
+    token_.release_inline();
+    return false;
+  }
+  /// The call has ended, or was not begun.
+  void end_inline() noexcept { token_.release_inline(); }
+  /// The call has begun and goes on as a request, which `adopt` hands to the Progressable.
+  std::shared_ptr<Request> continue_inline(const CollectiveCall&, const std::function<void(Request&)>& adopt);
+  /// The call has failed, and with it the group. Returns a request that has ended with the error.
+  std::shared_ptr<Request> fail_inline(const std::exception_ptr&);
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  [[noreturn]] void fail_in_child() const;
+  std::shared_ptr<Request> make_request(std::span<const CollectiveCall>);
+  void run_thread();
+  void finish() noexcept;
+  // These require the mutex.
+  bool acquire_within(std::chrono::seconds limit, Lock&);
+  void release_driver();
+  void poll_idle(Lock&);
+  bool drive_unattended(Lock&);
+  // These require the token.
+  void drive(const Request* until);
+  void step(bool waited_for);
+  void accept();
+  void end_calls();
+  void fail(const std::exception_ptr&) noexcept;
+
+  const Creator creator_;
+  const ProgressOptions options_;
+  std::unique_ptr<Progressable> target_;  // null after stop()
+  ProgressToken token_;
+  std::atomic<std::size_t> unfinished_{0};  // requests, queued or in flight; changed with the mutex
+  struct Ending {
+    bool stopping = false;           // stop() was called
+    std::exception_ptr failure;      // the first one
+    bool reported = false;           // to target_
+    std::atomic<bool> begun{false};  // one of them is set; also read with the token
+
+    void stop() { stopping = true, begun.store(true, std::memory_order_relaxed); }
+    void fail(const std::exception_ptr& error) {
+      if (!failure) failure = error;
+      begun.store(true, std::memory_order_relaxed);
+    }
+  } ending_;  // changed with the mutex
+
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  std::condition_variable changed_;       // for waiters: a request ended, or no thread drives
+  std::condition_variable work_arrived_;  // for the progress thread
+  struct Inbox {
+    std::deque<std::shared_ptr<Request>> requests;
+    std::atomic<bool> changed{false};  // requests or ending_ changed
+  } inbox_;
+  std::atomic<int> waiters_{0};  // threads that wait for the token; also read without the mutex
+  PollSchedule schedule_;
+
+  // Used with the token.
+  struct InFlight {
+    std::deque<std::shared_ptr<Request>> requests;  // oldest first
+    std::vector<Request*> ended;                    // one for each call that ended in this step
+    IdleTime idle;
+  } in_flight_;
+
+  std::thread thread_;
+};
+
+}  // namespace rz
