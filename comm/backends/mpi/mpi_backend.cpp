@@ -2,9 +2,11 @@
 #include <set>
 
 #include "comm/backends/mpi/mpi.h"
-#include "comm/backends/mpi/mpi_engine.h"
+#include "comm/backends/mpi/mpi_calls.h"
 #include "comm/backends/mpi_plugin.h"
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/progress/progress_engine.h"
 
 namespace rz {
 
@@ -12,22 +14,42 @@ namespace mpi {
 
 namespace {
 
+constexpr std::size_t min_thread_wake_bytes = 1 << 20;  // below this, the caller usually waits at once
+
 class MpiBackend final : public Backend {
  public:
-  explicit MpiBackend(std::shared_ptr<MpiEngine> engine) : engine_(std::move(engine)) { engine_->start(); }
-  ~MpiBackend() override { engine_->stop(); }
+  MpiBackend(MpiRuntime& runtime, const MpiOptions& options, int rank, std::unique_ptr<MpiCalls> calls)
+      : runtime_(runtime),
+        options_(options),
+        calls_(*calls),
+        engine_(std::make_shared<ProgressEngine>(
+            std::move(calls), ProgressOptions{.rank = rank,
+                                              .timeout = options.timeout,
+                                              .thread = runtime.thread_multiple() ? ProgressOptions::detached
+                                                                                  : ProgressOptions::none,
+                                              .failure_poll = idle_poll,
+                                              .wake_bytes = min_thread_wake_bytes})) {
+    engine_->start_thread();
+  }
+  ~MpiBackend() override {
+    runtime_.begin_departure();
+    engine_->stop();
+  }
 
   Work submit(std::span<const CollectiveCall> group) override { return Work(engine_->submit(group)); }
   void abort(const std::string& reason) noexcept override { engine_->abort(reason); }
   std::unique_ptr<Backend> split(std::span<const int> members) override;
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
-  bool moves_device_memory() const override { return engine_->runtime().cuda_aware(); }
+  bool moves_device_memory() const override { return runtime_.cuda_aware(); }
   std::string describe() const override {
-    return concat("mpi (", engine_->runtime().library(), moves_device_memory() ? ", CUDA-aware)" : ")");
+    return concat("mpi (", runtime_.library(), moves_device_memory() ? ", CUDA-aware)" : ")");
   }
 
  private:
-  std::shared_ptr<MpiEngine> engine_;
+  MpiRuntime& runtime_;
+  const MpiOptions options_;
+  MpiCalls& calls_;  // engine_ owns it
+  const std::shared_ptr<ProgressEngine> engine_;
 };
 
 std::unique_ptr<Backend> backend_over(MpiRuntime& runtime, CommPair comms, MpiOptions options) {
@@ -35,11 +57,14 @@ std::unique_ptr<Backend> backend_over(MpiRuntime& runtime, CommPair comms, MpiOp
   int rank = 0, size = 1;
   check(MPI_Comm_rank(comms.control, &rank), "MPI_Comm_rank");
   check(MPI_Comm_size(comms.control, &size), "MPI_Comm_size");
-  return std::make_unique<MpiBackend>(std::make_shared<MpiEngine>(runtime, comms, rank, size, options));
+  return std::make_unique<MpiBackend>(runtime, options, rank,
+                                      std::make_unique<MpiCalls>(runtime, comms, rank, size, options));
 }
 
 std::unique_ptr<Backend> MpiBackend::split(std::span<const int> members) {
-  return backend_over(engine_->runtime(), engine_->split(members), engine_->options());
+  CommPair comms;
+  engine_->run_exclusively([&] { comms = calls_.split(members); });
+  return backend_over(runtime_, comms, options_);
 }
 
 std::shared_ptr<std::byte> MpiBackend::allocate(std::size_t bytes) {

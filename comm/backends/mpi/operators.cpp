@@ -68,10 +68,11 @@ MPI_Datatype datatype(DType t, ReduceOp::Kind k) {
   }
 }
 
-Operators::~Operators() {
+void Operators::free() {
   int finalised = 0;
   if (MPI_Finalized(&finalised) != MPI_SUCCESS || finalised) return;
   for (auto& [key, op] : created_) MPI_Op_free(&op);
+  created_.clear();
 }
 
 MPI_Op Operators::get(DType t, ReduceOp::Kind kind) {

@@ -20,8 +20,10 @@ class Operators {
  public:
   Operators() = default;
   Operators(const Operators&) = delete;
-  ~Operators();
+  ~Operators() { free(); }
   MPI_Op get(DType, ReduceOp::Kind);
+  /// Frees the created operators, unless MPI was finalised.
+  void free();
   /// Leaks the created operators: after a failure MPI may still use them.
   void abandon() { created_.clear(); }
 

@@ -23,13 +23,13 @@ bool all_done(std::vector<MPI_Request>& requests) {
 MpiPointToPoint::MpiPointToPoint(MPI_Comm comm, int rank, int size, std::size_t max_call_bytes)
     : comm_(comm), rank_(rank), max_call_bytes_(max_call_bytes), queues_(static_cast<std::size_t>(size)) {}
 
-void MpiPointToPoint::add(const CollectiveCall& op, std::shared_ptr<MpiRequest> request) {
+void MpiPointToPoint::add(const CollectiveCall& op, Request* request) {
   PeerQueues& queues = queues_[static_cast<std::size_t>(op.root)];
   const bool sends = op.kind == Collective::send;
   const std::size_t count = sends ? op.in.count : op.out.count;
   const DType dtype = sends ? op.in.dtype : op.out.dtype;
   Message& m = (sends ? queues.sends : queues.receives).emplace_back();
-  m.request = std::move(request);
+  m.request = request;
   m.data = static_cast<std::byte*>(sends ? const_cast<void*>(op.in.data) : op.out.data);
   m.bytes = count * size_of(dtype);
   m.header = {sends ? queues.sends_added++ : queues.receives_added++, count,
@@ -48,17 +48,17 @@ void MpiPointToPoint::post_chunks(int peer, Message& m, bool sending) {
   }
 }
 
-bool MpiPointToPoint::advance(const CompletionCallback& on_complete) {
+bool MpiPointToPoint::advance(std::vector<Request*>& ended) {
   if (pending_ == 0) return false;
   bool moved = false;
   for (std::size_t i = 0; i < queues_.size(); ++i) {
-    moved |= advance_sends(static_cast<int>(i), queues_[i], on_complete);
-    moved |= advance_receives(static_cast<int>(i), queues_[i], on_complete);
+    moved |= advance_sends(static_cast<int>(i), queues_[i], ended);
+    moved |= advance_receives(static_cast<int>(i), queues_[i], ended);
   }
   return moved;
 }
 
-bool MpiPointToPoint::advance_sends(int peer, PeerQueues& queues, const CompletionCallback& on_complete) {
+bool MpiPointToPoint::advance_sends(int peer, PeerQueues& queues, std::vector<Request*>& ended) {
   bool moved = false;
   for (Message& m : queues.sends) {
     if (m.posted) continue;
@@ -68,11 +68,10 @@ bool MpiPointToPoint::advance_sends(int peer, PeerQueues& queues, const Completi
     post_chunks(peer, m, true);
   }
   while (!queues.sends.empty() && all_done(queues.sends.front().mpi_requests)) {
-    const auto request = std::move(queues.sends.front().request);
+    ended.push_back(queues.sends.front().request);
     queues.sends.pop_front();
     ++queues.sends_completed;
     --pending_;
-    on_complete(*request);
     moved = true;
   }
   return moved;
@@ -86,7 +85,7 @@ void MpiPointToPoint::check_header(int peer, const Message& m) const {
 }
 
 // One message at a time: its bytes are received only after its header has been checked.
-bool MpiPointToPoint::advance_receives(int peer, PeerQueues& queues, const CompletionCallback& on_complete) {
+bool MpiPointToPoint::advance_receives(int peer, PeerQueues& queues, std::vector<Request*>& ended) {
   bool moved = false;
   while (!queues.receives.empty()) {
     Message& m = queues.receives.front();
@@ -106,11 +105,10 @@ bool MpiPointToPoint::advance_receives(int peer, PeerQueues& queues, const Compl
       post_chunks(peer, m, false);
       continue;
     }
-    const auto request = std::move(m.request);
+    ended.push_back(m.request);
     queues.receives.pop_front();
     ++queues.receives_completed;
     --pending_;
-    on_complete(*request);
   }
   return moved;
 }
@@ -121,7 +119,7 @@ MpiPointToPoint::Overdue MpiPointToPoint::earliest_deadline() const {
     for (const auto* queue : {&queues_[i].receives, &queues_[i].sends})
       for (const Message& m : *queue)
         if (!oldest.request || m.request->deadline < oldest.request->deadline)
-          oldest = {m.request.get(), static_cast<int>(i), queue == &queues_[i].sends};
+          oldest = {m.request, static_cast<int>(i), queue == &queues_[i].sends};
   return oldest;
 }
 
@@ -131,15 +129,11 @@ bool MpiPointToPoint::can_never_complete(int peer, std::uint64_t peer_sent,
   return l.sends_added > peer_received || l.receives_added > peer_sent;
 }
 
-void MpiPointToPoint::abandon(const CompletionCallback& on_complete) {
+void MpiPointToPoint::abandon() {
   for (PeerQueues& queues : queues_)
-    for (auto* queue : {&queues.receives, &queues.sends})
-      for (Message& m : *queue) {
-        if (queue == &queues.receives)
-          for (MPI_Request& request : m.mpi_requests)
-            if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);
-        on_complete(*m.request);
-      }
+    for (Message& m : queues.receives)
+      for (MPI_Request& request : m.mpi_requests)
+        if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);
   if (pending_ > 0) new std::vector<PeerQueues>(std::move(queues_));
   queues_.clear();
   pending_ = 0;

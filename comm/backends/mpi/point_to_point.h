@@ -5,31 +5,27 @@
 #include <mpi.h>
 
 #include <deque>
-#include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "comm/backends/mpi/mpi_request.h"
+#include "comm/progress/request.h"
 
 namespace rz::mpi {
 
 class MpiPointToPoint {
  public:
-  using CompletionCallback = std::function<void(MpiRequest&)>;
-
   /// Messages use two tags of `comm`; collectives made of sends and receives (stages.h) use another.
   MpiPointToPoint(MPI_Comm comm, int rank, int size, std::size_t max_call_bytes);
 
-  void add(const CollectiveCall&, std::shared_ptr<MpiRequest>);
-  /// Progresses all messages; true if anything moved. Calls `on_complete` with the request of each completed
-  /// message. Errc::mismatch names the peer.
-  bool advance(const CompletionCallback& on_complete);
+  void add(const CollectiveCall&, Request*);
+  /// Progresses all messages; true if anything moved. Appends the request of each completed message.
+  /// Errc::mismatch names the peer.
+  bool advance(std::vector<Request*>& ended);
   bool is_idle() const { return pending_ == 0; }
 
   /// The pending message whose request has the earliest deadline; a null request if there is none.
   struct Overdue {
-    const MpiRequest* request = nullptr;
+    const Request* request = nullptr;
     int peer = -1;
     bool sending = false;
   };
@@ -40,9 +36,8 @@ class MpiPointToPoint {
   /// True if a pending message will never complete because `peer` departed after these numbers of sends and
   /// receives.
   bool can_never_complete(int peer, std::uint64_t peer_sent, std::uint64_t peer_received) const;
-  /// Calls `on_complete` with all pending requests and cancels posted receives. Leaks the state of what MPI
-  /// may still access.
-  void abandon(const CompletionCallback& on_complete);
+  /// Drops all messages and cancels posted receives. Leaks the state of what MPI may still access.
+  void abandon();
 
  private:
   struct Header {
@@ -51,7 +46,7 @@ class MpiPointToPoint {
     bool operator==(const Header&) const = default;
   };
   struct Message {
-    std::shared_ptr<MpiRequest> request;
+    Request* request = nullptr;
     std::byte* data = nullptr;
     std::size_t bytes = 0;
     Header header{}, received_header{};
@@ -64,8 +59,8 @@ class MpiPointToPoint {
   };
   const PeerQueues& queues_of(int peer) const { return queues_[static_cast<std::size_t>(peer)]; }
   void post_chunks(int peer, Message&, bool sending);
-  bool advance_sends(int peer, PeerQueues&, const CompletionCallback&);
-  bool advance_receives(int peer, PeerQueues&, const CompletionCallback&);
+  bool advance_sends(int peer, PeerQueues&, std::vector<Request*>& ended);
+  bool advance_receives(int peer, PeerQueues&, std::vector<Request*>& ended);
   void check_header(int peer, const Message&) const;
 
   MPI_Comm comm_;

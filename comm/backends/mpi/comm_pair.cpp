@@ -1,0 +1,58 @@
+#include "comm/backends/mpi/comm_pair.h"
+
+#include <thread>
+
+#include "comm/backends/mpi/mpi_runtime.h"
+#include "comm/core/deadline.h"
+#include "comm/core/error.h"
+
+namespace rz::mpi {
+
+namespace {
+
+MPI_Comm idup(MPI_Comm comm, std::chrono::milliseconds timeout) {
+  MPI_Comm copy = MPI_COMM_NULL;
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Comm_idup(comm, &copy, &request), "MPI_Comm_idup");
+  int done = 0;
+  for (const Deadline end = Deadline::after(timeout);;) {
+    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (done) break;
+    require(!end.expired(), Errc::timeout, "the MPI communicator could not be duplicated within ",
+            std::chrono::duration<double>(timeout).count(), " s; does every rank of it connect?");
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  check(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return copy;
+}
+
+}  // namespace
+
+CommPair duplicate(MPI_Comm comm, std::chrono::milliseconds timeout) {
+  return adopt(idup(comm, timeout), timeout);
+}
+
+CommPair adopt(MPI_Comm comm, std::chrono::milliseconds timeout) {
+  check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return {comm, idup(comm, timeout)};
+}
+
+CommPair split(MPI_Comm comm, std::span<const int> members, int tag, std::chrono::milliseconds timeout) {
+  MPI_Group all, subset;
+  check(MPI_Comm_group(comm, &all), "MPI_Comm_group");
+  const int chosen = MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &subset);
+  MPI_Group_free(&all);
+  check(chosen, "MPI_Group_incl");
+  MPI_Comm part = MPI_COMM_NULL;
+  const int made = MPI_Comm_create_group(comm, subset, tag, &part);
+  MPI_Group_free(&subset);
+  check(made, "MPI_Comm_create_group");
+  return adopt(part, timeout);
+}
+
+void free(CommPair comms) {
+  check(MPI_Comm_free(&comms.data), "MPI_Comm_free");
+  check(MPI_Comm_free(&comms.control), "MPI_Comm_free");
+}
+
+}  // namespace rz::mpi

@@ -1,0 +1,238 @@
+#include "comm/backends/mpi/mpi_calls.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "comm/core/deadline.h"
+#include "comm/device/cuda_runtime.h"
+#include "comm/os/spin.h"
+
+namespace rz::mpi {
+
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto control_poll = 1ms;     // period of control messages, while calls are in flight
+constexpr auto catch_up_time = 200ms;  // to complete calls that the failed rank had completed
+constexpr int first_split_tag = ControlChannel::tag + 1,
+              split_tag_count = 32000;  // MPI guarantees 32,767 tags
+
+MpiOptions with_bounded_timeout(MpiOptions options) {
+  options.timeout = bounded(options.timeout);
+  return options;
+}
+
+}  // namespace
+
+MpiCalls::MpiCalls(MpiRuntime& runtime, CommPair comms, int rank, int size, const MpiOptions& options)
+    : runtime_(runtime),
+      comms_(comms),
+      rank_(rank),
+      size_(size),
+      options_(with_bounded_timeout(options)),
+      control_(comms.control, rank, size),
+      collectives_(comms.control, {comms.data, rank, size, options.deterministic, options.max_call_bytes}),
+      point_to_point_(comms.data, rank, size, options.max_call_bytes),
+      departed_(static_cast<std::size_t>(size)) {}
+
+// ---- progress
+
+void MpiCalls::require_open() const {
+  require(runtime_.is_open(), Errc::aborted, "MPI was finalised while the communicator of rank ", rank_,
+          " was in use");
+}
+
+void MpiCalls::accept(const std::shared_ptr<Request>& request) {
+  for (const CollectiveCall& call : request->operations) {
+    if (traits(call.kind).point_to_point)
+      point_to_point_.add(call, request.get());
+    else
+      collectives_.add(request, call);
+  }
+}
+
+bool MpiCalls::advance(bool /*eager*/, std::vector<Request*>& ended) {
+  require_open();
+  const cuda::DeviceGuard device(options_.device);  // device that CUDA-aware MPI uses
+  const bool collective_ended = collectives_.advance(ended);
+  if (collective_ended) inquiry_.reset();
+  const bool moved = point_to_point_.advance(ended) || collective_ended;
+  if (moved) idle_turns_ = 0;
+  check_remote_failure();
+  return moved;
+}
+
+void MpiCalls::poll(Time now, const Request* /*oldest*/, bool /*waited_for*/) {
+  if (now >= next_control_poll_) {
+    next_control_poll_ = now + control_poll;
+    receive_control();
+    check_departed();
+  }
+  check_deadlines(now);
+}
+
+void MpiCalls::poll_idle() {
+  require_open();
+  receive_control();
+  check_departed();
+  check_remote_failure();
+}
+
+void MpiCalls::wait(std::chrono::microseconds /*max*/, bool /*eager*/) {
+  if (is_idle()) return;
+  if (++idle_turns_ < 64) return cpu_pause();
+  if (idle_turns_ < 256) return std::this_thread::yield();
+  std::this_thread::sleep_for(std::min<Clock::duration>(500us, 10us * (1 + (idle_turns_ - 256) / 16)));
+}
+
+CommPair MpiCalls::split(std::span<const int> members) {
+  const int tag = first_split_tag + split_count_++ % split_tag_count;
+  return mpi::split(comms_.control, members, tag, options_.rendezvous_timeout);
+}
+
+// ---- control messages
+
+void MpiCalls::receive_control() {
+  control_.poll([this](int peer, const ControlMessage& message) { handle_control(peer, message); });
+}
+
+void MpiCalls::handle_control(int peer, const ControlMessage& message) {
+  switch (message.kind) {
+    case ControlMessage::query:
+      return control_.send(peer, reply_to(message));
+    case ControlMessage::reply:
+      if (inquiry_) inquiry_->receive(peer, message);
+      return;
+    case ControlMessage::departure:
+      departed_[static_cast<std::size_t>(peer)] = message;
+      return;
+    case ControlMessage::failure:
+      if (!remote_failure_)
+        remote_failure_ = RemoteFailure{
+            .error = Error(static_cast<Errc>(message.code), message.get_text(), message.culprit),
+            .calls = message.calls,
+            .until = Clock::now() + catch_up_time};
+      return check_remote_failure();
+  }
+}
+
+ControlMessage MpiCalls::reply_to(const ControlMessage& query) const {
+  ControlMessage reply{
+      .kind = ControlMessage::reply, .calls = collectives_.made(), .sequence = query.sequence};
+  if (const auto found = collectives_.find(query.sequence)) {
+    reply.found = 1;
+    reply.signature = *found;
+  }
+  return reply;
+}
+
+void MpiCalls::check_remote_failure() const {
+  if (!remote_failure_) return;
+  const bool behind = !collectives_.is_idle() && collectives_.ended() < remote_failure_->calls;
+  if (!behind || Clock::now() >= remote_failure_->until) throw remote_failure_->error;
+}
+
+// A departed rank has completed all its calls and makes no others, so calls and messages that it lacks never
+// complete.
+void MpiCalls::check_departed() const {
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto& message = departed_[static_cast<std::size_t>(peer)];
+    if (!message) continue;
+    const bool missed = !collectives_.is_idle() && collectives_.ended() >= message->calls;
+    if (missed || point_to_point_.can_never_complete(peer, message->sent, message->received))
+      throw Error(Errc::peer_lost,
+                  concat("rank ", peer, " destroyed its communicator, but rank ", rank_, " called ",
+                         missed ? describe(collectives_.front()) : "a message that it should share",
+                         "; every rank must make the same calls"),
+                  peer);
+  }
+}
+
+void MpiCalls::check_deadlines(Time now) {
+  if (inquiry_) {
+    if (inquiry_->is_over(now)) inquiry_->conclude(options_.timeout);
+  } else if (collectives_.front_differs() ||
+             (!collectives_.is_idle() && now >= collectives_.front_request().deadline)) {
+    inquiry_.emplace(control_, rank_, size_, collectives_.front());
+  }
+  if (point_to_point_.is_idle()) return;
+  const auto late = point_to_point_.earliest_deadline();
+  if (now < late.request->deadline) return;
+  fail_timeout(concat(late.sending ? "send to" : "recv from", " rank ", late.peer), rank_, options_.timeout,
+               concat("rank ", late.peer), late.peer);
+}
+
+// ---- the end
+
+// Memory that MPI still uses is leaked, since MPI cannot cancel a collective.
+void MpiCalls::fail(const std::exception_ptr& error, bool destroyed) noexcept {
+  ControlMessage message{.kind = ControlMessage::failure,
+                         .code = static_cast<int>(Errc::aborted),
+                         .culprit = rank_,
+                         .calls = collectives_.ended()};
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    const bool shared = e.code() == Errc::timeout || e.code() == Errc::mismatch ||
+                        e.code() == Errc::peer_lost || e.code() == Errc::aborted;
+    if (shared) message.code = static_cast<int>(e.code()), message.culprit = e.culprit();
+    message.set_text(shared ? e.what() : concat("rank ", rank_, ": ", e.what()));
+  } catch (const std::exception& e) {
+    message.set_text(concat("rank ", rank_, ": ", e.what()));
+  }
+  if (destroyed) {
+    message.code = static_cast<int>(Errc::peer_lost);
+    message.culprit = rank_;
+  }
+  runtime_.mark_failed();
+  try {
+    if (!remote_failure_ && runtime_.is_open()) control_.broadcast(message);
+    control_.flush(500ms);
+  } catch (const Error&) {  // MPI is broken here; the other ranks have their deadlines
+  }
+  control_.abandon();
+  point_to_point_.abandon();
+  collectives_.abandon();
+  inquiry_.reset();
+  failed_ = true;
+}
+
+void MpiCalls::close() noexcept {
+  try {
+    if (!failed_) depart();
+  } catch (...) {
+    fail(std::current_exception(), false);
+  }
+  runtime_.end_departure();
+}
+
+bool MpiCalls::all_departed() const {
+  return std::ranges::count_if(departed_, [](const auto& message) { return message.has_value(); }) ==
+         size_ - 1;
+}
+
+// A rank's departure is its last message. Once all departures have arrived, no message can be received by a
+// later communicator that reuses the context id.
+void MpiCalls::depart() {
+  for (int peer = 0; peer < size_; ++peer)
+    if (peer != rank_)
+      control_.send(peer, {.kind = ControlMessage::departure,
+                           .calls = collectives_.made(),
+                           .sent = point_to_point_.sent(peer),
+                           .received = point_to_point_.received(peer)});
+  const auto limit = runtime_.thread_multiple() ? options_.timeout
+                                                : std::min<std::chrono::milliseconds>(options_.timeout, 1s);
+  const Deadline end = Deadline::after(limit);
+  for (auto pause = 10us; !all_departed() && !end.expired();
+       pause = std::min<std::chrono::microseconds>(pause * 2, 10ms)) {
+    receive_control();
+    if (!all_departed()) std::this_thread::sleep_for(pause);
+  }
+  collectives_.free_operators();
+  if (all_departed() && control_.flush(1s)) free(comms_);
+  control_.abandon();
+}
+
+}  // namespace rz::mpi

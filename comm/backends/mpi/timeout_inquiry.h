@@ -1,0 +1,38 @@
+#pragma once
+/// Query of all ranks about a call of this rank, after the deadline of the call or once it is known
+/// that not all ranks made the same call. Its result names the ranks that did not make the call or made
+/// another.
+
+#include <chrono>
+#include <optional>
+#include <vector>
+
+#include "comm/backends/mpi/control_channel.h"
+#include "comm/transport/call_signature.h"
+
+namespace rz::mpi {
+
+/// Errc::timeout of `operation` on `rank` after `timeout`.
+[[noreturn]] void fail_timeout(const std::string& operation, int rank, std::chrono::milliseconds timeout,
+                               const std::string& reason, int culprit);
+
+class TimeoutInquiry {
+ public:
+  /// Queries all other ranks about this rank's call.
+  TimeoutInquiry(ControlChannel&, int rank, int size, const CallSignature& mine);
+
+  void receive(int peer, const ControlMessage& reply);
+  /// All ranks have replied, or the time for that is over.
+  bool is_over(std::chrono::steady_clock::time_point now) const { return pending_ == 0 || now >= until_; }
+  /// Throws the result: Errc::mismatch, or Errc::timeout of a call with that timeout.
+  [[noreturn]] void conclude(std::chrono::milliseconds timeout) const;
+
+ private:
+  const int rank_;
+  const CallSignature mine_;
+  const std::chrono::steady_clock::time_point until_;
+  std::vector<std::optional<ControlMessage>> replies_;  // by rank
+  int pending_;
+};
+
+}  // namespace rz::mpi
