@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "comm/intranode/mailbox_channel.h"
-#include "comm/intranode/planned_call.h"
+#include "comm/intranode/mailbox/mailbox_channel.h"
+#include "comm/intranode/plan/planned_call.h"
 
 namespace rz {
 

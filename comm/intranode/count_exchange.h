@@ -2,8 +2,8 @@
 /// Exchange of counts at the beginning of an all_to_all_v: they determine its number of rounds. Not thread
 /// safe.
 
-#include "comm/intranode/mailbox_channel.h"
-#include "comm/intranode/planned_call.h"
+#include "comm/intranode/mailbox/mailbox_channel.h"
+#include "comm/intranode/plan/planned_call.h"
 
 namespace rz {
 

@@ -6,8 +6,8 @@
 #include <chrono>
 
 #include "comm/intranode/buffer_handles.h"
-#include "comm/intranode/mailbox_channel.h"
-#include "comm/intranode/planned_call.h"
+#include "comm/intranode/mailbox/mailbox_channel.h"
+#include "comm/intranode/plan/planned_call.h"
 #include "comm/intranode/zero_copy_backoff.h"
 
 namespace rz {

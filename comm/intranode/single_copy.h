@@ -3,9 +3,9 @@
 /// rank's output (process_vm_readv, comm/os/cma.h). Not thread safe.
 
 #include "comm/intranode/buffer_handles.h"
-#include "comm/intranode/mailbox_channel.h"
-#include "comm/intranode/planned_call.h"
-#include "comm/intranode/rounds.h"
+#include "comm/intranode/mailbox/mailbox_channel.h"
+#include "comm/intranode/plan/planned_call.h"
+#include "comm/intranode/plan/rounds.h"
 
 namespace rz {
 

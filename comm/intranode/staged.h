@@ -3,7 +3,7 @@
 /// there. Reductions are in rank order. Not thread safe.
 
 #include "comm/intranode/contributions.h"
-#include "comm/intranode/rounds.h"
+#include "comm/intranode/plan/rounds.h"
 
 namespace rz {
 

@@ -4,12 +4,6 @@
 
 namespace rz {
 
-namespace {
-
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-
-}  // namespace
-
 void ZeroCopyCall::map_peer(const PlannedCall& c, int peer) {
   if (c.ranks().reads_from(peer)) handles_.map_in(peer, c.layout.input_bytes());
   if (c.ranks().kind == Collective::all_reduce) handles_.map_out(peer, c.layout.total_bytes);
@@ -32,7 +26,7 @@ void ZeroCopyCall::access_round(const PlannedCall& c, std::size_t round) {
 
 void ZeroCopyCall::reduce(const PlannedCall& c, std::size_t round) {
   const CallLayout::Reduced part = c.layout.reduced(c.in_place, round);
-  for (int r = 0; r < c.ranks().size; ++r) operands_[index(r)] = source(c, r) + part.input;
+  for (int r = 0; r < c.ranks().size; ++r) operands_[static_cast<std::size_t>(r)] = source(c, r) + part.input;
   if (c.ranks().kind == Collective::all_reduce) return reduce_to_all(c, part.output, part.bytes);
   c.stores.reduce(c.out() + part.output, nullptr, operands_, part.bytes);
 }

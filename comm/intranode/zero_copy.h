@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "comm/intranode/buffer_handles.h"
-#include "comm/intranode/mailbox_channel.h"
-#include "comm/intranode/planned_call.h"
-#include "comm/intranode/rounds.h"
+#include "comm/intranode/mailbox/mailbox_channel.h"
+#include "comm/intranode/plan/planned_call.h"
+#include "comm/intranode/plan/rounds.h"
 
 namespace rz {
 

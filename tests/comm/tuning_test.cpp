@@ -13,7 +13,7 @@
 
 #include "comm/communicator.h"
 #include "comm/core/error.h"
-#include "comm/intranode/call_plan.h"
+#include "comm/intranode/plan/call_plan.h"
 #include "comm/schedule/chunk_layout.h"
 #include "comm/tuning/group_size.h"
 #include "comm/tuning/intranode.h"

@@ -1,7 +1,7 @@
 #include "comm/backends/native/explain.h"
 
 #include "comm/core/error.h"
-#include "comm/intranode/explain.h"
+#include "comm/intranode/plan/explain.h"
 
 namespace rz {
 

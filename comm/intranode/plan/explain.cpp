@@ -1,4 +1,4 @@
-#include "comm/intranode/explain.h"
+#include "comm/intranode/plan/explain.h"
 
 #include "comm/transport/mailbox.h"
 

@@ -1,4 +1,4 @@
-#include "comm/intranode/planner.h"
+#include "comm/intranode/plan/planner.h"
 
 namespace rz {
 

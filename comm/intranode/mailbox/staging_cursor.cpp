@@ -1,4 +1,4 @@
-#include "comm/intranode/staging_cursor.h"
+#include "comm/intranode/mailbox/staging_cursor.h"
 
 #include <utility>
 

@@ -1,7 +1,7 @@
 #pragma once
 /// Order of the rounds of a call on one rank: which move may come next, the steps at which it sends and
-/// reads, and what it may acknowledge. The engine advances these values, and the verifier (verify.h) explores
-/// all states that they can reach.
+/// reads, and what it may acknowledge. The engine advances these values, and the verifier
+/// (comm/intranode/verify/verify.h) explores all states that they can reach.
 ///
 /// A rank has three kinds of moves: it contributes (sends its own bytes), reduces (reads all contributions
 /// and sends a result), and reads (the last time that it needs the bytes of a round).
@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "comm/intranode/call_plan.h"
-#include "comm/intranode/step_number.h"
+#include "comm/intranode/mailbox/step_number.h"
+#include "comm/intranode/plan/call_plan.h"
 #include "comm/transport/mailbox.h"
 
 namespace rz {
@@ -35,6 +35,7 @@ struct OneShotRounds {
   bool can_contribute() const {
     return done.contributed < chunks && done.contributed < done.read + mailbox_depth / 2;
   }
+  bool can_reduce() const { return false; }
   bool can_read() const { return done.read < done.contributed; }
   bool complete() const { return done.read == chunks; }
   /// This rank no longer needs what its peers published before this step.

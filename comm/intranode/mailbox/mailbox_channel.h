@@ -14,11 +14,11 @@
 #include <functional>
 #include <vector>
 
-#include "comm/intranode/call_history.h"
-#include "comm/intranode/call_mismatch.h"
-#include "comm/intranode/published.h"
-#include "comm/intranode/staging_cursor.h"
-#include "comm/intranode/step_number.h"
+#include "comm/intranode/mailbox/call_history.h"
+#include "comm/intranode/mailbox/call_mismatch.h"
+#include "comm/intranode/mailbox/published.h"
+#include "comm/intranode/mailbox/staging_cursor.h"
+#include "comm/intranode/mailbox/step_number.h"
 #include "comm/os/spin.h"
 #include "comm/transport/mailbox.h"
 #include "comm/transport/shared_memory_group.h"

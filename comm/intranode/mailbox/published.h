@@ -1,7 +1,7 @@
 #pragma once
 /// What a rank has published in its mailbox, as every rank of the node reads it.
 
-#include "comm/intranode/step_number.h"
+#include "comm/intranode/mailbox/step_number.h"
 #include "comm/transport/mailbox.h"
 
 namespace rz {

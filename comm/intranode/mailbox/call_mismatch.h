@@ -1,7 +1,7 @@
 #pragma once
 /// Errors of ranks that made different calls.
 
-#include "comm/intranode/step_number.h"
+#include "comm/intranode/mailbox/step_number.h"
 #include "comm/transport/call_signature.h"
 #include "comm/transport/mailbox.h"
 

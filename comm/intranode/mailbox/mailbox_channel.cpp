@@ -1,4 +1,4 @@
-#include "comm/intranode/mailbox_channel.h"
+#include "comm/intranode/mailbox/mailbox_channel.h"
 
 #include "comm/core/error.h"
 

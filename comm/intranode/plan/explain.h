@@ -2,7 +2,7 @@
 /// Description of how the intra-node engine runs a call, for Communicator::explain().
 
 #include "comm/explain.h"
-#include "comm/intranode/call_plan.h"
+#include "comm/intranode/plan/call_plan.h"
 
 namespace rz {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "comm/intranode/step_number.h"
+#include "comm/intranode/mailbox/step_number.h"
 #include "comm/transport/call_signature.h"
 
 namespace rz {

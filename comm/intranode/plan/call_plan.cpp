@@ -1,4 +1,4 @@
-#include "comm/intranode/call_plan.h"
+#include "comm/intranode/plan/call_plan.h"
 
 #include "comm/core/integer_math.h"
 #include "comm/transport/mailbox.h"
@@ -19,8 +19,9 @@ constexpr std::size_t max_staging_window = 768 * KiB, max_staging_window_oversub
 constexpr std::size_t min_staging_window = 16 * KiB;
 constexpr std::size_t max_cached_exchange = 4 * KiB;  // bytes of a call that uses a small, cached window
 
+/// Chunks of a contribution; 1 in a group of one rank, too.
 std::size_t shares_of(const CallPlan& plan, int size) {
-  return plan.per_peer ? static_cast<std::size_t>(size) - 1 : 1;
+  return plan.per_peer && size > 1 ? static_cast<std::size_t>(size) - 1 : 1;
 }
 
 /// Chunk size by the number of chunks that a shard should have.

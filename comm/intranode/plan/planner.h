@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "comm/intranode/planned_call.h"
+#include "comm/intranode/plan/planned_call.h"
 
 namespace rz {
 

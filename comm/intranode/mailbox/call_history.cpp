@@ -1,4 +1,4 @@
-#include "comm/intranode/call_history.h"
+#include "comm/intranode/mailbox/call_history.h"
 
 namespace rz {
 

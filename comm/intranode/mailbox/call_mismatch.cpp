@@ -1,4 +1,4 @@
-#include "comm/intranode/call_mismatch.h"
+#include "comm/intranode/mailbox/call_mismatch.h"
 
 #include <sched.h>
 
@@ -7,8 +7,8 @@
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
-#include "comm/intranode/call_history.h"
-#include "comm/intranode/published.h"
+#include "comm/intranode/mailbox/call_history.h"
+#include "comm/intranode/mailbox/published.h"
 
 namespace rz {
 

@@ -1,12 +1,12 @@
 #pragma once
 /// Which bytes of a call move where, on one rank: parts of contributions, inputs and outputs. The engine
-/// copies these bytes, and the verifier (verify.h) checks them.
+/// copies these bytes, and the verifier (comm/intranode/verify/verify.h) checks them.
 
 #include <cstddef>
 
 #include "comm/collective.h"
 #include "comm/core/integer_math.h"
-#include "comm/intranode/call_plan.h"
+#include "comm/intranode/plan/call_plan.h"
 #include "comm/transport/mailbox.h"
 
 namespace rz {

@@ -1,13 +1,13 @@
 #pragma once
 /// Where the bytes of each step lie in the staging rings, and which steps' bytes a new reservation
 /// overwrites. All ranks reserve the same bytes at the same steps, so that each computes all offsets locally
-/// and none is transferred. A plain value, which the verifier (verify.h) runs, too.
+/// and none is transferred. A plain value, which the verifier (comm/intranode/verify/verify.h) runs, too.
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 
-#include "comm/intranode/step_number.h"
+#include "comm/intranode/mailbox/step_number.h"
 #include "comm/transport/mailbox.h"
 
 namespace rz {

@@ -1,4 +1,4 @@
-#include "comm/intranode/output_stores.h"
+#include "comm/intranode/plan/output_stores.h"
 
 #include <algorithm>
 #include <cstring>

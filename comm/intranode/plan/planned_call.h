@@ -2,9 +2,9 @@
 /// A call with its plan, as the protocols see it. A plain value.
 
 #include "comm/collective.h"
-#include "comm/intranode/call_layout.h"
-#include "comm/intranode/call_plan.h"
-#include "comm/intranode/output_stores.h"
+#include "comm/intranode/plan/call_layout.h"
+#include "comm/intranode/plan/call_plan.h"
+#include "comm/intranode/plan/output_stores.h"
 
 namespace rz {
 
