@@ -23,10 +23,6 @@ class Backend {
   /// run concurrently and in any order. The caller has validated the arguments. Thread-safe: calls from
   /// several threads are serialized.
   virtual Work submit(std::span<const CollectiveCall> group) = 0;
-  /// Fast path of submit() for one host-memory call whose key and count equal those of the previous call;
-  /// only the pointers may differ. The caller has validated the arguments. Returns false if the call was not
-  /// started; the caller then uses submit().
-  virtual bool try_fast_path(const CallKey&, Work&) { return false; }
   /// Ends every operation in flight on all ranks with Errc::aborted. Any thread; idempotent; returns in
   /// bounded time.
   virtual void abort(const std::string& reason) noexcept = 0;

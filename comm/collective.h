@@ -139,17 +139,4 @@ constexpr std::size_t message_bytes(Collective c, std::size_t common, int size) 
 /// the parts.
 bool in_place(const CollectiveCall&, int rank, int size);
 
-/// Key of a host-memory call, compared with the previous call to reuse its plan. Plain words: for the
-/// smallest messages, building a CollectiveCall is a measurable cost.
-struct CallKey {
-  std::uint64_t key;  ///< call_key()
-  std::size_t count;  ///< elements of the smaller of input and output; the same on all ranks
-  const void* in;
-  void* out;
-};
-constexpr std::uint64_t call_key(Collective kind, DType dtype, ReduceOp::Kind op, int root) {
-  return static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 8 |
-         static_cast<std::uint64_t>(op) << 16 | std::uint64_t{static_cast<std::uint32_t>(root)} << 32;
-}
-
 }  // namespace rz

@@ -10,7 +10,10 @@ namespace rz {
 
 namespace {
 
-using key_detail::shard_of;
+using plain_detail::has_in;
+using plain_detail::has_out;
+using plain_detail::no_buffer;
+using plain_detail::shard_of;
 
 // Validates one call. Every message starts with the collective and the rank.
 class ArgumentChecks {
@@ -105,9 +108,6 @@ void check_both(const ArgumentChecks& check, const CollectiveTraits& t, const Ca
                 shard_of(out.data, t.out, shard, caller.rank));
 }
 
-/// Stands for a buffer that this rank does not have.
-Buffer no_buffer(const ConstBuffer& like) { return {nullptr, 0, like.dtype, like.device}; }
-
 using Counts = std::span<const std::size_t>;
 
 void check_counts(const ArgumentChecks& check, const Caller& caller, const ConstBuffer& in,
@@ -138,22 +138,17 @@ CollectiveCall make_call(const Caller& caller, Collective kind, const ConstBuffe
                          int root, ReduceOp op, const Stream& stream) {
   const CollectiveTraits& t = traits(kind);
   const ArgumentChecks check(kind, caller);
-  const bool is_root = caller.rank == root, has_in = !t.in_at_root || is_root,
-             has_out = !t.out_at_root || is_root;
+  const bool reads = has_in(caller, t, root), writes = has_out(caller, t, root);
   if (t.rooted()) check.root(root);
-  if (has_in && has_out)
+  if (reads && writes)
     check_both(check, t, caller, in, out);
-  else if (has_in)
+  else if (reads)
     check.buffer("in", in);
   else
     check.buffer("out", out);
-  const ConstBuffer no_in = t.in == Extent::shard ? ConstBuffer(out) : ConstBuffer(no_buffer(out));
-  return {.kind = kind,
-          .in = has_in ? in : no_in,
-          .out = has_out ? out : no_buffer(in),
-          .op = op,
-          .root = root,
-          .stream = check.stream(stream, has_out ? out.device : in.device)};
+  CollectiveCall call = plain_call(caller, t, in, out, root, op);
+  call.stream = check.stream(stream, writes ? out.device : in.device);
+  return call;
 }
 
 CallList make_all_to_all_v(const Caller& caller, const ConstBuffer& in, Counts send_counts,

@@ -154,16 +154,14 @@ Allocator Communicator::allocator() {
 
 using Counts = std::span<const std::size_t>;
 
-// A call with the same key as the previous one skips validation and the CollectiveCall.
 template <Collective kind>
 Work Communicator::start(const ConstBuffer& in, const Buffer& out, int root, ReduceOp op,
                          const Stream& stream) {
   const Caller caller{rank(), size(), options().device};
-  CallKey call;
-  if (Work work;
-      make_key(caller, traits(kind), in, out, root, op, call) && state_->backend->try_fast_path(call, work))
-    return work;
-  return submit_one(make_call(caller, kind, in, out, root, op, stream));
+  const CollectiveCall call = is_plain(caller, traits(kind), in, out, root)
+                                  ? plain_call(caller, traits(kind), in, out, root, op)
+                                  : make_call(caller, kind, in, out, root, op, stream);
+  return state_->backend->submit({&call, 1});
 }
 
 Work Communicator::all_reduce(const Buffer& b, ReduceOp op, const Stream& stream) {

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "comm/api/arguments.h"
 #include "comm/schedule/algorithms/algorithm.h"
 #include "comm/schedule/schedule.h"
 
@@ -80,6 +81,35 @@ TEST(CollectiveTraits, TablesGoByTheLargerBuffer) {
     const bool parts = t.in == Extent::shard_per_rank || t.out == Extent::shard_per_rank;
     EXPECT_EQ(message_bytes(t.kind, 3, 7), parts ? 21u : 3u) << t.name;
   }
+}
+
+// The inline checks accept nothing that the full ones refuse, and build the same call.
+TEST(Arguments, APlainCallIsACheckedCall) {
+  constexpr int size = 3;
+  std::vector<float> memory(64);
+  const std::size_t counts[]{0, 4, 12};
+  int plain = 0;
+  for (const CollectiveTraits& t : collective_traits) {
+    if (t.point_to_point || t.in == Extent::none || t.in == Extent::by_counts) continue;
+    for (int i = 0; i < size * (size + 2) * 3 * 3 * 20; ++i) {
+      const Caller caller{i % size, size, {}};
+      const int root = i / size % (size + 2) - 1, offset = i / 135 % 20;
+      const ConstBuffer in(memory.data() + 20, counts[i / 15 % 3]);
+      const Buffer out(memory.data() + 4 * offset % 48, counts[i / 45 % 3]);
+      if (!is_plain(caller, t, in, out, root)) continue;
+      ++plain;
+      CollectiveCall checked;
+      ASSERT_NO_THROW(checked = make_call(caller, t.kind, in, out, root, ReduceOp::max, {}))
+          << t.name << " of " << in.count << " to " << out.count << " at " << offset << ", root " << root;
+      const CollectiveCall call = plain_call(caller, t, in, out, root, ReduceOp::max);
+      EXPECT_EQ(call.in.data, checked.in.data);
+      EXPECT_EQ(call.out.data, checked.out.data);
+      EXPECT_EQ(call.in.count, checked.in.count);
+      EXPECT_EQ(call.out.count, checked.out.count);
+      EXPECT_EQ(call.root, checked.root);
+    }
+  }
+  EXPECT_GT(plain, 1000);
 }
 
 }  // namespace

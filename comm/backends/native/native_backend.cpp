@@ -11,24 +11,6 @@ namespace rz {
 
 namespace {
 
-/// The checked call that a key stands for.
-CollectiveCall call_of(const CallKey& key, int rank, int size) {
-  const Collective kind{static_cast<std::uint8_t>(key.key)};
-  const DType dtype{static_cast<std::uint8_t>(key.key >> 8)};
-  const CollectiveTraits& t = traits(kind);
-  const int root = static_cast<int>(key.key >> 32);
-  const auto count = [&](Extent e, bool there) {
-    if (e == Extent::shard_per_rank) return there ? key.count * static_cast<std::size_t>(size) : 0;
-    return e == Extent::shard ? key.count : 0;
-  };
-  const bool has_in = !t.in_at_root || rank == root, has_out = !t.out_at_root || rank == root;
-  return {.kind = kind,
-          .in = {key.in, count(t.in, has_in), dtype},
-          .out = {key.out, has_out ? count(t.out, true) : 0, dtype},
-          .op = ReduceOp::Kind{static_cast<std::uint8_t>(key.key >> 16)},
-          .root = root};
-}
-
 class NativeBackend final : public Backend {
  public:
   NativeBackend(int rank, int size, std::unique_ptr<Dispatcher> dispatcher, const NativeOptions& options)
@@ -46,7 +28,6 @@ class NativeBackend final : public Backend {
   void abandon() noexcept override { engine_->abandon(); }
 
   Work submit(std::span<const CollectiveCall> group) override;
-  bool try_fast_path(const CallKey&, Work&) override;
   void abort(const std::string& reason) noexcept override { engine_->abort(reason); }
   void check() override { engine_->check(); }
   /// Without the token: a large allocation takes long.
@@ -81,35 +62,30 @@ Work NativeBackend::submit(std::span<const CollectiveCall> group) {
   return Work(engine_->submit(group));
 }
 
-/// A call that the submitter's own thread tries before the progress engine gets it.
-bool NativeBackend::is_small(const CollectiveCall& call) const {
-  return !traits(call.kind).point_to_point && call.op.kind != ReduceOp::premul_sum &&
-         call.in.bytes() <= IntranodeEngine::max_inline_bytes &&
-         call.out.bytes() <= IntranodeEngine::max_inline_bytes && !intranode_->schedule_for(call);
-}
-
-bool NativeBackend::try_fast_path(const CallKey& key, Work& work) {
-  if (!intranode_) return false;
-  const CollectiveCall call = call_of(key, rank_, size_);
+/// Runs a small call on the calling thread, with the plan of the last one if it has its shape. False: not
+/// begun.
+bool NativeBackend::try_inline(const CollectiveCall& call, Work& work) {
   engine_->check_process();
   if (!engine_->try_begin_inline()) return false;
-  if (!intranode_->matches_last(call)) {
+  if (intranode_->matches_last(call)) {
+    work = run_inline([&] { return intranode_->run_fast_path(call, dispatcher_.next_sequence(), turns_); });
+    return true;
+  }
+  if (!is_small(call)) {
     engine_->end_inline();
     return false;
   }
-  work = run_inline([&] { return intranode_->run_fast_path(call, dispatcher_.next_sequence(), turns_); });
-  return true;
-}
-
-bool NativeBackend::try_inline(const CollectiveCall& call, Work& work) {
-  if (!is_small(call)) return false;
-  engine_->check_process();
-  if (!engine_->try_begin_inline()) return false;
   work = run_inline([&] {
     intranode_->start(call, dispatcher_.next_sequence());
     return intranode_->spin(turns_);
   });
   return true;
+}
+
+bool NativeBackend::is_small(const CollectiveCall& call) const {
+  return !traits(call.kind).point_to_point && call.op.kind != ReduceOp::premul_sum &&
+         call.in.bytes() <= IntranodeEngine::max_inline_bytes &&
+         call.out.bytes() <= IntranodeEngine::max_inline_bytes && !intranode_->schedule_for(call);
 }
 
 /// Requires the progress token and releases it. `run` returns whether the call is complete.
