@@ -1,9 +1,7 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <thread>
 
 #include "comm/api/arguments.h"
 #include "comm/backend.h"
@@ -12,6 +10,7 @@
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/os/process.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz {
 
@@ -68,13 +67,6 @@ bool Communicator::capturable() const { return state_->backend->capturable(); }
 
 namespace {
 
-void backoff(unsigned polls) {
-  if (polls < 4000)
-    std::this_thread::yield();
-  else
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-}
-
 // On a failure, waits up to 1 s for the stream to drain before throwing: its work still uses memory of the
 // group, and the caller may destroy the communicator next.
 void check_while_running(Backend& backend, const Event& end) {
@@ -82,7 +74,7 @@ void check_while_running(Backend& backend, const Event& end) {
     backend.check();
   } catch (const Error&) {
     const Deadline deadline = Deadline::after(std::chrono::seconds(1));
-    for (unsigned polls = 0; !end.done() && !deadline.expired(); ++polls) backoff(polls);
+    for (unsigned polls = 0; !end.done() && !deadline.expired(); ++polls) short_backoff.wait(polls);
     throw;
   }
 }
@@ -103,7 +95,7 @@ void Communicator::synchronize(const Stream& stream) {
       abort(what);
       fail(Errc::timeout, what);
     }
-    backoff(polls);
+    short_backoff.wait(polls);
   }
   state_->backend->check();
 }

@@ -3,8 +3,11 @@
 /// rank has a processor, and for oversubscribed ones. Each step from spinning to sleeping trades latency for
 /// the time of other threads.
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
+
+#include "comm/os/spin.h"
 
 namespace rz {
 
@@ -23,9 +26,11 @@ struct TransportWaitPolicy {
 struct ProgressWaitPolicy {
   using Time = std::chrono::microseconds;
 
-  // A turn polls the peers' slots some forty times; on an oversubscribed node it yields instead.
-  int inline_turns;  ///< of a small call in submit(), before the call becomes a request
-  int driver_turns;  ///< of a thread in wait(), before it polls for failures and deadlines
+  // A small call on its caller's thread. A turn polls the peers' slots some forty times; on an oversubscribed
+  // node it yields instead.
+  int inline_turns;      ///< of a small call in submit(), before the call becomes a request
+  int driver_turns;      ///< of a thread in wait(), before it polls for failures and deadlines
+  Time inline_poll{50};  ///< of the progress token, while such a call holds it
 
   // The driving thread.
   Time spin_limit{30'000};  ///< without progress a thread in wait() spins for so long; then it sleeps
@@ -67,12 +72,28 @@ constexpr const WaitPolicy& wait_policy(bool oversubscribed) {
   return oversubscribed ? oversubscribed_wait_policy : normal_wait_policy;
 }
 
-/// Between two polls of an event that wakes no thread: yields for about a millisecond, then sleeps.
-inline void yield_then_sleep(unsigned polls) {
-  if (polls < 4000)
-    std::this_thread::yield();
-  else
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-}
+/// Of a loop that polls a state whose change wakes no thread.
+struct PollBackoff {
+  using Time = std::chrono::microseconds;
+
+  unsigned pauses = 0;  ///< the first polls, after each of which it pauses the processor
+  unsigned yields = 0;  ///< the next polls, after each of which it yields
+  Time min_sleep{0};    ///< after a later poll it sleeps this long, and this much longer every 16 polls
+  Time max_sleep = min_sleep;  ///< but never longer than this
+
+  /// Waits after poll number `polls`, counted from 0 since the last change.
+  void wait(unsigned polls) const {
+    if (polls < pauses) return cpu_pause();
+    if (polls < pauses + yields) return std::this_thread::yield();
+    std::this_thread::sleep_for(std::min(max_sleep, min_sleep * (1 + (polls - pauses - yields) / 16)));
+  }
+};
+
+/// For the end of work on a device, and for a lock that is held for microseconds: yields take about a
+/// millisecond in total.
+inline constexpr PollBackoff short_backoff{.yields = 4000, .min_sleep = PollBackoff::Time(20)};
+/// For MPI calls: a message of a peer that computes takes long, and its rank needs the processor.
+inline constexpr PollBackoff mpi_backoff{
+    .pauses = 63, .yields = 192, .min_sleep = PollBackoff::Time(10), .max_sleep = PollBackoff::Time(500)};
 
 }  // namespace rz

@@ -6,7 +6,6 @@
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/os/helper_thread.h"
-#include "comm/os/spin.h"
 
 namespace rz {
 
@@ -17,7 +16,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto max_token_wait = 5s;  // for a driving thread, which was woken
 constexpr auto max_departure = 2s;   // for the last requests, before the rest of stop() in the background
-constexpr auto inline_poll = 50us;   // of a token that an inline holder is about to release
 
 std::size_t bytes_of(std::span<const CollectiveCall> group) {
   std::size_t bytes = 0;
@@ -134,7 +132,7 @@ void ProgressEngine::wait(Request& request) {
       --waiters_;
     } else {
       lock.unlock();
-      yield_then_sleep(polls++);
+      short_backoff.wait(polls++);
       lock.lock();
     }
   }
@@ -147,7 +145,8 @@ bool ProgressEngine::acquire_within(std::chrono::seconds limit, Lock& lock) {
   ++waiters_;
   while (!(acquired = token_.try_acquire_driver()) && !end.expired()) {
     if (token_.has_driver()) target_->wake();
-    changed_.wait_for(lock, token_.has_driver() ? end.remaining() : Clock::duration(inline_poll));
+    changed_.wait_for(lock,
+                      token_.has_driver() ? end.remaining() : Clock::duration(options_.policy->inline_poll));
   }
   --waiters_;
   return acquired;
@@ -327,7 +326,7 @@ void ProgressEngine::run_thread() {
   while (!ending_.stopping) {
     const auto now = Clock::now(), next_poll = schedule_.last_poll + options_.failure_poll;
     if (is_needed()) {
-      if (!drive_unattended(lock)) work_arrived_.wait_for(lock, inline_poll);
+      if (!drive_unattended(lock)) work_arrived_.wait_for(lock, policy.inline_poll);
     } else if (now >= next_poll) {
       poll_idle(lock);
     } else if (schedule_.is_active(now, policy)) {

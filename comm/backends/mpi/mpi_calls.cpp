@@ -5,7 +5,7 @@
 
 #include "comm/core/deadline.h"
 #include "comm/device/cuda_runtime.h"
-#include "comm/os/spin.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz::mpi {
 
@@ -81,10 +81,7 @@ void MpiCalls::poll_idle() {
 }
 
 void MpiCalls::wait(std::chrono::microseconds /*max*/, bool /*eager*/) {
-  if (is_idle()) return;
-  if (++idle_turns_ < 64) return cpu_pause();
-  if (idle_turns_ < 256) return std::this_thread::yield();
-  std::this_thread::sleep_for(std::min<Clock::duration>(500us, 10us * (1 + (idle_turns_ - 256) / 16)));
+  if (!is_idle()) mpi_backoff.wait(idle_turns_++);
 }
 
 CommPair MpiCalls::split(std::span<const int> members) {

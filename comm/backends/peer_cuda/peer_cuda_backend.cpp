@@ -17,6 +17,7 @@
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/os/helper_thread.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz {
 
@@ -217,10 +218,7 @@ class PeerWork final : public WorkState {
     std::optional<Clock::time_point> failed_at;
     for (unsigned polls = 0; !all_reached(); ++polls) {
       if (polls % 64 == 63) poll_failure(failed_at);
-      if (polls < 4000)
-        std::this_thread::yield();
-      else
-        std::this_thread::sleep_for(20us);
+      short_backoff.wait(polls);
     }
     shared_->watchdog.check();
     succeeded_ = true;
