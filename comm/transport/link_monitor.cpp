@@ -14,10 +14,11 @@ LinkMonitor::LinkMonitor(int rank, std::vector<int> hosts, bool oversubscribed)
       wait_graph_(rank),
       by_rank_(hosts_.size()) {}
 
-void LinkMonitor::add(MonitoredLinks& links, std::span<const int> peers, bool data_on_sockets) {
+void LinkMonitor::add(MonitoredLinks& links, std::span<const int> peers, LinkData data) {
   links_.push_back(&links);
   for (const int peer : peers) by_rank_[static_cast<std::size_t>(peer)] = &links;
-  if (data_on_sockets) waiter_.expect_data_on_sockets();
+  if (data == LinkData::memory) memory_links_.push_back(&links);
+  if (data == LinkData::sockets) waiter_.expect_data_on_sockets();
 }
 
 void LinkMonitor::progress() {
@@ -34,14 +35,14 @@ void LinkMonitor::wait(std::chrono::microseconds most, bool eager) {
   waiter_.wait(
       most, eager, [&] { return has_event(); },
       [&](bool asleep) {
-        for (MonitoredLinks* links : links_) links->set_sleeping(asleep);
+        for (MonitoredLinks* links : memory_links_) links->set_sleeping(asleep);
       });
 }
 
 /// An event in memory for which wait() must return.
 bool LinkMonitor::has_event() {
   bool any = false;
-  for (MonitoredLinks* links : links_) any |= links->changed();
+  for (MonitoredLinks* links : memory_links_) any |= links->changed();
   return any || failure_.failed() || group_failure();
 }
 
@@ -70,7 +71,7 @@ void LinkMonitor::abort(const Failure& first) noexcept {
 }
 
 std::optional<Failure> LinkMonitor::group_failure() const {
-  for (const MonitoredLinks* links : links_)
+  for (const MonitoredLinks* links : memory_links_)
     if (auto failure = links->group_failure()) return failure;
   return std::nullopt;
 }

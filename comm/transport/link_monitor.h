@@ -27,7 +27,7 @@ class MonitoredLinks {
   /// Drops the message if the peer's socket is full.
   virtual void send_wait_message(int peer, const WaitMessage&) = 0;
 
-  // Links that use memory shared with peers.
+  // For links whose data travels through memory shared with the peers.
 
   /// True if a peer has changed it since the last call.
   virtual bool changed() { return false; }
@@ -39,6 +39,9 @@ class MonitoredLinks {
  protected:
   ~MonitoredLinks() = default;
 };
+
+/// How links carry their data. Links through sockets alone have no changes of memory.
+enum class LinkData { memory, sockets };
 
 /// Functions without a comment implement those of Transport.
 class LinkMonitor {
@@ -52,7 +55,7 @@ class LinkMonitor {
   /// Watches descriptors of links; they are flagged by progress() and wait().
   Poller& poller() { return waiter_.poller(); }
   /// Adds links with these peers. They stay valid as long as functions of Transport are called.
-  void add(MonitoredLinks&, std::span<const int> peers, bool data_on_sockets);
+  void add(MonitoredLinks&, std::span<const int> peers, LinkData);
 
   void progress();
   void wait(std::chrono::microseconds most, bool eager);
@@ -82,7 +85,7 @@ class LinkMonitor {
   WaitForGraph wait_graph_;
   FailureState failure_;
   std::optional<Failure> reported_;
-  std::vector<MonitoredLinks*> links_;
+  std::vector<MonitoredLinks*> links_, memory_links_;
   std::vector<MonitoredLinks*> by_rank_;  // null: this rank
 };
 

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "comm/core/text.h"
+
 namespace rz {
 
 void GroupTransport::add(std::unique_ptr<Transport> transport, std::span<const int> peers) {
@@ -17,7 +19,7 @@ SharedMemoryGroup* GroupTransport::shared_memory() {
 
 std::string GroupTransport::describe() const {
   std::string names;
-  for (const auto& t : transports_) names += (names.empty() ? "" : "+") + t->describe();
+  for (const auto& t : transports_) names += concat(names.empty() ? "" : "+", t->describe());
   return names;
 }
 

@@ -16,7 +16,7 @@ ShmTransport::ShmTransport(std::shared_ptr<LinkMonitor> monitor, std::vector<int
   if (ranks_.size() < 2) return;
   std::vector<int> peers = ranks_;
   std::erase(peers, monitor_->rank());
-  monitor_->add(*this, peers, false);
+  monitor_->add(*this, peers, LinkData::memory);
   listener_ = listen_unix(address_);
   group_ = std::make_unique<SharedMemoryGroup>(*monitor_, ranks_, ring_bytes,
                                                ranks_.size() == monitor_->hosts().size());

@@ -19,8 +19,8 @@ constexpr int first_data_socket = 1;  // index 0: control, 1: point_to_point, fr
 
 TcpTransport::TcpTransport(std::shared_ptr<LinkMonitor> monitor, std::vector<int> peers, TcpOptions options)
     : monitor_(std::move(monitor)), peer_ranks_(std::move(peers)), options_(std::move(options)) {
-  monitor_->add(*this, peer_ranks_, !peer_ranks_.empty());
   if (peer_ranks_.empty()) return;
+  monitor_->add(*this, peer_ranks_, LinkData::sockets);
   require_open_files(peer_ranks_.size() * static_cast<std::size_t>(options_.sockets + 2),
                      concat("rank ", monitor_->rank(), ": TCP to ", peer_ranks_.size(), " ranks"),
                      ", or lower RZ_SOCKETS");

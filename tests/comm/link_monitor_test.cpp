@@ -1,0 +1,165 @@
+// Waits, failures and wait-for messages of a group over links that are replaced, and routing by peer.
+
+#include "comm/transport/link_monitor.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <vector>
+
+#include "comm/transport/group/group_transport.h"
+#include "tests/support/error_of.h"
+#include "tests/support/sim_transport.h"
+
+namespace rz {
+namespace {
+
+using std::chrono::milliseconds;
+
+Failure loss_of(int rank) { return {rank, Errc::peer_lost, concat("rank ", rank, " is lost")}; }
+
+/// Records what the monitor calls.
+struct Links final : MonitoredLinks {
+  std::optional<Failure> poll_failures() override { return ++polls, lost; }
+  Failure spread_failure(const Failure& failure) override {
+    spread.push_back(failure.culprit);
+    return agreed ? *agreed : failure;
+  }
+  void flush_failure() noexcept override { ++flushes; }
+  void send_wait_message(int peer, const WaitMessage& message) override {
+    (message.kind == WaitMessage::query ? queried : replied).push_back(peer);
+  }
+  bool changed() override { return ++looks, std::exchange(has_changed, false); }
+  void set_sleeping(bool asleep) override { sleeps.push_back(asleep); }
+  std::optional<Failure> group_failure() const override { return agreed; }
+
+  std::optional<Failure> lost, agreed;
+  bool has_changed = false;
+  int polls = 0, flushes = 0, looks = 0;
+  std::vector<int> spread, queried, replied;
+  std::vector<bool> sleeps;
+};
+
+/// Rank 0 of four: memory shared with rank 1, sockets to ranks 2 and 3.
+class MonitorOfBoth : public testing::Test {
+ protected:
+  MonitorOfBoth() {
+    monitor.add(memory, std::array{1}, LinkData::memory);
+    monitor.add(sockets, std::array{2, 3}, LinkData::sockets);
+  }
+  Links memory, sockets;
+  LinkMonitor monitor{0, {0, 0, 1, 2}, false};
+};
+
+TEST_F(MonitorOfBoth, TheFirstFailureIsSentOnceOverAllLinks) {
+  monitor.progress();
+  monitor.abort({2, Errc::aborted, "enough"});
+  monitor.abort(loss_of(3));
+  const Error e = test::error_of([&] { monitor.progress(); });
+  EXPECT_EQ(e.code(), Errc::aborted);
+  EXPECT_EQ(e.culprit(), 2);
+  EXPECT_STREQ(e.what(), "enough");
+  EXPECT_EQ(memory.spread, std::vector{2});
+  EXPECT_EQ(sockets.spread, std::vector{2});
+  EXPECT_EQ(sockets.flushes, 1) << "the rest of what the sockets could not send";
+}
+
+TEST_F(MonitorOfBoth, WhatPeersInMemoryHaveAgreedOnReplacesAFailure) {
+  memory.agreed = loss_of(1);
+  monitor.abort(loss_of(2));
+  EXPECT_EQ(memory.spread, std::vector{2});
+  EXPECT_EQ(sockets.spread, std::vector{1});
+  EXPECT_EQ(test::error_of([&] { monitor.progress(); }).culprit(), 1);
+}
+
+TEST_F(MonitorOfBoth, AFailureThatPeersInMemoryHaveAgreedOnIsThrown) {
+  memory.agreed = loss_of(1);
+  EXPECT_EQ(test::error_of([&] { monitor.progress(); }).culprit(), 1);
+  EXPECT_EQ(sockets.spread, std::vector{1});
+  EXPECT_EQ(memory.polls, 0);
+}
+
+TEST_F(MonitorOfBoth, AFailureThatAnotherHostReportsComesBeforeALossOnThisOne) {
+  memory.lost = loss_of(1), sockets.lost = loss_of(3);
+  EXPECT_EQ(test::error_of([&] { monitor.progress(); }).culprit(), 3);
+}
+
+TEST_F(MonitorOfBoth, ADepartedPeerIsTheCulpritUnlessALossIsFound) {
+  monitor.report_departed(1);
+  monitor.report_departed(2);
+  sockets.lost = loss_of(3);
+  EXPECT_EQ(test::error_of([&] { monitor.progress(); }).culprit(), 3);
+
+  LinkMonitor other(0, {0, 1}, false);
+  Links links;
+  other.add(links, std::array{1}, LinkData::sockets);
+  other.report_departed(1);
+  EXPECT_STREQ(test::error_of([&] { other.progress(); }).what(),
+               "rank 1 left the group, and rank 0 still needs it");
+}
+
+TEST_F(MonitorOfBoth, WaitMessagesTakeTheLinksOfTheirPeer) {
+  monitor.query_waits();
+  EXPECT_EQ(memory.queried, std::vector{1});
+  EXPECT_EQ(sockets.queried, (std::vector{2, 3}));
+  monitor.wait_graph().receive(3, {WaitMessage::query, {}});
+  monitor.reply_waits({});
+  EXPECT_TRUE(memory.replied.empty());
+  EXPECT_EQ(sockets.replied, std::vector{3});
+}
+
+TEST_F(MonitorOfBoth, PeersInMemoryRingOnlyWhileThisRankSleeps) {
+  monitor.wait(milliseconds(1), false);
+  EXPECT_EQ(memory.sleeps, (std::vector{true, false}));
+  EXPECT_TRUE(sockets.sleeps.empty());
+  memory.has_changed = true;
+  monitor.wait(std::chrono::seconds(10), true);
+  monitor.wake();
+  monitor.wait(std::chrono::seconds(10), true);
+  EXPECT_EQ(memory.sleeps.size(), 2u) << "a change and a wake end a wait before it sleeps";
+}
+
+TEST_F(MonitorOfBoth, SocketsAreAlwaysPolledIfTheyCarryData) {
+  monitor.progress(), monitor.progress();
+  EXPECT_EQ(sockets.polls, 2);
+  LinkMonitor in_memory(0, {0, 0}, false);
+  Links links;
+  in_memory.add(links, std::array{1}, LinkData::memory);
+  in_memory.progress(), in_memory.progress();
+  EXPECT_EQ(links.polls, 1) << "again after failure_poll_interval";
+}
+
+TEST(LinkMonitor, SpinsOnMemoryUnlessProcessorsAreOversubscribed) {
+  for (const bool oversubscribed : {false, true}) {
+    LinkMonitor monitor(0, {0, 0}, oversubscribed);
+    Links links;
+    monitor.add(links, std::array{1}, LinkData::memory);
+    monitor.wait(milliseconds(1), true);
+    const TransportWaitPolicy& policy = wait_policy(oversubscribed).transport;
+    EXPECT_EQ(links.looks, 2 + policy.memory_spins + policy.memory_yields);
+    EXPECT_EQ(links.looks > 2, !oversubscribed);
+  }
+}
+
+TEST(GroupTransport, RoutesEachPeerToItsTransport) {
+  test::SimNetwork near(3), far(3);
+  GroupTransport group(std::make_shared<LinkMonitor>(0, std::vector{0, 0, 1}, false));
+  group.add(std::make_unique<test::SimTransport>(near, 0), std::array{1});
+  group.add(std::make_unique<test::SimTransport>(far, 0), std::array{2});
+  const std::byte memory{1};
+  for (const int peer : {1, 2}) {
+    test::SimNetwork &right = peer == 1 ? near : far, &wrong = peer == 1 ? far : near;
+    while (group.post(peer, Channel::collective, {}, {&memory, 1}) == 0)
+      right.transport(0).wait(milliseconds(1), false);
+    for (auto* network : {&right, &wrong}) {
+      for (int i = 0; i < 5; ++i) network->transport(peer).wait(milliseconds(1), false);
+      EXPECT_EQ(network->transport(peer).peek(0, Channel::collective).bytes.size(), network == &right);
+    }
+  }
+  EXPECT_EQ(group.describe(), "sim+sim");
+  EXPECT_EQ(group.shared_memory(), nullptr);
+  EXPECT_FALSE(group.one_host());
+}
+
+}  // namespace
+}  // namespace rz
