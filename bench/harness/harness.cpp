@@ -209,14 +209,14 @@ void run_in_threads(int count, const std::function<void(int)>& rank_main) {
 }  // namespace
 
 int run(const Collective& collective, const Options& options, const Print& print, const Hooks& hooks) {
-  const LaunchInfo place = launch_info_from_environment();
-  const int here = options.threads * options.gpus, size = place.size * here;
+  const LaunchInfo info = launch_info_from_environment();
+  const int here = options.threads * options.gpus, size = info.size * here;
   require(options.root < size, Errc::config, "-r ", options.root, ", but there are only ", size, " ranks");
   if (options.cuda) cuda::require_device({Device::cuda, 0});
-  const auto store = place.size > 1 ? store_for_launch(place) : memory_store();
+  const auto store = info.size > 1 ? store_for_launch(info) : memory_store();
   int status = 0;  // of thread 0; equal on all ranks
   run_in_threads(here, [&](int thread) {
-    const int rank = place.rank * here + thread, local_rank = place.local_rank * here + thread;
+    const int rank = info.rank * here + thread, local_rank = info.local_rank * here + thread;
     RankRun rank_run(collective, options,
                      Communicator::connect(rank, size, store, comm_options(options, local_rank)), hooks,
                      rank == 0 ? &print : nullptr);

@@ -149,7 +149,7 @@ std::string slurm_master(const Variables& variables, EnvironmentReader& reader) 
   return "";
 }
 
-bool is_single_node(const LaunchInfo& place) { return place.local_size == place.size; }
+bool is_single_node(const LaunchInfo& info) { return info.local_size == info.size; }
 
 /// Identifier of an MPI launcher's job, unique on this host.
 std::string job_id(const Variables& variables, const std::string& launcher) {
@@ -160,12 +160,12 @@ std::string job_id(const Variables& variables, const std::string& launcher) {
 
 /// Each torchrun agent has its own restart count ("membership changes do not count as retries"). So the count
 /// is part of the identity only if there is a single agent.
-std::string torchrun_launch(const Variables& variables, const LaunchInfo& place) {
+std::string torchrun_launch(const Variables& variables, const LaunchInfo& info) {
   const auto run = variables("TORCHELASTIC_RUN_ID");
   if (!run || run == variables("RZ_LAUNCH")) return "";
   const std::string port = variables("MASTER_PORT").value_or("");
   const std::string restart = variables("TORCHELASTIC_RESTART_COUNT").value_or("0");
-  return concat("torchrun run ", *run, " port ", port, is_single_node(place) ? " restart " + restart : "");
+  return concat("torchrun run ", *run, " port ", port, is_single_node(info) ? " restart " + restart : "");
 }
 
 std::string slurm_launch(const Variables& variables) {
@@ -173,16 +173,16 @@ std::string slurm_launch(const Variables& variables) {
                 " restart ", variables("SLURM_RESTART_COUNT").value_or("0"));
 }
 
-std::string launch_id_of(const Variables& variables, const LaunchInfo& place) {
+std::string launch_id_of(const Variables& variables, const LaunchInfo& info) {
   std::string launch;
   const auto add = [&](const std::string& part) {
     launch += (launch.empty() || part.empty() ? "" : " ") + part;
   };
-  if (place.launcher == "torchrun") {
-    add(torchrun_launch(variables, place));
-  } else if (place.launcher == "slurm") {
+  if (info.launcher == "torchrun") {
+    add(torchrun_launch(variables, info));
+  } else if (info.launcher == "slurm") {
     add(slurm_launch(variables));
-  } else if (place.launcher == "flux") {
+  } else if (info.launcher == "flux") {
     if (const auto job = variables("FLUX_JOB_ID")) add("flux job " + *job);
   } else if (const auto name = variables("PMIX_NAMESPACE")) {
     add("pmix " + *name);
@@ -192,11 +192,11 @@ std::string launch_id_of(const Variables& variables, const LaunchInfo& place) {
   return launch;
 }
 
-std::string master_of(const Variables& variables, const LaunchInfo& place, EnvironmentReader& reader) {
-  if (place.launcher == "torchrun" && is_single_node(place) && !place.launch.empty())
-    return "job:" + place.launch;
+std::string master_of(const Variables& variables, const LaunchInfo& info, EnvironmentReader& reader) {
+  if (info.launcher == "torchrun" && is_single_node(info) && !info.launch.empty())
+    return "job:" + info.launch;
   const auto host = variables("MASTER_ADDR"), port = variables("MASTER_PORT");
-  if (host || port || place.launcher == "torchrun") {
+  if (host || port || info.launcher == "torchrun") {
     if (!host || host->empty()) reader.complain("MASTER_ADDR is missing");
     if (!port) reader.complain("MASTER_PORT is missing");
     if (!host || !port) return "";
@@ -206,15 +206,14 @@ std::string master_of(const Variables& variables, const LaunchInfo& place, Envir
     const bool agent = variables("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
     return join_host_port(*host, number.value_or(0) + agent);
   }
-  if (variables("SLURM_PROCID") && place.launcher != "flux" && !is_single_node(place))
+  if (variables("SLURM_PROCID") && info.launcher != "flux" && !is_single_node(info))
     return slurm_master(variables, reader);
-  if (!place.launch.empty() &&
-      (place.launcher == "slurm" || (place.launcher == "flux" && is_single_node(place))))
-    return "job:" + place.launch;
-  if (!is_single_node(place))
-    reader.complain(concat("MASTER_ADDR and MASTER_PORT are missing, and only ", place.local_size, " of ",
-                           place.size, " ranks are on this host"));
-  return "job:" + job_id(variables, place.launcher);
+  if (!info.launch.empty() && (info.launcher == "slurm" || (info.launcher == "flux" && is_single_node(info))))
+    return "job:" + info.launch;
+  if (!is_single_node(info))
+    reader.complain(concat("MASTER_ADDR and MASTER_PORT are missing, and only ", info.local_size, " of ",
+                           info.size, " ranks are on this host"));
+  return "job:" + job_id(variables, info.launcher);
 }
 
 /// Whether this launcher has set its variables. srun --mpi=pmi2 and Flux also set PMI_RANK and PMI_SIZE;
@@ -247,25 +246,25 @@ LaunchInfo launch_info_from(const Variables& variables) {
   for (const LauncherVariables& names : launchers()) {
     if (!is_set(names, variables)) continue;
     EnvironmentReader reader(variables, names);
-    LaunchInfo place;
-    place.launcher = names.launcher;
-    place.rank = reader.number(names.rank, 0);
-    place.size = reader.number(names.size, 1);
-    place.local_rank = reader.number(names.local_rank, 0);
-    place.local_size = local_size_of(names, reader, place.size);
-    reader.check(place.rank < place.size,
-                 concat(names.rank.front(), "=", place.rank, " is not below the size, ", place.size));
+    LaunchInfo info;
+    info.launcher = names.launcher;
+    info.rank = reader.number(names.rank, 0);
+    info.size = reader.number(names.size, 1);
+    info.local_rank = reader.number(names.local_rank, 0);
+    info.local_size = local_size_of(names, reader, info.size);
+    reader.check(info.rank < info.size,
+                 concat(names.rank.front(), "=", info.rank, " is not below the size, ", info.size));
     const std::string local_size = names.local_size.empty() ? "the local size" : names.local_size.front();
-    reader.check(place.local_size <= place.size,
-                 concat(local_size, "=", place.local_size, " is more than the size, ", place.size));
-    reader.check(place.local_rank < place.local_size,
-                 concat(names.local_rank.front(), "=", place.local_rank, " is not below the local size, ",
-                        place.local_size));
+    reader.check(info.local_size <= info.size,
+                 concat(local_size, "=", info.local_size, " is more than the size, ", info.size));
+    reader.check(info.local_rank < info.local_size,
+                 concat(names.local_rank.front(), "=", info.local_rank, " is not below the local size, ",
+                        info.local_size));
     reader.finish();
-    place.launch = launch_id_of(variables, place);
-    if (place.size > 1) place.master = master_of(variables, place, reader);
+    info.launch = launch_id_of(variables, info);
+    if (info.size > 1) info.master = master_of(variables, info, reader);
     reader.finish();
-    return place;
+    return info;
   }
   LaunchInfo alone;
   alone.launcher = "none";
@@ -279,16 +278,16 @@ LaunchInfo launch_info_from_environment() {
   });
 }
 
-std::shared_ptr<Store> store_for_launch(const LaunchInfo& place, std::chrono::milliseconds timeout) {
-  if (place.size == 1) return memory_store();
-  require(!place.master.empty(), Errc::config, "a group of ", place.size, " ranks without a master");
-  if (place.master.rfind("job:", 0) == 0)
-    return local_rendezvous_store(place.master.substr(4), place.rank, place.size, Deadline::after(timeout));
-  return tcp_store(place.master, {.serve = place.rank == 0,
-                                  .timeout = timeout,
-                                  .launch = place.launch,
-                                  .size = place.size,
-                                  .ports = place.launch.empty() ? 1 : ports_of_a_launch});
+std::shared_ptr<Store> store_for_launch(const LaunchInfo& info, std::chrono::milliseconds timeout) {
+  if (info.size == 1) return memory_store();
+  require(!info.master.empty(), Errc::config, "a group of ", info.size, " ranks without a master");
+  if (info.master.rfind("job:", 0) == 0)
+    return local_rendezvous_store(info.master.substr(4), info.rank, info.size, Deadline::after(timeout));
+  return tcp_store(info.master, {.serve = info.rank == 0,
+                                 .timeout = timeout,
+                                 .launch = info.launch,
+                                 .size = info.size,
+                                 .ports = info.launch.empty() ? 1 : ports_of_a_launch});
 }
 
 }  // namespace rz

@@ -41,15 +41,15 @@ struct PendingConnection {
 
 class Handshake {
  public:
-  Handshake(const HandshakeInfo& me, int listener, const std::vector<int>& callers, int links,
+  Handshake(const HandshakeInfo& me, int listener, const std::vector<int>& incoming, int links,
             Deadline deadline)
       : self_(me), listener_(listener), deadline_(deadline) {
-    for (const int rank : callers)
+    for (const int rank : incoming)
       for (int i = 0; i < links; ++i) missing_.insert({rank, i});
   }
 
-  std::vector<Connection> run(std::vector<Connection> calls) {
-    for (auto& call : calls) {
+  std::vector<Connection> run(std::vector<Connection> outgoing) {
+    for (auto& call : outgoing) {
       missing_.insert({call.rank, call.index});
       pending_.push_back({std::move(call), true, true, deadline_});
     }
@@ -85,11 +85,12 @@ class Handshake {
     const ssize_t n = receive_hello(pending);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
     if (n <= 0)
-      return pending.outgoing ? fail_outgoing(pending, n ? std::strerror(errno) : "it hung up") : false;
+      return pending.outgoing ? fail_outgoing(pending, n ? std::strerror(errno) : "it closed the connection")
+                              : false;
     pending.received += static_cast<std::size_t>(n);
     if (pending.received < sizeof(Hello)) return true;
     if (!is_valid_hello(pending))
-      return pending.outgoing ? fail_outgoing(pending, "something else answers there") : false;
+      return pending.outgoing ? fail_outgoing(pending, "another program listens there") : false;
     pending.connection.rank = static_cast<int>(pending.hello.rank);
     pending.connection.index = static_cast<int>(pending.hello.index);
     if (!pending.outgoing && !send_hello(pending)) return false;
@@ -100,11 +101,11 @@ class Handshake {
 
   bool is_valid_hello(const PendingConnection& pending) const {
     const Hello& h = pending.hello;
-    const std::pair who{static_cast<int>(h.rank), static_cast<int>(h.index)};
+    const std::pair sender{static_cast<int>(h.rank), static_cast<int>(h.index)};
     if (std::memcmp(h.magic, "ringzero", 8) != 0 || h.version != protocol_version || h.job != self_.job ||
-        h.size != static_cast<std::uint32_t>(self_.size) || !missing_.count(who))
+        h.size != static_cast<std::uint32_t>(self_.size) || !missing_.count(sender))
       return false;
-    return !pending.outgoing || who == std::pair{pending.connection.rank, pending.connection.index};
+    return !pending.outgoing || sender == std::pair{pending.connection.rank, pending.connection.index};
   }
 
   bool fail_outgoing(const PendingConnection& pending, const char* why) const {
@@ -215,9 +216,9 @@ class Handshake {
 
 }  // namespace
 
-std::vector<Connection> handshake(const HandshakeInfo& me, int listener, std::vector<Connection> calls,
-                                  const std::vector<int>& callers, int links, Deadline deadline) {
-  return Handshake(me, listener, callers, links, deadline).run(std::move(calls));
+std::vector<Connection> handshake(const HandshakeInfo& me, int listener, std::vector<Connection> outgoing,
+                                  const std::vector<int>& incoming, int links, Deadline deadline) {
+  return Handshake(me, listener, incoming, links, deadline).run(std::move(outgoing));
 }
 
 std::string list_ranks(const std::vector<int>& ranks) {

@@ -29,11 +29,11 @@ struct Connection {
   std::string address;                 ///< of the peer, for messages
 };
 
-/// Completes the outgoing connections `calls` and accepts `links` connections from each rank of `callers`.
+/// Completes the connections `outgoing` and accepts `links` connections from each rank of `incoming`.
 /// Returns all of them, in the order of completion. Errc::timeout names the ranks that did not connect;
 /// Errc::rendezvous names an outgoing connection that failed.
-std::vector<Connection> handshake(const HandshakeInfo&, int listener, std::vector<Connection> calls,
-                                  const std::vector<int>& callers, int links, Deadline);
+std::vector<Connection> handshake(const HandshakeInfo&, int listener, std::vector<Connection> outgoing,
+                                  const std::vector<int>& incoming, int links, Deadline);
 
 /// "1, 2 and 5", for messages.
 std::string list_ranks(const std::vector<int>&);

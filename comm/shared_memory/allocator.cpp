@@ -52,8 +52,8 @@ std::shared_ptr<std::byte> SharedMemoryAllocator::allocate(std::size_t bytes) {
             human_bytes(bytes), ", have about ", human_bytes(available_memory()));
     const auto segment =
         new_segment(round_up(bytes + (placed ? cache_colours * colour_stride : 0), page_bytes()));
-    const std::size_t place = (segment->number * (cache_colours / 2) + colour_) % cache_colours;
-    return {segment, segment->memory.data() + (placed ? place * colour_stride : 0)};
+    const std::size_t colour = (segment->number * (cache_colours / 2) + colour_) % cache_colours;
+    return {segment, segment->memory.data() + (placed ? colour * colour_stride : 0)};
   }
   {
     const std::lock_guard lock(mutex_);

@@ -37,9 +37,9 @@ struct SegmentMap {
 
 class SharedMemoryAllocator : public std::enable_shared_from_this<SharedMemoryAllocator> {
  public:
-  /// `place`: cache colour. Large blocks of allocators with different colours start at different offsets in
+  /// `colour`: cache colour. Large blocks of allocators with different colours start at different offsets in
   /// their pages.
-  explicit SharedMemoryAllocator(std::uint32_t place = 0) : colour_(place) {}
+  explicit SharedMemoryAllocator(std::uint32_t colour = 0) : colour_(colour) {}
   /// Zeroed memory, aligned to 256 bytes. Small blocks keep the allocator alive. Errc::system states the
   /// bytes needed and available.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);

@@ -12,11 +12,11 @@ namespace rz {
 namespace {
 
 struct ScopeName {
-  TuningScope where;
+  TuningScope scope;
   const char* name;
   const char* words;
 };
-constexpr ScopeName places[] = {
+constexpr ScopeName scope_names[] = {
     {TuningScope::intra_node, "intra_node", "intra-node"},
     {TuningScope::intra_node_registered, "intra_node_registered", "intra-node, memory that all ranks map"},
     {TuningScope::intra_node_cma, "intra_node_cma", "intra-node, memory that all ranks may read"},
@@ -25,18 +25,19 @@ constexpr ScopeName places[] = {
     {TuningScope::multi_rank_nodes, "multi_rank_nodes", "inter-node, several ranks a node"},
     {TuningScope::any, "any", "schedules"}};
 
-const ScopeName& place(TuningScope where) {
-  return *std::find_if(std::begin(places), std::end(places), [&](const auto& p) { return p.where == where; });
+const ScopeName& scope_name(TuningScope scope) {
+  return *std::find_if(std::begin(scope_names), std::end(scope_names),
+                       [&](const auto& p) { return p.scope == scope; });
 }
 
 /// Algorithms of the intra-node engine in a scope; schedules are not among them.
-std::vector<const char*> algorithm_names(Collective c, TuningScope where) {
+std::vector<const char*> algorithm_names(Collective c, TuningScope scope) {
   const bool may_be_direct = c != Collective::all_to_all_v && c != Collective::barrier;
-  if (where == TuningScope::intra_node_registered && may_be_direct) return {"zero_copy", "staged"};
+  if (scope == TuningScope::intra_node_registered && may_be_direct) return {"zero_copy", "staged"};
   const bool only_moves = may_be_direct && !traits(c).reduces;
-  if (where == TuningScope::intra_node_cma && only_moves) return {"adaptive", "single_copy", "staged"};
-  if (where == TuningScope::intra_node_registered || where == TuningScope::intra_node_cma) return {"staged"};
-  if (where != TuningScope::intra_node) return {};
+  if (scope == TuningScope::intra_node_cma && only_moves) return {"adaptive", "single_copy", "staged"};
+  if (scope == TuningScope::intra_node_registered || scope == TuningScope::intra_node_cma) return {"staged"};
+  if (scope != TuningScope::intra_node) return {};
   if (c == Collective::all_reduce) return {"one_shot", "two_shot"};
   return {"staged"};
 }
@@ -121,8 +122,8 @@ class Parser {
   void rule(const std::vector<std::string>& words) {
     TuningRule r{collective(words[0]), TuningScope::any, "", any_size};
     that(words.size() >= 3, "'", words[0],
-         "' needs a place and an algorithm, as in: all_reduce intra_node bytes<=64K one_shot");
-    r.scope = where(words[1]);
+         "' needs a scope and an algorithm, as in: all_reduce intra_node bytes<=64K one_shot");
+    r.scope = scope(words[1]);
     r.source = Source::file;
     bool named = false;
     for (std::size_t i = 2; i < words.size(); ++i) {
@@ -134,7 +135,7 @@ class Parser {
       that(!named, "'", words[i], "' is one algorithm too many");
       named = true;
       that(set_algorithm(r, words[i]), name(r.collective), " has no algorithm '", words[i],
-           "' for the place '", words[1], "'; choose one of ", algorithm_choices(r.collective, r.scope));
+           "' for the scope '", words[1], "'; choose one of ", algorithm_choices(r.collective, r.scope));
     }
     that(named, "no algorithm; choose one of ", algorithm_choices(r.collective, r.scope));
     const bool is_schedule = r.is_schedule || !is_intra_node(r.scope);
@@ -150,13 +151,13 @@ class Parser {
     return *found;
   }
 
-  TuningScope where(const std::string& word) const {
+  TuningScope scope(const std::string& word) const {
     std::string choices;
-    for (const ScopeName& p : places) {
-      if (word == p.name) return p.where;
+    for (const ScopeName& p : scope_names) {
+      if (word == p.name) return p.scope;
       choices += concat(choices.empty() ? "" : ", ", p.name);
     }
-    that(false, "'", word, "' is no place; choose one of ", choices);
+    that(false, "'", word, "' is no scope; choose one of ", choices);
     return {};
   }
 
@@ -219,7 +220,7 @@ std::string conditions(const TuningRule& r) {
 }  // namespace
 
 std::string to_string(const TuningRule& r) {
-  std::string text = concat(name(r.collective), " ", place(r.scope).words);
+  std::string text = concat(name(r.collective), " ", scope_name(r.scope).words);
   if (r.min_bytes > 0) text += concat(", above ", human_bytes(r.min_bytes));
   if (r.max_bytes != any_bytes) text += concat(", up to ", human_bytes(r.max_bytes));
   if (r.max_traffic != any_bytes) text += concat(", up to ", human_bytes(r.max_traffic), " of all ranks");
@@ -247,7 +248,7 @@ std::string source_prefix(const TuningRule& r, const std::string& table) {
 std::string Tuning::text() const {
   std::string text;
   for (const TuningRule& r : rules)
-    text += concat(rz::name(r.collective), " ", place(r.scope).name, conditions(r), " ",
+    text += concat(rz::name(r.collective), " ", scope_name(r.scope).name, conditions(r), " ",
                    r.is_schedule ? schedule_override : "", r.algorithm,
                    r.chunk ? " chunk=" + exact_bytes(r.chunk) : "",
                    r.slice ? " slice=" + exact_bytes(r.slice) : "", "\n");
@@ -286,14 +287,14 @@ const TuningRule* find_rule(std::span<const TuningRule> rules, const RuleQuery& 
   return nullptr;
 }
 
-std::string algorithm_choices(Collective c, TuningScope where) {
+std::string algorithm_choices(Collective c, TuningScope scope) {
   std::string choices;
   const auto add = [&](const auto&... parts) { choices += concat(choices.empty() ? "" : ", ", parts...); };
-  for (const char* algorithm : algorithm_names(c, where)) add(algorithm);
-  if (where == TuningScope::intra_node_registered || where == TuningScope::intra_node_cma) return choices;
+  for (const char* algorithm : algorithm_names(c, scope)) add(algorithm);
+  if (scope == TuningScope::intra_node_registered || scope == TuningScope::intra_node_cma) return choices;
   for (const Algorithm& a : algorithms())
     if (a.collective == c)
-      add(where == TuningScope::intra_node && is_algorithm_name(c, a.name) ? schedule_override : "", a.name);
+      add(scope == TuningScope::intra_node && is_algorithm_name(c, a.name) ? schedule_override : "", a.name);
   return choices;
 }
 

@@ -53,7 +53,7 @@ enum class TuningScope : std::uint8_t {
   intra_node_cma
 };
 /// True for scopes of the intra-node engine.
-constexpr bool is_intra_node(TuningScope where) { return where >= TuningScope::intra_node; }
+constexpr bool is_intra_node(TuningScope scope) { return scope >= TuningScope::intra_node; }
 
 inline constexpr std::size_t any_bytes = std::numeric_limits<std::size_t>::max();
 inline constexpr int any_size = std::numeric_limits<int>::max();

@@ -36,13 +36,13 @@ void write(const std::string& path, const std::string& text) {
 }
 
 int run(const Options& options) {
-  const LaunchInfo place = launch_info_from_environment();
-  require(place.size >= 2, Errc::config,
+  const LaunchInfo info = launch_info_from_environment();
+  require(info.size >= 2, Errc::config,
           "one rank alone has nothing to choose; try: rzrun -n 4 tune --output ", options.output);
-  const bool first = place.rank == 0;
+  const bool first = info.rank == 0;
   if (first) check_writable(options.output);
   const Progress progress = first && ::isatty(STDERR_FILENO) ? Progress(draw) : Progress([](auto, auto&) {});
-  const Measured measured = measure(place.rank, place.size, store_for_launch(place), options, progress);
+  const Measured measured = measure(info.rank, info.size, store_for_launch(info), options, progress);
   if (!first) return 0;
   const Tuning table = make_table(measured);
   write(options.output, header(measured, options) + table.text());

@@ -26,10 +26,10 @@ struct TimeTable {
   std::map<std::size_t, std::map<std::string, double>> us;
 };
 
-TimeTable time_table_of(const Measured& m, Collective c, TuningScope where) {
+TimeTable time_table_of(const Measured& m, Collective c, TuningScope scope) {
   TimeTable f;
   for (const Time& t : m.times) {
-    if (t.candidate.collective != c || t.candidate.where != where) continue;
+    if (t.candidate.collective != c || t.candidate.scope != scope) continue;
     if (std::find(f.names.begin(), f.names.end(), t.candidate.name) == f.names.end())
       f.names.push_back(t.candidate.name);
     f.us[t.bytes][t.candidate.name] = t.us;
@@ -95,15 +95,15 @@ std::vector<SizeRange> size_ranges(const TimeTable& f, const std::vector<std::st
   return found;
 }
 
-bool in_rank_order(Collective c, TuningScope where, const std::string& name) {
-  TuningRule rule{c, where, ""};
+bool in_rank_order(Collective c, TuningScope scope, const std::string& name) {
+  TuningRule rule{c, scope, ""};
   set_algorithm(rule, name);
-  return find_rule({&rule, 1}, {c, where, 0, 1}, true) != nullptr;
+  return find_rule({&rule, 1}, {c, scope, 0, 1}, true) != nullptr;
 }
 
-TuningRule make_rule(const Measured& m, Collective c, TuningScope where, const SizeRange& range,
+TuningRule make_rule(const Measured& m, Collective c, TuningScope scope, const SizeRange& range,
                      std::size_t above) {
-  TuningRule rule{c, where, ""};
+  TuningRule rule{c, scope, ""};
   set_algorithm(rule, range.name);
   rule.max_ranks = rule.min_ranks = m.ranks;
   rule.min_bytes = above;
@@ -114,22 +114,22 @@ TuningRule make_rule(const Measured& m, Collective c, TuningScope where, const S
 
 /// If some of the fastest algorithms do not sum in rank order, rules have both bounds, so that none applies
 /// outside its own range.
-void add_rules(const Measured& m, Collective c, TuningScope where, std::vector<TuningRule>& rules) {
-  const TimeTable f = time_table_of(m, c, where);
+void add_rules(const Measured& m, Collective c, TuningScope scope, std::vector<TuningRule>& rules) {
+  const TimeTable f = time_table_of(m, c, scope);
   if (f.names.size() < 2) return;
   std::vector<std::string> ordered;
   for (const std::string& name : f.names)
-    if (in_rank_order(c, where, name)) ordered.push_back(name);
+    if (in_rank_order(c, scope, name)) ordered.push_back(name);
   const auto all = size_ranges(f, f.names);
   const bool one_order = std::all_of(all.begin(), all.end(),
-                                     [&](const SizeRange& r) { return in_rank_order(c, where, r.name); });
+                                     [&](const SizeRange& r) { return in_rank_order(c, scope, r.name); });
   std::size_t above = 0;
   for (const SizeRange& r : all) {
-    rules.push_back(make_rule(m, c, where, r, one_order ? 0 : above));
+    rules.push_back(make_rule(m, c, scope, r, one_order ? 0 : above));
     above = r.max_bytes;
   }
   if (one_order || ordered.empty()) return;
-  for (const SizeRange& r : size_ranges(f, ordered)) rules.push_back(make_rule(m, c, where, r, 0));
+  for (const SizeRange& r : size_ranges(f, ordered)) rules.push_back(make_rule(m, c, scope, r, 0));
 }
 
 /// Compares zero-copy with the best algorithm that copies.
