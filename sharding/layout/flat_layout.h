@@ -1,7 +1,8 @@
 #pragma once
 /// Elements of the members in flat buckets, and the rank that owns each.
 
-#include <ranges>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "comm/bucket_scheduler.h"
@@ -20,8 +21,8 @@ class FlatLayout {
   FlatLayout(const ModelParameters&, BucketLayout, Placement state, const Communicator&);
 
   const BucketLayout& buckets() const { return buckets_; }
-  /// The numbers of all buckets.
-  auto indices() const { return std::views::iota(0, static_cast<int>(buckets_.buckets.size())); }
+  /// Number of buckets.
+  int size() const { return static_cast<int>(buckets_.buckets.size()); }
   const BucketLayout::Bucket& bucket(int b) const { return buckets_.buckets[static_cast<std::size_t>(b)]; }
   BucketLayout::MemberOffset place(int member) const {
     return buckets_.offsets[static_cast<std::size_t>(member)];

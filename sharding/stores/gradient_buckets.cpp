@@ -6,7 +6,7 @@ std::vector<Tensor> allocate_gradient_buckets(const ModelParameters& parameters,
                                               DType dtype, const Runtime& runtime) {
   for (Parameter* p : parameters.members()) p->grad = {};  // views of earlier buckets
   std::vector<Tensor> buckets;
-  for (const int b : layout.indices())
+  for (int b = 0; b < layout.size(); ++b)
     buckets.push_back(runtime.allocate_flat(layout.bucket(b).count, dtype));
   for (std::size_t m = 0; m < parameters.members().size(); ++m) {
     Parameter& p = *parameters.members()[m];

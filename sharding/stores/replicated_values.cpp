@@ -28,7 +28,7 @@ void ReplicatedValues::convert_frozen(DType dtype) {
 
 void ReplicatedValues::place_members(DType dtype) {
   const Stream& stream = runtime_.stream;
-  for (const int b : layout_.indices())
+  for (int b = 0; b < layout_.size(); ++b)
     buckets_.push_back(runtime_.allocate_flat(layout_.bucket(b).count, dtype));
   for (std::size_t m = 0; m < parameters_.members().size(); ++m) {
     Parameter& p = *parameters_.members()[m];

@@ -13,7 +13,7 @@ constexpr std::size_t max_in_flight = 1;  // buckets being reduced while another
 ShardedGradients::ShardedGradients(const ModelParameters& parameters, const FlatLayout& layout, DType dtype,
                                    Runtime& runtime)
     : parameters_(parameters), layout_(layout), runtime_(runtime) {
-  for (const int b : layout.indices()) {
+  for (int b = 0; b < layout.size(); ++b) {
     buckets_.push_back({});
     drop_whole(b);
     at(b).shard = runtime.allocate_flat(layout.shard(b).count(), dtype);
@@ -75,7 +75,7 @@ void ShardedGradients::settle(const Stream& stream) {
 }
 
 void ShardedGradients::forget() {
-  for (const int b : layout_.indices()) {
+  for (int b = 0; b < layout_.size(); ++b) {
     at(b).has_mean = false;
     drop_whole(b);
   }

@@ -49,7 +49,7 @@ BucketLayout ShardedModel::plan_buckets(Module& module, Runtime& runtime) {
 /// From the values of the model, before they are rounded.
 std::vector<Tensor> ShardedModel::make_masters() const {
   std::vector<Tensor> out;
-  for (const int b : layout_.indices()) {
+  for (int b = 0; b < layout_.size(); ++b) {
     const Range range = layout_.updated(b);
     out.push_back(Tensor::zeros({range.count()}, DType::f32, allocator_on(runtime_.stream.device())));
     for (const ParameterSlice& slice : layout_.slices(b, range)) {
@@ -102,7 +102,7 @@ std::vector<Tensor> moved_to(const FlatLayout& layout, const BucketLayout& befor
                              std::span<const Tensor> buckets, const ModelParameters& parameters,
                              const Stream& stream) {
   std::vector<Tensor> out;
-  for (const int b : layout.indices())
+  for (int b = 0; b < layout.size(); ++b)
     out.push_back(Tensor::zeros({layout.bucket(b).count}, DType::f32, allocator_on(stream.device())));
   for (std::size_t m = 0; m < parameters.members().size(); ++m) {
     const auto from = before.offsets[m], to = layout.place(static_cast<int>(m));

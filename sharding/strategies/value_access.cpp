@@ -20,7 +20,7 @@ void ValueAccess::fill(const Fill& fill) {
     write(stored.values, *stored.parameter, stored.elements);
   if (!model_.options().precision.mixed()) return;
   const FlatLayout& layout = model_.layout();
-  for (const int b : layout.indices())
+  for (int b = 0; b < layout.size(); ++b)
     for (const ParameterSlice& slice : layout.slices(b, layout.updated(b)))
       write(model_.updated_f32(b).view(slice.offset - layout.updated(b).begin, {slice.elements.count()}),
             model_.parameters().member(slice.member), slice.elements);
@@ -31,7 +31,7 @@ void ValueAccess::visit_owned(const Visit& visit) const {
     read_via_host(from, runtime_.stream, [&](const float* value) { visit(p, elements, value); });
   };
   const FlatLayout& layout = model_.layout();
-  for (const int b : layout.indices()) {
+  for (int b = 0; b < layout.size(); ++b) {
     const Tensor values = model_.updated_f32(b);
     for (const ParameterSlice& slice : layout.slices(b, layout.shard(b)))
       read(values.view(slice.offset - layout.updated(b).begin, {slice.elements.count()}),

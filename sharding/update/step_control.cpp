@@ -21,7 +21,7 @@ void StepControl::set_loss_scale(double scale) {
 /// Adds each element exactly once over all ranks.
 void StepControl::add_squares(SquareSum& sum) const {
   const FlatLayout& layout = model_.layout();
-  for (const int b : layout.indices()) {
+  for (int b = 0; b < layout.size(); ++b) {
     const Range own = layout.shard(b);
     sum.add(model_.gradients().mean(b).view(own.begin - layout.updated(b).begin, {own.count()}));
   }

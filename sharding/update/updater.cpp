@@ -17,7 +17,7 @@ void Updater::make_state(const Optimizer& optimizer) {
   if (state_.empty())
     for (int s = 0; s < optimizer.state_count(); ++s) {
       auto& buckets = state_.emplace_back();
-      for (const int b : layout.indices())
+      for (int b = 0; b < layout.size(); ++b)
         buckets.push_back(
             Tensor::zeros({layout.updated(b).count()}, DType::f32, allocator_on(runtime_.stream.device())));
     }
@@ -44,7 +44,7 @@ void Updater::update(Optimizer& optimizer, const UpdateScale& given, const Strea
   UpdateScale scale = given;
   if (!prepared) optimizer.begin_update();
   if (prepared && scale.device_outcome) scale.constants = constants_.of(0, 0);
-  for (const int b : model_.layout().indices()) {
+  for (int b = 0; b < model_.layout().size(); ++b) {
     update_bucket(b, optimizer, updates, scale, stream);
     published_.push_back(model_.values().publish(b, stream));
     if (!overlap_) runtime_.exposed.wait(published_.back(), stream);
