@@ -243,7 +243,7 @@ def main():
     o.bin = os.path.abspath(o.bin)
     programs = [(o.bin, f'{o.collective}_perf')] + ([(o.beside, f'{o.collective}_perf')] if o.beside else []) + ([] if o.alone else [(o.bin, 'socket_limit')])
     for folder, program in programs if not o.clean else []:
-        if not os.path.exists(f'{folder}/{program}'): sys.exit(f'hosts.py: no {program} in {folder}; --bin says where')
+        if not os.path.exists(f'{folder}/{program}'): sys.exit(f'hosts.py: no {program} in {folder}; set the folder with --bin')
     if os.geteuid() != 0: skip('network namespaces need root')
     missing = [t for t in ('ip', 'tc', 'unshare') if not shutil.which(t)]
     if missing: skip(f'no {", ".join(missing)} (Debian: iproute2, util-linux)')

@@ -53,7 +53,7 @@ std::vector<std::string> split(const std::string& text) {
 
 UniqueFd accept_one(int listener) {
   pollfd p{listener, POLLIN, 0};
-  require(poll(&p, 1, 30'000) == 1, Errc::timeout, "nobody connects");
+  require(poll(&p, 1, 30'000) == 1, Errc::timeout, "no connection within 30 s");
   UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!socket) fail_errno("accept4");
   set_tcp_options(socket.get());
@@ -67,7 +67,7 @@ UniqueFd call(const SocketAddress& address) {
     if (poll(&p, 1, 1000) == 1 && !(p.revents & (POLLERR | POLLHUP))) return socket;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  fail(Errc::timeout, "nobody listens at ", address.text());
+  fail(Errc::timeout, "no process listens at ", address.text());
 }
 
 std::vector<Pair> connect_all(int rank, const std::vector<std::string>& hosts, int port) {
@@ -127,7 +127,7 @@ class Stream {
                     : reinterpret_cast<std::byte*>(sums_.data()) + p.received;
     const ssize_t n =
         recv(p.socket.get(), to, std::min(slice - part, (adds ? half : bytes_) - p.received), 0);
-    require(n != 0, Errc::peer_lost, "a peer has gone");
+    require(n != 0, Errc::peer_lost, "a peer closed the connection");
     if (n < 0 && !would_block()) fail_errno("recv");
     if (n < 0) return false;
     if (adds) add(p, part + static_cast<std::size_t>(n));

@@ -88,9 +88,9 @@ class Torch:
         self.errors = tempfile.TemporaryFile('w+')
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True)
         self.steps = o.steps
-        told = self.read()
-        self.name = f'PyTorch {told["torch"]}, {precision}'
-        self.how = f'torch.compile {told["compile"] or "off"}, attention {told["attention"]}, {told["parameters"]} parameters'
+        started = self.read()
+        self.name = f'PyTorch {started["torch"]}, {precision}'
+        self.how = f'torch.compile {started["compile"] or "off"}, attention {started["attention"]}, {started["parameters"]} parameters'
 
     def read(self):
         ready, _, _ = select.select([self.process.stdout], [], [], DEADLINE)
@@ -99,9 +99,9 @@ class Torch:
         self.process.kill()
         status = self.process.wait()
         self.errors.seek(0)
-        said = self.errors.read().strip()
-        if ready and status == 3: raise Absent(said)
-        fail(1, f'PyTorch ' + (f'ended with {status}' if ready else f'said nothing for {DEADLINE} s') + f': {said[-2000:]}')
+        errors = self.errors.read().strip()
+        if ready and status == 3: raise Absent(errors)
+        fail(1, f'PyTorch ' + (f'ended with {status}' if ready else f'printed nothing for {DEADLINE} s') + f': {errors[-2000:]}')
 
     def round(self):
         print(self.steps, file=self.process.stdin, flush=True)

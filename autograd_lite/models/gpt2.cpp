@@ -140,7 +140,7 @@ Var Gpt2::block(Tape& tape, Block& b, Var x) {
 Var Gpt2::hidden(Tape& tape, const Tensor& tokens) {
   if (tokens.shape().dims() != 2 || tokens.shape()[1] > config_.n_positions)
     fail(Errc::invalid_argument, "GPT-2: tokens are ", name(tokens.shape()), ", expected [batch, at most ",
-         config_.n_positions, "], as n_positions says");
+         config_.n_positions, "] (n_positions)");
   Var x = tape.scope(embeddings_scope_, [&] {
     const Var table = tape.parameter(wte_.weight);
     return dropout_(tape, nn::embedding_with_positions(tape, tokens, table, tape.parameter(wpe_.weight)));

@@ -181,7 +181,7 @@ void settle(const Collective& c, Options& o, const Words& w) {
   o.step_bytes = parse_size(w.step, "-i");
   require(o.min_bytes <= o.max_bytes, Errc::config, "-b ", w.min, " is more than -e ", w.max);
   require(o.step_factor > 1 || o.step_bytes > 0 || o.min_bytes == o.max_bytes, Errc::config,
-          "-i 0 leads nowhere");
+          "-i 0 never reaches -e");
   o.dtypes = dtypes_of(w.dtype);
   o.ops = ops_of(w.op);
   if (!c.has_op) o.ops = {ReduceOp::sum};

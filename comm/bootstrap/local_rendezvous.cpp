@@ -74,7 +74,8 @@ void make_private(const fs::path& directory) {
   if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
     fail_errno("mkdir", concat(directory.string(), " (XDG_RUNTIME_DIR or TMPDIR can name another place)"));
   require(is_ours(directory), Errc::rendezvous, directory.string(),
-          " belongs to someone else or is open to others; remove it, or set XDG_RUNTIME_DIR or MASTER_ADDR");
+          " belongs to another user, or other users may access it; remove it, or set XDG_RUNTIME_DIR or "
+          "MASTER_ADDR");
 }
 
 /// Contents of the file "current".
@@ -202,7 +203,7 @@ std::shared_ptr<Store> root_store(const fs::path& directory, const std::string& 
       if (!fs::exists(registered_name(directory / name, r))) missing.push_back(r);
     return missing.empty();
   });
-  require(complete, Errc::timeout, "rank ", list_ranks(missing), " of ", size, " did not come to ",
+  require(complete, Errc::timeout, "rank ", list_ranks(missing), " of ", size, " did not register in ",
           directory.string(), ", the rendezvous of job '", job, "', before the deadline");
   return store;
 }

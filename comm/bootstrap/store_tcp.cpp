@@ -42,13 +42,13 @@ class StoreConnection {
 
   std::pair<Reply, std::string> call(std::string_view bytes, Deadline deadline) {
     send_all(bytes, deadline);
-    Reply answer;
-    receive_all(&answer, sizeof answer, deadline);
-    require(answer.magic == store_wire::reply_magic && answer.value_bytes <= store_wire::max_value,
+    Reply reply;
+    receive_all(&reply, sizeof reply, deadline);
+    require(reply.magic == store_wire::reply_magic && reply.value_bytes <= store_wire::max_value,
             Errc::rendezvous, "it is no store of this version of ringzero");
-    std::string text(answer.value_bytes, '\0');
+    std::string text(reply.value_bytes, '\0');
     receive_all(text.data(), text.size(), deadline);
-    return {answer, std::move(text)};
+    return {reply, std::move(text)};
   }
   /// For an idle connection, on which only its end can be received.
   bool alive() const {
@@ -70,7 +70,7 @@ class StoreConnection {
     auto* at = static_cast<char*>(to);
     while (size) {
       const ssize_t n = ::recv(socket_.get(), at, size, 0);
-      require(n != 0, Errc::rendezvous, "it hung up; did rank 0 end?");
+      require(n != 0, Errc::rendezvous, "it closed the connection; did rank 0 end?");
       if (n < 0) await(POLLIN, deadline);
       if (n > 0) at += n, size -= static_cast<std::size_t>(n);
     }
@@ -79,7 +79,7 @@ class StoreConnection {
   /// Waits after a system call that returned -1; throws if errno is not EAGAIN or EINTR.
   void await(short events, Deadline deadline) {
     require(errno == EAGAIN || errno == EINTR, Errc::rendezvous, std::strerror(errno));
-    require(!deadline.expired(), Errc::rendezvous, "it does not answer");
+    require(!deadline.expired(), Errc::rendezvous, "it sends no reply");
     pollfd p{socket_.get(), events, 0};
     poll(&p, 1, deadline.poll_ms(1000));
   }
@@ -104,9 +104,9 @@ class ServerSearch {
     }
     try {
       StoreConnection line(std::move(socket));
-      const auto [answer, text] = line.call(to_bytes(Request{.kind = Request::hello}, launch_), deadline);
-      if (answer.status == Reply::ok) return line;
-      if (answer.status != Reply::wrong_launch) return fails(concat(address.text(), ": ", text));
+      const auto [reply, text] = line.call(to_bytes(Request{.kind = Request::hello}, launch_), deadline);
+      if (reply.status == Reply::ok) return line;
+      if (reply.status != Reply::wrong_launch) return fails(concat(address.text(), ": ", text));
       wrong_launch_ = concat("the store at ", address.text(), " is that of launch '", text,
                              "', and this one is '", launch_, "'");
       return std::nullopt;
@@ -175,7 +175,7 @@ class TcpStore final : public Store {
             options_.launch.size(), " bytes; at most ", store_wire::max_launch);
     require(options_.ports >= 1 && (options_.ports == 1 || !options_.launch.empty()), Errc::invalid_argument,
             options_.ports, " ports for the store at ", address_,
-            "; more than one needs a launch, by which clients know the server");
+            "; more than one needs a launch, whose identity distinguishes its server from others");
   }
 
   /// The ports to try, up to 65535.
@@ -262,7 +262,7 @@ class TcpStore final : public Store {
     ServerSearch search(options_.launch);
     auto line = repeat_until(deadline, [&] {
       auto found = search.try_address(server_address_, earlier(max_address_timeout, deadline));
-      if (search.refused()) broken(key, "nobody listens there any more; did rank 0 end?");
+      if (search.refused()) broken(key, "no process listens there any more; did rank 0 end?");
       return found;
     });
     if (!line) broken(key, search.failure());
@@ -276,7 +276,7 @@ class TcpStore final : public Store {
     require(value.size() <= store_wire::max_value, Errc::invalid_argument, "the value of key '", key,
             "' has ", value.size(), " bytes; at most ", store_wire::max_value);
     StoreConnection line = acquire(key, deadline);
-    auto [answer, text] = [&] {
+    auto [reply, text] = [&] {
       try {
         return line.call(to_bytes(request, options_.launch, key, value), deadline);
       } catch (const Error& e) {
@@ -284,10 +284,10 @@ class TcpStore final : public Store {
       }
     }();
     release(std::move(line));
-    if (answer.status == Reply::timeout) fail(Errc::timeout, missing_key(key, "the store at " + address_));
-    if (answer.status == Reply::refused) fail(Errc::rendezvous, text);
-    if (answer.status == Reply::wrong_launch) broken(key, concat("it is that of launch '", text, "' now"));
-    return {answer.number, std::move(text)};
+    if (reply.status == Reply::timeout) fail(Errc::timeout, missing_key(key, "the store at " + address_));
+    if (reply.status == Reply::refused) fail(Errc::rendezvous, text);
+    if (reply.status == Reply::wrong_launch) broken(key, concat("it is that of launch '", text, "' now"));
+    return {reply.number, std::move(text)};
   }
 
   /// A connection that no other call uses, since a get that waits must not block a set.

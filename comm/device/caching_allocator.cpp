@@ -149,7 +149,7 @@ CachingAllocator::CachingAllocator(Allocator upstream)
 
 std::shared_ptr<std::byte> CachingAllocator::allocate(std::size_t bytes, const Stream& stream) const {
   require(stream.device() == state_->upstream.device, Errc::invalid_argument, "memory of ",
-          name(state_->upstream.device), " was asked for in a stream of ", name(stream.device()));
+          name(state_->upstream.device), " was requested in a stream of ", name(stream.device()));
   const std::lock_guard lock(state_->mutex);
   Block* const block = state_->acquire(bytes, stream.native());
   return {block->data, [state = state_, block](std::byte*) { state->release(block); }};

@@ -72,7 +72,7 @@ std::vector<SocketAddress> resolve(const HostPort& where) {
   addrinfo* list = nullptr;
   const int error = getaddrinfo(where.host.c_str(), std::to_string(where.port).c_str(), &hints, &list);
   require(error == 0, Errc::rendezvous, "getaddrinfo of '", where.host, "': ", gai_strerror(error),
-          "; is the name right, and known on this host?");
+          "; check the name, and that this host can resolve it");
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, freeaddrinfo);
   std::vector<SocketAddress> addresses;
   for (const addrinfo* a = list; a; a = a->ai_next) {

@@ -228,7 +228,7 @@ WaitState ScheduleExecutor::waiting_on() const {
     state.text += concat(state.text.empty() ? "" : ", ", "rank ", peer,
                          wait == PeerWait::receiving ? " to receive" : " to send");
   }
-  if (state.text.empty()) state.text = "nobody";
+  if (state.text.empty()) state.text = "no rank";
   return state;
 }
 

@@ -126,7 +126,7 @@ const Algorithm& forced(const SelectionQuery& q) {
   for (const Algorithm& a : algorithms())
     if (a.collective == q.collective && a.rank_order) choices += concat(choices.empty() ? "" : ", ", a.name);
   fail(Errc::config, "the ", name(q.collective), " algorithm '", q.override_name,
-       "' does not sum in rank order, which `deterministic` asks for; choose one of ", choices,
+       "' does not sum in rank order, which `deterministic` requires; choose one of ", choices,
        ", or switch `deterministic` off");
 }
 

@@ -285,7 +285,7 @@ const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
 
 void SafetensorsFile::read_f32(const SafetensorsEntry& e, uint64_t begin, std::span<float> out) const {
   require(begin <= e.count && out.size() <= e.count - begin, Errc::invalid_argument, state_->path,
-          ": tensor '", escaped(e.name), "': elements ", begin, " to ", begin + out.size(), " asked of ",
+          ": tensor '", escaped(e.name), "': elements ", begin, " to ", begin + out.size(), " requested of ",
           e.count);
   if (e.dtype == "F32") return state_->read<float>(e, begin, out);
   if (e.dtype == "F64") return state_->read<double>(e, begin, out);

@@ -170,7 +170,7 @@ TEST(Tape, ScopesAndReadinessFollowTheRecording) {
   EXPECT_FALSE(frozen.grad.defined());
 }
 
-TEST(Tape, AUseThatNoGradientReachesDoesNotHoldReadinessBack) {
+TEST(Tape, AUseWithoutGradientDoesNotDelayReadiness) {
   Parameter p = make("p", {2}, 1);
   Recorder record;
   Tape tape;

@@ -113,9 +113,10 @@ TEST_P(EveryAlgorithm, NeedsEachOfItsSteps) {
         mutant = {&a, rank, step};
         ASSERT_FALSE(verify(without_a_step, a.collective, size, 0, InPlace::none, host))
             << rank << ' ' << step;
-        const bool talks = std::any_of(whole.steps[step].operands.begin(), whole.steps[step].operands.end(),
-                                       [](const Operand& t) { return t.peer >= 0; });
-        if (talks || whole.steps[step].kind == Step::send) {
+        const bool receives =
+            std::any_of(whole.steps[step].operands.begin(), whole.steps[step].operands.end(),
+                        [](const Operand& t) { return t.peer >= 0; });
+        if (receives || whole.steps[step].kind == Step::send) {
           ASSERT_FALSE(verify(with_a_step_twice, a.collective, size, 0, InPlace::none, host))
               << rank << ' ' << step;
         }

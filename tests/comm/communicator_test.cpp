@@ -393,7 +393,7 @@ TEST(Communicator, ThreadsOfARankMayCallIt) {
   });
 }
 
-TEST(Backend, AnUnknownOneIsRefusedWithTheChoices) {
+TEST(Backend, AnUnknownNameListsTheChoices) {
   auto options = quick();
   options.backend = "pigeon";
   try {
@@ -406,7 +406,7 @@ TEST(Backend, AnUnknownOneIsRefusedWithTheChoices) {
   }
 }
 
-TEST(Backend, ThoseOfCudaDoNotServeHostMemory) {
+TEST(Backend, CudaBackendsDoNotServeHostMemory) {
   for (const char* name : {"nccl", "peer_cuda"}) {
     auto options = quick();
     options.backend = name;

@@ -31,7 +31,7 @@ TEST(DependencyPlan, ASumGoesStraightToTheOutputUnlessThatIsTheInput) {
   EXPECT_EQ(sum.chunk, output(0));
   EXPECT_EQ(sum.operands.size(), 3u);
   EXPECT_TRUE(sum.final);
-  EXPECT_TRUE(apart.steps.back().after.empty()) << "it writes what nobody reads";
+  EXPECT_TRUE(apart.steps.back().after.empty()) << "no step reads what it writes";
   for (int peer : {0, 2}) EXPECT_EQ(apart.receives[static_cast<std::size_t>(peer)].size(), 1u);
 }
 

@@ -290,7 +290,7 @@ TEST_P(Transports, AnUnattendedFailureIsThrownByTheNextCall) {
       const Work work = comm.all_reduce({x.data(), x.size()});
       const auto end = Deadline::after(5s);
       while (!work.done() && !end.expired()) std::this_thread::sleep_for(1ms);
-      ASSERT_TRUE(work.done()) << "nobody moved it";
+      ASSERT_TRUE(work.done()) << "no thread advanced it";
     }
     EXPECT_EQ(error_of([&] { static_cast<void>(comm.barrier()); }).code(), Errc::mismatch);
     EXPECT_EQ(error_of([&] { static_cast<void>(comm.barrier()); }).code(), Errc::mismatch);

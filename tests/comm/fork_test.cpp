@@ -155,7 +155,7 @@ TEST_P(ForkOver, ACommunicatorThatEndsInTheChildGoesOnInTheParent) {
   test::expect_processes(4, [](int rank, auto store) { end_in_a_child(rank, 4, store, GetParam()); });
 }
 
-TEST_P(ForkOver, AParentThatDiesLaterIsStillMissed) {
+TEST_P(ForkOver, AParentThatDiesLaterIsStillDetected) {
   const auto endings = test::run_processes(2, [](int rank, auto store) {
     std::optional<Communicator> comm = Communicator::connect(rank, 2, store, quick(GetParam()));
     std::vector<int> x(5000, 1);

@@ -26,10 +26,10 @@ TEST(NcclCallProgress, TheRankFurthestBehindIsTheCulprit) {
   EXPECT_EQ(culprit_of_collective({there, queued, there}).culprit, 1);
   EXPECT_EQ(culprit_of_collective({queued, within, there}).culprit, 1);
   EXPECT_EQ(culprit_of_collective({queued, within, elsewhere}).culprit, 2);
-  const Failure silent = culprit_of_collective({elsewhere, std::nullopt, elsewhere});
-  EXPECT_EQ(silent.culprit, 1);
-  EXPECT_EQ(silent.reason,
-            "rank 0 has not called it, its last was 'all_reduce sum of 10 f32'; rank 1 does not answer; "
+  const Failure unresponsive = culprit_of_collective({elsewhere, std::nullopt, elsewhere});
+  EXPECT_EQ(unresponsive.culprit, 1);
+  EXPECT_EQ(unresponsive.reason,
+            "rank 0 has not called it, its last was 'all_reduce sum of 10 f32'; rank 1 sends no reply; "
             "rank 2 has not called it, its last was 'all_reduce sum of 10 f32'");
   EXPECT_EQ(culprit_of_collective({there, elsewhere, elsewhere}).culprit, 1) << "the first of equals";
   EXPECT_EQ(culprit_of_collective({within, within, within}).culprit, -1) << "none waits for another";

@@ -113,7 +113,7 @@ void sum_until_killed(Communicator& comm, float* x, std::size_t n) {
   }
 }
 
-TEST(Registration, OfARankThatIsKilledIsStillTheOthersOwn) {
+TEST(Registration, AKilledPeerLeavesOwnMemoryIntact) {
   constexpr std::size_t n = 1 << 20;
   const auto endings = run_processes(2, [&](int rank, auto store) {
     use_mmap_for_large_blocks();
@@ -166,7 +166,7 @@ TEST(Registration, OfProcessesEndsWhilePeersHaveItMapped) {
 
 // ---- state of the memory
 
-TEST(Registration, KeepsContentsAndAddressesThereAndBack) {
+TEST(Registration, KeepsContentsAndAddressesAtItsBeginAndEnd) {
   use_mmap_for_large_blocks();
   const auto arena = std::make_shared<SharedMemoryAllocator>();
   const auto expected = counted(300'000);
@@ -187,7 +187,7 @@ TEST(Registration, KeepsContentsAndAddressesThereAndBack) {
   EXPECT_EQ(v, changed);
 }
 
-TEST(Registration, OfMoreThanIsPutBackAtATime) {
+TEST(Registration, OfMoreBytesThanOneStepOfItsEndRestores) {
   use_mmap_for_large_blocks();
   const auto arena = std::make_shared<SharedMemoryAllocator>();
   auto v = counted((std::size_t{70} << 20) / sizeof(int));
@@ -225,7 +225,7 @@ TEST(Registration, OfMallocNewMmapAndAlignedMemory) {
   check(host.get(), "allocate_host");
 }
 
-TEST(Registration, AfterItsEndFreeAndCallocAndDontneedDoWhatTheyDo) {
+TEST(Registration, AfterItsEndFreeCallocAndMadviseBehaveAsUsual) {
   use_mmap_for_large_blocks();
   const auto arena = std::make_shared<SharedMemoryAllocator>();
   constexpr std::size_t bytes = 1 << 20;

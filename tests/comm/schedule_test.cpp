@@ -231,7 +231,7 @@ TEST(Verifier, RefusesScratchThatHoldsAnotherChunk) {
   expect_refused(mistaken, all_reduce, 1, InPlace::none, "rank 0, step 1, chunk 1", "its cell holds chunk 0");
 }
 
-TEST(Verifier, RefusesCutsThatDiffer) {
+TEST(Verifier, RefusesDifferentNumbersOfChunks) {
   const auto by_rank = [](RankContext context) { return Schedule{.chunks = context.rank + 1}; };
   expect_refused(by_rank, all_reduce, 2, InPlace::none, "rank 1", "2 chunks, rank 0 into 1");
   expect_refused(by_rank, Collective::all_gather, 2, InPlace::none, "rank 0", "instead of 2");

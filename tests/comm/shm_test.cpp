@@ -181,7 +181,7 @@ TEST(Shm, PeersUnmapFreedMemory) {
 }
 
 // Memory that is freed while a peer still reads it stays readable.
-TEST(Shm, FreedTooEarlyIsNoCrash) {
+TEST(Shm, MemoryThatIsFreedTooEarlyIsNoCrash) {
   test::run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
     const auto t = test::connect(rank, 2, *store);
     if (rank == 0) {

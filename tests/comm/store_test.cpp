@@ -345,7 +345,7 @@ TEST(TcpStore, ARequestWaitsForThePreviousReply) {
   for (int i = 0; i < requests; ++i) bytes += to_bytes(Request{.kind = Request::get}, "", "long");
   client.send(bytes + to_bytes(Request{.kind = Request::add, .number = 1}, "", "served"));
   for (int i = 0; i < 10; ++i) store->add("turns of the server", 1);
-  EXPECT_EQ(store->add("served", 0), 0) << "all answers were put together in the server's memory";
+  EXPECT_EQ(store->add("served", 0), 0) << "all replies were made in the server's memory";
   EXPECT_EQ(read_reply(client).value_bytes, 0u);
   for (int i = 0; i < requests; ++i) {
     std::string text;

@@ -291,14 +291,14 @@ TEST(Tcp, RepliesDoNotHideAFailure) {
       failure.culprit = 1;
       failure.code = static_cast<std::uint32_t>(Errc::aborted);
       send(sockets[0].socket.get(), &failure, sizeof failure, MSG_NOSIGNAL);
-      store->set("told", "");
+      store->set("query_sent", "");
       std::array<std::byte, sizeof(tcp::FrameHeader) + sizeof bytes> frame;
       const int data = sockets[2].socket.get();
       while (read_exactly(data, frame) == frame.size()) send(data, frame.data(), frame.size(), MSG_NOSIGNAL);
       return;
     }
     const auto t = test::connect(0, 2, *store, {"tcp", "", 1});
-    store->get("told", soon());
+    store->get("query_sent", soon());
     const auto call = [&] {
       for (int i = 0; i < 1000; ++i) {
         test::post_all(*t, 1, Channel::collective, {}, std::as_bytes(std::span(&bytes, 1)));
@@ -566,7 +566,7 @@ TEST(Address, ARankRefusesToConnectToItself) {
   for (int i = 0; i < 30'000; ++i) {
     const UniqueFd socket = connect_tcp(address, soon());
     ASSERT_FALSE(socket) << "after " << i << " tries " << local_address(socket.get()).text()
-                         << " is connected, and nobody listens there";
+                         << " is connected, and no process listens there";
   }
 }
 

@@ -119,7 +119,7 @@ TEST_P(EveryTransport, BackPressureIsPerChannel) {
       if (n) quiet = Deadline::after(milliseconds(200));
       t->progress();
     }
-    EXPECT_LT(posted, total) << "nobody held it back";
+    EXPECT_LT(posted, total) << "no back-pressure";
     EXPECT_GT(posted, 0u);
     // The collective channel is full in both directions now; the other one still carries a stream.
     std::vector<std::byte> message(3'000'00, std::byte(rank + 3)), got(message.size());

@@ -135,7 +135,7 @@ TEST(Tuning, AFileThatCannotBeReadIsNamed) {
 
 // ---- which rule matches
 
-TEST(Tuning, TheFirstLineThatFitsWins) {
+TEST(Tuning, TheFirstMatchingRuleApplies) {
   const Tuning t = parse_tuning(
       "all_reduce inter_node ranks=4 bytes<=1K tree\n"
       "all_reduce inter_node ranks=4 bytes<=1K one_shot\n"
@@ -153,7 +153,7 @@ TEST(Tuning, TheFirstLineThatFitsWins) {
 }
 
 // The rules that match a call in each scope.
-TEST(Tuning, ALineServesItsPlaceAlone) {
+TEST(Tuning, ARuleServesItsScopeOnly) {
   using enum TuningScope;
   const Tuning t = parse_tuning(
       "all_gather intra_node staged\n"
@@ -178,7 +178,7 @@ TEST(Tuning, ALineServesItsPlaceAlone) {
   EXPECT_EQ(serve(multi_rank_nodes), (std::set{multi_rank_nodes, inter_node, any}));
 }
 
-TEST(Tuning, IntranodeLinesAreNoSchedules) {
+TEST(Tuning, IntranodeRulesAreNoSchedules) {
   const Tuning t = parse_tuning("all_reduce intra_node two_shot\nall_reduce any chain\n", "t");
   EXPECT_STREQ(select({Collective::all_reduce, 8, 3, true, true, "", t.rules}).name, "chain");
   const IntranodeTuningTable table(3, t.rules, "t", {}, true);
@@ -260,7 +260,7 @@ TEST(Tuning, ForcedNamesAreThoseOfTheCollective) {
   }
 }
 
-TEST(Tuning, ANameThatOnlyRanksOfOneHostHaveIsRefusedBetweenHosts) {
+TEST(Tuning, AnIntranodeAlgorithmIsRefusedBetweenNodes) {
   run_ranks(2, [](int rank, auto store) {
     auto options = quick("tcp");
     options.algorithm = "zero_copy";
@@ -302,7 +302,7 @@ void check_calls(Communicator& comm, std::size_t n, bool allocated) {
   comm.barrier().wait();
 }
 
-TEST(Explain, LinesOfOneHostAreNoMatterBetweenHosts) {
+TEST(Explain, IntranodeRulesDoNotApplyBetweenNodes) {
   const File file(
       "all_gather intra_node_cma staged\nall_gather intra_node_registered staged\nall_gather intra_node "
       "staged\n");
@@ -374,7 +374,7 @@ TEST(Explain, ShowsTheBuiltInTable) {
 
 TEST(Explain, IsTheSameOnEveryRankAndHost) {
   for (const std::string hosts : {"aaa", "aab", "abc"}) {
-    std::vector<std::vector<std::string>> answers(3);
+    std::vector<std::vector<std::string>> choices(3);
     run_ranks(3, [&](int rank, auto store) {
       auto options = quick();
       options.host_id = hosts[static_cast<std::size_t>(rank)];
@@ -383,13 +383,13 @@ TEST(Explain, IsTheSameOnEveryRankAndHost) {
         for (const std::size_t bytes : {0, 8, 5000, 1 << 22})
           for (const bool allocated : {false, true}) {
             const AlgorithmChoice choice = comm.explain(Collective(c), bytes, allocated);
-            answers[static_cast<std::size_t>(rank)].push_back(
+            choices[static_cast<std::size_t>(rank)].push_back(
                 concat(choice.algorithm, '/', choice.transport, '/', choice.chunk_bytes, '/', choice.reason));
           }
     });
-    EXPECT_EQ(answers[0], answers[1]);
-    EXPECT_EQ(answers[0], answers[2]);
-    EXPECT_TRUE(has_text(answers[0][0], hosts == "aaa" ? "/shm/" : hosts == "abc" ? "/tcp/" : "/shm+tcp/"));
+    EXPECT_EQ(choices[0], choices[1]);
+    EXPECT_EQ(choices[0], choices[2]);
+    EXPECT_TRUE(has_text(choices[0][0], hosts == "aaa" ? "/shm/" : hosts == "abc" ? "/tcp/" : "/shm+tcp/"));
   }
 }
 
@@ -430,7 +430,7 @@ TEST(Explain, SmallFloatsUseAnAlgorithmThatRoundsOnce) {
     options.algorithm = "chain";
     auto comm = Communicator::connect(rank, 3, store, options);
     EXPECT_EQ(comm.explain(Collective::all_reduce, 40000, false, DType::bf16).algorithm, "schedule:chain");
-    EXPECT_FALSE(rounded_once(comm)) << "who forces an algorithm gets it";
+    EXPECT_FALSE(rounded_once(comm)) << "a forced algorithm is used";
   });
 }
 

@@ -72,7 +72,7 @@ TEST(SingleCopyTuner, SamplesBothAndPicksTheFaster) {
   constexpr unsigned trials = SingleCopyTuner::samples;
   for (unsigned i = 0; i < 2 * trials + 4; ++i) {
     const bool tries_once = i < trials, chooses = i == 2 * trials;
-    EXPECT_EQ(way.begin_call(), tries_once || i >= 2 * trials) << "asks where memory lies, call " << i;
+    EXPECT_EQ(way.begin_call(), tries_once || i >= 2 * trials) << "exchanges handles, call " << i;
     EXPECT_EQ(way.is_decision(), chooses) << i;
     EXPECT_EQ(way.is_sample(), i < 2 * trials) << i;
     if (chooses) {

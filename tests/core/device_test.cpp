@@ -36,7 +36,7 @@ TEST(Device, TheHostIsAlwaysThere) {
   EXPECT_NO_THROW(cuda::require_device({}));
 }
 
-TEST(Device, OneThatIsNotThereIsNamedWithThoseThatAre) {
+TEST(Device, AnAbsentOneIsNamedWithThosePresent) {
   for (const std::string device : {"cuda:99", "cuda:-1"})
     EXPECT_EQ(refused([&] { cuda::device_from_name(device); }).find(device + " is not there: " + how_many()),
               0u)

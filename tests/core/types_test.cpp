@@ -26,7 +26,7 @@ TEST(Types, AnUnknownDtypeListsTheChoices) {
   }
 }
 
-TEST(Text, NearestNameSuggestsAndHoldsBack) {
+TEST(Text, NearestNameSuggestsCloseNamesOnly) {
   const std::vector<std::string> names{"gradient_clipping", "optimizer"};
   EXPECT_EQ(nearest_name("gradient_cliping", names), "gradient_clipping");
   EXPECT_EQ(nearest_name("zebra", names), "");

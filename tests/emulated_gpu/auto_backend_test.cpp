@@ -76,7 +76,7 @@ TEST_F(AutoBackend, IsPeerCudaForARankAlone) {
   EXPECT_EQ(nccl.communicators(), 0);
 }
 
-TEST_F(AutoBackend, ARankAloneRunsNoKernelForWhatChangesNothing) {
+TEST_F(AutoBackend, ARankAloneRunsNoKernelWithoutEffect) {
   Communicator comm = Communicator::connect(0, 1, memory_store(), on(2));
   const Stream s = Stream::create(comm.options().device);
   const std::vector<float> values{1, 2, 3};
@@ -127,12 +127,13 @@ TEST_F(AutoBackend, IsHostStagedBetweenHostsWithoutNccl) {
     CommOptions options = on(rank);
     options.host_id = concat("host ", rank);
     Communicator comm = Communicator::connect(rank, 2, store, options);
-    const std::string said = comm.describe();
-    EXPECT_EQ(said.find(concat("cuda:", rank, " staged through pinned memory over ")), 0u) << said;
-    EXPECT_NE(
-        said.find("(chosen: rank 0 has no NCCL that serves, and rank 1 is on another host than rank 0)"),
-        std::string::npos)
-        << said;
+    const std::string description = comm.describe();
+    EXPECT_EQ(description.find(concat("cuda:", rank, " staged through pinned memory over ")), 0u)
+        << description;
+    EXPECT_NE(description.find(
+                  "(chosen: rank 0 has no NCCL that serves, and rank 1 is on another host than rank 0)"),
+              std::string::npos)
+        << description;
     expect_sums(comm);
     comm.barrier().wait();
   });

@@ -52,7 +52,7 @@ class BenchOnDevices : public testing::Test {
   emulated::Nccl nccl;
 };
 
-TEST_F(BenchOnDevices, ABackendIsWhatItIsCalled) {
+TEST_F(BenchOnDevices, EachBackendNameSelectsThatBackend) {
   const std::pair<std::vector<std::string>, std::string> backends[] = {
       {{"--backend", "nccl"}, "# Backend: NCCL 2.28.9 on cuda:0"},
       {{"--backend", "peer_cuda"}, "# Backend: peer_cuda on cuda:0"},
@@ -60,11 +60,11 @@ TEST_F(BenchOnDevices, ABackendIsWhatItIsCalled) {
        "# Backend: cuda:0 staged through pinned memory over native over "},
       {{"--backend", "auto", "--device", "cuda"}, "(chosen: every rank has a GPU of its own)"},
       {{"--backend", "auto"}, "# Backend: native over "}};
-  for (auto [flags, said] : backends) {
+  for (auto [flags, text] : backends) {
     flags.insert(flags.end(), {"-t", "2"});
     const Outcome o = run_perf("all_reduce", flags);
     expect_right(o);
-    EXPECT_TRUE(o.has_text(said)) << o.text;
+    EXPECT_TRUE(o.has_text(text)) << o.text;
   }
 }
 
@@ -102,7 +102,7 @@ TEST_F(BenchOnDevices, RegistrationIsNccls) {
   EXPECT_EQ(nccl.registrations(), 0);
 }
 
-TEST_F(BenchOnDevices, HowItRunsLeavesItRight) {
+TEST_F(BenchOnDevices, ResultsAreRightInEveryRunMode) {
   for (const std::string backend : {"nccl", "peer_cuda"})
     for (const std::vector<std::string>& more :
          std::vector<std::vector<std::string>>{{"-y", "1"},

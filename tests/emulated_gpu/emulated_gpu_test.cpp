@@ -270,7 +270,7 @@ TEST(EmulatedGpu, StreamsBeyondItsQueuesWaitForEachOther) {
     EXPECT_EQ(first_waits_for_last(8), "nothing");
     EXPECT_PRED1(hangs, first_waits_for_last(9));
   }
-  const Queues asked("32");
+  const Queues setting("32");
   EXPECT_EQ(first_waits_for_last(32), "nothing");
   EXPECT_PRED1(hangs, first_waits_for_last(33));
 }

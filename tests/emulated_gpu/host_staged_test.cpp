@@ -199,14 +199,14 @@ TEST_F(HostStaged, RanksOfASubgroupAreRenumbered) {
 TEST_F(HostStaged, CaptureIsRefusedAndNamesTheAlternatives) {
   on_ranks(1, false, [&](Communicator& comm, Aware&, const Stream& s) {
     const auto memory = comm.allocate_array<float>(8);
-    std::string said;
+    std::string message;
     try {
       capture(s, [&] { comm.all_reduce(Buffer(memory.get(), 8, s.device()), ReduceOp::sum, s).wait(); });
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::unsupported);
-      said = e.what();
+      message = e.what();
     }
-    EXPECT_EQ(said,
+    EXPECT_EQ(message,
               "rank 0: all_reduce of memory on cuda:0 goes through the host, which a CUDA graph cannot hold; "
               "capture it with the backend 'nccl' or 'peer_cuda'");
   });

@@ -51,8 +51,8 @@ Stream* Machine::add_stream(int device) {
 
 /// The one with the fewest streams.
 int Machine::emptiest_queue(int device) const {
-  const char* const asked = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  std::vector<int> streams(static_cast<std::size_t>(asked ? std::clamp(std::atoi(asked), 1, 32) : 8));
+  const char* const setting = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  std::vector<int> streams(static_cast<std::size_t>(setting ? std::clamp(std::atoi(setting), 1, 32) : 8));
   for (const auto& s : streams_)
     if (s->device == device && static_cast<std::size_t>(s->queue) < streams.size())
       ++streams[static_cast<std::size_t>(s->queue)];
@@ -208,7 +208,7 @@ bool Machine::step(std::unique_lock<std::mutex>& lock) {
 std::string Machine::describe_stall() {
   const auto behind = std::count_if(streams_.begin(), streams_.end(),
                                     [&](const auto& s) { return !s->tasks.empty() && behind_another(*s); });
-  return concat("emulated GPU: nothing can run; kernels wait for memory that nobody writes, in ",
+  return concat("emulated GPU: nothing can run; kernels wait for memory that no task writes, in ",
                 runnable().size(), " streams",
                 behind ? concat("; ", behind,
                                 " streams wait behind others that share their "

@@ -535,7 +535,7 @@ const nccl::NcclApi everything{
     .red_op_create_pre_mul_sum = red_op_create_pre_mul_sum,
     .red_op_destroy = red_op_destroy,
     .get_error_string = get_error_string,
-    .get_last_error = [](Comm) { return "the emulated NCCL was told to"; },
+    .get_last_error = [](Comm) { return "a failure that the test has set"; },
     .comm_register = comm_register,
     .comm_deregister = comm_deregister,
     .comm_window_register = comm_window_register,
@@ -567,7 +567,7 @@ Nccl::~Nccl() {
   std::unique_lock lock(state().mutex);
   const auto limit = std::chrono::system_clock::now() + std::chrono::seconds(10);
   state().changed.wait_until(lock, limit, [] { return state().communicators.empty(); });
-  EXPECT_TRUE(state().communicators.empty()) << "communicators of NCCL that nobody ended";
+  EXPECT_TRUE(state().communicators.empty()) << "NCCL communicators that were not destroyed";
   EXPECT_EQ(state().registrations, 0);
   state().communicators.clear();
   state().worlds.clear();

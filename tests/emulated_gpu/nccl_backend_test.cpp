@@ -147,10 +147,9 @@ TEST_F(NcclBackend, WaitsWithoutTimeoutOnThreadsWithSignalsBlocked) {
 }
 
 TEST_F(NcclBackend, AMissingLibraryIsOneLine) {
-  expect_error(Errc::unsupported, -1, "libnccl-of-nobody.so.2",
-               [] { nccl::load_nccl("libnccl-of-nobody.so.2"); });
-  expect_error(Errc::unsupported, -1, "--backend peer_cuda",
-               [] { nccl::load_nccl("libnccl-of-nobody.so.2"); });
+  expect_error(Errc::unsupported, -1, "libnccl-missing.so.2",
+               [] { nccl::load_nccl("libnccl-missing.so.2"); });
+  expect_error(Errc::unsupported, -1, "--backend peer_cuda", [] { nccl::load_nccl("libnccl-missing.so.2"); });
 }
 
 TEST_F(NcclBackend, ALibraryThatIsNoNcclIsOneLine) {
@@ -158,7 +157,7 @@ TEST_F(NcclBackend, ALibraryThatIsNoNcclIsOneLine) {
                [] { nccl::load_nccl("libm.so.6"); });
 }
 
-TEST_F(NcclBackend, TheLibraryOfThisMachineHasAllThatItsVersionShould) {
+TEST_F(NcclBackend, TheInstalledLibraryHasTheFunctionsOfItsVersion) {
   nccl::NcclApi api{};
   try {
     api = nccl::load_nccl();
@@ -182,7 +181,7 @@ TEST_F(NcclBackend, RefusesUnsupportedVersions) {
   }
 }
 
-TEST_F(NcclBackend, WorksWithWhatOldVersionsLack) {
+TEST_F(NcclBackend, WorksWithoutFunctionsThatOldVersionsLack) {
   for (const int version : {21800, 22304, 23007}) {
     nccl.version(version);
     const nccl::NcclApi api = Nccl::table(version);
@@ -235,12 +234,13 @@ TEST_F(NcclBackend, TwoRanksOnOneDeviceMayTryWithNcclsSettings) {
   });
 }
 
-TEST_F(NcclBackend, NamesRanksThatDoNotCome) {
+TEST_F(NcclBackend, NamesRanksThatDoNotConnect) {
   run_ranks(2, [&](int rank, auto store) {
     auto options = quick(rank, 4);
     options.rendezvous_timeout = 200ms;
     const auto time = time_of([&] {
-      expect_error(Errc::timeout, 2, "did not come to the NCCL backend before the rendezvous' deadline: 2 3",
+      expect_error(Errc::timeout, 2,
+                   "did not connect to the NCCL backend before the rendezvous' deadline: 2 3",
                    [&] { connect(options, store); });
     });
     EXPECT_LT(time, 2s);
@@ -413,7 +413,7 @@ TEST_F(NcclBackend, AGraphThatNeedsMemoryNamesTheRemedy) {
       cuda::runtime().destroy_graph(graph);
       return problem;
     };
-    EXPECT_NE(capture().find("run the same once before"), std::string::npos);
+    EXPECT_NE(capture().find("run the same call once before"), std::string::npos);
     comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait();
     EXPECT_EQ(capture(), "");
   });
@@ -542,7 +542,7 @@ TEST_F(NcclBackend, ARankThatDoesNotCallIsNamedOnAllOthers) {
     comm.broadcast(x.all(), 0, x.stream).wait();
     if (comm.rank() != 1) {
       const auto time = time_of([&] {
-        expect_error(Errc::timeout, 1, "rank 1 does not answer",
+        expect_error(Errc::timeout, 1, "rank 1 sends no reply",
                      [&] { comm.all_reduce(x.all(), ReduceOp::sum, x.stream).wait(); });
       });
       EXPECT_GE(time, 290ms);
@@ -589,7 +589,7 @@ TEST_F(NcclBackend, DifferentCallsAreNamed) {
   });
 }
 
-TEST_F(NcclBackend, AMessageThatDoesNotComeNamesItsSender) {
+TEST_F(NcclBackend, AMissingMessageNamesItsSender) {
   on_ranks(2, 1200ms, [&](Communicator& comm, Store&) {
     const Floats x(comm, 100);
     // Both receive and none sends: either may report first.
@@ -601,7 +601,7 @@ TEST_F(NcclBackend, AMessageThatDoesNotComeNamesItsSender) {
   });
 }
 
-TEST_F(NcclBackend, ADeviceThatDoesNotGetThereIsNamed) {
+TEST_F(NcclBackend, ADeviceThatDoesNotReachTheCallIsNamed) {
   std::atomic<bool> stuck{true};
   on_ranks(2, 300ms, [&](Communicator& comm, Store& store) {
     const Floats x(comm, 100);
@@ -670,7 +670,7 @@ TEST_F(NcclBackend, ARankThatNcclLostIsNamed) {
       const Work work = comm.all_reduce(x.all(), ReduceOp::sum, x.stream);
       nccl.report(0, nccl::remote_error);
       const auto time =
-          time_of([&] { expect_error(Errc::peer_lost, 1, "rank 1 does not answer", [&] { work.wait(); }); });
+          time_of([&] { expect_error(Errc::peer_lost, 1, "rank 1 sends no reply", [&] { work.wait(); }); });
       EXPECT_LT(time, 4s);
     }
     wait_for_all(store, 2);

@@ -478,7 +478,7 @@ Schedule::Schedule(std::uint64_t seed, Pace pace) : bytes_before_(bytes_in_use()
 }
 
 Schedule::~Schedule() {
-  EXPECT_EQ(machine().pending(), 0u) << "tasks that nobody waited for";
+  EXPECT_EQ(machine().pending(), 0u) << "tasks that were not waited for";
   machine().restart(1, Machine::Pace::eager);
   EXPECT_EQ(bytes_in_use(), bytes_before_) << "device memory was not given back";
 }

@@ -18,7 +18,7 @@ class Collectives : public OnDevice, public testing::WithParamInterface<std::tup
     OnDevice::SetUp();
     if (IsSkipped() || std::get<0>(GetParam()) != std::string("nccl")) return;
     if (size() > cuda::device_count())
-      GTEST_SKIP() << "NCCL wants a device a rank: " << size() << " ranks, " << cuda::device_count()
+      GTEST_SKIP() << "NCCL requires a device for each rank: " << size() << " ranks, " << cuda::device_count()
                    << " devices";
     try {
       nccl::nccl_api();

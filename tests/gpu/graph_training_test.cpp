@@ -153,7 +153,7 @@ std::vector<double> second_weight(const Stream& stream, const std::vector<bool>&
 class UnusedOnDevice : public OnDevice {};
 
 /// A weight that missed updates has bias corrections of its own, also where a graph runs.
-TEST_F(UnusedOnDevice, UpdatesThatMissAWeightLeaveNoTraceInIt) {
+TEST_F(UnusedOnDevice, UpdatesLeaveUnusedWeightsUnchanged) {
   const std::vector<bool> always(6, true), late{false, true, true, true, true, true, true};
   const auto expected = second_weight(stream, always, 6);
   EXPECT_EQ(second_weight(stream, late, 7), expected);

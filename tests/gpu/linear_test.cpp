@@ -264,7 +264,7 @@ TEST_F(Linear, ShapesThatDoNotFitAreRefused) {
                Error);
 }
 
-TEST_F(Linear, NothingTimesNothing) {
+TEST_F(Linear, ProductsOfEmptyMatrices) {
   const Tensor d_weight = empty_on(stream, {3, 4}), d_bias = empty_on(stream, {4});
   ops::linear_backward({}, d_weight, d_bias, empty_on(stream, {0, 4}), empty_on(stream, {0, 3}),
                        empty_on(stream, {3, 4}), WeightLayout::in_out, Into::overwrite, Into::overwrite,

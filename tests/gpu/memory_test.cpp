@@ -77,7 +77,7 @@ TEST_F(Memory, AnAllocationBeyondCapacityStatesTheCapacity) {
   }
 }
 
-TEST_F(Memory, ADeviceThatIsNotThereIsNamed) {
+TEST_F(Memory, AnAbsentDeviceIsNamed) {
   try {
     static_cast<void>(Stream::create({Device::cuda, 99}));
     FAIL();

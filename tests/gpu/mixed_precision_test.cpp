@@ -79,7 +79,7 @@ float exact(const Parameter& p, std::size_t i) {
   return 1 + std::ldexp(static_cast<float>((p.name.size() * 131 + i) % 1021), -20);
 }
 
-TEST_F(Masters, GoInAndOutAsTheyAre) {
+TEST_F(Masters, AreImportedAndExportedUnchanged) {
   const Gpt2Config config{.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32};
   for (const StrategyKind kind : strategies) {
     std::mutex mutex;

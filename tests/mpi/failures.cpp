@@ -30,7 +30,7 @@ bool has_text(const Error& e, const std::string& text) {
   return std::string(e.what()).find(text) != std::string::npos;
 }
 
-TEST(Failure, ARankThatDoesNotComeIsNamed) {
+TEST(Failure, ARankThatMakesNoCallIsNamed) {
   auto comm = connect(quick("mpi", 700ms));
   const int missing = world_size() - 1;
   std::vector<float> x(1000, 1);
@@ -91,7 +91,7 @@ TEST(Failure, ADevicesMemoryBesideAHostsIsNamed) {
   EXPECT_TRUE(has_text(e, "broadcast #0 (8 f32, root 0, algorithm 1)")) << e.what();
 }
 
-TEST(Failure, ADeviceThatIsNotThereIsNamed) {
+TEST(Failure, AnAbsentDeviceIsNamed) {
   CommOptions options = quick("mpi");
   options.device = {Device::cuda, 99};
   for (const bool by_store : {true, false}) {

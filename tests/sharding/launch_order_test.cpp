@@ -82,8 +82,8 @@ class Chain final : public Module {
 class ToldSgd final : public Optimizer {
  public:
   explicit ToldSgd(std::function<void()> during) : Optimizer(0.5), during_(std::move(during)) {}
-  const char* name() const override { return "told"; }
-  std::string describe() const override { return "told"; }
+  const char* name() const override { return "recorded"; }
+  std::string describe() const override { return "recorded"; }
   int state_count() const override { return 0; }
   void update(std::span<const UpdateSpan> spans, const UpdateScale&, const Stream&) const override {
     during_();
@@ -254,7 +254,7 @@ void expect_prefetch(int depth, const StrategyOptions& options) {
   EXPECT_EQ(checked, 2 * 2 * scope_count);
 }
 
-TEST(LaunchOrder, Zero3GathersSoManyScopesAheadAndNoMore) {
+TEST(LaunchOrder, Zero3PrefetchesTheConfiguredNumberOfScopes) {
   for (const int depth : {0, 1, 2, 3, 9}) expect_prefetch(depth, {.prefetch_scopes = depth});
 }
 

@@ -72,7 +72,7 @@ TEST(Pool, MemoryOutlivesThePoolAndItsAllocatorsMemoryEndsWithTheLast) {
   EXPECT_TRUE(watched.expired());
 }
 
-TEST(Pool, AnErrorOfTheAllocatorPasses) {
+TEST(Pool, AnErrorOfTheAllocatorIsThrown) {
   const BufferPool pool([](std::size_t bytes) -> std::shared_ptr<std::byte> {
     fail(Errc::system, "no memory: need ", bytes, ", have 0");
   });
@@ -127,7 +127,7 @@ TEST(Pool, PassesThatAreAlikeAllocateNothingFromTheThirdOn) {
   EXPECT_LE(pool.statistics().bytes, 3 * pool.statistics().peak);
 }
 
-TEST(Pool, FreeBlocksGoBackBeforeAnErrorOfTheAllocatorPasses) {
+TEST(Pool, FreeBlocksAreReturnedBeforeAnErrorOfTheAllocatorIsThrown) {
   std::size_t left = 1 << 20;
   const BufferPool pool([&](std::size_t bytes) {
     require(bytes <= left, Errc::system, "no memory: need ", bytes, ", have ", left);

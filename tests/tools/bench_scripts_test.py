@@ -79,7 +79,7 @@ class Scripts(unittest.TestCase):
 
     def test_what_against_peers_refuses(self):
         self.expect_refusal('against_peers', ['--ranks', '2'], '--peers')
-        self.expect_refusal('against_peers', ['--ranks', '2', '--peers', 'nobody'], '--peers')
+        self.expect_refusal('against_peers', ['--ranks', '2', '--peers', 'absent'], '--peers')
         self.expect_refusal('against_peers', ['--ranks', '2', '--peers', 'a=b', '--collectives', 'sendrecv'], "'sendrecv'", 'all_reduce, ')
         self.expect_refusal('against_peers', ['--ranks', '2', '--peers', 'a=b', '--bin', self.folder.name], 'all_reduce_perf')
 

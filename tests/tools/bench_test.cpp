@@ -134,15 +134,15 @@ TEST(BenchOptions, AWrongFlagIsOneLine) {
       {"iters", {"-n", "0"}},
       {"--percentiles with -G", {"--device", "cuda", "--percentiles", "-G", "2"}},
       {"leaves no iteration", {"--percentiles", "-n", "5", "-K", "5"}},
-      {"nowhere", {"-b", "1", "-e", "9", "-i", "0"}}};
-  for (const auto& [said, flags] : bad) {
+      {"never reaches -e", {"-b", "1", "-e", "9", "-i", "0"}}};
+  for (const auto& [words, flags] : bad) {
     try {
       options_of("all_reduce", flags);
       ADD_FAILURE() << flags[0] << " was accepted";
     } catch (const Error& e) {
       const std::string what = e.what();
       EXPECT_EQ(e.code(), Errc::config);
-      EXPECT_NE(what.find(said), std::string::npos) << what;
+      EXPECT_NE(what.find(words), std::string::npos) << what;
       EXPECT_EQ(what.find('\n'), std::string::npos) << what;
     }
   }
@@ -171,7 +171,7 @@ void expect_status_two(const std::vector<std::string>& flags, const std::string&
   test::expect_refusal("all_reduce_perf", flags, words);
 }
 
-TEST(BenchOptions, TheProgramLeavesWithTwo) {
+TEST(BenchOptions, AWrongFlagExitsWithStatusTwo) {
   expect_status_two({"-d", "float23"}, "bfloat16");
   expect_status_two({"--device", "cuda:9"}, "cuda:9");
   expect_status_two({"--backend", "pigeon"},
@@ -355,7 +355,7 @@ TEST(BenchRun, NoCheckMeansNotApplicable) {
   EXPECT_EQ(o.rows().at(0).size(), 13u);
 }
 
-TEST(BenchRun, FlagsThatChangeHowItRunsKeepItRight) {
+TEST(BenchRun, ResultsAreRightInEveryRunMode) {
   for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{{"-m", "3"},
                                                                                     {"-m", "300"},
                                                                                     {"-m", "3", "--separate"},
@@ -451,7 +451,7 @@ TEST(BenchRun, PercentilesAreSixMoreColumns) {
             (std::vector<std::string>{"p50", "p99", "worst", "p50", "p99", "worst"}));
 }
 
-TEST(BenchRun, OfOneRankTheSlowestIsItself) {
+TEST(BenchRun, OneRankIsTheSlowest) {
   const Outcome o =
       run_threads("all_reduce", {"-b", "64K", "-e", "64K", "-n", "9", "-K", "2", "-I", "1", "--percentiles"});
   ASSERT_EQ(o.rows().size(), 1u);
@@ -493,7 +493,7 @@ TEST(BenchRun, JsonHoldsThePercentilesOfTheSlowestRank) {
   EXPECT_GE(slowest.at("p99").get<double>(), own.p99);
   EXPECT_GE(slowest.at("worst").get<double>(), own.max);
   const auto plain = json_of("all_reduce", {"-t", "2", "-b", "8", "-e", "8", "--percentiles"});
-  EXPECT_FALSE(plain.at("results")[0].at("in_place").contains("samples")) << "nobody asked for them";
+  EXPECT_FALSE(plain.at("results")[0].at("in_place").contains("samples")) << "they were not requested";
   EXPECT_FALSE(
       json_of("all_reduce", {"-b", "8", "-e", "8"}).at("results")[0].at("in_place").contains("percentiles"));
 }
@@ -616,7 +616,7 @@ TEST(BenchJson, AWrongResultIsNotOkay) {
   EXPECT_EQ(j.at("results")[0].at("in_place").at("nwrong"), 3);
 }
 
-TEST(BenchJson, WhereAndWhenItRan) {
+TEST(BenchJson, HasMachineAndTime) {
   ::setenv("RZ_SOCKETS", "3", 1);
   const std::string before = now();
   const auto j = json_of("broadcast", {"-t", "3", "-b", "8", "-e", "8"});

@@ -36,15 +36,15 @@ bad.cpp:7:1: error: expected a semicolon
 ninja: build stopped: subcommand failed.
 END
 status=0
-"$work/tools/build.sh" host >"$work/shown" 2>"$work/said" || status=$?
+"$work/tools/build.sh" host >"$work/shown" 2>"$work/errors" || status=$?
 [ "$status" = 1 ] || wrong "a build that failed left with $status"
 printf '%s\n' 'FAILED: bad.cpp.o' 'bad.cpp:7:1: error: expected a semicolon' \
-  'build.sh: the build failed; the whole log is build/host.log' | diff - "$work/said" || wrong "that is not what went wrong"
+  'build.sh: the build failed; the whole log is build/host.log' | diff - "$work/errors" || wrong "that is not what went wrong"
 
 # No output of Ninja: the end of the log.
 stand_in 1 <<<'cmake: no such preset'
-! "$work/tools/build.sh" host >/dev/null 2>"$work/said" || wrong "it built nothing, and was content"
-grep -q 'no such preset' "$work/said" || wrong "the end of the log is not shown: $(cat "$work/said")"
+! "$work/tools/build.sh" host >/dev/null 2>"$work/errors" || wrong "an unknown preset is not an error"
+grep -q 'no such preset' "$work/errors" || wrong "the end of the log is not shown: $(cat "$work/errors")"
 
 # On a terminal one line is redrawn.
 if command -v script >/dev/null; then

@@ -11,10 +11,10 @@ configure() {
 }
 
 refused() {  # WHAT_IT_SAYS [flags]
-  local says=$1 out
+  local text=$1 out
   shift
   if out=$(configure "$@"); then echo "accepted: $*"; exit 1; fi
-  grep -q "$says" <<<"$out" || { echo "$* does not say '$says':"; echo "$out"; exit 1; }
+  grep -q "$text" <<<"$out" || { echo "$* does not print '$text':"; echo "$out"; exit 1; }
 }
 
 source=$1

@@ -30,7 +30,7 @@ class CommandLine(unittest.TestCase):
     def test_a_program_that_is_not_there(self):
         for words, program in ((['--alone'], 'all_reduce_perf'), (['--collective', 'broadcast'], 'broadcast_perf')):
             p = run('--bin', '/nowhere', *words)
-            self.assertEqual((p.returncode, p.stderr), (1, f'hosts.py: no {program} in /nowhere; --bin says where\n'))
+            self.assertEqual((p.returncode, p.stderr), (1, f'hosts.py: no {program} in /nowhere; set the folder with --bin\n'))
 
 class Network(unittest.TestCase):
     @classmethod
@@ -39,10 +39,10 @@ class Network(unittest.TestCase):
         try: there = spaces()
         except (OSError, RuntimeError) as e: raise unittest.SkipTest(f'no ip here ({e})')
         if there: raise unittest.SkipTest(f'another run is on: {", ".join(sorted(there))}')
-        said = io.StringIO()
+        printed = io.StringIO()
         try:
-            with contextlib.redirect_stdout(said), hosts.network(2, None, None): cls.made = spaces()
-        except SystemExit: raise unittest.SkipTest(said.getvalue().strip())
+            with contextlib.redirect_stdout(printed), hosts.network(2, None, None): cls.made = spaces()
+        except SystemExit: raise unittest.SkipTest(printed.getvalue().strip())
 
     def tearDown(self): self.assertEqual(spaces(), set())
 

@@ -176,9 +176,9 @@ TEST(MpiLibrary, MissingOrBrokenIsOneLine) {
   for (const auto& [stub, words] : stubs) {
     fs::copy_file(concat(RZ_BINARY_DIR "/stubs/", stub, ".so"), folder / "libringzero_mpi.so",
                   fs::copy_options::overwrite_existing);
-    const std::string said = run();
-    EXPECT_NE(said.find(words), std::string::npos) << said;
-    EXPECT_NE(said.find("--backend native"), std::string::npos) << said;
+    const std::string message = run();
+    EXPECT_NE(message.find(words), std::string::npos) << message;
+    EXPECT_NE(message.find("--backend native"), std::string::npos) << message;
   }
 }
 

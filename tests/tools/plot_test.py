@@ -96,13 +96,13 @@ class Plot(unittest.TestCase):
 
     def test_what_it_cannot_draw_is_one_line(self):
         good = self.file(PEERS)
-        for words, said in [(['/nowhere.json'], 'No such file'), ([self.file('{')], 'not JSON of a kind'), ([self.file({})], 'not JSON of a kind'),
+        for words, message in [(['/nowhere.json'], 'No such file'), ([self.file('{')], 'not JSON of a kind'), ([self.file({})], 'not JSON of a kind'),
                             ([self.file([dict(bytes=8)])], 'not JSON of a kind'), ([self.file([])], 'nothing to draw'), ([], 'FILE'),
-                            ([good, '--only', 'nobody'], 'nothing to draw of what'), ([good, '--what', 'heat'], '--what: heat'),
+                            ([good, '--only', 'absent'], 'nothing to draw of what'), ([good, '--what', 'heat'], '--what: heat'),
                             ([good, '--nope'], '--nope'), ([good, '--out', '/nowhere/x.svg'], '--out /nowhere/x.svg')]:
             p = self.run_plot(*words)
             self.assertEqual((p.returncode, p.stdout, p.stderr.count('\n')), (2, '', 1), p.stderr)
             self.assertTrue(p.stderr.startswith('plot.py: '), p.stderr)
-            self.assertIn(said, p.stderr)
+            self.assertIn(message, p.stderr)
 
 if __name__ == '__main__': unittest.main()

@@ -157,7 +157,7 @@ TEST(Rzrun, CtrlCEndsEverything) {
   EXPECT_EQ(p.wait(std::chrono::seconds(20)), 128 + SIGINT);
   for (const auto& line : lines(p.out())) EXPECT_TRUE(test::gone(std::stoi(line.substr(3)))) << line;
   EXPECT_NE(p.err().find("SIGINT"), std::string::npos);
-  EXPECT_EQ(p.err().find("failed first"), std::string::npos) << "nobody failed";
+  EXPECT_EQ(p.err().find("failed first"), std::string::npos) << "no rank failed";
 }
 
 TEST(Rzrun, CtrlCTwiceKillsAtOnce) {

@@ -93,10 +93,10 @@ Measured times(bool intra_node, Collective c,
   std::size_t bytes = 64;
   for (std::size_t i = 0; i < rows[0].second.size(); ++i, bytes *= 4)
     for (const auto& [name, us] : rows) {
-      const TuningScope where = !intra_node           ? TuningScope::inter_node
+      const TuningScope scope = !intra_node           ? TuningScope::inter_node
                                 : name == "zero_copy" ? TuningScope::intra_node_registered
                                                       : TuningScope::intra_node;
-      m.times.push_back({{c, where, name}, bytes, us[i]});
+      m.times.push_back({{c, scope, name}, bytes, us[i]});
     }
   return m;
 }
@@ -159,10 +159,10 @@ TEST(Tune, WritesATableThatCallsUse) {
              "--rounds", "3", "--max", "128K", "--factor", "16"});
   ASSERT_EQ(p.wait(), 0) << p.err();
   EXPECT_TRUE(has_text(p.out(), table.path() + ": ")) << p.out();
-  EXPECT_EQ(p.err(), "") << "no bar where nobody looks";
+  EXPECT_EQ(p.err(), "") << "no progress bar without a terminal";
   const Tuning t = read_tuning(table.path());
-  for (const TuningScope where : {TuningScope::intra_node, TuningScope::intra_node_registered})
-    EXPECT_NE(find_rule(t.rules, {Collective::all_reduce, where, 1000, 2}, true), nullptr);
+  for (const TuningScope scope : {TuningScope::intra_node, TuningScope::intra_node_registered})
+    EXPECT_NE(find_rule(t.rules, {Collective::all_reduce, scope, 1000, 2}, true), nullptr);
   std::ostringstream text;
   text << std::ifstream(table.path()).rdbuf();
   EXPECT_TRUE(has_text(text.str(), "# 2 ranks, native over shm\n")) << text.str();
@@ -185,7 +185,7 @@ TEST(Tune, MeasuresSchedulesBetweenHosts) {
   EXPECT_NE(find_rule(t.rules, {Collective::broadcast, TuningScope::inter_node, 1000, 2}, true), nullptr);
 }
 
-TEST(Tune, BadInputEndsWithTwo) {
+TEST(Tune, BadInputExitsWithStatusTwo) {
   const std::vector<std::pair<Words, const char*>> wrong = {
       {{"--min", "x"}, "--min 'x'"},
       {{}, "one rank alone has nothing to choose"},

@@ -14,9 +14,9 @@ constexpr Instead ranks{"use -n N", "start the ranks with rzrun -n N PROGRAM"};
 constexpr Instead hosts{
     "rzrun starts ranks on this host only; on several, start PROGRAM with torchrun, mpirun or srun",
     "use rzrun -n N PROGRAM on one host, and torchrun, mpirun or srun on several"};
-constexpr Instead not_needed{"leave it out, rzrun needs nothing of the kind",
-                             "leave it out, rzrun -n N PROGRAM needs nothing of the kind"};
-constexpr Instead rendezvous{"leave it out, the ranks of one host meet without it",
+constexpr Instead not_needed{"leave it out, rzrun does not need it",
+                             "leave it out, rzrun -n N PROGRAM does not need it"};
+constexpr Instead rendezvous{"leave it out, the ranks of one host need no address",
                              "leave it out; the program reads MASTER_ADDR and MASTER_PORT"};
 constexpr Instead port{"use --master-port PORT", "use rzrun --master-port PORT, or set MASTER_PORT"};
 constexpr Instead binding{"use --bind core or --bind none", "use rzrun --bind core or rzrun --bind none"};

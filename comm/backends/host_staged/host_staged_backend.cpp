@@ -250,7 +250,7 @@ class HostStagedBackend final : public Backend {
       while (!request.fetched.done()) {
         require(!request.deadline.expired(), Errc::timeout, "rank ", options_.rank, ": ",
                 name(options_.device),
-                " did not come to a collective's input within its deadline; a kernel before it hangs");
+                " did not reach a collective's input within its deadline; a kernel before it hangs");
         std::this_thread::sleep_for(std::chrono::microseconds(5));
       }
       host_->submit(request.operations).wait();

@@ -113,7 +113,7 @@ struct Lag {
 
 /// Lag of rank r in the collective.
 Lag lag_of(std::size_t r, std::uint64_t number, const std::optional<CallProgress>& s, bool some_issued) {
-  if (!s) return {LagStage::unresponsive, concat("rank ", r, " does not answer")};
+  if (!s) return {LagStage::unresponsive, concat("rank ", r, " sends no reply")};
   if (s->called <= number)
     return {
         LagStage::not_called,
@@ -130,7 +130,7 @@ Lag lag_of(std::size_t r, std::uint64_t number, const std::optional<CallProgress
 
 /// Lag of the peer of a message.
 Lag lag_of(int rank, const PendingWait::Message& m, const std::optional<CallProgress>& peer) {
-  if (!peer) return {LagStage::unresponsive, concat("rank ", m.peer, " does not answer")};
+  if (!peer) return {LagStage::unresponsive, concat("rank ", m.peer, " sends no reply")};
   const auto& counts = m.is_send ? peer->received : peer->sent;
   const auto own = static_cast<std::size_t>(rank);
   if (own < counts.size() && counts[own] > m.number) return {};
@@ -141,7 +141,7 @@ Lag lag_of(int rank, const PendingWait::Message& m, const std::optional<CallProg
 
 /// Lag of rank r in the graph that may run in the stream of that number.
 Lag lag_of_stream(std::size_t r, std::uint64_t number, const std::optional<CallProgress>& s) {
-  if (!s) return {LagStage::unresponsive, concat("rank ", r, " does not answer")};
+  if (!s) return {LagStage::unresponsive, concat("rank ", r, " sends no reply")};
   if (s->waited_streams > number) return {};
   return {LagStage::not_called, concat("rank ", r, " has waited for its stream ", s->waited_streams,
                                        " times, not ", number + 1, ", so it may not have run its graph")};
@@ -171,7 +171,7 @@ Failure find_culprit(int rank, const PendingWait& pending, AllProgress all, Errc
     add(static_cast<int>(r), lag_of_stream(r, *pending.stream, all[r]));
   if (failure.culprit < 0)
     failure.reason =
-        "all ranks are there, so a GPU or the network between them hangs (NCCL_DEBUG=INFO says "
+        "no rank is late, so a GPU or the network between them hangs (NCCL_DEBUG=INFO prints "
         "what NCCL uses)";
   return failure;
 }

@@ -60,7 +60,7 @@ std::shared_ptr<NcclComm> connect_comm(const NcclApi& api, Store& store, const N
     mark_joining(own, store);
     comm->init(options.rank, options.size, id);
   } catch (const NcclError& failed) {
-    end(Errc::system, failed.text() + "; NCCL_DEBUG=WARN says more");
+    end(Errc::system, failed.text() + "; NCCL_DEBUG=WARN prints more");
   }
   std::string message;
   const PollBackoff poll;

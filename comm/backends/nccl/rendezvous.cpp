@@ -74,12 +74,12 @@ std::vector<RankEntry> read_entries(const RankInfo& me, Store& store, Deadline d
       all.push_back(RankEntry::parse(store.get(entry_key(r), deadline)));
     } catch (const Error& e) {
       if (e.code() != Errc::timeout) throw;
-      throw Error(
-          Errc::timeout,
-          concat("rank ", me.rank, " of ", me.size, ": these ranks did not come to the NCCL backend before ",
-                 "the rendezvous' deadline:", list_missing(me, store, entry_key),
-                 "; do they run, with the same rendezvous and backend?"),
-          r);
+      throw Error(Errc::timeout,
+                  concat("rank ", me.rank, " of ", me.size,
+                         ": these ranks did not connect to the NCCL backend before ",
+                         "the rendezvous' deadline:", list_missing(me, store, entry_key),
+                         "; do they run, with the same rendezvous and backend?"),
+                  r);
     }
   return all;
 }
@@ -95,7 +95,7 @@ void check_entries(const std::vector<RankEntry>& all) {
       const bool may_share = all[a].shares_gpu == "1" && all[b].shares_gpu == "1";
       require(all[a].uuid != all[b].uuid || different_hosts || may_share, Errc::config, "ranks ", a, " and ",
               b, " are both on one GPU, ", all[a].gpu, ", uuid ", all[a].uuid,
-              ": NCCL wants one of its own for each rank; start no more ranks than there are GPUs, or use "
+              ": NCCL requires a GPU for each rank; start no more ranks than there are GPUs, or use "
               "--backend peer_cuda or native");
     }
   }
@@ -110,7 +110,7 @@ UniqueId exchange_unique_id(const NcclApi& api, const RankInfo& me, Store& store
   if (me.rank == 0) {
     const Result result = api.get_unique_id(&id);
     require(result == success, Errc::system, "rank 0: ncclGetUniqueId: ", api.get_error_string(result),
-            "; NCCL_SOCKET_IFNAME chooses its network interface, NCCL_DEBUG=WARN says more");
+            "; NCCL_SOCKET_IFNAME chooses its network interface, NCCL_DEBUG=WARN prints more");
     store.set("nccl/id", std::string_view(id.bytes, sizeof id.bytes));
   } else {
     const std::string text = store.get("nccl/id", deadline);

@@ -18,7 +18,7 @@ std::byte* Workspace::reserve(std::size_t bytes, bool captured) {
   }
   require(bytes <= captured_.bytes, Errc::unsupported, "a collective in a CUDA graph needs ",
           human_bytes(bytes), " of memory on ", name(device_), ", but ", human_bytes(captured_.bytes),
-          " are there and none can be had while the graph is captured; run the same once before");
+          " are allocated, and none can be allocated during the capture; run the same call once before it");
   return captured_.memory.get();
 }
 

@@ -146,7 +146,8 @@ std::vector<Memory> PeerArenas::map_peers(Backend& host, const Memory& mine) {
     for (int r = 0; r < device_comm_.size; ++r) {
       const auto i = static_cast<std::size_t>(r);
       if (all[i].owner == 0)
-        throw Error(Errc::system, concat("rank ", r, " has no device memory to share; it says why"), r);
+        throw Error(Errc::system,
+                    concat("rank ", r, " has no device memory to share; its own error has the reason"), r);
       const bool same_process =
           locations_[i].process_id == locations_[static_cast<std::size_t>(device_comm_.rank)].process_id;
       parts.push_back(same_process ? *reinterpret_cast<const Memory*>(all[i].owner)
@@ -164,7 +165,8 @@ std::vector<Memory> PeerArenas::map_peers(Backend& host, const Memory& mine) {
   if (problem) throw *problem;
   const auto culprit = static_cast<int>(failed - mapped.begin());
   if (failed != mapped.end())
-    throw Error(Errc::system, concat("rank ", culprit, " cannot map its peers' memory; it says why"),
+    throw Error(Errc::system,
+                concat("rank ", culprit, " cannot map its peers' memory; its own error has the reason"),
                 culprit);
   return parts;
 }

@@ -134,7 +134,7 @@ class DeviceWatchdog {
         concat(channel == peer::message_channel ? "a message" : "a collective", " on ", name(options_.device),
                " did not end within ", to_seconds(options_.timeout), " s on rank ", options_.rank, ": ",
                culprit < 0 ? std::string("no rank is missing, so work before it in the stream is late")
-                           : concat("rank ", culprit, " did not come to it"),
+                           : concat("rank ", culprit, " has not reached it"),
                "; a rank may be stuck, or slower than the timeout allows"),
         culprit);
   }

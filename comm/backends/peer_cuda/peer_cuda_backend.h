@@ -11,7 +11,7 @@
 /// Windows. A group has at most 64 symmetric windows, each a multiple of 2 MiB, which exist until the group
 /// ends. A window that all ranks have freed is reused by a later call that fits. Beyond 64 windows,
 /// allocate_symmetric() returns memory of allocate() on every rank. If a rank cannot allocate, cannot map a
-/// peer's part, or asks for another size, every rank's call fails with an error that names it, and the group
+/// peer's part, or requests another size, every rank's call fails with an error that names it, and the group
 /// stays usable.
 ///
 /// Shutdown. Among processes, the destructor waits up to 2 s until all ranks have unmapped each other's

@@ -78,7 +78,7 @@ int require_version(const NcclApi& api) {
   const Result result = api.get_version(&version);
   require(result == success, Errc::unsupported, "ncclGetVersion failed with code ", result, remedy);
   require(version >= min_version && version < 30000, Errc::unsupported, "this machine has NCCL ",
-          version_text(version), ", but ringzero knows 2.18 and newer ones below 3", remedy);
+          version_text(version), ", but ringzero supports 2.18 and later versions below 3", remedy);
   return version;
 }
 
