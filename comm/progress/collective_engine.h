@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "comm/collective.h"
-#include "comm/transport/wait_state.h"
+#include "comm/transport/wait_for_graph.h"
 
 namespace rz {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/transport/transport.h"
-#include "comm/transport/wait_state.h"
+#include "comm/transport/wait_for_graph.h"
 
 namespace rz {
 

@@ -9,7 +9,7 @@
 
 #include "comm/progress/request.h"
 #include "comm/transport/transport.h"
-#include "comm/transport/wait_state.h"
+#include "comm/transport/wait_for_graph.h"
 
 namespace rz {
 

@@ -10,7 +10,7 @@
 #include "comm/schedule/receive_stream.h"
 #include "comm/schedule/step_progress.h"
 #include "comm/transport/transport.h"
-#include "comm/transport/wait_state.h"
+#include "comm/transport/wait_for_graph.h"
 
 namespace rz {
 

@@ -5,12 +5,20 @@
 #include <bitset>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <vector>
 
 namespace rz {
 
 /// A set of ranks that fits into a control frame. Waits for ranks beyond its size are not recorded.
 using RankSet = std::bitset<3840>;
+
+/// What one call waits for.
+struct WaitState {
+  RankSet waiting_on;  ///< the peers that the call waits for
+  int suspect = -1;    ///< one of them, the furthest behind; -1: none
+  std::string text;    ///< "rank 2 to send, rank 3 to receive", or "nobody"
+};
 
 /// A query, or the reply to one.
 struct WaitMessage {

@@ -22,7 +22,7 @@
 #include "comm/os/spin.h"
 #include "comm/transport/mailbox.h"
 #include "comm/transport/shared_memory_group.h"
-#include "comm/transport/wait_state.h"
+#include "comm/transport/wait_for_graph.h"
 
 namespace rz {
 
