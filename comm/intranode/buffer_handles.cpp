@@ -38,8 +38,8 @@ void BufferHandles::sum_times(std::uint64_t& single_copy_ns, std::uint64_t& stag
 
 std::byte* BufferHandles::map_handle(int peer, const SharedMemoryHandle& spot, std::size_t bytes) {
   std::byte* const at = shared_memory_.map_handle(peer, spot, bytes);
-  require(at != nullptr, Errc::system, "rank ", peer, " offers memory that rank ", rank_,
-          " cannot reach: ", bytes, " bytes at ", spot.offset, " of its segment ", spot.segment);
+  require(at != nullptr, Errc::system, "rank ", peer, " has published memory that rank ", rank_,
+          " cannot map: ", bytes, " bytes at ", spot.offset, " of its segment ", spot.segment);
   return at;
 }
 

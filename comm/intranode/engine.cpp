@@ -214,7 +214,7 @@ bool IntranodeEngine::spin(int turns) {
 // ---- missing peers
 
 WaitState IntranodeEngine::waiting_on() const {
-  if (complete()) return {.text = "nobody"};
+  if (complete()) return {.text = "no rank"};
   const bool of_all = phase_ != Phase::staged;
   return channel_.waiting_on([&](int r) { return of_all || call_.ranks().reads_from(r); });
 }

@@ -28,7 +28,7 @@ void Timeouts::fail(const Request& request, const WaitState& wait) const {
   const std::string cause =
       found < 0
           ? ""
-          : concat("; rank ", found, graph.unresponsive(found) ? " does not answer" : " waits for nobody");
+          : concat("; rank ", found, graph.unresponsive(found) ? " sends no reply" : " waits for no rank");
   const Error error(
       Errc::timeout,
       concat(name(request.operations[0].kind), " did not end within ", seconds, " s on rank ", rank_,

@@ -28,8 +28,8 @@ Failure FailureElection::elect(const Failure& failure) {
   own.code = static_cast<std::uint32_t>(failure.code);
   const std::size_t n = failure.reason.copy(own.reason, sizeof own.reason - 1);
   own.reason[n] = 0;
-  std::uint32_t nobody = 0;
-  leader_->elected_rank.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank_) + 1);
+  std::uint32_t none = 0;
+  leader_->elected_rank.compare_exchange_strong(none, static_cast<std::uint32_t>(rank_) + 1);
   return *elected();
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 /// The interface for bytes between two ranks. A transport moves ordered byte streams, one per peer, channel
 /// and direction. Only wait() blocks. One thread at a time drives a transport; functions that other threads
-/// may call say so.
+/// may call are marked "Any thread".
 
 #include <chrono>
 #include <cstddef>

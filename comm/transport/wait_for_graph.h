@@ -17,7 +17,7 @@ using RankSet = std::bitset<3840>;
 struct WaitState {
   RankSet waiting_on;  ///< the peers that the call waits for
   int suspect = -1;    ///< one of them, the furthest behind; -1: none
-  std::string text;    ///< "rank 2 to send, rank 3 to receive", or "nobody"
+  std::string text;    ///< "rank 2 to send, rank 3 to receive", or "no rank"
 };
 
 /// A query, or the reply to one.

@@ -11,7 +11,7 @@ namespace {
 void require_in_f32(const Parameter& p) {
   require(!p.value.defined() || p.value.dtype() == DType::f32, Errc::unsupported, "parameter ", p.name,
           " is ", name(p.value.dtype()),
-          "; strategies take f32 parameters (StrategyOptions::precision says what they become)");
+          "; strategies take f32 parameters (StrategyOptions::precision selects what they become)");
 }
 
 void require_same_options(StrategyKind kind, const StrategyOptions& options,

@@ -20,9 +20,10 @@ void ScopeReadiness::begin_pass() {
 }
 
 void ScopeReadiness::touch(int member) {
-  require(!queued_[static_cast<std::size_t>(layout_.place(member).bucket)], Errc::unsupported,
-          "zero3: a gradient for ", parameters_.member(member).name,
-          " came after the first scope that lists it had left backward; list it in every scope that uses it");
+  require(
+      !queued_[static_cast<std::size_t>(layout_.place(member).bucket)], Errc::unsupported,
+      "zero3: a gradient for ", parameters_.member(member).name,
+      " was computed after backward of the first scope that lists it; list it in every scope that uses it");
   progress_[static_cast<std::size_t>(member)] = Progress::touched;
 }
 

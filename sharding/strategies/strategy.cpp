@@ -106,7 +106,7 @@ void Strategy::finish_gradients(const Stream& given) {
     throw Error(
         Errc::unsynchronised,
         concat("finish_gradients(): rank ", culprit,
-               " gave the update up (cancel_update()); gradients are forgotten, go on with zero_grad()"),
+               " cancelled the update (cancel_update()); gradients are dropped; continue with zero_grad()"),
         culprit);
   }
   pass_.reset();  // if the comparison below throws

@@ -416,8 +416,8 @@ TEST(Intranode, AZeroCopyCallCompletesWhenPeersHaveWrittenTheirShards) {
     const CollectiveCall op = buffers.operation();
     me.start(op);
     me.engine->advance();  // publishes its buffer handles
-    signal_event(store, concat("said ", me.rank));
-    wait_event(store, concat("said ", 1 - me.rank));
+    signal_event(store, concat("event ", me.rank));
+    wait_event(store, concat("event ", 1 - me.rank));
     if (me.rank == 0) {
       EXPECT_FALSE(me.engine->spin(enough_spins));
       signal_event(store, "tried");
@@ -445,10 +445,10 @@ TEST(Intranode, ALargeZeroCopyCallMovesInBoundedChunks) {
     if (me.rank == 1) {
       while (me.engine->advance()) {
       }  // its slot
-      test::signal_event(store, "asked");
+      test::signal_event(store, "first_call");
       test::wait_event(store, "looked");
     } else {
-      test::wait_event(store, "asked");
+      test::wait_event(store, "first_call");
       EXPECT_FALSE(me.engine->spin(enough_spins));
       EXPECT_TRUE(me.engine->busy());
       EXPECT_EQ(sums[0], 2.0f);

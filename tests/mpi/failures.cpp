@@ -224,7 +224,7 @@ TEST(Failure, AStoppedRankIsNamed) {
     });
     EXPECT_EQ(e.code(), Errc::timeout) << e.what();
     EXPECT_EQ(e.culprit(), 1) << e.what();
-    EXPECT_TRUE(has_text(e, "rank 1 did not answer")) << e.what();
+    EXPECT_TRUE(has_text(e, "rank 1 sent no reply")) << e.what();
     if (world_rank() == 0) kill(std::stoi(test::world_store()->get("pid/1", Deadline::after(1s))), SIGCONT);
   }
   wait_for_all("awake");

@@ -64,7 +64,7 @@ void run(int size, std::uint32_t first_step, const F& body) {
       std::chrono::seconds(200));
 }
 
-inline void signal_event(Store& store, const std::string& what) { store.set(what, "said"); }
+inline void signal_event(Store& store, const std::string& what) { store.set(what, "done"); }
 inline void wait_event(Store& store, const std::string& what) {
   store.get(what, Deadline::after(std::chrono::seconds(20)));
 }

@@ -124,7 +124,7 @@ class TrainGptProgram : public testing::Test {
       EXPECT_EQ(e.out, "");
       all += e.err;
     }
-    EXPECT_EQ(ended[0].err, all) << "only rank 0 speaks";
+    EXPECT_EQ(ended[0].err, all) << "only rank 0 prints";
     EXPECT_EQ(std::ranges::count(all, '\n'), 1) << all;
     EXPECT_EQ(all.rfind("train_gpt: ", 0), 0u) << all;
     for (const auto& part : parts)
@@ -154,7 +154,7 @@ TEST_F(TrainGptProgram, TrainsSavesAndGoesOnFromWhatItSaved) {
                                      "--sample", "First", "--sample-tokens", "20", "--seed", "7"});
   const auto ended = run(2, arguments);
   for (const Ended& e : ended) ASSERT_EQ(e.status, 0) << e.err;
-  EXPECT_EQ(ended[1].out, "") << "rank 0 alone speaks";
+  EXPECT_EQ(ended[1].out, "") << "only rank 0 prints";
   for (const char* part : {"zero3", "2 ranks", "step 12/12", "sample:\nFirst", "saved:"})
     EXPECT_NE(ended[0].out.find(part), std::string::npos) << part << " in\n" << ended[0].out;
   const auto first = losses("a.jsonl");

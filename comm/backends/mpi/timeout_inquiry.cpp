@@ -59,7 +59,7 @@ void TimeoutInquiry::conclude(std::chrono::milliseconds timeout) const {
   std::string reason;
   if (!late.empty()) reason = ranks_text(late) + " did not call it";
   if (!unresponsive.empty())
-    reason += concat(reason.empty() ? "" : ", and ", ranks_text(unresponsive), " did not answer");
+    reason += concat(reason.empty() ? "" : ", and ", ranks_text(unresponsive), " sent no reply");
   if (reason.empty()) reason = "every rank called it, but MPI did not end it";
   const int culprit = !late.empty() ? late[0] : !unresponsive.empty() ? unresponsive[0] : -1;
   fail_timeout(describe(mine_), rank_, timeout, reason, culprit);

@@ -130,7 +130,7 @@ void Dispatcher::finish_current(std::vector<Request*>& ended) {
   ended.insert(ended.end(), done.calls, done.request);
 }
 
-// A message that nobody waits for does not block this rank, so it is not reported in the wait-for graph.
+// A message that no thread waits for does not block this rank, so it is not reported in the wait-for graph.
 void Dispatcher::poll(Time now, const Request* oldest, bool waited_for) {
   transport_->progress();
   if (transport_->wait_graph().has_requests()) {

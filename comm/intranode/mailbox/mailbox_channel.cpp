@@ -64,7 +64,7 @@ WaitState MailboxChannel::waiting_on(const PeerFilter& reads_from) const {
     if (state.suspect < 0 || is_behind(r, state.suspect)) state.suspect = r;
     state.text += concat(state.text.empty() ? "" : ", ", "rank ", r, for_space ? " to receive" : " to send");
   }
-  if (state.suspect < 0) state.suspect = awaited_.peer, state.text = "nobody";
+  if (state.suspect < 0) state.suspect = awaited_.peer, state.text = "no rank";
   return state;
 }
 

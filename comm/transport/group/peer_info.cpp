@@ -94,7 +94,7 @@ std::vector<std::string> store_all_gather(
       throw Error(Errc::timeout,
                   concat("rank ", rank, " of ", size, ": rank ",
                          list_ranks(missing.empty() ? std::vector{r} : missing),
-                         " did not come to the rendezvous before the deadline (", e.what(), ")"),
+                         " did not reach the rendezvous before the deadline (", e.what(), ")"),
                   r);
     }
   return values;

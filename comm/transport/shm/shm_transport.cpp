@@ -88,8 +88,8 @@ ReceiveView ShmTransport::peek(int peer, Channel channel) {
 void ShmTransport::report_missing(const ShmPeer& peer, const shm::Receiver& in) {
   if (const shm::Frame* frame = in.damaged())
     monitor_->report({peer.rank, Errc::peer_lost,
-                      concat("rank ", peer.rank, " sent a damaged frame: length ", frame->length, ", place ",
-                             frame->location, ", offset ", frame->offset)});
+                      concat("rank ", peer.rank, " sent a damaged frame: length ", frame->length,
+                             ", location ", frame->location, ", offset ", frame->offset)});
   else if (peer.departed)
     monitor_->report_departed(peer.rank);
 }

@@ -62,7 +62,7 @@ void check_llmc(const LlmcHeader& header, const std::string& path, std::uint64_t
   const auto refuse = [&](const auto&... why) { fail(Errc::config, path, ": llm.c's header ", why...); };
   if (header.magic == llmc_uint32)
     refuse(header.magic, " begins tokens in uint32; give tokens as uint16, of a vocabulary of at most 65536");
-  if (header.version != 1) refuse("has version ", header.version, ", and 1 alone is known");
+  if (header.version != 1) refuse("has version ", header.version, "; only version 1 is supported");
   if (file_bytes < llmc_header_bytes) refuse("of ", llmc_header_bytes, " bytes is cut off");
   const std::uint64_t held = (file_bytes - llmc_header_bytes) / 2;
   if (header.tokens < 0 || static_cast<std::uint64_t>(header.tokens) != held)
