@@ -130,6 +130,14 @@ TEST(IntranodePlan, MoreCallsThanSlotsAreProved) {
   }
 }
 
+// A root or a sender runs ahead, until the others must have acknowledged its slots.
+TEST(IntranodePlan, MoreRootedCallsThanSlotsAreProved) {
+  for (const Collective kind :
+       {Collective::broadcast, Collective::scatter, Collective::gather, Collective::reduce})
+    for (const std::size_t bytes : {8u, 2000u})
+      EXPECT_EQ(proof(std::vector<CallCase>(300, call_of(kind, bytes, 3)), {.size = 3}), "") << name(kind);
+}
+
 TEST(IntranodePlan, MoreChunksThanSlotsAreProved) {
   for (const Collective kind : {Collective::broadcast, Collective::reduce, Collective::all_gather}) {
     std::vector<CallCase> calls(2, call_of(kind, 300 * 4 * KiB + 3, 3));
