@@ -13,8 +13,8 @@ namespace rz {
 
 /// Transport::wait() and progress() (comm/transport/transport_waiter.h).
 struct TransportWaitPolicy {
-  int memory_spins;   ///< polls of shared memory before the thread yields: as long as a sleep and a wake-up
-  int memory_yields;  ///< yields of the processor after them, before the thread sleeps
+  int memory_spins;  ///< polls of shared memory before an eager thread sleeps: as long as sleep and wake-up
+  int yields = 4;    ///< of the processor, before a thread sleeps that does not spin
   std::chrono::microseconds socket_spin;  ///< limit if sockets carry data: the latency of a small message
   bool yields_between_polls;              ///< before each poll of the sockets
   int pauses_per_poll = 4;  ///< polls of shared memory between two polls of the sockets, each a system call
@@ -52,17 +52,15 @@ struct WaitPolicy {
 /// Every rank has a processor: spinning delays no other.
 inline constexpr WaitPolicy normal_wait_policy{
     .transport = {.memory_spins = 2000,
-                  .memory_yields = 4,
                   .socket_spin = std::chrono::microseconds(100),
                   .yields_between_polls = false},
     .progress = {.inline_turns = 30, .driver_turns = 400},
 };
 
-/// A node with more ranks than processors: a rank that spins keeps its peers from running. It sleeps at once
-/// in shared memory, and spins on sockets for twice as long, with yields, since ranks take turns.
+/// A node with more ranks than processors: a rank that spins keeps its peers from running. It yields
+/// instead; between polls of sockets for twice as long, since ranks take turns.
 inline constexpr WaitPolicy oversubscribed_wait_policy{
     .transport = {.memory_spins = 0,
-                  .memory_yields = 0,
                   .socket_spin = std::chrono::microseconds(200),
                   .yields_between_polls = true},
     .progress = {.inline_turns = 100, .driver_turns = 100},

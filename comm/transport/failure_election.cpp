@@ -11,12 +11,9 @@ FailureElection::FailureElection(int rank, std::vector<shm::Header*> headers)
   leader_ = *std::find_if(headers_.begin(), headers_.end(), [](const shm::Header* h) { return h; });
 }
 
-std::optional<Failure> FailureElection::elected() const {
-  const std::uint32_t word = leader_ ? leader_->elected_rank.load(std::memory_order_acquire) : 0;
-  if (!word) return std::nullopt;
-  const shm::Header* h = headers_[word - 1];
-  return Failure{h->culprit, static_cast<Errc>(h->code),
-                 std::string(h->reason, strnlen(h->reason, sizeof h->reason))};
+Failure FailureElection::record_of(std::size_t rank) const {
+  const shm::Header& h = *headers_[rank];
+  return {h.culprit, static_cast<Errc>(h.code), std::string(h.reason, strnlen(h.reason, sizeof h.reason))};
 }
 
 /// Each rank writes its own record and then competes for the leader's word with one compare-and-swap. So a

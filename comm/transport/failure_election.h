@@ -17,12 +17,17 @@ class FailureElection {
   FailureElection(int rank, std::vector<shm::Header*> headers);
 
   /// Empty if there is no failure.
-  std::optional<Failure> elected() const;
+  std::optional<Failure> elected() const {
+    const std::uint32_t word = leader_ ? leader_->elected_rank.load(std::memory_order_acquire) : 0;
+    return word ? std::optional(record_of(word - 1)) : std::nullopt;
+  }
   /// Proposes a failure as the first and returns the elected one. Call once at most. Without peers it returns
   /// the proposed one.
   Failure elect(const Failure&);
 
  private:
+  Failure record_of(std::size_t rank) const;
+
   int rank_ = 0;
   std::vector<shm::Header*> headers_;
   shm::Header* leader_ = nullptr;

@@ -41,9 +41,9 @@ void LinkMonitor::wait(std::chrono::microseconds most, bool eager) {
 
 /// An event in memory for which wait() must return.
 bool LinkMonitor::has_event() {
-  bool any = false;
-  for (MonitoredLinks* links : memory_links_) any |= links->changed();
-  return any || failure_.failed() || group_failure();
+  for (MonitoredLinks* links : memory_links_)
+    if (links->changed() || links->group_failure()) return true;
+  return failure_.failed();
 }
 
 void LinkMonitor::query_waits() {

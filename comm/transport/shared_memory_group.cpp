@@ -11,8 +11,6 @@
 
 namespace rz {
 
-using shm::Header;
-
 // ---- connecting ----
 
 SharedMemoryGroup::SharedMemoryGroup(LinkMonitor& monitor, std::vector<int> ranks, std::size_t ring_bytes,
@@ -22,7 +20,7 @@ SharedMemoryGroup::SharedMemoryGroup(LinkMonitor& monitor, std::vector<int> rank
       one_host_(one_host),
       memory_(SharedMemory::create(shm::rank_memory_bytes(ranks_.size(), ring_bytes))),
       allocator_(std::make_shared<SharedMemoryAllocator>(static_cast<std::uint32_t>(monitor.rank()))) {
-  auto* const own = new (memory_.data()) Header;
+  auto* const own = new (memory_.data()) shm::Header;
   own->staging_bytes = ring_bytes;
   own->rank = static_cast<std::uint32_t>(monitor.rank());
   own->ranks = static_cast<std::uint32_t>(ranks_.size());
@@ -39,7 +37,7 @@ void SharedMemoryGroup::attach(std::vector<Connection> connections) {
   memory_.close_fd();
   asymmetric_fence_ = header()->asymmetric_fence;
   std::size_t ring_bytes = header()->staging_bytes;
-  std::vector<Header*> headers(by_rank_.size());
+  std::vector<shm::Header*> headers(by_rank_.size());
   headers[static_cast<std::size_t>(monitor_.rank())] = header();
   for (const auto& peer : peers_) {
     headers[static_cast<std::size_t>(peer->rank)] = peer->header();
@@ -65,8 +63,8 @@ void SharedMemoryGroup::attach(Connection c) {
       new ShmPeer{c.rank, pid, std::move(memory), std::move(c.received_fds[1]),
                   SegmentSocket(c.rank, std::move(c.socket), monitor_.poller(), monitor_.wait_graph())}));
   ShmPeer& peer = *peers_.back();
-  const Header* const h = peer.header();
-  require(peer.memory.size() >= sizeof(Header) && h->magic_word == shm::magic &&
+  const shm::Header* const h = peer.header();
+  require(peer.memory.size() >= sizeof(shm::Header) && h->magic_word == shm::magic &&
               h->rank == static_cast<std::uint32_t>(peer.rank) && h->ranks == ranks_.size() &&
               peer.memory.size() == shm::rank_memory_bytes(ranks_.size(), h->staging_bytes),
           Errc::rendezvous, "rank ", peer.rank,

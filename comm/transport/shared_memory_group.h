@@ -40,6 +40,11 @@ struct ShmPeer {
 /// One thread at a time, the one that drives the transport.
 class SharedMemoryGroup {
  public:
+  /// `ranks`: those of this host, this one included, ascending; at least two. `ring_bytes`: size of this
+  /// rank's staging ring. All ranks use the smallest of their sizes, since the caches that they detect may
+  /// differ. `one_host`: the group has no other ranks.
+  SharedMemoryGroup(LinkMonitor&, std::vector<int> ranks, std::size_t ring_bytes, bool one_host);
+
   /// The mailboxes of all ranks, in rank order; empty if some ranks of the transport's group are on other
   /// hosts (comm/transport/mailbox.h).
   std::span<const MailboxView> mailboxes() const {
@@ -68,10 +73,6 @@ class SharedMemoryGroup {
 
   // For ShmTransport.
 
-  /// `ranks`: those of this host, this one included, ascending; at least two. `ring_bytes`: size of this
-  /// rank's staging ring. All ranks use the smallest of their sizes, since the caches that they detect may
-  /// differ. `one_host`: the group has no other ranks.
-  SharedMemoryGroup(LinkMonitor&, std::vector<int> ranks, std::size_t ring_bytes, bool one_host);
   /// This rank's descriptors for its peers: memory and doorbell.
   std::vector<int> passed_fds();
   /// Adds the peers, one connection each.

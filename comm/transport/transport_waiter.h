@@ -41,9 +41,9 @@ class TransportWaiter {
   /// doorbell.
   template <class HasEvent, class SetSleeping>
   void wait(std::chrono::microseconds most, bool eager, HasEvent has_event, SetSleeping set_sleeping) {
-    const auto ready = [&] { return woken_.exchange(false) || has_event(); };
+    const auto ready = [&] { return (woken_.load() && woken_.exchange(false)) || has_event(); };
     if (std::exchange(event_pending_, false) || ready()) return;
-    if (eager && (data_on_sockets_ ? spin_on_sockets(ready) : spin_on_memory(ready))) return;
+    if (spin(eager, ready)) return;
     set_sleeping(true);
     if (!ready()) poller_.poll(std::min<std::chrono::microseconds>(most, policy_.max_sleep));
     set_sleeping(false);
@@ -51,14 +51,21 @@ class TransportWaiter {
   }
 
  private:
+  // These return true after an event. An eager thread spins.
+  template <class Ready>
+  bool spin(bool eager, Ready ready) {
+    if (eager && data_on_sockets_) return spin_on_sockets(ready);
+    if (eager && policy_.memory_spins > 0) return spin_on_memory(ready);
+    for (int i = 0; i < policy_.yields; ++i) {
+      sched_yield();
+      if (ready() || (data_on_sockets_ && poller_.poll({}))) return true;
+    }
+    return false;
+  }
   template <class Ready>
   bool spin_on_memory(Ready ready) {
     for (int i = 0; i < policy_.memory_spins; ++i, cpu_pause())
       if (ready()) return true;
-    for (int i = 0; i < policy_.memory_yields; ++i) {
-      sched_yield();
-      if (ready()) return true;
-    }
     return false;
   }
   template <class Ready>

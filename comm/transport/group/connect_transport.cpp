@@ -71,7 +71,7 @@ struct Transports {
 };
 
 /// Exchanges the addresses of the ranks and connects with all peers.
-void connect(const Transports& transports, const HandshakeInfo& me, Store& store, Deadline deadline) {
+void connect_all(const Transports& transports, const HandshakeInfo& me, Store& store, Deadline deadline) {
   const auto& [shm, tcp] = transports;
   const std::string mine = concat(shm ? shm->address() : "", ' ', tcp ? tcp->address() : "");
   std::vector<std::string> shm_addresses, tcp_addresses;
@@ -125,7 +125,7 @@ std::unique_ptr<Transport> connect_transport(int rank, int size, Store& store,
         monitor, far,
         TcpOptions{sockets_per_peer(hosts, options.sockets), options.congestion,
                    listen_address(peer_info, options, store)});
-  connect(transports, {peer_info.job_id, rank, size, {}}, store, deadline);
+  connect_all(transports, {peer_info.job_id, rank, size, {}}, store, deadline);
   auto& [shm, tcp] = transports;
   if (!tcp) return std::move(shm);
   if (!shm) return std::move(tcp);

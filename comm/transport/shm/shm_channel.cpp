@@ -99,17 +99,6 @@ void Sender::keep_references_for_peer() {
 
 // ---- receiving ----
 
-ReceiveView Receiver::peek(SegmentSocket& segments) {
-  const Frame& frame = memory_.frames[next_ % memory_.frame_count];
-  if (!at_) {
-    if (frame.ready.load(std::memory_order_acquire) != next_ + 1) return {};
-    at_ = resolve(frame, segments);
-    if (!at_) return damaged_ = &frame, ReceiveView{};
-    remaining_ = frame.length;
-  }
-  return {frame.signature, {at_, remaining_}};
-}
-
 /// Address of the frame's bytes in this process; null if they are outside the mapped memory.
 const std::byte* Receiver::resolve(const Frame& frame, SegmentSocket& segments) const {
   const auto within = [&](std::uint64_t size) {

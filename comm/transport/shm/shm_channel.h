@@ -89,4 +89,16 @@ class Receiver {
   const Frame* damaged_ = nullptr;
 };
 
+// Inline: a step of a schedule that waits polls it.
+inline ReceiveView Receiver::peek(SegmentSocket& segments) {
+  const Frame& frame = memory_.frames[next_ % memory_.frame_count];
+  if (!at_) {
+    if (frame.ready.load(std::memory_order_acquire) != next_ + 1) return {};
+    at_ = resolve(frame, segments);
+    if (!at_) return damaged_ = &frame, ReceiveView{};
+    remaining_ = frame.length;
+  }
+  return {frame.signature, {at_, remaining_}};
+}
+
 }  // namespace rz::shm

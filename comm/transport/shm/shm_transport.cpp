@@ -80,17 +80,18 @@ ReceiveView ShmTransport::peek(int peer, Channel channel) {
   Streams& s = streams_of(peer);
   shm::Receiver& in = s.in[static_cast<std::size_t>(channel)];
   const ReceiveView view = in.peek(s.peer.socket);
-  if (view.bytes.empty()) report_missing(s.peer, in);
+  if (view.bytes.empty() && (s.peer.departed || in.damaged())) [[unlikely]]
+    report_missing(s.peer, in);
   return view;
 }
 
-/// This rank needs bytes that the peer has not sent, or not in order.
+/// This rank needs bytes of a peer that has departed or has sent a damaged frame.
 void ShmTransport::report_missing(const ShmPeer& peer, const shm::Receiver& in) {
   if (const shm::Frame* frame = in.damaged())
     monitor_->report({peer.rank, Errc::peer_lost,
                       concat("rank ", peer.rank, " sent a damaged frame: length ", frame->length,
                              ", location ", frame->location, ", offset ", frame->offset)});
-  else if (peer.departed)
+  else
     monitor_->report_departed(peer.rank);
 }
 
