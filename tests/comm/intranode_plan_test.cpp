@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/intranode/verify/rank_plan.h"
+#include "comm/intranode/verify/make_rank_plans.h"
 #include "comm/intranode/verify/verify.h"
 
 namespace rz {

@@ -14,7 +14,7 @@
 
 #include "comm/core/error.h"
 #include "comm/intranode/engine.h"
-#include "comm/intranode/verify/rank_plan.h"
+#include "comm/intranode/verify/make_rank_plans.h"
 #include "comm/schedule/chunk_layout.h"
 #include "comm/shared_memory/staging_ring.h"
 #include "comm/topology.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/intranode/verify/rank_plan.h"
+#include "comm/intranode/verify/make_rank_plans.h"
 
 namespace rz {
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "comm/intranode/verify/rank_plan.h"
+#include "comm/intranode/verify/make_rank_plans.h"
 
 namespace rz {
 

@@ -1,4 +1,4 @@
-#include "comm/intranode/verify/rank_plan.h"
+#include "comm/intranode/verify/make_rank_plans.h"
 
 #include "comm/intranode/plan/call_layout.h"
 #include "comm/intranode/verify/round_explorer.h"
