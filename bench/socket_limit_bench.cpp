@@ -56,13 +56,13 @@ UniqueFd accept_one(int listener) {
   require(poll(&p, 1, 30'000) == 1, Errc::timeout, "no connection within 30 s");
   UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!socket) fail_errno("accept4");
-  set_tcp_options(socket.get());
+  net::set_tcp_options(socket.get());
   return socket;
 }
 
-UniqueFd call(const SocketAddress& address) {
+UniqueFd call(const net::SocketAddress& address) {
   for (int attempt = 0; attempt < 300; ++attempt) {
-    UniqueFd socket = start_connect(address);
+    UniqueFd socket = net::start_connect(address);
     pollfd p{socket.get(), POLLOUT, 0};
     if (poll(&p, 1, 1000) == 1 && !(p.revents & (POLLERR | POLLHUP))) return socket;
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -71,13 +71,15 @@ UniqueFd call(const SocketAddress& address) {
 }
 
 std::vector<Pair> connect_all(int rank, const std::vector<std::string>& hosts, int port) {
-  const auto address = [&](int r) { return resolve({hosts[static_cast<std::size_t>(r)], port + r}).front(); };
-  const UniqueFd listener = listen_tcp(address(rank));
+  const auto address = [&](int r) {
+    return net::resolve({hosts[static_cast<std::size_t>(r)], port + r}).front();
+  };
+  const UniqueFd listener = net::listen_tcp(address(rank));
   std::vector<Pair> pairs;
   for (int r = 0; r < rank; ++r) pairs.push_back(Pair{call(address(r))});
   for (std::size_t r = static_cast<std::size_t>(rank) + 1; r < hosts.size(); ++r)
     pairs.push_back(Pair{accept_one(listener.get())});
-  for (const Pair& p : pairs) limit_unsent(p.socket.get(), 256 << 10);
+  for (const Pair& p : pairs) net::limit_unsent(p.socket.get(), 256 << 10);
   return pairs;
 }
 

@@ -20,19 +20,20 @@ namespace rz {
 namespace {
 
 // Exchanged among ranks as the name, a newline, and the table; all ranks then use the same text.
-std::string serialize_tuning(const Tuning& tuning) {
+std::string serialize_tuning(const tuning::Table& tuning) {
   return tuning.empty() ? "" : concat(tuning.name, '\n', tuning.text());
 }
-Tuning deserialize_tuning(const std::string& text) {
+tuning::Table deserialize_tuning(const std::string& text) {
   const std::size_t end = std::min(text.find('\n'), text.size());
-  return text.empty() ? Tuning{} : parse_tuning(std::string_view(text).substr(end), text.substr(0, end));
+  return text.empty() ? tuning::Table{}
+                      : tuning::parse_tuning(std::string_view(text).substr(end), text.substr(0, end));
 }
 
 std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const CommOptions& options) {
   // peer_cuda's algorithm names apply to its own kernels, not to host memory.
   const std::string algorithm = options.backend == "peer_cuda" ? std::string() : options.algorithm;
-  AlgorithmOverrides(algorithm, options.deterministic);  // throws for a name that cannot be forced
-  const Tuning tuning = options.tuning.empty() ? Tuning{} : read_tuning(options.tuning);
+  tuning::AlgorithmOverrides(algorithm, options.deterministic);  // throws for a name that cannot be forced
+  const tuning::Table tuning = options.tuning.empty() ? tuning::Table{} : tuning::read_tuning(options.tuning);
   const TransportOptions transport{.kind = options.transport,
                                    .interface = options.interface,
                                    .sockets = options.sockets,

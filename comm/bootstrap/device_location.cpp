@@ -28,7 +28,7 @@ void copy_uuid(char (&to)[16], const std::string& uuid) {
 std::uint64_t process_token() {
   static const std::uint64_t number = [] {
     std::uint64_t n = 0;
-    const JobId bytes = random_id();
+    const net::JobId bytes = net::random_id();
     std::memcpy(&n, bytes.data(), sizeof n);
     return n;
   }();

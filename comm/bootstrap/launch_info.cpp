@@ -143,7 +143,7 @@ std::string slurm_master(const Variables& variables, EnvironmentReader& reader) 
     if (!list) continue;
     const std::string host = first_host(*list);
     if (host.empty()) reader.complain(concat(name, "='", *list, "' is no list of hosts"));
-    return join_host_port(host, slurm_port(variables));
+    return net::join_host_port(host, slurm_port(variables));
   }
   reader.complain("MASTER_ADDR and MASTER_PORT, or SLURM_NODELIST, are missing");
   return "";
@@ -204,7 +204,7 @@ std::string master_of(const Variables& variables, const LaunchInfo& info, Enviro
     if (!number || *number < 1 || *number > 65535)
       reader.complain(concat("MASTER_PORT='", *port, "' is not a number from 1 to 65535"));
     const bool agent = variables("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
-    return join_host_port(*host, number.value_or(0) + agent);
+    return net::join_host_port(*host, number.value_or(0) + agent);
   }
   if (variables("SLURM_PROCID") && info.launcher != "flux" && !is_single_node(info))
     return slurm_master(variables, reader);

@@ -157,7 +157,7 @@ void remove_stale_directories(const fs::path& directory, const std::string& visi
     return c && c->processes == visible && !is_alive(*c);
   };
   if (!is_dead(read_entry(directory / "current"))) return;
-  const fs::path retired = directory / ("old-" + random_hex());
+  const fs::path retired = directory / ("old-" + net::random_hex());
   std::error_code error;
   fs::rename(directory / "current", retired, error);
   if (error) return;
@@ -187,7 +187,7 @@ std::shared_ptr<Store> root_store(const fs::path& directory, const std::string& 
     for (const auto& entry : fs::directory_iterator(directory, ignored))
       fs::remove_all(entry.path(), ignored);
   }
-  const std::string name = random_hex();
+  const std::string name = net::random_hex();
   make_private(directory / name);
   // From here on, the store's deleter removes the directory, also after an exception.
   const auto files = file_store((directory / name).string());
@@ -203,7 +203,7 @@ std::shared_ptr<Store> root_store(const fs::path& directory, const std::string& 
       if (!fs::exists(registered_name(directory / name, r))) missing.push_back(r);
     return missing.empty();
   });
-  require(complete, Errc::timeout, "rank ", list_ranks(missing), " of ", size, " did not register in ",
+  require(complete, Errc::timeout, "rank ", net::list_ranks(missing), " of ", size, " did not register in ",
           directory.string(), ", the rendezvous of job '", job, "', before the deadline");
   return store;
 }

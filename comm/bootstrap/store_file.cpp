@@ -90,7 +90,7 @@ class FileStore final : public Store {
   }
 
   void replace(const std::string& file, std::string_view value) const {
-    const std::string temporary = concat(directory_, "/new-", random_hex());
+    const std::string temporary = concat(directory_, "/new-", net::random_hex());
     {
       const UniqueFd out(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
       if (!out) fail_errno("open", temporary);

@@ -227,7 +227,7 @@ bool StoreServer::drop_oldest_unauthenticated() {
 
 void StoreServer::accept_clients() noexcept {
   try {
-    for (int i = 0; i < max_accepts_per_poll && accept_client(); ++i)
+    for (int i = 0; i < net::max_accepts_per_poll && accept_client(); ++i)
       if (unauthenticated() > max_unauthenticated + static_cast<std::size_t>(options_.size))
         drop_oldest_unauthenticated();
   } catch (const std::exception&) {  // no memory for another client
@@ -248,7 +248,7 @@ bool StoreServer::accept_client() {
     no_descriptors_ = Deadline::after(rest_without_descriptors);
     return false;
   }
-  set_tcp_options(socket.get());
+  net::set_tcp_options(socket.get());
   clients_.push_back({std::move(socket), Deadline::after(options_.hello_timeout), {}, {}});
   return true;
 }

@@ -95,9 +95,9 @@ class ServerSearch {
   ServerSearch(const std::string& launch) : launch_(launch) {}
 
   /// An authenticated connection; if empty, failure() has the reason.
-  std::optional<StoreConnection> try_address(const SocketAddress& address, Deadline deadline) {
+  std::optional<StoreConnection> try_address(const net::SocketAddress& address, Deadline deadline) {
     refused_ = false;
-    UniqueFd socket = connect_tcp(address, deadline);
+    UniqueFd socket = net::connect_tcp(address, deadline);
     if (!socket) {
       refused_ = errno == ECONNREFUSED;
       return fails(concat("connect to ", address.text(), ": ", std::strerror(errno)));
@@ -142,12 +142,12 @@ auto repeat_until(Deadline deadline, const F& f) -> decltype(f()) {
 class TcpStore final : public Store {
  public:
   TcpStore(const std::string& address, const TcpStoreOptions& options)
-      : address_(address), options_(options), where_(parse_host_port(address)) {
+      : address_(address), options_(options), where_(net::parse_host_port(address)) {
     check();
     const Deadline deadline = Deadline::after(options.timeout);
     if (options.serve) start_server(deadline);
     idle_.push_back(find_server(deadline));
-    local_address_ = rz::local_address(idle_.back().fd()).host();
+    local_address_ = rz::net::local_address(idle_.back().fd()).host();
   }
 
   void set(std::string_view key, std::string_view value) override {
@@ -188,7 +188,7 @@ class TcpStore final : public Store {
 
   void start_server(Deadline deadline) {
     UniqueFd listener = open_listener(deadline);
-    where_.port = port_ = rz::local_address(listener.get()).port();
+    where_.port = port_ = rz::net::local_address(listener.get()).port();
     server_ = std::make_unique<StoreServer>(
         std::move(listener), StoreServer::Options{options_.launch, options_.size, options_.hello_timeout});
   }
@@ -196,7 +196,7 @@ class TcpStore final : public Store {
   /// Listens on the first address of the name that is not loopback, else on its first address.
   UniqueFd open_listener(Deadline deadline) const {
     try {
-      const auto addresses = resolve(where_);
+      const auto addresses = net::resolve(where_);
       auto at = std::find_if(addresses.begin(), addresses.end(), [](auto& a) { return !a.loopback(); });
       if (at == addresses.end()) at = addresses.begin();
       UniqueFd listener = repeat_until(deadline, [&] { return listen_on(*at); });
@@ -210,10 +210,10 @@ class TcpStore final : public Store {
   }
 
   /// Empty if all ports are in use.
-  UniqueFd listen_on(SocketAddress address) const {
+  UniqueFd listen_on(net::SocketAddress address) const {
     for (const int port : ports()) {
       address.set_port(port);
-      if (UniqueFd listener = listen_tcp_if_free(address)) return listener;
+      if (UniqueFd listener = net::listen_tcp_if_free(address)) return listener;
     }
     return {};
   }
@@ -241,9 +241,9 @@ class TcpStore final : public Store {
   std::optional<StoreConnection> try_ports(const std::vector<int>& ports, ServerSearch& search,
                                            milliseconds patience, Deadline deadline) {
     try {
-      const auto addresses = resolve(where_);
+      const auto addresses = net::resolve(where_);
       for (const int port : ports)
-        for (SocketAddress address : addresses) {
+        for (net::SocketAddress address : addresses) {
           address.set_port(port);
           auto line = search.try_address(address, earlier(patience, deadline));
           if (!line) continue;
@@ -313,10 +313,10 @@ class TcpStore final : public Store {
 
   const std::string address_;
   const TcpStoreOptions options_;
-  HostPort where_;
+  net::HostPort where_;
   int port_ = 0;
   std::unique_ptr<StoreServer> server_;
-  SocketAddress server_address_;  ///< where it was found
+  net::SocketAddress server_address_;  ///< where it was found
   std::string local_address_;
   std::mutex mutex_;
   std::vector<StoreConnection> idle_;

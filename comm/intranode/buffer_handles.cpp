@@ -4,7 +4,7 @@
 #include "comm/os/cma.h"
 #include "comm/transport/shared_memory_group.h"
 
-namespace rz {
+namespace rz::intranode {
 
 BufferHandles::BufferHandles(SharedMemoryGroup& memory, int rank, int size)
     : shared_memory_(memory),
@@ -52,4 +52,4 @@ CmaResult BufferHandles::cma_read(int peer, std::size_t at, std::span<std::byte>
   return shared_memory_.cma_read(peer, handle_in(peer).offset + at, into);
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -15,7 +15,7 @@
 #include "comm/transport/mailbox.h"
 #include "comm/transport/shared_memory_group.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// A rank's handles of one call, as a slot payload.
 struct BufferHandle {
@@ -94,4 +94,4 @@ class BufferHandles {
   std::vector<std::byte*> ins_, outs_;
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace rz {
+namespace rz::intranode {
 
 /// Copies the slots of a peer's contribution that this rank needs into one contiguous buffer. False: a slot
 /// is missing; the next call resumes with it.
@@ -41,4 +41,4 @@ void Contributions::write(const PlannedCall& c, std::size_t round) {
   });
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

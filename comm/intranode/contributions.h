@@ -9,7 +9,7 @@
 #include "comm/intranode/mailbox/mailbox_channel.h"
 #include "comm/intranode/plan/planned_call.h"
 
-namespace rz {
+namespace rz::intranode {
 
 class Contributions {
  public:
@@ -75,4 +75,4 @@ inline bool Contributions::all_arrived(const PlannedCall& c, int& next, StepNumb
   return true;
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -5,7 +5,7 @@
 
 #include "comm/core/error.h"
 
-namespace rz {
+namespace rz::intranode {
 
 bool CountExchange::advance(const PlannedCall& c, StepNumber step) {
   const int rank = c.ranks().rank;
@@ -35,4 +35,4 @@ void CountExchange::read(const PlannedCall& c, int peer, const std::size_t* send
           "; every rank must make the same calls in the same order");
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

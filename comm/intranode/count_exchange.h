@@ -5,7 +5,7 @@
 #include "comm/intranode/mailbox/mailbox_channel.h"
 #include "comm/intranode/plan/planned_call.h"
 
-namespace rz {
+namespace rz::intranode {
 
 class CountExchange {
  public:
@@ -29,4 +29,4 @@ class CountExchange {
   std::size_t max_count_ = 0;
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -7,7 +7,7 @@
 
 #include "comm/core/deadline.h"
 
-namespace rz {
+namespace rz::intranode {
 
 namespace {
 
@@ -16,11 +16,10 @@ constexpr int spins_before_yield = 16;  // about 4 us; then other threads may us
 
 }  // namespace
 
-IntranodeEngine::IntranodeEngine(Transport& transport, int rank, int size, StepNumber first_step)
-    : IntranodeEngine(transport, rank, size, IntranodeTuningTable(size), first_step) {}
+Engine::Engine(Transport& transport, int rank, int size, StepNumber first_step)
+    : Engine(transport, rank, size, tuning::IntranodeTable(size), first_step) {}
 
-IntranodeEngine::IntranodeEngine(Transport& transport, int rank, int size, IntranodeTuningTable table,
-                                 StepNumber first_step)
+Engine::Engine(Transport& transport, int rank, int size, tuning::IntranodeTable table, StepNumber first_step)
     : channel_(*transport.shared_memory(), rank, size, first_step),
       planner_(std::move(table), rank, size, channel_.staging_bytes(), transport.oversubscribed()),
       staged_(channel_, size),
@@ -32,7 +31,7 @@ IntranodeEngine::IntranodeEngine(Transport& transport, int rank, int size, Intra
 
 // ---- begin of a call
 
-void IntranodeEngine::start(const CollectiveCall& op, std::uint32_t sequence) {
+void Engine::start(const CollectiveCall& op, std::uint32_t sequence) {
   if (!traits(op.kind).root_sends()) channel_.flush_acks();
   if (same_plan(op, planned_for_)) {
     channel_.begin_repeat(sequence);
@@ -48,7 +47,7 @@ void IntranodeEngine::start(const CollectiveCall& op, std::uint32_t sequence) {
 }
 
 /// Begins the current call, whose first step is the next one.
-void IntranodeEngine::begin() {
+void Engine::begin() {
   first_step_ = channel_.next_step();
   if (call_.ranks().kind == Collective::all_to_all_v) {
     planner_.divide(call_, 0);
@@ -62,13 +61,13 @@ void IntranodeEngine::begin() {
   }
 }
 
-void IntranodeEngine::begin_staged(StepNumber first) {
+void Engine::begin_staged(StepNumber first) {
   staged_.start(call_, first);
   phase_ = Phase::staged;
 }
 
 /// Continues behind the exchange of handles, by that protocol.
-void IntranodeEngine::begin_data(Protocol protocol) {
+void Engine::begin_data(Protocol protocol) {
   const StepNumber step = first_step_ + 1;
   fast_path_.chosen(call_, protocol);
   if (protocol == Protocol::zero_copy) {
@@ -84,7 +83,7 @@ void IntranodeEngine::begin_data(Protocol protocol) {
   }
 }
 
-bool IntranodeEngine::run_fast_path(const CollectiveCall& op, std::uint32_t sequence, int turns) {
+bool Engine::run_fast_path(const CollectiveCall& op, std::uint32_t sequence, int turns) {
   call_.op = &op;
   channel_.begin_repeat(sequence);
   first_step_ = channel_.next_step();
@@ -111,7 +110,7 @@ bool IntranodeEngine::run_fast_path(const CollectiveCall& op, std::uint32_t sequ
 
 // ---- progress
 
-bool IntranodeEngine::advance() {
+bool Engine::advance() {
   switch (phase_) {
     case Phase::complete:
       return false;
@@ -131,7 +130,7 @@ bool IntranodeEngine::advance() {
   return false;
 }
 
-bool IntranodeEngine::advance_exchange() {
+bool Engine::advance_exchange() {
   if (phase_ == Phase::exchanging_handles) {
     const bool moved = handles_.advance(call_, first_step_);
     if (handles_.complete()) begin_data(handles_.choose(call_));
@@ -145,7 +144,7 @@ bool IntranodeEngine::advance_exchange() {
   return true;
 }
 
-bool IntranodeEngine::advance_zero_copy() {
+bool Engine::advance_zero_copy() {
   if (zero_copy_.can_access()) {
     zero_copy_.access(call_);
     return true;
@@ -156,7 +155,7 @@ bool IntranodeEngine::advance_zero_copy() {
   return true;
 }
 
-bool IntranodeEngine::advance_single_copy() {
+bool Engine::advance_single_copy() {
   if (single_copy_.can_access()) return single_copy_.access(call_);
   if (!single_copy_.poll_ends()) return false;
   const bool succeeded = single_copy_.succeeded();  // before the slots may be reused
@@ -170,13 +169,13 @@ bool IntranodeEngine::advance_single_copy() {
   return true;
 }
 
-void IntranodeEngine::finish() {
+void Engine::finish() {
   phase_ = Phase::complete;
   handles_.end();
 }
 
 /// Bytes that advance() moves for each peer.
-std::size_t IntranodeEngine::chunk_bytes() const {
+std::size_t Engine::chunk_bytes() const {
   switch (phase_) {
     case Phase::zero_copy:
       return zero_copy_chunk;
@@ -187,7 +186,7 @@ std::size_t IntranodeEngine::chunk_bytes() const {
   }
 }
 
-bool IntranodeEngine::spin(int turns) {
+bool Engine::spin(int turns) {
   const bool yields = planner_.limits().oversubscribed;
   std::optional<Deadline> end;  // yields are limited: a computing rank keeps its processor for milliseconds
   std::size_t moved = 0;        // bytes
@@ -213,10 +212,10 @@ bool IntranodeEngine::spin(int turns) {
 
 // ---- missing peers
 
-WaitState IntranodeEngine::waiting_on() const {
+WaitState Engine::waiting_on() const {
   if (complete()) return {.text = "no rank"};
   const bool of_all = phase_ != Phase::staged;
   return channel_.waiting_on([&](int r) { return of_all || call_.ranks().reads_from(r); });
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

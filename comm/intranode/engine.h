@@ -27,13 +27,13 @@
 #include "comm/progress/collective_engine.h"
 #include "comm/transport/transport.h"
 
-namespace rz {
+namespace rz::intranode {
 
-class IntranodeEngine final : public CollectiveEngine {
+class Engine final : public CollectiveEngine {
  public:
   /// Requires shared_memory() with mailboxes(). `first_step`: see MailboxChannel.
-  IntranodeEngine(Transport&, int rank, int size, StepNumber first_step = 0);
-  IntranodeEngine(Transport&, int rank, int size, IntranodeTuningTable, StepNumber first_step = 0);
+  Engine(Transport&, int rank, int size, StepNumber first_step = 0);
+  Engine(Transport&, int rank, int size, tuning::IntranodeTable, StepNumber first_step = 0);
 
   /// Begins the call of that sequence number; requires complete(). The CollectiveCall must outlive the call,
   /// unless rebind() replaces it.
@@ -66,9 +66,11 @@ class IntranodeEngine final : public CollectiveEngine {
   void check_peer_alive() { channel_.check_peer_alive(); }
 
   /// The tuning entry whose schedule serves the call, by the executor; null: call start().
-  const IntranodeAlgorithm* schedule_for(const CollectiveCall& op) const { return planner_.schedule_for(op); }
+  const tuning::IntranodeAlgorithm* schedule_for(const CollectiveCall& op) const {
+    return planner_.schedule_for(op);
+  }
   /// Thread safe.
-  const IntranodeTuningTable& table() const { return planner_.table(); }
+  const tuning::IntranodeTable& table() const { return planner_.table(); }
   /// What plan_call() may use of the staging ring.
   StagingLimits limits() const { return planner_.limits(); }
 
@@ -110,4 +112,4 @@ class IntranodeEngine final : public CollectiveEngine {
   bool busy_ = false;
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

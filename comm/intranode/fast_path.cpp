@@ -17,7 +17,7 @@
 
 #include <utility>
 
-namespace rz {
+namespace rz::intranode {
 
 void FastPath::plan(const PlannedCall& c) {
   const Collective kind = c.ranks().kind;
@@ -99,4 +99,4 @@ bool FastPath::poll(const F& arrived, int& turns) {
   return true;
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -7,7 +7,7 @@
 #include "comm/intranode/staged.h"
 #include "comm/intranode/zero_copy.h"
 
-namespace rz {
+namespace rz::intranode {
 
 class FastPath {
  public:
@@ -63,4 +63,4 @@ class FastPath {
   int peer_ = 0;
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

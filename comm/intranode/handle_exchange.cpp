@@ -1,6 +1,6 @@
 #include "comm/intranode/handle_exchange.h"
 
-namespace rz {
+namespace rz::intranode {
 
 namespace {
 
@@ -41,10 +41,10 @@ bool HandleExchange::advance(const PlannedCall& c, StepNumber step) {
 }
 
 Protocol HandleExchange::choose(const PlannedCall& c) {
-  bool mapped = c.algorithm->try_zero_copy, readable = c.single_copy != SingleCopyPolicy::never;
+  bool mapped = c.algorithm->try_zero_copy, readable = c.single_copy != tuning::SingleCopyPolicy::never;
   for (int r = 0; r < size_; ++r)
     mapped = mapped && is_mapped(c, r), readable = readable && is_readable(c, r);
-  const bool adaptive = readable && !mapped && c.single_copy == SingleCopyPolicy::adaptive;
+  const bool adaptive = readable && !mapped && c.single_copy == tuning::SingleCopyPolicy::adaptive;
   ZeroCopyBackoff& backoff = backoff_of(c);
   Protocol protocol = c.plan.protocol;
   if (mapped)
@@ -65,7 +65,7 @@ void HandleExchange::publish_again(const PlannedCall& c, StepNumber step) {
 void HandleExchange::publish(const PlannedCall& c, const LocalBuffers& own) {
   const SingleCopyTuner& tuner = backoff_of(c).tuner();
   handles_.publish_local(
-      own, c.single_copy != SingleCopyPolicy::never,
+      own, c.single_copy != tuning::SingleCopyPolicy::never,
       tuner.enabled() && tuner.is_decision() ? tuner.own_times() : SingleCopyTuner::Times{});
 }
 
@@ -103,4 +103,4 @@ void HandleExchange::end_sample() {
   sampled_ = nullptr;
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

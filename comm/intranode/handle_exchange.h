@@ -10,7 +10,7 @@
 #include "comm/intranode/plan/planned_call.h"
 #include "comm/intranode/zero_copy_backoff.h"
 
-namespace rz {
+namespace rz::intranode {
 
 class HandleExchange {
  public:
@@ -73,4 +73,4 @@ bool HandleExchange::receive_again(const PlannedCall& c, StepNumber step, const 
   return true;
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -1,6 +1,6 @@
 #include "comm/intranode/single_copy.h"
 
-namespace rz {
+namespace rz::intranode {
 
 void SingleCopyCall::start(const PlannedCall& c, StepNumber end) {
   plan_ = plan_in_place(Protocol::single_copy, c.ranks().kind, c.layout.total_bytes, size_);
@@ -53,4 +53,4 @@ CmaResult SingleCopyCall::copy_from(const PlannedCall& c, int r, std::size_t rou
   return CmaResult::done;
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -7,7 +7,7 @@
 #include "comm/intranode/plan/planned_call.h"
 #include "comm/intranode/plan/rounds.h"
 
-namespace rz {
+namespace rz::intranode {
 
 class SingleCopyCall {
  public:
@@ -39,4 +39,4 @@ class SingleCopyCall {
   int next_ = 0;  // the peer that polling resumes with
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -12,7 +12,7 @@
 #include <chrono>
 #include <cstdint>
 
-namespace rz {
+namespace rz::intranode {
 
 class SingleCopyTuner {
  public:
@@ -65,4 +65,4 @@ inline void SingleCopyTuner::decide(std::uint64_t single_copy_ns, std::uint64_t 
   prefers_single_copy_ = better;
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -1,6 +1,6 @@
 #include "comm/intranode/staged.h"
 
-namespace rz {
+namespace rz::intranode {
 
 void StagedCall::start(const PlannedCall& c, StepNumber first) {
   is_two_shot_ = c.plan.protocol == Protocol::two_shot;
@@ -100,4 +100,4 @@ void TwoShotCall::gather(const PlannedCall& c, std::size_t round) {
   }
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -5,7 +5,7 @@
 #include "comm/intranode/contributions.h"
 #include "comm/intranode/plan/rounds.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// Every rank reads the contributions that it needs.
 class OneShotCall {
@@ -85,4 +85,4 @@ class StagedCall {
   bool is_two_shot_ = false;  // the current call is two_shot_
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace rz {
+namespace rz::intranode {
 
 void ZeroCopyCall::map_peer(const PlannedCall& c, int peer) {
   if (c.ranks().reads_from(peer)) handles_.map_in(peer, c.layout.input_bytes());
@@ -50,4 +50,4 @@ void ZeroCopyCall::reduce_to_all(const PlannedCall& c, std::size_t at, std::size
   }
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

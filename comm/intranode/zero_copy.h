@@ -10,7 +10,7 @@
 #include "comm/intranode/plan/planned_call.h"
 #include "comm/intranode/plan/rounds.h"
 
-namespace rz {
+namespace rz::intranode {
 
 class ZeroCopyCall {
  public:
@@ -47,4 +47,4 @@ class ZeroCopyCall {
   std::vector<const void*> operands_;  // of a reduction, by rank
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

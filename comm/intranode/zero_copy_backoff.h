@@ -6,7 +6,7 @@
 
 #include "comm/intranode/single_copy_tuner.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// Exponential backoff: after n consecutive probes of a shape without usable buffers, the next 2^n - 1 calls
 /// (at most 63) exchange no handles. If all ranks can read each other's private buffers and the policy is
@@ -41,4 +41,4 @@ class ZeroCopyBackoff {
   SingleCopyTuner tuner_;
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -13,7 +13,7 @@
 #include "comm/core/error.h"
 #include "comm/net/socket.h"
 
-namespace rz {
+namespace rz::net {
 
 namespace {
 
@@ -228,4 +228,4 @@ std::string list_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
-}  // namespace rz
+}  // namespace rz::net

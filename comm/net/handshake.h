@@ -9,7 +9,7 @@
 #include "comm/net/random.h"
 #include "comm/os/fd.h"
 
-namespace rz {
+namespace rz::net {
 
 /// Identity of this rank, and the descriptors that its hello carries on unix sockets.
 struct HandshakeInfo {
@@ -38,4 +38,4 @@ std::vector<Connection> handshake(const HandshakeInfo&, int listener, std::vecto
 /// "1, 2 and 5", for messages.
 std::string list_ranks(const std::vector<int>&);
 
-}  // namespace rz
+}  // namespace rz::net

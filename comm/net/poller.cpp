@@ -8,7 +8,7 @@
 
 #include "comm/core/error.h"
 
-namespace rz {
+namespace rz::net {
 
 namespace {
 
@@ -56,4 +56,4 @@ void Poller::ring_doorbell(int doorbell) noexcept {
   [[maybe_unused]] const auto n = ::write(doorbell, &one, sizeof one);
 }
 
-}  // namespace rz
+}  // namespace rz::net

@@ -8,7 +8,7 @@
 
 #include "comm/os/fd.h"
 
-namespace rz {
+namespace rz::net {
 
 /// Events of a descriptor that epoll has reported and the owner has not cleared. Edge-triggered: after
 /// clearing a bit, read or write until EAGAIN, otherwise the bit may not be set again.
@@ -39,4 +39,4 @@ class Poller {
   UniqueFd epoll_, doorbell_;
 };
 
-}  // namespace rz
+}  // namespace rz::net

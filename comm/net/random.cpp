@@ -4,7 +4,7 @@
 
 #include "comm/core/error.h"
 
-namespace rz {
+namespace rz::net {
 
 JobId random_id() {
   JobId id;
@@ -29,4 +29,4 @@ JobId from_hex(const std::string& text) {
   return id;
 }
 
-}  // namespace rz
+}  // namespace rz::net

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace rz {
+namespace rz::net {
 
 using JobId = std::array<std::uint8_t, 16>;
 
@@ -16,4 +16,4 @@ std::string to_hex(const JobId&);
 JobId from_hex(const std::string&);
 inline std::string random_hex() { return to_hex(random_id()); }
 
-}  // namespace rz
+}  // namespace rz::net

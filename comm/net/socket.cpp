@@ -16,7 +16,7 @@
 
 #include "comm/core/error.h"
 
-namespace rz {
+namespace rz::net {
 
 HostPort parse_host_port(const std::string& text) {
   const auto bad = [&](const char* why) {
@@ -221,4 +221,4 @@ void set_congestion_control(int socket, const std::string& name) {
           "'system' changes nothing");
 }
 
-}  // namespace rz
+}  // namespace rz::net

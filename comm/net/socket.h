@@ -10,7 +10,7 @@
 #include "comm/core/deadline.h"
 #include "comm/os/fd.h"
 
-namespace rz {
+namespace rz::net {
 
 struct HostPort {
   std::string host;
@@ -76,4 +76,4 @@ void set_congestion_control(int socket, const std::string& name);
 /// The socket's congestion control algorithm; empty if the kernel does not report it.
 std::string congestion_control(int socket);
 
-}  // namespace rz
+}  // namespace rz::net

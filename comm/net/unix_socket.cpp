@@ -9,7 +9,7 @@
 
 #include "comm/core/error.h"
 
-namespace rz {
+namespace rz::net {
 
 namespace {
 
@@ -89,4 +89,4 @@ bool receive_message(int socket, void* bytes, std::size_t size, UniqueFd& fd) {
   return true;
 }
 
-}  // namespace rz
+}  // namespace rz::net

@@ -10,7 +10,7 @@
 #include "comm/core/deadline.h"
 #include "comm/os/fd.h"
 
-namespace rz {
+namespace rz::net {
 
 /// Both return non-blocking sockets. Errors (Errc::system, Errc::rendezvous) name the address.
 UniqueFd listen_unix(const std::string& name);
@@ -35,4 +35,4 @@ bool receive_message(int socket, T& message, UniqueFd& fd) {
   return receive_message(socket, &message, sizeof message, fd);
 }
 
-}  // namespace rz
+}  // namespace rz::net

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -69,4 +69,4 @@ std::size_t ChunkLayout::largest() const {
   return max_bytes;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -5,7 +5,7 @@
 
 #include "comm/schedule/schedule.h"
 
-namespace rz {
+namespace rz::schedule {
 
 class ChunkLayout {
  public:
@@ -28,4 +28,4 @@ class ChunkLayout {
   std::size_t rank_, size_, chunks_, element_, chunk_bytes_;  // chunk_bytes_: where all chunks are equal
 };
 
-}  // namespace rz
+}  // namespace rz::schedule

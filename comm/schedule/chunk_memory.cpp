@@ -2,7 +2,7 @@
 
 #include "comm/core/integer_math.h"
 
-namespace rz {
+namespace rz::schedule {
 
 void ChunkMemory::start(const CollectiveCall& op, int rank, int size, const Schedule& schedule,
                         Transport& transport) {
@@ -23,4 +23,4 @@ std::byte* ChunkMemory::write(ChunkRef ref) const {
                                        : layout_->output(ref.number);
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -9,7 +9,7 @@
 #include "comm/schedule/chunk_layout.h"
 #include "comm/transport/transport.h"
 
-namespace rz {
+namespace rz::schedule {
 
 class ChunkMemory {
  public:
@@ -25,4 +25,4 @@ class ChunkMemory {
   std::shared_ptr<std::byte> scratch_;
 };
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -2,7 +2,7 @@
 
 #include <map>
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -69,4 +69,4 @@ DependencyPlan make_dependency_plan(Schedule schedule, int size, bool in_place) 
   return plan;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -5,7 +5,7 @@
 
 #include "comm/schedule/schedule.h"
 
-namespace rz {
+namespace rz::schedule {
 
 /// Steps refer to each other by index. A step may touch byte b of its chunk once each of its dependencies has
 /// passed byte b: a reduction when it has written it, a send when the transport has released it. If two steps
@@ -29,4 +29,4 @@ struct DependencyPlan {
 /// Pure function. Unless `in_place`, it applies elide_scratch_copies() first.
 DependencyPlan make_dependency_plan(Schedule, int size, bool in_place);
 
-}  // namespace rz
+}  // namespace rz::schedule

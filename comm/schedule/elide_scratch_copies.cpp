@@ -2,7 +2,7 @@
 
 #include "comm/schedule/schedule.h"
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -36,4 +36,4 @@ void elide_scratch_copies(Schedule& schedule) {
   }
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -6,7 +6,7 @@
 #include "comm/core/error.h"
 #include "comm/reduce/reduce.h"
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -16,29 +16,29 @@ constexpr std::size_t min_post_bytes = 32 << 10;
 
 }  // namespace
 
-int ScheduleExecutor::ScheduledCall::divisor(const Step& step, int size) const {
+int Executor::ScheduledCall::divisor(const Step& step, int size) const {
   return step.final && op->op.kind == ReduceOp::avg ? size : 1;
 }
 
-CallSignature ScheduleExecutor::ScheduledCall::signature_of_send(int peer) const {
+CallSignature Executor::ScheduledCall::signature_of_send(int peer) const {
   CallSignature s = signature;
   if (op->kind == Collective::all_to_all_v) s.count = op->counts->send_counts[static_cast<std::size_t>(peer)];
   return s;
 }
 
-CallSignature ScheduleExecutor::ScheduledCall::signature_of_receive(int peer) const {
+CallSignature Executor::ScheduledCall::signature_of_receive(int peer) const {
   CallSignature s = signature;
   if (op->kind == Collective::all_to_all_v) s.count = op->counts->recv_counts[static_cast<std::size_t>(peer)];
   return s;
 }
 
-ScheduleExecutor::ScheduleExecutor(Transport& transport, int rank, int size)
+Executor::Executor(Transport& transport, int rank, int size)
     : transport_(transport), rank_(rank), size_(size) {
   for (int peer = 0; peer < size; ++peer) peers_.push_back({ReceiveStream(transport, rank, peer)});
 }
 
-void ScheduleExecutor::start(const CollectiveCall& op, const DependencyPlan& plan,
-                             const CallSignature& signature, std::size_t slice) {
+void Executor::start(const CollectiveCall& op, const DependencyPlan& plan, const CallSignature& signature,
+                     std::size_t slice) {
   // The single byte that a barrier moves has no type.
   const DType dtype = op.kind == Collective::barrier ? DType::u8 : op.out.data ? op.out.dtype : op.in.dtype;
   call_ = {&op, &plan, signature, dtype, size_of(dtype), slice};
@@ -52,7 +52,7 @@ void ScheduleExecutor::start(const CollectiveCall& op, const DependencyPlan& pla
 }
 
 // Bytes of the step's chunk that dependent steps may touch.
-std::size_t ScheduleExecutor::progress_of(int step) const {
+std::size_t Executor::progress_of(int step) const {
   const StepProgress& p = steps_[step];
   const Step& s = call_.step(step);
   if (s.kind == Step::reduce || p.done == 0) return p.done;
@@ -61,7 +61,7 @@ std::size_t ScheduleExecutor::progress_of(int step) const {
   return static_cast<std::size_t>(std::min<std::uint64_t>(p.done, released - p.stream_begin));
 }
 
-std::size_t ScheduleExecutor::available(int step) const {
+std::size_t Executor::available(int step) const {
   const DependencyPlan::PlannedStep& planned = call_.plan->steps[static_cast<std::size_t>(step)];
   const bool sends = planned.step.kind == Step::send;
   std::size_t limit = steps_[step].size;
@@ -76,32 +76,32 @@ std::size_t ScheduleExecutor::available(int step) const {
 
 // Bytes up to which a send may post now. The verifier proves that a schedule completes even if every send
 // waits until its dependencies are done entirely, so holding a small piece back cannot deadlock the group.
-std::size_t ScheduleExecutor::posted_limit(int step) const {
+std::size_t Executor::posted_limit(int step) const {
   const StepProgress& p = steps_[step];
   const std::size_t limit = available(step);
   return limit == p.size || limit >= p.done + min_post_bytes ? limit : p.done;
 }
 
-bool ScheduleExecutor::is_next_send(int step, int to) const {
+bool Executor::is_next_send(int step, int to) const {
   const std::vector<int>& sends = call_.plan->sends[static_cast<std::size_t>(to)];
   const std::size_t next = peer(to).next_send;
   return next < sends.size() && sends[next] == step;
 }
 
 // The messages of a reduction are the next ones of all their peers.
-bool ScheduleExecutor::is_next_receive(const Step& s, int step) const {
+bool Executor::is_next_receive(const Step& s, int step) const {
   return std::all_of(s.operands.begin(), s.operands.end(), [&](const Operand& t) {
     return t.peer < 0 ||
            call_.plan->receives[static_cast<std::size_t>(t.peer)][peer(t.peer).next_receive] == step;
   });
 }
 
-bool ScheduleExecutor::match(int from) {
+bool Executor::match(int from) {
   ReceiveStream& incoming = peer(from).incoming;
   return incoming.matched() || incoming.match(call_.signature_of_receive(from));
 }
 
-bool ScheduleExecutor::advance() {
+bool Executor::advance() {
   bool moved = false;
   for (int step = steps_.first_unfinished(); step < steps_.size(); ++step) {
     if (steps_[step].finished) continue;
@@ -110,7 +110,7 @@ bool ScheduleExecutor::advance() {
   return moved;
 }
 
-bool ScheduleExecutor::advance_send(int step) {
+bool Executor::advance_send(int step) {
   const Step& s = call_.step(step);
   StepProgress& p = steps_[step];
   Peer& to = peer(s.peer);
@@ -137,7 +137,7 @@ bool ScheduleExecutor::advance_send(int step) {
   return true;
 }
 
-bool ScheduleExecutor::advance_local(int step) {
+bool Executor::advance_local(int step) {
   const DependencyPlan::PlannedStep& planned = call_.plan->steps[static_cast<std::size_t>(step)];
   const auto& operands = planned.step.operands;
   if (planned.remote && !is_next_receive(planned.step, step)) return false;
@@ -159,7 +159,7 @@ bool ScheduleExecutor::advance_local(int step) {
   return true;
 }
 
-bool ScheduleExecutor::advance_receive(int step, int from, std::size_t limit) {
+bool Executor::advance_receive(int step, int from, std::size_t limit) {
   if (!match(from)) return false;
   StepProgress& p = steps_[step];
   const std::size_t taken =
@@ -170,7 +170,7 @@ bool ScheduleExecutor::advance_receive(int step, int from, std::size_t limit) {
 
 // Reduces all operands in one pass, up to the shortest of them, so that each byte of memory is touched once.
 // Received bytes may end within an element; its rest arrives later.
-bool ScheduleExecutor::advance_reduce(int step, std::size_t limit) {
+bool Executor::advance_reduce(int step, std::size_t limit) {
   const Step& s = call_.step(step);
   limit = limit / call_.element_bytes * call_.element_bytes;
   if (limit == 0) return false;
@@ -203,7 +203,7 @@ bool ScheduleExecutor::advance_reduce(int step, std::size_t limit) {
 
 // What this call waits for from a peer. None, if the peer's bytes have arrived and are unread: then another
 // peer is late.
-ScheduleExecutor::PeerWait ScheduleExecutor::wait_of(int number) const {
+Executor::PeerWait Executor::wait_of(int number) const {
   const Peer& p = peer(number);
   const auto i = static_cast<std::size_t>(number);
   if (p.next_receive < call_.plan->receives[i].size() && !p.incoming.has_bytes())
@@ -217,7 +217,7 @@ ScheduleExecutor::PeerWait ScheduleExecutor::wait_of(int number) const {
   return PeerWait::none;
 }
 
-WaitState ScheduleExecutor::waiting_on() const {
+WaitState Executor::waiting_on() const {
   WaitState state;
   PeerWait worst = PeerWait::none;
   for (int peer = 0; peer < size_; ++peer) {
@@ -232,4 +232,4 @@ WaitState ScheduleExecutor::waiting_on() const {
   return state;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

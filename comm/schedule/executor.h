@@ -12,7 +12,7 @@
 #include "comm/transport/transport.h"
 #include "comm/transport/wait_for_graph.h"
 
-namespace rz {
+namespace rz::schedule {
 
 /// Slice: bytes reduced before dependent sends continue. Large enough to amortize, small enough to stay in
 /// cache.
@@ -20,9 +20,9 @@ inline constexpr std::size_t default_slice_bytes = 64 << 10;
 
 /// Reused from call to call; in the steady state it allocates nothing. Not thread safe: the progress engine's
 /// driving thread calls all of it.
-class ScheduleExecutor {
+class Executor {
  public:
-  ScheduleExecutor(Transport&, int rank, int size);
+  Executor(Transport&, int rank, int size);
 
   /// Begins a call; requires complete(). Call and plan must outlive it. `slice`: bytes, a multiple of 64.
   void start(const CollectiveCall&, const DependencyPlan&, const CallSignature&,
@@ -79,4 +79,4 @@ class ScheduleExecutor {
   std::vector<const void*> sources_;  // of one reduction; a member, to allocate nothing
 };
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -2,7 +2,7 @@
 
 #include "comm/core/error.h"
 
-namespace rz {
+namespace rz::schedule {
 
 bool ReceiveStream::match(const CallSignature& mine) {
   if (matched_) return true;
@@ -32,4 +32,4 @@ void ReceiveStream::consume(std::size_t bytes) {
     transport_.consume(peer_, Channel::collective, bytes);
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

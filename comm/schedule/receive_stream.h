@@ -7,7 +7,7 @@
 
 #include "comm/transport/transport.h"
 
-namespace rz {
+namespace rz::schedule {
 
 class ReceiveStream {
  public:
@@ -41,4 +41,4 @@ class ReceiveStream {
   bool matched_ = false;
 };
 
-}  // namespace rz
+}  // namespace rz::schedule

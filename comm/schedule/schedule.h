@@ -15,7 +15,7 @@
 
 #include "comm/collective.h"
 
-namespace rz {
+namespace rz::schedule {
 
 /// A rank's position in its group, and the root of a rooted collective (0 for others).
 struct RankContext {
@@ -124,4 +124,4 @@ struct Verification {
 Verification verify(ScheduleFunction, Collective, int size, int root, InPlace,
                     std::span<const int> node_of_rank = {});
 
-}  // namespace rz
+}  // namespace rz::schedule

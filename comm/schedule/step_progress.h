@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace rz {
+namespace rz::schedule {
 
 struct StepProgress {
   std::size_t size = 0, done = 0;  ///< bytes; a send: bytes that the transport has accepted
@@ -37,4 +37,4 @@ class StepProgressList {
   std::size_t first_unfinished_ = 0, unfinished_ = 0;
 };
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -2,7 +2,7 @@
 
 #include <bit>
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -65,4 +65,4 @@ int SymbolicSums::missing_rank(Id id) const {
   return -1;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-namespace rz {
+namespace rz::schedule {
 
 class SymbolicSums {
  public:
@@ -46,4 +46,4 @@ class SymbolicSums {
   Id count_ = 0;
 };
 
-}  // namespace rz
+}  // namespace rz::schedule

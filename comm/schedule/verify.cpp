@@ -20,7 +20,7 @@
 #include "comm/schedule/schedule.h"
 #include "comm/schedule/symbolic_sums.h"
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -594,4 +594,4 @@ Verification verify(ScheduleFunction function, Collective collective, int size, 
   }
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -53,7 +53,7 @@ class LinkMonitor {
   std::span<const int> hosts() const { return hosts_; }
   bool oversubscribed() const { return oversubscribed_; }
   /// Watches descriptors of links; they are flagged by progress() and wait().
-  Poller& poller() { return waiter_.poller(); }
+  net::Poller& poller() { return waiter_.poller(); }
   /// Adds links with these peers. They stay valid as long as functions of Transport are called.
   void add(MonitoredLinks&, std::span<const int> peers, LinkData);
 

@@ -17,7 +17,7 @@ struct SocketMessage {
 
 }  // namespace
 
-SegmentSocket::SegmentSocket(int peer, UniqueFd socket, Poller& poller, WaitForGraph& graph)
+SegmentSocket::SegmentSocket(int peer, UniqueFd socket, net::Poller& poller, WaitForGraph& graph)
     : peer_(peer), socket_(std::move(socket)), poller_(poller), wait_graph_(graph) {
   poller_.add(socket_.get(), fd_events_, EPOLLIN);
   fd_events_.events = EPOLLIN;  // messages may have arrived before the registration
@@ -40,7 +40,7 @@ bool SegmentSocket::poll() {
 void SegmentSocket::read_messages() {
   SocketMessage message{};
   UniqueFd fd;
-  while (receive_message(socket_.get(), message, fd)) {
+  while (net::receive_message(socket_.get(), message, fd)) {
     if (message.kind == SocketMessage::release) {
       mapped_.erase(message.number);
       continue;
@@ -59,8 +59,8 @@ void SegmentSocket::read_messages() {
 
 bool SegmentSocket::send(const Segment& segment) {
   if (sent_.count(segment.number)) return true;
-  if (!send_message(socket_.get(), SocketMessage{SocketMessage::segment, segment.number},
-                    segment.memory.fd()))
+  if (!net::send_message(socket_.get(), SocketMessage{SocketMessage::segment, segment.number},
+                         segment.memory.fd()))
     return false;
   sent_.insert(segment.number);
   return true;
@@ -83,12 +83,12 @@ void SegmentSocket::release(std::span<const std::uint32_t> numbers) {
 void SegmentSocket::flush_releases() {
   while (!to_release_.empty() &&
          (hung_up_ ||
-          send_message(socket_.get(), SocketMessage{SocketMessage::release, to_release_.back()}, -1)))
+          net::send_message(socket_.get(), SocketMessage{SocketMessage::release, to_release_.back()}, -1)))
     to_release_.pop_back();
 }
 
 void SegmentSocket::send(const WaitMessage& message) {
-  send_message(socket_.get(), SocketMessage{.kind = SocketMessage::wait, .wait_message = message}, -1);
+  net::send_message(socket_.get(), SocketMessage{.kind = SocketMessage::wait, .wait_message = message}, -1);
 }
 
 }  // namespace rz

@@ -18,7 +18,7 @@ namespace rz {
 class SegmentSocket {
  public:
   /// Watches the socket with the poller; wait-for messages of `peer` go to the graph.
-  SegmentSocket(int peer, UniqueFd, Poller&, WaitForGraph&);
+  SegmentSocket(int peer, UniqueFd, net::Poller&, WaitForGraph&);
   SegmentSocket(const SegmentSocket&) = delete;
 
   /// Closes the socket, which wakes the peer. A process forked since the construction must not call it.
@@ -43,8 +43,8 @@ class SegmentSocket {
 
   const int peer_;
   UniqueFd socket_;
-  FdEvents fd_events_;
-  Poller& poller_;
+  net::FdEvents fd_events_;
+  net::Poller& poller_;
   WaitForGraph& wait_graph_;
   bool hung_up_ = false;
   std::unordered_set<std::uint32_t> sent_;                  // own segments whose descriptors the peer has

@@ -25,13 +25,13 @@ SharedMemoryGroup::SharedMemoryGroup(LinkMonitor& monitor, std::vector<int> rank
   own->rank = static_cast<std::uint32_t>(monitor.rank());
   own->ranks = static_cast<std::uint32_t>(ranks_.size());
   own->asymmetric_fence = register_asymmetric_fence();
-  own->cma_probe = random_id();
+  own->cma_probe = net::random_id();
   own->cma_probe_address = reinterpret_cast<std::uint64_t>(&own->cma_probe);
 }
 
 std::vector<int> SharedMemoryGroup::passed_fds() { return {memory_.fd(), monitor_.poller().doorbell()}; }
 
-void SharedMemoryGroup::attach(std::vector<Connection> connections) {
+void SharedMemoryGroup::attach(std::vector<net::Connection> connections) {
   by_rank_.resize(monitor_.hosts().size());
   for (auto& c : connections) attach(std::move(c));
   memory_.close_fd();
@@ -52,13 +52,13 @@ void SharedMemoryGroup::attach(std::vector<Connection> connections) {
   election_ = FailureElection(monitor_.rank(), std::move(headers));
 }
 
-void SharedMemoryGroup::attach(Connection c) {
+void SharedMemoryGroup::attach(net::Connection c) {
   require(
       c.received_fds.size() == 2, Errc::system, "rank ", c.rank,
       " passed no shared memory: its or this process has too many files open (ulimit -n raises the limit)");
   SharedMemory memory = SharedMemory::map(std::move(c.received_fds[0]), true);
   memory.close_fd();
-  const pid_t pid = peer_pid(c.socket.get());
+  const pid_t pid = net::peer_pid(c.socket.get());
   peers_.push_back(std::unique_ptr<ShmPeer>(
       new ShmPeer{c.rank, pid, std::move(memory), std::move(c.received_fds[1]),
                   SegmentSocket(c.rank, std::move(c.socket), monitor_.poller(), monitor_.wait_graph())}));
@@ -74,7 +74,7 @@ void SharedMemoryGroup::attach(Connection c) {
 
 /// Whether the peer's process id is valid here, and the kernel lets this rank read that process.
 bool SharedMemoryGroup::probe_cma(const ShmPeer& peer) const {
-  JobId key{};
+  net::JobId key{};
   const auto into = std::as_writable_bytes(std::span(key));
   return peer.pid > 0 && cma_read_process(peer.pid, peer.header()->cma_probe_address, into) == 0 &&
          key == peer.header()->cma_probe;

@@ -33,7 +33,8 @@ struct ShmPeer {
   shm::Header* header() const { return reinterpret_cast<shm::Header*>(memory.data()); }
   void wake_if_sleeping() const {
     auto& asleep = header()->sleeping;
-    if (asleep.load(std::memory_order_seq_cst) && asleep.exchange(0)) Poller::ring_doorbell(doorbell.get());
+    if (asleep.load(std::memory_order_seq_cst) && asleep.exchange(0))
+      net::Poller::ring_doorbell(doorbell.get());
   }
 };
 
@@ -76,7 +77,7 @@ class SharedMemoryGroup {
   /// This rank's descriptors for its peers: memory and doorbell.
   std::vector<int> passed_fds();
   /// Adds the peers, one connection each.
-  void attach(std::vector<Connection>);
+  void attach(std::vector<net::Connection>);
 
   ShmPeer& peer_at(int peer) { return *by_rank_[static_cast<std::size_t>(peer)]; }
   std::span<const std::unique_ptr<ShmPeer>> peers() const { return peers_; }
@@ -111,7 +112,7 @@ class SharedMemoryGroup {
 
   shm::Header* header() const { return reinterpret_cast<shm::Header*>(memory_.data()); }
   std::size_t index_of(int rank) const;
-  void attach(Connection);
+  void attach(net::Connection);
   bool probe_cma(const ShmPeer&) const;
   void release_segments();
 

@@ -24,7 +24,7 @@ struct Header {
   std::uint32_t rank = 0, ranks = 0;
   std::uint64_t staging_bytes = 0;     ///< size of its staging ring
   std::uint32_t asymmetric_fence = 0;  ///< register_asymmetric_fence() succeeded
-  JobId cma_probe{};  ///< random: what a peer finds there by CMA shows whose process it reads
+  net::JobId cma_probe{};  ///< random: what a peer finds there by CMA shows whose process it reads
   std::uint64_t cma_probe_address = 0;  ///< its address in the rank's process
   alignas(cache_line) std::atomic<std::uint32_t> sleeping{0};
   alignas(cache_line) std::atomic<std::uint32_t> state{active};

@@ -20,7 +20,7 @@ class TransportWaiter {
  public:
   explicit TransportWaiter(const TransportWaitPolicy& policy) : policy_(policy) {}
 
-  Poller& poller() { return poller_; }
+  net::Poller& poller() { return poller_; }
   /// From now on poll() always polls, and wait() spins on the sockets, too.
   void expect_data_on_sockets() { data_on_sockets_ = true; }
 
@@ -30,7 +30,7 @@ class TransportWaiter {
     ring_doorbell();
   }
   /// Ends a sleep in wait(). Any thread.
-  void ring_doorbell() noexcept { Poller::ring_doorbell(poller_.doorbell()); }
+  void ring_doorbell() noexcept { net::Poller::ring_doorbell(poller_.doorbell()); }
 
   /// Polls the descriptors without sleeping. Returns false if it did not, since the last poll was less than
   /// failure_poll_interval ago: sockets that carry no data only show which peers died.
@@ -81,7 +81,7 @@ class TransportWaiter {
   }
 
   const TransportWaitPolicy policy_;
-  Poller poller_;
+  net::Poller poller_;
   bool data_on_sockets_ = false;
   bool event_pending_ = false;  // poll() saw an event, so the next wait() returns at once
   Deadline::Clock::time_point next_poll_{};

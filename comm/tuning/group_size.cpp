@@ -2,16 +2,16 @@
 
 #include <algorithm>
 
-namespace rz {
+namespace rz::tuning {
 
 namespace {
 
-bool is_measured(const TuningRule& r) { return r.min_ranks == r.max_ranks; }
+bool is_measured(const Rule& r) { return r.min_ranks == r.max_ranks; }
 
 /// The number of ranks whose rules serve `size` too; 0: none, or the table has rules for `size`.
-int nearest_size(const std::vector<TuningRule>& rules, Collective c, TuningScope scope, int size) {
+int nearest_size(const std::vector<Rule>& rules, Collective c, Scope scope, int size) {
   int larger = any_size, smaller = 0;
-  for (const TuningRule& r : rules) {
+  for (const Rule& r : rules) {
     if (r.collective != c || r.scope != scope) continue;
     if (r.min_ranks <= size && size <= r.max_ranks) return 0;
     if (!is_measured(r)) continue;
@@ -25,11 +25,11 @@ int nearest_size(const std::vector<TuningRule>& rules, Collective c, TuningScope
 
 }  // namespace
 
-std::vector<TuningRule> rules_for(const Tuning& tuning, int size) {
-  std::vector<TuningRule> rules = tuning.rules;
-  for (const TuningRule& r : tuning.rules) {
+std::vector<Rule> rules_for(const Table& tuning, int size) {
+  std::vector<Rule> rules = tuning.rules;
+  for (const Rule& r : tuning.rules) {
     if (!is_measured(r) || nearest_size(tuning.rules, r.collective, r.scope, size) != r.max_ranks) continue;
-    TuningRule copy = r;
+    Rule copy = r;
     copy.min_ranks = copy.max_ranks = size;
     copy.source = Source::other_size;
     rules.push_back(copy);
@@ -37,4 +37,4 @@ std::vector<TuningRule> rules_for(const Tuning& tuning, int size) {
   return rules;
 }
 
-}  // namespace rz
+}  // namespace rz::tuning

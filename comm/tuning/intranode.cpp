@@ -4,18 +4,18 @@
 
 #include "comm/core/error.h"
 
-namespace rz {
+namespace rz::tuning {
 
 namespace {
 
 constexpr std::size_t KiB = 1024;
 
 using enum Collective;
-using enum TuningScope;
+using enum Scope;
 
 // Exchanging buffer handles costs one slot round trip, hence the 2 KiB threshold. Rooted collectives have no
 // such round trip otherwise, hence their higher thresholds.
-constexpr TuningRule table[] = {
+constexpr Rule table[] = {
     {.collective = all_reduce,
      .scope = intra_node,
      .algorithm = "one_shot",
@@ -77,7 +77,7 @@ constexpr TuningRule table[] = {
 /// Resolves the rules for one group size.
 class Resolver {
  public:
-  Resolver(int size, const std::vector<TuningRule>& tuned, const std::string& name, bool deterministic)
+  Resolver(int size, const std::vector<Rule>& tuned, const std::string& name, bool deterministic)
       : size_(size), name_(name), deterministic_(deterministic), rules_(tuned) {
     rules_.insert(rules_.end(), std::begin(table), std::end(table));
   }
@@ -111,7 +111,7 @@ class Resolver {
       }
       return found;
     }
-    TuningRule rule{c, intra_node, ""};
+    Rule rule{c, intra_node, ""};
     set_algorithm(rule, algorithm);
     IntranodeAlgorithm entry;
     use(rule, entry);
@@ -122,7 +122,7 @@ class Resolver {
  private:
   std::vector<std::size_t> limits(Collective c) const {
     std::vector<std::size_t> all{any_bytes};
-    for (const TuningRule& r : rules_) {
+    for (const Rule& r : rules_) {
       if (r.collective != c || !is_intra_node(r.scope)) continue;
       all.push_back(r.max_bytes);
       if (r.min_bytes > 0) all.push_back(r.min_bytes);
@@ -135,11 +135,11 @@ class Resolver {
 
   IntranodeAlgorithm resolve(Collective c, std::size_t bytes) const {
     IntranodeAlgorithm entry{.max_bytes = bytes};
-    const TuningRule* const any = find_rule(rules_, {c, intra_node, bytes, size_}, deterministic_);
-    const TuningRule* const registered =
+    const Rule* const any = find_rule(rules_, {c, intra_node, bytes, size_}, deterministic_);
+    const Rule* const registered =
         find_rule(rules_, {c, intra_node_registered, bytes, size_}, deterministic_);
     if (any) use(*any, entry);  // null for send and recv
-    const TuningRule* const cma = find_rule(rules_, {c, intra_node_cma, bytes, size_}, deterministic_);
+    const Rule* const cma = find_rule(rules_, {c, intra_node_cma, bytes, size_}, deterministic_);
     if (entry.schedule) return entry;
     if (registered && std::string_view(registered->algorithm) == "zero_copy") {
       entry.try_zero_copy = true;
@@ -149,28 +149,28 @@ class Resolver {
     return entry;
   }
 
-  void use_single_copy(const TuningRule& rule, IntranodeAlgorithm& entry) const {
+  void use_single_copy(const Rule& rule, IntranodeAlgorithm& entry) const {
     const std::string_view algorithm = rule.algorithm;
     if (algorithm == "staged") return;
     entry.single_copy = algorithm == "adaptive" ? SingleCopyPolicy::adaptive : SingleCopyPolicy::always;
     entry.single_copy_reason = reason(rule);
   }
 
-  void use(const TuningRule& rule, IntranodeAlgorithm& entry) const {
+  void use(const Rule& rule, IntranodeAlgorithm& entry) const {
     const std::string_view algorithm = rule.algorithm;
-    entry.schedule = rule.is_schedule ? &find_algorithm(rule.collective, algorithm) : nullptr;
+    entry.schedule = rule.is_schedule ? &schedule::find_algorithm(rule.collective, algorithm) : nullptr;
     entry.two_shot = !rule.is_schedule && algorithm == "two_shot";
     entry.chunk = rule.chunk;
     entry.slice = rule.slice;
     entry.reason = reason(rule);
   }
 
-  std::string reason(const TuningRule& rule) const { return source_prefix(rule, name_) + to_string(rule); }
+  std::string reason(const Rule& rule) const { return source_prefix(rule, name_) + to_string(rule); }
 
   int size_;
   const std::string& name_;
   bool deterministic_;
-  std::vector<TuningRule> rules_;
+  std::vector<Rule> rules_;
 };
 
 }  // namespace
@@ -182,11 +182,10 @@ bool IntranodeAlgorithm::same_algorithm(const IntranodeAlgorithm& o) const {
          single_copy_reason == o.single_copy_reason;
 }
 
-IntranodeTuningTable::IntranodeTuningTable(int size) : IntranodeTuningTable(size, {}, "", {}, true) {}
+IntranodeTable::IntranodeTable(int size) : IntranodeTable(size, {}, "", {}, true) {}
 
-IntranodeTuningTable::IntranodeTuningTable(int size, const std::vector<TuningRule>& tuned,
-                                           const std::string& name, const AlgorithmOverrides& forced,
-                                           bool deterministic) {
+IntranodeTable::IntranodeTable(int size, const std::vector<Rule>& tuned, const std::string& name,
+                               const AlgorithmOverrides& forced, bool deterministic) {
   const Resolver resolver(size, tuned, name, deterministic);
   for (int i = 0; i < collective_count; ++i) {
     const Collective c{static_cast<std::uint8_t>(i)};
@@ -197,4 +196,4 @@ IntranodeTuningTable::IntranodeTuningTable(int size, const std::vector<TuningRul
   }
 }
 
-}  // namespace rz
+}  // namespace rz::tuning

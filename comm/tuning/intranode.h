@@ -14,7 +14,7 @@
 #include "comm/tuning/overrides.h"
 #include "comm/tuning/tuning.h"
 
-namespace rz {
+namespace rz::tuning {
 
 /// Whether unregistered memory is copied by CMA. `adaptive`: if that was faster in the last samples of the
 /// call shape (comm/intranode/single_copy_tuner.h).
@@ -22,10 +22,10 @@ enum class SingleCopyPolicy : std::uint8_t { never, adaptive, always };
 
 /// Table entry: the algorithm of all calls of one collective in a range of sizes.
 struct IntranodeAlgorithm {
-  std::size_t max_bytes = any_bytes;    ///< message size limit, inclusive: bytes of the whole buffer
-  const Algorithm* schedule = nullptr;  ///< run this schedule instead of the intra-node engine
-  bool two_shot = false;                ///< all_reduce only
-  bool try_zero_copy = false;           ///< zero_copy if all ranks have mapped the buffers
+  std::size_t max_bytes = any_bytes;  ///< message size limit, inclusive: bytes of the whole buffer
+  const schedule::Algorithm* schedule = nullptr;  ///< run this schedule instead of the intra-node engine
+  bool two_shot = false;                          ///< all_reduce only
+  bool try_zero_copy = false;                     ///< zero_copy if all ranks have mapped the buffers
   SingleCopyPolicy single_copy = SingleCopyPolicy::never;  ///< otherwise
   bool forced = false;    ///< exchange handles at every call, without backoff
   std::size_t chunk = 0;  ///< bytes; 0: chosen by plan_call()
@@ -36,14 +36,14 @@ struct IntranodeAlgorithm {
 };
 
 /// The tuning table resolved for one group size. Immutable, so thread safe.
-class IntranodeTuningTable {
+class IntranodeTable {
  public:
   /// The built-in rules only.
-  explicit IntranodeTuningTable(int size);
+  explicit IntranodeTable(int size);
   /// Rules in order of precedence: `forced`, `tuned` (of the file named `table`), built-in. Errc::config for
   /// a forced name that the collective does not have.
-  IntranodeTuningTable(int size, const std::vector<TuningRule>& tuned, const std::string& table,
-                       const AlgorithmOverrides& forced, bool deterministic);
+  IntranodeTable(int size, const std::vector<Rule>& tuned, const std::string& table,
+                 const AlgorithmOverrides& forced, bool deterministic);
 
   /// The entry for a message of `bytes`, of the whole buffer.
   const IntranodeAlgorithm& find(Collective c, std::size_t bytes) const {
@@ -59,4 +59,4 @@ class IntranodeTuningTable {
   std::array<bool, collective_count> has_schedule_{};
 };
 
-}  // namespace rz
+}  // namespace rz::tuning

@@ -5,24 +5,23 @@
 #include "comm/core/error.h"
 #include "comm/tuning/select.h"
 
-namespace rz {
+namespace rz::tuning {
 
 namespace {
 
 bool is_known_algorithm(Collective c, const std::string& name) {
-  TuningRule registered{c, TuningScope::intra_node_registered, ""}, cma{c, TuningScope::intra_node_cma, ""},
-      any{c, TuningScope::intra_node, ""};
+  Rule registered{c, Scope::intra_node_registered, ""}, cma{c, Scope::intra_node_cma, ""},
+      any{c, Scope::intra_node, ""};
   if (name == "zero_copy") return set_algorithm(registered, name);
   if (name == "single_copy") return set_algorithm(cma, name);
   return set_algorithm(any, name) && !any.is_schedule;
 }
 
 void check(Collective c, const std::string& name, bool deterministic) {
-  require(!algorithm_choices(c, TuningScope::inter_node).empty(), Errc::config, rz::name(c),
-          " takes no algorithm");
+  require(!algorithm_choices(c, Scope::inter_node).empty(), Errc::config, rz::name(c), " takes no algorithm");
   if (is_known_algorithm(c, name)) return;
-  TuningRule rule{c, TuningScope::intra_node, ""};
-  const std::string choices = algorithm_choices(c, TuningScope::intra_node);
+  Rule rule{c, Scope::intra_node, ""};
+  const std::string choices = algorithm_choices(c, Scope::intra_node);
   require(set_algorithm(rule, name), Errc::config, rz::name(c), " has no algorithm '", name,
           "'; choose one of ", choices,
           is_known_algorithm(c, "zero_copy") ? ", or within a node zero_copy" : "",
@@ -56,4 +55,4 @@ std::string AlgorithmOverrides::schedule_of(Collective c) const {
   return of(c).starts_with(schedule_override) ? of(c).substr(schedule_override.size()) : of(c);
 }
 
-}  // namespace rz
+}  // namespace rz::tuning

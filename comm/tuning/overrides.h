@@ -7,7 +7,7 @@
 
 #include "comm/collective.h"
 
-namespace rz {
+namespace rz::tuning {
 
 class AlgorithmOverrides {
  public:
@@ -27,4 +27,4 @@ class AlgorithmOverrides {
   std::array<std::string, collective_count> names_;
 };
 
-}  // namespace rz
+}  // namespace rz::tuning

@@ -2,16 +2,16 @@
 
 #include "comm/core/error.h"
 
-namespace rz {
+namespace rz::tuning {
 
 namespace {
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
-using Rule = TuningRule;
+using Rule = Rule;
 
 using enum Collective;
-using enum TuningScope;
+using enum Scope;
 
 // The first rule that matches wins; with `deterministic`, rules whose algorithm does not reduce in rank order
 // are skipped. The last rule of every collective matches every call. Intra-node, and inter-node with few
@@ -99,31 +99,32 @@ constexpr Rule table[] = {
     {.collective = barrier, .scope = any, .algorithm = "dissemination"},
 };
 
-TuningScope scope_of(const SelectionQuery& q) {
+Scope scope_of(const SelectionQuery& q) {
   if (q.intra_node) return intra_node_schedule;
   return q.nodes > 1 && q.nodes < q.size ? multi_rank_nodes : inter_node;
 }
 
-bool rank_ordered(const Algorithm& algorithm, const SelectionQuery& q) {
+bool rank_ordered(const schedule::Algorithm& algorithm, const SelectionQuery& q) {
   return algorithm.rank_order || !q.deterministic || !traits(q.collective).reduces;
 }
 
 // If partial sums are rounded, the result depends on the algorithm of that size and on the placement of
 // ranks.
-bool allowed(const Algorithm& algorithm, const SelectionQuery& q) {
-  const bool depends =
-      q.rounds_partials && q.deterministic && traits(q.collective).reduces && algorithm.is(rounds_partials);
-  return rank_ordered(algorithm, q) && !depends && (q.contiguous_nodes || !algorithm.is(contiguous_nodes));
+bool allowed(const schedule::Algorithm& algorithm, const SelectionQuery& q) {
+  const bool depends = q.rounds_partials && q.deterministic && traits(q.collective).reduces &&
+                       algorithm.is(schedule::rounds_partials);
+  return rank_ordered(algorithm, q) && !depends &&
+         (q.contiguous_nodes || !algorithm.is(schedule::contiguous_nodes));
 }
 
-const Algorithm& forced(const SelectionQuery& q) {
-  const Algorithm& algorithm = find_algorithm(q.collective, q.override_name);
-  require(q.contiguous_nodes || !algorithm.is(contiguous_nodes), Errc::config, "the ", name(q.collective),
-          " algorithm '", q.override_name,
+const schedule::Algorithm& forced(const SelectionQuery& q) {
+  const schedule::Algorithm& algorithm = schedule::find_algorithm(q.collective, q.override_name);
+  require(q.contiguous_nodes || !algorithm.is(schedule::contiguous_nodes), Errc::config, "the ",
+          name(q.collective), " algorithm '", q.override_name,
           "' serves only groups whose hosts hold consecutive ranks; number the ranks host by host");
   if (rank_ordered(algorithm, q)) return algorithm;
   std::string choices;
-  for (const Algorithm& a : algorithms())
+  for (const schedule::Algorithm& a : schedule::algorithms())
     if (a.collective == q.collective && a.rank_order) choices += concat(choices.empty() ? "" : ", ", a.name);
   fail(Errc::config, "the ", name(q.collective), " algorithm '", q.override_name,
        "' does not sum in rank order, which `deterministic` requires; choose one of ", choices,
@@ -132,9 +133,9 @@ const Algorithm& forced(const SelectionQuery& q) {
 
 }  // namespace
 
-const Algorithm& select(const SelectionQuery& q) { return *select_by_rule(q).algorithm; }
+const schedule::Algorithm& select(const SelectionQuery& q) { return *select_by_rule(q).algorithm; }
 
-std::span<const TuningRule> built_in_rules() { return table; }
+std::span<const Rule> built_in_rules() { return table; }
 
 SelectedAlgorithm select_by_rule(const SelectionQuery& q) {
   require(q.size >= 1, Errc::invalid_argument, "no algorithm for a group of ", q.size);
@@ -143,10 +144,10 @@ SelectedAlgorithm select_by_rule(const SelectionQuery& q) {
   for (const std::span<const Rule> rules : {q.file_rules, built_in_rules()})
     for (const Rule& rule : rules) {
       if (!matches(rule, query)) continue;
-      const Algorithm& algorithm = find_algorithm(q.collective, rule.algorithm);
+      const schedule::Algorithm& algorithm = schedule::find_algorithm(q.collective, rule.algorithm);
       if (allowed(algorithm, q)) return {&algorithm, rule.slice, &rule};
     }
   fail(Errc::invalid_argument, name(q.collective), " takes no algorithm");
 }
 
-}  // namespace rz
+}  // namespace rz::tuning

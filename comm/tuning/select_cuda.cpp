@@ -5,20 +5,20 @@
 #include "comm/core/error.h"
 #include "comm/tuning/tuning.h"
 
-namespace rz {
+namespace rz::tuning {
 
 namespace {
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
 constexpr Collective all_reduce = Collective::all_reduce;
-constexpr TuningScope intra_node = TuningScope::intra_node;
+constexpr Scope intra_node = Scope::intra_node;
 
 // Derived, not measured: a step (signal out, signal in) takes about 3 us over NVLink, which moves 450 GB/s
 // each way. One-shot reads (p - 1) n bytes in one step, two-shot 2 (p - 1) / p n bytes in two: they break
 // even where (p - 1) (p - 2) / p n bytes cost 3 us. With two ranks the traffic is equal, but one-shot copies
 // to a slot first.
-constexpr TuningRule table[] = {
+constexpr Rule table[] = {
     {.collective = all_reduce,
      .scope = intra_node,
      .algorithm = "one_shot",
@@ -64,4 +64,4 @@ CudaLaunchPlan select_cuda_launch(const CudaSelectionQuery& q) {
   return choice;
 }
 
-}  // namespace rz
+}  // namespace rz::tuning

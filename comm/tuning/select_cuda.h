@@ -7,7 +7,7 @@
 
 #include "comm/collective.h"
 
-namespace rz {
+namespace rz::tuning {
 
 struct CudaSelectionQuery {
   Collective collective;
@@ -27,4 +27,4 @@ struct CudaLaunchPlan {
 /// Errc::config for another override_name.
 CudaLaunchPlan select_cuda_launch(const CudaSelectionQuery&);
 
-}  // namespace rz
+}  // namespace rz::tuning

@@ -7,37 +7,37 @@
 
 #include "comm/core/error.h"
 
-namespace rz {
+namespace rz::tuning {
 
 namespace {
 
 struct ScopeName {
-  TuningScope scope;
+  Scope scope;
   const char* name;
   const char* words;
 };
 constexpr ScopeName scope_names[] = {
-    {TuningScope::intra_node, "intra_node", "intra-node"},
-    {TuningScope::intra_node_registered, "intra_node_registered", "intra-node, memory that all ranks map"},
-    {TuningScope::intra_node_cma, "intra_node_cma", "intra-node, memory that all ranks may read"},
-    {TuningScope::intra_node_schedule, "intra_node_schedule", "intra-node schedules"},
-    {TuningScope::inter_node, "inter_node", "inter-node"},
-    {TuningScope::multi_rank_nodes, "multi_rank_nodes", "inter-node, several ranks a node"},
-    {TuningScope::any, "any", "schedules"}};
+    {Scope::intra_node, "intra_node", "intra-node"},
+    {Scope::intra_node_registered, "intra_node_registered", "intra-node, memory that all ranks map"},
+    {Scope::intra_node_cma, "intra_node_cma", "intra-node, memory that all ranks may read"},
+    {Scope::intra_node_schedule, "intra_node_schedule", "intra-node schedules"},
+    {Scope::inter_node, "inter_node", "inter-node"},
+    {Scope::multi_rank_nodes, "multi_rank_nodes", "inter-node, several ranks a node"},
+    {Scope::any, "any", "schedules"}};
 
-const ScopeName& scope_name(TuningScope scope) {
+const ScopeName& scope_name(Scope scope) {
   return *std::find_if(std::begin(scope_names), std::end(scope_names),
                        [&](const auto& p) { return p.scope == scope; });
 }
 
 /// Algorithms of the intra-node engine in a scope; schedules are not among them.
-std::vector<const char*> algorithm_names(Collective c, TuningScope scope) {
+std::vector<const char*> algorithm_names(Collective c, Scope scope) {
   const bool may_be_direct = c != Collective::all_to_all_v && c != Collective::barrier;
-  if (scope == TuningScope::intra_node_registered && may_be_direct) return {"zero_copy", "staged"};
+  if (scope == Scope::intra_node_registered && may_be_direct) return {"zero_copy", "staged"};
   const bool only_moves = may_be_direct && !traits(c).reduces;
-  if (scope == TuningScope::intra_node_cma && only_moves) return {"adaptive", "single_copy", "staged"};
-  if (scope == TuningScope::intra_node_registered || scope == TuningScope::intra_node_cma) return {"staged"};
-  if (scope != TuningScope::intra_node) return {};
+  if (scope == Scope::intra_node_cma && only_moves) return {"adaptive", "single_copy", "staged"};
+  if (scope == Scope::intra_node_registered || scope == Scope::intra_node_cma) return {"staged"};
+  if (scope != Scope::intra_node) return {};
   if (c == Collective::all_reduce) return {"one_shot", "two_shot"};
   return {"staged"};
 }
@@ -49,26 +49,26 @@ bool is_algorithm_name(Collective c, std::string_view name) {
   const auto holds = [&](const std::vector<const char*>& names) {
     return std::any_of(names.begin(), names.end(), [&](const char* n) { return name == n; });
   };
-  return holds(algorithm_names(c, TuningScope::intra_node)) ||
-         (name == "zero_copy" && holds(algorithm_names(c, TuningScope::intra_node_registered))) ||
-         (name == "single_copy" && holds(algorithm_names(c, TuningScope::intra_node_cma)));
+  return holds(algorithm_names(c, Scope::intra_node)) ||
+         (name == "zero_copy" && holds(algorithm_names(c, Scope::intra_node_registered))) ||
+         (name == "single_copy" && holds(algorithm_names(c, Scope::intra_node_cma)));
 }
 
-const Algorithm* schedule(Collective c, std::string_view name) {
-  for (const Algorithm& a : algorithms())
+const schedule::Algorithm* schedule(Collective c, std::string_view name) {
+  for (const schedule::Algorithm& a : schedule::algorithms())
     if (a.collective == c && name == a.name) return &a;
   return nullptr;
 }
 
-bool reduces_in_rank_order(const TuningRule& r) {
+bool reduces_in_rank_order(const Rule& r) {
   const bool by_schedule = r.is_schedule || !is_intra_node(r.scope);
   if (!by_schedule || !traits(r.collective).reduces) return true;
-  return find_algorithm(r.collective, r.algorithm).rank_order;
+  return schedule::find_algorithm(r.collective, r.algorithm).rank_order;
 }
 
-bool covers(TuningScope rule, TuningScope call) {
-  if (rule == TuningScope::any) return !is_intra_node(call);
-  return rule == call || (rule == TuningScope::inter_node && call == TuningScope::multi_rank_nodes);
+bool covers(Scope rule, Scope call) {
+  if (rule == Scope::any) return !is_intra_node(call);
+  return rule == call || (rule == Scope::inter_node && call == Scope::multi_rank_nodes);
 }
 
 std::optional<Collective> find_collective(std::string_view word) {
@@ -111,7 +111,7 @@ class Parser {
     if (words.empty()) return;
     rule(words);
   }
-  Tuning result() && { return std::move(tuning_); }
+  Table result() && { return std::move(tuning_); }
 
  private:
   template <class... T>
@@ -120,7 +120,7 @@ class Parser {
   }
 
   void rule(const std::vector<std::string>& words) {
-    TuningRule r{collective(words[0]), TuningScope::any, "", any_size};
+    Rule r{collective(words[0]), Scope::any, "", any_size};
     that(words.size() >= 3, "'", words[0],
          "' needs a scope and an algorithm, as in: all_reduce intra_node bytes<=64K one_shot");
     r.scope = scope(words[1]);
@@ -146,12 +146,12 @@ class Parser {
 
   Collective collective(const std::string& word) const {
     const auto found = find_collective(word);
-    that(found && !algorithm_choices(*found, TuningScope::inter_node).empty(), "'", word,
+    that(found && !algorithm_choices(*found, Scope::inter_node).empty(), "'", word,
          "' is no collective that takes algorithms; choose one of ", collective_choices());
     return *found;
   }
 
-  TuningScope scope(const std::string& word) const {
+  Scope scope(const std::string& word) const {
     std::string choices;
     for (const ScopeName& p : scope_names) {
       if (word == p.name) return p.scope;
@@ -161,7 +161,7 @@ class Parser {
     return {};
   }
 
-  void set(TuningRule& r, const std::string& word) const {
+  void set(Rule& r, const std::string& word) const {
     const auto size = [&](std::string_view text) {
       const auto bytes = bytes_from(text);
       that(bytes.has_value(), "'", text, "' in '", word, "' is no size; write bytes, or as many K, M or G");
@@ -199,11 +199,11 @@ class Parser {
     }
   }
 
-  Tuning tuning_;
+  Table tuning_;
   int line_ = 0;
 };
 
-std::string conditions(const TuningRule& r) {
+std::string conditions(const Rule& r) {
   std::string text;
   if (r.min_ranks == r.max_ranks) {
     text += concat(" ranks=", r.max_ranks);
@@ -219,7 +219,7 @@ std::string conditions(const TuningRule& r) {
 
 }  // namespace
 
-std::string to_string(const TuningRule& r) {
+std::string to_string(const Rule& r) {
   std::string text = concat(name(r.collective), " ", scope_name(r.scope).words);
   if (r.min_bytes > 0) text += concat(", above ", human_bytes(r.min_bytes));
   if (r.max_bytes != any_bytes) text += concat(", up to ", human_bytes(r.max_bytes));
@@ -233,7 +233,7 @@ std::string to_string(const TuningRule& r) {
   return text;
 }
 
-std::string source_prefix(const TuningRule& r, const std::string& table) {
+std::string source_prefix(const Rule& r, const std::string& table) {
   switch (r.source) {
     case Source::built_in:
       return "built-in table: ";
@@ -245,9 +245,9 @@ std::string source_prefix(const TuningRule& r, const std::string& table) {
   return "";
 }
 
-std::string Tuning::text() const {
+std::string Table::text() const {
   std::string text;
-  for (const TuningRule& r : rules)
+  for (const Rule& r : rules)
     text += concat(rz::name(r.collective), " ", scope_name(r.scope).name, conditions(r), " ",
                    r.is_schedule ? schedule_override : "", r.algorithm,
                    r.chunk ? " chunk=" + exact_bytes(r.chunk) : "",
@@ -255,7 +255,7 @@ std::string Tuning::text() const {
   return text;
 }
 
-Tuning parse_tuning(std::string_view text, const std::string& name) {
+Table parse_tuning(std::string_view text, const std::string& name) {
   Parser parser(name);
   while (!text.empty()) {
     const std::size_t end = std::min(text.find('\n'), text.size());
@@ -265,7 +265,7 @@ Tuning parse_tuning(std::string_view text, const std::string& name) {
   return std::move(parser).result();
 }
 
-Tuning read_tuning(const std::string& path) {
+Table read_tuning(const std::string& path) {
   std::ifstream in(path);
   std::ostringstream text;
   text << in.rdbuf();
@@ -274,43 +274,43 @@ Tuning read_tuning(const std::string& path) {
   return parse_tuning(text.str(), path);
 }
 
-bool matches(const TuningRule& r, const RuleQuery& q) {
+bool matches(const Rule& r, const RuleQuery& q) {
   if (r.collective != q.collective || !covers(r.scope, q.scope)) return false;
   if (r.max_traffic != any_bytes && q.bytes > r.max_traffic / static_cast<std::size_t>(q.size)) return false;
   if (r.min_bytes != 0 && q.bytes <= r.min_bytes) return false;
   return q.size >= r.min_ranks && q.size <= r.max_ranks && q.bytes <= r.max_bytes;
 }
 
-const TuningRule* find_rule(std::span<const TuningRule> rules, const RuleQuery& q, bool deterministic) {
-  for (const TuningRule& r : rules)
+const Rule* find_rule(std::span<const Rule> rules, const RuleQuery& q, bool deterministic) {
+  for (const Rule& r : rules)
     if (matches(r, q) && (!deterministic || reduces_in_rank_order(r))) return &r;
   return nullptr;
 }
 
-std::string algorithm_choices(Collective c, TuningScope scope) {
+std::string algorithm_choices(Collective c, Scope scope) {
   std::string choices;
   const auto add = [&](const auto&... parts) { choices += concat(choices.empty() ? "" : ", ", parts...); };
   for (const char* algorithm : algorithm_names(c, scope)) add(algorithm);
-  if (scope == TuningScope::intra_node_registered || scope == TuningScope::intra_node_cma) return choices;
-  for (const Algorithm& a : algorithms())
+  if (scope == Scope::intra_node_registered || scope == Scope::intra_node_cma) return choices;
+  for (const schedule::Algorithm& a : schedule::algorithms())
     if (a.collective == c)
-      add(scope == TuningScope::intra_node && is_algorithm_name(c, a.name) ? schedule_override : "", a.name);
+      add(scope == Scope::intra_node && is_algorithm_name(c, a.name) ? schedule_override : "", a.name);
   return choices;
 }
 
-bool set_algorithm(TuningRule& r, std::string_view name) {
+bool set_algorithm(Rule& r, std::string_view name) {
   for (const char* algorithm : algorithm_names(r.collective, r.scope))
     if (name == algorithm) {
       r.algorithm = algorithm;
       return true;
     }
-  if (r.scope == TuningScope::intra_node_registered || r.scope == TuningScope::intra_node_cma) return false;
-  if (r.scope == TuningScope::intra_node && is_algorithm_name(r.collective, name)) return false;
+  if (r.scope == Scope::intra_node_registered || r.scope == Scope::intra_node_cma) return false;
+  if (r.scope == Scope::intra_node && is_algorithm_name(r.collective, name)) return false;
   const auto qualified = after(name, schedule_override);
-  const Algorithm* const found = schedule(r.collective, qualified.value_or(name));
+  const schedule::Algorithm* const found = schedule(r.collective, qualified.value_or(name));
   if (!found) return false;
   r.algorithm = found->name;
-  r.is_schedule = r.scope == TuningScope::intra_node;
+  r.is_schedule = r.scope == Scope::intra_node;
   return true;
 }
 
@@ -337,4 +337,4 @@ Collective collective_from_name(std::string_view word) {
   return *found;
 }
 
-}  // namespace rz
+}  // namespace rz::tuning

@@ -40,10 +40,10 @@
 
 #include "comm/schedule/algorithms/algorithm.h"
 
-namespace rz {
+namespace rz::tuning {
 
 /// Scope of a rule, as described above.
-enum class TuningScope : std::uint8_t {
+enum class Scope : std::uint8_t {
   any,
   intra_node_schedule,
   inter_node,
@@ -53,7 +53,7 @@ enum class TuningScope : std::uint8_t {
   intra_node_cma
 };
 /// True for scopes of the intra-node engine.
-constexpr bool is_intra_node(TuningScope scope) { return scope >= TuningScope::intra_node; }
+constexpr bool is_intra_node(Scope scope) { return scope >= Scope::intra_node; }
 
 inline constexpr std::size_t any_bytes = std::numeric_limits<std::size_t>::max();
 inline constexpr int any_size = std::numeric_limits<int>::max();
@@ -63,9 +63,9 @@ enum class Source : std::uint8_t { built_in, file, other_size };
 
 /// One rule of a table. All conditions must hold; limits are inclusive. `max_traffic` limits buffer bytes
 /// times group size, for algorithms in which a rank sends its whole buffer to every other.
-struct TuningRule {
+struct Rule {
   Collective collective;
-  TuningScope scope;
+  Scope scope;
   const char* algorithm;  ///< one of the library's names, with static lifetime
   int max_ranks = any_size;
   std::size_t max_bytes = any_bytes;
@@ -79,14 +79,14 @@ struct TuningRule {
 };
 
 /// The rule for explanations: "all_reduce intra-node, up to 64 KiB, up to 2 ranks".
-std::string to_string(const TuningRule&);
+std::string to_string(const Rule&);
 /// Origin of a rule as prefix of an explanation: "built-in table: ", "tuning table FILE: ", …; `table` is the
 /// file's name.
-std::string source_prefix(const TuningRule&, const std::string& table);
+std::string source_prefix(const Rule&, const std::string& table);
 
-struct Tuning {
+struct Table {
   std::string name;  ///< of the file, for error messages; empty: no table
-  std::vector<TuningRule> rules;
+  std::vector<Rule> rules;
 
   bool empty() const { return rules.empty(); }
   /// The text form; parse_tuning() restores an equal table from it.
@@ -94,32 +94,32 @@ struct Tuning {
 };
 
 /// Parses a table. The message of Errc::config has file, line, the wrong word and the valid ones.
-Tuning parse_tuning(std::string_view text, const std::string& name);
+Table parse_tuning(std::string_view text, const std::string& name);
 /// Reads and parses a file; Errc::config, too, if it cannot be read.
-Tuning read_tuning(const std::string& path);
+Table read_tuning(const std::string& path);
 
 /// The properties of a call that rules test.
 struct RuleQuery {
   Collective collective;
-  TuningScope scope;      ///< the narrowest one: multi_rank_nodes rather than inter_node; never any
+  Scope scope;            ///< the narrowest one: multi_rank_nodes rather than inter_node; never any
   std::size_t bytes = 0;  ///< of the whole buffer: the larger of a rank's input and output
   int size = 1;
 };
 
 /// True if collective, scope, ranks and bytes match. Scope `any` matches all schedule scopes, `inter_node`
 /// matches multi_rank_nodes too.
-bool matches(const TuningRule&, const RuleQuery&);
+bool matches(const Rule&, const RuleQuery&);
 /// The first rule that matches and, with `deterministic`, reduces in rank order; null: none.
-const TuningRule* find_rule(std::span<const TuningRule>, const RuleQuery&, bool deterministic);
+const Rule* find_rule(std::span<const Rule>, const RuleQuery&, bool deterministic);
 
 /// The algorithm names of a collective in a scope: "one_shot, two_shot, …".
-std::string algorithm_choices(Collective, TuningScope);
+std::string algorithm_choices(Collective, Scope);
 /// Sets `algorithm` and `is_schedule`. False: the collective has no such algorithm in the rule's scope.
-bool set_algorithm(TuningRule&, std::string_view name);
+bool set_algorithm(Rule&, std::string_view name);
 
 /// Exact text of a size, "64K"; and its inverse: nullopt if the text is no size.
 std::string exact_bytes(std::size_t);
 std::optional<std::size_t> bytes_from(std::string_view);
 Collective collective_from_name(std::string_view);  ///< Errc::config lists the collectives
 
-}  // namespace rz
+}  // namespace rz::tuning

@@ -34,9 +34,9 @@ std::vector<int> hosts_of(std::initializer_list<int> ranks) {
 }
 
 /// Placements of a group's ranks: for most algorithms they make no difference.
-std::vector<std::vector<int>> placements(const Algorithm& a, int size) {
+std::vector<std::vector<int>> placements(const schedule::Algorithm& a, int size) {
   std::vector<std::vector<int>> all{{}};
-  if (!a.is(hierarchical) || (size > 20 && size < 64)) return all;
+  if (!a.is(schedule::hierarchical) || (size > 20 && size < 64)) return all;
   const auto each = [&](auto host_of_rank) {
     std::vector<int> host;
     for (int r = 0; r < size; ++r) host.push_back(host_of_rank(r));
@@ -50,35 +50,37 @@ std::vector<std::vector<int>> placements(const Algorithm& a, int size) {
   return all;
 }
 
-class EveryAlgorithm : public testing::TestWithParam<Algorithm> {};
+class EveryAlgorithm : public testing::TestWithParam<schedule::Algorithm> {};
 
 TEST_P(EveryAlgorithm, IsVerified) {
-  const Algorithm& a = GetParam();
+  const schedule::Algorithm& a = GetParam();
   bool rank_order = true, rounded_once = true;  // at every size: for up to 3 ranks a tree has no other order
   for (int size = 1; size <= largest_group; ++size)
     for (const std::vector<int>& host : placements(a, size))
       for (int root : roots(a.collective, size)) {
-        const InPlace in_place = may_be_in_place(a.collective) ? InPlace::any : InPlace::none;
-        const Verification proof = verify(a.schedule, a.collective, size, root, in_place, host);
+        const schedule::InPlace in_place =
+            may_be_in_place(a.collective) ? schedule::InPlace::any : schedule::InPlace::none;
+        const schedule::Verification proof =
+            schedule::verify(a.schedule, a.collective, size, root, in_place, host);
         ASSERT_TRUE(proof) << "size " << size << ", root " << root << ", hosts "
                            << testing::PrintToString(host) << ": " << proof.error;
         rank_order &= proof.rank_order;
         rounded_once &= proof.rounded_once;
       }
   EXPECT_EQ(rank_order, a.rank_order);
-  EXPECT_EQ(rounded_once, a.rank_order && !a.is(rounds_partials));
+  EXPECT_EQ(rounded_once, a.rank_order && !a.is(schedule::rounds_partials));
 }
 
 const std::vector<int> taking_turns{0, 1, 0, 1, 0, 1}, by_threes_mixed{0, 0, 1, 1, 1, 0},
     three_hosts_mixed{0, 1, 1, 2, 0, 2, 2, 1, 2};
 
 TEST_P(EveryAlgorithm, IsVerifiedOrRefusedWhereNodesHoldNoConsecutiveRanks) {
-  const Algorithm& a = GetParam();
+  const schedule::Algorithm& a = GetParam();
   for (const std::vector<int>& host : {taking_turns, by_threes_mixed, three_hosts_mixed})
     for (int root : roots(a.collective, static_cast<int>(host.size()))) {
-      const Verification proof =
-          verify(a.schedule, a.collective, static_cast<int>(host.size()), root, InPlace::none, host);
-      if (a.is(contiguous_nodes)) {
+      const schedule::Verification proof = schedule::verify(
+          a.schedule, a.collective, static_cast<int>(host.size()), root, schedule::InPlace::none, host);
+      if (a.is(schedule::contiguous_nodes)) {
         EXPECT_NE(proof.error.find("consecutive ranks"), std::string::npos) << proof.error;
       } else {
         EXPECT_TRUE(proof) << proof.error;
@@ -88,67 +90,70 @@ TEST_P(EveryAlgorithm, IsVerifiedOrRefusedWhereNodesHoldNoConsecutiveRanks) {
 
 /// A schedule function has no state, so the step to break is a global.
 struct Mutant {
-  const Algorithm* algorithm;
+  const schedule::Algorithm* algorithm;
   int rank, step;
 } mutant;
-Schedule without_a_step(RankContext context) {
-  Schedule s = mutant.algorithm->schedule(context);
+schedule::Schedule without_a_step(schedule::RankContext context) {
+  schedule::Schedule s = mutant.algorithm->schedule(context);
   if (context.rank == mutant.rank) s.steps.erase(s.steps.begin() + mutant.step);
   return s;
 }
-Schedule with_a_step_twice(RankContext context) {
-  Schedule s = mutant.algorithm->schedule(context);
+schedule::Schedule with_a_step_twice(schedule::RankContext context) {
+  schedule::Schedule s = mutant.algorithm->schedule(context);
   if (context.rank == mutant.rank) s.steps.insert(s.steps.begin() + mutant.step, s.steps[mutant.step]);
   return s;
 }
 
 TEST_P(EveryAlgorithm, NeedsEachOfItsSteps) {
-  const Algorithm& a = GetParam();
+  const schedule::Algorithm& a = GetParam();
   for (int size : {2, 3, 6})
     for (int rank = 0; rank < size; ++rank) {
       std::vector<int> host;
-      for (int r = 0; r < size && a.is(hierarchical); ++r) host.push_back(r / 2);
-      const Schedule whole = a.schedule({rank, size, 0, host});
+      for (int r = 0; r < size && a.is(schedule::hierarchical); ++r) host.push_back(r / 2);
+      const schedule::Schedule whole = a.schedule({rank, size, 0, host});
       for (int step = 0; step < static_cast<int>(whole.steps.size()); ++step) {
         mutant = {&a, rank, step};
-        ASSERT_FALSE(verify(without_a_step, a.collective, size, 0, InPlace::none, host))
+        ASSERT_FALSE(schedule::verify(without_a_step, a.collective, size, 0, schedule::InPlace::none, host))
             << rank << ' ' << step;
         const bool receives =
             std::any_of(whole.steps[step].operands.begin(), whole.steps[step].operands.end(),
-                        [](const Operand& t) { return t.peer >= 0; });
-        if (receives || whole.steps[step].kind == Step::send) {
-          ASSERT_FALSE(verify(with_a_step_twice, a.collective, size, 0, InPlace::none, host))
+                        [](const schedule::Operand& t) { return t.peer >= 0; });
+        if (receives || whole.steps[step].kind == schedule::Step::send) {
+          ASSERT_FALSE(
+              schedule::verify(with_a_step_twice, a.collective, size, 0, schedule::InPlace::none, host))
               << rank << ' ' << step;
         }
       }
     }
 }
 
-std::string title(const testing::TestParamInfo<Algorithm>& info) {
+std::string title(const testing::TestParamInfo<schedule::Algorithm>& info) {
   return std::string(name(info.param.collective)) + "_" + info.param.name;
 }
-INSTANTIATE_TEST_SUITE_P(List, EveryAlgorithm, testing::ValuesIn(algorithms()), title);
+INSTANTIATE_TEST_SUITE_P(List, EveryAlgorithm, testing::ValuesIn(schedule::algorithms()), title);
 
 TEST(Algorithms, EveryCollectiveHasOne) {
   std::set<Collective> served;
-  for (const Algorithm& a : algorithms()) served.insert(a.collective);
+  for (const schedule::Algorithm& a : schedule::algorithms()) served.insert(a.collective);
   EXPECT_EQ(served.size(), static_cast<std::size_t>(collective_count - 2));
   EXPECT_FALSE(served.contains(Collective::send));
 }
 
 TEST(Algorithms, EveryReductionHasOneInRankOrder) {
   for (Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::reduce}) {
-    const auto list = algorithms();
-    EXPECT_TRUE(std::any_of(list.begin(), list.end(), [&](const Algorithm& a) {
+    const auto list = schedule::algorithms();
+    EXPECT_TRUE(std::any_of(list.begin(), list.end(), [&](const schedule::Algorithm& a) {
       return a.collective == c && a.rank_order;
     })) << name(c);
   }
-  for (const Algorithm& a : algorithms())
+  for (const schedule::Algorithm& a : schedule::algorithms())
     EXPECT_TRUE(traits(a.collective).reduces || !a.rank_order) << a.name;
 }
 
 int depth(Collective c, const char* algorithm, int size) {
-  return verify(find_algorithm(c, algorithm).schedule, c, size, 0, InPlace::none).depth;
+  return schedule::verify(schedule::find_algorithm(c, algorithm).schedule, c, size, 0,
+                          schedule::InPlace::none)
+      .depth;
 }
 
 TEST(Algorithms, RoundsAreThoseOfTheLiterature) {
@@ -165,10 +170,10 @@ TEST(Algorithms, RoundsAreThoseOfTheLiterature) {
 }
 
 /// Chunk-sized messages that a rank sends: the algorithm's traffic.
-int messages_sent(Collective c, const char* algorithm, RankContext context) {
+int messages_sent(Collective c, const char* algorithm, schedule::RankContext context) {
   int sent = 0;
-  for (const Step& step : find_algorithm(c, algorithm).schedule(context).steps)
-    sent += step.kind == Step::send;
+  for (const schedule::Step& step : schedule::find_algorithm(c, algorithm).schedule(context).steps)
+    sent += step.kind == schedule::Step::send;
   return sent;
 }
 
@@ -187,9 +192,9 @@ double out_of_a_host(Collective c, const char* algorithm, const std::vector<int>
   double sent = 0;
   const int size = static_cast<int>(host.size());
   for (int r = 0; r < size; ++r) {
-    const Schedule s = find_algorithm(c, algorithm).schedule({r, size, 0, host});
-    for (const Step& step : s.steps)
-      if (step.kind == Step::send && host[static_cast<std::size_t>(r)] == which &&
+    const schedule::Schedule s = schedule::find_algorithm(c, algorithm).schedule({r, size, 0, host});
+    for (const schedule::Step& step : s.steps)
+      if (step.kind == schedule::Step::send && host[static_cast<std::size_t>(r)] == which &&
           host[static_cast<std::size_t>(step.peer)] != which)
         sent += 1.0 / s.chunks;
   }
@@ -230,8 +235,9 @@ TEST(Algorithms, TheLastChunkOfALaneBetweenNodesIsSmall) {
   for (int hosts = 3; hosts <= 8; ++hosts) {
     std::vector<int> host;
     for (int h = 0; h < hosts; ++h) host.insert(host.end(), 2, h);
-    const Schedule s = find_algorithm(Collective::all_reduce, "hierarchical_chain_all_gather")
-                           .schedule({0, 2 * hosts, 0, host});
+    const schedule::Schedule s =
+        schedule::find_algorithm(Collective::all_reduce, "hierarchical_chain_all_gather")
+            .schedule({0, 2 * hosts, 0, host});
     EXPECT_GE(s.chunks, 2 * 28) << hosts;
     EXPECT_LE(s.chunks, 2 * 32) << hosts;
   }
@@ -239,16 +245,17 @@ TEST(Algorithms, TheLastChunkOfALaneBetweenNodesIsSmall) {
 
 TEST(Algorithms, HostsAreNumberedWithoutGaps) {
   const std::vector<int> gap{0, 2, 2};
-  const Verification proof = verify(find_algorithm(Collective::all_gather, "hierarchical").schedule,
-                                    Collective::all_gather, 3, 0, InPlace::none, gap);
+  const schedule::Verification proof =
+      schedule::verify(schedule::find_algorithm(Collective::all_gather, "hierarchical").schedule,
+                       Collective::all_gather, 3, 0, schedule::InPlace::none, gap);
   EXPECT_EQ(proof.error, "rank 1 is on host 2, but only 1 hosts come before it");
-  EXPECT_FALSE(verify(find_algorithm(Collective::all_gather, "linear").schedule, Collective::all_gather, 4, 0,
-                      InPlace::none, gap));
+  EXPECT_FALSE(schedule::verify(schedule::find_algorithm(Collective::all_gather, "linear").schedule,
+                                Collective::all_gather, 4, 0, schedule::InPlace::none, gap));
 }
 
 TEST(Algorithms, AnUnknownNameListsTheChoices) {
   try {
-    find_algorithm(Collective::all_reduce, "rign");
+    schedule::find_algorithm(Collective::all_reduce, "rign");
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Errc::config);
@@ -259,7 +266,7 @@ TEST(Algorithms, AnUnknownNameListsTheChoices) {
   }
 }
 
-TEST(Algorithms, SendHasNone) { EXPECT_THROW(find_algorithm(Collective::send, "linear"), Error); }
+TEST(Algorithms, SendHasNone) { EXPECT_THROW(schedule::find_algorithm(Collective::send, "linear"), Error); }
 
 }  // namespace
 }  // namespace rz

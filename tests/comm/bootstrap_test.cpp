@@ -309,8 +309,9 @@ Set torchrun_at(int port, int rank, int local_size) {
 }
 
 TEST(Launches, AnOccupiedPortIsRetried) {
-  const UniqueFd other = listen_tcp(resolve({"127.0.0.1", 0}).front());  // it accepts and never replies
-  const int agent = local_address(other.get()).port() - 1;
+  const UniqueFd other =
+      net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());  // it accepts and never replies
+  const int agent = net::local_address(other.get()).port() - 1;
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> sync) {
     const auto store = store_for_launch(place(torchrun_at(agent, rank, 1)), seconds(10));
     store->set(concat("r", rank), "here");
@@ -321,8 +322,8 @@ TEST(Launches, AnOccupiedPortIsRetried) {
 }
 
 TEST_F(PrivateRendezvous, RanksOfOneHostUnderTorchrunNeedNoPort) {
-  const UniqueFd other = listen_tcp(resolve({"127.0.0.1", 0}).front());
-  const int agent = local_address(other.get()).port() - 1;
+  const UniqueFd other = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  const int agent = net::local_address(other.get()).port() - 1;
   EXPECT_EQ(place(torchrun_at(agent, 0, 2)).master.rfind("job:", 0), 0u);
   expect_two_groups([&](int group, int rank) { return torchrun_at(agent - group, rank, 2); });
   EXPECT_TRUE(empty());

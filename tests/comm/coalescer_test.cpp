@@ -161,7 +161,7 @@ TEST(Coalescer, CallsOneByOneStayApart) {
 }
 
 TEST(Coalescer, AGroupIsOneCallByEveryAlgorithm) {
-  for (const Algorithm& a : algorithms()) {
+  for (const schedule::Algorithm& a : schedule::algorithms()) {
     if (a.collective != Collective::all_reduce) continue;
     SCOPED_TRACE(a.name);
     expect_calls(1, 200, true, {0, 0, 1, 1, 2}, a.name);

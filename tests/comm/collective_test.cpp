@@ -31,12 +31,12 @@ TEST(CollectiveTraits, NameTheRankThatSends) {
 /// Schedules are verified: whether a rank sends different data to each peer follows from its sends to two
 /// peers.
 TEST(CollectiveTraits, AgreeWithTheSchedulesOfOneStep) {
-  for (const Algorithm& a : algorithms()) {
+  for (const schedule::Algorithm& a : schedule::algorithms()) {
     if (std::string_view(a.name) != "linear" && std::string_view(a.name) != "pairwise") continue;
-    const Schedule s = a.schedule({0, 3, 0, {}});
+    const schedule::Schedule s = a.schedule({0, 3, 0, {}});
     std::vector<int> chunks;
-    for (const Step& step : s.steps)
-      if (step.kind == Step::send) chunks.push_back(step.chunk.number);
+    for (const schedule::Step& step : s.steps)
+      if (step.kind == schedule::Step::send) chunks.push_back(step.chunk.number);
     ASSERT_EQ(chunks.size(), traits(a.collective).sends(true) ? 2u : 0u) << name(a.collective);
     if (chunks.size() == 2)
       EXPECT_EQ(chunks[0] != chunks[1], traits(a.collective).sends_per_rank()) << name(a.collective);

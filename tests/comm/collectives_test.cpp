@@ -430,7 +430,7 @@ TEST(Collectives, RankOrderedHierarchyNeedsConsecutiveRanksPerNode) {
 }
 
 TEST(Collectives, EveryAlgorithmOfAllReduce) {
-  for (const Algorithm& algorithm : algorithms()) {
+  for (const schedule::Algorithm& algorithm : schedule::algorithms()) {
     if (algorithm.collective != Collective::all_reduce) continue;
     SCOPED_TRACE(algorithm.name);
     for (const int size : {2, 3, 5}) {
@@ -556,7 +556,7 @@ TEST(Collectives, SmallFloatsAreRoundedOnceForAnyPlacement) {
 }
 
 TEST(Collectives, EveryAlgorithmHasTheSameBitsOnEveryRank) {
-  for (const Algorithm& algorithm : algorithms()) {
+  for (const schedule::Algorithm& algorithm : schedule::algorithms()) {
     if (algorithm.collective != Collective::all_reduce) continue;
     constexpr std::size_t n = 20011;
     std::vector<std::vector<float>> results(7);

@@ -11,24 +11,24 @@
 namespace rz {
 namespace {
 
-DependencyPlan plan_of(const char* algorithm, bool in_place) {
-  return make_dependency_plan(find_algorithm(Collective::all_reduce, algorithm).schedule({1, 3, 0}), 3,
-                              in_place);
+schedule::DependencyPlan plan_of(const char* algorithm, bool in_place) {
+  return schedule::make_dependency_plan(
+      schedule::find_algorithm(Collective::all_reduce, algorithm).schedule({1, 3, 0}), 3, in_place);
 }
 
-bool uses_scratch(const DependencyPlan& plan) {
+bool uses_scratch(const schedule::DependencyPlan& plan) {
   return std::any_of(plan.steps.begin(), plan.steps.end(),
-                     [](const auto& s) { return s.step.chunk.region == Region::scratch; });
+                     [](const auto& s) { return s.step.chunk.region == schedule::Region::scratch; });
 }
 
 // In place the sum must not overwrite data that peers have not read yet; otherwise it needs no copy.
 TEST(DependencyPlan, ASumGoesStraightToTheOutputUnlessThatIsTheInput) {
-  const DependencyPlan apart = plan_of("one_shot", false), in_place = plan_of("one_shot", true);
+  const schedule::DependencyPlan apart = plan_of("one_shot", false), in_place = plan_of("one_shot", true);
   EXPECT_EQ(apart.steps.size() + 1, in_place.steps.size());
   EXPECT_FALSE(uses_scratch(apart));
   EXPECT_TRUE(uses_scratch(in_place));
-  const Step& sum = apart.steps.back().step;
-  EXPECT_EQ(sum.chunk, output(0));
+  const schedule::Step& sum = apart.steps.back().step;
+  EXPECT_EQ(sum.chunk, schedule::output(0));
   EXPECT_EQ(sum.operands.size(), 3u);
   EXPECT_TRUE(sum.final);
   EXPECT_TRUE(apart.steps.back().after.empty()) << "no step reads what it writes";
@@ -37,7 +37,8 @@ TEST(DependencyPlan, ASumGoesStraightToTheOutputUnlessThatIsTheInput) {
 
 TEST(DependencyPlan, OtherStepsAreKept) {
   for (const char* name : {"two_shot", "ring", "tree", "chain", "halving_doubling"}) {
-    const Schedule schedule = find_algorithm(Collective::all_reduce, name).schedule({1, 3, 0});
+    const schedule::Schedule schedule =
+        schedule::find_algorithm(Collective::all_reduce, name).schedule({1, 3, 0});
     EXPECT_EQ(plan_of(name, false).steps.size(), schedule.steps.size()) << name;
   }
 }

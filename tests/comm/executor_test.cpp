@@ -81,14 +81,14 @@ constexpr test::SimJitter in_pieces{.max_piece_bytes = 13, .max_unread_bytes = 1
 /// An all_reduce of `count` elements; those of rank r are 1 + (i + r) % 7. Returns the result of every rank.
 /// Ranks for which `in_place` is true call in place.
 template <class T>
-std::vector<std::vector<T>> run(ScheduleFunction schedule, ReduceOp op, std::size_t count,
+std::vector<std::vector<T>> run(schedule::ScheduleFunction schedule, ReduceOp op, std::size_t count,
                                 std::vector<bool> in_place) {
   const int size = static_cast<int>(in_place.size());
   struct Rank {
     std::vector<T> in, out;
     CollectiveCall call;
-    DependencyPlan plan;
-    std::unique_ptr<ScheduleExecutor> executor;
+    schedule::DependencyPlan plan;
+    std::unique_ptr<schedule::Executor> executor;
   };
   test::SimNetwork network(size, {.jitter = in_pieces});
   std::vector<Rank> ranks(in_place.size());
@@ -103,8 +103,8 @@ std::vector<std::vector<T>> run(ScheduleFunction schedule, ReduceOp op, std::siz
     me.call.in = Buffer(same ? me.out.data() : me.in.data(), count);
     me.call.out = Buffer(me.out.data(), count);
     me.call.op = op;
-    me.plan = make_dependency_plan(schedule({r, size, 0}), size, rz::in_place(me.call, r, size));
-    me.executor = std::make_unique<ScheduleExecutor>(network.transport(r), r, size);
+    me.plan = schedule::make_dependency_plan(schedule({r, size, 0}), size, rz::in_place(me.call, r, size));
+    me.executor = std::make_unique<schedule::Executor>(network.transport(r), r, size);
     me.executor->start(me.call, me.plan, make_signature(me.call, size, 0));
     programs.push_back({[&me] { return me.executor->advance(); }, [&me] { return me.executor->complete(); },
                         [&me] { return me.executor->waiting_on().text; }});
@@ -132,16 +132,21 @@ std::size_t wrong(const std::vector<T>& got, const std::vector<T>& want) {
 
 constexpr std::size_t count = 10'007;
 
-Schedule receives_then_adds_two_chunks(RankContext context) {
-  if (context.rank == 0) return {.steps = {send(1, input(0)), recv(output(0), 1)}};
+schedule::Schedule receives_then_adds_two_chunks(schedule::RankContext context) {
+  if (context.rank == 0)
+    return {.steps = {schedule::send(1, schedule::input(0)), schedule::recv(schedule::output(0), 1)}};
   return {
       .scratch_cells = 1,
-      .steps = {recv(scratch(0, 0), 0), reduce_step(output(0), {local(scratch(0, 0)), local(input(0))}, true),
-                send(0, output(0))}};
+      .steps = {schedule::recv(schedule::scratch(0, 0), 0),
+                schedule::reduce_step(
+                    schedule::output(0),
+                    {schedule::local(schedule::scratch(0, 0)), schedule::local(schedule::input(0))}, true),
+                schedule::send(0, schedule::output(0))}};
 }
 
 TEST(ScheduleExecutor, ASumOfTwoChunksThatFollowsAReceiveGoesByWholeElements) {
-  ASSERT_TRUE(verify(receives_then_adds_two_chunks, Collective::all_reduce, 2, 0, InPlace::none));
+  ASSERT_TRUE(
+      schedule::verify(receives_then_adds_two_chunks, Collective::all_reduce, 2, 0, schedule::InPlace::none));
   for (const bool in_place : {false, true}) {
     const auto out = run<double>(receives_then_adds_two_chunks, ReduceOp::sum, count, {in_place, in_place});
     for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<double>(count)), 0u);
@@ -149,26 +154,37 @@ TEST(ScheduleExecutor, ASumOfTwoChunksThatFollowsAReceiveGoesByWholeElements) {
 }
 
 /// In place, rank 0's sum overwrites data that rank 1 reads, a few bytes at a time.
-Schedule overwrites_what_it_sent(RankContext context) {
+schedule::Schedule overwrites_what_it_sent(schedule::RankContext context) {
   if (context.rank == 0)
-    return {.steps = {send(1, input(0)), reduce_step(output(0), {local(input(0)), from(1)}, true)}};
-  return {.scratch_cells = 1,
-          .steps = {recv(scratch(0, 0), 0), send(0, input(0)),
-                    reduce_step(output(0), {local(scratch(0, 0)), local(input(0))}, true)}};
+    return {.steps = {schedule::send(1, schedule::input(0)),
+                      schedule::reduce_step(schedule::output(0),
+                                            {schedule::local(schedule::input(0)), schedule::from(1)}, true)}};
+  return {
+      .scratch_cells = 1,
+      .steps = {schedule::recv(schedule::scratch(0, 0), 0), schedule::send(0, schedule::input(0)),
+                schedule::reduce_step(
+                    schedule::output(0),
+                    {schedule::local(schedule::scratch(0, 0)), schedule::local(schedule::input(0))}, true)}};
 }
 
 TEST(ScheduleExecutor, ASumOverWhatIsStillBeingSentGoesByWholeElements) {
-  ASSERT_TRUE(verify(overwrites_what_it_sent, Collective::all_reduce, 2, 0, InPlace::all));
+  ASSERT_TRUE(
+      schedule::verify(overwrites_what_it_sent, Collective::all_reduce, 2, 0, schedule::InPlace::all));
   const auto out = run<double>(overwrites_what_it_sent, ReduceOp::sum, count, {true, true});
   for (const auto& rank : out) EXPECT_EQ(wrong(rank, sums_of_two<double>(count)), 0u);
 }
 
 /// A separate step averages data that both ranks receive with data of rank 1.
-Schedule divides_in_a_step_of_one_operand(RankContext context) {
-  if (context.rank == 0) return {.steps = {send(1, input(0)), reduce_step(output(0), {from(1)}, true)}};
+schedule::Schedule divides_in_a_step_of_one_operand(schedule::RankContext context) {
+  if (context.rank == 0)
+    return {.steps = {schedule::send(1, schedule::input(0)),
+                      schedule::reduce_step(schedule::output(0), {schedule::from(1)}, true)}};
   return {.scratch_cells = 1,
-          .steps = {reduce_step(scratch(0, 0), {from(0), local(input(0))}), send(0, scratch(0, 0)),
-                    reduce_step(output(0), {local(scratch(0, 0))}, true)}};
+          .steps = {
+              schedule::reduce_step(schedule::scratch(0, 0),
+                                    {schedule::from(0), schedule::local(schedule::input(0))}),
+              schedule::send(0, schedule::scratch(0, 0)),
+              schedule::reduce_step(schedule::output(0), {schedule::local(schedule::scratch(0, 0))}, true)}};
 }
 
 template <class T>
@@ -178,7 +194,8 @@ void expect_averages() {
 }
 
 TEST(ScheduleExecutor, AFinalStepOfOneOperandDivides) {
-  ASSERT_TRUE(verify(divides_in_a_step_of_one_operand, Collective::all_reduce, 2, 0, InPlace::none));
+  ASSERT_TRUE(schedule::verify(divides_in_a_step_of_one_operand, Collective::all_reduce, 2, 0,
+                               schedule::InPlace::none));
   expect_averages<float>();
   expect_averages<double>();
   expect_averages<bf16>();
@@ -192,7 +209,7 @@ TEST(ScheduleExecutor, AFinalStepOfOneOperandDivides) {
 // The verifier proves this for all group sizes; these run.
 TEST(ScheduleExecutor, SomeRanksMayCallInPlace) {
   constexpr std::size_t few = 211;
-  for (const Algorithm& a : algorithms()) {
+  for (const schedule::Algorithm& a : schedule::algorithms()) {
     if (a.collective != Collective::all_reduce) continue;
     for (int size = 2; size <= 4; ++size) {
       std::vector<float> want(few);
@@ -210,25 +227,27 @@ TEST(ScheduleExecutor, SomeRanksMayCallInPlace) {
 }
 
 /// A step advances by whole elements, unless it copies bytes as they arrive.
-bool moves_by_elements(const DependencyPlan& plan, int step) {
-  const DependencyPlan::PlannedStep& s = plan.steps[static_cast<std::size_t>(step)];
-  if (s.step.kind == Step::send) return false;
+bool moves_by_elements(const schedule::DependencyPlan& plan, int step) {
+  const schedule::DependencyPlan::PlannedStep& s = plan.steps[static_cast<std::size_t>(step)];
+  if (s.step.kind == schedule::Step::send) return false;
   if (s.step.operands.size() > 1) return true;
-  return !s.remote && std::all_of(s.after.begin(), s.after.end(), [&](const DependencyPlan::Dependency& d) {
-    return d.complete || moves_by_elements(plan, d.step);
-  });
+  return !s.remote &&
+         std::all_of(s.after.begin(), s.after.end(), [&](const schedule::DependencyPlan::Dependency& d) {
+           return d.complete || moves_by_elements(plan, d.step);
+         });
 }
 
 /// The first step of a plan that reduces while an operand or its target advances by bytes, or that is final
 /// and has one operand; -1: none.
-int depends_on_the_executor(const DependencyPlan& plan) {
+int depends_on_the_executor(const schedule::DependencyPlan& plan) {
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
-    const DependencyPlan::PlannedStep& s = plan.steps[i];
-    if (s.step.kind != Step::reduce) continue;
+    const schedule::DependencyPlan::PlannedStep& s = plan.steps[i];
+    if (s.step.kind != schedule::Step::reduce) continue;
     if (s.step.operands.size() == 1 && !s.step.final) continue;
-    const bool odd = std::any_of(s.after.begin(), s.after.end(), [&](const DependencyPlan::Dependency& d) {
-      return !d.complete && !moves_by_elements(plan, d.step);
-    });
+    const bool odd =
+        std::any_of(s.after.begin(), s.after.end(), [&](const schedule::DependencyPlan::Dependency& d) {
+          return !d.complete && !moves_by_elements(plan, d.step);
+        });
     if (odd || s.step.operands.size() == 1) return static_cast<int>(i);
   }
   return -1;
@@ -236,10 +255,12 @@ int depends_on_the_executor(const DependencyPlan& plan) {
 
 // So none of them ever had wrong sums when the executor counted bytes there.
 TEST(ScheduleExecutor, NoBuiltInScheduleReducesPartialElements) {
-  for (const ScheduleFunction f : {receives_then_adds_two_chunks, divides_in_a_step_of_one_operand})
-    EXPECT_GE(depends_on_the_executor(make_dependency_plan(f({1, 2, 0}), 2, false)), 0);
-  EXPECT_GE(depends_on_the_executor(make_dependency_plan(overwrites_what_it_sent({0, 2, 0}), 2, true)), 0);
-  for (const Algorithm& a : algorithms())
+  for (const schedule::ScheduleFunction f : {receives_then_adds_two_chunks, divides_in_a_step_of_one_operand})
+    EXPECT_GE(depends_on_the_executor(schedule::make_dependency_plan(f({1, 2, 0}), 2, false)), 0);
+  EXPECT_GE(
+      depends_on_the_executor(schedule::make_dependency_plan(overwrites_what_it_sent({0, 2, 0}), 2, true)),
+      0);
+  for (const schedule::Algorithm& a : schedule::algorithms())
     for (int size = 2; size <= 9; ++size)
       for (const int root : {0, size - 1})
         for (const int per_host : {1, 2, 3, size}) {
@@ -247,8 +268,8 @@ TEST(ScheduleExecutor, NoBuiltInScheduleReducesPartialElements) {
           for (int r = 0; r < size; ++r) host.push_back(r / per_host);
           for (int r = 0; r < size; ++r)
             for (const bool in_place : {false, true}) {
-              const DependencyPlan plan =
-                  make_dependency_plan(a.schedule({r, size, root, host}), size, in_place);
+              const schedule::DependencyPlan plan =
+                  schedule::make_dependency_plan(a.schedule({r, size, root, host}), size, in_place);
               EXPECT_EQ(depends_on_the_executor(plan), -1)
                   << name(a.collective) << ' ' << a.name << ", rank " << r << " of " << size << ", root "
                   << root << ", " << per_host << " a host" << (in_place ? ", in place" : "");

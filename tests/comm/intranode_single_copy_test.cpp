@@ -54,8 +54,9 @@ constexpr const char* all_single_copy =
     "all_to_all=single_copy";
 
 void force(Rank& me) {
-  me.engine.emplace(*me.transport, me.rank, me.size,
-                    IntranodeTuningTable(me.size, {}, "", AlgorithmOverrides(all_single_copy, true), true));
+  me.engine.emplace(
+      *me.transport, me.rank, me.size,
+      tuning::IntranodeTable(me.size, {}, "", tuning::AlgorithmOverrides(all_single_copy, true), true));
 }
 
 constexpr Collective moves[] = {Collective::all_gather, Collective::broadcast, Collective::gather,
@@ -83,7 +84,7 @@ TEST(SingleCopy, MovesTheSameBytes) {
 }
 
 TEST(SingleCopy, MovesMoreThanOneChunk) {
-  static_assert(300'001 * sizeof(float) > single_copy_chunk);
+  static_assert(300'001 * sizeof(float) > intranode::single_copy_chunk);
   run(3, 0, [](Rank& me, Store&) {
     force(me);
     for (const Collective kind : moves)

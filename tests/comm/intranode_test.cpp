@@ -67,8 +67,9 @@ template <class T>
 std::vector<std::size_t> edges(Collective kind, int size) {
   std::vector<std::size_t> out{0, 1};
   const std::size_t parts = is_split(kind) ? at(size) - 1 : 1;
-  for (const std::size_t bytes : {inline_bytes, max_inline_slots * inline_bytes, std::size_t{4 << 10},
-                                  std::size_t{16 << 10}, std::size_t{32 << 10}, std::size_t{64 << 10}})
+  for (const std::size_t bytes :
+       {inline_bytes, intranode::max_inline_slots * inline_bytes, std::size_t{4 << 10}, std::size_t{16 << 10},
+        std::size_t{32 << 10}, std::size_t{64 << 10}})
     for (const std::size_t count : {bytes / parts / sizeof(T)})
       for (const std::size_t n : {count - (count > 0), count, count + 1})
         if (n != out.back()) out.push_back(n);
@@ -118,12 +119,12 @@ TEST_P(Groups, SeveralChunks) {
 TEST(Intranode, MoreChunksThanSlots) {
   constexpr Collective kinds[] = {Collective::broadcast, Collective::reduce, Collective::all_gather};
   constexpr std::size_t chunk = 4 << 10;
-  std::vector<TuningRule> cut;
+  std::vector<tuning::Rule> cut;
   for (const Collective kind : kinds)
     cut.push_back(
-        {.collective = kind, .scope = TuningScope::intra_node, .algorithm = "staged", .chunk = chunk});
+        {.collective = kind, .scope = tuning::Scope::intra_node, .algorithm = "staged", .chunk = chunk});
   run(4, 0, [&](Rank& me, Store&) {
-    me.engine.emplace(*me.transport, me.rank, me.size, IntranodeTuningTable(me.size, cut, "", {}, true));
+    me.engine.emplace(*me.transport, me.rank, me.size, tuning::IntranodeTable(me.size, cut, "", {}, true));
     std::uint32_t seed = 800;
     for (int i = 0; i < 4; ++i)
       for (const Collective kind : kinds)
@@ -138,7 +139,7 @@ template <class T>
 void check_slots(Rank& me) {
   std::uint32_t seed = 5000;
   for (const Collective kind : kinds)
-    for (std::size_t n = 0; n <= max_inline_slots * inline_bytes / sizeof(T) + 2; ++n)
+    for (std::size_t n = 0; n <= intranode::max_inline_slots * inline_bytes / sizeof(T) + 2; ++n)
       for (const bool in_place : {false, true})
         for (int again = 0; again < 2; ++again) {
           if (in_place && !has_form_in_place(kind)) continue;
@@ -219,31 +220,33 @@ TEST_P(Groups, RandomSequencesOfCalls) {
 // ---- the plan that is proved
 
 /// The step after the last one that a rank publishes in one call of ordinary memory, of bytes.
-StepNumber end_of_call(Rank& me, Collective kind, std::size_t bytes, StepNumber first) {
-  const MailboxView& view = me.transport->mailboxes()[0];
-  const IntranodeAlgorithm& entry = me.engine->table().find(kind, message_bytes(kind, bytes, me.size));
-  const bool exchanges = entry.try_zero_copy || entry.single_copy != SingleCopyPolicy::never;
-  const CallCase call{.kind = kind,
-                      .bytes = bytes,
-                      .access = exchanges ? MemoryAccess::staged_after_exchange : MemoryAccess::staged,
-                      .algorithm = entry};
-  const NodeCase node{.size = me.size,
-                      .ring_bytes = view.staging_bytes,
-                      .oversubscribed = me.transport->oversubscribed(),
-                      .first_step = first};
-  StepNumber end = first;
-  const std::vector<RankPlan> plans = make_rank_plans({&call, 1}, node);
-  for (const PlannedPhase& phase : plans[at(me.rank)].phases)
-    for (const PlannedMove& m : phase.moves)
-      if (m.slots && is_after(m.step + m.slots, end)) end = m.step + m.slots;
+intranode::StepNumber end_of_call(Rank& me, Collective kind, std::size_t bytes, intranode::StepNumber first) {
+  const MailboxView& view = me.transport->shared_memory()->mailboxes()[0];
+  const tuning::IntranodeAlgorithm& entry =
+      me.engine->table().find(kind, message_bytes(kind, bytes, me.size));
+  const bool exchanges = entry.try_zero_copy || entry.single_copy != tuning::SingleCopyPolicy::never;
+  const intranode::CallCase call{
+      .kind = kind,
+      .bytes = bytes,
+      .access = exchanges ? intranode::MemoryAccess::staged_after_exchange : intranode::MemoryAccess::staged,
+      .algorithm = entry};
+  const intranode::NodeCase node{.size = me.size,
+                                 .ring_bytes = view.staging_bytes,
+                                 .oversubscribed = me.transport->oversubscribed(),
+                                 .first_step = first};
+  intranode::StepNumber end = first;
+  const std::vector<intranode::RankPlan> plans = intranode::make_rank_plans({&call, 1}, node);
+  for (const intranode::PlannedPhase& phase : plans[at(me.rank)].phases)
+    for (const intranode::PlannedMove& m : phase.moves)
+      if (m.slots && intranode::is_after(m.step + m.slots, end)) end = m.step + m.slots;
   return end;
 }
 
 // Of calls that are made for the first time, so that each exchanges handles if its algorithm may.
 TEST_P(Groups, TheEnginePublishesTheStepsOfThePlan) {
   run(GetParam(), before_wrap, [](Rank& me, Store&) {
-    const Mailbox& own = *me.transport->mailboxes()[at(me.rank)].mailbox;
-    StepNumber end = before_wrap;
+    const Mailbox& own = *me.transport->shared_memory()->mailboxes()[at(me.rank)].mailbox;
+    intranode::StepNumber end = before_wrap;
     for (const std::size_t bytes : {8u, 100u, 1000u, 150'000u, 400'000u})
       for (const Collective kind : kinds) {
         if (kind == Collective::all_to_all_v) continue;
@@ -381,7 +384,7 @@ void progress_in_random_order(const std::vector<Rank*>& ranks,
     std::shuffle(order.begin(), order.end(), lot);
     for (const std::size_t r : order)
       for (unsigned moves = lot() % 6; moves > 0; --moves) {
-        IntranodeEngine& engine = *ranks[r]->engine;
+        intranode::Engine& engine = *ranks[r]->engine;
         if (engine.complete() && begun[r] < calls[r].size()) ranks[r]->start(calls[r][begun[r]++]);
         engine.advance();
       }
@@ -402,11 +405,12 @@ TEST(Intranode, NoDeadlockInAnyOrderOfProgress) {
       std::vector<Rank*> ranks(at(size));
       std::vector<std::vector<CollectiveCall>> calls(at(size));
       run(size, 0, [&](Rank& me, Store& store) {
-        const TuningRule two_shot{.collective = Collective::all_reduce,
-                                  .scope = TuningScope::intra_node,
-                                  .algorithm = "two_shot",
-                                  .chunk = chunk};
-        me.engine.emplace(*me.transport, me.rank, size, IntranodeTuningTable(size, {two_shot}, "", {}, true));
+        const tuning::Rule two_shot{.collective = Collective::all_reduce,
+                                    .scope = tuning::Scope::intra_node,
+                                    .algorithm = "two_shot",
+                                    .chunk = chunk};
+        me.engine.emplace(*me.transport, me.rank, size,
+                          tuning::IntranodeTable(size, {two_shot}, "", {}, true));
         std::vector<std::unique_ptr<Buffers<float>>> buffers;
         for (std::uint32_t i = 0; i < 6; ++i) {
           const Collective kind = i % 3 == 2 ? Collective::reduce_scatter : Collective::all_reduce;
@@ -472,7 +476,7 @@ TEST(Intranode, AZeroCopyCallCompletesWhenPeersHaveWrittenTheirShards) {
 TEST(Intranode, ALargeZeroCopyCallMovesInBoundedChunks) {
   run(2, 0, [](Rank& me, Store& store) {
     constexpr std::size_t n =
-        3 * IntranodeEngine::max_spin_bytes / sizeof(float);  // half of it is more than one spin moves
+        3 * intranode::Engine::max_spin_bytes / sizeof(float);  // half of it is more than one spin moves
     const auto in = me.transport->allocate(n * sizeof(float)),
                out = me.transport->allocate(n * sizeof(float));
     auto* const x = reinterpret_cast<float*>(in.get());

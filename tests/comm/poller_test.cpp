@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 
 struct Pair {
   UniqueFd here, there;
-  FdEvents watched;
+  net::FdEvents watched;
   Pair() {
     int fd[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
@@ -46,7 +46,7 @@ class Pollers : public testing::TestWithParam<int> {
     }
     p.watched.events &= ~static_cast<std::uint32_t>(EPOLLIN);
   }
-  Poller poller;
+  net::Poller poller;
   std::deque<Pair> pairs;
 };
 
@@ -83,7 +83,7 @@ TEST_P(Pollers, AClosedPeerIsReportedOnce) {
 
 TEST_P(Pollers, ASignalEndsASleepOnce) {
   for (int i = 0; i < 3; ++i) {
-    std::thread other([&] { Poller::ring_doorbell(poller.doorbell()); });
+    std::thread other([&] { net::Poller::ring_doorbell(poller.doorbell()); });
     EXPECT_TRUE(poller.poll(milliseconds(1000)));
     other.join();
     EXPECT_FALSE(poller.poll(microseconds(0)));

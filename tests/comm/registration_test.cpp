@@ -517,7 +517,7 @@ struct Ring {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-void call(IntranodeEngine& engine, Transport& transport, const CollectiveCall& op, std::uint32_t sequence) {
+void call(intranode::Engine& engine, Transport& transport, const CollectiveCall& op, std::uint32_t sequence) {
   engine.start(op, sequence);
   test::drive(transport, [&] { return engine.spin(20); });
 }
@@ -526,7 +526,7 @@ void expect_direct(int size, Kind of_last_rank, bool direct) {
   use_mmap_for_large_blocks();
   run_ranks(size, [&](int rank, auto store) {
     const auto transport = test::connect(rank, size, *store, {"shm"});
-    IntranodeEngine engine(*transport, rank, size);
+    intranode::Engine engine(*transport, rank, size);
     std::uint32_t sequence = 0;
     for (const std::size_t n : {std::size_t{40'000}, std::size_t{40'001}, std::size_t{1'000'003}}) {
       std::vector<float> in(n), out(n, -1.0f);

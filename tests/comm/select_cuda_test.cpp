@@ -9,12 +9,12 @@ namespace {
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
-CudaLaunchPlan all_reduce(std::size_t bytes, int size, const std::string& forced = {}) {
-  return select_cuda_launch({.collective = Collective::all_reduce,
-                             .bytes = bytes,
-                             .size = size,
-                             .max_blocks = 64,
-                             .override_name = forced});
+tuning::CudaLaunchPlan all_reduce(std::size_t bytes, int size, const std::string& forced = {}) {
+  return tuning::select_cuda_launch({.collective = Collective::all_reduce,
+                                     .bytes = bytes,
+                                     .size = size,
+                                     .max_blocks = 64,
+                                     .override_name = forced});
 }
 
 TEST(SelectCuda, SmallAllReducesAreOneShot) {
@@ -42,7 +42,7 @@ TEST(SelectCuda, OneShotIsNeverZeroCopy) {
   for (const std::size_t bytes : {std::size_t{0}, KiB, MiB, 64 * MiB})
     for (const int size : {1, 2, 3, 8, 16})
       for (const char* forced : {"", "one_shot", "two_shot"}) {
-        const CudaLaunchPlan c = all_reduce(bytes, size, forced);
+        const tuning::CudaLaunchPlan c = all_reduce(bytes, size, forced);
         EXPECT_EQ(c.zero_copy, c.two_shot);
       }
 }
@@ -51,18 +51,20 @@ TEST(SelectCuda, BlocksGrowWithTheBufferUpToTheCard) {
   EXPECT_EQ(all_reduce(0, 2).blocks, 1);
   EXPECT_EQ(all_reduce(64 * KiB, 2).blocks, 4);
   EXPECT_EQ(all_reduce(64 * MiB, 2).blocks, 64);
-  EXPECT_EQ(select_cuda_launch({.collective = Collective::all_gather, .bytes = MiB, .max_blocks = 3}).blocks,
+  EXPECT_EQ(tuning::select_cuda_launch({.collective = Collective::all_gather, .bytes = MiB, .max_blocks = 3})
+                .blocks,
             3);
   EXPECT_EQ(all_reduce(KiB, 2).threads, 128);
   EXPECT_EQ(all_reduce(64 * MiB, 2).threads, 512);
 }
 
 TEST(SelectCuda, AllToAllVChoosesWithoutItsCounts) {
-  const CudaSelectionQuery q{.collective = Collective::all_to_all_v, .bytes = 1, .size = 4, .max_blocks = 8};
-  CudaSelectionQuery other = q;
+  const tuning::CudaSelectionQuery q{
+      .collective = Collective::all_to_all_v, .bytes = 1, .size = 4, .max_blocks = 8};
+  tuning::CudaSelectionQuery other = q;
   other.bytes = 64 * MiB;
-  EXPECT_EQ(select_cuda_launch(q).blocks, select_cuda_launch(other).blocks);
-  EXPECT_EQ(select_cuda_launch(q).zero_copy, select_cuda_launch(other).zero_copy);
+  EXPECT_EQ(tuning::select_cuda_launch(q).blocks, tuning::select_cuda_launch(other).blocks);
+  EXPECT_EQ(tuning::select_cuda_launch(q).zero_copy, tuning::select_cuda_launch(other).zero_copy);
 }
 
 }  // namespace

@@ -10,8 +10,8 @@
 namespace rz {
 namespace {
 
-std::vector<SelectionQuery> queries() {
-  std::vector<SelectionQuery> all;
+std::vector<tuning::SelectionQuery> queries() {
+  std::vector<tuning::SelectionQuery> all;
   for (int c = 0; c < collective_count; ++c) {
     if (Collective(c) == Collective::send || Collective(c) == Collective::recv) continue;
     for (std::size_t bytes :
@@ -25,22 +25,22 @@ std::vector<SelectionQuery> queries() {
 }
 
 TEST(Select, SelectsAnAlgorithmForEveryQuery) {
-  for (const SelectionQuery& q : queries()) EXPECT_EQ(select(q).collective, q.collective);
+  for (const tuning::SelectionQuery& q : queries()) EXPECT_EQ(tuning::select(q).collective, q.collective);
 }
 
 TEST(Select, DeterministicSumsInRankOrder) {
-  for (const SelectionQuery& q : queries())
+  for (const tuning::SelectionQuery& q : queries())
     if (q.deterministic && traits(q.collective).reduces) {
-      EXPECT_TRUE(select(q).rank_order) << name(q.collective) << ' ' << q.bytes << ' ' << q.size;
+      EXPECT_TRUE(tuning::select(q).rank_order) << name(q.collective) << ' ' << q.bytes << ' ' << q.size;
     }
 }
 
 // A sum in one step rounds small floats once, so their results do not depend on the size of a bucket either.
 TEST(Select, DeterministicRoundsOnce) {
-  for (const SelectionQuery& q : queries()) {
+  for (const tuning::SelectionQuery& q : queries()) {
     if (!q.deterministic || !traits(q.collective).reduces || q.size > 65) continue;
-    for (const Step& step : select(q).schedule({0, q.size, 0}).steps)
-      if (step.kind == Step::reduce && (step.final || step.operands.size() > 1)) {
+    for (const schedule::Step& step : tuning::select(q).schedule({0, q.size, 0}).steps)
+      if (step.kind == schedule::Step::reduce && (step.final || step.operands.size() > 1)) {
         EXPECT_TRUE(step.final);
         EXPECT_EQ(step.operands.size(), static_cast<std::size_t>(q.size));
       }
@@ -48,45 +48,46 @@ TEST(Select, DeterministicRoundsOnce) {
 }
 
 TEST(Select, EveryChoiceIsProvedForItsGroup) {
-  for (const SelectionQuery& q : queries())
+  for (const tuning::SelectionQuery& q : queries())
     if (q.size <= 9) {
-      const Verification proof = verify(select(q).schedule, q.collective, q.size, 0, InPlace::none);
+      const schedule::Verification proof =
+          schedule::verify(tuning::select(q).schedule, q.collective, q.size, 0, schedule::InPlace::none);
       ASSERT_TRUE(proof) << proof.error;
     }
 }
 
 TEST(Select, IsAPureFunction) {
-  for (const SelectionQuery& q : queries()) EXPECT_EQ(&select(q), &select(q));
+  for (const tuning::SelectionQuery& q : queries()) EXPECT_EQ(&tuning::select(q), &tuning::select(q));
 }
 
 TEST(Select, SmallAndLargeBuffersUseDifferentAlgorithms) {
-  EXPECT_STREQ(select({Collective::all_reduce, 8, 2}).name, "one_shot");
-  EXPECT_STREQ(select({Collective::all_reduce, 25 << 20, 2}).name, "two_shot");
-  EXPECT_STREQ(select({Collective::all_reduce, 64 << 10, 2, false}).name, "one_shot");
-  EXPECT_STREQ(select({Collective::all_reduce, 1 << 20, 2, false}).name, "two_shot");
-  EXPECT_STREQ(select({Collective::all_reduce, 32 << 10, 4, false}).name, "one_shot");
-  EXPECT_STREQ(select({Collective::all_reduce, 64 << 10, 3, false}).name, "one_shot");
-  EXPECT_STREQ(select({Collective::all_reduce, 64 << 10, 4, false}).name, "one_shot");
-  EXPECT_STREQ(select({Collective::all_reduce, 48 << 10, 5, false}).name, "one_shot");
-  EXPECT_STREQ(select({Collective::all_reduce, 256 << 10, 4, false}).name, "two_shot");
-  EXPECT_STREQ(select({Collective::all_reduce, 8, 64, false, false}).name, "tree");
-  EXPECT_STREQ(select({Collective::all_reduce, 1 << 20, 64, false, false}).name, "halving_doubling");
-  EXPECT_STREQ(select({Collective::all_reduce, 25 << 20, 64, false, false}).name, "ring");
-  EXPECT_STREQ(select({Collective::all_reduce, 25 << 20, 64, false, true}).name, "two_shot");
-  EXPECT_STREQ(select({Collective::broadcast, 1 << 20, 4}).name, "scatter_all_gather");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 8, 2}).name, "one_shot");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 25 << 20, 2}).name, "two_shot");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 64 << 10, 2, false}).name, "one_shot");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 1 << 20, 2, false}).name, "two_shot");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 32 << 10, 4, false}).name, "one_shot");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 64 << 10, 3, false}).name, "one_shot");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 64 << 10, 4, false}).name, "one_shot");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 48 << 10, 5, false}).name, "one_shot");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 256 << 10, 4, false}).name, "two_shot");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 8, 64, false, false}).name, "tree");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 1 << 20, 64, false, false}).name, "halving_doubling");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 25 << 20, 64, false, false}).name, "ring");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 25 << 20, 64, false, true}).name, "two_shot");
+  EXPECT_STREQ(tuning::select({Collective::broadcast, 1 << 20, 4}).name, "scatter_all_gather");
 }
 
 TEST(Select, AForcedNameWins) {
-  for (const Algorithm& a : algorithms())
+  for (const schedule::Algorithm& a : schedule::algorithms())
     for (std::size_t bytes : {8, 1 << 28}) {
-      const SelectionQuery q{a.collective, bytes, 4, true, a.rank_order, a.name};
-      EXPECT_EQ(&select(q), &a) << a.name;
+      const tuning::SelectionQuery q{a.collective, bytes, 4, true, a.rank_order, a.name};
+      EXPECT_EQ(&tuning::select(q), &a) << a.name;
     }
 }
 
-void expect_config_error(const SelectionQuery& q, const std::vector<const char*>& parts) {
+void expect_config_error(const tuning::SelectionQuery& q, const std::vector<const char*>& parts) {
   try {
-    select(q);
+    tuning::select(q);
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Errc::config);
@@ -102,25 +103,27 @@ TEST(Select, AForcedNameThatDoesNotExistListsTheChoices) {
 TEST(Select, AForcedNameOutOfRankOrderIsRefusedWhenDeterministic) {
   expect_config_error({Collective::all_reduce, 8, 2, true, true, "ring"},
                       {"'ring'", "rank order", "choose one of one_shot, two_shot, chain,", "deterministic"});
-  EXPECT_STREQ(select({Collective::all_reduce, 8, 2, true, false, "ring"}).name, "ring");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 8, 2, true, false, "ring"}).name, "ring");
 }
 
 // Placements of eight ranks: on two nodes, on eight nodes, and all on one.
-SelectionQuery over_hosts(Collective c, std::size_t bytes, int hosts) {
-  SelectionQuery q{c, bytes, 8, hosts == 1};
+tuning::SelectionQuery over_hosts(Collective c, std::size_t bytes, int hosts) {
+  tuning::SelectionQuery q{c, bytes, 8, hosts == 1};
   q.nodes = hosts;
   return q;
 }
 
 TEST(Select, MultiRankNodesUseAHierarchicalAlgorithm) {
-  EXPECT_STREQ(select(over_hosts(Collective::all_reduce, 1 << 16, 4)).name, "hierarchical_chain");
-  EXPECT_STREQ(select(over_hosts(Collective::all_reduce, 64 << 20, 4)).name, "hierarchical_chain_all_gather");
+  EXPECT_STREQ(tuning::select(over_hosts(Collective::all_reduce, 1 << 16, 4)).name, "hierarchical_chain");
+  EXPECT_STREQ(tuning::select(over_hosts(Collective::all_reduce, 64 << 20, 4)).name,
+               "hierarchical_chain_all_gather");
   for (const std::size_t bytes : {std::size_t{1} << 16, std::size_t{64} << 20}) {
-    EXPECT_STREQ(select(over_hosts(Collective::all_gather, bytes, 2)).name, "hierarchical");
+    EXPECT_STREQ(tuning::select(over_hosts(Collective::all_gather, bytes, 2)).name, "hierarchical");
     for (const int hosts : {1, 8})
       for (const Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather,
                                  Collective::broadcast, Collective::reduce})
-        EXPECT_FALSE(select(over_hosts(c, bytes, hosts)).is(hierarchical)) << name(c) << ' ' << hosts;
+        EXPECT_FALSE(tuning::select(over_hosts(c, bytes, hosts)).is(schedule::hierarchical))
+            << name(c) << ' ' << hosts;
   }
 }
 
@@ -129,9 +132,9 @@ TEST(Select, RankOrderedHierarchyNeedsContiguousNodes) {
     if (Collective(c) == Collective::send || Collective(c) == Collective::recv) continue;
     for (const bool deterministic : {false, true})
       for (std::size_t bytes = 1; bytes < std::size_t{1} << 30; bytes *= 8) {
-        SelectionQuery q = over_hosts(Collective(c), bytes, 2);
+        tuning::SelectionQuery q = over_hosts(Collective(c), bytes, 2);
         q.contiguous_nodes = false, q.deterministic = deterministic;
-        EXPECT_FALSE(select(q).is(contiguous_nodes)) << name(q.collective) << ' ' << bytes;
+        EXPECT_FALSE(tuning::select(q).is(schedule::contiguous_nodes)) << name(q.collective) << ' ' << bytes;
       }
   }
 }
@@ -139,23 +142,23 @@ TEST(Select, RankOrderedHierarchyNeedsContiguousNodes) {
 TEST(Select, PartialSumsAreNotRounded) {
   for (const Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::reduce})
     for (std::size_t bytes = 1; bytes < std::size_t{1} << 30; bytes *= 8) {
-      SelectionQuery q = over_hosts(c, bytes, 2);
+      tuning::SelectionQuery q = over_hosts(c, bytes, 2);
       q.rounds_partials = true;
-      EXPECT_FALSE(select(q).is(rounds_partials)) << name(c) << ' ' << bytes;
+      EXPECT_FALSE(tuning::select(q).is(schedule::rounds_partials)) << name(c) << ' ' << bytes;
     }
 }
 
 TEST(Select, AForcedNameThatThePlacementForbidsIsRefused) {
-  SelectionQuery q = over_hosts(Collective::all_reduce, 8, 2);
+  tuning::SelectionQuery q = over_hosts(Collective::all_reduce, 8, 2);
   q.override_name = "hierarchical_chain";
-  EXPECT_STREQ(select(q).name, "hierarchical_chain");
+  EXPECT_STREQ(tuning::select(q).name, "hierarchical_chain");
   q.contiguous_nodes = false;
   expect_config_error(q, {"'hierarchical_chain'", "consecutive ranks"});
 }
 
 TEST(Select, SendHasNoAlgorithm) {
-  EXPECT_THROW(select({Collective::send, 8, 2}), Error);
-  EXPECT_THROW(select({Collective::all_reduce, 8, 0}), Error);
+  EXPECT_THROW(tuning::select({Collective::send, 8, 2}), Error);
+  EXPECT_THROW(tuning::select({Collective::all_reduce, 8, 0}), Error);
 }
 
 }  // namespace

@@ -454,24 +454,24 @@ TEST(SharedMemoryAllocator, ManyThreadsAllocateAndFree) {
 
 // Unauthenticated peers on the listening socket of a handshake are dropped.
 TEST(Handshake, UnauthenticatedPeersOnTheUnixSocketAreRejected) {
-  const std::string name = "ringzero-test-" + random_hex();
-  const JobId job = random_id();
+  const std::string name = "ringzero-test-" + net::random_hex();
+  const net::JobId job = net::random_id();
   test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    const HandshakeInfo me{job, rank, 2, {}};
+    const net::HandshakeInfo me{job, rank, 2, {}};
     if (rank == 1) {
       store->get("listening", Deadline::after(seconds(10)));
-      UniqueFd mute = connect_unix(name, Deadline::after(seconds(1)));
-      UniqueFd liar = connect_unix(name, Deadline::after(seconds(1)));
+      UniqueFd mute = net::connect_unix(name, Deadline::after(seconds(1)));
+      UniqueFd liar = net::connect_unix(name, Deadline::after(seconds(1)));
       const std::string nonsense(40, 'x');
       EXPECT_EQ(send(liar.get(), nonsense.data(), nonsense.size(), MSG_NOSIGNAL), 40);
-      std::vector<Connection> calls;
-      calls.push_back({0, 0, connect_unix(name, Deadline::after(seconds(1))), {}, name});
-      EXPECT_EQ(handshake(me, -1, std::move(calls), {}, 1, Deadline::after(seconds(10))).size(), 1u);
+      std::vector<net::Connection> calls;
+      calls.push_back({0, 0, net::connect_unix(name, Deadline::after(seconds(1))), {}, name});
+      EXPECT_EQ(net::handshake(me, -1, std::move(calls), {}, 1, Deadline::after(seconds(10))).size(), 1u);
       return;
     }
-    const UniqueFd listener = listen_unix(name);
+    const UniqueFd listener = net::listen_unix(name);
     store->set("listening", "");
-    const auto met = handshake(me, listener.get(), {}, {1}, 1, Deadline::after(seconds(10)));
+    const auto met = net::handshake(me, listener.get(), {}, {1}, 1, Deadline::after(seconds(10)));
     ASSERT_EQ(met.size(), 1u);
     EXPECT_EQ(met[0].rank, 1);
   });
@@ -480,7 +480,7 @@ TEST(Handshake, UnauthenticatedPeersOnTheUnixSocketAreRejected) {
 // Ranks may see different caches, and must still compute the same staging offsets.
 TEST(ShmMailboxes, UsesTheSmallestRingSizeOfAll) {
   constexpr std::size_t small = 1 << 20, large = 4 << 20;
-  const JobId job = random_id();
+  const net::JobId job = net::random_id();
   const std::vector<int> ranks{0, 1};
   const auto monitor = [](int rank) { return std::make_shared<LinkMonitor>(rank, std::vector{0, 0}, false); };
   ShmTransport a(monitor(0), ranks, large), b(monitor(1), ranks, small);

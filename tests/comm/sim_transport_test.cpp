@@ -28,9 +28,9 @@ using test::SimTransport;
 // ---- collectives ----
 
 /// Ranks per node: hierarchical algorithms depend on it. Groups of 10 or more have one placement.
-std::vector<int> ranks_per_node(const Algorithm& a, int size) {
+std::vector<int> ranks_per_node(const schedule::Algorithm& a, int size) {
   if (size >= 10) return {8};
-  if (!a.is(hierarchical)) return {1};
+  if (!a.is(schedule::hierarchical)) return {1};
   return {1, 2, 3, size};
 }
 
@@ -41,7 +41,8 @@ std::vector<int> nodes_of(int size, int per_node) {
 }
 
 template <class T>
-void expect_exact(const Algorithm& a, int size, std::size_t count, std::uint64_t seed, int calls = 2) {
+void expect_exact(const schedule::Algorithm& a, int size, std::size_t count, std::uint64_t seed,
+                  int calls = 2) {
   for (const int per_node : ranks_per_node(a, size))
     for (const int root :
          traits(a.collective).rooted() && size > 1 ? std::vector{0, size - 1} : std::vector{0}) {
@@ -55,10 +56,11 @@ void expect_exact(const Algorithm& a, int size, std::size_t count, std::uint64_t
     }
 }
 
-class EveryAlgorithmOverSim : public testing::TestWithParam<Algorithm> {};
-INSTANTIATE_TEST_SUITE_P(List, EveryAlgorithmOverSim, testing::ValuesIn(algorithms()), [](const auto& info) {
-  return std::string(name(info.param.collective)) + "_" + info.param.name;
-});
+class EveryAlgorithmOverSim : public testing::TestWithParam<schedule::Algorithm> {};
+INSTANTIATE_TEST_SUITE_P(List, EveryAlgorithmOverSim, testing::ValuesIn(schedule::algorithms()),
+                         [](const auto& info) {
+                           return std::string(name(info.param.collective)) + "_" + info.param.name;
+                         });
 
 TEST_P(EveryAlgorithmOverSim, GivesExactResults) {
   for (int size = 1; size <= 9; ++size) {
@@ -77,8 +79,8 @@ constexpr Collective all_reduce = Collective::all_reduce;
 
 SimTime end_time(std::uint64_t seed) {
   SimNetwork network(5, {.seed = seed});
-  test::SimCollective<std::uint32_t> collective(network, find_algorithm(all_reduce, "ring").schedule,
-                                                all_reduce, 0, 5000);
+  test::SimCollective<std::uint32_t> collective(
+      network, schedule::find_algorithm(all_reduce, "ring").schedule, all_reduce, 0, 5000);
   collective.run();
   return network.now();
 }
@@ -282,7 +284,7 @@ TEST(SimTransport, HostsAreThoseOfTheOptions) {
 // ---- faults ----
 
 TEST(SimNetwork, ARankThatStopsIsNamedByAllOthersInBoundedTime) {
-  for (const Algorithm& a : algorithms()) {
+  for (const schedule::Algorithm& a : schedule::algorithms()) {
     if (a.collective != all_reduce) continue;
     for (const std::uint64_t seed : {1, 2, 3})
       for (const int victim : {0, 3}) {
@@ -309,8 +311,8 @@ TEST(SimNetwork, ALinkThatDropsOutFailsTheGroupWithOneCulprit) {
   for (const std::uint64_t seed : {1, 2, 3, 4}) {
     SimNetwork network(4, {.seed = seed});
     network.drop_link(1, 2, SimTime(25'000));
-    test::SimCollective<std::uint32_t> collective(network, find_algorithm(all_reduce, "ring").schedule,
-                                                  all_reduce, 0, 20'000);
+    test::SimCollective<std::uint32_t> collective(
+        network, schedule::find_algorithm(all_reduce, "ring").schedule, all_reduce, 0, 20'000);
     const auto errors = network.run_until_complete(collective.programs());
     for (const auto& e : errors) {
       ASSERT_TRUE(e);
@@ -353,8 +355,8 @@ TEST(SimNetwork, ControlMessagesAreLostWithTheirLink) {
 
 TEST(SimNetwork, AnAbortReachesEveryRank) {
   SimNetwork network(3);
-  test::SimCollective<std::uint32_t> collective(network, find_algorithm(all_reduce, "ring").schedule,
-                                                all_reduce, 0, 20'000);
+  test::SimCollective<std::uint32_t> collective(
+      network, schedule::find_algorithm(all_reduce, "ring").schedule, all_reduce, 0, 20'000);
   network.transport(1).abort({1, Errc::aborted, "rank 1 ends the group"});
   for (const auto& e : network.run_until_complete(collective.programs())) {
     ASSERT_TRUE(e);
@@ -366,8 +368,8 @@ TEST(SimNetwork, AnAbortReachesEveryRank) {
 
 TEST(SimNetwork, AnErrorOfOneRankFailsTheGroup) {
   SimNetwork network(3);
-  test::SimCollective<std::uint32_t> collective(network, find_algorithm(all_reduce, "ring").schedule,
-                                                all_reduce, 0, 100);
+  test::SimCollective<std::uint32_t> collective(
+      network, schedule::find_algorithm(all_reduce, "ring").schedule, all_reduce, 0, 100);
   std::vector<SimProgram> programs = collective.programs();
   programs[2].advance = []() -> bool { throw Error(Errc::mismatch, "not this call", 2); };
   const auto errors = network.run_until_complete(programs);
@@ -379,10 +381,12 @@ TEST(SimNetwork, AnErrorOfOneRankFailsTheGroup) {
 }
 
 /// Rank 1 sends nothing to rank 2.
-Schedule with_a_send_left_out(RankContext context) {
-  Schedule s = find_algorithm(all_reduce, "two_shot").schedule(context);
+schedule::Schedule with_a_send_left_out(schedule::RankContext context) {
+  schedule::Schedule s = schedule::find_algorithm(all_reduce, "two_shot").schedule(context);
   if (context.rank == 1)
-    std::erase_if(s.steps, [](const Step& step) { return step.kind == Step::send && step.peer == 2; });
+    std::erase_if(s.steps, [](const schedule::Step& step) {
+      return step.kind == schedule::Step::send && step.peer == 2;
+    });
   return s;
 }
 
@@ -401,7 +405,8 @@ TEST(SimNetwork, NoRankLeavesABarrierBeforeAllHaveEntered) {
   for (std::uint64_t seed = 1; seed <= 30; ++seed) {
     SimNetwork network(16, {.seed = seed});
     test::SimCollective<std::uint32_t> collective(
-        network, find_algorithm(Collective::barrier, "dissemination").schedule, Collective::barrier, 0, 0, 1);
+        network, schedule::find_algorithm(Collective::barrier, "dissemination").schedule, Collective::barrier,
+        0, 0, 1);
     std::vector<SimProgram> programs = collective.programs();
     SimTime last_entry{}, first_exit = SimTime::max();
     std::vector<bool> entered(programs.size());

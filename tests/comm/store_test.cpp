@@ -240,7 +240,7 @@ TEST(TcpStore, TooLongIsRefusedBeforeItIsSent) {
 
 TEST(TcpStore, GarbageOnThePortIsRejected) {
   const auto store = tcp_store("127.0.0.1:0", true);
-  const SocketAddress address = resolve({"127.0.0.1", tcp_store_port(*store)}).front();
+  const net::SocketAddress address = net::resolve({"127.0.0.1", tcp_store_port(*store)}).front();
   constexpr std::uint32_t magic = store_wire::request_magic;
   const Request headers[] = {
       {0, 4, 0, 0, 0, 0, 0},          {magic, 0, 0, 0, 0, 0, 0},
@@ -250,7 +250,7 @@ TEST(TcpStore, GarbageOnThePortIsRejected) {
   std::vector<std::string> garbage{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", std::string(100'000, '\xff')};
   for (const Request& h : headers) garbage.emplace_back(reinterpret_cast<const char*>(&h), sizeof h);
   for (const auto& bytes : garbage) {
-    const UniqueFd socket = connect_tcp(address, soon());
+    const UniqueFd socket = net::connect_tcp(address, soon());
     ASSERT_TRUE(socket);
     send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     char c;
@@ -261,7 +261,7 @@ TEST(TcpStore, GarbageOnThePortIsRejected) {
     EXPECT_TRUE(n == 0 || (n < 0 && errno == ECONNRESET)) << n;
   }
   // A client that sends half of a request and stays connected does no harm either.
-  const UniqueFd half = connect_tcp(address, soon());
+  const UniqueFd half = net::connect_tcp(address, soon());
   send(half.get(), &headers[1], 10, MSG_NOSIGNAL);
   store->set("key", "value");
   EXPECT_EQ(store->get("key", soon()), "value");
@@ -270,7 +270,8 @@ TEST(TcpStore, GarbageOnThePortIsRejected) {
 /// A connection that this test writes to directly.
 class RawClient {
  public:
-  explicit RawClient(int port) : socket_(connect_tcp(resolve({"127.0.0.1", port}).front(), soon())) {
+  explicit RawClient(int port)
+      : socket_(net::connect_tcp(net::resolve({"127.0.0.1", port}).front(), soon())) {
     require(static_cast<bool>(socket_), Errc::system, "connect: ", std::strerror(errno));
   }
   int fd() const { return socket_.get(); }
@@ -479,8 +480,8 @@ TEST(TcpStore, AServerWithoutDescriptorsBacksOff) {
 }
 
 TEST(TcpStore, AnOccupiedPortIsAwaited) {
-  UniqueFd other = listen_tcp(resolve({"127.0.0.1", 0}).front());
-  const int port = local_address(other.get()).port();
+  UniqueFd other = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  const int port = net::local_address(other.get()).port();
   std::thread holder([&] {
     std::this_thread::sleep_for(milliseconds(100));
     other.close();
@@ -497,14 +498,14 @@ TEST(TcpStore, AnOccupiedPortIsAwaited) {
 /// A port whose listener neither accepts nor refuses further connections.
 class SilentPort {
  public:
-  explicit SilentPort(const SocketAddress& address)
+  explicit SilentPort(const net::SocketAddress& address)
       : listener_(socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     const int on = 1;
     setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (bind(listener_.get(), address.get(), address.size) != 0) fail_errno("bind");
     if (listen(listener_.get(), 0) != 0) fail_errno("listen");
-    const SocketAddress at = local_address(listener_.get());
-    while ((fill_.push_back(connect_tcp(at, Deadline::after(milliseconds(200)))), fill_.back()))
+    const net::SocketAddress at = net::local_address(listener_.get());
+    while ((fill_.push_back(net::connect_tcp(at, Deadline::after(milliseconds(200)))), fill_.back()))
       ;
   }
 
@@ -514,11 +515,11 @@ class SilentPort {
 };
 
 TEST(TcpStore, AnUnresponsiveAddressIsSkipped) {
-  const auto addresses = resolve({"localhost", 0});
+  const auto addresses = net::resolve({"localhost", 0});
   if (addresses.size() < 2) GTEST_SKIP() << "localhost has one address here";
   // The server uses the first address, so the silent one becomes the first by serving on the last.
-  const auto server = tcp_store(join_host_port(addresses.back().host(), 0), true);
-  SocketAddress first = addresses.front();
+  const auto server = tcp_store(net::join_host_port(addresses.back().host(), 0), true);
+  net::SocketAddress first = addresses.front();
   first.set_port(tcp_store_port(*server));
   const SilentPort silent(first);
   const auto start = Deadline::Clock::now();
@@ -571,10 +572,10 @@ TEST(TcpStore, ARequestOfAnotherLaunchIsRefused) {
 template <class F>
 int port_before_a_free_one(const F& first) {
   for (;;) {
-    SocketAddress address = resolve({"127.0.0.1", 0}).front();
-    const int port = local_address(listen_tcp(address).get()).port();
+    net::SocketAddress address = net::resolve({"127.0.0.1", 0}).front();
+    const int port = net::local_address(net::listen_tcp(address).get()).port();
     address.set_port(port + 1);
-    if (port == 65535 || !listen_tcp_if_free(address)) continue;
+    if (port == 65535 || !net::listen_tcp_if_free(address)) continue;
     address.set_port(port);
     first(address);
     return port;
@@ -583,7 +584,8 @@ int port_before_a_free_one(const F& first) {
 
 TEST(TcpStore, AForeignPortIsSkipped) {
   std::unique_ptr<SilentPort> silent;
-  const int port = port_before_a_free_one([&](const SocketAddress& a) { silent.reset(new SilentPort(a)); });
+  const int port =
+      port_before_a_free_one([&](const net::SocketAddress& a) { silent.reset(new SilentPort(a)); });
   const std::string address = concat("127.0.0.1:", port);
   const auto server = tcp_store(address, {.serve = true, .launch = "ours", .ports = 2});
   EXPECT_EQ(tcp_store_port(*server), port + 1);
@@ -593,8 +595,9 @@ TEST(TcpStore, AForeignPortIsSkipped) {
 
 TEST(TcpStore, ThePortOfAnotherLaunchIsSkipped) {
   std::shared_ptr<Store> theirs;
-  const int port = port_before_a_free_one(
-      [&](const SocketAddress& a) { theirs = tcp_store(a.text(), {.serve = true, .launch = "theirs"}); });
+  const int port = port_before_a_free_one([&](const net::SocketAddress& a) {
+    theirs = tcp_store(a.text(), {.serve = true, .launch = "theirs"});
+  });
   const std::string address = concat("127.0.0.1:", port);
   const auto ours = tcp_store(address, {.serve = true, .launch = "ours", .ports = 2});
   tcp_store(address, {.launch = "ours", .ports = 2})->set("key", "value");
@@ -607,7 +610,8 @@ TEST(TcpStore, EveryPortIsSearched) {
   constexpr int ports = 8;
   TcpStoreOptions options{.launch = concat("ours ", getpid()), .ports = ports};
   for (int tries = 0; tries < 20; ++tries) {
-    const int first = local_address(listen_tcp(resolve({"127.0.0.1", 0}).front()).get()).port();
+    const int first =
+        net::local_address(net::listen_tcp(net::resolve({"127.0.0.1", 0}).front()).get()).port();
     std::vector<std::shared_ptr<Store>> stores;
     try {
       for (int i = 0; i < ports; ++i) {

@@ -58,20 +58,21 @@ TEST(Tcp, UnauthenticatedPeersAreRejected) {
     std::vector<UniqueFd> idle_connections;
     const auto attack = [&](Store& s) {
       if (rank != 2) return;
-      const auto address = resolve(parse_host_port(tcp_address(s.get("address/0", soon())))).front();
+      const auto address =
+          net::resolve(net::parse_host_port(tcp_address(s.get("address/0", soon())))).front();
       struct {
         char magic[8] = {'r', 'i', 'n', 'g', 'z', 'e', 'r', 'o'};
         std::uint32_t version = 1, rank = 2, size = 3, index = 0;
-        JobId job{};  // not this job's
+        net::JobId job{};  // not this job's
       } hello;
       const std::string wrong_job(reinterpret_cast<const char*>(&hello), sizeof hello);
       for (const auto& bytes : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100'000, '\xff'),
                                 wrong_job, wrong_job.substr(0, 20), std::string()}) {
-        idle_connections.push_back(connect_tcp(address, soon()));
+        idle_connections.push_back(net::connect_tcp(address, soon()));
         ASSERT_TRUE(idle_connections.back());
         send(idle_connections.back().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       }
-      for (int i = 0; i < 100; ++i) idle_connections.push_back(connect_tcp(address, soon()));  // a scan
+      for (int i = 0; i < 100; ++i) idle_connections.push_back(net::connect_tcp(address, soon()));  // a scan
     };
     HookStore hooked(store, attack);
     const auto t = test::connect(rank, 3, hooked, {"tcp"});
@@ -80,14 +81,15 @@ TEST(Tcp, UnauthenticatedPeersAreRejected) {
 }
 
 /// Acts as rank 1 of 2 up to the handshake; returns its sockets in order of index.
-std::vector<Connection> play_rank_1(Store& store) {
+std::vector<net::Connection> play_rank_1(Store& store) {
   const PeerInfo peer_info = exchange_peer_info(1, 2, store, {"tcp", "", 1}, soon());
   const auto entries = store_all_gather(1, 2, store, "address", " ", soon());
   const std::string address = tcp_address(entries[0]);
-  std::vector<Connection> calls;
+  std::vector<net::Connection> calls;
   for (int i = 0; i < 3; ++i)
-    calls.push_back({0, i, start_connect(resolve(parse_host_port(address)).front()), {}, address});
-  auto met = handshake({peer_info.job_id, 1, 2, {}}, -1, std::move(calls), {}, 1, soon());
+    calls.push_back(
+        {0, i, net::start_connect(net::resolve(net::parse_host_port(address)).front()), {}, address});
+  auto met = net::handshake({peer_info.job_id, 1, 2, {}}, -1, std::move(calls), {}, 1, soon());
   std::sort(met.begin(), met.end(), [](auto& a, auto& b) { return a.index < b.index; });
   return met;
 }
@@ -184,7 +186,7 @@ TEST(Tcp, ListensOnTheChosenInterfaceOnly) {
   EXPECT_TRUE(choose_address("", true, "").loopback());
   EXPECT_TRUE(choose_address("lo", true, "").loopback());
   EXPECT_EQ(choose_address("127.", true, "").host(), "127.0.0.1");
-  const auto all = interfaces();
+  const auto all = net::interfaces();
   for (const auto& i : all) {
     if (i.address.loopback()) continue;
     EXPECT_FALSE(choose_address("", false, "").loopback());
@@ -202,8 +204,8 @@ TEST(Tcp, ListensOnTheChosenInterfaceOnly) {
     EXPECT_NE(std::string(e.what()).find("lo (127.0.0.1)"), std::string::npos) << e.what();
   }
   EXPECT_THROW(choose_address("lo", false, ""), Error) << "loopback between machines";
-  const UniqueFd listener = listen_tcp(choose_address("", true, ""));
-  EXPECT_EQ(local_address(listener.get()).host(), "127.0.0.1");
+  const UniqueFd listener = net::listen_tcp(choose_address("", true, ""));
+  EXPECT_EQ(net::local_address(listener.get()).host(), "127.0.0.1");
 }
 
 // Unread data grows with arriving data.
@@ -328,9 +330,9 @@ TEST(Tcp, ARankThatExitsWithoutReplyingIsLost) {
 }
 
 std::string congestion_of_system() {
-  const SocketAddress here = choose_address("", true, "");
+  const net::SocketAddress here = choose_address("", true, "");
   const UniqueFd fresh(socket(here.storage.ss_family, SOCK_STREAM, 0));
-  return congestion_control(fresh.get());
+  return net::congestion_control(fresh.get());
 }
 
 /// Another congestion control that the host permits; empty: none.
@@ -345,10 +347,10 @@ std::string another_congestion_control() {
 std::set<std::string> congestion_of_connections() {
   std::set<std::string> found;
   for (int fd = 0; fd < 1024; ++fd) {
-    SocketAddress peer;
+    net::SocketAddress peer;
     peer.size = sizeof peer.storage;
     if (getpeername(fd, peer.get(), &peer.size) != 0) continue;
-    if (const std::string name = congestion_control(fd); !name.empty()) found.insert(name);
+    if (const std::string name = net::congestion_control(fd); !name.empty()) found.insert(name);
   }
   return found;
 }
@@ -452,8 +454,9 @@ TEST(Tcp, IdleConnectionsDoNotExhaustDescriptors) {
         setrlimit(RLIMIT_NOFILE, &limit);
         return;
       }
-      const auto address = resolve(parse_host_port(tcp_address(s.get("address/0", soon())))).front();
-      for (int i = 0; i < 60; ++i) idle_connections.push_back(connect_tcp(address, soon()));
+      const auto address =
+          net::resolve(net::parse_host_port(tcp_address(s.get("address/0", soon())))).front();
+      for (int i = 0; i < 60; ++i) idle_connections.push_back(net::connect_tcp(address, soon()));
     };
     HookStore hooked(store, attack);
     const auto t = test::connect(rank, 2, hooked, {"tcp"});
@@ -557,27 +560,27 @@ TEST(Address, ARankRefusesToConnectToItself) {
   int low = 0;
   std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> low;
   ASSERT_GT(low, 0);
-  SocketAddress address = resolve({"127.0.0.1", 0}).front();
+  net::SocketAddress address = net::resolve({"127.0.0.1", 0}).front();
   for (int port = low;; port += 2) {  // the kernel uses ports of this parity for outgoing connections first
     address.set_port(port);
     const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (bind(socket.get(), address.get(), address.size) == 0) break;
   }
   for (int i = 0; i < 30'000; ++i) {
-    const UniqueFd socket = connect_tcp(address, soon());
-    ASSERT_FALSE(socket) << "after " << i << " tries " << local_address(socket.get()).text()
+    const UniqueFd socket = net::connect_tcp(address, soon());
+    ASSERT_FALSE(socket) << "after " << i << " tries " << net::local_address(socket.get()).text()
                          << " is connected, and no process listens there";
   }
 }
 
 TEST(Address, ParsesAndJoins) {
-  EXPECT_EQ(parse_host_port("host:1").host, "host");
-  EXPECT_EQ(parse_host_port("[::1]:29500").host, "::1");
-  EXPECT_EQ(parse_host_port("[::1]:29500").port, 29500);
-  EXPECT_EQ(join_host_port("fe80::1%eth0", 5), "[fe80::1%eth0]:5");
-  EXPECT_EQ(resolve({"::1", 80}).front().text(), "[::1]:80");
+  EXPECT_EQ(net::parse_host_port("host:1").host, "host");
+  EXPECT_EQ(net::parse_host_port("[::1]:29500").host, "::1");
+  EXPECT_EQ(net::parse_host_port("[::1]:29500").port, 29500);
+  EXPECT_EQ(net::join_host_port("fe80::1%eth0", 5), "[fe80::1%eth0]:5");
+  EXPECT_EQ(net::resolve({"::1", 80}).front().text(), "[::1]:80");
   for (const char* bad : {"", "host", "host:", ":5", "::1:5", "host:-1", "host:65536", "host:5x"})
-    EXPECT_THROW(parse_host_port(bad), Error) << bad;
+    EXPECT_THROW(net::parse_host_port(bad), Error) << bad;
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ bool has_text(const std::string& text, const std::string& what) {
 // ---- text
 
 TEST(Tuning, TextAndTableAreTheSame) {
-  const Tuning t = parse_tuning(every_kind_of_line, "t");
+  const tuning::Table t = tuning::parse_tuning(every_kind_of_line, "t");
   ASSERT_EQ(t.rules.size(), 8u);
   EXPECT_EQ(t.text(), every_kind_of_line);
   EXPECT_EQ(t.rules[0].max_bytes, 64u << 10);
@@ -79,15 +79,16 @@ TEST(Tuning, TextAndTableAreTheSame) {
 }
 
 TEST(Tuning, CommentsAndBlankLinesAreIgnored) {
-  const Tuning t = parse_tuning("# of a machine\n\n  \t\nreduce inter_node tree # small\r\n#", "t");
+  const tuning::Table t =
+      tuning::parse_tuning("# of a machine\n\n  \t\nreduce inter_node tree # small\r\n#", "t");
   EXPECT_EQ(t.text(), "reduce inter_node tree\n");
-  EXPECT_TRUE(parse_tuning("# nothing\n", "t").empty());
+  EXPECT_TRUE(tuning::parse_tuning("# nothing\n", "t").empty());
 }
 
 TEST(Tuning, TheBuiltInTablesAreWrittenInTheSameLines) {
-  Tuning t{"t", {built_in_rules().begin(), built_in_rules().end()}};
-  for (TuningRule& r : t.rules) EXPECT_EQ(r.source, Source::built_in);
-  EXPECT_EQ(parse_tuning(t.text(), "t").text(), t.text());
+  tuning::Table t{"t", {tuning::built_in_rules().begin(), tuning::built_in_rules().end()}};
+  for (tuning::Rule& r : t.rules) EXPECT_EQ(r.source, tuning::Source::built_in);
+  EXPECT_EQ(tuning::parse_tuning(t.text(), "t").text(), t.text());
   EXPECT_TRUE(has_text(t.text(), "all_reduce inter_node ranks<=2 bytes<=256K one_shot\n")) << t.text();
 }
 
@@ -119,7 +120,7 @@ TEST(Tuning, AWrongLineIsOneError) {
       {"all_reduce intra_node slice=64 two_shot", {"takes chunk=B"}},
   };
   for (const auto& [line, parts] : wrong) {
-    const Error e = error_of([&] { parse_tuning("# first\n" + line, "file.txt"); });
+    const Error e = error_of([&] { tuning::parse_tuning("# first\n" + line, "file.txt"); });
     EXPECT_EQ(e.code(), Errc::config) << line;
     EXPECT_TRUE(has_text(e.what(), "file.txt, line 2: ")) << e.what();
     EXPECT_FALSE(has_text(e.what(), "\n")) << e.what();
@@ -128,7 +129,7 @@ TEST(Tuning, AWrongLineIsOneError) {
 }
 
 TEST(Tuning, AFileThatCannotBeReadIsNamed) {
-  const Error e = error_of([] { read_tuning("/nowhere/table"); });
+  const Error e = error_of([] { tuning::read_tuning("/nowhere/table"); });
   EXPECT_EQ(e.code(), Errc::config);
   EXPECT_TRUE(has_text(e.what(), "'/nowhere/table'") && has_text(e.what(), "RZ_TUNING")) << e.what();
 }
@@ -136,13 +137,14 @@ TEST(Tuning, AFileThatCannotBeReadIsNamed) {
 // ---- which rule matches
 
 TEST(Tuning, TheFirstMatchingRuleApplies) {
-  const Tuning t = parse_tuning(
+  const tuning::Table t = tuning::parse_tuning(
       "all_reduce inter_node ranks=4 bytes<=1K tree\n"
       "all_reduce inter_node ranks=4 bytes<=1K one_shot\n"
       "all_reduce inter_node ranks=4 bytes<=1M chain\n",
       "t");
   const auto algorithm = [&](std::size_t bytes, int size, bool deterministic) {
-    return std::string(select({Collective::all_reduce, bytes, size, false, deterministic, "", t.rules}).name);
+    return std::string(
+        tuning::select({Collective::all_reduce, bytes, size, false, deterministic, "", t.rules}).name);
   };
   EXPECT_EQ(algorithm(1024, 4, false), "tree");
   EXPECT_EQ(algorithm(1024, 4, true), "one_shot") << "tree does not sum in rank order";
@@ -154,8 +156,8 @@ TEST(Tuning, TheFirstMatchingRuleApplies) {
 
 // The rules that match a call in each scope.
 TEST(Tuning, ARuleServesItsScopeOnly) {
-  using enum TuningScope;
-  const Tuning t = parse_tuning(
+  using enum tuning::Scope;
+  const tuning::Table t = tuning::parse_tuning(
       "all_gather intra_node staged\n"
       "all_gather intra_node_registered staged\n"
       "all_gather intra_node_cma staged\n"
@@ -164,10 +166,10 @@ TEST(Tuning, ARuleServesItsScopeOnly) {
       "all_gather multi_rank_nodes ring\n"
       "all_gather any ring\n",
       "t");
-  const auto serve = [&](TuningScope call) {
-    std::set<TuningScope> served;
-    for (const TuningRule& r : t.rules)
-      if (matches(r, {Collective::all_gather, call, 1000, 4})) served.insert(r.scope);
+  const auto serve = [&](tuning::Scope call) {
+    std::set<tuning::Scope> served;
+    for (const tuning::Rule& r : t.rules)
+      if (tuning::matches(r, {Collective::all_gather, call, 1000, 4})) served.insert(r.scope);
     return served;
   };
   EXPECT_EQ(serve(intra_node), (std::set{intra_node}));
@@ -179,16 +181,16 @@ TEST(Tuning, ARuleServesItsScopeOnly) {
 }
 
 TEST(Tuning, IntranodeRulesAreNoSchedules) {
-  const Tuning t = parse_tuning("all_reduce intra_node two_shot\nall_reduce any chain\n", "t");
-  EXPECT_STREQ(select({Collective::all_reduce, 8, 3, true, true, "", t.rules}).name, "chain");
-  const IntranodeTuningTable table(3, t.rules, "t", {}, true);
+  const tuning::Table t = tuning::parse_tuning("all_reduce intra_node two_shot\nall_reduce any chain\n", "t");
+  EXPECT_STREQ(tuning::select({Collective::all_reduce, 8, 3, true, true, "", t.rules}).name, "chain");
+  const tuning::IntranodeTable table(3, t.rules, "t", {}, true);
   EXPECT_TRUE(table.find(Collective::all_reduce, 8).two_shot);
   EXPECT_FALSE(table.has_schedule(Collective::all_reduce));
 }
 
 TEST(Tuning, BuiltInIntranodeAlgorithms) {
   for (const int size : {2, 3, 8, 256}) {
-    const IntranodeTuningTable table(size);
+    const tuning::IntranodeTable table(size);
     const std::size_t most = (size == 2 ? 64 : 32) << 10;
     for (int i = 0; i < collective_count; ++i) {
       const Collective c{static_cast<std::uint8_t>(i)};
@@ -216,8 +218,8 @@ TEST(Tuning, ChunksCoverAShardAndFitTheStagingRing) {
           for (const std::size_t part :
                {std::size_t{1}, std::size_t{57}, std::size_t{5000}, std::size_t{1} << 30}) {
             const std::size_t ring = 256 << 10, shares = split ? static_cast<std::size_t>(size) - 1 : 1;
-            const auto [piece, rounds] =
-                chunk_shard({.per_peer = split, .shard_bytes = part}, size, chunk, {ring, oversubscribed});
+            const auto [piece, rounds] = intranode::chunk_shard({.per_peer = split, .shard_bytes = part},
+                                                                size, chunk, {ring, oversubscribed});
             EXPECT_EQ(piece % 64, 0u);
             EXPECT_GT(piece, 0u);
             EXPECT_GE(piece * rounds, part);
@@ -231,15 +233,15 @@ TEST(Tuning, ChunksCoverAShardAndFitTheStagingRing) {
 // ---- overrides
 
 TEST(Tuning, ForcedNamesAreThoseOfTheCollective) {
-  const AlgorithmOverrides one("chain", true);
+  const tuning::AlgorithmOverrides one("chain", true);
   EXPECT_EQ(one.of(Collective::all_reduce), "chain");
   EXPECT_EQ(one.of(Collective::broadcast), "");
-  const AlgorithmOverrides several("all_reduce=zero_copy,broadcast=schedule:tree,barrier=dissemination",
-                                   true);
+  const tuning::AlgorithmOverrides several(
+      "all_reduce=zero_copy,broadcast=schedule:tree,barrier=dissemination", true);
   EXPECT_EQ(several.of(Collective::all_reduce), "zero_copy");
   EXPECT_EQ(several.of(Collective::broadcast), "schedule:tree");
   EXPECT_EQ(several.schedule_of(Collective::broadcast), "tree");
-  EXPECT_EQ(AlgorithmOverrides("reduce=tree", false).of(Collective::reduce), "tree");
+  EXPECT_EQ(tuning::AlgorithmOverrides("reduce=tree", false).of(Collective::reduce), "tree");
   const std::vector<std::pair<std::string, std::vector<const char*>>> wrong = {
       {"telepathy",
        {"all_reduce has no algorithm 'telepathy'", "one_shot, two_shot, schedule:one_shot", "zero_copy"}},
@@ -254,7 +256,7 @@ TEST(Tuning, ForcedNamesAreThoseOfTheCollective) {
       {"all_reduce=", {"''", "one_shot"}},
   };
   for (const auto& [text, parts] : wrong) {
-    const Error e = error_of([&] { AlgorithmOverrides(text, true); });
+    const Error e = error_of([&] { tuning::AlgorithmOverrides(text, true); });
     EXPECT_EQ(e.code(), Errc::config) << text;
     for (const char* part : parts) EXPECT_TRUE(has_text(e.what(), part)) << part << " in: " << e.what();
   }
@@ -508,10 +510,10 @@ TEST(TuningOfAGroup, AWrongFileIsRefusedBeforeConnecting) {
 // ---- group sizes that a table does not have
 
 std::string selected(const std::string& table, int size, std::size_t bytes, bool deterministic = false) {
-  const auto rules = rules_for(parse_tuning(table, "t"), size);
-  const SelectedAlgorithm s =
-      select_by_rule({Collective::all_reduce, bytes, size, false, deterministic, "", rules});
-  return concat(source_prefix(*s.rule, "t"), s.algorithm->name);
+  const auto rules = tuning::rules_for(tuning::parse_tuning(table, "t"), size);
+  const tuning::SelectedAlgorithm s =
+      tuning::select_by_rule({Collective::all_reduce, bytes, size, false, deterministic, "", rules});
+  return concat(tuning::source_prefix(*s.rule, "t"), s.algorithm->name);
 }
 
 constexpr const char* two_four_and_sixteen =
@@ -543,11 +545,11 @@ TEST(RulesForASize, ComeAfterThoseOfTheFile) {
 }
 
 TEST(RulesForASize, ServeIntranodeCalls) {
-  const Tuning t = parse_tuning(
+  const tuning::Table t = tuning::parse_tuning(
       "all_reduce intra_node ranks=8 bytes<=2K one_shot\nall_reduce intra_node ranks=8 two_shot chunk=4K\n",
       "t");
   for (const int size : {3, 16}) {
-    const IntranodeTuningTable table(size, rules_for(t, size), "t", {}, true);
+    const tuning::IntranodeTable table(size, tuning::rules_for(t, size), "t", {}, true);
     EXPECT_FALSE(table.find(Collective::all_reduce, 64).two_shot);
     EXPECT_TRUE(table.find(Collective::all_reduce, 4 << 10).two_shot);
     EXPECT_EQ(table.find(Collective::all_reduce, 4 << 10).chunk, 4096u);

@@ -15,7 +15,7 @@ using namespace std::chrono_literals;
 // ---- backoff
 
 TEST(ZeroCopyBackoff, FailedProbesBackOffExponentially) {
-  ZeroCopyBackoff backoff;
+  intranode::ZeroCopyBackoff backoff;
   std::vector<unsigned> rows;  // calls without an exchange, before each one with it
   for (unsigned row = 0; rows.size() < 8;) {
     if (backoff.should_probe()) {
@@ -29,7 +29,7 @@ TEST(ZeroCopyBackoff, FailedProbesBackOffExponentially) {
 }
 
 TEST(ZeroCopyBackoff, ASuccessfulProbeResetsTheBackoff) {
-  ZeroCopyBackoff backoff;
+  intranode::ZeroCopyBackoff backoff;
   for (int i = 0; i < 3; ++i) backoff.record(false, false);
   backoff.record(true, false);
   for (int i = 0; i < 100; ++i) {
@@ -39,7 +39,7 @@ TEST(ZeroCopyBackoff, ASuccessfulProbeResetsTheBackoff) {
 }
 
 TEST(ZeroCopyBackoff, TheTunerStartsAfterTheFirstCalls) {
-  ZeroCopyBackoff backoff;
+  intranode::ZeroCopyBackoff backoff;
   int calls = 0;
   for (; !backoff.tuner().enabled(); ++calls)
     if (backoff.should_probe()) backoff.record(false, true);
@@ -55,7 +55,7 @@ TEST(ZeroCopyBackoff, TheTunerStartsAfterTheFirstCalls) {
 // ---- adaptive choice
 
 // One rank's calls, with a fixed duration of each algorithm; returns the final choice.
-bool choice_after_calls(SingleCopyTuner& way, unsigned calls, std::chrono::nanoseconds once,
+bool choice_after_calls(intranode::SingleCopyTuner& way, unsigned calls, std::chrono::nanoseconds once,
                         std::chrono::nanoseconds staged) {
   for (unsigned i = 0; i < calls; ++i) {
     way.begin_call();
@@ -66,17 +66,17 @@ bool choice_after_calls(SingleCopyTuner& way, unsigned calls, std::chrono::nanos
 }
 
 TEST(SingleCopyTuner, SamplesBothAndPicksTheFaster) {
-  SingleCopyTuner way;
+  intranode::SingleCopyTuner way;
   EXPECT_FALSE(way.enabled());
   way.enable();
-  constexpr unsigned trials = SingleCopyTuner::samples;
+  constexpr unsigned trials = intranode::SingleCopyTuner::samples;
   for (unsigned i = 0; i < 2 * trials + 4; ++i) {
     const bool tries_once = i < trials, chooses = i == 2 * trials;
     EXPECT_EQ(way.begin_call(), tries_once || i >= 2 * trials) << "exchanges handles, call " << i;
     EXPECT_EQ(way.is_decision(), chooses) << i;
     EXPECT_EQ(way.is_sample(), i < 2 * trials) << i;
     if (chooses) {
-      EXPECT_EQ(way.own_times(), (SingleCopyTuner::Times{70, 100})) << "the least of each";
+      EXPECT_EQ(way.own_times(), (intranode::SingleCopyTuner::Times{70, 100})) << "the least of each";
       way.decide(70, 100);
     }
     EXPECT_EQ(way.uses_single_copy(), tries_once || i >= 2 * trials) << i;
@@ -85,10 +85,10 @@ TEST(SingleCopyTuner, SamplesBothAndPicksTheFaster) {
 }
 
 TEST(SingleCopyTuner, StaysStagedWithinTheHysteresis) {
-  SingleCopyTuner way;
+  intranode::SingleCopyTuner way;
   way.enable();
-  EXPECT_FALSE(choice_after_calls(way, 2 * SingleCopyTuner::samples + 1, 95ns, 100ns));
-  for (unsigned i = 0; i < SingleCopyTuner::min_hold; ++i) {
+  EXPECT_FALSE(choice_after_calls(way, 2 * intranode::SingleCopyTuner::samples + 1, 95ns, 100ns));
+  for (unsigned i = 0; i < intranode::SingleCopyTuner::min_hold; ++i) {
     EXPECT_FALSE(way.begin_call()) << i;
     EXPECT_FALSE(way.is_sample());
   }
@@ -97,16 +97,17 @@ TEST(SingleCopyTuner, StaysStagedWithinTheHysteresis) {
 }
 
 TEST(SingleCopyTuner, FollowsAChangeWithinTheMaximumHold) {
-  SingleCopyTuner way;
+  intranode::SingleCopyTuner way;
   way.enable();
-  constexpr unsigned round = 2 * SingleCopyTuner::samples + 1 + SingleCopyTuner::max_hold;
+  constexpr unsigned round =
+      2 * intranode::SingleCopyTuner::samples + 1 + intranode::SingleCopyTuner::max_hold;
   EXPECT_FALSE(choice_after_calls(way, 10 * round, 200ns, 100ns));
   EXPECT_TRUE(choice_after_calls(way, 2 * round, 50ns, 100ns));
   EXPECT_FALSE(choice_after_calls(way, 2 * round, 200ns, 100ns));
 }
 
 TEST(SingleCopyTuner, SamplesAreRareOnceTheChoiceIsStable) {
-  SingleCopyTuner way;
+  intranode::SingleCopyTuner way;
   way.enable();
   choice_after_calls(way, 5000, 200ns, 100ns);
   int trials = 0;

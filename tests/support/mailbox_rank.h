@@ -44,7 +44,7 @@ class Rank {
 
   const int rank, size;
   std::unique_ptr<Transport> transport;
-  std::optional<IntranodeEngine> engine;
+  std::optional<intranode::Engine> engine;
   int turns = 0;     // spins of a repeated call before it continues as others
   int repeated = 0;  // calls on the fast path
 

@@ -19,8 +19,8 @@ namespace rz::test {
 template <class T>
 class SimCollective {
  public:
-  SimCollective(SimNetwork& network, ScheduleFunction schedule, Collective kind, int root, std::size_t count,
-                int calls = 2)
+  SimCollective(SimNetwork& network, schedule::ScheduleFunction schedule, Collective kind, int root,
+                std::size_t count, int calls = 2)
       : network_(network), kind_(kind), size_(network.size()), root_(root), count_(count) {
     for (int r = 0; r < size_; ++r) {
       Rank& rank = ranks_.emplace_back(network_.transport(r), r, size_);
@@ -60,7 +60,7 @@ class SimCollective {
   struct Call {
     CollectiveCall call;
     AllToAllVCounts counts;
-    DependencyPlan plan;
+    schedule::DependencyPlan plan;
     std::vector<T> in, out;  // in place: `in` is empty
     CallSignature signature;
     bool in_place = false;
@@ -79,7 +79,7 @@ class SimCollective {
     const int number;
     std::size_t started = 0;
     std::deque<Call> calls;
-    ScheduleExecutor executor;
+    schedule::Executor executor;
   };
 
   static T input(int rank, std::size_t i) {
@@ -148,7 +148,7 @@ class SimCollective {
     }
   }
 
-  void prepare(Rank& rank, ScheduleFunction schedule, int number) {
+  void prepare(Rank& rank, schedule::ScheduleFunction schedule, int number) {
     const CollectiveTraits& t = traits(kind_);
     const bool is_root = rank.number == root_;
     const bool has_in = !t.in_at_root || is_root, has_out = !t.out_at_root || is_root;
@@ -174,7 +174,7 @@ class SimCollective {
     c.call.in = has_in ? Buffer(in_data, in) : Buffer(static_cast<T*>(nullptr), 0);
     c.call.out = has_out ? Buffer(out_data, out) : Buffer(static_cast<T*>(nullptr), 0);
     const auto nodes = network_.transport(rank.number).hosts();
-    c.plan = make_dependency_plan(schedule({rank.number, size_, root_, nodes}), size_, c.in_place);
+    c.plan = schedule::make_dependency_plan(schedule({rank.number, size_, root_, nodes}), size_, c.in_place);
     c.signature = make_signature(c.call, size_, static_cast<std::uint32_t>(number));
   }
 

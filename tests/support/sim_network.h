@@ -26,7 +26,7 @@ struct SimOptions {
   SimTime max_detection_time{1'000'000};
 };
 
-/// The program of one rank. ScheduleExecutor and PointToPoint have functions like these.
+/// The program of one rank. schedule::Executor and PointToPoint have functions like these.
 struct SimProgram {
   std::function<bool()> advance;  ///< never blocks; true if anything moved
   std::function<bool()> complete;

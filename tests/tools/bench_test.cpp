@@ -642,8 +642,8 @@ TEST(BenchJson, HasMachineAndTime) {
 
 // Ranks of one node rendezvous by their launch.
 TEST(BenchRun, RanksOfOneHostNeedNoMasterPort) {
-  const UniqueFd other = listen_tcp(resolve({"127.0.0.1", 0}).front());
-  Program p({test::built("rzrun"), "-n", "2", "--master-port", concat(local_address(other.get()).port()),
+  const UniqueFd other = net::listen_tcp(net::resolve({"127.0.0.1", 0}).front());
+  Program p({test::built("rzrun"), "-n", "2", "--master-port", concat(net::local_address(other.get()).port()),
              test::built("sendrecv_perf"), "-b", "1K", "-e", "1K", "-n", "2"});
   EXPECT_EQ(p.wait(), 0) << p.err();
 }

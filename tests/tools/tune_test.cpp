@@ -75,7 +75,8 @@ TEST(TuneCandidates, AreAllThatCompete) {
   EXPECT_EQ(count(true, all_reduce), 3u) << "one_shot, two_shot, zero_copy";
   all_reduce.schedules = true;
   std::size_t schedules = 0;
-  for (const Algorithm& a : algorithms()) schedules += a.collective == Collective::all_reduce;
+  for (const schedule::Algorithm& a : schedule::algorithms())
+    schedules += a.collective == Collective::all_reduce;
   EXPECT_EQ(count(true, all_reduce), 3 + schedules);
   EXPECT_EQ(count(false, all_reduce), schedules);
   Options gather;
@@ -93,9 +94,9 @@ Measured times(bool intra_node, Collective c,
   std::size_t bytes = 64;
   for (std::size_t i = 0; i < rows[0].second.size(); ++i, bytes *= 4)
     for (const auto& [name, us] : rows) {
-      const TuningScope scope = !intra_node           ? TuningScope::inter_node
-                                : name == "zero_copy" ? TuningScope::intra_node_registered
-                                                      : TuningScope::intra_node;
+      const tuning::Scope scope = !intra_node           ? tuning::Scope::inter_node
+                                  : name == "zero_copy" ? tuning::Scope::intra_node_registered
+                                                        : tuning::Scope::intra_node;
       m.times.push_back({{c, scope, name}, bytes, us[i]});
     }
   return m;
@@ -128,11 +129,12 @@ TEST(TuneTable, AnAlgorithmOutOfRankOrderHasAFallback) {
             "all_reduce inter_node ranks=4 bytes>480 two_shot\n"
             "all_reduce inter_node ranks=4 bytes<=384 one_shot\n"
             "all_reduce inter_node ranks=4 two_shot\n");
-  const Tuning t = parse_tuning(table, "t");
+  const tuning::Table t = tuning::parse_tuning(table, "t");
   const auto algorithm = [&](std::size_t bytes, bool deterministic) {
-    return std::string(
-        find_rule(t.rules, {Collective::all_reduce, TuningScope::inter_node, bytes, 4}, deterministic)
-            ->algorithm);
+    return std::string(tuning::find_rule(t.rules,
+                                         {Collective::all_reduce, tuning::Scope::inter_node, bytes, 4},
+                                         deterministic)
+                           ->algorithm);
   };
   EXPECT_EQ(algorithm(100, false), "tree");
   EXPECT_EQ(algorithm(100, true), "one_shot");
@@ -160,9 +162,9 @@ TEST(Tune, WritesATableThatCallsUse) {
   ASSERT_EQ(p.wait(), 0) << p.err();
   EXPECT_TRUE(has_text(p.out(), table.path() + ": ")) << p.out();
   EXPECT_EQ(p.err(), "") << "no progress bar without a terminal";
-  const Tuning t = read_tuning(table.path());
-  for (const TuningScope scope : {TuningScope::intra_node, TuningScope::intra_node_registered})
-    EXPECT_NE(find_rule(t.rules, {Collective::all_reduce, scope, 1000, 2}, true), nullptr);
+  const tuning::Table t = tuning::read_tuning(table.path());
+  for (const tuning::Scope scope : {tuning::Scope::intra_node, tuning::Scope::intra_node_registered})
+    EXPECT_NE(tuning::find_rule(t.rules, {Collective::all_reduce, scope, 1000, 2}, true), nullptr);
   std::ostringstream text;
   text << std::ifstream(table.path()).rdbuf();
   EXPECT_TRUE(has_text(text.str(), "# 2 ranks, native over shm\n")) << text.str();
@@ -181,8 +183,9 @@ TEST(Tune, MeasuresSchedulesBetweenHosts) {
              "--rounds", "1", "--max", "512", "--factor", "64", "--collectives", "broadcast"},
             {{"RZ_TRANSPORT", "tcp"}});
   ASSERT_EQ(p.wait(), 0) << p.err();
-  const Tuning t = read_tuning(table.path());
-  EXPECT_NE(find_rule(t.rules, {Collective::broadcast, TuningScope::inter_node, 1000, 2}, true), nullptr);
+  const tuning::Table t = tuning::read_tuning(table.path());
+  EXPECT_NE(tuning::find_rule(t.rules, {Collective::broadcast, tuning::Scope::inter_node, 1000, 2}, true),
+            nullptr);
 }
 
 TEST(Tune, BadInputExitsWithStatusTwo) {

@@ -44,7 +44,7 @@ int run(const Options& options) {
   const Progress progress = first && ::isatty(STDERR_FILENO) ? Progress(draw) : Progress([](auto, auto&) {});
   const Measured measured = measure(info.rank, info.size, store_for_launch(info), options, progress);
   if (!first) return 0;
-  const Tuning table = make_table(measured);
+  const tuning::Table table = make_table(measured);
   write(options.output, header(measured, options) + table.text());
   std::printf("%s: %zu lines for groups of %d, %s; RZ_TUNING=%s uses it\n", options.output.c_str(),
               table.rules.size(), measured.ranks, measured.backend.c_str(), options.output.c_str());

@@ -186,14 +186,14 @@ std::vector<Candidate> candidates(bool intra_node, const Options& options) {
   for (const Collective c : tunable_collectives) {
     const auto& wanted = options.collectives;
     if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), c) == wanted.end()) continue;
-    const TuningScope scope = intra_node ? TuningScope::intra_node : TuningScope::inter_node;
+    const tuning::Scope scope = intra_node ? tuning::Scope::intra_node : tuning::Scope::inter_node;
     std::vector<Candidate> of_one;
-    for (const std::string& word : split_list(algorithm_choices(c, scope))) {
-      TuningRule rule{c, scope, ""};
-      set_algorithm(rule, word);
+    for (const std::string& word : split_list(tuning::algorithm_choices(c, scope))) {
+      tuning::Rule rule{c, scope, ""};
+      tuning::set_algorithm(rule, word);
       if (!rule.is_schedule || options.schedules) of_one.push_back({c, scope, word});
     }
-    if (intra_node) of_one.push_back({c, TuningScope::intra_node_registered, "zero_copy"});
+    if (intra_node) of_one.push_back({c, tuning::Scope::intra_node_registered, "zero_copy"});
     if (of_one.size() > 1) all.insert(all.end(), of_one.begin(), of_one.end());
   }
   return all;

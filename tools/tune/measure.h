@@ -15,10 +15,10 @@ namespace rz::tune {
 /// any memory.
 struct Candidate {
   Collective collective;
-  TuningScope scope;
+  tuning::Scope scope;
   std::string name;
 
-  bool is_zero_copy() const { return scope == TuningScope::intra_node_registered; }
+  bool is_zero_copy() const { return scope == tuning::Scope::intra_node_registered; }
 };
 
 /// The candidates for a group; `intra_node`: in shared memory. A collective without alternatives has none.

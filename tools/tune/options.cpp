@@ -32,7 +32,7 @@ struct RawOptions {
 };
 
 std::size_t size_of_word(const std::string& word, const char* flag) {
-  const auto bytes = bytes_from(word);
+  const auto bytes = tuning::bytes_from(word);
   require(bytes && *bytes > 0, Errc::config, flag, " '", word,
           "' is no size; write bytes, or as many K, M or G");
   return *bytes;
@@ -46,7 +46,7 @@ void resolve(Options& o, const RawOptions& w) {
   require(!o.output.empty(), Errc::config, "--output needs the name of a file");
   for (std::size_t at = 0; at < w.collectives.size();) {
     const std::size_t end = std::min(w.collectives.find(',', at), w.collectives.size());
-    o.collectives.push_back(collective_from_name(w.collectives.substr(at, end - at)));
+    o.collectives.push_back(tuning::collective_from_name(w.collectives.substr(at, end - at)));
     at = end + 1;
   }
 }

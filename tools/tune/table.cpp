@@ -26,7 +26,7 @@ struct TimeTable {
   std::map<std::size_t, std::map<std::string, double>> us;
 };
 
-TimeTable time_table_of(const Measured& m, Collective c, TuningScope scope) {
+TimeTable time_table_of(const Measured& m, Collective c, tuning::Scope scope) {
   TimeTable f;
   for (const Time& t : m.times) {
     if (t.candidate.collective != c || t.candidate.scope != scope) continue;
@@ -53,7 +53,7 @@ std::size_t crossing(const TimeTable& f, std::size_t low, std::size_t high, cons
 
 struct SizeRange {
   std::string name;
-  std::size_t max_bytes = any_bytes;
+  std::size_t max_bytes = tuning::any_bytes;
 };
 
 /// Chooses an algorithm for each size: minimises the sum of the logarithms of times plus a penalty per
@@ -95,26 +95,26 @@ std::vector<SizeRange> size_ranges(const TimeTable& f, const std::vector<std::st
   return found;
 }
 
-bool in_rank_order(Collective c, TuningScope scope, const std::string& name) {
-  TuningRule rule{c, scope, ""};
-  set_algorithm(rule, name);
-  return find_rule({&rule, 1}, {c, scope, 0, 1}, true) != nullptr;
+bool in_rank_order(Collective c, tuning::Scope scope, const std::string& name) {
+  tuning::Rule rule{c, scope, ""};
+  tuning::set_algorithm(rule, name);
+  return tuning::find_rule({&rule, 1}, {c, scope, 0, 1}, true) != nullptr;
 }
 
-TuningRule make_rule(const Measured& m, Collective c, TuningScope scope, const SizeRange& range,
-                     std::size_t above) {
-  TuningRule rule{c, scope, ""};
-  set_algorithm(rule, range.name);
+tuning::Rule make_rule(const Measured& m, Collective c, tuning::Scope scope, const SizeRange& range,
+                       std::size_t above) {
+  tuning::Rule rule{c, scope, ""};
+  tuning::set_algorithm(rule, range.name);
   rule.max_ranks = rule.min_ranks = m.ranks;
   rule.min_bytes = above;
   rule.max_bytes = range.max_bytes;
-  rule.source = Source::file;
+  rule.source = tuning::Source::file;
   return rule;
 }
 
 /// If some of the fastest algorithms do not sum in rank order, rules have both bounds, so that none applies
 /// outside its own range.
-void add_rules(const Measured& m, Collective c, TuningScope scope, std::vector<TuningRule>& rules) {
+void add_rules(const Measured& m, Collective c, tuning::Scope scope, std::vector<tuning::Rule>& rules) {
   const TimeTable f = time_table_of(m, c, scope);
   if (f.names.size() < 2) return;
   std::vector<std::string> ordered;
@@ -133,9 +133,9 @@ void add_rules(const Measured& m, Collective c, TuningScope scope, std::vector<T
 }
 
 /// Compares zero-copy with the best algorithm that copies.
-void add_registered_rules(const Measured& m, Collective c, std::vector<TuningRule>& rules) {
-  const TimeTable direct = time_table_of(m, c, TuningScope::intra_node_registered),
-                  any = time_table_of(m, c, TuningScope::intra_node);
+void add_registered_rules(const Measured& m, Collective c, std::vector<tuning::Rule>& rules) {
+  const TimeTable direct = time_table_of(m, c, tuning::Scope::intra_node_registered),
+                  any = time_table_of(m, c, tuning::Scope::intra_node);
   TimeTable both;
   both.names = {"staged", "zero_copy"};
   for (const auto& [bytes, us] : direct.us) {
@@ -144,16 +144,16 @@ void add_registered_rules(const Measured& m, Collective c, std::vector<TuningRul
     both.us[bytes] = {{"staged", least}, {"zero_copy", us.at("zero_copy")}};
   }
   for (const SizeRange& r : size_ranges(both, both.names))
-    rules.push_back(make_rule(m, c, TuningScope::intra_node_registered, r, 0));
+    rules.push_back(make_rule(m, c, tuning::Scope::intra_node_registered, r, 0));
 }
 
 }  // namespace
 
-Tuning make_table(const Measured& m) {
-  Tuning table;
+tuning::Table make_table(const Measured& m) {
+  tuning::Table table;
   for (int i = 0; i < collective_count; ++i) {
     const Collective c{static_cast<std::uint8_t>(i)};
-    add_rules(m, c, m.intra_node ? TuningScope::intra_node : TuningScope::inter_node, table.rules);
+    add_rules(m, c, m.intra_node ? tuning::Scope::intra_node : tuning::Scope::inter_node, table.rules);
     if (m.intra_node) add_registered_rules(m, c, table.rules);
   }
   return table;

@@ -26,7 +26,7 @@ Dispatcher::Dispatcher(int rank, int size, std::unique_ptr<Transport> transport,
       timeouts_(*transport_, rank, bounded(options.timeout)) {
   const SharedMemoryGroup* const shared = transport_->shared_memory();
   if (shared && !shared->mailboxes().empty() && size <= max_intranode_ranks)
-    intranode_ = std::make_unique<IntranodeEngine>(*transport_, rank, size, schedules_.intranode_table());
+    intranode_ = std::make_unique<intranode::Engine>(*transport_, rank, size, schedules_.intranode_table());
   else
     schedules_.require_schedules();
 }
@@ -80,7 +80,7 @@ void Dispatcher::start_coalesced(std::size_t calls) {
 }
 
 void Dispatcher::dispatch(const CollectiveCall& call) {
-  const IntranodeAlgorithm* const entry = schedule_override(call);
+  const tuning::IntranodeAlgorithm* const entry = schedule_override(call);
   const bool by_schedule = !intranode_ || entry;
   current_.engine = by_schedule ? static_cast<CollectiveEngine*>(&schedules_) : intranode_.get();
   if (entry)
@@ -90,8 +90,8 @@ void Dispatcher::dispatch(const CollectiveCall& call) {
 }
 
 /// The tuning entry whose schedule runs the call instead of the intra-node engine; null: none does.
-const IntranodeAlgorithm* Dispatcher::schedule_override(const CollectiveCall& call) const {
-  const IntranodeAlgorithm* const entry = intranode_ ? intranode_->schedule_for(call) : nullptr;
+const tuning::IntranodeAlgorithm* Dispatcher::schedule_override(const CollectiveCall& call) const {
+  const tuning::IntranodeAlgorithm* const entry = intranode_ ? intranode_->schedule_for(call) : nullptr;
   return entry && schedules_.is_allowed(*entry->schedule, call.kind, rounds_partial_sums(call)) ? entry
                                                                                                 : nullptr;
 }

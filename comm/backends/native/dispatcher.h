@@ -48,7 +48,7 @@ class Dispatcher final : public Progressable {
   SharedMemoryGroup* shared_memory() const { return transport_->shared_memory(); }
   const ScheduleEngine& schedules() const { return schedules_; }
   /// Null unless all ranks share memory. The progress token is required to run calls.
-  IntranodeEngine* intranode() const { return intranode_.get(); }
+  intranode::Engine* intranode() const { return intranode_.get(); }
 
  private:
   struct PendingCall {
@@ -65,7 +65,7 @@ class Dispatcher final : public Progressable {
   void start_next();
   std::size_t coalescable() const;
   void start_coalesced(std::size_t calls);
-  const IntranodeAlgorithm* schedule_override(const CollectiveCall&) const;
+  const tuning::IntranodeAlgorithm* schedule_override(const CollectiveCall&) const;
   void dispatch(const CollectiveCall&);
   bool advance_current(bool eager);
   void finish_current(std::vector<Request*>& ended);
@@ -75,7 +75,7 @@ class Dispatcher final : public Progressable {
   std::unique_ptr<Transport> transport_;  // null after abandon()
   const ProgressWaitPolicy& policy_;
   ScheduleEngine schedules_;
-  std::unique_ptr<IntranodeEngine> intranode_;
+  std::unique_ptr<intranode::Engine> intranode_;
   PointToPoint point_to_point_;
   Timeouts timeouts_;
   std::deque<PendingCall> queue_;

@@ -21,6 +21,6 @@ struct ExplainQuery {
 };
 
 /// `intranode` is null unless all ranks share memory. Thread safe.
-AlgorithmChoice explain_call(const ExplainQuery&, const ScheduleEngine&, const IntranodeEngine* intranode);
+AlgorithmChoice explain_call(const ExplainQuery&, const ScheduleEngine&, const intranode::Engine* intranode);
 
 }  // namespace rz

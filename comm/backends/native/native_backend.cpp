@@ -51,7 +51,7 @@ class NativeBackend final : public Backend {
 
   const int rank_, size_;
   Dispatcher& dispatcher_;  // engine_ owns it
-  IntranodeEngine* const intranode_;
+  intranode::Engine* const intranode_;
   const int turns_;
   const std::shared_ptr<ProgressEngine> engine_;
 };
@@ -84,8 +84,8 @@ bool NativeBackend::try_inline(const CollectiveCall& call, Work& work) {
 
 bool NativeBackend::is_small(const CollectiveCall& call) const {
   return !traits(call.kind).point_to_point && call.op.kind != ReduceOp::premul_sum &&
-         call.in.bytes() <= IntranodeEngine::max_inline_bytes &&
-         call.out.bytes() <= IntranodeEngine::max_inline_bytes && !intranode_->schedule_for(call);
+         call.in.bytes() <= intranode::Engine::max_inline_bytes &&
+         call.out.bytes() <= intranode::Engine::max_inline_bytes && !intranode_->schedule_for(call);
 }
 
 /// Requires the progress token and releases it. `run` returns whether the call is complete.

@@ -23,7 +23,7 @@ ScheduleEngine::ScheduleEngine(Transport& transport, int rank, int size, const N
       deterministic_(options.deterministic),
       tuning_name_(options.tuning.name),
       overrides_(options.algorithm, options.deterministic),
-      file_rules_(rules_for(options.tuning, size)),
+      file_rules_(tuning::rules_for(options.tuning, size)),
       intra_node_(transport.one_host()),
       node_of_rank_(transport.hosts().begin(), transport.hosts().end()),
       nodes_(1 + *std::max_element(node_of_rank_.begin(), node_of_rank_.end())),
@@ -34,55 +34,58 @@ void ScheduleEngine::require_schedules() const {
     if (!overrides_.of(Collective(c)).empty()) schedule_for(Collective(c), 0, false);
 }
 
-IntranodeTuningTable ScheduleEngine::intranode_table() const {
-  return IntranodeTuningTable(size_, file_rules_, tuning_name_, overrides_, deterministic_);
+tuning::IntranodeTable ScheduleEngine::intranode_table() const {
+  return tuning::IntranodeTable(size_, file_rules_, tuning_name_, overrides_, deterministic_);
 }
 
-std::string ScheduleEngine::reason(Collective kind, const SelectedAlgorithm& selected) const {
-  return selected.rule ? source_prefix(*selected.rule, tuning_name_) + to_string(*selected.rule)
-                       : concat("forced: ", name(kind), "=", overrides_.of(kind));
+std::string ScheduleEngine::reason(Collective kind, const tuning::SelectedAlgorithm& selected) const {
+  return selected.rule
+             ? tuning::source_prefix(*selected.rule, tuning_name_) + tuning::to_string(*selected.rule)
+             : concat("forced: ", name(kind), "=", overrides_.of(kind));
 }
 
-bool ScheduleEngine::is_allowed(const Algorithm& algorithm, Collective kind, bool rounds) const {
-  const bool depends = algorithm.is(rounds_partials) && traits(kind).reduces && rounds;
+bool ScheduleEngine::is_allowed(const schedule::Algorithm& algorithm, Collective kind, bool rounds) const {
+  const bool depends = algorithm.is(schedule::rounds_partials) && traits(kind).reduces && rounds;
   return !depends || !deterministic_ || !overrides_.of(kind).empty();
 }
 
-SelectedAlgorithm ScheduleEngine::schedule_for(Collective kind, std::size_t bytes, bool rounds) const {
-  return select_by_rule({.collective = kind,
-                         .bytes = bytes,
-                         .size = size_,
-                         .intra_node = intra_node_,
-                         .deterministic = deterministic_,
-                         .override_name = overrides_.schedule_of(kind),
-                         .file_rules = file_rules_,
-                         .nodes = nodes_,
-                         .contiguous_nodes = ranks_contiguous_by_node(node_of_rank_),
-                         .rounds_partials = rounds});
+tuning::SelectedAlgorithm ScheduleEngine::schedule_for(Collective kind, std::size_t bytes,
+                                                       bool rounds) const {
+  return tuning::select_by_rule({.collective = kind,
+                                 .bytes = bytes,
+                                 .size = size_,
+                                 .intra_node = intra_node_,
+                                 .deterministic = deterministic_,
+                                 .override_name = overrides_.schedule_of(kind),
+                                 .file_rules = file_rules_,
+                                 .nodes = nodes_,
+                                 .contiguous_nodes = schedule::ranks_contiguous_by_node(node_of_rank_),
+                                 .rounds_partials = rounds});
 }
 
 void ScheduleEngine::start(const CollectiveCall& call, std::uint32_t sequence) {
   const DType dtype = call.out.data ? call.out.dtype : call.in.dtype;
   const std::size_t shard = count_per_rank(call, size_) * size_of(dtype);
-  const SelectedAlgorithm selected =
+  const tuning::SelectedAlgorithm selected =
       schedule_for(call.kind, message_bytes(call.kind, shard, size_), rounds_partial_sums(call));
   start(call, sequence, *selected.algorithm, selected.slice);
 }
 
-void ScheduleEngine::start(const CollectiveCall& call, std::uint32_t sequence, const Algorithm& algorithm,
-                           std::size_t slice) {
+void ScheduleEngine::start(const CollectiveCall& call, std::uint32_t sequence,
+                           const schedule::Algorithm& algorithm, std::size_t slice) {
   const int root = call.kind == Collective::all_reduce ? 0 : call.root;
-  const DependencyPlan& plan = plan_for(algorithm, root, in_place(call, rank_, size_));
-  const auto number = static_cast<std::uint32_t>(&algorithm - algorithms().data()) + 1;
+  const schedule::DependencyPlan& plan = plan_for(algorithm, root, in_place(call, rank_, size_));
+  const auto number = static_cast<std::uint32_t>(&algorithm - schedule::algorithms().data()) + 1;
   executor_.start(call, plan, make_signature(call, size_, sequence, number),
-                  slice ? slice : default_slice_bytes);
+                  slice ? slice : schedule::default_slice_bytes);
 }
 
-const DependencyPlan& ScheduleEngine::plan_for(const Algorithm& algorithm, int root, bool in_place) {
+const schedule::DependencyPlan& ScheduleEngine::plan_for(const schedule::Algorithm& algorithm, int root,
+                                                         bool in_place) {
   for (const CachedPlan& c : plans_)
     if (c.algorithm == &algorithm && c.root == root && c.in_place == in_place) return *c.plan;
-  auto plan = std::make_unique<DependencyPlan>(
-      make_dependency_plan(algorithm.schedule({rank_, size_, root, node_of_rank_}), size_, in_place));
+  auto plan = std::make_unique<schedule::DependencyPlan>(schedule::make_dependency_plan(
+      algorithm.schedule({rank_, size_, root, node_of_rank_}), size_, in_place));
   plans_.push_back({&algorithm, root, in_place, std::move(plan)});
   return *plans_.back().plan;
 }

@@ -30,44 +30,44 @@ class ScheduleEngine final : public CollectiveEngine {
   /// By the schedule that schedule_for() selects.
   void start(const CollectiveCall&, std::uint32_t sequence) override;
   /// By that schedule, in slices of `slice` bytes; 0: of the default size.
-  void start(const CollectiveCall&, std::uint32_t sequence, const Algorithm&, std::size_t slice);
+  void start(const CollectiveCall&, std::uint32_t sequence, const schedule::Algorithm&, std::size_t slice);
   bool advance() override { return executor_.advance(); }
   bool complete() const override { return executor_.complete(); }
   WaitState waiting_on() const override { return executor_.waiting_on(); }
 
   /// The schedule of a call. `bytes`: message_bytes(). `rounds`: rounds_partial_sums().
-  SelectedAlgorithm schedule_for(Collective, std::size_t bytes, bool rounds) const;
+  tuning::SelectedAlgorithm schedule_for(Collective, std::size_t bytes, bool rounds) const;
   /// False if the algorithm rounds partial sums of this type, so that its bits differ from other
   /// algorithms', although `deterministic` is set and the algorithm is not forced. A tuning rule may name
   /// such an algorithm.
-  bool is_allowed(const Algorithm&, Collective, bool rounds) const;
+  bool is_allowed(const schedule::Algorithm&, Collective, bool rounds) const;
   /// Errc::config if the forced algorithm of a collective has no schedule.
   void require_schedules() const;
 
   /// The table of the intra-node engine of this group.
-  IntranodeTuningTable intranode_table() const;
+  tuning::IntranodeTable intranode_table() const;
   /// The reason for a selection.
-  std::string reason(Collective, const SelectedAlgorithm&) const;
+  std::string reason(Collective, const tuning::SelectedAlgorithm&) const;
 
  private:
   struct CachedPlan {
-    const Algorithm* algorithm;
+    const schedule::Algorithm* algorithm;
     int root;
     bool in_place;
-    std::unique_ptr<DependencyPlan> plan;
+    std::unique_ptr<schedule::DependencyPlan> plan;
   };
 
-  const DependencyPlan& plan_for(const Algorithm&, int root, bool in_place);
+  const schedule::DependencyPlan& plan_for(const schedule::Algorithm&, int root, bool in_place);
 
   const int rank_, size_;
   const bool deterministic_;
   const std::string tuning_name_;
-  const AlgorithmOverrides overrides_;
-  const std::vector<TuningRule> file_rules_;  // of the tuning file, for this group
+  const tuning::AlgorithmOverrides overrides_;
+  const std::vector<tuning::Rule> file_rules_;  // of the tuning file, for this group
   const bool intra_node_;
   const std::vector<int> node_of_rank_;
   const int nodes_;
-  ScheduleExecutor executor_;
+  schedule::Executor executor_;
   std::vector<CachedPlan> plans_;
 };
 

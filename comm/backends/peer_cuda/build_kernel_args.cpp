@@ -31,21 +31,22 @@ std::string to_string(std::uint64_t signature, std::uint64_t count) {
                 name(dtype), traits(kind).rooted() ? concat(" with root ", signature >> 32 & 0xffff) : "");
 }
 
-CudaLaunchPlan plan_launch(const CollectiveCall& op, const peer::DeviceComm& comm,
-                           const std::string& forced) {
+tuning::CudaLaunchPlan plan_launch(const CollectiveCall& op, const peer::DeviceComm& comm,
+                                   const std::string& forced) {
   const std::size_t bytes =
       op.kind == Collective::all_to_all_v
           ? op.in.bytes()
           : message_bytes(op.kind, count_per_rank(op, comm.size), comm.size) * size_of(operation_dtype(op));
-  return select_cuda_launch({.collective = op.kind,
-                             .bytes = bytes,
-                             .size = comm.size,
-                             .max_blocks = comm.layout.blocks,
-                             .override_name = op.kind == Collective::all_reduce ? forced : std::string()});
+  return tuning::select_cuda_launch(
+      {.collective = op.kind,
+       .bytes = bytes,
+       .size = comm.size,
+       .max_blocks = comm.layout.blocks,
+       .override_name = op.kind == Collective::all_reduce ? forced : std::string()});
 }
 
 peer::ReduceArgs reduce_args(const CollectiveCall& op, const peer::DeviceComm& comm,
-                             const CudaLaunchPlan& plan, PeerHandles handles) {
+                             const tuning::CudaLaunchPlan& plan, PeerHandles handles) {
   const std::size_t element = size_of(op.in.dtype), word = 16 / element;
   const auto size = static_cast<std::size_t>(comm.size);
   peer::ReduceArgs call{};
@@ -112,8 +113,8 @@ void set_ranges(peer::CopyArgs& call, const CollectiveCall& op, const peer::Devi
 
 }  // namespace
 
-peer::CopyArgs copy_args(const CollectiveCall& op, const peer::DeviceComm& comm, const CudaLaunchPlan& plan,
-                         PeerHandles handles) {
+peer::CopyArgs copy_args(const CollectiveCall& op, const peer::DeviceComm& comm,
+                         const tuning::CudaLaunchPlan& plan, PeerHandles handles) {
   peer::CopyArgs call{};
   call.signature = packed_signature(op);
   call.in = static_cast<const std::byte*>(op.in.data);

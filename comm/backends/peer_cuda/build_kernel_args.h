@@ -13,10 +13,11 @@ struct PeerHandles {
   std::uint64_t in = 0, out = 0;
 };
 
-CudaLaunchPlan plan_launch(const CollectiveCall&, const peer::DeviceComm&, const std::string& forced);
-peer::ReduceArgs reduce_args(const CollectiveCall&, const peer::DeviceComm&, const CudaLaunchPlan&,
+tuning::CudaLaunchPlan plan_launch(const CollectiveCall&, const peer::DeviceComm&, const std::string& forced);
+peer::ReduceArgs reduce_args(const CollectiveCall&, const peer::DeviceComm&, const tuning::CudaLaunchPlan&,
                              PeerHandles);
-peer::CopyArgs copy_args(const CollectiveCall&, const peer::DeviceComm&, const CudaLaunchPlan&, PeerHandles);
+peer::CopyArgs copy_args(const CollectiveCall&, const peer::DeviceComm&, const tuning::CudaLaunchPlan&,
+                         PeerHandles);
 
 /// The signature of a call for the mismatch check, and its text with a count, e.g. "all_reduce (sum) of 12
 /// f32".

@@ -264,8 +264,8 @@ class PeerCudaBackend final : public Backend {
         symmetric_windows_(shared_->group),
         stream_(Stream::create(options.device, Stream::Priority::high)),
         message_stream_(Stream::create(options.device, Stream::Priority::high)) {
-    select_cuda_launch({.collective = Collective::all_reduce,
-                        .override_name = options.algorithm});  // throws for an unknown name
+    tuning::select_cuda_launch({.collective = Collective::all_reduce,
+                                .override_name = options.algorithm});  // throws for an unknown name
   }
   ~PeerCudaBackend() override;
 
@@ -343,7 +343,7 @@ class PeerCudaBackend final : public Backend {
   void start(const CollectiveCall& op) {
     stream_.wait(op.stream.stream().record());
     if (start_single_rank(op)) return;
-    const CudaLaunchPlan plan = plan_launch(op, device_comm(), options_.algorithm);
+    const tuning::CudaLaunchPlan plan = plan_launch(op, device_comm(), options_.algorithm);
     if (traits(op.kind).reduces)
       kernels_.collective_reduce(device_comm(), reduce_args(op, device_comm(), plan, peer_handles(op)),
                                  op.in.dtype, op.op.kind, plan.blocks, plan.threads, stream_);

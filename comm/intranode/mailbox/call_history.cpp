@@ -1,6 +1,6 @@
 #include "comm/intranode/mailbox/call_history.h"
 
-namespace rz {
+namespace rz::intranode {
 
 std::uint64_t CallHistory::hash_of(const CallSignature& s) {
   std::uint64_t h = 0;
@@ -14,4 +14,4 @@ std::uint64_t CallHistory::hash_of(const CallSignature& s) {
   return h;
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

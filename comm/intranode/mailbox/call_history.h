@@ -8,7 +8,7 @@
 #include "comm/intranode/mailbox/step_number.h"
 #include "comm/transport/call_signature.h"
 
-namespace rz {
+namespace rz::intranode {
 
 class CallHistory {
  public:
@@ -43,4 +43,4 @@ class CallHistory {
   std::uint64_t hash_ = 0;       // of all calls
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -10,7 +10,7 @@
 #include "comm/intranode/mailbox/call_history.h"
 #include "comm/intranode/mailbox/published.h"
 
-namespace rz {
+namespace rz::intranode {
 
 namespace {
 
@@ -50,4 +50,4 @@ void fail_mismatch(RankMailbox own, RankMailbox peer, StepNumber step, StepNumbe
        " some time before ", describe(current), remedy);
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

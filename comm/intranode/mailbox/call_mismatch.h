@@ -5,7 +5,7 @@
 #include "comm/transport/call_signature.h"
 #include "comm/transport/mailbox.h"
 
-namespace rz {
+namespace rz::intranode {
 
 struct RankMailbox {
   const Mailbox& mailbox;
@@ -17,4 +17,4 @@ struct RankMailbox {
 [[noreturn]] void fail_mismatch(RankMailbox own, RankMailbox peer, StepNumber step, StepNumber next,
                                 const CallSignature& current);
 
-}  // namespace rz
+}  // namespace rz::intranode

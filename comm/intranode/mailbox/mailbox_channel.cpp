@@ -2,7 +2,7 @@
 
 #include "comm/core/error.h"
 
-namespace rz {
+namespace rz::intranode {
 
 namespace {
 
@@ -68,4 +68,4 @@ WaitState MailboxChannel::waiting_on(const PeerFilter& reads_from) const {
   return state;
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

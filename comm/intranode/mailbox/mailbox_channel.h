@@ -24,7 +24,7 @@
 #include "comm/transport/shared_memory_group.h"
 #include "comm/transport/wait_for_graph.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// Copies a payload of a few dozen bytes inline, in less time than a call of memcpy().
 inline void copy_small(std::byte* to, const std::byte* from, std::size_t bytes) {
@@ -232,4 +232,4 @@ inline void MailboxChannel::ack(StepNumber step) {
   wake_sleepers();
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

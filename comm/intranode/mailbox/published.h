@@ -4,7 +4,7 @@
 #include "comm/intranode/mailbox/step_number.h"
 #include "comm/transport/mailbox.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// One more than the last step that the rank has published.
 inline StepNumber produced_before(const Mailbox& m) { return m.produced.load(std::memory_order_acquire); }
@@ -15,4 +15,4 @@ inline std::uint64_t slot_tag(const Mailbox& m, StepNumber step) {
   return m.slots[step % mailbox_depth].tag.load(std::memory_order_acquire);
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

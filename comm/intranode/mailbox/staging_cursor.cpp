@@ -4,7 +4,7 @@
 
 #include "comm/core/integer_math.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// Places the bytes behind the last reservation, or at the ring's beginning if they do not fit into the
 /// window. Reservations of the current lap do not overlap. Those of the previous lap overlap if they begin
@@ -20,4 +20,4 @@ void StagingCursor::reserve(StepNumber step, std::size_t bytes) {
     ++overwritten_before_;
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -10,7 +10,7 @@
 #include "comm/intranode/mailbox/step_number.h"
 #include "comm/transport/mailbox.h"
 
-namespace rz {
+namespace rz::intranode {
 
 class StagingCursor {
  public:
@@ -50,4 +50,4 @@ class StagingCursor {
   StepNumber overwritten_before_;
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
-namespace rz {
+namespace rz::intranode {
 
 using StepNumber = std::uint32_t;
 
 inline bool is_after(StepNumber a, StepNumber b) { return static_cast<std::int32_t>(a - b) > 0; }
 
-}  // namespace rz
+}  // namespace rz::intranode

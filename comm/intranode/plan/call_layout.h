@@ -9,7 +9,7 @@
 #include "comm/intranode/plan/call_plan.h"
 #include "comm/transport/mailbox.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// The ranks of a call, as one of them sees it.
 struct CallRanks {
@@ -137,4 +137,4 @@ inline CallRanks::CallRanks(Collective kind, int rank, int size, int root)
     last_source = 0;
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

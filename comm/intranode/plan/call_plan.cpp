@@ -3,7 +3,7 @@
 #include "comm/core/integer_math.h"
 #include "comm/transport/mailbox.h"
 
-namespace rz {
+namespace rz::intranode {
 
 namespace {
 
@@ -48,8 +48,8 @@ StagingLimits staging_limits(std::size_t ring_bytes, bool oversubscribed) {
           oversubscribed};
 }
 
-CallPlan plan_call(Collective kind, std::size_t bytes_per_rank, int size, const IntranodeAlgorithm& entry,
-                   const StagingLimits& limits) {
+CallPlan plan_call(Collective kind, std::size_t bytes_per_rank, int size,
+                   const tuning::IntranodeAlgorithm& entry, const StagingLimits& limits) {
   CallPlan plan;
   const bool two_shot = kind == Collective::all_reduce && entry.two_shot && bytes_per_rank > 0;
   plan.protocol = two_shot ? Protocol::two_shot : Protocol::one_shot;
@@ -112,4 +112,4 @@ std::size_t staging_window(const CallPlan& plan, Collective kind, int size, cons
   return std::clamp(round_up(contribution, cache_line_bytes) * mailbox_depth, min_staging_window, all);
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

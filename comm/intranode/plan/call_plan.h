@@ -10,7 +10,7 @@
 #include "comm/collective.h"
 #include "comm/tuning/intranode.h"
 
-namespace rz {
+namespace rz::intranode {
 
 enum class Protocol : std::uint8_t { one_shot, two_shot, zero_copy, single_copy };
 
@@ -57,7 +57,7 @@ struct CallPlan {
 };
 
 /// Plan of a staged call. `bytes_per_rank`: bytes of count_per_rank() elements; 0 for all_to_all_v.
-CallPlan plan_call(Collective, std::size_t bytes_per_rank, int size, const IntranodeAlgorithm&,
+CallPlan plan_call(Collective, std::size_t bytes_per_rank, int size, const tuning::IntranodeAlgorithm&,
                    const StagingLimits&);
 /// Plan of a call that accesses buffers in place: zero_copy or single_copy.
 CallPlan plan_in_place(Protocol, Collective, std::size_t bytes_per_rank, int size);
@@ -75,4 +75,4 @@ std::size_t staging_window(const CallPlan&, Collective, int size, const StagingL
 /// What plan_call() may use of a staging ring of that size.
 StagingLimits staging_limits(std::size_t ring_bytes, bool oversubscribed);
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -2,7 +2,7 @@
 
 #include "comm/transport/mailbox.h"
 
-namespace rz {
+namespace rz::intranode {
 
 namespace {
 
@@ -13,10 +13,10 @@ constexpr const char* adaptive_words =
 }  // namespace
 
 AlgorithmChoice explain_intranode(Collective kind, std::size_t bytes, int size,
-                                  const IntranodeAlgorithm& entry, const StagingLimits& limits,
+                                  const tuning::IntranodeAlgorithm& entry, const StagingLimits& limits,
                                   bool reachable) {
   if (reachable && entry.try_zero_copy) return {"zero_copy", "shm", zero_copy_chunk, entry.zero_copy_reason};
-  if (entry.single_copy == SingleCopyPolicy::always)
+  if (entry.single_copy == tuning::SingleCopyPolicy::always)
     return {"single_copy", "shm", single_copy_chunk, entry.single_copy_reason};
   const std::size_t bytes_per_rank = bytes / (message_bytes(kind, 1, size));
   const CallPlan plan = plan_call(kind, bytes_per_rank, size, entry, limits);
@@ -27,8 +27,8 @@ AlgorithmChoice explain_intranode(Collective kind, std::size_t bytes, int size,
       plan.inline_slots ? 0
                         : std::min(plan.chunking.chunk_bytes, std::max(plan.shard_bytes, cache_line_bytes));
   const std::string why =
-      entry.single_copy == SingleCopyPolicy::adaptive ? entry.reason + adaptive_words : entry.reason;
+      entry.single_copy == tuning::SingleCopyPolicy::adaptive ? entry.reason + adaptive_words : entry.reason;
   return {algorithm, "shm", kind == Collective::all_to_all_v ? 0 : chunk, why};
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -4,11 +4,11 @@
 #include "comm/explain.h"
 #include "comm/intranode/plan/call_plan.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// Describes the choice for a message of `bytes`, of the whole buffer. `reachable`: all ranks have mapped its
 /// buffers. Pure.
-AlgorithmChoice explain_intranode(Collective, std::size_t bytes, int size, const IntranodeAlgorithm&,
+AlgorithmChoice explain_intranode(Collective, std::size_t bytes, int size, const tuning::IntranodeAlgorithm&,
                                   const StagingLimits&, bool reachable);
 
-}  // namespace rz
+}  // namespace rz::intranode

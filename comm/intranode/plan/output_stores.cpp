@@ -5,7 +5,7 @@
 
 #include "comm/reduce/nontemporal_copy.h"
 
-namespace rz {
+namespace rz::intranode {
 
 void OutputStores::reduce(std::byte* to, std::byte* too, std::span<const void*> operands,
                           std::size_t bytes) const {
@@ -25,4 +25,4 @@ void OutputStores::copy(std::byte* to, const std::byte* from, std::size_t bytes)
   nontemporal ? copy_nontemporal(to, from, bytes) : void(std::memcpy(to, from, bytes));
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -6,7 +6,7 @@
 
 #include "comm/reduce/reduce.h"
 
-namespace rz {
+namespace rz::intranode {
 
 struct OutputStores {
   static constexpr std::size_t block_bytes = 8 << 10;  ///< fits L1: several passes over the same bytes
@@ -27,4 +27,4 @@ struct OutputStores {
   bool nontemporal = false;  ///< results are stored past the caches
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

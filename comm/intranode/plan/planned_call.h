@@ -6,7 +6,7 @@
 #include "comm/intranode/plan/call_plan.h"
 #include "comm/intranode/plan/output_stores.h"
 
-namespace rz {
+namespace rz::intranode {
 
 struct PlannedCall {
   const CollectiveCall* op = nullptr;
@@ -14,8 +14,8 @@ struct PlannedCall {
   CallPlan plan;      ///< staged
   CallPlan in_place;  ///< zero_copy
   OutputStores stores;
-  const IntranodeAlgorithm* algorithm = nullptr;  ///< tuning entry of the plan
-  SingleCopyPolicy single_copy = SingleCopyPolicy::never;
+  const tuning::IntranodeAlgorithm* algorithm = nullptr;  ///< tuning entry of the plan
+  tuning::SingleCopyPolicy single_copy = tuning::SingleCopyPolicy::never;
 
   bool exceeds_caches = false;  ///< all ranks' buffers do
 
@@ -31,8 +31,8 @@ struct PlannedCall {
   std::byte* out() const { return static_cast<std::byte*>(op->out.data); }
   bool inlined() const { return plan.inline_slots > 0; }
   bool may_exchange_handles() const {
-    return algorithm->try_zero_copy || single_copy != SingleCopyPolicy::never;
+    return algorithm->try_zero_copy || single_copy != tuning::SingleCopyPolicy::never;
   }
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

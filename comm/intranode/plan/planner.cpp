@@ -1,6 +1,6 @@
 #include "comm/intranode/plan/planner.h"
 
-namespace rz {
+namespace rz::intranode {
 
 namespace {
 
@@ -21,8 +21,9 @@ PlannedCall CallPlanner::plan(const CollectiveCall& op) const {
   c.algorithm = &table_.find(kind, message_bytes(kind, bytes, size_));
   c.plan = plan_call(kind, bytes, size_, *c.algorithm, limits_);
   c.in_place = plan_in_place(Protocol::zero_copy, kind, bytes, size_);
-  const bool samples = !limits_.oversubscribed || c.algorithm->single_copy != SingleCopyPolicy::adaptive;
-  c.single_copy = samples ? c.algorithm->single_copy : SingleCopyPolicy::never;
+  const bool samples =
+      !limits_.oversubscribed || c.algorithm->single_copy != tuning::SingleCopyPolicy::adaptive;
+  c.single_copy = samples ? c.algorithm->single_copy : tuning::SingleCopyPolicy::never;
   const std::size_t whole = c.plan.per_peer ? c.plan.shard_bytes * static_cast<std::size_t>(size_) : bytes;
   c.exceeds_caches = 2 * static_cast<std::size_t>(size_) * whole >= min_nontemporal_bytes;
   c.stores.element_bytes = c.layout.element_bytes;
@@ -36,10 +37,10 @@ void CallPlanner::divide(PlannedCall& c, std::size_t max_count) const {
   c.plan.chunking = chunk_shard(c.plan, size_, c.algorithm->chunk, limits_);
 }
 
-const IntranodeAlgorithm* CallPlanner::find_schedule(const CollectiveCall& op) const {
+const tuning::IntranodeAlgorithm* CallPlanner::find_schedule(const CollectiveCall& op) const {
   const std::size_t bytes = count_per_rank(op, size_) * size_of(dtype_of_call(op));
-  const IntranodeAlgorithm& entry = table_.find(op.kind, message_bytes(op.kind, bytes, size_));
+  const tuning::IntranodeAlgorithm& entry = table_.find(op.kind, message_bytes(op.kind, bytes, size_));
   return entry.schedule ? &entry : nullptr;
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -5,7 +5,7 @@
 
 #include "comm/intranode/plan/planned_call.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// True if both calls have the same plan: they differ in their addresses at most. Compared for every small
 /// call.
@@ -16,7 +16,7 @@ inline bool same_plan(const CollectiveCall& a, const CollectiveCall& b) {
 
 class CallPlanner {
  public:
-  CallPlanner(IntranodeTuningTable table, int rank, int size, std::size_t ring_bytes, bool oversubscribed)
+  CallPlanner(tuning::IntranodeTable table, int rank, int size, std::size_t ring_bytes, bool oversubscribed)
       : table_(std::move(table)),
         rank_(rank),
         size_(size),
@@ -32,21 +32,21 @@ class CallPlanner {
     return staging_window(c.plan, c.ranks().kind, size_, limits_, ring_bytes_);
   }
   /// The tuning entry whose schedule serves the call, by the executor; null: this engine serves it.
-  const IntranodeAlgorithm* schedule_for(const CollectiveCall& op) const {
+  const tuning::IntranodeAlgorithm* schedule_for(const CollectiveCall& op) const {
     return table_.has_schedule(op.kind) ? find_schedule(op) : nullptr;
   }
 
-  const IntranodeTuningTable& table() const { return table_; }
+  const tuning::IntranodeTable& table() const { return table_; }
   const StagingLimits& limits() const { return limits_; }
   int size() const { return size_; }
 
  private:
-  const IntranodeAlgorithm* find_schedule(const CollectiveCall&) const;
+  const tuning::IntranodeAlgorithm* find_schedule(const CollectiveCall&) const;
 
-  const IntranodeTuningTable table_;
+  const tuning::IntranodeTable table_;
   const int rank_, size_;
   const std::size_t ring_bytes_;
   const StagingLimits limits_;
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -13,7 +13,7 @@
 #include "comm/intranode/plan/call_plan.h"
 #include "comm/transport/mailbox.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// Rounds that a rank has completed, by kind of move.
 struct RoundCounts {
@@ -86,4 +86,4 @@ struct InPlaceRounds {
   StepNumber end_step() const { return first + 1; }
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

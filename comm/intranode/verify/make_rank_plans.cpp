@@ -3,7 +3,7 @@
 #include "comm/intranode/plan/call_layout.h"
 #include "comm/intranode/verify/round_explorer.h"
 
-namespace rz {
+namespace rz::intranode {
 
 namespace {
 
@@ -259,4 +259,4 @@ std::vector<RankPlan> make_rank_plans(std::span<const CallCase> calls, const Nod
   return plans;
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -9,7 +9,7 @@
 #include "comm/intranode/plan/call_plan.h"
 #include "comm/intranode/verify/rank_plan.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// How a call accesses memory: staged; staged after an exchange of handles; in place; or by CMA, which the
 /// kernel may refuse, so that the call is staged after all.
@@ -28,8 +28,8 @@ struct CallCase {
   int root = 0;
   MemoryAccess access = MemoryAccess::staged;
   bool in_place = false;
-  IntranodeAlgorithm algorithm;         ///< two_shot and chunk count
-  std::vector<AllToAllVCounts> counts;  ///< of an all_to_all_v, by rank
+  tuning::IntranodeAlgorithm algorithm;  ///< two_shot and chunk count
+  std::vector<AllToAllVCounts> counts;   ///< of an all_to_all_v, by rank
 };
 
 /// The node that the calls run on.
@@ -44,4 +44,4 @@ struct NodeCase {
 /// well-defined: a move that may come next must stay possible until it runs, and all must run.
 std::vector<RankPlan> make_rank_plans(std::span<const CallCase>, const NodeCase&);
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -5,7 +5,7 @@
 #include "comm/core/text.h"
 #include "comm/intranode/mailbox/staging_cursor.h"
 
-namespace rz {
+namespace rz::intranode {
 
 namespace {
 
@@ -185,4 +185,4 @@ void MoveGraph::run() {
     if (pending[id]) refuse_plan(where(id), "waits for ever, for moves that wait for it");
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

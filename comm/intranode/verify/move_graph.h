@@ -9,7 +9,7 @@
 
 #include "comm/intranode/verify/make_rank_plans.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// A plan that cannot be proved.
 struct RefusedPlan {
@@ -94,4 +94,4 @@ class MoveGraph {
   std::vector<std::uint32_t> clocks_;  // by move and lane: moves that happen before it, and itself
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -8,7 +8,7 @@
 
 #include "comm/intranode/plan/rounds.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// Bytes that a move reads: of a rank's input, or of what it published at a step.
 struct PlannedSource {
@@ -68,4 +68,4 @@ struct RankPlan {
   std::vector<PlannedPhase> phases;
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -10,7 +10,7 @@
 #include "comm/core/error.h"
 #include "comm/intranode/verify/rank_plan.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// Visits every state that a rank can reach, and derives from them what each move and each acknowledgement
 /// implies: the fewest moves that have run before. Requires moves that, once possible, stay so.
@@ -82,4 +82,4 @@ class RoundExplorer {
   std::vector<PlannedAck> acks_;
 };
 
-}  // namespace rz
+}  // namespace rz::intranode

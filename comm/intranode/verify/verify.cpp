@@ -14,7 +14,7 @@
 #include "comm/core/text.h"
 #include "comm/intranode/verify/move_graph.h"
 
-namespace rz {
+namespace rz::intranode {
 
 namespace {
 
@@ -369,4 +369,4 @@ std::string verify_plans(std::span<const RankPlan> plans, std::span<const CallCa
   }
 }
 
-}  // namespace rz
+}  // namespace rz::intranode

@@ -7,7 +7,7 @@
 
 #include "comm/intranode/verify/make_rank_plans.h"
 
-namespace rz {
+namespace rz::intranode {
 
 /// The first error, which names a rank and a step; empty if the plans of these calls, of all ranks, are
 /// proved:
@@ -19,4 +19,4 @@ namespace rz {
 /// - No rank completes a call while a peer may access its buffers.
 std::string verify_plans(std::span<const RankPlan>, std::span<const CallCase>, const NodeCase&);
 
-}  // namespace rz
+}  // namespace rz::intranode

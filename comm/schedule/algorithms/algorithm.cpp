@@ -4,7 +4,7 @@
 
 #include "comm/core/error.h"
 
-namespace rz {
+namespace rz::schedule {
 
 #define RZ_ALGORITHM(collective, name, ...) Schedule name##_##collective(RankContext);
 #include "comm/schedule/algorithms/list.inc"
@@ -34,4 +34,4 @@ const Algorithm& find_algorithm(Collective collective, std::string_view name) {
   fail(Errc::config, rz::name(collective), " has no algorithm '", name, "'; choose one of ", choices);
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

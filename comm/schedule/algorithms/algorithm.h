@@ -7,7 +7,7 @@
 
 #include "comm/schedule/schedule.h"
 
-namespace rz {
+namespace rz::schedule {
 
 enum Trait : unsigned {
   hierarchical = 1,      ///< useful only for several nodes, some of which have several ranks
@@ -30,4 +30,4 @@ std::span<const Algorithm> algorithms();
 /// The algorithm of that name; Errc::config, with the valid names, if there is none.
 const Algorithm& find_algorithm(Collective, std::string_view name);
 
-}  // namespace rz
+}  // namespace rz::schedule

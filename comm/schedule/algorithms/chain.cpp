@@ -6,7 +6,7 @@
 
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
-namespace rz {
+namespace rz::schedule {
 
 Schedule chain_all_reduce(RankContext context) {
   const bool first = context.rank == 0, last = context.rank == context.size - 1;
@@ -19,4 +19,4 @@ Schedule chain_all_reduce(RankContext context) {
   return s;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -4,7 +4,7 @@
 
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
-namespace rz {
+namespace rz::schedule {
 
 // Cell k stands for all signals up to round k. Reducing the last cell with the message, instead of receiving
 // the message only, makes the next round depend on both.
@@ -19,4 +19,4 @@ Schedule dissemination_barrier(RankContext context) {
   return s;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -11,7 +11,7 @@
 
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -77,4 +77,4 @@ Schedule doubling_all_gather(RankContext context) {
   return s;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

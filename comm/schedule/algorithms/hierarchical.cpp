@@ -13,7 +13,7 @@
 #include "comm/schedule/algorithms/node_map.h"
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -100,4 +100,4 @@ Schedule hierarchical_all_gather(RankContext context) {
   return s;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

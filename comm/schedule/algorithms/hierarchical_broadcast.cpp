@@ -7,7 +7,7 @@
 #include "comm/schedule/algorithms/node_map.h"
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -51,4 +51,4 @@ Schedule hierarchical_chain_broadcast(RankContext context) {
   return s;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

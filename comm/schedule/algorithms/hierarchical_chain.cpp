@@ -12,7 +12,7 @@
 #include "comm/schedule/algorithms/node_map.h"
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -152,4 +152,4 @@ Schedule hierarchical_chain_reduce(RankContext context) {
   return s;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

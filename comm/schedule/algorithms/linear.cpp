@@ -4,7 +4,7 @@
 
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
-namespace rz {
+namespace rz::schedule {
 
 Schedule linear_all_gather(RankContext context) {
   Schedule s{.chunks = context.size};
@@ -46,4 +46,4 @@ Schedule linear_scatter(RankContext context) {
   return s;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

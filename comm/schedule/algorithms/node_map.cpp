@@ -4,7 +4,7 @@
 
 #include "comm/core/error.h"
 
-namespace rz {
+namespace rz::schedule {
 
 bool ranks_contiguous_by_node(std::span<const int> node) { return std::is_sorted(node.begin(), node.end()); }
 
@@ -46,4 +46,4 @@ std::vector<Operand> NodeMap::local_operands(ChunkRef mine) const {
   return operands;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

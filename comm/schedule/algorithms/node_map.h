@@ -5,7 +5,7 @@
 
 #include "comm/schedule/schedule.h"
 
-namespace rz {
+namespace rz::schedule {
 
 /// True if each node has consecutive ranks, so that a reduction node by node is in rank order.
 bool ranks_contiguous_by_node(std::span<const int> node);
@@ -47,4 +47,4 @@ class NodeMap {
   std::vector<std::vector<int>> ranks_;
 };
 
-}  // namespace rz
+}  // namespace rz::schedule

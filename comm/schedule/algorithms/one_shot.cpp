@@ -7,7 +7,7 @@
 
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
-namespace rz {
+namespace rz::schedule {
 
 Schedule one_shot_all_reduce(RankContext context) {
   if (context.size == 1) return {.steps = {reduce_step(output(0), {local(input(0))}, true)}};
@@ -18,4 +18,4 @@ Schedule one_shot_all_reduce(RankContext context) {
   return s;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

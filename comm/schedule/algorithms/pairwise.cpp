@@ -3,7 +3,7 @@
 
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
-namespace rz {
+namespace rz::schedule {
 
 Schedule pairwise_all_to_all(RankContext context) {
   const auto chunk = [&](int source, int target) { return source * context.size + target; };
@@ -19,4 +19,4 @@ Schedule pairwise_all_to_all(RankContext context) {
 
 Schedule pairwise_all_to_all_v(RankContext context) { return pairwise_all_to_all(context); }
 
-}  // namespace rz
+}  // namespace rz::schedule

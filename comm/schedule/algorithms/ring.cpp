@@ -5,7 +5,7 @@
 
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -57,4 +57,4 @@ Schedule ring_all_gather(RankContext context) {
   return s;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -3,7 +3,7 @@
 
 #include "comm/schedule/schedule.h"
 
-namespace rz {
+namespace rz::schedule {
 
 /// The rank at `distance` (of either sign, less than the size) from this one, cyclically.
 inline int rank_at_distance(RankContext context, int distance) {
@@ -18,4 +18,4 @@ inline std::vector<Operand> rank_ordered_operands(RankContext context, ChunkRef 
   return operands;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -7,7 +7,7 @@
 
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -36,4 +36,4 @@ Schedule scatter_all_gather_broadcast(RankContext context) {
   return s;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -5,7 +5,7 @@
 
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -69,4 +69,4 @@ Schedule tree_broadcast(RankContext context) {
   return s;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

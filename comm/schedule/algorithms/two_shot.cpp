@@ -5,7 +5,7 @@
 
 #include "comm/schedule/algorithms/ring_neighbours.h"
 
-namespace rz {
+namespace rz::schedule {
 
 namespace {
 
@@ -45,4 +45,4 @@ Schedule two_shot_reduce(RankContext context) {
   return s;
 }
 
-}  // namespace rz
+}  // namespace rz::schedule

@@ -51,7 +51,8 @@ std::vector<int> with_self(std::vector<int> near, int rank) {
   return near;
 }
 
-SocketAddress listen_address(const PeerInfo& peer_info, const TransportOptions& options, const Store& store) {
+net::SocketAddress listen_address(const PeerInfo& peer_info, const TransportOptions& options,
+                                  const Store& store) {
   const bool one_machine = std::set(peer_info.machines.begin(), peer_info.machines.end()).size() == 1;
   return choose_address(options.interface, one_machine, tcp_store_local_address(store));
 }
@@ -71,7 +72,8 @@ struct Transports {
 };
 
 /// Exchanges the addresses of the ranks and connects with all peers.
-void connect_all(const Transports& transports, const HandshakeInfo& me, Store& store, Deadline deadline) {
+void connect_all(const Transports& transports, const net::HandshakeInfo& me, Store& store,
+                 Deadline deadline) {
   const auto& [shm, tcp] = transports;
   const std::string mine = concat(shm ? shm->address() : "", ' ', tcp ? tcp->address() : "");
   std::vector<std::string> shm_addresses, tcp_addresses;
@@ -110,8 +112,8 @@ std::unique_ptr<Transport> connect_transport(int rank, int size, Store& store,
   tuning = peer_info.tuning;
   const std::vector<int> hosts = number_hosts(peer_info, options.kind);
   const auto [near, far] = peers_of(rank, hosts);
-  require(options.kind != "shm" || far.empty(), Errc::config, "transport 'shm', but rank ", list_ranks(far),
-          " is not on the host of rank ", rank, "; use 'auto' or 'tcp'");
+  require(options.kind != "shm" || far.empty(), Errc::config, "transport 'shm', but rank ",
+          net::list_ranks(far), " is not on the host of rank ", rank, "; use 'auto' or 'tcp'");
   const std::vector<int> here = with_self(near, rank);
   const auto monitor = std::make_shared<LinkMonitor>(
       rank, hosts, std::any_of(here.begin(), here.end(), [&](int r) { return peer_info.oversubscribed(r); }));

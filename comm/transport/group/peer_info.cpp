@@ -93,7 +93,7 @@ std::vector<std::string> store_all_gather(
       const auto missing = missing_ranks(r, size, store, what);
       throw Error(Errc::timeout,
                   concat("rank ", rank, " of ", size, ": rank ",
-                         list_ranks(missing.empty() ? std::vector{r} : missing),
+                         net::list_ranks(missing.empty() ? std::vector{r} : missing),
                          " did not reach the rendezvous before the deadline (", e.what(), ")"),
                   r);
     }
@@ -109,7 +109,7 @@ PeerInfo exchange_peer_info(int rank, int size, Store& store, const TransportOpt
   const auto entries = store_all_gather(
       rank, size, store, "peer_info",
       concat(join_fields(ours), '\n', host, '\n', machine, '\n', to_string(cpu_limits()), '\n',
-             rank == 0 ? random_hex() : "", '\n', options.tuning),
+             rank == 0 ? net::random_hex() : "", '\n', options.tuning),
       deadline, [&](int peer, const std::string& entry) { check_settings(rank, ours, peer, entry); });
   PeerInfo peer_info;
   for (int r = 0; r < size; ++r) {
@@ -120,7 +120,7 @@ PeerInfo exchange_peer_info(int rank, int size, Store& store, const TransportOpt
     peer_info.hosts.push_back(lines[1]);
     peer_info.machines.push_back(lines[2]);
     peer_info.cpu_limits.push_back(parse_cpu_limits(lines[3]));
-    if (r == 0) peer_info.job_id = from_hex(lines[4]);
+    if (r == 0) peer_info.job_id = net::from_hex(lines[4]);
     const std::string tuning = skip_lines(entry, 5);
     if (r == 0) peer_info.tuning = tuning;
     require(tuning.empty() || tuning == peer_info.tuning, Errc::mismatch, "rank ", r,

@@ -12,12 +12,12 @@ namespace rz {
 
 ShmTransport::ShmTransport(std::shared_ptr<LinkMonitor> monitor, std::vector<int> ranks,
                            std::size_t ring_bytes)
-    : monitor_(std::move(monitor)), ranks_(std::move(ranks)), address_("ringzero-" + random_hex()) {
+    : monitor_(std::move(monitor)), ranks_(std::move(ranks)), address_("ringzero-" + net::random_hex()) {
   if (ranks_.size() < 2) return;
   std::vector<int> peers = ranks_;
   std::erase(peers, monitor_->rank());
   monitor_->add(*this, peers, LinkData::memory);
-  listener_ = listen_unix(address_);
+  listener_ = net::listen_unix(address_);
   group_ = std::make_unique<SharedMemoryGroup>(*monitor_, ranks_, ring_bytes,
                                                ranks_.size() == monitor_->hosts().size());
 }
@@ -27,18 +27,19 @@ ShmTransport::Streams::Streams(SharedMemoryGroup& group, ShmPeer& p)
       out{shm::Sender(group.outgoing(p, 0)), shm::Sender(group.outgoing(p, 1))},
       in{shm::Receiver(group.incoming(p, 0)), shm::Receiver(group.incoming(p, 1))} {}
 
-void ShmTransport::connect(HandshakeInfo me, const std::vector<std::string>& addresses, Deadline deadline) {
+void ShmTransport::connect(net::HandshakeInfo me, const std::vector<std::string>& addresses,
+                           Deadline deadline) {
   by_rank_.resize(addresses.size());
   if (!group_) return;
   me.passed_fds = group_->passed_fds();
-  std::vector<Connection> calls;
+  std::vector<net::Connection> calls;
   std::vector<int> callers;
   for (const int peer : ranks_) {
     const auto& address = addresses[static_cast<std::size_t>(peer)];
-    if (peer < me.rank) calls.push_back({peer, 0, connect_unix(address, deadline), {}, address});
+    if (peer < me.rank) calls.push_back({peer, 0, net::connect_unix(address, deadline), {}, address});
     if (peer > me.rank) callers.push_back(peer);
   }
-  group_->attach(handshake(me, listener_.get(), std::move(calls), callers, 1, deadline));
+  group_->attach(net::handshake(me, listener_.get(), std::move(calls), callers, 1, deadline));
   listener_.close();
   for (const auto& peer : group_->peers()) {
     streams_.push_back(std::make_unique<Streams>(*group_, *peer));
@@ -124,7 +125,7 @@ std::optional<Failure> ShmTransport::group_failure() const { return group_->elec
 
 Failure ShmTransport::spread_failure(const Failure& failure) {
   const Failure first = group_->election().elect(failure);
-  for (const auto& peer : group_->peers()) Poller::ring_doorbell(peer->doorbell.get());
+  for (const auto& peer : group_->peers()) net::Poller::ring_doorbell(peer->doorbell.get());
   return first;
 }
 

@@ -33,7 +33,7 @@ class ShmTransport final : public Transport, private MonitoredLinks {
   /// Where this rank listens: an unguessable name in the abstract unix namespace.
   const std::string& address() const { return address_; }
   /// Connects with the other ranks of the host. addresses[r] is rank r's address(); passed_fds is ignored.
-  void connect(HandshakeInfo, const std::vector<std::string>& addresses, Deadline);
+  void connect(net::HandshakeInfo, const std::vector<std::string>& addresses, Deadline);
 
   std::size_t post(int peer, Channel, const CallSignature&, std::span<const std::byte>) override;
   std::uint64_t released(int peer, Channel) override;

@@ -18,14 +18,14 @@ constexpr auto max_silence = std::chrono::seconds(10);
 
 }  // namespace
 
-void ControlSocket::open(UniqueFd socket, Poller& poller) {
+void ControlSocket::open(UniqueFd socket, net::Poller& poller) {
   socket_ = std::move(socket);
-  limit_unacknowledged(socket_.get(), max_silence);
+  net::limit_unacknowledged(socket_.get(), max_silence);
   fd_events_.events = EPOLLIN;  // data may have arrived before the registration
   poller.add(socket_.get(), fd_events_, EPOLLIN);
 }
 
-void ControlSocket::close(Poller& poller) {
+void ControlSocket::close(net::Poller& poller) {
   if (!socket_) return;
   send(ControlFrame{}, true);
   poller.remove(socket_.get());

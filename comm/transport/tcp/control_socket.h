@@ -31,9 +31,9 @@ static_assert(sizeof(ControlFrame) == 512 && sizeof(RankSet) <= sizeof(ControlFr
 /// move while the poller watches it.
 class ControlSocket {
  public:
-  void open(UniqueFd, Poller&);
+  void open(UniqueFd, net::Poller&);
   /// Sends a departure notice and ends the stream.
-  void close(Poller&);
+  void close(net::Poller&);
 
   /// Reads the frames that have arrived since the poller has flagged the socket: stores wait-for messages of
   /// `peer` in the graph. Returns a failure that the peer reports.
@@ -57,7 +57,7 @@ class ControlSocket {
   void store(int peer, const ControlFrame&, WaitForGraph&);
 
   UniqueFd socket_;
-  FdEvents fd_events_;
+  net::FdEvents fd_events_;
   // Sending.
   std::mutex mutex_;
   std::array<std::byte, 2 * sizeof(ControlFrame)> unsent_;  // the rest of a frame, then at most one last word

@@ -33,14 +33,14 @@ bool socket_would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 }  // namespace
 
-void DataSocket::open(UniqueFd socket, Poller& poller) {
+void DataSocket::open(UniqueFd socket, net::Poller& poller) {
   socket_ = std::move(socket);
-  limit_unsent(socket_.get(), max_unsent_bytes);
+  net::limit_unsent(socket_.get(), max_unsent_bytes);
   fd_events_.events = EPOLLIN | EPOLLOUT;  // data may have arrived before the registration
   poller.add(socket_.get(), fd_events_, EPOLLIN | EPOLLOUT);
 }
 
-void DataSocket::close(Poller& poller) {
+void DataSocket::close(net::Poller& poller) {
   if (!socket_) return;
   poller.remove(socket_.get());
   shutdown(socket_.get(), SHUT_WR);

@@ -27,9 +27,9 @@ static_assert(sizeof(FrameHeader) == 40 && sizeof(CallSignature) == 24);
 /// Never blocks. Does not move while the poller watches it.
 class DataSocket {
  public:
-  void open(UniqueFd, Poller&);
+  void open(UniqueFd, net::Poller&);
   /// Ends the stream in both directions; data that the kernel has accepted still arrives.
-  void close(Poller&);
+  void close(net::Poller&);
   /// The peer has closed the connection, or it has failed, in one direction or both.
   bool ended() const { return read_closed_ || write_closed_ || (fd_events_.events & (EPOLLHUP | EPOLLERR)); }
 
@@ -98,7 +98,7 @@ class DataSocket {
   void advance(std::size_t bytes);
 
   UniqueFd socket_;
-  FdEvents fd_events_;
+  net::FdEvents fd_events_;
   Outgoing out_;
   Incoming in_;
   ReadBuffer buffer_;  // what was received and is not consumed: the front frame's bytes, then the next frames

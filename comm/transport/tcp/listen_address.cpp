@@ -18,13 +18,13 @@ bool has_address_prefix(const std::string& address, const std::string& numbers) 
 
 }  // namespace
 
-SocketAddress choose_address(const std::string& interface, bool one_machine,
-                             const std::string& way_to_store) {
-  const auto all = interfaces();
-  const auto loopback = [](const Interface& i) { return i.address.loopback(); };
+net::SocketAddress choose_address(const std::string& interface, bool one_machine,
+                                  const std::string& way_to_store) {
+  const auto all = net::interfaces();
+  const auto loopback = [](const net::Interface& i) { return i.address.loopback(); };
   auto chosen = all.end();
   if (!interface.empty()) {
-    chosen = std::find_if(all.begin(), all.end(), [&](const Interface& i) {
+    chosen = std::find_if(all.begin(), all.end(), [&](const net::Interface& i) {
       return i.name == interface || has_address_prefix(i.address.host(), interface);
     });
     std::string list;
@@ -38,14 +38,14 @@ SocketAddress choose_address(const std::string& interface, bool one_machine,
   } else if (one_machine) {
     chosen = std::find_if(all.begin(), all.end(), loopback);
   } else {
-    chosen = std::find_if(all.begin(), all.end(), [&](const Interface& i) {
+    chosen = std::find_if(all.begin(), all.end(), [&](const net::Interface& i) {
       return !loopback(i) && i.address.host() == way_to_store;
     });
     if (chosen == all.end()) chosen = std::find_if_not(all.begin(), all.end(), loopback);
   }
   require(chosen != all.end(), Errc::rendezvous, "no network interface that ", one_machine ? "is" : "is not",
           " loopback is up on this host; RZ_INTERFACE chooses one");
-  SocketAddress address = chosen->address;
+  net::SocketAddress address = chosen->address;
   address.set_port(0);
   return address;
 }

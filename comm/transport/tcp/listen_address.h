@@ -12,6 +12,7 @@ namespace rz {
 /// `way_to_store` (local end of the route to rank 0's store), else the first one that is not loopback.
 /// Errc::config, listing the interfaces, if `interface` matches none or is loopback in a group of several
 /// machines. Errc::rendezvous if no interface is suitable.
-SocketAddress choose_address(const std::string& interface, bool one_machine, const std::string& way_to_store);
+net::SocketAddress choose_address(const std::string& interface, bool one_machine,
+                                  const std::string& way_to_store);
 
 }  // namespace rz

@@ -24,17 +24,17 @@ TcpTransport::TcpTransport(std::shared_ptr<LinkMonitor> monitor, std::vector<int
   require_open_files(peer_ranks_.size() * static_cast<std::size_t>(options_.sockets + 2),
                      concat("rank ", monitor_->rank(), ": TCP to ", peer_ranks_.size(), " ranks"),
                      ", or lower RZ_SOCKETS");
-  listener_ = listen_tcp(options_.listen_address);
-  set_congestion_control(listener_.get(), options_.congestion);
-  address_ = local_address(listener_.get()).text();
+  listener_ = net::listen_tcp(options_.listen_address);
+  net::set_congestion_control(listener_.get(), options_.congestion);
+  address_ = net::local_address(listener_.get()).text();
 }
 
-void TcpTransport::connect(const HandshakeInfo& me, const std::vector<std::string>& addresses,
+void TcpTransport::connect(const net::HandshakeInfo& me, const std::vector<std::string>& addresses,
                            Deadline deadline) {
   by_rank_.resize(addresses.size());
   if (peer_ranks_.empty()) return;
   const int sockets = options_.sockets + 2;
-  std::vector<Connection> calls;
+  std::vector<net::Connection> calls;
   std::vector<int> callers;
   for (const int peer : peer_ranks_) {
     peers_.push_back(std::make_unique<Peer>(peer, options_.sockets, *monitor_));
@@ -42,17 +42,17 @@ void TcpTransport::connect(const HandshakeInfo& me, const std::vector<std::strin
     if (peer > me.rank) callers.push_back(peer);
     if (peer > me.rank) continue;
     const auto& address = addresses[static_cast<std::size_t>(peer)];
-    const SocketAddress at = resolve(parse_host_port(address)).front();
+    const net::SocketAddress at = net::resolve(net::parse_host_port(address)).front();
     for (int i = 0; i < sockets; ++i)
-      calls.push_back({peer, i, start_connect(at, options_.congestion), {}, address});
+      calls.push_back({peer, i, net::start_connect(at, options_.congestion), {}, address});
   }
-  for (auto& c : handshake(me, listener_.get(), std::move(calls), callers, sockets, deadline))
+  for (auto& c : net::handshake(me, listener_.get(), std::move(calls), callers, sockets, deadline))
     attach(std::move(c));
   listener_.close();
 }
 
-void TcpTransport::attach(Connection c) {
-  set_tcp_options(c.socket.get());
+void TcpTransport::attach(net::Connection c) {
+  net::set_tcp_options(c.socket.get());
   if (c.index < first_data_socket)
     return peer_at(c.rank).control.open(std::move(c.socket), monitor_->poller());
   const bool p2p = c.index == first_data_socket;

@@ -28,7 +28,7 @@ namespace rz {
 struct TcpOptions {
   int sockets = 1;                    ///< per peer, for collectives
   std::string congestion = "system";  ///< TransportOptions::congestion
-  SocketAddress listen_address;       ///< choose_address(); unused without peers
+  net::SocketAddress listen_address;  ///< choose_address(); unused without peers
 };
 
 /// Functions without a comment implement those of Transport for the peers, and those of MonitoredLinks.
@@ -44,7 +44,7 @@ class TcpTransport final : public Transport, private MonitoredLinks {
   /// Where this rank listens; empty without peers.
   const std::string& address() const { return address_; }
   /// Connects with the peers. addresses[r] is rank r's address().
-  void connect(const HandshakeInfo&, const std::vector<std::string>& addresses, Deadline);
+  void connect(const net::HandshakeInfo&, const std::vector<std::string>& addresses, Deadline);
 
   std::size_t post(int peer, Channel, const CallSignature&, std::span<const std::byte>) override;
   std::uint64_t released(int peer, Channel) override;
@@ -82,7 +82,7 @@ class TcpTransport final : public Transport, private MonitoredLinks {
   tcp::TcpChannel& channel_at(int peer, Channel c) {
     return peer_at(peer).channels[static_cast<std::size_t>(c)];
   }
-  void attach(Connection);
+  void attach(net::Connection);
   void report_end(int peer, const tcp::TcpChannel&);
   std::optional<Failure> check_lost(Peer&);
 
