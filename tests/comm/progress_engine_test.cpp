@@ -157,6 +157,27 @@ TEST(ProgressEngine, NoWaiterMissesARelease) {
   EXPECT_GT(inline_calls, 0);
 }
 
+// The end of an inline call notifies no thread, so a waiter must not sleep for it.
+TEST(ProgressEngine, AWaiterSeesTheEndOfAnInlineCall) {
+  Engine e({.thread = ProgressOptions::none});
+  ASSERT_TRUE(e.engine->try_begin_inline());
+  std::atomic<bool> ended = false;
+  std::thread waiting([&] {
+    try {
+      e.engine->submit({&call, 1})->wait();
+      ended = true;
+    } catch (const Error&) {
+    }
+  });
+  std::this_thread::sleep_for(20ms);
+  EXPECT_FALSE(ended);
+  e.engine->end_inline();
+  for (const Deadline end = Deadline::after(5s); !ended && !end.expired();) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(ended);
+  e.engine->abort("the waiter sleeps");
+  waiting.join();
+}
+
 TEST(ProgressEngine, ACallIsRunInlineOnlyIfNothingIsInFlight) {
   Engine e({.thread = ProgressOptions::none});
   e.shared.open = false;
