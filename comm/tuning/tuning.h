@@ -11,9 +11,9 @@
 ///     all_reduce inter_node ranks<=8 bytes<=16K tree
 ///
 /// A rule is a collective, a scope, conditions, an algorithm, and optionally the size of a chunk (`chunk=`,
-/// intra-node engine) or of a slice (`slice=`, schedules). The first rule
-/// that matches wins; with `deterministic`, rules whose algorithm does not reduce in rank order are skipped.
-/// Bytes are of the whole buffer, the larger of a rank's input and output. Scopes:
+/// intra-node engine) or of a slice (`slice=`, schedules). The first rule that matches wins; with
+/// `deterministic`, rules whose algorithm does not reduce in rank order are skipped. Bytes are of the whole
+/// buffer, the larger of a rank's input and output. Scopes:
 ///   intra_node             the ranks of one node, by the intra-node engine: "one_shot" and "two_shot" for
 ///                          all_reduce, "staged" for the others; or a schedule by the executor: "ring", or
 ///                          "schedule:two_shot" where the engine has an algorithm of that name. Schedules do
