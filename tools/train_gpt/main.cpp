@@ -186,35 +186,36 @@ Status train_or_abort(const Options& o, Communicator& comm, Inputs& in) {
   return failed;
 }
 
-Status run(const LaunchInfo& place, const Options& options, Device device) {
+Status run(const LaunchInfo& launch, const Options& options, Device device) {
   try {
     CommOptions comm_options;
     comm_options.device = device;
     if (!options.backend.empty()) comm_options.backend = options.backend;
-    Communicator comm = Communicator::connect(place.rank, place.size, store_for_launch(place), comm_options);
+    Communicator comm =
+        Communicator::connect(launch.rank, launch.size, store_for_launch(launch), comm_options);
     Inputs in;
     const Status checked = check_inputs(options, comm, in);
     return checked == done ? train_or_abort(options, comm, in) : checked;
   } catch (const std::exception& e) {
-    print_error(concat("rank ", place.rank, ": ", e.what()));
+    print_error(concat("rank ", launch.rank, ": ", e.what()));
     return failed;
   }
 }
 
 Status main(int argc, char** argv) {
-  LaunchInfo place;
+  LaunchInfo launch;
   ParsedOptions parsed;
   Device device;
   try {
-    place = launch_info_from_environment();
+    launch = launch_info_from_environment();
     parsed = parse_options(argc, argv);
-    if (parsed.help.empty()) device = cuda::device_from_name(parsed.options.device, place.local_rank);
+    if (parsed.help.empty()) device = cuda::device_from_name(parsed.options.device, launch.local_rank);
   } catch (const std::exception& e) {
-    if (place.rank == 0) print_error(e.what());
+    if (launch.rank == 0) print_error(e.what());
     return wrong_input;
   }
-  if (parsed.help.empty()) return run(place, parsed.options, device);
-  if (place.rank == 0) std::fputs(parsed.help.c_str(), stdout);
+  if (parsed.help.empty()) return run(launch, parsed.options, device);
+  if (launch.rank == 0) std::fputs(parsed.help.c_str(), stdout);
   return done;
 }
 
