@@ -12,8 +12,10 @@ namespace {
 
 using plain_detail::has_in;
 using plain_detail::has_out;
-using plain_detail::no_buffer;
 using plain_detail::shard_of;
+
+/// Stands for a buffer that this rank does not have.
+Buffer no_buffer(const ConstBuffer& like) { return {nullptr, 0, like.dtype, like.device}; }
 
 // Validates one call. Every message starts with the collective and the rank.
 class ArgumentChecks {
@@ -147,6 +149,8 @@ CollectiveCall make_call(const Caller& caller, Collective kind, const ConstBuffe
   else
     check.buffer("out", out);
   CollectiveCall call = plain_call(caller, t, in, out, root, op);
+  call.in.device = reads ? in.device : out.device;
+  call.out.device = writes ? out.device : in.device;
   call.stream = check.stream(stream, writes ? out.device : in.device);
   return call;
 }

@@ -46,9 +46,6 @@ inline bool has_out(const Caller& caller, const CollectiveTraits& t, int root) {
   return !t.out_at_root || caller.rank == root;
 }
 
-/// Stands for a buffer that this rank does not have.
-inline Buffer no_buffer(const ConstBuffer& like) { return {nullptr, 0, like.dtype, like.device}; }
-
 }  // namespace plain_detail
 
 /// True only for arguments that make_call() accepts, and for all of the common case: host memory of one
@@ -72,16 +69,24 @@ inline bool is_plain(const Caller& caller, const CollectiveTraits& t, const Cons
   return same || at(in.data, in.bytes()) <= out.data || at(out.data, out.bytes()) <= in.data;
 }
 
-/// What make_call() returns for such arguments.
+/// What make_call() returns for such arguments, on host memory. Copies field by field: one load of fields
+/// that were stored one by one would wait for all earlier stores, those of the last call to shared cache
+/// lines included.
 inline CollectiveCall plain_call(const Caller& caller, const CollectiveTraits& t, const ConstBuffer& in,
                                  const Buffer& out, int root, const ReduceOp& op) {
   using namespace plain_detail;
   const bool reads = has_in(caller, t, root), writes = has_out(caller, t, root);
+  const bool takes_output = !reads && t.in == Extent::shard;
+  const DType in_type = reads ? in.dtype : out.dtype, out_type = writes ? out.dtype : in.dtype;
   return {.kind = t.kind,
-          .in = reads                   ? in
-                : t.in == Extent::shard ? ConstBuffer(out)
-                                        : ConstBuffer(no_buffer(out)),
-          .out = writes ? out : no_buffer(in),
+          .in = {reads          ? in.data
+                 : takes_output ? out.data
+                                : nullptr,
+                 reads          ? in.count
+                 : takes_output ? out.count
+                                : 0,
+                 in_type},
+          .out = {writes ? out.data : nullptr, writes ? out.count : 0, out_type},
           .op = op,
           .root = root};
 }
