@@ -41,7 +41,9 @@ struct PollSchedule {
   Time last_poll{};        ///< of failures, while no thread drives
   bool sleeping = false;   ///< the thread sleeps until a submission, since there was none for active_window
 
-  bool is_active(Time now, const ProgressWaitPolicy& policy) const { return now - last_use < policy.active_window; }
+  bool is_active(Time now, const ProgressWaitPolicy& policy) const {
+    return now - last_use < policy.active_window;
+  }
   std::chrono::microseconds period(Time now, const ProgressWaitPolicy& policy) const {
     return now - last_unattended < policy.active_window ? policy.active_poll : policy.idle_poll;
   }

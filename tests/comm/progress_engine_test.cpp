@@ -1,4 +1,4 @@
-// The progress engine with calls that end when the test says: who drives, who is woken, what fails.
+// The progress engine with calls that the test ends: which thread drives, which wakes up, which calls fail.
 
 #include "comm/progress/progress_engine.h"
 
