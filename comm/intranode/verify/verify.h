@@ -13,7 +13,7 @@ namespace rz::intranode {
 /// proved:
 /// - Under every interleaving that acknowledgements permit, no rank reads bytes or polls a slot before they
 /// are
-///   published, or after they may have been overwritten; no rank waits for ever.
+///   published, or after they may have been overwritten; there is no deadlock.
 /// - All ranks reserve the same bytes at the same steps, and write within them.
 /// - Each output byte is written once. It has the bytes of its source, or the sum in rank order.
 /// - No rank completes a call while a peer may access its buffers.
