@@ -11,8 +11,7 @@ namespace rz::intranode {
 
 /// The first error, which names a rank and a step; empty if the plans of these calls, of all ranks, are
 /// proved:
-/// - Under every interleaving that acknowledgements permit, no rank reads bytes or polls a slot before they
-/// are
+/// - In every interleaving that acknowledgements permit, no rank reads bytes or polls a slot before they are
 ///   published, or after they may have been overwritten; there is no deadlock.
 /// - All ranks reserve the same bytes at the same steps, and write within them.
 /// - Each output byte is written once. It has the bytes of its source, or the sum in rank order.
