@@ -44,12 +44,9 @@ class Contributions {
       operands_[index(r)] = r == c.ranks().rank ? c.in() + input : for_this_rank(c, r, step);
     return operands_;
   }
-  /// Acknowledges a whole call, whose steps end before this one. A receiver of a root's inline payload may be
-  /// late with it: the root does not wait until 256 slots are full.
+  /// Acknowledges a whole call, whose steps end before this one.
   void ack_all(const PlannedCall& c, StepNumber end) {
-    const CallRanks& ranks = c.ranks();
-    const bool lazily = c.inlined() && traits(ranks.kind).root_sends() && ranks.rank != ranks.root;
-    lazily ? channel_.ack_lazily(end) : channel_.ack(end);
+    c.defers_ack ? channel_.ack_lazily(end) : channel_.ack(end);
   }
 
  private:

@@ -49,8 +49,7 @@ FastPath::End FastPath::run_one_shot(const PlannedCall& c, int& turns) {
   if (!poll([&] { return contributions.all_arrived(c, peer_, step); }, turns))
     return End::waits_contributions;
   read(c, operands, step);
-  const StepNumber end = channel_.next_step();
-  c.inlined() && !traits(c.ranks().kind).rooted() ? channel_.ack_lazily(end) : contributions.ack_all(c, end);
+  contributions.ack_all(c, channel_.next_step());
   return End::complete;
 }
 

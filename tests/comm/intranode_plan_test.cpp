@@ -213,6 +213,19 @@ TEST(BrokenIntranodePlan, NeverAcknowledges) {
 }
 
 // Each rank waits until the others have acknowledged the step that it has yet to send.
+// A sender of a gather writes its ring where the root, rank 2, has read, and does not wait for it.
+TEST(BrokenIntranodePlan, DefersAnAcknowledgementThatAWriterNeeds) {
+  const std::vector<intranode::CallCase> calls(60, call_of(Collective::gather, 2 * KiB, 3));
+  const auto error = broken(calls,
+                            [](auto& plans) {
+                              for (intranode::PlannedPhase& p : plans[2].phases)
+                                p.acks.back().deferred = true;
+                            },
+                            {.size = 3, .ring_bytes = 16 * KiB});
+  EXPECT_NE(error.find("rank 2 may defer its acknowledgement"), std::string::npos) << error;
+  expect_refused(error, 0, "waits for ever");
+}
+
 TEST(BrokenIntranodePlan, AcknowledgesTooLate) {
   const std::vector<intranode::CallCase> calls(4, call_of(Collective::all_gather, 900 * KiB, 3));
   const auto error = broken(calls, [](auto& plans) {

@@ -16,6 +16,7 @@
 
 #include "comm/intranode/mailbox/call_history.h"
 #include "comm/intranode/mailbox/call_mismatch.h"
+#include "comm/intranode/mailbox/deferred_ack.h"
 #include "comm/intranode/mailbox/published.h"
 #include "comm/intranode/mailbox/staging_cursor.h"
 #include "comm/intranode/mailbox/step_number.h"
@@ -33,18 +34,6 @@ inline void copy_small(std::byte* to, const std::byte* from, std::size_t bytes) 
   if (bytes & 2) std::memcpy(to, from, 2), to += 2, from += 2;
   if (bytes & 1) *to = *from;
 }
-
-/// An acknowledgement that is written later: at most 16 steps later, or before its rank blocks.
-struct DeferredAck {
-  /// Replaces the step; true if it is time to write it.
-  bool defer(StepNumber s) {
-    const bool is_time = (step ^ s) >= 16;
-    pending = true, step = s;
-    return is_time;
-  }
-  bool pending = false;
-  StepNumber step = 0;
-};
 
 /// The condition that try_reserve() or poll() last found unmet: for space, the peer must acknowledge all
 /// steps before this one; for a slot, it must publish them.
@@ -89,8 +78,8 @@ class MailboxChannel {
   bool poll_all(int& next, StepNumber step);
   /// Acknowledges all steps before this one: their writers may reuse slots and ring bytes.
   void ack(StepNumber step);
-  /// Like ack(), but written later (DeferredAck). Only for inline payloads: the next call's slot acknowledges
-  /// them implicitly, or their writer does not wait for the ack. Ring bytes need ack().
+  /// Like ack(), but written later (DeferredAck). Only where no writer waits for it until 256 slots are full
+  /// (may_defer_ack()), or where the next call's slot implies it.
   void ack_lazily(StepNumber step) {
     if (deferred_.defer(step)) flush_acks();
   }
@@ -122,6 +111,7 @@ class MailboxChannel {
   const Mailbox& mailbox(int rank) const { return *views_[index(rank)].mailbox; }
   void begin_steps() { first_step_ = next_step_, awaited_ = {}; }
   bool has_acked(int peer, StepNumber before);
+  bool spin_for_space() const;
   void write_tag(StepNumber);
   void commit(std::uint32_t slots);
   void wake_sleepers();

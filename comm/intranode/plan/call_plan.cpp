@@ -112,4 +112,10 @@ std::size_t staging_window(const CallPlan& plan, Collective kind, int size, cons
   return std::clamp(round_up(contribution, cache_line_bytes) * mailbox_depth, min_staging_window, all);
 }
 
+bool may_defer_ack(const CallPlan& plan, Collective kind, int size, std::size_t ring_bytes) {
+  if (!traits(kind).root_sends()) return plan.inline_slots > 0 && !traits(kind).rooted();
+  return plan.chunking.chunks == 1 &&
+         round_up(plan.ring_bytes(size), cache_line_bytes) * mailbox_depth <= ring_bytes;
+}
+
 }  // namespace rz::intranode

@@ -72,6 +72,10 @@ constexpr std::size_t count_exchange_bytes(int size) {
 /// Bytes of the staging ring, of `ring_bytes`, that the reservations of a call are restricted to.
 std::size_t staging_window(const CallPlan&, Collective, int size, const StagingLimits&,
                            std::size_t ring_bytes);
+/// Whether ranks may defer the acknowledgement of a completed call (MailboxChannel::ack_lazily()): no writer
+/// needs it before the slots of 256 steps are full. For ring bytes that holds if 256 such calls fit the ring
+/// and the root alone writes it.
+bool may_defer_ack(const CallPlan&, Collective, int size, std::size_t ring_bytes);
 /// What plan_call() may use of a staging ring of that size.
 StagingLimits staging_limits(std::size_t ring_bytes, bool oversubscribed);
 

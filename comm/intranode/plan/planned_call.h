@@ -17,6 +17,7 @@ struct PlannedCall {
   const tuning::IntranodeAlgorithm* algorithm = nullptr;  ///< tuning entry of the plan
   tuning::SingleCopyPolicy single_copy = tuning::SingleCopyPolicy::never;
 
+  bool defers_ack = false;      ///< may_defer_ack()
   bool exceeds_caches = false;  ///< all ranks' buffers do
 
   /// Begins a call with the same plan.

@@ -21,6 +21,7 @@ PlannedCall CallPlanner::plan(const CollectiveCall& op) const {
   c.algorithm = &table_.find(kind, message_bytes(kind, bytes, size_));
   c.plan = plan_call(kind, bytes, size_, *c.algorithm, limits_);
   c.in_place = plan_in_place(Protocol::zero_copy, kind, bytes, size_);
+  c.defers_ack = may_defer_ack(c.plan, kind, size_, ring_bytes_);
   const bool samples =
       !limits_.oversubscribed || c.algorithm->single_copy != tuning::SingleCopyPolicy::adaptive;
   c.single_copy = samples ? c.algorithm->single_copy : tuning::SingleCopyPolicy::never;

@@ -138,6 +138,7 @@ class CallPlans {
         phase.moves.push_back(read_contributions(layout, rounds.contribution_step(k), k));
       }
       set_order(phase, order);
+      phase.acks.back().deferred = may_defer_ack(plan_, case_.kind, node_.size, node_.ring_bytes);
     });
     step_ = rounds.end_step();
   }
@@ -219,7 +220,8 @@ class CallPlans {
                              .round = rounds.chunks,
                              .after = {0, 0, rounds.chunks},
                              .polls = poll_all(layout.ranks.rank, step_)});
-      phase.acks.push_back({rounds.end_step(), {0, 0, rounds.chunks + 1}});
+      phase.acks.push_back(
+          {rounds.end_step(), {0, 0, rounds.chunks + 1}, accesses && protocol == Protocol::zero_copy});
     });
     step_ = rounds.end_step();
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "comm/core/text.h"
+#include "comm/intranode/mailbox/deferred_ack.h"
 #include "comm/intranode/mailbox/staging_cursor.h"
 
 namespace rz::intranode {
@@ -77,6 +78,7 @@ MoveGraph::MoveGraph(std::span<const RankPlan> plans, const NodeCase& node, cons
     if (nodes_[id].move->slots && nodes_[id].move->reserves) wait_for_acks(id);
   }
   run();
+  for (const NeededAck& needed : needed_acks_) check_deferred(needed);
 }
 
 std::string MoveGraph::where(Id id) const {
@@ -116,8 +118,8 @@ void MoveGraph::add_acks(int rank, const RankPlan& plan) {
           if (m.round >= done[m.kind] && is_after(ack.before, poll.step))
             refuse_plan("rank ", rank, ", step ", poll.step, ": is acknowledged before rank ", rank,
                         " has read what rank ", poll.peer, " published");
-      acks_[index(rank)].push_back(
-          {static_cast<std::int32_t>(ack.before - steps_.step(0)), moves_of(rank, p, ack.after)});
+      acks_[index(rank)].push_back({static_cast<std::int32_t>(ack.before - steps_.step(0)),
+                                    moves_of(rank, p, ack.after), ack.deferred, p});
     }
 }
 
@@ -158,7 +160,29 @@ void MoveGraph::wait_for_acks(Id id) {
     if (ack == acks_[r].end())
       refuse_plan(where(id), "waits for ever: rank ", r, " never acknowledges the steps before ", needed);
     for (const Id after : ack->after) wait_for(id, after);
+    needed_acks_.push_back({id, static_cast<int>(r), before});
   }
+}
+
+/// A rank that blocks writes its deferred acknowledgement, but one that makes no further call leaves less
+/// than 16 steps unacknowledged. No move of its last call may need those, unless the rank waits for the move.
+void MoveGraph::check_deferred(const NeededAck& needed) const {
+  const Node& node = nodes_[needed.by];
+  const auto& acks = acks_[index(needed.rank)];
+  const bool is_written = std::any_of(acks.begin(), acks.end(), [&](const Ack& a) {
+    return !a.deferred && a.before >= needed.before && a.phase <= node.phase;
+  });
+  std::int64_t end = 0;  // number of the step after that call
+  bool is_awaited = false;
+  for (const auto& lane : phases_[index(needed.rank)][node.phase])
+    for (const Id own : lane) {
+      const PlannedMove& m = *nodes_[own].move;
+      if (m.slots) end = std::max(end, static_cast<std::int64_t>(steps_.number(m.step) + m.slots));
+      is_awaited |= happens_before(needed.by, own);
+    }
+  if (!is_written && !is_awaited && needed.before + DeferredAck::period > end + 1)
+    refuse_plan(where(needed.by), "waits for ever: rank ", needed.rank,
+                " may defer its acknowledgement of step ", steps_.step(index(needed.before) - 1));
 }
 
 void MoveGraph::wait_for(Id id, Id before) { before_[id].push_back(before); }

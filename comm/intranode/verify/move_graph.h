@@ -68,6 +68,13 @@ class MoveGraph {
   struct Ack {
     std::int64_t before;  // number of the step
     std::vector<Id> after;
+    bool deferred;
+    std::size_t phase;
+  };
+  struct NeededAck {
+    Id by;
+    int rank;  // that acknowledges
+    std::int64_t before;
   };
 
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
@@ -81,6 +88,7 @@ class MoveGraph {
   void wait_for_acks(Id);
   void wait_for(Id, Id before);
   void run();
+  void check_deferred(const NeededAck&) const;
 
   const StepTable& steps_;
   const std::size_t lanes_;
@@ -89,7 +97,8 @@ class MoveGraph {
   std::vector<std::vector<Id>> publishers_;            // by rank and number of the step
   std::vector<std::vector<std::vector<Id>>> pollers_;  // likewise
   std::vector<std::vector<Ack>> acks_;                 // by rank, ascending
-  std::vector<std::vector<Id>> before_;                // by move: those that it waits for
+  std::vector<NeededAck> needed_acks_;
+  std::vector<std::vector<Id>> before_;  // by move: those that it waits for
   std::vector<Id> order_;
   std::vector<std::uint32_t> clocks_;  // by move and lane: moves that happen before it, and itself
 };

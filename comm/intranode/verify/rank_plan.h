@@ -53,6 +53,7 @@ struct PlannedMove {
 struct PlannedAck {
   StepNumber before = 0;
   RoundCounts after;
+  bool deferred = false;  ///< written at most 16 steps later, or before the rank blocks
 };
 
 /// Part of a call; the next one begins when all moves of this one have run.

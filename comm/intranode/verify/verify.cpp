@@ -2,8 +2,8 @@
 // waits for: lifetime of published bytes, values, and completion. "a happens before b" means in every
 // interleaving, so that none needs to be simulated.
 //
-// Deferred acknowledgements and the fast path need no check of their own: an acknowledgement that is written
-// later permits less, and a rank writes it before it blocks.
+// An acknowledgement that is deferred permits less, and a rank writes it before it blocks. So the graph
+// checks only that no rank waits for one that a peer, having completed its last call, never writes.
 
 #include "comm/intranode/verify/verify.h"
 
