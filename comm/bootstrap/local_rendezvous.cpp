@@ -4,13 +4,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
-#include <thread>
 
 #include "comm/bootstrap/machine_id.h"
 #include "comm/core/error.h"
@@ -18,6 +16,7 @@
 #include "comm/net/random.h"
 #include "comm/os/fd.h"
 #include "comm/os/process.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz {
 
@@ -129,11 +128,10 @@ bool register_rank(const fs::path& place, int rank) {
 /// Calls `f` until it returns true; returns false at the deadline.
 template <class F>
 bool poll_until(Deadline deadline, const F& f) {
-  for (auto pause = std::chrono::milliseconds(1);;
-       pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
+  for (unsigned polls = 0;; ++polls) {
     if (f()) return true;
     if (deadline.expired()) return false;
-    std::this_thread::sleep_for(pause);
+    local_rendezvous_backoff.wait(polls);
   }
 }
 

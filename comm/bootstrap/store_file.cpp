@@ -3,19 +3,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <optional>
 #include <sstream>
-#include <thread>
 
 #include "comm/bootstrap/store_internal.h"
 #include "comm/core/error.h"
 #include "comm/net/random.h"
 #include "comm/os/fd.h"
+#include "comm/os/wait_policy.h"
 #include "comm/store.h"
 
 namespace rz {
@@ -58,12 +57,10 @@ class FileStore final : public Store {
 
   std::string get(std::string_view key, Deadline deadline) override {
     const std::string file = path(key);
-    auto pause = std::chrono::microseconds(50);
-    for (;;) {
+    for (unsigned polls = 0;; ++polls) {
       if (auto value = read(file)) return *std::move(value);
       if (deadline.expired()) fail(Errc::timeout, missing_key(key, directory_));
-      std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(pause, deadline.remaining()));
-      pause = std::min(pause * 2, std::chrono::microseconds(20'000));
+      file_store_backoff.wait(polls, deadline.remaining());
     }
   }
 

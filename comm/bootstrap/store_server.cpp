@@ -11,6 +11,7 @@
 #include "comm/net/socket.h"
 #include "comm/os/helper_thread.h"
 #include "comm/os/open_files.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz {
 
@@ -25,7 +26,6 @@ constexpr std::size_t max_clients_a_rank = 64;
 constexpr std::size_t max_clients_of_any_group = 4096;
 /// Connections without a hello, beyond one per rank of the group.
 constexpr std::size_t max_unauthenticated = 64;
-constexpr auto rest_without_descriptors = std::chrono::milliseconds(100);
 constexpr std::size_t first_client = 2;  ///< in descriptors_, behind the eventfd and the listener
 
 }  // namespace
@@ -54,7 +54,7 @@ void StoreServer::run() {
     list_descriptors();
     if (poll(descriptors_.data(), descriptors_.size(), time_to_poll()) < 0) {
       if (errno != EINTR)
-        std::this_thread::sleep_for(rest_without_descriptors);  // the kernel is out of memory
+        std::this_thread::sleep_for(poll_period::exhausted_descriptors);  // the kernel is out of memory
       continue;
     }
     if (descriptors_[0].revents) return;
@@ -231,7 +231,7 @@ void StoreServer::accept_clients() noexcept {
       if (unauthenticated() > max_unauthenticated + static_cast<std::size_t>(options_.size))
         drop_oldest_unauthenticated();
   } catch (const std::exception&) {  // no memory for another client
-    no_descriptors_ = Deadline::after(rest_without_descriptors);
+    no_descriptors_ = Deadline::after(poll_period::exhausted_descriptors);
   }
 }
 
@@ -245,7 +245,7 @@ bool StoreServer::accept_client() {
     if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM)
       return true;  // the connection was closed before it was accepted
     if (drop_oldest_unauthenticated()) return true;
-    no_descriptors_ = Deadline::after(rest_without_descriptors);
+    no_descriptors_ = Deadline::after(poll_period::exhausted_descriptors);
     return false;
   }
   net::set_tcp_options(socket.get());

@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <cstring>
 #include <mutex>
-#include <thread>
 
 #include "comm/bootstrap/store_internal.h"
 #include "comm/bootstrap/store_server.h"
@@ -12,6 +11,7 @@
 #include "comm/core/error.h"
 #include "comm/net/socket.h"
 #include "comm/os/process.h"
+#include "comm/os/wait_policy.h"
 #include "comm/store.h"
 
 namespace rz {
@@ -132,10 +132,10 @@ class ServerSearch {
 /// Calls `f`, with growing pauses, until its result is not empty or the deadline has passed.
 template <class F>
 auto repeat_until(Deadline deadline, const F& f) -> decltype(f()) {
-  for (auto pause = milliseconds(5);; pause = std::min(pause * 2, milliseconds(500))) {
+  for (unsigned polls = 0;; ++polls) {
     if (auto result = f()) return result;
     if (deadline.expired()) return {};
-    std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(pause, deadline.remaining()));
+    tcp_store_backoff.wait(polls, deadline.remaining());
   }
 }
 

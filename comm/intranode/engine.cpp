@@ -2,19 +2,12 @@
 
 #include <sched.h>
 
-#include <chrono>
 #include <optional>
 
 #include "comm/core/deadline.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz::intranode {
-
-namespace {
-
-constexpr auto max_yield_time = std::chrono::microseconds(500);
-constexpr int spins_before_yield = 16;  // about 4 us; then other threads may use this processor
-
-}  // namespace
 
 Engine::Engine(Transport& transport, int rank, int size, StepNumber first_step)
     : Engine(transport, rank, size, tuning::IntranodeTable(size), first_step) {}
@@ -187,8 +180,9 @@ std::size_t Engine::chunk_bytes() const {
 }
 
 bool Engine::spin(int turns) {
+  constexpr const IntranodeWaitPolicy& policy = intranode_wait_policy;
   const bool yields = planner_.limits().oversubscribed;
-  std::optional<Deadline> end;  // yields are limited: a computing rank keeps its processor for milliseconds
+  std::optional<Deadline> end;  // of yields
   std::size_t moved = 0;        // bytes
   busy_ = false;
   for (int i = 0; i < turns; ++i) {
@@ -197,13 +191,13 @@ bool Engine::spin(int turns) {
     if (busy_) return false;
     if (!yields) {
       channel_.spin_once();
-      if (i % spins_before_yield == spins_before_yield - 1) sched_yield();
+      if (i % policy.polls_per_yield == policy.polls_per_yield - 1) sched_yield();
       continue;
     }
     channel_.flush_acks();
     sched_yield();
     if (i % 16 != 15) continue;  // most calls end before the first clock read
-    if (!end) end = Deadline::after(max_yield_time);
+    if (!end) end = Deadline::after(policy.max_yield_time);
     if (end->expired()) break;
   }
   channel_.check_peer_alive();

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "comm/core/error.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz::net {
 
@@ -48,7 +49,7 @@ UniqueFd connect_unix(const std::string& name, Deadline deadline) {
     if (errno != EAGAIN || deadline.expired())
       fail(Errc::rendezvous, "connect to unix socket @", name, ": ", std::strerror(errno),
            "; ranks that share memory must share the network namespace, and the peer must be alive");
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(poll_period::full_backlog);
   }
 }
 

@@ -1,7 +1,8 @@
 #pragma once
-/// How long threads spin, yield and sleep while they wait: all constants of waiting, for nodes on which every
-/// rank has a processor, and for oversubscribed ones. Each step from spinning to sleeping trades latency for
-/// the time of other threads.
+/// How long threads spin, yield and sleep while they wait: all such constants of comm, for nodes on which
+/// every rank has a processor, and for oversubscribed ones. Each step from spinning to sleeping trades
+/// latency for the time of other threads. Limits of a whole wait (timeouts) stand with the functions that
+/// wait.
 
 #include <algorithm>
 #include <chrono>
@@ -43,6 +44,17 @@ struct ProgressWaitPolicy {
   Time active_poll{1'000};        ///< period of that, if a request was unattended within active_window
   Time idle_poll{16'000};         ///< period of that otherwise
 };
+
+/// A turn of the intra-node engine (comm/intranode).
+struct IntranodeWaitPolicy {
+  int spins_per_poll = 40;  ///< of MailboxChannel::spin_once(), on one condition
+  /// Of them, the first have no pause instruction, which takes longer than a slot takes between near cores.
+  int unpaused_spins = 32;
+  int polls_per_yield = 16;  ///< of spin_once(), about 4 us; then other threads may use the processor
+  /// Of one Engine::spin() on an oversubscribed node: a computing rank keeps its processor for milliseconds.
+  std::chrono::microseconds max_yield_time{500};
+};
+inline constexpr IntranodeWaitPolicy intranode_wait_policy;
 
 struct WaitPolicy {
   TransportWaitPolicy transport;
@@ -90,8 +102,53 @@ struct PollBackoff {
 /// For the end of work on a device, and for a lock that is held for microseconds: yields take about a
 /// millisecond in total.
 inline constexpr PollBackoff short_backoff{.yields = 4000, .min_sleep = PollBackoff::Time(20)};
+/// For NCCL, each of whose polls takes about a microsecond.
+inline constexpr PollBackoff nccl_backoff{.yields = 1000, .min_sleep = PollBackoff::Time(50)};
 /// For MPI calls: a message of a peer that computes takes long, and its rank needs the processor.
 inline constexpr PollBackoff mpi_backoff{
     .pauses = 63, .yields = 192, .min_sleep = PollBackoff::Time(10), .max_sleep = PollBackoff::Time(500)};
+
+/// Of a loop that polls what another process does at an unknown time: each sleep takes twice as long as the
+/// one before.
+struct ExponentialBackoff {
+  using Time = std::chrono::microseconds;
+
+  Time min_sleep, max_sleep;
+
+  /// Sleeps after poll number `polls`, counted from 0, but no longer than `most`.
+  void wait(unsigned polls, std::chrono::nanoseconds most = std::chrono::nanoseconds::max()) const {
+    const Time sleep = std::min(max_sleep, min_sleep * (1 << std::min(polls, 20u)));
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(sleep, most));
+  }
+};
+
+/// For a TCP store that does not listen yet, or refuses a connection.
+inline constexpr ExponentialBackoff tcp_store_backoff{std::chrono::milliseconds(5),
+                                                      std::chrono::milliseconds(500)};
+/// For a key of a store in files.
+inline constexpr ExponentialBackoff file_store_backoff{std::chrono::microseconds(50),
+                                                       std::chrono::milliseconds(20)};
+/// For the other ranks of a node at its rendezvous directory.
+inline constexpr ExponentialBackoff local_rendezvous_backoff{std::chrono::milliseconds(1),
+                                                             std::chrono::milliseconds(20)};
+/// For the last messages of MPI ranks.
+inline constexpr ExponentialBackoff mpi_departure_backoff{std::chrono::microseconds(10),
+                                                          std::chrono::milliseconds(10)};
+
+/// Sleeps of fixed length between polls.
+namespace poll_period {
+
+using Time = std::chrono::microseconds;
+
+inline constexpr Time staged_input{5};                 ///< of a collective's input, on its way to the host
+inline constexpr Time device_drain{20};                ///< of the end of a device's work, at teardown
+inline constexpr Time group_teardown{100};             ///< of stopped kernels and departures of peers
+inline constexpr Time nccl_lock{1'000};                ///< of another thread's NCCL call
+inline constexpr Time mpi_comm_dup{50};                ///< of the copy of an MPI communicator
+inline constexpr Time mpi_finalize{200};               ///< of the arrival of all ranks, before MPI_Finalize
+inline constexpr Time full_backlog{1'000};             ///< of a listener whose queue is full
+inline constexpr Time exhausted_descriptors{100'000};  ///< of a free descriptor, or of the kernel's memory
+
+}  // namespace poll_period
 
 }  // namespace rz

@@ -14,6 +14,7 @@
 #include "comm/device/cuda_runtime.h"
 #include "comm/device/memory.h"
 #include "comm/os/helper_thread.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz {
 
@@ -251,7 +252,7 @@ class HostStagedBackend final : public Backend {
         require(!request.deadline.expired(), Errc::timeout, "rank ", options_.rank, ": ",
                 name(options_.device),
                 " did not reach a collective's input within its deadline; a kernel before it hangs");
-        std::this_thread::sleep_for(std::chrono::microseconds(5));
+        std::this_thread::sleep_for(poll_period::staged_input);
       }
       host_->submit(request.operations).wait();
       for (const StagedCopy& c : request.back) memcpy_async(c.device, c.host, c.bytes, stream_);

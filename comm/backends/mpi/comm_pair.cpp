@@ -5,6 +5,7 @@
 #include "comm/backends/mpi/mpi_runtime.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz::mpi {
 
@@ -20,7 +21,7 @@ MPI_Comm idup(MPI_Comm comm, std::chrono::milliseconds timeout) {
     if (done) break;
     require(!end.expired(), Errc::timeout, "the MPI communicator could not be duplicated within ",
             std::chrono::duration<double>(timeout).count(), " s; does every rank of it connect?");
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    std::this_thread::sleep_for(poll_period::mpi_comm_dup);
   }
   check(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   return copy;

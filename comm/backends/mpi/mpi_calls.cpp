@@ -1,7 +1,6 @@
 #include "comm/backends/mpi/mpi_calls.h"
 
 #include <algorithm>
-#include <thread>
 
 #include "comm/core/deadline.h"
 #include "comm/device/cuda_runtime.h"
@@ -222,10 +221,9 @@ void MpiCalls::depart() {
   const auto limit = runtime_.thread_multiple() ? options_.timeout
                                                 : std::min<std::chrono::milliseconds>(options_.timeout, 1s);
   const Deadline end = Deadline::after(limit);
-  for (auto pause = 10us; !all_departed() && !end.expired();
-       pause = std::min<std::chrono::microseconds>(pause * 2, 10ms)) {
+  for (unsigned polls = 0; !all_departed() && !end.expired(); ++polls) {
     receive_control();
-    if (!all_departed()) std::this_thread::sleep_for(pause);
+    if (!all_departed()) mpi_departure_backoff.wait(polls);
   }
   collectives_.free_operators();
   if (all_departed() && control_.flush(1s)) free(comms_);

@@ -11,6 +11,7 @@
 #include "comm/core/deadline.h"
 #include "comm/core/environment.h"
 #include "comm/core/error.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz::mpi {
 
@@ -51,7 +52,7 @@ bool all_ranks_arrived() {
   int done = 0;
   for (const Deadline end = default_deadline(); !done && !end.expired();) {
     if (MPI_Test(&barrier, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
-    if (!done) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    if (!done) std::this_thread::sleep_for(poll_period::mpi_finalize);
   }
   return done != 0;
 }

@@ -1,7 +1,6 @@
 #include "comm/backends/nccl/nccl_backend.h"
 
 #include <algorithm>
-#include <thread>
 
 #include "comm/backends/nccl/nccl_ops.h"
 #include "comm/backends/nccl/rendezvous.h"
@@ -9,26 +8,13 @@
 #include "comm/backends/nccl/workspace.h"
 #include "comm/backends/peer_cuda/kernels/peer_kernels.h"
 #include "comm/core/error.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz::nccl {
 
 namespace {
 
 using namespace std::chrono_literals;
-
-/// Paces a polling loop: yields for 1 ms, then sleeps 50 us per poll.
-class PollBackoff {
- public:
-  void pause() const {
-    if (spinning_until_.expired())
-      std::this_thread::sleep_for(50us);
-    else
-      std::this_thread::yield();
-  }
-
- private:
-  const Deadline spinning_until_ = Deadline::after(1ms);
-};
 
 /// Streams and memory of the operations. NCCL may use them longer than the backend exists.
 struct BackendResources {
@@ -63,8 +49,9 @@ std::shared_ptr<NcclComm> connect_comm(const NcclApi& api, Store& store, const N
     end(Errc::system, failed.text() + "; NCCL_DEBUG=WARN prints more");
   }
   std::string message;
-  const PollBackoff poll;
-  for (Result state = in_progress; (state = comm->async_state(&message)) != success; poll.pause()) {
+  unsigned polls = 0;
+  for (Result state = in_progress; (state = comm->async_state(&message)) != success;
+       nccl_backoff.wait(polls++)) {
     if (state != in_progress) end(Errc::system, "NCCL could not connect the ranks: " + message);
     if (!deadline.expired()) continue;
     const std::string missing = ranks_not_joined(own, store);
@@ -191,8 +178,9 @@ class NcclBackend final : public Backend {
   /// Waits until NCCL has enqueued all calls made so far; it may do so in the background.
   void wait_issued() const {
     std::string message;
-    const PollBackoff poll;
-    for (Result state = in_progress; (state = nccl_comm_->async_state(&message)) != success; poll.pause()) {
+    unsigned polls = 0;
+    for (Result state = in_progress; (state = nccl_comm_->async_state(&message)) != success;
+         nccl_backoff.wait(polls++)) {
       if (watchdog_->group_status()->failed()) watchdog_->group_status()->rethrow();
       if (state != in_progress) throw NcclError{"NCCL", state, message};
     }
@@ -238,8 +226,8 @@ class NcclBackend final : public Backend {
   static void drain(const Stream& stream) noexcept {
     try {
       const Event end = stream.record();
-      const PollBackoff poll;
-      for (const Deadline limit = Deadline::after(1s); !end.done() && !limit.expired();) poll.pause();
+      const Deadline limit = Deadline::after(1s);
+      for (unsigned polls = 0; !end.done() && !limit.expired(); ++polls) nccl_backoff.wait(polls);
     } catch (const Error&) {  // already reported by the operation that failed
     }
   }

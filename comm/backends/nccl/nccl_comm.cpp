@@ -5,6 +5,7 @@
 
 #include "comm/backends/nccl/run_with_timeout.h"
 #include "comm/core/deadline.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz::nccl {
 
@@ -55,7 +56,8 @@ Result NcclComm::async_state(std::string* message) noexcept {
 }
 
 bool NcclComm::try_lock_for(std::chrono::milliseconds limit) noexcept {
-  for (const Deadline end = Deadline::after(limit); !call_mutex_.try_lock(); std::this_thread::sleep_for(1ms))
+  for (const Deadline end = Deadline::after(limit); !call_mutex_.try_lock();
+       std::this_thread::sleep_for(poll_period::nccl_lock))
     if (end.expired()) return false;
   return true;
 }
@@ -87,7 +89,8 @@ bool NcclComm::finalize_now(std::chrono::milliseconds limit) noexcept {
   set_device(device_);
   const Deadline end = Deadline::after(limit);
   const auto completes = [&](Result result) {
-    for (; result == success || result == in_progress; std::this_thread::sleep_for(100us)) {
+    for (; result == success || result == in_progress;
+         std::this_thread::sleep_for(poll_period::group_teardown)) {
       if (api_.comm_get_async_error(comm_, &result) != success || end.expired()) return false;
       if (result == success) return true;
     }
@@ -132,7 +135,8 @@ void NcclComm::deregister_memory(void* handle) noexcept {
   const std::lock_guard lock(call_mutex_, std::adopt_lock);
   if (!comm_ || registered_.erase(handle) == 0) return;
   // NCCL rejects calls while another is in progress.
-  for (Result state = in_progress; state == in_progress && !end.expired(); std::this_thread::sleep_for(20us))
+  for (Result state = in_progress; state == in_progress && !end.expired();
+       std::this_thread::sleep_for(poll_period::device_drain))
     if (api_.comm_get_async_error(comm_, &state) != success || !comm_) return;
   const cuda::DeviceGuard guard(device_, std::nothrow);
   api_.comm_deregister(comm_, handle);

@@ -1,8 +1,7 @@
 #include "comm/backends/nccl/nccl_request.h"
 
-#include <thread>
-
 #include "comm/core/error.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz::nccl {
 
@@ -67,13 +66,9 @@ void NcclRequest::wait() {
   require(!captured_, Errc::invalid_argument, description,
           " is part of a graph that is being captured, where nothing ends; use wait_on(stream), and wait for "
           "the stream that the graph is launched in");
-  const auto spinning_until = Deadline::after(1ms);
-  while (!succeeded()) {
+  for (unsigned polls = 0; !succeeded(); ++polls) {
     if (group_status_->failed()) group_status_->rethrow();
-    if (spinning_until.expired())
-      std::this_thread::sleep_for(50us);
-    else
-      std::this_thread::yield();
+    nccl_backoff.wait(polls);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz {
 
@@ -181,7 +182,7 @@ bool PeerArenas::drain() const noexcept {
   try {
     const Deadline deadline = Deadline::after(std::chrono::seconds(2));
     const Event last = control_stream_.record();
-    while (!last.done() && !deadline.expired()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    while (!last.done() && !deadline.expired()) std::this_thread::sleep_for(poll_period::device_drain);
     return last.done();
   } catch (const Error&) {  // the device has failed
     return false;

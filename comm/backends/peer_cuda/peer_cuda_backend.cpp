@@ -85,7 +85,7 @@ class DeviceWatchdog {
     const Deadline deadline = Deadline::after(1s);
     while (load_acquire(status_.finished[channel]) != load_acquire(status_.started[channel]) &&
            !deadline.expired())
-      std::this_thread::sleep_for(100us);
+      std::this_thread::sleep_for(poll_period::group_teardown);
     check_device_error();  // the kernels may have reported another error meanwhile
     fail_with(timeout_error(channel));
     {
@@ -426,11 +426,11 @@ bool PeerCudaBackend::wait_kernels_ended() const noexcept {
     const Event end_events[] = {stream_.record(), message_stream_.record()};
     const Deadline deadline = Deadline::after(5s);
     for (const Event& e : end_events)
-      while (!e.done() && !deadline.expired()) std::this_thread::sleep_for(20us);
+      while (!e.done() && !deadline.expired()) std::this_thread::sleep_for(poll_period::device_drain);
     while (!(none_runs(peer::collective_channel) && none_runs(peer::message_channel)) &&
            !deadline.expired()) {
       static_cast<void>(stream_.record().done());  // a query makes the driver submit pending work
-      std::this_thread::sleep_for(20us);
+      std::this_thread::sleep_for(poll_period::device_drain);
     }
     return !deadline.expired();
   } catch (const Error&) {  // already reported by the operation that failed
@@ -443,7 +443,7 @@ bool PeerCudaBackend::wait_all_unmapped() const noexcept {
     const CollectiveCall op{.kind = Collective::barrier};
     const Work all = host_->submit({&op, 1});
     const Deadline deadline = Deadline::after(std::min<Clock::duration>(options_.timeout, 2s));
-    while (!all.done() && !deadline.expired()) std::this_thread::sleep_for(100us);
+    while (!all.done() && !deadline.expired()) std::this_thread::sleep_for(poll_period::group_teardown);
     if (!all.done()) return false;
     all.wait();  // throws if it failed
     return true;

@@ -1,16 +1,9 @@
 #include "comm/intranode/mailbox/mailbox_channel.h"
 
 #include "comm/core/error.h"
+#include "comm/os/wait_policy.h"
 
 namespace rz::intranode {
-
-namespace {
-
-constexpr int spins_per_poll = 40;  // of spin_once(), on one condition
-// The first spins have no pause instruction, which takes longer than a slot takes between near cores.
-constexpr int unpaused_spins = 32;
-
-}  // namespace
 
 MailboxChannel::MailboxChannel(SharedMemoryGroup& memory, int rank, int size, StepNumber first_step)
     : shared_memory_(memory),
@@ -30,13 +23,13 @@ MailboxChannel::MailboxChannel(SharedMemoryGroup& memory, int rank, int size, St
 
 void MailboxChannel::spin_once() {
   flush_acks();
-  for (int i = 0; i < spins_per_poll; ++i) {
+  for (int i = 0; i < intranode_wait_policy.spins_per_poll; ++i) {
     if (awaited_.condition == Awaited::slot &&
         !is_after(awaited_.before,
                   static_cast<StepNumber>(slot_tag(mailbox(awaited_.peer), awaited_.before - 1))))
       return;
     if (awaited_.condition == Awaited::space && spin_for_space()) return;
-    if (i >= unpaused_spins) cpu_pause();
+    if (i >= intranode_wait_policy.unpaused_spins) cpu_pause();
   }
 }
 
