@@ -5,17 +5,16 @@
 #include <string>
 #include <vector>
 
-#include "comm/transport/link_monitor.h"
-#include "comm/transport/transport.h"
+#include "comm/transport/monitored_transport.h"
 
 namespace rz {
 
 /// Routes each peer to a transport. Its transports share the monitor. Functions without a comment implement
 /// those of Transport.
-class GroupTransport final : public Transport {
+class GroupTransport final : public MonitoredTransport {
  public:
   explicit GroupTransport(std::shared_ptr<LinkMonitor> monitor)
-      : monitor_(std::move(monitor)), by_rank_(monitor_->hosts().size()) {}
+      : MonitoredTransport(std::move(monitor)), by_rank_(hosts().size()) {}
   /// Adds a transport that serves these peers.
   void add(std::unique_ptr<Transport>, std::span<const int> peers);
 
@@ -32,24 +31,13 @@ class GroupTransport final : public Transport {
     return to(peer).receive(peer, channel, into);
   }
 
-  void progress() override { monitor_->progress(); }
-  void wait(std::chrono::microseconds most, bool eager) override { monitor_->wait(most, eager); }
-  void wake() noexcept override { monitor_->wake(); }
-  void abort(const Failure& failure) noexcept override { monitor_->abort(failure); }
-  void query_waits() override { monitor_->query_waits(); }
-  void reply_waits(const RankSet& waits_for) override { monitor_->reply_waits(waits_for); }
-  const WaitForGraph& wait_graph() const override { return monitor_->wait_graph(); }
-
   /// That of the transport that has one.
   SharedMemoryGroup* shared_memory() override;
-  std::span<const int> hosts() const override { return monitor_->hosts(); }
-  bool oversubscribed() const override { return monitor_->oversubscribed(); }
   std::string describe() const override;
 
  private:
   Transport& to(int peer) { return *by_rank_[static_cast<std::size_t>(peer)]; }
 
-  const std::shared_ptr<LinkMonitor> monitor_;
   std::vector<std::unique_ptr<Transport>> transports_;
   std::vector<Transport*> by_rank_;  // null: this rank
 };

@@ -10,16 +10,18 @@ namespace rz {
 
 // ---- connecting ----
 
-ShmTransport::ShmTransport(std::shared_ptr<LinkMonitor> monitor, std::vector<int> ranks,
+ShmTransport::ShmTransport(std::shared_ptr<LinkMonitor> group_monitor, std::vector<int> ranks,
                            std::size_t ring_bytes)
-    : monitor_(std::move(monitor)), ranks_(std::move(ranks)), address_("ringzero-" + net::random_hex()) {
+    : MonitoredTransport(std::move(group_monitor)),
+      ranks_(std::move(ranks)),
+      address_("ringzero-" + net::random_hex()) {
   if (ranks_.size() < 2) return;
   std::vector<int> peers = ranks_;
-  std::erase(peers, monitor_->rank());
-  monitor_->add(*this, peers, LinkData::memory);
+  std::erase(peers, monitor().rank());
+  monitor().add(*this, peers, LinkData::memory);
   listener_ = net::listen_unix(address_);
-  group_ = std::make_unique<SharedMemoryGroup>(*monitor_, ranks_, ring_bytes,
-                                               ranks_.size() == monitor_->hosts().size());
+  group_ = std::make_unique<SharedMemoryGroup>(monitor(), ranks_, ring_bytes,
+                                               ranks_.size() == monitor().hosts().size());
 }
 
 ShmTransport::Streams::Streams(SharedMemoryGroup& group, ShmPeer& p)
@@ -59,7 +61,7 @@ ShmTransport::~ShmTransport() {
 std::size_t ShmTransport::post(int peer, Channel channel, const CallSignature& signature,
                                std::span<const std::byte> bytes) {
   Streams& s = streams_of(peer);
-  if (s.peer.departed) return monitor_->report_departed(peer), 0;
+  if (s.peer.departed) return monitor().report_departed(peer), 0;
   shm::Sender& out = s.out[static_cast<std::size_t>(channel)];
   std::shared_ptr<Segment> segment;
   if (out.prefers_reference(bytes.size())) segment = group_->sent_segment(s.peer, bytes);
@@ -73,7 +75,7 @@ std::uint64_t ShmTransport::released(int peer, Channel channel) {
   Streams& s = streams_of(peer);
   shm::Sender& out = s.out[static_cast<std::size_t>(channel)];
   const std::uint64_t released = out.released();
-  if (out.has_references() && s.peer.departed) monitor_->report_departed(peer);
+  if (out.has_references() && s.peer.departed) monitor().report_departed(peer);
   return released;
 }
 
@@ -89,11 +91,11 @@ ReceiveView ShmTransport::peek(int peer, Channel channel) {
 /// This rank needs bytes of a peer that has departed or has sent a damaged frame.
 void ShmTransport::report_missing(const ShmPeer& peer, const shm::Receiver& in) {
   if (const shm::Frame* frame = in.damaged())
-    monitor_->report({peer.rank, Errc::peer_lost,
+    monitor().report({peer.rank, Errc::peer_lost,
                       concat("rank ", peer.rank, " sent a damaged frame: length ", frame->length,
                              ", location ", frame->location, ", offset ", frame->offset)});
   else
-    monitor_->report_departed(peer.rank);
+    monitor().report_departed(peer.rank);
 }
 
 void ShmTransport::consume(int peer, Channel channel, std::size_t bytes) {

@@ -14,15 +14,14 @@
 #include "comm/core/deadline.h"
 #include "comm/net/handshake.h"
 #include "comm/os/process.h"
-#include "comm/transport/link_monitor.h"
+#include "comm/transport/monitored_transport.h"
 #include "comm/transport/shared_memory_group.h"
 #include "comm/transport/shm/shm_channel.h"
-#include "comm/transport/transport.h"
 
 namespace rz {
 
 /// Functions without a comment implement those of Transport for the peers, and those of MonitoredLinks.
-class ShmTransport final : public Transport, private MonitoredLinks {
+class ShmTransport final : public MonitoredTransport, private MonitoredLinks {
  public:
   /// `ranks`: the ranks of this host, this one included, ascending. `ring_bytes`: see SharedMemoryGroup.
   ShmTransport(std::shared_ptr<LinkMonitor>, std::vector<int> ranks, std::size_t ring_bytes);
@@ -40,17 +39,7 @@ class ShmTransport final : public Transport, private MonitoredLinks {
   ReceiveView peek(int peer, Channel) override;
   void consume(int peer, Channel, std::size_t bytes) override;
 
-  void progress() override { monitor_->progress(); }
-  void wait(std::chrono::microseconds most, bool eager) override { monitor_->wait(most, eager); }
-  void wake() noexcept override { monitor_->wake(); }
-  void abort(const Failure& failure) noexcept override { monitor_->abort(failure); }
-  void query_waits() override { monitor_->query_waits(); }
-  void reply_waits(const RankSet& waits_for) override { monitor_->reply_waits(waits_for); }
-  const WaitForGraph& wait_graph() const override { return monitor_->wait_graph(); }
-
   SharedMemoryGroup* shared_memory() override { return group_.get(); }
-  std::span<const int> hosts() const override { return monitor_->hosts(); }
-  bool oversubscribed() const override { return monitor_->oversubscribed(); }
   std::string describe() const override { return "shm"; }
 
  private:
@@ -73,7 +62,6 @@ class ShmTransport final : public Transport, private MonitoredLinks {
   void report_missing(const ShmPeer&, const shm::Receiver&);
 
   const Creator creator_;
-  const std::shared_ptr<LinkMonitor> monitor_;
   const std::vector<int> ranks_;
   std::string address_;
   UniqueFd listener_;

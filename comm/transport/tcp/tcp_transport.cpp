@@ -17,12 +17,15 @@ constexpr int first_data_socket = 1;  // index 0: control, 1: point_to_point, fr
 
 }  // namespace
 
-TcpTransport::TcpTransport(std::shared_ptr<LinkMonitor> monitor, std::vector<int> peers, TcpOptions options)
-    : monitor_(std::move(monitor)), peer_ranks_(std::move(peers)), options_(std::move(options)) {
+TcpTransport::TcpTransport(std::shared_ptr<LinkMonitor> group_monitor, std::vector<int> peers,
+                           TcpOptions options)
+    : MonitoredTransport(std::move(group_monitor)),
+      peer_ranks_(std::move(peers)),
+      options_(std::move(options)) {
   if (peer_ranks_.empty()) return;
-  monitor_->add(*this, peer_ranks_, LinkData::sockets);
+  monitor().add(*this, peer_ranks_, LinkData::sockets);
   require_open_files(peer_ranks_.size() * static_cast<std::size_t>(options_.sockets + 2),
-                     concat("rank ", monitor_->rank(), ": TCP to ", peer_ranks_.size(), " ranks"),
+                     concat("rank ", monitor().rank(), ": TCP to ", peer_ranks_.size(), " ranks"),
                      ", or lower RZ_SOCKETS");
   listener_ = net::listen_tcp(options_.listen_address);
   net::set_congestion_control(listener_.get(), options_.congestion);
@@ -37,7 +40,7 @@ void TcpTransport::connect(const net::HandshakeInfo& me, const std::vector<std::
   std::vector<net::Connection> calls;
   std::vector<int> callers;
   for (const int peer : peer_ranks_) {
-    peers_.push_back(std::make_unique<Peer>(peer, options_.sockets, *monitor_));
+    peers_.push_back(std::make_unique<Peer>(peer, options_.sockets, monitor()));
     by_rank_[static_cast<std::size_t>(peer)] = peers_.back().get();
     if (peer > me.rank) callers.push_back(peer);
     if (peer > me.rank) continue;
@@ -54,7 +57,7 @@ void TcpTransport::connect(const net::HandshakeInfo& me, const std::vector<std::
 void TcpTransport::attach(net::Connection c) {
   net::set_tcp_options(c.socket.get());
   if (c.index < first_data_socket)
-    return peer_at(c.rank).control.open(std::move(c.socket), monitor_->poller());
+    return peer_at(c.rank).control.open(std::move(c.socket), monitor().poller());
   const bool p2p = c.index == first_data_socket;
   channel_at(c.rank, p2p ? Channel::point_to_point : Channel::collective)
       .open(p2p ? 0 : c.index - first_data_socket - 1, std::move(c.socket));
@@ -63,7 +66,7 @@ void TcpTransport::attach(net::Connection c) {
 TcpTransport::~TcpTransport() {
   if (!creator_.is_this_process()) return;  // the parent still uses the sockets and the epoll instance
   for (auto& peer : peers_) {
-    peer->control.close(monitor_->poller());
+    peer->control.close(monitor().poller());
     for (auto& channel : peer->channels) channel.close();
   }
 }
@@ -72,7 +75,7 @@ TcpTransport::~TcpTransport() {
 
 std::size_t TcpTransport::post(int peer, Channel channel, const CallSignature& signature,
                                std::span<const std::byte> bytes) {
-  if (peer_at(peer).control.departed()) return monitor_->report_departed(peer), 0;
+  if (peer_at(peer).control.departed()) return monitor().report_departed(peer), 0;
   return channel_at(peer, channel).post(signature, bytes);
 }
 
@@ -100,7 +103,7 @@ std::size_t TcpTransport::receive(int peer, Channel which, std::span<std::byte> 
 
 /// This rank has found no more bytes of the peer, and needs some.
 void TcpTransport::report_end(int peer, const tcp::TcpChannel& channel) {
-  if (peer_at(peer).control.departed() && channel.at_end()) monitor_->report_departed(peer);
+  if (peer_at(peer).control.departed() && channel.at_end()) monitor().report_departed(peer);
 }
 
 // ---- failures ----
@@ -114,7 +117,7 @@ std::optional<Failure> TcpTransport::check_lost(Peer& peer) {
   if (!peer.control.closed() && !(peer.departure_deadline && peer.departure_deadline->expired()))
     return std::nullopt;
   return Failure{peer.rank, Errc::peer_lost,
-                 concat("rank ", peer.rank, " is lost: its connection to rank ", monitor_->rank(),
+                 concat("rank ", peer.rank, " is lost: its connection to rank ", monitor().rank(),
                         " ended without a goodbye; its process or host died, or the network failed")};
 }
 
@@ -124,7 +127,7 @@ std::optional<Failure> TcpTransport::poll_failures() {
   std::optional<Failure> failure;
   for (auto& peer : peers_) {
     peer->control.flush();
-    if (auto reported = peer->control.read(peer->rank, monitor_->wait_graph()); reported && !failure)
+    if (auto reported = peer->control.read(peer->rank, monitor().wait_graph()); reported && !failure)
       failure = std::move(reported);
     for (auto& channel : peer->channels) channel.flush();
   }

@@ -17,10 +17,9 @@
 #include "comm/net/handshake.h"
 #include "comm/net/socket.h"
 #include "comm/os/process.h"
-#include "comm/transport/link_monitor.h"
+#include "comm/transport/monitored_transport.h"
 #include "comm/transport/tcp/control_socket.h"
 #include "comm/transport/tcp/tcp_channel.h"
-#include "comm/transport/transport.h"
 
 namespace rz {
 
@@ -32,7 +31,7 @@ struct TcpOptions {
 };
 
 /// Functions without a comment implement those of Transport for the peers, and those of MonitoredLinks.
-class TcpTransport final : public Transport, private MonitoredLinks {
+class TcpTransport final : public MonitoredTransport, private MonitoredLinks {
  public:
   /// Listens if there are peers. Raises the soft limit of open files as needed; Errc::system if the hard
   /// limit is too low.
@@ -52,16 +51,6 @@ class TcpTransport final : public Transport, private MonitoredLinks {
   void consume(int peer, Channel, std::size_t bytes) override;
   std::size_t receive(int peer, Channel, std::span<std::byte> into) override;
 
-  void progress() override { monitor_->progress(); }
-  void wait(std::chrono::microseconds most, bool eager) override { monitor_->wait(most, eager); }
-  void wake() noexcept override { monitor_->wake(); }
-  void abort(const Failure& failure) noexcept override { monitor_->abort(failure); }
-  void query_waits() override { monitor_->query_waits(); }
-  void reply_waits(const RankSet& waits_for) override { monitor_->reply_waits(waits_for); }
-  const WaitForGraph& wait_graph() const override { return monitor_->wait_graph(); }
-
-  std::span<const int> hosts() const override { return monitor_->hosts(); }
-  bool oversubscribed() const override { return monitor_->oversubscribed(); }
   std::string describe() const override { return "tcp"; }
 
  private:
@@ -87,7 +76,6 @@ class TcpTransport final : public Transport, private MonitoredLinks {
   std::optional<Failure> check_lost(Peer&);
 
   const Creator creator_;
-  const std::shared_ptr<LinkMonitor> monitor_;
   const std::vector<int> peer_ranks_;
   const TcpOptions options_;
   UniqueFd listener_;

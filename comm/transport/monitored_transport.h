@@ -1,0 +1,35 @@
+#pragma once
+/// The functions of Transport that a LinkMonitor implements: waits, failures and wait-for messages. A
+/// transport derives from this class and adds its streams.
+
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "comm/transport/link_monitor.h"
+#include "comm/transport/transport.h"
+
+namespace rz {
+
+/// Functions without a comment implement those of Transport. The derived class adds its links to the monitor.
+class MonitoredTransport : public Transport {
+ public:
+  void progress() final { monitor_->progress(); }
+  void wait(std::chrono::microseconds most, bool eager) final { monitor_->wait(most, eager); }
+  void wake() noexcept final { monitor_->wake(); }
+  void abort(const Failure& failure) noexcept final { monitor_->abort(failure); }
+  void query_waits() final { monitor_->query_waits(); }
+  void reply_waits(const RankSet& waits_for) final { monitor_->reply_waits(waits_for); }
+  const WaitForGraph& wait_graph() const final { return monitor_->wait_graph(); }
+  std::span<const int> hosts() const final { return monitor_->hosts(); }
+  bool oversubscribed() const final { return monitor_->oversubscribed(); }
+
+ protected:
+  explicit MonitoredTransport(std::shared_ptr<LinkMonitor> monitor) : monitor_(std::move(monitor)) {}
+  LinkMonitor& monitor() const { return *monitor_; }
+
+ private:
+  const std::shared_ptr<LinkMonitor> monitor_;
+};
+
+}  // namespace rz
