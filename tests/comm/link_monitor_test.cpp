@@ -28,14 +28,21 @@ struct Links final : MonitoredLinks {
   void flush_failure() noexcept override { ++flushes; }
   void send_wait_message(int peer, const WaitMessage& message) override {
     (message.kind == WaitMessage::query ? queried : replied).push_back(peer);
+    sent_waits = message.waits_for;
   }
   bool changed() override { return ++looks, std::exchange(has_changed, false); }
-  void set_sleeping(bool asleep) override { sleeps.push_back(asleep); }
+  void set_sleeping(bool asleep) override {
+    sleeps.push_back(asleep);
+    if (asleep) looks_awake = looks, has_changed = changes_before_sleep;
+  }
   std::optional<Failure> group_failure() const override { return agreed; }
 
   std::optional<Failure> lost, agreed;
   bool has_changed = false;
+  bool changes_before_sleep = false;  ///< just before set_sleeping(true), too late for an earlier look
   int polls = 0, flushes = 0, looks = 0;
+  int looks_awake = 0;  ///< before the last sleep
+  RankSet sent_waits;
   std::vector<int> spread, queried, replied;
   std::vector<bool> sleeps;
 };
@@ -50,6 +57,19 @@ class MonitorOfBoth : public testing::Test {
   Links memory, sockets;
   LinkMonitor monitor{0, {0, 0, 1, 2}, false};
 };
+
+/// Rank 0 of two on one host.
+class MonitorOfMemory : public testing::Test {
+ protected:
+  MonitorOfMemory() { monitor.add(links, std::array{1}, LinkData::memory); }
+  /// As a peer does that has changed the memory.
+  void ring() { net::Poller::ring_doorbell(monitor.poller().doorbell()); }
+  bool is_rung() { return monitor.poller().poll({}); }
+  Links links;
+  LinkMonitor monitor{0, {0, 0}, false};
+};
+
+const std::vector<bool> one_sleep{true, false};
 
 TEST_F(MonitorOfBoth, TheFirstFailureIsSentOnceOverAllLinks) {
   monitor.progress();
@@ -89,13 +109,16 @@ TEST_F(MonitorOfBoth, ADepartedPeerIsTheCulpritUnlessALossIsFound) {
   monitor.report_departed(2);
   sockets.lost = loss_of(3);
   EXPECT_EQ(test::error_of([&] { monitor.progress(); }).culprit(), 3);
+}
 
-  LinkMonitor other(0, {0, 1}, false);
-  Links links;
-  other.add(links, std::array{1}, LinkData::sockets);
-  other.report_departed(1);
-  EXPECT_STREQ(test::error_of([&] { other.progress(); }).what(),
-               "rank 1 left the group, and rank 0 still needs it");
+TEST_F(MonitorOfBoth, TheFirstReportWins) {
+  monitor.report_departed(1);
+  monitor.report_departed(2);
+  monitor.report(loss_of(3));
+  const Error e = test::error_of([&] { monitor.progress(); });
+  EXPECT_EQ(e.code(), Errc::peer_lost);
+  EXPECT_EQ(e.culprit(), 1);
+  EXPECT_STREQ(e.what(), "rank 1 left the group, and rank 0 still needs it");
 }
 
 TEST_F(MonitorOfBoth, WaitMessagesTakeTheLinksOfTheirPeer) {
@@ -103,20 +126,89 @@ TEST_F(MonitorOfBoth, WaitMessagesTakeTheLinksOfTheirPeer) {
   EXPECT_EQ(memory.queried, std::vector{1});
   EXPECT_EQ(sockets.queried, (std::vector{2, 3}));
   monitor.wait_graph().receive(3, {WaitMessage::query, {}});
-  monitor.reply_waits({});
+  const RankSet waits_for(0b110);
+  monitor.reply_waits(waits_for);
   EXPECT_TRUE(memory.replied.empty());
   EXPECT_EQ(sockets.replied, std::vector{3});
+  EXPECT_EQ(sockets.sent_waits, waits_for);
+}
+
+TEST_F(MonitorOfBoth, AQueryForgetsEarlierReplies) {
+  monitor.wait_graph().receive(3, {WaitMessage::reply, {}});
+  EXPECT_FALSE(monitor.wait_graph().unresponsive(3));
+  monitor.query_waits();
+  EXPECT_TRUE(monitor.wait_graph().unresponsive(3));
 }
 
 TEST_F(MonitorOfBoth, PeersInMemoryRingOnlyWhileThisRankSleeps) {
   monitor.wait(milliseconds(1), false);
-  EXPECT_EQ(memory.sleeps, (std::vector{true, false}));
+  EXPECT_EQ(memory.sleeps, one_sleep);
   EXPECT_TRUE(sockets.sleeps.empty());
   memory.has_changed = true;
   monitor.wait(std::chrono::seconds(10), true);
   monitor.wake();
   monitor.wait(std::chrono::seconds(10), true);
   EXPECT_EQ(memory.sleeps.size(), 2u) << "a change and a wake end a wait before it sleeps";
+}
+
+TEST_F(MonitorOfBoth, AnEventOfADescriptorEndsAWaitBeforeItSleeps) {
+  for (const bool eager : {false, true}) {
+    net::Poller::ring_doorbell(monitor.poller().doorbell());
+    monitor.wait(std::chrono::seconds(10), eager);
+    EXPECT_TRUE(memory.sleeps.empty()) << "eager " << eager;
+  }
+}
+
+TEST_F(MonitorOfMemory, AWakeEndsOneWaitBeforeItLooksAtMemory) {
+  monitor.wake();
+  monitor.wait(std::chrono::seconds(10), true);
+  EXPECT_EQ(links.looks, 0);
+  EXPECT_TRUE(links.sleeps.empty());
+  monitor.wait(milliseconds(1), true);
+  EXPECT_EQ(links.sleeps, one_sleep) << "the next wait is another one";
+}
+
+TEST_F(MonitorOfMemory, AWakeAndAnAbortEndASleep) {
+  EXPECT_FALSE(is_rung());
+  monitor.wake();
+  EXPECT_TRUE(is_rung());
+  monitor.abort(loss_of(1));
+  EXPECT_TRUE(is_rung());
+}
+
+TEST_F(MonitorOfMemory, NoWaitSleepsOnceTheGroupHasFailed) {
+  links.agreed = loss_of(1);  // by the peers
+  monitor.wait(std::chrono::seconds(10), false);
+  EXPECT_TRUE(links.sleeps.empty());
+  links.agreed.reset();
+  monitor.abort(loss_of(1));
+  monitor.wait(std::chrono::seconds(10), false);
+  EXPECT_TRUE(links.sleeps.empty());
+}
+
+TEST_F(MonitorOfMemory, AChangeAfterTheLastLookIsSeenBeforeItSleeps) {
+  links.changes_before_sleep = true;
+  monitor.wait(milliseconds(1), false);
+  EXPECT_EQ(links.sleeps, one_sleep);
+  EXPECT_EQ(links.looks, links.looks_awake + 1);
+  EXPECT_FALSE(links.has_changed);
+}
+
+TEST_F(MonitorOfMemory, AnEventThatProgressHasSeenEndsOneWait) {
+  ring();
+  monitor.progress();
+  monitor.wait(std::chrono::seconds(10), true);
+  EXPECT_TRUE(links.sleeps.empty());
+  monitor.wait(milliseconds(1), false);
+  EXPECT_EQ(links.sleeps, one_sleep);
+}
+
+TEST_F(MonitorOfMemory, SocketsArePolledAfterEverySleep) {
+  for (int i = 1; i < 4; ++i) {
+    monitor.progress();
+    EXPECT_EQ(links.polls, i);
+    monitor.wait({}, false);
+  }
 }
 
 TEST_F(MonitorOfBoth, SocketsAreAlwaysPolledIfTheyCarryData) {
@@ -130,14 +222,15 @@ TEST_F(MonitorOfBoth, SocketsAreAlwaysPolledIfTheyCarryData) {
 }
 
 TEST(LinkMonitor, SpinsOnMemoryUnlessProcessorsAreOversubscribed) {
-  for (const bool oversubscribed : {false, true}) {
-    LinkMonitor monitor(0, {0, 0}, oversubscribed);
-    Links links;
-    monitor.add(links, std::array{1}, LinkData::memory);
-    monitor.wait(milliseconds(1), true);
-    const TransportWaitPolicy& policy = wait_policy(oversubscribed).transport;
-    EXPECT_EQ(links.looks, 2 + (oversubscribed ? policy.yields : policy.memory_spins));
-  }
+  for (const bool oversubscribed : {false, true})
+    for (const bool eager : {false, true}) {
+      LinkMonitor monitor(0, {0, 0}, oversubscribed);
+      Links links;
+      monitor.add(links, std::array{1}, LinkData::memory);
+      monitor.wait(milliseconds(1), eager);
+      const TransportWaitPolicy& policy = wait_policy(oversubscribed).transport;
+      EXPECT_EQ(links.looks, 2 + (oversubscribed || !eager ? policy.yields : policy.memory_spins));
+    }
 }
 
 TEST(GroupTransport, RoutesEachPeerToItsTransport) {
