@@ -11,9 +11,9 @@ bool CountExchange::advance(const PlannedCall& c, StepNumber step) {
   const int rank = c.ranks().rank;
   const std::size_t* const own = c.op->counts->send_counts.data();
   if (channel_.next_step() == step) {
-    const std::size_t bytes = count_exchange_bytes(size_);
-    if (!channel_.try_reserve(bytes, true)) return false;
-    std::memcpy(channel_.bytes(rank, step), own, bytes);
+    const Reservation counts = count_reservation(size_);
+    if (!channel_.try_reserve(counts.ring_bytes, counts.writes_ring, counts.slots)) return false;
+    std::memcpy(channel_.bytes(rank, step), own, counts.ring_bytes);
     channel_.send();
     return true;
   }

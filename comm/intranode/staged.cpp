@@ -69,9 +69,10 @@ bool TwoShotCall::try_contribute(const PlannedCall& c) {
 
 bool TwoShotCall::try_reduce(const PlannedCall& c) {
   const std::size_t round = rounds_.done.reduced;
+  const Reservation result = c.plan.result_reservation();
   if (!rounds_.can_reduce() ||
       !contributions_.all_arrived(c, next_contribution_, rounds_.contribution_step(round)) ||
-      !channel_.try_reserve(c.plan.chunking.chunk_bytes, true))
+      !channel_.try_reserve(result.ring_bytes, result.writes_ring, result.slots))
     return false;
   reduce(c, rounds_.done.reduced++);
   channel_.send();

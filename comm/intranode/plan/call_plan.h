@@ -33,6 +33,13 @@ struct Chunking {
   std::size_t chunk_bytes = 1, chunks = 1;
 };
 
+/// What a move reserves before it publishes: the arguments of MailboxChannel::try_reserve().
+struct Reservation {
+  std::size_t ring_bytes = 0;  ///< 0: the payload is in the slots
+  bool writes_ring = false;    ///< this rank writes these bytes
+  std::uint32_t slots = 1;
+};
+
 /// A shard is what a rank has for each peer (per_peer), reduces (two_shot, or all_reduce by zero_copy), or
 /// else its whole contribution. A round moves one chunk of every shard.
 struct CallPlan {
@@ -54,6 +61,12 @@ struct CallPlan {
     if (inline_slots) return 0;
     return per_peer ? chunking.chunk_bytes * (static_cast<std::size_t>(size) - 1) : chunking.chunk_bytes;
   }
+  Reservation contribution_reservation(int size, bool is_sender) const {
+    const std::size_t bytes = ring_bytes(size);
+    return {bytes, bytes > 0 && is_sender, slots()};
+  }
+  /// Of what a rank has reduced (two_shot).
+  Reservation result_reservation() const { return {chunking.chunk_bytes, true}; }
 };
 
 /// Plan of a staged call. `bytes_per_rank`: bytes of count_per_rank() elements; 0 for all_to_all_v.
@@ -65,10 +78,12 @@ CallPlan plan_in_place(Protocol, Collective, std::size_t bytes_per_rank, int siz
 Chunking chunk_shard(const CallPlan&, int size, std::size_t chunk, const StagingLimits&);
 /// Bytes of a rank's shard of an all_reduce of `bytes`, a multiple of 64; the last shards may be shorter.
 std::size_t shard_bytes(std::size_t bytes, int size);
-/// Bytes of the staging ring that the counts of an all_to_all_v occupy: one for each rank.
-constexpr std::size_t count_exchange_bytes(int size) {
-  return static_cast<std::size_t>(size) * sizeof(std::size_t);
+/// Of the counts of an all_to_all_v: one for each rank.
+constexpr Reservation count_reservation(int size) {
+  return {static_cast<std::size_t>(size) * sizeof(std::size_t), true};
 }
+/// Of a handle, which is the payload of one slot.
+inline constexpr Reservation handle_reservation;
 /// Bytes of the staging ring, of `ring_bytes`, that the reservations of a call are restricted to.
 std::size_t staging_window(const CallPlan&, Collective, int size, const StagingLimits&,
                            std::size_t ring_bytes);

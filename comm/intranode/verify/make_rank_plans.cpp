@@ -62,40 +62,37 @@ class CallPlans {
   }
 
   // Handles are one slot payload each; counts lie in the staging ring.
-  void exchange_handles() { exchange(0); }
+  void exchange_handles() { exchange(handle_reservation); }
   void exchange_counts() {
     plan_.shard_bytes = 0;
     plan_.chunking = chunk_shard(plan_, node_.size, case_.algorithm.chunk, limits_);
-    exchange(count_exchange_bytes(node_.size));
+    exchange(count_reservation(node_.size));
     for (const AllToAllVCounts& c : case_.counts)
       plan_.shard_bytes =
           std::max(plan_.shard_bytes, *std::max_element(c.send_counts.begin(), c.send_counts.end()));
     plan_.chunking = chunk_shard(plan_, node_.size, case_.algorithm.chunk, limits_);
   }
-  void exchange(std::size_t bytes) {
-    for_each_rank(bytes ? window() : 0, [&](PlannedPhase& phase, const CallLayout& layout) {
-      phase.moves.push_back({.kind = MoveKind::contribute,
-                             .slots = 1,
-                             .step = step_,
-                             .writes_ring = bytes > 0,
-                             .ring_bytes = bytes});
+  void exchange(const Reservation& own) {
+    const bool in_ring = own.ring_bytes > 0;
+    for_each_rank(in_ring ? window() : 0, [&](PlannedPhase& phase, const CallLayout& layout) {
+      phase.moves.push_back(publish({.kind = MoveKind::contribute, .step = step_}, own));
       phase.moves.push_back(
           {.kind = MoveKind::read, .after = {1, 0, 0}, .polls = poll_all(layout.ranks.rank, step_)});
-      if (bytes) phase.acks.push_back({step_ + 1, {1, 0, 1}});
+      if (in_ring) phase.acks.push_back({step_ + 1, {1, 0, 1}});
     });
     ++step_;
+  }
+  /// The move, which publishes what it has reserved.
+  static PlannedMove publish(PlannedMove move, const Reservation& own) {
+    move.slots = own.slots, move.writes_ring = own.writes_ring, move.ring_bytes = own.ring_bytes;
+    return move;
   }
 
   // ---- staged
 
   PlannedMove contribute(const CallLayout& layout, StepNumber step, std::size_t round) const {
-    const std::size_t ring = plan_.ring_bytes(node_.size);
-    PlannedMove move{.kind = MoveKind::contribute,
-                     .round = round,
-                     .slots = plan_.slots(),
-                     .step = step,
-                     .writes_ring = ring > 0 && layout.ranks.is_sender,
-                     .ring_bytes = ring};
+    PlannedMove move = publish({.kind = MoveKind::contribute, .round = round, .step = step},
+                               plan_.contribution_reservation(node_.size, layout.ranks.is_sender));
     if (!layout.ranks.is_sender) return move;
     layout.for_each_contributed(plan_, round, [&](std::size_t at, std::size_t from, std::size_t bytes) {
       move.parts.push_back({.offset = at, .bytes = bytes, .operands = {input(layout.ranks.rank, from)}});
@@ -175,15 +172,13 @@ class CallPlans {
     const StepNumber step = rounds.contribution_step(round);
     const CallLayout::Reduced part = layout.reduced(plan_, round);
     const auto operands = contributions(layout, step, part.input);
-    return {.kind = MoveKind::reduce,
-            .round = round,
-            .polls = poll_sources(layout, step),
-            .parts = {{PlannedPart::own_slot, 0, part.bytes, operands},
-                      {layout.ranks.rank, part.output, part.bytes, operands}},
-            .slots = 1,
-            .step = rounds.result_step(round),
-            .writes_ring = true,
-            .ring_bytes = plan_.chunking.chunk_bytes};
+    return publish({.kind = MoveKind::reduce,
+                    .round = round,
+                    .polls = poll_sources(layout, step),
+                    .parts = {{PlannedPart::own_slot, 0, part.bytes, operands},
+                              {layout.ranks.rank, part.output, part.bytes, operands}},
+                    .step = rounds.result_step(round)},
+                   plan_.result_reservation());
   }
   PlannedMove gather(const CallLayout& layout, const TwoShotRounds& rounds, std::size_t round) const {
     const int rank = layout.ranks.rank;
