@@ -20,8 +20,8 @@ class Contributions {
 
   /// MailboxChannel::try_reserve() for the next contribution.
   bool try_reserve(const PlannedCall& c) {
-    const std::size_t bytes = c.plan.ring_bytes(c.ranks().size);
-    return channel_.try_reserve(bytes, bytes > 0 && c.ranks().is_sender, c.plan.slots());
+    const Reservation own = c.plan.contribution_reservation(c.ranks().size, c.ranks().is_sender);
+    return channel_.try_reserve(own.ring_bytes, own.writes_ring, own.slots);
   }
   /// Publishes this rank's contribution of one round, which is reserved.
   void send(const PlannedCall&, std::size_t round);
