@@ -14,7 +14,6 @@
 
 #include "comm/core/error.h"
 #include "comm/intranode/engine.h"
-#include "comm/intranode/verify/make_rank_plans.h"
 #include "comm/schedule/chunk_layout.h"
 #include "comm/shared_memory/staging_ring.h"
 #include "comm/topology.h"
@@ -215,46 +214,6 @@ TEST_P(Groups, RandomSequencesOfCalls) {
       }
     });
   }
-}
-
-// ---- the plan that is proved
-
-/// The step after the last one that a rank publishes in one call of ordinary memory, of bytes.
-intranode::StepNumber end_of_call(Rank& me, Collective kind, std::size_t bytes, intranode::StepNumber first) {
-  const MailboxView& view = me.transport->shared_memory()->mailboxes()[0];
-  const tuning::IntranodeAlgorithm& entry =
-      me.engine->table().find(kind, message_bytes(kind, bytes, me.size));
-  const bool exchanges = entry.try_zero_copy || entry.single_copy != tuning::SingleCopyPolicy::never;
-  const intranode::CallCase call{
-      .kind = kind,
-      .bytes = bytes,
-      .access = exchanges ? intranode::MemoryAccess::staged_after_exchange : intranode::MemoryAccess::staged,
-      .algorithm = entry};
-  const intranode::NodeCase node{.size = me.size,
-                                 .ring_bytes = view.staging_bytes,
-                                 .oversubscribed = me.transport->oversubscribed(),
-                                 .first_step = first};
-  intranode::StepNumber end = first;
-  const std::vector<intranode::RankPlan> plans = intranode::make_rank_plans({&call, 1}, node);
-  for (const intranode::PlannedPhase& phase : plans[at(me.rank)].phases)
-    for (const intranode::PlannedMove& m : phase.moves)
-      if (m.slots && intranode::is_after(m.step + m.slots, end)) end = m.step + m.slots;
-  return end;
-}
-
-// Of calls that are made for the first time, so that each exchanges handles if its algorithm may.
-TEST_P(Groups, TheEnginePublishesTheStepsOfThePlan) {
-  run(GetParam(), before_wrap, [](Rank& me, Store&) {
-    const Mailbox& own = *me.transport->shared_memory()->mailboxes()[at(me.rank)].mailbox;
-    intranode::StepNumber end = before_wrap;
-    for (const std::size_t bytes : {8u, 100u, 1000u, 150'000u, 400'000u})
-      for (const Collective kind : kinds) {
-        if (kind == Collective::all_to_all_v) continue;
-        end = end_of_call(me, kind, kind == Collective::barrier ? 0 : bytes, end);
-        make_and_check<std::uint8_t>(me, {kind, bytes, me.size / 2});
-        EXPECT_EQ(own.produced.load(), end) << name(kind) << " of " << bytes << " bytes";
-      }
-  });
 }
 
 // ---- ranks that run ahead

@@ -165,6 +165,8 @@ class CallPlans {
         phase.moves.push_back(gather(layout, rounds, k));
       }
       set_order(phase, order);
+      // Every move acknowledges: the first one, what the call has exchanged before.
+      phase.acks.insert(phase.acks.begin(), {rounds.first, {1, 0, 0}});
     });
     step_ = rounds.end_step();
   }
