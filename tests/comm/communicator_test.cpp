@@ -15,6 +15,7 @@
 
 #include "comm/core/error.h"
 #include "comm/os/helper_thread.h"
+#include "tests/support/error_of.h"
 #include "tests/support/helper_threads.h"
 #include "tests/support/ranks.h"
 
@@ -80,72 +81,122 @@ TEST(Communicator, SumsOverRanksInPlace) {
   }
 }
 
-// A call like the previous one takes the fast path. The fast path must detect the same errors, and the group
-// continues after all ranks have rejected the call.
+/// Calls of one collective that repeat, between rejected ones. A call like the previous one takes the fast
+/// path, which must detect the same errors; the group continues after all ranks have rejected a call.
+struct RepeatedCalls {
+  static constexpr std::size_t n = 6;
+  static constexpr int root = 1;
+
+  RepeatedCalls(Communicator& c, int r) : comm(c), rank(r) {}
+  /// Other values for each round.
+  void set_round(int r) {
+    round = r;
+    for (std::size_t i = 0; i < in.size(); ++i) in[i] = of(rank, i);
+  }
+  /// The input of that rank.
+  float of(int r, std::size_t i) const {
+    return static_cast<float>(100 * round + 10 * r) + static_cast<float>(i);
+  }
+  float sum(std::size_t i) const { return of(0, i) + of(1, i); }
+  std::size_t shard(std::size_t i) const { return static_cast<std::size_t>(rank) * n + i; }
+  float gathered(std::size_t i) const { return of(static_cast<int>(i / n), i % n); }
+
+  /// Makes the call twice, and compares the first `count` elements of `out` with expected(i).
+  template <class Call, class Expected>
+  void accept(const Call& call, std::size_t count, const Expected& expected) {
+    for (int i = 0; i < 2; ++i) out.fill(-1), call().wait();
+    for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(out[i], expected(i)) << i;
+  }
+  template <class Call>
+  void refuse(const Call& call) {
+    EXPECT_EQ(test::error_of([&] { call().wait(); }).code(), Errc::invalid_argument);
+  }
+
+  void all_reduce() {
+    accept(
+        [&] {
+          return comm.all_reduce(part, {out.data(), n}, ReduceOp::sum);
+        },
+        n, [&](std::size_t i) { return sum(i); });
+    refuse([&] { return comm.all_reduce(part, {in.data() + 1, n}, ReduceOp::sum); });
+    refuse([&] { return comm.all_reduce(part, {out.data(), n - 1}, ReduceOp::sum); });
+    refuse([&] { return comm.all_reduce(part, {other.data(), n}, ReduceOp::sum); });
+    refuse([&] { return comm.all_reduce({nothing, n}); });
+  }
+  void reduce_scatter() {
+    accept(
+        [&] {
+          return comm.reduce_scatter(whole, {out.data(), n});
+        },
+        n, [&](std::size_t i) { return sum(shard(i)); });
+    refuse([&] { return comm.reduce_scatter(whole, {in.data() + 1, n}); });
+    refuse([&] { return comm.reduce_scatter(part, {out.data(), n}); });
+  }
+  void all_gather() {
+    accept(
+        [&] {
+          return comm.all_gather(part, {out.data(), 2 * n});
+        },
+        2 * n, [&](std::size_t i) { return gathered(i); });
+    refuse([&] { return comm.all_gather(part, {in.data() + 1, 2 * n}); });
+    refuse([&] { return comm.all_gather(part, {out.data(), 3 * n}); });
+  }
+  void broadcast() {
+    accept(
+        [&] {
+          return comm.broadcast(part, {out.data(), n}, root);
+        },
+        n, [&](std::size_t i) { return of(root, i); });
+    refuse([&] { return comm.broadcast(part, {nothing, n}, root); });
+    refuse([&] { return comm.broadcast({out.data(), n}, 2); });
+  }
+  void reduce() {
+    accept(
+        [&] {
+          return comm.reduce(part, {out.data(), n}, root);
+        },
+        rank == root ? n : 0, [&](std::size_t i) { return sum(i); });
+    refuse([&] { return comm.reduce({nothing, n}, {out.data(), n}, root); });
+  }
+  void gather() {
+    accept(
+        [&] {
+          return comm.gather(part, {out.data(), 2 * n}, root);
+        },
+        rank == root ? 2 * n : 0, [&](std::size_t i) { return gathered(i); });
+    refuse([&] { return comm.gather({nothing, n}, {out.data(), 2 * n}, root); });
+  }
+  void scatter() {
+    accept(
+        [&] {
+          return comm.scatter(whole, {out.data(), n}, root);
+        },
+        n, [&](std::size_t i) { return of(root, shard(i)); });
+    refuse([&] { return comm.scatter(whole, {nothing, n}, root); });
+  }
+
+  Communicator& comm;
+  const int rank;
+  int round = 0;
+  std::array<float, 4 * n> in, out;
+  std::array<std::int32_t, n> other{};
+  float* const nothing = nullptr;
+  const ConstBuffer whole{in.data(), 2 * n}, part{in.data(), n};
+};
+
 TEST(Communicator, RepeatedCallsAreChecked) {
   run_ranks(2, [&](int rank, auto store) {
     auto comm = Communicator::connect(rank, 2, store, quick());
-    constexpr std::size_t n = 6;
-    std::array<float, 4 * n> in, out;
-    std::array<std::int32_t, n> other{};
-    float* const nothing = nullptr;
-    const auto twice = [&](const auto& call) {
-      for (int i = 0; i < 2; ++i) out.fill(-1), call().wait();
-    };
-    const auto refuses = [](const auto& call) {
-      try {
-        call().wait();
-        ADD_FAILURE() << "was taken";
-      } catch (const Error& e) {
-        EXPECT_EQ(e.code(), Errc::invalid_argument) << e.what();
-      }
-    };
+    RepeatedCalls calls(comm, rank);
     for (int round = 1; round < 4; ++round) {
-      for (std::size_t i = 0; i < in.size(); ++i)
-        in[i] = static_cast<float>(100 * round + 10 * rank) + static_cast<float>(i);
-      const ConstBuffer whole(in.data(), 2 * n), part(in.data(), n);
-      const auto sum = [&](std::size_t i) {
-        return static_cast<float>(200 * round + 10) + 2 * static_cast<float>(i);
-      };
-      const auto of = [&](int r, std::size_t i) {
-        return static_cast<float>(100 * round + 10 * r) + static_cast<float>(i);
-      };
-      const int root = 1;
-
-      twice([&] { return comm.all_reduce(part, {out.data(), n}, ReduceOp::sum); });
-      for (std::size_t i = 0; i < n; ++i) EXPECT_EQ(out[i], sum(i));
-      refuses([&] { return comm.all_reduce(part, {in.data() + 1, n}, ReduceOp::sum); });
-      refuses([&] { return comm.all_reduce(part, {out.data(), n - 1}, ReduceOp::sum); });
-      refuses([&] { return comm.all_reduce(part, {other.data(), n}, ReduceOp::sum); });
-      refuses([&] { return comm.all_reduce({nothing, n}); });
-
-      twice([&] { return comm.reduce_scatter(whole, {out.data(), n}); });
-      for (std::size_t i = 0; i < n; ++i) EXPECT_EQ(out[i], sum(static_cast<std::size_t>(rank) * n + i));
-      refuses([&] { return comm.reduce_scatter(whole, {in.data() + 1, n}); });
-      refuses([&] { return comm.reduce_scatter(part, {out.data(), n}); });
-
-      twice([&] { return comm.all_gather(part, {out.data(), 2 * n}); });
-      for (std::size_t i = 0; i < 2 * n; ++i) EXPECT_EQ(out[i], of(static_cast<int>(i / n), i % n));
-      refuses([&] { return comm.all_gather(part, {in.data() + 1, 2 * n}); });
-      refuses([&] { return comm.all_gather(part, {out.data(), 3 * n}); });
-
-      twice([&] { return comm.broadcast(part, {out.data(), n}, root); });
-      for (std::size_t i = 0; i < n; ++i) EXPECT_EQ(out[i], of(root, i));
-      refuses([&] { return comm.broadcast(part, {nothing, n}, root); });
-      refuses([&] { return comm.broadcast({out.data(), n}, 2); });
-
-      twice([&] { return comm.reduce(part, {out.data(), n}, root); });
-      for (std::size_t i = 0; i < n && rank == root; ++i) EXPECT_EQ(out[i], sum(i));
-      refuses([&] { return comm.reduce({nothing, n}, {out.data(), n}, root); });
-
-      twice([&] { return comm.gather(part, {out.data(), 2 * n}, root); });
-      for (std::size_t i = 0; i < 2 * n && rank == root; ++i)
-        EXPECT_EQ(out[i], of(static_cast<int>(i / n), i % n));
-      refuses([&] { return comm.gather({nothing, n}, {out.data(), 2 * n}, root); });
-
-      twice([&] { return comm.scatter(whole, {out.data(), n}, root); });
-      for (std::size_t i = 0; i < n; ++i) EXPECT_EQ(out[i], of(root, static_cast<std::size_t>(rank) * n + i));
-      refuses([&] { return comm.scatter(whole, {nothing, n}, root); });
+      calls.set_round(round);
+      calls.all_reduce();
+      calls.reduce_scatter();
+      calls.all_gather();
+      calls.broadcast();
+      calls.reduce();
+      calls.gather();
+      calls.scatter();
     }
   });
 }
