@@ -1,40 +1,31 @@
 /// Every strategy against one process that sees the whole batch, on exact data: no tolerance.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <random>
-#include <stdexcept>
 #include <thread>
-#include <utility>
 
 #include "comm/core/error.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
-#include "tests/support/toy_model.h"
+#include "tests/support/toy_training.h"
 
 namespace rz {
 namespace {
 
+using test::datum;
+using test::initial_value;
+using test::kinds;
+using test::Replica;
 using test::run_ranks;
 using test::ToyModel;
+using test::values_of;
 
-constexpr StrategyKind kinds[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
-                                  StrategyKind::zero3};
 constexpr int steps = 3;
 
-/// Small dyadic numbers, never 0.
-float initial_value(std::size_t parameter, std::size_t i) {
-  return static_cast<float>(static_cast<int>((parameter * 5 + i) % 8) - 4 + (i % 8 < 4 ? 0.5 : 1)) / 4;
-}
-/// The datum of a sample; summed over 1, 2, 3 or 4 ranks it can be divided by their number exactly.
-float datum(std::size_t parameter, std::size_t i, int sample, int step) {
-  return static_cast<float>((parameter + i + static_cast<std::size_t>(sample * 3 + step)) % 3) * 12;
-}
 bool uses_sometimes(int rank, int step) { return (rank + step) % 2 == 0; }
 
 /// The result of one process after `steps` updates with SGD, in double, where all of it is exact.
@@ -315,102 +306,7 @@ TEST(Strategy, ClippingAndLossScaleReachTheUpdate) {
   });
 }
 
-// ---- errors
-
-struct Fixture {
-  explicit Fixture(StrategyKind kind)
-      : comm(Communicator::connect(0, 1, memory_store())), strategy(make_strategy(kind, model, comm)) {
-    strategy->attach(tape);
-  }
-  void pass(bool synchronise) {
-    const Var loss = model.loss(tape, [](std::size_t, std::size_t) { return 1.0f; });
-    strategy->begin_backward(synchronise);
-    tape.backward(loss);
-    tape.reset();
-  }
-  Errc error_of(const std::function<void()>& f, const std::string& word) {
-    try {
-      f();
-    } catch (const Error& e) {
-      EXPECT_NE(std::string(e.what()).find(word), std::string::npos) << e.what();
-      return e.code();
-    }
-    ADD_FAILURE() << "no error, expected one with " << word;
-    return Errc::system;
-  }
-  ToyModel model{initial_value};
-  Communicator comm;
-  Tape tape;
-  std::unique_ptr<Strategy> strategy;
-  std::unique_ptr<Optimizer> sgd = make_sgd({});
-};
-
-TEST(Strategy, StepWithUnsynchronisedGradientsIsAnError) {
-  for (const StrategyKind kind : kinds) {
-    Fixture f(kind);
-    const auto step = [&] { f.strategy->step(*f.sgd); };
-    EXPECT_EQ(f.error_of(step, "step() with unsynchronised gradients: no backward"), Errc::unsynchronised);
-    f.pass(false);
-    EXPECT_EQ(f.error_of(step, "begin_backward(true)"), Errc::unsynchronised);
-    EXPECT_EQ(f.error_of([&] { f.strategy->finish_gradients(); }, "finish_gradients()"),
-              Errc::unsynchronised);
-    EXPECT_EQ(f.error_of([&] { f.strategy->gradient_norm(); }, "gradient_norm()"), Errc::unsynchronised);
-    {
-      const Strategy::NoSync no_sync(*f.strategy);
-      f.pass(true);
-      EXPECT_EQ(f.error_of(step, "begin_backward(true)"), Errc::unsynchronised);
-    }
-    f.pass(true);
-    EXPECT_EQ(f.error_of(step, "finish_gradients()"), Errc::unsynchronised);
-    EXPECT_EQ(f.error_of([&] { f.strategy->zero_grad(); }, "zero_grad()"), Errc::invalid_argument);
-    f.strategy->finish_gradients();
-    step();
-    f.strategy->zero_grad();
-    EXPECT_EQ(f.error_of(step, "no backward"), Errc::unsynchronised);
-  }
-}
-
-TEST(Strategy, BackwardWithoutBeginIsAnError) {
-  Fixture f(StrategyKind::zero2);
-  const auto pass = [&] {
-    f.tape.backward(f.model.loss(f.tape, [](std::size_t, std::size_t) { return 1.0f; }));
-  };
-  EXPECT_EQ(f.error_of(pass, "begin_backward()"), Errc::invalid_argument);
-}
-
-TEST(Strategy, AParameterThatIsFrozenLaterIsAnError) {
-  for (const StrategyKind kind : kinds) {
-    Fixture f(kind);
-    Parameter& norm = f.model[f.model.index("norm")];
-    f.pass(true);
-    f.strategy->finish_gradients();
-    norm.requires_grad = false;
-    EXPECT_EQ(f.error_of([&] { f.strategy->step(*f.sgd); }, "step(): norm was frozen"),
-              Errc::invalid_argument);
-    EXPECT_EQ(f.error_of([&] { f.strategy->begin_backward(); }, "begin_backward(): norm was frozen"),
-              Errc::invalid_argument);
-    norm.requires_grad = true;
-    f.strategy->step(*f.sgd);
-  }
-}
-
-TEST(Strategy, ATapeServesOneStrategy) {
-  for (const StrategyKind kind : kinds) {
-    Fixture f(kind);
-    f.strategy->attach(f.tape);  // the same strategy again is no other one
-    ToyModel other(initial_value);
-    const auto second = make_strategy(StrategyKind::ddp, other, f.comm);
-    EXPECT_EQ(f.error_of([&] { second->attach(f.tape); }, concat("serves a ", name(kind), " strategy")),
-              Errc::invalid_argument);
-    f.pass(true);  // the first one's hooks are still there
-    f.strategy->finish_gradients();
-    f.strategy = nullptr;
-    second->attach(f.tape);
-    second->begin_backward();
-    f.tape.backward(other.loss(f.tape, [](std::size_t, std::size_t) { return 1.0f; }));
-    second->finish_gradients();
-  }
-}
+// ---- streams and times
 
 /// An update rule that records its streams.
 class Watching final : public Optimizer {
@@ -477,109 +373,7 @@ TEST(Strategy, ASkippedUpdateReportsItsOwnExposedTime) {
   });
 }
 
-// ---- replicas
-
-/// The error of every rank; each names `culprit`.
-void expect_mismatch(int ranks, int culprit, const std::string& words,
-                     const std::function<void(int rank, Communicator&)>& body) {
-  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, ranks, std::move(store));
-    const Error e = test::error_of([&] { body(rank, comm); });
-    EXPECT_EQ(e.code(), Errc::mismatch);
-    EXPECT_EQ(e.culprit(), culprit);
-    EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
-    comm.barrier().wait();  // the group still works
-  });
-}
-
-struct Replica {
-  Replica(StrategyKind kind, Communicator& comm) : strategy(make_strategy(kind, model, comm)) {
-    strategy->attach(tape);
-  }
-  void fill(const char* parameter, float other) {
-    strategy->fill_parameters([&](const Parameter& p, Range r, float* out) {
-      std::fill_n(out, r.count(), p.name == parameter ? other : 1.0f);
-    });
-  }
-  void update() {
-    strategy->zero_grad();
-    strategy->begin_backward();
-    tape.backward(model.loss(tape, [](std::size_t, std::size_t) { return 1.0f; }));
-    tape.reset();
-    strategy->finish_gradients();
-    strategy->step(*optimizer);
-  }
-  ToyModel model{initial_value};
-  Tape tape;
-  std::unique_ptr<Strategy> strategy;
-  std::unique_ptr<Optimizer> optimizer = make_sgd({});
-};
-
-TEST(Replicas, WithDifferentValuesAreNamed) {
-  for (const StrategyKind kind : kinds)
-    for (const char* parameter : {"second.weight", "frozen"})
-      expect_mismatch(3, 2, concat("value differs over the ranks: ", parameter),
-                      [&](int rank, Communicator& comm) {
-                        Replica r(kind, comm);
-                        r.fill(parameter, rank == 2 ? 2.0f : 1.0f);
-                        r.update();
-                      });
-}
-
-TEST(Replicas, AreComparedAfterEveryFill) {
-  expect_mismatch(2, 1, "tied", [&](int rank, Communicator& comm) {
-    Replica r(StrategyKind::ddp, comm);
-    r.fill("", 1);
-    r.update();
-    if (rank == 1) r.fill("", 1);  // on one rank alone: as before the update
-    r.update();
-  });
-}
-
-TEST(Replicas, WithOtherOptimizersAreNamed) {
-  const std::string words =
-      "the optimizer is adamw, learning_rate 0.125, beta1 0.5, beta2 0.75, epsilon 1, weight_"
-      "decay 0 on rank 0 and adamw, learning_rate 0.125, beta1 0.5, beta2 0.75, epsilon 1, "
-      "weight_decay 2 on rank 2";
-  expect_mismatch(3, 2, words, [](int rank, Communicator& comm) {
-    Replica r(StrategyKind::zero2, comm);
-    r.optimizer = make_adamw({.learning_rate = 0.125,
-                              .beta1 = 0.5,
-                              .beta2 = 0.75,
-                              .epsilon = 1,
-                              .weight_decay = rank == 2 ? 2.0 : 0.0});
-    r.update();
-  });
-}
-
-TEST(Replicas, WithOtherOptionsAreNamed) {
-  const auto refused = [](const std::string& words, const std::function<void(StrategyOptions&)>& change) {
-    expect_mismatch(3, 1, words, [&](int rank, Communicator& comm) {
-      ToyModel model(initial_value);
-      StrategyOptions options;
-      if (rank == 1) change(options);
-      make_strategy(StrategyKind::zero1, model, comm, options);
-    });
-  };
-  refused("bucket_bytes is 26214400 on rank 0 and 5 on rank 1", [](auto& o) { o.bucket_bytes = 5; });
-  refused("overlap is yes on rank 0 and no on rank 1", [](auto& o) { o.overlap = false; });
-  refused("unused_parameters is pytorch",
-          [](auto& o) { o.unused_parameters = UnusedParameterPolicy::deepspeed; });
-  refused("weight decay of position is no on rank 0 and yes",
-          [](auto& o) { o.decays = [](const Parameter&) { return true; }; });
-  expect_mismatch(2, 1, "the strategy is ddp on rank 0 and zero3 on rank 1",
-                  [](int rank, Communicator& comm) {
-                    ToyModel model(initial_value);
-                    make_strategy(rank ? StrategyKind::zero3 : StrategyKind::ddp, model, comm);
-                  });
-}
-
 // ---- parameters that no loss reached
-
-std::vector<float> values_of(Strategy& strategy, const Parameter& p) {
-  const Tensor value = strategy.full_value(p);
-  return {value.data<float>(), value.data<float>() + value.count()};
-}
 
 /// "sometimes" after updates that reach it or not, and "never", with weight decay everywhere.
 struct Unused {
@@ -669,141 +463,9 @@ TEST(Strategy, NamesOfChoicesRoundTrip) {
   EXPECT_THROW(unused_parameter_policy_from_name("jax"), Error);
 }
 
-// ---- after an error
-
-struct Failing {
-  enum Where { nowhere, forward, backward, late } where = nowhere;
-  int update = 1;
-  bool everywhere = true;  ///< otherwise rank 1 alone
-  int prefetch = 1;
-};
-
-/// Values after three successful updates, one of which is repeated after it failed.
-std::vector<float> train_through(StrategyKind kind, Communicator& comm, const Failing& failing) {
-  ToyModel model(initial_value);
-  const auto strategy =
-      make_strategy(kind, model, comm,
-                    {.first_bucket_bytes = 300, .bucket_bytes = 900, .prefetch_scopes = failing.prefetch});
-  Tape tape;
-  strategy->attach(tape);
-  const auto adamw = make_adamw({.learning_rate = 0.05, .weight_decay = 0.1});
-  bool pending = failing.where != Failing::nowhere;
-  for (int step = 0; step < 3; ++step) {
-    const bool fails = step == failing.update && std::exchange(pending, step != failing.update && pending);
-    const bool here = fails && (failing.everywhere || comm.rank() == 1);
-    strategy->zero_grad();
-    model.in_backward = [&] {
-      if (here && failing.where == Failing::backward) throw std::runtime_error("an operator failed");
-    };
-    try {
-      const Var loss = model.loss(tape, [&](std::size_t p, std::size_t i) {
-        if (here && failing.where == Failing::forward && p == 7) throw std::runtime_error("no such sample");
-        return datum(p, i, comm.rank(), step);
-      });
-      strategy->begin_backward();
-      tape.backward(loss);
-      if (here && failing.where == Failing::late) throw std::runtime_error("after backward");
-      tape.reset();
-      if (fails) {
-        const Error e = test::error_of([&] { strategy->finish_gradients(); });
-        EXPECT_EQ(e.code(), Errc::unsynchronised);
-        EXPECT_EQ(e.culprit(), 1);
-        EXPECT_NE(std::string(e.what()).find("rank 1 cancelled the update"), std::string::npos) << e.what();
-      } else {
-        strategy->finish_gradients();
-      }
-    } catch (const std::runtime_error& e) {
-      if (!here || dynamic_cast<const Error*>(&e)) throw;
-      tape.reset();
-      strategy->cancel_update();
-    }
-    if (fails) {
-      EXPECT_EQ(test::error_of([&] { strategy->step(*adamw); }).code(), Errc::unsynchronised);
-      --step;
-      continue;
-    }
-    strategy->step(*adamw);
-  }
-  std::vector<float> out;
-  for (const Parameter* p : model.parameters()) {
-    const auto values = values_of(*strategy, *p);
-    out.insert(out.end(), values.begin(), values.end());
-  }
-  return out;
-}
-
-TEST_P(Strategies, GoOnAfterAnErrorOnEveryRank) {
-  for (const StrategyKind kind : kinds)
-    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
-      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
-      const auto good = train_through(kind, comm, {});
-      for (const auto where : {Failing::forward, Failing::backward, Failing::late})
-        for (const int update : {0, 1}) EXPECT_EQ(train_through(kind, comm, {where, update}), good) << where;
-    });
-}
-
-TEST(Strategy, GoesOnAfterAnErrorOnOneRank) {
-  for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2})
-    run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
-      SCOPED_TRACE(concat(name(kind), " on rank ", rank));
-      auto comm = Communicator::connect(rank, 3, std::move(store));
-      const auto good = train_through(kind, comm, {});
-      for (const auto where : {Failing::forward, Failing::backward, Failing::late})
-        for (const int update : {0, 1})
-          EXPECT_EQ(train_through(kind, comm, {where, update, false}), good) << where;
-    });
-}
-
-/// In zero3 ranks in the middle of a pass communicate: the group ends with an error, on every rank.
-TEST(Strategy, AnErrorOnOneRankOfZero3IsAMismatch) {
-  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 2, std::move(store));
-    const Error e = test::error_of([&] {
-      train_through(StrategyKind::zero3, comm, {Failing::backward, 1, false, 0});
-    });
-    EXPECT_EQ(e.code(), Errc::mismatch) << e.what();
-  });
-}
-
-TEST(Strategy, CancellingAFinishedUpdateIsAnError) {
-  Fixture f(StrategyKind::ddp);
-  f.pass(true);
-  EXPECT_EQ(f.error_of([&] { f.strategy->begin_backward(); }, "cancel_update()"), Errc::invalid_argument);
-  f.strategy->finish_gradients();
-  EXPECT_EQ(f.error_of([&] { f.strategy->cancel_update(); }, "zero_grad()"), Errc::invalid_argument);
-}
-
-TEST(Strategy, AnotherOptimizerIsAnError) {
-  Fixture f(StrategyKind::ddp);
-  f.pass(true);
-  f.strategy->finish_gradients();
-  f.strategy->step(*make_adam({}));
-  EXPECT_EQ(f.error_of([&] { f.strategy->step(*make_sgd({.momentum = 0.9})); }, "one optimizer"),
-            Errc::invalid_argument);
-}
-
 TEST(Strategy, NamesRoundTrip) {
   for (const StrategyKind kind : kinds) EXPECT_EQ(strategy_from_name(name(kind)), kind);
   EXPECT_THROW(strategy_from_name("zero4"), Error);
-}
-
-TEST(Strategy, DifferentModelsNameTheParameterThatDiffers) {
-  run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
-    auto comm = Communicator::connect(rank, 3, std::move(store));
-    ToyModel model(initial_value);
-    if (rank == 2) model[3].shape = {2, 5}, model[3].value = Tensor::zeros({2, 5});
-    try {
-      make_strategy(StrategyKind::ddp, model, comm);
-      ADD_FAILURE() << "no error on rank " << rank;
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Errc::mismatch);
-      EXPECT_EQ(e.culprit(), 2);
-      EXPECT_NE(std::string(e.what()).find("first.bias [10] on rank 0 and first.bias [2, 5] on rank 2"),
-                std::string::npos)
-          << e.what();
-    }
-  });
 }
 
 // ---- parameters in and out
