@@ -1,5 +1,6 @@
 #pragma once
-/// The fields that identify a call. Ranks compare them to detect mismatched calls.
+/// The fields that identify a call, and the streams that carry them. Ranks compare the fields to detect
+/// mismatched calls.
 
 #include <cstdint>
 #include <string>
@@ -7,6 +8,11 @@
 #include "comm/collective.h"
 
 namespace rz {
+
+/// The byte streams between two ranks. Collectives and point-to-point messages have separate streams, so that
+/// neither blocks the other.
+enum class Channel : std::uint8_t { collective, point_to_point };
+inline constexpr int channel_count = 2;
 
 /// Sent with every frame, so that ranks that made different calls detect the mismatch. Plain data without
 /// padding.

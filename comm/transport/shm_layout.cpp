@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "comm/core/integer_math.h"
-#include "comm/transport/channel.h"
+#include "comm/transport/call_signature.h"
 
 namespace rz::shm {
 

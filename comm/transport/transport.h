@@ -11,7 +11,6 @@
 #include <string>
 
 #include "comm/transport/call_signature.h"
-#include "comm/transport/channel.h"
 #include "comm/transport/failure.h"
 #include "comm/transport/wait_for_graph.h"
 
