@@ -53,6 +53,7 @@ struct IntranodeWaitPolicy {
   int polls_per_yield = 16;  ///< of spin_once(), about 4 us; then other threads may use the processor
   /// Of one Engine::spin() on an oversubscribed node: a computing rank keeps its processor for milliseconds.
   std::chrono::microseconds max_yield_time{500};
+  unsigned space_share = 8;  ///< a writer without free slots waits for 1/8 of the steps in flight
 };
 inline constexpr IntranodeWaitPolicy intranode_wait_policy;
 

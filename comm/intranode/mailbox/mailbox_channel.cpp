@@ -33,10 +33,10 @@ void MailboxChannel::spin_once() {
   }
 }
 
-/// Waits for an eighth of the steps in flight, if there are many. A writer that polled for the next free slot
-/// would cost the reader a cache miss at every acknowledgement.
+/// Waits for a share of the steps in flight, and polls seldom if they are many: a writer that polled for the
+/// next free slot would cost the reader a cache miss at every acknowledgement.
 bool MailboxChannel::spin_for_space() const {
-  const StepNumber batch = (next_step_ - awaited_.before) / 8;
+  const StepNumber batch = (next_step_ - awaited_.before) / intranode_wait_policy.space_share;
   if (!is_after(awaited_.before + batch, acked_before(mailbox(awaited_.peer)))) return true;
   for (StepNumber i = 0; i < batch; i += 4) cpu_pause();
   return false;
