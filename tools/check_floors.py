@@ -54,14 +54,15 @@ ROOMS = {
     'sharding/data': 'comm/core',
     'sharding/checkpoint': 'comm/core sharding/io',
     'sharding/memory': TENSOR,
-    'sharding/optim': TENSOR + 'comm',
+    'sharding/optim': TENSOR + 'comm autograd_lite',
+    'sharding/optim/rules': TENSOR + 'sharding/optim',
     'sharding/config': 'comm/core sharding/io sharding/optim',
     'sharding/consistency': 'comm comm/core autograd_lite',
     'sharding/layout': TENSOR + 'comm autograd_lite',
     'sharding/runtime': TENSOR + 'comm sharding/memory',
     'sharding/stores': TENSOR + 'comm autograd_lite sharding/optim sharding/layout sharding/runtime',
-    'sharding/update': TENSOR + 'comm sharding/consistency sharding/optim sharding/layout sharding/runtime '
-                       'sharding/stores',
+    'sharding/update': TENSOR + 'comm sharding/consistency sharding/memory sharding/optim sharding/layout '
+                       'sharding/runtime sharding/stores',
     'sharding/strategies': TENSOR + 'comm autograd_lite sharding/consistency sharding/memory sharding/optim '
                            'sharding/layout sharding/runtime sharding/stores sharding/update',
     'tools/command_line': 'comm/core',

@@ -1,6 +1,6 @@
 #pragma once
-/// Update rules. An Optimizer holds the hyperparameters and the number of updates. The strategy owns the
-/// optimizer state (moments), for the elements that this rank updates only.
+/// Interface of update rules. An Optimizer holds hyperparameters and the number of updates. The strategy owns
+/// the optimizer state (moments), for the elements that this rank updates only.
 
 #include <array>
 #include <cstddef>
@@ -12,20 +12,33 @@
 
 #include "comm/core/types.h"
 #include "comm/device/stream.h"
+#include "sharding/optim/parameter_group.h"
 #include "tensor/kernels/step_outcome.h"
 
 namespace rz {
 
-/// A run of elements with equal update settings. Gradients are means over the ranks, before clipping.
+/// One value of state for each element of a parameter.
+struct StateSpec {
+  std::string name;  ///< as in PyTorch: "exp_avg", "exp_avg_sq", "momentum_buffer", "sum"
+  DType dtype = DType::f32;
+  float initial = 0;  ///< value before the first update
+  bool operator==(const StateSpec&) const = default;
+};
+
+/// Largest number of states.
+inline constexpr std::size_t max_states = 2;
+
+/// A run of elements of one group, with equal update settings. Gradients are means over the ranks, before
+/// clipping.
 struct UpdateSpan {
   float* value = nullptr;
   const void* gradient = nullptr;
-  std::array<float*, 2> state{};  ///< the first state_count() pointers are set; zeros before the first update
+  std::array<float*, max_states> state{};  ///< those of Optimizer::states() are set
   /// A multiple of 64; zero padding between parameters is updated too, and stays zero.
   std::size_t count = 0;
-  bool decay = true;                  ///< whether weight decay applies
-  DType gradient_dtype = DType::f32;  ///< on the host f32 only
-  void* working = nullptr;            ///< on a device: 16-bit copy of the values, updated too
+  int group = 0;                      ///< index of the parameter group
+  DType gradient_dtype = DType::f32;  ///< f32, f16 or bf16
+  void* working = nullptr;            ///< 16-bit copy of the values, updated too; may be null
   DType working_dtype = DType::bf16;
 };
 
@@ -41,57 +54,64 @@ struct UpdateScale {
 
 /// Interface of update rules. Element-wise: the result for an element does not depend on how elements are
 /// split into spans, so all strategies produce the same bits. Not thread-safe.
+///
+/// Learning rates may change from one update to the next, for each group. Updates in a device graph read them
+/// from constants().
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  virtual const char* name() const = 0;  ///< "sgd", "adam", "adamw"
-  /// The name and all options, with all digits. Ranks with different descriptions would make different
-  /// updates.
-  virtual std::string describe() const = 0;
-  /// Number of f32 state values per element.
-  virtual int state_count() const = 0;
+  virtual const char* name() const = 0;  ///< "sgd", "adam", "adamw", "lion", "adagrad"
+  /// The states that the strategy keeps for the elements of a group.
+  virtual std::vector<StateSpec> states(int group) const = 0;
   /// Applies update number updates() - missed to the spans, with gradient · factor as the gradient. The spans
-  /// are on the device of the stream, where all of them are one kernel launch. State that would be subnormal
-  /// becomes 0.
+  /// are on the device of the stream, where all of them are one kernel launch for each 8 groups. State that
+  /// would be subnormal becomes 0.
   virtual void update(std::span<const UpdateSpan>, const UpdateScale&, const Stream&) const = 0;
-  /// The constants that differ from one update to the next, in the layout read by the device, for elements
-  /// that missed `missed` earlier updates. Used by updates in a graph.
+  /// The constants of all groups that differ from one update to the next, in the layout read by the device,
+  /// for elements that missed `missed` earlier updates. Used by updates in a graph.
   virtual std::vector<std::byte> constants(std::int64_t missed) const = 0;
 
+  /// The name and all options of each group, with all digits. Ranks with different descriptions would make
+  /// different updates.
+  std::string describe() const;
+
+  /// Differs from that of every other optimizer of this process.
+  std::uint64_t serial() const { return serial_; }
+
+  // ---- groups
+  int groups() const { return static_cast<int>(groups_.size()); }
+  const std::string& group_name(int group) const { return at(group).name; }
+  /// Index of the group to which a parameter belongs. Errc::invalid_argument names a parameter of no group.
+  int group_of(const Parameter&) const;
+  double learning_rate(int group = 0) const { return at(group).learning_rate; }
+  /// Of every group.
+  void set_learning_rate(double rate);
+  void set_learning_rate(int group, double rate);
+
+  // ---- updates
   /// Counts an update; the strategy calls it once before update().
   void begin_update() { ++updates_; }
   std::int64_t updates() const { return updates_; }
   void set_updates(std::int64_t n) { updates_ = n; }  ///< for resumed training
 
-  double learning_rate() const { return learning_rate_; }
-  void set_learning_rate(double rate) { learning_rate_ = rate; }
-
  protected:
-  explicit Optimizer(double learning_rate) : learning_rate_(learning_rate) {}
+  struct Group {
+    std::string name;
+    ParameterFilter contains;
+    double learning_rate;
+  };
+  /// Errc::invalid_argument if there is no group, or two have the same name.
+  explicit Optimizer(std::vector<Group>);
+  /// The options of a group but its name, with all digits.
+  virtual std::string describe_group(int group) const = 0;
 
  private:
-  double learning_rate_;
+  const Group& at(int group) const { return groups_[static_cast<std::size_t>(group)]; }
+
+  const std::uint64_t serial_;
+  std::vector<Group> groups_;
   std::int64_t updates_ = 0;
 };
-
-/// g += weight_decay · p; m = momentum · m + g; p -= lr · m (nesterov: lr · (g + momentum · m)), as
-/// torch.optim.SGD with dampening 0. No state if momentum is 0.
-struct SgdOptions {
-  double learning_rate = 1e-3, momentum = 0, weight_decay = 0;
-  bool nesterov = false;
-};
-/// Kingma and Ba, arXiv:1412.6980, with the epsilon of PyTorch: p -= lr / (1 - beta1^t) · m / (sqrt(v) /
-/// sqrt(1 - beta2^t) + epsilon).
-struct AdamOptions {
-  double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
-};
-
-/// Errc::invalid_argument names the option that is out of range.
-std::unique_ptr<Optimizer> make_sgd(const SgdOptions&);
-/// Weight decay is added to the gradient (L2).
-std::unique_ptr<Optimizer> make_adam(const AdamOptions&);
-/// Weight decay is decoupled: p *= 1 - lr · weight_decay first (Loshchilov and Hutter, arXiv:1711.05101).
-std::unique_ptr<Optimizer> make_adamw(const AdamOptions&);
 
 }  // namespace rz

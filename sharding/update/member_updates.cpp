@@ -2,18 +2,17 @@
 
 namespace rz {
 
-MemberUpdates::MemberUpdates(const std::vector<bool>& decays, UnusedParameterPolicy policy,
-                             const PassAgreement& used)
-    : decays_(decays), policy_(policy), used_(used), missed_(decays.size()) {}
+MemberUpdates::MemberUpdates(std::size_t members, UnusedParameterPolicy policy, const PassAgreement& used)
+    : policy_(policy), used_(used), missed_(members) {}
 
 bool MemberUpdates::skipped(std::size_t member) const {
   return policy_ == UnusedParameterPolicy::pytorch && !used_.is_used(static_cast<int>(member));
 }
 
-std::span<const MemberUpdate> MemberUpdates::decide() {
+std::span<const MemberUpdate> MemberUpdates::decide(std::span<const int> groups) {
   updates_.clear();
   for (std::size_t m = 0; m < missed_.size(); ++m)
-    updates_.push_back({.skip = skipped(m), .decay = decays_[m], .missed = missed_[m]});
+    updates_.push_back({.skip = skipped(m), .group = groups[m], .missed = missed_[m]});
   return updates_;
 }
 

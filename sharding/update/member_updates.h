@@ -14,12 +14,12 @@ namespace rz {
 /// Decides which members an update skips, and counts the updates that each has missed.
 class MemberUpdates {
  public:
-  /// `decays`: whether weight decay applies, by member. `used`: the members used in the passes since
-  /// zero_grad(); must outlive this object.
-  MemberUpdates(const std::vector<bool>& decays, UnusedParameterPolicy, const PassAgreement& used);
+  /// `members`: their number. `used`: the members used in the passes since zero_grad(); must outlive this
+  /// object.
+  MemberUpdates(std::size_t members, UnusedParameterPolicy, const PassAgreement& used);
 
-  /// For the next update, by member; valid until the next call.
-  std::span<const MemberUpdate> decide();
+  /// For the next update, by member, as are the groups; valid until the next call.
+  std::span<const MemberUpdate> decide(std::span<const int> groups);
   /// Call after an update that was not skipped.
   void count_missed();
   /// Updates that skipped a member, by member.
@@ -28,7 +28,6 @@ class MemberUpdates {
  private:
   bool skipped(std::size_t member) const;
 
-  const std::vector<bool>& decays_;
   UnusedParameterPolicy policy_;
   const PassAgreement& used_;
   std::vector<std::int64_t> missed_;

@@ -10,36 +10,38 @@
 namespace rz {
 
 Updater::Updater(ShardedModel& model, MemberUpdates& members, bool overlap, Runtime& runtime)
-    : model_(model), members_(members), overlap_(overlap), runtime_(runtime) {}
+    : model_(model), members_(members), overlap_(overlap), runtime_(runtime), state_(model, runtime) {}
 
-void Updater::make_state(const Optimizer& optimizer) {
-  const FlatLayout& layout = model_.layout();
-  if (state_.empty())
-    for (int s = 0; s < optimizer.state_count(); ++s) {
-      auto& buckets = state_.emplace_back();
-      for (int b = 0; b < layout.size(); ++b)
-        buckets.push_back(
-            Tensor::zeros({layout.updated(b).count()}, DType::f32, allocator_on(runtime_.stream.device())));
-    }
-  require(static_cast<int>(state_.size()) == optimizer.state_count(), Errc::invalid_argument,
-          "step(): ", optimizer.name(), " keeps ", optimizer.state_count(),
-          " values an element, and earlier steps kept ", state_.size(),
-          "; use one optimizer with a strategy");
+void Updater::bind(const Optimizer& optimizer) {
+  if (bound_ == optimizer.serial()) return;
+  std::vector<int> groups;
+  for (const Parameter* p : model_.parameters().members()) groups.push_back(optimizer.group_of(*p));
+  state_.prepare(optimizer, groups);
+  groups_ = std::move(groups);
+  bound_ = optimizer.serial();
+}
+
+OptimizerState& Updater::state(const Optimizer& optimizer) {
+  bind(optimizer);
+  return state_;
 }
 
 void Updater::require_same_optimizer(const Optimizer& optimizer, const Stream& stream) {
   if (same_optimizer_ || runtime_.communicator.size() == 1) return;
   // Calls on host memory have no fixed order with staged calls on device memory.
   if (stream.device().kind == Device::cuda) stream.synchronize();
-  require_same("the update", std::vector<Fact>{{"the optimizer", optimizer.describe()}},
-               "give every rank the same", runtime_.communicator);
+  std::vector<Fact> facts{{"the optimizer", optimizer.describe()}};
+  for (const Parameter* p : model_.parameters().members())
+    facts.push_back(
+        {concat("the parameter group of ", p->name), optimizer.group_name(optimizer.group_of(*p))});
+  require_same("the update", facts, "give every rank the same", runtime_.communicator);
   same_optimizer_ = true;
 }
 
 void Updater::update(Optimizer& optimizer, const UpdateScale& given, const Stream& stream) {
   require_same_optimizer(optimizer, stream);
-  make_state(optimizer);
-  const std::span<const MemberUpdate> updates = members_.decide();
+  bind(optimizer);
+  const std::span<const MemberUpdate> updates = members_.decide(groups_);
   const bool prepared = constants_.take_written();
   UpdateScale scale = given;
   if (!prepared) optimizer.begin_update();
@@ -88,27 +90,14 @@ void Updater::make_spans(int bucket, std::span<const MemberRun> runs) {
       span.working_dtype = working.dtype();
     }
     span.count = run.range.count();
-    span.decay = run.update.decay;
-    for (std::size_t s = 0; s < state_.size(); ++s)
-      span.state[s] = state_[s][static_cast<std::size_t>(bucket)].data<float>() + at;
+    span.group = run.update.group;
+    for (std::size_t s = 0; s < max_states; ++s) span.state[s] = state_.at(s, run.first, run.range.begin);
   }
 }
 
 void Updater::prepare(Optimizer& optimizer, const Stream& stream) {
   optimizer.begin_update();
   constants_.write(optimizer, members_.missed(), stream);
-}
-
-void Updater::move_state(const BucketLayout& before) {
-  for (auto& buckets : state_)
-    buckets = moved_to(model_.layout(), before, buckets, model_.parameters(), runtime_.stream);
-}
-
-std::size_t Updater::bytes() const {
-  std::size_t total = 0;
-  for (const auto& buckets : state_)
-    for (const Tensor& t : buckets) total += t.bytes();
-  return total;
 }
 
 }  // namespace rz

@@ -9,6 +9,7 @@
 #include "sharding/stores/sharded_model.h"
 #include "sharding/update/device_constants.h"
 #include "sharding/update/member_updates.h"
+#include "sharding/update/optimizer_state.h"
 
 namespace rz {
 
@@ -23,13 +24,15 @@ class Updater {
   void update(Optimizer&, const UpdateScale&, const Stream&);
   /// On a device: counts the next update in the optimizer, and writes its constants to device memory.
   void prepare(Optimizer&, const Stream&);
-  /// Follows ShardedModel::rebucket().
-  void move_state(const BucketLayout& before);
-  /// Bytes of the optimizer state; 0 before the first update.
-  std::size_t bytes() const;
+  /// Allocates the state of the optimizer unless it is there. Errc::invalid_argument if the state is another
+  /// optimizer's.
+  OptimizerState& state(const Optimizer&);
+  /// The state; empty before the first update.
+  OptimizerState& state() { return state_; }
+  const OptimizerState& state() const { return state_; }
 
  private:
-  void make_state(const Optimizer&);
+  void bind(const Optimizer&);
   void require_same_optimizer(const Optimizer&, const Stream&);
   void update_bucket(int bucket, const Optimizer&, std::span<const MemberUpdate>, const UpdateScale&,
                      const Stream&);
@@ -39,7 +42,9 @@ class Updater {
   MemberUpdates& members_;
   bool overlap_;
   Runtime& runtime_;
-  std::vector<std::vector<Tensor>> state_;  // [state][bucket], updated range only
+  OptimizerState state_;
+  std::uint64_t bound_ = 0;  // serial number of the optimizer that groups_ and state_ belong to
+  std::vector<int> groups_;  // by member
   DeviceConstants constants_;
   bool same_optimizer_ = false;  // optimizers were compared and are equal on all ranks
   // Kept so that an update allocates nothing.

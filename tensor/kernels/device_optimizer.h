@@ -14,26 +14,13 @@
 
 namespace rz::ops {
 
-/// `count` elements that are updated with one rule, on the stream's device. Runs do not overlap.
-struct UpdateRun {
-  float* value;
-  const void* gradient;
-  DType gradient_dtype;     ///< f32, f16 or bf16
-  void* working = nullptr;  ///< 16-bit copy of the new values; may be null
-  DType working_dtype = DType::bf16;
-  float* state0;            ///< Adam's m; SGD's momentum, null without momentum
-  float* state1 = nullptr;  ///< Adam's v
-  std::size_t count;
-  bool decay = true;  ///< false: no weight decay
-};
-
 /// Inputs of a step in device memory.
 struct StepInputs {
-  const float* grad_scale = nullptr;  ///< multiplies AdamStep::grad_scale or SgdStep::grad_scale; null: 1
+  const float* grad_scale = nullptr;  ///< multiplies the `scale` of the constants; null: 1
   const int* skip = nullptr;          ///< if not 0, nothing is written; null: 0
-  /// A kernels::AdamRule or kernels::SgdStep that replaces the step argument, so that each run of a graph may
-  /// use a new one; null: the argument applies.
-  const void* rule = nullptr;
+  /// Constants that replace the argument `rules`, so that each replay of a graph may use new ones; null: the
+  /// argument applies.
+  const void* rules = nullptr;
 };
 
 /// Elements whose squares are summed; `count` is a multiple of 64.
@@ -45,11 +32,19 @@ struct Squared {
 
 namespace device {
 
-/// Updates as kernels::adamw if `decoupled`, otherwise as kernels::adam.
-void adam(std::span<const UpdateRun>, const kernels::AdamStep&, bool decoupled, const StepInputs&,
+/// Largest number of constants in a call.
+inline constexpr std::size_t max_rules = 8;
+
+/// Updates as the functions of these names in tensor/kernels/optimizer.h, each run with rules[run.rule]. The
+/// runs are on the device of the stream and do not overlap.
+void adam(std::span<const kernels::UpdateRun>, std::span<const kernels::AdamFactors> rules, const StepInputs&,
           const Stream&);
-/// Updates as kernels::sgd_momentum.
-void sgd(std::span<const UpdateRun>, const kernels::SgdStep&, const StepInputs&, const Stream&);
+void sgd(std::span<const kernels::UpdateRun>, std::span<const kernels::SgdFactors> rules, const StepInputs&,
+         const Stream&);
+void lion(std::span<const kernels::UpdateRun>, std::span<const kernels::LionFactors> rules, const StepInputs&,
+          const Stream&);
+void adagrad(std::span<const kernels::UpdateRun>, std::span<const kernels::AdagradFactors> rules,
+             const StepInputs&, const Stream&);
 
 /// Adds the squares to the exact sum at `sum`, ExactLayout::words in device memory. The words may differ from
 /// those of rz::add_squares; their value is the same. Start from zeros. Sums may be added over ranks word by
@@ -65,6 +60,8 @@ void decide_step(StepOutcome* outcome, const std::int64_t* words, const StepLimi
 struct DeviceOptimizer {
   decltype(&device::adam) adam;
   decltype(&device::sgd) sgd;
+  decltype(&device::lion) lion;
+  decltype(&device::adagrad) adagrad;
   decltype(&device::add_squares) add_squares;
   decltype(&device::decide_step) decide_step;
 };

@@ -1,5 +1,5 @@
-// Plain loops. Highway compiles this file once per target, and the compiler vectorizes them without
-// contraction to fused multiply-adds (see tensor/CMakeLists.txt).
+// Highway compiles this file once per target, without contraction to fused multiply-adds (see
+// tensor/CMakeLists.txt). One loop serves all rules; a rule updates one vector.
 
 #include "tensor/kernels/optimizer.h"
 
@@ -13,66 +13,205 @@
 #include <cfloat>
 #include <cmath>
 
-#include "tensor/kernels/adam_factors.h"
+#include "comm/core/math.h"
 #include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
+using kernels::UpdateRun;
+using HalfBits = hn::Rebind<std::uint16_t, Floats>;
+using FloatBits = hn::RebindToUnsigned<Floats>;
+
+// ---- loads and stores of a whole vector, f32, f16 or bf16
+
+/// Highway's portable f16 conversions lose infinities and NaNs, so only AVX2 and later use them.
+#if HWY_TARGET <= HWY_AVX2
+HWY_INLINE FloatVector load_half(const f16* p) {
+  const hn::Rebind<hwy::float16_t, Floats> half;
+  return hn::PromoteTo(Floats(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(p)));
+}
+HWY_INLINE void store_half(FloatVector x, f16* p) {
+  const hn::Rebind<hwy::float16_t, Floats> half;
+  hn::StoreU(hn::DemoteTo(half, x), half, reinterpret_cast<hwy::float16_t*>(p));
+}
+#else
+HWY_INLINE FloatVector load_half(const f16* p) {
+  HWY_ALIGN float lanes[hn::MaxLanes(Floats())];
+  for (std::size_t i = 0; i < hn::Lanes(Floats()); ++i) lanes[i] = to_f32(p[i]);
+  return hn::Load(Floats(), lanes);
+}
+HWY_INLINE void store_half(FloatVector x, f16* p) {
+  HWY_ALIGN float lanes[hn::MaxLanes(Floats())];
+  hn::Store(x, Floats(), lanes);
+  for (std::size_t i = 0; i < hn::Lanes(Floats()); ++i) p[i] = from_f32<f16>(lanes[i]);
+}
+#endif
+
+HWY_INLINE FloatVector load_brain(const bf16* p) {
+  const auto bits = hn::LoadU(HalfBits(), reinterpret_cast<const std::uint16_t*>(p));
+  return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::PromoteTo(FloatBits(), bits)));
+}
+
+/// The arithmetic of detail::narrow_to_bf16.
+HWY_INLINE void store_brain(FloatVector x, bf16* p) {
+  const FloatBits d;
+  const auto bits = hn::BitCast(d, x), high = hn::ShiftRight<16>(bits);
+  const auto last = hn::And(high, hn::Set(d, 1u));
+  const auto nearest = hn::ShiftRight<16>(hn::Add(bits, hn::Add(last, hn::Set(d, 0x7fffu))));
+  const auto nan = hn::RebindMask(d, hn::Ne(x, x));
+  const auto rounded = hn::IfThenElse(nan, hn::Or(high, hn::Set(d, 0x40u)), nearest);
+  const auto whole = hn::BitCast(hn::RebindToSigned<FloatBits>(), rounded);  // below 2^16
+  hn::StoreU(hn::DemoteTo(HalfBits(), whole), HalfBits(), reinterpret_cast<std::uint16_t*>(p));
+}
+
+HWY_INLINE FloatVector load_as(const void* p, DType t, std::size_t i) {
+  if (t == DType::f32) return hn::LoadU(Floats(), static_cast<const float*>(p) + i);
+  return t == DType::bf16 ? load_brain(static_cast<const bf16*>(p) + i)
+                          : load_half(static_cast<const f16*>(p) + i);
+}
+
+HWY_INLINE void store_as(FloatVector x, void* p, DType t, std::size_t i) {
+  if (t == DType::bf16)
+    store_brain(x, static_cast<bf16*>(p) + i);
+  else
+    store_half(x, static_cast<f16*>(p) + i);
+}
+
+// ---- rules: `states` of them are read and written
+
 /// NaN stays NaN.
 HWY_INLINE FloatVector flush_subnormal(FloatVector x) {
   return hn::IfThenZeroElse(hn::Lt(hn::Abs(x), hn::Set(Floats(), FLT_MIN)), x);
 }
+HWY_INLINE FloatVector times(float a, FloatVector x) { return hn::Mul(hn::Set(Floats(), a), x); }
 
-void adam_all(float* HWY_RESTRICT p, const float* HWY_RESTRICT g, float* HWY_RESTRICT m,
-              float* HWY_RESTRICT v, std::size_t n, kernels::AdamFactors f) {
+struct AdamRule {
+  static constexpr int states = 2;
+  kernels::AdamFactors f;
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& m, FloatVector& v) const {
+    const Floats d;
+    g = hn::Add(times(f.scale, g), times(f.l2, p));
+    m = flush_subnormal(hn::Add(times(f.beta1, m), times(f.rest1, g)));
+    v = flush_subnormal(hn::Add(times(f.beta2, v), hn::Mul(times(f.rest2, g), g)));
+    const auto root = hn::Add(times(f.correction, hn::Sqrt(v)), hn::Set(d, f.eps));
+    p = hn::Sub(times(f.keep, p), hn::Div(times(f.rate, m), root));
+  }
+};
+
+struct PlainSgdRule {
+  static constexpr int states = 0;
+  kernels::SgdFactors f;
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector&, FloatVector&) const {
+    p = hn::Sub(p, times(f.lr, hn::Add(times(f.scale, g), times(f.weight_decay, p))));
+  }
+};
+
+template <bool nesterov>
+struct MomentumRule {
+  static constexpr int states = 1;
+  kernels::SgdFactors f;
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& buf, FloatVector&) const {
+    g = hn::Add(times(f.scale, g), times(f.weight_decay, p));
+    buf = flush_subnormal(hn::Add(times(f.momentum, buf), times(f.rest, g)));
+    p = hn::Sub(p, times(f.lr, nesterov ? hn::Add(g, times(f.momentum, buf)) : buf));
+  }
+};
+
+struct LionRule {
+  static constexpr int states = 1;
+  kernels::LionFactors f;
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& m, FloatVector&) const {
+    const Floats d;
+    g = times(f.scale, g);
+    const auto c = hn::Add(times(f.beta1, m), times(f.rest1, g)), zero = hn::Zero(d),
+               rate = hn::Set(d, f.rate);
+    // 0 and NaN stay as they are.
+    const auto move =
+        hn::IfThenElse(hn::Gt(c, zero), rate, hn::IfThenElse(hn::Lt(c, zero), hn::Neg(rate), c));
+    p = hn::Sub(times(f.keep, p), move);
+    m = flush_subnormal(hn::Add(times(f.beta2, m), times(f.rest2, g)));
+  }
+};
+
+struct AdagradRule {
+  static constexpr int states = 1;
+  kernels::AdagradFactors f;
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector& s, FloatVector&) const {
+    g = hn::Add(times(f.scale, g), times(f.l2, p));
+    s = flush_subnormal(hn::Add(s, hn::Mul(g, g)));
+    p = hn::Sub(p, hn::Div(times(f.rate, g), hn::Add(hn::Sqrt(s), hn::Set(Floats(), f.eps))));
+  }
+};
+
+// ---- the loop
+
+/// `plain`: the gradients are f32, and there is no working copy.
+template <bool plain, class Rule>
+HWY_INLINE void update_vector(const UpdateRun& r, const Rule& rule, std::size_t i) {
   const Floats d;
-  const auto update = [&](FloatVector& w, FloatVector grad, FloatVector& first,
-                          FloatVector& second) HWY_ATTR {
-    grad = hn::Add(hn::Mul(grad, hn::Set(d, f.scale)), hn::Mul(hn::Set(d, f.l2), w));
-    first = flush_subnormal(hn::Add(hn::Mul(hn::Set(d, f.beta1), first), hn::Mul(hn::Set(d, f.rest1), grad)));
-    second = flush_subnormal(
-        hn::Add(hn::Mul(hn::Set(d, f.beta2), second), hn::Mul(hn::Mul(hn::Set(d, f.rest2), grad), grad)));
-    const auto root = hn::Add(hn::Mul(hn::Sqrt(second), hn::Set(d, f.correction)), hn::Set(d, f.eps));
-    w = hn::Sub(hn::Mul(w, hn::Set(d, f.keep)), hn::Div(hn::Mul(hn::Set(d, f.rate), first), root));
-  };
-  const std::size_t lanes = hn::Lanes(d);
+  FloatVector p = hn::LoadU(d, r.value + i), state0 = hn::Undefined(d), state1 = hn::Undefined(d);
+  const FloatVector g = load_as(r.gradient, plain ? DType::f32 : r.gradient_dtype, i);
+  if constexpr (Rule::states > 0) state0 = hn::LoadU(d, r.state0 + i);
+  if constexpr (Rule::states > 1) state1 = hn::LoadU(d, r.state1 + i);
+  rule(p, g, state0, state1);
+  hn::StoreU(p, d, r.value + i);
+  if constexpr (Rule::states > 0) hn::StoreU(state0, d, r.state0 + i);
+  if constexpr (Rule::states > 1) hn::StoreU(state1, d, r.state1 + i);
+  if (!plain && r.working) store_as(p, r.working, r.working_dtype, i);
+}
+
+/// Copies between a run and one that is a vector long.
+template <class F>
+HWY_INLINE void each_array(const UpdateRun& a, const UpdateRun& b, const F& f) {
+  f(a.value, b.value, sizeof(float));
+  if (a.state0) f(a.state0, b.state0, sizeof(float));
+  if (a.state1) f(a.state1, b.state1, sizeof(float));
+  if (a.working) f(a.working, b.working, size_of(a.working_dtype));
+}
+
+/// A run shorter than a vector, in padded memory.
+template <bool plain, class Rule>
+HWY_NOINLINE void update_rest(const UpdateRun& r, const Rule& rule) {
+  HWY_ALIGN float padded[5][hn::MaxLanes(Floats())] = {};
+  UpdateRun whole = r;
+  whole.value = padded[0], whole.gradient = padded[1], whole.working = r.working ? padded[2] : nullptr;
+  whole.state0 = r.state0 ? padded[3] : nullptr, whole.state1 = r.state1 ? padded[4] : nullptr;
+  std::memcpy(padded[1], r.gradient, r.count * size_of(r.gradient_dtype));
+  each_array(r, whole,
+             [&](const void* from, void* to, std::size_t size) { std::memcpy(to, from, r.count * size); });
+  update_vector<plain>(whole, rule, 0);
+  each_array(r, whole,
+             [&](void* to, const void* from, std::size_t size) { std::memcpy(to, from, r.count * size); });
+}
+
+template <bool plain, class Rule>
+HWY_INLINE void update_as(const UpdateRun& r, const Rule& rule) {
+  const std::size_t lanes = hn::Lanes(Floats());
   std::size_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    FloatVector w = hn::LoadU(d, p + i), first = hn::LoadU(d, m + i), second = hn::LoadU(d, v + i);
-    update(w, hn::LoadU(d, g + i), first, second);
-    hn::StoreU(w, d, p + i), hn::StoreU(first, d, m + i), hn::StoreU(second, d, v + i);
-  }
-  if (i == n) return;
-  const std::size_t left = n - i;
-  FloatVector w = load_part(d, p + i, left, 0), first = load_part(d, m + i, left, 0),
-              second = load_part(d, v + i, left, 0);
-  update(w, load_part(d, g + i, left, 0), first, second);
-  store_part(w, d, p + i, left), store_part(first, d, m + i, left), store_part(second, d, v + i, left);
+  for (; i + lanes <= r.count; i += lanes) update_vector<plain>(r, rule, i);
+  if (i < r.count) update_rest<plain>(kernels::part_of(r, i, r.count), rule);
 }
 
-void sgd_all(float* HWY_RESTRICT p, const float* HWY_RESTRICT g, std::size_t n, kernels::SgdStep s) {
-  for (std::size_t i = 0; i < n; ++i) p[i] -= s.lr * (g[i] * s.grad_scale + s.weight_decay * p[i]);
-}
-
-template <bool first, bool nesterov>
-void momentum_as(float* HWY_RESTRICT p, const float* HWY_RESTRICT g, float* HWY_RESTRICT buf, std::size_t n,
-                 kernels::SgdStep s) {
-  for (std::size_t i = 0; i < n; ++i) {
-    const float grad = g[i] * s.grad_scale + s.weight_decay * p[i];
-    const float sum = first ? grad : s.momentum * buf[i] + grad;
-    const float b = std::fabs(sum) < FLT_MIN ? 0 : sum;
-    buf[i] = b;
-    p[i] -= s.lr * (nesterov ? grad + s.momentum * b : b);
-  }
-}
-
-void momentum_all(float* p, const float* g, float* buf, std::size_t n, kernels::SgdStep s) {
-  if (s.first)
-    s.nesterov ? momentum_as<true, true>(p, g, buf, n, s) : momentum_as<true, false>(p, g, buf, n, s);
+template <class Rule>
+HWY_INLINE void update_all(const UpdateRun& r, const Rule& rule) {
+  if (r.gradient_dtype == DType::f32 && !r.working)
+    update_as<true>(r, rule);
   else
-    s.nesterov ? momentum_as<false, true>(p, g, buf, n, s) : momentum_as<false, false>(p, g, buf, n, s);
+    update_as<false>(r, rule);
+}
+
+void adam_all(const UpdateRun& r, const kernels::AdamFactors& f) { update_all(r, AdamRule{f}); }
+void lion_all(const UpdateRun& r, const kernels::LionFactors& f) { update_all(r, LionRule{f}); }
+void adagrad_all(const UpdateRun& r, const kernels::AdagradFactors& f) { update_all(r, AdagradRule{f}); }
+void sgd_all(const UpdateRun& r, const kernels::SgdFactors& f) {
+  if (!r.state0)
+    update_all(r, PlainSgdRule{f});
+  else if (f.nesterov)
+    update_all(r, MomentumRule<true>{f});
+  else
+    update_all(r, MomentumRule<false>{f});
 }
 
 // Sums eight columns of eight, adds these to four sums, then pairs. The order is explicit, so that it does
@@ -99,25 +238,16 @@ namespace rz {
 
 HWY_EXPORT(adam_all);
 HWY_EXPORT(sgd_all);
-HWY_EXPORT(momentum_all);
+HWY_EXPORT(lion_all);
+HWY_EXPORT(adagrad_all);
 HWY_EXPORT(squares_all);
 
 namespace kernels {
 
-void adamw(float* p, const float* g, float* m, float* v, std::size_t n, const AdamStep& s) {
-  HWY_DYNAMIC_DISPATCH(adam_all)(p, g, m, v, n, factors(s, true));
-}
-
-void adam(float* p, const float* g, float* m, float* v, std::size_t n, const AdamStep& s) {
-  HWY_DYNAMIC_DISPATCH(adam_all)(p, g, m, v, n, factors(s, false));
-}
-
-void sgd_momentum(float* p, const float* g, float* buf, std::size_t n, const SgdStep& s) {
-  if (buf)
-    HWY_DYNAMIC_DISPATCH(momentum_all)(p, g, buf, n, s);
-  else
-    HWY_DYNAMIC_DISPATCH(sgd_all)(p, g, n, s);
-}
+void adam(const UpdateRun& r, const AdamFactors& f) { HWY_DYNAMIC_DISPATCH(adam_all)(r, f); }
+void sgd(const UpdateRun& r, const SgdFactors& f) { HWY_DYNAMIC_DISPATCH(sgd_all)(r, f); }
+void lion(const UpdateRun& r, const LionFactors& f) { HWY_DYNAMIC_DISPATCH(lion_all)(r, f); }
+void adagrad(const UpdateRun& r, const AdagradFactors& f) { HWY_DYNAMIC_DISPATCH(adagrad_all)(r, f); }
 
 void sum_of_squares(const float* x, std::size_t blocks64, double* out) {
   HWY_DYNAMIC_DISPATCH(squares_all)(x, blocks64, out);

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <cstring>
 
 #include "comm/device/launch.h"
-#include "tensor/kernels/adam_factors.h"
 #include "tensor/kernels/block_sum.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/vector_load.h"
@@ -15,8 +15,7 @@ namespace rz::ops::device {
 
 namespace {
 
-using kernels::AdamFactors;
-using kernels::SgdStep;
+using kernels::UpdateRun;
 
 constexpr unsigned threads = 256;
 constexpr int width = 4;  // elements per thread and access
@@ -64,7 +63,9 @@ struct Update {
   void* working;
   std::size_t count;
   DType gradient_dtype, working_dtype;
-  bool decay, packs;
+  bool packs;
+  std::uint8_t rule;
+  std::uint32_t member;
 };
 
 template <int k>
@@ -89,13 +90,11 @@ __device__ inline void store_as(void* p, DType t, std::size_t i, const float (&x
 __device__ inline float flush_subnormal(float x) { return fabsf(x) < FLT_MIN ? 0.0f : x; }
 
 struct Adam {
-  kernels::AdamRule rule;
+  kernels::AdamFactors f;
 
-  __device__ float step_scale() const { return rule.with_decay.scale; }
+  static constexpr int states = 2;
   __device__ bool has_state0(const Update&) const { return true; }
-  __device__ bool has_state1(const Update&) const { return true; }
-  __device__ void operator()(const Update& u, float scale, float& p, float g, float& m, float& v) const {
-    const AdamFactors& f = u.decay ? rule.with_decay : rule.without;
+  __device__ void operator()(const Update&, float scale, float& p, float g, float& m, float& v) const {
     g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(f.l2, p));
     m = flush_subnormal(__fadd_rn(__fmul_rn(f.beta1, m), __fmul_rn(f.rest1, g)));
     v = flush_subnormal(__fadd_rn(__fmul_rn(f.beta2, v), __fmul_rn(__fmul_rn(f.rest2, g), g)));
@@ -105,18 +104,43 @@ struct Adam {
 };
 
 struct Sgd {
-  SgdStep step;
+  kernels::SgdFactors f;
 
-  __device__ float step_scale() const { return step.grad_scale; }
+  static constexpr int states = 1;
   __device__ bool has_state0(const Update& u) const { return u.state0; }
-  __device__ bool has_state1(const Update&) const { return false; }
   __device__ void operator()(const Update& u, float scale, float& p, float g, float& buf, float&) const {
-    g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(u.decay ? step.weight_decay : 0, p));
+    g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(f.weight_decay, p));
     if (u.state0) {
-      buf = flush_subnormal(step.first ? g : __fadd_rn(__fmul_rn(step.momentum, buf), g));
-      g = step.nesterov ? __fadd_rn(g, __fmul_rn(step.momentum, buf)) : buf;
+      buf = flush_subnormal(__fadd_rn(__fmul_rn(f.momentum, buf), __fmul_rn(f.rest, g)));
+      g = f.nesterov ? __fadd_rn(g, __fmul_rn(f.momentum, buf)) : buf;
     }
-    p = __fsub_rn(p, __fmul_rn(step.lr, g));
+    p = __fsub_rn(p, __fmul_rn(f.lr, g));
+  }
+};
+
+struct Lion {
+  kernels::LionFactors f;
+
+  static constexpr int states = 1;
+  __device__ bool has_state0(const Update&) const { return true; }
+  __device__ void operator()(const Update&, float scale, float& p, float g, float& m, float&) const {
+    g = __fmul_rn(g, scale);
+    const float c = __fadd_rn(__fmul_rn(f.beta1, m), __fmul_rn(f.rest1, g));
+    const float move = c > 0 ? f.rate : c < 0 ? -f.rate : c;
+    p = __fsub_rn(__fmul_rn(f.keep, p), move);
+    m = flush_subnormal(__fadd_rn(__fmul_rn(f.beta2, m), __fmul_rn(f.rest2, g)));
+  }
+};
+
+struct Adagrad {
+  kernels::AdagradFactors f;
+
+  static constexpr int states = 1;
+  __device__ bool has_state0(const Update&) const { return true; }
+  __device__ void operator()(const Update&, float scale, float& p, float g, float& s, float&) const {
+    g = __fadd_rn(__fmul_rn(g, scale), __fmul_rn(f.l2, p));
+    s = flush_subnormal(__fadd_rn(s, __fmul_rn(g, g)));
+    p = __fsub_rn(p, __fdiv_rn(__fmul_rn(f.rate, g), __fadd_rn(__fsqrt_rn(s), f.eps)));
   }
 };
 
@@ -126,35 +150,32 @@ __device__ inline void update(const Rule& rule, const Update& u, float scale, st
   load(p, u.value + i);
   load_as(g, u.gradient, u.gradient_dtype, i);
   if (rule.has_state0(u)) load(state0, u.state0 + i);
-  if (rule.has_state1(u)) load(state1, u.state1 + i);
+  if (Rule::states > 1) load(state1, u.state1 + i);
 #pragma unroll
   for (int j = 0; j < k; ++j) rule(u, scale, p[j], g[j], state0[j], state1[j]);
   store(u.value + i, p);
   if (rule.has_state0(u)) store(u.state0 + i, state0);
-  if (rule.has_state1(u)) store(u.state1 + i, state1);
+  if (Rule::states > 1) store(u.state1 + i, state1);
   if (u.working) store_as(u.working, u.working_dtype, i, p);
 }
 
 constexpr int update_room = 60;
 
-static_assert(sizeof(Adam) == sizeof(kernels::AdamRule) && sizeof(Sgd) == sizeof(SgdStep),
-              "read as each other");
-
 template <class Rule>
 struct Updates {
   Batch<Update, update_room> batch;
-  Rule rule;
+  Rule rules[max_rules];
   StepInputs inputs;
 };
-static_assert(sizeof(Updates<Adam>) <= 4000 && sizeof(Updates<Sgd>) <= 4000, "arguments have 4 KiB");
+static_assert(sizeof(Updates<Adam>) <= 4000, "arguments have 4 KiB");
 
 template <class Rule>
 __global__ void __launch_bounds__(threads) update_tiles(const __grid_constant__ Updates<Rule> a) {
   if (a.inputs.skip && *a.inputs.skip) return;
   const int which = a.batch.find(blockIdx.x);
   const Update& u = a.batch.piece[which];
-  const Rule rule = a.inputs.rule ? *static_cast<const Rule*>(a.inputs.rule) : a.rule;
-  const float own = rule.step_scale();
+  const Rule rule = (a.inputs.rules ? static_cast<const Rule*>(a.inputs.rules) : a.rules)[u.rule];
+  const float own = rule.f.scale;
   const float scale = a.inputs.grad_scale ? __fmul_rn(own, *a.inputs.grad_scale) : own;
   const std::size_t base = std::size_t{blockIdx.x - a.batch.first_tile[which]} * tile;
   if (u.packs) {
@@ -174,31 +195,38 @@ __global__ void __launch_bounds__(threads) update_tiles(const __grid_constant__ 
 
 bool aligned(const void* p, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(p) % bytes == 0; }
 
-Update checked(const char* name, const UpdateRun& r, bool needs_states) {
+Update checked(const char* name, const UpdateRun& r, std::size_t rules, int needed_states) {
   const bool sixteen = r.working_dtype == DType::f16 || r.working_dtype == DType::bf16;
   const bool gradient =
       r.gradient_dtype == DType::f32 || r.gradient_dtype == DType::f16 || r.gradient_dtype == DType::bf16;
-  require(r.value && r.gradient && gradient && (!r.working || sixteen) &&
-              (!needs_states || (r.state0 && r.state1)),
-          Errc::invalid_argument, name, " of ", r.count,
-          " elements needs values, states, gradients in f32, f16 or bf16, and a working copy in f16 or bf16, "
-          "if any");
+  require(
+      r.value && r.gradient && gradient && (!r.working || sixteen) && r.rule < rules &&
+          (needed_states < 1 || r.state0) && (needed_states < 2 || r.state1),
+      Errc::invalid_argument, name, " of ", r.count,
+      " elements needs values, states, constants, gradients in f32, f16 or bf16, and a working copy in f16 "
+      "or bf16, if any");
   const bool packs = aligned(r.value, 16) && aligned(r.state0, 16) && aligned(r.state1, 16) &&
                      aligned(r.gradient, width * size_of(r.gradient_dtype)) &&
                      aligned(r.working, width * size_of(r.working_dtype));
   return {r.value, r.state0,         r.state1,        r.gradient, r.working,
-          r.count, r.gradient_dtype, r.working_dtype, r.decay,    packs};
+          r.count, r.gradient_dtype, r.working_dtype, packs,      static_cast<std::uint8_t>(r.rule),
+          r.member};
 }
 
-template <class Rule>
-void update_all(const char* name, std::span<const UpdateRun> runs, const Rule& rule, bool needs_states,
-                const StepInputs& inputs, const Stream& stream) {
+template <class Rule, class Factors>
+void update_all(const char* name, std::span<const UpdateRun> runs, std::span<const Factors> rules,
+                int needed_states, const StepInputs& inputs, const Stream& stream) {
+  static_assert(sizeof(Rule) == sizeof(Factors), "read as each other");
+  require(rules.size() <= max_rules, Errc::invalid_argument, name, " with ", rules.size(),
+          " sets of constants; a call has at most ", max_rules);
+  Updates<Rule> arguments{{}, {}, inputs};
+  std::memcpy(arguments.rules, rules.data(), rules.size_bytes());
   in_batches<update_room, Update>(
-      runs, [&](const UpdateRun& r) { return checked(name, r, needs_states); },
+      runs, [&](const UpdateRun& r) { return checked(name, r, rules.size(), needed_states); },
       [](const UpdateRun& r) { return (r.count + tile - 1) / tile; },
       [&](const Batch<Update, update_room>& batch, std::uint32_t tiles) {
-        cuda::launch(name, update_tiles<Rule>, {{tiles}, {threads}}, stream,
-                     Updates<Rule>{batch, rule, inputs});
+        arguments.batch = batch;
+        cuda::launch(name, update_tiles<Rule>, {{tiles}, {threads}}, stream, arguments);
       });
 }
 
@@ -300,14 +328,24 @@ void decide_step(StepOutcome* outcome, const std::int64_t* words, const StepLimi
   cuda::launch("decide_step", decide, {{1}, {1}}, stream, outcome, words, limits);
 }
 
-void adam(std::span<const UpdateRun> runs, const kernels::AdamStep& step, bool decoupled,
+void adam(std::span<const UpdateRun> runs, std::span<const kernels::AdamFactors> rules,
           const StepInputs& inputs, const Stream& stream) {
-  update_all("adam", runs, Adam{kernels::adam_rule(step, decoupled)}, true, inputs, stream);
+  update_all<Adam>("adam", runs, rules, 2, inputs, stream);
 }
 
-void sgd(std::span<const UpdateRun> runs, const SgdStep& step, const StepInputs& inputs,
-         const Stream& stream) {
-  update_all("sgd", runs, Sgd{step}, false, inputs, stream);
+void sgd(std::span<const UpdateRun> runs, std::span<const kernels::SgdFactors> rules,
+         const StepInputs& inputs, const Stream& stream) {
+  update_all<Sgd>("sgd", runs, rules, 0, inputs, stream);
+}
+
+void lion(std::span<const UpdateRun> runs, std::span<const kernels::LionFactors> rules,
+          const StepInputs& inputs, const Stream& stream) {
+  update_all<Lion>("lion", runs, rules, 1, inputs, stream);
+}
+
+void adagrad(std::span<const UpdateRun> runs, std::span<const kernels::AdagradFactors> rules,
+             const StepInputs& inputs, const Stream& stream) {
+  update_all<Adagrad>("adagrad", runs, rules, 1, inputs, stream);
 }
 
 void add_squares(std::int64_t* sum, std::span<const Squared> all, const Stream& stream) {

@@ -1,8 +1,9 @@
 #pragma once
-/// Element-wise optimizer updates and sums of squares on raw memory; single-threaded. Each element is
-/// computed independently, with one rounding per operation (no fused multiply-add), so that any split of a
-/// span and any CPU give the same bits. State (m, v, buf) that would be subnormal is flushed to 0: decay
-/// cannot shrink it further, and it would slow down every later update.
+/// Element-wise optimizer updates and sums of squares on raw memory; single-threaded. Gradients may be f32,
+/// f16 or bf16; everything else is computed and kept in f32, and a 16-bit working copy of the values is
+/// rounded to nearest. Each element is computed independently, with one rounding per operation (no fused
+/// multiply-add), so that any split of a span and any CPU give the same bits. State that would be subnormal
+/// is flushed to 0: decay cannot shrink it further, and it would slow down every later update.
 
 #include <cstddef>
 
@@ -10,14 +11,12 @@
 
 namespace rz::kernels {
 
-/// AdamW: p *= 1 - lr·wd; m = b1·m + (1-b1)·g; v = b2·v + (1-b2)·g²; p -= lr/bc1 · m / (√v/√bc2 + eps).
-void adamw(float* p, const float* g, float* m, float* v, std::size_t n, const AdamStep&);
-/// Adam: the same with g += wd·p in place of the decay of p.
-void adam(float* p, const float* g, float* m, float* v, std::size_t n, const AdamStep&);
-
-/// SGD: g += wd·p; buf = momentum·buf + g; p -= lr·buf, or with nesterov p -= lr·(g + momentum·buf). buf may
-/// be null if momentum is 0.
-void sgd_momentum(float* p, const float* g, float* buf, std::size_t n, const SgdStep&);
+/// The formula of each rule is at its constants.
+void adam(const UpdateRun&, const AdamFactors&);
+/// Without state0 there is no momentum.
+void sgd(const UpdateRun&, const SgdFactors&);
+void lion(const UpdateRun&, const LionFactors&);
+void adagrad(const UpdateRun&, const AdagradFactors&);
 
 /// out[i] = sum of squares of x[64i … 64i+63], in double, in an order that is the same on every CPU.
 void sum_of_squares(const float* x, std::size_t blocks64, double* out);

@@ -1,7 +1,40 @@
 #pragma once
-/// Hyperparameters of one optimizer step.
+/// Elements of one optimizer update, and the constants of the update rules in the form that all kernels use.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/core/types.h"
 
 namespace rz::kernels {
+
+/// `count` elements that are updated with one rule.
+struct UpdateRun {
+  float* value = nullptr;
+  const void* gradient = nullptr;
+  DType gradient_dtype = DType::f32;  ///< f32, f16 or bf16
+  void* working = nullptr;            ///< 16-bit copy of the new values; may be null
+  DType working_dtype = DType::bf16;  ///< f16 or bf16
+  float* state0 = nullptr;            ///< the first state of the rule, if it has one
+  float* state1 = nullptr;            ///< the second one
+  std::size_t count = 0;
+  std::uint32_t rule = 0;    ///< on a device: index of the constants
+  std::uint32_t member = 0;  ///< on a device: index of the parameter, for rules that need its norms
+};
+
+/// Elements [begin, end) of a run.
+inline UpdateRun part_of(UpdateRun run, std::size_t begin, std::size_t end) {
+  run.value += begin;
+  run.gradient = static_cast<const std::byte*>(run.gradient) + begin * size_of(run.gradient_dtype);
+  if (run.working) run.working = static_cast<std::byte*>(run.working) + begin * size_of(run.working_dtype);
+  if (run.state0) run.state0 += begin;
+  if (run.state1) run.state1 += begin;
+  run.count = end - begin;
+  return run;
+}
+
+// In all rules g is the gradient, multiplied by `scale` first.
 
 /// Adam (Kingma and Ba, arXiv:1412.6980) and AdamW (Loshchilov and Hutter, arXiv:1711.05101) as in
 /// torch.optim.
@@ -12,15 +45,46 @@ struct AdamStep {
   float weight_decay = 0;
   double bias_correction1 = 1;       ///< 1 - beta1^t
   double bias_correction2_sqrt = 1;  ///< √(1 - beta2^t)
-  float grad_scale = 1;              ///< g is multiplied by it first
+  float scale = 1;
+  bool decoupled = false;  ///< weight decay as in AdamW; otherwise as in Adam
 };
 
-struct SgdStep {
-  float lr = 1e-3f;
-  float momentum = 0;
-  float weight_decay = 0;
-  bool nesterov = false;
-  bool first = false;  ///< first step of this parameter: buf = g
-  float grad_scale = 1;
+/// p *= keep; g += l2·p; m = beta1·m + rest1·g; v = beta2·v + rest2·g²; p -= rate·m / (√v·correction + eps).
+/// Each constant is rounded once, from double. States: m, v.
+struct AdamFactors {
+  float keep, l2, beta1, rest1, beta2, rest2, rate, correction, eps, scale;
 };
+inline AdamFactors adam_factors(const AdamStep& s) {
+  const double lr = s.lr, decay = s.weight_decay;
+  return {.keep = static_cast<float>(s.decoupled ? 1 - lr * decay : 1),
+          .l2 = s.decoupled ? 0 : s.weight_decay,
+          .beta1 = static_cast<float>(s.beta1),
+          .rest1 = static_cast<float>(1 - s.beta1),
+          .beta2 = static_cast<float>(s.beta2),
+          .rest2 = static_cast<float>(1 - s.beta2),
+          .rate = static_cast<float>(lr / s.bias_correction1),
+          .correction = static_cast<float>(1 / s.bias_correction2_sqrt),
+          .eps = s.eps,
+          .scale = s.scale};
+}
+
+/// g += weight_decay·p; buf = momentum·buf + rest·g; p -= lr·buf, or with nesterov p -= lr·(g +
+/// momentum·buf). Without state p -= lr·g. State: buf.
+struct SgdFactors {
+  float lr, momentum, rest, weight_decay, scale;
+  std::int32_t nesterov;
+};
+
+/// Lion (Chen et al., arXiv:2302.06675): p = keep·p - rate·sign(beta1·m + rest1·g); m = beta2·m + rest2·g.
+/// The sign of 0 is 0. State: m.
+struct LionFactors {
+  float keep, beta1, rest1, beta2, rest2, rate, scale;
+};
+
+/// Adagrad (Duchi et al., JMLR 12, 2011) as in torch.optim: g += l2·p; s += g²; p -= rate·g / (√s + eps).
+/// State: s.
+struct AdagradFactors {
+  float l2, rate, eps, scale;
+};
+
 }  // namespace rz::kernels

@@ -18,11 +18,13 @@
 namespace rz::test {
 namespace {
 
-using kernels::AdamStep;
-using kernels::SgdStep;
+using kernels::AdagradFactors;
+using kernels::AdamFactors;
+using kernels::LionFactors;
+using kernels::SgdFactors;
+using kernels::UpdateRun;
 using ops::Squared;
 using ops::StepInputs;
-using ops::UpdateRun;
 using Floats = std::vector<float>;
 
 const ops::DeviceOptimizer& optimizer() { return ops::device_ops().optimizer; }
@@ -61,7 +63,16 @@ Floats widened(const std::vector<T>& x) {
 struct Piece {
   Floats p, g, m, v;
   Tensor value, gradient, state0, state1, working;
-  bool decay;
+  std::uint32_t rule;
+
+  /// On the host.
+  UpdateRun run(bool with_state = true) {
+    return {.value = p.data(),
+            .gradient = g.data(),
+            .state0 = with_state ? m.data() : nullptr,
+            .state1 = v.data(),
+            .count = p.size()};
+  }
 };
 
 class DeviceOptimizer : public OnDevice {
@@ -93,7 +104,7 @@ class DeviceOptimizer : public OnDevice {
     x.value = place(x.p, DType::f32, shift), x.state0 = place(x.m, DType::f32, shift);
     x.state1 = place(x.v, DType::f32, shift);
     if (working != DType::f32) x.working = allocate(n, working, shift);
-    x.decay = seed % 3 != 0;
+    x.rule = seed / 10 % 3;
     return x;
   }
   static UpdateRun run(const Piece& x) {
@@ -105,7 +116,7 @@ class DeviceOptimizer : public OnDevice {
             .state0 = x.state0.data<float>(),
             .state1 = x.state1.data<float>(),
             .count = x.p.size(),
-            .decay = x.decay};
+            .rule = x.rule};
   }
   void expect_as_on_host(const Piece& x) const {
     expect_same_bits(x.value, x.p, stream, "value");
@@ -138,11 +149,37 @@ class DeviceOptimizer : public OnDevice {
   mutable std::size_t used_ = 0;
 };
 
-AdamStep adam_step(int t) {
-  AdamStep s{.lr = 1e-2, .weight_decay = 0.1f, .grad_scale = 0.7f};
+/// With and without weight decay, and one with a rate of its own.
+std::vector<AdamFactors> adam_rules(int t, bool decoupled = true) {
+  kernels::AdamStep s{.lr = 1e-2, .weight_decay = 0.1f, .scale = 0.7f, .decoupled = decoupled};
   s.bias_correction1 = 1 - std::pow(s.beta1, t);
   s.bias_correction2_sqrt = std::sqrt(1 - std::pow(s.beta2, t));
-  return s;
+  kernels::AdamStep without = s, slow = s;
+  without.weight_decay = 0, slow.lr = 1e-4, slow.beta1 = 0.5;
+  return {adam_factors(s), adam_factors(without), adam_factors(slow)};
+}
+const std::vector<SgdFactors> sgd_rules{
+    {0.1f, 0.9f, 1, 0.01f, 0.7f, 0}, {0.1f, 0.9f, 1, 0, 0.7f, 1}, {0.3f, 0.8f, 0.5f, 0.01f, 0.7f, 0}};
+const std::vector<LionFactors> lion_rules{{0.9f, 0.9f, 0.1f, 0.99f, 0.01f, 0.1f, 0.7f},
+                                          {1, 0.9f, 0.1f, 0.99f, 0.01f, 0.1f, 0.7f},
+                                          {1, 0.5f, 0.5f, 0.75f, 0.25f, 0.3f, 0.7f}};
+const std::vector<AdagradFactors> adagrad_rules{
+    {0.1f, 0.03f, 1e-10f, 0.7f}, {0, 0.03f, 1e-10f, 0.7f}, {0, 0.01f, 1e-3f, 0.7f}};
+
+/// Two updates on the device, and on the host with `scale` times the factor of the constants.
+template <class Factors, class Device>
+void expect_same_updates(std::vector<Piece>& all, const std::vector<UpdateRun>& runs,
+                         const std::vector<Factors>& rules, Device device,
+                         void (*host)(const UpdateRun&, const Factors&), const StepInputs& inputs,
+                         float scale, const Stream& stream) {
+  for (int t = 0; t < 2; ++t) {
+    device(runs, rules, inputs, stream);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      Factors f = rules[all[i].rule];
+      f.scale *= scale;
+      host(all[i].run(runs[i].state0), f);
+    }
+  }
 }
 
 TEST_F(DeviceOptimizer, AdamHasTheHostsBits) {
@@ -151,46 +188,55 @@ TEST_F(DeviceOptimizer, AdamHasTheHostsBits) {
     std::vector<UpdateRun> runs;
     for (const Piece& x : all) runs.push_back(run(x));
     const Tensor scale = scalar(0.3f);
-    for (int t = 1; t <= 2; ++t) {
-      optimizer().adam(runs, adam_step(t), decoupled, {.grad_scale = scale.data<float>()}, stream);
-      for (Piece& x : all) {
-        AdamStep s = adam_step(t);
-        s.grad_scale *= 0.3f;
-        if (!x.decay) s.weight_decay = 0;
-        (decoupled ? kernels::adamw : kernels::adam)(x.p.data(), x.g.data(), x.m.data(), x.v.data(),
-                                                     x.p.size(), s);
-      }
-    }
+    expect_same_updates(all, runs, adam_rules(1, decoupled), optimizer().adam, kernels::adam,
+                        {.grad_scale = scale.data<float>()}, 0.3f, stream);
     for (const Piece& x : all) expect_as_on_host(x);
   }
 }
 
 TEST_F(DeviceOptimizer, SgdHasTheHostsBits) {
-  for (const bool nesterov : {false, true})
-    for (const bool momentum : {true, false}) {
-      std::vector<Piece> all = pieces();
-      all.resize(nesterov ? 20 : 70);
-      std::vector<UpdateRun> runs;
-      for (const Piece& x : all) {
-        runs.push_back(run(x));
-        if (!momentum) runs.back().state0 = nullptr;
-      }
-      for (int t = 0; t < 2; ++t) {
-        const SgdStep step{.lr = 0.1f,
-                           .momentum = momentum ? 0.9f : 0,
-                           .weight_decay = 0.01f,
-                           .nesterov = nesterov,
-                           .first = t == 0,
-                           .grad_scale = 0.7f};
-        optimizer().sgd(runs, step, {}, stream);
-        for (Piece& x : all) {
-          SgdStep s = step;
-          if (!x.decay) s.weight_decay = 0;
-          kernels::sgd_momentum(x.p.data(), x.g.data(), momentum ? x.m.data() : nullptr, x.p.size(), s);
-        }
-      }
-      for (const Piece& x : all) expect_as_on_host(x);
+  for (const bool momentum : {true, false}) {
+    std::vector<Piece> all = pieces();
+    all.resize(momentum ? 70 : 20);
+    std::vector<UpdateRun> runs;
+    for (const Piece& x : all) {
+      runs.push_back(run(x));
+      if (!momentum) runs.back().state0 = nullptr;
     }
+    expect_same_updates(all, runs, sgd_rules, optimizer().sgd, kernels::sgd, {}, 1, stream);
+    for (const Piece& x : all) expect_as_on_host(x);
+  }
+}
+
+TEST_F(DeviceOptimizer, LionAndAdagradHaveTheHostsBits) {
+  for (const bool lion : {true, false}) {
+    std::vector<Piece> all = pieces();
+    all.resize(70);
+    std::vector<UpdateRun> runs;
+    for (Piece& x : all) {
+      if (!lion)  // a sum of squares
+        for (float& m : x.m) m = std::abs(m);
+      x.state0.assign(std::span<const float>(x.m), stream);
+      runs.push_back(run(x));
+    }
+    if (lion)
+      expect_same_updates(all, runs, lion_rules, optimizer().lion, kernels::lion, {}, 1, stream);
+    else
+      expect_same_updates(all, runs, adagrad_rules, optimizer().adagrad, kernels::adagrad, {}, 1, stream);
+    for (const Piece& x : all) expect_as_on_host(x);
+  }
+}
+
+TEST_F(DeviceOptimizer, ConstantsMayLieInDeviceMemory) {
+  Piece x = piece(301, 10, DType::f32, DType::f32, 0);
+  x.rule = 2;
+  const UpdateRun r = run(x);
+  const auto stale = adam_rules(9), now = adam_rules(1);
+  const Tensor constants = empty_on(stream, {now.size() * sizeof(AdamFactors)}, DType::u8);
+  constants.assign(std::as_bytes(std::span(now)), stream);
+  optimizer().adam({&r, 1}, stale, {.rules = constants.raw()}, stream);
+  kernels::adam(x.run(), now[2]);
+  expect_as_on_host(x);
 }
 
 TEST_F(DeviceOptimizer, TheDeviceCanSkipAStep) {
@@ -198,24 +244,33 @@ TEST_F(DeviceOptimizer, TheDeviceCanSkipAStep) {
   const UpdateRun r = run(x);
   const Tensor skip = to_device(std::vector<std::int32_t>{1}, {1}, stream);
   const StepInputs inputs{.skip = skip.data<std::int32_t>()};
-  optimizer().adam({&r, 1}, adam_step(1), true, inputs, stream);
-  optimizer().sgd({&r, 1}, {.momentum = 0.9f}, inputs, stream);
+  optimizer().adam({&r, 1}, adam_rules(1), inputs, stream);
+  optimizer().sgd({&r, 1}, sgd_rules, inputs, stream);
+  optimizer().lion({&r, 1}, lion_rules, inputs, stream);
+  optimizer().adagrad({&r, 1}, adagrad_rules, inputs, stream);
   expect_as_on_host(x);
   memset_async(skip.raw(), 0, skip.bytes(), stream);
-  optimizer().adam({&r, 1}, adam_step(1), true, inputs, stream);
-  kernels::adamw(x.p.data(), x.g.data(), x.m.data(), x.v.data(), x.p.size(), adam_step(1));
+  optimizer().adam({&r, 1}, adam_rules(1), inputs, stream);
+  kernels::adam(x.run(), adam_rules(1)[x.rule]);
   expect_as_on_host(x);
 }
 
 TEST_F(DeviceOptimizer, NothingToUpdateIsNoWork) {
   const Piece none = piece(0, 1, DType::f32, DType::f32, 0);
   const UpdateRun r = run(none);
-  optimizer().adam({}, adam_step(1), true, {}, stream);
-  optimizer().adam({&r, 1}, adam_step(1), true, {}, stream);
+  optimizer().adam({}, adam_rules(1), {}, stream);
+  optimizer().adam({&r, 1}, adam_rules(1), {}, stream);
+}
+
+TEST_F(DeviceOptimizer, RunsWithoutStateOrConstantsAreRefused) {
   const Piece one = piece(1, 1, DType::f32, DType::f32, 0);
-  UpdateRun without_state = run(one);
+  UpdateRun without_state = run(one), without_rule = run(one);
   without_state.state1 = nullptr;
-  EXPECT_THROW(optimizer().adam({&without_state, 1}, adam_step(1), true, {}, stream), Error);
+  without_rule.rule = 3;
+  for (const UpdateRun& r : {without_state, without_rule})
+    EXPECT_THROW(optimizer().adam({&r, 1}, adam_rules(1), {}, stream), Error);
+  const UpdateRun r = run(one);
+  EXPECT_THROW(optimizer().adam({&r, 1}, std::vector<AdamFactors>(9), {}, stream), Error);
 }
 
 class DeviceNorm : public OnDevice {

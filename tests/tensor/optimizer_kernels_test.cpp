@@ -2,8 +2,10 @@
 #include <hwy/targets.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 
+#include "comm/core/math.h"
 #include "tensor/kernels/optimizer.h"
 #include "tests/support/reference.h"
 
@@ -11,7 +13,7 @@ namespace rz::test {
 namespace {
 
 using kernels::AdamStep;
-using kernels::SgdStep;
+using kernels::UpdateRun;
 using Floats = std::vector<float>;
 
 Floats floats(std::size_t n, unsigned seed) {
@@ -19,59 +21,111 @@ Floats floats(std::size_t n, unsigned seed) {
   return Floats(v.begin(), v.end());
 }
 
-struct AdamState {
-  Floats p = floats(301, 1), m = Floats(301), v = Floats(301);
+/// Values and states of a run.
+struct State {
+  explicit State(std::size_t n = 301) : p(floats(n, 1)), m(n), v(n) {}
+  UpdateRun run(const Floats& g) {
+    return {
+        .value = p.data(), .gradient = g.data(), .state0 = m.data(), .state1 = v.data(), .count = p.size()};
+  }
+  bool operator==(const State&) const = default;
+  Floats p, m, v;
 };
 
 AdamStep step_at(int t) {
-  AdamStep s{.lr = 1e-2, .weight_decay = 0.1f, .grad_scale = 0.5f};
+  AdamStep s{.lr = 1e-2, .weight_decay = 0.1f, .scale = 0.5f, .decoupled = true};
   s.bias_correction1 = 1 - std::pow(s.beta1, t);
   s.bias_correction2_sqrt = std::sqrt(1 - std::pow(s.beta2, t));
   return s;
 }
 
-TEST(OptimizerKernels, AdamFollowsItsDefinition) {
-  for (const bool decoupled : {true, false}) {
-    AdamState state;
-    Values p(state.p.begin(), state.p.end()), m(p.size()), v(p.size());
-    for (int t = 1; t <= 5; ++t) {
-      const Floats g = floats(p.size(), 10 + static_cast<unsigned>(t));
-      const AdamStep s = step_at(t);
-      (decoupled ? kernels::adamw : kernels::adam)(state.p.data(), g.data(), state.m.data(), state.v.data(),
-                                                   p.size(), s);
-      for (std::size_t i = 0; i < p.size(); ++i) {
-        const double decay = s.weight_decay, grad = 0.5 * g[i] + (decoupled ? 0 : decay * p[i]);
-        if (decoupled) p[i] *= 1 - s.lr * decay;
-        m[i] = s.beta1 * m[i] + (1 - s.beta1) * grad;
-        v[i] = s.beta2 * v[i] + (1 - s.beta2) * grad * grad;
-        p[i] -= s.lr / s.bias_correction1 * m[i] / (std::sqrt(v[i]) / s.bias_correction2_sqrt + s.eps);
-        ASSERT_NEAR(state.p[i], p[i], 5e-6) << "step " << t << " element " << i;
-      }
+/// One element in double; x is its gradient, scaled.
+using Rule = std::function<void(double& p, double x, double& first, double& second, int t)>;
+
+/// Runs `update(run, t)` five times, and the rule.
+void expect_rule(const std::function<void(const UpdateRun&, int)>& update, const Rule& rule) {
+  State state;
+  Values p(state.p.begin(), state.p.end()), m(p.size()), v(p.size());
+  for (int t = 1; t <= 5; ++t) {
+    const Floats g = floats(p.size(), 10 + static_cast<unsigned>(t));
+    update(state.run(g), t);
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      rule(p[i], 0.5 * g[i], m[i], v[i], t);
+      ASSERT_NEAR(state.p[i], p[i], 5e-6) << "step " << t << " element " << i;
     }
   }
 }
 
+TEST(OptimizerKernels, AdamFollowsItsDefinition) {
+  for (const bool decoupled : {true, false})
+    expect_rule(
+        [&](const UpdateRun& run, int t) {
+          AdamStep s = step_at(t);
+          s.decoupled = decoupled;
+          kernels::adam(run, kernels::adam_factors(s));
+        },
+        [&](double& p, double x, double& m, double& v, int t) {
+          const AdamStep s = step_at(t);
+          const double decay = s.weight_decay;
+          if (decoupled)
+            p *= 1 - s.lr * decay;
+          else
+            x += decay * p;
+          m = s.beta1 * m + (1 - s.beta1) * x;
+          v = s.beta2 * v + (1 - s.beta2) * x * x;
+          p -= s.lr / s.bias_correction1 * m / (std::sqrt(v) / s.bias_correction2_sqrt + s.eps);
+        });
+}
+
 TEST(OptimizerKernels, SgdFollowsItsDefinition) {
-  for (const bool nesterov : {false, true}) {
-    Floats p = floats(77, 1), buf(77, NAN);
-    Values q(p.begin(), p.end()), b(77);
-    for (int t = 0; t < 4; ++t) {
-      const Floats g = floats(77, 20 + static_cast<unsigned>(t));
-      const SgdStep s{
-          .lr = 0.1f, .momentum = 0.9f, .weight_decay = 0.01f, .nesterov = nesterov, .first = t == 0};
-      kernels::sgd_momentum(p.data(), g.data(), buf.data(), 77, s);
-      for (std::size_t i = 0; i < 77; ++i) {
-        const double grad = g[i] + 0.01f * q[i];
-        b[i] = t ? 0.9f * b[i] + grad : grad;
-        q[i] -= 0.1f * (nesterov ? grad + 0.9f * b[i] : b[i]);
-        ASSERT_NEAR(p[i], q[i], 1e-6);
-      }
-    }
-  }
+  for (const bool nesterov : {false, true})
+    expect_rule(
+        [&](const UpdateRun& run, int) {
+          kernels::sgd(run, {0.1f, 0.9f, 0.75f, 0.01f, 0.5f, nesterov});
+        },
+        [&](double& p, double x, double& buf, double&, int) {
+          x += 0.01 * p;
+          buf = 0.9 * buf + 0.75 * x;
+          p -= 0.1 * (nesterov ? x + 0.9 * buf : buf);
+        });
   float p = 1;
   const float g = 0.5f;
-  kernels::sgd_momentum(&p, &g, nullptr, 1, {.lr = 0.5f});
+  kernels::sgd({.value = &p, .gradient = &g, .count = 1}, {.lr = 0.5f, .scale = 1});
   EXPECT_EQ(p, 0.75f);
+}
+
+TEST(OptimizerKernels, LionFollowsItsDefinition) {
+  expect_rule(
+      [&](const UpdateRun& run, int) {
+        kernels::lion(run, {0.99f, 0.9f, 0.1f, 0.75f, 0.25f, 0.03f, 0.5f});
+      },
+      [&](double& p, double x, double& m, double&, int) {
+        const double c = 0.9 * m + 0.1 * x;
+        p = 0.99 * p - 0.03 * (c > 0 ? 1 : c < 0 ? -1 : 0);
+        m = 0.75 * m + 0.25 * x;
+      });
+}
+
+TEST(OptimizerKernels, LionMovesNothingWithoutGradientAndKeepsNaN) {
+  State state(19);
+  Floats g(19), before = state.p;
+  g[3] = NAN;
+  kernels::lion(state.run(g), {1, 0.9f, 0.1f, 0.75f, 0.25f, 0.03f, 1});
+  EXPECT_TRUE(std::isnan(state.p[3]) && std::isnan(state.m[3]));
+  state.p[3] = before[3];
+  EXPECT_EQ(state.p, before);
+}
+
+TEST(OptimizerKernels, AdagradFollowsItsDefinition) {
+  expect_rule(
+      [&](const UpdateRun& run, int) {
+        kernels::adagrad(run, {0.1f, 0.03f, 1e-6f, 0.5f});
+      },
+      [&](double& p, double x, double& s, double&, int) {
+        x += 0.1 * p;
+        s += x * x;
+        p -= 0.03 * x / (std::sqrt(s) + 1e-6);
+      });
 }
 
 /// Runs f on every CPU path this machine has.
@@ -85,44 +139,126 @@ void on_each_target(const F& f) {
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
+/// The rules, by name.
+struct NamedRule {
+  const char* name;
+  void (*update)(const UpdateRun&);
+};
+const NamedRule rules[] = {
+    {"adam", [](const UpdateRun& r) { kernels::adam(r, kernels::adam_factors(step_at(3))); }},
+    {"sgd",
+     [](const UpdateRun& r) {
+       kernels::sgd(r, {0.1f, 0.9f, 1, 0.01f, 0.5f, 1});
+     }},
+    {"lion",
+     [](const UpdateRun& r) {
+       kernels::lion(r, {0.99f, 0.9f, 0.1f, 0.99f, 0.01f, 0.03f, 0.5f});
+     }},
+    {"adagrad", [](const UpdateRun& r) {
+       kernels::adagrad(r, {0.1f, 0.03f, 1e-10f, 0.5f});
+     }}};
+
 /// Moments that decay without gradients end at 0, where a subnormal one would stay: 0.9 of the smallest
 /// rounds to itself.
 TEST(OptimizerKernels, SubnormalMomentsBecomeZero) {
   constexpr float smallest = std::numeric_limits<float>::min();
   on_each_target([&] {
-    for (const auto& kernel : {kernels::adamw, kernels::adam}) {
+    for (const bool decoupled : {true, false}) {
       Floats p(21, 1), g(21), m(21, 1e-37f), v(21, 1e-37f);
       m[1] = -1e-37f, m[2] = NAN, g[3] = 1e-30f;
+      const UpdateRun run{
+          .value = p.data(), .gradient = g.data(), .state0 = m.data(), .state1 = v.data(), .count = 21};
       for (int t = 0; t < 100; ++t)
-        kernel(p.data(), g.data(), m.data(), v.data(), 21, {.beta1 = 0.9, .beta2 = 0.9});
+        kernels::adam(run, kernels::adam_factors({.beta1 = 0.9, .beta2 = 0.9, .decoupled = decoupled}));
       EXPECT_TRUE(std::isnan(m[2]) && std::isnan(v[2]));
       EXPECT_GE(m[3], smallest);
       EXPECT_EQ(v[3], 0);
       for (std::size_t i = 0; i < 21; ++i)
         EXPECT_TRUE(i == 2 || i == 3 || (m[i] == 0 && !std::signbit(m[i]) && v[i] == 0)) << i << ": " << m[i];
     }
+    Floats p(21, 1), g(21), buf(21, -1e-37f), exp_avg(21, 1e-37f);
+    buf[2] = exp_avg[2] = NAN;
+    for (int t = 0; t < 100; ++t) {
+      kernels::sgd({.value = p.data(), .gradient = g.data(), .state0 = buf.data(), .count = 21},
+                   {.lr = 0.1f, .momentum = 0.9f, .rest = 1, .scale = 1});
+      kernels::lion({.value = p.data(), .gradient = g.data(), .state0 = exp_avg.data(), .count = 21},
+                    {1, 0.9f, 0.1f, 0.9f, 0.1f, 0.1f, 1});
+    }
+    for (std::size_t i = 0; i < 21; ++i)
+      EXPECT_TRUE(i == 2 ? std::isnan(buf[i]) && std::isnan(exp_avg[i]) : buf[i] == 0 && exp_avg[i] == 0)
+          << i;
   });
-  Floats p(21, 1), g(21), buf(21, -1e-37f);
-  buf[2] = NAN;
-  for (int t = 0; t < 100; ++t) kernels::sgd_momentum(p.data(), g.data(), buf.data(), 21, {.momentum = 0.9f});
-  for (std::size_t i = 0; i < 21; ++i) EXPECT_TRUE(i == 2 ? std::isnan(buf[i]) : buf[i] == 0) << i;
 }
 
 TEST(OptimizerKernels, EverySplitAndEveryCpuPathHaveTheSameBits) {
   const Floats g = floats(301, 9);
-  AdamState whole;
-  kernels::adamw(whole.p.data(), g.data(), whole.m.data(), whole.v.data(), 301, step_at(3));
-  on_each_target([&] {
-    for (const std::size_t cut : {std::size_t{1}, std::size_t{8}, std::size_t{150}, std::size_t{299}}) {
-      AdamState s;
-      kernels::adamw(s.p.data(), g.data(), s.m.data(), s.v.data(), cut, step_at(3));
-      kernels::adamw(s.p.data() + cut, g.data() + cut, s.m.data() + cut, s.v.data() + cut, 301 - cut,
-                     step_at(3));
-      EXPECT_EQ(s.p, whole.p);
-      EXPECT_EQ(s.m, whole.m);
-      EXPECT_EQ(s.v, whole.v);
-    }
-  });
+  for (const NamedRule& rule : rules) {
+    State whole;
+    for (int t = 0; t < 2; ++t) rule.update(whole.run(g));
+    on_each_target([&] {
+      for (const std::size_t cut : {std::size_t{1}, std::size_t{8}, std::size_t{150}, std::size_t{299}}) {
+        State s;
+        for (int t = 0; t < 2; ++t) {
+          rule.update(part_of(s.run(g), 0, cut));
+          rule.update(part_of(s.run(g), cut, 301));
+        }
+        EXPECT_TRUE(s == whole) << rule.name << " cut at " << cut;
+      }
+    });
+  }
+}
+
+/// Gradients in 16 bits and the working copy.
+template <class T>
+void expect_sixteen_bits(DType dtype) {
+  Floats wide = floats(301, 9);
+  wide[1] = 1e-7f, wide[2] = -3e-5f, wide[3] = 60000, wide[4] = 0;  // subnormal in f16, and large
+  std::vector<T> narrow;
+  for (const float x : wide) narrow.push_back(from_f32<T>(x));
+  for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = to_f32(narrow[i]);
+  for (const NamedRule& rule : rules) {
+    State expected;
+    expected.p[7] = 1e5f, expected.p[8] = 3e-6f, expected.p[9] = -1e-8f, expected.p[10] = NAN;
+    const State start = expected;
+    rule.update(expected.run(wide));
+    on_each_target([&] {
+      State s = start;
+      std::vector<T> working(301);
+      UpdateRun run = s.run(wide);
+      run.gradient = narrow.data(), run.gradient_dtype = dtype;
+      run.working = working.data(), run.working_dtype = dtype;
+      rule.update(part_of(run, 0, 150));
+      rule.update(part_of(run, 150, 301));
+      for (std::size_t i = 0; i < 301; ++i) {
+        if (i == 10) {
+          EXPECT_TRUE(std::isnan(s.p[i]) && std::isnan(to_f32(working[i])));
+          continue;
+        }
+        ASSERT_EQ(s.p[i], expected.p[i]) << rule.name << " " << i;
+        ASSERT_EQ(s.m[i], expected.m[i]) << rule.name << " " << i;
+        ASSERT_EQ(working[i].bits, from_f32<T>(s.p[i]).bits) << rule.name << " " << i << ": " << s.p[i];
+      }
+    });
+  }
+}
+
+TEST(OptimizerKernels, GradientsAndWorkingCopiesMayHave16Bits) {
+  expect_sixteen_bits<f16>(DType::f16);
+  expect_sixteen_bits<bf16>(DType::bf16);
+}
+
+/// f32 gradients beside a 16-bit working copy, and the reverse.
+TEST(OptimizerKernels, DtypesAreIndependent) {
+  const Floats g(40, 0.5f);
+  const std::vector<bf16> narrow(40, from_f32<bf16>(0.5f));
+  std::vector<bf16> working(40);
+  State a(40), b(40);
+  UpdateRun with_copy = a.run(g), without = b.run(g);
+  with_copy.working = working.data();
+  without.gradient = narrow.data(), without.gradient_dtype = DType::bf16;
+  rules[0].update(with_copy), rules[0].update(without);
+  EXPECT_TRUE(a == b);
+  for (std::size_t i = 0; i < 40; ++i) EXPECT_EQ(working[i].bits, from_f32<bf16>(a.p[i]).bits);
 }
 
 TEST(OptimizerKernels, SumOfSquaresIsTheSameEverywhere) {
