@@ -14,20 +14,17 @@ void require_in_f32(const Parameter& p) {
           "; strategies take f32 parameters (StrategyOptions::precision selects what they become)");
 }
 
-void require_same_options(StrategyKind kind, const StrategyOptions& options,
-                          const ModelParameters& parameters, Communicator& communicator) {
+void require_same_options(StrategyKind kind, const StrategyOptions& options, Communicator& communicator) {
   const auto yes = [](bool x) { return x ? "yes" : "no"; };
-  std::vector<Fact> facts{{"the strategy", name(kind)},
-                          {"first_bucket_bytes", concat(options.first_bucket_bytes)},
-                          {"bucket_bytes", concat(options.bucket_bytes)},
-                          {"overlap", yes(options.overlap)},
-                          {"rebuild", yes(options.rebuild)},
-                          {"precision.parameters", name(options.precision.parameters)},
-                          {"precision.gradients", name(options.precision.gradients)},
-                          {"prefetch_scopes", concat(options.prefetch_scopes)},
-                          {"unused_parameters", name(options.unused_parameters)}};
-  for (std::size_t m = 0; m < parameters.members().size(); ++m)
-    facts.push_back({concat("weight decay of ", parameters.members()[m]->name), yes(parameters.decays()[m])});
+  const std::vector<Fact> facts{{"the strategy", name(kind)},
+                                {"first_bucket_bytes", concat(options.first_bucket_bytes)},
+                                {"bucket_bytes", concat(options.bucket_bytes)},
+                                {"overlap", yes(options.overlap)},
+                                {"rebuild", yes(options.rebuild)},
+                                {"precision.parameters", name(options.precision.parameters)},
+                                {"precision.gradients", name(options.precision.gradients)},
+                                {"prefetch_scopes", concat(options.prefetch_scopes)},
+                                {"unused_parameters", name(options.unused_parameters)}};
   require_same("StrategyOptions", facts, "give every rank the same", communicator);
 }
 
@@ -48,8 +45,8 @@ ModelParameters agree_on_model(StrategyKind kind, Module& module, const Strategy
   require_distinct_names(all);
   require_same_model(all, communicator);
   for (const Parameter* p : all) require_in_f32(*p);
-  ModelParameters parameters(all, options.decays);
-  require_same_options(kind, options, parameters, communicator);
+  ModelParameters parameters(all);
+  require_same_options(kind, options, communicator);
   broadcast_values(all, communicator);
   return parameters;
 }

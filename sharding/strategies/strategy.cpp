@@ -42,7 +42,7 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
       access_(model_, runtime_),
       comparison_(model_, access_, runtime_),
       reduction_(model_, runtime_),
-      members_(model_.parameters().decays(), options_.unused_parameters, reduction_.agreement()),
+      members_(model_.parameters().members().size(), options_.unused_parameters, reduction_.agreement()),
       updater_(model_, members_, options_.overlap, runtime_),
       control_(model_, runtime_),
       rebuild_(options_.rebuild && plan == ShardingPlan{}),
@@ -140,7 +140,7 @@ void Strategy::reset_gradients() {
     const std::vector<int> order = rebuild_.take_order(runtime_.communicator);
     const BucketLayout before = model_.layout().buckets();
     model_.rebucket(order);
-    updater_.move_state(before);
+    updater_.state().move(before);
     reduction_.follow_layout();
   }
   pass_.reset();
@@ -214,6 +214,12 @@ void Strategy::fill_parameters(const Fill& fill) {
 
 void Strategy::visit_owned(const Visit& visit) const { access_.visit_owned(visit); }
 
+void Strategy::fill_optimizer_state(const Optimizer& optimizer, const FillState& fill) {
+  updater_.state(optimizer).fill(fill);
+}
+
+void Strategy::visit_optimizer_state(const VisitState& visit) const { updater_.state().visit(visit); }
+
 Tensor Strategy::full_value(const Parameter& p, const Stream& given) {
   const Tensor value = access_.whole(p);
   const Stream& stream = runtime_.stream;
@@ -226,7 +232,7 @@ MemoryReport Strategy::memory() const {
   report.parameters = model_.values().bytes();
   report.gradients = model_.gradients().bytes();
   for (const Tensor& t : model_.masters()) report.masters += t.bytes();
-  report.optimizer_state = updater_.bytes();
+  report.optimizer_state = updater_.state().bytes();
   report.transient = runtime_.transient.held();
   report.transient_in_use = runtime_.transient.in_use();
   report.transient_peak = runtime_.transient.peak();

@@ -161,6 +161,17 @@ class Strategy {
   /// Returns a whole parameter in f32. Drop the tensor soon. Collective; not during a pass.
   Tensor full_value(const Parameter&, const Stream& = {});
 
+  /// Writes `elements` of the named state of a flat parameter to out[0, elements.count()), in f32.
+  using FillState = OptimizerState::Fill;
+  /// Calls fill for the optimizer state of the elements that this rank updates, allocating it if there is
+  /// none. In ddp every rank fills all elements, with the same values. Not collective.
+  void fill_optimizer_state(const Optimizer&, const FillState&);
+  /// Reads `elements` of the named state of a flat parameter from value[0, elements.count()), in f32.
+  using VisitState = OptimizerState::Visit;
+  /// Visits the optimizer state that this rank exports; none before the first update. Over all ranks, each
+  /// element of each state of a parameter is visited exactly once. Not collective.
+  void visit_optimizer_state(const VisitState&) const;
+
   // ---- statistics
   /// Memory held on this rank now.
   MemoryReport memory() const;

@@ -51,7 +51,6 @@ ShardingPlan plan_of(StrategyKind kind) {
 
 StrategyOptions checked(StrategyOptions options, const Communicator& communicator) {
   check(options.precision, communicator.options().device);
-  if (!options.decays) options.decays = [](const Parameter& p) { return p.shape.dims() >= 2; };
   return options;
 }
 

@@ -2,10 +2,8 @@
 /// Kinds and options of strategies.
 
 #include <cstddef>
-#include <functional>
 #include <string_view>
 
-#include "autograd_lite/parameter.h"
 #include "comm/bucket_scheduler.h"
 #include "comm/communicator.h"
 #include "sharding/layout/sharding_plan.h"
@@ -31,13 +29,10 @@ struct StrategyOptions {
   bool rebuild = true;  ///< ddp: rebucket by the order of gradient readiness in the first step
   Precision precision;
   int prefetch_scopes = 1;  ///< zero3: scopes gathered before their use, in forward and backward
-  /// Returns whether weight decay applies to a parameter; called once per parameter. Empty: parameters of two
-  /// or more dimensions.
-  std::function<bool(const Parameter&)> decays;
   UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;
 };
 
-/// The options with `decays` defined. Errc::invalid_argument or Errc::unsupported if the device of the
+/// The options. Errc::invalid_argument or Errc::unsupported if the device of the
 /// communicator cannot train in that precision.
 StrategyOptions checked(StrategyOptions, const Communicator&);
 /// Sizes and alignment of buckets.

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "comm/core/error.h"
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
@@ -161,7 +162,7 @@ Outcome train_on_random_data(Communicator& comm, const Make& make) {
   Tape tape;
   const auto strategy = make(model);
   strategy->attach(tape);
-  const auto adamw = make_adamw({.learning_rate = 0.05, .weight_decay = 0.1});
+  const auto adamw = make_adamw(matrices_and_rest(AdamOptions{.learning_rate = 0.05, .weight_decay = 0.1}));
   Outcome out;
   for (int step = 0; step < 4; ++step) {
     strategy->zero_grad();
@@ -311,10 +312,10 @@ TEST(Strategy, ClippingAndLossScaleReachTheUpdate) {
 /// An update rule that records its streams.
 class Watching final : public Optimizer {
  public:
-  Watching() : Optimizer(0) {}
+  Watching() : Optimizer({{.name = "all", .learning_rate = 0}}) {}
   const char* name() const override { return "watching"; }
-  std::string describe() const override { return "watching"; }
-  int state_count() const override { return 0; }
+  std::string describe_group(int) const override { return "watching"; }
+  std::vector<StateSpec> states(int) const override { return {}; }
   void update(std::span<const UpdateSpan>, const UpdateScale&, const Stream& s) const override {
     threads.push_back(s.threads());
   }
@@ -382,11 +383,8 @@ struct Unused {
 Unused train_unused(StrategyKind kind, Communicator& comm, UnusedParameterPolicy unreached,
                     const std::vector<bool>& reached) {
   ToyModel model(initial_value);
-  const auto strategy = make_strategy(kind, model, comm,
-                                      {.first_bucket_bytes = 300,
-                                       .bucket_bytes = 900,
-                                       .decays = [](const Parameter&) { return true; },
-                                       .unused_parameters = unreached});
+  const auto strategy = make_strategy(
+      kind, model, comm, {.first_bucket_bytes = 300, .bucket_bytes = 900, .unused_parameters = unreached});
   Tape tape;
   strategy->attach(tape);
   const auto adamw = make_adamw({.learning_rate = 0.1, .weight_decay = 0.1});

@@ -187,8 +187,6 @@ TEST(Replicas, WithOtherOptionsAreNamed) {
   refused("overlap is yes on rank 0 and no on rank 1", [](auto& o) { o.overlap = false; });
   refused("unused_parameters is pytorch",
           [](auto& o) { o.unused_parameters = UnusedParameterPolicy::deepspeed; });
-  refused("weight decay of position is no on rank 0 and yes",
-          [](auto& o) { o.decays = [](const Parameter&) { return true; }; });
   expect_mismatch(2, 1, "the strategy is ddp on rank 0 and zero3 on rank 1",
                   [](int rank, Communicator& comm) {
                     ToyModel model(initial_value);
@@ -231,7 +229,7 @@ std::vector<float> train_through(StrategyKind kind, Communicator& comm, const Fa
                     {.first_bucket_bytes = 300, .bucket_bytes = 900, .prefetch_scopes = failing.prefetch});
   Tape tape;
   strategy->attach(tape);
-  const auto adamw = make_adamw({.learning_rate = 0.05, .weight_decay = 0.1});
+  const auto adamw = make_adamw(matrices_and_rest(AdamOptions{.learning_rate = 0.05, .weight_decay = 0.1}));
   bool pending = failing.where != Failing::nowhere;
   for (int step = 0; step < 3; ++step) {
     const bool fails = step == failing.update && std::exchange(pending, step != failing.update && pending);
