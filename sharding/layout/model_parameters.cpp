@@ -4,13 +4,11 @@
 
 namespace rz {
 
-ModelParameters::ModelParameters(std::span<Parameter* const> parameters,
-                                 const std::function<bool(const Parameter&)>& decays) {
+ModelParameters::ModelParameters(std::span<Parameter* const> parameters) {
   for (Parameter* p : parameters) {
     if (p->requires_grad) member_of_[p] = static_cast<int>(members_.size());
     (p->requires_grad ? members_ : frozen_).push_back(p);
   }
-  for (const Parameter* p : members_) decays_.push_back(decays(*p));
 }
 
 int ModelParameters::member_of(const Parameter& p) const {

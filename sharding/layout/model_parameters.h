@@ -1,7 +1,6 @@
 #pragma once
 /// The parameters of a model, as strategies number them.
 
-#include <functional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -14,23 +13,19 @@ namespace rz {
 /// frozen.
 class ModelParameters {
  public:
-  /// `decays` returns whether weight decay applies; called once per member.
-  ModelParameters(std::span<Parameter* const>, const std::function<bool(const Parameter&)>& decays);
+  explicit ModelParameters(std::span<Parameter* const>);
 
   const std::vector<Parameter*>& members() const { return members_; }
   const std::vector<Parameter*>& frozen() const { return frozen_; }
   Parameter& member(int m) const { return *members_[static_cast<std::size_t>(m)]; }
   /// -1: not a member.
   int member_of(const Parameter&) const;
-  /// Whether weight decay applies, by member.
-  const std::vector<bool>& decays() const { return decays_; }
   /// Errc::invalid_argument names a member that was frozen after it was numbered, and `call`.
   void require_trainable(const char* call) const;
 
  private:
   std::vector<Parameter*> members_, frozen_;
   std::unordered_map<const Parameter*, int> member_of_;
-  std::vector<bool> decays_;
 };
 
 }  // namespace rz

@@ -41,7 +41,7 @@ Range padded_extent(const BucketLayout&, int bucket, std::size_t i);
 /// How an update treats one member.
 struct MemberUpdate {
   bool skip = false;        ///< the member keeps its values
-  bool decay = true;        ///< weight decay applies
+  int group = 0;            ///< parameter group of the optimizer
   std::int64_t missed = 0;  ///< earlier updates that skipped the member
   bool operator==(const MemberUpdate&) const = default;
 };

@@ -5,6 +5,7 @@
 #include "autograd_lite/init.h"
 #include "autograd_lite/models/gpt2.h"
 #include "comm/communicator.h"
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 
 int main() {

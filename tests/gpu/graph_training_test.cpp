@@ -5,6 +5,7 @@
 #include "autograd_lite/ops.h"
 #include "comm/device/cuda_runtime.h"
 #include "comm/device/graph.h"
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/train_tiny.h"

@@ -1,6 +1,7 @@
 /// DDP only: buckets that follow the order in which gradients became ready.
 #include <gtest/gtest.h>
 
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <set>
 
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/mirrored_backend.h"
 

@@ -6,6 +6,7 @@
 
 #include "comm/core/integer_math.h"
 #include "sharding/memory/transient_memory.h"
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"

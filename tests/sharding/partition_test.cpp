@@ -68,7 +68,7 @@ TEST(Partition, ExtentsIncludePadding) {
 }
 
 TEST(Partition, MemberRunsJoinNeighboursThatAgree) {
-  const MemberUpdate matrix{.decay = true}, vector{.decay = false};
+  const MemberUpdate matrix{.group = 0}, vector{.group = 1};
   const std::vector<MemberUpdate> by_shape{matrix, vector, matrix};
   EXPECT_EQ(member_runs(layout, 0, {0, 512}, by_shape),
             (std::vector<MemberRun>{{{0, 128}, 1, vector}, {{128, 512}, 0, matrix}}));

@@ -10,6 +10,7 @@
 
 #include "autograd_lite/init.h"
 #include "autograd_lite/models/gpt2.h"
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/ranks.h"
 

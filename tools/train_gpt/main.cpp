@@ -41,7 +41,7 @@ TrainerOptions trainer_options(const Options& o, const Inputs& in, int threads) 
   t.strategy_options.overlap = o.overlap && in.ds.overlap_comm;
   t.strategy_options.precision = in.ds.precision;
   t.strategy_options.unused_parameters = in.ds.unused_parameters;
-  if (in.ds.decay_one_dimensional) t.strategy_options.decays = [](const Parameter&) { return true; };
+  t.decay_all = in.ds.decay_one_dimensional;
   t.optimizer = in.ds.optimizer;
   t.gradient_clipping = in.ds.gradient_clipping;
   t.loss_scale = in.ds.loss_scale;

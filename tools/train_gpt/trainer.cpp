@@ -4,19 +4,25 @@
 #include <cmath>
 
 #include "autograd_lite/init.h"
+#include "sharding/optim/optimizers.h"
 
 namespace rz::train_gpt {
 namespace {
 
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& o) {
+template <class Options>
+ParameterGroups<Options> groups_of(const Options& options, bool decay_all) {
+  return decay_all ? all_parameters(options) : matrices_and_rest(options);
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& o, bool decay_all) {
   const AdamOptions adam{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay};
   switch (o.type) {
     case OptimizerConfig::Type::adam:
-      return make_adam(adam);
+      return make_adam(groups_of(adam, decay_all));
     case OptimizerConfig::Type::adamw:
-      return make_adamw(adam);
+      return make_adamw(groups_of(adam, decay_all));
     case OptimizerConfig::Type::sgd:
-      return make_sgd({o.lr, o.momentum, o.weight_decay, o.nesterov});
+      return make_sgd(groups_of(SgdOptions{o.lr, o.momentum, o.weight_decay, o.nesterov}, decay_all));
   }
   fail(Errc::invalid_argument, "an optimizer that is none");
 }
@@ -40,7 +46,7 @@ Trainer::Trainer(Gpt2& model, Tokens tokens, Communicator& comm, TrainerOptions 
       stream_(stream_on(comm.options().device, options_.threads)),
       tape_(stream_),
       strategy_(make_strategy(options_.strategy, model, comm, options_.strategy_options)),
-      optimizer_(make_optimizer(options_.optimizer)),
+      optimizer_(make_optimizer(options_.optimizer, options_.decay_all)),
       micro_batches_(std::move(tokens), of_rank(options_.batches, comm), options_.seq_len, stream_),
       seeds_(options_.seed, micro_batches_.size(), {comm.rank(), comm.size()}, stream_) {
   strategy_->attach(tape_);

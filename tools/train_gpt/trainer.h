@@ -25,6 +25,7 @@ struct TrainerOptions {
   StrategyKind strategy = StrategyKind::ddp;
   StrategyOptions strategy_options;
   OptimizerConfig optimizer;
+  bool decay_all = false;        ///< weight decay acts on all parameters, not on matrices alone
   double gradient_clipping = 0;  ///< 0: no clipping
   LossScaleOptions loss_scale;   ///< f16 only
   /// Skip updates whose gradients are not finite, instead of reporting divergence.
