@@ -48,7 +48,7 @@ std::vector<MemberRun> member_runs(const BucketLayout& layout, int bucket, Range
     const Range here = intersect(padded_extent(layout, bucket, i), range);
     const MemberUpdate& update = updates[static_cast<std::size_t>(m)];
     if (!here.count() || update.skip) continue;
-    if (!out.empty() && out.back().update == update && out.back().range.end == here.begin)
+    if (!update.alone && !out.empty() && out.back().update == update && out.back().range.end == here.begin)
       out.back().range.end = here.end;
     else
       out.push_back({here, m, update});

@@ -42,6 +42,7 @@ Range padded_extent(const BucketLayout&, int bucket, std::size_t i);
 struct MemberUpdate {
   bool skip = false;        ///< the member keeps its values
   int group = 0;            ///< parameter group of the optimizer
+  bool alone = false;       ///< no run joins the member with others
   std::int64_t missed = 0;  ///< earlier updates that skipped the member
   bool operator==(const MemberUpdate&) const = default;
 };

@@ -80,6 +80,13 @@ TEST(Partition, MemberRunsJoinNeighboursThatAgree) {
             (std::vector<MemberRun>{{{0, 192}, 1, matrix}, {{192, 512}, 2, late}}));
 }
 
+TEST(Partition, AMemberThatIsAloneIsARunOfItsOwn) {
+  EXPECT_EQ(member_runs(layout, 0, {64, 512}, std::vector<MemberUpdate>(3, {.alone = true})),
+            (std::vector<MemberRun>{{{64, 128}, 1, {.alone = true}},
+                                    {{128, 192}, 0, {.alone = true}},
+                                    {{192, 512}, 2, {.alone = true}}}));
+}
+
 TEST(Partition, MemberRunsOmitSkippedMembers) {
   EXPECT_EQ(member_runs(layout, 0, {0, 512}, std::vector<MemberUpdate>{{.skip = true}, {}, {}}),
             (std::vector<MemberRun>{{{0, 128}, 1, {}}, {{192, 512}, 2, {}}}));
