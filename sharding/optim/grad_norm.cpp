@@ -58,6 +58,23 @@ void ExactSum::all_reduce(Communicator& communicator) {
   pending_ = communicator.size();
 }
 
+void ExactSum::all_reduce(std::span<ExactSum> sums, std::vector<std::int64_t>& buffer,
+                          Communicator& communicator) {
+  buffer.resize(sums.size() * words);
+  auto at = buffer.begin();
+  for (ExactSum& sum : sums) {
+    sum.carry();
+    at = std::copy_n(sum.word_, words, at);
+  }
+  communicator.all_reduce(Buffer(buffer.data(), buffer.size())).wait();
+  at = buffer.begin();
+  for (ExactSum& sum : sums) {
+    std::copy_n(at, words, sum.word_);
+    sum.pending_ = communicator.size();
+    at += words;
+  }
+}
+
 /// Each thread has its own sum. Sums are exact, so the order in which they are added does not matter.
 void add_squares(ExactSum& sum, const float* x, std::size_t count, const Stream& stream) {
   std::mutex joining;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/device/stream.h"
@@ -29,6 +30,8 @@ class ExactSum {
   double value() const;
   /// Replaces this sum by the sum over the ranks. Collective.
   void all_reduce(Communicator&);
+  /// all_reduce() of several sums in one call of the communicator, with the words of all in `words`.
+  static void all_reduce(std::span<ExactSum>, std::vector<std::int64_t>& words, Communicator&);
 
  private:
   void carry();

@@ -24,6 +24,19 @@ Optimizer::Optimizer(std::vector<Group> groups) : serial_(next_serial()), groups
               groups_[i].name);
 }
 
+void Optimizer::measure(std::span<const UpdateSpan>, const UpdateScale&, std::span<ExactSum>,
+                        const Stream&) const {
+  fail(Errc::unsupported, name(), " has no group of grain parameter");
+}
+
+void Optimizer::direct(std::span<const UpdateSpan>, const UpdateScale&, const Stream&) const {
+  fail(Errc::unsupported, name(), " has no group of grain matrix");
+}
+
+void Optimizer::orthogonalize(const Tensor&, int, const Stream&) const {
+  fail(Errc::unsupported, name(), " has no group of grain matrix");
+}
+
 std::string Optimizer::describe() const {
   std::string text = name();
   for (int g = 0; g < groups(); ++g)

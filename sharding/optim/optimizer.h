@@ -12,6 +12,7 @@
 
 #include "comm/core/types.h"
 #include "comm/device/stream.h"
+#include "sharding/optim/grad_norm.h"
 #include "sharding/optim/parameter_group.h"
 #include "tensor/kernels/step_outcome.h"
 
@@ -23,6 +24,18 @@ struct StateSpec {
   DType dtype = DType::f32;
   float initial = 0;  ///< value before the first update
   bool operator==(const StateSpec&) const = default;
+};
+
+/// What an update must know at once of a parameter.
+enum class Grain {
+  element,    ///< nothing but the element: update()
+  parameter,  ///< norms of the whole parameter: measure(), then update()
+  matrix      ///< the whole matrix: direct(), orthogonalize(), then update()
+};
+
+/// Squared L2 norms of a whole parameter.
+struct SquaredNorms {
+  double values = 0, updates = 0;
 };
 
 /// Largest number of states.
@@ -37,6 +50,8 @@ struct UpdateSpan {
   /// A multiple of 64; zero padding between parameters is updated too, and stays zero.
   std::size_t count = 0;
   int group = 0;                      ///< index of the parameter group
+  int member = 0;                     ///< index of the parameter; unless Grain::element the span has no other
+  float* direction = nullptr;         ///< Grain::matrix: from direct() and orthogonalize() to update()
   DType gradient_dtype = DType::f32;  ///< f32, f16 or bf16
   void* working = nullptr;            ///< 16-bit copy of the values, updated too; may be null
   DType working_dtype = DType::bf16;
@@ -49,11 +64,12 @@ struct UpdateScale {
   const StepOutcome* device_outcome = nullptr;
   /// In device memory: a result of constants(), replaces the current settings.
   const void* constants = nullptr;
-  std::int64_t missed = 0;  ///< earlier updates that skipped these elements
+  std::int64_t missed = 0;                ///< earlier updates that skipped these elements
+  std::span<const SquaredNorms> norms{};  ///< Grain::parameter: by member, for update()
 };
 
-/// Interface of update rules. Element-wise: the result for an element does not depend on how elements are
-/// split into spans, so all strategies produce the same bits. Not thread-safe.
+/// Interface of update rules. The result for an element does not depend on how elements are split into spans,
+/// so all strategies produce the same bits. Not thread-safe.
 ///
 /// Learning rates may change from one update to the next, for each group. Updates in a device graph read them
 /// from constants().
@@ -61,9 +77,20 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  virtual const char* name() const = 0;  ///< "sgd", "adam", "adamw", "lion", "adagrad"
+  virtual const char* name() const = 0;  ///< "sgd", "adam", "adamw", "lion", "adagrad", "lamb", "muon"
   /// The states that the strategy keeps for the elements of a group.
   virtual std::vector<StateSpec> states(int group) const = 0;
+  virtual Grain grain(int /*group*/) const { return Grain::element; }
+
+  // ---- an update
+  /// Grain::parameter: advances the state of the spans, and adds the squares of their values and updates to
+  /// sums[2 · member] and sums[2 · member + 1]. Spans begin at multiples of norm_block of their parameter.
+  virtual void measure(std::span<const UpdateSpan>, const UpdateScale&, std::span<ExactSum> sums,
+                       const Stream&) const;
+  /// Grain::matrix: advances the state of the spans and writes their direction.
+  virtual void direct(std::span<const UpdateSpan>, const UpdateScale&, const Stream&) const;
+  /// Grain::matrix: replaces the direction of a whole parameter of a group, in the shape of the parameter.
+  virtual void orthogonalize(const Tensor& direction, int group, const Stream&) const;
   /// Applies update number updates() - missed to the spans, with gradient · factor as the gradient. The spans
   /// are on the device of the stream, where all of them are one kernel launch for each 8 groups. State that
   /// would be subnormal becomes 0.

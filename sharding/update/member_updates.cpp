@@ -9,10 +9,10 @@ bool MemberUpdates::skipped(std::size_t member) const {
   return policy_ == UnusedParameterPolicy::pytorch && !used_.is_used(static_cast<int>(member));
 }
 
-std::span<const MemberUpdate> MemberUpdates::decide(std::span<const int> groups) {
-  updates_.clear();
+std::span<const MemberUpdate> MemberUpdates::decide(std::span<const MemberUpdate> settings) {
+  updates_.assign(settings.begin(), settings.end());
   for (std::size_t m = 0; m < missed_.size(); ++m)
-    updates_.push_back({.skip = skipped(m), .group = groups[m], .missed = missed_[m]});
+    updates_[m].skip = skipped(m), updates_[m].missed = missed_[m];
   return updates_;
 }
 

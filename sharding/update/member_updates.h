@@ -18,8 +18,8 @@ class MemberUpdates {
   /// object.
   MemberUpdates(std::size_t members, UnusedParameterPolicy, const PassAgreement& used);
 
-  /// For the next update, by member, as are the groups; valid until the next call.
-  std::span<const MemberUpdate> decide(std::span<const int> groups);
+  /// `settings` with skip and missed of the next update, by member; valid until the next call.
+  std::span<const MemberUpdate> decide(std::span<const MemberUpdate> settings);
   /// Call after an update that was not skipped.
   void count_missed();
   /// Updates that skipped a member, by member.

@@ -4,26 +4,43 @@
 #include <utility>
 
 #include "comm/core/error.h"
-#include "comm/device/allocate.h"
 #include "sharding/consistency/rank_consistency.h"
 
 namespace rz {
 
 Updater::Updater(ShardedModel& model, MemberUpdates& members, bool overlap, Runtime& runtime)
-    : model_(model), members_(members), overlap_(overlap), runtime_(runtime), state_(model, runtime) {}
+    : model_(model),
+      members_(members),
+      overlap_(overlap),
+      runtime_(runtime),
+      state_(model, runtime),
+      spans_(model, state_),
+      norms_(model, runtime),
+      directions_(model, runtime) {}
 
 void Updater::bind(const Optimizer& optimizer) {
   if (bound_ == optimizer.serial()) return;
   std::vector<int> groups;
-  for (const Parameter* p : model_.parameters().members()) groups.push_back(optimizer.group_of(*p));
+  std::vector<MemberUpdate> settings;
+  for (const Parameter* p : model_.parameters().members()) {
+    const int group = groups.emplace_back(optimizer.group_of(*p));
+    settings.push_back({.group = group, .alone = optimizer.grain(group) != Grain::element});
+  }
   state_.prepare(optimizer, groups);
-  groups_ = std::move(groups);
+  directions_.assign(
+      [&](int m) { return optimizer.grain(groups[static_cast<std::size_t>(m)]) == Grain::matrix; });
+  settings_ = std::move(settings);
   bound_ = optimizer.serial();
 }
 
 OptimizerState& Updater::state(const Optimizer& optimizer) {
   bind(optimizer);
   return state_;
+}
+
+bool Updater::has(const Optimizer& optimizer, Grain grain) const {
+  return std::ranges::any_of(settings_,
+                             [&](const MemberUpdate& m) { return optimizer.grain(m.group) == grain; });
 }
 
 void Updater::require_same_optimizer(const Optimizer& optimizer, const Stream& stream) {
@@ -41,11 +58,19 @@ void Updater::require_same_optimizer(const Optimizer& optimizer, const Stream& s
 void Updater::update(Optimizer& optimizer, const UpdateScale& given, const Stream& stream) {
   require_same_optimizer(optimizer, stream);
   bind(optimizer);
-  const std::span<const MemberUpdate> updates = members_.decide(groups_);
+  const std::span<const MemberUpdate> updates = members_.decide(settings_);
   const bool prepared = constants_.take_written();
   UpdateScale scale = given;
   if (!prepared) optimizer.begin_update();
   if (prepared && scale.device_outcome) scale.constants = constants_.of(0, 0);
+  if (has(optimizer, Grain::parameter))
+    scale.norms = norms_.measure(
+        optimizer, spans_, updates, scale,
+        [&](int m) {
+          return optimizer.grain(updates[static_cast<std::size_t>(m)].group) == Grain::parameter;
+        },
+        stream);
+  if (has(optimizer, Grain::matrix)) directions_.compute(optimizer, spans_, updates, scale, stream);
   for (int b = 0; b < model_.layout().size(); ++b) {
     update_bucket(b, optimizer, updates, scale, stream);
     published_.push_back(model_.values().publish(b, stream));
@@ -55,43 +80,15 @@ void Updater::update(Optimizer& optimizer, const UpdateScale& given, const Strea
   published_.clear();
 }
 
-/// Members that missed the same number of updates are one call of the optimizer.
 void Updater::update_bucket(int bucket, const Optimizer& optimizer, std::span<const MemberUpdate> updates,
                             const UpdateScale& scale, const Stream& stream) {
-  const FlatLayout& layout = model_.layout();
-  runs_ = member_runs(layout.buckets(), bucket, layout.updated(bucket), updates, std::move(runs_));
-  std::ranges::sort(runs_, {},
-                    [](const MemberRun& run) { return std::pair(run.update.missed, run.range.begin); });
-  for (std::size_t begin = 0, end = 0; begin < runs_.size(); begin = end) {
-    const std::int64_t missed = runs_[begin].update.missed;
-    while (end < runs_.size() && runs_[end].update.missed == missed) ++end;
-    make_spans(bucket, {&runs_[begin], end - begin});
+  const Tensor directions = directions_.distribute(bucket, updates, stream);
+  float* const at = directions.defined() ? directions.data<float>() : nullptr;
+  for (const UpdateSpans::Call& call : spans_.calls(bucket, updates, at)) {
     UpdateScale own = scale;
-    own.missed = missed;
-    if (scale.constants) own.constants = constants_.of(missed, runs_[begin].first);
-    optimizer.update(spans_, own, stream);
-  }
-}
-
-void Updater::make_spans(int bucket, std::span<const MemberRun> runs) {
-  const Tensor values = model_.updated_f32(bucket), &gradients = model_.gradients().mean(bucket);
-  const bool mixed = model_.options().precision.mixed();
-  const Tensor working = mixed ? model_.values().updated(bucket) : Tensor();
-  const Range range = model_.layout().updated(bucket);
-  spans_.clear();
-  for (const MemberRun& run : runs) {
-    const std::size_t at = run.range.begin - range.begin;
-    UpdateSpan& span = spans_.emplace_back();
-    span.value = values.data<float>() + at;
-    span.gradient = gradients.raw() + at * size_of(gradients.dtype());
-    span.gradient_dtype = gradients.dtype();
-    if (mixed) {
-      span.working = working.raw() + at * size_of(working.dtype());
-      span.working_dtype = working.dtype();
-    }
-    span.count = run.range.count();
-    span.group = run.update.group;
-    for (std::size_t s = 0; s < max_states; ++s) span.state[s] = state_.at(s, run.first, run.range.begin);
+    own.missed = call.missed;
+    if (scale.constants) own.constants = constants_.of(call.missed, call.first);
+    optimizer.update(call.spans, own, stream);
   }
 }
 

@@ -8,8 +8,11 @@
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/sharded_model.h"
 #include "sharding/update/device_constants.h"
+#include "sharding/update/matrix_directions.h"
 #include "sharding/update/member_updates.h"
 #include "sharding/update/optimizer_state.h"
+#include "sharding/update/parameter_norms.h"
+#include "sharding/update/update_spans.h"
 
 namespace rz {
 
@@ -33,24 +36,24 @@ class Updater {
 
  private:
   void bind(const Optimizer&);
+  bool has(const Optimizer&, Grain) const;
   void require_same_optimizer(const Optimizer&, const Stream&);
   void update_bucket(int bucket, const Optimizer&, std::span<const MemberUpdate>, const UpdateScale&,
                      const Stream&);
-  void make_spans(int bucket, std::span<const MemberRun>);
 
   ShardedModel& model_;
   MemberUpdates& members_;
   bool overlap_;
   Runtime& runtime_;
   OptimizerState state_;
-  std::uint64_t bound_ = 0;  // serial number of the optimizer that groups_ and state_ belong to
-  std::vector<int> groups_;  // by member
+  UpdateSpans spans_;
+  ParameterNorms norms_;
+  MatrixDirections directions_;
   DeviceConstants constants_;
-  bool same_optimizer_ = false;  // optimizers were compared and are equal on all ranks
-  // Kept so that an update allocates nothing.
-  std::vector<MemberRun> runs_;
-  std::vector<UpdateSpan> spans_;
-  std::vector<Work> published_;
+  std::uint64_t bound_ = 0;             // serial number of the optimizer that settings_ and state_ belong to
+  std::vector<MemberUpdate> settings_;  // by member
+  bool same_optimizer_ = false;         // optimizers were compared and are equal on all ranks
+  std::vector<Work> published_;         // kept so that an update allocates nothing
 };
 
 }  // namespace rz

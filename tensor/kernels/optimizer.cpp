@@ -145,6 +145,41 @@ struct AdagradRule {
   }
 };
 
+struct DecayedStepRule {
+  static constexpr int states = 0;
+  kernels::DecayedStepFactors f;
+  HWY_INLINE void operator()(FloatVector& p, FloatVector g, FloatVector&, FloatVector&) const {
+    p = hn::Sub(times(f.keep, p), times(f.rate, times(f.scale, g)));
+  }
+};
+
+HWY_INLINE FloatVector lamb_update(const kernels::LambFactors& f, FloatVector p, FloatVector m,
+                                   FloatVector v) {
+  const auto eps = hn::Set(Floats(), f.eps);
+  const auto root = f.eps_inside_sqrt ? hn::Sqrt(hn::Add(v, eps)) : hn::Add(hn::Sqrt(v), eps);
+  return hn::Add(hn::Div(m, root), times(f.weight_decay, p));
+}
+
+struct LambRule {
+  static constexpr int states = 2;
+  kernels::LambFactors f;
+  HWY_INLINE void operator()(FloatVector& p, FloatVector, FloatVector& m, FloatVector& v) const {
+    p = hn::Sub(p, times(f.rate, lamb_update(f, p, m, v)));
+  }
+};
+
+/// Replaces the value by the direction.
+template <bool nesterov>
+struct MuonRule {
+  static constexpr int states = 1;
+  kernels::MuonFactors f;
+  HWY_INLINE void operator()(FloatVector& direction, FloatVector g, FloatVector& m, FloatVector&) const {
+    g = times(f.scale, g);
+    m = flush_subnormal(hn::Add(times(f.beta, m), times(f.rest, g)));
+    direction = nesterov ? hn::Add(times(f.rest, g), times(f.beta, m)) : m;
+  }
+};
+
 // ---- the loop
 
 /// `plain`: the gradients are f32, and there is no working copy.
@@ -214,6 +249,19 @@ void sgd_all(const UpdateRun& r, const kernels::SgdFactors& f) {
     update_all(r, MomentumRule<false>{f});
 }
 
+void decayed_step_all(const UpdateRun& r, const kernels::DecayedStepFactors& f) {
+  update_all(r, DecayedStepRule{f});
+}
+void lamb_all(const UpdateRun& r, const kernels::LambFactors& f) { update_all(r, LambRule{f}); }
+void muon_all(const UpdateRun& run, const kernels::MuonFactors& f, float* direction) {
+  UpdateRun r = run;
+  r.value = direction, r.working = nullptr;
+  if (f.nesterov)
+    update_all(r, MuonRule<true>{f});
+  else
+    update_all(r, MuonRule<false>{f});
+}
+
 // Sums eight columns of eight, adds these to four sums, then pairs. The order is explicit, so that it does
 // not depend on the vector width.
 void squares_all(const float* x, std::size_t blocks, double* out) {
@@ -229,6 +277,23 @@ void squares_all(const float* x, std::size_t blocks, double* out) {
   }
 }
 
+void lamb_moments_all(const UpdateRun& r, const kernels::LambFactors& f, double* squares) {
+  const Floats d;
+  HWY_ALIGN float updates[64];
+  for (std::size_t block = 0; block < r.count; block += 64, squares += 2) {
+    for (std::size_t i = block; i < block + 64; i += hn::Lanes(d)) {
+      const auto g = times(f.scale, load_as(r.gradient, r.gradient_dtype, i));
+      const auto m = flush_subnormal(hn::Add(times(f.beta1, hn::LoadU(d, r.state0 + i)), times(f.rest1, g)));
+      const auto v =
+          flush_subnormal(hn::Add(times(f.beta2, hn::LoadU(d, r.state1 + i)), hn::Mul(times(f.rest2, g), g)));
+      hn::StoreU(m, d, r.state0 + i), hn::StoreU(v, d, r.state1 + i);
+      hn::Store(lamb_update(f, hn::LoadU(d, r.value + i), m, v), d, updates + (i - block));
+    }
+    squares_all(r.value + block, 1, squares);
+    squares_all(updates, 1, squares + 1);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace rz
 HWY_AFTER_NAMESPACE();
@@ -240,6 +305,10 @@ HWY_EXPORT(adam_all);
 HWY_EXPORT(sgd_all);
 HWY_EXPORT(lion_all);
 HWY_EXPORT(adagrad_all);
+HWY_EXPORT(decayed_step_all);
+HWY_EXPORT(lamb_all);
+HWY_EXPORT(lamb_moments_all);
+HWY_EXPORT(muon_all);
 HWY_EXPORT(squares_all);
 
 namespace kernels {
@@ -248,6 +317,18 @@ void adam(const UpdateRun& r, const AdamFactors& f) { HWY_DYNAMIC_DISPATCH(adam_
 void sgd(const UpdateRun& r, const SgdFactors& f) { HWY_DYNAMIC_DISPATCH(sgd_all)(r, f); }
 void lion(const UpdateRun& r, const LionFactors& f) { HWY_DYNAMIC_DISPATCH(lion_all)(r, f); }
 void adagrad(const UpdateRun& r, const AdagradFactors& f) { HWY_DYNAMIC_DISPATCH(adagrad_all)(r, f); }
+void lamb(const UpdateRun& r, const LambFactors& f) { HWY_DYNAMIC_DISPATCH(lamb_all)(r, f); }
+void decayed_step(const UpdateRun& r, const DecayedStepFactors& f) {
+  HWY_DYNAMIC_DISPATCH(decayed_step_all)(r, f);
+}
+
+void lamb_moments(const UpdateRun& r, const LambFactors& f, double* squares) {
+  HWY_DYNAMIC_DISPATCH(lamb_moments_all)(r, f, squares);
+}
+
+void muon_direction(const UpdateRun& r, const MuonFactors& f, float* direction) {
+  HWY_DYNAMIC_DISPATCH(muon_all)(r, f, direction);
+}
 
 void sum_of_squares(const float* x, std::size_t blocks64, double* out) {
   HWY_DYNAMIC_DISPATCH(squares_all)(x, blocks64, out);

@@ -17,6 +17,15 @@ void adam(const UpdateRun&, const AdamFactors&);
 void sgd(const UpdateRun&, const SgdFactors&);
 void lion(const UpdateRun&, const LionFactors&);
 void adagrad(const UpdateRun&, const AdagradFactors&);
+void decayed_step(const UpdateRun&, const DecayedStepFactors&);
+
+/// The first half of LAMB: new m and v. squares[2i] and squares[2i + 1] receive the sums of squares of p and
+/// u of block i of 64 elements, as sum_of_squares() forms them; the count must be a multiple of 64.
+void lamb_moments(const UpdateRun&, const LambFactors&, double* squares);
+/// The second half: p -= rate·u.
+void lamb(const UpdateRun&, const LambFactors&);
+/// New m, and direction[0, count).
+void muon_direction(const UpdateRun&, const MuonFactors&, float* direction);
 
 /// out[i] = sum of squares of x[64i … 64i+63], in double, in an order that is the same on every CPU.
 void sum_of_squares(const float* x, std::size_t blocks64, double* out);

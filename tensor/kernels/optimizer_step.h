@@ -87,4 +87,23 @@ struct AdagradFactors {
   float l2, rate, eps, scale;
 };
 
+/// LAMB (You et al., arXiv:1904.00962): m = beta1·m + rest1·g; v = beta2·v + rest2·g²; u = m / (√v + eps) +
+/// weight_decay·p, with eps_inside_sqrt m / √(v + eps); p -= rate·u. States: m, v.
+struct LambFactors {
+  float beta1, rest1, beta2, rest2, eps, weight_decay, rate, scale;
+  std::int32_t eps_inside_sqrt;
+};
+
+/// Muon (Jordan et al., https://kellerjordan.github.io/posts/muon/): m = beta·m + rest·g; the direction is m,
+/// or with nesterov rest·g + beta·m. State: m.
+struct MuonFactors {
+  float beta, rest, scale;
+  std::int32_t nesterov;
+};
+
+/// p = keep·p - rate·g. No state.
+struct DecayedStepFactors {
+  float keep, rate, scale;
+};
+
 }  // namespace rz::kernels

@@ -139,6 +139,8 @@ void on_each_target(const F& f) {
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
+constexpr kernels::LambFactors lamb_factors{0.9f, 0.1f, 0.99f, 0.01f, 1e-6f, 0.1f, 0.03f, 0.5f, 0};
+
 /// The rules, by name.
 struct NamedRule {
   const char* name;
@@ -259,6 +261,65 @@ TEST(OptimizerKernels, DtypesAreIndependent) {
   rules[0].update(with_copy), rules[0].update(without);
   EXPECT_TRUE(a == b);
   for (std::size_t i = 0; i < 40; ++i) EXPECT_EQ(working[i].bits, from_f32<bf16>(a.p[i]).bits);
+}
+
+TEST(OptimizerKernels, LambSumsTheSquaresOfValuesAndUpdates) {
+  for (const bool inside : {false, true}) {
+    kernels::LambFactors f = lamb_factors;
+    f.eps_inside_sqrt = inside;
+    const Floats g = floats(256, 9);
+    State whole(256);
+    const State start = whole;
+    std::vector<double> squares(8);
+    kernels::lamb_moments(whole.run(g), f, squares.data());
+    EXPECT_EQ(whole.p, start.p);
+    for (std::size_t b = 0; b < 4; ++b) {
+      double values = 0, updates = 0;
+      for (std::size_t i = 64 * b; i < 64 * b + 64; ++i) {
+        const double x = 0.5 * g[i], m = 0.1 * x, v = 0.01 * x * x, p = start.p[i];
+        const double u = m / (inside ? std::sqrt(v + 1e-6) : std::sqrt(v) + 1e-6) + 0.1 * p;
+        values += p * p, updates += u * u;
+        EXPECT_NEAR(whole.m[i], m, 1e-7);
+        EXPECT_NEAR(whole.v[i], v, 1e-8);
+      }
+      EXPECT_NEAR(squares[2 * b], values, 1e-13 * values);
+      EXPECT_NEAR(squares[2 * b + 1], updates, 1e-6 * updates);
+    }
+    on_each_target([&] {
+      State s = start;
+      std::vector<double> parts(8);
+      for (std::size_t at : {0, 64})
+        kernels::lamb_moments(part_of(s.run(g), at, at ? 256 : 64), f, parts.data() + at / 32);
+      EXPECT_TRUE(s == whole);
+      EXPECT_EQ(parts, squares);
+    });
+  }
+}
+
+TEST(OptimizerKernels, MuonDirectionsFollowTheirDefinition) {
+  for (const bool nesterov : {false, true}) {
+    const kernels::MuonFactors f{0.9f, 0.1f, 0.5f, nesterov};
+    const Floats g = floats(301, 9);
+    State whole;
+    whole.m = floats(301, 4);
+    const State start = whole;
+    Floats direction(301);
+    kernels::muon_direction(whole.run(g), f, direction.data());
+    EXPECT_EQ(whole.p, start.p);
+    for (std::size_t i = 0; i < 301; ++i) {
+      const double x = 0.5 * g[i], m = 0.9 * start.m[i] + 0.1 * x;
+      EXPECT_NEAR(whole.m[i], m, 1e-6);
+      EXPECT_NEAR(direction[i], nesterov ? 0.1 * x + 0.9 * m : m, 1e-6);
+    }
+    on_each_target([&] {
+      State s = start;
+      Floats parts(301);
+      kernels::muon_direction(part_of(s.run(g), 0, 75), f, parts.data());
+      kernels::muon_direction(part_of(s.run(g), 75, 301), f, parts.data() + 75);
+      EXPECT_TRUE(s == whole);
+      EXPECT_EQ(parts, direction);
+    });
+  }
 }
 
 TEST(OptimizerKernels, SumOfSquaresIsTheSameEverywhere) {

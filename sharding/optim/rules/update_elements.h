@@ -11,6 +11,9 @@
 
 namespace rz {
 
+/// Elements per thread; waking another thread for fewer does not pay.
+inline constexpr std::size_t host_grain = 4096;
+
 inline kernels::UpdateRun run_of(const UpdateSpan& s) {
   return {.value = s.value,
           .gradient = s.gradient,
@@ -28,13 +31,12 @@ template <class Factors, class Of>
 void update_on_host(std::span<const UpdateSpan> spans,
                     void (*kernel)(const kernels::UpdateRun&, const Factors&), const Of& factors_of,
                     const Stream& stream) {
-  constexpr std::size_t grain = 4096;  // elements per thread; waking another thread for fewer does not pay
   int group = -1;
   Factors factors{};
   for (const UpdateSpan& s : spans) {
     if (s.group != group) factors = factors_of(group = s.group);
     const kernels::UpdateRun run = run_of(s);
-    stream.parallel_for(s.count, grain, [&](std::size_t begin, std::size_t end) {
+    stream.parallel_for(s.count, host_grain, [&](std::size_t begin, std::size_t end) {
       kernel(kernels::part_of(run, begin, end), factors);
     });
   }

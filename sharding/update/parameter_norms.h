@@ -1,0 +1,35 @@
+#pragma once
+/// Norms of whole parameters and their updates, for optimizers of grain parameter.
+
+#include <span>
+#include <vector>
+
+#include "sharding/optim/optimizer.h"
+#include "sharding/runtime/runtime.h"
+#include "sharding/stores/sharded_model.h"
+#include "sharding/update/update_spans.h"
+
+namespace rz {
+
+/// Sums the squares of the elements that each rank updates, exactly, and adds them over the ranks in one
+/// small all_reduce an update; none if the state is replicated.
+class ParameterNorms {
+ public:
+  /// Both must outlive the object.
+  ParameterNorms(const ShardedModel& model, Runtime& runtime) : model_(model), runtime_(runtime) {}
+
+  /// The norms of the members that the filter accepts, by member; valid until the next call. Advances their
+  /// state. Collective.
+  std::span<const SquaredNorms> measure(const Optimizer&, UpdateSpans&, std::span<const MemberUpdate>,
+                                        const UpdateScale&, const std::function<bool(int member)>& filter,
+                                        const Stream&);
+
+ private:
+  const ShardedModel& model_;
+  Runtime& runtime_;
+  std::vector<ExactSum> sums_;  // two a member
+  std::vector<std::int64_t> words_;
+  std::vector<SquaredNorms> norms_;
+};
+
+}  // namespace rz

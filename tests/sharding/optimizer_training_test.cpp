@@ -1,0 +1,468 @@
+/// Every optimizer in every strategy: against references in double, with the same bits for every strategy and
+/// bucket size, with states that can be moved from one strategy to another.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <random>
+
+#include "comm/core/error.h"
+#include "sharding/optim/optimizers.h"
+#include "sharding/strategies/strategy.h"
+#include "tests/support/error_of.h"
+#include "tests/support/ranks.h"
+#include "tests/support/toy_model.h"
+
+namespace rz {
+namespace {
+
+using test::run_ranks;
+using test::ToyModel;
+using Values = std::vector<double>;
+
+constexpr StrategyKind kinds[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
+                                  StrategyKind::zero3};
+constexpr int updates = 24;
+
+float noise(std::size_t p, std::size_t i, int seed) {
+  std::minstd_rand random(static_cast<unsigned>(p * 1000 + i + static_cast<std::size_t>(seed) * 100000 + 1));
+  random.discard(3);
+  return static_cast<float>(random()) / 1e9f - 1;
+}
+float initial(std::size_t p, std::size_t i) { return noise(p, i, 999); }
+float datum(std::size_t p, std::size_t i, int step, int rank) { return noise(p, i, step * 8 + rank); }
+/// Rank 0 alone reaches "sometimes", and in every third step no rank.
+bool reaches_sometimes(int step, int rank) { return rank == 0 && step % 3 != 0; }
+double rate_at(double base, int step) { return base * (1 - step / 40.0); }
+
+// ---- references
+
+/// A parameter and its states in double.
+struct Reference {
+  Shape shape;
+  Values p, first, second;
+};
+/// Update number t of a parameter of a group, 0 or 1, from the mean of the gradients.
+using Rule = std::function<void(Reference&, const Values& g, int group, double rate, int t)>;
+
+/// Calls f(p, g, first, second) for each element.
+template <class F>
+void each(Reference& r, const Values& g, const F& f) {
+  for (std::size_t i = 0; i < g.size(); ++i) f(r.p[i], g[i], r.first[i], r.second[i]);
+}
+
+void sgd_rule(Reference& r, const Values& g, int group, double rate, int t) {
+  const double momentum = group ? 0.5 : 0.9, dampening = group ? 0.25 : 0, decay = group ? 0 : 0.1;
+  each(r, g, [&](double& p, double x, double& buf, double&) {
+    x += decay * p;
+    buf = t == 1 ? x : momentum * buf + (1 - dampening) * x;
+    p -= rate * (group ? buf : x + momentum * buf);
+  });
+}
+
+void adam_rule(Reference& r, const Values& g, int group, double rate, int t, bool decoupled, double eps) {
+  const double beta1 = group ? 0.8 : 0.9, beta2 = group ? 0.95 : 0.99, decay = group ? 0 : 0.1;
+  each(r, g, [&](double& p, double x, double& m, double& v) {
+    if (decoupled)
+      p *= 1 - rate * decay;
+    else
+      x += decay * p;
+    m = beta1 * m + (1 - beta1) * x;
+    v = beta2 * v + (1 - beta2) * x * x;
+    p -= rate * (m / (1 - std::pow(beta1, t))) / (std::sqrt(v / (1 - std::pow(beta2, t))) + eps);
+  });
+}
+
+void lion_rule(Reference& r, const Values& g, int group, double rate, int) {
+  const double beta1 = group ? 0.8 : 0.9, beta2 = group ? 0.9 : 0.99, decay = group ? 0 : 0.1;
+  each(r, g, [&](double& p, double x, double& m, double&) {
+    const double c = beta1 * m + (1 - beta1) * x;
+    p = p * (1 - rate * decay) - rate * (c > 0 ? 1 : c < 0 ? -1 : 0);
+    m = beta2 * m + (1 - beta2) * x;
+  });
+}
+
+void adagrad_rule(Reference& r, const Values& g, int group, double rate, int t) {
+  const double decay = group ? 0 : 0.1;
+  if (t == 1 && group == 0) r.first.assign(g.size(), 0.25);
+  each(r, g, [&](double& p, double x, double& sum, double&) {
+    x += decay * p;
+    sum += x * x;
+    p -= rate / (1 + (t - 1) * 0.05) * x / (std::sqrt(sum) + 1e-10);
+  });
+}
+
+double norm_of(const Values& x) {
+  double sum = 0;
+  for (const double v : x) sum += v * v;
+  return std::sqrt(sum);
+}
+
+void lamb_rule(Reference& r, const Values& g, int group, double rate, int t) {
+  const double beta1 = 0.9, beta2 = group ? 0.95 : 0.99, decay = group ? 0 : 0.1, eps = 1e-6;
+  Values u;
+  each(r, g, [&](double& p, double x, double& m, double& v) {
+    m = beta1 * m + (1 - beta1) * x;
+    v = beta2 * v + (1 - beta2) * x * x;
+    u.push_back(m / (group ? std::sqrt(v + eps) : std::sqrt(v) + eps) + decay * p);
+  });
+  const double limit = group ? 0.3 : 10;
+  double trust = norm_of(r.p) / norm_of(u);
+  trust = std::min(std::max(trust, 0.01), limit);
+  const double step = rate * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t));
+  for (std::size_t i = 0; i < u.size(); ++i) r.p[i] -= step * trust * u[i];
+}
+
+/// a[n, k] · b[k, m]
+Values product(const Values& a, const Values& b, std::size_t n, std::size_t k, std::size_t m) {
+  Values out(n * m);
+  for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t j = 0; j < k; ++j)
+      for (std::size_t l = 0; l < m; ++l) out[i * m + l] += a[i * k + j] * b[j * m + l];
+  return out;
+}
+Values transposed(const Values& a, std::size_t rows, std::size_t columns) {
+  Values out(a.size());
+  for (std::size_t i = 0; i < rows; ++i)
+    for (std::size_t j = 0; j < columns; ++j) out[j * rows + i] = a[i * columns + j];
+  return out;
+}
+
+Values orthogonalized(Values x, std::size_t rows, std::size_t columns) {
+  const double norm = norm_of(x) + 1e-7;
+  for (double& v : x) v /= norm;
+  for (int step = 0; step < 5; ++step) {
+    const Values a = product(x, transposed(x, rows, columns), rows, columns, rows);
+    Values b = product(a, a, rows, rows, rows);
+    for (std::size_t i = 0; i < b.size(); ++i) b[i] = -4.7750 * a[i] + 2.0315 * b[i];
+    const Values bx = product(b, x, rows, rows, columns);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = 3.4445 * x[i] + bx[i];
+  }
+  return x;
+}
+
+void muon_rule(Reference& r, const Values& g, int group, double rate, int t) {
+  if (group == 1) return adam_rule(r, g, 1, rate, t, true, 1e-10);
+  Values d;
+  each(r, g, [&](double&, double x, double& m, double&) {
+    m = 0.9 * m + 0.1 * x;
+    d.push_back(0.1 * x + 0.9 * m);
+  });
+  const std::size_t rows = r.shape[0], columns = r.shape[1];
+  const Values o =
+      rows > columns ? transposed(orthogonalized(transposed(d, rows, columns), columns, rows), columns, rows)
+                     : orthogonalized(d, rows, columns);
+  const double scale = std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns)));
+  for (std::size_t i = 0; i < o.size(); ++i) r.p[i] = r.p[i] * (1 - rate * 0.1) - rate * scale * o[i];
+}
+
+// ---- cases: group 0 has the matrices, group 1 the rest
+
+template <class Options>
+ParameterGroups<Options> two_groups(const Options& matrices, const Options& rest) {
+  return ParameterGroups<Options>({{"matrices", is_matrix, matrices}, {"rest", {}, rest}});
+}
+
+struct Case {
+  const char* name;
+  std::function<std::unique_ptr<Optimizer>()> make;
+  Rule rule;
+  double rates[2];
+  double tolerance;
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+const AdamOptions adam_matrices{.beta2 = 0.99, .weight_decay = 0.1}, adam_rest{.beta1 = 0.8, .beta2 = 0.95};
+const Case cases[] = {
+    {"sgd",
+     [] {
+       return make_sgd(two_groups<SgdOptions>({.momentum = 0.9, .weight_decay = 0.1, .nesterov = true},
+                                              {.momentum = 0.5, .dampening = 0.25}));
+     },
+     sgd_rule,
+     {0.05, 0.1},
+     1e-5},
+    {"adam",
+     [] { return make_adam(two_groups(adam_matrices, adam_rest)); },
+     [](Reference& r, const Values& g, int group, double rate, int t) {
+       adam_rule(r, g, group, rate, t, false, 1e-8);
+     },
+     {0.01, 0.03},
+     3e-6},
+    {"adamw",
+     [] { return make_adamw(two_groups(adam_matrices, adam_rest)); },
+     [](Reference& r, const Values& g, int group, double rate, int t) {
+       adam_rule(r, g, group, rate, t, true, 1e-8);
+     },
+     {0.01, 0.03},
+     3e-6},
+    {"lion",
+     [] {
+       return make_lion(
+           two_groups<LionOptions>({.beta2 = 0.99, .weight_decay = 0.1}, {.beta1 = 0.8, .beta2 = 0.9}));
+     },
+     lion_rule,
+     {0.003, 0.01},
+     3e-6},
+    {"adagrad",
+     [] {
+       return make_adagrad(two_groups<AdagradOptions>(
+           {.weight_decay = 0.1, .lr_decay = 0.05, .initial_accumulator = 0.25}, {.lr_decay = 0.05}));
+     },
+     adagrad_rule,
+     {0.05, 0.02},
+     3e-6},
+    {"lamb",
+     [] {
+       return make_lamb(two_groups<LambOptions>(
+           {.beta2 = 0.99, .epsilon = 1e-6, .weight_decay = 0.1},
+           {.beta2 = 0.95, .epsilon = 1e-6, .max_coeff = 0.3, .eps_inside_sqrt = true}));
+     },
+     lamb_rule,
+     {0.02, 0.01},
+     3e-6},
+    {"muon",
+     [] {
+       return make_muon(
+           ParameterGroups<MuonOptions>({{"matrices", is_matrix, {.momentum = 0.9, .weight_decay = 0.1}}}),
+           ParameterGroups<AdamOptions>({{"rest", {}, {.beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-10}}}));
+     },
+     muon_rule,
+     {0.02, 0.03},
+     3e-6},
+};
+
+/// Trains in double on `ranks` ranks.
+std::vector<Reference> trained_reference(const Case& c, int ranks) {
+  ToyModel model(initial);
+  std::vector<Reference> all;
+  std::vector<int> t;
+  for (const Parameter* p : model.parameters()) {
+    const Values start(p->value.data<float>(), p->value.data<float>() + p->count());
+    all.push_back({p->shape, start, Values(p->count()), Values(p->count())});
+    t.push_back(0);
+  }
+  for (int step = 0; step < updates; ++step)
+    for (std::size_t p = 0; p < all.size(); ++p) {
+      const bool sometimes = model[p].name == "sometimes";
+      if (!model[p].requires_grad || model[p].name == "never" || (sometimes && !reaches_sometimes(step, 0)))
+        continue;
+      Values g(all[p].p.size());
+      for (std::size_t i = 0; i < g.size(); ++i) {
+        double x = 0;
+        for (int r = 0; r < ranks; ++r)
+          if (!sometimes || reaches_sometimes(step, r)) x += datum(p, i, step, r);
+        g[i] = (model[p].name == "tied" ? 3 : 1) * x / ranks * all[p].p[i];
+      }
+      const int group = is_matrix(model[p]) ? 0 : 1;
+      c.rule(all[p], g, group, rate_at(c.rates[group], step), ++t[p]);
+    }
+  return all;
+}
+
+// ---- training
+
+/// A model in training on one rank.
+struct Training {
+  Training(const Case& c, StrategyKind kind, Communicator& communicator, const StrategyOptions& options = {},
+           const Stream& stream = {})
+      : setting(c),
+        comm(communicator),
+        tape(stream),
+        strategy(make_strategy(kind, model, comm, options)),
+        optimizer(c.make()) {
+    strategy->attach(tape);
+  }
+  /// `factor` multiplies the data.
+  void update(int step, float factor = 1) {
+    for (int g = 0; g < optimizer->groups(); ++g)
+      optimizer->set_learning_rate(g, rate_at(setting.rates[g], step));
+    strategy->zero_grad();
+    const Var loss = model.loss(
+        tape, [&](std::size_t p, std::size_t i) { return factor * datum(p, i, step, comm.rank()); },
+        reaches_sometimes(step, comm.rank()));
+    strategy->begin_backward();
+    tape.backward(loss);
+    tape.reset();
+    strategy->finish_gradients();
+    strategy->clip_and_step(*optimizer, {.skip_overflow = true});
+  }
+  std::vector<std::vector<float>> values() {
+    std::vector<std::vector<float>> out;
+    for (const Parameter* p : model.parameters()) {
+      const Tensor value = strategy->full_value(*p);
+      out.emplace_back(value.data<float>(), value.data<float>() + value.count());
+    }
+    return out;
+  }
+
+  const Case& setting;
+  Communicator& comm;
+  ToyModel model{initial};
+  Tape tape;
+  std::unique_ptr<Strategy> strategy;
+  std::unique_ptr<Optimizer> optimizer;
+};
+
+void on_ranks(int ranks, const std::function<void(Communicator&)>& f) {
+  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, ranks, std::move(store));
+    f(comm);
+  });
+}
+
+class OptimizerTraining : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(Optimizers, OptimizerTraining, testing::ValuesIn(cases),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(OptimizerTraining, FollowsItsReferenceWithTheSameBitsInEveryStrategy) {
+  for (int ranks = 1; ranks <= 4; ++ranks) {
+    const std::vector<Reference> reference = trained_reference(GetParam(), ranks);
+    on_ranks(ranks, [&](Communicator& comm) {
+      std::vector<std::vector<float>> first;
+      for (const StrategyKind kind : kinds)
+        for (const StrategyOptions& options :
+             {StrategyOptions{}, StrategyOptions{.first_bucket_bytes = 300, .bucket_bytes = 900}}) {
+          Training run(GetParam(), kind, comm, options);
+          for (int step = 0; step < updates; ++step) run.update(step);
+          const auto values = run.values();
+          if (first.empty()) first = values;
+          EXPECT_TRUE(values == first) << name(kind) << " on rank " << comm.rank() << " of " << ranks;
+        }
+      for (std::size_t p = 0; p < first.size(); ++p)
+        for (std::size_t i = 0; i < first[p].size(); ++i)
+          ASSERT_NEAR(first[p][i], reference[p].p[i], GetParam().tolerance) << "parameter " << p << " " << i;
+    });
+  }
+}
+
+TEST_P(OptimizerTraining, ASkippedUpdateLeavesNoTrace) {
+  for (const StrategyKind kind : kinds)
+    on_ranks(2, [&](Communicator& comm) {
+      Training with(GetParam(), kind, comm), without(GetParam(), kind, comm);
+      for (int step = 1; step < 4; ++step) {
+        without.update(step);
+        if (step == 2) with.update(step, std::numeric_limits<float>::infinity());
+        with.update(step);
+      }
+      EXPECT_EQ(with.optimizer->updates(), 3);
+      EXPECT_TRUE(with.values() == without.values()) << name(kind);
+    });
+}
+
+/// The states of all parameters by "parameter state", gathered from the ranks.
+using States = std::map<std::string, std::vector<float>>;
+States gathered_states(Training& run) {
+  States all;
+  for (const Parameter* p : run.model.parameters())
+    for (const StateSpec& s : run.optimizer->states(run.optimizer->group_of(*p)))
+      if (p->requires_grad) all[p->name + " " + s.name].assign(p->count(), 0);
+  std::map<std::string, std::size_t> seen;
+  run.strategy->visit_optimizer_state(
+      [&](const std::string& state, const Parameter& p, Range r, const float* value) {
+        std::copy_n(value, r.count(),
+                    all.at(p.name + " " + state).begin() + static_cast<std::ptrdiff_t>(r.begin));
+        seen[p.name + " " + state] += r.count();
+      });
+  for (auto& [key, values] : all) {
+    auto count = static_cast<double>(seen[key]);
+    run.comm.all_reduce(Buffer(values.data(), values.size())).wait();
+    run.comm.all_reduce(Buffer(&count, 1)).wait();
+    EXPECT_EQ(count, static_cast<double>(values.size())) << key << ": each element on one rank";
+  }
+  return all;
+}
+
+TEST_P(OptimizerTraining, StatesMoveToAnotherStrategy) {
+  on_ranks(3, [&](Communicator& comm) {
+    for (const StrategyKind kind : kinds) {
+      const StrategyKind other = kinds[(static_cast<std::size_t>(kind) + 3) % 4];
+      Training before(GetParam(), kind, comm), after(GetParam(), other, comm, {.bucket_bytes = 900});
+      for (int step = 1; step < 3; ++step) before.update(step);
+      const States states = gathered_states(before);
+      const auto values = before.values();
+      after.strategy->fill_parameters([&](const Parameter& p, Range r, float* out) {
+        std::copy_n(values[after.model.index(p.name)].begin() + static_cast<std::ptrdiff_t>(r.begin),
+                    r.count(), out);
+      });
+      after.strategy->fill_optimizer_state(
+          *after.optimizer, [&](const std::string& state, const Parameter& p, Range r, float* out) {
+            std::copy_n(states.at(p.name + " " + state).begin() + static_cast<std::ptrdiff_t>(r.begin),
+                        r.count(), out);
+          });
+      after.optimizer->set_updates(before.optimizer->updates());
+      for (int step = 4; step < 6; ++step) before.update(step), after.update(step);
+      EXPECT_TRUE(before.values() == after.values()) << name(kind) << " to " << name(other);
+      EXPECT_TRUE(gathered_states(before) == gathered_states(after)) << name(kind) << " to " << name(other);
+    }
+  });
+}
+
+TEST_P(OptimizerTraining, AnotherNumberOfThreadsHasTheSameBits) {
+  on_ranks(1, [&](Communicator& comm) {
+    Training one(GetParam(), StrategyKind::ddp, comm),
+        three(GetParam(), StrategyKind::ddp, comm, {}, Stream::host(3));
+    for (int step = 1; step < 4; ++step) one.update(step), three.update(step);
+    EXPECT_TRUE(one.values() == three.values());
+  });
+}
+
+TEST(Muon, KeepsOneStateForMatrices) {
+  on_ranks(1, [](Communicator& comm) {
+    Training muon(cases[6], StrategyKind::ddp, comm), adamw(cases[2], StrategyKind::ddp, comm);
+    muon.update(1), adamw.update(1);
+    // "tied" and "first.weight", padded to multiples of 64 elements
+    EXPECT_EQ(adamw.strategy->memory().optimizer_state - muon.strategy->memory().optimizer_state,
+              4 * (64 + 192));
+  });
+}
+
+TEST(Muon, AMatrixOfAnotherNumberOfDimensionsIsNamed) {
+  auto comm = Communicator::connect(0, 1, memory_store());
+  ToyModel model(initial);
+  const auto strategy = make_strategy(StrategyKind::ddp, model, comm);
+  const auto muon = make_muon({}, muon_adam_options, [](const Parameter& p) { return p.name != "norm"; });
+  const Error e = test::error_of([&] { strategy->fill_optimizer_state(*muon, {}); });
+  EXPECT_EQ(e.code(), Errc::invalid_argument);
+  EXPECT_NE(std::string(e.what()).find("position of shape [5]"), std::string::npos) << e.what();
+}
+
+TEST(Muon, ChoosesMatricesAsDeepSpeedDoes) {
+  const auto is_matrix_named = [](const char* name, const Shape& shape) {
+    Parameter p;
+    p.name = name, p.shape = shape;
+    return is_muon_matrix(p);
+  };
+  EXPECT_TRUE(is_matrix_named("h.0.attn.c_attn.weight", {8, 24}));
+  EXPECT_TRUE(is_matrix_named("transformer.wte.weight", {8, 24}));
+  EXPECT_FALSE(is_matrix_named("h.0.attn.c_attn.bias", {24}));
+  EXPECT_FALSE(is_matrix_named("model.Embed_tokens.weight", {8, 24}));
+  EXPECT_FALSE(is_matrix_named("lm_head.weight", {8, 24}));
+}
+
+TEST(Optimizers, GroupsThatDifferOverTheRanksAreNamed) {
+  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 2, std::move(store));
+    ToyModel model(initial);
+    Tape tape;
+    const auto strategy = make_strategy(StrategyKind::zero1, model, comm);
+    strategy->attach(tape);
+    const auto other = [=](const Parameter& p) { return is_matrix(p) || (rank == 1 && p.name == "norm"); };
+    const auto sgd = make_sgd(ParameterGroups<SgdOptions>({{"matrices", other, {}}, {"rest", {}, {}}}));
+    strategy->begin_backward();
+    tape.backward(model.loss(tape, [](std::size_t, std::size_t) { return 1.0f; }));
+    tape.reset();
+    strategy->finish_gradients();
+    const Error e = test::error_of([&] { strategy->step(*sgd); });
+    EXPECT_EQ(e.code(), Errc::mismatch);
+    EXPECT_NE(
+        std::string(e.what()).find("the parameter group of norm is rest on rank 0 and matrices on rank 1"),
+        std::string::npos)
+        << e.what();
+  });
+}
+
+}  // namespace
+}  // namespace rz
