@@ -82,10 +82,11 @@ class Chain final : public Module {
 /// SGD that records its updates.
 class ToldSgd final : public Optimizer {
  public:
-  explicit ToldSgd(std::function<void()> during) : Optimizer(0.5), during_(std::move(during)) {}
+  explicit ToldSgd(std::function<void()> during)
+      : Optimizer({{.name = "all", .learning_rate = 0.5}}), during_(std::move(during)) {}
   const char* name() const override { return "recorded"; }
-  std::string describe() const override { return "recorded"; }
-  int state_count() const override { return 0; }
+  std::string describe_group(int) const override { return "recorded"; }
+  std::vector<StateSpec> states(int) const override { return {}; }
   void update(std::span<const UpdateSpan> spans, const UpdateScale&, const Stream&) const override {
     during_();
     for (const UpdateSpan& s : spans)
