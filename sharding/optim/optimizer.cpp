@@ -24,7 +24,7 @@ Optimizer::Optimizer(std::vector<Group> groups) : serial_(next_serial()), groups
               groups_[i].name);
 }
 
-void Optimizer::measure(std::span<const UpdateSpan>, const UpdateScale&, std::span<ExactSum>,
+void Optimizer::measure(std::span<const UpdateSpan>, const UpdateScale&, const NormSums&,
                         const Stream&) const {
   fail(Errc::unsupported, name(), " has no group of grain parameter");
 }

@@ -38,6 +38,12 @@ struct SquaredNorms {
   double values = 0, updates = 0;
 };
 
+/// Sums of squares, two a member: of its values and of its updates.
+struct NormSums {
+  std::span<ExactSum> on_host;
+  std::int64_t* on_device = nullptr;  ///< ExactLayout::words each
+};
+
 /// Largest number of states.
 inline constexpr std::size_t max_states = 2;
 
@@ -64,8 +70,9 @@ struct UpdateScale {
   const StepOutcome* device_outcome = nullptr;
   /// In device memory: a result of constants(), replaces the current settings.
   const void* constants = nullptr;
-  std::int64_t missed = 0;                ///< earlier updates that skipped these elements
-  std::span<const SquaredNorms> norms{};  ///< Grain::parameter: by member, for update()
+  std::int64_t missed = 0;                     ///< earlier updates that skipped these elements
+  std::span<const SquaredNorms> norms{};       ///< Grain::parameter: by member, for update()
+  const SquaredNorms* device_norms = nullptr;  ///< on a device in place of norms
 };
 
 /// Interface of update rules. The result for an element does not depend on how elements are split into spans,
@@ -84,9 +91,8 @@ class Optimizer {
 
   // ---- an update
   /// Grain::parameter: advances the state of the spans, and adds the squares of their values and updates to
-  /// sums[2 · member] and sums[2 · member + 1]. Spans begin at multiples of norm_block of their parameter.
-  virtual void measure(std::span<const UpdateSpan>, const UpdateScale&, std::span<ExactSum> sums,
-                       const Stream&) const;
+  /// sums 2 · member and 2 · member + 1. Spans begin at multiples of norm_block of their parameter.
+  virtual void measure(std::span<const UpdateSpan>, const UpdateScale&, const NormSums&, const Stream&) const;
   /// Grain::matrix: advances the state of the spans and writes their direction.
   virtual void direct(std::span<const UpdateSpan>, const UpdateScale&, const Stream&) const;
   /// Grain::matrix: replaces the direction of a whole parameter of a group, in the shape of the parameter.

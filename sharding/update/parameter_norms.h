@@ -7,6 +7,7 @@
 #include "sharding/optim/optimizer.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/sharded_model.h"
+#include "sharding/update/device_constants.h"
 #include "sharding/update/update_spans.h"
 
 namespace rz {
@@ -18,18 +19,20 @@ class ParameterNorms {
   /// Both must outlive the object.
   ParameterNorms(const ShardedModel& model, Runtime& runtime) : model_(model), runtime_(runtime) {}
 
-  /// The norms of the members that the filter accepts, by member; valid until the next call. Advances their
-  /// state. Collective.
-  std::span<const SquaredNorms> measure(const Optimizer&, UpdateSpans&, std::span<const MemberUpdate>,
-                                        const UpdateScale&, const std::function<bool(int member)>& filter,
-                                        const Stream&);
+  /// Advances the state of the members that the filter accepts, and sets the norms of the scale, which are
+  /// valid until the next call. Collective; on a device the host does not wait.
+  void measure(const Optimizer&, UpdateSpans&, std::span<const MemberUpdate>, const DeviceConstants&,
+               UpdateScale&, const std::function<bool(int member)>& filter, const Stream&);
 
  private:
+  void add_over_ranks(const Stream&);
+
   const ShardedModel& model_;
   Runtime& runtime_;
   std::vector<ExactSum> sums_;  // two a member
   std::vector<std::int64_t> words_;
   std::vector<SquaredNorms> norms_;
+  Tensor device_sums_, device_norms_;
 };
 
 }  // namespace rz

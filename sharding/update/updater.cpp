@@ -64,8 +64,8 @@ void Updater::update(Optimizer& optimizer, const UpdateScale& given, const Strea
   if (!prepared) optimizer.begin_update();
   if (prepared && scale.device_outcome) scale.constants = constants_.of(0, 0);
   if (has(optimizer, Grain::parameter))
-    scale.norms = norms_.measure(
-        optimizer, spans_, updates, scale,
+    norms_.measure(
+        optimizer, spans_, updates, constants_, scale,
         [&](int m) {
           return optimizer.grain(updates[static_cast<std::size_t>(m)].group) == Grain::parameter;
         },

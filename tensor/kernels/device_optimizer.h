@@ -21,6 +21,7 @@ struct StepInputs {
   /// Constants that replace the argument `rules`, so that each replay of a graph may use new ones; null: the
   /// argument applies.
   const void* rules = nullptr;
+  const double* norms = nullptr;  ///< LAMB: the squared norms of p and u, two a member
 };
 
 /// Elements whose squares are summed; `count` is a multiple of 64.
@@ -46,6 +47,16 @@ void lion(std::span<const kernels::UpdateRun>, std::span<const kernels::LionFact
 void adagrad(std::span<const kernels::UpdateRun>, std::span<const kernels::AdagradFactors> rules,
              const StepInputs&, const Stream&);
 
+/// The first half of LAMB, as kernels::lamb_moments; counts are multiples of 64. Adds the squares of p and u
+/// to the exact sums 2·member and 2·member + 1 at `sums`, each of ExactLayout::words.
+void lamb_moments(std::span<const kernels::UpdateRun>, std::span<const kernels::LambFactors> rules,
+                  const StepInputs&, std::int64_t* sums, const Stream&);
+/// The second half, as kernels::lamb with the trust ratios of inputs.norms.
+void lamb(std::span<const kernels::UpdateRun>, std::span<const kernels::LambFactors> rules, const StepInputs&,
+          const Stream&);
+/// value[i] = the value of exact sum i at `sums`.
+void read_sums(double* value, const std::int64_t* sums, std::size_t count, const Stream&);
+
 /// Adds the squares to the exact sum at `sum`, ExactLayout::words in device memory. The words may differ from
 /// those of rz::add_squares; their value is the same. Start from zeros. Sums may be added over ranks word by
 /// word, as long as one sum covers at most 2^30 blocks of 64 squares.
@@ -62,6 +73,9 @@ struct DeviceOptimizer {
   decltype(&device::sgd) sgd;
   decltype(&device::lion) lion;
   decltype(&device::adagrad) adagrad;
+  decltype(&device::lamb_moments) lamb_moments;
+  decltype(&device::lamb) lamb;
+  decltype(&device::read_sums) read_sums;
   decltype(&device::add_squares) add_squares;
   decltype(&device::decide_step) decide_step;
 };

@@ -144,6 +144,25 @@ struct Adagrad {
   }
 };
 
+__device__ inline float lamb_update(const kernels::LambFactors& f, float p, float m, float v) {
+  const float root = f.eps_inside_sqrt ? __fsqrt_rn(__fadd_rn(v, f.eps)) : __fadd_rn(__fsqrt_rn(v), f.eps);
+  return __fadd_rn(__fdiv_rn(m, root), __fmul_rn(f.weight_decay, p));
+}
+
+struct Lamb {
+  kernels::LambFactors f;
+
+  static constexpr int states = 2;
+  __device__ void begin(const Update& u, const StepInputs& inputs) {
+    const double* const norms = inputs.norms + 2 * std::size_t{u.member};
+    f.rate = __fmul_rn(f.rate, trust_ratio(f, norms[0], norms[1]));
+  }
+  __device__ bool has_state0(const Update&) const { return true; }
+  __device__ void operator()(const Update&, float, float& p, float, float& m, float& v) const {
+    p = __fsub_rn(p, __fmul_rn(f.rate, lamb_update(f, p, m, v)));
+  }
+};
+
 template <int k, class Rule>
 __device__ inline void update(const Rule& rule, const Update& u, float scale, std::size_t i) {
   float p[k], g[k], state0[k] = {}, state1[k] = {};
@@ -167,14 +186,15 @@ struct Updates {
   Rule rules[max_rules];
   StepInputs inputs;
 };
-static_assert(sizeof(Updates<Adam>) <= 4000, "arguments have 4 KiB");
+static_assert(sizeof(Updates<Adam>) <= 4000 && sizeof(Updates<Lamb>) <= 4000, "arguments have 4 KiB");
 
 template <class Rule>
 __global__ void __launch_bounds__(threads) update_tiles(const __grid_constant__ Updates<Rule> a) {
   if (a.inputs.skip && *a.inputs.skip) return;
   const int which = a.batch.find(blockIdx.x);
   const Update& u = a.batch.piece[which];
-  const Rule rule = (a.inputs.rules ? static_cast<const Rule*>(a.inputs.rules) : a.rules)[u.rule];
+  Rule rule = (a.inputs.rules ? static_cast<const Rule*>(a.inputs.rules) : a.rules)[u.rule];
+  if constexpr (requires { rule.begin(u, a.inputs); }) rule.begin(u, a.inputs);
   const float own = rule.f.scale;
   const float scale = a.inputs.grad_scale ? __fmul_rn(own, *a.inputs.grad_scale) : own;
   const std::size_t base = std::size_t{blockIdx.x - a.batch.first_tile[which]} * tile;
@@ -199,12 +219,12 @@ Update checked(const char* name, const UpdateRun& r, std::size_t rules, int need
   const bool sixteen = r.working_dtype == DType::f16 || r.working_dtype == DType::bf16;
   const bool gradient =
       r.gradient_dtype == DType::f32 || r.gradient_dtype == DType::f16 || r.gradient_dtype == DType::bf16;
-  require(
-      r.value && r.gradient && gradient && (!r.working || sixteen) && r.rule < rules &&
-          (needed_states < 1 || r.state0) && (needed_states < 2 || r.state1),
-      Errc::invalid_argument, name, " of ", r.count,
-      " elements needs values, states, constants, gradients in f32, f16 or bf16, and a working copy in f16 "
-      "or bf16, if any");
+  require(r.value && r.gradient && gradient && (!r.working || sixteen) && r.rule < rules &&
+              (needed_states < 1 || r.state0) && (needed_states < 2 || r.state1),
+          Errc::invalid_argument, name, " of ", r.count,
+          " elements needs values, states, constants, gradients in f32, f16 or "
+          "bf16, and a working copy in f16 "
+          "or bf16, if any");
   const bool packs = aligned(r.value, 16) && aligned(r.state0, 16) && aligned(r.state1, 16) &&
                      aligned(r.gradient, width * size_of(r.gradient_dtype)) &&
                      aligned(r.working, width * size_of(r.working_dtype));
@@ -213,9 +233,10 @@ Update checked(const char* name, const UpdateRun& r, std::size_t rules, int need
           r.member};
 }
 
-template <class Rule, class Factors>
-void update_all(const char* name, std::span<const UpdateRun> runs, std::span<const Factors> rules,
-                int needed_states, const StepInputs& inputs, const Stream& stream) {
+/// Calls launch_batch(arguments, tiles) for all runs.
+template <class Rule, class Factors, class Launch>
+void in_updates(const char* name, std::span<const UpdateRun> runs, std::span<const Factors> rules,
+                int needed_states, const StepInputs& inputs, const Launch& launch_batch) {
   static_assert(sizeof(Rule) == sizeof(Factors), "read as each other");
   require(rules.size() <= max_rules, Errc::invalid_argument, name, " with ", rules.size(),
           " sets of constants; a call has at most ", max_rules);
@@ -226,8 +247,17 @@ void update_all(const char* name, std::span<const UpdateRun> runs, std::span<con
       [](const UpdateRun& r) { return (r.count + tile - 1) / tile; },
       [&](const Batch<Update, update_room>& batch, std::uint32_t tiles) {
         arguments.batch = batch;
-        cuda::launch(name, update_tiles<Rule>, {{tiles}, {threads}}, stream, arguments);
+        launch_batch(arguments, tiles);
       });
+}
+
+template <class Rule, class Factors>
+void update_all(const char* name, std::span<const UpdateRun> runs, std::span<const Factors> rules,
+                int needed_states, const StepInputs& inputs, const Stream& stream) {
+  in_updates<Rule>(name, runs, rules, needed_states, inputs,
+                   [&](const Updates<Rule>& arguments, std::uint32_t tiles) {
+                     cuda::launch(name, update_tiles<Rule>, {{tiles}, {threads}}, stream, arguments);
+                   });
 }
 
 constexpr std::size_t block_of_squares = 64;
@@ -267,6 +297,13 @@ struct Window {
   }
 };
 
+/// The sum over the columns of 8 lanes, in the order of kernels::sum_of_squares.
+__device__ inline double sum_of_columns(double column) {
+  column += __shfl_xor_sync(whole_warp, column, 4);
+  column += __shfl_xor_sync(whole_warp, column, 1);
+  return column + __shfl_xor_sync(whole_warp, column, 2);
+}
+
 /// Sum of squares of one block of 64, computed by 8 lanes in the order of kernels::sum_of_squares: eight
 /// columns of eight, then four sums, then pairs. A square of an f32 is exact in double, so a fused
 /// multiply-add rounds like the host.
@@ -283,9 +320,7 @@ __device__ inline double squares_of_block(const T* x, bool there) {
     const auto value = static_cast<double>(row[r]);
     column += value * value;
   }
-  column += __shfl_xor_sync(whole_warp, column, 4);
-  column += __shfl_xor_sync(whole_warp, column, 1);
-  return column + __shfl_xor_sync(whole_warp, column, 2);
+  return sum_of_columns(column);
 }
 
 __global__ void __launch_bounds__(threads)
@@ -313,6 +348,58 @@ __global__ void __launch_bounds__(threads)
   __syncthreads();
   for (unsigned w = threadIdx.x; w < ExactLayout::words; w += blockDim.x)
     if (sum[w]) atomicAdd(total + w, sum[w]);
+}
+
+static_assert(tile == groups * block_of_squares, "a group of lanes has one block of a tile");
+
+/// One tile a block: eight lanes update a block of 64 elements and sum its squares.
+__global__ void __launch_bounds__(threads)
+    lamb_tiles(const __grid_constant__ Updates<Lamb> a, unsigned long long* sums) {
+  if (a.inputs.skip && *a.inputs.skip) return;
+  RZ_SHARED(unsigned long long, sum, 2 * ExactLayout::words);
+  for (unsigned w = threadIdx.x; w < 2 * ExactLayout::words; w += blockDim.x) sum[w] = 0;
+  __syncthreads();
+  const int which = a.batch.find(blockIdx.x);
+  const Update& u = a.batch.piece[which];
+  const kernels::LambFactors f =
+      (a.inputs.rules ? static_cast<const Lamb*>(a.inputs.rules) : a.rules)[u.rule].f;
+  const float scale = a.inputs.grad_scale ? __fmul_rn(f.scale, *a.inputs.grad_scale) : f.scale;
+  const std::size_t first = std::size_t{blockIdx.x - a.batch.first_tile[which]} * tile +
+                            threadIdx.x / lanes_a_block * block_of_squares;
+  const unsigned lane = threadIdx.x % lanes_a_block;
+  double values = 0, updates = 0;
+  for (std::size_t i = first + lane; i < first + block_of_squares && i < u.count; i += lanes_a_block) {
+    float g[1];
+    load_as(g, u.gradient, u.gradient_dtype, i);
+    const float x = __fmul_rn(g[0], scale), p = u.value[i];
+    const float m = flush_subnormal(__fadd_rn(__fmul_rn(f.beta1, u.state0[i]), __fmul_rn(f.rest1, x)));
+    const float v =
+        flush_subnormal(__fadd_rn(__fmul_rn(f.beta2, u.state1[i]), __fmul_rn(__fmul_rn(f.rest2, x), x)));
+    u.state0[i] = m, u.state1[i] = v;
+    const double wide = p, update = lamb_update(f, p, m, v);
+    values += wide * wide, updates += update * update;
+  }
+  values = sum_of_columns(values), updates = sum_of_columns(updates);
+  Window own;
+  if (lane == 0) {
+    own.add(values, sum);
+    own.flush(sum);
+    own.add(updates, sum + ExactLayout::words);
+    own.flush(sum + ExactLayout::words);
+  }
+  __syncthreads();
+  unsigned long long* const total = sums + 2 * std::size_t{u.member} * ExactLayout::words;
+  for (unsigned w = threadIdx.x; w < 2 * ExactLayout::words; w += blockDim.x)
+    if (sum[w]) atomicAdd(total + w, sum[w]);
+}
+
+__global__ void read_exact(double* value, const std::int64_t* sums, std::size_t count) {
+  const std::size_t which = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (which >= count) return;
+  std::int64_t word[ExactLayout::words];
+  for (int i = 0; i < ExactLayout::words; ++i)
+    word[i] = sums[which * ExactLayout::words + static_cast<std::size_t>(i)];
+  value[which] = exact_value(word);
 }
 
 __global__ void decide(StepOutcome* outcome, const std::int64_t* words, StepLimits limits) {
@@ -346,6 +433,27 @@ void lion(std::span<const UpdateRun> runs, std::span<const kernels::LionFactors>
 void adagrad(std::span<const UpdateRun> runs, std::span<const kernels::AdagradFactors> rules,
              const StepInputs& inputs, const Stream& stream) {
   update_all<Adagrad>("adagrad", runs, rules, 1, inputs, stream);
+}
+
+void lamb_moments(std::span<const UpdateRun> runs, std::span<const kernels::LambFactors> rules,
+                  const StepInputs& inputs, std::int64_t* sums, const Stream& stream) {
+  for (const UpdateRun& r : runs)
+    require(r.count % block_of_squares == 0, Errc::invalid_argument, "lamb_moments of ", r.count,
+            " elements; expected a multiple of ", block_of_squares);
+  in_updates<Lamb>("lamb_moments", runs, rules, 2, inputs,
+                   [&](const Updates<Lamb>& arguments, std::uint32_t tiles) {
+                     cuda::launch("lamb_moments", lamb_tiles, {{tiles}, {threads}}, stream, arguments,
+                                  reinterpret_cast<unsigned long long*>(sums));
+                   });
+}
+
+void lamb(std::span<const UpdateRun> runs, std::span<const kernels::LambFactors> rules,
+          const StepInputs& inputs, const Stream& stream) {
+  update_all<Lamb>("lamb", runs, rules, 2, inputs, stream);
+}
+
+void read_sums(double* value, const std::int64_t* sums, std::size_t count, const Stream& stream) {
+  cuda::launch("read_sums", read_exact, cuda::grid_for(count), stream, value, sums, count);
 }
 
 void add_squares(std::int64_t* sum, std::span<const Squared> all, const Stream& stream) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "comm/core/math.h"
 #include "comm/core/types.h"
 
 namespace rz::kernels {
@@ -88,11 +89,18 @@ struct AdagradFactors {
 };
 
 /// LAMB (You et al., arXiv:1904.00962): m = beta1·m + rest1·g; v = beta2·v + rest2·g²; u = m / (√v + eps) +
-/// weight_decay·p, with eps_inside_sqrt m / √(v + eps); p -= rate·u. States: m, v.
+/// weight_decay·p, with eps_inside_sqrt m / √(v + eps); p -= rate·trust·u. States: m, v.
 struct LambFactors {
   float beta1, rest1, beta2, rest2, eps, weight_decay, rate, scale;
+  float min_coeff, max_coeff;  ///< limits of the trust ratio
   std::int32_t eps_inside_sqrt;
 };
+/// |p| / |u| within the limits, 1 if a norm is 0, from the squared norms.
+RZ_HOST_DEVICE inline float trust_ratio(const LambFactors& f, double values, double updates) {
+  if (values == 0 || updates == 0) return 1;
+  const auto ratio = static_cast<float>(std::sqrt(values) / std::sqrt(updates));
+  return ratio > f.max_coeff ? f.max_coeff : ratio < f.min_coeff ? f.min_coeff : ratio;
+}
 
 /// Muon (Jordan et al., https://kellerjordan.github.io/posts/muon/): m = beta·m + rest·g; the direction is m,
 /// or with nesterov rest·g + beta·m. State: m.

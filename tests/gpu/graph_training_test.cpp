@@ -119,8 +119,9 @@ class TwoWeights final : public Module {
 };
 
 /// The second weight after updates that reach it or not; those from `captured` on are runs of a graph.
-std::vector<double> second_weight(const Stream& stream, const std::vector<bool>& reached,
-                                  std::size_t captured) {
+std::vector<double> second_weight(const Stream& stream, Optimizer& optimizer,
+                                  const std::vector<bool>& reached, std::size_t captured,
+                                  bool schedule = false) {
   CommOptions options;
   options.backend = "peer_cuda";
   options.device = stream.device();
@@ -130,10 +131,12 @@ std::vector<double> second_weight(const Stream& stream, const std::vector<bool>&
   const auto strategy = make_strategy(StrategyKind::ddp, model, comm);
   strategy->attach(tape);
   strategy->fill_parameters([](const Parameter&, Range r, float* out) { std::fill_n(out, r.count(), 0.5f); });
-  const auto adamw = make_adamw({.learning_rate = 0.1, .weight_decay = 0.1});
   Graph graph;
   for (std::size_t i = 0; i < reached.size(); ++i) {
-    strategy->next_update(*adamw, stream);
+    if (schedule)
+      for (int g = 0; g < optimizer.groups(); ++g)
+        optimizer.set_learning_rate(g, 0.1 / static_cast<double>(g + 1 + optimizer.updates()));
+    strategy->next_update(optimizer, stream);
     const auto update = [&] {
       strategy->zero_grad();
       const Var loss = model.loss(tape, reached[i]);
@@ -141,27 +144,49 @@ std::vector<double> second_weight(const Stream& stream, const std::vector<bool>&
       tape.backward(loss);
       tape.reset();
       strategy->finish_gradients(stream);
-      strategy->clip_and_step(*adamw, {}, stream);
+      strategy->clip_and_step(optimizer, {}, stream);
     };
     if (i < captured) update();
     if (i == captured) graph = capture(stream, update);
     if (i >= captured) graph.launch(stream);
-    strategy->outcome(*adamw, stream);
+    strategy->outcome(optimizer, stream);
   }
   return from_device(strategy->full_value(*model.parameters()[1], stream), stream);
 }
 
 class UnusedOnDevice : public OnDevice {};
 
+using Make = std::function<std::unique_ptr<Optimizer>()>;
+const Make makes[] = {
+    [] {
+      const ParameterFilter first = [](const Parameter& p) { return p.name == "first"; };
+      return make_adamw(ParameterGroups<AdamOptions>(
+          {{"first", first, {}}, {"second", {}, {.learning_rate = 0.1, .weight_decay = 0.1}}}));
+    },
+    [] { return make_lamb({.learning_rate = 0.1, .weight_decay = 0.1}); }};
+
 /// A weight that missed updates has bias corrections of its own, also where a graph runs.
 TEST_F(UnusedOnDevice, UpdatesLeaveUnusedWeightsUnchanged) {
-  const std::vector<bool> always(6, true), late{false, true, true, true, true, true, true};
-  const auto expected = second_weight(stream, always, 6);
-  EXPECT_EQ(second_weight(stream, late, 7), expected);
-  EXPECT_EQ(second_weight(stream, late, 4), expected) << "as a graph";
-  EXPECT_EQ(second_weight(stream, {true, true, false, false, false, false}, 4),
-            second_weight(stream, {true, true}, 2))
-      << "a graph that misses it";
+  for (const Make& make : makes) {
+    const auto second = [&](const std::vector<bool>& reached, std::size_t captured) {
+      return second_weight(stream, *make(), reached, captured);
+    };
+    const std::vector<bool> always(6, true), late{false, true, true, true, true, true, true};
+    const auto expected = second(always, 6);
+    EXPECT_EQ(second(late, 7), expected);
+    EXPECT_EQ(second(late, 4), expected) << "as a graph";
+    EXPECT_EQ(second({true, true, false, false, false, false}, 4), second({true, true}, 2))
+        << "a graph that misses it";
+  }
+}
+
+TEST_F(UnusedOnDevice, AGraphFollowsTheLearningRatesOfTheGroups) {
+  const std::vector<bool> always(7, true);
+  for (const Make& make : makes) {
+    const auto expected = second_weight(stream, *make(), always, 7, true);
+    EXPECT_EQ(second_weight(stream, *make(), always, 3, true), expected);
+    EXPECT_NE(second_weight(stream, *make(), always, 7), expected);
+  }
 }
 
 /// A host-staged backend cannot be captured: each update launches its kernels.

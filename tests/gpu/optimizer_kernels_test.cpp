@@ -97,7 +97,8 @@ class DeviceOptimizer : public OnDevice {
     Piece x{floats(n, seed), floats(n, seed + 1, 1e-3), floats(n, seed + 2, 1e-3), floats(n, seed + 3, 1e-6)};
     for (float& v : x.v) v = std::abs(v);
     if (n > 8) x.g[1] = 0, x.g[2] = 1e-42f, x.g[3] = 1e30f, x.v[4] = 1e-44f, x.p[5] = -0.0f, x.g[6] = NAN;
-    if (n > 8) x.g[7] = 0, x.m[7] = -1e-38f, x.v[7] = 1e-38f;  // to become subnormal, hence 0
+    if (n > 8) x.g[7] = 0, x.m[7] = -1e-38f,
+               x.v[7] = 1e-38f;  // to become subnormal, hence 0
     x.gradient = place(x.g, gradients, shift);
     const Values g = from_device(x.gradient, stream);
     x.g.assign(g.begin(), g.end());
@@ -225,6 +226,53 @@ TEST_F(DeviceOptimizer, LionAndAdagradHaveTheHostsBits) {
       expect_same_updates(all, runs, adagrad_rules, optimizer().adagrad, kernels::adagrad, {}, 1, stream);
     for (const Piece& x : all) expect_as_on_host(x);
   }
+}
+
+/// Sums of squares in double, of two members.
+TEST_F(DeviceOptimizer, LambHasTheHostsBits) {
+  const std::vector<kernels::LambFactors> rules{
+      {0.9f, 0.1f, 0.99f, 0.01f, 1e-6f, 0.1f, 0.03f, 0.7f, 0.01f, 10, 0},
+      {0.8f, 0.2f, 0.95f, 0.05f, 1e-4f, 0, 0.01f, 0.7f, 0.01f, 0.5f, 1}};
+  const DType types[] = {DType::f32, DType::f16, DType::bf16};
+  std::vector<Piece> all;
+  std::vector<UpdateRun> runs;
+  for (unsigned i = 0; i < 7; ++i) {
+    Piece& x = all.emplace_back(piece(64 * (i == 3 ? 33 : i), i, types[i % 3], types[i / 3], i % 5));
+    if (x.p.size() > 8) {  // norms that are finite
+      x.g[3] = 1, x.g[6] = 1;
+      x.gradient = place(x.g, x.gradient.dtype(), i % 5);
+      const Values g = from_device(x.gradient, stream);
+      x.g.assign(g.begin(), g.end());
+    }
+    x.rule = i % 2;
+    runs.push_back(run(x));
+    runs.back().member = i / 4;
+  }
+  const Tensor sums = empty_on(stream, {4 * ExactLayout::words}, DType::i64),
+               norms = empty_on(stream, {4}, DType::f64), scale = scalar(0.3f);
+  for (int t = 0; t < 2; ++t) {
+    memset_async(sums.raw(), 0, sums.bytes(), stream);
+    const StepInputs inputs{.grad_scale = scale.data<float>(), .norms = norms.data<double>()};
+    optimizer().lamb_moments(runs, rules, inputs, sums.data<std::int64_t>(), stream);
+    optimizer().read_sums(norms.data<double>(), sums.data<std::int64_t>(), 4, stream);
+    optimizer().lamb(runs, rules, inputs, stream);
+    ExactSum expected[4];
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      kernels::LambFactors f = rules[all[i].rule];
+      f.scale *= 0.3f;
+      std::vector<double> squares(all[i].p.size() / 32);
+      kernels::lamb_moments(all[i].run(), f, squares.data());
+      for (std::size_t b = 0; b < squares.size(); ++b) expected[2 * (i / 4) + b % 2].add(squares[b]);
+    }
+    const Values got = from_device(norms, stream);
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(got[i], expected[i].value()) << i;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      kernels::LambFactors f = rules[all[i].rule];
+      f.rate *= trust_ratio(f, expected[2 * (i / 4)].value(), expected[2 * (i / 4) + 1].value());
+      kernels::lamb(all[i].run(), f);
+    }
+  }
+  for (const Piece& x : all) expect_as_on_host(x);
 }
 
 TEST_F(DeviceOptimizer, ConstantsMayLieInDeviceMemory) {

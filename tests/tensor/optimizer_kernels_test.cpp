@@ -139,7 +139,7 @@ void on_each_target(const F& f) {
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
-constexpr kernels::LambFactors lamb_factors{0.9f, 0.1f, 0.99f, 0.01f, 1e-6f, 0.1f, 0.03f, 0.5f, 0};
+constexpr kernels::LambFactors lamb_factors{0.9f, 0.1f, 0.99f, 0.01f, 1e-6f, 0.1f, 0.03f, 0.5f, 0.01f, 10, 0};
 
 /// The rules, by name.
 struct NamedRule {
@@ -214,7 +214,8 @@ TEST(OptimizerKernels, EverySplitAndEveryCpuPathHaveTheSameBits) {
 template <class T>
 void expect_sixteen_bits(DType dtype) {
   Floats wide = floats(301, 9);
-  wide[1] = 1e-7f, wide[2] = -3e-5f, wide[3] = 60000, wide[4] = 0;  // subnormal in f16, and large
+  wide[1] = 1e-7f, wide[2] = -3e-5f, wide[3] = 60000,
+  wide[4] = 0;  // subnormal in f16, and large
   std::vector<T> narrow;
   for (const float x : wide) narrow.push_back(from_f32<T>(x));
   for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = to_f32(narrow[i]);
@@ -294,6 +295,15 @@ TEST(OptimizerKernels, LambSumsTheSquaresOfValuesAndUpdates) {
       EXPECT_EQ(parts, squares);
     });
   }
+}
+
+TEST(OptimizerKernels, LambsTrustRatioHasLimits) {
+  EXPECT_EQ(trust_ratio(lamb_factors, 16, 4), 2);
+  EXPECT_EQ(trust_ratio(lamb_factors, 16, 1e-9), 10);
+  EXPECT_EQ(trust_ratio(lamb_factors, 1e-9, 16), 0.01f);
+  EXPECT_EQ(trust_ratio(lamb_factors, 0, 4), 1);
+  EXPECT_EQ(trust_ratio(lamb_factors, 4, 0), 1);
+  EXPECT_TRUE(std::isnan(trust_ratio(lamb_factors, NAN, 4)));
 }
 
 TEST(OptimizerKernels, MuonDirectionsFollowTheirDefinition) {

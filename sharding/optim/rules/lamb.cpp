@@ -23,12 +23,6 @@ void check_lamb(const LambOptions& o) {
           " must not be below min_coeff = ", o.min_coeff);
 }
 
-double trust_ratio(const LambOptions& o, const SquaredNorms& norms) {
-  if (norms.values == 0 || norms.updates == 0) return 1;
-  const double ratio = std::sqrt(norms.values) / std::sqrt(norms.updates);
-  return ratio > o.max_coeff ? o.max_coeff : ratio < o.min_coeff ? o.min_coeff : ratio;
-}
-
 class Lamb final : public GroupedOptimizer<LambOptions> {
  public:
   explicit Lamb(const ParameterGroups<LambOptions>& groups) : GroupedOptimizer(groups) {
@@ -38,24 +32,36 @@ class Lamb final : public GroupedOptimizer<LambOptions> {
   const char* name() const override { return "lamb"; }
   std::vector<StateSpec> states(int) const override { return {{.name = "exp_avg"}, {.name = "exp_avg_sq"}}; }
   Grain grain(int) const override { return Grain::parameter; }
-  std::vector<std::byte> constants(std::int64_t) const override { fail_on_device(); }
+  std::vector<std::byte> constants(std::int64_t missed) const override {
+    const auto all = all_factors({.missed = missed});
+    const auto bytes = std::as_bytes(std::span(all));
+    return {bytes.begin(), bytes.end()};
+  }
 
-  void measure(std::span<const UpdateSpan> spans, const UpdateScale& scale, std::span<ExactSum> sums,
+  void measure(std::span<const UpdateSpan> spans, const UpdateScale& scale, const NormSums& sums,
                const Stream& stream) const override {
-    if (stream.device().kind == Device::cuda) fail_on_device();
+    if (stream.device().kind == Device::cuda) {
+      const auto moments = [&](auto runs, auto rules, const ops::StepInputs& inputs, const Stream& s) {
+        ops::device_ops().optimizer.lamb_moments(runs, rules, inputs, sums.on_device, s);
+      };
+      return update_on_device(spans, moments, all_factors(scale), scale, stream);
+    }
     for (const UpdateSpan& s : spans) {
       const auto first = 2 * static_cast<std::size_t>(s.member);
-      add_squares_of(s, factors(s.group, scale, 1), sums[first], sums[first + 1], stream);
+      add_squares_of(s, factors(s.group, scale), sums.on_host[first], sums.on_host[first + 1], stream);
     }
   }
 
   void update(std::span<const UpdateSpan> spans, const UpdateScale& scale,
               const Stream& stream) const override {
-    if (stream.device().kind == Device::cuda) fail_on_device();
+    if (stream.device().kind == Device::cuda)
+      return update_on_device(spans, ops::device_ops().optimizer.lamb, all_factors(scale), scale, stream);
     for (const UpdateSpan& s : spans) {
-      const double trust = trust_ratio(options(s.group), scale.norms[static_cast<std::size_t>(s.member)]);
+      kernels::LambFactors f = factors(s.group, scale);
+      const SquaredNorms& norms = scale.norms[static_cast<std::size_t>(s.member)];
+      f.rate *= kernels::trust_ratio(f, norms.values, norms.updates);
       update_on_host(
-          {&s, 1}, kernels::lamb, [&](int group) { return factors(group, scale, trust); }, stream);
+          {&s, 1}, kernels::lamb, [&](int) { return f; }, stream);
     }
   }
 
@@ -70,11 +76,7 @@ class Lamb final : public GroupedOptimizer<LambOptions> {
   }
 
  private:
-  [[noreturn]] static void fail_on_device() {
-    fail(Errc::unsupported, "lamb runs on the host; on a CUDA device choose another optimizer");
-  }
-
-  kernels::LambFactors factors(int group, const UpdateScale& scale, double trust) const {
+  kernels::LambFactors factors(int group, const UpdateScale& scale) const {
     const LambOptions& o = options(group);
     const auto t = static_cast<double>(updates() - scale.missed);
     double rate = learning_rate(group);
@@ -85,9 +87,16 @@ class Lamb final : public GroupedOptimizer<LambOptions> {
             .rest2 = static_cast<float>(1 - o.beta2),
             .eps = static_cast<float>(o.epsilon),
             .weight_decay = static_cast<float>(o.weight_decay),
-            .rate = static_cast<float>(rate * trust),
+            .rate = static_cast<float>(rate),
             .scale = scale.factor,
+            .min_coeff = static_cast<float>(o.min_coeff),
+            .max_coeff = static_cast<float>(o.max_coeff),
             .eps_inside_sqrt = o.eps_inside_sqrt};
+  }
+  std::vector<kernels::LambFactors> all_factors(const UpdateScale& scale) const {
+    std::vector<kernels::LambFactors> all;
+    for (int g = 0; g < groups(); ++g) all.push_back(factors(g, scale));
+    return all;
   }
 
   /// Each thread has its own sums. They are exact, so the order in which they are added does not matter.

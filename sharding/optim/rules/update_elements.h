@@ -2,6 +2,7 @@
 /// Element-wise updates of spans on host or device.
 
 #include <algorithm>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -22,7 +23,8 @@ inline kernels::UpdateRun run_of(const UpdateSpan& s) {
           .working_dtype = s.working_dtype,
           .state0 = s.state[0],
           .state1 = s.state[1],
-          .count = s.count};
+          .count = s.count,
+          .member = static_cast<std::uint32_t>(s.member)};
 }
 
 /// Calls kernel(run, factors) on the host for parts of the spans; factors_of(group) are the constants of a
@@ -60,6 +62,7 @@ void update_on_device(std::span<const UpdateSpan> spans, Kernel kernel, const st
     ops::StepInputs inputs;
     if (scale.device_outcome)
       inputs.grad_scale = &scale.device_outcome->grad_scale, inputs.skip = &scale.device_outcome->skip;
+    if (scale.device_norms) inputs.norms = &scale.device_norms->values;
     if (scale.constants) inputs.rules = static_cast<const Factors*>(scale.constants) + first;
     kernel(runs, some, inputs, stream);
   }
