@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/core/error.h"
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
