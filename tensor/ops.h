@@ -1,9 +1,12 @@
 #pragma once
-/// Operators of GPT-2-class models and small networks, forward and backward, on contiguous tensors: f32 on
-/// the host; f32, f16 or bf16 on a CUDA device, in a stream of that device (tensor/kernels/device_ops.h). The
-/// caller allocates the outputs. A mismatch of shapes, dtypes or devices is Errc::invalid_argument, which
-/// names the operator and the shapes. Results are pure functions of the inputs and of stream.threads(): sums
-/// run in a fixed order. On a device the operators only enqueue work and never block the host.
+/// Operators of GPT-2-class models and small networks, forward and backward, on contiguous tensors of f32,
+/// f16 or bf16, on the host or on a CUDA device, in a stream of that device. The tensors of a call have one
+/// dtype, except statistics (mean, inverse_deviation, log_sum, losses: f32) and gradients of parameters,
+/// which may be f32 next to 16-bit values. Arithmetic is in f32 or wider; a 16-bit result is rounded once, to
+/// nearest. The caller allocates the outputs. A mismatch of shapes, dtypes or devices is
+/// Errc::invalid_argument, which names the operator and the shapes. Results are pure functions of the inputs
+/// and of stream.threads(): sums run in a fixed order. On a device the operators only enqueue work and never
+/// block the host.
 ///
 /// `Into::overwrite` stores a gradient; `Into::accumulate` adds it to the existing value.
 ///
@@ -23,8 +26,8 @@ enum class WeightLayout : bool { in_out, out_in };
 
 // ---- element-wise
 void fill(const Tensor& out, float value, const Stream&);
-void copy(const Tensor& out, const Tensor& in, const Stream&);
-void add(const Tensor& out, const Tensor& a, const Tensor& b, const Stream&);       ///< out may be a or b
+void copy(const Tensor& out, const Tensor& in, const Stream&);                 ///< converts between dtypes
+void add(const Tensor& out, const Tensor& a, const Tensor& b, const Stream&);  ///< out may be a or b
 void multiply(const Tensor& out, const Tensor& a, const Tensor& b, const Stream&);  ///< out may be a or b
 /// out += factor · in
 void add_scaled(const Tensor& out, const Tensor& in, float factor, const Stream&);

@@ -2,7 +2,8 @@
 // skipped. Forward keeps a running maximum and sum per query (Milakov and Gimelshein, arXiv:1805.02867; Dao
 // et al., arXiv:2205.14135), so that scores need one tile on the stack for any T. Backward recomputes the
 // probabilities from log_sum. The tiles are too small for a BLAS to be fast, and a BLAS cannot skip half of a
-// diagonal tile, so the products are implemented here, with the second operand packed into a tile.
+// diagonal tile, so the products are implemented here, with the second operand packed into a tile. Heads of
+// 16-bit tensors are converted to f32 first, and their results are rounded once, at the end.
 
 #include "tensor/ops.h"
 
@@ -17,6 +18,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "tensor/kernels/attention.h"
 #include "tensor/kernels/check.h"
@@ -130,7 +132,9 @@ float exponentials(float* scores, std::size_t n, float shift) {
   return hn::GetLane(hn::SumOfLanes(d, total));
 }
 
-void multiply_row(float* row, std::size_t n, float factor) { RZ_EACH(i, 0, n) row[i] *= factor; }
+void multiply_row(float* row, std::size_t n, float factor) {
+  for (std::size_t i = 0; i < n; ++i) row[i] *= factor;
+}
 
 /// Computes d_scores = p · (d_p - delta) · scale in place of d_p; 0 beyond n.
 void score_gradient(float* HWY_RESTRICT d_p, const float* HWY_RESTRICT p, std::size_t n, float delta,
@@ -230,6 +234,60 @@ void attend_backward(const Head& h, const HeadGradient& g) {
   for (std::size_t i = 0; i < h.tokens; i += tile) attend_tile_backward(h, g, i);
 }
 
+// ---- heads of 16-bit tensors
+
+/// `rows` rows of n elements; strides are in elements between rows.
+template <class To, class From>
+void convert_rows(To* to, std::size_t to_stride, const From* from, std::size_t from_stride, std::size_t rows,
+                  std::size_t n) {
+  for (std::size_t i = 0; i < rows; ++i)
+    map(
+        to + i * to_stride, n, [](auto x) HWY_ATTR { return x; }, from + i * from_stride);
+}
+
+/// The head in f32 in `memory`, 3 · tokens · size elements, with rows of `size` elements.
+template <class T>
+Head widened(const kernels::HeadOf<T>& h, float* memory) {
+  const std::size_t count = h.tokens * h.size;
+  convert_rows(memory, h.size, h.q, h.stride, h.tokens, h.size);
+  convert_rows(memory + count, h.size, h.k, h.stride, h.tokens, h.size);
+  convert_rows(memory + 2 * count, h.size, h.v, h.stride, h.tokens, h.size);
+  return {h.tokens,           h.size,    h.size,    h.size,     h.scale, memory, memory + count,
+          memory + 2 * count, h.log_sum, h.dropout, h.decisions};
+}
+
+template <class T>
+void attend_as(const kernels::HeadOf<T>& h, T* out, float* memory) {
+  const std::size_t count = h.tokens * h.size;
+  float* const wide_out = memory + 3 * count;
+  attend(widened(h, memory), wide_out);
+  convert_rows(out, h.channels, wide_out, h.size, h.tokens, h.size);
+}
+
+template <class T>
+void attend_backward_as(const kernels::HeadOf<T>& h, const kernels::HeadGradientOf<T>& g, float* memory) {
+  const std::size_t count = h.tokens * h.size;
+  float *const out = memory + 3 * count, *const d_out = out + count, *const d_q = d_out + count,
+               *const d_k = d_q + count, *const d_v = d_k + count;
+  convert_rows(out, h.size, g.out, h.channels, h.tokens, h.size);
+  convert_rows(d_out, h.size, g.d_out, h.channels, h.tokens, h.size);
+  attend_backward(widened(h, memory), {out, d_out, d_q, d_k, d_v});
+  convert_rows(g.d_q, h.stride, d_q, h.size, h.tokens, h.size);
+  convert_rows(g.d_k, h.stride, d_k, h.size, h.tokens, h.size);
+  convert_rows(g.d_v, h.stride, d_v, h.size, h.tokens, h.size);
+}
+
+void attend_bf16(const kernels::HeadOf<bf16>& h, bf16* out, float* memory) { attend_as(h, out, memory); }
+void attend_f16(const kernels::HeadOf<f16>& h, f16* out, float* memory) { attend_as(h, out, memory); }
+void attend_backward_bf16(const kernels::HeadOf<bf16>& h, const kernels::HeadGradientOf<bf16>& g,
+                          float* memory) {
+  attend_backward_as(h, g, memory);
+}
+void attend_backward_f16(const kernels::HeadOf<f16>& h, const kernels::HeadGradientOf<f16>& g,
+                         float* memory) {
+  attend_backward_as(h, g, memory);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace rz
 HWY_AFTER_NAMESPACE();
@@ -238,16 +296,46 @@ HWY_AFTER_NAMESPACE();
 namespace rz {
 
 HWY_EXPORT(attend);
+HWY_EXPORT(attend_bf16);
+HWY_EXPORT(attend_f16);
 HWY_EXPORT(attend_backward);
+HWY_EXPORT(attend_backward_bf16);
+HWY_EXPORT(attend_backward_f16);
 
 namespace ops {
 
 namespace {
 
 using kernels::Head;
+using kernels::HeadGradientOf;
+using kernels::HeadOf;
+
+/// Memory of the calling thread for `count` floats.
+float* thread_memory(std::size_t count) {
+  static thread_local std::vector<float> memory;
+  if (memory.size() < count) memory.resize(count);
+  return memory.data();
+}
+
+void run(const HeadOf<float>& h, float* out) { HWY_DYNAMIC_DISPATCH(attend)(h, out); }
+void run(const HeadOf<bf16>& h, bf16* out) {
+  HWY_DYNAMIC_DISPATCH(attend_bf16)(h, out, thread_memory(4 * h.tokens * h.size));
+}
+void run(const HeadOf<f16>& h, f16* out) {
+  HWY_DYNAMIC_DISPATCH(attend_f16)(h, out, thread_memory(4 * h.tokens * h.size));
+}
+void run_backward(const HeadOf<float>& h, const HeadGradientOf<float>& g) {
+  HWY_DYNAMIC_DISPATCH(attend_backward)(h, g);
+}
+void run_backward(const HeadOf<bf16>& h, const HeadGradientOf<bf16>& g) {
+  HWY_DYNAMIC_DISPATCH(attend_backward_bf16)(h, g, thread_memory(8 * h.tokens * h.size));
+}
+void run_backward(const HeadOf<f16>& h, const HeadGradientOf<f16>& g) {
+  HWY_DYNAMIC_DISPATCH(attend_backward_f16)(h, g, thread_memory(8 * h.tokens * h.size));
+}
 
 /// Calls f(head, offset in out, offset in qkv) for every head of every sequence.
-template <class F>
+template <class T, class F>
 void each_head(const Tensor& qkv, const Tensor& log_sum, int heads, const DropoutMask& mask,
                const Stream& stream, const F& f) {
   kernels::DropoutParams dropping = kernels::dropout_params("causal_attention", mask);
@@ -255,15 +343,15 @@ void each_head(const Tensor& qkv, const Tensor& log_sum, int heads, const Dropou
   const std::size_t count = static_cast<std::size_t>(heads), tokens = qkv.shape()[1];
   const std::size_t channels = last(qkv) / 3, size = channels / count;
   const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size)));
-  const float* x = qkv.data<float>();
+  const T* x = qkv.data<T>();
   float* l = log_sum.data<float>();
   stream.parallel_for(qkv.shape()[0] * count, 1, [&](std::size_t begin, std::size_t end) {
     for (std::size_t n = begin; n < end; ++n) {
       const std::size_t at = n / count * tokens * channels + n % count * size;
       const std::size_t at_qkv = n / count * tokens * 3 * channels + n % count * size;
-      const float* q = x + at_qkv;
-      f(Head{tokens, size, channels, 3 * channels, scale, q, q + channels, q + 2 * channels, l + n * tokens,
-             dropping, mask.offset + n * tokens * tokens},
+      const T* q = x + at_qkv;
+      f(HeadOf<T>{tokens, size, channels, 3 * channels, scale, q, q + channels, q + 2 * channels,
+                  l + n * tokens, dropping, mask.offset + n * tokens * tokens},
         at, at_qkv);
     }
   });
@@ -286,9 +374,12 @@ void causal_attention(const Tensor& out, const Tensor& log_sum, const Tensor& qk
         {{"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, right);
   if (const auto* d = on_device("causal_attention", out, stream))
     return d->causal_attention(out, log_sum, qkv, heads, mask, stream);
-  float* o = out.data<float>();
-  each_head(qkv, log_sum, heads, mask, stream, [&](const Head& h, std::size_t at, std::size_t) {
-    HWY_DYNAMIC_DISPATCH(attend)(h, o + at);
+  check_dtype("causal_attention", qkv.dtype(), {{"out", out}});
+  dispatch_dtype(qkv.dtype(), [&](auto t) {
+    using T = decltype(t);
+    T* o = out.data<T>();
+    each_head<T>(qkv, log_sum, heads, mask, stream,
+                 [&](const HeadOf<T>& h, std::size_t at, std::size_t) { run(h, o + at); });
   });
 }
 
@@ -302,12 +393,16 @@ void causal_attention_backward(const Tensor& d_qkv, const Tensor& d_out, const T
         {{"d_qkv", d_qkv}, {"d_out", d_out}, {"out", out}, {"log_sum", log_sum}, {"qkv", qkv}}, right);
   if (const auto* d = on_device("causal_attention_backward", d_qkv, stream))
     return d->causal_attention_backward(d_qkv, d_out, out, log_sum, qkv, heads, mask, stream);
-  float* d = d_qkv.data<float>();
-  const float *o = out.data<float>(), *dy = d_out.data<float>();
-  each_head(qkv, log_sum, heads, mask, stream, [&](const Head& h, std::size_t at, std::size_t at_qkv) {
-    float* d_q = d + at_qkv;
-    HWY_DYNAMIC_DISPATCH(attend_backward)
-    (h, {o + at, dy + at, d_q, d_q + h.channels, d_q + 2 * h.channels});
+  check_dtype("causal_attention_backward", qkv.dtype(), {{"d_qkv", d_qkv}, {"d_out", d_out}, {"out", out}});
+  dispatch_dtype(qkv.dtype(), [&](auto t) {
+    using T = decltype(t);
+    T* d = d_qkv.data<T>();
+    const T *o = out.data<T>(), *dy = d_out.data<T>();
+    each_head<T>(qkv, log_sum, heads, mask, stream,
+                 [&](const HeadOf<T>& h, std::size_t at, std::size_t at_qkv) {
+                   T* d_q = d + at_qkv;
+                   run_backward(h, {o + at, dy + at, d_q, d_q + h.channels, d_q + 2 * h.channels});
+                 });
   });
 }
 

@@ -15,10 +15,11 @@ using Tile = float[tile * tile];
 
 /// One head of one sequence: `tokens` rows of `size` channels. Rows are `stride` elements apart in qkv and
 /// `channels` apart in out.
-struct Head {
+template <class T>
+struct HeadOf {
   std::size_t tokens, size, channels, stride;
   float scale;
-  const float *q, *k, *v;
+  const T *q, *k, *v;
   float* log_sum;
   DropoutParams dropout;
   std::uint64_t decisions;  ///< index of the first dropout decision on this head's probabilities
@@ -33,11 +34,14 @@ struct Head {
   /// Channels in the tile that begins at channel d.
   std::size_t width(std::size_t d) const { return std::min(tile, size - d); }
 };
+using Head = HeadOf<float>;
 
-struct HeadGradient {
-  const float *out, *d_out;
-  float *d_q, *d_k, *d_v;
+template <class T>
+struct HeadGradientOf {
+  const T *out, *d_out;
+  T *d_q, *d_k, *d_v;
 };
+using HeadGradient = HeadGradientOf<float>;
 
 /// Structure of a product on a diagonal tile: a(i, k) is 0 for k > i (lower) or for k < i (upper), or c(i, j)
 /// is not needed for j > i (lower_result).

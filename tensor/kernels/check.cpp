@@ -12,28 +12,38 @@ std::string describe(const Argument& a) {
   return text;
 }
 
-}  // namespace
-
-namespace {
-
 bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
+
+[[noreturn]] void refuse(const std::string& text, std::initializer_list<Argument> arguments) {
+  std::string all = text;
+  const char* separator = "";
+  for (const Argument& a : arguments) all += separator + describe(a), separator = ", ";
+  fail(Errc::invalid_argument, all);
+}
 
 }  // namespace
 
 void check(const char* op, std::initializer_list<Argument> arguments, bool fits) {
   const Device device = arguments.begin()->tensor.device();
-  const bool host = device.kind == Device::host;
   bool usable = true;
   for (const Argument& a : arguments)
-    usable = usable && a.tensor.defined() && a.tensor.device() == device &&
-             (host ? a.tensor.dtype() == DType::f32 : is_float(a.tensor.dtype()));
+    usable = usable && a.tensor.defined() && a.tensor.device() == device && is_float(a.tensor.dtype());
   if (fits && usable) return;
-  std::string text = concat(op, usable ? ": these shapes do not fit together: "
-                                : host ? ": needs f32 on the host: "
-                                       : ": needs f32, f16 or bf16 on one device: ");
-  const char* separator = "";
-  for (const Argument& a : arguments) text += separator + describe(a), separator = ", ";
-  fail(Errc::invalid_argument, text);
+  refuse(concat(op,
+                usable ? ": these shapes do not fit together: " : ": needs f32, f16 or bf16 on one device: "),
+         arguments);
+}
+
+void check_dtype(const char* op, DType dtype, std::initializer_list<Argument> arguments) {
+  for (const Argument& a : arguments)
+    if (a.tensor.defined() && a.tensor.dtype() != dtype)
+      refuse(concat(op, ": ", a.name, " is ", name(a.tensor.dtype()), ", and must be ", name(dtype), ": "),
+             arguments);
+}
+
+void check_gradient_dtype(const char* op, DType dtype, std::initializer_list<Argument> arguments) {
+  for (const Argument& a : arguments)
+    if (a.tensor.defined() && a.tensor.dtype() != DType::f32) check_dtype(op, dtype, {a});
 }
 
 void check_indices(const char* op, const Argument& a, std::size_t count, std::size_t limit, int ignored) {

@@ -14,8 +14,12 @@ struct Argument {
 };
 
 /// Errc::invalid_argument unless `fits` holds, and every tensor is defined, on the first one's device, and
-/// f32 (on a CUDA device: f32, f16 or bf16).
+/// f32, f16 or bf16.
 void check(const char* op, std::initializer_list<Argument>, bool fits);
+/// For operators on the host. Errc::invalid_argument unless every defined tensor is of this dtype.
+void check_dtype(const char* op, DType, std::initializer_list<Argument>);
+/// The same for gradients of parameters of this dtype, which may be f32 too.
+void check_gradient_dtype(const char* op, DType, std::initializer_list<Argument>);
 /// Errc::invalid_argument unless the tensor holds `count` i32 indices. On the host, each must be in [0,
 /// limit) or equal to `ignored`; on a device the values are not checked.
 void check_indices(const char* op, const Argument&, std::size_t count, std::size_t limit, int ignored = 0);

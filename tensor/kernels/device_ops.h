@@ -8,9 +8,7 @@
 namespace rz::ops {
 
 /// Each entry implements the function of the same name in tensor/ops.h, which has checked shapes and devices.
-/// The tensors of a call have one dtype (f32, f16 or bf16), except statistics (mean, inverse_deviation,
-/// log_sum, losses: f32) and parameter gradients, which may be f32 next to 16-bit values. Sums are in f32 or
-/// wider and run in a fixed order.
+/// Sums are in f32 or wider and run in a fixed order.
 struct DeviceOps {
 #define RZ_OP(name) decltype(&ops::name) name;
 #include "tensor/kernels/ops.inc"

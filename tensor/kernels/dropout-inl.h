@@ -37,8 +37,8 @@ inline void philox_batch(std::uint32_t words[4][decision_batch], std::uint64_t f
 
 /// Applies dropout to n elements; out may be in. Element i uses decision d = index + i, which is word d % 4
 /// of counter d / 4.
-inline void drop(float* out, const float* in, std::size_t n, std::uint64_t index,
-                 const kernels::DropoutParams& d) {
+template <class T>
+inline void drop(T* out, const T* in, std::size_t n, std::uint64_t index, const kernels::DropoutParams& d) {
   std::uint32_t words[4][decision_batch];
   for (std::size_t i = 0; i < n;) {
     const std::uint64_t counter = index / 4;
@@ -47,7 +47,7 @@ inline void drop(float* out, const float* in, std::size_t n, std::uint64_t index
     const std::size_t count = std::min<std::size_t>(n - i, 4 * decision_batch - skip);
     for (std::size_t j = 0; j < count; ++j) {
       const std::size_t at = j + skip;
-      out[i + j] = words[at % 4][at / 4] < d.threshold ? 0 : in[i + j] * d.factor;
+      out[i + j] = from_f32<T>(words[at % 4][at / 4] < d.threshold ? 0 : to_f32(in[i + j]) * d.factor);
     }
     i += count, index += count;
   }

@@ -10,14 +10,18 @@
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/dropout-inl.h"
+#include "tensor/kernels/dtype_dispatch.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-void dropout_range(float* out, const float* in, std::size_t n, std::uint64_t index,
-                   const kernels::DropoutParams& d) {
-  drop(out, in, n, index, d);
+void dropout_range(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end,
+                   std::uint64_t offset, const kernels::DropoutParams& d) {
+  ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    drop<T>(out.data<T>() + begin, in.data<T>() + begin, end - begin, offset + begin, d);
+  });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -36,10 +40,9 @@ void dropout(const Tensor& out, const Tensor& in, const DropoutMask& mask, const
   if (const auto* d = on_device("dropout", out, stream)) return d->dropout(out, in, mask, stream);
   kernels::DropoutParams d = kernels::dropout_params("dropout", mask);
   d.read_seed();
-  float* o = out.data<float>();
-  const float* x = in.data<float>();
+  check_dtype("dropout", out.dtype(), {{"in", in}});
   stream.parallel_for(in.count(), 1024, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(dropout_range)(o + begin, x + begin, end - begin, mask.offset + begin, d);
+    HWY_DYNAMIC_DISPATCH(dropout_range)(out, in, begin, end, mask.offset, d);
   });
 }
 

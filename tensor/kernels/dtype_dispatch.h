@@ -17,7 +17,7 @@ void dispatch_dtype(DType t, const F& f) {
     case DType::bf16:
       return f(bf16{});
     default:
-      fail(Errc::invalid_argument, "kernels on devices work on f32, f16 and bf16, not on ", name(t));
+      fail(Errc::invalid_argument, "kernels work on f32, f16 and bf16, not on ", name(t));
   }
 }
 

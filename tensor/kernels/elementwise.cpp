@@ -18,48 +18,71 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-void add(float* out, const float* a, const float* b, std::size_t n) { RZ_EACH(i, 0, n) out[i] = a[i] + b[i]; }
-void multiply(float* out, const float* a, const float* b, std::size_t n) {
-  RZ_EACH(i, 0, n) out[i] = a[i] * b[i];
+void add(const Tensor& out, const Tensor& a, const Tensor& b, std::size_t begin, std::size_t end) {
+  map_range(
+      begin, end, [](auto x, auto y) HWY_ATTR { return hn::Add(x, y); }, out, a, b);
 }
-void add_scaled(float* out, const float* in, float factor, std::size_t n) {
-  RZ_EACH(i, 0, n) out[i] += factor * in[i];
+void multiply(const Tensor& out, const Tensor& a, const Tensor& b, std::size_t begin, std::size_t end) {
+  map_range(
+      begin, end, [](auto x, auto y) HWY_ATTR { return hn::Mul(x, y); }, out, a, b);
 }
-void scale(float* out, const float* in, float factor, std::size_t n) {
-  RZ_EACH(i, 0, n) out[i] = factor * in[i];
+void scale(const Tensor& out, const Tensor& in, float factor, bool accumulate, std::size_t begin,
+           std::size_t end) {
+  const auto scaled = [&](auto x) HWY_ATTR { return hn::Mul(hn::Set(Floats(), factor), x); };
+  map_range_into(accumulate, begin, end, scaled, out, in);
 }
-void relu(float* out, const float* in, std::size_t n) {
-  RZ_EACH(i, 0, n) out[i] = in[i] < 0 ? 0 : in[i];  // NaN stays NaN
+void convert(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end) {
+  ops::dispatch_dtype(out.dtype(), [&](auto o) HWY_ATTR {
+    ops::dispatch_dtype(in.dtype(), [&](auto i) HWY_ATTR {
+      using Out = decltype(o);
+      using In = decltype(i);
+      const In* const from = in.data<In>() + begin;
+      map(
+          out.data<Out>() + begin, end - begin, [](auto x) HWY_ATTR { return x; }, from);
+    });
+  });
 }
-void relu_backward(float* d_in, const float* d_out, const float* in, bool accumulate, std::size_t n) {
-  if (accumulate)
-    RZ_EACH(i, 0, n) d_in[i] += in[i] > 0 ? d_out[i] : 0;
-  else
-    RZ_EACH(i, 0, n) d_in[i] = in[i] > 0 ? d_out[i] : 0;
+void relu(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end) {
+  const auto f = [](auto x) HWY_ATTR {
+    return hn::IfThenZeroElse(hn::Lt(x, hn::Zero(Floats())), x);  // NaN stays NaN
+  };
+  map_range(begin, end, f, out, in);
 }
-void tanh(float* out, const float* in, std::size_t n) {
-  map(
-      out, n, [](auto x) HWY_ATTR { return hyperbolic_tangent(x); }, in);
+void relu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, bool accumulate,
+                   std::size_t begin, std::size_t end) {
+  const auto f = [](auto dy, auto x)
+                     HWY_ATTR { return hn::IfThenElseZero(hn::Gt(x, hn::Zero(Floats())), dy); };
+  map_range_into(accumulate, begin, end, f, d_in, d_out, in);
 }
-void tanh_backward(float* d_in, const float* d_out, const float* out, bool accumulate, std::size_t n) {
-  if (accumulate)
-    RZ_EACH(i, 0, n) d_in[i] += d_out[i] * ((1 - out[i]) * (1 + out[i]));
-  else
-    RZ_EACH(i, 0, n) d_in[i] = d_out[i] * ((1 - out[i]) * (1 + out[i]));
+void tanh(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end) {
+  map_range(
+      begin, end, [](auto x) HWY_ATTR { return hyperbolic_tangent(x); }, out, in);
 }
-void scaled_difference(float* out, const float* a, const float* b, float factor, bool accumulate,
-                       std::size_t n) {
-  if (accumulate)
-    RZ_EACH(i, 0, n) out[i] += factor * (a[i] - b[i]);
-  else
-    RZ_EACH(i, 0, n) out[i] = factor * (a[i] - b[i]);
+void tanh_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, bool accumulate,
+                   std::size_t begin, std::size_t end) {
+  const auto f = [](auto dy, auto y) HWY_ATTR {
+    const FloatVector one = hn::Set(Floats(), 1.0f);
+    return hn::Mul(dy, hn::Mul(hn::Sub(one, y), hn::Add(one, y)));
+  };
+  map_range_into(accumulate, begin, end, f, d_in, d_out, out);
 }
-double squared_error(const float* a, const float* b, std::size_t n) {
+void scaled_difference(const Tensor& out, const Tensor& a, const Tensor& b, float factor, bool accumulate,
+                       std::size_t begin, std::size_t end) {
+  const auto f = [&](auto x, auto y) HWY_ATTR { return hn::Mul(hn::Set(Floats(), factor), hn::Sub(x, y)); };
+  map_range_into(accumulate, begin, end, f, out, a, b);
+}
+double squared_error(const Tensor& a, const Tensor& b, std::size_t begin, std::size_t end) {
   const auto squared = [](auto x, auto y) HWY_ATTR {
     const auto difference = hn::Sub(x, y);
     return hn::Mul(difference, difference);
   };
-  return sum(n, squared, a, b);
+  double total = 0;
+  ops::dispatch_dtype(a.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const T *const x = a.data<T>() + begin, *const y = b.data<T>() + begin;
+    total = sum(end - begin, squared, x, y);
+  });
+  return total;
 }
 
 }  // namespace HWY_NAMESPACE
@@ -71,8 +94,8 @@ namespace rz {
 
 HWY_EXPORT(add);
 HWY_EXPORT(multiply);
-HWY_EXPORT(add_scaled);
 HWY_EXPORT(scale);
+HWY_EXPORT(convert);
 HWY_EXPORT(relu);
 HWY_EXPORT(relu_backward);
 HWY_EXPORT(tanh);
@@ -89,67 +112,69 @@ constexpr std::size_t grain = 4096;  // elements per thread at least
 void fill(const Tensor& out, float value, const Stream& stream) {
   check("fill", {{"out", out}}, true);
   if (const auto* d = on_device("fill", out, stream)) return d->fill(out, value, stream);
-  float* o = out.data<float>();
-  stream.parallel_for(out.count(), grain,
-                      [&](std::size_t begin, std::size_t end) { std::fill(o + begin, o + end, value); });
+  dispatch_dtype(out.dtype(), [&](auto t) {
+    using T = decltype(t);
+    T* o = out.data<T>();
+    const T same = from_f32<T>(value);
+    stream.parallel_for(out.count(), grain,
+                        [&](std::size_t begin, std::size_t end) { std::fill(o + begin, o + end, same); });
+  });
 }
 
 void copy(const Tensor& out, const Tensor& in, const Stream& stream) {
   check("copy", {{"out", out}, {"in", in}}, out.count() == in.count());
   if (const auto* d = on_device("copy", out, stream)) return d->copy(out, in, stream);
-  float* o = out.data<float>();
-  const float* x = in.data<float>();
-  stream.parallel_for(out.count(), grain,
-                      [&](std::size_t begin, std::size_t end) { std::copy(x + begin, x + end, o + begin); });
+  stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
+    const std::size_t size = size_of(in.dtype());
+    if (out.dtype() == in.dtype())
+      std::copy(in.raw() + begin * size, in.raw() + end * size, out.raw() + begin * size);
+    else
+      HWY_DYNAMIC_DISPATCH(convert)(out, in, begin, end);
+  });
 }
 
 void add(const Tensor& out, const Tensor& a, const Tensor& b, const Stream& stream) {
   check("add", {{"out", out}, {"a", a}, {"b", b}}, out.count() == a.count() && a.count() == b.count());
   if (const auto* d = on_device("add", out, stream)) return d->add(out, a, b, stream);
-  float* o = out.data<float>();
-  const float *x = a.data<float>(), *y = b.data<float>();
+  check_dtype("add", out.dtype(), {{"a", a}, {"b", b}});
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(add)(o + begin, x + begin, y + begin, end - begin);
+    HWY_DYNAMIC_DISPATCH(add)(out, a, b, begin, end);
   });
 }
 
 void multiply(const Tensor& out, const Tensor& a, const Tensor& b, const Stream& stream) {
   check("multiply", {{"out", out}, {"a", a}, {"b", b}}, out.count() == a.count() && a.count() == b.count());
   if (const auto* d = on_device("multiply", out, stream)) return d->multiply(out, a, b, stream);
-  float* o = out.data<float>();
-  const float *x = a.data<float>(), *y = b.data<float>();
+  check_dtype("multiply", out.dtype(), {{"a", a}, {"b", b}});
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(multiply)(o + begin, x + begin, y + begin, end - begin);
+    HWY_DYNAMIC_DISPATCH(multiply)(out, a, b, begin, end);
   });
 }
 
 void add_scaled(const Tensor& out, const Tensor& in, float factor, const Stream& stream) {
   check("add_scaled", {{"out", out}, {"in", in}}, out.count() == in.count());
   if (const auto* d = on_device("add_scaled", out, stream)) return d->add_scaled(out, in, factor, stream);
-  float* o = out.data<float>();
-  const float* x = in.data<float>();
+  check_dtype("add_scaled", out.dtype(), {{"in", in}});
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(add_scaled)(o + begin, x + begin, factor, end - begin);
+    HWY_DYNAMIC_DISPATCH(scale)(out, in, factor, true, begin, end);
   });
 }
 
 void scale(const Tensor& out, const Tensor& in, float factor, const Stream& stream) {
   check("scale", {{"out", out}, {"in", in}}, out.count() == in.count());
   if (const auto* d = on_device("scale", out, stream)) return d->scale(out, in, factor, stream);
-  float* o = out.data<float>();
-  const float* x = in.data<float>();
+  check_dtype("scale", out.dtype(), {{"in", in}});
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(scale)(o + begin, x + begin, factor, end - begin);
+    HWY_DYNAMIC_DISPATCH(scale)(out, in, factor, false, begin, end);
   });
 }
 
 void relu(const Tensor& out, const Tensor& in, const Stream& stream) {
   check("relu", {{"out", out}, {"in", in}}, out.count() == in.count());
   if (const auto* d = on_device("relu", out, stream)) return d->relu(out, in, stream);
-  float* o = out.data<float>();
-  const float* x = in.data<float>();
+  check_dtype("relu", out.dtype(), {{"in", in}});
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(relu)(o + begin, x + begin, end - begin);
+    HWY_DYNAMIC_DISPATCH(relu)(out, in, begin, end);
   });
 }
 
@@ -159,21 +184,18 @@ void relu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, In
         d_in.count() == in.count() && d_out.count() == in.count());
   if (const auto* d = on_device("relu_backward", d_in, stream))
     return d->relu_backward(d_in, d_out, in, into, stream);
-  float* dx = d_in.data<float>();
-  const float *dy = d_out.data<float>(), *x = in.data<float>();
+  check_dtype("relu_backward", d_in.dtype(), {{"d_out", d_out}, {"in", in}});
   stream.parallel_for(in.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(relu_backward)
-    (dx + begin, dy + begin, x + begin, into == Into::accumulate, end - begin);
+    HWY_DYNAMIC_DISPATCH(relu_backward)(d_in, d_out, in, into == Into::accumulate, begin, end);
   });
 }
 
 void tanh(const Tensor& out, const Tensor& in, const Stream& stream) {
   check("tanh", {{"out", out}, {"in", in}}, out.count() == in.count());
   if (const auto* d = on_device("tanh", out, stream)) return d->tanh(out, in, stream);
-  float* o = out.data<float>();
-  const float* x = in.data<float>();
+  check_dtype("tanh", out.dtype(), {{"in", in}});
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(tanh)(o + begin, x + begin, end - begin);
+    HWY_DYNAMIC_DISPATCH(tanh)(out, in, begin, end);
   });
 }
 
@@ -183,11 +205,9 @@ void tanh_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, I
         d_in.count() == out.count() && d_out.count() == out.count());
   if (const auto* d = on_device("tanh_backward", d_in, stream))
     return d->tanh_backward(d_in, d_out, out, into, stream);
-  float* dx = d_in.data<float>();
-  const float *dy = d_out.data<float>(), *y = out.data<float>();
+  check_dtype("tanh_backward", d_in.dtype(), {{"d_out", d_out}, {"out", out}});
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(tanh_backward)
-    (dx + begin, dy + begin, y + begin, into == Into::accumulate, end - begin);
+    HWY_DYNAMIC_DISPATCH(tanh_backward)(d_in, d_out, out, into == Into::accumulate, begin, end);
   });
 }
 
@@ -196,26 +216,25 @@ void mean_squared_error(const Tensor& loss, const Tensor& a, const Tensor& b, co
         loss.count() == 1 && a.count() == b.count());
   if (const auto* d = on_device("mean_squared_error", a, stream))
     return d->mean_squared_error(loss, a, b, stream);
-  const float *x = a.data<float>(), *y = b.data<float>();
+  check_dtype("mean_squared_error", a.dtype(), {{"b", b}});
   const double sum = ordered_sum(a.count(), stream, [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(squared_error)(x + begin, y + begin, end - begin);
+    return HWY_DYNAMIC_DISPATCH(squared_error)(a, b, begin, end);
   });
   *loss.data<float>() = static_cast<float>(sum / static_cast<double>(std::max<std::size_t>(1, a.count())));
 }
 
 void mean_squared_error_backward(const Tensor& d_a, const Tensor& d_loss, const Tensor& a, const Tensor& b,
                                  Into into, const Stream& stream) {
-  check("mean_squared_error_backward", {{"d_a", d_a}, {"d_loss", d_loss}, {"a", a}, {"b", b}},
+  constexpr const char* op = "mean_squared_error_backward";
+  check(op, {{"d_a", d_a}, {"d_loss", d_loss}, {"a", a}, {"b", b}},
         d_a.count() == a.count() && d_loss.count() == 1 && a.count() == b.count());
-  if (const auto* d = on_device("mean_squared_error_backward", a, stream))
+  if (const auto* d = on_device(op, a, stream))
     return d->mean_squared_error_backward(d_a, d_loss, a, b, into, stream);
+  check_dtype(op, d_a.dtype(), {{"a", a}, {"b", b}});
   const double count = static_cast<double>(std::max<std::size_t>(1, a.count()));
   const auto factor = static_cast<float>(2.0 * *d_loss.data<float>() / count);
-  float* dx = d_a.data<float>();
-  const float *x = a.data<float>(), *y = b.data<float>();
   stream.parallel_for(a.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(scaled_difference)
-    (dx + begin, x + begin, y + begin, factor, into == Into::accumulate, end - begin);
+    HWY_DYNAMIC_DISPATCH(scaled_difference)(d_a, a, b, factor, into == Into::accumulate, begin, end);
   });
 }
 

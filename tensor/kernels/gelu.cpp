@@ -43,18 +43,19 @@ HWY_INLINE FloatVector derivative(FloatVector x) {
   return hn::MulAdd(hn::Mul(x, s), hn::Mul(hn::Mul(e, s), twice_du), s);
 }
 
-void gelu(float* out, const float* in, std::size_t n) {
+void gelu(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t end) {
   const auto f = [](auto x) HWY_ATTR { return hn::Mul(x, sigmoid(decay(x, hn::Mul(x, x)))); };
-  map(out, n, f, in);
+  map_range(begin, end, f, out, in);
 }
 
-void gelu_backward(float* d_in, const float* d_out, const float* in, bool accumulate, std::size_t n) {
+void gelu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, bool accumulate,
+                   std::size_t begin, std::size_t end) {
   const auto store = [](auto dy, auto x) HWY_ATTR { return hn::Mul(dy, derivative(x)); };
   const auto add = [](auto dx, auto dy, auto x) HWY_ATTR { return hn::MulAdd(dy, derivative(x), dx); };
   if (accumulate)
-    map(d_in, n, add, d_in, d_out, in);
+    map_range(begin, end, add, d_in, d_in, d_out, in);
   else
-    map(d_in, n, store, d_out, in);
+    map_range(begin, end, store, d_in, d_out, in);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -76,10 +77,9 @@ constexpr std::size_t grain = 1024;  // elements
 void gelu(const Tensor& out, const Tensor& in, const Stream& stream) {
   check("gelu", {{"out", out}, {"in", in}}, out.count() == in.count());
   if (const auto* d = on_device("gelu", out, stream)) return d->gelu(out, in, stream);
-  float* o = out.data<float>();
-  const float* x = in.data<float>();
+  check_dtype("gelu", out.dtype(), {{"in", in}});
   stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(gelu)(o + begin, x + begin, end - begin);
+    HWY_DYNAMIC_DISPATCH(gelu)(out, in, begin, end);
   });
 }
 
@@ -89,11 +89,9 @@ void gelu_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& in, In
         d_in.count() == in.count() && d_out.count() == in.count());
   if (const auto* d = on_device("gelu_backward", d_in, stream))
     return d->gelu_backward(d_in, d_out, in, into, stream);
-  float* dx = d_in.data<float>();
-  const float *dy = d_out.data<float>(), *x = in.data<float>();
+  check_dtype("gelu_backward", d_in.dtype(), {{"d_out", d_out}, {"in", in}});
   stream.parallel_for(in.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(gelu_backward)
-    (dx + begin, dy + begin, x + begin, into == Into::accumulate, end - begin);
+    HWY_DYNAMIC_DISPATCH(gelu_backward)(d_in, d_out, in, into == Into::accumulate, begin, end);
   });
 }
 

@@ -30,12 +30,15 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-void add_rows(float* out, const float* a, const float* b, std::size_t n) {
-  RZ_EACH(i, 0, n) out[i] = a[i] + b[i];
+void add_rows(const Tensor& out, const Tensor& a, const Tensor& b, std::size_t begin, std::size_t end) {
+  map_range(
+      begin, end, [](auto x, auto y) HWY_ATTR { return hn::Add(x, y); }, out, a, b);
 }
 
-ops::Statistics normalise(float* out, const float* x, const float* weight, const float* bias, std::size_t n,
-                          double epsilon) {
+template <class T>
+ops::Statistics normalise_row(T* out, const T* x, const T* weight, const T* bias, std::size_t n,
+                              double epsilon) {
+  const Floats d;
   const Doubles dd;
   const double mean = sum(
                           n, [](auto v) HWY_ATTR { return v; }, x) /
@@ -50,15 +53,31 @@ ops::Statistics normalise(float* out, const float* x, const float* weight, const
         return hn::Mul(deviation, deviation);
       },
       x);
-  for (std::size_t i = whole; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  for (std::size_t i = whole; i < n; ++i) squares += (to_f32(x[i]) - mean) * (to_f32(x[i]) - mean);
   const double inverse = 1 / std::sqrt(squares / static_cast<double>(n) + epsilon);
   const auto m = static_cast<float>(mean), r = static_cast<float>(inverse);
-  RZ_EACH(i, 0, n) out[i] = (x[i] - m) * r * weight[i] + bias[i];
+  const auto normal = [&](auto v, auto w, auto b) HWY_ATTR {
+    return hn::Add(hn::Mul(hn::Mul(hn::Sub(v, hn::Set(d, m)), hn::Set(d, r)), w), b);
+  };
+  map(out, n, normal, x, weight, bias);
   return {m, r};
 }
 
-void normalise_backward(float* d_x, const float* d_out, const float* x, const float* weight, std::size_t n,
-                        ops::Statistics s, bool accumulate) {
+ops::Statistics normalise(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                          std::size_t row, double epsilon) {
+  ops::Statistics s{};
+  ops::dispatch_dtype(x.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const std::size_t n = weight.count();
+    s = normalise_row<T>(out.data<T>() + row * n, x.data<T>() + row * n, weight.data<T>(), bias.data<T>(), n,
+                         epsilon);
+  });
+  return s;
+}
+
+template <class T>
+void normalise_row_backward(T* d_x, const T* d_out, const T* x, const T* weight, std::size_t n,
+                            ops::Statistics s, bool accumulate) {
   const Doubles dd;
   const auto centre = hn::Set(dd, s.mean), inverse = hn::Set(dd, s.inverse_deviation);
   const double count = static_cast<double>(n);
@@ -68,21 +87,35 @@ void normalise_backward(float* d_x, const float* d_out, const float* x, const fl
   const auto product = [&](auto dy, auto w, auto v)
                            HWY_ATTR { return hn::Mul(hn::Mul(dy, w), hn::Mul(hn::Sub(v, centre), inverse)); };
   const double mean_gn = sum(n, product, d_out, weight, x) / count;
-  const auto g = static_cast<float>(mean_g), gn = static_cast<float>(mean_gn);
-  const float m = s.mean, r = s.inverse_deviation;
-  if (accumulate)
-    RZ_EACH(i, 0, n) d_x[i] += r * (d_out[i] * weight[i] - g - (x[i] - m) * r * gn);
-  else
-    RZ_EACH(i, 0, n) d_x[i] = r * (d_out[i] * weight[i] - g - (x[i] - m) * r * gn);
+  const Floats d;
+  const auto g = hn::Set(d, static_cast<float>(mean_g)), gn = hn::Set(d, static_cast<float>(mean_gn));
+  const auto m = hn::Set(d, s.mean), r = hn::Set(d, s.inverse_deviation);
+  const auto gradient = [&](auto dy, auto w, auto v) HWY_ATTR {
+    const auto along_n = hn::Mul(hn::Mul(hn::Sub(v, m), r), gn);
+    return hn::Mul(r, hn::Sub(hn::Sub(hn::Mul(dy, w), g), along_n));
+  };
+  map_into(accumulate, d_x, n, gradient, d_out, weight, x);
 }
 
-void add_weight_gradient(const float* HWY_RESTRICT d_out, const float* HWY_RESTRICT x, std::size_t n,
+void normalise_backward(const Tensor& d_x, const Tensor& d_out, const Tensor& x, const Tensor& weight,
+                        std::size_t row, ops::Statistics s, bool accumulate) {
+  ops::dispatch_dtype(x.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const std::size_t n = weight.count(), at = row * n;
+    normalise_row_backward<T>(d_x.data<T>() + at, d_out.data<T>() + at, x.data<T>() + at, weight.data<T>(), n,
+                              s, accumulate);
+  });
+}
+
+/// Elements [at, at + n).
+void add_weight_gradient(const Tensor& d_out, const Tensor& x, std::size_t at, std::size_t n,
                          ops::Statistics s, double* HWY_RESTRICT sums) {
-  for (std::size_t j = 0; j < n; ++j) sums[j] += d_out[j] * ((x[j] - s.mean) * s.inverse_deviation);
-}
-
-void add_bias_gradient(const float* HWY_RESTRICT d_out, std::size_t n, double* HWY_RESTRICT sums) {
-  for (std::size_t j = 0; j < n; ++j) sums[j] += d_out[j];
+  ops::dispatch_dtype(x.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const T *const dy = d_out.data<T>() + at, *const v = x.data<T>() + at;
+    for (std::size_t j = 0; j < n; ++j)
+      sums[j] += to_f32(dy[j]) * ((to_f32(v[j]) - s.mean) * s.inverse_deviation);
+  });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -96,7 +129,6 @@ HWY_EXPORT(add_rows);
 HWY_EXPORT(normalise);
 HWY_EXPORT(normalise_backward);
 HWY_EXPORT(add_weight_gradient);
-HWY_EXPORT(add_bias_gradient);
 
 namespace ops {
 
@@ -106,19 +138,30 @@ constexpr std::size_t grain = 4;  // rows
 
 /// `first(row)` is called before the row is read.
 template <class F>
-void normalise_rows(const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation, const Tensor& x,
-                    const Tensor& weight, const Tensor& bias, float epsilon, const Stream& stream,
-                    const F& first) {
-  const std::size_t c = last(x);
-  float *o = out.data<float>(), *m = mean.data<float>(), *r = inverse_deviation.data<float>();
-  const float *v = x.data<float>(), *w = weight.data<float>(), *b = bias.data<float>();
+void normalise_rows(const char* op, const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation,
+                    const Tensor& x, const Tensor& weight, const Tensor& bias, float epsilon,
+                    const Stream& stream, const F& first) {
+  check_dtype(op, x.dtype(), {{"out", out}, {"weight", weight}, {"bias", bias}});
+  float *m = mean.data<float>(), *r = inverse_deviation.data<float>();
   stream.parallel_for(rows(x), grain, [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
       first(i);
-      const Statistics s = HWY_DYNAMIC_DISPATCH(normalise)(o + i * c, v + i * c, w, b, c, epsilon);
+      const Statistics s = HWY_DYNAMIC_DISPATCH(normalise)(out, x, weight, bias, i, epsilon);
       m[i] = s.mean, r[i] = s.inverse_deviation;
     }
   });
+}
+
+void parameter_gradients(const Tensor& d_weight, const Tensor& d_bias, const Tensor& d_out, const Tensor& x,
+                         const float* mean, const float* inverse_deviation, Into into, const Stream& stream) {
+  const std::size_t n = rows(x), c = last(x);
+  if (d_weight.defined())
+    column_sums(d_weight, n, into, stream,
+                [&](std::size_t row, std::size_t first, std::size_t count, double* sums) {
+                  HWY_DYNAMIC_DISPATCH(add_weight_gradient)
+                  (d_out, x, row * c + first, count, {mean[row], inverse_deviation[row]}, sums);
+                });
+  if (d_bias.defined()) column_sums_of(d_bias, d_out, into, stream);
 }
 
 }  // namespace
@@ -137,7 +180,8 @@ void layer_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_dev
             is_vector(bias, c));
   if (const auto* d = on_device("layer_norm", out, stream))
     return d->layer_norm(out, mean, inverse_deviation, x, weight, bias, epsilon, stream);
-  normalise_rows(out, mean, inverse_deviation, x, weight, bias, epsilon, stream, [](std::size_t) {});
+  normalise_rows("layer_norm", out, mean, inverse_deviation, x, weight, bias, epsilon, stream,
+                 [](std::size_t) {});
 }
 
 void add_layer_norm(const Tensor& sum, const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation,
@@ -157,11 +201,9 @@ void add_layer_norm(const Tensor& sum, const Tensor& out, const Tensor& mean, co
             inverse_deviation.count() == n && is_vector(weight, c) && is_vector(bias, c));
   if (const auto* d = on_device("add_layer_norm", sum, stream))
     return d->add_layer_norm(sum, out, mean, inverse_deviation, a, b, weight, bias, epsilon, stream);
-  float* s = sum.data<float>();
-  const float *x = a.data<float>(), *y = b.data<float>();
-  normalise_rows(out, mean, inverse_deviation, sum, weight, bias, epsilon, stream, [&](std::size_t i) {
-    HWY_DYNAMIC_DISPATCH(add_rows)(s + i * c, x + i * c, y + i * c, c);
-  });
+  check_dtype("add_layer_norm", sum.dtype(), {{"a", a}, {"b", b}});
+  const auto add_row = [&](std::size_t i) { HWY_DYNAMIC_DISPATCH(add_rows)(sum, a, b, i * c, (i + 1) * c); };
+  normalise_rows("add_layer_norm", out, mean, inverse_deviation, sum, weight, bias, epsilon, stream, add_row);
 }
 
 void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_bias, const Tensor& d_out,
@@ -185,24 +227,14 @@ void layer_norm_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor
     return d->layer_norm_backward(d_x, d_weight, d_bias, d_out, x, weight, mean, inverse_deviation, into_x,
                                   into_parameters, stream);
 
-  float* dx = d_x.data<float>();
-  const float *dy = d_out.data<float>(), *v = x.data<float>(), *w = weight.data<float>();
+  check_dtype(op, x.dtype(), {{"d_x", d_x}, {"d_out", d_out}, {"weight", weight}});
+  check_gradient_dtype(op, x.dtype(), {{"d_weight", d_weight}, {"d_bias", d_bias}});
   const float *m = mean.data<float>(), *r = inverse_deviation.data<float>();
   // The sums first, since d_x may alias d_out.
-  if (d_weight.defined())
-    column_sums(d_weight.data<float>(), n, c, into_parameters, stream,
-                [&](std::size_t row, std::size_t first, std::size_t count, double* sums) {
-                  const std::size_t at = row * c + first;
-                  HWY_DYNAMIC_DISPATCH(add_weight_gradient)(dy + at, v + at, count, {m[row], r[row]}, sums);
-                });
-  if (d_bias.defined())
-    column_sums(d_bias.data<float>(), n, c, into_parameters, stream,
-                [&](std::size_t row, std::size_t first, std::size_t count, double* sums) {
-                  HWY_DYNAMIC_DISPATCH(add_bias_gradient)(dy + row * c + first, count, sums);
-                });
+  parameter_gradients(d_weight, d_bias, d_out, x, m, r, into_parameters, stream);
   stream.parallel_for(n, grain, [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) HWY_DYNAMIC_DISPATCH(normalise_backward)
-    (dx + i * c, dy + i * c, v + i * c, w, c, {m[i], r[i]}, into_x == Into::accumulate);
+    (d_x, d_out, x, weight, i, {m[i], r[i]}, into_x == Into::accumulate);
   });
 }
 

@@ -1,42 +1,20 @@
-#include "tensor/ops.h"
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tensor/kernels/linear.cpp"
-#include "tensor/kernels/targets.h"
-// after the targets
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
-
 #include <cstring>
 
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/column_sum.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/gemm.h"
+#include "tensor/kernels/gemm_16bit.h"
+#include "tensor/ops.h"
 
-HWY_BEFORE_NAMESPACE();
 namespace rz {
-namespace HWY_NAMESPACE {
-
-void add_row(const float* HWY_RESTRICT row, std::size_t count, double* HWY_RESTRICT sums) {
-  for (std::size_t j = 0; j < count; ++j) sums[j] += row[j];
-}
-
-}  // namespace HWY_NAMESPACE
-}  // namespace rz
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
-namespace rz {
-
-HWY_EXPORT(add_row);
 
 namespace ops {
 
 namespace {
 
-using kernels::gemm;
-using kernels::Matrix;
+using kernels::Matrix16;
+using kernels::Product16;
 
 struct Sizes {
   std::size_t rows, in, out;
@@ -46,6 +24,12 @@ bool weight_fits(const Tensor& weight, const Sizes& s, WeightLayout layout) {
   return weight.shape() == (layout == WeightLayout::in_out ? Shape{s.in, s.out} : Shape{s.out, s.in});
 }
 
+/// A two-dimensional reading of a tensor: rows of last(tensor) elements.
+struct Operand {
+  const Tensor& tensor;
+  bool transposed = false;
+};
+
 void copy_to_rows(float* out, std::size_t rows, const Tensor& bias, const Stream& stream) {
   const std::size_t n = bias.count();
   const float* b = bias.data<float>();
@@ -54,18 +38,49 @@ void copy_to_rows(float* out, std::size_t rows, const Tensor& bias, const Stream
   });
 }
 
-void bias_gradient(const Tensor& d_bias, const Tensor& d_out, const Sizes& s, Into into,
-                   const Stream& stream) {
-  const float* dy = d_out.data<float>();
-  column_sums(d_bias.data<float>(), s.rows, s.out, into, stream,
-              [&](std::size_t row, std::size_t first, std::size_t count, double* sums) {
-                HWY_DYNAMIC_DISPATCH(add_row)(dy + row * s.out + first, count, sums);
-              });
+kernels::Matrix matrix(const Operand& o) { return {o.tensor.data<float>(), last(o.tensor), o.transposed}; }
+
+Matrix16 matrix16(const Operand& o) {
+  return {reinterpret_cast<const std::uint16_t*>(o.tensor.raw()), last(o.tensor), o.transposed};
+}
+
+/// With f32 the product starts from the bias, at no cost: without it the BLAS would set `out` to 0 and then
+/// add.
+void multiply_f32(const Tensor& out, const Sizes& s, const Operand& a, const Operand& b, const Tensor& bias,
+                  Into into, const Stream& stream) {
+  float* const o = out.data<float>();
+  if (bias.defined()) copy_to_rows(o, s.rows, bias, stream);
+  const float beta = bias.defined() || into == Into::accumulate ? 1 : 0;
+  kernels::gemm(o, s.out, s.rows, s.out, s.in, 1, matrix(a), matrix(b), beta, stream);
+}
+
+/// out[rows, out] = a[rows, in] · b[in, out] (+ bias[out]), or added to out. A 16-bit product may have an f32
+/// result.
+void multiply(const char* op, const Tensor& out, const Sizes& s, const Operand& a, const Operand& b,
+              const Tensor& bias, Into into, const Stream& stream) {
+  const DType factors = a.tensor.dtype();
+  if (b.tensor.dtype() != factors || (out.dtype() != factors && out.dtype() != DType::f32))
+    fail(Errc::invalid_argument, op, ": a product of ", name(factors), " and ", name(b.tensor.dtype()),
+         " with a result in ", name(out.dtype()),
+         "; both factors must have one type, and the result too, or f32");
+  check_dtype(op, factors, {{"bias", bias}});
+  if (factors == DType::f32) return multiply_f32(out, s, a, b, bias, into, stream);
+  kernels::gemm_16bit({.m = s.rows,
+                       .n = s.out,
+                       .k = s.in,
+                       .factors = factors,
+                       .a = matrix16(a),
+                       .b = matrix16(b),
+                       .c = out.raw(),
+                       .result = out.dtype(),
+                       .c_stride = s.out,
+                       .bias = bias.defined() ? bias.raw() : nullptr,
+                       .accumulate = into == Into::accumulate},
+                      stream);
 }
 
 }  // namespace
 
-// Starts the product from the bias, at no cost: without it the BLAS would set `out` to 0 and then add.
 void linear(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout,
             const Stream& stream) {
   const Sizes s{rows(x), last(x), last(out)};
@@ -76,11 +91,7 @@ void linear(const Tensor& out, const Tensor& x, const Tensor& weight, const Tens
     check("linear", {{"out", out}, {"x", x}, {"weight", weight}}, fits);
   if (const auto* d = on_device("linear", out, stream))
     return d->linear(out, x, weight, bias, layout, stream);
-
-  float* o = out.data<float>();
-  if (bias.defined()) copy_to_rows(o, s.rows, bias, stream);
-  gemm(o, s.out, s.rows, s.out, s.in, 1, {x.data<float>(), s.in},
-       {weight.data<float>(), last(weight), layout == WeightLayout::out_in}, bias.defined() ? 1 : 0, stream);
+  multiply("linear", out, s, {x}, {weight, layout == WeightLayout::out_in}, bias, Into::overwrite, stream);
 }
 
 void linear_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_bias, const Tensor& d_out,
@@ -98,19 +109,16 @@ void linear_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_
   if (const auto* d = on_device("linear_backward", d_out, stream))
     return d->linear_backward(d_x, d_weight, d_bias, d_out, x, weight, layout, into_x, into_parameters,
                               stream);
-
-  const float* dy = d_out.data<float>();
-  const auto beta = [](Into into) { return into == Into::accumulate ? 1.0f : 0.0f; };
-  if (d_x.defined())
-    gemm(d_x.data<float>(), s.in, s.rows, s.in, s.out, 1, {dy, s.out},
-         {weight.data<float>(), last(weight), in_out}, beta(into_x), stream);
-  if (d_weight.defined()) {
-    const Matrix a = in_out ? Matrix{x.data<float>(), s.in, true} : Matrix{dy, s.out, true};
-    const Matrix b = in_out ? Matrix{dy, s.out} : Matrix{x.data<float>(), s.in};
-    gemm(d_weight.data<float>(), last(weight), in_out ? s.in : s.out, last(weight), s.rows, 1, a, b,
-         beta(into_parameters), stream);
+  check_gradient_dtype(op, x.dtype(), {{"d_weight", d_weight}, {"d_bias", d_bias}});
+  if (d_x.defined()) {
+    check_dtype(op, x.dtype(), {{"d_x", d_x}});
+    multiply(op, d_x, {s.rows, s.out, s.in}, {d_out}, {weight, in_out}, {}, into_x, stream);
   }
-  if (d_bias.defined()) bias_gradient(d_bias, d_out, s, into_parameters, stream);
+  if (d_weight.defined() && in_out)
+    multiply(op, d_weight, {s.in, s.rows, s.out}, {x, true}, {d_out}, {}, into_parameters, stream);
+  else if (d_weight.defined())
+    multiply(op, d_weight, {s.out, s.rows, s.in}, {d_out, true}, {x}, {}, into_parameters, stream);
+  if (d_bias.defined()) column_sums_of(d_bias, d_out, into_parameters, stream);
 }
 
 void linear_gelu(const Tensor& out, const Tensor& pre, const Tensor& x, const Tensor& weight,
@@ -150,10 +158,8 @@ void matmul(const Tensor& out, const Tensor& a, bool transpose_a, const Tensor& 
             out.shape() == Shape{m, n});
   if (const auto* d = on_device("matmul", out, stream))
     return d->matmul(out, a, transpose_a, b, transpose_b, into, stream);
-  gemm(out.data<float>(), n, m, n, k, 1, {a.data<float>(), last(a), transpose_a},
-       {b.data<float>(), last(b), transpose_b}, into == Into::accumulate ? 1 : 0, stream);
+  multiply("matmul", out, {m, k, n}, {a, transpose_a}, {b, transpose_b}, {}, into, stream);
 }
 
 }  // namespace ops
 }  // namespace rz
-#endif

@@ -23,7 +23,8 @@ HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 
-double sum_of_exponentials(const float* in, std::size_t n, float row_max) {
+template <class T>
+double sum_of_exponentials(const T* in, std::size_t n, float row_max) {
   constexpr std::size_t block = 1024;
   const Floats d;
   const std::size_t lanes = hn::Lanes(d);
@@ -34,12 +35,12 @@ double sum_of_exponentials(const float* in, std::size_t n, float row_max) {
     FloatVector a = hn::Zero(d), b = a;
     std::size_t i = first;
     for (; i + 2 * lanes <= end; i += 2 * lanes) {
-      a = hn::Add(a, exponential(hn::Sub(hn::LoadU(d, in + i), shift)));
-      b = hn::Add(b, exponential(hn::Sub(hn::LoadU(d, in + i + lanes), shift)));
+      a = hn::Add(a, exponential(hn::Sub(load(d, in + i), shift)));
+      b = hn::Add(b, exponential(hn::Sub(load(d, in + i + lanes), shift)));
     }
     for (; i < end; i += lanes) {
       const float lowest = -std::numeric_limits<float>::infinity();
-      const auto x = end - i < lanes ? load_part(d, in + i, end - i, lowest) : hn::LoadU(d, in + i);
+      const auto x = end - i < lanes ? load_part(d, in + i, end - i, lowest) : load(d, in + i);
       a = hn::Add(a, exponential(hn::Sub(x, shift)));
     }
     total += hn::GetLane(hn::SumOfLanes(d, hn::Add(a, b)));
@@ -47,33 +48,70 @@ double sum_of_exponentials(const float* in, std::size_t n, float row_max) {
   return total;
 }
 
-/// log Σ e^in, in double; NaN if any element is NaN.
-double log_sum_of(const float* in, std::size_t n) {
-  const float row_max = largest(in, n);
-  return row_max + std::log(sum_of_exponentials(in, n, row_max));
+/// log Σ e^in of a row, in double; NaN if any element is NaN.
+double log_sum_of(const Tensor& in, std::size_t row) {
+  double log_sum = 0;
+  ops::dispatch_dtype(in.dtype(), [&](auto t) HWY_ATTR {
+    const std::size_t n = ops::last(in);
+    const auto* const x = in.data<decltype(t)>() + row * n;
+    const float row_max = largest(x, n);
+    log_sum = row_max + std::log(sum_of_exponentials(x, n, row_max));
+  });
+  return log_sum;
+}
+
+/// e^(x - shift) · factor
+HWY_INLINE FloatVector shifted_exponential(FloatVector x, float shift, float factor) {
+  const Floats d;
+  return hn::Mul(exponential(hn::Sub(x, hn::Set(d, shift))), hn::Set(d, factor));
 }
 
 /// out = e^(in - shift) · factor
-void exponentials_of(float* out, const float* in, std::size_t n, float shift, float factor) {
-  const auto f = [&](auto x) HWY_ATTR {
-    const Floats d;
-    return hn::Mul(exponential(hn::Sub(x, hn::Set(d, shift))), hn::Set(d, factor));
-  };
-  map(out, n, f, in);
+template <class T>
+void exponentials_of(T* out, const T* in, std::size_t n, float shift, float factor) {
+  map(
+      out, n, [&](auto x) HWY_ATTR { return shifted_exponential(x, shift, factor); }, in);
 }
 
-void softmax_row(float* out, const float* in, std::size_t n) {
-  const float row_max = largest(in, n);
-  exponentials_of(out, in, n, row_max, static_cast<float>(1 / sum_of_exponentials(in, n, row_max)));
+void softmax_row(const Tensor& out, const Tensor& in, std::size_t row) {
+  ops::dispatch_dtype(in.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const std::size_t n = ops::last(in);
+    const T* const x = in.data<T>() + row * n;
+    const float row_max = largest(x, n);
+    const auto factor = static_cast<float>(1 / sum_of_exponentials(x, n, row_max));
+    exponentials_of(out.data<T>() + row * n, x, n, row_max, factor);
+  });
 }
 
-void softmax_row_backward(float* d_in, const float* d_out, const float* out, std::size_t n, bool accumulate) {
-  const auto mean = static_cast<float>(sum(
-      n, [](auto dy, auto y) HWY_ATTR { return hn::Mul(dy, y); }, d_out, out));
-  if (accumulate)
-    RZ_EACH(i, 0, n) d_in[i] += out[i] * (d_out[i] - mean);
-  else
-    RZ_EACH(i, 0, n) d_in[i] = out[i] * (d_out[i] - mean);
+void softmax_row_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, std::size_t row,
+                          bool accumulate) {
+  ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const std::size_t n = ops::last(out);
+    const T *const dy = d_out.data<T>() + row * n, *const y = out.data<T>() + row * n;
+    const auto mean = static_cast<float>(sum(
+        n, [](auto a, auto b) HWY_ATTR { return hn::Mul(a, b); }, dy, y));
+    const auto gradient = [&](auto g, auto p)
+                              HWY_ATTR { return hn::Mul(p, hn::Sub(g, hn::Set(Floats(), mean))); };
+    map_into(accumulate, d_in.data<T>() + row * n, n, gradient, dy, y);
+  });
+}
+
+/// A row of (e^(logits - log_sum) - onehot(target)) · factor; d_logits may be logits. The target's element is
+/// rounded once, like the others.
+void cross_entropy_row_backward(const Tensor& d_logits, const Tensor& logits, std::size_t row,
+                                std::size_t target, float log_sum, float factor) {
+  ops::dispatch_dtype(logits.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const std::size_t n = ops::last(logits);
+    const T* const x = logits.data<T>() + row * n;
+    T* const d = d_logits.data<T>() + row * n;
+    const FloatVector at_target = hn::Set(Floats(), to_f32(x[target]));
+    exponentials_of(d, x, n, log_sum, factor);
+    const float probability = hn::GetLane(shifted_exponential(at_target, log_sum, factor));
+    d[target] = from_f32<T>(probability - factor);
+  });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -84,9 +122,9 @@ HWY_AFTER_NAMESPACE();
 namespace rz {
 
 HWY_EXPORT(log_sum_of);
-HWY_EXPORT(exponentials_of);
 HWY_EXPORT(softmax_row);
 HWY_EXPORT(softmax_row_backward);
+HWY_EXPORT(cross_entropy_row_backward);
 
 namespace ops {
 
@@ -97,6 +135,12 @@ constexpr std::int32_t ignored = -100;
 /// Minimum number of rows per thread.
 std::size_t grain(std::size_t columns) {
   return std::max<std::size_t>(1, 2048 / std::max<std::size_t>(columns, 1));
+}
+
+double element(const Tensor& t, std::size_t i) {
+  double value = 0;
+  dispatch_dtype(t.dtype(), [&](auto type) { value = to_f32(t.data<decltype(type)>()[i]); });
+  return value;
 }
 
 void check_sums(const char* op, const Tensor& sums, const Tensor& logits) {
@@ -110,11 +154,9 @@ void check_sums(const char* op, const Tensor& sums, const Tensor& logits) {
 void softmax(const Tensor& out, const Tensor& in, const Stream& stream) {
   check("softmax", {{"out", out}, {"in", in}}, out.count() == in.count());
   if (const auto* d = on_device("softmax", out, stream)) return d->softmax(out, in, stream);
-  const std::size_t n = last(in);
-  float* y = out.data<float>();
-  const float* x = in.data<float>();
-  stream.parallel_for(rows(in), grain(n), [&](std::size_t begin, std::size_t end) {
-    for (std::size_t i = begin; i < end; ++i) HWY_DYNAMIC_DISPATCH(softmax_row)(y + i * n, x + i * n, n);
+  check_dtype("softmax", in.dtype(), {{"out", out}});
+  stream.parallel_for(rows(in), grain(last(in)), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) HWY_DYNAMIC_DISPATCH(softmax_row)(out, in, i);
   });
 }
 
@@ -124,12 +166,10 @@ void softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out
         d_in.count() == out.count() && d_out.count() == out.count());
   if (const auto* d = on_device("softmax_backward", d_in, stream))
     return d->softmax_backward(d_in, d_out, out, into, stream);
-  const std::size_t n = last(out);
-  float* dx = d_in.data<float>();
-  const float *dy = d_out.data<float>(), *y = out.data<float>();
-  stream.parallel_for(rows(out), grain(n), [&](std::size_t begin, std::size_t end) {
-    for (std::size_t i = begin; i < end; ++i) HWY_DYNAMIC_DISPATCH(softmax_row_backward)
-    (dx + i * n, dy + i * n, y + i * n, n, into == Into::accumulate);
+  check_dtype("softmax_backward", out.dtype(), {{"d_in", d_in}, {"d_out", d_out}});
+  stream.parallel_for(rows(out), grain(last(out)), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i)
+      HWY_DYNAMIC_DISPATCH(softmax_row_backward)(d_in, d_out, out, i, into == Into::accumulate);
   });
 }
 
@@ -143,14 +183,13 @@ void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses,
   if (const auto* d = on_device("cross_entropy", logits, stream))
     return d->cross_entropy(loss, sums, losses, log_sum, logits, targets, stream);
   float *each = losses.data<float>(), *l = log_sum.data<float>();
-  const float* x = logits.data<float>();
   const std::int32_t* target = targets.data<std::int32_t>();
   const double sum = ordered_sum(n, stream, [&](std::size_t begin, std::size_t end) {
     double part = 0;
     for (std::size_t i = begin; i < end; ++i) {
-      const double log_total = HWY_DYNAMIC_DISPATCH(log_sum_of)(x + i * v, v);
+      const double log_total = HWY_DYNAMIC_DISPATCH(log_sum_of)(logits, i);
       const double here =
-          target[i] == ignored ? 0 : log_total - x[i * v + static_cast<std::size_t>(target[i])];
+          target[i] == ignored ? 0 : log_total - element(logits, i * v + static_cast<std::size_t>(target[i]));
       l[i] = static_cast<float>(log_total);
       each[i] = static_cast<float>(here);
       part += here;
@@ -177,19 +216,17 @@ void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const 
     return d->cross_entropy_backward(d_logits, logits, log_sum, targets, d_loss, sums, stream);
   const double count = sums.data<double>()[1];
   const auto factor = static_cast<float>(*d_loss.data<float>() * (count > 0 ? 1 / count : 0));
-  float* d = d_logits.data<float>();
-  const float *x = logits.data<float>(), *l = log_sum.data<float>();
+  check_dtype("cross_entropy_backward", logits.dtype(), {{"d_logits", d_logits}});
+  const float* l = log_sum.data<float>();
   const std::int32_t* target = targets.data<std::int32_t>();
+  const std::size_t row_bytes = v * size_of(logits.dtype());
   stream.parallel_for(n, grain(v), [&](std::size_t begin, std::size_t end) {
-    for (std::size_t i = begin; i < end; ++i) {
-      float* row = d + i * v;
-      if (target[i] == ignored) {
-        std::fill(row, row + v, 0.0f);
-        continue;
-      }
-      HWY_DYNAMIC_DISPATCH(exponentials_of)(row, x + i * v, v, l[i], factor);
-      row[target[i]] -= factor;
-    }
+    for (std::size_t i = begin; i < end; ++i)
+      if (target[i] == ignored)
+        std::fill_n(d_logits.raw() + i * row_bytes, row_bytes, std::byte{0});
+      else
+        HWY_DYNAMIC_DISPATCH(cross_entropy_row_backward)
+    (d_logits, logits, i, static_cast<std::size_t>(target[i]), l[i], factor);
   });
 }
 

@@ -1,6 +1,7 @@
 // Vector helpers of the kernels. Compiled once per target: include it after <hwy/highway.h>, outside any
-// namespace. A tail shorter than a vector is copied to a padded buffer, so that no memory outside the data is
-// read.
+// namespace. Elements are stored as f32, f16 or bf16 and computed in f32: a load is exact, a store rounds
+// once, to nearest, ties to even. A tail shorter than a vector is copied to a padded buffer, so that no
+// memory outside the data is read.
 #if defined(RZ_TENSOR_VECTOR_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RZ_TENSOR_VECTOR_INL_H_
 #undef RZ_TENSOR_VECTOR_INL_H_
@@ -12,13 +13,14 @@
 #include <cstring>
 #include <limits>
 
+#include "comm/core/math.h"
+#include "tensor/kernels/dtype_dispatch.h"
+#include "tensor/tensor.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace rz {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-// The output may alias an input: each element is read before it is written, so iterations are independent.
-#define RZ_EACH(i, begin, end) _Pragma("GCC ivdep") for (std::size_t i = begin; i < end; ++i)
 
 using Floats = hn::ScalableTag<float>;
 using Doubles = hn::ScalableTag<double>;
@@ -26,29 +28,119 @@ using HalfFloats = hn::Rebind<float, Doubles>;  // as many floats as a vector of
 using FloatVector = hn::Vec<Floats>;
 using DoubleVector = hn::Vec<Doubles>;
 
-/// Loads n < lanes floats from p; the other lanes are `pad`.
+// ---- loads and stores
+
 template <class D>
-HWY_INLINE hn::Vec<D> load_part(D d, const float* p, std::size_t n, float pad) {
+HWY_INLINE hn::Vec<D> load(D d, const float* p) {
+  return hn::LoadU(d, p);
+}
+template <class D>
+HWY_INLINE void store(hn::Vec<D> v, D d, float* p) {
+  hn::StoreU(v, d, p);
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> load(D d, const bf16* p) {
+  const hn::Rebind<std::uint16_t, D> narrow;
+  const hn::RebindToUnsigned<D> wide;
+  const auto bits = hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(p));
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(wide, bits)));
+}
+/// The arithmetic of detail::narrow_to_bf16. Highway's own conversion truncates.
+template <class D>
+HWY_INLINE void store(hn::Vec<D> v, D, bf16* p) {
+  const hn::Rebind<std::uint16_t, D> narrow;
+  const hn::RebindToUnsigned<D> wide;
+  const auto bits = hn::BitCast(wide, v), high = hn::ShiftRight<16>(bits);
+  const auto odd = hn::And(high, hn::Set(wide, 1u));
+  const auto nearest = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(wide, 0x7fffu))));
+  const auto nan = hn::RebindMask(wide, hn::Ne(v, v));
+  const auto rounded = hn::IfThenElse(nan, hn::Or(high, hn::Set(wide, 0x40u)), nearest);
+  const hn::RebindToSigned<hn::RebindToUnsigned<D>> whole;  // below 2^16: the conversion does not saturate
+  hn::StoreU(hn::DemoteTo(narrow, hn::BitCast(whole, rounded)), narrow, reinterpret_cast<std::uint16_t*>(p));
+}
+
+// Before AVX2 Highway converts f16 in software, which loses infinity and NaN.
+template <class D>
+HWY_INLINE hn::Vec<D> load(D d, const f16* p) {
+#if HWY_TARGET <= HWY_AVX2
+  const hn::Rebind<hwy::float16_t, D> narrow;
+  return hn::PromoteTo(d, hn::LoadU(narrow, reinterpret_cast<const hwy::float16_t*>(p)));
+#else
   HWY_ALIGN float lanes[hn::MaxLanes(d)];
-  for (std::size_t i = 0; i < hn::Lanes(d); ++i) lanes[i] = i < n ? p[i] : pad;
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) lanes[i] = to_f32(p[i]);
+  return hn::Load(d, lanes);
+#endif
+}
+template <class D>
+HWY_INLINE void store(hn::Vec<D> v, D d, f16* p) {
+#if HWY_TARGET <= HWY_AVX2
+  const hn::Rebind<hwy::float16_t, D> narrow;
+  hn::StoreU(hn::DemoteTo(narrow, v), narrow, reinterpret_cast<hwy::float16_t*>(p));
+#else
+  HWY_ALIGN float lanes[hn::MaxLanes(d)];
+  hn::Store(v, d, lanes);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) p[i] = from_f32<f16>(lanes[i]);
+#endif
+}
+
+/// Loads n < lanes elements from p; the other lanes are `pad`.
+template <class D, class T>
+HWY_INLINE hn::Vec<D> load_part(D d, const T* p, std::size_t n, float pad) {
+  HWY_ALIGN float lanes[hn::MaxLanes(d)];
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) lanes[i] = i < n ? to_f32(p[i]) : pad;
   return hn::Load(d, lanes);
 }
 
-template <class D>
-HWY_INLINE void store_part(hn::Vec<D> v, D d, float* p, std::size_t n) {
-  HWY_ALIGN float lanes[hn::MaxLanes(d)];
-  hn::Store(v, d, lanes);
-  std::memcpy(p, lanes, n * sizeof(float));
+template <class D, class T>
+HWY_INLINE void store_part(hn::Vec<D> v, D d, T* p, std::size_t n) {
+  HWY_ALIGN T lanes[hn::MaxLanes(d)];
+  store(v, d, lanes);
+  std::memcpy(p, lanes, n * sizeof(T));
 }
 
-/// out[i] = f(in[i]…), vectorized.
-template <class F, class... In>
-HWY_INLINE void map(float* out, std::size_t n, const F& f, const In*... in) {
+// ---- loops
+
+/// out[i] = f(in[i]…), vectorized. The output may be an input.
+template <class Out, class F, class... In>
+HWY_INLINE void map(Out* out, std::size_t n, const F& f, const In*... in) {
   const Floats d;
   const std::size_t lanes = hn::Lanes(d);
   std::size_t i = 0;
-  for (; i + lanes <= n; i += lanes) hn::StoreU(f(hn::LoadU(d, in + i)...), d, out + i);
+  for (; i + lanes <= n; i += lanes) store(f(load(d, in + i)...), d, out + i);
   if (i < n) store_part(f(load_part(d, in + i, n - i, 0.0f)...), d, out + i, n - i);
+}
+
+/// out[i] += f(in[i]…) if `accumulate`, otherwise out[i] = f(in[i]…).
+template <class Out, class F, class... In>
+HWY_INLINE void map_into(bool accumulate, Out* out, std::size_t n, const F& f, const In*... in) {
+  if (accumulate)
+    map(
+        out, n, [&](auto before, auto... x) HWY_ATTR { return hn::Add(before, f(x...)); },
+        static_cast<const Out*>(out), in...);
+  else
+    map(out, n, f, in...);
+}
+
+/// map() on elements [begin, end) of tensors of one dtype.
+template <class F, class... In>
+HWY_INLINE void map_range(std::size_t begin, std::size_t end, const F& f, const Tensor& out,
+                          const In&... in) {
+  ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    map(out.data<T>() + begin, end - begin, f, (static_cast<const T*>(in.template data<T>()) + begin)...);
+  });
+}
+
+/// map_into() on elements [begin, end) of tensors of one dtype.
+template <class F, class... In>
+HWY_INLINE void map_range_into(bool accumulate, std::size_t begin, std::size_t end, const F& f,
+                               const Tensor& out, const In&... in) {
+  ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    map_into(accumulate, out.data<T>() + begin, end - begin, f,
+             (static_cast<const T*>(in.template data<T>()) + begin)...);
+  });
 }
 
 /// Σ f(in[i]…) in double. f maps vectors of doubles to a vector of doubles; f(0…) must be 0.
@@ -60,29 +152,30 @@ HWY_INLINE double sum(std::size_t n, const F& f, const In*... in) {
   DoubleVector even = hn::Zero(d), odd = hn::Zero(d);
   std::size_t i = 0;
   for (; i + 2 * lanes <= n; i += 2 * lanes) {
-    even = hn::Add(even, f(hn::PromoteTo(d, hn::LoadU(h, in + i))...));
-    odd = hn::Add(odd, f(hn::PromoteTo(d, hn::LoadU(h, in + i + lanes))...));
+    even = hn::Add(even, f(hn::PromoteTo(d, load(h, in + i))...));
+    odd = hn::Add(odd, f(hn::PromoteTo(d, load(h, in + i + lanes))...));
   }
   for (; i < n; i += lanes) {
     const std::size_t left = n - i;
     even = hn::Add(even, left < lanes ? f(hn::PromoteTo(d, load_part(h, in + i, left, 0.0f))...)
-                                      : f(hn::PromoteTo(d, hn::LoadU(h, in + i))...));
+                                      : f(hn::PromoteTo(d, load(h, in + i))...));
   }
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
 }
 
-HWY_INLINE float largest(const float* in, std::size_t n) {
+template <class T>
+HWY_INLINE float largest(const T* in, std::size_t n) {
   const Floats d;
   const std::size_t lanes = hn::Lanes(d);
   const float lowest = -std::numeric_limits<float>::infinity();
   FloatVector a = hn::Set(d, lowest), b = a;
   std::size_t i = 0;
   for (; i + 2 * lanes <= n; i += 2 * lanes) {
-    a = hn::Max(hn::LoadU(d, in + i), a);
-    b = hn::Max(hn::LoadU(d, in + i + lanes), b);
+    a = hn::Max(load(d, in + i), a);
+    b = hn::Max(load(d, in + i + lanes), b);
   }
   for (; i < n; i += lanes)
-    a = hn::Max(n - i < lanes ? load_part(d, in + i, n - i, lowest) : hn::LoadU(d, in + i), a);
+    a = hn::Max(n - i < lanes ? load_part(d, in + i, n - i, lowest) : load(d, in + i), a);
   return hn::GetLane(hn::MaxOfLanes(d, hn::Max(a, b)));
 }
 

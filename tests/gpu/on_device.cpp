@@ -10,6 +10,12 @@
 
 namespace rz::test {
 
+#ifdef RZ_TESTED_ON_HOST
+const Device tested_device{};
+#else
+const Device tested_device{Device::cuda, 0};
+#endif
+
 #ifdef RZ_EMULATED_DEVICE
 const bool emulated_device = true;
 struct OnDevice::Schedule {
@@ -38,7 +44,7 @@ OnDevice::~OnDevice() {
 }
 
 void OnDevice::SetUp() {
-  if (cuda::device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  if (!on_host() && cuda::device_count() == 0) GTEST_SKIP() << "no CUDA device";
   reschedule(1);
 }
 
@@ -46,7 +52,7 @@ void OnDevice::reschedule(std::uint64_t seed) {
   stream = {};
   schedule_.reset();
   schedule_ = std::make_unique<Schedule>(seed);
-  stream = Stream::create(device);
+  stream = on_host() ? Stream::host(static_cast<int>(1 + seed % 3)) : Stream::create(device);
 }
 
 namespace {

@@ -1,7 +1,8 @@
 #pragma once
 /// Tests of device code. Every tests/gpu/*_test.cpp is built twice: as gpu_* for the card, where it skips
 /// with a reason if there is none, and as emulated_* for the emulated device, where the runtime and the
-/// kernels are replaced.
+/// kernels are replaced. Tests of operators are built a third time, as host_*: the host's operators have the
+/// same semantics.
 
 #include <gtest/gtest.h>
 
@@ -16,6 +17,7 @@
 namespace rz::test {
 
 extern const bool emulated_device;
+extern const Device tested_device;  ///< the first CUDA device, or the host
 
 #ifdef __SANITIZE_ADDRESS__
 inline constexpr bool checks_addresses = true;  ///< an update of a small model takes seconds
@@ -23,8 +25,9 @@ inline constexpr bool checks_addresses = true;  ///< an update of a small model 
 inline constexpr bool checks_addresses = false;
 #endif
 
-/// Fixture: a stream of device 0. On the emulated device each test is a schedule of its own; `reschedule`
-/// begins another one, with another order of concurrent tasks.
+/// Fixture: a stream of the tested device. On the emulated device each test is a schedule of its own;
+/// `reschedule` begins another one, with another order of concurrent tasks. On the host it changes the number
+/// of threads.
 class OnDevice : public testing::Test {
  protected:
   OnDevice();
@@ -35,7 +38,9 @@ class OnDevice : public testing::Test {
   static int schedules(int n) { return emulated_device ? n : 1; }
   void reschedule(std::uint64_t seed);
 
-  const Device device{Device::cuda, 0};
+  static bool on_host() { return tested_device.kind == Device::host; }
+
+  const Device device = tested_device;
   Stream stream;
 
  private:

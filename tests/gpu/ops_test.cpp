@@ -395,6 +395,7 @@ TEST_P(DeviceOps, EmbeddingBackwardAddsInTheHostsOrder) {
 }
 
 TEST_P(DeviceOps, TokensOutOfRangeAreSeenAndDoNoHarm) {
+  if (on_host()) GTEST_SKIP() << "the host refuses such tokens";
   const std::size_t c = 8;
   const Values table = random(3 * c, 1), dy(4 * c, 1.0);
   const Tensor tokens = to_device({2, 3, -1, std::numeric_limits<std::int32_t>::min()}, {1, 4}, stream),
@@ -482,7 +483,8 @@ TEST_P(DeviceOps, CrossEntropy) {
       for (std::size_t i = 0; i < n; ++i)
         EXPECT_NEAR(got[i], expected[i], 1e-6 * (1 + std::abs(expected[i])));
       EXPECT_NEAR(sum, total, 1e-6 * (1 + total));
-      EXPECT_NEAR(sum, of_losses, 1e-14 * of_losses);
+      // A device sums the losses that it stores, the host before it rounds them to f32.
+      EXPECT_NEAR(sum, of_losses, (on_host() ? 0x1p-24 : 1e-14) * of_losses);
       EXPECT_EQ(count, static_cast<double>(n > 2 ? n - 1 : n));
       EXPECT_EQ(from_device(loss, stream)[0], static_cast<float>(sum / count));
 
@@ -516,6 +518,7 @@ TEST_P(DeviceOps, NothingIsCountedWhereEveryTargetIsIgnored) {
 }
 
 TEST_P(DeviceOps, WhatIsWrongInTheLogitsOrTargetsReachesTheLoss) {
+  if (on_host()) GTEST_SKIP() << "the host refuses such targets";
   Values x = random_values(4 * 40, 1);
   x[7] = NAN;
   const Tensor logits = place(x, {4, 40}), targets = to_device({1, 2, 40, -1}, {4}, stream),
@@ -562,6 +565,7 @@ TEST_P(DeviceOps, TensorsWithoutElementsAreNoWork) {
 }
 
 TEST_P(DeviceOps, AGraphOfOperatorsRunsAgain) {
+  if (on_host()) GTEST_SKIP() << "graphs are of devices";
   using cuda::check;
   const std::size_t n = 6, c = 40;
   const Tensor x = place(random(n * c, 1), {n, c}), w = place(random(c, 2), {c}), out = empty({n, c}),
@@ -595,7 +599,9 @@ TEST_P(DeviceOps, TypesThatDoNotFitAreRefused) {
   const Tensor a = empty({8}), other = empty_on(stream, {8}, dtype == DType::f32 ? DType::f16 : DType::f32);
   EXPECT_THROW(ops::add(a, a, other, stream), Error);
   EXPECT_THROW(ops::gelu(a, other, stream), Error);
-  EXPECT_THROW(ops::add(a, a, a, {}), Error);  // a stream of the host
+  if (!on_host()) {
+    EXPECT_THROW(ops::add(a, a, a, {}), Error);  // a stream of the host
+  }
 }
 
 }  // namespace

@@ -1,0 +1,46 @@
+#include "tensor/kernels/column_sum.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tensor/kernels/column_sum.cpp"
+#include "tensor/kernels/targets.h"
+// after the targets
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "tensor/kernels/check.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace rz {
+namespace HWY_NAMESPACE {
+
+/// Elements [at, at + count) of the matrix.
+void add_row(const Tensor& matrix, std::size_t at, std::size_t count, double* HWY_RESTRICT sums) {
+  ops::dispatch_dtype(matrix.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const T* HWY_RESTRICT row = matrix.data<T>() + at;
+    for (std::size_t j = 0; j < count; ++j) sums[j] += to_f32(row[j]);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace rz
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace rz {
+
+HWY_EXPORT(add_row);
+
+namespace ops {
+
+void column_sums_of(const Tensor& out, const Tensor& matrix, Into into, const Stream& stream) {
+  const std::size_t columns = last(matrix);
+  column_sums(out, rows(matrix), into, stream,
+              [&](std::size_t row, std::size_t first, std::size_t count, double* sums) {
+                HWY_DYNAMIC_DISPATCH(add_row)(matrix, row * columns + first, count, sums);
+              });
+}
+
+}  // namespace ops
+}  // namespace rz
+#endif
