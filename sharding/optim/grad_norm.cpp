@@ -91,8 +91,32 @@ void add_squares(ExactSum& sum, const float* x, std::size_t count, const Stream&
   });
 }
 
+namespace {
+
+/// The squares of 16-bit elements are those of their values in f32, which are exact.
+void add_squares_of_16_bits(ExactSum& sum, const Tensor& x, const Stream& stream) {
+  constexpr std::size_t blocks = 32;
+  std::mutex joining;
+  stream.parallel_for(x.count() / norm_block, 1024, [&](std::size_t begin, std::size_t end) {
+    ExactSum own;
+    std::array<float, blocks * norm_block> wide;
+    const Stream this_thread;
+    for (std::size_t first = begin; first < end; first += blocks) {
+      const std::size_t n = std::min(blocks, end - first) * norm_block;
+      ops::copy(Tensor::borrow(wide.data(), {n}), x.view(first * norm_block, {n}), this_thread);
+      add_squares(own, wide.data(), n, this_thread);
+    }
+    const std::lock_guard lock(joining);
+    sum.add(own);
+  });
+}
+
+}  // namespace
+
 void SquareSum::add(const Tensor& x) {
-  if (stream_.device().kind == Device::host) return add_squares(sum_, x.data<float>(), x.count(), stream_);
+  const bool host = stream_.device().kind == Device::host;
+  if (host && x.dtype() == DType::f32) return add_squares(sum_, x.data<float>(), x.count(), stream_);
+  if (host) return add_squares_of_16_bits(sum_, x, stream_);
   const ops::Squared squared{x.raw(), x.dtype(), x.count()};
   ops::device_ops().optimizer.add_squares(words().data<std::int64_t>(), {&squared, 1}, stream_);
 }

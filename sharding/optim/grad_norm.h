@@ -52,7 +52,8 @@ class SquareSum {
   /// On a device the sum is computed in `words`, which is allocated if undefined. Keep `words` from one sum
   /// to the next: freeing device memory waits for all work on the device.
   SquareSum(Stream stream, Tensor& words) : stream_(std::move(stream)), words_(words) {}
-  /// Adds an f32 tensor on the device of the stream; its count must be a multiple of norm_block.
+  /// Adds a tensor of f32, f16 or bf16 on the device of the stream; its count must be a multiple of
+  /// norm_block.
   void add(const Tensor&);
   /// On a device: the memory that holds the sum.
   const Tensor& words();

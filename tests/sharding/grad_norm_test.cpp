@@ -8,6 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "tensor/ops.h"
+
 namespace rz {
 namespace {
 
@@ -83,6 +85,27 @@ TEST(AddSquares, SumsSquaresWhateverTheThreads) {
   ExactSum none;
   add_squares(none, x.data(), 0, {});
   EXPECT_EQ(none.value(), 0);
+}
+
+/// The sum of 16-bit elements is that of their values in f32, for any number of threads.
+TEST(SquareSumOf16Bits, IsExact) {
+  const std::size_t count = 64 * 2500;
+  for (const DType t : {DType::bf16, DType::f16}) {
+    const Tensor narrow = Tensor::empty({count}, t), wide = Tensor::empty({count});
+    for (std::size_t i = 0; i < count; ++i)
+      wide.data<float>()[i] =
+          std::ldexp(static_cast<float>(i * 7919 % 2003) - 1000, static_cast<int>(i % 17) - 8);
+    ops::copy(narrow, wide, {});
+    ops::copy(wide, narrow, {});
+    Tensor none;
+    SquareSum expected(Stream::host(1), none);
+    expected.add(wide);
+    for (const int threads : {1, 3}) {
+      SquareSum sum(Stream::host(threads), none);
+      sum.add(narrow);
+      EXPECT_EQ(sum.read().value(), expected.read().value()) << name(t) << ", " << threads << " threads";
+    }
+  }
 }
 
 }  // namespace
