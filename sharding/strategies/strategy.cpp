@@ -35,7 +35,7 @@ void wait_for_device(const Stream& stream) noexcept {
 Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, Communicator& communicator,
                    StrategyOptions options)
     : kind_(kind),
-      options_(checked(std::move(options), communicator)),
+      options_(checked(std::move(options))),
       runtime_(communicator),
       model_(module, agree_on_model(kind, module, options_, communicator),
              storage(plan, options_, communicator), runtime_),

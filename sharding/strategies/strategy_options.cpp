@@ -13,15 +13,12 @@ constexpr std::array strategy_names{"ddp", "zero1", "zero2", "zero3"};
 
 bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
 
-void check(const Precision& p, Device device) {
+void check(const Precision& p) {
   require(is_float(p.parameters), Errc::invalid_argument, "precision: parameters in ", name(p.parameters),
           "; choose f32, bf16 or f16");
   require(p.gradients == DType::f32 || p.gradients == p.parameters, Errc::invalid_argument,
           "precision: gradients in ", name(p.gradients), " of parameters in ", name(p.parameters),
           "; choose f32 or ", name(p.parameters));
-  require(!p.mixed() || device.kind == Device::cuda, Errc::unsupported, "training in ", name(p.parameters),
-          " needs a CUDA device, and the communicator's memory is on the ", name(device),
-          "; train in f32, or choose a device");
 }
 
 }  // namespace
@@ -49,8 +46,8 @@ ShardingPlan plan_of(StrategyKind kind) {
   fail(Errc::invalid_argument, "no such strategy");
 }
 
-StrategyOptions checked(StrategyOptions options, const Communicator& communicator) {
-  check(options.precision, communicator.options().device);
+StrategyOptions checked(StrategyOptions options) {
+  check(options.precision);
   return options;
 }
 

@@ -32,9 +32,8 @@ struct StrategyOptions {
   UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;
 };
 
-/// The options. Errc::invalid_argument or Errc::unsupported if the device of the
-/// communicator cannot train in that precision.
-StrategyOptions checked(StrategyOptions, const Communicator&);
+/// The options. Errc::invalid_argument for a precision that does not exist.
+StrategyOptions checked(StrategyOptions);
 /// Sizes and alignment of buckets.
 BucketOptions bucket_options(const StrategyOptions&, const Communicator&);
 

@@ -16,10 +16,13 @@ namespace {
 
 constexpr int ranks = 2;
 
-CommOptions on_a_device(int rank) {
+/// On the host or on a device.
+CommOptions in_memory(int rank) {
   CommOptions o;
-  o.backend = "peer_cuda";
-  o.device = {Device::cuda, rank % cuda::device_count()};
+  if (tested_device.kind == Device::cuda) {
+    o.backend = "peer_cuda";
+    o.device = {Device::cuda, rank % cuda::device_count()};
+  }
   o.timeout = std::chrono::seconds(60);
   return o;
 }
@@ -28,7 +31,7 @@ std::function<void(TinyRun&)> in(Precision precision, const std::function<void(T
   return [precision, change](TinyRun& run) {
     run.options.strategy_options.precision = precision;
     run.options.skip_overflow = precision.parameters == DType::f16;
-    run.comm = on_a_device;
+    run.comm = in_memory;
     if (change) change(run);
   };
 }
@@ -36,10 +39,11 @@ std::function<void(TinyRun&)> in(Precision precision, const std::function<void(T
 class MixedPrecision : public OnDevice, public testing::WithParamInterface<Precision> {};
 
 /// Rounding to 8 bits moves the loss of an untrained model by little; 2e-2 of 5.5 is far below the effect of
-/// a wrong operator or a lost gradient.
+/// a wrong operator or a lost gradient. At update 11 the gradient is fifteen times as large as before and
+/// overflows f16 with the initial factor, which ends the comparison.
 TEST_P(MixedPrecision, FollowsFloat64) {
   const TinyCase c = tiny_case("tiny");
-  const std::int64_t steps = checks_addresses ? 1 : emulated_device ? 2 : c.steps;
+  const std::int64_t steps = checks_addresses ? 1 : emulated_device ? 2 : on_host() ? 11 : c.steps;
   const Reports reports = train_tiny("tiny", ranks, StrategyKind::zero2, steps, in(GetParam()));
   for (std::size_t i = 0; i < reports.size(); ++i) {
     EXPECT_NEAR(reports[i].loss, c.loss[i], 2e-2) << "update " << i;
@@ -85,7 +89,7 @@ TEST_F(Masters, AreImportedAndExportedUnchanged) {
     std::mutex mutex;
     std::map<std::string, std::size_t> seen;
     run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      Communicator comm = Communicator::connect(rank, ranks, std::move(store), on_a_device(rank));
+      Communicator comm = Communicator::connect(rank, ranks, std::move(store), in_memory(rank));
       Gpt2 model(config);
       const auto s = make_strategy(kind, model, comm, {.precision = {DType::bf16, DType::bf16}});
       s->fill_parameters([&](const Parameter& p, Range r, float* out) {
@@ -118,7 +122,7 @@ TEST_F(Masters, AreGatheredOnceABucket) {
   const Gpt2Config config{.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32};
   for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero3})
     run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
-      Communicator comm = Communicator::connect(rank, ranks, std::move(store), on_a_device(rank));
+      Communicator comm = Communicator::connect(rank, ranks, std::move(store), in_memory(rank));
       Gpt2 model(config);
       const auto s = make_strategy(kind, model, comm, {.precision = {DType::bf16, DType::bf16}});
       const auto fill = [&](float value) {

@@ -38,13 +38,6 @@ void check_sample(const Options& o, const Gpt2Config& c) {
           "--sample: text samples need a byte vocabulary, vocab_size 256; ", o.model, " has ", c.vocab_size);
 }
 
-void check_precision(const Options& o, const DsConfig& ds) {
-  const DType type = ds.precision.parameters;
-  require(!ds.precision.mixed() || o.device.starts_with("cuda"), Errc::config, o.config, ": ",
-          type == DType::f16 ? "fp16" : "bf16", ".enabled: training in ", name(type),
-          " needs a CUDA device; give --device cuda, or set it to false");
-}
-
 /// The nearest existing ancestor of a path that will be created.
 fs::path existing_parent(fs::path path) {
   path = fs::absolute(path).lexically_normal();
@@ -81,7 +74,6 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   in.model = std::make_unique<Gpt2>(read_model_config(o.model));
   const Gpt2Config& config = in.model->config();
   in.ds = read_ds_config(o.config);
-  check_precision(o, in.ds);
   in.sizes = resolve_batch(in.ds, ranks);
   in.strategy = strategy_of(o, in.ds);
   in.seq_len = seq_len_of(o, config);
