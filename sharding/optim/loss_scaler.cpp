@@ -10,7 +10,7 @@ namespace rz {
 
 namespace {
 
-void check(const LossScaleOptions& o) {
+void require_in_range(const LossScaleOptions& o) {
   require(std::isfinite(o.fixed) && o.fixed >= 0, Errc::invalid_argument, "loss scale: fixed = ", o.fixed,
           " must be finite and not negative; 0 is dynamic");
   require(o.window >= 1 && o.hysteresis >= 1 && o.growth_interval >= 1, Errc::invalid_argument,
@@ -25,7 +25,7 @@ void check(const LossScaleOptions& o) {
 }  // namespace
 
 LossScaler::LossScaler(const LossScaleOptions& o) : options_(o) {
-  check(o);
+  require_in_range(o);
   state_.scale = o.fixed > 0 ? o.fixed : std::ldexp(1.0, o.initial_power);
   state_.hysteresis_left = o.hysteresis;
 }
