@@ -8,6 +8,7 @@
 #include <hwy/highway.h>
 
 #include "tensor/kernels/check.h"
+#include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace rz {
@@ -16,9 +17,9 @@ namespace HWY_NAMESPACE {
 /// Elements [at, at + count) of the matrix.
 void add_row(const Tensor& matrix, std::size_t at, std::size_t count, double* HWY_RESTRICT sums) {
   ops::dispatch_dtype(matrix.dtype(), [&](auto t) HWY_ATTR {
-    using T = decltype(t);
-    const T* HWY_RESTRICT row = matrix.data<T>() + at;
-    for (std::size_t j = 0; j < count; ++j) sums[j] += to_f32(row[j]);
+    const auto* const row = matrix.data<decltype(t)>() + at;
+    add_to_sums(
+        sums, count, [](auto x) HWY_ATTR { return x; }, row);
   });
 }
 

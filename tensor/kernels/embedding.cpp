@@ -2,19 +2,77 @@
 // that rows of one token are added in order. Sums are in f32: an element of a 16-bit gradient is rounded
 // once.
 
+#include "tensor/ops.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tensor/kernels/embedding.cpp"
+#include "tensor/kernels/targets.h"
+// after the targets
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <numeric>
 #include <vector>
 
-#include "comm/core/math.h"
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/dtype_dispatch.h"
-#include "tensor/ops.h"
+#include "tensor/kernels/vector-inl.h"
 
-namespace rz::ops {
+HWY_BEFORE_NAMESPACE();
+namespace rz {
+namespace HWY_NAMESPACE {
+
+/// out[at … at + n) = a[a_at …] + b[b_at …]
+void add_rows(const Tensor& out, std::size_t at, const Tensor& a, std::size_t a_at, const Tensor& b,
+              std::size_t b_at, std::size_t n) {
+  ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
+    using T = decltype(t);
+    const T *const x = a.data<T>() + a_at, *const y = b.data<T>() + b_at;
+    map(
+        out.data<T>() + at, n, [](auto v, auto w) HWY_ATTR { return hn::Add(v, w); }, x, y);
+  });
+}
+
+/// sums[0 … n) += in[at … at + n)
+void add_to(float* sums, const Tensor& in, std::size_t at, std::size_t n) {
+  ops::dispatch_dtype(in.dtype(), [&](auto t) HWY_ATTR {
+    const auto* const x = in.data<decltype(t)>() + at;
+    map_into(
+        true, sums, n, [](auto v) HWY_ATTR { return v; }, x);
+  });
+}
+
+/// t[at … at + n) to f32, or from f32.
+void widen(float* out, const Tensor& t, std::size_t at, std::size_t n) {
+  ops::dispatch_dtype(t.dtype(), [&](auto type) HWY_ATTR {
+    const auto* const x = t.data<decltype(type)>() + at;
+    map(
+        out, n, [](auto v) HWY_ATTR { return v; }, x);
+  });
+}
+void narrow(const Tensor& t, std::size_t at, const float* in, std::size_t n) {
+  ops::dispatch_dtype(t.dtype(), [&](auto type) HWY_ATTR {
+    map(
+        t.data<decltype(type)>() + at, n, [](auto v) HWY_ATTR { return v; }, in);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace rz
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace rz {
+
+HWY_EXPORT(add_rows);
+HWY_EXPORT(add_to);
+HWY_EXPORT(widen);
+HWY_EXPORT(narrow);
+
+namespace ops {
 
 namespace {
 
@@ -25,21 +83,24 @@ bool fits(const Tensor& rows_of, const Tensor& table) {
   return table.shape().dims() == 2 && last(rows_of) == last(table);
 }
 
-template <class T>
-void add_to(float* out, const T* in, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) out[i] += to_f32(in[i]);
-}
-
-/// out[0 … n) += row(0) + row(1) + … + row(count - 1), in this order, in f32.
-template <class G, class T, class F>
-void add_rows(G* out, std::size_t n, std::size_t count, const F& row) {
-  constexpr std::size_t tile = 64;
-  for (std::size_t at = 0; at < n; at += tile) {
-    const std::size_t width = std::min(tile, n - at);
-    std::array<float, tile> sums;
-    for (std::size_t j = 0; j < width; ++j) sums[j] = to_f32(out[at + j]);
-    for (std::size_t i = 0; i < count; ++i) add_to(sums.data(), static_cast<const T*>(row(i)) + at, width);
-    for (std::size_t j = 0; j < width; ++j) out[at + j] = from_f32<G>(sums[j]);
+/// Elements [at, at + n) of `out` += rows of `in` from elements row(0), row(1), …, row(count - 1), in this
+/// order, in f32.
+template <class F>
+void sum_rows(const Tensor& out, std::size_t at, std::size_t n, const Tensor& in, std::size_t count,
+              const F& row) {
+  if (out.dtype() == DType::f32) {
+    for (std::size_t i = 0; i < count; ++i)
+      HWY_DYNAMIC_DISPATCH(add_to)(out.data<float>() + at, in, row(i), n);
+    return;
+  }
+  constexpr std::size_t tile = 256;
+  std::array<float, tile> sums;
+  for (std::size_t first = 0; first < n; first += tile) {
+    const std::size_t width = std::min(tile, n - first);
+    HWY_DYNAMIC_DISPATCH(widen)(sums.data(), out, at + first, width);
+    for (std::size_t i = 0; i < count; ++i)
+      HWY_DYNAMIC_DISPATCH(add_to)(sums.data(), in, row(i) + first, width);
+    HWY_DYNAMIC_DISPATCH(narrow)(out, at + first, sums.data(), width);
   }
 }
 
@@ -54,35 +115,28 @@ const std::vector<std::uint32_t>& positions_by_token(const std::int32_t* tokens,
   return order;
 }
 
-/// f(G{}, T{}) for a gradient's and a value's type.
-template <class F>
-void with_types(const Tensor& gradient, const Tensor& value, const F& f) {
-  dispatch_dtype(value.dtype(), [&](auto t) {
-    dispatch_gradient_dtype<decltype(t)>(gradient.dtype(), [&](auto g) { f(g, t); });
-  });
-}
-
-/// Adds into the table row by row, which needs no order of the positions.
-template <class T>
-void add_to_table(float* table, const T* d_out, const std::int32_t* tokens, std::size_t n, std::size_t c,
+/// Adds into an f32 table row by row, which needs no order of the positions.
+void add_in_place(const Tensor& d_table, const Tensor& d_out, const std::int32_t* tokens,
                   const Stream& stream) {
+  const std::size_t c = last(d_out), n = rows(d_out);
+  float* const table = d_table.data<float>();
   stream.parallel_for(c, channel_grain, [&](std::size_t begin, std::size_t end) {
-    for (std::size_t i = 0; i < n; ++i)
-      add_to(table + static_cast<std::size_t>(tokens[i]) * c + begin, d_out + i * c + begin, end - begin);
+    for (std::size_t i = 0; i < n; ++i) HWY_DYNAMIC_DISPATCH(add_to)
+    (table + static_cast<std::size_t>(tokens[i]) * c + begin, d_out, i * c + begin, end - begin);
   });
 }
 
 /// Sums the rows of one token in f32, then rounds.
-template <class G, class T>
-void add_to_table(G* table, const T* d_out, const std::int32_t* tokens, std::size_t n, std::size_t c,
+void add_by_token(const Tensor& d_table, const Tensor& d_out, const std::int32_t* tokens,
                   const Stream& stream) {
+  const std::size_t c = last(d_out), n = rows(d_out);
   const std::vector<std::uint32_t>& order = positions_by_token(tokens, n);
   stream.parallel_for(c, channel_grain, [&](std::size_t begin, std::size_t end) {
     for (std::size_t first = 0, past = 0; first < n; first = past) {
       const std::int32_t token = tokens[order[first]];
       while (past < n && tokens[order[past]] == token) ++past;
-      add_rows<G, T>(table + static_cast<std::size_t>(token) * c + begin, end - begin, past - first,
-                     [&](std::size_t i) { return d_out + order[first + i] * c + begin; });
+      sum_rows(d_table, static_cast<std::size_t>(token) * c + begin, end - begin, d_out, past - first,
+               [&](std::size_t i) { return order[first + i] * c + begin; });
     }
   });
 }
@@ -117,16 +171,9 @@ void embedding_with_positions(const Tensor& out, const Tensor& tokens, const Ten
   check_dtype(op, table.dtype(), {{"out", out}, {"positions", positions}});
   const std::size_t c = last(table), length = out.shape()[1];
   const std::int32_t* token = tokens.data<std::int32_t>();
-  dispatch_dtype(table.dtype(), [&](auto type) {
-    using T = decltype(type);
-    T* o = out.data<T>();
-    const T *t = table.data<T>(), *p = positions.data<T>();
-    stream.parallel_for(rows(out), row_grain, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t i = begin; i < end; ++i) {
-        const T *a = t + static_cast<std::size_t>(token[i]) * c, *b = p + i % length * c;
-        for (std::size_t j = 0; j < c; ++j) o[i * c + j] = from_f32<T>(to_f32(a[j]) + to_f32(b[j]));
-      }
-    });
+  stream.parallel_for(rows(out), row_grain, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) HWY_DYNAMIC_DISPATCH(add_rows)
+    (out, i * c, table, static_cast<std::size_t>(token[i]) * c, positions, i % length * c, c);
   });
 }
 
@@ -138,10 +185,8 @@ void embedding_backward(const Tensor& d_table, const Tensor& d_out, const Tensor
     return d->embedding_backward(d_table, d_out, tokens, into, stream);
   check_gradient_dtype("embedding_backward", d_out.dtype(), {{"d_table", d_table}});
   if (into == Into::overwrite) clear(d_table, stream);
-  with_types(d_table, d_out, [&](auto g, auto t) {
-    add_to_table(d_table.data<decltype(g)>(), d_out.data<decltype(t)>(), tokens.data<std::int32_t>(),
-                 rows(d_out), last(d_out), stream);
-  });
+  const auto add = d_table.dtype() == DType::f32 ? add_in_place : add_by_token;
+  add(d_table, d_out, tokens.data<std::int32_t>(), stream);
 }
 
 void positions_backward(const Tensor& d_positions, const Tensor& d_out, Into into, const Stream& stream) {
@@ -152,15 +197,12 @@ void positions_backward(const Tensor& d_positions, const Tensor& d_out, Into int
   check_gradient_dtype("positions_backward", d_out.dtype(), {{"d_positions", d_positions}});
   if (into == Into::overwrite) clear(d_positions, stream);
   const std::size_t c = last(d_out), length = d_out.shape()[1], batch = d_out.shape()[0];
-  with_types(d_positions, d_out, [&](auto g, auto t) {
-    auto* d = d_positions.data<decltype(g)>();
-    const auto* dy = d_out.data<decltype(t)>();
-    stream.parallel_for(length, row_grain, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t i = begin; i < end; ++i)
-        add_rows<decltype(g), decltype(t)>(d + i * c, c, batch,
-                                           [&](std::size_t b) { return dy + (b * length + i) * c; });
-    });
+  stream.parallel_for(length, row_grain, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t t = begin; t < end; ++t)
+      sum_rows(d_positions, t * c, c, d_out, batch, [&](std::size_t b) { return (b * length + t) * c; });
   });
 }
 
-}  // namespace rz::ops
+}  // namespace ops
+}  // namespace rz
+#endif

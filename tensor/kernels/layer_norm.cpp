@@ -113,8 +113,10 @@ void add_weight_gradient(const Tensor& d_out, const Tensor& x, std::size_t at, s
   ops::dispatch_dtype(x.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
     const T *const dy = d_out.data<T>() + at, *const v = x.data<T>() + at;
-    for (std::size_t j = 0; j < n; ++j)
-      sums[j] += to_f32(dy[j]) * ((to_f32(v[j]) - s.mean) * s.inverse_deviation);
+    const HalfFloats h;
+    const auto m = hn::Set(h, s.mean), r = hn::Set(h, s.inverse_deviation);
+    const auto product = [&](auto g, auto x) HWY_ATTR { return hn::Mul(g, hn::Mul(hn::Sub(x, m), r)); };
+    add_to_sums(sums, n, product, dy, v);
   });
 }
 

@@ -163,6 +163,21 @@ HWY_INLINE double sum(std::size_t n, const F& f, const In*... in) {
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd)));
 }
 
+/// sums[i] += f(in[i]…), which is computed in f32, on vectors of HalfFloats.
+template <class F, class... In>
+HWY_INLINE void add_to_sums(double* HWY_RESTRICT sums, std::size_t n, const F& f, const In*... in) {
+  const Doubles d;
+  const HalfFloats h;
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes)
+    hn::StoreU(hn::Add(hn::LoadU(d, sums + i), hn::PromoteTo(d, f(load(h, in + i)...))), d, sums + i);
+  if (i == n) return;
+  HWY_ALIGN double rest[hn::MaxLanes(d)];
+  hn::Store(hn::PromoteTo(d, f(load_part(h, in + i, n - i, 0.0f)...)), d, rest);
+  for (std::size_t j = 0; i < n; ++i, ++j) sums[i] += rest[j];
+}
+
 template <class T>
 HWY_INLINE float largest(const T* in, std::size_t n) {
   const Floats d;

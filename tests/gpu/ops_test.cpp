@@ -10,6 +10,7 @@
 
 #include "comm/device/cuda_runtime.h"
 #include "tests/gpu/on_device.h"
+#include "tests/support/error_of.h"
 #include "tests/support/reference.h"
 
 namespace rz::test {
@@ -394,6 +395,19 @@ TEST_P(DeviceOps, EmbeddingBackwardAddsInTheHostsOrder) {
   EXPECT_EQ(from_device(on_device, stream), values_of(host));
 }
 
+/// In f32, 2^15 - 2^15 + 2^-10 is 2^-10, and 0 in the opposite order.
+TEST_P(DeviceOps, EmbeddingBackwardAddsRowsOfOneTokenInOrder) {
+  const std::size_t c = 3;
+  Values dy;
+  for (const double v : {0x1p15, 5.0, -0x1p15, 0x1p-10}) dy.insert(dy.end(), c, v);
+  const Tensor d_out = place(dy, {4, c}), tokens = to_device({1, 0, 1, 1}, {4}, stream);
+  for (const DType t : {dtype, DType::f32}) {
+    const Tensor d_table = empty_on(stream, {2, c}, t);
+    ops::embedding_backward(d_table, d_out, tokens, Into::overwrite, stream);
+    EXPECT_EQ(from_device(d_table, stream), (Values{5, 5, 5, 0x1p-10, 0x1p-10, 0x1p-10}));
+  }
+}
+
 TEST_P(DeviceOps, TokensOutOfRangeAreSeenAndDoNoHarm) {
   if (on_host()) GTEST_SKIP() << "the host refuses such tokens";
   const std::size_t c = 8;
@@ -596,9 +610,16 @@ TEST_P(DeviceOps, AGraphOfOperatorsRunsAgain) {
 }
 
 TEST_P(DeviceOps, TypesThatDoNotFitAreRefused) {
-  const Tensor a = empty({8}), other = empty_on(stream, {8}, dtype == DType::f32 ? DType::f16 : DType::f32);
+  const std::size_t n = 1 << 15;  // several threads on the host
+  const Tensor a = empty({n}), other = empty_on(stream, {n}, dtype == DType::f32 ? DType::f16 : DType::f32);
   EXPECT_THROW(ops::add(a, a, other, stream), Error);
   EXPECT_THROW(ops::gelu(a, other, stream), Error);
+  if (on_host()) {
+    const std::string text = error_of([&] { ops::add(a, a, other, stream); }).what();
+    EXPECT_NE(text.find(concat("add: b is ", name(other.dtype()), ", and must be ", name(dtype))),
+              std::string::npos)
+        << text;
+  }
   if (!on_host()) {
     EXPECT_THROW(ops::add(a, a, a, {}), Error);  // a stream of the host
   }
