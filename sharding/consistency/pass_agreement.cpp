@@ -24,9 +24,15 @@ void PassAgreement::begin(bool cancelled) {
   exchanged_ = used_;
   words_[0] = cancelled ? communicator_.size() - communicator_.rank() : 0;
   words_[1] = values_written_;
+  words_[2] = scopes_;
+  words_[3] = -scopes_;
   std::ranges::copy(used_, words_.begin() + fixed_words);
   if (communicator_.size() > 1)
     exchange_ = communicator_.all_reduce(Buffer(words_.data(), words_.size()), ReduceOp::max);
+}
+
+void PassAgreement::set_scopes(std::uint64_t hash) {
+  scopes_ = static_cast<std::int32_t>((hash ^ (hash >> 32)) & 0x7fffffff);
 }
 
 void PassAgreement::wait() { std::exchange(exchange_, {}).wait(); }

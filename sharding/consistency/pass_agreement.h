@@ -1,6 +1,6 @@
 #pragma once
 /// Exchange of control state in every reduced pass: which parameters were used, whether a rank cancelled the
-/// update, and whether values were written since they were last compared.
+/// update, whether values were written since they were last compared, and the order of scopes.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,6 +24,8 @@ class PassAgreement {
   void mark_used(int member) { used_[static_cast<std::size_t>(member)] = 1; }
   /// Gradients were dropped on this rank.
   void reset();
+  /// Hash of the scopes that this rank has run.
+  void set_scopes(std::uint64_t hash);
   /// Values were written on this rank.
   void mark_values_written() { values_written_ = true; }
 
@@ -40,18 +42,22 @@ class PassAgreement {
   bool is_used(int member) const { return words_[fixed_words + static_cast<std::size_t>(member)] != 0; }
   /// The lowest rank that cancelled the update; -1: none.
   int cancelled_by() const;
+  /// True if all ranks had the same hash of scopes at the last exchange.
+  bool same_scopes() const { return words_[2] == -words_[3]; }
   /// True if values were written on any rank before the last exchange and not compared since.
   bool values_need_check() const { return words_[1] != 0; }
   /// Called after all ranks have compared their values.
   void mark_values_checked();
 
  private:
-  static constexpr std::size_t fixed_words = 2;
+  static constexpr std::size_t fixed_words = 4;
   Communicator& communicator_;
   std::vector<std::uint8_t> used_, exchanged_;  // on this rank: now, and at the last exchange
   bool values_written_ = true;
-  std::vector<std::int32_t>
-      words_;  // [0]: size - rank if it cancelled; [1]: values written; then one per member: used
+  // [0]: size - rank if it cancelled; [1]: values written; [2], [3]: hash of scopes, and its negative; then
+  // one per member: used. The maximum over the ranks.
+  std::vector<std::int32_t> words_;
+  std::int32_t scopes_ = 0;
   Work exchange_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "comm/core/error.h"
@@ -12,8 +13,8 @@ namespace rz {
 namespace {
 
 using ScopeSet = std::vector<std::size_t>;
-/// Flat parameters by trainable, scopes.
-using ByScopes = std::map<std::pair<bool, ScopeSet>, FlatParameter>;
+/// Flat parameters by trainable, persistent, scopes.
+using ByScopes = std::map<std::tuple<bool, bool, ScopeSet>, FlatParameter>;
 
 std::map<const Parameter*, ScopeSet> scopes_by_parameter(const std::vector<const Scope*>& scopes) {
   std::map<const Parameter*, ScopeSet> out;
@@ -22,6 +23,21 @@ std::map<const Parameter*, ScopeSet> scopes_by_parameter(const std::vector<const
   return out;
 }
 
+/// Selects parameters one after the other.
+class PersistentSelection {
+ public:
+  explicit PersistentSelection(PersistenceThresholds limits) : limits_(limits) {}
+  bool take(const Parameter& p) {
+    const bool fits = p.count() <= limits_.per_parameter && p.count() <= limits_.whole_model - elements_;
+    if (fits) elements_ += p.count();
+    return fits;
+  }
+
+ private:
+  PersistenceThresholds limits_;
+  std::size_t elements_ = 0;
+};
+
 void append(FlatParameter& u, Parameter* p, std::size_t align) {
   u.parameters.push_back(p);
   u.offsets.push_back(u.count);
@@ -29,7 +45,8 @@ void append(FlatParameter& u, Parameter* p, std::size_t align) {
 }
 
 ByScopes grouped(const std::vector<const Scope*>& scopes, const ModelParameters& parameters,
-                 std::size_t align) {
+                 std::size_t align, PersistenceThresholds thresholds) {
+  PersistentSelection persistent(thresholds);
   auto used_by = scopes_by_parameter(scopes);
   ByScopes out;
   for (const auto* list : {&parameters.members(), &parameters.frozen()})
@@ -37,8 +54,10 @@ ByScopes grouped(const std::vector<const Scope*>& scopes, const ModelParameters&
       const ScopeSet& where = used_by[p];
       require(!where.empty(), Errc::invalid_argument, "zero3: parameter ", p->name,
               " stands in no scope; list it in the scope that uses it");
-      FlatParameter& u = out[{p->requires_grad, where}];
+      const bool stays = persistent.take(*p);
+      FlatParameter& u = out[{p->requires_grad, stays, where}];
       u.trainable = p->requires_grad;
+      u.persistent = stays;
       u.first_scope = where.front();
       append(u, p, align);
     }
@@ -51,15 +70,11 @@ bool contains(const FlatParameters::Indices& list, int u) {
 
 }  // namespace
 
-FlatParameters::FlatParameters(std::vector<const Scope*> scopes, const ModelParameters& parameters,
-                               std::size_t align, const Communicator& communicator)
-    : parameters_(parameters),
-      rank_(communicator.rank()),
-      ranks_(communicator.size()),
-      scopes_(std::move(scopes)) {
-  for (std::size_t s = 0; s < scopes_.size(); ++s)
-    position_.emplace(scopes_[s], static_cast<std::ptrdiff_t>(s));
-  for (auto& [key, u] : grouped(scopes_, parameters, align)) {
+FlatParameters::FlatParameters(const std::vector<const Scope*>& scopes, const ModelParameters& parameters,
+                               std::size_t align, PersistenceThresholds thresholds,
+                               const Communicator& communicator)
+    : parameters_(parameters), rank_(communicator.rank()), ranks_(communicator.size()) {
+  for (auto& [key, u] : grouped(scopes, parameters, align, thresholds)) {
     list_.push_back(u);
     list_.back().count = round_up(u.count, align * static_cast<std::size_t>(ranks_));
   }
@@ -98,25 +113,6 @@ const FlatParameters::Indices& FlatParameters::of(const Scope& scope) {
       if (!contains(at->second, found->second)) at->second.push_back(found->second);
     }
   return at->second;
-}
-
-std::ptrdiff_t FlatParameters::position(const Scope& scope) const {
-  const auto found = position_.find(&scope);
-  return found == position_.end() ? unknown : found->second;
-}
-
-FlatParameters::Indices FlatParameters::ahead(const Scope& scope, Pass pass, int count) const {
-  Indices out;
-  const std::ptrdiff_t here = position(scope);
-  if (here == unknown) return out;
-  const auto last = static_cast<std::ptrdiff_t>(scopes_.size()) - 1;
-  for (std::ptrdiff_t i = 1; i <= count; ++i) {
-    const std::ptrdiff_t next = pass == Pass::forward ? std::min(here + i, last) : here - i;
-    if (next < 0) break;
-    for (const Parameter* p : scopes_[static_cast<std::size_t>(next)]->parameters)
-      if (const int u = containing(*p); !contains(out, u)) out.push_back(u);
-  }
-  return out;
 }
 
 }  // namespace rz

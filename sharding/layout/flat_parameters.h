@@ -13,13 +13,20 @@
 
 namespace rz {
 
-/// Parameters of the same scopes in one buffer.
+/// Parameters of the same scopes in one buffer: trainable and frozen ones, persistent and other ones apart.
 struct FlatParameter {
   std::vector<Parameter*> parameters;
   std::vector<std::size_t> offsets;  ///< of the parameters, in elements
   std::size_t count = 0;             ///< elements, including padding
-  std::size_t first_scope = 0;       ///< index of the earliest scope, the last one to leave backward
+  std::size_t first_scope = 0;       ///< index of the earliest scope
   bool trainable = false;
+  bool persistent = false;  ///< every rank holds the values whole
+};
+
+/// Which parameters are persistent: those of up to `per_parameter` elements, while all of them together have
+/// no more than `whole_model`.
+struct PersistenceThresholds {
+  std::size_t per_parameter = 0, whole_model = 0;
 };
 
 /// The flat parameters of a model, trainable ones first, in the order of reduction. A trainable one has the
@@ -27,12 +34,11 @@ struct FlatParameter {
 class FlatParameters {
  public:
   using Indices = std::vector<int>;
-  static constexpr std::ptrdiff_t unknown = -1;
-
-  /// `scopes` in the order of use in forward. Errc::invalid_argument names a parameter that belongs to no
-  /// scope. `align`: elements; parameters start at multiples of it, shards too.
-  FlatParameters(std::vector<const Scope*> scopes, const ModelParameters&, std::size_t align,
-                 const Communicator&);
+  /// `scopes`, preferably in the order of use in forward, which is the order of reduction reversed.
+  /// Errc::invalid_argument names a parameter that belongs to no scope. `align`: elements; parameters start
+  /// at multiples of it, shards too.
+  FlatParameters(const std::vector<const Scope*>& scopes, const ModelParameters&, std::size_t align,
+                 PersistenceThresholds, const Communicator&);
 
   int size() const { return static_cast<int>(list_.size()); }
   const FlatParameter& operator[](int u) const { return list_[static_cast<std::size_t>(u)]; }
@@ -45,17 +51,10 @@ class FlatParameters {
 
   /// The flat parameters that a scope uses. Errc::invalid_argument if it uses a parameter of another model.
   const Indices& of(const Scope&);
-  /// Index of the scope in the order of use, or `unknown`.
-  std::ptrdiff_t position(const Scope&) const;
-  /// The flat parameters used by the next `count` scopes of a pass. The last scope of forward is the first of
-  /// backward.
-  Indices ahead(const Scope&, Pass, int count) const;
 
  private:
   const ModelParameters& parameters_;
   int rank_, ranks_;
-  std::vector<const Scope*> scopes_;
-  std::unordered_map<const Scope*, std::ptrdiff_t> position_;
   std::unordered_map<const Scope*, Indices> of_;
   std::unordered_map<const Parameter*, int> containing_;
   std::vector<FlatParameter> list_;

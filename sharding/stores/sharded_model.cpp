@@ -41,8 +41,13 @@ BucketLayout ShardedModel::plan_buckets(Module& module, Runtime& runtime) {
   check(options_.plan);
   if (options_.plan.values == Placement::replicated)
     return plan_member_buckets(parameters_, options_.precision.gradients, options_.buckets);
-  flat_parameters_ =
-      std::make_unique<FlatParameters>(module.scopes(), parameters_, norm_block, runtime.communicator);
+  const std::vector<const Scope*> scopes = module.scopes();
+  const GatherLimits& limits = options_.gathers;
+  flat_parameters_ = std::make_unique<FlatParameters>(
+      scopes, parameters_, norm_block,
+      PersistenceThresholds{limits.param_persistence_threshold, limits.model_persistence_threshold},
+      runtime.communicator);
+  trace_ = std::make_unique<ScopeTrace>(scopes.size());
   return flat_parameters_->buckets(options_.precision.gradients);
 }
 
@@ -65,7 +70,7 @@ std::vector<Tensor> ShardedModel::make_masters() const {
 void ShardedModel::make_values() {
   const DType dtype = options_.precision.parameters;
   if (flat_parameters_)
-    values_ = std::make_unique<ShardedValues>(*flat_parameters_, dtype, options_.prefetch, runtime_);
+    values_ = std::make_unique<ShardedValues>(*flat_parameters_, dtype, options_.gathers, *trace_, runtime_);
   else
     values_ = std::make_unique<ReplicatedValues>(parameters_, layout_, dtype, runtime_);
 }

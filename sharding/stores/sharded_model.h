@@ -10,7 +10,9 @@
 #include "sharding/layout/flat_parameters.h"
 #include "sharding/optim/precision.h"
 #include "sharding/runtime/runtime.h"
+#include "sharding/stores/gather_limits.h"
 #include "sharding/stores/gradient_store.h"
+#include "sharding/stores/scope_trace.h"
 #include "sharding/stores/value_store.h"
 
 namespace rz {
@@ -20,7 +22,7 @@ struct StorageOptions {
   ShardingPlan plan;
   Precision precision;
   BucketOptions buckets;
-  int prefetch = 0;  ///< sharded values: scopes gathered before their use
+  GatherLimits gathers;  ///< of sharded values
 };
 
 /// Layout and memory of the parameters of one model: values, masters and gradients.
@@ -37,6 +39,8 @@ class ShardedModel {
   const FlatLayout& layout() const { return layout_; }
   /// Null unless values are sharded.
   FlatParameters* flat_parameters() const { return flat_parameters_.get(); }
+  /// The scopes that were gathered. Null unless values are sharded.
+  const ScopeTrace* trace() const { return trace_.get(); }
   ValueStore& values() const { return *values_; }
   GradientStore& gradients() const { return *gradients_; }
 
@@ -58,6 +62,7 @@ class ShardedModel {
   Runtime& runtime_;
   ModelParameters parameters_;
   std::unique_ptr<FlatParameters> flat_parameters_;
+  std::unique_ptr<ScopeTrace> trace_;
   FlatLayout layout_;
   std::vector<Tensor> masters_;
   std::unique_ptr<ValueStore> values_;

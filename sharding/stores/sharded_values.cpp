@@ -15,18 +15,29 @@ namespace {
 
 constexpr auto destructor_timeout = std::chrono::seconds(5);
 
-void drop_values(const FlatParameter& u) {
-  for (Parameter* p : u.parameters) p->value = {};
-}
-
 }  // namespace
 
-ShardedValues::ShardedValues(FlatParameters& flat, DType dtype, int prefetch, Runtime& runtime)
-    : flat_(flat), prefetch_(prefetch), runtime_(runtime) {
+ShardedValues::ShardedValues(FlatParameters& flat, DType dtype, const GatherLimits& limits, ScopeTrace& trace,
+                             Runtime& runtime)
+    : flat_(flat), limits_(limits), trace_(trace), runtime_(runtime) {
   values_.resize(static_cast<std::size_t>(flat.size()));
-  for (int u = 0; u < flat.size(); ++u) at(u).shard = make_shard(u, dtype);
+  planned_.reserve(values_.size());
+  for (int u = 0; u < flat.size(); ++u)
+    if (flat[u].persistent)
+      make_persistent(u, dtype);
+    else
+      at(u).shard = make_shard(u, dtype);
   runtime.stream.synchronize();  // the sources of the copies are freed now
-  for (int u = 0; u < flat.size(); ++u) drop_values(flat[u]);
+  for (int u = 0; u < flat.size(); ++u) flat[u].persistent ? set_parameters(u) : drop_parameters(u);
+}
+
+void ShardedValues::make_persistent(int u, DType dtype) {
+  Values& values = at(u);
+  values.gathered = runtime_.allocate_flat(flat_[u].count, dtype);
+  values.shard = values.gathered.view(flat_.shard(u).begin, {flat_.shard(u).count()});
+  for_each_piece(flat_[u], {0, flat_[u].count}, [&](const Parameter& p, Range, std::size_t offset) {
+    if (p.value.defined()) ops::copy(values.gathered.view(offset, p.shape), p.value, runtime_.stream);
+  });
 }
 
 Tensor ShardedValues::make_shard(int u, DType dtype) const {
@@ -59,10 +70,15 @@ ShardedValues::~ShardedValues() {
 
 // ---- gathering
 
-const ShardedValues::Indices& ShardedValues::prefetch_set(const Scope& scope, Pass pass) {
-  const auto [at, is_new] = ahead_[static_cast<std::size_t>(pass)].try_emplace(&scope);
-  if (is_new) at->second = flat_.ahead(scope, pass, prefetch_);
-  return at->second;
+void ShardedValues::set_parameters(int u) {
+  for (std::size_t k = 0; k < flat_[u].parameters.size(); ++k) {
+    Parameter& p = *flat_[u].parameters[k];
+    p.value = at(u).gathered.view(flat_[u].offsets[k], p.shape);
+  }
+}
+
+void ShardedValues::drop_parameters(int u) {
+  for (Parameter* p : flat_[u].parameters) p->value = {};
 }
 
 void ShardedValues::gather_async(int index) {
@@ -76,51 +92,96 @@ void ShardedValues::wait_gathered(int u) {
   runtime_.exposed.wait(std::exchange(at(u).gather, {}), runtime_.stream);
 }
 
-void ShardedValues::reshard_all_but(const Indices& keep, const Indices& also) {
-  const auto contains = [](const Indices& list, int u) { return std::ranges::find(list, u) != list.end(); };
+/// Selects flat parameters in the order of their next use, so that the limits drop those that are used last.
+void ShardedValues::plan() {
+  ++plans_;
+  planned_.clear();
+  Budget budget;
+  for (int u = 0; u < flat_.size(); ++u)
+    if (at(u).active_scopes > 0 && !flat_[u].persistent) budget.live += flat_[u].count;
+  trace_.for_each_ahead([&](const ScopeTrace::Visit& visit) {
+    for (const int u : flat_.of(*visit.scope))
+      if (!flat_[u].persistent && !plan_use(u, budget)) return false;
+    return budget.ahead < limits_.prefetch_bucket_size || budget.distance < limits_.max_reuse_distance;
+  });
+}
+
+/// False if a limit ends the plan.
+bool ShardedValues::plan_use(int index, Budget& budget) {
+  Values& u = at(index);
+  const std::size_t count = flat_[index].count;
+  const bool prefetches = budget.ahead < limits_.prefetch_bucket_size;
+  const bool keeps = budget.distance < limits_.max_reuse_distance && u.gathered.defined();
+  budget.distance += count;
+  if (std::exchange(u.seen, plans_) == plans_ || !(prefetches || keeps)) return true;
+  if (u.active_scopes == 0) {
+    if (count > limits_.max_live_parameters - std::min(budget.live, limits_.max_live_parameters))
+      return false;
+    budget.live += count;
+    planned_.push_back(index);
+    u.wanted = plans_;
+  }
+  budget.ahead += prefetches ? count : 0;
+  return true;
+}
+
+void ShardedValues::drop_unplanned() {
   for (int u = 0; u < flat_.size(); ++u) {
-    if (at(u).active_scopes != 0 || !at(u).gathered.defined() || contains(keep, u) || contains(also, u))
+    if (at(u).active_scopes != 0 || !at(u).gathered.defined() || at(u).wanted == plans_ ||
+        flat_[u].persistent)
       continue;
     wait_gathered(u);
     at(u).gathered = {};
   }
 }
 
+void ShardedValues::drop_all_but(int kept) {
+  ++plans_;
+  if (kept >= 0) at(kept).wanted = plans_;
+  drop_unplanned();
+}
+
 void ShardedValues::enter(const Scope& scope, Pass pass) {
   const Indices& now = flat_.of(scope);
-  const Indices& next = prefetch_set(scope, pass);
-  reshard_all_but(now, next);
+  trace_.enter(scope, pass);
+  for (const int u : now) ++at(u).active_scopes;
+  plan();
+  drop_unplanned();
   for (const int u : now) gather_async(u);
-  for (const int u : next) gather_async(u);
+  for (const int u : planned_) gather_async(u);
   for (const int u : now) {
     wait_gathered(u);
-    if (at(u).active_scopes++) continue;
-    for (std::size_t k = 0; k < flat_[u].parameters.size(); ++k) {
-      Parameter& p = *flat_[u].parameters[k];
-      p.value = at(u).gathered.view(flat_[u].offsets[k], p.shape);
-    }
+    if (at(u).active_scopes == 1) set_parameters(u);
   }
 }
 
-void ShardedValues::leave(const Scope& scope, Pass pass) {
+void ShardedValues::leave(const Scope& scope, Pass) {
   for (const int u : flat_.of(scope))
-    if (--at(u).active_scopes == 0) drop_values(flat_[u]);
-  reshard_all_but(prefetch_set(scope, pass), {});
+    if (--at(u).active_scopes == 0 && !flat_[u].persistent) drop_parameters(u);
+  plan();
+  drop_unplanned();
 }
 
 void ShardedValues::release() {
+  trace_.release();
   for (int u = 0; u < flat_.size(); ++u) {
     at(u).active_scopes = 0;
-    drop_values(flat_[u]);
+    if (!flat_[u].persistent) drop_parameters(u);
   }
-  reshard_all_but({}, {});
+  drop_all_but(-1);
+}
+
+Work ShardedValues::publish(int bucket, const Stream& stream) {
+  if (!flat_[bucket].persistent) return {};
+  return runtime_.communicator.all_gather(at(bucket).shard.buffer(), at(bucket).gathered.buffer(), stream);
 }
 
 // ---- import and export
 
 Tensor ShardedValues::whole(const Parameter& p) {
   const int u = flat_.containing(p);
-  reshard_all_but({u}, {});
+  if (flat_[u].persistent) return p.value;
+  drop_all_but(u);
   gather_async(u);
   wait_gathered(u);
   const auto i = std::ranges::find(flat_[u].parameters, &p) - flat_[u].parameters.begin();
@@ -128,17 +189,23 @@ Tensor ShardedValues::whole(const Parameter& p) {
 }
 
 std::vector<StoredValue> ShardedValues::stored() const {
+  const bool first_rank = runtime_.communicator.rank() == 0;
   std::vector<StoredValue> out;
-  for (int u = 0; u < flat_.size(); ++u)
-    for_each_piece(flat_[u], flat_.shard(u), [&](Parameter& p, Range elements, std::size_t offset) {
-      out.push_back({&p, elements, at(u).shard.view(offset, {elements.count()}), true});
+  for (int u = 0; u < flat_.size(); ++u) {
+    const bool whole = flat_[u].persistent;
+    const Tensor& held = whole ? at(u).gathered : at(u).shard;
+    const Range range = whole ? Range{0, flat_[u].count} : flat_.shard(u);
+    for_each_piece(flat_[u], range, [&](Parameter& p, Range elements, std::size_t offset) {
+      out.push_back({&p, elements, held.view(offset, {elements.count()}), !whole || first_rank});
     });
+  }
   return out;
 }
 
 std::size_t ShardedValues::bytes() const {
   std::size_t total = 0;
-  for (const Values& u : values_) total += u.shard.bytes();
+  for (int u = 0; u < flat_.size(); ++u)
+    total += flat_[u].persistent ? at(u).gathered.bytes() : at(u).shard.bytes();
   return total;
 }
 

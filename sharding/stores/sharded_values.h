@@ -1,25 +1,27 @@
 #pragma once
 /// Values of which each rank holds its shard. The parameters of a scope are gathered just before the scope
-/// runs, in forward and backward, and dropped after it. Meanwhile the next scopes are prefetched.
+/// runs, in forward and backward, and dropped after it, unless they are used again soon. Meanwhile those of
+/// the next scopes are prefetched, in the order of an earlier pass. A scope that this order did not predict
+/// is gathered on demand.
 ///
 /// All ranks must run the same scopes in the same order, forward and backward. Tied embeddings are one flat
-/// parameter used by two scopes.
+/// parameter used by two scopes. Persistent flat parameters are held whole; their updates are published.
 
-#include <array>
-#include <unordered_map>
 #include <vector>
 
 #include "sharding/layout/flat_parameters.h"
 #include "sharding/runtime/runtime.h"
+#include "sharding/stores/gather_limits.h"
+#include "sharding/stores/scope_trace.h"
 #include "sharding/stores/value_store.h"
 
 namespace rz {
 
 class ShardedValues final : public ValueStore {
  public:
-  /// Copies this rank's shards, in `dtype`, then drops the values of the model. `prefetch`: scopes gathered
-  /// before their use.
-  ShardedValues(FlatParameters&, DType dtype, int prefetch, Runtime&);
+  /// Copies this rank's shards, in `dtype`, then drops the values of the model. The trace follows enter() and
+  /// release().
+  ShardedValues(FlatParameters&, DType dtype, const GatherLimits&, ScopeTrace&, Runtime&);
   /// Waits up to 5 s for a prefetch in flight, then aborts the communicator.
   ~ShardedValues() override;
 
@@ -27,7 +29,7 @@ class ShardedValues final : public ValueStore {
   void leave(const Scope&, Pass) override;
   void release() override;
   Tensor updated(int bucket) const override { return at(bucket).shard; }
-  Work publish(int, const Stream&) override { return {}; }
+  Work publish(int bucket, const Stream&) override;
   std::vector<StoredValue> stored() const override;
   Tensor whole(const Parameter&) override;
   std::size_t bytes() const override;
@@ -36,24 +38,37 @@ class ShardedValues final : public ValueStore {
   using Indices = FlatParameters::Indices;
   /// The values of a flat parameter on this rank.
   struct Values {
-    Tensor shard;
-    Tensor gathered;  // undefined unless gathered or being gathered
+    Tensor shard;     // a view of `gathered` if persistent
+    Tensor gathered;  // undefined unless persistent, gathered or being gathered
     Work gather;
-    int active_scopes = 0;  // scopes that were entered and not yet left
+    int active_scopes = 0;     // scopes that were entered and not yet left
+    std::uint64_t seen = 0;    // the last plan that met it
+    std::uint64_t wanted = 0;  // the last plan that keeps or prefetches it
   };
   Values& at(int u) { return values_[static_cast<std::size_t>(u)]; }
   const Values& at(int u) const { return values_[static_cast<std::size_t>(u)]; }
+  /// The elements of flat parameters that wait for their next use, while a plan is made.
+  struct Budget {
+    std::size_t live = 0, distance = 0, ahead = 0;
+  };
   Tensor make_shard(int u, DType) const;
+  void make_persistent(int u, DType);
+  void set_parameters(int u);
+  void drop_parameters(int u);
   void gather_async(int u);
   void wait_gathered(int u);
-  void reshard_all_but(const Indices& keep, const Indices& also);
-  const Indices& prefetch_set(const Scope&, Pass);
+  void plan();
+  bool plan_use(int u, Budget&);
+  void drop_unplanned();
+  void drop_all_but(int kept);
 
   FlatParameters& flat_;
-  int prefetch_;
+  GatherLimits limits_;
+  ScopeTrace& trace_;
   Runtime& runtime_;
-  std::vector<Values> values_;                                      // by flat parameter
-  std::array<std::unordered_map<const Scope*, Indices>, 2> ahead_;  // by Pass: what to prefetch
+  std::vector<Values> values_;  // by flat parameter
+  std::uint64_t plans_ = 0;
+  Indices planned_;  // flat parameters to keep or to gather, in the order of their next use
 };
 
 }  // namespace rz

@@ -37,8 +37,12 @@ void GradientReduction::gradient_ready(int member, const Stream& stream) {
     scheduler_->ready(member, stream);
 }
 
-void GradientReduction::leave(const Scope& scope) {
-  if (scopes_) scopes_->leave(scope, *scheduler_, runtime_.stream);
+void GradientReduction::enter(const Scope& scope, Pass pass) {
+  if (scopes_) scopes_->enter(scope, pass);
+}
+
+void GradientReduction::leave(const Scope& scope, bool synchronises) {
+  if (scopes_) scopes_->leave(scope, synchronises ? scheduler_.get() : nullptr, runtime_.stream);
 }
 
 Work GradientReduction::launch(int bucket, const Stream& given) {
@@ -66,6 +70,7 @@ void GradientReduction::finish(const Stream& stream, bool cancelled) {
   const bool captured = stream.capturing();
   if (captured) agreement_.reuse_last();
   scheduler_->launch_rest(stream);
+  if (const ScopeTrace* trace = model_.trace()) agreement_.set_scopes(trace->hash());
   // A backend that stages device memory through the host starts a call when its stream arrives there, in no
   // fixed order with calls on host memory. So the exchange in host memory runs after the staged calls.
   const bool staged = stream.device().kind == Device::cuda && !runtime_.communicator.capturable();
@@ -85,6 +90,7 @@ void GradientReduction::finish(const Stream& stream, bool cancelled) {
 void GradientReduction::reset() {
   for (Parameter* p : model_.parameters().members()) p->grad_is_fresh = true;
   agreement_.reset();
+  if (scopes_) scopes_->abandon_pass();
   model_.gradients().forget();
 }
 

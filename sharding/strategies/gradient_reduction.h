@@ -27,8 +27,10 @@ class GradientReduction {
   void gradient_begins(int member);
   /// Called in a pass that synchronises when the gradient of a member is complete.
   void gradient_ready(int member, const Stream&);
-  /// Called in a pass that synchronises after a scope has run backward.
-  void leave(const Scope&);
+  /// Called before a scope runs.
+  void enter(const Scope&, Pass);
+  /// Called after a scope has run backward. `synchronises`: the pass does.
+  void leave(const Scope&, bool synchronises);
 
   /// Reduces what is left and waits for all. Every rank makes the same calls in the same order, whichever
   /// members its pass used. Afterwards agreement() holds for all ranks.

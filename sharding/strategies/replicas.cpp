@@ -1,6 +1,7 @@
 #include "sharding/strategies/replicas.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/core/error.h"
 
@@ -14,17 +15,25 @@ void require_in_f32(const Parameter& p) {
           "; strategies take f32 parameters (StrategyOptions::precision selects what they become)");
 }
 
+void add_facts(const GatherLimits& limits, std::vector<Fact>& facts) {
+  facts.push_back({"prefetch_bucket_size", concat(limits.prefetch_bucket_size)});
+  facts.push_back({"max_live_parameters", concat(limits.max_live_parameters)});
+  facts.push_back({"max_reuse_distance", concat(limits.max_reuse_distance)});
+  facts.push_back({"param_persistence_threshold", concat(limits.param_persistence_threshold)});
+  facts.push_back({"model_persistence_threshold", concat(limits.model_persistence_threshold)});
+}
+
 void require_same_options(StrategyKind kind, const StrategyOptions& options, Communicator& communicator) {
   const auto yes = [](bool x) { return x ? "yes" : "no"; };
-  const std::vector<Fact> facts{{"the strategy", name(kind)},
-                                {"first_bucket_bytes", concat(options.first_bucket_bytes)},
-                                {"bucket_bytes", concat(options.bucket_bytes)},
-                                {"overlap", yes(options.overlap)},
-                                {"rebuild", yes(options.rebuild)},
-                                {"precision.parameters", name(options.precision.parameters)},
-                                {"precision.gradients", name(options.precision.gradients)},
-                                {"prefetch_scopes", concat(options.prefetch_scopes)},
-                                {"unused_parameters", name(options.unused_parameters)}};
+  std::vector<Fact> facts{{"the strategy", name(kind)},
+                          {"first_bucket_bytes", concat(options.first_bucket_bytes)},
+                          {"bucket_bytes", concat(options.bucket_bytes)},
+                          {"overlap", yes(options.overlap)},
+                          {"rebuild", yes(options.rebuild)},
+                          {"precision.parameters", name(options.precision.parameters)},
+                          {"precision.gradients", name(options.precision.gradients)},
+                          {"unused_parameters", name(options.unused_parameters)}};
+  add_facts(options.gathers, facts);
   require_same("StrategyOptions", facts, "give every rank the same", communicator);
 }
 
@@ -85,6 +94,19 @@ void ReplicaComparison::require_same_values() {
   if (options.plan.state == Placement::replicated && options.precision.mixed()) add_masters(facts);
   require_same("a parameter's value", facts,
                "fill or load the same on every rank (the same seed, the same checkpoint)",
+               runtime_.communicator);
+}
+
+void ReplicaComparison::require_same_scopes(const PassAgreement& agreement) {
+  const ScopeTrace* trace = model_.trace();
+  if (!trace) return;
+  const std::uint64_t since = std::exchange(compared_scopes_, trace->visits());
+  if (agreement.same_scopes()) return;
+  std::vector<Fact> facts;
+  for (const auto& visit : trace->last(trace->visits() - since))
+    facts.push_back({concat("number ", facts.size()),
+                     concat(visit.scope->name, visit.pass == Pass::forward ? " forward" : " backward")});
+  require_same("the order of scopes", facts, "run the same scopes in the same order on every rank",
                runtime_.communicator);
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "autograd_lite/module.h"
+#include "sharding/consistency/pass_agreement.h"
 #include "sharding/consistency/rank_consistency.h"
 #include "sharding/layout/model_parameters.h"
 #include "sharding/strategies/strategy_options.h"
@@ -26,6 +27,9 @@ class ReplicaComparison {
   void record(const ValueAccess::Fill&);
   /// Errc::mismatch names the parameter and the rank that differ. Collective.
   void require_same_values();
+  /// Errc::mismatch names the first scope that ranks have not run alike since the last call, and the rank.
+  /// Collective.
+  void require_same_scopes(const PassAgreement&);
 
  private:
   std::vector<Fact> held_values() const;
@@ -34,6 +38,7 @@ class ReplicaComparison {
   const ShardedModel& model_;
   ValueAccess& access_;
   Runtime& runtime_;
+  std::uint64_t compared_scopes_ = 0;
   std::vector<Fact> filled_;  // hashes of the first elements that fill() wrote
 };
 

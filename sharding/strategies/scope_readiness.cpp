@@ -12,18 +12,36 @@ ScopeReadiness::ScopeReadiness(FlatParameters& flat, const ModelParameters& para
       parameters_(parameters),
       layout_(layout),
       progress_(parameters.members().size()),
-      queued_(static_cast<std::size_t>(flat.size())) {}
+      queued_(static_cast<std::size_t>(flat.size())),
+      first_(static_cast<std::size_t>(flat.size())) {}
 
 void ScopeReadiness::begin_pass() {
   std::ranges::fill(progress_, Progress::untouched);
   std::ranges::fill(queued_, 0);
 }
 
+void ScopeReadiness::begin_forward() {
+  std::ranges::fill(first_, nullptr);
+  ran_backward_ = false;
+}
+
+void ScopeReadiness::enter(const Scope& scope, Pass pass) {
+  if (pass == Pass::backward) {
+    ++backward_depth_;
+    ran_backward_ = true;
+    return;
+  }
+  if (backward_depth_ > 0) return;
+  if (ran_backward_) begin_forward();
+  for (const int u : flat_.of(scope))
+    if (const Scope*& first = first_[static_cast<std::size_t>(u)]; !first) first = &scope;
+}
+
 void ScopeReadiness::touch(int member) {
-  require(
-      !queued_[static_cast<std::size_t>(layout_.place(member).bucket)], Errc::unsupported,
-      "zero3: a gradient for ", parameters_.member(member).name,
-      " was computed after backward of the first scope that lists it; list it in every scope that uses it");
+  require(!queued_[static_cast<std::size_t>(layout_.place(member).bucket)], Errc::unsupported,
+          "zero3: a gradient for ", parameters_.member(member).name,
+          " was computed after backward of the first of the scopes that list it; list it in every scope that "
+          "uses it");
   progress_[static_cast<std::size_t>(member)] = Progress::touched;
 }
 
@@ -36,17 +54,16 @@ bool ScopeReadiness::is_complete(const std::vector<int>& members) const {
       members, [&](int m) { return progress_[static_cast<std::size_t>(m)] == Progress::touched; });
 }
 
-void ScopeReadiness::leave(const Scope& scope, BucketScheduler& scheduler, const Stream& stream) {
-  const std::ptrdiff_t position = flat_.position(scope);
-  if (position == FlatParameters::unknown) return;
+void ScopeReadiness::leave(const Scope& scope, BucketScheduler* scheduler, const Stream& stream) {
+  if (backward_depth_ > 0) --backward_depth_;
+  if (!scheduler) return;
   for (const int u : flat_.of(scope)) {
-    const bool is_first = flat_[u].first_scope == static_cast<std::size_t>(position);
-    if (!flat_[u].trainable || !is_first) continue;
+    if (!flat_[u].trainable || first_[static_cast<std::size_t>(u)] != &scope) continue;
     const std::vector<int>& members = layout_.bucket(u).members;
     char& queued = queued_[static_cast<std::size_t>(u)];
     if (queued || !is_complete(members)) continue;
     queued = 1;
-    for (const int m : members) scheduler.ready(m, stream);
+    for (const int m : members) scheduler->ready(m, stream);
   }
 }
 

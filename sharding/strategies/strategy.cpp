@@ -14,10 +14,12 @@ namespace {
 
 StorageOptions storage(const ShardingPlan& plan, const StrategyOptions& options,
                        const Communicator& communicator) {
-  return {.plan = plan,
-          .precision = options.precision,
-          .buckets = bucket_options(options, communicator),
-          .prefetch = options.overlap ? options.prefetch_scopes : 0};
+  StorageOptions out{.plan = plan,
+                     .precision = options.precision,
+                     .buckets = bucket_options(options, communicator),
+                     .gathers = options.gathers};
+  if (!options.overlap) out.gathers.prefetch_bucket_size = 0;
+  return out;
 }
 
 /// The device may still use memory that is freed next. The wait for a hung device is bounded.
@@ -57,10 +59,13 @@ Strategy::~Strategy() {
 
 TapeHooks Strategy::hooks() {
   TapeHooks out;
-  out.enter = [this](const Scope& scope, Pass pass) { model_.values().enter(scope, pass); };
+  out.enter = [this](const Scope& scope, Pass pass) {
+    model_.values().enter(scope, pass);
+    reduction_.enter(scope, pass);
+  };
   out.leave = [this](const Scope& scope, Pass pass) {
     model_.values().leave(scope, pass);
-    if (pass == Pass::backward && pass_.reducing()) reduction_.leave(scope);
+    if (pass == Pass::backward) reduction_.leave(scope, pass_.reducing());
   };
   out.before_grad = [this](Parameter& p) { gradient_begins(p); };
   out.grad_ready = [this](Parameter& p, const Stream& stream) {
@@ -109,7 +114,8 @@ void Strategy::finish_gradients(const Stream& given) {
                " cancelled the update (cancel_update()); gradients are dropped; continue with zero_grad()"),
         culprit);
   }
-  pass_.reset();  // if the comparison below throws
+  pass_.reset();  // if a comparison below throws
+  comparison_.require_same_scopes(reduction_.agreement());
   check_values(stream);
   pass_.set_reduced();
   control_.reset_clipping();

@@ -9,6 +9,7 @@
 #include "sharding/layout/sharding_plan.h"
 #include "sharding/optim/precision.h"
 #include "sharding/optim/unused_parameters.h"
+#include "sharding/stores/gather_limits.h"
 
 namespace rz {
 
@@ -28,7 +29,7 @@ struct StrategyOptions {
   bool overlap = true;  ///< false: wait for each reduction where it starts, and do not prefetch
   bool rebuild = true;  ///< ddp: rebucket by the order of gradient readiness in the first step
   Precision precision;
-  int prefetch_scopes = 1;  ///< zero3: scopes gathered before their use, in forward and backward
+  GatherLimits gathers;  ///< zero3
   UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;
 };
 

@@ -1,5 +1,5 @@
-/// Calls in flight while a scope computes: gradients reduced during backward, parameters gathered ahead,
-/// updated values published during the update. No clocks: a mirrored communicator records which calls were
+/// Calls in flight while a scope computes: gradients reduced during backward, updated values published during
+/// the update. No clocks: a mirrored communicator records which calls were
 /// launched and not yet waited for.
 #include <gtest/gtest.h>
 
@@ -208,60 +208,6 @@ TEST(LaunchOrder, UpdatedValuesAreOnTheirWayWhileTheNextBucketIsUpdated) {
       EXPECT_EQ(bucket, 0);
       EXPECT_TRUE(t.record->in_flight(gathers).empty());
     }
-}
-
-// ---- ZeRO-3's prefetch
-
-std::size_t bytes_of(const Scopes& list) {
-  std::size_t total = 0;
-  for (const int i : list) total += sizeof(float) * elements_of(i);
-  return total;
-}
-
-/// The scopes that are gathered ahead while one computes.
-Scopes coming(int scope, Pass pass, int depth) {
-  return pass == Pass::forward ? from_to(scope + 1, std::min(scope_count - 1, scope + depth), 1)
-                               : from_to(scope - 1, std::max(0, scope - depth), -1);
-}
-
-void expect_prefetch(int depth, const StrategyOptions& options) {
-  Training* training = nullptr;
-  int checked = 0;
-  const auto check = [&](int scope, Pass pass) {
-    SCOPED_TRACE(concat("prefetch_scopes ", depth, ", overlap ", options.overlap, ", scope ", scope,
-                        pass == Pass::forward ? ", forward" : ", backward"));
-    const CallRecord& record = *training->record;
-    const Scopes ahead = coming(scope, pass, depth);
-    EXPECT_EQ(scopes_of(record.in_flight(gathers)), ahead);
-    Scopes reduced = scopes_of(record.in_flight(reductions));
-    if (!options.overlap && pass == Pass::backward)  // ended, and kept until the next one needs memory
-      reduced = from_to(scope + 1, std::min(scope + 1, scope_count - 1), 1);
-    EXPECT_EQ(training->strategy->memory().transient_in_use,
-              bytes_of({scope}) + bytes_of(ahead) + bytes_of(reduced))
-        << "this scope's parameters, those gathered ahead, and gradients that are reduced";
-    ++checked;
-  };
-  Training t(StrategyKind::zero3, options, check);
-  training = &t;
-  const auto sgd = make_sgd({});
-  for (int update = 0; update < 2; ++update) {
-    t.update(*sgd);
-    Scopes gathered = scopes_of(t.record->launched(gathers));
-    std::ranges::sort(gathered);
-    Scopes expected{0, 0, 1, 1, 2, 2, 3};  // the last one of forward is the first of backward
-    if (depth == 0) expected.push_back(3);
-    EXPECT_EQ(gathered, expected);
-    EXPECT_EQ(t.strategy->memory().transient_in_use, 0u);
-  }
-  EXPECT_EQ(checked, 2 * 2 * scope_count);
-}
-
-TEST(LaunchOrder, Zero3PrefetchesTheConfiguredNumberOfScopes) {
-  for (const int depth : {0, 1, 2, 3, 9}) expect_prefetch(depth, {.prefetch_scopes = depth});
-}
-
-TEST(LaunchOrder, Zero3WithoutOverlapGathersNothingAhead) {
-  expect_prefetch(0, {.overlap = false, .prefetch_scopes = 2});
 }
 
 }  // namespace

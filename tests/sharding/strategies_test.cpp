@@ -136,9 +136,19 @@ TEST_P(Strategies, AccumulationThatSynchronisesEachTimeIsExact) {
   expect_like_one_process({.ranks = GetParam(), .micro_batches = 4, .synchronise_always = true});
 }
 
-TEST_P(Strategies, PrefetchDepthDoesNotMatter) {
-  for (const int depth : {0, 2, 9})
-    expect_like_one_process({.ranks = GetParam(), .options = {.prefetch_scopes = depth}});
+TEST_P(Strategies, PersistenceReuseAndLiveParametersDoNotMatter) {
+  for (const GatherLimits& limits :
+       {GatherLimits{.param_persistence_threshold = 70}, GatherLimits{.param_persistence_threshold = 1000},
+        GatherLimits{.param_persistence_threshold = 70, .model_persistence_threshold = 100},
+        GatherLimits{.prefetch_bucket_size = 1000, .max_reuse_distance = GatherLimits::none},
+        GatherLimits{.max_live_parameters = 200, .max_reuse_distance = 1000}})
+    expect_like_one_process({.ranks = GetParam(), .micro_batches = 2, .options = {.gathers = limits}});
+}
+
+TEST_P(Strategies, PrefetchDoesNotMatter) {
+  for (const std::size_t elements : {0, 200, 10'000})
+    expect_like_one_process(
+        {.ranks = GetParam(), .options = {.gathers = {.prefetch_bucket_size = elements}}});
 }
 
 // ---- the same bits, on data where every rounding shows
@@ -490,11 +500,17 @@ TEST(Strategy, AFullValueIsNewAfterAStepAndAFill) {
 }
 
 TEST_P(Strategies, FillAndVisitCoverEveryElementOnce) {
-  for (const StrategyKind kind : kinds)
+  for (const auto& [kind, persistent] :
+       std::vector<std::pair<StrategyKind, std::size_t>>{{StrategyKind::ddp, 0},
+                                                         {StrategyKind::zero1, 0},
+                                                         {StrategyKind::zero2, 0},
+                                                         {StrategyKind::zero3, 0},
+                                                         {StrategyKind::zero3, 70}})
     run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
       auto comm = Communicator::connect(rank, GetParam(), std::move(store));
       ToyModel model({});
-      const auto strategy = make_strategy(kind, model, comm);
+      const auto strategy =
+          make_strategy(kind, model, comm, {.gathers = {.param_persistence_threshold = persistent}});
       std::size_t stored = 0;
       strategy->fill_parameters([&](const Parameter& p, Range r, float* out) {
         stored += r.count();

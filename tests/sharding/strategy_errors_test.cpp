@@ -219,15 +219,16 @@ struct Failing {
   enum Where { nowhere, forward, backward, late } where = nowhere;
   int update = 1;
   bool everywhere = true;  ///< otherwise rank 1 alone
-  int prefetch = 1;
+  std::size_t prefetch = 1;
 };
 
 /// Values after three successful updates, one of which is repeated after it failed.
 std::vector<float> train_through(StrategyKind kind, Communicator& comm, const Failing& failing) {
   ToyModel model(initial_value);
-  const auto strategy =
-      make_strategy(kind, model, comm,
-                    {.first_bucket_bytes = 300, .bucket_bytes = 900, .prefetch_scopes = failing.prefetch});
+  const auto strategy = make_strategy(kind, model, comm,
+                                      {.first_bucket_bytes = 300,
+                                       .bucket_bytes = 900,
+                                       .gathers = {.prefetch_bucket_size = failing.prefetch}});
   Tape tape;
   strategy->attach(tape);
   const auto adamw = make_adamw(matrices_and_rest(AdamOptions{.learning_rate = 0.05, .weight_decay = 0.1}));

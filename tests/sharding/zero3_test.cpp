@@ -308,7 +308,7 @@ TEST_P(OperatorOnParameters, KeepsNoneOfThemAfterForward) {
     OneOperator model(GetParam().shapes, GetParam().run);
     Tape tape;
     StrategyOptions options;
-    options.prefetch_scopes = 0;
+    options.gathers.prefetch_bucket_size = 0;
     const auto strategy = make_strategy(StrategyKind::zero3, model, comm, std::move(options));
     strategy->attach(tape);
     const Var loss = model.loss(tape);

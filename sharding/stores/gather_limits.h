@@ -1,0 +1,33 @@
+#pragma once
+/// Limits of the gathering of sharded values, in elements with padding. Names and units are those of the keys
+/// `stage3_*` of DeepSpeed's "zero_optimization".
+
+#include <cstddef>
+#include <limits>
+
+namespace rz {
+
+/// Must be equal on all ranks. A unit is what one call gathers: parameters of the same scopes. The unit that
+/// a scope needs is gathered whatever the limits. The defaults hold the least memory that overlaps gathers
+/// with computation; DeepSpeed's are 5e7, 1e9, 1e9, 1e5 and no limit.
+struct GatherLimits {
+  static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
+
+  /// Units are gathered before their use while those that wait for their use hold fewer elements; 0: none. A
+  /// value of 1 therefore prefetches one unit.
+  std::size_t prefetch_bucket_size = 1;
+  /// Gathered elements, without persistent ones, beyond which no unit is prefetched or kept for another use.
+  std::size_t max_live_parameters = none;
+  /// A unit that is used again before this many elements of other uses stays gathered.
+  std::size_t max_reuse_distance = 0;
+  /// Parameters of up to this many elements are persistent: every rank holds their values whole. Their
+  /// gradients, masters and optimizer state stay sharded, as in DeepSpeed.
+  std::size_t param_persistence_threshold = 0;
+  /// Elements, without padding, of all persistent parameters. A parameter that exceeds the rest is not
+  /// persistent; trainable parameters come first, then frozen ones, in the order of Module::parameters().
+  std::size_t model_persistence_threshold = none;
+
+  bool operator==(const GatherLimits&) const = default;
+};
+
+}  // namespace rz

@@ -1,0 +1,62 @@
+#pragma once
+/// The order in which a model runs its scopes, learned from the passes so far.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "autograd_lite/tape.h"
+
+namespace rz {
+
+/// Records the scopes that passes enter, and predicts the next ones: after a visit that occurred before,
+/// those that followed it then. The first pass is not predicted. A pass that deviates is recorded as it runs,
+/// and is predicted when it occurs again. Depends on nothing but its calls. Not thread-safe; allocates only
+/// in the constructor.
+class ScopeTrace {
+ public:
+  /// An entry into a scope.
+  struct Visit {
+    const Scope* scope = nullptr;
+    Pass pass = Pass::forward;
+    bool after_release = false;  ///< the first one after release()
+    bool operator==(const Visit&) const = default;
+  };
+
+  /// Remembers as many visits as 16 passes through `scopes` scopes need, and at least 4096.
+  explicit ScopeTrace(std::size_t scopes);
+
+  void enter(const Scope&, Pass);
+  /// Values are dropped: nothing that follows the next visit is predicted across this point.
+  void release() { released_ = true; }
+
+  /// Calls f(visit) for the visits expected after the last one, in their order, while f returns true.
+  template <class F>
+  void for_each_ahead(const F& f) const {
+    if (course_ == unknown) return;
+    for (std::uint64_t i = course_ + 1; i < count_ && !at(i).after_release; ++i)
+      if (!f(at(i))) return;
+  }
+
+  /// Number of visits, and a hash of all of them: equal on ranks that entered the same scopes in the same
+  /// order.
+  std::uint64_t visits() const { return count_; }
+  std::uint64_t hash() const { return hash_; }
+  /// The last `n` visits, as far as they are remembered, oldest first.
+  std::vector<Visit> last(std::uint64_t n) const;
+
+ private:
+  const Visit& at(std::uint64_t i) const { return ring_[static_cast<std::size_t>(i % ring_.size())]; }
+  std::uint64_t oldest() const { return count_ > ring_.size() ? count_ - ring_.size() : 0; }
+  std::uint64_t equal_visits(std::uint64_t i) const;
+  void find_course();
+
+  static constexpr std::uint64_t unknown = ~std::uint64_t{0};
+  std::vector<Visit> ring_;  // visit i is at i modulo its size
+  std::uint64_t count_ = 0;
+  std::uint64_t course_ = unknown;  // the earlier visit that corresponds to the last one
+  std::uint64_t hash_ = 0;
+  bool released_ = true;
+};
+
+}  // namespace rz

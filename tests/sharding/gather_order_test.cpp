@@ -1,0 +1,364 @@
+/// Which units ZeRO-3 gathers when, and what it holds. No clocks: a mirrored communicator records calls.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "comm/core/error.h"
+#include "sharding/strategies/strategy.h"
+#include "tests/support/error_of.h"
+#include "tests/support/mirrored_backend.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+using test::CallRecord;
+
+constexpr int ranks = 2, scope_count = 4;
+
+/// Elements of parameter i: needs no padding, and identifies the parameter.
+constexpr std::size_t elements_of(int i) { return 128u * static_cast<std::size_t>(i + 1); }
+
+using Order = std::vector<int>;
+
+/// Scopes s0 to s3 of one parameter each, which run in any order. The loss is the sum of the halved squares
+/// of the parameters that were used.
+class Course final : public Module {
+ public:
+  using During = std::function<void(int scope, Pass)>;
+
+  explicit Course(
+      During during = [](int, Pass) {}, bool equal_sizes = false)
+      : during_(std::move(during)) {
+    for (int i = 0; i < scope_count; ++i) {
+      auto& p = *parameters_.emplace_back(std::make_unique<Parameter>());
+      p.name = concat("p", i);
+      p.shape = {elements_of(equal_sizes ? 0 : i)};
+      p.value = Tensor::empty(p.shape);
+      std::fill_n(p.value.data<float>(), p.count(), static_cast<float>(i + 1));
+      scopes_.push_back(std::make_unique<Scope>(Scope{concat("s", i), {&p}}));
+    }
+  }
+  std::vector<Parameter*> parameters() override {
+    std::vector<Parameter*> out;
+    for (const auto& p : parameters_) out.push_back(p.get());
+    return out;
+  }
+  std::vector<const Scope*> scopes() override {
+    std::vector<const Scope*> out;
+    for (const int i : listed) out.push_back(&scope(i));
+    return out;
+  }
+  Scope& scope(int i) { return *scopes_[static_cast<std::size_t>(i)]; }
+  Parameter& parameter(int i) { return *parameters_[static_cast<std::size_t>(i)]; }
+
+  /// Runs scopes one after the other.
+  Var loss(Tape& tape, const Order& order) {
+    Var sum = tape.variable(Tensor::zeros({}));
+    for (const int i : order) sum = tape.scope(scope(i), [&] { return term(tape, sum, i); });
+    return sum;
+  }
+  /// Runs s0, then s1 as a recomputed scope that contains s2 and s3.
+  Var recomputed_loss(Tape& tape) {
+    const Var first = tape.scope(scope(0), [&] { return term(tape, tape.variable(Tensor::zeros({})), 0); });
+    return tape.checkpoint(scope(1), first, [this, &tape](Var in) {
+      Var sum = term(tape, in, 1);
+      for (const int i : {2, 3}) sum = tape.scope(scope(i), [&] { return term(tape, sum, i); });
+      return sum;
+    });
+  }
+
+  /// As loss() of s0 and s3, where s3 uses the parameter of s0, too.
+  Var tied_loss(Tape& tape) {
+    const Var first = tape.scope(scope(0), [&] { return term(tape, tape.variable(Tensor::zeros({})), 0); });
+    return tape.scope(scope(3), [&] { return term(tape, term(tape, first, 3), 0); });
+  }
+
+  Order listed{0, 1, 2, 3};
+
+ private:
+  Var term(Tape& tape, Var sum, int i) {
+    Parameter& p = parameter(i);
+    const Var w = tape.parameter(p);
+    during_(i, Pass::forward);
+    const Tensor out = Tensor::empty({});
+    *out.data<float>() = *tape.value(sum).data<float>();
+    for (std::size_t k = 0; k < p.count(); ++k) {
+      const float x = tape.value(w).data<float>()[k];
+      *out.data<float>() += x * x / 2;
+    }
+    return tape.record(out, {sum, w}, [this, sum, w, i](Tape& t, const Tensor& d_out) {
+      during_(i, Pass::backward);
+      const auto target = t.grad_target(w);
+      for (std::size_t k = 0; k < target.tensor.count(); ++k) {
+        float& place = target.tensor.data<float>()[k];
+        place = (target.accumulate ? place : 0) + t.value(w).data<float>()[k];
+      }
+      t.accumulate_grad(sum, d_out);
+    });
+  }
+
+  During during_;
+  std::vector<std::unique_ptr<Parameter>> parameters_;
+  std::vector<std::unique_ptr<Scope>> scopes_;
+};
+
+bool is_gather(const CallRecord::Call& c) {
+  return c.kind == Collective::all_gather && c.dtype == DType::f32;
+}
+Order scopes_of(const std::vector<CallRecord::Call>& calls) {
+  Order out;
+  for (const auto& c : calls) out.push_back(static_cast<int>(c.elements / elements_of(0)) - 1);
+  return out;
+}
+
+/// One rank that trains.
+struct Training {
+  explicit Training(GatherLimits limits, bool overlap = true, Order listed = {0, 1, 2, 3})
+      : model([this](int scope, Pass pass) { look(scope, pass); }),
+        comm(test::mirrored_communicator(0, ranks, record)) {
+    model.listed = std::move(listed);
+    strategy = make_strategy(StrategyKind::zero3, model, comm, {.overlap = overlap, .gathers = limits});
+    strategy->attach(tape);
+  }
+  void update(const std::function<Var()>& loss) {
+    strategy->zero_grad();
+    record->clear();
+    held.clear();
+    ahead.clear();
+    const Var l = loss();
+    strategy->begin_backward();
+    tape.backward(l);
+    tape.reset();
+    gathers = scopes_of(record->launched(is_gather));
+    strategy->finish_gradients();
+    strategy->step(sgd());
+    EXPECT_EQ(strategy->memory().transient_in_use, 0u);
+  }
+  /// `times` updates; afterwards the record is of the last one.
+  void run(const Order& order, int times = 2) {
+    for (int i = 0; i < times; ++i) update([&] { return model.loss(tape, order); });
+  }
+  Optimizer& sgd() {
+    if (!optimizer) optimizer = make_sgd({.learning_rate = 0});
+    return *optimizer;
+  }
+  void look(int scope, Pass pass) {
+    if (pass == Pass::forward) held.push_back(strategy->memory().transient_in_use / sizeof(float));
+    ahead.push_back(scopes_of(record->in_flight(is_gather)));
+    EXPECT_TRUE(model.parameter(scope).value.defined());
+  }
+
+  std::shared_ptr<CallRecord> record = std::make_shared<CallRecord>();
+  Course model;
+  Communicator comm;
+  Tape tape;
+  std::unique_ptr<Strategy> strategy;
+  std::unique_ptr<Optimizer> optimizer;
+  Order gathers;                  ///< of one update, in the order of their launch
+  std::vector<std::size_t> held;  ///< elements that are gathered while a scope runs forward
+  std::vector<Order> ahead;       ///< gathers in flight while a scope runs
+};
+
+// ---- the order
+
+TEST(GatherOrder, TheFirstPassGathersOnDemand) {
+  Training t({.prefetch_bucket_size = 10'000});
+  t.run({0, 1, 2, 3}, 1);
+  EXPECT_EQ(t.gathers, (Order{0, 1, 2, 3, 3, 2, 1, 0}));
+  for (const Order& ahead : t.ahead) EXPECT_EQ(ahead, Order{});
+}
+
+TEST(GatherOrder, LaterPassesFollowTheFirst) {
+  Training t({});
+  t.run({0, 1, 2, 3});
+  EXPECT_EQ(t.gathers, (Order{0, 1, 2, 3, 2, 1, 0}));
+  EXPECT_EQ(t.ahead, (std::vector<Order>{{1}, {2}, {3}, {}, {2}, {1}, {0}, {}}));
+}
+
+TEST(GatherOrder, FollowsThePassAndNotTheList) {
+  for (const Order& listed : {Order{0, 1, 2, 3}, Order{3, 2, 1, 0}, Order{2, 0, 3, 1}}) {
+    Training t({}, true, listed);
+    t.run({2, 0, 3, 1});
+    EXPECT_EQ(t.gathers, (Order{2, 0, 3, 1, 3, 0, 2}));
+    EXPECT_EQ(t.ahead, (std::vector<Order>{{0}, {3}, {1}, {}, {3}, {0}, {2}, {}}));
+  }
+}
+
+TEST(GatherOrder, AScopeMayRunSeveralTimes) {
+  Training t({});
+  t.run({0, 1, 0, 2, 0, 3});
+  EXPECT_EQ(t.gathers, (Order{0, 1, 0, 2, 0, 3, 0, 2, 0, 1, 0}));
+  EXPECT_EQ(t.ahead, (std::vector<Order>{{1}, {0}, {2}, {0}, {3}, {}, {0}, {2}, {0}, {1}, {0}, {}}));
+}
+
+TEST(GatherOrder, RecomputedScopesArePrefetchedForwardAndBackward) {
+  Training t({});
+  for (int i = 0; i < 2; ++i) t.update([&] { return t.model.recomputed_loss(t.tape); });
+  // Forward 0 1 2 3; backward: 1 around the second run of 2 and 3, which then run backward, 0.
+  EXPECT_EQ(t.gathers, (Order{0, 1, 2, 3, 2, 3, 2, 0}));
+}
+
+TEST(GatherOrder, ADeviationGathersOnDemandAndIsLearned) {
+  Training t({});
+  t.run({0, 1, 2, 3});
+  t.run({0, 2, 1, 3}, 1);
+  EXPECT_EQ(t.gathers, (Order{0, 1, 2, 1, 3, 3, 2, 1, 2, 0}))
+      << "1, and 2 in backward, were prefetched in vain";
+  t.run({0, 2, 1, 3}, 1);
+  EXPECT_EQ(t.gathers, (Order{0, 2, 1, 3, 1, 2, 0}));
+  t.run({0, 1, 2, 3}, 3);
+  EXPECT_EQ(t.gathers, (Order{0, 1, 2, 3, 2, 1, 0}));
+}
+
+TEST(GatherOrder, EvaluationBetweenUpdatesIsLearnedToo) {
+  Training t({});
+  const auto evaluate = [&] {
+    const Tape::NoGrad no_grad(t.tape);
+    t.record->clear();
+    for (int i = 0; i < 2; ++i) t.model.loss(t.tape, {0, 1, 2, 3}), t.tape.reset();
+    return scopes_of(t.record->launched(is_gather));
+  };
+  for (int i = 0; i < 2; ++i) t.run({0, 1, 2, 3}), evaluate();
+  t.run({0, 1, 2, 3});
+  EXPECT_EQ(t.gathers, (Order{0, 1, 2, 3, 2, 1, 0}));
+}
+
+TEST(GatherOrder, WithoutOverlapNothingIsPrefetched) {
+  Training t({.prefetch_bucket_size = 10'000}, false);
+  t.run({0, 1, 2, 3});
+  for (const Order& ahead : t.ahead) EXPECT_EQ(ahead, Order{});
+}
+
+// ---- the limits; the four units have 128, 256, 384 and 512 elements
+
+TEST(GatherLimits, PrefetchBucketSizeCountsElements) {
+  const auto ahead = [](std::size_t elements) {
+    Training t({.prefetch_bucket_size = elements});
+    t.run({0, 1, 2, 3});
+    return t.ahead;
+  };
+  EXPECT_EQ(ahead(0), std::vector<Order>(8));
+  EXPECT_EQ(ahead(256)[0], Order{1});
+  EXPECT_EQ(ahead(257)[0], (Order{1, 2}));
+  EXPECT_EQ(ahead(257)[1], Order{2}) << "its 384 elements suffice";
+  EXPECT_EQ(ahead(256 + 384)[0], (Order{1, 2}));
+  EXPECT_EQ(ahead(256 + 384 + 1)[0], (Order{1, 2, 3}));
+}
+
+TEST(GatherLimits, MaxReuseDistanceKeepsWhatIsUsedAgainSoon) {
+  const auto gathers = [](std::size_t elements) {
+    Training t({.prefetch_bucket_size = 0, .max_reuse_distance = elements});
+    t.run({0, 1, 2, 3});
+    return t.gathers;
+  };
+  EXPECT_EQ(gathers(0), (Order{0, 1, 2, 3, 3, 2, 1, 0}));
+  EXPECT_EQ(gathers(1), (Order{0, 1, 2, 3, 2, 1, 0}));
+  EXPECT_EQ(gathers(2 * 512), (Order{0, 1, 2, 3, 2, 1, 0})) << "2 is used again behind twice 3";
+  EXPECT_EQ(gathers(2 * 512 + 1), (Order{0, 1, 2, 3, 1, 0}));
+  EXPECT_EQ(gathers(2 * (512 + 384) + 1), (Order{0, 1, 2, 3, 0}));
+  EXPECT_EQ(gathers(GatherLimits::none), (Order{0, 1, 2, 3}));
+}
+
+TEST(GatherLimits, MaxLiveParametersBoundsWhatIsHeld) {
+  const auto trained = [](std::size_t elements) {
+    auto t = std::make_unique<Training>(GatherLimits{.prefetch_bucket_size = 10'000,
+                                                     .max_live_parameters = elements,
+                                                     .max_reuse_distance = GatherLimits::none});
+    t->run({0, 1, 2, 3});
+    return t;
+  };
+  const auto max_held = [](const Training& t) { return *std::ranges::max_element(t.held); };
+  EXPECT_EQ(max_held(*trained(GatherLimits::none)), 128u + 256 + 384 + 512);
+  EXPECT_EQ(trained(GatherLimits::none)->gathers, (Order{0, 1, 2, 3}));
+  EXPECT_EQ(max_held(*trained(512 + 384)), 512u + 384);
+  EXPECT_EQ(trained(512 + 384)->gathers, (Order{0, 1, 2, 3, 1, 0}));
+  EXPECT_EQ(max_held(*trained(512 + 383)), 512u + 256) << "2 runs while 1 is kept, 3 while 2 is not";
+  EXPECT_EQ(max_held(*trained(0)), 512u) << "the scope that runs has its values in any case";
+  EXPECT_EQ(trained(0)->gathers, (Order{0, 1, 2, 3, 3, 2, 1, 0}));
+}
+
+TEST(GatherLimits, PersistentParametersAreHeldWhole) {
+  Training t({.prefetch_bucket_size = 0, .param_persistence_threshold = 256});
+  t.run({0, 1, 2, 3}, 1);
+  EXPECT_EQ(t.gathers, (Order{2, 3, 3, 2}));
+  EXPECT_TRUE(t.model.parameter(1).value.defined());
+  EXPECT_FALSE(t.model.parameter(2).value.defined());
+  const MemoryReport memory = t.strategy->memory();
+  EXPECT_EQ(memory.parameters, 4 * (128 + 256 + (384 + 512) / ranks));
+  EXPECT_EQ(memory.gradients, 4 * (128 + 256 + 384 + 512) / ranks) << "sharded nevertheless";
+  EXPECT_EQ(scopes_of(t.record->launched(is_gather)), (Order{2, 3, 3, 2, 1, 0}))
+      << "1 and 0 after the update";
+}
+
+TEST(GatherLimits, ModelPersistenceThresholdBoundsTheirSum) {
+  const auto parameters = [](std::size_t per_parameter, std::size_t whole_model) {
+    Training t({.param_persistence_threshold = per_parameter, .model_persistence_threshold = whole_model});
+    return t.strategy->memory().parameters / sizeof(float);
+  };
+  constexpr std::size_t half = (128 + 256 + 384 + 512) / 2;
+  EXPECT_EQ(parameters(127, GatherLimits::none), half);
+  EXPECT_EQ(parameters(128, GatherLimits::none), half + 64);
+  EXPECT_EQ(parameters(512, GatherLimits::none), 2 * half);
+  EXPECT_EQ(parameters(512, 128 + 384), half + 64 + 64 * 2) << "0 and 1, which leave too little for 2";
+  EXPECT_EQ(parameters(512, 127), half);
+}
+
+/// A tied parameter is complete behind the scope that forward entered first, wherever that one is listed.
+TEST(GatherOrder, ATiedParameterIsReducedOnceItIsComplete) {
+  for (const Order& listed : {Order{0, 1, 2, 3}, Order{3, 2, 1, 0}})
+    test::run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+      auto comm = Communicator::connect(rank, 2, std::move(store));
+      Course model;
+      model.listed = listed;
+      model.scope(3).parameters.push_back(&model.parameter(0));
+      const auto strategy = make_strategy(StrategyKind::zero3, model, comm);
+      Tape tape;
+      strategy->attach(tape);
+      for (int i = 0; i < 2; ++i) {
+        strategy->zero_grad();
+        const Var loss = model.tied_loss(tape);
+        strategy->begin_backward();
+        tape.backward(loss);
+        tape.reset();
+        strategy->finish_gradients();
+        EXPECT_EQ(strategy->gradient_norm(), std::sqrt(128.0 * 4 + 512 * 16));  // 2 · p0 = 2, p3 = 4
+      }
+    });
+}
+
+// ---- ranks
+
+TEST(GatherOrder, RanksThatRunOtherScopesAreNamed) {
+  test::run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 3, std::move(store));
+    Course model([](int, Pass) {}, true);  // equal sizes: the gathers themselves match
+    const auto strategy =
+        make_strategy(StrategyKind::zero3, model, comm, {.gathers = {.prefetch_bucket_size = 0}});
+    Tape tape;
+    strategy->attach(tape);
+    const auto pass = [&](const Order& evaluated) {
+      strategy->zero_grad();
+      {
+        const Tape::NoGrad no_grad(tape);
+        model.loss(tape, evaluated);
+      }
+      const Var loss = model.loss(tape, {0, 1, 2, 3});
+      strategy->begin_backward();
+      tape.backward(loss);
+      tape.reset();
+      strategy->finish_gradients();
+    };
+    pass({0, 1, 2, 3});
+    const Error e = test::error_of([&] { pass(rank == 2 ? Order{0, 2, 1, 3} : Order{0, 1, 2, 3}); });
+    EXPECT_EQ(e.code(), Errc::mismatch);
+    EXPECT_EQ(e.culprit(), 2);
+    EXPECT_NE(std::string(e.what()).find("number 1 is s1 forward on rank 0 and s2 forward on rank 2"),
+              std::string::npos)
+        << e.what();
+  });
+}
+
+}  // namespace
+}  // namespace rz
