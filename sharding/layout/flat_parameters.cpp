@@ -14,7 +14,7 @@ namespace {
 
 using ScopeSet = std::vector<std::size_t>;
 /// Flat parameters by trainable, persistent, scopes.
-using ByScopes = std::map<std::tuple<bool, bool, ScopeSet>, FlatParameter>;
+using ByScopes = std::map<std::tuple<bool, bool, ScopeSet>, std::vector<FlatParameter>>;
 
 std::map<const Parameter*, ScopeSet> scopes_by_parameter(const std::vector<const Scope*>& scopes) {
   std::map<const Parameter*, ScopeSet> out;
@@ -26,27 +26,31 @@ std::map<const Parameter*, ScopeSet> scopes_by_parameter(const std::vector<const
 /// Selects parameters one after the other.
 class PersistentSelection {
  public:
-  explicit PersistentSelection(PersistenceThresholds limits) : limits_(limits) {}
+  explicit PersistentSelection(const FlatParameterLimits& limits) : limits_(limits) {}
   bool take(const Parameter& p) {
-    const bool fits = p.count() <= limits_.per_parameter && p.count() <= limits_.whole_model - elements_;
+    const bool fits = p.count() <= limits_.persistent && p.count() <= limits_.all_persistent - elements_;
     if (fits) elements_ += p.count();
     return fits;
   }
 
  private:
-  PersistenceThresholds limits_;
+  const FlatParameterLimits& limits_;
   std::size_t elements_ = 0;
 };
 
-void append(FlatParameter& u, Parameter* p, std::size_t align) {
+void append(std::vector<FlatParameter>& list, Parameter* p, const FlatParameterLimits& limits) {
+  const std::size_t count = round_up(p->count(), limits.align);
+  if (list.empty() || (list.back().count > 0 && list.back().count + count > limits.count))
+    list.emplace_back();
+  FlatParameter& u = list.back();
   u.parameters.push_back(p);
   u.offsets.push_back(u.count);
-  u.count += round_up(p->count(), align);
+  u.count += count;
 }
 
 ByScopes grouped(const std::vector<const Scope*>& scopes, const ModelParameters& parameters,
-                 std::size_t align, PersistenceThresholds thresholds) {
-  PersistentSelection persistent(thresholds);
+                 const FlatParameterLimits& limits) {
+  PersistentSelection persistent(limits);
   auto used_by = scopes_by_parameter(scopes);
   ByScopes out;
   for (const auto* list : {&parameters.members(), &parameters.frozen()})
@@ -54,12 +58,7 @@ ByScopes grouped(const std::vector<const Scope*>& scopes, const ModelParameters&
       const ScopeSet& where = used_by[p];
       require(!where.empty(), Errc::invalid_argument, "zero3: parameter ", p->name,
               " stands in no scope; list it in the scope that uses it");
-      const bool stays = persistent.take(*p);
-      FlatParameter& u = out[{p->requires_grad, stays, where}];
-      u.trainable = p->requires_grad;
-      u.persistent = stays;
-      u.first_scope = where.front();
-      append(u, p, align);
+      append(out[{p->requires_grad, persistent.take(*p), where}], p, limits);
     }
   return out;
 }
@@ -71,13 +70,16 @@ bool contains(const FlatParameters::Indices& list, int u) {
 }  // namespace
 
 FlatParameters::FlatParameters(const std::vector<const Scope*>& scopes, const ModelParameters& parameters,
-                               std::size_t align, PersistenceThresholds thresholds,
-                               const Communicator& communicator)
+                               const FlatParameterLimits& limits, const Communicator& communicator)
     : parameters_(parameters), rank_(communicator.rank()), ranks_(communicator.size()) {
-  for (auto& [key, u] : grouped(scopes, parameters, align, thresholds)) {
-    list_.push_back(u);
-    list_.back().count = round_up(u.count, align * static_cast<std::size_t>(ranks_));
-  }
+  for (const auto& [key, flat] : grouped(scopes, parameters, limits))
+    for (const FlatParameter& u : flat) {
+      FlatParameter& added = list_.emplace_back(u);
+      added.count = round_up(u.count, limits.align * static_cast<std::size_t>(ranks_));
+      added.trainable = std::get<0>(key);
+      added.persistent = std::get<1>(key);
+      added.first_scope = std::get<2>(key).front();
+    }
   std::ranges::stable_sort(list_, [](const FlatParameter& a, const FlatParameter& b) {
     return std::pair(!a.trainable, b.first_scope) < std::pair(!b.trainable, a.first_scope);
   });

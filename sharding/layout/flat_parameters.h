@@ -2,6 +2,7 @@
 /// Parameters grouped by the scopes that use them: the units in which sharded values are gathered.
 
 #include <cstddef>
+#include <limits>
 #include <unordered_map>
 #include <vector>
 
@@ -14,6 +15,7 @@
 namespace rz {
 
 /// Parameters of the same scopes in one buffer: trainable and frozen ones, persistent and other ones apart.
+/// If they exceed a limit, there are several such buffers.
 struct FlatParameter {
   std::vector<Parameter*> parameters;
   std::vector<std::size_t> offsets;  ///< of the parameters, in elements
@@ -23,10 +25,14 @@ struct FlatParameter {
   bool persistent = false;  ///< every rank holds the values whole
 };
 
-/// Which parameters are persistent: those of up to `per_parameter` elements, while all of them together have
-/// no more than `whole_model`.
-struct PersistenceThresholds {
-  std::size_t per_parameter = 0, whole_model = 0;
+/// In elements.
+struct FlatParameterLimits {
+  std::size_t align = 1;  ///< parameters start at multiples of it, shards too
+  /// Of one flat parameter, with the padding between its parameters. A larger parameter has its own.
+  std::size_t count = std::numeric_limits<std::size_t>::max();
+  /// Parameters of up to `persistent` elements are persistent, while all of them together have no more than
+  /// `all_persistent`.
+  std::size_t persistent = 0, all_persistent = std::numeric_limits<std::size_t>::max();
 };
 
 /// The flat parameters of a model, trainable ones first, in the order of reduction. A trainable one has the
@@ -35,10 +41,9 @@ class FlatParameters {
  public:
   using Indices = std::vector<int>;
   /// `scopes`, preferably in the order of use in forward, which is the order of reduction reversed.
-  /// Errc::invalid_argument names a parameter that belongs to no scope. `align`: elements; parameters start
-  /// at multiples of it, shards too.
-  FlatParameters(const std::vector<const Scope*>& scopes, const ModelParameters&, std::size_t align,
-                 PersistenceThresholds, const Communicator&);
+  /// Errc::invalid_argument names a parameter that belongs to no scope.
+  FlatParameters(const std::vector<const Scope*>& scopes, const ModelParameters&, const FlatParameterLimits&,
+                 const Communicator&);
 
   int size() const { return static_cast<int>(list_.size()); }
   const FlatParameter& operator[](int u) const { return list_[static_cast<std::size_t>(u)]; }

@@ -44,8 +44,11 @@ BucketLayout ShardedModel::plan_buckets(Module& module, Runtime& runtime) {
   const std::vector<const Scope*> scopes = module.scopes();
   const GatherLimits& limits = options_.gathers;
   flat_parameters_ = std::make_unique<FlatParameters>(
-      scopes, parameters_, norm_block,
-      PersistenceThresholds{limits.param_persistence_threshold, limits.model_persistence_threshold},
+      scopes, parameters_,
+      FlatParameterLimits{.align = norm_block,
+                          .count = options_.buckets.cap_bytes / size_of(options_.precision.gradients),
+                          .persistent = limits.param_persistence_threshold,
+                          .all_persistent = limits.model_persistence_threshold},
       runtime.communicator);
   trace_ = std::make_unique<ScopeTrace>(scopes.size());
   return flat_parameters_->buckets(options_.precision.gradients);

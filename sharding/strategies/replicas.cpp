@@ -26,9 +26,10 @@ void add_facts(const GatherLimits& limits, std::vector<Fact>& facts) {
 void require_same_options(StrategyKind kind, const StrategyOptions& options, Communicator& communicator) {
   const auto yes = [](bool x) { return x ? "yes" : "no"; };
   std::vector<Fact> facts{{"the strategy", name(kind)},
-                          {"first_bucket_bytes", concat(options.first_bucket_bytes)},
-                          {"bucket_bytes", concat(options.bucket_bytes)},
-                          {"overlap", yes(options.overlap)},
+                          {"reduce_bucket_size", concat(options.reduce_bucket_size)},
+                          {"first_bucket_size", concat(options.first_bucket_size)},
+                          {"allgather_bucket_size", concat(options.allgather_bucket_size)},
+                          {"overlap_comm", yes(options.overlap_comm)},
                           {"rebuild", yes(options.rebuild)},
                           {"precision.parameters", name(options.precision.parameters)},
                           {"precision.gradients", name(options.precision.gradients)},

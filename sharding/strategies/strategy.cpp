@@ -16,9 +16,9 @@ StorageOptions storage(const ShardingPlan& plan, const StrategyOptions& options,
                        const Communicator& communicator) {
   StorageOptions out{.plan = plan,
                      .precision = options.precision,
-                     .buckets = bucket_options(options, communicator),
+                     .buckets = bucket_options(options, plan, communicator),
                      .gathers = options.gathers};
-  if (!options.overlap) out.gathers.prefetch_bucket_size = 0;
+  if (!options.overlap_comm) out.gathers.prefetch_bucket_size = 0;
   return out;
 }
 
@@ -45,7 +45,7 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
       comparison_(model_, access_, runtime_),
       reduction_(model_, runtime_),
       members_(model_.parameters().members().size(), options_.unused_parameters, reduction_.agreement()),
-      updater_(model_, members_, options_.overlap, runtime_),
+      updater_(model_, members_, options_.overlap_comm, runtime_),
       control_(model_, runtime_),
       rebuild_(options_.rebuild && plan == ShardingPlan{}),
       alive_(std::make_shared<const bool>(true)) {}

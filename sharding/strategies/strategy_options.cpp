@@ -1,5 +1,6 @@
 #include "sharding/strategies/strategy_options.h"
 
+#include <algorithm>
 #include <array>
 
 #include "comm/core/error.h"
@@ -19,6 +20,12 @@ void check(const Precision& p) {
   require(p.gradients == DType::f32 || p.gradients == p.parameters, Errc::invalid_argument,
           "precision: gradients in ", name(p.gradients), " of parameters in ", name(p.parameters),
           "; choose f32 or ", name(p.parameters));
+}
+
+std::size_t bytes_of(std::size_t elements, std::size_t element) {
+  return elements > std::numeric_limits<std::size_t>::max() / element
+             ? std::numeric_limits<std::size_t>::max()
+             : elements * element;
 }
 
 }  // namespace
@@ -51,13 +58,18 @@ StrategyOptions checked(StrategyOptions options) {
   return options;
 }
 
-BucketOptions bucket_options(const StrategyOptions& options, const Communicator& communicator) {
+BucketOptions bucket_options(const StrategyOptions& options, const ShardingPlan& plan,
+                             const Communicator& communicator) {
   BucketOptions o;
-  o.first_bytes = options.first_bucket_bytes;
-  o.cap_bytes = options.bucket_bytes;
+  const std::size_t element = size_of(options.precision.gradients);
+  const bool gathers = plan.state == Placement::sharded;
+  const std::size_t cap = gathers ? std::min(options.reduce_bucket_size, options.allgather_bucket_size)
+                                  : options.reduce_bucket_size;
+  o.cap_bytes = bytes_of(cap, element);
+  o.first_bytes = bytes_of(std::min(cap, options.first_bucket_size), element);
   o.align = norm_block;
   o.granularity = norm_block * static_cast<std::size_t>(communicator.size());
-  o.overlap = options.overlap;
+  o.overlap = options.overlap_comm;
   return o;
 }
 

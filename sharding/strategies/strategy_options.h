@@ -2,6 +2,7 @@
 /// Kinds and options of strategies.
 
 #include <cstddef>
+#include <limits>
 #include <string_view>
 
 #include "comm/bucket_scheduler.h"
@@ -22,11 +23,22 @@ StrategyKind strategy_from_name(std::string_view);
 /// zero1 shards optimizer state, zero2 gradients too, zero3 values too.
 ShardingPlan plan_of(StrategyKind);
 
-/// Must be equal on all ranks: Errc::mismatch names the option and the rank that differs.
+/// Must be equal on all ranks: Errc::mismatch names the option and the rank that differs. Names and units are
+/// those of DeepSpeed's "zero_optimization" where it has them. There is no round_robin_gradients: every
+/// bucket consists of equal shards, so all ranks reduce and copy their gradients of a bucket at the same
+/// time.
 struct StrategyOptions {
-  std::size_t first_bucket_bytes = std::size_t{1} << 20;  ///< cap of the bucket that is reduced first
-  std::size_t bucket_bytes = std::size_t{25} << 20;  ///< cap of the others; zero3 reduces by scope instead
-  bool overlap = true;  ///< false: wait for each reduction where it starts, and do not prefetch
+  /// Elements that one call reduces at most, unless a single parameter has more. Buckets are cut so; in zero3
+  /// the parameters of a scope are. The default is 25 MiB in f32.
+  std::size_t reduce_bucket_size = 25 * (std::size_t{1} << 18);
+  /// As above for the bucket that is reduced first, so that communication begins early. Not in zero3.
+  std::size_t first_bucket_size = std::size_t{1} << 18;
+  /// Elements that one call gathers at most, unless a single parameter has more; not in ddp. As updated
+  /// values are gathered by the buckets that were reduced, the smaller of the two limits holds for both.
+  std::size_t allgather_bucket_size = std::numeric_limits<std::size_t>::max();
+  /// False: wait for each reduction where it starts, and for each gather of updated values, and do not
+  /// prefetch. No more gradients are held than with overlap.
+  bool overlap_comm = true;
   bool rebuild = true;  ///< ddp: rebucket by the order of gradient readiness in the first step
   Precision precision;
   GatherLimits gathers;  ///< zero3
@@ -36,6 +48,6 @@ struct StrategyOptions {
 /// The options. Errc::invalid_argument for a precision that does not exist.
 StrategyOptions checked(StrategyOptions);
 /// Sizes and alignment of buckets.
-BucketOptions bucket_options(const StrategyOptions&, const Communicator&);
+BucketOptions bucket_options(const StrategyOptions&, const ShardingPlan&, const Communicator&);
 
 }  // namespace rz

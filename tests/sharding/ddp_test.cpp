@@ -31,7 +31,7 @@ Trained train(Communicator& comm, bool rebuild) {
   ToyModel model(initial_value);
   Tape tape;
   const auto ddp = make_strategy(StrategyKind::ddp, model, comm,
-                                 {.first_bucket_bytes = 512, .bucket_bytes = 1024, .rebuild = rebuild});
+                                 {.reduce_bucket_size = 256, .first_bucket_size = 128, .rebuild = rebuild});
   ddp->attach(tape);
   const auto adam = make_adam({.learning_rate = 0.125});
   Trained out;

@@ -121,13 +121,14 @@ struct Training {
         comm(test::mirrored_communicator(0, ranks, record)) {
     model.listed = std::move(listed);
     if (tied) model.scope(3).parameters.push_back(&model.parameter(0));
-    strategy = make_strategy(StrategyKind::zero3, model, comm, {.overlap = overlap, .gathers = limits});
+    strategy = make_strategy(StrategyKind::zero3, model, comm, {.overlap_comm = overlap, .gathers = limits});
     strategy->attach(tape);
   }
   void update(const std::function<Var()>& loss) {
     strategy->zero_grad();
     record->clear();
     held.clear();
+    held_backward.clear();
     ahead.clear();
     const Var l = loss();
     strategy->begin_backward();
@@ -149,7 +150,8 @@ struct Training {
     return *optimizer;
   }
   void look(int scope, Pass pass) {
-    if (pass == Pass::forward) held.push_back(strategy->memory().transient_in_use / sizeof(float));
+    (pass == Pass::forward ? held : held_backward)
+        .push_back(strategy->memory().transient_in_use / sizeof(float));
     ahead.push_back(scopes_of(record->in_flight(is_gather)));
     EXPECT_TRUE(model.parameter(scope).value.defined());
   }
@@ -160,10 +162,11 @@ struct Training {
   Tape tape;
   std::unique_ptr<Strategy> strategy;
   std::unique_ptr<Optimizer> optimizer;
-  Order gathers;                  ///< of one update, in the order of their launch
-  Order reductions;               ///< launched in backward
-  std::vector<std::size_t> held;  ///< elements that are gathered while a scope runs forward
-  std::vector<Order> ahead;       ///< gathers in flight while a scope runs
+  Order gathers;                           ///< of one update, in the order of their launch
+  Order reductions;                        ///< launched in backward
+  std::vector<std::size_t> held;           ///< elements that are gathered while a scope runs forward
+  std::vector<std::size_t> held_backward;  ///< the same backward, with gradients
+  std::vector<Order> ahead;                ///< gathers in flight while a scope runs
 };
 
 // ---- the order
@@ -210,7 +213,7 @@ TEST(GatherOrder, ADeviationGathersOnDemandAndIsLearned) {
   t.run({0, 1, 2, 3});
   t.run({0, 2, 1, 3}, 1);
   EXPECT_EQ(t.gathers, (Order{0, 1, 2, 1, 3, 3, 2, 1, 2, 0}))
-      << "1, and 2 in backward, were prefetched in vain";
+      << "1, and 2 in backward, were prefetched without use";
   t.run({0, 2, 1, 3}, 1);
   EXPECT_EQ(t.gathers, (Order{0, 2, 1, 3, 1, 2, 0}));
   t.run({0, 1, 2, 3}, 3);
@@ -234,6 +237,26 @@ TEST(GatherOrder, WithoutOverlapNothingIsPrefetched) {
   Training t({.prefetch_bucket_size = 10'000}, false);
   t.run({0, 1, 2, 3});
   for (const Order& ahead : t.ahead) EXPECT_EQ(ahead, Order{});
+}
+
+/// Not the gradients of the whole pass: a reduction ends where it is launched, and its whole gradient is
+/// dropped before the next one is written.
+TEST(GatherOrder, WithoutOverlapOneScopeIsHeld) {
+  Training t({.prefetch_bucket_size = 10'000}, false);
+  t.run({0, 1, 2, 3});
+  EXPECT_EQ(t.held, (std::vector<std::size_t>{128, 256, 384, 512}));
+  EXPECT_EQ(t.held_backward, (std::vector<std::size_t>{512, 384 + 512, 256 + 384, 128 + 256}))
+      << "its values, and the last gradients";
+  EXPECT_EQ(t.strategy->memory().transient_peak, sizeof(float) * 2 * 512);
+}
+
+TEST(GatherOrder, WithOverlapTwoReductionsAreHeldAtMost) {
+  Training t({});
+  t.run({0, 1, 2, 3});
+  EXPECT_EQ(t.held, (std::vector<std::size_t>{128 + 256, 256 + 384, 384 + 512, 512}));
+  EXPECT_EQ(t.held_backward,
+            (std::vector<std::size_t>{512 + 384, 384 + 256 + 512, 256 + 128 + 384 + 512, 128 + 256 + 384}))
+      << "values of a scope and of the next one, and gradients of two";
 }
 
 // ---- the limits; the four units have 128, 256, 384 and 512 elements

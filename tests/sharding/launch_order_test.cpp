@@ -121,12 +121,16 @@ Scopes from_to(int first, int last, int step) {
   return out;
 }
 
-/// One rank that trains, and its calls. Each parameter is a bucket of its own.
+/// Each parameter is a bucket of its own.
+StrategyOptions single_buckets(bool overlap) {
+  return {.reduce_bucket_size = 1, .first_bucket_size = 1, .overlap_comm = overlap, .rebuild = false};
+}
+
+/// One rank that trains, and its calls.
 struct Training {
   Training(
       StrategyKind kind, StrategyOptions options, Chain::During during = [](int, Pass) {})
       : model(std::move(during)), comm(test::mirrored_communicator(0, ranks, record)) {
-    options.first_bucket_bytes = options.bucket_bytes = 1;
     strategy = make_strategy(kind, model, comm, std::move(options));
     strategy->attach(tape);
   }
@@ -157,7 +161,7 @@ void during_backward(StrategyKind kind, bool overlap,
                      const std::function<void(int, const Scopes&, const Scopes&)>& check) {
   const CallRecord* record = nullptr;
   int checked = 0;
-  Training t(kind, {.overlap = overlap}, [&](int scope, Pass pass) {
+  Training t(kind, single_buckets(overlap), [&](int scope, Pass pass) {
     if (pass == Pass::forward) return;
     SCOPED_TRACE(concat(name(kind), " in backward of scope ", scope));
     check(scope, scopes_of(record->launched(reductions)), scopes_of(record->in_flight(reductions)));
@@ -196,7 +200,7 @@ TEST(LaunchOrder, UpdatedValuesAreOnTheirWayWhileTheNextBucketIsUpdated) {
   for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2})
     for (const bool overlap : {true, false}) {
       SCOPED_TRACE(concat(name(kind), ", overlap ", overlap));
-      Training t(kind, {.overlap = overlap});
+      Training t(kind, single_buckets(overlap));
       int bucket = scope_count;
       ToldSgd sgd([&] {
         --bucket;
@@ -208,6 +212,73 @@ TEST(LaunchOrder, UpdatedValuesAreOnTheirWayWhileTheNextBucketIsUpdated) {
       EXPECT_EQ(bucket, 0);
       EXPECT_TRUE(t.record->in_flight(gathers).empty());
     }
+}
+
+// ---- sizes of buckets; the parameters have 128, 256, 384 and 512 elements
+
+using Sizes = std::vector<std::size_t>;
+Sizes sizes_of(const std::vector<CallRecord::Call>& calls) {
+  Sizes out;
+  for (const auto& c : calls) out.push_back(c.elements);
+  return out;
+}
+
+TEST(BucketSizes, AreElementsThatOneCallReduces) {
+  for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2}) {
+    const auto reduced = [&](std::size_t elements, std::size_t first) {
+      Training t(kind, {.reduce_bucket_size = elements, .first_bucket_size = first, .rebuild = false});
+      t.update(*make_sgd({}));
+      return sizes_of(t.record->launched(reductions));
+    };
+    constexpr std::size_t unlimited = 1 << 20;
+    EXPECT_EQ(reduced(unlimited, unlimited), Sizes{128 + 256 + 384 + 512});
+    EXPECT_EQ(reduced(unlimited, 1), (Sizes{512, 128 + 256 + 384}));
+    EXPECT_EQ(reduced(256 + 384, unlimited), (Sizes{512, 384 + 256, 128}));
+    EXPECT_EQ(reduced(256 + 384 - 1, unlimited), (Sizes{512, 384, 256 + 128}));
+    EXPECT_EQ(reduced(1, 1), (Sizes{512, 384, 256, 128})) << "one call for each parameter at least";
+  }
+}
+
+TEST(BucketSizes, AreElementsThatOneCallGathersToo) {
+  for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2}) {
+    Training t(kind, {.allgather_bucket_size = 256 + 384});
+    t.update(*make_sgd({}));
+    EXPECT_EQ(sizes_of(t.record->launched(gathers)), (Sizes{512, 384 + 256, 128}));
+  }
+  Training t(StrategyKind::ddp, {.first_bucket_size = 1 << 20, .allgather_bucket_size = 1});
+  t.update(*make_sgd({}));
+  EXPECT_EQ(sizes_of(t.record->launched(reductions)), Sizes{128 + 256 + 384 + 512}) << "ddp gathers nothing";
+}
+
+/// One scope with all parameters.
+class Single final : public Module {
+ public:
+  explicit Single(Module& parts) {
+    for (Parameter* p : parts.parameters()) scope_.parameters.push_back(p);
+  }
+  std::vector<Parameter*> parameters() override { return scope_.parameters; }
+  std::vector<const Scope*> scopes() override { return {&scope_}; }
+
+ private:
+  Scope scope_{"all", {}};
+};
+
+TEST(BucketSizes, CutTheParametersOfAScopeInZero3) {
+  const auto gathered = [](const StrategyOptions& options) {
+    const auto record = std::make_shared<CallRecord>();
+    Chain chain([](int, Pass) {});
+    Single model(chain);
+    auto comm = test::mirrored_communicator(0, ranks, record);
+    const auto strategy = make_strategy(StrategyKind::zero3, model, comm, options);
+    Tape tape;
+    strategy->attach(tape);
+    record->clear();
+    tape.scope(*model.scopes()[0], [] { return Var{}; });
+    return sizes_of(record->launched(gathers));
+  };
+  EXPECT_EQ(gathered({}), Sizes{128 + 256 + 384 + 512});
+  EXPECT_EQ(gathered({.reduce_bucket_size = 128 + 256}), (Sizes{128 + 256, 384, 512}));
+  EXPECT_EQ(gathered({.allgather_bucket_size = 256 + 384}), (Sizes{128 + 256, 384, 512}));
 }
 
 }  // namespace

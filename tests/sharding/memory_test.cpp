@@ -156,8 +156,9 @@ TEST_P(Memory, WithoutOverlapZero2HoldsTheBucketThatIsFilled) {
     ToyModel model(one);
     model[model.index("never")].requires_grad =
         false;  // a parameter that no loss reaches delays the buckets behind it
-    const auto strategy = make_strategy(StrategyKind::zero2, model, comm,
-                                        {.first_bucket_bytes = 4, .bucket_bytes = 4, .overlap = false});
+    const auto strategy =
+        make_strategy(StrategyKind::zero2, model, comm,
+                      {.reduce_bucket_size = 1, .first_bucket_size = 1, .overlap_comm = false});
     train(*strategy, model);
     const auto bucket = [&](const char* name) {
       return 4 * round_up(model[model.index(name)].count(), 64 * ranks());

@@ -324,7 +324,7 @@ TEST_P(OptimizerTraining, FollowsItsReferenceWithTheSameBitsInEveryStrategy) {
       std::vector<std::vector<float>> first;
       for (const StrategyKind kind : kinds)
         for (const StrategyOptions& options :
-             {StrategyOptions{}, StrategyOptions{.first_bucket_bytes = 300, .bucket_bytes = 900}}) {
+             {StrategyOptions{}, StrategyOptions{.reduce_bucket_size = 225, .first_bucket_size = 75}}) {
           Training run(GetParam(), kind, comm, options);
           for (int step = 0; step < updates; ++step) run.update(step);
           const auto values = run.values();
@@ -379,7 +379,7 @@ TEST_P(OptimizerTraining, StatesMoveToAnotherStrategy) {
   on_ranks(3, [&](Communicator& comm) {
     for (const StrategyKind kind : kinds) {
       const StrategyKind other = kinds[(static_cast<std::size_t>(kind) + 3) % 4];
-      Training before(GetParam(), kind, comm), after(GetParam(), other, comm, {.bucket_bytes = 900});
+      Training before(GetParam(), kind, comm), after(GetParam(), other, comm, {.reduce_bucket_size = 225});
       for (int step = 1; step < 3; ++step) before.update(step);
       const States states = gathered_states(before);
       const auto values = before.values();

@@ -98,8 +98,9 @@ Counts train(StrategyKind kind, bool overlap) {
     Gpt2 model(small_config());
     allocate_parameters(model);
     init_parameters(model, 1);
-    const auto strategy = make_strategy(
-        kind, model, comm, {.first_bucket_bytes = 4096, .bucket_bytes = 16384, .overlap = overlap});
+    StrategyOptions options{.overlap_comm = overlap};
+    if (kind != StrategyKind::zero3) options.reduce_bucket_size = 4096, options.first_bucket_size = 1024;
+    const auto strategy = make_strategy(kind, model, comm, options);
     Tape tape;
     strategy->attach(tape);
     const auto adamw = make_adamw({.weight_decay = 0.1});

@@ -123,9 +123,11 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Strategies, testing::Values(1, 2, 3, 4));
 TEST_P(Strategies, TrainLikeOneProcess) { expect_like_one_process({.ranks = GetParam()}); }
 
 TEST_P(Strategies, SmallBucketsAndNoOverlap) {
-  expect_like_one_process({.ranks = GetParam(), .options = {.first_bucket_bytes = 256, .bucket_bytes = 600}});
   expect_like_one_process(
-      {.ranks = GetParam(), .options = {.first_bucket_bytes = 256, .bucket_bytes = 600, .overlap = false}});
+      {.ranks = GetParam(), .options = {.reduce_bucket_size = 150, .first_bucket_size = 64}});
+  expect_like_one_process(
+      {.ranks = GetParam(),
+       .options = {.reduce_bucket_size = 150, .first_bucket_size = 64, .overlap_comm = false}});
 }
 
 TEST_P(Strategies, AccumulationWithoutSynchronisingIsExact) {
@@ -205,9 +207,9 @@ TEST_P(Strategies, HaveTheSameBitsForEveryStrategyBucketSizeAndOverlap) {
     EXPECT_GT(expected.norms[0], 0.3);  // so that clipping applies
     for (const StrategyKind kind : kinds)
       for (const StrategyOptions& options :
-           {StrategyOptions{}, StrategyOptions{.first_bucket_bytes = 4, .bucket_bytes = 4},
+           {StrategyOptions{}, StrategyOptions{.reduce_bucket_size = 1, .first_bucket_size = 1},
             StrategyOptions{
-                .first_bucket_bytes = 300, .bucket_bytes = 900, .overlap = false, .rebuild = false}})
+                .reduce_bucket_size = 225, .first_bucket_size = 75, .overlap_comm = false, .rebuild = false}})
         EXPECT_TRUE(train_on_random_data(kind, comm, options) == expected)
             << name(kind) << " on rank " << rank;
   });
@@ -394,7 +396,7 @@ Unused train_unused(StrategyKind kind, Communicator& comm, UnusedParameterPolicy
                     const std::vector<bool>& reached) {
   ToyModel model(initial_value);
   const auto strategy = make_strategy(
-      kind, model, comm, {.first_bucket_bytes = 300, .bucket_bytes = 900, .unused_parameters = unreached});
+      kind, model, comm, {.reduce_bucket_size = 225, .first_bucket_size = 75, .unused_parameters = unreached});
   Tape tape;
   strategy->attach(tape);
   const auto adamw = make_adamw({.learning_rate = 0.1, .weight_decay = 0.1});

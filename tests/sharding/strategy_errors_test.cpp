@@ -184,8 +184,11 @@ TEST(Replicas, WithOtherOptionsAreNamed) {
       make_strategy(StrategyKind::zero1, model, comm, options);
     });
   };
-  refused("bucket_bytes is 26214400 on rank 0 and 5 on rank 1", [](auto& o) { o.bucket_bytes = 5; });
-  refused("overlap is yes on rank 0 and no on rank 1", [](auto& o) { o.overlap = false; });
+  refused("reduce_bucket_size is 6553600 on rank 0 and 5 on rank 1",
+          [](auto& o) { o.reduce_bucket_size = 5; });
+  refused("prefetch_bucket_size is 1 on rank 0 and 7 on rank 1",
+          [](auto& o) { o.gathers.prefetch_bucket_size = 7; });
+  refused("overlap_comm is yes on rank 0 and no on rank 1", [](auto& o) { o.overlap_comm = false; });
   refused("unused_parameters is pytorch",
           [](auto& o) { o.unused_parameters = UnusedParameterPolicy::deepspeed; });
   expect_mismatch(2, 1, "the strategy is ddp on rank 0 and zero3 on rank 1",
@@ -226,8 +229,8 @@ struct Failing {
 std::vector<float> train_through(StrategyKind kind, Communicator& comm, const Failing& failing) {
   ToyModel model(initial_value);
   const auto strategy = make_strategy(kind, model, comm,
-                                      {.first_bucket_bytes = 300,
-                                       .bucket_bytes = 900,
+                                      {.reduce_bucket_size = 225,
+                                       .first_bucket_size = 75,
                                        .gathers = {.prefetch_bucket_size = failing.prefetch}});
   Tape tape;
   strategy->attach(tape);

@@ -33,12 +33,12 @@ void print_error(const std::string& what) { std::fprintf(stderr, "train_gpt: %s\
 std::string plural(std::uint64_t n, const char* thing) { return concat(n, " ", thing, n == 1 ? "" : "s"); }
 
 TrainerOptions trainer_options(const Options& o, const Inputs& in, int threads) {
-  const auto bucket = static_cast<std::size_t>(o.bucket_mb * (1 << 20));
+  const auto bucket = static_cast<std::size_t>(o.bucket_mb * (1 << 20)) / sizeof(float);
   TrainerOptions t;
   t.strategy = in.strategy;
-  t.strategy_options.bucket_bytes = bucket;
-  t.strategy_options.first_bucket_bytes = std::min(bucket, t.strategy_options.first_bucket_bytes);
-  t.strategy_options.overlap = o.overlap && in.ds.overlap_comm;
+  t.strategy_options.reduce_bucket_size = bucket;
+  t.strategy_options.first_bucket_size = std::min(bucket, t.strategy_options.first_bucket_size);
+  t.strategy_options.overlap_comm = o.overlap && in.ds.overlap_comm;
   t.strategy_options.precision = in.ds.precision;
   t.strategy_options.unused_parameters = in.ds.unused_parameters;
   t.decay_all = in.ds.decay_one_dimensional;
