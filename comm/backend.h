@@ -13,6 +13,8 @@
 
 namespace rz {
 
+class SharedMemoryAllocator;
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -54,6 +56,8 @@ class Backend {
                                   ReduceOp) const {
     return {"its own", describe(), 0, "this backend chooses by itself"};
   }
+  /// The host memory that this rank shares with peers, for groups that are split from this one; null: none.
+  virtual std::shared_ptr<SharedMemoryAllocator> shared_memory() const { return nullptr; }
   /// Makes the caller's host memory zero-copy until the returned registration ends.
   virtual Registration register_buffer(std::span<std::byte>) {
     return Registration(describe() + " copies host memory as its library does; there is nothing to register");

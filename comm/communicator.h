@@ -122,7 +122,8 @@ class Communicator {
   ///     allocate() has this property between threads of one process only
   ///     (comm/backends/peer_cuda/peer_cuda_backend.h). If the ranks' sizes differ: Errc::mismatch.
   ///
-  /// A group made by split() does not recognize memory of its parent group.
+  /// A group made by split() recognizes host memory that its parent allocated or registered, and the reverse,
+  /// but neither a symmetric window nor device memory of its parent.
   std::shared_ptr<std::byte> allocate_symmetric(std::size_t bytes);
   /// Makes the caller's host memory (malloc, new, mmap, std::vector) zero-copy, like that of allocate(),
   /// until the registration ends. Each rank registers independently. A collective is zero-copy if every
@@ -180,6 +181,8 @@ class Communicator {
   friend class Group;
   struct State;
   explicit Communicator(std::unique_ptr<State>);
+  static Communicator connect_from(const Backend* parent, int rank, int size, std::shared_ptr<Store>,
+                                   CommOptions);
   Work submit(std::span<const struct CollectiveCall>);
   Work submit_one(const struct CollectiveCall&);
   template <Collective kind>

@@ -42,12 +42,17 @@ Communicator& Communicator::operator=(Communicator&&) noexcept = default;
 Communicator::~Communicator() = default;
 
 Communicator Communicator::connect(int rank, int size, std::shared_ptr<Store> store, CommOptions options) {
+  return connect_from(nullptr, rank, size, std::move(store), std::move(options));
+}
+
+Communicator Communicator::connect_from(const Backend* parent, int rank, int size,
+                                        std::shared_ptr<Store> store, CommOptions options) {
   require(size >= 1, Errc::invalid_argument, "a group needs at least 1 rank, got ", size);
   require(rank >= 0 && rank < size, Errc::invalid_argument, "rank ", rank, " is not within 0 to ", size - 1);
   require(store != nullptr || size == 1, Errc::invalid_argument, "rank ", rank, " of ", size,
           " has no store");
   if (!store) store = memory_store();
-  auto backend = make_backend(rank, size, store, options);
+  auto backend = make_backend(rank, size, store, options, parent);
   return Communicator(
       std::make_unique<State>(State{rank, size, options, store, in_creator_process(std::move(backend))}));
 }
@@ -225,7 +230,8 @@ std::optional<Communicator> Communicator::split(std::optional<int> color, int ke
   auto store =
       state_->store ? prefix_store(state_->store, concat("split/", number, "/", *color, "/")) : nullptr;
   auto backend = state_->backend->split(members);
-  if (!backend) return connect(new_rank, new_size, std::move(store), state_->options);
+  if (!backend)
+    return connect_from(state_->backend.get(), new_rank, new_size, std::move(store), state_->options);
   return Communicator(std::make_unique<State>(
       State{new_rank, new_size, state_->options, std::move(store), std::move(backend)}));
 }

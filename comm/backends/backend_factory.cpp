@@ -29,7 +29,8 @@ tuning::Table deserialize_tuning(const std::string& text) {
                       : tuning::parse_tuning(std::string_view(text).substr(end), text.substr(0, end));
 }
 
-std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const CommOptions& options) {
+std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const CommOptions& options,
+                                     const Backend* parent) {
   // peer_cuda's algorithm names apply to its own kernels, not to host memory.
   const std::string algorithm = options.backend == "peer_cuda" ? std::string() : options.algorithm;
   tuning::AlgorithmOverrides(algorithm, options.deterministic);  // throws for a name that cannot be forced
@@ -41,7 +42,8 @@ std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const Com
                                    .algorithm = algorithm,
                                    .congestion = options.congestion,
                                    .tuning = serialize_tuning(tuning),
-                                   .deterministic = options.deterministic};
+                                   .deterministic = options.deterministic,
+                                   .memory = parent ? parent->shared_memory() : nullptr};
   std::string agreed;
   auto wire =
       connect_transport(rank, size, store, transport, Deadline::after(options.rendezvous_timeout), agreed);
@@ -52,7 +54,8 @@ std::unique_ptr<Backend> make_native(int rank, int size, Store& store, const Com
   return make_native_backend(rank, size, std::move(wire), scheduled);
 }
 
-std::unique_ptr<Backend> make_mpi(int rank, int size, Store& store, const CommOptions& options) {
+std::unique_ptr<Backend> make_mpi(int rank, int size, Store& store, const CommOptions& options,
+                                  const Backend*) {
   return load_mpi_backend(rank, size, store, options);
 }
 
@@ -91,7 +94,8 @@ std::unique_ptr<Backend> make_nccl(int rank, int size, const std::shared_ptr<Sto
 
 struct BackendEntry {
   const char* name;
-  std::unique_ptr<Backend> (*make_host)(int rank, int size, Store&, const CommOptions&);
+  std::unique_ptr<Backend> (*make_host)(int rank, int size, Store&, const CommOptions&,
+                                        const Backend* parent);
   /// Null: no device support.
   std::unique_ptr<Backend> (*make_device)(int rank, int size, const std::shared_ptr<Store>&,
                                           const CommOptions&, const std::shared_ptr<Backend>& host);
@@ -136,14 +140,14 @@ std::unique_ptr<Backend> host_staged_over_mpi(const std::shared_ptr<Backend>& ho
 }
 
 std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& store,
-                                      const CommOptions& options) {
+                                      const CommOptions& options, const Backend* parent) {
   const BackendEntry& choice = find_backend(options.backend);
   const bool on_host = options.device.kind == Device::host;
   require(on_host ? choice.serves_host : choice.make_device != nullptr, Errc::unsupported, "rank ", rank,
           ": the backend '", options.backend, "' does not serve memory on ", name(options.device),
           "; use 'native' or 'mpi'");
   cuda::require_device(options.device);
-  auto host = choice.make_host(rank, size, *store, options);
+  auto host = choice.make_host(rank, size, *store, options, parent);
   if (on_host) return host;
   const std::shared_ptr<Backend> shared = std::move(host);
   CommOptions resolved = options;

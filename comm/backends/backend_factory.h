@@ -11,9 +11,10 @@ namespace rz {
 
 /// Collective over the `size` ranks of `store`: creates the backend named by `options.backend`. Errc::config
 /// (with the valid names) for an unknown name. Errc::unsupported if the backend cannot serve
-/// `options.device`, or is not available in this build or on this machine.
+/// `options.device`, or is not available in this build or on this machine. `parent`: the backend of the group
+/// that this one is split from, whose host memory is zero-copy in this one, too; null: none.
 std::unique_ptr<Backend> make_backend(int rank, int size, const std::shared_ptr<Store>& store,
-                                      const CommOptions& options);
+                                      const CommOptions& options, const Backend* parent = nullptr);
 
 /// Collective: a backend for memory of `options.device` over an MPI backend for host memory. Passes device
 /// pointers to MPI if every rank's MPI accepts them; otherwise stages all calls.

@@ -40,6 +40,7 @@ class DeviceAndHostBackend final : public Backend {
                           ReduceOp op) const override {
     return device_->explain(kind, bytes, reachable, dtype, op);
   }
+  std::shared_ptr<SharedMemoryAllocator> shared_memory() const override { return host_->shared_memory(); }
   Registration register_buffer(std::span<std::byte> memory) override {
     return host_->register_buffer(memory);
   }

@@ -133,8 +133,11 @@ void SharedMemoryAllocator::add_entry(const std::shared_ptr<Segment>& segment,
 void SharedMemoryAllocator::remove_entry(std::uint32_t number) noexcept {
   const std::lock_guard lock(mutex_);
   std::erase_if(entries_, [&](auto& e) { return e.number == number; });
-  released_.push_back(number);
-  has_released_.store(true, std::memory_order_relaxed);
+  for (const auto& watcher : watchers_)
+    if (const auto released = watcher.lock()) {
+      released->numbers_.push_back(number);
+      released->any_.store(true, std::memory_order_relaxed);
+    }
   version_.fetch_add(1, std::memory_order_release);
 }
 
@@ -153,11 +156,19 @@ void SharedMemoryAllocator::refresh(SegmentMap& map) {
   map.version = version_.load(std::memory_order_relaxed);
 }
 
-void SharedMemoryAllocator::drain_released(std::vector<std::uint32_t>& numbers) {
+std::shared_ptr<ReleasedSegments> SharedMemoryAllocator::watch_released() {
+  auto released = std::make_shared<ReleasedSegments>();
   const std::lock_guard lock(mutex_);
-  numbers.insert(numbers.end(), released_.begin(), released_.end());
-  released_.clear();
-  has_released_.store(false, std::memory_order_relaxed);
+  std::erase_if(watchers_, [](const auto& watcher) { return watcher.expired(); });
+  watchers_.push_back(released);
+  return released;
+}
+
+void SharedMemoryAllocator::drain_released(ReleasedSegments& released, std::vector<std::uint32_t>& numbers) {
+  const std::lock_guard lock(mutex_);
+  numbers.insert(numbers.end(), released.numbers_.begin(), released.numbers_.end());
+  released.numbers_.clear();
+  released.any_.store(false, std::memory_order_relaxed);
 }
 
 }  // namespace rz

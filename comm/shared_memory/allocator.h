@@ -1,6 +1,6 @@
 #pragma once
 /// Allocator of memory that peers on this host can map. Small blocks share segments (slabs of 2 MiB); larger
-/// ones have their own. Thread-safe.
+/// ones have their own. Serves a group and those that split() made of it. Thread-safe.
 
 #include <atomic>
 #include <cstdint>
@@ -35,6 +35,17 @@ struct SegmentMap {
   std::shared_ptr<Segment> find(const std::byte* at, std::size_t bytes) const;
 };
 
+/// Numbers of segments that were removed, as one group of peers learns them.
+class ReleasedSegments {
+ public:
+  bool any() const { return any_.load(std::memory_order_relaxed); }
+
+ private:
+  friend class SharedMemoryAllocator;
+  std::vector<std::uint32_t> numbers_;  // under the allocator's mutex
+  std::atomic<bool> any_{false};
+};
+
 class SharedMemoryAllocator : public std::enable_shared_from_this<SharedMemoryAllocator> {
  public:
   /// `colour`: cache colour. Large blocks of allocators with different colours start at different offsets in
@@ -50,9 +61,10 @@ class SharedMemoryAllocator : public std::enable_shared_from_this<SharedMemoryAl
   std::uint64_t version() const { return version_.load(std::memory_order_acquire); }
   /// Brings the map up to date; takes no lock if nothing has changed.
   void refresh(SegmentMap&);
-  /// Appends the numbers of the segments removed since the last call.
-  void drain_released(std::vector<std::uint32_t>&);
-  bool has_released() const { return has_released_.load(std::memory_order_relaxed); }
+  /// Collects the segments that are removed from now on, until the result is destroyed.
+  std::shared_ptr<ReleasedSegments> watch_released();
+  /// Moves the numbers collected since the last call to the end of the list.
+  void drain_released(ReleasedSegments&, std::vector<std::uint32_t>&);
 
  private:
   struct Block;
@@ -72,8 +84,7 @@ class SharedMemoryAllocator : public std::enable_shared_from_this<SharedMemoryAl
   std::mutex mutex_;
   std::vector<std::unique_ptr<Slab>> slabs_;
   std::vector<SegmentMap::Entry> entries_;
-  std::vector<std::uint32_t> released_;
-  std::atomic<bool> has_released_{false};
+  std::vector<std::weak_ptr<ReleasedSegments>> watchers_;
   std::atomic<std::uint64_t> version_{0};
   std::atomic<std::uint32_t> next_number_{0};
 };

@@ -14,12 +14,15 @@ namespace rz {
 // ---- connecting ----
 
 SharedMemoryGroup::SharedMemoryGroup(LinkMonitor& monitor, std::vector<int> ranks, std::size_t ring_bytes,
-                                     bool one_host)
+                                     bool one_host, std::shared_ptr<SharedMemoryAllocator> memory)
     : monitor_(monitor),
       ranks_(std::move(ranks)),
       one_host_(one_host),
       memory_(SharedMemory::create(shm::rank_memory_bytes(ranks_.size(), ring_bytes))),
-      allocator_(std::make_shared<SharedMemoryAllocator>(static_cast<std::uint32_t>(monitor.rank()))) {
+      allocator_(memory
+                     ? std::move(memory)
+                     : std::make_shared<SharedMemoryAllocator>(static_cast<std::uint32_t>(monitor.rank()))),
+      released_(allocator_->watch_released()) {
   auto* const own = new (memory_.data()) shm::Header;
   own->staging_bytes = ring_bytes;
   own->rank = static_cast<std::uint32_t>(monitor.rank());
@@ -171,9 +174,9 @@ std::optional<Failure> SharedMemoryGroup::poll() {
 }
 
 void SharedMemoryGroup::release_segments() {
-  if (allocator_->has_released()) {
+  if (released_->any()) {
     std::vector<std::uint32_t> numbers;
-    allocator_->drain_released(numbers);
+    allocator_->drain_released(*released_, numbers);
     for (auto& peer : peers_) peer->socket.release(numbers);
   }
   for (auto& peer : peers_) peer->socket.flush_releases();

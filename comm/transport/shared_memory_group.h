@@ -43,8 +43,10 @@ class SharedMemoryGroup {
  public:
   /// `ranks`: those of this host, this one included, ascending; at least two. `ring_bytes`: size of this
   /// rank's staging ring. All ranks use the smallest of their sizes, since the caches that they detect may
-  /// differ. `one_host`: the group has no other ranks.
-  SharedMemoryGroup(LinkMonitor&, std::vector<int> ranks, std::size_t ring_bytes, bool one_host);
+  /// differ. `one_host`: the group has no other ranks. `memory`: of the group that this one was split from;
+  /// null for a new allocator.
+  SharedMemoryGroup(LinkMonitor&, std::vector<int> ranks, std::size_t ring_bytes, bool one_host,
+                    std::shared_ptr<SharedMemoryAllocator> memory = nullptr);
 
   /// The mailboxes of all ranks, in rank order; empty if some ranks of the transport's group are on other
   /// hosts (comm/transport/mailbox.h).
@@ -121,6 +123,7 @@ class SharedMemoryGroup {
   const bool one_host_;
   SharedMemory memory_;  // this rank's
   const std::shared_ptr<SharedMemoryAllocator> allocator_;
+  const std::shared_ptr<ReleasedSegments> released_;
   SegmentMap segment_map_;
   Exported exported_;
   std::vector<std::unique_ptr<ShmPeer>> peers_;

@@ -564,6 +564,61 @@ TEST(RegisteredMemory, OfSomeRanksOnlyIsStaged) {
   expect_direct(3, Kind::plain, false);
 }
 
+/// Mappings in this process of the file that is mapped at this address.
+std::ptrdiff_t mappings_of_file_at(const void* address) {
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  std::vector<std::string> inodes;
+  std::string here;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::uintptr_t begin = 0, end = 0;
+    char dash = 0;
+    std::string rights, offset, device;
+    std::istringstream(line) >> std::hex >> begin >> dash >> end >> rights >> offset >> device >>
+        inodes.emplace_back();
+    if (begin <= wanted && wanted < end) here = inodes.back();
+  }
+  return std::ranges::count(inodes, here);
+}
+
+// The ranks are threads, so that a call which is zero-copy adds the peers' mappings to this process.
+TEST(RegisteredMemory, OfAGroupIsUsedInPlaceByGroupsSplitFromIt) {
+  use_mmap_for_large_blocks();
+  constexpr std::size_t n = 100'000;
+  run_ranks(4, [](int rank, std::shared_ptr<Store> store) {
+    auto world = Communicator::connect(rank, 4, store);
+    std::vector<float> x(2 * n);
+    Registration registration = world.register_buffer(x.data(), 2 * n * sizeof(float));
+    ASSERT_TRUE(registration.zero_copy()) << registration.reason();
+    const auto allocated = world.allocate_array<float>(n);
+    world.barrier().wait();
+    ASSERT_EQ(mappings_of_file_at(x.data()), 1);
+    auto pair = *world.split(rank / 2, rank);
+    const auto sum = [](Communicator& comm, float* data, float value, float expected, std::size_t count) {
+      std::fill_n(data, count, value);
+      comm.all_reduce(Buffer(data, count)).wait();
+      EXPECT_EQ(std::vector<float>(data, data + count), std::vector<float>(count, expected));
+      comm.barrier().wait();
+    };
+    const auto own = static_cast<float>(rank), in_pair = static_cast<float>(4 * (rank / 2) + 1);
+    sum(pair, x.data(), own, in_pair, n);
+    EXPECT_EQ(mappings_of_file_at(x.data()), 2) << "this rank, and its peer in the pair";
+    sum(pair, allocated.get(), own, in_pair, n);
+    sum(world, x.data(), own, 6, n);
+    EXPECT_EQ(mappings_of_file_at(x.data()), 2 + 3) << "the other group of the same memory maps it, too";
+    world.barrier().wait();
+
+    registration = {};  // every group learns that it has ended
+    sum(pair, x.data(), own, in_pair, n);
+    sum(world, x.data(), own, 6, n);
+    auto of_pair = pair.register_buffer(x.data(), 2 * n * sizeof(float));
+    world.barrier().wait();
+    sum(world, x.data(), own, 6, 2 * n);  // calls of n elements have backed off from zero-copy
+    EXPECT_EQ(mappings_of_file_at(x.data()), 4) << "memory that the new group registered";
+    world.barrier().wait();
+  });
+}
+
 // Repeated calls of memory at the same addresses that is registered, registered anew, or not.
 TEST(RegisteredMemory, MayEndAndBeginBetweenCallsThatAreAlike) {
   use_mmap_for_large_blocks();

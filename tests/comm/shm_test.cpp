@@ -378,6 +378,7 @@ TEST(SharedMemoryAllocator, SmallBlocksShareASegmentAndComeBack) {
 
 TEST(SharedMemoryAllocator, ASegmentThatIsGoneIsNotFound) {
   const auto arena = std::make_shared<SharedMemoryAllocator>();
+  const auto released = arena->watch_released(), late = arena->watch_released();
   SegmentMap map;
   auto a = arena->allocate(10 << 20);
   const std::byte* at = a.get();
@@ -385,10 +386,13 @@ TEST(SharedMemoryAllocator, ASegmentThatIsGoneIsNotFound) {
   const auto number = map.find(at, 100)->number;
   a.reset();
   EXPECT_EQ(map.find(at, 100), nullptr) << "even before the map is refreshed";
-  EXPECT_TRUE(arena->has_released());
-  std::vector<std::uint32_t> dropped;
-  arena->drain_released(dropped);
-  EXPECT_EQ(dropped, std::vector{number});
+  EXPECT_TRUE(released->any());
+  for (const auto& watcher : {released, late}) {  // each group of peers learns of it
+    std::vector<std::uint32_t> dropped;
+    arena->drain_released(*watcher, dropped);
+    EXPECT_EQ(dropped, std::vector{number});
+    EXPECT_FALSE(watcher->any());
+  }
 }
 
 /// KiB of the mapping at this address that are in huge pages.

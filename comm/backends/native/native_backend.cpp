@@ -36,6 +36,11 @@ class NativeBackend final : public Backend {
   }
   AlgorithmChoice explain(Collective, std::size_t bytes, bool reachable, DType, ReduceOp) const override;
   Registration register_buffer(std::span<std::byte>) override;
+  std::shared_ptr<SharedMemoryAllocator> shared_memory() const override {
+    engine_->check_process();
+    SharedMemoryGroup* const shared = dispatcher_.shared_memory();
+    return shared ? shared->allocator() : nullptr;
+  }
   std::string describe() const override { return "native over " + dispatcher_.transport().describe(); }
 
  private:
@@ -43,11 +48,6 @@ class NativeBackend final : public Backend {
   bool is_small(const CollectiveCall&) const;
   template <class Run>
   Work run_inline(const Run& run);
-  std::shared_ptr<SharedMemoryAllocator> shared_memory() const {
-    engine_->check_process();
-    SharedMemoryGroup* const shared = dispatcher_.shared_memory();
-    return shared ? shared->allocator() : nullptr;
-  }
 
   const int rank_, size_;
   Dispatcher& dispatcher_;  // engine_ owns it

@@ -121,7 +121,7 @@ std::unique_ptr<Transport> connect_transport(int rank, int size, Store& store,
   Transports transports;
   if (host_count < size || host_count == 1)
     transports.shm = std::make_unique<ShmTransport>(
-        monitor, here, near.empty() ? 0 : staging_ring_bytes(caches(), here.size()));
+        monitor, here, near.empty() ? 0 : staging_ring_bytes(caches(), here.size()), options.memory);
   if (host_count > 1)
     transports.tcp = std::make_unique<TcpTransport>(
         monitor, far,

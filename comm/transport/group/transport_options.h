@@ -1,9 +1,12 @@
 #pragma once
 /// Options of a group's transport.
 
+#include <memory>
 #include <string>
 
 namespace rz {
+
+class SharedMemoryAllocator;
 
 struct TransportOptions {
   /// "auto": ranks with equal host ids share memory, other pairs use TCP. "shm": Errc::config names the ranks
@@ -23,6 +26,8 @@ struct TransportOptions {
   std::string tuning;
   /// Rank-ordered reductions. Must be equal on all ranks.
   bool deterministic = true;
+  /// Memory that this rank shares with others already, of the group that this one is split from; null: none.
+  std::shared_ptr<SharedMemoryAllocator> memory;
 };
 
 }  // namespace rz

@@ -11,7 +11,7 @@ namespace rz {
 // ---- connecting ----
 
 ShmTransport::ShmTransport(std::shared_ptr<LinkMonitor> group_monitor, std::vector<int> ranks,
-                           std::size_t ring_bytes)
+                           std::size_t ring_bytes, std::shared_ptr<SharedMemoryAllocator> memory)
     : MonitoredTransport(std::move(group_monitor)),
       ranks_(std::move(ranks)),
       address_("ringzero-" + net::random_hex()) {
@@ -21,7 +21,7 @@ ShmTransport::ShmTransport(std::shared_ptr<LinkMonitor> group_monitor, std::vect
   monitor().add(*this, peers, LinkData::memory);
   listener_ = net::listen_unix(address_);
   group_ = std::make_unique<SharedMemoryGroup>(monitor(), ranks_, ring_bytes,
-                                               ranks_.size() == monitor().hosts().size());
+                                               ranks_.size() == monitor().hosts().size(), std::move(memory));
 }
 
 ShmTransport::Streams::Streams(SharedMemoryGroup& group, ShmPeer& p)

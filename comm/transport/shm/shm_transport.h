@@ -23,8 +23,10 @@ namespace rz {
 /// Functions without a comment implement those of Transport for the peers, and those of MonitoredLinks.
 class ShmTransport final : public MonitoredTransport, private MonitoredLinks {
  public:
-  /// `ranks`: the ranks of this host, this one included, ascending. `ring_bytes`: see SharedMemoryGroup.
-  ShmTransport(std::shared_ptr<LinkMonitor>, std::vector<int> ranks, std::size_t ring_bytes);
+  /// `ranks`: the ranks of this host, this one included, ascending. `ring_bytes`, `memory`: see
+  /// SharedMemoryGroup.
+  ShmTransport(std::shared_ptr<LinkMonitor>, std::vector<int> ranks, std::size_t ring_bytes,
+               std::shared_ptr<SharedMemoryAllocator> memory = nullptr);
   /// Departs in order: posted data stays readable, data posted by reference included. In a child of fork() it
   /// only closes descriptors.
   ~ShmTransport();
