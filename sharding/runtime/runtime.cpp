@@ -16,4 +16,19 @@ Tensor Runtime::allocate_flat(std::size_t count, DType dtype) const {
   return Tensor::empty({count}, dtype, communicator.allocator());
 }
 
+Work Runtime::all_reduce(const Tensor& in_out, ReduceOp op, const Stream& on) {
+  traffic.all_reduce.add(in_out.bytes());
+  return communicator.all_reduce(in_out.buffer(), op, on);
+}
+
+Work Runtime::reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp op, const Stream& on) {
+  traffic.reduce_scatter.add(in.bytes());
+  return communicator.reduce_scatter(in.buffer(), out.buffer(), op, on);
+}
+
+Work Runtime::all_gather(const Tensor& in, const Tensor& out, const Stream& on) {
+  traffic.all_gather.add(out.bytes());
+  return communicator.all_gather(in.buffer(), out.buffer(), on);
+}
+
 }  // namespace rz

@@ -5,6 +5,7 @@
 #include "comm/device/stream.h"
 #include "sharding/memory/transient_memory.h"
 #include "sharding/runtime/exposed_time.h"
+#include "sharding/runtime/traffic.h"
 #include "tensor/tensor.h"
 
 namespace rz {
@@ -21,10 +22,16 @@ struct Runtime {
   /// Zeros in memory of the communicator, on its device.
   Tensor allocate_flat(std::size_t count, DType) const;
 
+  // Collectives that are counted in `traffic`.
+  Work all_reduce(const Tensor& in_out, ReduceOp, const Stream&);
+  Work reduce_scatter(const Tensor& in, const Tensor& out, ReduceOp, const Stream&);
+  Work all_gather(const Tensor& in, const Tensor& out, const Stream&);
+
   Communicator& communicator;
   Stream stream;              ///< the stream of the tape, once one is attached
   TransientMemory transient;  ///< communicator memory for buffers that live for a part of a step
   ExposedTime exposed;
+  Traffic traffic;  ///< of gradients and values; not of control data, norms and full_value()
 };
 
 }  // namespace rz

@@ -7,8 +7,8 @@
 namespace rz {
 
 KeptGradients::KeptGradients(const ModelParameters& parameters, const FlatLayout& layout, DType dtype,
-                             Runtime& runtime)
-    : parameters_(parameters), runtime_(runtime) {
+                             GradientWire& wire, Runtime& runtime)
+    : parameters_(parameters), wire_(wire) {
   for (const Tensor& whole : allocate_gradient_buckets(parameters, layout, dtype, runtime)) {
     const Range own = layout.shard(static_cast<int>(buckets_.size()));
     buckets_.push_back({whole, whole.view(own.begin, {own.count()}), {}, {}});
@@ -17,17 +17,15 @@ KeptGradients::KeptGradients(const ModelParameters& parameters, const FlatLayout
 
 Work KeptGradients::reduce(int bucket, const Stream& stream) {
   Bucket& b = buckets_[static_cast<std::size_t>(bucket)];
-  b.reduction =
-      runtime_.communicator.reduce_scatter(b.whole.buffer(), b.shard.buffer(), ReduceOp::avg, stream);
+  b.reduction = wire_.reduce_scatter(b.whole, b.shard, stream);
   in_flight_.push_back(bucket);
-  return b.reduction;
+  return b.reduction.work;
 }
 
 void KeptGradients::settle(const Stream& stream) {
   for (const int bucket : in_flight_) {
     Bucket& b = buckets_[static_cast<std::size_t>(bucket)];
-    runtime_.exposed.wait(b.reduction, runtime_.stream);
-    b.reduction = {};
+    wire_.finish(b.reduction, b.shard, stream);
     if (b.accumulated.defined()) ops::add(b.shard, b.shard, b.accumulated, stream);
   }
   in_flight_.clear();

@@ -6,6 +6,7 @@
 #include "sharding/layout/flat_layout.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/gradient_store.h"
+#include "sharding/stores/gradient_wire.h"
 
 namespace rz {
 
@@ -13,7 +14,7 @@ namespace rz {
 /// the bucket is then undefined.
 class KeptGradients final : public GradientStore {
  public:
-  KeptGradients(const ModelParameters&, const FlatLayout&, DType, Runtime&);
+  KeptGradients(const ModelParameters&, const FlatLayout&, DType, GradientWire&, Runtime&);
 
   void provide(int, const Stream&) override {}
   Work reduce(int bucket, const Stream&) override;
@@ -28,11 +29,11 @@ class KeptGradients final : public GradientStore {
     Tensor whole;
     Tensor shard;        // a view of `whole`
     Tensor accumulated;  // sum of the means of earlier passes, if there were any
-    Work reduction;
+    GradientWire::Reduction reduction;
   };
 
   const ModelParameters& parameters_;
-  Runtime& runtime_;
+  GradientWire& wire_;
   std::vector<Bucket> buckets_;
   std::vector<int> in_flight_;
 };

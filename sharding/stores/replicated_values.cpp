@@ -8,7 +8,7 @@
 namespace rz {
 
 ReplicatedValues::ReplicatedValues(const ModelParameters& parameters, const FlatLayout& layout, DType dtype,
-                                   const Runtime& runtime)
+                                   Runtime& runtime)
     : parameters_(parameters), layout_(layout), runtime_(runtime) {
   convert_frozen(dtype);
   place_members(dtype);
@@ -47,8 +47,7 @@ Tensor ReplicatedValues::updated(int bucket) const {
 
 Work ReplicatedValues::publish(int bucket, const Stream& stream) {
   if (layout_.state() == Placement::replicated) return {};
-  return runtime_.communicator.all_gather(updated(bucket).buffer(),
-                                          buckets_[static_cast<std::size_t>(bucket)].buffer(), stream);
+  return runtime_.all_gather(updated(bucket), buckets_[static_cast<std::size_t>(bucket)], stream);
 }
 
 std::vector<StoredValue> ReplicatedValues::stored() const {

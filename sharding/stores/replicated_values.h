@@ -14,7 +14,7 @@ class ReplicatedValues final : public ValueStore {
  public:
   /// Moves the values of the members to buckets of `dtype`, and converts those of frozen parameters.
   /// Parameters without a value become zeros.
-  ReplicatedValues(const ModelParameters&, const FlatLayout&, DType dtype, const Runtime&);
+  ReplicatedValues(const ModelParameters&, const FlatLayout&, DType dtype, Runtime&);
 
   Tensor updated(int bucket) const override;
   Work publish(int bucket, const Stream&) override;
@@ -28,7 +28,7 @@ class ReplicatedValues final : public ValueStore {
 
   const ModelParameters& parameters_;
   const FlatLayout& layout_;
-  const Runtime& runtime_;
+  Runtime& runtime_;
   std::vector<Tensor> buckets_;
 };
 

@@ -11,8 +11,8 @@ constexpr std::size_t max_in_flight = 1;  // buckets being reduced while another
 }
 
 ShardedGradients::ShardedGradients(const ModelParameters& parameters, const FlatLayout& layout, DType dtype,
-                                   Runtime& runtime)
-    : parameters_(parameters), layout_(layout), runtime_(runtime) {
+                                   GradientWire& wire, Runtime& runtime)
+    : parameters_(parameters), layout_(layout), wire_(wire), runtime_(runtime) {
   for (int b = 0; b < layout.size(); ++b) {
     buckets_.push_back({});
     drop_whole(b);
@@ -23,6 +23,11 @@ ShardedGradients::ShardedGradients(const ModelParameters& parameters, const Flat
 Tensor ShardedGradients::own_part(int bucket) const {
   const Range own = layout_.shard(bucket);
   return buckets_[static_cast<std::size_t>(bucket)].whole.view(own.begin, {own.count()});
+}
+
+/// The shard, or, if that holds a mean to which this one is added, a part of the whole gradients.
+Tensor ShardedGradients::destination(int bucket) {
+  return at(bucket).has_mean ? own_part(bucket) : at(bucket).shard;
 }
 
 void ShardedGradients::set_whole(int bucket, Tensor whole) {
@@ -46,24 +51,22 @@ void ShardedGradients::drop_whole(int bucket) {
 void ShardedGradients::provide(int bucket, const Stream& stream) {
   if (at(bucket).whole.defined()) return;
   while (!in_flight_.empty() &&
-         (in_flight_.size() > max_in_flight || at(in_flight_.front()).reduction.done()))
+         (in_flight_.size() > max_in_flight || at(in_flight_.front()).reduction.work.done()))
     complete_oldest(stream);
   set_whole(bucket, runtime_.transient.allocate({layout_.bucket(bucket).count}, at(bucket).shard.dtype()));
 }
 
 Work ShardedGradients::reduce(int bucket, const Stream& stream) {
   Bucket& b = at(bucket);
-  const Tensor out = b.has_mean ? own_part(bucket) : b.shard;
-  b.reduction = runtime_.communicator.reduce_scatter(b.whole.buffer(), out.buffer(), ReduceOp::avg, stream);
+  b.reduction = wire_.reduce_scatter(b.whole, destination(bucket), stream);
   in_flight_.push_back(bucket);
-  return b.reduction;
+  return b.reduction.work;
 }
 
 void ShardedGradients::complete_oldest(const Stream& stream) {
   const int bucket = in_flight_.front();
   Bucket& b = at(bucket);
-  runtime_.exposed.wait(b.reduction, runtime_.stream);
-  b.reduction = {};
+  wire_.finish(b.reduction, destination(bucket), stream);
   in_flight_.pop_front();
   if (b.has_mean) ops::add(b.shard, b.shard, own_part(bucket), stream);
   b.has_mean = true;

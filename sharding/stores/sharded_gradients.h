@@ -7,6 +7,7 @@
 #include "sharding/layout/flat_layout.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/gradient_store.h"
+#include "sharding/stores/gradient_wire.h"
 
 namespace rz {
 
@@ -14,7 +15,7 @@ namespace rz {
 /// gradient to the end of its reduction.
 class ShardedGradients final : public GradientStore {
  public:
-  ShardedGradients(const ModelParameters&, const FlatLayout&, DType, Runtime&);
+  ShardedGradients(const ModelParameters&, const FlatLayout&, DType, GradientWire&, Runtime&);
 
   /// May wait for the oldest reduction: one bucket is filled while another is reduced.
   void provide(int bucket, const Stream&) override;
@@ -29,17 +30,19 @@ class ShardedGradients final : public GradientStore {
     Tensor whole;  // undefined while it is not in use
     Tensor shard;
     bool has_mean = false;  // `shard` holds a mean
-    Work reduction;
+    GradientWire::Reduction reduction;
   };
   Bucket& at(int bucket) { return buckets_[static_cast<std::size_t>(bucket)]; }
   /// The part of this rank in a whole bucket.
   Tensor own_part(int bucket) const;
+  Tensor destination(int bucket);
   void set_whole(int bucket, Tensor);
   void drop_whole(int bucket);
   void complete_oldest(const Stream&);
 
   const ModelParameters& parameters_;
   const FlatLayout& layout_;
+  GradientWire& wire_;
   Runtime& runtime_;
   std::vector<Bucket> buckets_;
   std::deque<int> in_flight_;

@@ -29,7 +29,8 @@ ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const Sto
     : options_(options),
       runtime_(runtime),
       parameters_(std::move(parameters)),
-      layout_(parameters_, plan_buckets(module, runtime), options.plan.state, runtime.communicator) {
+      layout_(parameters_, plan_buckets(module, runtime), options.plan.state, runtime.communicator),
+      wire_(options.wire, runtime) {
   if (options_.precision.mixed()) masters_ = make_masters();
   make_values();
   make_gradients();
@@ -82,11 +83,11 @@ void ShardedModel::make_values() {
 void ShardedModel::make_gradients() {
   const DType dtype = options_.precision.gradients;
   if (options_.plan.state == Placement::replicated)
-    gradients_ = std::make_unique<WholeGradients>(parameters_, layout_, dtype, runtime_);
+    gradients_ = std::make_unique<WholeGradients>(parameters_, layout_, dtype, wire_, runtime_);
   else if (options_.plan.gradients == Placement::replicated)
-    gradients_ = std::make_unique<KeptGradients>(parameters_, layout_, dtype, runtime_);
+    gradients_ = std::make_unique<KeptGradients>(parameters_, layout_, dtype, wire_, runtime_);
   else
-    gradients_ = std::make_unique<ShardedGradients>(parameters_, layout_, dtype, runtime_);
+    gradients_ = std::make_unique<ShardedGradients>(parameters_, layout_, dtype, wire_, runtime_);
 }
 
 Tensor ShardedModel::updated_f32(int bucket) const {

@@ -12,6 +12,7 @@
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/gather_limits.h"
 #include "sharding/stores/gradient_store.h"
+#include "sharding/stores/gradient_wire.h"
 #include "sharding/stores/scope_trace.h"
 #include "sharding/stores/value_store.h"
 
@@ -23,6 +24,7 @@ struct StorageOptions {
   Precision precision;
   BucketOptions buckets;
   GatherLimits gathers;  ///< of sharded values
+  WireFormat wire;
 };
 
 /// Layout and memory of the parameters of one model: values, masters and gradients.
@@ -65,6 +67,7 @@ class ShardedModel {
   std::unique_ptr<ScopeTrace> trace_;
   FlatLayout layout_;
   std::vector<Tensor> masters_;
+  GradientWire wire_;
   std::unique_ptr<ValueStore> values_;
   std::unique_ptr<GradientStore> gradients_;
 };

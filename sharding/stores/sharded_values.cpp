@@ -85,7 +85,7 @@ void ShardedValues::gather_async(int index) {
   Values& u = at(index);
   if (u.gathered.defined()) return;
   u.gathered = runtime_.transient.allocate({flat_[index].count}, u.shard.dtype());
-  u.gather = runtime_.communicator.all_gather(u.shard.buffer(), u.gathered.buffer(), runtime_.stream);
+  u.gather = runtime_.all_gather(u.shard, u.gathered, runtime_.stream);
 }
 
 void ShardedValues::wait_gathered(int u) {
@@ -173,7 +173,7 @@ void ShardedValues::release() {
 
 Work ShardedValues::publish(int bucket, const Stream& stream) {
   if (!flat_[bucket].persistent) return {};
-  return runtime_.communicator.all_gather(at(bucket).shard.buffer(), at(bucket).gathered.buffer(), stream);
+  return runtime_.all_gather(at(bucket).shard, at(bucket).gathered, stream);
 }
 
 // ---- import and export

@@ -6,22 +6,26 @@
 #include "sharding/layout/flat_layout.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/gradient_store.h"
+#include "sharding/stores/gradient_wire.h"
 
 namespace rz {
 
 /// Each bucket is reduced in place.
 class WholeGradients final : public GradientStore {
  public:
-  WholeGradients(const ModelParameters&, const FlatLayout&, DType, const Runtime&);
+  WholeGradients(const ModelParameters&, const FlatLayout&, DType, GradientWire&, Runtime&);
 
   void provide(int, const Stream&) override {}
   Work reduce(int bucket, const Stream&) override;
+  void settle(const Stream&) override;
   const Tensor& mean(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)]; }
   std::size_t bytes() const override;
 
  private:
-  Communicator& communicator_;
+  GradientWire& wire_;
   std::vector<Tensor> buckets_;
+  std::vector<GradientWire::Reduction> reductions_;  // by bucket, in flight
+  std::vector<int> in_flight_;
 };
 
 }  // namespace rz

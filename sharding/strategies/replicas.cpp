@@ -23,6 +23,13 @@ void add_facts(const GatherLimits& limits, std::vector<Fact>& facts) {
   facts.push_back({"model_persistence_threshold", concat(limits.model_persistence_threshold)});
 }
 
+void add_facts(const WireFormat& wire, std::vector<Fact>& facts) {
+  const auto& type = wire.communication_data_type;
+  facts.push_back({"communication_data_type", type ? name(*type) : "that of gradients"});
+  facts.push_back({"prescale_gradients", wire.prescale_gradients ? "yes" : "no"});
+  facts.push_back({"gradient_predivide_factor", concat(wire.gradient_predivide_factor)});
+}
+
 void require_same_options(StrategyKind kind, const StrategyOptions& options, Communicator& communicator) {
   const auto yes = [](bool x) { return x ? "yes" : "no"; };
   std::vector<Fact> facts{{"the strategy", name(kind)},
@@ -35,6 +42,7 @@ void require_same_options(StrategyKind kind, const StrategyOptions& options, Com
                           {"precision.gradients", name(options.precision.gradients)},
                           {"unused_parameters", name(options.unused_parameters)}};
   add_facts(options.gathers, facts);
+  add_facts(options.wire, facts);
   require_same("StrategyOptions", facts, "give every rank the same", communicator);
 }
 

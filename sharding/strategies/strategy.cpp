@@ -17,7 +17,8 @@ StorageOptions storage(const ShardingPlan& plan, const StrategyOptions& options,
   StorageOptions out{.plan = plan,
                      .precision = options.precision,
                      .buckets = bucket_options(options, plan, communicator),
-                     .gathers = options.gathers};
+                     .gathers = options.gathers,
+                     .wire = options.wire};
   if (!options.overlap_comm) out.gathers.prefetch_bucket_size = 0;
   return out;
 }

@@ -175,6 +175,8 @@ class Strategy {
   // ---- statistics
   /// Memory held on this rank now.
   MemoryReport memory() const;
+  /// Collectives of gradients and values since the strategy was created.
+  const Traffic& traffic() const { return runtime_.traffic; }
   /// Seconds in which the calling thread waited for communication during the last finished step: gathers,
   /// reductions, and the exchanges of step().
   double exposed_seconds() const { return runtime_.exposed.last_step(); }

@@ -55,6 +55,7 @@ ShardingPlan plan_of(StrategyKind kind) {
 
 StrategyOptions checked(StrategyOptions options) {
   check(options.precision);
+  check(options.wire);
   return options;
 }
 

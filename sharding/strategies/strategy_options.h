@@ -11,6 +11,7 @@
 #include "sharding/optim/precision.h"
 #include "sharding/optim/unused_parameters.h"
 #include "sharding/stores/gather_limits.h"
+#include "sharding/stores/wire_format.h"
 
 namespace rz {
 
@@ -42,6 +43,7 @@ struct StrategyOptions {
   bool rebuild = true;  ///< ddp: rebucket by the order of gradient readiness in the first step
   Precision precision;
   GatherLimits gathers;  ///< zero3
+  WireFormat wire;       ///< of gradients
   UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;
 };
 

@@ -1,4 +1,4 @@
-/// Bytes held by every strategy against the formulas of the ZeRO paper, padding included.
+/// Bytes held and sent by every strategy against the formulas of the ZeRO paper, padding included.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -186,6 +186,63 @@ TEST_P(Memory, LocalAccumulationHoldsWholeGradientsUntilTheyAreReduced) {
     }
     strategy->finish_gradients();
     EXPECT_EQ(strategy->memory().transient_in_use, 0u);
+  });
+}
+
+// ---- bytes sent
+
+/// Of one update after others.
+Traffic traffic_of_update(StrategyKind kind, Communicator& comm, ToyModel& model,
+                          const StrategyOptions& options, int micro_batches = 1) {
+  const auto strategy = make_strategy(kind, model, comm, options);
+  train(*strategy, model, micro_batches);
+  const Traffic three = strategy->traffic();
+  train(*strategy, model, micro_batches);
+  const auto difference = [](const CallCount& six, const CallCount& three) {
+    return CallCount{(six.calls - three.calls) / 3, (six.bytes - three.bytes) / 3};
+  };
+  const Traffic six = strategy->traffic();
+  return {difference(six.all_reduce, three.all_reduce), difference(six.reduce_scatter, three.reduce_scatter),
+          difference(six.all_gather, three.all_gather)};
+}
+
+TEST_P(Memory, BytesSentAreThoseOfThePlan) {
+  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    ToyModel sized(one);
+    const std::size_t all = 4 * sizes(sized, ranks()).bucket, n = ranks();
+    for (const int micro_batches : {1, 3}) {  // which do not communicate
+      ToyModel ddp(one), zero1(one), zero2(one);
+      const Traffic of_ddp = traffic_of_update(StrategyKind::ddp, comm, ddp, {}, micro_batches);
+      EXPECT_EQ(of_ddp, (Traffic{.all_reduce = {1, all}}));
+      EXPECT_EQ(of_ddp.sent(GetParam()), 2 * all / n * (n - 1));
+      const Traffic sharded{.reduce_scatter = {1, all}, .all_gather = {1, all}};
+      EXPECT_EQ(traffic_of_update(StrategyKind::zero1, comm, zero1, {}, micro_batches), sharded);
+      EXPECT_EQ(traffic_of_update(StrategyKind::zero2, comm, zero2, {}, micro_batches), sharded);
+      EXPECT_EQ(sharded.sent(GetParam()), of_ddp.sent(GetParam())) << "as much as ddp";
+    }
+  });
+}
+
+TEST_P(Memory, BytesSentByZero3CountEveryGather) {
+  run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+    ToyModel again(one), kept(one), persistent(one);
+    auto u = units(again, ranks());
+    const std::size_t trained = u["tied"] + u["position"] + u["first"] + u["second"] + u["norm"];
+    const std::size_t pass = trained + u["frozen"] + u["tied"];  // "tied" in two scopes
+    const CallCount reduced{5, 4 * trained};
+    EXPECT_EQ(traffic_of_update(StrategyKind::zero3, comm, again, {.gathers = {.prefetch_bucket_size = 0}}),
+              (Traffic{.reduce_scatter = reduced, .all_gather = {14, 2 * 4 * pass}}))
+        << "forward and backward";
+    EXPECT_EQ(traffic_of_update(StrategyKind::zero3, comm, kept,
+                                {.gathers = {.max_reuse_distance = GatherLimits::none}}),
+              (Traffic{.reduce_scatter = reduced, .all_gather = {6, 4 * (trained + u["frozen"])}}))
+        << "once";
+    EXPECT_EQ(traffic_of_update(StrategyKind::zero3, comm, persistent,
+                                {.gathers = {.param_persistence_threshold = 1000}}),
+              (Traffic{.reduce_scatter = reduced, .all_gather = {5, 4 * trained}}))
+        << "after the update";
   });
 }
 
