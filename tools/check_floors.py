@@ -60,11 +60,12 @@ ROOMS = {
     'sharding/consistency': 'comm comm/core autograd_lite',
     'sharding/layout': TENSOR + 'comm autograd_lite',
     'sharding/runtime': TENSOR + 'comm sharding/memory',
-    'sharding/stores': TENSOR + 'comm autograd_lite sharding/optim sharding/layout sharding/runtime',
+    'sharding/wire': TENSOR + 'comm sharding/layout sharding/runtime',
+    'sharding/stores': TENSOR + 'comm autograd_lite sharding/optim sharding/layout sharding/runtime sharding/wire',
     'sharding/update': TENSOR + 'comm sharding/consistency sharding/memory sharding/optim sharding/layout '
                        'sharding/runtime sharding/stores',
     'sharding/strategies': TENSOR + 'comm autograd_lite sharding/consistency sharding/memory sharding/optim '
-                           'sharding/layout sharding/runtime sharding/stores sharding/update',
+                           'sharding/layout sharding/runtime sharding/wire sharding/stores sharding/update',
     'tools/command_line': 'comm/core',
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',

@@ -6,7 +6,7 @@
 #include "sharding/layout/flat_layout.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/gradient_store.h"
-#include "sharding/stores/gradient_wire.h"
+#include "sharding/wire/gradient_wire.h"
 
 namespace rz {
 

@@ -16,7 +16,14 @@ namespace rz {
 
 namespace {
 
-void check(const ShardingPlan& plan) {
+void check(const StorageOptions& options) {
+  const ShardingPlan& plan = options.plan;
+  require(!options.hook || plan == ShardingPlan{}, Errc::unsupported,
+          "a communication hook needs whole gradients on every rank, which only ddp has; "
+          "communication_data_type compresses to 16 bits in every strategy");
+  require(!options.hook || options.wire == WireFormat{}, Errc::invalid_argument,
+          "a communication hook forms the means itself: communication_data_type, prescale_gradients and "
+          "gradient_predivide_factor must not be set with it");
   const bool shards = plan.values == Placement::sharded || plan.gradients == Placement::sharded;
   require(!shards || plan.state == Placement::sharded, Errc::invalid_argument,
           "a plan that shards values or gradients must shard the optimizer state too");
@@ -39,7 +46,7 @@ ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const Sto
 ShardedModel::~ShardedModel() = default;
 
 BucketLayout ShardedModel::plan_buckets(Module& module, Runtime& runtime) {
-  check(options_.plan);
+  check(options_);
   if (options_.plan.values == Placement::replicated)
     return plan_member_buckets(parameters_, options_.precision.gradients, options_.buckets);
   const std::vector<const Scope*> scopes = module.scopes();
@@ -83,7 +90,8 @@ void ShardedModel::make_values() {
 void ShardedModel::make_gradients() {
   const DType dtype = options_.precision.gradients;
   if (options_.plan.state == Placement::replicated)
-    gradients_ = std::make_unique<WholeGradients>(parameters_, layout_, dtype, wire_, runtime_);
+    gradients_ =
+        std::make_unique<WholeGradients>(parameters_, layout_, dtype, wire_, options_.hook.get(), runtime_);
   else if (options_.plan.gradients == Placement::replicated)
     gradients_ = std::make_unique<KeptGradients>(parameters_, layout_, dtype, wire_, runtime_);
   else

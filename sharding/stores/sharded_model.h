@@ -12,9 +12,10 @@
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/gather_limits.h"
 #include "sharding/stores/gradient_store.h"
-#include "sharding/stores/gradient_wire.h"
 #include "sharding/stores/scope_trace.h"
 #include "sharding/stores/value_store.h"
+#include "sharding/wire/communication_hook.h"
+#include "sharding/wire/gradient_wire.h"
 
 namespace rz {
 
@@ -25,6 +26,7 @@ struct StorageOptions {
   BucketOptions buckets;
   GatherLimits gathers;  ///< of sharded values
   WireFormat wire;
+  std::shared_ptr<CommunicationHook> hook;  ///< of whole gradients; null: none
 };
 
 /// Layout and memory of the parameters of one model: values, masters and gradients.

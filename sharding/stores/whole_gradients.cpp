@@ -5,19 +5,46 @@
 namespace rz {
 
 WholeGradients::WholeGradients(const ModelParameters& parameters, const FlatLayout& layout, DType dtype,
-                               GradientWire& wire, Runtime& runtime)
+                               GradientWire& wire, CommunicationHook* hook, Runtime& runtime)
     : wire_(wire),
+      hook_(hook),
+      runtime_(runtime),
       buckets_(allocate_gradient_buckets(parameters, layout, dtype, runtime)),
-      reductions_(buckets_.size()) {}
+      reductions_(buckets_.size()) {
+  if (!hook) return;
+  hook->require_supported(dtype, runtime.stream.device());
+  hook_buckets_ = hook_buckets(parameters, layout);
+}
+
+std::vector<HookBucket> WholeGradients::hook_buckets(const ModelParameters& parameters,
+                                                     const FlatLayout& layout) const {
+  std::vector<HookBucket> out;
+  for (int b = 0; b < layout.size(); ++b) {
+    out.push_back({b, buckets_[static_cast<std::size_t>(b)], {}});
+    for (const int m : layout.bucket(b).members)
+      out.back().parts.push_back({m, layout.place(m).offset, parameters.member(m).shape});
+  }
+  return out;
+}
 
 Work WholeGradients::reduce(int bucket, const Stream& stream) {
   const auto b = static_cast<std::size_t>(bucket);
-  reductions_[b] = wire_.all_reduce(buckets_[b], stream);
   in_flight_.push_back(bucket);
+  if (hook_) return hook_->start(hook_buckets_[b], runtime_, stream);
+  reductions_[b] = wire_.all_reduce(buckets_[b], stream);
   return reductions_[b].work;
 }
 
+/// A round for each call of the hook, so that the calls of different buckets overlap.
+void WholeGradients::advance_hook(const Stream& stream) {
+  while (!in_flight_.empty())
+    std::erase_if(in_flight_, [&](int bucket) {
+      return !hook_->advance(hook_buckets_[static_cast<std::size_t>(bucket)], runtime_, stream);
+    });
+}
+
 void WholeGradients::settle(const Stream& stream) {
+  if (hook_) return advance_hook(stream);
   for (const int bucket : in_flight_) {
     const auto b = static_cast<std::size_t>(bucket);
     wire_.finish(reductions_[b], buckets_[b], stream);

@@ -6,14 +6,17 @@
 #include "sharding/layout/flat_layout.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/gradient_store.h"
-#include "sharding/stores/gradient_wire.h"
+#include "sharding/wire/communication_hook.h"
+#include "sharding/wire/gradient_wire.h"
 
 namespace rz {
 
 /// Each bucket is reduced in place.
 class WholeGradients final : public GradientStore {
  public:
-  WholeGradients(const ModelParameters&, const FlatLayout&, DType, GradientWire&, Runtime&);
+  /// `hook` forms the means instead of the wire, unless it is null.
+  WholeGradients(const ModelParameters&, const FlatLayout&, DType, GradientWire&, CommunicationHook* hook,
+                 Runtime&);
 
   void provide(int, const Stream&) override {}
   Work reduce(int bucket, const Stream&) override;
@@ -22,8 +25,14 @@ class WholeGradients final : public GradientStore {
   std::size_t bytes() const override;
 
  private:
+  std::vector<HookBucket> hook_buckets(const ModelParameters&, const FlatLayout&) const;
+  void advance_hook(const Stream&);
+
   GradientWire& wire_;
+  CommunicationHook* hook_;
+  Runtime& runtime_;
   std::vector<Tensor> buckets_;
+  std::vector<HookBucket> hook_buckets_;
   std::vector<GradientWire::Reduction> reductions_;  // by bucket, in flight
   std::vector<int> in_flight_;
 };

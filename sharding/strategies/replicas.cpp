@@ -43,6 +43,8 @@ void require_same_options(StrategyKind kind, const StrategyOptions& options, Com
                           {"unused_parameters", name(options.unused_parameters)}};
   add_facts(options.gathers, facts);
   add_facts(options.wire, facts);
+  const auto& hook = options.communication_hook;
+  facts.push_back({"communication_hook", hook ? hook->describe() : "none"});
   require_same("StrategyOptions", facts, "give every rank the same", communicator);
 }
 

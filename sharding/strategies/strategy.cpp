@@ -18,7 +18,8 @@ StorageOptions storage(const ShardingPlan& plan, const StrategyOptions& options,
                      .precision = options.precision,
                      .buckets = bucket_options(options, plan, communicator),
                      .gathers = options.gathers,
-                     .wire = options.wire};
+                     .wire = options.wire,
+                     .hook = options.communication_hook};
   if (!options.overlap_comm) out.gathers.prefetch_bucket_size = 0;
   return out;
 }

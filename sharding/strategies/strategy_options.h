@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <limits>
+#include <memory>
 #include <string_view>
 
 #include "comm/bucket_scheduler.h"
@@ -11,7 +12,8 @@
 #include "sharding/optim/precision.h"
 #include "sharding/optim/unused_parameters.h"
 #include "sharding/stores/gather_limits.h"
-#include "sharding/stores/wire_format.h"
+#include "sharding/wire/communication_hook.h"
+#include "sharding/wire/wire_format.h"
 
 namespace rz {
 
@@ -44,6 +46,9 @@ struct StrategyOptions {
   Precision precision;
   GatherLimits gathers;  ///< zero3
   WireFormat wire;       ///< of gradients
+  /// ddp: forms the means of gradients, instead of `wire`; an own object for each strategy and rank. Null:
+  /// none.
+  std::shared_ptr<CommunicationHook> communication_hook;
   UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;
 };
 

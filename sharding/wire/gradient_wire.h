@@ -2,7 +2,7 @@
 /// Means of gradients over the ranks, in a wire format.
 
 #include "sharding/runtime/runtime.h"
-#include "sharding/stores/wire_format.h"
+#include "sharding/wire/wire_format.h"
 
 namespace rz {
 

@@ -1,4 +1,4 @@
-#include "sharding/stores/gradient_wire.h"
+#include "sharding/wire/gradient_wire.h"
 
 #include <cmath>
 #include <utility>
