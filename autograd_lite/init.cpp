@@ -5,6 +5,8 @@
 #include <numbers>
 #include <vector>
 
+#include "tensor/ops.h"
+
 namespace rz {
 namespace {
 
@@ -80,6 +82,15 @@ void allocate_parameters(Module& module, const Allocator& allocate) {
   require_distinct_names(parameters);
   for (Parameter* p : parameters) {
     if (!p->value.defined()) p->value = Tensor::empty(p->shape, DType::f32, allocate);
+  }
+  allocate_buffers(module, allocate);
+}
+
+void allocate_buffers(Module& module, const Allocator& allocate, const Stream& stream) {
+  for (ModuleBuffer* b : module.buffers()) {
+    if (b->value.defined()) continue;
+    b->value = Tensor::zeros(b->shape, b->dtype, allocate);
+    if (b->initial != 0) ops::fill(b->value, b->initial, stream);
   }
 }
 

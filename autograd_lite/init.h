@@ -18,9 +18,12 @@ void init_slice(const Parameter&, std::span<float> slice, std::size_t begin, std
 /// Element `index` of the named stream of uniform random numbers in (0, 1).
 double random_uniform(std::uint64_t seed, std::string_view stream, std::uint64_t index);
 
-/// Allocates the value of every parameter that has none: f32, uninitialized. Errc::invalid_argument if two
-/// parameters have the same name.
+/// Allocates the value of every parameter that has none: f32, uninitialized. Buffers too, with
+/// allocate_buffers(). Errc::invalid_argument if two parameters have the same name.
 void allocate_parameters(Module&, const Allocator& = allocate_host);
+/// Allocates every buffer that has no value and sets it to its initial value, in the order of the stream, on
+/// whose device the memory must be.
+void allocate_buffers(Module&, const Allocator& = allocate_host, const Stream& = {});
 /// Initializes all elements of every parameter with init_slice(). Same error.
 void init_parameters(Module&, std::uint64_t seed, const Stream& = {});
 

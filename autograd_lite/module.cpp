@@ -1,9 +1,171 @@
 #include "autograd_lite/module.h"
 
+#include <algorithm>
 #include <set>
-#include <string_view>
 
 namespace rz {
+
+Module::Module(Module& parent, const std::string& name) : parent_(&parent), training_(parent.training_) {
+  require(!name.empty(), Errc::invalid_argument, "a part of module \"", parent.path_,
+          "\" has an empty name; give it the name of the member");
+  path_ = parent.named(name);
+  own_.name = path_;
+  parent.entries_.push_back({this, nullptr});
+}
+
+std::string Module::named(const std::string& name) const {
+  return path_.empty() ? name : concat(path_, '.', name);
+}
+
+// ---- registration
+
+void Module::register_parameter(Parameter& p, const std::string& name, const Shape& shape,
+                                const Initial& initial) {
+  p.name = named(name);
+  p.shape = shape;
+  p.initial = initial;
+  parameters_.push_back(&p);
+  unit().parameters.push_back(&p);
+}
+
+void Module::register_buffer(ModuleBuffer& b, const std::string& name, const Shape& shape, DType dtype,
+                             float initial) {
+  require(initial == 0 || dtype == DType::f32, Errc::invalid_argument, "buffer ", named(name), " of ",
+          rz::name(dtype), " starts at ", initial, ", but only f32 may start at another value than 0");
+  b.name = named(name);
+  b.shape = shape;
+  b.dtype = dtype;
+  b.initial = initial;
+  buffers_.push_back(&b);
+}
+
+void Module::move_parameters_to(Scope& to) {
+  for (Module* m : modules()) {
+    if (&m->own_ == &to || m->assigned_) continue;
+    to.parameters.insert(to.parameters.end(), m->own_.parameters.begin(), m->own_.parameters.end());
+    m->own_.parameters.clear();
+  }
+}
+
+void Module::one_scope() {
+  move_parameters_to(own_);
+  assigned_ = &own_;
+}
+
+Scope& Module::add_scope(const std::string& name, std::span<Module* const> members) {
+  declared_.push_back(std::make_unique<Scope>(Scope{named(name), {}}));
+  const auto first = std::ranges::find_if(entries_, [&](const Entry& entry) {
+    return entry.part && std::ranges::find(members, entry.part) != members.end();
+  });
+  entries_.insert(first, {nullptr, declared_.back().get()});
+  return *declared_.back();
+}
+
+Scope& Module::register_scope(const std::string& name, std::span<Module* const> members) {
+  Scope& scope = add_scope(name, members);
+  for (Module* m : members) {
+    require(!m->assigned_, Errc::invalid_argument, "module ", m->path_, " cannot be in scope ", scope.name,
+            ": it is in scope ", m->assigned_ ? m->assigned_->name : "");
+    m->move_parameters_to(scope);
+    m->assigned_ = &scope;
+  }
+  return scope;
+}
+
+Scope& Module::register_scope(const std::string& name, std::vector<Parameter*> members) {
+  for (Module* m : modules())
+    std::erase_if(m->own_.parameters,
+                  [&](const Parameter* p) { return std::ranges::find(members, p) != members.end(); });
+  Scope& scope = add_scope(name, {});
+  scope.parameters = std::move(members);
+  return scope;
+}
+
+// ---- contents
+
+std::vector<Module*> Module::modules() {
+  std::vector<Module*> all{this};
+  for (const Entry& entry : entries_) {
+    if (!entry.part) continue;
+    const auto below = entry.part->modules();
+    all.insert(all.end(), below.begin(), below.end());
+  }
+  return all;
+}
+
+std::vector<Parameter*> Module::parameters() {
+  std::vector<Parameter*> all;
+  for (const Module* m : modules()) all.insert(all.end(), m->parameters_.begin(), m->parameters_.end());
+  return all;
+}
+
+std::string_view Module::name_from_here(std::string_view full) const {
+  return path_.empty() ? full : full.substr(std::min(full.size(), path_.size() + 1));
+}
+
+std::vector<std::pair<std::string, Parameter*>> Module::named_parameters() {
+  std::vector<std::pair<std::string, Parameter*>> all;
+  for (Parameter* p : parameters()) all.emplace_back(name_from_here(p->name), p);
+  return all;
+}
+
+std::vector<ModuleBuffer*> Module::buffers() {
+  std::vector<ModuleBuffer*> all;
+  for (const Module* m : modules()) all.insert(all.end(), m->buffers_.begin(), m->buffers_.end());
+  return all;
+}
+
+void Module::append_scopes(std::vector<const Scope*>& all) {
+  if (!own_.parameters.empty()) all.push_back(&own_);
+  for (const Entry& entry : entries_) {
+    if (entry.part) entry.part->append_scopes(all);
+    if (entry.scope && !entry.scope->parameters.empty()) all.push_back(entry.scope);
+  }
+}
+
+std::vector<const Scope*> Module::scopes() {
+  std::vector<const Scope*> all;
+  append_scopes(all);
+  return all;
+}
+
+Parameter* Module::find(std::string_view name) {
+  for (Parameter* p : parameters())
+    if (name_from_here(p->name) == name) return p;
+  return nullptr;
+}
+
+Module* Module::find_module(std::string_view name) {
+  for (Module* m : modules())
+    if (m != this && name_from_here(m->path_) == name) return m;
+  return nullptr;
+}
+
+// ---- modes
+
+void Module::train(bool training) {
+  for (Module* m : modules()) m->training_ = training;
+}
+
+void Module::requires_grad_(bool requires_grad) {
+  for (Parameter* p : parameters()) p->requires_grad = requires_grad;
+}
+
+Scope& Module::unit() {
+  for (Module* m = this; m; m = m->parent_)
+    if (m->assigned_) return *m->assigned_;
+  return own_;
+}
+
+EvalMode::EvalMode(Module& module) {
+  for (Module* m : module.modules()) before_.emplace_back(m, m->training());
+  module.eval();
+}
+
+EvalMode::~EvalMode() {
+  // A module precedes its parts, which then get their own mode.
+  for (const auto& [module, training] : before_) module->train(training);
+}
 
 void require_distinct_names(std::span<Parameter* const> parameters) {
   std::set<std::string_view> names;

@@ -222,7 +222,8 @@ const Tensor& Tape::value(Var v) const {
       scope && std::find(scope->parameters.begin(), scope->parameters.end(), &p) != scope->parameters.end();
   fail(Errc::invalid_argument, "parameter ", p.name, " has no value ",
        scope ? concat("in scope ", scope->name) : "outside of any scope",
-       listed ? ": no memory was given to it" : ": the scope that uses a parameter must list it");
+       listed ? ": no memory was given to it"
+              : ": use it in Module::in_scope(), or list it in the scope that uses it");
 }
 
 bool Tape::needs_grad(Var v) const { return v.defined() && state_->at(v).needs_grad; }
@@ -329,6 +330,10 @@ bool Tape::can_reuse(Var v) const {
 }
 
 // ---- structure
+
+bool Tape::is_open(const Scope& scope) const {
+  return std::ranges::find(state_->open, &scope) != state_->open.end();
+}
 
 void Tape::open_scope(const Scope& scope) {
   state_->enter(scope, Pass::forward);

@@ -117,10 +117,12 @@ class Tape {
   bool can_reuse(Var) const;
 
   // ---- structure
-  /// Runs body() -> Var with the scope's parameters available, both now and around the backward of the
-  /// operators that it records.
+  /// Returns body() with the scope's parameters available, both now and around the backward of the operators
+  /// that it records.
   template <class F>
-  Var scope(const Scope&, const F& body);
+  auto scope(const Scope&, const F& body);
+  /// Whether the scope was entered and not yet left.
+  bool is_open(const Scope&) const;
   /// Like scope(), but keeps only `input` and runs body(input) -> Var again in backward; its inner scopes are
   /// then entered as in forward (Chen et al., arXiv:1604.06174). `body` is stored in the tape's own memory
   /// and must capture by value everything that does not outlive backward(). Handles made in `body`, except
@@ -217,9 +219,9 @@ Var Tape::record(Tensor output, std::initializer_list<Var> inputs, F backward) {
 }
 
 template <class F>
-Var Tape::scope(const Scope& scope, const F& body) {
+auto Tape::scope(const Scope& scope, const F& body) {
   open_scope(scope);
-  const Var result = body();
+  auto result = body();
   close_scope(scope);
   return result;
 }

@@ -12,13 +12,19 @@ namespace {
 
 float deviation(const Gpt2Config& c) { return static_cast<float>(c.initializer_range); }
 
-/// GPT-2's Conv1D: weight [in, out].
-nn::Linear conv1d(const std::string& name, std::size_t in, std::size_t out, float weight_deviation) {
-  nn::Linear layer(name, in, out, ops::WeightLayout::in_out);
+/// Each block adds to the residual stream twice, hence 2 n_layer additions.
+float residual_deviation(const Gpt2Config& c) {
+  return deviation(c) / std::sqrt(2 * static_cast<float>(c.n_layer));
+}
+
+float epsilon(const Gpt2Config& c) { return static_cast<float>(c.layer_norm_epsilon); }
+
+/// As GPT-2's Conv1D.
+void initialize(nn::Linear& layer, float weight_deviation) {
   layer.weight.initial = {Initial::normal, weight_deviation};
   layer.bias.initial = {Initial::constant, 0};
-  return layer;
 }
+constexpr auto conv1d = ops::WeightLayout::in_out;
 
 void require_probability(const char* key, double p) {
   require(p >= 0 && p < 1, Errc::config, key, " is ", p, ", expected 0 <= ", key, " < 1");
@@ -48,117 +54,111 @@ void check(const Gpt2Config& c) {
   require_probability("attn_pdrop", c.attn_pdrop);
 }
 
-struct Gpt2::Block {
-  Block(const Gpt2Config& c, const std::string& name)
-      : ln_1(name + ".ln_1", c.n_embd, static_cast<float>(c.layer_norm_epsilon)),
-        c_attn(conv1d(name + ".attn.c_attn", c.n_embd, 3 * c.n_embd, deviation(c))),
-        attn_proj(conv1d(name + ".attn.c_proj", c.n_embd, c.n_embd, residual_deviation(c))),
-        ln_2(name + ".ln_2", c.n_embd, static_cast<float>(c.layer_norm_epsilon)),
-        c_fc(conv1d(name + ".mlp.c_fc", c.n_embd, 4 * c.n_embd, deviation(c))),
-        mlp_proj(conv1d(name + ".mlp.c_proj", 4 * c.n_embd, c.n_embd, residual_deviation(c))) {
-    scope.name = name;
-    ln_1.append_parameters(scope.parameters);
-    c_attn.append_parameters(scope.parameters);
-    attn_proj.append_parameters(scope.parameters);
-    ln_2.append_parameters(scope.parameters);
-    c_fc.append_parameters(scope.parameters);
-    mlp_proj.append_parameters(scope.parameters);
-  }
+namespace gpt2 {
 
-  /// Each block adds to the residual stream twice, hence 2 n_layer additions.
-  static float residual_deviation(const Gpt2Config& c) {
-    return deviation(c) / std::sqrt(2 * static_cast<float>(c.n_layer));
-  }
+Attention::Attention(Module& parent, const std::string& name, const Gpt2Config& c)
+    : Module(parent, name),
+      heads(static_cast<int>(c.n_head)),
+      probability_dropout(static_cast<float>(c.attn_pdrop)),
+      c_attn(*this, "c_attn", c.n_embd, 3 * c.n_embd, conv1d),
+      c_proj(*this, "c_proj", c.n_embd, c.n_embd, conv1d),
+      resid_dropout(*this, "resid_dropout", c.resid_pdrop) {
+  initialize(c_attn, deviation(c));
+  initialize(c_proj, residual_deviation(c));
+}
 
-  nn::LayerNorm ln_1;
-  nn::Linear c_attn, attn_proj;
-  nn::LayerNorm ln_2;
-  nn::Linear c_fc, mlp_proj;
-  nn::Dropout dropout{0};
-  Scope scope;
-};
+Var Attention::operator()(Tape& tape, Var x) {
+  const Var y = nn::causal_attention(tape, c_attn(tape, x), heads, training() ? probability_dropout : 0);
+  return resid_dropout(tape, c_proj(tape, y));
+}
 
-Gpt2::Gpt2(const Gpt2Config& c)
-    : config_((check(c), c)),
-      wte_("transformer.wte", c.vocab_size, c.n_embd, deviation(c)),
-      wpe_("transformer.wpe", c.n_positions, c.n_embd, deviation(c)),
-      dropout_(static_cast<float>(c.embd_pdrop)),
-      ln_f_("transformer.ln_f", c.n_embd, static_cast<float>(c.layer_norm_epsilon)) {
-  for (std::size_t i = 0; i < c.n_layer; ++i) {
-    blocks_.push_back(std::make_unique<Block>(c, concat("transformer.h.", i)));
-    blocks_.back()->dropout.p = static_cast<float>(c.resid_pdrop);
+Mlp::Mlp(Module& parent, const std::string& name, const Gpt2Config& c)
+    : Module(parent, name),
+      c_fc(*this, "c_fc", c.n_embd, 4 * c.n_embd, conv1d),
+      c_proj(*this, "c_proj", 4 * c.n_embd, c.n_embd, conv1d),
+      dropout(*this, "dropout", c.resid_pdrop) {
+  initialize(c_fc, deviation(c));
+  initialize(c_proj, residual_deviation(c));
+}
+
+Var Mlp::operator()(Tape& tape, Var x) { return dropout(tape, c_proj(tape, c_fc.gelu(tape, x))); }
+
+Block::Block(Module& parent, const std::string& name, const Gpt2Config& c)
+    : Module(parent, name),
+      ln_1(*this, "ln_1", c.n_embd, epsilon(c)),
+      attn(*this, "attn", c),
+      ln_2(*this, "ln_2", c.n_embd, epsilon(c)),
+      mlp(*this, "mlp", c) {
+  one_scope();
+}
+
+Var Block::operator()(Tape& tape, Var x) {
+  const auto [residual, norm] = ln_2.add_and_norm(tape, x, attn(tape, ln_1(tape, x)));
+  return nn::add(tape, residual, mlp(tape, norm));
+}
+
+Transformer::Transformer(Module& parent, const std::string& name, const Gpt2Config& c)
+    : Module(parent, name),
+      wte(*this, "wte", c.vocab_size, c.n_embd, deviation(c)),
+      wpe(*this, "wpe", c.n_positions, c.n_embd, deviation(c)),
+      drop(*this, "drop", c.embd_pdrop),
+      h(*this, "h"),
+      ln_f(*this, "ln_f", c.n_embd, epsilon(c)) {
+  register_scope("embeddings", std::vector<Module*>{&wte, &wpe});
+  for (std::size_t i = 0; i < c.n_layer; ++i) h.append(c);
+}
+
+Var Transformer::operator()(Tape& tape, const Tensor& tokens, bool checkpoint_blocks) {
+  Var x = wte.in_scope(tape, [&] {
+    const Var table = tape.parameter(wte.weight);
+    return drop(tape, nn::embedding_with_positions(tape, tokens, table, tape.parameter(wpe.weight)));
+  });
+  for (Block& block : h) {
+    const auto body = [&tape, b = &block](Var in) { return (*b)(tape, in); };
+    x = checkpoint_blocks ? tape.checkpoint(block.scope(), x, body)
+                          : block.in_scope(tape, [&] { return body(x); });
   }
-  embeddings_scope_.name = "transformer.embeddings";
-  wte_.append_parameters(embeddings_scope_.parameters);
-  wpe_.append_parameters(embeddings_scope_.parameters);
-  head_scope_.name = "transformer.head";
-  ln_f_.append_parameters(head_scope_.parameters);
-  if (c.tie_word_embeddings) {
-    wte_.append_parameters(head_scope_.parameters);
+  return x;
+}
+
+}  // namespace gpt2
+
+Gpt2::Gpt2(const Gpt2Config& c) : config_((check(c), c)), transformer_(*this, "transformer", c) {
+  register_head();
+}
+
+Gpt2::Gpt2(Module& parent, const std::string& name, const Gpt2Config& c)
+    : Module(parent, name), config_((check(c), c)), transformer_(*this, "transformer", c) {
+  register_head();
+}
+
+void Gpt2::register_head() {
+  if (config_.tie_word_embeddings) {
+    Scope& scope = transformer_.register_scope("head", std::vector<Module*>{&transformer_.ln_f});
+    scope.parameters.push_back(&transformer_.wte.weight);
+    head_scope_ = &scope;
     return;
   }
-  lm_head_ = std::make_unique<nn::Linear>("lm_head", c.n_embd, c.vocab_size, ops::WeightLayout::out_in,
-                                          /*with_bias=*/false);
+  lm_head_.emplace(*this, "lm_head", config_.n_embd, config_.vocab_size, ops::WeightLayout::out_in,
+                   /*with_bias=*/false);
   lm_head_->weight.initial = {Initial::normal, deviation(config_)};
-  lm_head_->append_parameters(head_scope_.parameters);
-}
-
-Gpt2::~Gpt2() = default;
-
-std::vector<Parameter*> Gpt2::parameters() {
-  std::vector<Parameter*> all;
-  for (const Scope* scope : scopes()) {
-    for (Parameter* p : scope->parameters) {
-      if (std::find(all.begin(), all.end(), p) == all.end()) all.push_back(p);
-    }
-  }
-  return all;
-}
-
-std::vector<const Scope*> Gpt2::scopes() {
-  std::vector<const Scope*> all{&embeddings_scope_};
-  for (const auto& block : blocks_) all.push_back(&block->scope);
-  all.push_back(&head_scope_);
-  return all;
-}
-
-void Gpt2::set_training(bool training) {
-  dropout_.training = training;
-  for (const auto& block : blocks_) block->dropout.training = training;
-}
-
-Var Gpt2::block(Tape& tape, Block& b, Var x) {
-  const float attn_pdrop = training() ? static_cast<float>(config_.attn_pdrop) : 0;
-  Var y = nn::causal_attention(tape, b.c_attn(tape, b.ln_1(tape, x)), static_cast<int>(config_.n_head),
-                               attn_pdrop);
-  y = b.dropout(tape, b.attn_proj(tape, y));
-  const auto [residual, norm] = b.ln_2.add_and_norm(tape, x, y);
-  y = b.dropout(tape, b.mlp_proj(tape, b.c_fc.gelu(tape, norm)));
-  return nn::add(tape, residual, y);
+  head_scope_ = &transformer_.register_scope("head", std::vector<Module*>{&transformer_.ln_f, &*lm_head_});
 }
 
 Var Gpt2::hidden(Tape& tape, const Tensor& tokens) {
   if (tokens.shape().dims() != 2 || tokens.shape()[1] > config_.n_positions)
     fail(Errc::invalid_argument, "GPT-2: tokens are ", name(tokens.shape()), ", expected [batch, at most ",
          config_.n_positions, "] (n_positions)");
-  Var x = tape.scope(embeddings_scope_, [&] {
-    const Var table = tape.parameter(wte_.weight);
-    return dropout_(tape, nn::embedding_with_positions(tape, tokens, table, tape.parameter(wpe_.weight)));
-  });
-  for (const auto& b : blocks_) {
-    const auto body = [this, &tape, b = b.get()](Var in) { return block(tape, *b, in); };
-    x = checkpoint_blocks ? tape.checkpoint(b->scope, x, body)
-                          : tape.scope(b->scope, [&] { return body(x); });
-  }
-  return x;
+  return transformer_(tape, tokens, checkpoint_blocks);
 }
 
 template <class F>
 Var Gpt2::head(Tape& tape, const F& use_logits, Var x) {
-  return tape.scope(head_scope_, [&] {
-    const Var norm = ln_f_(tape, x);
+  return tape.scope(*head_scope_, [&] {
+    const Var norm = transformer_.ln_f(tape, x);
     if (lm_head_) return use_logits((*lm_head_)(tape, norm));
-    return use_logits(nn::linear(tape, norm, tape.parameter(wte_.weight), Var(), ops::WeightLayout::out_in));
+    const Var table = tape.parameter(transformer_.wte.weight);
+    return use_logits(nn::linear(tape, norm, table, Var(), ops::WeightLayout::out_in));
   });
 }
 
@@ -225,18 +225,6 @@ Tensor in_f32(Tape& tape, const Tensor& x) {
   ops::copy(wide, x, tape.stream());
   return wide.on_host(tape.stream());
 }
-
-/// Disables dropout during its lifetime.
-class EvalMode {
- public:
-  explicit EvalMode(Gpt2& model) : model_(model), before_(model.training()) { model.set_training(false); }
-  ~EvalMode() { model_.set_training(before_); }
-  EvalMode(const EvalMode&) = delete;
-
- private:
-  Gpt2& model_;
-  bool before_;
-};
 
 }  // namespace
 

@@ -2,12 +2,12 @@
 /// GPT-2 (Radford et al., 2019), with the parameter names and layouts of Hugging Face's checkpoints.
 
 #include <cstdint>
-#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "autograd_lite/module.h"
+#include "autograd_lite/containers.h"
 #include "autograd_lite/nn.h"
 
 namespace rz {
@@ -27,18 +27,62 @@ struct Gpt2Config {
 /// Errc::config names an invalid key and its valid values.
 void check(const Gpt2Config&);
 
+/// The parts of GPT-2 below "transformer".
+namespace gpt2 {
+
+struct Attention : Module {
+  Attention(Module& parent, const std::string& name, const Gpt2Config&);
+  Var operator()(Tape&, Var x);
+
+  int heads;
+  float probability_dropout;
+  nn::Linear c_attn, c_proj;
+  nn::Dropout resid_dropout;
+};
+
+struct Mlp : Module {
+  Mlp(Module& parent, const std::string& name, const Gpt2Config&);
+  Var operator()(Tape&, Var x);
+
+  nn::Linear c_fc, c_proj;
+  nn::Dropout dropout;
+};
+
+/// One scope.
+struct Block : Module {
+  Block(Module& parent, const std::string& name, const Gpt2Config&);
+  Var operator()(Tape&, Var x);
+
+  nn::LayerNorm ln_1;
+  Attention attn;
+  nn::LayerNorm ln_2;
+  Mlp mlp;
+};
+
+/// The embeddings are one scope.
+struct Transformer : Module {
+  Transformer(Module& parent, const std::string& name, const Gpt2Config&);
+  /// tokens: i32 [B, T] → [B, T, n_embd], before the last norm.
+  Var operator()(Tape&, const Tensor& tokens, bool checkpoint_blocks);
+
+  nn::Embedding wte, wpe;
+  nn::Dropout drop;
+  nn::ModuleList<Block> h;
+  nn::LayerNorm ln_f;
+};
+
+}  // namespace gpt2
+
 class Gpt2 : public Module {
  public:
   /// Creates the parameters without memory. Initial values: weights normal(0, initializer_range), projections
-  /// into the residual stream smaller by 1/sqrt(2 n_layer), norm weights 1, biases 0.
+  /// into the residual stream smaller by 1/sqrt(2 n_layer), norm weights 1, biases 0. Scopes: the embeddings,
+  /// one per block, and the head: the last norm with wte (tied) or lm_head.
   explicit Gpt2(const Gpt2Config&);
-  ~Gpt2() override;
-  Gpt2(const Gpt2&) = delete;
+  /// As a part of another model.
+  Gpt2(Module& parent, const std::string& name, const Gpt2Config&);
 
   const Gpt2Config& config() const { return config_; }
-  std::vector<Parameter*> parameters() override;
-  /// The embeddings, one scope per block, and the head: the last norm with wte (tied) or lm_head.
-  std::vector<const Scope*> scopes() override;
 
   struct Output {
     Var logits;             ///< [B, T, vocab_size]
@@ -51,24 +95,17 @@ class Gpt2 : public Module {
 
   /// Keep only the input of each block and recompute the block in backward.
   bool checkpoint_blocks = false;
-  /// Enables dropout; initially true.
-  void set_training(bool);
-  bool training() const { return dropout_.training; }
 
  private:
-  struct Block;
+  void register_head();
   Var hidden(Tape&, const Tensor& tokens);
-  Var block(Tape&, Block&, Var x);
   template <class F>
   Var head(Tape&, const F& use_logits, Var x);
 
   Gpt2Config config_;
-  nn::Embedding wte_, wpe_;
-  nn::Dropout dropout_;
-  std::vector<std::unique_ptr<Block>> blocks_;
-  nn::LayerNorm ln_f_;
-  std::unique_ptr<nn::Linear> lm_head_;  ///< null if tied
-  Scope embeddings_scope_, head_scope_;
+  gpt2::Transformer transformer_;
+  std::optional<nn::Linear> lm_head_;  ///< none if tied
+  const Scope* head_scope_ = nullptr;
 };
 
 /// Sampling parameters.

@@ -223,7 +223,7 @@ TEST(Gpt2, DropoutStopsOutsideOfTraining) {
       return r.model.forward(r.tape, tokens_of(1, 8), tokens_of(1, 8)).loss.read({}).sum;
     };
     EXPECT_NE(loss(dropped), loss(plain));
-    dropped.model.set_training(false);
+    dropped.model.eval();
     EXPECT_EQ(loss(dropped), loss(plain));
   }
 }

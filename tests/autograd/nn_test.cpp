@@ -13,45 +13,23 @@ namespace {
 
 enum class Activation { relu, tanh };
 
-/// Two layers, one scope each.
-class Mlp : public Module {
- public:
+/// Two layers.
+struct Mlp : Module {
   Mlp(std::size_t in, std::size_t hidden, std::size_t out, Activation activation)
-      : first_("first", in, hidden), second_("second", hidden, out), activation_(activation) {
-    scopes_[0].name = "first";
-    scopes_[1].name = "second";
-    first_.append_parameters(scopes_[0].parameters);
-    second_.append_parameters(scopes_[1].parameters);
+      : first(*this, "first", in, hidden), second(*this, "second", hidden, out), activation(activation) {}
+
+  Var operator()(Tape& tape, const Tensor& x) {
+    const Var y = first(tape, x);
+    return second(tape, activation == Activation::relu ? nn::relu(tape, y) : nn::tanh(tape, y));
   }
 
-  std::vector<Parameter*> parameters() override {
-    std::vector<Parameter*> all;
-    first_.append_parameters(all);
-    second_.append_parameters(all);
-    return all;
-  }
-  std::vector<const Scope*> scopes() override { return {&scopes_[0], &scopes_[1]}; }
-
-  Var forward(Tape& tape, Var x) {
-    const Var hidden = tape.scope(scopes_[0], [&] {
-      const Var y = first_(tape, x);
-      return activation_ == Activation::relu ? nn::relu(tape, y) : nn::tanh(tape, y);
-    });
-    return tape.scope(scopes_[1], [&] { return second_(tape, hidden); });
-  }
-
- private:
-  nn::Linear first_, second_;
-  Activation activation_;
-  Scope scopes_[2];
+  nn::Linear first, second;
+  Activation activation;
 };
 
 /// Two layers with the same name.
 struct Namesakes final : Module {
-  std::vector<Parameter*> parameters() override { return scope.parameters; }
-  std::vector<const Scope*> scopes() override { return {&scope}; }
-  nn::Linear first{"layer", 2, 3}, second{"layer", 3, 2};
-  Scope scope{"all", {&first.weight, &first.bias, &second.weight, &second.bias}};
+  nn::Linear first{*this, "layer", 2, 3}, second{*this, "layer", 3, 2};
 };
 
 TEST(Module, TwoParametersOfOneNameAreRefusedBeforeTheyHaveValues) {
@@ -93,7 +71,7 @@ std::pair<double, double> train(Activation activation) {
   Tape tape;
   double first = 0, last = 0;
   for (int step = 0; step < 600; ++step) {
-    const Var loss = nn::mse(tape, model.forward(tape, tape.constant(toy.inputs)), toy.targets);
+    const Var loss = nn::mse(tape, model(tape, toy.inputs), toy.targets);
     last = tape.value(loss).data<float>()[0];
     if (step == 0) first = last;
     tape.backward(loss);
@@ -121,17 +99,18 @@ TEST(Mlp, LearnsWithTanh) {
 }
 
 TEST(Layers, AreNamedAndShaped) {
-  nn::Linear conv("c", 3, 5, ops::WeightLayout::in_out), plain("p", 3, 5), bare("b", 3, 5, {}, false);
+  Module root;
+  nn::Linear conv(root, "c", 3, 5, ops::WeightLayout::in_out), plain(root, "p", 3, 5),
+      bare(root, "b", 3, 5, {}, false);
   EXPECT_EQ(conv.weight.shape, Shape({3, 5}));
   EXPECT_EQ(plain.weight.shape, Shape({5, 3}));
   EXPECT_EQ(plain.bias.name, "p.bias");
-  std::vector<Parameter*> listed;
-  bare.append_parameters(listed);
-  EXPECT_EQ(listed.size(), 1u);
+  EXPECT_EQ(bare.parameters().size(), 1u);
 }
 
 TEST(Layers, EmbeddingReturnsRows) {
-  nn::Embedding table("table", 4, 2);
+  Module root;
+  nn::Embedding table(root, "table", 4, 2);
   table.weight.value = Tensor::empty({4, 2});
   for (int i = 0; i < 8; ++i) table.weight.value.data<float>()[i] = static_cast<float>(i);
   const Tensor tokens = Tensor::empty({2}, DType::i32);

@@ -91,19 +91,15 @@ class TwoWeights final : public Module {
   explicit TwoWeights(const Stream& stream) {
     for (const char* name : {"first", "second"}) {
       auto p = std::make_unique<Parameter>();
-      p->name = name;
-      p->shape = {8, 8};
-      scope_.parameters.push_back(p.get());
+      register_parameter(*p, name, {8, 8});
       parameters_.push_back(std::move(p));
     }
     std::vector<double> x, target;
     for (int i = 0; i < 64; ++i) x.push_back(i % 7 - 3), target.push_back(i % 5);
     x_ = to_device(x, {8, 8}, DType::f32, stream), target_ = to_device(target, {8, 8}, DType::f32, stream);
   }
-  std::vector<Parameter*> parameters() override { return scope_.parameters; }
-  std::vector<const Scope*> scopes() override { return {&scope_}; }
   Var loss(Tape& tape, bool with_second) {
-    return tape.scope(scope_, [&] {
+    return in_scope(tape, [&] {
       const Var first = part(tape, 0);
       return with_second ? nn::add(tape, first, part(tape, 1)) : first;
     });
@@ -114,7 +110,6 @@ class TwoWeights final : public Module {
     return nn::mse(tape, nn::multiply(tape, tape.constant(x_), tape.parameter(*parameters_[p])), target_);
   }
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  Scope scope_{"all", {}};
   Tensor x_, target_;
 };
 

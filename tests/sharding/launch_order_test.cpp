@@ -31,24 +31,12 @@ class Chain final : public Module {
   explicit Chain(During during) : during_(std::move(during)) {
     for (int i = 0; i < scope_count; ++i) {
       auto& p = *parameters_.emplace_back(std::make_unique<Parameter>());
-      p.name = concat("p", i);
-      p.shape = {elements_of(i)};
+      register_parameter(p, concat("p", i), {elements_of(i)});
       p.value = Tensor::empty(p.shape);
       std::fill_n(p.value.data<float>(), p.count(), 1.0f);
-      scopes_.push_back(std::make_unique<Scope>(Scope{concat("s", i), {&p}}));
+      scopes_.push_back(&register_scope(concat("s", i), std::vector<Parameter*>{&p}));
     }
   }
-  std::vector<Parameter*> parameters() override {
-    std::vector<Parameter*> out;
-    for (const auto& p : parameters_) out.push_back(p.get());
-    return out;
-  }
-  std::vector<const Scope*> scopes() override {
-    std::vector<const Scope*> out;
-    for (const auto& s : scopes_) out.push_back(s.get());
-    return out;
-  }
-
   Var loss(Tape& tape) {
     Var sum;
     for (int i = 0; i < scope_count; ++i)
@@ -76,7 +64,7 @@ class Chain final : public Module {
 
   During during_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  std::vector<std::unique_ptr<Scope>> scopes_;
+  std::vector<const Scope*> scopes_;
 };
 
 /// SGD that records its updates.

@@ -181,10 +181,12 @@ TEST(Zero3, AFailedForwardPassLeavesNothingStale) {
 }
 
 struct OneScope final : Module {
-  std::vector<Parameter*> parameters() override { return {&listed, &forgotten}; }
-  std::vector<const Scope*> scopes() override { return {&scope}; }
-  Parameter listed{.name = "listed", .shape = {3}}, forgotten{.name = "forgotten", .shape = {2}};
-  Scope scope{"only", {&listed}};
+  OneScope() {
+    register_parameter(listed, "listed", {3});
+    register_parameter(forgotten, "forgotten", {2});
+    register_scope("only", std::vector<Parameter*>{&listed, &forgotten}).parameters.pop_back();
+  }
+  Parameter listed, forgotten;
 };
 
 TEST(Zero3, AParameterInNoScopeIsNamed) {
@@ -206,21 +208,17 @@ struct OneOperator final : Module {
   OneOperator(const std::vector<Shape>& shapes, Run run) : run(std::move(run)) {
     for (const Shape& shape : shapes) {
       auto& p = *storage.emplace_back(std::make_unique<Parameter>());
-      p.name = concat("p", storage.size());
-      p.shape = shape;
+      register_parameter(p, concat("p", storage.size()), shape);
       p.value = Tensor::empty(shape);
       for (std::size_t i = 0; i < p.count(); ++i)
         p.value.data<float>()[i] = static_cast<float>((i * 7 + storage.size()) % 11) / 8 - 0.5f;
-      scope.parameters.push_back(&p);
     }
   }
-  std::vector<Parameter*> parameters() override { return scope.parameters; }
-  std::vector<const Scope*> scopes() override { return {&scope}; }
   /// The operator within the scope, and behind it a scalar of its output.
   Var loss(Tape& tape) {
-    const Var out = tape.scope(scope, [&] {
+    const Var out = in_scope(tape, [&] {
       std::vector<Var> vars;
-      for (Parameter* p : scope.parameters) vars.push_back(tape.parameter(*p));
+      for (Parameter* p : parameters()) vars.push_back(tape.parameter(*p));
       return run(tape, vars);
     });
     const Tensor zeros = Tensor::zeros(tape.value(out).shape());
@@ -228,7 +226,6 @@ struct OneOperator final : Module {
   }
   Run run;
   std::vector<std::unique_ptr<Parameter>> storage;
-  Scope scope{"only", {}};
 };
 
 struct OperatorCase {

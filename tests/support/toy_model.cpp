@@ -28,8 +28,7 @@ const ScopeLayout scope_layouts[] = {
 ToyModel::ToyModel(const Initial& initial) {
   for (const Layout& l : layouts) {
     auto p = std::make_unique<Parameter>();
-    p->name = l.name;
-    p->shape = l.shape;
+    register_parameter(*p, l.name, l.shape);
     p->requires_grad = l.requires_grad;
     if (initial) {
       p->value = Tensor::empty(l.shape);
@@ -38,23 +37,10 @@ ToyModel::ToyModel(const Initial& initial) {
     parameters_.push_back(std::move(p));
   }
   for (const ScopeLayout& l : scope_layouts) {
-    auto s = std::make_unique<Scope>();
-    s->name = l.name;
-    for (const std::size_t i : l.parameters) s->parameters.push_back(parameters_[i].get());
-    scopes_.push_back(std::move(s));
+    std::vector<Parameter*> used;
+    for (const std::size_t i : l.parameters) used.push_back(parameters_[i].get());
+    scopes_.push_back(&register_scope(l.name, used));
   }
-}
-
-std::vector<Parameter*> ToyModel::parameters() {
-  std::vector<Parameter*> out;
-  for (const auto& p : parameters_) out.push_back(p.get());
-  return out;
-}
-
-std::vector<const Scope*> ToyModel::scopes() {
-  std::vector<const Scope*> out;
-  for (const auto& s : scopes_) out.push_back(s.get());
-  return out;
 }
 
 std::size_t ToyModel::index(const std::string& name) const {

@@ -20,8 +20,6 @@ class ToyModel final : public Module {
   using Initial = std::function<float(std::size_t, std::size_t)>;
   explicit ToyModel(const Initial& initial);
 
-  std::vector<Parameter*> parameters() override;
-  std::vector<const Scope*> scopes() override;
   Parameter& operator[](std::size_t i) { return *parameters_[i]; }
   std::size_t index(const std::string& name) const;
 
@@ -36,7 +34,7 @@ class ToyModel final : public Module {
   Var watched(Tape&, Var sum);
   Var term(Tape&, Var sum, std::size_t parameter, const Data&, float factor);
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  std::vector<std::unique_ptr<Scope>> scopes_;
+  std::vector<const Scope*> scopes_;
 };
 
 }  // namespace rz::test
