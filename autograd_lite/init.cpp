@@ -52,6 +52,23 @@ std::array<float, 4> uniform_of(const Counter& words, double bound) {
   return out;
 }
 
+struct RandomStream {
+  std::uint64_t seed, name;
+};
+
+/// Elements from `begin` on of the whole tensor.
+void draw(const Initial& initial, std::span<float> out, std::size_t begin, const RandomStream& random) {
+  const std::size_t end = begin + out.size();
+  for (std::size_t four = begin / 4; four * 4 < end; ++four) {
+    const Counter words = philox(random.seed, four, random.name);
+    const auto drawn =
+        initial.kind == Initial::normal ? normal_of(words, initial.scale) : uniform_of(words, initial.scale);
+    for (std::size_t i = 0; i < 4; ++i) {
+      if (const std::size_t at = four * 4 + i; at >= begin && at < end) out[at - begin] = drawn[i];
+    }
+  }
+}
+
 }  // namespace
 
 void init_slice(const Parameter& p, std::span<float> slice, std::size_t begin, std::uint64_t seed) {
@@ -62,15 +79,11 @@ void init_slice(const Parameter& p, std::span<float> slice, std::size_t begin, s
     return;
   }
   const std::uint64_t stream = hash(p.name);
-  const std::size_t end = begin + slice.size();
-  for (std::size_t four = begin / 4; four * 4 < end; ++four) {
-    const Counter words = philox(seed, four, stream);
-    const auto drawn = p.initial.kind == Initial::normal ? normal_of(words, p.initial.scale)
-                                                         : uniform_of(words, p.initial.scale);
-    for (std::size_t i = 0; i < 4; ++i) {
-      if (const std::size_t at = four * 4 + i; at >= begin && at < end) slice[at - begin] = drawn[i];
-    }
-  }
+  const Slice part = p.slice.value_or(Slice(p.shape));
+  part.for_each_run(begin, begin + slice.size(),
+                    [&](std::size_t element, std::size_t index, std::size_t count) {
+                      draw(p.initial, slice.subspan(element - begin, count), index, {seed, stream});
+                    });
 }
 
 double random_uniform(std::uint64_t seed, std::string_view stream, std::uint64_t index) {

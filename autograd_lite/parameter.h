@@ -1,8 +1,10 @@
 #pragma once
 /// A named trainable tensor.
 
+#include <optional>
 #include <string>
 
+#include "autograd_lite/slice.h"
 #include "tensor/tensor.h"
 
 namespace rz {
@@ -21,7 +23,9 @@ struct Initial {
 /// and must not keep a copy.
 struct Parameter {
   std::string name;  ///< "transformer.h.0.attn.c_attn.weight"
-  Shape shape;
+  Shape shape;       ///< of the elements on this rank
+  /// The part of the named tensor of which these are the elements; none: the whole. Set with set_slice().
+  std::optional<Slice> slice;
   bool requires_grad = true;
   Tensor value;
   Tensor grad;
@@ -31,6 +35,15 @@ struct Parameter {
   Initial initial{};
 
   std::size_t count() const { return shape.count(); }
+  /// Shape of the named tensor.
+  const Shape& global_shape() const { return slice ? slice->global_shape() : shape; }
+  /// Makes the parameter a part of a tensor. Call before it has memory. Errc::invalid_argument otherwise.
+  void set_slice(const Slice& part) {
+    require(!value.defined() && !grad.defined(), Errc::invalid_argument, "parameter ", name,
+            " became a slice after it got memory; set its slice in the constructor of its module");
+    slice = part;
+    shape = part.shape();
+  }
 };
 
 }  // namespace rz
