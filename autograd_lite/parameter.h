@@ -9,6 +9,8 @@
 
 namespace rz {
 
+struct ParameterHooks;
+
 /// Initial distribution of a parameter's elements; see autograd_lite/init.h.
 struct Initial {
   enum Kind { constant, normal, uniform };
@@ -33,6 +35,7 @@ struct Parameter {
   /// zero-filled.
   bool grad_is_fresh = true;
   Initial initial{};
+  ParameterHooks* hooks = nullptr;  ///< of its owner, not owned (autograd_lite/hooks.h); null: none
 
   std::size_t count() const { return shape.count(); }
   /// Shape of the named tensor.

@@ -67,6 +67,18 @@ struct View {
   Shape shape;
 };
 
+/// Calls f once for the hooks of each owner of parameters of the scope.
+template <class F>
+void for_each_hooks(const Scope& scope, const F& f) {
+  const auto& parameters = scope.parameters;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const ParameterHooks* const hooks = parameters[i]->hooks;
+    const auto is_same = [&](const Parameter* p) { return p->hooks == hooks; };
+    const auto here = parameters.begin() + static_cast<std::ptrdiff_t>(i);
+    if (hooks && std::none_of(parameters.begin(), here, is_same)) f(*hooks);
+  }
+}
+
 }  // namespace
 
 struct Tape::State {
@@ -84,8 +96,6 @@ struct Tape::State {
 
   Stream stream;
   BufferPool pool;
-  TapeHooks hooks;
-
   std::vector<Value> values;
   std::vector<View> views;
   std::vector<Node> nodes;
@@ -127,13 +137,17 @@ struct Tape::State {
   }
 
   void enter(const Scope& scope, Pass direction) {
-    if (hooks.enter) hooks.enter(scope, direction);
+    for_each_hooks(scope, [&](const ParameterHooks& hooks) {
+      if (hooks.enter) hooks.enter(scope, direction);
+    });
     open.push_back(&scope);
   }
   void leave(const Scope& scope, Pass direction) {
     open.pop_back();
     for (const View& view : views) values[static_cast<std::size_t>(view.value)].tensor = {};
-    if (hooks.leave) hooks.leave(scope, direction);
+    for_each_hooks(scope, [&](const ParameterHooks& hooks) {
+      if (hooks.leave) hooks.leave(scope, direction);
+    });
   }
 
   void drop_values_from(std::size_t first) {
@@ -146,7 +160,9 @@ struct Tape::State {
     for (Var v : std::exchange(node.inputs, {})) {
       if (!v.defined() || !at(v).use || !at(v).needs_grad) continue;
       Use& use = *at(v).use;
-      if (--use.pending == 0 && use.begun && hooks.grad_ready) hooks.grad_ready(*use.parameter, stream);
+      if (--use.pending != 0 || !use.begun) continue;
+      const ParameterHooks* const hooks = use.parameter->hooks;
+      if (hooks && hooks->grad_ready) hooks->grad_ready(*use.parameter, stream);
     }
   }
 
@@ -182,13 +198,6 @@ Tape::~Tape() {
 
 const Stream& Tape::stream() const { return state_->stream; }
 BufferPool& Tape::pool() { return state_->pool; }
-void Tape::set_hooks(TapeHooks hooks) {
-  const auto before = state_->hooks.alive.lock();
-  require(!before || before == hooks.alive.lock(), Errc::invalid_argument, "the tape already serves ",
-          state_->hooks.owner, " and cannot serve ", hooks.owner.empty() ? "others" : hooks.owner,
-          " too; use a tape for each");
-  state_->hooks = std::move(hooks);
-}
 Tensor Tape::empty(const Shape& shape, DType dtype) { return state_->pool.empty(shape, dtype); }
 
 // ---- leaves
@@ -264,9 +273,10 @@ Tape::GradTarget Tape::grad_target(Var v) {
   if (Use* use = s.at(v).use) {
     Parameter& p = *use->parameter;
     if (!std::exchange(use->begun, true)) {
-      if (s.hooks.before_grad) s.hooks.before_grad(p);
+      const bool managed = p.hooks && p.hooks->before_grad;
+      if (managed) p.hooks->before_grad(p);
       if (!p.grad.defined()) {
-        require(!s.hooks.before_grad, Errc::invalid_argument, "parameter ", p.name,
+        require(!managed, Errc::invalid_argument, "parameter ", p.name,
                 " has no gradient memory: before_grad must give it some");
         p.grad = empty(p.shape, value(v).dtype());
         p.grad_is_fresh = true;

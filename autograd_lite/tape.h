@@ -5,7 +5,6 @@
 /// pass on nothing is allocated (tensor/pool.h specifies what is kept if passes differ). Not thread-safe.
 
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <span>
@@ -13,8 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "autograd_lite/parameter.h"
-#include "comm/device/stream.h"
+#include "autograd_lite/hooks.h"
 #include "tensor/pool.h"
 #include "tensor/tensor.h"
 
@@ -32,32 +30,6 @@ struct Var {
   bool defined() const { return index >= 0; }
 };
 
-/// Parameters that are used together, e.g. those of a transformer block: the unit that ZeRO-3 gathers. Must
-/// live as long as its module.
-struct Scope {
-  std::string name;
-  std::vector<Parameter*> parameters;
-};
-
-enum class Pass : bool { forward, backward };
-
-/// Callbacks by which a strategy follows a pass.
-struct TapeHooks {
-  /// `enter` is called before the first operator of a scope runs (or runs backward), `leave` after the last
-  /// one. `parameters[i]->value` must be defined in between. Scopes nest and may share parameters. A scope
-  /// without operators that need a gradient is not entered in backward. If an operator throws, its scopes are
-  /// not left.
-  std::function<void(const Scope&, Pass)> enter, leave;
-  /// Called before a parameter's gradient is first written in a backward pass. `grad` must be defined on
-  /// return.
-  std::function<void(Parameter&)> before_grad;
-  /// Called when a parameter's gradient is complete: all its uses on this tape have run backward.
-  std::function<void(Parameter&, const Stream&)> grad_ready;
-  /// Name of the hooks' owner for messages ("a zero2 strategy"), and a pointer that expires with the owner.
-  std::string owner;
-  std::weak_ptr<const void> alive;
-};
-
 class Tape {
  public:
   /// Allocates from a new pool on the stream's device.
@@ -69,8 +41,6 @@ class Tape {
 
   const Stream& stream() const;
   BufferPool& pool();
-  /// Installs hooks. Errc::invalid_argument while a different owner of earlier hooks is alive.
-  void set_hooks(TapeHooks);
 
   /// An uninitialized tensor from the pool.
   Tensor empty(const Shape&, DType = DType::f32);

@@ -41,6 +41,7 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
     : kind_(kind),
       options_(checked(std::move(options))),
       runtime_(communicator),
+      hooks_(module.parameters(), hooks()),
       model_(module, agree_on_model(kind, module, options_, communicator),
              storage(plan, options_, communicator), runtime_),
       access_(model_, runtime_),
@@ -49,8 +50,7 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
       members_(model_.parameters().members().size(), options_.unused_parameters, reduction_.agreement()),
       updater_(model_, members_, options_.overlap_comm, runtime_),
       control_(model_, runtime_),
-      rebuild_(options_.rebuild && plan == ShardingPlan{}),
-      alive_(std::make_shared<const bool>(true)) {}
+      rebuild_(options_.rebuild && plan == ShardingPlan{}) {}
 
 Strategy::~Strategy() {
   if (pass_.reducing()) reduction_.abort();  // reductions in flight use buffers that are freed now
@@ -59,8 +59,8 @@ Strategy::~Strategy() {
 
 // ---- a pass
 
-TapeHooks Strategy::hooks() {
-  TapeHooks out;
+ParameterHooks Strategy::hooks() {
+  ParameterHooks out;
   out.enter = [this](const Scope& scope, Pass pass) {
     model_.values().enter(scope, pass);
     reduction_.enter(scope, pass);
@@ -74,7 +74,6 @@ TapeHooks Strategy::hooks() {
     if (pass_.reducing()) reduction_.gradient_ready(model_.parameters().member_of(p), stream);
   };
   out.owner = concat("a ", name(kind_), " strategy");
-  out.alive = alive_;
   return out;
 }
 
@@ -90,7 +89,6 @@ void Strategy::attach(Tape& tape) {
   Stream& stream = runtime_.stream;
   require(tape.stream().device() == stream.device(), Errc::invalid_argument, "the tape's stream is of ",
           name(tape.stream().device()), ", the strategy's communicator of ", name(stream.device()));
-  tape.set_hooks(hooks());
   tape.stream().wait(stream.record());  // values may still be in flight on the old stream
   stream = tape.stream();
 }

@@ -74,6 +74,7 @@
 #include "sharding/stores/sharded_model.h"
 #include "sharding/strategies/bucket_rebuild.h"
 #include "sharding/strategies/gradient_reduction.h"
+#include "sharding/strategies/installed_hooks.h"
 #include "sharding/strategies/pass_state.h"
 #include "sharding/strategies/replicas.h"
 #include "sharding/strategies/strategy_options.h"
@@ -98,8 +99,8 @@ class Strategy {
   StrategyKind kind() const { return kind_; }
 
   // ---- one update
-  /// Installs the strategy's hooks. The tape must not run after the strategy is destroyed.
-  /// Errc::invalid_argument if the tape is attached to another live strategy.
+  /// Work without a stream of its own follows the stream of this tape from now on. A tape may serve several
+  /// strategies, each with a communicator of its own: hooks are found through the parameters.
   void attach(Tape&);
   /// Call before each backward pass. `synchronise`: reduce the gradients of this pass, and those accumulated
   /// before it, over the ranks. Must be equal on all ranks.
@@ -194,7 +195,7 @@ class Strategy {
   };
 
  private:
-  TapeHooks hooks();
+  ParameterHooks hooks();
   void gradient_begins(const Parameter&);
   void check_values(const Stream&);
   void reset_gradients();
@@ -203,6 +204,7 @@ class Strategy {
   StrategyKind kind_;
   StrategyOptions options_;
   Runtime runtime_;
+  InstalledHooks hooks_;
   ShardedModel model_;
   ValueAccess access_;
   ReplicaComparison comparison_;
@@ -212,11 +214,12 @@ class Strategy {
   StepControl control_;
   BucketRebuild rebuild_;
   PassState pass_;
-  std::shared_ptr<const bool> alive_;  // lets tapes detect a destroyed strategy
 };
 
 /// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator.
-/// Collective. Errc::mismatch if models or options differ over the ranks.
+/// Collective. Errc::mismatch if models or options differ over the ranks; Errc::invalid_argument if a
+/// parameter belongs to another live strategy. When a strategy is destroyed, its parameters keep the memory
+/// that they have then.
 std::unique_ptr<Strategy> make_strategy(StrategyKind, Module&, Communicator&, StrategyOptions = {});
 
 }  // namespace rz

@@ -131,13 +131,13 @@ TEST(Module, ModulesMayFormAScopeTogether) {
 }
 
 /// Records the scopes that a pass enters.
-Names scopes_entered(Tape& tape, const std::function<void()>& pass) {
+Names scopes_entered(Module& module, const std::function<void()>& pass) {
   Names entered;
-  TapeHooks hooks;
+  ParameterHooks hooks;
   hooks.enter = [&](const Scope& scope, Pass) { entered.push_back(scope.name); };
-  tape.set_hooks(hooks);
+  for (Parameter* p : module.parameters()) p->hooks = &hooks;
   pass();
-  tape.set_hooks({});
+  for (Parameter* p : module.parameters()) p->hooks = nullptr;
   return entered;
 }
 
@@ -150,9 +150,9 @@ TEST(Module, ALayerEntersItsScopeUnlessItIsOpen) {
   const Tensor x = Tensor::zeros({1, 3}), y = Tensor::zeros({1, 4});
   const Tape::NoGrad no_grad(tape);
   // blocks.1 is called within its scope, its layer alone outside of it.
-  EXPECT_EQ(scopes_entered(tape, [&] { net(tape, x); }),
+  EXPECT_EQ(scopes_entered(net, [&] { net(tape, x); }),
             (Names{"first", "blocks.0", "blocks.1", "model", "out"}));
-  EXPECT_EQ(scopes_entered(tape, [&] { net.blocks[1].layer(tape, y); }), (Names{"blocks.1"}));
+  EXPECT_EQ(scopes_entered(net, [&] { net.blocks[1].layer(tape, y); }), (Names{"blocks.1"}));
 }
 
 TEST(Module, ModesReachEveryPartAndAGuardRestoresEach) {

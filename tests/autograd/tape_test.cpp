@@ -113,11 +113,10 @@ TEST(Tape, GradientsAccumulateOverPassesUntilFresh) {
   EXPECT_EQ(values(p.grad), std::vector<float>(3, 2));
 }
 
-/// Every call of a hook, one line an event.
+/// Every call of a hook of its parameters, one line an event.
 struct Recorder {
-  std::vector<std::string> events;
-  TapeHooks hooks() {
-    TapeHooks h;
+  explicit Recorder(std::initializer_list<Parameter*> parameters) {
+    ParameterHooks& h = hooks;
     h.enter = [this](const Scope& s, Pass p) { events.push_back("enter " + s.name + side(p)); };
     h.leave = [this](const Scope& s, Pass p) { events.push_back("leave " + s.name + side(p)); };
     h.before_grad = [this](Parameter& p) {
@@ -125,8 +124,11 @@ struct Recorder {
       if (!p.grad.defined()) p.grad = Tensor::empty(p.shape);
     };
     h.grad_ready = [this](Parameter& p, const Stream&) { events.push_back("ready " + p.name); };
-    return h;
+    for (Parameter* p : parameters) p->hooks = &hooks;
   }
+  Recorder(const Recorder&) = delete;
+  ParameterHooks hooks;
+  std::vector<std::string> events;
   static std::string side(Pass p) { return p == Pass::forward ? " forward" : " backward"; }
 };
 
@@ -135,9 +137,8 @@ TEST(Tape, ScopesAndReadinessFollowTheRecording) {
             frozen = make("frozen", {2}, 3);
   frozen.requires_grad = false;
   const Scope outer{"outer", {&a, &unused}}, inner{"inner", {&b, &frozen}}, last{"last", {&a}};
-  Recorder record;
+  Recorder record{&a, &b, &unused, &frozen};
   Tape tape;
-  tape.set_hooks(record.hooks());
   const Var y = tape.scope(outer, [&] {
     const Var x = nn::scale(tape, tape.parameter(a), 2);
     return tape.scope(inner, [&] {
@@ -172,9 +173,8 @@ TEST(Tape, ScopesAndReadinessFollowTheRecording) {
 
 TEST(Tape, AUseWithoutGradientDoesNotDelayReadiness) {
   Parameter p = make("p", {2}, 1);
-  Recorder record;
+  Recorder record{&p};
   Tape tape;
-  tape.set_hooks(record.hooks());
   const Var used = nn::scale(tape, tape.parameter(p), 2);
   nn::scale(tape, tape.parameter(p), 5);  // leads nowhere
   const Var loss = total(tape, used);
@@ -188,9 +188,8 @@ TEST(Tape, AScopeThatNeedsNoGradientIsNotEnteredBackward) {
   Parameter teacher = make("teacher", {2}, 2), student = make("student", {2}, 1);
   teacher.requires_grad = false;
   const Scope first{"first", {&teacher}}, second{"second", {&student}};
-  Recorder record;
+  Recorder record{&teacher, &student};
   Tape tape;
-  tape.set_hooks(record.hooks());
   const Var x = tape.scope(first, [&] { return nn::scale(tape, tape.parameter(teacher), 2); });
   const Var y = tape.scope(second, [&] { return nn::multiply(tape, x, tape.parameter(student)); });
   record.events.clear();
@@ -314,9 +313,9 @@ Gradients one_pass(bool recompute) {
   Gradients result;
   Tape tape;
   tape.seed(42);
-  TapeHooks hooks;
+  ParameterHooks hooks;
   hooks.grad_ready = [&](Parameter& p, const Stream&) { result.ready.push_back(p.name); };
-  tape.set_hooks(hooks);
+  for (Parameter* p : model.parameters()) p->hooks = &hooks;
   const Tokens tokens;
   const auto out = model.forward(tape, tokens.inputs, tokens.targets);
   result.loss = out.loss.read(tape.stream()).sum;
@@ -338,9 +337,8 @@ TEST(ActivationCheckpoint, GradientsAreBitIdenticalAlsoWithDropout) {
 TEST(ActivationCheckpoint, NestsAndEntersScopes) {
   Parameter a = make("a", {2}, 2), b = make("b", {2}, 3);
   const Scope outer{"outer", {&a}}, inner{"inner", {&b}};
-  Recorder record;
+  Recorder record{&a, &b};
   Tape tape;
-  tape.set_hooks(record.hooks());
   const Var x = tape.variable(filled({2}, 5));
   const Var y = tape.checkpoint(outer, x, [&](Var in) {
     const Var scaled = nn::multiply(tape, in, tape.parameter(a));

@@ -105,24 +105,6 @@ TEST(Strategy, AParameterThatIsFrozenLaterIsAnError) {
   }
 }
 
-TEST(Strategy, ATapeServesOneStrategy) {
-  for (const StrategyKind kind : kinds) {
-    Fixture f(kind);
-    f.strategy->attach(f.tape);  // the same strategy again is no other one
-    ToyModel other(initial_value);
-    const auto second = make_strategy(StrategyKind::ddp, other, f.comm);
-    EXPECT_EQ(f.error_of([&] { second->attach(f.tape); }, concat("serves a ", name(kind), " strategy")),
-              Errc::invalid_argument);
-    f.pass(true);  // the first one's hooks are still there
-    f.strategy->finish_gradients();
-    f.strategy = nullptr;
-    second->attach(f.tape);
-    second->begin_backward();
-    f.tape.backward(other.loss(f.tape, [](std::size_t, std::size_t) { return 1.0f; }));
-    second->finish_gradients();
-  }
-}
-
 // ---- replicas
 
 /// The error of every rank; each names `culprit`.
