@@ -1,12 +1,15 @@
 #include "sharding/stores/whole_gradients.h"
 
+#include "comm/device/allocate.h"
 #include "sharding/stores/gradient_buckets.h"
+#include "tensor/ops.h"
 
 namespace rz {
 
 WholeGradients::WholeGradients(const ModelParameters& parameters, const FlatLayout& layout, DType dtype,
                                GradientWire& wire, CommunicationHook* hook, Runtime& runtime)
-    : wire_(wire),
+    : parameters_(parameters),
+      wire_(wire),
       hook_(hook),
       runtime_(runtime),
       buckets_(allocate_gradient_buckets(parameters, layout, dtype, runtime)),
@@ -37,24 +40,43 @@ Work WholeGradients::reduce(int bucket, const Stream& stream) {
 
 /// A round for each call of the hook, so that the calls of different buckets overlap.
 void WholeGradients::advance_hook(const Stream& stream) {
-  while (!in_flight_.empty())
-    std::erase_if(in_flight_, [&](int bucket) {
+  advancing_ = in_flight_;
+  while (!advancing_.empty())
+    std::erase_if(advancing_, [&](int bucket) {
       return !hook_->advance(hook_buckets_[static_cast<std::size_t>(bucket)], runtime_, stream);
     });
 }
 
 void WholeGradients::settle(const Stream& stream) {
-  if (hook_) return advance_hook(stream);
+  if (hook_) advance_hook(stream);
   for (const int bucket : in_flight_) {
     const auto b = static_cast<std::size_t>(bucket);
-    wire_.finish(reductions_[b], buckets_[b], stream);
+    if (!hook_) wire_.finish(reductions_[b], buckets_[b], stream);
+    if (!accumulated_.empty()) ops::add(buckets_[b], buckets_[b], accumulated_[b], stream);
   }
+  in_flight_.clear();
+}
+
+void WholeGradients::reopen(const Stream& stream) {
+  accumulated_.resize(buckets_.size());
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    if (!accumulated_[b].defined())
+      accumulated_[b] =
+          Tensor::empty(buckets_[b].shape(), buckets_[b].dtype(), allocator_on(buckets_[b].device()));
+    ops::copy(accumulated_[b], buckets_[b], stream);
+  }
+  for (Parameter* p : parameters_.members()) p->grad_is_fresh = true;
+}
+
+void WholeGradients::forget() {
+  accumulated_.clear();
   in_flight_.clear();
 }
 
 std::size_t WholeGradients::bytes() const {
   std::size_t total = 0;
-  for (const Tensor& b : buckets_) total += b.bytes();
+  for (const auto* list : {&buckets_, &accumulated_})
+    for (const Tensor& b : *list) total += b.bytes();
   return total;
 }
 

@@ -11,7 +11,8 @@
 
 namespace rz {
 
-/// Each bucket is reduced in place.
+/// Each bucket is reduced in place. Means of earlier passes are kept apart: adding a pass to them before it
+/// is reduced would round otherwise than the other stores do.
 class WholeGradients final : public GradientStore {
  public:
   /// `hook` forms the means instead of the wire, unless it is null.
@@ -21,6 +22,8 @@ class WholeGradients final : public GradientStore {
   void provide(int, const Stream&) override {}
   Work reduce(int bucket, const Stream&) override;
   void settle(const Stream&) override;
+  void reopen(const Stream&) override;
+  void forget() override;
   const Tensor& mean(int bucket) const override { return buckets_[static_cast<std::size_t>(bucket)]; }
   std::size_t bytes() const override;
 
@@ -28,6 +31,7 @@ class WholeGradients final : public GradientStore {
   std::vector<HookBucket> hook_buckets(const ModelParameters&, const FlatLayout&) const;
   void advance_hook(const Stream&);
 
+  const ModelParameters& parameters_;
   GradientWire& wire_;
   CommunicationHook* hook_;
   Runtime& runtime_;
@@ -35,6 +39,8 @@ class WholeGradients final : public GradientStore {
   std::vector<HookBucket> hook_buckets_;
   std::vector<GradientWire::Reduction> reductions_;  // by bucket, in flight
   std::vector<int> in_flight_;
+  std::vector<int> advancing_;       // buckets in flight whose hook has further calls
+  std::vector<Tensor> accumulated_;  // sums of the means of earlier passes, by bucket; none: empty
 };
 
 }  // namespace rz
