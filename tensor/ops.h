@@ -119,13 +119,12 @@ struct LossSum {
 };
 /// Negative log-likelihood of targets (i32, [N]; -100 is ignored) under softmax(logits[N, V]). Writes
 /// losses[N] and log_sum[N] in f32; sums (f64, [2]) = {sum of the losses, number of rows not ignored}; loss
-/// (a scalar) = their ratio, or 0 without rows. On a device, a target out of range makes loss and gradient
-/// NaN.
+/// (a scalar) = the sum. On a device, a target out of range makes loss and gradient NaN.
 void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses, const Tensor& log_sum,
                    const Tensor& logits, const Tensor& targets, const Stream&);
-/// d_logits = (softmax(logits) - onehot) · d_loss / (rows not ignored). d_logits may be logits itself.
+/// d_logits = (softmax(logits) - onehot) · d_loss, 0 in ignored rows. d_logits may be logits itself.
 void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const Tensor& log_sum,
-                            const Tensor& targets, const Tensor& d_loss, const Tensor& sums, const Stream&);
+                            const Tensor& targets, const Tensor& d_loss, const Stream&);
 /// loss (a scalar) = mean of (a - b)², summed in double.
 void mean_squared_error(const Tensor& loss, const Tensor& a, const Tensor& b, const Stream&);
 /// d_a = 2 (a - b) · d_loss / count

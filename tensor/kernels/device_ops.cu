@@ -8,7 +8,8 @@ const DeviceOps& device_ops() {
 #include "tensor/kernels/ops.inc"
 #undef RZ_OP
       .optimizer = {device::adam, device::sgd, device::lion, device::adagrad, device::lamb_moments,
-                    device::lamb, device::read_sums, device::add_squares, device::decide_step},
+                    device::lamb, device::read_sums, device::add_squares, device::add_exact,
+                    device::decide_step},
   };
   return table;
 }

@@ -62,9 +62,13 @@ void read_sums(double* value, const std::int64_t* sums, std::size_t count, const
 /// word, as long as one sum covers at most 2^30 blocks of 64 squares.
 void add_squares(std::int64_t* sum, std::span<const Squared>, const Stream&);
 
-/// Computes step_outcome() from the exact sum of squares at `words`, in device memory and summed over ranks,
-/// and stores it in *outcome.
-void decide_step(StepOutcome* outcome, const std::int64_t* words, const StepLimits&, const Stream&);
+/// Adds *value to the exact sum at `sum`; both are in device memory.
+void add_exact(std::int64_t* sum, const double* value, const Stream&);
+
+/// Computes step_outcome() from the exact sum of squares and the exact number of terms (null: not counted),
+/// summed over ranks, and stores it in *outcome. All are in device memory.
+void decide_step(StepOutcome* outcome, const std::int64_t* squares, const std::int64_t* terms,
+                 const StepLimits*, const Stream&);
 
 }  // namespace device
 
@@ -77,6 +81,7 @@ struct DeviceOptimizer {
   decltype(&device::lamb) lamb;
   decltype(&device::read_sums) read_sums;
   decltype(&device::add_squares) add_squares;
+  decltype(&device::add_exact) add_exact;
   decltype(&device::decide_step) decide_step;
 };
 

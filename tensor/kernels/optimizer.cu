@@ -402,17 +402,35 @@ __global__ void read_exact(double* value, const std::int64_t* sums, std::size_t 
   value[which] = exact_value(word);
 }
 
-__global__ void decide(StepOutcome* outcome, const std::int64_t* words, StepLimits limits) {
+__device__ inline double value_of(const std::int64_t* words) {
   std::int64_t word[ExactLayout::words];
   for (int i = 0; i < ExactLayout::words; ++i) word[i] = words[i];
-  *outcome = step_outcome(exact_value(word), limits);
+  return exact_value(word);
+}
+
+__global__ void decide(StepOutcome* outcome, const std::int64_t* squares, const std::int64_t* terms,
+                       const StepLimits* limits) {
+  *outcome = step_outcome(value_of(squares), terms ? value_of(terms) : 0, *limits);
+}
+
+__global__ void add_one(std::int64_t* sum, const double* value) {
+  const ExactParts p = exact_parts(*value);
+  if (p.first >= ExactLayout::limbs) {
+    ++sum[p.first];
+    return;
+  }
+  for (int i = 0; i < 3; ++i) sum[p.first + i] += p.part[i];
 }
 
 }  // namespace
 
-void decide_step(StepOutcome* outcome, const std::int64_t* words, const StepLimits& limits,
-                 const Stream& stream) {
-  cuda::launch("decide_step", decide, {{1}, {1}}, stream, outcome, words, limits);
+void add_exact(std::int64_t* sum, const double* value, const Stream& stream) {
+  cuda::launch("add_exact", add_one, {{1}, {1}}, stream, sum, value);
+}
+
+void decide_step(StepOutcome* outcome, const std::int64_t* squares, const std::int64_t* terms,
+                 const StepLimits* limits, const Stream& stream) {
+  cuda::launch("decide_step", decide, {{1}, {1}}, stream, outcome, squares, terms, limits);
 }
 
 void adam(std::span<const UpdateRun> runs, std::span<const kernels::AdamFactors> rules,

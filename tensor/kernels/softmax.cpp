@@ -200,23 +200,20 @@ void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses,
       static_cast<double>(n - static_cast<std::size_t>(std::count(target, target + n, ignored)));
   sums.data<double>()[0] = sum;
   sums.data<double>()[1] = count;
-  *loss.data<float>() = count > 0 ? static_cast<float>(sum / count) : 0;
+  *loss.data<float>() = static_cast<float>(sum);
 }
 
 void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const Tensor& log_sum,
-                            const Tensor& targets, const Tensor& d_loss, const Tensor& sums,
-                            const Stream& stream) {
+                            const Tensor& targets, const Tensor& d_loss, const Stream& stream) {
   const std::size_t n = rows(logits), v = last(logits);
   check("cross_entropy_backward",
         {{"d_logits", d_logits}, {"logits", logits}, {"log_sum", log_sum}, {"d_loss", d_loss}},
         d_logits.count() == logits.count() && log_sum.count() == n && d_loss.count() == 1);
-  check_sums("cross_entropy_backward", sums, logits);
   check_indices("cross_entropy_backward", {"targets", targets}, n, v, ignored);
   if (const auto* d = on_device("cross_entropy_backward", logits, stream))
-    return d->cross_entropy_backward(d_logits, logits, log_sum, targets, d_loss, sums, stream);
-  const double count = sums.data<double>()[1];
-  const auto factor = static_cast<float>(*d_loss.data<float>() * (count > 0 ? 1 / count : 0));
+    return d->cross_entropy_backward(d_logits, logits, log_sum, targets, d_loss, stream);
   check_dtype("cross_entropy_backward", logits.dtype(), {{"d_logits", d_logits}});
+  const float factor = *d_loss.data<float>();
   const float* l = log_sum.data<float>();
   const std::int32_t* target = targets.data<std::int32_t>();
   const std::size_t row_bytes = v * size_of(logits.dtype());

@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(max_threads)
 }
 
 /// One block: a pass over two numbers per row.
-__global__ void mean_of_losses(float* loss, double* sums, const float* losses, const std::int32_t* targets,
-                               std::size_t rows) {
+__global__ void sum_of_losses(float* loss, double* sums, const float* losses, const std::int32_t* targets,
+                              std::size_t rows) {
   double sum = 0, count = 0;
   for (std::size_t i = threadIdx.x; i < rows; i += blockDim.x) {
     sum += static_cast<double>(losses[i]);
@@ -121,21 +121,18 @@ __global__ void mean_of_losses(float* loss, double* sums, const float* losses, c
   sum = block_sum(sum), count = block_sum(count);
   if (threadIdx.x != 0) return;
   sums[0] = sum, sums[1] = count;
-  *loss = count > 0 ? static_cast<float>(sum / count) : 0;
+  *loss = static_cast<float>(sum);
 }
 
 template <class T>
 __global__ void __launch_bounds__(max_threads)
     cross_entropy_rows_backward(T* d_logits, const T* logits, const float* log_sum,
-                                const std::int32_t* targets, const float* d_loss, const double* sums,
-                                std::size_t n) {
+                                const std::int32_t* targets, const float* d_loss, std::size_t n) {
   const std::size_t first = std::size_t{blockIdx.x} * n;
   d_logits += first, logits += first;
-  const double count = sums[1];
   const std::int32_t target = targets[blockIdx.x];
   const bool inside = target >= 0 && static_cast<std::size_t>(target) < n;
-  const auto scale = static_cast<float>(static_cast<double>(*d_loss) * (count > 0 ? 1 / count : 0));
-  const float factor = inside ? scale : not_a_number(), shift = log_sum[blockIdx.x];
+  const float factor = inside ? *d_loss : not_a_number(), shift = log_sum[blockIdx.x];
   const auto chosen = static_cast<std::size_t>(inside ? target : 0);
   each_pack(Split<pack_width<T>>(n, logits).with(d_logits), threadIdx.x, blockDim.x,
             [&](auto width, std::size_t i) {
@@ -187,18 +184,17 @@ void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses,
     cuda::launch("cross_entropy", cross_entropy_rows<T>, grid_of_rows(logits), stream, losses.data<float>(),
                  log_sum.data<float>(), logits.data<T>(), target, last(logits));
   });
-  cuda::launch("cross_entropy", mean_of_losses, {{1}, {threads_for_row(losses.count(), 1024)}}, stream,
+  cuda::launch("cross_entropy", sum_of_losses, {{1}, {threads_for_row(losses.count(), 1024)}}, stream,
                loss.data<float>(), sums.data<double>(), losses.data<float>(), target, losses.count());
 }
 
 void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const Tensor& log_sum,
-                            const Tensor& targets, const Tensor& d_loss, const Tensor& sums,
-                            const Stream& stream) {
+                            const Tensor& targets, const Tensor& d_loss, const Stream& stream) {
   dispatch_dtype(logits.dtype(), [&](auto t) {
     using T = decltype(t);
     cuda::launch("cross_entropy_backward", cross_entropy_rows_backward<T>, grid_of_rows(logits), stream,
                  d_logits.data<T>(), logits.data<T>(), log_sum.data<float>(), targets.data<std::int32_t>(),
-                 d_loss.data<float>(), sums.data<double>(), last(logits));
+                 d_loss.data<float>(), last(logits));
   });
 }
 

@@ -12,6 +12,8 @@ struct StepLimits {
   double max_norm = 0;         ///< clipping threshold of the norm; 0: no clipping
   double loss_scale = 1;       ///< factor in the gradients, which the update removes
   bool skip_overflow = false;  ///< skip the update if the norm is not finite
+  double expected_terms = 1;   ///< gradients are sums over terms of the loss, divided by this number
+  bool operator==(const StepLimits&) const = default;
 };
 
 struct StepOutcome {
@@ -27,11 +29,20 @@ RZ_HOST_DEVICE inline double clip_factor(double norm, double max_norm) {
   return factor < 1 || factor != factor ? factor : 1;
 }
 
-RZ_HOST_DEVICE inline StepOutcome step_outcome(double sum_of_squares, const StepLimits& limits) {
+/// Factor that makes gradients means over `terms`; 1 if `terms` is 0: not counted, or a loss without terms,
+/// whose gradients are 0.
+RZ_HOST_DEVICE inline double term_factor(double terms, const StepLimits& limits) {
+  return terms > 0 ? limits.expected_terms / terms : 1;
+}
+
+/// From the sum of the squares of all gradients, and the number of terms of their loss.
+RZ_HOST_DEVICE inline StepOutcome step_outcome(double sum_of_squares, double terms,
+                                               const StepLimits& limits) {
   StepOutcome out;
-  out.norm = std::sqrt(sum_of_squares) / limits.loss_scale;
+  const double factor = term_factor(terms, limits);
+  out.norm = std::sqrt(sum_of_squares) * factor / limits.loss_scale;
   const double clip = limits.max_norm > 0 ? clip_factor(out.norm, limits.max_norm) : 1;
-  out.grad_scale = static_cast<float>(clip / limits.loss_scale);
+  out.grad_scale = static_cast<float>(clip * factor / limits.loss_scale);
   const bool finite = out.norm - out.norm == 0;
   out.skip = limits.skip_overflow && !finite;
   return out;
