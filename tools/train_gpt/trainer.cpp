@@ -50,6 +50,8 @@ Trainer::Trainer(Gpt2& model, Tokens tokens, Communicator& comm, TrainerOptions 
       micro_batches_(std::move(tokens), of_rank(options_.batches, comm), options_.seq_len, stream_),
       seeds_(options_.seed, micro_batches_.size(), {comm.rank(), comm.size()}, stream_) {
   strategy_->attach(tape_);
+  const std::size_t tokens_of_rank = micro_batches_.size() * micro_batches_[0].targets.count();
+  strategy_->set_expected_terms(static_cast<double>(tokens_of_rank) * comm.size());
   if (options_.strategy_options.precision.parameters == DType::f16) scaler_.emplace(options_.loss_scale);
 }
 
@@ -64,20 +66,18 @@ void Trainer::load(const Checkpoint& checkpoint) {
       [&](const Parameter& p, Range elements, float* out) { checkpoint.read(p, elements, out); });
 }
 
-nn::CrossEntropy Trainer::run_micro_batch(std::size_t m) {
+nn::Loss Trainer::run_micro_batch(std::size_t m) {
   tape_.seed_at(seeds_.at(m));
   const MicroBatch& batch = micro_batches_[m];
   const Gpt2::Output out = model_.forward(tape_, batch.inputs, batch.targets);
-  strategy_->begin_backward(m + 1 == micro_batches_.size());
-  tape_.backward(out.loss.loss,
-                 static_cast<float>(loss_scale() / static_cast<double>(micro_batches_.size())));
+  strategy_->backward(tape_, out.loss, m + 1 == micro_batches_.size());
   tape_.reset();
   return out.loss;
 }
 
 Trainer::LossSum Trainer::sum_losses() {
   double both[2] = {};
-  for (const nn::CrossEntropy& loss : losses_) {
+  for (const nn::Loss& loss : losses_) {
     const ops::LossSum part = loss.read(stream_);
     both[0] += part.sum;
     both[1] += static_cast<double>(part.count);
@@ -111,8 +111,7 @@ UpdateReport Trainer::update() {
   strategy_->set_loss_scale(loss_scale());
   UpdateReport report{.step = step_, .lr = optimizer_->learning_rate()};
   if (stream_.device().kind == Device::cuda) strategy_->next_update(*optimizer_, stream_);
-  const bool as_graph =
-      graph_.run(stream_, options_.graph && comm_.capturable(), loss_scale(), [this] { run_update(); });
+  const bool as_graph = graph_.run(stream_, options_.graph && comm_.capturable(), [this] { run_update(); });
   ++step_;
   record_outcome(report);
   const LossSum all = sum_losses();

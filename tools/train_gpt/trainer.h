@@ -66,7 +66,7 @@ class Trainer {
   };
   /// The part of an update that runs on the device of the model.
   void run_update();
-  nn::CrossEntropy run_micro_batch(std::size_t micro_batch);
+  nn::Loss run_micro_batch(std::size_t micro_batch);
   /// The loss of the last update, summed over all ranks.
   LossSum sum_losses();
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1; }
@@ -83,7 +83,7 @@ class Trainer {
   MicroBatches micro_batches_;
   DropoutSeeds seeds_;
   UpdateGraph graph_;
-  std::vector<nn::CrossEntropy> losses_;  // of the last update
+  std::vector<nn::Loss> losses_;  // of the last update
   std::uint64_t step_ = 0;
 };
 

@@ -6,18 +6,13 @@ namespace {
 constexpr int warmup_updates = 3;  // memory settles in the second update after buckets were rebuilt
 }
 
-bool UpdateGraph::run(const Stream& stream, bool may_capture, double loss_scale,
-                      const std::function<void()>& update) {
+bool UpdateGraph::run(const Stream& stream, bool may_capture, const std::function<void()>& update) {
   if (!may_capture || uncaptured_updates_ < warmup_updates) {
     update();
     ++uncaptured_updates_;
     return false;
   }
-  if (!graph_.defined() || captured_scale_ != loss_scale) {
-    graph_ = {};
-    graph_ = capture(stream, update);
-    captured_scale_ = loss_scale;
-  }
+  if (!graph_.defined()) graph_ = capture(stream, update);
   graph_.launch(stream);
   return true;
 }

@@ -12,8 +12,8 @@ namespace rz::train_gpt {
 class UpdateGraph {
  public:
   /// Runs `update`, or replays it if `may_capture` and the updates before it have settled. Returns whether it
-  /// was replayed. `loss_scale` is a constant of the graph.
-  bool run(const Stream&, bool may_capture, double loss_scale, const std::function<void()>& update);
+  /// was replayed.
+  bool run(const Stream&, bool may_capture, const std::function<void()>& update);
   /// True if the last update was replayed.
   bool defined() const { return graph_.defined(); }
   /// Call before operations that may free memory used by the graph.
@@ -21,7 +21,6 @@ class UpdateGraph {
 
  private:
   Graph graph_;
-  double captured_scale_ = 0;
   int uncaptured_updates_ = 0;  // updates without a graph since the last change
 };
 
