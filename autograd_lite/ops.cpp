@@ -370,12 +370,12 @@ Var causal_attention(Tape& tape, Var qkv_var, int heads, float dropout) {
 
 // ---- losses
 
-ops::LossSum CrossEntropy::read(const Stream& stream) const {
-  const Tensor on_host = sums.on_host(stream);
+ops::LossSum Loss::read(const Stream& stream) const {
+  const Tensor on_host = sum_count.on_host(stream);
   return {on_host.data<double>()[0], static_cast<std::size_t>(on_host.data<double>()[1])};
 }
 
-CrossEntropy cross_entropy(Tape& tape, Var logits_var, const Tensor& targets) {
+Loss cross_entropy(Tape& tape, Var logits_var, const Tensor& targets) {
   require_dims("cross_entropy", "the logits", tape.value(logits_var), 2, 4);
   const Shape shape = tape.value(logits_var).shape();
   const Shape rows{shape.count() / std::max<std::size_t>(1, shape[-1])};
@@ -386,12 +386,12 @@ CrossEntropy cross_entropy(Tape& tape, Var logits_var, const Tensor& targets) {
   ops::cross_entropy(loss, sums, losses, log_sum, logits, target_rows, tape.stream());
   const Var result =
       tape.record(loss, {logits_var},
-                  [logits_var, shape, table, sums, kept = SavedVariable(tape, logits_var), log_sum,
-                   target_rows](Tape& tape, const Tensor& d_loss) {
+                  [logits_var, shape, table, kept = SavedVariable(tape, logits_var), log_sum, target_rows](
+                      Tape& tape, const Tensor& d_loss) {
                     const bool overwrite = tape.can_reuse(logits_var);  // before `logits` adds a reference
                     const Tensor logits = kept(tape).reshape(table);
                     const Tensor d = overwrite ? logits : empty_like(tape, logits);
-                    ops::cross_entropy_backward(d, logits, log_sum, target_rows, d_loss, sums, tape.stream());
+                    ops::cross_entropy_backward(d, logits, log_sum, target_rows, d_loss, tape.stream());
                     tape.accumulate_grad(logits_var, d.reshape(shape));
                   });
   return {result, sums};

@@ -58,15 +58,17 @@ Var embedding_with_positions(Tape&, const Tensor& tokens, Var table, Var positio
 Var causal_attention(Tape&, Var qkv, int heads, float dropout = 0);
 
 // ---- losses
-/// Mean negative log-likelihood over the rows whose target (i32) is not -100, and its numerator and
-/// denominator: the mean over all ranks is the ratio of their sums. 0 if there is no such row.
-struct CrossEntropy {
-  Var loss;
-  Tensor sums;  ///< f64, on the device of the logits: {sum, count}
-  /// Copies `sums` to the host. On a device it synchronizes the stream.
+/// A loss as a sum and the number of its terms. The loss of an update is the ratio of their sums over
+/// micro-batches and ranks; a mean of means would weigh the terms of short batches more.
+/// Strategy::backward() computes the gradient of that ratio. Alone, Tape::backward(loss.sum, 1 / expected).
+struct Loss {
+  Var sum;
+  Tensor sum_count;  ///< f64, on the device of the logits: {sum, number of terms}
+  /// Copies `sum_count` to the host. On a device it synchronizes the stream.
   ops::LossSum read(const Stream&) const;
 };
-CrossEntropy cross_entropy(Tape&, Var logits, const Tensor& targets);
+/// Negative log-likelihood, summed over the rows whose target (i32) is not -100, which are the terms.
+Loss cross_entropy(Tape&, Var logits, const Tensor& targets);
 /// Mean squared difference.
 Var mse(Tape&, Var prediction, const Tensor& target);
 

@@ -438,6 +438,12 @@ void Tape::run_node(int output, const Captured& backward) {
 }
 
 void Tape::backward(Var loss, float factor) {
+  Tensor d_loss = empty({}, state_->at(loss).tensor.dtype());
+  ops::fill(d_loss, factor, state_->stream);
+  backward(loss, std::move(d_loss));
+}
+
+void Tape::backward(Var loss, Tensor d_loss) {
   State& s = *state_;
   require(!s.ran_backward, Errc::invalid_argument, "backward() ran twice on one recording: reset() the tape");
   const Value& value = s.at(loss);
@@ -447,9 +453,7 @@ void Tape::backward(Var loss, float factor) {
           "backward() was given a loss that depends on nothing that requires a gradient");
   s.ran_backward = true;
   s.loss = loss.index;
-  Tensor d_loss = empty(value.tensor.shape(), value.tensor.dtype());
-  ops::fill(d_loss, factor, s.stream);
-  accumulate_grad(loss, std::move(d_loss));
+  accumulate_grad(loss, std::exchange(d_loss, {}).reshape(value.tensor.shape()));
   const bool no_grad = std::exchange(s.no_grad, false);
   run_backward(0);
   s.no_grad = no_grad;

@@ -115,6 +115,9 @@ class Tape {
   /// Computes the gradients of `factor` · loss, a scalar, into parameters and variables. Once per recording;
   /// Errc::invalid_argument otherwise. Parameters that were not used are not changed.
   void backward(Var loss, float factor = 1);
+  /// The same with the factor in f32 memory of the stream's device, for runs of a captured graph. It must
+  /// keep its value until the pass has run.
+  void backward(Var loss, Tensor factor);
   /// The gradient of a variable(); undefined before backward().
   Tensor grad(Var) const;
   /// Discards the recording. Handles become invalid; memory returns to the pool.

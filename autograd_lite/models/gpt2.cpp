@@ -168,7 +168,7 @@ Gpt2::Output Gpt2::forward(Tape& tape, const Tensor& tokens, const Tensor& targe
     output.logits = logits;
     if (!targets.defined()) return logits;
     output.loss = nn::cross_entropy(tape, logits, targets);
-    return output.loss.loss;
+    return output.loss.sum;
   };
   head(tape, use_logits, hidden(tape, tokens));
   return output;

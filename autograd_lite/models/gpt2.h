@@ -85,8 +85,8 @@ class Gpt2 : public Module {
   const Gpt2Config& config() const { return config_; }
 
   struct Output {
-    Var logits;             ///< [B, T, vocab_size]
-    nn::CrossEntropy loss;  ///< loss.loss is undefined without targets
+    Var logits;     ///< [B, T, vocab_size]
+    nn::Loss loss;  ///< loss.sum is undefined without targets
   };
   /// tokens and targets: i32 [B, T], T at most n_positions. Without targets only the logits are computed.
   Output forward(Tape&, const Tensor& tokens, const Tensor& targets = {});

@@ -102,6 +102,16 @@ void Strategy::begin_backward(bool synchronise) {
   reduction_.begin_pass();
 }
 
+void Strategy::backward(Tape& tape, const nn::Loss& loss, bool synchronise) {
+  const Stream& stream = tape.stream();
+  begin_backward(synchronise);
+  control_.count_terms(loss.sum_count, stream);
+  if (stream.device().kind == Device::host)
+    tape.backward(loss.sum, control_.loss_gradient());
+  else
+    tape.backward(loss.sum, control_.device_loss_gradient(stream));
+}
+
 void Strategy::finish_gradients(const Stream& given) {
   const Stream& stream = runtime_.stream_for(given);
   pass_.require_may_finish();
@@ -140,6 +150,7 @@ void Strategy::zero_grad() {
 }
 
 void Strategy::reset_gradients() {
+  control_.reset_terms();
   reduction_.reset();
   model_.values().release();  // a pass that failed may have left scopes open
   if (rebuild_.due()) {
@@ -167,17 +178,17 @@ double Strategy::clip_gradients(double max_norm, const Stream& given) {
 
 void Strategy::step(Optimizer& optimizer, const Stream& given) {
   pass_.require_reduced("step()");
-  update(optimizer, control_.scale(), runtime_.stream_for(given));
+  const Stream& stream = runtime_.stream_for(given);
+  update(optimizer, control_.scale(stream), stream);
   members_.count_missed();
   runtime_.exposed.end_step();
 }
 
 void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, const Stream& given) {
   pass_.require_reduced("clip_and_step()");
-  require(policy.max_norm >= 0, Errc::invalid_argument, "clip_and_step(): max_norm is ", policy.max_norm,
-          ", expected 0 (none) or more");
+  control_.set_policy(policy);
   const Stream& stream = runtime_.stream_for(given);
-  const StepControl::Decision decision = control_.decide(policy, stream);
+  const StepControl::Decision decision = control_.decide(stream);
   if (!decision.skip) update(optimizer, decision.scale, stream);
   if (!decision.skip && !decision.scale.device_outcome) members_.count_missed();
   runtime_.exposed.end_step();
@@ -208,6 +219,7 @@ void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
   require(stream.device().kind == Device::cuda, Errc::unsupported,
           "next_update() is for updates on a CUDA device");
   updater_.prepare(optimizer, stream);
+  control_.write_settings(stream);
 }
 
 // ---- import, export, statistics

@@ -7,19 +7,24 @@
 ///     for (int update = 0; update < updates; ++update) {
 ///       strategy->zero_grad();
 ///       for (int m = 0; m < accumulation; ++m) {
-///         const Var loss = model.loss(tape, batch(update, m));  // zero3 gathers scope by scope
-///         strategy->begin_backward(m + 1 == accumulation);      // the last pass reduces
-///         tape.backward(loss, 1.0f / accumulation);
+///         const nn::Loss loss = model.loss(tape, batch(update, m));  // zero3 gathers scope by scope
+///         strategy->backward(tape, loss, m + 1 == accumulation);     // the last pass reduces
 ///         tape.reset();
 ///       }
-///       strategy->finish_gradients(stream);  // means over the ranks
+///       strategy->finish_gradients(stream);  // sums over the ranks
 ///       strategy->clip_and_step(*optimizer, {.max_norm = 1}, stream);  // new values on every rank
 ///       const double norm = strategy->outcome(*optimizer, stream).norm;
 ///     }
 ///
+/// Loss: backward() counts the terms of each micro-batch (targets that are not ignored). Norms and updates
+/// read gradients as means over all terms of all micro-batches and ranks, however many each has. In between,
+/// gradients are sums over a constant, set_expected_terms(). A loss without terms, a scalar of the caller's,
+/// is propagated by begin_backward() and Tape::backward(); its gradients are means over the ranks. All passes
+/// of an update use the same of the two.
+///
 /// Determinism: all strategies produce the same parameters, losses and norms, bit for bit, for any bucket
-/// size and with overlap on or off. This holds if the communicator is deterministic and each update is one
-/// backward pass.
+/// size and with overlap on or off, for any number of passes an update and wherever they synchronise. This
+/// holds if the communicator is deterministic.
 ///
 /// Accumulation: a pass that does not synchronise adds to the local gradients of this rank. The next pass
 /// that synchronises reduces the sum once. This needs no extra memory in ddp and zero1. In zero2 and zero3
@@ -43,18 +48,19 @@
 /// memory), reset the tape and call cancel_update(). Training continues with zero_grad().
 ///
 /// Mixed precision (StrategyOptions::precision): values are imported and exported in f32, to and from the
-/// masters. To keep small gradients in the range of f16, multiply losses by a factor (Tape::backward(loss,
-/// factor)) and pass the same factor to set_loss_scale(). sharding/optim/loss_scaler.h chooses the factor;
-/// StepPolicy::skip_overflow skips updates whose gradients overflowed.
+/// masters. To keep small gradients in the range of f16, backward() multiplies losses by set_loss_scale().
+/// sharding/optim/loss_scaler.h chooses the factor; StepPolicy::skip_overflow skips updates whose gradients
+/// overflowed.
 ///
 /// CUDA: if the communicator is on a CUDA device, parameters, gradients and state are on it too, and all work
 /// runs on the streams passed in (default: the stream of the tape). The host waits for the device only in
 /// gradient_norm(), clip_gradients() and outcome(), and in finish_gradients() for the hosts of the other
 /// ranks, unless the pass is captured. An update, from zero_grad() to clip_and_step(), can be captured in a
 /// graph (comm/device/graph.h) if the operations of the communicator can be. The graph can be replayed while
-/// shapes, loss scale, policy and the set of used parameters stay the same; call next_update() before each
-/// replay and outcome() after it. Run three updates without capture first, so that memory and buckets settle.
-/// Capture again after any other use of the strategy.
+/// shapes and the set of used parameters stay the same; call next_update() before each replay and outcome()
+/// after it. Learning rate, loss scale, expected terms, policy and the number of terms may change. Run three
+/// updates without capture first, so that memory and buckets settle. Capture again after any other use of the
+/// strategy.
 ///
 /// Thread safety: one thread per rank. Between begin_backward and the end of finish_gradients the
 /// communicator must not be used for anything else; in zero3 also not during a forward pass. Errors of the
@@ -66,6 +72,7 @@
 #include <vector>
 
 #include "autograd_lite/module.h"
+#include "autograd_lite/ops.h"
 #include "autograd_lite/tape.h"
 #include "comm/communicator.h"
 #include "sharding/memory/memory_report.h"
@@ -105,6 +112,12 @@ class Strategy {
   /// Call before each backward pass. `synchronise`: reduce the gradients of this pass, and those accumulated
   /// before it, over the ranks. Must be equal on all ranks.
   void begin_backward(bool synchronise = true);
+  /// begin_backward(), counts the terms of the loss, and runs Tape::backward() from its sum.
+  void backward(Tape&, const nn::Loss&, bool synchronise = true);
+  /// Sets the number of terms that the losses of an update are expected to have, over all micro-batches and
+  /// ranks; initially 1. The result does not depend on it, but for rounding and the range of 16-bit
+  /// gradients. Must be equal on all ranks. Errc::invalid_argument unless it is positive and finite.
+  void set_expected_terms(double terms) { control_.set_expected_terms(terms); }
   /// Call after each backward pass that synchronises. Waits for all reductions; gradients are then means over
   /// the ranks. Errc::unsynchronised if the last pass did not synchronise, or if a rank called
   /// cancel_update() instead; culprit() is that rank, and gradients are dropped as by zero_grad().
@@ -115,11 +128,13 @@ class Strategy {
   /// communicate too, all ranks must have failed at the same operator. If other ranks have gathered since,
   /// the error is Errc::mismatch, and the group is unusable, as after an error of the communicator.
   void cancel_update(const Stream& = {});
-  /// Sets the factor by which losses are multiplied from now on. Gradients contain it until norms and updates
-  /// divide it out. Must be equal on all ranks. Errc::invalid_argument unless it is positive and finite.
+  /// Sets the factor by which losses are multiplied from now on: by backward(), or by the caller of
+  /// Tape::backward(). Gradients contain it until norms and updates divide it out. Must be equal on all
+  /// ranks. Errc::invalid_argument unless it is positive and finite.
   void set_loss_scale(double scale) { control_.set_loss_scale(scale); }
-  /// L2 norm of all gradients, each parameter counted once. Exact but for the rounding of the squares, so all
-  /// strategies return the same bits. Collective. Errc::unsynchronised as for step().
+  /// L2 norm of all gradients, as the update reads them, each parameter counted once. Exact but for the
+  /// rounding of the squares, so all strategies return the same bits. Collective. Errc::unsynchronised as for
+  /// step().
   double gradient_norm(const Stream& = {});
   /// Scales the gradients, in the next step(), by max_norm / (norm + 1e-6) if that is below 1, as
   /// torch.nn.utils.clip_grad_norm_ does. Returns the norm before clipping. Collective.
@@ -132,6 +147,8 @@ class Strategy {
   using StepPolicy = StepControl::Policy;
   /// clip_gradients() and step() in one call; on a device the host does not wait. Collective.
   void clip_and_step(Optimizer&, const StepPolicy&, const Stream& = {});
+  /// The policy of the next replay of a graph that contains clip_and_step(); call before next_update().
+  void set_step_policy(const StepPolicy& policy) { control_.set_policy(policy); }
   /// Result of an update.
   struct Outcome {
     double norm = 0;  ///< before clipping
@@ -142,7 +159,8 @@ class Strategy {
   /// per update.
   Outcome outcome(Optimizer&, const Stream& = {});
   /// On a device, call before an update or a replay of one. Counts the update in the optimizer and copies the
-  /// constants that depend on the update number and the learning rate to device memory.
+  /// constants of the update, which depend on its number, on learning rate, loss scale, expected terms and
+  /// policy, to device memory.
   void next_update(Optimizer&, const Stream& = {});
   /// Drops the gradients; does not write zeros. All ranks call it.
   void zero_grad();

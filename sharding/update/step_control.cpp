@@ -1,10 +1,12 @@
 #include "sharding/update/step_control.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
+#include "comm/device/memory.h"
 #include "sharding/optim/grad_norm.h"
 #include "tensor/kernels/device_ops.h"
 
@@ -12,11 +14,38 @@ namespace rz {
 
 StepControl::StepControl(const ShardedModel& model, Runtime& runtime) : model_(model), runtime_(runtime) {}
 
+// ---- settings
+
 void StepControl::set_loss_scale(double scale) {
   require(scale > 0 && std::isfinite(scale), Errc::invalid_argument, "set_loss_scale(", scale,
           "): the factor must be positive and finite");
   loss_scale_ = scale;
 }
+
+void StepControl::set_expected_terms(double terms) {
+  require(terms > 0 && std::isfinite(terms), Errc::invalid_argument, "set_expected_terms(", terms,
+          "): the number must be positive and finite");
+  expected_terms_ = terms;
+}
+
+void StepControl::set_policy(const Policy& policy) {
+  require(policy.max_norm >= 0, Errc::invalid_argument, "clip_and_step(): max_norm is ", policy.max_norm,
+          ", expected 0 (none) or more");
+  policy_ = policy;
+}
+
+// ---- the loss
+
+float StepControl::loss_gradient() const {
+  return static_cast<float>(loss_scale_ * runtime_.communicator.size() / expected_terms_);
+}
+
+Tensor StepControl::device_loss_gradient(const Stream& stream) {
+  write_settings(stream);
+  return device_limits_.loss_gradient();
+}
+
+// ---- an update
 
 /// Adds each element exactly once over all ranks.
 void StepControl::add_squares(SquareSum& sum) const {
@@ -27,16 +56,20 @@ void StepControl::add_squares(SquareSum& sum) const {
   }
 }
 
-double StepControl::sum_over_ranks(const SquareSum& sum) {
-  ExactSum total = sum.read();
-  runtime_.exposed.measure([&] { total.all_reduce(runtime_.communicator); });
-  return total.value();
+/// One call of the communicator for squares and terms.
+StepOutcome StepControl::outcome_of(const SquareSum& sum, const StepLimits& limits, const Stream& stream) {
+  std::array sums{sum.read(), terms_.read(stream)};
+  const std::size_t used = terms_.counted() ? 2 : 1;
+  runtime_.exposed.measure([&] {
+    ExactSum::all_reduce({sums.data(), used}, exact_words_, runtime_.communicator);
+  });
+  return step_outcome(sums[0].value(), sums[1].value(), limits);
 }
 
 double StepControl::norm(const Stream& stream) {
   SquareSum sum(stream, norm_words_);
   add_squares(sum);
-  return step_outcome(sum_over_ranks(sum), {.loss_scale = loss_scale_}).norm;
+  return outcome_of(sum, {.loss_scale = loss_scale_, .expected_terms = expected_terms_}, stream).norm;
 }
 
 double StepControl::clip(double max_norm, const Stream& stream) {
@@ -45,20 +78,39 @@ double StepControl::clip(double max_norm, const Stream& stream) {
   return before;
 }
 
-StepControl::Decision StepControl::decide(const Policy& policy, const Stream& stream) {
-  const StepLimits limits{policy.max_norm, loss_scale_, policy.skip_overflow};
+UpdateScale StepControl::scale(const Stream& stream) {
+  ExactSum terms = terms_.read(stream);
+  if (terms_.counted()) runtime_.exposed.measure([&] { terms.all_reduce(runtime_.communicator); });
+  return {.factor = static_cast<float>(clip_factor_ * term_factor(terms.value(), limits()) / loss_scale_)};
+}
+
+StepControl::Decision StepControl::decide(const Stream& stream) {
+  if (stream.device().kind != Device::host) return decide_on_device(stream);
   SquareSum sum(stream, norm_words_);
   add_squares(sum);
-  if (stream.device().kind == Device::host) {
-    outcome_ = step_outcome(sum_over_ranks(sum), limits);
-    return {outcome_.skip != 0, {.factor = outcome_.grad_scale}};
-  }
-  const Tensor& words = sum.words();
-  runtime_.exposed.wait(runtime_.communicator.all_reduce(words.buffer(), ReduceOp::sum, stream), stream);
-  if (!device_outcome_.defined())
+  outcome_ = outcome_of(sum, limits(), stream);
+  return {outcome_.skip != 0, {.factor = outcome_.grad_scale}};
+}
+
+StepControl::Decision StepControl::decide_on_device(const Stream& stream) {
+  constexpr std::size_t words = ExactLayout::words;
+  write_settings(stream);
+  if (!sums_.defined()) {
+    sums_ = Tensor::empty({2 * words}, DType::i64, allocator_on(stream.device()));
     device_outcome_ = Tensor::empty({sizeof(StepOutcome)}, DType::u8, allocator_on(stream.device()));
+  }
+  Tensor squares = sums_.view(0, {words});
+  SquareSum sum(stream, squares);
+  add_squares(sum);
+  sum.words();  // zeros if there are no gradients
+  const Tensor terms = terms_.counted() ? sums_.view(words, {words}) : Tensor();
+  if (terms.defined()) terms_.copy_to(terms, stream);
+  const Tensor used = terms.defined() ? sums_ : squares;
+  runtime_.exposed.wait(runtime_.communicator.all_reduce(used.buffer(), ReduceOp::sum, stream), stream);
   auto* const decided = reinterpret_cast<StepOutcome*>(device_outcome_.raw());
-  ops::device_ops().optimizer.decide_step(decided, words.data<std::int64_t>(), limits, stream);
+  ops::device_ops().optimizer.decide_step(decided, squares.data<std::int64_t>(),
+                                          terms.defined() ? terms.data<std::int64_t>() : nullptr,
+                                          device_limits_.limits(), stream);
   return {false, {.device_outcome = decided}};
 }
 

@@ -1,57 +1,93 @@
 #pragma once
 /// Norm of the gradients, and what follows from it for an update.
 
+#include <cstdint>
+#include <vector>
+
 #include "sharding/optim/optimizer.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/sharded_model.h"
+#include "sharding/update/device_limits.h"
+#include "sharding/update/loss_terms.h"
 #include "tensor/kernels/step_outcome.h"
 
 namespace rz {
 
 class SquareSum;
 
-/// Decides how an update scales the gradients (clipping, loss scale), and whether it is skipped. If the
-/// gradients are on a device, the device decides.
+/// Decides how an update scales the gradients (number of terms of the loss, clipping, loss scale), and
+/// whether it is skipped. If the gradients are on a device, the device decides.
 class StepControl {
  public:
   StepControl(const ShardedModel&, Runtime&);
-
-  /// Sets the factor by which losses are multiplied from now on. Errc::invalid_argument unless it is positive
-  /// and finite.
-  void set_loss_scale(double);
-  /// L2 norm of the means of all gradients, without the loss scale. Collective.
-  double norm(const Stream&);
-  /// Scales the gradients of the next update that is not decided by decide(). Returns norm(). Collective.
-  double clip(double max_norm, const Stream&);
-  /// There are new gradients; clip() applies to earlier ones.
-  void reset_clipping() { clip_factor_ = 1; }
-  /// The scale of an update after clip().
-  UpdateScale scale() const { return {.factor = static_cast<float>(clip_factor_ / loss_scale_)}; }
 
   struct Policy {
     double max_norm = 0;  ///< 0: no clipping
     bool skip_overflow = false;
   };
+
+  // ---- settings
+  /// Sets the factor by which losses are multiplied from now on. Errc::invalid_argument unless it is positive
+  /// and finite.
+  void set_loss_scale(double);
+  /// Sets the number by which sums over terms are divided from now on. Errc::invalid_argument unless it is
+  /// positive and finite.
+  void set_expected_terms(double);
+  /// The policy of decide() from now on. Errc::invalid_argument if max_norm is negative or NaN.
+  void set_policy(const Policy&);
+  /// On a device: writes the settings to its memory, for updates in a graph.
+  void write_settings(const Stream& stream) { device_limits_.write({limits(), loss_gradient()}, stream); }
+
+  // ---- the loss
+  /// Adds the terms of a micro-batch of this rank.
+  void count_terms(const Tensor& sum_count, const Stream& stream) { terms_.add(sum_count, stream); }
+  /// Gradients were dropped.
+  void reset_terms() { terms_.reset(); }
+  /// Factor in the gradient of a sum over terms, which the mean over the ranks makes a sum over expected
+  /// terms.
+  float loss_gradient() const;
+  /// The same in device memory.
+  Tensor device_loss_gradient(const Stream&);
+
+  // ---- an update
+  /// L2 norm of all gradients, as means over the terms of the loss, without the loss scale. Collective.
+  double norm(const Stream&);
+  /// Scales the gradients of the next update that is not decided by decide(). Returns norm(). Collective.
+  double clip(double max_norm, const Stream&);
+  /// There are new gradients; clip() applies to earlier ones.
+  void reset_clipping() { clip_factor_ = 1; }
+  /// The scale of an update after clip(). Collective if terms were counted.
+  UpdateScale scale(const Stream&);
   struct Decision {
     bool skip = false;  ///< on a device unknown: false
     UpdateScale scale{};
   };
   /// Sums the squares and decides on one update. Collective; on a device the host does not wait.
-  Decision decide(const Policy&, const Stream&);
+  Decision decide(const Stream&);
   /// The last decision. On a device this waits, as Communicator::synchronize() does. Errc::invalid_argument
   /// if there is none.
   StepOutcome outcome(const Stream&);
 
  private:
   void add_squares(SquareSum&) const;
-  double sum_over_ranks(const SquareSum&);
+  StepOutcome outcome_of(const SquareSum&, const StepLimits&, const Stream&);
+  StepLimits limits() const {
+    return {policy_.max_norm, loss_scale_, policy_.skip_overflow, expected_terms_};
+  }
+  Decision decide_on_device(const Stream&);
 
   const ShardedModel& model_;
   Runtime& runtime_;
-  double loss_scale_ = 1, clip_factor_ = 1;
-  StepOutcome outcome_;    // in host memory
-  Tensor device_outcome_;  // StepOutcome in device memory
-  Tensor norm_words_;      // accumulator of the norm in device memory
+  double loss_scale_ = 1, expected_terms_ = 1, clip_factor_ = 1;
+  Policy policy_;
+  LossTerms terms_;
+  std::vector<std::int64_t> exact_words_;  // kept so that an update allocates nothing
+  StepOutcome outcome_;                    // in host memory
+  // In device memory:
+  Tensor norm_words_;      // squares of this rank
+  Tensor sums_;            // squares and terms of all ranks
+  Tensor device_outcome_;  // StepOutcome
+  DeviceLimits device_limits_;
 };
 
 }  // namespace rz

@@ -204,8 +204,8 @@ TEST(Gpt2, LogitsAtAPositionHaveTheGradientOfTheWhole) {
   for (std::size_t b = 0; b < 2; ++b)
     one.data<std::int32_t>()[b] = all.data<std::int32_t>()[b * 9 + 5] = static_cast<std::int32_t>(3 + b);
   Ready whole(small()), at(small());
-  whole.tape.backward(whole.model.forward(whole.tape, tokens, all).loss.loss);
-  at.tape.backward(nn::cross_entropy(at.tape, at.model.logits_at(at.tape, tokens, 5), one).loss);
+  whole.tape.backward(whole.model.forward(whole.tape, tokens, all).loss.sum);
+  at.tape.backward(nn::cross_entropy(at.tape, at.model.logits_at(at.tape, tokens, 5), one).sum);
   const auto expected = whole.model.parameters(), got = at.model.parameters();
   for (std::size_t p = 0; p < got.size(); ++p) {
     ASSERT_TRUE(got[p]->grad.defined()) << got[p]->name;

@@ -269,16 +269,16 @@ TEST(Ops, CrossEntropyCountsWhatIsNotIgnored) {
   }
   EXPECT_EQ(out.read(tape.stream()).count, 3u);
   EXPECT_NEAR(out.read(tape.stream()).sum, sum, 1e-6);
-  EXPECT_FLOAT_EQ(tape.value(out.loss).data<float>()[0], static_cast<float>(sum / 3));
-  expect_gradients([=](Tape& t, const auto& v) { return cross_entropy(t, v[0], targets).loss; }, {logits});
+  EXPECT_FLOAT_EQ(tape.value(out.sum).data<float>()[0], static_cast<float>(sum));
+  expect_gradients([=](Tape& t, const auto& v) { return cross_entropy(t, v[0], targets).sum; }, {logits});
 }
 
 TEST(Ops, CrossEntropyOfNothingIsZero) {
   Tape tape;
   const Var logits = tape.variable(random({2, 3}, "logits"));
   const auto out = cross_entropy(tape, logits, integers({2}, {-100, -100}));
-  tape.backward(out.loss);
-  EXPECT_EQ(tape.value(out.loss).data<float>()[0], 0);
+  tape.backward(out.sum);
+  EXPECT_EQ(tape.value(out.sum).data<float>()[0], 0);
   for (int i = 0; i < 6; ++i) EXPECT_EQ(tape.grad(logits).data<float>()[i], 0);
 }
 
@@ -287,8 +287,8 @@ TEST(Ops, CrossEntropyLeavesLogitsThatOthersNeed) {
   // The second loss' backward runs first and must not overwrite the values that the first one's gelu saved.
   const Operator op = [=](Tape& t, const auto& v) {
     const Var logits = scale(t, v[0], 2);
-    const Var side = cross_entropy(t, gelu(t, logits), targets).loss;
-    return add(t, side, cross_entropy(t, logits, targets).loss);
+    const Var side = cross_entropy(t, gelu(t, logits), targets).sum;
+    return add(t, side, cross_entropy(t, logits, targets).sum);
   };
   expect_gradients(op, {x});
 }

@@ -319,7 +319,7 @@ Gradients one_pass(bool recompute) {
   const Tokens tokens;
   const auto out = model.forward(tape, tokens.inputs, tokens.targets);
   result.loss = out.loss.read(tape.stream()).sum;
-  tape.backward(out.loss.loss);
+  tape.backward(out.loss.sum);
   for (const Parameter* p : model.parameters()) result.of.push_back(values(p->grad));
   result.peak = tape.pool().statistics().peak;
   return result;
@@ -367,7 +367,7 @@ void expect_no_allocation_from_the_third_pass_on(bool recompute) {
     heap = heap_allocations;
     pool = tape.pool().statistics().allocations;
     const auto out = model.forward(tape, tokens.inputs, tokens.targets);
-    tape.backward(out.loss.loss);
+    tape.backward(out.loss.sum);
     tape.reset();
     if (pass < 2) continue;
     EXPECT_EQ(heap_allocations - heap, 0u) << "pass " << pass;

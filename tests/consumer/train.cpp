@@ -27,7 +27,7 @@ int main() {
     strategy->zero_grad();
     const auto out = model.forward(tape, tokens, tokens);
     strategy->begin_backward();
-    tape.backward(out.loss.loss);
+    tape.backward(out.loss.sum, 1.0f / 8);
     l = out.loss.read({}).sum;
     tape.reset();
     strategy->finish_gradients();

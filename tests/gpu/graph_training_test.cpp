@@ -68,7 +68,7 @@ TEST_P(GraphTraining, HasTheSameBits) {
 constexpr Precision brain{DType::bf16, DType::bf16}, half{DType::f16, DType::f16};
 const Case cases[] = {
     {"zero3", "peer_cuda", StrategyKind::zero3, 2},
-    // The scale doubles every other update, and the graph is captured anew.
+    // The scale doubles every other update; the graph reads it from memory.
     {"f16", "peer_cuda", StrategyKind::zero1, 2, half},
     {"nccl_ddp", "nccl", StrategyKind::ddp, 2},
     {"ddp", "peer_cuda", StrategyKind::ddp, 2},
@@ -182,6 +182,66 @@ TEST_F(UnusedOnDevice, AGraphFollowsTheLearningRatesOfTheGroups) {
     EXPECT_EQ(second_weight(stream, *make(), always, 3, true), expected);
     EXPECT_NE(second_weight(stream, *make(), always, 7), expected);
   }
+}
+
+struct Classifier final : Module {
+  nn::Linear layer{*this, "layer", 8, 7, nn::WeightLayout::out_in, false};
+};
+
+/// Norms and weights of updates whose number of terms, loss scale, clipping and learning rate all differ;
+/// those from `captured` on are runs of one graph.
+std::vector<double> with_changing_settings(const Stream& stream, int captured) {
+  CommOptions options;
+  options.backend = "peer_cuda";
+  options.device = stream.device();
+  Communicator comm = Communicator::connect(0, 1, memory_store(), options);
+  Classifier model;
+  Tape tape(stream);
+  const auto strategy = make_strategy(StrategyKind::zero1, model, comm);
+  strategy->attach(tape);
+  strategy->fill_parameters([](const Parameter&, Range r, float* out) {
+    for (std::size_t i = 0; i < r.count(); ++i) out[i] = 0.25f * static_cast<float>((r.begin + i) % 5) - 0.5f;
+  });
+  strategy->set_expected_terms(16);
+  const auto sgd = make_sgd({.momentum = 0.9});
+  std::vector<double> x, out;
+  for (int i = 0; i < 128; ++i) x.push_back((i * 7 % 13 - 6) / 4.0);
+  const Tensor inputs = to_device(x, {16, 8}, DType::f32, stream),
+               targets = to_device(std::vector<std::int32_t>(16), {16}, stream);
+  Strategy::StepPolicy policy;
+  const auto update = [&] {
+    strategy->zero_grad();
+    strategy->backward(tape, nn::cross_entropy(tape, model.layer(tape, inputs), targets));
+    tape.reset();
+    strategy->finish_gradients(stream);
+    strategy->clip_and_step(*sgd, policy, stream);
+  };
+  Graph graph;
+  for (int i = 0; i < 7; ++i) {
+    std::vector<std::int32_t> labels(16, -100);
+    for (int k = 0; k < 2 * i + 1; ++k) labels[static_cast<std::size_t>(k)] = k % 7;
+    targets.assign(std::span<const std::int32_t>(labels), stream);
+    sgd->set_learning_rate(0.1 * (i + 1));
+    strategy->set_loss_scale(1 << i);
+    policy.max_norm = i % 2 ? 0.25 : 0;
+    strategy->set_step_policy(policy);
+    strategy->next_update(*sgd, stream);
+    if (i < captured) update();
+    if (i == captured) graph = capture(stream, update);
+    if (i >= captured) graph.launch(stream);
+    out.push_back(strategy->outcome(*sgd, stream).norm);
+  }
+  const auto values = from_device(strategy->full_value(model.layer.weight, stream), stream);
+  out.insert(out.end(), values.begin(), values.end());
+  return out;
+}
+
+class SettingsOnDevice : public OnDevice {};
+
+TEST_F(SettingsOnDevice, AGraphReadsThemFromMemory) {
+  const std::vector<double> expected = with_changing_settings(stream, 7);
+  EXPECT_GT(expected[1], 0.25);  // so that clipping applies
+  EXPECT_EQ(with_changing_settings(stream, 3), expected);
 }
 
 /// A host-staged backend cannot be captured: each update launches its kernels.

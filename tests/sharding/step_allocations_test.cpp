@@ -109,7 +109,7 @@ Counts train(StrategyKind kind, bool overlap) {
       strategy->zero_grad();
       const auto out = model.forward(tape, tokens, tokens);
       strategy->begin_backward();
-      tape.backward(out.loss.loss);
+      tape.backward(out.loss.sum);
       tape.reset();
       strategy->finish_gradients();
       strategy->clip_and_step(*adamw, {.max_norm = 1});
