@@ -52,6 +52,7 @@ ROOMS = {
     'comm/api': 'comm/core comm/os comm comm/backends',
     'sharding/io': 'comm/core',
     'sharding/data': 'comm/core',
+    'sharding/schedules': 'comm/core',
     'sharding/checkpoint': 'comm/core sharding/io',
     'sharding/memory': TENSOR,
     'sharding/optim': TENSOR + 'comm autograd_lite',
