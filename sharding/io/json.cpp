@@ -6,9 +6,9 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "comm/core/error.h"
 #include "sharding/io/text.h"
@@ -52,16 +52,17 @@ class Relaxer {
     if (c == '#' || ahead("//")) return blank_until("\n", false);
     if (ahead("/*")) return blank_until("*/", true);
     if ((c == '}' || c == ']') && comma_ != none) text_[comma_] = ' ';
-    if (c == ',') {
-      comma_ = at_;
-    } else if (!std::isspace(static_cast<unsigned char>(c))) {
-      comma_ = none;
+    if (!std::isspace(static_cast<unsigned char>(c))) {
+      // A comma behind no value stays, so that the parser reports it.
+      comma_ = c == ',' && last_ != ',' && last_ != '{' && last_ != '[' ? at_ : none;
+      last_ = c;
     }
     ++at_;
   }
 
   void skip_string() {
     comma_ = none;
+    last_ = '"';
     for (++at_; at_ < text_.size() && text_[at_] != '"'; ++at_)
       if (text_[at_] == '\\') ++at_;
     if (at_ < text_.size()) ++at_;
@@ -79,12 +80,33 @@ class Relaxer {
   static constexpr auto none = std::string::npos;
   std::string text_;
   std::size_t at_ = 0, comma_ = none;
+  char last_ = '{';  // the last character that is no space or comment
 };
+
+/// Length of the string literal at the front of `text`, quotes included.
+std::size_t literal_length(std::string_view text) {
+  std::size_t at = 1;
+  for (; at < text.size() && text[at] != '"'; ++at)
+    if (text[at] == '\\') ++at;
+  return std::min(at + 1, text.size());
+}
+
+/// The line, from 1, of key number `index` of valid JSON without comments, in the order of the text.
+int line_of_key(std::string_view text, std::size_t index) {
+  for (std::size_t at = text.find('"'); at < text.size(); at = text.find('"', at)) {
+    const std::size_t end = at + literal_length(text.substr(at));
+    const std::size_t next = text.find_first_not_of(" \t\r\n", end);
+    if (next < text.size() && text[next] == ':' && index-- == 0)
+      return 1 + static_cast<int>(std::ranges::count(text.substr(0, at), '\n'));
+    at = end;
+  }
+  return 0;
+}
 
 /// Parser callback that throws on a duplicate key, and on nesting that is too deep.
 class DuplicateKeyDetector {
  public:
-  explicit DuplicateKeyDetector(const std::string& file) : file_(file) {}
+  DuplicateKeyDetector(const std::string& file, std::string_view text) : file_(file), text_(text) {}
 
   bool operator()(int depth, json::parse_event_t event, json& parsed) {
     require(depth <= max_depth, Errc::config, escaped(file_), ": nested more than ", max_depth,
@@ -97,13 +119,18 @@ class DuplicateKeyDetector {
 
  private:
   void see(const std::string& key) {
-    if (!seen_.back().insert(key).second)
-      fail(Errc::config,
-           escaped(concat(file_, ": key '", cut(key, 100), "' is given twice in one object; remove one")));
+    const auto [first, is_new] = seen_.back().emplace(key, keys_);
+    if (!is_new)
+      fail(Errc::config, escaped(concat(file_, ": line ", line_of_key(text_, keys_), ": key '", cut(key, 100),
+                                        "' is given twice in one object, first on line ",
+                                        line_of_key(text_, first->second), "; remove one")));
+    ++keys_;
   }
 
   const std::string& file_;
-  std::vector<std::set<std::string>> seen_;
+  std::string_view text_;
+  std::size_t keys_ = 0;                                  // read so far
+  std::vector<std::map<std::string, std::size_t>> seen_;  // of the objects around; each key's number
 };
 
 std::string without_prefix(std::string what) {
@@ -118,7 +145,7 @@ json parse_json(std::string_view text, const std::string& file, JsonDialect dial
   const std::string relaxed = dialect == JsonDialect::relaxed ? Relaxer(text).run() : std::string();
   if (dialect == JsonDialect::relaxed) text = relaxed;
   try {
-    return json::parse(text.begin(), text.end(), DuplicateKeyDetector(file));
+    return json::parse(text.begin(), text.end(), DuplicateKeyDetector(file, text));
   } catch (const json::exception& e) {
     fail(Errc::config, escaped(concat(file, ": not valid JSON: ", without_prefix(e.what()))));
   }

@@ -15,7 +15,7 @@ namespace rz {
 enum class JsonDialect { strict, relaxed };
 
 /// The whole text must be one value. Errc::config, "FILE: …", for bad syntax (with line and column), a zero
-/// byte, a duplicate key, or nesting beyond 64 levels.
+/// byte, a duplicate key (with both lines), or nesting beyond 64 levels.
 nlohmann::json parse_json(std::string_view text, const std::string& file, JsonDialect);
 
 /// Reads a whole file. Errc::config, "FILE: …", if it cannot be read or is longer than `max` bytes.
