@@ -94,6 +94,11 @@ Flag CommandLine::add_option(const std::string& names, std::optional<std::int64_
   return Flag(app_->add_option(names, value, what));
 }
 
+Flag CommandLine::add_option(const std::string& names, std::optional<double>& value,
+                             const std::string& what) {
+  return Flag(app_->add_option(names, value, what));
+}
+
 Flag CommandLine::add_option(const std::string& names, std::optional<std::string>& value,
                              const std::string& what) {
   return Flag(app_->add_option(names, value, what));

@@ -57,6 +57,7 @@ class CommandLine {
   Flag add_option(const std::string& names, std::string& value, const std::string& what);
   Flag add_option(const std::string& names, std::vector<std::string>& values, const std::string& what);
   Flag add_option(const std::string& names, std::optional<std::int64_t>& value, const std::string& what);
+  Flag add_option(const std::string& names, std::optional<double>& value, const std::string& what);
   Flag add_option(const std::string& names, std::optional<std::string>& value, const std::string& what);
   /// Adds a flag without a value. If present, it sets its variable to true, or to false if the name starts
   /// with '!'.
