@@ -26,6 +26,7 @@ struct LossScaleOptions {
   LossScaleRule rule = LossScaleRule::deepspeed;
   double growth = 2, backoff = 0.5;
   std::int64_t growth_interval = 2000;
+  bool operator==(const LossScaleOptions&) const = default;
 };
 
 /// Deterministic state machine: equal on all ranks if update() gets equal arguments. Not thread-safe.
