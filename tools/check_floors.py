@@ -57,7 +57,10 @@ ROOMS = {
     'sharding/memory': TENSOR,
     'sharding/optim': TENSOR + 'comm autograd_lite',
     'sharding/optim/rules': TENSOR + 'sharding/optim',
-    'sharding/config': 'comm/core sharding/io sharding/optim',
+    'sharding/config': 'comm/core sharding/optim sharding/schedules',
+    'sharding/config/keys': 'comm/core sharding/io',
+    'sharding/config/reader': 'comm/core sharding/io sharding/optim sharding/schedules sharding/config '
+                              'sharding/config/keys',
     'sharding/consistency': 'comm comm/core autograd_lite',
     'sharding/layout': TENSOR + 'comm autograd_lite',
     'sharding/runtime': TENSOR + 'comm sharding/memory',
@@ -74,7 +77,8 @@ ROOMS = {
     'tools/train_gpt/report': MODEL + 'sharding/io',
     'tools/train_gpt/data': 'comm/core sharding/config sharding/data sharding/io',
     'tools/train_gpt/model': MODEL + 'sharding/checkpoint sharding/io sharding/strategies tools/train_gpt/report',
-    'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/io sharding/optim sharding/strategies '
+    'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/io sharding/optim sharding/schedules '
+                       'sharding/strategies '
                        'tools/command_line tools/train_gpt/data tools/train_gpt/model tools/train_gpt/report',
     # Stand-alone programs, which time internal parts of a library.
     'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels',

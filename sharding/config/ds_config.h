@@ -1,66 +1,147 @@
 #pragma once
-/// A DeepSpeed configuration: JSON with comments, trailing commas and integers like 1e9. Each supported key
-/// is a field below; options that DeepSpeed has no key for are under "ringzero". A key of DeepSpeed that is
-/// not supported is an error if it would change results or memory ("not supported in this build yet"),
-/// otherwise a warning. An unknown key is an error that suggests the nearest known key.
+/// A DeepSpeed configuration, with the names, defaults and rules of DeepSpeed 0.19: JSON with comments,
+/// trailing commas and integers like 1e9. docs/configuration.md lists every key and what is done with it. An
+/// unknown key, a duplicate key and a key that needs what this build does not have are errors; no key that
+/// changes results or memory is passed over in silence. Options that DeepSpeed has no key for are under
+/// "ringzero".
+///
+///     const DsConfig config = read_ds_config("ds.json", {.learning_rate = 1e-3}, {.ranks = 8});
+///     std::puts(resolved_table(config).c_str());
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "sharding/config/batch.h"
+#include "sharding/config/training_arguments.h"
 #include "sharding/optim/loss_scaler.h"
 #include "sharding/optim/precision.h"
 #include "sharding/optim/unused_parameters.h"
+#include "sharding/schedules/lr_schedule.h"
 
 namespace rz {
 
-/// The "optimizer" section.
+/// The section "optimizer". Fields that a type does not have keep the values below.
 struct OptimizerConfig {
-  enum class Type { adam, adamw, sgd };
-  Type type = Type::adamw;  ///< "Adam" means AdamW too, unless adam_w_mode or torch_adam is set otherwise (as
-                            ///< in DeepSpeed)
+  enum class Type { adam, adamw, sgd, adagrad, lion, lamb, muon };
+  Type type = Type::adamw;  ///< "Adam" is adamw, unless adam_w_mode is false
   double lr = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  ///< Adam, AdamW
-  double momentum = 0;                            ///< SGD
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  ///< eps: not of Lion; betas: not of SGD and Adagrad
+  double momentum = 0;                            ///< SGD, Muon
   bool nesterov = false;                          ///< SGD
-  double weight_decay = 0;                        ///< SGD, Adam: added to the gradient; AdamW: decoupled
+  double weight_decay = 0;      ///< decoupled in AdamW, Lion and Muon, else as the type defines it
+  bool bias_correction = true;  ///< Adam, AdamW, Lamb
+  double lr_decay = 0, initial_accumulator_value = 0;  ///< Adagrad
+  double min_coeff = 0.01, max_coeff = 10;             ///< Lamb: bounds of the trust ratio
+  double muon_lr = 0.02, adam_lr = 3e-4;               ///< Muon: rates of matrices and of the rest
+  std::string ns_method = "gram";                      ///< Muon: "gram" or "standard"
+  bool operator==(const OptimizerConfig&) const = default;
 };
-const char* name(OptimizerConfig::Type);  ///< "Adam", "AdamW", "SGD"
+/// "Adam", "AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon".
+const char* name(OptimizerConfig::Type);
 
-/// All positive; train = micro × accumulation × ranks.
-struct BatchSizes {
-  std::int64_t train = 0, micro = 0, accumulation = 0;
-  bool operator==(const BatchSizes&) const = default;
+/// Sections "fp16", "bf16" and "data_types", and keys about the reduction of gradients.
+struct PrecisionConfig {
+  DType parameters = DType::f32;       ///< fp16.enabled, bf16.enabled
+  DType gradients = DType::f32;        ///< data_types.grad_accum_dtype, or that of the parameters
+  std::optional<DType> communication;  ///< communication_data_type; absent: that of the gradients
+  bool auto_cast = false;              ///< fp16: convert floating-point inputs
+  LossScaleOptions loss_scale;         ///< fp16
+  bool skip_overflow = false;  ///< fp16, or bf16.check_grad_overflow: skip an update that is not finite
+  bool prescale_gradients = false;
+  double gradient_predivide_factor = 1;
+  bool operator==(const PrecisionConfig&) const = default;
 };
 
-/// The keys that this library supports, with their defaults.
+/// Sections "offload_param" and "offload_optimizer".
+struct OffloadConfig {
+  enum class Device { none, cpu, nvme };
+  Device device = Device::none;
+  bool pin_memory = true;
+  double ratio = 1;  ///< of the optimizer's state
+  bool operator==(const OffloadConfig&) const = default;
+};
+
+/// The section "zero_optimization". Sizes are in elements.
+struct ZeroConfig {
+  int stage = 0;
+  std::optional<std::int64_t> reduce_bucket_size;
+  std::int64_t allgather_bucket_size = 500'000'000;
+  std::optional<bool> overlap_comm;  ///< absent: DeepSpeed overlaps at stage 3 only
+  bool round_robin_gradients = false;
+  std::int64_t sub_group_size = 1'000'000'000;
+  OffloadConfig offload_param, offload_optimizer;
+  std::int64_t prefetch_bucket_size = 50'000'000;
+  std::int64_t param_persistence_threshold = 100'000, model_persistence_threshold = INT64_MAX;
+  std::int64_t max_live_parameters = 1'000'000'000, max_reuse_distance = 1'000'000'000;
+  bool gather_16bit_weights_on_model_save = false;
+  bool operator==(const ZeroConfig&) const = default;
+};
+
+struct ActivationCheckpointingConfig {
+  bool partition_activations = false, cpu_checkpointing = false;
+  std::optional<std::int64_t> number_checkpoints;
+  /// True if blocks shall compute their activations again in backward.
+  bool enabled() const {
+    return partition_activations || cpu_checkpointing || number_checkpoints.has_value();
+  }
+  bool operator==(const ActivationCheckpointingConfig&) const = default;
+};
+
+/// Logs and files.
+struct MonitorConfig {
+  std::optional<std::int64_t> steps_per_print;
+  bool wall_clock_breakdown = false, memory_breakdown = false, dump_state = false;
+  bool csv_enabled = false;  ///< csv_monitor
+  std::string csv_output_path, csv_job_name = "DeepSpeedJobName";
+  enum class TagValidation { warn, ignore, fail };
+  TagValidation tag_validation = TagValidation::warn;  ///< checkpoint
+  bool operator==(const MonitorConfig&) const = default;
+};
+
+/// A value of the resolved configuration.
+struct ResolvedSetting {
+  std::string path;    ///< "zero_optimization.stage"
+  std::string value;   ///< JSON
+  std::string origin;  ///< "file", "default", "auto: …", "learning_rate (command line)", "file, as OLD.KEY"
+  bool shown = false;  ///< in resolved_table(): it was given, or it is applied and its section is in use
+};
+
 struct DsConfig {
   std::string file;  ///< path, for messages
-  std::optional<std::int64_t> train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps;
-  double gradient_clipping = 0;  ///< limit of the global norm; 0: no clipping
-  OptimizerConfig optimizer;
-  int zero_stage = 0;
-  bool overlap_comm = true;
-  Precision precision;                 ///< bf16, fp16, data_types
-  LossScaleOptions loss_scale;         ///< fp16
-  bool skip_overflow = false;          ///< skip updates whose gradients are not finite
-  bool drop_last = false;              ///< dataloader_drop_last
-  bool decay_one_dimensional = false;  ///< ringzero: weight decay applies to biases and norms, too
+  BatchConfig batch;
+  BatchSizes sizes;                          ///< zeros if neither train nor micro batch size was given
+  std::optional<OptimizerConfig> optimizer;  ///< none without a section: inference
+  LrSchedule schedule;                       ///< ConstantLr without a section "scheduler"
+  PrecisionConfig precision;
+  ZeroConfig zero;
+  ActivationCheckpointingConfig activation_checkpointing;
+  MonitorConfig monitor;
+  double gradient_clipping = 1;  ///< limit of the global norm; 0: no clipping
+  bool drop_last = false;        ///< dataloader_drop_last
   UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;  ///< ringzero.unused_parameters
-  std::vector<std::string> warnings;
+  std::vector<ResolvedSetting> settings;  ///< every value that was read, in the order of the tables
+  std::vector<std::string> warnings;      ///< one line each
 };
 
-/// Errors are Errc::config, "FILE: key.path: reason; remedy", or Errc::unsupported.
-DsConfig read_ds_config(const std::string& path);
-DsConfig parse_ds_config(std::string_view text, const std::string& file);
+/// Errors are Errc::config, "FILE: key.path: reason; remedy", or Errc::unsupported for what this build does
+/// not have. Batch sizes may be missing, but sizes that are given must divide.
+DsConfig read_ds_config(const std::string& path, const TrainingArguments& = {}, const RunFacts& = {});
+DsConfig parse_ds_config(std::string_view text, const std::string& file, const TrainingArguments& = {},
+                         const RunFacts& = {});
 
-/// Two of the three sizes determine the third. Errc::config, with the numbers, if they do not divide exactly.
-/// Train or micro alone imply accumulation 1. Accumulation alone, or none of the three, is an error.
-BatchSizes resolve_batch(const DsConfig&, int ranks);
+/// The sizes. Errc::config if neither train_batch_size nor train_micro_batch_size_per_gpu was given.
+BatchSizes required_sizes(const DsConfig&);
 
-/// The effective configuration, with every supported key written out, as JSON that parse_ds_config accepts.
-std::string resolved_json(const DsConfig&, const BatchSizes&);
+/// The resolved configuration as JSON, which parse_ds_config accepts and reads as an equal configuration.
+std::string resolved_json(const DsConfig&);
+/// The same for people: a line for each value that was given or is applied, with its origin.
+std::string resolved_table(const DsConfig&);
+
+/// docs/configuration.md: every key, its default, and what is done with it.
+std::string configuration_document();
 
 }  // namespace rz

@@ -42,6 +42,7 @@ class JsonObject {
   std::string text(std::string_view key, const std::string& absent) const;
   JsonObject object(std::string_view key) const;
 
+  const std::string& file() const { return file_; }
   std::string path(std::string_view key) const;  ///< "zero_optimization.stage"
   /// Throws Errc::config, "FILE: key.path: what".
   [[noreturn]] void fail_at(std::string_view key, const std::string& what) const;

@@ -5,15 +5,16 @@
 #include <string>
 
 #include "comm/core/error.h"
+#include "tests/support/error_of.h"
 
 namespace rz {
 namespace {
 
-/// The error of parsing (and of resolving for `ranks`, if any); empty if there is none.
-std::string error_message(const std::string& text, int ranks = 0) {
+/// The error of parsing, and of missing batch sizes if there are ranks; empty if there is none.
+std::string error_message(const std::string& text, int ranks = 0, const TrainingArguments& arguments = {}) {
   try {
-    const DsConfig config = parse_ds_config(text, "ds.json");
-    if (ranks) resolve_batch(config, ranks);
+    const DsConfig config = parse_ds_config(text, "ds.json", arguments, {.ranks = ranks ? ranks : 1});
+    if (ranks) required_sizes(config);
     return "";
   } catch (const Error& e) {
     EXPECT_TRUE(e.code() == Errc::config || e.code() == Errc::unsupported) << e.what();
@@ -42,18 +43,19 @@ TEST(DsConfig, ReadsSupportedKeys) {
     "zero_optimization": {"stage": 2, "overlap_comm": false}
   })",
                                      "ds.json");
-  EXPECT_EQ(c.train_batch_size, 8);
-  EXPECT_EQ(c.gradient_accumulation_steps, 2);
-  EXPECT_FALSE(c.train_micro_batch_size_per_gpu);
+  EXPECT_EQ(c.batch.train, 8);
+  EXPECT_EQ(c.batch.accumulation, 2);
+  EXPECT_FALSE(c.batch.micro);
   EXPECT_EQ(c.gradient_clipping, 0.5);
-  EXPECT_EQ(c.optimizer.type, OptimizerConfig::Type::adamw);
-  EXPECT_EQ(c.optimizer.lr, 3e-4);
-  EXPECT_EQ(c.optimizer.beta1, 0.9);
-  EXPECT_EQ(c.optimizer.beta2, 0.95);
-  EXPECT_EQ(c.optimizer.eps, 1e-6);
-  EXPECT_EQ(c.optimizer.weight_decay, 0.1);
-  EXPECT_EQ(c.zero_stage, 2);
-  EXPECT_FALSE(c.overlap_comm);
+  EXPECT_EQ(c.optimizer, (OptimizerConfig{.type = OptimizerConfig::Type::adamw,
+                                          .lr = 3e-4,
+                                          .beta1 = 0.9,
+                                          .beta2 = 0.95,
+                                          .eps = 1e-6,
+                                          .weight_decay = 0.1}));
+  EXPECT_EQ(c.zero.stage, 2);
+  EXPECT_EQ(c.zero.overlap_comm, false);
+  EXPECT_TRUE(std::holds_alternative<ConstantLr>(c.schedule));
   EXPECT_TRUE(c.warnings.empty());
 }
 
@@ -64,9 +66,9 @@ TEST(DsConfig, AcceptsCommentsTrailingCommasAndFloatsAsIntegers) {
     "optimizer": {"type": "SGD", "params": {"lr": 1, "momentum": 0.9, "nesterov": true,},},
   })",
                                      "ds.json");
-  EXPECT_EQ(c.train_batch_size, 16);
-  EXPECT_EQ(c.optimizer.type, OptimizerConfig::Type::sgd);
-  EXPECT_TRUE(c.optimizer.nesterov);
+  EXPECT_EQ(c.batch.train, 16);
+  EXPECT_EQ(c.optimizer->type, OptimizerConfig::Type::sgd);
+  EXPECT_TRUE(c.optimizer->nesterov);
   EXPECT_EQ(error_message(R"({"train_batch_size": 8, "zero_optimization": {"sub_group_size": 1e9}})"), "");
 }
 
@@ -118,49 +120,67 @@ TEST(DsConfig, SuggestsTheNearestKey) {
   expect_error_message(R"({"optimizer": {"type": "SGD", "params": {"betas": [0, 0]}}})",
                        {"optimizer.params.betas"});
   expect_error_message(R"({"zzzzzzzzzzzzzzzzzzzzzzzzzz": 1})", {"unknown key"});
+  expect_error_message(R"({"bf61": {}})", {"did you mean 'bf16'"});
+  // Words that are far from every key get no suggestion.
+  for (const char* far : {"comment", "warmup", "lr", "_note"})
+    EXPECT_EQ(error_message(concat("{\"", far, "\": 1}")),
+              concat("ds.json: ", far, ": unknown key; remove it"));
 }
 
 TEST(DsConfig, NamesUnsupportedKeys) {
   const char* refused[][2] = {
-      {R"({"fp16": {"enabled": true, "auto_cast": true}})", "fp16.auto_cast"},
-      {R"({"scheduler": {"type": "WarmupLR"}})", "scheduler"},
-      {R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})",
-       "zero_optimization.offload_optimizer.device"},
-      {R"({"zero_optimization": {"offload_param": {"device": "nvme"}}})",
+      {R"({"scheduler": {"type": "StepLR"}})", "scheduler.type"},
+      {R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}})",
        "zero_optimization.offload_param.device"},
       {R"({"zero_optimization": {"zero_quantized_weights": true}})", "zero_quantized_weights"},
       {R"({"zero_optimization": {"zero_hpz_partition_size": 2}})", "zero_hpz_partition_size"},
-      {R"({"communication_data_type": "fp16"})", "communication_data_type"},
-      {R"({"prescale_gradients": true})", "prescale_gradients"},
-      {R"({"bf16": {"enabled": true}, "communication_data_type": "fp32"})", "communication_data_type"},
-      {R"({"optimizer": {"type": "Lion"}})", "optimizer.type"},
+      {R"({"optimizer": {"type": "OneBitAdam"}})", "optimizer.type"},
+      {R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})", "gradient_clipping"},
+      {R"({"amp": {"enabled": true}})", "amp.enabled"},
+      {R"({"torch_autocast": {"enabled": true, "dtype": "bfloat16"}})", "torch_autocast.enabled"},
+      {R"({"compression_training": {"layer_reduction": {"enabled": true}}})", "compression_training"},
+      {R"({"gradient_allreduce_op": "sum"})", "gradient_allreduce_op"},
+      {R"({"sequence_parallel_size": 2})", "sequence_parallel_size"},
+      {R"({"data_efficiency": {"enabled": true}})", "data_efficiency.enabled"},
       {R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})", "optimizer.params.amsgrad"},
   };
   for (const auto& [text, where] : refused)
     expect_error_message(text, {where, "not supported in this build yet"});
 }
 
+TEST(DsConfig, WhatIsNotEnabledIsNotRefused) {
+  for (const char* text :
+       {R"({"amp": {"enabled": false, "opt_level": "O2"}})", R"({"elasticity": {"enabled": false}})",
+        R"({"compression_training": {"layer_reduction": {"enabled": false, "keep_number_layer": 3}}})",
+        R"({"zero_optimization": {"offload_param": {"device": "none", "pin_memory": true}}})",
+        R"({"scheduler": null, "sparse_attention": null, "fp16": null})", R"({"pipeline": {}})"})
+    EXPECT_EQ(error_message(text), "") << text;
+}
+
 TEST(DsConfig, ReadsPrecision) {
-  const auto of = [](const char* text) { return parse_ds_config(text, "ds.json"); };
-  EXPECT_EQ(of("{}").precision, (Precision{DType::f32, DType::f32}));
-  EXPECT_EQ(of(R"({"bf16": {"enabled": true}})").precision, (Precision{DType::bf16, DType::bf16}));
-  EXPECT_EQ(of(R"({"bfloat16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}})").precision,
-            (Precision{DType::bf16, DType::f32}));
-  EXPECT_FALSE(of(R"({"bf16": {"enabled": true}})").skip_overflow);
-  EXPECT_TRUE(of(R"({"bf16": {"enabled": true, "check_grad_overflow": true}})").skip_overflow);
-  const DsConfig half = of(R"({"fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12,
-    "loss_scale_window": 500, "hysteresis": 3, "consecutive_hysteresis": true, "min_loss_scale": 2}})");
-  EXPECT_EQ(half.precision, (Precision{DType::f16, DType::f16}));
-  EXPECT_TRUE(half.skip_overflow);
-  EXPECT_EQ(half.loss_scale.initial_power, 12);
-  EXPECT_EQ(half.loss_scale.window, 500);
-  EXPECT_EQ(half.loss_scale.hysteresis, 3);
-  EXPECT_TRUE(half.loss_scale.consecutive_hysteresis);
-  EXPECT_EQ(half.loss_scale.minimum, 2);
-  // Written output is read back.
-  const DsConfig again = parse_ds_config(resolved_json(half, {8, 8, 1}), "again.json");
-  EXPECT_EQ(again.precision, half.precision);
-  EXPECT_EQ(again.loss_scale.window, 500);
+  const auto of = [](const char* text) { return parse_ds_config(text, "ds.json").precision; };
+  const auto types = [&](const char* text) { return std::pair(of(text).parameters, of(text).gradients); };
+  EXPECT_EQ(types("{}"), std::pair(DType::f32, DType::f32));
+  EXPECT_EQ(types(R"({"bf16": {"enabled": true}})"), std::pair(DType::bf16, DType::bf16));
+  EXPECT_EQ(types(R"({"bfloat16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}})"),
+            std::pair(DType::bf16, DType::f32));
+  EXPECT_EQ(of(R"({"communication_data_type": "fp16"})").communication, DType::f16);
+  EXPECT_EQ(of("{}").communication, std::nullopt);
+  EXPECT_TRUE(of(R"({"bf16": {"enabled": true}})").skip_overflow) << "since DeepSpeed 0.19";
+  EXPECT_FALSE(of(R"({"bf16": {"enabled": true, "check_grad_overflow": false}})").skip_overflow);
+  EXPECT_FALSE(of("{}").skip_overflow);
+  const PrecisionConfig half = of(R"({"fp16": {"enabled": true, "auto_cast": true, "loss_scale": 0,
+    "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 3, "consecutive_hysteresis": true,
+    "min_loss_scale": 2}, "prescale_gradients": true, "gradient_predivide_factor": 4.0})");
+  PrecisionConfig expected{.parameters = DType::f16,
+                           .gradients = DType::f16,
+                           .auto_cast = true,
+                           .skip_overflow = true,
+                           .prescale_gradients = true,
+                           .gradient_predivide_factor = 4};
+  expected.loss_scale = {
+      .initial_power = 12, .window = 500, .hysteresis = 3, .consecutive_hysteresis = true, .minimum = 2};
+  EXPECT_EQ(half, expected);
 }
 
 TEST(DsConfig, RefusesWrongPrecision) {
@@ -174,19 +194,21 @@ TEST(DsConfig, RefusesWrongPrecision) {
   expect_error_message(R"({"communication_data_type": "fp17"})", {"communication_data_type", "fp17"});
 }
 
-TEST(DsConfig, WarnsOfKeysWithoutEffect) {
-  EXPECT_NE(warnings(R"({"steps_per_print": 10})").find("ds.json: steps_per_print: has no effect"),
-            std::string::npos);
-  EXPECT_NE(warnings(R"({"zero_optimization": {"reduce_bucket_size": 5e8}})").find("reduce_bucket_size"),
-            std::string::npos);
-  EXPECT_NE(warnings(R"({"zero_optimization": {"legacy_stage1": true}})").find("obsolete"),
-            std::string::npos);
-  EXPECT_NE(warnings(R"({"zero_optimization": {"contiguous_gradients": false}})").find("always on"),
-            std::string::npos);
-  EXPECT_NE(warnings(R"({"gradient_clipping": "auto"})").find("gradient_clipping: \"auto\""),
-            std::string::npos);
-  EXPECT_NE(warnings(R"({"train_batch_size": 8})").find("AdamW"), std::string::npos);
-  EXPECT_EQ(warnings(R"({"optimizer": {"type": "AdamW"}, "fp16": {"enabled": false, "loss_scale": 0},
+TEST(DsConfig, WarnsOfKeysThatAreNotApplied) {
+  EXPECT_EQ(warnings(R"({"zero_optimization": {"contiguous_gradients": false}})"),
+            "ds.json: zero_optimization.contiguous_gradients: has no effect: gradients lie in contiguous "
+            "buckets\n");
+  EXPECT_EQ(
+      warnings(
+          R"({"prescale_gradients": true, "zero_optimization": {"stage": 3, "max_live_parameters": 1e8}})"),
+      "ds.json: read and not applied in this build (docs/configuration.md): "
+      "zero_optimization.stage3_max_live_parameters, prescale_gradients\n");
+  EXPECT_EQ(warnings(R"({"zero_optimization": {"stage": 2, "stage3_max_live_parameters": 1e8}})"), "")
+      << "has no effect at stage 2, nor in DeepSpeed";
+  EXPECT_EQ(warnings(R"({"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 1e9}})"), "")
+      << "the default";
+  EXPECT_EQ(warnings(R"({"steps_per_print": 10, "wall_clock_breakdown": true, "optimizer": {"type": "AdamW"},
+    "fp16": {"enabled": false, "loss_scale": 0},
     "zero_optimization": {"contiguous_gradients": true, "offload_param": {"device": "none"}}})"),
             "");
 }
@@ -202,29 +224,70 @@ TEST(DsConfig, NamesKeyPathAndValueOfAWrongType) {
                        {"optimizer.params.betas"});
   expect_error_message(R"({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1]}}})", {"below 1"});
   expect_error_message(R"({"optimizer": {"params": {}}})", {"optimizer.type", "missing", "AdamW"});
-  expect_error_message(R"({"optimizer": {"type": "Adan"}})",
-                       {"optimizer.type", "\"Adan\"", "Adam, AdamW or SGD"});
+  expect_error_message(R"({"optimizer": {"type": "Adan"}})", {"optimizer.type", "\"Adan\"", "AdamW", "Muon"});
   expect_error_message(R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})", {"momentum"});
   expect_error_message(R"({"zero_optimization": {"stage": 4}})",
                        {"zero_optimization.stage", "from 0 to 3", "4"});
   expect_error_message(R"({"zero_optimization": 2})", {"zero_optimization"});
+  expect_error_message(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cosine"}}})",
+                       {"scheduler.params.warmup_type", "cosine", "log or linear"});
+  expect_error_message(R"({"scheduler": {"type": "WarmupDecayLR"}})",
+                       {"scheduler.params.total_num_steps", "missing"});
+  expect_error_message(R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}})",
+                       {"from 1"});
+}
+
+OptimizerConfig optimizer(const char* type, const char* params) {
+  return parse_ds_config(concat(R"({"optimizer": {"type": ")", type, R"(", "params": )", params, "}}"),
+                         "ds.json")
+      .optimizer.value();
 }
 
 TEST(DsConfig, AdamIsAdamWUnlessConfiguredOtherwise) {
-  const auto type = [](const char* params, const char* type_name) {
-    return parse_ds_config(concat(R"({"optimizer": {"type": ")", type_name, R"(", "params": )", params, "}}"),
-                           "ds.json")
-        .optimizer.type;
-  };
-  EXPECT_EQ(type("{}", "Adam"), OptimizerConfig::Type::adamw);
-  EXPECT_EQ(type(R"({"adam_w_mode": false})", "Adam"), OptimizerConfig::Type::adam);
-  EXPECT_EQ(type(R"({"torch_adam": true})", "Adam"), OptimizerConfig::Type::adamw);
-  EXPECT_EQ(type(R"({"adam_w_mode": false})", "AdamW"), OptimizerConfig::Type::adamw);
+  using Type = OptimizerConfig::Type;
+  EXPECT_EQ(optimizer("Adam", "{}").type, Type::adamw);
+  EXPECT_EQ(optimizer("Adam", R"({"adam_w_mode": false})").type, Type::adam);
+  EXPECT_EQ(optimizer("Adam", R"({"torch_adam": true})").type, Type::adamw);
+  EXPECT_EQ(optimizer("AdamW", R"({"adam_w_mode": false})").type, Type::adamw);
+}
+
+TEST(DsConfig, TorchsAdamWDecaysByDefault) {
+  EXPECT_EQ(optimizer("AdamW", "{}").weight_decay, 0);
+  EXPECT_EQ(optimizer("AdamW", R"({"torch_adam": true})").weight_decay, 0.01);
+  EXPECT_EQ(optimizer("AdamW", R"({"torch_adam": true, "weight_decay": 0})").weight_decay, 0);
+  EXPECT_EQ(optimizer("Adam", R"({"torch_adam": true, "adam_w_mode": false})").weight_decay, 0);
+}
+
+TEST(DsConfig, EveryOptimizerHasDeepSpeedsDefaults) {
+  using Type = OptimizerConfig::Type;
+  EXPECT_EQ(optimizer("sgd", "{}"), (OptimizerConfig{.type = Type::sgd}));
+  EXPECT_EQ(optimizer("Adagrad", "{}"), (OptimizerConfig{.type = Type::adagrad, .lr = 0.01, .eps = 1e-10}));
+  EXPECT_EQ(optimizer("Lion", "{}"), (OptimizerConfig{.type = Type::lion}));
+  EXPECT_EQ(optimizer("Lamb", "{}"), (OptimizerConfig{.type = Type::lamb}));
+  const OptimizerConfig muon = optimizer("Muon", R"({"lr": 0.1, "adam_lr": 0.2})");
+  EXPECT_EQ(muon.muon_lr, 0.1);
+  EXPECT_EQ(muon.adam_lr, 0.2);
+  EXPECT_EQ(muon.momentum, 0.95);
+  EXPECT_EQ(optimizer("Muon", "{}").muon_lr, 0.02);
+  EXPECT_EQ(optimizer("Muon", "{}").adam_lr, 3e-4);
+}
+
+TEST(DsConfig, WithoutASectionThereIsNoOptimizer) {
+  EXPECT_FALSE(parse_ds_config(R"({"train_batch_size": 8})", "ds.json").optimizer);
+  EXPECT_FALSE(parse_ds_config(R"({"optimizer": null})", "ds.json").optimizer);
+  const DsConfig c = parse_ds_config("{}", "ds.json", {.learning_rate = 0.5}, {.adamw_by_default = true});
+  EXPECT_EQ(c.optimizer->lr, 0.5);
+  EXPECT_EQ(c.optimizer->type, OptimizerConfig::Type::adamw);
+}
+
+TEST(DsConfig, GradientsAreClippedAtOneUnlessConfiguredOtherwise) {
+  EXPECT_EQ(parse_ds_config("{}", "ds.json").gradient_clipping, 1) << "since DeepSpeed 0.19";
+  EXPECT_EQ(parse_ds_config(R"({"gradient_clipping": 0})", "ds.json").gradient_clipping, 0);
 }
 
 TEST(DsConfig, TwoBatchSizesDetermineTheThird) {
   const auto sizes = [](const char* text, int ranks) {
-    return resolve_batch(parse_ds_config(text, "ds.json"), ranks);
+    return required_sizes(parse_ds_config(text, "ds.json", {}, {.ranks = ranks}));
   };
   EXPECT_EQ(sizes(R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4})", 8),
             (BatchSizes{64, 4, 2}));
@@ -250,35 +313,94 @@ TEST(DsConfig, SizesThatDoNotDivideAreErrorsWithTheNumbers) {
   expect_error_message("{}", {"train_batch_size", "missing"}, 1);
 }
 
-TEST(DsConfig, ResolvedConfigurationReadsBack) {
-  const DsConfig c = parse_ds_config(R"({"train_batch_size": 8, "gradient_clipping": 1, "optimizer":
-    {"type": "Adam", "params": {"adam_w_mode": false, "lr": 0.1}}, "zero_optimization": {"stage": 3}})",
-                                     "ds.json");
-  const BatchSizes batch = resolve_batch(c, 2);
-  const DsConfig again = parse_ds_config(resolved_json(c, batch), "again.json");
-  EXPECT_EQ(resolve_batch(again, 2), batch);
-  EXPECT_EQ(again.optimizer.type, OptimizerConfig::Type::adam);
-  EXPECT_EQ(again.optimizer.lr, 0.1);
-  EXPECT_EQ(again.gradient_clipping, 1);
-  EXPECT_EQ(again.zero_stage, 3);
-  EXPECT_TRUE(again.warnings.empty());
+void expect_equal(const DsConfig& a, const DsConfig& b) {
+  EXPECT_EQ(a.sizes, b.sizes);
+  EXPECT_EQ(a.optimizer, b.optimizer);
+  EXPECT_EQ(a.schedule, b.schedule);
+  EXPECT_EQ(a.precision, b.precision);
+  EXPECT_EQ(a.zero, b.zero);
+  EXPECT_EQ(a.activation_checkpointing, b.activation_checkpointing);
+  EXPECT_EQ(a.monitor, b.monitor);
+  EXPECT_EQ(a.gradient_clipping, b.gradient_clipping);
+  EXPECT_EQ(a.drop_last, b.drop_last);
+  EXPECT_EQ(a.unused_parameters, b.unused_parameters);
 }
 
-TEST(DsConfig, ReadsWhichParametersDecay) {
-  const std::string resolved =
-      resolved_json(parse_ds_config(R"({"train_batch_size": 8})", "ds.json"), {8, 8, 1});
-  EXPECT_NE(resolved.find(R"("decay_one_dimensional": false)"), std::string::npos) << resolved;
-  EXPECT_NE(resolved.find(R"("unused_parameters": "pytorch")"), std::string::npos) << resolved;
-  const DsConfig c = parse_ds_config(
-      R"({"train_batch_size": 8,
-          "ringzero": {"decay_one_dimensional": true, "unused_parameters": "deepspeed"}})",
-      "ds.json");
-  const DsConfig again = parse_ds_config(resolved_json(c, {8, 8, 1}), "again.json");
-  EXPECT_TRUE(again.decay_one_dimensional);
-  EXPECT_EQ(again.unused_parameters, UnusedParameterPolicy::deepspeed);
+TEST(DsConfig, ResolvedConfigurationReadsBack) {
+  const RunFacts facts{.ranks = 2, .hidden_size = 64, .updates = [](const BatchSizes&) { return 100; }};
+  for (
+      const char* text :
+      {R"({"train_batch_size": 8, "gradient_clipping": 1, "optimizer": {"type": "Adam", "params":
+          {"adam_w_mode": false, "lr": 0.1}}, "zero_optimization": {"stage": 3}})",
+       R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto", "fp16": {"enabled": true,
+          "hysteresis": 3}, "optimizer": {"type": "Muon", "params": {"lr": 0.05}}, "zero_optimization":
+          {"cpu_offload": true, "stage": 2, "reduce_bucket_size": "auto"}, "dataloader_drop_last": true,
+          "ringzero": {"unused_parameters": "deepspeed"}, "activation_checkpointing": {"number_checkpoints": 4}})",
+       R"({"train_batch_size": 4, "bf16": {"enabled": true, "check_grad_overflow": false}, "gradient_clipping": 0,
+          "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": true}}, "scheduler": {"type": "warmupdecaylr",
+          "params": {"warmup_max_lr": [0.1, 0.2], "total_num_steps": "auto", "warmup_num_steps": 5}},
+          "steps_per_print": 3, "csv_monitor": {"enabled": true, "output_path": "logs"}})",
+       R"({"train_batch_size": 4, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1e-4,
+          "cycle_max_lr": 1e-3, "cycle_second_step_size": 7, "cycle_momentum": false}}, "zero_optimization": true})"}) {
+    const DsConfig c = parse_ds_config(text, "ds.json", {}, facts);
+    const DsConfig again = parse_ds_config(resolved_json(c), "again.json", {}, {.ranks = 2});
+    expect_equal(c, again);
+    EXPECT_EQ(resolved_json(again), resolved_json(c));
+  }
+}
+
+TEST(DsConfig, ReadsWhatHappensToUnusedParameters) {
+  const auto policy = [](const char* text) { return parse_ds_config(text, "ds.json").unused_parameters; };
+  EXPECT_EQ(policy("{}"), UnusedParameterPolicy::pytorch);
+  EXPECT_EQ(policy(R"({"ringzero": {"unused_parameters": "deepspeed"}})"), UnusedParameterPolicy::deepspeed);
   expect_error_message(R"({"ringzero": {"decay_1d": true}})", {"ringzero", "decay_1d"});
   expect_error_message(R"({"ringzero": {"unused_parameters": "jax"}})",
                        {"ringzero.unused_parameters", "jax", "choose pytorch or deepspeed"});
+}
+
+TEST(DsConfig, OldSpellingsAreAcceptedWithAWarning) {
+  const DsConfig c = parse_ds_config(R"({"bfloat16": {"enabled": true}, "zero_optimization": {"stage": 3,
+    "cpu_offload": true, "cpu_offload_param": true, "stage3_gather_fp16_weights_on_model_save": true}})",
+                                     "ds.json");
+  EXPECT_EQ(c.precision.parameters, DType::bf16);
+  EXPECT_EQ(c.zero.offload_optimizer.device, OffloadConfig::Device::cpu);
+  EXPECT_EQ(c.zero.offload_param.device, OffloadConfig::Device::cpu);
+  EXPECT_TRUE(c.zero.gather_16bit_weights_on_model_save);
+  ASSERT_EQ(c.warnings.size(), 4u);
+  EXPECT_EQ(c.warnings[0], "ds.json: bfloat16: is an old spelling; write bf16");
+  EXPECT_EQ(c.warnings[1],
+            "ds.json: zero_optimization.cpu_offload: is an old spelling; write "
+            "zero_optimization.offload_optimizer");
+  EXPECT_EQ(parse_ds_config(R"({"fp16_enabled": true})", "ds.json").precision.parameters, DType::f16);
+  EXPECT_EQ(parse_ds_config(R"({"zero_optimization": true})", "ds.json").zero.stage, 1);
+  EXPECT_EQ(parse_ds_config(R"({"zero_optimization": false})", "ds.json").zero.stage, 0);
+  expect_error_message(R"({"bfloat16": {}, "bf16": {}})", {"bfloat16", "bf16", "remove one"});
+}
+
+TEST(DsConfig, KeysOfStage3NeedNoPrefix) {
+  const DsConfig c = parse_ds_config(R"({"zero_optimization": {"stage": 3, "max_live_parameters": 5e8,
+    "max_reuse_distance": 6e8, "gather_16bit_weights_on_model_save": true, "prefetch_bucket_size": 7}})",
+                                     "ds.json");
+  EXPECT_EQ(c.zero.max_live_parameters, 500000000);
+  EXPECT_EQ(c.zero.max_reuse_distance, 600000000);
+  EXPECT_EQ(c.zero.prefetch_bucket_size, 7);
+  EXPECT_TRUE(c.zero.gather_16bit_weights_on_model_save);
+  expect_error_message(R"({"zero_optimization": {"max_reuse_distance": 1, "stage3_max_reuse_distance": 1}})",
+                       {"max_reuse_distance", "remove one"});
+}
+
+TEST(DsConfig, OffloadNeedsItsStage) {
+  expect_error_message(R"({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}})",
+                       {"needs stage 3"});
+  expect_error_message(R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})",
+                       {"needs stage 1"});
+  expect_error_message(
+      R"({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}})",
+      {"ratio"});
+  EXPECT_EQ(
+      error_message(
+          R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}})"),
+      "");
 }
 
 }  // namespace

@@ -240,7 +240,7 @@ TEST_F(TrainGptFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
   put("tokens.bin", "");
   fs::resize_file(path("tokens.bin"), size);  // zeros that occupy no disk space
   put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
-  put("ds.json", R"({"train_batch_size": 4})");
+  put("ds.json", R"({"train_batch_size": 4, "optimizer": {"type": "SGD"}})");
   Options o;
   o.model = path("model.json"), o.config = path("ds.json"), o.tokens = path("tokens.bin");
   for (const int rank : {0, 1}) {

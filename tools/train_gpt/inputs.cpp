@@ -2,13 +2,16 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 
 #include "comm/core/error.h"
+#include "tools/train_gpt/data/batches.h"
 #include "tools/train_gpt/model/model_config.h"
+#include "tools/train_gpt/optimizer.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -23,7 +26,7 @@ StrategyKind strategy_of(const Options& o, const DsConfig& ds) {
     }
   constexpr StrategyKind by_stage[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
                                        StrategyKind::zero3};
-  return by_stage[ds.zero_stage];
+  return by_stage[ds.zero.stage];
 }
 
 std::size_t seq_len_of(const Options& o, const Gpt2Config& c) {
@@ -36,6 +39,56 @@ std::size_t seq_len_of(const Options& o, const Gpt2Config& c) {
 void check_sample(const Options& o, const Gpt2Config& c) {
   require(!o.sample || c.vocab_size == 256, Errc::config,
           "--sample: text samples need a byte vocabulary, vocab_size 256; ", o.model, " has ", c.vocab_size);
+}
+
+/// What the configuration may ask for and this program does not have yet.
+void check_optimizer(const Options& o, DsConfig& ds) {
+  require(ds.optimizer.has_value(), Errc::config, ds.file,
+          ": optimizer: missing; add the section, or give --learning-rate for AdamW");
+  make_optimizer(*ds.optimizer, o.decay == Decay::all);
+  try {
+    check(ds.schedule);
+  } catch (const Error& e) {
+    fail(Errc::config, ds.file, ": scheduler.params: ", e.what());
+  }
+  if (!scheduled_betas(ds.schedule, 0)) return;
+  require(ds.optimizer->type == OptimizerConfig::Type::sgd, Errc::unsupported, ds.file,
+          ": scheduler.params.cycle_momentum: not supported in this build yet: true; set it to false");
+  ds.warnings.push_back(
+      concat(ds.file, ": scheduler.params.cycle_momentum: has no effect: SGD has no betas, as in DeepSpeed"));
+}
+
+void check_offload(const Options& o, const DsConfig& ds) {
+  const auto check_one = [&](const char* key, const OffloadConfig& offload) {
+    require(offload.device == OffloadConfig::Device::none || o.device == "host", Errc::unsupported, ds.file,
+            ": zero_optimization.", key, ".device: not supported in this build yet: \"cpu\" with --device ",
+            o.device, "; use \"none\"");
+  };
+  check_one("offload_param", ds.zero.offload_param);
+  check_one("offload_optimizer", ds.zero.offload_optimizer);
+}
+
+void read_tokens(const Options& o, Inputs& in) {
+  if (in.samples > 0) return;
+  in.tokens = o.tokens.empty() ? Tokens::from_text(o.data, std::array{o.save, o.metrics})
+                               : Tokens::from_file(o.tokens);
+  in.samples = in.tokens.samples(in.seq_len);
+}
+
+/// Updates of the run: given, or one pass over the data, which are read only if the schedule depends on them.
+std::int64_t updates_of(const Options& o, Inputs& in, const BatchSizes& sizes) {
+  if (o.steps) return std::max<std::int64_t>(1, *o.steps);
+  read_tokens(o, in);
+  const Batches batches({.samples = in.samples, .sizes = sizes, .shuffle = false});
+  return static_cast<std::int64_t>(batches.updates_per_epoch());
+}
+
+DsConfig read_config(const Options& o, Inputs& in, int ranks) {
+  const RunFacts facts{.ranks = ranks,
+                       .hidden_size = static_cast<std::int64_t>(in.model->config().n_embd),
+                       .updates = [&](const BatchSizes& sizes) { return updates_of(o, in, sizes); },
+                       .adamw_by_default = o.arguments.learning_rate.has_value()};
+  return read_ds_config(o.config, o.arguments, facts);
 }
 
 /// The nearest existing ancestor of a path that will be created.
@@ -73,16 +126,16 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   Inputs in;
   in.model = std::make_unique<Gpt2>(read_model_config(o.model));
   const Gpt2Config& config = in.model->config();
-  in.ds = read_ds_config(o.config);
-  in.sizes = resolve_batch(in.ds, ranks);
-  in.strategy = strategy_of(o, in.ds);
   in.seq_len = seq_len_of(o, config);
+  in.ds = read_config(o, in, ranks);
+  in.sizes = required_sizes(in.ds);
+  check_optimizer(o, in.ds);
+  check_offload(o, in.ds);
+  in.strategy = strategy_of(o, in.ds);
   check_sample(o, config);
   if (rank == 0) check_outputs(o);
   if (!o.init.empty()) in.checkpoint.emplace(SafetensorsFile::open(o.init), in.model->parameters());
-  in.tokens = o.tokens.empty() ? Tokens::from_text(o.data, std::array{o.save, o.metrics})
-                               : Tokens::from_file(o.tokens);
-  in.samples = in.tokens.samples(in.seq_len);
+  read_tokens(o, in);
   require(!o.shuffle || !in.ds.drop_last || in.samples >= static_cast<std::uint64_t>(ranks), Errc::config,
           in.tokens.name(), ": ", in.samples, " samples are too few for ", ranks,
           " ranks when dataloader_drop_last is true; give more data, or set it to false");

@@ -21,6 +21,7 @@
 #include "tools/train_gpt/report/throughput.h"
 #include "tools/train_gpt/run_consistency.h"
 #include "tools/train_gpt/trainer.h"
+#include "tools/train_gpt/trainer_options.h"
 #include "tools/train_gpt/words.h"
 
 namespace rz::train_gpt {
@@ -32,36 +33,40 @@ void print_error(const std::string& what) { std::fprintf(stderr, "train_gpt: %s\
 
 std::string plural(std::uint64_t n, const char* thing) { return concat(n, " ", thing, n == 1 ? "" : "s"); }
 
-TrainerOptions trainer_options(const Options& o, const Inputs& in, int threads) {
-  const auto bucket = static_cast<std::size_t>(o.bucket_mb * (1 << 20)) / sizeof(float);
-  TrainerOptions t;
-  t.strategy = in.strategy;
-  t.strategy_options.reduce_bucket_size = bucket;
-  t.strategy_options.first_bucket_size = std::min(bucket, t.strategy_options.first_bucket_size);
-  t.strategy_options.overlap_comm = o.overlap && in.ds.overlap_comm;
-  t.strategy_options.precision = in.ds.precision;
-  t.strategy_options.unused_parameters = in.ds.unused_parameters;
-  t.decay_all = in.ds.decay_one_dimensional;
-  t.optimizer = in.ds.optimizer;
-  t.gradient_clipping = in.ds.gradient_clipping;
-  t.loss_scale = in.ds.loss_scale;
-  t.skip_overflow = in.ds.skip_overflow;
-  t.batches = {.samples = in.samples,
-               .sizes = in.sizes,
-               .shuffle = o.shuffle,
-               .drop_last = in.ds.drop_last,
-               .seed = o.seed};
-  t.seq_len = in.seq_len;
-  t.graph = o.graph;
-  t.seed = o.seed;
-  t.threads = threads;
-  return t;
+/// The parameters with and without weight decay.
+void print_groups(const Options& o, const Inputs& in) {
+  const auto print_group = [&](const char* what, bool decayed) {
+    std::size_t parameters = 0, elements = 0;
+    for (const Parameter* p : in.model->parameters())
+      if (decays(o, *p) == decayed) ++parameters, elements += p->count();
+    if (parameters > 0)
+      std::printf("  group %s: %s of %zu elements, weight decay %g\n", what,
+                  plural(parameters, "parameter").c_str(), elements,
+                  decayed ? in.ds.optimizer->weight_decay : 0);
+  };
+  print_group(o.decay == Decay::all ? "all" : "matrices", true);
+  print_group("the rest", false);
 }
 
-void print_run_summary(const Inputs& in, const Communicator& comm, int threads, std::uint64_t steps) {
+void print_optimizer(const Options& o, const Inputs& in) {
+  const OptimizerConfig& optimizer = *in.ds.optimizer;
+  std::printf("optimizer: %s, lr %g, schedule %s; a parameter that no loss reaches is %s\n",
+              name(optimizer.type), optimizer.lr, name(in.ds.schedule),
+              in.ds.unused_parameters == UnusedParameterPolicy::pytorch
+                  ? "skipped, as in PyTorch"
+                  : "updated with a gradient of zero, as in DeepSpeed");
+  print_groups(o, in);
+  if (const PrecisionConfig& p = in.ds.precision; p.parameters != DType::f32)
+    std::printf("precision: model in %s, gradients in %s, updates in f32\n", name(p.parameters),
+                name(p.gradients));
+}
+
+void print_run_summary(const Options& o, const Inputs& in, const Communicator& comm, int threads,
+                       std::uint64_t steps) {
   const Gpt2Config& c = in.model->config();
   std::size_t parameters = 0;
   for (const Parameter* p : in.model->parameters()) parameters += p->count();
+  std::fputs(resolved_table(in.ds).c_str(), stdout);
   std::printf("model: GPT-2, %zu layers, %zu heads, %zu channels, vocabulary %zu, %.2f M parameters\n",
               c.n_layer, c.n_head, c.n_embd, c.vocab_size, static_cast<double>(parameters) * 1e-6);
   std::printf("data: %s, %llu tokens, %s of %zu + 1\n", in.tokens.name().c_str(),
@@ -72,16 +77,7 @@ void print_run_summary(const Inputs& in, const Communicator& comm, int threads, 
               comm.describe().c_str(), plural(steps, "update").c_str(),
               static_cast<long long>(in.sizes.train), static_cast<long long>(in.sizes.micro),
               static_cast<long long>(in.sizes.accumulation), plural(comm.size(), "rank").c_str());
-  const OptimizerConfig& optimizer = in.ds.optimizer;
-  std::printf("optimizer: %s, lr %g, weight decay %g of %s; a parameter that no loss reaches is %s\n",
-              name(optimizer.type), optimizer.lr, optimizer.weight_decay,
-              in.ds.decay_one_dimensional ? "every parameter" : "parameters of two or more dimensions",
-              in.ds.unused_parameters == UnusedParameterPolicy::pytorch
-                  ? "skipped, as in PyTorch"
-                  : "updated with a gradient of zero, as in DeepSpeed");
-  if (const Precision& p = in.ds.precision; p.mixed())
-    std::printf("precision: model in %s, gradients in %s, updates in f32\n", name(p.parameters),
-                name(p.gradients));
+  print_optimizer(o, in);
   std::fflush(stdout);
 }
 
@@ -98,7 +94,7 @@ void save(const Options& o, const Inputs& in, Trainer& trainer, bool first) {
   trainer.save((folder / "model.safetensors").string(), o.save_nonfinite);
   if (!first) return;
   write_text(folder / "config.json", to_json(in.model->config()));
-  write_text(folder / "ds_config.json", resolved_json(in.ds, in.sizes));
+  write_text(folder / "ds_config.json", resolved_json(in.ds));
   std::printf("saved: %s\n", (folder / "model.safetensors").c_str());
 }
 
@@ -118,7 +114,7 @@ void train(const Options& o, Inputs& in, Communicator& comm) {
   const bool first = comm.rank() == 0;
   const int fair = fair_threads(comm);
   const int threads = o.threads > 0 ? static_cast<int>(o.threads) : fair;
-  in.model->checkpoint_blocks = o.recompute;
+  in.model->checkpoint_blocks = o.recompute || in.ds.activation_checkpointing.enabled();
   Trainer trainer(*in.model, in.tokens, comm, trainer_options(o, in, threads));
   if (in.checkpoint) {
     trainer.load(*in.checkpoint);
@@ -126,7 +122,7 @@ void train(const Options& o, Inputs& in, Communicator& comm) {
     trainer.init(o.seed);
   }
   const std::uint64_t steps = o.steps ? static_cast<std::uint64_t>(*o.steps) : trainer.updates_per_epoch();
-  if (first) print_run_summary(in, comm, threads, steps);
+  if (first) print_run_summary(o, in, comm, threads, steps);
 
   MetricsLog log(first ? o.metrics : "");
   Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps);

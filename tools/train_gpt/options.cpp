@@ -17,7 +17,7 @@ constexpr const char* description =
     "  mpirun -n 2 and srun start it as well: the rank is found in their environment.";
 
 constexpr const char* footer =
-    "The DeepSpeed configuration decides batch sizes, clipping, optimizer and ZeRO stage, e.g.\n"
+    "The DeepSpeed configuration decides batch sizes, clipping, optimizer, schedule and ZeRO stage, e.g.\n"
     "  {\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3},\n"
     "   \"optimizer\": {\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3}}}\n\n"
     "Exit status: 0 done, 2 an input is wrong or differs over the ranks (nothing was written), 1 anything "
@@ -71,6 +71,52 @@ void add_training(CommandLine& line, Options& o) {
       .group("Training");
 }
 
+constexpr const char* arguments_group =
+    "Values of the DeepSpeed configuration that it leaves out or calls \"auto\"";
+
+void add_sizes_and_precision(CommandLine& line, TrainingArguments& a, std::string& precision) {
+  const std::int64_t most = std::int64_t{1} << 20;
+  const auto add = [&](const char* name, std::optional<std::int64_t>& value, const char* what) {
+    line.add_option(name, value, what).type_name("N").within(std::int64_t{1}, most).group(arguments_group);
+  };
+  add("--train-batch-size", a.train_batch_size, "train_batch_size: samples of an update");
+  add("--per-device-train-batch-size", a.per_device_train_batch_size,
+      "train_micro_batch_size_per_gpu: samples of a pass on a rank");
+  add("--gradient-accumulation-steps", a.gradient_accumulation_steps, "Passes of an update");
+  line.add_option("--precision", precision, "f32, bf16 or f16: the sections bf16 and fp16")
+      .type_name("DTYPE")
+      .one_of({"f32", "bf16", "f16"})
+      .group(arguments_group);
+}
+
+void add_rates(CommandLine& line, TrainingArguments& a) {
+  const auto add = [&](const char* name, std::optional<double>& value, const char* what) {
+    line.add_option(name, value, what).type_name("X").within(0.0, 1e300).group(arguments_group);
+  };
+  const auto count = [&](const char* name, std::optional<std::int64_t>& value, const char* what) {
+    line.add_option(name, value, what)
+        .type_name("N")
+        .within(std::int64_t{1}, std::int64_t{1} << 40)
+        .group(arguments_group);
+  };
+  add("--learning-rate", a.learning_rate,
+      "optimizer.params.lr; without a section optimizer: AdamW with this rate");
+  add("--adam-beta1", a.adam_beta1, "optimizer.params.betas, the first");
+  add("--adam-beta2", a.adam_beta2, "optimizer.params.betas, the second");
+  add("--adam-epsilon", a.adam_epsilon, "optimizer.params.eps");
+  add("--weight-decay", a.weight_decay, "optimizer.params.weight_decay");
+  add("--max-grad-norm", a.max_grad_norm, "gradient_clipping; 0: no clipping");
+  count("--warmup-steps", a.warmup_steps, "scheduler.params.warmup_num_steps");
+  count("--total-steps", a.total_steps, "scheduler.params.total_num_steps; \"auto\" is --steps without it");
+}
+
+/// Sets what CLI11 reads as words.
+void read_words(Options& o, const std::string& precision, const std::string& decay) {
+  if (!precision.empty()) o.arguments.precision = dtype_from_name(precision);
+  o.decay = decay == "all" ? Decay::all : Decay::matrices;
+  o.arguments.origin = "command line";
+}
+
 void add_outputs(CommandLine& line, Options& o) {
   line.add_option("--metrics", o.metrics,
                   "A JSON object an update: step, loss, grad_norm, lr, tokens_per_second, …")
@@ -107,7 +153,8 @@ void add_speed(CommandLine& line, Options& o) {
       .type_name("N")
       .within(1, 1024)
       .group("Speed (results stay the same but for --threads)");
-  line.add_option("--bucket-mb", o.bucket_mb, "Size of a gradient bucket in MiB; default 25")
+  line.add_option("--bucket-mb", o.bucket_mb,
+                  "Size of a gradient bucket in MiB; default: zero_optimization.reduce_bucket_size, or 25")
       .type_name("X")
       .within(0.001, 65536.0)
       .group("Speed (results stay the same but for --threads)");
@@ -137,11 +184,22 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   line.column_width(34);
   add_inputs(line, parsed.options);
   add_training(line, parsed.options);
+  std::string precision, decay = "matrices";
+  line.add_option(
+          "--decay", decay,
+          "Parameters to which weight decay applies: matrices (default; those of two or more dimensions), "
+          "or all, as in DeepSpeed")
+      .type_name("WHICH")
+      .one_of({"all", "matrices"})
+      .group("Training");
+  add_sizes_and_precision(line, parsed.options.arguments, precision);
+  add_rates(line, parsed.options.arguments);
   add_outputs(line, parsed.options);
   add_speed(line, parsed.options);
   parsed.help = line.parse(argc, argv);
   if (!parsed.help.empty()) return parsed;
   check_combinations(parsed.options);
+  read_words(parsed.options, precision, decay);
   return parsed;
 }
 

@@ -5,9 +5,13 @@
 #include <optional>
 #include <string>
 
+#include "sharding/config/training_arguments.h"
 #include "tools/command_line/command_line.h"
 
 namespace rz::train_gpt {
+
+/// Parameters to which weight decay applies.
+enum class Decay { all, matrices };
 
 struct Options {
   std::string model;                    ///< Hugging Face config.json
@@ -24,9 +28,11 @@ struct Options {
   std::int64_t sample_tokens = 200;
   double sample_temperature = 0.8;
   std::int64_t sample_top_k = 0;  ///< 0: all tokens
+  TrainingArguments arguments;    ///< what the DeepSpeed configuration leaves open
+  Decay decay = Decay::matrices;
   std::uint64_t seed = 0;
-  std::int64_t threads = 0;  ///< per rank; 0: this rank's share of the processors
-  double bucket_mb = 25;
+  std::int64_t threads = 0;         ///< per rank; 0: this rank's share of the processors
+  std::optional<double> bucket_mb;  ///< default: zero_optimization.reduce_bucket_size, or 25
   std::string device = "host";
   std::string backend;  ///< empty: from RZ_BACKEND
   bool shuffle = true, overlap = true, recompute = false, graph = true, save_nonfinite = false;

@@ -24,11 +24,12 @@ void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
   facts.insert(facts.end(), {{"--seed", concat(o.seed)},
                              {"--init given", yes(in.checkpoint.has_value())},
                              {"--strategy", name(in.strategy)},
+                             {"--decay", o.decay == Decay::all ? "all" : "matrices"},
                              {"--seq-len", concat(in.seq_len)},
                              {"--steps", o.steps ? concat(*o.steps) : "one pass over the data"},
                              {"shuffle", yes(o.shuffle)},
                              {"overlap", yes(o.overlap)},
-                             {"--bucket-mb", concat(o.bucket_mb)},
+                             {"--bucket-mb", o.bucket_mb ? concat(*o.bucket_mb) : "not given"},
                              {"--recompute", yes(o.recompute)},
                              {"graph", yes(o.graph)},
                              {"--save given", yes(!o.save.empty())},
@@ -81,7 +82,7 @@ void require_same_run(const Options& o, const Inputs& in, Communicator& communic
   std::vector<Fact> facts;
   add_flags(facts, o, in);
   add_json(facts, "--model", to_json(in.model->config()));
-  add_json(facts, "--config", resolved_json(in.ds, in.sizes));
+  add_json(facts, "--config", resolved_json(in.ds));
   facts.push_back({"the number of tokens", concat(in.tokens.count())});
   facts.push_back({"the hash of the tokens", hash_text(hash_of(in.tokens))});
   if (in.checkpoint)

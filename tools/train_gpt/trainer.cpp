@@ -4,28 +4,10 @@
 #include <cmath>
 
 #include "autograd_lite/init.h"
-#include "sharding/optim/optimizers.h"
+#include "tools/train_gpt/optimizer.h"
 
 namespace rz::train_gpt {
 namespace {
-
-template <class Options>
-ParameterGroups<Options> groups_of(const Options& options, bool decay_all) {
-  return decay_all ? all_parameters(options) : matrices_and_rest(options);
-}
-
-std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& o, bool decay_all) {
-  const AdamOptions adam{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay};
-  switch (o.type) {
-    case OptimizerConfig::Type::adam:
-      return make_adam(groups_of(adam, decay_all));
-    case OptimizerConfig::Type::adamw:
-      return make_adamw(groups_of(adam, decay_all));
-    case OptimizerConfig::Type::sgd:
-      return make_sgd(groups_of(SgdOptions{o.lr, o.momentum, o.weight_decay, o.nesterov}, decay_all));
-  }
-  fail(Errc::invalid_argument, "an optimizer that is none");
-}
 
 BatchPlan of_rank(BatchPlan plan, const Communicator& comm) {
   plan.rank = comm.rank();
@@ -49,6 +31,7 @@ Trainer::Trainer(Gpt2& model, Tokens tokens, Communicator& comm, TrainerOptions 
       optimizer_(make_optimizer(options_.optimizer, options_.decay_all)),
       micro_batches_(std::move(tokens), of_rank(options_.batches, comm), options_.seq_len, stream_),
       seeds_(options_.seed, micro_batches_.size(), {comm.rank(), comm.size()}, stream_) {
+  for (int g = 0; g < optimizer_->groups(); ++g) base_rates_.push_back(optimizer_->learning_rate(g));
   strategy_->attach(tape_);
   const std::size_t tokens_of_rank = micro_batches_.size() * micro_batches_[0].targets.count();
   strategy_->set_expected_terms(static_cast<double>(tokens_of_rank) * comm.size());
@@ -104,11 +87,21 @@ void Trainer::record_outcome(UpdateReport& report) {
   scaler_->update(report.skipped);
 }
 
+/// Updates that were skipped do not advance the schedule, as in DeepSpeed.
+void Trainer::set_learning_rates() {
+  for (int g = 0; g < optimizer_->groups(); ++g) {
+    const auto group = static_cast<std::size_t>(g);
+    optimizer_->set_learning_rate(g, learning_rate(options_.schedule, optimizer_->updates(),
+                                                   {.base_lr = base_rates_[group], .index = group}));
+  }
+}
+
 UpdateReport Trainer::update() {
   const auto start = std::chrono::steady_clock::now();
   micro_batches_.read(step_, stream_);
   seeds_.draw(step_, stream_);
   strategy_->set_loss_scale(loss_scale());
+  set_learning_rates();
   UpdateReport report{.step = step_, .lr = optimizer_->learning_rate()};
   if (stream_.device().kind == Device::cuda) strategy_->next_update(*optimizer_, stream_);
   const bool as_graph = graph_.run(stream_, options_.graph && comm_.capturable(), [this] { run_update(); });

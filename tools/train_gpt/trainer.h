@@ -25,6 +25,7 @@ struct TrainerOptions {
   StrategyKind strategy = StrategyKind::ddp;
   StrategyOptions strategy_options;
   OptimizerConfig optimizer;
+  LrSchedule schedule;           ///< of optimizer.lr
   bool decay_all = false;        ///< weight decay acts on all parameters, not on matrices alone
   double gradient_clipping = 0;  ///< 0: no clipping
   LossScaleOptions loss_scale;   ///< f16 only
@@ -70,6 +71,7 @@ class Trainer {
   /// The loss of the last update, summed over all ranks.
   LossSum sum_losses();
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1; }
+  void set_learning_rates();
   void record_outcome(UpdateReport&);
 
   Gpt2& model_;
@@ -79,6 +81,7 @@ class Trainer {
   Tape tape_;
   std::unique_ptr<Strategy> strategy_;  // declared after the tape it is attached to, so destroyed first
   std::unique_ptr<Optimizer> optimizer_;
+  std::vector<double> base_rates_;    // of the groups, before the schedule
   std::optional<LossScaler> scaler_;  // f16 only
   MicroBatches micro_batches_;
   DropoutSeeds seeds_;

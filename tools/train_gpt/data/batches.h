@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "sharding/config/ds_config.h"
+#include "sharding/config/batch.h"
 #include "sharding/data/sampler.h"
 #include "tools/train_gpt/data/tokens.h"
 

@@ -1,0 +1,225 @@
+#include "sharding/config/keys/settings.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "comm/core/error.h"
+#include "sharding/io/text.h"
+
+namespace rz::ds {
+namespace {
+
+using nlohmann::json;
+
+bool same_word(std::string_view a, std::string_view b) {
+  return std::ranges::equal(
+      a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
+}
+
+/// Types of other optimizers and schedulers that DeepSpeed has.
+bool is_later_type(std::string_view type) {
+  constexpr const char* later[] = {"OneBitAdam",
+                                   "ZeroOneAdam",
+                                   "OneBitLamb",
+                                   "MuAdam",
+                                   "MuAdamW",
+                                   "MuSGD",
+                                   "Adadelta",
+                                   "Adamax",
+                                   "NAdam",
+                                   "RAdam",
+                                   "RMSprop",
+                                   "Rprop",
+                                   "ASGD",
+                                   "LBFGS",
+                                   "SparseAdam",
+                                   "Adafactor",
+                                   "StepLR",
+                                   "MultiStepLR",
+                                   "ConstantLR",
+                                   "LinearLR",
+                                   "ExponentialLR",
+                                   "PolynomialLR",
+                                   "CosineAnnealingWarmRestarts",
+                                   "CyclicLR",
+                                   "OneCycleLR",
+                                   "LambdaLR",
+                                   "MultiplicativeLR",
+                                   "ReduceLROnPlateau",
+                                   "SequentialLR",
+                                   "ChainedScheduler"};
+  return std::ranges::any_of(later, [&](const char* name) { return same_word(name, type); });
+}
+
+/// The type of a section, spelled as in the tables.
+std::string canonical_type(const JsonObject& section, const std::string& params) {
+  const std::string type = section.text("type", "");
+  std::string all;
+  for (const ObjectSpec& o : objects()) {
+    if (o.path != params) continue;
+    if (same_word(o.variant, type)) return o.variant;
+    all += (all.empty() ? "" : ", ") + std::string(o.variant);
+  }
+  if (type.empty()) section.fail_at("type", concat("missing; choose one of ", all));
+  if (is_later_type(type))
+    fail(Errc::unsupported, section.file(), ": ", section.path("type"),
+         ": not supported in this build yet: ", type, "; choose one of ", all);
+  section.fail_at("type", concat("unknown type \"", type, "\"; choose one of ", all));
+}
+
+/// True if no "enabled" in the value is true.
+bool nothing_enabled(const json& value) {
+  if (value.is_array()) return std::ranges::all_of(value, nothing_enabled);
+  if (!value.is_object()) return true;
+  if (value.contains("enabled")) return value["enabled"] == false;
+  return std::ranges::all_of(value, nothing_enabled);
+}
+
+bool is_harmless(const KeySpec& k, const json& value) {
+  const json harmless = json::parse(k.values);
+  if (std::ranges::find(harmless, value) != harmless.end()) return true;
+  const auto has_switch = [](const json& v) { return v.dump().find("\"enabled\"") != std::string::npos; };
+  return value.is_object() && has_switch(value) && nothing_enabled(value);
+}
+
+void refuse_unknown_keys(const JsonObject& object, const ObjectSpec& spec) {
+  for (const std::string& key : object.keys()) {
+    if (std::ranges::any_of(spec.keys, [&](const KeySpec& k) { return key == k.key; })) continue;
+    const std::string_view near = nearest_key(key, spec.keys);
+    object.fail_at(
+        key, near.empty() ? "unknown key; remove it" : concat("unknown key; did you mean '", near, "'?"));
+  }
+}
+
+bool is_for_stage_3(const KeySpec& k) { return std::string_view(k.key).starts_with("stage3_"); }
+
+}  // namespace
+
+const Settings::Entry* Settings::find(std::string_view path) const {
+  const auto found = std::ranges::find(entries_, path, &Entry::path);
+  return found == entries_.end() ? nullptr : &*found;
+}
+
+void Settings::replace(std::string_view path, json value, std::string origin) {
+  Entry& entry = *std::ranges::find(entries_, path, &Entry::path);
+  entry.value = std::move(value);
+  entry.origin = std::move(origin);
+}
+
+bool Settings::has_section(std::string_view path) const {
+  return std::ranges::any_of(entries_, [&](const Entry& e) {
+    return e.path.starts_with(path) && e.path.size() > path.size() && e.path[path.size()] == '.';
+  });
+}
+
+const json& Settings::at(std::string_view path) const {
+  const Entry* entry = find(path);
+  require(entry != nullptr, Errc::invalid_argument, "no setting ", path, " was read");
+  return entry->value;
+}
+
+std::optional<double> Settings::optional_number(std::string_view path) const {
+  const json& value = at(path);
+  return value.is_null() ? std::nullopt : std::optional(value.get<double>());
+}
+
+std::optional<std::int64_t> Settings::optional_integer(std::string_view path) const {
+  const json& value = at(path);
+  return value.is_null() ? std::nullopt : std::optional(value.get<std::int64_t>());
+}
+
+void SettingsReader::read(const json& document) {
+  read_object(JsonObject(document, file_), *find_object(""));
+}
+
+std::vector<std::string> SettingsReader::warnings() const {
+  std::vector<std::string> all = warnings_;
+  if (unused_.empty()) return all;
+  std::string keys;
+  for (const std::string& key : unused_) keys += (keys.empty() ? "" : ", ") + key;
+  all.push_back(concat(file_, ": read and not applied in this build (docs/configuration.md): ", keys));
+  return all;
+}
+
+void SettingsReader::read_object(const JsonObject& object, const ObjectSpec& spec) {
+  refuse_unknown_keys(object, spec);
+  for (const KeySpec& k : spec.keys) {
+    if (k.kind == Kind::object) {
+      read_section(object, k);
+    } else {
+      read_key(object, spec, k);
+    }
+  }
+}
+
+void SettingsReader::read_section(const JsonObject& object, const KeySpec& k) {
+  static const json nothing = json::object();
+  const bool given = object.has(k.key) && !object.at(k.key).is_null();
+  if (!given && std::string_view(k.fallback) == "null") return;
+  const std::string path = object.path(k.key);
+  const JsonObject section = given ? object.object(k.key) : JsonObject(nothing, file_, path);
+  if (path == "scheduler" && section.has("type") && section.at("type").is_null()) return;
+  const Settings::Entry* type = settings_.find(object.path("type"));
+  read_object(section,
+              *find_object(path, std::string_view(k.key) == "params" ? type->value.get<std::string>() : ""));
+}
+
+void SettingsReader::read_key(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
+  if (!object.has(k.key) && !(k.kind == Kind::text && *k.fallback == '\0')) return read_absent(object, k);
+  if (object.has(k.key) && object.at(k.key) == "auto") return read_auto(object, spec, k);
+  const bool is_type = std::string_view(k.key) == "type" && *k.fallback == '\0';
+  json value =
+      is_type ? json(canonical_type(object, std::string(spec.path) + ".params")) : checked_value(object, k);
+  require_agreement(object, k, value);
+  apply_treatment(object, k, value);
+  const auto old = old_paths_.find(object.path(k.key));
+  add(object, k, std::move(value), old == old_paths_.end() ? "file" : concat("file, as ", old->second), true);
+}
+
+void SettingsReader::read_auto(const JsonObject& object, const ObjectSpec& spec, const KeySpec& k) {
+  if (k.argument == Argument::none) {
+    if (!spec.auto_is_default && k.treatment != Treatment::accepted)
+      object.fail_at(k.key, "\"auto\" stands for no argument here; write a value");
+    return add(object, k, default_value(object, k), "auto: DeepSpeed's default", false);
+  }
+  const auto found = source_.automatic(k.argument);
+  if (!found)
+    object.fail_at(k.key, concat("\"auto\" stands for ", name(k.argument),
+                                 ", which is not given; give it, or write a value"));
+  const json holder{{k.key, found->value}};
+  json value = checked_value(JsonObject(holder, file_, std::string(spec.path)), k);
+  add(object, k, std::move(value), "auto: " + found->origin, true);
+}
+
+void SettingsReader::read_absent(const JsonObject& object, const KeySpec& k) {
+  const auto given = k.argument == Argument::none ? std::nullopt : source_.given(k.argument);
+  if (given) return add(object, k, given->value, given->origin, true);
+  add(object, k, default_value(object, k), "default", false);
+}
+
+void SettingsReader::require_agreement(const JsonObject& object, const KeySpec& k, const json& value) const {
+  const auto given = k.argument == Argument::none ? std::nullopt : source_.given(k.argument);
+  if (given && given->value != value)
+    object.fail_at(k.key, concat("is ", to_display(value), ", but ", given->origin, " is ",
+                                 to_display(given->value), "; remove one of them, or write \"auto\" here"));
+}
+
+void SettingsReader::apply_treatment(const JsonObject& object, const KeySpec& k, const json& value) {
+  const bool is_default = *k.fallback != '\0' && value == json::parse(k.fallback);
+  if (k.treatment == Treatment::refused && !is_harmless(k, value))
+    fail(Errc::unsupported,
+         escaped(concat(file_, ": ", object.path(k.key),
+                        ": not supported in this build yet: ", to_display(value), "; ", k.note)));
+  if (k.treatment == Treatment::always && !is_default)
+    warnings_.push_back(concat(file_, ": ", object.path(k.key), ": has no effect: ", k.note));
+  if (k.treatment != Treatment::unused || is_default) return;
+  const Settings::Entry* stage = settings_.find("zero_optimization.stage");
+  if (!is_for_stage_3(k) || stage == nullptr || stage->value == 3) unused_.push_back(object.path(k.key));
+}
+
+void SettingsReader::add(const JsonObject& object, const KeySpec& k, json value, std::string origin,
+                         bool given) {
+  settings_.add({object.path(k.key), &k, std::move(value), std::move(origin), given});
+}
+
+}  // namespace rz::ds

@@ -1,0 +1,116 @@
+// Keys of the section "zero_optimization". Keys that begin with stage3_ are accepted without it, too.
+
+#include "sharding/config/keys/key_spec.h"
+
+namespace rz::ds {
+namespace {
+
+using enum Kind;
+constexpr double max_elements = 9.3e18;
+constexpr const char* zeropp = "ZeRO++ belongs to a later release";
+constexpr const char* scopes = "scopes are gathered and released one by one, with one scope ahead";
+
+constexpr KeySpec elements(KeySpec key) { return key.within(0, max_elements); }
+
+constexpr KeySpec zero[] = {
+    applied("stage", integer, "0",
+            "0: replicas; shards of 1: optimizer state, 2: gradients too, 3: values too")
+        .within(0, 3),
+    applied("reduce_bucket_size", integer, "null",
+            "largest bucket of gradients, in elements; null: 25 MiB (DeepSpeed: 5e8)")
+        .within(1, max_elements)
+        .from(Argument::reduce_bucket_size),
+    applied("overlap_comm", boolean, "null",
+            "reduce while backward runs; null: true (DeepSpeed: at stage 3 only)"),
+    elements({"allgather_bucket_size", integer, "500000000", Treatment::accepted,
+              "updated values are gathered in place, without memory of their own"}),
+    always("contiguous_gradients", "true", "gradients lie in contiguous buckets"),
+    always("reduce_scatter", "true", "each rank receives its shard only"),
+    always("allgather_partitions", "true", "updated values are gathered"),
+    always("load_from_fp32_weights", "true", "masters are loaded in f32"),
+    always("ignore_unused_parameters", "true",
+           "a parameter that no loss reaches is no error; see ringzero.unused_parameters"),
+    elements({"sub_group_size", integer, "1000000000", Treatment::accepted,
+              "updates run in place, without a tile of their own"}),
+    section("offload_param", "null", "stage 3 only"),
+    section("offload_optimizer", "null", ""),
+    elements(unused("stage3_prefetch_bucket_size", integer, "50000000", scopes)
+                 .from(Argument::prefetch_bucket_size)),
+    elements(
+        unused("stage3_param_persistence_threshold", integer, "100000", "small parameters are sharded, too")
+            .from(Argument::persistence_threshold)),
+    elements(unused("stage3_model_persistence_threshold", integer, "9223372036854775807",
+                    "small parameters are sharded, too")),
+    elements(unused("stage3_max_live_parameters", integer, "1000000000", scopes)),
+    elements(unused("stage3_max_reuse_distance", integer, "1000000000", scopes)),
+    accepted("stage3_gather_16bit_weights_on_model_save", boolean, "false", "a saved model is always whole"),
+    accepted("stage3_module_granularity_threshold", "0", "scopes are those of the model"),
+    accepted("stage3_use_all_reduce_for_fetch_params", "false", "shards are gathered in place"),
+    accepted("stage3_allgather_sequential", "false", "shards are gathered in place"),
+    section("leaf_module", "null", ""),
+    accepted("round_robin_gradients", "false", "gradients are not copied to other memory"),
+    refused("zero_hpz_partition_size", "1", "[0, 1]", zeropp),
+    refused("zero_quantized_weights", "false", "[false]", zeropp),
+    refused("zero_quantized_nontrainable_weights", "false", "[false]", zeropp),
+    refused("zero_quantized_gradients", "false", "[false]", zeropp),
+    refused("zeropp_loco_param", "null", "[null]", zeropp),
+    refused("mics_shard_size", "-1", "[-1, 0]", "MiCS belongs to a later release"),
+    refused("mics_hierarchical_params_gather", "false", "[false]", "MiCS belongs to a later release"),
+    refused("zenflow", "null", "[null]", "updates are not delayed"),
+    accepted("use_multi_rank_bucket_allreduce", "true", "each rank receives its shard only"),
+    accepted("elastic_checkpoint", "false", "checkpoints hold whole parameters"),
+    accepted("legacy_stage1", "false", "there is one implementation"),
+    accepted("memory_efficient_linear", "true", "backward keeps no gathered values"),
+    accepted("pipeline_loading_checkpoint", "false", "ranks read what they store"),
+    accepted("override_module_apply", "true", "Python only"),
+    accepted("log_trace_cache_warnings", "false"),
+    accepted("enable_sanity_checks", "false", "ranks always compare models and passes"),
+    accepted("save_muon_momentum_buffer_in_memory", "false", "states stay in memory"),
+};
+
+constexpr const char* device_note =
+    "cpu: on the host all memory is there already; on a CUDA device it is refused so far";
+constexpr KeySpec device =
+    applied("device", choice, "\"none\"", device_note).one_of("[\"none\", \"cpu\", \"nvme\"]");
+constexpr KeySpec path = accepted("nvme_path", "null", "nvme is refused");
+constexpr KeySpec pinned = accepted("pin_memory", "true", "memory for copies to a device is always pinned");
+
+constexpr KeySpec offload_param[] = {
+    device,
+    path,
+    pinned,
+    accepted("buffer_count", "5", "of nvme"),
+    accepted("buffer_size", "100000000", "of nvme"),
+    accepted("max_in_cpu", "1000000000", "of nvme"),
+};
+constexpr KeySpec offload_optimizer[] = {
+    device,
+    path,
+    pinned,
+    applied("ratio", number, "1.0", "share of the state that is offloaded; stage 3 only below 1")
+        .within(0, 1),
+    accepted("buffer_count", "4", "of nvme"),
+    accepted("pipeline_read", "false", "of nvme"),
+    accepted("pipeline_write", "false", "of nvme"),
+    accepted("fast_init", "false", "of nvme"),
+    refused("super_offload", "false", "[false]", "belongs to another machine"),
+    accepted("cpuadam_cores_perc", "0.8", "of super_offload"),
+};
+constexpr KeySpec leaf_module[] = {
+    accepted("classes", "[]", "scopes are those of the model"),
+    accepted("names", "[]"),
+    accepted("name_suffixes", "[]"),
+};
+
+constexpr ObjectSpec table[] = {
+    {"zero_optimization", "", zero, true},
+    {"zero_optimization.offload_param", "", offload_param, true},
+    {"zero_optimization.offload_optimizer", "", offload_optimizer, true},
+    {"zero_optimization.leaf_module", "", leaf_module, true},
+};
+
+}  // namespace
+
+std::span<const ObjectSpec> zero_objects() { return table; }
+
+}  // namespace rz::ds

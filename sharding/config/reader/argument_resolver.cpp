@@ -1,0 +1,155 @@
+#include "sharding/config/reader/argument_resolver.h"
+
+#include <cmath>
+
+#include "comm/core/error.h"
+
+namespace rz::ds {
+namespace {
+
+using nlohmann::json;
+
+template <class T>
+json or_null(const std::optional<T>& value) {
+  return value ? json(*value) : json();
+}
+
+/// Beta 1 and beta 2 if one of them is given.
+json betas_of(const TrainingArguments& a) {
+  if (!a.adam_beta1 && !a.adam_beta2) return {};
+  return {a.adam_beta1.value_or(0.9), a.adam_beta2.value_or(0.999)};
+}
+
+/// Null if it is not given.
+json value_of(const TrainingArguments& a, Argument argument) {
+  switch (argument) {
+    case Argument::train_batch_size:
+      return or_null(a.train_batch_size);
+    case Argument::micro_batch_size:
+      return or_null(a.per_device_train_batch_size);
+    case Argument::accumulation:
+      return or_null(a.gradient_accumulation_steps);
+    case Argument::learning_rate:
+      return or_null(a.learning_rate);
+    case Argument::betas:
+      return betas_of(a);
+    case Argument::epsilon:
+      return or_null(a.adam_epsilon);
+    case Argument::weight_decay:
+      return or_null(a.weight_decay);
+    case Argument::max_grad_norm:
+      return or_null(a.max_grad_norm);
+    case Argument::fp16:
+      return a.precision ? json(*a.precision == DType::f16) : json();
+    case Argument::bf16:
+      return a.precision ? json(*a.precision == DType::bf16) : json();
+    case Argument::warmup_steps:
+      return or_null(a.warmup_steps);
+    case Argument::total_steps:
+      return or_null(a.total_steps);
+    default:
+      return {};
+  }
+}
+
+/// Hugging Face's default; null if there is none.
+json default_of(Argument argument) {
+  switch (argument) {
+    case Argument::learning_rate:
+      return 5e-5;
+    case Argument::betas:
+      return {0.9, 0.999};
+    case Argument::epsilon:
+      return 1e-8;
+    case Argument::weight_decay:
+    case Argument::warmup_min_lr:
+      return 0.0;
+    case Argument::max_grad_norm:
+      return 1.0;
+    case Argument::fp16:
+    case Argument::bf16:
+      return false;
+    default:
+      return {};
+  }
+}
+
+}  // namespace
+
+std::optional<ArgumentValue> ArgumentResolver::given(Argument argument) {
+  json value = value_of(arguments_, argument);
+  if (value.is_null()) return std::nullopt;
+  used_.insert(argument);
+  return ArgumentValue{std::move(value), concat(name(argument), " (", arguments_.origin, ")")};
+}
+
+std::optional<ArgumentValue> ArgumentResolver::automatic(Argument argument) {
+  if (auto found = given(argument)) return found;
+  switch (argument) {
+    case Argument::train_batch_size:
+    case Argument::micro_batch_size:
+    case Argument::accumulation:
+      return ArgumentValue{json(), "from the other batch sizes"};
+    case Argument::warmup_max_lr:
+      return max_rate();
+    case Argument::total_steps:
+      return total_steps();
+    case Argument::reduce_bucket_size:
+    case Argument::prefetch_bucket_size:
+    case Argument::persistence_threshold:
+      return by_hidden_size(argument);
+    default:
+      break;
+  }
+  json value = default_of(argument);
+  if (value.is_null()) return std::nullopt;
+  return ArgumentValue{std::move(value), "Hugging Face's default"};
+}
+
+/// The rate of the optimizer, which was read before the scheduler.
+std::optional<ArgumentValue> ArgumentResolver::max_rate() {
+  if (const Settings::Entry* rate = settings_.find("optimizer.params.lr"))
+    return ArgumentValue{rate->value, "optimizer.params.lr"};
+  return automatic(Argument::learning_rate);
+}
+
+std::optional<ArgumentValue> ArgumentResolver::total_steps() const {
+  if (!facts_.updates) return std::nullopt;
+  const BatchSizes sizes =
+      resolve_batch(with_batch_defaults(batch_of(settings_), settings_), facts_.ranks, file_);
+  return ArgumentValue{facts_.updates(sizes), "the updates of the run"};
+}
+
+std::optional<ArgumentValue> ArgumentResolver::by_hidden_size(Argument argument) const {
+  if (!facts_.hidden_size) return std::nullopt;
+  const std::int64_t h = *facts_.hidden_size;
+  const std::int64_t value = argument == Argument::reduce_bucket_size     ? h * h
+                             : argument == Argument::prefetch_bucket_size ? h * h * 9 / 10
+                                                                          : 10 * h;
+  return ArgumentValue{value, concat("hidden size ", h)};
+}
+
+void ArgumentResolver::require_all_used() const {
+  for (int i = 1; i <= static_cast<int>(Argument::persistence_threshold); ++i) {
+    const auto argument = static_cast<Argument>(i);
+    if (!value_of(arguments_, argument).is_null())
+      require(used_.contains(argument), Errc::config, file_, ": the configuration has no key for ",
+              name(argument), " (", arguments_.origin, "); add its section, or leave it out");
+  }
+}
+
+BatchConfig batch_of(const Settings& s) {
+  return {s.optional_integer("train_batch_size"), s.optional_integer("train_micro_batch_size_per_gpu"),
+          s.optional_integer("gradient_accumulation_steps")};
+}
+
+BatchConfig with_batch_defaults(BatchConfig batch, const Settings& s) {
+  constexpr std::int64_t hugging_face_micro = 8;
+  const auto is_auto = [&](const char* key) { return s.find(key)->origin.starts_with("auto"); };
+  if (!batch.train && !batch.micro &&
+      (is_auto("train_batch_size") || is_auto("train_micro_batch_size_per_gpu")))
+    batch.micro = hugging_face_micro;
+  return batch;
+}
+
+}  // namespace rz::ds

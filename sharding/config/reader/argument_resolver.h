@@ -1,0 +1,40 @@
+#pragma once
+/// What "auto" stands for, and which arguments were used.
+
+#include <set>
+
+#include "sharding/config/keys/settings.h"
+#include "sharding/config/training_arguments.h"
+
+namespace rz::ds {
+
+/// The arguments of a run, for a SettingsReader. Refers to them, and they must outlive it.
+class ArgumentResolver {
+ public:
+  ArgumentResolver(const TrainingArguments& arguments, const RunFacts& facts, const Settings& settings,
+                   const std::string& file)
+      : arguments_(arguments), facts_(facts), settings_(settings), file_(file) {}
+
+  std::optional<ArgumentValue> given(Argument);
+  std::optional<ArgumentValue> automatic(Argument);
+  /// Errc::config names an argument that no key had a use for.
+  void require_all_used() const;
+
+ private:
+  std::optional<ArgumentValue> max_rate();
+  std::optional<ArgumentValue> total_steps() const;
+  std::optional<ArgumentValue> by_hidden_size(Argument) const;
+
+  const TrainingArguments& arguments_;
+  const RunFacts& facts_;
+  const Settings& settings_;
+  const std::string& file_;
+  std::set<Argument> used_;
+};
+
+/// The batch sizes among the settings.
+BatchConfig batch_of(const Settings&);
+/// With Hugging Face's micro batch of 8 if "auto" cannot be derived from another size.
+BatchConfig with_batch_defaults(BatchConfig, const Settings&);
+
+}  // namespace rz::ds

@@ -1,0 +1,119 @@
+#include "sharding/config/ds_config.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "comm/core/error.h"
+#include "sharding/config/keys/old_spellings.h"
+#include "sharding/config/reader/argument_resolver.h"
+#include "sharding/config/reader/typed.h"
+
+namespace rz {
+namespace ds {
+namespace {
+
+using nlohmann::json;
+
+MonitorConfig typed_monitor(const Settings& s) {
+  MonitorConfig m;
+  m.steps_per_print = s.optional_integer("steps_per_print");
+  m.wall_clock_breakdown = s.boolean("wall_clock_breakdown");
+  m.memory_breakdown = s.boolean("memory_breakdown");
+  m.dump_state = s.boolean("dump_state");
+  m.csv_enabled = s.boolean("csv_monitor.enabled");
+  m.csv_output_path = s.text("csv_monitor.output_path");
+  m.csv_job_name = s.text("csv_monitor.job_name");
+  using enum MonitorConfig::TagValidation;
+  const std::string tags = s.text("checkpoint.tag_validation");
+  m.tag_validation = tags == "WARN" ? warn : tags == "FAIL" ? fail : ignore;
+  return m;
+}
+
+ActivationCheckpointingConfig typed_checkpointing(const Settings& s) {
+  ActivationCheckpointingConfig c;
+  c.partition_activations = s.boolean("activation_checkpointing.partition_activations");
+  c.cpu_checkpointing = s.boolean("activation_checkpointing.cpu_checkpointing");
+  c.number_checkpoints = s.optional_integer("activation_checkpointing.number_checkpoints");
+  return c;
+}
+
+/// Sections whose keys are shown only where they are in use.
+bool in_use(const Settings& s, std::string_view path) {
+  for (const char* switched : {"fp16", "bf16", "csv_monitor"})
+    if (path.starts_with(std::string(switched) + ".")) return s.boolean(concat(switched, ".enabled"));
+  return true;
+}
+
+ResolvedSetting resolved(const Settings& s, const Settings::Entry& e, const DsConfig& c) {
+  ResolvedSetting r{e.path, e.value.dump(), e.origin, false};
+  const auto derive = [&](std::string_view path, std::int64_t size) {
+    if (e.path != path || size == 0 || !e.value.is_null()) return;
+    r.value = std::to_string(size);
+    r.origin = e.origin == "default" ? "from the other batch sizes" : e.origin;
+  };
+  derive("train_batch_size", c.sizes.train);
+  derive("train_micro_batch_size_per_gpu", c.sizes.micro);
+  derive("gradient_accumulation_steps", c.sizes.accumulation);
+  const bool is_auto = e.origin.starts_with("auto");
+  r.shown = e.given || is_auto ||
+            (e.key->treatment == Treatment::applied && r.value != "null" && in_use(s, e.path));
+  return r;
+}
+
+/// Hugging Face's Trainer has AdamW from its arguments where the file names no optimizer.
+void add_default_optimizer(json& document) {
+  if (document.contains("optimizer") && !document["optimizer"].is_null()) return;
+  document["optimizer"] = {
+      {"type", "AdamW"},
+      {"params", {{"lr", "auto"}, {"betas", "auto"}, {"eps", "auto"}, {"weight_decay", "auto"}}}};
+}
+
+void fill_sections(Settings& s, const RunFacts& facts, DsConfig& c) {
+  c.batch = with_batch_defaults(batch_of(s), s);
+  if (c.batch.train || c.batch.micro) c.sizes = resolve_batch(c.batch, facts.ranks, c.file);
+  if (s.has_section("optimizer")) c.optimizer = typed_optimizer(s, c.file, c.warnings);
+  c.schedule = typed_schedule(s, c.file, c.warnings);
+  c.precision = typed_precision(s, c.file);
+  c.zero = typed_zero(s, c.file);
+  c.activation_checkpointing = typed_checkpointing(s);
+  c.monitor = typed_monitor(s);
+  c.gradient_clipping = s.number("gradient_clipping");
+  c.drop_last = s.boolean("dataloader_drop_last");
+  c.unused_parameters = unused_parameter_policy_from_name(s.text("ringzero.unused_parameters"));
+}
+
+}  // namespace
+}  // namespace ds
+
+DsConfig parse_ds_config(std::string_view text, const std::string& file, const TrainingArguments& arguments,
+                         const RunFacts& facts) {
+  DsConfig config;
+  config.file = file;
+  nlohmann::json document = parse_json(text, file, JsonDialect::relaxed);
+  const JsonObject root(document, file);  // an object, or an error
+  if (facts.adamw_by_default) ds::add_default_optimizer(document);
+  auto old_paths = ds::rename_old_spellings(document, file, config.warnings);
+  ds::Settings settings;
+  ds::ArgumentResolver resolver(arguments, facts, settings, file);
+  ds::SettingsReader reader(file,
+                            {[&](ds::Argument a) { return resolver.given(a); },
+                             [&](ds::Argument a) { return resolver.automatic(a); }},
+                            std::move(old_paths), settings);
+  reader.read(document);
+  resolver.require_all_used();
+  for (std::string& warning : reader.warnings()) config.warnings.push_back(std::move(warning));
+  ds::fill_sections(settings, facts, config);
+  for (const auto& entry : settings.entries())
+    config.settings.push_back(ds::resolved(settings, entry, config));
+  return config;
+}
+
+DsConfig read_ds_config(const std::string& path, const TrainingArguments& arguments, const RunFacts& facts) {
+  return parse_ds_config(read_text_file(path), path, arguments, facts);
+}
+
+BatchSizes required_sizes(const DsConfig& config) {
+  return config.sizes.train > 0 ? config.sizes : resolve_batch(config.batch, 1, config.file);
+}
+
+}  // namespace rz

@@ -1,0 +1,19 @@
+#pragma once
+/// Typed sections of the settings.
+
+#include "sharding/config/ds_config.h"
+#include "sharding/config/keys/settings.h"
+
+namespace rz::ds {
+
+/// The section must have been read.
+/// torch's own AdamW has another default of weight_decay, which enters the settings.
+OptimizerConfig typed_optimizer(Settings&, const std::string& file, std::vector<std::string>& warnings);
+/// ConstantLr if there is no section.
+LrSchedule typed_schedule(const Settings&, const std::string& file, std::vector<std::string>& warnings);
+/// Errc::config for combinations that exclude each other.
+PrecisionConfig typed_precision(const Settings&, const std::string& file);
+/// Errc::config or Errc::unsupported for an offload that the stage or this build does not have.
+ZeroConfig typed_zero(const Settings&, const std::string& file);
+
+}  // namespace rz::ds

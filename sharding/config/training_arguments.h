@@ -1,0 +1,42 @@
+#pragma once
+/// Arguments of a run beside its DeepSpeed configuration: what "auto" stands for.
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "comm/core/types.h"
+#include "sharding/config/batch.h"
+
+namespace rz {
+
+/// Names, and defaults for "auto", are those of Hugging Face's TrainingArguments. An argument that is given
+/// fills a key that the file leaves out, and must agree with one that the file has. An argument for which the
+/// configuration has no key is an error.
+struct TrainingArguments {
+  std::optional<std::int64_t> train_batch_size;  ///< not in Hugging Face; "auto" is derived from the others
+  std::optional<std::int64_t> per_device_train_batch_size;  ///< 8
+  std::optional<std::int64_t> gradient_accumulation_steps;  ///< 1
+  std::optional<double> learning_rate;                      ///< 5e-5
+  std::optional<double> adam_beta1, adam_beta2;             ///< 0.9, 0.999
+  std::optional<double> adam_epsilon;                       ///< 1e-8
+  std::optional<double> weight_decay;                       ///< 0
+  std::optional<double> max_grad_norm;                      ///< 1; 0: no clipping
+  std::optional<std::int64_t> warmup_steps;                 ///< no default: 0 is no warm-up for a scheduler
+  std::optional<std::int64_t> total_steps;  ///< updates that schedules count with; default: those of the run
+  std::optional<DType> precision;           ///< fp16 and bf16 in Hugging Face; f32
+  std::string origin = "arguments";         ///< where they come from, for messages: "command line"
+};
+
+/// What a configuration cannot know.
+struct RunFacts {
+  int ranks = 1;                            ///< that share the batch
+  std::optional<std::int64_t> hidden_size;  ///< of the model; sizes of buckets follow from it
+  /// Number of updates of the run at these batch sizes; empty: unknown.
+  std::function<std::int64_t(const BatchSizes&)> updates = {};
+  /// Without a section "optimizer": AdamW from the arguments, as Hugging Face's Trainer has it; else none.
+  bool adamw_by_default = false;
+};
+
+}  // namespace rz
