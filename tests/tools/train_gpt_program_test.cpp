@@ -155,7 +155,8 @@ TEST_F(TrainGptProgram, TrainsSavesAndGoesOnFromWhatItSaved) {
   const auto ended = run(2, arguments);
   for (const Ended& e : ended) ASSERT_EQ(e.status, 0) << e.err;
   EXPECT_EQ(ended[1].out, "") << "only rank 0 prints";
-  for (const char* part : {"zero3", "2 ranks", "step 12/12", "sample:\nFirst", "saved:"})
+  for (const char* part : {"configuration: ", "optimizer.params.lr", "group matrices: ", "group the rest: ",
+                           "zero3", "2 ranks", "step 12/12", "sample:\nFirst", "saved:"})
     EXPECT_NE(ended[0].out.find(part), std::string::npos) << part << " in\n" << ended[0].out;
   const auto first = losses("a.jsonl");
   ASSERT_EQ(first.size(), 12u);

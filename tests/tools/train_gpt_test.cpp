@@ -112,6 +112,59 @@ TEST(TrainGptOptions, SamplingIsRead) {
   expect_parts(parse({"--help"}).help, {"--sample-temperature X", "--sample-top-k K"});
 }
 
+TEST(TrainGptOptions, ArgumentsOfTheConfigurationAreRead) {
+  const std::vector<const char*> good{"--model", "m", "--config", "c", "--data", "d"};
+  const auto with = [&](std::vector<const char*> more) {
+    more.insert(more.begin(), good.begin(), good.end());
+    return parse(more).options;
+  };
+  const Options none = with({});
+  EXPECT_FALSE(none.arguments.learning_rate || none.arguments.precision || none.arguments.train_batch_size);
+  EXPECT_EQ(none.decay, Decay::matrices);
+  const Options o = with({"--train-batch-size",
+                          "64",
+                          "--per-device-train-batch-size",
+                          "4",
+                          "--gradient-accumulation-steps",
+                          "2",
+                          "--learning-rate",
+                          "0.5",
+                          "--adam-beta1",
+                          "0.25",
+                          "--adam-beta2",
+                          "0.75",
+                          "--adam-epsilon",
+                          "1e-7",
+                          "--weight-decay",
+                          "0.125",
+                          "--max-grad-norm",
+                          "0",
+                          "--warmup-steps",
+                          "5",
+                          "--total-steps",
+                          "50",
+                          "--precision",
+                          "bf16",
+                          "--decay",
+                          "all"});
+  EXPECT_EQ(o.arguments.train_batch_size, 64);
+  EXPECT_EQ(o.arguments.per_device_train_batch_size, 4);
+  EXPECT_EQ(o.arguments.gradient_accumulation_steps, 2);
+  EXPECT_EQ(o.arguments.learning_rate, 0.5);
+  EXPECT_EQ(o.arguments.adam_beta1, 0.25);
+  EXPECT_EQ(o.arguments.adam_beta2, 0.75);
+  EXPECT_EQ(o.arguments.adam_epsilon, 1e-7);
+  EXPECT_EQ(o.arguments.weight_decay, 0.125);
+  EXPECT_EQ(o.arguments.max_grad_norm, 0);
+  EXPECT_EQ(o.arguments.warmup_steps, 5);
+  EXPECT_EQ(o.arguments.total_steps, 50);
+  EXPECT_EQ(o.arguments.precision, DType::bf16);
+  EXPECT_EQ(o.arguments.origin, "command line");
+  EXPECT_EQ(o.decay, Decay::all);
+  expect_parts(error_message([&] { with({"--decay", "some"}); }), {"--decay", "some"});
+  expect_parts(error_message([&] { with({"--warmup-steps", "0"}); }), {"--warmup-steps"});
+}
+
 TEST(TrainGptOptions, MetricsAreWrittenToTheGivenPath) {
   EXPECT_EQ(parse({"--model", "m", "--config", "c", "--data", "d", "--metrics", "f"}).options.metrics, "f");
 }
@@ -269,6 +322,53 @@ TEST_F(TrainGptFiles, OfALongFileOneRankReadsALittleBeforeTheStart) {
   expect_parts(error_message([&] { in.tokens.read(every / 2 - 3, few); }),
                {"token 511 at position " + std::to_string(every / 2), "vocab_size 256"});
   EXPECT_EQ(error_message([&] { in.tokens.read(every / 2 + 1, few); }), "");
+}
+
+TEST_F(TrainGptFiles, TheConfigurationMayLeaveValuesToTheCommandLine) {
+  put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
+  put("ds.json",
+      R"({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "scheduler": {"type": "WarmupDecayLR",
+    "params": {"warmup_num_steps": "auto", "total_num_steps": "auto", "warmup_max_lr": "auto"}},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}})");
+  Options o;
+  o.model = path("model.json"), o.config = path("ds.json");
+  o.tokens = put_tokens(std::vector<std::uint16_t>(16 * 20 + 1, 7));
+  expect_parts(error_message([&] { read_inputs(o, 0, 2); }), {"train_batch_size: missing"});
+  o.arguments.train_batch_size = 4;
+  expect_parts(error_message([&] { read_inputs(o, 0, 2); }), {"ds.json", "warmup_num_steps", "warmup_steps"});
+  o.arguments.warmup_steps = 2;
+  o.arguments.learning_rate = 0.25;
+  const Inputs in = read_inputs(o, 0, 2);
+  EXPECT_EQ(in.sizes, (BatchSizes{4, 2, 1}));
+  EXPECT_EQ(in.ds.zero.reduce_bucket_size, 256) << "16 channels";
+  EXPECT_EQ(in.ds.schedule, LrSchedule(WarmupDecayLr{.total_num_steps = 5, .max_lr = 0.25, .num_steps = 2}))
+      << "one pass over 20 samples";
+  o.steps = 9;
+  EXPECT_EQ(std::get<WarmupDecayLr>(read_inputs(o, 0, 2).ds.schedule).total_num_steps, 9);
+}
+
+TEST_F(TrainGptFiles, WhatIsNotThereYetIsRefusedByName) {
+  put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
+  Options o;
+  o.model = path("model.json"), o.config = path("ds.json");
+  o.tokens = put_tokens(std::vector<std::uint16_t>(100, 7));
+  const auto refused = [&](const std::string& rest, std::initializer_list<std::string> parts) {
+    put("ds.json", R"({"train_batch_size": 4, )" + rest + "}");
+    expect_parts(error_message([&] { read_inputs(o, 0, 1); }), parts);
+  };
+  refused(R"("optimizer": null)", {"optimizer: missing", "--learning-rate"});
+  refused(R"("optimizer": {"type": "SGD", "params": {"lr": 1}}, "communication_data_type": "bf16")",
+          {"communication_data_type", "not supported"});
+  refused(R"("optimizer": {"type": "AdamW"}, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1,
+    "cycle_max_lr": 1}})",
+          {"cycle_momentum", "not supported", "false"});
+  refused(
+      R"("optimizer": {"type": "AdamW"}, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2, 3]}})",
+      {"scheduler.params", "3 values"});
+  o.device = "cuda";
+  refused(
+      R"("optimizer": {"type": "SGD"}, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}})",
+      {"offload_optimizer.device", "not supported", "cuda"});
 }
 
 /// The header of llm.c's token files: 256 words of 32 bits.

@@ -111,8 +111,8 @@ constexpr KeySpec muon[] = {
 
 constexpr ObjectSpec table[] = {
     {"optimizer", "", optimizer},
-    {"optimizer.params", "AdamW", adam},
     {"optimizer.params", "Adam", adam},
+    {"optimizer.params", "AdamW", adam},
     {"optimizer.params", "SGD", sgd},
     {"optimizer.params", "Adagrad", adagrad},
     {"optimizer.params", "Lion", lion},

@@ -32,8 +32,8 @@ constexpr KeySpec zero[] = {
            "a parameter that no loss reaches is no error; see ringzero.unused_parameters"),
     elements({"sub_group_size", integer, "1000000000", Treatment::accepted,
               "updates run in place, without a tile of their own"}),
-    section("offload_param", "null", "stage 3 only"),
-    section("offload_optimizer", "null", ""),
+    section("offload_param", "null", "without effect below stage 3"),
+    section("offload_optimizer", "null", "without effect at stage 0"),
     elements(unused("stage3_prefetch_bucket_size", integer, "50000000", scopes)
                  .from(Argument::prefetch_bucket_size)),
     elements(

@@ -14,6 +14,6 @@ LrSchedule typed_schedule(const Settings&, const std::string& file, std::vector<
 /// Errc::config for combinations that exclude each other.
 PrecisionConfig typed_precision(const Settings&, const std::string& file);
 /// Errc::config or Errc::unsupported for an offload that the stage or this build does not have.
-ZeroConfig typed_zero(const Settings&, const std::string& file);
+ZeroConfig typed_zero(const Settings&, const std::string& file, std::vector<std::string>& warnings);
 
 }  // namespace rz::ds

@@ -18,22 +18,22 @@ OffloadConfig offload(const Settings& s, const char* key, const std::string& fil
   return o;
 }
 
-/// DeepSpeed's rules about stages.
-void check_stage(const ZeroConfig& z, const std::string& file) {
+/// DeepSpeed offloads nothing below these stages.
+void check_stage(const ZeroConfig& z, const std::string& file, std::vector<std::string>& warnings) {
   using Device = OffloadConfig::Device;
-  require(z.offload_param.device == Device::none || z.stage == 3, Errc::config, file,
-          ": zero_optimization.offload_param: needs stage 3, found ", z.stage,
-          "; remove it, or set the stage");
-  require(
-      z.offload_optimizer.device == Device::none || z.stage >= 1, Errc::config, file,
-      ": zero_optimization.offload_optimizer: needs stage 1, 2 or 3, found 0; remove it, or set the stage");
+  const auto warn = [&](const char* key, const char* stages) {
+    warnings.push_back(concat(file, ": zero_optimization.", key, ": has no effect: it needs stage ", stages,
+                              ", found ", z.stage));
+  };
+  if (z.offload_param.device != Device::none && z.stage < 3) warn("offload_param", "3");
+  if (z.offload_optimizer.device != Device::none && z.stage < 1) warn("offload_optimizer", "1, 2 or 3");
   require(z.offload_optimizer.ratio == 1 || z.stage == 3, Errc::config, file,
           ": zero_optimization.offload_optimizer.ratio: below 1 needs stage 3, found ", z.stage);
 }
 
 }  // namespace
 
-ZeroConfig typed_zero(const Settings& s, const std::string& file) {
+ZeroConfig typed_zero(const Settings& s, const std::string& file, std::vector<std::string>& warnings) {
   const auto at = [](const char* key) { return concat("zero_optimization.", key); };
   ZeroConfig z;
   z.stage = static_cast<int>(s.integer(at("stage")));
@@ -51,7 +51,7 @@ ZeroConfig typed_zero(const Settings& s, const std::string& file) {
   z.max_live_parameters = s.integer(at("stage3_max_live_parameters"));
   z.max_reuse_distance = s.integer(at("stage3_max_reuse_distance"));
   z.gather_16bit_weights_on_model_save = s.boolean(at("stage3_gather_16bit_weights_on_model_save"));
-  check_stage(z, file);
+  check_stage(z, file, warnings);
   return z;
 }
 

@@ -1,0 +1,97 @@
+// The rates and groups of a run.
+
+#include <gtest/gtest.h>
+
+#include "tests/support/error_of.h"
+#include "tests/support/train_tiny.h"
+#include "tools/train_gpt/optimizer.h"
+#include "tools/train_gpt/trainer_options.h"
+
+namespace rz::train_gpt {
+namespace {
+
+using namespace test;  // NOLINT: the test's own
+
+TEST(TrainGptSchedule, EachUpdateHasTheRateOfItsStep) {
+  const Folder folder;
+  TinyRun run = smallest_run(StrategyKind::zero3, 2, folder);
+  run.options.schedule =
+      OneCycleLr{.min_lr = 1e-3, .max_lr = 3e-3, .first_step_size = 2, .cycle_momentum = false};
+  const Reports reports = train(run, 5);
+  for (const UpdateReport& r : reports)
+    EXPECT_EQ(r.lr, learning_rate(run.options.schedule, static_cast<std::int64_t>(r.step), {}));
+  EXPECT_EQ(reports[2].lr, 3e-3);
+  run.options.schedule = ConstantLr{};
+  EXPECT_NE(train(run, 5).back().loss, reports.back().loss) << "the optimizer uses the rate";
+}
+
+/// The first update makes weights so large that no gradient is finite from then on.
+TEST(TrainGptSchedule, SkippedUpdatesDoNotAdvanceIt) {
+  const Folder folder;
+  TinyRun run = smallest_run(StrategyKind::zero2, 2, folder);
+  run.options.skip_overflow = true;
+  run.options.schedule = LrRangeTest{.min_lr = 1e25, .step_size = 1};
+  const Reports reports = train(run, 4);
+  EXPECT_FALSE(reports[0].skipped);
+  EXPECT_EQ(reports[0].lr, 1e25);
+  for (std::size_t i = 1; i < 4; ++i) {
+    EXPECT_TRUE(reports[i].skipped);
+    EXPECT_EQ(reports[i].lr, 2e25) << "the step after one update";
+  }
+}
+
+/// Inputs as far as trainer_options() reads them.
+Inputs inputs_of(const char* config) {
+  Inputs in;
+  in.ds = parse_ds_config(config, "ds.json");
+  in.sizes = required_sizes(in.ds);
+  return in;
+}
+
+TEST(TrainGptSchedule, WeightDecayAppliesToTheGroupOfTheFlag) {
+  const Inputs in = inputs_of(R"({"train_batch_size": 4, "optimizer": {"type": "AdamW"}})");
+  Parameter matrix, vector;
+  matrix.shape = {2, 3};
+  vector.shape = {3};
+  Options o;
+  EXPECT_TRUE(trainer_options(o, in, 1).strategy_options.decays(matrix));
+  EXPECT_FALSE(trainer_options(o, in, 1).strategy_options.decays(vector));
+  o.decay = Decay::all;
+  EXPECT_TRUE(trainer_options(o, in, 1).strategy_options.decays(vector));
+}
+
+TEST(TrainGptSchedule, TheConfigurationReachesTheTrainer) {
+  Options o;
+  const Inputs in =
+      inputs_of(R"({"train_batch_size": 4, "gradient_clipping": 0.25, "optimizer": {"type": "SGD"},
+    "scheduler": {"type": "LRRangeTest"}, "zero_optimization": {"reduce_bucket_size": 1000, "overlap_comm": false}})");
+  const TrainerOptions t = trainer_options(o, in, 3);
+  EXPECT_EQ(t.gradient_clipping, 0.25);
+  EXPECT_EQ(t.optimizer.type, OptimizerConfig::Type::sgd);
+  EXPECT_EQ(t.schedule, LrSchedule(LrRangeTest{}));
+  EXPECT_EQ(t.strategy_options.bucket_bytes, 4000u) << "elements of f32";
+  EXPECT_EQ(t.strategy_options.first_bucket_bytes, 4000u);
+  EXPECT_FALSE(t.strategy_options.overlap);
+  EXPECT_EQ(t.threads, 3);
+  o.bucket_mb = 2;
+  EXPECT_EQ(trainer_options(o, in, 1).strategy_options.bucket_bytes, std::size_t{2} << 20);
+  const Inputs plain = inputs_of(R"({"train_batch_size": 4, "optimizer": {"type": "SGD"}})");
+  EXPECT_EQ(trainer_options(Options(), plain, 1).gradient_clipping, 1);
+  EXPECT_TRUE(trainer_options(Options(), plain, 1).strategy_options.overlap);
+  EXPECT_EQ(trainer_options(Options(), plain, 1).strategy_options.bucket_bytes,
+            StrategyOptions().bucket_bytes);
+}
+
+TEST(TrainGptSchedule, OptimizersWithoutAnImplementationAreRefused) {
+  for (const auto type : {OptimizerConfig::Type::lion, OptimizerConfig::Type::muon}) {
+    const Error e = error_of([&] { make_optimizer({.type = type}, "ds.json"); });
+    EXPECT_EQ(e.code(), Errc::unsupported);
+    EXPECT_NE(std::string(e.what()).find(name(type)), std::string::npos) << e.what();
+  }
+  const Error e = error_of([] { make_optimizer({.bias_correction = false}, "ds.json"); });
+  EXPECT_NE(std::string(e.what()).find("bias_correction"), std::string::npos) << e.what();
+  EXPECT_STREQ(make_optimizer({.type = OptimizerConfig::Type::sgd}, "ds.json")->name(), "sgd");
+}
+
+}  // namespace
+}  // namespace rz::train_gpt
