@@ -62,6 +62,7 @@ ROOMS = {
     'sharding/config/reader': 'comm/core sharding/io sharding/optim sharding/schedules sharding/config '
                               'sharding/config/keys',
     'sharding/consistency': 'comm comm/core autograd_lite',
+    'sharding/functional': TENSOR + 'comm autograd_lite',
     'sharding/layout': TENSOR + 'comm autograd_lite',
     'sharding/runtime': TENSOR + 'comm sharding/memory',
     'sharding/wire': TENSOR + 'comm sharding/layout sharding/runtime',

@@ -1,0 +1,33 @@
+#pragma once
+/// Collectives as operators on a tape, with their adjoints (as torch.distributed.nn.functional).
+///
+/// Gradients are those of the sum of all ranks' losses. Backward of each operator is collective: ranks record
+/// the same operators in the same order, their inputs need gradients on all ranks or on none, and gradients
+/// reach the outputs on all ranks or on none. The communicator must outlive the tape's pass and be on the
+/// device of the tape's stream. Errors are those of the communicator.
+
+#include <cstddef>
+#include <vector>
+
+#include "autograd_lite/tape.h"
+#include "comm/communicator.h"
+
+namespace rz::functional {
+
+/// Element-wise reduction over the ranks. Backward: the same reduction of the gradients. `op` is sum or avg,
+/// otherwise Errc::unsupported.
+Var all_reduce(Tape&, Var x, Communicator&, ReduceOp op = ReduceOp::sum);
+/// x[n, …] → [size · n, …], in rank order. Backward: reduce-scatter, sum.
+Var all_gather(Tape&, Var x, Communicator&);
+/// x[size · n, …] → [n, …]: part r of the sum goes to rank r. Backward: all-gather.
+Var reduce_scatter(Tape&, Var x, Communicator&);
+/// The value of rank `root`; x has the same shape on every rank. Backward: the sum of the gradients at the
+/// root, zeros elsewhere.
+Var broadcast(Tape&, Var x, int root, Communicator&);
+/// Rows of x[n, …]: the first send_rows[0] go to rank 0, and so on. The result has recv_rows[s] rows of each
+/// rank s, in rank order; recv_rows[s] equals send_rows[this rank] on rank s. Backward: the gradients go the
+/// way back. Errc::invalid_argument if the sum of send_rows is not n, or a list has not one entry a rank.
+Var all_to_all(Tape&, Var x, std::vector<std::size_t> send_rows, std::vector<std::size_t> recv_rows,
+               Communicator&);
+
+}  // namespace rz::functional

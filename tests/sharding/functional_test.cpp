@@ -1,0 +1,133 @@
+/// Collectives on a tape: gradients of the sum of all ranks' losses, against differences.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <vector>
+
+#include "autograd_lite/ops.h"
+#include "sharding/functional/collectives.h"
+#include "tests/support/error_of.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+constexpr std::size_t columns = 2;
+
+float noise(int rank, std::size_t i, int stream) {
+  const auto k =
+      (static_cast<std::size_t>(rank) * 131 + i * 17 + static_cast<std::size_t>(stream) * 7919 + 3) *
+      2654435761u % 1000003u;
+  return static_cast<float>(k) / 700001.0f - 0.7f;
+}
+
+using Operator = std::function<Var(Tape&, Var, Communicator&)>;
+
+/// x on a rank, with one element of one rank moved.
+struct Moved {
+  int rank = -1;
+  std::size_t element = 0;
+  float by = 0;
+};
+
+struct Result {
+  double loss;  ///< summed over the ranks
+  std::vector<float> gradient;
+};
+
+/// The loss is mse to targets that differ on every rank.
+Result run(const Operator& op, std::size_t rows, const Moved& moved, Communicator& comm) {
+  Tape tape;
+  const Tensor x = Tensor::empty({rows, columns});
+  for (std::size_t i = 0; i < x.count(); ++i) x.data<float>()[i] = noise(comm.rank(), i, 1);
+  if (moved.rank == comm.rank()) x.data<float>()[moved.element] += moved.by;
+  const Var in = tape.variable(x), out = op(tape, in, comm);
+  const Tensor target = Tensor::empty(tape.value(out).shape());
+  for (std::size_t i = 0; i < target.count(); ++i) target.data<float>()[i] = noise(comm.rank(), i, 2);
+  const Var loss = nn::mse(tape, out, target);
+  Result result{*tape.value(loss).data<float>(), {}};
+  tape.backward(loss);
+  const Tensor d = tape.grad(in);
+  result.gradient.assign(d.data<float>(), d.data<float>() + d.count());
+  comm.all_reduce(Buffer(&result.loss, 1)).wait();
+  return result;
+}
+
+/// `rows` of x by rank.
+void expect_adjoint(const Operator& op, const std::vector<std::size_t>& rows) {
+  constexpr float h = 1.0f / 16;  // the loss is quadratic: central differences are exact but for rounding
+  const int ranks = static_cast<int>(rows.size());
+  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, ranks, std::move(store));
+    const std::size_t own = rows[static_cast<std::size_t>(rank)];
+    const Result here = run(op, own, {}, comm);
+    for (int r = 0; r < ranks; ++r)
+      for (std::size_t i = 0; i < rows[static_cast<std::size_t>(r)] * columns; ++i) {
+        const double up = run(op, own, {r, i, h}, comm).loss, down = run(op, own, {r, i, -h}, comm).loss;
+        if (r == rank) {
+          EXPECT_NEAR(here.gradient[i], (up - down) / (2 * h), 2e-5) << r << ' ' << i;
+        }
+      }
+  });
+}
+
+class Functional : public testing::TestWithParam<int> {
+ protected:
+  std::vector<std::size_t> all(std::size_t rows) const {
+    return std::vector<std::size_t>(static_cast<std::size_t>(GetParam()), rows);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, Functional, testing::Values(1, 2, 3));
+
+TEST_P(Functional, AllReduceIsItsOwnAdjoint) {
+  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg})
+    expect_adjoint([op](Tape& t, Var x, Communicator& c) { return functional::all_reduce(t, x, c, op); },
+                   all(2));
+}
+
+TEST_P(Functional, ReduceScatterIsTheAdjointOfAllGather) {
+  expect_adjoint([](Tape& t, Var x, Communicator& c) { return functional::all_gather(t, x, c); }, all(2));
+  expect_adjoint([](Tape& t, Var x, Communicator& c) { return functional::reduce_scatter(t, x, c); },
+                 all(2 * static_cast<std::size_t>(GetParam())));
+}
+
+TEST_P(Functional, ReduceIsTheAdjointOfBroadcast) {
+  for (int root = 0; root < GetParam(); ++root)
+    expect_adjoint([root](Tape& t, Var x, Communicator& c) { return functional::broadcast(t, x, root, c); },
+                   all(2));
+}
+
+/// Rank s sends (s + d) % 3 rows to rank d.
+TEST_P(Functional, AllToAllGoesTheSameWayBack) {
+  const auto n = static_cast<std::size_t>(GetParam());
+  std::vector<std::size_t> rows(n);
+  for (std::size_t s = 0; s < n; ++s)
+    for (std::size_t d = 0; d < n; ++d) rows[s] += (s + d + 1) % 3;
+  const Operator op = [](Tape& t, Var x, Communicator& c) {
+    std::vector<std::size_t> send, receive;
+    for (int other = 0; other < c.size(); ++other) {
+      send.push_back(static_cast<std::size_t>(c.rank() + other + 1) % 3);
+      receive.push_back(static_cast<std::size_t>(other + c.rank() + 1) % 3);
+    }
+    return functional::all_to_all(t, x, send, receive, c);
+  };
+  expect_adjoint(op, rows);
+}
+
+TEST(FunctionalErrors, AreNamed) {
+  auto c = Communicator::connect(0, 1, memory_store());
+  Tape t;
+  const Var x = t.variable(Tensor::zeros({4, 2})), scalar = t.variable(Tensor::zeros({}));
+  EXPECT_EQ(test::error_of([&] { functional::all_reduce(t, x, c, ReduceOp::max); }).code(),
+            Errc::unsupported);
+  EXPECT_EQ(test::error_of([&] { functional::all_gather(t, scalar, c); }).code(), Errc::invalid_argument);
+  EXPECT_STREQ(test::error_of([&] { functional::all_to_all(t, x, {3}, {3}, c); }).what(),
+               "functional::all_to_all: 3 rows are sent, but the input has 4");
+  EXPECT_EQ(test::error_of([&] {
+              functional::all_to_all(t, x, {4, 0}, {4}, c);
+            }).code(),
+            Errc::invalid_argument);
+}
+
+}  // namespace
+}  // namespace rz
