@@ -5,8 +5,10 @@
 #include <thread>
 #include <utility>
 
+#include "autograd_lite/init.h"
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/device/allocate.h"
 
 namespace rz {
 
@@ -50,7 +52,9 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
       members_(model_.parameters().members().size(), options_.unused_parameters, reduction_.agreement()),
       updater_(model_, members_, options_.overlap_comm, runtime_),
       control_(model_, runtime_),
-      rebuild_(options_.rebuild && plan == ShardingPlan{}) {}
+      rebuild_(options_.rebuild && plan == ShardingPlan{}) {
+  allocate_buffers(module, allocator_on(runtime_.stream.device()), runtime_.stream);
+}
 
 Strategy::~Strategy() {
   if (pass_.reducing()) reduction_.abort();  // reductions in flight use buffers that are freed now

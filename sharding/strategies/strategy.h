@@ -29,8 +29,9 @@
 /// Accumulation: a pass that does not synchronise adds to the local gradients of this rank. The next pass
 /// that synchronises reduces the sum once. This needs no extra memory in ddp and zero1. In zero2 and zero3
 /// whole gradients (4Ψ bytes) are held from the first such pass to the reduction. To pay in communication
-/// instead, synchronise every pass (finish_gradients after each); the means are then accumulated in the
-/// shards.
+/// instead, synchronise every pass (finish_gradients after each); the means are then accumulated where they
+/// are updated: in zero2 and zero3 in the shards, in ddp and zero1 in a copy (4Ψ, 4Ψ/ranks) until
+/// zero_grad().
 ///
 /// Parameters: those with requires_grad = false when the strategy is constructed are frozen. They have no
 /// gradient and no optimizer state. To freeze others later, construct a new strategy: Errc::invalid_argument
@@ -235,6 +236,7 @@ class Strategy {
 };
 
 /// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator.
+/// Buffers without memory get their initial values, on the device of the communicator.
 /// Collective. Errc::mismatch if models or options differ over the ranks; Errc::invalid_argument if a
 /// parameter belongs to another live strategy. When a strategy is destroyed, its parameters keep the memory
 /// that they have then.
