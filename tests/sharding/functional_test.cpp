@@ -97,17 +97,17 @@ TEST_P(Functional, ReduceIsTheAdjointOfBroadcast) {
                    all(2));
 }
 
-/// Rank s sends (s + d) % 3 rows to rank d.
+/// Rank s sends (s + 2 d + 1) % 3 rows to rank d: the two directions differ.
 TEST_P(Functional, AllToAllGoesTheSameWayBack) {
   const auto n = static_cast<std::size_t>(GetParam());
   std::vector<std::size_t> rows(n);
   for (std::size_t s = 0; s < n; ++s)
-    for (std::size_t d = 0; d < n; ++d) rows[s] += (s + d + 1) % 3;
+    for (std::size_t d = 0; d < n; ++d) rows[s] += (s + 2 * d + 1) % 3;
   const Operator op = [](Tape& t, Var x, Communicator& c) {
     std::vector<std::size_t> send, receive;
     for (int other = 0; other < c.size(); ++other) {
-      send.push_back(static_cast<std::size_t>(c.rank() + other + 1) % 3);
-      receive.push_back(static_cast<std::size_t>(other + c.rank() + 1) % 3);
+      send.push_back(static_cast<std::size_t>(c.rank() + 2 * other + 1) % 3);
+      receive.push_back(static_cast<std::size_t>(other + 2 * c.rank() + 1) % 3);
     }
     return functional::all_to_all(t, x, send, receive, c);
   };
