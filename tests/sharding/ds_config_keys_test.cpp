@@ -1,0 +1,102 @@
+// The tables of keys, each key by itself.
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "comm/core/error.h"
+#include "sharding/config/ds_config.h"
+#include "sharding/config/keys/key_spec.h"
+#include "tests/support/error_of.h"
+
+namespace rz::ds {
+namespace {
+
+using nlohmann::json;
+
+/// The smallest configuration with an object in which all required keys have a value.
+json around(const ObjectSpec& object, json keys) {
+  const std::string path = object.path;
+  for (const KeySpec& k : object.keys)
+    if (*k.fallback == '\0' && !keys.contains(k.key))
+      keys[k.key] = k.kind == Kind::text ? json("AdamW") : json(100000);
+  if (path == "scheduler" && keys["type"] == "AdamW") keys["type"] = "WarmupLR";
+  if (path.ends_with(".params")) keys = {{"type", object.variant}, {"params", keys}};
+  json document = json::object();
+  const std::string section = path.ends_with(".params") ? path.substr(0, path.size() - 7) : path;
+  if (section.empty()) return keys;
+  const auto dot = section.find('.');
+  if (dot == section.npos) return {{section, keys}};
+  return {{section.substr(0, dot), {{"stage", 3}, {section.substr(dot + 1), keys}}}};
+}
+
+std::string text_of(const ObjectSpec& o, const KeySpec& k) {
+  return concat(o.path, " ", o.variant, " ", k.key);
+}
+
+DsConfig parse(const ObjectSpec& object, const KeySpec& key, const json& value) {
+  return parse_ds_config(around(object, {{key.key, value}}).dump(), "ds.json");
+}
+
+TEST(DsConfigKeys, AreUniqueInTheirObject) {
+  std::set<std::string> seen;
+  for (const ObjectSpec& o : objects())
+    for (const KeySpec& k : o.keys) EXPECT_TRUE(seen.insert(text_of(o, k)).second) << text_of(o, k);
+  EXPECT_GT(seen.size(), 300u);
+}
+
+TEST(DsConfigKeys, EverySectionHasATable) {
+  for (const ObjectSpec& o : objects())
+    for (const KeySpec& k : o.keys) {
+      if (k.kind != Kind::object || std::string_view(k.key) == "params") continue;
+      EXPECT_NE(find_object(concat(o.path, *o.path ? "." : "", k.key)), nullptr) << text_of(o, k);
+    }
+}
+
+TEST(DsConfigKeys, EveryDefaultIsAcceptedWithoutAWarning) {
+  for (const ObjectSpec& o : objects())
+    for (const KeySpec& k : o.keys) {
+      if (*k.fallback == '\0' || k.kind == Kind::object) continue;
+      EXPECT_TRUE(parse(o, k, json::parse(k.fallback)).warnings.empty()) << text_of(o, k);
+    }
+}
+
+TEST(DsConfigKeys, ARefusedKeyIsRefusedButForHarmlessValues) {
+  for (const ObjectSpec& o : objects())
+    for (const KeySpec& k : o.keys) {
+      if (k.treatment != Treatment::refused) continue;
+      for (const json& harmless : json::parse(k.values)) parse(o, k, harmless);
+      const Error e = test::error_of([&] { parse(o, k, "something else"); });
+      EXPECT_EQ(e.code(), Errc::unsupported) << text_of(o, k);
+      EXPECT_NE(std::string(e.what()).find(k.key), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find(k.note), std::string::npos) << e.what();
+      EXPECT_NE(std::string_view(k.note), "") << text_of(o, k) << " has no reason";
+    }
+}
+
+TEST(DsConfigKeys, AKeyThatIsNotAppliedHasAReasonAndAWarning) {
+  for (const ObjectSpec& o : objects())
+    for (const KeySpec& k : o.keys) {
+      if (k.treatment != Treatment::unused && k.treatment != Treatment::always) continue;
+      EXPECT_NE(std::string_view(k.note), "") << text_of(o, k);
+      json keys{{k.key, k.kind == Kind::boolean ? json(!json::parse(k.fallback).get<bool>()) : json(7)}};
+      if (std::string_view(o.path) == "zero_optimization") keys["stage"] = 3;
+      const DsConfig c = parse_ds_config(around(o, keys).dump(), "ds.json");
+      ASSERT_EQ(c.warnings.size(), 1u) << text_of(o, k);
+      EXPECT_NE(c.warnings[0].find(k.key), std::string::npos) << c.warnings[0];
+    }
+}
+
+TEST(DsConfigKeys, UnknownKeysAreRefusedInEveryObject) {
+  for (const ObjectSpec& o : objects()) {
+    const json document = around(o, {{"no_such_key_anywhere", 1}});
+    const Error e = test::error_of([&] { parse_ds_config(document.dump(), "ds.json"); });
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_EQ(std::string(e.what()), concat("ds.json: ", o.path, *o.path ? "." : "",
+                                            "no_such_key_anywhere: unknown key; remove it"));
+  }
+}
+
+}  // namespace
+}  // namespace rz::ds
