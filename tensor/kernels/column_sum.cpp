@@ -17,7 +17,7 @@ namespace HWY_NAMESPACE {
 /// Elements [at, at + count) of the matrix.
 void add_row(const Tensor& matrix, std::size_t at, std::size_t count, double* HWY_RESTRICT sums) {
   ops::dispatch_dtype(matrix.dtype(), [&](auto t) HWY_ATTR {
-    const auto* const row = matrix.data<decltype(t)>() + at;
+    const auto* const row = elements<decltype(t)>(matrix) + at;
     add_to_sums(
         sums, count, [](auto x) HWY_ATTR { return x; }, row);
   });

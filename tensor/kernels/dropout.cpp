@@ -10,7 +10,7 @@
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
 #include "tensor/kernels/dropout-inl.h"
-#include "tensor/kernels/dtype_dispatch.h"
+#include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace rz {
@@ -20,7 +20,7 @@ void dropout_range(const Tensor& out, const Tensor& in, std::size_t begin, std::
                    std::uint64_t offset, const kernels::DropoutParams& d) {
   ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
-    drop<T>(out.data<T>() + begin, in.data<T>() + begin, end - begin, offset + begin, d);
+    drop<T>(elements<T>(out) + begin, elements<T>(in) + begin, end - begin, offset + begin, d);
   });
 }
 

@@ -36,9 +36,9 @@ void convert(const Tensor& out, const Tensor& in, std::size_t begin, std::size_t
     ops::dispatch_dtype(in.dtype(), [&](auto i) HWY_ATTR {
       using Out = decltype(o);
       using In = decltype(i);
-      const In* const from = in.data<In>() + begin;
+      const In* const from = elements<In>(in) + begin;
       map(
-          out.data<Out>() + begin, end - begin, [](auto x) HWY_ATTR { return x; }, from);
+          elements<Out>(out) + begin, end - begin, [](auto x) HWY_ATTR { return x; }, from);
     });
   });
 }
@@ -79,7 +79,7 @@ double squared_error(const Tensor& a, const Tensor& b, std::size_t begin, std::s
   double total = 0;
   ops::dispatch_dtype(a.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
-    const T *const x = a.data<T>() + begin, *const y = b.data<T>() + begin;
+    const T *const x = elements<T>(a) + begin, *const y = elements<T>(b) + begin;
     total = sum(end - begin, squared, x, y);
   });
   return total;

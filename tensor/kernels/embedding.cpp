@@ -30,16 +30,16 @@ void add_rows(const Tensor& out, std::size_t at, const Tensor& a, std::size_t a_
               std::size_t b_at, std::size_t n) {
   ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
-    const T *const x = a.data<T>() + a_at, *const y = b.data<T>() + b_at;
+    const T *const x = elements<T>(a) + a_at, *const y = elements<T>(b) + b_at;
     map(
-        out.data<T>() + at, n, [](auto v, auto w) HWY_ATTR { return hn::Add(v, w); }, x, y);
+        elements<T>(out) + at, n, [](auto v, auto w) HWY_ATTR { return hn::Add(v, w); }, x, y);
   });
 }
 
 /// sums[0 … n) += in[at … at + n)
 void add_to(float* sums, const Tensor& in, std::size_t at, std::size_t n) {
   ops::dispatch_dtype(in.dtype(), [&](auto t) HWY_ATTR {
-    const auto* const x = in.data<decltype(t)>() + at;
+    const auto* const x = elements<decltype(t)>(in) + at;
     map_into(
         true, sums, n, [](auto v) HWY_ATTR { return v; }, x);
   });
@@ -48,7 +48,7 @@ void add_to(float* sums, const Tensor& in, std::size_t at, std::size_t n) {
 /// t[at … at + n) to f32, or from f32.
 void widen(float* out, const Tensor& t, std::size_t at, std::size_t n) {
   ops::dispatch_dtype(t.dtype(), [&](auto type) HWY_ATTR {
-    const auto* const x = t.data<decltype(type)>() + at;
+    const auto* const x = elements<decltype(type)>(t) + at;
     map(
         out, n, [](auto v) HWY_ATTR { return v; }, x);
   });
@@ -56,7 +56,7 @@ void widen(float* out, const Tensor& t, std::size_t at, std::size_t n) {
 void narrow(const Tensor& t, std::size_t at, const float* in, std::size_t n) {
   ops::dispatch_dtype(t.dtype(), [&](auto type) HWY_ATTR {
     map(
-        t.data<decltype(type)>() + at, n, [](auto v) HWY_ATTR { return v; }, in);
+        elements<decltype(type)>(t) + at, n, [](auto v) HWY_ATTR { return v; }, in);
   });
 }
 

@@ -69,8 +69,8 @@ ops::Statistics normalise(const Tensor& out, const Tensor& x, const Tensor& weig
   ops::dispatch_dtype(x.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
     const std::size_t n = weight.count();
-    s = normalise_row<T>(out.data<T>() + row * n, x.data<T>() + row * n, weight.data<T>(), bias.data<T>(), n,
-                         epsilon);
+    s = normalise_row<T>(elements<T>(out) + row * n, elements<T>(x) + row * n, elements<T>(weight),
+                         elements<T>(bias), n, epsilon);
   });
   return s;
 }
@@ -102,8 +102,8 @@ void normalise_backward(const Tensor& d_x, const Tensor& d_out, const Tensor& x,
   ops::dispatch_dtype(x.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
     const std::size_t n = weight.count(), at = row * n;
-    normalise_row_backward<T>(d_x.data<T>() + at, d_out.data<T>() + at, x.data<T>() + at, weight.data<T>(), n,
-                              s, accumulate);
+    normalise_row_backward<T>(elements<T>(d_x) + at, elements<T>(d_out) + at, elements<T>(x) + at,
+                              elements<T>(weight), n, s, accumulate);
   });
 }
 
@@ -112,7 +112,7 @@ void add_weight_gradient(const Tensor& d_out, const Tensor& x, std::size_t at, s
                          ops::Statistics s, double* HWY_RESTRICT sums) {
   ops::dispatch_dtype(x.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
-    const T *const dy = d_out.data<T>() + at, *const v = x.data<T>() + at;
+    const T *const dy = elements<T>(d_out) + at, *const v = elements<T>(x) + at;
     const HalfFloats h;
     const auto m = hn::Set(h, s.mean), r = hn::Set(h, s.inverse_deviation);
     const auto product = [&](auto g, auto x) HWY_ATTR { return hn::Mul(g, hn::Mul(hn::Sub(x, m), r)); };

@@ -53,7 +53,7 @@ double log_sum_of(const Tensor& in, std::size_t row) {
   double log_sum = 0;
   ops::dispatch_dtype(in.dtype(), [&](auto t) HWY_ATTR {
     const std::size_t n = ops::last(in);
-    const auto* const x = in.data<decltype(t)>() + row * n;
+    const auto* const x = elements<decltype(t)>(in) + row * n;
     const float row_max = largest(x, n);
     log_sum = row_max + std::log(sum_of_exponentials(x, n, row_max));
   });
@@ -77,10 +77,10 @@ void softmax_row(const Tensor& out, const Tensor& in, std::size_t row) {
   ops::dispatch_dtype(in.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
     const std::size_t n = ops::last(in);
-    const T* const x = in.data<T>() + row * n;
+    const T* const x = elements<T>(in) + row * n;
     const float row_max = largest(x, n);
     const auto factor = static_cast<float>(1 / sum_of_exponentials(x, n, row_max));
-    exponentials_of(out.data<T>() + row * n, x, n, row_max, factor);
+    exponentials_of(elements<T>(out) + row * n, x, n, row_max, factor);
   });
 }
 
@@ -89,12 +89,12 @@ void softmax_row_backward(const Tensor& d_in, const Tensor& d_out, const Tensor&
   ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
     const std::size_t n = ops::last(out);
-    const T *const dy = d_out.data<T>() + row * n, *const y = out.data<T>() + row * n;
+    const T *const dy = elements<T>(d_out) + row * n, *const y = elements<T>(out) + row * n;
     const auto mean = static_cast<float>(sum(
         n, [](auto a, auto b) HWY_ATTR { return hn::Mul(a, b); }, dy, y));
     const auto gradient = [&](auto g, auto p)
                               HWY_ATTR { return hn::Mul(p, hn::Sub(g, hn::Set(Floats(), mean))); };
-    map_into(accumulate, d_in.data<T>() + row * n, n, gradient, dy, y);
+    map_into(accumulate, elements<T>(d_in) + row * n, n, gradient, dy, y);
   });
 }
 
@@ -105,8 +105,8 @@ void cross_entropy_row_backward(const Tensor& d_logits, const Tensor& logits, st
   ops::dispatch_dtype(logits.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
     const std::size_t n = ops::last(logits);
-    const T* const x = logits.data<T>() + row * n;
-    T* const d = d_logits.data<T>() + row * n;
+    const T* const x = elements<T>(logits) + row * n;
+    T* const d = elements<T>(d_logits) + row * n;
     const FloatVector at_target = hn::Set(Floats(), to_f32(x[target]));
     exponentials_of(d, x, n, log_sum, factor);
     const float probability = hn::GetLane(shifted_exponential(at_target, log_sum, factor));

@@ -122,13 +122,20 @@ HWY_INLINE void map_into(bool accumulate, Out* out, std::size_t n, const F& f, c
     map(out, n, f, in...);
 }
 
+/// The elements of a tensor whose dtype has been checked. Tensor::data() checks it again, which takes as long
+/// as a short row.
+template <class T>
+HWY_INLINE T* elements(const Tensor& t) {
+  return reinterpret_cast<T*>(t.raw());
+}
+
 /// map() on elements [begin, end) of tensors of one dtype.
 template <class F, class... In>
 HWY_INLINE void map_range(std::size_t begin, std::size_t end, const F& f, const Tensor& out,
                           const In&... in) {
   ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
-    map(out.data<T>() + begin, end - begin, f, (static_cast<const T*>(in.template data<T>()) + begin)...);
+    map(elements<T>(out) + begin, end - begin, f, (elements<const T>(in) + begin)...);
   });
 }
 
@@ -138,8 +145,7 @@ HWY_INLINE void map_range_into(bool accumulate, std::size_t begin, std::size_t e
                                const Tensor& out, const In&... in) {
   ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
-    map_into(accumulate, out.data<T>() + begin, end - begin, f,
-             (static_cast<const T*>(in.template data<T>()) + begin)...);
+    map_into(accumulate, elements<T>(out) + begin, end - begin, f, (elements<const T>(in) + begin)...);
   });
 }
 

@@ -614,6 +614,20 @@ TEST_P(DeviceOps, TypesThatDoNotFitAreRefused) {
   const Tensor a = empty({n}), other = empty_on(stream, {n}, dtype == DType::f32 ? DType::f16 : DType::f32);
   EXPECT_THROW(ops::add(a, a, other, stream), Error);
   EXPECT_THROW(ops::gelu(a, other, stream), Error);
+  EXPECT_THROW(ops::relu_backward(a, a, other, Into::overwrite, stream), Error);
+  EXPECT_THROW(ops::dropout(a, other, {.p = 0.5f}, stream), Error);
+  EXPECT_THROW(ops::softmax(a, other, stream), Error);
+  EXPECT_THROW(ops::softmax_backward(a, a, other, Into::overwrite, stream), Error);
+  const Tensor x = a.reshape({n / 8, 8}), w = empty({8}), foreign = other.view(0, {8}),
+               mean = statistics({n / 8}),
+               ids = to_device(std::vector<std::int32_t>(n / 8, 0), {n / 8}, stream);
+  EXPECT_THROW(ops::layer_norm(x, mean, mean, x, w, foreign, 1e-5f, stream), Error);
+  EXPECT_THROW(ops::add_layer_norm(x, x, mean, mean, x, other.reshape({n / 8, 8}), w, w, 1e-5f, stream),
+               Error);
+  EXPECT_THROW(ops::layer_norm_backward(x, {}, {}, x, x, foreign, mean, mean, Into::overwrite,
+                                        Into::overwrite, stream),
+               Error);
+  EXPECT_THROW(ops::embedding(x, ids, other.view(0, {2, 8}), stream), Error);
   if (on_host()) {
     const std::string text = error_of([&] { ops::add(a, a, other, stream); }).what();
     EXPECT_NE(text.find(concat("add: b is ", name(other.dtype()), ", and must be ", name(dtype))),
