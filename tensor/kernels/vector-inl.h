@@ -181,7 +181,8 @@ HWY_INLINE void add_to_sums(double* HWY_RESTRICT sums, std::size_t n, const F& f
   if (i == n) return;
   HWY_ALIGN double rest[hn::MaxLanes(d)];
   hn::Store(hn::PromoteTo(d, f(load_part(h, in + i, n - i, 0.0f)...)), d, rest);
-  for (std::size_t j = 0; i < n; ++i, ++j) sums[i] += rest[j];
+  for (std::size_t j = 0; j < lanes; ++j)
+    if (i + j < n) sums[i + j] += rest[j];
 }
 
 template <class T>
