@@ -36,6 +36,13 @@ void wait_for_device(const Stream& stream) noexcept {
   }
 }
 
+int trained_member(const ModelParameters& parameters, const Parameter& p) {
+  const int member = parameters.member_of(p);
+  require(member >= 0, Errc::invalid_argument, p.name,
+          " has no optimizer state: it was frozen or not part of the model when the strategy was made");
+  return member;
+}
+
 }  // namespace
 
 Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, Communicator& communicator,
@@ -241,6 +248,14 @@ void Strategy::fill_optimizer_state(const Optimizer& optimizer, const FillState&
 }
 
 void Strategy::visit_optimizer_state(const VisitState& visit) const { updater_.state().visit(visit); }
+
+std::int64_t Strategy::missed_updates(const Parameter& p) const {
+  return members_.missed()[static_cast<std::size_t>(trained_member(model_.parameters(), p))];
+}
+
+void Strategy::set_missed_updates(const Parameter& p, std::int64_t updates) {
+  members_.set_missed(trained_member(model_.parameters(), p), updates);
+}
 
 Tensor Strategy::full_value(const Parameter& p, const Stream& given) {
   const Tensor value = access_.whole(p);

@@ -191,6 +191,10 @@ class Strategy {
   /// Visits the optimizer state that this rank exports; none before the first update. Over all ranks, each
   /// element of each state of a parameter is visited exactly once. Not collective.
   void visit_optimizer_state(const VisitState&) const;
+  /// Updates that skipped a parameter because no loss had reached it: a part of the optimizer state. The same
+  /// on all ranks. Errc::invalid_argument if it has no state.
+  std::int64_t missed_updates(const Parameter&) const;
+  void set_missed_updates(const Parameter&, std::int64_t);
 
   // ---- statistics
   /// Memory held on this rank now.

@@ -24,6 +24,7 @@ class MemberUpdates {
   void count_missed();
   /// Updates that skipped a member, by member.
   std::span<const std::int64_t> missed() const { return missed_; }
+  void set_missed(int member, std::int64_t updates) { missed_[static_cast<std::size_t>(member)] = updates; }
 
  private:
   bool skipped(std::size_t member) const;

@@ -2,6 +2,7 @@
 /// Memory of the optimizer state of the elements that a rank updates.
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
