@@ -17,8 +17,15 @@ std::uint64_t mixed(std::uint64_t hash, const ScopeTrace::Visit& visit) {
 
 }  // namespace
 
-ScopeTrace::ScopeTrace(std::size_t scopes)
-    : ring_(std::max<std::size_t>(4096, 16 * 2 * scopes)), hash_(0xcbf29ce484222325u) {}
+ScopeTrace::ScopeTrace(std::span<const Scope* const> expected)
+    : ring_(std::max<std::size_t>(4096, 16 * 2 * expected.size())) {
+  for (const Scope* scope : expected) enter(*scope, Pass::forward);
+  for (std::size_t i = expected.size(); i-- > 0;) enter(*expected[i], Pass::backward);
+  expected_ = count_;
+  course_ = unknown;
+  hash_ = 0xcbf29ce484222325u;
+  released_ = true;
+}
 
 void ScopeTrace::enter(const Scope& scope, Pass pass) {
   const Visit visit{&scope, pass, released_};
@@ -54,7 +61,7 @@ void ScopeTrace::find_course() {
 
 std::vector<ScopeTrace::Visit> ScopeTrace::last(std::uint64_t n) const {
   std::vector<Visit> out;
-  for (std::uint64_t i = std::max(oldest(), count_ - std::min(n, count_)); i < count_; ++i)
+  for (std::uint64_t i = std::max(oldest(), count_ - std::min(n, visits())); i < count_; ++i)
     out.push_back(at(i));
   return out;
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "autograd_lite/tape.h"
@@ -10,9 +11,10 @@
 namespace rz {
 
 /// Records the scopes that passes enter, and predicts the next ones: after a visit that occurred before,
-/// those that followed it then. The first pass is not predicted. A pass that deviates is recorded as it runs,
-/// and is predicted when it occurs again. Depends on nothing but its calls. Not thread-safe; allocates only
-/// in the constructor.
+/// those that followed it then. The first pass is expected to run the scopes in a given order, forward and
+/// backward; where it does not, it is not predicted. A pass that deviates is recorded as it runs, and is
+/// predicted when it occurs again. Depends on nothing but its calls. Not thread-safe; allocates only in the
+/// constructor.
 class ScopeTrace {
  public:
   /// An entry into a scope.
@@ -23,8 +25,9 @@ class ScopeTrace {
     bool operator==(const Visit&) const = default;
   };
 
-  /// Remembers as many visits as 16 passes through `scopes` scopes need, and at least 4096.
-  explicit ScopeTrace(std::size_t scopes);
+  /// `expected`: the order of the first pass forward. Remembers as many visits as 16 such passes make,
+  /// forward and backward, and at least 4096.
+  explicit ScopeTrace(std::span<const Scope* const> expected);
 
   void enter(const Scope&, Pass);
   /// Values are dropped: nothing that follows the next visit is predicted across this point.
@@ -40,7 +43,7 @@ class ScopeTrace {
 
   /// Number of visits, and a hash of all of them: equal on ranks that entered the same scopes in the same
   /// order.
-  std::uint64_t visits() const { return count_; }
+  std::uint64_t visits() const { return count_ - expected_; }
   std::uint64_t hash() const { return hash_; }
   /// The last `n` visits, as far as they are remembered, oldest first.
   std::vector<Visit> last(std::uint64_t n) const;
@@ -52,9 +55,9 @@ class ScopeTrace {
   void find_course();
 
   static constexpr std::uint64_t unknown = ~std::uint64_t{0};
-  std::vector<Visit> ring_;  // visit i is at i modulo its size
-  std::uint64_t count_ = 0;
-  std::uint64_t course_ = unknown;  // the earlier visit that corresponds to the last one
+  std::vector<Visit> ring_;                 // visit i is at i modulo its size
+  std::uint64_t count_ = 0, expected_ = 0;  // visits, and those that were only expected
+  std::uint64_t course_ = unknown;          // the earlier visit that corresponds to the last one
   std::uint64_t hash_ = 0;
   bool released_ = true;
 };

@@ -58,7 +58,7 @@ BucketLayout ShardedModel::plan_buckets(Module& module, Runtime& runtime) {
                           .persistent = limits.param_persistence_threshold,
                           .all_persistent = limits.model_persistence_threshold},
       runtime.communicator);
-  trace_ = std::make_unique<ScopeTrace>(scopes.size());
+  trace_ = std::make_unique<ScopeTrace>(scopes);
   return flat_parameters_->buckets(options_.precision.gradients);
 }
 

@@ -171,11 +171,15 @@ struct Training {
 
 // ---- the order
 
-TEST(GatherOrder, TheFirstPassGathersOnDemand) {
-  Training t({.prefetch_bucket_size = 10'000});
-  t.run({0, 1, 2, 3}, 1);
-  EXPECT_EQ(t.gathers, (Order{0, 1, 2, 3, 3, 2, 1, 0}));
-  for (const Order& ahead : t.ahead) EXPECT_EQ(ahead, Order{});
+TEST(GatherOrder, TheFirstPassFollowsTheListWhereItCan) {
+  Training listed({});
+  listed.run({0, 1, 2, 3}, 1);
+  EXPECT_EQ(listed.gathers, (Order{0, 1, 2, 3, 2, 1, 0}));
+  EXPECT_EQ(listed.ahead, (std::vector<Order>{{1}, {2}, {3}, {}, {2}, {1}, {0}, {}}));
+  Training other({}, true, {3, 1, 0, 2});
+  other.run({0, 1, 2, 3}, 1);
+  EXPECT_EQ(other.gathers, (Order{0, 1, 2, 3, 3, 2, 1, 0})) << "on demand";
+  for (const Order& ahead : other.ahead) EXPECT_EQ(ahead, Order{});
 }
 
 TEST(GatherOrder, LaterPassesFollowTheFirst) {

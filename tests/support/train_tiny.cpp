@@ -129,8 +129,10 @@ TinyRun smallest_run(StrategyKind kind, int ranks, const Folder& folder) {
   c.batch = 4;
   TinyRun run{c, ranks, tiny_options(c, ranks, kind), folder / "start.safetensors"};
   run.options.gradient_clipping = 0.5;
-  run.options.strategy_options.reduce_bucket_size = 1024;
-  run.options.strategy_options.first_bucket_size = 256;
+  if (kind != StrategyKind::zero3) {  // whose scopes are small already
+    run.options.strategy_options.reduce_bucket_size = 1024;
+    run.options.strategy_options.first_bucket_size = 256;
+  }
   write_tiny_start(c.config, run.checkpoint);
   return run;
 }
