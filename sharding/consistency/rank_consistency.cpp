@@ -87,6 +87,16 @@ void broadcast_values(std::span<Parameter* const> parameters, Communicator& comm
     if (p->value.defined()) communicator.broadcast(p->value.buffer(), 0).wait();
 }
 
+void broadcast_buffers(std::span<const Tensor> buffers, Communicator& communicator, const Stream& stream,
+                       int root) {
+  if (communicator.size() == 1) return;
+  std::vector<Work> works;
+  for (const Tensor& buffer : buffers)
+    if (buffer.defined() && buffer.count() > 0)
+      works.push_back(communicator.broadcast(buffer.buffer(), root, stream));
+  for (const Work& work : works) work.wait_on(stream);
+}
+
 /// FNV-1a over 64-bit words, in four independent lanes.
 std::uint64_t hash_bytes(const void* data, std::size_t bytes, std::uint64_t seed) {
   constexpr std::uint64_t prime = 0x100000001b3u;

@@ -29,6 +29,10 @@ void require_same_model(std::span<Parameter* const>, Communicator&);
 /// Broadcasts the values of rank 0, for parameters that have a value.
 void broadcast_values(std::span<Parameter* const>, Communicator&);
 
+/// Broadcasts tensors that are no parameters, such as running means, from a rank; undefined and empty ones
+/// are left out. The same shapes and dtypes on every rank.
+void broadcast_buffers(std::span<const Tensor>, Communicator&, const Stream& = {}, int root = 0);
+
 /// Hash of bytes; equal on all machines of the same byte order. Not cryptographic.
 std::uint64_t hash_bytes(const void* data, std::size_t bytes, std::uint64_t seed = 0);
 /// The hash as text.

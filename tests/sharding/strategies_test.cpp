@@ -443,6 +443,19 @@ TEST_P(Strategies, AnUnusedParameterDecaysAsInDeepSpeed) {
     });
 }
 
+TEST(Replicas, BuffersAreBroadcast) {
+  run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
+    auto comm = Communicator::connect(rank, 3, std::move(store));
+    const Tensor mean = Tensor::zeros({300}), count = Tensor::zeros({1}, DType::i32);
+    mean.data<float>()[299] = static_cast<float>(rank);
+    *count.data<std::int32_t>() = 7 * rank;
+    const std::vector<Tensor> buffers{mean, Tensor(), count, Tensor::zeros({0})};
+    broadcast_buffers(buffers, comm, {}, 2);
+    EXPECT_EQ(mean.data<float>()[299], 2);
+    EXPECT_EQ(*count.data<std::int32_t>(), 14);
+  });
+}
+
 TEST(PassAgreement, AgreesOnUsedParametersAndTheCancellingRank) {
   run_ranks(3, [](int rank, std::shared_ptr<Store> store) {
     auto comm = Communicator::connect(rank, 3, std::move(store));
