@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/toy_model.h"
@@ -73,7 +74,7 @@ TEST_P(Accumulation, HasTheSameBitsWhereverPassesSynchronise) {
            {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
         for (const bool overlap : {true, false})
           EXPECT_TRUE(train(kind, updates,
-                            {.first_bucket_bytes = 300, .bucket_bytes = 900, .overlap = overlap},
+                            {.reduce_bucket_size = 225, .first_bucket_size = 75, .overlap_comm = overlap},
                             comm) == expected)
               << name(kind) << " on rank " << rank;
     }

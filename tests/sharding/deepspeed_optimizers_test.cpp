@@ -79,8 +79,7 @@ std::vector<double> losses_of(const Case& c, StrategyKind kind, Communicator& co
     const auto out = model.forward(tape, own.inputs, own.targets);
     const auto sum = out.loss.read(tape.stream());
     losses.push_back(sum.sum / static_cast<double>(sum.count) / comm.size());
-    strategy->begin_backward();
-    tape.backward(out.loss.loss);
+    strategy->backward(tape, out.loss);
     tape.reset();
     strategy->finish_gradients();
     strategy->clip_and_step(*optimizer, {.max_norm = 1});  // DeepSpeed's default

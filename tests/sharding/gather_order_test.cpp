@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "comm/core/error.h"
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/mirrored_backend.h"
@@ -29,26 +30,17 @@ class Course final : public Module {
   using During = std::function<void(int scope, Pass)>;
 
   explicit Course(
-      During during = [](int, Pass) {}, bool equal_sizes = false)
-      : during_(std::move(during)) {
+      During during = [](int, Pass) {}, bool equal_sizes = false, const Order& listed = {0, 1, 2, 3})
+      : during_(std::move(during)), scopes_(scope_count) {
     for (int i = 0; i < scope_count; ++i) {
       auto& p = *parameters_.emplace_back(std::make_unique<Parameter>());
-      p.name = concat("p", i);
-      p.shape = {elements_of(equal_sizes ? 0 : i)};
+      register_parameter(p, concat("p", i), {elements_of(equal_sizes ? 0 : i)});
       p.value = Tensor::empty(p.shape);
       std::fill_n(p.value.data<float>(), p.count(), static_cast<float>(i + 1));
-      scopes_.push_back(std::make_unique<Scope>(Scope{concat("s", i), {&p}}));
     }
-  }
-  std::vector<Parameter*> parameters() override {
-    std::vector<Parameter*> out;
-    for (const auto& p : parameters_) out.push_back(p.get());
-    return out;
-  }
-  std::vector<const Scope*> scopes() override {
-    std::vector<const Scope*> out;
-    for (const int i : listed) out.push_back(&scope(i));
-    return out;
+    for (const int i : listed)
+      scopes_[static_cast<std::size_t>(i)] =
+          &register_scope(concat("s", i), std::vector<Parameter*>{&parameter(i)});
   }
   Scope& scope(int i) { return *scopes_[static_cast<std::size_t>(i)]; }
   Parameter& parameter(int i) { return *parameters_[static_cast<std::size_t>(i)]; }
@@ -75,8 +67,6 @@ class Course final : public Module {
     return tape.scope(scope(3), [&] { return term(tape, term(tape, sum, 3), 0); });
   }
 
-  Order listed{0, 1, 2, 3};
-
  private:
   Var term(Tape& tape, Var sum, int i) {
     Parameter& p = parameter(i);
@@ -101,7 +91,7 @@ class Course final : public Module {
 
   During during_;
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  std::vector<std::unique_ptr<Scope>> scopes_;
+  std::vector<Scope*> scopes_;
 };
 
 bool is_gather(const CallRecord::Call& c) {
@@ -116,10 +106,10 @@ Order scopes_of(const std::vector<CallRecord::Call>& calls) {
 
 /// One rank that trains.
 struct Training {
-  explicit Training(GatherLimits limits, bool overlap = true, Order listed = {0, 1, 2, 3}, bool tied = false)
-      : model([this](int scope, Pass pass) { look(scope, pass); }),
+  explicit Training(GatherLimits limits, bool overlap = true, const Order& listed = {0, 1, 2, 3},
+                    bool tied = false)
+      : model([this](int scope, Pass pass) { look(scope, pass); }, false, listed),
         comm(test::mirrored_communicator(0, ranks, record)) {
-    model.listed = std::move(listed);
     if (tied) model.scope(3).parameters.push_back(&model.parameter(0));
     strategy = make_strategy(StrategyKind::zero3, model, comm, {.overlap_comm = overlap, .gathers = limits});
     strategy->attach(tape);

@@ -115,7 +115,7 @@ struct ScaledRank {
     strategy->zero_grad();
     const auto out = model.forward(tape, sample(comm.rank(), 0), sample(comm.rank(), 1));
     strategy->begin_backward(true);
-    tape.backward(out.loss.loss, static_cast<float>(scaler.scale()) * fault);
+    tape.backward(out.loss.sum, static_cast<float>(scaler.scale()) * fault / static_cast<float>(tokens));
     tape.reset();
     strategy->finish_gradients();
     strategy->clip_and_step(*optimizer, {.max_norm = 1, .skip_overflow = true});

@@ -238,24 +238,25 @@ TEST(BucketSizes, AreElementsThatOneCallGathersToo) {
   EXPECT_EQ(sizes_of(t.record->launched(reductions)), Sizes{128 + 256 + 384 + 512}) << "ddp gathers nothing";
 }
 
-/// One scope with all parameters.
+/// The parameters of Chain, in one scope.
 class Single final : public Module {
  public:
-  explicit Single(Module& parts) {
-    for (Parameter* p : parts.parameters()) scope_.parameters.push_back(p);
+  Single() {
+    for (int i = 0; i < scope_count; ++i) {
+      auto& p = *parameters_.emplace_back(std::make_unique<Parameter>());
+      register_parameter(p, concat("p", i), {elements_of(i)});
+      p.value = Tensor::zeros(p.shape);
+    }
   }
-  std::vector<Parameter*> parameters() override { return scope_.parameters; }
-  std::vector<const Scope*> scopes() override { return {&scope_}; }
 
  private:
-  Scope scope_{"all", {}};
+  std::vector<std::unique_ptr<Parameter>> parameters_;
 };
 
 TEST(BucketSizes, CutTheParametersOfAScopeInZero3) {
   const auto gathered = [](const StrategyOptions& options) {
     const auto record = std::make_shared<CallRecord>();
-    Chain chain([](int, Pass) {});
-    Single model(chain);
+    Single model;
     auto comm = test::mirrored_communicator(0, ranks, record);
     const auto strategy = make_strategy(StrategyKind::zero3, model, comm, options);
     Tape tape;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "autograd_lite/ops.h"
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"

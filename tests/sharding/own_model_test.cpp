@@ -6,6 +6,7 @@
 #include "autograd_lite/containers.h"
 #include "autograd_lite/init.h"
 #include "autograd_lite/nn.h"
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/ranks.h"
 

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "comm/core/error.h"
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
@@ -23,13 +24,13 @@ constexpr std::size_t element_count = rows * columns + bias;
 class Given final : public Module {
  public:
   Given() {
+    register_parameter(weight_, "weight", {rows, columns});
+    register_parameter(bias_, "bias", {bias});
     weight_.value = Tensor::zeros(weight_.shape);
     bias_.value = Tensor::zeros(bias_.shape);
   }
-  std::vector<Parameter*> parameters() override { return {&weight_, &bias_}; }
-  std::vector<const Scope*> scopes() override { return {&scope_}; }
   Var loss(Tape& tape, const float* gradients) {
-    return tape.scope(scope_, [&] {
+    return in_scope(tape, [&] {
       return term(tape, term(tape, tape.variable(Tensor::zeros({})), weight_, gradients), bias_,
                   gradients + rows * columns);
     });
@@ -44,8 +45,7 @@ class Given final : public Module {
       t.accumulate_grad(sum, d_out);
     });
   }
-  Parameter weight_{.name = "weight", .shape = {rows, columns}}, bias_{.name = "bias", .shape = {bias}};
-  Scope scope_{"all", {&weight_, &bias_}};
+  Parameter weight_, bias_;
 };
 
 using Numbers = std::vector<float>;

@@ -395,8 +395,9 @@ struct Unused {
 Unused train_unused(StrategyKind kind, Communicator& comm, UnusedParameterPolicy unreached,
                     const std::vector<bool>& reached) {
   ToyModel model(initial_value);
-  const auto strategy = make_strategy(
-      kind, model, comm, {.reduce_bucket_size = 225, .first_bucket_size = 75, .unused_parameters = unreached});
+  const auto strategy =
+      make_strategy(kind, model, comm,
+                    {.reduce_bucket_size = 225, .first_bucket_size = 75, .unused_parameters = unreached});
   Tape tape;
   strategy->attach(tape);
   const auto adamw = make_adamw({.learning_rate = 0.1, .weight_decay = 0.1});

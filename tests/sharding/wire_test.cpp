@@ -7,6 +7,7 @@
 
 #include "comm/core/error.h"
 #include "comm/core/math.h"
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
@@ -26,20 +27,16 @@ class Given final : public Module {
   Given() {
     for (const std::size_t n : sizes) {
       auto& p = *parameters_.emplace_back(std::make_unique<Parameter>());
-      p.name = concat("p", n);
-      p.shape = {n};
+      register_parameter(p, concat("p", n), {n});
       p.value = Tensor::zeros(p.shape);
-      scope_.parameters.push_back(&p);
     }
   }
-  std::vector<Parameter*> parameters() override { return scope_.parameters; }
-  std::vector<const Scope*> scopes() override { return {&scope_}; }
 
   Var loss(Tape& tape, const std::vector<float>& gradients) {
-    return tape.scope(scope_, [&] {
+    return in_scope(tape, [&] {
       Var sum = tape.variable(Tensor::zeros({}));
       const float* next = gradients.data();
-      for (Parameter* p : scope_.parameters) {
+      for (const auto& p : parameters_) {
         const Var w = tape.parameter(*p);
         const std::vector<float> own(next, next + p->count());
         next += p->count();
@@ -57,7 +54,6 @@ class Given final : public Module {
 
  private:
   std::vector<std::unique_ptr<Parameter>> parameters_;
-  Scope scope_{"all", {}};
 };
 
 constexpr std::size_t element_count() {
