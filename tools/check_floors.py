@@ -78,9 +78,11 @@ ROOMS = {
     'tools/train_gpt/report': MODEL + 'sharding/io',
     'tools/train_gpt/data': 'comm/core sharding/config sharding/data sharding/io',
     'tools/train_gpt/model': MODEL + 'sharding/checkpoint sharding/io sharding/strategies tools/train_gpt/report',
-    'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/io sharding/optim sharding/schedules '
-                       'sharding/strategies '
-                       'tools/command_line tools/train_gpt/data tools/train_gpt/model tools/train_gpt/report',
+    'tools/train_gpt/training': MODEL + 'sharding/config sharding/optim sharding/schedules sharding/strategies '
+                                'tools/train_gpt/data tools/train_gpt/model tools/train_gpt/report',
+    'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/io sharding/strategies '
+                       'tools/command_line tools/train_gpt/data tools/train_gpt/model tools/train_gpt/report '
+                       'tools/train_gpt/training',
     # Stand-alone programs, which time internal parts of a library.
     'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels',
     'bench/support': 'comm comm/core comm/device tools/command_line bench',

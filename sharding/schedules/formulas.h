@@ -1,7 +1,7 @@
 #pragma once
 /// The formula of each schedule.
 
-#include "sharding/schedules/lr_schedule.h"
+#include "sharding/schedules/schedule_types.h"
 
 namespace rz::schedules {
 

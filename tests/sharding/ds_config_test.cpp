@@ -198,15 +198,10 @@ TEST(DsConfig, WarnsOfKeysThatAreNotApplied) {
   EXPECT_EQ(warnings(R"({"zero_optimization": {"contiguous_gradients": false}})"),
             "ds.json: zero_optimization.contiguous_gradients: has no effect: gradients lie in contiguous "
             "buckets\n");
-  EXPECT_EQ(
-      warnings(
-          R"({"prescale_gradients": true, "zero_optimization": {"stage": 3, "max_live_parameters": 1e8}})"),
-      "ds.json: read and not applied in this build (docs/configuration.md): "
-      "zero_optimization.stage3_max_live_parameters, prescale_gradients\n");
-  EXPECT_EQ(warnings(R"({"zero_optimization": {"stage": 2, "stage3_max_live_parameters": 1e8}})"), "")
-      << "has no effect at stage 2, nor in DeepSpeed";
-  EXPECT_EQ(warnings(R"({"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 1e9}})"), "")
-      << "the default";
+  EXPECT_EQ(warnings(R"({"comms_logger": {"enabled": true}, "flops_profiler": {"enabled": true}})"),
+            "ds.json: read and not applied in this build (docs/configuration.md): "
+            "comms_logger.enabled, flops_profiler.enabled\n");
+  EXPECT_EQ(warnings(R"({"comms_logger": {"enabled": false}})"), "") << "the default";
   EXPECT_EQ(warnings(R"({"steps_per_print": 10, "wall_clock_breakdown": true, "optimizer": {"type": "AdamW"},
     "fp16": {"enabled": false, "loss_scale": 0},
     "zero_optimization": {"contiguous_gradients": true, "offload_param": {"device": "none"}}})"),

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/train_gpt/trainer.h"
+#include "tools/train_gpt/training/trainer.h"
 
 namespace rz::test {
 

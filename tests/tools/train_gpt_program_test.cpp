@@ -252,7 +252,6 @@ TEST_F(TrainGptProgram, WrongConfigurationsAreRefused) {
   refused(2, R"({"train_batch_size": 3})", {"train_batch_size", "3", "2 ranks", "2 or 4"});
   refused(1, R"({"train_batch_size": 4, "optimizer": {"type": "Adan"}})", {"Adan", "AdamW"});
   refused(1, R"({"train_batch_size": 4, "gradient_cliping": 1})", {"gradient_cliping", "gradient_clipping"});
-  refused(1, R"({"train_batch_size": 4, "fp16": {"enabled": true}})", {"fp16.enabled", "--device cuda"});
   refused(1, R"({"train_batch_size": 4, "communication_data_type": "fp17"})",
           {"communication_data_type", "fp17"});
 }

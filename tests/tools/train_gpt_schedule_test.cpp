@@ -4,7 +4,7 @@
 
 #include "tests/support/error_of.h"
 #include "tests/support/train_tiny.h"
-#include "tools/train_gpt/optimizer.h"
+#include "tools/train_gpt/training/optimizer.h"
 #include "tools/train_gpt/trainer_options.h"
 
 namespace rz::train_gpt {

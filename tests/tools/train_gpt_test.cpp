@@ -357,8 +357,6 @@ TEST_F(TrainGptFiles, WhatIsNotThereYetIsRefusedByName) {
     expect_parts(error_message([&] { read_inputs(o, 0, 1); }), parts);
   };
   refused(R"("optimizer": null)", {"optimizer: missing", "--learning-rate"});
-  refused(R"("optimizer": {"type": "SGD", "params": {"lr": 1}}, "communication_data_type": "bf16")",
-          {"communication_data_type", "not supported"});
   refused(R"("optimizer": {"type": "AdamW"}, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1,
     "cycle_max_lr": 1}})",
           {"cycle_momentum", "not supported", "false"});

@@ -11,7 +11,7 @@
 #include "comm/core/error.h"
 #include "tools/train_gpt/data/batches.h"
 #include "tools/train_gpt/model/model_config.h"
-#include "tools/train_gpt/optimizer.h"
+#include "tools/train_gpt/training/optimizer.h"
 
 namespace rz::train_gpt {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/options.h"
-#include "tools/train_gpt/trainer.h"
+#include "tools/train_gpt/training/trainer.h"
 
 namespace rz::train_gpt {
 

@@ -32,13 +32,12 @@ constexpr KeySpec top[] = {
     section("torch_autocast", "null", ""),
     section("zero_optimization", "{}", "also true (stage 1) or false"),
     section("activation_checkpointing", "{}", ""),
-    applied(
-        "communication_data_type", dtype, "null",
-        "gradients are reduced in this dtype; null: that of data_types.grad_accum_dtype, and no other yet"),
-    unused("prescale_gradients", boolean, "false",
-           "gradients are divided by the number of ranks within the reduction"),
-    unused("gradient_predivide_factor", number, "1.0",
-           "gradients are divided by the number of ranks within the reduction")
+    applied("communication_data_type", dtype, "null",
+            "gradients are reduced in this dtype; null: that of data_types.grad_accum_dtype"),
+    applied("prescale_gradients", boolean, "false",
+            "gradients are divided by the number of ranks before the sum, not after it"),
+    applied("gradient_predivide_factor", number, "1.0",
+            "gradients are divided by it before the sum, and by ranks / factor after it")
         .within(1e-300, unbounded),
     refused("gradient_allreduce_op", "\"mean\"", "[\"mean\"]", "gradients are means over the ranks"),
     refused("managed_gradient_accumulation", "true", "[true]",

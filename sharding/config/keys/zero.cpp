@@ -8,7 +8,6 @@ namespace {
 using enum Kind;
 constexpr double max_elements = 9.3e18;
 constexpr const char* zeropp = "ZeRO++ belongs to a later release";
-constexpr const char* scopes = "scopes are gathered and released one by one, with one scope ahead";
 
 constexpr KeySpec elements(KeySpec key) { return key.within(0, max_elements); }
 
@@ -22,8 +21,9 @@ constexpr KeySpec zero[] = {
         .from(Argument::reduce_bucket_size),
     applied("overlap_comm", boolean, "null",
             "reduce while backward runs; null: true (DeepSpeed: at stage 3 only)"),
-    elements({"allgather_bucket_size", integer, "500000000", Treatment::accepted,
-              "updated values are gathered in place, without memory of their own"}),
+    elements(applied("allgather_bucket_size", integer, "500000000",
+                     "largest gather, in elements; the smaller of it and reduce_bucket_size holds for both"))
+        .within(1, max_elements),
     always("contiguous_gradients", "true", "gradients lie in contiguous buckets"),
     always("reduce_scatter", "true", "each rank receives its shard only"),
     always("allgather_partitions", "true", "updated values are gathered"),
@@ -34,15 +34,18 @@ constexpr KeySpec zero[] = {
               "updates run in place, without a tile of their own"}),
     section("offload_param", "null", "without effect below stage 3"),
     section("offload_optimizer", "null", "without effect at stage 0"),
-    elements(unused("stage3_prefetch_bucket_size", integer, "50000000", scopes)
+    elements(applied("stage3_prefetch_bucket_size", integer, "50000000",
+                     "values are gathered before their use while fewer elements wait for theirs")
                  .from(Argument::prefetch_bucket_size)),
-    elements(
-        unused("stage3_param_persistence_threshold", integer, "100000", "small parameters are sharded, too")
-            .from(Argument::persistence_threshold)),
-    elements(unused("stage3_model_persistence_threshold", integer, "9223372036854775807",
-                    "small parameters are sharded, too")),
-    elements(unused("stage3_max_live_parameters", integer, "1000000000", scopes)),
-    elements(unused("stage3_max_reuse_distance", integer, "1000000000", scopes)),
+    elements(applied("stage3_param_persistence_threshold", integer, "100000",
+                     "every rank holds the values of parameters of up to this many elements whole")
+                 .from(Argument::persistence_threshold)),
+    elements(applied("stage3_model_persistence_threshold", integer, "9223372036854775807",
+                     "elements of all such parameters")),
+    elements(applied("stage3_max_live_parameters", integer, "1000000000",
+                     "gathered elements, beyond which none is prefetched or kept")),
+    elements(applied("stage3_max_reuse_distance", integer, "1000000000",
+                     "values that are used again within this many elements stay gathered")),
     accepted("stage3_gather_16bit_weights_on_model_save", boolean, "false", "a saved model is always whole"),
     accepted("stage3_module_granularity_threshold", "0", "scopes are those of the model"),
     accepted("stage3_use_all_reduce_for_fetch_params", "false", "shards are gathered in place"),

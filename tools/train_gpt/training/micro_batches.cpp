@@ -1,4 +1,4 @@
-#include "tools/train_gpt/micro_batches.h"
+#include "tools/train_gpt/training/micro_batches.h"
 
 #include <span>
 #include <utility>

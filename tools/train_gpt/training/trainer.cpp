@@ -1,10 +1,10 @@
-#include "tools/train_gpt/trainer.h"
+#include "tools/train_gpt/training/trainer.h"
 
 #include <chrono>
 #include <cmath>
 
 #include "autograd_lite/init.h"
-#include "tools/train_gpt/optimizer.h"
+#include "tools/train_gpt/training/optimizer.h"
 
 namespace rz::train_gpt {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/train_gpt/update_graph.h"
+#include "tools/train_gpt/training/update_graph.h"
 
 namespace rz::train_gpt {
 

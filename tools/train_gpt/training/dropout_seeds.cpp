@@ -1,4 +1,4 @@
-#include "tools/train_gpt/dropout_seeds.h"
+#include "tools/train_gpt/training/dropout_seeds.h"
 
 #include "comm/device/allocate.h"
 #include "comm/device/memory.h"

@@ -1,4 +1,4 @@
-#include "tools/train_gpt/optimizer.h"
+#include "tools/train_gpt/training/optimizer.h"
 
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
