@@ -26,8 +26,8 @@ duplicate keys are errors.
 | not applied yet | read, with a warning if it is given |
 | refused | an error unless the value is the default or one of those named |
 
-"auto" stands for the argument of the last column, as in Hugging Face's Trainer; any other "auto" in a
-section is the default, as in DeepSpeed. `train_gpt --help` lists the flags with these names. Old spellings (`cpu_offload`,
+"auto" stands for the argument of the last column, as in Hugging Face's Trainer; any other "auto" in a section is the
+default, as in DeepSpeed. `train_gpt --help` lists the flags with these names. Old spellings (`cpu_offload`,
 `cpu_offload_param`, `bfloat16`, `fp16_enabled`, `fp32_allreduce`, `load_universal_checkpoint`,
 `stage3_gather_fp16_weights_on_model_save`, true or false for `zero_optimization`) are accepted with a warning; keys
 that begin with `stage3_` may be written without it.
