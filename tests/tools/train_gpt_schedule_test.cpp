@@ -4,8 +4,8 @@
 
 #include "tests/support/error_of.h"
 #include "tests/support/train_tiny.h"
-#include "tools/train_gpt/training/optimizer.h"
 #include "tools/train_gpt/trainer_options.h"
+#include "tools/train_gpt/training/optimizer.h"
 
 namespace rz::train_gpt {
 namespace {

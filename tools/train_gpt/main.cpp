@@ -20,8 +20,8 @@
 #include "tools/train_gpt/report/printable.h"
 #include "tools/train_gpt/report/throughput.h"
 #include "tools/train_gpt/run_consistency.h"
-#include "tools/train_gpt/training/trainer.h"
 #include "tools/train_gpt/trainer_options.h"
+#include "tools/train_gpt/training/trainer.h"
 #include "tools/train_gpt/words.h"
 
 namespace rz::train_gpt {

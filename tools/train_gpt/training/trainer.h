@@ -13,10 +13,10 @@
 #include "sharding/strategies/strategy.h"
 #include "tools/train_gpt/data/batches.h"
 #include "tools/train_gpt/data/tokens.h"
-#include "tools/train_gpt/training/dropout_seeds.h"
-#include "tools/train_gpt/training/micro_batches.h"
 #include "tools/train_gpt/model/checkpoint.h"
 #include "tools/train_gpt/report/metrics.h"
+#include "tools/train_gpt/training/dropout_seeds.h"
+#include "tools/train_gpt/training/micro_batches.h"
 #include "tools/train_gpt/training/update_graph.h"
 
 namespace rz::train_gpt {
