@@ -51,7 +51,7 @@ ROOMS = {
     'comm/backends/mpi': DEVICE + 'comm comm/reduce comm/transport comm/schedule comm/progress comm/backends',
     'comm/api': 'comm/core comm/os comm comm/backends',
     'sharding/io': 'comm/core',
-    'sharding/data': 'comm/core',
+    'sharding/data': DEVICE + 'tensor',
     'sharding/schedules': 'comm/core',
     'sharding/checkpoint': 'comm/core sharding/io',
     'sharding/memory': TENSOR,

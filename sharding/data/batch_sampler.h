@@ -1,0 +1,54 @@
+#pragma once
+/// Which samples form each batch of a rank.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "sharding/data/sampler.h"
+
+namespace rz {
+
+/// A pure function of (epoch, batch), so that a run resumes at any batch. Thread-safe.
+class BatchSampler {
+ public:
+  struct Batch {
+    std::vector<std::uint64_t> indices;  ///< at most batch_size()
+    std::size_t padding = 0;             ///< trailing indices that repeat samples of the epoch
+  };
+
+  virtual ~BatchSampler() = default;
+  /// Batches of an epoch, at least 1, the same on all ranks.
+  virtual std::uint64_t batches() const = 0;
+  /// Samples of the largest batch.
+  virtual std::size_t batch_size() const = 0;
+  virtual Batch at(std::uint64_t epoch, std::uint64_t batch) const = 0;
+};
+
+struct BatchSamplerOptions {
+  std::uint64_t samples = 0;   ///< of the whole dataset
+  std::size_t batch_size = 1;  ///< of one rank
+  int ranks = 1, rank = 0;
+  bool shuffle = true;
+  bool drop_last = false;  ///< without the incomplete last batch, as dataloader_drop_last of DeepSpeed
+  std::uint64_t seed = 0;  ///< of the order, with the epoch
+};
+
+/// The samples of DistributedSampler in batches, as DataLoader cuts them. Every rank has the same number of
+/// samples; a rank whose share is one smaller repeats a sample as padding.
+class DistributedBatchSampler : public BatchSampler {
+ public:
+  /// Errc::invalid_argument if there are no samples, no batch, or no such rank.
+  explicit DistributedBatchSampler(BatchSamplerOptions);
+
+  std::uint64_t batches() const override { return batches_; }
+  std::size_t batch_size() const override { return options_.batch_size; }
+  Batch at(std::uint64_t epoch, std::uint64_t batch) const override;
+
+ private:
+  BatchSamplerOptions options_;
+  DistributedSampler sampler_;
+  std::uint64_t batches_;
+};
+
+}  // namespace rz

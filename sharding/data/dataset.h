@@ -1,0 +1,60 @@
+#pragma once
+/// Data for training: samples of named fields.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/core/types.h"
+#include "tensor/tensor.h"
+
+namespace rz {
+
+/// One field of every sample, e.g. {"x", DType::f32, {32}}; a label is a field without dimensions.
+struct Field {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape = {};  ///< of one sample, at most three dimensions
+};
+
+/// Host memory of a batch that is being filled: a row of every field for each sample.
+class BatchRows {
+ public:
+  /// `memory[f]` holds [rows, shape…] of `fields[f]`. Both must outlive this object.
+  BatchRows(std::span<const Field> fields, std::span<const Tensor> memory)
+      : fields_(fields), memory_(memory) {}
+
+  /// The elements of a row. Errc::invalid_argument if there is no such field, it lists the fields, or if T is
+  /// not its dtype.
+  template <class T>
+  std::span<T> row(std::string_view field, std::size_t row) {
+    const std::size_t f = find(field, dtype_of<T>);
+    const std::size_t count = fields_[f].shape.count();
+    return {memory_[f].data<T>() + row * count, count};
+  }
+  /// The bytes of a row of field number `field`.
+  std::span<std::byte> bytes(std::size_t field, std::size_t row);
+
+ private:
+  std::size_t find(std::string_view field, DType) const;
+
+  std::span<const Field> fields_;
+  std::span<const Tensor> memory_;
+};
+
+/// Samples that are read by index, as torch.utils.data.Dataset with __getitem__. The const functions may be
+/// called from several threads at once.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+  /// Number of samples.
+  virtual std::uint64_t size() const = 0;
+  virtual std::vector<Field> fields() const = 0;
+  /// Writes all fields of sample `index` < size() to a row.
+  virtual void read(std::uint64_t index, BatchRows& to, std::size_t row) const = 0;
+};
+
+}  // namespace rz

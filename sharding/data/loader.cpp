@@ -1,0 +1,138 @@
+#include "sharding/data/loader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/core/error.h"
+#include "comm/device/allocate.h"
+#include "comm/device/memory.h"
+#include "sharding/data/prefetcher.h"
+
+namespace rz {
+namespace {
+
+/// [rows, shape…]
+Shape batch_shape(std::size_t rows, const Shape& sample) {
+  std::vector<std::size_t> extents{rows};
+  for (int i = 0; i < sample.dims(); ++i) extents.push_back(sample[i]);
+  return Shape(extents);
+}
+
+void check_fields(const std::vector<Field>& fields) {
+  require(!fields.empty(), Errc::invalid_argument, "the samples have no fields; Dataset::fields() is empty");
+  for (const Field& f : fields) {
+    require(f.shape.dims() < 4, Errc::invalid_argument, "field ", f.name, ": samples of shape ",
+            rz::name(f.shape), "; a batch adds a dimension, so give at most 3");
+    require(std::ranges::count(fields, f.name, &Field::name) == 1, Errc::invalid_argument, "field ", f.name,
+            " is there twice");
+  }
+}
+
+void check_options(const LoaderOptions& o) {
+  const auto check_one = [](const char* what, long long value, long long min) {
+    require(value >= min, Errc::invalid_argument, "LoaderOptions::", what, " is ", value, "; at least ", min);
+  };
+  check_one("num_workers", o.num_workers, 0);
+  check_one("prefetch_factor", o.prefetch_factor, 1);
+  check_one("slots", static_cast<long long>(o.slots), 1);
+}
+
+std::vector<Tensor> batch_memory(const std::vector<Field>& fields, std::size_t rows,
+                                 const Allocator& allocate) {
+  std::vector<Tensor> all;
+  for (const Field& f : fields) all.push_back(Tensor::empty(batch_shape(rows, f.shape), f.dtype, allocate));
+  return all;
+}
+
+/// From which copies to the device do not block.
+Allocator host_memory_for(Device device) {
+  if (device.kind == Device::host) return allocate_host;
+  return [device](std::size_t bytes) { return allocate_pinned(device, bytes); };
+}
+
+std::vector<HostBatch> ring_of(const std::vector<Field>& fields, std::size_t rows, std::size_t places,
+                               Device device) {
+  std::vector<HostBatch> ring(places);
+  for (HostBatch& b : ring) b.tensors = batch_memory(fields, rows, host_memory_for(device));
+  return ring;
+}
+
+std::shared_ptr<const std::vector<Field>> checked_fields(const Dataset* dataset) {
+  require(dataset != nullptr, Errc::invalid_argument, "a loader without a dataset");
+  auto fields = std::make_shared<const std::vector<Field>>(dataset->fields());
+  check_fields(*fields);
+  return fields;
+}
+
+}  // namespace
+
+Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<const BatchSampler> sampler,
+               const Stream& stream, LoaderOptions options)
+    : fields_(checked_fields(dataset.get())),
+      sampler_(std::move(sampler)),
+      stream_(stream),
+      options_(options) {
+  require(sampler_ && sampler_->batches() > 0, Errc::invalid_argument, "a loader without batches");
+  check_options(options_);
+  // Copies of `slots` batches may be in flight while the next ones are copied.
+  max_held_ = on_device() ? 2 * options_.slots : options_.slots;
+  slots_.resize(options_.slots);
+  const std::size_t rows = sampler_->batch_size();
+  if (on_device())
+    for (Slot& slot : slots_) slot.memory = batch_memory(*fields_, rows, allocator_on(stream_.device()));
+  const int ahead = std::max(1, options_.num_workers * options_.prefetch_factor);
+  const std::size_t places = max_held_ + static_cast<std::size_t>(ahead);
+  prefetcher_ = std::make_unique<Prefetcher>(
+      std::move(dataset), sampler_, ring_of(*fields_, rows, places, stream_.device()), options_.num_workers);
+}
+
+Loader::~Loader() {
+  try {
+    for (const Event& copy : copies_) copy.synchronize();
+  } catch (const Error&) {  // the device has failed, which its user learns elsewhere
+  }
+}
+
+std::uint64_t Loader::size() const { return sampler_->batches(); }
+
+void Loader::release_oldest() {
+  copies_.front().synchronize();
+  copies_.pop_front();
+  prefetcher_->release();
+}
+
+Tensor Loader::place(const Slot& slot, std::size_t field, const Tensor& host, std::size_t rows) const {
+  const Shape shape = batch_shape(rows, (*fields_)[field].shape);
+  if (!on_device()) return host.view(0, shape);
+  const Tensor to = slot.memory[field].view(0, shape);
+  memcpy_async(to.raw(), host.raw(), to.bytes(), stream_);
+  return to;
+}
+
+Batch& Loader::next() {
+  require(!stream_.capturing(), Errc::invalid_argument,
+          "a batch was read while the stream is captured; read it before, into memory that stays");
+  if (copies_.size() == max_held_) release_oldest();
+  const HostBatch& host = prefetcher_->next(Deadline::after(options_.timeout));
+  Slot& slot = slots_[returned_ % slots_.size()];
+  std::vector<Tensor> tensors;
+  for (std::size_t f = 0; f < fields_->size(); ++f)
+    tensors.push_back(place(slot, f, host.tensors[f], host.samples.indices.size()));
+  copies_.push_back(stream_.record());
+  slot.batch = Batch(fields_, std::move(tensors), host.samples.indices, host.samples.padding);
+  ++returned_;
+  return slot.batch;
+}
+
+Loader::State Loader::state() const {
+  return {prefetcher_->position() / size(), prefetcher_->position() % size()};
+}
+
+void Loader::set_state(State to) {
+  require(to.batch < size(), Errc::invalid_argument, "batch ", to.batch, " of an epoch of ", size());
+  while (!copies_.empty()) release_oldest();
+  prefetcher_->restart(to.epoch * size() + to.batch);
+  returned_ = 0;
+}
+
+}  // namespace rz

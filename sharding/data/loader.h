@@ -1,0 +1,103 @@
+#pragma once
+/// Batches of a dataset on the device of the model, read ahead by threads.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <iterator>
+#include <memory>
+#include <vector>
+
+#include "comm/device/stream.h"
+#include "sharding/data/batch.h"
+#include "sharding/data/batch_sampler.h"
+#include "sharding/data/dataset.h"
+
+namespace rz {
+
+class Prefetcher;
+
+/// Names as those of torch.utils.data.DataLoader.
+struct LoaderOptions {
+  int num_workers = 1;                         ///< threads that read ahead; 0: next() reads
+  int prefetch_factor = 2;                     ///< batches that each of them reads ahead
+  std::size_t slots = 1;                       ///< batches that are valid at a time
+  std::chrono::milliseconds timeout{600'000};  ///< of reading one batch
+};
+
+/// An endless run of epochs, or one epoch in a range-based for:
+///
+///     for (Batch& batch : loader) …      // the next such loop is the next epoch
+///
+/// A batch is valid until `slots` later ones were returned. On a device, the k-th batch since the start, or
+/// since set_state(), is always in slot k mod `slots` of the same memory, and is copied in the order of the
+/// stream: a graph may read it. One thread uses a loader; the number of workers changes no batch. Errors of
+/// Dataset::read carry the index of the sample; next() repeats them until set_state() or set_epoch().
+class Loader {
+ public:
+  /// Batches are on the device of the stream. Errc::invalid_argument names an option or field that is out of
+  /// range.
+  Loader(std::shared_ptr<const Dataset>, std::shared_ptr<const BatchSampler>, const Stream&,
+         LoaderOptions = {});
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  /// Batches of an epoch.
+  std::uint64_t size() const;
+  /// The next batch; not while the stream is captured. Errc::timeout.
+  Batch& next();
+
+  /// Position of the next batch.
+  struct State {
+    std::uint64_t epoch = 0, batch = 0;
+    bool operator==(const State&) const = default;
+  };
+  State state() const;
+  /// Continues there, as a run that was never interrupted. Errc::invalid_argument if there is no such batch.
+  void set_state(State);
+  std::uint64_t epoch() const { return state().epoch; }
+  void set_epoch(std::uint64_t epoch) { set_state({epoch, 0}); }
+
+  /// Over the batches that are left of an epoch.
+  class Iterator {
+   public:
+    explicit Iterator(Loader& loader) : loader_(loader), epoch_(loader.epoch()), batch_(&loader.next()) {}
+    Batch& operator*() const { return *batch_; }
+    Iterator& operator++() {
+      batch_ = loader_.epoch() == epoch_ ? &loader_.next() : nullptr;
+      return *this;
+    }
+    bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
+
+   private:
+    Loader& loader_;
+    std::uint64_t epoch_;
+    Batch* batch_;
+  };
+  Iterator begin() { return Iterator(*this); }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  struct Slot {
+    std::vector<Tensor> memory;  // on a device, else empty
+    Batch batch;
+  };
+  bool on_device() const { return stream_.device().kind != Device::host; }
+  void release_oldest();
+  /// A field's rows where the model reads them.
+  Tensor place(const Slot&, std::size_t field, const Tensor& host, std::size_t rows) const;
+
+  std::shared_ptr<const std::vector<Field>> fields_;
+  std::shared_ptr<const BatchSampler> sampler_;
+  Stream stream_;
+  LoaderOptions options_;
+  std::size_t max_held_;      // batches of the prefetcher that are in use at a time
+  std::deque<Event> copies_;  // one for each of them: after it, its host memory is free
+  std::vector<Slot> slots_;
+  std::uint64_t returned_ = 0;  // batches since set_state()
+  std::unique_ptr<Prefetcher> prefetcher_;
+};
+
+}  // namespace rz
