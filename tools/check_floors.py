@@ -71,17 +71,17 @@ ROOMS = {
                        'sharding/runtime sharding/stores',
     'sharding/strategies': TENSOR + 'comm autograd_lite sharding/consistency sharding/memory sharding/optim '
                            'sharding/layout sharding/runtime sharding/wire sharding/stores sharding/update',
+    'sharding/huggingface': MODEL + 'sharding/checkpoint sharding/io sharding/optim sharding/strategies',
     'tools/command_line': 'comm/core',
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
-    'tools/train_gpt/report': MODEL + 'sharding/io',
+    'tools/train_gpt/report': MODEL + 'sharding/io sharding/optim',
     'tools/train_gpt/data': 'comm/core sharding/config sharding/data sharding/io',
-    'tools/train_gpt/model': MODEL + 'sharding/checkpoint sharding/io sharding/strategies tools/train_gpt/report',
     'tools/train_gpt/training': MODEL + 'sharding/config sharding/optim sharding/schedules sharding/strategies '
-                                'tools/train_gpt/data tools/train_gpt/model tools/train_gpt/report',
-    'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/io sharding/strategies '
-                       'tools/command_line tools/train_gpt/data tools/train_gpt/model tools/train_gpt/report '
+                                'sharding/huggingface tools/train_gpt/data tools/train_gpt/report',
+    'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/io sharding/optim sharding/strategies '
+                       'sharding/huggingface tools/command_line tools/train_gpt/data tools/train_gpt/report '
                        'tools/train_gpt/training',
     # Stand-alone programs, which time internal parts of a library.
     'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels',

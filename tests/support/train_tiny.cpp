@@ -7,17 +7,16 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/io/json.h"
 #include "tests/support/gpt2_tiny.h"
 #include "tests/support/ranks.h"
-#include "tools/train_gpt/model/model_config.h"
 
 namespace rz::test {
 
 namespace {
 
 namespace fs = std::filesystem;
-using train_gpt::Checkpoint;
 using train_gpt::Tokens;
 using train_gpt::Trainer;
 using train_gpt::UpdateReport;
@@ -91,7 +90,7 @@ std::vector<Reports> train_all(const TinyRun& run, std::int64_t steps) {
     Gpt2 model(run.c.config);
     model.checkpoint_blocks = run.recompute;
     Trainer trainer(model, Tokens::from_file(run.tokens), comm, run.options);
-    trainer.load(Checkpoint(SafetensorsFile::open(run.checkpoint), model.parameters()));
+    trainer.load(PretrainedWeights(run.checkpoint, model));
     for (std::int64_t i = 0; i < steps; ++i) {
       reports[static_cast<std::size_t>(rank)].push_back(trainer.update());
       if (run.each) run.each(trainer, rank);

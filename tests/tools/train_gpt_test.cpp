@@ -14,8 +14,6 @@
 #include "tools/train_gpt/data/batches.h"
 #include "tools/train_gpt/data/tokens.h"
 #include "tools/train_gpt/inputs.h"
-#include "tools/train_gpt/model/checkpoint.h"
-#include "tools/train_gpt/model/model_config.h"
 #include "tools/train_gpt/options.h"
 #include "tools/train_gpt/rank_agreement.h"
 #include "tools/train_gpt/report/metrics.h"
@@ -209,23 +207,6 @@ TEST(TrainGptOptions, MistakesAreOneLine) {
   expect_parts(wrong({"--model", "m", "--config", "c", "--data", "d", "--steps", "many"}),
                {"--steps", "many"});
   expect_parts(wrong({"--model", "m", "--config", "c", "--data", "d", "--seq-len", "0"}), {"--seq-len"});
-}
-
-// ---- the model's configuration
-
-TEST_F(TrainGptFiles, TheInitializerRangeIsReadAndWritten) {
-  put("model.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256,)"
-                    R"( "initializer_range": 0.25})");
-  const Gpt2Config c = read_model_config(path("model.json"));
-  EXPECT_EQ(c.initializer_range, 0.25);
-  put("again.json", to_json(c));
-  EXPECT_EQ(read_model_config(path("again.json")).initializer_range, 0.25);
-  put("wrong.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256,)"
-                    R"( "initializer_range": "wide"})");
-  expect_parts(error_message([&] { read_model_config(path("wrong.json")); }),
-               {"wrong.json", "initializer_range"});
-  put("plain.json", R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256})");
-  EXPECT_EQ(read_model_config(path("plain.json")).initializer_range, 0.02);
 }
 
 // ---- words of a sample
@@ -520,93 +501,6 @@ TEST_F(TrainGptFiles, PlainProgressIsSparseAndBarsRedraw) {
     EXPECT_NE(text.find("500/500"), std::string::npos);
     EXPECT_NE(text.find("loss 2.0000"), std::string::npos);
   }
-}
-
-// ---- checkpoints
-
-class TrainGptCheckpoint : public TrainGptFiles {
- protected:
-  TrainGptCheckpoint() {
-    add("transformer.wte.weight", {4, 2});
-    add("transformer.h.0.attn.c_attn.bias", {6});
-  }
-  void add(const char* name, Shape shape) {
-    storage_.push_back(std::make_unique<Parameter>());
-    storage_.back()->name = name;
-    storage_.back()->shape = shape;
-    parameters_.push_back(storage_.back().get());
-  }
-  /// Every element of tensor i is 100·i plus its index.
-  Checkpoint load(const std::vector<SafetensorsSpec>& tensors) const {
-    SafetensorsWriter writer(path("m.safetensors"), tensors);
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      std::uint64_t count = 1;
-      for (const auto extent : tensors[i].shape) count *= extent;
-      std::vector<float> values(count);
-      std::iota(values.begin(), values.end(), 100.0f * static_cast<float>(i));
-      writer.write(values);
-    }
-    writer.finish();
-    return Checkpoint(SafetensorsFile::open(path("m.safetensors")), parameters_);
-  }
-  std::vector<std::unique_ptr<Parameter>> storage_;
-  std::vector<Parameter*> parameters_;
-};
-
-TEST_F(TrainGptCheckpoint, NamesMayLackThePrefixAndMasksAreIgnored) {
-  const auto checkpoint = load({{"h.0.attn.bias", {1, 1, 4, 4}},
-                                {"h.0.attn.c_attn.bias", {6}},
-                                {"wte.weight", {4, 2}},
-                                {"h.0.attn.masked_bias", {}}});
-  std::vector<float> slice(3);
-  checkpoint.read(*parameters_[1], {2, 5}, slice.data());
-  EXPECT_EQ(slice, (std::vector<float>{102, 103, 104}));
-  checkpoint.read(*parameters_[0], {0, 3}, slice.data());
-  EXPECT_EQ(slice, (std::vector<float>{200, 201, 202}));
-}
-
-TEST_F(TrainGptCheckpoint, NamesOfTheFileAreFitForATerminal) {
-  const std::string what = error_message([&] {
-    load({{"h.0.attn.c_attn.bias", {6}}, {"wte.weight", {4, 2}}, {"\x1b[2Jmore", {1}}});
-  });
-  expect_parts(what, {"not in the model: \\x1b[2Jmore"});
-  EXPECT_EQ(what.find('\x1b'), std::string::npos);
-}
-
-TEST_F(TrainGptCheckpoint, EverythingThatDoesNotFitIsListed) {
-  add("transformer.ln_f.weight", {2});
-  expect_parts(
-      error_message([&] {
-        load({{"wte.weight", {2, 4}}, {"transformer.ln_f.weight", {2}}, {"surplus", {1}}, {"more", {1}}});
-      }),
-      {path("m.safetensors"), "missing: transformer.h.0.attn.c_attn.bias",
-       "wte.weight is [2, 4] where the model has [4, 2]", "not in the model: surplus, more"});
-  expect_parts(error_message([&] {
-                 load({{"wte.weight", {4, 2}},
-                       {"transformer.wte.weight", {4, 2}},
-                       {"ln_f.weight", {2}},
-                       {"h.0.attn.c_attn.bias", {6}}});
-               }),
-               {"not in the model: wte.weight"});
-}
-
-TEST_F(TrainGptCheckpoint, ATiedHeadMustEqualTheEmbedding) {
-  expect_parts(error_message([&] {
-                 load({{"wte.weight", {4, 2}}, {"h.0.attn.c_attn.bias", {6}}, {"lm_head.weight", {4, 2}}});
-               }),
-               {"lm_head.weight differs", "tie_word_embeddings"});
-  put("m.json", "");
-  const std::vector<float> table(8, 1.5f), bias(6);
-  SafetensorsWriter writer(
-      path("m.safetensors"),
-      std::vector<SafetensorsSpec>{
-          {"wte.weight", {4, 2}}, {"lm_head.weight", {4, 2}}, {"h.0.attn.c_attn.bias", {6}}});
-  writer.write(table);
-  writer.write(table);
-  writer.write(bias);
-  writer.finish();
-  EXPECT_EQ(error_message([&] { Checkpoint(SafetensorsFile::open(path("m.safetensors")), parameters_); }),
-            "");
 }
 
 TEST(Throughput, IsShownAsAShareOfThePeak) {

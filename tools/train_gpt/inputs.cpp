@@ -9,8 +9,8 @@
 #include <filesystem>
 
 #include "comm/core/error.h"
+#include "sharding/huggingface/gpt2_config.h"
 #include "tools/train_gpt/data/batches.h"
-#include "tools/train_gpt/model/model_config.h"
 #include "tools/train_gpt/training/optimizer.h"
 
 namespace rz::train_gpt {
@@ -120,11 +120,19 @@ void check_outputs(const Options& o) {
   }
 }
 
+PretrainedWeights open_checkpoint(const Options& o, Gpt2& model) {
+  try {
+    return PretrainedWeights(o.init, model);
+  } catch (const Error& e) {
+    fail(e.code(), "--init: ", e.what());
+  }
+}
+
 }  // namespace
 
 Inputs read_inputs(const Options& o, int rank, int ranks) {
   Inputs in;
-  in.model = std::make_unique<Gpt2>(read_model_config(o.model));
+  in.model = std::make_unique<Gpt2>(read_gpt2_config(o.model));
   const Gpt2Config& config = in.model->config();
   in.seq_len = seq_len_of(o, config);
   in.ds = read_config(o, in, ranks);
@@ -134,7 +142,7 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   in.strategy = strategy_of(o, in.ds);
   check_sample(o, config);
   if (rank == 0) check_outputs(o);
-  if (!o.init.empty()) in.checkpoint.emplace(SafetensorsFile::open(o.init), in.model->parameters());
+  if (!o.init.empty()) in.checkpoint = open_checkpoint(o, *in.model);
   read_tokens(o, in);
   require(!o.shuffle || !in.ds.drop_last || in.samples >= static_cast<std::uint64_t>(ranks), Errc::config,
           in.tokens.name(), ": ", in.samples, " samples are too few for ", ranks,

@@ -7,9 +7,9 @@
 
 #include "autograd_lite/models/gpt2.h"
 #include "sharding/config/ds_config.h"
+#include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/strategies/strategy.h"
 #include "tools/train_gpt/data/tokens.h"
-#include "tools/train_gpt/model/checkpoint.h"
 #include "tools/train_gpt/options.h"
 
 namespace rz::train_gpt {
@@ -22,7 +22,7 @@ struct Inputs {
   Tokens tokens;
   std::uint64_t samples = 0;
   std::size_t seq_len = 0;
-  std::optional<Checkpoint> checkpoint;
+  std::optional<PretrainedWeights> checkpoint;
 };
 
 /// Errors are one line: place, problem, remedy. Rank 0 also checks that the outputs are writable, and checks

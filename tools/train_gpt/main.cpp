@@ -12,11 +12,10 @@
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "sharding/io/durable_file.h"
+#include "sharding/optim/diverged.h"
 #include "tools/train_gpt/inputs.h"
-#include "tools/train_gpt/model/model_config.h"
 #include "tools/train_gpt/options.h"
 #include "tools/train_gpt/rank_agreement.h"
-#include "tools/train_gpt/report/diverged.h"
 #include "tools/train_gpt/report/printable.h"
 #include "tools/train_gpt/report/throughput.h"
 #include "tools/train_gpt/run_consistency.h"
@@ -90,10 +89,12 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
 void save(const Options& o, const Inputs& in, Trainer& trainer, bool first) {
   if (o.save.empty()) return;
   const std::filesystem::path folder = o.save;
-  if (first) make_folders(o.save);
-  trainer.save((folder / "model.safetensors").string(), o.save_nonfinite);
+  try {
+    trainer.save(o.save, {.nonfinite = o.save_nonfinite});
+  } catch (const Diverged& e) {
+    throw Diverged(concat(e.what(), " (--save-nonfinite)"));
+  }
   if (!first) return;
-  write_text(folder / "config.json", to_json(in.model->config()));
   write_text(folder / "ds_config.json", resolved_json(in.ds));
   std::printf("saved: %s\n", (folder / "model.safetensors").c_str());
 }

@@ -25,11 +25,13 @@ constexpr const char* footer =
     "e.g. a loss that is not finite (the model is not saved).";
 
 void add_inputs(CommandLine& line, Options& o) {
-  line.add_option("--model", o.model, "Hugging Face GPT-2 config (config.json)")
+  line.add_option("--model", o.model, "Hugging Face GPT-2 config (config.json, or its folder)")
       .required()
       .type_name("CONFIG.json")
       .group("Inputs");
-  line.add_option("--init", o.init, "Start from this checkpoint; default: random weights from --seed")
+  line.add_option(
+          "--init", o.init,
+          "Start from this checkpoint, or the one in this folder; default: random weights from --seed")
       .type_name("MODEL.safetensors")
       .group("Inputs");
   const auto data =

@@ -7,7 +7,7 @@
 
 #include "comm/core/error.h"
 #include "sharding/consistency/rank_consistency.h"
-#include "tools/train_gpt/model/model_config.h"
+#include "sharding/huggingface/gpt2_config.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -41,7 +41,7 @@ void add_flags(std::vector<Fact>& facts, const Options& o, const Inputs& in) {
 }
 
 /// Hash of the first, middle and last elements of every parameter.
-std::uint64_t hash_of(const Checkpoint& checkpoint, std::span<Parameter* const> parameters) {
+std::uint64_t hash_of(const PretrainedWeights& checkpoint, std::span<Parameter* const> parameters) {
   constexpr std::size_t piece = 16384;
   std::vector<float> values(piece);
   std::uint64_t hash = 0;

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "comm/core/error.h"
-#include "tools/train_gpt/report/diverged.h"
+#include "sharding/optim/diverged.h"
 
 namespace rz::train_gpt {
 namespace {

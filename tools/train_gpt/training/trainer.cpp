@@ -44,7 +44,7 @@ void Trainer::init(std::uint64_t seed) {
   });
 }
 
-void Trainer::load(const Checkpoint& checkpoint) {
+void Trainer::load(const PretrainedWeights& checkpoint) {
   strategy_->fill_parameters(
       [&](const Parameter& p, Range elements, float* out) { checkpoint.read(p, elements, out); });
 }
@@ -127,9 +127,9 @@ std::string Trainer::sample(const std::string& prompt, std::size_t tokens, const
   return text;
 }
 
-void Trainer::save(const std::string& path, bool nonfinite) {
+void Trainer::save(const std::string& folder, const SaveOptions& options) {
   graph_.drop();
-  save_model(path, model_.parameters(), *strategy_, comm_.rank(), stream_, nonfinite);
+  save_pretrained(folder, model_, *strategy_, comm_.rank(), stream_, options);
 }
 
 }  // namespace rz::train_gpt

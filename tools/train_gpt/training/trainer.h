@@ -9,11 +9,12 @@
 #include "autograd_lite/models/gpt2.h"
 #include "comm/communicator.h"
 #include "sharding/config/ds_config.h"
+#include "sharding/huggingface/pretrained_weights.h"
+#include "sharding/huggingface/save_pretrained.h"
 #include "sharding/optim/loss_scaler.h"
 #include "sharding/strategies/strategy.h"
 #include "tools/train_gpt/data/batches.h"
 #include "tools/train_gpt/data/tokens.h"
-#include "tools/train_gpt/model/checkpoint.h"
 #include "tools/train_gpt/report/metrics.h"
 #include "tools/train_gpt/training/dropout_seeds.h"
 #include "tools/train_gpt/training/micro_batches.h"
@@ -45,7 +46,7 @@ class Trainer {
   Trainer(Gpt2&, Tokens, Communicator&, TrainerOptions);
 
   void init(std::uint64_t seed);
-  void load(const Checkpoint&);
+  void load(const PretrainedWeights&);
 
   /// One update over accumulation × micro-batch samples of this rank. It is skipped if the gradients are not
   /// finite.
@@ -54,9 +55,8 @@ class Trainer {
   bool ran_graph() const { return graph_.defined(); }
   /// Generates a continuation of `prompt` bytes; the prompt must not be empty.
   std::string sample(const std::string& prompt, std::size_t tokens, const Sampling&);
-  /// Saves all parameters as safetensors; rank 0 writes. Throws Diverged if an element is not finite, unless
-  /// `nonfinite` is set; an existing file is then unchanged.
-  void save(const std::string& path, bool nonfinite = false);
+  /// Writes model.safetensors and config.json; see save_pretrained().
+  void save(const std::string& folder, const SaveOptions& = {});
 
   std::uint64_t updates_per_epoch() const { return micro_batches_.updates_per_epoch(); }
   const Strategy& strategy() const { return *strategy_; }

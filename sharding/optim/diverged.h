@@ -3,7 +3,7 @@
 
 #include "comm/core/error.h"
 
-namespace rz::train_gpt {
+namespace rz {
 
 /// A loss, a norm or a weight is not finite. Thrown by every rank alike.
 class Diverged : public Error {
@@ -11,4 +11,4 @@ class Diverged : public Error {
   explicit Diverged(const std::string& what) : Error(Errc::unsupported, what) {}
 };
 
-}  // namespace rz::train_gpt
+}  // namespace rz

@@ -1,20 +1,21 @@
-#include "tools/train_gpt/model/model_config.h"
+#include "sharding/huggingface/gpt2_config.h"
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "comm/core/error.h"
 #include "sharding/io/json.h"
 
-namespace rz::train_gpt {
+namespace rz {
 namespace {
 
-std::size_t size(const JsonObject& o, const char* key, std::int64_t max_value) {
+std::size_t size_at(const JsonObject& o, const char* key, std::int64_t max_value) {
   return static_cast<std::size_t>(o.required_integer(key, 1, max_value));
 }
 
 std::size_t positions(const JsonObject& o) {
   constexpr std::int64_t max_value = 1 << 24;
-  return size(o, o.has("n_positions") || !o.has("n_ctx") ? "n_positions" : "n_ctx", max_value);
+  return size_at(o, o.has("n_positions") || !o.has("n_ctx") ? "n_positions" : "n_ctx", max_value);
 }
 
 void require_text(const JsonObject& o, const char* key, const char* value) {
@@ -41,15 +42,17 @@ void refuse_variants(const JsonObject& o, const Gpt2Config& c) {
 
 }  // namespace
 
-Gpt2Config read_model_config(const std::string& path) {
+Gpt2Config read_gpt2_config(const std::string& given) {
+  namespace fs = std::filesystem;
+  const std::string path = fs::is_directory(given) ? (fs::path(given) / "config.json").string() : given;
   const nlohmann::json document = parse_json(read_text_file(path), path, JsonDialect::relaxed);
   const JsonObject o(document, path);
   Gpt2Config c;
-  c.n_layer = size(o, "n_layer", 1 << 16);
-  c.n_head = size(o, "n_head", 1 << 16);
-  c.n_embd = size(o, "n_embd", 1 << 20);
+  c.n_layer = size_at(o, "n_layer", 1 << 16);
+  c.n_head = size_at(o, "n_head", 1 << 16);
+  c.n_embd = size_at(o, "n_embd", 1 << 20);
   c.n_positions = positions(o);
-  c.vocab_size = size(o, "vocab_size", (std::int64_t{1} << 31) - 1);
+  c.vocab_size = size_at(o, "vocab_size", (std::int64_t{1} << 31) - 1);
   c.layer_norm_epsilon = o.number("layer_norm_epsilon", 1e-5, 0, 1);
   c.tie_word_embeddings = o.boolean("tie_word_embeddings", true);
   c.initializer_range = o.number("initializer_range", 0.02, 0, 1);
@@ -86,4 +89,4 @@ std::string to_json(const Gpt2Config& c) {
   return all.dump(2) + "\n";
 }
 
-}  // namespace rz::train_gpt
+}  // namespace rz

@@ -1,0 +1,16 @@
+#pragma once
+/// The config.json of a GPT-2 in Hugging Face's format.
+
+#include <string>
+
+#include "autograd_lite/models/gpt2.h"
+
+namespace rz {
+
+/// `path` is the file, or a folder that holds config.json. Errc::config, "FILE: key: reason", for a key that
+/// is missing or invalid, or requests a feature that this GPT-2 lacks. Keys without effect here are ignored.
+Gpt2Config read_gpt2_config(const std::string& path);
+/// JSON that read_gpt2_config and Hugging Face accept.
+std::string to_json(const Gpt2Config&);
+
+}  // namespace rz

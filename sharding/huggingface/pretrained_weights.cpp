@@ -1,0 +1,159 @@
+#include "sharding/huggingface/pretrained_weights.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+#include <string_view>
+
+#include "autograd_lite/init.h"
+#include "comm/core/error.h"
+#include "sharding/io/text.h"
+
+namespace rz {
+namespace {
+
+constexpr std::string_view prefix = "transformer.";
+constexpr std::string_view head = "lm_head.weight";
+constexpr std::array readable{"F32", "F16", "BF16", "F64"};
+
+const SafetensorsEntry* find(const SafetensorsFiles& files, const std::string& name) {
+  if (const auto* entry = files.find(name)) return entry;
+  return name.starts_with(prefix) ? files.find(std::string_view(name).substr(prefix.size()))
+                                  : files.find(concat(prefix, name));
+}
+
+std::vector<std::uint64_t> extents(const Shape& shape) {
+  std::vector<std::uint64_t> out;
+  for (int i = 0; i < shape.dims(); ++i) out.push_back(shape[i]);
+  return out;
+}
+
+bool is_mask(std::string_view name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+}
+
+bool is_wte(std::string_view name) { return name == "transformer.wte.weight" || name == "wte.weight"; }
+
+/// Why the tensor cannot be the parameter's; empty if it can.
+std::string mismatch(const SafetensorsEntry& entry, const Parameter& p) {
+  if (entry.shape != extents(p.global_shape()))
+    return concat(entry.name, " is ", name(entry.shape), " where the model has ", name(p.global_shape()));
+  if (std::ranges::find(readable, entry.dtype) == readable.end())
+    return concat(entry.name, " is of dtype ", entry.dtype, " where a float is needed");
+  return "";
+}
+
+/// "a; b; c", each part with its heading.
+class ProblemList {
+ public:
+  void add(const char* heading, const std::vector<std::string>& names) {
+    if (names.empty()) return;
+    text_ += concat(text_.empty() ? "" : "; ", heading, " ");
+    for (const auto& name : names) text_ += (&name == &names.front() ? "" : ", ") + name;
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+}  // namespace
+
+PretrainedWeights::PretrainedWeights(const std::string& path, Module& module, const LoadOptions& options)
+    : files_(SafetensorsFiles::open(path)), seed_(options.seed) {
+  const auto parameters = module.named_parameters();
+  match(parameters);
+  const Parameter* wte = nullptr;
+  bool has_head = false;
+  for (const auto& [name, p] : parameters) {
+    if (is_wte(name)) wte = p;
+    has_head |= name == head;
+  }
+  const bool tied_head = wte && entries_.contains(wte) && !has_head && files_.find(head);
+  find_unexpected(tied_head);
+  check(options.strict);
+  if (tied_head) check_tied_head(*wte);
+}
+
+void PretrainedWeights::match(const std::vector<std::pair<std::string, Parameter*>>& parameters) {
+  for (const auto& [name, p] : parameters) {
+    const SafetensorsEntry* entry = find(files_, name);
+    if (!entry) {
+      missing_.push_back(name);
+      initialized_.insert(p);
+      continue;
+    }
+    entries_[p] = entry;
+    if (const std::string why = mismatch(*entry, *p); !why.empty()) mismatched_.push_back(why);
+  }
+}
+
+void PretrainedWeights::find_unexpected(bool tied_head) {
+  std::set<std::string_view> used;
+  for (const auto& [p, entry] : entries_) used.insert(entry->name);
+  for (const auto& entry : files_.tensors())
+    if (!used.contains(entry.name) && !is_mask(entry.name) && !(tied_head && entry.name == head))
+      unexpected_.push_back(entry.name);
+}
+
+void PretrainedWeights::check(bool strict) const {
+  ProblemList problems;
+  if (strict) problems.add("missing:", missing_);
+  problems.add("wrong:", mismatched_);
+  if (strict) problems.add("not in the model:", unexpected_);
+  require(problems.text().empty(), Errc::config, escaped(files_.path()),
+          ": does not fit the model: ", escaped(problems.text()));
+}
+
+void PretrainedWeights::check_tied_head(const Parameter& wte) const {
+  const SafetensorsEntry &tied = *files_.find(head), &table = *entries_.at(&wte);
+  bool equal = tied.shape == table.shape;
+  std::array<float, 4096> a, b;
+  for (std::uint64_t at = 0; equal && at < table.count; at += a.size()) {
+    const std::size_t n = std::min<std::uint64_t>(a.size(), table.count - at);
+    files_.read_f32(tied, at, std::span(a).first(n));
+    files_.read_f32(table, at, std::span(b).first(n));
+    equal = std::equal(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin());
+  }
+  require(equal, Errc::config, files_.path(), ": ", head, " differs from ", table.name,
+          " though the model ties them; set tie_word_embeddings to false");
+}
+
+void PretrainedWeights::read(const Parameter& p, Range elements, float* out) const {
+  if (initialized_.contains(&p)) {
+    init_slice(p, {out, elements.count()}, elements.begin, seed_);
+    return;
+  }
+  const auto found = entries_.find(&p);
+  require(found != entries_.end(), Errc::invalid_argument, p.name,
+          " is not a parameter of the module whose weights are read");
+  const Slice part = p.slice.value_or(Slice(p.shape));
+  part.for_each_run(elements.begin, elements.end,
+                    [&](std::size_t element, std::size_t index, std::size_t count) {
+                      files_.read_f32(*found->second, index, {out + (element - elements.begin), count});
+                    });
+}
+
+PretrainedWeights load_pretrained(Strategy& strategy, Module& module, const std::string& path,
+                                  const LoadOptions& options) {
+  PretrainedWeights weights(path, module, options);
+  strategy.fill_parameters(
+      [&](const Parameter& p, Range elements, float* out) { weights.read(p, elements, out); });
+  return weights;
+}
+
+PretrainedWeights load_pretrained(Module& module, const std::string& path, const LoadOptions& options,
+                                  const Stream& stream) {
+  PretrainedWeights weights(path, module, options);
+  for (const Parameter* p : module.parameters()) {
+    require(p->value.defined(), Errc::invalid_argument, p->name,
+            " has no memory; call allocate_parameters() first");
+    std::vector<float> values(p->count());
+    weights.read(*p, {0, p->count()}, values.data());
+    p->value.assign(std::span<const float>(values), stream);
+  }
+  return weights;
+}
+
+}  // namespace rz

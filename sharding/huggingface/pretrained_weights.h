@@ -1,0 +1,67 @@
+#pragma once
+/// Weights in the format of Hugging Face, with its names, read by element range.
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "autograd_lite/module.h"
+#include "comm/core/types.h"
+#include "comm/device/stream.h"
+#include "sharding/checkpoint/safetensors_files.h"
+#include "sharding/strategies/strategy.h"
+
+namespace rz {
+
+struct LoadOptions {
+  /// Parameters without a tensor, and tensors without a parameter, are errors. Else the former get initial
+  /// values, and the latter are not read.
+  bool strict = true;
+  std::uint64_t seed = 0;  ///< of initial values
+};
+
+/// Maps the parameters of a module to tensors of files. Names are those from the module. They may lack the
+/// prefix "transformer." in the files or in the module. Attention masks (attn.bias, attn.masked_bias) are
+/// ignored. lm_head.weight is ignored for a module without it if it equals wte, to which it is tied. A
+/// parameter that is a slice of a tensor reads that slice.
+class PretrainedWeights {
+ public:
+  /// `path` as for SafetensorsFiles::open(). Compares names, shapes and dtypes. Errc::config lists, in one
+  /// line, all missing, misshapen and, if strict, unexpected tensors.
+  PretrainedWeights(const std::string& path, Module&, const LoadOptions& = {});
+
+  /// Names of parameters that are not in the files.
+  const std::vector<std::string>& missing_keys() const { return missing_; }
+  /// Names of tensors in the files that are not in the module.
+  const std::vector<std::string>& unexpected_keys() const { return unexpected_; }
+  /// Number of parameters that are in the files.
+  std::size_t tensors() const { return entries_.size(); }
+
+  /// Writes elements of a parameter to out[0, elements.count()): from the files, or the initial values.
+  /// Reads only those bytes. Errc::invalid_argument unless it is one of the module.
+  void read(const Parameter&, Range elements, float* out) const;
+
+ private:
+  void match(const std::vector<std::pair<std::string, Parameter*>>&);
+  void find_unexpected(bool tied_head);
+  void check(bool strict) const;
+  void check_tied_head(const Parameter& wte) const;
+
+  SafetensorsFiles files_;
+  std::uint64_t seed_;
+  std::unordered_map<const Parameter*, const SafetensorsEntry*> entries_;
+  std::unordered_set<const Parameter*> initialized_;  // parameters that are missing
+  std::vector<std::string> missing_, unexpected_, mismatched_;
+};
+
+/// Loads a model that a strategy shards: every rank reads the elements that it stores. Not collective.
+/// Returns the names that are missing and unexpected, which are empty if options are strict.
+PretrainedWeights load_pretrained(Strategy&, Module&, const std::string& path, const LoadOptions& = {});
+/// Loads a module into its own memory, of f32.
+PretrainedWeights load_pretrained(Module&, const std::string& path, const LoadOptions& = {},
+                                  const Stream& = {});
+
+}  // namespace rz

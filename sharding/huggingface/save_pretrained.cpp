@@ -1,0 +1,74 @@
+#include "sharding/huggingface/save_pretrained.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/core/error.h"
+#include "sharding/checkpoint/safetensors.h"
+#include "sharding/huggingface/gpt2_config.h"
+#include "sharding/io/durable_file.h"
+#include "sharding/optim/diverged.h"
+
+namespace rz {
+namespace {
+
+using NamedParameters = std::vector<std::pair<std::string, Parameter*>>;
+
+void check_exportable(const std::string& path, Module& module) {
+  for (const auto& [name, p] : module.named_parameters())
+    require(!p->slice || p->slice->is_whole(), Errc::unsupported, path, ": ", name,
+            " is a slice on this rank; only whole parameters are written");
+  for (const ModuleBuffer* b : module.buffers())
+    require(!b->persistent, Errc::unsupported, path, ": ", b->name,
+            " is a buffer; only parameters are written");
+}
+
+std::vector<SafetensorsSpec> specs(const NamedParameters& parameters) {
+  std::vector<SafetensorsSpec> tensors;
+  for (const auto& [name, p] : parameters) {
+    tensors.push_back({name, {}});
+    for (int i = 0; i < p->shape.dims(); ++i) tensors.back().shape.push_back(p->shape[i]);
+  }
+  return tensors;
+}
+
+void require_finite(const std::string& path, const std::string& name, std::span<const float> values) {
+  const auto bad = std::ranges::find_if(values, [](float x) { return !std::isfinite(x); });
+  if (bad == values.end()) return;
+  throw Diverged(concat(path, ": not written: ", name, '[', bad - values.begin(), "] is ", *bad,
+                        "; SaveOptions::nonfinite writes such weights all the same"));
+}
+
+}  // namespace
+
+void save_weights(const std::string& path, Module& module, Strategy& strategy, int rank, const Stream& stream,
+                  const SaveOptions& options) {
+  check_exportable(path, module);
+  const NamedParameters parameters = module.named_parameters();
+  std::unique_ptr<SafetensorsWriter> writer;
+  if (rank == 0) writer = std::make_unique<SafetensorsWriter>(path, specs(parameters));
+  for (const auto& [name, p] : parameters) {
+    const Tensor value = strategy.full_value(*p, stream).on_host(stream);
+    const std::span<const float> values(value.data<float>(), value.count());
+    if (!options.nonfinite) require_finite(path, name, values);
+    if (writer) writer->write(values);
+  }
+  if (writer) writer->finish();
+}
+
+void save_pretrained(const std::string& folder, Gpt2& model, Strategy& strategy, int rank,
+                     const Stream& stream, const SaveOptions& options) {
+  const std::filesystem::path path = folder;
+  if (rank == 0) make_folders(folder);
+  save_weights((path / "model.safetensors").string(), model, strategy, rank, stream, options);
+  if (rank != 0) return;
+  DurableFile file((path / "config.json").string());
+  file.write(to_json(model.config()));
+  file.commit();
+}
+
+}  // namespace rz

@@ -1,0 +1,28 @@
+#pragma once
+/// Export of models in the format of Hugging Face.
+
+#include <string>
+
+#include "autograd_lite/models/gpt2.h"
+#include "comm/device/stream.h"
+#include "sharding/strategies/strategy.h"
+
+namespace rz {
+
+struct SaveOptions {
+  bool nonfinite = false;  ///< write weights that are not finite
+};
+
+/// Writes the parameters of a module that a strategy shards to a safetensors file, in f32, one at a time,
+/// with their names from the module. Collective; rank 0 writes. Throws Diverged on every rank, naming the
+/// first element that is not finite, unless `nonfinite` is set; an existing file is then unchanged.
+/// Errc::unsupported for parameters that are slices, and for buffers.
+void save_weights(const std::string& path, Module&, Strategy&, int rank, const Stream&,
+                  const SaveOptions& = {});
+
+/// Writes model.safetensors, as save_weights(), and config.json to a folder, which is made. Hugging Face's
+/// from_pretrained() reads it.
+void save_pretrained(const std::string& folder, Gpt2&, Strategy&, int rank, const Stream&,
+                     const SaveOptions& = {});
+
+}  // namespace rz

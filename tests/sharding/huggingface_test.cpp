@@ -1,0 +1,386 @@
+/// Models in the format of Hugging Face: config.json, safetensors in one or several files, names.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+
+#include "autograd_lite/init.h"
+#include "sharding/huggingface/gpt2_config.h"
+#include "sharding/huggingface/pretrained_weights.h"
+#include "sharding/huggingface/save_pretrained.h"
+#include "sharding/io/json.h"
+#include "sharding/optim/diverged.h"
+#include "tests/support/error_of.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+using test::run_ranks;
+
+using Tensors = std::vector<SafetensorsSpec>;
+
+class HuggingFace : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "rz_huggingface_XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string path(const std::string& name = "") const { return (folder_ / name).string(); }
+  void put(const std::string& name, const std::string& text) const {
+    std::ofstream(path(name), std::ios::binary) << text;
+  }
+  /// Element i of tensor t is 100·(t + first) + i.
+  void put_tensors(const std::string& name, const Tensors& tensors, float first = 0) const {
+    SafetensorsWriter writer(path(name), tensors);
+    for (const auto& tensor : tensors) {
+      std::uint64_t count = 1;
+      for (const auto extent : tensor.shape) count *= extent;
+      std::vector<float> values(count);
+      std::iota(values.begin(), values.end(), 100 * first++);
+      writer.write(values);
+    }
+    writer.finish();
+  }
+  void expect_parts(const std::string& what, std::initializer_list<std::string> parts) const {
+    for (const auto& part : parts)
+      EXPECT_NE(what.find(part), std::string::npos) << "'" << what << "' lacks " << part;
+    EXPECT_EQ(what.find('\n'), std::string::npos) << what;
+  }
+  fs::path folder_;
+};
+
+// ---- config.json
+
+constexpr const char* small =
+    R"({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 256)";
+
+TEST_F(HuggingFace, TheConfigurationIsReadAndWritten) {
+  put("config.json", concat(small, R"(, "initializer_range": 0.25, "tie_word_embeddings": false})"));
+  const Gpt2Config c = read_gpt2_config(path("config.json"));
+  EXPECT_EQ(c.initializer_range, 0.25);
+  EXPECT_FALSE(c.tie_word_embeddings);
+  EXPECT_EQ(read_gpt2_config(path()).n_embd, 16u) << "of a folder";
+  put("again.json", to_json(c));
+  EXPECT_EQ(to_json(read_gpt2_config(path("again.json"))), to_json(c));
+  put("wrong.json", concat(small, R"(, "initializer_range": "wide"})"));
+  expect_parts(error_of([&] { read_gpt2_config(path("wrong.json")); }).what(),
+               {"wrong.json", "initializer_range"});
+  put("plain.json", concat(small, "}"));
+  EXPECT_EQ(read_gpt2_config(path("plain.json")).initializer_range, 0.02);
+}
+
+// ---- names
+
+/// wte, and a bias of a block.
+struct Part : Module {
+  Part() {
+    register_parameter(wte, "transformer.wte.weight", {4, 2});
+    register_parameter(bias, "transformer.h.0.attn.c_attn.bias", {6});
+  }
+  Parameter wte, bias;
+};
+
+std::vector<float> values(const PretrainedWeights& weights, const Parameter& p) {
+  std::vector<float> all(p.count());
+  weights.read(p, {0, p.count()}, all.data());
+  return all;
+}
+std::vector<float> from(float first, std::size_t count) {
+  std::vector<float> all(count);
+  std::iota(all.begin(), all.end(), first);
+  return all;
+}
+
+TEST_F(HuggingFace, NamesMayLackThePrefixAndMasksAreIgnored) {
+  put_tensors("model.safetensors", {{"h.0.attn.bias", {1, 1, 4, 4}},
+                                    {"h.0.attn.c_attn.bias", {6}},
+                                    {"wte.weight", {4, 2}},
+                                    {"h.0.attn.masked_bias", {}}});
+  Part model;
+  const PretrainedWeights weights(path(), model);
+  std::vector<float> slice(3);
+  weights.read(model.bias, {2, 5}, slice.data());
+  EXPECT_EQ(slice, (std::vector<float>{102, 103, 104}));
+  weights.read(model.wte, {0, 3}, slice.data());
+  EXPECT_EQ(slice, (std::vector<float>{200, 201, 202}));
+  EXPECT_EQ(weights.tensors(), 2u);
+}
+
+/// The reverse: the module lacks it.
+TEST_F(HuggingFace, TheModuleMayLackThePrefix) {
+  struct Base : Module {
+    Base() { register_parameter(wte, "wte.weight", {4, 2}); }
+    Parameter wte;
+  } model;
+  put_tensors("m.safetensors", {{"transformer.wte.weight", {4, 2}}});
+  EXPECT_EQ(values(PretrainedWeights(path("m.safetensors"), model), model.wte), from(0, 8));
+}
+
+TEST_F(HuggingFace, NamesAreThoseFromTheModule) {
+  struct Pair : Module {
+    Gpt2 teacher{
+        *this, "teacher", {.n_layer = 1, .n_head = 1, .n_embd = 4, .n_positions = 4, .vocab_size = 8}};
+    Parameter other;
+  } pair;
+  Tensors tensors;
+  for (const auto& [name, p] : pair.teacher.named_parameters()) {
+    tensors.push_back({name, {}});
+    for (int i = 0; i < p->shape.dims(); ++i) tensors.back().shape.push_back(p->shape[i]);
+  }
+  EXPECT_EQ(tensors[0].name, "transformer.wte.weight");
+  put_tensors("m.safetensors", tensors);
+  const PretrainedWeights weights(path("m.safetensors"), pair.teacher);
+  EXPECT_EQ(weights.tensors(), tensors.size());
+  EXPECT_EQ(values(weights, *pair.teacher.find("transformer.wpe.weight")), from(100, 16));
+  EXPECT_EQ(error_of([&] { values(weights, pair.other); }).code(), Errc::invalid_argument);
+}
+
+TEST_F(HuggingFace, NamesOfTheFileAreFitForATerminal) {
+  put_tensors("m.safetensors", {{"h.0.attn.c_attn.bias", {6}}, {"wte.weight", {4, 2}}, {"\x1b[2Jmore", {1}}});
+  Part model;
+  const std::string what = error_of([&] { PretrainedWeights(path("m.safetensors"), model); }).what();
+  expect_parts(what, {"not in the model: \\x1b[2Jmore"});
+  EXPECT_EQ(what.find('\x1b'), std::string::npos);
+}
+
+TEST_F(HuggingFace, EverythingThatDoesNotFitIsListed) {
+  Part model;
+  Parameter norm;
+  model.register_parameter(norm, "transformer.ln_f.weight", {2});
+  const auto message = [&](const Tensors& tensors) {
+    put_tensors("m.safetensors", tensors);
+    return std::string(error_of([&] { PretrainedWeights(path("m.safetensors"), model); }).what());
+  };
+  expect_parts(
+      message({{"wte.weight", {2, 4}}, {"transformer.ln_f.weight", {2}}, {"surplus", {1}}, {"more", {1}}}),
+      {path("m.safetensors"), "missing: transformer.h.0.attn.c_attn.bias",
+       "wte.weight is [2, 4] where the model has [4, 2]", "not in the model: surplus, more"});
+  expect_parts(message({{"wte.weight", {4, 2}},
+                        {"transformer.wte.weight", {4, 2}},
+                        {"ln_f.weight", {2}},
+                        {"h.0.attn.c_attn.bias", {6}}}),
+               {"not in the model: wte.weight"});
+}
+
+TEST_F(HuggingFace, WithoutStrictWhatIsMissingIsInitialisedAndListed) {
+  Part model;
+  Parameter head;
+  model.register_parameter(head, "score.weight", {3, 5}, {Initial::normal, 0.5f});
+  put_tensors("m.safetensors", {{"wte.weight", {4, 2}}, {"h.0.attn.c_attn.bias", {6}}, {"old.head", {1}}});
+  const PretrainedWeights weights(path("m.safetensors"), model, {.strict = false, .seed = 7});
+  EXPECT_EQ(weights.missing_keys(), std::vector<std::string>{"score.weight"});
+  EXPECT_EQ(weights.unexpected_keys(), std::vector<std::string>{"old.head"});
+  EXPECT_EQ(values(weights, model.wte), from(0, 8));
+  std::vector<float> initial(15);
+  init_slice(head, initial, 0, 7);
+  EXPECT_EQ(values(weights, head), initial);
+  put_tensors("m.safetensors", {{"wte.weight", {2, 4}}});
+  expect_parts(error_of([&] { PretrainedWeights(path("m.safetensors"), model, {.strict = false}); }).what(),
+               {"wte.weight is [2, 4]"});
+}
+
+TEST_F(HuggingFace, ATiedHeadMustEqualTheEmbedding) {
+  const Tensors tensors{{"wte.weight", {4, 2}}, {"lm_head.weight", {4, 2}}, {"h.0.attn.c_attn.bias", {6}}};
+  put_tensors("m.safetensors", tensors);
+  Part model;
+  expect_parts(error_of([&] { PretrainedWeights(path("m.safetensors"), model); }).what(),
+               {"lm_head.weight differs", "tie_word_embeddings"});
+  SafetensorsWriter writer(path("m.safetensors"), tensors);
+  writer.write(std::vector<float>(16, 1.5f));
+  writer.write(std::vector<float>(6));
+  writer.finish();
+  EXPECT_EQ(PretrainedWeights(path("m.safetensors"), model).tensors(), 2u);
+}
+
+TEST_F(HuggingFace, ASliceIsReadFromItsTensor) {
+  struct Columns : Module {
+    Columns() {
+      register_parameter(part, "w", {4, 6});
+      part.set_slice(Slice({4, 6}, {{1, 3}, {2, 5}}));
+    }
+    Parameter part;
+  } model;
+  put_tensors("m.safetensors", {{"w", {4, 6}}});
+  const PretrainedWeights weights(path("m.safetensors"), model);
+  EXPECT_EQ(values(weights, model.part), (std::vector<float>{8, 9, 10, 14, 15, 16}));
+  std::vector<float> two(2);
+  weights.read(model.part, {2, 4}, two.data());
+  EXPECT_EQ(two, (std::vector<float>{10, 14}));
+}
+
+// ---- several files
+
+constexpr const char* index_name = "model.safetensors.index.json";
+
+TEST_F(HuggingFace, AnIndexJoinsFiles) {
+  put_tensors("model-00001-of-00002.safetensors", {{"transformer.wte.weight", {4, 2}}});
+  put_tensors("model-00002-of-00002.safetensors", {{"transformer.h.0.attn.c_attn.bias", {6}}}, 5);
+  put(index_name, R"({"metadata": {"total_size": 56}, "weight_map": {
+      "transformer.wte.weight": "model-00001-of-00002.safetensors",
+      "transformer.h.0.attn.c_attn.bias": "model-00002-of-00002.safetensors"}})");
+  Part model;
+  for (const std::string& where : {path(), path(index_name)}) {
+    const PretrainedWeights weights(where, model);
+    EXPECT_EQ(values(weights, model.wte), from(0, 8));
+    EXPECT_EQ(values(weights, model.bias), from(500, 6));
+  }
+}
+
+TEST_F(HuggingFace, AnIndexThatDiffersFromItsFilesIsRefused) {
+  put_tensors("a.safetensors", {{"x", {1}}, {"y", {1}}});
+  put_tensors("b.safetensors", {{"z", {1}}});
+  const auto message = [&](const std::string& map) {
+    put(index_name, R"({"weight_map": {)" + map + "}}");
+    return std::string(error_of([&] { SafetensorsFiles::open(path()); }).what());
+  };
+  EXPECT_EQ(message(R"("x": "a.safetensors")"),
+            concat(path("a.safetensors"), ": tensor 'y' is not in weight_map of ", path(index_name)));
+  const std::string both = R"("x": "a.safetensors", "y": "a.safetensors")";
+  EXPECT_EQ(message(both + R"(, "z": "a.safetensors")"),
+            concat(path(index_name), ": weight_map: tensor 'z' is not in a.safetensors"));
+  EXPECT_EQ(message(both + R"(, "z": "b.safetensors", "w": "b.safetensors")"),
+            concat(path(index_name), ": weight_map: tensor 'w' is not in b.safetensors"));
+  expect_parts(message(R"("x": "../a.safetensors")"), {index_name, "weight_map.x", "in the same folder"});
+  expect_parts(message(R"("x": 3)"), {index_name, "weight_map.x"});
+  expect_parts(message(R"("x": "none.safetensors")"), {"none.safetensors", "cannot be opened"});
+  put_tensors("b.safetensors", {{"z", {1}}, {"x", {1}}});
+  EXPECT_EQ(message(both + R"(, "z": "b.safetensors")"),
+            concat(path("b.safetensors"), ": tensor 'x' is also in ", path("a.safetensors")));
+  put(index_name, "{}");
+  expect_parts(error_of([&] { SafetensorsFiles::open(path()); }).what(), {index_name, "weight_map"});
+}
+
+TEST_F(HuggingFace, AFolderWithoutWeightsIsRefused) {
+  EXPECT_STREQ(error_of([&] { SafetensorsFiles::open(path()); }).what(),
+               concat(path(), ": holds neither model.safetensors nor ", index_name).c_str());
+  put("pytorch_model.bin", "");
+  expect_parts(error_of([&] { SafetensorsFiles::open(path()); }).what(), {"safe_serialization"});
+}
+
+// ---- models
+
+constexpr Gpt2Config tiny{.n_layer = 2, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 40};
+
+std::string bytes_of(const std::string& path) { return read_text_file(path); }
+
+/// Writes the initial model of a seed with one rank.
+void save_initial(const std::string& folder, const Gpt2Config& config, std::uint64_t seed) {
+  run_ranks(1, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, 1, std::move(store));
+    Gpt2 model(config);
+    const auto strategy = make_strategy(StrategyKind::ddp, model, comm);
+    strategy->fill_parameters([&](const Parameter& p, Range elements, float* out) {
+      init_slice(p, {out, elements.count()}, elements.begin, seed);
+    });
+    save_pretrained(folder, model, *strategy, rank, Stream());
+  });
+}
+
+TEST_F(HuggingFace, WhatIsSavedIsLoadedByEveryStrategyAndSavedAgain) {
+  for (const bool tied : {true, false}) {
+    Gpt2Config config = tiny;
+    config.tie_word_embeddings = tied;
+    save_initial(path("first"), config, 3);
+    for (const StrategyKind kind :
+         {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3}) {
+      run_ranks(3, [&](int rank, std::shared_ptr<Store> store) {
+        Communicator comm = Communicator::connect(rank, 3, std::move(store));
+        Gpt2 model(read_gpt2_config(path("first")));
+        const auto strategy = make_strategy(kind, model, comm);
+        EXPECT_EQ(load_pretrained(*strategy, model, path("first")).missing_keys().size(), 0u);
+        save_pretrained(path("again"), model, *strategy, rank, Stream());
+        comm.barrier().wait();
+      });
+      for (const char* file : {"model.safetensors", "config.json"})
+        EXPECT_EQ(bytes_of(path("again/") + file), bytes_of(path("first/") + file)) << name(kind) << tied;
+    }
+    const auto file = SafetensorsFile::open(path("first/model.safetensors"));
+    EXPECT_EQ(file.find("lm_head.weight") == nullptr, tied) << "a tied head is written once";
+    EXPECT_EQ(file.metadata().at("format"), "pt") << "without which from_pretrained() fails";
+  }
+}
+
+TEST_F(HuggingFace, AModuleIsLoadedIntoItsOwnMemory) {
+  save_initial(path("model"), tiny, 5);
+  Gpt2 loaded(tiny), initial(tiny);
+  EXPECT_EQ(error_of([&] { load_pretrained(loaded, path("model")); }).code(), Errc::invalid_argument);
+  allocate_parameters(loaded);
+  allocate_parameters(initial);
+  init_parameters(initial, 5);
+  load_pretrained(loaded, path("model"));
+  for (const auto& [name, p] : loaded.named_parameters())
+    EXPECT_EQ(std::memcmp(p->value.raw(), initial.find(name)->value.raw(), p->value.bytes()), 0) << name;
+}
+
+/// Bytes that read() requested in this process so far.
+std::uint64_t bytes_read() {
+  std::ifstream in("/proc/self/io");
+  std::string key;
+  std::uint64_t value = 0;
+  in >> key >> value;
+  EXPECT_EQ(key, "rchar:");
+  return value;
+}
+
+TEST_F(HuggingFace, RanksOfZero3TogetherReadTheModelOnce) {
+  Gpt2Config config = tiny;
+  config.n_embd = 128;
+  save_initial(path("model"), config, 3);
+  const std::uint64_t size = fs::file_size(path("model/model.safetensors"));
+  const auto read_by = [&](StrategyKind kind) {
+    std::uint64_t total = 0;
+    run_ranks(4, [&](int rank, std::shared_ptr<Store> store) {
+      Communicator comm = Communicator::connect(rank, 4, std::move(store));
+      Gpt2 model(config);
+      const auto strategy = make_strategy(kind, model, comm);
+      comm.barrier().wait();
+      const std::uint64_t before = bytes_read();
+      comm.barrier().wait();
+      load_pretrained(*strategy, model, path("model"));
+      comm.barrier().wait();
+      if (rank == 0) total = bytes_read() - before;
+    });
+    return total;
+  };
+  // Each rank also reads the header and the first elements of each parameter.
+  EXPECT_LT(read_by(StrategyKind::zero3), size + size / 4);
+  EXPECT_GE(read_by(StrategyKind::ddp), 4 * size);
+}
+
+TEST_F(HuggingFace, NonfiniteWeightsAreSavedOnRequestOnly) {
+  save_initial(path("model"), tiny, 5);
+  const std::string before = bytes_of(path("model/model.safetensors"));
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, 2, std::move(store));
+    Gpt2 model(tiny);
+    const auto strategy = make_strategy(StrategyKind::zero3, model, comm);
+    strategy->fill_parameters([&](const Parameter& p, Range elements, float* out) {
+      for (std::size_t i = elements.begin; i < elements.end; ++i)
+        *out++ = p.name == "transformer.ln_f.bias" && i == 11 ? NAN : 0.5f;
+    });
+    try {
+      save_pretrained(path("model"), model, *strategy, rank, Stream());
+      ADD_FAILURE();
+    } catch (const Diverged& e) {
+      expect_parts(e.what(),
+                   {"model.safetensors: not written: transformer.ln_f.bias[11] is nan", "nonfinite"});
+    }
+    comm.barrier().wait();
+    EXPECT_EQ(bytes_of(path("model/model.safetensors")), before);
+    comm.barrier().wait();
+    save_pretrained(path("model"), model, *strategy, rank, Stream(), {.nonfinite = true});
+    comm.barrier().wait();
+    EXPECT_NE(bytes_of(path("model/model.safetensors")), before);
+  });
+}
+
+}  // namespace
+}  // namespace rz
