@@ -72,6 +72,7 @@ ROOMS = {
     'sharding/strategies': TENSOR + 'comm autograd_lite sharding/consistency sharding/memory sharding/optim '
                            'sharding/layout sharding/runtime sharding/wire sharding/stores sharding/update',
     'sharding/huggingface': MODEL + 'sharding/checkpoint sharding/io sharding/optim sharding/strategies',
+    'sharding/world': TENSOR + 'comm',
     'tools/command_line': 'comm/core',
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',
@@ -81,7 +82,7 @@ ROOMS = {
     'tools/train_gpt/training': MODEL + 'sharding/config sharding/optim sharding/schedules sharding/strategies '
                                 'sharding/huggingface tools/train_gpt/data tools/train_gpt/report',
     'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/io sharding/optim sharding/strategies '
-                       'sharding/huggingface tools/command_line tools/train_gpt/data tools/train_gpt/report '
+                       'sharding/huggingface sharding/world tools/command_line tools/train_gpt/data tools/train_gpt/report '
                        'tools/train_gpt/training',
     # Stand-alone programs, which time internal parts of a library.
     'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels',

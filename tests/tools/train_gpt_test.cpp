@@ -15,7 +15,7 @@
 #include "tools/train_gpt/data/tokens.h"
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/options.h"
-#include "tools/train_gpt/rank_agreement.h"
+#include "sharding/world/rank_agreement.h"
 #include "tools/train_gpt/report/metrics.h"
 #include "tools/train_gpt/report/throughput.h"
 #include "tools/train_gpt/run_consistency.h"

@@ -1,4 +1,4 @@
-#include "tools/train_gpt/rank_agreement.h"
+#include "sharding/world/rank_agreement.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 #include "comm/core/error.h"
 #include "comm/topology.h"
 
-namespace rz::train_gpt {
+namespace rz {
 namespace {
 
 /// Throws the error of rank `culprit` on every rank.
@@ -70,4 +70,4 @@ int fair_threads(Communicator& comm) {
   return threads_for(own, here);
 }
 
-}  // namespace rz::train_gpt
+}  // namespace rz

@@ -5,7 +5,7 @@
 
 #include "comm/communicator.h"
 
-namespace rz::train_gpt {
+namespace rz {
 
 /// Runs `check` on every rank. If any rank throws rz::Error, all ranks throw the error of the lowest such
 /// rank, prefixed with its number unless it is rank 0, so that no rank continues alone. Collective.
@@ -16,4 +16,4 @@ void check_on_all_ranks(Communicator&, const std::function<void()>& check);
 /// (cpu.max). Ranks that a launcher bound to cores of their own thus use all of them. Collective.
 int fair_threads(Communicator&);
 
-}  // namespace rz::train_gpt
+}  // namespace rz

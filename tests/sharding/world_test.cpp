@@ -1,0 +1,130 @@
+/// Ranks as processes of one call, and what they exchange.
+#include "sharding/world/world.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "sharding/world/spawn.h"
+#include "tests/support/error_of.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A folder that ends with the test.
+class Folder {
+ public:
+  Folder() : path_(fs::temp_directory_path() / concat("rz-world-", ::getpid())) {
+    fs::create_directories(path_);
+  }
+  ~Folder() { fs::remove_all(path_); }
+  fs::path file(int rank) const { return path_ / concat(rank); }
+
+ private:
+  fs::path path_;
+};
+
+TEST(Spawn, EveryRankRunsInAProcessOfItsOwn) {
+  const Folder folder;
+  spawn(3, [&](World& world) {
+    require(world.size() == 3 && world.local_rank() == world.rank(), Errc::system, "wrong place");
+    std::ofstream(folder.file(world.rank())) << ::getpid();
+    world.wait_for_everyone();
+  });
+  std::string first;
+  for (int rank = 0; rank < 3; ++rank) {
+    std::string pid;
+    std::ifstream(folder.file(rank)) >> pid;
+    EXPECT_FALSE(pid.empty()) << "rank " << rank;
+    EXPECT_NE(pid, first) << "rank " << rank;
+    if (rank == 0) first = pid;
+  }
+}
+
+TEST(Spawn, TheErrorOfARankIsThrownWithItsRank) {
+  try {
+    spawn(3, [](World& world) {
+      if (world.rank() == 2) fail(Errc::config, "data.bin: empty");
+      world.wait_for_everyone();
+    });
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_STREQ(e.what(), "rank 2: data.bin: empty");
+    EXPECT_EQ(e.culprit(), 2);
+  }
+}
+
+TEST(Spawn, AKilledRankIsNamedWithItsSignal) {
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    spawn(3, [](World& world) {
+      if (world.rank() == 1) ::raise(SIGKILL);
+      world.wait_for_everyone();
+    });
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.culprit(), 1);
+    EXPECT_NE(std::string(e.what()).find("rank 1 was killed by signal 9"), std::string::npos) << e.what();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+}
+
+TEST(Spawn, ARankThatDoesNotEndIsEnded) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(test::error_of([] {
+              spawn(2, [](World& world) {
+                if (world.rank() == 0) fail(Errc::config, "wrong");
+                ::signal(SIGTERM, SIG_IGN);
+                for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
+              });
+            }).code(),
+            Errc::config);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+}
+
+TEST(World, ReducesValuesAndMeansByTheirCounts) {
+  spawn(3, [](World& world) {
+    const double r = world.rank();
+    require(world.reduce(r) == 1.0, Errc::system, "mean of ranks is ", world.reduce(r));
+    require(world.reduce(r, ReduceOp::max) == 2.0, Errc::system, "maximum");
+    Mean mean;  // rank r has r terms of the value r: (1 + 2 · 2) / 3
+    if (world.rank() > 0) mean.add(r, r);
+    require(world.reduce(mean) == 5.0 / 3, Errc::system, "mean of terms is ", world.reduce(mean));
+    require(std::isnan(world.reduce(Mean{})), Errc::system, "a mean without terms is a number");
+  });
+}
+
+TEST(World, GathersRowsInTheOrderOfRanks) {
+  spawn(3, [](World& world) {
+    Tensor rows = Tensor::empty({2, 1}, DType::i32);
+    for (int i = 0; i < 2; ++i) rows.data<std::int32_t>()[i] = world.rank() * 10 + i;
+    const Tensor all = world.gather(rows);
+    require(all.shape() == Shape{6, 1}, Errc::system, "shape ", name(all.shape()));
+    for (int i = 0; i < 6; ++i)
+      require(all.data<std::int32_t>()[i] == i / 2 * 10 + i % 2, Errc::system, "row ", i);
+  });
+}
+
+TEST(World, ACommunicatorOfItsOwnDoesNotMeetOtherCalls) {
+  spawn(2, [](World& world) {
+    Communicator own = world.new_communicator();
+    float a = 1, b = 2;
+    Work first = own.all_reduce(Buffer(&a, 1));
+    Work second = world.communicator().all_reduce(Buffer(&b, 1));
+    second.wait(), first.wait();
+    require(a == 2 && b == 4, Errc::system, a, " and ", b);
+  });
+}
+
+}  // namespace
+}  // namespace rz
