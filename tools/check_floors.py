@@ -73,6 +73,8 @@ ROOMS = {
                            'sharding/layout sharding/runtime sharding/wire sharding/stores sharding/update',
     'sharding/huggingface': MODEL + 'sharding/checkpoint sharding/io sharding/optim sharding/strategies',
     'sharding/world': TENSOR + 'comm',
+    'sharding/engine': TENSOR + 'comm autograd_lite sharding/config sharding/consistency sharding/data sharding/memory '
+                       'sharding/optim sharding/schedules sharding/strategies sharding/world',
     'tools/command_line': 'comm/core',
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',
@@ -80,9 +82,10 @@ ROOMS = {
     'tools/train_gpt/report': MODEL + 'sharding/io sharding/optim',
     'tools/train_gpt/data': 'comm/core sharding/config sharding/data sharding/io',
     'tools/train_gpt/training': MODEL + 'sharding/config sharding/optim sharding/schedules sharding/strategies '
-                                'sharding/huggingface tools/train_gpt/data tools/train_gpt/report',
+                                'sharding/huggingface sharding/engine tools/train_gpt/data tools/train_gpt/report',
     'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/io sharding/optim sharding/strategies '
-                       'sharding/huggingface sharding/world tools/command_line tools/train_gpt/data tools/train_gpt/report '
+                       'sharding/huggingface sharding/world sharding/engine tools/command_line tools/train_gpt/data '
+                       'tools/train_gpt/report '
                        'tools/train_gpt/training',
     # Stand-alone programs, which time internal parts of a library.
     'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels',

@@ -14,9 +14,6 @@ using plain_detail::has_in;
 using plain_detail::has_out;
 using plain_detail::shard_of;
 
-/// Stands for a buffer that this rank does not have.
-Buffer no_buffer(const ConstBuffer& like) { return {nullptr, 0, like.dtype, like.device}; }
-
 // Validates one call. Every message starts with the collective and the rank.
 class ArgumentChecks {
  public:

@@ -45,7 +45,7 @@ void LossScaler::overflow_as_deepspeed() {
   if (state_.hysteresis_left > 1) {
     --state_.hysteresis_left;
   } else {
-    require(state_.scale != options_.minimum, Errc::unsupported, "update ", state_.updates,
+    require(state_.scale != options_.minimum, Errc::diverged, "update ", state_.updates,
             ": gradients overflow f16 although the loss scale is ", state_.scale,
             ", its minimum (fp16.min_loss_scale); lower the learning rate, or train in bf16");
     state_.scale = std::max(state_.scale / 2, options_.minimum);

@@ -58,7 +58,7 @@ TEST(LossScaler, StopsAtTheMinimum) {
     scaler.update(true);
     FAIL() << "no error";
   } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::unsupported);
+    EXPECT_EQ(e.code(), Errc::diverged);
     EXPECT_NE(std::string(e.what()).find("min_loss_scale"), std::string::npos) << e.what();
   }
 }

@@ -5,7 +5,7 @@
 #include "tests/support/error_of.h"
 #include "tests/support/train_tiny.h"
 #include "tools/train_gpt/trainer_options.h"
-#include "tools/train_gpt/training/optimizer.h"
+#include "sharding/engine/configured.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -50,8 +50,8 @@ Inputs inputs_of(const char* config) {
 
 TEST(TrainGptSchedule, WeightDecayAppliesToTheGroupOfTheFlag) {
   const OptimizerConfig config{.type = OptimizerConfig::Type::adamw, .weight_decay = 0.5};
-  EXPECT_EQ(make_optimizer(config, true)->groups(), 1);
-  const auto two = make_optimizer(config, false);
+  EXPECT_EQ(make_optimizer(config, Decay::all)->groups(), 1);
+  const auto two = make_optimizer(config, Decay::matrices);
   Parameter matrix, vector;
   matrix.shape = {2, 3};
   vector.shape = {3};
@@ -86,7 +86,7 @@ TEST(TrainGptSchedule, EveryTypeIsMade) {
   const std::pair<Type, const char*> types[] = {
       {Type::adam, "adam"}, {Type::adamw, "adamw"}, {Type::sgd, "sgd"},  {Type::adagrad, "adagrad"},
       {Type::lion, "lion"}, {Type::lamb, "lamb"},   {Type::muon, "muon"}};
-  for (const auto& [type, name] : types) EXPECT_STREQ(make_optimizer({.type = type}, true)->name(), name);
+  for (const auto& [type, name] : types) EXPECT_STREQ(make_optimizer({.type = type}, Decay::all)->name(), name);
 }
 
 }  // namespace

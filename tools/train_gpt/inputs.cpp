@@ -9,9 +9,9 @@
 #include <filesystem>
 
 #include "comm/core/error.h"
+#include "sharding/engine/configured.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "tools/train_gpt/data/batches.h"
-#include "tools/train_gpt/training/optimizer.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -24,9 +24,7 @@ StrategyKind strategy_of(const Options& o, const DsConfig& ds) {
     } catch (const Error& e) {
       fail(e.code(), "--strategy: ", e.what());
     }
-  constexpr StrategyKind by_stage[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
-                                       StrategyKind::zero3};
-  return by_stage[ds.zero.stage];
+  return strategy_kind(ds);
 }
 
 std::size_t seq_len_of(const Options& o, const Gpt2Config& c) {
@@ -45,7 +43,7 @@ void check_sample(const Options& o, const Gpt2Config& c) {
 void check_optimizer(const Options& o, DsConfig& ds) {
   require(ds.optimizer.has_value(), Errc::config, ds.file,
           ": optimizer: missing; add the section, or give --learning-rate for AdamW");
-  make_optimizer(*ds.optimizer, o.decay == Decay::all);
+  make_optimizer(*ds.optimizer, o.decay);
   try {
     check(ds.schedule);
   } catch (const Error& e) {

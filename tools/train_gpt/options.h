@@ -6,12 +6,10 @@
 #include <string>
 
 #include "sharding/config/training_arguments.h"
+#include "sharding/engine/configured.h"
 #include "tools/command_line/command_line.h"
 
 namespace rz::train_gpt {
-
-/// Parameters to which weight decay applies.
-enum class Decay { all, matrices };
 
 struct Options {
   std::string model;                    ///< Hugging Face config.json

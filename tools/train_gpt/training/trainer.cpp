@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "autograd_lite/init.h"
-#include "tools/train_gpt/training/optimizer.h"
+#include "sharding/engine/configured.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -28,7 +28,7 @@ Trainer::Trainer(Gpt2& model, Tokens tokens, Communicator& comm, TrainerOptions 
       stream_(stream_on(comm.options().device, options_.threads)),
       tape_(stream_),
       strategy_(make_strategy(options_.strategy, model, comm, options_.strategy_options)),
-      optimizer_(make_optimizer(options_.optimizer, options_.decay_all)),
+      optimizer_(make_optimizer(options_.optimizer, options_.decay)),
       micro_batches_(std::move(tokens), of_rank(options_.batches, comm), options_.seq_len, stream_),
       seeds_(options_.seed, micro_batches_.size(), {comm.rank(), comm.size()}, stream_) {
   for (int g = 0; g < optimizer_->groups(); ++g) base_rates_.push_back(optimizer_->learning_rate(g));
@@ -99,7 +99,7 @@ void Trainer::set_learning_rates() {
 UpdateReport Trainer::update() {
   const auto start = std::chrono::steady_clock::now();
   micro_batches_.read(step_, stream_);
-  seeds_.draw(step_, stream_);
+  seeds_.draw(step_ * micro_batches_.size(), stream_);
   strategy_->set_loss_scale(loss_scale());
   set_learning_rates();
   UpdateReport report{.step = step_, .lr = optimizer_->learning_rate()};

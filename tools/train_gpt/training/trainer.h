@@ -9,6 +9,9 @@
 #include "autograd_lite/models/gpt2.h"
 #include "comm/communicator.h"
 #include "sharding/config/ds_config.h"
+#include "sharding/engine/configured.h"
+#include "sharding/engine/dropout_seeds.h"
+#include "sharding/engine/update_graph.h"
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/optim/loss_scaler.h"
@@ -16,9 +19,7 @@
 #include "tools/train_gpt/data/batches.h"
 #include "tools/train_gpt/data/tokens.h"
 #include "tools/train_gpt/report/metrics.h"
-#include "tools/train_gpt/training/dropout_seeds.h"
 #include "tools/train_gpt/training/micro_batches.h"
-#include "tools/train_gpt/training/update_graph.h"
 
 namespace rz::train_gpt {
 
@@ -26,8 +27,8 @@ struct TrainerOptions {
   StrategyKind strategy = StrategyKind::ddp;
   StrategyOptions strategy_options;
   OptimizerConfig optimizer;
-  LrSchedule schedule;           ///< of optimizer.lr
-  bool decay_all = false;        ///< weight decay acts on all parameters, not on matrices alone
+  LrSchedule schedule;  ///< of optimizer.lr
+  Decay decay = Decay::matrices;
   double gradient_clipping = 0;  ///< 0: no clipping
   LossScaleOptions loss_scale;   ///< f16 only
   /// Skip updates whose gradients are not finite, instead of reporting divergence.

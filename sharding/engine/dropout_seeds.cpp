@@ -1,9 +1,9 @@
-#include "tools/train_gpt/training/dropout_seeds.h"
+#include "sharding/engine/dropout_seeds.h"
 
 #include "comm/device/allocate.h"
 #include "comm/device/memory.h"
 
-namespace rz::train_gpt {
+namespace rz {
 
 DropoutSeeds::DropoutSeeds(std::uint64_t seed, std::size_t micro_batches, Place place, const Stream& stream)
     : seed_(seed),
@@ -12,12 +12,14 @@ DropoutSeeds::DropoutSeeds(std::uint64_t seed, std::size_t micro_batches, Place 
       on_device_(std::reinterpret_pointer_cast<std::uint64_t>(
           allocate_on(stream.device(), micro_batches * sizeof(std::uint64_t)))) {}
 
-void DropoutSeeds::draw(std::uint64_t update, const Stream& stream) {
+std::uint64_t DropoutSeeds::of_pass(std::uint64_t pass) const {
   const auto rank = static_cast<std::uint64_t>(place_.rank), ranks = static_cast<std::uint64_t>(place_.ranks);
-  const std::uint64_t first = update * next_.size();
-  for (std::size_t m = 0; m < next_.size(); ++m)
-    next_[m] = seed_ ^ ((first + m) * ranks + rank + 1) * 0x9e3779b97f4a7c15u;
+  return seed_ ^ (pass * ranks + rank + 1) * 0x9e3779b97f4a7c15u;
+}
+
+void DropoutSeeds::draw(std::uint64_t first_pass, const Stream& stream) {
+  for (std::size_t m = 0; m < next_.size(); ++m) next_[m] = of_pass(first_pass + m);
   memcpy_async(on_device_.get(), next_.data(), next_.size() * sizeof(std::uint64_t), stream);
 }
 
-}  // namespace rz::train_gpt
+}  // namespace rz

@@ -6,7 +6,7 @@
 #include "comm/device/graph.h"
 #include "comm/device/stream.h"
 
-namespace rz::train_gpt {
+namespace rz {
 
 /// Captures updates once they are identical, and replays them.
 class UpdateGraph {
@@ -24,4 +24,4 @@ class UpdateGraph {
   int uncaptured_updates_ = 0;  // updates without a graph since the last change
 };
 
-}  // namespace rz::train_gpt
+}  // namespace rz

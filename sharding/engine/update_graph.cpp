@@ -1,6 +1,6 @@
-#include "tools/train_gpt/training/update_graph.h"
+#include "sharding/engine/update_graph.h"
 
-namespace rz::train_gpt {
+namespace rz {
 
 namespace {
 constexpr int warmup_updates = 3;  // memory settles in the second update after buckets were rebuilt
@@ -22,4 +22,4 @@ void UpdateGraph::drop() {
   uncaptured_updates_ = 0;
 }
 
-}  // namespace rz::train_gpt
+}  // namespace rz

@@ -7,9 +7,9 @@
 
 #include "comm/device/stream.h"
 
-namespace rz::train_gpt {
+namespace rz {
 
-/// Every micro-batch of every rank has its own seed, in memory that a graph may read.
+/// Every pass of every rank has its own seed. Those of an update lie in memory that a graph may read.
 class DropoutSeeds {
  public:
   struct Place {
@@ -18,8 +18,10 @@ class DropoutSeeds {
   /// For updates of `micro_batches`, on the device of the stream.
   DropoutSeeds(std::uint64_t seed, std::size_t micro_batches, Place, const Stream&);
 
-  /// Writes the seeds of an update in the order of the stream.
-  void draw(std::uint64_t update, const Stream&);
+  /// The seed of a pass of this rank, counted from 0.
+  std::uint64_t of_pass(std::uint64_t pass) const;
+  /// Writes the seeds of an update, which begins with a pass, in the order of the stream.
+  void draw(std::uint64_t first_pass, const Stream&);
   /// On the device; see Tape::seed_at().
   const std::uint64_t* at(std::size_t micro_batch) const { return on_device_.get() + micro_batch; }
 
@@ -30,4 +32,4 @@ class DropoutSeeds {
   std::shared_ptr<std::uint64_t> on_device_;
 };
 
-}  // namespace rz::train_gpt
+}  // namespace rz

@@ -1,0 +1,228 @@
+#include "sharding/engine/engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "autograd_lite/init.h"
+#include "comm/core/error.h"
+#include "sharding/engine/read_configuration.h"
+
+namespace rz {
+
+namespace {
+
+Stream stream_on(Device device, int threads) {
+  return device.kind == Device::host ? Stream::host(threads) : Stream::create(device);
+}
+
+std::unique_ptr<Strategy> strategy_of(Module& module, Communicator& communicator, const DsConfig& config,
+                                      const EngineOptions& o) {
+  StrategyOptions options = strategy_options(config);
+  if (o.configure_strategy) o.configure_strategy(options);
+  const auto trains = [&] { return o.optimizer != nullptr || config.optimizer.has_value(); };
+  if (!trains()) module.requires_grad_(false);
+  const StrategyKind kind = o.strategy ? *o.strategy : strategy_kind(config);
+  const std::vector<Parameter*> parameters = module.parameters();
+  const bool has_values = std::any_of(parameters.begin(), parameters.end(),
+                                      [](const Parameter* p) { return p->value.defined(); });
+  auto strategy = make_strategy(kind, module, communicator, options);
+  if (!has_values)
+    strategy->fill_parameters([&](const Parameter& p, Range elements, float* out) {
+      init_slice(p, {out, elements.count()}, elements.begin, o.seed);
+    });
+  return strategy;
+}
+
+/// None: inference.
+std::unique_ptr<Optimizer> optimizer_of(const DsConfig& config, EngineOptions& o) {
+  if (o.optimizer) return std::move(o.optimizer);
+  return config.optimizer ? make_optimizer(*config.optimizer, o.decay) : nullptr;
+}
+
+void print_configuration(World& world, const DsConfig& config, const EngineOptions& o) {
+  if (!o.log || !world.is_main()) return;
+  const std::string prefix = o.name.empty() ? "" : o.name + ": ";
+  for (const std::string& warning : config.warnings)
+    std::fprintf(o.log, "%swarning: %s\n", prefix.c_str(), warning.c_str());
+  if (!o.name.empty()) std::fprintf(o.log, "%s\n", o.name.c_str());
+  std::fputs(resolved_table(config).c_str(), o.log);
+  std::fflush(o.log);
+}
+
+}  // namespace
+
+Engine initialize(World& world, Module& module, EngineOptions options) {
+  DsConfig config = read_configuration(world, module, options);
+  print_configuration(world, config, options);
+  return Engine(world, module, std::move(config), std::move(options));
+}
+
+Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
+    : world_(world),
+      module_(module),
+      config_(std::move(config)),
+      schedule_unit_(o.schedule_unit),
+      expected_terms_(o.expected_terms),
+      communicator_(world.new_communicator()),
+      stream_(stream_on(communicator_.options().device, o.threads > 0 ? o.threads : world.threads())),
+      tape_(stream_),
+      strategy_(strategy_of(module, communicator_, config_, o)),
+      accumulation_(std::max<std::int64_t>(1, config_.sizes.accumulation)),
+      seeds_(o.seed, static_cast<std::size_t>(accumulation_.steps()), {world.rank(), world.size()}, stream_),
+      update_start_(std::chrono::steady_clock::now()) {
+  may_use_graph_ = o.graph && communicator_.capturable();
+  strategy_->attach(tape_);
+  if (expected_terms_) strategy_->set_expected_terms(*expected_terms_);
+  if (auto optimizer = optimizer_of(config_, o))
+    training_.emplace(*strategy_, std::move(optimizer), o.lr_schedule ? *o.lr_schedule : config_.schedule,
+                      config_);
+  else
+    module.eval();
+  tape_.seed(seeds_.of_pass(0));
+}
+
+Engine::~Engine() = default;
+
+TrainingStep& Engine::training() {
+  require(training_.has_value(), Errc::invalid_argument,
+          "this engine has no optimizer and does not train: add the section \"optimizer\" to the "
+          "configuration, or give EngineOptions::optimizer");
+  return *training_;
+}
+
+Optimizer& Engine::optimizer() { return training().optimizer(); }
+
+// ---- updates
+
+void Engine::prepare_update() {
+  training_->prepare(schedule_unit_ == ScheduleUnit::epoch ? epochs_ : training_->optimizer().updates(),
+                     stream_);
+}
+
+void Engine::expect_terms(const nn::Loss& loss) {
+  if (expected_terms_) return;
+  const double terms = world_.reduce(static_cast<double>(loss.read(stream_).count), ReduceOp::sum);
+  expected_terms_ = std::max(1.0, terms * static_cast<double>(accumulation_.steps()));
+  strategy_->set_expected_terms(*expected_terms_);
+}
+
+void Engine::complete_update() {
+  report_ = {.step = steps_++};
+  const auto now = std::chrono::steady_clock::now();
+  report_.ran_graph = graph_.defined();
+  report_.exposed_seconds = report_.ran_graph ? std::nan("") : strategy_->exposed_seconds();
+  accumulation_.next_update();
+  tape_.seed(seeds_.of_pass(passes_));
+  try {
+    training_->complete(stream_, report_);
+  } catch (...) {
+    report_.seconds = std::chrono::duration<double>(now - update_start_).count();
+    throw;
+  }
+  report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - update_start_).count();
+  update_start_ = std::chrono::steady_clock::now();
+}
+
+// ---- pass by pass
+
+bool Engine::begin_pass() {
+  training();
+  if (accumulation_.fresh()) {
+    drop_graph();
+    losses_.clear();
+    prepare_update();
+  }
+  if (std::exchange(reducing_, false)) strategy_->finish_gradients(stream_);
+  return accumulation_.boundary() && no_syncs_ == 0;
+}
+
+void Engine::end_pass(bool synchronised) {
+  reducing_ = synchronised;
+  tape_.reset();
+  accumulation_.count_pass();
+  tape_.seed(seeds_.of_pass(++passes_));
+}
+
+void Engine::backward(const nn::Loss& loss) {
+  const bool synchronise = begin_pass();
+  expect_terms(loss);
+  strategy_->backward(tape_, loss, synchronise);
+  losses_.add(loss);
+  end_pass(synchronise);
+}
+
+void Engine::backward(Var loss) {
+  const bool synchronise = begin_pass();
+  strategy_->begin_backward(synchronise);
+  tape_.backward(loss,
+                 static_cast<float>(training_->loss_scale() / static_cast<double>(accumulation_.steps())));
+  end_pass(synchronise);
+}
+
+bool Engine::step() {
+  training();
+  require(no_syncs_ == 0, Errc::unsynchronised,
+          "step() inside NoSync: gradients would differ over the ranks, and so would the parameters; end "
+          "NoSync before the last backward() of an update, or leave it out: micro-batches before the last "
+          "do not synchronise anyway");
+  require(accumulation_.passes() > 0, Errc::invalid_argument,
+          "step() without a backward() since the last step()");
+  if (!accumulation_.boundary()) {
+    accumulation_.next_micro_batch();
+    return false;
+  }
+  reducing_ = false;
+  training_->apply(stream_);
+  complete_update();
+  strategy_->zero_grad();
+  return true;
+}
+
+void Engine::cancel_update() {
+  training();
+  tape_.reset();
+  strategy_->cancel_update(stream_);
+  reducing_ = false;
+  accumulation_.next_update();
+  losses_.clear();
+}
+
+// ---- update by update
+
+void Engine::run_update(const std::function<nn::Loss(std::size_t)>& forward) {
+  training();
+  require(
+      accumulation_.fresh(), Errc::invalid_argument,
+      "train_batch() in the middle of an update: call step() for the last backward(), or cancel_update()");
+  seeds_.draw(passes_, stream_);
+  prepare_update();
+  graph_.run(stream_, may_use_graph_, [&] { run_passes(forward); });
+  passes_ += static_cast<std::uint64_t>(accumulation_.steps());
+  complete_update();
+}
+
+/// May be captured: everything that differs from one update to the next is in memory.
+void Engine::run_passes(const std::function<nn::Loss(std::size_t)>& forward) {
+  const auto steps = static_cast<std::size_t>(accumulation_.steps());
+  strategy_->zero_grad();
+  losses_.clear();
+  for (std::size_t m = 0; m < steps; ++m) {
+    tape_.seed_at(seeds_.at(m));
+    const nn::Loss loss = forward(m);
+    expect_terms(loss);
+    strategy_->backward(tape_, loss, m + 1 == steps);
+    losses_.add(loss);
+    tape_.reset();
+  }
+  training_->apply(stream_);
+}
+
+void Engine::drop_graph() { graph_.drop(); }
+
+// ---- reports
+
+double Engine::loss() { return world_.reduce(losses_.read(stream_)); }
+
+}  // namespace rz

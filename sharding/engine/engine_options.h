@@ -1,0 +1,53 @@
+#pragma once
+/// Options of an engine.
+
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "sharding/config/batch.h"
+#include "sharding/config/training_arguments.h"
+#include "sharding/engine/configured.h"
+#include "sharding/engine/scheduled_rates.h"
+#include "sharding/optim/optimizer.h"
+#include "sharding/schedules/lr_schedule.h"
+#include "sharding/strategies/strategy_options.h"
+
+namespace rz {
+
+/// Equal on all ranks, but for `log`.
+struct EngineOptions {
+  /// A DeepSpeed configuration: the path of a file, or JSON text if it begins with '{'. Empty: "{}", a
+  /// configuration without an optimizer, for inference.
+  std::string config;
+  TrainingArguments arguments;  ///< what the configuration leaves out or calls "auto"
+  std::string name;             ///< of the engine, e.g. "student", before its messages; may be empty
+
+  std::unique_ptr<Optimizer> optimizer;   ///< instead of the configuration's section
+  std::optional<LrSchedule> lr_schedule;  ///< instead of the configuration's section
+  ScheduleUnit schedule_unit = ScheduleUnit::update;
+  Decay decay = Decay::all;              ///< groups of the configuration's optimizer
+  std::optional<StrategyKind> strategy;  ///< instead of zero_optimization.stage
+  /// Changes the options that follow from the configuration; may be empty.
+  std::function<void(StrategyOptions&)> configure_strategy;
+
+  /// Of initial values, dropout, and the order of samples.
+  std::uint64_t seed = 0;
+  /// Number of updates of the run at these batch sizes, for schedules with "auto"; empty: unknown.
+  std::function<std::int64_t(const BatchSizes&)> updates;
+  /// For "auto" sizes of buckets. Default: the largest smaller extent of the matrices of the model, which is
+  /// the width of a transformer.
+  std::optional<std::int64_t> hidden_size;
+  /// Terms of an update's loss over all ranks, e.g. targets: the constant by which gradients are divided
+  /// until the update knows their number. Default: those of the first micro-batches, times accumulation.
+  std::optional<double> expected_terms;
+
+  int threads = 0;          ///< per rank on the host; 0: World::threads()
+  bool graph = true;        ///< train_batch() on a device: capture updates in a CUDA graph
+  std::FILE* log = stdout;  ///< of rank 0: the resolved configuration, warnings, lines of progress; or null
+};
+
+}  // namespace rz

@@ -1,0 +1,68 @@
+#include "sharding/engine/read_configuration.h"
+
+#include <algorithm>
+#include <array>
+
+#include "comm/core/error.h"
+#include "sharding/consistency/rank_consistency.h"
+#include "sharding/world/rank_agreement.h"
+
+namespace rz {
+
+namespace {
+
+DsConfig read(const EngineOptions& o, const RunFacts& facts) {
+  if (!o.config.empty() && o.config.front() != '{') return read_ds_config(o.config, o.arguments, facts);
+  return parse_ds_config(o.config.empty() ? "{}" : o.config, "configuration", o.arguments, facts);
+}
+
+void check_schedule(const DsConfig& config, const LrSchedule& schedule) {
+  try {
+    check(schedule);
+  } catch (const Error& e) {
+    fail(Errc::config, config.file, ": scheduler.params: ", e.what());
+  }
+}
+
+/// A model is trained if there is an optimizer.
+void check_training(const DsConfig& config, const EngineOptions& o) {
+  const bool own = o.optimizer != nullptr;
+  if (!own && !config.optimizer) return;
+  required_sizes(config);
+  if (!own) make_optimizer(*config.optimizer, o.decay);
+  check_schedule(config, o.lr_schedule ? *o.lr_schedule : config.schedule);
+}
+
+void require_same_configuration(World& world, const DsConfig& config, const EngineOptions& o) {
+  const std::array facts{Fact{"configuration", resolved_json(config)}, Fact{"seed", concat(o.seed)},
+                         Fact{"decay", o.decay == Decay::all ? "all" : "matrices"},
+                         Fact{"optimizer", o.optimizer ? o.optimizer->describe() : ""}};
+  require_same("the engine", facts, "give all ranks the same options", world.communicator());
+}
+
+}  // namespace
+
+std::optional<std::int64_t> hidden_size(Module& model) {
+  std::optional<std::int64_t> width;
+  for (const Parameter* p : model.parameters()) {
+    if (p->shape.dims() != 2) continue;
+    const auto smaller = static_cast<std::int64_t>(std::min(p->shape[0], p->shape[1]));
+    width = std::max(width.value_or(0), smaller);
+  }
+  return width;
+}
+
+DsConfig read_configuration(World& world, Module& model, const EngineOptions& o) {
+  DsConfig config;
+  check_on_all_ranks(world.communicator(), [&] {
+    config = read(o, {.ranks = world.size(),
+                      .hidden_size = o.hidden_size ? o.hidden_size : hidden_size(model),
+                      .updates = o.updates,
+                      .adamw_by_default = o.arguments.learning_rate.has_value() && !o.optimizer});
+    check_training(config, o);
+  });
+  require_same_configuration(world, config, o);
+  return config;
+}
+
+}  // namespace rz

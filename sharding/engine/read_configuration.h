@@ -1,0 +1,18 @@
+#pragma once
+/// The configuration of an engine.
+
+#include "autograd_lite/module.h"
+#include "sharding/config/ds_config.h"
+#include "sharding/engine/engine_options.h"
+#include "sharding/world/world.h"
+
+namespace rz {
+
+/// Reads and checks EngineOptions::config with the arguments. Errors are thrown on every rank; Errc::mismatch
+/// if the result differs over the ranks. Collective.
+DsConfig read_configuration(World&, Module&, const EngineOptions&);
+
+/// The largest smaller extent of the matrices of a model; nullopt if it has none.
+std::optional<std::int64_t> hidden_size(Module&);
+
+}  // namespace rz

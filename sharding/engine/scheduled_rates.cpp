@@ -1,0 +1,21 @@
+#include "sharding/engine/scheduled_rates.h"
+
+#include <utility>
+#include <variant>
+
+namespace rz {
+
+ScheduledRates::ScheduledRates(LrSchedule schedule, const Optimizer& optimizer)
+    : schedule_(std::move(schedule)) {
+  check(schedule_, static_cast<std::size_t>(optimizer.groups()));
+  for (int g = 0; g < optimizer.groups(); ++g) base_rates_.push_back(optimizer.learning_rate(g));
+}
+
+void ScheduledRates::apply(std::int64_t step, Optimizer& optimizer) const {
+  if (std::holds_alternative<ConstantLr>(schedule_)) return;
+  for (std::size_t g = 0; g < base_rates_.size(); ++g)
+    optimizer.set_learning_rate(static_cast<int>(g),
+                                learning_rate(schedule_, step, {.base_lr = base_rates_[g], .index = g}));
+}
+
+}  // namespace rz

@@ -1,0 +1,45 @@
+#include "sharding/engine/training_step.h"
+
+#include <cmath>
+#include <utility>
+
+#include "comm/core/error.h"
+
+namespace rz {
+
+TrainingStep::TrainingStep(Strategy& strategy, std::unique_ptr<Optimizer> optimizer, LrSchedule schedule,
+                           const DsConfig& config)
+    : strategy_(strategy),
+      optimizer_(std::move(optimizer)),
+      rates_(std::move(schedule), *optimizer_),
+      max_norm_(config.gradient_clipping),
+      skip_overflow_(config.precision.skip_overflow) {
+  if (config.precision.parameters == DType::f16) scaler_.emplace(config.precision.loss_scale);
+}
+
+void TrainingStep::prepare(std::int64_t schedule_step, const Stream& stream) {
+  strategy_.set_loss_scale(loss_scale());
+  rates_.apply(schedule_step, *optimizer_);
+  if (stream.device().kind == Device::cuda) strategy_.next_update(*optimizer_, stream);
+}
+
+void TrainingStep::apply(const Stream& stream) {
+  strategy_.finish_gradients(stream);
+  // An update that is not finite never happens; without skip_overflow it is an error, in complete().
+  strategy_.clip_and_step(*optimizer_, {.max_norm = max_norm_, .skip_overflow = true}, stream);
+}
+
+void TrainingStep::complete(const Stream& stream, StepReport& report) {
+  const Strategy::Outcome outcome = strategy_.outcome(*optimizer_, stream);
+  report.grad_norm = outcome.norm;
+  report.skipped = outcome.skipped;
+  report.lr = optimizer_->learning_rate();
+  report.loss_scale = loss_scale();
+  if (outcome.skipped) ++skipped_;
+  if (scaler_) scaler_->update(outcome.skipped);
+  require(!outcome.skipped || skip_overflow_, Errc::diverged, "update ", report.step,
+          ": the norm of the gradients is ", outcome.norm, " and the parameters are as before; lower the ",
+          "learning rate, or look for a division by zero or a logarithm of it in the loss");
+}
+
+}  // namespace rz

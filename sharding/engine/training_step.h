@@ -1,0 +1,47 @@
+#pragma once
+/// What surrounds the passes of an update: loss scale, learning rates, clipping, the optimizer's step.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "sharding/config/ds_config.h"
+#include "sharding/engine/scheduled_rates.h"
+#include "sharding/engine/step_report.h"
+#include "sharding/optim/loss_scaler.h"
+#include "sharding/strategies/strategy.h"
+
+namespace rz {
+
+/// Makes the updates of a strategy as a configuration asks for them.
+class TrainingStep {
+ public:
+  TrainingStep(Strategy&, std::unique_ptr<Optimizer>, LrSchedule, const DsConfig&);
+
+  /// Before the first pass of an update: loss scale, and the rates after `schedule_step` steps.
+  void prepare(std::int64_t schedule_step, const Stream&);
+  /// After the last pass: reduces, clips and updates. May be captured in a graph.
+  void apply(const Stream&);
+  /// After apply() or a replay of it: what it did. Adjusts the loss scale. Errc::diverged if the gradients
+  /// were not finite and the configuration does not skip such updates, or if the loss scale cannot fall
+  /// further; the report is then complete, and the parameters are as before.
+  void complete(const Stream&, StepReport&);
+
+  Optimizer& optimizer() { return *optimizer_; }
+  const Optimizer& optimizer() const { return *optimizer_; }
+  double loss_scale() const { return scaler_ ? scaler_->scale() : 1; }
+  /// f16 only.
+  std::optional<LossScaler>& loss_scaler() { return scaler_; }
+  std::int64_t skipped_steps() const { return skipped_; }
+
+ private:
+  Strategy& strategy_;
+  std::unique_ptr<Optimizer> optimizer_;
+  ScheduledRates rates_;
+  std::optional<LossScaler> scaler_;
+  double max_norm_;
+  bool skip_overflow_;
+  std::int64_t skipped_ = 0;
+};
+
+}  // namespace rz

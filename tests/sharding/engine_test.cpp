@@ -1,0 +1,439 @@
+/// The engine against loops by hand: the same bits, whatever drives the strategy.
+#include "sharding/engine/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "autograd_lite/init.h"
+#include "autograd_lite/nn.h"
+#include "sharding/optim/optimizers.h"
+#include "tests/support/error_of.h"
+#include "tests/support/ranks.h"
+
+namespace rz {
+namespace {
+
+constexpr std::size_t in = 6, hidden = 16, classes = 5;
+
+struct Net : Module {
+  nn::Linear fc1{*this, "fc1", in, hidden}, fc2{*this, "fc2", hidden, classes};
+  nn::Dropout drop{*this, "drop", 0.2};
+  Var operator()(Tape& t, const Tensor& x) { return fc2(t, drop(t, nn::gelu(t, fc1(t, x)))); }
+};
+
+/// Samples that are a function of their number. Every fifth target is ignored.
+struct Batch {
+  Tensor x, y;
+};
+Batch batch(std::uint64_t number, std::size_t rows) {
+  Batch b{Tensor::empty({rows, in}), Tensor::empty({rows}, DType::i32)};
+  for (std::size_t i = 0; i < rows; ++i) {
+    const std::uint64_t sample = number * rows + i;
+    double total = 0;
+    for (std::size_t c = 0; c < in; ++c) {
+      const double x = random_uniform(3, "x", sample * in + c) - 0.5;
+      b.x.data<float>()[i * in + c] = static_cast<float>(x);
+      total += x * static_cast<double>(c + 1);
+    }
+    b.y.data<std::int32_t>()[i] =
+        sample % 5 == 4 ? -100 : static_cast<std::int32_t>(std::abs(std::lround(total * 3)) % classes);
+  }
+  return b;
+}
+
+/// The micro-batches of a rank, one after another.
+struct Batches {
+  int rank, ranks;
+  std::size_t rows;
+  std::uint64_t made = 0;
+  std::vector<Batch> live{4};
+  Batch& next() {
+    Batch& to = live[made % live.size()];
+    to = batch(made++ * static_cast<std::uint64_t>(ranks) + static_cast<std::uint64_t>(rank), rows);
+    return to;
+  }
+};
+
+std::string config(int stage, const std::string& more = "") {
+  return concat(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3,
+                    "gradient_clipping": 0.5,
+                    "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1}},
+                    "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 12, "warmup_num_steps": 4,
+                                  "warmup_max_lr": 0.02}},
+                    "zero_optimization": {"stage": )",
+                stage, R"(, "stage3_param_persistence_threshold": 0})", more, "}");
+}
+
+struct Trained {
+  std::vector<double> losses, norms, rates;
+  std::vector<float> values;
+  bool operator==(const Trained&) const = default;
+};
+
+std::vector<float> values_of(Strategy& strategy, Module& module) {
+  std::vector<float> out;
+  for (const Parameter* p : module.parameters()) {
+    const Tensor value = strategy.full_value(*p);
+    out.insert(out.end(), value.data<float>(), value.data<float>() + value.count());
+  }
+  return out;
+}
+
+constexpr int updates = 8;
+EngineOptions options(std::string config) { return {.config = std::move(config), .seed = 7, .log = nullptr}; }
+
+void record(Engine& engine, Trained& out) {
+  out.losses.push_back(engine.loss());
+  out.norms.push_back(engine.report().grad_norm);
+  out.rates.push_back(engine.report().lr);
+}
+
+Trained by_steps(World& world, const std::string& config) {
+  Net net;
+  auto engine = initialize(world, net, options(config));
+  Batches batches{world.rank(), world.size(), 4};
+  Trained out;
+  while (engine.global_steps() < updates) {
+    const Batch& b = batches.next();
+    Tape& t = engine.tape();
+    engine.backward(nn::cross_entropy(t, net(t, b.x), b.y));
+    if (engine.step()) record(engine, out);
+  }
+  out.values = values_of(engine.strategy(), net);
+  return out;
+}
+
+Trained by_train_batch(World& world, const std::string& config) {
+  Net net;
+  auto engine = initialize(world, net, options(config));
+  Batches batches{world.rank(), world.size(), 4};
+  Trained out;
+  for (int u = 0; u < updates; ++u) {
+    engine.train_batch(batches,
+                       [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); });
+    record(engine, out);
+  }
+  out.values = values_of(engine.strategy(), net);
+  return out;
+}
+
+/// What the configuration above describes, without an engine.
+Trained by_hand(World& world, StrategyKind kind) {
+  Net net;
+  Communicator comm = world.new_communicator();
+  const auto strategy = make_strategy(kind, net, comm, {.gathers = {.param_persistence_threshold = 0}});
+  strategy->fill_parameters([](const Parameter& p, Range elements, float* out) {
+    init_slice(p, {out, elements.count()}, elements.begin, 7);
+  });
+  Tape tape(Stream::host(world.threads()));
+  strategy->attach(tape);
+  const auto adamw = make_adamw({.learning_rate = 0.02, .weight_decay = 0.1});
+  const LrSchedule schedule = WarmupDecayLr{.total_num_steps = 12, .max_lr = 0.02, .num_steps = 4};
+  Batches batches{world.rank(), world.size(), 4};
+  Trained out;
+  for (int u = 0; u < updates; ++u) {
+    strategy->zero_grad();
+    adamw->set_learning_rate(learning_rate(schedule, adamw->updates(), {.base_lr = 0.02}));
+    Mean mean;
+    for (std::uint64_t m = 0; m < 3; ++m) {
+      const Batch& b = batches.next();
+      const auto ranks = static_cast<std::uint64_t>(world.size());
+      const std::uint64_t pass = static_cast<std::uint64_t>(u) * 3 + m;
+      tape.seed(7 ^ (pass * ranks + static_cast<std::uint64_t>(world.rank()) + 1) * 0x9e3779b97f4a7c15u);
+      const nn::Loss loss = nn::cross_entropy(tape, net(tape, b.x), b.y);
+      const ops::LossSum read = loss.read({});
+      if (u == 0 && m == 0)
+        strategy->set_expected_terms(3 * world.reduce(static_cast<double>(read.count), ReduceOp::sum));
+      mean.add({read.sum, static_cast<double>(read.count)});
+      strategy->backward(tape, loss, m == 2);
+      tape.reset();
+    }
+    strategy->finish_gradients();
+    strategy->clip_and_step(*adamw, {.max_norm = 0.5, .skip_overflow = true});
+    out.losses.push_back(world.reduce(mean));
+    out.norms.push_back(strategy->outcome(*adamw).norm);
+    out.rates.push_back(adamw->learning_rate());
+  }
+  out.values = values_of(*strategy, net);
+  return out;
+}
+
+void in_world(int ranks, const std::function<void(World&)>& body) {
+  test::run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    World world(Communicator::connect(rank, ranks, std::move(store)));
+    body(world);
+  });
+}
+
+TEST(Engine, HasTheBitsOfALoopByHandInEveryStage) {
+  for (const int ranks : {1, 2, 3})
+    in_world(ranks, [](World& world) {
+      const Trained expected = by_hand(world, StrategyKind::ddp);
+      for (int stage = 0; stage < 4; ++stage) {
+        EXPECT_TRUE(by_steps(world, config(stage)) == expected) << "stage " << stage << " pass by pass";
+        EXPECT_TRUE(by_train_batch(world, config(stage)) == expected) << "stage " << stage << " by update";
+      }
+      EXPECT_TRUE(by_hand(world, StrategyKind::zero3) == expected);
+    });
+}
+
+/// Gradients of several losses of one micro-batch add up.
+TEST(Engine, SeveralLossesBeforeAStepAddUp) {
+  in_world(2, [](World& world) {
+    const auto run = [&](bool apart, int stage) {
+      Net net;
+      auto engine = initialize(world, net, options(config(stage)));
+      net.eval();  // without dropout both ways compute the same
+      for (std::uint64_t m = 0; m < 6; ++m) {
+        Tape& t = engine.tape();
+        const Batch a = batch(m * 4 + static_cast<std::uint64_t>(world.rank()), 4);
+        const auto mse = [&] {
+          const Tensor zero = Tensor::zeros({4, classes});
+          return nn::mse(t, net(t, a.x), zero);
+        };
+        if (apart) {
+          engine.backward(mse());
+          engine.backward(mse());
+        } else {
+          engine.backward(nn::scale(t, mse(), 2));
+        }
+        engine.step();
+      }
+      return std::pair(engine.report().grad_norm, values_of(engine.strategy(), net));
+    };
+    const auto [norm, values] = run(false, 0);
+    for (int stage = 0; stage < 4; ++stage) {
+      const auto [norm_apart, values_apart] = run(true, stage);
+      EXPECT_NEAR(norm_apart, norm, 1e-6 * norm) << "stage " << stage;
+      for (std::size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(values_apart[i], values[i], 1e-5);
+    }
+  });
+}
+
+TEST(Engine, AStepInsideNoSyncIsAnErrorThatNamesIt) {
+  in_world(2, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(config(1)));
+    const Engine::NoSync no_sync(engine);
+    const Batch b = batch(0, 4);
+    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+    const Error e = test::error_of([&] { engine.step(); });
+    EXPECT_EQ(e.code(), Errc::unsynchronised);
+    EXPECT_NE(std::string(e.what()).find("NoSync"), std::string::npos) << e.what();
+  });
+}
+
+TEST(Engine, AnUpdateWhoseLastPassDidNotSynchroniseIsAnError) {
+  in_world(2, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(config(0)));
+    for (int m = 0; m < 3; ++m) {
+      const Batch b = batch(0, 4);
+      {
+        const Engine::NoSync no_sync(engine);
+        engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+      }
+      if (m < 2)
+        engine.step();
+      else
+        EXPECT_EQ(test::error_of([&] { engine.step(); }).code(), Errc::unsynchronised);
+    }
+  });
+}
+
+TEST(Engine, AStepWithoutABackwardIsAnError) {
+  in_world(1, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(config(0)));
+    EXPECT_EQ(test::error_of([&] { engine.step(); }).code(), Errc::invalid_argument);
+  });
+}
+
+TEST(Engine, WithoutAnOptimizerItRunsInferenceOnly) {
+  in_world(2, [](World& world) {
+    Net trained, net;
+    auto student = initialize(world, trained, options(config(0)));
+    auto teacher = initialize(world, net, options(R"({"zero_optimization": {"stage": 3,
+        "stage3_param_persistence_threshold": 0}})"));
+    const Batch b = batch(1, 4);
+    const Tensor expected = student.evaluate([&](Tape& t) { return t.value(trained(t, b.x)); });
+    const Tensor logits = teacher.evaluate([&](Tape& t) { return t.value(net(t, b.x)); });
+    for (std::size_t i = 0; i < logits.count(); ++i)
+      EXPECT_EQ(logits.data<float>()[i], expected.data<float>()[i]);
+    EXPECT_EQ(teacher.strategy().memory().gradients, 0u);
+    EXPECT_EQ(teacher.strategy().memory().optimizer_state, 0u);
+    const Error e = test::error_of(
+        [&] { teacher.backward(nn::cross_entropy(teacher.tape(), net(teacher.tape(), b.x), b.y)); });
+    EXPECT_EQ(e.code(), Errc::invalid_argument);
+  });
+}
+
+TEST(Engine, EvaluationUsesNoDropoutAndLeavesTrainingAsItWas) {
+  in_world(1, [](World& world) {
+    const auto run = [&](bool evaluate) {
+      Net net;
+      auto engine = initialize(world, net, options(config(0)));
+      Batches batches{0, 1, 4};
+      std::vector<double> losses;
+      while (engine.global_steps() < 4) {
+        const Batch& b = batches.next();
+        if (evaluate) {
+          const Batch other = batch(99, 4);
+          const auto logits = [&] {
+            return engine.evaluate([&](Tape& t) { return t.value(net(t, other.x)); });
+          };
+          const Tensor once = logits(), twice = logits();
+          for (std::size_t i = 0; i < once.count(); ++i)
+            EXPECT_EQ(once.data<float>()[i], twice.data<float>()[i]);
+        }
+        engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+        if (engine.step()) losses.push_back(engine.loss());
+      }
+      EXPECT_TRUE(net.training());
+      return losses;
+    };
+    EXPECT_EQ(run(true), run(false));
+  });
+}
+
+TEST(Engine, ACancelledUpdateLeavesNothingBehind) {
+  in_world(2, [](World& world) {
+    const auto run = [&](bool fails) {
+      Net net;
+      auto engine = initialize(world, net, options(config(2)));
+      net.eval();
+      Batches batches{world.rank(), world.size(), 4};
+      for (int u = 0; u < 3; ++u) {
+        if (fails && u == 1) {
+          const Batch b = batch(50, 4);
+          engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+          engine.step();
+          net(engine.tape(), b.x);  // and then an error
+          engine.cancel_update();
+        }
+        for (int m = 0; m < 3; ++m) {
+          const Batch& b = batches.next();
+          engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+          engine.step();
+        }
+      }
+      return values_of(engine.strategy(), net);
+    };
+    EXPECT_EQ(run(true), run(false));
+  });
+}
+
+TEST(Engine, GradientsThatAreNotFiniteAreAnErrorInF32) {
+  in_world(2, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+        "optimizer": {"type": "SGD"}})"));
+    const std::vector<float> before = values_of(engine.strategy(), net);
+    Batch b = batch(0, 4);
+    b.x.data<float>()[0] = NAN;
+    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+    EXPECT_EQ(test::error_of([&] { engine.step(); }).code(), Errc::diverged);
+    EXPECT_TRUE(engine.report().skipped);
+    EXPECT_EQ(values_of(engine.strategy(), net), before);
+  });
+}
+
+TEST(Engine, AnOverflowInF16SkipsTheStepAndLowersTheScale) {
+  in_world(2, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+        "fp16": {"enabled": true, "initial_scale_power": 30, "hysteresis": 1},
+        "optimizer": {"type": "SGD"}})"));
+    const std::vector<float> before = values_of(engine.strategy(), net);
+    Batch b = batch(0, 4);
+    b.x = Tensor::zeros({4, in}, DType::f16);
+    for (std::size_t i = 0; i < b.x.count(); i += 2)
+      reinterpret_cast<std::uint16_t*>(b.x.raw())[i] = 0x3800;  // 0.5
+    engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+    EXPECT_TRUE(engine.step());
+    EXPECT_TRUE(engine.report().skipped);
+    EXPECT_EQ(engine.report().loss_scale, 0x1p30);
+    EXPECT_EQ(engine.skipped_steps(), 1);
+    EXPECT_EQ(values_of(engine.strategy(), net), before);
+    for (int u = 0; u < 20 && engine.report().skipped; ++u) {
+      engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+      engine.step();
+    }
+    EXPECT_FALSE(engine.report().skipped);
+    EXPECT_LT(engine.report().loss_scale, 0x1p30);
+  });
+}
+
+TEST(Engine, ASchedulePerEpochAdvancesWithEpochs) {
+  in_world(1, [](World& world) {
+    Net net;
+    EngineOptions o = options(config(0));
+    o.lr_schedule = CosineAnnealingLr{.t_max = 4, .eta_min = 0};
+    o.schedule_unit = ScheduleUnit::epoch;
+    auto engine = initialize(world, net, std::move(o));
+    Batches batches{0, 1, 4};
+    std::vector<double> rates;
+    const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      for (int u = 0; u < 2; ++u) rates.push_back(engine.train_batch(batches, forward).lr);
+      engine.end_epoch();
+    }
+    EXPECT_EQ(rates[0], rates[1]);
+    EXPECT_EQ(rates[2], rates[3]);
+    EXPECT_EQ(rates[0], 0.02);
+    EXPECT_NEAR(rates[4], 0.01, 1e-12);
+  });
+}
+
+TEST(Engine, RatesSetByHandStayWithoutASchedule) {
+  in_world(1, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(R"({"train_micro_batch_size_per_gpu": 4,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.5}}})"));
+    Batches batches{0, 1, 4};
+    const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
+    EXPECT_EQ(engine.train_batch(batches, forward).lr, 0.5);
+    engine.optimizer().set_learning_rate(0.125);
+    EXPECT_EQ(engine.train_batch(batches, forward).lr, 0.125);
+  });
+}
+
+TEST(Engine, AWrongConfigurationIsTheSameErrorOnAllRanks) {
+  in_world(3, [](World& world) {
+    Net net;
+    EngineOptions o = options(world.rank() == 2 ? R"({"zero_optimisation": 2})" : config(1));
+    const Error e = test::error_of([&] { initialize(world, net, std::move(o)); });
+    EXPECT_EQ(e.code(), Errc::config);
+    EXPECT_EQ(e.culprit(), 2);
+    EXPECT_NE(std::string(e.what()).find("zero_optimization"), std::string::npos) << e.what();
+  });
+}
+
+TEST(Engine, ConfigurationsThatDifferOverTheRanksAreNamed) {
+  in_world(2, [](World& world) {
+    Net net;
+    const Error e = test::error_of([&] { initialize(world, net, options(config(world.rank()))); });
+    EXPECT_EQ(e.code(), Errc::mismatch);
+    EXPECT_EQ(e.culprit(), 1);
+  });
+}
+
+TEST(Engine, AModelWithValuesStartsFromThoseOfRank0) {
+  in_world(2, [](World& world) {
+    Net net;
+    init_parameters((allocate_parameters(net), net), static_cast<std::uint64_t>(world.rank()) + 1);
+    auto engine = initialize(world, net, options(config(3)));
+    Net first;
+    init_parameters((allocate_parameters(first), first), 1);
+    std::vector<float> values;
+    for (const Parameter* p : first.parameters())
+      values.insert(values.end(), p->value.data<float>(), p->value.data<float>() + p->value.count());
+    EXPECT_EQ(values_of(engine.strategy(), net), values);
+  });
+}
+
+}  // namespace
+}  // namespace rz
