@@ -79,7 +79,7 @@ ROOMS = {
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
-    'tools/train_gpt/report': MODEL + 'sharding/io sharding/optim',
+    'tools/train_gpt/report': MODEL + 'sharding/io',
     'tools/train_gpt/data': 'comm/core sharding/config sharding/data sharding/io',
     'tools/train_gpt/training': MODEL + 'sharding/config sharding/optim sharding/schedules sharding/strategies '
                                 'sharding/huggingface sharding/engine tools/train_gpt/data tools/train_gpt/report',

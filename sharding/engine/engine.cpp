@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <utility>
 
 #include "autograd_lite/init.h"
@@ -51,6 +52,24 @@ void print_configuration(World& world, const DsConfig& config, const EngineOptio
   std::fflush(o.log);
 }
 
+/// `all` has `rows` rows of each rank, of which the last padding[rank] are left out.
+Tensor without_padding(const Tensor& all, std::size_t rows, std::span<const std::int64_t> padding) {
+  std::size_t extents[4] = {};
+  const int dims = all.shape().dims();
+  for (int d = 0; d < dims; ++d) extents[d] = all.shape()[d];
+  for (const std::int64_t n : padding) extents[0] -= static_cast<std::size_t>(n);
+  Tensor kept = Tensor::empty(Shape(std::span<const std::size_t>(extents, static_cast<std::size_t>(dims))),
+                              all.dtype());
+  const std::size_t row_bytes = all.bytes() / all.shape()[0];
+  std::byte* to = kept.raw();
+  for (std::size_t rank = 0; rank < padding.size(); ++rank) {
+    const std::size_t bytes = (rows - static_cast<std::size_t>(padding[rank])) * row_bytes;
+    std::memcpy(to, all.raw() + rank * rows * row_bytes, bytes);
+    to += bytes;
+  }
+  return kept;
+}
+
 }  // namespace
 
 Engine initialize(World& world, Module& module, EngineOptions options) {
@@ -64,6 +83,7 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
       module_(module),
       config_(std::move(config)),
       schedule_unit_(o.schedule_unit),
+      seed_(o.seed),
       expected_terms_(o.expected_terms),
       communicator_(world.new_communicator()),
       stream_(stream_on(communicator_.options().device, o.threads > 0 ? o.threads : world.threads())),
@@ -220,6 +240,36 @@ void Engine::run_passes(const std::function<nn::Loss(std::size_t)>& forward) {
 }
 
 void Engine::drop_graph() { graph_.drop(); }
+
+// ---- data
+
+Loader Engine::loader(std::shared_ptr<const Dataset> dataset, const EngineLoaderOptions& o) {
+  const auto micro = static_cast<std::size_t>(config_.sizes.micro);
+  require(o.batch_size || micro > 0, Errc::config, config_.file,
+          ": train_micro_batch_size_per_gpu: missing; give it, or EngineLoaderOptions::batch_size");
+  const BatchSamplerOptions sampling{.samples = dataset->size(),
+                                     .batch_size = o.batch_size.value_or(micro),
+                                     .ranks = world_.size(),
+                                     .rank = world_.rank(),
+                                     .shuffle = o.shuffle,
+                                     .drop_last = o.drop_last.value_or(config_.drop_last),
+                                     .seed = o.seed.value_or(seed_)};
+  return Loader(std::move(dataset), std::make_shared<DistributedBatchSampler>(sampling), stream_,
+                {.num_workers = o.num_workers,
+                 .prefetch_factor = o.prefetch_factor,
+                 .slots = static_cast<std::size_t>(accumulation_.steps())});
+}
+
+Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {
+  require(rows.shape().dims() > 0 && rows.shape()[0] == batch.rows(), Errc::invalid_argument,
+          "gather_for_metrics(): the first extent of ", name(rows.shape()), " is not the number of rows, ",
+          batch.rows());
+  const Tensor all = world_.gather(rows, stream_);
+  std::vector<std::int64_t> padding(static_cast<std::size_t>(world_.size()));
+  const auto own = static_cast<std::int64_t>(batch.padding());
+  world_.communicator().all_gather(ConstBuffer(&own, 1), Buffer(padding.data(), padding.size())).wait();
+  return without_padding(all, batch.rows(), padding);
+}
 
 // ---- reports
 

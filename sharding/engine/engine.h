@@ -33,6 +33,7 @@
 #include "autograd_lite/ops.h"
 #include "autograd_lite/tape.h"
 #include "sharding/config/ds_config.h"
+#include "sharding/data/loader.h"
 #include "sharding/engine/accumulation.h"
 #include "sharding/engine/dropout_seeds.h"
 #include "sharding/engine/engine_options.h"
@@ -79,6 +80,19 @@ class Engine {
   void cancel_update();
   /// While an object of this class lives, no gradients are reduced, and step() is an error.
   class NoSync;
+
+  // ---- data
+  /// Batches of this rank's share of a dataset, of the micro-batch size of the configuration. Every rank has
+  /// the same number of them. Batches of one update are valid at a time. Errc::config if the configuration
+  /// has no batch size and the options have none.
+  Loader loader(std::shared_ptr<const Dataset>, const EngineLoaderOptions& = {});
+  template <class D>
+  Loader loader(D dataset, const EngineLoaderOptions& o = {}) {
+    return loader(std::shared_ptr<const Dataset>(std::make_shared<D>(std::move(dataset))), o);
+  }
+  /// The rows of all ranks for a batch, without its padding, on the host, in the order of ranks: each sample
+  /// of an epoch once, if the loader does not drop any. Collective.
+  Tensor gather_for_metrics(const Batch&, const Tensor& rows);
 
   // ---- evaluation
   /// Returns body(tape) with the model in evaluation mode and nothing recorded, then discards the tape. Not
@@ -132,6 +146,7 @@ class Engine {
   Module& module_;
   DsConfig config_;
   ScheduleUnit schedule_unit_;
+  std::uint64_t seed_;
   std::optional<double> expected_terms_;
   bool may_use_graph_;
   Communicator communicator_;

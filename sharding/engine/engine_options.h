@@ -20,8 +20,8 @@ namespace rz {
 
 /// Equal on all ranks, but for `log`.
 struct EngineOptions {
-  /// A DeepSpeed configuration: the path of a file, or JSON text if it begins with '{'. Empty: "{}", a
-  /// configuration without an optimizer, for inference.
+  /// A DeepSpeed configuration: the path of a file, or JSON text if it begins with '{'. Empty: "{}". Without
+  /// an optimizer the engine runs inference: all parameters are frozen.
   std::string config;
   TrainingArguments arguments;  ///< what the configuration leaves out or calls "auto"
   std::string name;             ///< of the engine, e.g. "student", before its messages; may be empty
@@ -48,6 +48,16 @@ struct EngineOptions {
   int threads = 0;          ///< per rank on the host; 0: World::threads()
   bool graph = true;        ///< train_batch() on a device: capture updates in a CUDA graph
   std::FILE* log = stdout;  ///< of rank 0: the resolved configuration, warnings, lines of progress; or null
+};
+
+/// Options of Engine::loader().
+struct EngineLoaderOptions {
+  bool shuffle = true;
+  std::optional<bool> drop_last;          ///< default: dataloader_drop_last
+  std::optional<std::size_t> batch_size;  ///< of a rank; default: the micro-batch size
+  std::optional<std::uint64_t> seed;      ///< of the order; default: that of the engine
+  int num_workers = 1;                    ///< threads that read ahead; 0: none
+  int prefetch_factor = 2;                ///< batches that each of them reads ahead
 };
 
 }  // namespace rz

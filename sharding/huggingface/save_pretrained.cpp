@@ -11,7 +11,6 @@
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/huggingface/gpt2_config.h"
 #include "sharding/io/durable_file.h"
-#include "sharding/optim/diverged.h"
 
 namespace rz {
 namespace {
@@ -39,8 +38,8 @@ std::vector<SafetensorsSpec> specs(const NamedParameters& parameters) {
 void require_finite(const std::string& path, const std::string& name, std::span<const float> values) {
   const auto bad = std::ranges::find_if(values, [](float x) { return !std::isfinite(x); });
   if (bad == values.end()) return;
-  throw Diverged(concat(path, ": not written: ", name, '[', bad - values.begin(), "] is ", *bad,
-                        "; SaveOptions::nonfinite writes such weights all the same"));
+  fail(Errc::diverged, path, ": not written: ", name, '[', bad - values.begin(), "] is ", *bad,
+       "; SaveOptions::nonfinite writes such weights all the same");
 }
 
 }  // namespace

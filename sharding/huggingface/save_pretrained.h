@@ -14,7 +14,7 @@ struct SaveOptions {
 };
 
 /// Writes the parameters of a module that a strategy shards to a safetensors file, in f32, one at a time,
-/// with their names from the module. Collective; rank 0 writes. Throws Diverged on every rank, naming the
+/// with their names from the module. Collective; rank 0 writes. Errc::diverged on every rank, naming the
 /// first element that is not finite, unless `nonfinite` is set; an existing file is then unchanged.
 /// Errc::unsupported for parameters that are slices, and for buffers.
 void save_weights(const std::string& path, Module&, Strategy&, int rank, const Stream&,

@@ -213,6 +213,47 @@ TEST(Engine, SeveralLossesBeforeAStepAddUp) {
   });
 }
 
+/// Sample i is {i}.
+struct Numbers : Dataset {
+  explicit Numbers(std::uint64_t size) : count(size) {}
+  std::uint64_t size() const override { return count; }
+  std::vector<Field> fields() const override { return {{"number", DType::i32, {1}}}; }
+  void read(std::uint64_t i, BatchRows& to, std::size_t row) const override {
+    to.row<std::int32_t>("number", row)[0] = static_cast<std::int32_t>(i);
+  }
+  std::uint64_t count;
+};
+
+TEST(Engine, GathersEverySampleOfAnEpochOnce) {
+  for (const std::uint64_t samples : {1u, 12u, 13u, 25u})
+    in_world(3, [&](World& world) {
+      Net net;
+      auto engine = initialize(world, net, options(config(0)));
+      auto loader = engine.loader(Numbers(samples), {.num_workers = 2});
+      std::vector<int> seen(samples);
+      for (const rz::Batch& b : loader) {
+        const Tensor all = engine.gather_for_metrics(b, b["number"]);
+        for (std::size_t i = 0; i < all.count(); ++i)
+          ++seen[static_cast<std::size_t>(all.data<std::int32_t>()[i])];
+      }
+      EXPECT_EQ(seen, std::vector<int>(samples, 1)) << samples << " samples on rank " << world.rank();
+    });
+}
+
+TEST(Engine, LoadersHaveTheMicroBatchSizeAndTheirShareOfTheData) {
+  in_world(2, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(config(0, R"(, "dataloader_drop_last": true)")));
+    EXPECT_EQ(engine.loader(Numbers(35)).size(), 4u);  // ⌊17 / 4⌋
+    EXPECT_EQ(engine.loader(Numbers(35), {.drop_last = false}).size(), 5u);
+    EXPECT_EQ(engine.loader(Numbers(35)).next().rows(), 4u);
+    EXPECT_EQ(engine.loader(Numbers(35), {.batch_size = 7}).next().rows(), 7u);
+    Net frozen;
+    auto inference = initialize(world, frozen, options(""));
+    EXPECT_EQ(test::error_of([&] { inference.loader(Numbers(35)); }).code(), Errc::config);
+  });
+}
+
 TEST(Engine, AStepInsideNoSyncIsAnErrorThatNamesIt) {
   in_world(2, [](World& world) {
     Net net;

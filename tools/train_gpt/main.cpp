@@ -12,7 +12,6 @@
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "sharding/io/durable_file.h"
-#include "sharding/optim/diverged.h"
 #include "sharding/world/rank_agreement.h"
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/options.h"
@@ -91,8 +90,9 @@ void save(const Options& o, const Inputs& in, Trainer& trainer, bool first) {
   const std::filesystem::path folder = o.save;
   try {
     trainer.save(o.save, {.nonfinite = o.save_nonfinite});
-  } catch (const Diverged& e) {
-    throw Diverged(concat(e.what(), " (--save-nonfinite)"));
+  } catch (const Error& e) {
+    if (e.code() != Errc::diverged) throw;
+    fail(Errc::diverged, e.what(), " (--save-nonfinite)");
   }
   if (!first) return;
   write_text(folder / "ds_config.json", resolved_json(in.ds));
@@ -168,11 +168,12 @@ Status train_or_abort(const Options& o, Communicator& comm, Inputs& in) {
   try {
     train(o, in, comm);
     return done;
-  } catch (const Diverged& e) {  // thrown on every rank
-    if (comm.rank() == 0) print_error(e.what());
-    comm.barrier().wait();
-    return failed;
   } catch (const Error& e) {
+    if (e.code() == Errc::diverged) {  // thrown on every rank
+      if (comm.rank() == 0) print_error(e.what());
+      comm.barrier().wait();
+      return failed;
+    }
     // The rank that called abort() has printed the error itself.
     if (e.code() != Errc::aborted) print_error(concat("rank ", comm.rank(), ": ", e.what()));
     comm.abort(e.what());

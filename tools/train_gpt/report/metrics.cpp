@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "comm/core/error.h"
-#include "sharding/optim/diverged.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -35,11 +34,10 @@ std::string to_json(const UpdateReport& r) {
 
 void require_finite(const UpdateReport& r) {
   if (!r.diverged) return;
-  throw Diverged(
-      concat("step ", r.step + 1, ": training diverged: loss ", printed("%g", r.loss), ", grad_norm ",
-             printed("%g", r.grad_norm),
-             "; the run stops and nothing is saved. Lower optimizer.params.lr, set gradient_clipping, or "
-             "train in bf16 with check_grad_overflow or in fp16, which skip such updates"));
+  fail(Errc::diverged, "step ", r.step + 1, ": training diverged: loss ", printed("%g", r.loss),
+       ", grad_norm ", printed("%g", r.grad_norm),
+       "; the run stops and nothing is saved. Lower optimizer.params.lr, set gradient_clipping, or "
+       "train in bf16 with check_grad_overflow or in fp16, which skip such updates");
 }
 
 MetricsLog::MetricsLog(const std::string& path) : path_(path), file_(nullptr, std::fclose) {

@@ -26,7 +26,7 @@ struct UpdateReport {
 /// One line without newline; 17 significant digits for loss and norm. Values that are not finite become null.
 std::string to_json(const UpdateReport&);
 
-/// Throws Diverged if `diverged` is set, with the value that is not finite and a remedy.
+/// Errc::diverged if `diverged` is set, with the value that is not finite and a remedy.
 void require_finite(const UpdateReport&);
 
 class MetricsLog {
