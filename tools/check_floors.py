@@ -73,8 +73,9 @@ ROOMS = {
                            'sharding/layout sharding/runtime sharding/wire sharding/stores sharding/update',
     'sharding/huggingface': MODEL + 'sharding/checkpoint sharding/io sharding/optim sharding/strategies',
     'sharding/world': TENSOR + 'comm',
+    'sharding/engine/monitor': TENSOR + 'sharding/config sharding/io sharding/memory',
     'sharding/engine': TENSOR + 'comm autograd_lite sharding/config sharding/consistency sharding/data sharding/memory '
-                       'sharding/optim sharding/schedules sharding/strategies sharding/world',
+                       'sharding/optim sharding/schedules sharding/strategies sharding/world sharding/engine/monitor',
     'tools/command_line': 'comm/core',
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',

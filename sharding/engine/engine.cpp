@@ -9,6 +9,7 @@
 #include "autograd_lite/init.h"
 #include "comm/core/error.h"
 #include "sharding/engine/read_configuration.h"
+#include "sharding/world/rank_agreement.h"
 
 namespace rz {
 
@@ -40,6 +41,15 @@ std::unique_ptr<Strategy> strategy_of(Module& module, Communicator& communicator
 std::unique_ptr<Optimizer> optimizer_of(const DsConfig& config, EngineOptions& o) {
   if (o.optimizer) return std::move(o.optimizer);
   return config.optimizer ? make_optimizer(*config.optimizer, o.decay) : nullptr;
+}
+
+/// Rank 0 opens files.
+StepMonitor monitor_of(World& world, const MonitorConfig& config, const EngineOptions& o) {
+  std::optional<StepMonitor> monitor;
+  check_on_all_ranks(world.communicator(), [&] {
+    monitor.emplace(config, world.is_main(), o.name.empty() ? "" : o.name + ": ", o.log);
+  });
+  return std::move(*monitor);
 }
 
 void print_configuration(World& world, const DsConfig& config, const EngineOptions& o) {
@@ -91,8 +101,9 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
       strategy_(strategy_of(module, communicator_, config_, o)),
       accumulation_(std::max<std::int64_t>(1, config_.sizes.accumulation)),
       seeds_(o.seed, static_cast<std::size_t>(accumulation_.steps()), {world.rank(), world.size()}, stream_),
+      monitor_(monitor_of(world, config_.monitor, o)),
       update_start_(std::chrono::steady_clock::now()) {
-  may_use_graph_ = o.graph && communicator_.capturable();
+  may_use_graph_ = o.graph && communicator_.capturable() && !monitor_.times().enabled();
   strategy_->attach(tape_);
   if (expected_terms_) strategy_->set_expected_terms(*expected_terms_);
   if (auto optimizer = optimizer_of(config_, o))
@@ -149,6 +160,7 @@ void Engine::complete_update() {
 
 bool Engine::begin_pass() {
   training();
+  monitor_.times().end(Phase::forward, stream_);
   if (accumulation_.fresh()) {
     drop_graph();
     losses_.clear();
@@ -162,6 +174,7 @@ void Engine::end_pass(bool synchronised) {
   reducing_ = synchronised;
   tape_.reset();
   accumulation_.count_pass();
+  monitor_.times().end(Phase::backward, stream_);
   tape_.seed(seeds_.of_pass(++passes_));
 }
 
@@ -195,8 +208,10 @@ bool Engine::step() {
   }
   reducing_ = false;
   training_->apply(stream_);
+  monitor_.times().end(Phase::step, stream_);
   complete_update();
   strategy_->zero_grad();
+  write_report();
   return true;
 }
 
@@ -221,6 +236,7 @@ void Engine::run_update(const std::function<nn::Loss(std::size_t)>& forward) {
   graph_.run(stream_, may_use_graph_, [&] { run_passes(forward); });
   passes_ += static_cast<std::uint64_t>(accumulation_.steps());
   complete_update();
+  write_report();
 }
 
 /// May be captured: everything that differs from one update to the next is in memory.
@@ -231,12 +247,15 @@ void Engine::run_passes(const std::function<nn::Loss(std::size_t)>& forward) {
   for (std::size_t m = 0; m < steps; ++m) {
     tape_.seed_at(seeds_.at(m));
     const nn::Loss loss = forward(m);
+    monitor_.times().end(Phase::forward, stream_);
     expect_terms(loss);
     strategy_->backward(tape_, loss, m + 1 == steps);
     losses_.add(loss);
     tape_.reset();
+    monitor_.times().end(Phase::backward, stream_);
   }
   training_->apply(stream_);
+  monitor_.times().end(Phase::step, stream_);
 }
 
 void Engine::drop_graph() { graph_.drop(); }
@@ -272,6 +291,11 @@ Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {
 }
 
 // ---- reports
+
+void Engine::write_report() {
+  if (!monitor_.needs_loss(report_.step)) return;
+  monitor_.write(report_, loss(), global_samples(), skipped_steps(), strategy_->memory());
+}
 
 double Engine::loss() { return world_.reduce(losses_.read(stream_)); }
 

@@ -37,7 +37,8 @@
 #include "sharding/engine/accumulation.h"
 #include "sharding/engine/dropout_seeds.h"
 #include "sharding/engine/engine_options.h"
-#include "sharding/engine/step_report.h"
+#include "sharding/engine/monitor/step_monitor.h"
+#include "sharding/engine/monitor/step_report.h"
 #include "sharding/engine/training_step.h"
 #include "sharding/engine/update_graph.h"
 #include "sharding/engine/update_losses.h"
@@ -105,8 +106,9 @@ class Engine {
   const StepReport& report() const { return report_; }
   /// Mean loss of the last update over the terms of all ranks; NaN if its losses had no terms. Collective.
   double loss();
-  /// Updates so far, skipped ones included.
+  /// Updates so far, skipped ones included, and their samples over all ranks.
   std::int64_t global_steps() const { return steps_; }
+  std::int64_t global_samples() const { return steps_ * config_.sizes.train; }
   std::int64_t skipped_steps() const { return training_ ? training_->skipped_steps() : 0; }
 
   // ---- parts
@@ -137,6 +139,7 @@ class Engine {
   void expect_terms(const nn::Loss&);
   void prepare_update();
   void complete_update();
+  void write_report();
   /// An update whose micro-batch m has the loss forward(m).
   void run_update(const std::function<nn::Loss(std::size_t)>& forward);
   void run_passes(const std::function<nn::Loss(std::size_t)>& forward);
@@ -159,6 +162,7 @@ class Engine {
   UpdateGraph graph_;
   UpdateLosses losses_;
   StepReport report_;
+  StepMonitor monitor_;
   std::int64_t steps_ = 0, epochs_ = 0;
   std::uint64_t passes_ = 0;  // of all updates
   bool reducing_ = false;     // the last pass synchronises and is not finished

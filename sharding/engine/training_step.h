@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "sharding/config/ds_config.h"
+#include "sharding/engine/monitor/step_report.h"
 #include "sharding/engine/scheduled_rates.h"
-#include "sharding/engine/step_report.h"
 #include "sharding/optim/loss_scaler.h"
 #include "sharding/strategies/strategy.h"
 

@@ -2,8 +2,13 @@
 #include "sharding/engine/engine.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -251,6 +256,69 @@ TEST(Engine, LoadersHaveTheMicroBatchSizeAndTheirShareOfTheData) {
     Net frozen;
     auto inference = initialize(world, frozen, options(""));
     EXPECT_EQ(test::error_of([&] { inference.loader(Numbers(35)); }).code(), Errc::config);
+  });
+}
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(Engine, ReportsUpdatesAsTheConfigurationAsks) {
+  const auto folder = std::filesystem::temp_directory_path() / concat("rz-engine-", ::getpid());
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> log(std::tmpfile(), std::fclose);
+  std::vector<double> losses;
+  in_world(2, [&](World& world) {
+    Net net;
+    EngineOptions o = options(config(1, concat(R"(, "steps_per_print": 3, "wall_clock_breakdown": true,
+        "memory_breakdown": true, "csv_monitor": {"enabled": true, "job_name": "job", "output_path": ")",
+                                               folder.string(), "\"}")));
+    o.log = log.get();
+    o.name = "net";
+    auto engine = initialize(world, net, std::move(o));
+    Batches batches{world.rank(), world.size(), 4};
+    for (int u = 0; u < 7; ++u) {
+      engine.train_batch(batches,
+                         [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); });
+      const double loss = engine.loss();
+      if (world.is_main()) losses.push_back(loss);
+    }
+  });
+  std::rewind(log.get());
+  std::string printed(100'000, '\0');
+  printed.resize(std::fread(printed.data(), 1, printed.size(), log.get()));
+  std::vector<std::string> steps;
+  std::istringstream lines(printed);
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with("net: ")) steps.push_back(line);
+  ASSERT_EQ(steps.size(), 6u) << printed;
+  for (std::size_t i = 0; i < 2; ++i) {
+    char start[80];
+    std::snprintf(start, sizeof start, "net: step %zu: loss %.4f, lr ", 3 * (i + 1), losses[3 * i + 2]);
+    EXPECT_TRUE(steps[3 * i].starts_with(start)) << steps[3 * i] << "\nis not\n" << start;
+    EXPECT_NE(steps[3 * i + 1].find("forward"), std::string::npos) << steps[3 * i + 1];
+    EXPECT_NE(steps[3 * i + 2].find("parameters"), std::string::npos) << steps[3 * i + 2];
+  }
+  std::string expected = "step,train_loss\n";
+  for (std::size_t u = 0; u < losses.size(); ++u) {
+    char line[80];
+    std::snprintf(line, sizeof line, "%zu,%.17g\n", (u + 1) * 24, losses[u]);
+    expected += line;
+  }
+  EXPECT_EQ(text_of(folder / "job/Train_Samples_train_loss.csv"), expected);
+  EXPECT_TRUE(text_of(folder / "job/Train_Samples_lr.csv").starts_with("step,lr\n24,"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Engine, AFolderThatCannotBeMadeIsAnErrorOnAllRanks) {
+  in_world(2, [&](World& world) {
+    Net net;
+    const Error e = test::error_of([&] {
+      initialize(world, net, options(config(0, R"(, "csv_monitor": {"enabled": true,
+          "output_path": "/proc/none"})")));
+    });
+    EXPECT_EQ(e.code(), Errc::io);
+    EXPECT_EQ(e.culprit(), 0);
   });
 }
 

@@ -44,10 +44,11 @@ constexpr KeySpec top[] = {
             "the engine decides which pass ends an update"),
     refused("sparse_gradients", "false", "[false]", "gradients of embeddings are dense"),
     applied("dataloader_drop_last", boolean, "false", "drop the samples of an epoch that fill no batch"),
-    accepted("steps_per_print", integer, "null", "a program has its own lines of progress")
+    applied("steps_per_print", integer, "null", "updates between lines of progress; train_gpt has its own")
         .within(1, max_batch),
-    accepted("wall_clock_breakdown", boolean, "false", "reports are up to the program"),
-    accepted("memory_breakdown", boolean, "false", "reports are up to the program"),
+    applied("wall_clock_breakdown", boolean, "false",
+            "time of forward, backward and step, every steps_per_print (10); not in train_gpt"),
+    applied("memory_breakdown", boolean, "false", "bytes held, every steps_per_print (10); not in train_gpt"),
     accepted("dump_state", boolean, "false", "the resolved configuration is always printed"),
     accepted("seq_parallel_communication_data_type", "\"fp32\"", "there is no sequence parallelism"),
     refused("sequence_parallel_size", "1", "[1]", "there is no sequence parallelism"),

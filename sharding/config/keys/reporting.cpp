@@ -9,8 +9,11 @@ using enum Kind;
 constexpr const char* metrics = "train_gpt --metrics writes a line of JSON an update";
 constexpr KeySpec enabled = unused("enabled", boolean, "false", metrics);
 
-constexpr KeySpec csv_monitor[] = {enabled, accepted("output_path", text, "\"\"", "folder of the files"),
-                                   accepted("job_name", text, "\"DeepSpeedJobName\"", "folder below it")};
+constexpr KeySpec csv_monitor[] = {
+    applied("enabled", boolean, "false",
+            "rank 0 writes loss, rate and loss scale of each update; not in train_gpt"),
+    applied("output_path", text, "\"\"", "folder of the files"),
+    applied("job_name", text, "\"DeepSpeedJobName\"", "folder below it")};
 constexpr KeySpec tensorboard[] = {enabled, accepted("output_path", "\"\""),
                                    accepted("job_name", "\"DeepSpeedJobName\"")};
 constexpr KeySpec wandb[] = {enabled, accepted("group", "null"), accepted("team", "null"),
