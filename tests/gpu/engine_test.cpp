@@ -1,0 +1,90 @@
+// The engine on devices: pass by pass, by update, and as a CUDA graph, with the same bits.
+
+#include "sharding/engine/engine.h"
+
+#include "autograd_lite/init.h"
+#include "autograd_lite/nn.h"
+#include "comm/device/cuda_runtime.h"
+#include "tests/gpu/on_device.h"
+#include "tests/support/ranks.h"
+
+namespace rz::test {
+namespace {
+
+constexpr std::size_t in = 16, hidden = 32, classes = 8;
+constexpr int updates = 6;
+
+struct Net : Module {
+  nn::Linear fc1{*this, "fc1", in, hidden}, fc2{*this, "fc2", hidden, classes};
+  nn::Dropout drop{*this, "drop", 0.25};
+  Var operator()(Tape& t, const Tensor& x) { return fc2(t, drop(t, nn::gelu(t, fc1(t, x)))); }
+};
+
+struct Points : Dataset {
+  std::uint64_t size() const override { return 48; }
+  std::vector<Field> fields() const override { return {{"x", DType::f32, {in}}, {"y", DType::i32, {}}}; }
+  void read(std::uint64_t i, BatchRows& to, std::size_t row) const override {
+    for (std::size_t c = 0; c < in; ++c)
+      to.row<float>("x", row)[c] = static_cast<float>(random_uniform(1, "x", i * in + c));
+    to.row<std::int32_t>("y", row)[0] = static_cast<std::int32_t>(i % classes);
+  }
+};
+
+enum class Way { by_pass, by_update, as_graph };
+
+struct Trained {
+  std::vector<double> losses, norms;
+  int graphs = 0;
+};
+
+Trained train(World& world, int stage, Way way) {
+  Net net;
+  auto engine =
+      initialize(world, net,
+                 {.config = concat(R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+           "optimizer": {"type": "AdamW", "params": {"lr": 0.02}},
+           "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_max_lr": 0.02}},
+           "zero_optimization": {"stage": )",
+                                   stage, "}}"),
+                  .graph = way == Way::as_graph,
+                  .log = nullptr});
+  auto loader = engine.loader(Points());
+  Trained out;
+  const auto forward = [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b["x"]), b["y"]); };
+  while (engine.global_steps() < updates) {
+    if (way == Way::by_pass) {
+      engine.backward(forward(engine.tape(), loader.next()));
+      if (!engine.step()) continue;
+    } else {
+      engine.train_batch(loader, forward);
+    }
+    out.losses.push_back(engine.loss());
+    out.norms.push_back(engine.report().grad_norm);
+    out.graphs += engine.report().ran_graph;
+  }
+  return out;
+}
+
+class EngineOnDevices : public OnDevice {};
+
+TEST_F(EngineOnDevices, HasTheSameBitsPassByPassAndAsAGraph) {
+  for (const int stage : checks_addresses ? std::vector{3} : std::vector{0, 2, 3})
+    run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+      CommOptions o;
+      o.backend = "peer_cuda";
+      o.device = {Device::cuda, rank % cuda::device_count()};
+      o.timeout = std::chrono::seconds(60);
+      World world(Communicator::connect(rank, 2, std::move(store), o));
+      const Trained expected = train(world, stage, Way::by_update);
+      EXPECT_EQ(expected.graphs, 0);
+      for (const Way way : {Way::by_pass, Way::as_graph}) {
+        const Trained got = train(world, stage, way);
+        EXPECT_EQ(got.losses, expected.losses) << "stage " << stage;
+        EXPECT_EQ(got.norms, expected.norms) << "stage " << stage;
+        EXPECT_EQ(got.graphs, way == Way::as_graph ? updates - 3 : 0);
+      }
+    });
+}
+
+}  // namespace
+}  // namespace rz::test
