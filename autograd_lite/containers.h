@@ -43,7 +43,8 @@ class ModuleList : public Module {
   std::vector<std::unique_ptr<M>> list_;
 };
 
-/// Modules of any types that are called one after the other as m(Tape&, Var) -> Var.
+/// Modules of any types that are called one after the other as m(Tape&, Var) -> Var. Blocks among them
+/// support activation checkpointing (Module::checkpoint_activations).
 class Sequential : public Module {
  public:
   using Module::Module;
@@ -60,7 +61,10 @@ class Sequential : public Module {
   std::size_t size() const { return list_.size(); }
   Module& operator[](std::size_t i) const { return *list_[i].module; }
   Var operator()(Tape& tape, Var x) {
-    for (const Called& called : list_) x = called.call(*called.module, tape, x);
+    for (const Called& called : list_) {
+      const auto body = [&tape, called = &called](Var in) { return called->call(*called->module, tape, in); };
+      x = called.module->is_block() ? called.module->in_block(tape, x, body) : body(x);
+    }
     return x;
   }
 

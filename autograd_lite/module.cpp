@@ -48,6 +48,7 @@ void Module::move_parameters_to(Scope& to) {
 }
 
 void Module::one_scope() {
+  is_block_ = true;
   move_parameters_to(own_);
   assigned_ = &own_;
 }
@@ -145,6 +146,10 @@ Module* Module::find_module(std::string_view name) {
 
 void Module::train(bool training) {
   for (Module* m : modules()) m->training_ = training;
+}
+
+void Module::checkpoint_activations(bool checkpoint) {
+  for (Module* m : modules()) m->checkpoints_ = checkpoint;
 }
 
 void Module::requires_grad_(bool requires_grad) {

@@ -86,6 +86,20 @@ class Module {
   /// Sets Parameter::requires_grad of all parameters: false freezes them. Call before a strategy is created.
   void requires_grad_(bool);
 
+  // ---- activation checkpointing
+  /// Sets whether in_block() of this module and all below it keeps activations. Initially it does.
+  void checkpoint_activations(bool checkpoint = true);
+  /// Whether one_scope() was called: the module is a block, e.g. of a transformer.
+  bool is_block() const { return is_block_; }
+  /// Returns body(x) with the module's parameters available, in its scope. With activation checkpointing only
+  /// `x` is kept, and body runs again in backward (Tape::checkpoint): it must capture by value what does not
+  /// live until then.
+  template <class F>
+  Var in_block(Tape& tape, Var x, const F& body) {
+    if (checkpoints_ && !tape.is_open(scope())) return tape.checkpoint(scope(), x, body);
+    return in_scope(tape, [&] { return body(x); });
+  }
+
   // ---- scopes
   /// The scope that contains the module's parameters.
   const Scope& scope() { return unit(); }
@@ -116,7 +130,7 @@ class Module {
   std::vector<std::unique_ptr<Scope>> declared_;
   Scope own_{"model", {}};     // parameters of this module, or of its tree, in no other scope
   Scope* assigned_ = nullptr;  // the declared scope of this tree
-  bool training_ = true;
+  bool training_ = true, is_block_ = false, checkpoints_ = false;
 };
 
 /// Sets a module to evaluation during its lifetime; afterwards each part has its own mode again.

@@ -108,16 +108,12 @@ Transformer::Transformer(Module& parent, const std::string& name, const Gpt2Conf
   for (std::size_t i = 0; i < c.n_layer; ++i) h.append(c);
 }
 
-Var Transformer::operator()(Tape& tape, const Tensor& tokens, bool checkpoint_blocks) {
+Var Transformer::operator()(Tape& tape, const Tensor& tokens) {
   Var x = wte.in_scope(tape, [&] {
     const Var table = tape.parameter(wte.weight);
     return drop(tape, nn::embedding_with_positions(tape, tokens, table, tape.parameter(wpe.weight)));
   });
-  for (Block& block : h) {
-    const auto body = [&tape, b = &block](Var in) { return (*b)(tape, in); };
-    x = checkpoint_blocks ? tape.checkpoint(block.scope(), x, body)
-                          : block.in_scope(tape, [&] { return body(x); });
-  }
+  for (Block& block : h) x = block.in_block(tape, x, [&tape, b = &block](Var in) { return (*b)(tape, in); });
   return x;
 }
 
@@ -149,7 +145,7 @@ Var Gpt2::hidden(Tape& tape, const Tensor& tokens) {
   if (tokens.shape().dims() != 2 || tokens.shape()[1] > config_.n_positions)
     fail(Errc::invalid_argument, "GPT-2: tokens are ", name(tokens.shape()), ", expected [batch, at most ",
          config_.n_positions, "] (n_positions)");
-  return transformer_(tape, tokens, checkpoint_blocks);
+  return transformer_(tape, tokens);
 }
 
 template <class F>

@@ -63,7 +63,7 @@ struct Block : Module {
 struct Transformer : Module {
   Transformer(Module& parent, const std::string& name, const Gpt2Config&);
   /// tokens: i32 [B, T] → [B, T, n_embd], before the last norm.
-  Var operator()(Tape&, const Tensor& tokens, bool checkpoint_blocks);
+  Var operator()(Tape&, const Tensor& tokens);
 
   nn::Embedding wte, wpe;
   nn::Dropout drop;
@@ -92,9 +92,6 @@ class Gpt2 : public Module {
   Output forward(Tape&, const Tensor& tokens, const Tensor& targets = {});
   /// Logits [B, 1, vocab_size] of one position.
   Var logits_at(Tape&, const Tensor& tokens, std::size_t position);
-
-  /// Keep only the input of each block and recompute the block in backward.
-  bool checkpoint_blocks = false;
 
  private:
   void register_head();

@@ -52,6 +52,16 @@ StepMonitor monitor_of(World& world, const MonitorConfig& config, const EngineOp
   return std::move(*monitor);
 }
 
+/// Without blocks activation checkpointing has no effect.
+void warn_of_no_blocks(Module& module, DsConfig& config) {
+  const std::vector<Module*> all = module.modules();
+  const bool blocks = std::any_of(all.begin(), all.end(), [](const Module* m) { return m->is_block(); });
+  if (config.activation_checkpointing.enabled() && !blocks)
+    config.warnings.push_back(concat(config.file, ": activation_checkpointing: has no effect: no module of ",
+                                     "the model is a block; call one_scope() in the constructor of those ",
+                                     "that shall be computed again in backward"));
+}
+
 void print_configuration(World& world, const DsConfig& config, const EngineOptions& o) {
   if (!o.log || !world.is_main()) return;
   const std::string prefix = o.name.empty() ? "" : o.name + ": ";
@@ -84,6 +94,7 @@ Tensor without_padding(const Tensor& all, std::size_t rows, std::span<const std:
 
 Engine initialize(World& world, Module& module, EngineOptions options) {
   DsConfig config = read_configuration(world, module, options);
+  warn_of_no_blocks(module, config);
   print_configuration(world, config, options);
   return Engine(world, module, std::move(config), std::move(options));
 }
@@ -104,6 +115,7 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
       monitor_(monitor_of(world, config_.monitor, o)),
       update_start_(std::chrono::steady_clock::now()) {
   may_use_graph_ = o.graph && communicator_.capturable() && !monitor_.times().enabled();
+  if (config_.activation_checkpointing.enabled()) module.checkpoint_activations();
   strategy_->attach(tape_);
   if (expected_terms_) strategy_->set_expected_terms(*expected_terms_);
   if (auto optimizer = optimizer_of(config_, o))

@@ -309,7 +309,7 @@ Gradients one_pass(bool recompute) {
   Gpt2 model(small());
   allocate_parameters(model);
   init_parameters(model, 7);
-  model.checkpoint_blocks = recompute;
+  model.checkpoint_activations(recompute);
   Gradients result;
   Tape tape;
   tape.seed(42);
@@ -359,7 +359,7 @@ void expect_no_allocation_from_the_third_pass_on(bool recompute) {
   Gpt2 model(small());
   allocate_parameters(model);
   init_parameters(model, 7);
-  model.checkpoint_blocks = recompute;
+  model.checkpoint_activations(recompute);
   Tape tape;
   const Tokens tokens;
   std::size_t heap = 0, pool = 0;

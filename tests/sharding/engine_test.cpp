@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "autograd_lite/containers.h"
 #include "autograd_lite/init.h"
 #include "autograd_lite/nn.h"
 #include "sharding/optim/optimizers.h"
@@ -308,6 +309,51 @@ TEST(Engine, ReportsUpdatesAsTheConfigurationAsks) {
   EXPECT_EQ(text_of(folder / "job/Train_Samples_train_loss.csv"), expected);
   EXPECT_TRUE(text_of(folder / "job/Train_Samples_lr.csv").starts_with("step,lr\n24,"));
   std::filesystem::remove_all(folder);
+}
+
+struct Blocks : Module {
+  struct Block : Module {
+    Block(Module& parent, const std::string& name) : Module(parent, name) { one_scope(); }
+    Var operator()(Tape& t, Var x) {
+      ++calls;
+      return nn::add(t, x, drop(t, nn::tanh(t, fc(t, x))));
+    }
+    nn::Linear fc{*this, "fc", in, in};
+    nn::Dropout drop{*this, "drop", 0.2};
+    int calls = 0;
+  };
+  Blocks() {
+    layers.append<nn::Linear>(in, in).append<Block>().append<Block>().append<nn::Linear>(in, classes);
+  }
+  Var operator()(Tape& t, const Tensor& x) { return layers(t, t.constant(x)); }
+  int calls() { return static_cast<Block&>(layers[1]).calls; }
+  nn::Sequential layers{*this, "layers"};
+};
+
+TEST(Engine, ActivationCheckpointingRunsBlocksTwiceWithTheSameBits) {
+  in_world(2, [](World& world) {
+    for (const int stage : {0, 3}) {
+      const auto run = [&](const char* checkpointing) {
+        Blocks net;
+        auto engine = initialize(world, net, options(config(stage, checkpointing)));
+        Batches batches{world.rank(), world.size(), 4};
+        Trained out;
+        for (int u = 0; u < 3; ++u) {
+          engine.train_batch(batches,
+                             [&](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); });
+          record(engine, out);
+        }
+        out.values = values_of(engine.strategy(), net);
+        return std::pair(out, net.calls());
+      };
+      const auto [plain, calls] = run("");
+      const auto [recomputed, calls_again] =
+          run(R"(, "activation_checkpointing": {"number_checkpoints": 2})");
+      EXPECT_TRUE(recomputed == plain) << "stage " << stage;
+      EXPECT_EQ(calls, 9);
+      EXPECT_EQ(calls_again, 18);
+    }
+  });
 }
 
 TEST(Engine, AFolderThatCannotBeMadeIsAnErrorOnAllRanks) {

@@ -88,7 +88,7 @@ std::vector<Reports> train_all(const TinyRun& run, std::int64_t steps) {
                             ? run.connect(rank, std::move(store))
                             : Communicator::connect(rank, run.ranks, std::move(store), run.comm(rank));
     Gpt2 model(run.c.config);
-    model.checkpoint_blocks = run.recompute;
+    model.checkpoint_activations(run.recompute);
     Trainer trainer(model, Tokens::from_file(run.tokens), comm, run.options);
     trainer.load(PretrainedWeights(run.checkpoint, model));
     for (std::int64_t i = 0; i < steps; ++i) {

@@ -115,7 +115,7 @@ void train(const Options& o, Inputs& in, Communicator& comm) {
   const bool first = comm.rank() == 0;
   const int fair = fair_threads(comm);
   const int threads = o.threads > 0 ? static_cast<int>(o.threads) : fair;
-  in.model->checkpoint_blocks = o.recompute || in.ds.activation_checkpointing.enabled();
+  in.model->checkpoint_activations(o.recompute || in.ds.activation_checkpointing.enabled());
   Trainer trainer(*in.model, in.tokens, comm, trainer_options(o, in, threads));
   if (in.checkpoint) {
     trainer.load(*in.checkpoint);
