@@ -74,8 +74,11 @@ ROOMS = {
     'sharding/huggingface': MODEL + 'sharding/checkpoint sharding/io sharding/optim sharding/strategies',
     'sharding/world': TENSOR + 'comm',
     'sharding/engine/monitor': TENSOR + 'sharding/config sharding/io sharding/memory',
+    'sharding/engine/update': TENSOR + 'comm autograd_lite sharding/config sharding/optim sharding/schedules '
+                              'sharding/strategies sharding/world sharding/engine/monitor',
     'sharding/engine': TENSOR + 'comm autograd_lite sharding/config sharding/consistency sharding/data sharding/memory '
-                       'sharding/optim sharding/schedules sharding/strategies sharding/world sharding/engine/monitor',
+                       'sharding/optim sharding/schedules sharding/strategies sharding/world sharding/engine/monitor '
+                       'sharding/engine/update',
     'tools/command_line': 'comm/core',
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',
@@ -83,7 +86,8 @@ ROOMS = {
     'tools/train_gpt/report': MODEL + 'sharding/io',
     'tools/train_gpt/data': 'comm/core sharding/config sharding/data sharding/io',
     'tools/train_gpt/training': MODEL + 'sharding/config sharding/optim sharding/schedules sharding/strategies '
-                                'sharding/huggingface sharding/engine tools/train_gpt/data tools/train_gpt/report',
+                                'sharding/huggingface sharding/engine sharding/engine/update tools/train_gpt/data '
+                                'tools/train_gpt/report',
     'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/io sharding/optim sharding/strategies '
                        'sharding/huggingface sharding/world sharding/engine tools/command_line tools/train_gpt/data '
                        'tools/train_gpt/report '

@@ -9,16 +9,10 @@
 #include <vector>
 
 #include "comm/core/types.h"
+#include "sharding/data/field.h"
 #include "tensor/tensor.h"
 
 namespace rz {
-
-/// One field of every sample, e.g. {"x", DType::f32, {32}}; a label is a field without dimensions.
-struct Field {
-  std::string name;
-  DType dtype = DType::f32;
-  Shape shape = {};  ///< of one sample, at most three dimensions
-};
 
 /// Host memory of a batch that is being filled: a row of every field for each sample.
 class BatchRows {

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "comm/core/error.h"
-#include "sharding/data/dataset.h"
+#include "sharding/data/field.h"
 
 namespace rz {
 

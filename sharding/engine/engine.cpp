@@ -103,174 +103,38 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
     : world_(world),
       module_(module),
       config_(std::move(config)),
-      schedule_unit_(o.schedule_unit),
       seed_(o.seed),
-      expected_terms_(o.expected_terms),
       communicator_(world.new_communicator()),
       stream_(stream_on(communicator_.options().device, o.threads > 0 ? o.threads : world.threads())),
       tape_(stream_),
-      strategy_(strategy_of(module, communicator_, config_, o)),
-      accumulation_(std::max<std::int64_t>(1, config_.sizes.accumulation)),
-      seeds_(o.seed, static_cast<std::size_t>(accumulation_.steps()), {world.rank(), world.size()}, stream_),
-      monitor_(monitor_of(world, config_.monitor, o)),
-      update_start_(std::chrono::steady_clock::now()) {
-  may_use_graph_ = o.graph && communicator_.capturable() && !monitor_.times().enabled();
+      strategy_(strategy_of(module, communicator_, config_, o)) {
   if (config_.activation_checkpointing.enabled()) module.checkpoint_activations();
   strategy_->attach(tape_);
-  if (expected_terms_) strategy_->set_expected_terms(*expected_terms_);
-  if (auto optimizer = optimizer_of(config_, o))
-    training_.emplace(*strategy_, std::move(optimizer), o.lr_schedule ? *o.lr_schedule : config_.schedule,
-                      config_);
-  else
+  auto optimizer = optimizer_of(config_, o);
+  if (!optimizer) {
     module.eval();
-  tape_.seed(seeds_.of_pass(0));
+    return;
+  }
+  updates_.emplace(world, tape_, *strategy_,
+                   TrainingStep(*strategy_, std::move(optimizer),
+                                o.lr_schedule ? *o.lr_schedule : config_.schedule, config_),
+                   monitor_of(world, config_.monitor, o),
+                   UpdateLoopOptions{.accumulation = config_.sizes.accumulation,
+                                     .samples = config_.sizes.train,
+                                     .expected_terms = o.expected_terms,
+                                     .schedule_unit = o.schedule_unit,
+                                     .seed = o.seed,
+                                     .graph = o.graph && communicator_.capturable()});
 }
 
 Engine::~Engine() = default;
 
-TrainingStep& Engine::training() {
-  require(training_.has_value(), Errc::invalid_argument,
+UpdateLoop& Engine::updates() {
+  require(updates_.has_value(), Errc::invalid_argument,
           "this engine has no optimizer and does not train: add the section \"optimizer\" to the "
           "configuration, or give EngineOptions::optimizer");
-  return *training_;
+  return *updates_;
 }
-
-Optimizer& Engine::optimizer() { return training().optimizer(); }
-
-// ---- updates
-
-void Engine::prepare_update() {
-  training_->prepare(schedule_unit_ == ScheduleUnit::epoch ? epochs_ : training_->optimizer().updates(),
-                     stream_);
-}
-
-void Engine::expect_terms(const nn::Loss& loss) {
-  if (expected_terms_) return;
-  const double terms = world_.reduce(static_cast<double>(loss.read(stream_).count), ReduceOp::sum);
-  expected_terms_ = std::max(1.0, terms * static_cast<double>(accumulation_.steps()));
-  strategy_->set_expected_terms(*expected_terms_);
-}
-
-void Engine::complete_update() {
-  report_ = {.step = steps_++};
-  const auto now = std::chrono::steady_clock::now();
-  report_.ran_graph = graph_.defined();
-  report_.exposed_seconds = report_.ran_graph ? std::nan("") : strategy_->exposed_seconds();
-  accumulation_.next_update();
-  tape_.seed(seeds_.of_pass(passes_));
-  try {
-    training_->complete(stream_, report_);
-  } catch (...) {
-    report_.seconds = std::chrono::duration<double>(now - update_start_).count();
-    throw;
-  }
-  report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - update_start_).count();
-  update_start_ = std::chrono::steady_clock::now();
-}
-
-// ---- pass by pass
-
-bool Engine::begin_pass() {
-  training();
-  monitor_.times().end(Phase::forward, stream_);
-  if (accumulation_.fresh()) {
-    drop_graph();
-    losses_.clear();
-    prepare_update();
-  }
-  if (std::exchange(reducing_, false)) strategy_->finish_gradients(stream_);
-  return accumulation_.boundary() && no_syncs_ == 0;
-}
-
-void Engine::end_pass(bool synchronised) {
-  reducing_ = synchronised;
-  tape_.reset();
-  accumulation_.count_pass();
-  monitor_.times().end(Phase::backward, stream_);
-  tape_.seed(seeds_.of_pass(++passes_));
-}
-
-void Engine::backward(const nn::Loss& loss) {
-  const bool synchronise = begin_pass();
-  expect_terms(loss);
-  strategy_->backward(tape_, loss, synchronise);
-  losses_.add(loss);
-  end_pass(synchronise);
-}
-
-void Engine::backward(Var loss) {
-  const bool synchronise = begin_pass();
-  strategy_->begin_backward(synchronise);
-  tape_.backward(loss,
-                 static_cast<float>(training_->loss_scale() / static_cast<double>(accumulation_.steps())));
-  end_pass(synchronise);
-}
-
-bool Engine::step() {
-  training();
-  require(no_syncs_ == 0, Errc::unsynchronised,
-          "step() inside NoSync: gradients would differ over the ranks, and so would the parameters; end "
-          "NoSync before the last backward() of an update, or leave it out: micro-batches before the last "
-          "do not synchronise anyway");
-  require(accumulation_.passes() > 0, Errc::invalid_argument,
-          "step() without a backward() since the last step()");
-  if (!accumulation_.boundary()) {
-    accumulation_.next_micro_batch();
-    return false;
-  }
-  reducing_ = false;
-  training_->apply(stream_);
-  monitor_.times().end(Phase::step, stream_);
-  complete_update();
-  strategy_->zero_grad();
-  write_report();
-  return true;
-}
-
-void Engine::cancel_update() {
-  training();
-  tape_.reset();
-  strategy_->cancel_update(stream_);
-  reducing_ = false;
-  accumulation_.next_update();
-  losses_.clear();
-}
-
-// ---- update by update
-
-void Engine::run_update(const std::function<nn::Loss(std::size_t)>& forward) {
-  training();
-  require(
-      accumulation_.fresh(), Errc::invalid_argument,
-      "train_batch() in the middle of an update: call step() for the last backward(), or cancel_update()");
-  seeds_.draw(passes_, stream_);
-  prepare_update();
-  graph_.run(stream_, may_use_graph_, [&] { run_passes(forward); });
-  passes_ += static_cast<std::uint64_t>(accumulation_.steps());
-  complete_update();
-  write_report();
-}
-
-/// May be captured: everything that differs from one update to the next is in memory.
-void Engine::run_passes(const std::function<nn::Loss(std::size_t)>& forward) {
-  const auto steps = static_cast<std::size_t>(accumulation_.steps());
-  strategy_->zero_grad();
-  losses_.clear();
-  for (std::size_t m = 0; m < steps; ++m) {
-    tape_.seed_at(seeds_.at(m));
-    const nn::Loss loss = forward(m);
-    monitor_.times().end(Phase::forward, stream_);
-    expect_terms(loss);
-    strategy_->backward(tape_, loss, m + 1 == steps);
-    losses_.add(loss);
-    tape_.reset();
-    monitor_.times().end(Phase::backward, stream_);
-  }
-  training_->apply(stream_);
-  monitor_.times().end(Phase::step, stream_);
-}
-
-void Engine::drop_graph() { graph_.drop(); }
 
 // ---- data
 
@@ -288,7 +152,7 @@ Loader Engine::loader(std::shared_ptr<const Dataset> dataset, const EngineLoader
   return Loader(std::move(dataset), std::make_shared<DistributedBatchSampler>(sampling), stream_,
                 {.num_workers = o.num_workers,
                  .prefetch_factor = o.prefetch_factor,
-                 .slots = static_cast<std::size_t>(accumulation_.steps())});
+                 .slots = static_cast<std::size_t>(std::max<std::int64_t>(1, config_.sizes.accumulation))});
 }
 
 Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {
@@ -301,14 +165,5 @@ Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {
   world_.communicator().all_gather(ConstBuffer(&own, 1), Buffer(padding.data(), padding.size())).wait();
   return without_padding(all, batch.rows(), padding);
 }
-
-// ---- reports
-
-void Engine::write_report() {
-  if (!monitor_.needs_loss(report_.step)) return;
-  monitor_.write(report_, loss(), global_samples(), skipped_steps(), strategy_->memory());
-}
-
-double Engine::loss() { return world_.reduce(losses_.read(stream_)); }
 
 }  // namespace rz

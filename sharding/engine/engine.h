@@ -34,14 +34,9 @@
 #include "autograd_lite/tape.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/data/loader.h"
-#include "sharding/engine/accumulation.h"
-#include "sharding/engine/dropout_seeds.h"
 #include "sharding/engine/engine_options.h"
-#include "sharding/engine/monitor/step_monitor.h"
 #include "sharding/engine/monitor/step_report.h"
-#include "sharding/engine/training_step.h"
-#include "sharding/engine/update_graph.h"
-#include "sharding/engine/update_losses.h"
+#include "sharding/engine/update/update_loop.h"
 #include "sharding/strategies/strategy.h"
 #include "sharding/world/world.h"
 
@@ -59,13 +54,13 @@ class Engine {
   /// Propagates a loss, and discards what the tape has recorded: handles become invalid. In the last
   /// micro-batch of an update the gradients are reduced over the ranks. Several losses may be propagated
   /// before one step(); their gradients add up. Errc::invalid_argument without an optimizer.
-  void backward(const nn::Loss&);
+  void backward(const nn::Loss& loss) { updates().backward(loss); }
   /// A loss without terms, a scalar: the gradient is its mean over micro-batches and ranks.
-  void backward(Var loss);
+  void backward(Var loss) { updates().backward(loss); }
   /// Call after the backward() of each micro-batch. In the last one of an update it updates the parameters
   /// and returns true. Errc::unsynchronised inside NoSync; Errc::diverged if gradients are not finite and
   /// the configuration does not skip such updates.
-  bool step();
+  bool step() { return updates().step(); }
   /// One update: takes micro-batches from `batches.next()`, calls forward(tape, batch) -> nn::Loss for each,
   /// and does what backward() and step() do. On a device, once updates are identical, they run as a CUDA
   /// graph: `forward` is then not called, so it must do nothing but record, and batches must be in the same
@@ -73,12 +68,14 @@ class Engine {
   template <class Batches, class Forward>
   const StepReport& train_batch(Batches& batches, const Forward& forward);
   /// True in the last micro-batch of an update.
-  bool is_gradient_accumulation_boundary() const { return accumulation_.boundary(); }
+  bool is_gradient_accumulation_boundary() { return updates().accumulation().boundary(); }
   /// Decides in place of the count of micro-batches; nullopt: the count decides again.
-  void set_gradient_accumulation_boundary(std::optional<bool> b) { accumulation_.force_boundary(b); }
+  void set_gradient_accumulation_boundary(std::optional<bool> b) {
+    updates().accumulation().force_boundary(b);
+  }
   /// Drops the gradients of the update in progress, after an error in forward or backward; see
   /// Strategy::cancel_update().
-  void cancel_update();
+  void cancel_update() { updates().cancel(); }
   /// While an object of this class lives, no gradients are reduced, and step() is an error.
   class NoSync;
 
@@ -103,71 +100,40 @@ class Engine {
 
   // ---- reports
   /// What the last update did.
-  const StepReport& report() const { return report_; }
+  const StepReport& report() { return updates().report(); }
   /// Mean loss of the last update over the terms of all ranks; NaN if its losses had no terms. Collective.
-  double loss();
-  /// Updates so far, skipped ones included, and their samples over all ranks.
-  std::int64_t global_steps() const { return steps_; }
-  std::int64_t global_samples() const { return steps_ * config_.sizes.train; }
-  std::int64_t skipped_steps() const { return training_ ? training_->skipped_steps() : 0; }
+  double loss() { return updates().loss(); }
+  /// Updates so far, skipped ones included.
+  std::int64_t global_steps() { return updates().steps(); }
 
   // ---- parts
-  /// Samples of a pass on a rank, of an update, and passes of an update. Zeros if none were given.
-  const BatchSizes& batch_sizes() const { return config_.sizes; }
   const DsConfig& config() const { return config_; }
   World& world() { return world_; }
   Module& module() { return module_; }
   const Stream& stream() const { return stream_; }
   Strategy& strategy() { return *strategy_; }
-  const Strategy& strategy() const { return *strategy_; }
   /// Its rates may be set by hand between updates, unless there is a schedule. Errc::invalid_argument if the
   /// engine has no optimizer.
-  Optimizer& optimizer();
+  Optimizer& optimizer() { return updates().training().optimizer(); }
   /// Counts an epoch, for schedules by epoch.
-  void end_epoch() { ++epochs_; }
-  std::int64_t epochs() const { return epochs_; }
+  void end_epoch() { updates().end_epoch(); }
 
  private:
   friend Engine initialize(World&, Module&, EngineOptions);
   Engine(World&, Module&, DsConfig, EngineOptions);
 
-  TrainingStep& training();
-  /// Before a pass of backward(); returns whether it synchronises.
-  bool begin_pass();
-  void end_pass(bool synchronised);
-  /// The first loss decides on expected_terms, unless they were given. Collective.
-  void expect_terms(const nn::Loss&);
-  void prepare_update();
-  void complete_update();
-  void write_report();
-  /// An update whose micro-batch m has the loss forward(m).
-  void run_update(const std::function<nn::Loss(std::size_t)>& forward);
-  void run_passes(const std::function<nn::Loss(std::size_t)>& forward);
-  void drop_graph();
+  /// Errc::invalid_argument if the engine has no optimizer.
+  UpdateLoop& updates();
 
   World& world_;
   Module& module_;
   DsConfig config_;
-  ScheduleUnit schedule_unit_;
   std::uint64_t seed_;
-  std::optional<double> expected_terms_;
-  bool may_use_graph_;
   Communicator communicator_;
   Stream stream_;
   Tape tape_;
   std::unique_ptr<Strategy> strategy_;  // declared after the tape it is attached to, so destroyed first
-  std::optional<TrainingStep> training_;
-  Accumulation accumulation_;
-  DropoutSeeds seeds_;
-  UpdateGraph graph_;
-  UpdateLosses losses_;
-  StepReport report_;
-  StepMonitor monitor_;
-  std::int64_t steps_ = 0, epochs_ = 0;
-  std::uint64_t passes_ = 0;  // of all updates
-  bool reducing_ = false;     // the last pass synchronises and is not finished
-  int no_syncs_ = 0;          // objects of NoSync
-  std::chrono::steady_clock::time_point update_start_;
+  std::optional<UpdateLoop> updates_;   // none: inference
 };
 
 /// Creates an engine for the parameters of the module, which must outlive it, as must the world. Prints the
@@ -177,13 +143,12 @@ Engine initialize(World&, Module&, EngineOptions = {});
 
 class Engine::NoSync {
  public:
-  explicit NoSync(Engine& engine) : engine_(engine), strategy_(engine.strategy()) { ++engine_.no_syncs_; }
-  ~NoSync() { --engine_.no_syncs_; }
+  explicit NoSync(Engine& engine) : updates_(engine.updates()) { updates_.hold_synchronisation(); }
+  ~NoSync() { updates_.release_synchronisation(); }
   NoSync(const NoSync&) = delete;
 
  private:
-  Engine& engine_;
-  Strategy::NoSync strategy_;
+  UpdateLoop& updates_;
 };
 
 // ---- templates
@@ -191,16 +156,16 @@ class Engine::NoSync {
 template <class Batches, class Forward>
 const StepReport& Engine::train_batch(Batches& batches, const Forward& forward) {
   using Batch = std::remove_reference_t<decltype(batches.next())>;
-  update_start_ = std::chrono::steady_clock::now();
+  const auto start = std::chrono::steady_clock::now();
   std::vector<Batch*> micro_batches;
-  for (std::int64_t m = 0; m < accumulation_.steps(); ++m) micro_batches.push_back(&batches.next());
-  run_update([&](std::size_t m) { return forward(tape_, *micro_batches[m]); });
-  return report_;
+  for (std::int64_t m = 0; m < config_.sizes.accumulation; ++m) micro_batches.push_back(&batches.next());
+  updates().run([&](std::size_t m) { return forward(tape_, *micro_batches[m]); }, start);
+  return report();
 }
 
 template <class F>
 auto Engine::evaluate(const F& body) {
-  drop_graph();
+  if (updates_) updates_->drop_graph();
   const EvalMode mode(module_);
   const Tape::NoGrad no_grad(tape_);
   struct Reset {

@@ -11,7 +11,7 @@
 #include "sharding/config/batch.h"
 #include "sharding/config/training_arguments.h"
 #include "sharding/engine/configured.h"
-#include "sharding/engine/scheduled_rates.h"
+#include "sharding/engine/update/scheduled_rates.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/schedules/lr_schedule.h"
 #include "sharding/strategies/strategy_options.h"

@@ -18,13 +18,13 @@ std::int64_t interval(const MonitorConfig& config) {
 
 }  // namespace
 
-std::string step_line(const StepReport& r, double loss, std::int64_t skipped) {
+std::string step_line(const StepReport& r, double loss) {
   char text[200];
   std::snprintf(text, sizeof text, "step %lld: loss %.4f, lr %.4g, grad_norm %.4g, %.1f ms",
                 static_cast<long long>(r.step + 1), loss, r.lr, r.grad_norm, r.seconds * 1e3);
   std::string line = text;
   if (r.loss_scale != 1) line += concat(", loss_scale ", r.loss_scale);
-  if (skipped > 0) line += concat(", skipped ", skipped);
+  if (r.skipped_steps > 0) line += concat(", skipped ", r.skipped_steps);
   return line;
 }
 
@@ -38,21 +38,19 @@ StepMonitor::StepMonitor(const MonitorConfig& config, bool writes, std::string p
   if (csv_enabled_ && writes) csv_.emplace(config.csv_output_path, config.csv_job_name);
 }
 
-void StepMonitor::write(const StepReport& report, double loss, std::int64_t samples, std::int64_t skipped,
-                        const MemoryReport& memory) {
+void StepMonitor::write(const StepReport& report, double loss, const MemoryReport& memory) {
   if (csv_) {
-    csv_->write("train_loss", samples, loss);
-    csv_->write("lr", samples, report.lr);
-    if (report.loss_scale != 1) csv_->write("loss_scale", samples, report.loss_scale);
+    csv_->write("train_loss", report.samples, loss);
+    csv_->write("lr", report.samples, report.lr);
+    if (report.loss_scale != 1) csv_->write("loss_scale", report.samples, report.loss_scale);
   }
   if (!line_is_due(report.step)) return;
-  if (log_) print(report, loss, skipped, memory);
+  if (log_) print(report, loss, memory);
   times_.reset();
 }
 
-void StepMonitor::print(const StepReport& report, double loss, std::int64_t skipped,
-                        const MemoryReport& memory) {
-  std::fprintf(log_, "%s%s\n", prefix_.c_str(), step_line(report, loss, skipped).c_str());
+void StepMonitor::print(const StepReport& report, double loss, const MemoryReport& memory) {
+  std::fprintf(log_, "%s%s\n", prefix_.c_str(), step_line(report, loss).c_str());
   if (times_.enabled())
     std::fprintf(log_, "%s  ms an update: forward %.2f, backward %.2f, step %.2f\n", prefix_.c_str(),
                  times_.seconds(Phase::forward) * 1e3 / static_cast<double>(every_),

@@ -1,4 +1,4 @@
-#include "sharding/engine/dropout_seeds.h"
+#include "sharding/engine/update/dropout_seeds.h"
 
 #include "comm/device/allocate.h"
 #include "comm/device/memory.h"

@@ -1,4 +1,4 @@
-#include "sharding/engine/scheduled_rates.h"
+#include "sharding/engine/update/scheduled_rates.h"
 
 #include <utility>
 #include <variant>

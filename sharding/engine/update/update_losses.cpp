@@ -1,4 +1,4 @@
-#include "sharding/engine/update_losses.h"
+#include "sharding/engine/update/update_losses.h"
 
 namespace rz {
 

@@ -7,7 +7,7 @@
 
 #include "sharding/config/ds_config.h"
 #include "sharding/engine/monitor/step_report.h"
-#include "sharding/engine/scheduled_rates.h"
+#include "sharding/engine/update/scheduled_rates.h"
 #include "sharding/optim/loss_scaler.h"
 #include "sharding/strategies/strategy.h"
 
@@ -32,7 +32,6 @@ class TrainingStep {
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1; }
   /// f16 only.
   std::optional<LossScaler>& loss_scaler() { return scaler_; }
-  std::int64_t skipped_steps() const { return skipped_; }
 
  private:
   Strategy& strategy_;
@@ -41,7 +40,6 @@ class TrainingStep {
   std::optional<LossScaler> scaler_;
   double max_norm_;
   bool skip_overflow_;
-  std::int64_t skipped_ = 0;
 };
 
 }  // namespace rz

@@ -1,4 +1,4 @@
-#include "sharding/engine/update_graph.h"
+#include "sharding/engine/update/update_graph.h"
 
 namespace rz {
 

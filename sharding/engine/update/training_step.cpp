@@ -1,4 +1,4 @@
-#include "sharding/engine/training_step.h"
+#include "sharding/engine/update/training_step.h"
 
 #include <cmath>
 #include <utility>
@@ -35,7 +35,7 @@ void TrainingStep::complete(const Stream& stream, StepReport& report) {
   report.skipped = outcome.skipped;
   report.lr = optimizer_->learning_rate();
   report.loss_scale = loss_scale();
-  if (outcome.skipped) ++skipped_;
+  if (outcome.skipped) ++report.skipped_steps;
   if (scaler_) scaler_->update(outcome.skipped);
   require(!outcome.skipped || skip_overflow_, Errc::diverged, "update ", report.step,
           ": the norm of the gradients is ", outcome.norm, " and the parameters are as before; lower the ",
