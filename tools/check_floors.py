@@ -51,7 +51,7 @@ ROOMS = {
     'comm/backends/mpi': DEVICE + 'comm comm/reduce comm/transport comm/schedule comm/progress comm/backends',
     'comm/api': 'comm/core comm/os comm comm/backends',
     'sharding/io': 'comm/core',
-    'sharding/data': DEVICE + 'tensor',
+    'sharding/data': DEVICE + 'tensor sharding/io',
     'sharding/schedules': 'comm/core',
     'sharding/checkpoint': 'comm/core sharding/io',
     'sharding/memory': TENSOR,
@@ -84,12 +84,10 @@ ROOMS = {
     'tools/rzrun': 'comm comm/core tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
     'tools/train_gpt/report': MODEL + 'sharding/io',
-    'tools/train_gpt/data': 'comm/core sharding/config sharding/data sharding/io',
     'tools/train_gpt/training': MODEL + 'sharding/config sharding/optim sharding/schedules sharding/strategies '
-                                'sharding/huggingface sharding/engine sharding/engine/update tools/train_gpt/data '
-                                'tools/train_gpt/report',
-    'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/io sharding/optim sharding/strategies '
-                       'sharding/huggingface sharding/world sharding/engine tools/command_line tools/train_gpt/data '
+                                'sharding/data sharding/huggingface sharding/engine sharding/engine/update tools/train_gpt/report',
+    'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/data sharding/io sharding/optim '
+                       'sharding/strategies sharding/huggingface sharding/world sharding/engine tools/command_line '
                        'tools/train_gpt/report '
                        'tools/train_gpt/training',
     # Stand-alone programs, which time internal parts of a library.

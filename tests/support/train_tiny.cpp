@@ -17,7 +17,6 @@ namespace rz::test {
 namespace {
 
 namespace fs = std::filesystem;
-using train_gpt::Tokens;
 using train_gpt::Trainer;
 using train_gpt::UpdateReport;
 const std::string data_folder = RZ_SOURCE_DIR "/tests/data/gpt2_tiny/";
@@ -70,8 +69,7 @@ train_gpt::TrainerOptions tiny_options(const TinyCase& c, int ranks, StrategyKin
   train_gpt::TrainerOptions o;
   o.strategy = kind;
   o.optimizer = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
-  o.batches = {
-      .samples = 10240 / c.config.n_positions, .sizes = {c.batch, c.batch / ranks, 1}, .shuffle = false};
+  o.batches = {.sizes = {c.batch, c.batch / ranks, 1}, .shuffle = false};
   o.seq_len = c.config.n_positions;
   return o;
 }

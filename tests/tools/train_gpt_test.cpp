@@ -10,9 +10,8 @@
 #include <set>
 
 #include "comm/core/error.h"
+#include "sharding/data/tokens.h"
 #include "tests/support/ranks.h"
-#include "tools/train_gpt/data/batches.h"
-#include "tools/train_gpt/data/tokens.h"
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/options.h"
 #include "sharding/world/rank_agreement.h"
@@ -60,12 +59,6 @@ class TrainGptFiles : public testing::Test {
   }
   fs::path directory_;
 };
-
-std::vector<std::int32_t> all_of(const Tokens& tokens) {
-  std::vector<std::int32_t> out(tokens.count());
-  tokens.read(0, out);
-  return out;
-}
 
 // ---- flags
 
@@ -230,34 +223,7 @@ TEST(TrainGptWords, ReadAsALine) {
   EXPECT_EQ(describe({.all = 8, .known = 7}), "words: 7 of 8 occur in the data (87%)");
 }
 
-TEST_F(TrainGptFiles, TheTextOfTheDataIsThere) {
-  put("text", "some words");
-  EXPECT_EQ(Tokens::from_text(path("text")).text(), "some words");
-  EXPECT_EQ(Tokens::from_file(put_tokens({1, 2})).text(), "");
-}
-
 // ---- tokens
-
-TEST_F(TrainGptFiles, TokensAreUint16OfTheFile) {
-  auto tokens = Tokens::from_file(put_tokens({1, 2, 300, 65535}));
-  EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{1, 2, 300, 65535}));
-  EXPECT_EQ(tokens.samples(1), 3u);
-  EXPECT_EQ(tokens.samples(3), 1u);
-  expect_parts(error_message([&] { tokens.samples(4); }), {path("tokens.bin"), "4 tokens", "--seq-len"});
-  tokens.limit_vocabulary(300);
-  expect_parts(error_message([&] { tokens.check_vocabulary(); }),
-               {"token 300 at position 2", "vocab_size 300"});
-  tokens.limit_vocabulary(65536);
-  EXPECT_EQ(error_message([&] { tokens.check_vocabulary(); }), "");
-}
-
-TEST_F(TrainGptFiles, ATokenFarIntoTheFileIsFound) {
-  std::vector<std::uint16_t> many(50000, 7);
-  many[40001] = 9;
-  auto tokens = Tokens::from_file(put_tokens(many));
-  tokens.limit_vocabulary(8);
-  expect_parts(error_message([&] { tokens.check_vocabulary(); }), {"token 9 at position 40001"});
-}
 
 /// Bytes that read() requested in this process so far.
 std::uint64_t bytes_read() {
@@ -350,33 +316,6 @@ TEST_F(TrainGptFiles, WhatIsNotThereYetIsRefusedByName) {
       {"offload_optimizer.device", "not supported", "cuda"});
 }
 
-/// The header of llm.c's token files: 256 words of 32 bits.
-std::string llm_c_header(std::int32_t magic, std::int32_t version, std::int32_t count) {
-  std::array<std::int32_t, 256> words{magic, version, count};
-  return {reinterpret_cast<const char*>(words.data()), sizeof words};
-}
-
-TEST_F(TrainGptFiles, TheHeaderOfLlmCIsNoTokens) {
-  const std::string three("\1\0\2\0\3\0", 6);
-  put("llm.bin", llm_c_header(20240520, 1, 3) + three);
-  const auto tokens = Tokens::from_file(path("llm.bin"));
-  EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{1, 2, 3}));
-  const auto refused = [&](const std::string& bytes, std::initializer_list<std::string> parts) {
-    put("llm.bin", bytes);
-    const std::string what = error_message([&] { Tokens::from_file(path("llm.bin")); });
-    expect_parts(what, {path("llm.bin"), "llm.c"});
-    expect_parts(what, parts);
-  };
-  refused(llm_c_header(20240520, 1, 4) + three, {"4 tokens", "holds 3"});
-  refused(llm_c_header(20240520, 1, -1) + three, {"-1 tokens"});
-  refused(llm_c_header(20240520, 2, 3) + three, {"version 2"});
-  refused(llm_c_header(20240801, 7, 3) + three + three, {"20240801", "uint32"});
-  refused(llm_c_header(20240520, 1, 3).substr(0, 1000), {"cut off"});
-  // Tokens that begin as no header does are tokens.
-  put("llm.bin", llm_c_header(20240521, 1, 3));
-  EXPECT_EQ(Tokens::from_file(path("llm.bin")).count(), 512u);
-}
-
 TEST_F(TrainGptFiles, TheHashCoversTheFirstAndTheLastToken) {
   std::vector<std::uint16_t> many((std::size_t{1} << 22) + 70000, 7);
   const auto hash = [&] { return hash_of(Tokens::from_file(put_tokens(many))); };
@@ -387,88 +326,6 @@ TEST_F(TrainGptFiles, TheHashCoversTheFirstAndTheLastToken) {
     EXPECT_NE(hash(), before) << at;
     many[at] = 7;
   }
-}
-
-TEST_F(TrainGptFiles, WrongTokenFilesAreNamed) {
-  expect_parts(error_message([&] { Tokens::from_file(path("none")); }), {path("none"), "cannot be opened"});
-  expect_parts(error_message([&] { Tokens::from_file(directory_.string()); }), {"not a regular file"});
-  put("odd", "abc");
-  expect_parts(error_message([&] { Tokens::from_file(path("odd")); }), {"odd length"});
-}
-
-TEST_F(TrainGptFiles, AFolderIsItsTextFilesInOrder) {
-  put("b.txt", "bb");
-  put("a/z.cpp", "zz\xff");
-  put("a/binary", std::string("x\0y", 3));
-  put("empty", "");
-  put(".git/config", "no");
-  put(".hidden", "no");
-  put("build/CMakeCache.txt", "no");
-  put("build/deep/x.txt", "no");
-  put("node_modules/x.js", "no");
-  put("cache/CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55");
-  put("cache/x.txt", "no");
-  put("out/metrics.jsonl", "no");
-  put("out/model/config.json", "no");
-  fs::create_symlink("/etc/passwd", path("link"));
-  const auto tokens = Tokens::from_text(
-      directory_.string(), std::vector{path("out/metrics.jsonl"), path("out/./model"), std::string()});
-  EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{'z', 'z', 0xff, '\n', 'b', 'b'}));
-}
-
-TEST_F(TrainGptFiles, TextThatIsNotThereIsNamed) {
-  expect_parts(error_message([&] { Tokens::from_text(path("none")); }), {path("none"), "no such file"});
-  put("empty", "");
-  expect_parts(error_message([&] { Tokens::from_text(path("empty")); }), {"holds no text"});
-}
-
-// ---- batches
-
-TEST(TrainGptBatches, UnshuffledUpdatesHaveAContiguousShardPerRank) {
-  // B = 12 on 3 ranks, micro 2, accumulation 2, over 30 samples: update 2 covers 24 … 29, 0 … 5.
-  for (int rank = 0; rank < 3; ++rank) {
-    const Batches batches({.samples = 30,
-                           .sizes = {.train = 12, .micro = 2, .accumulation = 2},
-                           .rank = rank,
-                           .ranks = 3,
-                           .shuffle = false});
-    for (std::uint64_t update = 0; update < 3; ++update)
-      for (std::uint64_t m = 0; m < 2; ++m) {
-        const std::uint64_t first = 12 * update + 4 * static_cast<std::uint64_t>(rank) + 2 * m;
-        EXPECT_EQ(batches.indices(update, m), (std::vector<std::uint64_t>{first % 30, (first + 1) % 30}));
-      }
-    EXPECT_EQ(batches.updates_per_epoch(), 2u);
-  }
-}
-
-TEST(TrainGptBatches, ShuffledEpochsSeeEverySampleOnce) {
-  // 24 samples, B = 8 on 2 ranks: an epoch is 3 updates.
-  for (std::uint64_t epoch = 0; epoch < 2; ++epoch) {
-    std::multiset<std::uint64_t> seen;
-    for (int rank = 0; rank < 2; ++rank) {
-      const Batches batches({.samples = 24,
-                             .sizes = {.train = 8, .micro = 2, .accumulation = 2},
-                             .rank = rank,
-                             .ranks = 2,
-                             .seed = 5});
-      for (std::uint64_t update = 3 * epoch; update < 3 * epoch + 3; ++update)
-        for (std::uint64_t m = 0; m < 2; ++m)
-          for (const auto i : batches.indices(update, m)) seen.insert(i);
-    }
-    EXPECT_EQ(seen.size(), 24u);
-    EXPECT_EQ(std::set<std::uint64_t>(seen.begin(), seen.end()).size(), 24u);
-  }
-}
-
-TEST_F(TrainGptFiles, SamplesOverlapByOneToken) {
-  std::vector<std::uint16_t> tokens(13);
-  std::iota(tokens.begin(), tokens.end(), std::uint16_t{0});
-  const auto data = Tokens::from_file(put_tokens(tokens));
-  std::vector<std::int32_t> inputs(8), targets(8);
-  const std::vector<std::uint64_t> which{2, 0};
-  read_samples(data, which, 4, inputs, targets);
-  EXPECT_EQ(inputs, (std::vector<std::int32_t>{8, 9, 10, 11, 0, 1, 2, 3}));
-  EXPECT_EQ(targets, (std::vector<std::int32_t>{9, 10, 11, 12, 1, 2, 3, 4}));
 }
 
 // ---- messages

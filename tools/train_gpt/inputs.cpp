@@ -11,7 +11,6 @@
 #include "comm/core/error.h"
 #include "sharding/engine/configured.h"
 #include "sharding/huggingface/gpt2_config.h"
-#include "tools/train_gpt/data/batches.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -77,8 +76,7 @@ void read_tokens(const Options& o, Inputs& in) {
 std::int64_t updates_of(const Options& o, Inputs& in, const BatchSizes& sizes) {
   if (o.steps) return std::max<std::int64_t>(1, *o.steps);
   read_tokens(o, in);
-  const Batches batches({.samples = in.samples, .sizes = sizes, .shuffle = false});
-  return static_cast<std::int64_t>(batches.updates_per_epoch());
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(in.samples) / sizes.train);
 }
 
 DsConfig read_config(const Options& o, Inputs& in, int ranks) {

@@ -29,11 +29,7 @@ TrainerOptions trainer_options(const Options& o, const Inputs& in, int threads) 
   t.gradient_clipping = in.ds.gradient_clipping;
   t.loss_scale = in.ds.precision.loss_scale;
   t.skip_overflow = in.ds.precision.skip_overflow;
-  t.batches = {.samples = in.samples,
-               .sizes = in.sizes,
-               .shuffle = o.shuffle,
-               .drop_last = in.ds.drop_last,
-               .seed = o.seed};
+  t.batches = {.sizes = in.sizes, .shuffle = o.shuffle, .drop_last = in.ds.drop_last, .seed = o.seed};
   t.seq_len = in.seq_len;
   t.graph = o.graph;
   t.seed = o.seed;

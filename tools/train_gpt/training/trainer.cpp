@@ -4,15 +4,24 @@
 #include <cmath>
 
 #include "autograd_lite/init.h"
+#include "sharding/data/continuous_batch_sampler.h"
+#include "sharding/data/token_dataset.h"
 #include "sharding/engine/configured.h"
 
 namespace rz::train_gpt {
 namespace {
 
-BatchPlan of_rank(BatchPlan plan, const Communicator& comm) {
-  plan.rank = comm.rank();
-  plan.ranks = comm.size();
-  return plan;
+std::shared_ptr<const BatchSampler> sampler(const BatchPlan& plan, std::uint64_t samples,
+                                            const Communicator& comm) {
+  return std::make_shared<ContinuousBatchSampler>(
+      ContinuousBatchOptions{.samples = samples,
+                             .batch_size = static_cast<std::size_t>(plan.sizes.micro),
+                             .accumulation = static_cast<std::size_t>(plan.sizes.accumulation),
+                             .ranks = comm.size(),
+                             .rank = comm.rank(),
+                             .shuffle = plan.shuffle,
+                             .drop_last = plan.drop_last,
+                             .seed = plan.seed});
 }
 
 Stream stream_on(Device device, int threads) {
@@ -29,12 +38,16 @@ Trainer::Trainer(Gpt2& model, Tokens tokens, Communicator& comm, TrainerOptions 
       tape_(stream_),
       strategy_(make_strategy(options_.strategy, model, comm, options_.strategy_options)),
       optimizer_(make_optimizer(options_.optimizer, options_.decay)),
-      micro_batches_(std::move(tokens), of_rank(options_.batches, comm), options_.seq_len, stream_),
+      loader_(std::make_shared<TokenDataset>(tokens, options_.seq_len),
+              sampler(options_.batches, tokens.samples(options_.seq_len), comm), stream_,
+              {.slots = static_cast<std::size_t>(options_.batches.sizes.accumulation)}),
+      micro_batches_(static_cast<std::size_t>(options_.batches.sizes.accumulation)),
       seeds_(options_.seed, micro_batches_.size(), {comm.rank(), comm.size()}, stream_) {
   for (int g = 0; g < optimizer_->groups(); ++g) base_rates_.push_back(optimizer_->learning_rate(g));
   strategy_->attach(tape_);
-  const std::size_t tokens_of_rank = micro_batches_.size() * micro_batches_[0].targets.count();
-  strategy_->set_expected_terms(static_cast<double>(tokens_of_rank) * comm.size());
+  const double samples =
+      static_cast<double>(options_.batches.sizes.micro * options_.batches.sizes.accumulation);
+  strategy_->set_expected_terms(samples * static_cast<double>(options_.seq_len) * comm.size());
   if (options_.strategy_options.precision.parameters == DType::f16) scaler_.emplace(options_.loss_scale);
 }
 
@@ -49,10 +62,14 @@ void Trainer::load(const PretrainedWeights& checkpoint) {
       [&](const Parameter& p, Range elements, float* out) { checkpoint.read(p, elements, out); });
 }
 
+void Trainer::read_micro_batches() {
+  for (const Batch*& batch : micro_batches_) batch = &loader_.next();
+}
+
 nn::Loss Trainer::run_micro_batch(std::size_t m) {
   tape_.seed_at(seeds_.at(m));
-  const MicroBatch& batch = micro_batches_[m];
-  const Gpt2::Output out = model_.forward(tape_, batch.inputs, batch.targets);
+  const Batch& batch = *micro_batches_[m];
+  const Gpt2::Output out = model_.forward(tape_, batch["inputs"], batch["targets"]);
   strategy_->backward(tape_, out.loss, m + 1 == micro_batches_.size());
   tape_.reset();
   return out.loss;
@@ -98,8 +115,8 @@ void Trainer::set_learning_rates() {
 
 UpdateReport Trainer::update() {
   const auto start = std::chrono::steady_clock::now();
-  micro_batches_.read(step_, stream_);
-  seeds_.draw(step_ * micro_batches_.size(), stream_);
+  read_micro_batches();
+  seeds_.draw(step_, stream_);
   strategy_->set_loss_scale(loss_scale());
   set_learning_rates();
   UpdateReport report{.step = step_, .lr = optimizer_->learning_rate()};

@@ -9,6 +9,8 @@
 #include "autograd_lite/models/gpt2.h"
 #include "comm/communicator.h"
 #include "sharding/config/ds_config.h"
+#include "sharding/data/loader.h"
+#include "sharding/data/tokens.h"
 #include "sharding/engine/configured.h"
 #include "sharding/engine/update/dropout_seeds.h"
 #include "sharding/engine/update/update_graph.h"
@@ -16,12 +18,15 @@
 #include "sharding/huggingface/save_pretrained.h"
 #include "sharding/optim/loss_scaler.h"
 #include "sharding/strategies/strategy.h"
-#include "tools/train_gpt/data/batches.h"
-#include "tools/train_gpt/data/tokens.h"
 #include "tools/train_gpt/report/metrics.h"
-#include "tools/train_gpt/training/micro_batches.h"
 
 namespace rz::train_gpt {
+
+struct BatchPlan {
+  BatchSizes sizes;
+  bool shuffle = true, drop_last = false;
+  std::uint64_t seed = 0;
+};
 
 struct TrainerOptions {
   StrategyKind strategy = StrategyKind::ddp;
@@ -33,7 +38,7 @@ struct TrainerOptions {
   LossScaleOptions loss_scale;   ///< f16 only
   /// Skip updates whose gradients are not finite, instead of reporting divergence.
   bool skip_overflow = false;
-  BatchPlan batches;  ///< rank and ranks are set from the communicator
+  BatchPlan batches;
   std::size_t seq_len = 0;
   std::uint64_t seed = 0;  ///< dropout seed
   int threads = 1;         ///< threads of the host stream
@@ -59,13 +64,15 @@ class Trainer {
   /// Writes model.safetensors and config.json; see save_pretrained().
   void save(const std::string& folder, const SaveOptions& = {});
 
-  std::uint64_t updates_per_epoch() const { return micro_batches_.updates_per_epoch(); }
+  /// Number of updates that cover every sample about once; at least 1.
+  std::uint64_t updates_per_epoch() const { return loader_.size() / micro_batches_.size(); }
   const Strategy& strategy() const { return *strategy_; }
 
  private:
   struct LossSum {
     double sum = 0, count = 0;
   };
+  void read_micro_batches();
   /// The part of an update that runs on the device of the model.
   void run_update();
   nn::Loss run_micro_batch(std::size_t micro_batch);
@@ -84,7 +91,8 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<double> base_rates_;    // of the groups, before the schedule
   std::optional<LossScaler> scaler_;  // f16 only
-  MicroBatches micro_batches_;
+  Loader loader_;
+  std::vector<const Batch*> micro_batches_;  // of an update
   DropoutSeeds seeds_;
   UpdateGraph graph_;
   std::vector<nn::Loss> losses_;  // of the last update

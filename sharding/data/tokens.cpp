@@ -1,4 +1,4 @@
-#include "tools/train_gpt/data/tokens.h"
+#include "sharding/data/tokens.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -15,7 +15,7 @@
 #include "comm/core/error.h"
 #include "sharding/io/json.h"
 
-namespace rz::train_gpt {
+namespace rz {
 
 namespace fs = std::filesystem;
 static_assert(std::endian::native == std::endian::little, "token files are little-endian");
@@ -201,9 +201,11 @@ void Tokens::check_vocabulary() const {
 }
 
 std::uint64_t Tokens::samples(std::uint64_t seq_len) const {
+  require(seq_len > 0, Errc::invalid_argument, name(), ": samples of no tokens");
   require(count() >= seq_len + 1, Errc::config, name(), ": ", count(),
-          " tokens are too few for one sample of ", seq_len, " + 1; give more data or a smaller --seq-len");
+          " tokens are too few for one sample of ", seq_len,
+          " + 1; give more data, or a shorter sequence (--seq-len)");
   return (count() - 1) / seq_len;
 }
 
-}  // namespace rz::train_gpt
+}  // namespace rz

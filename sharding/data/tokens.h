@@ -1,5 +1,5 @@
 #pragma once
-/// The training data: a sequence of tokens, cut into samples of T + 1 tokens that overlap by one. Sample i is
+/// A sequence of tokens, cut into samples of T + 1 tokens that overlap by one. Sample i is
 /// tokens[i·T … i·T+T]; its inputs are the first T, its targets the last T.
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace rz::train_gpt {
+namespace rz {
 
 /// Copies share the tokens; concurrent reads are safe.
 class Tokens {
@@ -36,7 +36,8 @@ class Tokens {
   /// Checks all tokens, or 8 Mi tokens in parts spread over the file if there are more; read() checks the
   /// rest. Errors as for read().
   void check_vocabulary() const;
-  /// The number of samples of T + 1 tokens. Errc::config if it is zero.
+  /// The number of samples of T + 1 tokens. Errc::config if it is zero, Errc::invalid_argument
+  /// if T is.
   std::uint64_t samples(std::uint64_t seq_len) const;
   const std::string& name() const;  ///< the path, for messages
 
@@ -48,4 +49,4 @@ class Tokens {
   std::uint64_t vocabulary_ = std::uint64_t{1} << 31;
 };
 
-}  // namespace rz::train_gpt
+}  // namespace rz

@@ -1,0 +1,42 @@
+#pragma once
+/// Batches of equal size in an order that runs on from epoch to epoch, as for language models.
+
+#include <optional>
+
+#include "sharding/data/batch_sampler.h"
+
+namespace rz {
+
+struct ContinuousBatchOptions {
+  std::uint64_t samples = 0;     ///< of the whole dataset
+  std::size_t batch_size = 1;    ///< of one rank
+  std::size_t accumulation = 1;  ///< batches of a rank in one update
+  int ranks = 1, rank = 0;
+  bool shuffle = true;
+  bool drop_last = false;  ///< shuffled: the samples that the ranks do not share evenly, in each epoch
+  std::uint64_t seed = 0;  ///< of the order, with the epoch
+};
+
+/// No batch is smaller, and none has padding. Update u consists of batches u·A … u·A + A - 1 of every rank.
+/// Shuffled: the next samples of DistributedSampler; a batch may begin in one pass over them and end in the
+/// next. Not shuffled: with B samples an update, update u covers samples u·B … u·B + B - 1, modulo their
+/// number, and rank r takes the B/ranks that start at r·B/ranks, one batch after another.
+class ContinuousBatchSampler : public BatchSampler {
+ public:
+  /// Errc::invalid_argument if there are too few samples, or an option is out of range.
+  explicit ContinuousBatchSampler(ContinuousBatchOptions);
+
+  /// Those of updates(). An epoch is only a unit of counting here.
+  std::uint64_t batches() const override { return updates() * options_.accumulation; }
+  std::size_t batch_size() const override { return options_.batch_size; }
+  Batch at(std::uint64_t epoch, std::uint64_t batch) const override;
+
+  /// Number of updates that cover every sample about once; at least 1.
+  std::uint64_t updates() const;
+
+ private:
+  ContinuousBatchOptions options_;
+  std::optional<DistributedSampler> sampler_;  // shuffled
+};
+
+}  // namespace rz

@@ -1,0 +1,248 @@
+/// Tokens as data for training: files, folders of text, samples and their order.
+#include "sharding/data/token_dataset.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <set>
+
+#include "sharding/data/continuous_batch_sampler.h"
+#include "sharding/data/loader.h"
+#include "tests/support/error_of.h"
+
+namespace rz {
+namespace {
+
+namespace fs = std::filesystem;
+
+template <class F>
+std::string error_message(const F& f) {
+  return test::error_of(f).what();
+}
+void expect_parts(const std::string& what, std::initializer_list<std::string> parts) {
+  for (const auto& part : parts)
+    EXPECT_NE(what.find(part), std::string::npos) << "'" << what << "' lacks " << part;
+}
+
+class TokenFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "rz_tokens_XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    directory_ = name;
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+  std::string path(const std::string& name) const { return (directory_ / name).string(); }
+  void put(const std::string& name, const std::string& text) const {
+    fs::create_directories(fs::path(path(name)).parent_path());
+    std::ofstream(path(name), std::ios::binary) << text;
+  }
+  std::string put_tokens(const std::vector<std::uint16_t>& tokens) const {
+    put("tokens.bin", std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2));
+    return path("tokens.bin");
+  }
+  fs::path directory_;
+};
+
+std::vector<std::int32_t> all_of(const Tokens& tokens) {
+  std::vector<std::int32_t> out(tokens.count());
+  tokens.read(0, out);
+  return out;
+}
+
+TEST_F(TokenFiles, TheTextOfTheDataIsThere) {
+  put("text", "some words");
+  EXPECT_EQ(Tokens::from_text(path("text")).text(), "some words");
+  EXPECT_EQ(Tokens::from_file(put_tokens({1, 2})).text(), "");
+}
+
+TEST_F(TokenFiles, TokensAreUint16OfTheFile) {
+  auto tokens = Tokens::from_file(put_tokens({1, 2, 300, 65535}));
+  EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{1, 2, 300, 65535}));
+  EXPECT_EQ(tokens.samples(1), 3u);
+  EXPECT_EQ(tokens.samples(3), 1u);
+  expect_parts(error_message([&] { tokens.samples(4); }), {path("tokens.bin"), "4 tokens", "--seq-len"});
+  tokens.limit_vocabulary(300);
+  expect_parts(error_message([&] { tokens.check_vocabulary(); }),
+               {"token 300 at position 2", "vocab_size 300"});
+  tokens.limit_vocabulary(65536);
+  EXPECT_NO_THROW(tokens.check_vocabulary());
+}
+
+TEST_F(TokenFiles, ATokenFarIntoTheFileIsFound) {
+  std::vector<std::uint16_t> many(50000, 7);
+  many[40001] = 9;
+  auto tokens = Tokens::from_file(put_tokens(many));
+  tokens.limit_vocabulary(8);
+  expect_parts(error_message([&] { tokens.check_vocabulary(); }), {"token 9 at position 40001"});
+}
+
+/// The header of llm.c's token files: 256 words of 32 bits.
+std::string llm_c_header(std::int32_t magic, std::int32_t version, std::int32_t count) {
+  std::array<std::int32_t, 256> words{magic, version, count};
+  return {reinterpret_cast<const char*>(words.data()), sizeof words};
+}
+
+TEST_F(TokenFiles, TheHeaderOfLlmCIsNoTokens) {
+  const std::string three("\1\0\2\0\3\0", 6);
+  put("llm.bin", llm_c_header(20240520, 1, 3) + three);
+  const auto tokens = Tokens::from_file(path("llm.bin"));
+  EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{1, 2, 3}));
+  const auto refused = [&](const std::string& bytes, std::initializer_list<std::string> parts) {
+    put("llm.bin", bytes);
+    const std::string what = error_message([&] { Tokens::from_file(path("llm.bin")); });
+    expect_parts(what, {path("llm.bin"), "llm.c"});
+    expect_parts(what, parts);
+  };
+  refused(llm_c_header(20240520, 1, 4) + three, {"4 tokens", "holds 3"});
+  refused(llm_c_header(20240520, 1, -1) + three, {"-1 tokens"});
+  refused(llm_c_header(20240520, 2, 3) + three, {"version 2"});
+  refused(llm_c_header(20240801, 7, 3) + three + three, {"20240801", "uint32"});
+  refused(llm_c_header(20240520, 1, 3).substr(0, 1000), {"cut off"});
+  // Tokens that begin as no header does are tokens.
+  put("llm.bin", llm_c_header(20240521, 1, 3));
+  EXPECT_EQ(Tokens::from_file(path("llm.bin")).count(), 512u);
+}
+
+TEST_F(TokenFiles, WrongTokenFilesAreNamed) {
+  expect_parts(error_message([&] { Tokens::from_file(path("none")); }), {path("none"), "cannot be opened"});
+  expect_parts(error_message([&] { Tokens::from_file(directory_.string()); }), {"not a regular file"});
+  put("odd", "abc");
+  expect_parts(error_message([&] { Tokens::from_file(path("odd")); }), {"odd length"});
+}
+
+TEST_F(TokenFiles, AFolderIsItsTextFilesInOrder) {
+  put("b.txt", "bb");
+  put("a/z.cpp", "zz\xff");
+  put("a/binary", std::string("x\0y", 3));
+  put("empty", "");
+  put(".git/config", "no");
+  put(".hidden", "no");
+  put("build/CMakeCache.txt", "no");
+  put("build/deep/x.txt", "no");
+  put("node_modules/x.js", "no");
+  put("cache/CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55");
+  put("cache/x.txt", "no");
+  put("out/metrics.jsonl", "no");
+  put("out/model/config.json", "no");
+  fs::create_symlink("/etc/passwd", path("link"));
+  const auto tokens = Tokens::from_text(
+      directory_.string(), std::vector{path("out/metrics.jsonl"), path("out/./model"), std::string()});
+  EXPECT_EQ(all_of(tokens), (std::vector<std::int32_t>{'z', 'z', 0xff, '\n', 'b', 'b'}));
+}
+
+TEST_F(TokenFiles, TextThatIsNotThereIsNamed) {
+  expect_parts(error_message([&] { Tokens::from_text(path("none")); }), {path("none"), "no such file"});
+  put("empty", "");
+  expect_parts(error_message([&] { Tokens::from_text(path("empty")); }), {"holds no text"});
+}
+
+// ---- samples
+
+TEST_F(TokenFiles, SamplesOverlapByOneToken) {
+  std::vector<std::uint16_t> tokens(14);
+  std::iota(tokens.begin(), tokens.end(), std::uint16_t{0});
+  const auto data = std::make_shared<TokenDataset>(Tokens::from_file(put_tokens(tokens)), 4);
+  EXPECT_EQ(data->size(), 3u);
+  Loader loader(data,
+                std::make_shared<DistributedBatchSampler>(
+                    BatchSamplerOptions{.samples = data->size(), .batch_size = 2, .shuffle = false}),
+                Stream());
+  const auto values = [](const Tensor& t) {
+    EXPECT_EQ(t.shape()[1], 4u);
+    return std::vector<std::int32_t>(t.data<std::int32_t>(), t.data<std::int32_t>() + t.count());
+  };
+  Batch& first = loader.next();
+  EXPECT_EQ(values(first["inputs"]), (std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(values(first["targets"]), (std::vector<std::int32_t>{1, 2, 3, 4, 5, 6, 7, 8}));
+  Batch& last = loader.next();
+  EXPECT_EQ(values(last["inputs"]), (std::vector<std::int32_t>{8, 9, 10, 11}));
+  EXPECT_EQ(values(last["targets"]), (std::vector<std::int32_t>{9, 10, 11, 12}));
+}
+
+TEST_F(TokenFiles, ATokenBeyondTheVocabularyIsNamedWithItsSample) {
+  auto tokens = Tokens::from_file(put_tokens({1, 2, 3, 4, 9, 6, 7}));
+  tokens.limit_vocabulary(9);
+  Loader loader(std::make_shared<TokenDataset>(tokens, 2),
+                std::make_shared<DistributedBatchSampler>(
+                    BatchSamplerOptions{.samples = 3, .batch_size = 2, .shuffle = false}),
+                Stream());
+  expect_parts(error_message([&] { loader.next(); }), {"sample 1: ", "tokens.bin", "token 9 at position 4"});
+  EXPECT_EQ(test::error_of([&] { TokenDataset(tokens, 0); }).code(), Errc::invalid_argument);
+}
+
+// ---- batches that run on
+
+/// Batch m of update u of a run.
+std::vector<std::uint64_t> indices(const ContinuousBatchSampler& batches, std::size_t accumulation,
+                                   std::uint64_t u, std::uint64_t m) {
+  const std::uint64_t batch = u * accumulation + m;
+  const auto found = batches.at(batch / batches.batches(), batch % batches.batches());
+  EXPECT_EQ(found.padding, 0u);
+  return found.indices;
+}
+
+TEST(ContinuousBatches, UnshuffledUpdatesHaveAContiguousShardPerRank) {
+  // B = 12 on 3 ranks, micro 2, accumulation 2, over 30 samples: update 2 covers 24 … 29, 0 … 5.
+  for (int rank = 0; rank < 3; ++rank) {
+    const ContinuousBatchSampler batches(
+        {.samples = 30, .batch_size = 2, .accumulation = 2, .ranks = 3, .rank = rank, .shuffle = false});
+    for (std::uint64_t update = 0; update < 5; ++update)
+      for (std::uint64_t m = 0; m < 2; ++m) {
+        const std::uint64_t first = 12 * update + 4 * static_cast<std::uint64_t>(rank) + 2 * m;
+        EXPECT_EQ(indices(batches, 2, update, m), (std::vector<std::uint64_t>{first % 30, (first + 1) % 30}));
+      }
+    EXPECT_EQ(batches.updates(), 2u);
+    EXPECT_EQ(batches.batches(), 4u);
+  }
+}
+
+TEST(ContinuousBatches, ShuffledEpochsSeeEverySampleOnce) {
+  // 24 samples, B = 8 on 2 ranks: a pass is 3 updates.
+  for (std::uint64_t epoch = 0; epoch < 2; ++epoch) {
+    std::multiset<std::uint64_t> seen;
+    for (int rank = 0; rank < 2; ++rank) {
+      const ContinuousBatchSampler batches(
+          {.samples = 24, .batch_size = 2, .accumulation = 2, .ranks = 2, .rank = rank, .seed = 5});
+      for (std::uint64_t update = 3 * epoch; update < 3 * epoch + 3; ++update)
+        for (std::uint64_t m = 0; m < 2; ++m)
+          for (const auto i : indices(batches, 2, update, m)) seen.insert(i);
+    }
+    EXPECT_EQ(seen.size(), 24u);
+    EXPECT_EQ(std::set<std::uint64_t>(seen.begin(), seen.end()).size(), 24u);
+  }
+}
+
+/// The samples of a rank are those of its DistributedSampler, pass after pass, however many a batch has.
+TEST(ContinuousBatches, ABatchMayBeginInOnePassAndEndInTheNext) {
+  for (const bool drop_last : {false, true}) {
+    const SamplerOptions samples{.samples = 23, .ranks = 2, .rank = 1, .drop_last = drop_last, .seed = 4};
+    const DistributedSampler sampler(samples);
+    const ContinuousBatchSampler batches(
+        {.samples = 23, .batch_size = 5, .ranks = 2, .rank = 1, .drop_last = drop_last, .seed = 4});
+    std::uint64_t position = 0;
+    for (std::uint64_t batch = 0; batch < 12; ++batch)
+      for (const auto i : indices(batches, 1, batch, 0)) {
+        EXPECT_EQ(i, sampler.index(position / sampler.per_rank(), position % sampler.per_rank()));
+        ++position;
+      }
+  }
+}
+
+TEST(ContinuousBatches, RefuseTooFewSamples) {
+  EXPECT_STREQ(
+      error_message([] { ContinuousBatchSampler({.samples = 2, .ranks = 3, .drop_last = true}); }).c_str(),
+      "2 samples are too few for 3 ranks; give more data, or set drop_last to false "
+      "(dataloader_drop_last)");
+  EXPECT_EQ(ContinuousBatchSampler({.samples = 2, .batch_size = 4, .ranks = 3}).batches(), 1u);
+  for (const ContinuousBatchOptions& wrong :
+       {ContinuousBatchOptions{}, ContinuousBatchOptions{.samples = 4, .batch_size = 0},
+        ContinuousBatchOptions{.samples = 4, .accumulation = 0},
+        ContinuousBatchOptions{.samples = 4, .ranks = 2, .rank = 2}})
+    EXPECT_EQ(test::error_of([&] { ContinuousBatchSampler{wrong}; }).code(), Errc::invalid_argument);
+}
+
+}  // namespace
+}  // namespace rz
