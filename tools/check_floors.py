@@ -84,12 +84,9 @@ ROOMS = {
     'tools/rzrun': 'comm comm/core tools/command_line',
     'tools/tune': 'comm comm/core comm/tuning tools/command_line',
     'tools/train_gpt/report': MODEL + 'sharding/io',
-    'tools/train_gpt/training': MODEL + 'sharding/config sharding/optim sharding/schedules sharding/strategies '
-                                'sharding/data sharding/huggingface sharding/engine sharding/engine/update tools/train_gpt/report',
     'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/data sharding/io sharding/optim '
                        'sharding/strategies sharding/huggingface sharding/world sharding/engine tools/command_line '
-                       'tools/train_gpt/report '
-                       'tools/train_gpt/training',
+                       'tools/train_gpt/report',
     # Stand-alone programs, which time internal parts of a library.
     'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels',
     'bench/support': 'comm comm/core comm/device tools/command_line bench',

@@ -30,10 +30,10 @@ std::unique_ptr<Strategy> strategy_of(Module& module, Communicator& communicator
   const bool has_values = std::any_of(parameters.begin(), parameters.end(),
                                       [](const Parameter* p) { return p->value.defined(); });
   auto strategy = make_strategy(kind, module, communicator, options);
-  if (!has_values)
-    strategy->fill_parameters([&](const Parameter& p, Range elements, float* out) {
-      init_slice(p, {out, elements.count()}, elements.begin, o.seed);
-    });
+  const auto from_seed = [&](const Parameter& p, Range elements, float* out) {
+    init_slice(p, {out, elements.count()}, elements.begin, o.seed);
+  };
+  if (!has_values) strategy->fill_parameters(o.initial_values ? o.initial_values : from_seed);
   return strategy;
 }
 
@@ -164,6 +164,11 @@ Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {
   const auto own = static_cast<std::int64_t>(batch.padding());
   world_.communicator().all_gather(ConstBuffer(&own, 1), Buffer(padding.data(), padding.size())).wait();
   return without_padding(all, batch.rows(), padding);
+}
+
+void Engine::abort(const std::string& reason) noexcept {
+  communicator_.abort(reason);
+  world_.communicator().abort(reason);
 }
 
 }  // namespace rz

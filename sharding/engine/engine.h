@@ -106,9 +106,14 @@ class Engine {
   /// Updates so far, skipped ones included.
   std::int64_t global_steps() { return updates().steps(); }
 
+  /// Ends every operation of this engine, and of World::communicator(), on every rank, as
+  /// Communicator::abort().
+  void abort(const std::string& reason) noexcept;
+
   // ---- parts
   const DsConfig& config() const { return config_; }
   World& world() { return world_; }
+  const World& world() const { return world_; }
   Module& module() { return module_; }
   const Stream& stream() const { return stream_; }
   Strategy& strategy() { return *strategy_; }

@@ -9,12 +9,14 @@
 #include <string>
 
 #include "sharding/config/batch.h"
+#include "sharding/config/ds_config.h"
 #include "sharding/config/training_arguments.h"
 #include "sharding/engine/configured.h"
 #include "sharding/engine/update/scheduled_rates.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/schedules/lr_schedule.h"
 #include "sharding/strategies/strategy_options.h"
+#include "sharding/strategies/value_access.h"
 
 namespace rz {
 
@@ -23,8 +25,9 @@ struct EngineOptions {
   /// A DeepSpeed configuration: the path of a file, or JSON text if it begins with '{'. Empty: "{}". Without
   /// an optimizer the engine runs inference: all parameters are frozen.
   std::string config;
-  TrainingArguments arguments;  ///< what the configuration leaves out or calls "auto"
-  std::string name;             ///< of the engine, e.g. "student", before its messages; may be empty
+  std::optional<DsConfig> ds_config;  ///< instead of `config`: one that was read already
+  TrainingArguments arguments;        ///< what the configuration leaves out or calls "auto"
+  std::string name;                   ///< of the engine, e.g. "student", before its messages; may be empty
 
   std::unique_ptr<Optimizer> optimizer;   ///< instead of the configuration's section
   std::optional<LrSchedule> lr_schedule;  ///< instead of the configuration's section
@@ -34,6 +37,9 @@ struct EngineOptions {
   /// Changes the options that follow from the configuration; may be empty.
   std::function<void(StrategyOptions&)> configure_strategy;
 
+  /// Writes the initial values of a model without values, as Strategy::fill_parameters() has it, e.g. those
+  /// of PretrainedWeights; empty: init_slice() with the seed.
+  ValueAccess::Fill initial_values;
   /// Of initial values, dropout, and the order of samples.
   std::uint64_t seed = 0;
   /// Number of updates of the run at these batch sizes, for schedules with "auto"; empty: unknown.

@@ -12,6 +12,7 @@ namespace rz {
 namespace {
 
 DsConfig read(const EngineOptions& o, const RunFacts& facts) {
+  if (o.ds_config) return *o.ds_config;
   if (!o.config.empty() && o.config.front() != '{') return read_ds_config(o.config, o.arguments, facts);
   return parse_ds_config(o.config.empty() ? "{}" : o.config, "configuration", o.arguments, facts);
 }

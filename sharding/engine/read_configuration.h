@@ -8,8 +8,8 @@
 
 namespace rz {
 
-/// Reads and checks EngineOptions::config with the arguments. Errors are thrown on every rank; Errc::mismatch
-/// if the result differs over the ranks. Collective.
+/// Reads and checks EngineOptions::config with the arguments, or checks EngineOptions::ds_config. Errors are
+/// thrown on every rank; Errc::mismatch if the result differs over the ranks. Collective.
 DsConfig read_configuration(World&, Module&, const EngineOptions&);
 
 /// The largest smaller extent of the matrices of a model; nullopt if it has none.

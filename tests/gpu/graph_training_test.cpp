@@ -33,12 +33,14 @@ Reports run(const Case& c, bool graph, int* graphs, double loss_scale = 0) {
   TinyRun run = smallest_run(c.kind, c.ranks, folder);
   run.options.graph = graph;
   run.options.strategy_options.precision = c.precision;
-  run.options.skip_overflow = c.precision.parameters == DType::f16;
-  run.options.loss_scale.fixed = loss_scale;
-  run.options.loss_scale.window = 2;
-  run.options.batches.sizes = {run.c.batch, run.c.batch / c.ranks / c.accumulation, c.accumulation};
+  run.options.ds.precision.skip_overflow = c.precision.parameters == DType::f16;
+  run.options.ds.precision.loss_scale.fixed = loss_scale;
+  run.options.ds.precision.loss_scale.window = 2;
+  run.options.ds.sizes = {run.c.batch, run.c.batch / c.ranks / c.accumulation, c.accumulation};
   run.c.config.embd_pdrop = run.c.config.attn_pdrop = run.c.config.resid_pdrop = c.dropout;
-  if (c.sgd) run.options.optimizer = {.type = OptimizerConfig::Type::sgd, .lr = 0.1, .momentum = 0.9};
+  if (c.sgd)
+    run.options.ds.optimizer =
+        OptimizerConfig{.type = OptimizerConfig::Type::sgd, .lr = 0.1, .momentum = 0.9};
   run.comm = [&](int rank) {
     CommOptions o;
     o.backend = c.backend;
@@ -46,8 +48,8 @@ Reports run(const Case& c, bool graph, int* graphs, double loss_scale = 0) {
     o.timeout = std::chrono::seconds(60);
     return o;
   };
-  run.each = [graphs](train_gpt::Trainer& trainer, int rank) {
-    if (rank == 0) *graphs += trainer.ran_graph();
+  run.each = [graphs](Engine& engine) {
+    if (engine.world().is_main()) *graphs += engine.report().ran_graph;
   };
   return train(run, updates);
 }

@@ -30,7 +30,7 @@ CommOptions in_memory(int rank) {
 std::function<void(TinyRun&)> in(Precision precision, const std::function<void(TinyRun&)>& change = {}) {
   return [precision, change](TinyRun& run) {
     run.options.strategy_options.precision = precision;
-    run.options.skip_overflow = precision.parameters == DType::f16;
+    run.options.ds.precision.skip_overflow = precision.parameters == DType::f16;
     run.comm = in_memory;
     if (change) change(run);
   };
@@ -58,7 +58,7 @@ TEST_P(MixedPrecision, HasTheSameBitsForEveryStrategy) {
   for (const StrategyKind kind : strategies) {
     TinyRun run = smallest_run(kind, ranks, folder);
     in(GetParam())(run);
-    run.options.loss_scale.fixed = 1024;
+    run.options.ds.precision.loss_scale.fixed = 1024;
     const Reports reports = train(run, 3);
     if (first.empty()) first = reports;
     expect_same_bits(first, reports, name(kind));
@@ -156,7 +156,7 @@ TEST_F(Overflow, LeavesUpdatesOutAndLowersTheScale) {
     const Folder folder;
     TinyRun run = smallest_run(kind, ranks, folder);
     in({DType::f16, DType::f16})(run);
-    run.options.loss_scale.initial_power = 32;
+    run.options.ds.precision.loss_scale.initial_power = 32;
     const Reports r = train(run, 3);
     const double scales[] = {0x1p32, 0x1p32, 0x1p31};
     for (std::size_t i = 0; i < r.size(); ++i) {
@@ -174,7 +174,7 @@ TEST_F(Overflow, AFixedScaleIsDividedOut) {
     const Folder folder;
     TinyRun run = smallest_run(StrategyKind::ddp, 1, folder);
     in({DType::f16, DType::f32})(run);
-    run.options.loss_scale.fixed = scale;
+    run.options.ds.precision.loss_scale.fixed = scale;
     return train(run, 3);
   };
   const Reports a = with_scale(1024), b = with_scale(4096);

@@ -33,8 +33,8 @@ Reports train_in(const Precision& precision, StrategyKind kind, int ranks, std::
   const Folder folder;
   TinyRun run = smallest_run(kind, ranks, folder);
   run.options.strategy_options.precision = precision;
-  run.options.skip_overflow = precision.parameters == DType::f16;
-  run.options.loss_scale.fixed = 1024;
+  run.options.ds.precision.skip_overflow = precision.parameters == DType::f16;
+  run.options.ds.precision.loss_scale.fixed = 1024;
   return train(run, updates);
 }
 

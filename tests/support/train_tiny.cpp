@@ -17,7 +17,6 @@ namespace rz::test {
 namespace {
 
 namespace fs = std::filesystem;
-using train_gpt::Trainer;
 using train_gpt::UpdateReport;
 const std::string data_folder = RZ_SOURCE_DIR "/tests/data/gpt2_tiny/";
 
@@ -65,16 +64,38 @@ void write_tiny_start(const Gpt2Config& config, const std::string& path) {
   writer.finish();
 }
 
-train_gpt::TrainerOptions tiny_options(const TinyCase& c, int ranks, StrategyKind kind) {
-  train_gpt::TrainerOptions o;
+TinyOptions tiny_options(const TinyCase& c, int ranks, StrategyKind kind) {
+  TinyOptions o;
   o.strategy = kind;
-  o.optimizer = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
-  o.batches = {.sizes = {c.batch, c.batch / ranks, 1}, .shuffle = false};
+  o.ds.optimizer = OptimizerConfig{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  o.ds.sizes = {c.batch, c.batch / ranks, 1};
+  o.ds.gradient_clipping = 0;
   o.seq_len = c.config.n_positions;
   return o;
 }
 
 namespace {
+/// With one thread a rank.
+EngineOptions engine_options(const TinyRun& run, const PretrainedWeights& weights) {
+  EngineOptions e;
+  e.ds_config = run.options.ds;
+  const Precision& precision = run.options.strategy_options.precision;
+  e.ds_config->precision.parameters = precision.parameters;
+  e.ds_config->precision.gradients = precision.gradients;
+  e.strategy = run.options.strategy;
+  e.decay = run.options.decay;
+  e.configure_strategy = [&run](StrategyOptions& s) { s = run.options.strategy_options; };
+  e.initial_values = [&weights](const Parameter& p, Range elements, float* out) {
+    weights.read(p, elements, out);
+  };
+  e.expected_terms =
+      static_cast<double>(run.options.ds.sizes.train) * static_cast<double>(run.options.seq_len);
+  e.threads = 1;
+  e.graph = run.options.graph;
+  e.log = nullptr;
+  return e;
+}
+
 /// Equal for NaN too.
 std::uint64_t bits(double x) { return std::bit_cast<std::uint64_t>(x); }
 }  // namespace
@@ -82,18 +103,20 @@ std::uint64_t bits(double x) { return std::bit_cast<std::uint64_t>(x); }
 std::vector<Reports> train_all(const TinyRun& run, std::int64_t steps) {
   std::vector<Reports> reports(static_cast<std::size_t>(run.ranks));
   run_ranks(run.ranks, [&](int rank, std::shared_ptr<Store> store) {
-    Communicator comm = run.connect
-                            ? run.connect(rank, std::move(store))
-                            : Communicator::connect(rank, run.ranks, std::move(store), run.comm(rank));
+    World world(run.connect ? run.connect(rank, std::move(store))
+                            : Communicator::connect(rank, run.ranks, std::move(store), run.comm(rank)));
     Gpt2 model(run.c.config);
     model.checkpoint_activations(run.recompute);
-    Trainer trainer(model, Tokens::from_file(run.tokens), comm, run.options);
-    trainer.load(PretrainedWeights(run.checkpoint, model));
+    Engine engine = initialize(world, model, engine_options(run, PretrainedWeights(run.checkpoint, model)));
+    const Tokens tokens = Tokens::from_file(run.tokens);
+    const std::size_t seq_len = run.options.seq_len;
+    Loader loader = train_gpt::token_loader(
+        engine, tokens, seq_len, train_gpt::batch_sampler(engine, tokens.samples(seq_len), false, 0));
     for (std::int64_t i = 0; i < steps; ++i) {
-      reports[static_cast<std::size_t>(rank)].push_back(trainer.update());
-      if (run.each) run.each(trainer, rank);
+      reports[static_cast<std::size_t>(rank)].push_back(train_gpt::update(engine, model, loader, seq_len));
+      if (run.each) run.each(engine);
     }
-    if (run.afterwards) run.afterwards(trainer, rank);
+    if (run.afterwards) run.afterwards(engine, model);
   });
   return reports;
 }
@@ -125,7 +148,7 @@ TinyRun smallest_run(StrategyKind kind, int ranks, const Folder& folder) {
   c.config.n_positions = 8;
   c.batch = 4;
   TinyRun run{c, ranks, tiny_options(c, ranks, kind), folder / "start.safetensors"};
-  run.options.gradient_clipping = 0.5;
+  run.options.ds.gradient_clipping = 0.5;
   if (kind != StrategyKind::zero3) {  // whose scopes are small already
     run.options.strategy_options.reduce_bucket_size = 1024;
     run.options.strategy_options.first_bucket_size = 256;

@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "tools/train_gpt/training/trainer.h"
+#include "comm/communicator.h"
+#include "sharding/engine/engine.h"
+#include "tools/train_gpt/language_model.h"
 
 namespace rz::test {
 
@@ -35,20 +37,29 @@ class Folder {
 
 /// The initial weights of a case, as a checkpoint.
 void write_tiny_start(const Gpt2Config&, const std::string& path);
-train_gpt::TrainerOptions tiny_options(const TinyCase&, int ranks, StrategyKind);
+
+struct TinyOptions {
+  DsConfig ds;  ///< without precision, which follows from the next
+  StrategyOptions strategy_options;
+  StrategyKind strategy = StrategyKind::ddp;
+  Decay decay = Decay::matrices;
+  std::size_t seq_len = 0;
+  bool graph = true;
+};
+TinyOptions tiny_options(const TinyCase&, int ranks, StrategyKind);
 
 struct TinyRun {
   TinyCase c;
   int ranks = 1;
-  train_gpt::TrainerOptions options;
+  TinyOptions options;
   std::string checkpoint;  ///< the initial weights
   std::string tokens = tiny_tokens();
   bool recompute = false;
   std::function<CommOptions(int rank)> comm = [](int) { return CommOptions(); };
   /// Instead of `comm`: how a rank connects.
   std::function<Communicator(int rank, std::shared_ptr<Store>)> connect = {};
-  std::function<void(train_gpt::Trainer&, int rank)> each = {};        ///< after every update, on every rank
-  std::function<void(train_gpt::Trainer&, int rank)> afterwards = {};  ///< on every rank
+  std::function<void(Engine&)> each = {};               ///< after every update, on every rank
+  std::function<void(Engine&, Gpt2&)> afterwards = {};  ///< on every rank
 };
 
 /// Runs the updates with threads as ranks; returns each rank's reports.

@@ -8,7 +8,6 @@
 #include "sharding/io/json.h"
 #include "tests/support/shared_fixture.h"
 #include "tests/support/train_tiny.h"
-#include "tools/train_gpt/trainer_options.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -37,16 +36,10 @@ Reports train_as(const DeepSpeedRun& expected, StrategyKind kind, int ranks) {
   namespace fixture = test::shared_fixture;
   const Folder folder;
   const TinyCase c = tiny_case("tiny");
-  Inputs in;
-  in.ds = parse_ds_config(expected.config, "ds.json", {}, {.ranks = ranks});
-  in.sizes = required_sizes(in.ds);
-  in.strategy = kind;
-  in.samples = 160;
-  in.seq_len = fixture::sequence_length;
-  Options options;
-  options.shuffle = false;
-  options.decay = Decay::all;
-  TinyRun run{c, ranks, trainer_options(options, in, 1), folder / "start.safetensors"};
+  TinyRun run{c, ranks, tiny_options(c, ranks, kind), folder / "start.safetensors"};
+  run.options.ds = parse_ds_config(expected.config, "ds.json", {}, {.ranks = ranks});
+  run.options.strategy_options = strategy_options(run.options.ds);
+  run.options.decay = Decay::all;
   run.tokens = fixture::folder() + "/tokens.bin";
   fixture::write_start(run.checkpoint);
   return train(run, static_cast<std::int64_t>(expected.lr.size()));

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "sharding/io/json.h"
+#include "sharding/checkpoint/safetensors.h"
 #include "tests/support/reference_gpt2.h"
 #include "tests/support/shared_fixture.h"
 #include "tests/support/train_tiny.h"
@@ -113,7 +114,7 @@ TEST(Gpt2TinyVariants, ClippingIsTheReferences) {
   const TinyCase c = tiny_case("tiny_batch12");
   TinyRun run{c, 3, tiny_options(c, 3, StrategyKind::zero2), folder / "start.safetensors"};
   write_tiny_start(c.config, run.checkpoint);
-  run.options.gradient_clipping = 0.5;
+  run.options.ds.gradient_clipping = 0.5;
   const Reports reports = train(run, 2);
   auto reference = reference_of(run.checkpoint, 0.5);
   for (std::size_t s = 0; s < 2; ++s) {
@@ -126,7 +127,7 @@ TEST(Gpt2TinyVariants, ClippingIsTheReferences) {
 TEST(Gpt2TinyVariants, AccumulationIsTheSameBatch) {
   const TinyCase c = tiny_case("tiny");
   for (const StrategyKind kind : strategies) {
-    const auto halve = [](TinyRun& run) { run.options.batches.sizes = {8, 2, 2}; };
+    const auto halve = [](TinyRun& run) { run.options.ds.sizes = {8, 2, 2}; };
     expect_close(train_tiny("tiny", 2, kind, 5, halve), c.loss, c.grad_norm);
   }
 }
@@ -142,8 +143,8 @@ TEST(Gpt2TinyVariants, WhatIsNotFiniteIsADivergenceUnlessItMayBeSkipped) {
   const Folder folder;
   for (const bool may_skip : {false, true}) {
     TinyRun run = smallest_run(StrategyKind::zero2, 2, folder);
-    run.options.optimizer.lr = 1e25;
-    run.options.skip_overflow = may_skip;
+    run.options.ds.optimizer->lr = 1e25;
+    run.options.ds.precision.skip_overflow = may_skip;
     const Reports reports = train(run, 3);
     EXPECT_FALSE(reports[0].diverged || reports[0].skipped);
     for (std::size_t i = 1; i < 3; ++i) {
@@ -164,10 +165,10 @@ TEST(Gpt2TinyVariants, SavesAndSamplesTheSameWithEveryStrategy) {
   std::map<std::string, std::string> files, samples;
   for (const StrategyKind kind : strategies) {
     TinyRun run{c, 2, tiny_options(c, 2, kind), folder / "start.safetensors"};
-    run.afterwards = [&](Trainer& trainer, int rank) {
-      const std::string text = trainer.sample("First Citizen:", 40, {.temperature = 0.8, .top_k = 20});
-      trainer.save(folder / name(kind));
-      if (rank == 0) samples[name(kind)] = text;
+    run.afterwards = [&](Engine& engine, Gpt2& model) {
+      const std::string text = sample(engine, model, "First Citizen:", 40, {.temperature = 0.8, .top_k = 20});
+      save(engine, model, folder / name(kind));
+      if (engine.world().is_main()) samples[name(kind)] = text;
     };
     train(run, 2);
     files[name(kind)] = bytes_of((folder / name(kind)) + "/model.safetensors");
@@ -185,8 +186,8 @@ TEST(Gpt2TinyVariants, WhatIsLoadedIsSavedAgain) {
   write_tiny_start(c.config, folder / "start.safetensors");
   for (const StrategyKind kind : {StrategyKind::ddp, StrategyKind::zero3}) {
     TinyRun run{c, 3, tiny_options(c, 1, kind), folder / "start.safetensors"};
-    run.options.batches.sizes = {9, 3, 1};
-    run.afterwards = [&](Trainer& trainer, int) { trainer.save(folder / "again"); };
+    run.options.ds.sizes = {9, 3, 1};
+    run.afterwards = [&](Engine& engine, Gpt2& model) { save(engine, model, folder / "again"); };
     train(run, 0);
     EXPECT_EQ(bytes_of(folder / "again/model.safetensors"), bytes_of(folder / "start.safetensors"));
   }

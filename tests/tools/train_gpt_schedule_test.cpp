@@ -4,8 +4,7 @@
 
 #include "tests/support/error_of.h"
 #include "tests/support/train_tiny.h"
-#include "tools/train_gpt/trainer_options.h"
-#include "sharding/engine/configured.h"
+#include "tools/train_gpt/engine_options.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -15,13 +14,13 @@ using namespace test;  // NOLINT: the test's own
 TEST(TrainGptSchedule, EachUpdateHasTheRateOfItsStep) {
   const Folder folder;
   TinyRun run = smallest_run(StrategyKind::zero3, 2, folder);
-  run.options.schedule =
+  run.options.ds.schedule =
       OneCycleLr{.min_lr = 1e-3, .max_lr = 3e-3, .first_step_size = 2, .cycle_momentum = false};
   const Reports reports = train(run, 5);
   for (const UpdateReport& r : reports)
-    EXPECT_EQ(r.lr, learning_rate(run.options.schedule, static_cast<std::int64_t>(r.step), {}));
+    EXPECT_EQ(r.lr, learning_rate(run.options.ds.schedule, static_cast<std::int64_t>(r.step), {}));
   EXPECT_EQ(reports[2].lr, 3e-3);
-  run.options.schedule = ConstantLr{};
+  run.options.ds.schedule = ConstantLr{};
   EXPECT_NE(train(run, 5).back().loss, reports.back().loss) << "the optimizer uses the rate";
 }
 
@@ -29,8 +28,8 @@ TEST(TrainGptSchedule, EachUpdateHasTheRateOfItsStep) {
 TEST(TrainGptSchedule, SkippedUpdatesDoNotAdvanceIt) {
   const Folder folder;
   TinyRun run = smallest_run(StrategyKind::zero2, 2, folder);
-  run.options.skip_overflow = true;
-  run.options.schedule = LrRangeTest{.min_lr = 1e25, .step_size = 1};
+  run.options.ds.precision.skip_overflow = true;
+  run.options.ds.schedule = LrRangeTest{.min_lr = 1e25, .step_size = 1};
   const Reports reports = train(run, 4);
   EXPECT_FALSE(reports[0].skipped);
   EXPECT_EQ(reports[0].lr, 1e25);
@@ -40,7 +39,7 @@ TEST(TrainGptSchedule, SkippedUpdatesDoNotAdvanceIt) {
   }
 }
 
-/// Inputs as far as trainer_options() reads them.
+/// Inputs as far as engine_options() reads them.
 Inputs inputs_of(const char* config) {
   Inputs in;
   in.ds = parse_ds_config(config, "ds.json");
@@ -59,26 +58,34 @@ TEST(TrainGptSchedule, WeightDecayAppliesToTheGroupOfTheFlag) {
   EXPECT_NE(two->group_of(matrix), two->group_of(vector));
 }
 
-TEST(TrainGptSchedule, TheConfigurationReachesTheTrainer) {
+StrategyOptions strategy_options_of(const Options& o, const Inputs& in) {
+  StrategyOptions s = strategy_options(in.ds);
+  engine_options(o, in).configure_strategy(s);
+  return s;
+}
+
+TEST(TrainGptSchedule, TheFlagsReachTheEngine) {
   Options o;
   const Inputs in =
       inputs_of(R"({"train_batch_size": 4, "gradient_clipping": 0.25, "optimizer": {"type": "SGD"},
     "scheduler": {"type": "LRRangeTest"}, "zero_optimization": {"reduce_bucket_size": 1000, "overlap_comm": false}})");
-  const TrainerOptions t = trainer_options(o, in, 3);
-  EXPECT_EQ(t.gradient_clipping, 0.25);
-  EXPECT_EQ(t.optimizer.type, OptimizerConfig::Type::sgd);
-  EXPECT_EQ(t.schedule, LrSchedule(LrRangeTest{}));
-  EXPECT_EQ(t.strategy_options.reduce_bucket_size, 1000u);
-  EXPECT_EQ(t.strategy_options.first_bucket_size, 1000u);
-  EXPECT_FALSE(t.strategy_options.overlap_comm);
-  EXPECT_EQ(t.threads, 3);
+  o.threads = 3;
+  o.seed = 5;
+  const EngineOptions e = engine_options(o, in);
+  EXPECT_EQ(e.ds_config->gradient_clipping, 0.25);
+  EXPECT_EQ(e.threads, 3);
+  EXPECT_EQ(e.seed, 5u);
+  EXPECT_EQ(e.decay, Decay::matrices);
+  EXPECT_EQ(strategy_options_of(o, in).reduce_bucket_size, 1000u);
+  EXPECT_EQ(strategy_options_of(o, in).first_bucket_size, 1000u);
+  EXPECT_FALSE(strategy_options_of(o, in).overlap_comm);
   o.bucket_mb = 2;
-  EXPECT_EQ(trainer_options(o, in, 1).strategy_options.reduce_bucket_size, std::size_t{1} << 19);
+  EXPECT_EQ(strategy_options_of(o, in).reduce_bucket_size, std::size_t{1} << 19);
   const Inputs plain = inputs_of(R"({"train_batch_size": 4, "optimizer": {"type": "SGD"}})");
-  EXPECT_EQ(trainer_options(Options(), plain, 1).gradient_clipping, 1);
-  EXPECT_TRUE(trainer_options(Options(), plain, 1).strategy_options.overlap_comm);
-  EXPECT_EQ(trainer_options(Options(), plain, 1).strategy_options.reduce_bucket_size,
-            StrategyOptions().reduce_bucket_size);
+  EXPECT_TRUE(strategy_options_of(Options(), plain).overlap_comm);
+  EXPECT_EQ(strategy_options_of(Options(), plain).reduce_bucket_size, StrategyOptions().reduce_bucket_size);
+  o.overlap = false;
+  EXPECT_FALSE(strategy_options_of(o, plain).overlap_comm);
 }
 
 TEST(TrainGptSchedule, EveryTypeIsMade) {
@@ -86,7 +93,8 @@ TEST(TrainGptSchedule, EveryTypeIsMade) {
   const std::pair<Type, const char*> types[] = {
       {Type::adam, "adam"}, {Type::adamw, "adamw"}, {Type::sgd, "sgd"},  {Type::adagrad, "adagrad"},
       {Type::lion, "lion"}, {Type::lamb, "lamb"},   {Type::muon, "muon"}};
-  for (const auto& [type, name] : types) EXPECT_STREQ(make_optimizer({.type = type}, Decay::all)->name(), name);
+  for (const auto& [type, name] : types)
+    EXPECT_STREQ(make_optimizer({.type = type}, Decay::all)->name(), name);
 }
 
 }  // namespace

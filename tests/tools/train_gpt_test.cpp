@@ -11,10 +11,10 @@
 
 #include "comm/core/error.h"
 #include "sharding/data/tokens.h"
+#include "sharding/world/rank_agreement.h"
 #include "tests/support/ranks.h"
 #include "tools/train_gpt/inputs.h"
 #include "tools/train_gpt/options.h"
-#include "sharding/world/rank_agreement.h"
 #include "tools/train_gpt/report/metrics.h"
 #include "tools/train_gpt/report/throughput.h"
 #include "tools/train_gpt/run_consistency.h"

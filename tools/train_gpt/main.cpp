@@ -13,13 +13,13 @@
 #include "comm/device/cuda_runtime.h"
 #include "sharding/io/durable_file.h"
 #include "sharding/world/rank_agreement.h"
+#include "tools/train_gpt/engine_options.h"
 #include "tools/train_gpt/inputs.h"
+#include "tools/train_gpt/language_model.h"
 #include "tools/train_gpt/options.h"
 #include "tools/train_gpt/report/printable.h"
 #include "tools/train_gpt/report/throughput.h"
 #include "tools/train_gpt/run_consistency.h"
-#include "tools/train_gpt/trainer_options.h"
-#include "tools/train_gpt/training/trainer.h"
 #include "tools/train_gpt/words.h"
 
 namespace rz::train_gpt {
@@ -85,69 +85,86 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
   file.commit();
 }
 
-void save(const Options& o, const Inputs& in, Trainer& trainer, bool first) {
+void save_model(const Options& o, Inputs& in, Engine& engine) {
   if (o.save.empty()) return;
   const std::filesystem::path folder = o.save;
   try {
-    trainer.save(o.save, {.nonfinite = o.save_nonfinite});
+    save(engine, *in.model, o.save, o.save_nonfinite);
   } catch (const Error& e) {
     if (e.code() != Errc::diverged) throw;
     fail(Errc::diverged, e.what(), " (--save-nonfinite)");
   }
-  if (!first) return;
+  if (!engine.world().is_main()) return;
   write_text(folder / "ds_config.json", resolved_json(in.ds));
   std::printf("saved: %s\n", (folder / "model.safetensors").c_str());
 }
 
-void show_sample(const Options& o, const Inputs& in, Trainer& trainer, bool first) {
+void show_sample(const Options& o, Inputs& in, Engine& engine) {
   if (!o.sample) return;
   const std::string prompt = o.sample->empty() ? "\n" : *o.sample;
-  const std::string text =
-      trainer.sample(prompt, static_cast<std::size_t>(o.sample_tokens),
-                     {o.sample_temperature, static_cast<std::size_t>(o.sample_top_k), o.seed});
-  if (!first) return;
+  const std::string text = sample(engine, *in.model, prompt, static_cast<std::size_t>(o.sample_tokens),
+                                  {o.sample_temperature, static_cast<std::size_t>(o.sample_top_k), o.seed});
+  if (!engine.world().is_main()) return;
   std::printf("sample:\n%s%s\n", printable(prompt).c_str(), printable(text).c_str());
   const KnownWords words = known_words(prompt, text, in.tokens.text());
   if (words.all > 0) std::printf("%s\n", describe(words).c_str());
 }
 
-void train(const Options& o, Inputs& in, Communicator& comm) {
-  const bool first = comm.rank() == 0;
-  const int fair = fair_threads(comm);
-  const int threads = o.threads > 0 ? static_cast<int>(o.threads) : fair;
-  in.model->checkpoint_activations(o.recompute || in.ds.activation_checkpointing.enabled());
-  Trainer trainer(*in.model, in.tokens, comm, trainer_options(o, in, threads));
-  if (in.checkpoint) {
-    trainer.load(*in.checkpoint);
-  } else {
-    trainer.init(o.seed);
-  }
-  const std::uint64_t steps = o.steps ? static_cast<std::uint64_t>(*o.steps) : trainer.updates_per_epoch();
-  if (first) print_run_summary(o, in, comm, threads, steps);
-
-  MetricsLog log(first ? o.metrics : "");
-  Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps);
+/// What the updates of a run reported.
+struct Course {
   double first_loss = 0, last_loss = 0;
   std::vector<double> speeds;
+};
+
+Course run_updates(const Options& o, Inputs& in, Engine& engine, Loader& loader, std::uint64_t steps) {
+  const bool first = engine.world().is_main();
+  MetricsLog log(first ? o.metrics : "");
+  Progress progress(stdout, ::isatty(STDOUT_FILENO) == 1, steps);
+  Course course;
   for (std::uint64_t step = 0; step < steps; ++step) {
-    const UpdateReport report = trainer.update();
-    if (step == 0) first_loss = report.loss;
-    last_loss = report.loss;
-    speeds.push_back(report.tokens_per_second);
+    const UpdateReport report = update(engine, *in.model, loader, in.seq_len);
+    if (step == 0) course.first_loss = report.loss;
+    course.last_loss = report.loss;
+    course.speeds.push_back(report.tokens_per_second);
     log.write(report);
     if (first) progress.update(report);
     require_finite(report);
   }
-  const Devices devices = devices_of(comm);
-  if (first && steps > 0)
-    std::printf(
-        "done: %s, loss %.4f → %.4f\n%s\nmemory: %s\n", plural(steps, "update").c_str(), first_loss,
-        last_loss,
-        describe_throughput(median(speeds), flops_per_token(in.model->config(), in.seq_len), devices).c_str(),
-        describe(trainer.strategy().memory()).c_str());
-  show_sample(o, in, trainer, first);
-  save(o, in, trainer, first);
-  comm.barrier().wait();
+  return course;
+}
+
+/// Collective.
+void print_course(const Course& course, const Inputs& in, Engine& engine) {
+  const Devices devices = devices_of(engine.world().communicator());
+  if (!engine.world().is_main() || course.speeds.empty()) return;
+  const double flops = flops_per_token(in.model->config(), in.seq_len);
+  std::printf("done: %s, loss %.4f → %.4f\n%s\nmemory: %s\n", plural(course.speeds.size(), "update").c_str(),
+              course.first_loss, course.last_loss,
+              describe_throughput(median(course.speeds), flops, devices).c_str(),
+              describe(engine.strategy().memory()).c_str());
+}
+
+void run_engine(const Options& o, Inputs& in, Engine& engine) {
+  World& world = engine.world();
+  const ContinuousBatchSampler sampler = batch_sampler(engine, in.samples, o.shuffle, o.seed);
+  Loader loader = token_loader(engine, in.tokens, in.seq_len, sampler);
+  const std::uint64_t steps = o.steps ? static_cast<std::uint64_t>(*o.steps) : sampler.updates();
+  if (world.is_main()) print_run_summary(o, in, world.communicator(), engine.stream().threads(), steps);
+  print_course(run_updates(o, in, engine, loader, steps), in, engine);
+  show_sample(o, in, engine);
+  save_model(o, in, engine);
+  world.wait_for_everyone();
+}
+
+void train(const Options& o, Inputs& in, World& world) {
+  in.model->checkpoint_activations(o.recompute);
+  Engine engine = initialize(world, *in.model, engine_options(o, in));
+  try {
+    run_engine(o, in, engine);
+  } catch (const Error& e) {
+    if (e.code() != Errc::diverged) engine.abort(e.what());  // the other ranks wait in operations of it
+    throw;
+  }
 }
 
 /// Reads and checks all inputs. Errors are user errors here, and nothing has been written yet.
@@ -164,36 +181,34 @@ Status check_inputs(const Options& o, Communicator& comm, Inputs& in) {
   return done;
 }
 
-Status train_or_abort(const Options& o, Communicator& comm, Inputs& in) {
+Status train_or_abort(const Options& o, World& world, Inputs& in) {
   try {
-    train(o, in, comm);
+    train(o, in, world);
     return done;
   } catch (const Error& e) {
     if (e.code() == Errc::diverged) {  // thrown on every rank
-      if (comm.rank() == 0) print_error(e.what());
-      comm.barrier().wait();
+      if (world.is_main()) print_error(e.what());
+      world.wait_for_everyone();
       return failed;
     }
     // The rank that called abort() has printed the error itself.
-    if (e.code() != Errc::aborted) print_error(concat("rank ", comm.rank(), ": ", e.what()));
-    comm.abort(e.what());
+    if (e.code() != Errc::aborted) print_error(concat("rank ", world.rank(), ": ", e.what()));
+    world.communicator().abort(e.what());
   } catch (const std::exception& e) {
-    print_error(concat("rank ", comm.rank(), ": ", e.what()));
-    comm.abort(e.what());
+    print_error(concat("rank ", world.rank(), ": ", e.what()));
+    world.communicator().abort(e.what());
   }
   return failed;
 }
 
-Status run(const LaunchInfo& launch, const Options& options, Device device) {
+Status run(const LaunchInfo& launch, const Options& options) {
   try {
-    CommOptions comm_options;
-    comm_options.device = device;
-    if (!options.backend.empty()) comm_options.backend = options.backend;
-    Communicator comm =
-        Communicator::connect(launch.rank, launch.size, store_for_launch(launch), comm_options);
+    WorldOptions world_options{.device = options.device};
+    if (!options.backend.empty()) world_options.comm.backend = options.backend;
+    World world = World::from_environment(world_options);
     Inputs in;
-    const Status checked = check_inputs(options, comm, in);
-    return checked == done ? train_or_abort(options, comm, in) : checked;
+    const Status checked = check_inputs(options, world.communicator(), in);
+    return checked == done ? train_or_abort(options, world, in) : checked;
   } catch (const std::exception& e) {
     print_error(concat("rank ", launch.rank, ": ", e.what()));
     return failed;
@@ -203,16 +218,15 @@ Status run(const LaunchInfo& launch, const Options& options, Device device) {
 Status main(int argc, char** argv) {
   LaunchInfo launch;
   ParsedOptions parsed;
-  Device device;
   try {
     launch = launch_info_from_environment();
     parsed = parse_options(argc, argv);
-    if (parsed.help.empty()) device = cuda::device_from_name(parsed.options.device, launch.local_rank);
+    if (parsed.help.empty()) cuda::device_from_name(parsed.options.device, launch.local_rank);
   } catch (const std::exception& e) {
     if (launch.rank == 0) print_error(e.what());
     return wrong_input;
   }
-  if (parsed.help.empty()) return run(launch, parsed.options, device);
+  if (parsed.help.empty()) return run(launch, parsed.options);
   if (launch.rank == 0) std::fputs(parsed.help.c_str(), stdout);
   return done;
 }

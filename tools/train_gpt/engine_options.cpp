@@ -1,0 +1,38 @@
+#include "tools/train_gpt/engine_options.h"
+
+#include <algorithm>
+
+namespace rz::train_gpt {
+namespace {
+
+void apply_flags(const Options& o, StrategyOptions& s) {
+  if (o.bucket_mb)
+    s.reduce_bucket_size =
+        static_cast<std::size_t>(*o.bucket_mb * (1 << 20)) / size_of(s.precision.gradients);
+  s.first_bucket_size = std::min(s.reduce_bucket_size, StrategyOptions().first_bucket_size);
+  s.overlap_comm = o.overlap && s.overlap_comm;
+}
+
+}  // namespace
+
+bool decays(const Options& o, const Parameter& p) { return o.decay == Decay::all || p.shape.dims() >= 2; }
+
+EngineOptions engine_options(const Options& o, const Inputs& in) {
+  EngineOptions e;
+  e.ds_config = in.ds;
+  e.decay = o.decay;
+  e.strategy = in.strategy;
+  e.configure_strategy = [o](StrategyOptions& s) { apply_flags(o, s); };
+  if (in.checkpoint)
+    e.initial_values = [&weights = *in.checkpoint](const Parameter& p, Range elements, float* out) {
+      weights.read(p, elements, out);
+    };
+  e.seed = o.seed;
+  e.expected_terms = static_cast<double>(in.sizes.train) * static_cast<double>(in.seq_len);
+  e.threads = static_cast<int>(o.threads);
+  e.graph = o.graph;
+  e.log = nullptr;  // the summary of the run has the configuration
+  return e;
+}
+
+}  // namespace rz::train_gpt

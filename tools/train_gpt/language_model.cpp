@@ -1,0 +1,89 @@
+#include "tools/train_gpt/language_model.h"
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "comm/core/error.h"
+#include "sharding/data/token_dataset.h"
+#include "sharding/huggingface/save_pretrained.h"
+
+namespace rz::train_gpt {
+
+ContinuousBatchSampler batch_sampler(const Engine& engine, std::uint64_t samples, bool shuffle,
+                                     std::uint64_t seed) {
+  const BatchSizes& sizes = engine.config().sizes;
+  return ContinuousBatchSampler({.samples = samples,
+                                 .batch_size = static_cast<std::size_t>(sizes.micro),
+                                 .accumulation = static_cast<std::size_t>(sizes.accumulation),
+                                 .ranks = engine.world().size(),
+                                 .rank = engine.world().rank(),
+                                 .shuffle = shuffle,
+                                 .drop_last = engine.config().drop_last,
+                                 .seed = seed});
+}
+
+Loader token_loader(const Engine& engine, const Tokens& tokens, std::size_t seq_len,
+                    const ContinuousBatchSampler& sampler) {
+  return Loader(std::make_shared<TokenDataset>(tokens, seq_len),
+                std::make_shared<ContinuousBatchSampler>(sampler), engine.stream(),
+                {.slots = static_cast<std::size_t>(engine.config().sizes.accumulation)});
+}
+
+namespace {
+
+/// Errors of updates that diverge are left to the report.
+void train_batch(Engine& engine, Gpt2& model, Loader& loader) {
+  try {
+    engine.train_batch(loader, [&](Tape& tape, const Batch& batch) {
+      return model.forward(tape, batch["inputs"], batch["targets"]).loss;
+    });
+  } catch (const Error& e) {
+    if (e.code() != Errc::diverged || engine.config().precision.skip_overflow) throw;
+  }
+}
+
+}  // namespace
+
+UpdateReport update(Engine& engine, Gpt2& model, Loader& loader, std::size_t seq_len) {
+  const auto start = std::chrono::steady_clock::now();
+  train_batch(engine, model, loader);
+  const StepReport& step = engine.report();
+  UpdateReport report{.step = static_cast<std::uint64_t>(step.step),
+                      .loss = engine.loss(),
+                      .grad_norm = step.grad_norm,
+                      .lr = step.lr,
+                      .exposed_comm_ms = step.exposed_seconds * 1e3,
+                      .skipped = step.skipped};
+  const PrecisionConfig& precision = engine.config().precision;
+  if (precision.parameters == DType::f16) report.loss_scale = step.loss_scale;
+  const bool finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
+  report.diverged = !finite && !(step.skipped && precision.skip_overflow);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  report.step_ms = seconds.count() * 1e3;
+  report.tokens_per_second =
+      static_cast<double>(engine.config().sizes.train) * static_cast<double>(seq_len) / seconds.count();
+  return report;
+}
+
+std::string sample(Engine& engine, Gpt2& model, const std::string& prompt, std::size_t tokens,
+                   const Sampling& how) {
+  std::vector<std::int32_t> start;
+  for (const unsigned char c : prompt) start.push_back(c);
+  std::string text;
+  const auto continuation =
+      engine.evaluate([&](Tape& tape) { return generate(model, tape, start, tokens, how); });
+  for (const std::int32_t t : continuation) text += static_cast<char>(t);
+  return text;
+}
+
+void save(Engine& engine, Gpt2& model, const std::string& folder, bool nonfinite) {
+  // Not inside a graph's memory: evaluate() ends it.
+  engine.evaluate([&](Tape&) {
+    save_pretrained(folder, model, engine.strategy(), engine.world().rank(), engine.stream(),
+                    {.nonfinite = nonfinite});
+  });
+}
+
+}  // namespace rz::train_gpt

@@ -1,0 +1,31 @@
+#pragma once
+/// What is done with a GPT-2 and its engine.
+
+#include <cstdint>
+#include <string>
+
+#include "autograd_lite/models/gpt2.h"
+#include "sharding/data/continuous_batch_sampler.h"
+#include "sharding/data/loader.h"
+#include "sharding/data/tokens.h"
+#include "sharding/engine/engine.h"
+#include "tools/train_gpt/report/metrics.h"
+
+namespace rz::train_gpt {
+
+/// Which samples each update has.
+ContinuousBatchSampler batch_sampler(const Engine&, std::uint64_t samples, bool shuffle, std::uint64_t seed);
+/// Samples of T + 1 tokens in the order of the sampler, on the device of the engine.
+Loader token_loader(const Engine&, const Tokens&, std::size_t seq_len, const ContinuousBatchSampler&);
+
+/// One update over the next micro-batches, of samples of `seq_len` + 1 tokens. If it diverges, the report
+/// says so, and the parameters are as before. Collective.
+UpdateReport update(Engine&, Gpt2&, Loader&, std::size_t seq_len);
+
+/// Continues a prompt of bytes, which must not be empty. Collective.
+std::string sample(Engine&, Gpt2&, const std::string& prompt, std::size_t tokens, const Sampling&);
+
+/// Writes model.safetensors and config.json (save_pretrained()). Collective.
+void save(Engine&, Gpt2&, const std::string& folder, bool nonfinite = false);
+
+}  // namespace rz::train_gpt
