@@ -33,7 +33,7 @@ std::unique_ptr<Strategy> strategy_of(Module& module, Communicator& communicator
   const auto from_seed = [&](const Parameter& p, Range elements, float* out) {
     init_slice(p, {out, elements.count()}, elements.begin, o.seed);
   };
-  if (!has_values) strategy->fill_parameters(o.initial_values ? o.initial_values : from_seed);
+  if (!has_values) strategy->values().fill(o.initial_values ? o.initial_values : from_seed);
   return strategy;
 }
 

@@ -37,7 +37,7 @@ struct EngineOptions {
   /// Changes the options that follow from the configuration; may be empty.
   std::function<void(StrategyOptions&)> configure_strategy;
 
-  /// Writes the initial values of a model without values, as Strategy::fill_parameters() has it, e.g. those
+  /// Writes the initial values of a model without values, as ParameterValues::fill() has it, e.g. those
   /// of PretrainedWeights; empty: init_slice() with the seed.
   ValueAccess::Fill initial_values;
   /// Of initial values, dropout, and the order of samples.

@@ -138,7 +138,7 @@ void PretrainedWeights::read(const Parameter& p, Range elements, float* out) con
 PretrainedWeights load_pretrained(Strategy& strategy, Module& module, const std::string& path,
                                   const LoadOptions& options) {
   PretrainedWeights weights(path, module, options);
-  strategy.fill_parameters(
+  strategy.values().fill(
       [&](const Parameter& p, Range elements, float* out) { weights.read(p, elements, out); });
   return weights;
 }

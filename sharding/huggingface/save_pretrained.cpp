@@ -51,7 +51,7 @@ void save_weights(const std::string& path, Module& module, Strategy& strategy, i
   std::unique_ptr<SafetensorsWriter> writer;
   if (rank == 0) writer = std::make_unique<SafetensorsWriter>(path, specs(parameters));
   for (const auto& [name, p] : parameters) {
-    const Tensor value = strategy.full_value(*p, stream).on_host(stream);
+    const Tensor value = strategy.values().whole(*p, stream).on_host(stream);
     const std::span<const float> values(value.data<float>(), value.count());
     if (!options.nonfinite) require_finite(path, name, values);
     if (writer) writer->write(values);

@@ -31,7 +31,7 @@ struct Runtime {
   Stream stream;              ///< the stream of the tape, once one is attached
   TransientMemory transient;  ///< communicator memory for buffers that live for a part of a step
   ExposedTime exposed;
-  Traffic traffic;  ///< of gradients and values; not of control data, norms and full_value()
+  Traffic traffic;  ///< of gradients and values; not of control data, norms and ParameterValues::whole()
 };
 
 }  // namespace rz

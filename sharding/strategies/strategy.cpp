@@ -36,13 +36,6 @@ void wait_for_device(const Stream& stream) noexcept {
   }
 }
 
-int trained_member(const ModelParameters& parameters, const Parameter& p) {
-  const int member = parameters.member_of(p);
-  require(member >= 0, Errc::invalid_argument, p.name,
-          " has no optimizer state: it was frozen or not part of the model when the strategy was made");
-  return member;
-}
-
 }  // namespace
 
 Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, Communicator& communicator,
@@ -58,6 +51,8 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
       reduction_(model_, runtime_),
       members_(model_.parameters().members().size(), options_.unused_parameters, reduction_.agreement()),
       updater_(model_, members_, options_.overlap_comm, runtime_),
+      values_(access_, comparison_, reduction_.agreement(), runtime_),
+      optimizer_state_(model_.parameters(), updater_, members_),
       control_(model_, runtime_),
       rebuild_(options_.rebuild && plan == ShardingPlan{}) {
   allocate_buffers(module, allocator_on(runtime_.stream.device()), runtime_.stream);
@@ -233,36 +228,7 @@ void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
   control_.write_settings(stream);
 }
 
-// ---- import, export, statistics
-
-void Strategy::fill_parameters(const Fill& fill) {
-  reduction_.agreement().mark_values_written();
-  comparison_.record(fill);
-  access_.fill(fill);
-}
-
-void Strategy::visit_owned(const Visit& visit) const { access_.visit_owned(visit); }
-
-void Strategy::fill_optimizer_state(const Optimizer& optimizer, const FillState& fill) {
-  updater_.state(optimizer).fill(fill);
-}
-
-void Strategy::visit_optimizer_state(const VisitState& visit) const { updater_.state().visit(visit); }
-
-std::int64_t Strategy::missed_updates(const Parameter& p) const {
-  return members_.missed()[static_cast<std::size_t>(trained_member(model_.parameters(), p))];
-}
-
-void Strategy::set_missed_updates(const Parameter& p, std::int64_t updates) {
-  members_.set_missed(trained_member(model_.parameters(), p), updates);
-}
-
-Tensor Strategy::full_value(const Parameter& p, const Stream& given) {
-  const Tensor value = access_.whole(p);
-  const Stream& stream = runtime_.stream;
-  if (stream.device().kind == Device::cuda) runtime_.stream_for(given).wait(stream.record());
-  return value;
-}
+// ---- statistics
 
 MemoryReport Strategy::memory() const {
   MemoryReport report;

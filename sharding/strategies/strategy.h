@@ -40,9 +40,9 @@
 /// PyTorch, or applies the zero gradient, as in DeepSpeed (StrategyOptions::unused_parameters). A parameter
 /// shared by several scopes counts once.
 ///
-/// Consistency: ranks are replicas. In the first reduced pass, and in the first one after fill_parameters(),
+/// Consistency: ranks are replicas. In the first reduced pass, and in the first one after values().fill(),
 /// they compare all values that more than one rank holds. In zero3, where each value is held once, they
-/// compare the first elements of each parameter as fill_parameters() received them. With the first update
+/// compare the first elements of each parameter as fill() received them. With the first update
 /// they compare optimizers. Errc::mismatch names what differs, and the rank.
 ///
 /// Errors: after an exception between zero_grad() and finish_gradients() (in forward, in backward, out of
@@ -83,6 +83,8 @@
 #include "sharding/strategies/bucket_rebuild.h"
 #include "sharding/strategies/gradient_reduction.h"
 #include "sharding/strategies/installed_hooks.h"
+#include "sharding/strategies/optimizer_state_access.h"
+#include "sharding/strategies/parameter_values.h"
 #include "sharding/strategies/pass_state.h"
 #include "sharding/strategies/replicas.h"
 #include "sharding/strategies/strategy_options.h"
@@ -166,35 +168,11 @@ class Strategy {
   /// Drops the gradients; does not write zeros. All ranks call it.
   void zero_grad();
 
-  // ---- import and export of parameters, at most one scope or one bucket at a time
-  /// Writes `elements` of the flat parameter to out[0, elements.count()), in f32.
-  using Fill = ValueAccess::Fill;
-  /// Calls fill for the elements that this rank stores, to load or initialise without holding the whole
-  /// model. ddp, zero1 and zero2 store all elements. zero3 stores shards; fill is also called for the first
-  /// 64 elements of each parameter, which the ranks compare. All ranks must write the same values. Not
-  /// collective.
-  void fill_parameters(const Fill&);
-  /// Reads `elements` of the flat parameter from value[0, elements.count()), in f32.
-  using Visit = ValueAccess::Visit;
-  /// Visits the elements that this rank exports. Over all ranks, each element is visited exactly once.
-  void visit_owned(const Visit&) const;
-  /// Returns a whole parameter in f32. Drop the tensor soon. Collective; not during a pass.
-  Tensor full_value(const Parameter&, const Stream& = {});
-
-  /// Writes `elements` of the named state of a flat parameter to out[0, elements.count()), in f32.
-  using FillState = OptimizerState::Fill;
-  /// Calls fill for the optimizer state of the elements that this rank updates, allocating it if there is
-  /// none. In ddp every rank fills all elements, with the same values. Not collective.
-  void fill_optimizer_state(const Optimizer&, const FillState&);
-  /// Reads `elements` of the named state of a flat parameter from value[0, elements.count()), in f32.
-  using VisitState = OptimizerState::Visit;
-  /// Visits the optimizer state that this rank exports; none before the first update. Over all ranks, each
-  /// element of each state of a parameter is visited exactly once. Not collective.
-  void visit_optimizer_state(const VisitState&) const;
-  /// Updates that skipped a parameter because no loss had reached it: a part of the optimizer state. The same
-  /// on all ranks. Errc::invalid_argument if it has no state.
-  std::int64_t missed_updates(const Parameter&) const;
-  void set_missed_updates(const Parameter&, std::int64_t);
+  // ---- import and export
+  ParameterValues& values() { return values_; }
+  const ParameterValues& values() const { return values_; }
+  OptimizerStateAccess& optimizer_state() { return optimizer_state_; }
+  const OptimizerStateAccess& optimizer_state() const { return optimizer_state_; }
 
   // ---- statistics
   /// Memory held on this rank now.
@@ -234,6 +212,8 @@ class Strategy {
   GradientReduction reduction_;
   MemberUpdates members_;
   Updater updater_;
+  ParameterValues values_;
+  OptimizerStateAccess optimizer_state_;
   StepControl control_;
   BucketRebuild rebuild_;
   PassState pass_;

@@ -46,7 +46,7 @@ Tensor ValueAccess::whole(const Parameter& p) {
   const int member = model_.parameters().member_of(p);
   require(member >= 0 ||
               std::ranges::find(model_.parameters().frozen(), &p) != model_.parameters().frozen().end(),
-          Errc::invalid_argument, "full_value(): ", p.name, " is not a parameter of the model");
+          Errc::invalid_argument, "values().whole(): ", p.name, " is not a parameter of the model");
   if (!model_.options().precision.mixed()) return model_.values().whole(p);
   return member >= 0 ? whole_master(member) : widened(model_.values().whole(p));
 }

@@ -16,7 +16,7 @@ int main() {
   const auto strategy = rz::make_strategy(rz::StrategyKind::zero1, model, comm);
   rz::Tape tape(rz::Stream::host(1));
   strategy->attach(tape);
-  strategy->fill_parameters([](const rz::Parameter& p, rz::Range elements, float* out) {
+  strategy->values().fill([](const rz::Parameter& p, rz::Range elements, float* out) {
     rz::init_slice(p, {out, elements.count()}, elements.begin, 0);
   });
   const auto adam = rz::make_adamw({});

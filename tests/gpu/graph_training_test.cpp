@@ -127,7 +127,7 @@ std::vector<double> second_weight(const Stream& stream, Optimizer& optimizer,
   Tape tape(stream);
   const auto strategy = make_strategy(StrategyKind::ddp, model, comm);
   strategy->attach(tape);
-  strategy->fill_parameters([](const Parameter&, Range r, float* out) { std::fill_n(out, r.count(), 0.5f); });
+  strategy->values().fill([](const Parameter&, Range r, float* out) { std::fill_n(out, r.count(), 0.5f); });
   Graph graph;
   for (std::size_t i = 0; i < reached.size(); ++i) {
     if (schedule)
@@ -148,7 +148,7 @@ std::vector<double> second_weight(const Stream& stream, Optimizer& optimizer,
     if (i >= captured) graph.launch(stream);
     strategy->outcome(optimizer, stream);
   }
-  return from_device(strategy->full_value(*model.parameters()[1], stream), stream);
+  return from_device(strategy->values().whole(*model.parameters()[1], stream), stream);
 }
 
 class UnusedOnDevice : public OnDevice {};
@@ -201,7 +201,7 @@ std::vector<double> with_changing_settings(const Stream& stream, int captured) {
   Tape tape(stream);
   const auto strategy = make_strategy(StrategyKind::zero1, model, comm);
   strategy->attach(tape);
-  strategy->fill_parameters([](const Parameter&, Range r, float* out) {
+  strategy->values().fill([](const Parameter&, Range r, float* out) {
     for (std::size_t i = 0; i < r.count(); ++i) out[i] = 0.25f * static_cast<float>((r.begin + i) % 5) - 0.5f;
   });
   strategy->set_expected_terms(16);
@@ -233,7 +233,7 @@ std::vector<double> with_changing_settings(const Stream& stream, int captured) {
     if (i >= captured) graph.launch(stream);
     out.push_back(strategy->outcome(*sgd, stream).norm);
   }
-  const auto values = from_device(strategy->full_value(model.layer.weight, stream), stream);
+  const auto values = from_device(strategy->values().whole(model.layer.weight, stream), stream);
   out.insert(out.end(), values.begin(), values.end());
   return out;
 }

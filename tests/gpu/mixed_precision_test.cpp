@@ -92,16 +92,16 @@ TEST_F(Masters, AreImportedAndExportedUnchanged) {
       Communicator comm = Communicator::connect(rank, ranks, std::move(store), in_memory(rank));
       Gpt2 model(config);
       const auto s = make_strategy(kind, model, comm, {.precision = {DType::bf16, DType::bf16}});
-      s->fill_parameters([&](const Parameter& p, Range r, float* out) {
+      s->values().fill([&](const Parameter& p, Range r, float* out) {
         for (std::size_t i = r.begin; i < r.end; ++i) out[i - r.begin] = exact(p, i);
       });
-      s->visit_owned([&](const Parameter& p, Range r, const float* value) {
+      s->values().visit_owned([&](const Parameter& p, Range r, const float* value) {
         const std::lock_guard lock(mutex);
         for (std::size_t i = r.begin; i < r.end; ++i) seen[p.name] += value[i - r.begin] == exact(p, i);
       });
       const Stream reader = Stream::create(comm.options().device);
       for (const Parameter* p : model.parameters()) {
-        const Tensor whole = s->full_value(*p, reader).on_host(reader);
+        const Tensor whole = s->values().whole(*p, reader).on_host(reader);
         ASSERT_EQ(whole.shape(), p->shape);
         for (std::size_t i = 0; i < whole.count(); ++i)
           ASSERT_EQ(whole.data<float>()[i], exact(*p, i)) << name(kind) << " " << p->name << " " << i;
@@ -126,15 +126,14 @@ TEST_F(Masters, AreGatheredOnceABucket) {
       Gpt2 model(config);
       const auto s = make_strategy(kind, model, comm, {.precision = {DType::bf16, DType::bf16}});
       const auto fill = [&](float value) {
-        s->fill_parameters(
-            [&](const Parameter&, Range r, float* out) { std::fill_n(out, r.count(), value); });
+        s->values().fill([&](const Parameter&, Range r, float* out) { std::fill_n(out, r.count(), value); });
       };
       const Stream reader = Stream::create(comm.options().device);
       const auto first_of = [&](const char* name) {
         const auto parameters = model.parameters();
         const Parameter& p =
             **std::ranges::find_if(parameters, [&](const Parameter* q) { return q->name == name; });
-        return s->full_value(p, reader);
+        return s->values().whole(p, reader);
       };
       fill(1);
       const Tensor weight = first_of("transformer.h.0.ln_1.weight");

@@ -53,7 +53,7 @@ Trained train(StrategyKind kind, const std::vector<Passes>& updates, const Strat
     strategy->step(*adamw);
   }
   for (const Parameter* p : model.parameters()) {
-    const Tensor value = strategy->full_value(*p);
+    const Tensor value = strategy->values().whole(*p);
     out.values.insert(out.values.end(), value.data<float>(), value.data<float>() + value.count());
   }
   return out;

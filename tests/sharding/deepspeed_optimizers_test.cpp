@@ -39,7 +39,7 @@ const Case cases[] = {
 
 void fill_start(Strategy& strategy) {
   const auto start = fixture::start();
-  strategy.fill_parameters([&](const Parameter& p, Range r, float* out) {
+  strategy.values().fill([&](const Parameter& p, Range r, float* out) {
     const auto tensor = std::ranges::find(start, p.name, &fixture::NamedTensor::name);
     ASSERT_NE(tensor, start.end()) << p.name;
     std::copy_n(tensor->values.begin() + static_cast<std::ptrdiff_t>(r.begin), r.count(), out);

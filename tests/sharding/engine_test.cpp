@@ -82,7 +82,7 @@ struct Trained {
 std::vector<float> values_of(Strategy& strategy, Module& module) {
   std::vector<float> out;
   for (const Parameter* p : module.parameters()) {
-    const Tensor value = strategy.full_value(*p);
+    const Tensor value = strategy.values().whole(*p);
     out.insert(out.end(), value.data<float>(), value.data<float>() + value.count());
   }
   return out;
@@ -131,7 +131,7 @@ Trained by_hand(World& world, StrategyKind kind) {
   Net net;
   Communicator comm = world.new_communicator();
   const auto strategy = make_strategy(kind, net, comm, {.gathers = {.param_persistence_threshold = 0}});
-  strategy->fill_parameters([](const Parameter& p, Range elements, float* out) {
+  strategy->values().fill([](const Parameter& p, Range elements, float* out) {
     init_slice(p, {out, elements.count()}, elements.begin, 7);
   });
   Tape tape(Stream::host(world.threads()));

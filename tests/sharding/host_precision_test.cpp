@@ -104,7 +104,7 @@ struct ScaledRank {
         strategy(make_strategy(kind, model, comm, {.precision = precision})),
         optimizer(make_adamw({.learning_rate = 1e-2})) {
     strategy->attach(tape);
-    strategy->fill_parameters([](const Parameter& p, Range r, float* out) {
+    strategy->values().fill([](const Parameter& p, Range r, float* out) {
       init_slice(p, {out, r.count()}, r.begin, 3);
     });
   }
@@ -128,7 +128,7 @@ struct ScaledRank {
   std::vector<float> values() {
     std::vector<float> all;
     for (const Parameter* p : model.parameters()) {
-      const Tensor whole = strategy->full_value(*p, Stream());
+      const Tensor whole = strategy->values().whole(*p, Stream());
       all.insert(all.end(), whole.data<float>(), whole.data<float>() + whole.count());
     }
     return all;
@@ -172,7 +172,8 @@ TEST(HostPrecision, WorkingValuesAreTheRoundedMasters) {
         for (int i = 0; i < 3; ++i) EXPECT_FALSE(r.update(1).skipped);
         if (kind == StrategyKind::zero3) return comm.barrier().wait();  // values are sharded
         for (const Parameter* p : r.model.parameters()) {
-          const Tensor masters = r.strategy->full_value(*p, Stream()), rounded = Tensor::empty(p->shape, t);
+          const Tensor masters = r.strategy->values().whole(*p, Stream()),
+                       rounded = Tensor::empty(p->shape, t);
           ops::copy(rounded, masters, {});
           ASSERT_EQ(p->value.dtype(), t);
           EXPECT_EQ(std::memcmp(p->value.raw(), rounded.raw(), rounded.bytes()), 0) << name(kind) << p->name;

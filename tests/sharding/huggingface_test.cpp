@@ -276,7 +276,7 @@ void save_initial(const std::string& folder, const Gpt2Config& config, std::uint
     Communicator comm = Communicator::connect(rank, 1, std::move(store));
     Gpt2 model(config);
     const auto strategy = make_strategy(StrategyKind::ddp, model, comm);
-    strategy->fill_parameters([&](const Parameter& p, Range elements, float* out) {
+    strategy->values().fill([&](const Parameter& p, Range elements, float* out) {
       init_slice(p, {out, elements.count()}, elements.begin, seed);
     });
     save_pretrained(folder, model, *strategy, rank, Stream());
@@ -361,7 +361,7 @@ TEST_F(HuggingFace, NonfiniteWeightsAreSavedOnRequestOnly) {
     Communicator comm = Communicator::connect(rank, 2, std::move(store));
     Gpt2 model(tiny);
     const auto strategy = make_strategy(StrategyKind::zero3, model, comm);
-    strategy->fill_parameters([&](const Parameter& p, Range elements, float* out) {
+    strategy->values().fill([&](const Parameter& p, Range elements, float* out) {
       for (std::size_t i = elements.begin; i < elements.end; ++i)
         *out++ = p.name == "transformer.ln_f.bias" && i == 11 ? NAN : 0.5f;
     });

@@ -117,7 +117,7 @@ Result train(StrategyKind kind, const Terms& terms, const Run& run, Communicator
   }
   Result result;
   step(*strategy, run, result.norm);
-  const Tensor value = strategy->full_value(net.layer.weight);
+  const Tensor value = strategy->values().whole(net.layer.weight);
   result.values.assign(value.data<float>(), value.data<float>() + value.count());
   return result;
 }

@@ -43,7 +43,7 @@ struct Student {
   std::vector<float> values() {
     std::vector<float> out;
     for (const Parameter* p : model.parameters()) {
-      const Tensor value = strategy->full_value(*p);
+      const Tensor value = strategy->values().whole(*p);
       out.insert(out.end(), value.data<float>(), value.data<float>() + value.count());
     }
     return out;

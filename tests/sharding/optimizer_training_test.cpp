@@ -292,7 +292,7 @@ struct Training {
   std::vector<std::vector<float>> values() {
     std::vector<std::vector<float>> out;
     for (const Parameter* p : model.parameters()) {
-      const Tensor value = strategy->full_value(*p);
+      const Tensor value = strategy->values().whole(*p);
       out.emplace_back(value.data<float>(), value.data<float>() + value.count());
     }
     return out;
@@ -360,7 +360,7 @@ States gathered_states(Training& run) {
     for (const StateSpec& s : run.optimizer->states(run.optimizer->group_of(*p)))
       if (p->requires_grad) all[p->name + " " + s.name].assign(p->count(), 0);
   std::map<std::string, std::size_t> seen;
-  run.strategy->visit_optimizer_state(
+  run.strategy->optimizer_state().visit(
       [&](const std::string& state, const Parameter& p, Range r, const float* value) {
         std::copy_n(value, r.count(),
                     all.at(p.name + " " + state).begin() + static_cast<std::ptrdiff_t>(r.begin));
@@ -383,11 +383,11 @@ TEST_P(OptimizerTraining, StatesMoveToAnotherStrategy) {
       for (int step = 0; step < 3; ++step) before.update(step);  // the first misses "sometimes"
       const States states = gathered_states(before);
       const auto values = before.values();
-      after.strategy->fill_parameters([&](const Parameter& p, Range r, float* out) {
+      after.strategy->values().fill([&](const Parameter& p, Range r, float* out) {
         std::copy_n(values[after.model.index(p.name)].begin() + static_cast<std::ptrdiff_t>(r.begin),
                     r.count(), out);
       });
-      after.strategy->fill_optimizer_state(
+      after.strategy->optimizer_state().fill(
           *after.optimizer, [&](const std::string& state, const Parameter& p, Range r, float* out) {
             std::copy_n(states.at(p.name + " " + state).begin() + static_cast<std::ptrdiff_t>(r.begin),
                         r.count(), out);
@@ -396,9 +396,9 @@ TEST_P(OptimizerTraining, StatesMoveToAnotherStrategy) {
       for (const Parameter* p : after.model.parameters())
         if (p->requires_grad) {
           const std::int64_t missed =
-              before.strategy->missed_updates(before.model[after.model.index(p->name)]);
+              before.strategy->optimizer_state().missed_updates(before.model[after.model.index(p->name)]);
           EXPECT_EQ(missed, p->name == "sometimes" ? 1 : p->name == "never" ? 3 : 0);
-          after.strategy->set_missed_updates(*p, missed);
+          after.strategy->optimizer_state().set_missed_updates(*p, missed);
         }
       for (int step = 3; step < 6; ++step) before.update(step), after.update(step);
       EXPECT_TRUE(before.values() == after.values()) << name(kind) << " to " << name(other);
@@ -431,7 +431,7 @@ TEST(Muon, AMatrixOfAnotherNumberOfDimensionsIsNamed) {
   ToyModel model(initial);
   const auto strategy = make_strategy(StrategyKind::ddp, model, comm);
   const auto muon = make_muon({}, muon_adam_options, [](const Parameter& p) { return p.name != "norm"; });
-  const Error e = test::error_of([&] { strategy->fill_optimizer_state(*muon, {}); });
+  const Error e = test::error_of([&] { strategy->optimizer_state().fill(*muon, {}); });
   EXPECT_EQ(e.code(), Errc::invalid_argument);
   EXPECT_NE(std::string(e.what()).find("position of shape [5]"), std::string::npos) << e.what();
 }
@@ -453,9 +453,10 @@ TEST(Optimizers, AFrozenParameterHasNoState) {
   auto comm = Communicator::connect(0, 1, memory_store());
   ToyModel model(initial);
   const auto strategy = make_strategy(StrategyKind::ddp, model, comm);
-  const Error e = test::error_of([&] { strategy->set_missed_updates(model[model.index("frozen")], 1); });
+  const Error e = test::error_of(
+      [&] { strategy->optimizer_state().set_missed_updates(model[model.index("frozen")], 1); });
   EXPECT_EQ(e.code(), Errc::invalid_argument);
-  EXPECT_EQ(strategy->missed_updates(model[0]), 0);
+  EXPECT_EQ(strategy->optimizer_state().missed_updates(model[0]), 0);
 }
 
 TEST(Optimizers, GroupsThatDifferOverTheRanksAreNamed) {

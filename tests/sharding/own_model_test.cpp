@@ -45,7 +45,7 @@ struct Trained {
 Trained train(StrategyKind kind, Communicator& comm) {
   Net net;
   const auto strategy = make_strategy(kind, net, comm);
-  strategy->fill_parameters([](const Parameter& p, Range elements, float* out) {
+  strategy->values().fill([](const Parameter& p, Range elements, float* out) {
     init_slice(p, {out, elements.count()}, elements.begin, 1);
   });
   Tape tape;
@@ -71,7 +71,7 @@ Trained train(StrategyKind kind, Communicator& comm) {
     strategy->clip_and_step(*adamw, {.max_norm = 1});
   }
   for (const Parameter* p : net.parameters()) {
-    const Tensor value = strategy->full_value(*p);
+    const Tensor value = strategy->values().whole(*p);
     out.values.insert(out.values.end(), value.data<float>(), value.data<float>() + value.count());
   }
   return out;

@@ -101,7 +101,7 @@ void train(StrategyKind kind, const Run& run, Communicator& comm, const Referenc
   }
   const auto parameters = model.parameters();
   for (std::size_t p = 0; p < parameters.size(); ++p) {
-    const Tensor value = strategy->full_value(*parameters[p]);
+    const Tensor value = strategy->values().whole(*parameters[p]);
     for (std::size_t i = 0; i < parameters[p]->count(); ++i)
       ASSERT_EQ(value.data<float>()[i], ref.values[p][i]) << parameters[p]->name << '[' << i << ']';
   }
@@ -190,7 +190,7 @@ Outcome train_on_random_data(Communicator& comm, const Make& make) {
     strategy->step(*adamw);
   }
   for (const Parameter* p : model.parameters()) {
-    const Tensor value = strategy->full_value(*p);
+    const Tensor value = strategy->values().whole(*p);
     out.values.insert(out.values.end(), value.data<float>(), value.data<float>() + value.count());
   }
   return out;
@@ -285,7 +285,7 @@ Moved update_clipped(StrategyKind kind, Communicator& comm, bool in_one, double 
   }
   const auto parameters = model.parameters();
   for (std::size_t p = 0; p < parameters.size(); ++p) {
-    const Tensor value = strategy->full_value(*parameters[p]);
+    const Tensor value = strategy->values().whole(*parameters[p]);
     for (std::size_t i = 0; i < value.count(); ++i) {
       out.values.push_back(value.data<float>()[i]);
       out.distance += std::pow(out.values.back() - initial_value(p, i), 2);
@@ -501,7 +501,7 @@ TEST(Strategy, AFullValueIsNewAfterAStepAndAFill) {
       auto comm = Communicator::connect(rank, 2, std::move(store));
       Replica r(kind, comm);
       const Parameter& p = r.model[r.model.index("second.weight")];
-      const auto first = [&] { return *r.strategy->full_value(p).data<float>(); };
+      const auto first = [&] { return *r.strategy->values().whole(p).data<float>(); };
       r.strategy->zero_grad();
       r.strategy->begin_backward();
       r.tape.backward(r.model.loss(r.tape, [](std::size_t, std::size_t) { return 1.0f; }));
@@ -528,7 +528,7 @@ TEST_P(Strategies, FillAndVisitCoverEveryElementOnce) {
       const auto strategy =
           make_strategy(kind, model, comm, {.gathers = {.param_persistence_threshold = persistent}});
       std::size_t stored = 0;
-      strategy->fill_parameters([&](const Parameter& p, Range r, float* out) {
+      strategy->values().fill([&](const Parameter& p, Range r, float* out) {
         stored += r.count();
         for (std::size_t i = r.begin; i < r.end; ++i) *out++ = initial_value(model.index(p.name), i);
       });
@@ -540,7 +540,7 @@ TEST_P(Strategies, FillAndVisitCoverEveryElementOnce) {
 
       std::vector<std::vector<float>> seen;
       for (const Parameter* p : model.parameters()) seen.emplace_back(p->count());
-      strategy->visit_owned([&](const Parameter& p, Range r, const float* value) {
+      strategy->values().visit_owned([&](const Parameter& p, Range r, const float* value) {
         const std::size_t index = model.index(p.name);
         for (std::size_t i = r.begin; i < r.end; ++i) {
           EXPECT_EQ(*value++, initial_value(index, i));
@@ -553,7 +553,7 @@ TEST_P(Strategies, FillAndVisitCoverEveryElementOnce) {
       }
       const auto parameters = model.parameters();
       for (std::size_t p = 0; p < parameters.size(); ++p) {
-        const Tensor whole = strategy->full_value(*parameters[p]);
+        const Tensor whole = strategy->values().whole(*parameters[p]);
         for (std::size_t i = 0; i < parameters[p]->count(); ++i)
           ASSERT_EQ(whole.data<float>()[i], initial_value(p, i)) << parameters[p]->name;
       }

@@ -90,7 +90,7 @@ std::vector<float> means(StrategyKind kind, const WireFormat& wire, Communicator
   strategy->step(*make_sgd({.learning_rate = 1}));
   std::vector<float> out;
   for (const Parameter* p : model.parameters()) {
-    const Tensor value = strategy->full_value(*p);
+    const Tensor value = strategy->values().whole(*p);
     for (std::size_t i = 0; i < p->count(); ++i) out.push_back(-value.data<float>()[i]);
   }
   return out;

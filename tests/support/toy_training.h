@@ -23,7 +23,7 @@ inline float datum(std::size_t parameter, std::size_t i, int sample, int step) {
 }
 
 inline std::vector<float> values_of(Strategy& strategy, const Parameter& p) {
-  const Tensor value = strategy.full_value(p);
+  const Tensor value = strategy.values().whole(p);
   return {value.data<float>(), value.data<float>() + value.count()};
 }
 
@@ -33,7 +33,7 @@ struct Replica {
     strategy->attach(tape);
   }
   void fill(const char* parameter, float other) {
-    strategy->fill_parameters([&](const Parameter& p, Range r, float* out) {
+    strategy->values().fill([&](const Parameter& p, Range r, float* out) {
       std::fill_n(out, r.count(), p.name == parameter ? other : 1.0f);
     });
   }

@@ -1,0 +1,18 @@
+#include "sharding/strategies/parameter_values.h"
+
+namespace rz {
+
+void ParameterValues::fill(const Fill& fill) {
+  agreement_.mark_values_written();
+  comparison_.record(fill);
+  access_.fill(fill);
+}
+
+Tensor ParameterValues::whole(const Parameter& p, const Stream& given) {
+  const Tensor value = access_.whole(p);
+  const Stream& stream = runtime_.stream;
+  if (stream.device().kind == Device::cuda) runtime_.stream_for(given).wait(stream.record());
+  return value;
+}
+
+}  // namespace rz
