@@ -71,7 +71,7 @@ struct ZeroConfig {
   std::optional<std::int64_t> reduce_bucket_size;
   std::int64_t allgather_bucket_size = 500'000'000;
   std::optional<bool> overlap_comm;  ///< absent: DeepSpeed overlaps at stage 3 only
-  bool round_robin_gradients = false;
+  bool round_robin_gradients = false, ignore_unused_parameters = true;
   std::int64_t sub_group_size = 1'000'000'000;
   OffloadConfig offload_param, offload_optimizer;
   std::int64_t prefetch_bucket_size = 50'000'000;

@@ -26,6 +26,8 @@ void PassAgreement::begin(bool cancelled) {
   words_[1] = values_written_;
   words_[2] = scopes_;
   words_[3] = -scopes_;
+  words_[4] = broken_ && !cancelled;
+  words_[5] = terms_counted_;
   std::ranges::copy(used_, words_.begin() + fixed_words);
   if (communicator_.size() > 1)
     exchange_ = communicator_.all_reduce(Buffer(words_.data(), words_.size()), ReduceOp::max);
@@ -41,6 +43,12 @@ void PassAgreement::reuse_last() {
   require(used_ == exchanged_, Errc::invalid_argument,
           "a pass that is captured in a graph reaches other parameters than the pass before; run an update "
           "that is not captured first");
+}
+
+std::vector<std::uint8_t> PassAgreement::used_anywhere() const {
+  std::vector<std::uint8_t> out(used_.size());
+  for (std::size_t m = 0; m < out.size(); ++m) out[m] = is_used(static_cast<int>(m));
+  return out;
 }
 
 int PassAgreement::cancelled_by() const { return words_[0] == 0 ? -1 : communicator_.size() - words_[0]; }

@@ -1,9 +1,11 @@
 #pragma once
 /// Exchange of control state in every reduced pass: which parameters were used, whether a rank cancelled the
-/// update, whether values were written since they were last compared, and the order of scopes.
+/// update or broke a rule, whether terms of losses were counted, whether values were written since they were
+/// last compared, and the order of scopes.
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -26,6 +28,10 @@ class PassAgreement {
   void reset();
   /// Hash of the scopes that this rank has run.
   void set_scopes(std::uint64_t hash);
+  /// Whether the pass of this rank breaks a rule of which all ranks must know.
+  void set_broken(bool broken) { broken_ = broken; }
+  /// Whether this rank has counted terms of a loss.
+  void set_terms_counted(bool counted) { terms_counted_ = counted; }
   /// Values were written on this rank.
   void mark_values_written() { values_written_ = true; }
 
@@ -40,6 +46,16 @@ class PassAgreement {
 
   /// True if any rank wrote the gradient of the member since gradients were dropped.
   bool is_used(int member) const { return words_[fixed_words + static_cast<std::size_t>(member)] != 0; }
+  /// The members used on this rank since gradients were dropped.
+  std::span<const std::uint8_t> used_now() const { return used_; }
+  /// The members used on this rank, as of the last exchange.
+  std::span<const std::uint8_t> used_here() const { return exchanged_; }
+  /// is_used() of all members.
+  std::vector<std::uint8_t> used_anywhere() const;
+  /// True if any rank broke a rule.
+  bool is_broken() const { return words_[4] != 0; }
+  /// True if any rank has counted terms.
+  bool terms_counted() const { return words_[5] != 0; }
   /// The lowest rank that cancelled the update; -1: none.
   int cancelled_by() const;
   /// True if all ranks had the same hash of scopes at the last exchange.
@@ -50,12 +66,12 @@ class PassAgreement {
   void mark_values_checked();
 
  private:
-  static constexpr std::size_t fixed_words = 4;
+  static constexpr std::size_t fixed_words = 6;
   Communicator& communicator_;
   std::vector<std::uint8_t> used_, exchanged_;  // on this rank: now, and at the last exchange
-  bool values_written_ = true;
-  // [0]: size - rank if it cancelled; [1]: values written; [2], [3]: hash of scopes, and its negative; then
-  // one per member: used. The maximum over the ranks.
+  bool values_written_ = true, broken_ = false, terms_counted_ = false;
+  // [0]: size - rank if it cancelled; [1]: values written; [2], [3]: hash of scopes, and its negative; [4]: a
+  // rule is broken; [5]: terms were counted; then one per member: used. The maximum over the ranks.
   std::vector<std::int32_t> words_;
   std::int32_t scopes_ = 0;
   Work exchange_;

@@ -85,6 +85,7 @@ StrategyOptions strategy_options(const DsConfig& config) {
   s.overlap_comm = zero.overlap_comm.value_or(true);
   s.gathers = gather_limits(zero);
   s.unused_parameters = config.unused_parameters;
+  s.find_unused_parameters = zero.ignore_unused_parameters;
   return s;
 }
 

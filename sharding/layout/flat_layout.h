@@ -46,9 +46,10 @@ class FlatLayout {
   int rank_, ranks_;
 };
 
-/// Buckets of elements of one dtype, over the members in the order of first use, or in `order` if it is not
-/// empty.
+/// Buckets of elements of one dtype, over the members in the order of first use.
+BucketLayout plan_member_buckets(const ModelParameters&, DType, const BucketOptions&);
+/// The same in an order; no bucket holds members of both parts of it, order[0, split) and the rest.
 BucketLayout plan_member_buckets(const ModelParameters&, DType, const BucketOptions&,
-                                 std::span<const int> order = {});
+                                 std::span<const int> order, std::size_t split);
 
 }  // namespace rz

@@ -102,13 +102,14 @@ Tensor ShardedModel::updated_f32(int bucket) const {
   return options_.precision.mixed() ? masters_[static_cast<std::size_t>(bucket)] : values_->updated(bucket);
 }
 
-void ShardedModel::rebucket(std::span<const int> order) {
+void ShardedModel::rebucket(std::span<const int> order, std::size_t split) {
   require(options_.plan == ShardingPlan{}, Errc::invalid_argument,
           "rebucket(): the buckets of a sharded model decide which rank owns which elements");
   runtime_.stream.synchronize();  // the last update still reads the gradients
   gradients_ = nullptr;           // before new buckets are allocated
   const BucketLayout before = layout_.buckets();
-  layout_.replace(plan_member_buckets(parameters_, options_.precision.gradients, options_.buckets, order));
+  layout_.replace(
+      plan_member_buckets(parameters_, options_.precision.gradients, options_.buckets, order, split));
   if (options_.precision.mixed())
     masters_ = moved_to(layout_, before, masters_, parameters_, runtime_.stream);
   make_values();

@@ -53,8 +53,9 @@ class ShardedModel {
   /// The f32 values of FlatLayout::updated() of a bucket: masters in mixed precision.
   Tensor updated_f32(int bucket) const;
 
-  /// Forms new buckets over the members in this order. Gradients are dropped. Nothing may be sharded.
-  void rebucket(std::span<const int> order);
+  /// Forms new buckets over the members in this order, those of order[0, split) and the rest apart. Gradients
+  /// are dropped. Nothing may be sharded.
+  void rebucket(std::span<const int> order, std::size_t split);
 
  private:
   BucketLayout plan_buckets(Module&, Runtime&);

@@ -1,14 +1,17 @@
 #include "sharding/strategies/gradient_reduction.h"
 
+#include <algorithm>
+
 #include "comm/core/error.h"
 #include "tensor/ops.h"
 
 namespace rz {
 
-GradientReduction::GradientReduction(ShardedModel& model, Runtime& runtime)
+GradientReduction::GradientReduction(ShardedModel& model, const PassRules& rules, Runtime& runtime)
     : model_(model),
       runtime_(runtime),
-      agreement_(runtime.communicator, model.parameters().members().size()) {
+      agreement_(runtime.communicator, model.parameters().members().size()),
+      check_(rules, model.parameters()) {
   follow_layout();
   if (FlatParameters* flat = model.flat_parameters())
     scopes_ = std::make_unique<ScopeReadiness>(*flat, model.parameters(), model.layout());
@@ -21,6 +24,7 @@ void GradientReduction::follow_layout() {
 }
 
 void GradientReduction::begin_pass() {
+  check_.begin_pass();
   if (scopes_) scopes_->begin_pass();
 }
 
@@ -31,6 +35,7 @@ void GradientReduction::gradient_begins(int member) {
 }
 
 void GradientReduction::gradient_ready(int member, const Stream& stream) {
+  check_.ready(member);
   if (scopes_)
     scopes_->ready(member);
   else
@@ -49,7 +54,20 @@ Work GradientReduction::launch(int bucket, const Stream& given) {
   const Stream& stream = runtime_.stream_for(given);
   model_.gradients().provide(bucket, runtime_.stream);
   fill_unwritten(bucket, stream);
+  if (!is_exchanged(bucket)) return {};  // the mean of zeros
   return model_.gradients().reduce(bucket, stream);
+}
+
+/// Whole gradients that no rank computes in a static graph need no call.
+bool GradientReduction::is_exchanged(int bucket) const {
+  if (model_.options().plan.state == Placement::sharded) return true;
+  return std::ranges::any_of(model_.layout().bucket(bucket).members,
+                             [&](int m) { return check_.may_be_used(m); });
+}
+
+std::size_t GradientReduction::sort_unused_last(std::vector<int>& order) const {
+  const auto unused = std::ranges::stable_partition(order, [&](int m) { return check_.may_be_used(m); });
+  return order.size() - unused.size();
 }
 
 /// Zeros for gradients that no pass has written, and for padding.
@@ -71,6 +89,7 @@ void GradientReduction::finish(const Stream& stream, bool cancelled) {
   if (captured) agreement_.reuse_last();
   scheduler_->launch_rest(stream);
   if (const ScopeTrace* trace = model_.trace()) agreement_.set_scopes(trace->hash());
+  agreement_.set_broken(check_.is_broken(agreement_.used_now()));
   // A backend that stages device memory through the host starts a call when its stream arrives there, in no
   // fixed order with calls on host memory. So the exchange in host memory runs after the staged calls.
   const bool staged = stream.device().kind == Device::cuda && !runtime_.communicator.capturable();

@@ -9,6 +9,7 @@
 #include "sharding/consistency/pass_agreement.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/sharded_model.h"
+#include "sharding/strategies/pass_check.h"
 #include "sharding/strategies/scope_readiness.h"
 
 namespace rz {
@@ -18,7 +19,7 @@ namespace rz {
 class GradientReduction {
  public:
   /// Both must outlive the reduction.
-  GradientReduction(ShardedModel&, Runtime&);
+  GradientReduction(ShardedModel&, const PassRules&, Runtime&);
   GradientReduction(const GradientReduction&) = delete;
 
   // ---- a backward pass; `member` as in ModelParameters
@@ -35,6 +36,14 @@ class GradientReduction {
   /// Reduces what is left and waits for all. Every rank makes the same calls in the same order, whichever
   /// members its pass used. Afterwards agreement() holds for all ranks.
   void finish(const Stream&, bool cancelled);
+  /// Throws PassCheck::fail(); call it if agreement().is_broken(). Collective.
+  [[noreturn]] void fail_rules() const { check_.fail(agreement_.used_here(), runtime_.communicator); }
+  /// Call after each update.
+  void record_graph() {
+    if (check_.records()) check_.record(agreement_.used_here(), agreement_.used_anywhere());
+  }
+  /// Moves members that no rank uses in a static graph to the end of `order`. Returns the number of others.
+  std::size_t sort_unused_last(std::vector<int>& order) const;
   /// Drops all gradients.
   void reset();
   /// Aborts the communicator, and ends the reductions in flight.
@@ -42,6 +51,7 @@ class GradientReduction {
   /// Follows ShardedModel::rebucket().
   void follow_layout();
 
+  PassCheck& check() { return check_; }
   PassAgreement& agreement() { return agreement_; }
   /// Members in the order in which their gradients became ready in the last pass that was reduced.
   const std::vector<int>& ready_order() const { return scheduler_->ready_order(); }
@@ -49,10 +59,12 @@ class GradientReduction {
  private:
   Work launch(int bucket, const Stream&);
   void fill_unwritten(int bucket, const Stream&);
+  bool is_exchanged(int bucket) const;
 
   ShardedModel& model_;
   Runtime& runtime_;
   PassAgreement agreement_;
+  PassCheck check_;
   std::unique_ptr<BucketScheduler> scheduler_;
   std::unique_ptr<ScopeReadiness> scopes_;  // null unless values are sharded
 };

@@ -40,7 +40,9 @@ void require_same_options(StrategyKind kind, const StrategyOptions& options, Com
                           {"rebuild", yes(options.rebuild)},
                           {"precision.parameters", name(options.precision.parameters)},
                           {"precision.gradients", name(options.precision.gradients)},
-                          {"unused_parameters", name(options.unused_parameters)}};
+                          {"unused_parameters", name(options.unused_parameters)},
+                          {"find_unused_parameters", yes(options.find_unused_parameters)},
+                          {"static_graph", yes(options.static_graph)}};
   add_facts(options.gathers, facts);
   add_facts(options.wire, facts);
   const auto& hook = options.communication_hook;

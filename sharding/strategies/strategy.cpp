@@ -48,7 +48,7 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
              storage(plan, options_, communicator), runtime_),
       access_(model_, runtime_),
       comparison_(model_, access_, runtime_),
-      reduction_(model_, runtime_),
+      reduction_(model_, {options_.find_unused_parameters, options_.static_graph}, runtime_),
       members_(model_.parameters().members().size(), options_.unused_parameters, reduction_.agreement()),
       updater_(model_, members_, options_.overlap_comm, runtime_),
       values_(access_, comparison_, reduction_.agreement(), runtime_),
@@ -118,9 +118,19 @@ void Strategy::backward(Tape& tape, const nn::Loss& loss, bool synchronise) {
     tape.backward(loss.sum, control_.device_loss_gradient(stream));
 }
 
+void Strategy::backward_without_data(bool synchronise) {
+  require(
+      !model_.flat_parameters(), Errc::unsupported,
+      "backward_without_data(): zero3 gathers values in forward and backward, on all ranks; run the model "
+      "on a batch of which all targets are ignored (-100), which counts no terms");
+  begin_backward(synchronise);
+  reduction_.check().set_without_data();
+}
+
 void Strategy::finish_gradients(const Stream& given) {
   const Stream& stream = runtime_.stream_for(given);
   pass_.require_may_finish();
+  reduction_.agreement().set_terms_counted(control_.terms_counted());
   reduction_.finish(stream, false);
   if (const int culprit = reduction_.agreement().cancelled_by(); culprit >= 0) {
     reset_gradients();
@@ -130,7 +140,13 @@ void Strategy::finish_gradients(const Stream& given) {
                " cancelled the update (cancel_update()); gradients are dropped; continue with zero_grad()"),
         culprit);
   }
+  if (reduction_.agreement().is_broken()) {
+    reset_gradients();
+    reduction_.fail_rules();
+  }
   pass_.reset();  // if a comparison below throws
+  if (reduction_.check().without_data() && reduction_.agreement().terms_counted())
+    control_.count_no_terms(stream);
   comparison_.require_same_scopes(reduction_.agreement());
   check_values(stream);
   pass_.set_reduced();
@@ -160,9 +176,10 @@ void Strategy::reset_gradients() {
   reduction_.reset();
   model_.values().release();  // a pass that failed may have left scopes open
   if (rebuild_.due()) {
-    const std::vector<int> order = rebuild_.take_order(runtime_.communicator);
+    std::vector<int> order = rebuild_.take_order(runtime_.communicator);
+    const std::size_t used = reduction_.sort_unused_last(order);
     const BucketLayout before = model_.layout().buckets();
-    model_.rebucket(order);
+    model_.rebucket(order, used);
     updater_.state().move(before);
     reduction_.follow_layout();
   }
@@ -206,6 +223,7 @@ void Strategy::update(Optimizer& optimizer, const UpdateScale& scale, const Stre
   updater_.update(optimizer, scale, stream);
   model_.values().release();
   rebuild_.after_step(reduction_.ready_order());
+  reduction_.record_graph();
 }
 
 Strategy::Outcome Strategy::outcome(Optimizer& optimizer, const Stream& given) {

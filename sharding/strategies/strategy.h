@@ -36,9 +36,9 @@
 /// Parameters: those with requires_grad = false when the strategy is constructed are frozen. They have no
 /// gradient and no optimizer state. To freeze others later, construct a new strategy: Errc::invalid_argument
 /// names a parameter that was frozen in between. A parameter unused in the loss of this rank contributes
-/// zeros. A parameter unused on all ranks since zero_grad() has a zero gradient; the update skips it, as in
-/// PyTorch, or applies the zero gradient, as in DeepSpeed (StrategyOptions::unused_parameters). A parameter
-/// shared by several scopes counts once.
+/// zeros, or is an error (StrategyOptions::find_unused_parameters). A parameter unused on all ranks since
+/// zero_grad() has a zero gradient; the update skips it, as in PyTorch, or applies the zero gradient, as in
+/// DeepSpeed (StrategyOptions::unused_parameters). A parameter shared by several scopes counts once.
 ///
 /// Consistency: ranks are replicas. In the first reduced pass, and in the first one after values().fill(),
 /// they compare all values that more than one rank holds. In zero3, where each value is held once, they
@@ -117,13 +117,19 @@ class Strategy {
   void begin_backward(bool synchronise = true);
   /// begin_backward(), counts the terms of the loss, and runs Tape::backward() from its sum.
   void backward(Tape&, const nn::Loss&, bool synchronise = true);
+  /// In place of begin_backward() and a pass, on a rank that has run out of data while others have not:
+  /// contributes zeros and no terms, and breaks no rule of find_unused_parameters and static_graph. A mean
+  /// over the ranks still divides by all of them. sharding/strategies/join.h finds out when to call it.
+  /// Errc::unsupported in zero3, where passes communicate: run the model on a batch without terms there.
+  void backward_without_data(bool synchronise = true);
   /// Sets the number of terms that the losses of an update are expected to have, over all micro-batches and
   /// ranks; initially 1. The result does not depend on it, but for rounding and the range of 16-bit
   /// gradients. Must be equal on all ranks. Errc::invalid_argument unless it is positive and finite.
   void set_expected_terms(double terms) { control_.set_expected_terms(terms); }
   /// Call after each backward pass that synchronises. Waits for all reductions; gradients are then means over
   /// the ranks. Errc::unsynchronised if the last pass did not synchronise, or if a rank called
-  /// cancel_update() instead; culprit() is that rank, and gradients are dropped as by zero_grad().
+  /// cancel_update() instead; culprit() is that rank, and gradients are dropped as by zero_grad(). So they
+  /// are if a pass broke a rule of find_unused_parameters or static_graph (sharding/strategies/pass_check.h).
   void finish_gradients(const Stream& = {});
   /// Cancels the update on every rank, after an error before the end of finish_gradients(). The rank that
   /// failed calls it in place of finish_gradients(), which then throws on the others. All reductions still

@@ -50,6 +50,14 @@ struct StrategyOptions {
   /// none.
   std::shared_ptr<CommunicationHook> communication_hook;
   UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;
+  /// False: a parameter of which a rank has computed no gradient since zero_grad() is an error of
+  /// finish_gradients(), with its name and ranks. Frozen parameters are not unused. PyTorch's default is
+  /// false; DeepSpeed's, as ignore_unused_parameters, is true. Neither costs anything here.
+  bool find_unused_parameters = true;
+  /// The graph of a rank is that of its first update: which gradients it computes, and in which order. A
+  /// later difference is an error of finish_gradients(). ddp then does not reduce gradients that no rank
+  /// computes, unless they share a bucket with others (rebuild).
+  bool static_graph = false;
 };
 
 /// The options. Errc::invalid_argument for a precision that does not exist.

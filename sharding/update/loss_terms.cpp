@@ -9,18 +9,24 @@
 
 namespace rz {
 
-void LossTerms::add(const Tensor& sum_count, const Stream& stream) {
-  const bool first = !std::exchange(counted_, true);
-  const double* const count = sum_count.data<double>() + 1;
+void LossTerms::add_none(const Stream& stream) {
+  if (std::exchange(counted_, true)) return;
   if (stream.device().kind == Device::host) {
-    if (first) sum_ = {};
-    sum_.add(*count);
+    sum_ = {};
     return;
   }
   if (!words_.defined())
     words_ = Tensor::empty({ExactLayout::words}, DType::i64, allocator_on(stream.device()));
-  if (first) memset_async(words_.raw(), 0, words_.bytes(), stream);
-  ops::device_ops().optimizer.add_exact(words_.data<std::int64_t>(), count, stream);
+  memset_async(words_.raw(), 0, words_.bytes(), stream);
+}
+
+void LossTerms::add(const Tensor& sum_count, const Stream& stream) {
+  add_none(stream);
+  const double* const count = sum_count.data<double>() + 1;
+  if (stream.device().kind == Device::host)
+    sum_.add(*count);
+  else
+    ops::device_ops().optimizer.add_exact(words_.data<std::int64_t>(), count, stream);
 }
 
 ExactSum LossTerms::read(const Stream& stream) const {

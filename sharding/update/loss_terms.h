@@ -13,6 +13,8 @@ class LossTerms {
  public:
   /// `sum_count`: nn::Loss::sum_count.
   void add(const Tensor& sum_count, const Stream&);
+  /// Counts no terms.
+  void add_none(const Stream&);
   /// Starts an update.
   void reset() { counted_ = false; }
   /// Whether add() was called since reset().

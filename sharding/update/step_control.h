@@ -41,6 +41,9 @@ class StepControl {
   // ---- the loss
   /// Adds the terms of a micro-batch of this rank.
   void count_terms(const Tensor& sum_count, const Stream& stream) { terms_.add(sum_count, stream); }
+  bool terms_counted() const { return terms_.counted(); }
+  /// Counts 0 terms, on a rank without data.
+  void count_no_terms(const Stream& stream) { terms_.add_none(stream); }
   /// Gradients were dropped.
   void reset_terms() { terms_.reset(); }
   /// Factor in the gradient of a sum over terms, which the mean over the ranks makes a sum over expected

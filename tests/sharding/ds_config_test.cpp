@@ -348,6 +348,11 @@ TEST(DsConfig, ReadsWhatHappensToUnusedParameters) {
   const auto policy = [](const char* text) { return parse_ds_config(text, "ds.json").unused_parameters; };
   EXPECT_EQ(policy("{}"), UnusedParameterPolicy::pytorch);
   EXPECT_EQ(policy(R"({"ringzero": {"unused_parameters": "deepspeed"}})"), UnusedParameterPolicy::deepspeed);
+  const auto ignores = [](const char* text) {
+    return parse_ds_config(text, "ds.json").zero.ignore_unused_parameters;
+  };
+  EXPECT_TRUE(ignores("{}"));
+  EXPECT_FALSE(ignores(R"({"zero_optimization": {"ignore_unused_parameters": false}})"));
   expect_error_message(R"({"ringzero": {"decay_1d": true}})", {"ringzero", "decay_1d"});
   expect_error_message(R"({"ringzero": {"unused_parameters": "jax"}})",
                        {"ringzero.unused_parameters", "jax", "choose pytorch or deepspeed"});

@@ -28,8 +28,9 @@ constexpr KeySpec zero[] = {
     always("reduce_scatter", "true", "each rank receives its shard only"),
     always("allgather_partitions", "true", "updated values are gathered"),
     always("load_from_fp32_weights", "true", "masters are loaded in f32"),
-    always("ignore_unused_parameters", "true",
-           "a parameter that no loss reaches is no error; see ringzero.unused_parameters"),
+    applied("ignore_unused_parameters", boolean, "true",
+            "false: a parameter that no loss reaches on some rank is an error, with names and ranks; true: "
+            "see ringzero.unused_parameters"),
     elements({"sub_group_size", integer, "1000000000", Treatment::accepted,
               "updates run in place, without a tile of their own"}),
     section("offload_param", "null", "without effect below stage 3"),

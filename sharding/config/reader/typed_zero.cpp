@@ -41,6 +41,7 @@ ZeroConfig typed_zero(const Settings& s, const std::string& file, std::vector<st
   z.allgather_bucket_size = s.integer(at("allgather_bucket_size"));
   if (const auto& overlap = s.at(at("overlap_comm")); !overlap.is_null())
     z.overlap_comm = overlap.get<bool>();
+  z.ignore_unused_parameters = s.boolean(at("ignore_unused_parameters"));
   z.round_robin_gradients = s.boolean(at("round_robin_gradients"));
   z.sub_group_size = s.integer(at("sub_group_size"));
   z.offload_param = offload(s, "offload_param", file);
