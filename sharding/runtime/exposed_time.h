@@ -22,17 +22,19 @@ class ExposedTime {
     add(std::chrono::steady_clock::now() - start);
   }
   /// Counts a wait that was measured elsewhere.
-  void add(std::chrono::nanoseconds wait) { now_ += wait; }
+  void add(std::chrono::nanoseconds wait) { now_ += wait, total_ += wait; }
   /// The next wait belongs to the next step.
   void end_step() {
     last_ = now_;
     now_ = {};
   }
+  /// Of all steps.
+  std::chrono::nanoseconds total() const { return total_; }
   /// Seconds in the last step that has ended.
   double last_step() const { return std::chrono::duration<double>(last_).count(); }
 
  private:
-  std::chrono::nanoseconds now_{}, last_{};
+  std::chrono::nanoseconds now_{}, last_{}, total_{};
 };
 
 }  // namespace rz

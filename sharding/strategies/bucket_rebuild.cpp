@@ -10,6 +10,7 @@ void BucketRebuild::after_step(const std::vector<int>& ready_order) {
 
 std::vector<int> BucketRebuild::take_order(Communicator& communicator) {
   progress_ = Progress::done;
+  made_ = true;
   communicator.broadcast(Buffer(order_.data(), order_.size()), 0).wait();
   return {order_.begin(), order_.end()};
 }

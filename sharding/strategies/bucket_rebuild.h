@@ -18,11 +18,14 @@ class BucketRebuild {
   void after_step(const std::vector<int>& ready_order);
   /// Whether to form new buckets now. Every rank then calls take_order().
   bool due() const { return progress_ == Progress::due; }
+  /// Whether the buckets follow that order by now.
+  bool made() const { return made_; }
   /// The order of members on rank 0. Collective; once.
   std::vector<int> take_order(Communicator&);
 
  private:
   enum class Progress { pending, due, done } progress_;
+  bool made_ = false;
   std::vector<std::int32_t> order_;
 };
 

@@ -96,6 +96,7 @@ void GradientReduction::finish(const Stream& stream, bool cancelled) {
   if (!captured && !staged) agreement_.begin(cancelled);
   scheduler_->finish(stream);
   runtime_.exposed.add(scheduler_->report().exposed);
+  seconds_ += std::chrono::duration<double>(scheduler_->report().total).count();
   model_.gradients().settle(stream);
   runtime_.exposed.measure([&] {
     if (staged) {

@@ -2,6 +2,7 @@
 /// Reduction of gradients over the ranks.
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "autograd_lite/tape.h"
@@ -52,6 +53,11 @@ class GradientReduction {
   void follow_layout();
 
   PassCheck& check() { return check_; }
+  const PassAgreement& agreement() const { return agreement_; }
+  /// Seconds from the first reduction of a pass to the end of its last, of the passes of the last update that
+  /// has ended.
+  double seconds_of_last_step() const { return last_seconds_; }
+  void end_step() { last_seconds_ = std::exchange(seconds_, 0); }
   PassAgreement& agreement() { return agreement_; }
   /// Members in the order in which their gradients became ready in the last pass that was reduced.
   const std::vector<int>& ready_order() const { return scheduler_->ready_order(); }
@@ -65,6 +71,7 @@ class GradientReduction {
   Runtime& runtime_;
   PassAgreement agreement_;
   PassCheck check_;
+  double seconds_ = 0, last_seconds_ = 0;
   std::unique_ptr<BucketScheduler> scheduler_;
   std::unique_ptr<ScopeReadiness> scopes_;  // null unless values are sharded
 };

@@ -42,7 +42,8 @@ void require_same_options(StrategyKind kind, const StrategyOptions& options, Com
                           {"precision.gradients", name(options.precision.gradients)},
                           {"unused_parameters", name(options.unused_parameters)},
                           {"find_unused_parameters", yes(options.find_unused_parameters)},
-                          {"static_graph", yes(options.static_graph)}};
+                          {"static_graph", yes(options.static_graph)},
+                          {"broadcast_buffers", yes(options.broadcast_buffers)}};
   add_facts(options.gathers, facts);
   add_facts(options.wire, facts);
   const auto& hook = options.communication_hook;

@@ -41,6 +41,8 @@ void wait_for_device(const Stream& stream) noexcept {
 Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, Communicator& communicator,
                    StrategyOptions options)
     : kind_(kind),
+      module_(module),
+      buffers_(module.buffers()),
       options_(checked(std::move(options))),
       runtime_(communicator),
       hooks_(module.parameters(), hooks()),
@@ -54,7 +56,8 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
       values_(access_, comparison_, reduction_.agreement(), runtime_),
       optimizer_state_(model_.parameters(), updater_, members_),
       control_(model_, runtime_),
-      rebuild_(options_.rebuild && plan == ShardingPlan{}) {
+      rebuild_(options_.rebuild && plan == ShardingPlan{}),
+      follower_(runtime_.exposed) {
   allocate_buffers(module, allocator_on(runtime_.stream.device()), runtime_.stream);
 }
 
@@ -68,11 +71,13 @@ Strategy::~Strategy() {
 ParameterHooks Strategy::hooks() {
   ParameterHooks out;
   out.enter = [this](const Scope& scope, Pass pass) {
+    follow(pass);
     model_.values().enter(scope, pass);
     reduction_.enter(scope, pass);
   };
   out.leave = [this](const Scope& scope, Pass pass) {
     model_.values().leave(scope, pass);
+    follower_.leave(pass);
     if (pass == Pass::backward) reduction_.leave(scope, pass_.reducing());
   };
   out.before_grad = [this](Parameter& p) { gradient_begins(p); };
@@ -81,6 +86,18 @@ ParameterHooks Strategy::hooks() {
   };
   out.owner = concat("a ", name(kind_), " strategy");
   return out;
+}
+
+void Strategy::follow(Pass pass) {
+  const bool evaluates = pass == Pass::forward && !module_.training();
+  if (!evaluates && follower_.enter(pass)) share_buffers();
+}
+
+void Strategy::share_buffers() {
+  if (!options_.broadcast_buffers || buffers_.empty()) return;
+  std::vector<Tensor> values;
+  for (const ModuleBuffer* buffer : buffers_) values.push_back(buffer->value);
+  broadcast_buffers(values, runtime_.communicator, runtime_.stream);
 }
 
 void Strategy::gradient_begins(const Parameter& p) {
@@ -105,6 +122,7 @@ void Strategy::begin_backward(bool synchronise) {
   access_.release();
   if (pass_.reduced()) model_.gradients().reopen(runtime_.stream);
   pass_.begin(synchronise);
+  follower_.begin_backward();
   reduction_.begin_pass();
 }
 
@@ -123,6 +141,7 @@ void Strategy::backward_without_data(bool synchronise) {
       !model_.flat_parameters(), Errc::unsupported,
       "backward_without_data(): zero3 gathers values in forward and backward, on all ranks; run the model "
       "on a batch of which all targets are ignored (-100), which counts no terms");
+  follow(Pass::forward);
   begin_backward(synchronise);
   reduction_.check().set_without_data();
 }
@@ -130,6 +149,7 @@ void Strategy::backward_without_data(bool synchronise) {
 void Strategy::finish_gradients(const Stream& given) {
   const Stream& stream = runtime_.stream_for(given);
   pass_.require_may_finish();
+  follower_.end_backward();
   reduction_.agreement().set_terms_counted(control_.terms_counted());
   reduction_.finish(stream, false);
   if (const int culprit = reduction_.agreement().cancelled_by(); culprit >= 0) {
@@ -163,6 +183,7 @@ void Strategy::check_values(const Stream& stream) {
 void Strategy::cancel_update(const Stream& given) {
   pass_.require_may_cancel();
   reduction_.finish(runtime_.stream_for(given), true);
+  follower_.abandon();
   reset_gradients();
 }
 
@@ -204,7 +225,7 @@ void Strategy::step(Optimizer& optimizer, const Stream& given) {
   const Stream& stream = runtime_.stream_for(given);
   update(optimizer, control_.scale(stream), stream);
   members_.count_missed();
-  runtime_.exposed.end_step();
+  end_step();
 }
 
 void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, const Stream& given) {
@@ -214,7 +235,13 @@ void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, con
   const StepControl::Decision decision = control_.decide(stream);
   if (!decision.skip) update(optimizer, decision.scale, stream);
   if (!decision.skip && !decision.scale.device_outcome) members_.count_missed();
+  end_step();
+}
+
+void Strategy::end_step() {
   runtime_.exposed.end_step();
+  reduction_.end_step();
+  follower_.end_step();
 }
 
 void Strategy::update(Optimizer& optimizer, const UpdateScale& scale, const Stream& stream) {
@@ -247,6 +274,33 @@ void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
 }
 
 // ---- statistics
+
+LoggingData Strategy::logging_data() const {
+  const Communicator& communicator = runtime_.communicator;
+  const auto& hook = options_.communication_hook;
+  LoggingData data{.strategy = name(kind_),
+                   .rank = communicator.rank(),
+                   .world_size = communicator.size(),
+                   .backend = communicator.describe(),
+                   .gradients = options_.precision.gradients,
+                   .rebuilt_buckets = rebuild_.made(),
+                   .overlap = options_.overlap_comm,
+                   .find_unused_parameters = options_.find_unused_parameters,
+                   .static_graph = options_.static_graph,
+                   .broadcast_buffers = options_.broadcast_buffers,
+                   .communication_hook = hook ? hook->describe() : "none",
+                   .forward_seconds = follower_.last_step().forward,
+                   .backward_seconds = follower_.last_step().backward,
+                   .communication_seconds = reduction_.seconds_of_last_step(),
+                   .exposed_seconds = exposed_seconds(),
+                   .traffic = traffic()};
+  for (const auto& bucket : model_.layout().buckets().buckets)
+    data.bucket_bytes.push_back(bucket.count * size_of(bucket.dtype));
+  const auto used = reduction_.agreement().used_here();
+  for (std::size_t m = 0; m < used.size(); ++m)
+    if (!used[m]) data.unused_parameters.push_back(model_.parameters().member(static_cast<int>(m)).name);
+  return data;
+}
 
 MemoryReport Strategy::memory() const {
   MemoryReport report;

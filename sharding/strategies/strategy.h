@@ -83,8 +83,10 @@
 #include "sharding/strategies/bucket_rebuild.h"
 #include "sharding/strategies/gradient_reduction.h"
 #include "sharding/strategies/installed_hooks.h"
+#include "sharding/strategies/logging_data.h"
 #include "sharding/strategies/optimizer_state_access.h"
 #include "sharding/strategies/parameter_values.h"
+#include "sharding/strategies/pass_follower.h"
 #include "sharding/strategies/pass_state.h"
 #include "sharding/strategies/replicas.h"
 #include "sharding/strategies/strategy_options.h"
@@ -188,6 +190,8 @@ class Strategy {
   /// Seconds in which the calling thread waited for communication during the last finished step: gathers,
   /// reductions, and the exchanges of step().
   double exposed_seconds() const { return runtime_.exposed.last_step(); }
+  /// All of this, with buckets, options and times of passes.
+  LoggingData logging_data() const;
 
   /// While an object of this class lives, passes do not synchronise, whatever the argument of
   /// begin_backward().
@@ -203,12 +207,17 @@ class Strategy {
 
  private:
   ParameterHooks hooks();
+  void follow(Pass);
+  void share_buffers();
+  void end_step();
   void gradient_begins(const Parameter&);
   void check_values(const Stream&);
   void reset_gradients();
   void update(Optimizer&, const UpdateScale&, const Stream&);
 
   StrategyKind kind_;
+  Module& module_;
+  std::vector<ModuleBuffer*> buffers_;
   StrategyOptions options_;
   Runtime runtime_;
   InstalledHooks hooks_;
@@ -223,6 +232,7 @@ class Strategy {
   StepControl control_;
   BucketRebuild rebuild_;
   PassState pass_;
+  PassFollower follower_;
 };
 
 /// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator.

@@ -58,6 +58,9 @@ struct StrategyOptions {
   /// later difference is an error of finish_gradients(). ddp then does not reduce gradients that no rank
   /// computes, unless they share a bucket with others (rebuild).
   bool static_graph = false;
+  /// Buffers of the module (running means) are those of rank 0 in every forward pass that trains: they are
+  /// broadcast before its first scope. A module without buffers costs nothing. False: each rank has its own.
+  bool broadcast_buffers = true;
 };
 
 /// The options. Errc::invalid_argument for a precision that does not exist.
