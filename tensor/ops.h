@@ -73,6 +73,13 @@ void linear_backward_through_gelu(const Tensor& d_pre, const Tensor& d_out, cons
 void matmul(const Tensor& out, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, Into,
             const Stream&);
 
+// ---- norms of matrices, in f32
+/// out = in / (|in| + epsilon), where |in|² is the sum over all elements, in double. out may be in.
+void normalize(const Tensor& out, const Tensor& in, float epsilon, const Stream&);
+/// Modified Gram-Schmidt on the columns of a matrix, in place: each is divided by its length + epsilon, so
+/// that one that depends on those before it becomes small. Sums in double. For few columns.
+void orthogonalize_columns(const Tensor& in_out, float epsilon, const Stream&);
+
 // ---- layer norm (Ba et al., arXiv:1607.06450)
 /// Also writes mean[N] and inverse_deviation[N] for backward.
 void layer_norm(const Tensor& out, const Tensor& mean, const Tensor& inverse_deviation, const Tensor& x,

@@ -33,7 +33,7 @@ void Optimizer::direct(std::span<const UpdateSpan>, const UpdateScale&, const St
   fail(Errc::unsupported, name(), " has no group of grain matrix");
 }
 
-void Optimizer::orthogonalize(const Tensor&, int, const Stream&) const {
+void Optimizer::orthogonalize(const Tensor&, int, const Workspace&, const Stream&) const {
   fail(Errc::unsupported, name(), " has no group of grain matrix");
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -75,6 +76,9 @@ struct UpdateScale {
   const SquaredNorms* device_norms = nullptr;  ///< on a device in place of norms
 };
 
+/// Allocates f32 memory for a part of an update.
+using Workspace = std::function<Tensor(const Shape&)>;
+
 /// Interface of update rules. The result for an element does not depend on how elements are split into spans,
 /// so all strategies produce the same bits. Not thread-safe.
 ///
@@ -96,7 +100,9 @@ class Optimizer {
   /// Grain::matrix: advances the state of the spans and writes their direction.
   virtual void direct(std::span<const UpdateSpan>, const UpdateScale&, const Stream&) const;
   /// Grain::matrix: replaces the direction of a whole parameter of a group, in the shape of the parameter.
-  virtual void orthogonalize(const Tensor& direction, int group, const Stream&) const;
+  /// `workspace` allocates f32 memory on the device of the stream.
+  virtual void orthogonalize(const Tensor& direction, int group, const Workspace& workspace,
+                             const Stream&) const;
   /// Applies update number updates() - missed to the spans, with gradient · factor as the gradient. The spans
   /// are on the device of the stream, where all of them are one kernel launch for each 8 groups. State that
   /// would be subnormal becomes 0.

@@ -56,7 +56,9 @@ void MatrixDirections::compute(const Optimizer& optimizer, UpdateSpans& spans,
   owned_.clear();
   for (int b = 0; b < model_.layout().size(); ++b) collect(b, optimizer, spans, updates, scale, stream);
   for (const auto& [m, direction] : owned_)
-    optimizer.orthogonalize(direction, updates[static_cast<std::size_t>(m)].group, stream);
+    optimizer.orthogonalize(
+        direction, updates[static_cast<std::size_t>(m)].group,
+        [&](const Shape& shape) { return runtime_.transient.allocate(shape); }, stream);
 }
 
 void MatrixDirections::collect(int bucket, const Optimizer& optimizer, UpdateSpans& spans,
@@ -80,7 +82,7 @@ void MatrixDirections::collect(int bucket, const Optimizer& optimizer, UpdateSpa
         stream);
   for (const int m : here) {
     if (owner_[static_cast<std::size_t>(m)] != runtime_.communicator.rank()) continue;
-    const Tensor mine = Tensor::empty(model_.parameters().member(m).shape);
+    const Tensor mine = runtime_.transient.allocate(model_.parameters().member(m).shape);
     ops::copy(mine, part(all, m), stream);
     owned_.emplace(m, mine);
   }

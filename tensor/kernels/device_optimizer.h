@@ -47,6 +47,12 @@ void lion(std::span<const kernels::UpdateRun>, std::span<const kernels::LionFact
 void adagrad(std::span<const kernels::UpdateRun>, std::span<const kernels::AdagradFactors> rules,
              const StepInputs&, const Stream&);
 
+void decayed_step(std::span<const kernels::UpdateRun>, std::span<const kernels::DecayedStepFactors> rules,
+                  const StepInputs&, const Stream&);
+/// The direction is written to run.value.
+void muon_direction(std::span<const kernels::UpdateRun>, std::span<const kernels::MuonFactors> rules,
+                    const StepInputs&, const Stream&);
+
 /// The first half of LAMB, as kernels::lamb_moments; counts are multiples of 64. Adds the squares of p and u
 /// to the exact sums 2·member and 2·member + 1 at `sums`, each of ExactLayout::words.
 void lamb_moments(std::span<const kernels::UpdateRun>, std::span<const kernels::LambFactors> rules,
@@ -77,6 +83,8 @@ struct DeviceOptimizer {
   decltype(&device::sgd) sgd;
   decltype(&device::lion) lion;
   decltype(&device::adagrad) adagrad;
+  decltype(&device::decayed_step) decayed_step;
+  decltype(&device::muon_direction) muon_direction;
   decltype(&device::lamb_moments) lamb_moments;
   decltype(&device::lamb) lamb;
   decltype(&device::read_sums) read_sums;

@@ -132,6 +132,30 @@ struct Lion {
   }
 };
 
+/// Without grad_scale: the gradient is a direction.
+struct DecayedStep {
+  kernels::DecayedStepFactors f;
+
+  static constexpr int states = 0;
+  __device__ bool has_state0(const Update&) const { return false; }
+  __device__ void operator()(const Update&, float scale, float& p, float g, float&, float&) const {
+    p = __fsub_rn(__fmul_rn(f.keep, p), __fmul_rn(f.rate, __fmul_rn(scale, g)));
+  }
+};
+
+/// The value is the direction.
+struct Muon {
+  kernels::MuonFactors f;
+
+  static constexpr int states = 1;
+  __device__ bool has_state0(const Update&) const { return true; }
+  __device__ void operator()(const Update&, float scale, float& direction, float g, float& m, float&) const {
+    g = __fmul_rn(scale, g);
+    m = flush_subnormal(__fadd_rn(__fmul_rn(f.beta, m), __fmul_rn(f.rest, g)));
+    direction = f.nesterov ? __fadd_rn(__fmul_rn(f.rest, g), __fmul_rn(f.beta, m)) : m;
+  }
+};
+
 struct Adagrad {
   kernels::AdagradFactors f;
 
@@ -451,6 +475,16 @@ void lion(std::span<const UpdateRun> runs, std::span<const kernels::LionFactors>
 void adagrad(std::span<const UpdateRun> runs, std::span<const kernels::AdagradFactors> rules,
              const StepInputs& inputs, const Stream& stream) {
   update_all<Adagrad>("adagrad", runs, rules, 1, inputs, stream);
+}
+
+void decayed_step(std::span<const UpdateRun> runs, std::span<const kernels::DecayedStepFactors> rules,
+                  const StepInputs& inputs, const Stream& stream) {
+  update_all<DecayedStep>("decayed_step", runs, rules, 0, inputs, stream);
+}
+
+void muon_direction(std::span<const UpdateRun> runs, std::span<const kernels::MuonFactors> rules,
+                    const StepInputs& inputs, const Stream& stream) {
+  update_all<Muon>("muon_direction", runs, rules, 1, inputs, stream);
 }
 
 void lamb_moments(std::span<const UpdateRun> runs, std::span<const kernels::LambFactors> rules,

@@ -160,7 +160,12 @@ const Make makes[] = {
       return make_adamw(ParameterGroups<AdamOptions>(
           {{"first", first, {}}, {"second", {}, {.learning_rate = 0.1, .weight_decay = 0.1}}}));
     },
-    [] { return make_lamb({.learning_rate = 0.1, .weight_decay = 0.1}); }};
+    [] { return make_lamb({.learning_rate = 0.1, .weight_decay = 0.1}); },
+    [] { return make_muon({.learning_rate = 0.1, .weight_decay = 0.1}); },
+    [] {  // the first weight is no matrix
+      const ParameterFilter second = [](const Parameter& p) { return p.name == "second"; };
+      return make_muon({.learning_rate = 0.1}, {.learning_rate = 0.05}, second);
+    }};
 
 /// A weight that missed updates has bias corrections of its own, also where a graph runs.
 TEST_F(UnusedOnDevice, UpdatesLeaveUnusedWeightsUnchanged) {

@@ -609,6 +609,47 @@ TEST_P(DeviceOps, AGraphOfOperatorsRunsAgain) {
   check(runtime.destroy_graph(graph), "destroy_graph", device);
 }
 
+/// In f32, whatever the type of the others. Sums are in double, results are rounded once or twice.
+TEST_P(DeviceOps, NormsOfMatrices) {
+  for (const auto& [n, r] : {std::array<std::size_t, 2>{1, 1}, {7, 1}, {40, 3}, {1203, 4}}) {
+    const Values x = random_values(n * r, 1, 2);
+    const Tensor in = place(x, {n, r}, DType::f32, n % 2), out = empty_on(stream, {n, r});
+    const Values at = from_device(in, stream);
+    double squares = 0;
+    for (const double v : at) squares += v * v;
+    Values expected;
+    for (const double v : at) expected.push_back(v / (std::sqrt(squares) + 0.25));
+    ops::normalize(out, in, 0.25f, stream);
+    expect_close(out, expected, 4e-7, "normalize");
+    Values q = at;  // modified Gram-Schmidt
+    for (std::size_t k = 0; k < r; ++k) {
+      const auto dot = [&](std::size_t a, std::size_t b) {
+        double sum = 0;
+        for (std::size_t i = 0; i < n; ++i) sum += q[i * r + a] * q[i * r + b];
+        return sum;
+      };
+      for (std::size_t b = 0; b < k; ++b) {
+        const double part = dot(b, k);
+        for (std::size_t i = 0; i < n; ++i) q[i * r + k] -= part * q[i * r + b];
+      }
+      const double length = std::sqrt(dot(k, k)) + 1e-8;
+      for (std::size_t i = 0; i < n; ++i) q[i * r + k] /= length;
+    }
+    ops::orthogonalize_columns(in, 1e-8f, stream);
+    expect_close(in, q, 2e-6, "orthogonalize_columns");
+  }
+  const Tensor same = place({3, 6, 4, 8}, {2, 2}, DType::f32);  // the second column is twice the first
+  ops::orthogonalize_columns(same, 1e-3f, stream);
+  const Values got = from_device(same, stream);
+  EXPECT_NEAR(got[0], 3 / 5.001, 1e-6);
+  EXPECT_LT(std::abs(got[1]), 0.9) << "small, not random";
+  if (dtype != DType::f32) {
+    const Tensor a = empty({2, 2});
+    EXPECT_THROW(ops::normalize(a, a, 0, stream), Error);
+    EXPECT_THROW(ops::orthogonalize_columns(a, 0, stream), Error);
+  }
+}
+
 TEST_P(DeviceOps, TypesThatDoNotFitAreRefused) {
   const std::size_t n = 1 << 15;  // several threads on the host
   const Tensor a = empty({n}), other = empty_on(stream, {n}, dtype == DType::f32 ? DType::f16 : DType::f32);

@@ -275,6 +275,33 @@ TEST_F(DeviceOptimizer, LambHasTheHostsBits) {
   for (const Piece& x : all) expect_as_on_host(x);
 }
 
+TEST_F(DeviceOptimizer, MuonsDirectionsAndStepsHaveTheHostsBits) {
+  const std::vector<kernels::MuonFactors> directions{
+      {0.9f, 0.1f, 0.7f, 1}, {0.9f, 0.1f, 0.7f, 0}, {0.5f, 0.5f, 0.7f, 1}};
+  const std::vector<kernels::DecayedStepFactors> steps{
+      {0.9f, 0.1f, 0.7f}, {1, 0.1f, 0.7f}, {0.5f, 0.3f, 0.7f}};
+  std::vector<Piece> all = pieces();
+  all.resize(70);
+  std::vector<UpdateRun> runs;
+  for (const Piece& x : all) runs.push_back(run(x)), runs.back().working = nullptr;
+  const Tensor scale = scalar(0.3f);
+  optimizer().muon_direction(runs, directions, {.grad_scale = scale.data<float>()}, stream);
+  for (Piece& x : all) {
+    x.working = {};
+    kernels::MuonFactors f = directions[x.rule];
+    f.scale *= 0.3f;
+    kernels::muon_direction(x.run(), f, x.p.data());
+    expect_as_on_host(x);
+  }
+  runs.clear();
+  for (const Piece& x : all) runs.push_back(run(x));
+  optimizer().decayed_step(runs, steps, {}, stream);
+  for (Piece& x : all) {
+    kernels::decayed_step(x.run(), steps[x.rule]);
+    expect_as_on_host(x);
+  }
+}
+
 TEST_F(DeviceOptimizer, ConstantsMayLieInDeviceMemory) {
   Piece x = piece(301, 10, DType::f32, DType::f32, 0);
   x.rule = 2;

@@ -34,17 +34,21 @@ class Muon final : public Optimizer {
     return {{.name = "exp_avg"}, {.name = "exp_avg_sq"}};
   }
   Grain grain(int group) const override { return is_matrix_group(group) ? Grain::matrix : Grain::element; }
-  std::vector<std::byte> constants(std::int64_t) const override { fail_on_device(); }
+  /// Those of updates of matrices, then those of the other groups. Directions depend on options alone.
+  std::vector<std::byte> constants(std::int64_t missed) const override {
+    const auto steps = all_steps();
+    const auto adams = all_adams({.missed = missed});
+    const auto first = std::as_bytes(std::span(steps)), second = std::as_bytes(std::span(adams));
+    std::vector<std::byte> out(first.begin(), first.end());
+    out.insert(out.end(), second.begin(), second.end());
+    return out;
+  }
 
   void direct(std::span<const UpdateSpan> spans, const UpdateScale& scale,
               const Stream& stream) const override {
-    if (stream.device().kind == Device::cuda) fail_on_device();
+    if (stream.device().kind == Device::cuda) return direct_on_device(spans, scale, stream);
     for (const UpdateSpan& s : spans) {
-      const MuonOptions& o = muon(s.group);
-      const kernels::MuonFactors f{.beta = static_cast<float>(o.momentum),
-                                   .rest = static_cast<float>(1 - o.momentum),
-                                   .scale = scale.factor,
-                                   .nesterov = o.nesterov};
+      const kernels::MuonFactors f = direction_at(s.group, scale);
       const kernels::UpdateRun run = run_of(s);
       stream.parallel_for(s.count, host_grain, [&](std::size_t begin, std::size_t end) {
         kernels::muon_direction(kernels::part_of(run, begin, end), f, s.direction + begin);
@@ -52,8 +56,9 @@ class Muon final : public Optimizer {
     }
   }
 
-  void orthogonalize(const Tensor& direction, int group, const Stream& stream) const override {
-    newton_schulz(direction, muon(group).ns_steps, stream);
+  void orthogonalize(const Tensor& direction, int group, const Workspace& workspace,
+                     const Stream& stream) const override {
+    newton_schulz(direction, muon(group).ns_steps, workspace, stream);
     const auto rows = static_cast<double>(direction.shape()[0]),
                columns = static_cast<double>(direction.shape()[1]);
     if (rows > columns)
@@ -62,7 +67,7 @@ class Muon final : public Optimizer {
 
   void update(std::span<const UpdateSpan> spans, const UpdateScale& scale,
               const Stream& stream) const override {
-    if (stream.device().kind == Device::cuda) fail_on_device();
+    if (stream.device().kind == Device::cuda) return step_on_device(spans, scale, stream);
     for (UpdateSpan s : spans) {
       const std::span<const UpdateSpan> one(&s, 1);
       if (!is_matrix_group(s.group)) {
@@ -86,9 +91,6 @@ class Muon final : public Optimizer {
   }
 
  private:
-  [[noreturn]] static void fail_on_device() {
-    fail(Errc::unsupported, "muon runs on the host; on a CUDA device choose another optimizer");
-  }
   static std::vector<Group> heads_of(const ParameterGroups<MuonOptions>& matrices,
                                      const ParameterGroups<AdamOptions>& rest) {
     std::vector<Group> heads;
@@ -100,6 +102,61 @@ class Muon final : public Optimizer {
   bool is_matrix_group(int group) const { return static_cast<std::size_t>(group) < muon_.size(); }
   const MuonOptions& muon(int group) const { return muon_[static_cast<std::size_t>(group)]; }
   const AdamOptions& adam(int group) const { return adam_[static_cast<std::size_t>(group) - muon_.size()]; }
+
+  kernels::MuonFactors direction_at(int group, const UpdateScale& scale) const {
+    const MuonOptions& o = muon(group);
+    return {.beta = static_cast<float>(o.momentum),
+            .rest = static_cast<float>(1 - o.momentum),
+            .scale = scale.factor,
+            .nesterov = o.nesterov};
+  }
+  std::vector<kernels::DecayedStepFactors> all_steps() const {
+    std::vector<kernels::DecayedStepFactors> all;
+    for (std::size_t g = 0; g < muon_.size(); ++g) all.push_back(step_at(static_cast<int>(g)));
+    return all;
+  }
+  std::vector<kernels::AdamFactors> all_adams(const UpdateScale& scale) const {
+    std::vector<kernels::AdamFactors> all;
+    for (int g = static_cast<int>(muon_.size()); g < groups(); ++g) all.push_back(adam_at(g, scale));
+    return all;
+  }
+
+  void direct_on_device(std::span<const UpdateSpan> spans, UpdateScale scale, const Stream& stream) const {
+    std::vector<UpdateSpan> own(spans.begin(), spans.end());
+    for (UpdateSpan& s : own) s.value = s.direction, s.working = nullptr;
+    std::vector<kernels::MuonFactors> factors;
+    for (std::size_t g = 0; g < muon_.size(); ++g)
+      factors.push_back(direction_at(static_cast<int>(g), scale));
+    scale.constants = nullptr;
+    update_on_device(own, ops::device_ops().optimizer.muon_direction, factors, scale, stream);
+  }
+
+  void step_on_device(std::span<const UpdateSpan> spans, const UpdateScale& scale,
+                      const Stream& stream) const {
+    const auto matrix_groups = static_cast<int>(muon_.size());
+    std::vector<UpdateSpan> matrices, rest;
+    for (UpdateSpan s : spans) {
+      if (is_matrix_group(s.group)) {
+        s.gradient = s.direction, s.gradient_dtype = DType::f32;
+        matrices.push_back(s);
+      } else {
+        s.group -= matrix_groups;
+        rest.push_back(s);
+      }
+    }
+    const auto steps = all_steps();
+    UpdateScale of_rest = scale;
+    if (scale.constants)
+      of_rest.constants = static_cast<const std::byte*>(scale.constants) + steps.size() * sizeof(steps[0]);
+    const ops::DeviceOptimizer& kernels = ops::device_ops().optimizer;
+    // Directions are scaled already; a skipped update skips them, too.
+    const auto unscaled = [&](auto runs, auto some, ops::StepInputs inputs, const Stream& on) {
+      inputs.grad_scale = nullptr;
+      kernels.decayed_step(runs, some, inputs, on);
+    };
+    update_on_device(matrices, unscaled, steps, scale, stream);
+    update_on_device(rest, kernels.adam, all_adams(of_rest), of_rest, stream);
+  }
 
   kernels::AdamFactors adam_at(int group, const UpdateScale& scale) const {
     const auto t = static_cast<double>(updates() - scale.missed);
