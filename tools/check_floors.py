@@ -66,7 +66,8 @@ ROOMS = {
     'sharding/layout': TENSOR + 'comm autograd_lite',
     'sharding/runtime': TENSOR + 'comm sharding/memory',
     'sharding/wire': TENSOR + 'comm sharding/layout sharding/runtime',
-    'sharding/stores': TENSOR + 'comm autograd_lite sharding/optim sharding/layout sharding/runtime sharding/wire',
+    'sharding/stores': TENSOR + 'comm autograd_lite sharding/memory sharding/optim sharding/layout sharding/runtime '
+                       'sharding/wire',
     'sharding/update': TENSOR + 'comm sharding/consistency sharding/memory sharding/optim sharding/layout '
                        'sharding/runtime sharding/stores',
     'sharding/strategies': TENSOR + 'comm autograd_lite sharding/consistency sharding/memory sharding/optim '

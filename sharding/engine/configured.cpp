@@ -34,6 +34,14 @@ std::unique_ptr<Optimizer> make_configured_muon(const OptimizerConfig& o) {
                    {o.adam_lr, o.beta1, o.beta2, o.eps, o.weight_decay});
 }
 
+/// Nothing is offloaded at stages that do not have it; the configuration warns of that.
+OffloadOptions offload(const OffloadConfig& config, bool has) {
+  const bool cpu = has && config.device == OffloadConfig::Device::cpu;
+  return {.device = cpu ? OffloadDevice::cpu : OffloadDevice::none,
+          .pin_memory = config.pin_memory,
+          .ratio = config.ratio};
+}
+
 GatherLimits gather_limits(const ZeroConfig& zero) {
   const auto elements = [](std::int64_t n) { return static_cast<std::size_t>(n); };
   return {.prefetch_bucket_size = elements(zero.prefetch_bucket_size),
@@ -73,7 +81,7 @@ StrategyKind strategy_kind(const DsConfig& config) {
   return by_stage[config.zero.stage];
 }
 
-StrategyOptions strategy_options(const DsConfig& config) {
+StrategyOptions strategy_options(const DsConfig& config, StrategyKind kind) {
   const ZeroConfig& zero = config.zero;
   StrategyOptions s;
   s.precision = {config.precision.parameters, config.precision.gradients};
@@ -84,6 +92,9 @@ StrategyOptions strategy_options(const DsConfig& config) {
   s.allgather_bucket_size = static_cast<std::size_t>(zero.allgather_bucket_size);
   s.overlap_comm = zero.overlap_comm.value_or(true);
   s.gathers = gather_limits(zero);
+  s.sub_group_size = static_cast<std::size_t>(zero.sub_group_size);
+  s.offload_optimizer = offload(zero.offload_optimizer, kind != StrategyKind::ddp);
+  s.offload_param = offload(zero.offload_param, kind == StrategyKind::zero3);
   s.unused_parameters = config.unused_parameters;
   s.find_unused_parameters = zero.ignore_unused_parameters;
   return s;

@@ -20,7 +20,7 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig&, Decay);
 
 /// The kind of zero_optimization.stage.
 StrategyKind strategy_kind(const DsConfig&);
-/// All keys that StrategyOptions has.
-StrategyOptions strategy_options(const DsConfig&);
+/// All keys that StrategyOptions has, for a kind.
+StrategyOptions strategy_options(const DsConfig&, StrategyKind);
 
 }  // namespace rz

@@ -21,11 +21,11 @@ Stream stream_on(Device device, int threads) {
 
 std::unique_ptr<Strategy> strategy_of(Module& module, Communicator& communicator, const DsConfig& config,
                                       const EngineOptions& o) {
-  StrategyOptions options = strategy_options(config);
+  const StrategyKind kind = o.strategy ? *o.strategy : strategy_kind(config);
+  StrategyOptions options = strategy_options(config, kind);
   if (o.configure_strategy) o.configure_strategy(options);
   const auto trains = [&] { return o.optimizer != nullptr || config.optimizer.has_value(); };
   if (!trains()) module.requires_grad_(false);
-  const StrategyKind kind = o.strategy ? *o.strategy : strategy_kind(config);
   const std::vector<Parameter*> parameters = module.parameters();
   const bool has_values = std::any_of(parameters.begin(), parameters.end(),
                                       [](const Parameter* p) { return p->value.defined(); });
@@ -124,7 +124,7 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
                                      .expected_terms = o.expected_terms,
                                      .schedule_unit = o.schedule_unit,
                                      .seed = o.seed,
-                                     .graph = o.graph && communicator_.capturable()});
+                                     .graph = o.graph && strategy_->capturable()});
 }
 
 Engine::~Engine() = default;

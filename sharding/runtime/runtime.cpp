@@ -2,9 +2,11 @@
 
 namespace rz {
 
-Runtime::Runtime(Communicator& c)
+Runtime::Runtime(Communicator& c, bool offloads)
     : communicator(c),
       stream(Stream::create(c.options().device)),
+      to_device(offloads ? Stream::create(c.options().device) : Stream()),
+      to_host(offloads ? Stream::create(c.options().device) : Stream()),
       transient(c.allocator(), [this] { stream.synchronize(); }) {}
 
 const Stream& Runtime::stream_for(const Stream& given) const {

@@ -12,8 +12,9 @@ namespace rz {
 
 /// A communicator, with stream and memory on its device. One per strategy; its parts refer to it.
 struct Runtime {
-  /// Creates a stream on the device of the communicator, which must outlive the Runtime.
-  explicit Runtime(Communicator&);
+  /// Creates a stream on the device of the communicator, which must outlive the Runtime. `offloads`: with
+  /// streams for copies from and to host memory.
+  explicit Runtime(Communicator&, bool offloads = false);
   Runtime(const Runtime&) = delete;
 
   /// Returns `given` if it is a stream of the device, or on the host one with several threads; otherwise
@@ -29,6 +30,7 @@ struct Runtime {
 
   Communicator& communicator;
   Stream stream;              ///< the stream of the tape, once one is attached
+  Stream to_device, to_host;  ///< of copies that overlap with computation, if memory is offloaded
   TransientMemory transient;  ///< communicator memory for buffers that live for a part of a step
   ExposedTime exposed;
   Traffic traffic;  ///< of gradients and values; not of control data, norms and ParameterValues::whole()

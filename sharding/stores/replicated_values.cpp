@@ -58,11 +58,11 @@ std::vector<StoredValue> ReplicatedValues::stored() const {
   return out;
 }
 
-std::size_t ReplicatedValues::bytes() const {
-  std::size_t total = 0;
-  for (const Tensor& b : buckets_) total += b.bytes();
-  for (const Parameter* p : parameters_.frozen()) total += p->value.bytes();
-  return total;
+HeldBytes ReplicatedValues::bytes() const {
+  HeldBytes held;
+  for (const Tensor& b : buckets_) held.add(b, runtime_.stream.device());
+  for (const Parameter* p : parameters_.frozen()) held.add(p->value, runtime_.stream.device());
+  return held;
 }
 
 }  // namespace rz

@@ -20,7 +20,7 @@ class ReplicatedValues final : public ValueStore {
   Work publish(int bucket, const Stream&) override;
   std::vector<StoredValue> stored() const override;
   Tensor whole(const Parameter& p) override { return p.value; }
-  std::size_t bytes() const override;
+  HeldBytes bytes() const override;
 
  private:
   void convert_frozen(DType);

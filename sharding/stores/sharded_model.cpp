@@ -4,6 +4,7 @@
 
 #include "comm/core/error.h"
 #include "comm/device/allocate.h"
+#include "comm/device/memory.h"
 #include "sharding/optim/grad_norm.h"
 #include "sharding/stores/kept_gradients.h"
 #include "sharding/stores/replicated_values.h"
@@ -29,6 +30,8 @@ void check(const StorageOptions& options) {
           "a plan that shards values or gradients must shard the optimizer state too");
 }
 
+constexpr bool offloads(const OffloadOptions& options) { return options.device == OffloadDevice::cpu; }
+
 }  // namespace
 
 ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const StorageOptions& options,
@@ -38,7 +41,8 @@ ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const Sto
       parameters_(std::move(parameters)),
       layout_(parameters_, plan_buckets(module, runtime), options.plan.state, runtime.communicator),
       wire_(options.wire, runtime) {
-  if (options_.precision.mixed()) masters_ = make_masters();
+  choose_offloaded();
+  for (int b = 0; options_.precision.mixed() && b < layout_.size(); ++b) masters_.push_back(make_master(b));
   make_values();
   make_gradients();
 }
@@ -62,26 +66,50 @@ BucketLayout ShardedModel::plan_buckets(Module& module, Runtime& runtime) {
   return flat_parameters_->buckets(options_.precision.gradients);
 }
 
-/// From the values of the model, before they are rounded.
-std::vector<Tensor> ShardedModel::make_masters() const {
-  std::vector<Tensor> out;
+void ShardedModel::choose_offloaded() {
+  std::size_t all = 0, before = 0;
+  state_offloaded_.clear();
+  for (int b = 0; b < layout_.size(); ++b) all += layout_.bucket(b).count;
   for (int b = 0; b < layout_.size(); ++b) {
-    const Range range = layout_.updated(b);
-    out.push_back(Tensor::zeros({range.count()}, DType::f32, allocator_on(runtime_.stream.device())));
-    for (const ParameterSlice& slice : layout_.slices(b, range)) {
-      const Shape count{slice.elements.count()};
-      if (const Tensor& value = parameters_.member(slice.member).value; value.defined())
-        ops::copy(out.back().view(slice.offset - range.begin, count), value.view(slice.elements.begin, count),
-                  runtime_.stream);
-    }
+    state_offloaded_.push_back(offloads(options_.offload_state) &&
+                               static_cast<double>(before) <
+                                   options_.offload_state.ratio * static_cast<double>(all));
+    before += layout_.bucket(b).count;
   }
-  return out;
+}
+
+Allocator ShardedModel::state_allocator(int bucket) const {
+  const Device device = runtime_.stream.device();
+  return offloads_state(bucket) ? offload_allocator(options_.offload_state, device) : allocator_on(device);
+}
+
+void ShardedModel::wait_offloaded() const {
+  if (offloads(options_.offload_state) || offloads(options_.offload_values)) runtime_.stream.synchronize();
+}
+
+/// From the values of the model, before they are rounded.
+Tensor ShardedModel::make_master(int bucket) const {
+  const Stream& stream = runtime_.stream;
+  const Range range = layout_.updated(bucket);
+  const Tensor made = Tensor::zeros({range.count()}, DType::f32, allocator_on(stream.device()));
+  for (const ParameterSlice& slice : layout_.slices(bucket, range)) {
+    const Shape count{slice.elements.count()};
+    if (const Tensor& value = parameters_.member(slice.member).value; value.defined())
+      ops::copy(made.view(slice.offset - range.begin, count), value.view(slice.elements.begin, count),
+                stream);
+  }
+  if (!offloads_state(bucket)) return made;
+  const Tensor moved = Tensor::empty(made.shape(), DType::f32, state_allocator(bucket));
+  memcpy_async(moved.raw(), made.raw(), moved.bytes(), stream);
+  stream.synchronize();  // one bucket at a time is on the device
+  return moved;
 }
 
 void ShardedModel::make_values() {
   const DType dtype = options_.precision.parameters;
   if (flat_parameters_)
-    values_ = std::make_unique<ShardedValues>(*flat_parameters_, dtype, options_.gathers, *trace_, runtime_);
+    values_ = std::make_unique<ShardedValues>(*flat_parameters_, dtype, options_.gathers,
+                                              options_.offload_values, *trace_, runtime_);
   else
     values_ = std::make_unique<ReplicatedValues>(parameters_, layout_, dtype, runtime_);
 }
@@ -110,6 +138,7 @@ void ShardedModel::rebucket(std::span<const int> order, std::size_t split) {
   const BucketLayout before = layout_.buckets();
   layout_.replace(
       plan_member_buckets(parameters_, options_.precision.gradients, options_.buckets, order, split));
+  choose_offloaded();
   if (options_.precision.mixed())
     masters_ = moved_to(layout_, before, masters_, parameters_, runtime_.stream);
   make_values();

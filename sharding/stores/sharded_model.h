@@ -8,6 +8,7 @@
 #include "comm/bucket_scheduler.h"
 #include "sharding/layout/flat_layout.h"
 #include "sharding/layout/flat_parameters.h"
+#include "sharding/memory/offload.h"
 #include "sharding/optim/precision.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/gather_limits.h"
@@ -27,6 +28,8 @@ struct StorageOptions {
   GatherLimits gathers;  ///< of sharded values
   WireFormat wire;
   std::shared_ptr<CommunicationHook> hook;  ///< of whole gradients; null: none
+  OffloadOptions offload_state;             ///< of sharded optimizer state and masters, on a device
+  OffloadOptions offload_values;            ///< of sharded values, on a device
 };
 
 /// Layout and memory of the parameters of one model: values, masters and gradients.
@@ -48,9 +51,17 @@ class ShardedModel {
   ValueStore& values() const { return *values_; }
   GradientStore& gradients() const { return *gradients_; }
 
+  /// Whether optimizer state and masters of a bucket are in host memory, and the model on a device.
+  bool offloads_state(int bucket) const { return state_offloaded_[static_cast<std::size_t>(bucket)] != 0; }
+  /// Allocates optimizer state and masters of a bucket.
+  Allocator state_allocator(int bucket) const;
+  /// Waits for copies to offloaded memory, before the host reads or writes it.
+  void wait_offloaded() const;
+
   /// In mixed precision, the f32 copies of the values that this rank updates, by bucket; otherwise empty.
   const std::vector<Tensor>& masters() const { return masters_; }
-  /// The f32 values of FlatLayout::updated() of a bucket: masters in mixed precision.
+  /// The f32 values of FlatLayout::updated() of a bucket: masters in mixed precision. In host memory if they
+  /// are offloaded.
   Tensor updated_f32(int bucket) const;
 
   /// Forms new buckets over the members in this order, those of order[0, split) and the rest apart. Gradients
@@ -59,7 +70,8 @@ class ShardedModel {
 
  private:
   BucketLayout plan_buckets(Module&, Runtime&);
-  std::vector<Tensor> make_masters() const;
+  void choose_offloaded();
+  Tensor make_master(int bucket) const;
   void make_values();
   void make_gradients();
 
@@ -69,6 +81,7 @@ class ShardedModel {
   std::unique_ptr<FlatParameters> flat_parameters_;
   std::unique_ptr<ScopeTrace> trace_;
   FlatLayout layout_;
+  std::vector<char> state_offloaded_;  // by bucket
   std::vector<Tensor> masters_;
   GradientWire wire_;
   std::unique_ptr<ValueStore> values_;

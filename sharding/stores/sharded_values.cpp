@@ -7,6 +7,7 @@
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
+#include "comm/device/memory.h"
 #include "tensor/ops.h"
 
 namespace rz {
@@ -17,16 +18,18 @@ constexpr auto destructor_timeout = std::chrono::seconds(5);
 
 }  // namespace
 
-ShardedValues::ShardedValues(FlatParameters& flat, DType dtype, const GatherLimits& limits, ScopeTrace& trace,
-                             Runtime& runtime)
-    : flat_(flat), limits_(limits), trace_(trace), runtime_(runtime) {
+ShardedValues::ShardedValues(FlatParameters& flat, DType dtype, const GatherLimits& limits,
+                             const OffloadOptions& offload, ScopeTrace& trace, Runtime& runtime)
+    : flat_(flat), limits_(limits), offload_(offload), trace_(trace), runtime_(runtime) {
   values_.resize(static_cast<std::size_t>(flat.size()));
   planned_.reserve(values_.size());
   for (int u = 0; u < flat.size(); ++u)
     if (flat[u].persistent)
       make_persistent(u, dtype);
+    else if (offload.device == OffloadDevice::cpu)
+      at(u).shard = make_offloaded_shard(u, dtype);
     else
-      at(u).shard = make_shard(u, dtype);
+      at(u).shard = make_shard(u, dtype, runtime.communicator.allocator());
   runtime.stream.synchronize();  // the sources of the copies are freed now
   for (int u = 0; u < flat.size(); ++u) flat[u].persistent ? set_parameters(u) : drop_parameters(u);
 }
@@ -40,9 +43,18 @@ void ShardedValues::make_persistent(int u, DType dtype) {
   });
 }
 
-Tensor ShardedValues::make_shard(int u, DType dtype) const {
+Tensor ShardedValues::make_offloaded_shard(int u, DType dtype) const {
+  const Stream& stream = runtime_.stream;
+  const Tensor on_device = make_shard(u, dtype, allocator_on(stream.device()));
+  const Tensor shard = Tensor::empty(on_device.shape(), dtype, offload_allocator(offload_, stream.device()));
+  memcpy_async(shard.raw(), on_device.raw(), shard.bytes(), stream);
+  stream.synchronize();  // one shard at a time is on the device
+  return shard;
+}
+
+Tensor ShardedValues::make_shard(int u, DType dtype, const Allocator& allocator) const {
   const Range mine = flat_.shard(u);
-  const Tensor shard = runtime_.allocate_flat(mine.count(), dtype);
+  const Tensor shard = Tensor::zeros({mine.count()}, dtype, allocator);
   for_each_piece(flat_[u], mine, [&](const Parameter& p, Range elements, std::size_t offset) {
     const Shape count{elements.count()};
     if (p.value.defined())
@@ -85,7 +97,20 @@ void ShardedValues::gather_async(int index) {
   Values& u = at(index);
   if (u.gathered.defined()) return;
   u.gathered = runtime_.transient.allocate({flat_[index].count}, u.shard.dtype());
-  u.gather = runtime_.all_gather(u.shard, u.gathered, runtime_.stream);
+  u.gather = offload_.device == OffloadDevice::cpu
+                 ? gather_offloaded(index)
+                 : runtime_.all_gather(u.shard, u.gathered, runtime_.stream);
+}
+
+/// Computation does not wait for the copy.
+Work ShardedValues::gather_offloaded(int index) {
+  const Values& u = at(index);
+  const Stream& stream = runtime_.to_device;
+  require_may_copy(offload_, runtime_.stream);
+  stream.wait(runtime_.stream.record());  // which may still use the memory
+  const Tensor mine = u.gathered.view(flat_.shard(index).begin, u.shard.shape());
+  memcpy_async(mine.raw(), u.shard.raw(), mine.bytes(), stream);
+  return runtime_.all_gather(mine, u.gathered, stream);
 }
 
 void ShardedValues::wait_gathered(int u) {
@@ -202,11 +227,11 @@ std::vector<StoredValue> ShardedValues::stored() const {
   return out;
 }
 
-std::size_t ShardedValues::bytes() const {
-  std::size_t total = 0;
+HeldBytes ShardedValues::bytes() const {
+  HeldBytes held;
   for (int u = 0; u < flat_.size(); ++u)
-    total += flat_[u].persistent ? at(u).gathered.bytes() : at(u).shard.bytes();
-  return total;
+    held.add(flat_[u].persistent ? at(u).gathered : at(u).shard, runtime_.stream.device());
+  return held;
 }
 
 }  // namespace rz

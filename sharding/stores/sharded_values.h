@@ -6,6 +6,9 @@
 ///
 /// All ranks must run the same scopes in the same order, forward and backward. Tied embeddings are one flat
 /// parameter used by two scopes. Persistent flat parameters are held whole; their updates are published.
+///
+/// Offloaded shards lie in host memory. A gather copies them to their place on the device first, on a stream
+/// of its own. Persistent flat parameters stay on the device, as in DeepSpeed.
 
 #include <vector>
 
@@ -20,8 +23,9 @@ namespace rz {
 class ShardedValues final : public ValueStore {
  public:
   /// Copies this rank's shards, in `dtype`, then drops the values of the model. The trace follows enter() and
-  /// release().
-  ShardedValues(FlatParameters&, DType dtype, const GatherLimits&, ScopeTrace&, Runtime&);
+  /// release(). `offload`: of the shards.
+  ShardedValues(FlatParameters&, DType dtype, const GatherLimits&, const OffloadOptions& offload, ScopeTrace&,
+                Runtime&);
   /// Waits up to 5 s for a prefetch in flight, then aborts the communicator.
   ~ShardedValues() override;
 
@@ -32,7 +36,7 @@ class ShardedValues final : public ValueStore {
   Work publish(int bucket, const Stream&) override;
   std::vector<StoredValue> stored() const override;
   Tensor whole(const Parameter&) override;
-  std::size_t bytes() const override;
+  HeldBytes bytes() const override;
 
  private:
   using Indices = FlatParameters::Indices;
@@ -51,11 +55,13 @@ class ShardedValues final : public ValueStore {
   struct Budget {
     std::size_t live = 0, distance = 0, ahead = 0;
   };
-  Tensor make_shard(int u, DType) const;
+  Tensor make_shard(int u, DType, const Allocator&) const;
+  Tensor make_offloaded_shard(int u, DType) const;
   void make_persistent(int u, DType);
   void set_parameters(int u);
   void drop_parameters(int u);
   void gather_async(int u);
+  Work gather_offloaded(int u);
   void wait_gathered(int u);
   void plan();
   bool plan_use(int u, Budget&);
@@ -64,6 +70,7 @@ class ShardedValues final : public ValueStore {
 
   FlatParameters& flat_;
   GatherLimits limits_;
+  OffloadOptions offload_;
   ScopeTrace& trace_;
   Runtime& runtime_;
   std::vector<Values> values_;  // by flat parameter

@@ -6,6 +6,7 @@
 #include "autograd_lite/tape.h"
 #include "comm/work.h"
 #include "sharding/layout/partition.h"
+#include "sharding/memory/offload.h"
 #include "tensor/tensor.h"
 
 namespace rz {
@@ -32,7 +33,7 @@ class ValueStore {
   virtual void release() {}
 
   // ---- an update
-  /// The values of FlatLayout::updated() of a bucket.
+  /// The values of FlatLayout::updated() of a bucket; in host memory if they are offloaded.
   virtual Tensor updated(int bucket) const = 0;
   /// Sends new values of updated() to the ranks that hold them, too.
   virtual Work publish(int bucket, const Stream&) = 0;
@@ -43,7 +44,7 @@ class ValueStore {
   /// A whole parameter. Collective.
   virtual Tensor whole(const Parameter&) = 0;
   /// Bytes that this rank holds, padding included.
-  virtual std::size_t bytes() const = 0;
+  virtual HeldBytes bytes() const = 0;
 };
 
 }  // namespace rz

@@ -30,6 +30,12 @@ void add_facts(const WireFormat& wire, std::vector<Fact>& facts) {
   facts.push_back({"gradient_predivide_factor", concat(wire.gradient_predivide_factor)});
 }
 
+void add_facts(const char* key, const OffloadOptions& offload, std::vector<Fact>& facts) {
+  facts.push_back({concat(key, ".device"), name(offload.device)});
+  facts.push_back({concat(key, ".pin_memory"), offload.pin_memory ? "yes" : "no"});
+  facts.push_back({concat(key, ".ratio"), concat(offload.ratio)});
+}
+
 void require_same_options(StrategyKind kind, const StrategyOptions& options, Communicator& communicator) {
   const auto yes = [](bool x) { return x ? "yes" : "no"; };
   std::vector<Fact> facts{{"the strategy", name(kind)},
@@ -40,10 +46,13 @@ void require_same_options(StrategyKind kind, const StrategyOptions& options, Com
                           {"rebuild", yes(options.rebuild)},
                           {"precision.parameters", name(options.precision.parameters)},
                           {"precision.gradients", name(options.precision.gradients)},
+                          {"sub_group_size", concat(options.sub_group_size)},
                           {"unused_parameters", name(options.unused_parameters)},
                           {"find_unused_parameters", yes(options.find_unused_parameters)},
                           {"static_graph", yes(options.static_graph)},
                           {"broadcast_buffers", yes(options.broadcast_buffers)}};
+  add_facts("offload_optimizer", options.offload_optimizer, facts);
+  add_facts("offload_param", options.offload_param, facts);
   add_facts(options.gathers, facts);
   add_facts(options.wire, facts);
   const auto& hook = options.communication_hook;

@@ -23,7 +23,15 @@ StorageOptions storage(const ShardingPlan& plan, const StrategyOptions& options,
                      .wire = options.wire,
                      .hook = options.communication_hook};
   if (!options.overlap_comm) out.gathers.prefetch_bucket_size = 0;
+  if (communicator.options().device.kind == Device::host) return out;  // all is in host memory already
+  out.offload_state = options.offload_optimizer;
+  out.offload_values = options.offload_param;
   return out;
+}
+
+bool offloads(const StrategyOptions& options) {
+  return options.offload_optimizer.device == OffloadDevice::cpu ||
+         options.offload_param.device == OffloadDevice::cpu;
 }
 
 /// The device may still use memory that is freed next. The wait for a hung device is bounded.
@@ -43,8 +51,8 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
     : kind_(kind),
       module_(module),
       buffers_(module.buffers()),
-      options_(checked(std::move(options))),
-      runtime_(communicator),
+      options_(checked(std::move(options), plan)),
+      runtime_(communicator, offloads(options_)),
       hooks_(module.parameters(), hooks()),
       model_(module, agree_on_model(kind, module, options_, communicator),
              storage(plan, options_, communicator), runtime_),
@@ -52,7 +60,7 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
       comparison_(model_, access_, runtime_),
       reduction_(model_, {options_.find_unused_parameters, options_.static_graph}, runtime_),
       members_(model_.parameters().members().size(), options_.unused_parameters, reduction_.agreement()),
-      updater_(model_, members_, options_.overlap_comm, runtime_),
+      updater_(model_, members_, options_.overlap_comm, options_.sub_group_size, runtime_),
       values_(access_, comparison_, reduction_.agreement(), runtime_),
       optimizer_state_(model_.parameters(), updater_, members_),
       control_(model_, runtime_),
@@ -273,6 +281,11 @@ void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
   control_.write_settings(stream);
 }
 
+bool Strategy::capturable() const {
+  return runtime_.communicator.capturable() && options_.offload_optimizer.pin_memory &&
+         options_.offload_param.pin_memory;
+}
+
 // ---- statistics
 
 LoggingData Strategy::logging_data() const {
@@ -304,10 +317,16 @@ LoggingData Strategy::logging_data() const {
 
 MemoryReport Strategy::memory() const {
   MemoryReport report;
-  report.parameters = model_.values().bytes();
+  const Device device = runtime_.stream.device();
+  const HeldBytes values = model_.values().bytes(), state = updater_.state().bytes();
+  HeldBytes masters;
+  for (const Tensor& t : model_.masters()) masters.add(t, device);
+  report.parameters = values.on_device;
   report.gradients = model_.gradients().bytes();
-  for (const Tensor& t : model_.masters()) report.masters += t.bytes();
-  report.optimizer_state = updater_.state().bytes();
+  report.masters = masters.on_device;
+  report.optimizer_state = state.on_device;
+  report.offloaded = {values.on_host, masters.on_host, state.on_host};
+  report.offload_has_no_effect = device.kind == Device::host && offloads(options_);
   report.transient = runtime_.transient.held();
   report.transient_in_use = runtime_.transient.in_use();
   report.transient_peak = runtime_.transient.peak();

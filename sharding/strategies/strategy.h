@@ -57,7 +57,7 @@
 /// runs on the streams passed in (default: the stream of the tape). The host waits for the device only in
 /// gradient_norm(), clip_gradients() and outcome(), and in finish_gradients() for the hosts of the other
 /// ranks, unless the pass is captured. An update, from zero_grad() to clip_and_step(), can be captured in a
-/// graph (comm/device/graph.h) if the operations of the communicator can be. The graph can be replayed while
+/// graph (comm/device/graph.h) if capturable(). The graph can be replayed while
 /// shapes and the set of used parameters stay the same; call next_update() before each replay and outcome()
 /// after it. Learning rate, loss scale, expected terms, policy and the number of terms may change. Run three
 /// updates without capture first, so that memory and buckets settle. Capture again after any other use of the
@@ -181,6 +181,10 @@ class Strategy {
   const ParameterValues& values() const { return values_; }
   OptimizerStateAccess& optimizer_state() { return optimizer_state_; }
   const OptimizerStateAccess& optimizer_state() const { return optimizer_state_; }
+
+  /// Whether updates can be captured in a graph: the operations of the communicator can be, and offloaded
+  /// memory, if there is any, is pinned.
+  bool capturable() const;
 
   // ---- statistics
   /// Memory held on this rank now.

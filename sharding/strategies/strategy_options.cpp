@@ -53,9 +53,16 @@ ShardingPlan plan_of(StrategyKind kind) {
   fail(Errc::invalid_argument, "no such strategy");
 }
 
-StrategyOptions checked(StrategyOptions options) {
+StrategyOptions checked(StrategyOptions options, const ShardingPlan& plan) {
   check(options.precision);
   check(options.wire);
+  check(options.offload_optimizer, "offload_optimizer");
+  check(options.offload_param, "offload_param");
+  require(options.offload_optimizer.device == OffloadDevice::none || plan.state == Placement::sharded,
+          Errc::invalid_argument,
+          "offload_optimizer needs sharded optimizer state; choose zero1, zero2 or zero3");
+  require(options.offload_param.device == OffloadDevice::none || plan.values == Placement::sharded,
+          Errc::invalid_argument, "offload_param needs sharded values; choose zero3");
   return options;
 }
 

@@ -9,6 +9,7 @@
 #include "comm/bucket_scheduler.h"
 #include "comm/communicator.h"
 #include "sharding/layout/sharding_plan.h"
+#include "sharding/memory/offload.h"
 #include "sharding/optim/precision.h"
 #include "sharding/optim/unused_parameters.h"
 #include "sharding/stores/gather_limits.h"
@@ -49,6 +50,15 @@ struct StrategyOptions {
   /// ddp: forms the means of gradients, instead of `wire`; an own object for each strategy and rank. Null:
   /// none.
   std::shared_ptr<CommunicationHook> communication_hook;
+  /// Elements of a tile of an update, rounded down to a multiple of 64, but at least 64. Results do not
+  /// depend on it. It bounds the device memory of an update of offloaded memory: two tiles.
+  std::size_t sub_group_size = 1'000'000'000;
+  /// zero1 to zero3 on a CUDA device: optimizer state and masters lie in host memory. An update copies them
+  /// tile by tile to the device and back, two tiles at a time. On the host all is there already.
+  OffloadOptions offload_optimizer;
+  /// zero3 on a CUDA device: the values of a rank, but for persistent ones, lie in host memory, and are
+  /// copied to the device where they are gathered. On the host all is there already.
+  OffloadOptions offload_param;
   UnusedParameterPolicy unused_parameters = UnusedParameterPolicy::pytorch;
   /// False: a parameter of which a rank has computed no gradient since zero_grad() is an error of
   /// finish_gradients(), with its name and ranks. Frozen parameters are not unused. PyTorch's default is
@@ -63,8 +73,8 @@ struct StrategyOptions {
   bool broadcast_buffers = true;
 };
 
-/// The options. Errc::invalid_argument for a precision that does not exist.
-StrategyOptions checked(StrategyOptions);
+/// The options. Errc::invalid_argument for a precision that does not exist, and for what the plan has not.
+StrategyOptions checked(StrategyOptions, const ShardingPlan&);
 /// Sizes and alignment of buckets.
 BucketOptions bucket_options(const StrategyOptions&, const ShardingPlan&, const Communicator&);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "comm/core/error.h"
+#include "comm/device/memory.h"
 #include "sharding/memory/host_staging.h"
 #include "tensor/ops.h"
 
@@ -16,6 +17,7 @@ void ValueAccess::fill(const Fill& fill) {
   };
   release();
   model_.values().release();
+  model_.wait_offloaded();
   for (const StoredValue& stored : model_.values().stored())
     write(stored.values, *stored.parameter, stored.elements);
   if (!model_.options().precision.mixed()) return;
@@ -30,6 +32,7 @@ void ValueAccess::visit_owned(const Visit& visit) const {
   const auto read = [&](const Tensor& from, const Parameter& p, Range elements) {
     read_via_host(from, runtime_.stream, [&](const float* value) { visit(p, elements, value); });
   };
+  model_.wait_offloaded();
   const FlatLayout& layout = model_.layout();
   for (int b = 0; b < layout.size(); ++b) {
     const Tensor values = model_.updated_f32(b);
@@ -62,12 +65,15 @@ Tensor ValueAccess::whole_master(int member) {
   const Shape& shape = model_.parameters().member(member).shape;
   const Tensor& mine = model_.masters()[static_cast<std::size_t>(place.bucket)];
   const std::size_t count = model_.layout().bucket(place.bucket).count;
-  if (mine.count() == count) return mine.view(place.offset, shape);
+  if (mine.count() == count && mine.device() == runtime_.stream.device())
+    return mine.view(place.offset, shape);
   if (gathered_bucket_ != place.bucket) {
     release();  // before memory is allocated
     gathered_ = runtime_.transient.allocate({count});
+    const Tensor part = gathered_.view(model_.layout().updated(place.bucket).begin, mine.shape());
+    memcpy_async(part.raw(), mine.raw(), mine.bytes(), runtime_.stream);  // from the device or the host
     runtime_.exposed.wait(
-        runtime_.communicator.all_gather(mine.buffer(), gathered_.buffer(), runtime_.stream),
+        runtime_.communicator.all_gather(part.buffer(), gathered_.buffer(), runtime_.stream),
         runtime_.stream);
     gathered_bucket_ = place.bucket;
   }

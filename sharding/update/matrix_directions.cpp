@@ -70,8 +70,9 @@ void MatrixDirections::collect(int bucket, const Optimizer& optimizer, UpdateSpa
   const Tensor all = runtime_.transient.allocate({layout.bucket(bucket).count});
   const Range own = layout.updated(bucket);
   ops::fill(all.view(own.begin, {own.count()}), 0, stream);
-  for (const UpdateSpans::Call& call :
-       spans.calls(bucket, updates, all.data<float>(), [&](int m) { return is_matrix(m); })) {
+  const Tile tile = whole_tile(model_, bucket);
+  for (const UpdateSpans::Call& call : spans.calls(tile, in_place(model_, tile), updates, all.data<float>(),
+                                                   [&](int m) { return is_matrix(m); })) {
     UpdateScale with_missed = scale;
     with_missed.missed = call.missed;
     optimizer.direct(call.spans, with_missed, stream);

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "comm/core/error.h"
-#include "comm/device/allocate.h"
 #include "sharding/memory/host_staging.h"
 #include "tensor/ops.h"
 
@@ -52,11 +51,11 @@ void OptimizerState::allocate() {
             static_cast<std::ptrdiff_t>(count) - static_cast<std::ptrdiff_t>(e.range.begin);
         count += e.range.count();
       }
-      memory_[s].push_back(count ? Tensor::zeros({count}, DType::f32, allocator_on(runtime_.stream.device()))
-                                 : Tensor());
+      memory_[s].push_back(count ? Tensor::zeros({count}, DType::f32, model_.state_allocator(b)) : Tensor());
     }
   each(false, [&](const StateSpec& state, const Parameter&, Range, const Tensor& values) {
-    if (state.initial != 0) ops::fill(values, state.initial, runtime_.stream);
+    if (state.initial != 0)
+      ops::fill(values, state.initial, values.device() == Device{} ? Stream() : runtime_.stream);
   });
 }
 
@@ -68,7 +67,22 @@ float* OptimizerState::at(std::size_t s, int member, std::size_t offset) const {
 }
 
 Tensor OptimizerState::tensor(std::size_t s, int member, std::size_t offset, std::size_t count) const {
-  return Tensor::borrow(at(s, member, offset), {count}, DType::f32, runtime_.stream.device());
+  const auto bucket = static_cast<std::size_t>(model_.layout().place(member).bucket);
+  return Tensor::borrow(at(s, member, offset), {count}, DType::f32, memory_[s][bucket].device());
+}
+
+Tensor OptimizerState::part(std::size_t s, int bucket, Range range) const {
+  const float* begin = nullptr;
+  std::size_t count = 0;
+  for (const Extent& e : extents(bucket)) {
+    const Range here = intersect(e.range, range);
+    if (!here.count() || states_of(e.member).size() <= s) continue;
+    if (!begin) begin = at(s, e.member, here.begin);
+    count += here.count();
+  }
+  if (!begin) return {};
+  const Tensor& all = memory_[s][static_cast<std::size_t>(bucket)];
+  return all.view(static_cast<std::size_t>(begin - all.data<float>()), {count});
 }
 
 template <class F>
@@ -99,23 +113,25 @@ void OptimizerState::move(const BucketLayout& before) {
 }
 
 void OptimizerState::fill(const Fill& fill) const {
+  model_.wait_offloaded();
   each(false, [&](const StateSpec& state, const Parameter& p, Range elements, const Tensor& values) {
     write_via_host(values, runtime_.stream, [&](float* out) { fill(state.name, p, elements, out); });
   });
 }
 
 void OptimizerState::visit(const Visit& visit) const {
+  model_.wait_offloaded();
   each(true, [&](const StateSpec& state, const Parameter& p, Range elements, const Tensor& values) {
     read_via_host(values, runtime_.stream,
                   [&](const float* value) { visit(state.name, p, elements, value); });
   });
 }
 
-std::size_t OptimizerState::bytes() const {
-  std::size_t total = 0;
+HeldBytes OptimizerState::bytes() const {
+  HeldBytes held;
   for (const Buckets& buckets : memory_)
-    for (const Tensor& t : buckets) total += t.bytes();
-  return total;
+    for (const Tensor& t : buckets) held.add(t, runtime_.stream.device());
+  return held;
 }
 
 }  // namespace rz

@@ -12,7 +12,8 @@
 
 namespace rz {
 
-/// f32 values, bucket by bucket. A member has the states of its group and takes no memory for others.
+/// f32 values, bucket by bucket, in memory of ShardedModel::state_allocator(). A member has the states of its
+/// group and takes no memory for others.
 class OptimizerState {
  public:
   /// Writes `elements` of a state of a flat parameter to out[0, elements.count()).
@@ -33,13 +34,16 @@ class OptimizerState {
   /// State number s of the element of `member` at an offset of its bucket, within the updated range.
   /// Consecutive members of one group are contiguous. Null if the member has no such state.
   float* at(std::size_t s, int member, std::size_t offset) const;
+  /// State number s of the elements in a range of a bucket, which are contiguous. Undefined if there are
+  /// none.
+  Tensor part(std::size_t s, int bucket, Range) const;
 
   /// Calls fill for the states of all elements that this rank updates. Not collective.
   void fill(const Fill&) const;
   /// Visits the states that this rank exports. Over all ranks, each element is visited once. Not collective.
   void visit(const Visit&) const;
   /// Bytes held, padding included; 0 before prepare().
-  std::size_t bytes() const;
+  HeldBytes bytes() const;
 
  private:
   using Buckets = std::vector<Tensor>;

@@ -6,7 +6,7 @@
 
 namespace rz {
 
-void ParameterNorms::measure(const Optimizer& optimizer, UpdateSpans& spans,
+void ParameterNorms::measure(const Optimizer& optimizer, UpdateTiles& tiles, UpdateSpans& spans,
                              std::span<const MemberUpdate> updates, const DeviceConstants& constants,
                              UpdateScale& scale, const std::function<bool(int member)>& filter,
                              const Stream& stream) {
@@ -21,12 +21,15 @@ void ParameterNorms::measure(const Optimizer& optimizer, UpdateSpans& spans,
   if (on_device) memset_async(device_sums_.raw(), 0, device_sums_.bytes(), stream);
   const NormSums sums{sums_, on_device ? device_sums_.data<std::int64_t>() : nullptr};
   for (int b = 0; b < model_.layout().size(); ++b)
-    for (const UpdateSpans::Call& call : spans.calls(b, updates, nullptr, filter)) {
-      UpdateScale own = scale;
-      own.missed = call.missed;
-      if (scale.constants) own.constants = constants.of(call.missed, call.first);
-      optimizer.measure(call.spans, own, sums, stream);
-    }
+    tiles.each(b, stream, [&](const Tile& tile, const TileMemory& memory) {
+      for (const UpdateSpans::Call& call : spans.calls(tile, memory, updates, nullptr, filter)) {
+        UpdateScale own = scale;
+        own.missed = call.missed;
+        if (scale.constants) own.constants = constants.of(call.missed, call.first);
+        optimizer.measure(call.spans, own, sums, stream);
+      }
+    });
+  tiles.finish(stream);
   if (model_.layout().state() == Placement::sharded) add_over_ranks(stream);
   if (on_device) {
     ops::device_ops().optimizer.read_sums(device_norms_.data<double>(), device_sums_.data<std::int64_t>(),

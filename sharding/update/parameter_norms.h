@@ -9,6 +9,7 @@
 #include "sharding/stores/sharded_model.h"
 #include "sharding/update/device_constants.h"
 #include "sharding/update/update_spans.h"
+#include "sharding/update/update_tiles.h"
 
 namespace rz {
 
@@ -21,8 +22,9 @@ class ParameterNorms {
 
   /// Advances the state of the members that the filter accepts, and sets the norms of the scale, which are
   /// valid until the next call. Collective; on a device the host does not wait.
-  void measure(const Optimizer&, UpdateSpans&, std::span<const MemberUpdate>, const DeviceConstants&,
-               UpdateScale&, const std::function<bool(int member)>& filter, const Stream&);
+  void measure(const Optimizer&, UpdateTiles&, UpdateSpans&, std::span<const MemberUpdate>,
+               const DeviceConstants&, UpdateScale&, const std::function<bool(int member)>& filter,
+               const Stream&);
 
  private:
   void add_over_ranks(const Stream&);

@@ -5,16 +5,16 @@
 
 namespace rz {
 
-std::span<const UpdateSpans::Call> UpdateSpans::calls(int bucket, std::span<const MemberUpdate> updates,
+std::span<const UpdateSpans::Call> UpdateSpans::calls(const Tile& tile, const TileMemory& memory,
+                                                      std::span<const MemberUpdate> updates,
                                                       float* directions,
                                                       const std::function<bool(int member)>& filter) {
-  const FlatLayout& layout = model_.layout();
-  runs_ = member_runs(layout.buckets(), bucket, layout.updated(bucket), updates, std::move(runs_));
+  runs_ = member_runs(model_.layout().buckets(), tile.bucket, tile.range, updates, std::move(runs_));
   if (filter) std::erase_if(runs_, [&](const MemberRun& run) { return !filter(run.first); });
   std::ranges::sort(runs_, {},
                     [](const MemberRun& run) { return std::pair(run.update.missed, run.range.begin); });
   spans_.clear(), calls_.clear();
-  for (const MemberRun& run : runs_) spans_.push_back(span(run, bucket, directions));
+  for (const MemberRun& run : runs_) spans_.push_back(span(run, tile, memory, directions));
   for (std::size_t begin = 0, end = 0; begin < runs_.size(); begin = end) {
     const std::int64_t missed = runs_[begin].update.missed;
     while (end < runs_.size() && runs_[end].update.missed == missed) ++end;
@@ -23,23 +23,28 @@ std::span<const UpdateSpans::Call> UpdateSpans::calls(int bucket, std::span<cons
   return calls_;
 }
 
-UpdateSpan UpdateSpans::span(const MemberRun& run, int bucket, float* directions) const {
-  const std::size_t at = run.range.begin - model_.layout().updated(bucket).begin;
-  const Tensor values = model_.updated_f32(bucket), &gradients = model_.gradients().mean(bucket);
+UpdateSpan UpdateSpans::span(const MemberRun& run, const Tile& tile, const TileMemory& memory,
+                             float* directions) const {
+  const std::size_t at = run.range.begin - tile.range.begin,
+                    updated = run.range.begin - model_.layout().updated(tile.bucket).begin;
+  const Tensor& gradients = model_.gradients().mean(tile.bucket);
   UpdateSpan span;
-  span.value = values.data<float>() + at;
-  span.gradient = gradients.raw() + at * size_of(gradients.dtype());
+  span.value = memory.value + at;
+  span.gradient = gradients.raw() + updated * size_of(gradients.dtype());
   span.gradient_dtype = gradients.dtype();
-  if (model_.options().precision.mixed()) {
-    const Tensor working = model_.values().updated(bucket);
-    span.working = working.raw() + at * size_of(working.dtype());
-    span.working_dtype = working.dtype();
+  if (memory.working) {
+    span.working_dtype = model_.options().precision.parameters;
+    span.working = memory.working + at * size_of(span.working_dtype);
   }
   span.count = run.range.count();
   span.group = run.update.group;
   span.member = run.first;
   if (directions) span.direction = directions + run.range.begin;
-  for (std::size_t s = 0; s < max_states; ++s) span.state[s] = state_.at(s, run.first, run.range.begin);
+  for (std::size_t s = 0; s < max_states; ++s) {
+    const TileMemory::State& moved = memory.states[s];
+    float* const stored = state_.at(s, run.first, run.range.begin);
+    span.state[s] = stored && moved.used ? moved.used + (stored - moved.stored) : stored;
+  }
   return span;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Spans of a bucket for calls of an optimizer.
+/// Spans of a tile for calls of an optimizer.
 
 #include <functional>
 #include <span>
@@ -9,6 +9,7 @@
 #include "sharding/optim/optimizer.h"
 #include "sharding/stores/sharded_model.h"
 #include "sharding/update/optimizer_state.h"
+#include "sharding/update/tile.h"
 
 namespace rz {
 
@@ -18,19 +19,20 @@ class UpdateSpans {
   /// Both must outlive the object.
   UpdateSpans(const ShardedModel& model, const OptimizerState& state) : model_(model), state_(state) {}
 
-  /// Some of the elements of a bucket. Members that missed the same number of updates are one call.
+  /// Some of the elements of a tile. Members that missed the same number of updates are one call.
   struct Call {
     std::span<const UpdateSpan> spans;
     std::int64_t missed;
     int first;  ///< the first member
   };
-  /// The calls of a bucket for the members that the filter accepts, if there is one. `directions`: those of
-  /// the whole bucket, or null. Valid until the next call.
-  std::span<const Call> calls(int bucket, std::span<const MemberUpdate>, float* directions = nullptr,
+  /// The calls of a tile for the members that the filter accepts, if there is one. `directions`: those of the
+  /// whole bucket, or null. Valid until the next call.
+  std::span<const Call> calls(const Tile&, const TileMemory&, std::span<const MemberUpdate>,
+                              float* directions = nullptr,
                               const std::function<bool(int member)>& filter = {});
 
  private:
-  UpdateSpan span(const MemberRun&, int bucket, float* directions) const;
+  UpdateSpan span(const MemberRun&, const Tile&, const TileMemory&, float* directions) const;
 
   const ShardedModel& model_;
   const OptimizerState& state_;

@@ -8,13 +8,15 @@
 
 namespace rz {
 
-Updater::Updater(ShardedModel& model, MemberUpdates& members, bool overlap, Runtime& runtime)
+Updater::Updater(ShardedModel& model, MemberUpdates& members, bool overlap, std::size_t sub_group_size,
+                 Runtime& runtime)
     : model_(model),
       members_(members),
       overlap_(overlap),
       runtime_(runtime),
       state_(model, runtime),
       spans_(model, state_),
+      tiles_(model, state_, sub_group_size, runtime),
       norms_(model, runtime),
       directions_(model, runtime) {}
 
@@ -65,7 +67,7 @@ void Updater::update(Optimizer& optimizer, const UpdateScale& given, const Strea
   if (prepared && scale.device_outcome) scale.constants = constants_.of(0, 0);
   if (has(optimizer, Grain::parameter))
     norms_.measure(
-        optimizer, spans_, updates, constants_, scale,
+        optimizer, tiles_, spans_, updates, constants_, scale,
         [&](int m) {
           return optimizer.grain(updates[static_cast<std::size_t>(m)].group) == Grain::parameter;
         },
@@ -76,6 +78,7 @@ void Updater::update(Optimizer& optimizer, const UpdateScale& given, const Strea
     published_.push_back(model_.values().publish(b, stream));
     if (!overlap_) runtime_.exposed.wait(published_.back(), stream);
   }
+  tiles_.finish(stream);
   for (const Work& work : published_) runtime_.exposed.wait(work, stream);
   published_.clear();
 }
@@ -84,12 +87,14 @@ void Updater::update_bucket(int bucket, const Optimizer& optimizer, std::span<co
                             const UpdateScale& scale, const Stream& stream) {
   const Tensor directions = directions_.distribute(bucket, updates, stream);
   float* const at = directions.defined() ? directions.data<float>() : nullptr;
-  for (const UpdateSpans::Call& call : spans_.calls(bucket, updates, at)) {
-    UpdateScale own = scale;
-    own.missed = call.missed;
-    if (scale.constants) own.constants = constants_.of(call.missed, call.first);
-    optimizer.update(call.spans, own, stream);
-  }
+  tiles_.each(bucket, stream, [&](const Tile& tile, const TileMemory& memory) {
+    for (const UpdateSpans::Call& call : spans_.calls(tile, memory, updates, at)) {
+      UpdateScale own = scale;
+      own.missed = call.missed;
+      if (scale.constants) own.constants = constants_.of(call.missed, call.first);
+      optimizer.update(call.spans, own, stream);
+    }
+  });
 }
 
 void Updater::prepare(Optimizer& optimizer, const Stream& stream) {

@@ -13,14 +13,17 @@
 #include "sharding/update/optimizer_state.h"
 #include "sharding/update/parameter_norms.h"
 #include "sharding/update/update_spans.h"
+#include "sharding/update/update_tiles.h"
 
 namespace rz {
 
-/// Owns the optimizer state, and updates and publishes values bucket by bucket.
+/// Owns the optimizer state, and updates and publishes values bucket by bucket, a bucket tile by tile. The
+/// tiles of LAMB are measured before any is updated. Muon orthogonalizes whole matrices, before the tiles.
 class Updater {
  public:
   /// All references must outlive the updater. `overlap`: publish a bucket while the next one is updated.
-  Updater(ShardedModel&, MemberUpdates&, bool overlap, Runtime&);
+  /// `sub_group_size`: maximum of elements in a tile; results do not depend on it.
+  Updater(ShardedModel&, MemberUpdates&, bool overlap, std::size_t sub_group_size, Runtime&);
 
   /// Updates all values from the means of the gradients. Collective. Errc::mismatch if the optimizers of the
   /// ranks differ.
@@ -47,6 +50,7 @@ class Updater {
   Runtime& runtime_;
   OptimizerState state_;
   UpdateSpans spans_;
+  UpdateTiles tiles_;
   ParameterNorms norms_;
   MatrixDirections directions_;
   DeviceConstants constants_;

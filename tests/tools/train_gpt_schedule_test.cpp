@@ -88,6 +88,24 @@ TEST(TrainGptSchedule, TheFlagsReachTheEngine) {
   EXPECT_FALSE(strategy_options_of(o, plain).overlap_comm);
 }
 
+TEST(TrainGptSchedule, OffloadReachesTheStrategiesThatHaveIt) {
+  Inputs in = inputs_of(R"({"train_batch_size": 4, "optimizer": {"type": "SGD"},
+    "zero_optimization": {"stage": 3, "sub_group_size": 5000,
+    "offload_optimizer": {"device": "cpu", "pin_memory": false}, "offload_param": {"device": "cpu"}}})");
+  const auto options = [&](StrategyKind kind) {
+    in.strategy = kind;
+    return trainer_options(Options(), in, 1).strategy_options;
+  };
+  const OffloadOptions pinned{.device = OffloadDevice::cpu},
+      pageable{.device = OffloadDevice::cpu, .pin_memory = false};
+  EXPECT_EQ(options(StrategyKind::zero3).sub_group_size, 5000u);
+  EXPECT_EQ(options(StrategyKind::zero3).offload_optimizer, pageable);
+  EXPECT_EQ(options(StrategyKind::zero3).offload_param, pinned);
+  EXPECT_EQ(options(StrategyKind::zero2).offload_optimizer, pageable);
+  EXPECT_EQ(options(StrategyKind::zero2).offload_param.device, OffloadDevice::none);
+  EXPECT_EQ(options(StrategyKind::ddp).offload_optimizer.device, OffloadDevice::none);
+}
+
 TEST(TrainGptSchedule, EveryTypeIsMade) {
   using Type = OptimizerConfig::Type;
   const std::pair<Type, const char*> types[] = {

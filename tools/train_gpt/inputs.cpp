@@ -55,16 +55,6 @@ void check_optimizer(const Options& o, DsConfig& ds) {
       concat(ds.file, ": scheduler.params.cycle_momentum: has no effect: SGD has no betas, as in DeepSpeed"));
 }
 
-void check_offload(const Options& o, const DsConfig& ds) {
-  const auto check_one = [&](const char* key, const OffloadConfig& offload) {
-    require(offload.device == OffloadConfig::Device::none || o.device == "host", Errc::unsupported, ds.file,
-            ": zero_optimization.", key, ".device: not supported in this build yet: \"cpu\" with --device ",
-            o.device, "; use \"none\"");
-  };
-  check_one("offload_param", ds.zero.offload_param);
-  check_one("offload_optimizer", ds.zero.offload_optimizer);
-}
-
 void read_tokens(const Options& o, Inputs& in) {
   if (in.samples > 0) return;
   in.tokens = o.tokens.empty() ? Tokens::from_text(o.data, std::array{o.save, o.metrics})
@@ -134,7 +124,6 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   in.ds = read_config(o, in, ranks);
   in.sizes = required_sizes(in.ds);
   check_optimizer(o, in.ds);
-  check_offload(o, in.ds);
   in.strategy = strategy_of(o, in.ds);
   check_sample(o, config);
   if (rank == 0) check_outputs(o);

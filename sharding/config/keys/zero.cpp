@@ -31,8 +31,9 @@ constexpr KeySpec zero[] = {
     applied("ignore_unused_parameters", boolean, "true",
             "false: a parameter that no loss reaches on some rank is an error, with names and ranks; true: "
             "see ringzero.unused_parameters"),
-    elements({"sub_group_size", integer, "1000000000", Treatment::accepted,
-              "updates run in place, without a tile of their own"}),
+    elements(
+        applied("sub_group_size", integer, "1000000000",
+                "elements of a tile of an update, a multiple of 64; offloaded memory is copied by tiles")),
     section("offload_param", "null", "without effect below stage 3"),
     section("offload_optimizer", "null", "without effect at stage 0"),
     elements(applied("stage3_prefetch_bucket_size", integer, "50000000",
@@ -72,15 +73,16 @@ constexpr KeySpec zero[] = {
     accepted("save_muon_momentum_buffer_in_memory", "false", "states stay in memory"),
 };
 
-constexpr const char* device_note =
-    "cpu: on the host all memory is there already; on a CUDA device it is refused so far";
-constexpr KeySpec device =
-    applied("device", choice, "\"none\"", device_note).one_of("[\"none\", \"cpu\", \"nvme\"]");
+constexpr KeySpec device(const char* note) {
+  return applied("device", choice, "\"none\"", note).one_of("[\"none\", \"cpu\", \"nvme\"]");
+}
 constexpr KeySpec path = accepted("nvme_path", "null", "nvme is refused");
-constexpr KeySpec pinned = accepted("pin_memory", "true", "memory for copies to a device is always pinned");
+constexpr KeySpec pinned = applied("pin_memory", boolean, "true",
+                                   "copies overlap with computation; without it the host waits for them");
 
 constexpr KeySpec offload_param[] = {
-    device,
+    device("cpu: values of a rank lie in host memory, persistent ones excepted; on the host all is there "
+           "already"),
     path,
     pinned,
     accepted("buffer_count", "5", "of nvme"),
@@ -88,10 +90,13 @@ constexpr KeySpec offload_param[] = {
     accepted("max_in_cpu", "1000000000", "of nvme"),
 };
 constexpr KeySpec offload_optimizer[] = {
-    device,
+    device(
+        "cpu: state and masters lie in host memory, and are updated on the device; on the host all is there "
+        "already"),
     path,
     pinned,
-    applied("ratio", number, "1.0", "share of the state that is offloaded; stage 3 only below 1")
+    applied("ratio", number, "1.0",
+            "least share of the state that is offloaded, in whole buckets; below 1 at stage 3 only")
         .within(0, 1),
     accepted("buffer_count", "4", "of nvme"),
     accepted("pipeline_read", "false", "of nvme"),

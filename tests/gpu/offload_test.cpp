@@ -1,0 +1,227 @@
+// Training with optimizer state, masters and values in host memory has the bits of training without, for
+// every strategy, tile and precision; what lies where is counted exactly.
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+
+#include "comm/device/cuda_runtime.h"
+#include "comm/device/graph.h"
+#include "sharding/optim/optimizers.h"
+#include "tests/gpu/on_device.h"
+#include "tests/support/error_of.h"
+#include "tests/support/ranks.h"
+#include "tests/support/train_tiny.h"
+
+namespace rz::test {
+namespace {
+
+using Type = OptimizerConfig::Type;
+constexpr Precision brain{DType::bf16, DType::bf16}, half{DType::f16, DType::f16};
+constexpr OffloadOptions pinned{.device = OffloadDevice::cpu},
+    pageable{.device = OffloadDevice::cpu, .pin_memory = false},
+    a_half{.device = OffloadDevice::cpu, .ratio = 0.5};
+
+CommOptions on_a_device(int rank) {
+  CommOptions o;
+  o.backend = "peer_cuda";
+  o.device = {Device::cuda, rank % cuda::device_count()};
+  o.timeout = std::chrono::seconds(60);
+  return o;
+}
+
+struct Case {
+  const char* name;
+  StrategyKind kind;
+  int ranks;
+  Precision precision;
+  OffloadOptions state, values;
+  std::size_t sub_group_size = 1'000'000'000;
+  Type type = Type::adamw;
+  bool overflow = false;       ///< the first two updates are skipped
+  std::size_t persistent = 0;  ///< param_persistence_threshold
+  bool one_bucket = false;
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+/// All values and states, by name and first element; and what the updates reported.
+struct Result {
+  Reports reports;
+  std::map<std::string, std::vector<float>> elements;
+  MemoryReport memory;  ///< of rank 0
+};
+
+Result run(const Case& c, bool offloads, int graph_updates = 0, int updates = 3) {
+  const Folder folder;
+  TinyRun run = smallest_run(c.kind, c.ranks, folder);
+  if (c.ranks == 3) run.c.batch = 3;
+  run.options.batches.sizes = {run.c.batch, run.c.batch / c.ranks, 1};
+  StrategyOptions& o = run.options.strategy_options;
+  o.precision = c.precision;
+  if (c.one_bucket) o.reduce_bucket_size = o.first_bucket_size = 1 << 20;
+  o.gathers.param_persistence_threshold = c.persistent;
+  if (offloads)
+    o.offload_optimizer = c.state, o.offload_param = c.values, o.sub_group_size = c.sub_group_size;
+  run.options.optimizer = {.type = c.type, .lr = 1e-2, .momentum = 0.9, .weight_decay = 0.1};
+  run.options.skip_overflow = c.precision.parameters == DType::f16;
+  run.options.loss_scale.fixed = c.overflow ? 0 : 1024;
+  run.options.loss_scale.initial_power = 32;
+  run.options.graph = graph_updates > 0;
+  run.comm = on_a_device;
+  Result result;
+  std::mutex mutex;
+  run.afterwards = [&](train_gpt::Trainer& trainer, int rank) {
+    const std::lock_guard lock(mutex);
+    const auto keep = [&](const std::string& what, const Parameter& p, Range r, const float* x) {
+      result.elements[concat(what, " of ", p.name, " from ", r.begin)].assign(x, x + r.count());
+    };
+    trainer.strategy().visit_owned(
+        [&](const Parameter& p, Range r, const float* x) { keep("value", p, r, x); });
+    trainer.strategy().visit_optimizer_state(
+        [&](const std::string& state, const Parameter& p, Range r, const float* x) { keep(state, p, r, x); });
+    if (rank == 0) result.memory = trainer.strategy().memory();
+    EXPECT_EQ(trainer.ran_graph(), updates > 3 && graph_updates > 0);
+  };
+  result.reports = train(run, updates);
+  return result;
+}
+
+void expect_same(const Result& with, const Result& without) {
+  expect_same_bits(with.reports, without.reports, "offloaded");
+  ASSERT_EQ(with.elements.size(), without.elements.size());
+  for (const auto& [name, values] : without.elements) EXPECT_EQ(with.elements.at(name), values) << name;
+}
+
+class Offload : public OnDevice, public testing::WithParamInterface<Case> {};
+
+TEST_P(Offload, HasTheSameBits) {
+  const Result without = run(GetParam(), false);
+  for (int seed = 1; seed <= schedules(2); ++seed) {
+    reschedule(static_cast<std::uint64_t>(seed));
+    const Result with = run(GetParam(), true);
+    expect_same(with, without);
+    EXPECT_EQ(with.reports.front().skipped, GetParam().overflow);
+    EXPECT_GT(with.memory.offloaded.total(), 0u);
+    EXPECT_EQ(with.memory.offloaded.total() + with.memory.total() - with.memory.transient,
+              without.memory.total() - without.memory.transient);
+  }
+}
+
+const Case cases[] = {
+    {"zero3_bf16", StrategyKind::zero3, 2, brain, pinned, pinned, 256},
+    {"zero1", StrategyKind::zero1, 2, {}, pinned, {}, 192},
+    {"zero2_bf16_on_4", StrategyKind::zero2, 4, brain, pinned, {}, 64},
+    {"zero3_values_alone", StrategyKind::zero3, 2, {}, {}, pinned, 1000},
+    {"zero3_state_alone", StrategyKind::zero3, 3, {}, pinned, {}, 320},
+    {"zero3_f16_skips", StrategyKind::zero3, 2, half, pinned, pinned, 512, Type::adamw, true},
+    {"lamb", StrategyKind::zero3, 2, brain, pinned, pinned, 256, Type::lamb},
+    // Its one tile is stored by the measurement, and fetched by the update.
+    {"lamb_in_one_tile", StrategyKind::zero1, 2, brain, pinned, {}, 1 << 20, Type::lamb, false, 0, true},
+    {"lion_on_1", StrategyKind::zero3, 1, brain, pinned, pinned, 704, Type::lion},
+    {"adagrad", StrategyKind::zero2, 2, {}, pinned, {}, 1, Type::adagrad},
+    {"persistent", StrategyKind::zero3, 2, brain, pinned, pinned, 256, Type::adamw, false, 256},
+    {"half_of_it", StrategyKind::zero3, 2, brain, a_half, {}, 256},
+    {"pageable", StrategyKind::zero3, 2, brain, pageable, pageable, 512},
+};
+INSTANTIATE_TEST_SUITE_P(Cases, Offload,
+                         testing::ValuesIn(std::begin(cases), checks_addresses ? cases + 1 : std::end(cases)),
+                         [](const auto& info) { return info.param.name; });
+
+class OffloadOnDevice : public OnDevice {};
+
+/// State and masters of all buckets, or of the first ones that have at least the share.
+TEST_F(OffloadOnDevice, MemoryIsCountedWhereItLies) {
+  const Case c{"", StrategyKind::zero3, 2, brain, pinned, pinned, 256};
+  const MemoryReport all = run(c, true, 0, 1).memory, none = run(c, false, 0, 1).memory;
+  EXPECT_EQ(all.offloaded, (OffloadedMemory{none.parameters, none.masters, none.optimizer_state}));
+  EXPECT_EQ(all.parameters + all.masters + all.optimizer_state, 0u);
+  EXPECT_EQ(all.gradients, none.gradients);
+  EXPECT_EQ(none.masters, 2 * none.parameters);
+  Case part = c;
+  part.state = a_half, part.values = {}, part.persistent = 1 << 20;
+  const MemoryReport halved = run(part, true, 0, 1).memory;
+  EXPECT_EQ(halved.offloaded.parameters, 0u);
+  EXPECT_EQ(halved.offloaded.optimizer_state, 2 * halved.offloaded.masters);
+  EXPECT_EQ(halved.offloaded.masters + halved.masters, none.masters);
+  EXPECT_GE(2 * halved.offloaded.masters, none.masters);
+  EXPECT_LT(halved.offloaded.masters, none.masters);
+  part.state = pinned, part.values = pinned;
+  const MemoryReport persistent = run(part, true, 0, 1).memory;
+  EXPECT_EQ(persistent.parameters, 2 * none.parameters) << "whole on each of two ranks";
+  EXPECT_EQ(persistent.offloaded.parameters, 0u);
+}
+
+/// A master and two states of each element, for two tiles.
+TEST_F(OffloadOnDevice, AnUpdateHoldsTwoTiles) {
+  Case c{"", StrategyKind::zero1, 2, brain, pinned, {}};
+  EXPECT_EQ(run(c, false, 0, 1).memory.transient_peak, 0u);
+  for (const std::size_t size : {64, 128, 200}) {
+    c.sub_group_size = size;
+    EXPECT_EQ(run(c, true, 0, 1).memory.transient_peak, 2 * 3 * 4 * (size / 64 * 64)) << size;
+  }
+}
+
+TEST_F(OffloadOnDevice, AGraphHasTheSameBits) {
+  const Case c{"", StrategyKind::zero3, 2, brain, pinned, pinned, 512, Type::lamb};
+  const Result without = run(c, false, 0, 6);
+  expect_same(run(c, true, 1, 6), without);
+}
+
+TEST_F(OffloadOnDevice, WhatIsNotPinnedIsNotCaptured) {
+  Communicator comm = Communicator::connect(0, 1, memory_store(), on_a_device(0));
+  Gpt2 model({.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32});
+  const auto strategy = make_strategy(StrategyKind::zero3, model, comm, {.offload_param = pageable});
+  EXPECT_FALSE(strategy->capturable());
+  Tape tape(stream);
+  strategy->attach(tape);
+  const Tensor tokens = to_device(std::vector<std::int32_t>(8, 1), {1, 8}, stream);
+  const auto forward = [&] {
+    const Tape::NoGrad no_grad(tape);
+    model.forward(tape, tokens, tokens);
+    tape.reset();
+  };
+  forward();
+  const Error e = error_of([&] { capture(stream, forward); });
+  EXPECT_EQ(e.code(), Errc::unsupported);
+  EXPECT_NE(std::string(e.what()).find("set pin_memory"), std::string::npos) << e.what();
+}
+
+/// Values and states that were written on the host are those that are read, from host memory and gathered.
+TEST_F(OffloadOnDevice, ValuesAndStatesAreImportedAndExported) {
+  constexpr int ranks = 2;
+  const auto exact = [](const Parameter& p, std::size_t i) {
+    return static_cast<float>(i % 509) + static_cast<float>(p.name.size()) + 0x1p-13f;
+  };
+  run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, ranks, std::move(store), on_a_device(rank));
+    Gpt2 model({.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32});
+    const auto s = make_strategy(StrategyKind::zero3, model, comm,
+                                 {.precision = brain, .offload_optimizer = pinned, .offload_param = pinned});
+    s->fill_parameters([&](const Parameter& p, Range r, float* out) {
+      for (std::size_t i = r.begin; i < r.end; ++i) out[i - r.begin] = exact(p, i);
+    });
+    const auto adamw = make_adamw({});
+    s->fill_optimizer_state(*adamw, [&](const std::string& state, const Parameter& p, Range r, float* out) {
+      for (std::size_t i = r.begin; i < r.end; ++i)
+        out[i - r.begin] = exact(p, i) * (state == "exp_avg" ? 2.0f : 4.0f);
+    });
+    s->visit_owned([&](const Parameter& p, Range r, const float* x) {
+      for (std::size_t i = r.begin; i < r.end; ++i) ASSERT_EQ(x[i - r.begin], exact(p, i));
+    });
+    s->visit_optimizer_state([&](const std::string& state, const Parameter& p, Range r, const float* x) {
+      for (std::size_t i = r.begin; i < r.end; ++i)
+        ASSERT_EQ(x[i - r.begin], exact(p, i) * (state == "exp_avg" ? 2.0f : 4.0f));
+    });
+    const Stream reader = Stream::create(comm.options().device);
+    for (const Parameter* p : model.parameters()) {
+      const Tensor whole = s->full_value(*p, reader).on_host(reader);
+      for (std::size_t i = 0; i < whole.count(); ++i)
+        ASSERT_EQ(whole.data<float>()[i], exact(*p, i)) << p->name;
+    }
+    comm.barrier().wait();
+  });
+}
+
+}  // namespace
+}  // namespace rz::test
