@@ -5,15 +5,10 @@
 
 namespace rz {
 
-FlatLayout::FlatLayout(const ModelParameters& parameters, BucketLayout buckets, Placement state,
-                       const Communicator& communicator)
-    : parameters_(parameters),
-      buckets_(std::move(buckets)),
-      state_(state),
-      rank_(communicator.rank()),
-      ranks_(communicator.size()) {}
+FlatLayout::FlatLayout(const ModelParameters& parameters, BucketLayout buckets, Placement state, RankOf rank)
+    : parameters_(parameters), buckets_(std::move(buckets)), state_(state), rank_(rank) {}
 
-Range FlatLayout::shard(int b) const { return shard_range(bucket(b).count, rank_, ranks_); }
+Range FlatLayout::shard(int b) const { return shard_range(bucket(b).count, rank_.rank, rank_.ranks); }
 
 Range FlatLayout::updated(int b) const {
   return state_ == Placement::replicated ? Range{0, bucket(b).count} : shard(b);

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "comm/bucket_scheduler.h"
-#include "comm/communicator.h"
 #include "sharding/layout/model_parameters.h"
 #include "sharding/layout/partition.h"
 #include "sharding/layout/sharding_plan.h"
@@ -18,7 +17,7 @@ namespace rz {
 class FlatLayout {
  public:
   /// The parameters must outlive the layout.
-  FlatLayout(const ModelParameters&, BucketLayout, Placement state, const Communicator&);
+  FlatLayout(const ModelParameters&, BucketLayout, Placement state, RankOf);
 
   const BucketLayout& buckets() const { return buckets_; }
   /// Number of buckets.
@@ -43,7 +42,7 @@ class FlatLayout {
   const ModelParameters& parameters_;
   BucketLayout buckets_;
   Placement state_;
-  int rank_, ranks_;
+  RankOf rank_;
 };
 
 /// Buckets of elements of one dtype, over the members in the order of first use.

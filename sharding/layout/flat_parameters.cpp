@@ -70,12 +70,12 @@ bool contains(const FlatParameters::Indices& list, int u) {
 }  // namespace
 
 FlatParameters::FlatParameters(const std::vector<const Scope*>& scopes, const ModelParameters& parameters,
-                               const FlatParameterLimits& limits, const Communicator& communicator)
-    : parameters_(parameters), rank_(communicator.rank()), ranks_(communicator.size()) {
+                               const FlatParameterLimits& limits, RankOf rank)
+    : parameters_(parameters), rank_(rank) {
   for (const auto& [key, flat] : grouped(scopes, parameters, limits))
     for (const FlatParameter& u : flat) {
       FlatParameter& added = list_.emplace_back(u);
-      added.count = round_up(u.count, limits.align * static_cast<std::size_t>(ranks_));
+      added.count = round_up(u.count, limits.align * static_cast<std::size_t>(rank.ranks));
       added.trainable = std::get<0>(key);
       added.persistent = std::get<1>(key);
       added.first_scope = std::get<2>(key).front();
@@ -87,7 +87,7 @@ FlatParameters::FlatParameters(const std::vector<const Scope*>& scopes, const Mo
     for (const Parameter* p : (*this)[u].parameters) containing_[p] = u;
 }
 
-Range FlatParameters::shard(int u) const { return shard_range((*this)[u].count, rank_, ranks_); }
+Range FlatParameters::shard(int u) const { return shard_range((*this)[u].count, rank_.rank, rank_.ranks); }
 
 BucketLayout FlatParameters::buckets(DType dtype) const {
   BucketLayout out;

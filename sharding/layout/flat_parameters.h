@@ -8,7 +8,6 @@
 
 #include "autograd_lite/tape.h"
 #include "comm/bucket_scheduler.h"
-#include "comm/communicator.h"
 #include "sharding/layout/model_parameters.h"
 #include "sharding/layout/partition.h"
 
@@ -43,7 +42,7 @@ class FlatParameters {
   /// `scopes`, preferably in the order of use in forward, which is the order of reduction reversed.
   /// Errc::invalid_argument names a parameter that belongs to no scope.
   FlatParameters(const std::vector<const Scope*>& scopes, const ModelParameters&, const FlatParameterLimits&,
-                 const Communicator&);
+                 RankOf);
 
   int size() const { return static_cast<int>(list_.size()); }
   const FlatParameter& operator[](int u) const { return list_[static_cast<std::size_t>(u)]; }
@@ -59,7 +58,7 @@ class FlatParameters {
 
  private:
   const ModelParameters& parameters_;
-  int rank_, ranks_;
+  RankOf rank_;
   std::unordered_map<const Scope*, Indices> of_;
   std::unordered_map<const Parameter*, int> containing_;
   std::vector<FlatParameter> list_;

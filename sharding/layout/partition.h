@@ -19,6 +19,11 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
+/// A rank of a group.
+struct RankOf {
+  int rank = 0, ranks = 1;
+};
+
 /// Shard `rank` of `size` equal shards of `count` elements; `size` must divide `count`.
 Range shard_range(std::size_t count, int rank, int size);
 

@@ -39,9 +39,10 @@ ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const Sto
     : options_(options),
       runtime_(runtime),
       parameters_(std::move(parameters)),
-      layout_(parameters_, plan_buckets(module, runtime), options.plan.state, runtime.communicator),
+      layout_(parameters_, plan_buckets(module, runtime), options.plan.state,
+              {runtime.communicator.rank(), runtime.communicator.size()}),
       wire_(options.wire, runtime) {
-  choose_offloaded();
+  state_offloaded_ = offloaded_buckets(layout_.buckets(), options_.offload_state);
   for (int b = 0; options_.precision.mixed() && b < layout_.size(); ++b) masters_.push_back(make_master(b));
   make_values();
   make_gradients();
@@ -49,33 +50,42 @@ ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const Sto
 
 ShardedModel::~ShardedModel() = default;
 
-BucketLayout ShardedModel::plan_buckets(Module& module, Runtime& runtime) {
-  check(options_);
-  if (options_.plan.values == Placement::replicated)
-    return plan_member_buckets(parameters_, options_.precision.gradients, options_.buckets);
-  const std::vector<const Scope*> scopes = module.scopes();
-  const GatherLimits& limits = options_.gathers;
-  flat_parameters_ = std::make_unique<FlatParameters>(
-      scopes, parameters_,
+PlannedLayout plan_layout(Module& module, const ModelParameters& parameters, const StorageOptions& options,
+                          RankOf rank) {
+  check(options);
+  const DType gradients = options.precision.gradients;
+  if (options.plan.values == Placement::replicated)
+    return {nullptr, plan_member_buckets(parameters, gradients, options.buckets)};
+  const GatherLimits& limits = options.gathers;
+  auto flat = std::make_unique<FlatParameters>(
+      module.scopes(), parameters,
       FlatParameterLimits{.align = norm_block,
-                          .count = options_.buckets.cap_bytes / size_of(options_.precision.gradients),
+                          .count = options.buckets.cap_bytes / size_of(gradients),
                           .persistent = limits.param_persistence_threshold,
                           .all_persistent = limits.model_persistence_threshold},
-      runtime.communicator);
-  trace_ = std::make_unique<ScopeTrace>(scopes);
-  return flat_parameters_->buckets(options_.precision.gradients);
+      rank);
+  BucketLayout buckets = flat->buckets(gradients);
+  return {std::move(flat), std::move(buckets)};
 }
 
-void ShardedModel::choose_offloaded() {
+std::vector<char> offloaded_buckets(const BucketLayout& layout, const OffloadOptions& options) {
+  std::vector<char> out;
   std::size_t all = 0, before = 0;
-  state_offloaded_.clear();
-  for (int b = 0; b < layout_.size(); ++b) all += layout_.bucket(b).count;
-  for (int b = 0; b < layout_.size(); ++b) {
-    state_offloaded_.push_back(offloads(options_.offload_state) &&
-                               static_cast<double>(before) <
-                                   options_.offload_state.ratio * static_cast<double>(all));
-    before += layout_.bucket(b).count;
+  for (const auto& bucket : layout.buckets) all += bucket.count;
+  for (const auto& bucket : layout.buckets) {
+    out.push_back(offloads(options) &&
+                  static_cast<double>(before) < options.ratio * static_cast<double>(all));
+    before += bucket.count;
   }
+  return out;
+}
+
+BucketLayout ShardedModel::plan_buckets(Module& module, Runtime& runtime) {
+  PlannedLayout planned =
+      plan_layout(module, parameters_, options_, {runtime.communicator.rank(), runtime.communicator.size()});
+  flat_parameters_ = std::move(planned.flat_parameters);
+  if (flat_parameters_) trace_ = std::make_unique<ScopeTrace>(module.scopes());
+  return std::move(planned.buckets);
 }
 
 Allocator ShardedModel::state_allocator(int bucket) const {
@@ -138,7 +148,7 @@ void ShardedModel::rebucket(std::span<const int> order, std::size_t split) {
   const BucketLayout before = layout_.buckets();
   layout_.replace(
       plan_member_buckets(parameters_, options_.precision.gradients, options_.buckets, order, split));
-  choose_offloaded();
+  state_offloaded_ = offloaded_buckets(layout_.buckets(), options_.offload_state);
   if (options_.precision.mixed())
     masters_ = moved_to(layout_, before, masters_, parameters_, runtime_.stream);
   make_values();

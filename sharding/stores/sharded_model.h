@@ -32,6 +32,16 @@ struct StorageOptions {
   OffloadOptions offload_values;            ///< of sharded values, on a device
 };
 
+/// Buckets of the trainable parameters of a module, without memory.
+struct PlannedLayout {
+  std::unique_ptr<FlatParameters> flat_parameters;  ///< null unless values are sharded
+  BucketLayout buckets;
+};
+/// Errc::invalid_argument if the plan is impossible. The parameters must outlive the result.
+PlannedLayout plan_layout(Module&, const ModelParameters&, const StorageOptions&, RankOf);
+/// The buckets of which optimizer state and masters are offloaded, on a device.
+std::vector<char> offloaded_buckets(const BucketLayout&, const OffloadOptions&);
+
 /// Layout and memory of the parameters of one model: values, masters and gradients.
 class ShardedModel {
  public:
@@ -70,7 +80,6 @@ class ShardedModel {
 
  private:
   BucketLayout plan_buckets(Module&, Runtime&);
-  void choose_offloaded();
   Tensor make_master(int bucket) const;
   void make_values();
   void make_gradients();

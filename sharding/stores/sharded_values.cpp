@@ -20,9 +20,11 @@ constexpr auto destructor_timeout = std::chrono::seconds(5);
 
 ShardedValues::ShardedValues(FlatParameters& flat, DType dtype, const GatherLimits& limits,
                              const OffloadOptions& offload, ScopeTrace& trace, Runtime& runtime)
-    : flat_(flat), limits_(limits), offload_(offload), trace_(trace), runtime_(runtime) {
-  values_.resize(static_cast<std::size_t>(flat.size()));
-  planned_.reserve(values_.size());
+    : flat_(flat),
+      offload_(offload),
+      runtime_(runtime),
+      values_(static_cast<std::size_t>(flat.size())),
+      plan_(flat, limits, trace) {
   for (int u = 0; u < flat.size(); ++u)
     if (flat[u].persistent)
       make_persistent(u, dtype);
@@ -95,7 +97,6 @@ void ShardedValues::drop_parameters(int u) {
 
 void ShardedValues::gather_async(int index) {
   Values& u = at(index);
-  if (u.gathered.defined()) return;
   u.gathered = runtime_.transient.allocate({flat_[index].count}, u.shard.dtype());
   u.gather = offload_.device == OffloadDevice::cpu
                  ? gather_offloaded(index)
@@ -117,83 +118,33 @@ void ShardedValues::wait_gathered(int u) {
   runtime_.exposed.wait(std::exchange(at(u).gather, {}), runtime_.stream);
 }
 
-/// Selects flat parameters in the order of their next use, so that the limits drop those that are used last.
-void ShardedValues::plan() {
-  ++plans_;
-  planned_.clear();
-  Budget budget;
-  for (int u = 0; u < flat_.size(); ++u)
-    if (at(u).active_scopes > 0 && !flat_[u].persistent) budget.live += flat_[u].count;
-  trace_.for_each_ahead([&](const ScopeTrace::Visit& visit) {
-    for (const int u : flat_.of(*visit.scope))
-      if (!flat_[u].persistent && !plan_use(u, budget)) return false;
-    return budget.ahead < limits_.prefetch_bucket_size || budget.distance < limits_.max_reuse_distance;
-  });
-}
-
-/// False if a limit ends the plan.
-bool ShardedValues::plan_use(int index, Budget& budget) {
-  Values& u = at(index);
-  const std::size_t count = flat_[index].count;
-  const bool prefetches = budget.ahead < limits_.prefetch_bucket_size;
-  const bool keeps = budget.distance < limits_.max_reuse_distance && u.gathered.defined();
-  budget.distance += count;
-  if (std::exchange(u.seen, plans_) == plans_ || !(prefetches || keeps)) return true;
-  if (u.active_scopes == 0) {
-    if (count > limits_.max_live_parameters - std::min(budget.live, limits_.max_live_parameters))
-      return false;
-    budget.live += count;
-    planned_.push_back(index);
-    u.wanted = plans_;
-  }
-  budget.ahead += prefetches ? count : 0;
-  return true;
-}
-
-void ShardedValues::drop_unplanned() {
-  for (int u = 0; u < flat_.size(); ++u) {
-    if (at(u).active_scopes != 0 || !at(u).gathered.defined() || at(u).wanted == plans_ ||
-        flat_[u].persistent)
-      continue;
+void ShardedValues::run(const GatherPlan::Steps& steps) {
+  for (const int u : steps.drop) {
     wait_gathered(u);
     at(u).gathered = {};
   }
-}
-
-void ShardedValues::drop_all_but(int kept) {
-  ++plans_;
-  if (kept >= 0) at(kept).wanted = plans_;
-  drop_unplanned();
+  for (const int u : steps.gather) gather_async(u);
 }
 
 void ShardedValues::enter(const Scope& scope, Pass pass) {
-  const Indices& now = flat_.of(scope);
-  trace_.enter(scope, pass);
-  for (const int u : now) ++at(u).active_scopes;
-  plan();
-  drop_unplanned();
-  for (const int u : now) gather_async(u);
-  for (const int u : planned_) gather_async(u);
-  for (const int u : now) {
+  run(plan_.enter(scope, pass));
+  for (const int u : flat_.of(scope)) {
     wait_gathered(u);
-    if (at(u).active_scopes == 1) set_parameters(u);
+    if (plan_.active_scopes(u) == 1) set_parameters(u);
   }
 }
 
 void ShardedValues::leave(const Scope& scope, Pass) {
+  const GatherPlan::Steps& steps = plan_.leave(scope);
   for (const int u : flat_.of(scope))
-    if (--at(u).active_scopes == 0 && !flat_[u].persistent) drop_parameters(u);
-  plan();
-  drop_unplanned();
+    if (plan_.active_scopes(u) == 0 && !flat_[u].persistent) drop_parameters(u);
+  run(steps);
 }
 
 void ShardedValues::release() {
-  trace_.release();
-  for (int u = 0; u < flat_.size(); ++u) {
-    at(u).active_scopes = 0;
+  for (int u = 0; u < flat_.size(); ++u)
     if (!flat_[u].persistent) drop_parameters(u);
-  }
-  drop_all_but(-1);
+  run(plan_.release());
 }
 
 Work ShardedValues::publish(int bucket, const Stream& stream) {
@@ -206,8 +157,7 @@ Work ShardedValues::publish(int bucket, const Stream& stream) {
 Tensor ShardedValues::whole(const Parameter& p) {
   const int u = flat_.containing(p);
   if (flat_[u].persistent) return p.value;
-  drop_all_but(u);
-  gather_async(u);
+  run(plan_.need(u));
   wait_gathered(u);
   const auto i = std::ranges::find(flat_[u].parameters, &p) - flat_[u].parameters.begin();
   return at(u).gathered.view(flat_[u].offsets[static_cast<std::size_t>(i)], p.shape);

@@ -14,8 +14,7 @@
 
 #include "sharding/layout/flat_parameters.h"
 #include "sharding/runtime/runtime.h"
-#include "sharding/stores/gather_limits.h"
-#include "sharding/stores/scope_trace.h"
+#include "sharding/stores/gather_plan.h"
 #include "sharding/stores/value_store.h"
 
 namespace rz {
@@ -39,22 +38,14 @@ class ShardedValues final : public ValueStore {
   HeldBytes bytes() const override;
 
  private:
-  using Indices = FlatParameters::Indices;
   /// The values of a flat parameter on this rank.
   struct Values {
     Tensor shard;     // a view of `gathered` if persistent
     Tensor gathered;  // undefined unless persistent, gathered or being gathered
     Work gather;
-    int active_scopes = 0;     // scopes that were entered and not yet left
-    std::uint64_t seen = 0;    // the last plan that met it
-    std::uint64_t wanted = 0;  // the last plan that keeps or prefetches it
   };
   Values& at(int u) { return values_[static_cast<std::size_t>(u)]; }
   const Values& at(int u) const { return values_[static_cast<std::size_t>(u)]; }
-  /// The elements of flat parameters that wait for their next use, while a plan is made.
-  struct Budget {
-    std::size_t live = 0, distance = 0, ahead = 0;
-  };
   Tensor make_shard(int u, DType, const Allocator&) const;
   Tensor make_offloaded_shard(int u, DType) const;
   void make_persistent(int u, DType);
@@ -63,19 +54,13 @@ class ShardedValues final : public ValueStore {
   void gather_async(int u);
   Work gather_offloaded(int u);
   void wait_gathered(int u);
-  void plan();
-  bool plan_use(int u, Budget&);
-  void drop_unplanned();
-  void drop_all_but(int kept);
+  void run(const GatherPlan::Steps&);
 
   FlatParameters& flat_;
-  GatherLimits limits_;
   OffloadOptions offload_;
-  ScopeTrace& trace_;
   Runtime& runtime_;
   std::vector<Values> values_;  // by flat parameter
-  std::uint64_t plans_ = 0;
-  Indices planned_;  // flat parameters to keep or to gather, in the order of their next use
+  GatherPlan plan_;
 };
 
 }  // namespace rz

@@ -14,21 +14,6 @@ namespace rz {
 
 namespace {
 
-StorageOptions storage(const ShardingPlan& plan, const StrategyOptions& options,
-                       const Communicator& communicator) {
-  StorageOptions out{.plan = plan,
-                     .precision = options.precision,
-                     .buckets = bucket_options(options, plan, communicator),
-                     .gathers = options.gathers,
-                     .wire = options.wire,
-                     .hook = options.communication_hook};
-  if (!options.overlap_comm) out.gathers.prefetch_bucket_size = 0;
-  if (communicator.options().device.kind == Device::host) return out;  // all is in host memory already
-  out.offload_state = options.offload_optimizer;
-  out.offload_values = options.offload_param;
-  return out;
-}
-
 bool offloads(const StrategyOptions& options) {
   return options.offload_optimizer.device == OffloadDevice::cpu ||
          options.offload_param.device == OffloadDevice::cpu;
@@ -55,7 +40,8 @@ Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, 
       runtime_(communicator, offloads(options_)),
       hooks_(module.parameters(), hooks()),
       model_(module, agree_on_model(kind, module, options_, communicator),
-             storage(plan, options_, communicator), runtime_),
+             storage_options(options_, plan, communicator.size(), communicator.options().device.kind),
+             runtime_),
       access_(model_, runtime_),
       comparison_(model_, access_, runtime_),
       reduction_(model_, {options_.find_unused_parameters, options_.static_graph}, runtime_),

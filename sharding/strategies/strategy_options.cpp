@@ -66,8 +66,9 @@ StrategyOptions checked(StrategyOptions options, const ShardingPlan& plan) {
   return options;
 }
 
-BucketOptions bucket_options(const StrategyOptions& options, const ShardingPlan& plan,
-                             const Communicator& communicator) {
+namespace {
+
+BucketOptions bucket_options(const StrategyOptions& options, const ShardingPlan& plan, int ranks) {
   BucketOptions o;
   const std::size_t element = size_of(options.precision.gradients);
   const bool gathers = plan.state == Placement::sharded;
@@ -76,9 +77,26 @@ BucketOptions bucket_options(const StrategyOptions& options, const ShardingPlan&
   o.cap_bytes = bytes_of(cap, element);
   o.first_bytes = bytes_of(std::min(cap, options.first_bucket_size), element);
   o.align = norm_block;
-  o.granularity = norm_block * static_cast<std::size_t>(communicator.size());
+  o.granularity = norm_block * static_cast<std::size_t>(ranks);
   o.overlap = options.overlap_comm;
   return o;
+}
+
+}  // namespace
+
+StorageOptions storage_options(const StrategyOptions& options, const ShardingPlan& plan, int ranks,
+                               Device::Kind kind) {
+  StorageOptions out{.plan = plan,
+                     .precision = options.precision,
+                     .buckets = bucket_options(options, plan, ranks),
+                     .gathers = options.gathers,
+                     .wire = options.wire,
+                     .hook = options.communication_hook};
+  if (!options.overlap_comm) out.gathers.prefetch_bucket_size = 0;
+  if (kind == Device::host) return out;  // all is in host memory already
+  out.offload_state = options.offload_optimizer;
+  out.offload_values = options.offload_param;
+  return out;
 }
 
 }  // namespace rz

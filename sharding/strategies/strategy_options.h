@@ -13,6 +13,7 @@
 #include "sharding/optim/precision.h"
 #include "sharding/optim/unused_parameters.h"
 #include "sharding/stores/gather_limits.h"
+#include "sharding/stores/sharded_model.h"
 #include "sharding/wire/communication_hook.h"
 #include "sharding/wire/wire_format.h"
 
@@ -75,7 +76,7 @@ struct StrategyOptions {
 
 /// The options. Errc::invalid_argument for a precision that does not exist, and for what the plan has not.
 StrategyOptions checked(StrategyOptions, const ShardingPlan&);
-/// Sizes and alignment of buckets.
-BucketOptions bucket_options(const StrategyOptions&, const ShardingPlan&, const Communicator&);
+/// What the options mean for `ranks` ranks whose communicator is on a device or on the host.
+StorageOptions storage_options(const StrategyOptions&, const ShardingPlan&, int ranks, Device::Kind);
 
 }  // namespace rz
