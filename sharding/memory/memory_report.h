@@ -13,17 +13,8 @@ struct OffloadedMemory {
   bool operator==(const OffloadedMemory&) const = default;
 };
 
-/// Bytes on the strategy's device, including padding. With Ψ trainable parameters in f32 on N ranks and
-/// AdamW, up to padding (Rajbhandari et al., ZeRO, doi:10.1109/SC41405.2020.00024):
-///
-///             parameters   gradients   optimizer state
-///     ddp         4Ψ          4Ψ             8Ψ
-///     zero1       4Ψ          4Ψ             8Ψ/N
-///     zero2       4Ψ          4Ψ/N           8Ψ/N
-///     zero3       4Ψ/N        4Ψ/N           8Ψ/N
-///
-/// In mixed precision parameters take 2Ψ and 2Ψ/N; so do gradients, unless they are kept in f32. `masters`,
-/// the f32 copies of the values that a rank updates, take 4Ψ in ddp and 4Ψ/N in the others.
+/// Bytes on the strategy's device, including padding; sharding/strategies/prediction.h has the formulas.
+/// `masters` are the f32 copies of the values that a rank updates, in mixed precision.
 ///
 /// `transient` is memory that zero2 and zero3 use for a part of a step: whole gradient buckets until they are
 /// reduced, gathered scopes, and tiles of offloaded memory while they are updated. It is cached for the next

@@ -14,11 +14,6 @@ namespace rz {
 
 namespace {
 
-bool offloads(const StrategyOptions& options) {
-  return options.offload_optimizer.device == OffloadDevice::cpu ||
-         options.offload_param.device == OffloadDevice::cpu;
-}
-
 /// The device may still use memory that is freed next. The wait for a hung device is bounded.
 void wait_for_device(const Stream& stream) noexcept {
   try {

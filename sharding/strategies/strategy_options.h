@@ -76,6 +76,11 @@ struct StrategyOptions {
 
 /// The options. Errc::invalid_argument for a precision that does not exist, and for what the plan has not.
 StrategyOptions checked(StrategyOptions, const ShardingPlan&);
+/// Whether anything is to be offloaded where there is a device.
+inline bool offloads(const StrategyOptions& options) {
+  return options.offload_optimizer.device == OffloadDevice::cpu ||
+         options.offload_param.device == OffloadDevice::cpu;
+}
 /// What the options mean for `ranks` ranks whose communicator is on a device or on the host.
 StorageOptions storage_options(const StrategyOptions&, const ShardingPlan&, int ranks, Device::Kind);
 

@@ -9,10 +9,12 @@
 #include "comm/device/cuda_runtime.h"
 #include "comm/device/graph.h"
 #include "sharding/optim/optimizers.h"
+#include "sharding/strategies/prediction.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/train_tiny.h"
+#include "tools/train_gpt/training/optimizer.h"
 
 namespace rz::test {
 namespace {
@@ -49,10 +51,10 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 struct Result {
   Reports reports;
   std::map<std::string, std::vector<float>> elements;
-  MemoryReport memory;  ///< of rank 0
+  MemoryReport memory, predicted;  ///< of rank 0
 };
 
-Result run(const Case& c, bool offloads, int graph_updates = 0, int updates = 3) {
+Result run(const Case& c, bool offloads, bool graph = false, int updates = 3) {
   const Folder folder;
   TinyRun run = smallest_run(c.kind, c.ranks, folder);
   if (c.ranks == 3) run.c.batch = 3;
@@ -67,7 +69,7 @@ Result run(const Case& c, bool offloads, int graph_updates = 0, int updates = 3)
   run.options.skip_overflow = c.precision.parameters == DType::f16;
   run.options.loss_scale.fixed = c.overflow ? 0 : 1024;
   run.options.loss_scale.initial_power = 32;
-  run.options.graph = graph_updates > 0;
+  run.options.graph = graph;
   run.comm = on_a_device;
   Result result;
   std::mutex mutex;
@@ -80,8 +82,12 @@ Result run(const Case& c, bool offloads, int graph_updates = 0, int updates = 3)
         [&](const Parameter& p, Range r, const float* x) { keep("value", p, r, x); });
     trainer.strategy().visit_optimizer_state(
         [&](const std::string& state, const Parameter& p, Range r, const float* x) { keep(state, p, r, x); });
-    if (rank == 0) result.memory = trainer.strategy().memory();
-    EXPECT_EQ(trainer.ran_graph(), updates > 3 && graph_updates > 0);
+    EXPECT_EQ(trainer.ran_graph(), updates > 3 && graph);
+    if (rank != 0) return;
+    result.memory = trainer.strategy().memory();
+    Gpt2 shapes(run.c.config);
+    const auto optimizer = train_gpt::make_optimizer(run.options.optimizer, false);
+    result.predicted = predicted_memory(c.kind, shapes, *optimizer, {0, c.ranks}, o, Device::cuda);
   };
   result.reports = train(run, updates);
   return result;
@@ -105,6 +111,8 @@ TEST_P(Offload, HasTheSameBits) {
     EXPECT_GT(with.memory.offloaded.total(), 0u);
     EXPECT_EQ(with.memory.offloaded.total() + with.memory.total() - with.memory.transient,
               without.memory.total() - without.memory.transient);
+    EXPECT_EQ(with.memory.offloaded, with.predicted.offloaded);
+    EXPECT_EQ(with.memory.total() - with.memory.transient, with.predicted.total());
   }
 }
 
@@ -133,21 +141,21 @@ class OffloadOnDevice : public OnDevice {};
 /// State and masters of all buckets, or of the first ones that have at least the share.
 TEST_F(OffloadOnDevice, MemoryIsCountedWhereItLies) {
   const Case c{"", StrategyKind::zero3, 2, brain, pinned, pinned, 256};
-  const MemoryReport all = run(c, true, 0, 1).memory, none = run(c, false, 0, 1).memory;
+  const MemoryReport all = run(c, true, false, 1).memory, none = run(c, false, false, 1).memory;
   EXPECT_EQ(all.offloaded, (OffloadedMemory{none.parameters, none.masters, none.optimizer_state}));
   EXPECT_EQ(all.parameters + all.masters + all.optimizer_state, 0u);
   EXPECT_EQ(all.gradients, none.gradients);
   EXPECT_EQ(none.masters, 2 * none.parameters);
   Case part = c;
   part.state = a_half, part.values = {}, part.persistent = 1 << 20;
-  const MemoryReport halved = run(part, true, 0, 1).memory;
+  const MemoryReport halved = run(part, true, false, 1).memory;
   EXPECT_EQ(halved.offloaded.parameters, 0u);
   EXPECT_EQ(halved.offloaded.optimizer_state, 2 * halved.offloaded.masters);
   EXPECT_EQ(halved.offloaded.masters + halved.masters, none.masters);
   EXPECT_GE(2 * halved.offloaded.masters, none.masters);
   EXPECT_LT(halved.offloaded.masters, none.masters);
   part.state = pinned, part.values = pinned;
-  const MemoryReport persistent = run(part, true, 0, 1).memory;
+  const MemoryReport persistent = run(part, true, false, 1).memory;
   EXPECT_EQ(persistent.parameters, 2 * none.parameters) << "whole on each of two ranks";
   EXPECT_EQ(persistent.offloaded.parameters, 0u);
 }
@@ -155,17 +163,17 @@ TEST_F(OffloadOnDevice, MemoryIsCountedWhereItLies) {
 /// A master and two states of each element, for two tiles.
 TEST_F(OffloadOnDevice, AnUpdateHoldsTwoTiles) {
   Case c{"", StrategyKind::zero1, 2, brain, pinned, {}};
-  EXPECT_EQ(run(c, false, 0, 1).memory.transient_peak, 0u);
+  EXPECT_EQ(run(c, false, false, 1).memory.transient_peak, 0u);
   for (const std::size_t size : {64, 128, 200}) {
     c.sub_group_size = size;
-    EXPECT_EQ(run(c, true, 0, 1).memory.transient_peak, 2 * 3 * 4 * (size / 64 * 64)) << size;
+    EXPECT_EQ(run(c, true, false, 1).memory.transient_peak, 2 * 3 * 4 * (size / 64 * 64)) << size;
   }
 }
 
 TEST_F(OffloadOnDevice, AGraphHasTheSameBits) {
   const Case c{"", StrategyKind::zero3, 2, brain, pinned, pinned, 512, Type::lamb};
-  const Result without = run(c, false, 0, 6);
-  expect_same(run(c, true, 1, 6), without);
+  const Result without = run(c, false, false, 6);
+  expect_same(run(c, true, true, 6), without);
 }
 
 TEST_F(OffloadOnDevice, WhatIsNotPinnedIsNotCaptured) {

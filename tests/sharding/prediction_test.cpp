@@ -1,0 +1,240 @@
+/// Predicted memory and traffic: the formulas of the ZeRO paper where nothing is padded, and what strategies
+/// hold and send.
+#include "sharding/strategies/prediction.h"
+
+#include <gtest/gtest.h>
+
+#include "sharding/optim/optimizers.h"
+#include "sharding/strategies/strategy.h"
+#include "tests/support/ranks.h"
+#include "tests/support/toy_training.h"
+#include "tests/support/train_tiny.h"
+
+namespace rz {
+namespace {
+
+using test::kinds;
+using test::run_ranks;
+using test::ToyModel;
+
+constexpr Precision f32{}, brain{DType::bf16, DType::bf16}, brain_f32{DType::bf16, DType::f32};
+
+float one(std::size_t, std::size_t) { return 1; }
+
+/// Four scopes of parameters that 1 to 4 ranks share out in blocks of 64.
+class Even final : public Module {
+ public:
+  Even() {
+    for (std::size_t i = 0; i < 4; ++i) {
+      parameters_.push_back(std::make_unique<Parameter>());
+      register_parameter(*parameters_.back(), concat("p", i), {i + 1, 768});
+      register_scope(concat("s", i), {parameters_.back().get()});
+    }
+  }
+  static constexpr std::size_t elements = (1 + 2 + 3 + 4) * 768;
+
+ private:
+  std::vector<std::unique_ptr<Parameter>> parameters_;
+};
+
+/// Without `transient`, which is not predicted.
+MemoryReport held(const Strategy& strategy) {
+  MemoryReport r = strategy.memory();
+  r.transient = r.transient_in_use = r.transient_peak = 0;
+  return r;
+}
+
+/// Of a new strategy with optimizer state.
+void expect_predicted_memory(StrategyKind kind, Module& module, Communicator& comm,
+                             const Optimizer& optimizer, const StrategyOptions& options) {
+  const MemoryReport predicted =
+      predicted_memory(kind, module, optimizer, {comm.rank(), comm.size()}, options);
+  const auto strategy = make_strategy(kind, module, comm, options);
+  strategy->fill_optimizer_state(optimizer, [](const std::string&, const Parameter&, Range r, float* out) {
+    std::fill_n(out, r.count(), 0.0f);
+  });
+  EXPECT_EQ(held(*strategy), predicted) << name(kind) << ": " << describe(predicted);
+}
+
+class Prediction : public testing::TestWithParam<int> {
+ protected:
+  std::size_t n() const { return static_cast<std::size_t>(GetParam()); }
+  void on_ranks(const std::function<void(Communicator&)>& run) {
+    run_ranks(GetParam(), [&](int rank, std::shared_ptr<Store> store) {
+      auto comm = Communicator::connect(rank, GetParam(), std::move(store));
+      run(comm);
+    });
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, Prediction, testing::Values(1, 2, 3, 4));
+
+// ---- the paper's formulas
+
+TEST_P(Prediction, HoldsWhatThePaperSaysInMixedPrecision) {
+  const std::size_t psi = Even::elements;
+  const std::size_t expected[] = {16 * psi, 4 * psi + 12 * psi / n(), 2 * psi + 14 * psi / n(),
+                                  16 * psi / n()};
+  const auto adamw = make_adamw({});
+  Even model;
+  for (std::size_t k = 0; k < 4; ++k)
+    EXPECT_EQ(predicted_memory(kinds[k], model, *adamw, {0, GetParam()}, {.precision = brain}).total(),
+              expected[k])
+        << name(kinds[k]);
+}
+
+TEST_P(Prediction, HoldsWhatThePaperSaysInF32) {
+  const std::size_t psi = Even::elements;
+  const std::size_t expected[] = {16 * psi, 8 * psi + 8 * psi / n(), 4 * psi + 12 * psi / n(),
+                                  16 * psi / n()};
+  const auto adamw = make_adamw({});
+  Even model;
+  for (std::size_t k = 0; k < 4; ++k)
+    EXPECT_EQ(predicted_memory(kinds[k], model, *adamw, {0, GetParam()}).total(), expected[k]);
+}
+
+/// 2Ψ, 2Ψ, 2Ψ, 3Ψ in elements of 2 bytes, of which a rank sends (N - 1) / N.
+TEST_P(Prediction, SendsWhatThePaperSays) {
+  const std::size_t volumes[] = {2, 2, 2, 3};
+  Even model;
+  for (std::size_t k = 0; k < 4; ++k)
+    for (const bool small_buckets : {false, true}) {
+      StrategyOptions o{.precision = brain, .gathers = {.prefetch_bucket_size = 0}};
+      if (small_buckets) o.reduce_bucket_size = o.first_bucket_size = 768;
+      EXPECT_EQ(predicted_traffic(kinds[k], model, GetParam(), o).sent(GetParam()),
+                volumes[k] * 2 * Even::elements / n() * (n() - 1))
+          << name(kinds[k]);
+    }
+}
+
+// ---- what strategies hold
+
+TEST_P(Prediction, IsWhatIsHeldWithoutPadding) {
+  on_ranks([](Communicator& comm) {
+    const auto adamw = make_adamw({});
+    for (const StrategyKind kind : kinds)
+      for (const Precision precision : {f32, brain, brain_f32}) {
+        Even model;
+        expect_predicted_memory(kind, model, comm, *adamw, {.precision = precision});
+      }
+  });
+}
+
+TEST_P(Prediction, IsWhatIsHeldWithPaddingAndFrozenAndPersistentValues) {
+  on_ranks([](Communicator& comm) {
+    const auto adamw = make_adamw({});
+    for (const StrategyKind kind : kinds)
+      for (const Precision precision : {f32, brain, brain_f32})
+        for (const std::size_t bucket : {1u, 300u, 1u << 20})
+          for (const std::size_t persistent : {0u, 21u, 1000u}) {
+            ToyModel model(one);
+            expect_predicted_memory(kind, model, comm, *adamw,
+                                    {.reduce_bucket_size = bucket,
+                                     .first_bucket_size = bucket,
+                                     .precision = precision,
+                                     .gathers = {.param_persistence_threshold = persistent}});
+          }
+  });
+}
+
+/// Groups with one state and with two, which end within the shard of some rank.
+TEST_P(Prediction, IsWhatIsHeldByGroupsWithDifferentStates) {
+  on_ranks([](Communicator& comm) {
+    const auto muon = make_muon({}, muon_adam_options, [](const Parameter& p) {
+      return p.name == "tied" || p.name == "first.weight";
+    });
+    for (const StrategyKind kind : kinds) {
+      ToyModel model(one);
+      expect_predicted_memory(kind, model, comm, *muon, {});
+    }
+  });
+}
+
+// ---- what strategies send
+
+void update(Strategy& strategy, ToyModel& model, Tape& tape, Optimizer& optimizer, const Passes& passes) {
+  strategy.zero_grad();
+  for (int i = passes.local + passes.synchronising; i > 0; --i) {
+    const bool synchronise = i <= passes.synchronising;
+    const Var loss = model.loss(tape, one);
+    strategy.begin_backward(synchronise);
+    tape.backward(loss);
+    tape.reset();
+    if (synchronise) strategy.finish_gradients();
+  }
+  strategy.step(optimizer);
+}
+
+CallCount difference(const CallCount& a, const CallCount& b) {
+  return {a.calls - b.calls, a.bytes - b.bytes};
+}
+Traffic difference(const Traffic& a, const Traffic& b) {
+  return {difference(a.all_reduce, b.all_reduce), difference(a.reduce_scatter, b.reduce_scatter),
+          difference(a.all_gather, b.all_gather)};
+}
+
+TEST_P(Prediction, IsWhatIsSent) {
+  const GatherLimits limits[] = {
+      {},
+      {.prefetch_bucket_size = 0},
+      {.prefetch_bucket_size = 1000},
+      {.max_reuse_distance = GatherLimits::none},
+      {.prefetch_bucket_size = 500, .max_live_parameters = 400, .max_reuse_distance = 300},
+      {.param_persistence_threshold = 64},
+      {.param_persistence_threshold = 1000},
+  };
+  on_ranks([&](Communicator& comm) {
+    for (const StrategyKind kind : kinds)
+      for (const GatherLimits& gathers : limits) {
+        if (kind != StrategyKind::zero3 && gathers != GatherLimits{}) continue;
+        for (const std::optional<DType> wire : {std::optional<DType>(), std::optional(DType::bf16)})
+          for (const std::size_t bucket : {1u, 300u, 1u << 20})
+            for (const Passes passes : {Passes{1, 0}, Passes{1, 2}, Passes{3, 0}}) {
+              ToyModel model(one), shapes({});
+              const StrategyOptions options{.reduce_bucket_size = bucket,
+                                            .first_bucket_size = bucket,
+                                            .rebuild = false,
+                                            .gathers = gathers,
+                                            .wire = {.communication_data_type = wire}};
+              const auto strategy = make_strategy(kind, model, comm, options);
+              Tape tape;
+              strategy->attach(tape);
+              const auto adamw = make_adamw({});
+              update(*strategy, model, tape, *adamw, passes);
+              const Traffic before = strategy->traffic();
+              update(*strategy, model, tape, *adamw, passes);
+              EXPECT_EQ(difference(strategy->traffic(), before),
+                        predicted_traffic(kind, shapes, comm.size(), options, passes))
+                  << name(kind) << ", bucket " << bucket << ", prefetch " << gathers.prefetch_bucket_size
+                  << ", passes " << passes.synchronising << " and " << passes.local;
+            }
+      }
+  });
+}
+
+/// GPT-2 in bf16, whose tied embedding stands in the first and in the last scope.
+TEST(PredictionOfGpt2, IsWhatIsHeldAndSent) {
+  const test::Folder folder;
+  for (const StrategyKind kind : kinds)
+    for (const Precision precision : {brain, brain_f32}) {
+      test::TinyRun run = test::smallest_run(kind, 2, folder);
+      StrategyOptions& o = run.options.strategy_options;
+      o.precision = precision;
+      o.rebuild = false;
+      Traffic before;
+      run.each = [&](train_gpt::Trainer& trainer, int rank) {
+        if (rank != 0) return;
+        const Strategy& strategy = trainer.strategy();
+        Gpt2 shapes(run.c.config);
+        if (before != Traffic{}) {
+          EXPECT_EQ(difference(strategy.traffic(), before), predicted_traffic(kind, shapes, 2, o));
+          EXPECT_EQ(held(strategy), predicted_memory(kind, shapes, *make_adamw({}), {0, 2}, o));
+        }
+        before = strategy.traffic();
+      };
+      test::train(run, 3);
+      EXPECT_NE(before, Traffic{});
+    }
+}
+
+}  // namespace
+}  // namespace rz
