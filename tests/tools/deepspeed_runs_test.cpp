@@ -38,7 +38,7 @@ Reports train_as(const DeepSpeedRun& expected, StrategyKind kind, int ranks) {
   const TinyCase c = tiny_case("tiny");
   TinyRun run{c, ranks, tiny_options(c, ranks, kind), folder / "start.safetensors"};
   run.options.ds = parse_ds_config(expected.config, "ds.json", {}, {.ranks = ranks});
-  run.options.strategy_options = strategy_options(run.options.ds);
+  run.options.strategy_options = strategy_options(run.options.ds, kind);
   run.options.decay = Decay::all;
   run.tokens = fixture::folder() + "/tokens.bin";
   fixture::write_start(run.checkpoint);

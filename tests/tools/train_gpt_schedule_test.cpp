@@ -59,7 +59,7 @@ TEST(TrainGptSchedule, WeightDecayAppliesToTheGroupOfTheFlag) {
 }
 
 StrategyOptions strategy_options_of(const Options& o, const Inputs& in) {
-  StrategyOptions s = strategy_options(in.ds);
+  StrategyOptions s = strategy_options(in.ds, in.strategy);
   engine_options(o, in).configure_strategy(s);
   return s;
 }
