@@ -1,5 +1,7 @@
 #include "autograd_lite/ops.h"
 
+#include "autograd_lite/autocast.h"
+
 namespace rz::nn {
 namespace {
 
@@ -106,30 +108,32 @@ auto layer_norm_backward(Var x_var, Var weight, Var bias, const SavedVariable& k
 
 // ---- element-wise
 
-Var add(Tape& tape, Var a, Var b) {
+Var add(Tape& tape, Var a_in, Var b_in) {
+  const auto [a, b] = autocast_alike(tape, a_in, b_in);
   const Tensor out = empty_like(tape, tape.value(a));
   ops::add(out, tape.value(a), tape.value(b), tape.stream());
-  return tape.record(out, {a, b}, [a, b](Tape& tape, const Tensor& d_out) {
+  return tape.record(out, {a, b}, [a = a, b = b](Tape& tape, const Tensor& d_out) {
     tape.accumulate_grad(a, d_out);
     tape.accumulate_grad(b, d_out);
   });
 }
 
-Var multiply(Tape& tape, Var a, Var b) {
+Var multiply(Tape& tape, Var a_in, Var b_in) {
+  const auto [a, b] = autocast_alike(tape, a_in, b_in);
   const Tensor out = empty_like(tape, tape.value(a));
   ops::multiply(out, tape.value(a), tape.value(b), tape.stream());
-  return tape.record(
-      out, {a, b},
-      [a, b, x = SavedVariable(tape, a), y = SavedVariable(tape, b)](Tape& tape, const Tensor& d_out) {
-        const auto propagate = [&](Var to, const Tensor& factor) {
-          if (!tape.needs_grad(to)) return;
-          const Tensor d = empty_like(tape, d_out);
-          ops::multiply(d, d_out, factor, tape.stream());
-          tape.accumulate_grad(to, d);
-        };
-        propagate(a, y(tape));
-        propagate(b, x(tape));
-      });
+  return tape.record(out, {a, b},
+                     [a = a, b = b, x = SavedVariable(tape, a), y = SavedVariable(tape, b)](
+                         Tape& tape, const Tensor& d_out) {
+                       const auto propagate = [&](Var to, const Tensor& factor) {
+                         if (!tape.needs_grad(to)) return;
+                         const Tensor d = empty_like(tape, d_out);
+                         ops::multiply(d, d_out, factor, tape.stream());
+                         tape.accumulate_grad(to, d);
+                       };
+                       propagate(a, y(tape));
+                       propagate(b, x(tape));
+                     });
 }
 
 Var scale(Tape& tape, Var x, float factor) {
@@ -145,7 +149,9 @@ Var scale(Tape& tape, Var x, float factor) {
 Var gelu(Tape& tape, Var x) { return unary_of_input<ops::gelu, ops::gelu_backward>(tape, x); }
 Var relu(Tape& tape, Var x) { return unary_of_input<ops::relu, ops::relu_backward>(tape, x); }
 Var tanh(Tape& tape, Var x) { return unary_of_output<ops::tanh, ops::tanh_backward>(tape, x); }
-Var softmax(Tape& tape, Var x) { return unary_of_output<ops::softmax, ops::softmax_backward>(tape, x); }
+Var softmax(Tape& tape, Var x) {
+  return unary_of_output<ops::softmax, ops::softmax_backward>(tape, autocast_wide(tape, x));
+}
 
 Var dropout(Tape& tape, Var x, float p) {
   require(p >= 0 && p < 1, Errc::invalid_argument, "dropout: p is ", p, ", expected 0 <= p < 1");
@@ -214,6 +220,10 @@ void layer_backward(Tape& tape, Tape::GradTarget d_x, Var weight, Var bias, cons
   });
 }
 
+void cast_layer(Tape& tape, Var& x, Var& weight, Var& bias) {
+  x = autocast_low(tape, x), weight = autocast_low(tape, weight), bias = autocast_low(tape, bias);
+}
+
 auto linear_backward(Var x_var, Var weight, Var bias, const SavedVariable& x, WeightLayout layout) {
   return [=](Tape& tape, const Tensor& d_out) {
     layer_backward(tape, tape.grad_target(x_var), weight, bias, d_out, x(tape), layout);
@@ -223,6 +233,7 @@ auto linear_backward(Var x_var, Var weight, Var bias, const SavedVariable& x, We
 }  // namespace
 
 Var linear(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
+  cast_layer(tape, x_var, weight, bias);
   const Tensor x = tape.value(x_var);
   const Tensor out = layer_output(tape, x, tape.value(weight), layout);
   ops::linear(out, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
@@ -231,6 +242,7 @@ Var linear(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
 }
 
 Activation linear_gelu(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
+  cast_layer(tape, x_var, weight, bias);
   const Tensor x = tape.value(x_var);
   const Tensor pre = layer_output(tape, x, tape.value(weight), layout), out = empty_like(tape, pre);
   ops::linear_gelu(out, pre, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
@@ -240,6 +252,9 @@ Activation linear_gelu(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout
 }
 
 Var linear(Tape& tape, const Activation& in, Var weight, Var bias, WeightLayout layout) {
+  if (tape.autocast() && in.value.dtype() != *tape.autocast())  // made outside: the parts cast between them
+    return linear(tape, gelu(tape, in.pre), weight, bias, layout);
+  weight = autocast_low(tape, weight), bias = autocast_low(tape, bias);
   const Tensor pre = tape.value(in.pre);
   const Tensor out = layer_output(tape, in.value, tape.value(weight), layout);
   ops::linear(out, in.value, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
@@ -256,6 +271,7 @@ Var linear(Tape& tape, const Activation& in, Var weight, Var bias, WeightLayout 
 }
 
 Var matmul(Tape& tape, Var a_var, bool transpose_a, Var b_var, bool transpose_b) {
+  a_var = autocast_low(tape, a_var), b_var = autocast_low(tape, b_var);
   const Tensor a = tape.value(a_var), b = tape.value(b_var);
   require_dims("matmul", "the left factor", a, 2, 2);
   require_dims("matmul", "the right factor", b, 2, 2);
@@ -286,6 +302,8 @@ Var matmul(Tape& tape, Var a_var, bool transpose_a, Var b_var, bool transpose_b)
 // ---- layer norm
 
 Var layer_norm(Tape& tape, Var x_var, Var weight, Var bias, float epsilon) {
+  x_var = autocast_wide(tape, x_var);
+  weight = autocast_wide(tape, weight), bias = autocast_wide(tape, bias);
   const Tensor x = tape.value(x_var);
   require_dims("layer_norm", "the input", x, 1, 4);
   const Shape rows{x.count() / std::max<std::size_t>(1, x.shape()[-1])};
@@ -298,6 +316,8 @@ Var layer_norm(Tape& tape, Var x_var, Var weight, Var bias, float epsilon) {
 }
 
 SumAndNorm add_layer_norm(Tape& tape, Var a, Var b, Var weight, Var bias, float epsilon) {
+  a = autocast_wide(tape, a), b = autocast_wide(tape, b);
+  weight = autocast_wide(tape, weight), bias = autocast_wide(tape, bias);
   const Shape shape = tape.value(a).shape();
   require_dims("add_layer_norm", "the input", tape.value(a), 1, 4);
   const Shape rows{shape.count() / std::max<std::size_t>(1, shape[-1])};
@@ -346,6 +366,7 @@ Var embedding_with_positions(Tape& tape, const Tensor& tokens, Var table, Var po
 }
 
 Var causal_attention(Tape& tape, Var qkv_var, int heads, float dropout) {
+  qkv_var = autocast_low(tape, qkv_var);
   const Tensor qkv = tape.value(qkv_var);
   require_dims("causal_attention", "the input", qkv, 3, 3);
   require(heads > 0, Errc::invalid_argument, "causal_attention: ", heads, " heads");
@@ -375,6 +396,8 @@ ops::LossSum Loss::read(const Stream& stream) const {
   return {on_host.data<double>()[0], static_cast<std::size_t>(on_host.data<double>()[1])};
 }
 
+// With autocast the logits are not cast: the operator computes 16-bit logits in f32, so that a cast would
+// change no bit of the loss or of the gradient.
 Loss cross_entropy(Tape& tape, Var logits_var, const Tensor& targets) {
   require_dims("cross_entropy", "the logits", tape.value(logits_var), 2, 4);
   const Shape shape = tape.value(logits_var).shape();
@@ -397,7 +420,9 @@ Loss cross_entropy(Tape& tape, Var logits_var, const Tensor& targets) {
   return {result, sums};
 }
 
-Var mse(Tape& tape, Var prediction_var, const Tensor& target) {
+Var mse(Tape& tape, Var prediction_var, const Tensor& given) {
+  prediction_var = autocast_wide(tape, prediction_var);
+  const Tensor target = tape.value(autocast_wide(tape, tape.constant(given)));
   const Tensor prediction = tape.value(prediction_var);
   if (prediction.shape() != target.shape())
     fail(Errc::invalid_argument, "mse: the prediction is ", name(prediction.shape()), ", the target ",

@@ -1,6 +1,11 @@
 #pragma once
 /// The operators of tensor/ops.h on a tape: each runs forward and records its backward. Shapes are those of
 /// tensor/ops.h; a mismatch is Errc::invalid_argument. A default Var means "no bias".
+///
+/// With Tape::autocast(), as with torch.autocast: linear, linear_gelu, matmul and causal_attention cast their
+/// inputs to its dtype; layer_norm, add_layer_norm, softmax and losses cast theirs to f32; add and multiply
+/// cast to f32 if their inputs differ. All others compute in the dtype of their inputs. A parameter is cast
+/// once a pass, or once again in backward where its memory is released in between.
 
 #include <cstddef>
 
@@ -10,6 +15,10 @@
 namespace rz::nn {
 
 using ops::WeightLayout;
+
+/// x in another dtype, f32, f16 or bf16, rounded to nearest; x itself if it has that dtype. The gradient is
+/// converted back. The cast of a parameter is not kept where the parameter's memory is released.
+Var cast(Tape&, Var x, DType);
 
 // ---- element-wise
 Var add(Tape&, Var a, Var b);

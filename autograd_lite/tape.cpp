@@ -59,12 +59,20 @@ struct Value {
   int view = -1;  ///< index in State::views, or -1
 };
 
-/// A reshaped view of a parameter's memory. It holds no reference to that memory outside the parameter's
-/// scopes.
+/// A parameter's memory in another shape, or a copy of it in another dtype. It holds no reference to that
+/// memory outside the parameter's scopes.
 struct View {
   int value;
   Var parameter;
   Shape shape;
+  DType dtype;
+};
+
+/// A parameter's cast of this pass.
+struct Cast {
+  const Parameter* parameter;
+  DType dtype;
+  Var result;
 };
 
 /// Calls f once for the hooks of each owner of parameters of the scope.
@@ -107,6 +115,9 @@ struct Tape::State {
   std::vector<Parameter*> checkpointed_parameters;
   int checkpoint_depth = 0;
   std::vector<Var> checkpoint_inputs;
+  std::optional<DType> autocast;
+  std::vector<Cast> casts;
+  std::size_t own_casts = 0;  ///< the first cast of the run of a checkpoint in progress
 
   std::uint32_t pass = 1;
   bool no_grad = false;
@@ -144,10 +155,26 @@ struct Tape::State {
   }
   void leave(const Scope& scope, Pass direction) {
     open.pop_back();
-    for (const View& view : views) values[static_cast<std::size_t>(view.value)].tensor = {};
+    drop_views([](const Parameter& p, DType dtype) { return p.value.defined() && p.value.dtype() == dtype; });
     for_each_hooks(scope, [&](const ParameterHooks& hooks) {
       if (hooks.leave) hooks.leave(scope, direction);
     });
+    drop_views([](const Parameter& p, DType) { return !p.value.defined(); });
+  }
+
+  /// Forgets the tensors of views for which f(parameter, dtype of the view) holds.
+  template <class F>
+  void drop_views(const F& f) {
+    for (const View& view : views)
+      if (f(*at(view.parameter).use->parameter, view.dtype))
+        values[static_cast<std::size_t>(view.value)].tensor = {};
+  }
+
+  /// Begins a run of a checkpoint; end_run() with the result ends it.
+  std::size_t begin_run() { return std::exchange(own_casts, casts.size()); }
+  void end_run(std::size_t before) {
+    casts.resize(own_casts);
+    own_casts = before;
   }
 
   void drop_values_from(std::size_t first) {
@@ -218,7 +245,13 @@ const Tensor& Tape::value(Var v) const {
   Value& value = state_->at(v);
   if (value.view >= 0 && !value.tensor.defined()) {
     const View& view = state_->views[static_cast<std::size_t>(value.view)];
-    value.tensor = this->value(view.parameter).reshape(view.shape);
+    const Tensor now = this->value(view.parameter).reshape(view.shape);
+    if (now.dtype() == view.dtype) {
+      value.tensor = now;
+    } else {
+      value.tensor = state_->pool.empty(view.shape, view.dtype);
+      ops::copy(value.tensor, now, state_->stream);
+    }
   }
   if (value.kind != Kind::parameter) {
     require(value.tensor.defined(), Errc::invalid_argument, "a value was read after backward() had freed it");
@@ -331,12 +364,43 @@ void Tape::mark_view(Var output, Var input) {
   const Var parameter = of >= 0 ? s.views[static_cast<std::size_t>(of)].parameter : input;
   Value& value = s.at(output);
   value.view = static_cast<int>(s.views.size());
-  s.views.push_back({output.index, parameter, value.tensor.shape()});
+  s.views.push_back({output.index, parameter, value.tensor.shape(), value.tensor.dtype()});
 }
 
 bool Tape::can_reuse(Var v) const {
   const Value& value = state_->at(v);
   return value.kind == Kind::output && !is_parameter_memory(v) && value.tensor.use_count() == 2;
+}
+
+// ---- autocast
+
+void Tape::set_autocast(std::optional<DType> dtype) {
+  require(!dtype || *dtype == DType::f16 || *dtype == DType::bf16, Errc::invalid_argument, "autocast to ",
+          dtype ? name(*dtype) : "", ", expected f16 or bf16");
+  restore_autocast(dtype);
+}
+
+void Tape::restore_autocast(std::optional<DType> dtype) {
+  state_->autocast = dtype;
+  state_->casts.resize(state_->own_casts);
+}
+
+std::optional<DType> Tape::autocast() const { return state_->autocast; }
+
+Var Tape::cached_cast(Var parameter, DType dtype) const {
+  const State& s = *state_;
+  const Value& value = s.at(parameter);
+  for (std::size_t i = s.own_casts; i < s.casts.size(); ++i) {
+    const Cast& cast = s.casts[i];
+    const bool is_same = value.use && cast.parameter == value.use->parameter && cast.dtype == dtype;
+    if (is_same && s.at(cast.result).needs_grad == value.needs_grad) return cast.result;
+  }
+  return {};
+}
+
+void Tape::cache_cast(Var parameter, Var cast) {
+  const Value& value = state_->at(parameter);
+  if (value.use) state_->casts.push_back({value.use->parameter, this->value(cast).dtype(), cast});
 }
 
 // ---- structure
@@ -364,7 +428,7 @@ Tape::CheckpointForward Tape::begin_checkpoint_forward(const Scope& scope) {
   State& s = *state_;
   s.enter(scope, Pass::forward);
   ++s.checkpoint_depth;
-  return {&scope, s.values.size(), s.checkpointed_parameters.size(), s.next_random};
+  return {&scope, s.values.size(), s.checkpointed_parameters.size(), s.begin_run(), s.next_random};
 }
 
 std::vector<Var>& Tape::checkpoint_inputs() { return state_->checkpoint_inputs; }
@@ -374,6 +438,7 @@ Tensor Tape::end_checkpoint_forward(const CheckpointForward& r, Var result, Var 
   State& s = *state_;
   Tensor output = value(result);
   s.drop_values_from(r.values);
+  s.end_run(r.own_casts);
   --s.checkpoint_depth;
   s.leave(*r.scope, Pass::forward);
 
@@ -387,19 +452,27 @@ Tensor Tape::end_checkpoint_forward(const CheckpointForward& r, Var result, Var 
   return output;
 }
 
-Tape::CheckpointBackward Tape::begin_checkpoint_backward(const Scope& scope, std::uint64_t random) {
+Tape::CheckpointBackward Tape::begin_checkpoint_backward(const Scope& scope, std::uint64_t random,
+                                                         std::optional<DType> autocast) {
   State& s = *state_;
   s.enter(scope, Pass::backward);
-  return {&scope, s.values.size(), s.nodes.size(), std::exchange(s.next_random, random)};
+  return {&scope,
+          s.values.size(),
+          s.nodes.size(),
+          s.begin_run(),
+          std::exchange(s.next_random, random),
+          std::exchange(s.autocast, autocast)};
 }
 
 void Tape::end_checkpoint_backward(const CheckpointBackward& r, Var result, const Tensor& d_out) {
   State& s = *state_;
   s.next_random = r.random;
+  s.autocast = r.autocast;
   s.finish_uses(*s.running);  // from here on, the operators of the second run count as uses
   accumulate_grad(result, d_out);
   run_backward(r.nodes);
   s.drop_values_from(r.values);
+  s.end_run(r.own_casts);
   s.leave(*r.scope, Pass::backward);
 }
 
@@ -475,6 +548,8 @@ void Tape::reset() {
   s.open.clear();
   s.checkpointed_parameters.clear();
   s.checkpoint_depth = 0;
+  s.casts.clear();
+  s.own_casts = 0;
   s.running = nullptr;
   s.ran_backward = false;
   s.loss = -1;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -79,12 +80,38 @@ class Tape {
   /// True if the value is a parameter's memory, which may be moved or released outside the parameter's
   /// scopes: backward must read value() again, and objects that outlive forward must not keep the tensor.
   bool is_parameter_memory(Var) const;
-  /// Declares that `output` is a reshaped view of `input`, a parameter's memory. value() recreates the view
-  /// on demand.
+  /// Declares that `output` is `input`, a parameter's memory, in another shape or dtype. value() recreates it
+  /// on demand. A view in another dtype is a copy, which is kept while the parameter has memory.
   void mark_view(Var output, Var input);
   /// In backward: true if the input is an operator's output and only the tape and one copy captured by the
   /// calling operator refer to its memory. A gradient may then overwrite it.
   bool can_reuse(Var) const;
+
+  // ---- autocast
+  /// The dtype, f16 or bf16, in which nn::linear, linear_gelu, matmul and causal_attention compute, as with
+  /// torch.autocast; none (the default): operators compute in the dtype of their inputs. See
+  /// autograd_lite/ops.h. Holds for the recomputation of a checkpoint() that began with it. Applies until it
+  /// is set again; Errc::invalid_argument for another dtype.
+  void set_autocast(std::optional<DType>);
+  std::optional<DType> autocast() const;
+  /// Sets autocast() during its lifetime.
+  class Autocast {
+   public:
+    Autocast(Tape& tape, std::optional<DType> dtype) : tape_(tape), before_(tape.autocast()) {
+      tape.set_autocast(dtype);
+    }
+    ~Autocast() { tape_.restore_autocast(before_); }
+    Autocast(const Autocast&) = delete;
+
+   private:
+    Tape& tape_;
+    std::optional<DType> before_;
+  };
+  /// For operators: the cast of this parameter to `dtype` that cache_cast() has kept in this pass, so that
+  /// each parameter is cast once. Undefined if there is none, or none with the gradient that is needed here.
+  /// The runs of a checkpoint() have casts of their own; set_autocast() forgets all.
+  Var cached_cast(Var parameter, DType) const;
+  void cache_cast(Var parameter, Var cast);
 
   // ---- structure
   /// Returns body() with the scope's parameters available, both now and around the backward of the operators
@@ -145,13 +172,16 @@ class Tape {
   struct CheckpointForward {
     const Scope* scope;
     std::size_t values, parameters;
+    std::size_t own_casts;  ///< of the run around it
     std::uint64_t random;
   };
   /// State of its second run, in backward.
   struct CheckpointBackward {
     const Scope* scope;
     std::size_t values, nodes;
+    std::size_t own_casts;
     std::uint64_t random;
+    std::optional<DType> autocast;
   };
 
   void* allocate(std::size_t bytes, std::size_t alignment);
@@ -167,8 +197,10 @@ class Tape {
   /// it used.
   Tensor end_checkpoint_forward(const CheckpointForward&, Var result, Var input, std::vector<Var>& inputs);
   std::vector<Var>& checkpoint_inputs();
-  CheckpointBackward begin_checkpoint_backward(const Scope&, std::uint64_t random);
+  CheckpointBackward begin_checkpoint_backward(const Scope&, std::uint64_t random,
+                                               std::optional<DType> autocast);
   void end_checkpoint_backward(const CheckpointBackward&, Var result, const Tensor& d_out);
+  void restore_autocast(std::optional<DType>);
   void run_backward(std::size_t down_to);
   void run_node(int output, const Captured&);
 
@@ -206,9 +238,9 @@ Var Tape::checkpoint(const Scope& scope, Var input, F body) {
   std::vector<Var>& inputs = checkpoint_inputs();
   Tensor output = end_checkpoint_forward(first_run, result, input, inputs);
   if (!needs_node(inputs)) return add_value(std::move(output));
-  auto again = [&scope, input, random = first_run.random, body = std::move(body)](
+  auto again = [&scope, input, random = first_run.random, autocast = autocast(), body = std::move(body)](
                    Tape& tape, const Tensor& d_out) mutable {
-    const CheckpointBackward second_run = tape.begin_checkpoint_backward(scope, random);
+    const CheckpointBackward second_run = tape.begin_checkpoint_backward(scope, random, autocast);
     const Var second = body(input);
     tape.end_checkpoint_backward(second_run, second, d_out);
   };

@@ -1,0 +1,18 @@
+#pragma once
+/// How operators follow Tape::autocast(). Without it each function returns its argument. An undefined Var
+/// stays undefined; values that are not f32, f16 or bf16 are not cast.
+
+#include <utility>
+
+#include "autograd_lite/tape.h"
+
+namespace rz::nn {
+
+/// For products: in the dtype of autocast.
+Var autocast_low(Tape&, Var);
+/// For norms, softmax and losses: in f32.
+Var autocast_wide(Tape&, Var);
+/// For sums and element-wise products: both in f32 if their dtypes differ.
+std::pair<Var, Var> autocast_alike(Tape&, Var a, Var b);
+
+}  // namespace rz::nn
