@@ -43,14 +43,16 @@ struct OptimizerConfig {
 /// "Adam", "AdamW", "SGD", "Adagrad", "Lion", "Lamb", "Muon".
 const char* name(OptimizerConfig::Type);
 
-/// Sections "fp16", "bf16" and "data_types", and keys about the reduction of gradients.
+/// Sections "fp16", "bf16", "data_types" and "torch_autocast", and keys about the reduction of gradients.
 struct PrecisionConfig {
   DType parameters = DType::f32;       ///< fp16.enabled, bf16.enabled
   DType gradients = DType::f32;        ///< data_types.grad_accum_dtype, or that of the parameters
   std::optional<DType> communication;  ///< communication_data_type; absent: that of the gradients
   bool auto_cast = false;              ///< fp16: convert floating-point inputs
-  LossScaleOptions loss_scale;         ///< fp16
-  bool skip_overflow = false;  ///< fp16, or bf16.check_grad_overflow: skip an update that is not finite
+  std::optional<DType> autocast;       ///< torch_autocast: for Tape::set_autocast()
+  LossScaleOptions loss_scale;         ///< fp16, and an autocast to f16
+  bool scale_loss = false;             ///< the loss is scaled: fp16, or an autocast to f16
+  bool skip_overflow = false;  ///< of a scaled loss, or bf16.check_grad_overflow: skip an update not finite
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1;
   bool operator==(const PrecisionConfig&) const = default;

@@ -110,6 +110,7 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
       strategy_(strategy_of(module, communicator_, config_, o)) {
   if (config_.activation_checkpointing.enabled()) module.checkpoint_activations();
   strategy_->attach(tape_);
+  tape_.set_autocast(config_.precision.autocast);
   auto optimizer = optimizer_of(config_, o);
   if (!optimizer) {
     module.eval();

@@ -66,6 +66,27 @@ TEST_P(MixedPrecision, HasTheSameBitsForEveryStrategy) {
   }
 }
 
+class AutocastOnDevice : public OnDevice {};
+
+TEST_F(AutocastOnDevice, HasTheSameBitsForEveryStrategyAndFollowsF32) {
+  const auto train_with = [&](StrategyKind kind, std::optional<DType> autocast) {
+    const Folder folder;
+    TinyRun run = smallest_run(kind, ranks, folder);
+    in({})(run);
+    run.options.autocast = autocast;
+    return train(run, 3);
+  };
+  const Reports full = train_with(StrategyKind::ddp, std::nullopt);
+  Reports first;
+  for (const StrategyKind kind : strategies) {
+    const Reports reports = train_with(kind, DType::bf16);
+    if (first.empty()) first = reports;
+    expect_same_bits(first, reports, name(kind));
+  }
+  EXPECT_NE(first[0].loss, full[0].loss);
+  EXPECT_NEAR(first[0].loss, full[0].loss, 2e-2);
+}
+
 std::string precision_name(const testing::TestParamInfo<Precision>& info) {
   return concat(name(info.param.parameters), "_gradients_in_", name(info.param.gradients));
 }

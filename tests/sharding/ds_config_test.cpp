@@ -137,7 +137,6 @@ TEST(DsConfig, NamesUnsupportedKeys) {
       {R"({"optimizer": {"type": "OneBitAdam"}})", "optimizer.type"},
       {R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1}}})", "gradient_clipping"},
       {R"({"amp": {"enabled": true}})", "amp.enabled"},
-      {R"({"torch_autocast": {"enabled": true, "dtype": "bfloat16"}})", "torch_autocast.enabled"},
       {R"({"compression_training": {"layer_reduction": {"enabled": true}}})", "compression_training"},
       {R"({"gradient_allreduce_op": "sum"})", "gradient_allreduce_op"},
       {R"({"sequence_parallel_size": 2})", "sequence_parallel_size"},
@@ -175,12 +174,39 @@ TEST(DsConfig, ReadsPrecision) {
   PrecisionConfig expected{.parameters = DType::f16,
                            .gradients = DType::f16,
                            .auto_cast = true,
+                           .scale_loss = true,
                            .skip_overflow = true,
                            .prescale_gradients = true,
                            .gradient_predivide_factor = 4};
   expected.loss_scale = {
       .initial_power = 12, .window = 500, .hysteresis = 3, .consecutive_hysteresis = true, .minimum = 2};
   EXPECT_EQ(half, expected);
+}
+
+TEST(DsConfig, ReadsAutocast) {
+  const auto of = [](const char* text) { return parse_ds_config(text, "ds.json").precision; };
+  EXPECT_EQ(of("{}").autocast, std::nullopt);
+  EXPECT_EQ(of(R"({"torch_autocast": {"enabled": false, "dtype": "bfloat16"}})").autocast, std::nullopt);
+  EXPECT_EQ(of(R"({"torch_autocast": {"enabled": true, "dtype": "bfloat16"}})"),
+            (PrecisionConfig{.autocast = DType::bf16}));
+  EXPECT_EQ(of(R"({"torch_autocast": {"enabled": true}})").autocast, DType::bf16);
+  // f16 needs a scaled loss, by GradScaler's rules.
+  EXPECT_EQ(of(R"({"torch_autocast": {"enabled": true, "dtype": "float16"}})"),
+            (PrecisionConfig{.autocast = DType::f16,
+                             .loss_scale = {.rule = LossScaleRule::grad_scaler},
+                             .scale_loss = true,
+                             .skip_overflow = true}));
+  // A model in bf16 may compute its norms in f32.
+  const PrecisionConfig both =
+      of(R"({"bf16": {"enabled": true}, "torch_autocast": {"enabled": true, "dtype": "bfloat16"}})");
+  EXPECT_EQ(both.parameters, DType::bf16);
+  EXPECT_EQ(both.autocast, DType::bf16);
+  expect_error_message(R"({"torch_autocast": {"enabled": true, "dtype": "fp32"}})",
+                       {"torch_autocast.dtype", "bf16 or fp16"});
+  EXPECT_EQ(warnings(R"({"torch_autocast": {"enabled": true, "dtype": "bf16",
+    "lower_precision_safe_modules": ["torch.nn.Linear"]}})"),
+            "ds.json: read and not applied in this build (docs/configuration.md): "
+            "torch_autocast.lower_precision_safe_modules\n");
 }
 
 TEST(DsConfig, RefusesWrongPrecision) {

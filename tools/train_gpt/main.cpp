@@ -57,6 +57,8 @@ void print_optimizer(const Options& o, const Inputs& in) {
   if (const PrecisionConfig& p = in.ds.precision; p.parameters != DType::f32)
     std::printf("precision: model in %s, gradients in %s, updates in f32\n", name(p.parameters),
                 name(p.gradients));
+  if (const auto& autocast = in.ds.precision.autocast)
+    std::printf("autocast: products in %s\n", name(*autocast));
 }
 
 void print_run_summary(const Options& o, const Inputs& in, const Communicator& comm, int threads,

@@ -29,7 +29,7 @@ constexpr KeySpec top[] = {
     section("bf16", "{}", ""),
     section("data_types", "{}", ""),
     section("amp", "null", ""),
-    section("torch_autocast", "null", ""),
+    section("torch_autocast", "{}", ""),
     section("zero_optimization", "{}", "also true (stage 1) or false"),
     section("activation_checkpointing", "{}", ""),
     applied("communication_data_type", dtype, "null",

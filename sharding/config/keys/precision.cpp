@@ -48,9 +48,10 @@ constexpr KeySpec amp[] = {
     accepted("max_loss_scale", "null"),
 };
 constexpr KeySpec torch_autocast[] = {
-    refused("enabled", "false", "[false]", "use bf16 or fp16, whose masters are f32 as well"),
-    accepted("dtype", "null"),
-    accepted("lower_precision_safe_modules", "null"),
+    applied("enabled", boolean, "false", "products are computed in `dtype`, as with torch.autocast"),
+    applied("dtype", dtype, "null", "bf16 or fp16, whose losses are scaled; null: bf16, as torch on a CPU"),
+    unused("lower_precision_safe_modules", any, "null",
+           "DeepSpeed sends values and gradients of these in 16 bits; here communication_data_type decides"),
 };
 
 constexpr ObjectSpec table[] = {

@@ -31,6 +31,14 @@ DType gradient_dtype(const Settings& s, DType parameters, const std::string& fil
   return type;
 }
 
+std::optional<DType> autocast_dtype(const Settings& s, const std::string& file) {
+  if (!s.boolean("torch_autocast.enabled")) return std::nullopt;
+  const DType type = dtype_at(s, "torch_autocast.dtype").value_or(DType::bf16);
+  require(type != DType::f32, Errc::config, file,
+          ": torch_autocast.dtype: is f32; choose bf16 or fp16, or disable torch_autocast");
+  return type;
+}
+
 }  // namespace
 
 PrecisionConfig typed_precision(const Settings& s, const std::string& file) {
@@ -44,8 +52,13 @@ PrecisionConfig typed_precision(const Settings& s, const std::string& file) {
   p.gradients = gradient_dtype(s, p.parameters, file);
   p.communication = dtype_at(s, "communication_data_type");
   p.auto_cast = half && s.boolean("fp16.auto_cast");
-  if (half) p.loss_scale = loss_scale_options(s);
-  p.skip_overflow = half || (brain && s.boolean("bf16.check_grad_overflow"));
+  p.autocast = autocast_dtype(s, file);
+  if (half)
+    p.loss_scale = loss_scale_options(s);
+  else if (p.autocast == DType::f16)
+    p.loss_scale.rule = LossScaleRule::grad_scaler;  // DeepSpeed uses torch's here
+  p.scale_loss = half || p.autocast == DType::f16;
+  p.skip_overflow = p.scale_loss || (brain && s.boolean("bf16.check_grad_overflow"));
   p.prescale_gradients = s.boolean("prescale_gradients");
   p.gradient_predivide_factor = s.number("gradient_predivide_factor");
   return p;

@@ -30,7 +30,7 @@ class TrainingStep {
   Optimizer& optimizer() { return *optimizer_; }
   const Optimizer& optimizer() const { return *optimizer_; }
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1; }
-  /// f16 only.
+  /// f16 only, of parameters or autocast.
   std::optional<LossScaler>& loss_scaler() { return scaler_; }
 
  private:
