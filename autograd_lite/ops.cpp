@@ -1,19 +1,13 @@
 #include "autograd_lite/ops.h"
 
 #include "autograd_lite/autocast.h"
+#include "comm/core/integer_math.h"
 
 namespace rz::nn {
 namespace {
 
 ops::Into into(const Tape::GradTarget& target) {
   return target.accumulate ? ops::Into::accumulate : ops::Into::overwrite;
-}
-
-Shape with_last(const Shape& shape, std::size_t last) {
-  std::array<std::size_t, 4> extents{};
-  for (int i = 0; i < shape.dims(); ++i) extents[static_cast<std::size_t>(i)] = shape[i];
-  extents[static_cast<std::size_t>(shape.dims() - 1)] = last;
-  return Shape(std::span(extents.data(), static_cast<std::size_t>(shape.dims())));
 }
 
 Shape with_appended(const Shape& shape, std::size_t last) {
@@ -202,11 +196,16 @@ Var at_position(Tape& tape, Var x, std::size_t position) {
 
 namespace {
 
-/// Memory for the output of a linear layer.
-Tensor layer_output(Tape& tape, const Tensor& x, const Tensor& weight, WeightLayout layout) {
+/// Shape of the output of a linear layer.
+Shape layer_shape(const Tensor& x, const Tensor& weight, WeightLayout layout) {
   require_dims("linear", "the input", x, 1, 4);
   require_dims("linear", "the weight", weight, 2, 2);
-  return tape.empty(with_last(x.shape(), weight.shape()[layout == WeightLayout::in_out ? 1 : 0]), x.dtype());
+  return x.shape().with_last(weight.shape()[layout == WeightLayout::in_out ? 1 : 0]);
+}
+
+/// Memory for the output of a linear layer.
+Tensor layer_output(Tape& tape, const Tensor& x, const Tensor& weight, WeightLayout layout) {
+  return tape.empty(layer_shape(x, weight, layout), x.dtype());
 }
 
 Tensor value_or_none(Tape& tape, Var v) { return v.defined() ? tape.value(v) : Tensor(); }
@@ -239,6 +238,35 @@ Var linear(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
   ops::linear(out, x, tape.value(weight), value_or_none(tape, bias), layout, tape.stream());
   return tape.record(out, {x_var, weight, bias},
                      linear_backward(x_var, weight, bias, SavedVariable(tape, x_var), layout));
+}
+
+namespace {
+
+/// Memory for rows of this shape that begin at multiples of 128 bytes.
+Tensor aligned_rows(Tape& tape, const Shape& shape, DType dtype) {
+  const std::size_t columns = shape[-1], stride = round_up(columns, 128 / size_of(dtype));
+  return tape.empty(shape.with_last(stride), dtype).columns(0, columns);
+}
+
+}  // namespace
+
+Var linear_aligned(Tape& tape, Var x_var, Var weight, WeightLayout layout) {
+  if (tape.stream().device().kind == Device::host) return linear(tape, x_var, weight, Var(), layout);
+  Var no_bias;
+  cast_layer(tape, x_var, weight, no_bias);
+  const Tensor x = tape.value(x_var);
+  const Shape shape = layer_shape(x, tape.value(weight), layout);
+  const Tensor out = aligned_rows(tape, shape, x.dtype());
+  ops::linear(out, x, tape.value(weight), {}, layout, tape.stream());
+  return tape.record(out, {x_var, weight},
+                     linear_backward(x_var, weight, no_bias, SavedVariable(tape, x_var), layout));
+}
+
+Var contiguous(Tape& tape, Var x) {
+  if (tape.value(x).contiguous()) return x;
+  const Tensor out = empty_like(tape, tape.value(x));
+  ops::copy(out, tape.value(x), tape.stream());
+  return tape.record(out, {x}, [x](Tape& tape, const Tensor& d_out) { tape.accumulate_grad(x, d_out); });
 }
 
 Activation linear_gelu(Tape& tape, Var x_var, Var weight, Var bias, WeightLayout layout) {
@@ -373,7 +401,7 @@ Var causal_attention(Tape& tape, Var qkv_var, int heads, float dropout) {
   require(dropout >= 0 && dropout < 1, Errc::invalid_argument, "causal_attention: dropout is ", dropout,
           ", expected 0 <= dropout < 1");
   const std::size_t batch = qkv.shape()[0], tokens = qkv.shape()[1];
-  const Tensor out = tape.empty(with_last(qkv.shape(), qkv.shape()[2] / 3), qkv.dtype());
+  const Tensor out = tape.empty(qkv.shape().with_last(qkv.shape()[2] / 3), qkv.dtype());
   const Tensor log_sum = tape.empty({batch, static_cast<std::size_t>(heads), tokens});
   ops::DropoutMask mask;
   if (dropout > 0) mask = tape.next_dropout_mask(dropout, log_sum.count() * tokens);

@@ -38,6 +38,12 @@ Var at_position(Tape&, Var x, std::size_t position);
 // ---- linear
 /// x[…, in] → […, out]
 Var linear(Tape&, Var x, Var weight, Var bias, WeightLayout);
+/// linear() without a bias, for logits: on a device the rows of the result begin at multiples of 128 bytes
+/// (Tensor::row_stride), without which products with 50257 columns are slow. linear, matmul, softmax,
+/// cross_entropy, add, multiply, scale, cast and contiguous() read such rows; other operators refuse them.
+Var linear_aligned(Tape&, Var x, Var weight, WeightLayout);
+/// x itself, or a copy with contiguous rows.
+Var contiguous(Tape&, Var x);
 /// gelu(pre). Only `pre` is on the tape: an operator that reads `value` must propagate its gradient to `pre`.
 struct Activation {
   Var pre;

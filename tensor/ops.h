@@ -1,12 +1,13 @@
 #pragma once
-/// Operators of GPT-2-class models and small networks, forward and backward, on contiguous tensors of f32,
-/// f16 or bf16, on the host or on a CUDA device, in a stream of that device. The tensors of a call have one
-/// dtype, except statistics (mean, inverse_deviation, log_sum, losses: f32) and gradients of parameters,
-/// which may be f32 next to 16-bit values. Arithmetic is in f32 or wider; a 16-bit result is rounded once, to
+/// Operators of GPT-2-class models and small networks, forward and backward, on tensors of f32, f16 or bf16,
+/// on the host or on a CUDA device, in a stream of that device. The tensors of a call have one dtype, except
+/// statistics (mean, inverse_deviation, log_sum, losses: f32) and gradients of parameters, which may be f32
+/// next to 16-bit values. Arithmetic is in f32 or wider; a 16-bit result is rounded once, to
 /// nearest. The caller allocates the outputs. A mismatch of shapes, dtypes or devices is
 /// Errc::invalid_argument, which names the operator and the shapes. Results are pure functions of the inputs
 /// and of stream.threads(): sums run in a fixed order. On a device the operators only enqueue work and never
-/// block the host.
+/// block the host. Tensors are contiguous; only fill, copy, add, multiply, add_scaled, scale, linear,
+/// linear_backward, matmul, softmax and cross_entropy accept a row stride (Tensor::row_stride).
 ///
 /// `Into::overwrite` stores a gradient; `Into::accumulate` adds it to the existing value.
 ///

@@ -1,6 +1,7 @@
 #pragma once
-/// Contiguous tensors: dtype, shape, and memory that is owned, borrowed or shared. Copying a Tensor shares
-/// the memory.
+/// Tensors: dtype, shape, and memory that is owned, borrowed or shared. Copying a Tensor shares the memory.
+/// Elements are contiguous, except that the rows (all leading dimensions) of a tensor made by columns() are
+/// row_stride() elements apart.
 
 #include <array>
 #include <cstddef>
@@ -26,6 +27,8 @@ class Shape {
   /// Negative indices count from the last dimension.
   std::size_t operator[](int i) const { return extents_[static_cast<std::size_t>(i < 0 ? i + dims_ : i)]; }
   std::size_t count() const;
+  /// The same shape with another last extent. Errc::invalid_argument for a scalar.
+  Shape with_last(std::size_t) const;
   bool operator==(const Shape&) const = default;
 
  private:
@@ -51,12 +54,17 @@ class Tensor {
   bool defined() const { return data_ != nullptr; }
   const Shape& shape() const { return shape_; }
   std::size_t count() const { return shape_.count(); }
+  /// Bytes of the elements, without those between rows.
   std::size_t bytes() const { return count() * size_of(dtype_); }
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }
 
-  /// The elements. For device memory the address is valid in kernels only. Errc::invalid_argument unless T is
-  /// the dtype.
+  /// Elements between the beginnings of two rows; the last extent (1 for a scalar) if contiguous.
+  std::size_t row_stride() const { return row_stride_ ? row_stride_ : shape_.dims() ? shape_[-1] : 1; }
+  bool contiguous() const { return row_stride_ == 0; }
+
+  /// The elements; those of row r begin at r · row_stride(). For device memory the address is valid in
+  /// kernels only. Errc::invalid_argument unless T is the dtype.
   template <class T>
   T* data() const {
     require(dtype_ == dtype_of<T>, Errc::invalid_argument, "a tensor of ", name(dtype_), " was read as ",
@@ -67,10 +75,11 @@ class Tensor {
   /// Number of references to the memory; 0 if it is borrowed.
   long use_count() const { return owner_.use_count(); }
 
-  /// This tensor if it is on the host; otherwise a copy on the host, after synchronizing the stream.
+  /// A contiguous tensor on the host: this tensor if it is one, otherwise a copy, after synchronizing the
+  /// stream.
   Tensor on_host(const Stream&) const;
   /// Copies the elements from host memory in stream order; `from` may be reused on return.
-  /// Errc::invalid_argument if the sizes differ.
+  /// Errc::invalid_argument if the sizes differ, or if this tensor is not contiguous.
   void assign(std::span<const std::byte> from, const Stream&) const;
   template <class T>
   void assign(std::span<const T> from, const Stream& stream) const {
@@ -79,17 +88,29 @@ class Tensor {
     assign(std::as_bytes(from), stream);
   }
 
-  /// The same memory with another shape. Errc::invalid_argument if the counts differ.
+  /// The same memory with another shape. Errc::invalid_argument if the counts differ, or if this tensor is
+  /// not contiguous and the last extents differ.
   Tensor reshape(Shape) const;
-  /// Elements [begin, begin + shape.count()) of the flat memory. Errc::invalid_argument if out of range.
+  /// Elements [begin, begin + shape.count()) of the flat memory. Errc::invalid_argument if out of range, or
+  /// if this tensor is not contiguous.
   Tensor view(std::size_t begin, Shape) const;
-  /// This tensor as a buffer for comm.
-  Buffer buffer() const { return {data_, count(), dtype_, device_}; }
+  /// Columns [begin, begin + count) of every row, in the same memory. Errc::invalid_argument for a scalar or
+  /// if out of range.
+  Tensor columns(std::size_t begin, std::size_t count) const;
+  /// This tensor as a buffer for comm. Errc::invalid_argument if it is not contiguous.
+  Buffer buffer() const {
+    require_contiguous("a buffer");
+    return {data_, count(), dtype_, device_};
+  }
 
  private:
+  void require_contiguous(const char* purpose) const;
+  Tensor packed_on_host(const Stream&) const;
+
   std::shared_ptr<std::byte> owner_;
   std::byte* data_ = nullptr;
   Shape shape_;
+  std::size_t row_stride_ = 0;  ///< 0: contiguous
   DType dtype_ = DType::f32;
   Device device_{};
 };

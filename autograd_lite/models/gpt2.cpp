@@ -152,9 +152,8 @@ template <class F>
 Var Gpt2::head(Tape& tape, const F& use_logits, Var x) {
   return tape.scope(*head_scope_, [&] {
     const Var norm = transformer_.ln_f(tape, x);
-    if (lm_head_) return use_logits((*lm_head_)(tape, norm));
-    const Var table = tape.parameter(transformer_.wte.weight);
-    return use_logits(nn::linear(tape, norm, table, Var(), ops::WeightLayout::out_in));
+    const Var table = tape.parameter(lm_head_ ? lm_head_->weight : transformer_.wte.weight);
+    return use_logits(nn::linear_aligned(tape, norm, table, ops::WeightLayout::out_in));
   });
 }
 

@@ -85,7 +85,7 @@ class Gpt2 : public Module {
   const Gpt2Config& config() const { return config_; }
 
   struct Output {
-    Var logits;     ///< [B, T, vocab_size]
+    Var logits;     ///< [B, T, vocab_size]; on a device with a row stride (nn::linear_aligned)
     nn::Loss loss;  ///< loss.sum is undefined without targets
   };
   /// tokens and targets: i32 [B, T], T at most n_positions. Without targets only the logits are computed.

@@ -1,5 +1,7 @@
 #include "tensor/kernels/check.h"
 
+#include <algorithm>
+
 namespace rz::ops {
 
 namespace {
@@ -8,6 +10,7 @@ std::string describe(const Argument& a) {
   if (!a.tensor.defined()) return concat(a.name, " (undefined)");
   std::string text = concat(a.name, " ", name(a.tensor.shape()));
   if (a.tensor.dtype() != DType::f32) text += concat(" of ", name(a.tensor.dtype()));
+  if (!a.tensor.contiguous()) text += concat(" with rows ", a.tensor.row_stride(), " elements apart");
   if (a.tensor.device() != Device{}) text += concat(" on ", name(a.tensor.device()));
   return text;
 }
@@ -23,11 +26,15 @@ bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType
 
 }  // namespace
 
-void check(const char* op, std::initializer_list<Argument> arguments, bool fits) {
+void check(const char* op, std::initializer_list<Argument> arguments, bool fits, Rows rows) {
   const Device device = arguments.begin()->tensor.device();
   bool usable = true;
   for (const Argument& a : arguments)
     usable = usable && a.tensor.defined() && a.tensor.device() == device && is_float(a.tensor.dtype());
+  const auto is_contiguous = [](const Argument& a) { return a.tensor.contiguous(); };
+  if (usable && rows == Rows::contiguous && !std::ranges::all_of(arguments, is_contiguous))
+    refuse(concat(op, ": needs contiguous rows; copy the tensor to a contiguous one (ops::copy): "),
+           arguments);
   if (fits && usable) return;
   refuse(concat(op,
                 usable ? ": these shapes do not fit together: " : ": needs f32, f16 or bf16 on one device: "),
@@ -48,7 +55,7 @@ void check_gradient_dtype(const char* op, DType dtype, std::initializer_list<Arg
 
 void check_indices(const char* op, const Argument& a, std::size_t count, std::size_t limit, int ignored) {
   const Tensor& t = a.tensor;
-  if (!t.defined() || t.dtype() != DType::i32 || t.count() != count)
+  if (!t.defined() || t.dtype() != DType::i32 || t.count() != count || !t.contiguous())
     fail(Errc::invalid_argument, op, ": needs ", count, " i32: ", describe(a));
   if (t.device().kind != Device::host) return;
   const std::int32_t* indices = t.data<std::int32_t>();

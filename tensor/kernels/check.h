@@ -13,9 +13,11 @@ struct Argument {
   const Tensor& tensor;
 };
 
-/// Errc::invalid_argument unless `fits` holds, and every tensor is defined, on the first one's device, and
-/// f32, f16 or bf16.
-void check(const char* op, std::initializer_list<Argument>, bool fits);
+/// What an operator reads and writes: contiguous tensors, or any Tensor::row_stride().
+enum class Rows { contiguous, any_stride };
+/// Errc::invalid_argument unless `fits` holds, and every tensor is defined, on the first one's device, f32,
+/// f16 or bf16, and contiguous, or `rows` allows a stride.
+void check(const char* op, std::initializer_list<Argument>, bool fits, Rows rows = Rows::contiguous);
 /// For operators on the host. Errc::invalid_argument unless every defined tensor is of this dtype.
 void check_dtype(const char* op, DType, std::initializer_list<Argument>);
 /// The same for gradients of parameters of this dtype, which may be f32 too.
@@ -28,6 +30,9 @@ void check_indices(const char* op, const Argument&, std::size_t count, std::size
 inline std::size_t last(const Tensor& t) { return t.shape().dims() ? t.shape()[-1] : 1; }
 /// The product of all dimensions but the last.
 inline std::size_t rows(const Tensor& t) { return last(t) ? t.count() / last(t) : 0; }
+inline bool same_rows(const Tensor& a, const Tensor& b) {
+  return last(a) == last(b) && a.count() == b.count();
+}
 inline bool is_vector(const Tensor& t, std::size_t n) { return t.shape() == Shape{n}; }
 inline bool optional_vector(const Tensor& t, std::size_t n) { return !t.defined() || is_vector(t, n); }
 

@@ -35,10 +35,10 @@ HWY_EXPORT(add_row);
 namespace ops {
 
 void column_sums_of(const Tensor& out, const Tensor& matrix, Into into, const Stream& stream) {
-  const std::size_t columns = last(matrix);
+  const std::size_t stride = matrix.row_stride();
   column_sums(out, rows(matrix), into, stream,
               [&](std::size_t row, std::size_t first, std::size_t count, double* sums) {
-                HWY_DYNAMIC_DISPATCH(add_row)(matrix, row * columns + first, count, sums);
+                HWY_DYNAMIC_DISPATCH(add_row)(matrix, row * stride + first, count, sums);
               });
 }
 

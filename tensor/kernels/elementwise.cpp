@@ -106,67 +106,102 @@ HWY_EXPORT(squared_error);
 namespace ops {
 
 namespace {
+
 constexpr std::size_t grain = 4096;  // elements per thread at least
+
+/// Row r of a tensor that has, or is read as having, rows of n elements.
+Tensor row_of(const Tensor& t, std::size_t r, std::size_t n) {
+  const std::size_t stride = t.contiguous() ? n : t.row_stride();
+  return Tensor::borrow(t.raw() + r * stride * size_of(t.dtype()), {n}, t.dtype(), t.device());
 }
 
+/// Calls f(begin, end, tensors…) on ranges of all elements, row by row where a tensor has a row stride.
+template <class F, class... T>
+void each_range(const Stream& stream, const F& f, const Tensor& out, const T&... in) {
+  if (out.contiguous() && (in.contiguous() && ...))
+    return stream.parallel_for(out.count(), grain,
+                               [&](std::size_t begin, std::size_t end) { f(begin, end, out, in...); });
+  const std::size_t n = last(out), rows_per_thread = std::max<std::size_t>(1, grain / n);
+  stream.parallel_for(rows(out), rows_per_thread, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t r = begin; r < end; ++r) f(0, n, row_of(out, r, n), row_of(in, r, n)...);
+  });
+}
+
+/// Both have one count, and the same rows if one of them has a row stride.
+bool alike(const Tensor& a, const Tensor& b) {
+  return a.contiguous() && b.contiguous() ? a.count() == b.count() : same_rows(a, b);
+}
+
+}  // namespace
+
 void fill(const Tensor& out, float value, const Stream& stream) {
-  check("fill", {{"out", out}}, true);
+  check("fill", {{"out", out}}, true, Rows::any_stride);
   if (const auto* d = on_device("fill", out, stream)) return d->fill(out, value, stream);
   dispatch_dtype(out.dtype(), [&](auto t) {
     using T = decltype(t);
-    T* o = out.data<T>();
     const T same = from_f32<T>(value);
-    stream.parallel_for(out.count(), grain,
-                        [&](std::size_t begin, std::size_t end) { std::fill(o + begin, o + end, same); });
+    each_range(
+        stream,
+        [&](std::size_t begin, std::size_t end, const Tensor& to) {
+          std::fill(to.data<T>() + begin, to.data<T>() + end, same);
+        },
+        out);
   });
 }
 
 void copy(const Tensor& out, const Tensor& in, const Stream& stream) {
-  check("copy", {{"out", out}, {"in", in}}, out.count() == in.count());
+  check("copy", {{"out", out}, {"in", in}}, alike(out, in), Rows::any_stride);
   if (const auto* d = on_device("copy", out, stream)) return d->copy(out, in, stream);
-  stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    const std::size_t size = size_of(in.dtype());
-    if (out.dtype() == in.dtype())
-      std::copy(in.raw() + begin * size, in.raw() + end * size, out.raw() + begin * size);
+  const auto part = [](std::size_t begin, std::size_t end, const Tensor& to, const Tensor& from) {
+    const std::size_t size = size_of(from.dtype());
+    if (to.dtype() == from.dtype())
+      std::copy(from.raw() + begin * size, from.raw() + end * size, to.raw() + begin * size);
     else
-      HWY_DYNAMIC_DISPATCH(convert)(out, in, begin, end);
-  });
+      HWY_DYNAMIC_DISPATCH(convert)(to, from, begin, end);
+  };
+  each_range(stream, part, out, in);
 }
 
 void add(const Tensor& out, const Tensor& a, const Tensor& b, const Stream& stream) {
-  check("add", {{"out", out}, {"a", a}, {"b", b}}, out.count() == a.count() && a.count() == b.count());
+  check("add", {{"out", out}, {"a", a}, {"b", b}}, alike(out, a) && alike(out, b) && alike(a, b),
+        Rows::any_stride);
   if (const auto* d = on_device("add", out, stream)) return d->add(out, a, b, stream);
   check_dtype("add", out.dtype(), {{"a", a}, {"b", b}});
-  stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(add)(out, a, b, begin, end);
-  });
+  const auto part = [](std::size_t begin, std::size_t end, const Tensor& to, const Tensor& x,
+                       const Tensor& y) { HWY_DYNAMIC_DISPATCH(add)
+                                          (to, x, y, begin, end); };
+  each_range(stream, part, out, a, b);
 }
 
 void multiply(const Tensor& out, const Tensor& a, const Tensor& b, const Stream& stream) {
-  check("multiply", {{"out", out}, {"a", a}, {"b", b}}, out.count() == a.count() && a.count() == b.count());
+  check("multiply", {{"out", out}, {"a", a}, {"b", b}}, alike(out, a) && alike(out, b) && alike(a, b),
+        Rows::any_stride);
   if (const auto* d = on_device("multiply", out, stream)) return d->multiply(out, a, b, stream);
   check_dtype("multiply", out.dtype(), {{"a", a}, {"b", b}});
-  stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(multiply)(out, a, b, begin, end);
-  });
+  const auto part = [](std::size_t begin, std::size_t end, const Tensor& to, const Tensor& x,
+                       const Tensor& y) { HWY_DYNAMIC_DISPATCH(multiply)
+                                          (to, x, y, begin, end); };
+  each_range(stream, part, out, a, b);
 }
 
 void add_scaled(const Tensor& out, const Tensor& in, float factor, const Stream& stream) {
-  check("add_scaled", {{"out", out}, {"in", in}}, out.count() == in.count());
+  check("add_scaled", {{"out", out}, {"in", in}}, alike(out, in), Rows::any_stride);
   if (const auto* d = on_device("add_scaled", out, stream)) return d->add_scaled(out, in, factor, stream);
   check_dtype("add_scaled", out.dtype(), {{"in", in}});
-  stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(scale)(out, in, factor, true, begin, end);
-  });
+  const auto part = [&](std::size_t begin, std::size_t end, const Tensor& to, const Tensor& x) {
+    HWY_DYNAMIC_DISPATCH(scale)(to, x, factor, true, begin, end);
+  };
+  each_range(stream, part, out, in);
 }
 
 void scale(const Tensor& out, const Tensor& in, float factor, const Stream& stream) {
-  check("scale", {{"out", out}, {"in", in}}, out.count() == in.count());
+  check("scale", {{"out", out}, {"in", in}}, alike(out, in), Rows::any_stride);
   if (const auto* d = on_device("scale", out, stream)) return d->scale(out, in, factor, stream);
   check_dtype("scale", out.dtype(), {{"in", in}});
-  stream.parallel_for(out.count(), grain, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(scale)(out, in, factor, false, begin, end);
-  });
+  const auto part = [&](std::size_t begin, std::size_t end, const Tensor& to, const Tensor& x) {
+    HWY_DYNAMIC_DISPATCH(scale)(to, x, factor, false, begin, end);
+  };
+  each_range(stream, part, out, in);
 }
 
 void relu(const Tensor& out, const Tensor& in, const Stream& stream) {

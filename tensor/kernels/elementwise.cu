@@ -67,7 +67,8 @@ void fill(const Tensor& out, float value, const Stream& stream) { map("fill", Fi
 
 void copy(const Tensor& out, const Tensor& in, const Stream& stream) {
   if (out.count() == 0) return;
-  if (out.dtype() == in.dtype()) return memcpy_async(out.raw(), in.raw(), out.bytes(), stream);
+  if (out.dtype() == in.dtype() && out.contiguous() && in.contiguous())
+    return memcpy_async(out.raw(), in.raw(), out.bytes(), stream);
   dispatch_dtype(out.dtype(), [&](auto o) {
     dispatch_dtype(in.dtype(),
                    [&](auto i) { map_as<decltype(o), decltype(i)>("copy", Same{}, stream, out, in); });

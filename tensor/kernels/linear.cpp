@@ -24,24 +24,27 @@ bool weight_fits(const Tensor& weight, const Sizes& s, WeightLayout layout) {
   return weight.shape() == (layout == WeightLayout::in_out ? Shape{s.in, s.out} : Shape{s.out, s.in});
 }
 
-/// A two-dimensional reading of a tensor: rows of last(tensor) elements.
+/// A two-dimensional reading of a tensor: rows of last(tensor) elements, row_stride() apart.
 struct Operand {
   const Tensor& tensor;
   bool transposed = false;
 };
 
-void copy_to_rows(float* out, std::size_t rows, const Tensor& bias, const Stream& stream) {
+void copy_to_rows(float* out, std::size_t stride, std::size_t rows, const Tensor& bias,
+                  const Stream& stream) {
   const std::size_t n = bias.count();
   const float* b = bias.data<float>();
   stream.parallel_for(rows, 8, [&](std::size_t begin, std::size_t end) {
-    for (std::size_t i = begin; i < end; ++i) std::memcpy(out + i * n, b, n * sizeof(float));
+    for (std::size_t i = begin; i < end; ++i) std::memcpy(out + i * stride, b, n * sizeof(float));
   });
 }
 
-kernels::Matrix matrix(const Operand& o) { return {o.tensor.data<float>(), last(o.tensor), o.transposed}; }
+kernels::Matrix matrix(const Operand& o) {
+  return {o.tensor.data<float>(), o.tensor.row_stride(), o.transposed};
+}
 
 Matrix16 matrix16(const Operand& o) {
-  return {reinterpret_cast<const std::uint16_t*>(o.tensor.raw()), last(o.tensor), o.transposed};
+  return {reinterpret_cast<const std::uint16_t*>(o.tensor.raw()), o.tensor.row_stride(), o.transposed};
 }
 
 /// With f32 the product starts from the bias, at no cost: without it the BLAS would set `out` to 0 and then
@@ -49,9 +52,9 @@ Matrix16 matrix16(const Operand& o) {
 void multiply_f32(const Tensor& out, const Sizes& s, const Operand& a, const Operand& b, const Tensor& bias,
                   Into into, const Stream& stream) {
   float* const o = out.data<float>();
-  if (bias.defined()) copy_to_rows(o, s.rows, bias, stream);
+  if (bias.defined()) copy_to_rows(o, out.row_stride(), s.rows, bias, stream);
   const float beta = bias.defined() || into == Into::accumulate ? 1 : 0;
-  kernels::gemm(o, s.out, s.rows, s.out, s.in, 1, matrix(a), matrix(b), beta, stream);
+  kernels::gemm(o, out.row_stride(), s.rows, s.out, s.in, 1, matrix(a), matrix(b), beta, stream);
 }
 
 /// out[rows, out] = a[rows, in] · b[in, out] (+ bias[out]), or added to out. A 16-bit product may have an f32
@@ -73,7 +76,7 @@ void multiply(const char* op, const Tensor& out, const Sizes& s, const Operand& 
                        .b = matrix16(b),
                        .c = out.raw(),
                        .result = out.dtype(),
-                       .c_stride = s.out,
+                       .c_stride = out.row_stride(),
                        .bias = bias.defined() ? bias.raw() : nullptr,
                        .accumulate = into == Into::accumulate},
                       stream);
@@ -86,9 +89,9 @@ void linear(const Tensor& out, const Tensor& x, const Tensor& weight, const Tens
   const Sizes s{rows(x), last(x), last(out)};
   const bool fits = rows(out) == s.rows && weight_fits(weight, s, layout) && optional_vector(bias, s.out);
   if (bias.defined())
-    check("linear", {{"out", out}, {"x", x}, {"weight", weight}, {"bias", bias}}, fits);
+    check("linear", {{"out", out}, {"x", x}, {"weight", weight}, {"bias", bias}}, fits, Rows::any_stride);
   else
-    check("linear", {{"out", out}, {"x", x}, {"weight", weight}}, fits);
+    check("linear", {{"out", out}, {"x", x}, {"weight", weight}}, fits, Rows::any_stride);
   if (const auto* d = on_device("linear", out, stream))
     return d->linear(out, x, weight, bias, layout, stream);
   multiply("linear", out, s, {x}, {weight, layout == WeightLayout::out_in}, bias, Into::overwrite, stream);
@@ -101,11 +104,14 @@ void linear_backward(const Tensor& d_x, const Tensor& d_weight, const Tensor& d_
   const Sizes s{rows(x), last(x), last(d_out)};
   const bool in_out = layout == WeightLayout::in_out;
   check(op, {{"d_out", d_out}, {"x", x}, {"weight", weight}},
-        rows(d_out) == s.rows && weight_fits(weight, s, layout));
-  if (d_x.defined()) check(op, {{"d_x", d_x}, {"x", x}}, d_x.count() == x.count());
+        rows(d_out) == s.rows && weight_fits(weight, s, layout), Rows::any_stride);
+  if (d_x.defined())
+    check(op, {{"d_x", d_x}, {"x", x}}, rows(d_x) == s.rows && last(d_x) == s.in, Rows::any_stride);
   if (d_weight.defined())
-    check(op, {{"d_weight", d_weight}, {"weight", weight}}, d_weight.shape() == weight.shape());
-  if (d_bias.defined()) check(op, {{"d_bias", d_bias}, {"d_out", d_out}}, is_vector(d_bias, s.out));
+    check(op, {{"d_weight", d_weight}, {"weight", weight}}, d_weight.shape() == weight.shape(),
+          Rows::any_stride);
+  if (d_bias.defined())
+    check(op, {{"d_bias", d_bias}, {"d_out", d_out}}, is_vector(d_bias, s.out), Rows::any_stride);
   if (const auto* d = on_device("linear_backward", d_out, stream))
     return d->linear_backward(d_x, d_weight, d_bias, d_out, x, weight, layout, into_x, into_parameters,
                               stream);
@@ -155,7 +161,8 @@ void matmul(const Tensor& out, const Tensor& a, bool transpose_a, const Tensor& 
   const std::size_t m = extent(a, transpose_a), k = extent(a, !transpose_a), n = extent(b, !transpose_b);
   check("matmul", {{"out", out}, {"a", a}, {"b", b}},
         a.shape().dims() == 2 && b.shape().dims() == 2 && extent(b, transpose_b) == k &&
-            out.shape() == Shape{m, n});
+            out.shape() == Shape{m, n},
+        Rows::any_stride);
   if (const auto* d = on_device("matmul", out, stream))
     return d->matmul(out, a, transpose_a, b, transpose_b, into, stream);
   multiply("matmul", out, {m, k, n}, {a, transpose_a}, {b, transpose_b}, {}, into, stream);

@@ -33,7 +33,7 @@ struct alignas(16) Vector {
 /// Elements from j on of a row; 0 beyond its end.
 template <class T>
 __device__ Vector<T> load_columns(const T* row, std::size_t j, std::size_t columns, bool aligned) {
-  if (aligned && j < columns) return *reinterpret_cast<const Vector<T>*>(row + j);
+  if (aligned && j + Vector<T>::size <= columns) return *reinterpret_cast<const Vector<T>*>(row + j);
   Vector<T> v;
   for (unsigned i = 0; i < Vector<T>::size; ++i) v.values[i] = j + i < columns ? row[j + i] : T{};
   return v;
@@ -44,7 +44,7 @@ __device__ Vector<T> load_columns(const T* row, std::size_t j, std::size_t colum
 template <class T>
 __global__ void __launch_bounds__(lanes* row_lanes)
     sum_part_of_columns(float* __restrict__ parts, const T* __restrict__ x, std::size_t rows,
-                        std::size_t columns, std::size_t height, bool aligned) {
+                        std::size_t columns, std::size_t stride, std::size_t height, bool aligned) {
   constexpr unsigned size = Vector<T>::size;
   RZ_SHARED(float, sums, row_lanes* lanes* size);
   const std::size_t j = (std::size_t{blockIdx.x} * lanes + threadIdx.x) * size;
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(lanes* row_lanes)
   float mine[size] = {};
 #pragma unroll 4
   for (std::size_t i = begin + threadIdx.y; i < end; i += row_lanes) {
-    const Vector<T> v = load_columns(x + i * columns, j, columns, aligned);
+    const Vector<T> v = load_columns(x + i * stride, j, columns, aligned);
     for (unsigned e = 0; e < size; ++e) mine[e] += to_f32(v.values[e]);
   }
   for (unsigned e = 0; e < size; ++e) sums[(threadIdx.y * size + e) * lanes + threadIdx.x] = mine[e];
@@ -85,18 +85,18 @@ void with_type(DType t, const F& f) {
 
 /// d_bias = column sums of d_out.
 void bias_gradient(const Tensor& d_bias, const Tensor& d_out, Into into, const Stream& stream) {
-  const std::size_t n = rows(d_out), columns = last(d_out);
+  const std::size_t n = rows(d_out), columns = last(d_out), stride = d_out.row_stride();
   const std::size_t height = std::max<std::size_t>(64, (n + 127) / 128), count = (n + height - 1) / height;
   auto* const parts = static_cast<float*>(stream.workspace(count * columns * sizeof(float)));
   with_type(d_out.dtype(), [&]<class T>(T*) {
     const std::size_t width = lanes * Vector<T>::size;
     const bool aligned =
-        columns % Vector<T>::size == 0 && reinterpret_cast<std::uintptr_t>(d_out.raw()) % 16 == 0;
+        stride % Vector<T>::size == 0 && reinterpret_cast<std::uintptr_t>(d_out.raw()) % 16 == 0;
     const cuda::Grid grid{
         {static_cast<unsigned>((columns + width - 1) / width), static_cast<unsigned>(count)},
         {lanes, row_lanes}};
     cuda::launch("sum_part_of_columns", sum_part_of_columns<T>, grid, stream, parts, d_out.data<T>(), n,
-                 columns, height, aligned);
+                 columns, stride, height, aligned);
   });
   with_type(d_bias.dtype(), [&]<class T>(T*) {
     cuda::launch("add_parts", add_parts<T>, cuda::grid_for(columns, 128), stream, d_bias.data<T>(), parts,
@@ -108,7 +108,6 @@ void bias_gradient(const Tensor& d_bias, const Tensor& d_out, Into into, const S
 
 struct Factor {
   const Tensor& tensor;
-  std::size_t stride;  ///< elements between rows
   bool transposed = false;
 };
 
@@ -124,13 +123,13 @@ GemmCall product(const char* op, std::size_t m, std::size_t n, std::size_t k, co
           .n = n,
           .k = k,
           .a = a.tensor.raw(),
-          .a_stride = a.stride,
+          .a_stride = a.tensor.row_stride(),
           .transpose_a = a.transposed,
           .b = b.tensor.raw(),
-          .b_stride = b.stride,
+          .b_stride = b.tensor.row_stride(),
           .transpose_b = b.transposed,
           .d = d.raw(),
-          .d_stride = n,
+          .d_stride = d.row_stride(),
           .factors = a.tensor.dtype(),
           .result = d.dtype(),
           .beta = into == Into::accumulate ? 1.0f : 0.0f,
@@ -147,7 +146,9 @@ void run(const char* op, GemmCall call, const Stream& stream) {
   const kernels::Blas& blas = kernels::blas();
   if (call.k == 0) {  // an empty sum
     require(call.epilogue == Epilogue::none, Errc::invalid_argument, op, ": the inputs have no elements");
-    if (call.beta == 0) memset_async(call.d, 0, call.m * call.n * size_of(call.result), stream);
+    const std::size_t size = size_of(call.result);
+    for (std::size_t i = 0; i < call.m && call.beta == 0; ++i)
+      memset_async(static_cast<std::byte*>(call.d) + i * call.d_stride * size, 0, call.n * size, stream);
     return;
   }
   call.workspace = stream.workspace(blas.workspace_bytes(stream.device()));
@@ -157,9 +158,9 @@ void run(const char* op, GemmCall call, const Stream& stream) {
 /// Copies `row` to every row of out[rows, columns].
 template <class T>
 __global__ void repeat_row(T* __restrict__ out, const T* __restrict__ row, std::size_t rows,
-                           std::size_t columns) {
+                           std::size_t columns, std::size_t stride) {
   const std::size_t i = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < rows * columns) out[i] = row[i % columns];
+  if (i < rows * columns) out[i / columns * stride + i % columns] = row[i % columns];
 }
 
 bool can(const GemmCall& call, const Stream& stream) {
@@ -169,8 +170,8 @@ bool can(const GemmCall& call, const Stream& stream) {
 /// x[N, I] · W
 GemmCall forward(const char* op, const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor& bias,
                  WeightLayout layout) {
-  GemmCall call = product(op, rows(x), last(out), last(x), out, {x, last(x)},
-                          {weight, last(weight), layout == WeightLayout::out_in}, Into::overwrite);
+  GemmCall call = product(op, rows(x), last(out), last(x), out, {x}, {weight, layout == WeightLayout::out_in},
+                          Into::overwrite);
   if (!bias.defined()) return call;
   require_type(op, "bias", bias, out.dtype());
   call.epilogue = Epilogue::bias;
@@ -181,18 +182,16 @@ GemmCall forward(const char* op, const Tensor& out, const Tensor& x, const Tenso
 /// d_out[N, O] · Wᵀ
 GemmCall input_gradient(const char* op, const Tensor& d_x, const Tensor& d_out, const Tensor& weight,
                         WeightLayout layout, Into into) {
-  return product(op, rows(d_out), last(d_x), last(d_out), d_x, {d_out, last(d_out)},
-                 {weight, last(weight), layout == WeightLayout::in_out}, into);
+  return product(op, rows(d_out), last(d_x), last(d_out), d_x, {d_out},
+                 {weight, layout == WeightLayout::in_out}, into);
 }
 
 /// xᵀ · d_out, or its transpose, according to the weight's layout.
 GemmCall weight_gradient(const char* op, const Tensor& d_weight, const Tensor& d_out, const Tensor& x,
                          WeightLayout layout, Into into) {
-  const Factor in{x, last(x)}, d{d_out, last(d_out)};
   const bool in_out = layout == WeightLayout::in_out;
-  const Factor &first = in_out ? in : d, &second = in_out ? d : in;
-  return product(op, first.stride, second.stride, rows(x), d_weight, {first.tensor, first.stride, true},
-                 second, into);
+  const Tensor &first = in_out ? x : d_out, &second = in_out ? d_out : x;
+  return product(op, last(first), last(second), rows(x), d_weight, {first, true}, {second}, into);
 }
 
 }  // namespace
@@ -203,7 +202,7 @@ void linear(const Tensor& out, const Tensor& x, const Tensor& weight, const Tens
   if (bias.defined() && !can(call, stream)) {  // add the product to the bias instead; rounds once as well
     with_type(out.dtype(), [&]<class T>(T*) {
       cuda::launch("repeat_row", repeat_row<T>, cuda::grid_for(out.count(), 256, ~std::size_t{0}), stream,
-                   out.data<T>(), bias.data<T>(), rows(out), last(out));
+                   out.data<T>(), bias.data<T>(), rows(out), last(out), out.row_stride());
     });
     call.epilogue = Epilogue::none;
     call.bias = nullptr;
@@ -260,8 +259,7 @@ void matmul(const Tensor& out, const Tensor& a, bool transpose_a, const Tensor& 
             Into into, const Stream& stream) {
   const std::size_t k = a.shape()[transpose_a ? 0 : 1];
   run("matmul",
-      product("matmul", out.shape()[0], out.shape()[1], k, out, {a, last(a), transpose_a},
-              {b, last(b), transpose_b}, into),
+      product("matmul", out.shape()[0], out.shape()[1], k, out, {a, transpose_a}, {b, transpose_b}, into),
       stream);
 }
 

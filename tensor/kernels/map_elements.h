@@ -51,10 +51,48 @@ __global__ void map_elements(F f, Split<common_width<Out, In>> split, Out* out, 
             });
 }
 
+/// A matrix by the address of its first row.
+template <class T>
+struct StridedRows {
+  T* data;
+  std::size_t stride;
+};
+template <class T>
+StridedRows<T> strided_rows(const Tensor& t, std::size_t columns) {
+  return {t.data<std::remove_const_t<T>>(), t.contiguous() ? columns : t.row_stride()};
+}
+
+template <class T, int count>
+struct StridedInputs {
+  StridedRows<const T> at[count ? count : 1];
+};
+
+/// map_elements() where a tensor has a row stride: a block a row, an element at a time.
+template <class F, class Out, class In>
+__global__ void map_strided_rows(F f, std::size_t rows, std::size_t columns, StridedRows<Out> out,
+                                 StridedInputs<In, F::arity> in) {
+  constexpr int arity = F::arity;
+  f.begin();
+  for (std::size_t r = blockIdx.x; r < rows; r += gridDim.x)
+    for (std::size_t i = threadIdx.x; i < columns; i += blockDim.x) {
+      float x[arity ? arity : 1];
+#pragma unroll
+      for (int a = 0; a < arity; ++a) x[a] = to_f32(in.at[a].data[r * in.at[a].stride + i]);
+      out.data[r * out.stride + i] = from_f32<Out>(f(x));
+    }
+}
+
 /// Launches `f` on all elements. Inputs may alias `out`.
 template <class Out, class In, class F, class... Tensors>
 void map_as(const char* name, const F& f, const Stream& stream, const Tensor& out, const Tensors&... in) {
   static_assert(F::arity == sizeof...(in));
+  if (!out.contiguous() || (!in.contiguous() || ...)) {
+    const std::size_t columns = out.shape()[-1], rows = out.count() / columns;
+    const StridedInputs<In, F::arity> strided{{strided_rows<const In>(in, columns)...}};
+    const cuda::Grid grid{{static_cast<unsigned>(rows < 65536 ? rows : 65536)}, {256}};
+    return cuda::launch(name, map_strided_rows<F, Out, In>, grid, stream, f, rows, columns,
+                        strided_rows<Out>(out, columns), strided);
+  }
   constexpr int width = common_width<Out, In>;
   Out* const to = out.data<Out>();
   const Inputs<In, F::arity> from{{in.template data<In>()...}};

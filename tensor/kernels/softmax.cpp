@@ -24,6 +24,11 @@ namespace rz {
 namespace HWY_NAMESPACE {
 
 template <class T>
+T* row_of(const Tensor& t, std::size_t row) {
+  return elements<T>(t) + row * t.row_stride();
+}
+
+template <class T>
 double sum_of_exponentials(const T* in, std::size_t n, float row_max) {
   constexpr std::size_t block = 1024;
   const Floats d;
@@ -53,7 +58,7 @@ double log_sum_of(const Tensor& in, std::size_t row) {
   double log_sum = 0;
   ops::dispatch_dtype(in.dtype(), [&](auto t) HWY_ATTR {
     const std::size_t n = ops::last(in);
-    const auto* const x = elements<decltype(t)>(in) + row * n;
+    const auto* const x = row_of<decltype(t)>(in, row);
     const float row_max = largest(x, n);
     log_sum = row_max + std::log(sum_of_exponentials(x, n, row_max));
   });
@@ -77,10 +82,10 @@ void softmax_row(const Tensor& out, const Tensor& in, std::size_t row) {
   ops::dispatch_dtype(in.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
     const std::size_t n = ops::last(in);
-    const T* const x = elements<T>(in) + row * n;
+    const T* const x = row_of<T>(in, row);
     const float row_max = largest(x, n);
     const auto factor = static_cast<float>(1 / sum_of_exponentials(x, n, row_max));
-    exponentials_of(elements<T>(out) + row * n, x, n, row_max, factor);
+    exponentials_of(row_of<T>(out, row), x, n, row_max, factor);
   });
 }
 
@@ -89,12 +94,12 @@ void softmax_row_backward(const Tensor& d_in, const Tensor& d_out, const Tensor&
   ops::dispatch_dtype(out.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
     const std::size_t n = ops::last(out);
-    const T *const dy = elements<T>(d_out) + row * n, *const y = elements<T>(out) + row * n;
+    const T *const dy = row_of<T>(d_out, row), *const y = row_of<T>(out, row);
     const auto mean = static_cast<float>(sum(
         n, [](auto a, auto b) HWY_ATTR { return hn::Mul(a, b); }, dy, y));
     const auto gradient = [&](auto g, auto p)
                               HWY_ATTR { return hn::Mul(p, hn::Sub(g, hn::Set(Floats(), mean))); };
-    map_into(accumulate, elements<T>(d_in) + row * n, n, gradient, dy, y);
+    map_into(accumulate, row_of<T>(d_in, row), n, gradient, dy, y);
   });
 }
 
@@ -105,8 +110,8 @@ void cross_entropy_row_backward(const Tensor& d_logits, const Tensor& logits, st
   ops::dispatch_dtype(logits.dtype(), [&](auto t) HWY_ATTR {
     using T = decltype(t);
     const std::size_t n = ops::last(logits);
-    const T* const x = elements<T>(logits) + row * n;
-    T* const d = elements<T>(d_logits) + row * n;
+    const T* const x = row_of<T>(logits, row);
+    T* const d = row_of<T>(d_logits, row);
     const FloatVector at_target = hn::Set(Floats(), to_f32(x[target]));
     exponentials_of(d, x, n, log_sum, factor);
     const float probability = hn::GetLane(shifted_exponential(at_target, log_sum, factor));
@@ -152,7 +157,7 @@ void check_sums(const char* op, const Tensor& sums, const Tensor& logits) {
 }  // namespace
 
 void softmax(const Tensor& out, const Tensor& in, const Stream& stream) {
-  check("softmax", {{"out", out}, {"in", in}}, out.count() == in.count());
+  check("softmax", {{"out", out}, {"in", in}}, same_rows(out, in), Rows::any_stride);
   if (const auto* d = on_device("softmax", out, stream)) return d->softmax(out, in, stream);
   check_dtype("softmax", in.dtype(), {{"out", out}});
   stream.parallel_for(rows(in), grain(last(in)), [&](std::size_t begin, std::size_t end) {
@@ -163,7 +168,7 @@ void softmax(const Tensor& out, const Tensor& in, const Stream& stream) {
 void softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out, Into into,
                       const Stream& stream) {
   check("softmax_backward", {{"d_in", d_in}, {"d_out", d_out}, {"out", out}},
-        d_in.count() == out.count() && d_out.count() == out.count());
+        same_rows(d_in, out) && same_rows(d_out, out), Rows::any_stride);
   if (const auto* d = on_device("softmax_backward", d_in, stream))
     return d->softmax_backward(d_in, d_out, out, into, stream);
   check_dtype("softmax_backward", out.dtype(), {{"d_in", d_in}, {"d_out", d_out}});
@@ -177,7 +182,7 @@ void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses,
                    const Tensor& logits, const Tensor& targets, const Stream& stream) {
   const std::size_t n = rows(logits), v = last(logits);
   check("cross_entropy", {{"loss", loss}, {"losses", losses}, {"log_sum", log_sum}, {"logits", logits}},
-        loss.count() == 1 && losses.count() == n && log_sum.count() == n);
+        loss.count() == 1 && losses.count() == n && log_sum.count() == n, Rows::any_stride);
   check_sums("cross_entropy", sums, logits);
   check_indices("cross_entropy", {"targets", targets}, n, v, ignored);
   if (const auto* d = on_device("cross_entropy", logits, stream))
@@ -189,7 +194,9 @@ void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses,
     for (std::size_t i = begin; i < end; ++i) {
       const double log_total = HWY_DYNAMIC_DISPATCH(log_sum_of)(logits, i);
       const double here =
-          target[i] == ignored ? 0 : log_total - element(logits, i * v + static_cast<std::size_t>(target[i]));
+          target[i] == ignored
+              ? 0
+              : log_total - element(logits, i * logits.row_stride() + static_cast<std::size_t>(target[i]));
       l[i] = static_cast<float>(log_total);
       each[i] = static_cast<float>(here);
       part += here;
@@ -208,7 +215,7 @@ void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const 
   const std::size_t n = rows(logits), v = last(logits);
   check("cross_entropy_backward",
         {{"d_logits", d_logits}, {"logits", logits}, {"log_sum", log_sum}, {"d_loss", d_loss}},
-        d_logits.count() == logits.count() && log_sum.count() == n && d_loss.count() == 1);
+        same_rows(d_logits, logits) && log_sum.count() == n && d_loss.count() == 1, Rows::any_stride);
   check_indices("cross_entropy_backward", {"targets", targets}, n, v, ignored);
   if (const auto* d = on_device("cross_entropy_backward", logits, stream))
     return d->cross_entropy_backward(d_logits, logits, log_sum, targets, d_loss, stream);
@@ -216,11 +223,12 @@ void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const 
   const float factor = *d_loss.data<float>();
   const float* l = log_sum.data<float>();
   const std::int32_t* target = targets.data<std::int32_t>();
-  const std::size_t row_bytes = v * size_of(logits.dtype());
+  const std::size_t row_bytes = v * size_of(logits.dtype()),
+                    step = d_logits.row_stride() * size_of(logits.dtype());
   stream.parallel_for(n, grain(v), [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i)
       if (target[i] == ignored)
-        std::fill_n(d_logits.raw() + i * row_bytes, row_bytes, std::byte{0});
+        std::fill_n(d_logits.raw() + i * step, row_bytes, std::byte{0});
       else
         HWY_DYNAMIC_DISPATCH(cross_entropy_row_backward)
     (d_logits, logits, i, static_cast<std::size_t>(target[i]), l[i], factor);

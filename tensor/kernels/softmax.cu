@@ -14,6 +14,18 @@ namespace {
 constexpr std::int32_t ignored = -100;
 constexpr unsigned max_threads = 512;
 
+/// A matrix whose row blockIdx.x is here().
+template <class T>
+struct Matrix {
+  T* data;
+  std::size_t stride;
+  __device__ T* here() const { return data + std::size_t{blockIdx.x} * stride; }
+};
+template <class T>
+Matrix<T> matrix_of(const Tensor& t) {
+  return {t.data<std::remove_const_t<T>>(), t.row_stride()};
+}
+
 __device__ inline float not_a_number() { return detail::float_of(0x7fc00000u); }
 
 /// Σ e^(x - maximum) over the elements of one thread.
@@ -55,24 +67,27 @@ __device__ inline RowSum sum_of_exponentials(const T* row, std::size_t n) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(max_threads) softmax_rows(T* out, const T* in, std::size_t n) {
-  const std::size_t first = std::size_t{blockIdx.x} * n;
-  const RowSum row = sum_of_exponentials(in + first, n);
+__global__ void __launch_bounds__(max_threads)
+    softmax_rows(Matrix<T> outs, Matrix<const T> ins, std::size_t n) {
+  T* const out = outs.here();
+  const T* const in = ins.here();
+  const RowSum row = sum_of_exponentials(in, n);
   const auto factor = static_cast<float>(1 / row.sum);
-  const auto split = Split<pack_width<T>>(n, in + first).with(out + first);
+  const auto split = Split<pack_width<T>>(n, in).with(out);
   each_pack(split, threadIdx.x, blockDim.x, [&](auto width, std::size_t i) {
     float x[decltype(width)::value];
-    load(x, in + first + i);
+    load(x, in + i);
     for (float& v : x) v = expf(v - row.maximum) * factor;
-    store(out + first + i, x);
+    store(out + i, x);
   });
 }
 
 template <class T>
 __global__ void __launch_bounds__(max_threads)
-    softmax_rows_backward(T* d_in, const T* d_out, const T* out, std::size_t n, bool accumulate) {
-  const std::size_t first = std::size_t{blockIdx.x} * n;
-  d_in += first, d_out += first, out += first;
+    softmax_rows_backward(Matrix<T> d_ins, Matrix<const T> d_outs, Matrix<const T> outs, std::size_t n,
+                          bool accumulate) {
+  T* const d_in = d_ins.here();
+  const T *const d_out = d_outs.here(), *const out = outs.here();
   const auto split = Split<pack_width<T>>(n, d_out).with(out).with(d_in);
   double part = 0;
   each_pack(split, threadIdx.x, blockDim.x, [&](auto width, std::size_t i) {
@@ -97,9 +112,9 @@ __global__ void __launch_bounds__(max_threads)
 
 template <class T>
 __global__ void __launch_bounds__(max_threads)
-    cross_entropy_rows(float* losses, float* log_sum, const T* logits, const std::int32_t* targets,
+    cross_entropy_rows(float* losses, float* log_sum, Matrix<const T> logits, const std::int32_t* targets,
                        std::size_t n) {
-  const T* const row = logits + std::size_t{blockIdx.x} * n;
+  const T* const row = logits.here();
   const RowSum total = sum_of_exponentials(row, n);
   if (threadIdx.x != 0) return;
   const double log_total = static_cast<double>(total.maximum) + log(total.sum);
@@ -126,10 +141,10 @@ __global__ void sum_of_losses(float* loss, double* sums, const float* losses, co
 
 template <class T>
 __global__ void __launch_bounds__(max_threads)
-    cross_entropy_rows_backward(T* d_logits, const T* logits, const float* log_sum,
+    cross_entropy_rows_backward(Matrix<T> d_rows, Matrix<const T> rows, const float* log_sum,
                                 const std::int32_t* targets, const float* d_loss, std::size_t n) {
-  const std::size_t first = std::size_t{blockIdx.x} * n;
-  d_logits += first, logits += first;
+  T* const d_logits = d_rows.here();
+  const T* const logits = rows.here();
   const std::int32_t target = targets[blockIdx.x];
   const bool inside = target >= 0 && static_cast<std::size_t>(target) < n;
   const float factor = inside ? *d_loss : not_a_number(), shift = log_sum[blockIdx.x];
@@ -163,7 +178,8 @@ cuda::Grid grid_of_rows(const Tensor& t) {
 void softmax(const Tensor& out, const Tensor& in, const Stream& stream) {
   dispatch_dtype(in.dtype(), [&](auto t) {
     using T = decltype(t);
-    cuda::launch("softmax", softmax_rows<T>, grid_of_rows(in), stream, out.data<T>(), in.data<T>(), last(in));
+    cuda::launch("softmax", softmax_rows<T>, grid_of_rows(in), stream, matrix_of<T>(out),
+                 matrix_of<const T>(in), last(in));
   });
 }
 
@@ -171,8 +187,8 @@ void softmax_backward(const Tensor& d_in, const Tensor& d_out, const Tensor& out
                       const Stream& stream) {
   dispatch_dtype(out.dtype(), [&](auto t) {
     using T = decltype(t);
-    cuda::launch("softmax_backward", softmax_rows_backward<T>, grid_of_rows(out), stream, d_in.data<T>(),
-                 d_out.data<T>(), out.data<T>(), last(out), into == Into::accumulate);
+    cuda::launch("softmax_backward", softmax_rows_backward<T>, grid_of_rows(out), stream, matrix_of<T>(d_in),
+                 matrix_of<const T>(d_out), matrix_of<const T>(out), last(out), into == Into::accumulate);
   });
 }
 
@@ -182,7 +198,7 @@ void cross_entropy(const Tensor& loss, const Tensor& sums, const Tensor& losses,
   dispatch_dtype(logits.dtype(), [&](auto t) {
     using T = decltype(t);
     cuda::launch("cross_entropy", cross_entropy_rows<T>, grid_of_rows(logits), stream, losses.data<float>(),
-                 log_sum.data<float>(), logits.data<T>(), target, last(logits));
+                 log_sum.data<float>(), matrix_of<const T>(logits), target, last(logits));
   });
   cuda::launch("cross_entropy", sum_of_losses, {{1}, {threads_for_row(losses.count(), 1024)}}, stream,
                loss.data<float>(), sums.data<double>(), losses.data<float>(), target, losses.count());
@@ -193,8 +209,8 @@ void cross_entropy_backward(const Tensor& d_logits, const Tensor& logits, const 
   dispatch_dtype(logits.dtype(), [&](auto t) {
     using T = decltype(t);
     cuda::launch("cross_entropy_backward", cross_entropy_rows_backward<T>, grid_of_rows(logits), stream,
-                 d_logits.data<T>(), logits.data<T>(), log_sum.data<float>(), targets.data<std::int32_t>(),
-                 d_loss.data<float>(), last(logits));
+                 matrix_of<T>(d_logits), matrix_of<const T>(logits), log_sum.data<float>(),
+                 targets.data<std::int32_t>(), d_loss.data<float>(), last(logits));
   });
 }
 
