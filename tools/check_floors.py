@@ -16,6 +16,7 @@ ROOMS = {
     'comm/device': 'comm/core comm/os',
     'tensor': 'comm/core comm/device',
     'tensor/kernels': 'comm/core comm/device tensor',
+    'tensor/kernels/losses': 'comm/core comm/device tensor tensor/kernels',
     'autograd_lite': 'comm/core comm/device tensor',
     'autograd_lite/models': 'comm/core autograd_lite tensor',
     # Public headers: they include no other folder of their own floor.

@@ -3,6 +3,7 @@
 /// in tests, the same files compiled for an emulated device.
 
 #include "tensor/kernels/device_optimizer.h"
+#include "tensor/loss_ops.h"
 #include "tensor/ops.h"
 
 namespace rz::ops {

@@ -1,0 +1,101 @@
+#include "autograd_lite/losses.h"
+
+#include "autograd_lite/autocast.h"
+
+namespace rz::nn {
+namespace {
+
+/// Logits as a matrix with a row a distribution.
+Tensor as_rows(const Tensor& t) {
+  const std::size_t columns = t.shape().dims() ? t.shape()[-1] : 1;
+  return t.reshape({t.count() / std::max<std::size_t>(1, columns), columns});
+}
+
+void require_same_shape(const char* op, const Tensor& a, const Tensor& b) {
+  if (a.shape() != b.shape())
+    fail(Errc::invalid_argument, op, ": the targets are ", name(b.shape()), ", expected ", name(a.shape()));
+}
+
+Tensor in_dtype(Tape& tape, const Tensor& t, DType dtype) {
+  return t.dtype() == dtype ? t : tape.value(cast(tape, tape.constant(t), dtype));
+}
+
+Loss soft(Tape& tape, Var logits_var, const Tensor& targets, const ops::SoftLoss& how) {
+  const Tensor logits = as_rows(tape.value(logits_var));
+  const std::size_t n = logits.shape()[0];
+  const Tensor y = as_rows(targets.dtype() == logits.dtype() ? targets : in_dtype(tape, targets, DType::f32));
+  const Tensor loss = tape.empty({}), sums = tape.empty({2}, DType::f64), losses = tape.empty({n}),
+               statistics = tape.empty({n, 2});
+  ops::soft_loss(loss, sums, losses, statistics, logits, y, how, tape.stream());
+  const Shape shape = tape.value(logits_var).shape();
+  return {tape.record(loss, {logits_var},
+                      [logits_var, logits, y, statistics, how, shape](Tape& tape, const Tensor& d_loss) {
+                        const Tensor d = tape.empty(logits.shape(), logits.dtype());
+                        ops::soft_loss_backward(d, logits, y, statistics, d_loss, how, tape.stream());
+                        tape.accumulate_grad(logits_var, d.reshape(shape));
+                      }),
+          sums};
+}
+
+Loss of_elements(Tape& tape, const char* op, Var given, const Tensor& targets, ops::ElementLoss how) {
+  const Var x_var = autocast_wide(tape, given);
+  const Tensor x = tape.value(x_var), y = in_dtype(tape, targets, x.dtype());
+  require_same_shape(op, x, y);
+  const Tensor loss = tape.empty({}), sums = tape.empty({2}, DType::f64);
+  ops::element_loss(loss, sums, x, y, how, tape.stream());
+  return {tape.record(loss, {x_var},
+                      [x_var, x, y, how](Tape& tape, const Tensor& d_loss) {
+                        const auto d = tape.grad_target(x_var);
+                        const auto into = d.accumulate ? ops::Into::accumulate : ops::Into::overwrite;
+                        ops::element_loss_backward(d.tensor, d_loss, x, y, how, into, tape.stream());
+                      }),
+          sums};
+}
+
+}  // namespace
+
+Loss kl_div(Tape& tape, Var logits, const Tensor& targets, ops::SoftLoss how) {
+  require_same_shape("kl_div", tape.value(logits), targets);
+  how.divergence = true;
+  return soft(tape, logits, targets, how);
+}
+
+Loss cross_entropy(Tape& tape, Var logits, const Tensor& probabilities, float temperature) {
+  require_same_shape("cross_entropy", tape.value(logits), probabilities);
+  return soft(tape, logits, probabilities, {.divergence = false, .temperature = temperature});
+}
+
+Loss cross_entropy(Tape& tape, Var logits_var, const Tensor& targets, ops::LabelLoss how) {
+  const Shape shape = tape.value(logits_var).shape();
+  const Tensor logits = as_rows(tape.value(logits_var));
+  const std::size_t n = logits.shape()[0];
+  const Tensor ids = targets.reshape({targets.count()});
+  const Tensor loss = tape.empty({}), sums = tape.empty({2}, DType::f64), losses = tape.empty({n}),
+               log_sum = tape.empty({n});
+  ops::label_loss(loss, sums, losses, log_sum, logits, ids, how, tape.stream());
+  return {tape.record(loss, {logits_var},
+                      [logits_var, logits, ids, log_sum, how, shape](Tape& tape, const Tensor& d_loss) {
+                        const Tensor d = tape.empty(logits.shape(), logits.dtype());
+                        ops::label_loss_backward(d, logits, log_sum, ids, d_loss, how, tape.stream());
+                        tape.accumulate_grad(logits_var, d.reshape(shape));
+                      }),
+          sums};
+}
+
+Loss squared_error(Tape& tape, Var prediction, const Tensor& target) {
+  return of_elements(tape, "squared_error", prediction, target, ops::ElementLoss::squared_error);
+}
+
+Loss binary_cross_entropy_with_logits(Tape& tape, Var logits, const Tensor& targets) {
+  return of_elements(tape, "binary_cross_entropy_with_logits", logits, targets,
+                     ops::ElementLoss::binary_cross_entropy);
+}
+
+Tensor accuracy(Tape& tape, Var logits, const Tensor& targets, std::int32_t ignore_index) {
+  const Tensor counts = tape.empty({2}, DType::f64);
+  ops::accuracy(counts, as_rows(tape.value(logits)), targets.reshape({targets.count()}), ignore_index,
+                tape.stream());
+  return counts;
+}
+
+}  // namespace rz::nn

@@ -1,0 +1,31 @@
+#pragma once
+/// Losses besides nn::cross_entropy, each as (sum, count) (nn::Loss): the mean of an update is the ratio of
+/// the sums over micro-batches and ranks, whatever the sizes of their batches. With Tape::autocast() 16-bit
+/// inputs are computed in f32.
+
+#include "autograd_lite/ops.h"
+#include "tensor/loss_ops.h"
+
+namespace rz::nn {
+
+/// Divergence of softmax(logits / temperature) from the targets, with a row a term: sum / count is what
+/// torch.nn.functional.kl_div calls batchmean for logits [N, V]. Targets are constants with the shape of the
+/// logits: probabilities, or with SoftLoss::logits those of a teacher.
+///
+///     const ops::SoftLoss distill{.targets = ops::SoftLoss::logits, .temperature = 2, .weight = 4};
+///     nn::Loss loss = nn::kl_div(tape, student, teacher, distill);
+Loss kl_div(Tape&, Var logits, const Tensor& targets, ops::SoftLoss = {});
+/// Cross entropy with probabilities as targets, a row a term.
+Loss cross_entropy(Tape&, Var logits, const Tensor& probabilities, float temperature);
+/// nn::cross_entropy with label smoothing and another ignore_index, as torch.nn.CrossEntropyLoss.
+Loss cross_entropy(Tape&, Var logits, const Tensor& targets, ops::LabelLoss);
+/// Squared differences, an element a term: sum / count is the mean squared error.
+Loss squared_error(Tape&, Var prediction, const Tensor& target);
+/// Of logits and targets from 0 to 1, an element a term, as torch's binary_cross_entropy_with_logits.
+Loss binary_cross_entropy_with_logits(Tape&, Var logits, const Tensor& targets);
+
+/// f64 [2] on the device of the logits: {rows whose largest logit is that of the target, rows whose target is
+/// not ignore_index}. Not recorded.
+Tensor accuracy(Tape&, Var logits, const Tensor& targets, std::int32_t ignore_index = -100);
+
+}  // namespace rz::nn
