@@ -33,6 +33,14 @@ Activation Linear::gelu(Tape& tape, Var x) {
   });
 }
 
+Var Linear::operator()(Tape& tape, const Tensor& x) {
+  return in_scope(tape, [&] {
+    const DType dtype = tape.value(tape.parameter(weight)).dtype();
+    const Var input = tape.constant(x);
+    return (*this)(tape, x.dtype() == dtype ? input : cast(tape, input, dtype));
+  });
+}
+
 Var Linear::operator()(Tape& tape, const Activation& x) {
   return in_scope(tape, [&] {
     const Var w = tape.parameter(weight);

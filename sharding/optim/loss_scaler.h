@@ -39,8 +39,8 @@ class LossScaler {
   double scale() const { return state_.scale; }
   /// Number of updates that were skipped.
   std::int64_t skipped() const { return state_.skipped; }
-  /// Call at the end of an update. `overflow`: the update was skipped. Errc::diverged if the factor would fall
-  /// below its minimum.
+  /// Call at the end of an update. `overflow`: the update was skipped. Errc::diverged if the factor would
+  /// fall below its minimum.
   void update(bool overflow);
 
   /// All that changes, for checkpoints.

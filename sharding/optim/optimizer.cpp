@@ -62,4 +62,8 @@ void Optimizer::set_learning_rate(int group, double rate) {
   groups_[static_cast<std::size_t>(group)].learning_rate = rate;
 }
 
+void Optimizer::set_betas(int group, std::array<double, 2>) {
+  fail(Errc::unsupported, name(), ": the group \"", group_name(group), "\" has no betas");
+}
+
 }  // namespace rz

@@ -127,6 +127,10 @@ class Optimizer {
   /// Of every group.
   void set_learning_rate(double rate);
   void set_learning_rate(int group, double rate);
+  /// Whether the rule of a group has decay rates of two moments.
+  virtual bool has_betas(int /*group*/) const { return false; }
+  /// Errc::unsupported without betas; Errc::invalid_argument unless both are in [0, 1).
+  virtual void set_betas(int group, std::array<double, 2> betas);
 
   // ---- updates
   /// Counts an update; the strategy calls it once before update().

@@ -508,9 +508,6 @@ TEST(Engine, AnOverflowInF16SkipsTheStepAndLowersTheScale) {
         "optimizer": {"type": "SGD"}})"));
     const std::vector<float> before = values_of(engine.strategy(), net);
     Batch b = batch(0, 4);
-    b.x = Tensor::zeros({4, in}, DType::f16);
-    for (std::size_t i = 0; i < b.x.count(); i += 2)
-      reinterpret_cast<std::uint16_t*>(b.x.raw())[i] = 0x3800;  // 0.5
     engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
     EXPECT_TRUE(engine.step());
     EXPECT_TRUE(engine.report().skipped);
@@ -545,6 +542,50 @@ TEST(Engine, ASchedulePerEpochAdvancesWithEpochs) {
     EXPECT_EQ(rates[0], 0.02);
     EXPECT_NEAR(rates[4], 0.01, 1e-12);
   });
+}
+
+/// Beta 1 moves from 0.9 to 0.8 and back while the rate goes up and down, as by hand with the same betas.
+TEST(Engine, OneCycleMovesTheBetasOfAdam) {
+  in_world(1, [](World& world) {
+    const OneCycleLr schedule{.min_lr = 1e-3, .max_lr = 1e-2, .first_step_size = 3};
+    const auto forward = [](Net& net) {
+      return [&net](Tape& t, const Batch& b) { return nn::cross_entropy(t, net(t, b.x), b.y); };
+    };
+    const auto run = [&](bool by_hand) {
+      Net net;
+      EngineOptions o = options(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"}})");
+      if (!by_hand) o.lr_schedule = schedule;
+      auto engine = initialize(world, net, std::move(o));
+      Batches batches{0, 1, 4};
+      for (std::int64_t u = 0; u < 6; ++u) {
+        if (by_hand) {
+          engine.optimizer().set_learning_rate(learning_rate(schedule, u, {.base_lr = 1e-3}));
+          engine.optimizer().set_betas(0, scheduled_betas(schedule, u).value());
+        }
+        engine.train_batch(batches, forward(net));
+      }
+      return values_of(engine.strategy(), net);
+    };
+    EXPECT_EQ(run(false), run(true));
+    Net net;
+    EngineOptions fixed = options(R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"}})");
+    OneCycleLr rates_only = schedule;
+    rates_only.cycle_momentum = false;
+    fixed.lr_schedule = rates_only;
+    auto engine = initialize(world, net, std::move(fixed));
+    Batches batches{0, 1, 4};
+    for (int u = 0; u < 6; ++u) engine.train_batch(batches, forward(net));
+    EXPECT_NE(values_of(engine.strategy(), net), run(true));
+  });
+}
+
+TEST(Engine, BetasOfAnOptimizerWithoutThemAreAnError) {
+  const auto sgd = make_sgd({});
+  EXPECT_FALSE(sgd->has_betas(0));
+  EXPECT_EQ(test::error_of([&] { sgd->set_betas(0, {0.9, 0.99}); }).code(), Errc::unsupported);
+  const auto adam = make_adam(AdamOptions{});
+  EXPECT_TRUE(adam->has_betas(0));
+  EXPECT_EQ(test::error_of([&] { adam->set_betas(0, {1, 0.99}); }).code(), Errc::invalid_argument);
 }
 
 TEST(Engine, RatesSetByHandStayWithoutASchedule) {

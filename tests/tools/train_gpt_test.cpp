@@ -304,9 +304,6 @@ TEST_F(TrainGptFiles, WhatIsNotThereYetIsRefusedByName) {
     expect_parts(error_message([&] { read_inputs(o, 0, 1); }), parts);
   };
   refused(R"("optimizer": null)", {"optimizer: missing", "--learning-rate"});
-  refused(R"("optimizer": {"type": "AdamW"}, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1,
-    "cycle_max_lr": 1}})",
-          {"cycle_momentum", "not supported", "false"});
   refused(
       R"("optimizer": {"type": "AdamW"}, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2, 3]}})",
       {"scheduler.params", "3 values"});

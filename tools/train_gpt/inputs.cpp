@@ -42,17 +42,16 @@ void check_sample(const Options& o, const Gpt2Config& c) {
 void check_optimizer(const Options& o, DsConfig& ds) {
   require(ds.optimizer.has_value(), Errc::config, ds.file,
           ": optimizer: missing; add the section, or give --learning-rate for AdamW");
-  make_optimizer(*ds.optimizer, o.decay);
+  const auto optimizer = make_optimizer(*ds.optimizer, o.decay);
   try {
     check(ds.schedule);
   } catch (const Error& e) {
     fail(Errc::config, ds.file, ": scheduler.params: ", e.what());
   }
   if (!scheduled_betas(ds.schedule, 0)) return;
-  require(ds.optimizer->type == OptimizerConfig::Type::sgd, Errc::unsupported, ds.file,
-          ": scheduler.params.cycle_momentum: not supported in this build yet: true; set it to false");
-  ds.warnings.push_back(
-      concat(ds.file, ": scheduler.params.cycle_momentum: has no effect: SGD has no betas, as in DeepSpeed"));
+  if (!optimizer->has_betas(0))
+    ds.warnings.push_back(concat(ds.file, ": scheduler.params.cycle_momentum: has no effect: ",
+                                 name(ds.optimizer->type), " has no betas, as in DeepSpeed"));
 }
 
 void read_tokens(const Options& o, Inputs& in) {

@@ -13,9 +13,13 @@ ScheduledRates::ScheduledRates(LrSchedule schedule, const Optimizer& optimizer)
 
 void ScheduledRates::apply(std::int64_t step, Optimizer& optimizer) const {
   if (std::holds_alternative<ConstantLr>(schedule_)) return;
-  for (std::size_t g = 0; g < base_rates_.size(); ++g)
-    optimizer.set_learning_rate(static_cast<int>(g),
+  for (std::size_t g = 0; g < base_rates_.size(); ++g) {
+    const int group = static_cast<int>(g);
+    optimizer.set_learning_rate(group,
                                 learning_rate(schedule_, step, {.base_lr = base_rates_[g], .index = g}));
+    const auto betas = scheduled_betas(schedule_, step, g);
+    if (betas && optimizer.has_betas(group)) optimizer.set_betas(group, *betas);
+  }
 }
 
 }  // namespace rz

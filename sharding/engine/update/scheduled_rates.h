@@ -1,5 +1,5 @@
 #pragma once
-/// Learning rates of an optimizer by a schedule.
+/// Learning rates and betas of an optimizer by a schedule.
 
 #include <cstdint>
 #include <vector>
@@ -12,14 +12,14 @@ namespace rz {
 /// What a schedule counts.
 enum class ScheduleUnit { update, epoch };
 
-/// Sets the rates of all groups from a schedule. A constant schedule sets none, so that a loop may set them
-/// by hand.
+/// Sets the rates of all groups from a schedule, and their betas if it cycles them and the group has some. A
+/// constant schedule sets none, so that a loop may set them by hand.
 class ScheduledRates {
  public:
   /// The base rates are those that the optimizer has now. Errc::invalid_argument as check(LrSchedule).
   ScheduledRates(LrSchedule, const Optimizer&);
 
-  /// The rates after `step` steps of the schedule.
+  /// The rates and betas after `step` steps of the schedule.
   void apply(std::int64_t step, Optimizer&) const;
   const LrSchedule& schedule() const { return schedule_; }
 

@@ -1,15 +1,32 @@
 #pragma once
 /// Base of optimizers whose groups have options of one type.
 
+#include <array>
 #include <utility>
 #include <vector>
 
 #include "sharding/optim/optimizer.h"
+#include "sharding/optim/rules/option_checks.h"
 
 namespace rz {
 
 template <class Options>
 class GroupedOptimizer : public Optimizer {
+ public:
+  bool has_betas(int) const override {
+    return requires(Options o) { o.beta1; };
+  }
+  void set_betas(int group, std::array<double, 2> betas) override {
+    if constexpr (requires(Options o) { o.beta1; }) {
+      require_moment(name(), "beta1", betas[0]);
+      require_moment(name(), "beta2", betas[1]);
+      Options& own = options_[static_cast<std::size_t>(group)];
+      own.beta1 = betas[0], own.beta2 = betas[1];
+    } else {
+      Optimizer::set_betas(group, betas);
+    }
+  }
+
  protected:
   explicit GroupedOptimizer(const ParameterGroups<Options>& groups) : Optimizer(heads_of(groups)) {
     for (const auto& g : groups.list) options_.push_back(g.options);
