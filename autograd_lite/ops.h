@@ -5,7 +5,7 @@
 /// With Tape::autocast(), as with torch.autocast: linear, linear_gelu, matmul and causal_attention cast their
 /// inputs to its dtype; layer_norm, add_layer_norm, softmax and losses cast theirs to f32; add and multiply
 /// cast to f32 if their inputs differ. All others compute in the dtype of their inputs. A parameter is cast
-/// once a pass, or once again in backward where its memory is released in between.
+/// once in each scope, and again in backward where its memory is released in between.
 
 #include <cstddef>
 

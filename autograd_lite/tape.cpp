@@ -117,7 +117,8 @@ struct Tape::State {
   std::vector<Var> checkpoint_inputs;
   std::optional<DType> autocast;
   std::vector<Cast> casts;
-  std::size_t own_casts = 0;  ///< the first cast of the run of a checkpoint in progress
+  std::size_t own_casts = 0;             ///< the first cast of the innermost scope
+  std::vector<std::size_t> outer_casts;  ///< those of the scopes around it, as in `open`
 
   std::uint32_t pass = 1;
   bool no_grad = false;
@@ -152,9 +153,13 @@ struct Tape::State {
       if (hooks.enter) hooks.enter(scope, direction);
     });
     open.push_back(&scope);
+    outer_casts.push_back(std::exchange(own_casts, casts.size()));
   }
   void leave(const Scope& scope, Pass direction) {
     open.pop_back();
+    casts.resize(own_casts);
+    own_casts = outer_casts.back();
+    outer_casts.pop_back();
     drop_views([](const Parameter& p, DType dtype) { return p.value.defined() && p.value.dtype() == dtype; });
     for_each_hooks(scope, [&](const ParameterHooks& hooks) {
       if (hooks.leave) hooks.leave(scope, direction);
@@ -168,13 +173,6 @@ struct Tape::State {
     for (const View& view : views)
       if (f(*at(view.parameter).use->parameter, view.dtype))
         values[static_cast<std::size_t>(view.value)].tensor = {};
-  }
-
-  /// Begins a run of a checkpoint; end_run() with the result ends it.
-  std::size_t begin_run() { return std::exchange(own_casts, casts.size()); }
-  void end_run(std::size_t before) {
-    casts.resize(own_casts);
-    own_casts = before;
   }
 
   void drop_values_from(std::size_t first) {
@@ -428,7 +426,7 @@ Tape::CheckpointForward Tape::begin_checkpoint_forward(const Scope& scope) {
   State& s = *state_;
   s.enter(scope, Pass::forward);
   ++s.checkpoint_depth;
-  return {&scope, s.values.size(), s.checkpointed_parameters.size(), s.begin_run(), s.next_random};
+  return {&scope, s.values.size(), s.checkpointed_parameters.size(), s.next_random};
 }
 
 std::vector<Var>& Tape::checkpoint_inputs() { return state_->checkpoint_inputs; }
@@ -438,7 +436,6 @@ Tensor Tape::end_checkpoint_forward(const CheckpointForward& r, Var result, Var 
   State& s = *state_;
   Tensor output = value(result);
   s.drop_values_from(r.values);
-  s.end_run(r.own_casts);
   --s.checkpoint_depth;
   s.leave(*r.scope, Pass::forward);
 
@@ -456,11 +453,7 @@ Tape::CheckpointBackward Tape::begin_checkpoint_backward(const Scope& scope, std
                                                          std::optional<DType> autocast) {
   State& s = *state_;
   s.enter(scope, Pass::backward);
-  return {&scope,
-          s.values.size(),
-          s.nodes.size(),
-          s.begin_run(),
-          std::exchange(s.next_random, random),
+  return {&scope, s.values.size(), s.nodes.size(), std::exchange(s.next_random, random),
           std::exchange(s.autocast, autocast)};
 }
 
@@ -472,7 +465,6 @@ void Tape::end_checkpoint_backward(const CheckpointBackward& r, Var result, cons
   accumulate_grad(result, d_out);
   run_backward(r.nodes);
   s.drop_values_from(r.values);
-  s.end_run(r.own_casts);
   s.leave(*r.scope, Pass::backward);
 }
 
@@ -549,6 +541,7 @@ void Tape::reset() {
   s.checkpointed_parameters.clear();
   s.checkpoint_depth = 0;
   s.casts.clear();
+  s.outer_casts.clear();
   s.own_casts = 0;
   s.running = nullptr;
   s.ran_backward = false;

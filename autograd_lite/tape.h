@@ -107,9 +107,10 @@ class Tape {
     Tape& tape_;
     std::optional<DType> before_;
   };
-  /// For operators: the cast of this parameter to `dtype` that cache_cast() has kept in this pass, so that
-  /// each parameter is cast once. Undefined if there is none, or none with the gradient that is needed here.
-  /// The runs of a checkpoint() have casts of their own; set_autocast() forgets all.
+  /// For operators: the cast of this parameter to `dtype` that cache_cast() has kept since the innermost
+  /// scope was entered, so that each scope casts a parameter once, and its gradient is complete when backward
+  /// leaves the scope. Undefined if there is none, or none with the gradient that is needed here.
+  /// set_autocast() forgets those of the scope.
   Var cached_cast(Var parameter, DType) const;
   void cache_cast(Var parameter, Var cast);
 
@@ -172,14 +173,12 @@ class Tape {
   struct CheckpointForward {
     const Scope* scope;
     std::size_t values, parameters;
-    std::size_t own_casts;  ///< of the run around it
     std::uint64_t random;
   };
   /// State of its second run, in backward.
   struct CheckpointBackward {
     const Scope* scope;
     std::size_t values, nodes;
-    std::size_t own_casts;
     std::uint64_t random;
     std::optional<DType> autocast;
   };

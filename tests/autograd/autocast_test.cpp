@@ -315,22 +315,29 @@ TEST(Autocast, HoldsNoCastOfAReleasedParameter) {
   EXPECT_LE(held() + casts, with_casts);
 }
 
-TEST(Autocast, CastsAParameterOnceAPass) {
+TEST(Autocast, CastsAParameterOnceInAScope) {
   Net net;
   Tape tape;
   tape.set_autocast(DType::bf16);
   const auto cast_of_weight = [&] { return tape.cached_cast(tape.parameter(net.head.weight), DType::bf16); };
   const Var x = tape.constant(random({3, Net::channels}, 6));
-  net.head(tape, x);
-  const Var first = cast_of_weight();
-  ASSERT_TRUE(first.defined());
+  const Var first = net.head.in_scope(tape, [&] {
+    net.head(tape, x);
+    const Var cast = cast_of_weight();
+    EXPECT_TRUE(cast.defined());
+    net.head(tape, x);
+    EXPECT_EQ(cast_of_weight().index, cast.index);
+    tape.set_autocast(DType::bf16);
+    EXPECT_FALSE(cast_of_weight().defined());
+    return cast;
+  });
   const std::vector<float> before = floats(tape.value(first));
   ops::fill(net.head.weight.value, 0, Stream());
-  net.head(tape, x);
-  EXPECT_EQ(cast_of_weight().index, first.index);
   EXPECT_EQ(floats(tape.value(first)), before) << "the parameter kept its memory, and so did the copy";
-  tape.set_autocast(DType::bf16);
-  EXPECT_FALSE(cast_of_weight().defined());
+  net.head.in_scope(tape, [&] {
+    EXPECT_FALSE(cast_of_weight().defined()) << "of another scope";
+    return Var();
+  });
   net.head(tape, x);
   tape.reset();
   EXPECT_FALSE(cast_of_weight().defined()) << "an update may have changed the parameter";

@@ -1,6 +1,11 @@
 /// Training with autocast: the bits of every strategy, of recomputed blocks, and the distance from f32.
 #include <gtest/gtest.h>
 
+#include "autograd_lite/init.h"
+#include "autograd_lite/nn.h"
+#include "sharding/optim/optimizers.h"
+#include "tests/support/ranks.h"
+#include "tests/support/reference.h"
 #include "tests/support/train_tiny.h"
 
 namespace rz::test {
@@ -56,6 +61,59 @@ TEST(AutocastTraining, FollowsF32) {
     const Reports reports = train_with(low, StrategyKind::zero1, 2, updates);
     EXPECT_NEAR(reports.front().loss - reports.back().loss, learned, 0.1 * learned) << name(low);
   }
+}
+
+/// A layer that is used twice, in two entries of its scope, and a table that is read in f32 and multiplied in
+/// 16 bits: each scope computes the gradients of its own casts, which ZeRO-3 requires.
+struct Twice : Module {
+  nn::Loss operator()(Tape& t, const Tensor& tokens, const Tensor& targets) {
+    const Var x = table(t, tokens);
+    const Var y = layer(t, nn::tanh(t, layer(t, x)));
+    const auto head = [&] {
+      return nn::linear(t, y, t.parameter(table.weight), Var(), nn::WeightLayout::out_in);
+    };
+    return nn::cross_entropy(t, table.in_scope(t, head), targets);
+  }
+  nn::Embedding table{*this, "table", 13, 8};
+  nn::Linear layer{*this, "layer", 8, 8};
+};
+
+std::vector<float> values_after(StrategyKind kind, Communicator& comm) {
+  Twice net;
+  const auto strategy = make_strategy(kind, net, comm);
+  strategy->fill_parameters([](const Parameter& p, Range elements, float* out) {
+    init_slice(p, {out, elements.count()}, elements.begin, 1);
+  });
+  Tape tape;
+  strategy->attach(tape);
+  strategy->set_expected_terms(6.0 * comm.size());
+  const auto sgd = make_sgd({.learning_rate = 0.1});
+  const Tensor tokens = tokens_of({0, 1, 12, 4, 7, comm.rank()}, {6}),
+               targets = tokens_of({1, 2, 0, 5, -100, 3}, {6});
+  for (int update = 0; update < 3; ++update) {
+    const Tape::Autocast on(tape, DType::bf16);
+    strategy->zero_grad();
+    strategy->backward(tape, net(tape, tokens, targets), true);
+    tape.reset();
+    strategy->finish_gradients();
+    strategy->step(*sgd);
+  }
+  std::vector<float> values;
+  for (const Parameter* p : net.parameters()) {
+    const Tensor whole = strategy->full_value(*p);
+    values.insert(values.end(), whole.data<float>(), whole.data<float>() + whole.count());
+  }
+  return values;
+}
+
+TEST(AutocastTraining, AParameterOfSeveralUsesHasTheSameBits) {
+  run_ranks(2, [](int rank, std::shared_ptr<Store> store) {
+    Communicator comm = Communicator::connect(rank, 2, std::move(store));
+    const std::vector<float> first = values_after(StrategyKind::ddp, comm);
+    for (const StrategyKind kind : {StrategyKind::zero1, StrategyKind::zero2, StrategyKind::zero3})
+      EXPECT_EQ(values_after(kind, comm), first) << name(kind);
+    comm.barrier().wait();
+  });
 }
 
 }  // namespace
