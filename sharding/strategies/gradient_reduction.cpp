@@ -66,8 +66,9 @@ bool GradientReduction::is_exchanged(int bucket) const {
 }
 
 std::size_t GradientReduction::sort_unused_last(std::vector<int>& order) const {
-  const auto unused = std::ranges::stable_partition(order, [&](int m) { return check_.may_be_used(m); });
-  return order.size() - unused.size();
+  const auto unused =
+      std::stable_partition(order.begin(), order.end(), [&](int m) { return check_.may_be_used(m); });
+  return static_cast<std::size_t>(unused - order.begin());
 }
 
 /// Zeros for gradients that no pass has written, and for padding.
