@@ -45,7 +45,7 @@ constexpr KeySpec top[] = {
     refused("sparse_gradients", "false", "[false]", "gradients of embeddings are dense"),
     applied("dataloader_drop_last", boolean, "false", "drop the samples of an epoch that fill no batch"),
     applied("steps_per_print", integer, "null", "updates between lines of progress; train_gpt has its own")
-        .within(1, max_batch),
+        .within(1, 0x1p62),  // "never" is written as a large number
     applied("wall_clock_breakdown", boolean, "false",
             "time of forward, backward and step, every steps_per_print (10); not in train_gpt"),
     applied("memory_breakdown", boolean, "false", "bytes held, every steps_per_print (10); not in train_gpt"),
