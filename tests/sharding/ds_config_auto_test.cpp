@@ -9,6 +9,7 @@
 #include "comm/core/error.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/io/json.h"
+#include "tests/support/configs_in_notes.h"
 #include "tests/support/error_of.h"
 
 namespace rz {
@@ -163,50 +164,17 @@ TEST(DsConfigAuto, EveryValueHasAnOrigin) {
 
 // ---- the configurations in notes of users
 
-constexpr const char* trainer_config = R"({
-"fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2,
-  "min_loss_scale": 1},
-"bf16": {"enabled": false},
-"zero_optimization": {"stage": 3,
-  "offload_optimizer": {"device": "none", "pin_memory": true}, "offload_param": {"device": "none", "pin_memory": true},
-  "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9, "reduce_bucket_size": "auto",
-  "stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
-  "stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9,
-  "stage3_gather_16bit_weights_on_model_save": true},
-"gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 100,
-"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2, "wall_clock_breakdown": false})";
-
-constexpr const char* teacher_config = R"({
-"bf16": {"enabled": "auto"},
-"zero_optimization": {"stage": 3, "overlap_comm": true, "reduce_bucket_size": "auto",
-"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto",
-"stage3_max_live_parameters": "auto",
-"stage3_max_reuse_distance": "auto",
-},
-"train_micro_batch_size_per_gpu": 1
-})";
-
-constexpr const char* student_config = R"({
-"bf16": {"enabled": "auto"},
-"optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "torch_adam": true, "adam_w_mode": true}},
-"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
-"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true},
-},
-"gradient_accumulation_steps": 1, "gradient_clipping": "auto", "train_batch_size": "auto",
-"train_micro_batch_size_per_gpu": "auto",
-})";
-
 TEST(DsConfigAuto, ConfigurationsInNotesAreRead) {
   const RunFacts facts{.ranks = 2, .hidden_size = 128};
-  const DsConfig trainer = parse(trainer_config, {}, facts);
+  const DsConfig trainer = parse(test::trainer_config, {}, facts);
   EXPECT_EQ(trainer.zero.stage, 3);
   EXPECT_EQ(trainer.sizes, (BatchSizes{4, 2, 1}));
   EXPECT_EQ(trainer.zero.reduce_bucket_size, 128 * 128);
   EXPECT_FALSE(trainer.optimizer);
-  const DsConfig teacher = parse(teacher_config, {}, facts);
+  const DsConfig teacher = parse(test::teacher_config, {}, facts);
   EXPECT_FALSE(teacher.optimizer) << "inference";
   EXPECT_EQ(teacher.sizes, (BatchSizes{2, 1, 1}));
-  const DsConfig student = parse(student_config, {.learning_rate = 1e-3, .warmup_steps = 3}, facts);
+  const DsConfig student = parse(test::student_config, {.learning_rate = 1e-3, .warmup_steps = 3}, facts);
   EXPECT_EQ(student.zero.offload_optimizer.device, OffloadConfig::Device::cpu);
   EXPECT_EQ(student.schedule, LrSchedule(WarmupLr{.max_lr = 1e-3, .num_steps = 3}));
   EXPECT_EQ(student.optimizer->weight_decay, 0) << "Hugging Face's default, not torch's";
