@@ -13,6 +13,7 @@
 #include "sharding/strategies/strategy.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
+#include "tests/support/reference_optimizers.h"
 #include "tests/support/toy_model.h"
 
 namespace rz {
@@ -39,124 +40,9 @@ double rate_at(double base, int step) { return base * (1 - step / 40.0); }
 
 // ---- references
 
-/// A parameter and its states in double.
-struct Reference {
-  Shape shape;
-  Values p, first, second;
-};
+using Reference = test::ReferenceState;
 /// Update number t of a parameter of a group, 0 or 1, from the mean of the gradients.
 using Rule = std::function<void(Reference&, const Values& g, int group, double rate, int t)>;
-
-/// Calls f(p, g, first, second) for each element.
-template <class F>
-void each(Reference& r, const Values& g, const F& f) {
-  for (std::size_t i = 0; i < g.size(); ++i) f(r.p[i], g[i], r.first[i], r.second[i]);
-}
-
-void sgd_rule(Reference& r, const Values& g, int group, double rate, int t) {
-  const double momentum = group ? 0.5 : 0.9, dampening = group ? 0.25 : 0, decay = group ? 0 : 0.1;
-  each(r, g, [&](double& p, double x, double& buf, double&) {
-    x += decay * p;
-    buf = t == 1 ? x : momentum * buf + (1 - dampening) * x;
-    p -= rate * (group ? buf : x + momentum * buf);
-  });
-}
-
-void adam_rule(Reference& r, const Values& g, int group, double rate, int t, bool decoupled, double eps) {
-  const double beta1 = group ? 0.8 : 0.9, beta2 = group ? 0.95 : 0.99, decay = group ? 0 : 0.1;
-  each(r, g, [&](double& p, double x, double& m, double& v) {
-    if (decoupled)
-      p *= 1 - rate * decay;
-    else
-      x += decay * p;
-    m = beta1 * m + (1 - beta1) * x;
-    v = beta2 * v + (1 - beta2) * x * x;
-    p -= rate * (m / (1 - std::pow(beta1, t))) / (std::sqrt(v / (1 - std::pow(beta2, t))) + eps);
-  });
-}
-
-void lion_rule(Reference& r, const Values& g, int group, double rate, int) {
-  const double beta1 = group ? 0.8 : 0.9, beta2 = group ? 0.9 : 0.99, decay = group ? 0 : 0.1;
-  each(r, g, [&](double& p, double x, double& m, double&) {
-    const double c = beta1 * m + (1 - beta1) * x;
-    p = p * (1 - rate * decay) - rate * (c > 0 ? 1 : c < 0 ? -1 : 0);
-    m = beta2 * m + (1 - beta2) * x;
-  });
-}
-
-void adagrad_rule(Reference& r, const Values& g, int group, double rate, int t) {
-  const double decay = group ? 0 : 0.1;
-  if (t == 1 && group == 0) r.first.assign(g.size(), 0.25);
-  each(r, g, [&](double& p, double x, double& sum, double&) {
-    x += decay * p;
-    sum += x * x;
-    p -= rate / (1 + (t - 1) * 0.05) * x / (std::sqrt(sum) + 1e-10);
-  });
-}
-
-double norm_of(const Values& x) {
-  double sum = 0;
-  for (const double v : x) sum += v * v;
-  return std::sqrt(sum);
-}
-
-void lamb_rule(Reference& r, const Values& g, int group, double rate, int t) {
-  const double beta1 = 0.9, beta2 = group ? 0.95 : 0.99, decay = group ? 0 : 0.1, eps = 1e-6;
-  Values u;
-  each(r, g, [&](double& p, double x, double& m, double& v) {
-    m = beta1 * m + (1 - beta1) * x;
-    v = beta2 * v + (1 - beta2) * x * x;
-    u.push_back(m / (group ? std::sqrt(v + eps) : std::sqrt(v) + eps) + decay * p);
-  });
-  const double limit = group ? 0.3 : 10;
-  double trust = norm_of(r.p) / norm_of(u);
-  trust = std::min(std::max(trust, 0.01), limit);
-  const double step = rate * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t));
-  for (std::size_t i = 0; i < u.size(); ++i) r.p[i] -= step * trust * u[i];
-}
-
-/// a[n, k] · b[k, m]
-Values product(const Values& a, const Values& b, std::size_t n, std::size_t k, std::size_t m) {
-  Values out(n * m);
-  for (std::size_t i = 0; i < n; ++i)
-    for (std::size_t j = 0; j < k; ++j)
-      for (std::size_t l = 0; l < m; ++l) out[i * m + l] += a[i * k + j] * b[j * m + l];
-  return out;
-}
-Values transposed(const Values& a, std::size_t rows, std::size_t columns) {
-  Values out(a.size());
-  for (std::size_t i = 0; i < rows; ++i)
-    for (std::size_t j = 0; j < columns; ++j) out[j * rows + i] = a[i * columns + j];
-  return out;
-}
-
-Values orthogonalized(Values x, std::size_t rows, std::size_t columns) {
-  const double norm = norm_of(x) + 1e-7;
-  for (double& v : x) v /= norm;
-  for (int step = 0; step < 5; ++step) {
-    const Values a = product(x, transposed(x, rows, columns), rows, columns, rows);
-    Values b = product(a, a, rows, rows, rows);
-    for (std::size_t i = 0; i < b.size(); ++i) b[i] = -4.7750 * a[i] + 2.0315 * b[i];
-    const Values bx = product(b, x, rows, rows, columns);
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] = 3.4445 * x[i] + bx[i];
-  }
-  return x;
-}
-
-void muon_rule(Reference& r, const Values& g, int group, double rate, int t) {
-  if (group == 1) return adam_rule(r, g, 1, rate, t, true, 1e-10);
-  Values d;
-  each(r, g, [&](double&, double x, double& m, double&) {
-    m = 0.9 * m + 0.1 * x;
-    d.push_back(0.1 * x + 0.9 * m);
-  });
-  const std::size_t rows = r.shape[0], columns = r.shape[1];
-  const Values o =
-      rows > columns ? transposed(orthogonalized(transposed(d, rows, columns), columns, rows), columns, rows)
-                     : orthogonalized(d, rows, columns);
-  const double scale = std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns)));
-  for (std::size_t i = 0; i < o.size(); ++i) r.p[i] = r.p[i] * (1 - rate * 0.1) - rate * scale * o[i];
-}
 
 // ---- cases: group 0 has the matrices, group 1 the rest
 
@@ -174,62 +60,70 @@ struct Case {
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
-const AdamOptions adam_matrices{.beta2 = 0.99, .weight_decay = 0.1}, adam_rest{.beta1 = 0.8, .beta2 = 0.95};
+const SgdOptions sgd_groups[] = {{.momentum = 0.9, .weight_decay = 0.1, .nesterov = true},
+                                 {.momentum = 0.5, .dampening = 0.25}};
+const AdamOptions adam_groups[] = {{.beta2 = 0.99, .weight_decay = 0.1}, {.beta1 = 0.8, .beta2 = 0.95}};
+const LionOptions lion_groups[] = {{.beta2 = 0.99, .weight_decay = 0.1}, {.beta1 = 0.8, .beta2 = 0.9}};
+const AdagradOptions adagrad_groups[] = {{.weight_decay = 0.1, .lr_decay = 0.05, .initial_accumulator = 0.25},
+                                         {.lr_decay = 0.05}};
+const LambOptions lamb_groups[] = {
+    {.beta2 = 0.99, .epsilon = 1e-6, .weight_decay = 0.1},
+    {.beta2 = 0.95, .epsilon = 1e-6, .max_coeff = 0.3, .eps_inside_sqrt = true}};
+const MuonOptions muon_matrices{.momentum = 0.9, .weight_decay = 0.1};
+const AdamOptions muon_rest{.beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-10};
+
 const Case cases[] = {
     {"sgd",
-     [] {
-       return make_sgd(two_groups<SgdOptions>({.momentum = 0.9, .weight_decay = 0.1, .nesterov = true},
-                                              {.momentum = 0.5, .dampening = 0.25}));
+     [] { return make_sgd(two_groups(sgd_groups[0], sgd_groups[1])); },
+     [](Reference& r, const Values& g, int group, double rate, int t) {
+       test::sgd_rule(r, g, sgd_groups[group], rate, t);
      },
-     sgd_rule,
      {0.05, 0.1},
      1e-5},
     {"adam",
-     [] { return make_adam(two_groups(adam_matrices, adam_rest)); },
+     [] { return make_adam(two_groups(adam_groups[0], adam_groups[1])); },
      [](Reference& r, const Values& g, int group, double rate, int t) {
-       adam_rule(r, g, group, rate, t, false, 1e-8);
+       test::adam_rule(r, g, adam_groups[group], false, rate, t);
      },
      {0.01, 0.03},
      3e-6},
     {"adamw",
-     [] { return make_adamw(two_groups(adam_matrices, adam_rest)); },
+     [] { return make_adamw(two_groups(adam_groups[0], adam_groups[1])); },
      [](Reference& r, const Values& g, int group, double rate, int t) {
-       adam_rule(r, g, group, rate, t, true, 1e-8);
+       test::adam_rule(r, g, adam_groups[group], true, rate, t);
      },
      {0.01, 0.03},
      3e-6},
     {"lion",
-     [] {
-       return make_lion(
-           two_groups<LionOptions>({.beta2 = 0.99, .weight_decay = 0.1}, {.beta1 = 0.8, .beta2 = 0.9}));
+     [] { return make_lion(two_groups(lion_groups[0], lion_groups[1])); },
+     [](Reference& r, const Values& g, int group, double rate, int) {
+       test::lion_rule(r, g, lion_groups[group], rate);
      },
-     lion_rule,
      {0.003, 0.01},
      3e-6},
     {"adagrad",
-     [] {
-       return make_adagrad(two_groups<AdagradOptions>(
-           {.weight_decay = 0.1, .lr_decay = 0.05, .initial_accumulator = 0.25}, {.lr_decay = 0.05}));
+     [] { return make_adagrad(two_groups(adagrad_groups[0], adagrad_groups[1])); },
+     [](Reference& r, const Values& g, int group, double rate, int t) {
+       test::adagrad_rule(r, g, adagrad_groups[group], rate, t);
      },
-     adagrad_rule,
      {0.05, 0.02},
      3e-6},
     {"lamb",
-     [] {
-       return make_lamb(two_groups<LambOptions>(
-           {.beta2 = 0.99, .epsilon = 1e-6, .weight_decay = 0.1},
-           {.beta2 = 0.95, .epsilon = 1e-6, .max_coeff = 0.3, .eps_inside_sqrt = true}));
+     [] { return make_lamb(two_groups(lamb_groups[0], lamb_groups[1])); },
+     [](Reference& r, const Values& g, int group, double rate, int t) {
+       test::lamb_rule(r, g, lamb_groups[group], rate, t);
      },
-     lamb_rule,
      {0.02, 0.01},
      3e-6},
     {"muon",
      [] {
-       return make_muon(
-           ParameterGroups<MuonOptions>({{"matrices", is_matrix, {.momentum = 0.9, .weight_decay = 0.1}}}),
-           ParameterGroups<AdamOptions>({{"rest", {}, {.beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-10}}}));
+       return make_muon(ParameterGroups<MuonOptions>({{"matrices", is_matrix, muon_matrices}}),
+                        ParameterGroups<AdamOptions>({{"rest", {}, muon_rest}}));
      },
-     muon_rule,
+     [](Reference& r, const Values& g, int group, double rate, int t) {
+       group == 0 ? test::muon_rule(r, g, muon_matrices, rate)
+                  : test::adam_rule(r, g, muon_rest, true, rate, t);
+     },
      {0.02, 0.03},
      3e-6},
 };
@@ -241,7 +135,9 @@ std::vector<Reference> trained_reference(const Case& c, int ranks) {
   std::vector<int> t;
   for (const Parameter* p : model.parameters()) {
     const Values start(p->value.data<float>(), p->value.data<float>() + p->count());
-    all.push_back({p->shape, start, Values(p->count()), Values(p->count())});
+    const bool matrix = p->shape.dims() == 2;
+    all.push_back({matrix ? p->shape[0] : 1, matrix ? p->shape[1] : p->count(), start, Values(p->count()),
+                   Values(p->count())});
     t.push_back(0);
   }
   for (int step = 0; step < updates; ++step)

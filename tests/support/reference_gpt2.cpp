@@ -227,7 +227,27 @@ double ReferenceGpt2::forward_backward(std::span<const std::vector<int>> samples
   return sum / count;
 }
 
+void ReferenceGpt2::adamw(const std::string& name, Matrix& value, const Matrix& gradient) {
+  const double correction1 = 1 - std::pow(config_.beta1, updates_),
+               correction2 = 1 - std::pow(config_.beta2, updates_);
+  const bool decays = name.ends_with(".weight") && name.find("ln_") == std::string::npos;
+  Matrix &m = first_[name], &v = second_[name];
+  for (std::size_t i = 0; i < value.size(); ++i) {
+    const double g = gradient[i];
+    if (decays) value[i] *= 1 - config_.lr * config_.weight_decay;
+    m[i] = config_.beta1 * m[i] + (1 - config_.beta1) * g;
+    v[i] = config_.beta2 * v[i] + (1 - config_.beta2) * g * g;
+    value[i] -= config_.lr / correction1 * m[i] / (std::sqrt(v[i] / correction2) + config_.adam_epsilon);
+  }
+}
+
 ReferenceGpt2::Update ReferenceGpt2::update(std::span<const std::vector<int>> samples) {
+  return update(samples, [this](const std::string& name, Matrix& value, const Matrix& gradient) {
+    adamw(name, value, gradient);
+  });
+}
+
+ReferenceGpt2::Update ReferenceGpt2::update(std::span<const std::vector<int>> samples, const Rule& rule) {
   const double loss = forward_backward(samples);
   double squares = 0;
   for (const auto& [name, gradient] : gradients_)
@@ -235,18 +255,10 @@ ReferenceGpt2::Update ReferenceGpt2::update(std::span<const std::vector<int>> sa
   const double norm = std::sqrt(squares);
   const double factor = config_.clip > 0 ? std::min(1.0, config_.clip / (norm + 1e-6)) : 1;
   ++updates_;
-  const double correction1 = 1 - std::pow(config_.beta1, updates_),
-               correction2 = 1 - std::pow(config_.beta2, updates_);
   for (auto& [name, value] : values_) {
-    const bool decays = name.ends_with(".weight") && name.find("ln_") == std::string::npos;
-    Matrix &m = first_[name], &v = second_[name];
-    for (std::size_t i = 0; i < value.size(); ++i) {
-      const double g = gradients_[name][i] * factor;
-      if (decays) value[i] *= 1 - config_.lr * config_.weight_decay;
-      m[i] = config_.beta1 * m[i] + (1 - config_.beta1) * g;
-      v[i] = config_.beta2 * v[i] + (1 - config_.beta2) * g * g;
-      value[i] -= config_.lr / correction1 * m[i] / (std::sqrt(v[i] / correction2) + config_.adam_epsilon);
-    }
+    Matrix& gradient = gradients_[name];
+    for (double& g : gradient) g *= factor;
+    rule(name, value, gradient);
   }
   return {loss, norm};
 }

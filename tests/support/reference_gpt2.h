@@ -2,6 +2,7 @@
 /// GPT-2 and AdamW again, in double precision, one thread, nothing shared with the library: the reference of
 /// training.
 
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -29,6 +30,11 @@ class ReferenceGpt2 {
   };
   /// One AdamW update; weights of two dimensions decay. Returns the loss and the norm before clipping.
   Update update(std::span<const std::vector<int>> samples);
+  /// Changes a parameter by its gradient, which is clipped.
+  using Rule = std::function<void(const std::string& name, std::vector<double>& value,
+                                  const std::vector<double>& gradient)>;
+  /// One update by another rule.
+  Update update(std::span<const std::vector<int>> samples, const Rule&);
 
   const ReferenceParameters& parameters() const { return values_; }
   const ReferenceParameters& gradients() const { return gradients_; }
@@ -52,6 +58,8 @@ class ReferenceGpt2 {
   Matrix attend_backward(const Matrix& d_mixed, const Matrix& qkv, const Matrix& probabilities) const;
   Matrix block(const Matrix& x, int layer, Block& kept) const;
   Matrix block_backward(Matrix d_x, int layer, const Block& kept);
+  /// The rule of `config`, for update number updates_.
+  void adamw(const std::string& name, Matrix& value, const Matrix& gradient);
   /// Adds a sample's gradients, times `factor`; returns its summed loss.
   double sample(const std::vector<int>& tokens, double factor);
 
