@@ -9,6 +9,7 @@
 
 #include "sharding/huggingface/pretrained_weights.h"
 #include "sharding/io/json.h"
+#include "tensor/ops.h"
 #include "tests/support/gpt2_tiny.h"
 #include "tests/support/ranks.h"
 
@@ -47,7 +48,7 @@ Folder::Folder() : path_((fs::temp_directory_path() / "rz_gpt2_tiny_XXXXXX").str
 
 Folder::~Folder() { fs::remove_all(path_); }
 
-void write_tiny_start(const Gpt2Config& config, const std::string& path) {
+void write_tiny_start(const Gpt2Config& config, const std::string& path, DType precision) {
   Gpt2 model(config);
   std::vector<SafetensorsSpec> tensors;
   for (const Parameter* p : model.parameters()) {
@@ -59,6 +60,10 @@ void write_tiny_start(const Gpt2Config& config, const std::string& path) {
     std::vector<float> values(p->count());
     for (std::size_t i = 0; i < values.size(); ++i)
       values[i] = gpt2_tiny_weight(p->name, p->shape.dims(), static_cast<int>(config.n_layer), i);
+    const Tensor whole = Tensor::borrow(values.data(), p->shape),
+                 rounded = Tensor::empty(p->shape, precision);
+    ops::copy(rounded, whole, {});
+    ops::copy(whole, rounded, {});
     writer.write(values);
   }
   writer.finish();

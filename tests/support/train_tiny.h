@@ -35,8 +35,8 @@ class Folder {
   std::string path_;
 };
 
-/// The initial weights of a case, as a checkpoint.
-void write_tiny_start(const Gpt2Config&, const std::string& path);
+/// The initial weights of a case as a checkpoint, rounded to `precision`.
+void write_tiny_start(const Gpt2Config&, const std::string& path, DType precision = DType::f32);
 
 struct TinyOptions {
   DsConfig ds;  ///< without precision, which follows from the next

@@ -1,0 +1,210 @@
+/// DeepSpeed's runs in 16 bits (tests/data/deepspeed): what their bound sees, and why runs without sharding
+/// differ from those with it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "autograd_lite/models/gpt2.h"
+#include "sharding/config/ds_config.h"
+#include "sharding/strategies/strategy.h"
+#include "tensor/ops.h"
+#include "tests/support/gpt2_tiny.h"
+#include "tests/support/ranks.h"
+#include "tests/support/reference_deepspeed.h"
+#include "tests/support/shared_fixture.h"
+#include "tests/support/train_tiny.h"
+#include "tools/train_gpt/data/tokens.h"
+#include "tools/train_gpt/training/optimizer.h"
+
+namespace rz::test {
+namespace {
+
+using Values = std::map<std::string, std::vector<float>>;
+
+void round_to(DType precision, std::vector<float>& values) {
+  const Tensor whole = Tensor::borrow(values.data(), {values.size()});
+  const Tensor rounded = Tensor::empty({values.size()}, precision);
+  ops::copy(rounded, whole, {});
+  ops::copy(whole, rounded, {});
+}
+
+/// What a run does otherwise than DeepSpeed with sharding.
+struct Change {
+  bool idle_step = false;        ///< the optimizer makes a step with gradients of zero first
+  bool lose_masters = false;     ///< after each update the masters are the working values
+  bool keep_loss_scale = false;  ///< gradients are not divided by the loss scale
+  double rate = 1;               ///< factor of the learning rate
+};
+
+/// One rank that trains by the configuration of a run.
+class Run {
+ public:
+  Run(const DeepSpeedRun& run, Communicator& comm, const Change& change, bool shared)
+      : run_(run),
+        change_(change),
+        config_(parse_ds_config(run.config, "ds.json")),
+        precision_(config_.precision.parameters),
+        strategy_(make_strategy(StrategyKind::ddp, model_, comm,
+                                {.precision = {precision_, config_.precision.gradients}})),
+        optimizer_(train_gpt::make_optimizer(*config_.optimizer, true)),
+        tokens_(
+            train_gpt::Tokens::from_file(shared ? shared_fixture::folder() + "/tokens.bin" : tiny_tokens())) {
+    strategy_->attach(tape_);
+    fill(start(shared));
+    if (change.idle_step) optimizer_->set_updates(1);  // the moments stay zero
+  }
+
+  void update(std::size_t step) {
+    strategy_->set_loss_scale(run_.scale[step]);
+    strategy_->set_expected_terms(batch * length);
+    strategy_->zero_grad();
+    const auto out = model_.forward(tape_, rows(step, 0), rows(step, 1));
+    strategy_->backward(tape_, out.loss);
+    tape_.reset();
+    strategy_->finish_gradients();
+    if (change_.keep_loss_scale) strategy_->set_loss_scale(1);
+    optimizer_->set_learning_rate(run_.lr[step] * change_.rate);
+    strategy_->clip_and_step(*optimizer_, {.max_norm = config_.gradient_clipping});
+    const ops::LossSum sum = out.loss.read(tape_.stream());
+    losses.push_back(sum.sum / static_cast<double>(sum.count));
+    norms.push_back(strategy_->outcome(*optimizer_).norm);
+    if (change_.lose_masters) fill(rounded_values());
+  }
+
+  std::vector<double> losses, norms;
+
+ private:
+  static constexpr std::size_t batch = 8, length = 64, samples = 160;
+
+  /// DeepSpeed rounds a model to 16 bits before it makes the masters. An idle step decays them.
+  Values start(bool shared) {
+    Values values;
+    if (shared)
+      for (const auto& t : shared_fixture::start()) values[t.name] = t.values;
+    else
+      for (const Parameter* p : model_.parameters())
+        for (std::size_t i = 0; i < p->count(); ++i)
+          values[p->name].push_back(gpt2_tiny_weight(p->name, p->shape.dims(), 4, i));
+    const OptimizerConfig& o = *config_.optimizer;
+    const float decay = static_cast<float>(change_.idle_step ? 1 - o.lr * o.weight_decay : 1);
+    for (auto& [name, value] : values) {
+      round_to(precision_, value);
+      for (float& v : value) v *= decay;
+    }
+    return values;
+  }
+
+  void fill(const Values& values) {
+    strategy_->fill_parameters([&](const Parameter& p, Range r, float* out) {
+      std::copy_n(values.at(p.name).begin() + static_cast<std::ptrdiff_t>(r.begin), r.count(), out);
+    });
+  }
+
+  Values rounded_values() {
+    Values values;
+    for (const Parameter* p : model_.parameters()) {
+      const Tensor whole = strategy_->full_value(*p, Stream());
+      values[p->name].assign(whole.data<float>(), whole.data<float>() + whole.count());
+      round_to(precision_, values[p->name]);
+    }
+    return values;
+  }
+
+  /// The inputs of a step, or the targets, which are `shift` tokens later.
+  Tensor rows(std::size_t step, std::size_t shift) const {
+    const Tensor out = Tensor::empty({batch, length}, DType::i32);
+    for (std::size_t i = 0; i < batch; ++i)
+      tokens_.read((step * batch + i) % samples * length + shift,
+                   {out.data<std::int32_t>() + i * length, length});
+    return out;
+  }
+
+  const DeepSpeedRun& run_;
+  const Change change_;
+  const DsConfig config_;
+  const DType precision_;
+  Tape tape_;
+  Gpt2 model_{{.n_layer = 4, .n_head = 4, .n_embd = 128, .n_positions = length, .vocab_size = 256}};
+  std::unique_ptr<Strategy> strategy_;
+  std::unique_ptr<Optimizer> optimizer_;
+  train_gpt::Tokens tokens_;
+};
+
+struct Course {
+  std::vector<double> losses, norms;
+};
+
+Course course_of(const DeepSpeedRun& run, const Change& change, bool shared = false) {
+  auto comm = Communicator::connect(0, 1, memory_store());
+  Run trained(run, comm, change, shared);
+  for (std::size_t s = 0; s < run.lr.size(); ++s) trained.update(s);
+  return {trained.losses, trained.norms};
+}
+
+int beyond(const char* name, const Change& change) {
+  const DeepSpeedRun run = own_deepspeed_run(name);
+  const Course course = course_of(run, change);
+  return beyond_rounding(run, course.losses, course.norms);
+}
+
+TEST(DeepSpeed16Bits, IsWithinTheBoundItself) {
+  for (const std::string& name : own_deepspeed_runs()) {
+    const DeepSpeedRun run = own_deepspeed_run(name);
+    if (run.loss_mean.empty()) continue;
+    std::vector<double> norms;
+    for (std::size_t s = 0; s < run.lr.size(); ++s) {
+      // At stage 3 DeepSpeed divides the norm by the scale of the next update.
+      const bool doubles = s + 1 < run.lr.size() && run.scale[s + 1] != run.scale[s];
+      norms.push_back(doubles ? run.norm_mean[s].value_or(0) : run.grad_norm[s].value_or(0));
+    }
+    EXPECT_EQ(beyond_rounding(run, run.loss, norms), 0) << name;
+  }
+}
+
+/// Without sharding DeepSpeed 0.19.8 allocates the states of Adam by a step with gradients of zero, and
+/// counts it: the first update has the bias corrections of the second, and is smaller by a quarter.
+TEST(DeepSpeed16Bits, MakesAStepMoreWithoutSharding) {
+  EXPECT_EQ(beyond("bf16_stage0", {.idle_step = true}), 0);
+  EXPECT_GT(beyond("bf16_stage0", {}), 15);
+}
+
+/// Their losses are rounded to bf16, by up to 0.016. At update 13 the norm of the second is 116, which
+/// amplifies rounding; what follows has no bound without a measured spread.
+TEST(DeepSpeed16Bits, TheSharedRunsAreFollowed) {
+  if (shared_deepspeed_folder().empty()) GTEST_SKIP() << "no ../shared/fixtures/deepspeed beside the sources";
+  for (const char* name : {"bf16", "bf16_zero2_accumulate"}) {
+    const DeepSpeedRun run = read_deepspeed_run(concat(shared_deepspeed_folder(), name, ".json"));
+    const Course course = course_of(run, {.idle_step = std::string_view(name) == "bf16"}, true);
+    for (std::size_t s = 0; s < 13; ++s)
+      EXPECT_NEAR(course.losses[s], run.loss[s], 3e-2) << name << ", update " << s;
+  }
+}
+
+TEST(DeepSpeed16Bits, TheBoundSeesARateThatIsTenPercentOff) {
+  for (const char* name : {"bf16_stage1", "bf16_sgd", "fp16_fixed", "fp16_sgd"}) {
+    EXPECT_EQ(beyond(name, {}), 0) << name;
+    EXPECT_GT(beyond(name, {.rate = 1.1}), 5) << name;
+  }
+}
+
+/// At a rate below a unit in the last place of the weights. All weights of a binade then pass half a unit at
+/// about the same update, so rounding errors are not independent, and the draws are no bound.
+TEST(DeepSpeed16Bits, UpdatesBelowAUnitInTheLastPlaceCount) {
+  for (const char* name : {"bf16_small_rate", "fp16_small_rate"}) {
+    const DeepSpeedRun run = own_deepspeed_run(name);
+    const Course course = course_of(run, {}), lost = course_of(run, {.lose_masters = true});
+    for (std::size_t s = 0; s < run.loss.size(); ++s)
+      EXPECT_NEAR(course.losses[s], run.loss[s], 3e-3) << name << s;
+    EXPECT_GT(std::abs(lost.losses.back() - run.loss.back()), 1.5e-2) << name << ": without masters";
+  }
+}
+
+TEST(DeepSpeed16Bits, TheBoundSeesALossScaleThatIsNotDividedOut) {
+  for (const char* name : {"fp16_fixed", "fp16_sgd"})
+    EXPECT_GT(beyond(name, {.keep_loss_scale = true}), 15) << name;
+}
+
+}  // namespace
+}  // namespace rz::test

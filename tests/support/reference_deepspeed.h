@@ -1,0 +1,45 @@
+#pragma once
+/// What DeepSpeed 0.19.8 itself did: the runs of tests/data/deepspeed, and those of the shared fixture
+/// "deepspeed", which are read alike.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace rz::test {
+
+/// A run; every list has one entry for each update.
+struct DeepSpeedRun {
+  std::string config;            ///< JSON
+  std::vector<double> lr, loss;  ///< loss: mean over the micro-batches and ranks
+  /// Before clipping; none where DeepSpeed computes none, and of skipped updates.
+  std::vector<std::optional<double>> grad_norm;
+  std::vector<int> skipped;   ///< 0 or 1
+  std::vector<double> scale;  ///< of the losses
+  /// Runs in 16 bits: mean and standard deviation over draws of rounding (tests/data/deepspeed/README.md).
+  std::vector<double> loss_mean, loss_deviation;
+  std::vector<std::optional<double>> norm_mean, norm_deviation;
+};
+
+DeepSpeedRun read_deepspeed_run(const std::string& path);
+
+/// tests/data/deepspeed/NAME.json; it starts as the case "tiny" of tests/data/gpt2_tiny does.
+DeepSpeedRun own_deepspeed_run(const std::string& name);
+/// The names of those runs, sorted.
+std::vector<std::string> own_deepspeed_runs();
+
+/// Number of updates at which the loss or the norm is beyond the bound of a run in 16 bits. Norms of skipped
+/// updates do not count.
+///
+/// A model in 16 bits stores each activation, each gradient and each working value rounded. The sums between
+/// them are in f32, in an order that is up to the implementation. Two right implementations therefore differ
+/// as two draws of rounding errors do: independent ones, within a unit in the last place, which training
+/// amplifies. loss_deviation and norm_deviation measure just that, by training in double with stochastic
+/// rounding, whose variance is twice that of rounding to nearest. Five deviations are the bound; DeepSpeed's
+/// own runs are within three.
+int beyond_rounding(const DeepSpeedRun&, const std::vector<double>& loss, const std::vector<double>& norm);
+
+/// The folder of the shared fixture, or empty if it does not lie beside the sources.
+std::string shared_deepspeed_folder();
+
+}  // namespace rz::test
