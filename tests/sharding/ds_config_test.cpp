@@ -232,6 +232,7 @@ TEST(DsConfig, WarnsOfKeysThatAreNotApplied) {
     "fp16": {"enabled": false, "loss_scale": 0},
     "zero_optimization": {"contiguous_gradients": true, "offload_param": {"device": "none"}}})"),
             "");
+  EXPECT_EQ(warnings(R"({"steps_per_print": 20000000000000000})"), "") << "never";
 }
 
 TEST(DsConfig, NamesKeyPathAndValueOfAWrongType) {
