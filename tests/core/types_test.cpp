@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <numeric>
 #include <vector>
 
 #include "comm/core/error.h"
+#include "comm/core/fixed.h"
 #include "comm/device/stream.h"
 
 namespace rz {
@@ -36,6 +38,13 @@ TEST(Text, HumanBytes) {
   EXPECT_EQ(human_bytes(512), "512 B");
   EXPECT_EQ(human_bytes(1536), "1.5 KiB");
   EXPECT_EQ(human_bytes(25ull << 20), "25 MiB");
+}
+
+TEST(Text, FixedRoundsToADecimal) {
+  EXPECT_EQ(fixed(0.128, 2), "0.13");
+  EXPECT_EQ(fixed(-1.5, 3), "-1.500");
+  EXPECT_EQ(fixed(1e300, 0).size(), 301u);
+  EXPECT_EQ(fixed(NAN, 2), "nan");
 }
 
 TEST(Stream, ParallelForCoversEveryIndexOnce) {
