@@ -1,0 +1,87 @@
+/// Options of an engine from a command line, with Hugging Face's names.
+#include "sharding/engine/parse_arguments.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/error_of.h"
+
+namespace rz {
+namespace {
+
+EngineOptions parsed(std::vector<const char*> words) {
+  words.insert(words.begin(), "program");
+  return parse_arguments(static_cast<int>(words.size()), words.data());
+}
+
+std::string refused(std::vector<const char*> words) {
+  const Error e = test::error_of([&] { parsed(std::move(words)); });
+  EXPECT_EQ(e.code(), Errc::config) << e.what();
+  return e.what();
+}
+
+TEST(ParseArguments, EveryFlagSetsItsField) {
+  const EngineOptions o = parsed({"--deepspeed",
+                                  "ds.json",
+                                  "--seed=3",
+                                  "--train_batch_size",
+                                  "64",
+                                  "--per-device-train-batch-size",
+                                  "8",
+                                  "--gradient_accumulation_steps=4",
+                                  "--learning_rate",
+                                  "1e-3",
+                                  "--adam_beta1",
+                                  "0.8",
+                                  "--adam_beta2",
+                                  "0.95",
+                                  "--adam_epsilon=1e-6",
+                                  "--weight_decay",
+                                  "0.1",
+                                  "--max_grad_norm",
+                                  "2",
+                                  "--warmup_steps",
+                                  "10",
+                                  "--total_steps",
+                                  "100",
+                                  "--bf16"});
+  EXPECT_EQ(o.config, "ds.json");
+  EXPECT_EQ(o.seed, 3u);
+  const TrainingArguments& a = o.arguments;
+  EXPECT_EQ(a.train_batch_size, 64);
+  EXPECT_EQ(a.per_device_train_batch_size, 8);
+  EXPECT_EQ(a.gradient_accumulation_steps, 4);
+  EXPECT_EQ(a.learning_rate, 1e-3);
+  EXPECT_EQ(a.adam_beta1, 0.8);
+  EXPECT_EQ(a.adam_beta2, 0.95);
+  EXPECT_EQ(a.adam_epsilon, 1e-6);
+  EXPECT_EQ(a.weight_decay, 0.1);
+  EXPECT_EQ(a.max_grad_norm, 2.0);
+  EXPECT_EQ(a.warmup_steps, 10);
+  EXPECT_EQ(a.total_steps, 100);
+  EXPECT_EQ(a.precision, DType::bf16);
+  EXPECT_EQ(a.origin, "command line");
+}
+
+TEST(ParseArguments, WithoutWordsNothingIsSet) {
+  const EngineOptions o = parsed({});
+  EXPECT_TRUE(o.config.empty());
+  EXPECT_FALSE(o.arguments.learning_rate);
+  EXPECT_FALSE(o.arguments.precision);
+}
+
+TEST(ParseArguments, WrongWordsAreNamed) {
+  EXPECT_EQ(refused({"--learning_rat", "1"}), "--learning_rat: unknown flag; nearest: --learning_rate");
+  EXPECT_EQ(refused({"--xyzzy"}), "--xyzzy: unknown flag");
+  EXPECT_EQ(refused({"ds.json"}), "ds.json: expected a flag, e.g. --deepspeed FILE");
+  EXPECT_EQ(refused({"--learning_rate"}), "--learning_rate: a value is missing");
+  EXPECT_EQ(refused({"--learning_rate", "fast"}), "--learning_rate fast: expected a number");
+  EXPECT_EQ(refused({"--seed", "1.5"}), "--seed 1.5: expected an integer");
+  EXPECT_EQ(refused({"--bf16=true"}), "--bf16=true: --bf16 has no value");
+  EXPECT_EQ(refused({"--bf16", "--fp16"}), "--bf16 and --fp16 exclude each other");
+}
+
+}  // namespace
+}  // namespace rz
