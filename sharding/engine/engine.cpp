@@ -9,6 +9,8 @@
 #include "autograd_lite/init.h"
 #include "comm/core/error.h"
 #include "sharding/engine/read_configuration.h"
+#include "sharding/huggingface/pretrained_weights.h"
+#include "sharding/huggingface/save_pretrained.h"
 #include "sharding/world/rank_agreement.h"
 
 namespace rz {
@@ -170,6 +172,27 @@ Tensor Engine::gather_for_metrics(const Batch& batch, const Tensor& rows) {
 void Engine::abort(const std::string& reason) noexcept {
   communicator_.abort(reason);
   world_.communicator().abort(reason);
+}
+
+// ---- files
+
+void Engine::save_model(const std::string& path) {
+  save_weights(path, module_, *strategy_, world_.rank(), stream_);
+}
+
+void Engine::load_model(const std::string& path) { load_pretrained(*strategy_, module_, path); }
+
+// ---- reports
+
+Mean Engine::item(const nn::Loss& loss) const {
+  const ops::LossSum part = loss.read(stream_);
+  return {part.sum, static_cast<double>(part.count)};
+}
+
+Mean Engine::item(Var scalar) const {
+  const Tensor& value = tape_.value(scalar);
+  require(value.count() == 1, Errc::invalid_argument, "item() of a tensor of shape ", name(value.shape()));
+  return {*value.on_host(stream_).data<float>(), 1};
 }
 
 }  // namespace rz

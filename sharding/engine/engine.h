@@ -20,24 +20,32 @@
 /// Several engines may exist in a process, each with a communicator of its own. Every rank makes the same
 /// calls in the same order. One thread a rank. Errors of the communicator propagate; after another error
 /// between step() and step(), call cancel_update() on every rank, or end.
+///
+/// This header includes what most training programs use: layers, datasets, World and spawn().
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <vector>
 
+#include "autograd_lite/init.h"
 #include "autograd_lite/module.h"
+#include "autograd_lite/nn.h"
 #include "autograd_lite/ops.h"
 #include "autograd_lite/tape.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/data/loader.h"
+#include "sharding/data/tensor_dataset.h"
 #include "sharding/engine/engine_options.h"
 #include "sharding/engine/monitor/step_report.h"
+#include "sharding/engine/parse_arguments.h"
 #include "sharding/engine/update/update_loop.h"
 #include "sharding/strategies/strategy.h"
+#include "sharding/world/spawn.h"
 #include "sharding/world/world.h"
 
 namespace rz {
@@ -98,7 +106,20 @@ class Engine {
   template <class F>
   auto evaluate(const F& body);
 
+  // ---- files
+  /// Writes the parameters to a safetensors file, in f32 and with their names; see save_weights().
+  /// Collective.
+  void save_model(const std::string& path);
+  /// Reads them again, on any number of ranks and in any stage. Errc::config lists what does not fit. Not
+  /// collective.
+  void load_model(const std::string& path);
+
   // ---- reports
+  /// The sum and the number of terms of a loss on this rank; its mean is value(). On a device this waits for
+  /// the stream.
+  Mean item(const nn::Loss&) const;
+  /// A scalar that the tape holds, as one term: call before backward().
+  Mean item(Var) const;
   /// What the last update did.
   const StepReport& report() { return updates().report(); }
   /// Mean loss of the last update over the terms of all ranks; NaN if its losses had no terms. Collective.
