@@ -262,7 +262,8 @@ const Tensor& Tape::value(Var v) const {
       scope && std::find(scope->parameters.begin(), scope->parameters.end(), &p) != scope->parameters.end();
   fail(Errc::invalid_argument, "parameter ", p.name, " has no value ",
        scope ? concat("in scope ", scope->name) : "outside of any scope",
-       listed ? ": no memory was given to it"
+       listed ? ": its model was not prepared; call initialize() or make_strategy() for "
+                "it, or allocate_parameters()"
               : ": use it in Module::in_scope(), or list it in the scope that uses it");
 }
 
