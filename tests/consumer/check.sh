@@ -16,11 +16,16 @@ cmake -S "$here" -B "$work/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" -D
 pc=$(find "$work/prefix" -name ringzero-comm.pc)
 export PKG_CONFIG_PATH=$(dirname "$pc")
 embed() {  # PROGRAM SOURCE PACKAGE
-  g++ $(pkg-config --cflags "$3") -c -o "$work/$1.o" "$here/$2" && g++ $flags -o "$work/$1" "$work/$1.o" $(pkg-config --libs "$3")
-  "$work/$1"
+  g++ $(pkg-config --cflags "$3") -c -o "$work/$1.o" "$2" && g++ $flags -o "$work/$1" "$work/$1.o" $(pkg-config --libs "$3")
 }
-embed consumer main.cpp ringzero-comm
-embed train train.cpp ringzero
+embed consumer "$here/main.cpp" ringzero-comm
+"$work/consumer"
+embed train "$here/train.cpp" ringzero
+"$work/train"
+
+# A guide, whose program the build has copied out of it, and an installed launcher.
+embed own_model "$build/tests/guide/own_model.cpp" ringzero
+"$here/../guide/check.py" "$here/../../docs/guide/own_model.md" "$work/own_model" "$work/prefix/bin"
 
 # Only installations of a build with CUDA need its toolkit.
 asked=0
