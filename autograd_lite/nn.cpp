@@ -19,27 +19,10 @@ Linear::Linear(Module& parent, const std::string& name, std::size_t in, std::siz
   if (with_bias) register_parameter(bias, "bias", {out}, uniform_within(in));
 }
 
-namespace {
-
-/// Data of another floating-point type in that of the weight, so that a dataset needs no knowledge of the
-/// model's precision. Results of operators are not converted.
-Var data_as(Tape& tape, Var x, DType dtype) {
-  const Tensor data = tape.value(x);
-  const bool floating =
-      data.dtype() == DType::f32 || data.dtype() == DType::bf16 || data.dtype() == DType::f16;
-  if (data.dtype() == dtype || !floating || tape.needs_grad(x)) return x;
-  const Tensor converted = tape.empty(data.shape(), dtype);
-  ops::copy(converted, data, tape.stream());
-  return tape.constant(converted);
-}
-
-}  // namespace
-
 Var Linear::operator()(Tape& tape, Var x) {
   return in_scope(tape, [&] {
     const Var w = tape.parameter(weight);
-    return linear(tape, data_as(tape, x, tape.value(w).dtype()), w, with_bias ? tape.parameter(bias) : Var(),
-                  layout);
+    return linear(tape, x, w, with_bias ? tape.parameter(bias) : Var(), layout);
   });
 }
 

@@ -58,35 +58,36 @@ Result run(const Case& c, bool offloads, bool graph = false, int updates = 3) {
   const Folder folder;
   TinyRun run = smallest_run(c.kind, c.ranks, folder);
   if (c.ranks == 3) run.c.batch = 3;
-  run.options.batches.sizes = {run.c.batch, run.c.batch / c.ranks, 1};
+  run.options.ds.sizes = {run.c.batch, run.c.batch / c.ranks, 1};
   StrategyOptions& o = run.options.strategy_options;
   o.precision = c.precision;
   if (c.one_bucket) o.reduce_bucket_size = o.first_bucket_size = 1 << 20;
   o.gathers.param_persistence_threshold = c.persistent;
   if (offloads)
     o.offload_optimizer = c.state, o.offload_param = c.values, o.sub_group_size = c.sub_group_size;
-  run.options.optimizer = {.type = c.type, .lr = 1e-2, .momentum = 0.9, .weight_decay = 0.1};
-  run.options.skip_overflow = c.precision.parameters == DType::f16;
-  run.options.loss_scale.fixed = c.overflow ? 0 : 1024;
-  run.options.loss_scale.initial_power = 32;
+  run.options.ds.optimizer =
+      OptimizerConfig{.type = c.type, .lr = 1e-2, .momentum = 0.9, .weight_decay = 0.1};
+  run.options.ds.precision.skip_overflow = c.precision.parameters == DType::f16;
+  run.options.ds.precision.loss_scale.fixed = c.overflow ? 0 : 1024;
+  run.options.ds.precision.loss_scale.initial_power = 32;
   run.options.graph = graph;
   run.comm = on_a_device;
   Result result;
   std::mutex mutex;
-  run.afterwards = [&](train_gpt::Trainer& trainer, int rank) {
+  run.afterwards = [&](Engine& engine, Gpt2&) {
     const std::lock_guard lock(mutex);
     const auto keep = [&](const std::string& what, const Parameter& p, Range r, const float* x) {
       result.elements[concat(what, " of ", p.name, " from ", r.begin)].assign(x, x + r.count());
     };
-    trainer.strategy().visit_owned(
+    engine.strategy().values().visit_owned(
         [&](const Parameter& p, Range r, const float* x) { keep("value", p, r, x); });
-    trainer.strategy().visit_optimizer_state(
+    engine.strategy().optimizer_state().visit(
         [&](const std::string& state, const Parameter& p, Range r, const float* x) { keep(state, p, r, x); });
-    EXPECT_EQ(trainer.ran_graph(), updates > 3 && graph);
-    if (rank != 0) return;
-    result.memory = trainer.strategy().memory();
+    EXPECT_EQ(engine.report().ran_graph, updates > 3 && graph);
+    if (!engine.world().is_main()) return;
+    result.memory = engine.strategy().memory();
     Gpt2 shapes(run.c.config);
-    const auto optimizer = train_gpt::make_optimizer(run.options.optimizer, false);
+    const auto optimizer = make_optimizer(*run.options.ds.optimizer, Decay::matrices);
     result.predicted = predicted_memory(c.kind, shapes, *optimizer, {0, c.ranks}, o, Device::cuda);
   };
   result.reports = train(run, updates);

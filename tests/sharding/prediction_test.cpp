@@ -221,9 +221,9 @@ TEST(PredictionOfGpt2, IsWhatIsHeldAndSent) {
       o.precision = precision;
       o.rebuild = false;
       Traffic before;
-      run.each = [&](train_gpt::Trainer& trainer, int rank) {
-        if (rank != 0) return;
-        const Strategy& strategy = trainer.strategy();
+      run.each = [&](Engine& engine) {
+        if (!engine.world().is_main()) return;
+        const Strategy& strategy = engine.strategy();
         Gpt2 shapes(run.c.config);
         if (before != Traffic{}) {
           EXPECT_EQ(difference(strategy.traffic(), before), predicted_traffic(kind, shapes, 2, o));

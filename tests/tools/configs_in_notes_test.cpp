@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/train_tiny.h"
-#include "tools/train_gpt/trainer_options.h"
 
 namespace rz::train_gpt {
 namespace {
@@ -16,17 +15,12 @@ using namespace test;  // NOLINT: the test's own
 Reports train_by(const char* config, const TrainingArguments& arguments) {
   const Folder folder;
   TinyRun run = smallest_run(StrategyKind::ddp, 2, folder);
-  constexpr StrategyKind by_stage[] = {StrategyKind::ddp, StrategyKind::zero1, StrategyKind::zero2,
-                                       StrategyKind::zero3};
-  Inputs in;
-  in.ds = parse_ds_config(
+  TinyOptions& o = run.options;
+  o.ds = parse_ds_config(
       config, "ds.json", arguments,
       {.ranks = 2, .hidden_size = static_cast<std::int64_t>(run.c.config.n_embd), .adamw_by_default = true});
-  in.sizes = required_sizes(in.ds);
-  in.strategy = by_stage[in.ds.zero.stage];
-  in.samples = 1280;
-  in.seq_len = run.c.config.n_positions;
-  run.options = trainer_options({}, in, 1);
+  o.strategy = strategy_kind(o.ds);
+  o.strategy_options = strategy_options(o.ds, o.strategy);
   return train(run, 6);
 }
 

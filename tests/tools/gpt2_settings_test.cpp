@@ -167,14 +167,12 @@ class Gpt2Settings : public testing::TestWithParam<Setting> {
   Reports trained(StrategyKind kind, int ranks) const {
     const TinyCase c = tiny_case("tiny");
     TinyRun run{c, ranks, tiny_options(c, ranks, kind), checkpoint()};
-    TrainerOptions& o = run.options;
-    o.optimizer = GetParam().optimizer;
-    o.schedule = GetParam().schedule;
-    o.gradient_clipping = clip;
+    TinyOptions& o = run.options;
+    o.ds.optimizer = GetParam().optimizer;
+    o.ds.schedule = GetParam().schedule;
+    o.ds.gradient_clipping = clip;
     const std::int64_t batch = batch_of(ranks);
-    o.batches = {.samples = 10240 / length,
-                 .sizes = {batch, batch / ranks / accumulation, accumulation},
-                 .shuffle = false};
+    o.ds.sizes = {batch, batch / ranks / accumulation, accumulation};
     o.seq_len = length;
     o.strategy_options.reduce_bucket_size = 1 << 16;
     return train(run, updates);

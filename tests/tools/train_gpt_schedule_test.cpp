@@ -94,7 +94,7 @@ TEST(TrainGptSchedule, OffloadReachesTheStrategiesThatHaveIt) {
     "offload_optimizer": {"device": "cpu", "pin_memory": false}, "offload_param": {"device": "cpu"}}})");
   const auto options = [&](StrategyKind kind) {
     in.strategy = kind;
-    return trainer_options(Options(), in, 1).strategy_options;
+    return strategy_options_of(Options(), in);
   };
   const OffloadOptions pinned{.device = OffloadDevice::cpu},
       pageable{.device = OffloadDevice::cpu, .pin_memory = false};
