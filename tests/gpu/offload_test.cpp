@@ -207,24 +207,24 @@ TEST_F(OffloadOnDevice, ValuesAndStatesAreImportedAndExported) {
     Gpt2 model({.n_layer = 1, .n_head = 2, .n_embd = 16, .n_positions = 8, .vocab_size = 32});
     const auto s = make_strategy(StrategyKind::zero3, model, comm,
                                  {.precision = brain, .offload_optimizer = pinned, .offload_param = pinned});
-    s->fill_parameters([&](const Parameter& p, Range r, float* out) {
+    s->values().fill([&](const Parameter& p, Range r, float* out) {
       for (std::size_t i = r.begin; i < r.end; ++i) out[i - r.begin] = exact(p, i);
     });
     const auto adamw = make_adamw({});
-    s->fill_optimizer_state(*adamw, [&](const std::string& state, const Parameter& p, Range r, float* out) {
+    s->optimizer_state().fill(*adamw, [&](const std::string& state, const Parameter& p, Range r, float* out) {
       for (std::size_t i = r.begin; i < r.end; ++i)
         out[i - r.begin] = exact(p, i) * (state == "exp_avg" ? 2.0f : 4.0f);
     });
-    s->visit_owned([&](const Parameter& p, Range r, const float* x) {
+    s->values().visit_owned([&](const Parameter& p, Range r, const float* x) {
       for (std::size_t i = r.begin; i < r.end; ++i) ASSERT_EQ(x[i - r.begin], exact(p, i));
     });
-    s->visit_optimizer_state([&](const std::string& state, const Parameter& p, Range r, const float* x) {
+    s->optimizer_state().visit([&](const std::string& state, const Parameter& p, Range r, const float* x) {
       for (std::size_t i = r.begin; i < r.end; ++i)
         ASSERT_EQ(x[i - r.begin], exact(p, i) * (state == "exp_avg" ? 2.0f : 4.0f));
     });
     const Stream reader = Stream::create(comm.options().device);
     for (const Parameter* p : model.parameters()) {
-      const Tensor whole = s->full_value(*p, reader).on_host(reader);
+      const Tensor whole = s->values().whole(*p, reader).on_host(reader);
       for (std::size_t i = 0; i < whole.count(); ++i)
         ASSERT_EQ(whole.data<float>()[i], exact(*p, i)) << p->name;
     }

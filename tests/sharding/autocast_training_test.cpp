@@ -81,7 +81,7 @@ struct Twice : Module {
 std::vector<float> values_after(StrategyKind kind, Communicator& comm) {
   Twice net;
   const auto strategy = make_strategy(kind, net, comm);
-  strategy->fill_parameters([](const Parameter& p, Range elements, float* out) {
+  strategy->values().fill([](const Parameter& p, Range elements, float* out) {
     init_slice(p, {out, elements.count()}, elements.begin, 1);
   });
   Tape tape;
@@ -100,7 +100,7 @@ std::vector<float> values_after(StrategyKind kind, Communicator& comm) {
   }
   std::vector<float> values;
   for (const Parameter* p : net.parameters()) {
-    const Tensor whole = strategy->full_value(*p);
+    const Tensor whole = strategy->values().whole(*p);
     values.insert(values.end(), whole.data<float>(), whole.data<float>() + whole.count());
   }
   return values;

@@ -97,7 +97,7 @@ class Run {
   }
 
   void fill(const Values& values) {
-    strategy_->fill_parameters([&](const Parameter& p, Range r, float* out) {
+    strategy_->values().fill([&](const Parameter& p, Range r, float* out) {
       std::copy_n(values.at(p.name).begin() + static_cast<std::ptrdiff_t>(r.begin), r.count(), out);
     });
   }
@@ -105,7 +105,7 @@ class Run {
   Values rounded_values() {
     Values values;
     for (const Parameter* p : model_.parameters()) {
-      const Tensor whole = strategy_->full_value(*p, Stream());
+      const Tensor whole = strategy_->values().whole(*p, Stream());
       values[p->name].assign(whole.data<float>(), whole.data<float>() + whole.count());
       round_to(precision_, values[p->name]);
     }

@@ -39,7 +39,7 @@ EngineOptions options(int stage, std::uint64_t seed) {
 std::vector<float> values(Engine& engine, Module& module) {
   std::vector<float> all;
   for (const Parameter* p : module.parameters()) {
-    const Tensor value = engine.strategy().full_value(*p);
+    const Tensor value = engine.strategy().values().whole(*p);
     all.insert(all.end(), value.data<float>(), value.data<float>() + value.count());
   }
   return all;

@@ -55,8 +55,9 @@ Elements train(int ranks, StrategyKind kind, const StrategyOptions& options, con
         values[i] = x[i - r.begin];
       }
     };
-    strategy->visit_owned([&](const Parameter& p, Range r, const float* x) { keep("value", p, r, x); });
-    strategy->visit_optimizer_state(
+    strategy->values().visit_owned(
+        [&](const Parameter& p, Range r, const float* x) { keep("value", p, r, x); });
+    strategy->optimizer_state().visit(
         [&](const std::string& state, const Parameter& p, Range r, const float* x) { keep(state, p, r, x); });
   });
   return out;

@@ -37,7 +37,7 @@ EngineOptions options(int stage, const std::string& more = "") {
 nn::Loss loss(Tape& t, Net& net, const Samples& s) { return nn::cross_entropy(t, net(t, s.x), s.y); }
 
 std::vector<float> values(Engine& engine, Parameter& p) {
-  const Tensor value = engine.strategy().full_value(p);
+  const Tensor value = engine.strategy().values().whole(p);
   return {value.data<float>(), value.data<float>() + value.count()};
 }
 

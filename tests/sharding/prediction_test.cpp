@@ -50,7 +50,7 @@ void expect_predicted_memory(StrategyKind kind, Module& module, Communicator& co
   const MemoryReport predicted =
       predicted_memory(kind, module, optimizer, {comm.rank(), comm.size()}, options);
   const auto strategy = make_strategy(kind, module, comm, options);
-  strategy->fill_optimizer_state(optimizer, [](const std::string&, const Parameter&, Range r, float* out) {
+  strategy->optimizer_state().fill(optimizer, [](const std::string&, const Parameter&, Range r, float* out) {
     std::fill_n(out, r.count(), 0.0f);
   });
   EXPECT_EQ(held(*strategy), predicted) << name(kind) << ": " << describe(predicted);
