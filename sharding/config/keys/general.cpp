@@ -58,6 +58,7 @@ constexpr KeySpec top[] = {
     accepted("disable_allgather", "false", "DeepSpeed reads it and does nothing"),
     accepted("graph_harvesting", "false", "updates are captured in CUDA graphs wherever possible"),
     accepted("log_level", "null"),
+    accepted("disable_python_gc", "false", "Python only"),
     accepted("vocabulary_size", "null", "known from the model"),
     accepted("use_data_before_expert_parallelism", "false", "there are no experts"),
     refused("expert_parallel", "null", "[null, {}]", no_such_model),
@@ -121,6 +122,8 @@ constexpr KeySpec tensor_parallel[] = {
     accepted("injection_policy_tuple", "null"),
     accepted("partition_config", "null"),
     accepted("preset_model", "null"),
+    accepted("vocab_parallel_lm_head", "null"),
+    accepted("vocab_parallel_ce_backend", "\"torch\""),
     accepted("keep_module_on_host", "false"),
     accepted("replace_with_kernel_inject", "false"),
 };
@@ -226,6 +229,7 @@ constexpr KeySpec compile[] = {
     accepted("keep_int_input_tensors", "true"),
     accepted("keep_all_input_tensors", "false"),
     accepted("passes", "null"),
+    accepted("autoep_non_moe", "false"),
 };
 
 constexpr ObjectSpec table[] = {

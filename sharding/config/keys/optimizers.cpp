@@ -106,6 +106,7 @@ constexpr KeySpec muon[] = {
     epsilon("1e-10"),
     decay(decoupled),
     applied("ns_method", choice, "\"gram\"", "Newton-Schulz iteration").one_of("[\"gram\", \"standard\"]"),
+    refused("per_head_muon", "false", "[false]", "matrices are orthogonalized whole"),
     grad_norm,
 };
 

@@ -35,6 +35,7 @@ constexpr KeySpec data_types[] = {
             "gradients are accumulated and reduced in it; null: the dtype of the parameters"),
     applied("param_dtype", dtype, "null", "must agree with fp16 and bf16"),
     refused("buffer_dtype", "null", "[null]", "buffers keep their dtype"),
+    refused("keep_in_fp32_modules", "null", "[null, []]", "all parameters have one dtype"),
 };
 constexpr KeySpec amp[] = {
     refused("enabled", "false", "[false]", "Apex is obsolete; use bf16 or fp16").from(Argument::none),
