@@ -12,7 +12,8 @@ void PassState::begin(bool synchronise) {
 
 void PassState::require_begun() const {
   require(state_ == State::local || state_ == State::reducing, Errc::invalid_argument,
-          "a backward pass ran without begin_backward() before it");
+          "a backward pass ran without begin_backward() before it; call backward() of the engine or strategy "
+          "to which the model belongs");
 }
 
 void PassState::require_may_begin() const {

@@ -76,4 +76,4 @@ def check(guide, program, programs):
 
 
 if __name__ == "__main__":
-    check(pathlib.Path(sys.argv[1]), os.path.abspath(sys.argv[2]), sys.argv[3])
+    check(pathlib.Path(sys.argv[1]), os.path.abspath(sys.argv[2]), os.path.abspath(sys.argv[3]))

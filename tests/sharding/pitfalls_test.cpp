@@ -117,6 +117,7 @@ TEST(Pitfalls, AModelOfAnotherEngineIsAnError) {
         engine1.step();
       });
       EXPECT_EQ(e.code(), Errc::invalid_argument) << "stage " << stage << ": " << e.what();
+      EXPECT_NE(std::string(e.what()).find("to which the model belongs"), std::string::npos) << e.what();
       EXPECT_EQ(values(engine2, net2.fc2.weight), before);
     }
   });
