@@ -15,8 +15,8 @@ struct Linear : Module {
   Linear(Module& parent, const std::string& name, std::size_t in, std::size_t out,
          WeightLayout layout = WeightLayout::out_in, bool with_bias = true);
   Var operator()(Tape&, Var x);
-  /// Reads a tensor without a gradient, converted to the dtype of the weight: data in f32 may enter a model in
-  /// 16 bits.
+  /// Reads a tensor without a gradient, converted to the dtype of the weight: data in f32 may enter a model
+  /// in 16 bits.
   Var operator()(Tape&, const Tensor& x);
   /// linear_gelu(): the layer followed by a GELU, as the input of the next Linear.
   Activation gelu(Tape&, Var x);

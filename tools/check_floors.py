@@ -53,6 +53,7 @@ ROOMS = {
     'comm/api': 'comm/core comm/os comm comm/backends',
     'sharding/io': 'comm/core',
     'sharding/data': DEVICE + 'tensor sharding/io',
+    'sharding/data/tokens': DEVICE + 'tensor sharding/data sharding/io',
     'sharding/schedules': 'comm/core',
     'sharding/checkpoint': 'comm/core sharding/io',
     'sharding/memory': TENSOR,
@@ -67,12 +68,17 @@ ROOMS = {
     'sharding/layout': TENSOR + 'comm autograd_lite',
     'sharding/runtime': TENSOR + 'comm sharding/memory',
     'sharding/wire': TENSOR + 'comm sharding/layout sharding/runtime',
+    'sharding/stores/gathers': TENSOR + 'comm autograd_lite sharding/layout',
     'sharding/stores': TENSOR + 'comm autograd_lite sharding/memory sharding/optim sharding/layout sharding/runtime '
-                       'sharding/wire',
+                       'sharding/wire sharding/stores/gathers',
+    'sharding/update/control': TENSOR + 'comm sharding/optim sharding/runtime sharding/stores sharding/stores/gathers',
     'sharding/update': TENSOR + 'comm sharding/consistency sharding/memory sharding/optim sharding/layout '
                        'sharding/runtime sharding/stores',
+    'sharding/strategies/passes': TENSOR + 'comm autograd_lite sharding/consistency sharding/layout sharding/runtime '
+                                  'sharding/stores',
     'sharding/strategies': TENSOR + 'comm autograd_lite sharding/consistency sharding/memory sharding/optim '
-                           'sharding/layout sharding/runtime sharding/wire sharding/stores sharding/update',
+                           'sharding/layout sharding/runtime sharding/wire sharding/stores sharding/stores/gathers '
+                           'sharding/update sharding/update/control sharding/strategies/passes',
     'sharding/huggingface': MODEL + 'sharding/checkpoint sharding/io sharding/optim sharding/strategies',
     'sharding/world': TENSOR + 'comm',
     'sharding/engine/monitor': TENSOR + 'sharding/config sharding/io sharding/memory',
@@ -88,7 +94,7 @@ ROOMS = {
     'tools/train_gpt/report': MODEL + 'sharding/io',
     'tools/train_gpt': MODEL + 'sharding/config sharding/consistency sharding/data sharding/io sharding/optim '
                        'sharding/strategies sharding/huggingface sharding/world sharding/engine tools/command_line '
-                       'tools/train_gpt/report',
+                       'tools/train_gpt/report sharding/data/tokens',
     # Stand-alone programs, which time internal parts of a library.
     'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels',
     'bench/support': 'comm comm/core comm/device tools/command_line bench',

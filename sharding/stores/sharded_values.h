@@ -14,7 +14,7 @@
 
 #include "sharding/layout/flat_parameters.h"
 #include "sharding/runtime/runtime.h"
-#include "sharding/stores/gather_plan.h"
+#include "sharding/stores/gathers/gather_plan.h"
 #include "sharding/stores/value_store.h"
 
 namespace rz {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "comm/core/error.h"
-#include "sharding/stores/gather_plan.h"
+#include "sharding/stores/gathers/gather_plan.h"
 
 namespace rz {
 

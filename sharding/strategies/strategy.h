@@ -80,18 +80,18 @@
 #include "sharding/optim/optimizer.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/sharded_model.h"
-#include "sharding/strategies/bucket_rebuild.h"
-#include "sharding/strategies/gradient_reduction.h"
-#include "sharding/strategies/installed_hooks.h"
 #include "sharding/strategies/logging_data.h"
 #include "sharding/strategies/optimizer_state_access.h"
 #include "sharding/strategies/parameter_values.h"
-#include "sharding/strategies/pass_follower.h"
-#include "sharding/strategies/pass_state.h"
+#include "sharding/strategies/passes/bucket_rebuild.h"
+#include "sharding/strategies/passes/gradient_reduction.h"
+#include "sharding/strategies/passes/installed_hooks.h"
+#include "sharding/strategies/passes/pass_follower.h"
+#include "sharding/strategies/passes/pass_state.h"
 #include "sharding/strategies/replicas.h"
 #include "sharding/strategies/strategy_options.h"
 #include "sharding/strategies/value_access.h"
-#include "sharding/update/step_control.h"
+#include "sharding/update/control/step_control.h"
 #include "sharding/update/updater.h"
 
 namespace rz {
@@ -131,7 +131,8 @@ class Strategy {
   /// Call after each backward pass that synchronises. Waits for all reductions; gradients are then means over
   /// the ranks. Errc::unsynchronised if the last pass did not synchronise, or if a rank called
   /// cancel_update() instead; culprit() is that rank, and gradients are dropped as by zero_grad(). So they
-  /// are if a pass broke a rule of find_unused_parameters or static_graph (sharding/strategies/pass_check.h).
+  /// are if a pass broke a rule of find_unused_parameters or static_graph
+  /// (sharding/strategies/passes/pass_check.h).
   void finish_gradients(const Stream& = {});
   /// Cancels the update on every rank, after an error before the end of finish_gradients(). The rank that
   /// failed calls it in place of finish_gradients(), which then throws on the others. All reductions still

@@ -12,7 +12,7 @@
 #include "sharding/memory/offload.h"
 #include "sharding/optim/precision.h"
 #include "sharding/optim/unused_parameters.h"
-#include "sharding/stores/gather_limits.h"
+#include "sharding/stores/gathers/gather_limits.h"
 #include "sharding/stores/sharded_model.h"
 #include "sharding/wire/communication_hook.h"
 #include "sharding/wire/wire_format.h"

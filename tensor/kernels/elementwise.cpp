@@ -168,8 +168,10 @@ void add(const Tensor& out, const Tensor& a, const Tensor& b, const Stream& stre
   if (const auto* d = on_device("add", out, stream)) return d->add(out, a, b, stream);
   check_dtype("add", out.dtype(), {{"a", a}, {"b", b}});
   const auto part = [](std::size_t begin, std::size_t end, const Tensor& to, const Tensor& x,
-                       const Tensor& y) { HWY_DYNAMIC_DISPATCH(add)
-                                          (to, x, y, begin, end); };
+                       const Tensor& y) {
+    HWY_DYNAMIC_DISPATCH(add)
+    (to, x, y, begin, end);
+  };
   each_range(stream, part, out, a, b);
 }
 
@@ -179,8 +181,10 @@ void multiply(const Tensor& out, const Tensor& a, const Tensor& b, const Stream&
   if (const auto* d = on_device("multiply", out, stream)) return d->multiply(out, a, b, stream);
   check_dtype("multiply", out.dtype(), {{"a", a}, {"b", b}});
   const auto part = [](std::size_t begin, std::size_t end, const Tensor& to, const Tensor& x,
-                       const Tensor& y) { HWY_DYNAMIC_DISPATCH(multiply)
-                                          (to, x, y, begin, end); };
+                       const Tensor& y) {
+    HWY_DYNAMIC_DISPATCH(multiply)
+    (to, x, y, begin, end);
+  };
   each_range(stream, part, out, a, b);
 }
 

@@ -5,8 +5,8 @@
 
 #include <map>
 
-#include "sharding/io/json.h"
 #include "sharding/checkpoint/safetensors.h"
+#include "sharding/io/json.h"
 #include "tests/support/reference_gpt2.h"
 #include "tests/support/shared_fixture.h"
 #include "tests/support/train_tiny.h"

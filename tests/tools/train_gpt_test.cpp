@@ -10,7 +10,7 @@
 #include <set>
 
 #include "comm/core/error.h"
-#include "sharding/data/tokens.h"
+#include "sharding/data/tokens/tokens.h"
 #include "sharding/world/rank_agreement.h"
 #include "tests/support/ranks.h"
 #include "tools/train_gpt/inputs.h"

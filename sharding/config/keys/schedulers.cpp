@@ -63,8 +63,7 @@ constexpr KeySpec one_cycle[] = {
     applied("cycle_second_stair_count", integer, "null", "stairs of the way down; null: as the way up")
         .within(0, max_steps),
     applied("decay_step_size", number, "0", "updates of a unit of decay; 0: no decay"),
-    applied("cycle_momentum", boolean, "true",
-            "beta 1 moves the opposite way, if the optimizer has betas"),
+    applied("cycle_momentum", boolean, "true", "beta 1 moves the opposite way, if the optimizer has betas"),
     applied("cycle_min_mom", per_group, "0.8", "lowest beta 1"),
     applied("cycle_max_mom", per_group, "0.9", "highest beta 1"),
     applied("decay_mom_rate", number, "0", "growth of beta 1 after the cycle"),

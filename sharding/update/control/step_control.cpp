@@ -1,4 +1,4 @@
-#include "sharding/update/step_control.h"
+#include "sharding/update/control/step_control.h"
 
 #include <array>
 #include <cmath>

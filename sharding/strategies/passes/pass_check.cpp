@@ -1,4 +1,4 @@
-#include "sharding/strategies/pass_check.h"
+#include "sharding/strategies/passes/pass_check.h"
 
 #include <algorithm>
 #include <string>

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "sharding/layout/flat_parameters.h"
-#include "sharding/stores/gather_limits.h"
-#include "sharding/stores/scope_trace.h"
+#include "sharding/stores/gathers/gather_limits.h"
+#include "sharding/stores/gathers/scope_trace.h"
 
 namespace rz {
 

@@ -1,4 +1,4 @@
-#include "sharding/strategies/pass_state.h"
+#include "sharding/strategies/passes/pass_state.h"
 
 #include <array>
 

@@ -1,4 +1,4 @@
-#include "sharding/data/token_dataset.h"
+#include "sharding/data/tokens/token_dataset.h"
 
 #include <algorithm>
 #include <utility>

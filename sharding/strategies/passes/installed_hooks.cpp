@@ -1,4 +1,4 @@
-#include "sharding/strategies/installed_hooks.h"
+#include "sharding/strategies/passes/installed_hooks.h"
 
 #include <utility>
 

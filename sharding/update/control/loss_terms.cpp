@@ -1,4 +1,4 @@
-#include "sharding/update/loss_terms.h"
+#include "sharding/update/control/loss_terms.h"
 
 #include <span>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "sharding/strategies/gradient_reduction.h"
+#include "sharding/strategies/passes/gradient_reduction.h"
 
 #include <algorithm>
 

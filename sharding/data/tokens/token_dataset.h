@@ -4,7 +4,7 @@
 #include <string>
 
 #include "sharding/data/dataset.h"
-#include "sharding/data/tokens.h"
+#include "sharding/data/tokens/tokens.h"
 
 namespace rz {
 

@@ -1,4 +1,4 @@
-#include "sharding/data/tokens.h"
+#include "sharding/data/tokens/tokens.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-#include "sharding/strategies/pass_follower.h"
+#include "sharding/strategies/passes/pass_follower.h"
 
 namespace rz {
 

@@ -1,4 +1,4 @@
-#include "sharding/data/continuous_batch_sampler.h"
+#include "sharding/data/tokens/continuous_batch_sampler.h"
 
 #include <algorithm>
 

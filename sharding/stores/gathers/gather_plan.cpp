@@ -1,4 +1,4 @@
-#include "sharding/stores/gather_plan.h"
+#include "sharding/stores/gathers/gather_plan.h"
 
 #include <algorithm>
 #include <utility>

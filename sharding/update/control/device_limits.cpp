@@ -1,4 +1,4 @@
-#include "sharding/update/device_limits.h"
+#include "sharding/update/control/device_limits.h"
 
 #include <cstddef>
 #include <span>

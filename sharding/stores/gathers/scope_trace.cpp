@@ -1,4 +1,4 @@
-#include "sharding/stores/scope_trace.h"
+#include "sharding/stores/gathers/scope_trace.h"
 
 #include <algorithm>
 

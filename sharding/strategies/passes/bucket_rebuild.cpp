@@ -1,4 +1,4 @@
-#include "sharding/strategies/bucket_rebuild.h"
+#include "sharding/strategies/passes/bucket_rebuild.h"
 
 namespace rz {
 

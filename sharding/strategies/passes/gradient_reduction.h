@@ -10,8 +10,8 @@
 #include "sharding/consistency/pass_agreement.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/sharded_model.h"
-#include "sharding/strategies/pass_check.h"
-#include "sharding/strategies/scope_readiness.h"
+#include "sharding/strategies/passes/pass_check.h"
+#include "sharding/strategies/passes/scope_readiness.h"
 
 namespace rz {
 

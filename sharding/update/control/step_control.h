@@ -7,8 +7,8 @@
 #include "sharding/optim/optimizer.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/sharded_model.h"
-#include "sharding/update/device_limits.h"
-#include "sharding/update/loss_terms.h"
+#include "sharding/update/control/device_limits.h"
+#include "sharding/update/control/loss_terms.h"
 #include "tensor/kernels/step_outcome.h"
 
 namespace rz {

@@ -1,4 +1,4 @@
-#include "sharding/strategies/scope_readiness.h"
+#include "sharding/strategies/passes/scope_readiness.h"
 
 #include <algorithm>
 
