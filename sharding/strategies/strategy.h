@@ -53,15 +53,15 @@
 /// sharding/optim/loss_scaler.h chooses the factor; StepPolicy::skip_overflow skips updates whose gradients
 /// overflowed.
 ///
-/// CUDA: if the communicator is on a CUDA device, parameters, gradients and state are on it too, and all work
-/// runs on the streams passed in (default: the stream of the tape). The host waits for the device only in
-/// gradient_norm(), clip_gradients() and outcome(), and in finish_gradients() for the hosts of the other
-/// ranks, unless the pass is captured. An update, from zero_grad() to clip_and_step(), can be captured in a
-/// graph (comm/device/graph.h) if capturable(). The graph can be replayed while
-/// shapes and the set of used parameters stay the same; call next_update() before each replay and outcome()
-/// after it. Learning rate, loss scale, expected terms, policy and the number of terms may change. Run three
-/// updates without capture first, so that memory and buckets settle. Capture again after any other use of the
-/// strategy.
+/// CUDA: if the communicator is on a CUDA device, parameters, gradients and state are on it too, unless they
+/// are offloaded, and all work runs on the streams passed in (default: the stream of the tape). The host
+/// waits for the device only in gradient_norm(), clip_gradients() and outcome(), and in finish_gradients()
+/// for the hosts of the other ranks, unless the pass is captured. An update, from zero_grad() to
+/// clip_and_step(), can be captured in a graph (comm/device/graph.h) if capturable(). The graph can be
+/// replayed while shapes and the set of used parameters stay the same; call next_update() before each replay
+/// and outcome() after it. Learning rate, loss scale, expected terms, policy and the number of terms may
+/// change. Run three updates without capture first, so that memory and buckets settle. Capture again after
+/// any other use of the strategy.
 ///
 /// Thread safety: one thread per rank. Between begin_backward and the end of finish_gradients the
 /// communicator must not be used for anything else; in zero3 also not during a forward pass. Errors of the
