@@ -1,6 +1,6 @@
 #include "autograd_lite/autocast.h"
 
-#include "autograd_lite/ops.h"
+#include "tensor/ops.h"
 
 namespace rz::nn {
 namespace {

@@ -8,6 +8,10 @@
 
 namespace rz::nn {
 
+/// x in another dtype, f32, f16 or bf16, rounded to nearest; x itself if it has that dtype. The gradient is
+/// converted back. The cast of a parameter is not kept where the parameter's memory is released.
+Var cast(Tape&, Var x, DType);
+
 /// For products: in the dtype of autocast.
 Var autocast_low(Tape&, Var);
 /// For norms, softmax and losses: in f32.

@@ -9,16 +9,13 @@
 
 #include <cstddef>
 
+#include "autograd_lite/autocast.h"
 #include "autograd_lite/tape.h"
 #include "tensor/ops.h"
 
 namespace rz::nn {
 
 using ops::WeightLayout;
-
-/// x in another dtype, f32, f16 or bf16, rounded to nearest; x itself if it has that dtype. The gradient is
-/// converted back. The cast of a parameter is not kept where the parameter's memory is released.
-Var cast(Tape&, Var x, DType);
 
 // ---- element-wise
 Var add(Tape&, Var a, Var b);
