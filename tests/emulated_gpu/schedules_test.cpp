@@ -54,7 +54,9 @@ INSTANTIATE_TEST_SUITE_P(Backends, Schedules,
 /// A backend whose operations do not make streams wait.
 class Unordered final : public Backend {
  public:
-  explicit Unordered(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
+  /// The backend of group number `group` of all ranks.
+  using Make = std::function<std::unique_ptr<Backend>(int group)>;
+  explicit Unordered(Make make, int group = 0) : make_(std::move(make)), backend_(make_(group)) {}
   Work submit(std::span<const CollectiveCall> group) override {
     struct State final : WorkState {
       explicit State(Work w) : work(std::move(w)) {}
@@ -65,12 +67,17 @@ class Unordered final : public Backend {
     };
     return Work(std::make_shared<State>(backend_->submit(group)));
   }
+  std::unique_ptr<Backend> split(std::span<const int>) override {
+    return std::make_unique<Unordered>(make_, ++splits_);
+  }
   void abort(const std::string& reason) noexcept override { backend_->abort(reason); }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override { return backend_->allocate(bytes); }
   std::string describe() const override { return backend_->describe(); }
 
  private:
+  Make make_;
   std::unique_ptr<Backend> backend_;
+  int splits_ = 0;
 };
 
 TEST(MissingWait, IsFoundByEveryStrategy) {
@@ -85,8 +92,10 @@ TEST(MissingWait, IsFoundByEveryStrategy) {
     }
     run.connect = [](int rank, std::shared_ptr<Store> store) {
       const CommOptions o = options_of(rank, "peer_cuda");
-      return Communicator::from_backend(rank, ranks,
-                                        std::make_unique<Unordered>(make_backend(rank, ranks, store, o)), o);
+      const auto make = [=](int group) {
+        return make_backend(rank, ranks, prefix_store(store, concat("group/", group, "/")), o);
+      };
+      return Communicator::from_backend(rank, ranks, std::make_unique<Unordered>(make), o);
     };
     bool found = false;
     for (std::uint64_t seed = 0; seed < 20 && !found; ++seed) {

@@ -73,7 +73,7 @@ TEST_F(AutocastOnDevice, HasTheSameBitsForEveryStrategyAndFollowsF32) {
     const Folder folder;
     TinyRun run = smallest_run(kind, ranks, folder);
     in({})(run);
-    run.options.autocast = autocast;
+    run.options.ds.precision.autocast = autocast;
     return train(run, 3);
   };
   const Reports full = train_with(StrategyKind::ddp, std::nullopt);

@@ -8,13 +8,13 @@
 
 #include "comm/device/cuda_runtime.h"
 #include "comm/device/graph.h"
+#include "sharding/engine/configured.h"
 #include "sharding/optim/optimizers.h"
 #include "sharding/strategies/prediction.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/error_of.h"
 #include "tests/support/ranks.h"
 #include "tests/support/train_tiny.h"
-#include "tools/train_gpt/training/optimizer.h"
 
 namespace rz::test {
 namespace {

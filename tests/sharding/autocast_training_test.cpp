@@ -15,9 +15,9 @@ Reports train_with(std::optional<DType> autocast, StrategyKind kind, int ranks, 
                    bool recompute = false) {
   const Folder folder;
   TinyRun run = smallest_run(kind, ranks, folder);
-  run.options.autocast = autocast;
-  run.options.skip_overflow = autocast == DType::f16;
-  run.options.loss_scale.fixed = 1024;
+  run.options.ds.precision.autocast = autocast;
+  run.options.ds.precision.skip_overflow = autocast == DType::f16;
+  run.options.ds.precision.loss_scale.fixed = 1024;
   run.recompute = recompute;
   return train(run, updates);
 }

@@ -8,6 +8,8 @@
 
 #include "autograd_lite/models/gpt2.h"
 #include "sharding/config/ds_config.h"
+#include "sharding/data/tokens/tokens.h"
+#include "sharding/engine/configured.h"
 #include "sharding/strategies/strategy.h"
 #include "tensor/ops.h"
 #include "tests/support/gpt2_tiny.h"
@@ -15,8 +17,6 @@
 #include "tests/support/reference_deepspeed.h"
 #include "tests/support/shared_fixture.h"
 #include "tests/support/train_tiny.h"
-#include "tools/train_gpt/data/tokens.h"
-#include "tools/train_gpt/training/optimizer.h"
 
 namespace rz::test {
 namespace {
@@ -48,9 +48,8 @@ class Run {
         precision_(config_.precision.parameters),
         strategy_(make_strategy(StrategyKind::ddp, model_, comm,
                                 {.precision = {precision_, config_.precision.gradients}})),
-        optimizer_(train_gpt::make_optimizer(*config_.optimizer, true)),
-        tokens_(
-            train_gpt::Tokens::from_file(shared ? shared_fixture::folder() + "/tokens.bin" : tiny_tokens())) {
+        optimizer_(make_optimizer(*config_.optimizer, Decay::all)),
+        tokens_(Tokens::from_file(shared ? shared_fixture::folder() + "/tokens.bin" : tiny_tokens())) {
     strategy_->attach(tape_);
     fill(start(shared));
     if (change.idle_step) optimizer_->set_updates(1);  // the moments stay zero
@@ -129,7 +128,7 @@ class Run {
   Gpt2 model_{{.n_layer = 4, .n_head = 4, .n_embd = 128, .n_positions = length, .vocab_size = 256}};
   std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<Optimizer> optimizer_;
-  train_gpt::Tokens tokens_;
+  Tokens tokens_;
 };
 
 struct Course {

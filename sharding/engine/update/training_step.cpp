@@ -14,7 +14,7 @@ TrainingStep::TrainingStep(Strategy& strategy, std::unique_ptr<Optimizer> optimi
       rates_(std::move(schedule), *optimizer_),
       max_norm_(config.gradient_clipping),
       skip_overflow_(config.precision.skip_overflow) {
-  if (config.precision.parameters == DType::f16 || config.precision.scale_loss)
+  if (config.precision.parameters == DType::f16 || config.precision.autocast == DType::f16)
     scaler_.emplace(config.precision.loss_scale);
 }
 
