@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "sharding/checkpoint/safetensors.h"
 #include "sharding/io/json.h"
 #include "tests/support/reference_gpt2.h"
 #include "tests/support/reference_optimizers.h"
