@@ -20,7 +20,7 @@ struct TransientMemory::State {
     const std::lock_guard lock(mutex);
     in_use += bytes;
     peak = std::max(peak, in_use);
-    const bool room = held + bytes <= peak;
+    const bool room = held + bytes <= peak + released;
     if (const auto best = best_fit(bytes); best != free.end() && (best->bytes <= 2 * bytes || !room)) {
       const Block block = std::move(*best);
       free.erase(best);
@@ -28,7 +28,7 @@ struct TransientMemory::State {
     }
     if (!room) {
       if (synchronize && !free.empty()) synchronize();
-      for (const Block& b : free) held -= b.bytes;
+      for (const Block& b : free) held -= b.bytes, released += b.bytes;
       free.clear();
     }
     held += bytes;
@@ -53,7 +53,7 @@ struct TransientMemory::State {
   const std::function<void()> synchronize;
   std::mutex mutex;
   std::vector<Block> free;
-  std::size_t held = 0, in_use = 0, peak = 0, allocations = 0;
+  std::size_t held = 0, in_use = 0, peak = 0, released = 0, allocations = 0;
 };
 
 TransientMemory::TransientMemory(Allocator upstream, std::function<void()> synchronize)

@@ -1,5 +1,7 @@
 #include "sharding/runtime/runtime.h"
 
+#include "comm/core/error.h"
+
 namespace rz {
 
 Runtime::Runtime(Communicator& c, bool offloads)
@@ -7,7 +9,13 @@ Runtime::Runtime(Communicator& c, bool offloads)
       stream(Stream::create(c.options().device)),
       to_device(offloads ? Stream::create(c.options().device) : Stream()),
       to_host(offloads ? Stream::create(c.options().device) : Stream()),
-      transient(c.allocator(), [this] { stream.synchronize(); }) {}
+      transient(c.allocator(), [this] {
+        require(
+            !stream.capturing(), Errc::invalid_argument,
+            "an update that is captured in a graph needs other memory than those before; run more updates "
+            "without capture first");
+        stream.synchronize();
+      }) {}
 
 const Stream& Runtime::stream_for(const Stream& given) const {
   const bool named = given.device().kind == Device::cuda || given.threads() > 1;

@@ -162,9 +162,9 @@ const Make makes[] = {
     },
     [] { return make_lamb({.learning_rate = 0.1, .weight_decay = 0.1}); },
     [] { return make_muon({.learning_rate = 0.1, .weight_decay = 0.1}); },
-    [] {  // the first weight is no matrix
-      const ParameterFilter second = [](const Parameter& p) { return p.name == "second"; };
-      return make_muon({.learning_rate = 0.1}, {.learning_rate = 0.05}, second);
+    [] {  // the second weight is no matrix
+      const ParameterFilter first = [](const Parameter& p) { return p.name == "first"; };
+      return make_muon({.learning_rate = 0.1}, {.learning_rate = 0.05}, first);
     }};
 
 /// A weight that missed updates has bias corrections of its own, also where a graph runs.

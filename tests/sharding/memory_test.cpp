@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <vector>
 
 #include "comm/core/integer_math.h"
 #include "sharding/memory/transient_memory.h"
@@ -297,6 +298,28 @@ TEST(TransientMemory, ConvergesToTheLargestConcurrentSet) {
   for (int i = 0; i < 3; ++i) round();
   EXPECT_EQ(memory.allocations(), allocations);
   EXPECT_LE(memory.held(), 4u * 2 * 500);
+}
+
+/// Small blocks in use keep large ones from being released, and the reverse. A step that is repeated must
+/// find its blocks again, before it may be captured in a graph.
+TEST(TransientMemory, AStepThatIsRepeatedStopsAllocating) {
+  TransientMemory memory(allocate_host);
+  constexpr std::size_t small = 64, large = 8 * small;
+  const auto step = [&] {
+    std::vector<Tensor> s;
+    for (int i = 0; i < 4; ++i) s.push_back(memory.allocate({small}));
+    Tensor first = memory.allocate({large});
+    s.push_back(memory.allocate({small}));
+    s.erase(s.begin(), s.begin() + 2);
+    const Tensor second = memory.allocate({large});
+    first = {};
+  };
+  for (int i = 0; i < 2; ++i) step();
+  const std::size_t allocations = memory.allocations();
+  for (int i = 0; i < 6; ++i) step();
+  EXPECT_EQ(memory.allocations(), allocations);
+  EXPECT_EQ(memory.peak(), 19 * 4 * small);
+  EXPECT_EQ(memory.held(), 21 * 4 * small);
 }
 
 }  // namespace

@@ -154,10 +154,9 @@ TinyRun smallest_run(StrategyKind kind, int ranks, const Folder& folder) {
   c.batch = 4;
   TinyRun run{c, ranks, tiny_options(c, ranks, kind), folder / "start.safetensors"};
   run.options.ds.gradient_clipping = 0.5;
-  if (kind != StrategyKind::zero3) {  // whose scopes are small already
-    run.options.strategy_options.reduce_bucket_size = 1024;
-    run.options.strategy_options.first_bucket_size = 256;
-  }
+  // Also of a scope of zero3, which is cut into several units.
+  run.options.strategy_options.reduce_bucket_size = 1024;
+  run.options.strategy_options.first_bucket_size = 256;
   write_tiny_start(c.config, run.checkpoint);
   return run;
 }
