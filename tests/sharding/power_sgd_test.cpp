@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <random>
 
 #include "comm/core/error.h"
@@ -112,53 +113,67 @@ void orthogonalize(Matrix& p, std::size_t n, std::size_t r) {
   }
 }
 
+/// The m x n matrix of a rank in an update.
+using MatrixOf = std::function<Matrix(int rank, int update)>;
+
+Matrix weight_gradient(int rank, int update) {
+  const Numbers g = random_gradients(rank, update);
+  return {g.begin(), g.begin() + rows * columns};
+}
+
 /// All ranks of a group at once, whose first factor q is given.
 struct Reference {
-  Reference(int ranks, std::size_t r, Matrix q)
-      : r(r), q(std::move(q)), errors(static_cast<std::size_t>(ranks), Matrix(rows * columns)) {}
+  Reference(int ranks, std::size_t r, Matrix q, std::size_t m = rows, std::size_t n = columns,
+            MatrixOf matrix = weight_gradient)
+      : r(r),
+        m(m),
+        n(n),
+        matrix(std::move(matrix)),
+        q(std::move(q)),
+        errors(static_cast<std::size_t>(ranks), Matrix(m * n)) {}
 
   Matrix next(int update, bool feedback) {
     std::vector<Matrix> inputs;
     for (std::size_t k = 0; k < errors.size(); ++k) {
-      const Numbers g = random_gradients(static_cast<int>(k), update);
-      inputs.emplace_back(g.begin(), g.begin() + rows * columns);
+      inputs.push_back(matrix(static_cast<int>(k), update));
       if (feedback)
-        for (std::size_t i = 0; i < rows * columns; ++i) inputs[k][i] += errors[k][i];
+        for (std::size_t i = 0; i < m * n; ++i) inputs[k][i] += errors[k][i];
     }
-    Matrix mean(rows * columns), p(rows * r), approximation(rows * columns);
-    for (const Matrix& m : inputs)
-      for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += m[i] / static_cast<double>(inputs.size());
-    for (std::size_t i = 0; i < rows; ++i)
-      for (std::size_t j = 0; j < columns; ++j)
-        for (std::size_t k = 0; k < r; ++k) p[i * r + k] += mean[i * columns + j] * q[j * r + k];
-    orthogonalize(p, rows, r);
+    Matrix mean(m * n), p(m * r), approximation(m * n);
+    for (const Matrix& input : inputs)
+      for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += input[i] / static_cast<double>(inputs.size());
+    for (std::size_t i = 0; i < m; ++i)
+      for (std::size_t j = 0; j < n; ++j)
+        for (std::size_t k = 0; k < r; ++k) p[i * r + k] += mean[i * n + j] * q[j * r + k];
+    orthogonalize(p, m, r);
     std::fill(q.begin(), q.end(), 0.0);
-    for (std::size_t i = 0; i < rows; ++i)
-      for (std::size_t j = 0; j < columns; ++j)
-        for (std::size_t k = 0; k < r; ++k) q[j * r + k] += mean[i * columns + j] * p[i * r + k];
-    for (std::size_t i = 0; i < rows; ++i)
-      for (std::size_t j = 0; j < columns; ++j)
-        for (std::size_t k = 0; k < r; ++k) approximation[i * columns + j] += p[i * r + k] * q[j * r + k];
+    for (std::size_t i = 0; i < m; ++i)
+      for (std::size_t j = 0; j < n; ++j)
+        for (std::size_t k = 0; k < r; ++k) q[j * r + k] += mean[i * n + j] * p[i * r + k];
+    for (std::size_t i = 0; i < m; ++i)
+      for (std::size_t j = 0; j < n; ++j)
+        for (std::size_t k = 0; k < r; ++k) approximation[i * n + j] += p[i * r + k] * q[j * r + k];
     for (std::size_t k = 0; k < errors.size(); ++k)
-      for (std::size_t i = 0; i < rows * columns; ++i) errors[k][i] = inputs[k][i] - approximation[i];
+      for (std::size_t i = 0; i < m * n; ++i) errors[k][i] = inputs[k][i] - approximation[i];
     return approximation;
   }
 
-  std::size_t r;
+  std::size_t r, m, n;
+  MatrixOf matrix;
   Matrix q;
   std::vector<Matrix> errors;
 };
 
 /// The factor from which a hook with seed 0 starts, by the formula in power_sgd.cpp: SplitMix64 of a counter.
-Matrix start_factor(std::size_t r) {
+Matrix start_factor(std::size_t r, std::size_t n = columns) {
   Matrix q;
-  for (std::uint64_t i = 0; i < columns * r; ++i) {
+  for (std::uint64_t i = 0; i < n * r; ++i) {
     std::uint64_t z = (i + 1) * 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     q.push_back(static_cast<double>((z ^ (z >> 31)) >> 40) / (1 << 23) - 1);
   }
-  orthogonalize(q, columns, r);
+  orthogonalize(q, n, r);
   return q;
 }
 
@@ -181,6 +196,38 @@ TEST(PowerSgd, FollowsItsAlgorithmInFloat64) {
           const Matrix expected = reference.next(update, feedback);
           for (std::size_t i = 0; i < expected.size(); ++i)
             ASSERT_NEAR(got[i], expected[i], 2e-5) << "update " << update << ", element " << i;
+        }
+      });
+}
+
+/// The bucket is bias, padding, weight, and padding to a multiple of 64 elements a rank.
+TEST(PowerSgd, BatchedFollowsItsAlgorithmInFloat64) {
+  for (const int ranks : {1, 2, 3})
+    for (const std::size_t rank_of_factors : {1, 3})
+      run_ranks(ranks, [&](int rank, std::shared_ptr<Store> store) {
+        auto comm = Communicator::connect(rank, ranks, std::move(store));
+        Training t(comm,
+                   make_batched_power_sgd(
+                       {.matrix_approximation_rank = static_cast<int>(rank_of_factors), .start_iter = 2}));
+        const std::size_t count = ranks == 3 ? 1152 : 1024, side = ranks == 3 ? 34 : 32;
+        ASSERT_EQ(t.strategy->logging_data().bucket_bytes, std::vector<std::size_t>{4 * count});
+        Reference reference(ranks, rank_of_factors, start_factor(rank_of_factors, side), side, side,
+                            [side](int r, int update) {
+                              const Numbers g = random_gradients(r, update);
+                              Matrix square(side * side);
+                              std::copy(g.begin() + rows * columns, g.end(), square.begin());
+                              std::copy_n(g.begin(), rows * columns, square.begin() + 64);
+                              return square;
+                            });
+        for (int update = 0; update < 6; ++update) {
+          const Traffic before = t.strategy->traffic();
+          const Numbers got = t.next(random_gradients(rank, update));
+          if (update < 2) continue;
+          const Matrix expected = reference.next(update, true);
+          for (std::size_t i = 0; i < rows * columns; ++i) ASSERT_NEAR(got[i], expected[64 + i], 2e-5) << i;
+          for (std::size_t i = 0; i < bias; ++i) ASSERT_NEAR(got[rows * columns + i], expected[i], 2e-5) << i;
+          EXPECT_EQ(t.strategy->traffic().all_reduce.bytes - before.all_reduce.bytes,
+                    4 * 2 * side * rank_of_factors);
         }
       });
 }
