@@ -20,7 +20,7 @@ struct TransientMemory::State {
     const std::lock_guard lock(mutex);
     in_use += bytes;
     peak = std::max(peak, in_use);
-    const bool room = held + bytes <= peak + released;
+    const bool room = held + bytes <= peak + (on_device() ? released : 0);
     if (const auto best = best_fit(bytes); best != free.end() && (best->bytes <= 2 * bytes || !room)) {
       const Block block = std::move(*best);
       free.erase(best);
@@ -35,6 +35,8 @@ struct TransientMemory::State {
     ++allocations;
     return {upstream(bytes), bytes};
   }
+
+  bool on_device() const { return upstream.device.kind != Device::host; }
 
   std::vector<Block>::iterator best_fit(std::size_t bytes) {
     auto best = free.end();

@@ -11,10 +11,11 @@
 namespace rz {
 
 /// Caches whole blocks of `upstream`. allocate() returns the smallest free block that is large enough, unless
-/// more than half of it would be wasted and there is room for a new block: the peak of concurrent use, and as
-/// much again as was ever released. Beyond that, free blocks that are too small are released to upstream
-/// before a new one is allocated. What is released thus makes room to keep it the next time: steps with the
-/// same allocations release less and less, and after a few upstream is not called any more. Thread-safe.
+/// more than half of it would be wasted and there is room for a new block: the peak of concurrent use, and on
+/// a device as much again as was ever released. Beyond that, free blocks that are too small are released to
+/// upstream before a new one is allocated. On a device a release waits, and must not fall into the capture of
+/// a graph; what is released makes room to keep it the next time: steps with the same allocations release
+/// less and less, and after a few upstream is not called any more. Thread-safe.
 class TransientMemory {
  public:
   /// `synchronize` is called before blocks are released to upstream: on a device it waits for the work that

@@ -301,9 +301,9 @@ TEST(TransientMemory, ConvergesToTheLargestConcurrentSet) {
 }
 
 /// Small blocks in use keep large ones from being released, and the reverse. A step that is repeated must
-/// find its blocks again, before it may be captured in a graph.
+/// find its blocks again, before it may be captured in a graph of a device.
 TEST(TransientMemory, AStepThatIsRepeatedStopsAllocating) {
-  TransientMemory memory(allocate_host);
+  TransientMemory memory(Allocator(allocate_host, {Device::cuda, 0}));
   constexpr std::size_t small = 64, large = 8 * small;
   const auto step = [&] {
     std::vector<Tensor> s;
