@@ -32,7 +32,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "autograd_lite/containers.h"
 #include "autograd_lite/init.h"
+#include "autograd_lite/losses.h"
 #include "autograd_lite/module.h"
 #include "autograd_lite/nn.h"
 #include "autograd_lite/ops.h"
