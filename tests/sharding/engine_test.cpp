@@ -399,6 +399,27 @@ TEST(Engine, AnUpdateWhoseLastPassDidNotSynchroniseIsAnError) {
   });
 }
 
+TEST(Engine, AForcedBoundaryEndsAnUpdateEarlierOrLater) {
+  in_world(2, [](World& world) {
+    Net net;
+    auto engine = initialize(world, net, options(config(1)));  // three micro-batches an update
+    std::vector<bool> updated;
+    const auto pass = [&](std::optional<bool> boundary) {
+      engine.set_gradient_accumulation_boundary(boundary);
+      const Batch b = batch(updated.size(), 4);
+      engine.backward(nn::cross_entropy(engine.tape(), net(engine.tape(), b.x), b.y));
+      updated.push_back(engine.step());
+    };
+    for (const auto boundary : {std::optional(true), {}, {}, {}}) pass(boundary);
+    for (const auto boundary : {std::optional(false), std::optional(false), std::optional(false)})
+      pass(boundary);
+    pass({});  // the count is beyond the end of the update
+    for (int i = 0; i < 3; ++i) pass({});
+    EXPECT_EQ(updated,
+              (std::vector{true, false, false, true, false, false, false, true, false, false, true}));
+  });
+}
+
 TEST(Engine, AStepWithoutABackwardIsAnError) {
   in_world(1, [](World& world) {
     Net net;

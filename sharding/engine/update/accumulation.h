@@ -14,7 +14,7 @@ class Accumulation {
 
   std::int64_t steps() const { return steps_; }
   /// True in the last micro-batch of an update.
-  bool boundary() const { return forced_.value_or(micro_ + 1 == steps_); }
+  bool boundary() const { return forced_.value_or(micro_ + 1 >= steps_); }
   /// Decides in place of the count until the next decision; nullopt: the count decides again.
   void force_boundary(std::optional<bool> boundary) { forced_ = boundary; }
 
