@@ -51,10 +51,11 @@ struct PrecisionConfig {
   bool auto_cast = false;              ///< fp16: convert floating-point inputs
   std::optional<DType> autocast;       ///< torch_autocast: for Tape::set_autocast()
   LossScaleOptions loss_scale;         ///< fp16, and an autocast to f16
-  bool scale_loss = false;             ///< the loss is scaled: fp16, or an autocast to f16
   bool skip_overflow = false;  ///< of a scaled loss, or bf16.check_grad_overflow: skip an update not finite
   bool prescale_gradients = false;
   double gradient_predivide_factor = 1;
+  /// True if gradients in f16 need a scaled loss.
+  bool scales_loss() const { return parameters == DType::f16 || autocast == DType::f16; }
   bool operator==(const PrecisionConfig&) const = default;
 };
 

@@ -174,7 +174,6 @@ TEST(DsConfig, ReadsPrecision) {
   PrecisionConfig expected{.parameters = DType::f16,
                            .gradients = DType::f16,
                            .auto_cast = true,
-                           .scale_loss = true,
                            .skip_overflow = true,
                            .prescale_gradients = true,
                            .gradient_predivide_factor = 4};
@@ -194,7 +193,6 @@ TEST(DsConfig, ReadsAutocast) {
   EXPECT_EQ(of(R"({"torch_autocast": {"enabled": true, "dtype": "float16"}})"),
             (PrecisionConfig{.autocast = DType::f16,
                              .loss_scale = {.rule = LossScaleRule::grad_scaler},
-                             .scale_loss = true,
                              .skip_overflow = true}));
   // A model in bf16 may compute its norms in f32.
   const PrecisionConfig both =

@@ -57,8 +57,7 @@ PrecisionConfig typed_precision(const Settings& s, const std::string& file) {
     p.loss_scale = loss_scale_options(s);
   else if (p.autocast == DType::f16)
     p.loss_scale.rule = LossScaleRule::grad_scaler;  // DeepSpeed uses torch's here
-  p.scale_loss = half || p.autocast == DType::f16;
-  p.skip_overflow = p.scale_loss || (brain && s.boolean("bf16.check_grad_overflow"));
+  p.skip_overflow = p.scales_loss() || (brain && s.boolean("bf16.check_grad_overflow"));
   p.prescale_gradients = s.boolean("prescale_gradients");
   p.gradient_predivide_factor = s.number("gradient_predivide_factor");
   return p;

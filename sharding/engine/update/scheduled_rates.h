@@ -21,7 +21,6 @@ class ScheduledRates {
 
   /// The rates and betas after `step` steps of the schedule.
   void apply(std::int64_t step, Optimizer&) const;
-  const LrSchedule& schedule() const { return schedule_; }
 
  private:
   LrSchedule schedule_;

@@ -14,8 +14,7 @@ TrainingStep::TrainingStep(Strategy& strategy, std::unique_ptr<Optimizer> optimi
       rates_(std::move(schedule), *optimizer_),
       max_norm_(config.gradient_clipping),
       skip_overflow_(config.precision.skip_overflow) {
-  if (config.precision.parameters == DType::f16 || config.precision.autocast == DType::f16)
-    scaler_.emplace(config.precision.loss_scale);
+  if (config.precision.scales_loss()) scaler_.emplace(config.precision.loss_scale);
 }
 
 void TrainingStep::prepare(std::int64_t schedule_step, const Stream& stream) {

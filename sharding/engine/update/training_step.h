@@ -28,16 +28,13 @@ class TrainingStep {
   void complete(const Stream&, StepReport&);
 
   Optimizer& optimizer() { return *optimizer_; }
-  const Optimizer& optimizer() const { return *optimizer_; }
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1; }
-  /// f16 only, of parameters or autocast.
-  std::optional<LossScaler>& loss_scaler() { return scaler_; }
 
  private:
   Strategy& strategy_;
   std::unique_ptr<Optimizer> optimizer_;
   ScheduledRates rates_;
-  std::optional<LossScaler> scaler_;
+  std::optional<LossScaler> scaler_;  // f16 only, of parameters or autocast
   double max_norm_;
   bool skip_overflow_;
 };
