@@ -64,9 +64,10 @@ ROOMS = {
     'sharding/config/reader': 'comm/core sharding/io sharding/optim sharding/schedules sharding/config '
                               'sharding/config/keys',
     'sharding/consistency': 'comm comm/core autograd_lite',
+    'sharding/mesh': 'comm comm/core sharding/consistency',
     'sharding/functional': TENSOR + 'comm autograd_lite',
     'sharding/layout': TENSOR + 'comm autograd_lite',
-    'sharding/runtime': TENSOR + 'comm sharding/memory',
+    'sharding/runtime': TENSOR + 'comm sharding/memory sharding/mesh',
     'sharding/wire': TENSOR + 'comm sharding/layout sharding/runtime',
     'sharding/stores/gathers': TENSOR + 'comm autograd_lite sharding/layout',
     'sharding/stores': TENSOR + 'comm autograd_lite sharding/memory sharding/optim sharding/layout sharding/runtime '
@@ -76,7 +77,7 @@ ROOMS = {
                        'sharding/runtime sharding/stores',
     'sharding/strategies/passes': TENSOR + 'comm autograd_lite sharding/consistency sharding/layout sharding/runtime '
                                   'sharding/stores',
-    'sharding/strategies': TENSOR + 'comm autograd_lite sharding/consistency sharding/memory sharding/optim '
+    'sharding/strategies': TENSOR + 'comm autograd_lite sharding/consistency sharding/memory sharding/mesh sharding/optim '
                            'sharding/layout sharding/runtime sharding/wire sharding/stores sharding/stores/gathers '
                            'sharding/update sharding/update/control sharding/strategies/passes',
     'sharding/huggingface': MODEL + 'sharding/checkpoint sharding/io sharding/optim sharding/strategies',
@@ -85,8 +86,8 @@ ROOMS = {
     'sharding/engine/update': TENSOR + 'comm autograd_lite sharding/config sharding/optim sharding/schedules '
                               'sharding/strategies sharding/world sharding/engine/monitor',
     'sharding/engine': TENSOR + 'comm autograd_lite sharding/config sharding/consistency sharding/data '
-                       'sharding/huggingface sharding/memory sharding/optim sharding/schedules sharding/strategies '
-                       'sharding/world sharding/engine/monitor sharding/engine/update',
+                       'sharding/huggingface sharding/memory sharding/mesh sharding/optim sharding/schedules '
+                       'sharding/strategies sharding/world sharding/engine/monitor sharding/engine/update',
     'tools/command_line': 'comm/core',
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',

@@ -31,7 +31,8 @@ std::unique_ptr<Strategy> strategy_of(Module& module, Communicator& communicator
   const std::vector<Parameter*> parameters = module.parameters();
   const bool has_values = std::any_of(parameters.begin(), parameters.end(),
                                       [](const Parameter* p) { return p->value.defined(); });
-  auto strategy = make_strategy(kind, module, communicator, options);
+  const Mesh mesh = o.mesh.empty() ? Mesh(communicator) : Mesh(communicator, o.mesh);
+  auto strategy = make_strategy(kind, module, mesh, options);
   const auto from_seed = [&](const Parameter& p, Range elements, float* out) {
     init_slice(p, {out, elements.count()}, elements.begin, o.seed);
   };

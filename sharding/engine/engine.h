@@ -166,7 +166,7 @@ class Engine {
 
 /// Creates an engine for the parameters of the module, which must outlive it, as must the world. Prints the
 /// resolved configuration. Collective. Errc::config if the configuration is wrong, Errc::mismatch if it
-/// differs over the ranks.
+/// differs over the ranks, Errc::unsupported for the mesh as in make_strategy().
 Engine initialize(World&, Module&, EngineOptions = {});
 
 class Engine::NoSync {

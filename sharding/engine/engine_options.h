@@ -7,12 +7,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "sharding/config/batch.h"
 #include "sharding/config/ds_config.h"
 #include "sharding/config/training_arguments.h"
 #include "sharding/engine/configured.h"
 #include "sharding/engine/update/scheduled_rates.h"
+#include "sharding/mesh/mesh.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/schedules/lr_schedule.h"
 #include "sharding/strategies/strategy_options.h"
@@ -34,6 +36,8 @@ struct EngineOptions {
   ScheduleUnit schedule_unit = ScheduleUnit::update;
   Decay decay = Decay::all;              ///< groups of the configuration's optimizer
   std::optional<StrategyKind> strategy;  ///< instead of zero_optimization.stage
+  /// Dimensions of the ranks, as of a Mesh; empty: one. A strategy trains along the last one.
+  std::vector<MeshDimension> mesh;
   /// Changes the options that follow from the configuration; may be empty.
   std::function<void(StrategyOptions&)> configure_strategy;
 

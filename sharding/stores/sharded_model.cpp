@@ -40,7 +40,7 @@ ShardedModel::ShardedModel(Module& module, ModelParameters parameters, const Sto
       runtime_(runtime),
       parameters_(std::move(parameters)),
       layout_(parameters_, plan_buckets(module, runtime), options.plan.state,
-              {runtime.communicator.rank(), runtime.communicator.size()}),
+              {runtime.shard_group.rank(), runtime.shard_group.size()}),
       wire_(options.wire, runtime) {
   state_offloaded_ = offloaded_buckets(layout_.buckets(), options_.offload_state);
   for (int b = 0; options_.precision.mixed() && b < layout_.size(); ++b) masters_.push_back(make_master(b));
@@ -82,7 +82,7 @@ std::vector<char> offloaded_buckets(const BucketLayout& layout, const OffloadOpt
 
 BucketLayout ShardedModel::plan_buckets(Module& module, Runtime& runtime) {
   PlannedLayout planned =
-      plan_layout(module, parameters_, options_, {runtime.communicator.rank(), runtime.communicator.size()});
+      plan_layout(module, parameters_, options_, {runtime.shard_group.rank(), runtime.shard_group.size()});
   flat_parameters_ = std::move(planned.flat_parameters);
   if (flat_parameters_) trace_ = std::make_unique<ScopeTrace>(module.scopes());
   return std::move(planned.buckets);

@@ -31,7 +31,7 @@ ShardedValues::ShardedValues(FlatParameters& flat, DType dtype, const GatherLimi
     else if (offload.device == OffloadDevice::cpu)
       at(u).shard = make_offloaded_shard(u, dtype);
     else
-      at(u).shard = make_shard(u, dtype, runtime.communicator.allocator());
+      at(u).shard = make_shard(u, dtype, runtime.shard_group.allocator());
   runtime.stream.synchronize();  // the sources of the copies are freed now
   for (int u = 0; u < flat.size(); ++u) flat[u].persistent ? set_parameters(u) : drop_parameters(u);
 }
@@ -73,7 +73,7 @@ ShardedValues::~ShardedValues() {
     while (!u.gather.done() && !deadline.expired())
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     if (u.gather.done()) continue;
-    runtime_.communicator.abort(
+    runtime_.abort(
         "a strategy was destroyed while it gathered parameters, and the other ranks did not");
     try {
       u.gather.wait();
@@ -164,7 +164,7 @@ Tensor ShardedValues::whole(const Parameter& p) {
 }
 
 std::vector<StoredValue> ShardedValues::stored() const {
-  const bool first_rank = runtime_.communicator.rank() == 0;
+  const bool first_rank = runtime_.shard_group.rank() == 0;
   std::vector<StoredValue> out;
   for (int u = 0; u < flat_.size(); ++u) {
     const bool whole = flat_[u].persistent;

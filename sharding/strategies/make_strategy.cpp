@@ -4,9 +4,9 @@
 
 namespace rz {
 
-std::unique_ptr<Strategy> make_strategy(StrategyKind kind, Module& module, Communicator& communicator,
+std::unique_ptr<Strategy> make_strategy(StrategyKind kind, Module& module, Mesh mesh,
                                         StrategyOptions options) {
-  return std::make_unique<Strategy>(kind, plan_of(kind), module, communicator, std::move(options));
+  return std::make_unique<Strategy>(kind, plan_of(kind), module, std::move(mesh), std::move(options));
 }
 
 }  // namespace rz

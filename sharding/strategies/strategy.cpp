@@ -26,16 +26,16 @@ void wait_for_device(const Stream& stream) noexcept {
 
 }  // namespace
 
-Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, Communicator& communicator,
+Strategy::Strategy(StrategyKind kind, const ShardingPlan& plan, Module& module, Mesh mesh,
                    StrategyOptions options)
     : kind_(kind),
       module_(module),
       buffers_(module.buffers()),
       options_(checked(std::move(options), plan)),
-      runtime_(communicator, offloads(options_)),
+      runtime_(std::move(mesh), offloads(options_)),
       hooks_(module.parameters(), hooks()),
-      model_(module, agree_on_model(kind, module, options_, communicator),
-             storage_options(options_, plan, communicator.size(), communicator.options().device.kind),
+      model_(module, agree_on_model(kind, module, options_, runtime_.communicator),
+             storage_options(options_, plan, runtime_.shard_group.size(), runtime_.stream.device().kind),
              runtime_),
       access_(model_, runtime_),
       comparison_(model_, access_, runtime_),

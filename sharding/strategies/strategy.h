@@ -77,6 +77,7 @@
 #include "autograd_lite/tape.h"
 #include "comm/communicator.h"
 #include "sharding/memory/memory_report.h"
+#include "sharding/mesh/mesh.h"
 #include "sharding/optim/optimizer.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/sharded_model.h"
@@ -96,13 +97,13 @@
 
 namespace rz {
 
-/// Trains the parameters of a module on the ranks of a communicator. A plan chooses the parts of which a
+/// Trains the parameters of a module on the ranks of a mesh. A plan chooses the parts of which a
 /// strategy is composed.
 class Strategy {
  public:
   /// Checks that all ranks have the same model and options, and broadcasts the values of rank 0. Call
   /// make_strategy() for the plan of a kind; `kind` names any other plan in messages.
-  Strategy(StrategyKind kind, const ShardingPlan&, Module&, Communicator&, StrategyOptions);
+  Strategy(StrategyKind kind, const ShardingPlan&, Module&, Mesh, StrategyOptions);
   ~Strategy();
   Strategy(const Strategy&) = delete;
   Strategy& operator=(const Strategy&) = delete;
@@ -240,11 +241,12 @@ class Strategy {
   PassFollower follower_;
 };
 
-/// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator.
-/// Buffers without memory get their initial values, on the device of the communicator.
-/// Collective. Errc::mismatch if models or options differ over the ranks; Errc::invalid_argument if a
-/// parameter belongs to another live strategy. When a strategy is destroyed, its parameters keep the memory
-/// that they have then.
-std::unique_ptr<Strategy> make_strategy(StrategyKind, Module&, Communicator&, StrategyOptions = {});
+/// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator of
+/// the mesh. A Communicator converts to a mesh of one dimension. A strategy trains along the last dimension
+/// of a mesh; the others must have one rank (Errc::unsupported). Buffers without memory get their initial
+/// values, on the device of the communicator. Collective. Errc::mismatch if models or options differ over the
+/// ranks; Errc::invalid_argument if a parameter belongs to another live strategy. When a strategy is
+/// destroyed, its parameters keep the memory that they have then.
+std::unique_ptr<Strategy> make_strategy(StrategyKind, Module&, Mesh, StrategyOptions = {});
 
 }  // namespace rz

@@ -31,7 +31,7 @@ void MatrixDirections::assign(const std::function<bool(int member)>& filter) {
   }
   std::ranges::sort(work);
   owner_.assign(members.size(), -1);
-  std::vector<double> load(static_cast<std::size_t>(runtime_.communicator.size()));
+  std::vector<double> load(static_cast<std::size_t>(runtime_.shard_group.size()));
   for (const auto& [negative, m] : work) {
     const auto least = std::ranges::min_element(load);
     *least -= negative;
@@ -79,10 +79,10 @@ void MatrixDirections::collect(int bucket, const Optimizer& optimizer, UpdateSpa
   }
   if (layout.state() == Placement::sharded)
     runtime_.exposed.wait(
-        runtime_.communicator.all_gather(all.view(own.begin, {own.count()}).buffer(), all.buffer(), stream),
+        runtime_.shard_group.all_gather(all.view(own.begin, {own.count()}).buffer(), all.buffer(), stream),
         stream);
   for (const int m : here) {
-    if (owner_[static_cast<std::size_t>(m)] != runtime_.communicator.rank()) continue;
+    if (owner_[static_cast<std::size_t>(m)] != runtime_.shard_group.rank()) continue;
     const Tensor mine = runtime_.transient.allocate(model_.parameters().member(m).shape);
     ops::copy(mine, part(all, m), stream);
     owned_.emplace(m, mine);
@@ -101,7 +101,7 @@ Tensor MatrixDirections::distribute(int bucket, std::span<const MemberUpdate> up
       owned_.erase(mine);
     }
     works.push_back(
-        runtime_.communicator.broadcast(direction.buffer(), owner_[static_cast<std::size_t>(m)], stream));
+        runtime_.shard_group.broadcast(direction.buffer(), owner_[static_cast<std::size_t>(m)], stream));
   }
   for (const Work& work : works) runtime_.exposed.wait(work, stream);
   return all;

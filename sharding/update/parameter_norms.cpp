@@ -44,11 +44,11 @@ void ParameterNorms::measure(const Optimizer& optimizer, UpdateTiles& tiles, Upd
 }
 
 void ParameterNorms::add_over_ranks(const Stream& stream) {
-  Communicator& communicator = runtime_.communicator;
+  Communicator& group = runtime_.shard_group;
   if (stream.device().kind == Device::cuda)
-    runtime_.exposed.wait(communicator.all_reduce(device_sums_.buffer(), ReduceOp::sum, stream), stream);
+    runtime_.exposed.wait(group.all_reduce(device_sums_.buffer(), ReduceOp::sum, stream), stream);
   else
-    runtime_.exposed.measure([&] { ExactSum::all_reduce(sums_, words_, communicator); });
+    runtime_.exposed.measure([&] { ExactSum::all_reduce(sums_, words_, group); });
 }
 
 }  // namespace rz

@@ -78,8 +78,8 @@ GradientWire::Reduction GradientWire::reduce_scatter(const Tensor& in, const Ten
                                                      const Stream& stream) {
   if (is_plain(in.dtype())) return {runtime_.reduce_scatter(in, out, ReduceOp::avg, stream), {}};
   const Tensor whole = encoded(in, stream);
-  const Communicator& communicator = runtime_.communicator;
-  const Range own = shard_range(in.count(), communicator.rank(), communicator.size());
+  const Communicator& group = runtime_.shard_group;
+  const Range own = shard_range(in.count(), group.rank(), group.size());
   const Tensor sum = whole.view(own.begin, {own.count()});
   return {runtime_.reduce_scatter(whole, sum, op(), stream), sum};
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "sharding/optim/optimizers.h"
 #include "sharding/strategies/strategy.h"
 #include "tests/support/toy_model.h"
 
@@ -29,7 +30,7 @@ inline std::vector<float> values_of(Strategy& strategy, const Parameter& p) {
 
 /// A rank's strategy with its model and optimizer, and updates of them.
 struct Replica {
-  Replica(StrategyKind kind, Communicator& comm) : strategy(make_strategy(kind, model, comm)) {
+  Replica(StrategyKind kind, const Mesh& mesh) : strategy(make_strategy(kind, model, mesh)) {
     strategy->attach(tape);
   }
   void fill(const char* parameter, float other) {

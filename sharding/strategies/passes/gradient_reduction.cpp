@@ -116,7 +116,7 @@ void GradientReduction::reset() {
 }
 
 void GradientReduction::abort() noexcept {
-  runtime_.communicator.abort("a strategy was destroyed between begin_backward() and finish_gradients()");
+  runtime_.abort("a strategy was destroyed between begin_backward() and finish_gradients()");
   try {
     scheduler_->reset();
   } catch (const std::exception&) {  // the operations fail because of the abort
