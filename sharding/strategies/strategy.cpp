@@ -219,7 +219,7 @@ void Strategy::step(Optimizer& optimizer, const Stream& given) {
 
 void Strategy::clip_and_step(Optimizer& optimizer, const StepPolicy& policy, const Stream& given) {
   pass_.require_reduced("clip_and_step()");
-  control_.set_policy(policy);
+  settings().set_policy(policy);
   const Stream& stream = runtime_.stream_for(given);
   const StepControl::Decision decision = control_.decide(stream);
   if (!decision.skip) update(optimizer, decision.scale, stream);

@@ -18,9 +18,9 @@
 ///
 /// Loss: backward() counts the terms of each micro-batch (targets that are not ignored). Norms and updates
 /// read gradients as means over all terms of all micro-batches and ranks, however many each has. In between,
-/// gradients are sums over a constant, set_expected_terms(). A loss without terms, a scalar of the caller's,
-/// is propagated by begin_backward() and Tape::backward(); its gradients are means over the ranks. All passes
-/// of an update use the same of the two.
+/// gradients are sums over a constant, UpdateSettings::set_expected_terms(). A loss without terms, a scalar
+/// of the caller's, is propagated by begin_backward() and Tape::backward(); its gradients are means over the
+/// ranks. All passes of an update use the same of the two.
 ///
 /// Determinism: all strategies produce the same parameters, losses and norms, bit for bit, for any bucket
 /// size and with overlap on or off, for any number of passes an update and wherever they synchronise. This
@@ -49,9 +49,9 @@
 /// memory), reset the tape and call cancel_update(). Training continues with zero_grad().
 ///
 /// Mixed precision (StrategyOptions::precision): values are imported and exported in f32, to and from the
-/// masters. To keep small gradients in the range of f16, backward() multiplies losses by set_loss_scale().
-/// sharding/optim/loss_scaler.h chooses the factor; StepPolicy::skip_overflow skips updates whose gradients
-/// overflowed.
+/// masters. To keep small gradients in the range of f16, backward() multiplies losses by
+/// UpdateSettings::set_loss_scale(). sharding/optim/loss_scaler.h chooses the factor;
+/// StepPolicy::skip_overflow skips updates whose gradients overflowed.
 ///
 /// CUDA: if the communicator is on a CUDA device, parameters, gradients and state are on it too, unless they
 /// are offloaded, and all work runs on the streams passed in (default: the stream of the tape). The host
@@ -112,6 +112,8 @@ class Strategy {
   StrategyKind kind() const { return kind_; }
 
   // ---- one update
+  /// Loss scale, expected terms, and the policy of replayed graphs.
+  UpdateSettings& settings() { return control_.settings(); }
   /// Work without a stream of its own follows the stream of this tape from now on. A tape may serve several
   /// strategies, each with a communicator of its own: hooks are found through the parameters.
   void attach(Tape&);
@@ -125,10 +127,6 @@ class Strategy {
   /// over the ranks still divides by all of them. sharding/strategies/join.h finds out when to call it.
   /// Errc::unsupported in zero3, where passes communicate: run the model on a batch without terms there.
   void backward_without_data(bool synchronise = true);
-  /// Sets the number of terms that the losses of an update are expected to have, over all micro-batches and
-  /// ranks; initially 1. The result does not depend on it, but for rounding and the range of 16-bit
-  /// gradients. Must be equal on all ranks. Errc::invalid_argument unless it is positive and finite.
-  void set_expected_terms(double terms) { control_.set_expected_terms(terms); }
   /// Call after each backward pass that synchronises. Waits for all reductions; gradients are then means over
   /// the ranks. Errc::unsynchronised if the last pass did not synchronise, or if a rank called
   /// cancel_update() instead; culprit() is that rank, and gradients are dropped as by zero_grad(). So they
@@ -141,10 +139,6 @@ class Strategy {
   /// communicate too, all ranks must have failed at the same operator. If other ranks have gathered since,
   /// the error is Errc::mismatch, and the group is unusable, as after an error of the communicator.
   void cancel_update(const Stream& = {});
-  /// Sets the factor by which losses are multiplied from now on: by backward(), or by the caller of
-  /// Tape::backward(). Gradients contain it until norms and updates divide it out. Must be equal on all
-  /// ranks. Errc::invalid_argument unless it is positive and finite.
-  void set_loss_scale(double scale) { control_.set_loss_scale(scale); }
   /// L2 norm of all gradients, as the update reads them, each parameter counted once. Exact but for the
   /// rounding of the squares, so all strategies return the same bits. Collective. Errc::unsynchronised as for
   /// step().
@@ -155,13 +149,9 @@ class Strategy {
   /// Updates the parameters; afterwards every rank has the new ones. Collective. Errc::unsynchronised unless
   /// finish_gradients() was called after the last backward pass.
   void step(Optimizer&, const Stream& = {});
-  /// Options of clip_and_step(); must be equal on all ranks. `max_norm`: as for clip_gradients(); 0: no
-  /// clipping. `skip_overflow`: skip the update, on every rank alike, if the norm is not finite.
-  using StepPolicy = StepControl::Policy;
+  using StepPolicy = UpdateSettings::Policy;
   /// clip_gradients() and step() in one call; on a device the host does not wait. Collective.
   void clip_and_step(Optimizer&, const StepPolicy&, const Stream& = {});
-  /// The policy of the next replay of a graph that contains clip_and_step(); call before next_update().
-  void set_step_policy(const StepPolicy& policy) { control_.set_policy(policy); }
   /// Result of an update.
   struct Outcome {
     double norm = 0;  ///< before clipping

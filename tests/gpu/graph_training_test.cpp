@@ -209,7 +209,7 @@ std::vector<double> with_changing_settings(const Stream& stream, int captured) {
   strategy->values().fill([](const Parameter&, Range r, float* out) {
     for (std::size_t i = 0; i < r.count(); ++i) out[i] = 0.25f * static_cast<float>((r.begin + i) % 5) - 0.5f;
   });
-  strategy->set_expected_terms(16);
+  strategy->settings().set_expected_terms(16);
   const auto sgd = make_sgd({.momentum = 0.9});
   std::vector<double> x, out;
   for (int i = 0; i < 128; ++i) x.push_back((i * 7 % 13 - 6) / 4.0);
@@ -229,9 +229,9 @@ std::vector<double> with_changing_settings(const Stream& stream, int captured) {
     for (int k = 0; k < 2 * i + 1; ++k) labels[static_cast<std::size_t>(k)] = k % 7;
     targets.assign(std::span<const std::int32_t>(labels), stream);
     sgd->set_learning_rate(0.1 * (i + 1));
-    strategy->set_loss_scale(1 << i);
+    strategy->settings().set_loss_scale(1 << i);
     policy.max_norm = i % 2 ? 0.25 : 0;
-    strategy->set_step_policy(policy);
+    strategy->settings().set_policy(policy);
     strategy->next_update(*sgd, stream);
     if (i < captured) update();
     if (i == captured) graph = capture(stream, update);

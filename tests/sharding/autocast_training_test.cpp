@@ -86,7 +86,7 @@ std::vector<float> values_after(StrategyKind kind, Communicator& comm) {
   });
   Tape tape;
   strategy->attach(tape);
-  strategy->set_expected_terms(6.0 * comm.size());
+  strategy->settings().set_expected_terms(6.0 * comm.size());
   const auto sgd = make_sgd({.learning_rate = 0.1});
   const Tensor tokens = tokens_of({0, 1, 12, 4, 7, comm.rank()}, {6}),
                targets = tokens_of({1, 2, 0, 5, -100, 3}, {6});

@@ -56,14 +56,14 @@ class Run {
   }
 
   void update(std::size_t step) {
-    strategy_->set_loss_scale(run_.scale[step]);
-    strategy_->set_expected_terms(batch * length);
+    strategy_->settings().set_loss_scale(run_.scale[step]);
+    strategy_->settings().set_expected_terms(batch * length);
     strategy_->zero_grad();
     const auto out = model_.forward(tape_, rows(step, 0), rows(step, 1));
     strategy_->backward(tape_, out.loss);
     tape_.reset();
     strategy_->finish_gradients();
-    if (change_.keep_loss_scale) strategy_->set_loss_scale(1);
+    if (change_.keep_loss_scale) strategy_->settings().set_loss_scale(1);
     optimizer_->set_learning_rate(run_.lr[step] * change_.rate);
     strategy_->clip_and_step(*optimizer_, {.max_norm = config_.gradient_clipping});
     const ops::LossSum sum = out.loss.read(tape_.stream());

@@ -152,7 +152,8 @@ Trained by_hand(World& world, StrategyKind kind) {
       const nn::Loss loss = nn::cross_entropy(tape, net(tape, b.x), b.y);
       const ops::LossSum read = loss.read({});
       if (u == 0 && m == 0)
-        strategy->set_expected_terms(3 * world.reduce(static_cast<double>(read.count), ReduceOp::sum));
+        strategy->settings().set_expected_terms(3 *
+                                                world.reduce(static_cast<double>(read.count), ReduceOp::sum));
       mean.add({read.sum, static_cast<double>(read.count)});
       strategy->backward(tape, loss, m == 2);
       tape.reset();

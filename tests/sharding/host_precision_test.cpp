@@ -111,7 +111,7 @@ struct ScaledRank {
 
   /// One update; the gradients are multiplied by `fault`, e.g. infinity.
   Strategy::Outcome update(float fault) {
-    strategy->set_loss_scale(scaler.scale());
+    strategy->settings().set_loss_scale(scaler.scale());
     strategy->zero_grad();
     const auto out = model.forward(tape, sample(comm.rank(), 0), sample(comm.rank(), 1));
     strategy->begin_backward(true);

@@ -100,8 +100,8 @@ Result train(StrategyKind kind, const Terms& terms, const Run& run, Communicator
   const auto strategy = make_strategy(kind, net, comm);
   Tape tape;
   strategy->attach(tape);
-  strategy->set_expected_terms(run.expected);
-  strategy->set_loss_scale(run.loss_scale);
+  strategy->settings().set_expected_terms(run.expected);
+  strategy->settings().set_loss_scale(run.loss_scale);
   std::size_t first = 0;
   for (int r = 0; r < comm.rank(); ++r)
     first = std::accumulate(terms[static_cast<std::size_t>(r)].begin(),
@@ -186,7 +186,8 @@ TEST(LossTerms, AnUpdateStartsToCountAnew) {
     EXPECT_NEAR(strategy->gradient_norm(), norm, 2e-6 * norm);  // reading changes nothing
     strategy->zero_grad();
   }
-  EXPECT_EQ(test::error_of([&] { strategy->set_expected_terms(0); }).code(), Errc::invalid_argument);
+  EXPECT_EQ(test::error_of([&] { strategy->settings().set_expected_terms(0); }).code(),
+            Errc::invalid_argument);
 }
 
 TEST(LossTerms, ALossWithoutTermsMovesNothing) {

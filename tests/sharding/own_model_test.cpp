@@ -50,7 +50,7 @@ Trained train(StrategyKind kind, Communicator& comm) {
   });
   Tape tape;
   strategy->attach(tape);
-  strategy->set_expected_terms(24.0 * comm.size());
+  strategy->settings().set_expected_terms(24.0 * comm.size());
   const auto adamw = make_adamw({.learning_rate = 0.02});
   Tensor tokens = Tensor::empty({24}, DType::i32), targets = Tensor::empty({24}, DType::i32);
   for (std::size_t i = 0; i < 24; ++i) {

@@ -267,7 +267,7 @@ Moved update_clipped(StrategyKind kind, Communicator& comm, bool in_one, double 
   Tape tape;
   const auto strategy = make_strategy(kind, model, comm);
   strategy->attach(tape);
-  strategy->set_loss_scale(loss_scale);
+  strategy->settings().set_loss_scale(loss_scale);
   const auto sgd = make_sgd({.learning_rate = 1});
   const Var loss =
       model.loss(tape, [&](std::size_t p, std::size_t i) { return datum(p, i, comm.rank(), 0) / 16; });

@@ -18,7 +18,7 @@ TrainingStep::TrainingStep(Strategy& strategy, std::unique_ptr<Optimizer> optimi
 }
 
 void TrainingStep::prepare(std::int64_t schedule_step, const Stream& stream) {
-  strategy_.set_loss_scale(loss_scale());
+  strategy_.settings().set_loss_scale(loss_scale());
   rates_.apply(schedule_step, *optimizer_);
   if (stream.device().kind == Device::cuda) strategy_.next_update(*optimizer_, stream);
 }

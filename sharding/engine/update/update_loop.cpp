@@ -28,7 +28,7 @@ UpdateLoop::UpdateLoop(World& world, Tape& tape, Strategy& strategy, TrainingSte
       seeds_(options.seed, static_cast<std::size_t>(options.accumulation), {world.rank(), world.size()},
              tape.stream()),
       start_(std::chrono::steady_clock::now()) {
-  if (options_.expected_terms) strategy_.set_expected_terms(*options_.expected_terms);
+  if (options_.expected_terms) strategy_.settings().set_expected_terms(*options_.expected_terms);
   tape_.seed(seeds_.of_pass(0));
 }
 
@@ -43,7 +43,7 @@ void UpdateLoop::expect_terms(const nn::Loss& loss) {
   if (options_.expected_terms) return;
   const double terms = world_.reduce(static_cast<double>(loss.read(tape_.stream()).count), ReduceOp::sum);
   options_.expected_terms = std::max(1.0, terms * static_cast<double>(accumulation_.steps()));
-  strategy_.set_expected_terms(*options_.expected_terms);
+  strategy_.settings().set_expected_terms(*options_.expected_terms);
 }
 
 void UpdateLoop::complete() {

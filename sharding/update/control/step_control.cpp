@@ -1,7 +1,6 @@
 #include "sharding/update/control/step_control.h"
 
 #include <array>
-#include <cmath>
 #include <cstring>
 
 #include "comm/core/error.h"
@@ -14,31 +13,7 @@ namespace rz {
 
 StepControl::StepControl(const ShardedModel& model, Runtime& runtime) : model_(model), runtime_(runtime) {}
 
-// ---- settings
-
-void StepControl::set_loss_scale(double scale) {
-  require(scale > 0 && std::isfinite(scale), Errc::invalid_argument, "set_loss_scale(", scale,
-          "): the factor must be positive and finite");
-  loss_scale_ = scale;
-}
-
-void StepControl::set_expected_terms(double terms) {
-  require(terms > 0 && std::isfinite(terms), Errc::invalid_argument, "set_expected_terms(", terms,
-          "): the number must be positive and finite");
-  expected_terms_ = terms;
-}
-
-void StepControl::set_policy(const Policy& policy) {
-  require(policy.max_norm >= 0, Errc::invalid_argument, "clip_and_step(): max_norm is ", policy.max_norm,
-          ", expected 0 (none) or more");
-  policy_ = policy;
-}
-
 // ---- the loss
-
-float StepControl::loss_gradient() const {
-  return static_cast<float>(loss_scale_ * runtime_.communicator.size() / expected_terms_);
-}
 
 Tensor StepControl::device_loss_gradient(const Stream& stream) {
   write_settings(stream);
@@ -69,7 +44,7 @@ StepOutcome StepControl::outcome_of(const SquareSum& sum, const StepLimits& limi
 double StepControl::norm(const Stream& stream) {
   SquareSum sum(stream, norm_words_);
   add_squares(sum);
-  return outcome_of(sum, {.loss_scale = loss_scale_, .expected_terms = expected_terms_}, stream).norm;
+  return outcome_of(sum, settings_.limits(), stream).norm;
 }
 
 double StepControl::clip(double max_norm, const Stream& stream) {
@@ -81,14 +56,16 @@ double StepControl::clip(double max_norm, const Stream& stream) {
 UpdateScale StepControl::scale(const Stream& stream) {
   ExactSum terms = terms_.read(stream);
   if (terms_.counted()) runtime_.exposed.measure([&] { terms.all_reduce(runtime_.communicator); });
-  return {.factor = static_cast<float>(clip_factor_ * term_factor(terms.value(), limits()) / loss_scale_)};
+  const StepLimits limits = settings_.limits();
+  return {.factor =
+              static_cast<float>(clip_factor_ * term_factor(terms.value(), limits) / limits.loss_scale)};
 }
 
 StepControl::Decision StepControl::decide(const Stream& stream) {
   if (stream.device().kind != Device::host) return decide_on_device(stream);
   SquareSum sum(stream, norm_words_);
   add_squares(sum);
-  outcome_ = outcome_of(sum, limits(), stream);
+  outcome_ = outcome_of(sum, settings_.limits(), stream);
   return {outcome_.skip != 0, {.factor = outcome_.grad_scale}};
 }
 

@@ -9,6 +9,7 @@
 #include "sharding/stores/sharded_model.h"
 #include "sharding/update/control/device_limits.h"
 #include "sharding/update/control/loss_terms.h"
+#include "sharding/update/control/update_settings.h"
 #include "tensor/kernels/step_outcome.h"
 
 namespace rz {
@@ -21,22 +22,11 @@ class StepControl {
  public:
   StepControl(const ShardedModel&, Runtime&);
 
-  struct Policy {
-    double max_norm = 0;  ///< 0: no clipping
-    bool skip_overflow = false;
-  };
-
-  // ---- settings
-  /// Sets the factor by which losses are multiplied from now on. Errc::invalid_argument unless it is positive
-  /// and finite.
-  void set_loss_scale(double);
-  /// Sets the number by which sums over terms are divided from now on. Errc::invalid_argument unless it is
-  /// positive and finite.
-  void set_expected_terms(double);
-  /// The policy of decide() from now on. Errc::invalid_argument if max_norm is negative or NaN.
-  void set_policy(const Policy&);
+  UpdateSettings& settings() { return settings_; }
   /// On a device: writes the settings to its memory, for updates in a graph.
-  void write_settings(const Stream& stream) { device_limits_.write({limits(), loss_gradient()}, stream); }
+  void write_settings(const Stream& stream) {
+    device_limits_.write({settings_.limits(), loss_gradient()}, stream);
+  }
 
   // ---- the loss
   /// Adds the terms of a micro-batch of this rank.
@@ -46,9 +36,8 @@ class StepControl {
   void count_no_terms(const Stream& stream) { terms_.add_none(stream); }
   /// Gradients were dropped.
   void reset_terms() { terms_.reset(); }
-  /// Factor in the gradient of a sum over terms, which the mean over the ranks makes a sum over expected
-  /// terms.
-  float loss_gradient() const;
+  /// UpdateSettings::loss_gradient().
+  float loss_gradient() const { return settings_.loss_gradient(runtime_.communicator.size()); }
   /// The same in device memory.
   Tensor device_loss_gradient(const Stream&);
 
@@ -74,15 +63,12 @@ class StepControl {
  private:
   void add_squares(SquareSum&) const;
   StepOutcome outcome_of(const SquareSum&, const StepLimits&, const Stream&);
-  StepLimits limits() const {
-    return {policy_.max_norm, loss_scale_, policy_.skip_overflow, expected_terms_};
-  }
   Decision decide_on_device(const Stream&);
 
   const ShardedModel& model_;
   Runtime& runtime_;
-  double loss_scale_ = 1, expected_terms_ = 1, clip_factor_ = 1;
-  Policy policy_;
+  UpdateSettings settings_;
+  double clip_factor_ = 1;
   LossTerms terms_;
   std::vector<std::int64_t> exact_words_;  // kept so that an update allocates nothing
   StepOutcome outcome_;                    // in host memory
