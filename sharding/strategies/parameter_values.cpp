@@ -15,4 +15,11 @@ Tensor ParameterValues::whole(const Parameter& p, const Stream& given) {
   return value;
 }
 
+void ParameterValues::compare(const Stream& stream) {
+  comparison_.require_same_scopes(agreement_);
+  if (!agreement_.values_need_check() || stream.capturing()) return;
+  comparison_.require_same_values();
+  agreement_.mark_values_checked();
+}
+
 }  // namespace rz

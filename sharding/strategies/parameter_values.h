@@ -1,5 +1,5 @@
 #pragma once
-/// Import and export of the parameter values of a strategy.
+/// The parameter values of a strategy.
 
 #include "sharding/consistency/pass_agreement.h"
 #include "sharding/runtime/runtime.h"
@@ -8,7 +8,8 @@
 
 namespace rz {
 
-/// Values in f32, at most one scope or one bucket at a time. Strategy::values() returns it.
+/// Imports, exports and compares values in f32, at most one scope or one bucket at a time. Strategy::values()
+/// returns it.
 class ParameterValues {
  public:
   /// Writes `elements` of the flat parameter to out[0, elements.count()), in f32.
@@ -17,9 +18,12 @@ class ParameterValues {
   using Visit = ValueAccess::Visit;
 
   /// All references must outlive this object.
-  ParameterValues(ValueAccess& access, ReplicaComparison& comparison, PassAgreement& agreement,
-                  Runtime& runtime)
-      : access_(access), comparison_(comparison), agreement_(agreement), runtime_(runtime) {}
+  ParameterValues(ShardedModel& model, PassAgreement& agreement, Runtime& runtime)
+      : access_(model, runtime),
+        comparison_(model, access_, runtime),
+        agreement_(agreement),
+        runtime_(runtime) {}
+  ParameterValues(const ParameterValues&) = delete;
 
   /// Calls fill for the elements that this rank stores, to load or initialise without holding the whole
   /// model. ddp, zero1 and zero2 store all elements. zero3 stores shards; fill is also called for the first
@@ -31,9 +35,15 @@ class ParameterValues {
   /// Returns a whole parameter in f32. Drop the tensor soon. Collective; not during a pass.
   Tensor whole(const Parameter&, const Stream& = {});
 
+  /// Compares what ranks hold alike: the scopes of a pass that was reduced, and the values, if any were
+  /// written since the last comparison. Errc::mismatch names the first difference, and the rank. Collective.
+  void compare(const Stream&);
+  /// Drops what whole() has gathered. Called before values change.
+  void release() { access_.release(); }
+
  private:
-  ValueAccess& access_;
-  ReplicaComparison& comparison_;
+  ValueAccess access_;
+  ReplicaComparison comparison_;
   PassAgreement& agreement_;
   Runtime& runtime_;
 };

@@ -84,14 +84,9 @@
 #include "sharding/strategies/logging_data.h"
 #include "sharding/strategies/optimizer_state_access.h"
 #include "sharding/strategies/parameter_values.h"
-#include "sharding/strategies/passes/bucket_rebuild.h"
-#include "sharding/strategies/passes/gradient_reduction.h"
 #include "sharding/strategies/passes/installed_hooks.h"
-#include "sharding/strategies/passes/pass_follower.h"
-#include "sharding/strategies/passes/pass_state.h"
-#include "sharding/strategies/replicas.h"
+#include "sharding/strategies/passes/training_passes.h"
 #include "sharding/strategies/strategy_options.h"
-#include "sharding/strategies/value_access.h"
 #include "sharding/update/control/step_control.h"
 #include "sharding/update/updater.h"
 
@@ -106,7 +101,6 @@ class Strategy {
   Strategy(StrategyKind kind, const ShardingPlan&, Module&, Mesh, StrategyOptions);
   ~Strategy();
   Strategy(const Strategy&) = delete;
-  Strategy& operator=(const Strategy&) = delete;
 
   /// The kind passed to make_strategy().
   StrategyKind kind() const { return kind_; }
@@ -193,42 +187,29 @@ class Strategy {
   /// begin_backward().
   class NoSync {
    public:
-    explicit NoSync(Strategy& strategy) : pass_(strategy.pass_) { pass_.hold(); }
-    ~NoSync() { pass_.release(); }
+    explicit NoSync(Strategy& strategy) : passes_(strategy.passes_.state()) { passes_.hold(); }
+    ~NoSync() { passes_.release(); }
     NoSync(const NoSync&) = delete;
 
    private:
-    PassState& pass_;
+    PassState& passes_;
   };
 
  private:
-  ParameterHooks hooks();
-  void follow(Pass);
-  void share_buffers();
-  void end_step();
-  void gradient_begins(const Parameter&);
-  void check_values(const Stream&);
   void reset_gradients();
   void update(Optimizer&, const UpdateScale&, const Stream&);
 
   StrategyKind kind_;
-  Module& module_;
-  std::vector<ModuleBuffer*> buffers_;
   StrategyOptions options_;
   Runtime runtime_;
   InstalledHooks hooks_;
   ShardedModel model_;
-  ValueAccess access_;
-  ReplicaComparison comparison_;
-  GradientReduction reduction_;
+  TrainingPasses passes_;
   MemberUpdates members_;
   Updater updater_;
   ParameterValues values_;
   OptimizerStateAccess optimizer_state_;
   StepControl control_;
-  BucketRebuild rebuild_;
-  PassState pass_;
-  PassFollower follower_;
 };
 
 /// Creates a strategy for the parameters of the module, which must outlive it, as must the communicator of

@@ -7,11 +7,13 @@
 
 namespace rz {
 
-GradientReduction::GradientReduction(ShardedModel& model, const PassRules& rules, Runtime& runtime)
+GradientReduction::GradientReduction(ShardedModel& model, const PassRules& rules, bool rebuild,
+                                     Runtime& runtime)
     : model_(model),
       runtime_(runtime),
       agreement_(runtime.communicator, model.parameters().members().size()),
-      check_(rules, model.parameters()) {
+      check_(rules, model.parameters()),
+      rebuild_(rebuild) {
   follow_layout();
   if (FlatParameters* flat = model.flat_parameters())
     scopes_ = std::make_unique<ScopeReadiness>(*flat, model.parameters(), model.layout());
@@ -65,10 +67,16 @@ bool GradientReduction::is_exchanged(int bucket) const {
                              [&](int m) { return check_.may_be_used(m); });
 }
 
-std::size_t GradientReduction::sort_unused_last(std::vector<int>& order) const {
+/// Members that no rank uses in a static graph are apart from the others, at the end.
+std::optional<BucketLayout> GradientReduction::rebuild_buckets() {
+  if (!rebuild_.due()) return {};
+  std::vector<int> order = rebuild_.take_order(runtime_.communicator);
   const auto unused =
       std::stable_partition(order.begin(), order.end(), [&](int m) { return check_.may_be_used(m); });
-  return static_cast<std::size_t>(unused - order.begin());
+  BucketLayout before = model_.layout().buckets();
+  model_.rebucket(order, static_cast<std::size_t>(unused - order.begin()));
+  follow_layout();
+  return before;
 }
 
 /// Zeros for gradients that no pass has written, and for padding.
@@ -106,6 +114,21 @@ void GradientReduction::finish(const Stream& stream, bool cancelled) {
     }
     agreement_.wait();
   });
+}
+
+void GradientReduction::fail() const {
+  const int culprit = agreement_.cancelled_by();
+  if (culprit < 0) check_.fail(agreement_.used_here(), runtime_.communicator);
+  throw Error(
+      Errc::unsynchronised,
+      concat("finish_gradients(): rank ", culprit,
+             " cancelled the update (cancel_update()); gradients are dropped; continue with zero_grad()"),
+      culprit);
+}
+
+void GradientReduction::record() {
+  rebuild_.after_step(scheduler_->ready_order());
+  if (check_.records()) check_.record(agreement_.used_here(), agreement_.used_anywhere());
 }
 
 void GradientReduction::reset() {

@@ -2,6 +2,7 @@
 /// Reduction of gradients over the ranks.
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "sharding/consistency/pass_agreement.h"
 #include "sharding/runtime/runtime.h"
 #include "sharding/stores/sharded_model.h"
+#include "sharding/strategies/passes/bucket_rebuild.h"
 #include "sharding/strategies/passes/pass_check.h"
 #include "sharding/strategies/passes/scope_readiness.h"
 
@@ -19,8 +21,8 @@ namespace rz {
 /// control state of the pass.
 class GradientReduction {
  public:
-  /// Both must outlive the reduction.
-  GradientReduction(ShardedModel&, const PassRules&, Runtime&);
+  /// Both must outlive the reduction. `rebuild`: BucketRebuild.
+  GradientReduction(ShardedModel&, const PassRules&, bool rebuild, Runtime&);
   GradientReduction(const GradientReduction&) = delete;
 
   // ---- a backward pass; `member` as in ModelParameters
@@ -37,20 +39,20 @@ class GradientReduction {
   /// Reduces what is left and waits for all. Every rank makes the same calls in the same order, whichever
   /// members its pass used. Afterwards agreement() holds for all ranks.
   void finish(const Stream&, bool cancelled);
-  /// Throws PassCheck::fail(); call it if agreement().is_broken(). Collective.
-  [[noreturn]] void fail_rules() const { check_.fail(agreement_.used_here(), runtime_.communicator); }
-  /// Call after each update.
-  void record_graph() {
-    if (check_.records()) check_.record(agreement_.used_here(), agreement_.used_anywhere());
-  }
-  /// Moves members that no rank uses in a static graph to the end of `order`. Returns the number of others.
-  std::size_t sort_unused_last(std::vector<int>& order) const;
+  /// Whether a rank has cancelled the update, or broken a rule. Call fail() then, after reset().
+  bool failed() const { return agreement_.cancelled_by() >= 0 || agreement_.is_broken(); }
+  /// Throws Errc::unsynchronised that names the rank that has cancelled, or PassCheck::fail(). Collective.
+  [[noreturn]] void fail() const;
+  /// Records the order and the graph of the pass. Call after each update that was not skipped.
+  void record();
   /// Drops all gradients.
   void reset();
   /// Aborts the communicator, and ends the reductions in flight.
   void abort() noexcept;
-  /// Follows ShardedModel::rebucket().
-  void follow_layout();
+  /// Once, after the first update: forms new buckets by BucketRebuild, and returns the layout before; nullopt
+  /// at other times. Gradients are dropped. Collective.
+  std::optional<BucketLayout> rebuild_buckets();
+  bool has_rebuilt() const { return rebuild_.made(); }
 
   PassCheck& check() { return check_; }
   const PassAgreement& agreement() const { return agreement_; }
@@ -59,18 +61,18 @@ class GradientReduction {
   double seconds_of_last_step() const { return last_seconds_; }
   void end_step() { last_seconds_ = std::exchange(seconds_, 0); }
   PassAgreement& agreement() { return agreement_; }
-  /// Members in the order in which their gradients became ready in the last pass that was reduced.
-  const std::vector<int>& ready_order() const { return scheduler_->ready_order(); }
 
  private:
   Work launch(int bucket, const Stream&);
   void fill_unwritten(int bucket, const Stream&);
   bool is_exchanged(int bucket) const;
+  void follow_layout();
 
   ShardedModel& model_;
   Runtime& runtime_;
   PassAgreement agreement_;
   PassCheck check_;
+  BucketRebuild rebuild_;
   double seconds_ = 0, last_seconds_ = 0;
   std::unique_ptr<BucketScheduler> scheduler_;
   std::unique_ptr<ScopeReadiness> scopes_;  // null unless values are sharded

@@ -1,0 +1,18 @@
+#include "sharding/strategies/passes/shared_buffers.h"
+
+#include "sharding/consistency/rank_consistency.h"
+
+namespace rz {
+
+SharedBuffers::SharedBuffers(Module& module, bool enabled, Runtime& runtime) : runtime_(runtime) {
+  if (enabled) buffers_ = module.buffers();
+}
+
+void SharedBuffers::broadcast() {
+  if (buffers_.empty()) return;
+  std::vector<Tensor> values;
+  for (const ModuleBuffer* buffer : buffers_) values.push_back(buffer->value);
+  broadcast_buffers(values, runtime_.communicator, runtime_.stream);
+}
+
+}  // namespace rz

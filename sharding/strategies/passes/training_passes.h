@@ -1,0 +1,70 @@
+#pragma once
+/// The forward and backward passes of an update.
+
+#include <string>
+
+#include "autograd_lite/module.h"
+#include "sharding/runtime/runtime.h"
+#include "sharding/stores/sharded_model.h"
+#include "sharding/strategies/passes/gradient_reduction.h"
+#include "sharding/strategies/passes/pass_follower.h"
+#include "sharding/strategies/passes/pass_state.h"
+#include "sharding/strategies/passes/shared_buffers.h"
+
+namespace rz {
+
+/// StrategyOptions of the same names.
+struct PassOptions {
+  PassRules rules;
+  bool rebuild = false;  ///< BucketRebuild
+  bool broadcast_buffers = true;
+};
+
+/// Provides values and reduces gradients while the scopes of passes run, in the order of the calls of an
+/// update. Strategy has the contracts of the functions.
+class TrainingPasses {
+ public:
+  /// All references must outlive this object.
+  TrainingPasses(Module&, ShardedModel&, const PassOptions&, Runtime&);
+  TrainingPasses(const TrainingPasses&) = delete;
+
+  // ---- what runs in a pass
+  void enter(const Scope&, Pass);
+  void leave(const Scope&, Pass);
+  void gradient_begins(const Parameter&);
+  void gradient_ready(const Parameter&, const Stream&);
+
+  // ---- calls of an update
+  void begin_backward(bool synchronise);
+  /// On a rank without data, which computes no gradient.
+  void begin_without_data(bool synchronise);
+  /// Waits for all reductions. `terms_counted`: this rank has counted terms of losses. Gradients are means
+  /// unless reduction().failed(); call state().set_reduced() once all ranks have agreed on what they used.
+  void finish(const Stream&, bool terms_counted);
+  void cancel(const Stream&);
+  /// Drops the gradients.
+  void reset();
+  /// An update has ended, perhaps skipped.
+  void end_step();
+
+  PassState& state() { return state_; }
+  const PassFollower& follower() const { return follower_; }
+  GradientReduction& reduction() { return reduction_; }
+  const GradientReduction& reduction() const { return reduction_; }
+
+ private:
+  void follow(Pass);
+
+  Module& module_;
+  ShardedModel& model_;
+  Runtime& runtime_;
+  SharedBuffers buffers_;
+  GradientReduction reduction_;
+  PassState state_;
+  PassFollower follower_;
+};
+
+/// Hooks that call `passes`, which may be constructed later.
+ParameterHooks hooks_of(TrainingPasses& passes, std::string owner);
+
+}  // namespace rz
