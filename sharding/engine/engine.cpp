@@ -119,16 +119,15 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
     module.eval();
     return;
   }
-  updates_.emplace(world, tape_, *strategy_,
-                   TrainingStep(*strategy_, std::move(optimizer),
-                                o.lr_schedule ? *o.lr_schedule : config_.schedule, config_),
-                   monitor_of(world, config_.monitor, o),
-                   UpdateLoopOptions{.accumulation = config_.sizes.accumulation,
-                                     .samples = config_.sizes.train,
-                                     .expected_terms = o.expected_terms,
-                                     .schedule_unit = o.schedule_unit,
-                                     .seed = o.seed,
-                                     .graph = o.graph && strategy_->capturable()});
+  updates_.emplace(
+      world, tape_, *strategy_,
+      TrainingStep(*strategy_, std::move(optimizer), o.lr_schedule ? *o.lr_schedule : config_.schedule,
+                   o.schedule_unit, config_),
+      UpdateReports(world, *strategy_, monitor_of(world, config_.monitor, o), config_.sizes.train),
+      UpdateLoopOptions{.accumulation = config_.sizes.accumulation,
+                        .expected_terms = o.expected_terms,
+                        .seed = o.seed,
+                        .graph = o.graph && strategy_->capturable()});
 }
 
 Engine::~Engine() = default;

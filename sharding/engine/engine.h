@@ -56,7 +56,6 @@ class Engine {
  public:
   ~Engine();
   Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
 
   // ---- training
   /// Records the forward passes of this rank. Valid as long as the engine.
@@ -123,11 +122,11 @@ class Engine {
   /// A scalar that the tape holds, as one term: call before backward().
   Mean item(Var) const;
   /// What the last update did.
-  const StepReport& report() { return updates().report(); }
+  const StepReport& report() { return updates().reports().last(); }
   /// Mean loss of the last update over the terms of all ranks; NaN if its losses had no terms. Collective.
-  double loss() { return updates().loss(); }
+  double loss() { return updates().reports().loss(stream_); }
   /// Updates so far, skipped ones included.
-  std::int64_t global_steps() { return updates().steps(); }
+  std::int64_t global_steps() { return updates().reports().steps(); }
 
   /// Ends every operation of this engine, and of World::communicator(), on every rank, as
   /// Communicator::abort().
@@ -144,7 +143,7 @@ class Engine {
   /// engine has no optimizer.
   Optimizer& optimizer() { return updates().training().optimizer(); }
   /// Counts an epoch, for schedules by epoch.
-  void end_epoch() { updates().end_epoch(); }
+  void end_epoch() { updates().training().end_epoch(); }
 
  private:
   friend Engine initialize(World&, Module&, EngineOptions);

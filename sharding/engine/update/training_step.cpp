@@ -8,18 +8,19 @@
 namespace rz {
 
 TrainingStep::TrainingStep(Strategy& strategy, std::unique_ptr<Optimizer> optimizer, LrSchedule schedule,
-                           const DsConfig& config)
+                           ScheduleUnit schedule_unit, const DsConfig& config)
     : strategy_(strategy),
       optimizer_(std::move(optimizer)),
       rates_(std::move(schedule), *optimizer_),
+      schedule_unit_(schedule_unit),
       max_norm_(config.gradient_clipping),
       skip_overflow_(config.precision.skip_overflow) {
   if (config.precision.scales_loss()) scaler_.emplace(config.precision.loss_scale);
 }
 
-void TrainingStep::prepare(std::int64_t schedule_step, const Stream& stream) {
+void TrainingStep::prepare(const Stream& stream) {
   strategy_.settings().set_loss_scale(loss_scale());
-  rates_.apply(schedule_step, *optimizer_);
+  rates_.apply(schedule_unit_ == ScheduleUnit::epoch ? epochs_ : optimizer_->updates(), *optimizer_);
   if (stream.device().kind == Device::cuda) strategy_.next_update(*optimizer_, stream);
 }
 

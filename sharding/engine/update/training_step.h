@@ -16,10 +16,10 @@ namespace rz {
 /// Makes the updates of a strategy as a configuration asks for them.
 class TrainingStep {
  public:
-  TrainingStep(Strategy&, std::unique_ptr<Optimizer>, LrSchedule, const DsConfig&);
+  TrainingStep(Strategy&, std::unique_ptr<Optimizer>, LrSchedule, ScheduleUnit, const DsConfig&);
 
-  /// Before the first pass of an update: loss scale, and the rates after `schedule_step` steps.
-  void prepare(std::int64_t schedule_step, const Stream&);
+  /// Before the first pass of an update: loss scale, and rates.
+  void prepare(const Stream&);
   /// After the last pass: reduces, clips and updates. May be captured in a graph.
   void apply(const Stream&);
   /// After apply() or a replay of it: what it did. Adjusts the loss scale. Errc::diverged if the gradients
@@ -28,12 +28,16 @@ class TrainingStep {
   void complete(const Stream&, StepReport&);
 
   Optimizer& optimizer() { return *optimizer_; }
+  /// Counts an epoch, for schedules by epoch.
+  void end_epoch() { ++epochs_; }
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1; }
 
  private:
   Strategy& strategy_;
   std::unique_ptr<Optimizer> optimizer_;
   ScheduledRates rates_;
+  ScheduleUnit schedule_unit_;
+  std::int64_t epochs_ = 0;
   std::optional<LossScaler> scaler_;  // f16 only, of parameters or autocast
   double max_norm_;
   bool skip_overflow_;

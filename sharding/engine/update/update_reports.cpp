@@ -1,0 +1,27 @@
+#include "sharding/engine/update/update_reports.h"
+
+#include <cmath>
+#include <utility>
+
+namespace rz {
+
+UpdateReports::UpdateReports(World& world, const Strategy& strategy, StepMonitor&& monitor,
+                             std::int64_t samples)
+    : world_(world), strategy_(strategy), monitor_(std::move(monitor)), samples_(samples) {}
+
+StepReport& UpdateReports::add(bool ran_graph) {
+  report_ = {.step = steps_++, .skipped_steps = report_.skipped_steps};
+  report_.samples = steps_ * samples_;
+  report_.ran_graph = ran_graph;
+  report_.exposed_seconds = ran_graph ? std::nan("") : strategy_.exposed_seconds();
+  return report_;
+}
+
+void UpdateReports::finish(const Stream& stream) {
+  const Clock::time_point now = Clock::now();
+  report_.seconds = std::chrono::duration<double>(now - start_).count();
+  start_ = now;
+  if (monitor_.needs_loss(report_.step)) monitor_.write(report_, loss(stream), strategy_.memory());
+}
+
+}  // namespace rz

@@ -1,0 +1,50 @@
+#pragma once
+/// What the updates of a training loop did.
+
+#include <chrono>
+#include <cstdint>
+
+#include "sharding/engine/monitor/step_monitor.h"
+#include "sharding/engine/monitor/step_report.h"
+#include "sharding/engine/update/update_losses.h"
+#include "sharding/strategies/strategy.h"
+#include "sharding/world/world.h"
+
+namespace rz {
+
+/// Counts updates, and reports on each: its losses, its time, lines of progress.
+class UpdateReports {
+ public:
+  using Clock = std::chrono::steady_clock;
+  /// `samples`: of an update, over all ranks. World and strategy outlive the reports.
+  UpdateReports(World&, const Strategy&, StepMonitor&&, std::int64_t samples);
+
+  /// An update begins at `start`, instead of at the end of the one before.
+  void begin(Clock::time_point start) { start_ = start; }
+  /// Of the update in progress, or of the last one.
+  UpdateLosses& losses() { return losses_; }
+  PhaseTimes& times() { return monitor_.times(); }
+
+  /// Starts the report of the update that has just run, and counts it.
+  StepReport& add(bool ran_graph);
+  /// The report is complete: adds the time, and prints and writes what is due. Collective.
+  void finish(const Stream&);
+
+  /// Of the last update.
+  const StepReport& last() const { return report_; }
+  /// Mean loss of the last update. Collective.
+  double loss(const Stream& stream) { return world_.reduce(losses_.read(stream)); }
+  /// Number of updates.
+  std::int64_t steps() const { return steps_; }
+
+ private:
+  World& world_;
+  const Strategy& strategy_;
+  StepMonitor monitor_;
+  std::int64_t samples_, steps_ = 0;
+  UpdateLosses losses_;
+  StepReport report_;
+  Clock::time_point start_ = Clock::now();  // of the update in progress
+};
+
+}  // namespace rz
