@@ -130,8 +130,6 @@ Engine::Engine(World& world, Module& module, DsConfig config, EngineOptions o)
                         .graph = o.graph && strategy_->capturable()});
 }
 
-Engine::~Engine() = default;
-
 UpdateLoop& Engine::updates() {
   require(updates_.has_value(), Errc::invalid_argument,
           "this engine has no optimizer and does not train: add the section \"optimizer\" to the "

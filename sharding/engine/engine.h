@@ -54,7 +54,6 @@ namespace rz {
 
 class Engine {
  public:
-  ~Engine();
   Engine(const Engine&) = delete;
 
   // ---- training
@@ -134,9 +133,7 @@ class Engine {
 
   // ---- parts
   const DsConfig& config() const { return config_; }
-  World& world() { return world_; }
-  const World& world() const { return world_; }
-  Module& module() { return module_; }
+  World& world() const { return world_; }
   const Stream& stream() const { return stream_; }
   Strategy& strategy() { return *strategy_; }
   /// Its rates may be set by hand between updates, unless there is a schedule. Errc::invalid_argument if the
