@@ -31,6 +31,8 @@ class Poller {
   /// Sleeps until an event arrives or the doorbell rings, at most `most` and at most 1 s; zero does not
   /// sleep. Returns true if anything arrived.
   bool poll(std::chrono::microseconds most);
+  /// Readable while poll() would return true. Borrowed.
+  int descriptor() const { return epoll_.get(); }
   /// The doorbell, an eventfd: writing to it makes poll() return. Borrowed.
   int doorbell() const { return doorbell_.get(); }
   static void ring_doorbell(int doorbell) noexcept;

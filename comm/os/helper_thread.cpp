@@ -13,4 +13,6 @@ SignalsBlocked::SignalsBlocked() {
 
 SignalsBlocked::~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
 
+void name_this_thread(const char* name) noexcept { pthread_setname_np(pthread_self(), name); }
+
 }  // namespace rz

@@ -20,6 +20,9 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
+/// Name of the calling thread in /proc/PID/task/TID/comm and in debuggers: at most 15 characters.
+void name_this_thread(const char* name) noexcept;
+
 /// Starts a thread that blocks signals, so that signal handlers of the embedding program run on that
 /// program's threads. The library creates all its threads here.
 template <class F>

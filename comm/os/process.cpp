@@ -54,6 +54,11 @@ void unless_forked_since(std::uint64_t since, const std::function<void()>& f) {
   if (fork_count() == since) f();
 }
 
+void without_fork(const std::function<void()>& f) {
+  const std::lock_guard lock(ForkTracker::instance().forking);
+  f();
+}
+
 void leak_reachable(void* object) noexcept {
   auto* const fresh = new LeakedObject{object, leaked_objects.load()};
   while (!leaked_objects.compare_exchange_weak(fresh->next, fresh)) {

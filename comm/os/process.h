@@ -34,6 +34,10 @@ std::uint64_t fork_count() noexcept;
 /// Calls `f` unless fork_count() has changed from `since`. Blocks fork() in other threads until `f` returns.
 void unless_forked_since(std::uint64_t since, const std::function<void()>& f);
 
+/// Calls `f` once no other such call runs, in a state that a child of fork() inherits whole: fork() in other
+/// threads waits until `f` returns. `f` must not fork.
+void without_fork(const std::function<void()>& f);
+
 /// Leaks an object, for processes that must not destroy it. It stays reachable, so leak checkers do not
 /// report it.
 void leak_reachable(void* object) noexcept;

@@ -43,7 +43,15 @@ struct ProgressWaitPolicy {
   Time active_window{1'000'000};  ///< it polls for requests while a call was made this recently
   Time active_poll{1'000};        ///< period of that, if a request was unattended within active_window
   Time idle_poll{16'000};         ///< period of that otherwise
+  Time max_turn{200};  ///< of one communicator, between two steps, before the thread serves the next one
 };
+
+/// The loop of a progress thread (comm/progress/progress_driver.h).
+struct DriverWaitPolicy {
+  int yields = 4;  ///< rounds without progress, each after a yield of the processor, before it sleeps
+  std::chrono::milliseconds max_sleep{1'000};  ///< also while no communicator is due
+};
+inline constexpr DriverWaitPolicy driver_wait_policy;
 
 /// A turn of the intra-node engine (comm/intranode).
 struct IntranodeWaitPolicy {

@@ -39,13 +39,16 @@ struct PollSchedule {
   Time last_use{};         ///< of submit()
   Time last_unattended{};  ///< last time that no thread waited for a request
   Time last_poll{};        ///< of failures, while no thread drives
-  bool sleeping = false;   ///< the thread sleeps until a submission, since there was none for active_window
+  bool asleep = false;     ///< a submission must wake the thread: there was none for active_window
 
   bool is_active(Time now, const ProgressWaitPolicy& policy) const {
     return now - last_use < policy.active_window;
   }
-  std::chrono::microseconds period(Time now, const ProgressWaitPolicy& policy) const {
-    return now - last_unattended < policy.active_window ? policy.active_poll : policy.idle_poll;
+  /// When an active thread looks for requests next: at a multiple of the period, so that it does so for all
+  /// communicators at once.
+  Time next_look(Time now, const ProgressWaitPolicy& policy) const {
+    const auto period = now - last_unattended < policy.active_window ? policy.active_poll : policy.idle_poll;
+    return Time((now.time_since_epoch() / period + 1) * period);
   }
 };
 

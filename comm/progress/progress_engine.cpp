@@ -5,7 +5,6 @@
 
 #include "comm/core/deadline.h"
 #include "comm/core/error.h"
-#include "comm/os/helper_thread.h"
 
 namespace rz {
 
@@ -78,8 +77,8 @@ std::shared_ptr<Request> ProgressEngine::submit(std::span<const CollectiveCall> 
     const bool first = !inbox_.changed.exchange(true, std::memory_order_acq_rel);
     if (token_.has_driver()) {
       if (first) target_->wake();  // the driving thread may sleep in Progressable::wait()
-    } else if (schedule_.sleeping || bytes_of(group) >= options_.wake_bytes) {
-      work_arrived_.notify_one();
+    } else if (schedule_.asleep || bytes_of(group) >= options_.wake_bytes) {
+      wake_thread();
     }
   }
   if (!has_thread()) progress();
@@ -95,7 +94,7 @@ std::shared_ptr<Request> ProgressEngine::continue_inline(const CollectiveCall& c
   ++unfinished_;
   schedule_.last_use = request->deadline - options_.timeout;
   token_.release_inline();
-  if (schedule_.sleeping) work_arrived_.notify_one();
+  if (schedule_.asleep) wake_thread();
   return request;
 }
 
@@ -123,7 +122,7 @@ void ProgressEngine::wait(Request& request) {
   for (unsigned polls = 0; !request.is_complete();) {
     if (token_.try_acquire_driver()) {
       lock.unlock();
-      drive(&request);
+      drive(request);
       lock.lock();
       release_driver();
     } else if (token_.has_driver()) {
@@ -153,9 +152,18 @@ bool ProgressEngine::acquire_within(std::chrono::seconds limit, Lock& lock) {
 }
 
 void ProgressEngine::release_driver() {
+  hand_over();
+  if (unfinished_ > 0) wake_thread();
+}
+
+/// Releases the token; of the progress thread, which goes on by itself.
+void ProgressEngine::hand_over() {
   token_.release_driver();
   if (waiters_ > 0 || ending_.stopping) changed_.notify_all();
-  if (unfinished_ > 0) work_arrived_.notify_one();
+}
+
+void ProgressEngine::wake_thread() {
+  if (driver_) driver_->wake(*this);
 }
 
 void ProgressEngine::progress() noexcept {
@@ -163,7 +171,7 @@ void ProgressEngine::progress() noexcept {
   if (!token_.try_acquire_driver()) return;
   lock.unlock();
   try {
-    step(false);
+    if (!step(false)) target_->wait(max_wait(), false);
   } catch (...) {
     fail(std::current_exception());
   }
@@ -189,35 +197,33 @@ void ProgressEngine::run_exclusively(const std::function<void()>& f) {
   if (error) std::rethrow_exception(error);
 }
 
-/// Until that request is complete; for null, until there is nothing to do or a thread waits. Without the
-/// latter two threads would alternate during every call.
-void ProgressEngine::drive(const Request* until) {
-  const auto idle = [this] {
-    return in_flight_.requests.empty() && !inbox_.changed.load(std::memory_order_acquire);
-  };
-  while (until ? !until->is_complete() : !idle() && waiters_.load(std::memory_order_relaxed) == 0) {
+/// In wait(). It may spin, for ProgressWaitPolicy::spin_limit at most.
+void ProgressEngine::drive(const Request& until) {
+  while (!until.is_complete()) {
     try {
-      step(until != nullptr);
+      if (!step(true)) target_->wait(max_wait(), !in_flight_.idle.may_sleep());
     } catch (...) {
       return fail(std::current_exception());
     }
   }
 }
 
-/// `waited_for`: the driving thread is in wait(), so it may spin, for ProgressWaitPolicy::spin_limit at most.
-void ProgressEngine::step(bool waited_for) {
-  const bool eager = waited_for && !in_flight_.idle.may_sleep();
+std::chrono::microseconds ProgressEngine::max_wait() const {
+  return in_flight_.idle.may_sleep() ? options_.policy->max_sleep : options_.policy->max_wait;
+}
+
+/// True on progress. `waited_for`: the thread is in wait().
+bool ProgressEngine::step(bool waited_for) {
   if (inbox_.changed.load(std::memory_order_acquire)) accept();
-  const bool moved = target_->advance(eager, in_flight_.ended);
+  const bool moved = target_->advance(waited_for && !in_flight_.idle.may_sleep(), in_flight_.ended);
   end_calls();
-  if (moved && !in_flight_.idle.progressed()) return;
+  if (moved && !in_flight_.idle.progressed()) return true;
   // The clock is read before failures are polled: a process that was stopped for longer than the timeout then
   // receives the failure that the others have agreed on, instead of reporting a timeout of its own.
   const auto now = Clock::now();
   target_->poll(now, in_flight_.requests.empty() ? nullptr : in_flight_.requests.front().get(), waited_for);
-  if (moved) return;
-  in_flight_.idle.idle(now, *options_.policy);
-  target_->wait(in_flight_.idle.may_sleep() ? options_.policy->max_sleep : options_.policy->max_wait, eager);
+  if (!moved) in_flight_.idle.idle(now, *options_.policy);
+  return moved;
 }
 
 void ProgressEngine::accept() {
@@ -282,7 +288,7 @@ void ProgressEngine::abort(const std::string& reason) noexcept {
     if (ending_.failure) return;
     ending_.fail(std::make_exception_ptr(Error(Errc::aborted, reason, options_.rank)));
     inbox_.changed.store(true, std::memory_order_release);
-    work_arrived_.notify_one();
+    wake_thread();
   }
   if (!has_thread()) progress();
 }
@@ -310,51 +316,97 @@ void ProgressEngine::poll_idle(Lock& lock) {
 
 // ---- the progress thread
 
-void ProgressEngine::start_thread() {
+void ProgressEngine::start() {
   schedule_.last_poll = Clock::now();
-  if (options_.thread == ProgressOptions::joined) thread_ = helper_thread([this] { run_thread(); });
-  if (options_.thread == ProgressOptions::detached)
-    helper_thread([self = shared_from_this()] { self->run_thread(); }).detach();
-}
-
-void ProgressEngine::run_thread() {
-  const ProgressWaitPolicy& policy = *options_.policy;
-  const auto is_needed = [this] {
-    return (unfinished_ > 0 || inbox_.changed) && waiters_ == 0 && !token_.has_driver();
-  };
-  Lock lock(mutex_);
-  while (!ending_.stopping) {
-    const auto now = Clock::now(), next_poll = schedule_.last_poll + options_.failure_poll;
-    if (is_needed()) {
-      if (!drive_unattended(lock)) work_arrived_.wait_for(lock, policy.inline_poll);
-    } else if (now >= next_poll) {
-      poll_idle(lock);
-    } else if (schedule_.is_active(now, policy)) {
-      work_arrived_.wait_for(lock, schedule_.period(now, policy));
-    } else {
-      schedule_.sleeping = true;
-      work_arrived_.wait_until(lock, next_poll, [&] { return ending_.stopping || is_needed(); });
-      schedule_.sleeping = false;
-    }
+  if (options_.thread == ProgressOptions::none) return;
+  const bool shared = options_.thread == ProgressOptions::shared;
+  const auto driver =
+      shared ? ProgressDriver::of_process() : ProgressDriver::in_background(shared_from_this());
+  {
+    const std::lock_guard lock(mutex_);
+    driver_ = driver;
   }
-  lock.unlock();
-  finish();
+  if (shared) driver->add(*this);
 }
 
-/// False if an inline holder has the token. A request older than ProgressWaitPolicy::attended_grace counts as
-/// unattended: its caller probably does not wait for it.
-bool ProgressEngine::drive_unattended(Lock& lock) {
-  if (!token_.try_acquire_driver()) return false;
+Driven::Turn ProgressEngine::turn() noexcept {
+  Lock lock(mutex_);
+  schedule_.asleep = false;
+  if (ending_.stopping) {
+    lock.unlock();
+    if (options_.thread == ProgressOptions::own) finish(), driver_->stop();
+    return {.next = Time::max()};
+  }
+  const bool needed = (unfinished_ > 0 || inbox_.changed) && waiters_ == 0 && !token_.has_driver();
+  if (needed) return drive_unattended(lock);
+  if (Clock::now() >= schedule_.last_poll + options_.failure_poll) poll_idle(lock);
+  return next_turn();
+}
+
+Driven::Turn ProgressEngine::next_turn() {
+  const auto now = Clock::now();
+  const auto next_poll = schedule_.last_poll + options_.failure_poll;
+  schedule_.asleep = !schedule_.is_active(now, *options_.policy);
+  return {.next =
+              schedule_.asleep ? next_poll : std::min(next_poll, schedule_.next_look(now, *options_.policy))};
+}
+
+/// A request older than ProgressWaitPolicy::attended_grace counts as unattended: its caller probably does not
+/// wait for it.
+Driven::Turn ProgressEngine::drive_unattended(Lock& lock) {
+  const auto now = Clock::now();
+  if (!token_.try_acquire_driver()) return {.next = now + options_.policy->inline_poll};  // an inline call
   const auto& requests = in_flight_.requests.empty() ? inbox_.requests : in_flight_.requests;
-  const auto grace = options_.policy->attended_grace;
-  const bool unattended =
-      requests.empty() || Clock::now() > requests.front()->deadline - options_.timeout + grace;
+  const bool unattended = requests.empty() || now > requests.front()->deadline - options_.timeout +
+                                                        options_.policy->attended_grace;
   lock.unlock();
-  drive(nullptr);
+  const Turn turn = steps(now);
   lock.lock();
-  release_driver();
+  hand_over();
   if (unattended && waiters_ == 0) schedule_.last_unattended = Clock::now();
-  return true;
+  return unfinished_ == 0 || waiters_ > 0 ? next_turn() : turn;
+}
+
+/// Steps until one makes no progress, nothing is in flight, a thread waits, or the time of a turn is over.
+/// Without the third, two threads would alternate during every call.
+Driven::Turn ProgressEngine::steps(Time begin) {
+  const auto is_over = [&] {
+    return (in_flight_.requests.empty() && !inbox_.changed.load(std::memory_order_acquire)) ||
+           waiters_.load(std::memory_order_relaxed) > 0 || Clock::now() >= begin + options_.policy->max_turn;
+  };
+  bool moved = false;
+  try {
+    while (step(false)) {
+      moved = true;
+      if (is_over()) break;
+    }
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  return {moved ? Turn::moved : Turn::blocked, begin + max_wait()};
+}
+
+/// Takes the token for the time of the sleep: the thread that then waits for a request wakes the
+/// Progressable.
+Driven::Sleep ProgressEngine::begin_sleep() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ending_.stopping) return {};
+    // A thread that progresses the calls wakes this one if it leaves some.
+    if (unfinished_ == 0 || waiters_ > 0 || token_.has_driver()) return {.allowed = true};
+    if (inbox_.changed || !token_.try_acquire_driver()) return {};
+  }
+  const int descriptor = target_->begin_sleep();
+  if (descriptor >= 0) return {.allowed = true, .descriptor = descriptor};
+  const std::lock_guard lock(mutex_);
+  hand_over();
+  return {};
+}
+
+void ProgressEngine::end_sleep() noexcept {
+  target_->end_sleep();
+  const std::lock_guard lock(mutex_);
+  hand_over();
 }
 
 // ---- the end
@@ -365,13 +417,15 @@ void ProgressEngine::stop() noexcept {
   ending_.stop();
   inbox_.changed.store(true, std::memory_order_release);
   target_->wake();
-  work_arrived_.notify_all();
-  if (options_.thread == ProgressOptions::detached) {
+  if (options_.thread == ProgressOptions::own) {
+    wake_thread();
     changed_.wait_for(lock, max_departure, [this] { return unfinished_ == 0; });
     return;
   }
+  const auto driver = std::move(driver_);
   lock.unlock();
-  thread_.joinable() ? thread_.join() : finish();
+  if (driver) driver->remove(*this);
+  finish();
 }
 
 /// Keeps the token, so that no thread drives from now on. A thread that still drives was woken and sees

@@ -1,12 +1,15 @@
 #pragma once
 /// Progress engine of a communicator. Requests are progressed by exactly one thread at a time, the holder of
-/// the progress token: a thread in Work::wait(), otherwise the progress thread. All others sleep. The engine
-/// knows no collective and no transport: it drives a Progressable.
+/// the progress token: a thread in Work::wait(), otherwise a progress thread
+/// (comm/progress/progress_driver.h). All others sleep. The engine knows no collective and no transport: it
+/// drives a Progressable.
 ///
-/// The progress thread polls for unattended requests every 1 ms if there was one in the last second,
-/// otherwise every 16 ms, since each poll competes with the ranks for cores. After 1 s without a call it
-/// sleeps; a submission then wakes it. A submission does not wake it before, since callers mostly wait at
-/// once and then drive the request themselves. While no thread drives it polls for failures.
+/// The progress thread looks for unattended requests every 1 ms if there was one in the last second,
+/// otherwise every 16 ms, since each look competes with the ranks for cores. After 1 s without a call it
+/// does not look; a submission then wakes it. A submission does not wake it before, since callers mostly wait
+/// at once and then drive the request themselves. While no thread drives it polls for failures. It holds the
+/// token only during a step of this engine and while it sleeps until the engine's next event, so that a
+/// caller never waits for the step of another communicator.
 
 #include <atomic>
 #include <condition_variable>
@@ -17,12 +20,12 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "comm/os/process.h"
 #include "comm/os/wait_policy.h"
 #include "comm/progress/driving_state.h"
+#include "comm/progress/progress_driver.h"
 #include "comm/progress/progress_token.h"
 #include "comm/progress/progressable.h"
 #include "comm/progress/request.h"
@@ -31,30 +34,31 @@ namespace rz {
 
 struct ProgressOptions {
   enum Thread {
-    none,     ///< requests progress only in submit(), wait(), Request::done() and abort()
-    joined,   ///< stop() ends it
-    detached  ///< stop() lets it close the Progressable in the background
+    none,    ///< requests progress only in submit(), wait(), Request::done() and abort()
+    shared,  ///< that of the process
+    own      ///< one of its own; stop() lets it close the Progressable in the background
   };
 
   int rank = 0;                                ///< for messages
   std::chrono::milliseconds timeout{600'000};  ///< of one request, from its submission
-  Thread thread = joined;
+  Thread thread = shared;
   std::chrono::milliseconds failure_poll{1'000};  ///< period of poll_idle(), while no thread drives
   std::size_t wake_bytes = ~std::size_t{0};       ///< a submission of so many bytes wakes the thread
   const ProgressWaitPolicy* policy = &normal_wait_policy.progress;
 };
 
-class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
+class ProgressEngine final : public Driven, public std::enable_shared_from_this<ProgressEngine> {
  public:
   ProgressEngine(std::unique_ptr<Progressable>, const ProgressOptions&);
   ~ProgressEngine();
 
-  void start_thread();
-  /// Fails all pending requests with Errc::aborted and closes the Progressable. Waits a few seconds at most
-  /// for another driving thread.
+  /// Begins to be progressed by the thread of the options.
+  void start();
+  /// Not on the progress thread. Fails all pending requests with Errc::aborted and closes the Progressable.
+  /// Waits a few seconds at most for another driving thread.
   void stop() noexcept;
-  /// Replaces the destructor in a child of fork(), which has no progress thread, and whose condition
-  /// variables may have waiters that do not exist there. Abandons the Progressable if no thread held the
+  /// Replaces the destructor in a child of fork(), which has no progress thread, and whose condition variable
+  /// may have waiters that do not exist there. Abandons the Progressable if no thread held the
   /// token at fork().
   void abandon() noexcept;
 
@@ -104,16 +108,24 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
 
   [[noreturn]] void fail_in_child() const;
   std::shared_ptr<Request> make_request(std::span<const CollectiveCall>);
-  void run_thread();
   void finish() noexcept;
+  // Of the progress thread.
+  Turn turn() noexcept override;
+  Sleep begin_sleep() noexcept override;
+  void end_sleep() noexcept override;
   // These require the mutex.
   bool acquire_within(std::chrono::seconds limit, Lock&);
   void release_driver();
+  void hand_over();
+  void wake_thread();
   void poll_idle(Lock&);
-  bool drive_unattended(Lock&);
+  Turn drive_unattended(Lock&);
+  Turn next_turn();
   // These require the token.
-  void drive(const Request* until);
-  void step(bool waited_for);
+  void drive(const Request& until);
+  bool step(bool waited_for);
+  std::chrono::microseconds max_wait() const;
+  Turn steps(Time begin);
   void accept();
   void end_calls();
   void fail(const std::exception_ptr&) noexcept;
@@ -138,14 +150,14 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
 
   // Guarded by mutex_.
   std::mutex mutex_;
-  std::condition_variable changed_;       // for waiters: a request ended, or no thread drives
-  std::condition_variable work_arrived_;  // for the progress thread
+  std::condition_variable changed_;  // for waiters: a request ended, or no thread drives
   struct Inbox {
     std::deque<std::shared_ptr<Request>> requests;
     std::atomic<bool> changed{false};  // requests or ending_ changed
   } inbox_;
   std::atomic<int> waiters_{0};  // threads that wait for the token; also read without the mutex
   PollSchedule schedule_;
+  std::shared_ptr<ProgressDriver> driver_;  // null without a thread
 
   // Used with the token.
   struct InFlight {
@@ -153,8 +165,6 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
     std::vector<Request*> ended;                    // one for each call that ended in this step
     IdleTime idle;
   } in_flight_;
-
-  std::thread thread_;
 };
 
 }  // namespace rz

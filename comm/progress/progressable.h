@@ -29,6 +29,12 @@ class Progressable {
   virtual void poll_idle() = 0;
   /// Sleeps until something may have changed, at most `max`. `eager`: it may spin first.
   virtual void wait(std::chrono::microseconds max, bool eager) = 0;
+  /// For a thread that waits for several communicators at once. Returns a descriptor that is readable once
+  /// something may have changed or after wake(); end_sleep() must follow. Returns -1 if something may have
+  /// changed. Without such a descriptor it waits itself, for a millisecond at most, and returns -1.
+  virtual int begin_sleep() = 0;
+  /// Ends begin_sleep() >= 0. In between only wake() and abort() are called.
+  virtual void end_sleep() {}
   /// Makes wait() return. Any thread.
   virtual void wake() noexcept {}
 

@@ -33,10 +33,21 @@ void LinkMonitor::progress() {
 
 void LinkMonitor::wait(std::chrono::microseconds most, bool eager) {
   waiter_.wait(
-      most, eager, [&] { return has_event(); },
-      [&](bool asleep) {
-        for (MonitoredLinks* links : memory_links_) links->set_sleeping(asleep);
-      });
+      most, eager, [&] { return has_event(); }, [&](bool asleep) { set_sleeping(asleep); });
+}
+
+int LinkMonitor::begin_sleep() {
+  const bool begun =
+      waiter_.begin_sleep([&] { return has_event(); }, [&](bool asleep) { set_sleeping(asleep); });
+  return begun ? waiter_.poller().descriptor() : -1;
+}
+
+void LinkMonitor::end_sleep() {
+  waiter_.end_sleep([&](bool asleep) { set_sleeping(asleep); });
+}
+
+void LinkMonitor::set_sleeping(bool asleep) {
+  for (MonitoredLinks* links : memory_links_) links->set_sleeping(asleep);
 }
 
 /// An event in memory for which wait() must return.

@@ -59,6 +59,8 @@ class LinkMonitor {
 
   void progress();
   void wait(std::chrono::microseconds most, bool eager);
+  int begin_sleep();
+  void end_sleep();
   void wake() noexcept { waiter_.wake(); }
   void abort(const Failure&) noexcept;
   void query_waits();
@@ -75,6 +77,7 @@ class LinkMonitor {
  private:
   std::optional<Failure> group_failure() const;
   bool has_event();
+  void set_sleeping(bool);
   void throw_if_failed();
   void send_wait_message(int peer, const WaitMessage&);
 

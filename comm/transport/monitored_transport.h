@@ -16,6 +16,8 @@ class MonitoredTransport : public Transport {
  public:
   void progress() final { monitor_->progress(); }
   void wait(std::chrono::microseconds most, bool eager) final { monitor_->wait(most, eager); }
+  int begin_sleep() final { return monitor_->begin_sleep(); }
+  void end_sleep() final { monitor_->end_sleep(); }
   void wake() noexcept final { monitor_->wake(); }
   void abort(const Failure& failure) noexcept final { monitor_->abort(failure); }
   void query_waits() final { monitor_->query_waits(); }

@@ -7,6 +7,8 @@
 
 namespace rz {
 
+int Transport::begin_sleep() { return wait(std::chrono::milliseconds(1), false), -1; }
+
 std::size_t Transport::receive(int peer, Channel lane, std::span<std::byte> into) {
   std::size_t done = 0;
   CallSignature signature;

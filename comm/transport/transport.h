@@ -53,6 +53,13 @@ class Transport {
   /// Makes wait() return. Any thread.
   virtual void wake() noexcept = 0;
 
+  /// For a thread that waits for several transports at once. Returns a descriptor that is readable once
+  /// something may have changed or after wake(); end_sleep() must follow. Returns -1 if something may have
+  /// changed already. The default waits for up to 1 ms and returns -1.
+  virtual int begin_sleep();
+  /// Ends begin_sleep() >= 0. In between only wake() and abort() are called.
+  virtual void end_sleep() {}
+
   /// Fails the group: progress() throws on every rank within bounded time. Idempotent; does not block. Any
   /// thread.
   virtual void abort(const Failure&) noexcept = 0;

@@ -41,16 +41,32 @@ class TransportWaiter {
   /// doorbell.
   template <class HasEvent, class SetSleeping>
   void wait(std::chrono::microseconds most, bool eager, HasEvent has_event, SetSleeping set_sleeping) {
-    const auto ready = [&] { return (woken_.load() && woken_.exchange(false)) || has_event(); };
+    const auto ready = [&] { return was_woken() || has_event(); };
     if (std::exchange(event_pending_, false) || ready()) return;
     if (spin(eager, ready)) return;
     set_sleeping(true);
     if (!ready()) poller_.poll(std::min<std::chrono::microseconds>(most, policy_.max_sleep));
+    end_sleep(set_sleeping);
+  }
+
+  /// The part of wait() before a sleep on the poller's descriptor. False: something has changed. Otherwise
+  /// end_sleep() must follow.
+  template <class HasEvent, class SetSleeping>
+  bool begin_sleep(HasEvent has_event, SetSleeping set_sleeping) {
+    if (std::exchange(event_pending_, false) || was_woken() || has_event()) return false;
+    set_sleeping(true);
+    if (!was_woken() && !has_event()) return true;
+    end_sleep(set_sleeping);
+    return false;
+  }
+  template <class SetSleeping>
+  void end_sleep(SetSleeping set_sleeping) {
     set_sleeping(false);
     next_poll_ = {};
   }
 
  private:
+  bool was_woken() { return woken_.load() && woken_.exchange(false); }
   // These return true after an event. An eager thread spins.
   template <class Ready>
   bool spin(bool eager, Ready ready) {

@@ -326,7 +326,7 @@ TEST(Communicator, ALateRankIsAwaited) {
   });
 }
 
-// Each poll of a progress thread takes the core from a rank in the middle of a call.
+// Each poll of the progress thread takes the core from a rank in the middle of a call.
 TEST(Communicator, TheProgressThreadRarelyPollsWhileCallsAreAttended) {
   run_ranks(2, [&](int rank, auto store) {
     const auto others = threads_of_process();
@@ -337,7 +337,7 @@ TEST(Communicator, TheProgressThreadRarelyPollsWhileCallsAreAttended) {
     std::set<int> progress;
     for (const int t : threads_of_process())
       if (!others.contains(t) && t != ranks[0] && t != ranks[1]) progress.insert(t);
-    EXPECT_EQ(progress.size(), 2u);
+    EXPECT_EQ(progress.size(), 1u) << "one for both ranks";
     std::vector<float> x(200'000);  // so large that it becomes a request
     int quiet = 0;
     for (int window = 0; window < 40 && !quiet; ++window) {  // a machine that stops a rank makes threads poll
@@ -348,7 +348,7 @@ TEST(Communicator, TheProgressThreadRarelyPollsWhileCallsAreAttended) {
         more = std::chrono::steady_clock::now() < end;
         comm.broadcast({&more, 1}, 0).wait();
       }
-      quiet = sleeps(progress) - before < 50;  // 13 times a thread; every millisecond would be 200 times
+      quiet = sleeps(progress) - before < 50;  // 13 times; every millisecond would be 200 times
       comm.all_reduce({&quiet, 1}, ReduceOp::max).wait();
     }
     EXPECT_TRUE(quiet);

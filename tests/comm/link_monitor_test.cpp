@@ -3,6 +3,7 @@
 #include "comm/transport/link_monitor.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <array>
 #include <vector>
@@ -192,6 +193,35 @@ TEST_F(MonitorOfMemory, AChangeAfterTheLastLookIsSeenBeforeItSleeps) {
   EXPECT_EQ(links.sleeps, one_sleep);
   EXPECT_EQ(links.looks, links.looks_awake + 1);
   EXPECT_FALSE(links.has_changed);
+}
+
+/// True if `descriptor` is readable.
+bool is_readable(int descriptor) {
+  pollfd file{descriptor, POLLIN, 0};
+  return poll(&file, 1, 0) == 1;
+}
+
+TEST_F(MonitorOfMemory, ASleepOutsideWaitHasADescriptorThatAWakeMakesReadable) {
+  const int descriptor = monitor.begin_sleep();
+  EXPECT_EQ(links.sleeps, std::vector{true});
+  EXPECT_FALSE(is_readable(descriptor));
+  monitor.wake();
+  EXPECT_TRUE(is_readable(descriptor));
+  monitor.end_sleep();
+  EXPECT_EQ(links.sleeps, one_sleep);
+  EXPECT_EQ(monitor.begin_sleep(), -1) << "the wake has not been seen";
+}
+
+TEST_F(MonitorOfMemory, NoSleepBeginsAfterAChange) {
+  links.has_changed = true;
+  EXPECT_EQ(monitor.begin_sleep(), -1);
+  EXPECT_TRUE(links.sleeps.empty());
+  links.changes_before_sleep = true;
+  EXPECT_EQ(monitor.begin_sleep(), -1) << "after the last look";
+  EXPECT_EQ(links.sleeps, one_sleep);
+  ring();
+  monitor.progress();
+  EXPECT_EQ(monitor.begin_sleep(), -1) << "progress() has seen an event";
 }
 
 TEST_F(MonitorOfMemory, AnEventThatProgressHasSeenEndsOneWait) {

@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 class Calls final : public Progressable {
  public:
   struct Shared {
-    std::atomic<bool> open{true};
+    std::atomic<bool> open{true}, broken{false};  // a broken one throws in advance()
     std::atomic<int> inside{0}, ended{0}, polls{0}, failures{0}, closed{0};
     std::atomic<std::thread::id> driver{};
   };
@@ -36,6 +36,7 @@ class Calls final : public Progressable {
   void adopt(Request& request) { queue_.push_back(&request); }
   bool advance(bool, std::vector<Request*>& ended) override {
     const Turn turn(shared_);
+    if (shared_.broken) throw Error(Errc::peer_lost, "rank 1 is lost", 1);
     if (!shared_.open || queue_.empty()) return false;
     ended.push_back(queue_.front());
     queue_.erase(queue_.begin());
@@ -45,6 +46,7 @@ class Calls final : public Progressable {
   void poll(Time, const Request*, bool) override {}
   void poll_idle() override { ++shared_.polls; }
   void wait(std::chrono::microseconds, bool) override { std::this_thread::yield(); }
+  int begin_sleep() override { return std::this_thread::yield(), -1; }
   void fail(const std::exception_ptr&, bool) noexcept override {
     const Turn turn(shared_);
     queue_.clear();
@@ -71,7 +73,7 @@ struct Engine {
     auto made = std::make_unique<Calls>(shared);
     calls = made.get();
     engine = std::make_shared<ProgressEngine>(std::move(made), options);
-    engine->start_thread();
+    engine->start();
   }
   ~Engine() { engine->stop(); }
 
@@ -245,6 +247,66 @@ TEST(ProgressEngine, NothingRunsBesideAnExclusiveFunction) {
     std::this_thread::sleep_for(20ms);
   });
   waiting.join();
+}
+
+/// Waits without driving, for another thread.
+bool ends(const Request& request) {
+  for (const Deadline end = Deadline::after(10s); !request.done() && !end.expired();)
+    std::this_thread::sleep_for(1ms);
+  return request.done();
+}
+
+TEST(ProgressEngine, OneThreadDrivesAllOfAProcess) {
+  Engine engines[3];
+  for (Engine& e : engines) EXPECT_TRUE(ends(*e.engine->submit({&call, 1})));
+  for (const Engine& e : engines) EXPECT_EQ(e.shared.driver.load(), engines[0].shared.driver.load());
+}
+
+TEST(ProgressEngine, OneThatMakesNoProgressDoesNotDelayOthers) {
+  Engine stuck, other;
+  stuck.shared.open = false;
+  const auto request = stuck.engine->submit({&call, 1});
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(ends(*other.engine->submit({&call, 1})));
+  EXPECT_FALSE(request->done());
+  stuck.shared.open = true;
+  EXPECT_TRUE(ends(*request));
+}
+
+TEST(ProgressEngine, AFailureEndsOnlyItsOwnRequests) {
+  Engine broken, other;
+  broken.shared.broken = true;
+  const auto request = broken.engine->submit({&call, 1});
+  EXPECT_TRUE(ends(*request));
+  EXPECT_EQ(test::error_of([&] { request->wait(); }).code(), Errc::peer_lost);
+  EXPECT_TRUE(ends(*other.engine->submit({&call, 1})));
+  EXPECT_EQ(other.shared.failures, 0);
+}
+
+TEST(ProgressEngine, ACallerTakesOverFromTheThread) {
+  Engine e;
+  e.shared.open = false;
+  const auto request = e.engine->submit({&call, 1});
+  for (const Deadline end = Deadline::after(10s);
+       e.shared.driver.load() == std::thread::id() && !end.expired();)
+    std::this_thread::sleep_for(1ms);
+  EXPECT_NE(e.shared.driver.load(), std::this_thread::get_id());
+  std::thread opening([&] {
+    std::this_thread::sleep_for(20ms);
+    e.shared.open = true;
+  });
+  request->wait();
+  opening.join();
+  EXPECT_EQ(e.shared.driver.load(), std::this_thread::get_id());
+}
+
+TEST(ProgressEngine, OneWithAThreadOfItsOwnClosesInTheBackground) {
+  Engine e({.thread = ProgressOptions::own});
+  EXPECT_TRUE(ends(*e.engine->submit({&call, 1})));
+  e.engine->stop();
+  for (const Deadline end = Deadline::after(10s); e.shared.closed == 0 && !end.expired();)
+    std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(e.shared.closed, 1);
+  EXPECT_EQ(e.shared.failures, 0);
 }
 
 TEST(ProgressEngine, FailuresArePolledWhileNobodyDrives) {

@@ -25,11 +25,11 @@ class MpiBackend final : public Backend {
         engine_(std::make_shared<ProgressEngine>(
             std::move(calls), ProgressOptions{.rank = rank,
                                               .timeout = options.timeout,
-                                              .thread = runtime.thread_multiple() ? ProgressOptions::detached
+                                              .thread = runtime.thread_multiple() ? ProgressOptions::own
                                                                                   : ProgressOptions::none,
                                               .failure_poll = idle_poll,
                                               .wake_bytes = min_thread_wake_bytes})) {
-    engine_->start_thread();
+    engine_->start();
   }
   ~MpiBackend() override {
     runtime_.begin_departure();

@@ -36,6 +36,8 @@ class MpiCalls final : public Progressable {
   void poll(Time now, const Request* oldest, bool waited_for) override;
   void poll_idle() override;
   void wait(std::chrono::microseconds max, bool eager) override;
+  /// MPI has no descriptor.
+  int begin_sleep() override { return wait({}, false), -1; }
   void fail(const std::exception_ptr&, bool destroyed) noexcept override;
   /// Departs from the group, and ends the departure that the runtime waits for.
   void close() noexcept override;

@@ -30,6 +30,8 @@ class Dispatcher final : public Progressable {
   void poll(Time now, const Request* oldest, bool waited_for) override;
   void poll_idle() override { transport_->progress(); }
   void wait(std::chrono::microseconds max, bool eager) override { transport_->wait(max, eager); }
+  int begin_sleep() override { return transport_->begin_sleep(); }
+  void end_sleep() override { transport_->end_sleep(); }
   void wake() noexcept override { transport_->wake(); }
   void fail(const std::exception_ptr&, bool destroyed) noexcept override;
   void abort(const std::string& reason) noexcept override;

@@ -22,7 +22,7 @@ class NativeBackend final : public Backend {
         engine_(std::make_shared<ProgressEngine>(
             std::move(dispatcher),
             ProgressOptions{.rank = rank, .timeout = options.timeout, .policy = &dispatcher_.policy()})) {
-    engine_->start_thread();
+    engine_->start();
   }
   ~NativeBackend() override { engine_->stop(); }
   void abandon() noexcept override { engine_->abandon(); }

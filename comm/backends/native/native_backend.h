@@ -11,7 +11,7 @@
 namespace rz {
 
 /// Backend of rank `rank` of a group of `size`. Errc::config if options.algorithm does not fit the group.
-/// Starts the progress thread.
+/// The process's progress thread drives it (comm/progress/progress_driver.h).
 std::unique_ptr<Backend> make_native_backend(int rank, int size, std::unique_ptr<Transport>,
                                              const NativeOptions&);
 
