@@ -1,8 +1,13 @@
 #include "sharding/world/world.h"
 
+#include <chrono>
 #include <cstdio>
+#include <optional>
+#include <string_view>
+#include <thread>
 #include <utility>
 
+#include "comm/core/deadline.h"
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
 #include "sharding/world/rank_agreement.h"
@@ -64,22 +69,55 @@ void print_failure(int rank, const char* what) {
   std::fprintf(stderr, "rank %d: %s\n", rank, what);
 }
 
+/// How long a rank waits for the report of another one before it prints its own error.
+constexpr std::chrono::milliseconds report_time(500);
+
+/// The failure of the group that this rank learns of within report_time.
+std::optional<Error> find_failure(World& world) {
+  const Deadline end = Deadline::after(report_time);
+  do {
+    try {
+      world.communicator().synchronize(Stream());
+    } catch (const Error& e) {
+      return e;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  } while (!end.expired());
+  return {};
+}
+
+/// True if another rank prints the cause of this rank's error.
+bool is_printed_elsewhere(World& world, const Error& mine) {
+  if (mine.code() == Errc::aborted) return true;  // with the error of the rank that aborted
+  // A rank that throws first destroys its engines, whose peers lose it, and then aborts the world.
+  const bool lost = mine.code() == Errc::peer_lost;
+  // Errors of one command line are thrown by every rank; rank 0 prints them.
+  const bool common = mine.code() == Errc::config && !world.is_main();
+  if (!lost && !common) return false;
+  const auto failure = find_failure(world);
+  return failure && failure->code() == Errc::aborted &&
+         (lost || std::string_view(mine.what()).starts_with(failure->what()));
+}
+
+int end_with(World& world, const Error& e) {
+  const int status = e.code() == Errc::config ? 2 : 1;
+  if (e.code() == Errc::config && e.culprit() >= 0) {  // thrown by all ranks, with the rank that has it
+    if (e.culprit() == world.rank()) print_failure(world.rank(), e.what());
+    return status;
+  }
+  if (!is_printed_elsewhere(world, e)) print_failure(world.rank(), e.what());
+  world.communicator().abort(e.what());
+  return status;
+}
+
 int run_and_report(World& world, const std::function<void(World&)>& body) {
   try {
     body(world);
     return 0;
   } catch (const Error& e) {
-    // All ranks throw the same error of the configuration (check_on_all_ranks), with the rank that has it.
-    const bool agreed = e.code() == Errc::config && e.culprit() >= 0;
-    // The rank that aborted has printed its error.
-    const bool printed_elsewhere = e.code() == Errc::aborted || (agreed && e.culprit() != world.rank());
-    if (!printed_elsewhere) print_failure(world.rank(), e.what());
-    if (!agreed) world.communicator().abort(e.what());
-    return e.code() == Errc::config ? 2 : 1;
+    return end_with(world, e);
   } catch (const std::exception& e) {
-    print_failure(world.rank(), e.what());
-    world.communicator().abort(e.what());
-    return 1;
+    return end_with(world, Error(Errc::system, e.what()));
   }
 }
 

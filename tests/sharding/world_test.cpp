@@ -3,15 +3,20 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "sharding/engine/parse_arguments.h"
 #include "sharding/world/spawn.h"
 #include "tests/support/error_of.h"
 
@@ -124,6 +129,101 @@ TEST(World, ACommunicatorOfItsOwnDoesNotMeetOtherCalls) {
     second.wait(), first.wait();
     require(a == 2 && b == 4, Errc::system, a, " and ", b);
   });
+}
+
+// ---- run_entrypoint
+
+/// Processes that run_entrypoint runs, as a launcher starts them.
+class Launch {
+ public:
+  Launch(int ranks, const std::function<void(World&)>& body) {
+    for (int rank = 0; rank < ranks; ++rank) pids_.push_back(start(rank, ranks, body));
+    for (const pid_t pid : pids_) {
+      int status = 0;
+      ::waitpid(pid, &status, 0);
+      statuses.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+    }
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::ifstream file(folder_.file(rank));
+      for (std::string line; std::getline(file, line);) errors.push_back(line);
+    }
+  }
+
+  std::vector<int> statuses;
+  std::vector<std::string> errors;  ///< lines of standard error, rank by rank
+
+ private:
+  pid_t start(int rank, int ranks, const std::function<void(World&)>& body) {
+    const pid_t pid = ::fork();
+    if (pid != 0) return pid;
+    ::alarm(50);
+    for (const char* name : {"RANK", "LOCAL_RANK"}) ::setenv(name, concat(rank).c_str(), 1);
+    for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) ::setenv(name, concat(ranks).c_str(), 1);
+    for (const char* name : {"RZ_LAUNCH", "TORCHELASTIC_RUN_ID"})
+      ::setenv(name, concat("world_test-", ::getppid(), "-", number_).c_str(), 1);
+    ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+    ::setenv("MASTER_PORT", "29500", 1);
+    if (!std::freopen(folder_.file(rank).c_str(), "w", stderr)) ::_exit(3);
+    const int status = run_entrypoint(body);
+    std::fflush(nullptr);
+    ::_exit(status);
+  }
+
+  static inline int launches_ = 0;
+  const int number_ = launches_++;
+  const Folder folder_;
+  std::vector<pid_t> pids_;
+};
+
+using Lines = std::vector<std::string>;
+
+TEST(Entrypoint, AnErrorOfTheCommonCommandLineIsPrintedOnce) {
+  const Launch launch(3, [](World& world) {
+    if (world.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const char* const words[] = {"program", "--learn_rate", "1"};
+    parse_arguments(3, words);
+  });
+  EXPECT_EQ(launch.errors, Lines{"rank 0: --learn_rate: unknown flag; nearest: --learning_rate"});
+  EXPECT_EQ(launch.statuses, (std::vector{2, 2, 2}));
+}
+
+TEST(Entrypoint, AnErrorOfOneRankIsPrintedByIt) {
+  const Launch launch(3, [](World& world) {
+    if (world.rank() == 1) fail(Errc::config, "data.bin: empty");
+    world.wait_for_everyone();
+  });
+  EXPECT_EQ(launch.errors, Lines{"rank 1: data.bin: empty"});
+  EXPECT_EQ(launch.statuses, (std::vector{1, 2, 1}));
+}
+
+TEST(Entrypoint, DifferentErrorsAreAllPrinted) {
+  const Launch launch(2, [](World& world) { fail(Errc::config, "file ", world.rank(), ": empty"); });
+  EXPECT_EQ(launch.errors, (Lines{"rank 0: file 0: empty", "rank 1: file 1: empty"}));
+  EXPECT_EQ(launch.statuses, (std::vector{2, 2}));
+}
+
+// The rank that throws destroys the communicator in which the others wait.
+TEST(Entrypoint, AnErrorReachesRanksThatWaitInAnotherCommunicator) {
+  const Launch launch(3, [](World& world) {
+    Communicator own = world.new_communicator();
+    own.barrier().wait();
+    if (world.rank() == 1) fail(Errc::io, "weights.bin: damaged");
+    own.barrier().wait();
+  });
+  EXPECT_EQ(launch.errors, Lines{"rank 1: weights.bin: damaged"});
+  EXPECT_EQ(launch.statuses, (std::vector{1, 1, 1}));
+}
+
+TEST(Entrypoint, ALostRankIsNamedByTheOthers) {
+  const Launch launch(3, [](World& world) {
+    Communicator own = world.new_communicator();
+    own.barrier().wait();
+    if (world.rank() == 1) ::raise(SIGKILL);
+    own.barrier().wait();
+  });
+  EXPECT_EQ(launch.statuses, (std::vector{1, 128 + SIGKILL, 1}));
+  ASSERT_FALSE(launch.errors.empty());
+  for (const std::string& line : launch.errors) EXPECT_NE(line.find("rank 1 "), line.npos) << line;
 }
 
 }  // namespace
