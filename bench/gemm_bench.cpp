@@ -1,7 +1,7 @@
 // Times the matrix products of a training step with each BLAS library of this build, in the scheme of
-// tensor/kernels/gemm.cpp: single-threaded calls on blocks, which are distributed over the threads of the
-// stream. The libraries are interleaved in one run, so that other load on the machine affects both alike.
-// Prints medians.
+// tensor/kernels/linear_algebra/gemm.cpp: single-threaded calls on blocks, which are distributed over the
+// threads of the stream. The libraries are interleaved in one run, so that other load on the machine affects
+// both alike. Prints medians.
 
 #include <algorithm>
 #include <chrono>
@@ -9,7 +9,7 @@
 #include <functional>
 #include <vector>
 
-#include "tensor/kernels/gemm.h"
+#include "tensor/kernels/linear_algebra/gemm.h"
 
 #ifdef RZ_BENCH_DNNL
 #include <dnnl.h>

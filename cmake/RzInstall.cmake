@@ -9,7 +9,8 @@ file(GLOB rz_headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS comm/*.h c
      autograd_lite/models/*.h sharding/*/*.h sharding/data/*/*.h sharding/engine/*/*.h sharding/stores/*/*.h
      sharding/strategies/*/*.h sharding/update/*/*.h)
 list(APPEND rz_headers comm/device/allocate.h comm/device/caching_allocator.h comm/device/graph.h comm/device/memory.h
-     comm/device/stream.h comm/os/thread_team.h tensor/kernels/step_outcome.h tensor/kernels/superaccumulator.h)
+     comm/device/stream.h comm/os/thread_team.h tensor/kernels/scalar/step_outcome.h
+     tensor/kernels/scalar/superaccumulator.h)
 if(RZ_HAVE_MPI)
   list(APPEND rz_headers comm/backends/mpi/mpi.h comm/backends/backend_factory.h comm/backends/composite_backend.h
        comm/device/cuda_runtime.h)

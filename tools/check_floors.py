@@ -8,15 +8,24 @@ that no two rooms include each other. A folder with sources that is no room is r
 import os, re, sys
 
 DEVICE = 'comm/core comm/os comm/device '
-TENSOR = 'comm/core comm/device tensor tensor/kernels '
+KERNELS = 'comm/core comm/device tensor tensor/kernels/scalar tensor/kernels '
+TENSOR = KERNELS + 'tensor/kernels/optimizer '
 MODEL = 'comm comm/core comm/device autograd_lite autograd_lite/models tensor '
 ROOMS = {
     'comm/core': '',
     'comm/os': 'comm/core',
     'comm/device': 'comm/core comm/os',
     'tensor': 'comm/core comm/device',
-    'tensor/kernels': 'comm/core comm/device tensor',
-    'tensor/kernels/losses': 'comm/core comm/device tensor tensor/kernels',
+    'tensor/kernels/scalar': 'comm/core',
+    'tensor/kernels': 'comm/core comm/device tensor tensor/kernels/scalar',
+    'tensor/kernels/elementwise': KERNELS,
+    'tensor/kernels/dropout': KERNELS,
+    'tensor/kernels/linear_algebra': KERNELS,
+    'tensor/kernels/normalization': KERNELS,
+    'tensor/kernels/attention': KERNELS + 'tensor/kernels/dropout',
+    'tensor/kernels/embedding': KERNELS,
+    'tensor/kernels/losses': KERNELS,
+    'tensor/kernels/optimizer': KERNELS,
     'autograd_lite': 'comm/core comm/device tensor',
     'autograd_lite/models': 'comm/core autograd_lite tensor',
     # Public headers: they include no other folder of their own floor.
@@ -97,7 +106,7 @@ ROOMS = {
                        'sharding/strategies sharding/huggingface sharding/world sharding/engine tools/command_line '
                        'tools/train_gpt/report sharding/data/tokens',
     # Stand-alone programs, which time internal parts of a library.
-    'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels',
+    'bench': 'comm comm/core comm/device comm/net comm/reduce tensor tensor/kernels/linear_algebra',
     'bench/support': 'comm comm/core comm/device tools/command_line bench',
     'bench/harness': 'comm comm/core comm/device tools/command_line bench bench/support',
     'bench/perf': 'bench/harness',

@@ -6,7 +6,7 @@
 
 #include "comm/device/memory.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/optimizer.h"
+#include "tensor/kernels/optimizer/optimizer.h"
 
 namespace rz {
 

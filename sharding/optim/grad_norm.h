@@ -9,7 +9,7 @@
 
 #include "comm/communicator.h"
 #include "comm/device/stream.h"
-#include "tensor/kernels/superaccumulator.h"
+#include "tensor/kernels/scalar/superaccumulator.h"
 #include "tensor/tensor.h"
 
 namespace rz {

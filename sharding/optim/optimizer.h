@@ -15,7 +15,7 @@
 #include "comm/device/stream.h"
 #include "sharding/optim/grad_norm.h"
 #include "sharding/optim/parameter_group.h"
-#include "tensor/kernels/step_outcome.h"
+#include "tensor/kernels/scalar/step_outcome.h"
 
 namespace rz {
 

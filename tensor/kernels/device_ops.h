@@ -1,6 +1,6 @@
 #pragma once
-/// The operators on CUDA devices, as a table. In a build with CUDA the .cu files of this directory fill it;
-/// in tests, the same files compiled for an emulated device.
+/// The operators on CUDA devices, as a table. In a build with CUDA the .cu files of the rooms below this
+/// folder fill it; in tests, the same files compiled for an emulated device.
 
 #include "tensor/kernels/device_optimizer.h"
 #include "tensor/loss_ops.h"

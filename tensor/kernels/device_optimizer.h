@@ -1,6 +1,6 @@
 #pragma once
 /// Optimizer updates and gradient norms on a device: many buffers in few launches, bit-identical to
-/// tensor/kernels/optimizer.h. Never blocks the host.
+/// tensor/kernels/optimizer/optimizer.h. Never blocks the host.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 #include "comm/core/types.h"
 #include "comm/device/stream.h"
-#include "tensor/kernels/optimizer_step.h"
-#include "tensor/kernels/step_outcome.h"
-#include "tensor/kernels/superaccumulator.h"
+#include "tensor/kernels/scalar/optimizer_step.h"
+#include "tensor/kernels/scalar/step_outcome.h"
+#include "tensor/kernels/scalar/superaccumulator.h"
 
 namespace rz::ops {
 
@@ -36,8 +36,8 @@ namespace device {
 /// Largest number of constants in a call.
 inline constexpr std::size_t max_rules = 8;
 
-/// Updates as the functions of these names in tensor/kernels/optimizer.h, each run with rules[run.rule]. The
-/// runs are on the device of the stream and do not overlap.
+/// Updates as the functions of these names in tensor/kernels/optimizer/optimizer.h, each run with
+/// rules[run.rule]. The runs are on the device of the stream and do not overlap.
 void adam(std::span<const kernels::UpdateRun>, std::span<const kernels::AdamFactors> rules, const StepInputs&,
           const Stream&);
 void sgd(std::span<const kernels::UpdateRun>, std::span<const kernels::SgdFactors> rules, const StepInputs&,

@@ -1,6 +1,6 @@
 // The table of matrix products, computed by the host's BLAS when the emulated stream reaches them.
 
-#include "tensor/kernels/blas.h"
+#include "tensor/kernels/linear_algebra/blas.h"
 
 #include <cmath>
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "comm/core/error.h"
 #include "comm/core/math.h"
 #include "comm/device/cuda_runtime.h"
-#include "tensor/kernels/gemm.h"
+#include "tensor/kernels/linear_algebra/gemm.h"
 #include "tests/emulated_gpu/machine.h"
 
 namespace rz::emulated {

@@ -11,7 +11,7 @@
 #include "comm/core/math.h"
 #include "sharding/optim/grad_norm.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/optimizer.h"
+#include "tensor/kernels/optimizer/optimizer.h"
 #include "tests/gpu/on_device.h"
 #include "tests/support/reference.h"
 

@@ -1,6 +1,6 @@
 // Products of 16-bit factors by every engine of this CPU.
 
-#include "tensor/kernels/gemm_16bit.h"
+#include "tensor/kernels/linear_algebra/gemm_16bit.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "comm/core/math.h"
-#include "tensor/kernels/optimizer.h"
+#include "tensor/kernels/optimizer/optimizer.h"
 #include "tests/support/reference.h"
 
 namespace rz::test {

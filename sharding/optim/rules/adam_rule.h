@@ -5,7 +5,7 @@
 
 #include "sharding/optim/optimizers.h"
 #include "sharding/optim/rules/option_checks.h"
-#include "tensor/kernels/optimizer_step.h"
+#include "tensor/kernels/scalar/optimizer_step.h"
 
 namespace rz {
 

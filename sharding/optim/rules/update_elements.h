@@ -8,7 +8,7 @@
 
 #include "sharding/optim/optimizer.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/optimizer.h"
+#include "tensor/kernels/optimizer/optimizer.h"
 
 namespace rz {
 

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "comm/device/stream.h"
-#include "tensor/kernels/step_outcome.h"
+#include "tensor/kernels/scalar/step_outcome.h"
 #include "tensor/tensor.h"
 
 namespace rz {

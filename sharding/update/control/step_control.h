@@ -10,7 +10,7 @@
 #include "sharding/update/control/device_limits.h"
 #include "sharding/update/control/loss_terms.h"
 #include "sharding/update/control/update_settings.h"
-#include "tensor/kernels/step_outcome.h"
+#include "tensor/kernels/scalar/step_outcome.h"
 
 namespace rz {
 

@@ -1,7 +1,7 @@
 #pragma once
 /// What the caller decides about updates.
 
-#include "tensor/kernels/step_outcome.h"
+#include "tensor/kernels/scalar/step_outcome.h"
 
 namespace rz {
 

@@ -9,7 +9,7 @@
 
 #include "comm/core/math.h"
 #include "comm/device/launch.h"
-#include "tensor/kernels/attention_device.h"
+#include "tensor/kernels/attention/attention_device.h"
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
 

@@ -1,7 +1,7 @@
 #include "tensor/ops.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tensor/kernels/elementwise.cpp"
+#define HWY_TARGET_INCLUDE "tensor/kernels/elementwise/elementwise.cpp"
 #include "tensor/kernels/targets.h"
 // after the targets
 #include <hwy/foreach_target.h>

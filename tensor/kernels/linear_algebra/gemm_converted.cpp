@@ -2,16 +2,16 @@
 // multiples of the blocks, so that every element is computed by the same call of the BLAS for any number of
 // threads.
 
-#include "tensor/kernels/gemm_16bit.h"
+#include "tensor/kernels/linear_algebra/gemm_16bit.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tensor/kernels/gemm_converted.cpp"
+#define HWY_TARGET_INCLUDE "tensor/kernels/linear_algebra/gemm_converted.cpp"
 #include "tensor/kernels/targets.h"
 // after the targets
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "tensor/kernels/gemm.h"
+#include "tensor/kernels/linear_algebra/gemm.h"
 #include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();

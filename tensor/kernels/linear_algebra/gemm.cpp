@@ -1,4 +1,4 @@
-#include "tensor/kernels/gemm.h"
+#include "tensor/kernels/linear_algebra/gemm.h"
 
 #include <cblas.h>
 

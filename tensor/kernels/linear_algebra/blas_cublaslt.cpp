@@ -15,7 +15,7 @@
 
 #include "comm/core/error.h"
 #include "comm/device/cuda_runtime.h"
-#include "tensor/kernels/blas.h"
+#include "tensor/kernels/linear_algebra/blas.h"
 
 namespace rz::kernels {
 

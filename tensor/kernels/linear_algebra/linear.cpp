@@ -3,8 +3,8 @@
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/column_sum.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/gemm.h"
-#include "tensor/kernels/gemm_16bit.h"
+#include "tensor/kernels/linear_algebra/gemm.h"
+#include "tensor/kernels/linear_algebra/gemm_16bit.h"
 #include "tensor/ops.h"
 
 namespace rz {

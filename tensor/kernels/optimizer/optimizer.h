@@ -7,7 +7,7 @@
 
 #include <cstddef>
 
-#include "tensor/kernels/optimizer_step.h"
+#include "tensor/kernels/scalar/optimizer_step.h"
 
 namespace rz::kernels {
 

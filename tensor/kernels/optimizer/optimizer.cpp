@@ -1,10 +1,10 @@
 // Highway compiles this file once per target, without contraction to fused multiply-adds (see
 // tensor/CMakeLists.txt). One loop serves all rules; a rule updates one vector.
 
-#include "tensor/kernels/optimizer.h"
+#include "tensor/kernels/optimizer/optimizer.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tensor/kernels/optimizer.cpp"
+#define HWY_TARGET_INCLUDE "tensor/kernels/optimizer/optimizer.cpp"
 #include "tensor/kernels/targets.h"
 // after the targets
 #include <hwy/foreach_target.h>

@@ -8,7 +8,7 @@
 #include "tensor/ops.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tensor/kernels/attention.cpp"
+#define HWY_TARGET_INCLUDE "tensor/kernels/attention/attention.cpp"
 #include "tensor/kernels/targets.h"
 // after the targets
 #include <hwy/foreach_target.h>
@@ -20,10 +20,10 @@
 #include <limits>
 #include <vector>
 
-#include "tensor/kernels/attention.h"
+#include "tensor/kernels/attention/attention.h"
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/dropout-inl.h"
+#include "tensor/kernels/dropout/dropout-inl.h"
 #include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -4,7 +4,7 @@
 #include "tensor/ops.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tensor/kernels/layer_norm.cpp"
+#define HWY_TARGET_INCLUDE "tensor/kernels/normalization/layer_norm.cpp"
 #include "tensor/kernels/targets.h"
 // after the targets
 #include <hwy/foreach_target.h>

@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "comm/device/launch.h"
-#include "tensor/kernels/attention_device.h"
-#include "tensor/kernels/tensor_cores.h"
+#include "tensor/kernels/attention/attention_device.h"
+#include "tensor/kernels/attention/tensor_cores.h"
 
 namespace rz::kernels {
 

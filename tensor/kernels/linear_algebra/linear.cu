@@ -9,9 +9,9 @@
 #include "comm/core/math.h"
 #include "comm/device/launch.h"
 #include "comm/device/memory.h"
-#include "tensor/kernels/blas.h"
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
+#include "tensor/kernels/linear_algebra/blas.h"
 
 namespace rz::ops::device {
 

@@ -2,9 +2,9 @@
 
 #include "comm/device/launch.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/dropout_params.h"
+#include "tensor/kernels/dropout/dropout_params.h"
+#include "tensor/kernels/dropout/philox.h"
 #include "tensor/kernels/dtype_dispatch.h"
-#include "tensor/kernels/philox.h"
 #include "tensor/kernels/vector_load.h"
 
 namespace rz::ops::device {

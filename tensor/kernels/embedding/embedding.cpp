@@ -5,7 +5,7 @@
 #include "tensor/ops.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tensor/kernels/embedding.cpp"
+#define HWY_TARGET_INCLUDE "tensor/kernels/embedding/embedding.cpp"
 #include "tensor/kernels/targets.h"
 // after the targets
 #include <hwy/foreach_target.h>

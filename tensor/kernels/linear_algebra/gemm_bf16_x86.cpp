@@ -2,7 +2,7 @@
 // columns by 32 elements along k. A tile of a holds a row's 32 elements in 64 bytes; a tile of b holds pairs
 // of elements along k, 16 columns in 64 bytes. Missing elements are zeros.
 
-#include "tensor/kernels/gemm_16bit.h"
+#include "tensor/kernels/linear_algebra/gemm_16bit.h"
 
 #ifndef __x86_64__
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "comm/device/stream.h"
-#include "tensor/kernels/dropout_params.h"
-#include "tensor/kernels/philox.h"
+#include "tensor/kernels/dropout/dropout_params.h"
+#include "tensor/kernels/dropout/philox.h"
 
 namespace rz::kernels {
 

@@ -1,7 +1,7 @@
 #include "tensor/ops.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tensor/kernels/dropout.cpp"
+#define HWY_TARGET_INCLUDE "tensor/kernels/dropout/dropout.cpp"
 #include "tensor/kernels/targets.h"
 // after the targets
 #include <hwy/foreach_target.h>
@@ -9,7 +9,7 @@
 
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
-#include "tensor/kernels/dropout-inl.h"
+#include "tensor/kernels/dropout/dropout-inl.h"
 #include "tensor/kernels/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();

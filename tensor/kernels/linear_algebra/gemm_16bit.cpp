@@ -2,10 +2,10 @@
 // f32 while k advances in steps: for each step a block of b is packed once and used by all rows of the block
 // of c.
 
-#include "tensor/kernels/gemm_16bit.h"
+#include "tensor/kernels/linear_algebra/gemm_16bit.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tensor/kernels/gemm_16bit.cpp"
+#define HWY_TARGET_INCLUDE "tensor/kernels/linear_algebra/gemm_16bit.cpp"
 #include "tensor/kernels/targets.h"
 // after the targets
 #include <hwy/aligned_allocator.h>

@@ -10,8 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tensor/kernels/dropout_params.h"
-#include "tensor/kernels/philox.h"
+#include "tensor/kernels/dropout/dropout_params.h"
+#include "tensor/kernels/dropout/philox.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace rz {
