@@ -96,7 +96,7 @@ ROOMS = {
                               'sharding/strategies sharding/world sharding/engine/monitor',
     'sharding/engine': TENSOR + 'comm autograd_lite sharding/config sharding/consistency sharding/data sharding/mesh '
                        'sharding/huggingface sharding/memory sharding/optim sharding/schedules sharding/strategies '
-                       'sharding/world sharding/engine/monitor sharding/engine/update',
+                       'sharding/wire sharding/world sharding/engine/monitor sharding/engine/update',
     'tools/command_line': 'comm/core',
     'tools/topology': 'comm tools/command_line',
     'tools/rzrun': 'comm comm/core tools/command_line',

@@ -26,7 +26,9 @@ struct TrainingArguments {
   std::optional<std::int64_t> warmup_steps;                 ///< no default: 0 is no warm-up for a scheduler
   std::optional<std::int64_t> total_steps;  ///< updates that schedules count with; default: those of the run
   std::optional<DType> precision;           ///< fp16 and bf16 in Hugging Face; f32
-  std::string origin = "arguments";         ///< where they come from, for messages: "command line"
+  std::optional<bool> ddp_find_unused_parameters, ddp_static_graph, ddp_broadcast_buffers;
+  std::optional<std::string> ddp_comm_hook;  ///< DdpConfig::CommHook; not in Hugging Face
+  std::string origin = "arguments";          ///< where they come from, for messages: "command line"
 };
 
 /// What a configuration cannot know.

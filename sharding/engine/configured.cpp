@@ -4,6 +4,8 @@
 
 #include "comm/core/error.h"
 #include "sharding/optim/optimizers.h"
+#include "sharding/wire/default_hooks.h"
+#include "sharding/wire/power_sgd.h"
 
 namespace rz {
 
@@ -51,6 +53,50 @@ GatherLimits gather_limits(const ZeroConfig& zero) {
           .model_persistence_threshold = elements(zero.model_persistence_threshold)};
 }
 
+PowerSgdOptions power_sgd_options(const CommStateOption& o) {
+  return {.matrix_approximation_rank = o.matrix_approximation_rank,
+          .start_iter = o.start_power_sgd_iter,
+          .use_error_feedback = o.use_error_feedback,
+          .warm_start = o.warm_start,
+          .min_compression_rate = o.min_compression_rate,
+          .random_seed = o.random_seed};
+}
+
+std::shared_ptr<CommunicationHook> communication_hook(const DdpConfig& ddp) {
+  using enum DdpConfig::CommHook;
+  switch (ddp.comm_hook) {
+    case no:
+      return nullptr;
+    case fp16:
+      return make_fp16_compress_hook();
+    case bf16:
+      return make_bf16_compress_hook();
+    case power_sgd:
+      return make_power_sgd(power_sgd_options(ddp.comm_state_option));
+    case batched_power_sgd:
+      return make_batched_power_sgd(power_sgd_options(ddp.comm_state_option));
+  }
+  fail(Errc::invalid_argument, "no such hook");
+}
+
+/// Whether the configuration has the section, and does not disable it.
+bool enables_join(const DsConfig& config) {
+  return config.ddp.join.enable && std::ranges::any_of(config.settings, [](const ResolvedSetting& s) {
+           return s.path == "ringzero.join.enable";
+         });
+}
+
+void check_kind(const DsConfig& config, StrategyKind kind) {
+  require(
+      config.ddp.comm_hook == DdpConfig::CommHook::no || kind == StrategyKind::ddp, Errc::config, config.file,
+      ": ringzero.comm_hook: ", name(config.ddp.comm_hook), " needs stage 0 (ddp), found ", name(kind),
+      ": a hook forms the means of whole gradients; communication_data_type sends 16 bits in every stage");
+  require(
+      !enables_join(config) || kind != StrategyKind::zero3, Errc::config, config.file,
+      ": ringzero.join: needs stage 0, 1 or 2, found zero3, which gathers values in every pass: run a rank "
+      "without data on a batch of which all targets are ignored (-100), or set \"enable\" to false");
+}
+
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& o, Decay decay) {
@@ -82,6 +128,7 @@ StrategyKind strategy_kind(const DsConfig& config) {
 }
 
 StrategyOptions strategy_options(const DsConfig& config, StrategyKind kind) {
+  check_kind(config, kind);
   const ZeroConfig& zero = config.zero;
   StrategyOptions s;
   s.precision = {config.precision.parameters, config.precision.gradients};
@@ -96,7 +143,10 @@ StrategyOptions strategy_options(const DsConfig& config, StrategyKind kind) {
   s.offload_optimizer = offload(zero.offload_optimizer, kind != StrategyKind::ddp);
   s.offload_param = offload(zero.offload_param, kind == StrategyKind::zero3);
   s.unused_parameters = config.unused_parameters;
-  s.find_unused_parameters = zero.ignore_unused_parameters;
+  s.find_unused_parameters = config.ddp.find_unused_parameters;
+  s.static_graph = config.ddp.static_graph;
+  s.broadcast_buffers = config.ddp.broadcast_buffers;
+  s.communication_hook = communication_hook(config.ddp);
   return s;
 }
 

@@ -20,7 +20,7 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig&, Decay);
 
 /// The kind of zero_optimization.stage.
 StrategyKind strategy_kind(const DsConfig&);
-/// All keys that StrategyOptions has, for a kind.
+/// All keys that StrategyOptions has, for a kind. Errc::config names a key that the kind does not have.
 StrategyOptions strategy_options(const DsConfig&, StrategyKind);
 
 }  // namespace rz

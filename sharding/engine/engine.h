@@ -86,6 +86,8 @@ class Engine {
   void cancel_update() { updates().cancel(); }
   /// While an object of this class lives, no gradients are reduced, and step() is an error.
   class NoSync;
+  /// Ranks with different numbers of batches (sharding/engine/engine_join.h).
+  class Join;
 
   // ---- data
   /// Batches of this rank's share of a dataset, of the micro-batch size of the configuration. Every rank has

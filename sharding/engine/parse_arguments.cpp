@@ -43,6 +43,13 @@ template <std::optional<double> TrainingArguments::*field>
 void set_double(EngineOptions& o, std::string_view flag, std::string_view value) {
   o.arguments.*field = parse_number<double>(flag, value);
 }
+template <std::optional<bool> TrainingArguments::*field>
+void set_bool(EngineOptions& o, std::string_view flag, std::string_view value) {
+  const bool yes = value == "true" || value == "True" || value == "1";
+  require(yes || value == "false" || value == "False" || value == "0", Errc::config, "--", flag, " ", value,
+          ": expected true or false");
+  o.arguments.*field = yes;
+}
 void set_config(EngineOptions& o, std::string_view, std::string_view value) { o.config = value; }
 
 using A = TrainingArguments;
@@ -64,6 +71,11 @@ constexpr ArgumentFlag argument_flags[] = {
     {"max_grad_norm", true, set_double<&A::max_grad_norm>},
     {"warmup_steps", true, set_integer<&A::warmup_steps>},
     {"total_steps", true, set_integer<&A::total_steps>},
+    {"ddp_find_unused_parameters", true, set_bool<&A::ddp_find_unused_parameters>},
+    {"ddp_static_graph", true, set_bool<&A::ddp_static_graph>},
+    {"ddp_broadcast_buffers", true, set_bool<&A::ddp_broadcast_buffers>},
+    {"ddp_comm_hook", true,
+     [](EngineOptions& o, std::string_view, std::string_view value) { o.arguments.ddp_comm_hook = value; }},
     {"bf16", false,
      [](EngineOptions& o, std::string_view, std::string_view) { set_precision(o, DType::bf16); }},
     {"fp16", false,

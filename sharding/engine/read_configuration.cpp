@@ -61,6 +61,7 @@ DsConfig read_configuration(World& world, Module& model, const EngineOptions& o)
                       .updates = o.updates,
                       .adamw_by_default = o.arguments.learning_rate.has_value() && !o.optimizer});
     check_training(config, o);
+    strategy_options(config, o.strategy ? *o.strategy : strategy_kind(config));
   });
   require_same_configuration(world, config, o);
   return config;

@@ -180,8 +180,9 @@ void Strategy::next_update(Optimizer& optimizer, const Stream& given) {
 }
 
 bool Strategy::capturable() const {
-  return runtime_.communicator.capturable() && options_.offload_optimizer.pin_memory &&
-         options_.offload_param.pin_memory;
+  const auto& hook = options_.communication_hook;
+  return (!hook || hook->capturable()) && runtime_.communicator.capturable() &&
+         options_.offload_optimizer.pin_memory && options_.offload_param.pin_memory;
 }
 
 // ---- statistics

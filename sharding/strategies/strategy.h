@@ -168,8 +168,8 @@ class Strategy {
   OptimizerStateAccess& optimizer_state() { return optimizer_state_; }
   const OptimizerStateAccess& optimizer_state() const { return optimizer_state_; }
 
-  /// Whether updates can be captured in a graph: the operations of the communicator can be, and offloaded
-  /// memory, if there is any, is pinned.
+  /// Whether updates can be captured in a graph: the operations of the communicator and the hook can be, and
+  /// offloaded memory, if there is any, is pinned.
   bool capturable() const;
 
   // ---- statistics

@@ -32,6 +32,8 @@ class CommunicationHook {
   virtual std::string describe() const = 0;
   /// Errc::unsupported, with the reason, if gradients of this type and device are not supported.
   virtual void require_supported(DType, Device) const = 0;
+  /// Whether a call may be captured in a graph and replayed: every call does the same, with the same memory.
+  virtual bool capturable() const { return true; }
   /// Starts to form the means of a bucket while backward goes on.
   virtual Work start(const HookBucket&, Runtime&, const Stream&) = 0;
   /// Waits for what was started last. Either starts more and returns true, or returns false, and the

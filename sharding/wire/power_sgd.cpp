@@ -46,6 +46,8 @@ class PowerSgd final : public CommunicationHook {
             "the communication hook powersgd works on f32 gradients, not on ", name(dtype), " on the ",
             name(device));
   }
+  /// Passes before and after start_iter differ.
+  bool capturable() const override { return false; }
   Work start(const HookBucket&, Runtime&, const Stream&) override;
   bool advance(const HookBucket&, Runtime&, const Stream&) override;
 

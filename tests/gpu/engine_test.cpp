@@ -2,6 +2,10 @@
 
 #include "sharding/engine/engine.h"
 
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "autograd_lite/init.h"
 #include "autograd_lite/nn.h"
 #include "comm/device/cuda_runtime.h"
@@ -37,7 +41,7 @@ struct Trained {
   int graphs = 0;
 };
 
-Trained train(World& world, int stage, Way way) {
+Trained train(World& world, int stage, Way way, const std::string& keys = "") {
   Net net;
   auto engine =
       initialize(world, net,
@@ -45,7 +49,7 @@ Trained train(World& world, int stage, Way way) {
            "optimizer": {"type": "AdamW", "params": {"lr": 0.02}},
            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_max_lr": 0.02}},
            "zero_optimization": {"stage": )",
-                                   stage, "}}"),
+                                   stage, "}", keys, "}"),
                   .graph = way == Way::as_graph,
                   .log = nullptr});
   auto loader = engine.loader(Points());
@@ -67,14 +71,20 @@ Trained train(World& world, int stage, Way way) {
 
 class EngineOnDevices : public OnDevice {};
 
+void in_world(const std::function<void(World&)>& body) {
+  run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
+    CommOptions o;
+    o.backend = "peer_cuda";
+    o.device = {Device::cuda, rank % cuda::device_count()};
+    o.timeout = std::chrono::seconds(60);
+    World world(Communicator::connect(rank, 2, std::move(store), o));
+    body(world);
+  });
+}
+
 TEST_F(EngineOnDevices, HasTheSameBitsPassByPassAndAsAGraph) {
   for (const int stage : checks_addresses ? std::vector{3} : std::vector{0, 2, 3})
-    run_ranks(2, [&](int rank, std::shared_ptr<Store> store) {
-      CommOptions o;
-      o.backend = "peer_cuda";
-      o.device = {Device::cuda, rank % cuda::device_count()};
-      o.timeout = std::chrono::seconds(60);
-      World world(Communicator::connect(rank, 2, std::move(store), o));
+    in_world([&](World& world) {
       const Trained expected = train(world, stage, Way::by_update);
       EXPECT_EQ(expected.graphs, 0);
       for (const Way way : {Way::by_pass, Way::as_graph}) {
@@ -84,6 +94,19 @@ TEST_F(EngineOnDevices, HasTheSameBitsPassByPassAndAsAGraph) {
         EXPECT_EQ(got.graphs, way == Way::as_graph ? updates - 3 : 0);
       }
     });
+}
+
+/// A graph of passes before start_powerSGD_iter would send whole gradients for ever.
+TEST_F(EngineOnDevices, PowerSgdIsInNoGraph) {
+  in_world([](World& world) {
+    const std::string keys =
+        R"(, "ringzero": {"comm_hook": "power_sgd", "comm_state_option": {"start_powerSGD_iter": 4}})";
+    const Trained expected = train(world, 0, Way::by_update, keys),
+                  got = train(world, 0, Way::as_graph, keys);
+    EXPECT_EQ(got.graphs, 0);
+    EXPECT_EQ(got.losses, expected.losses);
+    EXPECT_NE(got.losses, train(world, 0, Way::as_graph).losses);
+  });
 }
 
 }  // namespace

@@ -28,7 +28,13 @@ json around(const ObjectSpec& object, json keys) {
   if (section.empty()) return keys;
   const auto dot = section.find('.');
   if (dot == section.npos) return {{section, keys}};
-  return {{section.substr(0, dot), {{"stage", 3}, {section.substr(dot + 1), keys}}}};
+  const std::string outer = section.substr(0, dot), inner = section.substr(dot + 1);
+  const json needed = outer == "zero_optimization"   ? json{{"stage", 3}}
+                      : inner == "comm_state_option" ? json{{"comm_hook", "power_sgd"}}
+                                                     : json::object();
+  json all{{outer, needed}};
+  all[outer][inner] = keys;
+  return all;
 }
 
 std::string text_of(const ObjectSpec& o, const KeySpec& k) {

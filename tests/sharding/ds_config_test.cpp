@@ -344,6 +344,7 @@ void expect_equal(const DsConfig& a, const DsConfig& b) {
   EXPECT_EQ(a.gradient_clipping, b.gradient_clipping);
   EXPECT_EQ(a.drop_last, b.drop_last);
   EXPECT_EQ(a.unused_parameters, b.unused_parameters);
+  EXPECT_EQ(a.ddp, b.ddp);
 }
 
 TEST(DsConfig, ResolvedConfigurationReadsBack) {
@@ -361,7 +362,9 @@ TEST(DsConfig, ResolvedConfigurationReadsBack) {
           "params": {"warmup_max_lr": [0.1, 0.2], "total_num_steps": "auto", "warmup_num_steps": 5}},
           "steps_per_print": 3, "csv_monitor": {"enabled": true, "output_path": "logs"}})",
        R"({"train_batch_size": 4, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1e-4,
-          "cycle_max_lr": 1e-3, "cycle_second_step_size": 7, "cycle_momentum": false}}, "zero_optimization": true})"}) {
+          "cycle_max_lr": 1e-3, "cycle_second_step_size": 7, "cycle_momentum": false}}, "zero_optimization": true})",
+       R"({"train_batch_size": 4, "ringzero": {"find_unused_parameters": false, "static_graph": true, "comm_hook":
+          "batched_power_sgd", "comm_state_option": {"warm_start": false, "random_seed": 3}, "join": {"enable": false}}})"}) {
     const DsConfig c = parse_ds_config(text, "ds.json", {}, facts);
     const DsConfig again = parse_ds_config(resolved_json(c), "again.json", {}, {.ranks = 2});
     expect_equal(c, again);

@@ -46,10 +46,20 @@ TEST(ParseArguments, EveryFlagSetsItsField) {
                                   "10",
                                   "--total_steps",
                                   "100",
+                                  "--ddp_find_unused_parameters=false",
+                                  "--ddp_static_graph=True",
+                                  "--ddp_broadcast_buffers",
+                                  "0",
+                                  "--ddp_comm_hook=fp16",
                                   "--bf16"});
   EXPECT_EQ(o.config, "ds.json");
   EXPECT_EQ(o.seed, 3u);
   const TrainingArguments& a = o.arguments;
+  EXPECT_EQ(a.ddp_find_unused_parameters, false);
+  EXPECT_EQ(a.ddp_static_graph, true);
+  EXPECT_EQ(a.ddp_broadcast_buffers, false);
+  EXPECT_EQ(a.ddp_comm_hook, "fp16");
+  EXPECT_NE(refused({"--ddp_static_graph=maybe"}).find("expected true or false"), std::string::npos);
   EXPECT_EQ(a.train_batch_size, 64);
   EXPECT_EQ(a.per_device_train_batch_size, 8);
   EXPECT_EQ(a.gradient_accumulation_steps, 4);

@@ -109,6 +109,10 @@ TEST(TrainGptOptions, ArgumentsOfTheConfigurationAreRead) {
     more.insert(more.begin(), good.begin(), good.end());
     return parse(more).options;
   };
+  expect_parts(error_message([&] {
+                 with({"--ddp-comm-hook", "int8"});
+               }),
+               {"--ddp-comm-hook", "int8", "fp16"});
   const Options none = with({});
   EXPECT_FALSE(none.arguments.learning_rate || none.arguments.precision || none.arguments.train_batch_size);
   EXPECT_EQ(none.decay, Decay::matrices);
@@ -130,6 +134,8 @@ TEST(TrainGptOptions, ArgumentsOfTheConfigurationAreRead) {
                           "0.125",
                           "--max-grad-norm",
                           "0",
+                          "--ddp-comm-hook",
+                          "bf16",
                           "--warmup-steps",
                           "5",
                           "--total-steps",
@@ -138,6 +144,7 @@ TEST(TrainGptOptions, ArgumentsOfTheConfigurationAreRead) {
                           "bf16",
                           "--decay",
                           "all"});
+  EXPECT_EQ(o.arguments.ddp_comm_hook, "bf16");
   EXPECT_EQ(o.arguments.train_batch_size, 64);
   EXPECT_EQ(o.arguments.per_device_train_batch_size, 4);
   EXPECT_EQ(o.arguments.gradient_accumulation_steps, 2);

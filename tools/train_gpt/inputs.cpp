@@ -124,6 +124,7 @@ Inputs read_inputs(const Options& o, int rank, int ranks) {
   in.sizes = required_sizes(in.ds);
   check_optimizer(o, in.ds);
   in.strategy = strategy_of(o, in.ds);
+  strategy_options(in.ds, in.strategy);  // checks
   check_sample(o, config);
   if (rank == 0) check_outputs(o);
   if (!o.init.empty()) in.checkpoint = open_checkpoint(o, *in.model);

@@ -112,6 +112,14 @@ void add_rates(CommandLine& line, TrainingArguments& a) {
   count("--total-steps", a.total_steps, "scheduler.params.total_num_steps; \"auto\" is --steps without it");
 }
 
+void add_ddp(CommandLine& line, TrainingArguments& a) {
+  line.add_option("--ddp-comm-hook", a.ddp_comm_hook,
+                  "ringzero.comm_hook: no, fp16, bf16, power_sgd or batched_power_sgd; not with ZeRO")
+      .type_name("NAME")
+      .one_of({"no", "fp16", "bf16", "power_sgd", "batched_power_sgd"})
+      .group(arguments_group);
+}
+
 /// Sets what CLI11 reads as words.
 void read_words(Options& o, const std::string& precision, const std::string& decay) {
   if (!precision.empty()) o.arguments.precision = dtype_from_name(precision);
@@ -196,6 +204,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
       .group("Training");
   add_sizes_and_precision(line, parsed.options.arguments, precision);
   add_rates(line, parsed.options.arguments);
+  add_ddp(line, parsed.options.arguments);
   add_outputs(line, parsed.options);
   add_speed(line, parsed.options);
   parsed.help = line.parse(argc, argv);

@@ -91,13 +91,6 @@ constexpr KeySpec top[] = {
     section("ringzero", "{}", "keys that DeepSpeed does not have"),
 };
 
-constexpr KeySpec ringzero[] = {
-    applied("unused_parameters", choice, "\"pytorch\"",
-            "a parameter that no loss reaches: pytorch skips its update, deepspeed updates it with a zero "
-            "gradient")
-        .one_of("[\"pytorch\", \"deepspeed\"]"),
-};
-
 constexpr KeySpec activation_checkpointing[] = {
     applied("partition_activations", boolean, "false",
             "true: blocks keep no activations and compute them again in backward; there is no model "
@@ -234,7 +227,6 @@ constexpr KeySpec compile[] = {
 
 constexpr ObjectSpec table[] = {
     {"", "", top},
-    {"ringzero", "", ringzero},
     {"activation_checkpointing", "", activation_checkpointing},
     {"tensor_parallel", "", tensor_parallel, true},
     {"hybrid_engine", "", hybrid_engine, true},

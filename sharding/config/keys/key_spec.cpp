@@ -8,8 +8,8 @@ namespace {
 
 std::vector<ObjectSpec> all_objects() {
   std::vector<ObjectSpec> all;
-  for (const auto part : {general_objects(), optimizer_objects(), scheduler_objects(), precision_objects(),
-                          zero_objects(), reporting_objects()})
+  for (const auto part : {general_objects(), ringzero_objects(), optimizer_objects(), scheduler_objects(),
+                          precision_objects(), zero_objects(), reporting_objects()})
     all.insert(all.end(), part.begin(), part.end());
   return all;
 }
@@ -67,8 +67,12 @@ const char* name(Argument argument) {
                                    "total_steps",
                                    "the model's hidden size",
                                    "the model's hidden size",
-                                   "the model's hidden size"};
-  static_assert(std::size(names) == static_cast<std::size_t>(Argument::persistence_threshold) + 1);
+                                   "the model's hidden size",
+                                   "ddp_find_unused_parameters",
+                                   "ddp_static_graph",
+                                   "ddp_broadcast_buffers",
+                                   "ddp_comm_hook"};
+  static_assert(std::size(names) == static_cast<std::size_t>(Argument::comm_hook) + 1);
   return names[static_cast<std::size_t>(argument)];
 }
 

@@ -52,7 +52,11 @@ enum class Argument {
   total_steps,
   reduce_bucket_size,
   prefetch_bucket_size,
-  persistence_threshold
+  persistence_threshold,
+  find_unused_parameters,
+  static_graph,
+  broadcast_buffers,
+  comm_hook  ///< the last
 };
 
 constexpr double unbounded = std::numeric_limits<double>::max();
@@ -125,6 +129,7 @@ const ObjectSpec* find_object(std::string_view path, std::string_view variant = 
 
 // The parts of the table.
 std::span<const ObjectSpec> general_objects();
+std::span<const ObjectSpec> ringzero_objects();
 std::span<const ObjectSpec> optimizer_objects();
 std::span<const ObjectSpec> scheduler_objects();
 std::span<const ObjectSpec> precision_objects();

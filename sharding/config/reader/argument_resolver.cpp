@@ -47,6 +47,14 @@ json value_of(const TrainingArguments& a, Argument argument) {
       return or_null(a.warmup_steps);
     case Argument::total_steps:
       return or_null(a.total_steps);
+    case Argument::find_unused_parameters:
+      return or_null(a.ddp_find_unused_parameters);
+    case Argument::static_graph:
+      return or_null(a.ddp_static_graph);
+    case Argument::broadcast_buffers:
+      return or_null(a.ddp_broadcast_buffers);
+    case Argument::comm_hook:
+      return or_null(a.ddp_comm_hook);
     default:
       return {};
   }
@@ -130,7 +138,7 @@ std::optional<ArgumentValue> ArgumentResolver::by_hidden_size(Argument argument)
 }
 
 void ArgumentResolver::require_all_used() const {
-  for (int i = 1; i <= static_cast<int>(Argument::persistence_threshold); ++i) {
+  for (int i = 1; i <= static_cast<int>(Argument::comm_hook); ++i) {
     const auto argument = static_cast<Argument>(i);
     if (!value_of(arguments_, argument).is_null())
       require(used_.contains(argument), Errc::config, file_, ": the configuration has no key for ",

@@ -74,6 +74,7 @@ void fill_sections(Settings& s, const RunFacts& facts, DsConfig& c) {
   if (s.has_section("optimizer")) c.optimizer = typed_optimizer(s, c.file, c.warnings);
   c.schedule = typed_schedule(s, c.file, c.warnings);
   c.precision = typed_precision(s, c.file);
+  c.ddp = typed_ddp(s, c.precision, c.file);
   c.zero = typed_zero(s, c.file, c.warnings);
   c.activation_checkpointing = typed_checkpointing(s);
   c.monitor = typed_monitor(s);

@@ -15,5 +15,8 @@ LrSchedule typed_schedule(const Settings&, const std::string& file, std::vector<
 PrecisionConfig typed_precision(const Settings&, const std::string& file);
 /// Errc::config or Errc::unsupported for an offload that the stage or this build does not have.
 ZeroConfig typed_zero(const Settings&, const std::string& file, std::vector<std::string>& warnings);
+/// Errc::config for combinations that exclude each other. Call before typed_zero(): what it shares with that
+/// section enters the settings.
+DdpConfig typed_ddp(Settings&, const PrecisionConfig&, const std::string& file);
 
 }  // namespace rz::ds

@@ -76,6 +76,12 @@ void UpdateLoop::backward(Var loss) {
   end_pass(synchronise);
 }
 
+void UpdateLoop::backward_without_data() {
+  const bool synchronise = begin_pass();
+  strategy_.backward_without_data(synchronise);
+  end_pass(synchronise);
+}
+
 bool UpdateLoop::step() {
   require(holds_ == 0, Errc::unsynchronised,
           "step() inside NoSync: gradients would differ over the ranks, and so would the parameters; end "

@@ -34,6 +34,10 @@ class UpdateLoop {
   // ---- pass by pass
   void backward(const nn::Loss&);
   void backward(Var loss);
+  /// In place of a pass on a rank without data; see Strategy::backward_without_data().
+  void backward_without_data();
+  /// True before the first pass of the first update.
+  bool fresh() const { return passes_ == 0; }
   bool step();
   void cancel();
   Accumulation& accumulation() { return accumulation_; }

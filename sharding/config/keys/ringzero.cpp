@@ -1,0 +1,72 @@
+// Keys that DeepSpeed does not have.
+
+#include "sharding/config/keys/key_spec.h"
+
+namespace rz::ds {
+namespace {
+
+using enum Kind;
+
+constexpr KeySpec ringzero[] = {
+    applied("unused_parameters", choice, "\"pytorch\"",
+            "a parameter that no loss reaches: pytorch skips its update, deepspeed updates it with a zero "
+            "gradient")
+        .one_of("[\"pytorch\", \"deepspeed\"]"),
+    applied("find_unused_parameters", boolean, "null",
+            "false: a parameter that no loss reaches on some rank is an error, with names and ranks; null: "
+            "zero_optimization.ignore_unused_parameters decides")
+        .from(Argument::find_unused_parameters),
+    applied("static_graph", boolean, "false",
+            "the gradients of every update, and their order, are those of the first, or it is an error")
+        .from(Argument::static_graph),
+    applied("broadcast_buffers", boolean, "true",
+            "buffers are those of rank 0 in every forward pass that trains; false: each rank has its own")
+        .from(Argument::broadcast_buffers),
+    applied("comm_hook", choice, "\"no\"",
+            "stage 0: what forms the means of gradients: no (all_reduce), fp16 or bf16 (rounded to 16 bits), "
+            "power_sgd, batched_power_sgd")
+        .one_of("[\"no\", \"fp16\", \"bf16\", \"power_sgd\", \"batched_power_sgd\"]")
+        .from(Argument::comm_hook),
+    section("comm_state_option", "null", "of power_sgd and batched_power_sgd"),
+    refused("comm_wrapper", "\"no\"", "[\"no\"]",
+            "hooks are not wrapped; comm_hook fp16 and bf16 send 16 bits"),
+    section("join", "null", "of Engine::Join: ranks with different numbers of batches"),
+    accepted("gradient_as_bucket_view", "false", "gradients always are parts of buckets"),
+};
+
+constexpr KeySpec comm_state_option[] = {
+    applied("matrix_approximation_rank", integer, "1", "columns of the factors of a gradient")
+        .within(1, 1 << 16),
+    applied("start_powerSGD_iter", integer, "1000", "passes that are reduced whole before compression begins")
+        .within(2, 0x1p62),
+    applied("min_compression_rate", number, "2",
+            "a gradient is compressed if it has more than this many times the elements of its factors")
+        .within(1e-300, unbounded),
+    applied("use_error_feedback", boolean, "true", "adds what compression has lost to the next gradients"),
+    applied("warm_start", boolean, "true", "starts from the factor of the pass before"),
+    applied("random_seed", integer, "0", "of the first factor").within(0, 0x1p53),
+    refused("orthogonalization_epsilon", "0", "[0, 1e-8]", "columns are orthogonalised with 1e-8"),
+    accepted("compression_stats_logging_frequency", "10000",
+             "Engine::strategy().logging_data() has the traffic"),
+    accepted("batch_tensors_with_same_shape", "false", "results do not depend on it"),
+};
+
+constexpr KeySpec join[] = {
+    applied("enable", boolean, "true", "false: ranks must have equally many batches, and do not exchange it"),
+    applied("divide_by_initial_world_size", boolean, "true",
+            "losses without terms: means divide by the number of all ranks; false: of those that have data"),
+    applied("throw_on_early_termination", boolean, "false",
+            "an error on all ranks where one runs out of data, which is named"),
+};
+
+constexpr ObjectSpec table[] = {
+    {"ringzero", "", ringzero},
+    {"ringzero.comm_state_option", "", comm_state_option},
+    {"ringzero.join", "", join},
+};
+
+}  // namespace
+
+std::span<const ObjectSpec> ringzero_objects() { return table; }
+
+}  // namespace rz::ds
