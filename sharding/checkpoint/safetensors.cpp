@@ -197,6 +197,12 @@ float widened(Brain x) { return std::bit_cast<float>(std::uint32_t(x.bits) << 16
 
 }  // namespace
 
+const char* safetensors_name(DType type) {
+  constexpr const char* names[dtype_count] = {"F32", "F64", "F16", "BF16", "F8_E4M3", "F8_E5M2",
+                                              "I8",  "U8",  "I32", "U32",  "I64",     "U64"};
+  return names[static_cast<std::size_t>(type)];
+}
+
 std::string name(const std::vector<uint64_t>& shape) {
   std::string out = "[";
   for (const auto extent : shape) out += concat(out.size() > 1 ? ", " : "", extent);
@@ -295,6 +301,12 @@ void SafetensorsFile::read_f32(const SafetensorsEntry& e, uint64_t begin, std::s
                                          " cannot be read as f32; F32, F16, BF16 and F64 can")));
 }
 
+void SafetensorsFile::read_bytes(const SafetensorsEntry& e, std::span<std::byte> out) const {
+  require(out.size() == e.end - e.begin, Errc::invalid_argument, state_->path, ": tensor '", escaped(e.name),
+          "': ", out.size(), " bytes requested of ", e.end - e.begin);
+  read_at(state_->file.fd, state_->path, state_->data_start + e.begin, out.data(), out.size());
+}
+
 // ---- writing
 
 namespace {
@@ -321,13 +333,13 @@ void check_names(const std::string& path, std::span<const SafetensorsSpec> tenso
   }
 }
 
-uint64_t count_of(const std::string& path, const SafetensorsSpec& t) {
+uint64_t bytes_of(const std::string& path, const SafetensorsSpec& t) {
   uint64_t count = 1, bytes = 0;
   bool fits = true;
   for (const auto extent : t.shape) fits = fits && !__builtin_mul_overflow(count, extent, &count);
-  require(fits && !__builtin_mul_overflow(count, uint64_t{4}, &bytes), Errc::invalid_argument, path,
-          ": tensor '", escaped(t.name), "': shape ", rz::name(t.shape), " is larger than any memory");
-  return count;
+  require(fits && !__builtin_mul_overflow(count, uint64_t{size_of(t.dtype)}, &bytes), Errc::invalid_argument,
+          path, ": tensor '", escaped(t.name), "': shape ", rz::name(t.shape), " is larger than any memory");
+  return bytes;
 }
 
 /// Built by hand, since dump() would sort the keys: readers list tensors in the order of the header.
@@ -336,9 +348,9 @@ std::string header_text(const std::string& path, std::span<const SafetensorsSpec
   std::string text = R"({"__metadata__":{"format":"pt"})";
   uint64_t at = 0;
   for (const auto& t : tensors) {
-    const uint64_t end = at + 4 * count_of(path, t);
-    text += concat(",", json(t.name).dump(), R"(:{"dtype":"F32","shape":)", json(t.shape).dump(),
-                   R"(,"data_offsets":[)", at, ",", end, "]}");
+    const uint64_t end = at + bytes_of(path, t);
+    text += concat(",", json(t.name).dump(), R"(:{"dtype":")", safetensors_name(t.dtype), R"(","shape":)",
+                   json(t.shape).dump(), R"(,"data_offsets":[)", at, ",", end, "]}");
     at = end;
   }
   text += "}";
@@ -352,7 +364,7 @@ std::string header_text(const std::string& path, std::span<const SafetensorsSpec
 struct SafetensorsWriter::State {
   State(const std::string& path, std::span<const SafetensorsSpec> tensors)
       : State(path, header_text(path, tensors)) {
-    for (const auto& t : tensors) remaining += count_of(path, t);
+    for (const auto& t : tensors) remaining += bytes_of(path, t);
   }
   State(const std::string& path, const std::string& header) : path(path), file(path) {
     const uint64_t length = header.size();
@@ -362,7 +374,7 @@ struct SafetensorsWriter::State {
 
   const std::string path;
   DurableFile file;
-  uint64_t remaining = 0;  // elements not yet written
+  uint64_t remaining = 0;  // bytes not yet written
 };
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const SafetensorsSpec> tensors)
@@ -370,16 +382,16 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const Sa
 
 SafetensorsWriter::~SafetensorsWriter() = default;
 
-void SafetensorsWriter::write(std::span<const float> values) {
-  require(values.size() <= state_->remaining, Errc::invalid_argument, state_->path, ": ", values.size(),
-          " elements written where ", state_->remaining, " were left");
-  state_->file.write(values.data(), values.size_bytes());
-  state_->remaining -= values.size();
+void SafetensorsWriter::write(std::span<const std::byte> elements) {
+  require(elements.size() <= state_->remaining, Errc::invalid_argument, state_->path, ": ", elements.size(),
+          " bytes written where ", state_->remaining, " were left");
+  state_->file.write(elements.data(), elements.size());
+  state_->remaining -= elements.size();
 }
 
 void SafetensorsWriter::finish() {
   require(state_->remaining == 0, Errc::invalid_argument, state_->path, ": ", state_->remaining,
-          " elements were not written");
+          " bytes were not written");
   state_->file.commit();
 }
 

@@ -11,7 +11,12 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/core/types.h"
+
 namespace rz {
+
+/// The name of a dtype in files: "F32", "BF16", "I64", …
+const char* safetensors_name(DType);
 
 struct SafetensorsEntry {
   std::string name;
@@ -41,6 +46,8 @@ class SafetensorsFile {
   /// only those bytes of the file. Errc::unsupported for another dtype, Errc::io if the file was truncated
   /// meanwhile.
   void read_f32(const SafetensorsEntry&, std::uint64_t begin, std::span<float> out) const;
+  /// Reads a whole tensor in the dtype of the file. Errc::invalid_argument unless `out` has its size.
+  void read_bytes(const SafetensorsEntry&, std::span<std::byte> out) const;
 
  private:
   struct State;
@@ -50,9 +57,10 @@ class SafetensorsFile {
 struct SafetensorsSpec {
   std::string name;
   std::vector<std::uint64_t> shape;
+  DType dtype = DType::f32;
 };
 
-/// Writes f32 tensors one at a time, in the given order: the constructor writes the header, then each tensor
+/// Writes tensors one at a time, in the given order: the constructor writes the header, then each tensor
 /// takes one or more write() calls. finish() makes the file durable and visible under its name, so no reader
 /// sees a partial file (sharding/io/durable_file.h). Without finish() no file remains. Errc::io names file
 /// and reason. Errc::invalid_argument is thrown before anything is written for a header above the 100 MB of
@@ -64,8 +72,9 @@ class SafetensorsWriter {
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-  /// Appends the next elements, in the order of the tensors.
-  void write(std::span<const float> values);
+  /// Appends the next elements, in the order of the tensors, in their dtypes.
+  void write(std::span<const std::byte> elements);
+  void write(std::span<const float> values) { write(std::as_bytes(values)); }
   /// Errc::invalid_argument unless every element was written.
   void finish();
 

@@ -107,4 +107,8 @@ void SafetensorsFiles::read_f32(const SafetensorsEntry& entry, std::uint64_t beg
   state_->file_of(entry.name).read_f32(entry, begin, out);
 }
 
+void SafetensorsFiles::read_bytes(const SafetensorsEntry& entry, std::span<std::byte> out) const {
+  state_->file_of(entry.name).read_bytes(entry, out);
+}
+
 }  // namespace rz

@@ -28,6 +28,8 @@ class SafetensorsFiles {
   const SafetensorsEntry* find(std::string_view name) const;
   /// As SafetensorsFile::read_f32(), of an entry of tensors().
   void read_f32(const SafetensorsEntry&, std::uint64_t begin, std::span<float> out) const;
+  /// As SafetensorsFile::read_bytes(), of an entry of tensors().
+  void read_bytes(const SafetensorsEntry&, std::span<std::byte> out) const;
 
  private:
   struct State;

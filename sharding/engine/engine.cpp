@@ -178,7 +178,7 @@ void Engine::save_model(const std::string& path) {
   save_weights(path, module_, *strategy_, world_.rank(), stream_);
 }
 
-void Engine::load_model(const std::string& path) { load_pretrained(*strategy_, module_, path); }
+void Engine::load_model(const std::string& path) { load_pretrained(*strategy_, module_, path, {}, stream_); }
 
 // ---- reports
 

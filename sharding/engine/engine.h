@@ -109,8 +109,8 @@ class Engine {
   auto evaluate(const F& body);
 
   // ---- files
-  /// Writes the parameters to a safetensors file, in f32 and with their names; see save_weights().
-  /// Collective.
+  /// Writes the parameters to a safetensors file, in f32, and the persistent buffers of rank 0; see
+  /// save_weights(). Collective.
   void save_model(const std::string& path);
   /// Reads them again, on any number of ranks and in any stage. Errc::config lists what does not fit. Not
   /// collective.

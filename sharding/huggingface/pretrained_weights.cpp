@@ -8,6 +8,7 @@
 
 #include "autograd_lite/init.h"
 #include "comm/core/error.h"
+#include "sharding/huggingface/persistent_buffers.h"
 #include "sharding/io/text.h"
 
 namespace rz {
@@ -35,13 +36,33 @@ bool is_mask(std::string_view name) {
 
 bool is_wte(std::string_view name) { return name == "transformer.wte.weight" || name == "wte.weight"; }
 
-/// Why the tensor cannot be the parameter's; empty if it can.
+bool is_readable(const SafetensorsEntry& entry) {
+  return std::ranges::find(readable, entry.dtype) != readable.end();
+}
+
+/// Why the tensor cannot be one of this shape; empty if it can.
+std::string mismatch(const SafetensorsEntry& entry, const Shape& shape) {
+  if (entry.shape == extents(shape)) return "";
+  return concat(entry.name, " is ", name(entry.shape), " where the model has ", name(shape));
+}
+
+/// Why the tensor cannot be the parameter's.
 std::string mismatch(const SafetensorsEntry& entry, const Parameter& p) {
-  if (entry.shape != extents(p.global_shape()))
-    return concat(entry.name, " is ", name(entry.shape), " where the model has ", name(p.global_shape()));
-  if (std::ranges::find(readable, entry.dtype) == readable.end())
-    return concat(entry.name, " is of dtype ", entry.dtype, " where a float is needed");
-  return "";
+  if (const std::string why = mismatch(entry, p.global_shape()); !why.empty()) return why;
+  return is_readable(entry) ? ""
+                            : concat(entry.name, " is of dtype ", entry.dtype, " where a float is needed");
+}
+
+bool has_dtype_of(const SafetensorsEntry& entry, const ModuleBuffer& b) {
+  return entry.dtype == safetensors_name(b.dtype);
+}
+
+/// Why the tensor cannot be the buffer's.
+std::string mismatch(const SafetensorsEntry& entry, const ModuleBuffer& b) {
+  if (const std::string why = mismatch(entry, b.shape); !why.empty()) return why;
+  if (has_dtype_of(entry, b) || (b.dtype == DType::f32 && is_readable(entry))) return "";
+  return concat(entry.name, " is of dtype ", entry.dtype, " where the buffer has ",
+                safetensors_name(b.dtype));
 }
 
 /// "a; b; c", each part with its heading.
@@ -64,6 +85,7 @@ PretrainedWeights::PretrainedWeights(const std::string& path, Module& module, co
     : files_(SafetensorsFiles::open(path)), seed_(options.seed) {
   const auto parameters = module.named_parameters();
   match(parameters);
+  match_buffers(module);
   const Parameter* wte = nullptr;
   bool has_head = false;
   for (const auto& [name, p] : parameters) {
@@ -89,8 +111,21 @@ void PretrainedWeights::match(const std::vector<std::pair<std::string, Parameter
   }
 }
 
+void PretrainedWeights::match_buffers(Module& module) {
+  for (const auto& [name, b] : persistent_buffers(module)) {
+    const SafetensorsEntry* entry = find(files_, name);
+    if (!entry) {
+      missing_.push_back(name);
+      continue;
+    }
+    buffers_.emplace_back(b, entry);
+    if (const std::string why = mismatch(*entry, *b); !why.empty()) mismatched_.push_back(why);
+  }
+}
+
 void PretrainedWeights::find_unexpected(bool tied_head) {
   std::set<std::string_view> used;
+  for (const auto& [b, entry] : buffers_) used.insert(entry->name);
   for (const auto& [p, entry] : entries_) used.insert(entry->name);
   for (const auto& entry : files_.tensors())
     if (!used.contains(entry.name) && !is_mask(entry.name) && !(tied_head && entry.name == head))
@@ -135,11 +170,25 @@ void PretrainedWeights::read(const Parameter& p, Range elements, float* out) con
                     });
 }
 
+void PretrainedWeights::read_buffers(const Stream& stream) const {
+  for (const auto& [b, entry] : buffers_) {
+    require(b->value.defined(), Errc::invalid_argument, "the buffer ", b->name,
+            " has no memory; make the strategy, or call allocate_buffers(), first");
+    const Tensor on_host = Tensor::empty(b->shape, b->dtype);
+    if (has_dtype_of(*entry, *b))
+      files_.read_bytes(*entry, {on_host.raw(), on_host.bytes()});
+    else
+      files_.read_f32(*entry, 0, {on_host.data<float>(), on_host.count()});
+    b->value.assign(std::span<const std::byte>(on_host.raw(), on_host.bytes()), stream);
+  }
+}
+
 PretrainedWeights load_pretrained(Strategy& strategy, Module& module, const std::string& path,
-                                  const LoadOptions& options) {
+                                  const LoadOptions& options, const Stream& stream) {
   PretrainedWeights weights(path, module, options);
   strategy.values().fill(
       [&](const Parameter& p, Range elements, float* out) { weights.read(p, elements, out); });
+  weights.read_buffers(stream);
   return weights;
 }
 
@@ -153,6 +202,7 @@ PretrainedWeights load_pretrained(Module& module, const std::string& path, const
     weights.read(*p, {0, p->count()}, values.data());
     p->value.assign(std::span<const float>(values), stream);
   }
+  weights.read_buffers(stream);
   return weights;
 }
 

@@ -17,23 +17,25 @@
 namespace rz {
 
 struct LoadOptions {
-  /// Parameters without a tensor, and tensors without a parameter, are errors. Else the former get initial
-  /// values, and the latter are not read.
+  /// Parameters and buffers without a tensor, and tensors without one of them, are errors. Else such
+  /// parameters get initial values, such buffers keep theirs, and such tensors are not read.
   bool strict = true;
   std::uint64_t seed = 0;  ///< of initial values
 };
 
-/// Maps the parameters of a module to tensors of files. Names are those from the module. They may lack the
-/// prefix "transformer." in the files or in the module. Attention masks (attn.bias, attn.masked_bias) are
-/// ignored. lm_head.weight is ignored for a module without it if it equals wte, to which it is tied. A
-/// parameter that is a slice of a tensor reads that slice.
+/// Maps the parameters and persistent buffers of a module to tensors of files. Names are those from the
+/// module. They may lack the prefix "transformer." in the files or in the module. Attention masks (attn.bias,
+/// attn.masked_bias) are ignored, unless the module has them as buffers. A buffer is of the dtype that the
+/// file has; one of f32 may be of another floating-point type there. lm_head.weight is ignored for a module
+/// without it if it equals wte, to which it is tied. A parameter that is a slice of a tensor reads that
+/// slice.
 class PretrainedWeights {
  public:
   /// `path` as for SafetensorsFiles::open(). Compares names, shapes and dtypes. Errc::config lists, in one
   /// line, all missing, misshapen and, if strict, unexpected tensors.
   PretrainedWeights(const std::string& path, Module&, const LoadOptions& = {});
 
-  /// Names of parameters that are not in the files.
+  /// Names of parameters and buffers that are not in the files.
   const std::vector<std::string>& missing_keys() const { return missing_; }
   /// Names of tensors in the files that are not in the module.
   const std::vector<std::string>& unexpected_keys() const { return unexpected_; }
@@ -43,9 +45,13 @@ class PretrainedWeights {
   /// Writes elements of a parameter to out[0, elements.count()): from the files, or the initial values.
   /// Reads only those bytes. Errc::invalid_argument unless it is one of the module.
   void read(const Parameter&, Range elements, float* out) const;
+  /// Writes the buffers that are in the files to their memory, in the order of the stream, on whose device it
+  /// is. Errc::invalid_argument names a buffer without memory.
+  void read_buffers(const Stream& = {}) const;
 
  private:
   void match(const std::vector<std::pair<std::string, Parameter*>>&);
+  void match_buffers(Module&);
   void find_unexpected(bool tied_head);
   void check(bool strict) const;
   void check_tied_head(const Parameter& wte) const;
@@ -53,14 +59,17 @@ class PretrainedWeights {
   SafetensorsFiles files_;
   std::uint64_t seed_;
   std::unordered_map<const Parameter*, const SafetensorsEntry*> entries_;
+  std::vector<std::pair<const ModuleBuffer*, const SafetensorsEntry*>> buffers_;
   std::unordered_set<const Parameter*> initialized_;  // parameters that are missing
   std::vector<std::string> missing_, unexpected_, mismatched_;
 };
 
-/// Loads a model that a strategy shards: every rank reads the elements that it stores. Not collective.
-/// Returns the names that are missing and unexpected, which are empty if options are strict.
-PretrainedWeights load_pretrained(Strategy&, Module&, const std::string& path, const LoadOptions& = {});
-/// Loads a module into its own memory, of f32.
+/// Loads a model that a strategy shards: every rank reads the elements that it stores, and all buffers, which
+/// the stream is for. Not collective. Returns the names that are missing and unexpected, which are empty if
+/// options are strict.
+PretrainedWeights load_pretrained(Strategy&, Module&, const std::string& path, const LoadOptions& = {},
+                                  const Stream& = {});
+/// Loads a module into its own memory, of f32 but for buffers.
 PretrainedWeights load_pretrained(Module&, const std::string& path, const LoadOptions& = {},
                                   const Stream& = {});
 

@@ -10,28 +10,35 @@
 #include "comm/core/error.h"
 #include "sharding/checkpoint/safetensors.h"
 #include "sharding/huggingface/gpt2_config.h"
+#include "sharding/huggingface/persistent_buffers.h"
 #include "sharding/io/durable_file.h"
 
 namespace rz {
 namespace {
 
 using NamedParameters = std::vector<std::pair<std::string, Parameter*>>;
+using NamedBuffers = std::vector<std::pair<std::string, ModuleBuffer*>>;
 
-void check_exportable(const std::string& path, Module& module) {
-  for (const auto& [name, p] : module.named_parameters())
+void check_exportable(const std::string& path, const NamedParameters& parameters,
+                      const NamedBuffers& buffers) {
+  for (const auto& [name, p] : parameters)
     require(!p->slice || p->slice->is_whole(), Errc::unsupported, path, ": ", name,
             " is a slice on this rank; only whole parameters are written");
-  for (const ModuleBuffer* b : module.buffers())
-    require(!b->persistent, Errc::unsupported, path, ": ", b->name,
-            " is a buffer; only parameters are written");
+  for (const auto& [name, b] : buffers)
+    require(b->value.defined(), Errc::invalid_argument, path, ": the buffer ", name,
+            " has no memory; save the module of the strategy, or call allocate_buffers()");
 }
 
-std::vector<SafetensorsSpec> specs(const NamedParameters& parameters) {
+SafetensorsSpec spec(const std::string& name, const Shape& shape, DType dtype) {
+  SafetensorsSpec s{name, {}, dtype};
+  for (int i = 0; i < shape.dims(); ++i) s.shape.push_back(shape[i]);
+  return s;
+}
+
+std::vector<SafetensorsSpec> specs(const NamedParameters& parameters, const NamedBuffers& buffers) {
   std::vector<SafetensorsSpec> tensors;
-  for (const auto& [name, p] : parameters) {
-    tensors.push_back({name, {}});
-    for (int i = 0; i < p->shape.dims(); ++i) tensors.back().shape.push_back(p->shape[i]);
-  }
+  for (const auto& [name, p] : parameters) tensors.push_back(spec(name, p->shape, DType::f32));
+  for (const auto& [name, b] : buffers) tensors.push_back(spec(name, b->value.shape(), b->value.dtype()));
   return tensors;
 }
 
@@ -46,17 +53,23 @@ void require_finite(const std::string& path, const std::string& name, std::span<
 
 void save_weights(const std::string& path, Module& module, Strategy& strategy, int rank, const Stream& stream,
                   const SaveOptions& options) {
-  check_exportable(path, module);
   const NamedParameters parameters = module.named_parameters();
+  const NamedBuffers buffers = persistent_buffers(module);
+  check_exportable(path, parameters, buffers);
   std::unique_ptr<SafetensorsWriter> writer;
-  if (rank == 0) writer = std::make_unique<SafetensorsWriter>(path, specs(parameters));
+  if (rank == 0) writer = std::make_unique<SafetensorsWriter>(path, specs(parameters, buffers));
   for (const auto& [name, p] : parameters) {
     const Tensor value = strategy.values().whole(*p, stream).on_host(stream);
     const std::span<const float> values(value.data<float>(), value.count());
     if (!options.nonfinite) require_finite(path, name, values);
     if (writer) writer->write(values);
   }
-  if (writer) writer->finish();
+  if (!writer) return;
+  for (const auto& [name, b] : buffers) {
+    const Tensor value = b->value.on_host(stream);
+    writer->write({value.raw(), value.bytes()});
+  }
+  writer->finish();
 }
 
 void save_pretrained(const std::string& folder, Gpt2& model, Strategy& strategy, int rank,

@@ -10,13 +10,14 @@
 namespace rz {
 
 struct SaveOptions {
-  bool nonfinite = false;  ///< write weights that are not finite
+  bool nonfinite = false;  ///< write parameters that are not finite
 };
 
-/// Writes the parameters of a module that a strategy shards to a safetensors file, in f32, one at a time,
-/// with their names from the module. Collective; rank 0 writes. Errc::diverged on every rank, naming the
-/// first element that is not finite, unless `nonfinite` is set; an existing file is then unchanged.
-/// Errc::unsupported for parameters that are slices, and for buffers.
+/// Writes the parameters of a module that a strategy shards to a safetensors file, in f32, one at a time, and
+/// the persistent buffers of rank 0 in their dtypes, with their names from the module, as in PyTorch's
+/// state_dict(). Collective; rank 0 writes. Errc::diverged on every rank, naming the first element of a
+/// parameter that is not finite, unless `nonfinite` is set; an existing file is then unchanged.
+/// Errc::unsupported for parameters that are slices, Errc::invalid_argument for buffers without memory.
 void save_weights(const std::string& path, Module&, Strategy&, int rank, const Stream&,
                   const SaveOptions& = {});
 

@@ -2,7 +2,11 @@
 
 #include "sharding/engine/engine.h"
 
+#include <unistd.h>
+
+#include <filesystem>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -94,6 +98,31 @@ TEST_F(EngineOnDevices, HasTheSameBitsPassByPassAndAsAGraph) {
         EXPECT_EQ(got.graphs, way == Way::as_graph ? updates - 3 : 0);
       }
     });
+}
+
+struct Averaging : Net {
+  Averaging() { register_buffer(mean, "mean", {3}); }
+  ModuleBuffer mean;
+};
+
+TEST_F(EngineOnDevices, BuffersAreSavedAndLoaded) {
+  const std::string path =
+      std::filesystem::temp_directory_path() / concat("rz-buffers-", ::getpid(), ".safetensors");
+  in_world([&](World& world) {
+    const std::string config = R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "SGD"},
+                                   "zero_optimization": {"stage": 3}})";
+    Averaging saved, loaded;
+    auto engine = initialize(world, saved, {.config = config, .log = nullptr});
+    const std::vector<float> mean{1, 2, static_cast<float>(3 + world.rank())};
+    saved.mean.value.assign(std::span<const float>(mean), engine.stream());
+    engine.save_model(path);
+    world.wait_for_everyone();
+    auto again = initialize(world, loaded, {.config = config, .log = nullptr});
+    again.load_model(path);
+    const Tensor got = loaded.mean.value.on_host(again.stream());
+    EXPECT_EQ((std::vector<float>{got.data<float>(), got.data<float>() + 3}), (std::vector<float>{1, 2, 3}));
+  });
+  std::filesystem::remove(path);
 }
 
 /// A graph of passes before start_powerSGD_iter would send whole gradients for ever.
