@@ -19,9 +19,11 @@ namespace {
 
 void check(const StorageOptions& options) {
   const ShardingPlan& plan = options.plan;
-  require(!options.hook || plan == ShardingPlan{}, Errc::unsupported,
-          "a communication hook needs whole gradients on every rank, which only ddp has; "
-          "communication_data_type compresses to 16 bits in every strategy");
+  require(
+      !options.hook || plan == ShardingPlan{}, Errc::unsupported, "the communication hook ",
+      options.hook ? options.hook->describe() : "",
+      " needs whole gradients on every rank, which only ddp has; communication_data_type compresses to 16 "
+      "bits in every strategy");
   require(!options.hook || options.wire == WireFormat{}, Errc::invalid_argument,
           "a communication hook forms the means itself: communication_data_type, prescale_gradients and "
           "gradient_predivide_factor must not be set with it");
