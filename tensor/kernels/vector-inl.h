@@ -9,6 +9,7 @@
 #define RZ_TENSOR_VECTOR_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -237,6 +238,31 @@ HWY_INLINE FloatVector exponential(FloatVector x) {
   x = hn::IfThenElse(hn::Gt(x, high), high, x);
   const Reduced r = reduce_exponent(x);
   return scale_by_power(hn::Add(r.expm1, hn::Set(d, 1.0f)), r.n);
+}
+
+/// Σ e^f(in[i]) in double, in blocks of f32 vectors; 0 where f gives -infinity, as it must for -infinity.
+template <class F, class T>
+HWY_INLINE double sum_of_exponentials(const T* in, std::size_t n, const F& f) {
+  constexpr std::size_t block = 1024;
+  const Floats d;
+  const std::size_t lanes = hn::Lanes(d);
+  double total = 0;
+  for (std::size_t first = 0; first < n; first += block) {
+    const std::size_t end = std::min(n, first + block);
+    FloatVector a = hn::Zero(d), b = a;
+    std::size_t i = first;
+    for (; i + 2 * lanes <= end; i += 2 * lanes) {
+      a = hn::Add(a, exponential(f(load(d, in + i))));
+      b = hn::Add(b, exponential(f(load(d, in + i + lanes))));
+    }
+    for (; i < end; i += lanes) {
+      const float lowest = -std::numeric_limits<float>::infinity();
+      const auto x = end - i < lanes ? load_part(d, in + i, end - i, lowest) : load(d, in + i);
+      a = hn::Add(a, exponential(f(x)));
+    }
+    total += hn::GetLane(hn::SumOfLanes(d, hn::Add(a, b)));
+  }
+  return total;
 }
 
 /// tanh x from e^2|x| - 1, without cancellation near 0.

@@ -1,7 +1,6 @@
 #pragma once
-/// The arithmetic of losses of one row, for both compilers. A team is the threads that process a row: each
-/// handles the elements team.first(), + team.step(), …; team.sum() and team.max() combine their results. On
-/// the host it is one thread.
+/// The arithmetic of losses of one row on a device. A team is the threads that process a row: each handles
+/// the elements team.first(), + team.step(), …; team.sum() and team.max() combine their results.
 
 #include <cmath>
 #include <cstddef>

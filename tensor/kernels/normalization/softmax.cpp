@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "tensor/kernels/check.h"
 #include "tensor/kernels/device_ops.h"
@@ -28,29 +27,10 @@ T* row_of(const Tensor& t, std::size_t row) {
   return elements<T>(t) + row * t.row_stride();
 }
 
+/// Σ e^(in - shift)
 template <class T>
-double sum_of_exponentials(const T* in, std::size_t n, float row_max) {
-  constexpr std::size_t block = 1024;
-  const Floats d;
-  const std::size_t lanes = hn::Lanes(d);
-  const auto shift = hn::Set(d, row_max);
-  double total = 0;
-  for (std::size_t first = 0; first < n; first += block) {
-    const std::size_t end = std::min(n, first + block);
-    FloatVector a = hn::Zero(d), b = a;
-    std::size_t i = first;
-    for (; i + 2 * lanes <= end; i += 2 * lanes) {
-      a = hn::Add(a, exponential(hn::Sub(load(d, in + i), shift)));
-      b = hn::Add(b, exponential(hn::Sub(load(d, in + i + lanes), shift)));
-    }
-    for (; i < end; i += lanes) {
-      const float lowest = -std::numeric_limits<float>::infinity();
-      const auto x = end - i < lanes ? load_part(d, in + i, end - i, lowest) : load(d, in + i);
-      a = hn::Add(a, exponential(hn::Sub(x, shift)));
-    }
-    total += hn::GetLane(hn::SumOfLanes(d, hn::Add(a, b)));
-  }
-  return total;
+double sum_of_shifted(const T* in, std::size_t n, float shift) {
+  return sum_of_exponentials(in, n, [&](auto x) HWY_ATTR { return hn::Sub(x, hn::Set(Floats(), shift)); });
 }
 
 /// log Σ e^in of a row, in double; NaN if any element is NaN.
@@ -60,7 +40,7 @@ double log_sum_of(const Tensor& in, std::size_t row) {
     const std::size_t n = ops::last(in);
     const auto* const x = row_of<decltype(t)>(in, row);
     const float row_max = largest(x, n);
-    log_sum = row_max + std::log(sum_of_exponentials(x, n, row_max));
+    log_sum = row_max + std::log(sum_of_shifted(x, n, row_max));
   });
   return log_sum;
 }
@@ -84,7 +64,7 @@ void softmax_row(const Tensor& out, const Tensor& in, std::size_t row) {
     const std::size_t n = ops::last(in);
     const T* const x = row_of<T>(in, row);
     const float row_max = largest(x, n);
-    const auto factor = static_cast<float>(1 / sum_of_exponentials(x, n, row_max));
+    const auto factor = static_cast<float>(1 / sum_of_shifted(x, n, row_max));
     exponentials_of(row_of<T>(out, row), x, n, row_max, factor);
   });
 }
