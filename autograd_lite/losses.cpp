@@ -1,5 +1,7 @@
 #include "autograd_lite/losses.h"
 
+#include <cmath>
+
 #include "autograd_lite/autocast.h"
 
 namespace rz::nn {
@@ -34,7 +36,13 @@ Loss soft(Tape& tape, Var logits_var, const Tensor& targets, const ops::SoftLoss
                         ops::soft_loss_backward(d, logits, y, statistics, d_loss, how, tape.stream());
                         tape.accumulate_grad(logits_var, d.reshape(shape));
                       }),
-          sums};
+          sums, &tape};
+}
+
+Tape& tape_of(const Loss& loss) {
+  require(loss.tape != nullptr, Errc::invalid_argument,
+          "a sum or multiple of a loss needs its tape: set nn::Loss::tape");
+  return *loss.tape;
 }
 
 Loss of_elements(Tape& tape, const char* op, Var given, const Tensor& targets, ops::ElementLoss how) {
@@ -49,7 +57,7 @@ Loss of_elements(Tape& tape, const char* op, Var given, const Tensor& targets, o
                         const auto into = d.accumulate ? ops::Into::accumulate : ops::Into::overwrite;
                         ops::element_loss_backward(d.tensor, d_loss, x, y, how, into, tape.stream());
                       }),
-          sums};
+          sums, &tape};
 }
 
 }  // namespace
@@ -79,7 +87,7 @@ Loss cross_entropy(Tape& tape, Var logits_var, const Tensor& targets, ops::Label
                         ops::label_loss_backward(d, logits, log_sum, ids, d_loss, how, tape.stream());
                         tape.accumulate_grad(logits_var, d.reshape(shape));
                       }),
-          sums};
+          sums, &tape};
 }
 
 Loss squared_error(Tape& tape, Var prediction, const Tensor& target) {
@@ -89,6 +97,36 @@ Loss squared_error(Tape& tape, Var prediction, const Tensor& target) {
 Loss binary_cross_entropy_with_logits(Tape& tape, Var logits, const Tensor& targets) {
   return of_elements(tape, "binary_cross_entropy_with_logits", logits, targets,
                      ops::ElementLoss::binary_cross_entropy);
+}
+
+Loss operator+(const Loss& a, const Loss& b) {
+  Tape& tape = tape_of(a);
+  require(&tape_of(b) == &tape, Errc::invalid_argument, "a sum of losses of two tapes: record both on one");
+  const Tensor loss = tape.empty({}), sums = tape.empty({2}, DType::f64), ratio = tape.empty({});
+  ops::add_losses(loss, sums, ratio, a.sum_count, b.sum_count, tape.stream());
+  return {tape.record(loss, {a.sum, b.sum},
+                      [a = a.sum, b = b.sum, ratio](Tape& tape, const Tensor& d_loss) {
+                        tape.accumulate_grad(a, d_loss);
+                        const Tensor d_b = tape.empty({});
+                        ops::multiply(d_b, d_loss, ratio, tape.stream());
+                        tape.accumulate_grad(b, d_b);
+                      }),
+          sums, &tape};
+}
+
+Loss operator*(double factor, const Loss& a) {
+  Tape& tape = tape_of(a);
+  require(std::isfinite(factor), Errc::invalid_argument, "a loss times ", factor,
+          ": expected a finite factor");
+  const Tensor loss = tape.empty({}), sums = tape.empty({2}, DType::f64);
+  ops::scale_loss(loss, sums, a.sum_count, factor, tape.stream());
+  return {tape.record(loss, {a.sum},
+                      [a = a.sum, factor](Tape& tape, const Tensor& d_loss) {
+                        const Tensor d = tape.empty({});
+                        ops::scale(d, d_loss, static_cast<float>(factor), tape.stream());
+                        tape.accumulate_grad(a, d);
+                      }),
+          sums, &tape};
 }
 
 Tensor accuracy(Tape& tape, Var logits, const Tensor& targets, std::int32_t ignore_index) {

@@ -24,6 +24,23 @@ Loss squared_error(Tape&, Var prediction, const Tensor& target);
 /// Of logits and targets from 0 to 1, an element a term, as torch's binary_cross_entropy_with_logits.
 Loss binary_cross_entropy_with_logits(Tape&, Var logits, const Tensor& targets);
 
+// ---- sums of losses
+/// The loss of a micro-batch whose mean is the sum of the means of `a` and `b`; it has the terms of `a`. A
+/// student's loss, with targets that label each row of the teacher's logits:
+///
+///     nn::Loss loss = 0.3 * nn::cross_entropy(tape, logits, labels) + 0.7 * nn::kl_div(tape, logits,
+///     teacher, how);
+///
+/// An update's loss is then the sum of the means over all micro-batches and ranks if the ratio of the two
+/// numbers of terms is the same in all of them: both count the same targets, or rows and their elements. If
+/// it differs, e.g. because only `a` ignores targets, the mean of `b` in a micro-batch weighs as much as the
+/// terms of `a` in it. A loss without terms adds 0. The host does not wait for a device.
+/// Errc::invalid_argument if the losses are not of one tape.
+Loss operator+(const Loss& a, const Loss& b);
+/// A loss whose mean is multiplied. Errc::invalid_argument if the factor is not finite.
+Loss operator*(double factor, const Loss&);
+inline Loss operator*(const Loss& a, double factor) { return factor * a; }
+
 /// f64 [2] on the device of the logits: {rows whose largest logit is that of the target, rows whose target is
 /// not ignore_index}. Not recorded.
 Tensor accuracy(Tape&, Var logits, const Tensor& targets, std::int32_t ignore_index = -100);

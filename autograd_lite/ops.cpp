@@ -445,7 +445,7 @@ Loss cross_entropy(Tape& tape, Var logits_var, const Tensor& targets) {
                     ops::cross_entropy_backward(d, logits, log_sum, target_rows, d_loss, tape.stream());
                     tape.accumulate_grad(logits_var, d.reshape(shape));
                   });
-  return {result, sums};
+  return {result, sums, &tape};
 }
 
 Var mse(Tape& tape, Var prediction_var, const Tensor& given) {

@@ -73,9 +73,11 @@ Var causal_attention(Tape&, Var qkv, int heads, float dropout = 0);
 /// A loss as a sum and the number of its terms. The loss of an update is the ratio of their sums over
 /// micro-batches and ranks; a mean of means would weigh the terms of short batches more.
 /// Strategy::backward() computes the gradient of that ratio. Alone, Tape::backward(loss.sum, 1 / expected).
+/// Sums and multiples of losses are in autograd_lite/losses.h.
 struct Loss {
   Var sum;
-  Tensor sum_count;  ///< f64, on the device of the logits: {sum, number of terms}
+  Tensor sum_count;      ///< f64, on the device of the logits: {sum, number of terms}
+  Tape* tape = nullptr;  ///< of `sum`; sums and multiples of losses need it
   /// Copies `sum_count` to the host. On a device it synchronizes the stream.
   ops::LossSum read(const Stream&) const;
 };

@@ -58,4 +58,12 @@ void element_loss(const Tensor& loss, const Tensor& sums, const Tensor& x, const
 void element_loss_backward(const Tensor& d_x, const Tensor& d_loss, const Tensor& x, const Tensor& y,
                            ElementLoss, Into, const Stream&);
 
+// ---- losses of losses, from their sums
+/// A loss whose mean is the sum of the means of a and b, with the terms of a: sums = {a₀ + r b₀, a₁} with r =
+/// a₁ / b₁, or 0 if b has no terms. ratio (a scalar, f32) = r is what d_loss is multiplied by for b.
+void add_losses(const Tensor& loss, const Tensor& sums, const Tensor& ratio, const Tensor& a_sums,
+                const Tensor& b_sums, const Stream&);
+/// sums = {factor · a₀, a₁}
+void scale_loss(const Tensor& loss, const Tensor& sums, const Tensor& a_sums, double factor, const Stream&);
+
 }  // namespace rz::ops

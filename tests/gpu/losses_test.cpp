@@ -259,6 +259,82 @@ TEST_P(Losses, OnATape) {
   EXPECT_EQ(from_device(nn::accuracy(tape, logits, targets), stream)[1], 5);
 }
 
+/// α a + β b with as many terms, with as many times more, with others, and with none: the mean is the sum of
+/// the means, a loss without terms adds 0, and the gradient is that of the mean times the terms of a.
+TEST_P(Losses, SumsOfLosses) {
+  constexpr std::size_t n = 4, v = 11;
+  constexpr double alpha = 0.3, beta = -1.7;
+  const Values x = random(n * v, 1, 2), teacher = random(n * v, 2, 2);
+  const std::vector<std::int32_t> ids{0, 10, -100, 4}, none(n, -100);
+  const Tensor y = to_device(teacher, {n, v}, dtype, stream), targets = to_device(ids, {n}, stream),
+               ignored = to_device(none, {n}, stream);
+  const LabelLoss plain{}, smooth{0.25f};
+  struct Case {
+    std::function<nn::Loss(Tape&, Var)> b;
+    std::function<double(const Values&)> mean;
+  };
+  const Case cases[] = {
+      {[&](Tape& t, Var l) { return nn::cross_entropy(t, l, targets, smooth); },
+       [&](const Values& at) { return label_reference(at, ids, v, smooth) / 3; }},
+      {[&](Tape& t, Var l) { return nn::squared_error(t, l, y); },
+       [&](const Values& at) {
+         return element_reference(at, teacher, ElementLoss::squared_error) / (n * v);
+       }},
+      {[&](Tape& t, Var l) { return nn::cross_entropy(t, l, ignored, plain); },
+       [&](const Values&) { return 0.0; }},
+  };
+  for (const Case& c : cases) {
+    Tape tape(stream);
+    const Var logits = tape.variable(to_device(x, {n, v}, dtype, stream));
+    const nn::Loss loss = alpha * nn::cross_entropy(tape, logits, targets, plain) + c.b(tape, logits) * beta;
+    const auto expected = [&](const Values& at) {
+      return alpha * label_reference(at, ids, v, plain) + 3 * beta * c.mean(at);
+    };
+    const Values sums = from_device(loss.sum_count, stream);
+    EXPECT_NEAR(sums[0], expected(x), 4e-6 * (1 + std::abs(sums[0])));
+    EXPECT_EQ(sums[1], 3);
+    EXPECT_EQ(from_device(tape.value(loss.sum), stream)[0], static_cast<double>(static_cast<float>(sums[0])));
+    tape.backward(loss.sum, 0.5f);
+    // two gradients, each stored in the dtype, and their sum
+    const Values got = from_device(tape.grad(logits), stream),
+                 gradient = numeric_gradient([&](const Values&at) { return Values{expected(at)}; }, x, {0.5});
+    const double u = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 1e-6;
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], gradient[i], u * 4 + 2e-6) << i;
+  }
+  Tape tape(stream);
+  const Var logits = tape.variable(to_device(x, {n, v}, dtype, stream));
+  const nn::Loss empty = nn::cross_entropy(tape, logits, ignored, plain) + nn::squared_error(tape, logits, y);
+  EXPECT_EQ(from_device(empty.sum_count, stream), (Values{0, 0}));
+}
+
+/// Equal numbers of terms have the bits of the losses apart.
+TEST_P(Losses, ASumOfOneLossTwiceIsTwiceTheLoss) {
+  const Values x = random(3 * 7, 1, 2);
+  const auto run = [&](bool sum) {
+    Tape tape(stream);
+    const Var logits = tape.variable(to_device(x, {3, 7}, dtype, stream));
+    const nn::Loss one = nn::cross_entropy(tape, logits, to_device({0, -100, 6}, {3}, stream), LabelLoss{});
+    const nn::Loss loss = sum ? one + one : 2.0 * one;
+    tape.backward(loss.sum, 0.5f);
+    Values all = from_device(tape.grad(logits), stream);
+    for (const double e : from_device(loss.sum_count, stream)) all.push_back(e);
+    return all;
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+TEST_P(Losses, SumsOfLossesNeedOneTape) {
+  Tape tape(stream), other(stream);
+  const auto loss_on = [&](Tape& t) {
+    const Var l = t.variable(to_device(Values(6, 1), {2, 3}, dtype, stream));
+    return nn::squared_error(t, l, to_device(Values(6, 1), {2, 3}, dtype, stream));
+  };
+  const nn::Loss a = loss_on(tape), b = loss_on(other), bare{a.sum, a.sum_count};
+  EXPECT_NE(std::string(error_of([&] { a + b; }).what()).find("two tapes"), std::string::npos);
+  EXPECT_NE(std::string(error_of([&] { 2.0 * bare; }).what()).find("nn::Loss::tape"), std::string::npos);
+  EXPECT_EQ(error_of([&] { NAN* a; }).code(), Errc::invalid_argument);
+}
+
 TEST_P(Losses, WrongArgumentsAreNamed) {
   Tape tape(stream);
   const Var l = tape.variable(to_device(Values(6, 1), {2, 3}, dtype, stream));
