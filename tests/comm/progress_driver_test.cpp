@@ -172,6 +172,8 @@ class Member final : public Driven {
   Turn turn() noexcept override {
     if (log) log->push_back(this);
     if (gate) begun = true, gate->wait();
+    std::uint64_t rings = 0;
+    if (event >= 0 && ::read(event, &rings, sizeof rings) > 0) events += static_cast<int>(rings);
     ++turns;
     return next;
   }
@@ -191,10 +193,10 @@ class Member final : public Driven {
   std::vector<const Driven*>* log = nullptr;
   std::latch* gate = nullptr;
   std::atomic<bool> begun{false};  // a turn with a gate
-  std::atomic<int> turns{0}, sleeps{0}, ends{0};
+  std::atomic<int> turns{0}, sleeps{0}, ends{0}, events{0};
 };
 
-/// Blocked; the events of its descriptor are counted, one a turn.
+/// Blocked until its descriptor is readable; its turns count the events.
 struct Blocked {
   Blocked() : file(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     member.next = {.state = Turn::blocked, .next = Driven::Time::max()};
@@ -261,10 +263,14 @@ TEST(ProgressDriver, SleepsUntilOneOfAllEvents) {
   driver->add(a.member);
   driver->add(b.member);
   EXPECT_TRUE(within_seconds([&] { return a.member.is_asleep() && b.member.is_asleep(); }));
-  std::this_thread::sleep_for(10ms);
-  const int turns = a.member.turns, sleeps = b.member.sleeps;
-  b.member.ring();
-  EXPECT_TRUE(within_seconds([&] { return a.member.turns > turns && b.member.sleeps > sleeps; }));
+  // Without events it sleeps for DriverWaitPolicy::max_sleep.
+  const Deadline end = Deadline::after(10s);
+  for (int i = 1; i <= 20; ++i)
+    for (Member* const m : {&a.member, &b.member}) {
+      m->ring();
+      EXPECT_TRUE(within_seconds([&] { return m->events == i && m->is_asleep(); }));
+    }
+  EXPECT_FALSE(end.expired());
   driver->remove(a.member);
   driver->remove(b.member);
   EXPECT_EQ(a.member.sleeps, a.member.ends);
