@@ -86,9 +86,10 @@ ROOMS = {
                        'sharding/runtime sharding/stores',
     'sharding/strategies/passes': TENSOR + 'comm autograd_lite sharding/consistency sharding/layout sharding/runtime '
                                   'sharding/stores',
-    'sharding/strategies': TENSOR + 'comm autograd_lite sharding/consistency sharding/memory sharding/mesh sharding/optim '
-                           'sharding/layout sharding/runtime sharding/wire sharding/stores sharding/stores/gathers '
-                           'sharding/update sharding/update/control sharding/strategies/passes',
+    'sharding/strategies': TENSOR + 'comm autograd_lite sharding/consistency sharding/memory sharding/optim '
+                           'sharding/mesh sharding/layout sharding/runtime sharding/wire sharding/stores '
+                           'sharding/stores/gathers sharding/update sharding/update/control '
+                           'sharding/strategies/passes',
     'sharding/huggingface': MODEL + 'sharding/checkpoint sharding/io sharding/optim sharding/strategies',
     'sharding/world': TENSOR + 'comm',
     'sharding/engine/monitor': TENSOR + 'sharding/config sharding/io sharding/memory',

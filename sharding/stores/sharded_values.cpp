@@ -73,8 +73,7 @@ ShardedValues::~ShardedValues() {
     while (!u.gather.done() && !deadline.expired())
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     if (u.gather.done()) continue;
-    runtime_.abort(
-        "a strategy was destroyed while it gathered parameters, and the other ranks did not");
+    runtime_.abort("a strategy was destroyed while it gathered parameters, and the other ranks did not");
     try {
       u.gather.wait();
     } catch (const std::exception&) {  // it fails because of the abort

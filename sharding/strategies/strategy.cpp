@@ -1,6 +1,5 @@
 #include "sharding/strategies/strategy.h"
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>

@@ -72,9 +72,8 @@ Tensor ValueAccess::whole_master(int member) {
     gathered_ = runtime_.transient.allocate({count});
     const Tensor part = gathered_.view(model_.layout().updated(place.bucket).begin, mine.shape());
     memcpy_async(part.raw(), mine.raw(), mine.bytes(), runtime_.stream);  // from the device or the host
-    runtime_.exposed.wait(
-        runtime_.shard_group.all_gather(part.buffer(), gathered_.buffer(), runtime_.stream),
-        runtime_.stream);
+    runtime_.exposed.wait(runtime_.shard_group.all_gather(part.buffer(), gathered_.buffer(), runtime_.stream),
+                          runtime_.stream);
     gathered_bucket_ = place.bucket;
   }
   return gathered_.view(place.offset, shape);
