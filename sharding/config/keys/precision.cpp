@@ -52,7 +52,9 @@ constexpr KeySpec torch_autocast[] = {
     applied("enabled", boolean, "false", "products are computed in `dtype`, as with torch.autocast"),
     applied("dtype", dtype, "null", "bf16 or fp16, whose losses are scaled; null: bf16, as torch on a CPU"),
     unused("lower_precision_safe_modules", any, "null",
-           "DeepSpeed sends values and gradients of these in 16 bits; here communication_data_type decides"),
+           "DeepSpeed sends values and gradients of these (null: linear layers and convolutions) in 16 bits; "
+           "here "
+           "values are gathered in f32, and communication_data_type decides for gradients"),
 };
 
 constexpr ObjectSpec table[] = {
