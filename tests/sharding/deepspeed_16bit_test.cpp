@@ -1,5 +1,5 @@
-/// DeepSpeed's runs in 16 bits (tests/data/deepspeed): what their bound sees, and why runs without sharding
-/// differ from those with it.
+/// DeepSpeed's runs in 16 bits (tests/data/deepspeed): what their bound sees, and what DeepSpeed does
+/// otherwise in runs without sharding.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,6 +35,7 @@ struct Change {
   bool idle_step = false;        ///< the optimizer makes a step with gradients of zero first
   bool lose_masters = false;     ///< after each update the masters are the working values
   bool keep_loss_scale = false;  ///< gradients are not divided by the loss scale
+  bool plain_losses = false;     ///< losses are not multiplied by the loss scale
   double rate = 1;               ///< factor of the learning rate
 };
 
@@ -56,19 +57,20 @@ class Run {
   }
 
   void update(std::size_t step) {
-    strategy_->settings().set_loss_scale(run_.scale[step]);
+    strategy_->settings().set_loss_scale(change_.plain_losses ? 1 : run_.scale[step]);
     strategy_->settings().set_expected_terms(batch * length);
     strategy_->zero_grad();
     const auto out = model_.forward(tape_, rows(step, 0), rows(step, 1));
     strategy_->backward(tape_, out.loss);
     tape_.reset();
     strategy_->finish_gradients();
-    if (change_.keep_loss_scale) strategy_->settings().set_loss_scale(1);
+    strategy_->settings().set_loss_scale(change_.keep_loss_scale ? 1 : run_.scale[step]);
     optimizer_->set_learning_rate(run_.lr[step] * change_.rate);
     strategy_->clip_and_step(*optimizer_, {.max_norm = config_.gradient_clipping});
     const ops::LossSum sum = out.loss.read(tape_.stream());
     losses.push_back(sum.sum / static_cast<double>(sum.count));
-    norms.push_back(strategy_->outcome(*optimizer_).norm);
+    const double norm = strategy_->outcome(*optimizer_).norm;
+    norms.push_back(change_.plain_losses ? norm * run_.scale[step] : norm);
     if (change_.lose_masters) fill(rounded_values());
   }
 
@@ -153,11 +155,7 @@ TEST(DeepSpeed16Bits, IsWithinTheBoundItself) {
     const DeepSpeedRun run = own_deepspeed_run(name);
     if (run.loss_mean.empty()) continue;
     std::vector<double> norms;
-    for (std::size_t s = 0; s < run.lr.size(); ++s) {
-      // At stage 3 DeepSpeed divides the norm by the scale of the next update.
-      const bool doubles = s + 1 < run.lr.size() && run.scale[s + 1] != run.scale[s];
-      norms.push_back(doubles ? run.norm_mean[s].value_or(0) : run.grad_norm[s].value_or(0));
-    }
+    for (const auto& norm : run.grad_norm) norms.push_back(norm.value_or(0));
     EXPECT_EQ(beyond_rounding(run, run.loss, norms), 0) << name;
   }
 }
@@ -169,15 +167,39 @@ TEST(DeepSpeed16Bits, MakesAStepMoreWithoutSharding) {
   EXPECT_GT(beyond("bf16_stage0", {}), 15);
 }
 
-/// Their losses are rounded to bf16, by up to 0.016. At update 13 the norm of the second is 116, which
-/// amplifies rounding; what follows has no bound without a measured spread.
+/// Without sharding DeepSpeed 0.19.8 does not multiply the loss by the scale (its engine scales for
+/// optimizers of ZeRO only), but divides gradients by it. Updates of SGD are then smaller by this factor,
+/// nothing is clipped, and small gradients are lost in f16. The norm that it reports is not divided. Ours
+/// scales the loss.
+TEST(DeepSpeed16Bits, DividesByAScaleThatLossesLackWithoutSharding) {
+  for (const char* name : {"fp16_stage0", "fp16_stage0_sgd"}) {
+    EXPECT_EQ(beyond(name, {.idle_step = true, .plain_losses = true}), 0) << name;
+    EXPECT_GT(beyond(name, {.idle_step = true}), 15) << name;
+  }
+}
+
+/// The losses of these runs come from a cross-entropy in bf16, which is up to 0.025 away from that in f32. At
+/// spikes (the norm at update 13 of the second is 116) rounding decides, and the spread is wide: DeepSpeed's
+/// own run is 0.31 away from the mean there.
 TEST(DeepSpeed16Bits, TheSharedRunsAreFollowed) {
   if (shared_deepspeed_folder().empty()) GTEST_SKIP() << "no ../shared/fixtures/deepspeed beside the sources";
   for (const char* name : {"bf16", "bf16_zero2_accumulate"}) {
-    const DeepSpeedRun run = read_deepspeed_run(concat(shared_deepspeed_folder(), name, ".json"));
+    const DeepSpeedRun run = shared_16bit_run(name);
     const Course course = course_of(run, {.idle_step = std::string_view(name) == "bf16"}, true);
-    for (std::size_t s = 0; s < 13; ++s)
-      EXPECT_NEAR(course.losses[s], run.loss[s], 3e-2) << name << ", update " << s;
+    EXPECT_EQ(beyond_rounding(run, course.losses, course.norms), 0) << name;
+    for (std::size_t s = 0; s < run.loss.size(); ++s) {
+      const double bound = 3e-2 + 5 * run.loss_deviation[s];
+      EXPECT_NEAR(run.loss[s], run.loss_mean[s], bound) << name << ", DeepSpeed itself, update " << s;
+      EXPECT_NEAR(course.losses[s], run.loss[s], bound) << name << ", update " << s;
+    }
+  }
+}
+
+/// At a rate below a unit in the last place of most weights.
+TEST(DeepSpeed16Bits, UpdatesBelowAUnitInTheLastPlaceCount) {
+  for (const char* name : {"bf16_small_rate", "fp16_small_rate"}) {
+    EXPECT_EQ(beyond(name, {}), 0) << name;
+    EXPECT_GT(beyond(name, {.lose_masters = true}), 15) << name;
   }
 }
 
@@ -185,18 +207,6 @@ TEST(DeepSpeed16Bits, TheBoundSeesARateThatIsTenPercentOff) {
   for (const char* name : {"bf16_stage1", "bf16_sgd", "fp16_fixed", "fp16_sgd"}) {
     EXPECT_EQ(beyond(name, {}), 0) << name;
     EXPECT_GT(beyond(name, {.rate = 1.1}), 5) << name;
-  }
-}
-
-/// At a rate below a unit in the last place of the weights. All weights of a binade then pass half a unit at
-/// about the same update, so rounding errors are not independent, and the draws are no bound.
-TEST(DeepSpeed16Bits, UpdatesBelowAUnitInTheLastPlaceCount) {
-  for (const char* name : {"bf16_small_rate", "fp16_small_rate"}) {
-    const DeepSpeedRun run = own_deepspeed_run(name);
-    const Course course = course_of(run, {}), lost = course_of(run, {.lose_masters = true});
-    for (std::size_t s = 0; s < run.loss.size(); ++s)
-      EXPECT_NEAR(course.losses[s], run.loss[s], 3e-3) << name << s;
-    EXPECT_GT(std::abs(lost.losses.back() - run.loss.back()), 1.5e-2) << name << ": without masters";
   }
 }
 

@@ -25,24 +25,53 @@ std::vector<std::optional<double>> optional_numbers(const nlohmann::json& run, c
   return out;
 }
 
+void read_spread(DeepSpeedRun& out, const nlohmann::json& from) {
+  out.loss_mean = numbers(from, "loss_mean");
+  out.loss_deviation = numbers(from, "loss_deviation");
+  out.norm_mean = optional_numbers(from, "norm_mean");
+  out.norm_deviation = optional_numbers(from, "norm_deviation");
+}
+
+double value_of(double deviation) { return deviation; }
+double value_of(const std::optional<double>& deviation) { return deviation.value_or(0); }
+
+/// The deviation of an update, or that of its neighbours and it together where it is larger.
+template <typename T>
+double deviation_at(const std::vector<T>& deviations, std::size_t update) {
+  const std::size_t first = update == 0 ? 0 : update - 1, end = std::min(update + 2, deviations.size());
+  double squares = 0;
+  int count = 0;
+  for (std::size_t s = first; s < end; ++s) {
+    const double deviation = value_of(deviations[s]);
+    squares += deviation * deviation, count += deviation > 0;
+  }
+  return std::max(value_of(deviations[update]), std::sqrt(squares / std::max(count, 1)));
+}
+
 }  // namespace
 
 DeepSpeedRun read_deepspeed_run(const std::string& path) {
   const nlohmann::json run = parse_json(read_text_file(path), path, JsonDialect::strict);
-  return {.config = run.at("config").dump(),
-          .lr = run.at("lr"),
-          .loss = run.at("loss"),
-          .grad_norm = optional_numbers(run, "grad_norm"),
-          .skipped = run.at("skipped"),
-          .scale = run.at("scale"),
-          .loss_mean = numbers(run, "loss_mean"),
-          .loss_deviation = numbers(run, "loss_deviation"),
-          .norm_mean = optional_numbers(run, "norm_mean"),
-          .norm_deviation = optional_numbers(run, "norm_deviation")};
+  DeepSpeedRun out{.ranks = run.value("ranks", 1),
+                   .config = run.at("config").dump(),
+                   .lr = run.at("lr"),
+                   .loss = run.at("loss"),
+                   .grad_norm = optional_numbers(run, "grad_norm"),
+                   .skipped = run.at("skipped"),
+                   .scale = run.at("scale")};
+  read_spread(out, run);
+  return out;
 }
 
 DeepSpeedRun own_deepspeed_run(const std::string& name) {
   return read_deepspeed_run(own_folder + name + ".json");
+}
+
+DeepSpeedRun shared_16bit_run(const std::string& name) {
+  DeepSpeedRun run = read_deepspeed_run(concat(shared_deepspeed_folder(), name, ".json"));
+  const std::string spread = concat(own_folder, "spread/", name, ".json");
+  read_spread(run, parse_json(read_text_file(spread), spread, JsonDialect::strict));
+  return run;
 }
 
 std::vector<std::string> own_deepspeed_runs() {
@@ -55,13 +84,12 @@ std::vector<std::string> own_deepspeed_runs() {
 
 int beyond_rounding(const DeepSpeedRun& run, const std::vector<double>& loss,
                     const std::vector<double>& norm) {
-  const auto near = [](double value, double mean, double deviation) {
-    return std::abs(value - mean) <= 5 * deviation;
-  };
   int beyond = 0;
   for (std::size_t s = 0; s < run.lr.size(); ++s) {
-    const bool norm_near = !run.norm_mean[s] || near(norm.at(s), *run.norm_mean[s], *run.norm_deviation[s]);
-    beyond += !norm_near || !near(loss.at(s), run.loss_mean[s], run.loss_deviation[s]);
+    const bool norm_near = !run.norm_mean[s] || std::abs(norm.at(s) - *run.norm_mean[s]) <=
+                                                    5 * deviation_at(run.norm_deviation, s);
+    const bool loss_near = std::abs(loss.at(s) - run.loss_mean[s]) <= 5 * deviation_at(run.loss_deviation, s);
+    beyond += !norm_near || !loss_near;
   }
   return beyond;
 }

@@ -10,6 +10,7 @@ namespace rz::test {
 
 /// A run; every list has one entry for each update.
 struct DeepSpeedRun {
+  int ranks = 1;
   std::string config;            ///< JSON
   std::vector<double> lr, loss;  ///< loss: mean over the micro-batches and ranks
   /// Before clipping; none where DeepSpeed computes none, and of skipped updates.
@@ -25,7 +26,9 @@ DeepSpeedRun read_deepspeed_run(const std::string& path);
 
 /// tests/data/deepspeed/NAME.json; it starts as the case "tiny" of tests/data/gpt2_tiny does.
 DeepSpeedRun own_deepspeed_run(const std::string& name);
-/// The names of those runs, sorted.
+/// A run of the shared fixture in 16 bits, with the spread of rounding from tests/data/deepspeed/spread.
+DeepSpeedRun shared_16bit_run(const std::string& name);
+/// The names of the runs of tests/data/deepspeed, sorted.
 std::vector<std::string> own_deepspeed_runs();
 
 /// Number of updates at which the loss or the norm is beyond the bound of a run in 16 bits. Norms of skipped
@@ -36,7 +39,8 @@ std::vector<std::string> own_deepspeed_runs();
 /// as two draws of rounding errors do: independent ones, within a unit in the last place, which training
 /// amplifies. loss_deviation and norm_deviation measure just that, by training in double with stochastic
 /// rounding, whose variance is twice that of rounding to nearest. Five deviations are the bound: DeepSpeed's
-/// losses are within three, its norms within five.
+/// losses are within three, its norms within five. Ten draws leave a deviation uncertain by a quarter, so
+/// that of three neighbouring updates together is used where it is larger.
 int beyond_rounding(const DeepSpeedRun&, const std::vector<double>& loss, const std::vector<double>& norm);
 
 /// The folder of the shared fixture, or empty if it does not lie beside the sources.

@@ -3,12 +3,14 @@
 
     make_runs.py [NAME...]                 all runs, or those named; needs deepspeed 0.19.8 and torch from PyPI, g++ and ninja
     make_runs.py --spread [NAME...]        adds the spread of rounding to the runs in 16 bits (README.md); needs torch only
+    make_runs.py --shared-spread           writes spread/, that of the runs of ../shared/fixtures beside the sources
 
 The model, its start and its tokens are the case "tiny" of ../gpt2_tiny. Update s uses samples s·B … s·B+B-1 modulo 160;
 rank r of R has the r-th part of them. A run of several ranks uses gloo. No test needs this program."""
 import importlib.util, json, math, os, struct, subprocess, sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 TINY = os.path.join(HERE, '..', 'gpt2_tiny')
+SHARED = os.path.join(HERE, '..', '..', '..', '..', 'shared', 'fixtures')
 UPDATES, LENGTH, SAMPLES = 20, 64, 160
 
 ADAMW = dict(type='AdamW', params=dict(lr=1e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1, torch_adam=True))
@@ -76,6 +78,13 @@ RUNS = {
     'fp16_overflow_stage3': (1, config(fp16=dict(enabled=True, initial_scale_power=22, loss_scale_window=3, hysteresis=1), zero_optimization=dict(stage=3))),
     'fp16_overflow_hysteresis': (1, config(fp16=dict(enabled=True, initial_scale_power=20, loss_scale_window=2, hysteresis=3, consecutive_hysteresis=True),
                                            zero_optimization=dict(stage=1))),
+    'fp16_overflow_ranks2': (2, config(fp16=dict(enabled=True, initial_scale_power=24, loss_scale_window=4), zero_optimization=dict(stage=2),
+                                       scheduler=scheduler('WarmupLR', warmup_max_lr=1e-3, warmup_num_steps=5))),
+    'fp16_overflow_stage3_ranks2': (2, config(fp16=dict(enabled=True, initial_scale_power=22, loss_scale_window=3, hysteresis=1), zero_optimization=dict(stage=3))),
+    'fp16_overflow_ranks4': (4, config(fp16=dict(enabled=True, initial_scale_power=20, loss_scale_window=2, hysteresis=3, consecutive_hysteresis=True),
+                                       zero_optimization=dict(stage=1))),
+    'fp16_stage0': (1, config(fp16=FP16)),
+    'fp16_stage0_sgd': (1, config(fp16=FP16, optimizer=dict(type='SGD', params=dict(lr=0.05)))),
 }
 
 def tiny():
@@ -84,9 +93,9 @@ def tiny():
     spec.loader.exec_module(module)
     return module, module.CASES['tiny']
 
-def tokens():
+def tokens(folder=TINY):
     import torch
-    raw = open(os.path.join(TINY, 'tokens.bin'), 'rb').read()
+    raw = open(os.path.join(folder, 'tokens.bin'), 'rb').read()
     return torch.tensor(struct.unpack('<%dH' % (len(raw) // 2), raw))
 
 def rows_of(all_tokens, first, count):
@@ -112,21 +121,25 @@ def model_of():
     return Tiny()
 
 def made_loss(F, P, c, x, y, stored=lambda value: value):
-    """The loss. `stored` sees each value that a model in 16 bits stores, with the parameters already in P."""
+    """The loss. `stored` sees each value that a model in 16 bits stores, with the parameters already in P. A layer is rounded
+    once: addmm adds the bias before, and norms are in f32, because PyTorch's backward of a norm in 16 bits on the CPU sums
+    in 16 bits."""
+    import torch
     t = lambda k: P['transformer.' + k]
     C, H, (B, T) = c['n_embd'], c['n_head'], x.shape
-    norm = lambda h, k: stored(F.layer_norm(h, (C,), t(k + '.weight'), t(k + '.bias'), 1e-5))
+    wide = lambda value: value if value.element_size() == 8 else value.float()
+    norm = lambda h, k: stored(F.layer_norm(wide(h), (C,), wide(t(k + '.weight')), wide(t(k + '.bias')), 1e-5).to(h.dtype))
     h = stored(t('wte.weight')[x] + t('wpe.weight')[:T])
     for l in range(c['n_layer']):
         p = f'h.{l}.'
-        linear = lambda a, k: stored(a @ t(p + k + '.weight') + t(p + k + '.bias'))
+        linear = lambda a, k: stored(torch.addmm(t(p + k + '.bias'), a.flatten(0, 1), t(p + k + '.weight')).unflatten(0, (B, T)))
         q, k, v = [z.view(B, T, H, C // H).transpose(1, 2) for z in linear(norm(h, p + 'ln_1'), 'attn.c_attn').split(C, 2)]
         a = stored(F.scaled_dot_product_attention(q, k, v, is_causal=True))
         h = stored(h + linear(a.transpose(1, 2).reshape(B, T, C), 'attn.c_proj'))
-        wide = stored(F.gelu(linear(norm(h, p + 'ln_2'), 'mlp.c_fc'), approximate='tanh'))
-        h = stored(h + linear(wide, 'mlp.c_proj'))
+        inner = stored(F.gelu(linear(norm(h, p + 'ln_2'), 'mlp.c_fc'), approximate='tanh'))
+        h = stored(h + linear(inner, 'mlp.c_proj'))
     logits = stored(norm(h, 'ln_f') @ t('wte.weight').T).reshape(-1, c['vocab_size'])
-    return F.cross_entropy(logits if logits.element_size() == 8 else logits.float(), y.reshape(-1))
+    return F.cross_entropy(wide(logits), y.reshape(-1))
 
 def run_rank(name):
     """One rank of a run; rank 0 prints the result as JSON."""
@@ -159,6 +172,8 @@ def run_rank(name):
         both = torch.tensor([total], dtype=torch.float64)
         torch.distributed.all_reduce(both)
         norm = engine.get_global_grad_norm()
+        if ds.get('zero_optimization', {}).get('stage') == 3 and norm is not None:
+            norm *= engine.optimizer.loss_scale / scale  # stage 3 divides by the scale of the next update
         skipped = engine.skipped_steps - before
         out['loss'].append(both.item() / ranks)
         out['grad_norm'].append(None if norm is None or skipped else float(norm))
@@ -188,17 +203,26 @@ def rounding(half, generator):
         def backward(_, g): return rounded(g)
     return Stored.apply, Working.apply
 
-def draw(result, seed):
+def shared_start():
+    """The weights of the shared fixture."""
+    import torch
+    raw = open(os.path.join(SHARED, 'gpt2_tiny', 'model.safetensors'), 'rb').read()
+    end = 8 + struct.unpack('<Q', raw[:8])[0]
+    entries = {k: v for k, v in json.loads(raw[8:end]).items() if k != '__metadata__'}
+    part = lambda v: bytearray(raw[end + v['data_offsets'][0]:end + v['data_offsets'][1]])
+    return {k: torch.frombuffer(part(v), dtype=torch.float32).view(v['shape']) for k, v in entries.items()}
+
+def draw(result, seed, data, start):
     """Losses and norms of the run in double, where what a model in 16 bits stores is rounded at random. Rates, scales and
     skipped updates are those of the run."""
     import torch
     import torch.nn.functional as F
-    made, case = tiny()
-    ds, data = result['config'], tokens()
+    _, case = tiny()
+    ds, ranks = result['config'], result.get('ranks', 1)
     half = 'fp16' in ds
     stored, working = rounding(half, torch.Generator().manual_seed(seed))
     dtype = torch.float16 if half else torch.bfloat16  # DeepSpeed converts the model before it makes its masters
-    names = {name: torch.nn.Parameter(value.to(dtype).double()) for name, value in made.initial(case).items()}
+    names = {name: torch.nn.Parameter(value.to(dtype).double()) for name, value in start.items()}
     params = dict(ds['optimizer']['params'])
     params.pop('torch_adam', None)
     optimizer = getattr(torch.optim, ds['optimizer']['type'])(names.values(), **params)
@@ -207,39 +231,48 @@ def draw(result, seed):
         optimizer.step()
         optimizer.zero_grad()
     passes, batch, clip = ds.get('gradient_accumulation_steps', 1), ds['train_batch_size'], ds.get('gradient_clipping', 1.0)
+    scales_losses = bool(ds.get('zero_optimization'))  # without sharding, DeepSpeed 0.19.8 divides gradients by the scale only
     losses, norms = [], []
-    for s in range(UPDATES):
-        rows, total = rows_of(data, s * batch, batch), 0.0
-        for part in rows.chunk(passes):
+    for s in range(len(result['lr'])):
+        scale, total = result['scale'][s], 0.0
+        parts = rows_of(data, s * batch, batch).chunk(passes * ranks)
+        for part in parts:
             P = {name: working(value) for name, value in names.items()}
             loss = made_loss(F, P, case, part[:, :-1], part[:, 1:], stored)
-            (loss * (result['scale'][s] / passes)).backward()
-            total += loss.item() / passes
+            (loss * ((scale if scales_losses else 1.0) / passes)).backward()
+            total += loss.item() / len(parts)
         losses.append(total)
         norms.append(None)
         if not result['skipped'][s]:
-            for p in names.values(): p.grad /= result['scale'][s]
-            norms[-1] = torch.nn.utils.clip_grad_norm_(list(names.values()), clip or math.inf).item()
+            for p in names.values(): p.grad /= scale * ranks
+            norm = torch.nn.utils.clip_grad_norm_(list(names.values()), clip or math.inf).item()
+            norms[-1] = norm if scales_losses else norm * scale
             for group in optimizer.param_groups: group['lr'] = result['lr'][s]
             optimizer.step()
         optimizer.zero_grad()
     return losses, norms
 
-def spread(name, draws=10):
-    """Adds mean and standard deviation of `draws` draws of the losses, and the relative deviation of the norms."""
-    result = json.load(open(path_of(name)))
-    drawn = [draw(result, seed) for seed in range(draws)]
+def spread(result, data, start, draws=10):
+    """Mean and standard deviation of `draws` draws of the losses and norms."""
+    drawn = [draw(result, seed, data, start) for seed in range(draws)]
     mean = lambda values: sum(values) / len(values)
     deviation = lambda values: math.sqrt(sum((v - mean(values)) ** 2 for v in values) / (len(values) - 1))
     losses, norms = zip(*(d[0] for d in drawn)), zip(*(d[1] for d in drawn))
     columns = [(mean(v), deviation(v)) for v in losses]
     of_norms = [None if v[0] is None else (mean(v), deviation(v)) for v in norms]
     figure = lambda value: None if value is None else float(f'{value:.4g}')
-    result['loss_mean'] = [float(f'{m:.8g}') for m, _ in columns]
-    result['loss_deviation'] = [figure(d) for _, d in columns]
-    result['norm_mean'] = [v and float(f'{v[0]:.8g}') for v in of_norms]
-    result['norm_deviation'] = [v and figure(v[1]) for v in of_norms]
+    return dict(loss_mean=[float(f'{m:.8g}') for m, _ in columns], loss_deviation=[figure(d) for _, d in columns],
+                norm_mean=[v and float(f'{v[0]:.8g}') for v in of_norms], norm_deviation=[v and figure(v[1]) for v in of_norms])
+
+def add_spread(name):
+    made, case = tiny()
+    result = json.load(open(path_of(name)))
+    result.update(spread(result, tokens(), made.initial(case)))
     write(name, result)
+
+def write_shared_spread(name):
+    result = json.load(open(os.path.join(SHARED, 'deepspeed', name + '.json')))
+    write_lines(path_of(os.path.join('spread', name)), spread(result, tokens(os.path.join(SHARED, 'gpt2_tiny')), shared_start()))
 
 def run(name, port):
     ranks = RUNS[name][0]
@@ -258,10 +291,13 @@ def run(name, port):
 
 def path_of(name): return os.path.join(HERE, name + '.json')
 
-def write(name, result):
+def write_lines(path, result):
     """A list a line."""
     lines = [f' {json.dumps(key)}: {json.dumps(value)}' for key, value in result.items()]
-    with open(path_of(name), 'w') as f: f.write('{\n' + ',\n'.join(lines) + '\n}\n')
+    with open(path, 'w') as f: f.write('{\n' + ',\n'.join(lines) + '\n}\n')
+
+def write(name, result):
+    write_lines(path_of(name), result)
     print(name, 'loss', result['loss'][0], '->', result['loss'][-1], 'skipped', sum(result['skipped']), flush=True)
 
 if __name__ == '__main__':
@@ -269,6 +305,8 @@ if __name__ == '__main__':
     if arguments[:1] == ['--rank']:
         run_rank(arguments[1])
     elif arguments[:1] == ['--spread']:
-        for name in arguments[1:] or [n for n in RUNS if n.startswith(('bf16', 'fp16')) and 'small_rate' not in n]: spread(name)
+        for name in arguments[1:] or [n for n in RUNS if n.startswith(('bf16', 'fp16'))]: add_spread(name)
+    elif arguments == ['--shared-spread']:
+        for name in ('bf16', 'bf16_zero2_accumulate'): write_shared_spread(name)
     else:
         for i, name in enumerate(arguments or RUNS): run(name, 29600 + i)
