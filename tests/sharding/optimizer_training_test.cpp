@@ -68,7 +68,7 @@ const AdagradOptions adagrad_groups[] = {{.weight_decay = 0.1, .lr_decay = 0.05,
                                          {.lr_decay = 0.05}};
 const LambOptions lamb_groups[] = {
     {.beta2 = 0.99, .epsilon = 1e-6, .weight_decay = 0.1},
-    {.beta2 = 0.95, .epsilon = 1e-6, .max_coeff = 0.3, .eps_inside_sqrt = true}};
+    {.beta2 = 0.95, .epsilon = 1e-6, .max_coeff = 0.3, .bias_correction = false, .eps_inside_sqrt = true}};
 const MuonOptions muon_matrices{.momentum = 0.9, .weight_decay = 0.1};
 const AdamOptions muon_rest{.beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-10};
 

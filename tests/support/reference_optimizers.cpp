@@ -99,7 +99,8 @@ void lamb_rule(ReferenceState& r, const Values& g, const LambOptions& o, double 
   const double of_values = norm_of(r.p), of_update = norm_of(u);
   double trust = 1;
   if (of_values != 0 && of_update != 0) trust = std::clamp(of_values / of_update, o.min_coeff, o.max_coeff);
-  const double step = rate * std::sqrt(1 - std::pow(o.beta2, t)) / (1 - std::pow(o.beta1, t));
+  const double correction = std::sqrt(1 - std::pow(o.beta2, t)) / (1 - std::pow(o.beta1, t));
+  const double step = rate * (o.bias_correction ? correction : 1);
   for (std::size_t i = 0; i < u.size(); ++i) r.p[i] -= step * trust * u[i];
 }
 
